@@ -1,0 +1,39 @@
+/* The one place where heap memory comes from, and where it is counted. */
+#include "internal.h"
+
+#include <stdlib.h>
+
+static void *host_alloc(void *user, size_t bytes, size_t align, fattn_stream s) {
+    (void)user, (void)s;
+    if (bytes > (size_t)PTRDIFF_MAX - align) return NULL;
+    return aligned_alloc(align, (bytes + align - 1) / align * align);
+}
+
+static void host_free(void *user, void *p, size_t bytes, fattn_stream s) {
+    (void)user, (void)bytes, (void)s;
+    free(p);
+}
+
+fattn_allocator fattni_default_allocator(void) {
+    return (fattn_allocator){.alloc = host_alloc, .free = host_free};
+}
+
+fattn_status fattni_alloc(fattn_ctx *ctx, size_t bytes, void **out) {
+    *out = NULL;
+    if (bytes == 0) return FATTN_OK;
+    void *p = ctx->allocator.alloc(ctx->allocator.user, bytes, FATTNI_ALIGN, ctx->stream);
+    if (!p)
+        return fattn_ctx_fail(ctx, FATTN_E_NOMEM, "no memory for %zu bytes (%zu in use)", bytes,
+                              ctx->mem.live);
+    ctx->mem.live += bytes;
+    ctx->mem.allocs += 1;
+    if (ctx->mem.live > ctx->mem.peak) ctx->mem.peak = ctx->mem.live;
+    *out = p;
+    return FATTN_OK;
+}
+
+void fattni_free(fattn_ctx *ctx, void *p, size_t bytes) {
+    if (!p) return;
+    ctx->allocator.free(ctx->allocator.user, p, bytes, ctx->stream);
+    ctx->mem.live -= bytes;
+}

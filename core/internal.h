@@ -1,0 +1,67 @@
+/* What every file of the library may use: the context, errors, memory, numbered tasks. */
+#ifndef FATTNI_INTERNAL_H
+#define FATTNI_INTERNAL_H
+
+#include <fattn/attention.h>
+
+#include <stdbool.h>
+
+/* Code for the host CPU, fastest last. arch_cap below 10 caps it. */
+enum fattni_isa { FATTNI_ISA_BASELINE = 1, FATTNI_ISA_AVX2 = 2, FATTNI_ISA_AVX512 = 3 };
+
+enum { FATTNI_ALIGN = 256, FATTNI_ERROR_BYTES = 512 };
+
+struct fattn_ctx {
+    fattn_device device;
+    int device_id;
+    fattn_stream stream;
+    int cpu_threads; /* fixed at creation, so that a query and a later call agree */
+    int isa;         /* enum fattni_isa */
+    int arch_cap, sm_limit;
+    uint32_t flags;
+    fattn_allocator allocator;
+    fattn_log_fn log;
+    void *log_user;
+    fattn_mem mem;
+    char error[FATTNI_ERROR_BYTES];
+};
+
+#define FATTNI_TRY(expression)                          \
+    do {                                                \
+        const fattn_status try_status = (expression);   \
+        if (try_status != FATTN_OK) return try_status;  \
+    } while (0)
+
+static inline int64_t fattni_min(int64_t a, int64_t b) { return a < b ? a : b; }
+static inline int64_t fattni_max(int64_t a, int64_t b) { return a > b ? a : b; }
+static inline int64_t fattni_ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+static inline int64_t fattni_round_up(int64_t a, int64_t b) { return fattni_ceil_div(a, b) * b; }
+
+/* Counted memory of the context, at least FATTNI_ALIGN aligned. bytes 0 gives NULL and FATTN_OK. */
+fattn_status fattni_alloc(fattn_ctx *ctx, size_t bytes, void **out);
+void fattni_free(fattn_ctx *ctx, void *p, size_t bytes);
+fattn_allocator fattni_default_allocator(void);
+
+/* Copies an options struct as its caller knew it into dst, the rest zero. A struct_size of 0, or
+   larger than known with non-zero surplus, is FATTN_E_ABI. `name` is for the sentence. */
+fattn_status fattni_take_struct(fattn_ctx *ctx, const char *name, const void *src, void *dst,
+                                size_t dst_size);
+
+/* Bytes of an array of count elements; false when it does not fit in PTRDIFF_MAX. */
+bool fattni_bytes(int64_t count, size_t element, size_t *out);
+/* Checks ndim, dtype, shape, that extents fit in 62 bits, data and its alignment, device. */
+fattn_status fattni_check_tensor(fattn_ctx *ctx, const char *name, const fattn_tensor *t);
+/* "[2,8,77,64]" */
+const char *fattni_shape_text(const fattn_tensor *t, char *buffer, size_t size);
+
+/* The only user of OpenMP (parallel.c). Runs task 0..count-1 in any order on at most
+   ctx->cpu_threads threads; thread is below that number. Tasks must not depend on each other, and
+   results must not depend on the thread: that is what makes bits independent of thread counts. */
+typedef void (*fattni_task)(void *arg, int64_t task, int thread);
+void fattni_parallel(const fattn_ctx *ctx, int64_t count, fattni_task run, void *arg);
+int fattni_default_threads(void);
+
+int fattni_cpu_isa(void); /* best enum fattni_isa of this machine */
+const char *fattni_isa_name(int isa);
+
+#endif

@@ -1,0 +1,36 @@
+/* Dispatch: each pass has one table of kernels; the first row that does not refuse wins. */
+#ifndef FATTNI_KERNEL_H
+#define FATTNI_KERNEL_H
+
+#include "problem.h"
+
+typedef struct fattni_kernel_plan {
+    size_t workspace, saved; /* bytes */
+    bool deterministic;
+    char name[48];
+} fattni_kernel_plan;
+
+typedef struct fattni_kernel {
+    const char *family;  /* "fattn_fwd_cpu": file and prefix of the plan's name */
+    fattn_device device;
+    uint32_t algorithms; /* bit a set: answers to fattn_algorithm a */
+    /* NULL: takes it. Else why not, as the end of a sentence ("has no ALiBi"). Pure. */
+    const char *(*refuses)(const fattn_ctx *ctx, const fattni_problem *p);
+    void (*plan)(const fattn_ctx *ctx, const fattni_problem *p, fattni_kernel_plan *out); /* pure */
+    fattn_status (*run)(fattn_ctx *ctx, const fattni_problem *p);
+} fattni_kernel;
+
+/* Tables end with a row whose family is NULL. */
+extern const fattni_kernel fattni_fwd_table[];
+extern const fattni_kernel fattni_bwd_table[];
+
+/* FATTN_E_UNSUPPORTED with the reason of the last row that answers to the algorithm. */
+fattn_status fattni_pick(fattn_ctx *ctx, const fattni_kernel *table, const fattni_problem *p,
+                         const fattni_kernel **out);
+
+/* Validate, pick, check workspace and saved, run: both entry points. */
+fattn_status fattni_run(fattn_ctx *ctx, const fattn_attention_params *params,
+                        const fattn_attention_io *io, enum fattni_pass pass,
+                        const fattni_kernel *table);
+
+#endif

@@ -1,0 +1,19 @@
+/* Numbered tasks on threads. OpenMP lives in this file only. */
+#include "internal.h"
+
+#include <omp.h>
+
+int fattni_default_threads(void) { return omp_get_max_threads(); }
+
+void fattni_parallel(const fattn_ctx *ctx, int64_t count, fattni_task run, void *arg) {
+    const int threads = (int)fattni_min(ctx->cpu_threads, count);
+    if (count <= 0) return;
+#pragma omp parallel num_threads(threads)
+    {
+        /* Sets this team's own default only: a BLAS called from a task stays on one thread even
+           when the team is a single thread, which OpenMP does not count as parallel. */
+        omp_set_num_threads(1);
+#pragma omp for schedule(dynamic, 1)
+        for (int64_t task = 0; task < count; ++task) run(arg, task, omp_get_thread_num());
+    }
+}

@@ -1,0 +1,291 @@
+/* Views, and the two operations on any dtype and strides: copy and random fill. */
+#include "internal.h"
+#include "numeric.h"
+#include "philox.h"
+
+#include <math.h>
+#include <stdio.h>
+
+size_t fattn_dtype_size(fattn_dtype t) {
+    switch (t) {
+    case FATTN_F64: return 8;
+    case FATTN_F32:
+    case FATTN_I32: return 4;
+    case FATTN_F16:
+    case FATTN_BF16: return 2;
+    case FATTN_U8: return 1;
+    default: return 0;
+    }
+}
+
+const char *fattn_dtype_name(fattn_dtype t) {
+    switch (t) {
+    case FATTN_F64: return "f64";
+    case FATTN_F32: return "f32";
+    case FATTN_F16: return "f16";
+    case FATTN_BF16: return "bf16";
+    case FATTN_I32: return "i32";
+    case FATTN_U8: return "u8";
+    default: return "?";
+    }
+}
+
+int64_t fattn_tensor_numel(const fattn_tensor *t) {
+    int64_t n = 1;
+    for (int d = 0; d < t->ndim; ++d) n *= t->shape[d];
+    return n;
+}
+
+fattn_tensor fattn_tensor_view(void *data, fattn_dtype t, fattn_device dev, int32_t id, int ndim,
+                               const int64_t *shape) {
+    fattn_tensor v = {.data = data, .ndim = ndim, .dtype = t, .device = dev, .device_id = id};
+    int64_t stride = 1;
+    for (int d = ndim - 1; d >= 0; --d) {
+        v.shape[d] = shape[d];
+        v.stride[d] = stride;
+        stride *= shape[d];
+    }
+    return v;
+}
+
+fattn_tensor fattn_tensor_permute(const fattn_tensor *t, const int *order) {
+    fattn_tensor v = *t;
+    for (int d = 0; d < t->ndim; ++d) {
+        v.shape[d] = t->shape[order[d]];
+        v.stride[d] = t->stride[order[d]];
+    }
+    return v;
+}
+
+fattn_tensor fattn_tensor_slice(const fattn_tensor *t, int dim, int64_t begin, int64_t end) {
+    fattn_tensor v = *t;
+    begin = fattni_max(0, fattni_min(begin, t->shape[dim]));
+    end = fattni_max(begin, fattni_min(end, t->shape[dim]));
+    v.shape[dim] = end - begin;
+    if (v.data && begin > 0)
+        v.data = (char *)t->data +
+                 begin * t->stride[dim] * (int64_t)fattn_dtype_size((fattn_dtype)t->dtype);
+    return v;
+}
+
+bool fattni_bytes(int64_t count, size_t element, size_t *out) {
+    return !__builtin_mul_overflow((size_t)count, element, out) && *out <= (size_t)PTRDIFF_MAX;
+}
+
+const char *fattni_shape_text(const fattn_tensor *t, char *buffer, size_t size) {
+    size_t used = (size_t)snprintf(buffer, size, "[");
+    for (int d = 0; d < t->ndim && d < FATTN_MAX_DIMS && used < size; ++d)
+        used += (size_t)snprintf(buffer + used, size - used, "%s%lld", d ? "," : "",
+                                 (long long)t->shape[d]);
+    if (used < size) snprintf(buffer + used, size - used, "]");
+    return buffer;
+}
+
+fattn_status fattni_check_tensor(fattn_ctx *ctx, const char *name, const fattn_tensor *t) {
+    if (!t) return fattn_ctx_fail(ctx, FATTN_E_ARG, "%s: NULL, but it is required", name);
+    if (t->ndim < 0 || t->ndim > FATTN_MAX_DIMS)
+        return fattn_ctx_fail(ctx, FATTN_E_SHAPE, "%s: ndim %d is not in 0..%d", name, t->ndim,
+                              FATTN_MAX_DIMS);
+    const size_t size = fattn_dtype_size((fattn_dtype)t->dtype);
+    if (!size) return fattn_ctx_fail(ctx, FATTN_E_DTYPE, "%s: unknown dtype %d", name, t->dtype);
+    if (t->device != (int32_t)ctx->device || t->device_id != ctx->device_id)
+        return fattn_ctx_fail(ctx, FATTN_E_DEVICE, "%s: on device %d:%d, the context on %d:%d", name,
+                              t->device, t->device_id, (int)ctx->device, ctx->device_id);
+    int64_t count = 1, reach = 0;
+    bool fits = true;
+    for (int d = 0; d < t->ndim; ++d) {
+        if (t->shape[d] < 0)
+            return fattn_ctx_fail(ctx, FATTN_E_SHAPE, "%s: shape[%d] is %lld", name, d,
+                                  (long long)t->shape[d]);
+        if (t->shape[d] == 0) count = 0;
+    }
+    for (int d = 0; d < t->ndim && count; ++d) {
+        int64_t span;
+        fits = fits && !__builtin_mul_overflow(count, t->shape[d], &count) &&
+               (t->shape[d] <= 1 ||
+                (t->stride[d] != INT64_MIN &&
+                 !__builtin_mul_overflow(t->shape[d] - 1,
+                                         t->stride[d] < 0 ? -t->stride[d] : t->stride[d], &span) &&
+                 !__builtin_add_overflow(reach, span, &reach)));
+    }
+    const int64_t limit = INT64_MAX / 2 / (int64_t)size;
+    if (!fits || count > limit || reach > limit)
+        return fattn_ctx_fail(ctx, FATTN_E_SHAPE, "%s: its extent does not fit in 62 bits", name);
+    if (count && !t->data)
+        return fattn_ctx_fail(ctx, FATTN_E_ARG, "%s: data is NULL, but it has %lld elements", name,
+                              (long long)count);
+    if (count && (uintptr_t)t->data % size)
+        return fattn_ctx_fail(ctx, FATTN_E_ARG, "%s: data %p is not aligned to its %zu-byte elements",
+                              name, t->data, size);
+    return FATTN_OK;
+}
+
+fattn_status fattn_tensor_alloc(fattn_ctx *ctx, fattn_dtype t, int ndim, const int64_t *shape,
+                                fattn_tensor *out) {
+    if (!ctx) return FATTN_E_ARG;
+    if (!out || (ndim > 0 && !shape))
+        return fattn_ctx_fail(ctx, FATTN_E_ARG, "tensor_alloc: out or shape is NULL");
+    if (ndim < 0 || ndim > FATTN_MAX_DIMS)
+        return fattn_ctx_fail(ctx, FATTN_E_ARG, "tensor_alloc: ndim %d is not in 0..%d", ndim,
+                              FATTN_MAX_DIMS);
+    const size_t size = fattn_dtype_size(t);
+    if (!size) return fattn_ctx_fail(ctx, FATTN_E_DTYPE, "tensor_alloc: unknown dtype %d", (int)t);
+    bool empty = false, fits = true;
+    for (int d = 0; d < ndim; ++d) {
+        if (shape[d] < 0)
+            return fattn_ctx_fail(ctx, FATTN_E_ARG, "tensor_alloc: shape[%d] is %lld", d,
+                                  (long long)shape[d]);
+        if (shape[d] == 0) empty = true;
+    }
+    int64_t count = empty ? 0 : 1;
+    for (int d = 0; d < ndim && !empty; ++d)
+        fits = fits && !__builtin_mul_overflow(count, shape[d], &count);
+    size_t bytes;
+    if (!fits || !fattni_bytes(count, size, &bytes))
+        return fattn_ctx_fail(ctx, FATTN_E_NOMEM, "tensor_alloc: the byte count overflows");
+    void *data;
+    FATTNI_TRY(fattni_alloc(ctx, bytes, &data));
+    *out = fattn_tensor_view(data, t, ctx->device, ctx->device_id, ndim, shape);
+    return FATTN_OK;
+}
+
+void fattn_tensor_free(fattn_ctx *ctx, fattn_tensor *t) {
+    if (!ctx || !t || !t->data) return;
+    fattni_free(ctx, t->data,
+                (size_t)fattn_tensor_numel(t) * fattn_dtype_size((fattn_dtype)t->dtype));
+    t->data = NULL;
+}
+
+/* Padded to five dimensions at the front, so that every walk is the same five loops. */
+typedef struct walk {
+    int64_t shape[FATTN_MAX_DIMS], stride[FATTN_MAX_DIMS];
+} walk;
+
+static walk walk_of(const fattn_tensor *t) {
+    walk w;
+    for (int d = 0; d < FATTN_MAX_DIMS; ++d) {
+        const int from = d - (FATTN_MAX_DIMS - t->ndim);
+        w.shape[d] = from >= 0 ? t->shape[from] : 1;
+        w.stride[d] = from >= 0 ? t->stride[from] : 0;
+    }
+    return w;
+}
+
+/* Offset of row `row` (all but the last dimension, row-major). */
+static int64_t row_offset(const walk *w, int64_t row) {
+    int64_t offset = 0;
+    for (int d = FATTN_MAX_DIMS - 2; d >= 0; --d) {
+        offset += row % w->shape[d] * w->stride[d];
+        row /= w->shape[d];
+    }
+    return offset;
+}
+
+static int64_t row_count(const walk *w) {
+    return w->shape[0] * w->shape[1] * w->shape[2] * w->shape[3];
+}
+
+static fattn_status check_writable(fattn_ctx *ctx, const char *name, const fattn_tensor *t) {
+    FATTNI_TRY(fattni_check_tensor(ctx, name, t));
+    for (int d = 0; d < t->ndim; ++d)
+        if (t->shape[d] > 1 && t->stride[d] == 0)
+            return fattn_ctx_fail(ctx, FATTN_E_SHAPE,
+                                  "%s: stride[%d] is 0: several elements share one place", name, d);
+    return FATTN_OK;
+}
+
+enum { ROWS_PER_TASK = 256 };
+
+typedef struct copy_job { const fattn_tensor *dst, *src; walk to, from; } copy_job;
+
+static void copy_rows(void *arg, int64_t task, int thread) {
+    (void)thread;
+    const copy_job *job = arg;
+    const int64_t width = job->to.shape[4], step_to = job->to.stride[4],
+                  step_from = job->from.stride[4];
+    const size_t size = fattn_dtype_size((fattn_dtype)job->dst->dtype);
+    const int64_t end = fattni_min(row_count(&job->to), (task + 1) * ROWS_PER_TASK);
+    for (int64_t row = task * ROWS_PER_TASK; row < end; ++row) {
+        const int64_t to = row_offset(&job->to, row), from = row_offset(&job->from, row);
+        if (job->dst->dtype == job->src->dtype) { /* bits, not values: NaN payloads survive */
+            const char *in = (const char *)job->src->data + from * (int64_t)size;
+            char *out = (char *)job->dst->data + to * (int64_t)size;
+            if (step_to == 1 && step_from == 1) {
+                memmove(out, in, (size_t)width * size);
+                continue;
+            }
+            for (int64_t i = 0; i < width; ++i)
+                memmove(out + i * step_to * (int64_t)size, in + i * step_from * (int64_t)size, size);
+            continue;
+        }
+        for (int64_t i = 0; i < width; ++i)
+            fattni_store(job->dst->data, job->dst->dtype, to + i * step_to,
+                         fattni_load(job->src->data, job->src->dtype, from + i * step_from));
+    }
+}
+
+fattn_status fattn_tensor_copy(fattn_ctx *ctx, const fattn_tensor *dst, const fattn_tensor *src) {
+    if (!ctx) return FATTN_E_ARG;
+    FATTNI_TRY(check_writable(ctx, "dst", dst));
+    FATTNI_TRY(fattni_check_tensor(ctx, "src", src));
+    bool same = dst->ndim == src->ndim;
+    for (int d = 0; same && d < dst->ndim; ++d) same = dst->shape[d] == src->shape[d];
+    if (!same) {
+        char a[96], b[96];
+        return fattn_ctx_fail(ctx, FATTN_E_SHAPE, "tensor_copy: dst is %s, src is %s",
+                              fattni_shape_text(dst, a, sizeof a),
+                              fattni_shape_text(src, b, sizeof b));
+    }
+    if (fattn_tensor_numel(dst) == 0) return FATTN_OK;
+    copy_job job = {.dst = dst, .src = src, .to = walk_of(dst), .from = walk_of(src)};
+    fattni_parallel(ctx, fattni_ceil_div(row_count(&job.to), ROWS_PER_TASK), copy_rows, &job);
+    return FATTN_OK;
+}
+
+typedef struct normal_job {
+    const fattn_tensor *dst;
+    walk to;
+    double mean, std;
+    fattn_rng rng;
+} normal_job;
+
+/* Counter words: pair number, pair number's high half, 0, stream: disjoint from dropout's use of
+   the same seed only by the stream, as with any two call sites. */
+static double normal_at(const fattn_rng *rng, int64_t element) {
+    const uint64_t pair = (uint64_t)element >> 1;
+    const fattni_block counter = {{(uint32_t)pair, (uint32_t)(pair >> 32), 0, rng->stream}};
+    const fattni_block r = fattni_philox(rng->seed, counter);
+    const double u = ((double)((uint64_t)r.w[0] << 20 | r.w[1] >> 12) + 1.0) * 0x1p-52; /* (0, 1] */
+    const double angle =
+        (double)((uint64_t)r.w[2] << 20 | r.w[3] >> 12) * (0x1p-52 * 6.283185307179586476925);
+    const double radius = sqrt(-2.0 * log(u));
+    return radius * (element & 1 ? sin(angle) : cos(angle));
+}
+
+static void normal_rows(void *arg, int64_t task, int thread) {
+    (void)thread;
+    const normal_job *job = arg;
+    const int64_t width = job->to.shape[4];
+    const int64_t end = fattni_min(row_count(&job->to), (task + 1) * ROWS_PER_TASK);
+    for (int64_t row = task * ROWS_PER_TASK; row < end; ++row) {
+        const int64_t to = row_offset(&job->to, row);
+        for (int64_t i = 0; i < width; ++i)
+            fattni_store(job->dst->data, job->dst->dtype, to + i * job->to.stride[4],
+                         job->mean + job->std * normal_at(&job->rng, row * width + i));
+    }
+}
+
+fattn_status fattn_tensor_normal(fattn_ctx *ctx, const fattn_tensor *dst, double mean, double std,
+                                 fattn_rng rng) {
+    if (!ctx) return FATTN_E_ARG;
+    FATTNI_TRY(check_writable(ctx, "dst", dst));
+    if (dst->dtype == FATTN_I32 || dst->dtype == FATTN_U8)
+        return fattn_ctx_fail(ctx, FATTN_E_DTYPE, "tensor_normal: dst is %s, not a float type",
+                              fattn_dtype_name((fattn_dtype)dst->dtype));
+    if (!(isfinite(mean) && isfinite(std) && std >= 0))
+        return fattn_ctx_fail(ctx, FATTN_E_ARG, "tensor_normal: mean %g, std %g", mean, std);
+    if (fattn_tensor_numel(dst) == 0) return FATTN_OK;
+    normal_job job = {.dst = dst, .to = walk_of(dst), .mean = mean, .std = std, .rng = rng};
+    fattni_parallel(ctx, fattni_ceil_div(row_count(&job.to), ROWS_PER_TASK), normal_rows, &job);
+    return FATTN_OK;
+}

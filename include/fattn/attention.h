@@ -1,0 +1,124 @@
+/* fattn/attention.h - the fused op. Forward keeps O and L; nothing of size Sq*Sk exists.
+
+   x = scale*q.k, t = softcap(x), s = t - slope*|i'+off-j'| + bias, L = log(sum exp s + exp sink),
+   P = exp(s - L), O = (keep*P) V / (1-p). FlashAttention (Dao et al. 2022), FlashAttention-2
+   (Dao 2023). i' = i + q_pos0, j' = j + k_pos0, off = Sk - Sq (0 when top-left aligned). */
+#ifndef FATTN_ATTENTION_H
+#define FATTN_ATTENTION_H
+
+#include <fattn/tensor.h>
+
+enum {
+    FATTN_CAUSAL = 1u << 0,          /* bottom-right aligned: key j' <= i' + off */
+    FATTN_CAUSAL_TOP_LEFT = 1u << 1, /* key j' <= i' */
+    FATTN_WINDOW = 1u << 2,          /* i'+off-left <= j' <= i'+off+right; negative = unbounded */
+    FATTN_DETERMINISTIC = 1u << 3,   /* bitwise-repeatable gradients, or FATTN_E_UNSUPPORTED */
+    FATTN_TF32 = 1u << 4,            /* F32 on a GPU may round operands to TF32; off = full fp32 */
+    FATTN_MERGE = 1u << 5,           /* forward: o (F32 or F64) and lse hold the result over other
+                                        keys; update them */
+    FATTN_ACC_DQ = 1u << 8,          /* add into this gradient, do not overwrite it */
+    FATTN_ACC_DK = 1u << 9,
+    FATTN_ACC_DV = 1u << 10,
+    FATTN_ACC_DBIAS = 1u << 11,
+    FATTN_ACC_DSINK = 1u << 12
+};
+
+/* Auto is the fastest that fits. The others exist to be compared: same inputs, same results. */
+typedef enum fattn_algorithm {
+    FATTN_ALGO_AUTO = 0,
+    FATTN_ALGO_STANDARD, /* stores P, N x N, in io.saved: the textbook and the memory baseline */
+    FATTN_ALGO_FLASH1,   /* FlashAttention 1 forward: outer loop over K/V blocks, O, l, m in
+                            memory; parallel over B*H only */
+    FATTN_ALGO_FLASH2    /* row blocks in parallel forward, column blocks backward */
+} fattn_algorithm;
+
+/* NULL, or all zero but struct_size: plain attention. */
+typedef struct fattn_attention_params {
+    uint32_t struct_size;
+    uint32_t flags;
+    int32_t algorithm;                  /* fattn_algorithm */
+    float scale;                        /* 0 = 1/sqrt(D), else finite and > 0 */
+    float softcap;                      /* 0 = off; else t = cap*tanh(x/cap) */
+    float dropout_p;                    /* probability of dropping; takes effect as T/65536 with
+                                           T = lround(65536 p), 1 <= T <= 65535 */
+    int32_t window_left, window_right;  /* read only with FATTN_WINDOW */
+    int64_t max_seqlen_q, max_seqlen_k; /* packed batches: upper bounds, known to the host */
+    int64_t q_pos0, k_pos0;             /* >= 0: position of row 0 and key 0 in the whole sequence:
+                                           mask, ALiBi, dropout */
+    fattn_rng rng;                      /* read only when dropout_p > 0; stream = the call site */
+    int32_t rng_batch0, rng_head0;      /* place of this slice in the whole batch */
+    int32_t rng_heads;                  /* heads of the whole batch; 0 = Hq */
+    int32_t reserved;                   /* 0 */
+} fattn_attention_params;
+
+/* Fill once: forward reads q to rng_step, backward reads all. Any strides with D contiguous:
+   [B,H,S,D], a permuted [B,S,H,D], a slice of [B,S,3,H,D]. Outputs must not overlap inputs or
+   each other. NULL = absent, unless it says required. All tensors lie on the context's device. */
+typedef struct fattn_attention_io {
+    uint32_t struct_size;
+    uint32_t reserved;         /* 0 */
+    const fattn_tensor *q;     /* [B,Hq ,Sq,D]  F64 F32 F16 BF16; required */
+    const fattn_tensor *k;     /* [B,Hkv,Sk,D]  q's dtype; Hq % Hkv == 0; required */
+    const fattn_tensor *v;     /* [B,Hkv,Sk,Dv] q's dtype; required */
+    const fattn_tensor *o;     /* [B,Hq ,Sq,Dv] written by forward: q's dtype or F32; required */
+    const fattn_tensor *lse;   /* [B,Hq ,Sq]    F32 (F64 when q is F64): natural log; required */
+    const fattn_tensor *bias;  /* [B,Hq,Sq,Sk]  q's dtype or F32; dimensions may broadcast (stride 0) */
+    const fattn_tensor *alibi; /* [Hq] slopes   F32 (F64 when q is F64) */
+    const fattn_tensor *sink;  /* [Hq] logits   F32 (F64 when q is F64) */
+    const fattn_tensor *seqlens_q, *seqlens_k;       /* [B] I32: rows, keys in use; padded batch */
+    const fattn_tensor *cu_seqlens_q, *cu_seqlens_k; /* [Nseq+1] I32, both or neither: packed */
+    const fattn_tensor *rng_step;                    /* I32 scalar on the device: captured graphs */
+    /* backward */
+    const fattn_tensor *d_o;           /* [B,Hq,Sq,Dv] o's or q's dtype; required */
+    const fattn_tensor *d_lse;         /* [B,Hq,Sq]    as lse: gradient that reaches L itself */
+    const fattn_tensor *delta;         /* [B,Hq,Sq]    as lse: sum_d dO*O - dL, when already known */
+    const fattn_tensor *dq, *dk, *dv;  /* as q, k, v; same dtype or F32; NULL = not wanted */
+    const fattn_tensor *d_bias;        /* as bias, reduced over its broadcast dimensions; F32 (F64) */
+    const fattn_tensor *d_sink;        /* as sink */
+    void *saved;                       /* forward to backward; nothing for flash, P for STANDARD */
+    size_t saved_bytes;
+    void *workspace;                   /* this call only; 256-byte aligned */
+    size_t workspace_bytes;
+} fattn_attention_io;
+
+/* Packed: q is [1,Hq,total_q,D], b counts sequences, i and j count inside one, bias is
+   [Nseq,Hq,max_seqlen_q,max_seqlen_k]. A GPU clamps lengths to max_seqlen and total; the CPU
+   refuses wrong ones with FATTN_E_ARG. Rows past the end of a sequence are not touched. */
+
+typedef struct fattn_attention_plan {
+    uint32_t struct_size;
+    uint32_t deterministic;               /* 1 = gradients repeat bitwise */
+    size_t fwd_workspace, bwd_workspace;  /* bytes; never depend on data pointers */
+    size_t saved_bytes;                   /* what io.saved must hold: 0 for flash */
+    size_t lse_bytes;                     /* L */
+    size_t materialized_bytes;            /* what N x N storage would take: P, and the keep mask */
+    char fwd_kernel[48], bwd_kernel[48];  /* "fattn_bwd_sm90a_bf16_d128_causal" */
+} fattn_attention_plan;
+
+/* Pure: reads shapes and strides only, touches no data. d_o may be NULL here; when no gradient is
+   given, all are wanted. Errors as for _fwd and _bwd, but for workspace and saved. */
+FATTN_API FATTN_CHECKED fattn_status fattn_attention_query(fattn_ctx *ctx,
+                                                           const fattn_attention_params *p,
+                                                           const fattn_attention_io *io,
+                                                           fattn_attention_plan *out);
+
+/* Enqueue only: no allocation, no synchronisation, no host read of device data. Capturable.
+   Errors: ARG, ABI, SHAPE, DTYPE, DEVICE, UNSUPPORTED, WORKSPACE; nothing is written then. */
+FATTN_API FATTN_CHECKED fattn_status fattn_attention_fwd(fattn_ctx *ctx,
+                                                         const fattn_attention_params *p,
+                                                         const fattn_attention_io *io);
+/* delta = rowsum(dO*O) - dL, dP = keep*(dO V^T)/(1-p), G = P*(dP - delta); dbias = sum G;
+   dX = G*(1-(t/cap)^2), dQ = scale dX K, dK = scale dX^T Q, dV = (keep*P)^T dO/(1-p),
+   dsink = -sum exp(sink - L) delta. Reads o and lse as forward left them. */
+FATTN_API FATTN_CHECKED fattn_status fattn_attention_bwd(fattn_ctx *ctx,
+                                                         const fattn_attention_params *p,
+                                                         const fattn_attention_io *io);
+
+/* keep[b,h,i,j], U8 [B,Hq,Sq,Sk] (packed: [Nseq,Hq,max_q,max_k]), the very bits that fwd and bwd
+   use for these params and shapes, without masks. It is N x N: for tests. */
+FATTN_API FATTN_CHECKED fattn_status fattn_dropout_mask(fattn_ctx *ctx,
+                                                        const fattn_attention_params *p,
+                                                        const fattn_attention_io *io,
+                                                        const fattn_tensor *keep);
+
+#endif

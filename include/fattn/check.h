@@ -1,0 +1,50 @@
+/* fattn/check.h - compare two tensors; compare a tape's gradients with finite differences. */
+#ifndef FATTN_CHECK_H
+#define FATTN_CHECK_H
+
+#include <fattn/tape.h>
+
+typedef struct fattn_tolerance { double atol, rtol, cosine; } fattn_tolerance; /* 0 = from dtype */
+
+typedef struct fattn_report {
+    uint32_t struct_size;
+    int32_t passed;
+    int64_t checked, failed, nonfinite;     /* NaN or Inf on one side only: also failed */
+    double max_abs, max_rel, rms;           /* of got - want; max_rel relative to max(|want|, atol) */
+    double cosine;                          /* 1 - 2<a,b>/(<a,a>+<b,b>): sees scale, too */
+    int32_t worst_input, reserved;          /* gradcheck: which input */
+    int64_t worst_at[FATTN_MAX_DIMS];
+    double worst_got, worst_want;
+    double baseline;                        /* compare: max_abs of the low-precision reference */
+} fattn_report;
+
+/* got against want, element by element: |got - want| <= atol + rtol*|want|. With baseline != NULL
+   the bound is factor times the largest error that an unfused implementation in the same dtype
+   makes against want, plus a floor of two roundings of want in got's dtype.
+   FATTN_E_MISMATCH when an element fails; the report is written either way. */
+FATTN_API FATTN_CHECKED fattn_status fattn_compare(fattn_ctx *ctx, const fattn_tensor *got,
+                                                   const fattn_tensor *want,
+                                                   const fattn_tensor *baseline, double factor,
+                                                   fattn_tolerance tol, fattn_report *out);
+
+/* Builds a graph over in[0..n_in-1]; returns its output, any shape. */
+typedef fattn_var (*fattn_graph_fn)(fattn_tape *t, const fattn_var *in, int n_in, void *user);
+
+typedef struct fattn_gradcheck_options {
+    uint32_t struct_size;
+    int32_t order;       /* 0 = 2: central; 4: five-point */
+    double step;         /* 0 = DBL_EPSILON^(1/3), order 4: ^(1/5); times max(1,|x|), rounded so
+                            that x+h is exact */
+    int64_t max_coords;  /* per input; 0 = all, else a Philox sample that always has both ends */
+    uint64_t seed;       /* of the random cotangent that turns any output into a scalar */
+    fattn_tolerance tol; /* 0 = atol 1e-8, rtol 1e-6 */
+} fattn_gradcheck_options;
+
+/* Inputs are F64 on the CPU; I32 inputs are passed on and not differentiated. Returns
+   FATTN_E_MISMATCH when a coordinate fails; the report is written either way. */
+FATTN_API FATTN_CHECKED fattn_status fattn_gradcheck(fattn_ctx *ctx, fattn_graph_fn fn, void *user,
+                                                     const fattn_tensor *inputs, int n,
+                                                     const fattn_gradcheck_options *opt,
+                                                     fattn_report *out);
+
+#endif

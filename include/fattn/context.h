@@ -1,0 +1,59 @@
+/* fattn/context.h - one device, one stream, one allocator, one error sentence. */
+#ifndef FATTN_CONTEXT_H
+#define FATTN_CONTEXT_H
+
+#include <fattn/base.h>
+
+typedef enum fattn_device { FATTN_CPU = 1, FATTN_CUDA = 2 } fattn_device; /* DLPack's codes */
+typedef struct CUstream_st *fattn_stream; /* is cudaStream_t; no CUDA header needed */
+typedef struct fattn_ctx fattn_ctx;
+
+/* All heap memory of a context comes from here. Never called by a function that was handed a
+   workspace. `align` is a power of two; alloc returns NULL when there is no memory. */
+typedef struct fattn_allocator {
+    void *(*alloc)(void *user, size_t bytes, size_t align, fattn_stream s);
+    void (*free)(void *user, void *p, size_t bytes, fattn_stream s);
+    void *user;
+} fattn_allocator;
+
+typedef enum fattn_log { FATTN_LOG_ERROR = 1, FATTN_LOG_WARN, FATTN_LOG_INFO } fattn_log;
+typedef void (*fattn_log_fn)(void *user, fattn_log level, const char *text);
+
+enum { FATTN_CTX_DETERMINISTIC = 1u << 0 }; /* every call on this context, as if asked for there */
+
+typedef struct fattn_ctx_options {
+    uint32_t struct_size; /* sizeof(fattn_ctx_options) */
+    uint32_t flags;
+    int32_t device; /* fattn_device; 0 = FATTN_CPU */
+    int32_t device_id;
+    fattn_stream stream;  /* 0 = the device's default stream */
+    int32_t cpu_threads;  /* 0 = OpenMP's choice now; never calls omp_set_num_threads */
+    int32_t arch_cap;     /* tests: 1 = baseline CPU code, 2 = AVX2 at most; 80 = sm_80; 0 = best */
+    int32_t sm_limit;     /* persistent kernels use at most this many SMs; 0 = all */
+    int32_t reserved;     /* 0 */
+    fattn_allocator allocator; /* all zero = malloc, or cudaMallocAsync on a GPU */
+    fattn_log_fn log;          /* NULL = silent: the library never prints */
+    void *log_user;
+} fattn_ctx_options;
+
+/* Bytes that this context holds now, the most it ever held, and the number of allocations. */
+typedef struct fattn_mem { size_t live, peak, allocs; } fattn_mem;
+
+/* opt may be NULL: the CPU, all defaults. On failure *out is NULL. A device that this build or
+   machine lacks is FATTN_E_UNSUPPORTED; the sentence goes to opt->log, for want of a context. */
+FATTN_API FATTN_CHECKED fattn_status fattn_ctx_create(const fattn_ctx_options *opt,
+                                                      fattn_ctx **out);
+/* Everything allocated through the context must be freed before. NULL is fine. */
+FATTN_API void fattn_ctx_destroy(fattn_ctx *ctx);
+FATTN_API FATTN_CHECKED fattn_status fattn_ctx_set_stream(fattn_ctx *ctx, fattn_stream s);
+/* Blocks until all enqueued work is done; reports asynchronous faults. A no-op on the CPU. */
+FATTN_API FATTN_CHECKED fattn_status fattn_ctx_sync(fattn_ctx *ctx);
+/* The sentence of the last failure, with names and numbers; "" before the first. Never NULL. */
+FATTN_API const char *fattn_ctx_error(const fattn_ctx *ctx);
+/* For ops and companion libraries: leave a sentence (at most 511 bytes) and return s. */
+FATTN_API fattn_status fattn_ctx_fail(fattn_ctx *ctx, fattn_status s, const char *format, ...)
+    FATTN_PRINTF(3, 4);
+FATTN_API fattn_mem fattn_ctx_mem(const fattn_ctx *ctx);
+FATTN_API void fattn_ctx_mem_reset_peak(fattn_ctx *ctx); /* peak = live */
+
+#endif

@@ -1,0 +1,13 @@
+/* fattn/fattn.h - everything but fixture.h (HDF5, libfattn_fixture) and dlpack.h (opt-in). */
+#ifndef FATTN_FATTN_H
+#define FATTN_FATTN_H
+
+#include <fattn/attention.h>
+#include <fattn/base.h>
+#include <fattn/check.h>
+#include <fattn/context.h>
+#include <fattn/optim.h>
+#include <fattn/tape.h>
+#include <fattn/tensor.h>
+
+#endif

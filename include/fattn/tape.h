@@ -1,0 +1,104 @@
+/* fattn/tape.h - eager reverse-mode autograd. An op runs at once and records how to run back.
+
+   Values live in the tape's arena, which grows during the first step and is reused from then on.
+   Gradients of gradients are not computed. */
+#ifndef FATTN_TAPE_H
+#define FATTN_TAPE_H
+
+#include <fattn/attention.h>
+
+typedef struct fattn_tape fattn_tape;
+typedef struct fattn_var { int32_t id; } fattn_var; /* index on its tape; 0 = none or failed */
+enum { FATTN_PARAM_FROZEN = 1u << 0, FATTN_PARAM_NO_DECAY = 1u << 1 };
+typedef struct fattn_param { /* lives across steps; the caller owns both tensors */
+    fattn_tensor value, grad; /* row-major; grad: value's shape and dtype, or F32; the caller zeroes
+                                 it once, fattn_adamw_step after each use */
+    const char *name;
+    uint32_t flags, reserved;
+} fattn_param;
+
+FATTN_API FATTN_CHECKED fattn_status fattn_tape_create(fattn_ctx *ctx, fattn_tape **out);
+FATTN_API void fattn_tape_destroy(fattn_tape *t); /* NULL is fine */
+FATTN_API void fattn_tape_reset(fattn_tape *t);   /* forget nodes and status, keep the arena */
+FATTN_API FATTN_CHECKED fattn_status fattn_tape_status(const fattn_tape *t); /* first failure, sticky */
+/* Adds d(scalar)/d(param) into the grad of every param in use. Once per recorded graph: STATE. */
+FATTN_API FATTN_CHECKED fattn_status fattn_tape_backward(fattn_tape *t, fattn_var scalar);
+/* Views into the arena, valid until reset. grad: after backward; STATE for a variable without. */
+FATTN_API FATTN_CHECKED fattn_status fattn_tape_value(fattn_tape *t, fattn_var v,
+                                                      fattn_tensor *view);
+FATTN_API FATTN_CHECKED fattn_status fattn_tape_grad(fattn_tape *t, fattn_var v,
+                                                     fattn_tensor *view);
+FATTN_API FATTN_CHECKED fattn_status fattn_tape_item(fattn_tape *t, fattn_var v, double *out); /* syncs */
+
+FATTN_API fattn_var fattn_input(fattn_tape *t, const fattn_tensor *x); /* no gradient; not copied */
+FATTN_API fattn_var fattn_use(fattn_tape *t, fattn_param *p); /* gradient is added into p->grad */
+
+/* After a failure every op returns {0} and does nothing: check once, at backward. [..] = any
+   leading dimensions. Floating dtypes agree unless said otherwise. */
+FATTN_API fattn_var fattn_op_linear(fattn_tape *t, fattn_var x, fattn_var w,
+                                    fattn_var bias); /* x [..,K] w [N,K] bias [N] or {0}: x w^T + b */
+FATTN_API fattn_var fattn_op_matmul(fattn_tape *t, fattn_var a, fattn_var b, int trans_a,
+                                    int trans_b); /* [..,M,K] x [..,K,N], same leading dims */
+FATTN_API fattn_var fattn_op_add(fattn_tape *t, fattn_var a, fattn_var b); /* b broadcasts to a */
+FATTN_API fattn_var fattn_op_mul(fattn_tape *t, fattn_var a, fattn_var b); /* b broadcasts to a */
+FATTN_API fattn_var fattn_op_gelu(fattn_tape *t, fattn_var x); /* tanh form */
+FATTN_API fattn_var fattn_op_silu(fattn_tape *t, fattn_var x); /* x * sigmoid(x) */
+FATTN_API fattn_var fattn_op_layernorm(fattn_tape *t, fattn_var x, fattn_var gain, fattn_var bias,
+                                       float eps); /* over the last dimension; bias may be {0} */
+FATTN_API fattn_var fattn_op_rmsnorm(fattn_tape *t, fattn_var x, fattn_var gain, float eps);
+FATTN_API fattn_var fattn_op_embedding(fattn_tape *t, fattn_var table,
+                                       fattn_var ids); /* [V,C], I32 [..] -> [..,C] */
+FATTN_API fattn_var fattn_op_rope(fattn_tape *t, fattn_var x, float base,
+                                  int64_t position); /* [B,H,S,D], halves rotated; row 0 at position */
+FATTN_API fattn_var fattn_op_heads(fattn_tape *t, fattn_var x, int first, int n,
+                                   int head_dim); /* [B,S,C] -> [B,n,S,head_dim], a view */
+FATTN_API fattn_var fattn_op_merge(fattn_tape *t, fattn_var x); /* [B,H,S,D] -> [B,S,H*D] */
+FATTN_API fattn_var fattn_op_attention(fattn_tape *t, fattn_var q, fattn_var k, fattn_var v,
+                                       const fattn_attention_params *p); /* -> o, laid out [B,S,H,D] */
+typedef struct fattn_attention_vars { /* absent = {0} */
+    uint32_t struct_size, reserved;
+    fattn_var q, k, v, bias, alibi, sink, seqlens_q, seqlens_k, cu_seqlens_q, cu_seqlens_k;
+} fattn_attention_vars;
+FATTN_API fattn_var fattn_op_attention_ex(fattn_tape *t, const fattn_attention_vars *x,
+                                          const fattn_attention_params *p,
+                                          fattn_var *lse); /* lse: NULL, or a variable with gradient */
+FATTN_API fattn_var fattn_op_cast(fattn_tape *t, fattn_var x, fattn_dtype to);
+/* Mean of -log softmax(logits)[target] over the rows with target != ignore; no such row: 0.
+   logits [..,V], target I32 [..]; the result is a scalar, F32 (F64 for F64 logits). */
+FATTN_API fattn_var fattn_op_cross_entropy(fattn_tape *t, fattn_var logits, fattn_var target,
+                                           int32_t ignore);
+/* cross_entropy(linear(x, w)): logits never exist whole; chunks of rows, loss and gradient at once. */
+FATTN_API fattn_var fattn_op_linear_cross_entropy(fattn_tape *t, fattn_var x, fattn_var w,
+                                                  fattn_var target, int32_t ignore);
+
+/* Your own op. The built-in ones above are defined with nothing more than this. */
+typedef struct fattn_op_call {
+    uint32_t struct_size, reserved;
+    fattn_ctx *ctx;
+    const void *attr;
+    const fattn_tensor *in;    /* absent optional input: ndim 0, dtype 0, data NULL */
+    int32_t n_in, n_out;
+    fattn_tensor *out;         /* infer fills ndim, shape, dtype; strides 0 everywhere = row-major,
+                                  or data = in[i].data: a view of that input, no memory */
+    const fattn_tensor *d_out; /* backward: read; data NULL = this output has no gradient */
+    const fattn_tensor *d_in;  /* backward: write; data NULL = not wanted */
+    const uint8_t *d_in_fresh; /* per input, 1: first writer, overwrite; 0: add into */
+    void *saved;               /* infer sizes it; lives from forward to backward; 256-byte aligned */
+    size_t saved_bytes;
+    void *workspace;           /* infer sizes both; lives for one call; 256-byte aligned */
+    size_t fwd_workspace, bwd_workspace;
+} fattn_op_call;
+typedef struct fattn_op_def {
+    uint32_t struct_size, attr_size; /* attr_size bytes of attr are copied onto the tape */
+    int32_t n_out, reserved;
+    const char *name;
+    fattn_status (*infer)(fattn_op_call *c);
+    fattn_status (*forward)(fattn_op_call *c);  /* NULL: all outputs are views */
+    fattn_status (*backward)(fattn_op_call *c); /* NULL: no gradient passes */
+} fattn_op_def;
+/* Records and runs def; def must outlive the tape's graph. Outputs have consecutive ids, the first
+   is returned. in[i].id 0 = absent. */
+FATTN_API fattn_var fattn_op_custom(fattn_tape *t, const fattn_op_def *def, const fattn_var *in,
+                                    int n_in, const void *attr);
+
+#endif

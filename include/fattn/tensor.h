@@ -1,0 +1,49 @@
+/* fattn/tensor.h - a strided view. Plain value, owns nothing, copy it freely. */
+#ifndef FATTN_TENSOR_H
+#define FATTN_TENSOR_H
+
+#include <fattn/context.h>
+
+enum { FATTN_MAX_DIMS = 5 };
+typedef enum fattn_dtype {
+    FATTN_F64 = 1, FATTN_F32, FATTN_F16, FATTN_BF16, FATTN_I32, FATTN_U8
+} fattn_dtype;
+
+typedef struct fattn_tensor {
+    void *data;                     /* first element; NULL only when the tensor has no element */
+    int64_t shape[FATTN_MAX_DIMS];  /* elements, each >= 0 */
+    int64_t stride[FATTN_MAX_DIMS]; /* in elements, as in DLPack; 0 broadcasts */
+    int32_t ndim, dtype, device, device_id;
+} fattn_tensor;
+
+/* A place in the Philox4x32-10 sequence: same seed and stream, same numbers, on every backend. */
+typedef struct fattn_rng { uint64_t seed; uint32_t stream; uint32_t reserved; } fattn_rng;
+
+FATTN_API size_t fattn_dtype_size(fattn_dtype t);      /* bytes; 0 for an unknown code */
+FATTN_API const char *fattn_dtype_name(fattn_dtype t); /* "bf16"; "?" for an unknown code */
+FATTN_API int64_t fattn_tensor_numel(const fattn_tensor *t); /* product of the shape; 1 for ndim 0 */
+/* Row-major over memory of the caller's. Pure; arguments are taken as they are. */
+FATTN_API fattn_tensor fattn_tensor_view(void *data, fattn_dtype t, fattn_device dev, int32_t id,
+                                         int ndim, const int64_t *shape);
+/* Dimension d of the result is dimension order[d] of t. */
+FATTN_API fattn_tensor fattn_tensor_permute(const fattn_tensor *t, const int *order);
+/* Elements begin..end-1 along dim; the bounds are clamped to the shape. */
+FATTN_API fattn_tensor fattn_tensor_slice(const fattn_tensor *t, int dim, int64_t begin,
+                                          int64_t end);
+
+/* Row-major, 256-byte aligned, contents undefined; a tensor without elements has data NULL.
+   Errors: ARG (ndim, negative shape), DTYPE, NOMEM (also when the byte count overflows). */
+FATTN_API FATTN_CHECKED fattn_status fattn_tensor_alloc(fattn_ctx *ctx, fattn_dtype t, int ndim,
+                                                        const int64_t *shape, fattn_tensor *out);
+/* Only what alloc gave, unchanged. Sets data to NULL; a tensor with data NULL is fine. */
+FATTN_API void fattn_tensor_free(fattn_ctx *ctx, fattn_tensor *t);
+/* dst[...] = src[...], any dtypes and strides, round to nearest even; stride 0 in dst is refused.
+   The two must not overlap unless they are the same view. */
+FATTN_API FATTN_CHECKED fattn_status fattn_tensor_copy(fattn_ctx *ctx, const fattn_tensor *dst,
+                                                       const fattn_tensor *src);
+/* Independent normal numbers (Box-Muller over Philox), element e in row-major order from counter
+   e/2: the same values for every dtype, up to rounding, and every stride. */
+FATTN_API FATTN_CHECKED fattn_status fattn_tensor_normal(fattn_ctx *ctx, const fattn_tensor *dst,
+                                                         double mean, double std, fattn_rng rng);
+
+#endif
