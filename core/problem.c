@@ -42,6 +42,7 @@ static fattn_status take(fattn_ctx *ctx, const fattn_tensor *t, const expect *e,
         if (got != want && !(e->broadcast && got == 1))
             return fattn_ctx_fail(ctx, FATTN_E_SHAPE, "%s: %s, but dimension %d must be %lld", e->name,
                                   fattni_shape_text(t, text, sizeof text), d, (long long)want);
+        a->n[d] = got;
         a->s[d] = got > 1 ? t->stride[d] : 0;
         if (e->output && got > 1 && a->s[d] == 0 && !e->broadcast)
             return fattn_ctx_fail(ctx, FATTN_E_SHAPE,

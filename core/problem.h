@@ -10,6 +10,7 @@ enum fattni_pass { FATTNI_FWD, FATTNI_BWD };
 /* A tensor with normalised strides: 0 where a dimension has one element or broadcasts. */
 typedef struct fattni_array {
     void *p;
+    int64_t n[4];  /* shape as given: 1 where a dimension broadcasts without a stride */
     int64_t s[4];  /* elements, per (b, h, row, column); missing dimensions have stride 0 */
     int32_t dtype;
     bool present;  /* false: the optional tensor was not given */
