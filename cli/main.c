@@ -1,0 +1,7 @@
+/* The program `fattn`. */
+#include "cli.h"
+
+int main(int argc, char **argv) {
+    static const cli_command *const commands[] = {&cmd_info, NULL};
+    return cli_main(commands, argc, argv);
+}
