@@ -1,0 +1,23 @@
+# All from Debian: libopenblas-openmp-dev, librandom123-dev, libhdf5-dev.
+find_package(OpenMP REQUIRED COMPONENTS C)
+find_package(PkgConfig REQUIRED)
+pkg_check_modules(OPENBLAS REQUIRED IMPORTED_TARGET openblas)
+find_path(RANDOM123_INCLUDE Random123/philox.h REQUIRED)
+if(FATTN_BUILD_FIXTURE)
+  pkg_check_modules(HDF5 REQUIRED IMPORTED_TARGET hdf5)
+endif()
+
+# The pthread build of OpenBLAS brings its own thread pool into every task of ours: slow, and its
+# results depend on the number of threads.
+if(NOT CMAKE_CROSSCOMPILING AND NOT DEFINED FATTN_OPENBLAS_IS_OPENMP)
+  file(WRITE ${PROJECT_BINARY_DIR}/CMakeFiles/openblas_parallel.c
+    "int openblas_get_parallel(void);\nint main(void) { return openblas_get_parallel() != 2; }\n")
+  try_run(result compiled ${PROJECT_BINARY_DIR}/CMakeFiles/openblas_parallel
+    ${PROJECT_BINARY_DIR}/CMakeFiles/openblas_parallel.c
+    LINK_LIBRARIES PkgConfig::OPENBLAS OpenMP::OpenMP_C)
+  if(NOT compiled OR NOT result EQUAL 0)
+    message(FATAL_ERROR "OpenBLAS must be its OpenMP build: install libopenblas-openmp-dev; when "
+      "another build is installed, too, select this one with update-alternatives.")
+  endif()
+  set(FATTN_OPENBLAS_IS_OPENMP ON CACHE INTERNAL "")
+endif()

@@ -1,0 +1,46 @@
+# Warnings, sanitizers and the flags that change numbers; how libraries are put together.
+add_compile_options("$<$<COMPILE_LANGUAGE:C,CXX>:-Wall;-Wextra;-Wpedantic;-Wshadow;-Wconversion;-Wno-missing-field-initializers>"
+  "$<$<COMPILE_LANGUAGE:C>:-Wstrict-prototypes;-Wmissing-prototypes>")
+if(FATTN_WERROR)
+  add_compile_options("$<$<COMPILE_LANGUAGE:C,CXX>:-Werror>")
+endif()
+if(FATTN_SANITIZE)
+  add_compile_options("$<$<COMPILE_LANGUAGE:C,CXX>:-fsanitize=${FATTN_SANITIZE};-fno-omit-frame-pointer>")
+  add_link_options("$<$<LINK_LANGUAGE:C,CXX>:-fsanitize=${FATTN_SANITIZE}>")
+  if(FATTN_SANITIZE MATCHES "undefined")
+    add_compile_options("$<$<COMPILE_LANGUAGE:C,CXX>:-fno-sanitize-recover=undefined>")
+  endif()
+endif()
+
+# References are computed as they are written; fast tiles may contract a*b+c, which -std=c11 alone
+# would forbid gcc.
+function(fattn_add_objects name)
+  add_library(${name} OBJECT ${ARGN})
+  target_include_directories(${name} PUBLIC ${PROJECT_SOURCE_DIR}/include
+    PRIVATE ${PROJECT_SOURCE_DIR}/core)
+  target_include_directories(${name} SYSTEM PRIVATE ${RANDOM123_INCLUDE})
+  foreach(source IN LISTS ARGN)
+    if(source MATCHES "_(cpu|avx2|avx512|neon)\\.c$")
+      set_property(SOURCE ${source} APPEND PROPERTY COMPILE_OPTIONS -ffp-contract=fast)
+    else()
+      set_property(SOURCE ${source} APPEND PROPERTY COMPILE_OPTIONS -ffp-contract=off)
+    endif()
+  endforeach()
+endfunction()
+
+# <name>: what is installed. <name>_internal: the same objects as a static library, for programs of
+# this tree that look inside.
+function(fattn_add_library name)
+  add_library(${name} ${ARGN})
+  add_library(${name}_internal STATIC ${ARGN})
+  foreach(library ${name} ${name}_internal)
+    target_include_directories(${library} PUBLIC $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include>
+      $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>)
+    set_target_properties(${library} PROPERTIES LINKER_LANGUAGE C)
+  endforeach()
+  set_target_properties(${name} PROPERTIES VERSION ${PROJECT_VERSION}
+    SOVERSION ${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR})
+  if(BUILD_SHARED_LIBS AND NOT FATTN_SANITIZE)
+    target_link_options(${name} PRIVATE -Wl,-z,defs)
+  endif()
+endfunction()

@@ -1,0 +1,42 @@
+#!/bin/sh
+# packages.sh NAME...: installs those Debian packages that are missing; needs root or sudo only then.
+set -eu
+
+if ! command -v dpkg-query > /dev/null; then
+    echo "packages: this is not Debian; going on with what is there. Needed are what Debian calls: $*"
+    exit 0
+fi
+missing=
+for name in "$@"; do
+    case $(dpkg-query -W -f '${db:Status-Status}' "$name" 2> /dev/null || true) in
+    installed) ;;
+    *) missing="$missing $name" ;;
+    esac
+done
+[ -n "$missing" ] || exit 0
+
+root=
+if [ "$(id -u)" != 0 ]; then
+    if sudo -n true 2> /dev/null; then
+        root='sudo -n'
+    elif command -v sudo > /dev/null && [ -t 0 ]; then
+        root=sudo
+    else
+        echo "packages: missing, and neither root nor sudo to install them. As root, run:" >&2
+        echo "    apt-get install --no-install-recommends$missing" >&2
+        exit 1
+    fi
+fi
+echo "packages: installing$missing"
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+install() {
+    $root env DEBIAN_FRONTEND=noninteractive apt-get -qq -o Dpkg::Use-Pty=0 "$@" \
+        < /dev/null > "$log" 2>&1
+}
+# shellcheck disable=SC2086
+if ! install update || ! install -y --no-install-recommends install $missing; then
+    cat "$log" >&2
+    echo "packages: apt-get failed, its words are above" >&2
+    exit 1
+fi
