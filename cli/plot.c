@@ -138,13 +138,23 @@ static void put_line(FILE *f, const char *class, double x1, double y1, double x2
             y1, x2, y2);
 }
 
+/* Columns that a UTF-8 text takes. */
+static int letters(const char *text) {
+    int n = 0;
+    for (; *text; ++text)
+        n += (*text & 0xc0) != 0x80;
+    return n;
+}
+
 static void put_axes(FILE *f, const layout *x, const layout *y) {
     char text[40];
+    int widest = 0;
     for (int i = 0; i < y->n_ticks; ++i) {
         const double at = pixel(y, value_at(y->axis, y->tick[i]));
         put_line(f, "grid", x->begin, at, x->end, at);
-        put_text(f, "class=\"soft\" text-anchor=\"end\"", x->begin - 9, at + 4.5,
-                 tick_text(y, y->tick[i], text));
+        tick_text(y, y->tick[i], text);
+        put_text(f, "class=\"soft\" text-anchor=\"end\"", x->begin - 9, at + 4.5, text);
+        if (letters(text) > widest) widest = letters(text);
     }
     for (int i = 0; i < x->n_ticks; ++i) {
         const double at = pixel(x, value_at(x->axis, x->tick[i]));
@@ -154,11 +164,11 @@ static void put_axes(FILE *f, const layout *x, const layout *y) {
     }
     put_line(f, "axis", x->begin, y->begin, x->end, y->begin);
     put_text(f, "text-anchor=\"middle\"", (x->begin + x->end) / 2, HEIGHT - 14, x->axis->label);
-    const double middle = (y->begin + y->end) / 2;
+    const double middle = (y->begin + y->end) / 2, left = fmax(16, LEFT - 22 - 8.5 * widest);
     char turned[96];
-    snprintf(turned, sizeof turned, "text-anchor=\"middle\" transform=\"rotate(-90 18 %.1f)\"",
-             middle);
-    put_text(f, turned, 18, middle, y->axis->label);
+    snprintf(turned, sizeof turned, "text-anchor=\"middle\" transform=\"rotate(-90 %.1f %.1f)\"",
+             left, middle);
+    put_text(f, turned, left, middle, y->axis->label);
 }
 
 static bool visible(const layout *x, const layout *y, double vx, double vy) {
@@ -207,14 +217,6 @@ static void put_levels(FILE *f, const plot *p, const layout *x, const layout *y)
         put_line(f, "level", x->end, at, x->end + 10, label[i]);
         put_text(f, "class=\"soft\"", x->end + 14, label[i] + 4.5, p->levels[order[i]].name);
     }
-}
-
-/* Columns that a UTF-8 text takes. */
-static int letters(const char *text) {
-    int n = 0;
-    for (; *text; ++text)
-        n += (*text & 0xc0) != 0x80;
-    return n;
 }
 
 /* One row or more of line samples and names; f NULL only measures. Returns the last row's y. */
