@@ -1,7 +1,8 @@
 /* fattn/tape.h - eager reverse-mode autograd. An op runs at once and records how to run back.
 
-   Values live in the tape's arena, which grows during the first step and is reused from then on.
-   Gradients of gradients are not computed. */
+   Values live in the tape's arena, which grows during the first step and is reused from then on: no
+   allocation in a later step of the same shapes. Gradients of intermediate variables are recycled
+   as backward goes, unless kept. Gradients of gradients are not computed. */
 #ifndef FATTN_TAPE_H
 #define FATTN_TAPE_H
 
@@ -21,13 +22,18 @@ FATTN_API FATTN_CHECKED fattn_status fattn_tape_create(fattn_ctx *ctx, fattn_tap
 FATTN_API void fattn_tape_destroy(fattn_tape *t); /* NULL is fine */
 FATTN_API void fattn_tape_reset(fattn_tape *t);   /* forget nodes and status, keep the arena */
 FATTN_API FATTN_CHECKED fattn_status fattn_tape_status(const fattn_tape *t); /* first failure, sticky */
-/* Adds d(scalar)/d(param) into the grad of every param in use. Once per recorded graph: STATE. */
+/* Adds d(scalar)/d(param) into the grad of every param in use; scalar has one element. STATE: a
+   second time on one graph, or no param wants a gradient. A failure in an op's backward leaves the
+   gradients of params partly added. */
 FATTN_API FATTN_CHECKED fattn_status fattn_tape_backward(fattn_tape *t, fattn_var scalar);
-/* Views into the arena, valid until reset. grad: after backward; STATE for a variable without. */
+/* Views into the arena, valid until reset. grad: after backward, of a param in use or a variable
+   that was kept; STATE otherwise. A view and its base share one gradient, with what reached either. */
 FATTN_API FATTN_CHECKED fattn_status fattn_tape_value(fattn_tape *t, fattn_var v,
                                                       fattn_tensor *view);
 FATTN_API FATTN_CHECKED fattn_status fattn_tape_grad(fattn_tape *t, fattn_var v,
                                                      fattn_tensor *view);
+/* Before backward: do not recycle v's gradient. */
+FATTN_API FATTN_CHECKED fattn_status fattn_tape_keep_grad(fattn_tape *t, fattn_var v);
 FATTN_API FATTN_CHECKED fattn_status fattn_tape_item(fattn_tape *t, fattn_var v, double *out); /* syncs */
 
 FATTN_API fattn_var fattn_input(fattn_tape *t, const fattn_tensor *x); /* no gradient; not copied */
@@ -78,26 +84,30 @@ typedef struct fattn_op_call {
     const void *attr;
     const fattn_tensor *in;    /* absent optional input: ndim 0, dtype 0, data NULL */
     int32_t n_in, n_out;
-    fattn_tensor *out;         /* infer fills ndim, shape, dtype; strides 0 everywhere = row-major,
-                                  or data = in[i].data: a view of that input, no memory */
-    const fattn_tensor *d_out; /* backward: read; data NULL = this output has no gradient */
-    const fattn_tensor *d_in;  /* backward: write; data NULL = not wanted */
-    const uint8_t *d_in_fresh; /* per input, 1: first writer, overwrite; 0: add into */
+    fattn_tensor *out;         /* infer fills ndim, shape, dtype; strides 0 everywhere = row-major;
+                                  data inside in[i] = a view of that input: no memory, never
+                                  written, and gradients pass through it without backward */
+    const fattn_tensor *d_out; /* backward: read; out's strides; data NULL = has no gradient */
+    const fattn_tensor *d_in;  /* backward: write, any strides; data NULL = not wanted. No two of
+                                  them overlap */
+    const uint8_t *d_in_fresh; /* per input, 1: first writer, overwrite every element; 0: add */
     void *saved;               /* infer sizes it; lives from forward to backward; 256-byte aligned */
     size_t saved_bytes;
     void *workspace;           /* infer sizes both; lives for one call; 256-byte aligned */
     size_t fwd_workspace, bwd_workspace;
+    const uint8_t *wanted;     /* per input, from infer on, 1: backward will ask for its gradient */
 } fattn_op_call;
 typedef struct fattn_op_def {
     uint32_t struct_size, attr_size; /* attr_size bytes of attr are copied onto the tape */
     int32_t n_out, reserved;
     const char *name;
-    fattn_status (*infer)(fattn_op_call *c);
-    fattn_status (*forward)(fattn_op_call *c);  /* NULL: all outputs are views */
-    fattn_status (*backward)(fattn_op_call *c); /* NULL: no gradient passes */
+    fattn_status (*infer)(fattn_op_call *c);    /* checks, shapes and sizes; reads no element */
+    fattn_status (*forward)(fattn_op_call *c);  /* called unless all outputs are views, then NULL
+                                                   will do */
+    fattn_status (*backward)(fattn_op_call *c); /* NULL: gradients pass through views only */
 } fattn_op_def;
-/* Records and runs def; def must outlive the tape's graph. Outputs have consecutive ids, the first
-   is returned. in[i].id 0 = absent. */
+/* Records and runs def; its name and functions must outlive the tape's graph. Outputs have
+   consecutive ids, the first is returned. in[i].id 0 = absent. At most 64 inputs and outputs. */
 FATTN_API fattn_var fattn_op_custom(fattn_tape *t, const fattn_op_def *def, const fattn_var *in,
                                     int n_in, const void *attr);
 

@@ -1,0 +1,230 @@
+/* Gradient memory of the tape: where a writer writes, what is zeroed and when, what is recycled. */
+#include "numeric.h"
+#include "tape_nodes.h"
+
+#include <string.h>
+
+/* Dimensions of more than one element, by ascending stride. */
+typedef struct layout {
+    int64_t shape[FATTN_MAX_DIMS], stride[FATTN_MAX_DIMS];
+    int ndim;
+} layout;
+
+static layout layout_of(const fattn_tensor *t) {
+    layout l = {.ndim = 0};
+    for (int d = 0; d < t->ndim; ++d) {
+        if (t->shape[d] <= 1) continue;
+        int at = l.ndim++;
+        for (; at > 0 && l.stride[at - 1] > t->stride[d]; --at) {
+            l.stride[at] = l.stride[at - 1];
+            l.shape[at] = l.shape[at - 1];
+        }
+        l.stride[at] = t->stride[d];
+        l.shape[at] = t->shape[d];
+    }
+    return l;
+}
+
+int64_t fattni_extent(const fattn_tensor *t) {
+    int64_t extent = 1;
+    for (int d = 0; d < t->ndim; ++d) {
+        if (t->shape[d] == 0) return 0;
+        extent += (t->shape[d] - 1) * t->stride[d];
+    }
+    return extent;
+}
+
+fattn_status fattni_check_layout(fattn_ctx *ctx, const char *who, const fattn_tensor *t) {
+    const layout l = layout_of(t);
+    int64_t reach = 0; /* of the dimensions so far: the next stride must step over it */
+    if (fattn_tensor_numel(t) == 0) return FATTN_OK;
+    for (int d = 0; d < l.ndim; ++d) {
+        if (l.stride[d] <= reach)
+            return fattn_ctx_fail(ctx, FATTN_E_SHAPE,
+                                  "%s: stride %lld of a dimension of %lld: elements overlap", who,
+                                  (long long)l.stride[d], (long long)l.shape[d]);
+        reach += (l.shape[d] - 1) * l.stride[d];
+    }
+    return FATTN_OK;
+}
+
+static const fattni_variable *base_of(const fattn_tape *t, int32_t id) {
+    return &t->variables[t->variables[id].base];
+}
+
+static int64_t offset_in_base(const fattni_variable *v, const fattni_variable *base) {
+    return ((const char *)v->value.data - (const char *)base->value.data) /
+           (int64_t)fattn_dtype_size((fattn_dtype)v->value.dtype);
+}
+
+static fattni_columns columns_of(const fattni_variable *v, const fattni_variable *base) {
+    const layout l = layout_of(&v->value);
+    const int64_t extent = fattni_extent(&base->value), begin = offset_in_base(v, base);
+    int64_t run = 1, rows = 1;
+    int d = 0;
+    while (d < l.ndim && l.stride[d] == run) run *= l.shape[d++];
+    if (d == l.ndim) return (fattni_columns){.pitch = extent, .begin = begin, .end = begin + run};
+    const int64_t pitch = l.stride[d];
+    while (d < l.ndim && l.stride[d] == pitch * rows) rows *= l.shape[d++];
+    const bool is_columns =
+        d == l.ndim && begin + run <= pitch && rows == fattni_ceil_div(extent, pitch);
+    return is_columns ? (fattni_columns){pitch, begin, begin + run} : (fattni_columns){0};
+}
+
+/* The place of id's gradient in the gradient of its base, which must exist. */
+static fattn_tensor place_of(const fattn_tape *t, int32_t id) {
+    const fattni_variable *v = &t->variables[id], *base = base_of(t, id);
+    fattn_tensor g = v->value;
+    g.dtype = base->grad.dtype;
+    g.data = (char *)base->grad.data +
+             offset_in_base(v, base) * (int64_t)fattn_dtype_size((fattn_dtype)g.dtype);
+    return g;
+}
+
+static void zero_untouched(fattni_variable *base) {
+    fattni_cover *c = &base->cover;
+    const int64_t extent = fattni_extent(&base->value);
+    const int64_t size = (int64_t)fattn_dtype_size((fattn_dtype)base->grad.dtype);
+    const int64_t pitch = c->runs ? c->pitch : extent;
+    for (int64_t row = 0; row < extent && !c->all; row += pitch)
+        for (int gap = 0; gap <= c->runs; ++gap) {
+            const int64_t begin = row + (gap ? c->end[gap - 1] : 0);
+            const int64_t end = fattni_min(extent, row + (gap < c->runs ? c->begin[gap] : pitch));
+            if (begin < end)
+                memset((char *)base->grad.data + begin * size, 0, (size_t)((end - begin) * size));
+        }
+    c->all = true;
+}
+
+/* Makes room for [begin, end) in the sorted runs, joining neighbours; false when there are too many. */
+static bool insert_run(fattni_cover *c, int64_t begin, int64_t end) {
+    int at = 0;
+    while (at < c->runs && c->end[at] < begin) ++at;
+    if (at < c->runs && c->end[at] == begin) {
+        c->end[at] = end;
+        if (at + 1 < c->runs && c->begin[at + 1] == end) {
+            c->end[at] = c->end[at + 1];
+            --c->runs;
+            for (int r = at + 1; r < c->runs; ++r)
+                c->begin[r] = c->begin[r + 1], c->end[r] = c->end[r + 1];
+        }
+    } else if (at < c->runs && c->begin[at] == end) {
+        c->begin[at] = begin;
+    } else {
+        if (c->runs == FATTNI_COVER_RUNS) return false;
+        for (int r = c->runs++; r > at; --r)
+            c->begin[r] = c->begin[r - 1], c->end[r] = c->end[r - 1];
+        c->begin[at] = begin, c->end[at] = end;
+    }
+    c->all = c->runs == 1 && c->begin[0] == 0 && c->end[0] == c->pitch;
+    return true;
+}
+
+/* True when the region of v is untouched; it and whatever had to be zeroed is written then. */
+static bool mark_written(fattni_variable *base, const fattni_variable *v) {
+    fattni_cover *c = &base->cover;
+    if (c->all) return false;
+    const fattni_columns region = columns_of(v, base);
+    if (region.pitch && region.begin == 0 && region.end == region.pitch && !c->runs) {
+        c->all = true;
+        return true;
+    }
+    if (region.pitch && (!c->runs || c->pitch == region.pitch)) {
+        bool disjoint = true;
+        for (int r = 0; r < c->runs; ++r) {
+            if (region.begin >= c->begin[r] && region.end <= c->end[r]) return false;
+            disjoint = disjoint && (region.end <= c->begin[r] || region.begin >= c->end[r]);
+        }
+        c->pitch = region.pitch;
+        if (disjoint && insert_run(c, region.begin, region.end)) return true;
+    }
+    zero_untouched(base);
+    return false;
+}
+
+fattn_status fattni_block_take(fattn_tape *t, fattni_arena *from, size_t bytes, fattni_block **out) {
+    fattni_block **best = NULL;
+    for (fattni_block **b = &t->free_blocks; *b; b = &(*b)->next)
+        if ((*b)->bytes >= bytes && (*b)->bytes / 2 <= bytes && (!best || (*b)->bytes < (*best)->bytes))
+            best = b;
+    if (best) {
+        *out = *best;
+        *best = (*best)->next;
+        return FATTN_OK;
+    }
+    void *record, *p;
+    FATTNI_TRY(fattni_arena_take(&t->records, sizeof(fattni_block), &record));
+    FATTNI_TRY(fattni_arena_take(from, bytes, &p));
+    *out = record;
+    **out = (fattni_block){.p = p, .bytes = bytes};
+    return FATTN_OK;
+}
+
+void fattni_block_give(fattn_tape *t, fattni_block *b) {
+    if (!b) return;
+    b->next = t->free_blocks;
+    t->free_blocks = b;
+}
+
+fattn_status fattni_grad_open(fattn_tape *t, int32_t id, fattn_tensor *d, uint8_t *fresh) {
+    fattni_variable *v = &t->variables[id], *base = &t->variables[v->base];
+    *d = v->value;
+    d->data = NULL;
+    *fresh = 0;
+    if (!v->wants_grad || fattn_tensor_numel(&v->value) == 0) return FATTN_OK;
+    if (!base->grad.data) {
+        const size_t size = fattn_dtype_size((fattn_dtype)base->value.dtype);
+        FATTNI_TRY(fattni_block_take(t, &t->grads, (size_t)fattni_extent(&base->value) * size,
+                                     &base->memory));
+        base->grad = base->value;
+        base->grad.data = base->memory->p;
+        base->cover = (fattni_cover){0};
+    }
+    *fresh = mark_written(base, v);
+    *d = place_of(t, id);
+    return FATTN_OK;
+}
+
+fattn_tensor fattni_grad_read(fattn_tape *t, int32_t id) {
+    fattni_variable *v = &t->variables[id], *base = &t->variables[v->base];
+    fattn_tensor none = v->value;
+    none.data = NULL;
+    if (!v->wants_grad || !base->grad.data) return none;
+    zero_untouched(base);
+    return place_of(t, id);
+}
+
+void fattni_grad_release(fattn_tape *t, int32_t id) {
+    fattni_variable *v = &t->variables[id];
+    if (v->base != id || !v->memory || v->keep_grad) return;
+    fattni_block_give(t, v->memory);
+    v->memory = NULL;
+    v->grad.data = NULL;
+}
+
+bool fattni_grads_overlap(const fattn_tape *t, int32_t a, int32_t b) {
+    const fattni_variable *const base_a = base_of(t, a), *const base_b = base_of(t, b);
+    if (base_a == base_b) {
+        const fattni_columns x = columns_of(&t->variables[a], base_a);
+        const fattni_columns y = columns_of(&t->variables[b], base_b);
+        return !x.pitch || x.pitch != y.pitch || (x.begin < y.end && y.begin < x.end);
+    }
+    /* Two parameters may share one gradient. */
+    const fattn_tensor x = place_of(t, a), y = place_of(t, b);
+    const char *const begin_x = x.data, *const begin_y = y.data;
+    const size_t bytes_x = (size_t)fattni_extent(&x) * fattn_dtype_size((fattn_dtype)x.dtype);
+    const size_t bytes_y = (size_t)fattni_extent(&y) * fattn_dtype_size((fattn_dtype)y.dtype);
+    return begin_x < begin_y + bytes_y && begin_y < begin_x + bytes_x;
+}
+
+void fattni_grad_add(const fattn_tensor *to, const fattn_tensor *from) {
+    int64_t at[FATTN_MAX_DIMS] = {0};
+    const int64_t count = fattn_tensor_numel(to);
+    for (int64_t n = 0; n < count; ++n) {
+        int64_t i = 0, j = 0;
+        for (int d = 0; d < to->ndim; ++d) i += at[d] * to->stride[d], j += at[d] * from->stride[d];
+        fattni_store(to->data, to->dtype, i,
+                     fattni_load(to->data, to->dtype, i) + fattni_load(from->data, from->dtype, j));
+        for (int d = to->ndim - 1; d >= 0 && ++at[d] == to->shape[d]; --d) at[d] = 0;
+    }
+}

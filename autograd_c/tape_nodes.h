@@ -1,0 +1,111 @@
+/* The tape's inside: variables, nodes, and where gradients live.
+
+   A node is a recorded op call. Nodes are linked in the order of recording, which is a topological
+   order, so backward walks the links and needs no graph search.
+
+   Memory has four parts: `records` (nodes, ids, attributes), `values` (outputs and saved buffers:
+   live from forward to backward), `grads` (gradients of variables), and one `workspace` block as
+   large as the largest call needs. A gradient buffer is allocated when the first consumer writes and
+   goes to a free list when the op that made the variable has run back; so do saved buffers. A free
+   block serves a request of at least half its size and is never split: which block serves which
+   request depends on the sequence of sizes only, so each step needs exactly what the first one did.
+
+   Views. A view is an output that lies in the memory of an input. Its `base` is the variable that
+   owns the memory (never itself a view), and its gradient is the same place in the base's gradient,
+   which has the layout of the base's value. Consumers of views so write straight into the gradient
+   of the base: dq, dk and dv of three slices of one qkv product land in one dqkv.
+
+   Each base tracks which part of its gradient has been written: `cover`. The usual slices (heads of
+   a packed projection, a range of rows) are column ranges of the memory seen as a matrix: `columns`.
+   A writer whose columns are untouched so far overwrites (fresh); one whose columns are all written
+   adds; anything between first gets the untouched rest of the base zeroed, then adds. What no writer
+   touched is zeroed before the gradient is read. Slices that tile their base are never zeroed. */
+#ifndef FATTNI_TAPE_NODES_H
+#define FATTNI_TAPE_NODES_H
+
+#include "arena.h"
+
+#include <fattn/tape.h>
+
+/* Memory of `extent` elements as rows of `pitch` elements (the last may be short): elements
+   [begin, end) of every row. pitch 0: a region of another form. */
+typedef struct fattni_columns { int64_t pitch, begin, end; } fattni_columns;
+
+enum { FATTNI_COVER_RUNS = 8 };
+
+/* Written part of a gradient: everything, or sorted, disjoint, non-adjacent column ranges. */
+typedef struct fattni_cover {
+    bool all;
+    int runs;
+    int64_t pitch;
+    int64_t begin[FATTNI_COVER_RUNS], end[FATTNI_COVER_RUNS];
+} fattni_cover;
+
+/* A piece of the arena that can be used again within the step. */
+typedef struct fattni_block {
+    struct fattni_block *next;
+    void *p;
+    size_t bytes;
+} fattni_block;
+
+typedef struct fattni_variable {
+    fattn_tensor value;
+    int32_t base;     /* own id unless a view */
+    bool wants_grad;
+    bool keep_grad;   /* do not recycle the gradient */
+    bool is_param;    /* grad is the caller's and is always added to */
+    /* of bases only */
+    fattn_tensor grad;    /* data NULL before the first writer and after release */
+    fattni_block *memory; /* of grad; NULL for a parameter */
+    fattni_cover cover;
+} fattni_variable;
+
+typedef struct fattni_node {
+    struct fattni_node *previous;
+    fattn_op_def def;
+    const int32_t *in;    /* ids [n_in] */
+    int32_t first_out;    /* id of the first output */
+    bool wants_backward;
+    fattni_block *saved;  /* memory of call.saved; NULL when there is none */
+    fattn_op_call call;   /* as forward saw it; backward fills the rest */
+    fattn_tensor *d_out, *d_in; /* what call's const pointers point to */
+    uint8_t *fresh;
+    fattni_block **apart; /* [n_in] d_in that would overlap another one: added afterwards */
+} fattni_node;
+
+struct fattn_tape {
+    fattn_ctx *ctx;
+    fattn_status status; /* first failure */
+    bool ran_back;
+    fattni_variable *variables; /* [1..count]; 0 is none */
+    int32_t count, capacity;
+    fattni_node *last;
+    fattni_arena records, values, grads;
+    fattni_block *free_blocks;
+    void *workspace;
+    size_t workspace_bytes;
+};
+
+/* Elements between the first and the last one of t, both included, for strides >= 0; 0: empty. */
+int64_t fattni_extent(const fattn_tensor *t);
+/* OK when no two elements of t share a place and no stride is negative; else SHAPE with a
+   sentence that starts with who. */
+fattn_status fattni_check_layout(fattn_ctx *ctx, const char *who, const fattn_tensor *t);
+
+/* A block of at least `bytes` from the free list, else from `from`. */
+fattn_status fattni_block_take(fattn_tape *t, fattni_arena *from, size_t bytes, fattni_block **out);
+void fattni_block_give(fattn_tape *t, fattni_block *b); /* NULL is fine */
+
+/* Where the next writer of id's gradient writes, and whether it overwrites or adds; counts it as
+   written. data NULL: no gradient is wanted, or there is no element. */
+fattn_status fattni_grad_open(fattn_tape *t, int32_t id, fattn_tensor *d, uint8_t *fresh);
+/* Gradient of id for reading, untouched parts zeroed; data NULL when no writer came. */
+fattn_tensor fattni_grad_read(fattn_tape *t, int32_t id);
+/* The producer has run: the gradient's memory is free, unless it is kept. */
+void fattni_grad_release(fattn_tape *t, int32_t id);
+/* Whether the gradients of two inputs may share an element. */
+bool fattni_grads_overlap(const fattn_tape *t, int32_t a, int32_t b);
+/* to += from; same shape, any floating dtypes and strides. */
+void fattni_grad_add(const fattn_tensor *to, const fattn_tensor *from);
+
+#endif
