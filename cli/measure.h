@@ -1,0 +1,26 @@
+/* Time and memory as the commands measure them. */
+#ifndef CLI_MEASURE_H
+#define CLI_MEASURE_H
+
+#include <fattn/context.h>
+
+typedef struct timing {
+    double best, median;
+} timing; /* seconds */
+
+/* Calls run once to warm up, then up to `repeat` times, at least once, and no more once `budget`
+   seconds are spent. The first status that is not FATTN_OK ends it. */
+typedef fattn_status (*timed)(void *arg);
+fattn_status measure_time(timed run, void *arg, int64_t repeat, double budget, timing *out);
+
+/* FLOP/s of one float32 matrix product n x n x n through the library (OpenBLAS) on ctx's threads:
+   what the attention kernels are compared with. Best of `repeat`. */
+fattn_status measure_sgemm(fattn_ctx *ctx, int64_t n, int64_t repeat, double *flops);
+
+/* Bytes that this process could still use without swapping: the system's and its group's limits. */
+double memory_available(void);
+/* High-water mark of the resident memory of this process; a forked child starts anew. 0 = unknown.
+ */
+double memory_high_water(void);
+
+#endif
