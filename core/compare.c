@@ -18,12 +18,23 @@ static fattn_tolerance default_tolerance(int32_t dtype) {
     }
 }
 
-/* |want + 0.3 - 0.3 - want| in the dtype: how far two roundings carry a value of this size. */
+static double unit_roundoff(int32_t dtype) {
+    switch (dtype) {
+    case FATTN_F64: return 0x1p-53;
+    case FATTN_F32: return 0x1p-24;
+    case FATTN_F16: return 0x1p-11;
+    case FATTN_BF16: return 0x1p-8;
+    default: return 0;
+    }
+}
+
+/* How far one rounding carries a value of this size in the dtype. |want + 0.3 - 0.3 - want| keeps
+   it above zero for results that cancel, such as the gradient of a softmax over one key. */
 static double rounding_floor(int32_t dtype, double want) {
-    char cell[8];
-    fattni_store(cell, dtype, 0, want + 0.3);
-    fattni_store(cell, dtype, 0, fattni_load(cell, dtype, 0) - 0.3);
-    return fabs(fattni_load(cell, dtype, 0) - want);
+    double cell; /* room and alignment for one element of any dtype */
+    fattni_store(&cell, dtype, 0, want + 0.3);
+    fattni_store(&cell, dtype, 0, fattni_load(&cell, dtype, 0) - 0.3);
+    return fmax(fabs(fattni_load(&cell, dtype, 0) - want), unit_roundoff(dtype) * fabs(want));
 }
 
 static bool same_shape(const fattn_tensor *a, const fattn_tensor *b) {
@@ -81,6 +92,11 @@ fattn_status fattn_compare(fattn_ctx *ctx, const fattn_tensor *got, const fattn_
                               baseline ? ", baseline must be as want" : "");
     if (ctx->device != FATTN_CPU)
         return fattn_ctx_fail(ctx, FATTN_E_DEVICE, "compare: tensors must be on the CPU");
+    if (!(tol.atol >= 0 && tol.rtol >= 0 && tol.cosine >= 0))
+        return fattn_ctx_fail(ctx, FATTN_E_ARG, "compare: tolerances %g, %g, %g: one is negative",
+                              tol.atol, tol.rtol, tol.cosine);
+    if (baseline && !(factor >= 0))
+        return fattn_ctx_fail(ctx, FATTN_E_ARG, "compare: factor %g is negative", factor);
     const fattn_tolerance by_dtype = default_tolerance(got->dtype);
     const double atol = tol.atol > 0 ? tol.atol : by_dtype.atol;
     const double rtol = tol.rtol > 0 ? tol.rtol : by_dtype.rtol;
@@ -121,10 +137,10 @@ fattn_status fattn_compare(fattn_ctx *ctx, const fattn_tensor *got, const fattn_
         } while (next(want, at));
     r.rms = finite ? sqrt(squares / (double)finite) : 0;
     r.cosine = aa + bb > 0 ? 1 - 2 * ab / (aa + bb) : 0;
-    /* Elementwise errors within their bounds may still all lean one way; tiny tensors are left to
-       the elementwise rule. */
+    /* Elementwise errors within their bounds may still all lean one way. Tiny tensors, and those
+       whose squares overflow (NaN here), are left to the elementwise rule. */
     const bool aligned = baseline || rtol >= 1 || aa + bb <= 2 * atol * atol * (double)count ||
-                         r.cosine <= cosine || r.max_abs <= atol;
+                         !(r.cosine > cosine) || r.max_abs <= atol;
     r.passed = r.failed == 0 && aligned;
     memcpy(out, &r, report_size < sizeof r ? report_size : sizeof r);
     if (r.passed) return FATTN_OK;

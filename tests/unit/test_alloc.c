@@ -1,0 +1,68 @@
+/* The allocation hook: alignment, counters, exhaustion. */
+#include "internal.h"
+
+#include <criterion/criterion.h>
+#include <string.h>
+
+Test(alloc, memory_is_aligned_writable_and_counted) {
+    fattn_ctx *ctx;
+    cr_assert_eq(fattn_ctx_create(NULL, &ctx), FATTN_OK);
+    static const size_t sizes[] = {1, 8, 255, 256, 257, 1 << 20};
+    enum { COUNT = sizeof sizes / sizeof *sizes };
+    void *blocks[COUNT];
+    size_t live = 0;
+    for (int i = 0; i < COUNT; ++i) {
+        cr_assert_eq(fattni_alloc(ctx, sizes[i], &blocks[i]), FATTN_OK);
+        cr_assert_eq((uintptr_t)blocks[i] % FATTNI_ALIGN, 0);
+        memset(blocks[i], 0xa5, sizes[i]);
+        live += sizes[i];
+        cr_assert_eq(fattn_ctx_mem(ctx).live, live);
+        cr_assert_eq(fattn_ctx_mem(ctx).allocs, (size_t)i + 1);
+    }
+    const size_t peak = live;
+    for (int i = 0; i < COUNT; ++i) {
+        fattni_free(ctx, blocks[i], sizes[i]);
+        live -= sizes[i];
+        cr_assert_eq(fattn_ctx_mem(ctx).live, live);
+        cr_assert_eq(fattn_ctx_mem(ctx).peak, peak);
+    }
+    fattn_ctx_mem_reset_peak(ctx);
+    cr_assert_eq(fattn_ctx_mem(ctx).peak, 0);
+    cr_assert_eq(fattn_ctx_mem(ctx).allocs, COUNT);
+    fattn_ctx_destroy(ctx);
+}
+
+Test(alloc, nothing_is_nothing) {
+    fattn_ctx *ctx;
+    cr_assert_eq(fattn_ctx_create(NULL, &ctx), FATTN_OK);
+    void *p = ctx;
+    cr_assert_eq(fattni_alloc(ctx, 0, &p), FATTN_OK);
+    cr_assert_null(p);
+    fattni_free(ctx, NULL, 0);
+    cr_assert_eq(fattn_ctx_mem(ctx).allocs, 0);
+    cr_assert_eq(fattn_ctx_mem(NULL).live, 0);
+    fattn_ctx_mem_reset_peak(NULL);
+    fattn_ctx_destroy(ctx);
+}
+
+Test(alloc, too_much_is_refused_with_the_numbers) {
+    fattn_ctx *ctx;
+    cr_assert_eq(fattn_ctx_create(NULL, &ctx), FATTN_OK);
+    void *kept, *p = ctx;
+    cr_assert_eq(fattni_alloc(ctx, 100, &kept), FATTN_OK);
+    cr_assert_eq(fattni_alloc(ctx, (size_t)PTRDIFF_MAX, &p), FATTN_E_NOMEM);
+    cr_assert_null(p);
+    cr_assert_str_eq(fattn_ctx_error(ctx), "no memory for 9223372036854775807 bytes (100 in use)");
+    cr_assert_eq(fattn_ctx_mem(ctx).live, 100);
+    fattni_free(ctx, kept, 100);
+    fattn_ctx_destroy(ctx);
+}
+
+Test(alloc, byte_counts_do_not_wrap) {
+    size_t bytes;
+    cr_assert(fattni_bytes(3, 8, &bytes));
+    cr_assert_eq(bytes, 24);
+    cr_assert(fattni_bytes(PTRDIFF_MAX, 1, &bytes));
+    cr_assert_not(fattni_bytes(PTRDIFF_MAX, 2, &bytes));
+    cr_assert_not(fattni_bytes((int64_t)1 << 61, 8, &bytes));
+}
