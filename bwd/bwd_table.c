@@ -1,4 +1,4 @@
 /* Every backward kernel, best first. */
 #include "kernel.h"
 
-const fattni_kernel fattni_bwd_table[] = {{0}};
+const fattni_kernel *const fattni_bwd_table[] = {NULL};

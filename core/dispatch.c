@@ -8,10 +8,11 @@ static const char *algorithm_name(int32_t a) {
     return names[a];
 }
 
-fattn_status fattni_pick(fattn_ctx *ctx, const fattni_kernel *table, const fattni_problem *p,
+fattn_status fattni_pick(fattn_ctx *ctx, const fattni_kernel *const *table, const fattni_problem *p,
                          const fattni_kernel **out) {
     const char *reason = "has no kernel for this algorithm", *family = "this build";
-    for (const fattni_kernel *k = table; k->family; ++k) {
+    for (; *table; ++table) {
+        const fattni_kernel *const k = *table;
         if (k->device != ctx->device || !(k->algorithms & (1u << p->algorithm))) continue;
         const char *refusal = k->refuses(ctx, p);
         if (!refusal) {
@@ -41,7 +42,7 @@ static fattn_status check_memory(fattn_ctx *ctx, const char *name, const void *p
 
 fattn_status fattni_run(fattn_ctx *ctx, const fattn_attention_params *params,
                         const fattn_attention_io *io, enum fattni_pass pass,
-                        const fattni_kernel *table) {
+                        const fattni_kernel *const *table) {
     fattni_problem p;
     FATTNI_TRY(fattni_problem_init(ctx, params, io, pass, true, &p));
     const fattni_kernel *kernel;

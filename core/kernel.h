@@ -20,17 +20,18 @@ typedef struct fattni_kernel {
     fattn_status (*run)(fattn_ctx *ctx, const fattni_problem *p);
 } fattni_kernel;
 
-/* Tables end with a row whose family is NULL. */
-extern const fattni_kernel fattni_fwd_table[];
-extern const fattni_kernel fattni_bwd_table[];
+/* fwd_table.c and bwd_table.c: the rows in order of preference, then NULL. A row is defined in its
+   kernel's own file and named after it: fattni_fwd_cpu in fwd_cpu.c. */
+extern const fattni_kernel *const fattni_fwd_table[];
+extern const fattni_kernel *const fattni_bwd_table[];
 
 /* FATTN_E_UNSUPPORTED with the reason of the last row that answers to the algorithm. */
-fattn_status fattni_pick(fattn_ctx *ctx, const fattni_kernel *table, const fattni_problem *p,
+fattn_status fattni_pick(fattn_ctx *ctx, const fattni_kernel *const *table, const fattni_problem *p,
                          const fattni_kernel **out);
 
 /* Validate, pick, check workspace and saved, run: both entry points. */
 fattn_status fattni_run(fattn_ctx *ctx, const fattn_attention_params *params,
                         const fattn_attention_io *io, enum fattni_pass pass,
-                        const fattni_kernel *table);
+                        const fattni_kernel *const *table);
 
 #endif

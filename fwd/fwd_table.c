@@ -1,4 +1,4 @@
 /* Every forward kernel, best first. */
 #include "kernel.h"
 
-const fattni_kernel fattni_fwd_table[] = {{0}};
+const fattni_kernel *const fattni_fwd_table[] = {NULL};
