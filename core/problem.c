@@ -37,6 +37,7 @@ static fattn_status take(fattn_ctx *ctx, const fattn_tensor *t, const expect *e,
         return fattn_ctx_fail(ctx, FATTN_E_DTYPE, "%s: dtype %s does not go with the others", e->name,
                               fattn_dtype_name((fattn_dtype)t->dtype));
     *a = (fattni_array){.p = t->data, .dtype = t->dtype, .present = true};
+    const bool empty = fattn_tensor_numel(t) == 0; /* row-major strides may be 0 then */
     for (int d = 0; d < t->ndim; ++d) {
         const int64_t want = e->shape[d], got = t->shape[d];
         if (got != want && !(e->broadcast && got == 1))
@@ -44,7 +45,7 @@ static fattn_status take(fattn_ctx *ctx, const fattn_tensor *t, const expect *e,
                                   fattni_shape_text(t, text, sizeof text), d, (long long)want);
         a->n[d] = got;
         a->s[d] = got > 1 ? t->stride[d] : 0;
-        if (e->output && got > 1 && a->s[d] == 0 && !e->broadcast)
+        if (e->output && got > 1 && a->s[d] == 0 && !e->broadcast && !empty)
             return fattn_ctx_fail(ctx, FATTN_E_SHAPE,
                                   "%s: stride[%d] is 0: several results share one place", e->name, d);
     }

@@ -187,7 +187,8 @@ static int64_t row_count(const walk *w) {
 
 static fattn_status check_writable(fattn_ctx *ctx, const char *name, const fattn_tensor *t) {
     FATTNI_TRY(fattni_check_tensor(ctx, name, t));
-    for (int d = 0; d < t->ndim; ++d)
+    const bool empty = fattn_tensor_numel(t) == 0; /* row-major strides may be 0 then */
+    for (int d = 0; d < t->ndim && !empty; ++d)
         if (t->shape[d] > 1 && t->stride[d] == 0)
             return fattn_ctx_fail(ctx, FATTN_E_SHAPE,
                                   "%s: stride[%d] is 0: several elements share one place", name, d);

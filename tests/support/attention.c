@@ -1,0 +1,545 @@
+#include "attention.h"
+
+#include "numeric.h"
+#include "ref.h"
+
+#include <criterion/criterion.h>
+#include <math.h>
+#include <stdlib.h>
+
+const enum tensor_id attention_outputs[7] = {T_O, T_LSE, T_DQ, T_DK, T_DV, T_D_BIAS, T_D_SINK};
+const char *const attention_names[T_COUNT] = {
+    "q", "k", "v", "o", "lse", "bias", "alibi", "sink", "seqlens_q", "seqlens_k", "cu_seqlens_q",
+    "cu_seqlens_k", "rng_step", "d_o", "d_lse", "delta", "dq", "dk", "dv", "d_bias", "d_sink"};
+static const size_t io_slots[T_COUNT] = {
+    offsetof(fattn_attention_io, q), offsetof(fattn_attention_io, k),
+    offsetof(fattn_attention_io, v), offsetof(fattn_attention_io, o),
+    offsetof(fattn_attention_io, lse), offsetof(fattn_attention_io, bias),
+    offsetof(fattn_attention_io, alibi), offsetof(fattn_attention_io, sink),
+    offsetof(fattn_attention_io, seqlens_q), offsetof(fattn_attention_io, seqlens_k),
+    offsetof(fattn_attention_io, cu_seqlens_q), offsetof(fattn_attention_io, cu_seqlens_k),
+    offsetof(fattn_attention_io, rng_step), offsetof(fattn_attention_io, d_o),
+    offsetof(fattn_attention_io, d_lse), offsetof(fattn_attention_io, delta),
+    offsetof(fattn_attention_io, dq), offsetof(fattn_attention_io, dk),
+    offsetof(fattn_attention_io, dv), offsetof(fattn_attention_io, d_bias),
+    offsetof(fattn_attention_io, d_sink)};
+
+enum { GUARD = FATTNI_ALIGN, SLACK_FRONT = 1, SLACK_BACK = 2 }; /* rows of a packed buffer outside */
+
+/* --- elements --------------------------------------------------------------------------------- */
+
+void attention_index(const fattn_tensor *t, int64_t n, int64_t *at) {
+    for (int d = t->ndim - 1; d >= 0; --d) {
+        at[d] = n % t->shape[d];
+        n /= t->shape[d];
+    }
+}
+
+static int64_t offset_of(const fattn_tensor *t, const int64_t *at) {
+    int64_t offset = 0;
+    for (int d = 0; d < t->ndim; ++d) offset += t->shape[d] > 1 ? at[d] * t->stride[d] : 0;
+    return offset;
+}
+
+double attention_get(const fattn_tensor *t, const int64_t *at) {
+    return fattni_load(t->data, t->dtype, offset_of(t, at));
+}
+
+void attention_set(const fattn_tensor *t, const int64_t *at, double x) {
+    fattni_store(t->data, t->dtype, offset_of(t, at), x);
+}
+
+/* t with each element once: a dimension that broadcasts by stride 0 shrinks to one. */
+static fattn_tensor distinct(const fattn_tensor *t) {
+    fattn_tensor view = *t;
+    for (int d = 0; d < t->ndim; ++d)
+        if (t->stride[d] == 0 && t->shape[d] > 1) view.shape[d] = 1;
+    return view;
+}
+
+/* --- sequences -------------------------------------------------------------------------------- */
+
+static int64_t length(const attention *a, char side, int64_t b) {
+    const attention_case *c = &a->c;
+    const bool q = side == 'q';
+    const bool given = c->lengths == LENGTHS_PACKED || c->lengths == LENGTHS_PADDED ||
+                       c->lengths == (q ? LENGTHS_PADDED_Q : LENGTHS_PADDED_K);
+    if (given) return q ? c->length_q[b] : c->length_k[b];
+    return q ? c->Sq : c->Sk;
+}
+
+/* Rows of the buffers, in which sequence b of a packed batch starts after those before it. */
+static int64_t start(const attention *a, char side, int64_t b) {
+    int64_t row = SLACK_FRONT;
+    for (int64_t n = 0; n < b; ++n) row += length(a, side, n);
+    return row;
+}
+
+static int64_t rows(const attention *a, char side) {
+    if (a->c.lengths == LENGTHS_PACKED) return start(a, side, a->c.B) + SLACK_BACK;
+    return side == 'q' ? a->c.Sq : a->c.Sk;
+}
+
+static bool row_in_use(const attention *a, char side, int64_t b, int64_t row) {
+    if (a->c.lengths == LENGTHS_PACKED)
+        return row >= start(a, side, 0) && row < start(a, side, a->c.B);
+    return row < length(a, side, b);
+}
+
+/* Does some sequence have this row and key, where the dimensions that broadcast stand for all? */
+static bool bias_in_use(const attention *a, const int64_t *at) {
+    const unsigned over = a->c.bias;
+    for (int64_t b = 0; b < a->c.B; ++b) {
+        if (!(over & BIAS_OVER_B) && b != at[0]) continue;
+        const bool row = (over & BIAS_OVER_I ? 0 : at[2]) < length(a, 'q', b);
+        const bool key = (over & BIAS_OVER_J ? 0 : at[3]) < length(a, 'k', b);
+        if (row && key) return true;
+    }
+    return false;
+}
+
+bool attention_in_use(const attention *a, enum tensor_id id, const int64_t *at) {
+    switch (id) {
+    case T_Q: case T_O: case T_LSE: case T_D_O: case T_D_LSE: case T_DELTA: case T_DQ:
+        return row_in_use(a, 'q', at[0], at[2]);
+    case T_K: case T_V: case T_DK: case T_DV: return row_in_use(a, 'k', at[0], at[2]);
+    case T_BIAS: return bias_in_use(a, at);
+    default: return true; /* d_bias and d_sink are written whole */
+    }
+}
+
+/* --- memory ----------------------------------------------------------------------------------- */
+
+/* Quiet NaNs in every float type of at least `element` bytes, different from place to place. */
+static void fill_with_nan(unsigned char *p, size_t bytes, size_t element) {
+    for (size_t n = 0; n < bytes; ++n) {
+        const uint32_t place = (uint32_t)(n / 4 * 2654435761u) >> 13;
+        const uint32_t word = element == 2 ? 0x7ff87ff8u | (place & 0x00070007u)
+                                           : 0x7ff80000u | (place & 0x7ffffu);
+        p[n] = (unsigned char)(word >> (8 * (n % 4)));
+    }
+}
+
+static field field_new(size_t bytes, size_t element) {
+    field f = {.size = 2 * GUARD + (bytes + GUARD - 1) / GUARD * GUARD};
+    f.memory = aligned_alloc(GUARD, f.size);
+    f.initial = malloc(f.size);
+    cr_assert(f.memory && f.initial, "no memory for %zu bytes", f.size);
+    fill_with_nan(f.memory, f.size, element);
+    memcpy(f.initial, f.memory, f.size);
+    return f;
+}
+
+static void field_free(field *f) {
+    free(f->memory);
+    free(f->initial);
+    *f = (field){0};
+}
+
+/* Sets the strides; returns how many elements the layout spans. */
+static int64_t lay_out(fattn_tensor *t, enum layout layout) {
+    static const int row_major[FATTN_MAX_DIMS] = {0, 1, 2, 3, 4}, permuted[4] = {0, 2, 1, 3};
+    const bool permute = t->ndim >= 3 && (layout == LAYOUT_BSHD || layout == LAYOUT_QKV);
+    const int *const order = permute ? permuted : row_major; /* outermost first */
+    int64_t stride = t->ndim == 3 && layout == LAYOUT_PITCH ? 2 : 1;
+    for (int n = t->ndim - 1; n >= 0; --n) {
+        t->stride[order[n]] = stride;
+        stride *= t->shape[order[n]];
+        if (t->ndim != 4) continue;
+        if (n == 3 && layout == LAYOUT_PITCH) stride += 1;
+        if (n == 2 && layout == LAYOUT_QKV) stride *= 3; /* q, k, v of one row side by side */
+    }
+    for (int d = 0; d < t->ndim - 1 && layout == LAYOUT_PITCH; ++d)
+        if (t->shape[d] == 1) t->stride[d] = -12345;
+    return stride;
+}
+
+static void place(attention *a, enum tensor_id id, fattn_dtype dtype, int ndim,
+                  const int64_t *shape, enum layout layout) {
+    static const int slices[T_COUNT] = {[T_K] = 1, [T_V] = 2, [T_DK] = 1, [T_DV] = 2};
+    const int slice = layout == LAYOUT_QKV ? slices[id] : 0;
+    const size_t element = fattn_dtype_size(dtype);
+    fattn_tensor t = fattn_tensor_view(NULL, dtype, FATTN_CPU, 0, ndim, shape);
+    const int64_t span = lay_out(&t, layout);
+    int64_t first = layout == LAYOUT_PITCH;
+    if (slice) first = slice * t.shape[1] * t.shape[3];
+    const enum tensor_id home = (enum tensor_id)((int)id - slice);
+    if (!slice) a->fields[id] = field_new((size_t)(span + first) * element, element);
+    t.data = a->fields[home].memory + GUARD + (size_t)first * element;
+    a->home[id] = home;
+    a->t[id] = t;
+}
+
+static void place_bias(attention *a, enum tensor_id id, fattn_dtype dtype, enum layout layout) {
+    static const unsigned over[4] = {BIAS_OVER_B, BIAS_OVER_H, BIAS_OVER_I, BIAS_OVER_J};
+    const int64_t full[4] = {a->c.B, a->c.Hq, a->c.Sq, a->c.Sk};
+    int64_t shape[4];
+    for (int d = 0; d < 4; ++d) shape[d] = a->c.bias & over[d] ? 1 : full[d];
+    place(a, id, dtype, 4, shape, LAYOUT_BHSD);
+    for (int d = 0; d < 4 && layout == LAYOUT_BSHD; ++d)
+        if (shape[d] == 1 && full[d] > 1) a->t[id].shape[d] = full[d], a->t[id].stride[d] = 0;
+}
+
+/* One row of d_o for all. */
+static void place_sum(attention *a, fattn_dtype dtype, const int64_t *shape) {
+    const int64_t one[4] = {1, 1, 1, shape[3]};
+    place(a, T_D_O, dtype, 4, one, LAYOUT_BHSD);
+    for (int d = 0; d < 3; ++d) a->t[T_D_O].shape[d] = shape[d], a->t[T_D_O].stride[d] = 0;
+}
+
+static void place_all(attention *a) {
+    const attention_case *c = &a->c;
+    const fattn_dtype t = c->dtype, statistic = t == FATTN_F64 ? t : FATTN_F32;
+    const fattn_dtype out = c->wide ? statistic : t;
+    const enum layout layout = c->layout, qkv = layout;
+    const enum layout rest = layout == LAYOUT_QKV ? LAYOUT_BSHD : layout;
+    const bool packed = c->lengths == LENGTHS_PACKED;
+    const int64_t B = packed ? 1 : c->B, Rq = rows(a, 'q'), Rk = rows(a, 'k');
+    const int64_t q[4] = {B, c->Hq, Rq, c->D}, o[4] = {B, c->Hq, Rq, c->Dv};
+    const int64_t k[4] = {B, c->Hkv, Rk, c->D}, v[4] = {B, c->Hkv, Rk, c->Dv};
+    const int64_t count[1] = {c->B}, ends[1] = {c->B + 1};
+    place(a, T_Q, t, 4, q, qkv);
+    place(a, T_K, t, 4, k, qkv);
+    place(a, T_V, t, 4, v, qkv);
+    place(a, T_O, out, 4, o, rest);
+    place(a, T_LSE, statistic, 3, o, rest);
+    if (c->bias) place_bias(a, T_BIAS, c->bias & BIAS_F32 ? statistic : t, layout);
+    if (c->alibi) place(a, T_ALIBI, statistic, 1, &c->Hq, rest);
+    if (c->sink) place(a, T_SINK, statistic, 1, &c->Hq, rest);
+    if (c->lengths == LENGTHS_PADDED || c->lengths == LENGTHS_PADDED_Q)
+        place(a, T_SEQLENS_Q, FATTN_I32, 1, count, rest);
+    if (c->lengths == LENGTHS_PADDED || c->lengths == LENGTHS_PADDED_K)
+        place(a, T_SEQLENS_K, FATTN_I32, 1, count, rest);
+    if (packed) place(a, T_CU_Q, FATTN_I32, 1, ends, rest);
+    if (packed) place(a, T_CU_K, FATTN_I32, 1, ends, rest);
+    if (c->rng_step) place(a, T_RNG_STEP, FATTN_I32, 0, NULL, rest);
+    if (c->sum_d_o) place_sum(a, out, o);
+    else place(a, T_D_O, out, 4, o, LAYOUT_BHSD);
+    if (c->d_lse) place(a, T_D_LSE, statistic, 3, o, rest);
+    if (c->delta) place(a, T_DELTA, statistic, 3, o, rest);
+    place(a, T_DQ, out, 4, q, qkv); /* in this order: the slices lie in dq's field */
+    place(a, T_DK, out, 4, k, qkv);
+    place(a, T_DV, out, 4, v, qkv);
+    if (c->bias) place_bias(a, T_D_BIAS, statistic, layout);
+    if (c->sink) place(a, T_D_SINK, statistic, 1, &c->Hq, rest);
+}
+
+/* --- contents --------------------------------------------------------------------------------- */
+
+static void fill(attention *a, enum tensor_id id, double mean, double std) {
+    const fattn_tensor view = distinct(&a->t[id]);
+    const fattn_rng rng = {.seed = 0x5eedf00d, .stream = (uint32_t)id};
+    cr_assert_eq(fattn_tensor_normal(a->ctx, &view, mean, std, rng), FATTN_OK, "%s",
+                 fattn_ctx_error(a->ctx));
+}
+
+/* Rows that nobody may read, or write. */
+static void poison_unused(attention *a, enum tensor_id id) {
+    const fattn_tensor view = distinct(&a->t[id]);
+    int64_t at[FATTN_MAX_DIMS] = {0};
+    for (int64_t n = 0; n < fattn_tensor_numel(&view); ++n) {
+        attention_index(&view, n, at);
+        if (!attention_in_use(a, id, at)) attention_set(&view, at, NAN);
+    }
+}
+
+static void fill_integers(attention *a) {
+    for (int64_t b = 0; b < a->c.B; ++b) {
+        if (a->present[T_SEQLENS_Q]) attention_set(&a->t[T_SEQLENS_Q], &b, (double)length(a, 'q', b));
+        if (a->present[T_SEQLENS_K]) attention_set(&a->t[T_SEQLENS_K], &b, (double)length(a, 'k', b));
+    }
+    for (int64_t b = 0; b <= a->c.B && a->present[T_CU_Q]; ++b) {
+        attention_set(&a->t[T_CU_Q], &b, (double)start(a, 'q', b));
+        attention_set(&a->t[T_CU_K], &b, (double)start(a, 'k', b));
+    }
+    if (a->present[T_RNG_STEP]) attention_set(&a->t[T_RNG_STEP], NULL, 7);
+}
+
+static void fill_inputs(attention *a) {
+    static const enum tensor_id normal[] = {T_Q, T_K, T_V, T_BIAS, T_SINK, T_D_O, T_D_LSE};
+    for (size_t n = 0; n < sizeof normal / sizeof *normal; ++n)
+        if (a->present[normal[n]]) {
+            fill(a, normal[n], 0, 1);
+            if (normal[n] != T_D_O || !a->c.sum_d_o) poison_unused(a, normal[n]);
+        }
+    for (int64_t h = 0; h < a->c.Hq && a->present[T_ALIBI]; ++h)
+        attention_set(&a->t[T_ALIBI], &h, 0.75 / (double)(h + 1));
+    const fattn_tensor bias = distinct(&a->t[T_BIAS]);
+    int64_t at[FATTN_MAX_DIMS] = {0};
+    for (int64_t n = 0; a->c.bias & BIAS_MASKS && n < fattn_tensor_numel(&bias); n += 7) {
+        attention_index(&bias, n, at);
+        attention_set(&bias, at, -INFINITY);
+    }
+    fill_integers(a);
+}
+
+/* What FATTN_MERGE and the FATTN_ACC flags start from. Every fourth row has seen no key yet. */
+static void fill_partial_results(attention *a) {
+    if (a->c.flags & FATTN_MERGE) {
+        fill(a, T_O, 0, 1);
+        fill(a, T_LSE, 1, 1);
+        const fattn_tensor *const o = &a->t[T_O], *const lse = &a->t[T_LSE];
+        int64_t at[FATTN_MAX_DIMS] = {0};
+        for (int64_t n = 0; n < fattn_tensor_numel(o); ++n) {
+            attention_index(o, n, at);
+            if (at[2] % 4 != 3) continue;
+            attention_set(o, at, 0);
+            attention_set(lse, at, -INFINITY);
+        }
+        poison_unused(a, T_O);
+        poison_unused(a, T_LSE);
+    }
+    static const struct { enum tensor_id id; uint32_t flag; } added[] = {
+        {T_DQ, FATTN_ACC_DQ}, {T_DK, FATTN_ACC_DK}, {T_DV, FATTN_ACC_DV},
+        {T_D_BIAS, FATTN_ACC_DBIAS}, {T_D_SINK, FATTN_ACC_DSINK}};
+    for (size_t n = 0; n < sizeof added / sizeof *added; ++n)
+        if (a->c.flags & added[n].flag && a->present[added[n].id]) {
+            fill(a, added[n].id, 0, 1);
+            poison_unused(a, added[n].id);
+        }
+}
+
+static void remember(attention *a) {
+    for (int id = 0; id < T_COUNT; ++id)
+        if (a->fields[id].memory) memcpy(a->fields[id].initial, a->fields[id].memory,
+                                         a->fields[id].size);
+}
+
+static attention *build(fattn_ctx *ctx, const attention_case *given) {
+    attention *const a = calloc(1, sizeof *a);
+    cr_assert(a);
+    attention_case *const c = &a->c;
+    *c = *given;
+    if (!c->Hkv) c->Hkv = c->Hq;
+    if (!c->Dv) c->Dv = c->D;
+    if (!c->dtype) c->dtype = FATTN_F64;
+    a->ctx = ctx;
+    a->params = (fattn_attention_params){
+        .struct_size = sizeof a->params, .flags = c->flags, .algorithm = c->algorithm,
+        .scale = c->scale, .softcap = c->softcap, .dropout_p = c->dropout_p,
+        .window_left = c->window_left, .window_right = c->window_right, .q_pos0 = c->q_pos0,
+        .k_pos0 = c->k_pos0, .rng = {.seed = 0x123456789abcdefULL, .stream = 5}};
+    if (c->rng_step) /* a slice of a larger batch */
+        a->params.rng_batch0 = 3, a->params.rng_head0 = 1, a->params.rng_heads = (int)c->Hq + 2;
+    if (c->lengths == LENGTHS_PACKED)
+        a->params.max_seqlen_q = c->Sq, a->params.max_seqlen_k = c->Sk;
+    place_all(a);
+
+    static const struct { enum tensor_id id; unsigned omit; } gradients[] = {
+        {T_DQ, NO_DQ}, {T_DK, NO_DK}, {T_DV, NO_DV}, {T_D_BIAS, NO_DBIAS}, {T_D_SINK, NO_DSINK}};
+    for (int id = 0; id < T_COUNT; ++id) a->present[id] = a->t[id].dtype != 0;
+    for (size_t n = 0; n < sizeof gradients / sizeof *gradients; ++n)
+        if (c->omit & gradients[n].omit) a->present[gradients[n].id] = false;
+    a->io.struct_size = sizeof a->io;
+    for (int id = 0; id < T_COUNT; ++id) {
+        const fattn_tensor *const t = a->present[id] ? &a->t[id] : NULL;
+        memcpy((char *)&a->io + io_slots[id], &t, sizeof t);
+    }
+    return a;
+}
+
+attention *attention_new(fattn_ctx *ctx, const attention_case *c) {
+    attention *const a = build(ctx, c);
+    fill_inputs(a);
+    fill_partial_results(a);
+    remember(a);
+    return a;
+}
+
+attention *attention_twin(const attention *a, fattn_dtype dtype) {
+    attention_case c = a->c;
+    c.dtype = dtype;
+    c.layout = LAYOUT_BHSD;
+    c.wide = false;
+    attention *const twin = build(a->ctx, &c);
+    for (int id = 0; id < T_COUNT; ++id) {
+        if (!a->present[id]) continue;
+        const fattn_tensor to = distinct(&twin->t[id]), from = distinct(&a->t[id]);
+        cr_assert_eq(fattn_tensor_copy(a->ctx, &to, &from), FATTN_OK, "%s",
+                     fattn_ctx_error(a->ctx));
+    }
+    remember(twin);
+    return twin;
+}
+
+void attention_free(attention *a) {
+    for (int id = 0; id < T_COUNT; ++id) field_free(&a->fields[id]);
+    field_free(&a->workspace);
+    field_free(&a->saved);
+    free(a);
+}
+
+/* --- runs ------------------------------------------------------------------------------------- */
+
+static void reset(attention *a, enum tensor_id id) {
+    const field *const f = &a->fields[a->home[id]];
+    if (a->t[id].dtype) memcpy(f->memory, f->initial, f->size);
+}
+
+void attention_reset(attention *a) {
+    for (int n = 0; n < 7; ++n) reset(a, attention_outputs[n]);
+}
+
+/* sum_d dO O - dL, as a caller of a previous pass would have it. */
+static void fill_delta(attention *a) {
+    const fattn_tensor *const d_o = &a->t[T_D_O], *const delta = &a->t[T_DELTA];
+    int64_t at[FATTN_MAX_DIMS] = {0};
+    for (int64_t n = 0; n < fattn_tensor_numel(delta); ++n) {
+        attention_index(delta, n, at);
+        double sum = a->present[T_D_LSE] ? -attention_get(&a->t[T_D_LSE], at) : 0;
+        for (at[3] = 0; at[3] < a->c.Dv; ++at[3])
+            sum += attention_get(d_o, at) * attention_get(&a->t[T_O], at);
+        attention_set(delta, at, attention_in_use(a, T_DELTA, at) ? sum : NAN);
+    }
+}
+
+static void plan(attention *a) {
+    if (a->workspace.memory) return;
+    a->plan = (fattn_attention_plan){.struct_size = sizeof a->plan};
+    cr_assert_eq(fattn_attention_query(a->ctx, &a->params, &a->io, &a->plan), FATTN_OK, "%s: %s",
+                 a->c.name, fattn_ctx_error(a->ctx));
+    const size_t f = a->plan.fwd_workspace, b = a->plan.bwd_workspace;
+    a->workspace = field_new(f > b ? f : b, 4);
+    a->saved = field_new(a->plan.saved_bytes, 4);
+    a->io.workspace = a->workspace.memory + GUARD;
+    a->io.saved = a->saved.memory + GUARD;
+    a->io.saved_bytes = a->plan.saved_bytes;
+}
+
+/* One mark per byte that the pass may change. */
+static void open_tensor(const attention *a, enum tensor_id id, unsigned char *open) {
+    const fattn_tensor view = distinct(&a->t[id]);
+    const size_t element = fattn_dtype_size((fattn_dtype)view.dtype);
+    const unsigned char *const memory = a->fields[a->home[id]].memory;
+    const int64_t first = (const unsigned char *)view.data - memory;
+    int64_t at[FATTN_MAX_DIMS] = {0};
+    for (int64_t n = 0; n < fattn_tensor_numel(&view); ++n) {
+        attention_index(&view, n, at);
+        if (attention_in_use(a, id, at))
+            memset(open + first + offset_of(&view, at) * (int64_t)element, 1, element);
+    }
+}
+
+enum { FIELDS = T_COUNT + 2 };
+
+/* A copy of all memory, and what may change in it. */
+typedef struct watch {
+    const field *fields[FIELDS];
+    unsigned char *before[FIELDS], *open[FIELDS];
+} watch;
+
+static watch watch_start(const attention *a, enum fattni_pass pass, size_t workspace) {
+    watch w = {{0}};
+    for (int n = 0; n < FIELDS; ++n) {
+        const field *const f = n < T_COUNT    ? &a->fields[n]
+                               : n == T_COUNT ? &a->workspace
+                                              : &a->saved;
+        if (!f->memory) continue;
+        w.fields[n] = f;
+        w.before[n] = malloc(f->size);
+        w.open[n] = calloc(f->size, 1);
+        cr_assert(w.before[n] && w.open[n]);
+        memcpy(w.before[n], f->memory, f->size);
+    }
+    for (int n = 0; n < 7; ++n) {
+        const enum tensor_id id = attention_outputs[n];
+        if (a->present[id] && (pass == FATTNI_FWD) == (n < 2))
+            open_tensor(a, id, w.open[a->home[id]]);
+    }
+    if (w.open[T_COUNT]) memset(w.open[T_COUNT] + GUARD, 1, workspace);
+    if (w.open[T_COUNT + 1] && pass == FATTNI_FWD)
+        memset(w.open[T_COUNT + 1] + GUARD, 1, a->plan.saved_bytes);
+    return w;
+}
+
+static void watch_end(const attention *a, enum fattni_pass pass, watch *w) {
+    for (int n = 0; n < FIELDS; ++n) {
+        for (size_t byte = 0; w->fields[n] && byte < w->fields[n]->size; ++byte)
+            if (w->fields[n]->memory[byte] != w->before[n][byte] && !w->open[n][byte])
+                cr_assert_fail("%s: %s wrote outside of its results, near %s, byte %lld of %zu",
+                               a->c.name, pass == FATTNI_FWD ? "forward" : "backward",
+                               n < T_COUNT    ? attention_names[n]
+                               : n == T_COUNT ? "the workspace"
+                                              : "saved",
+                               (long long)byte - GUARD, w->fields[n]->size - 2 * (size_t)GUARD);
+        free(w->before[n]);
+        free(w->open[n]);
+    }
+}
+
+static fattn_status run_oracle(attention *a, enum fattni_pass pass, enum engine by) {
+    fattni_problem p;
+    FATTNI_TRY(fattni_problem_init(a->ctx, &a->params, &a->io, pass, true, &p));
+    if (pass == FATTNI_FWD) return (by == QUAD ? fwd_ref_quad : fattni_fwd_ref)(a->ctx, &p);
+    return (by == QUAD ? bwd_ref_quad : fattni_bwd_ref)(a->ctx, &p);
+}
+
+static void run(attention *a, enum fattni_pass pass, enum engine by) {
+    if (by == LIBRARY) plan(a);
+    const size_t workspace = pass == FATTNI_FWD ? a->plan.fwd_workspace : a->plan.bwd_workspace;
+    a->io.workspace_bytes = workspace;
+    watch w = watch_start(a, pass, workspace);
+    const fattn_mem before = fattn_ctx_mem(a->ctx);
+    fattn_status s;
+    if (by != LIBRARY) s = run_oracle(a, pass, by);
+    else if (pass == FATTNI_FWD) s = fattn_attention_fwd(a->ctx, &a->params, &a->io);
+    else s = fattn_attention_bwd(a->ctx, &a->params, &a->io);
+    cr_assert_eq(s, FATTN_OK, "%s: %s", a->c.name, fattn_ctx_error(a->ctx));
+    const fattn_mem after = fattn_ctx_mem(a->ctx);
+    cr_assert_eq(after.live, before.live, "%s: %zu bytes leaked", a->c.name,
+                 after.live - before.live);
+    cr_assert(by != LIBRARY || after.allocs == before.allocs, "%s: the call allocated", a->c.name);
+    watch_end(a, pass, &w);
+}
+
+void attention_forward(attention *a, enum engine by) {
+    reset(a, T_O);
+    reset(a, T_LSE);
+    run(a, FATTNI_FWD, by);
+}
+
+void attention_backward(attention *a, enum engine by) {
+    for (int n = 2; n < 7; ++n) reset(a, attention_outputs[n]);
+    if (a->present[T_DELTA]) fill_delta(a);
+    run(a, FATTNI_BWD, by);
+}
+
+void attention_run(attention *a, enum engine by) {
+    attention_forward(a, by);
+    attention_backward(a, by);
+}
+
+/* --- comparisons ------------------------------------------------------------------------------ */
+
+void attention_match(const attention *got, const attention *want, const attention *baseline,
+                     double factor, fattn_tolerance tol) {
+    for (int n = 0; n < 7; ++n) {
+        const enum tensor_id id = attention_outputs[n];
+        if (!got->present[id] || !want->present[id]) continue;
+        const fattn_tensor g = distinct(&got->t[id]), w = distinct(&want->t[id]);
+        const fattn_tensor low = baseline ? distinct(&baseline->t[id]) : w;
+        fattn_report r = {.struct_size = sizeof r};
+        const fattn_status s =
+            fattn_compare(got->ctx, &g, &w, baseline ? &low : NULL, factor, tol, &r);
+        cr_assert_eq(s, FATTN_OK, "%s (%s): %s: %s", got->c.name, fattn_dtype_name(got->c.dtype),
+                     attention_names[id], fattn_ctx_error(got->ctx));
+    }
+}
+
+void attention_same_bits(const attention *a, const attention *b) {
+    for (int n = 0; n < 7; ++n) {
+        const enum tensor_id id = attention_outputs[n];
+        if (!a->present[id] || !b->present[id]) continue;
+        const field *const f = &a->fields[a->home[id]], *const g = &b->fields[b->home[id]];
+        cr_assert_eq(f->size, g->size);
+        cr_assert_eq(memcmp(f->memory, g->memory, f->size), 0, "%s: the bits of %s differ",
+                     a->c.name, attention_names[id]);
+    }
+}
+
+fattn_ctx *attention_context(int threads) {
+    const fattn_ctx_options o = {.struct_size = sizeof o, .cpu_threads = threads};
+    fattn_ctx *ctx;
+    cr_assert_eq(fattn_ctx_create(&o, &ctx), FATTN_OK);
+    return ctx;
+}

@@ -1,0 +1,83 @@
+/* Builds the attention problem of a case, runs it guarded, compares it.
+
+   Every output, workspace, padding and row past a sequence's end is filled with NaN, whose bits tell
+   its place; before and after each buffer lie guards of the same. Each pass is checked to have
+   changed no byte but those of its results, and to have allocated nothing.
+
+   Failures are Criterion assertions that name the case. */
+#ifndef TEST_ATTENTION_H
+#define TEST_ATTENTION_H
+
+#include "cases.h"
+
+#include <fattn/check.h>
+
+#include "problem.h"
+
+enum tensor_id {
+    T_Q, T_K, T_V, T_O, T_LSE, T_BIAS, T_ALIBI, T_SINK, T_SEQLENS_Q, T_SEQLENS_K, T_CU_Q, T_CU_K,
+    T_RNG_STEP, T_D_O, T_D_LSE, T_DELTA, T_DQ, T_DK, T_DV, T_D_BIAS, T_D_SINK, T_COUNT
+};
+
+/* The order in which results are compared: O, L, then the gradients. */
+extern const enum tensor_id attention_outputs[7];
+extern const char *const attention_names[T_COUNT];
+
+enum engine {
+    LIBRARY,   /* fattn_attention_fwd and _bwd, with the case's algorithm */
+    REFERENCE, /* fattni_fwd_ref and fattni_bwd_ref */
+    QUAD       /* the same in 128-bit floating point */
+};
+
+/* Memory between guards. */
+typedef struct field {
+    unsigned char *memory;  /* guard, bytes, guard */
+    unsigned char *initial; /* the same as attention_new left it */
+    size_t size;            /* of both, guards included */
+} field;
+
+typedef struct attention {
+    attention_case c; /* with its defaults filled in */
+    fattn_ctx *ctx;   /* borrowed */
+    fattn_attention_params params;
+    fattn_attention_io io; /* points to t */
+    fattn_attention_plan plan;
+    fattn_tensor t[T_COUNT];
+    bool present[T_COUNT];
+    field fields[T_COUNT], workspace, saved;
+    enum tensor_id home[T_COUNT]; /* whose field a tensor lies in */
+} attention;
+
+/* Tensors filled with normal numbers, the same for every layout and, up to rounding, dtype. */
+attention *attention_new(fattn_ctx *ctx, const attention_case *c);
+/* The same numbers as a, row-major, in another dtype: F64 for references. */
+attention *attention_twin(const attention *a, fattn_dtype dtype);
+void attention_free(attention *a);
+
+/* Each refills its outputs first, so that it can be run again. Backward wants a forward before. */
+void attention_forward(attention *a, enum engine by);
+void attention_backward(attention *a, enum engine by);
+void attention_run(attention *a, enum engine by); /* both */
+/* NaN, or the partial result and the gradients to add to: as attention_new left them. */
+void attention_reset(attention *a);
+
+/* All outputs of got against those of want (fattn_compare). */
+void attention_match(const attention *got, const attention *want, const attention *baseline,
+                     double factor, fattn_tolerance tol);
+/* The outputs, padding and all, of two runs of one case. */
+void attention_same_bits(const attention *a, const attention *b);
+
+/* Is the element read, or written, at all? False past the end of a sequence. */
+bool attention_in_use(const attention *a, enum tensor_id id, const int64_t *at);
+/* Index number n of the tensor, row-major. */
+void attention_index(const fattn_tensor *t, int64_t n, int64_t *at);
+double attention_get(const fattn_tensor *t, const int64_t *at);
+void attention_set(const fattn_tensor *t, const int64_t *at, double x);
+
+fattn_ctx *attention_context(int threads); /* a CPU context; 0 = default */
+
+/* The oracles in 128-bit floating point (ref_quad.c). */
+fattn_status fwd_ref_quad(fattn_ctx *ctx, const fattni_problem *p);
+fattn_status bwd_ref_quad(fattn_ctx *ctx, const fattni_problem *p);
+
+#endif
