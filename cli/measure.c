@@ -106,3 +106,8 @@ double memory_high_water(void) {
     struct rusage usage;
     return getrusage(RUSAGE_SELF, &usage) == 0 ? 1024 * (double)usage.ru_maxrss : 0;
 }
+
+double memory_resident(void) {
+    const double kib = kilobytes("/proc/self/status", "VmRSS:");
+    return kib >= 0 ? 1024 * kib : 0;
+}

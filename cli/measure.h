@@ -22,5 +22,6 @@ double memory_available(void);
 /* High-water mark of the resident memory of this process; a forked child starts anew. 0 = unknown.
  */
 double memory_high_water(void);
+double memory_resident(void); /* of this process now; 0 = unknown */
 
 #endif

@@ -224,6 +224,7 @@ static double put_legend(FILE *f, const plot *p, double y) {
     double x = LEFT;
     for (int i = 0; i < p->n_series; ++i) {
         const plot_series *s = &p->series[i];
+        if (!s->name) continue;
         const double width = 36 + LETTER * letters(s->name) + 22;
         if (x > LEFT && x + width > WIDTH - RIGHT) {
             x = LEFT;

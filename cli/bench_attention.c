@@ -1,0 +1,118 @@
+/* Speed of the attention kernels, beside the matrix product's on the same threads in the same run.
+ */
+#include "bench.h"
+#include "cli.h"
+#include "layer.h"
+#include "measure.h"
+#include "progress.h"
+
+#include <stdio.h>
+
+enum { ALGORITHMS = 4 };
+static const char *const name_of[ALGORITHMS] = {"auto", "standard", "flash1", "flash2"};
+
+typedef struct speed { /* of one pass */
+    timing time;
+    double flops; /* per second, in the best run */
+} speed;
+
+static fattn_status forward(void *arg) { return layer_forward(arg); }
+static fattn_status backward(void *arg) { return layer_backward(arg); }
+
+static fattn_status measure(layer *l, const bench_options *o, double work, speed *f, speed *b) {
+    fattn_status s = layer_start(l);
+    if (s == FATTN_OK) s = measure_time(forward, l, o->repeat, o->seconds, &f->time);
+    if (s == FATTN_OK) s = measure_time(backward, l, o->repeat, o->seconds, &b->time);
+    if (s != FATTN_OK) return s;
+    f->flops = work / f->time.best;
+    b->flops = 2.5 * work / b->time.best;
+    return FATTN_OK;
+}
+
+static void log_row(json *j, const bench_options *o, int64_t n, const layer *l, const speed *f,
+                    const speed *b, double sgemm) {
+    json_begin(j);
+    json_text(j, "algorithm", name_of[l->params.algorithm]);
+    json_text(j, "forward_kernel", l->plan.fwd_kernel);
+    json_text(j, "backward_kernel", l->plan.bwd_kernel);
+    json_text(j, "dtype", fattn_dtype_name((fattn_dtype)l->tensor[LAYER_Q].dtype));
+    json_int(j, "batch", o->batch);
+    json_int(j, "heads", o->heads);
+    json_int(j, "n", n);
+    json_int(j, "head_dim", o->head_dim);
+    json_bool(j, "causal", o->causal);
+    json_real(j, "forward_seconds_best", f->time.best);
+    json_real(j, "forward_seconds_median", f->time.median);
+    json_real(j, "forward_gflops", 1e-9 * f->flops);
+    json_real(j, "backward_seconds_best", b->time.best);
+    json_real(j, "backward_seconds_median", b->time.median);
+    json_real(j, "backward_gflops", 1e-9 * b->flops);
+    json_real(j, "sgemm_gflops", 1e-9 * sgemm);
+    json_real(j, "peak_bytes", (double)l->predicted_peak);
+    json_end(j);
+}
+
+static void print_pass(const speed *s, double sgemm) {
+    printf(" %9.2f %9.2f %7.1f %5.1f%% ", 1e3 * s->time.best, 1e3 * s->time.median, 1e-9 * s->flops,
+           100 * s->flops / sgemm);
+}
+
+static int bench_row(fattn_ctx *ctx, const bench_options *o, int64_t n, int algorithm, double sgemm,
+                     json *j) {
+    const fattn_dtype dtype = o->dtype == 0 ? FATTN_F32 : FATTN_F64;
+    const layer_shape shape = {dtype, o->batch, o->heads, o->heads, n, n, o->head_dim};
+    layer l;
+    fattn_status s =
+        layer_plan(&l, ctx, &shape, (fattn_algorithm)algorithm, o->causal ? FATTN_CAUSAL : 0);
+    printf("%7lld  %-9s", (long long)n, name_of[algorithm]);
+    char text[32];
+    if (s == FATTN_E_UNSUPPORTED) {
+        printf(" not supported\n");
+        return CLI_OK;
+    }
+    if (s == FATTN_OK && (double)l.predicted_peak > 0.9 * memory_available()) {
+        printf(" does not fit: %s needed\n", text_of_bytes((double)l.predicted_peak, text));
+        return CLI_OK;
+    }
+    fflush(stdout);
+    const double pairs = (double)n * (double)n * (double)(o->batch * o->heads);
+    const double work = 4 * pairs * (double)o->head_dim * (o->causal ? 0.5 : 1);
+    speed f, b;
+    if (s == FATTN_OK) s = measure(&l, o, work, &f, &b);
+    layer_free(&l);
+    if (s != FATTN_OK) {
+        putchar('\n');
+        return cli_status(ctx, s, name_of[algorithm]);
+    }
+    print_pass(&f, sgemm);
+    print_pass(&b, sgemm);
+    printf(" %9s\n", text_of_bytes((double)l.predicted_peak, text));
+    fflush(stdout);
+    log_row(j, o, n, &l, &f, &b, sgemm);
+    return CLI_OK;
+}
+
+int bench_attention(fattn_ctx *ctx, const bench_options *o, json *j) {
+    double sgemm;
+    const fattn_status s = measure_sgemm(ctx, SGEMM_N, 10, &sgemm);
+    if (s != FATTN_OK) return cli_status(ctx, s, "sgemm");
+    printf(
+        "attention, %s, B %lld, H %lld, d %lld, %s; sgemm %d^3 on the same threads: %.1f GFLOP/s\n"
+        "forward is 4 B H N^2 d FLOP%s, backward 2.5 times as much; GFLOP/s of the best run\n\n",
+        o->dtype == 0 ? "f32" : "f64", (long long)o->batch, (long long)o->heads,
+        (long long)o->head_dim, o->causal ? "causal" : "full", SGEMM_N, 1e-9 * sgemm,
+        o->causal ? ", half of it when causal" : "");
+    printf("%7s  %-9s %-34s %-34s\n", "", "", "forward", "backward");
+    printf("%7s  %-9s", "N", "algorithm");
+    for (int pass = 0; pass < 2; ++pass)
+        printf(" %9s %9s %7s %6s ", "best ms", "median ms", "GF/s", "sgemm");
+    printf(" %9s\n", "memory");
+    int code = CLI_OK;
+    for (int i = 0; code == CLI_OK && i < o->rows.count; ++i) {
+        for (int a = 0; code == CLI_OK && a < ALGORITHMS; ++a) {
+            const bool wanted = o->algorithm == a || (o->algorithm == ALGORITHMS && a > 0);
+            if (wanted) code = bench_row(ctx, o, o->rows.at[i], a, sgemm, j);
+        }
+    }
+    return code;
+}

@@ -1,0 +1,62 @@
+/* fattn bench: speed, on this machine, in this run. */
+#include "bench.h"
+
+#include <stdio.h>
+#include <string.h>
+
+static const bench_options defaults = {.rows = {3, {512, 1024, 2048}},
+                                       .head_dim = 64,
+                                       .heads = 8,
+                                       .batch = 1,
+                                       .repeat = 20,
+                                       .seconds = 2,
+                                       .algorithm = 4};
+
+#define FIELD(name) offsetof(bench_options, name)
+static const cli_option table[] = {
+    {"n", CLI_INTS, FIELD(rows), "N,...", 1, 1e7, NULL, "sequence lengths"},
+    {"d", CLI_INT, FIELD(head_dim), "D", 1, 256, NULL, "head dimension"},
+    {"heads", CLI_INT, FIELD(heads), "H", 1, 1024, NULL, "heads"},
+    {"batch", CLI_INT, FIELD(batch), "B", 1, 65536, NULL, "sequences"},
+    {"causal", CLI_FLAG, FIELD(causal), NULL, 0, 0, NULL, "causal mask"},
+    {"dtype", CLI_CHOICE, FIELD(dtype), "T", 0, 0, "f32|f64", "type of the tensors"},
+    {"algorithm", CLI_CHOICE, FIELD(algorithm), "A", 0, 0, "auto|standard|flash1|flash2|all",
+     "which to run"},
+    {"threads", CLI_INT, FIELD(threads), "T", 0, 1024, NULL, "CPU threads; 0: OpenMP's choice"},
+    {"repeat", CLI_INT, FIELD(repeat), "R", 1, 101, NULL, "runs of each pass, at most"},
+    {"seconds", CLI_REAL, FIELD(seconds), "S", 0, 3600, NULL,
+     "start no further run of a pass after S seconds"},
+    {"json", CLI_TEXT, FIELD(json), "FILE", 0, 0, NULL, "write one JSON object per row"},
+    {0}};
+
+static int run(const void *options, int n_operands, char *const *operands) {
+    const bench_options *o = options;
+    for (int i = 0; i < n_operands; ++i) {
+        if (strcmp(operands[i], "attention") != 0)
+            return cli_fail(CLI_USAGE, "\"%s\" is nothing to measure; there is: attention",
+                            operands[i]);
+    }
+    json j;
+    if (!json_open(&j, o->json, false)) return CLI_FAILURE;
+    const fattn_ctx_options options_of_ctx = {.struct_size = sizeof options_of_ctx,
+                                              .cpu_threads = (int)o->threads};
+    fattn_ctx *ctx = NULL;
+    const fattn_status s = fattn_ctx_create(&options_of_ctx, &ctx);
+    int code = s == FATTN_OK ? bench_attention(ctx, o, &j) : cli_status(ctx, s, "context");
+    fattn_ctx_destroy(ctx);
+    if (!json_close(&j)) code = CLI_FAILURE;
+    return code;
+}
+
+const cli_command cmd_bench = {
+    .name = "bench",
+    .operands = "[attention]",
+    .summary = "Measure the speed of the attention kernels",
+    .details =
+        "GFLOP/s forward and backward, and the share of what OpenBLAS's float32 matrix product\n"
+        "reaches on the same threads in the same run.",
+    .options = table,
+    .defaults = &defaults,
+    .size = sizeof defaults,
+    .run = run,
+};
