@@ -4,8 +4,8 @@
 
 enum { FIRST_CAPACITY = 16 };
 
-/* Chunks are made as large as the piece that needs them, not in powers of two: the peak of the first
-   step is then the true need, too. */
+/* Chunks are made as large as the piece that needs them, not in powers of two: the peak of the
+   first step is then the true need, too. */
 static fattn_status add_chunk(fattni_arena *a, size_t bytes) {
     if (a->count == a->capacity) {
         const int capacity = a->capacity ? 2 * a->capacity : FIRST_CAPACITY;

@@ -16,10 +16,10 @@ typedef struct fattni_arena {
     size_t least; /* bytes of the smallest chunk */
     fattni_chunk *chunks;
     int count, capacity;
-    size_t used;  /* bytes handed out since the last reset, padding included */
+    size_t used; /* bytes handed out since the last reset, padding included */
 } fattni_arena;
 
-/* Contents undefined; valid until reset, however much the arena grows. bytes 0 gives NULL. NOMEM. */
+/* Contents undefined; valid until reset, however much the arena grows. 0 bytes give NULL. */
 fattn_status fattni_arena_take(fattni_arena *a, size_t bytes, void **out);
 /* Forgets all pieces. What needed several chunks now gets one, just large enough: the same requests
    in the same order will not allocate again. */

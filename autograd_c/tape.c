@@ -8,7 +8,7 @@
 enum { MAX_OPERANDS = 64, FIRST_VARIABLES = 64, RECORD_ALIGN = 16 };
 enum { LEAST_RECORDS = 16 << 10, LEAST_DATA = 64 << 10 };
 
-static fattn_status fail(fattn_tape *t, fattn_status s) {
+fattn_status fattni_tape_fail(fattn_tape *t, fattn_status s) {
     if (t->status == FATTN_OK) t->status = s;
     return s;
 }
@@ -90,15 +90,16 @@ static fattni_variable *add_variable(fattn_tape *t, const fattn_tensor *value) {
 
 static fattn_status check_variable(fattn_tape *t, const char *who, fattn_var v) {
     if (v.id >= 1 && v.id <= t->count) return FATTN_OK;
-    return fattn_ctx_fail(t->ctx, FATTN_E_ARG, "%s: variable %d is not on this tape, which has 1..%d",
-                          who, v.id, t->count);
+    return fattn_ctx_fail(t->ctx, FATTN_E_ARG,
+                          "%s: variable %d is not on this tape, which has 1..%d", who, v.id,
+                          t->count);
 }
 
 fattn_var fattn_input(fattn_tape *t, const fattn_tensor *x) {
     if (!t || t->status) return (fattn_var){0};
     fattn_status s = fattni_check_tensor(t->ctx, "input", x);
     if (!s) s = reserve(t, 1);
-    if (fail(t, s)) return (fattn_var){0};
+    if (fattni_tape_fail(t, s)) return (fattn_var){0};
     add_variable(t, x);
     return (fattn_var){t->count};
 }
@@ -112,8 +113,8 @@ static bool is_row_major(const fattn_tensor *t) {
     return true;
 }
 
-static fattn_status check_param(fattn_ctx *ctx, const fattn_param *p) {
-    if (!p) return fattn_ctx_fail(ctx, FATTN_E_ARG, "use: param is NULL");
+fattn_status fattni_check_param(fattn_ctx *ctx, const fattn_param *p) {
+    if (!p) return fattn_ctx_fail(ctx, FATTN_E_ARG, "param is NULL");
     const char *name = p->name ? p->name : "param";
     FATTNI_TRY(fattni_check_tensor(ctx, name, &p->value));
     if (!is_float(p->value.dtype))
@@ -142,9 +143,9 @@ static fattn_status check_param(fattn_ctx *ctx, const fattn_param *p) {
 
 fattn_var fattn_use(fattn_tape *t, fattn_param *p) {
     if (!t || t->status) return (fattn_var){0};
-    fattn_status s = check_param(t->ctx, p);
+    fattn_status s = fattni_check_param(t->ctx, p);
     if (!s) s = reserve(t, 1);
-    if (fail(t, s)) return (fattn_var){0};
+    if (fattni_tape_fail(t, s)) return (fattn_var){0};
     fattni_variable *v = add_variable(t, &p->value);
     if (!(p->flags & FATTN_PARAM_FROZEN)) {
         v->wants_grad = v->is_param = true;
@@ -179,8 +180,8 @@ static fattn_status run(const fattni_node *n, const char *stage, fattn_status (*
     return s;
 }
 
-static fattn_status check_def(fattn_ctx *ctx, const fattn_op_def *def, const fattn_var *in, int n_in,
-                              const void *attr, fattn_op_def *known) {
+static fattn_status check_def(fattn_ctx *ctx, const fattn_op_def *def, const fattn_var *in,
+                              int n_in, const void *attr, fattn_op_def *known) {
     if (!def) return fattn_ctx_fail(ctx, FATTN_E_ARG, "op_custom: def is NULL");
     FATTNI_TRY(fattni_take_struct(ctx, "fattn_op_def", def, known, sizeof *known));
     if (!known->name) known->name = "op";
@@ -212,8 +213,13 @@ static fattn_status new_node(fattn_tape *t, const fattn_op_def *def, const fattn
 
     fattni_node *n = node;
     fattn_tensor *const values = tensors;
-    *n = (fattni_node){.previous = t->last, .def = known, .in = ids, .first_out = t->count + 1,
-                       .d_out = values + ni + no, .d_in = values + ni + 2 * no, .fresh = flags,
+    *n = (fattni_node){.previous = t->last,
+                       .def = known,
+                       .in = ids,
+                       .first_out = t->count + 1,
+                       .d_out = values + ni + no,
+                       .d_in = values + ni + 2 * no,
+                       .fresh = flags,
                        .apart = apart};
     uint8_t *const wanted = n->fresh + ni;
     for (int i = 0; i < n_in; ++i) {
@@ -225,11 +231,17 @@ static fattn_status new_node(fattn_tape *t, const fattn_op_def *def, const fattn
         wanted[i] = v->wants_grad && known.backward;
     }
     for (size_t o = 0; o < no; ++o)
-        values[ni + o] = (fattn_tensor){.device = (int32_t)t->ctx->device,
-                                        .device_id = t->ctx->device_id};
+        values[ni + o] =
+            (fattn_tensor){.device = (int32_t)t->ctx->device, .device_id = t->ctx->device_id};
     n->call = (fattn_op_call){
-        .struct_size = sizeof n->call, .ctx = t->ctx, .attr = copy, .in = values, .n_in = n_in,
-        .n_out = known.n_out, .out = values + ni, .wanted = wanted,
+        .struct_size = sizeof n->call,
+        .ctx = t->ctx,
+        .attr = copy,
+        .in = values,
+        .n_in = n_in,
+        .n_out = known.n_out,
+        .out = values + ni,
+        .wanted = wanted,
     };
     *out = n;
     return FATTN_OK;
@@ -244,8 +256,8 @@ static bool lies_inside(const fattn_tensor *part, const fattn_tensor *whole) {
                whole_begin + (uintptr_t)(fattni_extent(whole) * size);
 }
 
-/* Checks out[o] as infer left it and completes its strides. viewed: the input that it lies in, or -1
-   for memory of its own. */
+/* Checks out[o] as infer left it and completes its strides. viewed: the input that it lies in, or
+   -1 for memory of its own. */
 static fattn_status check_output(const fattni_node *n, int o, int *viewed) {
     const fattn_op_call *c = &n->call;
     fattn_tensor *y = &c->out[o];
@@ -263,9 +275,11 @@ static fattn_status check_output(const fattni_node *n, int o, int *viewed) {
     for (int i = 0; i < c->n_in && y->data && *viewed < 0; ++i)
         if (n->in[i] && lies_inside(y, &c->in[i])) *viewed = i;
     if (y->data && *viewed < 0)
-        return fattn_ctx_fail(c->ctx, FATTN_E_ARG, "%s: infer set data, but not inside an input", who);
+        return fattn_ctx_fail(c->ctx, FATTN_E_ARG, "%s: infer set data, but not inside an input",
+                              who);
     if (*viewed < 0 && !n->def.forward)
-        return fattn_ctx_fail(c->ctx, FATTN_E_ARG, "%s: not a view, and the op has no forward", who);
+        return fattn_ctx_fail(c->ctx, FATTN_E_ARG, "%s: not a view, and the op has no forward",
+                              who);
     return fattni_check_layout(c->ctx, who, y);
 }
 
@@ -318,7 +332,7 @@ fattn_var fattn_op_custom(fattn_tape *t, const fattn_op_def *def, const fattn_va
     fattni_node *n;
     fattn_status s = new_node(t, def, in, n_in, attr, &n);
     if (!s) s = run_forward(t, n);
-    if (fail(t, s)) return (fattn_var){0};
+    if (fattni_tape_fail(t, s)) return (fattn_var){0};
     if (n->wants_backward) {
         t->last = n;
     } else {
@@ -327,8 +341,8 @@ fattn_var fattn_op_custom(fattn_tape *t, const fattn_op_def *def, const fattn_va
     return (fattn_var){n->first_out};
 }
 
-/* Gradient places of all inputs. Two that may share elements must not both be written by the op: the
-   later one gets memory of its own, to be added afterwards. */
+/* Gradient places of all inputs. Two that may share elements must not both be written by the op:
+   the later one gets memory of its own, to be added afterwards. */
 static fattn_status open_inputs(fattn_tape *t, fattni_node *n) {
     const fattn_op_call *c = &n->call;
     for (int i = 0; i < c->n_in; ++i) {
@@ -406,7 +420,7 @@ static fattn_status backward(fattn_tape *t, fattn_var scalar) {
 
 fattn_status fattn_tape_backward(fattn_tape *t, fattn_var scalar) {
     if (!t) return FATTN_E_ARG;
-    return t->status ? t->status : fail(t, backward(t, scalar));
+    return t->status ? t->status : fattni_tape_fail(t, backward(t, scalar));
 }
 
 fattn_status fattn_tape_value(fattn_tape *t, fattn_var v, fattn_tensor *view) {
@@ -423,7 +437,8 @@ fattn_status fattn_tape_keep_grad(fattn_tape *t, fattn_var v) {
     if (t->status) return t->status;
     FATTNI_TRY(check_variable(t, "keep_grad", v));
     if (!t->variables[v.id].wants_grad)
-        return fattn_ctx_fail(t->ctx, FATTN_E_STATE, "keep_grad: variable %d has no gradient", v.id);
+        return fattn_ctx_fail(t->ctx, FATTN_E_STATE, "keep_grad: variable %d has no gradient",
+                              v.id);
     if (t->ran_back)
         return fattn_ctx_fail(t->ctx, FATTN_E_STATE, "keep_grad: backward has run already");
     t->variables[t->variables[v.id].base].keep_grad = true;
@@ -435,8 +450,7 @@ fattn_status fattn_tape_grad(fattn_tape *t, fattn_var v, fattn_tensor *view) {
     if (t->status) return t->status;
     if (!view) return fattn_ctx_fail(t->ctx, FATTN_E_ARG, "grad: view is NULL");
     FATTNI_TRY(check_variable(t, "grad", v));
-    if (!t->ran_back)
-        return fattn_ctx_fail(t->ctx, FATTN_E_STATE, "grad: backward has not run");
+    if (!t->ran_back) return fattn_ctx_fail(t->ctx, FATTN_E_STATE, "grad: backward has not run");
     const fattni_variable *x = &t->variables[v.id], *base = &t->variables[x->base];
     if (!x->wants_grad)
         return fattn_ctx_fail(t->ctx, FATTN_E_STATE, "grad: variable %d has no gradient", v.id);
@@ -460,8 +474,8 @@ fattn_status fattn_tape_item(fattn_tape *t, fattn_var v, double *out) {
     const fattn_tensor *x = &t->variables[v.id].value;
     char text[96];
     if (fattn_tensor_numel(x) != 1)
-        return fattn_ctx_fail(t->ctx, FATTN_E_SHAPE, "item: variable %d is %s, not one number", v.id,
-                              fattni_shape_text(x, text, sizeof text));
+        return fattn_ctx_fail(t->ctx, FATTN_E_SHAPE, "item: variable %d is %s, not one number",
+                              v.id, fattni_shape_text(x, text, sizeof text));
     *out = fattni_load(x->data, x->dtype, 0);
     return FATTN_OK;
 }

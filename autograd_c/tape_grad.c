@@ -96,7 +96,7 @@ static void zero_untouched(fattni_variable *base) {
     c->all = true;
 }
 
-/* Makes room for [begin, end) in the sorted runs, joining neighbours; false when there are too many. */
+/* Enters [begin, end) into the sorted runs, joining neighbours; false when there are too many. */
 static bool insert_run(fattni_cover *c, int64_t begin, int64_t end) {
     int at = 0;
     while (at < c->runs && c->end[at] < begin) ++at;
@@ -142,10 +142,12 @@ static bool mark_written(fattni_variable *base, const fattni_variable *v) {
     return false;
 }
 
-fattn_status fattni_block_take(fattn_tape *t, fattni_arena *from, size_t bytes, fattni_block **out) {
+fattn_status fattni_block_take(fattn_tape *t, fattni_arena *from, size_t bytes,
+                               fattni_block **out) {
     fattni_block **best = NULL;
     for (fattni_block **b = &t->free_blocks; *b; b = &(*b)->next)
-        if ((*b)->bytes >= bytes && (*b)->bytes / 2 <= bytes && (!best || (*b)->bytes < (*best)->bytes))
+        if ((*b)->bytes >= bytes && (*b)->bytes / 2 <= bytes &&
+            (!best || (*b)->bytes < (*best)->bytes))
             best = b;
     if (best) {
         *out = *best;

@@ -5,10 +5,11 @@
 
    Memory has four parts: `records` (nodes, ids, attributes), `values` (outputs and saved buffers:
    live from forward to backward), `grads` (gradients of variables), and one `workspace` block as
-   large as the largest call needs. A gradient buffer is allocated when the first consumer writes and
-   goes to a free list when the op that made the variable has run back; so do saved buffers. A free
-   block serves a request of at least half its size and is never split: which block serves which
-   request depends on the sequence of sizes only, so each step needs exactly what the first one did.
+   large as the largest call needs. A gradient buffer is allocated when the first consumer writes
+   and goes to a free list when the op that made the variable has run back; so do saved buffers. A
+   free block serves a request of at least half its size and is never split: which block serves
+   which request depends on the sequence of sizes only, so each step needs exactly what the first
+   one did.
 
    Views. A view is an output that lies in the memory of an input. Its `base` is the variable that
    owns the memory (never itself a view), and its gradient is the same place in the base's gradient,
@@ -16,10 +17,11 @@
    of the base: dq, dk and dv of three slices of one qkv product land in one dqkv.
 
    Each base tracks which part of its gradient has been written: `cover`. The usual slices (heads of
-   a packed projection, a range of rows) are column ranges of the memory seen as a matrix: `columns`.
-   A writer whose columns are untouched so far overwrites (fresh); one whose columns are all written
-   adds; anything between first gets the untouched rest of the base zeroed, then adds. What no writer
-   touched is zeroed before the gradient is read. Slices that tile their base are never zeroed. */
+   a packed projection, a range of rows) are column ranges of the memory seen as a matrix:
+   `columns`. A writer whose columns are untouched so far overwrites (fresh); one whose columns are
+   all written adds; anything between first gets the untouched rest of the base zeroed, then adds.
+   What no writer touched is zeroed before the gradient is read. Slices that tile their base are
+   never zeroed. */
 #ifndef FATTNI_TAPE_NODES_H
 #define FATTNI_TAPE_NODES_H
 
@@ -29,7 +31,9 @@
 
 /* Memory of `extent` elements as rows of `pitch` elements (the last may be short): elements
    [begin, end) of every row. pitch 0: a region of another form. */
-typedef struct fattni_columns { int64_t pitch, begin, end; } fattni_columns;
+typedef struct fattni_columns {
+    int64_t pitch, begin, end;
+} fattni_columns;
 
 enum { FATTNI_COVER_RUNS = 8 };
 
@@ -50,10 +54,10 @@ typedef struct fattni_block {
 
 typedef struct fattni_variable {
     fattn_tensor value;
-    int32_t base;     /* own id unless a view */
+    int32_t base; /* own id unless a view */
     bool wants_grad;
-    bool keep_grad;   /* do not recycle the gradient */
-    bool is_param;    /* grad is the caller's and is always added to */
+    bool keep_grad; /* do not recycle the gradient */
+    bool is_param;  /* grad is the caller's and is always added to */
     /* of bases only */
     fattn_tensor grad;    /* data NULL before the first writer and after release */
     fattni_block *memory; /* of grad; NULL for a parameter */
@@ -63,11 +67,11 @@ typedef struct fattni_variable {
 typedef struct fattni_node {
     struct fattni_node *previous;
     fattn_op_def def;
-    const int32_t *in;    /* ids [n_in] */
-    int32_t first_out;    /* id of the first output */
+    const int32_t *in; /* ids [n_in] */
+    int32_t first_out; /* id of the first output */
     bool wants_backward;
-    fattni_block *saved;  /* memory of call.saved; NULL when there is none */
-    fattn_op_call call;   /* as forward saw it; backward fills the rest */
+    fattni_block *saved;        /* memory of call.saved; NULL when there is none */
+    fattn_op_call call;         /* as forward saw it; backward fills the rest */
     fattn_tensor *d_out, *d_in; /* what call's const pointers point to */
     uint8_t *fresh;
     fattni_block **apart; /* [n_in] d_in that would overlap another one: added afterwards */
@@ -86,6 +90,12 @@ struct fattn_tape {
     size_t workspace_bytes;
 };
 
+/* Makes s the tape's status unless it has failed before; returns s. For ops that fail before they
+   are recorded. */
+fattn_status fattni_tape_fail(fattn_tape *t, fattn_status s);
+/* A floating value, row-major; unless frozen, a gradient of its shape, and its dtype or F32. ARG,
+   DTYPE, SHAPE, DEVICE. */
+fattn_status fattni_check_param(fattn_ctx *ctx, const fattn_param *p);
 /* Elements between the first and the last one of t, both included, for strides >= 0; 0: empty. */
 int64_t fattni_extent(const fattn_tensor *t);
 /* OK when no two elements of t share a place and no stride is negative; else SHAPE with a

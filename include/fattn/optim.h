@@ -14,14 +14,18 @@ typedef struct fattn_adamw_options {
 } fattn_adamw_options;
 
 FATTN_API void fattn_adamw_defaults(fattn_adamw_options *opt); /* what opt->struct_size covers */
-/* Keeps the pointers; frozen params are skipped. Learning rate 1e-3 until set. opt NULL = defaults. */
+/* Keeps the pointers, which must differ; frozen params are skipped, and may not be thawed later.
+   Learning rate 1e-3 until set. opt NULL = defaults. */
 FATTN_API FATTN_CHECKED fattn_status fattn_adamw_create(fattn_ctx *ctx,
                                                         const fattn_adamw_options *opt,
                                                         fattn_param *const *params, int n,
                                                         fattn_adamw **out);
 /* lr and the step count live on the device: captured graphs replay right. */
 FATTN_API FATTN_CHECKED fattn_status fattn_adamw_set_lr(fattn_adamw *a, float lr);
-/* Clip, update, zero the gradients. */
+/* Clip, update, zero the gradients: g *= min(1, max_grad_norm/|g|); p *= 1 - lr*weight_decay unless
+   NO_DECAY; m = beta1 m + (1-beta1) g; v = beta2 v + (1-beta2) g^2; p -= lr (m/(1-beta1^t)) /
+   (sqrt(v/(1-beta2^t)) + eps). When |g| is not finite, parameters, state and step count stay as they
+   are and only the gradients are zeroed: fattn_adamw_grad_norm tells. */
 FATTN_API FATTN_CHECKED fattn_status fattn_adamw_step(fattn_adamw *a);
 /* 2-norm of all gradients at the last step, before clipping; syncs. STATE before the first. */
 FATTN_API FATTN_CHECKED fattn_status fattn_adamw_grad_norm(fattn_adamw *a, double *out);

@@ -44,8 +44,11 @@ static fattn_status mul_backward(fattn_op_call *c) {
         }
     return FATTN_OK;
 }
-static const fattn_op_def mul_def = {.struct_size = sizeof mul_def, .n_out = 1, .name = "mul",
-                                     .infer = mul_infer, .forward = mul_forward,
+static const fattn_op_def mul_def = {.struct_size = sizeof mul_def,
+                                     .n_out = 1,
+                                     .name = "mul",
+                                     .infer = mul_infer,
+                                     .forward = mul_forward,
                                      .backward = mul_backward};
 static fattn_var mul(fattn_tape *t, fattn_var a, fattn_var b) {
     return fattn_op_custom(t, &mul_def, (fattn_var[]){a, b}, 2, NULL);
@@ -67,26 +70,39 @@ static fattn_status sum_backward(fattn_op_call *c) {
         *at(&c->d_in[0], e) = d + (c->d_in_fresh[0] ? 0 : *at(&c->d_in[0], e));
     return FATTN_OK;
 }
-static const fattn_op_def sum_def = {.struct_size = sizeof sum_def, .n_out = 1, .name = "sum",
-                                     .infer = sum_infer, .forward = sum_forward,
+static const fattn_op_def sum_def = {.struct_size = sizeof sum_def,
+                                     .n_out = 1,
+                                     .name = "sum",
+                                     .infer = sum_infer,
+                                     .forward = sum_forward,
                                      .backward = sum_backward};
-static fattn_var sum(fattn_tape *t, fattn_var x) { return fattn_op_custom(t, &sum_def, &x, 1, NULL); }
+static fattn_var sum(fattn_tape *t, fattn_var x) {
+    return fattn_op_custom(t, &sum_def, &x, 1, NULL);
+}
 
 /* Columns [begin, end) of a matrix, a view. */
-typedef struct range { int64_t dim, begin, end; } range;
+typedef struct range {
+    int64_t dim, begin, end;
+} range;
 static fattn_status slice_infer(fattn_op_call *c) {
     const range *r = c->attr;
     c->out[0] = fattn_tensor_slice(&c->in[0], (int)r->dim, r->begin, r->end);
     return FATTN_OK;
 }
-static const fattn_op_def slice_def = {.struct_size = sizeof slice_def, .attr_size = sizeof(range),
-                                       .n_out = 1, .name = "slice", .infer = slice_infer};
+static const fattn_op_def slice_def = {.struct_size = sizeof slice_def,
+                                       .attr_size = sizeof(range),
+                                       .n_out = 1,
+                                       .name = "slice",
+                                       .infer = slice_infer};
 static fattn_var slice(fattn_tape *t, fattn_var x, int64_t dim, int64_t begin, int64_t end) {
     const range r = {dim, begin, end};
     return fattn_op_custom(t, &slice_def, &x, 1, &r);
 }
 
-typedef struct leaf { double value[12], grad[12]; fattn_param p; } leaf;
+typedef struct leaf {
+    double value[12], grad[12];
+    fattn_param p;
+} leaf;
 static void make_leaf(leaf *l, int64_t rows, int64_t columns) {
     for (int i = 0; i < 12; ++i) l->value[i] = 1 + 0.5 * i, l->grad[i] = 0;
     const int64_t shape[] = {rows, columns};
@@ -115,7 +131,8 @@ Test(tape, value_item_and_gradient) {
     make_leaf(&a, 3, 4);
     make_leaf(&b, 3, 4);
     b.grad[5] = 100; /* gradients are added */
-    const fattn_var x = fattn_use(tape, &a.p), y = fattn_use(tape, &b.p), s = sum(tape, mul(tape, x, y));
+    const fattn_var x = fattn_use(tape, &a.p), y = fattn_use(tape, &b.p),
+                    s = sum(tape, mul(tape, x, y));
     double want = 0, got = 0;
     for (int i = 0; i < 12; ++i) want += a.value[i] * b.value[i];
     cr_assert_eq(fattn_tape_item(tape, s, &got), FATTN_OK);
@@ -151,7 +168,8 @@ Test(tape, views_write_into_the_gradient_of_their_base) {
     cr_assert_eq(fattn_tape_grad(tape, right, &dright), FATTN_OK);
     cr_assert_eq(dright.data, (double *)dx.data + 2);
     for (int i = 0; i < 3; ++i) {
-        const double l = a.value[4 * i] * b.value[4 * i], r = a.value[4 * i + 2] * b.value[4 * i + 2];
+        const double l = a.value[4 * i] * b.value[4 * i],
+                     r = a.value[4 * i + 2] * b.value[4 * i + 2];
         const double want[4] = {r, 0, l, 0};
         for (int j = 0; j < 4; ++j) {
             cr_assert_eq(*at(&dx, 4 * i + j), want[j]);

@@ -1,0 +1,304 @@
+/* Analytic gradients of a graph against difference quotients.
+
+   The output y is contracted with a random cotangent c: got = d(c.y)/dx from the tape; want =
+   c.(y(x+h) - y(x-h)) / 2h, or with five points
+   c.(8 (y(x+h) - y(x-h)) - (y(x+2h) - y(x-2h))) / 12h.
+   Outputs are subtracted before they are summed: those that a coordinate does not reach cancel
+   exactly. */
+#include "internal.h"
+#include "philox.h"
+
+#include <fattn/check.h>
+
+#include <float.h>
+#include <math.h>
+#include <stdio.h>
+
+enum { COTANGENT_STREAM = 0x67726164, SAMPLE_STREAM = 0x73616d70 };
+
+typedef struct checker {
+    fattn_ctx *ctx;
+    fattn_graph_fn fn;
+    void *user;
+    const fattn_tensor *inputs;
+    int n;
+    fattn_gradcheck_options opt;
+    fattn_tape *tape;
+    fattn_param *params;    /* [n] row-major copies of the F64 inputs; data NULL for the others */
+    fattn_var *in;          /* [n] */
+    fattn_tensor cotangent; /* as y, row-major */
+    fattn_tensor high, low; /* as y, row-major: y at x + kh and x - kh */
+    fattn_report report;
+    double aa, bb, ab, squares, worst; /* worst: largest error over its bound */
+} checker;
+
+static double *element(const fattn_tensor *t, int64_t e) {
+    int64_t offset = 0;
+    for (int d = t->ndim - 1; d >= 0; --d) {
+        offset += e % t->shape[d] * t->stride[d];
+        e /= t->shape[d];
+    }
+    return (double *)t->data + offset;
+}
+
+/* The op on top of the user's graph: sum of y*c, differentiated with respect to y. */
+static fattn_status dot_infer(fattn_op_call *c) {
+    c->out[0].dtype = FATTN_F64;
+    return FATTN_OK;
+}
+
+static fattn_status dot_forward(fattn_op_call *c) {
+    double sum = 0;
+    for (int64_t e = 0, count = fattn_tensor_numel(&c->in[0]); e < count; ++e)
+        sum += *element(&c->in[0], e) * *element(&c->in[1], e);
+    *(double *)c->out[0].data = sum;
+    return FATTN_OK;
+}
+
+static fattn_status dot_backward(fattn_op_call *c) {
+    const double d = *(const double *)c->d_out[0].data;
+    for (int64_t e = 0, count = fattn_tensor_numel(&c->in[0]); e < count && c->d_in[0].data; ++e) {
+        double *to = element(&c->d_in[0], e);
+        *to = d * *element(&c->in[1], e) + (c->d_in_fresh[0] ? 0 : *to);
+    }
+    return FATTN_OK;
+}
+
+static const fattn_op_def dot = {.struct_size = sizeof dot,
+                                 .n_out = 1,
+                                 .name = "gradcheck",
+                                 .infer = dot_infer,
+                                 .forward = dot_forward,
+                                 .backward = dot_backward};
+
+/* Records the user's graph anew; y is its output. */
+static fattn_status evaluate(checker *k, bool with_gradient, fattn_var *out, fattn_tensor *y) {
+    fattn_tape_reset(k->tape);
+    for (int i = 0; i < k->n; ++i) {
+        k->params[i].flags = with_gradient ? 0 : FATTN_PARAM_FROZEN;
+        k->in[i] = k->inputs[i].dtype == FATTN_F64 ? fattn_use(k->tape, &k->params[i])
+                                                   : fattn_input(k->tape, &k->inputs[i]);
+    }
+    *out = k->fn(k->tape, k->in, k->n, k->user);
+    FATTNI_TRY(fattn_tape_status(k->tape));
+    FATTNI_TRY(fattn_tape_value(k->tape, *out, y));
+    if (y->dtype != FATTN_F64)
+        return fattn_ctx_fail(k->ctx, FATTN_E_DTYPE, "gradcheck: the output is %s, not f64",
+                              fattn_dtype_name((fattn_dtype)y->dtype));
+    return FATTN_OK;
+}
+
+/* Fills the params' gradients; makes the buffers that are as large as y. */
+static fattn_status analytic(checker *k) {
+    fattn_var out;
+    fattn_tensor y;
+    FATTNI_TRY(evaluate(k, true, &out, &y));
+    fattn_tensor *const like_y[] = {&k->cotangent, &k->high, &k->low};
+    for (int i = 0; i < 3; ++i)
+        FATTNI_TRY(fattn_tensor_alloc(k->ctx, FATTN_F64, y.ndim, y.shape, like_y[i]));
+    const fattn_rng rng = {.seed = k->opt.seed, .stream = COTANGENT_STREAM};
+    FATTNI_TRY(fattn_tensor_normal(k->ctx, &k->cotangent, 0, 1, rng));
+    const fattn_var operands[] = {out, fattn_input(k->tape, &k->cotangent)};
+    return fattn_tape_backward(k->tape, fattn_op_custom(k->tape, &dot, operands, 2, NULL));
+}
+
+/* c.(y(x + step) - y(x - step)) for x = *coordinate, which is left as it was. */
+static fattn_status difference(checker *k, double *coordinate, double step, double *out) {
+    const double x = *coordinate;
+    fattn_tensor *const sides[] = {&k->high, &k->low};
+    fattn_status s = FATTN_OK;
+    for (int side = 0; side < 2 && !s; ++side) {
+        fattn_var ignored;
+        fattn_tensor y;
+        *coordinate = side ? x - step : x + step;
+        s = evaluate(k, false, &ignored, &y);
+        if (!s) s = fattn_tensor_copy(k->ctx, sides[side], &y); /* refuses another shape */
+    }
+    *coordinate = x;
+    if (s) return s;
+    double sum = 0;
+    const double *high = k->high.data, *low = k->low.data, *c = k->cotangent.data;
+    for (int64_t e = 0, count = fattn_tensor_numel(&k->high); e < count; ++e)
+        if (high[e] != low[e]) sum += c[e] * (high[e] - low[e]); /* equal infinities: no change */
+    *out = sum;
+    return FATTN_OK;
+}
+
+static fattn_status quotient(checker *k, double *coordinate, double *out) {
+    const double x = *coordinate, size = k->opt.step * fmax(1, fabs(x));
+    const volatile double moved = x + size; /* volatile: rounded to double, and not folded away */
+    const double h = moved - x;
+    double one, two;
+    FATTNI_TRY(difference(k, coordinate, h, &one));
+    if (k->opt.order == 2) {
+        *out = one / (2 * h);
+        return FATTN_OK;
+    }
+    FATTNI_TRY(difference(k, coordinate, 2 * h, &two));
+    *out = (8 * one - two) / (12 * h);
+    return FATTN_OK;
+}
+
+static void compare(checker *k, int input, int64_t e, double got, double want) {
+    fattn_report *r = &k->report;
+    const fattn_tolerance tol = k->opt.tol;
+    double excess = INFINITY;
+    r->checked += 1;
+    if (isfinite(got) && isfinite(want)) {
+        const double error = fabs(got - want);
+        r->max_abs = fmax(r->max_abs, error);
+        r->max_rel = fmax(r->max_rel, error / fmax(fabs(want), tol.atol));
+        k->squares += error * error;
+        k->aa += got * got, k->bb += want * want, k->ab += got * want;
+        excess = error / (tol.atol + tol.rtol * fabs(want));
+    } else {
+        r->nonfinite += 1;
+    }
+    if (excess > 1) r->failed += 1;
+    if (excess <= k->worst) return;
+    k->worst = excess;
+    r->worst_input = input;
+    r->worst_got = got;
+    r->worst_want = want;
+    const fattn_tensor *x = &k->params[input].value;
+    for (int d = x->ndim - 1; d >= 0; --d) {
+        r->worst_at[d] = e % x->shape[d];
+        e /= x->shape[d];
+    }
+}
+
+/* Coordinate number k of m out of n: one from each of m ranges of nearly equal size, both ends. */
+static int64_t sample(uint64_t seed, int input, int64_t k, int64_t m, int64_t n) {
+    if (k == 0) return 0;
+    if (k == m - 1) return n - 1;
+    const int64_t begin = k * (n / m) + fattni_min(k, n % m), size = n / m + (k < n % m);
+    const fattni_block counter = {
+        {(uint32_t)k, (uint32_t)(k >> 32), (uint32_t)input, SAMPLE_STREAM}};
+    return begin + (int64_t)(fattni_philox(seed, counter).w[0] % (uint64_t)size);
+}
+
+static fattn_status check_input(checker *k, int input) {
+    fattn_tensor *const x = &k->params[input].value, *const dx = &k->params[input].grad;
+    const int64_t n = fattn_tensor_numel(x);
+    const int64_t m = k->opt.max_coords ? fattni_min(n, fattni_max(2, k->opt.max_coords)) : n;
+    for (int64_t c = 0; c < m; ++c) {
+        const int64_t e = sample(k->opt.seed, input, c, m, n);
+        double want;
+        FATTNI_TRY(quotient(k, (double *)x->data + e, &want));
+        compare(k, input, e, ((const double *)dx->data)[e], want);
+    }
+    return FATTN_OK;
+}
+
+static fattn_status take_options(checker *k, const fattn_gradcheck_options *opt) {
+    fattn_gradcheck_options o = {.struct_size = sizeof o};
+    if (opt) FATTNI_TRY(fattni_take_struct(k->ctx, "fattn_gradcheck_options", opt, &o, sizeof o));
+    if (o.order != 0 && o.order != 2 && o.order != 4)
+        return fattn_ctx_fail(k->ctx, FATTN_E_ARG, "gradcheck: order %d is neither 2 nor 4",
+                              o.order);
+    const double numbers[] = {o.step, o.tol.atol, o.tol.rtol, o.tol.cosine, (double)o.max_coords};
+    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; ++i)
+        if (!(numbers[i] >= 0 && isfinite(numbers[i])))
+            return fattn_ctx_fail(k->ctx, FATTN_E_ARG,
+                                  "gradcheck: step %g, atol %g, rtol %g, cosine %g, max_coords %g: "
+                                  "negative or not finite",
+                                  numbers[0], numbers[1], numbers[2], numbers[3], numbers[4]);
+    if (o.order == 0) o.order = 2;
+    if (o.step == 0) o.step = pow(DBL_EPSILON, 1.0 / (o.order + 1));
+    if (o.tol.atol == 0) o.tol.atol = 1e-8;
+    if (o.tol.rtol == 0) o.tol.rtol = 1e-6;
+    k->opt = o;
+    return FATTN_OK;
+}
+
+static fattn_status check_inputs(const checker *k) {
+    int differentiable = 0;
+    for (int i = 0; i < k->n; ++i) {
+        char name[32];
+        snprintf(name, sizeof name, "gradcheck: input %d", i);
+        FATTNI_TRY(fattni_check_tensor(k->ctx, name, &k->inputs[i]));
+        if (k->inputs[i].dtype != FATTN_F64 && k->inputs[i].dtype != FATTN_I32)
+            return fattn_ctx_fail(k->ctx, FATTN_E_DTYPE, "%s is %s, neither f64 nor i32", name,
+                                  fattn_dtype_name((fattn_dtype)k->inputs[i].dtype));
+        differentiable += k->inputs[i].dtype == FATTN_F64;
+    }
+    if (differentiable) return FATTN_OK;
+    return fattn_ctx_fail(k->ctx, FATTN_E_ARG, "gradcheck: none of the %d inputs is f64", k->n);
+}
+
+static fattn_status run(checker *k) {
+    void *params, *in;
+    FATTNI_TRY(fattni_alloc(k->ctx, (size_t)k->n * sizeof *k->params, &params));
+    k->params = params;
+    memset(params, 0, (size_t)k->n * sizeof *k->params);
+    FATTNI_TRY(fattni_alloc(k->ctx, (size_t)k->n * sizeof *k->in, &in));
+    k->in = in;
+    for (int i = 0; i < k->n; ++i) {
+        const fattn_tensor *x = &k->inputs[i];
+        fattn_param *p = &k->params[i];
+        if (x->dtype != FATTN_F64) continue;
+        FATTNI_TRY(fattn_tensor_alloc(k->ctx, FATTN_F64, x->ndim, x->shape, &p->value));
+        FATTNI_TRY(fattn_tensor_alloc(k->ctx, FATTN_F64, x->ndim, x->shape, &p->grad));
+        FATTNI_TRY(fattn_tensor_copy(k->ctx, &p->value, x));
+        const size_t bytes = (size_t)fattn_tensor_numel(x) * sizeof(double);
+        if (bytes) memset(p->grad.data, 0, bytes);
+    }
+    FATTNI_TRY(fattn_tape_create(k->ctx, &k->tape));
+    FATTNI_TRY(analytic(k));
+    for (int i = 0; i < k->n; ++i)
+        if (k->inputs[i].dtype == FATTN_F64) FATTNI_TRY(check_input(k, i));
+    return FATTN_OK;
+}
+
+static void release(checker *k) {
+    fattn_tape_destroy(k->tape);
+    fattn_tensor_free(k->ctx, &k->cotangent);
+    fattn_tensor_free(k->ctx, &k->high);
+    fattn_tensor_free(k->ctx, &k->low);
+    for (int i = 0; i < k->n && k->params; ++i) {
+        fattn_tensor_free(k->ctx, &k->params[i].value);
+        fattn_tensor_free(k->ctx, &k->params[i].grad);
+    }
+    fattni_free(k->ctx, k->in, (size_t)k->n * sizeof *k->in);
+    fattni_free(k->ctx, k->params, (size_t)k->n * sizeof *k->params);
+}
+
+/* Completes the report; MISMATCH with a sentence. */
+static fattn_status judge(checker *k) {
+    fattn_report *r = &k->report;
+    const int64_t finite = r->checked - r->nonfinite;
+    r->rms = finite ? sqrt(k->squares / (double)finite) : 0;
+    r->cosine = k->aa + k->bb > 0 ? 1 - 2 * k->ab / (k->aa + k->bb) : 0;
+    r->passed = r->failed == 0 && (k->opt.tol.cosine == 0 || r->cosine <= k->opt.tol.cosine);
+    if (r->passed) return FATTN_OK;
+    return fattn_ctx_fail(k->ctx, FATTN_E_MISMATCH,
+                          "gradcheck: %lld of %lld coordinates fail (%lld non-finite), cosine "
+                          "distance %.3g; worst: input %d at [%lld,%lld,%lld,%lld,%lld]: gradient "
+                          "%.12g, difference quotient %.12g",
+                          (long long)r->failed, (long long)r->checked, (long long)r->nonfinite,
+                          r->cosine, r->worst_input, (long long)r->worst_at[0],
+                          (long long)r->worst_at[1], (long long)r->worst_at[2],
+                          (long long)r->worst_at[3], (long long)r->worst_at[4], r->worst_got,
+                          r->worst_want);
+}
+
+fattn_status fattn_gradcheck(fattn_ctx *ctx, fattn_graph_fn fn, void *user,
+                             const fattn_tensor *inputs, int n, const fattn_gradcheck_options *opt,
+                             fattn_report *out) {
+    if (!ctx) return FATTN_E_ARG;
+    if (!fn || !inputs || n < 1 || !out)
+        return fattn_ctx_fail(ctx, FATTN_E_ARG,
+                              "gradcheck: fn, inputs or report is NULL, or n is %d", n);
+    checker k = {.ctx = ctx, .fn = fn, .user = user, .inputs = inputs, .n = n, .worst = -1};
+    FATTNI_TRY(fattni_take_struct(ctx, "fattn_report", out, &k.report, sizeof k.report));
+    const uint32_t size = k.report.struct_size;
+    k.report = (fattn_report){.struct_size = size};
+    FATTNI_TRY(take_options(&k, opt));
+    FATTNI_TRY(check_inputs(&k));
+    fattn_status s = run(&k);
+    release(&k);
+    if (s) return s;
+    s = judge(&k);
+    memcpy(out, &k.report, size < sizeof k.report ? size : sizeof k.report);
+    return s;
+}
