@@ -88,10 +88,12 @@ const char *fattn_ctx_error(const fattn_ctx *ctx) { return ctx ? ctx->error : ""
 
 fattn_status fattn_ctx_fail(fattn_ctx *ctx, fattn_status s, const char *format, ...) {
     if (!ctx) return s;
+    char text[FATTNI_ERROR_BYTES]; /* an argument may be the old sentence */
     va_list arguments;
     va_start(arguments, format);
-    vsnprintf(ctx->error, sizeof ctx->error, format, arguments);
+    vsnprintf(text, sizeof text, format, arguments);
     va_end(arguments);
+    memcpy(ctx->error, text, sizeof text);
     if (ctx->log) ctx->log(ctx->log_user, FATTN_LOG_ERROR, ctx->error);
     return s;
 }

@@ -32,6 +32,8 @@ const char *fattn_dtype_name(fattn_dtype t) {
 
 int64_t fattn_tensor_numel(const fattn_tensor *t) {
     int64_t n = 1;
+    for (int d = 0; d < t->ndim; ++d)
+        if (t->shape[d] == 0) return 0; /* before the others' product overflows */
     for (int d = 0; d < t->ndim; ++d) n *= t->shape[d];
     return n;
 }
@@ -39,11 +41,11 @@ int64_t fattn_tensor_numel(const fattn_tensor *t) {
 fattn_tensor fattn_tensor_view(void *data, fattn_dtype t, fattn_device dev, int32_t id, int ndim,
                                const int64_t *shape) {
     fattn_tensor v = {.data = data, .ndim = ndim, .dtype = t, .device = dev, .device_id = id};
-    int64_t stride = 1;
+    uint64_t stride = 1; /* may wrap, where another dimension is 0 and no element is reached */
     for (int d = ndim - 1; d >= 0; --d) {
         v.shape[d] = shape[d];
-        v.stride[d] = stride;
-        stride *= shape[d];
+        v.stride[d] = (int64_t)stride;
+        stride *= (uint64_t)shape[d];
     }
     return v;
 }

@@ -45,8 +45,10 @@ Test(compare, one_element_beyond_its_bound_fails_and_is_named) {
 
 /* Zeros, ones and nearly-ones: relative bounds must not hide them. */
 Test(compare, default_tolerances_are_tight) {
-    static const struct { fattn_dtype t; double step; } rows[] = {
-        {FATTN_F64, 5e-12}, {FATTN_F32, 1e-5}, {FATTN_F16, 1e-2}, {FATTN_BF16, 0.1}};
+    static const struct {
+        fattn_dtype t;
+        double step;
+    } rows[] = {{FATTN_F64, 5e-12}, {FATTN_F32, 1e-5}, {FATTN_F16, 1e-2}, {FATTN_BF16, 0.1}};
     for (int n = 0; n < 4; ++n) {
         double wide_a[2] = {1, 0}, wide_b[2] = {1, rows[n].step}, room_a[2], room_b[2];
         const fattn_tensor from_a = row(wide_a, FATTN_F64, 2), from_b = row(wide_b, FATTN_F64, 2);
@@ -60,10 +62,9 @@ Test(compare, default_tolerances_are_tight) {
 }
 
 Test(compare, non_finite_values_must_sit_in_the_same_places) {
-    static const double cases[][2] = {{NAN, NAN},           {INFINITY, INFINITY},
-                                      {-INFINITY, -INFINITY}, {NAN, 1},
-                                      {1, NAN},             {INFINITY, 1e308},
-                                      {INFINITY, -INFINITY}, {NAN, INFINITY}};
+    static const double cases[][2] = {
+        {NAN, NAN}, {INFINITY, INFINITY}, {-INFINITY, -INFINITY}, {NAN, 1},
+        {1, NAN},   {INFINITY, 1e308},    {INFINITY, -INFINITY},  {NAN, INFINITY}};
     for (int n = 0; n < 8; ++n) {
         double a[3] = {1, cases[n][0], 2}, b[3] = {1, cases[n][1], 2};
         const fattn_tensor got = row(a, FATTN_F64, 3), want = row(b, FATTN_F64, 3);
@@ -84,7 +85,8 @@ Test(compare, non_finite_values_must_sit_in_the_same_places) {
 Test(compare, a_common_lean_fails_by_cosine) {
     enum { N = 1000 };
     double a[N], b[N];
-    for (int i = 0; i < N; ++i) a[i] = i % 2 ? 1 : -1, b[i] = 1.01 * a[i];
+    for (int i = 0; i < N; ++i)
+        a[i] = i % 2 ? 1 : -1, b[i] = 1.01 * a[i];
     const fattn_tensor want = row(a, FATTN_F64, N), got = row(b, FATTN_F64, N);
     fattn_report r = {.struct_size = sizeof r};
     const fattn_tolerance elementwise = {.atol = 1e-9, .rtol = 0.02, .cosine = 1e-4};
@@ -122,9 +124,11 @@ Test(compare, an_exact_baseline_leaves_the_rounding_floor) {
 Test(compare, strides_dtypes_and_sizes) {
     float columns[3][2] = {{1, 4}, {2, 5}, {3, 6}};
     double rows[2][3] = {{1, 2, 3}, {4, 5, 6}};
-    const fattn_tensor c = fattn_tensor_view(columns, FATTN_F32, FATTN_CPU, 0, 2, (int64_t[]){3, 2});
+    const fattn_tensor c =
+        fattn_tensor_view(columns, FATTN_F32, FATTN_CPU, 0, 2, (int64_t[]){3, 2});
     const fattn_tensor got = fattn_tensor_permute(&c, (int[]){1, 0});
-    const fattn_tensor want = fattn_tensor_view(rows, FATTN_F64, FATTN_CPU, 0, 2, (int64_t[]){2, 3});
+    const fattn_tensor want =
+        fattn_tensor_view(rows, FATTN_F64, FATTN_CPU, 0, 2, (int64_t[]){2, 3});
     fattn_report r = {.struct_size = sizeof r};
     cr_assert_eq(fattn_compare(ctx, &got, &want, NULL, 0, by_dtype, &r), FATTN_OK);
     cr_assert_eq(r.checked, 6);

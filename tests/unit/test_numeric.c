@@ -75,8 +75,8 @@ Test(numeric, rounding_is_to_nearest_even_and_happens_once) {
             const uint16_t high = (uint16_t)(low + 1), even = low & 1 ? high : low;
             const double a = value_of(f, low);
             /* Infinity stands where the next value would be. */
-            const double b = high == infinity ? 2 * a - value_of(f, (uint16_t)(low - 1))
-                                              : value_of(f, high);
+            const double b =
+                high == infinity ? 2 * a - value_of(f, (uint16_t)(low - 1)) : value_of(f, high);
             const double middle = a + (b - a) / 2; /* exact */
             for (int sign = -1; sign <= 1; sign += 2) {
                 const int s = sign < 0 ? 0x8000 : 0;
@@ -135,10 +135,20 @@ Test(numeric, integers_saturate_and_round_to_even) {
         cr_assert_eq(i, (int32_t)rint(values[n]), "%g gave %d", values[n], i);
         cr_assert_eq(u, (uint8_t)fmin(255, fmax(0, rint(values[n]))), "%g gave %u", values[n], u);
     }
-    static const struct { double x; int32_t i; uint8_t u; } ends[] = {
-        {1e300, INT32_MAX, 255},        {-1e300, INT32_MIN, 0},  {INFINITY, INT32_MAX, 255},
-        {-INFINITY, INT32_MIN, 0},      {NAN, 0, 0},             {2147483647.4, INT32_MAX, 255},
-        {-2147483648.4, INT32_MIN, 0},  {255.5, 256, 255},       {-0.6, -1, 0},
+    static const struct {
+        double x;
+        int32_t i;
+        uint8_t u;
+    } ends[] = {
+        {1e300, INT32_MAX, 255},
+        {-1e300, INT32_MIN, 0},
+        {INFINITY, INT32_MAX, 255},
+        {-INFINITY, INT32_MIN, 0},
+        {NAN, 0, 0},
+        {2147483647.4, INT32_MAX, 255},
+        {-2147483648.4, INT32_MIN, 0},
+        {255.5, 256, 255},
+        {-0.6, -1, 0},
     };
     for (size_t n = 0; n < sizeof ends / sizeof *ends; ++n) {
         cell c;
@@ -152,10 +162,13 @@ Test(numeric, integers_saturate_and_round_to_even) {
 }
 
 Test(numeric, load_and_store_index_by_element) {
-    static const int32_t dtypes[] = {FATTN_F64, FATTN_F32, FATTN_F16, FATTN_BF16, FATTN_I32, FATTN_U8};
+    static const int32_t dtypes[] = {FATTN_F64,  FATTN_F32, FATTN_F16,
+                                     FATTN_BF16, FATTN_I32, FATTN_U8};
     for (size_t n = 0; n < 6; ++n) {
         double room[4] = {0};
-        for (int i = 0; i < 4; ++i) fattni_store(room, dtypes[n], i, i + 3);
-        for (int i = 0; i < 4; ++i) cr_assert_eq(fattni_load(room, dtypes[n], i), i + 3);
+        for (int i = 0; i < 4; ++i)
+            fattni_store(room, dtypes[n], i, i + 3);
+        for (int i = 0; i < 4; ++i)
+            cr_assert_eq(fattni_load(room, dtypes[n], i), i + 3);
     }
 }

@@ -8,20 +8,22 @@
 
 /* Random123, tests/kat_vectors, philox4x32-10: counter, key, result. */
 Test(philox, published_vectors) {
-    static const struct { uint32_t counter[4], key[2], result[4]; } vectors[] = {
-        {{0, 0, 0, 0}, {0, 0}, {0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}},
-        {{0xffffffff, 0xffffffff, 0xffffffff, 0xffffffff},
-         {0xffffffff, 0xffffffff},
-         {0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd}},
-        {{0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344},
-         {0xa4093822, 0x299f31d0},
-         {0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1}}};
+    static const struct {
+        uint32_t counter[4], key[2], result[4];
+    } vectors[] = {{{0, 0, 0, 0}, {0, 0}, {0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}},
+                   {{0xffffffff, 0xffffffff, 0xffffffff, 0xffffffff},
+                    {0xffffffff, 0xffffffff},
+                    {0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd}},
+                   {{0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344},
+                    {0xa4093822, 0x299f31d0},
+                    {0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1}}};
     for (int n = 0; n < 3; ++n) {
         fattni_block counter;
         memcpy(counter.w, vectors[n].counter, sizeof counter.w);
         const uint64_t seed = (uint64_t)vectors[n].key[1] << 32 | vectors[n].key[0];
         const fattni_block r = fattni_philox(seed, counter);
-        for (int i = 0; i < 4; ++i) cr_assert_eq(r.w[i], vectors[n].result[i], "%d, word %d", n, i);
+        for (int i = 0; i < 4; ++i)
+            cr_assert_eq(r.w[i], vectors[n].result[i], "%d, word %d", n, i);
     }
 }
 
@@ -54,8 +56,9 @@ Test(philox, ten_rounds_of_the_paper) {
 /* The words and the lane as the public contract states them, in its own arithmetic. */
 static uint32_t draw_by_hand(uint64_t seed, uint32_t stream, uint32_t step, uint32_t plane,
                              uint64_t i, uint64_t j) {
-    const fattni_block counter = {{(uint32_t)(j / 16 * 4 + j % 8 / 2), (uint32_t)(i / 16 * 8 + i % 8),
-                                   plane, stream + 2654435761u * step}};
+    const fattni_block counter = {{(uint32_t)(j / 16 * 4 + j % 8 / 2),
+                                   (uint32_t)(i / 16 * 8 + i % 8), plane,
+                                   stream + 2654435761u * step}};
     const uint64_t lane = j / 8 % 2 * 4 + i / 8 % 2 * 2 + j % 2;
     const fattni_block r = philox_by_hand(seed, counter);
     return lane % 2 ? r.w[lane / 2] >> 16 : r.w[lane / 2] % 65536;
@@ -90,7 +93,8 @@ Test(philox, a_patch_uses_every_lane_once) {
             used[down * 4 + across][fattni_dropout_lane(i, j)] += 1;
         }
     for (int block = 0; block < 32; ++block)
-        for (int lane = 0; lane < 8; ++lane) cr_assert_eq(used[block][lane], 1);
+        for (int lane = 0; lane < 8; ++lane)
+            cr_assert_eq(used[block][lane], 1);
 }
 
 Test(philox, patches_planes_streams_and_steps_do_not_share_blocks) {
@@ -99,7 +103,8 @@ Test(philox, patches_planes_streams_and_steps_do_not_share_blocks) {
         fattni_dropout_counter(3, 5, 1, 116, 200), fattni_dropout_counter(3, 5, 1, 100, 216),
         fattni_dropout_counter(3, 5, 2, 100, 200), fattni_dropout_counter(4, 5, 1, 100, 200),
         fattni_dropout_counter(3, 6, 1, 100, 200)};
-    for (int n = 0; n < 5; ++n) cr_assert_arr_neq(a.w, others[n].w, sizeof a.w, "%d", n);
+    for (int n = 0; n < 5; ++n)
+        cr_assert_arr_neq(a.w, others[n].w, sizeof a.w, "%d", n);
 }
 
 /* Of n independent draws k are kept: |k - n(1-p)| <= 5 sqrt(n p (1-p)); neighbours in every

@@ -1,0 +1,130 @@
+/* From a problem to a kernel: order, refusals, the memory that a kernel asks for. */
+#include "kernel.h"
+
+#include <criterion/criterion.h>
+#include <string.h>
+
+enum { ANY = 1u << FATTN_ALGO_AUTO | 1u << FATTN_ALGO_STANDARD };
+
+static int runs; /* of the kernel that did run: its number */
+static const char *no_causal(const fattn_ctx *ctx, const fattni_problem *p) {
+    (void)ctx;
+    return p->flags & FATTN_CAUSAL ? "has no causal mask" : NULL;
+}
+static const char *no_wide_heads(const fattn_ctx *ctx, const fattni_problem *p) {
+    (void)ctx;
+    return p->D > 4 ? "stops at head_dim 4" : NULL;
+}
+static void plan_nothing(const fattn_ctx *ctx, const fattni_problem *p, fattni_kernel_plan *out) {
+    (void)ctx, (void)p, (void)out;
+}
+static void plan_some(const fattn_ctx *ctx, const fattni_problem *p, fattni_kernel_plan *out) {
+    (void)ctx, (void)p;
+    out->workspace = 1000;
+    out->saved = 300;
+}
+static fattn_status run_first(fattn_ctx *ctx, const fattni_problem *p) {
+    (void)ctx, (void)p;
+    runs = 1;
+    return FATTN_OK;
+}
+static fattn_status run_second(fattn_ctx *ctx, const fattni_problem *p) {
+    (void)p;
+    runs = 2;
+    return fattn_ctx_fail(ctx, FATTN_E_STATE, "what the kernel says is what the caller gets");
+}
+
+static const fattni_kernel table[] = {
+    {"fattn_gpu", FATTN_CUDA, ANY, no_causal, plan_nothing, run_first},
+    {"fattn_first", FATTN_CPU, ANY, no_causal, plan_some, run_first},
+    {"fattn_second", FATTN_CPU, 1u << FATTN_ALGO_AUTO, no_wide_heads, plan_nothing, run_second},
+    {0}};
+
+typedef struct call {
+    float room[2 * 5 * 4];
+    fattn_tensor x, lse;
+    fattn_attention_params p;
+    fattn_attention_io io;
+} call;
+
+static fattn_ctx *ctx;
+static call c;
+_Alignas(256) static char memory[2048];
+
+/* q, k, v, o are one tensor [1,1,5,D]: nothing is computed here. */
+static void open_call(void) {
+    cr_assert_eq(fattn_ctx_create(NULL, &ctx), FATTN_OK);
+    c.x = fattn_tensor_view(c.room, FATTN_F32, FATTN_CPU, 0, 4, (int64_t[]){1, 1, 5, 4});
+    c.lse = fattn_tensor_view(c.room, FATTN_F32, FATTN_CPU, 0, 3, (int64_t[]){1, 1, 5});
+    c.p = (fattn_attention_params){.struct_size = sizeof c.p};
+    c.io = (fattn_attention_io){.struct_size = sizeof c.io,
+                                .q = &c.x,
+                                .k = &c.x,
+                                .v = &c.x,
+                                .o = &c.x,
+                                .lse = &c.lse,
+                                .workspace = memory,
+                                .workspace_bytes = 1000,
+                                .saved = memory + 1024,
+                                .saved_bytes = 300};
+}
+static void close_call(void) { fattn_ctx_destroy(ctx); }
+TestSuite(dispatch, .init = open_call, .fini = close_call);
+
+static fattn_status run(void) { return fattni_run(ctx, &c.p, &c.io, FATTNI_FWD, table); }
+
+#define REFUSED(status, says)                                                                      \
+    do {                                                                                           \
+        runs = 0;                                                                                  \
+        cr_assert_eq(run(), status, "%s", fattn_ctx_error(ctx));                                   \
+        cr_assert(strstr(fattn_ctx_error(ctx), says), "%s", fattn_ctx_error(ctx));                 \
+        cr_assert_eq(runs, 0);                                                                     \
+    } while (0)
+
+Test(dispatch, the_first_row_that_does_not_refuse_wins) {
+    cr_assert_eq(run(), FATTN_OK);
+    cr_assert_eq(runs, 1);
+    c.p.flags = FATTN_CAUSAL;
+    cr_assert_eq(run(), FATTN_E_STATE);
+    cr_assert_eq(runs, 2);
+    cr_assert_str_eq(fattn_ctx_error(ctx), "what the kernel says is what the caller gets");
+}
+
+Test(dispatch, nobody_left_is_unsupported_with_the_last_reason) {
+    c.p.flags = FATTN_CAUSAL;
+    c.p.algorithm = FATTN_ALGO_STANDARD;
+    REFUSED(FATTN_E_UNSUPPORTED, "f32, B=1 Hq=1 Hkv=1 Sq=5 Sk=5 D=4 Dv=4, algorithm STANDARD: "
+                                 "fattn_first has no causal mask");
+    c.p.algorithm = FATTN_ALGO_AUTO;
+    c.x = fattn_tensor_view(c.room, FATTN_F32, FATTN_CPU, 0, 4, (int64_t[]){1, 1, 5, 8});
+    REFUSED(FATTN_E_UNSUPPORTED, "algorithm AUTO: fattn_second stops at head_dim 4");
+    c.p.algorithm = FATTN_ALGO_FLASH1;
+    REFUSED(FATTN_E_UNSUPPORTED, "FLASH1: this build has no kernel for this algorithm");
+    c.p.algorithm = FATTN_ALGO_FLASH2;
+    REFUSED(FATTN_E_UNSUPPORTED, "FLASH2: this build has no kernel for this algorithm");
+}
+
+Test(dispatch, memory_is_checked_before_anything_runs) {
+    c.io.workspace_bytes = 999;
+    REFUSED(FATTN_E_WORKSPACE, "workspace: 1000 bytes needed, 999 given");
+    c.io.workspace = NULL;
+    c.io.workspace_bytes = 5000;
+    REFUSED(FATTN_E_WORKSPACE, "workspace: 1000 bytes needed, 0 given (NULL)");
+    c.io.workspace = memory + 128;
+    REFUSED(FATTN_E_WORKSPACE, "is not aligned to 256 bytes");
+    c.io.workspace = memory;
+    c.io.saved_bytes = 256;
+    REFUSED(FATTN_E_WORKSPACE, "saved: 300 bytes needed, 256 given");
+    c.io.saved = NULL;
+    REFUSED(FATTN_E_WORKSPACE, "saved: 300 bytes needed, 0 given (NULL)");
+    c.io.saved = memory + 1;
+    c.io.saved_bytes = 400;
+    REFUSED(FATTN_E_WORKSPACE, "saved: ");
+    c.io.saved = memory + 256;
+    cr_assert_eq(run(), FATTN_OK);
+}
+
+Test(dispatch, a_call_that_does_not_validate_never_gets_there) {
+    c.x.dtype = FATTN_U8;
+    REFUSED(FATTN_E_DTYPE, "q: dtype u8");
+}

@@ -1,0 +1,487 @@
+/* Validation of attention calls: every sentence of core/problem.c, and what a good call becomes. */
+#include "kernel.h"
+
+#include <criterion/criterion.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { B = 2, HQ = 4, HKV = 2, SQ = 5, SK = 7, D = 8, DV = 6 };
+
+/* A complete, valid call, of which a test spoils one thing. */
+typedef struct call {
+    fattn_attention_params p;
+    fattn_attention_io io;
+    fattn_tensor q, k, v, o, lse, bias, alibi, sink, seqlens_q, seqlens_k, cu_q, cu_k, step;
+    fattn_tensor d_o, d_lse, delta, dq, dk, dv, d_bias, d_sink;
+} call;
+
+static fattn_ctx *ctx;
+static double memory[B * HQ * SQ * SK * DV]; /* zeros; large enough for each tensor */
+static int32_t lengths_q[B] = {SQ, 2}, lengths_k[B] = {0, SK};
+static int32_t packed_q[4] = {0, 2, 2, 5}, packed_k[4] = {0, 3, 4, 7};
+
+static void open_context(void) { cr_assert_eq(fattn_ctx_create(NULL, &ctx), FATTN_OK); }
+static void close_context(void) { fattn_ctx_destroy(ctx); }
+TestSuite(problem, .init = open_context, .fini = close_context);
+
+static fattn_tensor tensor(int ndim, int64_t a, int64_t b, int64_t c, int64_t d) {
+    return fattn_tensor_view(memory, FATTN_F32, FATTN_CPU, 0, ndim, (int64_t[]){a, b, c, d});
+}
+
+static fattn_tensor integers(int32_t *values, int64_t n) {
+    return fattn_tensor_view(values, FATTN_I32, FATTN_CPU, 0, 1, &n);
+}
+
+static void fill(call *c) {
+    *c = (call){.p = {.struct_size = sizeof c->p}, .io = {.struct_size = sizeof c->io}};
+    c->q = c->dq = tensor(4, B, HQ, SQ, D);
+    c->k = c->dk = tensor(4, B, HKV, SK, D);
+    c->v = c->dv = tensor(4, B, HKV, SK, DV);
+    c->o = c->d_o = tensor(4, B, HQ, SQ, DV);
+    c->lse = c->d_lse = c->delta = tensor(3, B, HQ, SQ, 0);
+    c->bias = c->d_bias = tensor(4, B, HQ, SQ, SK);
+    c->alibi = c->sink = c->d_sink = tensor(1, HQ, 0, 0, 0);
+    c->seqlens_q = integers(lengths_q, B), c->seqlens_k = integers(lengths_k, B);
+    c->cu_q = integers(packed_q, 4), c->cu_k = integers(packed_k, 4);
+    c->step = fattn_tensor_view(lengths_q, FATTN_I32, FATTN_CPU, 0, 0, NULL);
+    fattn_attention_io *const io = &c->io;
+    io->q = &c->q, io->k = &c->k, io->v = &c->v, io->o = &c->o, io->lse = &c->lse;
+    io->bias = &c->bias, io->alibi = &c->alibi, io->sink = &c->sink, io->rng_step = &c->step;
+    io->d_o = &c->d_o, io->d_lse = &c->d_lse, io->delta = &c->delta;
+    io->dq = &c->dq, io->dk = &c->dk, io->dv = &c->dv;
+    io->d_bias = &c->d_bias, io->d_sink = &c->d_sink;
+}
+
+static void pad(call *c) { c->io.seqlens_q = &c->seqlens_q, c->io.seqlens_k = &c->seqlens_k; }
+
+/* Three sequences of 2, 0, 3 rows and 3, 1, 3 keys; bias and d_bias [3,HQ,4,4]. */
+static void pack(call *c) {
+    fattn_tensor *const all[] = {&c->q,     &c->k,     &c->v,  &c->o,  &c->lse, &c->d_o,
+                                 &c->d_lse, &c->delta, &c->dq, &c->dk, &c->dv};
+    for (size_t n = 0; n < sizeof all / sizeof *all; ++n)
+        all[n]->shape[0] = 1;
+    c->bias = c->d_bias = tensor(4, 3, HQ, 4, 4);
+    c->p.max_seqlen_q = c->p.max_seqlen_k = 4;
+    c->io.cu_seqlens_q = &c->cu_q, c->io.cu_seqlens_k = &c->cu_k;
+}
+
+/* The last arguments spoil call c. It must be refused with the status and a sentence that contains
+   `says`, by backward and by validation alone, and leave the problem alone. */
+#define REFUSED(status, says, ...)                                                                 \
+    do {                                                                                           \
+        call c;                                                                                    \
+        fill(&c);                                                                                  \
+        __VA_ARGS__;                                                                               \
+        fattni_problem untouched;                                                                  \
+        memset(&untouched, 0x5a, sizeof untouched);                                                \
+        const fattn_status s =                                                                     \
+            fattni_problem_init(ctx, &c.p, &c.io, FATTNI_BWD, true, &untouched);                   \
+        cr_assert_eq(s, status, "%s: %s", fattn_status_name(s), fattn_ctx_error(ctx));             \
+        cr_assert(strstr(fattn_ctx_error(ctx), says), "%s", fattn_ctx_error(ctx));                 \
+        for (size_t byte = 0; byte < sizeof untouched; ++byte)                                     \
+            cr_assert_eq(((unsigned char *)&untouched)[byte], 0x5a);                               \
+        cr_assert_eq(fattn_attention_bwd(ctx, &c.p, &c.io), status);                               \
+    } while (0)
+
+/* The last arguments change call c, which stays valid and becomes `problem`. */
+#define ACCEPTED(problem, pass, ...)                                                               \
+    fattni_problem problem;                                                                        \
+    do {                                                                                           \
+        call c;                                                                                    \
+        fill(&c);                                                                                  \
+        __VA_ARGS__;                                                                               \
+        cr_assert_eq(fattni_problem_init(ctx, &c.p, &c.io, pass, true, &problem), FATTN_OK, "%s",  \
+                     fattn_ctx_error(ctx));                                                        \
+    } while (0)
+
+Test(problem, the_valid_calls_are_valid) {
+    ACCEPTED(plain, FATTNI_BWD, (void)c);
+    ACCEPTED(padded, FATTNI_BWD, pad(&c));
+    ACCEPTED(packed, FATTNI_BWD, pack(&c));
+    cr_assert(plain.B == B && plain.Sq == SQ && plain.Sk == SK && !plain.packed && !plain.padded);
+    cr_assert(padded.B == B && padded.Sq == SQ && padded.padded && !padded.packed);
+    cr_assert(packed.B == 3 && packed.Sq == 4 && packed.Sk == 4 && packed.packed);
+    cr_assert(packed.rows_q == SQ && packed.rows_k == SK);
+}
+
+Test(problem, structs) {
+    REFUSED(FATTN_E_ABI, "fattn_attention_params: struct_size is 0", c.p.struct_size = 0);
+    REFUSED(FATTN_E_ABI, "fattn_attention_io: struct_size is 0", c.io.struct_size = 0);
+    REFUSED(FATTN_E_ARG, "io: a reserved field", c.io.reserved = 1);
+    REFUSED(FATTN_E_ARG, "params: a reserved field", c.p.reserved = 1);
+    REFUSED(FATTN_E_ARG, "params: a reserved field", c.p.rng.reserved = 1);
+    cr_assert_eq(fattn_attention_fwd(ctx, NULL, NULL), FATTN_E_ARG);
+    cr_assert_str_eq(fattn_ctx_error(ctx), "io: NULL");
+    cr_assert_eq(fattn_attention_fwd(NULL, NULL, NULL), FATTN_E_ARG);
+    cr_assert_eq(fattn_attention_bwd(NULL, NULL, NULL), FATTN_E_ARG);
+    cr_assert_eq(fattn_attention_query(NULL, NULL, NULL, NULL), FATTN_E_ARG);
+    cr_assert_eq(fattn_attention_query(ctx, NULL, NULL, NULL), FATTN_E_ARG);
+    cr_assert_str_eq(fattn_ctx_error(ctx), "query: out is NULL");
+}
+
+/* An older caller's shorter params, a newer caller's longer ones with nothing new in use. */
+Test(problem, structs_grow) {
+    ACCEPTED(shorter, FATTNI_BWD, c.p.struct_size = offsetof(fattn_attention_params, rng));
+    cr_assert(shorter.rng.seed == 0 && shorter.rng_heads == HQ);
+    call c;
+    fill(&c);
+    struct {
+        fattn_attention_params p;
+        uint64_t news;
+    } newer = {.p = {.struct_size = sizeof newer}};
+    fattni_problem p;
+    cr_assert_eq(fattni_problem_init(ctx, &newer.p, &c.io, FATTNI_BWD, true, &p), FATTN_OK);
+    newer.news = 256;
+    cr_assert_eq(fattni_problem_init(ctx, &newer.p, &c.io, FATTNI_BWD, true, &p), FATTN_E_ABI);
+    cr_assert(strstr(fattn_ctx_error(ctx), "byte 97 of 104"), "%s", fattn_ctx_error(ctx));
+}
+
+Test(problem, params) {
+    REFUSED(FATTN_E_ARG, "unknown bits 0x80000040", c.p.flags = FATTN_CAUSAL | 1u << 31 | 1u << 6);
+    REFUSED(FATTN_E_ARG, "exclude each other", c.p.flags = FATTN_CAUSAL | FATTN_CAUSAL_TOP_LEFT);
+    REFUSED(FATTN_E_ARG, "algorithm: -1 is not in 0..3", c.p.algorithm = -1);
+    REFUSED(FATTN_E_ARG, "algorithm: 4 is not in 0..3", c.p.algorithm = 4);
+    REFUSED(FATTN_E_ARG, "scale: -0.5", c.p.scale = -0.5f);
+    REFUSED(FATTN_E_ARG, "scale: inf", c.p.scale = INFINITY);
+    REFUSED(FATTN_E_ARG, "scale: nan", c.p.scale = NAN);
+    REFUSED(FATTN_E_ARG, "softcap: -30", c.p.softcap = -30);
+    REFUSED(FATTN_E_ARG, "softcap: inf", c.p.softcap = INFINITY);
+    REFUSED(FATTN_E_ARG, "softcap: nan", c.p.softcap = NAN);
+    REFUSED(FATTN_E_ARG, "dropout_p: 1 is not in [0, 1)", c.p.dropout_p = 1);
+    REFUSED(FATTN_E_ARG, "dropout_p: -0.1", c.p.dropout_p = -0.1f);
+    REFUSED(FATTN_E_ARG, "dropout_p: nan", c.p.dropout_p = NAN);
+    REFUSED(FATTN_E_ARG, "1e-06 rounds to 0/65536", c.p.dropout_p = 1e-6f);
+    REFUSED(FATTN_E_ARG, "rounds to 65536/65536", c.p.dropout_p = 0.99999994f);
+    REFUSED(FATTN_E_ARG, "q_pos0 -1, k_pos0 0", c.p.q_pos0 = -1);
+    REFUSED(FATTN_E_ARG, "q_pos0 0, k_pos0 -9", c.p.k_pos0 = -9);
+    REFUSED(FATTN_E_ARG, "q_pos0 2147483648", c.p.q_pos0 = (int64_t)1 << 31);
+    REFUSED(FATTN_E_ARG, "k_pos0 2147483648", c.p.k_pos0 = (int64_t)1 << 31);
+    REFUSED(FATTN_E_ARG, "rng_batch0 -1, rng_head0 0, rng_heads 0", c.p.rng_batch0 = -1);
+    REFUSED(FATTN_E_ARG, "rng_batch0 0, rng_head0 -2, rng_heads 0", c.p.rng_head0 = -2);
+    REFUSED(FATTN_E_ARG, "rng_batch0 0, rng_head0 0, rng_heads -3", c.p.rng_heads = -3);
+    REFUSED(FATTN_E_ARG, "rng_head0 3 + Hq 4 is more than rng_heads 6",
+            (c.p.dropout_p = 0.5f, c.p.rng_head0 = 3, c.p.rng_heads = 6));
+}
+
+Test(problem, what_params_become) {
+    ACCEPTED(plain, FATTNI_BWD, (void)c);
+    cr_assert(plain.scale == 1 / sqrt(D) && plain.softcap == 0 && plain.drop_T == 0);
+    cr_assert(plain.keep_scale == 1 && plain.rng_heads == HQ && plain.group == HQ / HKV);
+    cr_assert(plain.window_left == FATTNI_UNBOUNDED && plain.window_right == FATTNI_UNBOUNDED);
+    ACCEPTED(set, FATTNI_BWD, (c.p.dropout_p = 0.1f, c.p.scale = 0.25f, c.p.softcap = 30));
+    cr_assert(set.drop_T == 6554 && set.scale == 0.25 && set.softcap == 30);
+    cr_assert_float_eq(set.keep_scale, 65536.0 / (65536 - 6554), 1e-15);
+    ACCEPTED(off, FATTNI_BWD, c.p.window_left = 3);
+    cr_assert(off.window_left == FATTNI_UNBOUNDED, "read only with the flag");
+    ACCEPTED(on, FATTNI_BWD,
+             (c.p.flags = FATTN_WINDOW, c.p.window_left = 3, c.p.window_right = -1));
+    cr_assert(on.window_left == 3 && on.window_right == FATTNI_UNBOUNDED);
+    ACCEPTED(slice, FATTNI_BWD, (c.p.dropout_p = 0.5f, c.p.rng_head0 = 2, c.p.rng_heads = 6));
+    cr_assert_eq(fattni_dropout_plane(&slice, 1, 3), 1 * 6 + 3 + 2);
+}
+
+Test(problem, a_deterministic_context_makes_every_call_so) {
+    const fattn_ctx_options o = {.struct_size = sizeof o, .flags = FATTN_CTX_DETERMINISTIC};
+    fattn_ctx *other;
+    cr_assert_eq(fattn_ctx_create(&o, &other), FATTN_OK);
+    call c;
+    fill(&c);
+    fattni_problem p;
+    cr_assert_eq(fattni_problem_init(other, &c.p, &c.io, FATTNI_FWD, true, &p), FATTN_OK);
+    cr_assert(p.flags & FATTN_DETERMINISTIC);
+    fattn_ctx_destroy(other);
+}
+
+Test(problem, required_tensors) {
+    REFUSED(FATTN_E_ARG, "q: NULL", c.io.q = NULL);
+    REFUSED(FATTN_E_ARG, "k: NULL", c.io.k = NULL);
+    REFUSED(FATTN_E_ARG, "v: NULL", c.io.v = NULL);
+    REFUSED(FATTN_E_ARG, "o: NULL", c.io.o = NULL);
+    REFUSED(FATTN_E_ARG, "lse: NULL", c.io.lse = NULL);
+    REFUSED(FATTN_E_ARG, "d_o: NULL", c.io.d_o = NULL);
+    ACCEPTED(forward, FATTNI_FWD, c.io.d_o = NULL);
+    cr_assert(!forward.d_o.present && !forward.dq.present);
+}
+
+Test(problem, sizes_of_q_k_v) {
+    REFUSED(FATTN_E_SHAPE, "q: has 3 dimensions, wants 4", c.q.ndim = 3);
+    REFUSED(FATTN_E_SHAPE, "v: has 5 dimensions, wants 4", (c.v.ndim = 5, c.v.shape[4] = 1));
+    REFUSED(FATTN_E_DTYPE, "q: dtype i32 is not a float type", c.q.dtype = FATTN_I32);
+    REFUSED(FATTN_E_DTYPE, "k is f64, but q is f32", c.k.dtype = FATTN_F64);
+    REFUSED(FATTN_E_DTYPE, "v is bf16, but q is f32", c.v.dtype = FATTN_BF16);
+    REFUSED(FATTN_E_SHAPE, "k: Sk=7 but v: Sk=6", c.v.shape[2] = 6);
+    REFUSED(FATTN_E_SHAPE, "q: D=8 but k: D=4", c.k.shape[3] = 4);
+    REFUSED(FATTN_E_SHAPE, "k is [2,1,7,8], v is [2,2,7,6], q has B=2", c.k.shape[1] = 1);
+    REFUSED(FATTN_E_SHAPE, "k is [1,2,7,8], v is [2,2,7,6], q has B=2", c.k.shape[0] = 1);
+    REFUSED(FATTN_E_SHAPE, "q has 3 heads, k has 2", c.q.shape[1] = 3);
+    REFUSED(FATTN_E_SHAPE, "q has 0 heads, k has 2", c.q.shape[1] = 0);
+    REFUSED(FATTN_E_SHAPE, "q has 4 heads, k has 0", c.k.shape[1] = c.v.shape[1] = 0);
+    REFUSED(FATTN_E_SHAPE, "D=0, Dv=6 are not in 1..256", c.q.shape[3] = c.k.shape[3] = 0);
+    REFUSED(FATTN_E_SHAPE, "D=8, Dv=257 are not in 1..256", c.v.shape[3] = 257);
+    REFUSED(FATTN_E_SHAPE, "Sq=5, Sk=7 with positions", c.p.q_pos0 = INT32_MAX - 5);
+    REFUSED(FATTN_E_SHAPE, "Sq=5, Sk=7 with positions", c.p.k_pos0 = INT32_MAX - 7);
+    ACCEPTED(last, FATTNI_BWD, (c.p.q_pos0 = INT32_MAX - 6, c.p.k_pos0 = INT32_MAX - 8));
+    cr_assert_eq(last.q_pos0 + SQ, INT32_MAX - 1);
+}
+
+/* Shape, dtype and device of every tensor, one spoiled property each. */
+Test(problem, every_tensor_is_checked) {
+    enum { TENSORS = 21, FIRST_BACKWARD = 11 };
+    static const char *const names[TENSORS] = {
+        "q",    "k",         "v",         "o",        "lse",    "bias",         "alibi",
+        "sink", "seqlens_q", "seqlens_k", "rng_step", "d_o",    "d_lse",        "delta",
+        "dq",   "dk",        "dv",        "d_bias",   "d_sink", "cu_seqlens_q", "cu_seqlens_k"};
+    for (int n = 0; n < TENSORS; ++n)
+        for (int fault = 0; fault < 5; ++fault) {
+            call c;
+            fill(&c);
+            n < 19 ? pad(&c) : pack(&c);
+            fattn_tensor *const all[TENSORS] = {
+                &c.q,    &c.k,         &c.v,         &c.o,      &c.lse,    &c.bias,  &c.alibi,
+                &c.sink, &c.seqlens_q, &c.seqlens_k, &c.step,   &c.d_o,    &c.d_lse, &c.delta,
+                &c.dq,   &c.dk,        &c.dv,        &c.d_bias, &c.d_sink, &c.cu_q,  &c.cu_k};
+            fattn_tensor *const t = all[n];
+            fattn_status want = FATTN_E_SHAPE;
+            if (fault == 0) t->device = FATTN_CUDA, want = FATTN_E_DEVICE;
+            if (fault == 1) t->dtype = FATTN_U8, want = FATTN_E_DTYPE;
+            if (fault == 2) t->ndim += 1, t->shape[t->ndim - 1] = 1;
+            if (fault == 3) t->shape[0] += 1, t->ndim += t->ndim == 0;
+            if (fault == 4) t->data = NULL, want = FATTN_E_ARG;
+            fattni_problem p;
+            const fattn_status s = fattni_problem_init(ctx, &c.p, &c.io, FATTNI_BWD, true, &p);
+            cr_assert_eq(s, want, "%s, fault %d: %s", names[n], fault, fattn_ctx_error(ctx));
+            /* A longer cu_seqlens_q means more sequences: then the bias is the one that is wrong.
+             */
+            const char *const named = n == 19 && fault == 3 ? "bias" : names[n];
+            cr_assert(strstr(fattn_ctx_error(ctx), named), "%s", fattn_ctx_error(ctx));
+            /* Forward does not look at what only backward uses. */
+            const fattn_status f = fattni_problem_init(ctx, &c.p, &c.io, FATTNI_FWD, true, &p);
+            cr_assert_eq(f, n >= FIRST_BACKWARD && n < 19 ? FATTN_OK : want, "%s", names[n]);
+        }
+}
+
+Test(problem, sentences_about_one_tensor) {
+    REFUSED(FATTN_E_SHAPE, "o: has 3 dimensions [2,4,5], wants 4", c.o.ndim = 3);
+    REFUSED(FATTN_E_SHAPE, "lse: [2,4,6], but dimension 2 must be 5", c.lse.shape[2] = 6);
+    REFUSED(FATTN_E_SHAPE, "bias: [2,3,5,7], but dimension 1 must be 4", c.bias.shape[1] = 3);
+    REFUSED(FATTN_E_DTYPE, "alibi: dtype f64", c.alibi.dtype = FATTN_F64);
+    REFUSED(FATTN_E_SHAPE, "o: stride[1] is 0", c.o.stride[1] = 0);
+    REFUSED(FATTN_E_SHAPE, "lse: stride[2] is 0", c.lse.stride[2] = 0);
+    REFUSED(FATTN_E_SHAPE, "dk: stride[0] is 0", c.dk.stride[0] = 0);
+    REFUSED(FATTN_E_SHAPE, "d_sink: stride[0] is 0", c.d_sink.stride[0] = 0);
+    REFUSED(FATTN_E_SHAPE, "q: stride[3] is 2", (c.q.shape[2] = 3, c.q.stride[3] = 2));
+    REFUSED(FATTN_E_SHAPE, "d_o: stride[3] is 0", c.d_o.stride[3] = 0);
+    REFUSED(FATTN_E_DTYPE, "f16 cannot hold a partial result", {
+        c.q.dtype = c.k.dtype = c.v.dtype = c.o.dtype = FATTN_F16;
+        c.p.flags = FATTN_MERGE;
+    });
+    REFUSED(FATTN_E_ARG, "d_bias: given without bias", c.io.bias = NULL);
+    REFUSED(FATTN_E_ARG, "d_sink: given without sink", c.io.sink = NULL);
+    REFUSED(FATTN_E_SHAPE, "d_bias: dimension 0 does not broadcast, but bias's does",
+            c.bias.shape[0] = 1);
+    REFUSED(FATTN_E_SHAPE, "d_bias: dimension 2 broadcasts, but bias's does not",
+            c.d_bias.stride[2] = 0);
+}
+
+Test(problem, dtypes_that_go_together) {
+    static const struct {
+        fattn_dtype q, o, statistics;
+        fattn_status want;
+    } rows[] = {{FATTN_F32, FATTN_F32, FATTN_F32, FATTN_OK},
+                {FATTN_F64, FATTN_F64, FATTN_F64, FATTN_OK},
+                {FATTN_BF16, FATTN_BF16, FATTN_F32, FATTN_OK},
+                {FATTN_F16, FATTN_F32, FATTN_F32, FATTN_OK},
+                {FATTN_F64, FATTN_F32, FATTN_F64, FATTN_E_DTYPE},
+                {FATTN_F64, FATTN_F64, FATTN_F32, FATTN_E_DTYPE},
+                {FATTN_F32, FATTN_F32, FATTN_F64, FATTN_E_DTYPE},
+                {FATTN_BF16, FATTN_F16, FATTN_F32, FATTN_E_DTYPE},
+                {FATTN_BF16, FATTN_BF16, FATTN_BF16, FATTN_E_DTYPE}};
+    for (size_t n = 0; n < sizeof rows / sizeof *rows; ++n) {
+        call c;
+        fill(&c);
+        c.q.dtype = c.k.dtype = c.v.dtype = rows[n].q;
+        c.o.dtype = c.d_o.dtype = c.dq.dtype = c.dk.dtype = c.dv.dtype = rows[n].o;
+        fattn_tensor *const statistics[] = {&c.lse,  &c.d_lse,  &c.delta,  &c.alibi,
+                                            &c.sink, &c.d_sink, &c.d_bias, &c.bias};
+        for (int i = 0; i < 8; ++i)
+            statistics[i]->dtype = rows[n].statistics;
+        fattni_problem p;
+        cr_assert_eq(fattni_problem_init(ctx, &c.p, &c.io, FATTNI_BWD, true, &p), rows[n].want,
+                     "row %zu: %s", n, fattn_ctx_error(ctx));
+    }
+}
+
+Test(problem, lengths) {
+    REFUSED(FATTN_E_ARG, "cu_seqlens_q and cu_seqlens_k go together", {
+        pack(&c);
+        c.io.cu_seqlens_k = NULL;
+    });
+    REFUSED(FATTN_E_ARG, "cu_seqlens (packed) and seqlens (padded) exclude", {
+        pack(&c);
+        c.io.seqlens_q = &c.seqlens_q;
+    });
+    REFUSED(FATTN_E_SHAPE, "packed: q is [2,4,5,8] and cu_seqlens_q [4]", {
+        pack(&c);
+        c.q.shape[0] = c.k.shape[0] = c.v.shape[0] = 2;
+    });
+    REFUSED(FATTN_E_SHAPE, "cu_seqlens_q [0]", {
+        pack(&c);
+        c.cu_q.shape[0] = 0;
+    });
+    REFUSED(FATTN_E_ARG, "max_seqlen_q -1, max_seqlen_k 4", {
+        pack(&c);
+        c.p.max_seqlen_q = -1;
+    });
+    REFUSED(FATTN_E_ARG, "max_seqlen_q 4, max_seqlen_k -2", {
+        pack(&c);
+        c.p.max_seqlen_k = -2;
+    });
+    int32_t bad[4] = {0, 2, 2, 6};
+    REFUSED(FATTN_E_ARG, "cu_seqlens_q runs from 0 to 6, the buffer has 5 rows", {
+        pack(&c);
+        c.cu_q.data = bad;
+    });
+    bad[0] = -1, bad[3] = 5;
+    REFUSED(FATTN_E_ARG, "cu_seqlens_k runs from -1 to 5, the buffer has 7 rows", {
+        pack(&c);
+        c.cu_k.data = bad;
+    });
+    bad[0] = 0, bad[1] = 3;
+    REFUSED(FATTN_E_ARG, "cu_seqlens_q: sequence 1 has length -1, not in 0..4 (max_seqlen_q)", {
+        pack(&c);
+        c.cu_q.data = bad;
+    });
+    REFUSED(FATTN_E_ARG, "cu_seqlens_k: sequence 2 has length 3, not in 0..2 (max_seqlen_k)", {
+        pack(&c);
+        c.p.max_seqlen_k = 2;
+        bad[0] = 0, bad[1] = 2, bad[2] = 2, bad[3] = 5;
+        c.bias = c.d_bias = tensor(4, 3, HQ, 4, 2);
+        c.cu_k.data = bad;
+    });
+    int32_t negative[B] = {SQ, -1}, large[B] = {SK + 1, 0};
+    REFUSED(FATTN_E_ARG, "seqlens_q[1] = -1 is not in 0..5", {
+        pad(&c);
+        c.seqlens_q.data = negative;
+    });
+    REFUSED(FATTN_E_ARG, "seqlens_k[0] = 8 is not in 0..7", {
+        pad(&c);
+        c.seqlens_k.data = large;
+    });
+}
+
+/* max_seqlen is a bound; one that is larger than the whole buffer still shapes the bias. */
+Test(problem, a_generous_max_seqlen) {
+    ACCEPTED(p, FATTNI_BWD, {
+        pack(&c);
+        c.p.max_seqlen_q = 9, c.p.max_seqlen_k = 8;
+        c.bias = c.d_bias = tensor(4, 3, HQ, 9, 8);
+    });
+    cr_assert(p.Sq == SQ && p.Sk == SK, "planned for what the buffer holds");
+    cr_assert_eq(p.bias.s[1], 72);
+}
+
+/* A query reads no tensor, plans for all gradients when none is named, and needs no backward
+   tensors. */
+Test(problem, queries) {
+    call c;
+    fill(&c);
+    pack(&c);
+    int32_t nonsense[4] = {9, -9, 100, 3};
+    c.cu_q.data = c.cu_k.data = nonsense;
+    c.io.d_o = c.io.dq = c.io.dk = c.io.dv = c.io.d_bias = c.io.d_sink = NULL;
+    fattni_problem p;
+    cr_assert_eq(fattni_problem_init(ctx, &c.p, &c.io, FATTNI_BWD, false, &p), FATTN_OK, "%s",
+                 fattn_ctx_error(ctx));
+    cr_assert(p.dq.present && p.dk.present && p.dv.present && p.d_bias.present && p.d_sink.present);
+    c.io.dk = &c.dk;
+    cr_assert_eq(fattni_problem_init(ctx, &c.p, &c.io, FATTNI_BWD, false, &p), FATTN_OK);
+    cr_assert(!p.dq.present && p.dk.present && !p.dv.present && !p.d_bias.present);
+}
+
+Test(problem, strides_are_normalised) {
+    ACCEPTED(p, FATTNI_BWD, {
+        c.q.shape[0] = c.k.shape[0] = c.v.shape[0] = c.o.shape[0] = c.lse.shape[0] = 1;
+        c.d_o.shape[0] = c.d_lse.shape[0] = c.delta.shape[0] = 1;
+        c.dq.shape[0] = c.dk.shape[0] = c.dv.shape[0] = c.bias.shape[0] = c.d_bias.shape[0] = 1;
+        c.q.stride[0] = c.o.stride[0] = 123456789; /* never walked */
+        c.bias.shape[2] = c.d_bias.shape[2] = 1;   /* broadcasts */
+        c.d_o.stride[1] = 0;
+    });
+    cr_assert(p.q.s[0] == 0 && p.o.s[0] == 0 && p.bias.s[2] == 0 && p.bias.s[3] == 1);
+    cr_assert(p.q.s[1] == SQ * D && p.q.s[2] == D && p.q.s[3] == 1 && p.d_o.s[1] == 0);
+    ACCEPTED(one, FATTNI_BWD, {
+        c.q.shape[3] = c.k.shape[3] = c.dq.shape[3] = c.dk.shape[3] = 1;
+        c.q.stride[3] = 77;
+    });
+    cr_assert_eq(one.q.s[3], 1, "a head dimension of one element is contiguous");
+}
+
+/* Which keys a row sees, from the definition in positions (numerics, section 1, line 4). */
+static bool visible(const fattni_problem *p, int64_t Sq, int64_t Sk, int64_t i, int64_t j) {
+    const int64_t at_i = i + p->q_pos0, at_j = j + p->k_pos0;
+    const int64_t off = p->flags & FATTN_CAUSAL_TOP_LEFT ? 0 : Sk - Sq;
+    if ((p->flags & (FATTN_CAUSAL | FATTN_CAUSAL_TOP_LEFT)) && at_j > at_i + off) return false;
+    if (p->flags & FATTN_WINDOW) {
+        if (p->window_left != FATTNI_UNBOUNDED && at_j < at_i + off - p->window_left) return false;
+        if (p->window_right != FATTNI_UNBOUNDED && at_j > at_i + off + p->window_right)
+            return false;
+    }
+    return true;
+}
+
+static int check_sequences(const fattni_problem *p, const int64_t *Sq, const int64_t *Sk,
+                           const int64_t *q0, const int64_t *k0) {
+    int seen = 0;
+    for (int64_t b = 0; b < p->B; ++b) {
+        const fattni_sequence s = fattni_sequence_of(p, b);
+        cr_assert(s.band.Sq == Sq[b] && s.band.Sk == Sk[b] && s.q0 == q0[b] && s.k0 == k0[b]);
+        cr_assert_eq(s.batch, p->packed ? 0 : b);
+        const int64_t off = p->flags & FATTN_CAUSAL_TOP_LEFT ? 0 : Sk[b] - Sq[b];
+        cr_assert_eq(s.diagonal, p->q_pos0 + off - p->k_pos0);
+        for (int64_t i = 0; i < Sq[b]; ++i)
+            for (int64_t j = 0; j < Sk[b]; ++j) {
+                const bool want = visible(p, Sq[b], Sk[b], i, j);
+                cr_assert_eq(fattni_visible(&s.band, i, j), want);
+                seen += want;
+            }
+    }
+    return seen;
+}
+
+Test(problem, masks_follow_their_definition) {
+    static const uint32_t masks[] = {0,
+                                     FATTN_CAUSAL,
+                                     FATTN_CAUSAL_TOP_LEFT,
+                                     FATTN_WINDOW,
+                                     FATTN_WINDOW | FATTN_CAUSAL,
+                                     FATTN_WINDOW | FATTN_CAUSAL_TOP_LEFT};
+    static const int64_t zeros[3] = {0};
+    int seen = 0, calls = 0;
+    for (int m = 0; m < 6; ++m)
+        for (int32_t left = -1; left <= 3; ++left)
+            for (int32_t right = -1; right <= 3; ++right)
+                for (int64_t q_pos0 = 0; q_pos0 <= 4; q_pos0 += 2)
+                    for (int64_t k_pos0 = 0; k_pos0 <= 6; k_pos0 += 3)
+                        for (int form = 0; form < 3; ++form) {
+                            ACCEPTED(p, FATTNI_FWD, {
+                                if (form == 1) pad(&c);
+                                if (form == 2) pack(&c);
+                                c.p.flags = masks[m];
+                                c.p.window_left = left, c.p.window_right = right;
+                                c.p.q_pos0 = q_pos0, c.p.k_pos0 = k_pos0;
+                            });
+                            calls += 1;
+                            if (form == 0)
+                                seen += check_sequences(&p, (int64_t[]){SQ, SQ},
+                                                        (int64_t[]){SK, SK}, zeros, zeros);
+                            if (form == 1)
+                                seen += check_sequences(&p, (int64_t[]){SQ, 2}, (int64_t[]){0, SK},
+                                                        zeros, zeros);
+                            if (form == 2)
+                                seen +=
+                                    check_sequences(&p, (int64_t[]){2, 0, 3}, (int64_t[]){3, 1, 3},
+                                                    (int64_t[]){0, 2, 2}, (int64_t[]){0, 3, 4});
+                        }
+    cr_assert(calls == 6 * 25 * 9 * 3 && seen > 0);
+}
