@@ -34,11 +34,11 @@ static fattn_status run_second(fattn_ctx *ctx, const fattni_problem *p) {
     return fattn_ctx_fail(ctx, FATTN_E_STATE, "what the kernel says is what the caller gets");
 }
 
-static const fattni_kernel table[] = {
-    {"fattn_gpu", FATTN_CUDA, ANY, no_causal, plan_nothing, run_first},
-    {"fattn_first", FATTN_CPU, ANY, no_causal, plan_some, run_first},
-    {"fattn_second", FATTN_CPU, 1u << FATTN_ALGO_AUTO, no_wide_heads, plan_nothing, run_second},
-    {0}};
+static const fattni_kernel gpu = {"fattn_gpu", FATTN_CUDA, ANY, no_causal, plan_nothing, run_first};
+static const fattni_kernel first = {"fattn_first", FATTN_CPU, ANY, no_causal, plan_some, run_first};
+static const fattni_kernel second = {"fattn_second", FATTN_CPU,    1u << FATTN_ALGO_AUTO,
+                                     no_wide_heads,  plan_nothing, run_second};
+static const fattni_kernel *const table[] = {&gpu, &first, &second, NULL};
 
 typedef struct call {
     float room[2 * 5 * 4];
