@@ -2,6 +2,7 @@
 #include "internal.h"
 #include "numeric.h"
 #include "philox.h"
+#include "rows.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -158,35 +159,6 @@ void fattn_tensor_free(fattn_ctx *ctx, fattn_tensor *t) {
     t->data = NULL;
 }
 
-/* Padded to five dimensions at the front, so that every walk is the same five loops. */
-typedef struct walk {
-    int64_t shape[FATTN_MAX_DIMS], stride[FATTN_MAX_DIMS];
-} walk;
-
-static walk walk_of(const fattn_tensor *t) {
-    walk w;
-    for (int d = 0; d < FATTN_MAX_DIMS; ++d) {
-        const int from = d - (FATTN_MAX_DIMS - t->ndim);
-        w.shape[d] = from >= 0 ? t->shape[from] : 1;
-        w.stride[d] = from >= 0 ? t->stride[from] : 0;
-    }
-    return w;
-}
-
-/* Offset of row `row` (all but the last dimension, row-major). */
-static int64_t row_offset(const walk *w, int64_t row) {
-    int64_t offset = 0;
-    for (int d = FATTN_MAX_DIMS - 2; d >= 0; --d) {
-        offset += row % w->shape[d] * w->stride[d];
-        row /= w->shape[d];
-    }
-    return offset;
-}
-
-static int64_t row_count(const walk *w) {
-    return w->shape[0] * w->shape[1] * w->shape[2] * w->shape[3];
-}
-
 static fattn_status check_writable(fattn_ctx *ctx, const char *name, const fattn_tensor *t) {
     FATTNI_TRY(fattni_check_tensor(ctx, name, t));
     const bool empty = fattn_tensor_numel(t) == 0; /* row-major strides may be 0 then */
@@ -199,17 +171,16 @@ static fattn_status check_writable(fattn_ctx *ctx, const char *name, const fattn
 
 enum { ROWS_PER_TASK = 256 };
 
-typedef struct copy_job { const fattn_tensor *dst, *src; walk to, from; } copy_job;
+typedef struct copy_job { const fattn_tensor *dst, *src; fattni_rows to, from; } copy_job;
 
 static void copy_rows(void *arg, int64_t task, int thread) {
     (void)thread;
     const copy_job *job = arg;
-    const int64_t width = job->to.shape[4], step_to = job->to.stride[4],
-                  step_from = job->from.stride[4];
+    const int64_t width = job->to.columns, step_to = job->to.step, step_from = job->from.step;
     const size_t size = fattn_dtype_size((fattn_dtype)job->dst->dtype);
-    const int64_t end = fattni_min(row_count(&job->to), (task + 1) * ROWS_PER_TASK);
+    const int64_t end = fattni_min(job->to.count, (task + 1) * ROWS_PER_TASK);
     for (int64_t row = task * ROWS_PER_TASK; row < end; ++row) {
-        const int64_t to = row_offset(&job->to, row), from = row_offset(&job->from, row);
+        const int64_t to = fattni_row(&job->to, row), from = fattni_row(&job->from, row);
         if (job->dst->dtype == job->src->dtype) { /* bits, not values: NaN payloads survive */
             const char *in = (const char *)job->src->data + from * (int64_t)size;
             char *out = (char *)job->dst->data + to * (int64_t)size;
@@ -240,14 +211,14 @@ fattn_status fattn_tensor_copy(fattn_ctx *ctx, const fattn_tensor *dst, const fa
                               fattni_shape_text(src, b, sizeof b));
     }
     if (fattn_tensor_numel(dst) == 0) return FATTN_OK;
-    copy_job job = {.dst = dst, .src = src, .to = walk_of(dst), .from = walk_of(src)};
-    fattni_parallel(ctx, fattni_ceil_div(row_count(&job.to), ROWS_PER_TASK), copy_rows, &job);
+    copy_job job = {.dst = dst, .src = src, .to = fattni_rows_of(dst), .from = fattni_rows_of(src)};
+    fattni_parallel(ctx, fattni_ceil_div(job.to.count, ROWS_PER_TASK), copy_rows, &job);
     return FATTN_OK;
 }
 
 typedef struct normal_job {
     const fattn_tensor *dst;
-    walk to;
+    fattni_rows to;
     double mean, std;
     fattn_rng rng;
 } normal_job;
@@ -268,12 +239,12 @@ static double normal_at(const fattn_rng *rng, int64_t element) {
 static void normal_rows(void *arg, int64_t task, int thread) {
     (void)thread;
     const normal_job *job = arg;
-    const int64_t width = job->to.shape[4];
-    const int64_t end = fattni_min(row_count(&job->to), (task + 1) * ROWS_PER_TASK);
+    const int64_t width = job->to.columns;
+    const int64_t end = fattni_min(job->to.count, (task + 1) * ROWS_PER_TASK);
     for (int64_t row = task * ROWS_PER_TASK; row < end; ++row) {
-        const int64_t to = row_offset(&job->to, row);
+        const int64_t to = fattni_row(&job->to, row);
         for (int64_t i = 0; i < width; ++i)
-            fattni_store(job->dst->data, job->dst->dtype, to + i * job->to.stride[4],
+            fattni_store(job->dst->data, job->dst->dtype, to + i * job->to.step,
                          job->mean + job->std * normal_at(&job->rng, row * width + i));
     }
 }
@@ -288,7 +259,7 @@ fattn_status fattn_tensor_normal(fattn_ctx *ctx, const fattn_tensor *dst, double
     if (!(isfinite(mean) && isfinite(std) && std >= 0))
         return fattn_ctx_fail(ctx, FATTN_E_ARG, "tensor_normal: mean %g, std %g", mean, std);
     if (fattn_tensor_numel(dst) == 0) return FATTN_OK;
-    normal_job job = {.dst = dst, .to = walk_of(dst), .mean = mean, .std = std, .rng = rng};
-    fattni_parallel(ctx, fattni_ceil_div(row_count(&job.to), ROWS_PER_TASK), normal_rows, &job);
+    normal_job job = {.dst = dst, .to = fattni_rows_of(dst), .mean = mean, .std = std, .rng = rng};
+    fattni_parallel(ctx, fattni_ceil_div(job.to.count, ROWS_PER_TASK), normal_rows, &job);
     return FATTN_OK;
 }
