@@ -1,10 +1,11 @@
-# All from Debian: libopenblas-openmp-dev, librandom123-dev, libhdf5-dev.
+# All from Debian: libopenblas-openmp-dev, librandom123-dev, libhdf5-dev (which brings zlib).
 find_package(OpenMP REQUIRED COMPONENTS C)
 find_package(PkgConfig REQUIRED)
 pkg_check_modules(OPENBLAS REQUIRED IMPORTED_TARGET openblas)
 find_path(RANDOM123_INCLUDE Random123/philox.h REQUIRED)
 if(FATTN_BUILD_FIXTURE)
   pkg_check_modules(HDF5 REQUIRED IMPORTED_TARGET hdf5)
+  pkg_check_modules(ZLIB REQUIRED IMPORTED_TARGET zlib)
 endif()
 
 # The pthread build of OpenBLAS brings its own thread pool into every task of ours: slow, and its
