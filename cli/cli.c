@@ -11,7 +11,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
-static char speaker[64] = "fattn"; /* "fattn check" once the command is known */
+static char speaker[64]; /* "fattn", or "fattn check" once the command is known */
 static volatile sig_atomic_t interrupted;
 
 int cli_fail(int code, const char *format, ...) {
@@ -287,6 +287,7 @@ static int run_command(const cli_command *c, int argc, char **argv) {
 }
 
 int cli_main(const cli_command *const *commands, int argc, char **argv) {
+    snprintf(speaker, sizeof speaker, "fattn");
     signal(SIGPIPE, SIG_IGN); /* a closed pipe is a failed write, with a sentence */
     int code = CLI_OK;
     const char *word = argc > 1 ? argv[1] : NULL;

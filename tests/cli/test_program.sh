@@ -1,0 +1,51 @@
+# The program as a user meets it: exit codes, sentences, help of every command, full disks, bad files.
+set -u
+fattn=$FATTN_BUILD/bin/fattn
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+cd "$work" || exit 1
+failed=0
+
+# expect CODE TEXT WORD...: `fattn WORD...` exits with CODE; what it prints has TEXT in it.
+expect() {
+    code=$1 text=$2
+    shift 2
+    "$fattn" "$@" > out.txt 2>&1
+    got=$?
+    if [ $got != "$code" ] || ! grep -qF -e "$text" out.txt; then
+        echo "FAIL: fattn $*: exit code $got, expected $code and \"$text\" in:"
+        cat out.txt
+        failed=1
+    fi
+}
+
+# full TEXT WORD...: the same with standard output on a full disk: exit code 1, TEXT on stderr.
+full() {
+    text=$1
+    shift
+    "$fattn" "$@" > /dev/full 2> out.txt
+    got=$?
+    if [ $got != 1 ] || ! grep -qF -e "$text" out.txt; then
+        echo "FAIL: fattn $* > /dev/full: exit code $got, stderr:"
+        cat out.txt
+        failed=1
+    fi
+}
+
+expect 2 'usage: fattn COMMAND'
+expect 0 'usage: fattn COMMAND' --help
+expect 0 'fattn 0.' --version
+expect 2 'unknown command "fly"' fly
+commands=$("$fattn" --help | sed -n 's/^  \([a-z]*\) .*/\1/p')
+for command in $commands; do
+    expect 0 "usage: fattn $command" "$command" --help
+    expect 2 "fattn $command: unknown option --nonsense" "$command" --nonsense
+    full 'cannot write to standard output' "$command" --help
+done
+
+expect 0 'kernels for B 1, H 8, N 77, d 32, causal' info --n 77 --d 32 --causal
+expect 2 '--d: "257" is not a whole number from 1 to 256' info --d 257
+expect 2 'unexpected "more"' info more
+full 'cannot write to standard output' info
+
+exit $failed
