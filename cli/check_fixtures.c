@@ -137,8 +137,11 @@ bool check_fixtures(check_run *run, const char *folder) {
     if (n <= 0) return false;
     for (int i = 0; i < n; ++i) {
         char path[4096];
-        snprintf(path, sizeof path, "%s/%s", folder, names[i]);
         fattn_fixture *f;
+        if (snprintf(path, sizeof path, "%s/%s", folder, names[i]) >= (int)sizeof path) {
+            cli_fail(CLI_FAILURE, "%s/%s: the path is too long", folder, names[i]);
+            return false;
+        }
         const fattn_status s = fattn_fixture_open(run->ctx, path, 0, &f);
         if (s != FATTN_OK) {
             cli_status(run->ctx, s, path);
