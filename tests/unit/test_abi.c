@@ -313,6 +313,6 @@ Test(abi, equals_the_golden_file) {
     fclose(f);
     static char golden[1 << 15];
     slurp(FATTN_SOURCE "/tests/golden/abi.txt", golden, sizeof golden);
-    cr_assert(strcmp(golden, text) == 0, "compare tests/golden/abi.txt with %s/abi.txt",
+    cr_assert(strcmp(golden, text) == 0, "if the change is meant: cp %s/abi.txt tests/golden/",
               FATTN_BUILD);
 }
