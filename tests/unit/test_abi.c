@@ -226,6 +226,28 @@ static void tape_types(void) {
     END(fattn_gradcheck_options);
 }
 
+static void fixture_types(void) {
+    STRUCT(fattn_fixture_gradient);
+    FIELD(fattn_fixture_gradient, name);
+    FIELD(fattn_fixture_gradient, got);
+    FIELD(fattn_fixture_gradient, want);
+    FIELD(fattn_fixture_gradient, fd_index);
+    FIELD(fattn_fixture_gradient, fd_value);
+    FIELD(fattn_fixture_gradient, fd_step);
+    END(fattn_fixture_gradient);
+    STRUCT(fattn_fixture_attention);
+    FIELD(fattn_fixture_attention, struct_size);
+    FIELD(fattn_fixture_attention, reserved);
+    FIELD(fattn_fixture_attention, params);
+    FIELD(fattn_fixture_attention, io);
+    FIELD(fattn_fixture_attention, gradient);
+    FIELD(fattn_fixture_attention, want_o);
+    FIELD(fattn_fixture_attention, want_lse);
+    FIELD(fattn_fixture_attention, tensor);
+    FIELD(fattn_fixture_attention, memory);
+    END(fattn_fixture_attention);
+}
+
 static void constants(void) {
 #define FATTN_X(name, value, words) CONSTANT(name);
     FATTN_STATUS_MAP(FATTN_X)
@@ -264,6 +286,7 @@ static void constants(void) {
     CONSTANT(FATTN_ADAM_V);
     CONSTANT(FATTN_ADAM_MASTER);
     CONSTANT(FATTN_FIXTURE_SCHEMA);
+    CONSTANT(FATTN_FIXTURE_GRADIENTS);
 }
 
 /* Reads a whole file into `buffer`; returns its length. */
@@ -301,6 +324,7 @@ Test(abi, equals_the_golden_file) {
     context_types();
     attention_types();
     tape_types();
+    fixture_types();
     constants();
     static const char *const headers[] = {"base.h", "context.h", "tensor.h", "attention.h",
                                           "tape.h", "optim.h",   "check.h",  "fixture.h"};
