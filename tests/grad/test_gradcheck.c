@@ -1,0 +1,280 @@
+/* The gradient check: passes for right gradients, fails for wrong ones, says where. */
+#include "failing_alloc.h"
+
+#include <criterion/criterion.h>
+#include <fattn/fattn.h>
+
+#include <math.h>
+#include <string.h>
+
+static int64_t offset_of(const fattn_tensor *t, int64_t e) {
+    int64_t offset = 0;
+    for (int d = t->ndim - 1; d >= 0; --d) {
+        offset += e % t->shape[d] * t->stride[d];
+        e /= t->shape[d];
+    }
+    return offset;
+}
+static double *at(const fattn_tensor *t, int64_t e) { return (double *)t->data + offset_of(t, e); }
+
+/* y = a sin(w b), elementwise, with a fault in the gradient of b when asked for. */
+typedef struct wave {
+    double w;
+    double stretch;  /* all of d_b is multiplied by this */
+    double at_end;   /* added to the last element of d_b */
+    fattn_dtype out; /* 0 = F64 */
+} wave;
+
+static fattn_status wave_infer(fattn_op_call *c) {
+    const wave *f = c->attr;
+    c->out[0].ndim = c->in[0].ndim;
+    c->out[0].dtype = f->out ? (int32_t)f->out : FATTN_F64;
+    memcpy(c->out[0].shape, c->in[0].shape, sizeof c->out[0].shape);
+    return FATTN_OK;
+}
+static fattn_status wave_forward(fattn_op_call *c) {
+    const wave *f = c->attr;
+    for (int64_t e = 0; e < fattn_tensor_numel(&c->in[0]) && !f->out; ++e)
+        *at(&c->out[0], e) = *at(&c->in[0], e) * sin(f->w * *at(&c->in[1], e));
+    return FATTN_OK;
+}
+static fattn_status wave_backward(fattn_op_call *c) {
+    const wave *f = c->attr;
+    const int64_t n = fattn_tensor_numel(&c->in[0]);
+    for (int64_t e = 0; e < n; ++e) {
+        const double a = *at(&c->in[0], e), b = *at(&c->in[1], e), d = *at(&c->d_out[0], e);
+        const double gradient[] = {d * sin(f->w * b), f->stretch * d * a * f->w * cos(f->w * b) +
+                                                          (e == n - 1 ? f->at_end : 0)};
+        for (int i = 0; i < 2; ++i) {
+            if (!c->d_in[i].data) continue;
+            double *to = at(&c->d_in[i], e);
+            *to = gradient[i] + (c->d_in_fresh[i] ? 0 : *to);
+        }
+    }
+    return FATTN_OK;
+}
+static const fattn_op_def wave_def = {
+    .struct_size = sizeof wave_def,
+    .attr_size = sizeof(wave),
+    .n_out = 1,
+    .name = "wave",
+    .infer = wave_infer,
+    .forward = wave_forward,
+    .backward = wave_backward,
+};
+
+static fattn_var wave_graph(fattn_tape *t, const fattn_var *in, int n_in, void *user) {
+    cr_assert_eq(n_in, 3);
+    fattn_tensor ids; /* integers arrive as they are */
+    if (fattn_tape_value(t, in[2], &ids)) return (fattn_var){0};
+    cr_assert_eq(ids.dtype, FATTN_I32);
+    cr_assert_eq(((const int32_t *)ids.data)[1], 8);
+    return fattn_op_custom(t, &wave_def, in, 2, user);
+}
+
+enum { ROWS = 5, COLUMNS = 7, COUNT = ROWS * COLUMNS };
+
+static double a_data[COUNT], b_data[COUNT];
+static int32_t id_data[2] = {7, 8};
+static fattn_tensor inputs[3];
+static failing_alloc memory;
+static fattn_ctx *ctx;
+
+static void set_up(void) {
+    memory = (failing_alloc){.left = -1};
+    ctx = failing_context(&memory, 1);
+    inputs[0] = fattn_tensor_view(a_data, FATTN_F64, FATTN_CPU, 0, 2, (int64_t[]){ROWS, COLUMNS});
+    /* The second one lies transposed. */
+    inputs[1] = fattn_tensor_view(b_data, FATTN_F64, FATTN_CPU, 0, 2, (int64_t[]){COLUMNS, ROWS});
+    inputs[1] = fattn_tensor_permute(&inputs[1], (int[]){1, 0});
+    inputs[2] = fattn_tensor_view(id_data, FATTN_I32, FATTN_CPU, 0, 1, (int64_t[]){2});
+    for (uint32_t i = 0; i < 2; ++i)
+        cr_assert_eq(
+            fattn_tensor_normal(ctx, &inputs[i], 0, 1, (fattn_rng){.seed = 1, .stream = i}),
+            FATTN_OK);
+}
+static void tear_down(void) {
+    cr_assert_eq(fattn_ctx_mem(ctx).live, 0, "%zu bytes leaked", fattn_ctx_mem(ctx).live);
+    fattn_ctx_destroy(ctx);
+    cr_assert_eq(memory.live, 0);
+}
+TestSuite(gradcheck, .init = set_up, .fini = tear_down);
+
+static fattn_status check(wave f, fattn_gradcheck_options o, fattn_report *r) {
+    o.struct_size = sizeof o;
+    *r = (fattn_report){.struct_size = sizeof *r};
+    return fattn_gradcheck(ctx, wave_graph, &f, inputs, 3, &o, r);
+}
+
+Test(gradcheck, right_gradients_pass) {
+    const wave right = {.w = 2, .stretch = 1};
+    double before[COUNT];
+    memcpy(before, b_data, sizeof before);
+    for (int order = 0; order <= 4; order += 2) {
+        fattn_report r;
+        cr_assert_eq(check(right, (fattn_gradcheck_options){.order = order}, &r), FATTN_OK, "%s",
+                     fattn_ctx_error(ctx));
+        cr_assert_eq(r.passed, 1);
+        cr_assert_eq(r.checked, 2 * COUNT);
+        cr_assert_eq(r.failed + r.nonfinite, 0);
+        /* Rounding of y over the step, and the step's own error: far below the default rtol. */
+        cr_assert_lt(r.max_abs, 1e-9);
+        cr_assert(r.max_abs > 0 && r.rms > 0 && r.rms <= r.max_abs && r.cosine < 1e-15);
+    }
+    cr_assert_arr_eq(before, b_data, sizeof before, "the inputs are the caller's");
+}
+
+Test(gradcheck, five_points_are_better_than_two) {
+    const wave steep = {.w = 30, .stretch = 1};
+    fattn_report two, four;
+    const double step = 1e-3; /* large: what is left is the error of the formula */
+    const fattn_tolerance loose = {.atol = 1, .rtol = 1};
+    cr_assert_eq(
+        check(steep, (fattn_gradcheck_options){.order = 2, .step = step, .tol = loose}, &two),
+        FATTN_OK);
+    cr_assert_eq(
+        check(steep, (fattn_gradcheck_options){.order = 4, .step = step, .tol = loose}, &four),
+        FATTN_OK);
+    /* sin(w(b+h)): errors (wh)^2/6 and (wh)^4/30, relative to the largest derivative. */
+    cr_assert(two.max_abs > 1e-4 && two.max_abs < 3 * 30 * 1.5e-4 * 3, "%g", two.max_abs);
+    cr_assert_lt(four.max_abs, two.max_abs / 500);
+}
+
+Test(gradcheck, a_small_factor_is_found) {
+    const wave wrong = {.w = 2, .stretch = 1 + 1e-5};
+    for (int order = 2; order <= 4; order += 2) {
+        fattn_report r;
+        cr_assert_eq(check(wrong, (fattn_gradcheck_options){.order = order}, &r), FATTN_E_MISMATCH);
+        cr_assert_eq(r.passed, 0);
+        cr_assert_eq(r.worst_input, 1);
+        cr_assert_gt(r.failed, COUNT * 9 / 10); /* all but those close to zero */
+        cr_assert_leq(r.failed, COUNT);
+        cr_assert_float_eq(r.worst_got / r.worst_want, 1 + 1e-5, 1e-7);
+        cr_assert_float_eq(r.max_rel, 1e-5, 1e-6);
+        cr_assert(strstr(fattn_ctx_error(ctx), "input 1"), "%s", fattn_ctx_error(ctx));
+    }
+    fattn_report r;
+    const fattn_tolerance loose = {.rtol = 1e-4};
+    cr_assert_eq(check(wrong, (fattn_gradcheck_options){.tol = loose}, &r), FATTN_OK);
+    /* Twice the gradient is seen by the cosine distance, too: 1 - 2*2/(1+4). */
+    const wave twice = {.w = 2, .stretch = 2};
+    const fattn_tolerance cosine = {.atol = 100, .rtol = 100, .cosine = 1e-3};
+    cr_assert_eq(check(twice, (fattn_gradcheck_options){.tol = cosine}, &r), FATTN_E_MISMATCH);
+    cr_assert_eq(r.failed, 0);
+}
+
+Test(gradcheck, a_sample_has_both_ends) {
+    const wave right = {.w = 2, .stretch = 1}, wrong_end = {.w = 2, .stretch = 1, .at_end = 1e-3};
+    for (int64_t max_coords = 1; max_coords <= COUNT + 3; max_coords += 3) {
+        const fattn_gradcheck_options o = {.max_coords = max_coords, .seed = (uint64_t)max_coords};
+        const int64_t want = max_coords < 2 ? 2 : max_coords > COUNT ? COUNT : max_coords;
+        fattn_report r;
+        cr_assert_eq(check(right, o, &r), FATTN_OK, "%s", fattn_ctx_error(ctx));
+        cr_assert_eq(r.checked, 2 * want);
+        cr_assert_eq(check(wrong_end, o, &r), FATTN_E_MISMATCH);
+        cr_assert_eq(r.failed, 1);
+        cr_assert(r.worst_input == 1 && r.worst_at[0] == ROWS - 1 && r.worst_at[1] == COLUMNS - 1);
+    }
+}
+
+Test(gradcheck, non_finite_gradients_fail) {
+    const wave wrong = {.w = 2, .stretch = 1, .at_end = NAN};
+    fattn_report r;
+    cr_assert_eq(check(wrong, (fattn_gradcheck_options){0}, &r), FATTN_E_MISMATCH);
+    cr_assert(r.nonfinite == 1 && r.failed == 1 && isnan(r.worst_got));
+    a_data[3] = NAN; /* outputs, and all that is summed with them */
+    cr_assert_eq(check((wave){.w = 2, .stretch = 1}, (fattn_gradcheck_options){0}, &r),
+                 FATTN_E_MISMATCH);
+    cr_assert_eq(r.nonfinite, 2 * COUNT);
+}
+
+/* Its first output element never changes: minus infinity, like L of a row without keys. */
+static fattn_status log_forward(fattn_op_call *c) {
+    for (int64_t e = 0; e < fattn_tensor_numel(&c->in[0]); ++e)
+        *at(&c->out[0], e) = e ? *at(&c->in[0], e) * *at(&c->in[0], e) : -INFINITY;
+    return FATTN_OK;
+}
+static fattn_status log_backward(fattn_op_call *c) {
+    for (int64_t e = 0; e < fattn_tensor_numel(&c->in[0]); ++e) {
+        const double d = e ? 2 * *at(&c->in[0], e) * *at(&c->d_out[0], e) : 0;
+        *at(&c->d_in[0], e) = d + (c->d_in_fresh[0] ? 0 : *at(&c->d_in[0], e));
+    }
+    return FATTN_OK;
+}
+static fattn_var infinite_graph(fattn_tape *t, const fattn_var *in, int n_in, void *user) {
+    (void)n_in;
+    static const fattn_op_def def = {.struct_size = sizeof def,
+                                     .attr_size = sizeof(wave),
+                                     .n_out = 1,
+                                     .name = "infinite",
+                                     .infer = wave_infer,
+                                     .forward = log_forward,
+                                     .backward = log_backward};
+    return fattn_op_custom(t, &def, in, 1, user);
+}
+static fattn_var identity_graph(fattn_tape *t, const fattn_var *in, int n_in, void *user) {
+    (void)t, (void)n_in, (void)user;
+    return in[0];
+}
+
+Test(gradcheck, constant_infinities_and_identity_pass) {
+    wave unused = {.w = 0};
+    fattn_report r = {.struct_size = sizeof r};
+    cr_assert_eq(fattn_gradcheck(ctx, infinite_graph, &unused, inputs, 1, NULL, &r), FATTN_OK, "%s",
+                 fattn_ctx_error(ctx));
+    cr_assert_eq(fattn_gradcheck(ctx, identity_graph, NULL, inputs, 1, NULL, &r), FATTN_OK, "%s",
+                 fattn_ctx_error(ctx));
+    cr_assert_eq(r.checked, COUNT);
+}
+
+static fattn_var no_graph(fattn_tape *t, const fattn_var *in, int n_in, void *user) {
+    (void)t, (void)in, (void)n_in, (void)user;
+    return (fattn_var){0};
+}
+
+Test(gradcheck, bad_arguments_are_refused_and_write_nothing) {
+    const wave right = {.w = 2, .stretch = 1};
+    fattn_report r = {.struct_size = sizeof r, .checked = -5};
+    cr_assert_eq(fattn_gradcheck(NULL, no_graph, NULL, inputs, 1, NULL, &r), FATTN_E_ARG);
+    cr_assert_eq(fattn_gradcheck(ctx, NULL, NULL, inputs, 1, NULL, &r), FATTN_E_ARG);
+    cr_assert_eq(fattn_gradcheck(ctx, no_graph, NULL, NULL, 1, NULL, &r), FATTN_E_ARG);
+    cr_assert_eq(fattn_gradcheck(ctx, no_graph, NULL, inputs, 0, NULL, &r), FATTN_E_ARG);
+    cr_assert_eq(fattn_gradcheck(ctx, no_graph, NULL, inputs, 1, NULL, NULL), FATTN_E_ARG);
+    cr_assert_eq(fattn_gradcheck(ctx, no_graph, NULL, inputs, 1, NULL, &r), FATTN_E_ARG);
+    cr_assert_eq(fattn_gradcheck(ctx, no_graph, NULL, &inputs[2], 1, NULL, &r), FATTN_E_ARG);
+    fattn_gradcheck_options o = {.struct_size = 0};
+    cr_assert_eq(fattn_gradcheck(ctx, no_graph, NULL, inputs, 1, &o, &r), FATTN_E_ABI);
+    fattn_report no_size = {0};
+    cr_assert_eq(fattn_gradcheck(ctx, no_graph, NULL, inputs, 1, NULL, &no_size), FATTN_E_ABI);
+    fattn_tensor single = inputs[0];
+    single.dtype = FATTN_F32;
+    cr_assert_eq(fattn_gradcheck(ctx, no_graph, NULL, &single, 1, NULL, &r), FATTN_E_DTYPE);
+    cr_assert_eq(r.checked, -5);
+
+    cr_assert_eq(check(right, (fattn_gradcheck_options){.order = 3}, &r), FATTN_E_ARG);
+    cr_assert_eq(check(right, (fattn_gradcheck_options){.step = -1}, &r), FATTN_E_ARG);
+    cr_assert_eq(check(right, (fattn_gradcheck_options){.step = NAN}, &r), FATTN_E_ARG);
+    cr_assert_eq(check(right, (fattn_gradcheck_options){.max_coords = -1}, &r), FATTN_E_ARG);
+    cr_assert_eq(check(right, (fattn_gradcheck_options){.tol = {.rtol = -1}}, &r), FATTN_E_ARG);
+    const wave single_out = {.w = 2, .stretch = 1, .out = FATTN_F32};
+    cr_assert_eq(check(single_out, (fattn_gradcheck_options){0}, &r), FATTN_E_DTYPE);
+    cr_assert(strstr(fattn_ctx_error(ctx), "f32"), "%s", fattn_ctx_error(ctx));
+    cr_assert_eq(fattn_ctx_mem(ctx).live, 0);
+}
+
+Test(gradcheck, every_allocation_may_fail) {
+    const wave right = {.w = 2, .stretch = 1};
+    const fattn_gradcheck_options o = {.max_coords = 3, .order = 4};
+    fattn_report r;
+    long n = 0;
+    for (;; ++n) {
+        memory.left = n;
+        const fattn_status s = check(right, o, &r);
+        memory.left = -1;
+        cr_assert_eq(fattn_ctx_mem(ctx).live, 0, "allocation %ld", n);
+        cr_assert_eq(memory.live, 1);
+        if (s == FATTN_OK) break;
+        cr_assert_eq(s, FATTN_E_NOMEM, "allocation %ld: %s", n, fattn_status_name(s));
+    }
+    cr_assert_gt(n, 10);
+}
