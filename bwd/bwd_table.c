@@ -1,4 +1,6 @@
 /* Every backward kernel, best first. */
 #include "kernel.h"
 
-const fattni_kernel *const fattni_bwd_table[] = {NULL};
+extern const fattni_kernel fattni_bwd_cpu;
+
+const fattni_kernel *const fattni_bwd_table[] = {&fattni_bwd_cpu, NULL};

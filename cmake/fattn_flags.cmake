@@ -14,16 +14,21 @@ endif()
 
 # References are computed as they are written; fast tiles may contract a*b+c, which -std=c11 alone
 # would forbid gcc.
+set(fattn_avx2_options -mavx2 -mfma)
+set(fattn_avx512_options -mavx512f -mavx512bw -mavx512dq -mavx512vl -mfma)
 function(fattn_add_objects name)
   add_library(${name} OBJECT ${ARGN})
   target_include_directories(${name} PUBLIC ${PROJECT_SOURCE_DIR}/include
     PRIVATE ${PROJECT_SOURCE_DIR}/core)
   target_include_directories(${name} SYSTEM PRIVATE ${RANDOM123_INCLUDE})
   foreach(source IN LISTS ARGN)
-    if(source MATCHES "_(cpu|avx2|avx512|neon)\\.c$")
+    if(source MATCHES "_(cpu|baseline|avx2|avx512|neon)\\.c$")
       set_property(SOURCE ${source} APPEND PROPERTY COMPILE_OPTIONS -ffp-contract=fast)
     else()
       set_property(SOURCE ${source} APPEND PROPERTY COMPILE_OPTIONS -ffp-contract=off)
+    endif()
+    if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64" AND source MATCHES "_(avx2|avx512)\\.c$")
+      set_property(SOURCE ${source} APPEND PROPERTY COMPILE_OPTIONS ${fattn_${CMAKE_MATCH_1}_options})
     endif()
   endforeach()
 endfunction()

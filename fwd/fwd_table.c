@@ -1,4 +1,6 @@
 /* Every forward kernel, best first. */
 #include "kernel.h"
 
-const fattni_kernel *const fattni_fwd_table[] = {NULL};
+extern const fattni_kernel fattni_fwd_cpu;
+
+const fattni_kernel *const fattni_fwd_table[] = {&fattni_fwd_cpu, NULL};

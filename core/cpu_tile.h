@@ -1,0 +1,77 @@
+/* Tile kernels of the CPU: the arithmetic of one block of rows against one block of keys.
+
+   A tile of scores is held transposed, S^T = K Q^T: [key][row], rows along the vector. Maxima, sums
+   and corrections of the softmax are then plain vector arithmetic, and elements of K and V enter as
+   broadcast scalars, straight from the caller's tensors. Only rows are packed: [column][row].
+
+   One source, cpu_tile.inc, is compiled for each instruction set and for float and double. The drivers
+   (fwd_cpu.c, bwd_cpu.c) know no type: pointers are to `real`s of the table's type, strides count
+   elements. Kernels allocate nothing and may run at the same time. */
+#ifndef FATTNI_CPU_TILE_H
+#define FATTNI_CPU_TILE_H
+
+#include "internal.h"
+
+/* A tile has at most 64 keys and 192 bytes of rows, 48 floats or 24 doubles: three AVX-512 vectors,
+   with the 8 x 3 micro-kernel all but 5 of 32 registers; and 12 KiB per tile, so that S and a packed
+   operand of 64 columns share the first-level cache. */
+enum { FATTNI_TILE_KEYS = 64, FATTNI_TILE_ROW_BYTES = 192 };
+
+typedef struct fattni_tile {
+    int64_t rows, keys; /* in use; packed rows beyond are zero */
+    int64_t lo, hi;     /* row i sees key j when i + lo <= j <= i + hi, both counted in the tile */
+} fattni_tile;
+
+typedef struct fattni_cpu_kernels {
+    const char *isa;
+    fattn_dtype dtype;   /* FATTN_F32 or FATTN_F64: what a `real` is */
+    int64_t rows, lanes; /* reals: of a block, also the pitch of all [..][row] arrays; of a vector */
+
+    /* packed[d][i] = x[i][d]; zero for rows <= i < kernels->rows. */
+    void (*pack)(int64_t rows, int64_t columns, const void *x, int64_t stride, void *packed);
+    /* x[i][d] = packed[d][i] * factor[i] for first <= i < rows; factor NULL means 1. */
+    void (*unpack)(int64_t first, int64_t rows, int64_t columns, const void *packed,
+                   const void *factor, void *x, int64_t stride);
+    /* y[i][d] = x[i][d], or += */
+    void (*put)(int64_t rows, int64_t columns, const void *x, int64_t x_stride, bool add, void *y,
+                int64_t y_stride);
+    /* out[i] = sum_d x[i][d] y[i][d] */
+    void (*dots)(int64_t rows, int64_t columns, const void *x, int64_t x_stride, const void *y,
+                 int64_t y_stride, void *out);
+
+    /* s[j][i] = sum_d k[j][d] packed[d][i], at least where row i sees key j. */
+    void (*scores)(const fattni_tile *t, int64_t columns, const void *k, int64_t stride,
+                   const void *packed, void *s);
+    /* Online softmax in units of log2: with x = factor * s, max' = max(max, max_j x),
+       s[j][i] = 2^(x - max'), sum = decay * sum + sum_j s, decay = 2^(max - max'). Unseen keys give
+       exactly 0; a row that has seen none keeps max = -inf, sum = 0. */
+    void (*softmax)(const fattni_tile *t, double factor, void *s, void *max, void *sum, void *decay);
+    /* acc[d][i] = decay[i] * acc[d][i] + sum_j v[j][d] s[j][i]; decay NULL means 1. */
+    void (*add_keys)(const fattni_tile *t, int64_t columns, const void *v, int64_t stride,
+                     const void *s, const void *decay, void *acc);
+    /* p = 2^(factor * p - lse), ds = scale * p * (ds - delta); both exactly 0 where row i does not
+       see key j. On entry p holds the scores and ds holds dP. */
+    void (*gradient)(const fattni_tile *t, double factor, double scale, const void *lse,
+                     const void *delta, void *p, void *ds);
+    /* acc[j][d] += sum_i s[j][i] x[i][d]; columns is a multiple of lanes and the pitch of acc. */
+    void (*add_rows)(const fattni_tile *t, int64_t columns, const void *s, const void *x,
+                     int64_t stride, void *acc);
+} fattni_cpu_kernels;
+
+/* Appends a part of that many bytes to a workspace of *end bytes; returns where it begins. */
+static inline size_t fattni_append(size_t *end, size_t bytes) {
+    const size_t begin = *end;
+    *end += (bytes + FATTNI_ALIGN - 1) / FATTNI_ALIGN * FATTNI_ALIGN;
+    return begin;
+}
+
+/* Index 0: float, 1: double. */
+extern const fattni_cpu_kernels fattni_cpu_baseline[2];
+#if defined(__x86_64__)
+extern const fattni_cpu_kernels fattni_cpu_avx2[2], fattni_cpu_avx512[2];
+#endif
+
+/* What this context runs for tensors of this dtype; 16-bit types compute in float. */
+const fattni_cpu_kernels *fattni_cpu_kernels_of(const fattn_ctx *ctx, fattn_dtype dtype);
+
+#endif
