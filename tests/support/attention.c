@@ -52,7 +52,8 @@ void attention_set(const fattn_tensor *t, const int64_t *at, double x) {
 /* t with each element once: a dimension that broadcasts by stride 0 shrinks to one. */
 static fattn_tensor distinct(const fattn_tensor *t) {
     fattn_tensor view = *t;
-    for (int d = 0; d < t->ndim; ++d)
+    const bool empty = fattn_tensor_numel(t) == 0; /* its strides say nothing */
+    for (int d = 0; d < t->ndim && !empty; ++d)
         if (t->stride[d] == 0 && t->shape[d] > 1) view.shape[d] = 1;
     return view;
 }
@@ -542,4 +543,13 @@ fattn_ctx *attention_context(int threads) {
     fattn_ctx *ctx;
     cr_assert_eq(fattn_ctx_create(&o, &ctx), FATTN_OK);
     return ctx;
+}
+
+fattn_ctx *attention_context_isa(int threads, int isa) {
+    const fattn_ctx_options o = {.struct_size = sizeof o, .cpu_threads = threads, .arch_cap = isa};
+    fattn_ctx *ctx;
+    cr_assert_eq(fattn_ctx_create(&o, &ctx), FATTN_OK);
+    if (ctx->isa == isa) return ctx;
+    fattn_ctx_destroy(ctx);
+    return NULL;
 }

@@ -75,6 +75,8 @@ double attention_get(const fattn_tensor *t, const int64_t *at);
 void attention_set(const fattn_tensor *t, const int64_t *at, double x);
 
 fattn_ctx *attention_context(int threads); /* a CPU context; 0 = default */
+/* The same with code for at most that enum fattni_isa; NULL when this machine cannot run it. */
+fattn_ctx *attention_context_isa(int threads, int isa);
 
 /* The oracles in 128-bit floating point (ref_quad.c). */
 fattn_status fwd_ref_quad(fattn_ctx *ctx, const fattni_problem *p);

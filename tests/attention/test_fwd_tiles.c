@@ -1,0 +1,39 @@
+/* The CPU's forward tiles against the oracle: O and L, on every instruction set. */
+#include "tiles.h"
+
+#include <criterion/criterion.h>
+#include <stdio.h>
+
+enum { WALK = 62 }; /* twice through all shapes */
+
+static void walk(int first, fattn_dtype dtype) {
+    char name[32];
+    for (int n = first; n < first + WALK; ++n) {
+        attention_case c = tiles_case(n, dtype);
+        snprintf(name, sizeof name, "walk %d", n);
+        c.name = name;
+        tiles_check_forward(&c);
+    }
+}
+Test(fwd_tiles, shapes_f64) { walk(0, FATTN_F64); }
+Test(fwd_tiles, shapes_f32) { walk(WALK, FATTN_F32); }
+
+Test(fwd_tiles, features) {
+    for (int n = 0; n < 3 * attention_feature_count; ++n) {
+        static const enum layout layouts[] = {LAYOUT_BHSD, LAYOUT_BSHD, LAYOUT_PITCH};
+        attention_case c = attention_features[n / 3];
+        if (tiles_refuse(&c)) continue;
+        c.layout = layouts[n % 3];
+        tiles_check_forward(&c);
+        c.dtype = FATTN_F32;
+        tiles_check_forward(&c);
+    }
+}
+
+Test(fwd_tiles, slices_of_qkv) {
+    static const int64_t D[] = {64, 16, 33};
+    for (int n = 0; n < 6; ++n)
+        tiles_check_forward(&(attention_case){.name = "slices", .B = 2, .Hq = 3, .Sq = 101, .Sk = 101,
+                                              .D = D[n / 2], .dtype = n % 2 ? FATTN_F32 : FATTN_F64,
+                                              .layout = LAYOUT_QKV, .flags = FATTN_CAUSAL});
+}

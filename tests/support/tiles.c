@@ -1,0 +1,66 @@
+#include "tiles.h"
+
+#include <criterion/criterion.h>
+#include <math.h>
+#include <stdio.h>
+
+bool tiles_refuse(const attention_case *c) {
+    return c->softcap > 0 || c->alibi || c->bias || c->sink || c->dropout_p > 0 ||
+           (c->flags & FATTN_MERGE);
+}
+
+attention_case tiles_case(int n, fattn_dtype dtype) {
+    static const int64_t D[] = {64, 1, 128, 3, 96, 8, 59, 256, 80, 16, 111, 32};
+    static const uint32_t masks[] = {FATTN_CAUSAL, 0, FATTN_CAUSAL_TOP_LEFT, FATTN_WINDOW,
+                                     FATTN_CAUSAL | FATTN_WINDOW};
+    static const enum layout layouts[] = {LAYOUT_BHSD, LAYOUT_BSHD, LAYOUT_PITCH};
+    const attention_shape s = attention_shapes[n % attention_shape_count];
+    return (attention_case){
+        .name = "walk", .dtype = dtype, .B = 1 + n % 2, .Hq = 1 + n / 2 % 3, .Hkv = 1,
+        .Sq = s.Sq, .Sk = s.Sk, .D = D[n % 12], .Dv = D[n % 3 ? n % 12 : (n + 5) % 12],
+        .flags = masks[n % 5], .window_left = n % 41, .window_right = n % 29 - 1,
+        .layout = layouts[n % 3]};
+}
+
+/* F64: what two correct computations may differ by. F32: the longest chains of roundings are the
+   score's D products and the sums over Sk keys, each a random walk of half ulps; logits of D normal
+   products amplify the first by their own size, up to about 5. */
+static fattn_tolerance tolerance(const attention_case *c) {
+    if (!c->dtype || c->dtype == FATTN_F64) return (fattn_tolerance){1e-12, 1e-12, 1e-12};
+    const double D = (double)(c->D > c->Dv ? c->D : c->Dv), S = (double)(c->Sk > c->Sq ? c->Sk : c->Sq);
+    const double walk = 6e-8 * (8 + sqrt(D) + sqrt(S)) * (double)(c->Hkv ? c->Hq / c->Hkv : 1);
+    return (fattn_tolerance){4 * walk, 4 * walk, 1e-9};
+}
+
+static void check(const attention_case *c, bool backward) {
+    fattn_ctx *const one = attention_context(1);
+    attention *const inputs = attention_new(one, c), *const want = attention_twin(inputs, FATTN_F64);
+    attention_forward(want, REFERENCE);
+    if (backward) attention_backward(want, REFERENCE);
+    for (int isa = FATTNI_ISA_BASELINE; isa <= FATTNI_ISA_AVX512; ++isa)
+        for (int threads = 1; threads <= 16; threads += 15) { /* backward: one pass; two */
+            fattn_ctx *const ctx = attention_context_isa(threads, isa);
+            if (!ctx) continue;
+            char name[96];
+            snprintf(name, sizeof name, "%s, %s, %d threads", c->name, fattni_isa_name(isa), threads);
+            attention_case named = *c;
+            named.name = name;
+            attention *const got = attention_new(ctx, &named);
+            attention_forward(got, LIBRARY);
+            if (backward) attention_backward(got, LIBRARY);
+            attention_match(got, want, NULL, 0, tolerance(c));
+            attention_free(got);
+            fattn_ctx_destroy(ctx);
+        }
+    attention_free(inputs);
+    attention_free(want);
+    fattn_ctx_destroy(one);
+}
+
+void tiles_check_forward(const attention_case *c) {
+    attention_case only = *c;
+    only.omit = NO_DQ | NO_DK | NO_DV | NO_DBIAS | NO_DSINK;
+    check(&only, false);
+}
+
+void tiles_check_backward(const attention_case *c) { check(c, true); }

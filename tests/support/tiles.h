@@ -1,0 +1,18 @@
+/* What the tests of the CPU tiles share. */
+#ifndef TEST_TILES_H
+#define TEST_TILES_H
+
+#include "attention.h"
+
+/* Does the case use a feature that the tiles leave to FATTN_ALGO_STANDARD? */
+bool tiles_refuse(const attention_case *c);
+
+/* Case number n of a walk over shapes, head dimensions, masks, head groups and layouts. */
+attention_case tiles_case(int n, fattn_dtype dtype);
+
+/* The library, on every instruction set of this machine, against the oracle in F64 on the same
+   inputs: forward only, or both passes. */
+void tiles_check_forward(const attention_case *c);
+void tiles_check_backward(const attention_case *c);
+
+#endif
