@@ -157,12 +157,18 @@ static const char *expectation(const cli_option *o, char *buffer, size_t size) {
 
 /* ---- help ---- */
 
+/* A default outside the option's range means "not given", and is not shown. */
 static void print_default(const cli_option *o, const void *field) {
     char choice[64];
     switch (o->type) {
     case CLI_FLAG: break;
-    case CLI_INT: printf(" [%lld]", (long long)*(const int64_t *)field); break;
-    case CLI_REAL: printf(" [%.6g]", *(const double *)field); break;
+    case CLI_INT:
+        if ((double)*(const int64_t *)field >= o->min)
+            printf(" [%lld]", (long long)*(const int64_t *)field);
+        break;
+    case CLI_REAL:
+        if (*(const double *)field >= o->min) printf(" [%.6g]", *(const double *)field);
+        break;
     case CLI_TEXT:
         if (*(const char *const *)field) printf(" [%s]", *(const char *const *)field);
         break;

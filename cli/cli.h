@@ -46,7 +46,7 @@ typedef struct cli_command {
 } cli_command;
 
 /* One line per command file; main.c lists them. */
-extern const cli_command cmd_info, cmd_check, cmd_memory, cmd_bench;
+extern const cli_command cmd_info, cmd_check, cmd_memory, cmd_bench, cmd_train;
 
 /* Finds the command, parses, runs; returns the exit code. A failed write to standard output, seen
    or not by the command, is a failure. */

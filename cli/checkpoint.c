@@ -1,0 +1,425 @@
+#include "checkpoint.h"
+
+#include "durable.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <hdf5.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum { MAX_TEXTS = 16, TEXT_BYTES = 4096, NAME_BYTES = 64 };
+
+struct checkpoint {
+    hid_t file;
+    char path[PATH_MAX];
+    char *texts[MAX_TEXTS];
+    int n_texts;
+};
+
+/* ---- names ---- */
+
+static void name_of(int64_t step, char name[NAME_BYTES]) {
+    snprintf(name, NAME_BYTES, "step-%09lld.h5", (long long)step);
+}
+
+/* The step in a file's name; -1 for other files. */
+static int64_t step_of(const char *name) {
+    char same[NAME_BYTES];
+    if (strncmp(name, "step-", 5) != 0) return -1;
+    const int64_t step = strtoll(name + 5, NULL, 10);
+    name_of(step, same);
+    return strcmp(name, same) == 0 ? step : -1;
+}
+
+/* The newest checkpoint in the folder before step `limit`; -1 when there is none. */
+static int64_t newest_before(const char *folder, int64_t limit) {
+    int64_t newest = -1;
+    DIR *d = opendir(folder);
+    for (struct dirent *e; d && (e = readdir(d));) {
+        const int64_t step = step_of(e->d_name);
+        if (step < limit && step > newest) newest = step;
+    }
+    if (d) closedir(d);
+    return newest;
+}
+
+int64_t checkpoint_count(const char *folder) {
+    int64_t count = 0;
+    DIR *d = opendir(folder);
+    for (struct dirent *e; d && (e = readdir(d));)
+        count += step_of(e->d_name) >= 0;
+    if (d) closedir(d);
+    return count;
+}
+
+static bool remove_all_but(const char *folder, int64_t keep, int64_t keep_too) {
+    bool ok = true;
+    DIR *d = opendir(folder);
+    for (struct dirent *e; d && (e = readdir(d));) {
+        char path[PATH_MAX];
+        const int64_t step = step_of(e->d_name);
+        if (step < 0 || step == keep || step == keep_too) continue;
+        snprintf(path, sizeof path, "%s/%s", folder, e->d_name);
+        if (unlink(path) == 0) continue;
+        cli_fail(CLI_FAILURE, "cannot remove %s: %s", path, strerror(errno));
+        ok = false;
+    }
+    if (d) closedir(d);
+    return ok;
+}
+
+bool checkpoint_remove_all(const char *folder) { return remove_all_but(folder, -1, -1); }
+
+/* ---- values in HDF5 ---- */
+
+static bool put_attribute(hid_t object, const char *name, hid_t type, const void *value) {
+    const hid_t space = H5Screate(H5S_SCALAR);
+    const hid_t a = H5Acreate2(object, name, type, space, H5P_DEFAULT, H5P_DEFAULT);
+    const bool ok = a >= 0 && H5Awrite(a, type, value) >= 0;
+    if (a >= 0) H5Aclose(a);
+    H5Sclose(space);
+    return ok;
+}
+
+static bool get_attribute(hid_t object, const char *name, hid_t type, void *value) {
+    if (H5Aexists(object, name) <= 0) return false;
+    const hid_t a = H5Aopen(object, name, H5P_DEFAULT);
+    const hid_t space = H5Aget_space(a), stored = H5Aget_type(a);
+    const bool ok = H5Sget_simple_extent_npoints(space) == 1 &&
+                    H5Tget_class(stored) == H5Tget_class(type) && H5Aread(a, type, value) >= 0;
+    H5Tclose(stored);
+    H5Sclose(space);
+    H5Aclose(a);
+    return ok;
+}
+
+/* Texts have TEXT_BYTES bytes in the file, whatever their length. */
+static bool put_text(hid_t object, const char *name, const char *value) {
+    char padded[TEXT_BYTES] = "";
+    if (strlen(value) >= sizeof padded) return false;
+    strcpy(padded, value);
+    const hid_t type = H5Tcopy(H5T_C_S1);
+    const bool ok = H5Tset_size(type, TEXT_BYTES) >= 0 && put_attribute(object, name, type, padded);
+    H5Tclose(type);
+    return ok;
+}
+
+static char *get_text(hid_t object, const char *name) {
+    const hid_t type = H5Tcopy(H5T_C_S1);
+    char *text = calloc(1, TEXT_BYTES + 1);
+    if (text && (H5Tset_size(type, TEXT_BYTES) < 0 || !get_attribute(object, name, type, text))) {
+        free(text);
+        text = NULL;
+    }
+    H5Tclose(type);
+    return text;
+}
+
+static bool put_array(hid_t file, const char *path, hid_t type, int ndim, const int64_t *shape,
+                      const void *data) {
+    hsize_t extent[FATTN_MAX_DIMS];
+    for (int d = 0; d < ndim; ++d)
+        extent[d] = (hsize_t)shape[d];
+    const hid_t space = H5Screate_simple(ndim, extent, NULL);
+    const hid_t links = H5Pcreate(H5P_LINK_CREATE), create = H5Pcreate(H5P_DATASET_CREATE);
+    H5Pset_create_intermediate_group(links, 1);
+    H5Pset_obj_track_times(create, false); /* equal states make equal files */
+    const hid_t set = H5Dcreate2(file, path, type, space, links, create, H5P_DEFAULT);
+    const bool empty = H5Sget_simple_extent_npoints(space) == 0;
+    const bool ok =
+        set >= 0 && (empty || H5Dwrite(set, type, H5S_ALL, H5S_ALL, H5P_DEFAULT, data) >= 0);
+    if (set >= 0) H5Dclose(set);
+    H5Pclose(create);
+    H5Pclose(links);
+    H5Sclose(space);
+    return ok;
+}
+
+/* Extent of a dataset; -1 dimensions when it is not there. */
+static int shape_of(hid_t file, const char *path, int64_t shape[FATTN_MAX_DIMS]) {
+    if (H5Lexists(file, path, H5P_DEFAULT) <= 0) return -1;
+    const hid_t set = H5Dopen2(file, path, H5P_DEFAULT);
+    if (set < 0) return -1;
+    const hid_t space = H5Dget_space(set);
+    hsize_t extent[H5S_MAX_RANK];
+    int ndim = H5Sget_simple_extent_dims(space, extent, NULL);
+    if (ndim > FATTN_MAX_DIMS) ndim = -1;
+    for (int d = 0; d < ndim; ++d)
+        shape[d] = (int64_t)extent[d];
+    H5Sclose(space);
+    H5Dclose(set);
+    return ndim;
+}
+
+static bool get_array(hid_t file, const char *path, hid_t type, int ndim, const int64_t *shape,
+                      void *data) {
+    int64_t found[FATTN_MAX_DIMS];
+    if (shape_of(file, path, found) != ndim) return false;
+    int64_t n = 1;
+    for (int d = 0; d < ndim; ++d) {
+        if (found[d] != shape[d]) return false;
+        n *= found[d];
+    }
+    const hid_t set = H5Dopen2(file, path, H5P_DEFAULT);
+    const bool ok = n == 0 || H5Dread(set, type, H5S_ALL, H5S_ALL, H5P_DEFAULT, data) >= 0;
+    H5Dclose(set);
+    return ok;
+}
+
+/* ---- options ---- */
+
+static bool is_stored(const cli_option *o, const char *const *skip) {
+    for (; *skip; ++skip)
+        if (strcmp(o->name, *skip) == 0) return false;
+    return o->type != CLI_INTS;
+}
+
+static bool put_option(hid_t group, const cli_option *o, const void *field) {
+    switch (o->type) {
+    case CLI_FLAG: {
+        const int value = *(const bool *)field;
+        return put_attribute(group, o->name, H5T_NATIVE_INT, &value);
+    }
+    case CLI_INT: return put_attribute(group, o->name, H5T_NATIVE_INT64, field);
+    case CLI_REAL: return put_attribute(group, o->name, H5T_NATIVE_DOUBLE, field);
+    case CLI_CHOICE: return put_attribute(group, o->name, H5T_NATIVE_INT, field);
+    case CLI_TEXT: return !*(char *const *)field || put_text(group, o->name, *(char *const *)field);
+    default: return false;
+    }
+}
+
+static bool get_option(checkpoint *c, hid_t group, const cli_option *o, void *field) {
+    switch (o->type) {
+    case CLI_FLAG: {
+        int value;
+        if (!get_attribute(group, o->name, H5T_NATIVE_INT, &value)) return false;
+        *(bool *)field = value != 0;
+        return true;
+    }
+    case CLI_INT: return get_attribute(group, o->name, H5T_NATIVE_INT64, field);
+    case CLI_REAL: return get_attribute(group, o->name, H5T_NATIVE_DOUBLE, field);
+    case CLI_CHOICE: return get_attribute(group, o->name, H5T_NATIVE_INT, field);
+    case CLI_TEXT: {
+        *(const char **)field = NULL;
+        if (H5Aexists(group, o->name) <= 0) return true;
+        char *text = c->n_texts < MAX_TEXTS ? get_text(group, o->name) : NULL;
+        if (!text) return false;
+        *(const char **)field = c->texts[c->n_texts++] = text;
+        return true;
+    }
+    default: return false;
+    }
+}
+
+/* ---- the state of a run ---- */
+
+typedef bool (*array_fn)(hid_t file, const char *path, const fattn_tensor *t);
+
+static bool put_tensor(hid_t file, const char *path, const fattn_tensor *t) {
+    return put_array(file, path, H5T_NATIVE_FLOAT, t->ndim, t->shape, t->data);
+}
+static bool get_tensor(hid_t file, const char *path, const fattn_tensor *t) {
+    return get_array(file, path, H5T_NATIVE_FLOAT, t->ndim, t->shape, t->data);
+}
+
+/* Every parameter and its two moments, to or from the file. */
+static bool each_tensor(hid_t file, const trainer *r, array_fn move) {
+    int n;
+    fattn_param *const *params = model_params(r->model, &n);
+    for (int i = 0; i < n; ++i) {
+        char path[NAME_BYTES * 2];
+        fattn_tensor m, v;
+        snprintf(path, sizeof path, "/params/%s", params[i]->name);
+        if (!move(file, path, &params[i]->value)) return false;
+        if (fattn_adamw_state(r->adamw, i, FATTN_ADAM_M, &m) != FATTN_OK) return false;
+        if (fattn_adamw_state(r->adamw, i, FATTN_ADAM_V, &v) != FATTN_OK) return false;
+        snprintf(path, sizeof path, "/adam/m/%s", params[i]->name);
+        if (!move(file, path, &m)) return false;
+        snprintf(path, sizeof path, "/adam/v/%s", params[i]->name);
+        if (!move(file, path, &v)) return false;
+    }
+    return true;
+}
+
+typedef struct counters {
+    int64_t step, cursor, adam_step;
+    double elapsed;
+    uint64_t fingerprint;
+} counters;
+
+static bool put_counters(hid_t group, const counters *c) {
+    return put_attribute(group, "step", H5T_NATIVE_INT64, &c->step) &&
+           put_attribute(group, "cursor", H5T_NATIVE_INT64, &c->cursor) &&
+           put_attribute(group, "adam_step", H5T_NATIVE_INT64, &c->adam_step) &&
+           put_attribute(group, "elapsed", H5T_NATIVE_DOUBLE, &c->elapsed) &&
+           put_attribute(group, "fingerprint", H5T_NATIVE_UINT64, &c->fingerprint);
+}
+static bool get_counters(hid_t group, counters *c) {
+    return get_attribute(group, "step", H5T_NATIVE_INT64, &c->step) &&
+           get_attribute(group, "cursor", H5T_NATIVE_INT64, &c->cursor) &&
+           get_attribute(group, "adam_step", H5T_NATIVE_INT64, &c->adam_step) &&
+           get_attribute(group, "elapsed", H5T_NATIVE_DOUBLE, &c->elapsed) &&
+           get_attribute(group, "fingerprint", H5T_NATIVE_UINT64, &c->fingerprint);
+}
+
+static bool put_history(hid_t file, const history *h) {
+    return put_array(file, "/history/loss", H5T_NATIVE_DOUBLE, 1, &h->steps, h->loss) &&
+           put_array(file, "/history/eval_step", H5T_NATIVE_DOUBLE, 1, &h->evals, h->eval_step) &&
+           put_array(file, "/history/eval_loss", H5T_NATIVE_DOUBLE, 1, &h->evals, h->eval_loss) &&
+           put_array(file, "/history/eval_right", H5T_NATIVE_DOUBLE, 1, &h->evals, h->eval_right);
+}
+
+static bool get_history(hid_t file, fattn_ctx *ctx, history *h) {
+    int64_t steps[FATTN_MAX_DIMS], evals[FATTN_MAX_DIMS];
+    if (shape_of(file, "/history/loss", steps) != 1) return false;
+    if (shape_of(file, "/history/eval_step", evals) != 1) return false;
+    if (history_resize(ctx, h, steps[0], evals[0]) != FATTN_OK) return false;
+    return get_array(file, "/history/loss", H5T_NATIVE_DOUBLE, 1, &h->steps, h->loss) &&
+           get_array(file, "/history/eval_step", H5T_NATIVE_DOUBLE, 1, &h->evals, h->eval_step) &&
+           get_array(file, "/history/eval_loss", H5T_NATIVE_DOUBLE, 1, &h->evals, h->eval_loss) &&
+           get_array(file, "/history/eval_right", H5T_NATIVE_DOUBLE, 1, &h->evals, h->eval_right);
+}
+
+static hid_t make_group(hid_t file, const char *path) {
+    return H5Gcreate2(file, path, H5P_DEFAULT, H5P_DEFAULT, H5P_DEFAULT);
+}
+
+static bool put_all(hid_t file, const cli_option *table, const void *options,
+                    const char *const *skip, const trainer *r) {
+    counters c = {.step = r->step,
+                  .cursor = r->cursor,
+                  .elapsed = r->elapsed,
+                  .fingerprint = r->task->fingerprint};
+    bool ok = fattn_adamw_get_step(r->adamw, &c.adam_step) == FATTN_OK;
+    const hid_t config = make_group(file, "/config"), state = make_group(file, "/state");
+    for (const cli_option *o = table; ok && o->name; ++o) {
+        if (is_stored(o, skip)) ok = put_option(config, o, (const char *)options + o->offset);
+    }
+    ok = ok && put_counters(state, &c) && each_tensor(file, r, put_tensor) &&
+         put_history(file, &r->history);
+    H5Gclose(config);
+    H5Gclose(state);
+    return ok;
+}
+
+/* An HDF5 file in memory: nothing reaches the disk but through durable_write, whose errors are
+   exact. image NULL: a new one. */
+static hid_t open_in_memory(void *image, size_t size) {
+    const hid_t access = H5Pcreate(H5P_FILE_ACCESS);
+    H5Eset_auto2(H5E_DEFAULT, NULL, NULL); /* HDF5 prints nothing */
+    H5Pset_fapl_core(access, 1 << 20, false);
+    if (image) H5Pset_file_image(access, image, size);
+    const hid_t file = image ? H5Fopen("checkpoint", H5F_ACC_RDONLY, access)
+                             : H5Fcreate("checkpoint", H5F_ACC_TRUNC, H5P_DEFAULT, access);
+    H5Pclose(access);
+    return file;
+}
+
+bool checkpoint_save(const char *folder, const cli_option *table, const void *options,
+                     const char *const *skip, const trainer *r) {
+    unsigned char *image = NULL;
+    const hid_t file = open_in_memory(NULL, 0);
+    bool ok = file >= 0 && put_all(file, table, options, skip, r) &&
+              H5Fflush(file, H5F_SCOPE_GLOBAL) >= 0;
+    const ssize_t size = ok ? H5Fget_file_image(file, NULL, 0) : -1;
+    if (size > 0) image = malloc((size_t)size + DURABLE_SEAL);
+    ok = image && H5Fget_file_image(file, image, (size_t)size) == size;
+    if (file >= 0) H5Fclose(file);
+    if (!ok) cli_fail(CLI_FAILURE, "no memory for a checkpoint of step %lld", (long long)r->step);
+    char name[NAME_BYTES];
+    name_of(r->step, name);
+    const int64_t before = newest_before(folder, r->step);
+    ok = ok && durable_write(folder, name, image, (size_t)size + DURABLE_SEAL) &&
+         remove_all_but(folder, r->step, before);
+    free(image);
+    return ok;
+}
+
+/* ---- reading ---- */
+
+static checkpoint *open_file(const char *path) {
+    size_t size;
+    unsigned char *image = durable_read(path, &size);
+    if (!image) return NULL;
+    checkpoint *c = calloc(1, sizeof *c);
+    if (c) {
+        snprintf(c->path, sizeof c->path, "%s", path);
+        c->file = open_in_memory(image, size);
+    }
+    free(image);
+    if (c && c->file >= 0) return c;
+    cli_fail(CLI_FAILURE, "cannot open %s: %s", path, c ? "HDF5 refuses it" : "no memory");
+    free(c);
+    return NULL;
+}
+
+checkpoint *checkpoint_open(const char *path) {
+    struct stat status;
+    if (stat(path, &status) != 0 || !S_ISDIR(status.st_mode)) return open_file(path);
+    int64_t step = newest_before(path, INT64_MAX);
+    if (step < 0) cli_fail(CLI_FAILURE, "%s holds no checkpoint", path);
+    checkpoint *c = NULL;
+    while (!c && step >= 0) {
+        char name[NAME_BYTES], file[PATH_MAX];
+        name_of(step, name);
+        snprintf(file, sizeof file, "%s/%s", path, name);
+        c = open_file(file);
+        step = newest_before(path, step);
+        if (!c && step >= 0) cli_fail(CLI_OK, "going back to step %lld", (long long)step);
+    }
+    return c;
+}
+
+const char *checkpoint_path(const checkpoint *c) { return c->path; }
+
+bool checkpoint_options(checkpoint *c, const cli_option *table, void *options,
+                        const char *const *skip) {
+    const hid_t group = H5Gopen2(c->file, "/config", H5P_DEFAULT);
+    bool ok = group >= 0;
+    for (const cli_option *o = table; ok && o->name; ++o) {
+        if (!is_stored(o, skip)) continue;
+        ok = get_option(c, group, o, (char *)options + o->offset);
+        if (!ok)
+            cli_fail(CLI_FAILURE, "%s was written by another version: no %s", c->path, o->name);
+    }
+    if (group >= 0)
+        H5Gclose(group);
+    else
+        cli_fail(CLI_FAILURE, "%s holds no configuration", c->path);
+    return ok;
+}
+
+bool checkpoint_restore(checkpoint *c, trainer *r) {
+    counters found;
+    const hid_t group = H5Gopen2(c->file, "/state", H5P_DEFAULT);
+    bool ok = group >= 0 && get_counters(group, &found) && found.step >= 0 && found.cursor >= 0;
+    if (group >= 0) H5Gclose(group);
+    if (ok && found.fingerprint != r->task->fingerprint) {
+        cli_fail(CLI_FAILURE, "%s: the run was trained on another text", c->path);
+        return false;
+    }
+    ok = ok && each_tensor(c->file, r, get_tensor) && get_history(c->file, r->ctx, &r->history) &&
+         r->history.steps == found.step &&
+         fattn_adamw_set_step(r->adamw, found.adam_step) == FATTN_OK;
+    if (!ok) {
+        cli_fail(CLI_FAILURE, "%s does not hold the state of such a model", c->path);
+        return false;
+    }
+    r->step = found.step;
+    r->cursor = found.cursor;
+    r->elapsed = found.elapsed;
+    return true;
+}
+
+void checkpoint_close(checkpoint *c) {
+    if (!c) return;
+    for (int i = 0; i < c->n_texts; ++i)
+        free(c->texts[i]);
+    H5Fclose(c->file);
+    free(c);
+}

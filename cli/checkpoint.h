@@ -1,0 +1,42 @@
+/* Checkpoints: an HDF5 file per saved step, written so that a crash at any moment leaves the one
+   before intact, and checked as a whole before a byte of it is believed.
+
+   /config      attributes: the options of the run, by name
+   /state       attributes: step (taken; counter of the dropout masks), cursor (training sequences
+                used; counter of the data), adam_step, elapsed, fingerprint (of the data)
+   /params/N    parameter N, F32;  /adam/m/N, /adam/v/N: its moments
+   /history     loss (of each step), eval_step, eval_loss, eval_right
+
+   The last 16 bytes, which HDF5 does not look at, are a mark and the hash of all before. */
+#ifndef CLI_CHECKPOINT_H
+#define CLI_CHECKPOINT_H
+
+#include "cli.h"
+#include "trainer.h"
+
+/* Writes folder/step-<step>.h5 through a temporary file, fsync and rename; then removes every other
+   checkpoint there but the latest earlier one. False after a sentence; the folder's checkpoints are
+   then as they were. options: the values that go with the table; fields of type CLI_INTS and those
+   named in `skip` (NULL ends it) are not stored. */
+bool checkpoint_save(const char *folder, const cli_option *table, const void *options,
+                     const char *const *skip, const trainer *r);
+
+/* Number of checkpoints in the folder; 0 when there is no such folder. */
+int64_t checkpoint_count(const char *folder);
+/* False after a sentence. */
+bool checkpoint_remove_all(const char *folder);
+
+typedef struct checkpoint checkpoint;
+/* path: a file, or a folder, whose newest checkpoint it is; when that one is damaged, says so and
+   takes the one before. NULL after a sentence. */
+checkpoint *checkpoint_open(const char *path);
+const char *checkpoint_path(const checkpoint *c); /* of the file that was opened */
+/* Reads what save stored into options; texts live as long as c. False after a sentence. */
+bool checkpoint_options(checkpoint *c, const cli_option *table, void *options,
+                        const char *const *skip);
+/* Into a trainer that was made for these options. False after a sentence: another data fingerprint,
+   other parameters or shapes. */
+bool checkpoint_restore(checkpoint *c, trainer *r);
+void checkpoint_close(checkpoint *c); /* NULL is fine */
+
+#endif

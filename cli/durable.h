@@ -1,0 +1,21 @@
+/* Files that are either there as a whole or not at all, whatever happens while they are written,
+   and that are known to be undamaged before anybody reads them. */
+#ifndef CLI_DURABLE_H
+#define CLI_DURABLE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+/* Bytes at the end of such a file: a mark and a hash of all before. */
+enum { DURABLE_SEAL = 16 };
+
+/* bytes[0..size-1], of which the last DURABLE_SEAL are filled in here, become folder/name: written
+   to a temporary file beside it, fsync, rename, fsync of the folder, which is made when it is
+   missing. False after a sentence; the file that had the name before is then still there. */
+bool durable_write(const char *folder, const char *name, unsigned char *bytes, size_t size);
+
+/* The whole file, to be freed, and its size without the seal. NULL after a sentence: it cannot be
+   read, or its seal is missing or does not fit. */
+unsigned char *durable_read(const char *path, size_t *size);
+
+#endif

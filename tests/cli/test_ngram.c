@@ -1,0 +1,103 @@
+/* Witten-Bell n-grams against the definition, written out with plain counting. */
+#include <criterion/criterion.h>
+
+#include "ngram.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Occurrences of gram g[0..length-1] in the circular text. */
+static int occurrences(const uint8_t *text, int n, const uint8_t *g, int length) {
+    int count = 0;
+    for (int i = 0; i < n; ++i) {
+        int same = 1;
+        for (int j = 0; j < length && same; ++j)
+            same = text[(i + j) % n] == g[j];
+        count += same;
+    }
+    return count;
+}
+
+/* p(c | the `length` symbols h) by the recursion of ngram.h. */
+static double probability(const uint8_t *text, int n, const uint8_t *h, int length, uint8_t c,
+                          int vocab) {
+    double p = 1.0 / vocab;
+    for (int k = 0; k <= length; ++k) {
+        uint8_t gram[NGRAM_ORDERS];
+        memcpy(gram, h + length - k, (size_t)k);
+        int total = 0, types = 0, with_c = 0;
+        for (int v = 0; v < vocab; ++v) {
+            gram[k] = (uint8_t)v;
+            const int count = occurrences(text, n, gram, k + 1);
+            total += count;
+            types += count > 0;
+            if (v == c) with_c = count;
+        }
+        if (total > 0) p = (with_c + types * p) / (total + types);
+    }
+    return p;
+}
+
+static void fill(uint8_t *text, int n, int vocab, uint32_t seed) {
+    for (int i = 0; i < n; ++i) {
+        seed = seed * 1664525u + 1013904223u;
+        const int fresh = (int)(seed >> 24) % vocab;
+        text[i] =
+            (uint8_t)(i > 2 && (seed >> 16) % 4 ? (text[i - 1] + 2 * text[i - 3]) % vocab : fresh);
+    }
+}
+
+Test(ngram, equals_the_definition) {
+    enum { TRAIN = 300, HELD_OUT = 60, VOCAB = 5 };
+    uint8_t train[TRAIN], test[HELD_OUT];
+    double loss[NGRAM_ORDERS];
+    fill(train, TRAIN, VOCAB, 1);
+    fill(test, HELD_OUT, VOCAB, 2);
+    cr_assert(ngram_losses(train, TRAIN, test, HELD_OUT, VOCAB, loss));
+    for (int order = 1; order <= NGRAM_ORDERS; ++order) {
+        double want = 0;
+        for (int i = 1; i < HELD_OUT; ++i) {
+            const int length = order - 1 < i ? order - 1 : i;
+            want -= log(probability(train, TRAIN, test + i - length, length, test[i], VOCAB));
+        }
+        want /= HELD_OUT - 1;
+        cr_assert_float_eq(loss[order - 1], want, 1e-12, "order %d: %.15g, not %.15g", order,
+                           loss[order - 1], want);
+    }
+}
+
+Test(ngram, probabilities_sum_to_one) {
+    enum { TRAIN = 200, VOCAB = 4 };
+    uint8_t train[TRAIN];
+    fill(train, TRAIN, VOCAB, 3);
+    for (int context = 0; context < 64; ++context) {
+        double sum[NGRAM_ORDERS] = {0};
+        for (int c = 0; c < VOCAB; ++c) {
+            uint8_t test[4] = {(uint8_t)(context & 3), (uint8_t)(context >> 2 & 3),
+                               (uint8_t)(context >> 4), (uint8_t)c};
+            double whole[NGRAM_ORDERS], part[NGRAM_ORDERS];
+            cr_assert(ngram_losses(train, TRAIN, test, 4, VOCAB, whole));
+            cr_assert(ngram_losses(train, TRAIN, test, 3, VOCAB, part));
+            for (int i = 0; i < NGRAM_ORDERS; ++i)
+                sum[i] += exp(2 * part[i] - 3 * whole[i]);
+        }
+        for (int i = 0; i < NGRAM_ORDERS; ++i)
+            cr_assert_float_eq(sum[i], 1, 1e-12);
+    }
+}
+
+/* More grams than the first table holds. */
+Test(ngram, a_long_text_of_one_rhythm_is_predicted) {
+    enum { N = 1 << 18, PERIOD = 50021, VOCAB = 96 };
+    uint8_t *text = malloc(N);
+    fill(text, PERIOD, VOCAB, 5);
+    for (int i = PERIOD; i < N; ++i)
+        text[i] = text[i - PERIOD];
+    double loss[NGRAM_ORDERS];
+    cr_assert(ngram_losses(text, N, text, N, VOCAB, loss));
+    cr_assert_lt(loss[5], 0.7); /* about 5 occurrences of a context: -log(5/6) and a little */
+    cr_assert_lt(loss[5], loss[2]);
+    cr_assert_float_eq(loss[0], log(VOCAB), 0.1);
+    free(text);
+}

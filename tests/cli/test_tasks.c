@@ -1,0 +1,214 @@
+/* Data of the training program: recall sequences, text windows, the held-out split. */
+#define _XOPEN_SOURCE 700 /* mkdtemp, symlink, setrlimit */
+#include <criterion/criterion.h>
+
+#include "task.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+/* ---- recall ---- */
+
+enum { CONTEXT = 64, PAIRS = CONTEXT / 4 };
+
+static void check_recall_sequence(const int32_t *ids, const int32_t *targets) {
+    int value_of[2 * PAIRS], asked[2 * PAIRS] = {0};
+    memset(value_of, -1, sizeof value_of);
+    for (int i = 0; i < PAIRS; ++i) {
+        const int32_t key = ids[2 * i], value = ids[2 * i + 1];
+        cr_assert(key >= 0 && key < 2 * PAIRS && value >= 2 * PAIRS && value < 4 * PAIRS);
+        cr_assert_eq(value_of[key], -1, "key %d twice", key);
+        cr_assert(targets[2 * i] == TASK_IGNORE && targets[2 * i + 1] == TASK_IGNORE);
+        value_of[key] = value;
+    }
+    for (int i = PAIRS; i < 2 * PAIRS; ++i) {
+        const int32_t key = ids[2 * i];
+        cr_assert(value_of[key] >= 0 && !asked[key]);
+        asked[key] = 1;
+        cr_assert_eq(targets[2 * i], value_of[key]);
+        cr_assert_eq(ids[2 * i + 1], value_of[key]);
+        cr_assert_eq(targets[2 * i + 1], TASK_IGNORE);
+    }
+}
+
+Test(recall, every_key_is_asked_once_and_only_answers_count) {
+    task *t = recall_open(7, CONTEXT);
+    cr_assert_not_null(t);
+    cr_assert_eq(t->vocab, CONTEXT);
+    int32_t ids[CONTEXT], targets[CONTEXT];
+    for (int64_t i = 0; i < 100; ++i) {
+        t->train(t, i, ids, targets);
+        check_recall_sequence(ids, targets);
+        t->test(t, i, ids, targets);
+        check_recall_sequence(ids, targets);
+    }
+    t->close(t);
+}
+
+Test(recall, sequences_are_functions_of_seed_side_and_number) {
+    task *t = recall_open(7, CONTEXT), *other = recall_open(8, CONTEXT);
+    int32_t a[CONTEXT], b[CONTEXT], targets[CONTEXT];
+    t->train(t, 5, a, targets);
+    t->train(t, 6, b, targets);
+    cr_assert_neq(memcmp(a, b, sizeof a), 0);
+    t->train(t, 5, b, targets);
+    cr_assert_eq(memcmp(a, b, sizeof a), 0);
+    t->test(t, 5, b, targets);
+    cr_assert_neq(memcmp(a, b, sizeof a), 0);
+    other->train(other, 5, b, targets);
+    cr_assert_neq(memcmp(a, b, sizeof a), 0);
+    t->close(t);
+    other->close(other);
+}
+
+/* Frequencies of the first key and of the answer's place: 5 sigma. */
+Test(recall, keys_and_places_are_uniform) {
+    enum { N = 20000 };
+    task *t = recall_open(1, CONTEXT);
+    int keys[2 * PAIRS] = {0}, places[PAIRS] = {0};
+    int32_t ids[CONTEXT], targets[CONTEXT];
+    for (int64_t n = 0; n < N; ++n) {
+        t->train(t, n, ids, targets);
+        keys[ids[0]] += 1;
+        for (int i = 0; i < PAIRS; ++i)
+            places[i] += ids[2 * i] == ids[2 * PAIRS];
+    }
+    for (int i = 0; i < 2 * PAIRS; ++i) /* mean 625, sigma 24.6 */
+        cr_assert(abs(keys[i] - N / (2 * PAIRS)) < 123, "key %d: %d times", i, keys[i]);
+    for (int i = 0; i < PAIRS; ++i) /* mean 1250, sigma 34.2 */
+        cr_assert(abs(places[i] - N / PAIRS) < 171, "place %d: %d times", i, places[i]);
+    t->close(t);
+}
+
+Test(recall, refuses_other_lengths) {
+    cr_assert_null(recall_open(1, 66));
+    cr_assert_null(recall_open(1, 4));
+}
+
+/* ---- text ---- */
+
+static char folder[] = "/tmp/fattn-tasks-XXXXXX";
+static char path[4096];
+
+static void make_folder(void) { cr_assert_not_null(mkdtemp(folder)); }
+static void remove_folder(void) {
+    char command[4200];
+    snprintf(command, sizeof command, "rm -rf '%s'", folder);
+    cr_assert_eq(system(command), 0);
+}
+static const char *put_file(const char *name, const char *content, size_t n) {
+    snprintf(path, sizeof path, "%s/%s", folder, name);
+    FILE *f = fopen(path, "wb");
+    cr_assert(f && fwrite(content, 1, n, f) == n && fclose(f) == 0);
+    return path;
+}
+TestSuite(text, .init = make_folder, .fini = remove_folder);
+
+static void assert_symbols(const text_buffer *t, const char *want) {
+    cr_assert_eq(t->n, (int64_t)strlen(want), "%lld symbols for \"%s\"", (long long)t->n, want);
+    for (int64_t i = 0; i < t->n; ++i)
+        cr_assert_eq(text_char(t->symbols[i]), want[i]);
+}
+
+Test(text, characters_are_mapped) {
+    const char raw[] = "a\tb\r\n_\bI\x07\xc3\xa9~\n\b\x7f";
+    corpus c;
+    cr_assert(corpus_read(&c, put_file("raw", raw, sizeof raw - 1)));
+    assert_symbols(c.train.n > 0 ? &c.train : &c.held_out, "a b\nI?~\n");
+    corpus_free(&c);
+    for (int s = 0; s < TEXT_SYMBOLS; ++s)
+        cr_assert_eq(text_symbol((unsigned char)text_char(s)), s);
+}
+
+/* 2000 records with numbers, each in two files: the split keeps copies together, loses nothing, and
+   holds out a tenth (5 sigma). */
+Test(text, a_tenth_of_the_records_is_held_out_with_their_copies) {
+    enum { RECORDS = 2000 };
+    char *content = calloc(RECORDS, 32);
+    size_t n = 0;
+    for (int i = 0; i < RECORDS; ++i)
+        n += (size_t)sprintf(content + n, "record %d\n%%\n", i);
+    put_file("a", content, n);
+    put_file("b", content, n);
+    put_file("b.dat", "index", 5);
+    put_file(".hidden", "hidden", 6);
+    cr_assert_eq(symlink("a", strcat(strcpy(path, folder), "/c")), 0);
+    corpus c;
+    cr_assert(corpus_read(&c, folder));
+    cr_assert_eq(c.train.n + c.held_out.n, 2 * (int64_t)n);
+    int held_out = 0;
+    for (int64_t i = 0; i < c.held_out.n; ++i)
+        held_out += c.held_out.symbols[i] == '%' - ' ';
+    cr_assert_eq(held_out % 2, 0);
+    cr_assert(abs(held_out / 2 - RECORDS / 10) < 5 * 14, "%d of %d", held_out / 2, RECORDS);
+    cr_assert_eq(
+        memcmp(c.held_out.symbols, c.held_out.symbols + c.held_out.n / 2, (size_t)c.held_out.n / 2),
+        0, "the second file splits like the first");
+    corpus_free(&c);
+    free(content);
+}
+
+/* A text without records: every character of the training side once per epoch but for the ragged
+   ends, each held-out character but the first predicted exactly once. */
+Test(text, windows_cover_the_text) {
+    enum { N = 50000, WINDOW = 32 };
+    char *content = malloc(N);
+    uint32_t state = 1; /* random characters: a window occurs once */
+    for (int i = 0; i < N; ++i) {
+        state = state * 1664525u + 1013904223u;
+        content[i] = (char)(' ' + (state >> 16) % 95);
+    }
+    task *t = text_open(put_file("plain", content, N), 3, WINDOW);
+    cr_assert_not_null(t);
+    const corpus *c = text_corpus(t);
+    cr_assert_eq(c->train.n + c->held_out.n, N);
+    const int64_t windows = (c->train.n - WINDOW) / WINDOW;
+    int32_t ids[WINDOW], targets[WINDOW], first[WINDOW];
+    int starts_differ = 0;
+    for (int64_t epoch = 0; epoch < 3; ++epoch) {
+        char *seen = calloc((size_t)c->train.n, 1);
+        for (int64_t i = 0; i < windows; ++i) {
+            t->train(t, epoch * windows + i, ids, targets);
+            cr_assert_eq(memcmp(ids + 1, targets, sizeof ids - sizeof *ids), 0);
+            int64_t at = -1;
+            for (int64_t p = 0; p + WINDOW < c->train.n && at < 0; ++p) {
+                int same = 1;
+                for (int j = 0; j < WINDOW && same; ++j)
+                    same = c->train.symbols[p + j] == ids[j];
+                if (same) at = p;
+            }
+            cr_assert(at >= 0 && !memchr(seen + at, 1, WINDOW), "epoch %lld window %lld: at %lld",
+                      (long long)epoch, (long long)i, (long long)at);
+            cr_assert_eq(targets[WINDOW - 1], c->train.symbols[at + WINDOW]);
+            memset(seen + at, 1, WINDOW);
+        }
+        free(seen);
+        t->train(t, epoch * windows, ids, targets);
+        if (epoch > 0) starts_differ |= memcmp(ids, first, sizeof ids) != 0;
+        memcpy(first, ids, sizeof ids);
+    }
+    cr_assert(starts_differ, "each epoch has its own order");
+    int64_t counted = 0;
+    for (int64_t i = 0; i < t->held_out; ++i) {
+        t->test(t, i, ids, targets);
+        for (int j = 0; j < WINDOW; ++j) {
+            if (targets[j] == TASK_IGNORE) continue;
+            cr_assert_eq(targets[j], c->held_out.symbols[i * WINDOW + j + 1]);
+            cr_assert_eq(ids[j], c->held_out.symbols[i * WINDOW + j]);
+            ++counted;
+        }
+    }
+    cr_assert_eq(counted, c->held_out.n - 1);
+    t->close(t);
+    free(content);
+}
+
+Test(text, refuses_what_it_cannot_use) {
+    cr_assert_null(text_open("/nonexistent/text", 1, 32));
+    cr_assert_null(text_open(put_file("empty", "", 0), 1, 32));
+    cr_assert_null(text_open(put_file("short", "a few words\n", 12), 1, 32));
+    cr_assert_null(text_open("/dev/zero", 1, 32), "no end, no character");
+}
