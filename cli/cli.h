@@ -18,10 +18,12 @@ typedef struct cli_list {
 } cli_list;
 
 /* The field of the options struct:
-   FLAG  bool; takes no value             TEXT    const char *, not empty; default NULL = none
-   INT   int64_t in [min, max]            CHOICE  int, index into choices
-   REAL  double in [min, max]; finite     INTS    cli_list, each in [min, max]: "512,1000" or,
-   doubling, "512..8192" */
+   FLAG    bool; takes no value
+   INT     int64_t in [min, max]
+   REAL    double in [min, max]; finite
+   TEXT    const char *, not empty; default NULL = none
+   CHOICE  int, index into choices
+   INTS    cli_list, each in [min, max]: "512,1000" or, doubling, "512..8192" */
 typedef enum cli_type { CLI_FLAG, CLI_INT, CLI_REAL, CLI_TEXT, CLI_CHOICE, CLI_INTS } cli_type;
 
 typedef struct cli_option {

@@ -1,8 +1,9 @@
-/* A GPT on the tape: pre-norm blocks, RMSNorm (Zhang and Sennrich 2019), rotary positions (Su et
-   al. 2021), grouped-query attention, GELU, tied embedding, no biases.
+/* A GPT on the tape: pre-norm blocks, RMSNorm (Zhang and Sennrich 2019), rotary positions (Su et al.
+   2021), grouped-query attention, GELU, tied embedding, no biases.
 
-       x = E[ids];   for each block:  x += W_o attention(rope(q), rope(k), v),  q,k,v = W_qkv
-   norm(x) x += W_down gelu(W_up norm(x)) logits = norm(x) E^T */
+       x = E[ids];   for each block:  x += W_o attention(rope(q), rope(k), v),  q,k,v = W_qkv norm(x)
+                                      x += W_down gelu(W_up norm(x))
+       logits = norm(x) E^T */
 #ifndef CLI_MODEL_H
 #define CLI_MODEL_H
 
