@@ -67,9 +67,9 @@ static void keep(void *user, fattn_log level, const char *text) {
     snprintf(user, SENTENCE, "%s", text);
 }
 
-/* A context on the device; NULL after printing why there is none. */
-static fattn_ctx *open_device(fattn_device device, int threads) {
-    char why[SENTENCE] = "";
+/* A context on the device; NULL after printing why there is none. why: SENTENCE bytes that live as
+   long as the context, whose log goes there. */
+static fattn_ctx *open_device(fattn_device device, int threads, char *why) {
     fattn_ctx *ctx;
     const fattn_ctx_options o = {.struct_size = sizeof o,
                                  .device = device,
@@ -113,10 +113,11 @@ static int run(const void *options, int n_operands, char *const *operands) {
     const struct options *o = options;
     print_build();
     print_cpu();
-    fattn_ctx *const cuda = open_device(FATTN_CUDA, 0);
+    char why[SENTENCE] = "";
+    fattn_ctx *const cuda = open_device(FATTN_CUDA, 0, why);
     if (cuda) printf("cuda     device 0\n");
     fattn_ctx_destroy(cuda);
-    fattn_ctx *const cpu = open_device(FATTN_CPU, (int)o->threads);
+    fattn_ctx *const cpu = open_device(FATTN_CPU, (int)o->threads, why);
     if (!cpu) return CLI_FAILURE;
     print_kernels(cpu, o);
     fattn_ctx_destroy(cpu);

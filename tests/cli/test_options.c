@@ -56,7 +56,7 @@ static const cli_command *const commands[] = {&plain, &with_operands, NULL};
 
 /* Runs "fattn WORDS"; words are separated by single spaces. */
 static int fattn(const char *words) {
-    char line[256];
+    static char line[256]; /* `seen` points into it afterwards */
     char *argv[16] = {"fattn"};
     int argc = 1;
     snprintf(line, sizeof line, "%s", words);

@@ -1,0 +1,12 @@
+# What all tests share. fattn_label(TEST LABEL...): cpu or gpu, the area; package = independent of
+# compiler flags, once is enough; slow = not under sanitizers.
+enable_testing()
+set(fattn_test_environment FATTN_BUILD=${PROJECT_BINARY_DIR} FATTN_SOURCE=${PROJECT_SOURCE_DIR}
+  OMP_WAIT_POLICY=passive LC_ALL=C UBSAN_OPTIONS=print_stacktrace=1
+  ASAN_OPTIONS=allocator_may_return_null=1:detect_stack_use_after_return=1)
+
+# Criterion takes a test that ends with a sanitizer's report for passed: hence the expression.
+function(fattn_label name)
+  set_tests_properties(${name} PROPERTIES LABELS "${ARGN}" TIMEOUT 300 ENVIRONMENT "${fattn_test_environment}"
+    FAIL_REGULAR_EXPRESSION "(Address|Leak|Thread)Sanitizer: |runtime error: ")
+endfunction()
