@@ -155,7 +155,8 @@ static fattn_status take_sizes(fattn_ctx *ctx, const fattn_attention_params *par
                               (long long)q[3], (long long)v[3], MAX_HEAD_DIM);
     p->dtype = (fattn_dtype)io->q->dtype;
     p->B = q[0], p->Hq = q[1], p->Hkv = k[1], p->group = q[1] / k[1];
-    p->Sq = p->rows_q = q[2], p->Sk = p->rows_k = k[2], p->D = q[3], p->Dv = v[3];
+    p->Sq = p->max_q = p->rows_q = q[2], p->Sk = p->max_k = p->rows_k = k[2];
+    p->D = q[3], p->Dv = v[3];
 
     if (!io->cu_seqlens_q != !io->cu_seqlens_k)
         return fattn_ctx_fail(ctx, FATTN_E_ARG, "cu_seqlens_q and cu_seqlens_k go together");
@@ -176,8 +177,9 @@ static fattn_status take_sizes(fattn_ctx *ctx, const fattn_attention_params *par
             return fattn_ctx_fail(ctx, FATTN_E_ARG, "max_seqlen_q %lld, max_seqlen_k %lld: negative",
                                   (long long)params->max_seqlen_q, (long long)params->max_seqlen_k);
         p->B = io->cu_seqlens_q->shape[0] - 1;
-        p->Sq = fattni_min(params->max_seqlen_q, p->rows_q);
-        p->Sk = fattni_min(params->max_seqlen_k, p->rows_k);
+        p->max_q = params->max_seqlen_q, p->max_k = params->max_seqlen_k;
+        p->Sq = fattni_min(p->max_q, p->rows_q);
+        p->Sk = fattni_min(p->max_k, p->rows_k);
     }
     if (p->Sq > INT32_MAX - 1 - p->q_pos0 || p->Sk > INT32_MAX - 1 - p->k_pos0)
         return fattn_ctx_fail(ctx, FATTN_E_SHAPE, "sequence: Sq=%lld, Sk=%lld with positions do not "
@@ -191,20 +193,18 @@ static fattn_status take_sizes(fattn_ctx *ctx, const fattn_attention_params *par
     return FATTN_OK;
 }
 
-static fattn_status take_tensors(fattn_ctx *ctx, const fattn_attention_params *params,
-                                 const fattn_attention_io *io, bool backward, fattni_problem *p) {
+static fattn_status take_tensors(fattn_ctx *ctx, const fattn_attention_io *io, bool backward,
+                                 fattni_problem *p) {
     const int64_t Bt = p->packed ? 1 : p->B; /* dimension 0 of the buffers */
     const uint32_t same = BIT(p->dtype);
     const uint32_t wide = p->dtype == FATTN_F64 ? same : BIT(FATTN_F32); /* statistics */
     const uint32_t either = same | wide;
-    const int64_t bias_q = p->packed ? params->max_seqlen_q : p->Sq; /* p->Sq may be less */
-    const int64_t bias_k = p->packed ? params->max_seqlen_k : p->Sk;
     const expect q = {"q", 4, {Bt, p->Hq, p->rows_q, p->D}, same, .contiguous = true};
     const expect k = {"k", 4, {Bt, p->Hkv, p->rows_k, p->D}, same, .contiguous = true};
     const expect v = {"v", 4, {Bt, p->Hkv, p->rows_k, p->Dv}, same, .contiguous = true};
     const expect o = {"o", 4, {Bt, p->Hq, p->rows_q, p->Dv}, either, true, true, false};
     const expect lse = {"lse", 3, {Bt, p->Hq, p->rows_q}, wide, .output = true};
-    const expect bias = {"bias", 4, {p->B, p->Hq, bias_q, bias_k}, either, .broadcast = true};
+    const expect bias = {"bias", 4, {p->B, p->Hq, p->max_q, p->max_k}, either, .broadcast = true};
     const expect alibi = {"alibi", 1, {p->Hq}, wide};
     const expect sink = {"sink", 1, {p->Hq}, wide};
     const expect lengths_q = {"seqlens_q", 1, {p->B}, BIT(FATTN_I32)};
@@ -241,7 +241,7 @@ static fattn_status take_tensors(fattn_ctx *ctx, const fattn_attention_params *p
     dk.name = "dk", dk.output = true, dk.dtypes = either;
     dv.name = "dv", dv.output = true, dv.dtypes = either;
     d_sink.name = "d_sink", d_sink.output = true;
-    const expect d_bias = {"d_bias", 4, {p->B, p->Hq, bias_q, bias_k}, wide, .output = true,
+    const expect d_bias = {"d_bias", 4, {p->B, p->Hq, p->max_q, p->max_k}, wide, .output = true,
                            .broadcast = true};
     FATTNI_TRY(take(ctx, io->d_o, &d_o, &p->d_o));
     FATTNI_TRY(take(ctx, io->d_lse, &d_lse, &p->d_lse));
@@ -334,7 +334,7 @@ fattn_status fattni_problem_init(fattn_ctx *ctx, const fattn_attention_params *p
        there. Running forward leaves them alone. */
     const bool backward = pass == FATTNI_BWD;
     if (backward && !running && !known_io.d_o) known_io.d_o = known_io.o;
-    FATTNI_TRY(take_tensors(ctx, &known_params, &known_io, backward, &p));
+    FATTNI_TRY(take_tensors(ctx, &known_io, backward, &p));
     if (backward && !running) want_all_unless_some(&p);
     if (running && ctx->device == FATTN_CPU) FATTNI_TRY(check_lengths(ctx, &p));
     p.saved = known_io.saved, p.saved_bytes = known_io.saved_bytes;

@@ -11,18 +11,6 @@ const enum tensor_id attention_outputs[7] = {T_O, T_LSE, T_DQ, T_DK, T_DV, T_D_B
 const char *const attention_names[T_COUNT] = {
     "q", "k", "v", "o", "lse", "bias", "alibi", "sink", "seqlens_q", "seqlens_k", "cu_seqlens_q",
     "cu_seqlens_k", "rng_step", "d_o", "d_lse", "delta", "dq", "dk", "dv", "d_bias", "d_sink"};
-static const size_t io_slots[T_COUNT] = {
-    offsetof(fattn_attention_io, q), offsetof(fattn_attention_io, k),
-    offsetof(fattn_attention_io, v), offsetof(fattn_attention_io, o),
-    offsetof(fattn_attention_io, lse), offsetof(fattn_attention_io, bias),
-    offsetof(fattn_attention_io, alibi), offsetof(fattn_attention_io, sink),
-    offsetof(fattn_attention_io, seqlens_q), offsetof(fattn_attention_io, seqlens_k),
-    offsetof(fattn_attention_io, cu_seqlens_q), offsetof(fattn_attention_io, cu_seqlens_k),
-    offsetof(fattn_attention_io, rng_step), offsetof(fattn_attention_io, d_o),
-    offsetof(fattn_attention_io, d_lse), offsetof(fattn_attention_io, delta),
-    offsetof(fattn_attention_io, dq), offsetof(fattn_attention_io, dk),
-    offsetof(fattn_attention_io, dv), offsetof(fattn_attention_io, d_bias),
-    offsetof(fattn_attention_io, d_sink)};
 
 enum { GUARD = FATTNI_ALIGN, SLACK_FRONT = 1, SLACK_BACK = 2 }; /* rows of a packed buffer outside */
 
@@ -306,6 +294,10 @@ static void remember(attention *a) {
                                          a->fields[id].size);
 }
 
+static const fattn_tensor *tensor_or_null(const attention *a, enum tensor_id id) {
+    return a->present[id] ? &a->t[id] : NULL;
+}
+
 static attention *build(fattn_ctx *ctx, const attention_case *given) {
     attention *const a = calloc(1, sizeof *a);
     cr_assert(a);
@@ -331,11 +323,17 @@ static attention *build(fattn_ctx *ctx, const attention_case *given) {
     for (int id = 0; id < T_COUNT; ++id) a->present[id] = a->t[id].dtype != 0;
     for (size_t n = 0; n < sizeof gradients / sizeof *gradients; ++n)
         if (c->omit & gradients[n].omit) a->present[gradients[n].id] = false;
-    a->io.struct_size = sizeof a->io;
-    for (int id = 0; id < T_COUNT; ++id) {
-        const fattn_tensor *const t = a->present[id] ? &a->t[id] : NULL;
-        memcpy((char *)&a->io + io_slots[id], &t, sizeof t);
-    }
+    a->io = (fattn_attention_io){
+        .struct_size = sizeof a->io, .q = tensor_or_null(a, T_Q), .k = tensor_or_null(a, T_K),
+        .v = tensor_or_null(a, T_V), .o = tensor_or_null(a, T_O), .lse = tensor_or_null(a, T_LSE),
+        .bias = tensor_or_null(a, T_BIAS), .alibi = tensor_or_null(a, T_ALIBI),
+        .sink = tensor_or_null(a, T_SINK), .seqlens_q = tensor_or_null(a, T_SEQLENS_Q),
+        .seqlens_k = tensor_or_null(a, T_SEQLENS_K), .cu_seqlens_q = tensor_or_null(a, T_CU_Q),
+        .cu_seqlens_k = tensor_or_null(a, T_CU_K), .rng_step = tensor_or_null(a, T_RNG_STEP),
+        .d_o = tensor_or_null(a, T_D_O), .d_lse = tensor_or_null(a, T_D_LSE),
+        .delta = tensor_or_null(a, T_DELTA), .dq = tensor_or_null(a, T_DQ),
+        .dk = tensor_or_null(a, T_DK), .dv = tensor_or_null(a, T_DV),
+        .d_bias = tensor_or_null(a, T_D_BIAS), .d_sink = tensor_or_null(a, T_D_SINK)};
     return a;
 }
 
@@ -512,18 +510,82 @@ void attention_run(attention *a, enum engine by) {
 
 /* --- comparisons ------------------------------------------------------------------------------ */
 
+static void match_one(const attention *got, const attention *want, const attention *baseline,
+                      enum tensor_id id, double factor, fattn_tolerance tol) {
+    if (!got->present[id] || !want->present[id]) return;
+    const fattn_tensor g = distinct(&got->t[id]), w = distinct(&want->t[id]);
+    const fattn_tensor low = baseline ? distinct(&baseline->t[id]) : w;
+    fattn_report r = {.struct_size = sizeof r};
+    const fattn_status s =
+        fattn_compare(got->ctx, &g, &w, baseline ? &low : NULL, factor, tol, &r);
+    cr_assert_eq(s, FATTN_OK, "%s (%s): %s: %s", got->c.name, fattn_dtype_name(got->c.dtype),
+                 attention_names[id], fattn_ctx_error(got->ctx));
+}
+
 void attention_match(const attention *got, const attention *want, const attention *baseline,
                      double factor, fattn_tolerance tol) {
+    for (int n = 0; n < 7; ++n)
+        match_one(got, want, baseline, attention_outputs[n], factor, tol);
+}
+
+/* Largest finite magnitude. */
+static double largest(const attention *a, enum tensor_id id) {
+    if (!a->present[id]) return 0;
+    const fattn_tensor t = distinct(&a->t[id]);
+    int64_t at[FATTN_MAX_DIMS] = {0};
+    double most = 0;
+    for (int64_t n = 0; n < fattn_tensor_numel(&t); ++n) {
+        attention_index(&t, n, at);
+        const double x = fabs(attention_get(&t, at));
+        if (isfinite(x)) most = fmax(most, x);
+    }
+    return most;
+}
+
+/* Error of a sum of n products, relative to the sum of magnitudes: n u in the worst case, and with
+   a certainty beyond any test's 8 sqrt(n) u, since roundings do not conspire (Higham and Mary 2019).
+   u = 2^-24. */
+static double growth(int64_t n) { return 0x1p-24 * fmin((double)n, 8 * sqrt((double)n)); }
+
+/* First-order error analysis with maximum norms: |x| is the largest magnitude of a tensor.
+
+   A score is off by     es = growth(D + 4) scale D |q||k| + 4 u (|alibi| (Sq + Sk + positions) +
+                         |bias|), and cap tanh does not amplify it;
+   P, relative, by       ep = 2 es + growth(Sk + 8), once for s and once for L; L adds u |L|;
+   O by                  (ep + growth(Sk + 4)) |v| / (1 - p), as sum P = 1, likewise a merge;
+   dP, delta, both of at most A = 2 Dv |dO| max(|v|/(1-p), |O|) + |dL|, by growth(Dv + 4) A + O's;
+   G, as a share of P, by  eg = A (2 ep + growth(Dv + 8)) + Dv |dO| eo;
+   dQ by                 scale |k| (eg + growth(Sk + 4) A), dK by rows scale |q| (...), and so on:
+   a column of P over r rows sums to at most r. */
+void attention_match_f32(const attention *got, const attention *want) {
+    const attention_case *c = &got->c;
+    const double u = 0x1p-24, keep = 1 / (1 - (double)c->dropout_p);
+    const double scale = c->scale > 0 ? (double)c->scale : 1 / sqrt((double)c->D);
+    const double q = largest(want, T_Q), k = largest(want, T_K), v = largest(want, T_V);
+    const double o = largest(want, T_O), L = largest(want, T_LSE), d_o = largest(want, T_D_O);
+    const double reach = (double)(c->Sq + c->Sk + c->q_pos0 + c->k_pos0);
+    const double extra = largest(want, T_ALIBI) * reach + largest(want, T_BIAS);
+    const double es = growth(c->D + 4) * scale * (double)c->D * q * k + 4 * u * extra;
+    const double ep = 2 * es + growth(c->Sk + 8) + 2 * u * L;
+    const double eo = (ep + growth(c->Sk + 4)) * (keep * v + o) + 2 * u * largest(want, T_O);
+    const double A = 2 * (double)c->Dv * d_o * fmax(v * keep, o) + largest(want, T_D_LSE);
+    const double eg = A * (2 * ep + growth(c->Dv + 8)) + (double)c->Dv * d_o * eo;
+    const int64_t rows = c->Sq * (c->Hq / c->Hkv); /* that a key sees */
+    const int64_t every = c->B * c->Hq * c->Sq;    /* that a bias or a sink may collect */
+    const double bounds[7] = {
+        eo,
+        es + growth(c->Sk + 8) + 4 * u * L,
+        scale * k * (eg + growth(c->Sk + 4) * A),
+        scale * q * (double)rows * (eg + growth(rows + 4) * A),
+        d_o * keep * (double)rows * (ep + growth(rows + 4)),
+        (double)every * (eg + growth(every) * A),
+        (double)every * (eg + growth(every) * A),
+    };
     for (int n = 0; n < 7; ++n) {
         const enum tensor_id id = attention_outputs[n];
-        if (!got->present[id] || !want->present[id]) continue;
-        const fattn_tensor g = distinct(&got->t[id]), w = distinct(&want->t[id]);
-        const fattn_tensor low = baseline ? distinct(&baseline->t[id]) : w;
-        fattn_report r = {.struct_size = sizeof r};
-        const fattn_status s =
-            fattn_compare(got->ctx, &g, &w, baseline ? &low : NULL, factor, tol, &r);
-        cr_assert_eq(s, FATTN_OK, "%s (%s): %s: %s", got->c.name, fattn_dtype_name(got->c.dtype),
-                     attention_names[id], fattn_ctx_error(got->ctx));
+        const double start = 4 * u * largest(want, id); /* storing; what it was added to */
+        const fattn_tolerance tol = {bounds[n] + start, 1e-30, 0};
+        match_one(got, want, NULL, id, 0, tol);
     }
 }
 

@@ -11,7 +11,7 @@ __extension__ typedef _Float128 quad;
 quad expf128(quad), logf128(quad), log1pf128(quad), tanhf128(quad), fabsf128(quad);
 
 #define REAL quad
-#define REAL_FN(f) f##f128
+#define REAL_FN(name) name##f128
 #define FWD_REF fwd_ref_quad
 #define BWD_REF bwd_ref_quad
 #include "../../bwd/bwd_ref.inc"

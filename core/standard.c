@@ -1,0 +1,32 @@
+#include "standard.h"
+
+const char *fattni_standard_refuses(const fattn_ctx *ctx, const fattni_problem *p) {
+    (void)ctx;
+    return p->dtype == FATTN_F32 || p->dtype == FATTN_F64 ? NULL : "computes in f32 and f64 only";
+}
+
+static size_t elements(const fattni_problem *p) { return (size_t)fattni_standard_at(p, p->B, 0, 0); }
+
+size_t fattni_standard_saved(const fattni_problem *p) {
+    return elements(p) * (fattn_dtype_size(p->dtype) + (p->drop_T ? 1 : 0));
+}
+
+uint8_t *fattni_standard_mask(const fattni_problem *p) {
+    return p->drop_T ? (uint8_t *)p->saved + elements(p) * fattn_dtype_size(p->dtype) : NULL;
+}
+
+bool fattni_standard_direct(const fattni_array *a, int64_t width) {
+    return a->n[2] <= 1 || (a->s[2] >= width && a->s[2] <= INT32_MAX);
+}
+
+int64_t fattni_standard_threads(const fattn_ctx *ctx, const fattni_problem *p) {
+    const int64_t blocks = fattni_ceil_div(fattni_max(p->max_q, p->Sk), FATTNI_STANDARD_ROWS);
+    /* A gradient of a broadcast bias has rows to zero even when the batch is empty. */
+    return fattni_min(ctx->cpu_threads, fattni_max(p->B, 1) * p->Hq * fattni_max(blocks, 1));
+}
+
+size_t fattni_standard_reserve(size_t *bytes, int64_t count, size_t element) {
+    const size_t offset = *bytes;
+    *bytes += (size_t)fattni_round_up(count * (int64_t)element, FATTNI_ALIGN);
+    return offset;
+}

@@ -1,0 +1,153 @@
+/* FATTN_ALGO_STANDARD against the oracle: every feature, layout and shape, in F64 and F32. */
+#include "attention.h"
+
+#include <criterion/criterion.h>
+#include <stdio.h>
+#include <string.h>
+
+static const fattn_tolerance in_f64 = {1e-12, 1e-12, 0};
+
+static void check_f64(fattn_ctx *ctx, const attention_case *c) {
+    attention_case standard = *c;
+    standard.algorithm = FATTN_ALGO_STANDARD;
+    standard.dtype = FATTN_F64;
+    attention *const got = attention_new(ctx, &standard), *const want = attention_twin(got, FATTN_F64);
+    attention_run(got, LIBRARY);
+    attention_run(want, REFERENCE);
+    attention_match(got, want, NULL, 0, in_f64);
+    cr_assert_eq(got->plan.saved_bytes, got->plan.materialized_bytes);
+    attention_free(got);
+    attention_free(want);
+}
+
+static void check_f32(fattn_ctx *ctx, const attention_case *c) {
+    attention_case standard = *c;
+    standard.algorithm = FATTN_ALGO_STANDARD;
+    standard.dtype = FATTN_F32;
+    attention *const got = attention_new(ctx, &standard), *const want = attention_twin(got, FATTN_F64);
+    attention_run(got, LIBRARY);
+    attention_run(want, REFERENCE);
+    attention_match_f32(got, want);
+    attention_free(got);
+    attention_free(want);
+}
+
+static const enum layout layouts[] = {LAYOUT_BHSD, LAYOUT_BSHD, LAYOUT_PITCH};
+
+Test(standard, every_feature_and_layout) {
+    fattn_ctx *const ctx = attention_context(1);
+    for (int n = 0; n < attention_feature_count; ++n)
+        for (int layout = 0; layout < 3; ++layout) {
+            attention_case c = attention_features[n];
+            c.layout = layouts[layout];
+            check_f64(ctx, &c);
+            check_f32(ctx, &c);
+        }
+    fattn_ctx_destroy(ctx);
+}
+
+Test(standard, mixed_features) {
+    fattn_ctx *const ctx = attention_context(1);
+    char name[16];
+    for (int n = 0; n < 300; ++n) {
+        attention_case c = attention_mix(n);
+        snprintf(name, sizeof name, "mix %d", n);
+        c.name = name;
+        c.layout = layouts[n % 3];
+        check_f64(ctx, &c);
+        check_f32(ctx, &c);
+    }
+    fattn_ctx_destroy(ctx);
+}
+
+/* Larger than a task's block of rows, every feature crossing the block's edge. */
+static const attention_case crossing[] = {
+    {"plain", .B = 2, .Hq = 3, .D = 16},
+    {"causal, GQA", .B = 1, .Hq = 4, .Hkv = 2, .D = 8, .flags = FATTN_CAUSAL},
+    {"slices", .B = 2, .Hq = 2, .D = 8, .layout = LAYOUT_QKV},
+    {"all", .B = 1, .Hq = 2, .Hkv = 1, .D = 5, .Dv = 7, .flags = FATTN_CAUSAL | FATTN_WINDOW,
+     .window_left = 50, .softcap = 2, .dropout_p = 0.3f, .alibi = true, .sink = true, .d_lse = true,
+     .bias = BIAS | BIAS_OVER_H, .q_pos0 = 5, .k_pos0 = 3},
+};
+
+Test(standard, every_shape) {
+    fattn_ctx *const ctx = attention_context(1);
+    for (int shape = 0; shape < attention_shape_count; ++shape)
+        for (size_t n = 0; n < sizeof crossing / sizeof *crossing; ++n) {
+            attention_case c = crossing[n];
+            c.Sq = attention_shapes[shape].Sq;
+            c.Sk = c.layout == LAYOUT_QKV ? c.Sq : attention_shapes[shape].Sk;
+            char name[64];
+            snprintf(name, sizeof name, "%s, %lld x %lld", c.name, (long long)c.Sq, (long long)c.Sk);
+            c.name = name;
+            check_f64(ctx, &c);
+            check_f32(ctx, &c);
+        }
+    fattn_ctx_destroy(ctx);
+}
+
+Test(standard, bits_do_not_depend_on_threads) {
+    static const int threads[] = {2, 3, 8};
+    fattn_ctx *const one = attention_context(1);
+    for (size_t n = 0; n < sizeof crossing / sizeof *crossing; ++n) {
+        attention_case c = crossing[n];
+        c.Sq = 211, c.Sk = c.layout == LAYOUT_QKV ? 211 : 173;
+        c.dtype = FATTN_F32;
+        c.algorithm = FATTN_ALGO_STANDARD;
+        attention *const want = attention_new(one, &c);
+        attention_run(want, LIBRARY);
+        for (int t = 0; t < 3; ++t) {
+            fattn_ctx *const ctx = attention_context(threads[t]);
+            attention *const got = attention_new(ctx, &c);
+            attention_run(got, LIBRARY);
+            attention_same_bits(got, want);
+            attention_run(got, LIBRARY);
+            attention_same_bits(got, want);
+            attention_free(got);
+            fattn_ctx_destroy(ctx);
+        }
+        attention_free(want);
+    }
+    fattn_ctx_destroy(one);
+}
+
+Test(standard, sixteen_bits_are_refused) {
+    fattn_ctx *const ctx = attention_context(1);
+    const attention_case c = {"bf16", .B = 1, .Hq = 2, .Sq = 3, .Sk = 3, .D = 4, .dtype = FATTN_BF16,
+                              .algorithm = FATTN_ALGO_STANDARD};
+    attention *const a = attention_new(ctx, &c);
+    fattn_attention_plan plan = {.struct_size = sizeof plan};
+    cr_assert_eq(fattn_attention_query(ctx, &a->params, &a->io, &plan), FATTN_E_UNSUPPORTED);
+    cr_assert(strstr(fattn_ctx_error(ctx), "bf16"), "%s", fattn_ctx_error(ctx));
+    cr_assert_eq(fattn_attention_fwd(ctx, &a->params, &a->io), FATTN_E_UNSUPPORTED);
+    cr_assert_eq(fattn_attention_bwd(ctx, &a->params, &a->io), FATTN_E_UNSUPPORTED);
+    attention_free(a);
+    fattn_ctx_destroy(ctx);
+}
+
+/* P is there, as the header says: rows that see a key sum to one; with dropout, the mask behind it
+   is fattn_dropout_mask's. */
+Test(standard, saved_holds_probabilities_and_mask) {
+    fattn_ctx *const ctx = attention_context(1);
+    const attention_case c = {"saved", .B = 2, .Hq = 3, .Sq = 70, .Sk = 33, .D = 4,
+                              .dropout_p = 0.4f, .flags = FATTN_CAUSAL,
+                              .algorithm = FATTN_ALGO_STANDARD};
+    attention *const a = attention_new(ctx, &c);
+    attention_run(a, LIBRARY);
+    const int64_t rows = c.B * c.Hq * c.Sq, shape[4] = {c.B, c.Hq, c.Sq, c.Sk};
+    cr_assert_eq(a->plan.saved_bytes, (size_t)(rows * c.Sk) * 9);
+    const double *const P = a->io.saved;
+    for (int64_t row = 0; row < rows; ++row) {
+        double sum = 0;
+        for (int64_t j = 0; j < c.Sk; ++j) sum += P[row * c.Sk + j];
+        const bool sees = row % c.Sq + c.Sk - c.Sq >= 0;
+        cr_assert_float_eq(sum, sees ? 1 : 0, 1e-14);
+    }
+    fattn_tensor keep;
+    cr_assert_eq(fattn_tensor_alloc(ctx, FATTN_U8, 4, shape, &keep), FATTN_OK);
+    cr_assert_eq(fattn_dropout_mask(ctx, &a->params, &a->io, &keep), FATTN_OK);
+    cr_assert_eq(memcmp(keep.data, P + rows * c.Sk, (size_t)(rows * c.Sk)), 0);
+    fattn_tensor_free(ctx, &keep);
+    attention_free(a);
+    fattn_ctx_destroy(ctx);
+}
