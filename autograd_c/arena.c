@@ -2,7 +2,7 @@
 
 #include <string.h>
 
-enum { FIRST_CAPACITY = 16 };
+enum { FIRST_CAPACITY = 16, CHUNKS_SEEN = 8 };
 
 /* Chunks are made as large as the piece that needs them, not in powers of two: the peak of the
    first step is then the true need, too. */
@@ -29,7 +29,7 @@ fattn_status fattni_arena_take(fattni_arena *a, size_t bytes, void **out) {
         return fattn_ctx_fail(a->ctx, FATTN_E_NOMEM, "no memory for %zu bytes", bytes);
     const size_t padded = (bytes + a->align - 1) & ~(a->align - 1);
     fattni_chunk *fit = NULL;
-    for (int i = a->count - 1; i >= 0 && !fit; --i)
+    for (int i = a->count - 1; i >= 0 && i >= a->count - CHUNKS_SEEN && !fit; --i)
         if (a->chunks[i].bytes - a->chunks[i].used >= padded) fit = &a->chunks[i];
     if (!fit) {
         FATTNI_TRY(add_chunk(a, padded > a->least ? padded : a->least));

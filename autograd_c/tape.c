@@ -53,7 +53,7 @@ void fattn_tape_reset(fattn_tape *t) {
     fattni_arena_reset(&t->records);
     fattni_arena_reset(&t->values);
     fattni_arena_reset(&t->grads);
-    t->free_blocks = NULL;
+    memset(t->free_pieces, 0, sizeof t->free_pieces);
     t->last = NULL;
     t->count = 0;
     t->ran_back = false;
@@ -207,7 +207,7 @@ static fattn_status new_node(fattn_tape *t, const fattn_op_def *def, const fattn
     FATTNI_TRY(new_records(t, ni, sizeof(int32_t), &ids));
     FATTNI_TRY(new_records(t, 2 * (ni + no), sizeof(fattn_tensor), &tensors));
     FATTNI_TRY(new_records(t, 2 * ni, sizeof(uint8_t), &flags));
-    FATTNI_TRY(new_records(t, ni, sizeof(fattni_block *), &apart));
+    FATTNI_TRY(new_records(t, ni, sizeof(fattni_piece *), &apart));
     FATTNI_TRY(new_records(t, known.attr_size, 1, &copy));
     if (known.attr_size) memcpy(copy, attr, known.attr_size);
 
@@ -277,7 +277,7 @@ static fattn_status check_output(const fattni_node *n, int o, int *viewed) {
     if (y->data && *viewed < 0)
         return fattn_ctx_fail(c->ctx, FATTN_E_ARG, "%s: infer set data, but not inside an input",
                               who);
-    if (*viewed < 0 && !n->def.forward)
+    if (*viewed < 0 && !n->def.forward && fattn_tensor_numel(y))
         return fattn_ctx_fail(c->ctx, FATTN_E_ARG, "%s: not a view, and the op has no forward",
                               who);
     return fattni_check_layout(c->ctx, who, y);
@@ -298,7 +298,7 @@ static fattn_status run_forward(fattn_tape *t, fattni_node *n) {
         if (!s && viewed < 0) {
             const size_t size = fattn_dtype_size((fattn_dtype)y->dtype);
             s = fattni_arena_take(&t->values, (size_t)fattni_extent(y) * size, &y->data);
-            owns = true;
+            owns = owns || y->data;
         }
         if (s) {
             t->count = count;
@@ -315,7 +315,7 @@ static fattn_status run_forward(fattn_tape *t, fattni_node *n) {
         }
     }
     fattn_status s = FATTN_OK;
-    if (c->saved_bytes) s = fattni_block_take(t, &t->values, c->saved_bytes, &n->saved);
+    if (c->saved_bytes) s = fattni_piece_take(t, &t->values, c->saved_bytes, &n->saved);
     if (!s) s = grow_workspace(t, c->fwd_workspace);
     if (!s && owns) {
         c->saved = n->saved ? n->saved->p : NULL;
@@ -336,7 +336,7 @@ fattn_var fattn_op_custom(fattn_tape *t, const fattn_op_def *def, const fattn_va
     if (n->wants_backward) {
         t->last = n;
     } else {
-        fattni_block_give(t, n->saved);
+        fattni_piece_give(t, n->saved);
     }
     return (fattn_var){n->first_out};
 }
@@ -357,7 +357,7 @@ static fattn_status open_inputs(fattn_tape *t, fattni_node *n) {
             overlaps = overlaps || (n->d_in[j].data && fattni_grads_overlap(t, n->in[i], n->in[j]));
         if (!overlaps) continue;
         const size_t size = fattn_dtype_size((fattn_dtype)n->d_in[i].dtype);
-        FATTNI_TRY(fattni_block_take(t, &t->grads, (size_t)fattni_extent(&n->d_in[i]) * size,
+        FATTNI_TRY(fattni_piece_take(t, &t->grads, (size_t)fattni_extent(&n->d_in[i]) * size,
                                      &n->apart[i]));
         n->d_in[i].data = n->apart[i]->p;
         n->fresh[i] = 1;
@@ -387,10 +387,10 @@ static fattn_status run_back(fattn_tape *t, fattni_node *n) {
         if (!n->apart[i]) continue;
         const fattn_tensor total = fattni_grad_read(t, n->in[i]);
         fattni_grad_add(&total, &n->d_in[i]);
-        fattni_block_give(t, n->apart[i]);
+        fattni_piece_give(t, n->apart[i]);
     }
     for (int o = 0; o < c->n_out; ++o) fattni_grad_release(t, n->first_out + o);
-    fattni_block_give(t, n->saved);
+    fattni_piece_give(t, n->saved);
     return FATTN_OK;
 }
 

@@ -142,30 +142,39 @@ static bool mark_written(fattni_variable *base, const fattni_variable *v) {
     return false;
 }
 
-fattn_status fattni_block_take(fattn_tape *t, fattni_arena *from, size_t bytes,
-                               fattni_block **out) {
-    fattni_block **best = NULL;
-    for (fattni_block **b = &t->free_blocks; *b; b = &(*b)->next)
-        if ((*b)->bytes >= bytes && (*b)->bytes / 2 <= bytes &&
-            (!best || (*b)->bytes < (*best)->bytes))
-            best = b;
+static int class_of(size_t bytes) { return 63 - __builtin_clzll((unsigned long long)bytes); }
+
+fattn_status fattni_piece_take(fattn_tape *t, fattni_arena *from, size_t bytes,
+                               fattni_piece **out) {
+    if (bytes > (size_t)PTRDIFF_MAX / 2)
+        return fattn_ctx_fail(t->ctx, FATTN_E_NOMEM, "no memory for %zu bytes", bytes);
+    bytes = (bytes + FATTNI_ALIGN - 1) / FATTNI_ALIGN * FATTNI_ALIGN;
+    fattni_piece **best = NULL;
+    for (int class = class_of(bytes); class <= class_of(bytes) + 1; ++class) {
+        fattni_piece **b = &t->free_pieces[class];
+        for (int seen = 0; *b && seen < FATTNI_PIECES_SEEN; ++seen, b = &(*b)->next)
+            if ((*b)->bytes >= bytes && (*b)->bytes / 2 <= bytes &&
+                (!best || (*b)->bytes < (*best)->bytes))
+                best = b;
+    }
     if (best) {
         *out = *best;
         *best = (*best)->next;
         return FATTN_OK;
     }
     void *record, *p;
-    FATTNI_TRY(fattni_arena_take(&t->records, sizeof(fattni_block), &record));
+    FATTNI_TRY(fattni_arena_take(&t->records, sizeof(fattni_piece), &record));
     FATTNI_TRY(fattni_arena_take(from, bytes, &p));
     *out = record;
-    **out = (fattni_block){.p = p, .bytes = bytes};
+    **out = (fattni_piece){.p = p, .bytes = bytes};
     return FATTN_OK;
 }
 
-void fattni_block_give(fattn_tape *t, fattni_block *b) {
+void fattni_piece_give(fattn_tape *t, fattni_piece *b) {
     if (!b) return;
-    b->next = t->free_blocks;
-    t->free_blocks = b;
+    fattni_piece **list = &t->free_pieces[class_of(b->bytes)];
+    b->next = *list;
+    *list = b;
 }
 
 fattn_status fattni_grad_open(fattn_tape *t, int32_t id, fattn_tensor *d, uint8_t *fresh) {
@@ -176,7 +185,7 @@ fattn_status fattni_grad_open(fattn_tape *t, int32_t id, fattn_tensor *d, uint8_
     if (!v->wants_grad || fattn_tensor_numel(&v->value) == 0) return FATTN_OK;
     if (!base->grad.data) {
         const size_t size = fattn_dtype_size((fattn_dtype)base->value.dtype);
-        FATTNI_TRY(fattni_block_take(t, &t->grads, (size_t)fattni_extent(&base->value) * size,
+        FATTNI_TRY(fattni_piece_take(t, &t->grads, (size_t)fattni_extent(&base->value) * size,
                                      &base->memory));
         base->grad = base->value;
         base->grad.data = base->memory->p;
@@ -199,7 +208,7 @@ fattn_tensor fattni_grad_read(fattn_tape *t, int32_t id) {
 void fattni_grad_release(fattn_tape *t, int32_t id) {
     fattni_variable *v = &t->variables[id];
     if (v->base != id || !v->memory || v->keep_grad) return;
-    fattni_block_give(t, v->memory);
+    fattni_piece_give(t, v->memory);
     v->memory = NULL;
     v->grad.data = NULL;
 }

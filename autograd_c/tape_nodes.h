@@ -5,11 +5,11 @@
 
    Memory has four parts: `records` (nodes, ids, attributes), `values` (outputs and saved buffers:
    live from forward to backward), `grads` (gradients of variables), and one `workspace` block as
-   large as the largest call needs. A gradient buffer is allocated when the first consumer writes
-   and goes to a free list when the op that made the variable has run back; so do saved buffers. A
-   free block serves a request of at least half its size and is never split: which block serves
-   which request depends on the sequence of sizes only, so each step needs exactly what the first
-   one did.
+   large as the largest call needs. A gradient gets its piece of memory when the first consumer
+   writes; the piece is free again when the op that made the variable has run back, as is the op's
+   saved buffer. A free piece serves a request of at least half its size and is never split: which
+   piece serves which request depends on the sequence of sizes only, so each step needs exactly what
+   the first one did.
 
    Views. A view is an output that lies in the memory of an input. Its `base` is the variable that
    owns the memory (never itself a view), and its gradient is the same place in the base's gradient,
@@ -45,12 +45,15 @@ typedef struct fattni_cover {
     int64_t begin[FATTNI_COVER_RUNS], end[FATTNI_COVER_RUNS];
 } fattni_cover;
 
+/* Free pieces are listed by size; a request looks at the newest few of a list, to stay quick. */
+enum { FATTNI_CLASSES = 64, FATTNI_PIECES_SEEN = 16 };
+
 /* A piece of the arena that can be used again within the step. */
-typedef struct fattni_block {
-    struct fattni_block *next;
+typedef struct fattni_piece {
+    struct fattni_piece *next;
     void *p;
     size_t bytes;
-} fattni_block;
+} fattni_piece;
 
 typedef struct fattni_variable {
     fattn_tensor value;
@@ -60,7 +63,7 @@ typedef struct fattni_variable {
     bool is_param;  /* grad is the caller's and is always added to */
     /* of bases only */
     fattn_tensor grad;    /* data NULL before the first writer and after release */
-    fattni_block *memory; /* of grad; NULL for a parameter */
+    fattni_piece *memory; /* of grad; NULL for a parameter */
     fattni_cover cover;
 } fattni_variable;
 
@@ -70,11 +73,11 @@ typedef struct fattni_node {
     const int32_t *in; /* ids [n_in] */
     int32_t first_out; /* id of the first output */
     bool wants_backward;
-    fattni_block *saved;        /* memory of call.saved; NULL when there is none */
+    fattni_piece *saved;        /* memory of call.saved; NULL when there is none */
     fattn_op_call call;         /* as forward saw it; backward fills the rest */
     fattn_tensor *d_out, *d_in; /* what call's const pointers point to */
     uint8_t *fresh;
-    fattni_block **apart; /* [n_in] d_in that would overlap another one: added afterwards */
+    fattni_piece **apart; /* [n_in] d_in that would overlap another one: added afterwards */
 } fattni_node;
 
 struct fattn_tape {
@@ -85,7 +88,7 @@ struct fattn_tape {
     int32_t count, capacity;
     fattni_node *last;
     fattni_arena records, values, grads;
-    fattni_block *free_blocks;
+    fattni_piece *free_pieces[FATTNI_CLASSES]; /* [c]: of 2^c to 2^(c+1) - 1 bytes */
     void *workspace;
     size_t workspace_bytes;
 };
@@ -102,9 +105,9 @@ int64_t fattni_extent(const fattn_tensor *t);
    sentence that starts with who. */
 fattn_status fattni_check_layout(fattn_ctx *ctx, const char *who, const fattn_tensor *t);
 
-/* A block of at least `bytes` from the free list, else from `from`. */
-fattn_status fattni_block_take(fattn_tape *t, fattni_arena *from, size_t bytes, fattni_block **out);
-void fattni_block_give(fattn_tape *t, fattni_block *b); /* NULL is fine */
+/* A piece of at least `bytes`, a free one if possible, else from `from`. */
+fattn_status fattni_piece_take(fattn_tape *t, fattni_arena *from, size_t bytes, fattni_piece **out);
+void fattni_piece_give(fattn_tape *t, fattni_piece *b); /* NULL is fine */
 
 /* Where the next writer of id's gradient writes, and whether it overwrites or adds; counts it as
    written. data NULL: no gradient is wanted, or there is no element. */

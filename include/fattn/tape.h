@@ -102,8 +102,8 @@ typedef struct fattn_op_def {
     int32_t n_out, reserved;
     const char *name;
     fattn_status (*infer)(fattn_op_call *c);    /* checks, shapes and sizes; reads no element */
-    fattn_status (*forward)(fattn_op_call *c);  /* called unless all outputs are views, then NULL
-                                                   will do */
+    fattn_status (*forward)(fattn_op_call *c);  /* called unless all outputs are views or empty;
+                                                   NULL will do then */
     fattn_status (*backward)(fattn_op_call *c); /* NULL: gradients pass through views only */
 } fattn_op_def;
 /* Records and runs def; its name and functions must outlive the tape's graph. Outputs have

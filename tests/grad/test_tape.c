@@ -1,179 +1,301 @@
-/* The tape itself, with ops of a few lines: order, views, aliases, memory, errors. */
+/* The tape itself: order, accumulation, what is run at all, memory from step to step, errors. */
+#include "failing_alloc.h"
+#include "tape_ops.h"
+
 #include <criterion/criterion.h>
 #include <fattn/fattn.h>
 
-#include <stdlib.h>
+#include <math.h>
 #include <string.h>
 
-/* y = a*b, same shape, any strides. */
-static int64_t offset_of(const fattn_tensor *t, int64_t element) {
-    int64_t offset = 0;
-    for (int d = t->ndim - 1; d >= 0; --d) {
-        offset += element % t->shape[d] * t->stride[d];
-        element /= t->shape[d];
-    }
-    return offset;
-}
-static double *at(const fattn_tensor *t, int64_t element) {
-    return (double *)t->data + offset_of(t, element);
-}
-
-static fattn_status mul_infer(fattn_op_call *c) {
-    c->out[0] = c->in[0];
-    c->out[0].data = NULL;
-    memset(c->out[0].stride, 0, sizeof c->out[0].stride);
-    c->saved_bytes = 8;
-    c->fwd_workspace = 100, c->bwd_workspace = 1000;
-    return FATTN_OK;
-}
-static fattn_status mul_forward(fattn_op_call *c) {
-    const int64_t n = fattn_tensor_numel(&c->out[0]);
-    memset(c->workspace, 0xff, c->fwd_workspace);
-    *(int64_t *)c->saved = n;
-    for (int64_t e = 0; e < n; ++e) *at(&c->out[0], e) = *at(&c->in[0], e) * *at(&c->in[1], e);
-    return FATTN_OK;
-}
-/* The gradient of b first, to show that order does not matter. */
-static fattn_status mul_backward(fattn_op_call *c) {
-    const int64_t n = *(int64_t *)c->saved;
-    memset(c->workspace, 0xff, c->bwd_workspace);
-    for (int i = 1; i >= 0; --i)
-        for (int64_t e = 0; e < n && c->d_in[i].data; ++e) {
-            const double d = *at(&c->d_out[0], e) * *at(&c->in[1 - i], e);
-            *at(&c->d_in[i], e) = d + (c->d_in_fresh[i] ? 0 : *at(&c->d_in[i], e));
-        }
-    return FATTN_OK;
-}
-static const fattn_op_def mul_def = {.struct_size = sizeof mul_def,
-                                     .n_out = 1,
-                                     .name = "mul",
-                                     .infer = mul_infer,
-                                     .forward = mul_forward,
-                                     .backward = mul_backward};
-static fattn_var mul(fattn_tape *t, fattn_var a, fattn_var b) {
-    return fattn_op_custom(t, &mul_def, (fattn_var[]){a, b}, 2, NULL);
-}
-
-static fattn_status sum_infer(fattn_op_call *c) {
-    c->out[0].dtype = FATTN_F64;
-    return FATTN_OK;
-}
-static fattn_status sum_forward(fattn_op_call *c) {
-    double sum = 0;
-    for (int64_t e = 0; e < fattn_tensor_numel(&c->in[0]); ++e) sum += *at(&c->in[0], e);
-    *(double *)c->out[0].data = sum;
-    return FATTN_OK;
-}
-static fattn_status sum_backward(fattn_op_call *c) {
-    const double d = *(const double *)c->d_out[0].data;
-    for (int64_t e = 0; e < fattn_tensor_numel(&c->in[0]); ++e)
-        *at(&c->d_in[0], e) = d + (c->d_in_fresh[0] ? 0 : *at(&c->d_in[0], e));
-    return FATTN_OK;
-}
-static const fattn_op_def sum_def = {.struct_size = sizeof sum_def,
-                                     .n_out = 1,
-                                     .name = "sum",
-                                     .infer = sum_infer,
-                                     .forward = sum_forward,
-                                     .backward = sum_backward};
-static fattn_var sum(fattn_tape *t, fattn_var x) {
-    return fattn_op_custom(t, &sum_def, &x, 1, NULL);
-}
-
-/* Columns [begin, end) of a matrix, a view. */
-typedef struct range {
-    int64_t dim, begin, end;
-} range;
-static fattn_status slice_infer(fattn_op_call *c) {
-    const range *r = c->attr;
-    c->out[0] = fattn_tensor_slice(&c->in[0], (int)r->dim, r->begin, r->end);
-    return FATTN_OK;
-}
-static const fattn_op_def slice_def = {.struct_size = sizeof slice_def,
-                                       .attr_size = sizeof(range),
-                                       .n_out = 1,
-                                       .name = "slice",
-                                       .infer = slice_infer};
-static fattn_var slice(fattn_tape *t, fattn_var x, int64_t dim, int64_t begin, int64_t end) {
-    const range r = {dim, begin, end};
-    return fattn_op_custom(t, &slice_def, &x, 1, &r);
-}
-
-typedef struct leaf {
-    double value[12], grad[12];
-    fattn_param p;
-} leaf;
-static void make_leaf(leaf *l, int64_t rows, int64_t columns) {
-    for (int i = 0; i < 12; ++i) l->value[i] = 1 + 0.5 * i, l->grad[i] = 0;
-    const int64_t shape[] = {rows, columns};
-    l->p = (fattn_param){
-        .value = fattn_tensor_view(l->value, FATTN_F64, FATTN_CPU, 0, 2, shape),
-        .grad = fattn_tensor_view(l->grad, FATTN_F64, FATTN_CPU, 0, 2, shape),
-        .name = "leaf",
-    };
-}
-
+static failing_alloc memory;
 static fattn_ctx *ctx;
 static fattn_tape *tape;
+
 static void open_tape(void) {
-    cr_assert_eq(fattn_ctx_create(NULL, &ctx), FATTN_OK);
+    memory = (failing_alloc){.left = -1};
+    ctx = failing_context(&memory, 1);
     cr_assert_eq(fattn_tape_create(ctx, &tape), FATTN_OK);
 }
 static void close_tape(void) {
     fattn_tape_destroy(tape);
     cr_assert_eq(fattn_ctx_mem(ctx).live, 0, "%zu bytes leaked", fattn_ctx_mem(ctx).live);
     fattn_ctx_destroy(ctx);
+    cr_assert_eq(memory.live, 0);
 }
 TestSuite(tape, .init = open_tape, .fini = close_tape);
 
-Test(tape, value_item_and_gradient) {
+static void backward(fattn_var scalar) {
+    cr_assert_eq(fattn_tape_backward(tape, scalar), FATTN_OK, "%s", fattn_ctx_error(ctx));
+}
+
+Test(tape, values_and_gradients) {
     leaf a, b;
-    make_leaf(&a, 3, 4);
-    make_leaf(&b, 3, 4);
-    b.grad[5] = 100; /* gradients are added */
-    const fattn_var x = fattn_use(tape, &a.p), y = fattn_use(tape, &b.p),
-                    s = sum(tape, mul(tape, x, y));
+    leaf_init(&a, 2, (int64_t[]){3, 4});
+    leaf_init(&b, 2, (int64_t[]){3, 4});
+    b.grad[5] = 100; /* gradients are added to what is there */
+    const fattn_var s = sum(tape, mul(tape, fattn_use(tape, &a.p), fattn_use(tape, &b.p)));
     double want = 0, got = 0;
     for (int i = 0; i < 12; ++i) want += a.value[i] * b.value[i];
     cr_assert_eq(fattn_tape_item(tape, s, &got), FATTN_OK);
     cr_assert_float_eq(got, want, 1e-12);
-    cr_assert_eq(fattn_tape_backward(tape, s), FATTN_OK, "%s", fattn_ctx_error(ctx));
+    backward(s);
     for (int i = 0; i < 12; ++i) {
         cr_assert_eq(a.grad[i], b.value[i]);
         cr_assert_eq(b.grad[i], a.value[i] + (i == 5 ? 100 : 0));
     }
+    fattn_tensor value;
+    cr_assert_eq(fattn_tape_value(tape, s, &value), FATTN_OK, "values outlive backward");
+    cr_assert_eq(*(double *)value.data, got);
 }
 
-Test(tape, one_variable_twice_in_a_call) {
+Test(tape, a_variable_used_often_gets_the_sum) {
     leaf a;
-    make_leaf(&a, 3, 4);
-    const fattn_var x = fattn_use(tape, &a.p), square = mul(tape, x, x);
-    const fattn_var s = sum(tape, mul(tape, square, square));
-    cr_assert_eq(fattn_tape_backward(tape, s), FATTN_OK, "%s", fattn_ctx_error(ctx));
-    for (int i = 0; i < 12; ++i)
-        cr_assert_float_eq(a.grad[i], 4 * a.value[i] * a.value[i] * a.value[i], 1e-12);
+    leaf_init(&a, 1, (int64_t[]){6});
+    const fattn_var x = fattn_use(tape, &a.p), y = fattn_use(tape, &a.p); /* one param, two ids */
+    const fattn_var square = mul(tape, x, x), mixed = mul(tape, square, y);
+    const fattn_var s = sum(tape, mul(tape, mixed, square)); /* x^5 */
+    backward(s);
+    for (int i = 0; i < 6; ++i) cr_assert_float_eq(a.grad[i], 5 * pow(a.value[i], 4), 1e-10);
 }
 
-Test(tape, views_write_into_the_gradient_of_their_base) {
-    leaf a, b;
-    make_leaf(&a, 3, 4);
-    make_leaf(&b, 3, 4);
-    const fattn_var x = mul(tape, fattn_use(tape, &a.p), fattn_use(tape, &b.p));
-    const fattn_var left = slice(tape, x, 1, 0, 1), right = slice(tape, x, 1, 2, 3);
-    const fattn_var s = sum(tape, mul(tape, left, right));
-    cr_assert_eq(fattn_tape_keep_grad(tape, right), FATTN_OK);
-    cr_assert_eq(fattn_tape_backward(tape, s), FATTN_OK, "%s", fattn_ctx_error(ctx));
-    fattn_tensor dx, dright;
-    cr_assert_eq(fattn_tape_grad(tape, x, &dx), FATTN_OK);
-    cr_assert_eq(fattn_tape_grad(tape, right, &dright), FATTN_OK);
-    cr_assert_eq(dright.data, (double *)dx.data + 2);
-    for (int i = 0; i < 3; ++i) {
-        const double l = a.value[4 * i] * b.value[4 * i],
-                     r = a.value[4 * i + 2] * b.value[4 * i + 2];
-        const double want[4] = {r, 0, l, 0};
-        for (int j = 0; j < 4; ++j) {
-            cr_assert_eq(*at(&dx, 4 * i + j), want[j]);
-            cr_assert_eq(a.grad[4 * i + j], want[j] * b.value[4 * i + j]);
-        }
+Test(tape, two_parameters_may_share_a_gradient) {
+    leaf a;
+    leaf_init(&a, 1, (int64_t[]){6});
+    fattn_param twin = a.p;
+    backward(sum(tape, mul(tape, fattn_use(tape, &a.p), fattn_use(tape, &twin))));
+    for (int i = 0; i < 6; ++i) cr_assert_eq(a.grad[i], 2 * a.value[i]);
+}
+
+Test(tape, long_chains_need_no_stack) {
+    leaf a;
+    leaf_init(&a, 1, (int64_t[]){2});
+    a.value[0] = 1, a.value[1] = -1;
+    const fattn_var x = fattn_use(tape, &a.p);
+    fattn_var y = x;
+    for (int n = 0; n < 50000; ++n) y = mul(tape, y, x);
+    backward(sum(tape, y));
+    cr_assert_eq(a.grad[0], 50001);
+    cr_assert_eq(a.grad[1], 50001);
+}
+
+Test(tape, nothing_is_done_for_what_needs_no_gradient) {
+    leaf a, frozen;
+    leaf_init(&a, 1, (int64_t[]){4});
+    leaf_init(&frozen, 1, (int64_t[]){4});
+    frozen.p.flags = FATTN_PARAM_FROZEN;
+    frozen.p.grad = (fattn_tensor){0}; /* needs none */
+    const fattn_var x = fattn_use(tape, &a.p), f = fattn_use(tape, &frozen.p);
+    const fattn_var in = fattn_input(tape, &frozen.p.value);
+    const fattn_var constant = mul(tape, mul(tape, f, in), f);
+    mul(tape, x, x); /* reaches no output */
+    const fattn_var s = sum(tape, mul(tape, constant, x));
+    mul(tape, s, s); /* after the scalar: not reached */
+    mul_backward_calls = 0;
+    backward(s);
+    cr_assert_eq(mul_backward_calls, 1);
+    fattn_tensor g;
+    cr_assert_eq(fattn_tape_grad(tape, f, &g), FATTN_E_STATE);
+    cr_assert_eq(fattn_tape_grad(tape, in, &g), FATTN_E_STATE);
+    cr_assert_eq(fattn_tape_grad(tape, constant, &g), FATTN_E_STATE);
+    cr_assert_eq(fattn_tape_grad(tape, x, &g), FATTN_OK);
+    cr_assert_eq(g.data, a.grad);
+    for (int i = 0; i < 4; ++i) cr_assert_eq(a.grad[i], pow(frozen.value[i], 3));
+}
+
+Test(tape, gradients_of_variables_can_be_kept) {
+    leaf a;
+    leaf_init(&a, 1, (int64_t[]){4});
+    const fattn_var x = fattn_use(tape, &a.p), y = mul(tape, x, x), z = mul(tape, y, y);
+    const fattn_var unused = mul(tape, x, x), s = sum(tape, z);
+    fattn_tensor dy, g;
+    cr_assert_eq(fattn_tape_grad(tape, x, &g), FATTN_E_STATE, "before backward");
+    cr_assert_eq(fattn_tape_keep_grad(tape, y), FATTN_OK);
+    cr_assert_eq(fattn_tape_keep_grad(tape, unused), FATTN_OK);
+    backward(s);
+    cr_assert_eq(fattn_tape_grad(tape, z, &g), FATTN_E_STATE, "recycled");
+    cr_assert(strstr(fattn_ctx_error(ctx), "keep_grad"), "%s", fattn_ctx_error(ctx));
+    cr_assert_eq(fattn_tape_grad(tape, unused, &g), FATTN_E_STATE, "nothing reached it");
+    cr_assert_eq(fattn_tape_keep_grad(tape, z), FATTN_E_STATE, "too late");
+    cr_assert_eq(fattn_tape_grad(tape, y, &dy), FATTN_OK);
+    for (int i = 0; i < 4; ++i) cr_assert_eq(*element(&dy, i), 2 * a.value[i] * a.value[i]);
+    cr_assert_eq(fattn_tape_status(tape), FATTN_OK, "questions do not break a tape");
+}
+
+/* Two outputs, x and 3x on rows; absent second input allowed. */
+static const fattn_op_call *last_call;
+static fattn_status pair_infer(fattn_op_call *c) {
+    cr_assert(c->in[1].ndim == 0 && c->in[1].dtype == 0 && c->in[1].data == NULL);
+    cr_assert(c->wanted[0] == 1 && c->wanted[1] == 0);
+    for (int o = 0; o < 3; ++o) {
+        c->out[o].ndim = 1;
+        c->out[o].dtype = o == 2 ? FATTN_I32 : FATTN_F64;
+        c->out[o].shape[0] = c->in[0].shape[0];
     }
+    return FATTN_OK;
+}
+static fattn_status pair_forward(fattn_op_call *c) {
+    for (int64_t e = 0; e < c->in[0].shape[0]; ++e) {
+        *element(&c->out[0], e) = *element(&c->in[0], e);
+        *element(&c->out[1], e) = 3 * *element(&c->in[0], e);
+        ((int32_t *)c->out[2].data)[e] = (int32_t)e;
+    }
+    return FATTN_OK;
+}
+static fattn_status pair_backward(fattn_op_call *c) {
+    last_call = c;
+    cr_assert_null(c->d_out[0].data);
+    cr_assert_null(c->d_out[2].data);
+    cr_assert_null(c->d_in[1].data);
+    for (int64_t e = 0; e < c->in[0].shape[0]; ++e)
+        *element(&c->d_in[0], e) += 3 * *element(&c->d_out[1], e);
+    return FATTN_OK;
+}
+
+Test(tape, outputs_may_have_no_gradient_and_inputs_be_absent) {
+    static const fattn_op_def def = {.struct_size = sizeof def,
+                                     .n_out = 3,
+                                     .name = "pair",
+                                     .infer = pair_infer,
+                                     .forward = pair_forward,
+                                     .backward = pair_backward};
+    leaf a;
+    leaf_init(&a, 1, (int64_t[]){5});
+    const fattn_var in[2] = {fattn_use(tape, &a.p), {0}};
+    const fattn_var first = fattn_op_custom(tape, &def, in, 2, NULL), second = {first.id + 1};
+    fattn_tensor third;
+    cr_assert_eq(fattn_tape_value(tape, (fattn_var){first.id + 2}, &third), FATTN_OK);
+    cr_assert_eq(((int32_t *)third.data)[4], 4);
+    backward(sum(tape, second));
+    cr_assert_not_null(last_call);
+    for (int i = 0; i < 5; ++i) cr_assert_eq(a.grad[i], 3);
+}
+
+Test(tape, empty_tensors_pass) {
+    leaf a, b;
+    leaf_init(&a, 2, (int64_t[]){0, 4});
+    leaf_init(&b, 1, (int64_t[]){3});
+    const fattn_var x = fattn_use(tape, &a.p), y = fattn_use(tape, &b.p);
+    const fattn_var nothing = slice(tape, transpose(tape, mul(tape, x, x)), 0, 1, 2);
+    const fattn_var s = sum(tape, y), zero = sum(tape, nothing);
+    backward(sum(tape, mul(tape, s, zero)));
+    for (int i = 0; i < 3; ++i) cr_assert_eq(b.grad[i], 0);
+    fattn_tensor g;
+    cr_assert_eq(fattn_tape_grad(tape, x, &g), FATTN_OK);
+}
+
+/* ---- memory ---- */
+
+enum { BIG = 60 };
+
+/* A step whose shapes depend on n; returns its loss. */
+static double step(leaf *l, int64_t n, int depth) {
+    leaf_init(l, 1, &n);
+    fattn_tape_reset(tape);
+    const fattn_var x = fattn_use(tape, &l->p);
+    fattn_var y = x;
+    for (int d = 0; d < depth; ++d) y = mul(tape, mul(tape, y, x), slice(tape, y, 0, 0, n));
+    const fattn_var s = sum(tape, y);
+    double loss = NAN;
+    cr_assert_eq(fattn_tape_item(tape, s, &loss), FATTN_OK, "%s", fattn_ctx_error(ctx));
+    backward(s);
+    return loss;
+}
+
+Test(tape, later_steps_allocate_nothing) {
+    leaf first, later;
+    const double loss = step(&first, BIG, 400);
+    cr_assert_gt(fattn_ctx_mem(ctx).allocs, 5, "the first step takes several chunks");
+    const size_t peak = fattn_ctx_mem(ctx).peak;
+    fattn_tape_reset(tape); /* one chunk each */
+    const fattn_mem after = fattn_ctx_mem(ctx);
+    cr_assert_leq(after.peak, peak);
+    for (int n = 0; n < 3; ++n) {
+        cr_assert_eq(step(&later, BIG, 400), loss);
+        cr_assert_arr_eq(first.grad, later.grad, sizeof first.grad);
+        cr_assert_eq(fattn_ctx_mem(ctx).allocs, after.allocs);
+    }
+    step(&later, BIG / 2, 300); /* smaller shapes fit, too */
+    cr_assert_eq(step(&later, BIG, 400), loss);
+    cr_assert_eq(fattn_ctx_mem(ctx).allocs, after.allocs);
+    step(&later, BIG, 500); /* larger ones grow once */
+    fattn_tape_reset(tape);
+    const size_t allocs = fattn_ctx_mem(ctx).allocs;
+    cr_assert_gt(allocs, after.allocs);
+    step(&later, BIG, 400);
+    step(&later, BIG, 500);
+    cr_assert_eq(fattn_ctx_mem(ctx).allocs, allocs);
+}
+
+Test(tape, growing_does_not_move_what_is_there) {
+    leaf a;
+    leaf_init(&a, 1, (int64_t[]){BIG});
+    const fattn_var x = fattn_use(tape, &a.p), y = mul(tape, x, x);
+    fattn_tensor early, again;
+    cr_assert_eq(fattn_tape_value(tape, y, &early), FATTN_OK);
+    for (int n = 0; n < 3000; ++n) cr_assert_neq(mul(tape, y, x).id, 0);
+    cr_assert_gt(fattn_ctx_mem(ctx).allocs, 10);
+    cr_assert_eq(fattn_tape_value(tape, y, &again), FATTN_OK);
+    cr_assert_eq(early.data, again.data);
+    for (int i = 0; i < BIG; ++i) cr_assert_eq(*element(&early, i), a.value[i] * a.value[i]);
+}
+
+/* Gradients of a chain live one or two at a time, however long it is. */
+Test(tape, gradients_are_recycled) {
+    size_t bytes[2];
+    enum { LARGE = 20000, SHORT = 10, LONG = 30 };
+    fattn_param p = {.name = "large"};
+    const int64_t shape[] = {LARGE};
+    cr_assert_eq(fattn_tensor_alloc(ctx, FATTN_F64, 1, shape, &p.value), FATTN_OK);
+    cr_assert_eq(fattn_tensor_alloc(ctx, FATTN_F64, 1, shape, &p.grad), FATTN_OK);
+    for (int n = 0; n < 2; ++n) {
+        const int depth = n ? LONG : SHORT;
+        for (int i = 0; i < LARGE; ++i)
+            ((double *)p.value.data)[i] = 1, ((double *)p.grad.data)[i] = 0;
+        fattn_tape_reset(tape);
+        const fattn_var x = fattn_use(tape, &p);
+        fattn_var y = x;
+        for (int d = 0; d < depth; ++d) y = mul(tape, y, x);
+        const size_t before = fattn_ctx_mem(ctx).live;
+        backward(sum(tape, y));
+        bytes[n] = fattn_ctx_mem(ctx).live - before;
+        cr_assert_eq(((double *)p.grad.data)[7], depth + 1);
+    }
+    cr_assert_leq(bytes[0], 3 * LARGE * sizeof(double));
+    cr_assert_leq(bytes[1], bytes[0], "longer by 20 tensors, but no more memory for gradients");
+    fattn_tensor_free(ctx, &p.value);
+    fattn_tensor_free(ctx, &p.grad);
+}
+
+Test(tape, every_allocation_may_fail) {
+    leaf a;
+    long n = 0;
+    for (;; ++n) {
+        const int64_t shape[] = {BIG};
+        leaf_init(&a, 1, shape);
+        fattn_tape_destroy(tape);
+        tape = NULL;
+        cr_assert_eq(fattn_ctx_mem(ctx).live, 0);
+        memory.left = n;
+        fattn_status s = fattn_tape_create(ctx, &tape);
+        if (s == FATTN_OK) {
+            const fattn_var x = fattn_use(tape, &a.p);
+            fattn_var y = x;
+            for (int d = 0; d < 300; ++d) y = mul(tape, y, x);
+            s = fattn_tape_backward(tape, sum(tape, y));
+        }
+        memory.left = -1;
+        if (s == FATTN_OK) break;
+        cr_assert_eq(s, FATTN_E_NOMEM, "allocation %ld: %s", n, fattn_status_name(s));
+        if (!tape) continue;
+        cr_assert_eq(fattn_tape_status(tape), FATTN_E_NOMEM);
+        cr_assert(isfinite(step(&a, 5, 2)), "the next step works");
+    }
+    cr_assert_gt(n, 10);
+    memory.left = 0; /* the arena cannot be put together: reset goes on without */
+    fattn_tape_reset(tape);
+    cr_assert_eq(sum(tape, fattn_use(tape, &a.p)).id, 0);
+    cr_assert_eq(fattn_tape_status(tape), FATTN_E_NOMEM);
+    memory.left = -1;
+    cr_assert(isfinite(step(&a, 5, 2)));
 }

@@ -1,0 +1,234 @@
+/* Every refusal of the tape: its status, its sentence, and that it sticks. */
+#include "failing_alloc.h"
+#include "tape_ops.h"
+
+#include <criterion/criterion.h>
+#include <fattn/fattn.h>
+
+#include <string.h>
+
+static failing_alloc memory;
+static fattn_ctx *ctx;
+static fattn_tape *tape;
+static leaf a;
+static fattn_var x;
+
+static void open_tape(void) {
+    memory = (failing_alloc){.left = -1};
+    ctx = failing_context(&memory, 1);
+    cr_assert_eq(fattn_tape_create(ctx, &tape), FATTN_OK);
+    leaf_init(&a, 2, (int64_t[]){3, 4});
+    x = fattn_use(tape, &a.p);
+}
+static void close_tape(void) {
+    fattn_tape_destroy(tape);
+    cr_assert_eq(fattn_ctx_mem(ctx).live, 0, "%zu bytes leaked", fattn_ctx_mem(ctx).live);
+    fattn_ctx_destroy(ctx);
+}
+TestSuite(tape_errors, .init = open_tape, .fini = close_tape);
+
+/* The op failed with this status and a sentence that has these words; everything after it fails the
+   same way; reset forgets. */
+static void failed(fattn_var result, fattn_status want, const char *words) {
+    double item;
+    fattn_tensor view;
+    cr_assert_eq(result.id, 0);
+    cr_assert_eq(fattn_tape_status(tape), want, "%s: %s",
+                 fattn_status_name(fattn_tape_status(tape)), fattn_ctx_error(ctx));
+    cr_assert(strstr(fattn_ctx_error(ctx), words), "\"%s\" lacks \"%s\"", fattn_ctx_error(ctx),
+              words);
+    cr_assert_eq(fattn_use(tape, &a.p).id, 0);
+    cr_assert_eq(fattn_input(tape, &a.p.value).id, 0);
+    cr_assert_eq(mul(tape, x, x).id, 0);
+    cr_assert_eq(fattn_op_attention(tape, x, x, x, NULL).id, 0);
+    cr_assert_eq(fattn_tape_backward(tape, x), want);
+    cr_assert_eq(fattn_tape_value(tape, x, &view), want);
+    cr_assert_eq(fattn_tape_grad(tape, x, &view), want);
+    cr_assert_eq(fattn_tape_keep_grad(tape, x), want);
+    cr_assert_eq(fattn_tape_item(tape, x, &item), want);
+    cr_assert(strstr(fattn_ctx_error(ctx), words), "the sentence stays: %s", fattn_ctx_error(ctx));
+    fattn_tape_reset(tape);
+    cr_assert_eq(fattn_tape_status(tape), FATTN_OK);
+    x = fattn_use(tape, &a.p);
+    cr_assert_eq(x.id, 1);
+}
+
+Test(tape_errors, null_is_refused) {
+    fattn_tensor view;
+    double item;
+    fattn_tape *none = (fattn_tape *)&item;
+    cr_assert_eq(fattn_tape_create(NULL, &none), FATTN_E_ARG);
+    cr_assert_eq(fattn_tape_create(ctx, NULL), FATTN_E_ARG);
+    fattn_tape_destroy(NULL);
+    fattn_tape_reset(NULL);
+    cr_assert_eq(fattn_tape_status(NULL), FATTN_E_ARG);
+    cr_assert_eq(fattn_tape_backward(NULL, x), FATTN_E_ARG);
+    cr_assert_eq(fattn_tape_value(NULL, x, &view), FATTN_E_ARG);
+    cr_assert_eq(fattn_tape_grad(NULL, x, &view), FATTN_E_ARG);
+    cr_assert_eq(fattn_tape_keep_grad(NULL, x), FATTN_E_ARG);
+    cr_assert_eq(fattn_tape_item(NULL, x, &item), FATTN_E_ARG);
+    cr_assert_eq(fattn_tape_value(tape, x, NULL), FATTN_E_ARG);
+    cr_assert_eq(fattn_tape_grad(tape, x, NULL), FATTN_E_ARG);
+    cr_assert_eq(fattn_tape_item(tape, x, NULL), FATTN_E_ARG);
+    cr_assert_eq(fattn_use(NULL, &a.p).id, 0);
+    cr_assert_eq(fattn_input(NULL, &a.p.value).id, 0);
+    cr_assert_eq(mul(NULL, x, x).id, 0);
+    cr_assert_eq(fattn_tape_status(tape), FATTN_OK, "questions do not break a tape");
+    failed(fattn_use(tape, NULL), FATTN_E_ARG, "NULL");
+    failed(fattn_input(tape, NULL), FATTN_E_ARG, "NULL");
+}
+
+Test(tape_errors, unknown_variables_are_refused) {
+    fattn_tensor view;
+    cr_assert_eq(fattn_tape_value(tape, (fattn_var){2}, &view), FATTN_E_ARG);
+    cr_assert_eq(fattn_tape_value(tape, (fattn_var){0}, &view), FATTN_E_ARG);
+    cr_assert_eq(fattn_tape_value(tape, (fattn_var){-1}, &view), FATTN_E_ARG);
+    cr_assert(strstr(fattn_ctx_error(ctx), "variable -1"), "%s", fattn_ctx_error(ctx));
+    failed(mul(tape, x, (fattn_var){7}), FATTN_E_ARG, "mul: variable 7");
+    failed(mul(tape, (fattn_var){-3}, x), FATTN_E_ARG, "variable -3");
+}
+
+static void backward_fails(fattn_var v, fattn_status want, const char *words) {
+    cr_assert_eq(fattn_tape_backward(tape, v), want);
+    failed((fattn_var){0}, want, words);
+}
+
+Test(tape_errors, backward_out_of_order) {
+    backward_fails(x, FATTN_E_SHAPE, "[3,4]");
+    backward_fails((fattn_var){0}, FATTN_E_ARG, "variable 0");
+    backward_fails(sum(tape, fattn_input(tape, &a.p.value)), FATTN_E_STATE, "no parameter");
+    const fattn_var s = sum(tape, x);
+    cr_assert_eq(fattn_tape_backward(tape, s), FATTN_OK);
+    for (int i = 0; i < 12; ++i) cr_assert_eq(a.grad[i], 1);
+    backward_fails(s, FATTN_E_STATE, "reset");
+    for (int i = 0; i < 12; ++i) cr_assert_eq(a.grad[i], 1);
+}
+
+Test(tape_errors, item_wants_one_number) {
+    double item;
+    cr_assert_eq(fattn_tape_item(tape, x, &item), FATTN_E_SHAPE);
+    cr_assert(strstr(fattn_ctx_error(ctx), "[3,4]"), "%s", fattn_ctx_error(ctx));
+}
+
+Test(tape_errors, bad_parameters_are_refused) {
+    leaf b;
+    const int64_t shape[] = {3, 4};
+    leaf_init(&b, 2, shape), b.p.value.dtype = FATTN_I32;
+    failed(fattn_use(tape, &b.p), FATTN_E_DTYPE, "leaf: i32");
+    leaf_init(&b, 2, shape), b.p.grad.data = NULL;
+    failed(fattn_use(tape, &b.p), FATTN_E_ARG, "leaf");
+    leaf_init(&b, 2, shape), b.p.grad.shape[1] = 3;
+    failed(fattn_use(tape, &b.p), FATTN_E_SHAPE, "[3,3]");
+    leaf_init(&b, 2, shape), b.p.grad.ndim = 1;
+    failed(fattn_use(tape, &b.p), FATTN_E_SHAPE, "[3]");
+    leaf_init(&b, 2, shape), b.p.grad.dtype = FATTN_BF16;
+    failed(fattn_use(tape, &b.p), FATTN_E_DTYPE, "bf16");
+    leaf_init(&b, 2, shape), b.p.value = fattn_tensor_permute(&b.p.value, (int[]){1, 0});
+    b.p.grad = fattn_tensor_permute(&b.p.grad, (int[]){1, 0});
+    failed(fattn_use(tape, &b.p), FATTN_E_SHAPE, "row-major");
+    leaf_init(&b, 2, shape), b.p.value.device = FATTN_CUDA, b.p.name = NULL;
+    failed(fattn_use(tape, &b.p), FATTN_E_DEVICE, "param");
+}
+
+/* An op whose infer does what its attribute says. */
+typedef enum fault {
+    FINE,
+    NO_DTYPE,
+    BAD_NDIM,
+    NEGATIVE_SHAPE,
+    HUGE_SHAPE,
+    OVERLAP,
+    NEGATIVE_STRIDE,
+    ELSEWHERE,
+    BEYOND,
+    OTHER_TYPE,
+    INFER_FAILS,
+    FORWARD_FAILS,
+    BACKWARD_FAILS,
+    SPEAKS
+} fault;
+
+static fattn_status faulty_infer(fattn_op_call *c) {
+    static double elsewhere[12];
+    const fault f = *(const fault *)c->attr;
+    fattn_tensor *y = &c->out[0];
+    y->ndim = 2, y->dtype = FATTN_F64;
+    y->shape[0] = 3, y->shape[1] = 4;
+    switch (f) {
+    case NO_DTYPE: y->dtype = 0; break;
+    case BAD_NDIM: y->ndim = 6; break;
+    case NEGATIVE_SHAPE: y->shape[1] = -1; break;
+    case HUGE_SHAPE: y->shape[0] = y->shape[1] = INT64_MAX / 2; break;
+    case OVERLAP: y->stride[0] = 3, y->stride[1] = 1; break;
+    case NEGATIVE_STRIDE: y->stride[0] = -4, y->stride[1] = 1; break;
+    case ELSEWHERE: y->data = elsewhere; break;
+    case BEYOND: y->data = (double *)c->in[0].data + 1; break;
+    case OTHER_TYPE: y->data = c->in[0].data, y->dtype = FATTN_I32; break;
+    case INFER_FAILS: return FATTN_E_UNSUPPORTED;
+    case SPEAKS: return fattn_ctx_fail(c->ctx, FATTN_E_IO, "a sentence of the op's own");
+    default: break;
+    }
+    return FATTN_OK;
+}
+static fattn_status faulty_forward(fattn_op_call *c) {
+    memset(c->out[0].data, 0, 12 * sizeof(double));
+    return *(const fault *)c->attr == FORWARD_FAILS ? FATTN_E_MISMATCH : FATTN_OK;
+}
+static fattn_status faulty_backward(fattn_op_call *c) {
+    return *(const fault *)c->attr == BACKWARD_FAILS ? FATTN_E_NOMEM : FATTN_OK;
+}
+static const fattn_op_def faulty_def = {.struct_size = sizeof faulty_def,
+                                        .attr_size = sizeof(fault),
+                                        .n_out = 1,
+                                        .name = "faulty",
+                                        .infer = faulty_infer,
+                                        .forward = faulty_forward,
+                                        .backward = faulty_backward};
+static fattn_var faulty(fault f) { return fattn_op_custom(tape, &faulty_def, &x, 1, &f); }
+
+Test(tape_errors, what_infer_returns_is_checked) {
+    cr_assert_eq(faulty(FINE).id, 2);
+    failed(faulty(NO_DTYPE), FATTN_E_DTYPE, "faulty: output 0: unknown dtype 0");
+    failed(faulty(BAD_NDIM), FATTN_E_SHAPE, "ndim 6");
+    failed(faulty(NEGATIVE_SHAPE), FATTN_E_SHAPE, "-1");
+    failed(faulty(HUGE_SHAPE), FATTN_E_SHAPE, "62 bits");
+    failed(faulty(OVERLAP), FATTN_E_SHAPE, "overlap");
+    failed(faulty(NEGATIVE_STRIDE), FATTN_E_SHAPE, "stride -4");
+    failed(faulty(ELSEWHERE), FATTN_E_ARG, "not inside an input");
+    failed(faulty(BEYOND), FATTN_E_ARG, "not inside an input");
+    failed(faulty(OTHER_TYPE), FATTN_E_ARG, "not inside an input");
+}
+
+Test(tape_errors, failing_ops_stop_the_tape) {
+    failed(faulty(INFER_FAILS), FATTN_E_UNSUPPORTED, "faulty: infer returned FATTN_E_UNSUPPORTED");
+    failed(faulty(FORWARD_FAILS), FATTN_E_MISMATCH, "faulty: forward returned FATTN_E_MISMATCH");
+    failed(faulty(SPEAKS), FATTN_E_IO, "own");
+    backward_fails(sum(tape, faulty(BACKWARD_FAILS)), FATTN_E_NOMEM, "faulty: backward");
+    fattn_ctx_fail(ctx, FATTN_E_IO, "an older sentence");
+    cr_assert_neq(faulty(FINE).id, 0);
+    cr_assert_str_eq(fattn_ctx_error(ctx), "an older sentence");
+}
+
+Test(tape_errors, bad_definitions_are_refused) {
+    const fault fine = FINE;
+    fattn_op_def d;
+    failed(fattn_op_custom(tape, NULL, &x, 1, NULL), FATTN_E_ARG, "NULL");
+    d = faulty_def, d.struct_size = 0;
+    failed(fattn_op_custom(tape, &d, &x, 1, &fine), FATTN_E_ABI, "fattn_op_def");
+    d = faulty_def, d.infer = NULL;
+    failed(fattn_op_custom(tape, &d, &x, 1, &fine), FATTN_E_ARG, "infer");
+    d = faulty_def, d.forward = NULL;
+    failed(fattn_op_custom(tape, &d, &x, 1, &fine), FATTN_E_ARG, "no forward");
+    d = faulty_def, d.n_out = 0;
+    failed(fattn_op_custom(tape, &d, &x, 1, &fine), FATTN_E_ARG, "0 outputs");
+    d.n_out = 65;
+    failed(fattn_op_custom(tape, &d, &x, 1, &fine), FATTN_E_ARG, "65 outputs");
+    failed(fattn_op_custom(tape, &faulty_def, &x, -1, &fine), FATTN_E_ARG, "-1 inputs");
+    failed(fattn_op_custom(tape, &faulty_def, &x, 65, &fine), FATTN_E_ARG, "65 inputs");
+    failed(fattn_op_custom(tape, &faulty_def, NULL, 1, &fine), FATTN_E_ARG, "in is NULL");
+    failed(fattn_op_custom(tape, &faulty_def, &x, 1, NULL), FATTN_E_ARG, "attr is NULL");
+    /* Without backward, gradients end here. */
+    d = faulty_def, d.backward = NULL;
+    backward_fails(sum(tape, fattn_op_custom(tape, &d, &x, 1, &fine)), FATTN_E_STATE,
+                   "no parameter");
+}
