@@ -66,8 +66,8 @@ static fattni_columns columns_of(const fattni_variable *v, const fattni_variable
     if (d == l.ndim) return (fattni_columns){.pitch = extent, .begin = begin, .end = begin + run};
     const int64_t pitch = l.stride[d];
     while (d < l.ndim && l.stride[d] == pitch * rows) rows *= l.shape[d++];
-    const bool is_columns =
-        d == l.ndim && begin + run <= pitch && rows == fattni_ceil_div(extent, pitch);
+    /* In every row, and inside the base: then begin + run <= pitch, too. */
+    const bool is_columns = d == l.ndim && rows == fattni_ceil_div(extent, pitch);
     return is_columns ? (fattni_columns){pitch, begin, begin + run} : (fattni_columns){0};
 }
 
