@@ -50,6 +50,7 @@ static fattn_status mul_backward(fattn_op_call *c) {
     memset(c->saved, 0xff, SAVED_BYTES);
     memcpy(mul_fresh, c->d_in_fresh, 2);
     ++mul_backward_calls;
+    if (c->d_in[0].data) cr_assert_neq(c->d_in[0].data, c->d_in[1].data, "gradients share memory");
     for (int i = 1; i >= 0; --i)
         for (int64_t e = 0; e < n && c->d_in[i].data; ++e)
             put(c, i, e, *element(&c->d_out[0], e) * *element(&c->in[1 - i], e));
