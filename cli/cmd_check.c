@@ -3,6 +3,7 @@
 #include "cli.h"
 #include "progress.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -24,6 +25,10 @@ static const cli_option table[] = {
     {"json", CLI_TEXT, FIELD(json), "FILE", 0, 0, NULL, "write one JSON object per case"},
     {0}};
 
+const char *const check_way_name[CHECK_WAYS] = {"standard", "flash1", "flash2"};
+static const char *const word[] = {
+    [CHECK_SKIPPED] = "skip", [CHECK_OK] = "ok", [CHECK_FAILED] = "FAIL"};
+
 bool check_begin(check_run *run, const char *name) {
     bool wanted = run->n_wanted == 0;
     for (int i = 0; i < run->n_wanted; ++i) {
@@ -34,26 +39,59 @@ bool check_begin(check_run *run, const char *name) {
     return wanted && !run->list;
 }
 
+double check_worst(const fattn_report *r, double unit) {
+    return fabs(r->worst_got - r->worst_want) / (fabs(r->worst_want) + unit);
+}
+
+void check_sizes(check_result *r, int64_t B, int64_t Hq, int64_t Hkv, int64_t Sq, int64_t Sk,
+                 int64_t D, int64_t Dv) {
+    snprintf(r->what, sizeof r->what, "%lld, %lld/%lld, %lld x %lld, %lld/%lld", (long long)B,
+             (long long)Hq, (long long)Hkv, (long long)Sq, (long long)Sk, (long long)D,
+             (long long)Dv);
+}
+
+void check_heading(const char *text) {
+    printf("%s\n\n%-4s  %-34s%-36s%8s", text, "", "case", "B, Hq/Hkv, Sq x Sk, D/Dv", "numbers");
+    for (int w = 0; w < CHECK_WAYS; ++w)
+        printf("%10s", check_way_name[w]);
+    printf("%9s\n", "seconds");
+}
+
+static void log_way(json *j, const check_result *r, int w) {
+    const check_way *v = &r->way[w];
+    json_begin(j);
+    json_text(j, "case", r->name);
+    json_text(j, "what", r->what);
+    json_text(j, "algorithm", check_way_name[w]);
+    json_text(j, "state", word[v->state]);
+    json_int(j, "checked", v->checked);
+    json_real(j, "worst_relative_error", v->state == CHECK_SKIPPED ? NAN : v->worst);
+    if (v->state != CHECK_OK) json_text(j, "sentence", v->sentence);
+    json_end(j);
+}
+
 void check_end(check_run *run, const check_result *r) {
-    static const char *const word[] = {"ok", "FAIL", "skip"};
-    run->count[r->state] += 1;
-    printf("%-5s %-38s %-36s", word[r->state], r->name, r->what);
-    if (r->state == CHECK_SKIPPED)
-        printf(" %s\n", r->sentence);
-    else
-        printf(" %6lld numbers  worst %7.1e  %5.2f s\n", (long long)r->checked, r->worst,
-               r->seconds);
-    if (r->state == CHECK_FAILED) printf("      %s\n", r->sentence);
+    check_state state = CHECK_SKIPPED;
+    int64_t checked = 0;
+    for (int w = 0; w < CHECK_WAYS; ++w) {
+        if (r->way[w].state > state) state = r->way[w].state;
+        if (r->way[w].checked > checked) checked = r->way[w].checked;
+        run->computed[w] += r->way[w].state != CHECK_SKIPPED;
+        log_way(&run->log, r, w);
+    }
+    run->cases[state] += 1;
+    printf("%-4s  %-34s%-36s%8lld", word[state], r->name, r->what, (long long)checked);
+    for (int w = 0; w < CHECK_WAYS; ++w) {
+        char text[32] = "-";
+        if (r->way[w].state != CHECK_SKIPPED) snprintf(text, sizeof text, "%.1e", r->way[w].worst);
+        printf("%10s", text);
+    }
+    printf("%9.2f\n", r->seconds);
+    for (int w = 0; w < CHECK_WAYS; ++w) {
+        if (r->way[w].state == CHECK_FAILED)
+            printf("      %s: %s\n", check_way_name[w], r->way[w].sentence);
+    }
     fflush(stdout);
-    json_begin(&run->log);
-    json_text(&run->log, "name", r->name);
-    json_text(&run->log, "what", r->what);
-    json_text(&run->log, "state", word[r->state]);
-    json_int(&run->log, "checked", r->checked);
-    json_real(&run->log, "worst_relative_error", r->worst);
-    json_real(&run->log, "seconds", r->seconds);
-    if (r->state != CHECK_OK) json_text(&run->log, "sentence", r->sentence);
-    json_end(&run->log);
 }
 
 /* ./data, or share/fattn beside the folder that this program lies in; NULL: neither is there. */
@@ -75,15 +113,21 @@ static int check_all(check_run *run, const struct options *o) {
     const double begin = seconds_now();
     char buffer[4096];
     const char *const folder = o->fixtures ? o->fixtures : default_folder(buffer, sizeof buffer);
-    if (!run->list) printf("analytic gradients against central differences, fp64\n");
+    if (!run->list)
+        check_heading(
+            "Analytic gradients against central differences, fp64: largest relative error "
+            "per algorithm,\n|error| / (|x| + 0.01), at most 1e-6.");
     check_gradients(run);
     if (!folder) {
         fprintf(stderr, "fixtures: no folder ./data and none installed; see --fixtures\n");
     } else {
-        if (!run->list)
-            printf("\nfixtures in %s: results and gradients of the fp64 reference, and "
-                   "its finite differences\n",
-                   folder);
+        char text[4400];
+        snprintf(
+            text, sizeof text,
+            "\nFixtures in %s: O, L and gradients against the fp64 reference, |error| / (|x| + 1),"
+            "\nat most 1e-12 times the size of the scores; and against its finite differences.",
+            folder);
+        if (!run->list) check_heading(text);
         if (!check_fixtures(run, folder)) return CLI_FAILURE;
     }
     for (int i = 0; i < run->n_wanted; ++i) {
@@ -92,9 +136,12 @@ static int check_all(check_run *run, const struct options *o) {
                             run->wanted[i]);
     }
     if (run->list) return CLI_OK;
-    const int *n = run->count;
-    printf("\n%d ok, %d failed, %d skipped, %.1f s\n", n[CHECK_OK], n[CHECK_FAILED],
-           n[CHECK_SKIPPED], seconds_now() - begin);
+    const int *n = run->cases, total = n[CHECK_OK] + n[CHECK_FAILED] + n[CHECK_SKIPPED];
+    printf("\n%d cases: %d ok, %d failed, %d skipped; computed by", total, n[CHECK_OK],
+           n[CHECK_FAILED], n[CHECK_SKIPPED]);
+    for (int w = 0; w < CHECK_WAYS; ++w)
+        printf(" %s %d%s", check_way_name[w], run->computed[w], w + 1 < CHECK_WAYS ? "," : "");
+    printf(" (-: no kernel yet); %.1f s\n", seconds_now() - begin);
     return n[CHECK_FAILED] ? CLI_FAILURE : CLI_OK;
 }
 
