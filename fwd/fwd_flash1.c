@@ -1,0 +1,94 @@
+/* Forward in FlashAttention-1's order (Dao et al. 2022), to be compared: the outer loop runs over
+   blocks of keys, the inner one over blocks of rows, so that O, max and sum go to memory and back
+   once per block of keys; parallel over sequences and heads only. The tiles are those of fwd_cpu.c.
+
+   O lies in the caller's tensor, not yet divided by the sum; max and sum in the workspace, for all
+   rows of the head that a thread works on. */
+#include "fwd_rows.h"
+#include "kernel.h"
+
+#include <stdio.h>
+
+typedef struct forward {
+    const fattni_problem *p;
+    const fattni_cpu_kernels *k;
+    fattni_fwd_layout at;
+    size_t max, sum; /* of all rows: after at.bytes */
+    size_t bytes;
+} forward;
+
+static forward plan_forward(const fattn_ctx *ctx, const fattni_problem *p) {
+    forward f = {.p = p, .k = fattni_cpu_kernels_of(ctx, p->dtype), .at = fattni_fwd_lay_out(p)};
+    const size_t blocks = (size_t)fattni_ceil_div(p->Sq, f.k->rows);
+    f.bytes = f.at.bytes;
+    f.max = fattni_append(&f.bytes, blocks * FATTNI_TILE_ROW_BYTES);
+    f.sum = fattni_append(&f.bytes, blocks * FATTNI_TILE_ROW_BYTES);
+    return f;
+}
+
+static fattni_fwd_rows block_of(const forward *f, const fattni_sequence *seq, int64_t h, int64_t i0,
+                                char *scratch) {
+    fattni_fwd_rows r = fattni_fwd_rows_of(f->p, f->k, &f->at, seq, h, i0, scratch);
+    const size_t state = (size_t)(i0 / f->k->rows) * FATTNI_TILE_ROW_BYTES;
+    r.max = scratch + f->max + state;
+    r.sum = scratch + f->sum + state;
+    return r;
+}
+
+/* Task: one head. */
+static void attend(void *arg, int64_t task, int thread) {
+    const forward *const f = arg;
+    const fattni_problem *const p = f->p;
+    const int64_t h = task % p->Hq, block = f->k->rows;
+    const fattni_sequence seq = fattni_sequence_of(p, task / p->Hq);
+    char *const scratch = (char *)p->workspace + (size_t)thread * f->bytes;
+    for (int64_t i0 = 0; i0 < seq.band.Sq; i0 += block) {
+        const fattni_fwd_rows r = block_of(f, &seq, h, i0, scratch);
+        fattni_fwd_start(&r);
+        fattni_fwd_store_o(&r);
+    }
+    for (int64_t j = 0; j < seq.band.Sk; j += FATTNI_TILE_KEYS) {
+        const int64_t keys = fattni_min(FATTNI_TILE_KEYS, seq.band.Sk - j);
+        const fattni_range rows = fattni_rows_of(&seq.band, j, j + keys);
+        for (int64_t i0 = rows.begin / block * block; i0 < rows.end; i0 += block) {
+            const fattni_fwd_rows r = block_of(f, &seq, h, i0, scratch);
+            fattni_fwd_load_q(&r);
+            fattni_fwd_load_o(&r);
+            fattni_fwd_tile(&r, j, keys);
+            fattni_fwd_store_o(&r);
+        }
+    }
+    for (int64_t i0 = 0; i0 < seq.band.Sq; i0 += block) {
+        const fattni_fwd_rows r = block_of(f, &seq, h, i0, scratch);
+        fattni_fwd_load_o(&r);
+        fattni_fwd_finish(&r);
+    }
+}
+
+static const char *refuses(const fattn_ctx *ctx, const fattni_problem *p) {
+    (void)ctx;
+    return fattni_fwd_refuses(p);
+}
+
+static void plan(const fattn_ctx *ctx, const fattni_problem *p, fattni_kernel_plan *out) {
+    const forward f = plan_forward(ctx, p);
+    out->workspace = (size_t)fattni_min(ctx->cpu_threads, p->B * p->Hq) * f.bytes;
+    out->deterministic = true;
+    snprintf(out->name, sizeof out->name, "fattn_fwd_flash1_%s_%s", f.k->isa,
+             fattn_dtype_name(p->dtype));
+}
+
+static fattn_status run(fattn_ctx *ctx, const fattni_problem *p) {
+    forward f = plan_forward(ctx, p);
+    fattni_parallel(ctx, p->B * p->Hq, attend, &f);
+    return FATTN_OK;
+}
+
+const fattni_kernel fattni_fwd_flash1 = {
+    .family = "fattn_fwd_flash1",
+    .device = FATTN_CPU,
+    .algorithms = 1u << FATTN_ALGO_FLASH1,
+    .refuses = refuses,
+    .plan = plan,
+    .run = run,
+};

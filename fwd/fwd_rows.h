@@ -1,0 +1,47 @@
+/* Forward on the CPU, one block of rows: what FlashAttention-2 (fwd_cpu.c) and FlashAttention-1
+   (fwd_flash1.c), two orders of the same tiles, have in common. */
+#ifndef FATTNI_FWD_ROWS_H
+#define FATTNI_FWD_ROWS_H
+
+#include "cpu_tile.h"
+#include "problem.h"
+
+/* Offsets in bytes from a thread's scratch. [..][row] arrays hold one block of rows. */
+typedef struct fattni_fwd_layout {
+    size_t q, s, o;         /* Q^T [D], S^T [keys], O^T [Dv] */
+    size_t max, sum, decay; /* of the online softmax, log2 units */
+    size_t bytes;
+} fattni_fwd_layout;
+
+fattni_fwd_layout fattni_fwd_lay_out(const fattni_problem *p);
+
+/* Rows [i0, i0 + rows) of query head h of a sequence, and where their state lies. */
+typedef struct fattni_fwd_rows {
+    const fattni_problem *p;
+    const fattni_cpu_kernels *k;
+    const fattni_sequence *seq;
+    int64_t h, i0, rows;
+    void *q, *s, *o, *max, *sum, *decay;
+} fattni_fwd_rows;
+
+/* The block that begins at row i0, its state in scratch; rows <= 0 past the sequence's end. */
+fattni_fwd_rows fattni_fwd_rows_of(const fattni_problem *p, const fattni_cpu_kernels *k,
+                                   const fattni_fwd_layout *at, const fattni_sequence *seq,
+                                   int64_t h, int64_t i0, char *scratch);
+
+/* max = -inf, sum = 0: no key seen yet. */
+void fattni_fwd_start(const fattni_fwd_rows *r);
+/* Takes in the keys [j, j + keys), at most FATTNI_TILE_KEYS. Wants Q^T, O^T, max and sum. */
+void fattni_fwd_tile(const fattni_fwd_rows *r, int64_t j, int64_t keys);
+/* o = O^T / sum, lse = (max + log2 sum) ln 2; a row that saw no key gives 0 and -inf. */
+void fattni_fwd_finish(const fattni_fwd_rows *r);
+
+/* The rows of p->q, or of p->o as it stands, into Q^T or O^T; O^T as it stands into p->o. */
+void fattni_fwd_load_q(const fattni_fwd_rows *r);
+void fattni_fwd_load_o(const fattni_fwd_rows *r);
+void fattni_fwd_store_o(const fattni_fwd_rows *r);
+
+/* What the tiles leave to FATTN_ALGO_STANDARD: the end of a sentence; NULL: nothing. */
+const char *fattni_fwd_refuses(const fattni_problem *p);
+
+#endif
