@@ -288,12 +288,15 @@ static void log_row(json *j, kind what, int64_t n, const row *r) {
 
 static int run_table(kind what, const struct options *o, row *rows, json *j) {
     const bool one = what == ONE_LAYER;
-    const int width = one ? 32 : 21;
-    printf("%8s  %-*s  %-*s\n", "", width, "N x N stored", width, "flash");
+    const int width = one ? 33 : 22; /* of one way's columns */
+    printf("%7s %*s %*s\n", "", width, "N x N stored", width, "flash");
     printf("%7s ", "N");
-    for (int w = 0; w < WAYS; ++w)
-        printf("%s %10s %10s ", one ? "  predicted" : "", "counted", "process");
-    printf(" %9s%s\n", "ratio", one ? "  N x N : L" : "");
+    for (int w = 0; w < WAYS; ++w) {
+        if (one) printf(" %10s", "predicted");
+        printf(" %10s %10s ", "counted", "process");
+    }
+    printf(" %9s", "ratio");
+    printf(one ? " %11s\n" : "\n", "N x N : L");
     for (int i = 0; i < o->rows.count; ++i) {
         const int64_t n = o->rows.at[i];
         for (int w = 0; w < WAYS; ++w) {
@@ -325,19 +328,20 @@ static bool draw(const struct options *o, row rows[2][CLI_LIST_MAX]) {
     }
     const int n = o->rows.count;
     const plot_series series[] = {
-        {"layer, N \u00d7 N stored", x, counted[ONE_LAYER][STORED], n, PLOT_MARKED, 1},
-        {"layer, flash", x, counted[ONE_LAYER][FLASH], n, PLOT_MARKED, 0},
-        {"predicted", x, predicted[STORED], n, PLOT_DASHED, 5},
-        {NULL, x, predicted[FLASH], n, PLOT_DASHED, 5},
-        {"model, N \u00d7 N stored", x, counted[WHOLE_MODEL][STORED], n, PLOT_MARKED, 4},
-        {"model, flash", x, counted[WHOLE_MODEL][FLASH], n, PLOT_MARKED, 2},
+        {"layer, N \u00d7 N: predicted", x, predicted[STORED], n, PLOT_DASHED, 1},
+        {"measured", x, counted[ONE_LAYER][STORED], n, PLOT_POINTS, 1},
+        {"layer, flash: predicted", x, predicted[FLASH], n, PLOT_DASHED, 0},
+        {"measured", x, counted[ONE_LAYER][FLASH], n, PLOT_POINTS, 0},
+        {"model, N \u00d7 N: measured", x, counted[WHOLE_MODEL][STORED], n, PLOT_MARKED, 4},
+        {"model, flash: measured", x, counted[WHOLE_MODEL][FLASH], n, PLOT_MARKED, 2},
     };
-    char subtitle[200];
-    snprintf(subtitle, sizeof subtitle,
-             "B %lld, %lld heads, d %lld, %s, %s; one attention layer, and a model of %lld layers "
-             "with AdamW",
-             (long long)o->batch, (long long)o->heads, (long long)o->head_dim,
-             o->dtype == 0 ? "f32" : "f64", o->mask == 0 ? "causal" : "full", (long long)o->layers);
+    char subtitle[200], more[80] = "";
+    if (o->layers > 0)
+        snprintf(more, sizeof more, ", and a model of %lld layers with AdamW",
+                 (long long)o->layers);
+    snprintf(subtitle, sizeof subtitle, "One attention layer%s; B %lld, %lld heads, d %lld, %s, %s",
+             more, (long long)o->batch, (long long)o->heads, (long long)o->head_dim,
+             o->dtype == 0 ? "f32" : "f64", o->mask == 0 ? "causal" : "full");
     const plot p = {.title = "Peak memory of a training step",
                     .subtitle = subtitle,
                     .x = {"sequence length N", PLOT_LOG2, PLOT_NUMBER, 0, 0},

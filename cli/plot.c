@@ -176,20 +176,29 @@ static bool visible(const layout *x, const layout *y, double vx, double vy) {
     return tx >= x->low && tx <= x->high && ty >= y->low && ty <= y->high; /* false for NaN */
 }
 
+static const char *line_class(plot_style s) { return s == PLOT_DASHED ? "dash" : "curve"; }
+static bool has_marks(plot_style s) { return s == PLOT_MARKED || s == PLOT_POINTS; }
+
+static void put_mark(FILE *f, int color, double x, double y) {
+    fprintf(f, "<circle class=\"m m%d\" cx=\"%.1f\" cy=\"%.1f\" r=\"4.5\"/>\n", color, x, y);
+}
+
 static void put_series(FILE *f, const plot_series *s, const layout *x, const layout *y) {
     const int color = s->color % COLORS;
     bool down = false;
-    fprintf(f, "<path class=\"%s c%d\" d=\"", s->style == PLOT_DASHED ? "dash" : "curve", color);
-    for (int64_t i = 0; i < s->n; ++i) {
-        const bool seen = visible(x, y, s->x[i], s->y[i]);
-        if (seen) fprintf(f, "%c%.1f %.1f", down ? 'L' : 'M', pixel(x, s->x[i]), pixel(y, s->y[i]));
-        down = seen;
+    if (s->style != PLOT_POINTS) {
+        fprintf(f, "<path class=\"%s c%d\" d=\"", line_class(s->style), color);
+        for (int64_t i = 0; i < s->n; ++i) {
+            const bool seen = visible(x, y, s->x[i], s->y[i]);
+            if (seen)
+                fprintf(f, "%c%.1f %.1f", down ? 'L' : 'M', pixel(x, s->x[i]), pixel(y, s->y[i]));
+            down = seen;
+        }
+        fputs("\"/>\n", f);
     }
-    fputs("\"/>\n", f);
-    for (int64_t i = 0; s->style == PLOT_MARKED && i < s->n; ++i) {
+    for (int64_t i = 0; has_marks(s->style) && i < s->n; ++i) {
         if (visible(x, y, s->x[i], s->y[i]))
-            fprintf(f, "<circle class=\"m m%d\" cx=\"%.1f\" cy=\"%.1f\" r=\"4.5\"/>\n", color,
-                    pixel(x, s->x[i]), pixel(y, s->y[i]));
+            put_mark(f, color, pixel(x, s->x[i]), pixel(y, s->y[i]));
     }
 }
 
@@ -226,16 +235,16 @@ static double put_legend(FILE *f, const plot *p, double y) {
         const plot_series *s = &p->series[i];
         if (!s->name) continue;
         const double width = 36 + LETTER * letters(s->name) + 22;
-        if (x > LEFT && x + width > WIDTH - RIGHT) {
+        if (x > LEFT && x + width - 22 > WIDTH - RIGHT) {
             x = LEFT;
             y += 20;
         }
         if (f) {
-            fprintf(f, "<path class=\"%s c%d\" d=\"M%.1f %.1fh28\"/>\n",
-                    s->style == PLOT_DASHED ? "dash" : "curve", s->color % COLORS, x, y - 4.5);
-            if (s->style == PLOT_MARKED)
-                fprintf(f, "<circle class=\"m m%d\" cx=\"%.1f\" cy=\"%.1f\" r=\"4.5\"/>\n",
-                        s->color % COLORS, x + 14, y - 4.5);
+            const int color = s->color % COLORS;
+            if (s->style != PLOT_POINTS)
+                fprintf(f, "<path class=\"%s c%d\" d=\"M%.1f %.1fh28\"/>\n", line_class(s->style),
+                        color, x, y - 4.5);
+            if (has_marks(s->style)) put_mark(f, color, x + 14, y - 4.5);
             put_text(f, "", x + 36, y, s->name);
         }
         x += width;

@@ -15,7 +15,7 @@ typedef struct plot_axis {
     double min, max; /* equal: from the data, widened to ticks */
 } plot_axis;
 
-typedef enum plot_style { PLOT_LINE, PLOT_MARKED, PLOT_DASHED } plot_style;
+typedef enum plot_style { PLOT_LINE, PLOT_MARKED, PLOT_DASHED, PLOT_POINTS } plot_style;
 
 typedef struct plot_series {
     const char *name; /* label at the curve's end and in the legend */
