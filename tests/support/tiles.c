@@ -32,9 +32,12 @@ static fattn_tolerance tolerance(const attention_case *c) {
     return (fattn_tolerance){4 * walk, 4 * walk, 1e-9};
 }
 
-static void check(const attention_case *c, bool backward) {
+void tiles_check_changed(const attention_case *c, bool backward, void (*change)(attention *a),
+                         fattn_tolerance tol) {
     fattn_ctx *const one = attention_context(1);
-    attention *const inputs = attention_new(one, c), *const want = attention_twin(inputs, FATTN_F64);
+    attention *const inputs = attention_new(one, c);
+    if (change) change(inputs);
+    attention *const want = attention_twin(inputs, FATTN_F64);
     attention_forward(want, REFERENCE);
     if (backward) attention_backward(want, REFERENCE);
     for (int isa = FATTNI_ISA_BASELINE; isa <= FATTNI_ISA_AVX512; ++isa)
@@ -46,9 +49,10 @@ static void check(const attention_case *c, bool backward) {
             attention_case named = *c;
             named.name = name;
             attention *const got = attention_new(ctx, &named);
+            if (change) change(got);
             attention_forward(got, LIBRARY);
             if (backward) attention_backward(got, LIBRARY);
-            attention_match(got, want, NULL, 0, tolerance(c));
+            attention_match(got, want, NULL, 0, tol);
             attention_free(got);
             fattn_ctx_destroy(ctx);
         }
@@ -60,7 +64,17 @@ static void check(const attention_case *c, bool backward) {
 void tiles_check_forward(const attention_case *c) {
     attention_case only = *c;
     only.omit = NO_DQ | NO_DK | NO_DV | NO_DBIAS | NO_DSINK;
-    check(&only, false);
+    tiles_check_changed(&only, false, NULL, tolerance(c));
 }
 
-void tiles_check_backward(const attention_case *c) { check(c, true); }
+void tiles_check_backward(const attention_case *c) {
+    tiles_check_changed(c, true, NULL, tolerance(c));
+}
+
+void tiles_fill(attention *a, enum tensor_id id, double x) {
+    int64_t at[FATTN_MAX_DIMS] = {0};
+    for (int64_t n = 0; n < fattn_tensor_numel(&a->t[id]); ++n) {
+        attention_index(&a->t[id], n, at);
+        attention_set(&a->t[id], at, x);
+    }
+}

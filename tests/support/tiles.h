@@ -14,5 +14,10 @@ attention_case tiles_case(int n, fattn_dtype dtype);
    inputs: forward only, or both passes. */
 void tiles_check_forward(const attention_case *c);
 void tiles_check_backward(const attention_case *c);
+/* The same, with inputs that `change` has changed, and a tolerance of its own. */
+void tiles_check_changed(const attention_case *c, bool backward, void (*change)(attention *a),
+                         fattn_tolerance tol);
+/* Sets all elements of an input. */
+void tiles_fill(attention *a, enum tensor_id id, double x);
 
 #endif

@@ -1,0 +1,75 @@
+/* The CPU's bits do not depend on the number of threads, nor on the run. */
+#include "tiles.h"
+
+#include <criterion/criterion.h>
+#include <string.h>
+
+static const int thread_counts[] = {1, 2, 3, 8, 16};
+
+/* At one thread backward goes once over (sequence, key head), at 16 twice, by rows and by columns. */
+static void check(const attention_case *c) {
+    fattn_ctx *const one = attention_context(1);
+    attention *const want = attention_new(one, c);
+    attention_run(want, LIBRARY);
+    cr_assert(want->plan.deterministic, "%s", c->name);
+    for (size_t n = 0; n < sizeof thread_counts / sizeof *thread_counts; ++n) {
+        fattn_ctx *const ctx = attention_context(thread_counts[n]);
+        attention *const got = attention_new(ctx, c);
+        attention_run(got, LIBRARY);
+        attention_same_bits(want, got);
+        attention_free(got);
+        fattn_ctx_destroy(ctx);
+    }
+    attention_free(want);
+    fattn_ctx_destroy(one);
+}
+
+Test(determinism, shapes) {
+    for (int n = 0; n < attention_shape_count; ++n) {
+        const attention_case c = tiles_case(n, n % 2 ? FATTN_F64 : FATTN_F32);
+        check(&c);
+    }
+}
+
+/* Several column blocks, window, accumulation, few heads and many. */
+Test(determinism, long_sequences) {
+    for (int n = 0; n < 8; ++n) {
+        const attention_case c = {
+            .name = "long", .dtype = n % 2 ? FATTN_F32 : FATTN_F64, .B = 1, .Hq = n < 4 ? 2 : 6,
+            .Hkv = n < 4 ? 1 : 3, .Sq = 700, .Sk = 613, .D = 64, .layout = LAYOUT_BSHD,
+            .flags = (n & 2 ? FATTN_CAUSAL : FATTN_WINDOW) |
+                     (n & 4 ? FATTN_ACC_DQ | FATTN_ACC_DK | FATTN_ACC_DV : 0u),
+            .window_left = 150, .window_right = 90};
+        check(&c);
+    }
+}
+
+Test(determinism, features) {
+    for (int n = 0; n < attention_feature_count; ++n)
+        if (!tiles_refuse(&attention_features[n])) check(&attention_features[n]);
+}
+
+Test(determinism, flash1) {
+    for (int n = 0; n < attention_shape_count; ++n) {
+        attention_case c = tiles_case(n, n % 2 ? FATTN_F64 : FATTN_F32);
+        c.algorithm = FATTN_ALGO_FLASH1;
+        check(&c);
+    }
+}
+
+/* 50 runs on threads that outnumber the cores. */
+Test(determinism, under_load) {
+    const attention_case c = {.name = "under load", .dtype = FATTN_F32, .B = 2, .Hq = 4, .Hkv = 2,
+                              .Sq = 257, .Sk = 300, .D = 40, .flags = FATTN_CAUSAL};
+    fattn_ctx *const one = attention_context(1), *const many = attention_context(13);
+    attention *const want = attention_new(one, &c), *const got = attention_new(many, &c);
+    attention_run(want, LIBRARY);
+    for (int n = 0; n < 50; ++n) {
+        attention_run(got, LIBRARY);
+        attention_same_bits(want, got);
+    }
+    attention_free(want);
+    attention_free(got);
+    fattn_ctx_destroy(one);
+    fattn_ctx_destroy(many);
+}

@@ -1,0 +1,198 @@
+/* The tile kernels one by one, for every instruction set and both types. */
+#include "attention.h"
+#include "cpu_tile.h"
+#include "numeric.h"
+
+#include <criterion/criterion.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const double poison = 12345;
+
+static void each(void (*test)(const fattni_cpu_kernels *k)) {
+    for (int isa = FATTNI_ISA_BASELINE; isa <= FATTNI_ISA_AVX512; ++isa) {
+        fattn_ctx *const ctx = attention_context_isa(1, isa);
+        if (!ctx) continue;
+        test(fattni_cpu_kernels_of(ctx, FATTN_F32));
+        test(fattni_cpu_kernels_of(ctx, FATTN_F64));
+        cr_assert_eq(fattni_cpu_kernels_of(ctx, FATTN_BF16), fattni_cpu_kernels_of(ctx, FATTN_F32));
+        fattn_ctx_destroy(ctx);
+    }
+}
+
+/* An array of reals, aligned only to one of them. */
+typedef struct reals { const fattni_cpu_kernels *k; char *p; int64_t count; } reals;
+
+static reals reals_new(const fattni_cpu_kernels *k, int64_t count, double x) {
+    const size_t size = fattn_dtype_size(k->dtype);
+    reals r = {k, (char *)malloc((size_t)(count + 1) * size) + size, count};
+    for (int64_t n = 0; n < count; ++n) fattni_store(r.p, k->dtype, n, x);
+    return r;
+}
+static void reals_free(reals r) { free(r.p - fattn_dtype_size(r.k->dtype)); }
+static double at(reals r, int64_t n) { return fattni_load(r.p, r.k->dtype, n); }
+static void set(reals r, int64_t n, double x) { fattni_store(r.p, r.k->dtype, n, x); }
+static char *from(reals r, int64_t n) { return r.p + n * (int64_t)fattn_dtype_size(r.k->dtype); }
+
+static void transposes(const fattni_cpu_kernels *k) {
+    static const int64_t columns[] = {1, 3, 16, 17, 64, 111};
+    for (int c = 0; c < 6; ++c)
+        for (int64_t rows = 1; rows <= k->rows; rows += rows % 8 ? 1 : 7) {
+            const int64_t width = columns[c], stride = width + 3;
+            reals x = reals_new(k, k->rows * stride, NAN), packed = reals_new(k, width * k->rows, NAN);
+            for (int64_t i = 0; i < rows; ++i)
+                for (int64_t d = 0; d < width; ++d) set(x, i * stride + d, (double)(i * 1000 + d));
+            k->pack(rows, width, x.p, stride, packed.p);
+            for (int64_t i = 0; i < k->rows; ++i)
+                for (int64_t d = 0; d < width; ++d)
+                    cr_assert_eq(at(packed, d * k->rows + i), i < rows ? (double)(i * 1000 + d) : 0);
+
+            reals back = reals_new(k, k->rows * stride, poison), factor = reals_new(k, k->rows, 0);
+            for (int64_t i = 0; i < k->rows; ++i) set(factor, i, (double)(i % 3));
+            const int64_t first = rows / 3;
+            k->unpack(first, rows, width, packed.p, rows % 2 ? factor.p : NULL, back.p, stride);
+            for (int64_t n = 0; n < back.count; ++n) {
+                const int64_t i = n / stride, d = n % stride;
+                const bool written = i >= first && i < rows && d < width;
+                const double f = rows % 2 ? (double)(i % 3) : 1;
+                cr_assert_eq(at(back, n), written ? (double)(i * 1000 + d) * f : poison);
+            }
+            reals_free(x), reals_free(packed), reals_free(back), reals_free(factor);
+        }
+}
+Test(cpu_tile, pack_and_unpack) { each(transposes); }
+
+static void puts_and_dots(const fattni_cpu_kernels *k) {
+    const int64_t rows = 5, width = 37, x_stride = 40, y_stride = 41;
+    reals x = reals_new(k, rows * x_stride, 3), y = reals_new(k, rows * y_stride, poison);
+    k->put(rows, width, x.p, x_stride, false, y.p, y_stride);
+    k->put(rows, width, x.p, x_stride, true, y.p, y_stride);
+    for (int64_t n = 0; n < y.count; ++n)
+        cr_assert_eq(at(y, n), n % y_stride < width ? 6 : poison);
+    reals out = reals_new(k, rows + 1, poison);
+    for (int64_t i = 0; i < rows; ++i) set(y, i * y_stride + width - 1, (double)i);
+    k->dots(rows, width, x.p, x_stride, y.p, y_stride, out.p);
+    for (int64_t i = 0; i < rows; ++i) cr_assert_eq(at(out, i), 3 * 6 * 36 + 3 * (double)i);
+    cr_assert_eq(at(out, rows), poison);
+    reals_free(x), reals_free(y), reals_free(out);
+}
+Test(cpu_tile, put_and_dots) { each(puts_and_dots); }
+
+/* Small integers, so that sums are exact: every band, every ragged size. */
+static void products(const fattni_cpu_kernels *k) {
+    const int64_t keys_most = FATTNI_TILE_KEYS, D = 2 * k->lanes + 3, stride = D + 2;
+    const int64_t pad = fattni_round_up(D, k->lanes);
+    reals a = reals_new(k, keys_most * stride, 0), packed = reals_new(k, D * k->rows, 0);
+    reals x = reals_new(k, k->rows * pad, 0), decay = reals_new(k, k->rows, 0);
+    for (int64_t n = 0; n < a.count; ++n) set(a, n, (double)(n * 7 % 11 - 5));
+    for (int64_t n = 0; n < packed.count; ++n) set(packed, n, (double)(n * 5 % 13 - 6));
+    for (int64_t n = 0; n < x.count; ++n) set(x, n, (double)(n * 3 % 17 - 8));
+    for (int64_t n = 0; n < decay.count; ++n) set(decay, n, (double)(n % 4));
+    for (int n = 0; n < 200; ++n) {
+        const fattni_tile t = {.rows = 1 + n * 31 % k->rows, .keys = 1 + n * 17 % keys_most,
+                               .lo = n % 5 ? -FATTNI_UNBOUNDED : n % 70 - 60,
+                               .hi = n % 3 ? FATTNI_UNBOUNDED : n % 70 - 60 + n % 50};
+        reals s = reals_new(k, keys_most * k->rows, 0), keys_sum = reals_new(k, D * k->rows, 1);
+        reals rows_sum = reals_new(k, keys_most * pad, 1);
+        k->scores(&t, D, a.p, stride, packed.p, s.p);
+        for (int64_t j = 0; j < keys_most; ++j)
+            for (int64_t i = 0; i < k->rows; ++i) {
+                double want = 0;
+                const bool seen = i < t.rows && j < t.keys && j >= i + t.lo && j <= i + t.hi;
+                for (int64_t d = 0; d < D; ++d) want += at(a, j * stride + d) * at(packed, d * k->rows + i);
+                if (seen) cr_assert_eq(at(s, j * k->rows + i), want, "n %d", n);
+                else set(s, j * k->rows + i, 0); /* as softmax and gradient leave it */
+            }
+        k->add_keys(&t, D, a.p, stride, s.p, n % 2 ? decay.p : NULL, keys_sum.p);
+        k->add_rows(&t, pad, s.p, x.p, pad, rows_sum.p);
+        for (int64_t i = 0; i < t.rows; ++i) {
+            const bool sees = i + t.hi >= 0 && i + t.lo < t.keys;
+            for (int64_t d = 0; sees && d < D; ++d) {
+                double want = n % 2 ? (double)(i % 4) : 1;
+                for (int64_t j = 0; j < t.keys; ++j)
+                    want += at(a, j * stride + d) * at(s, j * k->rows + i);
+                cr_assert_eq(at(keys_sum, d * k->rows + i), want, "n %d", n);
+            }
+        }
+        for (int64_t j = 0; j < keys_most; ++j)
+            for (int64_t d = 0; d < pad; ++d) {
+                double want = 1;
+                for (int64_t i = 0; i < t.rows; ++i) want += at(s, j * k->rows + i) * at(x, i * pad + d);
+                cr_assert_eq(at(rows_sum, j * pad + d), want, "n %d", n);
+            }
+        reals_free(s), reals_free(keys_sum), reals_free(rows_sum);
+    }
+    reals_free(a), reals_free(packed), reals_free(x), reals_free(decay);
+}
+Test(cpu_tile, products) { each(products); }
+
+/* 2^x through `gradient`, as p with factor 1 and L = 0. */
+static double power(const fattni_cpu_kernels *k, double x) {
+    static double p[48], ds[48], zero[48];
+    const fattni_tile t = {.rows = 1, .keys = 1, .lo = -FATTNI_UNBOUNDED, .hi = FATTNI_UNBOUNDED};
+    memset(p, 0, sizeof p);
+    fattni_store(p, k->dtype, 0, x);
+    k->gradient(&t, 1, 1, zero, zero, p, ds);
+    return fattni_load(p, k->dtype, 0);
+}
+
+static void exponential(const fattni_cpu_kernels *k) {
+    const bool wide = k->dtype == FATTN_F64;
+    /* The polynomial's error and a rounding per step; an exponent is whole, so that results next to
+       the end of the range are already infinite. */
+    const double low = wide ? -1022 : -126, high = wide ? 1023.5 : 127.5, most = wide ? 4e-16 : 2e-7;
+    double worst = 0;
+    for (int n = 0; n <= 20000; ++n) {
+        double x = low + (high - low) * n / 20001;
+        if (!wide) x = (double)(float)x;
+        const double want = exp2(x), got = power(k, x);
+        worst = fmax(worst, fabs(got / want - 1));
+    }
+    cr_assert_lt(worst, most, "%s: %g", k->isa, worst);
+    cr_assert_eq(power(k, 0), 1);
+    cr_assert_eq(power(k, -0.0), 1);
+    for (int n = -60; n < 60; ++n) cr_assert_eq(power(k, n), ldexp(1, n));
+    cr_assert_eq(power(k, low - 1), 0);
+    cr_assert_eq(power(k, -1e30), 0);
+    cr_assert_eq(power(k, -INFINITY), 0);
+    cr_assert_eq(power(k, high + 0.5), INFINITY);
+    cr_assert_eq(power(k, 1e30), INFINITY);
+    cr_assert_eq(power(k, INFINITY), INFINITY, "%g", power(k, INFINITY));
+    cr_assert(isnan(power(k, NAN)));
+}
+Test(cpu_tile, exponential) { each(exponential); }
+
+/* Masked elements of a tile give exactly 0 whatever they hold: here NaN and infinities. */
+static void masked(const fattni_cpu_kernels *k) {
+    reals p = reals_new(k, FATTNI_TILE_KEYS * k->rows, 0), ds = reals_new(k, p.count, 0);
+    reals max = reals_new(k, k->rows, -INFINITY), sum = reals_new(k, k->rows, 0);
+    reals decay = reals_new(k, k->rows, NAN), lse = reals_new(k, k->rows, -1e4);
+    const fattni_tile t = {.rows = k->rows, .keys = FATTNI_TILE_KEYS, .lo = 2, .hi = 4};
+    static const double junk[] = {NAN, INFINITY, -INFINITY, 1e30};
+    for (int n = 0; n < 2; ++n) {
+        for (int64_t e = 0; e < p.count; ++e) {
+            const int64_t j = e / k->rows, i = e % k->rows;
+            const bool seen = j >= i + 2 && j <= i + 4;
+            set(p, e, seen ? -1e4 : junk[e % 4]);
+            set(ds, e, seen ? 1 : junk[e / 3 % 4]);
+        }
+        if (n == 0) k->softmax(&t, 1, p.p, max.p, sum.p, decay.p);
+        else k->gradient(&t, 1, 1, lse.p, from(sum, 0), p.p, ds.p); /* delta = sum = keys seen */
+        for (int64_t e = 0; e < p.count; ++e) {
+            const int64_t j = e / k->rows, i = e % k->rows;
+            const bool seen = j >= i + 2 && j <= i + 4;
+            const double keys = (double)fattni_clamp(FATTNI_TILE_KEYS - i - 2, 0, 3);
+            if (n == 0 && !seen) continue; /* softmax may leave keys that a whole vector misses */
+            cr_assert_eq(at(p, e), seen, "%s %d: %g", k->isa, n, at(p, e));
+            if (n == 1) cr_assert_eq(at(ds, e), seen ? 1 - keys : 0);
+        }
+        for (int64_t i = 0; i < k->rows; ++i) {
+            const double keys = (double)fattni_clamp(FATTNI_TILE_KEYS - i - 2, 0, 3);
+            cr_assert_eq(at(sum, i), keys);
+            cr_assert_eq(at(max, i), keys ? -1e4 : -INFINITY);
+        }
+    }
+    reals_free(p), reals_free(ds), reals_free(max), reals_free(sum), reals_free(decay), reals_free(lse);
+}
+Test(cpu_tile, masked_elements_are_zero) { each(masked); }
