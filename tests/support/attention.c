@@ -234,8 +234,9 @@ static void poison_unused(attention *a, enum tensor_id id) {
 
 static void fill_integers(attention *a) {
     for (int64_t b = 0; b < a->c.B; ++b) {
-        if (a->present[T_SEQLENS_Q]) attention_set(&a->t[T_SEQLENS_Q], &b, (double)length(a, 'q', b));
-        if (a->present[T_SEQLENS_K]) attention_set(&a->t[T_SEQLENS_K], &b, (double)length(a, 'k', b));
+        const double q = (double)length(a, 'q', b), k = (double)length(a, 'k', b);
+        if (a->present[T_SEQLENS_Q]) attention_set(&a->t[T_SEQLENS_Q], &b, q);
+        if (a->present[T_SEQLENS_K]) attention_set(&a->t[T_SEQLENS_K], &b, k);
     }
     for (int64_t b = 0; b <= a->c.B && a->present[T_CU_Q]; ++b) {
         attention_set(&a->t[T_CU_Q], &b, (double)start(a, 'q', b));
@@ -542,39 +543,41 @@ static double largest(const attention *a, enum tensor_id id) {
     return most;
 }
 
-/* Error of a sum of n products, relative to the sum of magnitudes: n u in the worst case, and with
-   a certainty beyond any test's 8 sqrt(n) u, since roundings do not conspire (Higham and Mary 2019).
-   u = 2^-24. */
-static double growth(int64_t n) { return 0x1p-24 * fmin((double)n, 8 * sqrt((double)n)); }
+/* Error of a sum of n products, relative to the sum of magnitudes, in units of u, half the distance
+   from 1 to the next number: n in the worst case, and with a certainty beyond any test's 8 sqrt(n),
+   since roundings do not conspire (Higham and Mary 2019). */
+static double growth(int64_t n) { return fmin((double)n, 8 * sqrt((double)n)); }
 
-/* First-order error analysis with maximum norms: |x| is the largest magnitude of a tensor.
+/* First-order error analysis with maximum norms: |x| is the largest magnitude of a tensor, all errors
+   in units of u, keep = 1/(1 - p).
 
-   A score is off by     es = growth(D + 4) scale D |q||k| + 4 u (|alibi| (Sq + Sk + positions) +
-                         |bias|), and cap tanh does not amplify it;
-   P, relative, by       ep = 2 es + growth(Sk + 8), once for s and once for L; L adds u |L|;
-   O by                  (ep + growth(Sk + 4)) |v| / (1 - p), as sum P = 1, likewise a merge;
-   dP, delta, both of at most A = 2 Dv |dO| max(|v|/(1-p), |O|) + |dL|, by growth(Dv + 4) A + O's;
-   G, as a share of P, by  eg = A (2 ep + growth(Dv + 8)) + Dv |dO| eo;
-   dQ by                 scale |k| (eg + growth(Sk + 4) A), dK by rows scale |q| (...), and so on:
-   a column of P over r rows sums to at most r. */
-void attention_match_f32(const attention *got, const attention *want) {
+   a score        es = growth(D + 4) scale D |q||k| + 4 (|slope| positions + |bias|); cap tanh(x/cap)
+                  does not amplify it
+   L              es + growth(Sk + 8) + 4 |L|, the sink's weight among them
+   P, relative    ep = 2 es + growth(Sk + 8) + 2 |L|: once for s, once for L
+   O              eo = (ep + growth(Sk + 4)) (keep |v| + |O|), as sum P = 1; likewise a merge
+   dP, delta      at most A = 2 Dv |dO| max(keep |v|, |O|) + |dL|, off by growth(Dv + 8) A + Dv |dO| eo
+   G, over P      eg = A (2 ep + growth(Dv + 8)) + Dv |dO| eo
+   dQ             scale |k| (eg + growth(Sk + 4) A)
+   dK, dV         as dQ and O, over the rows that a key sees, of whose P each is at most 1
+   dbias, dsink   over all rows */
+void attention_match_rounded(const attention *got, const attention *want) {
     const attention_case *c = &got->c;
-    const double u = 0x1p-24, keep = 1 / (1 - (double)c->dropout_p);
+    const double u = c->dtype == FATTN_F64 ? 0x1p-53 : 0x1p-24, keep = 1 / (1 - (double)c->dropout_p);
     const double scale = c->scale > 0 ? (double)c->scale : 1 / sqrt((double)c->D);
     const double q = largest(want, T_Q), k = largest(want, T_K), v = largest(want, T_V);
     const double o = largest(want, T_O), L = largest(want, T_LSE), d_o = largest(want, T_D_O);
-    const double reach = (double)(c->Sq + c->Sk + c->q_pos0 + c->k_pos0);
-    const double extra = largest(want, T_ALIBI) * reach + largest(want, T_BIAS);
-    const double es = growth(c->D + 4) * scale * (double)c->D * q * k + 4 * u * extra;
-    const double ep = 2 * es + growth(c->Sk + 8) + 2 * u * L;
-    const double eo = (ep + growth(c->Sk + 4)) * (keep * v + o) + 2 * u * largest(want, T_O);
-    const double A = 2 * (double)c->Dv * d_o * fmax(v * keep, o) + largest(want, T_D_LSE);
-    const double eg = A * (2 * ep + growth(c->Dv + 8)) + (double)c->Dv * d_o * eo;
-    const int64_t rows = c->Sq * (c->Hq / c->Hkv); /* that a key sees */
-    const int64_t every = c->B * c->Hq * c->Sq;    /* that a bias or a sink may collect */
+    const double positions = (double)(c->Sq + c->Sk + c->q_pos0 + c->k_pos0), Dv = (double)c->Dv;
+    const int64_t rows = c->Sq * (c->Hq / c->Hkv), every = c->B * c->Hq * c->Sq;
+    const double es = growth(c->D + 4) * scale * (double)c->D * q * k +
+                      4 * (largest(want, T_ALIBI) * positions + largest(want, T_BIAS));
+    const double ep = 2 * es + growth(c->Sk + 8) + 2 * L;
+    const double eo = (ep + growth(c->Sk + 4)) * (keep * v + o);
+    const double A = 2 * Dv * d_o * fmax(v * keep, o) + largest(want, T_D_LSE);
+    const double eg = A * (2 * ep + growth(c->Dv + 8)) + Dv * d_o * eo;
     const double bounds[7] = {
         eo,
-        es + growth(c->Sk + 8) + 4 * u * L,
+        es + growth(c->Sk + 8) + 4 * L,
         scale * k * (eg + growth(c->Sk + 4) * A),
         scale * q * (double)rows * (eg + growth(rows + 4) * A),
         d_o * keep * (double)rows * (ep + growth(rows + 4)),
@@ -583,8 +586,8 @@ void attention_match_f32(const attention *got, const attention *want) {
     };
     for (int n = 0; n < 7; ++n) {
         const enum tensor_id id = attention_outputs[n];
-        const double start = 4 * u * largest(want, id); /* storing; what it was added to */
-        const fattn_tolerance tol = {bounds[n] + start, 1e-30, 0};
+        const double stored = 4 * largest(want, id); /* and what it was added to */
+        const fattn_tolerance tol = {u * (bounds[n] + stored) + 1e-300, 1e-30, 0};
         match_one(got, want, NULL, id, 0, tol);
     }
 }

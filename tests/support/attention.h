@@ -64,9 +64,9 @@ void attention_reset(attention *a);
 /* All outputs of got against those of want (fattn_compare). */
 void attention_match(const attention *got, const attention *want, const attention *baseline,
                      double factor, fattn_tolerance tol);
-/* The same for an F32 problem against its F64 twin, each output within the rounding errors that
-   arithmetic in fp32 may make on these very numbers (derived in attention.c). */
-void attention_match_f32(const attention *got, const attention *want);
+/* The same, each output within the rounding errors that arithmetic in got's dtype may make on these
+   very numbers (derived in attention.c). */
+void attention_match_rounded(const attention *got, const attention *want);
 /* The outputs, padding and all, of two runs of one case. */
 void attention_same_bits(const attention *a, const attention *b);
 
