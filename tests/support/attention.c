@@ -380,6 +380,17 @@ void attention_reset(attention *a) {
     for (int n = 0; n < 7; ++n) reset(a, attention_outputs[n]);
 }
 
+void attention_start(attention *a, enum tensor_id id, double x) {
+    reset(a, id);
+    int64_t at[FATTN_MAX_DIMS] = {0};
+    for (int64_t n = 0; n < fattn_tensor_numel(&a->t[id]); ++n) {
+        attention_index(&a->t[id], n, at);
+        attention_set(&a->t[id], at, x);
+    }
+    const field *const f = &a->fields[a->home[id]];
+    memcpy(f->initial, f->memory, f->size);
+}
+
 /* sum_d dO O - dL, as a caller of a previous pass would have it. */
 static void fill_delta(attention *a) {
     const fattn_tensor *const d_o = &a->t[T_D_O], *const delta = &a->t[T_DELTA];

@@ -60,6 +60,8 @@ void attention_backward(attention *a, enum engine by);
 void attention_run(attention *a, enum engine by); /* both */
 /* NaN, or the partial result and the gradients to add to: as attention_new left them. */
 void attention_reset(attention *a);
+/* Lets attention_reset put x everywhere into one of them. */
+void attention_start(attention *a, enum tensor_id id, double x);
 
 /* All outputs of got against those of want (fattn_compare). */
 void attention_match(const attention *got, const attention *want, const attention *baseline,
