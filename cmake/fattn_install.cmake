@@ -22,6 +22,9 @@ install(FILES ${PROJECT_BINARY_DIR}/fattn-config.cmake
 # Relative to the .pc file, so that the installed tree can be moved.
 file(RELATIVE_PATH pc_prefix /${CMAKE_INSTALL_LIBDIR}/pkgconfig /)
 string(REGEX REPLACE "/$" "" pc_prefix "\${pcfiledir}/${pc_prefix}")
+list(JOIN OPENBLAS_LDFLAGS " " openblas_libs)
+list(JOIN HDF5_LDFLAGS " " hdf5_libs)
+list(JOIN ZLIB_LDFLAGS " " zlib_libs)
 set(pc_files fattn)
 if(TARGET fattn_fixture)
   list(APPEND pc_files fattn-fixture)

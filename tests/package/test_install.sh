@@ -1,0 +1,51 @@
+#!/bin/sh
+# Installs into a prefix that nobody knows; a project outside the tree finds it by find_package and
+# by pkg-config, builds and runs. Then once more with static libraries, moved after installation.
+set -eu
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+cp -r "$FATTN_SOURCE/tests/package/consumer" "$work/project"
+
+# consume PREFIX: both ways, in PREFIX's name only.
+consume() {
+    cmake -S "$work/project" -B "$1-cmake" -DCMAKE_PREFIX_PATH="$1" > "$work/log" || {
+        cat "$work/log"
+        return 1
+    }
+    grep -q "fattn_DIR:PATH=$1/" "$1-cmake/CMakeCache.txt"
+    cmake --build "$1-cmake" > "$work/log" || {
+        cat "$work/log"
+        return 1
+    }
+    "$1-cmake/attend"
+    "$1-cmake/store" "$work/cmake.h5"
+
+    PKG_CONFIG_PATH=$(dirname "$(find "$1" -name fattn.pc)")
+    export PKG_CONFIG_PATH
+    library=$(pkg-config --variable=libdir fattn)
+    # shellcheck disable=SC2046
+    {
+        cc -std=c11 "$work/project/attend.c" -o "$1-attend" $(pkg-config $2 --cflags --libs fattn) -lm
+        cc -std=c11 "$work/project/store.c" -o "$1-store" $(pkg-config $2 --cflags --libs fattn-fixture)
+    }
+    LD_LIBRARY_PATH=$library "$1-attend"
+    LD_LIBRARY_PATH=$library "$1-store" "$work/pkg-config.h5"
+    [ "$(pkg-config --modversion fattn)" = 0.1.0 ]
+}
+
+cmake --install "$FATTN_BUILD" --prefix "$work/shared" > /dev/null
+consume "$work/shared" ''
+readelf -d "$work/shared-attend" | grep -q 'NEEDED.*libfattn\.so\.0\.1\]'
+
+cmake -S "$FATTN_SOURCE" -B "$work/static-build" -DBUILD_SHARED_LIBS=OFF -DFATTN_BUILD_TESTS=OFF \
+    -DFATTN_BUILD_CLI=OFF -DFATTN_BUILD_BENCH=OFF -DFATTN_CUDA=OFF \
+    -DCMAKE_BUILD_TYPE=Debug > /dev/null
+cmake --build "$work/static-build" -j 2 > /dev/null
+cmake --install "$work/static-build" --prefix "$work/elsewhere" > /dev/null
+mv "$work/elsewhere" "$work/static"
+consume "$work/static" --static
+if readelf -d "$work/static-attend" | grep 'NEEDED.*libfattn'; then
+    echo 'the static consumer needs the shared library'
+    exit 1
+fi
+echo 'four consumers built and run'
