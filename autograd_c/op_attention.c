@@ -74,6 +74,11 @@ static fattn_status check(const fattn_op_call *c) {
     return FATTN_OK;
 }
 
+/* Backward will see the same set of gradients as the query that plans for it. */
+static bool will_write(const fattn_op_call *c, int i) {
+    return c->wanted[i] && fattn_tensor_numel(&c->in[i]) > 0;
+}
+
 static fattn_status infer(fattn_op_call *c) {
     FATTNI_TRY(check(c));
     const int64_t *const q = c->in[Q].shape, Dv = c->in[V].shape[3];
@@ -94,11 +99,11 @@ static fattn_status infer(fattn_op_call *c) {
     io.o = io.d_o = &o;
     io.lse = io.d_lse = &lse;
     memcpy(d, c->in, sizeof d);
-    if (c->wanted[Q]) io.dq = &d[Q];
-    if (c->wanted[K]) io.dk = &d[K];
-    if (c->wanted[V]) io.dv = &d[V];
-    if (c->wanted[BIAS]) io.d_bias = &d[BIAS];
-    if (c->wanted[SINK]) io.d_sink = &d[SINK];
+    if (will_write(c, Q)) io.dq = &d[Q];
+    if (will_write(c, K)) io.dk = &d[K];
+    if (will_write(c, V)) io.dv = &d[V];
+    if (will_write(c, BIAS)) io.d_bias = &d[BIAS];
+    if (will_write(c, SINK)) io.d_sink = &d[SINK];
     fattn_attention_plan plan = {.struct_size = sizeof plan};
     FATTNI_TRY(fattn_attention_query(c->ctx, c->attr, &io, &plan));
     c->fwd_workspace = plan.fwd_workspace;
@@ -134,8 +139,11 @@ static fattn_status backward(fattn_op_call *c) {
     static const struct {
         int input;
         uint32_t accumulate;
-    } gradients[] = {{Q, FATTN_ACC_DQ}, {K, FATTN_ACC_DK}, {V, FATTN_ACC_DV},
-                     {BIAS, FATTN_ACC_DBIAS}, {SINK, FATTN_ACC_DSINK}};
+    } gradients[] = {{Q, FATTN_ACC_DQ},
+                     {K, FATTN_ACC_DK},
+                     {V, FATTN_ACC_DV},
+                     {BIAS, FATTN_ACC_DBIAS},
+                     {SINK, FATTN_ACC_DSINK}};
     fattn_attention_params p;
     memcpy(&p, c->attr, sizeof p);
     for (size_t n = 0; n < sizeof gradients / sizeof *gradients; ++n) {

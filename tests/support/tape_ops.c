@@ -125,6 +125,39 @@ fattn_var sum(fattn_tape *t, fattn_var x) {
     return fattn_op_custom(t, &def, &x, 1, NULL);
 }
 
+static fattn_status join_infer(fattn_op_call *c) {
+    c->out[0].ndim = 1;
+    c->out[0].dtype = FATTN_F64;
+    c->out[0].shape[0] = fattn_tensor_numel(&c->in[0]) + fattn_tensor_numel(&c->in[1]);
+    return FATTN_OK;
+}
+
+static fattn_status join_forward(fattn_op_call *c) {
+    const int64_t n = fattn_tensor_numel(&c->in[0]);
+    for (int64_t e = 0; e < c->out[0].shape[0]; ++e)
+        *element(&c->out[0], e) = e < n ? *element(&c->in[0], e) : *element(&c->in[1], e - n);
+    return FATTN_OK;
+}
+
+static fattn_status join_backward(fattn_op_call *c) {
+    const int64_t n = fattn_tensor_numel(&c->in[0]);
+    for (int64_t e = 0; e < c->out[0].shape[0]; ++e) {
+        const int input = e >= n;
+        if (c->d_in[input].data) put(c, input, input ? e - n : e, *element(&c->d_out[0], e));
+    }
+    return FATTN_OK;
+}
+
+fattn_var join(fattn_tape *t, fattn_var a, fattn_var b) {
+    static const fattn_op_def def = {.struct_size = sizeof def,
+                                     .n_out = 1,
+                                     .name = "join",
+                                     .infer = join_infer,
+                                     .forward = join_forward,
+                                     .backward = join_backward};
+    return fattn_op_custom(t, &def, (fattn_var[]){a, b}, 2, NULL);
+}
+
 typedef struct range {
     int64_t dim, begin, end;
 } range;

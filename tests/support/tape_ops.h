@@ -12,6 +12,8 @@ fattn_var mul(fattn_tape *t, fattn_var a, fattn_var b);
 fattn_var add(fattn_tape *t, fattn_var a, fattn_var b);
 /* Sum over everything: a scalar. */
 fattn_var sum(fattn_tape *t, fattn_var x);
+/* The elements of a, then those of b, as a vector. */
+fattn_var join(fattn_tape *t, fattn_var a, fattn_var b);
 /* Elements [begin, end) along dim: a view. */
 fattn_var slice(fattn_tape *t, fattn_var x, int64_t dim, int64_t begin, int64_t end);
 /* Dimensions in reverse order: a view. */

@@ -1,0 +1,395 @@
+/* The fused attention as a tape op: every feature through the gradient check, gradients in place,
+   what is kept, what is refused. */
+#include "failing_alloc.h"
+#include "tape_ops.h"
+
+#include <criterion/criterion.h>
+#include <fattn/fattn.h>
+
+#include <math.h>
+#include <string.h>
+
+static failing_alloc memory;
+static fattn_ctx *ctx;
+
+static void set_up(void) {
+    memory = (failing_alloc){.left = -1}; /* fresh memory is NaN */
+    ctx = failing_context(&memory, 1);
+}
+static void tear_down(void) {
+    cr_assert_eq(fattn_ctx_mem(ctx).live, 0, "%zu bytes leaked", fattn_ctx_mem(ctx).live);
+    fattn_ctx_destroy(ctx);
+    cr_assert_eq(memory.live, 0);
+}
+TestSuite(attention_op, .init = set_up, .fini = tear_down);
+
+enum { Q, K, V, BIAS, SINK, SEQLENS_Q, SEQLENS_K, CU_Q, CU_K, INPUTS };
+enum output { BOTH, ONLY_O, ONLY_L };
+
+typedef struct setting {
+    const char *name;
+    int64_t B, Hq, Hkv, Sq, Sk, D, Dv;
+    fattn_attention_params p; /* struct_size is filled in */
+    enum output output;
+    bool bias, sink, alibi, padded, packed;
+    int64_t bias_shape[4]; /* 1 = broadcast */
+    bool tied;             /* k is v, as one variable; Dv = D */
+} setting;
+
+static const setting plain_settings[] = {
+    {"plain", 2, 2, 2, 5, 5, 4, 4},
+    {"causal", 1, 2, 2, 6, 6, 3, 3, {.flags = FATTN_CAUSAL}},
+    {"gqa", 1, 4, 2, 4, 7, 4, 2, {.flags = FATTN_CAUSAL}},
+    {"rows_without_keys", 1, 1, 1, 7, 3, 4, 4, {.flags = FATTN_CAUSAL}},
+    {"top_left", 1, 2, 1, 3, 6, 4, 5, {.flags = FATTN_CAUSAL_TOP_LEFT, .scale = 0.3f}},
+    {"only_o", 1, 2, 2, 5, 5, 4, 4, .output = ONLY_O},
+    {"only_l", 1, 2, 2, 5, 5, 4, 4, {.flags = FATTN_CAUSAL}, .output = ONLY_L},
+    {"window", 1, 2, 1, 9, 9, 4, 4, {.flags = FATTN_WINDOW, .window_left = 2, .window_right = 1}},
+    {"padded", 3, 2, 1, 4, 5, 3, 3, {.flags = FATTN_CAUSAL}, .padded = true},
+    {"packed", 1, 2, 1, 9, 8, 3, 3, {.max_seqlen_q = 5, .max_seqlen_k = 4}, .packed = true},
+    {"tied", 1, 2, 2, 5, 5, 4, 4, .tied = true},
+};
+static const setting full_settings[] = {
+    {"bias", 2, 2, 2, 4, 5, 3, 3, .bias = true, .bias_shape = {2, 2, 4, 5}},
+    {"bias_shared", 2, 2, 1, 4, 5, 3, 3, .bias = true, .bias_shape = {1, 2, 1, 5}},
+    {"sink", 2, 2, 1, 4, 5, 3, 3, {.flags = FATTN_CAUSAL}, .sink = true},
+    {"alibi", 1, 3, 1, 5, 5, 3, 3, {.flags = FATTN_CAUSAL}, .alibi = true},
+    {"softcap", 1, 2, 2, 5, 5, 3, 3, {.softcap = 1.5f}},
+    {"dropout", 2, 2, 2, 6, 6, 3, 3, {.dropout_p = 0.3f, .rng = {.seed = 9, .stream = 4}}},
+    {"together",
+     2,
+     4,
+     2,
+     5,
+     6,
+     3,
+     4,
+     {.flags = FATTN_CAUSAL, .softcap = 2, .dropout_p = 0.2f, .rng = {.seed = 3}},
+     .bias = true,
+     .bias_shape = {2, 1, 5, 6},
+     .sink = true,
+     .alibi = true,
+     .padded = true},
+};
+
+static double slope_data[] = {0.5, 0.25, 0.125, 1};
+static fattn_tensor slopes; /* have no gradient: not an input of the check */
+
+/* o and L together, or one of them. */
+static fattn_var graph(fattn_tape *t, const fattn_var *in, int n_in, void *user) {
+    (void)n_in;
+    const setting *s = user;
+    fattn_attention_params p = s->p;
+    p.struct_size = sizeof p;
+    fattn_attention_vars x = {.struct_size = sizeof x, .q = in[Q], .k = in[K], .v = in[V]};
+    if (s->tied) x.v = x.k;
+    if (s->bias) x.bias = in[BIAS];
+    if (s->sink) x.sink = in[SINK];
+    if (s->alibi) x.alibi = fattn_input(t, &slopes);
+    if (s->padded) x.seqlens_q = in[SEQLENS_Q], x.seqlens_k = in[SEQLENS_K];
+    if (s->packed) x.cu_seqlens_q = in[CU_Q], x.cu_seqlens_k = in[CU_K];
+    fattn_var lse;
+    const fattn_var o = fattn_op_attention_ex(t, &x, &p, s->output == ONLY_O ? NULL : &lse);
+    return s->output == ONLY_O ? o : s->output == ONLY_L ? lse : join(t, o, lse);
+}
+
+static void run(const setting *base, fattn_algorithm algorithm) {
+    setting s = *base;
+    s.p.algorithm = algorithm;
+    static const int32_t padded_q[] = {4, 0, 2}, padded_k[] = {5, 3, 0};
+    static const int32_t cu_q[] = {0, 4, 4, 9}, cu_k[] = {0, 3, 7, 8};
+    const int64_t shapes[INPUTS][4] = {
+        {s.B, s.Hq, s.Sq, s.D},
+        {s.B, s.Hkv, s.Sk, s.D},
+        {s.B, s.Hkv, s.Sk, s.Dv},
+        {s.bias_shape[0], s.bias_shape[1], s.bias_shape[2], s.bias_shape[3]},
+        {s.Hq},
+        {s.B},
+        {s.B},
+        {4},
+        {4}};
+    const int ndims[INPUTS] = {4, 4, 4, 4, 1, 1, 1, 1, 1};
+    const int32_t *const lengths[INPUTS] = {
+        [SEQLENS_Q] = padded_q, [SEQLENS_K] = padded_k, [CU_Q] = cu_q, [CU_K] = cu_k};
+    fattn_tensor in[INPUTS];
+    slopes = fattn_tensor_view(slope_data, FATTN_F64, FATTN_CPU, 0, 1, &s.Hq);
+    for (uint32_t i = 0; i < INPUTS; ++i) {
+        const fattn_dtype type = lengths[i] ? FATTN_I32 : FATTN_F64;
+        cr_assert_eq(fattn_tensor_alloc(ctx, type, ndims[i], shapes[i], &in[i]), FATTN_OK);
+        const int64_t n = fattn_tensor_numel(&in[i]);
+        if (lengths[i])
+            memcpy(in[i].data, lengths[i], (size_t)n * sizeof(int32_t));
+        else
+            cr_assert_eq(fattn_tensor_normal(ctx, &in[i], 0, 1, (fattn_rng){1, i, 0}), FATTN_OK);
+    }
+    fattn_report r = {.struct_size = sizeof r};
+    const fattn_status status = fattn_gradcheck(ctx, graph, &s, in, INPUTS, NULL, &r);
+    cr_assert_eq(status, FATTN_OK, "%s, algorithm %d: %s", s.name, (int)algorithm,
+                 fattn_ctx_error(ctx));
+    cr_assert_geq(r.checked, s.B * (s.Hq * s.Sq + s.Hkv * s.Sk) * s.D);
+    for (int i = 0; i < INPUTS; ++i) fattn_tensor_free(ctx, &in[i]);
+}
+
+#define COUNT(list) (sizeof(list) / sizeof *(list))
+
+Test(attention_op, gradients_of_every_algorithm) {
+    const fattn_algorithm all[] = {FATTN_ALGO_AUTO, FATTN_ALGO_STANDARD, FATTN_ALGO_FLASH2};
+    for (size_t a = 0; a < COUNT(all); ++a)
+        for (size_t n = 0; n < COUNT(plain_settings); ++n) run(&plain_settings[n], all[a]);
+}
+
+Test(attention_op, gradients_of_every_feature) {
+    for (size_t n = 0; n < COUNT(full_settings); ++n) run(&full_settings[n], FATTN_ALGO_STANDARD);
+}
+
+/* ---- one packed projection ---- */
+
+/* x [B,S,3*H*D] -> heads [first, first + H) as [B,H,S,D], a view. */
+enum { B = 2, S = 5, H = 2, D = 3, C = 3 * H * D };
+static fattn_status part_infer(fattn_op_call *c) {
+    const int *first = c->attr;
+    fattn_tensor *y = &c->out[0];
+    *y = c->in[0];
+    y->ndim = 4;
+    y->data = (double *)c->in[0].data + *first * D;
+    memcpy(y->shape, (int64_t[]){B, H, S, D}, 4 * sizeof(int64_t));
+    memcpy(y->stride, (int64_t[]){S * C, D, C, 1}, 4 * sizeof(int64_t));
+    return FATTN_OK;
+}
+static fattn_var part(fattn_tape *t, fattn_var x, int first) {
+    static const fattn_op_def def = {.struct_size = sizeof def,
+                                     .attr_size = sizeof(int),
+                                     .n_out = 1,
+                                     .name = "part",
+                                     .infer = part_infer};
+    return fattn_op_custom(t, &def, &x, 1, &first);
+}
+
+static fattn_var packed_graph(fattn_tape *t, const fattn_var *in, int n_in, void *user) {
+    (void)n_in;
+    const fattn_attention_params p = {
+        .struct_size = sizeof p, .flags = FATTN_CAUSAL, .algorithm = *(const int32_t *)user};
+    const fattn_var x = mul(t, in[0], in[1]);
+    const fattn_var q = part(t, x, 0), k = part(t, x, H), v = part(t, x, 2 * H);
+    const fattn_var once = fattn_op_attention(t, q, k, v, &p);
+    /* k and v again, by a query that is the first answer: gradients add up. */
+    return fattn_op_attention(t, once, k, v, NULL);
+}
+
+Test(attention_op, packed_projections_are_used_in_place) {
+    double data[2][B * S * C];
+    fattn_tensor in[2];
+    for (uint32_t i = 0; i < 2; ++i) {
+        in[i] = fattn_tensor_view(data[i], FATTN_F64, FATTN_CPU, 0, 3, (int64_t[]){B, S, C});
+        cr_assert_eq(fattn_tensor_normal(ctx, &in[i], 0, 1, (fattn_rng){2, i, 0}), FATTN_OK);
+    }
+    for (int32_t algorithm = FATTN_ALGO_AUTO; algorithm <= FATTN_ALGO_STANDARD; ++algorithm) {
+        fattn_report r = {.struct_size = sizeof r};
+        cr_assert_eq(fattn_gradcheck(ctx, packed_graph, &algorithm, in, 2, NULL, &r), FATTN_OK,
+                     "%s", fattn_ctx_error(ctx));
+    }
+}
+
+/* q, k, v all one variable: the gradients would overlap. */
+static fattn_var self_graph(fattn_tape *t, const fattn_var *in, int n_in, void *user) {
+    (void)n_in, (void)user;
+    return fattn_op_attention(t, in[0], in[0], in[0], NULL);
+}
+
+Test(attention_op, one_variable_three_times) {
+    double data[2 * 2 * 5 * 3];
+    fattn_tensor x = fattn_tensor_view(data, FATTN_F64, FATTN_CPU, 0, 4, (int64_t[]){2, 2, 5, 3});
+    cr_assert_eq(fattn_tensor_normal(ctx, &x, 0, 1, (fattn_rng){3, 0, 0}), FATTN_OK);
+    fattn_report r = {.struct_size = sizeof r};
+    cr_assert_eq(fattn_gradcheck(ctx, self_graph, NULL, &x, 1, NULL, &r), FATTN_OK, "%s",
+                 fattn_ctx_error(ctx));
+}
+
+/* ---- what it leaves behind ---- */
+
+static fattn_tape *tape;
+static fattn_param params[3];
+
+static void begin(fattn_dtype type, const int64_t (*shapes)[4]) {
+    cr_assert_eq(fattn_tape_create(ctx, &tape), FATTN_OK);
+    for (uint32_t i = 0; i < 3; ++i) {
+        params[i] = (fattn_param){.name = "qkv"};
+        fattn_tensor *const both[] = {&params[i].value, &params[i].grad};
+        for (int n = 0; n < 2; ++n) {
+            cr_assert_eq(fattn_tensor_alloc(ctx, type, 4, shapes[i], both[n]), FATTN_OK);
+            cr_assert_eq(fattn_tensor_normal(ctx, both[n], 0, n ? 0 : 1, (fattn_rng){4, i, 0}),
+                         FATTN_OK);
+        }
+    }
+}
+static void end(void) {
+    fattn_tape_destroy(tape);
+    for (int i = 0; i < 3; ++i) {
+        fattn_tensor_free(ctx, &params[i].value);
+        fattn_tensor_free(ctx, &params[i].grad);
+    }
+}
+static fattn_attention_vars use_all(void) {
+    return (fattn_attention_vars){.struct_size = sizeof(fattn_attention_vars),
+                                  .q = fattn_use(tape, &params[0]),
+                                  .k = fattn_use(tape, &params[1]),
+                                  .v = fattn_use(tape, &params[2])};
+}
+
+Test(attention_op, keeps_o_and_l_only) {
+    enum { N = 512, WIDTH = 64 };
+    const int64_t shape[3][4] = {{1, 2, N, WIDTH}, {1, 2, N, WIDTH}, {1, 2, N, WIDTH}};
+    size_t bytes[2];
+    for (int n = 0; n < 2; ++n) {
+        begin(FATTN_F32, shape);
+        const size_t before = fattn_ctx_mem(ctx).live;
+        const fattn_attention_vars x = use_all();
+        const fattn_attention_params p = {.struct_size = sizeof p,
+                                          .algorithm = n ? FATTN_ALGO_STANDARD : FATTN_ALGO_AUTO};
+        const fattn_attention_io io = {.struct_size = sizeof io,
+                                       .q = &params[0].value,
+                                       .k = &params[1].value,
+                                       .v = &params[2].value,
+                                       .o = &params[0].value,
+                                       .lse = &(fattn_tensor){.data = ctx,
+                                                              .ndim = 3,
+                                                              .shape = {1, 2, N},
+                                                              .stride = {2 * N, N, 1},
+                                                              .dtype = FATTN_F32,
+                                                              .device = FATTN_CPU}};
+        fattn_attention_plan plan = {.struct_size = sizeof plan};
+        cr_assert_eq(fattn_attention_query(ctx, &p, &io, &plan), FATTN_OK);
+        fattn_var lse;
+        fattn_tensor o, l;
+        const fattn_var out = fattn_op_attention_ex(tape, &x, &p, &lse);
+        cr_assert_eq(fattn_tape_value(tape, out, &o), FATTN_OK, "%s", fattn_ctx_error(ctx));
+        cr_assert_eq(fattn_tape_value(tape, lse, &l), FATTN_OK);
+        cr_assert(o.stride[0] == N * 2 * WIDTH && o.stride[1] == WIDTH &&
+                  o.stride[2] == 2 * WIDTH && o.stride[3] == 1);
+        cr_assert(l.ndim == 3 && l.stride[1] == N && l.dtype == FATTN_F32);
+        bytes[n] = fattn_ctx_mem(ctx).live - before;
+        const size_t o_and_l = sizeof(float) * 2 * N * (WIDTH + 1);
+        const size_t records = 100 << 10; /* nodes, variables, the ends of chunks */
+        cr_assert_geq(bytes[n], o_and_l + plan.saved_bytes + plan.fwd_workspace);
+        cr_assert_leq(bytes[n], o_and_l + plan.saved_bytes + plan.fwd_workspace + records);
+        end();
+    }
+    cr_assert_geq(bytes[1], bytes[0] + sizeof(float) * 2 * N * N / 2);
+}
+
+Test(attention_op, rows_past_the_end_are_zero) {
+    const int64_t shapes[3][4] = {{2, 2, 6, 3}, {2, 1, 7, 3}, {2, 1, 7, 3}};
+    int32_t rows[2] = {4, 0}, keys[2] = {3, 7};
+    const fattn_tensor lengths_q =
+        fattn_tensor_view(rows, FATTN_I32, FATTN_CPU, 0, 1, (int64_t[]){2});
+    const fattn_tensor lengths_k =
+        fattn_tensor_view(keys, FATTN_I32, FATTN_CPU, 0, 1, (int64_t[]){2});
+    begin(FATTN_F64, shapes);
+    fattn_attention_vars x = use_all();
+    /* Products with one: the gradients of q, k, v are then fresh memory of the tape, NaN at first. */
+    for (int i = 0; i < 3; ++i)
+        for (int64_t e = 0; e < fattn_tensor_numel(&params[i].value); ++e)
+            *element(&params[i].value, e) = 1;
+    x.q = mul(tape, x.q, x.q), x.k = mul(tape, x.k, x.k), x.v = mul(tape, x.v, x.v);
+    x.seqlens_q = fattn_input(tape, &lengths_q);
+    x.seqlens_k = fattn_input(tape, &lengths_k);
+    fattn_var lse;
+    const fattn_var o = fattn_op_attention_ex(tape, &x, NULL, &lse);
+    const fattn_var loss = add(tape, sum(tape, o), sum(tape, lse));
+    cr_assert_eq(fattn_tape_backward(tape, loss), FATTN_OK, "%s", fattn_ctx_error(ctx));
+    fattn_tensor out, l;
+    cr_assert_eq(fattn_tape_value(tape, o, &out), FATTN_OK);
+    cr_assert_eq(fattn_tape_value(tape, lse, &l), FATTN_OK);
+    for (int64_t e = 0; e < 2 * 2 * 6 * 3; ++e) {
+        const bool used = e / 36 == 0 && e / 3 % 6 < 4;
+        cr_assert_eq(*element(&out, e), used ? 1 : 0);
+        if (used) continue;
+        cr_assert_eq(*element(&l, e / 3), 0);
+        cr_assert_eq(*element(&params[0].grad, e), 0);
+    }
+    for (int64_t e = 0; e < 2 * 7 * 3; ++e) {
+        const bool used = e / 21 == 0 && e / 3 % 7 < 3;
+        if (used)
+            cr_assert_neq(*element(&params[2].grad, e), 0);
+        else
+            cr_assert(*element(&params[1].grad, e) == 0 && *element(&params[2].grad, e) == 0);
+    }
+    end();
+}
+
+Test(attention_op, empty_problems) {
+    const int64_t cases[3][3][4] = {{{1, 2, 0, 3}, {1, 2, 4, 3}, {1, 2, 4, 3}},
+                                    {{1, 2, 4, 3}, {1, 2, 0, 3}, {1, 2, 0, 3}},
+                                    {{0, 2, 4, 3}, {0, 2, 4, 3}, {0, 2, 4, 3}}};
+    for (int n = 0; n < 3; ++n)
+        for (int32_t algorithm = FATTN_ALGO_AUTO; algorithm <= FATTN_ALGO_STANDARD; ++algorithm) {
+            begin(FATTN_F64, cases[n]);
+            const fattn_attention_vars x = use_all();
+            const fattn_attention_params p = {.struct_size = sizeof p, .algorithm = algorithm};
+            fattn_var lse;
+            double total = NAN;
+            const fattn_var o = fattn_op_attention_ex(tape, &x, &p, &lse), loss = sum(tape, o);
+            cr_assert_eq(fattn_tape_backward(tape, loss), FATTN_OK, "%s", fattn_ctx_error(ctx));
+            cr_assert_eq(fattn_tape_item(tape, loss, &total), FATTN_OK);
+            cr_assert_eq(total, 0);
+            fattn_tensor l;
+            cr_assert_eq(fattn_tape_value(tape, lse, &l), FATTN_OK);
+            for (int64_t e = 0; e < fattn_tensor_numel(&l); ++e)
+                cr_assert_eq(*element(&l, e), -INFINITY);
+            for (int i = 0; i < 3; ++i)
+                for (int64_t e = 0; e < fattn_tensor_numel(&params[i].grad); ++e)
+                    cr_assert_eq(*element(&params[i].grad, e), 0);
+            end();
+        }
+}
+
+/* ---- refusals ---- */
+
+static void refused(fattn_var o, fattn_status want, const char *words) {
+    cr_assert_eq(o.id, 0);
+    cr_assert_eq(fattn_tape_status(tape), want, "%s", fattn_ctx_error(ctx));
+    cr_assert(strstr(fattn_ctx_error(ctx), words), "\"%s\" lacks \"%s\"", fattn_ctx_error(ctx),
+              words);
+    fattn_tape_reset(tape);
+}
+
+Test(attention_op, refusals) {
+    const int64_t shapes[3][4] = {{1, 2, 4, 3}, {1, 2, 5, 3}, {1, 2, 5, 3}};
+    begin(FATTN_F64, shapes);
+    fattn_var lse = {77};
+    fattn_attention_vars x = use_all();
+    refused(fattn_op_attention_ex(tape, NULL, NULL, &lse), FATTN_E_ARG, "NULL");
+    cr_assert_eq(lse.id, 0);
+    x = use_all(), x.struct_size = 0;
+    refused(fattn_op_attention_ex(tape, &x, NULL, NULL), FATTN_E_ABI, "fattn_attention_vars");
+    fattn_attention_params p = {0};
+    x = use_all();
+    refused(fattn_op_attention_ex(tape, &x, &p, NULL), FATTN_E_ABI, "fattn_attention_params");
+    p.struct_size = sizeof p;
+    p.flags = FATTN_ACC_DK;
+    x = use_all();
+    refused(fattn_op_attention_ex(tape, &x, &p, NULL), FATTN_E_ARG, "0x200");
+    p.flags = FATTN_MERGE;
+    x = use_all();
+    refused(fattn_op_attention_ex(tape, &x, &p, NULL), FATTN_E_ARG, "MERGE");
+    p.flags = 0, p.scale = -1;
+    x = use_all();
+    refused(fattn_op_attention_ex(tape, &x, &p, NULL), FATTN_E_ARG, "scale");
+    x = use_all(), x.v = (fattn_var){0};
+    refused(fattn_op_attention_ex(tape, &x, NULL, NULL), FATTN_E_ARG, "v is absent");
+    x = use_all();
+    refused(fattn_op_attention(tape, x.q, x.k, sum(tape, x.v), NULL), FATTN_E_SHAPE, "v has 0");
+    x = use_all();
+    refused(fattn_op_attention(tape, x.q, x.k, x.q, NULL), FATTN_E_SHAPE, "Sk=5");
+    double two[2] = {1, 2}, gradients[2];
+    fattn_param alibi = {
+        .value = fattn_tensor_view(two, FATTN_F64, FATTN_CPU, 0, 1, (int64_t[]){2}),
+        .grad = fattn_tensor_view(gradients, FATTN_F64, FATTN_CPU, 0, 1, (int64_t[]){2})};
+    p = (fattn_attention_params){.struct_size = sizeof p, .algorithm = FATTN_ALGO_STANDARD};
+    x = use_all(), x.alibi = fattn_use(tape, &alibi);
+    refused(fattn_op_attention_ex(tape, &x, &p, NULL), FATTN_E_UNSUPPORTED, "ALiBi");
+    alibi.flags = FATTN_PARAM_FROZEN;
+    x = use_all(), x.alibi = fattn_use(tape, &alibi);
+    cr_assert_neq(fattn_op_attention_ex(tape, &x, &p, NULL).id, 0, "%s", fattn_ctx_error(ctx));
+    end();
+}
