@@ -88,7 +88,7 @@ typedef struct fattn_op_call {
                                   data inside in[i] = a view of that input: no memory, never
                                   written, and gradients pass through it without backward */
     const fattn_tensor *d_out; /* backward: read; out's strides; data NULL = has no gradient */
-    const fattn_tensor *d_in;  /* backward: write, any strides; data NULL = not wanted. No two of
+    const fattn_tensor *d_in;  /* backward: write; in's strides; data NULL = not wanted. No two of
                                   them overlap */
     const uint8_t *d_in_fresh; /* per input, 1: first writer, overwrite every element; 0: add */
     void *saved;               /* infer sizes it; lives from forward to backward; 256-byte aligned */

@@ -1,21 +1,12 @@
 /* The gradient check: passes for right gradients, fails for wrong ones, says where. */
 #include "failing_alloc.h"
+#include "tape_ops.h"
 
 #include <criterion/criterion.h>
 #include <fattn/fattn.h>
 
 #include <math.h>
 #include <string.h>
-
-static int64_t offset_of(const fattn_tensor *t, int64_t e) {
-    int64_t offset = 0;
-    for (int d = t->ndim - 1; d >= 0; --d) {
-        offset += e % t->shape[d] * t->stride[d];
-        e /= t->shape[d];
-    }
-    return offset;
-}
-static double *at(const fattn_tensor *t, int64_t e) { return (double *)t->data + offset_of(t, e); }
 
 /* y = a sin(w b), elementwise, with a fault in the gradient of b when asked for. */
 typedef struct wave {
@@ -35,19 +26,20 @@ static fattn_status wave_infer(fattn_op_call *c) {
 static fattn_status wave_forward(fattn_op_call *c) {
     const wave *f = c->attr;
     for (int64_t e = 0; e < fattn_tensor_numel(&c->in[0]) && !f->out; ++e)
-        *at(&c->out[0], e) = *at(&c->in[0], e) * sin(f->w * *at(&c->in[1], e));
+        *element(&c->out[0], e) = *element(&c->in[0], e) * sin(f->w * *element(&c->in[1], e));
     return FATTN_OK;
 }
 static fattn_status wave_backward(fattn_op_call *c) {
     const wave *f = c->attr;
     const int64_t n = fattn_tensor_numel(&c->in[0]);
     for (int64_t e = 0; e < n; ++e) {
-        const double a = *at(&c->in[0], e), b = *at(&c->in[1], e), d = *at(&c->d_out[0], e);
+        const double a = *element(&c->in[0], e), b = *element(&c->in[1], e),
+                     d = *element(&c->d_out[0], e);
         const double gradient[] = {d * sin(f->w * b), f->stretch * d * a * f->w * cos(f->w * b) +
                                                           (e == n - 1 ? f->at_end : 0)};
         for (int i = 0; i < 2; ++i) {
             if (!c->d_in[i].data) continue;
-            double *to = at(&c->d_in[i], e);
+            double *to = element(&c->d_in[i], e);
             *to = gradient[i] + (c->d_in_fresh[i] ? 0 : *to);
         }
     }
@@ -191,13 +183,13 @@ Test(gradcheck, non_finite_gradients_fail) {
 /* Its first output element never changes: minus infinity, like L of a row without keys. */
 static fattn_status log_forward(fattn_op_call *c) {
     for (int64_t e = 0; e < fattn_tensor_numel(&c->in[0]); ++e)
-        *at(&c->out[0], e) = e ? *at(&c->in[0], e) * *at(&c->in[0], e) : -INFINITY;
+        *element(&c->out[0], e) = e ? *element(&c->in[0], e) * *element(&c->in[0], e) : -INFINITY;
     return FATTN_OK;
 }
 static fattn_status log_backward(fattn_op_call *c) {
     for (int64_t e = 0; e < fattn_tensor_numel(&c->in[0]); ++e) {
-        const double d = e ? 2 * *at(&c->in[0], e) * *at(&c->d_out[0], e) : 0;
-        *at(&c->d_in[0], e) = d + (c->d_in_fresh[0] ? 0 : *at(&c->d_in[0], e));
+        const double d = e ? 2 * *element(&c->in[0], e) * *element(&c->d_out[0], e) : 0;
+        *element(&c->d_in[0], e) = d + (c->d_in_fresh[0] ? 0 : *element(&c->d_in[0], e));
     }
     return FATTN_OK;
 }
