@@ -23,7 +23,7 @@ enum { COLUMN_BYTES = 256 << 10, FEWEST_COLUMNS = 2 * FATTNI_TILE_KEYS, MOST_COL
    block of rows. */
 typedef struct layout {
     size_t q, d_o, dq;         /* Q^T [D], dO^T [Dv], dQ^T [D] */
-    size_t lse, delta;         /* L in log2 units */
+    size_t lse, delta;         /* L in log2 units, and its rounding error */
     size_t p, ds;              /* P^T, dS^T [keys] */
     size_t q_rows, d_o_rows;   /* [row][D_pad], [row][Dv_pad], when D is not whole vectors */
     size_t dk, dv;             /* [column block][D_pad], [..][Dv_pad] */
@@ -81,7 +81,7 @@ static backward plan_backward(const fattn_ctx *ctx, const fattni_problem *p) {
     at->q = fattni_append(&at->bytes, D * row);
     at->d_o = fattni_append(&at->bytes, Dv * row);
     at->dq = fattni_append(&at->bytes, w.want & WANT_DQ ? D * row : 0);
-    at->lse = fattni_append(&at->bytes, row);
+    at->lse = fattni_append(&at->bytes, 2 * row);
     at->delta = fattni_append(&at->bytes, row);
     at->p = fattni_append(&at->bytes, FATTNI_TILE_KEYS * row);
     at->ds = fattni_append(&at->bytes, FATTNI_TILE_KEYS * row);
@@ -184,15 +184,18 @@ static row_block pack_rows(const backward *w, const fattni_sequence *seq, int64_
         /* A row without keys, and the padding: L = +inf makes P = 0. */
         double lse = INFINITY, delta = 0;
         if (i < r.rows) {
-            const double L = fattni_get(&p->lse, seq->batch, h, row + i, 0);
-            if (L != -INFINITY) {
-                lse = L * log2_e;
+            const double given = fattni_get(&p->lse, seq->batch, h, row + i, 0);
+            if (given != -INFINITY) {
+                lse = given * log2_e;
                 delta = p->delta.present ? fattni_get(&p->delta, seq->batch, h, row + i, 0)
                                          : fattni_load(p->workspace, k->dtype,
                                                        delta_index(p, seq->batch, h, row + i));
             }
         }
-        fattni_store(scratch + w->at.lse, k->dtype, i, lse);
+        char *const L = scratch + w->at.lse;
+        fattni_store(L, k->dtype, i, lse);
+        fattni_store(L, k->dtype, k->rows + i,
+                     lse < INFINITY ? lse - fattni_load(L, k->dtype, i) : 0);
         fattni_store(scratch + w->at.delta, k->dtype, i, delta);
     }
     if ((w->want & WANT_DK) && w->D_pad != p->D)

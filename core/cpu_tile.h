@@ -50,7 +50,8 @@ typedef struct fattni_cpu_kernels {
     void (*add_keys)(const fattni_tile *t, int64_t columns, const void *v, int64_t stride,
                      const void *s, const void *decay, void *acc);
     /* p = 2^(factor * p - lse), ds = scale * p * (ds - delta); both exactly 0 where row i does not
-       see key j. On entry p holds the scores and ds holds dP. */
+       see key j. On entry p holds the scores and ds holds dP. lse[2][row]: L in units of log2, rounded,
+       and what rounding took away, for a rounding of L is an error of the whole row. */
     void (*gradient)(const fattni_tile *t, double factor, double scale, const void *lse,
                      const void *delta, void *p, void *ds);
     /* acc[j][d] += sum_i s[j][i] x[i][d]; columns is a multiple of lanes and the pitch of acc. */

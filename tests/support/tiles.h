@@ -11,10 +11,12 @@ bool tiles_refuse(const attention_case *c);
 attention_case tiles_case(int n, fattn_dtype dtype);
 
 /* The library, on every instruction set of this machine, against the oracle in F64 on the same
-   inputs: forward only, or both passes. */
+   inputs: forward only, or both passes. F64 to 1e-12, F32 to twice the error of
+   FATTN_ALGO_STANDARD. */
 void tiles_check_forward(const attention_case *c);
 void tiles_check_backward(const attention_case *c);
-/* The same, with inputs that `change` has changed, and a tolerance of its own. */
+/* The same, with inputs that `change` has changed, and a tolerance of its own: with an rtol it replaces
+   the baseline. */
 void tiles_check_changed(const attention_case *c, bool backward, void (*change)(attention *a),
                          fattn_tolerance tol);
 /* Sets all elements of an input. */

@@ -129,7 +129,7 @@ Test(cpu_tile, products) { each(products); }
 
 /* 2^x through `gradient`, as p with factor 1 and L = 0. */
 static double power(const fattni_cpu_kernels *k, double x) {
-    static double p[48], ds[48], zero[48];
+    static double p[48], ds[48], zero[96];
     const fattni_tile t = {.rows = 1, .keys = 1, .lo = -FATTNI_UNBOUNDED, .hi = FATTNI_UNBOUNDED};
     memset(p, 0, sizeof p);
     fattni_store(p, k->dtype, 0, x);
@@ -167,7 +167,8 @@ Test(cpu_tile, exponential) { each(exponential); }
 static void masked(const fattni_cpu_kernels *k) {
     reals p = reals_new(k, FATTNI_TILE_KEYS * k->rows, 0), ds = reals_new(k, p.count, 0);
     reals max = reals_new(k, k->rows, -INFINITY), sum = reals_new(k, k->rows, 0);
-    reals decay = reals_new(k, k->rows, NAN), lse = reals_new(k, k->rows, -1e4);
+    reals decay = reals_new(k, k->rows, NAN), lse = reals_new(k, 2 * k->rows, 0);
+    for (int64_t i = 0; i < k->rows; ++i) set(lse, i, -10001), set(lse, k->rows + i, 1);
     const fattni_tile t = {.rows = k->rows, .keys = FATTNI_TILE_KEYS, .lo = 2, .hi = 4};
     static const double junk[] = {NAN, INFINITY, -INFINITY, 1e30};
     for (int n = 0; n < 2; ++n) {
