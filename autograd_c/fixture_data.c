@@ -140,11 +140,11 @@ int fattn_fixture_has(fattn_fixture *f, const char *path) {
     if (!f) return 0;
     const fattni_hush hush = fattni_hush_begin();
     hid_t object;
-    const bool found = fattni_fixture_find(f, path, &object) == FATTN_OK && object >= 0;
-    const bool dataset = found && H5Iget_type(object) == H5I_DATASET;
-    if (found) H5Oclose(object);
+    const fattn_status status = fattni_fixture_find(f, path, &object);
+    const bool dataset = object >= 0 && H5Iget_type(object) == H5I_DATASET;
+    if (object >= 0) H5Oclose(object);
     fattni_hush_end(hush);
-    return dataset;
+    return status == FATTN_E_IO ? -1 : dataset;
 }
 
 /* Compact, or chunks halved along the largest dimension until they are small enough. Bytes depend

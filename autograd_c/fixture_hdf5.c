@@ -2,15 +2,18 @@
 
    HDF5 only ever works on a file in memory. Reading: the file is loaded first, so that it cannot
    change underneath. Writing: the finished image goes out with one fwrite, whose failure is ours to
-   report; HDF5 1.10 cannot be closed cleanly once its own writes fail. */
+   report; HDF5 1.10 cannot be closed cleanly once its own writes fail. Nor does it survive a damaged
+   header without leaking: hence the seal, a text in HDF5's user block that has the length and the
+   CRC of the file. A file without one, from another program, is left to HDF5's own checksums. */
 #include "fixture_internal.h"
 
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <zlib.h>
 
-enum { CASE_LIMIT = 100000, SUPERBLOCK_BYTES = 48 };
+enum { CASE_LIMIT = 100000, SEAL_BYTES = 512, SUPERBLOCK_BYTES = 48 };
 
 fattni_hush fattni_hush_begin(void) {
     fattni_hush h = {0};
@@ -239,6 +242,7 @@ static fattn_status open_image(fattn_fixture *f, const fattn_tensor *image) {
     H5Pset_libver_bounds(access, H5F_LIBVER_V110, H5F_LIBVER_V110); /* checksums everywhere */
     H5Pset_obj_track_times(create, false);
     H5Pset_attr_phase_change(create, 64, 48);
+    H5Pset_userblock(create, SEAL_BYTES);
     if (image) {
         if (H5Pset_file_image(access, image->data, (size_t)image->shape[0]) >= 0)
             f->file = H5Fopen(name, H5F_ACC_RDONLY, access);
@@ -255,19 +259,47 @@ static fattn_status open_image(fattn_fixture *f, const fattn_tensor *image) {
     return status;
 }
 
-static fattn_status load(fattn_fixture *f, FILE *source, fattn_tensor *image) {
+static const char seal_title[] = "fattn fixture\n";
+
+/* What the first SEAL_BYTES of a sealed file of so many bytes are. */
+static void write_seal(const uint8_t *file, size_t bytes, char seal[SEAL_BYTES]) {
+    const uLong crc = crc32_z(0, file + SEAL_BYTES, bytes - SEAL_BYTES);
+    memset(seal, 0, SEAL_BYTES);
+    snprintf(seal, SEAL_BYTES,
+             "%sbytes %zu\ncrc32 of bytes %d and up %08lx\nHDF5 begins at byte %d.\n", seal_title,
+             bytes, SEAL_BYTES, crc, SEAL_BYTES);
+}
+
+/* Before HDF5 sees anything: is the file as it was written, and in a format with checksums? */
+static fattn_status check_seal(fattn_fixture *f, const uint8_t *file) {
     static const uint8_t signature[8] = {0x89, 'H', 'D', 'F', '\r', '\n', 0x1a, '\n'};
-    const uint8_t *const bytes = image->data;
-    if (fread(image->data, 1, (size_t)f->bytes, source) != (size_t)f->bytes)
-        return fattn_ctx_fail(f->ctx, FATTN_E_IO, "%s: could not be read to its end", f->path);
-    if (memcmp(bytes, signature, sizeof signature) != 0)
-        return fattn_ctx_fail(f->ctx, FATTN_E_IO, "%s: is not an HDF5 file", f->path);
-    if (bytes[8] != 2 && bytes[8] != 3)
+    char seal[SEAL_BYTES];
+    const bool sealed = memcmp(file, seal_title, sizeof seal_title - 1) == 0;
+    if (sealed) {
+        bool sound = f->bytes >= SEAL_BYTES + SUPERBLOCK_BYTES;
+        if (sound) write_seal(file, (size_t)f->bytes, seal);
+        sound = sound && memcmp(seal, file, SEAL_BYTES) == 0;
+        if (!sound)
+            return fattn_ctx_fail(f->ctx, FATTN_E_IO,
+                                  "%s: damaged: its length or CRC is not what it says", f->path);
+    }
+    const uint8_t *const start = file + (sealed ? SEAL_BYTES : 0);
+    if (memcmp(start, signature, sizeof signature) != 0)
+        return fattn_ctx_fail(f->ctx, FATTN_E_IO, "%s: is neither a fixture nor an HDF5 file",
+                              f->path);
+    if (start[8] != 2 && start[8] != 3)
         return fattn_ctx_fail(f->ctx, FATTN_E_IO,
                               "%s: superblock version %d, not 2 or 3: a format without checksums "
                               "cannot be told from a damaged one",
-                              f->path, bytes[8]);
-    return open_image(f, image);
+                              f->path, start[8]);
+    return FATTN_OK;
+}
+
+static fattn_status load(fattn_fixture *f, FILE *source, fattn_tensor *image) {
+    if (fread(image->data, 1, (size_t)f->bytes, source) != (size_t)f->bytes)
+        return fattn_ctx_fail(f->ctx, FATTN_E_IO, "%s: could not be read to its end", f->path);
+    const fattn_status status = check_seal(f, image->data);
+    return status == FATTN_OK ? open_image(f, image) : status;
 }
 
 static fattn_status open_for_reading(fattn_fixture *f) {
@@ -316,16 +348,18 @@ static fattn_status open_for_writing(fattn_fixture *f) {
     return status;
 }
 
-/* The finished file, as one piece, to its place: as far as the superblock says that it goes. */
+/* The finished file, sealed, as one piece, to its place: as far as the superblock says it goes. */
 static fattn_status write_image(fattn_fixture *f) {
-    enum { END_OF_FILE = 28 }; /* where a superblock of version 2 or 3 has it, little-endian */
+    enum { END_OF_FILE = SEAL_BYTES + 28 }; /* of a superblock of version 2 or 3, little-endian */
+    uint8_t *const file = f->image;
     uint64_t bytes = 0;
-    for (int n = 7; f->image_bytes >= SUPERBLOCK_BYTES && n >= 0; --n)
-        bytes = bytes << 8 | ((const uint8_t *)f->image)[END_OF_FILE + n];
-    if (bytes == 0 || bytes > f->image_bytes || bytes > (uint64_t)FATTNI_FIXTURE_LIMIT)
+    for (int n = 7; f->image_bytes >= SEAL_BYTES + SUPERBLOCK_BYTES && n >= 0; --n)
+        bytes = bytes << 8 | file[END_OF_FILE + n];
+    if (bytes <= SEAL_BYTES || bytes > f->image_bytes || bytes > (uint64_t)FATTNI_FIXTURE_LIMIT)
         return fattn_ctx_fail(f->ctx, FATTN_E_IO, "%s: %llu bytes, at most %lld", f->path,
                               (unsigned long long)bytes, (long long)FATTNI_FIXTURE_LIMIT);
-    if (fwrite(f->image, 1, bytes, f->sink) != bytes || fflush(f->sink) != 0)
+    write_seal(file, bytes, f->image);
+    if (fwrite(file, 1, bytes, f->sink) != bytes || fflush(f->sink) != 0)
         return fattn_ctx_fail(f->ctx, FATTN_E_IO, "%s: its %llu bytes could not be written",
                               f->path, (unsigned long long)bytes);
     return FATTN_OK;

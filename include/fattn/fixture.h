@@ -25,7 +25,8 @@ FATTN_API FATTN_CHECKED fattn_status fattn_fixture_open(fattn_ctx *ctx, const ch
 FATTN_API FATTN_CHECKED fattn_status fattn_fixture_close(fattn_fixture *f);
 FATTN_API int fattn_fixture_count(const fattn_fixture *f);               /* groups in /cases */
 FATTN_API const char *fattn_fixture_case(const fattn_fixture *f, int i); /* by name; NULL outside */
-FATTN_API int fattn_fixture_has(fattn_fixture *f, const char *path);     /* 1: there is a dataset */
+/* 1: there is a dataset; 0: there is none; -1: damaged, as get will say. */
+FATTN_API int fattn_fixture_has(fattn_fixture *f, const char *path);
 
 /* The dataset at path ("/cases/causal/q"), converted to `as`, row-major, from the context's memory:
    free with fattn_tensor_free. IO: absent, damaged, more than 5 dimensions, not F64, F32, I32 or

@@ -2,10 +2,31 @@
 #ifndef TEST_FIXTURES_H
 #define TEST_FIXTURES_H
 
+#include <fattn/fixture.h>
+
 #include "problem.h"
 
 /* The oracles in single precision (ref_single.c). */
 fattn_status fwd_ref_single(fattn_ctx *ctx, const fattni_problem *p);
 fattn_status bwd_ref_single(fattn_ctx *ctx, const fattni_problem *p);
+
+/* A new, empty file in the folder for temporary files; path has room for it. */
+enum { FIXTURE_PATH = 64 };
+void fixture_temporary(char path[FIXTURE_PATH]);
+
+/* Reads all that a file of attention cases can hold. FATTN_OK, or the first failure; either way
+   everything is closed and freed. The digest is of every value that was read. */
+fattn_status fixture_read_all(fattn_ctx *ctx, const char *path, uint64_t *digest);
+
+/* Bytes of a whole file, to be freed; and back. */
+unsigned char *fixture_bytes(const char *path, size_t *size);
+void fixture_write_bytes(const char *path, const void *bytes, size_t size);
+
+/* Makes the seal, the first FIXTURE_SEAL bytes, fit the rest again. */
+enum { FIXTURE_SEAL = 512 };
+void fixture_reseal(unsigned char *bytes, size_t size);
+
+/* Writes a small file of one attention case, "a", with every dataset and attribute. */
+void fixture_write_sample(fattn_ctx *ctx, const char *path);
 
 #endif
