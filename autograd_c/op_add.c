@@ -1,0 +1,45 @@
+/* y = a + b, b broadcast to a (NumPy's rules). Backward: da = dy; db = the sum of dy over the
+   dimensions that b repeats in. Saves nothing. */
+#include "ops.h"
+
+#define BODY "op_add.inc"
+#include "reals.inc"
+
+static fattn_status infer(fattn_op_call *c) {
+    FATTNI_TRY(fattni_check_real(c, "add", "a", 0));
+    FATTNI_TRY(fattni_check_real(c, "add", "b", 1));
+    if (!fattni_broadcasts(&c->in[1], &c->in[0]))
+        return fattni_misfit(c, "add", "a", 0, "b", 1, "b must broadcast to a");
+    fattni_out_like(c, 0);
+    c->bwd_workspace = fattni_reduce_workspace(&c->in[1], &c->out[0]);
+    return FATTN_OK;
+}
+
+static fattn_status forward(fattn_op_call *c) {
+    const fattn_tensor *const t[] = {&c->out[0], &c->in[0], &c->in[1]};
+    fattni_each(c->ctx, t, 3, c->out[0].dtype == FATTN_F64 ? add_f64 : add_f32, NULL);
+    return FATTN_OK;
+}
+
+static fattn_status backward(fattn_op_call *c) {
+    FATTNI_TRY(fattni_check_gradients(c, "add"));
+    const fattn_tensor *dy = &c->d_out[0], *da = &c->d_in[0], *db = &c->d_in[1];
+    if (da->data) fattni_accumulate(c->ctx, da, dy, c->d_in_fresh[0]);
+    if (!db->data) return FATTN_OK;
+    if (fattn_tensor_numel(db) == fattn_tensor_numel(dy))
+        fattni_accumulate(c->ctx, db, dy, c->d_in_fresh[1]);
+    else
+        fattni_reduce(c->ctx, db, c->d_in_fresh[1], dy, NULL, c->workspace);
+    return FATTN_OK;
+}
+
+const fattn_op_def fattni_op_add = {.struct_size = sizeof fattni_op_add,
+                                    .n_out = 1,
+                                    .name = "add",
+                                    .infer = infer,
+                                    .forward = forward,
+                                    .backward = backward};
+
+fattn_var fattn_op_add(fattn_tape *t, fattn_var a, fattn_var b) {
+    return fattn_op_custom(t, &fattni_op_add, (fattn_var[]){a, b}, 2, NULL);
+}

@@ -1,0 +1,51 @@
+/* y = a b elementwise, b broadcast to a (NumPy's rules). Backward: da = dy b; db = the sum of dy a
+   over the dimensions that b repeats in. Saves nothing: a and b are at hand. */
+#include "ops.h"
+
+#define BODY "op_mul.inc"
+#include "reals.inc"
+
+static fattn_status infer(fattn_op_call *c) {
+    FATTNI_TRY(fattni_check_real(c, "mul", "a", 0));
+    FATTNI_TRY(fattni_check_real(c, "mul", "b", 1));
+    if (!fattni_broadcasts(&c->in[1], &c->in[0]))
+        return fattni_misfit(c, "mul", "a", 0, "b", 1, "b must broadcast to a");
+    fattni_out_like(c, 0);
+    c->bwd_workspace = fattni_reduce_workspace(&c->in[1], &c->out[0]);
+    return FATTN_OK;
+}
+
+static void multiply(const fattn_op_call *c, const fattn_tensor *d, bool fresh,
+                     const fattn_tensor *x, const fattn_tensor *y) {
+    const fattn_tensor *const t[] = {d, x, y};
+    fattni_each(c->ctx, t, 3, d->dtype == FATTN_F64 ? mul_f64 : mul_f32, &fresh);
+}
+
+static fattn_status forward(fattn_op_call *c) {
+    multiply(c, &c->out[0], true, &c->in[0], &c->in[1]);
+    return FATTN_OK;
+}
+
+static fattn_status backward(fattn_op_call *c) {
+    FATTNI_TRY(fattni_check_gradients(c, "mul"));
+    const fattn_tensor *a = &c->in[0], *b = &c->in[1], *dy = &c->d_out[0];
+    const fattn_tensor *da = &c->d_in[0], *db = &c->d_in[1];
+    if (da->data) multiply(c, da, c->d_in_fresh[0], dy, b);
+    if (!db->data) return FATTN_OK;
+    if (fattn_tensor_numel(db) == fattn_tensor_numel(dy))
+        multiply(c, db, c->d_in_fresh[1], dy, a);
+    else
+        fattni_reduce(c->ctx, db, c->d_in_fresh[1], dy, a, c->workspace);
+    return FATTN_OK;
+}
+
+const fattn_op_def fattni_op_mul = {.struct_size = sizeof fattni_op_mul,
+                                    .n_out = 1,
+                                    .name = "mul",
+                                    .infer = infer,
+                                    .forward = forward,
+                                    .backward = backward};
+
+fattn_var fattn_op_mul(fattn_tape *t, fattn_var a, fattn_var b) {
+    return fattn_op_custom(t, &fattni_op_mul, (fattn_var[]){a, b}, 2, NULL);
+}

@@ -1,0 +1,87 @@
+/* Checks that the built-in ops share; each failure is a sentence with shapes or dtypes. */
+#include "ops.h"
+
+static const char *dtype_of(const fattn_tensor *t) {
+    return fattn_dtype_name((fattn_dtype)t->dtype);
+}
+
+static fattn_status absent(const fattn_op_call *c, const char *op, const char *name) {
+    return fattn_ctx_fail(c->ctx, FATTN_E_ARG, "%s: %s is absent", op, name);
+}
+
+fattn_status fattni_check_real(const fattn_op_call *c, const char *op, const char *name, int i) {
+    const fattn_tensor *t = &c->in[i];
+    if (fattni_absent(t)) return absent(c, op, name);
+    if (t->dtype == FATTN_F16 || t->dtype == FATTN_BF16)
+        return fattn_ctx_fail(c->ctx, FATTN_E_UNSUPPORTED,
+                              "%s: %s is %s; on the CPU this op takes f32 and f64", op, name,
+                              dtype_of(t));
+    if (t->dtype != FATTN_F32 && t->dtype != FATTN_F64)
+        return fattn_ctx_fail(c->ctx, FATTN_E_DTYPE, "%s: %s is %s, not a floating type", op, name,
+                              dtype_of(t));
+    if (t->dtype != c->in[0].dtype)
+        return fattn_ctx_fail(c->ctx, FATTN_E_DTYPE, "%s: %s is %s, but the first input is %s", op,
+                              name, dtype_of(t), dtype_of(&c->in[0]));
+    return FATTN_OK;
+}
+
+fattn_status fattni_check_i32(const fattn_op_call *c, const char *op, const char *name, int i) {
+    const fattn_tensor *t = &c->in[i];
+    if (fattni_absent(t)) return absent(c, op, name);
+    if (t->dtype != FATTN_I32)
+        return fattn_ctx_fail(c->ctx, FATTN_E_DTYPE, "%s: %s is %s, not i32", op, name,
+                              dtype_of(t));
+    return FATTN_OK;
+}
+
+fattn_status fattni_check_contiguous(const fattn_op_call *c, const char *op, const char *name,
+                                     int i) {
+    const fattn_tensor *t = &c->in[i];
+    const int last = t->ndim - 1;
+    if (last < 0)
+        return fattn_ctx_fail(c->ctx, FATTN_E_SHAPE, "%s: %s is a scalar; it needs a dimension", op,
+                              name);
+    if (t->shape[last] > 1 && t->stride[last] != 1)
+        return fattn_ctx_fail(c->ctx, FATTN_E_UNSUPPORTED,
+                              "%s: the last dimension of %s has stride %lld; only 1 is supported",
+                              op, name, (long long)t->stride[last]);
+    return FATTN_OK;
+}
+
+fattn_status fattni_misfit(const fattn_op_call *c, const char *op, const char *name, int i,
+                           const char *other, int j, const char *rule) {
+    char a[96], b[96];
+    return fattn_ctx_fail(c->ctx, FATTN_E_SHAPE, "%s: %s is %s, %s is %s: %s", op, name,
+                          fattni_shape_text(&c->in[i], a, sizeof a), other,
+                          fattni_shape_text(&c->in[j], b, sizeof b), rule);
+}
+
+fattn_status fattni_check_per_row(const fattn_op_call *c, const char *op, const char *name, int i,
+                                  const char *of, int j) {
+    const fattn_tensor *t = &c->in[i], *x = &c->in[j];
+    bool fits = t->ndim == x->ndim - 1;
+    for (int d = 0; fits && d < t->ndim; ++d)
+        fits = t->shape[d] == x->shape[d];
+    return fits ? FATTN_OK : fattni_misfit(c, op, name, i, of, j, "one number per row is needed");
+}
+
+fattn_status fattni_check_gradients(const fattn_op_call *c, const char *op) {
+    for (int i = 0; i < c->n_in; ++i)
+        if (c->d_in[i].data && c->d_in[i].dtype != c->in[i].dtype)
+            return fattn_ctx_fail(c->ctx, FATTN_E_UNSUPPORTED,
+                                  "%s: input %d is %s, its gradient %s; on the CPU they must agree",
+                                  op, i, dtype_of(&c->in[i]), dtype_of(&c->d_in[i]));
+    return FATTN_OK;
+}
+
+fattn_tensor fattni_row_major(const fattn_tensor *t, void *data) {
+    return fattn_tensor_view(data, (fattn_dtype)t->dtype, (fattn_device)t->device, t->device_id,
+                             t->ndim, t->shape);
+}
+
+void fattni_out_like(fattn_op_call *c, int i) {
+    c->out[0].ndim = c->in[i].ndim;
+    c->out[0].dtype = c->in[i].dtype;
+    for (int d = 0; d < c->in[i].ndim; ++d)
+        c->out[0].shape[d] = c->in[i].shape[d];
+}

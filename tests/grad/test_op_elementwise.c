@@ -1,0 +1,272 @@
+/* add, mul, gelu, silu, cast. */
+#include "opcheck.h"
+
+#include <criterion/criterion.h>
+
+#include <math.h>
+#include <stdlib.h>
+
+static fattn_var add(fattn_tape *t, const fattn_var *in) { return fattn_op_add(t, in[0], in[1]); }
+static fattn_var mul(fattn_tape *t, const fattn_var *in) { return fattn_op_mul(t, in[0], in[1]); }
+
+/* Shapes of a and b; the references read them here. */
+typedef struct pair {
+    int n;
+    int64_t a[FATTN_MAX_DIMS];
+    int m;
+    int64_t b[FATTN_MAX_DIMS];
+} pair;
+static pair sizes;
+
+static int64_t count_a(void) {
+    int64_t n = 1;
+    for (int d = 0; d < sizes.n; ++d)
+        n *= sizes.a[d];
+    return n;
+}
+
+/* Where the element of b lies that meets element e of a. */
+static int64_t place_in_b(int64_t e) {
+    int64_t place = 0, stride = 1;
+    for (int d = sizes.n - 1; d >= 0; --d) {
+        const int own = d - (sizes.n - sizes.m);
+        const int64_t i = e % sizes.a[d];
+        e /= sizes.a[d];
+        if (own < 0) continue;
+        place += sizes.b[own] == 1 ? 0 : i * stride;
+        stride *= sizes.b[own];
+    }
+    return place;
+}
+
+static void add_reference(const double *const *in, const int32_t *const *ids, double *y) {
+    (void)ids;
+    for (int64_t e = 0; e < count_a(); ++e)
+        y[e] = in[0][e] + in[1][place_in_b(e)];
+}
+
+static void mul_reference(const double *const *in, const int32_t *const *ids, double *y) {
+    (void)ids;
+    for (int64_t e = 0; e < count_a(); ++e)
+        y[e] = in[0][e] * in[1][place_in_b(e)];
+}
+
+static void add_gradient(const double *const *in, const int32_t *const *ids, const double *dy,
+                         double *const *d) {
+    (void)in, (void)ids;
+    int64_t count_b = 1;
+    for (int k = 0; k < sizes.m; ++k)
+        count_b *= sizes.b[k];
+    for (int64_t e = 0; e < count_b; ++e)
+        d[1][e] = 0;
+    for (int64_t e = 0; e < count_a(); ++e)
+        d[0][e] = dy[e], d[1][place_in_b(e)] += dy[e];
+}
+
+static void mul_gradient(const double *const *in, const int32_t *const *ids, const double *dy,
+                         double *const *d) {
+    (void)ids;
+    int64_t count_b = 1;
+    for (int k = 0; k < sizes.m; ++k)
+        count_b *= sizes.b[k];
+    for (int64_t e = 0; e < count_b; ++e)
+        d[1][e] = 0;
+    for (int64_t e = 0; e < count_a(); ++e) {
+        d[0][e] = dy[e] * in[1][place_in_b(e)];
+        d[1][place_in_b(e)] += dy[e] * in[0][e];
+    }
+}
+
+/* db sums up to count_a() terms below 16. */
+static op_case binary(bool times) {
+    op_case c = {.name = times ? "mul" : "add",
+                 .graph = times ? mul : add,
+                 .reference = times ? mul_reference : add_reference,
+                 .gradient = times ? mul_gradient : add_gradient,
+                 .n = 2,
+                 .in = {{.ndim = sizes.n}, {.ndim = sizes.m}},
+                 .any_strides = true,
+                 .roundings = 16 + 16 * (double)count_a()};
+    for (int d = 0; d < FATTN_MAX_DIMS; ++d) {
+        c.in[0].shape[d] = sizes.a[d];
+        c.in[1].shape[d] = sizes.b[d];
+    }
+    return c;
+}
+
+Test(broadcast, shapes) {
+    const pair list[] = {
+        {2, {3, 4}, 2, {3, 4}},
+        {2, {3, 4}, 1, {4}},
+        {2, {3, 4}, 2, {3, 1}},
+        {2, {3, 4}, 2, {1, 4}},
+        {2, {3, 4}, 0, {0}},
+        {2, {3, 4}, 2, {1, 1}},
+        {0, {0}, 0, {0}},
+        {1, {5}, 1, {1}},
+        {3, {2, 3, 4}, 2, {3, 4}},
+        {3, {2, 3, 4}, 3, {2, 1, 4}},
+        {4, {2, 3, 2, 2}, 3, {3, 1, 2}},
+        {5, {2, 2, 3, 2, 2}, 5, {2, 1, 3, 1, 2}},
+        {5, {2, 2, 3, 2, 2}, 4, {2, 1, 2, 1}},
+        {2, {1, 4}, 1, {4}},
+    };
+    for (size_t i = 0; i < sizeof list / sizeof *list * 2; ++i) {
+        sizes = list[i / 2];
+        const op_case c = binary(i % 2);
+        opcheck(&c);
+    }
+}
+
+/* Several tasks and parts: rows, columns, everything, a few long and many short sums. */
+Test(broadcast, large) {
+    const pair list[] = {
+        {2, {4200, 33}, 1, {33}},
+        {2, {33, 4200}, 2, {33, 1}},
+        {2, {170, 300}, 0, {0}},
+        {2, {3, 40001}, 1, {40001}},
+        {3, {70, 3, 301}, 3, {70, 1, 301}},
+        {2, {300, 301}, 2, {300, 301}},
+        {3, {130, 5, 70}, 3, {1, 5, 1}},
+    };
+    for (size_t i = 0; i < sizeof list / sizeof *list * 2; ++i) {
+        sizes = list[i / 2];
+        const op_case c = binary(i % 2);
+        opcheck_values(&c);
+        opcheck_f32(&c);
+        opcheck_threads(&c);
+    }
+}
+
+Test(broadcast, nothing) {
+    const pair list[] = {
+        {2, {0, 4}, 1, {4}}, {2, {3, 0}, 1, {0}}, {2, {0, 4}, 2, {0, 4}}, {2, {3, 0}, 2, {3, 1}}};
+    for (size_t i = 0; i < sizeof list / sizeof *list * 2; ++i) {
+        sizes = list[i / 2];
+        const op_case c = binary(i % 2);
+        opcheck_values(&c);
+        opcheck_f32(&c);
+    }
+}
+
+Test(broadcast, refusals) {
+    const op_refusal list[] = {
+        {add,
+         FATTN_E_SHAPE,
+         "a is [3,4], b is [3]: b must broadcast to a",
+         2,
+         {{FATTN_F32, 2, {3, 4}}, {FATTN_F32, 1, {3}}}},
+        {add,
+         FATTN_E_SHAPE,
+         "b is [1,3,4]",
+         2,
+         {{FATTN_F32, 2, {3, 4}}, {FATTN_F32, 3, {1, 3, 4}}}},
+        {mul,
+         FATTN_E_SHAPE,
+         "a is [1,4], b is [3,4]",
+         2,
+         {{FATTN_F32, 2, {1, 4}}, {FATTN_F32, 2, {3, 4}}}},
+        {add, FATTN_E_DTYPE, "add: b is f64", 2, {{FATTN_F32, 1, {4}}, {FATTN_F64, 1, {4}}}},
+        {mul, FATTN_E_DTYPE, "mul: a is u8", 2, {{FATTN_U8, 1, {4}}, {FATTN_U8, 1, {4}}}},
+        {mul, FATTN_E_UNSUPPORTED, "mul: a is f16", 2, {{FATTN_F16, 1, {4}}, {FATTN_F16, 1, {4}}}},
+        {add, FATTN_E_ARG, "add: b is absent", 1, {{FATTN_F32, 1, {4}}}},
+        {mul, FATTN_E_ARG, "mul: b is absent", 1, {{FATTN_F32, 1, {4}}}},
+    };
+    opcheck_refusals(list, sizeof list / sizeof *list);
+}
+
+static fattn_var gelu(fattn_tape *t, const fattn_var *in) { return fattn_op_gelu(t, in[0]); }
+static fattn_var silu(fattn_tape *t, const fattn_var *in) { return fattn_op_silu(t, in[0]); }
+
+static int64_t length;
+
+static double gelu_of(double x) {
+    return 0.5 * x * (1 + tanh(sqrt(2 / acos(-1)) * (x + 0.044715 * x * x * x)));
+}
+static double silu_of(double x) { return x / (1 + exp(-x)); }
+
+static void gelu_reference(const double *const *in, const int32_t *const *ids, double *y) {
+    (void)ids;
+    for (int64_t e = 0; e < length; ++e)
+        y[e] = gelu_of(in[0][e]);
+}
+static void silu_reference(const double *const *in, const int32_t *const *ids, double *y) {
+    (void)ids;
+    for (int64_t e = 0; e < length; ++e)
+        y[e] = silu_of(in[0][e]);
+}
+
+static op_case unary(bool is_gelu, int64_t n) {
+    length = n;
+    return (op_case){.name = is_gelu ? "gelu" : "silu",
+                     .graph = is_gelu ? gelu : silu,
+                     .reference = is_gelu ? gelu_reference : silu_reference,
+                     .n = 1,
+                     .in = {{1, {n}}},
+                     .any_strides = true,
+                     .roundings = 16};
+}
+
+Test(unary, gradients) {
+    for (int i = 0; i < 2; ++i) {
+        op_case c = unary(i, 5 * 7);
+        opcheck(&c);
+        c.in[0] = (op_input){3, {5, 1, 7}};
+        opcheck(&c);
+    }
+}
+
+Test(unary, large_and_nothing) {
+    for (int i = 0; i < 4; ++i) {
+        const op_case c = unary(i & 1, i & 2 ? 70001 : 0);
+        opcheck_values(&c);
+        opcheck_f32(&c);
+        opcheck_threads(&c);
+    }
+}
+
+/* Tails, where exponentials over- and underflow: the error stays below 16 roundings of |x|, and what
+   should vanish does. */
+Test(unary, every_magnitude_in_f32) {
+    fattn_ctx *ctx;
+    fattn_tape *t;
+    cr_assert_eq(fattn_ctx_create(NULL, &ctx), FATTN_OK);
+    cr_assert_eq(fattn_tape_create(ctx, &t), FATTN_OK);
+    enum { N = 4001 };
+    static float x[N], dx[N];
+    for (int i = 0; i < N; ++i) {
+        const double magnitude = pow(10, -6 + 10.0 * abs(i - N / 2) / (N / 2));
+        x[i] = (float)(i < N / 2 ? -magnitude : magnitude);
+    }
+    for (int which = 0; which < 2; ++which) {
+        fattn_tape_reset(t);
+        for (int i = 0; i < N; ++i)
+            dx[i] = 0;
+        fattn_param p = {
+            .value = fattn_tensor_view(x, FATTN_F32, FATTN_CPU, 0, 1, (const int64_t[]){N}),
+            .grad = fattn_tensor_view(dx, FATTN_F32, FATTN_CPU, 0, 1, (const int64_t[]){N})};
+        const fattn_var in = fattn_use(t, &p), y = which ? gelu(t, &in) : silu(t, &in);
+        fattn_tensor value;
+        cr_assert_eq(fattn_tape_value(t, y, &value), FATTN_OK);
+        cr_assert_eq(fattn_tape_backward(t, op_contract(t, y)), FATTN_OK);
+        for (int i = 0; i < N; ++i) {
+            const double want = which ? gelu_of((double)x[i]) : silu_of((double)x[i]);
+            const double got = (double)((const float *)value.data)[i];
+            cr_assert(fabs(got - want) <= 16 * 0x1p-24 * fabs((double)x[i]),
+                      "%d: f(%g) = %g, not %g", which, (double)x[i], got, want);
+            cr_assert(isfinite(dx[i]), "%d: f'(%g)", which, (double)x[i]);
+        }
+    }
+    fattn_tape_destroy(t);
+    fattn_ctx_destroy(ctx);
+}
+
+Test(unary, refusals) {
+    const op_refusal list[] = {
+        {gelu, FATTN_E_UNSUPPORTED, "gelu: x is bf16", 1, {{FATTN_BF16, 1, {4}}}},
+        {silu, FATTN_E_DTYPE, "silu: x is i32", 1, {{FATTN_I32, 1, {4}}}},
+        {gelu, FATTN_E_ARG, "gelu: x is absent", 1, {{0}}},
+        {silu, FATTN_E_ARG, "silu: x is absent", 1, {{0}}},
+    };
+    opcheck_refusals(list, sizeof list / sizeof *list);
+}

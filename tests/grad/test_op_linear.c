@@ -1,0 +1,296 @@
+/* linear and matmul. */
+#include "opcheck.h"
+
+#include <criterion/criterion.h>
+
+#include <stdlib.h>
+
+static fattn_var linear(fattn_tape *t, const fattn_var *in) {
+    return fattn_op_linear(t, in[0], in[1], in[2]);
+}
+
+/* Whatever the sizes: they are set by the test that uses the reference. */
+static int64_t R, M, N, K;
+
+static void linear_reference(const double *const *in, const int32_t *const *ids, double *y) {
+    (void)ids;
+    for (int64_t r = 0; r < R; ++r)
+        for (int64_t n = 0; n < N; ++n) {
+            y[r * N + n] = in[2] ? in[2][n] : 0;
+            for (int64_t k = 0; k < K; ++k)
+                y[r * N + n] += in[0][r * K + k] * in[1][n * K + k];
+        }
+}
+
+static void linear_gradient(const double *const *in, const int32_t *const *ids, const double *dy,
+                            double *const *d) {
+    (void)ids;
+    for (int64_t e = 0; e < R * K; ++e)
+        d[0][e] = 0;
+    for (int64_t e = 0; e < N * K; ++e)
+        d[1][e] = 0;
+    for (int64_t n = 0; n < N && d[2]; ++n)
+        d[2][n] = 0;
+    for (int64_t r = 0; r < R; ++r)
+        for (int64_t n = 0; n < N; ++n) {
+            const double g = dy[r * N + n];
+            for (int64_t k = 0; k < K; ++k) {
+                d[0][r * K + k] += g * in[1][n * K + k];
+                d[1][n * K + k] += g * in[0][r * K + k];
+            }
+            if (d[2]) d[2][n] += g;
+        }
+}
+
+/* K products and sums forward, R backward, of numbers up to 4: 16 in units of the largest result. */
+static double roundings(int64_t terms) { return 16.0 * (double)terms; }
+
+Test(linear, rows_of_many_dimensions) {
+    const int64_t shape[][FATTN_MAX_DIMS] = {{7}, {3, 7}, {2, 3, 7}, {2, 3, 2, 7}, {2, 1, 3, 2, 7}};
+    const int64_t rows[] = {1, 3, 6, 12, 12};
+    K = 7, N = 11;
+    for (int d = 0; d < 5; ++d)
+        for (int bias = 0; bias < 2; ++bias) {
+            op_case c = {.name = "linear",
+                         .graph = linear,
+                         .reference = linear_reference,
+                         .gradient = linear_gradient,
+                         .n = 3,
+                         .in = {{.ndim = d + 1}, {2, {N, K}}, {1, {N}, .absent = !bias}},
+                         .any_strides = !bias,
+                         .roundings = roundings(12)};
+            for (int k = 0; k < FATTN_MAX_DIMS; ++k)
+                c.in[0].shape[k] = shape[d][k];
+            R = rows[d];
+            opcheck(&c);
+        }
+}
+
+Test(linear, single_rows_and_columns) {
+    const int64_t sizes[][3] = {{1, 1, 1}, {5, 1, 3}, {1, 4, 3}, {5, 4, 1}};
+    for (int i = 0; i < 4; ++i) {
+        R = sizes[i][0], N = sizes[i][1], K = sizes[i][2];
+        opcheck(&(op_case){.name = "linear",
+                           .graph = linear,
+                           .reference = linear_reference,
+                           .gradient = linear_gradient,
+                           .n = 3,
+                           .in = {{2, {R, K}}, {2, {N, K}}, {1, {N}}},
+                           .roundings = roundings(5)});
+    }
+}
+
+/* Blocks, the split of the weight gradient's long sum, the parts of the bias gradient. */
+Test(linear, large) {
+    R = 2100, N = 130, K = 65;
+    const op_case c = {.name = "linear",
+                       .graph = linear,
+                       .reference = linear_reference,
+                       .gradient = linear_gradient,
+                       .n = 3,
+                       .in = {{3, {3, 700, K}}, {2, {N, K}}, {1, {N}}},
+                       .roundings = roundings(R)};
+    opcheck_values(&c);
+    opcheck_f32(&c);
+    opcheck_threads(&c);
+}
+
+Test(linear, nothing) {
+    const int64_t sizes[][3] = {{0, 4, 3}, {5, 0, 3}, {5, 4, 0}};
+    for (int i = 0; i < 3; ++i) {
+        R = sizes[i][0], N = sizes[i][1], K = sizes[i][2];
+        const op_case c = {.name = "linear",
+                           .graph = linear,
+                           .reference = linear_reference,
+                           .gradient = linear_gradient,
+                           .n = 3,
+                           .in = {{2, {R, K}}, {2, {N, K}}, {1, {N}}},
+                           .roundings = 4};
+        opcheck_values(&c); /* K = 0: y is the bias */
+        opcheck_f32(&c);
+    }
+}
+
+Test(linear, refusals) {
+    const op_refusal list[] = {
+        {linear,
+         FATTN_E_SHAPE,
+         "x is [2,77], w is [96,76]",
+         2,
+         {{FATTN_F32, 2, {2, 77}}, {FATTN_F32, 2, {96, 76}}}},
+        {linear, FATTN_E_SHAPE, "[..,K] and [N,K]", 2, {{FATTN_F32, 0}, {FATTN_F32, 2, {96, 76}}}},
+        {linear, FATTN_E_SHAPE, "w is [76]", 2, {{FATTN_F32, 2, {2, 76}}, {FATTN_F32, 1, {76}}}},
+        {linear,
+         FATTN_E_SHAPE,
+         "w is [9,7], bias is [8]",
+         3,
+         {{FATTN_F32, 2, {2, 7}}, {FATTN_F32, 2, {9, 7}}, {FATTN_F32, 1, {8}}}},
+        {linear,
+         FATTN_E_DTYPE,
+         "w is f64, but the first input is f32",
+         2,
+         {{FATTN_F32, 2, {2, 7}}, {FATTN_F64, 2, {9, 7}}}},
+        {linear,
+         FATTN_E_DTYPE,
+         "bias is f64",
+         3,
+         {{FATTN_F32, 2, {2, 7}}, {FATTN_F32, 2, {9, 7}}, {FATTN_F64, 1, {9}}}},
+        {linear,
+         FATTN_E_DTYPE,
+         "x is i32, not a floating type",
+         2,
+         {{FATTN_I32, 2, {2, 7}}, {FATTN_F32, 2, {9, 7}}}},
+        {linear,
+         FATTN_E_UNSUPPORTED,
+         "x is bf16",
+         2,
+         {{FATTN_BF16, 2, {2, 7}}, {FATTN_BF16, 2, {9, 7}}}},
+        {linear, FATTN_E_ARG, "w is absent", 2, {{FATTN_F32, 2, {2, 7}}}},
+        {linear, FATTN_E_ARG, "x is absent", 1, {{0}}},
+    };
+    opcheck_refusals(list, sizeof list / sizeof *list);
+}
+
+static fattn_var matmul_nn(fattn_tape *t, const fattn_var *in) {
+    return fattn_op_matmul(t, in[0], in[1], 0, 0);
+}
+static fattn_var matmul_nt(fattn_tape *t, const fattn_var *in) {
+    return fattn_op_matmul(t, in[0], in[1], 0, 1);
+}
+static fattn_var matmul_tn(fattn_tape *t, const fattn_var *in) {
+    return fattn_op_matmul(t, in[0], in[1], 1, 0);
+}
+static fattn_var matmul_tt(fattn_tape *t, const fattn_var *in) {
+    return fattn_op_matmul(t, in[0], in[1], 7, -1); /* anything but 0 */
+}
+static const op_graph matmuls[] = {matmul_nn, matmul_nt, matmul_tn, matmul_tt};
+static int flags;
+
+static void matmul_reference(const double *const *in, const int32_t *const *ids, double *y) {
+    (void)ids;
+    for (int64_t r = 0; r < R; ++r)
+        for (int64_t m = 0; m < M; ++m)
+            for (int64_t n = 0; n < N; ++n) {
+                const double *const a = in[0] + r * M * K, *const b = in[1] + r * K * N;
+                double sum = 0;
+                for (int64_t k = 0; k < K; ++k)
+                    sum +=
+                        a[flags & 2 ? k * M + m : m * K + k] * b[flags & 1 ? n * K + k : k * N + n];
+                y[(r * M + m) * N + n] = sum;
+            }
+}
+
+static void matmul_gradient(const double *const *in, const int32_t *const *ids, const double *dy,
+                            double *const *d) {
+    (void)ids;
+    for (int64_t e = 0; e < R * M * K; ++e)
+        d[0][e] = 0;
+    for (int64_t e = 0; e < R * N * K; ++e)
+        d[1][e] = 0;
+    for (int64_t r = 0; r < R; ++r)
+        for (int64_t m = 0; m < M; ++m)
+            for (int64_t n = 0; n < N; ++n)
+                for (int64_t k = 0; k < K; ++k) {
+                    const int64_t a = r * M * K + (flags & 2 ? k * M + m : m * K + k);
+                    const int64_t b = r * K * N + (flags & 1 ? n * K + k : k * N + n);
+                    d[0][a] += dy[(r * M + m) * N + n] * in[1][b];
+                    d[1][b] += dy[(r * M + m) * N + n] * in[0][a];
+                }
+}
+
+static op_case matmul(int how) {
+    flags = how;
+    op_case c = {.name = "matmul",
+                 .graph = matmuls[how],
+                 .reference = matmul_reference,
+                 .gradient = matmul_gradient,
+                 .n = 2,
+                 .any_strides = true,
+                 .roundings = roundings(M > K ? (M > N ? M : N) : (K > N ? K : N))};
+    const int64_t a[] = {how & 2 ? K : M, how & 2 ? M : K},
+                  b[] = {how & 1 ? N : K, how & 1 ? K : N};
+    const int64_t leading = R == 6 ? 2 : R == 1 ? 0 : 1;
+    for (int i = 0; i < 2; ++i) {
+        int n = 0;
+        if (leading == 2) c.in[i].shape[n++] = 2, c.in[i].shape[n++] = 3;
+        if (leading == 1) c.in[i].shape[n++] = R;
+        c.in[i].shape[n++] = (i ? b : a)[0];
+        c.in[i].shape[n++] = (i ? b : a)[1];
+        c.in[i].ndim = n;
+    }
+    return c;
+}
+
+Test(matmul, every_transpose) {
+    const int64_t sizes[][4] = {{6, 3, 4, 5}, {1, 4, 3, 2}, {2, 1, 4, 3},
+                                {3, 4, 1, 3}, {2, 3, 4, 1}, {1, 1, 1, 1}};
+    for (int i = 0; i < 6 * 4; ++i) {
+        R = sizes[i / 4][0], M = sizes[i / 4][1], N = sizes[i / 4][2], K = sizes[i / 4][3];
+        const op_case c = matmul(i % 4);
+        opcheck(&c);
+    }
+}
+
+Test(matmul, large) {
+    for (int i = 0; i < 8; ++i) {
+        R = i < 4 ? 2 : 1, M = i < 4 ? 131 : 65, N = 129, K = i < 4 ? 19 : 1100;
+        const op_case c = matmul(i % 4);
+        opcheck_values(&c);
+        opcheck_f32(&c);
+        opcheck_threads(&c);
+    }
+}
+
+Test(matmul, nothing) {
+    const int64_t sizes[][4] = {{0, 3, 4, 5}, {2, 0, 4, 5}, {2, 3, 0, 5}, {2, 3, 4, 0}};
+    for (int i = 0; i < 4 * 4; ++i) {
+        R = sizes[i / 4][0], M = sizes[i / 4][1], N = sizes[i / 4][2], K = sizes[i / 4][3];
+        const op_case c = matmul(i % 4);
+        opcheck_values(&c); /* K = 0: zeros */
+        opcheck_f32(&c);
+    }
+}
+
+Test(matmul, refusals) {
+    const op_refusal list[] = {
+        {matmul_nn,
+         FATTN_E_SHAPE,
+         "a is [2,3], b is [4,5]: [..,M,K] x [..,K,N]",
+         2,
+         {{FATTN_F32, 2, {2, 3}}, {FATTN_F32, 2, {4, 5}}}},
+        {matmul_nt,
+         FATTN_E_SHAPE,
+         "[..,M,K] x [..,N,K]",
+         2,
+         {{FATTN_F32, 2, {2, 3}}, {FATTN_F32, 2, {3, 5}}}},
+        {matmul_tn,
+         FATTN_E_SHAPE,
+         "[..,K,M] x [..,K,N]",
+         2,
+         {{FATTN_F32, 2, {2, 3}}, {FATTN_F32, 2, {3, 5}}}},
+        {matmul_tt,
+         FATTN_E_SHAPE,
+         "[..,K,M] x [..,N,K]",
+         2,
+         {{FATTN_F32, 2, {2, 3}}, {FATTN_F32, 2, {5, 3}}}},
+        {matmul_nn,
+         FATTN_E_SHAPE,
+         "a is [7,2,3], b is [6,3,2]",
+         2,
+         {{FATTN_F32, 3, {7, 2, 3}}, {FATTN_F32, 3, {6, 3, 2}}}},
+        {matmul_nn,
+         FATTN_E_SHAPE,
+         "b is [3,2]",
+         2,
+         {{FATTN_F32, 3, {7, 2, 3}}, {FATTN_F32, 2, {3, 2}}}},
+        {matmul_nn, FATTN_E_SHAPE, "a is [3]", 2, {{FATTN_F32, 1, {3}}, {FATTN_F32, 1, {3}}}},
+        {matmul_nn,
+         FATTN_E_UNSUPPORTED,
+         "a is f16",
+         2,
+         {{FATTN_F16, 2, {2, 3}}, {FATTN_F16, 2, {3, 5}}}},
+        {matmul_nn, FATTN_E_DTYPE, "b is f64", 2, {{FATTN_F32, 2, {2, 3}}, {FATTN_F64, 2, {3, 5}}}},
+        {matmul_nn, FATTN_E_ARG, "b is absent", 1, {{FATTN_F32, 2, {2, 3}}}},
+    };
+    opcheck_refusals(list, sizeof list / sizeof *list);
+}
