@@ -1,8 +1,9 @@
 /* fattn/tape.h - eager reverse-mode autograd. An op runs at once and records how to run back.
 
-   Values live in the tape's arena, which grows during the first step and is reused from then on: no
-   allocation in a later step of the same shapes. Gradients of intermediate variables are recycled
-   as backward goes, unless kept. Gradients of gradients are not computed. */
+   Values live in the tape's arena, which grows during the first step, becomes one piece at the next
+   reset and is reused from then on: no allocation in a later step of the same shapes. Gradients of
+   intermediate variables are recycled as backward goes, unless kept. Gradients of gradients are not
+   computed. */
 #ifndef FATTN_TAPE_H
 #define FATTN_TAPE_H
 

@@ -1,0 +1,169 @@
+/* A user's op with all that the public struct offers: attributes, an absent input, two outputs, saved
+   memory, workspace, strided inputs; among views and in several places of a graph. */
+#include "failing_alloc.h"
+#include "tape_ops.h"
+
+#include <criterion/criterion.h>
+#include <fattn/fattn.h>
+
+#include <math.h>
+#include <string.h>
+
+static failing_alloc memory;
+static fattn_ctx *ctx;
+
+static void set_up(void) {
+    memory = (failing_alloc){.left = -1}; /* fresh memory is NaN */
+    ctx = failing_context(&memory, 1);
+}
+static void tear_down(void) {
+    cr_assert_eq(fattn_ctx_mem(ctx).live, 0, "%zu bytes leaked", fattn_ctx_mem(ctx).live);
+    fattn_ctx_destroy(ctx);
+}
+TestSuite(custom_op, .init = set_up, .fini = tear_down);
+
+/* Over rows of x [N,C]: s = x/temperature + bias, P = softmax(s) and L = log sum exp(s); bias [C] may
+   be absent. */
+enum fault { RIGHT, IGNORES_FRESH, FORGETS_L, FORGETS_BIAS };
+typedef struct softmax {
+    double temperature;
+    enum fault fault;
+} softmax;
+
+static fattn_status softmax_infer(fattn_op_call *c) {
+    const fattn_tensor *x = &c->in[0], *bias = &c->in[1];
+    if (x->ndim != 2 || x->dtype != FATTN_F64)
+        return fattn_ctx_fail(c->ctx, FATTN_E_SHAPE, "softmax: x has %d dimensions", x->ndim);
+    if (bias->dtype && (bias->ndim != 1 || bias->shape[0] != x->shape[1]))
+        return fattn_ctx_fail(c->ctx, FATTN_E_SHAPE, "softmax: bias is not [%lld]",
+                              (long long)x->shape[1]);
+    c->out[0].ndim = 2, c->out[1].ndim = 1;
+    c->out[0].dtype = c->out[1].dtype = FATTN_F64;
+    c->out[0].shape[0] = c->out[1].shape[0] = x->shape[0];
+    c->out[0].shape[1] = x->shape[1];
+    c->saved_bytes = sizeof(double); /* 1/temperature, to have something */
+    c->fwd_workspace = c->bwd_workspace = (size_t)x->shape[1] * sizeof(double);
+    return FATTN_OK;
+}
+
+static fattn_status softmax_forward(fattn_op_call *c) {
+    const int64_t N = c->in[0].shape[0], C = c->in[0].shape[1];
+    double *s = c->workspace;
+    *(double *)c->saved = 1 / ((const softmax *)c->attr)->temperature;
+    for (int64_t i = 0; i < N; ++i) {
+        double max = -INFINITY, sum = 0;
+        for (int64_t j = 0; j < C; ++j) {
+            s[j] = *element(&c->in[0], i * C + j) * *(double *)c->saved;
+            if (c->in[1].dtype) s[j] += *element(&c->in[1], j);
+            max = fmax(max, s[j]);
+        }
+        for (int64_t j = 0; j < C; ++j) sum += exp(s[j] - max);
+        for (int64_t j = 0; j < C; ++j) *element(&c->out[0], i * C + j) = exp(s[j] - max) / sum;
+        *element(&c->out[1], i) = max + log(sum);
+    }
+    return FATTN_OK;
+}
+
+/* ds = P (dP - sum dP P) + dL P; dx = ds / temperature; dbias = sum over rows. */
+static fattn_status softmax_backward(fattn_op_call *c) {
+    const softmax *f = c->attr;
+    const int64_t N = c->in[0].shape[0], C = c->in[0].shape[1];
+    double *ds = c->workspace;
+    if (c->d_in[1].data && c->d_in_fresh[1])
+        for (int64_t j = 0; j < C; ++j) *element(&c->d_in[1], j) = 0;
+    for (int64_t i = 0; i < N; ++i) {
+        double dot = 0;
+        const double dL = c->d_out[1].data && f->fault != FORGETS_L ? *element(&c->d_out[1], i) : 0;
+        for (int64_t j = 0; j < C && c->d_out[0].data; ++j)
+            dot += *element(&c->d_out[0], i * C + j) * *element(&c->out[0], i * C + j);
+        for (int64_t j = 0; j < C; ++j) {
+            const double dP = c->d_out[0].data ? *element(&c->d_out[0], i * C + j) : 0;
+            ds[j] = *element(&c->out[0], i * C + j) * (dP - dot + dL);
+        }
+        for (int64_t j = 0; j < C; ++j) {
+            if (c->d_in[0].data) {
+                double *dx = element(&c->d_in[0], i * C + j);
+                const bool overwrites = c->d_in_fresh[0] || f->fault == IGNORES_FRESH;
+                *dx = ds[j] * *(double *)c->saved + (overwrites ? 0 : *dx);
+            }
+            if (c->d_in[1].data && f->fault != FORGETS_BIAS) *element(&c->d_in[1], j) += ds[j];
+        }
+    }
+    return FATTN_OK;
+}
+
+static const fattn_op_def softmax_def = {.struct_size = sizeof softmax_def,
+                                         .attr_size = sizeof(softmax),
+                                         .n_out = 2,
+                                         .name = "softmax",
+                                         .infer = softmax_infer,
+                                         .forward = softmax_forward,
+                                         .backward = softmax_backward};
+
+typedef struct plan {
+    softmax op;
+    bool biased, transposed;
+    int outputs; /* 1 = P, 2 = L, 3 = both */
+} plan;
+
+/* The op on x, on a slice of x that overlaps it, and on its own P: x gets three gradients. */
+static fattn_var graph(fattn_tape *t, const fattn_var *in, int n_in, void *user) {
+    (void)n_in;
+    const plan *p = user;
+    const fattn_var x = p->transposed ? transpose(t, mul(t, in[0], in[0])) : mul(t, in[0], in[0]);
+    fattn_var operands[2] = {x, p->biased ? in[1] : (fattn_var){0}};
+    const fattn_var P = fattn_op_custom(t, &softmax_def, operands, 2, &p->op);
+    operands[0] = slice(t, x, 0, 1, 3);
+    const fattn_var part = fattn_op_custom(t, &softmax_def, operands, 2, &p->op);
+    operands[0] = P;
+    const fattn_var again = fattn_op_custom(t, &softmax_def, operands, 2, &p->op);
+    const fattn_var probabilities = join(t, mul(t, P, again), part);
+    const fattn_var logs = join(t, (fattn_var){again.id + 1}, (fattn_var){part.id + 1});
+    return p->outputs == 1 ? probabilities : p->outputs == 2 ? logs : join(t, probabilities, logs);
+}
+
+enum { SIZE = 4 }; /* square, so that a transposed x takes the same bias */
+static fattn_status check(plan p, fattn_report *r) {
+    double x[SIZE * SIZE], bias[SIZE];
+    const fattn_tensor in[2] = {
+        fattn_tensor_view(x, FATTN_F64, FATTN_CPU, 0, 2, (int64_t[]){SIZE, SIZE}),
+        fattn_tensor_view(bias, FATTN_F64, FATTN_CPU, 0, 1, (int64_t[]){SIZE})};
+    for (uint32_t i = 0; i < 2; ++i)
+        cr_assert_eq(fattn_tensor_normal(ctx, &in[i], 0, 1, (fattn_rng){31, i, 0}), FATTN_OK);
+    *r = (fattn_report){.struct_size = sizeof *r};
+    return fattn_gradcheck(ctx, graph, &p, in, p.biased ? 2 : 1, NULL, r);
+}
+
+Test(custom_op, right_in_every_place) {
+    for (int n = 0; n < 12; ++n) {
+        fattn_report r;
+        const plan p = {
+            {.temperature = 0.7}, .biased = n & 1, .transposed = n & 2, .outputs = 1 + n / 4};
+        cr_assert_eq(check(p, &r), FATTN_OK, "%d: %s", n, fattn_ctx_error(ctx));
+        cr_assert_eq(r.checked, SIZE * SIZE + (p.biased ? SIZE : 0));
+    }
+}
+
+Test(custom_op, usual_mistakes_are_found) {
+    static const enum fault faults[] = {IGNORES_FRESH, FORGETS_L, FORGETS_BIAS};
+    for (int n = 0; n < 3; ++n) {
+        fattn_report r;
+        const plan p = {{.temperature = 0.7, .fault = faults[n]}, .biased = true, .outputs = 3};
+        cr_assert_eq(check(p, &r), FATTN_E_MISMATCH, "fault %d", (int)faults[n]);
+        cr_assert_gt(r.failed, 3);
+    }
+}
+
+Test(custom_op, its_refusals_reach_the_caller) {
+    fattn_tape *t;
+    double data[6] = {0};
+    const softmax f = {.temperature = 1};
+    const fattn_tensor x = fattn_tensor_view(data, FATTN_F64, FATTN_CPU, 0, 2, (int64_t[]){2, 3});
+    const fattn_tensor bias = fattn_tensor_view(data, FATTN_F64, FATTN_CPU, 0, 1, (int64_t[]){2});
+    cr_assert_eq(fattn_tape_create(ctx, &t), FATTN_OK);
+    const fattn_var in[2] = {fattn_input(t, &x), fattn_input(t, &bias)};
+    cr_assert_eq(fattn_op_custom(t, &softmax_def, in, 2, &f).id, 0);
+    cr_assert_eq(fattn_tape_status(t), FATTN_E_SHAPE);
+    cr_assert(strstr(fattn_ctx_error(ctx), "bias is not [3]"), "%s", fattn_ctx_error(ctx));
+    fattn_tape_destroy(t);
+}
