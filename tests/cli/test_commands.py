@@ -1,0 +1,140 @@
+"""What check, memory and bench compute: run small, read their JSON lines, compare."""
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import xml.etree.ElementTree
+
+import h5py
+
+FATTN = os.path.join(os.environ["FATTN_BUILD"], "bin", "fattn")
+DATA = os.path.join(os.environ["FATTN_SOURCE"], "data")
+SANITIZED = b"__asan_init" in open(FATTN, "rb").read()
+
+
+def fattn(*words, code=0):
+    """Runs the program; its output as text, its exit code as expected."""
+    done = subprocess.run([FATTN, *words], capture_output=True, text=True)
+    assert done.returncode == code, (words, done.returncode, done.stdout, done.stderr)
+    return done.stdout + done.stderr
+
+
+def lines(path):
+    with open(path) as f:
+        return [json.loads(line) for line in f]
+
+
+def check_passes():
+    text = fattn("check", "attention/causal", "block", "masks/causal_tall", "--fixtures", DATA,
+                 "--json", "check.json")
+    assert "3 cases: 3 ok, 0 failed" in text, text
+    rows = lines("check.json")
+    assert [r["algorithm"] for r in rows] == ["standard", "flash1", "flash2"] * 3, rows
+    for row in rows:
+        assert row["state"] == "ok", row
+        assert row["checked"] > 50, row
+        assert row["worst_relative_error"] < 1e-6, row
+
+
+def check_lists():
+    names = fattn("check", "--list", "--fixtures", DATA).split()
+    for name in ("attention/plain", "attention/gqa", "attention/one_key", "block", "model"):
+        assert name in names, name
+    recorded = 0
+    for file in os.listdir(DATA):
+        if file.endswith(".h5"):
+            with h5py.File(os.path.join(DATA, file)) as f:
+                recorded += len(f["cases"])
+    assert sum("/" in n and not n.startswith("attention/") for n in names) == recorded, names
+
+
+def check_fails():
+    """One wrong number in a file is found, named, and makes the exit code 1."""
+    os.mkdir("wrong")
+    path = os.path.join("wrong", "masks.h5")
+    shutil.copy(os.path.join(DATA, "masks.h5"), path)
+    with h5py.File(path, "r+", libver="latest") as f:
+        dk = f["cases/causal_tall/dk"]
+        numbers = dk[...]
+        numbers.flat[3] += 1e-9
+        dk[...] = numbers
+    text = fattn("check", "masks/causal_tall", "--fixtures", "wrong", code=1)
+    assert "FAIL" in text and "flash2: dk: " in text and "1 failed" in text, text
+
+    with open(os.path.join("wrong", "broken.h5"), "wb") as f:
+        f.write(b"not a fixture")
+    assert "FATTN_E_IO" in fattn("check", "--fixtures", "wrong", "--list", code=1)
+    assert "cannot read the folder" in fattn("check", "--fixtures", "none", "--list", code=1)
+    os.mkdir("empty")
+    assert "no fixture" in fattn("check", "--fixtures", "empty", "--list", code=1)
+    assert 'no case has "nosuch"' in fattn("check", "nosuch", "--fixtures", DATA, code=2)
+
+
+def memory_is_as_predicted():
+    fattn("memory", "--n", "64,256", "--layers", "1", "--json", "memory.json", "--plot", "a/m.svg")
+    rows = {(r["what"], r["algorithm"], r["n"]): r for r in lines("memory.json")}
+    assert len(rows) == 8, rows
+    for n in (64, 256):
+        for algorithm in ("standard", "flash"):
+            row = rows["layer", algorithm, n]
+            assert row["state"] == "measured", row
+            assert row["counted_bytes"] == row["predicted_bytes"], row
+            # The system counts pages, and what is no tensor: a few pages, and never much less.
+            if not SANITIZED:
+                assert abs(row["process_bytes"] - row["counted_bytes"]) < 2 << 20, row
+        for what in ("layer", "model"):
+            stored, flash = rows[what, "standard", n], rows[what, "flash", n]
+            # Two heads, one layer: P is 2 n^2 floats; flash keeps nothing of that size.
+            assert stored["counted_bytes"] - flash["counted_bytes"] > 0.9 * 8 * n * n, (what, n)
+    xml.etree.ElementTree.parse("a/m.svg")
+
+    text = fattn("memory", "--n", "64,4096", "--layers", "0", "--limit", "20", "--json", "limit.json")
+    assert "no fit" in text, text
+    states = {(r["algorithm"], r["n"]): r["state"] for r in lines("limit.json")}
+    assert states == {("standard", 64): "measured", ("flash", 64): "measured",
+                      ("standard", 4096): "no fit", ("flash", 4096): "measured"}, states
+
+
+def bench_measures():
+    fattn("bench", "attention", "--n", "64,128", "--heads", "1", "--repeat", "2", "--causal",
+          "--json", "bench.json")
+    rows = lines("bench.json")
+    assert [(r["n"], r["algorithm"]) for r in rows] == [
+        (n, a) for n in (64, 128) for a in ("standard", "flash1", "flash2")], rows
+    for row in rows:
+        flop = 4 * row["n"] ** 2 * row["head_dim"] / 2
+        assert abs(row["forward_gflops"] * row["forward_seconds_best"] * 1e9 / flop - 1) < 1e-6
+        assert abs(row["backward_gflops"] * row["backward_seconds_best"] * 1e9 / flop - 2.5) < 1e-5
+        assert row["forward_seconds_best"] <= row["forward_seconds_median"]
+        assert row["sgemm_gflops"] > 0.1, row
+    assert '"cake" is nothing to measure' in fattn("bench", "cake", code=2)
+
+
+def full_disks_are_failures():
+    small = {"check": ["attention/one_key", "--fixtures", DATA],
+             "memory": ["--n", "32", "--layers", "0"],
+             "bench": ["--n", "16", "--heads", "1", "--repeat", "1"]}
+    for command, words in small.items():
+        text = fattn(command, *words, "--json", "/dev/full", code=1)
+        assert "cannot write /dev/full" in text, text
+    assert "cannot write /dev/full" in fattn("memory", *small["memory"], "--plot", "/dev/full", code=1)
+    for command, words in small.items():
+        with open("/dev/full", "w") as full:
+            done = subprocess.run([FATTN, command, *words], stdout=full, stderr=subprocess.PIPE)
+        assert done.returncode == 1 and b"standard output" in done.stderr, (command, done)
+
+
+def main():
+    with tempfile.TemporaryDirectory() as folder:
+        os.chdir(folder)
+        for test in (check_passes, check_lists, check_fails, memory_is_as_predicted, bench_measures,
+                     full_disks_are_failures):
+            test()
+            print("ok", test.__name__)
+        os.chdir("/")
+    return 0
+
+
+sys.exit(main())
