@@ -16,8 +16,8 @@ static inline int check_algorithm(int way) { return FATTN_ALGO_STANDARD + way; }
 typedef struct check_run {
     fattn_ctx *ctx;
     int n_wanted;
-    char *const *wanted; /* parts of names; none: all cases */
-    bool *found;         /* per wanted: some case had it */
+    char *const *wanted; /* names, or parts or patterns of them; none: all cases */
+    bool *found;         /* per wanted: some case is it */
     bool list;           /* names only, nothing runs */
     json log;
     int cases[3];             /* per check_state */

@@ -3,6 +3,7 @@
 #include "cli.h"
 #include "progress.h"
 
+#include <fnmatch.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -29,10 +30,17 @@ const char *const check_way_name[CHECK_WAYS] = {"standard", "flash1", "flash2"};
 static const char *const word[] = {
     [CHECK_SKIPPED] = "skip", [CHECK_OK] = "ok", [CHECK_FAILED] = "FAIL"};
 
+/* The whole name, the part before a slash, or a pattern. */
+static bool matches(const char *name, const char *wanted) {
+    const size_t length = strlen(wanted);
+    const bool part = strncmp(name, wanted, length) == 0 && (name[length] == '/' || !name[length]);
+    return part || fnmatch(wanted, name, 0) == 0;
+}
+
 bool check_begin(check_run *run, const char *name) {
     bool wanted = run->n_wanted == 0;
     for (int i = 0; i < run->n_wanted; ++i) {
-        if (!strstr(name, run->wanted[i])) continue;
+        if (!matches(name, run->wanted[i])) continue;
         wanted = run->found[i] = true;
     }
     if (wanted && run->list) puts(name);
@@ -132,7 +140,7 @@ static int check_all(check_run *run, const struct options *o) {
     }
     for (int i = 0; i < run->n_wanted; ++i) {
         if (!run->found[i])
-            return cli_fail(CLI_USAGE, "no case has \"%s\" in its name; see fattn check --list",
+            return cli_fail(CLI_USAGE, "no case is called \"%s\"; see fattn check --list",
                             run->wanted[i]);
     }
     if (run->list) return CLI_OK;

@@ -27,10 +27,11 @@ def lines(path):
 
 
 def check_passes():
-    text = fattn("check", "attention/causal", "block", "masks/causal_tall", "--fixtures", DATA,
+    text = fattn("check", "attention/g*", "block", "masks/causal_tall", "--fixtures", DATA,
                  "--json", "check.json")
     assert "3 cases: 3 ok, 0 failed" in text, text
     rows = lines("check.json")
+    assert [r["case"] for r in rows[::3]] == ["attention/gqa", "block", "masks/causal_tall"], rows
     assert [r["algorithm"] for r in rows] == ["standard", "flash1", "flash2"] * 3, rows
     for row in rows:
         assert row["state"] == "ok", row
@@ -47,6 +48,8 @@ def check_lists():
         if file.endswith(".h5"):
             with h5py.File(os.path.join(DATA, file)) as f:
                 recorded += len(f["cases"])
+    masks = fattn("check", "--list", "masks", "--fixtures", DATA).split()
+    assert masks == [n for n in names if n.startswith("masks/")] and masks, masks
     assert sum("/" in n and not n.startswith("attention/") for n in names) == recorded, names
 
 
@@ -69,14 +72,14 @@ def check_fails():
     assert "cannot read the folder" in fattn("check", "--fixtures", "none", "--list", code=1)
     os.mkdir("empty")
     assert "no fixture" in fattn("check", "--fixtures", "empty", "--list", code=1)
-    assert 'no case has "nosuch"' in fattn("check", "nosuch", "--fixtures", DATA, code=2)
+    assert 'no case is called "nosuch"' in fattn("check", "nosuch", "--fixtures", DATA, code=2)
 
 
 def memory_is_as_predicted():
-    fattn("memory", "--n", "64,256", "--layers", "1", "--json", "memory.json", "--plot", "a/m.svg")
+    fattn("memory", "--n", "256,512", "--layers", "1", "--json", "memory.json", "--plot", "a/m.svg")
     rows = {(r["what"], r["algorithm"], r["n"]): r for r in lines("memory.json")}
     assert len(rows) == 8, rows
-    for n in (64, 256):
+    for n in (256, 512):
         for algorithm in ("standard", "flash"):
             row = rows["layer", algorithm, n]
             assert row["state"] == "measured", row
