@@ -328,24 +328,24 @@ static bool draw(const struct options *o, row rows[2][CLI_LIST_MAX]) {
     }
     const int n = o->rows.count;
     const plot_series series[] = {
-        {"layer, N \u00d7 N: predicted", x, predicted[STORED], n, PLOT_DASHED, 1},
-        {"measured", x, counted[ONE_LAYER][STORED], n, PLOT_POINTS, 1},
-        {"layer, flash: predicted", x, predicted[FLASH], n, PLOT_DASHED, 0},
-        {"measured", x, counted[ONE_LAYER][FLASH], n, PLOT_POINTS, 0},
-        {"model, N \u00d7 N: measured", x, counted[WHOLE_MODEL][STORED], n, PLOT_MARKED, 4},
-        {"model, flash: measured", x, counted[WHOLE_MODEL][FLASH], n, PLOT_MARKED, 2},
+        {"layer, N \u00d7 N stored", x, predicted[STORED], n, PLOT_DASHED, 1},
+        {NULL, x, counted[ONE_LAYER][STORED], n, PLOT_POINTS, 1},
+        {"layer, flash", x, predicted[FLASH], n, PLOT_DASHED, 0},
+        {NULL, x, counted[ONE_LAYER][FLASH], n, PLOT_POINTS, 0},
+        {"model, N \u00d7 N stored", x, counted[WHOLE_MODEL][STORED], n, PLOT_MARKED, 4},
+        {"model, flash", x, counted[WHOLE_MODEL][FLASH], n, PLOT_MARKED, 2},
     };
-    char subtitle[200], more[80] = "";
-    if (o->layers > 0)
-        snprintf(more, sizeof more, ", and a model of %lld layers with AdamW",
-                 (long long)o->layers);
-    snprintf(subtitle, sizeof subtitle, "One attention layer%s; B %lld, %lld heads, d %lld, %s, %s",
-             more, (long long)o->batch, (long long)o->heads, (long long)o->head_dim,
-             o->dtype == 0 ? "f32" : "f64", o->mask == 0 ? "causal" : "full");
+    char subtitle[200], more[48] = "";
+    if (o->layers > 0) snprintf(more, sizeof more, ", and a model of %lld", (long long)o->layers);
+    snprintf(
+        subtitle, sizeof subtitle,
+        "Points measured, dashes predicted: one attention layer%s; B %lld, H %lld, d %lld, %s, %s",
+        more, (long long)o->batch, (long long)o->heads, (long long)o->head_dim,
+        o->dtype == 0 ? "f32" : "f64", o->mask == 0 ? "causal" : "full");
     const plot p = {.title = "Peak memory of a training step",
                     .subtitle = subtitle,
                     .x = {"sequence length N", PLOT_LOG2, PLOT_NUMBER, 0, 0},
-                    .y = {"peak, counted by the allocator", PLOT_LOG2, PLOT_BYTES, 0, 0},
+                    .y = {"peak memory", PLOT_LOG2, PLOT_BYTES, 0, 0},
                     .series = series,
                     .n_series = o->layers > 0 ? 6 : 4};
     return plot_write(&p, o->plot);
