@@ -44,6 +44,7 @@ for command in $commands; do
 done
 
 expect 0 'kernels for B 1, H 8, N 77, d 32, causal' info --n 77 --d 32 --causal
+expect 0 'fattn_bwd_cpu' info
 expect 2 '--d: "257" is not a whole number from 1 to 256' info --d 257
 expect 2 'unexpected "more"' info more
 full 'cannot write to standard output' info
