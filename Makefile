@@ -8,7 +8,7 @@ export OMP_WAIT_POLICY ?= passive
 
 build_packages := gcc libc6-dev cmake make pkg-config libopenblas-openmp-dev librandom123-dev libhdf5-dev
 demo_packages  := $(build_packages) fortunes gnuplot-nox
-test_packages  := $(demo_packages) g++ libcriterion-dev libdlpack-dev python3 python3-numpy python3-h5py
+test_packages  := $(demo_packages) g++ libcriterion-dev python3 python3-numpy python3-h5py
 tsan_packages  := $(test_packages) clang libomp-dev
 
 .PHONY: help all demo test test-gpu tsan bench install clean

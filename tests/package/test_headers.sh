@@ -33,10 +33,17 @@ END
             printf '#include <fattn/%s>\n#include <fattn/%s>\nint fattn_test_of_a_header;\n' "$name" "$name"
         } > "$source"
         # shellcheck disable=SC2086
-        "$compiler" $standard $warnings -I"$FATTN_SOURCE/include" -fsyntax-only "$source"
+        "$compiler" $standard $warnings -I"$FATTN_SOURCE/include" -isystem "$FATTN_SOURCE/tests/package" \
+            -fsyntax-only "$source"
         count=$((count + 1))
     done
 done
+if [ -f /usr/include/dlpack/dlpack.h ]; then # Debian's libdlpack-dev: DLPack 0.6
+    printf '#include <dlpack/dlpack.h>\n#include <fattn/dlpack.h>\n' > "$work/one.c"
+    # shellcheck disable=SC2086
+    gcc -std=c11 $warnings -I"$FATTN_SOURCE/include" -fsyntax-only "$work/one.c"
+    count=$((count + 1))
+fi
 echo "$count compilations"
 
 # C++ sees C names.
