@@ -143,6 +143,29 @@ Test(ref_extremes, rows_without_keys) {
     fattn_ctx_destroy(ctx);
 }
 
+/* A row with L = -inf contributes nothing, not even the NaN that upstream makes of its L. */
+Test(ref_extremes, gradient_of_an_infinite_L_is_not_read) {
+    fattn_ctx *const ctx = attention_context(1);
+    for (int n = 0; n < CONTENDERS; ++n) {
+        const attention_case c = {"no keys", .B = 1, .Hq = 2, .Sq = 9, .Sk = 5, .D = 3,
+                                  .flags = FATTN_CAUSAL, .d_lse = true, .sink = true,
+                                  .bias = BIAS | BIAS_OVER_I};
+        attention *const a = contend(ctx, &c, n), *const want = contend(ctx, &c, n);
+        for (int64_t row = 0; row < 2 * 9; ++row) {
+            const int64_t at[3] = {0, row / 9, row % 9};
+            if (row % 9 < 4) attention_set(&a->t[T_D_LSE], at, NAN);
+        }
+        set_all(a, T_SINK, -INFINITY);
+        set_all(want, T_SINK, -INFINITY);
+        attention_run(a, contenders[n].by);
+        attention_run(want, contenders[n].by);
+        attention_same_bits(a, want);
+        attention_free(a);
+        attention_free(want);
+    }
+    fattn_ctx_destroy(ctx);
+}
+
 Test(ref_extremes, sink_of_plus_infinity_takes_all) {
     fattn_ctx *const ctx = attention_context(1);
     for (int n = 0; n < CONTENDERS; ++n) {
