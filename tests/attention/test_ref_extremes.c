@@ -327,7 +327,7 @@ Test(ref_extremes, merge_with_empty_results) {
         c.flags |= FATTN_CAUSAL;
         attention *const empty = contend(ctx, &c, n);
         attention_start(empty, T_LSE, -INFINITY);
-        attention_start(empty, T_O, 0);
+        attention_start(empty, T_O, NAN);
         attention_run(empty, contenders[n].by);
         cr_assert(all_equal(empty, T_O, 0) && all_equal(empty, T_LSE, -INFINITY));
         cr_assert(all_equal(empty, T_DQ, 0) && all_equal(empty, T_DV, 0));

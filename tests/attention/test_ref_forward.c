@@ -114,10 +114,11 @@ static void check(fattn_ctx *ctx, const attention_case *c) {
 }
 
 Test(ref_forward, every_feature_and_layout) {
-    static const enum layout layouts[] = {LAYOUT_BHSD, LAYOUT_BSHD, LAYOUT_PITCH};
+    static const enum layout layouts[] = {LAYOUT_BHSD, LAYOUT_BSHD, LAYOUT_PITCH,
+                                       LAYOUT_REVERSED};
     fattn_ctx *const ctx = attention_context(1);
     for (int n = 0; n < attention_feature_count; ++n)
-        for (int layout = 0; layout < 3; ++layout) {
+        for (int layout = 0; layout < 4; ++layout) {
             attention_case c = attention_features[n];
             c.layout = layouts[layout];
             check(ctx, &c);

@@ -32,12 +32,13 @@ static void check_f32(fattn_ctx *ctx, const attention_case *c) {
     attention_free(want);
 }
 
-static const enum layout layouts[] = {LAYOUT_BHSD, LAYOUT_BSHD, LAYOUT_PITCH};
+static const enum layout layouts[] = {LAYOUT_BHSD, LAYOUT_BSHD, LAYOUT_PITCH,
+                                       LAYOUT_REVERSED};
 
 Test(standard, every_feature_and_layout) {
     fattn_ctx *const ctx = attention_context(1);
     for (int n = 0; n < attention_feature_count; ++n)
-        for (int layout = 0; layout < 3; ++layout) {
+        for (int layout = 0; layout < 4; ++layout) {
             attention_case c = attention_features[n];
             c.layout = layouts[layout];
             check_f64(ctx, &c);
@@ -53,7 +54,7 @@ Test(standard, mixed_features) {
         attention_case c = attention_mix(n);
         snprintf(name, sizeof name, "mix %d", n);
         c.name = name;
-        c.layout = layouts[n % 3];
+        c.layout = layouts[n % 4];
         check_f64(ctx, &c);
         check_f32(ctx, &c);
     }

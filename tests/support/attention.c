@@ -151,9 +151,14 @@ static void place(attention *a, enum tensor_id id, fattn_dtype dtype, int ndim,
     fattn_tensor t = fattn_tensor_view(NULL, dtype, FATTN_CPU, 0, ndim, shape);
     const int64_t span = lay_out(&t, layout);
     int64_t first = layout == LAYOUT_PITCH;
+    if (layout == LAYOUT_REVERSED && ndim == 4 && shape[2] > 1) {
+        first = (shape[2] - 1) * t.stride[2];
+        t.stride[2] = -t.stride[2];
+    }
     if (slice) first = slice * t.shape[1] * t.shape[3];
     const enum tensor_id home = (enum tensor_id)((int)id - slice);
-    if (!slice) a->fields[id] = field_new((size_t)(span + first) * element, element);
+    const int64_t size = layout == LAYOUT_PITCH ? span + first : span;
+    if (!slice) a->fields[id] = field_new((size_t)size * element, element);
     t.data = a->fields[home].memory + GUARD + (size_t)first * element;
     a->home[id] = home;
     a->t[id] = t;

@@ -41,6 +41,7 @@ const attention_case attention_features[] = {
     {"positions hide all keys", SMALL, .flags = FATTN_CAUSAL, .k_pos0 = 40},
     {"positions hide most keys", SMALL, .flags = FATTN_CAUSAL, .k_pos0 = 5},
     {"softcap", SMALL, .softcap = 0.75f},
+    {"softcap, only dK", SMALL, .softcap = 0.75f, .omit = NO_DQ | NO_DV},
     {"softcap, causal", TALL, .softcap = 1.5f, .flags = FATTN_CAUSAL},
     {"ALiBi", SMALL, .alibi = true},
     {"ALiBi, tall, positions", TALL, .alibi = true, .q_pos0 = 3, .k_pos0 = 1},

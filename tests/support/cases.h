@@ -13,8 +13,9 @@ enum layout {
     LAYOUT_BHSD,  /* row-major */
     LAYOUT_BSHD,  /* a permuted [B,S,H,D]; lse a permuted [B,S,H]; broadcast by stride 0 */
     LAYOUT_QKV,   /* slices of one [B,S,3,H,D], gradients too; o as BSHD. Wants equal shapes */
-    LAYOUT_PITCH  /* rows D+1 apart, data aligned to the element only; a dimension of size 1 has a
+    LAYOUT_PITCH, /* rows D+1 apart, data aligned to the element only; a dimension of size 1 has a
                      senseless stride */
+    LAYOUT_REVERSED /* rows last to first: a negative stride */
 };
 
 enum lengths { LENGTHS_NONE, LENGTHS_PADDED_Q, LENGTHS_PADDED_K, LENGTHS_PADDED, LENGTHS_PACKED };
