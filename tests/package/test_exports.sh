@@ -1,0 +1,54 @@
+#!/bin/sh
+# The shared libraries export what the public headers declare, as tests/golden/exports.txt has it,
+# and nothing else. libfattn needs neither HDF5 nor Criterion.
+set -eu
+export LC_ALL=C
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+
+# declared HEADER...: names of the functions marked FATTN_API.
+declared() {
+    printf '#include <fattn/%s>\n' "$@" | gcc -E -P -I"$FATTN_SOURCE/include" - | tr '\n' ' ' |
+        sed 's/;/;\n/g' | grep 'visibility("default")' |
+        sed 's/^[^(]*visibility("default")*//; s/^.*[ *]\(fattn_[a-z0-9_]*\)(.*$/\1/' | sort -u
+}
+exported() {
+    nm -D --defined-only "$1" | awk '$2 ~ /[A-Z]/ { print $3 }' | sort
+}
+status=0
+compare() { # what, expected file, got file
+    if ! diff -u "$2" "$3" > "$work/diff"; then
+        echo "$1:"
+        cat "$work/diff"
+        status=1
+    fi
+}
+
+declared fattn.h > "$work/core"
+declared fattn.h fixture.h | comm -13 "$work/core" - > "$work/fixture"
+cat "$work/core" "$work/fixture" > "$work/all"
+compare 'tests/golden/exports.txt against the headers (meant? then change the file, too)' "$FATTN_SOURCE/tests/golden/exports.txt" "$work/all"
+exported "$FATTN_BUILD/lib/libfattn.so" > "$work/libfattn"
+compare 'libfattn.so against the headers' "$work/core" "$work/libfattn"
+exported "$FATTN_BUILD/lib/libfattn_fixture.so" > "$work/libfattn_fixture"
+compare 'libfattn_fixture.so against fixture.h' "$work/fixture" "$work/libfattn_fixture"
+
+for library in hdf5 criterion; do
+    if readelf -d "$FATTN_BUILD/lib/libfattn.so" | grep "NEEDED.*$library"; then
+        echo "libfattn.so needs $library"
+        status=1
+    fi
+done
+if ! readelf -d "$FATTN_BUILD/lib/libfattn_fixture.so" | grep -q 'NEEDED.*hdf5'; then
+    echo 'libfattn_fixture.so does not need hdf5: this test looks at the wrong file'
+    status=1
+fi
+
+# No way out of the library but a return: neither printing nor leaving.
+forbidden='^(abort|exit|_exit|printf|puts|putchar|fprintf|fputs|__printf_chk|__fprintf_chk|getenv)$'
+if nm -D --undefined-only "$FATTN_BUILD/lib/libfattn.so" | awk '{ sub(/@.*/, "", $2); print $2 }' |
+    grep -E "$forbidden"; then
+    echo 'libfattn.so calls what a library must not call'
+    status=1
+fi
+exit $status
