@@ -5,13 +5,7 @@
 #include <fattn/fattn.h>
 #include <fattn/fixture.h>
 
-#include <stdbool.h>
-
-#define TRY(call)                                                                                  \
-    do {                                                                                           \
-        const fattn_status try_status = (call);                                                    \
-        if (try_status != FATTN_OK) return try_status;                                             \
-    } while (0)
+#include "internal.h"
 
 /* An open file, and how many random numbers its cases have drawn: each tensor has a stream. */
 typedef struct writer {
@@ -75,6 +69,10 @@ struct attention_case {
 };
 /* Draws the inputs, computes the rest with the fp64 reference, puts all of it. */
 fattn_status put_attention(writer *w, const attention_spec *spec);
+
+/* The files of the tape's ops: all cases. */
+fattn_status put_ops(writer *w);
+fattn_status put_blocks(writer *w);
 
 extern const attention_spec small_specs[], mask_specs[], dropout_specs[];
 extern const int small_count, mask_count, dropout_count;

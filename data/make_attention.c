@@ -64,7 +64,7 @@ static sizes sizes_of(const attention_spec *s) {
 
 static fattn_status integers(attention_case *c, enum slot s, const int32_t *values, int64_t count,
                              bool sums) {
-    TRY(fattn_tensor_alloc(c->w->ctx, FATTN_I32, 1, &count, &c->t[s]));
+    FATTNI_TRY(fattn_tensor_alloc(c->w->ctx, FATTN_I32, 1, &count, &c->t[s]));
     int32_t *const out = c->t[s].data, sum = 0;
     for (int64_t n = 0; n < count; ++n) {
         out[n] = sums ? sum : values[n];
@@ -77,13 +77,15 @@ static fattn_status take_lengths(attention_case *c, const sizes *z) {
     const attention_spec *const s = c->spec;
     const bool both = s->lengths == PADDED;
     if (s->lengths == PACKED) {
-        TRY(integers(c, CU_Q, s->length_q, z->B + 1, true));
-        TRY(integers(c, CU_K, s->length_k, z->B + 1, true));
+        FATTNI_TRY(integers(c, CU_Q, s->length_q, z->B + 1, true));
+        FATTNI_TRY(integers(c, CU_K, s->length_k, z->B + 1, true));
         c->params.max_seqlen_q = z->Sq;
         c->params.max_seqlen_k = z->Sk;
     }
-    if (both || s->lengths == PADDED_Q) TRY(integers(c, SEQLENS_Q, s->length_q, z->B, false));
-    if (both || s->lengths == PADDED_K) TRY(integers(c, SEQLENS_K, s->length_k, z->B, false));
+    if (both || s->lengths == PADDED_Q)
+        FATTNI_TRY(integers(c, SEQLENS_Q, s->length_q, z->B, false));
+    if (both || s->lengths == PADDED_K)
+        FATTNI_TRY(integers(c, SEQLENS_K, s->length_k, z->B, false));
     return FATTN_OK;
 }
 
@@ -103,7 +105,7 @@ static void clear_padding(attention_case *c, enum slot s, const int32_t *used) {
 
 /* The published slopes, 2^(-8 (h+1)/H): powers of two here, exact in every type. */
 static fattn_status take_slopes(attention_case *c, int64_t heads) {
-    TRY(fattn_tensor_alloc(c->w->ctx, FATTN_F64, 1, &heads, &c->t[ALIBI]));
+    FATTNI_TRY(fattn_tensor_alloc(c->w->ctx, FATTN_F64, 1, &heads, &c->t[ALIBI]));
     for (int64_t h = 0; h < heads; ++h)
         ((double *)c->t[ALIBI].data)[h] = ldexp(1, (int)(-8 * (h + 1) / heads));
     return FATTN_OK;
@@ -118,19 +120,19 @@ static fattn_status draw_inputs(attention_case *c, const sizes *z) {
     const int64_t one[4] = {1, 1, 1, z->Dv}, none[1] = {0};
     const int64_t bias[4] = {s->bias & OVER_B ? 1 : z->B, s->bias & OVER_H ? 1 : z->Hq,
                              s->bias & OVER_ROWS ? 1 : z->Sq, s->bias & OVER_KEYS ? 1 : z->Sk};
-    TRY(draw(c->w, exact, 4, q, &c->t[Q]));
-    TRY(draw(c->w, exact, 4, k, &c->t[K]));
-    TRY(draw(c->w, exact, 4, v, &c->t[V]));
-    TRY(draw(c->w, exact, 4, s->sum_d_o ? one : o, &c->t[D_O]));
-    if (s->bias) TRY(draw(c->w, exact, 4, bias, &c->t[BIAS_IN]));
-    if (s->alibi) TRY(take_slopes(c, z->Hq));
-    if (s->sink) TRY(draw(c->w, FATTN_F32, 1, &z->Hq, &c->t[SINK]));
-    if (s->d_lse) TRY(draw(c->w, FATTN_F32, 3, o, &c->t[D_LSE]));
+    FATTNI_TRY(draw(c->w, exact, 4, q, &c->t[Q]));
+    FATTNI_TRY(draw(c->w, exact, 4, k, &c->t[K]));
+    FATTNI_TRY(draw(c->w, exact, 4, v, &c->t[V]));
+    FATTNI_TRY(draw(c->w, exact, 4, s->sum_d_o ? one : o, &c->t[D_O]));
+    if (s->bias) FATTNI_TRY(draw(c->w, exact, 4, bias, &c->t[BIAS_IN]));
+    if (s->alibi) FATTNI_TRY(take_slopes(c, z->Hq));
+    if (s->sink) FATTNI_TRY(draw(c->w, FATTN_F32, 1, &z->Hq, &c->t[SINK]));
+    if (s->d_lse) FATTNI_TRY(draw(c->w, FATTN_F32, 3, o, &c->t[D_LSE]));
     if (s->step) {
-        TRY(fattn_tensor_alloc(c->w->ctx, FATTN_I32, 0, none, &c->t[STEP]));
+        FATTNI_TRY(fattn_tensor_alloc(c->w->ctx, FATTN_I32, 0, none, &c->t[STEP]));
         *(int32_t *)c->t[STEP].data = 5;
     }
-    TRY(take_lengths(c, z));
+    FATTNI_TRY(take_lengths(c, z));
     const bool rows = s->lengths == PACKED || s->lengths == PADDED || s->lengths == PADDED_Q;
     const bool keys = s->lengths == PACKED || s->lengths == PADDED || s->lengths == PADDED_K;
     if (rows) clear_padding(c, Q, s->length_q);
@@ -144,7 +146,7 @@ static fattn_status draw_inputs(attention_case *c, const sizes *z) {
 static fattn_status take_output(attention_case *c, enum slot s, int ndim, const int64_t *shape) {
     const bool data = s != LSE && s != D_BIAS && s != D_SINK;
     const fattn_dtype exact = data && c->spec->exact ? c->spec->exact : FATTN_F32;
-    TRY(fattn_tensor_alloc(c->w->ctx, FATTN_F64, ndim, shape, &c->t[s]));
+    FATTNI_TRY(fattn_tensor_alloc(c->w->ctx, FATTN_F64, ndim, shape, &c->t[s]));
     if (!(slots[s].adds & c->params.flags)) return FATTN_OK;
     return draw(c->w, s == O ? FATTN_F32 : exact, ndim, shape, &c->initial[s]);
 }
@@ -152,13 +154,13 @@ static fattn_status take_output(attention_case *c, enum slot s, int ndim, const 
 static fattn_status take_outputs(attention_case *c) {
     const fattn_tensor *const t = c->t;
     const int64_t o[4] = {t[Q].shape[0], t[Q].shape[1], t[Q].shape[2], t[V].shape[3]};
-    TRY(take_output(c, O, 4, o));
-    TRY(take_output(c, LSE, 3, o));
-    TRY(take_output(c, DQ, 4, t[Q].shape));
-    TRY(take_output(c, DK, 4, t[K].shape));
-    TRY(take_output(c, DV, 4, t[V].shape));
-    if (c->spec->bias) TRY(take_output(c, D_BIAS, 4, t[BIAS_IN].shape));
-    if (c->spec->sink) TRY(take_output(c, D_SINK, 1, t[SINK].shape));
+    FATTNI_TRY(take_output(c, O, 4, o));
+    FATTNI_TRY(take_output(c, LSE, 3, o));
+    FATTNI_TRY(take_output(c, DQ, 4, t[Q].shape));
+    FATTNI_TRY(take_output(c, DK, 4, t[K].shape));
+    FATTNI_TRY(take_output(c, DV, 4, t[V].shape));
+    if (c->spec->bias) FATTNI_TRY(take_output(c, D_BIAS, 4, t[BIAS_IN].shape));
+    if (c->spec->sink) FATTNI_TRY(take_output(c, D_SINK, 1, t[SINK].shape));
     return FATTN_OK;
 }
 
@@ -167,7 +169,7 @@ static fattn_status reset(attention_case *c, enum slot first, enum slot last) {
     for (int s = (int)first; s <= (int)last; ++s) {
         double *const x = c->t[s].data;
         if (c->initial[s].data) {
-            TRY(fattn_tensor_copy(c->w->ctx, &c->t[s], &c->initial[s]));
+            FATTNI_TRY(fattn_tensor_copy(c->w->ctx, &c->t[s], &c->initial[s]));
         } else if (x) {
             for (int64_t n = 0; n < fattn_tensor_numel(&c->t[s]); ++n)
                 x[n] = NAN;
@@ -178,15 +180,15 @@ static fattn_status reset(attention_case *c, enum slot first, enum slot last) {
 
 static fattn_status forward(attention_case *c) {
     fattni_problem p;
-    TRY(reset(c, O, LSE));
-    TRY(fattni_problem_init(c->w->ctx, &c->params, &c->io, FATTNI_FWD, true, &p));
+    FATTNI_TRY(reset(c, O, LSE));
+    FATTNI_TRY(fattni_problem_init(c->w->ctx, &c->params, &c->io, FATTNI_FWD, true, &p));
     return fattni_fwd_ref(c->w->ctx, &p);
 }
 
 static fattn_status backward(attention_case *c) {
     fattni_problem p;
-    TRY(reset(c, DQ, D_SINK));
-    TRY(fattni_problem_init(c->w->ctx, &c->params, &c->io, FATTNI_BWD, true, &p));
+    FATTNI_TRY(reset(c, DQ, D_SINK));
+    FATTNI_TRY(fattni_problem_init(c->w->ctx, &c->params, &c->io, FATTNI_BWD, true, &p));
     return fattni_bwd_ref(c->w->ctx, &p);
 }
 
@@ -194,7 +196,7 @@ static fattn_status backward(attention_case *c) {
 static fattn_status take_delta(attention_case *c) {
     const fattn_tensor *const o = &c->t[O];
     const int64_t Dv = o->shape[3];
-    TRY(fattn_tensor_alloc(c->w->ctx, FATTN_F64, 3, o->shape, &c->t[DELTA]));
+    FATTNI_TRY(fattn_tensor_alloc(c->w->ctx, FATTN_F64, 3, o->shape, &c->t[DELTA]));
     const double *const x = o->data, *const d_o = c->t[D_O].data, *const d_lse = c->t[D_LSE].data;
     for (int64_t n = 0; n < fattn_tensor_numel(&c->t[DELTA]); ++n) {
         double sum = d_lse ? -d_lse[n] : 0;
@@ -208,7 +210,7 @@ static fattn_status take_delta(attention_case *c) {
 /* sum dO O + sum dL L over what forward writes; a row without keys has L = -inf, a constant. */
 static fattn_status loss(void *user, double *out) {
     attention_case *const c = user;
-    TRY(forward(c));
+    FATTNI_TRY(forward(c));
     const double *const o = c->t[O].data, *const lse = c->t[LSE].data;
     const double *const d_o = c->t[D_O].data, *const d_lse = c->t[D_LSE].data;
     const int64_t Dv = c->t[O].shape[3], rows = fattn_tensor_numel(&c->t[LSE]);
@@ -229,12 +231,12 @@ static fattn_status put_tensors(attention_case *c) {
         if (c->t[s].dtype == 0) continue;
         snprintf(path, sizeof path, "/cases/%s/%s", c->spec->name, slots[s].name);
         if (s >= O || c->t[s].dtype == FATTN_I32)
-            TRY(fattn_fixture_put(c->w->file, path, &c->t[s]));
+            FATTNI_TRY(fattn_fixture_put(c->w->file, path, &c->t[s]));
         else
-            TRY(put_f32(c->w, path, &c->t[s]));
+            FATTNI_TRY(put_f32(c->w, path, &c->t[s]));
         if (c->initial[s].dtype == 0) continue;
         snprintf(path, sizeof path, "/cases/%s/%s_in", c->spec->name, slots[s].name);
-        TRY(put_f32(c->w, path, &c->initial[s]));
+        FATTNI_TRY(put_f32(c->w, path, &c->initial[s]));
     }
     return FATTN_OK;
 }
@@ -243,9 +245,9 @@ static fattn_status put_attributes(attention_case *c) {
     const attention_spec *const s = c->spec;
     char path[128];
     snprintf(path, sizeof path, "/cases/%s", s->name);
-    TRY(fattn_fixture_put_params(c->w->file, s->name, &c->params));
-    TRY(fattn_fixture_put_text(c->w->file, path, "note", s->note));
-    TRY(fattn_fixture_put_text(c->w->file, path, "layout", s->layout ? s->layout : "bhsd"));
+    FATTNI_TRY(fattn_fixture_put_params(c->w->file, s->name, &c->params));
+    FATTNI_TRY(fattn_fixture_put_text(c->w->file, path, "note", s->note));
+    FATTNI_TRY(fattn_fixture_put_text(c->w->file, path, "layout", s->layout ? s->layout : "bhsd"));
     return fattn_fixture_put_text(c->w->file, path, "exact",
                                   fattn_dtype_name(s->exact ? s->exact : FATTN_F32));
 }
@@ -262,15 +264,15 @@ static fattn_status put_sample(attention_case *c) {
                               c->t[pairs[n].gradient],
                               loss,
                               c};
-        TRY(put_differences(c->w, &d));
+        FATTNI_TRY(put_differences(c->w, &d));
     }
     return FATTN_OK;
 }
 
 static fattn_status build(attention_case *c) {
     const sizes z = sizes_of(c->spec);
-    TRY(draw_inputs(c, &z));
-    TRY(take_outputs(c));
+    FATTNI_TRY(draw_inputs(c, &z));
+    FATTNI_TRY(take_outputs(c));
     if (c->spec->adjust) c->spec->adjust(c);
     for (int s = 0; s < SLOTS; ++s)
         if (c->t[s].dtype) *(const fattn_tensor **)((char *)&c->io + slots[s].io) = &c->t[s];
@@ -280,14 +282,14 @@ static fattn_status build(attention_case *c) {
             every_row.shape[d] = c->t[O].shape[d], every_row.stride[d] = 0;
         c->io.d_o = &every_row;
     }
-    TRY(forward(c));
+    FATTNI_TRY(forward(c));
     if (c->spec->delta) {
-        TRY(take_delta(c));
+        FATTNI_TRY(take_delta(c));
         c->io.delta = &c->t[DELTA];
     }
-    TRY(backward(c));
-    TRY(put_attributes(c));
-    TRY(put_tensors(c));
+    FATTNI_TRY(backward(c));
+    FATTNI_TRY(put_attributes(c));
+    FATTNI_TRY(put_tensors(c));
     /* A rounded delta, and a gradient that is added to, are not what differences measure. */
     const bool adds = c->params.flags & (FATTN_ACC_DQ | FATTN_ACC_DK | FATTN_ACC_DV |
                                          FATTN_ACC_DBIAS | FATTN_ACC_DSINK);

@@ -22,7 +22,7 @@ fattn_status draw(writer *w, fattn_dtype exact, int ndim, const int64_t *shape, 
 
 fattn_status put_f32(writer *w, const char *path, const fattn_tensor *t) {
     fattn_tensor narrow = {0};
-    TRY(fattn_tensor_alloc(w->ctx, FATTN_F32, t->ndim, t->shape, &narrow));
+    FATTNI_TRY(fattn_tensor_alloc(w->ctx, FATTN_F32, t->ndim, t->shape, &narrow));
     fattn_status status = fattn_tensor_copy(w->ctx, &narrow, t);
     if (status == FATTN_OK) status = fattn_fixture_put(w->file, path, &narrow);
     fattn_tensor_free(w->ctx, &narrow);
@@ -77,19 +77,19 @@ fattn_status put_differences(writer *w, const difference *d) {
     char path[128];
     const int64_t count = choose(w, d, index);
     for (int n = 0; n < count; ++n)
-        TRY(quotient(d, index[n], &value[n]));
+        FATTNI_TRY(quotient(d, index[n], &value[n]));
     const fattn_tensor i = fattn_tensor_view(index, FATTN_I32, FATTN_CPU, 0, 1, &count);
     const fattn_tensor v = fattn_tensor_view(value, FATTN_F64, FATTN_CPU, 0, 1, &count);
     snprintf(path, sizeof path, "/cases/%s/fd/%s_index", d->name, d->input);
-    TRY(fattn_fixture_put(w->file, path, &i));
+    FATTNI_TRY(fattn_fixture_put(w->file, path, &i));
     snprintf(path, sizeof path, "/cases/%s/fd/%s_value", d->name, d->input);
-    TRY(fattn_fixture_put(w->file, path, &v));
+    FATTNI_TRY(fattn_fixture_put(w->file, path, &v));
     return fattn_fixture_put_f64(w->file, path, "step", cbrt(DBL_EPSILON));
 }
 
 static fattn_status put_attentions(writer *w, const attention_spec *specs, int count) {
     for (int n = 0; n < count; ++n)
-        TRY(put_attention(w, &specs[n]));
+        FATTNI_TRY(put_attention(w, &specs[n]));
     return FATTN_OK;
 }
 static fattn_status put_small(writer *w) { return put_attentions(w, small_specs, small_count); }
@@ -103,16 +103,16 @@ static const struct {
     uint64_t seed;
     fattn_status (*put)(writer *w);
 } files[] = {
-    {"attention_small.h5", 1, put_small},
-    {"masks.h5", 2, put_masks},
-    {"dropout.h5", 3, put_dropout},
+    {"attention_small.h5", 1, put_small}, {"masks.h5", 2, put_masks},
+    {"dropout.h5", 3, put_dropout},       {"ops.h5", 4, put_ops},
+    {"block.h5", 5, put_blocks},
 };
 
 static fattn_status make(fattn_ctx *ctx, const char *folder, int n) {
     char path[4096];
     snprintf(path, sizeof path, "%s/%s", folder, files[n].name);
     writer w = {.ctx = ctx, .seed = files[n].seed};
-    TRY(fattn_fixture_open(ctx, path, 1, &w.file));
+    FATTNI_TRY(fattn_fixture_open(ctx, path, 1, &w.file));
     fattn_status status = fattn_fixture_put_text(w.file, "/", "generator", "make_fixtures 1");
     if (status == FATTN_OK)
         status = fattn_fixture_put_f64(w.file, "/", "seed", (double)files[n].seed);
