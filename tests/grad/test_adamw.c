@@ -356,8 +356,16 @@ Test(adamw, calls_out_of_order_are_refused) {
     m.p[5].value.shape[0] = m.p[5].grad.shape[0] = lengths[5];
     cr_assert(get(&m.p[0].value, 0) == before && get(&m.p[0].grad, 0) == gradient);
     m.p[0].flags = FATTN_PARAM_FROZEN; /* freezing later is fine */
+    double squares = 0;
+    for (int i = 1; i < PARAMS; ++i)
+        for (int64_t e = 0; e < lengths[i] && i != 4; ++e)
+            squares += get(&m.p[i].grad, e) * get(&m.p[i].grad, e);
+    ((float *)m.p[0].grad.data)[0] = (float)gradient * 1e4f; /* and out of the norm */
     cr_assert_eq(fattn_adamw_step(a), FATTN_OK);
-    cr_assert(get(&m.p[0].value, 0) == before && get(&m.p[0].grad, 0) == gradient);
+    cr_assert_eq(fattn_adamw_grad_norm(a, &norm), FATTN_OK);
+    cr_assert_float_eq(norm, sqrt(squares), 1e-12 * norm);
+    cr_assert_eq(get(&m.p[0].value, 0), before);
+    cr_assert_eq(get(&m.p[0].grad, 0), (double)((float)gradient * 1e4f));
     fattn_adamw_destroy(a);
     model_free(&m, ctx);
 }

@@ -317,7 +317,10 @@ Test(attention_op, rows_past_the_end_are_zero) {
     end();
 }
 
+/* With threads: a plan for another set of gradients would ask for another workspace. */
 Test(attention_op, empty_problems) {
+    fattn_ctx_destroy(ctx);
+    ctx = failing_context(&memory, 4);
     const int64_t cases[3][3][4] = {{{1, 2, 0, 3}, {1, 2, 4, 3}, {1, 2, 4, 3}},
                                     {{1, 2, 4, 3}, {1, 2, 0, 3}, {1, 2, 0, 3}},
                                     {{0, 2, 4, 3}, {0, 2, 4, 3}, {0, 2, 4, 3}}};
@@ -365,6 +368,16 @@ Test(attention_op, refusals) {
     fattn_attention_params p = {0};
     x = use_all();
     refused(fattn_op_attention_ex(tape, &x, &p, NULL), FATTN_E_ABI, "fattn_attention_params");
+    struct newer {
+        fattn_attention_params p;
+        uint64_t future;
+    } newer = {{.struct_size = sizeof newer}, 0};
+    x = use_all(), x.v = x.k;
+    cr_assert_neq(fattn_op_attention_ex(tape, &x, &newer.p, NULL).id, 0, "%s",
+                  fattn_ctx_error(ctx));
+    newer.future = 1;
+    x = use_all();
+    refused(fattn_op_attention_ex(tape, &x, &newer.p, NULL), FATTN_E_ABI, "fattn_attention_params");
     p.struct_size = sizeof p;
     p.flags = FATTN_ACC_DK;
     x = use_all();

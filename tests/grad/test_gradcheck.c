@@ -169,6 +169,75 @@ Test(gradcheck, a_sample_has_both_ends) {
     }
 }
 
+/* Notes which coordinates of in[0] differ from a_data: those that are looked at. */
+typedef struct watch {
+    int evaluations, differentiated;
+    bool moved[COUNT];
+} watch;
+static fattn_status watched_infer(fattn_op_call *c) {
+    watch *w = *(watch *const *)c->attr;
+    ++w->evaluations;
+    w->differentiated += c->wanted[0];
+    for (int64_t e = 0; e < COUNT; ++e)
+        if (*element(&c->in[0], e) != a_data[e]) w->moved[e] = true;
+    c->out[0] = c->in[0]; /* a view */
+    return FATTN_OK;
+}
+static fattn_status nothing(fattn_op_call *c) { return c ? FATTN_OK : FATTN_E_ARG; }
+static fattn_var watched_graph(fattn_tape *t, const fattn_var *in, int n_in, void *user) {
+    (void)n_in;
+    static const fattn_op_def def = {.struct_size = sizeof def,
+                                     .attr_size = sizeof(watch *),
+                                     .n_out = 1,
+                                     .name = "watched",
+                                     .infer = watched_infer,
+                                     .backward = nothing};
+    return fattn_op_custom(t, &def, in, 1, &user);
+}
+
+Test(gradcheck, a_sample_is_spread_and_the_rest_is_cheap) {
+    for (int64_t m = 2; m <= COUNT; ++m) {
+        watch w = {0};
+        fattn_report r = {.struct_size = sizeof r};
+        const fattn_gradcheck_options o = {
+            .struct_size = sizeof o, .max_coords = m, .seed = (uint64_t)m};
+        cr_assert_eq(fattn_gradcheck(ctx, watched_graph, &w, inputs, 1, &o, &r), FATTN_OK);
+        int64_t count = 0, gap = 0, widest = 0;
+        for (int e = 0; e < COUNT; ++e) {
+            count += w.moved[e];
+            gap = w.moved[e] ? 0 : gap + 1;
+            widest = gap > widest ? gap : widest;
+        }
+        cr_assert_eq(count, m, "%ld different coordinates, not %ld", (long)count, (long)m);
+        cr_assert_lt(widest, 2 * (COUNT + m - 1) / m, "one from every %ld", (long)(COUNT / m));
+        cr_assert(w.moved[0] && w.moved[COUNT - 1]);
+        cr_assert_eq(w.evaluations, 1 + 2 * m);
+        cr_assert_eq(w.differentiated, 1, "values alone need no gradients");
+    }
+}
+
+static fattn_var double_graph(fattn_tape *t, const fattn_var *in, int n_in, void *user) {
+    (void)n_in, (void)user;
+    return add(t, in[0], in[0]);
+}
+static fattn_var square_graph(fattn_tape *t, const fattn_var *in, int n_in, void *user) {
+    (void)n_in, (void)user;
+    return mul(t, in[0], in[0]);
+}
+
+Test(gradcheck, steps_are_exact_and_scaled) {
+    fattn_report r = {.struct_size = sizeof r};
+    /* 45 ulps: only a step that x + h and x - h take exactly gives 2 to six places. */
+    for (int i = 0; i < COUNT; ++i) a_data[i] = 1.25 + 0.37 * i / COUNT;
+    const fattn_gradcheck_options tiny = {.struct_size = sizeof tiny, .step = 1.03e-14};
+    cr_assert_eq(fattn_gradcheck(ctx, double_graph, NULL, inputs, 1, &tiny, &r), FATTN_OK, "%s",
+                 fattn_ctx_error(ctx));
+    /* x^2 near 1e6 is known to 1e-4: an unscaled step of 6e-6 would see nothing else. */
+    for (int i = 0; i < COUNT; ++i) a_data[i] = 1e6 / 3 * (1 + i);
+    cr_assert_eq(fattn_gradcheck(ctx, square_graph, NULL, inputs, 1, NULL, &r), FATTN_OK, "%s",
+                 fattn_ctx_error(ctx));
+}
+
 Test(gradcheck, non_finite_gradients_fail) {
     const wave wrong = {.w = 2, .stretch = 1, .at_end = NAN};
     fattn_report r;
