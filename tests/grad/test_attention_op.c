@@ -321,10 +321,11 @@ Test(attention_op, rows_past_the_end_are_zero) {
 Test(attention_op, empty_problems) {
     fattn_ctx_destroy(ctx);
     ctx = failing_context(&memory, 4);
-    const int64_t cases[3][3][4] = {{{1, 2, 0, 3}, {1, 2, 4, 3}, {1, 2, 4, 3}},
+    const int64_t cases[4][3][4] = {{{1, 2, 0, 3}, {1, 2, 4, 3}, {1, 2, 4, 3}},
                                     {{1, 2, 4, 3}, {1, 2, 0, 3}, {1, 2, 0, 3}},
-                                    {{0, 2, 4, 3}, {0, 2, 4, 3}, {0, 2, 4, 3}}};
-    for (int n = 0; n < 3; ++n)
+                                    {{0, 2, 4, 3}, {0, 2, 4, 3}, {0, 2, 4, 3}},
+                                    {{1, 3, 100, 3}, {1, 3, 0, 3}, {1, 3, 0, 3}}};
+    for (int n = 0; n < 4; ++n)
         for (int32_t algorithm = FATTN_ALGO_AUTO; algorithm <= FATTN_ALGO_STANDARD; ++algorithm) {
             begin(FATTN_F64, cases[n]);
             const fattn_attention_vars x = use_all();
