@@ -165,7 +165,7 @@ bool check_fixtures(check_run *run, const char *folder) {
         }
         const fattn_status s = fattn_fixture_open(run->ctx, path, 0, &f);
         if (s != FATTN_OK) {
-            cli_status(run->ctx, s, path);
+            cli_status(run->ctx, s, "fixtures");
             return false;
         }
         for (int c = 0; c < fattn_fixture_count(f); ++c)
