@@ -104,6 +104,7 @@ fattn_status fattn_adamw_create(fattn_ctx *ctx, const fattn_adamw_options *opt,
         return fattn_ctx_fail(ctx, FATTN_E_ARG, "adamw_create: out or params is NULL, or n is %d",
                               n);
     *out = NULL;
+    FATTNI_TRY(fattni_cpu_only(ctx, "adamw_create"));
     fattn_adamw_options o = {.struct_size = sizeof o};
     fattn_adamw_defaults(&o);
     if (opt) FATTNI_TRY(fattni_take_struct(ctx, "fattn_adamw_options", opt, &o, sizeof o));

@@ -385,6 +385,8 @@ fattn_status fattn_fixture_open(fattn_ctx *ctx, const char *path, int create, fa
     if (out) *out = NULL;
     if (!ctx) return FATTN_E_ARG;
     if (!path || !out) return fattn_ctx_fail(ctx, FATTN_E_ARG, "fixture_open: path or out is NULL");
+    if (fattn_ctx_device(ctx) != FATTN_CPU)
+        return fattn_ctx_fail(ctx, FATTN_E_UNSUPPORTED, "fixture_open: works on a CPU context only");
     fattn_fixture *const f = calloc(1, sizeof *f);
     char *const copy = malloc(strlen(path) + 1);
     if (!f || !copy) {

@@ -24,6 +24,7 @@ fattn_status fattn_tape_create(fattn_ctx *ctx, fattn_tape **out) {
     if (!ctx) return FATTN_E_ARG;
     if (!out) return fattn_ctx_fail(ctx, FATTN_E_ARG, "tape_create: out is NULL");
     *out = NULL;
+    FATTNI_TRY(fattni_cpu_only(ctx, "tape_create"));
     void *p;
     FATTNI_TRY(fattni_alloc(ctx, sizeof(fattn_tape), &p));
     fattn_tape *t = p;

@@ -2,5 +2,15 @@
 #include "kernel.h"
 
 extern const fattni_kernel fattni_bwd_cpu, fattni_bwd_standard;
+#ifdef FATTNI_HAVE_CUDA
+extern const fattni_kernel fattni_bwd_cuda;
+#endif
 
-const fattni_kernel *const fattni_bwd_table[] = {&fattni_bwd_cpu, &fattni_bwd_standard, NULL};
+const fattni_kernel *const fattni_bwd_table[] = {
+    &fattni_bwd_cpu,
+    &fattni_bwd_standard,
+#ifdef FATTNI_HAVE_CUDA
+    &fattni_bwd_cuda,
+#endif
+    NULL,
+};

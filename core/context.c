@@ -1,5 +1,8 @@
 /* fattn_ctx: options, errors, counters; and the ABI rule for every options struct. */
 #include "internal.h"
+#ifdef FATTNI_HAVE_CUDA
+#include "cuda_device.h"
+#endif
 
 #include <stdarg.h>
 #include <stdio.h>
@@ -9,6 +12,19 @@
 static fattn_status refuse(const fattn_ctx_options *o, fattn_status s, const char *text) {
     if (o->log) o->log(o->log_user, FATTN_LOG_ERROR, text);
     return s;
+}
+
+static fattn_allocator default_allocator(fattn_device device) {
+#ifdef FATTNI_HAVE_CUDA
+    if (device == FATTN_CUDA) return fattni_cuda_allocator();
+#endif
+    (void)device;
+    return fattni_default_allocator();
+}
+
+/* The context itself lies in host memory: a GPU's allocator cannot give that. */
+static fattn_allocator own_allocator(fattn_device device, fattn_allocator given) {
+    return device == FATTN_CPU ? given : fattni_default_allocator();
 }
 
 fattn_status fattn_ctx_create(const fattn_ctx_options *opt, fattn_ctx **out) {
@@ -22,16 +38,17 @@ fattn_status fattn_ctx_create(const fattn_ctx_options *opt, fattn_ctx **out) {
     }
     if (o.device == 0) o.device = FATTN_CPU;
     char text[160];
-    if (o.device == FATTN_CUDA)
-        return refuse(&o, FATTN_E_UNSUPPORTED,
-                      "device: this version of fattn computes on the CPU only (device 1), "
-                      "not on CUDA (device 2)");
-    if (o.device != FATTN_CPU) {
+    if (o.device != FATTN_CPU && o.device != FATTN_CUDA) {
         snprintf(text, sizeof text, "device: %d is neither FATTN_CPU (1) nor FATTN_CUDA (2)",
                  o.device);
         return refuse(&o, FATTN_E_ARG, text);
     }
-    if (o.device_id != 0 || o.stream) {
+#ifndef FATTNI_HAVE_CUDA
+    if (o.device == FATTN_CUDA)
+        return refuse(&o, FATTN_E_UNSUPPORTED,
+                      "device: this library was built without CUDA (device 2), it has the CPU only");
+#endif
+    if (o.device == FATTN_CPU && (o.device_id != 0 || o.stream)) {
         snprintf(text, sizeof text, "the CPU has device_id 0 and no stream, not device_id %d%s",
                  o.device_id, o.stream ? " with a stream" : "");
         return refuse(&o, FATTN_E_ARG, text);
@@ -48,9 +65,10 @@ fattn_status fattn_ctx_create(const fattn_ctx_options *opt, fattn_ctx **out) {
     }
     if (!o.allocator.alloc != !o.allocator.free)
         return refuse(&o, FATTN_E_ARG, "allocator: alloc and free go together, one of them is NULL");
-    if (!o.allocator.alloc) o.allocator = fattni_default_allocator();
+    if (!o.allocator.alloc) o.allocator = default_allocator((fattn_device)o.device);
 
-    fattn_ctx *ctx = o.allocator.alloc(o.allocator.user, sizeof *ctx, FATTNI_ALIGN, o.stream);
+    const fattn_allocator host = own_allocator((fattn_device)o.device, o.allocator);
+    fattn_ctx *ctx = host.alloc(host.user, sizeof *ctx, FATTNI_ALIGN, NULL);
     if (!ctx) return refuse(&o, FATTN_E_NOMEM, "no memory for a context");
     const int best = fattni_cpu_isa(), cap = o.arch_cap;
     *ctx = (fattn_ctx){
@@ -66,23 +84,40 @@ fattn_status fattn_ctx_create(const fattn_ctx_options *opt, fattn_ctx **out) {
         .log = o.log,
         .log_user = o.log_user,
     };
+#ifdef FATTNI_HAVE_CUDA
+    if (ctx->device == FATTN_CUDA) {
+        const fattn_status s = fattni_cuda_open(ctx); /* its sentence has gone to the log */
+        if (s != FATTN_OK) {
+            fattn_ctx_destroy(ctx);
+            return s;
+        }
+    }
+#endif
     *out = ctx;
     return FATTN_OK;
 }
 
 void fattn_ctx_destroy(fattn_ctx *ctx) {
     if (!ctx) return;
-    const fattn_allocator a = ctx->allocator;
-    a.free(a.user, ctx, sizeof *ctx, ctx->stream);
+    const fattn_allocator host = own_allocator(ctx->device, ctx->allocator);
+    host.free(host.user, ctx, sizeof *ctx, NULL);
 }
 
 fattn_status fattn_ctx_set_stream(fattn_ctx *ctx, fattn_stream s) {
     if (!ctx) return FATTN_E_ARG;
-    if (s) return fattn_ctx_fail(ctx, FATTN_E_ARG, "stream: the CPU has none, pass NULL");
+    if (s && ctx->device == FATTN_CPU)
+        return fattn_ctx_fail(ctx, FATTN_E_ARG, "stream: the CPU has none, pass NULL");
+    ctx->stream = s;
     return FATTN_OK;
 }
 
-fattn_status fattn_ctx_sync(fattn_ctx *ctx) { return ctx ? FATTN_OK : FATTN_E_ARG; }
+fattn_status fattn_ctx_sync(fattn_ctx *ctx) {
+    if (!ctx) return FATTN_E_ARG;
+#ifdef FATTNI_HAVE_CUDA
+    if (ctx->device == FATTN_CUDA) return fattni_cuda_sync(ctx);
+#endif
+    return FATTN_OK;
+}
 
 const char *fattn_ctx_error(const fattn_ctx *ctx) { return ctx ? ctx->error : ""; }
 
@@ -98,7 +133,14 @@ fattn_status fattn_ctx_fail(fattn_ctx *ctx, fattn_status s, const char *format, 
     return s;
 }
 
+fattn_status fattni_cpu_only(fattn_ctx *ctx, const char *what) {
+    if (ctx->device == FATTN_CPU) return FATTN_OK;
+    return fattn_ctx_fail(ctx, FATTN_E_UNSUPPORTED, "%s: works on a CPU context only", what);
+}
+
 fattn_mem fattn_ctx_mem(const fattn_ctx *ctx) { return ctx ? ctx->mem : (fattn_mem){0}; }
+
+fattn_device fattn_ctx_device(const fattn_ctx *ctx) { return ctx ? ctx->device : FATTN_CPU; }
 
 void fattn_ctx_mem_reset_peak(fattn_ctx *ctx) {
     if (ctx) ctx->mem.peak = ctx->mem.live;

@@ -64,6 +64,7 @@ fattn_status fattn_dropout_mask(fattn_ctx *ctx, const fattn_attention_params *pa
                                 const fattn_attention_io *io, const fattn_tensor *keep) {
     fattni_problem p;
     FATTNI_TRY(fattni_problem_init(ctx, params, io, FATTNI_FWD, true, &p));
+    FATTNI_TRY(fattni_cpu_only(ctx, "dropout_mask"));
     FATTNI_TRY(fattni_check_tensor(ctx, "keep", keep));
     if (keep->dtype != FATTN_U8)
         return fattn_ctx_fail(ctx, FATTN_E_DTYPE, "keep: dtype %s, must be u8",

@@ -11,6 +11,13 @@ enum fattni_isa { FATTNI_ISA_BASELINE = 1, FATTNI_ISA_AVX2 = 2, FATTNI_ISA_AVX51
 
 enum { FATTNI_ALIGN = 256, FATTNI_ERROR_BYTES = 512 };
 
+/* What a context knows of its GPU; zero on the CPU. */
+typedef struct fattni_gpu {
+    int arch; /* 90 for sm_90, capped by arch_cap */
+    int sms;  /* capped by sm_limit */
+    size_t shared_limit, l2_bytes;
+} fattni_gpu;
+
 struct fattn_ctx {
     fattn_device device;
     int device_id;
@@ -18,6 +25,7 @@ struct fattn_ctx {
     int cpu_threads; /* fixed at creation, so that a query and a later call agree */
     int isa;         /* enum fattni_isa */
     int arch_cap, sm_limit;
+    fattni_gpu gpu;
     uint32_t flags;
     fattn_allocator allocator;
     fattn_log_fn log;
@@ -49,6 +57,8 @@ fattn_status fattni_take_struct(fattn_ctx *ctx, const char *name, const void *sr
 
 /* Bytes of an array of count elements; false when it does not fit in PTRDIFF_MAX. */
 bool fattni_bytes(int64_t count, size_t element, size_t *out);
+/* FATTN_E_UNSUPPORTED with a sentence on a context that is not on the CPU. */
+fattn_status fattni_cpu_only(fattn_ctx *ctx, const char *what);
 /* Checks ndim, dtype, shape, that extents fit in 62 bits, data and its alignment, device. */
 fattn_status fattni_check_tensor(fattn_ctx *ctx, const char *name, const fattn_tensor *t);
 /* "[2,8,77,64]" */

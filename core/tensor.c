@@ -200,6 +200,7 @@ static void copy_rows(void *arg, int64_t task, int thread) {
 
 fattn_status fattn_tensor_copy(fattn_ctx *ctx, const fattn_tensor *dst, const fattn_tensor *src) {
     if (!ctx) return FATTN_E_ARG;
+    FATTNI_TRY(fattni_cpu_only(ctx, "tensor_copy"));
     FATTNI_TRY(check_writable(ctx, "dst", dst));
     FATTNI_TRY(fattni_check_tensor(ctx, "src", src));
     bool same = dst->ndim == src->ndim;
@@ -252,6 +253,7 @@ static void normal_rows(void *arg, int64_t task, int thread) {
 fattn_status fattn_tensor_normal(fattn_ctx *ctx, const fattn_tensor *dst, double mean, double std,
                                  fattn_rng rng) {
     if (!ctx) return FATTN_E_ARG;
+    FATTNI_TRY(fattni_cpu_only(ctx, "tensor_normal"));
     FATTNI_TRY(check_writable(ctx, "dst", dst));
     if (dst->dtype == FATTN_I32 || dst->dtype == FATTN_U8)
         return fattn_ctx_fail(ctx, FATTN_E_DTYPE, "tensor_normal: dst is %s, not a float type",

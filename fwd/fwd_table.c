@@ -1,8 +1,17 @@
 /* Every forward kernel, best first. */
 #include "kernel.h"
 
-extern const fattni_kernel fattni_fwd_cpu, fattni_fwd_flash1;
-extern const fattni_kernel fattni_fwd_standard;
+extern const fattni_kernel fattni_fwd_cpu, fattni_fwd_flash1, fattni_fwd_standard;
+#ifdef FATTNI_HAVE_CUDA
+extern const fattni_kernel fattni_fwd_cuda;
+#endif
 
-const fattni_kernel *const fattni_fwd_table[] = {&fattni_fwd_cpu, &fattni_fwd_flash1,
-                                                 &fattni_fwd_standard, NULL};
+const fattni_kernel *const fattni_fwd_table[] = {
+    &fattni_fwd_cpu,
+    &fattni_fwd_flash1,
+    &fattni_fwd_standard,
+#ifdef FATTNI_HAVE_CUDA
+    &fattni_fwd_cuda,
+#endif
+    NULL,
+};

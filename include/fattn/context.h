@@ -45,6 +45,7 @@ FATTN_API FATTN_CHECKED fattn_status fattn_ctx_create(const fattn_ctx_options *o
                                                       fattn_ctx **out);
 /* Everything allocated through the context must be freed before. NULL is fine. */
 FATTN_API void fattn_ctx_destroy(fattn_ctx *ctx);
+FATTN_API fattn_device fattn_ctx_device(const fattn_ctx *ctx);
 FATTN_API FATTN_CHECKED fattn_status fattn_ctx_set_stream(fattn_ctx *ctx, fattn_stream s);
 /* Blocks until all enqueued work is done; reports asynchronous faults. A no-op on the CPU. */
 FATTN_API FATTN_CHECKED fattn_status fattn_ctx_sync(fattn_ctx *ctx);

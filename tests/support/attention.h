@@ -26,7 +26,9 @@ extern const char *const attention_names[T_COUNT];
 enum engine {
     LIBRARY,   /* fattn_attention_fwd and _bwd, with the case's algorithm */
     REFERENCE, /* fattni_fwd_ref and fattni_bwd_ref */
-    QUAD       /* the same in 128-bit floating point */
+    QUAD,      /* the same in 128-bit floating point */
+    UNFUSED,   /* the same with S, P, dP and dS kept in the case's 16-bit dtype: the baseline */
+    ON_DEVICE  /* the library through a->on_device */
 };
 
 /* Memory between guards. */
@@ -36,7 +38,8 @@ typedef struct field {
     size_t size;            /* of both, guards included */
 } field;
 
-typedef struct attention {
+typedef struct attention attention;
+struct attention {
     attention_case c; /* with its defaults filled in */
     fattn_ctx *ctx;   /* borrowed */
     fattn_attention_params params;
@@ -46,7 +49,9 @@ typedef struct attention {
     bool present[T_COUNT];
     field fields[T_COUNT], workspace, saved;
     enum tensor_id home[T_COUNT]; /* whose field a tensor lies in */
-} attention;
+    /* Carries all fields to another device, runs the pass there, brings them back. */
+    fattn_status (*on_device)(attention *a, enum fattni_pass pass);
+};
 
 /* Tensors filled with normal numbers, the same for every layout and, up to rounding, dtype. */
 attention *attention_new(fattn_ctx *ctx, const attention_case *c);
@@ -82,6 +87,12 @@ void attention_set(const fattn_tensor *t, const int64_t *at, double x);
 fattn_ctx *attention_context(int threads); /* a CPU context; 0 = default */
 /* The same with code for at most that enum fattni_isa; NULL when this machine cannot run it. */
 fattn_ctx *attention_context_isa(int threads, int isa);
+
+/* The unfused computations in 16 bits (ref_bf16.c, ref_f16.c). */
+fattn_status fwd_ref_bf16(fattn_ctx *ctx, const fattni_problem *p);
+fattn_status bwd_ref_bf16(fattn_ctx *ctx, const fattni_problem *p);
+fattn_status fwd_ref_f16(fattn_ctx *ctx, const fattni_problem *p);
+fattn_status bwd_ref_f16(fattn_ctx *ctx, const fattni_problem *p);
 
 /* The oracles in 128-bit floating point (ref_quad.c). */
 fattn_status fwd_ref_quad(fattn_ctx *ctx, const fattni_problem *p);

@@ -9,6 +9,7 @@ Test(context, defaults_give_a_cpu) {
     fattn_ctx *ctx;
     cr_assert_eq(fattn_ctx_create(NULL, &ctx), FATTN_OK);
     cr_assert_str_eq(fattn_ctx_error(ctx), "");
+    cr_assert_eq(fattn_ctx_device(ctx), FATTN_CPU);
     cr_assert_eq(fattn_ctx_mem(ctx).live, 0);
     fattn_ctx_destroy(ctx);
 }

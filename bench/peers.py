@@ -1,0 +1,258 @@
+"""libfattn beside PyTorch's attention backends: same tensors, calls interleaved, medians, ratios.
+
+    python3 bench/peers.py --library build/lib/libfattn.so --device cuda [--quick] [--check]
+
+Rows are those of the usual FlashAttention benchmark: 16384 tokens, hidden size 2048, N = 512..16384,
+head_dim 64, 128, 256, full and causal. TFLOP/s count 4 B H N^2 d forward (half when causal), 2.5 times
+that backward. Needs PyTorch; nothing here is used by the library or its tests."""
+import argparse
+import ctypes as C
+import statistics
+import sys
+
+import torch
+import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+F64, F32, F16, BF16 = 1, 2, 3, 4
+DTYPES = {torch.float64: F64, torch.float32: F32, torch.float16: F16, torch.bfloat16: BF16}
+CPU, CUDA = 1, 2
+CAUSAL = 1
+
+
+class Tensor(C.Structure):
+    _fields_ = [("data", C.c_void_p), ("shape", C.c_int64 * 5), ("stride", C.c_int64 * 5),
+                ("ndim", C.c_int32), ("dtype", C.c_int32), ("device", C.c_int32),
+                ("device_id", C.c_int32)]
+
+
+class Rng(C.Structure):
+    _fields_ = [("seed", C.c_uint64), ("stream", C.c_uint32), ("reserved", C.c_uint32)]
+
+
+class Params(C.Structure):
+    _fields_ = [("struct_size", C.c_uint32), ("flags", C.c_uint32), ("algorithm", C.c_int32),
+                ("scale", C.c_float), ("softcap", C.c_float), ("dropout_p", C.c_float),
+                ("window_left", C.c_int32), ("window_right", C.c_int32),
+                ("max_seqlen_q", C.c_int64), ("max_seqlen_k", C.c_int64), ("q_pos0", C.c_int64),
+                ("k_pos0", C.c_int64), ("rng", Rng), ("rng_batch0", C.c_int32),
+                ("rng_head0", C.c_int32), ("rng_heads", C.c_int32), ("reserved", C.c_int32)]
+
+
+IO_TENSORS = ["q", "k", "v", "o", "lse", "bias", "alibi", "sink", "seqlens_q", "seqlens_k",
+              "cu_seqlens_q", "cu_seqlens_k", "rng_step", "d_o", "d_lse", "delta", "dq", "dk", "dv",
+              "d_bias", "d_sink"]
+
+
+class Io(C.Structure):
+    _fields_ = ([("struct_size", C.c_uint32), ("reserved", C.c_uint32)] +
+                [(n, C.POINTER(Tensor)) for n in IO_TENSORS] +
+                [("saved", C.c_void_p), ("saved_bytes", C.c_size_t), ("workspace", C.c_void_p),
+                 ("workspace_bytes", C.c_size_t)])
+
+
+class Plan(C.Structure):
+    _fields_ = [("struct_size", C.c_uint32), ("deterministic", C.c_uint32),
+                ("fwd_workspace", C.c_size_t), ("bwd_workspace", C.c_size_t),
+                ("saved_bytes", C.c_size_t), ("lse_bytes", C.c_size_t),
+                ("materialized_bytes", C.c_size_t), ("fwd_kernel", C.c_char * 48),
+                ("bwd_kernel", C.c_char * 48)]
+
+
+class CtxOptions(C.Structure):
+    _fields_ = [("struct_size", C.c_uint32), ("flags", C.c_uint32), ("device", C.c_int32),
+                ("device_id", C.c_int32), ("stream", C.c_void_p), ("cpu_threads", C.c_int32),
+                ("arch_cap", C.c_int32), ("sm_limit", C.c_int32), ("reserved", C.c_int32),
+                ("allocator", C.c_void_p * 3), ("log", C.c_void_p), ("log_user", C.c_void_p)]
+
+
+LOG = C.CFUNCTYPE(None, C.c_void_p, C.c_int, C.c_char_p)
+
+
+class Library:
+    """One context, and attention calls on torch tensors of its device."""
+
+    def __init__(self, path, device, threads=0, arch_cap=0):
+        self.lib = C.CDLL(path)
+        self.lib.fattn_ctx_error.restype = C.c_char_p
+        self.log = LOG(lambda user, level, text: print(text.decode(), file=sys.stderr))
+        options = CtxOptions(struct_size=C.sizeof(CtxOptions), device=device, cpu_threads=threads,
+                             arch_cap=arch_cap, log=C.cast(self.log, C.c_void_p))
+        self.ctx = C.c_void_p()
+        status = self.lib.fattn_ctx_create(C.byref(options), C.byref(self.ctx))
+        if status:
+            raise SystemExit(f"fattn_ctx_create: status {status}")
+        self.device = device
+
+    def tensor(self, t):
+        r = Tensor(data=t.data_ptr(), ndim=t.dim(), dtype=DTYPES.get(t.dtype, 0), device=self.device,
+                   device_id=0)
+        for d in range(t.dim()):
+            r.shape[d], r.stride[d] = t.shape[d], t.stride(d)
+        return r
+
+    def check(self, status):
+        if status:
+            raise RuntimeError(self.lib.fattn_ctx_error(self.ctx).decode())
+
+    def prepare(self, flags=0, **tensors):
+        """An attention call with everything it points to: call .fwd() and .bwd()."""
+        return Call(self, flags, tensors)
+
+
+class Call:
+    def __init__(self, library, flags, tensors):
+        self.library, self.torch_tensors = library, tensors
+        self.params = Params(struct_size=C.sizeof(Params), flags=flags)
+        self.views = {n: library.tensor(t) for n, t in tensors.items()}
+        self.io = Io(struct_size=C.sizeof(Io), **{n: C.pointer(v) for n, v in self.views.items()})
+        plan = Plan(struct_size=C.sizeof(Plan))
+        library.check(library.lib.fattn_attention_query(library.ctx, C.byref(self.params),
+                                                        C.byref(self.io), C.byref(plan)))
+        self.plan = plan
+        size = max(plan.fwd_workspace, plan.bwd_workspace) + 256
+        self.workspace = torch.empty(size, dtype=torch.uint8, device=tensors["q"].device)
+        self.io.workspace = (self.workspace.data_ptr() + 255) // 256 * 256
+        self.io.workspace_bytes = size - 256
+
+    def fwd(self):
+        lib = self.library
+        lib.check(lib.lib.fattn_attention_fwd(lib.ctx, C.byref(self.params), C.byref(self.io)))
+
+    def bwd(self):
+        lib = self.library
+        lib.check(lib.lib.fattn_attention_bwd(lib.ctx, C.byref(self.params), C.byref(self.io)))
+
+
+def make(B, H, N, d, dtype, device, causal, library, Hkv=None):
+    """Tensors [B,H,N,d] of [B,N,H,d] memory, and the library's call on them."""
+    Hkv = Hkv or H
+
+    def new(h):
+        return torch.randn(B, N, h, d, device=device, dtype=dtype).transpose(1, 2)
+    q, k, v, d_o = new(H), new(Hkv), new(Hkv), new(H)
+    t = dict(q=q, k=k, v=v, d_o=d_o, o=torch.empty_like(q), dq=torch.empty_like(q),
+             dk=torch.empty_like(k), dv=torch.empty_like(v),
+             lse=torch.empty(B, H, N, device=device,
+                             dtype=torch.float64 if dtype == torch.float64 else torch.float32))
+    return t, library.prepare(CAUSAL if causal else 0, **t)
+
+
+def relative(got, want):
+    return ((got.double() - want).norm() / want.norm()).item()
+
+
+def check(library, device, dtypes):
+    """Relative errors against fp64 of PyTorch's math, beside PyTorch's own fused kernel."""
+    worst = 0
+    for dtype in dtypes:
+        for B, H, Hkv, N, d in ((2, 4, 4, 512, 64), (2, 4, 2, 333, 128), (1, 2, 1, 1000, 256),
+                                (1, 3, 3, 257, 80), (2, 2, 2, 65, 96), (1, 2, 2, 1, 64)):
+            for causal in (False, True):
+                t, call = make(B, H, N, d, dtype, device, causal, library, Hkv)
+                call.fwd()
+                call.bwd()
+                exact = {n: t[n].double().requires_grad_() for n in "qkv"}
+                wide = [exact["q"]] + [exact[n].repeat_interleave(H // Hkv, 1) for n in "kv"]
+                s = wide[0] @ wide[1].transpose(2, 3) / d ** 0.5
+                if causal:
+                    s = s.masked_fill(torch.ones(N, N, device=device).triu(1).bool(), -torch.inf)
+                o = s.softmax(-1) @ wide[2]
+                o.backward(t["d_o"].double())
+                low = {n: t[n].clone().requires_grad_() for n in "qkv"}
+                with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]):
+                    lo = F.scaled_dot_product_attention(
+                        low["q"], low["k"].repeat_interleave(H // Hkv, 1),
+                        low["v"].repeat_interleave(H // Hkv, 1), is_causal=causal)
+                lo.backward(t["d_o"])
+                want = [o, exact["q"].grad, exact["k"].grad, exact["v"].grad]
+                ours = [t["o"], t["dq"], t["dk"], t["dv"]]
+                theirs = [lo, low["q"].grad, low["k"].grad, low["v"].grad]
+                L = (t["lse"].double() - s.logsumexp(-1)).abs().max().item()
+                errors = [(relative(a, w) if w.norm() > 0 else a.double().norm().item(),
+                           relative(b, w) if w.norm() > 0 else 0) for a, b, w in
+                          zip(ours, theirs, want)]
+                bad = L > 1e-5 or any(not a <= 1.2 * b + 1e-6 for a, b in errors)
+                worst += bad
+                print(f"{str(dtype)[6:]:9} B{B} H{H}/{Hkv} N{N} d{d} causal={int(causal)} "
+                      f"L {L:.1e}  " + "  ".join(f"{n} {a:.2e}/{b:.2e}" for n, (a, b) in
+                                                 zip(("o", "dq", "dk", "dv"), errors)),
+                      "BAD" if bad else "")
+    print("check:", "FAILED" if worst else "ok")
+    return worst
+
+
+def time_ms(call, repeat):
+    """Median of device-event timings."""
+    times = []
+    for _ in range(repeat):
+        a, b = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        a.record()
+        call()
+        b.record()
+        b.synchronize()
+        times.append(a.elapsed_time(b))
+    return statistics.median(times)
+
+
+def bench(library, device, a):
+    backends = {"fa2": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}
+    ratios = {}
+    for d in a.dims:
+        for causal in (False, True):
+            for N in ((1024, 4096, 16384) if a.quick else (512, 1024, 2048, 4096, 8192, 16384)):
+                B, H = 16384 // N, 2048 // d
+                t, call = make(B, H, N, d, torch.bfloat16, device, causal, library)
+                flops = 4 * B * H * N * N * d / (2 if causal else 1)
+                rows = {"ours": (call.fwd, call.bwd)}
+                for name in a.peers:
+                    leaf = {n: t[n].clone().requires_grad_() for n in "qkv"}
+
+                    def forward(leaf=leaf, name=name):
+                        with sdpa_kernel(backends[name]):
+                            return F.scaled_dot_product_attention(leaf["q"], leaf["k"], leaf["v"],
+                                                                  is_causal=causal)
+                    out = forward()
+                    rows[name] = (lambda f=forward: f(), lambda out=out, leaf=leaf: torch.autograd.grad(
+                        out, [leaf["q"], leaf["k"], leaf["v"]], t["d_o"], retain_graph=True))
+                best = {n: [[], []] for n in rows}
+                for _ in range(3):
+                    for n, calls in rows.items():
+                        for k in (0, 1):
+                            best[n][k].append(time_ms(calls[k], 5 if N >= 4096 else 11))
+                line = f"d{d:<4}{'causal' if causal else 'full':7}{N:<6}"
+                for k, factor in ((0, 1.0), (1, 2.5)):
+                    for n in rows:
+                        ms = min(best[n][k])
+                        line += f" {n} {flops * factor / ms * 1e-9:5.0f}"
+                        if n != "ours":
+                            r = ms / min(best["ours"][k])
+                            ratios.setdefault((n, k), []).append(r)
+                            line += f" ({r:.2f})"
+                    line += "  |" if k == 0 else ""
+                print(line, flush=True)
+    for (n, k), r in sorted(ratios.items()):
+        print(f"geometric mean, ours over {n}, {'backward' if k else 'forward'}: "
+              f"{statistics.geometric_mean(r):.3f}  worst {min(r):.3f}")
+
+
+def main():
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    p.add_argument("--library", default="build/release/lib/libfattn.so")
+    p.add_argument("--arch-cap", type=int, default=0)
+    p.add_argument("--dims", type=int, nargs="*", default=[64, 128, 256])
+    p.add_argument("--dtypes", nargs="*", default=["bfloat16", "float16"], help="of the check")
+    p.add_argument("--quick", action="store_true", help="fewer rows")
+    p.add_argument("--check", action="store_true", help="errors only, no timing")
+    p.add_argument("--peers", nargs="*", default=["fa2", "cudnn"])
+    a = p.parse_args()
+    torch.manual_seed(0)
+    library = Library(a.library, CUDA, arch_cap=a.arch_cap)
+    failed = check(library, "cuda", [getattr(torch, t) for t in a.dtypes])
+    if not a.check:
+        bench(library, "cuda", a)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,83 @@
+/* The CUDA row of the backward table: delta, the main kernel of bwd_kernels.def, finish. */
+#include "cuda_device.h"
+#include "cuda_kernels.h"
+#include "kernel.h"
+
+#include <string.h>
+
+extern void fattn_bwd_zero(fattni_cuda_args);
+extern void fattn_bwd_delta(fattni_cuda_args);
+extern void fattn_bwd_finish(fattni_cuda_args);
+
+/* The workspace: one stretch of padded rows per (sequence, head); packed sequences share stretches
+   of their head and may waste a row block each. */
+typedef struct layout {
+    int64_t padded_rows, rows;
+    size_t lse2, delta, dq, d_o, bytes; /* offsets; an absent part has no bytes */
+} layout;
+
+/* An F32 d_o is copied to [B,Hq,rows,D] of the 16-bit dtype. */
+static size_t copied_rows(const fattni_problem *p) {
+    return (size_t)((p->packed ? 1 : p->B) * p->Hq * p->rows_q);
+}
+
+static layout layout_of(const fattni_problem *p, const fattni_cuda_kernel *k) {
+    layout l = {0};
+    l.padded_rows = fattni_round_up(p->packed ? p->rows_q + p->B * k->BM : p->Sq, k->BM);
+    l.rows = l.padded_rows * p->Hq * (p->packed ? 1 : p->B);
+    const size_t vector = (size_t)fattni_round_up(l.rows * 4, FATTNI_ALIGN);
+    l.lse2 = 0;
+    l.delta = vector;
+    l.dq = 2 * vector;
+    l.d_o = l.dq + (p->dq.present ? (size_t)l.rows * (size_t)k->D * 4 : 0);
+    l.bytes = l.d_o + (p->d_o.dtype == FATTN_F32 ? copied_rows(p) * (size_t)k->D * 2 : 0);
+    return l;
+}
+
+static const char *refuses(const fattn_ctx *ctx, const fattni_problem *p) {
+    const char *reason = fattni_cuda_refuses(p);
+    if (reason) return reason;
+    if (p->dtype != FATTN_BF16 && p->dtype != FATTN_F16) return "computes bf16 and f16 only";
+    if (p->flags & FATTN_DETERMINISTIC) return "adds dQ atomically: it is not deterministic";
+    if (!fattni_cuda_find(ctx, p))
+        return "has no kernel for this head_dim and these features on this device";
+    return NULL;
+}
+
+static void plan(const fattn_ctx *ctx, const fattni_problem *p, fattni_kernel_plan *out) {
+    const fattni_cuda_kernel *k = fattni_cuda_find(ctx, p);
+    out->workspace = layout_of(p, k).bytes;
+    strncpy(out->name, k->name, sizeof out->name - 1);
+}
+
+static fattn_status run(fattn_ctx *ctx, const fattni_problem *p) {
+    const fattni_cuda_kernel *k = fattni_cuda_find(ctx, p);
+    const layout l = layout_of(p, k);
+    fattni_cuda_args a = fattni_cuda_args_of(p);
+    a.padded_rows = (int32_t)l.padded_rows;
+    a.row_block = k->BM;
+    a.dq_threads = k->threads;
+    a.D_padded = k->D;
+    a.lse2 = (float *)((char *)p->workspace + l.lse2);
+    a.delta = (float *)((char *)p->workspace + l.delta);
+    if (p->d_o.dtype == FATTN_F32) {
+        const int64_t D = k->D;
+        a.d_o_copy = (fattni_view){(char *)p->workspace + l.d_o, p->Hq * p->rows_q * D, p->rows_q * D,
+                                   D, 1};
+    }
+    if (p->dq.present) a.dq_accumulator = (float *)((char *)p->workspace + l.dq);
+    const int64_t row_grid = fattni_ceil_div(p->Sq, k->BM) * p->Hq * p->B;
+    const int64_t key_grid = fattni_ceil_div(p->Sk, k->BN) * p->Hkv * p->B;
+    if (p->d_bias.present || p->d_sink.present)
+        FATTNI_TRY(fattni_cuda_launch(ctx, "fattn_bwd_zero", fattn_bwd_zero, ctx->gpu.sms, 256, 0, &a));
+    FATTNI_TRY(fattni_cuda_launch(ctx, "fattn_bwd_delta", fattn_bwd_delta, row_grid, 256,
+                                  0, &a));
+    if (a.d_o_copy.p) a.d_o = a.d_o_copy;
+    FATTNI_TRY(fattni_cuda_launch(ctx, k->name, k->kernel, key_grid, k->threads, k->shared, &a));
+    if (!p->dq.present) return FATTN_OK;
+    return fattni_cuda_launch(ctx, "fattn_bwd_finish", fattn_bwd_finish, row_grid,
+                              k->threads, 0, &a);
+}
+
+const fattni_kernel fattni_bwd_cuda = {
+    "fattn_bwd_sm80", FATTN_CUDA, 1u << FATTN_ALGO_AUTO | 1u << FATTN_ALGO_FLASH2, refuses, plan, run};

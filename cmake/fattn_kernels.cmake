@@ -1,0 +1,53 @@
+# One object per line of a kernel table: the line becomes a file of #defines that includes the body.
+# FATTN_KERNELS narrows the set, as in -DFATTN_KERNELS="d128;bf16" (a name must contain all of them);
+# what a narrowed library lacks it refuses at run time. Without FATTN_CUDA_KERNELS nothing is linked:
+# one line of each table is compiled, so that the bodies stay sound.
+set(FATTN_KERNELS "" CACHE STRING "Build only kernels whose names contain all of these")
+set(kernel_words ${FATTN_KERNELS})
+if(NOT FATTN_CUDA_KERNELS)
+  set(kernel_words bf16 d64 general)
+endif()
+
+set(kernel_sources)
+set(kernel_line "^K\\(([a-z0-9]+), *([a-z0-9]+), *([0-9]+), *([a-z]+), *([0-9]+), *([0-9]+), *([0-9]+), *([0-9]+)\\)")
+foreach(pass fwd bwd)
+  set(table ${PROJECT_SOURCE_DIR}/${pass}/${pass}_kernels.def)
+  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${table})
+  file(STRINGS ${table} lines REGEX "^K\\(")
+  set(kept)
+  foreach(line IN LISTS lines)
+    if(NOT line MATCHES "${kernel_line}")
+      message(FATAL_ERROR "${table}: not a kernel line: ${line}")
+    endif()
+    set(K_PASS ${pass})
+    set(K_ARCH ${CMAKE_MATCH_1})
+    set(K_DTYPE ${CMAKE_MATCH_2})
+    set(K_D ${CMAKE_MATCH_3})
+    set(K_MASK ${CMAKE_MATCH_4})
+    set(K_BM ${CMAKE_MATCH_5})
+    set(K_BN ${CMAKE_MATCH_6})
+    set(K_WARPS ${CMAKE_MATCH_7})
+    set(K_CTAS ${CMAKE_MATCH_8})
+    set(K_NAME fattn_${pass}_${K_ARCH}_${K_DTYPE}_d${K_D}_${K_MASK})
+    set(wanted TRUE)
+    foreach(word IN LISTS kernel_words)
+      if(NOT "_${K_NAME}_" MATCHES "_${word}_")
+        set(wanted FALSE)
+      endif()
+    endforeach()
+    if(wanted)
+      configure_file(${PROJECT_SOURCE_DIR}/cmake/instance.cu.in
+        ${PROJECT_BINARY_DIR}/kernels/${K_NAME}.cu)
+      list(APPEND kernel_sources ${PROJECT_BINARY_DIR}/kernels/${K_NAME}.cu)
+      string(APPEND kept "${line}\n")
+    endif()
+  endforeach()
+  file(CONFIGURE OUTPUT ${PROJECT_BINARY_DIR}/kernels/${pass}_kernels.def CONTENT "${kept}")
+endforeach()
+file(GLOB helper_kernels CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/core/*.cu
+  ${PROJECT_SOURCE_DIR}/fwd/*.cu ${PROJECT_SOURCE_DIR}/bwd/*.cu)
+
+add_library(fattn_kernels OBJECT ${kernel_sources} ${helper_kernels})
+target_include_directories(fattn_kernels PRIVATE ${PROJECT_SOURCE_DIR}/include
+  ${PROJECT_SOURCE_DIR}/core ${PROJECT_SOURCE_DIR})
+target_compile_options(fattn_kernels PRIVATE -Xptxas=--warn-on-spills)

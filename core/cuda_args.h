@@ -1,0 +1,55 @@
+/* What a CUDA attention kernel is told: plain values, passed by copy. Filled by core/cuda_args.c from
+   a fattni_problem; the same for forward and backward. */
+#ifndef FATTNI_CUDA_ARGS_H
+#define FATTNI_CUDA_ARGS_H
+
+#include <stdint.h>
+
+/* Strides in elements per batch, head, row (and column, for a bias). 0 where one element broadcasts. */
+typedef struct fattni_view {
+    void *p;
+    int64_t b, h, row, column;
+} fattni_view;
+
+/* One value per head or sequence. */
+typedef struct fattni_line {
+    void *p;
+    int64_t step;
+} fattni_line;
+
+enum { FATTNI_FAR = 1 << 30 }; /* a diagonal that masks nothing */
+
+typedef struct fattni_cuda_args {
+    fattni_view q, k, v, o, lse;
+    fattni_view d_o, d_lse, given_delta, dq, dk, dv;
+    fattni_view bias, d_bias;
+    fattni_line alibi, sink, d_sink;
+    fattni_line seqlens_q, seqlens_k, cu_seqlens_q, cu_seqlens_k;
+    const int32_t *rng_step;
+    int64_t d_bias_n[4]; /* elements of d_bias that are stored */
+    int32_t B, Hq, Hkv, group;
+    int32_t Sq, Sk, D, Dv;         /* Sq, Sk: bounds over all sequences */
+    int32_t rows_q, rows_k;        /* of the buffers */
+    int32_t top_left;              /* 1: off = 0, else Sk - Sq of each sequence */
+    int32_t shift;                 /* q_pos0 - k_pos0 */
+    int32_t left, right;           /* window, FATTNI_FAR = unbounded; causal: right = 0 */
+    float scale;                   /* of q k */
+    float softcap;                 /* 0 = off */
+    uint32_t drop_T;               /* 0 = no dropout */
+    float keep_scale;
+    uint64_t seed;
+    uint32_t stream, rng_plane0, rng_heads;
+    int32_t q_pos0, k_pos0;
+    int32_t vector_qkv;            /* q, k, v (and d_o, o) allow 16-byte accesses */
+    int32_t o_f32, bias_f32, dq_f32, dk_f32, dv_f32, d_o_f32; /* F32 instead of the 16-bit dtype */
+    uint32_t flags;                /* FATTN_MERGE, FATTN_ACC_* */
+    /* backward's workspace; rows padded to the row block, one stretch per (sequence, head) */
+    float *delta, *lse2, *dq_accumulator;
+    fattni_view d_o_copy;          /* d_o in the 16-bit dtype, when it came as F32; else p NULL */
+    int32_t padded_rows, row_block; /* row_block: BM of the backward kernel */
+    int32_t dq_threads, D_padded;  /* of that kernel: the fragment order of the accumulator */
+    int32_t kind;                  /* KIND_F16 or KIND_BF16 */
+    int32_t vector_gradients;      /* dk, dv allow 16-byte accesses */
+} fattni_cuda_args;
+
+#endif

@@ -1,0 +1,9 @@
+/* Element types of the small kernels that serve every dtype. */
+#ifndef FATTNI_CUDA_HELPERS_H
+#define FATTNI_CUDA_HELPERS_H
+
+#include <fattn/attention.h>
+
+enum { KIND_F16, KIND_BF16, KIND_F32 };
+
+#endif

@@ -1,0 +1,65 @@
+/* The two kernel lists, included twice each: declarations, then rows. Kernels are extern "C", so
+   their host stubs carry their names. */
+#include "cuda_kernels.h"
+
+#include "cuda_args.h"
+#include "problem.h"
+
+#define NAME(pass, arch, dtype, D, mask) fattn_##pass##_##arch##_##dtype##_d##D##_##mask
+
+#define K(arch, dtype, D, mask, BM, BN, warps, ctas) \
+    extern void NAME(fwd, arch, dtype, D, mask)(fattni_cuda_args);
+#include "fwd_kernels.def"
+#undef K
+#define K(arch, dtype, D, mask, BM, BN, warps, ctas) \
+    extern void NAME(bwd, arch, dtype, D, mask)(fattni_cuda_args);
+#include "bwd_kernels.def"
+#undef K
+
+enum { ARCH_sm80 = 80 };
+enum { DTYPE_bf16 = FATTN_BF16, DTYPE_f16 = FATTN_F16 };
+enum {
+    MASK_full = FATTNI_MASK_FULL, MASK_causal = FATTNI_MASK_CAUSAL, MASK_general = FATTNI_MASK_GENERAL
+};
+/* Shared memory of each body, as its head says. */
+#define SHARED_fwd_sm80(D, BM, BN, warps) (((BM) + 2 * (BN)) * (D) * 2)
+#define SHARED_bwd_sm80(D, BM, BN, warps) \
+    ((2 * (BN) + 4 * (BM)) * (D) * 2 + 2 * (BM) * (BN) * 2 + 4 * (BM) * 4)
+
+#define TEXT_OF(x) #x
+#define TEXT(x) TEXT_OF(x)
+#define ROW(pass, PASS, arch, dtype, D, mask, BM, BN, warps)                                        \
+    {TEXT(NAME(pass, arch, dtype, D, mask)), NAME(pass, arch, dtype, D, mask), PASS, \
+     ARCH_##arch, (fattn_dtype)DTYPE_##dtype, D, (enum fattni_mask)MASK_##mask, BM, BN,             \
+     32 * (warps), SHARED_##pass##_##arch(D, BM, BN, warps)},
+
+const fattni_cuda_kernel fattni_cuda_kernels[] = {
+#define K(arch, dtype, D, mask, BM, BN, warps, ctas) \
+    ROW(fwd, FATTNI_FWD, arch, dtype, D, mask, BM, BN, warps)
+#include "fwd_kernels.def"
+#undef K
+#define K(arch, dtype, D, mask, BM, BN, warps, ctas) \
+    ROW(bwd, FATTNI_BWD, arch, dtype, D, mask, BM, BN, warps)
+#include "bwd_kernels.def"
+#undef K
+    {0}};
+
+static bool is_general(const fattni_problem *p) {
+    const bool causal = p->flags & (FATTN_CAUSAL | FATTN_CAUSAL_TOP_LEFT);
+    return p->softcap > 0 || p->alibi.present || p->bias.present || p->sink.present || p->drop_T ||
+           p->packed || p->padded || p->window_left != FATTNI_UNBOUNDED ||
+           (!causal && p->window_right != FATTNI_UNBOUNDED) ||
+           (p->pass == FATTNI_FWD && (p->flags & FATTN_MERGE));
+}
+
+const fattni_cuda_kernel *fattni_cuda_find(const fattn_ctx *ctx, const fattni_problem *p) {
+    const bool causal = p->flags & (FATTN_CAUSAL | FATTN_CAUSAL_TOP_LEFT);
+    const enum fattni_mask mask = is_general(p) ? FATTNI_MASK_GENERAL
+                                  : causal      ? FATTNI_MASK_CAUSAL
+                                                : FATTNI_MASK_FULL;
+    for (const fattni_cuda_kernel *k = fattni_cuda_kernels; k->name; ++k)
+        if (k->pass == (int)p->pass && k->arch <= ctx->gpu.arch && k->dtype == p->dtype &&
+            k->mask == mask && fattni_max(p->D, p->Dv) <= k->D && k->shared <= ctx->gpu.shared_limit)
+            return k;
+    return NULL;
+}

@@ -1,0 +1,27 @@
+/* Every CUDA attention kernel, from fwd_kernels.def and bwd_kernels.def. */
+#ifndef FATTNI_CUDA_KERNELS_H
+#define FATTNI_CUDA_KERNELS_H
+
+#include "cuda_device.h"
+
+enum fattni_mask { FATTNI_MASK_FULL, FATTNI_MASK_CAUSAL, FATTNI_MASK_GENERAL };
+
+typedef struct fattni_cuda_kernel {
+    const char *name;    /* symbol, file and profiler name: fattn_fwd_sm80_bf16_d64_causal */
+    fattni_cuda_function kernel;
+    int pass;            /* enum fattni_pass */
+    int arch;            /* least device architecture: 80, 90 */
+    fattn_dtype dtype;
+    int D;               /* head dims up to this, rounded up in shared memory */
+    enum fattni_mask mask;
+    int BM, BN, threads;
+    size_t shared;
+} fattni_cuda_kernel;
+
+/* In order of preference; ends with name NULL. */
+extern const fattni_cuda_kernel fattni_cuda_kernels[];
+
+/* The first that holds the problem on this device, or NULL. */
+const fattni_cuda_kernel *fattni_cuda_find(const fattn_ctx *ctx, const fattni_problem *p);
+
+#endif

@@ -1,0 +1,19 @@
+/* cp.async: 16 bytes from global to shared memory without passing through registers. */
+#ifndef FATTNI_PTX_CP_ASYNC_H
+#define FATTNI_PTX_CP_ASYNC_H
+
+#include <stdint.h>
+
+/* bytes of the 16 are read (0 or 16 here), the rest is zero-filled. */
+static __device__ __forceinline__ void cp_async_16(uint32_t to, const void *from, int bytes) {
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
+                 "r"(bytes)
+                 : "memory");
+}
+static __device__ __forceinline__ void cp_async_commit(void) {
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
+/* Until at most n of the newest groups are in flight; n is a constant. */
+#define cp_async_wait(n) asm volatile("cp.async.wait_group %0;" ::"n"(n) : "memory")
+
+#endif

@@ -1,0 +1,114 @@
+/* The CUDA kernels against the fp64 oracle on the same rounded inputs. The bound is the error of the
+   unfused computation in the same dtype: twice it forward, three times backward. */
+#include "device.h"
+
+#include "numeric.h"
+
+#include <criterion/criterion.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+/* An F32 d_o is rounded on its way to the tensor cores: let it be exact in the dtype. */
+static void round_d_o(attention *a, fattn_dtype dtype) {
+    const fattn_tensor *const t = &a->t[T_D_O];
+    int64_t at[FATTN_MAX_DIMS] = {0};
+    for (int64_t n = 0; n < fattn_tensor_numel(t); ++n) {
+        uint16_t cell;
+        attention_index(t, n, at);
+        fattni_store(&cell, dtype, 0, attention_get(t, at));
+        attention_set(t, at, fattni_load(&cell, dtype, 0));
+    }
+}
+
+static void check(fattn_ctx *cpu, const attention_case *c, fattn_dtype dtype) {
+    attention_case in_dtype = *c;
+    in_dtype.dtype = dtype;
+    if (c->flags & FATTN_MERGE) in_dtype.wide = true; /* a partial result is F32 */
+    attention *const got = attention_new(cpu, &in_dtype), *const low = attention_new(cpu, &in_dtype);
+    round_d_o(got, dtype);
+    round_d_o(low, dtype);
+    attention *const want = attention_twin(got, FATTN_F64);
+    got->on_device = device_run;
+    attention_run(want, REFERENCE);
+    attention_run(low, UNFUSED);
+    attention_run(got, ON_DEVICE);
+    /* Sums over many rows of what each row should cancel to: a row's rest is dO.(O - rounded O). */
+    const double eps = dtype == FATTN_BF16 ? 0x1p-9 : 0x1p-12;
+    const double rows = (double)(got->c.B * got->c.Hq * (got->c.Sq + 1) * (got->c.Dv + 1));
+    const bool sums[2] = {got->present[T_D_BIAS], got->present[T_D_SINK]};
+    got->present[T_D_BIAS] = got->present[T_D_SINK] = false;
+    /* The largest of a few errors is no yardstick: then what rounding O leaves in delta. */
+    const bool few = rows < 4096;
+    const double floor = few ? eps * sqrt((double)got->c.Dv) / (1 - (double)c->dropout_p) : 2e-6;
+    attention_match(got, want, low, 3, (fattn_tolerance){.atol = floor});
+    for (int n = 0; n < 7; ++n) got->present[attention_outputs[n]] = n > 4 && sums[n - 5];
+    attention_match(got, want, low, 3, (fattn_tolerance){.atol = eps * sqrt(rows)});
+    attention_free(got);
+    attention_free(want);
+    attention_free(low);
+}
+
+static fattn_ctx *device_or_skip(void) {
+    fattn_ctx *ctx = device_context(0);
+    if (!ctx) cr_skip_test("no CUDA device");
+    device_use(ctx);
+    return ctx;
+}
+
+/* Head dims that a kernel must round up, vectorise or not. */
+static const int64_t dims[] = {64, 128, 8, 80, 96, 256, 59, 1, 111, 200};
+
+Test(cuda_attention, features, .timeout = 400) {
+    fattn_ctx *const ctx = device_or_skip(), *const cpu = attention_context(0);
+    const char *only = getenv("CASE");
+    for (int n = 0; n < attention_feature_count; ++n)
+        for (int k = 0; k < 4; ++k) {
+            attention_case c = attention_features[n];
+            if (only && atoi(only) != n) continue;
+            if (c.lengths == LENGTHS_NONE && k >= 2) { /* more rows than one block */
+                c.Sq = c.Sq ? c.Sq * 29 + 5 : 0;
+                c.Sk = c.Sk ? c.Sk * 23 + 7 : 0;
+                c.window_left *= 20, c.window_right *= 20;
+            }
+            c.D = c.Dv = dims[(n + k) % 10];
+            if (k % 2) c.layout = n % 2 ? LAYOUT_BSHD : LAYOUT_PITCH;
+            c.sum_d_o = false;
+            check(cpu, &c, (n + k) % 2 ? FATTN_BF16 : FATTN_F16);
+        }
+    fattn_ctx_destroy(cpu);
+    fattn_ctx_destroy(ctx);
+}
+
+Test(cuda_attention, shapes, .timeout = 400) {
+    fattn_ctx *const ctx = device_or_skip(), *const cpu = attention_context(0);
+    static const uint32_t masks[] = {FATTN_CAUSAL, 0, FATTN_CAUSAL_TOP_LEFT, FATTN_WINDOW};
+    for (int n = 0; n < attention_shape_count; ++n)
+        for (int k = 0; k < 4; ++k) {
+            const attention_case c = {
+                .name = "shape", .B = 1 + n % 2, .Hq = 2 + 2 * (n % 2), .Hkv = 2, .Sq = attention_shapes[n].Sq,
+                .Sk = attention_shapes[n].Sk, .D = dims[(n + 3 * k) % 10], .Dv = dims[(n + 5 * k) % 10],
+                .flags = masks[k], .window_left = n, .window_right = n / 2,
+                .layout = (enum layout)(n % 2), .d_lse = k == 2};
+            check(cpu, &c, (n + k) % 3 ? FATTN_BF16 : FATTN_F16);
+        }
+    fattn_ctx_destroy(cpu);
+    fattn_ctx_destroy(ctx);
+}
+
+Test(cuda_attention, mixtures, .timeout = 400) {
+    fattn_ctx *const ctx = device_or_skip(), *const cpu = attention_context(0);
+    for (int n = 0; n < 500; ++n) {
+        attention_case c = attention_mix(n);
+        char name[32];
+        snprintf(name, sizeof name, "mix %d", n);
+        c.name = name;
+        const int64_t factor = 1 + n % 3 * 13;
+        c.Sq *= factor, c.Sk *= factor;
+        for (int b = 0; b < MAX_SEQUENCES; ++b) c.length_q[b] *= (int32_t)factor, c.length_k[b] *= (int32_t)factor;
+        c.D = dims[n % 10], c.Dv = dims[(n / 10) % 10];
+        check(cpu, &c, n % 2 ? FATTN_BF16 : FATTN_F16);
+    }
+    fattn_ctx_destroy(cpu);
+    fattn_ctx_destroy(ctx);
+}

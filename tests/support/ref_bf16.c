@@ -1,0 +1,18 @@
+/* The unfused computation in bf16: what keeping N x N matrices in that dtype costs in accuracy. */
+#include "attention.h"
+
+#include "numeric.h"
+
+static double stored(double x) {
+    uint16_t cell;
+    fattni_store(&cell, FATTN_BF16, 0, x);
+    return fattni_load(&cell, FATTN_BF16, 0);
+}
+
+#define REAL double
+#define REAL_FN(name) name
+#define STORED(x) stored(x)
+#define FWD_REF fwd_ref_bf16
+#define BWD_REF bwd_ref_bf16
+#include "../../bwd/bwd_ref.inc"
+#include "../../fwd/fwd_ref.inc"
