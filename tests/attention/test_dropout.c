@@ -136,39 +136,66 @@ Test(dropout, keep_rate) {
     fattn_ctx_destroy(ctx);
 }
 
-/* Neighbours in i, j, b, h, step and stream do not share their bits: of two independent masks a
-   quarter agrees in "dropped" at p = 1/2, and half agrees in all. */
+/* Of two independent masks at p = 1/2, half of the elements agree. */
+static void check_independent(double same, double count, const char *what) {
+    cr_assert_leq(fabs(same - count / 2), 5 * sqrt(count) / 2, "%s: %g of %g agree", what, same, count);
+}
+
+/* A mask and itself, moved in b, h, i or j. */
 Test(dropout, masks_of_neighbours_are_independent) {
     fattn_ctx *const ctx = attention_context(1);
     const attention_case c = {"pairs", .B = 2, .Hq = 2, .Sq = 257, .Sk = 257, .D = 1,
                               .dropout_p = 0.5f};
     attention *const a = attention_new(ctx, &c);
-    fattn_tensor keep, other;
+    fattn_tensor keep;
     make_mask(a, &keep);
-    a->params.rng.stream += 1;
-    make_mask(a, &other);
     static const int64_t shifts[][4] = {{1, 0, 0, 0}, {0, 1, 0, 0}, {0, 0, 1, 0}, {0, 0, 8, 0},
                                         {0, 0, 16, 0}, {0, 0, 0, 1}, {0, 0, 0, 8}, {0, 0, 0, 16}};
-    for (int n = 0; n < 9; ++n) {
+    for (int n = 0; n < 8; ++n) {
         double same = 0, count = 0;
         int64_t at[4];
         for (int64_t e = 0; e < fattn_tensor_numel(&keep); ++e) {
             attention_index(&keep, e, at);
             const double first = attention_get(&keep, at);
             bool inside = true;
-            for (int d = 0; n < 8 && d < 4; ++d) {
+            for (int d = 0; d < 4; ++d) {
                 at[d] += shifts[n][d];
                 inside = inside && at[d] < keep.shape[d];
             }
             if (!inside) continue;
-            same += first == attention_get(n < 8 ? &keep : &other, at);
+            same += first == attention_get(&keep, at);
             count += 1;
         }
-        cr_assert_leq(fabs(same - count / 2), 5 * sqrt(count) / 2, "pair %d: %g of %g agree", n, same,
-                      count);
+        check_independent(same, count, "a shift");
     }
     fattn_tensor_free(ctx, &keep);
-    fattn_tensor_free(ctx, &other);
+    attention_free(a);
+    fattn_ctx_destroy(ctx);
+}
+
+Test(dropout, another_seed_stream_or_step_is_another_mask) {
+    static const char *const changed[3] = {"seed", "stream", "step"};
+    fattn_ctx *const ctx = attention_context(1);
+    const attention_case c = {"change", .B = 1, .Hq = 2, .Sq = 200, .Sk = 200, .D = 1,
+                              .dropout_p = 0.5f, .rng_step = true};
+    attention *const a = attention_new(ctx, &c);
+    fattn_tensor before, after;
+    make_mask(a, &before);
+    for (int n = 0; n < 3; ++n) {
+        const fattn_rng rng = a->params.rng;
+        if (n == 0) a->params.rng.seed += 1;
+        if (n == 1) a->params.rng.stream += 1;
+        if (n == 2) attention_set(&a->t[T_RNG_STEP], NULL, 8);
+        make_mask(a, &after);
+        const double count = (double)fattn_tensor_numel(&before);
+        double same = 0;
+        for (int64_t e = 0; e < fattn_tensor_numel(&before); ++e)
+            same += ((const uint8_t *)before.data)[e] == ((const uint8_t *)after.data)[e];
+        check_independent(same, count, changed[n]);
+        a->params.rng = rng;
+        fattn_tensor_free(ctx, &after);
+    }
+    fattn_tensor_free(ctx, &before);
     attention_free(a);
     fattn_ctx_destroy(ctx);
 }

@@ -144,6 +144,9 @@ Test(softmax, sinks_at_the_ends) {
     cr_assert_eq(fattni_softmax_f64(s, 2, 1e38, P), 1e38);
     cr_assert(P[0] == 0 && P[1] == 0);
     cr_assert_eq(fattni_softmax_f64(s, 2, -1e38, P), fattni_softmax_f64(s, 2, -INFINITY, P));
+    const double infinite[2] = {1, INFINITY};
+    cr_assert_eq(fattni_softmax_f64(infinite, 2, INFINITY, P), INFINITY);
+    cr_assert(P[0] == 0 && P[1] == 0);
 }
 
 /* Neither hides a NaN or an infinite logit, wherever it stands. */
