@@ -33,7 +33,8 @@ static void plan(const fattn_ctx *ctx, const fattni_problem *p, fattni_kernel_pl
 }
 
 static fattn_status run(fattn_ctx *ctx, const fattni_problem *p) {
-    return p->dtype == FATTN_F64 ? fattni_bwd_standard_f64(ctx, p) : fattni_bwd_standard_f32(ctx, p);
+    if (p->dtype == FATTN_F64) return fattni_bwd_standard_f64(ctx, p);
+    return fattni_bwd_standard_f32(ctx, p);
 }
 
 const fattni_kernel fattni_bwd_standard = {

@@ -6,9 +6,9 @@
 
 /* Byte offsets: of arrays in the workspace, and inside one thread's scratch. */
 typedef struct fattni_bwd_standard_layout {
-    size_t dP;       /* [B,Hq,Sq,Sk]: dP, then G, then dX, in place */
-    size_t delta;    /* [B,Hq,Sq] */
-    size_t scratch;  /* the threads' areas start here */
+    size_t dP;           /* [B,Hq,Sq,Sk]: dP, then G, then dX, in place */
+    size_t delta;        /* [B,Hq,Sq] */
+    size_t scratch;      /* the threads' areas start here */
     size_t q, k, v, d_o; /* in a thread's area: copies of rows that a BLAS cannot take in place */
     size_t x;            /* [ROWS,Sk] scores again, with a softcap */
     size_t dropped;      /* [ROWS,ROWS] keep P */

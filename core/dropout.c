@@ -20,25 +20,27 @@ static void store_block(const rectangle *r, fattni_block block, int64_t i, int64
         for (int n = 0; n < 4; ++n) {
             const int64_t x = j + across[n];
             if (x < r->j0 || x >= r->j1) continue;
-            line[(x - r->j0) * r->column] =
-                fattni_lane16(block, fattni_dropout_lane(y, x)) >= T;
+            line[(x - r->j0) * r->column] = fattni_lane16(block, fattni_dropout_lane(y, x)) >= T;
         }
     }
 }
 
+static fattni_block block_of(const fattni_problem *p, uint32_t plane, uint32_t step, int64_t i,
+                             int64_t j) {
+    return fattni_philox(p->rng.seed,
+                         fattni_dropout_counter(p->rng.stream, step, plane, i, j));
+}
+
 void fattni_dropout_rows(const fattni_problem *p, int64_t b, int64_t h, int64_t begin, int64_t end,
                          int64_t Sk, uint8_t *keep, int64_t row, int64_t column) {
-    const rectangle r = {begin + p->q_pos0, end + p->q_pos0, p->k_pos0, Sk + p->k_pos0,
-                         keep,              row,             column};
+    const rectangle r = {
+        begin + p->q_pos0, end + p->q_pos0, p->k_pos0, Sk + p->k_pos0, keep, row, column};
     const uint32_t plane = fattni_dropout_plane(p, b, h), step = fattni_dropout_step(p);
     for (int64_t patch = r.i0 / PATCH * PATCH; patch < r.i1; patch += PATCH)
         for (int64_t i = patch; i < patch + 8; ++i) {
             if (i + 8 < r.i0 || i >= r.i1) continue;
             for (int64_t j = r.j0 / PATCH * PATCH; j < r.j1; j += j % 8 == 6 ? 10 : 2)
-                store_block(&r,
-                            fattni_philox(p->rng.seed, fattni_dropout_counter(p->rng.stream, step,
-                                                                              plane, i, j)),
-                            i, j, p->drop_T);
+                store_block(&r, block_of(p, plane, step, i, j), i, j, p->drop_T);
         }
 }
 

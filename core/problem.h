@@ -22,7 +22,7 @@ typedef struct fattni_problem {
     int64_t B, Hq, Hkv, group;       /* B counts sequences; group = Hq / Hkv */
     int64_t Sq, Sk, D, Dv;           /* Sq, Sk: bounds over all sequences */
     int64_t rows_q, rows_k;          /* rows of the buffers: totals when packed, else Sq, Sk */
-    int64_t max_q, max_k;            /* what biases and masks are sized by: max_seqlen, else Sq, Sk */
+    int64_t max_q, max_k;            /* size biases and masks: max_seqlen, else Sq, Sk */
     bool packed, padded;             /* cu_seqlens given; a seqlens given */
     uint32_t flags;
     int32_t algorithm;

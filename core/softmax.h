@@ -1,7 +1,7 @@
 /* Softmax of one row, two ways, in double and float.
 
-   L = log( sum_j exp s_j + exp sink ), P_j = exp(s_j - L). A logit of -inf is masked: P is exactly 0
-   there. A row without any logit has L = -inf. A sink of -inf means none, one of +inf takes all:
+   L = log( sum_j exp s_j + exp sink ), P_j = exp(s_j - L). A logit of -inf is masked: P is exactly
+   0 there. A row without any logit has L = -inf. A sink of -inf means none, one of +inf takes all:
    P = 0, L = +inf. A NaN or +inf among the s_j makes L, and every P_j that is not 0, NaN. */
 #ifndef FATTNI_SOFTMAX_H
 #define FATTNI_SOFTMAX_H

@@ -1,11 +1,21 @@
 #include "standard.h"
 
-const char *fattni_standard_refuses(const fattn_ctx *ctx, const fattni_problem *p) {
-    (void)ctx;
-    return p->dtype == FATTN_F32 || p->dtype == FATTN_F64 ? NULL : "computes in f32 and f64 only";
+/* P, the mask and dP must stay countable; q, k, v and their copies are, by validation. */
+static bool fits(const fattni_problem *p) {
+    int64_t elements;
+    return !__builtin_mul_overflow(p->B * p->Hq, p->Sq, &elements) &&
+           !__builtin_mul_overflow(elements, p->Sk, &elements) && elements < (int64_t)1 << 56;
 }
 
-static size_t elements(const fattni_problem *p) { return (size_t)fattni_standard_at(p, p->B, 0, 0); }
+const char *fattni_standard_refuses(const fattn_ctx *ctx, const fattni_problem *p) {
+    (void)ctx;
+    if (p->dtype != FATTN_F32 && p->dtype != FATTN_F64) return "computes in f32 and f64 only";
+    return fits(p) ? NULL : "stores B Hq Sq Sk probabilities: more than 2^56";
+}
+
+static size_t elements(const fattni_problem *p) {
+    return (size_t)fattni_standard_at(p, p->B, 0, 0);
+}
 
 size_t fattni_standard_saved(const fattni_problem *p) {
     return elements(p) * (fattn_dtype_size(p->dtype) + (p->drop_T ? 1 : 0));

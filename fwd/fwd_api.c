@@ -5,6 +5,12 @@
 
 static size_t planes(const fattni_problem *p) { return (size_t)p->B * (size_t)p->Hq; }
 
+/* Saturates: N x N of a large problem may be more than an address can count. */
+static size_t times(size_t a, size_t b) {
+    size_t product;
+    return __builtin_mul_overflow(a, b, &product) ? SIZE_MAX : product;
+}
+
 fattn_status fattn_attention_query(fattn_ctx *ctx, const fattn_attention_params *p,
                                    const fattn_attention_io *io, fattn_attention_plan *out) {
     if (!ctx) return FATTN_E_ARG;
@@ -24,7 +30,7 @@ fattn_status fattn_attention_query(fattn_ctx *ctx, const fattn_attention_params 
 
     const size_t rows = fwd.packed ? (size_t)fwd.rows_q * (size_t)fwd.Hq
                                    : planes(&fwd) * (size_t)fwd.Sq;
-    const size_t matrix = planes(&fwd) * (size_t)fwd.Sq * (size_t)fwd.Sk;
+    const size_t matrix = times(planes(&fwd) * (size_t)fwd.Sq, (size_t)fwd.Sk);
     plan = (fattn_attention_plan){
         .struct_size = size,
         .deterministic = b.deterministic,
@@ -32,7 +38,7 @@ fattn_status fattn_attention_query(fattn_ctx *ctx, const fattn_attention_params 
         .bwd_workspace = b.workspace,
         .saved_bytes = f.saved,
         .lse_bytes = rows * fattn_dtype_size((fattn_dtype)fwd.lse.dtype),
-        .materialized_bytes = matrix * (fattn_dtype_size(fwd.dtype) + (fwd.drop_T ? 1 : 0)),
+        .materialized_bytes = times(matrix, fattn_dtype_size(fwd.dtype) + (fwd.drop_T ? 1 : 0)),
     };
     memcpy(plan.fwd_kernel, f.name, sizeof plan.fwd_kernel);
     memcpy(plan.bwd_kernel, b.name, sizeof plan.bwd_kernel);

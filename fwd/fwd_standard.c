@@ -7,10 +7,10 @@ fattni_fwd_standard_scratch fattni_fwd_standard_layout(const fattni_problem *p) 
     const size_t element = fattn_dtype_size(p->dtype);
     const int64_t rows = fattni_min(p->Sq, FATTNI_STANDARD_ROWS);
     fattni_fwd_standard_scratch s = {0};
-    s.q = fattni_standard_reserve(
-        &s.bytes, fattni_standard_direct(&p->q, p->D) ? 0 : rows * p->D, element);
-    s.k = fattni_standard_reserve(
-        &s.bytes, fattni_standard_direct(&p->k, p->D) ? 0 : p->Sk * p->D, element);
+    s.q = fattni_standard_reserve(&s.bytes, fattni_standard_direct(&p->q, p->D) ? 0 : rows * p->D,
+                                  element);
+    s.k = fattni_standard_reserve(&s.bytes, fattni_standard_direct(&p->k, p->D) ? 0 : p->Sk * p->D,
+                                  element);
     s.v = fattni_standard_reserve(
         &s.bytes, fattni_standard_direct(&p->v, p->Dv) ? 0 : p->Sk * p->Dv, element);
     s.dropped = fattni_standard_reserve(&s.bytes, p->drop_T ? rows * p->Sk : 0, element);
@@ -27,7 +27,8 @@ static void plan(const fattn_ctx *ctx, const fattni_problem *p, fattni_kernel_pl
 }
 
 static fattn_status run(fattn_ctx *ctx, const fattni_problem *p) {
-    return p->dtype == FATTN_F64 ? fattni_fwd_standard_f64(ctx, p) : fattni_fwd_standard_f32(ctx, p);
+    if (p->dtype == FATTN_F64) return fattni_fwd_standard_f64(ctx, p);
+    return fattni_fwd_standard_f32(ctx, p);
 }
 
 const fattni_kernel fattni_fwd_standard = {

@@ -11,8 +11,8 @@ static void make_mask(const attention *a, fattn_tensor *keep) {
     const int64_t shape[4] = {a->c.B, a->c.Hq, a->c.Sq, a->c.Sk};
     cr_assert_eq(fattn_tensor_alloc(a->ctx, FATTN_U8, 4, shape, keep), FATTN_OK);
     memset(keep->data, 7, (size_t)fattn_tensor_numel(keep));
-    cr_assert_eq(fattn_dropout_mask(a->ctx, &a->params, &a->io, keep), FATTN_OK, "%s: %s", a->c.name,
-                 fattn_ctx_error(a->ctx));
+    cr_assert_eq(fattn_dropout_mask(a->ctx, &a->params, &a->io, keep), FATTN_OK, "%s: %s",
+                 a->c.name, fattn_ctx_error(a->ctx));
 }
 
 static const attention_case cases[] = {
@@ -138,7 +138,8 @@ Test(dropout, keep_rate) {
 
 /* Of two independent masks at p = 1/2, half of the elements agree. */
 static void check_independent(double same, double count, const char *what) {
-    cr_assert_leq(fabs(same - count / 2), 5 * sqrt(count) / 2, "%s: %g of %g agree", what, same, count);
+    cr_assert_leq(fabs(same - count / 2), 5 * sqrt(count) / 2, "%s: %g of %g agree", what, same,
+                  count);
 }
 
 /* A mask and itself, moved in b, h, i or j. */

@@ -74,7 +74,7 @@ static void check_against_quad(attention *a, int n) {
     attention_free(want);
 }
 
-/* Logits near `level`, spread by about one. q = 1 and k = level sqrt(D) / D everywhere, plus noise. */
+/* Logits near `level`, spread by about one: q = 1 and k = level sqrt(D) / D, plus noise. */
 static void shift_logits(attention *a, double level) {
     const double D = (double)a->c.D;
     add_all(a, T_Q, 0.05, 1);
@@ -89,7 +89,8 @@ Test(ref_extremes, logits_far_from_zero) {
         for (int level = 0; level < 4; ++level)
             for (int n = 0; n < CONTENDERS; ++n) {
                 char name[64];
-                snprintf(name, sizeof name, "logits %g, %lld keys", levels[level], (long long)keys[s]);
+                snprintf(name, sizeof name, "logits %g, %lld keys", levels[level],
+                         (long long)keys[s]);
                 const attention_case c = {name, .B = 1, .Hq = 2, .Hkv = 1, .Sq = 1 + 4 * (s == 0),
                                           .Sk = keys[s], .D = 8, .d_lse = true};
                 attention *const a = contend(ctx, &c, n);

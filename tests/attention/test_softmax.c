@@ -56,7 +56,8 @@ Test(softmax, safe_f32) {
         const long double want = true_lse(s, sizes[n], 1.5);
         cr_assert_float_eq(L, (double)want, 16 * (double)FLT_EPSILON);
         for (int64_t j = 0; j < sizes[n]; ++j)
-            cr_assert_float_eq(P[j], (double)expl(s[j] - want), 24 * (double)FLT_EPSILON * P[j] + 1e-38);
+            cr_assert_float_eq(P[j], (double)expl(s[j] - want),
+                               24 * (double)FLT_EPSILON * P[j] + 1e-38);
     }
 }
 
@@ -70,7 +71,8 @@ Test(softmax, online_in_any_split) {
         fill(s, n, (uint32_t)round, (uint32_t)round % 4);
         for (int64_t j = 0; j < n; ++j) s[j] = low[j] = (float)s[j];
         fattni_softmax_f64_state one = fattni_softmax_f64_start(), left = one, right = one;
-        fattni_softmax_f32_state one32 = fattni_softmax_f32_start(), left32 = one32, right32 = one32;
+        fattni_softmax_f32_state one32 = fattni_softmax_f32_start();
+        fattni_softmax_f32_state left32 = one32, right32 = one32;
         one = fattni_softmax_f64_add(one, s, n);
         one32 = fattni_softmax_f32_add(one32, low, n);
         for (int64_t begin = 0; begin < n;) {

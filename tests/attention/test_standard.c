@@ -11,7 +11,8 @@ static void check_f64(fattn_ctx *ctx, const attention_case *c) {
     attention_case standard = *c;
     standard.algorithm = FATTN_ALGO_STANDARD;
     standard.dtype = FATTN_F64;
-    attention *const got = attention_new(ctx, &standard), *const want = attention_twin(got, FATTN_F64);
+    attention *const got = attention_new(ctx, &standard);
+    attention *const want = attention_twin(got, FATTN_F64);
     attention_run(got, LIBRARY);
     attention_run(want, REFERENCE);
     attention_match(got, want, NULL, 0, in_f64);
@@ -24,7 +25,8 @@ static void check_f32(fattn_ctx *ctx, const attention_case *c) {
     attention_case standard = *c;
     standard.algorithm = FATTN_ALGO_STANDARD;
     standard.dtype = FATTN_F32;
-    attention *const got = attention_new(ctx, &standard), *const want = attention_twin(got, FATTN_F64);
+    attention *const got = attention_new(ctx, &standard);
+    attention *const want = attention_twin(got, FATTN_F64);
     attention_run(got, LIBRARY);
     attention_run(want, REFERENCE);
     attention_match_rounded(got, want);
@@ -32,8 +34,7 @@ static void check_f32(fattn_ctx *ctx, const attention_case *c) {
     attention_free(want);
 }
 
-static const enum layout layouts[] = {LAYOUT_BHSD, LAYOUT_BSHD, LAYOUT_PITCH,
-                                       LAYOUT_REVERSED};
+static const enum layout layouts[] = {LAYOUT_BHSD, LAYOUT_BSHD, LAYOUT_PITCH, LAYOUT_REVERSED};
 
 Test(standard, every_feature_and_layout) {
     fattn_ctx *const ctx = attention_context(1);
@@ -79,7 +80,8 @@ Test(standard, every_shape) {
             c.Sq = attention_shapes[shape].Sq;
             c.Sk = c.layout == LAYOUT_QKV ? c.Sq : attention_shapes[shape].Sk;
             char name[64];
-            snprintf(name, sizeof name, "%s, %lld x %lld", c.name, (long long)c.Sq, (long long)c.Sk);
+            snprintf(name, sizeof name, "%s, %lld x %lld", c.name, (long long)c.Sq,
+                     (long long)c.Sk);
             c.name = name;
             check_f64(ctx, &c);
             check_f32(ctx, &c);
@@ -114,8 +116,8 @@ Test(standard, bits_do_not_depend_on_threads) {
 
 Test(standard, sixteen_bits_are_refused) {
     fattn_ctx *const ctx = attention_context(1);
-    const attention_case c = {"bf16", .B = 1, .Hq = 2, .Sq = 3, .Sk = 3, .D = 4, .dtype = FATTN_BF16,
-                              .algorithm = FATTN_ALGO_STANDARD};
+    const attention_case c = {"bf16", .B = 1, .Hq = 2, .Sq = 3, .Sk = 3, .D = 4,
+                              .dtype = FATTN_BF16, .algorithm = FATTN_ALGO_STANDARD};
     attention *const a = attention_new(ctx, &c);
     fattn_attention_plan plan = {.struct_size = sizeof plan};
     cr_assert_eq(fattn_attention_query(ctx, &a->params, &a->io, &plan), FATTN_E_UNSUPPORTED);
@@ -123,6 +125,25 @@ Test(standard, sixteen_bits_are_refused) {
     cr_assert_eq(fattn_attention_fwd(ctx, &a->params, &a->io), FATTN_E_UNSUPPORTED);
     cr_assert_eq(fattn_attention_bwd(ctx, &a->params, &a->io), FATTN_E_UNSUPPORTED);
     attention_free(a);
+    fattn_ctx_destroy(ctx);
+}
+
+/* A query touches no data, so that it can be asked about any size. */
+Test(standard, what_no_memory_holds_is_refused) {
+    fattn_ctx *const ctx = attention_context(1);
+    double one = 0;
+    const int64_t shape[4] = {1 << 14, 1 << 10, 1 << 28, 1}; /* 2^52 rows of 2^28 keys */
+    const fattn_tensor t = fattn_tensor_view(&one, FATTN_F64, FATTN_CPU, 0, 4, shape);
+    const fattn_tensor lse = fattn_tensor_view(&one, FATTN_F64, FATTN_CPU, 0, 3, shape);
+    const fattn_attention_io io = {.struct_size = sizeof io, .q = &t, .k = &t, .v = &t, .o = &t,
+                                   .lse = &lse};
+    fattn_attention_params p = {.struct_size = sizeof p, .algorithm = FATTN_ALGO_STANDARD};
+    fattn_attention_plan plan = {.struct_size = sizeof plan};
+    cr_assert_eq(fattn_attention_query(ctx, &p, &io, &plan), FATTN_E_UNSUPPORTED);
+    cr_assert(strstr(fattn_ctx_error(ctx), "probabilities"), "%s", fattn_ctx_error(ctx));
+    p.algorithm = FATTN_ALGO_AUTO;
+    cr_assert_eq(fattn_attention_query(ctx, &p, &io, &plan), FATTN_OK, "%s", fattn_ctx_error(ctx));
+    cr_assert_eq(plan.materialized_bytes, SIZE_MAX);
     fattn_ctx_destroy(ctx);
 }
 

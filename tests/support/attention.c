@@ -12,7 +12,8 @@ const char *const attention_names[T_COUNT] = {
     "q", "k", "v", "o", "lse", "bias", "alibi", "sink", "seqlens_q", "seqlens_k", "cu_seqlens_q",
     "cu_seqlens_k", "rng_step", "d_o", "d_lse", "delta", "dq", "dk", "dv", "d_bias", "d_sink"};
 
-enum { GUARD = FATTNI_ALIGN, SLACK_FRONT = 1, SLACK_BACK = 2 }; /* rows of a packed buffer outside */
+enum { GUARD = FATTNI_ALIGN };
+enum { SLACK_FRONT = 1, SLACK_BACK = 2 }; /* rows of a packed buffer that no sequence has */
 
 /* --- elements --------------------------------------------------------------------------------- */
 
@@ -296,8 +297,8 @@ static void fill_partial_results(attention *a) {
 
 static void remember(attention *a) {
     for (int id = 0; id < T_COUNT; ++id)
-        if (a->fields[id].memory) memcpy(a->fields[id].initial, a->fields[id].memory,
-                                         a->fields[id].size);
+        if (a->fields[id].memory)
+            memcpy(a->fields[id].initial, a->fields[id].memory, a->fields[id].size);
 }
 
 static const fattn_tensor *tensor_or_null(const attention *a, enum tensor_id id) {
@@ -570,22 +571,24 @@ static double largest(const attention *a, enum tensor_id id) {
    since roundings do not conspire (Higham and Mary 2019). */
 static double growth(int64_t n) { return fmin((double)n, 8 * sqrt((double)n)); }
 
-/* First-order error analysis with maximum norms: |x| is the largest magnitude of a tensor, all errors
-   in units of u, keep = 1/(1 - p).
+/* First-order error analysis with maximum norms: |x| is the largest magnitude of a tensor, all
+   errors in units of u, keep = 1/(1 - p).
 
-   a score        es = growth(D + 4) scale D |q||k| + 4 (|slope| positions + |bias|); cap tanh(x/cap)
-                  does not amplify it
+   a score        es = growth(D + 4) scale D |q||k| + 4 (|slope| positions + |bias|); a softcap does
+                  not amplify it
    L              es + growth(Sk + 8) + 4 |L|, the sink's weight among them
    P, relative    ep = 2 es + growth(Sk + 8) + 2 |L|: once for s, once for L
    O              eo = (ep + growth(Sk + 4)) (keep |v| + |O|), as sum P = 1; likewise a merge
-   dP, delta      at most A = 2 Dv |dO| max(keep |v|, |O|) + |dL|, off by growth(Dv + 8) A + Dv |dO| eo
+   dP, delta      at most A = 2 Dv |dO| max(keep |v|, |O|) + |dL|, off by growth(Dv + 8) A +
+                  Dv |dO| eo
    G, over P      eg = A (2 ep + growth(Dv + 8)) + Dv |dO| eo
    dQ             scale |k| (eg + growth(Sk + 4) A)
    dK, dV         as dQ and O, over the rows that a key sees, of whose P each is at most 1
    dbias, dsink   over all rows */
 void attention_match_rounded(const attention *got, const attention *want) {
     const attention_case *c = &got->c;
-    const double u = c->dtype == FATTN_F64 ? 0x1p-53 : 0x1p-24, keep = 1 / (1 - (double)c->dropout_p);
+    const double u = c->dtype == FATTN_F64 ? 0x1p-53 : 0x1p-24;
+    const double keep = 1 / (1 - (double)c->dropout_p);
     const double scale = c->scale > 0 ? (double)c->scale : 1 / sqrt((double)c->D);
     const double q = largest(want, T_Q), k = largest(want, T_K), v = largest(want, T_V);
     const double o = largest(want, T_O), L = largest(want, T_LSE), d_o = largest(want, T_D_O);

@@ -1,7 +1,7 @@
 /* Builds the attention problem of a case, runs it guarded, compares it.
 
-   Every output, workspace, padding and row past a sequence's end is filled with NaN, whose bits tell
-   its place; before and after each buffer lie guards of the same. Each pass is checked to have
+   Every output, workspace, padding and row past a sequence's end is filled with NaN, whose bits
+   tell its place; before and after each buffer lie guards of the same. Each pass is checked to have
    changed no byte but those of its results, and to have allocated nothing.
 
    Failures are Criterion assertions that name the case. */

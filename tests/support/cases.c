@@ -9,7 +9,7 @@ const attention_shape attention_shapes[] = {
 const int attention_shape_count = (int)(sizeof attention_shapes / sizeof *attention_shapes);
 
 #define SMALL .B = 2, .Hq = 2, .Sq = 5, .Sk = 7, .D = 3 /* off = 2 */
-#define TALL .B = 2, .Hq = 2, .Sq = 7, .Sk = 4, .D = 3  /* off = -3: rows without keys when causal */
+#define TALL .B = 2, .Hq = 2, .Sq = 7, .Sk = 4, .D = 3  /* off = -3: causal rows without keys */
 #define EVERY_ACC (FATTN_ACC_DQ | FATTN_ACC_DK | FATTN_ACC_DV | FATTN_ACC_DBIAS | FATTN_ACC_DSINK)
 
 const attention_case attention_features[] = {
@@ -54,7 +54,8 @@ const attention_case attention_features[] = {
     {"bias over B, H", SMALL, .bias = BIAS | BIAS_OVER_B | BIAS_OVER_H},
     {"bias over all", SMALL, .bias = BIAS | BIAS_OVER_B | BIAS_OVER_H | BIAS_OVER_I | BIAS_OVER_J},
     {"bias masks", SMALL, .bias = BIAS | BIAS_MASKS},
-    {"bias masks whole rows", .B = 2, .Hq = 2, .Sq = 14, .Sk = 1, .D = 2, .bias = BIAS | BIAS_MASKS},
+    {"bias masks whole rows", .B = 2, .Hq = 2, .Sq = 14, .Sk = 1, .D = 2,
+     .bias = BIAS | BIAS_MASKS},
     {"bias after softcap", SMALL, .bias = BIAS, .softcap = 0.5f},
     {"sink", SMALL, .sink = true},
     {"sink, rows without keys", TALL, .sink = true, .flags = FATTN_CAUSAL, .d_lse = true},
@@ -109,14 +110,15 @@ const attention_case attention_features[] = {
      .bias = BIAS | BIAS_OVER_J},
     {"no rows, no keys", .B = 2, .Hq = 2, .Sq = 0, .Sk = 0, .D = 2},
     {"no batch", .B = 0, .Hq = 2, .Sq = 3, .Sk = 3, .D = 2, .sink = true},
-    {"no batch, bias over B", .B = 0, .Hq = 2, .Sq = 3, .Sk = 3, .D = 2, .bias = BIAS | BIAS_OVER_B},
+    {"no batch, bias over B", .B = 0, .Hq = 2, .Sq = 3, .Sk = 3, .D = 2,
+     .bias = BIAS | BIAS_OVER_B},
     {"no batch, packed", .B = 0, .Hq = 2, .Sq = 3, .Sk = 3, .D = 2, .lengths = LENGTHS_PACKED},
     {"all features", .B = 2, .Hq = 4, .Hkv = 2, .Sq = 6, .Sk = 7, .D = 4, .Dv = 3,
      .flags = FATTN_CAUSAL | FATTN_WINDOW, .window_left = 4, .window_right = -1, .scale = 0.7f,
      .softcap = 1.25f, .dropout_p = 0.3f, .rng_step = true, .alibi = true, .sink = true,
      .d_lse = true, .bias = BIAS | BIAS_OVER_B, .q_pos0 = 2, .k_pos0 = 3},
-    {"all features, merge, accumulate", .B = 2, .Hq = 4, .Hkv = 1, .Sq = 6, .Sk = 5, .D = 3, .Dv = 4,
-     .flags = FATTN_CAUSAL | FATTN_MERGE | EVERY_ACC, .softcap = 1.25f, .dropout_p = 0.3f,
+    {"all features, merge, accumulate", .B = 2, .Hq = 4, .Hkv = 1, .Sq = 6, .Sk = 5, .D = 3,
+     .Dv = 4, .flags = FATTN_CAUSAL | FATTN_MERGE | EVERY_ACC, .softcap = 1.25f, .dropout_p = 0.3f,
      .alibi = true, .sink = true, .d_lse = true, .bias = BIAS | BIAS_OVER_H | BIAS_MASKS},
 };
 const int attention_feature_count = (int)(sizeof attention_features / sizeof *attention_features);
