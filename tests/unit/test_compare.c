@@ -110,15 +110,35 @@ Test(compare, a_baseline_sets_the_bound) {
     cr_assert_eq(fattn_compare(ctx, &g, &w, &l, 3, by_dtype, &r), FATTN_OK);
 }
 
-/* An exact baseline leaves the floor: two roundings of want in got's dtype. */
+/* An exact baseline leaves the floor: two roundings of want in got's dtype pass, four do not. */
 Test(compare, an_exact_baseline_leaves_the_rounding_floor) {
-    float want[2] = {1, 1000}, got[2] = {1, nextafterf(1000, 2000)};
-    const fattn_tensor w = row(want, FATTN_F32, 2), g = row(got, FATTN_F32, 2);
+    static const struct {
+        fattn_dtype t;
+        double ulp; /* of 1000: two roundings */
+    } rows[] = {{FATTN_F64, 0x1p-43}, {FATTN_F32, 0x1p-14}, {FATTN_F16, 0.5}, {FATTN_BF16, 4}};
+    for (int n = 0; n < 4; ++n) {
+        double want[1] = {1000}, got[1], room[1];
+        const fattn_tensor w = row(want, FATTN_F64, 1), from = row(got, FATTN_F64, 1);
+        const fattn_tensor g = row(room, rows[n].t, 1);
+        fattn_report r = {.struct_size = sizeof r};
+        got[0] = 1000 + rows[n].ulp;
+        cr_assert_eq(fattn_tensor_copy(ctx, &g, &from), FATTN_OK);
+        cr_assert_eq(fattn_compare(ctx, &g, &w, &w, 2, by_dtype, &r), FATTN_OK, "%s",
+                     fattn_ctx_error(ctx));
+        cr_assert(r.baseline == 0 && r.max_abs == rows[n].ulp);
+        got[0] = 1000 + 4 * rows[n].ulp;
+        cr_assert_eq(fattn_tensor_copy(ctx, &g, &from), FATTN_OK);
+        cr_assert_eq(fattn_compare(ctx, &g, &w, &w, 2, by_dtype, &r), FATTN_E_MISMATCH);
+    }
+}
+
+Test(compare, integers_are_equal_or_not) {
+    int32_t a[2] = {5, -7}, b[2] = {5, -8};
+    const fattn_tensor ta = row(a, FATTN_I32, 2), tb = row(b, FATTN_I32, 2);
     fattn_report r = {.struct_size = sizeof r};
-    cr_assert_eq(fattn_compare(ctx, &g, &w, &w, 2, by_dtype, &r), FATTN_OK);
-    cr_assert_eq(r.baseline, 0);
-    got[1] = 1000.01f;
-    cr_assert_eq(fattn_compare(ctx, &g, &w, &w, 2, by_dtype, &r), FATTN_E_MISMATCH);
+    cr_assert_eq(fattn_compare(ctx, &ta, &ta, NULL, 0, by_dtype, &r), FATTN_OK);
+    cr_assert_eq(fattn_compare(ctx, &ta, &tb, NULL, 0, by_dtype, &r), FATTN_E_MISMATCH);
+    cr_assert(r.failed == 1 && r.worst_at[0] == 1);
 }
 
 Test(compare, strides_dtypes_and_sizes) {

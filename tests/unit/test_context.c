@@ -21,8 +21,8 @@ static void keep_text(void *user, fattn_log level, const char *text) {
 
 Test(context, cuda_is_refused_with_a_sentence) {
     char text[256] = "";
-    const fattn_ctx_options o = {.struct_size = sizeof o, .device = FATTN_CUDA, .log = keep_text,
-                                 .log_user = text};
+    const fattn_ctx_options o = {
+        .struct_size = sizeof o, .device = FATTN_CUDA, .log = keep_text, .log_user = text};
     fattn_ctx *ctx = (fattn_ctx *)text;
     cr_assert_eq(fattn_ctx_create(&o, &ctx), FATTN_E_UNSUPPORTED);
     cr_assert_null(ctx);
@@ -30,7 +30,10 @@ Test(context, cuda_is_refused_with_a_sentence) {
 }
 
 Test(context, abi_rule) {
-    struct { fattn_ctx_options o; uint64_t future; } newer = {{.struct_size = sizeof newer}, 0};
+    struct {
+        fattn_ctx_options o;
+        uint64_t future;
+    } newer = {{.struct_size = sizeof newer}, 0};
     fattn_ctx *ctx;
     cr_assert_eq(fattn_ctx_create(&newer.o, &ctx), FATTN_OK);
     fattn_ctx_destroy(ctx);
@@ -68,4 +71,65 @@ Test(context, allocator_is_used_and_counted) {
     cr_assert_eq(fattn_ctx_mem(ctx).peak, 40);
     fattn_ctx_destroy(ctx);
     cr_assert_eq(live, 1, "the failed call is the only one left"); /* counted, never freed */
+}
+
+/* A refused context says why through its log, since there is nothing else to ask. */
+static void refused(fattn_ctx_options o, fattn_status status, const char *says) {
+    char text[256] = "";
+    o.struct_size = sizeof o;
+    o.log = keep_text, o.log_user = text;
+    fattn_ctx *ctx = (fattn_ctx *)text;
+    cr_assert_eq(fattn_ctx_create(&o, &ctx), status);
+    cr_assert_null(ctx);
+    cr_assert(strstr(text, says), "%s", text);
+}
+
+static void *no_memory(void *user, size_t bytes, size_t align, fattn_stream s) {
+    (void)user, (void)bytes, (void)align, (void)s;
+    return NULL;
+}
+
+Test(context, every_refusal) {
+    int place;
+    const fattn_stream stream = (fattn_stream)(void *)&place;
+    refused((fattn_ctx_options){.device = 7}, FATTN_E_ARG, "device: 7");
+    refused((fattn_ctx_options){.device_id = 2}, FATTN_E_ARG, "not device_id 2");
+    refused((fattn_ctx_options){.stream = stream}, FATTN_E_ARG, "device_id 0 with a stream");
+    refused((fattn_ctx_options){.flags = 6}, FATTN_E_ARG, "unknown flags 0x6");
+    refused((fattn_ctx_options){.reserved = 5}, FATTN_E_ARG, "reserved field 5");
+    refused((fattn_ctx_options){.cpu_threads = -1}, FATTN_E_ARG, "negative cpu_threads -1");
+    refused((fattn_ctx_options){.arch_cap = -2}, FATTN_E_ARG, "arch_cap -2");
+    refused((fattn_ctx_options){.sm_limit = -3}, FATTN_E_ARG, "sm_limit -3");
+    refused((fattn_ctx_options){.allocator = {.alloc = no_memory}}, FATTN_E_ARG, "go together");
+    refused((fattn_ctx_options){.allocator = {.free = count_free}}, FATTN_E_ARG, "go together");
+    refused((fattn_ctx_options){.allocator = {no_memory, count_free, NULL}}, FATTN_E_NOMEM,
+            "no memory");
+    cr_assert_eq(fattn_ctx_create(NULL, NULL), FATTN_E_ARG);
+    fattn_ctx_destroy(NULL);
+}
+
+Test(context, the_cpu_has_no_stream_and_nothing_to_wait_for) {
+    fattn_ctx *ctx;
+    cr_assert_eq(fattn_ctx_create(NULL, &ctx), FATTN_OK);
+    cr_assert_eq(fattn_ctx_set_stream(ctx, NULL), FATTN_OK);
+    cr_assert_eq(fattn_ctx_set_stream(ctx, (fattn_stream)(void *)ctx), FATTN_E_ARG);
+    cr_assert(strstr(fattn_ctx_error(ctx), "stream"), "%s", fattn_ctx_error(ctx));
+    cr_assert_eq(fattn_ctx_sync(ctx), FATTN_OK);
+    cr_assert_eq(fattn_ctx_set_stream(NULL, NULL), FATTN_E_ARG);
+    cr_assert_eq(fattn_ctx_sync(NULL), FATTN_E_ARG);
+    fattn_ctx_destroy(ctx);
+}
+
+Test(context, sentences_are_cut_not_overrun_and_may_quote_each_other) {
+    fattn_ctx *ctx;
+    cr_assert_eq(fattn_ctx_create(NULL, &ctx), FATTN_OK);
+    cr_assert_eq(fattn_ctx_fail(ctx, FATTN_E_STATE, "k: Sk=%d but v: Sk=%d", 77, 76),
+                 FATTN_E_STATE);
+    cr_assert_eq(fattn_ctx_fail(ctx, FATTN_E_IO, "op 3: %s", fattn_ctx_error(ctx)), FATTN_E_IO);
+    cr_assert_str_eq(fattn_ctx_error(ctx), "op 3: k: Sk=77 but v: Sk=76");
+    cr_assert_eq(fattn_ctx_fail(ctx, FATTN_E_IO, "%*d", 600, 7), FATTN_E_IO);
+    cr_assert_eq(strlen(fattn_ctx_error(ctx)), 511);
+    cr_assert_eq(fattn_ctx_fail(NULL, FATTN_E_IO, "nobody listens"), FATTN_E_IO);
+    cr_assert_str_eq(fattn_ctx_error(NULL), "");
+    fattn_ctx_destroy(ctx);
 }
