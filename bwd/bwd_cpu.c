@@ -341,7 +341,7 @@ static void row_task(void *arg, int64_t task, int thread) {
 
 static const char *refuses(const fattn_ctx *ctx, const fattni_problem *p) {
     (void)ctx;
-    if (p->dtype != FATTN_F32 && p->dtype != FATTN_F64) return "has no 16-bit types";
+    if (p->dtype != FATTN_F32 && p->dtype != FATTN_F64) return "computes in f32 and f64 only";
     if (p->softcap > 0) return "has no softcap; FATTN_ALGO_STANDARD has";
     if (p->alibi.present) return "has no ALiBi; FATTN_ALGO_STANDARD has";
     if (p->bias.present) return "has no bias; FATTN_ALGO_STANDARD has";

@@ -78,7 +78,7 @@ void fattni_fwd_finish(const fattni_fwd_rows *r) {
 
 const char *fattni_fwd_refuses(const fattni_problem *p) {
     if (p->dtype != FATTN_F32 && p->dtype != FATTN_F64)
-        return "has no 16-bit types; FATTN_ALGO_STANDARD has";
+        return "computes in f32 and f64 only";
     if (p->softcap > 0) return "has no softcap; FATTN_ALGO_STANDARD has";
     if (p->alibi.present) return "has no ALiBi; FATTN_ALGO_STANDARD has";
     if (p->bias.present) return "has no bias; FATTN_ALGO_STANDARD has";
