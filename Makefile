@@ -7,7 +7,7 @@ JOBS ?= $(shell nproc)
 export OMP_WAIT_POLICY ?= passive
 
 build_packages := gcc libc6-dev cmake make pkg-config libopenblas-openmp-dev librandom123-dev libhdf5-dev
-demo_packages  := $(build_packages) fortunes gnuplot-nox
+demo_packages  := $(build_packages) fortunes
 test_packages  := $(demo_packages) g++ libcriterion-dev python3 python3-numpy python3-h5py
 tsan_packages  := $(test_packages) clang libomp-dev
 
@@ -30,6 +30,10 @@ test -f build/$(1)/CMakeCache.txt || cmake --preset $(1)
 cmake --build --preset $(1) -j $(JOBS)
 endef
 
+fattn := build/release/bin/fattn
+# $(call into,name): where a training of the demo leaves its curve, log and checkpoints.
+into = --plot out/$(1).svg --json out/$(1).jsonl --checkpoint out/$(1) --overwrite
+
 all:
 	@cmake/packages.sh $(build_packages)
 	@$(call build,release)
@@ -37,7 +41,15 @@ all:
 demo:
 	@cmake/packages.sh $(demo_packages)
 	@$(call build,release)
-	@cli/demo.sh build/release/bin/fattn
+	@printf '\n== 1 of 4: every gradient against finite differences and recorded cases ==\n\n'
+	@$(fattn) check --fixtures data
+	@printf '\n== 2 of 4: associative recall, which no n-gram model can learn ==\n\n'
+	@$(fattn) train --task recall --seconds 60 $(call into,recall)
+	@printf '\n== 3 of 4: a character GPT reads fortunes ==\n\n'
+	@$(fattn) train --task text --seconds 120 $(call into,text)
+	@printf '\n== 4 of 4: peak memory, N x N stored against flash ==\n\n'
+	@$(fattn) memory --plot out/memory.svg --json out/memory.jsonl
+	@printf '\nPictures: out/recall.svg out/text.svg out/memory.svg; logs and checkpoints beside them.\n'
 
 test:
 	@cmake/packages.sh $(test_packages)
@@ -55,7 +67,7 @@ tsan:
 bench:
 	@cmake/packages.sh $(build_packages)
 	@$(call build,release)
-	@build/release/bin/fattn bench
+	@$(fattn) bench
 
 install: all
 	@cmake --install build/release --prefix $(or $(PREFIX),/usr/local)
