@@ -2,9 +2,10 @@
 
    HDF5 only ever works on a file in memory. Reading: the file is loaded first, so that it cannot
    change underneath. Writing: the finished image goes out with one fwrite, whose failure is ours to
-   report; HDF5 1.10 cannot be closed cleanly once its own writes fail. Nor does it survive a damaged
-   header without leaking: hence the seal, a text in HDF5's user block that has the length and the
-   CRC of the file. A file without one, from another program, is left to HDF5's own checksums. */
+   report; HDF5 1.10 cannot be closed cleanly once its own writes fail. Nor does it get past a
+   damaged header without a leak: hence the seal, a text in HDF5's user block that has the length
+   and the CRC of the file. A file without one, from another program, is left to HDF5's own
+   checksums. */
 #include "fixture_internal.h"
 
 #include <limits.h>

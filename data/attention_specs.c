@@ -1,6 +1,8 @@
 /* The attention cases of attention_small.h5, masks.h5 and dropout.h5. */
 #include "generator.h"
 
+#include "philox.h"
+
 #include <math.h>
 
 #define COUNT(specs) (int)(sizeof(specs) / sizeof *(specs))
@@ -176,8 +178,9 @@ const attention_spec mask_specs[] = {
      .D = 1, .lengths = PACKED, .length_q = {70, 3, 33}, .length_k = {65, 20, 47},
      .params.flags = FATTN_CAUSAL},
     {"packed_bias", "a bias per sequence", .B = 3, .Hq = 4, .Hkv = 2, .Sq = 5, .Sk = 6, .D = 3,
-     .Dv = 4, .lengths = PACKED, .length_q = {5, 0, 4}, .length_k = {6, 2, 3}, .bias = BIAS | OVER_H,
-     .alibi = true, .sink = true, .d_lse = true, .params = {.flags = FATTN_CAUSAL, .softcap = 2}},
+     .Dv = 4, .lengths = PACKED, .length_q = {5, 0, 4}, .length_k = {6, 2, 3},
+     .bias = BIAS | OVER_H, .alibi = true, .sink = true, .d_lse = true,
+     .params = {.flags = FATTN_CAUSAL, .softcap = 2}},
     {"merge", "joined with a result over other keys", SMALL, .params.flags = FATTN_MERGE},
     {"merge_empty", "L = -inf on either side, and on both", .Sq = 8, .Sk = 4, .D = 3,
      .adjust = merge_with_empty, .d_lse = true, .params.flags = FATTN_MERGE | FATTN_CAUSAL},
@@ -200,13 +203,21 @@ const attention_spec mask_specs[] = {
     {"scores_of_10000", "softmax becomes a choice of one key", SMALL, .d_lse = true,
      .adjust = scores_of_10000, .steep = true},
     {"everything", "all that can be asked for at once", .B = 2, .Hq = 4, .Hkv = 2, .Sq = 6, .Sk = 7,
-     .D = 4, .Dv = 3, .bias = BIAS | OVER_B, .alibi = true, .sink = true, .d_lse = true, .step = true,
-     .layout = "bshd",
+     .D = 4, .Dv = 3, .bias = BIAS | OVER_B, .alibi = true, .sink = true, .d_lse = true,
+     .step = true, .layout = "bshd",
      .params = {.flags = FATTN_CAUSAL | FATTN_WINDOW, .window_left = 4, .window_right = -1,
                 .scale = 0.7f, .softcap = 1.25f, .dropout_p = 0.3f, .q_pos0 = 2, .k_pos0 = 3,
                 .rng = {.seed = 9}}},
 };
 const int mask_count = COUNT(mask_specs);
+
+/* p such that T is the very 16 bits of element (0, 0): kept, though no smaller number is. */
+static void threshold_at_an_element(attention_case *c) {
+    const fattn_rng rng = c->params.rng;
+    const fattni_block block =
+        fattni_philox(rng.seed, fattni_dropout_counter(rng.stream, 0, 0, 0, 0));
+    c->params.dropout_p = (float)fattni_lane16(block, fattni_dropout_lane(0, 0)) / 65536;
+}
 
 /* The mask is a pure function of seed, stream, step, place and position. */
 #define SEED .rng = {.seed = 0xfedcba9876543210u, .stream = 7}
@@ -216,6 +227,8 @@ const attention_spec dropout_specs[] = {
     {"rarest", "p = 1/65536, the smallest", SMALL, .params = {.dropout_p = 0x1p-16f, SEED}},
     {"most", "p = 65535/65536, the largest: all is dropped, O = 0, L is not", SMALL,
      .params = {.dropout_p = 65535.0f / 65536.0f, SEED}},
+    {"threshold", "T equals the 16 bits of element (0, 0): it is kept", SMALL,
+     .adjust = threshold_at_an_element, .params = {SEED}},
     {"rounds_to_rarest", "p = 0.6/65536: what counts is T = lround(65536 p)", SMALL,
      .params = {.dropout_p = 0.6f / 65536.0f, SEED}},
     {"causal", "masked and dropped", .Sq = 19, .Sk = 23, .D = 2,
@@ -245,8 +258,9 @@ const attention_spec dropout_specs[] = {
     {"packed", "i and j count inside of a sequence", .B = 3, .Sq = 6, .Sk = 7, .D = 2,
      .lengths = PACKED, .length_q = {6, 3, 1}, .length_k = {4, 7, 3},
      .params = {.dropout_p = 0.5f, SEED}},
-    {"padded", "rows past the end draw nothing", .B = 3, .Sq = 5, .Sk = 6, .D = 2, .lengths = PADDED,
-     .length_q = {5, 2, 0}, .length_k = {6, 3, 1}, .params = {.dropout_p = 0.5f, SEED}},
+    {"padded", "rows past the end draw nothing", .B = 3, .Sq = 5, .Sk = 6, .D = 2,
+     .lengths = PADDED, .length_q = {5, 2, 0}, .length_k = {6, 3, 1},
+     .params = {.dropout_p = 0.5f, SEED}},
     {"window", "dropped inside of a window", .Sq = 20, .Sk = 20, .D = 2,
      .params = {.flags = FATTN_WINDOW, .window_left = 3, .window_right = 2, .dropout_p = 0.3f,
                 SEED}},

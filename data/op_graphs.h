@@ -1,4 +1,4 @@
-/* The cases of ops.h5 and block.h5, computed by the tape: for their generator and for their test. */
+/* The cases of ops.h5 and block.h5, computed by the tape: for their generator and their test. */
 #ifndef OP_GRAPHS_H
 #define OP_GRAPHS_H
 
@@ -9,8 +9,8 @@
 
 enum { OP_INPUTS = 12, OP_OUTPUTS = 2 };
 
-/* /cases/<name>: attribute "op", which names the graph, and the op's numbers as attributes; datasets
-   in0 in1 ..., d_out0 .... A pointer into it must not outlive it: do not copy. */
+/* /cases/<name>: attribute "op", which names the graph, and the op's numbers as attributes;
+   datasets in0 in1 ..., d_out0 .... The tape points into it: do not copy. */
 typedef struct op_case {
     fattn_ctx *ctx;
     fattn_fixture *file;

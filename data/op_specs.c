@@ -9,7 +9,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* An input: normal numbers, or with below > 0 integers in [0, below), each third one -1 if masked. */
+/* An input: normal numbers, or with below > 0 integers in [0, below), every third -1 if masked. */
 typedef struct input {
     int ndim;
     int64_t shape[FATTN_MAX_DIMS];
@@ -61,13 +61,15 @@ static const op_spec op_specs[] = {
     {"gelu_far", "gelu", "where it is x or 0", {X(4, 9)}, .size = 6},
     {"silu", "silu", "x sigmoid(x)", {X(4, 9)}},
     {"silu_far", "silu", "where it is x or 0", {X(4, 9)}, .size = 12},
-    {"layernorm", "layernorm", "over the last dimension", {X(2, 3, 7), X(7), X(7)}, {{"eps", 1e-5f}}},
+    {"layernorm", "layernorm", "over the last dimension", {X(2, 3, 7), X(7), X(7)},
+     {{"eps", 1e-5f}}},
     {"layernorm_plain", "layernorm", "without bias", {X(5, 7), X(7)}, {{"eps", 1e-5f}}},
     {"rmsnorm", "rmsnorm", "over the last dimension", {X(2, 3, 7), X(7)}, {{"eps", 1e-5f}}},
     {"rmsnorm_small", "rmsnorm", "where eps weighs", {X(5, 7), X(7)}, {{"eps", 0.5f}}},
     {"embedding", "embedding", "ids that repeat", {X(5, 3), IDS(5, 2, 7)}},
     {"rope", "rope", "from position 0", {X(2, 2, 5, 6)}, {{"base", 10000}, {"position", 0}}},
-    {"rope_later", "rope", "from position 100", {X(1, 2, 3, 4)}, {{"base", 500}, {"position", 100}}},
+    {"rope_later", "rope", "from position 100", {X(1, 2, 3, 4)},
+     {{"base", 500}, {"position", 100}}},
     {"heads", "heads", "heads 1 and 2 of four", {X(2, 3, 12)},
      {{"first", 1}, {"n", 2}, {"head_dim", 3}}},
     {"merge", "merge", "[B,H,S,D] to [B,S,H*D]", {X(2, 3, 4, 5)}},
@@ -101,8 +103,8 @@ static const op_spec block_specs[] = {
      {X(B, T, C), X(C), X(C), X(3 * C, C), X(3 * C), X(C, C), X(C), X(C), X(F, C), X(F), X(C, F)},
      {BLOCK_ATTRIBUTES}, .params = &causal, .size = 0.5},
     {"model", "model", "a language model; its embedding is its head",
-     {IDS(VOCABULARY, B, T), TARGETS(VOCABULARY, B, T), X(VOCABULARY, C), X(C), X(3 * C, C), X(C, C),
-      X(C), X(F, C), X(C, F), X(C)},
+     {IDS(VOCABULARY, B, T), TARGETS(VOCABULARY, B, T), X(VOCABULARY, C), X(C), X(3 * C, C),
+      X(C, C), X(C), X(F, C), X(C, F), X(C)},
      {BLOCK_ATTRIBUTES, {"base", 10000}, {"ignore", -1}}, .params = &causal, .size = 0.5},
 };
 
@@ -146,10 +148,9 @@ static fattn_status put_inputs(writer *w, const op_spec *s) {
         const input *const in = &s->in[i];
         snprintf(path, sizeof path, "/cases/%s/in%d", s->name, i);
         if (in->absent) continue;
-        if (in->below > 0)
-            FATTNI_TRY(put_integers(w, path, in));
-        else
-            FATTNI_TRY(put_normal(w, path, in->ndim, in->shape, s->size > 0 ? s->size : 1, FATTN_F32));
+        const double size = s->size > 0 ? s->size : 1;
+        FATTNI_TRY(in->below > 0 ? put_integers(w, path, in)
+                                 : put_normal(w, path, in->ndim, in->shape, size, FATTN_F32));
     }
     return FATTN_OK;
 }
@@ -160,7 +161,8 @@ static fattn_status put_attributes(writer *w, const op_spec *s) {
     FATTNI_TRY(fattn_fixture_put_text(w->file, path, "op", s->op));
     FATTNI_TRY(fattn_fixture_put_text(w->file, path, "note", s->note));
     for (int n = 0; n < 6 && s->attributes[n].name; ++n)
-        FATTNI_TRY(fattn_fixture_put_f64(w->file, path, s->attributes[n].name, s->attributes[n].value));
+        FATTNI_TRY(fattn_fixture_put_f64(w->file, path, s->attributes[n].name,
+                                         s->attributes[n].value));
     return s->params ? fattn_fixture_put_params(w->file, s->name, s->params) : FATTN_OK;
 }
 
@@ -227,7 +229,8 @@ static fattn_status put_op(writer *w, const op_spec *s) {
 }
 
 fattn_status put_ops(writer *w) {
-    for (size_t n = 0; n < sizeof op_specs / sizeof *op_specs; ++n) FATTNI_TRY(put_op(w, &op_specs[n]));
+    for (size_t n = 0; n < sizeof op_specs / sizeof *op_specs; ++n)
+        FATTNI_TRY(put_op(w, &op_specs[n]));
     return FATTN_OK;
 }
 
