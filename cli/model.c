@@ -1,15 +1,16 @@
 #include "model.h"
 
+#include "op_shift.h"
 #include "random.h"
 
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 
-/* Parameters of a block, in this order; the embedding comes before the blocks, the last gain after.
- */
+/* Embedding and shift come before the blocks, the last gain after. Parameters of a block, in this
+   order: */
 enum block_param { ATTN_NORM, QKV, ATTN_OUT, MLP_NORM, MLP_UP, MLP_DOWN, BLOCK_PARAMS };
-enum { NAME_BYTES = 32 };
+enum { EMBEDDING, SHIFT, FIRST_BLOCK, NAME_BYTES = 32 };
 static const float NORM_EPS = 1e-5f, ROPE_BASE = 1e4f;
 
 struct model {
@@ -28,8 +29,8 @@ typedef struct shape {
 } shape; /* std 0: a gain, all ones */
 
 static shape block_shape(const model_config *c, enum block_param p) {
-    const double std = 0.02, residual = std / sqrt(2.0 * c->layers);
     const int64_t C = c->channels, head_dim = C / c->heads, hidden = c->mlp_ratio * C;
+    const double std = 1 / sqrt((double)C), residual = std / sqrt(2.0 * c->layers);
     switch (p) {
     case QKV: return (shape){2, {C + 2 * c->kv_heads * head_dim, C}, std};
     case ATTN_OUT: return (shape){2, {C, C}, residual};
@@ -60,7 +61,7 @@ fattn_status model_create(fattn_ctx *ctx, const model_config *config, model **ou
     static const char *const names[BLOCK_PARAMS] = {"attn_norm", "qkv",    "attn_out",
                                                     "mlp_norm",  "mlp_up", "mlp_down"};
     *out = NULL;
-    const int n = config->layers * BLOCK_PARAMS + 2;
+    const int n = FIRST_BLOCK + config->layers * BLOCK_PARAMS + 1;
     model *m = calloc(1, sizeof *m);
     if (!m) return fattn_ctx_fail(ctx, FATTN_E_NOMEM, "no memory for a model");
     *m = (model){.ctx = ctx, .config = *config, .n_params = n};
@@ -71,11 +72,14 @@ fattn_status model_create(fattn_ctx *ctx, const model_config *config, model **ou
     if (!m->params || !m->list || !m->names)
         status = fattn_ctx_fail(ctx, FATTN_E_NOMEM, "no memory for %d parameters", n);
     for (int i = 0; !status && i < n; ++i) {
-        const int block = (i - 1) / BLOCK_PARAMS, which = (i - 1) % BLOCK_PARAMS;
+        const int block = (i - FIRST_BLOCK) / BLOCK_PARAMS, which = (i - FIRST_BLOCK) % BLOCK_PARAMS;
         shape s = {2, {config->vocab, config->channels}, 0.02};
         m->list[i] = &m->params[i];
-        if (i == 0) {
+        if (i == EMBEDDING) {
             snprintf(m->names[i], NAME_BYTES, "embedding");
+        } else if (i == SHIFT) {
+            snprintf(m->names[i], NAME_BYTES, "shift");
+            s = (shape){2, {config->channels, config->channels}, 1 / sqrt((double)config->channels)};
         } else if (i == n - 1) {
             snprintf(m->names[i], NAME_BYTES, "norm");
             s = block_shape(config, ATTN_NORM);
@@ -144,10 +148,12 @@ static fattn_var think(fattn_tape *t, fattn_param *p, fattn_var x) {
 static fattn_var trunk(model *m, fattn_tape *t, const fattn_tensor *ids, float dropout,
                        int64_t step, fattn_var *embedding) {
     const model_config *c = &m->config;
-    *embedding = fattn_use(t, &m->params[0]);
+    const fattn_var none = {0};
+    *embedding = fattn_use(t, &m->params[EMBEDDING]);
     fattn_var x = fattn_op_embedding(t, *embedding, fattn_input(t, ids));
+    x = fattn_op_add(t, x, fattn_op_linear(t, op_shift(t, x), fattn_use(t, &m->params[SHIFT]), none));
     for (int layer = 0; layer < c->layers; ++layer) {
-        fattn_param *p = &m->params[1 + layer * BLOCK_PARAMS];
+        fattn_param *p = &m->params[FIRST_BLOCK + layer * BLOCK_PARAMS];
         const fattn_attention_params params = {
             .struct_size = sizeof params,
             .flags = FATTN_CAUSAL,

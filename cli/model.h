@@ -1,7 +1,8 @@
 /* A GPT on the tape: pre-norm blocks, RMSNorm (Zhang and Sennrich 2019), rotary positions (Su et al.
-   2021), grouped-query attention, GELU, tied embedding, no biases.
+   2021), grouped-query attention, GELU, tied embedding, no biases. Each token also sees the one before
+   it (token shift, Peng et al. 2023): matching a key with its value then takes one attention layer.
 
-       x = E[ids];   for each block:  x += W_o attention(rope(q), rope(k), v),  q,k,v = W_qkv norm(x)
+       x = E[ids];  x += W_s shift(x);   for each block:  x += W_o attention(rope(q), rope(k), v),  q,k,v = W_qkv norm(x)
                                       x += W_down gelu(W_up norm(x))
        logits = norm(x) E^T */
 #ifndef CLI_MODEL_H
@@ -20,8 +21,9 @@ typedef struct model_config {
 
 typedef struct model model;
 
-/* Weights are normal with standard deviation 0.02, those that write into the residual stream
-   0.02/sqrt(2 layers) (Radford et al. 2019); gains 1, gradients 0. ctx must outlive the model. */
+/* Weights are normal with standard deviation 1/sqrt(channels), those that write into the residual stream
+   that / sqrt(2 layers) (Radford et al. 2019), the embedding 0.02; gains 1, gradients 0. ctx must outlive
+   the model. */
 fattn_status model_create(fattn_ctx *ctx, const model_config *config, model **out);
 void model_destroy(model *m); /* NULL is fine */
 const model_config *model_get_config(const model *m);
