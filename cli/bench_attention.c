@@ -103,7 +103,7 @@ static int measure_yardstick(fattn_ctx *ctx, int64_t repeat, double *best) {
 
 int bench_attention(fattn_ctx *ctx, const bench_options *o, json *j) {
     double sgemm = 0;
-    int code = measure_yardstick(ctx, 10, &sgemm);
+    int code = measure_yardstick(ctx, o->repeat < 10 ? o->repeat : 10, &sgemm);
     if (code != CLI_OK) return code;
     printf(
         "attention, %s, B %lld, H %lld, d %lld, %s; sgemm %d^3 on the same threads: %.1f GFLOP/s\n"
@@ -117,7 +117,7 @@ int bench_attention(fattn_ctx *ctx, const bench_options *o, json *j) {
         printf(" %9s %9s %7s %6s ", "best ms", "median ms", "GF/s", "sgemm");
     printf(" %9s\n", "memory");
     for (int i = 0; code == CLI_OK && i < o->rows.count; ++i) {
-        if (i > 0) code = measure_yardstick(ctx, 3, &sgemm);
+        if (i > 0) code = measure_yardstick(ctx, o->repeat < 3 ? o->repeat : 3, &sgemm);
         for (int a = 0; code == CLI_OK && a < ALGORITHMS; ++a) {
             const bool wanted = o->algorithm == a || (o->algorithm == ALGORITHMS && a > 0);
             if (wanted) code = bench_row(ctx, o, o->rows.at[i], a, sgemm, j);
