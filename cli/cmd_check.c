@@ -178,8 +178,9 @@ const cli_command cmd_check = {
     .operands = "[CASE...]",
     .summary = "Check gradients: against central differences, and against fixtures",
     .details =
-        "Runs the cases whose names have one of the CASEs in them; without any, all. A case that\n"
-        "no kernel of this version covers is skipped and says why. Exit code 1 when one fails.",
+        "A CASE is a name (--list), the part of one before its slash, or a pattern: '*causal*'.\n"
+        "Without any, all cases run, each with every algorithm. A dash: no kernel of this\n"
+        "version covers the case; --json says why. Exit code 1 when a case fails.",
     .options = table,
     .defaults = &defaults,
     .size = sizeof defaults,
