@@ -1,6 +1,7 @@
 """What check, memory and bench compute: run small, read their JSON lines, compare."""
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -50,6 +51,17 @@ def check_lists():
     masks = fattn("check", "--list", "masks", "--fixtures", DATA).split()
     assert masks == [n for n in names if n.startswith("masks/")] and masks, masks
     assert sum("/" in n and not n.startswith("attention/") for n in names) == recorded, names
+
+
+def check_finds_installed_fixtures():
+    os.makedirs("prefix/bin")
+    os.makedirs("prefix/share/fattn")
+    shutil.copy(FATTN, "prefix/bin")
+    shutil.copy(os.path.join(DATA, "dropout.h5"), "prefix/share/fattn")
+    done = subprocess.run(["prefix/bin/fattn", "check", "--list"], capture_output=True, text=True)
+    assert done.returncode == 0, done
+    names = done.stdout.split()
+    assert "dropout/plain" in names and "masks/sink" not in names, names
 
 
 def check_fails():
@@ -133,8 +145,8 @@ def full_disks_are_failures():
 def main():
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
-        for test in (check_passes, check_lists, check_fails, memory_is_as_predicted, bench_measures,
-                     full_disks_are_failures):
+        for test in (check_passes, check_lists, check_finds_installed_fixtures, check_fails,
+                     memory_is_as_predicted, bench_measures, full_disks_are_failures):
             test()
             print("ok", test.__name__)
         os.chdir("/")
