@@ -169,8 +169,8 @@ Test(adamw, masters_carry_what_16_bits_cannot) {
                 double cell; /* room for any dtype */
                 const double want = get(&full.p[i].value, e);
                 cr_assert_eq(get(&master, e), want, "bit for bit the float32 run");
-                fattni_store(&cell, types[n], 0, want);
-                cr_assert_eq(get(&half.p[i].value, e), fattni_load(&cell, types[n], 0));
+                fattni_store(&cell, (int32_t)types[n], 0, want);
+                cr_assert_eq(get(&half.p[i].value, e), fattni_load(&cell, (int32_t)types[n], 0));
             }
         }
         fattn_adamw_destroy(a);

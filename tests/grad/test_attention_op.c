@@ -95,7 +95,7 @@ static fattn_var graph(fattn_tape *t, const fattn_var *in, int n_in, void *user)
 
 static void run(const setting *base, fattn_algorithm algorithm) {
     setting s = *base;
-    s.p.algorithm = algorithm;
+    s.p.algorithm = (int32_t)algorithm;
     static const int32_t padded_q[] = {4, 0, 2}, padded_k[] = {5, 3, 0};
     static const int32_t cu_q[] = {0, 4, 4, 9}, cu_k[] = {0, 3, 7, 8};
     const int64_t shapes[INPUTS][4] = {
