@@ -37,6 +37,7 @@ static fattn_status backward(fattn_op_call *c) {
 const fattn_op_def fattni_op_cast = {.struct_size = sizeof fattni_op_cast,
                                      .attr_size = sizeof(int32_t),
                                      .n_out = 1,
+                                     .flags = FATTN_OP_MAY_VIEW,
                                      .name = "cast",
                                      .infer = infer,
                                      .forward = forward,

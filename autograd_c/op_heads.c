@@ -34,16 +34,11 @@ static fattn_status infer(fattn_op_call *c) {
     return FATTN_OK;
 }
 
-/* Reached with an empty x only. */
-static fattn_status nothing(fattn_op_call *c) { return (void)c, FATTN_OK; }
-
 const fattn_op_def fattni_op_heads = {.struct_size = sizeof fattni_op_heads,
                                       .attr_size = sizeof(heads),
                                       .n_out = 1,
                                       .name = "heads",
-                                      .infer = infer,
-                                      .forward = nothing,
-                                      .backward = nothing};
+                                      .infer = infer};
 
 fattn_var fattn_op_heads(fattn_tape *t, fattn_var x, int first, int n, int head_dim) {
     return fattn_op_custom(t, &fattni_op_heads, &x, 1, &(heads){first, n, head_dim});

@@ -49,6 +49,7 @@ static fattn_status backward(fattn_op_call *c) {
 
 const fattn_op_def fattni_op_merge = {.struct_size = sizeof fattni_op_merge,
                                       .n_out = 1,
+                                      .flags = FATTN_OP_MAY_VIEW,
                                       .name = "merge",
                                       .infer = infer,
                                       .forward = forward,

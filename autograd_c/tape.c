@@ -187,6 +187,9 @@ static fattn_status check_def(fattn_ctx *ctx, const fattn_op_def *def, const fat
     FATTNI_TRY(fattni_take_struct(ctx, "fattn_op_def", def, known, sizeof *known));
     if (!known->name) known->name = "op";
     if (!known->infer) return fattn_ctx_fail(ctx, FATTN_E_ARG, "%s: infer is NULL", known->name);
+    if (known->flags & ~(uint32_t)FATTN_OP_MAY_VIEW)
+        return fattn_ctx_fail(ctx, FATTN_E_ARG, "%s: unknown flags 0x%x", known->name,
+                              known->flags);
     if (known->n_out < 1 || known->n_out > MAX_OPERANDS || n_in < 0 || n_in > MAX_OPERANDS)
         return fattn_ctx_fail(ctx, FATTN_E_ARG,
                               "%s: %d inputs (0..%d) and %d outputs (1..%d) are not possible",
@@ -273,6 +276,11 @@ static fattn_status check_output(const fattni_node *n, int o, int *viewed) {
         *y = fattn_tensor_view(y->data, (fattn_dtype)y->dtype, c->ctx->device, c->ctx->device_id,
                                y->ndim, located.shape);
     *viewed = -1;
+    if (y->data && n->def.forward && !(n->def.flags & FATTN_OP_MAY_VIEW))
+        return fattn_ctx_fail(c->ctx, FATTN_E_ARG,
+                              "%s: infer set data, which makes it a view, without "
+                              "FATTN_OP_MAY_VIEW",
+                              who);
     for (int i = 0; i < c->n_in && y->data && *viewed < 0; ++i)
         if (n->in[i] && lies_inside(y, &c->in[i])) *viewed = i;
     if (y->data && *viewed < 0)
@@ -376,7 +384,10 @@ static fattn_status run_back(fattn_tape *t, fattni_node *n) {
         if (t->variables[id].base == id) n->d_out[o] = fattni_grad_read(t, id);
         reached = reached || n->d_out[o].data;
     }
-    if (!reached) return FATTN_OK;
+    if (!reached) {
+        fattni_piece_give(t, n->saved);
+        return FATTN_OK;
+    }
     FATTNI_TRY(open_inputs(t, n));
     FATTNI_TRY(grow_workspace(t, c->bwd_workspace));
     c->workspace = c->bwd_workspace ? t->workspace : NULL;

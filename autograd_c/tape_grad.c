@@ -151,11 +151,11 @@ fattn_status fattni_piece_take(fattn_tape *t, fattni_arena *from, size_t bytes,
     bytes = (bytes + FATTNI_ALIGN - 1) / FATTNI_ALIGN * FATTNI_ALIGN;
     fattni_piece **best = NULL;
     for (int class = class_of(bytes); class <= class_of(bytes) + 1; ++class) {
-        fattni_piece **b = &t->free_pieces[class];
-        for (int seen = 0; *b && seen < FATTNI_PIECES_SEEN; ++seen, b = &(*b)->next)
-            if ((*b)->bytes >= bytes && (*b)->bytes / 2 <= bytes &&
-                (!best || (*b)->bytes < (*best)->bytes))
-                best = b;
+        fattni_piece **free = &t->free_pieces[class];
+        for (int seen = 0; *free && seen < FATTNI_PIECES_SEEN; ++seen, free = &(*free)->next)
+            if ((*free)->bytes >= bytes && (*free)->bytes / 2 <= bytes &&
+                (!best || (*free)->bytes < (*best)->bytes))
+                best = free;
     }
     if (best) {
         *out = *best;
@@ -170,11 +170,11 @@ fattn_status fattni_piece_take(fattn_tape *t, fattni_arena *from, size_t bytes,
     return FATTN_OK;
 }
 
-void fattni_piece_give(fattn_tape *t, fattni_piece *b) {
-    if (!b) return;
-    fattni_piece **list = &t->free_pieces[class_of(b->bytes)];
-    b->next = *list;
-    *list = b;
+void fattni_piece_give(fattn_tape *t, fattni_piece *piece) {
+    if (!piece) return;
+    fattni_piece **list = &t->free_pieces[class_of(piece->bytes)];
+    piece->next = *list;
+    *list = piece;
 }
 
 fattn_status fattni_grad_open(fattn_tape *t, int32_t id, fattn_tensor *d, uint8_t *fresh) {

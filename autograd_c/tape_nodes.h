@@ -107,7 +107,7 @@ fattn_status fattni_check_layout(fattn_ctx *ctx, const char *who, const fattn_te
 
 /* A piece of at least `bytes`, a free one if possible, else from `from`. */
 fattn_status fattni_piece_take(fattn_tape *t, fattni_arena *from, size_t bytes, fattni_piece **out);
-void fattni_piece_give(fattn_tape *t, fattni_piece *b); /* NULL is fine */
+void fattni_piece_give(fattn_tape *t, fattni_piece *piece); /* NULL is fine */
 
 /* Where the next writer of id's gradient writes, and whether it overwrites or adds; counts it as
    written. data NULL: no gradient is wanted, or there is no element. */

@@ -98,13 +98,15 @@ typedef struct fattn_op_call {
     size_t fwd_workspace, bwd_workspace;
     const uint8_t *wanted;     /* per input, from infer on, 1: backward will ask for its gradient */
 } fattn_op_call;
+enum { FATTN_OP_MAY_VIEW = 1u << 0 }; /* an op with a forward may also return views */
 typedef struct fattn_op_def {
     uint32_t struct_size, attr_size; /* attr_size bytes of attr are copied onto the tape */
-    int32_t n_out, reserved;
+    int32_t n_out;
+    uint32_t flags;
     const char *name;
     fattn_status (*infer)(fattn_op_call *c);    /* checks, shapes and sizes; reads no element */
-    fattn_status (*forward)(fattn_op_call *c);  /* called unless all outputs are views or empty;
-                                                   NULL will do then */
+    fattn_status (*forward)(fattn_op_call *c);  /* NULL: all outputs are views; called unless they
+                                                   all are views or empty */
     fattn_status (*backward)(fattn_op_call *c); /* NULL: gradients pass through views only */
 } fattn_op_def;
 /* Records and runs def; its name and functions must outlive the tape's graph. Outputs have

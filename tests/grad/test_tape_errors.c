@@ -142,6 +142,7 @@ typedef enum fault {
     ELSEWHERE,
     BEYOND,
     OTHER_TYPE,
+    COPIES_X,
     INFER_FAILS,
     FORWARD_FAILS,
     BACKWARD_FAILS,
@@ -164,6 +165,7 @@ static fattn_status faulty_infer(fattn_op_call *c) {
     case ELSEWHERE: y->data = elsewhere; break;
     case BEYOND: y->data = (double *)c->in[0].data + 1; break;
     case OTHER_TYPE: y->data = c->in[0].data, y->dtype = FATTN_I32; break;
+    case COPIES_X: *y = c->in[0]; break; /* forgets to clear data */
     case INFER_FAILS: return FATTN_E_UNSUPPORTED;
     case SPEAKS: return fattn_ctx_fail(c->ctx, FATTN_E_IO, "a sentence of the op's own");
     default: break;
@@ -184,7 +186,11 @@ static const fattn_op_def faulty_def = {.struct_size = sizeof faulty_def,
                                         .infer = faulty_infer,
                                         .forward = faulty_forward,
                                         .backward = faulty_backward};
-static fattn_var faulty(fault f) { return fattn_op_custom(tape, &faulty_def, &x, 1, &f); }
+static fattn_var faulty(fault f) {
+    fattn_op_def d = faulty_def;
+    d.flags = f == COPIES_X ? 0 : FATTN_OP_MAY_VIEW;
+    return fattn_op_custom(tape, &d, &x, 1, &f);
+}
 
 Test(tape_errors, what_infer_returns_is_checked) {
     cr_assert_eq(faulty(FINE).id, 2);
@@ -197,6 +203,7 @@ Test(tape_errors, what_infer_returns_is_checked) {
     failed(faulty(ELSEWHERE), FATTN_E_ARG, "not inside an input");
     failed(faulty(BEYOND), FATTN_E_ARG, "not inside an input");
     failed(faulty(OTHER_TYPE), FATTN_E_ARG, "not inside an input");
+    failed(faulty(COPIES_X), FATTN_E_ARG, "FATTN_OP_MAY_VIEW");
 }
 
 Test(tape_errors, failing_ops_stop_the_tape) {
@@ -219,6 +226,8 @@ Test(tape_errors, bad_definitions_are_refused) {
     failed(fattn_op_custom(tape, &d, &x, 1, &fine), FATTN_E_ARG, "infer");
     d = faulty_def, d.forward = NULL;
     failed(fattn_op_custom(tape, &d, &x, 1, &fine), FATTN_E_ARG, "no forward");
+    d = faulty_def, d.flags = 6;
+    failed(fattn_op_custom(tape, &d, &x, 1, &fine), FATTN_E_ARG, "flags 0x6");
     d = faulty_def, d.n_out = 0;
     failed(fattn_op_custom(tape, &d, &x, 1, &fine), FATTN_E_ARG, "0 outputs");
     d.n_out = 65;

@@ -180,7 +180,7 @@ static void tape_types(void) {
     FIELD(fattn_op_def, struct_size);
     FIELD(fattn_op_def, attr_size);
     FIELD(fattn_op_def, n_out);
-    FIELD(fattn_op_def, reserved);
+    FIELD(fattn_op_def, flags);
     FIELD(fattn_op_def, name);
     FIELD(fattn_op_def, infer);
     FIELD(fattn_op_def, forward);
@@ -282,6 +282,7 @@ static void constants(void) {
     CONSTANT(FATTN_ALGO_FLASH2);
     CONSTANT(FATTN_PARAM_FROZEN);
     CONSTANT(FATTN_PARAM_NO_DECAY);
+    CONSTANT(FATTN_OP_MAY_VIEW);
     CONSTANT(FATTN_ADAM_M);
     CONSTANT(FATTN_ADAM_V);
     CONSTANT(FATTN_ADAM_MASTER);
