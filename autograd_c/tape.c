@@ -295,8 +295,11 @@ static fattn_status check_output(const fattni_node *n, int o, int *viewed) {
 /* From the node's inputs to its outputs: infer, memory, forward. */
 static fattn_status run_forward(fattn_tape *t, fattni_node *n) {
     fattn_op_call *c = &n->call;
+    /* Without a forward, what is no view has no element: a gradient passes that nobody writes. */
     bool wants_grad = false, owns = false;
-    for (int i = 0; i < c->n_in; ++i) wants_grad = wants_grad || c->wanted[i];
+    for (int i = 0; i < c->n_in; ++i)
+        wants_grad = wants_grad || c->wanted[i] ||
+                     (!n->def.forward && n->in[i] && t->variables[n->in[i]].wants_grad);
     FATTNI_TRY(run(n, "infer", n->def.infer, c));
     FATTNI_TRY(reserve(t, c->n_out));
     const int32_t count = t->count;
@@ -320,7 +323,7 @@ static fattn_status run_forward(fattn_tape *t, fattni_node *n) {
             v->wants_grad = x->wants_grad;
         } else {
             v->wants_grad = wants_grad && is_float(y->dtype);
-            n->wants_backward = n->wants_backward || v->wants_grad;
+            n->wants_backward = n->wants_backward || (v->wants_grad && n->def.backward);
         }
     }
     fattn_status s = FATTN_OK;
