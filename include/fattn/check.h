@@ -9,7 +9,8 @@ typedef struct fattn_tolerance { double atol, rtol, cosine; } fattn_tolerance; /
 typedef struct fattn_report {
     uint32_t struct_size;
     int32_t passed;
-    int64_t checked, failed, nonfinite;     /* NaN or Inf on one side only: also failed */
+    int64_t checked, failed, nonfinite;     /* nonfinite: NaN or Inf on one side only, in a gradcheck
+                                               on either side: also failed */
     double max_abs, max_rel, rms;           /* of got - want; max_rel relative to max(|want|, atol) */
     double cosine;                          /* 1 - 2<a,b>/(<a,a>+<b,b>): sees scale, too */
     int32_t worst_input, reserved;          /* gradcheck: which input */
@@ -35,9 +36,9 @@ typedef struct fattn_gradcheck_options {
     int32_t order;       /* 0 = 2: central; 4: five-point */
     double step;         /* 0 = DBL_EPSILON^(1/3), order 4: ^(1/5); times max(1,|x|), rounded so
                             that x+h is exact */
-    int64_t max_coords;  /* per input; 0 = all, else a Philox sample that always has both ends */
+    int64_t max_coords;  /* per input; 0 = all, else a Philox sample, at least the two ends */
     uint64_t seed;       /* of the random cotangent that turns any output into a scalar */
-    fattn_tolerance tol; /* 0 = atol 1e-8, rtol 1e-6 */
+    fattn_tolerance tol; /* 0 = atol 1e-8, rtol 1e-6, any cosine distance */
 } fattn_gradcheck_options;
 
 /* Inputs are F64 on the CPU; I32 inputs are passed on and not differentiated. Returns

@@ -133,7 +133,8 @@ static void run(const setting *base, fattn_algorithm algorithm) {
 #define COUNT(list) (sizeof(list) / sizeof *(list))
 
 Test(attention_op, gradients_of_every_algorithm) {
-    const fattn_algorithm all[] = {FATTN_ALGO_AUTO, FATTN_ALGO_STANDARD, FATTN_ALGO_FLASH2};
+    const fattn_algorithm all[] = {FATTN_ALGO_AUTO, FATTN_ALGO_STANDARD, FATTN_ALGO_FLASH1,
+                                   FATTN_ALGO_FLASH2};
     for (size_t a = 0; a < COUNT(all); ++a)
         for (size_t n = 0; n < COUNT(plain_settings); ++n) run(&plain_settings[n], all[a]);
 }
