@@ -1,6 +1,6 @@
 #!/bin/sh
-# Installs into a prefix that nobody knows; a project outside the tree finds it by find_package and
-# by pkg-config, builds and runs. Then once more with static libraries, moved after installation.
+# Installs, then moves what was installed: the program runs, and a project outside the tree finds the
+# libraries by find_package and by pkg-config, builds and runs. Then once more with static libraries.
 set -eu
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -33,7 +33,9 @@ consume() {
     [ "$(pkg-config --modversion fattn)" = 0.1.0 ]
 }
 
-cmake --install "$FATTN_BUILD" --prefix "$work/shared" > /dev/null
+cmake --install "$FATTN_BUILD" --prefix "$work/before" > /dev/null
+mv "$work/before" "$work/shared"
+"$work/shared/bin/fattn" info > /dev/null
 consume "$work/shared" ''
 readelf -d "$work/shared-attend" | grep -q 'NEEDED.*libfattn\.so\.0\.1\]'
 
