@@ -308,14 +308,14 @@ static bool put_all(hid_t file, const cli_option *table, const void *options,
 }
 
 /* An HDF5 file in memory: nothing reaches the disk but through durable_write, whose errors are
-   exact. image NULL: a new one. */
+   exact. image NULL: a new one. Files that are open together need different names. */
 static hid_t open_in_memory(void *image, size_t size) {
     const hid_t access = H5Pcreate(H5P_FILE_ACCESS);
     H5Eset_auto2(H5E_DEFAULT, NULL, NULL); /* HDF5 prints nothing */
     H5Pset_fapl_core(access, 1 << 20, false);
     if (image) H5Pset_file_image(access, image, size);
-    const hid_t file = image ? H5Fopen("checkpoint", H5F_ACC_RDONLY, access)
-                             : H5Fcreate("checkpoint", H5F_ACC_TRUNC, H5P_DEFAULT, access);
+    const hid_t file = image ? H5Fopen("read", H5F_ACC_RDONLY, access)
+                             : H5Fcreate("written", H5F_ACC_TRUNC, H5P_DEFAULT, access);
     H5Pclose(access);
     return file;
 }
@@ -330,7 +330,9 @@ bool checkpoint_save(const char *folder, const cli_option *table, const void *op
     if (size > 0) image = malloc((size_t)size + DURABLE_SEAL);
     ok = image && H5Fget_file_image(file, image, (size_t)size) == size;
     if (file >= 0) H5Fclose(file);
-    if (!ok) cli_fail(CLI_FAILURE, "no memory for a checkpoint of step %lld", (long long)r->step);
+    if (!ok)
+        cli_fail(CLI_FAILURE, "cannot build a checkpoint of step %lld: no memory?",
+                 (long long)r->step);
     char name[NAME_BYTES];
     name_of(r->step, name);
     const int64_t before = newest_before(folder, r->step);

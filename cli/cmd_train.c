@@ -328,6 +328,10 @@ static int set_up(session *s, char *folder, size_t size) {
     status = trainer_create(&s->r, s->ctx, s->task, &shape, &config);
     if (status) return cli_status(s->ctx, status, "model");
     if (s->from && !checkpoint_restore(s->from, &s->r)) return CLI_FAILURE;
+    const history *h = &s->r.history;
+    if (h->evals > 0)
+        s->last = (evaluation){.loss = h->eval_loss[h->evals - 1],
+                               .right = h->eval_right[h->evals - 1]};
     return json_open(&s->log, o->json, s->from != NULL) ? CLI_OK : CLI_FAILURE;
 }
 

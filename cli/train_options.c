@@ -134,6 +134,9 @@ static int take_missing(train_options *o, const train_options *from, bool check)
 static int check(const train_options *o) {
     if (o->task == TASK_RECALL && o->text)
         return cli_fail(CLI_USAGE, "--text goes with --task text");
+    if (o->task == TASK_RECALL && o->context % 4 != 0)
+        return cli_fail(CLI_USAGE, "--context %lld: recall needs a multiple of 4",
+                        (long long)o->context);
     if (o->channels % o->heads != 0 || o->channels / o->heads % 2 != 0)
         return cli_fail(CLI_USAGE,
                         "--channels %lld --heads %lld: channels/heads must be an even number",

@@ -52,8 +52,8 @@ double trainer_lr(const trainer *r);
 fattn_status trainer_step(trainer *r);
 
 typedef struct evaluation {
-    double loss,
-        right; /* mean -log p in nats, share of targets that are the model's first choice */
+    double loss;  /* mean -log p, nats */
+    double right; /* share of the targets that are the model's first choice */
     int64_t targets;
 } evaluation;
 /* On `count` of the task's held-out sequences, evenly spaced; all when count is larger. */

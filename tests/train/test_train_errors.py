@@ -1,0 +1,125 @@
+"""What `fattn train` says, and with which exit code it ends, when something is wrong."""
+import json
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+
+FATTN = os.path.join(os.environ["FATTN_BUILD"], "bin", "fattn")
+TINY = ["--task", "recall", "--layers", "1", "--channels", "16", "--heads", "2", "--context", "16",
+        "--batch", "4", "--steps", "4", "--checkpoint-every", "2", "--eval-every", "2",
+        "--target", "0"]
+
+
+def run(*options, code, says="", limit=None):
+    def prepare():
+        if limit is not None:
+            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+    p = subprocess.run([FATTN, "train", *options], capture_output=True, text=True, timeout=120,
+                       preexec_fn=prepare)
+    shown = f"{options}\nexit code {p.returncode}\n{p.stdout}{p.stderr}"
+    assert p.returncode == code, shown
+    assert says in p.stderr, shown
+    assert code == 0 or p.stderr.startswith("fattn train: ") or "step" in p.stderr, shown
+    return p
+
+
+def usage(folder):
+    off = ["--checkpoint", "-"]
+    run(code=2, says="--task recall or text")
+    run("--task", "sums", code=2, says="recall|text")
+    run("--task", "recall", "--layers", "0", code=2, says="--layers")
+    run("--task", "recall", "--layers", "many", code=2, says="--layers")
+    run("--task", "recall", "--lr", "nan", code=2, says="--lr")
+    run("--task", "recall", "--bananas", code=2, says="--bananas")
+    run("--task", "recall", "extra", code=2, says="extra")
+    run(*TINY, *off, "--heads", "3", code=2, says="--heads 3")
+    run(*TINY, *off, "--heads", "4", "--kv-heads", "3", code=2, says="--kv-heads 3")
+    run(*TINY, *off, "--context", "18", code=2, says="--context 18")
+    run(*TINY, *off, "--steps", "0", code=2, says="--steps")
+    run(*TINY, *off, "--text", "x", code=2, says="--text")
+    p = run("--help", code=0)
+    assert "--kv-heads" in p.stdout and "-1]" not in p.stdout, p.stdout
+
+
+def texts(folder):
+    missing, short = os.path.join(folder, "missing"), os.path.join(folder, "short")
+    with open(short, "w") as f:
+        f.write("a few words\n")
+    off = ["--task", "text", "--checkpoint", "-"]
+    run(*off, "--text", missing, code=1, says="No such file")
+    run(*off, "--text", short, code=1, says="too short")
+    if os.geteuid() != 0:
+        os.chmod(short, 0)
+        run(*off, "--text", short, code=1, says="Permission denied")
+
+
+def full_disks(folder):
+    here = os.path.join(folder, "full")
+    run(*TINY, "--checkpoint", here, "--json", "/dev/full", code=1, says="/dev/full")
+    shutil.rmtree(here, ignore_errors=True)
+    run(*TINY, "--checkpoint", here, "--plot", "/dev/full", code=1, says="/dev/full")
+    shutil.rmtree(here, ignore_errors=True)
+    run(*TINY, "--checkpoint", here, code=1, says="cannot write", limit=1000)
+    assert os.listdir(here) == [], os.listdir(here)
+    file = os.path.join(folder, "file")
+    open(file, "w").close()
+    run(*TINY, "--checkpoint", os.path.join(file, "inside"), code=1, says="cannot write")
+
+
+def checkpoints(folder):
+    here, log = os.path.join(folder, "run"), os.path.join(folder, "log", "run.jsonl")
+    plot = os.path.join(folder, "curve.svg")
+    run(*TINY, "--checkpoint", here, "--json", log, "--plot", plot, code=0)
+    names = sorted(os.listdir(here))
+    assert names == ["step-000000002.h5", "step-000000004.h5"], names
+    with open(log) as f:
+        events = [json.loads(line) for line in f]
+    assert [e["step"] for e in events if e["event"] == "step"] == [1, 2, 3, 4], events
+    assert events[-1]["event"] == "end" and events[-1]["val_targets"] > 0, events[-1]
+    with open(plot) as f:
+        assert "<svg" in f.read()
+
+    run(*TINY, "--checkpoint", here, code=1, says="--overwrite")
+    run("--resume", here, "--layers", "2", code=1, says="--layers")
+    run("--resume", here, "--seed", "2", code=1, says="--seed")
+    run("--resume", here, "--steps", "6", code=0)
+    names = sorted(os.listdir(here))
+    assert names == ["step-000000004.h5", "step-000000006.h5"], names
+    run(*TINY, "--checkpoint", here, "--overwrite", code=0)
+    assert sorted(os.listdir(here)) == ["step-000000002.h5", "step-000000004.h5"]
+
+    run("--resume", os.path.join(folder, "nowhere"), code=1, says="No such file")
+    run("--resume", folder, code=1, says="no checkpoint")
+    run("--resume", log, code=1, says="no checkpoint of fattn")
+    for name in os.listdir(here):
+        os.truncate(os.path.join(here, name), 3000)
+    run("--resume", here, code=1, says="end is missing")
+
+    # A text that has changed since.
+    text = os.path.join(folder, "text")
+    lines = [f"{i} and {i * i}\n" for i in range(3000)]
+    with open(text, "w") as f:
+        f.writelines(lines)
+    small = ["--task", "text", "--layers", "1", "--channels", "16", "--heads", "2", "--context",
+             "32", "--batch", "2", "--steps", "2", "--sample", "8"]
+    other = os.path.join(folder, "other")
+    p = run(*small, "--text", text, "--checkpoint", other, code=0)
+    assert "6-gram" in p.stdout and "sample" in p.stdout, p.stdout
+    with open(text, "w") as f:
+        f.writelines(lines[1:])
+    run("--resume", other, code=1, says="another text")
+
+
+def main():
+    with tempfile.TemporaryDirectory() as folder:
+        for test in (usage, texts, full_disks, checkpoints):
+            test(folder)
+            print(test.__name__, "ok")
+
+
+sys.exit(main())
