@@ -17,7 +17,9 @@ static inline float fattni_expf(float x) {
     q = q * r + 4.9999994e-1f;
     const float scale = fattni_bits_float((fattni_float_bits(shifted) << 23) + 0x3f800000u);
     const float y = (q * (r * r) + r + 1.0f) * scale;
-    return x < -87.33f ? 0.0f : x > 88.37f ? fattni_bits_float(0x7f800000u) : y;
+    /* Masks, since a compiler that minds floating-point traps makes no vectors of choices. */
+    const uint32_t under = 0u - (uint32_t)(x < -87.33f), over = 0u - (uint32_t)(x > 88.37f);
+    return fattni_bits_float((fattni_float_bits(y) & ~(under | over)) | (over & 0x7f800000u));
 }
 
 #endif

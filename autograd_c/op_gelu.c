@@ -1,7 +1,7 @@
 /* gelu(x) = x/2 (1 + tanh u), u = sqrt(2/pi) (x + 0.044715 x^3), computed as x s with
    s = sigmoid(2u) = (1 + tanh u)/2. Backward: dx = dy (s + x s (1 - s) 2u'). Saves nothing. */
 #include "expf.h"
-#include "ops.h"
+#include "piece_isa.h"
 
 #include <math.h>
 
@@ -16,7 +16,9 @@ static fattn_status infer(fattn_op_call *c) {
 
 static fattn_status forward(fattn_op_call *c) {
     const fattn_tensor *const t[] = {&c->out[0], &c->in[0]};
-    fattni_each(c->ctx, t, 2, c->out[0].dtype == FATTN_F64 ? forward_f64 : forward_f32, NULL);
+    const bool wide = c->out[0].dtype == FATTN_F64;
+    const fattni_piece *const pieces = wide ? forward_f64_by_isa : forward_f32_by_isa;
+    fattni_each(c->ctx, t, 2, pieces[c->ctx->isa], NULL);
     return FATTN_OK;
 }
 
@@ -24,8 +26,9 @@ static fattn_status backward(fattn_op_call *c) {
     FATTNI_TRY(fattni_check_gradients(c, "gelu"));
     const fattn_tensor *const t[] = {&c->d_in[0], &c->in[0], &c->d_out[0]};
     if (!c->d_in[0].data) return FATTN_OK;
-    fattni_each(c->ctx, t, 3, c->out[0].dtype == FATTN_F64 ? backward_f64 : backward_f32,
-                &c->d_in_fresh[0]);
+    const bool wide = c->out[0].dtype == FATTN_F64;
+    const fattni_piece *const pieces = wide ? backward_f64_by_isa : backward_f32_by_isa;
+    fattni_each(c->ctx, t, 3, pieces[c->ctx->isa], &c->d_in_fresh[0]);
     return FATTN_OK;
 }
 

@@ -15,12 +15,13 @@ typedef struct rope {
     int32_t reserved;
 } rope;
 
-enum { POSITIONS_PER_TASK = 4 };
+enum { POSITIONS_PER_TASK = 16, ELEMENTS_PER_TASK = 8192 };
 
 typedef struct job {
     const fattn_tensor *to, *from;
     const rope *attr;
     void *turns; /* [S][2][D/2]: cosines and sines */
+    int64_t rows_per_task, tasks_per_sequence;
     bool back, fresh;
 } job;
 
@@ -46,11 +47,17 @@ static fattn_status infer(fattn_op_call *c) {
 }
 
 static void turn(const fattn_op_call *c, job j) {
+    const fattn_tensor *x = j.to;
+    const int64_t B = x->shape[0], H = x->shape[1], S = x->shape[2], D = x->shape[3];
+    const bool wide = x->dtype == FATTN_F64;
+    if (fattn_tensor_numel(x) == 0) return;
     j.attr = c->attr;
     j.turns = c->workspace;
-    if (fattn_tensor_numel(j.to) == 0) return;
-    fattni_parallel(c->ctx, fattni_ceil_div(j.to->shape[2], POSITIONS_PER_TASK),
-                    j.to->dtype == FATTN_F64 ? turn_f64 : turn_f32, &j);
+    j.rows_per_task = fattni_max(1, ELEMENTS_PER_TASK / (H * D));
+    j.tasks_per_sequence = fattni_ceil_div(S, j.rows_per_task);
+    fattni_parallel(c->ctx, fattni_ceil_div(S, POSITIONS_PER_TASK), wide ? angles_f64 : angles_f32,
+                    &j);
+    fattni_parallel(c->ctx, B * j.tasks_per_sequence, wide ? turn_f64 : turn_f32, &j);
 }
 
 static fattn_status forward(fattn_op_call *c) {

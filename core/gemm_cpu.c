@@ -3,20 +3,25 @@
 #include <cblas.h>
 #include <string.h>
 
-/* Blocks of C: large enough for OpenBLAS to run at full speed, small enough that a small
-   transformer still feeds 16 threads. A part of K is as long as a block's packing needs to pay. */
-enum { BLOCK = 256, SMALL_BLOCK = 128, ENOUGH_BLOCKS = 16, LEAST_PART = 512 };
+/* Blocks of C, largest first: large enough for OpenBLAS to run at full speed, small enough that a
+   small transformer still feeds 16 threads. A part of K is as long as a block's packing needs to
+   pay. */
+static const struct { int64_t rows, columns; } block_sizes[] = {{256, 512}, {256, 256}, {128, 128}};
+enum { BLOCK_SIZES = 3, ENOUGH_BLOCKS = 16, LEAST_PART = 512 };
 
 typedef struct cut {
-    int64_t size, across, blocks, parts;
-} cut; /* side of a block, blocks per row */
+    int64_t rows, columns;         /* of a block */
+    int64_t across, blocks, parts; /* blocks per row of blocks, blocks, parts of K */
+} cut;
 
 static cut cut_of(const fattni_gemm *g) {
-    cut s = {.size = BLOCK, .parts = 1};
-    if (fattni_ceil_div(g->M, BLOCK) * fattni_ceil_div(g->N, BLOCK) < ENOUGH_BLOCKS)
-        s.size = SMALL_BLOCK;
-    s.across = fattni_ceil_div(g->N, s.size);
-    s.blocks = fattni_ceil_div(g->M, s.size) * s.across;
+    cut s = {.parts = 1};
+    for (int i = 0; i < BLOCK_SIZES && s.blocks < ENOUGH_BLOCKS; ++i) {
+        s.rows = block_sizes[i].rows;
+        s.columns = block_sizes[i].columns;
+        s.across = fattni_ceil_div(g->N, s.columns);
+        s.blocks = fattni_ceil_div(g->M, s.rows) * s.across;
+    }
     if (s.blocks > 0 && s.blocks < ENOUGH_BLOCKS && !g->row)
         s.parts = fattni_max(1, fattni_min(ENOUGH_BLOCKS / s.blocks, g->K / LEAST_PART));
     return s;
@@ -49,10 +54,10 @@ void fattni_gemm_task(const fattni_gemm *g) {
 }
 
 static fattni_gemm block_of(const fattni_gemm *g, const cut *s, int64_t block) {
-    const int64_t m = block / s->across * s->size, n = block % s->across * s->size;
+    const int64_t m = block / s->across * s->rows, n = block % s->across * s->columns;
     fattni_gemm part = *g;
-    part.M = fattni_min(s->size, g->M - m);
-    part.N = fattni_min(s->size, g->N - n);
+    part.M = fattni_min(s->rows, g->M - m);
+    part.N = fattni_min(s->columns, g->N - n);
     part.a = at(g, g->a, m * (g->trans_a ? 1 : g->lda));
     part.b = at(g, g->b, n * (g->trans_b ? g->ldb : 1));
     part.c = at(g, g->c, m * g->ldc + n);

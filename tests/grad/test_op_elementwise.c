@@ -5,6 +5,7 @@
 
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 static fattn_var add(fattn_tape *t, const fattn_var *in) { return fattn_op_add(t, in[0], in[1]); }
 static fattn_var mul(fattn_tape *t, const fattn_var *in) { return fattn_op_mul(t, in[0], in[1]); }
@@ -259,6 +260,36 @@ Test(unary, every_magnitude_in_f32) {
     }
     fattn_tape_destroy(t);
     fattn_ctx_destroy(ctx);
+}
+
+Test(unary, every_instruction_set_gives_the_same_bits) {
+    enum { N = 1003 };
+    float x[N], first[2 * N];
+    for (int i = 0; i < N; ++i)
+        x[i] = (float)(i - N / 2) * 0.2f;
+    for (int cap = 1; cap <= 3; ++cap) {
+        const fattn_ctx_options o = {.struct_size = sizeof o, .arch_cap = cap};
+        fattn_ctx *ctx;
+        fattn_tape *t;
+        cr_assert_eq(fattn_ctx_create(&o, &ctx), FATTN_OK);
+        cr_assert_eq(fattn_tape_create(ctx, &t), FATTN_OK);
+        float d[N] = {0};
+        const int64_t n = N;
+        fattn_param p = {.value = fattn_tensor_view(x, FATTN_F32, FATTN_CPU, 0, 1, &n),
+                         .grad = fattn_tensor_view(d, FATTN_F32, FATTN_CPU, 0, 1, &n)};
+        const fattn_var in = fattn_use(t, &p), y = gelu(t, &in), z = silu(t, &y);
+        fattn_tensor value;
+        cr_assert_eq(fattn_tape_backward(t, op_contract(t, z)), FATTN_OK);
+        cr_assert_eq(fattn_tape_value(t, z, &value), FATTN_OK);
+        if (cap == 1) {
+            memcpy(first, value.data, sizeof d);
+            memcpy(first + N, d, sizeof d);
+        }
+        cr_assert(memcmp(first, value.data, sizeof d) == 0, "arch_cap %d: values", cap);
+        cr_assert(memcmp(first + N, d, sizeof d) == 0, "arch_cap %d: gradients", cap);
+        fattn_tape_destroy(t);
+        fattn_ctx_destroy(ctx);
+    }
 }
 
 Test(unary, refusals) {

@@ -111,6 +111,34 @@ Test(linear, nothing) {
     }
 }
 
+/* Inputs that OpenBLAS cannot read as they are: one row for all, rows in reverse order. */
+Test(linear, repeated_and_reversed_rows) {
+    fattn_ctx *ctx;
+    fattn_tape *t;
+    cr_assert_eq(fattn_ctx_create(NULL, &ctx), FATTN_OK);
+    cr_assert_eq(fattn_tape_create(ctx, &t), FATTN_OK);
+    double x[] = {1, 2, 3, 4, 5, 6}, w[] = {1, 10, 100, 1, 0, 0};
+    fattn_tensor xt = fattn_tensor_view(x, FATTN_F64, FATTN_CPU, 0, 2, (const int64_t[]){2, 3});
+    const fattn_tensor wt =
+        fattn_tensor_view(w, FATTN_F64, FATTN_CPU, 0, 2, (const int64_t[]){2, 3});
+    const fattn_var none = {0}, wv = fattn_input(t, &wt);
+    const double want[][4] = {{321, 1, 321, 1}, {654, 4, 321, 1}};
+    for (int reversed = 0; reversed < 2; ++reversed) {
+        xt.stride[0] = reversed ? -3 : 0;
+        xt.data = reversed ? x + 3 : x;
+        const fattn_var xv = fattn_input(t, &xt), y = fattn_op_linear(t, xv, wv, none);
+        const fattn_var same = fattn_op_matmul(t, xv, wv, 0, 1);
+        for (int i = 0; i < 2; ++i) {
+            fattn_tensor value;
+            cr_assert_eq(fattn_tape_value(t, i ? same : y, &value), FATTN_OK);
+            for (int e = 0; e < 4; ++e)
+                cr_assert_eq(((const double *)value.data)[e], want[reversed][e]);
+        }
+    }
+    fattn_tape_destroy(t);
+    fattn_ctx_destroy(ctx);
+}
+
 Test(linear, refusals) {
     const op_refusal list[] = {
         {linear,
