@@ -11,6 +11,7 @@ static fattn_status infer(fattn_op_call *c) {
     if (!fattni_broadcasts(&c->in[1], &c->in[0]))
         return fattni_misfit(c, "add", "a", 0, "b", 1, "b must broadcast to a");
     fattni_out_like(c, 0);
+    FATTNI_TRY(fattni_check_extents(c, "add"));
     c->bwd_workspace = fattni_reduce_workspace(&c->in[1], &c->out[0]);
     return FATTN_OK;
 }
@@ -33,7 +34,7 @@ static fattn_status backward(fattn_op_call *c) {
     return FATTN_OK;
 }
 
-const fattn_op_def fattni_op_add = {.struct_size = sizeof fattni_op_add,
+const fattn_op_def fattni_op_add = {.struct_size = sizeof(fattn_op_def),
                                     .n_out = 1,
                                     .name = "add",
                                     .infer = infer,

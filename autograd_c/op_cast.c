@@ -34,7 +34,7 @@ static fattn_status backward(fattn_op_call *c) {
     return FATTN_OK;
 }
 
-const fattn_op_def fattni_op_cast = {.struct_size = sizeof fattni_op_cast,
+const fattn_op_def fattni_op_cast = {.struct_size = sizeof(fattn_op_def),
                                      .attr_size = sizeof(int32_t),
                                      .n_out = 1,
                                      .flags = FATTN_OP_MAY_VIEW,

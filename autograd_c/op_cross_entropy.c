@@ -49,6 +49,7 @@ static fattn_status infer(fattn_op_call *c) {
     FATTNI_TRY(fattni_check_contiguous(c, op, "logits", LOGITS));
     FATTNI_TRY(fattni_check_i32(c, op, "target", TARGET));
     FATTNI_TRY(fattni_check_per_row(c, op, "target", TARGET, "logits", LOGITS));
+    FATTNI_TRY(fattni_check_extents(c, op));
     const fattni_rows x = fattni_rows_of(&c->in[LOGITS]);
     c->out[0].dtype = c->in[LOGITS].dtype;
     c->saved_bytes = 2 * sizeof(double) + (size_t)x.count * sizeof(row_state);
@@ -90,7 +91,7 @@ static fattn_status backward(fattn_op_call *c) {
     return FATTN_OK;
 }
 
-const fattn_op_def fattni_op_cross_entropy = {.struct_size = sizeof fattni_op_cross_entropy,
+const fattn_op_def fattni_op_cross_entropy = {.struct_size = sizeof(fattn_op_def),
                                               .attr_size = sizeof(int32_t),
                                               .n_out = 1,
                                               .name = "cross_entropy",

@@ -66,6 +66,7 @@ bool fattni_broadcasts(const fattn_tensor *b, const fattn_tensor *a) {
 enum { ELEMENTS_PER_TASK = 16384 };
 
 typedef struct walk {
+    int n; /* operands */
     grid rows;
     int64_t width, chunk; /* of the last dimension */
     int64_t chunks, rows_per_task;
@@ -83,9 +84,9 @@ static void walk_rows(void *arg, int64_t task, int thread) {
     const int64_t end = fattni_min(w->rows.count, begin + w->rows_per_task);
     for (int64_t row = begin; row < end; ++row) {
         int64_t offset[FATTNI_OPERANDS];
-        void *p[FATTNI_OPERANDS];
+        void *p[FATTNI_OPERANDS] = {NULL};
         offsets(&w->rows, row, offset);
-        for (int k = 0; k < FATTNI_OPERANDS; ++k)
+        for (int k = 0; k < w->n; ++k)
             p[k] = w->data[k] + (offset[k] + first * w->step[k]) * (int64_t)w->size[k];
         w->run(p, w->step, fattni_min(w->chunk, w->width - first), w->arg);
     }
@@ -95,7 +96,7 @@ void fattni_each(const fattn_ctx *ctx, const fattn_tensor *const *t, int n, fatt
                  const void *arg) {
     const grid g = grid_of(t, n);
     if (g.count == 0) return;
-    walk w = {.rows = without_last(&g), .width = 1, .run = run, .arg = arg};
+    walk w = {.n = n, .rows = without_last(&g), .width = 1, .run = run, .arg = arg};
     for (int k = 0; k < FATTNI_OPERANDS; ++k)
         w.step[k] = 1;
     if (g.n > 0) {

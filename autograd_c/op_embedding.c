@@ -15,15 +15,16 @@ static fattn_status infer(fattn_op_call *c) {
     if (table->ndim != 2 || ids->ndim >= FATTN_MAX_DIMS)
         return fattni_misfit(c, "embedding", "table", TABLE, "ids", IDS,
                              "table must be [V,C], ids of at most 4 dimensions");
-    const int64_t rows = fattn_tensor_numel(ids), V = table->shape[0];
-    if (rows > INT32_MAX)
-        return fattn_ctx_fail(c->ctx, FATTN_E_UNSUPPORTED, "embedding: %lld ids, at most %d",
-                              (long long)rows, INT32_MAX);
     c->out[0].ndim = ids->ndim + 1;
     c->out[0].dtype = table->dtype;
     for (int d = 0; d < ids->ndim; ++d)
         c->out[0].shape[d] = ids->shape[d];
     c->out[0].shape[ids->ndim] = table->shape[1];
+    FATTNI_TRY(fattni_check_extents(c, "embedding"));
+    const int64_t rows = fattn_tensor_numel(ids), V = table->shape[0];
+    if (rows > INT32_MAX)
+        return fattn_ctx_fail(c->ctx, FATTN_E_UNSUPPORTED, "embedding: %lld ids, at most %d",
+                              (long long)rows, INT32_MAX);
     if (c->wanted[TABLE]) c->bwd_workspace = (size_t)(V + 1 + rows) * sizeof(int32_t);
     return FATTN_OK;
 }
@@ -106,7 +107,7 @@ static fattn_status backward(fattn_op_call *c) {
     return FATTN_OK;
 }
 
-const fattn_op_def fattni_op_embedding = {.struct_size = sizeof fattni_op_embedding,
+const fattn_op_def fattni_op_embedding = {.struct_size = sizeof(fattn_op_def),
                                           .n_out = 1,
                                           .name = "embedding",
                                           .infer = infer,

@@ -11,6 +11,7 @@
 static fattn_status infer(fattn_op_call *c) {
     FATTNI_TRY(fattni_check_real(c, "gelu", "x", 0));
     fattni_out_like(c, 0);
+    FATTNI_TRY(fattni_check_extents(c, "gelu"));
     return FATTN_OK;
 }
 
@@ -32,7 +33,7 @@ static fattn_status backward(fattn_op_call *c) {
     return FATTN_OK;
 }
 
-const fattn_op_def fattni_op_gelu = {.struct_size = sizeof fattni_op_gelu,
+const fattn_op_def fattni_op_gelu = {.struct_size = sizeof(fattn_op_def),
                                      .n_out = 1,
                                      .name = "gelu",
                                      .infer = infer,

@@ -34,7 +34,7 @@ static fattn_status infer(fattn_op_call *c) {
     return FATTN_OK;
 }
 
-const fattn_op_def fattni_op_heads = {.struct_size = sizeof fattni_op_heads,
+const fattn_op_def fattni_op_heads = {.struct_size = sizeof(fattn_op_def),
                                       .attr_size = sizeof(heads),
                                       .n_out = 1,
                                       .name = "heads",

@@ -23,10 +23,12 @@ static fattn_status infer(fattn_op_call *c) {
     const fattn_tensor *w = &c->in[W];
     fattni_out_like(c, X);
     c->out[0].shape[c->in[X].ndim - 1] = w->shape[0];
+    FATTNI_TRY(fattni_check_extents(c, "linear"));
 
     /* The three gradients are computed one after the other in the same workspace. */
     const fattn_tensor y = fattni_row_major(&c->out[0], NULL);
     const fattni_flat x = fattni_flatten(&c->in[X]), dy = fattni_flatten(&y);
+    FATTNI_TRY(fattni_check_product(c, "linear", x.t.shape[0], w->shape[0], w->shape[1]));
     const size_t copy = fattni_room(fattni_flat_bytes(&x));
     const fattni_product forward = {.a = &x.t, .b = w, .c = &dy.t, .trans_b = true};
     const fattni_product dx = {.a = &dy.t, .b = w, .c = &x.t};
@@ -75,7 +77,7 @@ static fattn_status backward(fattn_op_call *c) {
     return FATTN_OK;
 }
 
-const fattn_op_def fattni_op_linear = {.struct_size = sizeof fattni_op_linear,
+const fattn_op_def fattni_op_linear = {.struct_size = sizeof(fattn_op_def),
                                        .n_out = 1,
                                        .name = "linear",
                                        .infer = infer,

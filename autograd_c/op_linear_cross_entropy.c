@@ -83,7 +83,9 @@ static fattn_status infer(fattn_op_call *c) {
     if (w->ndim != 2 || x->ndim < 1 || x->shape[x->ndim - 1] != w->shape[1])
         return fattni_misfit(c, op, "x", X, "w", W, "[..,K] and [V,K] are needed");
     FATTNI_TRY(fattni_check_per_row(c, op, "target", TARGET, "x", X));
+    FATTNI_TRY(fattni_check_extents(c, op));
     const plan p = plan_of(c);
+    FATTNI_TRY(fattni_check_product(c, op, p.R, p.V, p.K));
     c->out[0].dtype = x->dtype;
     const fattn_tensor logits = matrix(&p, p.chunk, p.V, NULL);
     const size_t full = product_room(&p, p.chunk), last = product_room(&p, p.R % p.chunk);
@@ -172,8 +174,7 @@ static fattn_status backward(fattn_op_call *c) {
     return FATTN_OK;
 }
 
-const fattn_op_def fattni_op_linear_cross_entropy = {.struct_size =
-                                                         sizeof fattni_op_linear_cross_entropy,
+const fattn_op_def fattni_op_linear_cross_entropy = {.struct_size = sizeof(fattn_op_def),
                                                      .attr_size = sizeof(int32_t),
                                                      .n_out = 1,
                                                      .name = "linear_cross_entropy",

@@ -39,6 +39,9 @@ static fattn_status infer(fattn_op_call *c) {
     fattni_out_like(c, A);
     c->out[0].shape[n - 2] = a->shape[m->trans_a ? n - 1 : n - 2];
     c->out[0].shape[n - 1] = b->shape[m->trans_b ? n - 2 : n - 1];
+    FATTNI_TRY(fattni_check_extents(c, "matmul"));
+    FATTNI_TRY(fattni_check_product(c, "matmul", c->out[0].shape[n - 2], c->out[0].shape[n - 1],
+                                    a->shape[m->trans_a ? n - 2 : n - 1]));
 
     const fattn_tensor y = fattni_row_major(&c->out[0], NULL);
     c->fwd_workspace = fattni_product_workspace(
@@ -72,7 +75,7 @@ static fattn_status backward(fattn_op_call *c) {
     return FATTN_OK;
 }
 
-const fattn_op_def fattni_op_matmul = {.struct_size = sizeof fattni_op_matmul,
+const fattn_op_def fattni_op_matmul = {.struct_size = sizeof(fattn_op_def),
                                        .attr_size = sizeof(matmul),
                                        .n_out = 1,
                                        .name = "matmul",

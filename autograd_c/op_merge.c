@@ -22,6 +22,7 @@ static fattn_status infer(fattn_op_call *c) {
     if (x->ndim != 4)
         return fattn_ctx_fail(c->ctx, FATTN_E_SHAPE, "merge: x is %s, not [B,H,S,D]",
                               fattni_shape_text(x, text, sizeof text));
+    FATTNI_TRY(fattni_check_extents(c, "merge"));
     const int64_t B = x->shape[0], H = x->shape[1], S = x->shape[2], D = x->shape[3];
     y->ndim = 3;
     y->dtype = x->dtype;
@@ -47,7 +48,7 @@ static fattn_status backward(fattn_op_call *c) {
     return FATTN_OK;
 }
 
-const fattn_op_def fattni_op_merge = {.struct_size = sizeof fattni_op_merge,
+const fattn_op_def fattni_op_merge = {.struct_size = sizeof(fattn_op_def),
                                       .n_out = 1,
                                       .flags = FATTN_OP_MAY_VIEW,
                                       .name = "merge",

@@ -66,6 +66,7 @@ static fattn_status infer_as(fattn_op_call *c, const char *op) {
     if (!(isfinite(a->eps) && a->eps >= 0))
         return fattn_ctx_fail(c->ctx, FATTN_E_ARG, "%s: eps is %g", op, (double)a->eps);
     fattni_out_like(c, X);
+    FATTNI_TRY(fattni_check_extents(c, op));
     const size_t size = fattn_dtype_size((fattn_dtype)c->in[X].dtype);
     const int64_t rows = fattni_rows_of(&c->in[X]).count;
     const bool sums = c->wanted[GAIN] || (c->n_in > BIAS && c->wanted[BIAS]);
@@ -105,14 +106,14 @@ static fattn_status infer_rmsnorm(fattn_op_call *c) { return infer_as(c, "rmsnor
 static fattn_status back_layernorm(fattn_op_call *c) { return backward_as(c, "layernorm"); }
 static fattn_status back_rmsnorm(fattn_op_call *c) { return backward_as(c, "rmsnorm"); }
 
-const fattn_op_def fattni_op_layernorm = {.struct_size = sizeof fattni_op_layernorm,
+const fattn_op_def fattni_op_layernorm = {.struct_size = sizeof(fattn_op_def),
                                           .attr_size = sizeof(norm),
                                           .n_out = 1,
                                           .name = "layernorm",
                                           .infer = infer_layernorm,
                                           .forward = forward,
                                           .backward = back_layernorm};
-const fattn_op_def fattni_op_rmsnorm = {.struct_size = sizeof fattni_op_rmsnorm,
+const fattn_op_def fattni_op_rmsnorm = {.struct_size = sizeof(fattn_op_def),
                                         .attr_size = sizeof(norm),
                                         .n_out = 1,
                                         .name = "rmsnorm",

@@ -40,6 +40,7 @@ static fattn_status infer(fattn_op_call *c) {
     if (!(isfinite(a->base) && a->base > 0))
         return fattn_ctx_fail(c->ctx, FATTN_E_ARG, "rope: base is %g", (double)a->base);
     fattni_out_like(c, 0);
+    FATTNI_TRY(fattni_check_extents(c, "rope"));
     const size_t size = fattn_dtype_size((fattn_dtype)x->dtype);
     c->fwd_workspace = (size_t)(x->shape[2] * x->shape[3]) * size;
     c->bwd_workspace = c->fwd_workspace;
@@ -74,7 +75,7 @@ static fattn_status backward(fattn_op_call *c) {
     return FATTN_OK;
 }
 
-const fattn_op_def fattni_op_rope = {.struct_size = sizeof fattni_op_rope,
+const fattn_op_def fattni_op_rope = {.struct_size = sizeof(fattn_op_def),
                                      .attr_size = sizeof(rope),
                                      .n_out = 1,
                                      .name = "rope",

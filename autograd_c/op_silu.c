@@ -10,6 +10,7 @@
 static fattn_status infer(fattn_op_call *c) {
     FATTNI_TRY(fattni_check_real(c, "silu", "x", 0));
     fattni_out_like(c, 0);
+    FATTNI_TRY(fattni_check_extents(c, "silu"));
     return FATTN_OK;
 }
 
@@ -31,7 +32,7 @@ static fattn_status backward(fattn_op_call *c) {
     return FATTN_OK;
 }
 
-const fattn_op_def fattni_op_silu = {.struct_size = sizeof fattni_op_silu,
+const fattn_op_def fattni_op_silu = {.struct_size = sizeof(fattn_op_def),
                                      .n_out = 1,
                                      .name = "silu",
                                      .infer = infer,

@@ -1,6 +1,8 @@
 /* Checks that the built-in ops share; each failure is a sentence with shapes or dtypes. */
 #include "ops.h"
 
+static const int64_t MOST_ELEMENTS = INT64_C(1) << 47;
+
 static const char *dtype_of(const fattn_tensor *t) {
     return fattn_dtype_name((fattn_dtype)t->dtype);
 }
@@ -54,6 +56,35 @@ fattn_status fattni_misfit(const fattn_op_call *c, const char *op, const char *n
     return fattn_ctx_fail(c->ctx, FATTN_E_SHAPE, "%s: %s is %s, %s is %s: %s", op, name,
                           fattni_shape_text(&c->in[i], a, sizeof a), other,
                           fattni_shape_text(&c->in[j], b, sizeof b), rule);
+}
+
+static bool is_countable(const fattn_tensor *t) {
+    int64_t count = 1;
+    for (int d = 0; d < t->ndim; ++d)
+        if (__builtin_mul_overflow(count, fattni_max(1, t->shape[d]), &count) ||
+            count > MOST_ELEMENTS)
+            return false;
+    return true;
+}
+
+fattn_status fattni_check_extents(const fattn_op_call *c, const char *op) {
+    char text[96];
+    for (int i = 0; i <= c->n_in; ++i) {
+        const fattn_tensor *t = i < c->n_in ? &c->in[i] : &c->out[0];
+        if (!is_countable(t))
+            return fattn_ctx_fail(c->ctx, FATTN_E_SHAPE, "%s: a tensor of shape %s is too large",
+                                  op, fattni_shape_text(t, text, sizeof text));
+    }
+    return FATTN_OK;
+}
+
+fattn_status fattni_check_product(const fattn_op_call *c, const char *op, int64_t M, int64_t N,
+                                  int64_t K) {
+    if (M <= INT32_MAX && N <= INT32_MAX && K <= INT32_MAX) return FATTN_OK;
+    return fattn_ctx_fail(c->ctx, FATTN_E_UNSUPPORTED,
+                          "%s: a product of %lld x %lld results over %lld terms; OpenBLAS takes at "
+                          "most %d of each",
+                          op, (long long)M, (long long)N, (long long)K, INT32_MAX);
 }
 
 fattn_status fattni_check_per_row(const fattn_op_call *c, const char *op, const char *name, int i,

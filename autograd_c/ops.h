@@ -30,6 +30,12 @@ fattn_status fattni_check_contiguous(const fattn_op_call *c, const char *op, con
 /* in[i]'s shape is in[j]'s without the last dimension: one number per row. */
 fattn_status fattni_check_per_row(const fattn_op_call *c, const char *op, const char *name, int i,
                                   const char *of, int j);
+/* Inputs and out[0], counted without dimensions of 0, have at most 2^47 elements: sizes that are
+   computed from them do not overflow. */
+fattn_status fattni_check_extents(const fattn_op_call *c, const char *op);
+/* The sizes of a product fit OpenBLAS's integers. */
+fattn_status fattni_check_product(const fattn_op_call *c, const char *op, int64_t M, int64_t N,
+                                  int64_t K);
 /* FATTN_E_SHAPE: "<op>: <name> is [..], <other> is [..]: <rule>". */
 fattn_status fattni_misfit(const fattn_op_call *c, const char *op, const char *name, int i,
                            const char *other, int j, const char *rule);

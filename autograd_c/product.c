@@ -3,16 +3,16 @@
 #include "ops.h"
 
 /* The last two dimensions as OpenBLAS reads them: rows of a pitch, possibly of the transpose. False
-   when neither dimension is contiguous or rows overlap. */
+   when neither dimension is contiguous, rows overlap, or the pitch does not fit its integers. */
 static bool as_matrix(const fattn_tensor *t, bool *transposed, int64_t *pitch) {
     const int64_t rows = t->shape[t->ndim - 2], columns = t->shape[t->ndim - 1];
     const int64_t down = t->stride[t->ndim - 2], across = t->stride[t->ndim - 1];
     *transposed = false;
     *pitch = rows > 1 ? down : columns;
-    if ((columns <= 1 || across == 1) && *pitch >= columns) return true;
+    if ((columns <= 1 || across == 1) && *pitch >= columns && *pitch <= INT32_MAX) return true;
     *transposed = true;
     *pitch = columns > 1 ? across : rows;
-    return (rows <= 1 || down == 1) && *pitch >= rows;
+    return (rows <= 1 || down == 1) && *pitch >= rows && *pitch <= INT32_MAX;
 }
 
 static bool is_readable(const fattn_tensor *t) {

@@ -163,6 +163,11 @@ Test(norm, refusals) {
         {layernorm, FATTN_E_UNSUPPORTED, "x is f16", 2, {{FATTN_F16, 1, {4}}, {FATTN_F16, 1, {4}}}},
         {layernorm, FATTN_E_ARG, "gain is absent", 1, {{FATTN_F32, 1, {4}}}},
         {rmsnorm, FATTN_E_ARG, "gain is absent", 1, {{FATTN_F32, 1, {4}}}},
+        {rmsnorm,
+         FATTN_E_SHAPE,
+         "rmsnorm: a tensor of shape [1099511627776,1024,0] is too large",
+         2,
+         {{FATTN_F32, 3, {INT64_C(1) << 40, 1024, 0}}, {FATTN_F32, 1, {0}}}},
         {negative_eps, FATTN_E_ARG, "eps is -1e-05", 2, {{FATTN_F32, 1, {4}}, {FATTN_F32, 1, {4}}}},
         {infinite_eps, FATTN_E_ARG, "eps is inf", 2, {{FATTN_F32, 1, {4}}, {FATTN_F32, 1, {4}}}},
     };
