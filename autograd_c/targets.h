@@ -4,6 +4,8 @@
 
 #include "ops.h"
 
+enum { FATTNI_EXP_BLOCK = 64 }; /* exponentials that cross_entropy_row.inc buffers */
+
 typedef struct fattni_targets {
     const int32_t *data;
     fattni_rows rows;
