@@ -6,8 +6,14 @@ set(fattn_test_environment FATTN_BUILD=${PROJECT_BINARY_DIR} FATTN_SOURCE=${PROJ
   ASAN_OPTIONS=allocator_may_return_null=1:detect_stack_use_after_return=1
   TSAN_OPTIONS=allocator_may_return_null=1:ignore_noninstrumented_modules=1)
 
+set(fattn_test_timeout 300)
+if(FATTN_SANITIZE)
+  set(fattn_test_timeout 1500)
+endif()
+
 # Criterion takes a test that ends with a sanitizer's report for passed: hence the expression.
 function(fattn_label name)
-  set_tests_properties(${name} PROPERTIES LABELS "${ARGN}" TIMEOUT 300 ENVIRONMENT "${fattn_test_environment}"
+  set_tests_properties(${name} PROPERTIES LABELS "${ARGN}" TIMEOUT ${fattn_test_timeout}
+    ENVIRONMENT "${fattn_test_environment}"
     FAIL_REGULAR_EXPRESSION "(Address|Leak|Thread)Sanitizer: |runtime error: ")
 endfunction()

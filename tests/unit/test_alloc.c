@@ -26,9 +26,12 @@ Test(alloc, memory_is_aligned_writable_and_counted) {
         cr_assert_eq(fattn_ctx_mem(ctx).live, live);
         cr_assert_eq(fattn_ctx_mem(ctx).peak, peak);
     }
+    cr_assert_eq(fattni_alloc(ctx, 10, &blocks[0]), FATTN_OK);
+    cr_assert_eq(fattn_ctx_mem(ctx).peak, peak);
     fattn_ctx_mem_reset_peak(ctx);
-    cr_assert_eq(fattn_ctx_mem(ctx).peak, 0);
-    cr_assert_eq(fattn_ctx_mem(ctx).allocs, COUNT);
+    cr_assert_eq(fattn_ctx_mem(ctx).peak, 10);
+    cr_assert_eq(fattn_ctx_mem(ctx).allocs, COUNT + 1);
+    fattni_free(ctx, blocks[0], 10);
     fattn_ctx_destroy(ctx);
 }
 

@@ -108,6 +108,11 @@ Test(compare, a_baseline_sets_the_bound) {
     got[0] = 1.0201;
     cr_assert_eq(fattn_compare(ctx, &g, &w, &l, 2, by_dtype, &r), FATTN_E_MISMATCH);
     cr_assert_eq(fattn_compare(ctx, &g, &w, &l, 3, by_dtype, &r), FATTN_OK);
+    const fattn_tolerance floor = {.atol = 0.02}; /* given: the floor, if larger */
+    got[0] = 1.0199;
+    cr_assert_eq(fattn_compare(ctx, &g, &w, &w, 2, floor, &r), FATTN_OK);
+    got[0] = 1.0201;
+    cr_assert_eq(fattn_compare(ctx, &g, &w, &w, 2, floor, &r), FATTN_E_MISMATCH);
 }
 
 /* An exact baseline leaves the floor: two roundings of want in got's dtype pass, four do not. */
