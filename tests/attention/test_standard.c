@@ -64,9 +64,9 @@ Test(standard, mixed_features) {
 
 /* Larger than a task's block of rows, every feature crossing the block's edge. */
 static const attention_case crossing[] = {
-    {"plain", .B = 2, .Hq = 3, .D = 16},
+    {"plain", .B = 1, .Hq = 2, .D = 16},
     {"causal, GQA", .B = 1, .Hq = 4, .Hkv = 2, .D = 8, .flags = FATTN_CAUSAL},
-    {"slices", .B = 2, .Hq = 2, .D = 8, .layout = LAYOUT_QKV},
+    {"slices", .B = 2, .Hq = 1, .D = 8, .layout = LAYOUT_QKV},
     {"all", .B = 1, .Hq = 2, .Hkv = 1, .D = 5, .Dv = 7, .flags = FATTN_CAUSAL | FATTN_WINDOW,
      .window_left = 50, .softcap = 2, .dropout_p = 0.3f, .alibi = true, .sink = true, .d_lse = true,
      .bias = BIAS | BIAS_OVER_H, .q_pos0 = 5, .k_pos0 = 3},
