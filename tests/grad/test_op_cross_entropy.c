@@ -116,6 +116,18 @@ static void one_row(const float *x, int64_t n, int32_t target, double *value, fl
     fattn_ctx_destroy(ctx);
 }
 
+Test(cross_entropy, the_largest_logit_anywhere) {
+    enum { N = 19 };
+    for (int at = 0; at < N; ++at) {
+        double value;
+        float x[N] = {0}, dx[N];
+        x[at] = 1000;
+        one_row(x, N, (at + 1) % N, &value, dx);
+        cr_assert_eq(value, 1000.0, "%d", at);
+        cr_assert_eq(dx[at], 1.0f, "%d", at);
+    }
+}
+
 Test(cross_entropy, extreme_logits) {
     double value;
     float dx[3];
