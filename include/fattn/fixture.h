@@ -1,11 +1,12 @@
 /* fattn/fixture.h - HDF5 files of cases. In libfattn_fixture, so that libfattn needs no HDF5.
 
    /cases/<name> is a group: its datasets are tensors, its attributes parameters; data/README.md
-   has the schema. Paths are absolute; a name in a path has 1..63 of the characters A-Z a-z 0-9 _ -
-   . and does not begin with a dot. A file is opened into memory and written whole when it is
-   closed. Only files with checksums throughout are read (HDF5's format of 1.8 and later; h5py:
-   libver= "latest"), only hard links are followed, no filter plug-in is loaded, no size is
-   believed.
+   has the schema. A path begins with "/"; each name in it has 1 to 63 characters out of A-Z a-z
+   0-9 _ - . and no dot in front. A file is read into memory when it is opened, and written in one
+   piece, sealed with its length and CRC, when it is closed: damage is found before HDF5 sees it.
+   Files of other programs have no seal; they are read when they are of a format with checksums
+   (HDF5 1.8 and later; h5py: libver="latest"). Only hard links are followed, no filter plug-in is
+   loaded, no size is believed.
 
    HDF5's default build is not thread-safe, even for different files: serialise all these calls. */
 #ifndef FATTN_FIXTURE_H
