@@ -22,13 +22,31 @@ typedef struct fattni_tile {
     int64_t lo, hi;     /* row i sees key j when i + lo <= j <= i + hi, both counted in the tile */
 } fattni_tile;
 
+/* What comes between q.k and the softmax. */
+typedef struct fattni_adjustment {
+    double scale, cap; /* t = cap tanh(scale s / cap), or scale s when cap is 0 */
+    double slope;      /* ALiBi: t - slope |i - j + distance| */
+    int64_t distance;
+    const void *bias;  /* [key][row], or NULL */
+    void *derivative;  /* NULL, or takes dt/ds = scale (1 - (t / cap)^2), [key][row]; cap > 0 */
+} fattni_adjustment;
+
+/* Where a tile lies in the dropout mask (philox.h). */
+typedef struct fattni_dropout {
+    uint64_t seed;
+    uint32_t stream, step, plane, T;
+    int64_t i, j;      /* positions of row 0 and key 0 in the whole sequence */
+    double scale;      /* of what is kept */
+} fattni_dropout;
+
 typedef struct fattni_cpu_kernels {
     const char *isa;
     fattn_dtype dtype;   /* FATTN_F32 or FATTN_F64: what a `real` is */
     int64_t rows, lanes; /* reals: of a block, also the pitch of all [..][row] arrays; of a vector */
 
-    /* packed[d][i] = x[i][d]; zero for rows <= i < kernels->rows. */
-    void (*pack)(int64_t rows, int64_t columns, const void *x, int64_t stride, void *packed);
+    /* packed[d][i] = x[i][d] * factor[i], or 0 where factor is 0 or i >= rows; factor NULL means 1. */
+    void (*pack)(int64_t rows, int64_t columns, const void *x, int64_t stride, const void *factor,
+                 void *packed);
     /* x[i][d] = packed[d][i] * factor[i] for first <= i < rows; factor NULL means 1. */
     void (*unpack)(int64_t first, int64_t rows, int64_t columns, const void *packed,
                    const void *factor, void *x, int64_t stride);
@@ -42,6 +60,12 @@ typedef struct fattni_cpu_kernels {
     /* s[j][i] = sum_d k[j][d] packed[d][i], at least where row i sees key j. */
     void (*scores)(const fattni_tile *t, int64_t columns, const void *k, int64_t stride,
                    const void *packed, void *s);
+    /* s = t - slope |i - j + distance| + bias, where row i sees key j. */
+    void (*adjust)(const fattni_tile *t, const fattni_adjustment *a, void *s);
+    /* mask[j][i] = scale where the element is kept, 0 where it is dropped. */
+    void (*keep)(const fattni_tile *t, const fattni_dropout *d, void *mask);
+    /* x[j][i] *= y[j][i], where row i sees key j. */
+    void (*multiply)(const fattni_tile *t, const void *y, void *x);
     /* Online softmax in units of log2: with x = factor * s, max' = max(max, max_j x),
        s[j][i] = 2^(x - max'), sum = decay * sum + sum_j s, decay = 2^(max - max'). Unseen keys give
        exactly 0; a row that has seen none keeps max = -inf, sum = 0. */
@@ -57,6 +81,8 @@ typedef struct fattni_cpu_kernels {
     /* acc[j][d] += sum_i s[j][i] x[i][d]; columns is a multiple of lanes and the pitch of acc. */
     void (*add_rows)(const fattni_tile *t, int64_t columns, const void *s, const void *x,
                      int64_t stride, void *acc);
+    /* dst[i * row + j * column] += g[j][i]; a stride of 0 sums. */
+    void (*add_elements)(const fattni_tile *t, const void *g, void *dst, int64_t row, int64_t column);
 } fattni_cpu_kernels;
 
 /* Appends a part of that many bytes to a workspace of *end bytes; returns where it begins. */

@@ -29,7 +29,7 @@ static void attend(void *arg, int64_t task, int thread) {
     const fattni_sequence seq = fattni_sequence_of(p, plane / p->Hq);
     char *const scratch = (char *)p->workspace + (size_t)thread * f->at.bytes;
     const fattni_fwd_rows r =
-        fattni_fwd_rows_of(p, f->k, &f->at, &seq, plane % p->Hq, i0, scratch);
+        fattni_fwd_rows_of(p, f->k, &f->at, &seq, plane / p->Hq, plane % p->Hq, i0, scratch);
     if (r.rows <= 0) return;
 
     fattni_fwd_load_q(&r);

@@ -26,9 +26,9 @@ static forward plan_forward(const fattn_ctx *ctx, const fattni_problem *p) {
     return f;
 }
 
-static fattni_fwd_rows block_of(const forward *f, const fattni_sequence *seq, int64_t h, int64_t i0,
-                                char *scratch) {
-    fattni_fwd_rows r = fattni_fwd_rows_of(f->p, f->k, &f->at, seq, h, i0, scratch);
+static fattni_fwd_rows block_of(const forward *f, const fattni_sequence *seq, int64_t b, int64_t h,
+                                int64_t i0, char *scratch) {
+    fattni_fwd_rows r = fattni_fwd_rows_of(f->p, f->k, &f->at, seq, b, h, i0, scratch);
     const size_t state = (size_t)(i0 / f->k->rows) * FATTNI_TILE_ROW_BYTES;
     r.max = scratch + f->max + state;
     r.sum = scratch + f->sum + state;
@@ -39,11 +39,11 @@ static fattni_fwd_rows block_of(const forward *f, const fattni_sequence *seq, in
 static void attend(void *arg, int64_t task, int thread) {
     const forward *const f = arg;
     const fattni_problem *const p = f->p;
-    const int64_t h = task % p->Hq, block = f->k->rows;
-    const fattni_sequence seq = fattni_sequence_of(p, task / p->Hq);
+    const int64_t b = task / p->Hq, h = task % p->Hq, block = f->k->rows;
+    const fattni_sequence seq = fattni_sequence_of(p, b);
     char *const scratch = (char *)p->workspace + (size_t)thread * f->bytes;
     for (int64_t i0 = 0; i0 < seq.band.Sq; i0 += block) {
-        const fattni_fwd_rows r = block_of(f, &seq, h, i0, scratch);
+        const fattni_fwd_rows r = block_of(f, &seq, b, h, i0, scratch);
         fattni_fwd_start(&r);
         fattni_fwd_store_o(&r);
     }
@@ -51,7 +51,7 @@ static void attend(void *arg, int64_t task, int thread) {
         const int64_t keys = fattni_min(FATTNI_TILE_KEYS, seq.band.Sk - j);
         const fattni_range rows = fattni_rows_of(&seq.band, j, j + keys);
         for (int64_t i0 = rows.begin / block * block; i0 < rows.end; i0 += block) {
-            const fattni_fwd_rows r = block_of(f, &seq, h, i0, scratch);
+            const fattni_fwd_rows r = block_of(f, &seq, b, h, i0, scratch);
             fattni_fwd_load_q(&r);
             fattni_fwd_load_o(&r);
             fattni_fwd_tile(&r, j, keys);
@@ -59,7 +59,7 @@ static void attend(void *arg, int64_t task, int thread) {
         }
     }
     for (int64_t i0 = 0; i0 < seq.band.Sq; i0 += block) {
-        const fattni_fwd_rows r = block_of(f, &seq, h, i0, scratch);
+        const fattni_fwd_rows r = block_of(f, &seq, b, h, i0, scratch);
         fattni_fwd_load_o(&r);
         fattni_fwd_finish(&r);
     }

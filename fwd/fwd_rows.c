@@ -14,17 +14,19 @@ fattni_fwd_layout fattni_fwd_lay_out(const fattni_problem *p) {
     at.max = fattni_append(&at.bytes, row);
     at.sum = fattni_append(&at.bytes, row);
     at.decay = fattni_append(&at.bytes, row);
+    at.extra = fattni_append(&at.bytes, p->bias.present || p->drop_T ? FATTNI_TILE_KEYS * row : 0);
     return at;
 }
 
 fattni_fwd_rows fattni_fwd_rows_of(const fattni_problem *p, const fattni_cpu_kernels *k,
                                    const fattni_fwd_layout *at, const fattni_sequence *seq,
-                                   int64_t h, int64_t i0, char *scratch) {
+                                   int64_t b, int64_t h, int64_t i0, char *scratch) {
     return (fattni_fwd_rows){
-        .p = p, .k = k, .seq = seq, .h = h, .i0 = i0,
+        .p = p, .k = k, .seq = seq, .b = b, .h = h, .i0 = i0,
         .rows = fattni_min(k->rows, seq->band.Sq - i0),
         .q = scratch + at->q, .s = scratch + at->s, .o = scratch + at->o,
         .max = scratch + at->max, .sum = scratch + at->sum, .decay = scratch + at->decay,
+        .extra = scratch + at->extra,
     };
 }
 
@@ -33,57 +35,86 @@ static void *rows_at(const fattni_fwd_rows *r, const fattni_array *a) {
 }
 
 void fattni_fwd_load_q(const fattni_fwd_rows *r) {
-    r->k->pack(r->rows, r->p->D, rows_at(r, &r->p->q), r->p->q.s[2], r->q);
+    r->k->pack(r->rows, r->p->D, rows_at(r, &r->p->q), r->p->q.s[2], NULL, r->q);
 }
 
 void fattni_fwd_load_o(const fattni_fwd_rows *r) {
-    r->k->pack(r->rows, r->p->Dv, rows_at(r, &r->p->o), r->p->o.s[2], r->o);
+    r->k->pack(r->rows, r->p->Dv, rows_at(r, &r->p->o), r->p->o.s[2], NULL, r->o);
 }
 
 void fattni_fwd_store_o(const fattni_fwd_rows *r) {
     r->k->unpack(0, r->rows, r->p->Dv, r->o, NULL, rows_at(r, &r->p->o), r->p->o.s[2]);
 }
 
+/* L of row i over the keys of an earlier call; -inf: none. */
+static double merged(const fattni_fwd_rows *r, int64_t i) {
+    if (!(r->p->flags & FATTN_MERGE)) return -INFINITY;
+    return fattni_get(&r->p->lse, r->seq->batch, r->h, r->seq->q0 + r->i0 + i, 0);
+}
+
+static double sink_of(const fattni_fwd_rows *r) {
+    return r->p->sink.present ? fattni_get(&r->p->sink, r->h, 0, 0, 0) : -INFINITY;
+}
+
+/* A logit of +inf leaves no weight to any key. This maximum does the same and is finite. */
+static const double overwhelming = 0x1p126;
+
 void fattni_fwd_start(const fattni_fwd_rows *r) {
-    memset(r->o, 0, (size_t)r->p->Dv * FATTNI_TILE_ROW_BYTES);
+    const fattni_problem *const p = r->p;
+    const fattn_dtype type = r->k->dtype;
+    const double sink = sink_of(r) * log2_e;
+    void *const weight = r->decay; /* of o as it stands */
     for (int64_t i = 0; i < r->k->rows; ++i) {
-        fattni_store(r->max, r->k->dtype, i, -INFINITY);
-        fattni_store(r->sum, r->k->dtype, i, 0);
+        const double before = (i < r->rows ? merged(r, i) : -INFINITY) * log2_e;
+        const double max = sink > before ? sink : before; /* before, when that is NaN */
+        if (max == INFINITY) {
+            fattni_store(r->max, type, i, overwhelming);
+            fattni_store(r->sum, type, i, 1);
+            fattni_store(weight, type, i, before == INFINITY);
+            continue;
+        }
+        fattni_store(r->max, type, i, max);
+        const double stored = fattni_load(r->max, type, i);
+        const double old = before == -INFINITY ? 0 : exp2(before - stored);
+        fattni_store(r->sum, type, i, old + (sink == -INFINITY ? 0 : exp2(sink - stored)));
+        fattni_store(weight, type, i, old);
     }
+    if (p->flags & FATTN_MERGE)
+        r->k->pack(r->rows, p->Dv, rows_at(r, &p->o), p->o.s[2], weight, r->o);
+    else
+        memset(r->o, 0, (size_t)p->Dv * FATTNI_TILE_ROW_BYTES);
 }
 
 void fattni_fwd_tile(const fattni_fwd_rows *r, int64_t j, int64_t keys) {
     const fattni_problem *const p = r->p;
-    const fattni_band *const band = &r->seq->band;
-    const int64_t batch = r->seq->batch, g = r->h / p->group, key = r->seq->k0 + j;
-    const fattni_tile t = {r->rows, keys, .lo = band->lo + r->i0 - j, .hi = band->hi + r->i0 - j};
-    r->k->scores(&t, p->D, fattni_at(&p->k, batch, g, key), p->k.s[2], r->q, r->s);
-    r->k->softmax(&t, p->scale * log2_e, r->s, r->max, r->sum, r->decay);
-    r->k->add_keys(&t, p->Dv, fattni_at(&p->v, batch, g, key), p->v.s[2], r->s, r->decay, r->o);
+    const fattni_place at =
+        fattni_place_of(p, r->k, r->seq, r->b, r->h, r->i0, r->rows, j, keys);
+    fattni_scores(&at, r->q, r->extra, r->s, NULL);
+    r->k->softmax(&at.tile, fattni_log2_factor(p), r->s, r->max, r->sum, r->decay);
+    if (p->drop_T) {
+        fattni_keep_mask(&at, r->extra);
+        r->k->multiply(&at.tile, r->extra, r->s);
+    }
+    const void *const value = fattni_at(&p->v, r->seq->batch, r->h / p->group, r->seq->k0 + j);
+    r->k->add_keys(&at.tile, p->Dv, value, p->v.s[2], r->s, r->decay, r->o);
 }
 
 void fattni_fwd_finish(const fattni_fwd_rows *r) {
     const fattni_problem *const p = r->p;
     const fattn_dtype type = r->k->dtype;
+    const double sink = sink_of(r);
     void *const inverse = r->decay;
     for (int64_t i = 0; i < r->rows; ++i) {
         const double max = fattni_load(r->max, type, i), sum = fattni_load(r->sum, type, i);
-        const bool empty = sum == 0;
-        fattni_store(inverse, type, i, empty ? 0 : 1 / sum);
-        fattni_set(&p->lse, r->seq->batch, r->h, r->seq->q0 + r->i0 + i, 0,
-                   empty ? -INFINITY : max * ln_2 + log(sum));
+        double L = sum == 0 ? -INFINITY : max * ln_2 + log(sum);
+        if (sink == INFINITY || merged(r, i) == INFINITY) L = INFINITY;
+        fattni_store(inverse, type, i, sum == 0 ? 0 : 1 / sum);
+        fattni_set(&p->lse, r->seq->batch, r->h, r->seq->q0 + r->i0 + i, 0, L);
     }
     r->k->unpack(0, r->rows, p->Dv, r->o, inverse, rows_at(r, &p->o), p->o.s[2]);
 }
 
 const char *fattni_fwd_refuses(const fattni_problem *p) {
-    if (p->dtype != FATTN_F32 && p->dtype != FATTN_F64)
-        return "computes in f32 and f64 only";
-    if (p->softcap > 0) return "has no softcap; FATTN_ALGO_STANDARD has";
-    if (p->alibi.present) return "has no ALiBi; FATTN_ALGO_STANDARD has";
-    if (p->bias.present) return "has no bias; FATTN_ALGO_STANDARD has";
-    if (p->sink.present) return "has no sink; FATTN_ALGO_STANDARD has";
-    if (p->drop_T) return "has no dropout; FATTN_ALGO_STANDARD has";
-    if (p->flags & FATTN_MERGE) return "has no FATTN_MERGE; FATTN_ALGO_STANDARD has";
+    if (p->dtype != FATTN_F32 && p->dtype != FATTN_F64) return "computes in f32 and f64 only";
     return NULL;
 }

@@ -3,37 +3,38 @@
 #ifndef FATTNI_FWD_ROWS_H
 #define FATTNI_FWD_ROWS_H
 
-#include "cpu_tile.h"
-#include "problem.h"
+#include "cpu_scores.h"
 
 /* Offsets in bytes from a thread's scratch. [..][row] arrays hold one block of rows. */
 typedef struct fattni_fwd_layout {
     size_t q, s, o;         /* Q^T [D], S^T [keys], O^T [Dv] */
     size_t max, sum, decay; /* of the online softmax, log2 units */
+    size_t extra;           /* a tile for bias or dropout mask */
     size_t bytes;
 } fattni_fwd_layout;
 
 fattni_fwd_layout fattni_fwd_lay_out(const fattni_problem *p);
 
-/* Rows [i0, i0 + rows) of query head h of a sequence, and where their state lies. */
+/* Rows [i0, i0 + rows) of query head h of sequence b, and where their state lies. */
 typedef struct fattni_fwd_rows {
     const fattni_problem *p;
     const fattni_cpu_kernels *k;
     const fattni_sequence *seq;
-    int64_t h, i0, rows;
-    void *q, *s, *o, *max, *sum, *decay;
+    int64_t b, h, i0, rows;
+    void *q, *s, *o, *max, *sum, *decay, *extra;
 } fattni_fwd_rows;
 
 /* The block that begins at row i0, its state in scratch; rows <= 0 past the sequence's end. */
 fattni_fwd_rows fattni_fwd_rows_of(const fattni_problem *p, const fattni_cpu_kernels *k,
                                    const fattni_fwd_layout *at, const fattni_sequence *seq,
-                                   int64_t h, int64_t i0, char *scratch);
+                                   int64_t b, int64_t h, int64_t i0, char *scratch);
 
-/* max = -inf, sum = 0: no key seen yet. */
+/* Before the first key: max = -inf, sum = 0. A sink is a key without value that was there first; what
+   FATTN_MERGE continues is one whose value is o. */
 void fattni_fwd_start(const fattni_fwd_rows *r);
 /* Takes in the keys [j, j + keys), at most FATTNI_TILE_KEYS. Wants Q^T, O^T, max and sum. */
 void fattni_fwd_tile(const fattni_fwd_rows *r, int64_t j, int64_t keys);
-/* o = O^T / sum, lse = (max + log2 sum) ln 2; a row that saw no key gives 0 and -inf. */
+/* o = O^T / sum, lse = (max + log2 sum) ln 2; a row that saw nothing gives 0 and -inf. */
 void fattni_fwd_finish(const fattni_fwd_rows *r);
 
 /* The rows of p->q, or of p->o as it stands, into Q^T or O^T; O^T as it stands into p->o. */

@@ -22,11 +22,34 @@ Test(fwd_tiles, features) {
     for (int n = 0; n < 3 * attention_feature_count; ++n) {
         static const enum layout layouts[] = {LAYOUT_BHSD, LAYOUT_BSHD, LAYOUT_PITCH};
         attention_case c = attention_features[n / 3];
-        if (tiles_refuse(&c)) continue;
         c.layout = layouts[n % 3];
         tiles_check_forward(&c);
         c.dtype = FATTN_F32;
         tiles_check_forward(&c);
+    }
+}
+
+/* Alone and mixed, on sizes that cross tiles. */
+static void enlarged(const attention_case *small, int n, fattn_dtype dtype) {
+    char name[64];
+    attention_case c = tiles_enlarge(small, n);
+    snprintf(name, sizeof name, "%s, large %d", small->name, n);
+    c.name = name;
+    c.dtype = dtype;
+    tiles_check_forward(&c);
+}
+
+Test(fwd_tiles, large_features_f64) {
+    for (int n = 0; n < attention_feature_count; ++n) enlarged(&attention_features[n], n, FATTN_F64);
+}
+Test(fwd_tiles, large_features_f32) {
+    for (int n = 0; n < attention_feature_count; ++n)
+        enlarged(&attention_features[n], n + 1, FATTN_F32);
+}
+Test(fwd_tiles, large_mixes) {
+    for (int n = 0; n < 60; ++n) {
+        const attention_case c = attention_mix(n);
+        enlarged(&c, n, n % 3 ? FATTN_F64 : FATTN_F32);
     }
 }
 

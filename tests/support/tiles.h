@@ -4,11 +4,12 @@
 
 #include "attention.h"
 
-/* Does the case use a feature that the tiles leave to FATTN_ALGO_STANDARD? */
-bool tiles_refuse(const attention_case *c);
-
 /* Case number n of a walk over shapes, head dimensions, masks, head groups and layouts. */
 attention_case tiles_case(int n, fattn_dtype dtype);
+
+/* The same features on sizes that cross tiles: of a small case such as attention_features and
+   attention_mix have. */
+attention_case tiles_enlarge(const attention_case *c, int n);
 
 /* The library, on every instruction set of this machine, against the oracle in F64 on the same
    inputs: forward only, or both passes. F64 to 1e-12, F32 to twice the error of

@@ -1,7 +1,7 @@
 /* The tile kernels one by one, for every instruction set and both types. */
 #include "attention.h"
 #include "cpu_tile.h"
-#include "numeric.h"
+#include "philox.h"
 
 #include <criterion/criterion.h>
 #include <math.h>
@@ -35,6 +35,11 @@ static double at(reals r, int64_t n) { return fattni_load(r.p, r.k->dtype, n); }
 static void set(reals r, int64_t n, double x) { fattni_store(r.p, r.k->dtype, n, x); }
 static char *from(reals r, int64_t n) { return r.p + n * (int64_t)fattn_dtype_size(r.k->dtype); }
 
+/* Where a tile is cut by a diagonal, elements outside are no one's. */
+static bool seen(const fattni_tile *t, int64_t i, int64_t j) {
+    return i < t->rows && j < t->keys && j >= i + t->lo && j <= i + t->hi;
+}
+
 static void transposes(const fattni_cpu_kernels *k) {
     static const int64_t columns[] = {1, 3, 16, 17, 64, 111};
     for (int c = 0; c < 6; ++c)
@@ -43,13 +48,19 @@ static void transposes(const fattni_cpu_kernels *k) {
             reals x = reals_new(k, k->rows * stride, NAN), packed = reals_new(k, width * k->rows, NAN);
             for (int64_t i = 0; i < rows; ++i)
                 for (int64_t d = 0; d < width; ++d) set(x, i * stride + d, (double)(i * 1000 + d));
-            k->pack(rows, width, x.p, stride, packed.p);
+            k->pack(rows, width, x.p, stride, NULL, packed.p);
             for (int64_t i = 0; i < k->rows; ++i)
                 for (int64_t d = 0; d < width; ++d)
                     cr_assert_eq(at(packed, d * k->rows + i), i < rows ? (double)(i * 1000 + d) : 0);
 
             reals back = reals_new(k, k->rows * stride, poison), factor = reals_new(k, k->rows, 0);
             for (int64_t i = 0; i < k->rows; ++i) set(factor, i, (double)(i % 3));
+            reals weighted = reals_new(k, packed.count, NAN);
+            for (int64_t d = 0; d < width && rows > 3; ++d) set(x, 3 * stride + d, NAN); /* weighs 0 */
+            k->pack(rows, width, x.p, stride, factor.p, weighted.p);
+            for (int64_t e = 0; e < packed.count; ++e)
+                cr_assert_eq(at(weighted, e), at(packed, e) * (double)(e % k->rows % 3));
+            reals_free(weighted);
             const int64_t first = rows / 3;
             k->unpack(first, rows, width, packed.p, rows % 2 ? factor.p : NULL, back.p, stride);
             for (int64_t n = 0; n < back.count; ++n) {
@@ -99,9 +110,8 @@ static void products(const fattni_cpu_kernels *k) {
         for (int64_t j = 0; j < keys_most; ++j)
             for (int64_t i = 0; i < k->rows; ++i) {
                 double want = 0;
-                const bool seen = i < t.rows && j < t.keys && j >= i + t.lo && j <= i + t.hi;
                 for (int64_t d = 0; d < D; ++d) want += at(a, j * stride + d) * at(packed, d * k->rows + i);
-                if (seen) cr_assert_eq(at(s, j * k->rows + i), want, "n %d", n);
+                if (seen(&t, i, j)) cr_assert_eq(at(s, j * k->rows + i), want, "n %d", n);
                 else set(s, j * k->rows + i, 0); /* as softmax and gradient leave it */
             }
         k->add_keys(&t, D, a.p, stride, s.p, n % 2 ? decay.p : NULL, keys_sum.p);
@@ -126,6 +136,90 @@ static void products(const fattni_cpu_kernels *k) {
     reals_free(a), reals_free(packed), reals_free(x), reals_free(decay);
 }
 Test(cpu_tile, products) { each(products); }
+
+static void adjusts(const fattni_cpu_kernels *k) {
+    const double eps = k->dtype == FATTN_F64 ? 0x1p-52 : 0x1p-23;
+    reals bias = reals_new(k, FATTNI_TILE_KEYS * k->rows, 0), s = reals_new(k, bias.count, 0);
+    reals bend = reals_new(k, bias.count, 0), x = reals_new(k, bias.count, 0);
+    for (int n = 0; n < 16; ++n) {
+        const fattni_tile t = {.rows = k->rows - n % 5, .keys = FATTNI_TILE_KEYS - n, .lo = -1000,
+                               .hi = n % 2 ? 1000 : 3};
+        const fattni_adjustment a = {.scale = 0.7, .cap = n & 2 ? 1.5 : 0, .slope = n & 4 ? 0.25 : 0,
+                                     .distance = n - 30, .bias = n & 8 ? bias.p : NULL,
+                                     .derivative = n & 2 ? bend.p : NULL};
+        for (int64_t e = 0; e < s.count; ++e) {
+            const double size = pow(10, (double)(e % 9) - 6); /* 1e-6 to 100 */
+            set(x, e, (e % 2 ? -1 : 1) * size * (1 + (double)(e % 13) / 17));
+            set(s, e, at(x, e));
+            set(bias, e, (double)(e % 7) / 3);
+        }
+        k->adjust(&t, &a, s.p);
+        for (int64_t e = 0; e < s.count; ++e) {
+            const int64_t j = e / k->rows, i = e % k->rows;
+            if (!seen(&t, i, j)) continue;
+            const double raw = 0.7 * at(x, e), u = tanh(raw / 1.5);
+            const double soft = a.cap > 0 ? 1.5 * u : raw;
+            const double far = a.slope * fabs((double)(i - j + a.distance));
+            const double add = a.bias ? at(bias, e) : 0, want = soft - far + add;
+            const double most = 6 * eps * (fabs(soft) + far + fabs(add)); /* a dozen roundings */
+            cr_assert_float_eq(at(s, e), want, most, "%s %d: %g for %g, %g", k->isa, n, at(s, e), want,
+                                  fabs(at(s, e) - want) / most);
+            const double slope = 0.7 * (1 - u) * (1 + u); /* tiny where tanh is 1 but for rounding */
+            if (a.cap > 0) cr_assert_float_eq(at(bend, e), slope, 8 * eps * slope + 4 * eps);
+        }
+    }
+    reals_free(bias), reals_free(s), reals_free(bend), reals_free(x);
+}
+Test(cpu_tile, softcap_alibi_bias) { each(adjusts); }
+
+/* The mask of a tile, anywhere, is the map of philox.h element by element. */
+static void keeps(const fattni_cpu_kernels *k) {
+    reals mask = reals_new(k, FATTNI_TILE_KEYS * k->rows, 0);
+    for (int n = 0; n < 40; ++n) {
+        const fattni_tile t = {.rows = 1 + n * 13 % k->rows, .keys = 1 + n * 29 % FATTNI_TILE_KEYS,
+                               .lo = -FATTNI_UNBOUNDED, .hi = FATTNI_UNBOUNDED};
+        const fattni_dropout d = {.seed = 0x1234567890abcdefu + (uint64_t)n, .stream = 3, .step = 5,
+                                  .plane = (uint32_t)n, .T = 20000, .i = n * 7 % 97,
+                                  .j = n % 4 ? n * 11 % 101 : 2000000000 + n, .scale = 1.25};
+        for (int64_t e = 0; e < mask.count; ++e) set(mask, e, poison);
+        k->keep(&t, &d, mask.p);
+        for (int64_t e = 0; e < mask.count; ++e) {
+            const int64_t j = e / k->rows, i = e % k->rows;
+            double want = poison;
+            if (i < t.rows && j < t.keys)
+                want = 1.25 * fattni_keep(d.seed, 3, 5, d.plane, d.i + i, d.j + j, d.T);
+            cr_assert_eq(at(mask, e), want, "%d: %d %d", n, (int)i, (int)j);
+        }
+    }
+    reals_free(mask);
+}
+Test(cpu_tile, dropout_mask) { each(keeps); }
+
+static void elementwise(const fattni_cpu_kernels *k) {
+    reals x = reals_new(k, FATTNI_TILE_KEYS * k->rows, 0), y = reals_new(k, x.count, 0);
+    static const int64_t strides[][2] = {{100, 1}, {1, 50}, {1, 0}, {0, 1}, {0, 0}, {0, 3}};
+    for (int n = 0; n < 24; ++n) {
+        const fattni_tile t = {.rows = k->rows - n, .keys = 40 + n, .lo = n % 3 ? -1000 : -9,
+                               .hi = n % 2 ? 1000 : 5};
+        for (int64_t e = 0; e < x.count; ++e) set(x, e, (double)(e % 11)), set(y, e, (double)(e % 5));
+        k->multiply(&t, y.p, x.p);
+        for (int64_t e = 0; e < x.count; ++e)
+            if (seen(&t, e % k->rows, e / k->rows))
+                cr_assert_eq(at(x, e), (double)(e % 11) * (double)(e % 5));
+        const int64_t row = strides[n % 6][0], column = strides[n % 6][1];
+        reals sum = reals_new(k, 100 * 64, 1), want = reals_new(k, sum.count, 1);
+        k->add_elements(&t, x.p, sum.p, row, column);
+        for (int64_t j = 0; j < t.keys; ++j)
+            for (int64_t i = 0; i < t.rows; ++i) {
+                const int64_t to = i * row + j * column;
+                set(want, to, at(want, to) + at(x, j * k->rows + i));
+            }
+        for (int64_t e = 0; e < sum.count; ++e) cr_assert_eq(at(sum, e), at(want, e), "%d", n);
+        reals_free(sum), reals_free(want);
+    }
+    reals_free(x), reals_free(y);
+}
+Test(cpu_tile, multiply_and_add_elements) { each(elementwise); }
 
 /* 2^x through `gradient`, as p with factor 1 and L = 0. */
 static double power(const fattni_cpu_kernels *k, double x) {
@@ -174,19 +268,17 @@ static void masked(const fattni_cpu_kernels *k) {
     for (int n = 0; n < 2; ++n) {
         for (int64_t e = 0; e < p.count; ++e) {
             const int64_t j = e / k->rows, i = e % k->rows;
-            const bool seen = j >= i + 2 && j <= i + 4;
-            set(p, e, seen ? -1e4 : junk[e % 4]);
-            set(ds, e, seen ? 1 : junk[e / 3 % 4]);
+            set(p, e, seen(&t, i, j) ? -1e4 : junk[e % 4]);
+            set(ds, e, seen(&t, i, j) ? 1 : junk[e / 3 % 4]);
         }
         if (n == 0) k->softmax(&t, 1, p.p, max.p, sum.p, decay.p);
         else k->gradient(&t, 1, 1, lse.p, from(sum, 0), p.p, ds.p); /* delta = sum = keys seen */
         for (int64_t e = 0; e < p.count; ++e) {
             const int64_t j = e / k->rows, i = e % k->rows;
-            const bool seen = j >= i + 2 && j <= i + 4;
             const double keys = (double)fattni_clamp(FATTNI_TILE_KEYS - i - 2, 0, 3);
-            if (n == 0 && !seen) continue; /* softmax may leave keys that a whole vector misses */
-            cr_assert_eq(at(p, e), seen, "%s %d: %g", k->isa, n, at(p, e));
-            if (n == 1) cr_assert_eq(at(ds, e), seen ? 1 - keys : 0);
+            if (n == 0 && !seen(&t, i, j)) continue; /* softmax may leave keys that a whole vector misses */
+            cr_assert_eq(at(p, e), seen(&t, i, j), "%s %d: %g", k->isa, n, at(p, e));
+            if (n == 1) cr_assert_eq(at(ds, e), seen(&t, i, j) ? 1 - keys : 0);
         }
         for (int64_t i = 0; i < k->rows; ++i) {
             const double keys = (double)fattni_clamp(FATTNI_TILE_KEYS - i - 2, 0, 3);

@@ -1,0 +1,152 @@
+#include "bwd_rows.h"
+
+#include <math.h>
+#include <string.h>
+
+static const double log2_e = 1.4426950408889634;
+
+/* dK and dV of a column block stay in the second-level cache. */
+enum { COLUMN_BYTES = 256 << 10, FEWEST_COLUMNS = 2 * FATTNI_TILE_KEYS, MOST_COLUMNS = 512 };
+
+static int64_t column_size(const fattni_bwd *w) {
+    const int64_t key_bytes = (w->D_pad + w->Dv_pad) * (int64_t)fattn_dtype_size(w->k->dtype);
+    const int64_t size = COLUMN_BYTES / key_bytes / FATTNI_TILE_KEYS * FATTNI_TILE_KEYS;
+    const int64_t needed = fattni_round_up(fattni_max(w->p->Sk, 1), FATTNI_TILE_KEYS);
+    return fattni_min(fattni_clamp(size, FEWEST_COLUMNS, MOST_COLUMNS), needed);
+}
+
+static fattni_bwd_layout lay_out(const fattni_bwd *w) {
+    const fattni_problem *const p = w->p;
+    const size_t real = fattn_dtype_size(w->k->dtype), row = FATTNI_TILE_ROW_BYTES;
+    const size_t tile = FATTNI_TILE_KEYS * row, D = (size_t)p->D, Dv = (size_t)p->Dv;
+    const size_t columns = (size_t)w->columns, D_pad = (size_t)w->D_pad, Dv_pad = (size_t)w->Dv_pad;
+    const bool pad_q = (w->want & WANT_DK) && D_pad != D, pad_d_o = (w->want & WANT_DV) && Dv_pad != Dv;
+    fattni_bwd_layout at = {0};
+    at.q = fattni_append(&at.bytes, D * row);
+    at.d_o = fattni_append(&at.bytes, Dv * row);
+    at.dq = fattni_append(&at.bytes, w->want & WANT_DQ ? D * row : 0);
+    at.lse = fattni_append(&at.bytes, 2 * row);
+    at.delta = fattni_append(&at.bytes, row);
+    at.p = fattni_append(&at.bytes, tile);
+    at.ds = fattni_append(&at.bytes, tile);
+    at.keep = fattni_append(&at.bytes, p->drop_T ? tile : 0);
+    at.bend = fattni_append(&at.bytes, p->softcap > 0 ? tile : 0);
+    at.bias = fattni_append(&at.bytes, p->bias.present ? tile : 0);
+    at.q_rows = fattni_append(&at.bytes, pad_q ? D_pad * row : 0);
+    at.d_o_rows = fattni_append(&at.bytes, pad_d_o ? Dv_pad * row : 0);
+    at.dk = fattni_append(&at.bytes, w->want & WANT_DK ? columns * D_pad * real : 0);
+    at.dv = fattni_append(&at.bytes, w->want & WANT_DV ? columns * Dv_pad * real : 0);
+    return at;
+}
+
+fattni_bwd fattni_bwd_plan(const fattn_ctx *ctx, const fattni_problem *p) {
+    fattni_bwd w = {.p = p, .k = fattni_cpu_kernels_of(ctx, p->dtype)};
+    w.want = (p->dq.present ? WANT_DQ : 0u) | (p->dk.present ? WANT_DK : 0u) |
+             (p->dv.present ? WANT_DV : 0u);
+    w.D_pad = fattni_round_up(p->D, w.k->lanes);
+    w.Dv_pad = fattni_round_up(p->Dv, w.k->lanes);
+    w.row_blocks = fattni_ceil_div(p->Sq, w.k->rows);
+    w.columns = column_size(&w);
+
+    /* One pass is 5 products per tile, two are 7 but have more tasks: better when one pass would leave
+       more than 2 of 7 threads idle. */
+    const int64_t pairs = p->B * p->Hkv, threads = ctx->cpu_threads;
+    const bool both = (w.want & WANT_DQ) && (w.want & WANT_KEYS);
+    w.one_pass = both && 5 * fattni_ceil_div(pairs, threads) * threads <= 7 * pairs;
+    if (!w.one_pass) {
+        const int64_t enough = fattni_ceil_div(4 * threads, fattni_max(pairs, 1));
+        const int64_t size = fattni_ceil_div(fattni_max(p->Sk, 1), enough);
+        w.columns = fattni_min(w.columns, fattni_round_up(size, FATTNI_TILE_KEYS));
+    }
+    w.column_blocks = fattni_ceil_div(p->Sk, w.columns);
+
+    int64_t tasks = w.bias_tasks = fattni_bwd_bias_tasks(p, w.k);
+    if (w.one_pass) tasks = fattni_max(tasks, pairs);
+    else if (w.want & WANT_DQ) tasks = fattni_max(tasks, p->B * p->Hq * w.row_blocks);
+    if (!w.one_pass && (w.want & WANT_KEYS)) tasks = fattni_max(tasks, pairs * w.column_blocks);
+    w.threads = fattni_min(threads, tasks);
+    w.at = lay_out(&w);
+    const size_t planes = (size_t)p->Hq * (p->packed ? 1 : (size_t)p->B);
+    if (!p->delta.present)
+        fattni_append(&w.delta_bytes, planes * (size_t)p->rows_q * fattn_dtype_size(w.k->dtype));
+    return w;
+}
+
+int64_t fattni_bwd_delta_at(const fattni_problem *p, int64_t batch, int64_t h, int64_t row) {
+    return (batch * p->Hq + h) * p->rows_q + row;
+}
+
+double fattni_bwd_delta(const fattni_bwd *w, int64_t batch, int64_t h, int64_t row) {
+    const fattni_problem *const p = w->p;
+    if (p->delta.present) return fattni_get(&p->delta, batch, h, row, 0);
+    return fattni_load(p->workspace, w->k->dtype, fattni_bwd_delta_at(p, batch, h, row));
+}
+
+static void pad_rows(const fattni_bwd *w, int64_t rows, int64_t columns, int64_t pad, const void **x,
+                     int64_t *stride, char *copy) {
+    const size_t real = fattn_dtype_size(w->k->dtype);
+    for (int64_t i = 0; i < rows; ++i) {
+        char *const to = copy + (size_t)(i * pad) * real;
+        memcpy(to, (const char *)*x + i * *stride * (int64_t)real, (size_t)columns * real);
+        memset(to + (size_t)columns * real, 0, (size_t)(pad - columns) * real);
+    }
+    *x = copy;
+    *stride = pad;
+}
+
+/* A row without keys, and the padding, get L = +inf, which makes P = 0. */
+static void pack_statistics(const fattni_bwd *w, const fattni_bwd_rows *r) {
+    const fattni_problem *const p = w->p;
+    const fattn_dtype type = w->k->dtype;
+    char *const lse = r->scratch + w->at.lse, *const delta = r->scratch + w->at.delta;
+    const int64_t batch = r->seq->batch, row = r->seq->q0 + r->i0;
+    for (int64_t i = 0; i < w->k->rows; ++i) {
+        const double L = i < r->rows ? fattni_get(&p->lse, batch, r->h, row + i, 0) : -INFINITY;
+        const bool empty = L == -INFINITY;
+        const double whole = empty ? INFINITY : L * log2_e;
+        fattni_store(lse, type, i, whole);
+        fattni_store(lse, type, w->k->rows + i,
+                     isfinite(whole) ? whole - fattni_load(lse, type, i) : 0);
+        fattni_store(delta, type, i, empty ? 0 : fattni_bwd_delta(w, batch, r->h, row + i));
+    }
+}
+
+fattni_bwd_rows fattni_bwd_pack(const fattni_bwd *w, const fattni_sequence *seq, int64_t b, int64_t h,
+                                int64_t i0, char *scratch) {
+    const fattni_problem *const p = w->p;
+    const int64_t row = seq->q0 + i0;
+    fattni_bwd_rows r = {
+        .seq = seq, .b = b, .h = h, .i0 = i0, .rows = fattni_min(w->k->rows, seq->band.Sq - i0),
+        .scratch = scratch, .q = fattni_at(&p->q, seq->batch, h, row), .q_stride = p->q.s[2],
+        .d_o = fattni_at(&p->d_o, seq->batch, h, row), .d_o_stride = p->d_o.s[2],
+    };
+    w->k->pack(r.rows, p->D, r.q, r.q_stride, NULL, scratch + w->at.q);
+    w->k->pack(r.rows, p->Dv, r.d_o, r.d_o_stride, NULL, scratch + w->at.d_o);
+    pack_statistics(w, &r);
+    if ((w->want & WANT_DK) && w->D_pad != p->D)
+        pad_rows(w, r.rows, p->D, w->D_pad, &r.q, &r.q_stride, scratch + w->at.q_rows);
+    if ((w->want & WANT_DV) && w->Dv_pad != p->Dv)
+        pad_rows(w, r.rows, p->Dv, w->Dv_pad, &r.d_o, &r.d_o_stride, scratch + w->at.d_o_rows);
+    return r;
+}
+
+fattni_place fattni_bwd_place(const fattni_bwd *w, const fattni_bwd_rows *r, int64_t j, int64_t keys) {
+    return fattni_place_of(w->p, w->k, r->seq, r->b, r->h, r->i0, r->rows, j, keys);
+}
+
+void fattni_bwd_probabilities(const fattni_bwd *w, const fattni_bwd_rows *r, const fattni_place *at,
+                              double scale) {
+    const fattni_problem *const p = w->p;
+    const fattni_cpu_kernels *const k = w->k;
+    char *const s = r->scratch;
+    const void *const value = fattni_at(&p->v, r->seq->batch, r->h / p->group, r->seq->k0 + at->j0);
+    void *const bend = p->softcap > 0 ? s + w->at.bend : NULL;
+    fattni_scores(at, s + w->at.q, s + w->at.bias, s + w->at.p, bend);
+    k->scores(&at->tile, p->Dv, value, p->v.s[2], s + w->at.d_o, s + w->at.ds);
+    if (p->drop_T) {
+        fattni_keep_mask(at, s + w->at.keep);
+        k->multiply(&at->tile, s + w->at.keep, s + w->at.ds);
+    }
+    k->gradient(&at->tile, fattni_log2_factor(p), scale, s + w->at.lse, s + w->at.delta, s + w->at.p,
+                s + w->at.ds);
+}

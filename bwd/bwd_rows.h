@@ -1,0 +1,70 @@
+/* Backward on the CPU, one block of rows: what the passes for dQ, dK and dV (bwd_cpu.c) and for dbias
+   and dsink (bwd_bias.c) have in common. */
+#ifndef FATTNI_BWD_ROWS_H
+#define FATTNI_BWD_ROWS_H
+
+#include "cpu_scores.h"
+
+enum { WANT_DQ = 1, WANT_DK = 2, WANT_DV = 4, WANT_KEYS = WANT_DK | WANT_DV };
+
+/* Offsets in bytes from a thread's scratch. [..][row] arrays hold one block of rows. */
+typedef struct fattni_bwd_layout {
+    size_t q, d_o, dq;       /* Q^T [D], dO^T [Dv], dQ^T [D] */
+    size_t lse, delta;       /* L in log2 units and its rounding error */
+    size_t p, ds;            /* P^T, dS^T [keys] */
+    size_t keep, bend, bias; /* [keys]: dropout mask, derivative of the softcap, bias */
+    size_t q_rows, d_o_rows; /* [row][D_pad], [row][Dv_pad], when D is not whole vectors */
+    size_t dk, dv;           /* [column block][D_pad], [..][Dv_pad] */
+    size_t bytes;
+} fattni_bwd_layout;
+
+/* A call: delta at the workspace's beginning, then the threads' scratch. */
+typedef struct fattni_bwd {
+    const fattni_problem *p;
+    const fattni_cpu_kernels *k;
+    fattni_bwd_layout at;
+    size_t delta_bytes;                /* [batch][h][row]; 0 when the caller gave delta */
+    unsigned want;
+    bool one_pass;                     /* dQ, dK and dV from the same tiles */
+    int64_t row_blocks, column_blocks; /* in the longest sequence */
+    int64_t columns;                   /* of a column block */
+    int64_t D_pad, Dv_pad;             /* whole vectors */
+    int64_t bias_tasks, threads;       /* threads: those that have scratch */
+} fattni_bwd;
+
+fattni_bwd fattni_bwd_plan(const fattn_ctx *ctx, const fattni_problem *p);
+
+static inline char *fattni_bwd_scratch(const fattni_bwd *w, int thread) {
+    return (char *)w->p->workspace + w->delta_bytes + (size_t)thread * w->at.bytes;
+}
+
+/* Where delta of a row lies in the workspace, in reals; its value, wherever it is. */
+int64_t fattni_bwd_delta_at(const fattni_problem *p, int64_t batch, int64_t h, int64_t row);
+double fattni_bwd_delta(const fattni_bwd *w, int64_t batch, int64_t h, int64_t row);
+
+/* Rows [i0, i0 + rows) of query head h of sequence b, packed into a thread's scratch. */
+typedef struct fattni_bwd_rows {
+    const fattni_sequence *seq;
+    int64_t b, h, i0, rows;
+    char *scratch;
+    const void *q, *d_o; /* [row][..] for dK and dV: the caller's, or padded copies */
+    int64_t q_stride, d_o_stride;
+} fattni_bwd_rows;
+
+fattni_bwd_rows fattni_bwd_pack(const fattni_bwd *w, const fattni_sequence *seq, int64_t b, int64_t h,
+                                int64_t i0, char *scratch);
+
+/* The tile of these rows and the keys [j, j + keys). */
+fattni_place fattni_bwd_place(const fattni_bwd *w, const fattni_bwd_rows *r, int64_t j, int64_t keys);
+
+/* P^T and G^T = P (dP - delta), times `scale`, into scratch; with dropout the keep mask, too, and with
+   a softcap its derivative times p->scale. */
+void fattni_bwd_probabilities(const fattni_bwd *w, const fattni_bwd_rows *r, const fattni_place *at,
+                              double scale);
+
+/* d_bias, summed over its broadcast dimensions; d_sink. After delta. */
+int64_t fattni_bwd_bias_tasks(const fattni_problem *p, const fattni_cpu_kernels *k);
+void fattni_bwd_bias(const fattn_ctx *ctx, fattni_bwd *w);
+void fattni_bwd_sink(const fattn_ctx *ctx, fattni_bwd *w);
+
+#endif

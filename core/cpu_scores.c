@@ -1,0 +1,71 @@
+#include "cpu_scores.h"
+
+static const double log2_e = 1.4426950408889634;
+
+fattni_place fattni_place_of(const fattni_problem *p, const fattni_cpu_kernels *k,
+                             const fattni_sequence *seq, int64_t b, int64_t h, int64_t i0,
+                             int64_t rows, int64_t j0, int64_t keys) {
+    return (fattni_place){
+        .p = p, .k = k, .seq = seq, .b = b, .h = h, .i0 = i0, .j0 = j0,
+        .tile = {rows, keys, .lo = seq->band.lo + i0 - j0, .hi = seq->band.hi + i0 - j0},
+    };
+}
+
+bool fattni_adjusts(const fattni_problem *p) {
+    return p->softcap > 0 || p->alibi.present || p->bias.present;
+}
+
+double fattni_log2_factor(const fattni_problem *p) {
+    return fattni_adjusts(p) ? log2_e : p->scale * log2_e;
+}
+
+/* bias[b, h, rows, keys] into [key][row]. */
+static void load_bias(const fattni_place *at, void *tile) {
+    const fattni_array *const bias = &at->p->bias;
+    const fattni_tile *const t = &at->tile;
+    const int64_t first = at->b * bias->s[0] + at->h * bias->s[1] + at->i0 * bias->s[2] +
+                          at->j0 * bias->s[3];
+    if (bias->dtype == (int32_t)at->k->dtype && bias->s[3] == 1) {
+        const size_t bytes = fattn_dtype_size(at->k->dtype);
+        at->k->pack(t->rows, t->keys, (const char *)bias->p + first * (int64_t)bytes, bias->s[2], NULL,
+                    tile);
+        return;
+    }
+    for (int64_t j = 0; j < t->keys; ++j)
+        for (int64_t i = 0; i < t->rows; ++i)
+            fattni_store(tile, at->k->dtype, j * at->k->rows + i,
+                         fattni_load(bias->p, bias->dtype,
+                                     first + i * bias->s[2] + j * bias->s[3]));
+}
+
+void fattni_scores(const fattni_place *at, const void *q, void *scratch, void *s, void *derivative) {
+    const fattni_problem *const p = at->p;
+    const void *const key = fattni_at(&p->k, at->seq->batch, at->h / p->group, at->seq->k0 + at->j0);
+    at->k->scores(&at->tile, p->D, key, p->k.s[2], q, s);
+    if (!fattni_adjusts(p)) return;
+    if (p->bias.present) load_bias(at, scratch);
+    const fattni_adjustment a = {
+        .scale = p->scale,
+        .cap = p->softcap,
+        .slope = p->alibi.present ? fattni_get(&p->alibi, at->h, 0, 0, 0) : 0,
+        .distance = at->i0 - at->j0 + at->seq->diagonal,
+        .bias = p->bias.present ? scratch : NULL,
+        .derivative = derivative,
+    };
+    at->k->adjust(&at->tile, &a, s);
+}
+
+void fattni_keep_mask(const fattni_place *at, void *mask) {
+    const fattni_problem *const p = at->p;
+    const fattni_dropout d = {
+        .seed = p->rng.seed,
+        .stream = p->rng.stream,
+        .step = fattni_dropout_step(p),
+        .plane = fattni_dropout_plane(p, at->b, at->h),
+        .T = p->drop_T,
+        .i = at->i0 + p->q_pos0,
+        .j = at->j0 + p->k_pos0,
+        .scale = p->keep_scale,
+    };
+    at->k->keep(&at->tile, &d, mask);
+}
