@@ -1,6 +1,7 @@
-# FATTN_HAVE_CUDA: whether nvcc was found and is wanted. Nothing else depends on a toolkit.
+# FATTN_HAVE_CUDA: whether nvcc was found and is wanted. Nothing else depends on a toolkit. Sanitizers
+# see nothing of device code, and nvcc links with a compiler of its own: AUTO leaves CUDA out then.
 set(FATTN_HAVE_CUDA OFF)
-if(NOT FATTN_CUDA STREQUAL "OFF")
+if(FATTN_CUDA STREQUAL "ON" OR (FATTN_CUDA STREQUAL "AUTO" AND NOT FATTN_SANITIZE))
   if(NOT CMAKE_CUDA_COMPILER AND NOT DEFINED ENV{CUDACXX})
     find_program(FATTN_NVCC nvcc HINTS $ENV{CUDA_PATH}/bin $ENV{CUDA_HOME}/bin /usr/local/cuda/bin)
     if(FATTN_NVCC)

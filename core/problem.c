@@ -34,24 +34,26 @@ static fattn_status take(fattn_ctx *ctx, const fattn_tensor *t, const expect *e,
         return fattn_ctx_fail(ctx, FATTN_E_SHAPE, "%s: has %d dimensions %s, wants %d", e->name,
                               t->ndim, fattni_shape_text(t, text, sizeof text), e->ndim);
     if (!(e->dtypes & BIT(t->dtype)))
-        return fattn_ctx_fail(ctx, FATTN_E_DTYPE, "%s: dtype %s does not go with the others", e->name,
-                              fattn_dtype_name((fattn_dtype)t->dtype));
+        return fattn_ctx_fail(ctx, FATTN_E_DTYPE, "%s: dtype %s does not go with the others",
+                              e->name, fattn_dtype_name((fattn_dtype)t->dtype));
     *a = (fattni_array){.p = t->data, .dtype = t->dtype, .present = true};
     const bool empty = fattn_tensor_numel(t) == 0; /* row-major strides may be 0 then */
     for (int d = 0; d < t->ndim; ++d) {
         const int64_t want = e->shape[d], got = t->shape[d];
         if (got != want && !(e->broadcast && got == 1))
-            return fattn_ctx_fail(ctx, FATTN_E_SHAPE, "%s: %s, but dimension %d must be %lld", e->name,
-                                  fattni_shape_text(t, text, sizeof text), d, (long long)want);
+            return fattn_ctx_fail(ctx, FATTN_E_SHAPE, "%s: %s, but dimension %d must be %lld",
+                                  e->name, fattni_shape_text(t, text, sizeof text), d,
+                                  (long long)want);
         a->n[d] = got;
         a->s[d] = got > 1 ? t->stride[d] : 0;
         if (e->output && got > 1 && a->s[d] == 0 && !e->broadcast && !empty)
             return fattn_ctx_fail(ctx, FATTN_E_SHAPE,
-                                  "%s: stride[%d] is 0: several results share one place", e->name, d);
+                                  "%s: stride[%d] is 0: several results share one place", e->name,
+                                  d);
     }
     if (e->contiguous && t->shape[e->ndim - 1] > 1 && t->stride[e->ndim - 1] != 1)
-        return fattn_ctx_fail(ctx, FATTN_E_SHAPE, "%s: stride[%d] is %lld, the head dimension must be "
-                                                  "contiguous",
+        return fattn_ctx_fail(ctx, FATTN_E_SHAPE,
+                              "%s: stride[%d] is %lld, the head dimension must be contiguous",
                               e->name, e->ndim - 1, (long long)t->stride[e->ndim - 1]);
     if (e->contiguous) a->s[e->ndim - 1] = 1;
     return FATTN_OK;
@@ -65,7 +67,8 @@ static fattn_status require(fattn_ctx *ctx, const char *name, const fattn_tensor
 static fattn_status take_params(fattn_ctx *ctx, const fattn_attention_params *p,
                                 fattni_problem *out) {
     if (p->flags & ~known_flags)
-        return fattn_ctx_fail(ctx, FATTN_E_ARG, "flags: unknown bits 0x%x", p->flags & ~known_flags);
+        return fattn_ctx_fail(ctx, FATTN_E_ARG, "flags: unknown bits 0x%x",
+                              p->flags & ~known_flags);
     if (p->reserved || p->rng.reserved)
         return fattn_ctx_fail(ctx, FATTN_E_ARG, "params: a reserved field is not zero");
     if ((p->flags & FATTN_CAUSAL) && (p->flags & FATTN_CAUSAL_TOP_LEFT))
@@ -75,7 +78,8 @@ static fattn_status take_params(fattn_ctx *ctx, const fattn_attention_params *p,
         return fattn_ctx_fail(ctx, FATTN_E_ARG, "algorithm: %d is not in %d..%d", p->algorithm,
                               FATTN_ALGO_AUTO, FATTN_ALGO_FLASH2);
     if (p->scale != 0 && !(isfinite(p->scale) && p->scale > 0))
-        return fattn_ctx_fail(ctx, FATTN_E_ARG, "scale: %g is not finite and positive (0 = default)",
+        return fattn_ctx_fail(ctx, FATTN_E_ARG,
+                              "scale: %g is not finite and positive (0 = default)",
                               (double)p->scale);
     if (p->softcap != 0 && !(isfinite(p->softcap) && p->softcap > 0))
         return fattn_ctx_fail(ctx, FATTN_E_ARG, "softcap: %g is not finite and positive (0 = off)",
@@ -96,8 +100,9 @@ static fattn_status take_params(fattn_ctx *ctx, const fattn_attention_params *p,
         return fattn_ctx_fail(ctx, FATTN_E_ARG, "q_pos0 %lld, k_pos0 %lld: not in 0..2^31-1",
                               (long long)p->q_pos0, (long long)p->k_pos0);
     if (p->rng_batch0 < 0 || p->rng_head0 < 0 || p->rng_heads < 0)
-        return fattn_ctx_fail(ctx, FATTN_E_ARG, "rng_batch0 %d, rng_head0 %d, rng_heads %d: negative",
-                              p->rng_batch0, p->rng_head0, p->rng_heads);
+        return fattn_ctx_fail(ctx, FATTN_E_ARG,
+                              "rng_batch0 %d, rng_head0 %d, rng_heads %d: negative", p->rng_batch0,
+                              p->rng_head0, p->rng_heads);
     out->flags = p->flags | (ctx->flags & FATTN_CTX_DETERMINISTIC ? FATTN_DETERMINISTIC : 0u);
     out->algorithm = p->algorithm;
     out->scale = (double)p->scale;
@@ -161,8 +166,8 @@ static fattn_status take_sizes(fattn_ctx *ctx, const fattn_attention_params *par
     if (!io->cu_seqlens_q != !io->cu_seqlens_k)
         return fattn_ctx_fail(ctx, FATTN_E_ARG, "cu_seqlens_q and cu_seqlens_k go together");
     if (io->cu_seqlens_q && (io->seqlens_q || io->seqlens_k))
-        return fattn_ctx_fail(ctx, FATTN_E_ARG, "cu_seqlens (packed) and seqlens (padded) exclude "
-                                                "each other");
+        return fattn_ctx_fail(ctx, FATTN_E_ARG,
+                              "cu_seqlens (packed) and seqlens (padded) exclude each other");
     p->padded = io->seqlens_q || io->seqlens_k;
     p->packed = io->cu_seqlens_q;
     if (p->packed) {
@@ -174,7 +179,8 @@ static fattn_status take_sizes(fattn_ctx *ctx, const fattn_attention_params *par
                                   fattni_shape_text(io->q, a, sizeof a),
                                   fattni_shape_text(io->cu_seqlens_q, b, sizeof b));
         if (params->max_seqlen_q < 0 || params->max_seqlen_k < 0)
-            return fattn_ctx_fail(ctx, FATTN_E_ARG, "max_seqlen_q %lld, max_seqlen_k %lld: negative",
+            return fattn_ctx_fail(ctx, FATTN_E_ARG,
+                                  "max_seqlen_q %lld, max_seqlen_k %lld: negative",
                                   (long long)params->max_seqlen_q, (long long)params->max_seqlen_k);
         p->B = io->cu_seqlens_q->shape[0] - 1;
         p->max_q = params->max_seqlen_q, p->max_k = params->max_seqlen_k;
@@ -182,13 +188,14 @@ static fattn_status take_sizes(fattn_ctx *ctx, const fattn_attention_params *par
         p->Sk = fattni_min(p->max_k, p->rows_k);
     }
     if (p->Sq > INT32_MAX - 1 - p->q_pos0 || p->Sk > INT32_MAX - 1 - p->k_pos0)
-        return fattn_ctx_fail(ctx, FATTN_E_SHAPE, "sequence: Sq=%lld, Sk=%lld with positions do not "
-                                                  "fit in 31 bits",
+        return fattn_ctx_fail(ctx, FATTN_E_SHAPE,
+                              "sequence: Sq=%lld, Sk=%lld with positions do not fit in 31 bits",
                               (long long)p->Sq, (long long)p->Sk);
     if (p->scale == 0) p->scale = 1 / sqrt((double)p->D);
     if (p->rng_heads == 0) p->rng_heads = p->Hq;
     if (p->drop_T && p->rng_head0 + p->Hq > p->rng_heads)
-        return fattn_ctx_fail(ctx, FATTN_E_ARG, "rng_head0 %lld + Hq %lld is more than rng_heads %lld",
+        return fattn_ctx_fail(ctx, FATTN_E_ARG,
+                              "rng_head0 %lld + Hq %lld is more than rng_heads %lld",
                               (long long)p->rng_head0, (long long)p->Hq, (long long)p->rng_heads);
     return FATTN_OK;
 }
@@ -228,7 +235,8 @@ static fattn_status take_tensors(fattn_ctx *ctx, const fattn_attention_io *io, b
     FATTNI_TRY(take(ctx, io->cu_seqlens_k, &cu_k, &p->cu_seqlens_k));
     FATTNI_TRY(take(ctx, io->rng_step, &step, &p->rng_step));
     if ((p->flags & FATTN_MERGE) && !(wide & BIT(p->o.dtype)))
-        return fattn_ctx_fail(ctx, FATTN_E_DTYPE, "o: %s cannot hold a partial result (MERGE): use f32",
+        return fattn_ctx_fail(ctx, FATTN_E_DTYPE,
+                              "o: %s cannot hold a partial result (MERGE): use f32",
                               fattn_dtype_name((fattn_dtype)p->o.dtype));
 
     if (p->pass == FATTNI_BWD && backward) FATTNI_TRY(require(ctx, "d_o", io->d_o));
@@ -278,14 +286,14 @@ static fattn_status check_lengths(fattn_ctx *ctx, const fattni_problem *p) {
         for (int64_t b = 0; padded[n]->present && b < p->B; ++b) {
             const int32_t length = length_at(padded[n], b);
             if (length < 0 || length > bound[n])
-                return fattn_ctx_fail(ctx, FATTN_E_ARG, "seqlens_%c[%lld] = %d is not in 0..%lld", side,
-                                      (long long)b, length, (long long)bound[n]);
+                return fattn_ctx_fail(ctx, FATTN_E_ARG, "seqlens_%c[%lld] = %d is not in 0..%lld",
+                                      side, (long long)b, length, (long long)bound[n]);
         }
         if (!packed[n]->present) continue;
         const int32_t first = length_at(packed[n], 0), last = length_at(packed[n], p->B);
         if (first < 0 || last > rows[n])
-            return fattn_ctx_fail(ctx, FATTN_E_ARG, "cu_seqlens_%c runs from %d to %d, the buffer has "
-                                                    "%lld rows",
+            return fattn_ctx_fail(ctx, FATTN_E_ARG,
+                                  "cu_seqlens_%c runs from %d to %d, the buffer has %lld rows",
                                   side, first, last, (long long)rows[n]);
         for (int64_t b = 0; b < p->B; ++b) {
             const int64_t length =
@@ -294,7 +302,8 @@ static fattn_status check_lengths(fattn_ctx *ctx, const fattni_problem *p) {
                 return fattn_ctx_fail(ctx, FATTN_E_ARG,
                                       "cu_seqlens_%c: sequence %lld has length %lld, not in 0..%lld "
                                       "(max_seqlen_%c)",
-                                      side, (long long)b, (long long)length, (long long)bound[n], side);
+                                      side, (long long)b, (long long)length, (long long)bound[n],
+                                      side);
         }
     }
     return FATTN_OK;
@@ -357,7 +366,8 @@ fattni_sequence fattni_sequence_of(const fattni_problem *p, int64_t b) {
     s.diagonal = p->q_pos0 + off - p->k_pos0;
     const bool causal = p->flags & (FATTN_CAUSAL | FATTN_CAUSAL_TOP_LEFT);
     const int64_t right = causal ? 0 : p->window_right;
-    s.band.lo = p->window_left == FATTNI_UNBOUNDED ? -FATTNI_UNBOUNDED : s.diagonal - p->window_left;
+    s.band.lo =
+        p->window_left == FATTNI_UNBOUNDED ? -FATTNI_UNBOUNDED : s.diagonal - p->window_left;
     s.band.hi = right == FATTNI_UNBOUNDED ? FATTNI_UNBOUNDED : s.diagonal + right;
     return s;
 }

@@ -92,8 +92,8 @@ fattn_status fattni_check_tensor(fattn_ctx *ctx, const char *name, const fattn_t
     const size_t size = fattn_dtype_size((fattn_dtype)t->dtype);
     if (!size) return fattn_ctx_fail(ctx, FATTN_E_DTYPE, "%s: unknown dtype %d", name, t->dtype);
     if (t->device != (int32_t)ctx->device || t->device_id != ctx->device_id)
-        return fattn_ctx_fail(ctx, FATTN_E_DEVICE, "%s: on device %d:%d, the context on %d:%d", name,
-                              t->device, t->device_id, (int)ctx->device, ctx->device_id);
+        return fattn_ctx_fail(ctx, FATTN_E_DEVICE, "%s: on device %d:%d, the context on %d:%d",
+                              name, t->device, t->device_id, (int)ctx->device, ctx->device_id);
     int64_t count = 1, reach = 0;
     bool fits = true;
     for (int d = 0; d < t->ndim; ++d) {
@@ -118,8 +118,9 @@ fattn_status fattni_check_tensor(fattn_ctx *ctx, const char *name, const fattn_t
         return fattn_ctx_fail(ctx, FATTN_E_ARG, "%s: data is NULL, but it has %lld elements", name,
                               (long long)count);
     if (count && (uintptr_t)t->data % size)
-        return fattn_ctx_fail(ctx, FATTN_E_ARG, "%s: data %p is not aligned to its %zu-byte elements",
-                              name, t->data, size);
+        return fattn_ctx_fail(ctx, FATTN_E_ARG,
+                              "%s: data %p is not aligned to its %zu-byte elements", name, t->data,
+                              size);
     return FATTN_OK;
 }
 
@@ -189,7 +190,8 @@ static void copy_rows(void *arg, int64_t task, int thread) {
                 continue;
             }
             for (int64_t i = 0; i < width; ++i)
-                memmove(out + i * step_to * (int64_t)size, in + i * step_from * (int64_t)size, size);
+                memmove(out + i * step_to * (int64_t)size, in + i * step_from * (int64_t)size,
+                        size);
             continue;
         }
         for (int64_t i = 0; i < width; ++i)
