@@ -105,15 +105,6 @@ fattn_var fattn_input(fattn_tape *t, const fattn_tensor *x) {
     return (fattn_var){t->count};
 }
 
-static bool is_row_major(const fattn_tensor *t) {
-    int64_t stride = 1;
-    for (int d = t->ndim - 1; d >= 0; --d) {
-        if (t->shape[d] > 1 && t->stride[d] != stride) return false;
-        stride *= t->shape[d];
-    }
-    return true;
-}
-
 fattn_status fattni_check_param(fattn_ctx *ctx, const fattn_param *p) {
     if (!p) return fattn_ctx_fail(ctx, FATTN_E_ARG, "param is NULL");
     const char *name = p->name ? p->name : "param";
@@ -137,7 +128,7 @@ fattn_status fattni_check_param(fattn_ctx *ctx, const fattn_param *p) {
                                   fattni_shape_text(&p->value, a, sizeof a),
                                   fattni_shape_text(&p->grad, b, sizeof b));
     }
-    if (!is_row_major(&p->value) || (!frozen && !is_row_major(&p->grad)))
+    if (!fattni_is_row_major(&p->value) || (!frozen && !fattni_is_row_major(&p->grad)))
         return fattn_ctx_fail(ctx, FATTN_E_SHAPE, "%s: value and gradient must be row-major", name);
     return FATTN_OK;
 }

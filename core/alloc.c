@@ -37,3 +37,19 @@ void fattni_free(fattn_ctx *ctx, void *p, size_t bytes) {
     ctx->allocator.free(ctx->allocator.user, p, bytes, ctx->stream);
     ctx->mem.live -= bytes;
 }
+
+fattn_status fattni_host_alloc(fattn_ctx *ctx, size_t bytes, void **out) {
+    if (ctx->device == FATTN_CPU) return fattni_alloc(ctx, bytes, out);
+    *out = NULL;
+    if (bytes == 0) return FATTN_OK;
+    *out = host_alloc(NULL, bytes, FATTNI_ALIGN, NULL);
+    if (*out) return FATTN_OK;
+    return fattn_ctx_fail(ctx, FATTN_E_NOMEM, "no memory for %zu bytes on the host", bytes);
+}
+
+void fattni_host_free(fattn_ctx *ctx, void *p, size_t bytes) {
+    if (ctx->device == FATTN_CPU)
+        fattni_free(ctx, p, bytes);
+    else
+        free(p);
+}

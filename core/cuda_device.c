@@ -40,7 +40,7 @@ fattn_allocator fattni_cuda_allocator(void) {
 }
 
 /* CUDA's C interface takes functions as objects, which ISO C does not convert. */
-static const void *pointer_of(fattni_cuda_function f) {
+static const void *pointer_of(fattni_cuda_any f) {
     const void *p;
     _Static_assert(sizeof p == sizeof f, "function and object pointers");
     memcpy(&p, &f, sizeof p);
@@ -71,7 +71,7 @@ static fattn_status look(fattn_ctx *ctx) {
     for (const fattni_cuda_kernel *k = fattni_cuda_kernels; k->name; ++k) {
         if (k->shared > ctx->gpu.shared_limit) continue;
         FATTNI_TRY(fattni_cuda_check(
-            ctx, cudaFuncSetAttribute(pointer_of(k->kernel), cudaFuncAttributeMaxDynamicSharedMemorySize,
+            ctx, cudaFuncSetAttribute(pointer_of((fattni_cuda_any)k->kernel), cudaFuncAttributeMaxDynamicSharedMemorySize,
                                       (int)k->shared),
             k->name));
     }
@@ -101,9 +101,8 @@ fattn_status fattni_cuda_sync(fattn_ctx *ctx) {
     return fattni_cuda_check(ctx, error, "cudaStreamSynchronize");
 }
 
-fattn_status fattni_cuda_launch(fattn_ctx *ctx, const char *name, fattni_cuda_function kernel,
-                                int64_t grid, int block, size_t shared,
-                                const fattni_cuda_args *args) {
+fattn_status fattni_cuda_start(fattn_ctx *ctx, const char *name, fattni_cuda_any kernel,
+                               int64_t grid, int block, size_t shared, const void *args) {
     if (grid == 0) return FATTN_OK;
     if (grid > INT32_MAX)
         return fattn_ctx_fail(ctx, FATTN_E_UNSUPPORTED, "%s: %lld blocks exceed CUDA's 2^31-1", name,
@@ -116,4 +115,28 @@ fattn_status fattni_cuda_launch(fattn_ctx *ctx, const char *name, fattni_cuda_fu
                                                ctx->stream);
     leave(ctx, previous);
     return fattni_cuda_check(ctx, error, name);
+}
+
+fattn_status fattni_cuda_launch(fattn_ctx *ctx, const char *name, fattni_cuda_function kernel,
+                                int64_t grid, int block, size_t shared,
+                                const fattni_cuda_args *args) {
+    return fattni_cuda_start(ctx, name, (fattni_cuda_any)kernel, grid, block, shared, args);
+}
+
+fattn_status fattni_cuda_move(fattn_ctx *ctx, void *dst, const void *src, size_t bytes) {
+    if (bytes == 0) return FATTN_OK;
+    int previous = 0;
+    FATTNI_TRY(enter(ctx, &previous));
+    const cudaError_t error = cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDefault, ctx->stream);
+    leave(ctx, previous);
+    return fattni_cuda_check(ctx, error, "cudaMemcpyAsync");
+}
+
+fattn_status fattni_cuda_zero(fattn_ctx *ctx, void *p, size_t bytes) {
+    if (bytes == 0) return FATTN_OK;
+    int previous = 0;
+    FATTNI_TRY(enter(ctx, &previous));
+    const cudaError_t error = cudaMemsetAsync(p, 0, bytes, ctx->stream);
+    leave(ctx, previous);
+    return fattni_cuda_check(ctx, error, "cudaMemsetAsync");
 }

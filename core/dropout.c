@@ -66,7 +66,6 @@ fattn_status fattn_dropout_mask(fattn_ctx *ctx, const fattn_attention_params *pa
                                 const fattn_attention_io *io, const fattn_tensor *keep) {
     fattni_problem p;
     FATTNI_TRY(fattni_problem_init(ctx, params, io, FATTNI_FWD, true, &p));
-    FATTNI_TRY(fattni_cpu_only(ctx, "dropout_mask"));
     FATTNI_TRY(fattni_check_tensor(ctx, "keep", keep));
     if (keep->dtype != FATTN_U8)
         return fattn_ctx_fail(ctx, FATTN_E_DTYPE, "keep: dtype %s, must be u8",
@@ -85,6 +84,10 @@ fattn_status fattn_dropout_mask(fattn_ctx *ctx, const fattn_attention_params *pa
         if (keep->shape[d] > 1 && keep->stride[d] == 0)
             return fattn_ctx_fail(ctx, FATTN_E_SHAPE,
                                   "keep: stride[%d] is 0: several results share one place", d);
+#ifdef FATTNI_HAVE_CUDA
+    if (ctx->device == FATTN_CUDA)
+        return fattni_cuda_mask(ctx, &p, keep->data, keep->stride, p.max_q, p.max_k);
+#endif
     mask_job job = {.p = &p, .keep = keep, .blocks = fattni_ceil_div(p.max_q, ROWS_PER_TASK)};
     fattni_parallel(ctx, p.B * p.Hq * job.blocks, mask_rows, &job);
     return FATTN_OK;

@@ -49,6 +49,10 @@ static inline int64_t fattni_round_up(int64_t a, int64_t b) { return fattni_ceil
 fattn_status fattni_alloc(fattn_ctx *ctx, size_t bytes, void **out);
 void fattni_free(fattn_ctx *ctx, void *p, size_t bytes);
 fattn_allocator fattni_default_allocator(void);
+/* Memory of the host, for a context's own records: on the CPU counted like any other; beside a GPU,
+   whose counters are the device's, from malloc. */
+fattn_status fattni_host_alloc(fattn_ctx *ctx, size_t bytes, void **out);
+void fattni_host_free(fattn_ctx *ctx, void *p, size_t bytes);
 
 /* Copies an options struct as its caller knew it into dst, the rest zero. A struct_size of 0, or
    larger than known with non-zero surplus, is FATTN_E_ABI. `name` is for the sentence. */
@@ -61,6 +65,9 @@ bool fattni_bytes(int64_t count, size_t element, size_t *out);
 fattn_status fattni_cpu_only(fattn_ctx *ctx, const char *what);
 /* Checks ndim, dtype, shape, that extents fit in 62 bits, data and its alignment, device. */
 fattn_status fattni_check_tensor(fattn_ctx *ctx, const char *name, const fattn_tensor *t);
+bool fattni_is_row_major(const fattn_tensor *t);
+/* fattn_tensor_copy on checked tensors that both lie in the host's memory. */
+void fattni_host_copy(const fattn_ctx *ctx, const fattn_tensor *dst, const fattn_tensor *src);
 /* "[2,8,77,64]" */
 const char *fattni_shape_text(const fattn_tensor *t, char *buffer, size_t size);
 

@@ -1,8 +1,10 @@
 /* Views, and the two operations on any dtype and strides: copy and random fill. */
 #include "internal.h"
-#include "numeric.h"
-#include "philox.h"
+#include "normal.h"
 #include "rows.h"
+#ifdef FATTNI_HAVE_CUDA
+#include "cuda_tensor.h"
+#endif
 
 #include <math.h>
 #include <stdio.h>
@@ -69,6 +71,15 @@ fattn_tensor fattn_tensor_slice(const fattn_tensor *t, int dim, int64_t begin, i
         v.data = (char *)t->data +
                  begin * t->stride[dim] * (int64_t)fattn_dtype_size((fattn_dtype)t->dtype);
     return v;
+}
+
+bool fattni_is_row_major(const fattn_tensor *t) {
+    int64_t stride = 1;
+    for (int d = t->ndim - 1; d >= 0; --d) {
+        if (t->shape[d] > 1 && t->stride[d] != stride) return false;
+        stride *= t->shape[d];
+    }
+    return true;
 }
 
 bool fattni_bytes(int64_t count, size_t element, size_t *out) {
@@ -160,8 +171,19 @@ void fattn_tensor_free(fattn_ctx *ctx, fattn_tensor *t) {
     t->data = NULL;
 }
 
+static bool on_host(const fattn_tensor *t) { return t->device == FATTN_CPU; }
+
+/* A copy may also read or write the host's memory. */
+static fattn_status check_anywhere(fattn_ctx *ctx, const char *name, const fattn_tensor *t) {
+    if (!t || !on_host(t)) return fattni_check_tensor(ctx, name, t);
+    fattn_tensor here = *t;
+    here.device = (int32_t)ctx->device;
+    if (ctx->device != FATTN_CPU) here.device_id = ctx->device_id;
+    return fattni_check_tensor(ctx, name, &here);
+}
+
 static fattn_status check_writable(fattn_ctx *ctx, const char *name, const fattn_tensor *t) {
-    FATTNI_TRY(fattni_check_tensor(ctx, name, t));
+    FATTNI_TRY(check_anywhere(ctx, name, t));
     const bool empty = fattn_tensor_numel(t) == 0; /* row-major strides may be 0 then */
     for (int d = 0; d < t->ndim && !empty; ++d)
         if (t->shape[d] > 1 && t->stride[d] == 0)
@@ -200,11 +222,15 @@ static void copy_rows(void *arg, int64_t task, int thread) {
     }
 }
 
+void fattni_host_copy(const fattn_ctx *ctx, const fattn_tensor *dst, const fattn_tensor *src) {
+    copy_job job = {.dst = dst, .src = src, .to = fattni_rows_of(dst), .from = fattni_rows_of(src)};
+    fattni_parallel(ctx, fattni_ceil_div(job.to.count, ROWS_PER_TASK), copy_rows, &job);
+}
+
 fattn_status fattn_tensor_copy(fattn_ctx *ctx, const fattn_tensor *dst, const fattn_tensor *src) {
     if (!ctx) return FATTN_E_ARG;
-    FATTNI_TRY(fattni_cpu_only(ctx, "tensor_copy"));
     FATTNI_TRY(check_writable(ctx, "dst", dst));
-    FATTNI_TRY(fattni_check_tensor(ctx, "src", src));
+    FATTNI_TRY(check_anywhere(ctx, "src", src));
     bool same = dst->ndim == src->ndim;
     for (int d = 0; same && d < dst->ndim; ++d) same = dst->shape[d] == src->shape[d];
     if (!same) {
@@ -214,8 +240,10 @@ fattn_status fattn_tensor_copy(fattn_ctx *ctx, const fattn_tensor *dst, const fa
                               fattni_shape_text(src, b, sizeof b));
     }
     if (fattn_tensor_numel(dst) == 0) return FATTN_OK;
-    copy_job job = {.dst = dst, .src = src, .to = fattni_rows_of(dst), .from = fattni_rows_of(src)};
-    fattni_parallel(ctx, fattni_ceil_div(job.to.count, ROWS_PER_TASK), copy_rows, &job);
+#ifdef FATTNI_HAVE_CUDA
+    if (!on_host(dst) || !on_host(src)) return fattni_cuda_copy(ctx, dst, src);
+#endif
+    fattni_host_copy(ctx, dst, src);
     return FATTN_OK;
 }
 
@@ -226,19 +254,6 @@ typedef struct normal_job {
     fattn_rng rng;
 } normal_job;
 
-/* Counter words: pair number, pair number's high half, 0, stream: disjoint from dropout's use of
-   the same seed only by the stream, as with any two call sites. */
-static double normal_at(const fattn_rng *rng, int64_t element) {
-    const uint64_t pair = (uint64_t)element >> 1;
-    const fattni_block counter = {{(uint32_t)pair, (uint32_t)(pair >> 32), 0, rng->stream}};
-    const fattni_block r = fattni_philox(rng->seed, counter);
-    const double u = ((double)((uint64_t)r.w[0] << 20 | r.w[1] >> 12) + 1.0) * 0x1p-52; /* (0, 1] */
-    const double angle =
-        (double)((uint64_t)r.w[2] << 20 | r.w[3] >> 12) * (0x1p-52 * 6.283185307179586476925);
-    const double radius = sqrt(-2.0 * log(u));
-    return radius * (element & 1 ? sin(angle) : cos(angle));
-}
-
 static void normal_rows(void *arg, int64_t task, int thread) {
     (void)thread;
     const normal_job *job = arg;
@@ -248,14 +263,13 @@ static void normal_rows(void *arg, int64_t task, int thread) {
         const int64_t to = fattni_row(&job->to, row);
         for (int64_t i = 0; i < width; ++i)
             fattni_store(job->dst->data, job->dst->dtype, to + i * job->to.step,
-                         job->mean + job->std * normal_at(&job->rng, row * width + i));
+                         job->mean + job->std * fattni_normal_at(&job->rng, row * width + i));
     }
 }
 
 fattn_status fattn_tensor_normal(fattn_ctx *ctx, const fattn_tensor *dst, double mean, double std,
                                  fattn_rng rng) {
     if (!ctx) return FATTN_E_ARG;
-    FATTNI_TRY(fattni_cpu_only(ctx, "tensor_normal"));
     FATTNI_TRY(check_writable(ctx, "dst", dst));
     if (dst->dtype == FATTN_I32 || dst->dtype == FATTN_U8)
         return fattn_ctx_fail(ctx, FATTN_E_DTYPE, "tensor_normal: dst is %s, not a float type",
@@ -263,6 +277,9 @@ fattn_status fattn_tensor_normal(fattn_ctx *ctx, const fattn_tensor *dst, double
     if (!(isfinite(mean) && isfinite(std) && std >= 0))
         return fattn_ctx_fail(ctx, FATTN_E_ARG, "tensor_normal: mean %g, std %g", mean, std);
     if (fattn_tensor_numel(dst) == 0) return FATTN_OK;
+#ifdef FATTNI_HAVE_CUDA
+    if (!on_host(dst)) return fattni_cuda_normal(ctx, dst, mean, std, rng);
+#endif
     normal_job job = {.dst = dst, .to = fattni_rows_of(dst), .mean = mean, .std = std, .rng = rng};
     fattni_parallel(ctx, fattni_ceil_div(job.to.count, ROWS_PER_TASK), normal_rows, &job);
     return FATTN_OK;

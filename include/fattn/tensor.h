@@ -38,7 +38,8 @@ FATTN_API FATTN_CHECKED fattn_status fattn_tensor_alloc(fattn_ctx *ctx, fattn_dt
 /* Only what alloc gave, unchanged. Sets data to NULL; a tensor with data NULL is fine. */
 FATTN_API void fattn_tensor_free(fattn_ctx *ctx, fattn_tensor *t);
 /* dst[...] = src[...], any dtypes and strides, round to nearest even; stride 0 in dst is refused.
-   The two must not overlap unless they are the same view. */
+   The two must not overlap unless they are the same view. On a GPU's context either may lie in the
+   host's memory (device FATTN_CPU): then the call waits until the copy is done. */
 FATTN_API FATTN_CHECKED fattn_status fattn_tensor_copy(fattn_ctx *ctx, const fattn_tensor *dst,
                                                        const fattn_tensor *src);
 /* Independent normal numbers (Box-Muller over Philox), element e in row-major order from counter
