@@ -80,4 +80,5 @@ static fattn_status run(fattn_ctx *ctx, const fattni_problem *p) {
 }
 
 const fattni_kernel fattni_bwd_cuda = {
-    "fattn_bwd_sm80", FATTN_CUDA, 1u << FATTN_ALGO_AUTO | 1u << FATTN_ALGO_FLASH2, refuses, plan, run};
+    "fattn_bwd_sm80", FATTN_CUDA,
+    1u << FATTN_ALGO_AUTO | 1u << FATTN_ALGO_FLASH1 | 1u << FATTN_ALGO_FLASH2, refuses, plan, run};

@@ -99,6 +99,9 @@ fattn_status fattn_ctx_create(const fattn_ctx_options *opt, fattn_ctx **out) {
 
 void fattn_ctx_destroy(fattn_ctx *ctx) {
     if (!ctx) return;
+#ifdef FATTNI_HAVE_CUDA
+    if (ctx->device == FATTN_CUDA) fattni_cuda_close(ctx);
+#endif
     const fattn_allocator host = own_allocator(ctx->device, ctx->allocator);
     host.free(host.user, ctx, sizeof *ctx, NULL);
 }

@@ -1,5 +1,6 @@
 #include "cuda_device.h"
 
+#include "cuda_blas.h"
 #include "cuda_kernels.h"
 
 #include <cuda_runtime_api.h>
@@ -88,9 +89,17 @@ fattn_status fattni_cuda_open(fattn_ctx *ctx) {
         return fattn_ctx_fail(ctx, FATTN_E_UNSUPPORTED, "CUDA device %d: this machine has %d",
                               ctx->device_id, devices);
     FATTNI_TRY(enter(ctx, &previous));
-    const fattn_status s = look(ctx);
+    fattn_status s = look(ctx);
+    if (!s) s = fattni_cuda_blas_open(ctx);
     leave(ctx, previous);
     return s;
+}
+
+void fattni_cuda_close(fattn_ctx *ctx) {
+    int previous = 0;
+    if (!ctx->gpu.blas || enter(ctx, &previous)) return;
+    fattni_cuda_blas_close(ctx);
+    leave(ctx, previous);
 }
 
 fattn_status fattni_cuda_sync(fattn_ctx *ctx) {
@@ -139,4 +148,14 @@ fattn_status fattni_cuda_zero(fattn_ctx *ctx, void *p, size_t bytes) {
     const cudaError_t error = cudaMemsetAsync(p, 0, bytes, ctx->stream);
     leave(ctx, previous);
     return fattni_cuda_check(ctx, error, "cudaMemsetAsync");
+}
+
+fattn_status fattni_cuda_zero_rows(fattn_ctx *ctx, void *p, size_t pitch, size_t width,
+                                   int64_t rows) {
+    if (width == 0 || rows == 0) return FATTN_OK;
+    int previous = 0;
+    FATTNI_TRY(enter(ctx, &previous));
+    const cudaError_t error = cudaMemset2DAsync(p, pitch, 0, width, (size_t)rows, ctx->stream);
+    leave(ctx, previous);
+    return fattni_cuda_check(ctx, error, "cudaMemset2DAsync");
 }

@@ -9,6 +9,7 @@
    dynamic shared memory here, once. UNSUPPORTED when there is no such device or it is older than
    sm_80; CUDA for faults. */
 fattn_status fattni_cuda_open(fattn_ctx *ctx);
+void fattni_cuda_close(fattn_ctx *ctx);
 fattn_status fattni_cuda_sync(fattn_ctx *ctx);
 fattn_allocator fattni_cuda_allocator(void);
 /* FATTN_OK, or FATTN_E_CUDA with "what: CUDA's text". The argument is a cudaError_t. */
@@ -32,6 +33,9 @@ fattn_status fattni_cuda_launch(fattn_ctx *ctx, const char *name, fattni_cuda_fu
 /* Enqueued like a kernel. A copy between host and device may wait for the stream. */
 fattn_status fattni_cuda_move(fattn_ctx *ctx, void *dst, const void *src, size_t bytes);
 fattn_status fattni_cuda_zero(fattn_ctx *ctx, void *p, size_t bytes);
+/* `rows` times `width` bytes, `pitch` bytes apart. */
+fattn_status fattni_cuda_zero_rows(fattn_ctx *ctx, void *p, size_t pitch, size_t width,
+                                   int64_t rows);
 
 /* From the validated problem to the kernel's view of it. */
 fattni_cuda_args fattni_cuda_args_of(const fattni_problem *p);

@@ -16,6 +16,7 @@ typedef struct fattni_gpu {
     int arch; /* 90 for sm_90, capped by arch_cap */
     int sms;  /* capped by sm_limit */
     size_t shared_limit, l2_bytes;
+    struct fattni_cuda_blas *blas; /* NULL: cuBLAS was not found */
 } fattni_gpu;
 
 struct fattn_ctx {

@@ -1,7 +1,7 @@
 #include "standard.h"
 
 /* P, the mask and dP must stay countable; q, k, v and their copies are, by validation. */
-static bool fits(const fattni_problem *p) {
+bool fattni_standard_fits(const fattni_problem *p) {
     int64_t elements;
     return !__builtin_mul_overflow(p->B * p->Hq, p->Sq, &elements) &&
            !__builtin_mul_overflow(elements, p->Sk, &elements) && elements < (int64_t)1 << 56;
@@ -10,7 +10,7 @@ static bool fits(const fattni_problem *p) {
 const char *fattni_standard_refuses(const fattn_ctx *ctx, const fattni_problem *p) {
     (void)ctx;
     if (p->dtype != FATTN_F32 && p->dtype != FATTN_F64) return "computes in f32 and f64 only";
-    return fits(p) ? NULL : "stores B Hq Sq Sk probabilities: more than 2^56";
+    return fattni_standard_fits(p) ? NULL : "stores B Hq Sq Sk probabilities: more than 2^56";
 }
 
 static size_t elements(const fattni_problem *p) {

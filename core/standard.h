@@ -10,6 +10,7 @@
 enum { FATTNI_STANDARD_ROWS = 64 }; /* rows, or keys, per task */
 
 const char *fattni_standard_refuses(const fattn_ctx *ctx, const fattni_problem *p);
+bool fattni_standard_fits(const fattni_problem *p); /* are the elements of P countable? */
 size_t fattni_standard_saved(const fattni_problem *p); /* bytes of P and the mask */
 
 /* Elements of P before (b, h, i, 0). */

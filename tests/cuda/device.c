@@ -1,7 +1,10 @@
 #include "device.h"
 
+#include "numeric.h"
+
 #include <criterion/criterion.h>
 #include <cuda_runtime_api.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -18,6 +21,10 @@ fattn_ctx *device_context(int arch_cap) {
 }
 
 void device_use(fattn_ctx *ctx) { device = ctx; }
+
+static bool capturing;
+
+void device_capture(bool on) { capturing = on; }
 
 static void must(cudaError_t e, const char *what) {
     cr_assert_eq(e, cudaSuccess, "%s: %s", what, cudaGetErrorString(e));
@@ -40,15 +47,48 @@ static unsigned char *workspace_new(size_t bytes) {
     return d;
 }
 
-static void workspace_check(const attention *a, unsigned char *d, size_t bytes) {
+static void workspace_check(const attention *a, unsigned char *d, size_t bytes, const char *what) {
     unsigned char guard[2][GUARD];
     must(cudaMemcpy(guard[0], d, GUARD, cudaMemcpyDeviceToHost), "guard");
     must(cudaMemcpy(guard[1], d + GUARD + bytes, GUARD, cudaMemcpyDeviceToHost), "guard");
     for (int side = 0; side < 2; ++side)
         for (int n = 0; n < GUARD; ++n)
-            cr_assert_eq(guard[side][n], 0xff, "%s: wrote %s the workspace", a->c.name,
-                         side ? "behind" : "before");
+            cr_assert_eq(guard[side][n], 0xff, "%s: wrote %s %s", a->c.name,
+                         side ? "behind" : "before", what);
     must(cudaFree(d), "cudaFree");
+}
+
+/* What forward left for backward. */
+static unsigned char *saved;
+
+static fattn_status run_pass(const attention *a, enum fattni_pass pass,
+                             const fattn_attention_io *io) {
+    const fattn_mem before = fattn_ctx_mem(device);
+    const fattn_status s = (pass == FATTNI_FWD ? fattn_attention_fwd : fattn_attention_bwd)(
+        device, &a->params, io);
+    cr_assert_eq(fattn_ctx_mem(device).allocs, before.allocs, "%s: the call allocated", a->c.name);
+    return s;
+}
+
+/* The pass as a graph: whatever allocates or waits would break the capture. */
+static fattn_status run_captured(const attention *a, enum fattni_pass pass,
+                                 const fattn_attention_io *io) {
+    cudaStream_t stream;
+    cudaGraph_t graph;
+    cudaGraphExec_t executable;
+    must(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreate");
+    cr_assert_eq(fattn_ctx_set_stream(device, stream), FATTN_OK);
+    must(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), "cudaStreamBeginCapture");
+    const fattn_status s = run_pass(a, pass, io);
+    must(cudaStreamEndCapture(stream, &graph), "cudaStreamEndCapture");
+    must(cudaGraphInstantiate(&executable, graph, 0), "cudaGraphInstantiate");
+    must(cudaGraphLaunch(executable, stream), "cudaGraphLaunch");
+    must(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
+    must(cudaGraphExecDestroy(executable), "cudaGraphExecDestroy");
+    must(cudaGraphDestroy(graph), "cudaGraphDestroy");
+    cr_assert_eq(fattn_ctx_set_stream(device, NULL), FATTN_OK);
+    must(cudaStreamDestroy(stream), "cudaStreamDestroy");
+    return s;
 }
 
 fattn_status device_run(attention *a, enum fattni_pass pass) {
@@ -75,11 +115,17 @@ fattn_status device_run(attention *a, enum fattni_pass pass) {
     unsigned char *const workspace = workspace_new(bytes);
     io.workspace = workspace + GUARD;
     io.workspace_bytes = bytes;
-    if (s == FATTN_OK)
-        s = (pass == FATTNI_FWD ? fattn_attention_fwd : fattn_attention_bwd)(device, &a->params, &io);
+    if (!saved) saved = workspace_new(plan.saved_bytes);
+    io.saved = saved + GUARD;
+    io.saved_bytes = plan.saved_bytes;
+    if (s == FATTN_OK) s = (capturing ? run_captured : run_pass)(a, pass, &io);
     if (s == FATTN_OK) s = fattn_ctx_sync(device);
     if (s != FATTN_OK) printf("%s: %s\n", a->c.name, fattn_ctx_error(device));
-    workspace_check(a, workspace, bytes);
+    workspace_check(a, workspace, bytes, "the workspace");
+    if (pass == FATTNI_BWD) {
+        workspace_check(a, saved, plan.saved_bytes, "saved");
+        saved = NULL;
+    }
     for (int id = 0; id < T_COUNT; ++id) {
         if (!fields[id]) continue;
         must(cudaMemcpy(a->fields[id].memory, fields[id], a->fields[id].size, cudaMemcpyDeviceToHost),
@@ -87,4 +133,57 @@ fattn_status device_run(attention *a, enum fattni_pass pass) {
         must(cudaFree(fields[id]), "cudaFree");
     }
     return s;
+}
+
+/* An F32 d_o is rounded on its way to the tensor cores: let it be exact in the dtype. */
+static void round_d_o(attention *a, fattn_dtype dtype) {
+    const fattn_tensor *const t = &a->t[T_D_O];
+    int64_t at[FATTN_MAX_DIMS] = {0};
+    for (int64_t n = 0; n < fattn_tensor_numel(t); ++n) {
+        double cell; /* room for one element of any dtype */
+        attention_index(t, n, at);
+        fattni_store(&cell, dtype, 0, attention_get(t, at));
+        attention_set(t, at, fattni_load(&cell, dtype, 0));
+    }
+}
+
+/* Gradients of a bias and of sinks are sums over many rows of what each row should cancel to: a row's
+   rest is dO.(O - rounded O). The others have the error of the unfused computation as their yardstick,
+   or, where the largest of a few errors is none, what rounding O leaves in delta. */
+static void match_16_bits(attention *got, const attention *want, const attention *low) {
+    const attention_case *const c = &got->c;
+    const double eps = c->dtype == FATTN_BF16 ? 0x1p-9 : 0x1p-12;
+    const double rows = (double)(c->B * c->Hq * (c->Sq + 1) * (c->Dv + 1));
+    const bool sums[2] = {got->present[T_D_BIAS], got->present[T_D_SINK]};
+    const double floor =
+        rows < 4096 ? eps * sqrt((double)c->Dv) / (1 - (double)c->dropout_p) : 2e-6;
+    got->present[T_D_BIAS] = got->present[T_D_SINK] = false;
+    attention_match(got, want, low, 3, (fattn_tolerance){.atol = floor});
+    for (int n = 0; n < 7; ++n) got->present[attention_outputs[n]] = n > 4 && sums[n - 5];
+    attention_match(got, want, low, 3, (fattn_tolerance){.atol = eps * sqrt(rows)});
+}
+
+void device_check(fattn_ctx *cpu, const attention_case *given) {
+    attention_case c = *given;
+    const bool narrow = c.dtype == FATTN_F16 || c.dtype == FATTN_BF16;
+    if (narrow && (c.flags & FATTN_MERGE)) c.wide = true; /* a partial result is F32 */
+    attention *const got = attention_new(cpu, &c), *const low = attention_new(cpu, &c);
+    if (narrow) {
+        round_d_o(got, c.dtype);
+        round_d_o(low, c.dtype);
+        attention_run(low, UNFUSED);
+    }
+    attention *const want = attention_twin(got, FATTN_F64);
+    got->on_device = device_run;
+    attention_run(want, REFERENCE);
+    attention_run(got, ON_DEVICE);
+    if (narrow)
+        match_16_bits(got, want, low);
+    else if (c.dtype == FATTN_F32)
+        attention_match_rounded(got, want);
+    else
+        attention_match(got, want, NULL, 0, (fattn_tolerance){1e-12, 1e-12, 0});
+    attention_free(got);
+    attention_free(want);
+    attention_free(low);
 }

@@ -1,0 +1,45 @@
+/* Elements of any floating dtype, and sums over a block, for kernels that are not tiled. */
+#ifndef FATTNI_CUDA_ELEMENT_H
+#define FATTNI_CUDA_ELEMENT_H
+
+#include "cuda_sequence.h"
+
+#include <fattn/attention.h>
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+DEVICE float load_f32(const void *p, int32_t dtype, int64_t i) {
+    switch (dtype) {
+    case FATTN_F32: return ((const float *)p)[i];
+    case FATTN_BF16: return __bfloat162float(((const __nv_bfloat16 *)p)[i]);
+    default: return __half2float(((const __half *)p)[i]);
+    }
+}
+DEVICE void store_f32(void *p, int32_t dtype, int64_t i, float x) {
+    switch (dtype) {
+    case FATTN_F32: ((float *)p)[i] = x; break;
+    case FATTN_BF16: ((__nv_bfloat16 *)p)[i] = __float2bfloat16_rn(x); break;
+    default: ((__half *)p)[i] = __float2half_rn(x);
+    }
+}
+DEVICE double load_f64(const void *p, int32_t, int64_t i) { return ((const double *)p)[i]; }
+DEVICE void store_f64(void *p, int32_t, int64_t i, double x) { ((double *)p)[i] = x; }
+
+DEVICE float exp_f32(float x) { return expf(x); }
+DEVICE double exp_f64(double x) { return exp(x); }
+DEVICE float log_f32(float x) { return logf(x); }
+DEVICE double log_f64(double x) { return log(x); }
+DEVICE float tanh_f32(float x) { return tanhf(x); }
+DEVICE double tanh_f64(double x) { return tanh(x); }
+DEVICE float sqrt_f32(float x) { return sqrtf(x); }
+DEVICE double sqrt_f64(double x) { return sqrt(x); }
+
+enum { ROW_THREADS = 256 };
+
+/* Over a block of ROW_THREADS, in one order; every thread gets the result. A NaN is lost in a maximum,
+   not in a sum. */
+#define BODY "cuda_block.inc"
+#include "cuda_reals.inc"
+
+#endif

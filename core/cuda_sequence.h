@@ -1,0 +1,41 @@
+/* One sequence of the batch, as a kernel finds it: lengths and masks are read on the device. */
+#ifndef FATTNI_CUDA_SEQUENCE_H
+#define FATTNI_CUDA_SEQUENCE_H
+
+#include "cuda_args.h"
+
+#define DEVICE static __device__ __forceinline__
+
+/* One sequence as the kernel sees it. */
+typedef struct sequence {
+    int Sq, Sk, q0, k0, batch; /* rows, keys, first row and key in the buffers, buffer batch */
+    int diagonal;              /* i' + off - j' = i - j + diagonal */
+    int lo, hi;                /* row i sees keys i + lo .. i + hi */
+} sequence;
+
+DEVICE int integer_at(const fattni_line *line, int n) {
+    return ((const int32_t *)line->p)[n * line->step];
+}
+DEVICE float float_at(const fattni_line *line, int n) {
+    return ((const float *)line->p)[n * line->step];
+}
+
+DEVICE sequence sequence_of(const fattni_cuda_args *a, int b) {
+    sequence s;
+    s.Sq = a->Sq, s.Sk = a->Sk, s.q0 = 0, s.k0 = 0, s.batch = b;
+    if (a->cu_seqlens_q.p) {
+        const int q0 = max(0, min(integer_at(&a->cu_seqlens_q, b), a->rows_q));
+        const int k0 = max(0, min(integer_at(&a->cu_seqlens_k, b), a->rows_k));
+        s.Sq = max(0, min(min(integer_at(&a->cu_seqlens_q, b + 1), a->rows_q) - q0, a->Sq));
+        s.Sk = max(0, min(min(integer_at(&a->cu_seqlens_k, b + 1), a->rows_k) - k0, a->Sk));
+        s.q0 = q0, s.k0 = k0, s.batch = 0;
+    }
+    if (a->seqlens_q.p) s.Sq = max(0, min(integer_at(&a->seqlens_q, b), a->Sq));
+    if (a->seqlens_k.p) s.Sk = max(0, min(integer_at(&a->seqlens_k, b), a->Sk));
+    s.diagonal = a->shift + (a->top_left ? 0 : s.Sk - s.Sq);
+    s.lo = a->left == FATTNI_FAR ? -FATTNI_FAR : s.diagonal - a->left;
+    s.hi = a->right == FATTNI_FAR ? FATTNI_FAR : s.diagonal + a->right;
+    return s;
+}
+
+#endif
