@@ -4,7 +4,7 @@ enable_testing()
 set(fattn_test_environment FATTN_BUILD=${PROJECT_BINARY_DIR} FATTN_SOURCE=${PROJECT_SOURCE_DIR}
   OMP_WAIT_POLICY=passive LC_ALL=C UBSAN_OPTIONS=print_stacktrace=1
   ASAN_OPTIONS=allocator_may_return_null=1:detect_stack_use_after_return=1
-  TSAN_OPTIONS=allocator_may_return_null=1:ignore_noninstrumented_modules=1)
+  TSAN_OPTIONS=allocator_may_return_null=1:ignore_noninstrumented_modules=1 ARCHER_OPTIONS=enable=0)
 
 set(fattn_test_timeout 300)
 if(FATTN_SANITIZE)

@@ -64,8 +64,11 @@ def full_disks(folder):
     shutil.rmtree(here, ignore_errors=True)
     run(*TINY, "--checkpoint", here, "--plot", "/dev/full", code=1, says="/dev/full")
     shutil.rmtree(here, ignore_errors=True)
-    run(*TINY, "--checkpoint", here, code=1, says="cannot write", limit=1000)
-    assert os.listdir(here) == [], os.listdir(here)
+    with open(FATTN, "rb") as program: # the thread sanitizer writes a file of its own
+        limited = b"__tsan_init" not in program.read()
+    if limited:
+        run(*TINY, "--checkpoint", here, code=1, says="cannot write", limit=1000)
+        assert os.listdir(here) == [], os.listdir(here)
     file = os.path.join(folder, "file")
     open(file, "w").close()
     run(*TINY, "--checkpoint", os.path.join(file, "inside"), code=1, says="cannot write")
