@@ -38,8 +38,8 @@ static void prepare(void *arg, int64_t task, int thread) {
     if (!p->delta.present) {
         char *const delta = p->workspace;
         const int64_t at = fattni_bwd_delta_at(p, seq.batch, h, row);
-        w->k->dots(rows, p->Dv, fattni_at(&p->d_o, seq.batch, h, row), p->d_o.s[2],
-                   fattni_at(&p->o, seq.batch, h, row), p->o.s[2],
+        w->k->dots(rows, p->Dv, (fattn_dtype)p->d_o.dtype, fattni_at(&p->d_o, seq.batch, h, row),
+                   p->d_o.s[2], (fattn_dtype)p->o.dtype, fattni_at(&p->o, seq.batch, h, row), p->o.s[2],
                    delta + at * (int64_t)fattn_dtype_size(w->k->dtype));
         for (int64_t i = 0; p->d_lse.present && i < rows; ++i)
             fattni_store(delta, w->k->dtype, at + i,
@@ -54,18 +54,21 @@ static void prepare(void *arg, int64_t task, int thread) {
 
 /* ---- tiles ---- */
 
-/* The rows' part in dQ^T, and in dK and dV of the keys [columns.begin, columns.end), tile by tile. */
-static void backward_tiles(const fattni_bwd *w, const fattni_bwd_rows *r, fattni_range columns, unsigned want) {
+/* The rows' part in dQ^T, and in dK and dV of the keys [columns.begin, columns.end), tile by tile.
+   Wants these keys loaded. */
+static void backward_tiles(const fattni_bwd *w, const fattni_bwd_rows *r, fattni_range columns,
+                           unsigned want, void *dq) {
     const fattni_problem *const p = w->p;
     const fattni_cpu_kernels *const k = w->k;
     const fattni_range keys = fattni_keys_of(&r->seq->band, r->i0, r->i0 + r->rows);
-    const int64_t end = fattni_min(keys.end, columns.end), g = r->h / p->group;
+    const int64_t end = fattni_min(keys.end, columns.end);
     const int64_t real = (int64_t)fattn_dtype_size(k->dtype);
     char *const s = r->scratch;
     /* Tiles lie on one grid, whatever the mask and the pass. */
     int64_t j = fattni_max(keys.begin, columns.begin) / FATTNI_TILE_KEYS * FATTNI_TILE_KEYS;
     for (; j < end; j += FATTNI_TILE_KEYS) {
-        const fattni_place at = fattni_bwd_place(w, r, j, fattni_min(FATTNI_TILE_KEYS, end - j));
+        const int64_t count = fattni_min(FATTNI_TILE_KEYS, end - j);
+        const fattni_place at = fattni_bwd_place(w, r, columns.begin, j, count);
         fattni_bwd_probabilities(w, r, &at, p->softcap > 0 ? 1 : p->scale);
         if (p->softcap > 0) k->multiply(&at.tile, s + w->at.bend, s + w->at.ds);
         if (want & WANT_DV) {
@@ -76,29 +79,47 @@ static void backward_tiles(const fattni_bwd *w, const fattni_bwd_rows *r, fattni
         if (want & WANT_DK)
             k->add_rows(&at.tile, w->D_pad, s + w->at.ds, r->q, r->q_stride,
                         s + w->at.dk + (j - columns.begin) * w->D_pad * real);
-        const void *const key = fattni_at(&p->k, r->seq->batch, g, r->seq->k0 + j);
         if (want & WANT_DQ)
-            k->add_keys(&at.tile, p->D, key, p->k.s[2], s + w->at.ds, NULL, s + w->at.dq);
+            k->add_keys(&at.tile, p->D, at.key, at.key_stride, s + w->at.ds, NULL, dq);
     }
 }
 
-/* dQ^T starts from zero, or from dq: what the caller wants to add to, or column blocks before. */
-static void load_dq(const fattni_bwd *w, const fattni_bwd_rows *r, bool from_dq) {
-    const fattni_problem *const p = w->p;
-    void *const dq = r->scratch + w->at.dq;
-    if (from_dq)
-        w->k->pack(r->rows, p->D, fattni_at(&p->dq, r->seq->batch, r->h, r->seq->q0 + r->i0),
-                   p->dq.s[2], NULL, dq);
-    else
-        memset(dq, 0, (size_t)p->D * FATTNI_TILE_ROW_BYTES);
+/* Where dQ^T of these rows lies. */
+static void *packed_dq(const fattni_bwd *w, const fattni_bwd_rows *r) {
+    const int64_t block = r->h % w->p->group * w->row_blocks + r->i0 / w->k->rows;
+    const size_t bytes = (size_t)w->p->D * FATTNI_TILE_ROW_BYTES;
+    return r->scratch + w->at.dq + (w->keeps_dq ? (size_t)block * bytes : 0);
 }
 
-static void store_dq(const fattni_bwd *w, const fattni_bwd_rows *r) {
+/* dQ^T starts from zero, or goes on where the column blocks before have left it, in place or in dq. A
+   caller's dq to which this is added is there from the start, or is added at the end when it has
+   only 16 bits. */
+static void load_dq(const fattni_bwd *w, const fattni_bwd_rows *r, bool first) {
+    const fattni_problem *const p = w->p;
+    const bool narrow = p->dq.dtype != (int32_t)w->k->dtype;
+    void *const dq = packed_dq(w, r);
+    if (narrow ? first : first && !(p->flags & FATTN_ACC_DQ))
+        memset(dq, 0, (size_t)p->D * FATTNI_TILE_ROW_BYTES);
+    else if (!narrow)
+        w->k->pack(r->rows, p->D, fattni_at(&p->dq, r->seq->batch, r->h, r->seq->q0 + r->i0),
+                   p->dq.s[2], NULL, dq);
+}
+
+static void store_dq(const fattni_bwd *w, const fattni_bwd_rows *r, bool last) {
     const fattni_problem *const p = w->p;
     const fattni_range live = live_rows(r->seq);
-    w->k->unpack(fattni_clamp(live.begin - r->i0, 0, r->rows),
-                 fattni_clamp(live.end - r->i0, 0, r->rows), p->D, r->scratch + w->at.dq, NULL,
-                 fattni_at(&p->dq, r->seq->batch, r->h, r->seq->q0 + r->i0), p->dq.s[2]);
+    const int64_t begin = fattni_clamp(live.begin - r->i0, 0, r->rows);
+    const int64_t end = fattni_clamp(live.end - r->i0, 0, r->rows), row = r->seq->q0 + r->i0;
+    if (p->dq.dtype == (int32_t)w->k->dtype) {
+        w->k->unpack(begin, end, p->D, packed_dq(w, r), NULL, fattni_at(&p->dq, r->seq->batch, r->h, row),
+                     p->dq.s[2]);
+    } else if (last && end > begin) {
+        char *const rows = r->scratch + w->at.q_rows; /* Q's are not needed any more */
+        w->k->unpack(begin, end, p->D, packed_dq(w, r), NULL, rows, p->D);
+        w->k->put(end - begin, p->D, rows + begin * p->D * (int64_t)sizeof(float), p->D,
+                  p->flags & FATTN_ACC_DQ, (fattn_dtype)p->dq.dtype,
+                  fattni_at(&p->dq, r->seq->batch, r->h, row + begin), p->dq.s[2]);
+    }
 }
 
 /* Sums of the column block that begins at key `begin` go to dk or dv. Nothing is added to keys that
@@ -114,7 +135,7 @@ static void store_keys(const fattni_bwd *w, const fattni_sequence *seq, const fa
     if (keys.end <= keys.begin) return;
     const int64_t real = (int64_t)fattn_dtype_size(w->k->dtype);
     w->k->put(keys.end - keys.begin, width, sums + (keys.begin - begin) * pad * real, pad, add,
-              fattni_at(a, seq->batch, g, seq->k0 + keys.begin), a->s[2]);
+              (fattn_dtype)a->dtype, fattni_at(a, seq->batch, g, seq->k0 + keys.begin), a->s[2]);
 }
 
 /* Column block number `block` of one key head, against all rows of its query heads. */
@@ -128,16 +149,15 @@ static void column_block(const fattni_bwd *w, const fattni_sequence *seq, int64_
     const size_t count = (size_t)(columns.end - columns.begin);
     if (want & WANT_DK) memset(scratch + w->at.dk, 0, count * (size_t)w->D_pad * real);
     if (want & WANT_DV) memset(scratch + w->at.dv, 0, count * (size_t)w->Dv_pad * real);
+    fattni_bwd_load_keys(w, seq, g, columns, scratch);
     const fattni_range rows = fattni_rows_of(&seq->band, columns.begin, columns.end);
     for (int64_t h = g * p->group; h < (g + 1) * p->group; ++h)
         for (int64_t i0 = rows.begin / w->k->rows * w->k->rows; i0 < rows.end; i0 += w->k->rows) {
             const fattni_bwd_rows r = fattni_bwd_pack(w, seq, b, h, i0, scratch);
-            if (want & WANT_DQ) {
-                const fattni_range keys = fattni_keys_of(&seq->band, i0, i0 + r.rows);
-                load_dq(w, &r, (p->flags & FATTN_ACC_DQ) || keys.begin < columns.begin);
-            }
-            backward_tiles(w, &r, columns, want);
-            if (want & WANT_DQ) store_dq(w, &r);
+            const fattni_range keys = fattni_keys_of(&seq->band, i0, i0 + r.rows);
+            if (want & WANT_DQ) load_dq(w, &r, keys.begin >= columns.begin);
+            backward_tiles(w, &r, columns, want, packed_dq(w, &r));
+            if (want & WANT_DQ) store_dq(w, &r, keys.end <= columns.end);
         }
     if (want & WANT_DK)
         store_keys(w, seq, &p->dk, g, p->D, w->D_pad, scratch + w->at.dk, p->flags & FATTN_ACC_DK,
@@ -178,16 +198,23 @@ static void row_task(void *arg, int64_t task, int thread) {
     const fattni_range live = live_rows(&seq);
     if (i0 >= live.end || i0 + w->k->rows <= live.begin) return;
     const fattni_bwd_rows r = fattni_bwd_pack(w, &seq, b, h, i0, fattni_bwd_scratch(w, thread));
-    load_dq(w, &r, p->flags & FATTN_ACC_DQ);
-    backward_tiles(w, &r, (fattni_range){0, seq.band.Sk}, WANT_DQ);
-    store_dq(w, &r);
+    const fattni_range keys = fattni_keys_of(&seq.band, i0, i0 + r.rows);
+    load_dq(w, &r, true);
+    for (int64_t j = keys.begin / w->columns * w->columns; j < keys.end; j += w->columns) {
+        const fattni_range columns = {fattni_max(j, keys.begin / FATTNI_TILE_KEYS * FATTNI_TILE_KEYS),
+                                      fattni_min(j + w->columns, keys.end)};
+        fattni_bwd_load_keys(w, &seq, h / p->group, columns, r.scratch);
+        backward_tiles(w, &r, columns, WANT_DQ, packed_dq(w, &r));
+    }
+    store_dq(w, &r, true);
 }
 
 /* ---- the table's row ---- */
 
+/* Every feature, every dtype. */
 static const char *refuses(const fattn_ctx *ctx, const fattni_problem *p) {
-    (void)ctx;
-    return p->dtype == FATTN_F32 || p->dtype == FATTN_F64 ? NULL : "computes in f32 and f64 only";
+    (void)ctx, (void)p;
+    return NULL;
 }
 
 static void plan(const fattn_ctx *ctx, const fattni_problem *p, fattni_kernel_plan *out) {

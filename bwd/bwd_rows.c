@@ -5,11 +5,12 @@
 
 static const double log2_e = 1.4426950408889634;
 
-/* dK and dV of a column block stay in the second-level cache. */
+/* What belongs to a column block stays in the second-level cache. */
 enum { COLUMN_BYTES = 256 << 10, FEWEST_COLUMNS = 2 * FATTNI_TILE_KEYS, MOST_COLUMNS = 512 };
 
 static int64_t column_size(const fattni_bwd *w) {
-    const int64_t key_bytes = (w->D_pad + w->Dv_pad) * (int64_t)fattn_dtype_size(w->k->dtype);
+    const int64_t copies = fattni_is_narrow(w->p) ? 2 : 1; /* K and V beside dK and dV */
+    const int64_t key_bytes = copies * (w->D_pad + w->Dv_pad) * (int64_t)fattn_dtype_size(w->k->dtype);
     const int64_t size = COLUMN_BYTES / key_bytes / FATTNI_TILE_KEYS * FATTNI_TILE_KEYS;
     const int64_t needed = fattni_round_up(fattni_max(w->p->Sk, 1), FATTNI_TILE_KEYS);
     return fattni_min(fattni_clamp(size, FEWEST_COLUMNS, MOST_COLUMNS), needed);
@@ -18,22 +19,25 @@ static int64_t column_size(const fattni_bwd *w) {
 static fattni_bwd_layout lay_out(const fattni_bwd *w) {
     const fattni_problem *const p = w->p;
     const size_t real = fattn_dtype_size(w->k->dtype), row = FATTNI_TILE_ROW_BYTES;
-    const size_t tile = FATTNI_TILE_KEYS * row, D = (size_t)p->D, Dv = (size_t)p->Dv;
+    const size_t tile = FATTNI_TILE_BYTES, D = (size_t)p->D, Dv = (size_t)p->Dv;
     const size_t columns = (size_t)w->columns, D_pad = (size_t)w->D_pad, Dv_pad = (size_t)w->Dv_pad;
-    const bool pad_q = (w->want & WANT_DK) && D_pad != D, pad_d_o = (w->want & WANT_DV) && Dv_pad != Dv;
+    const size_t wide = fattni_is_narrow(p) ? columns * real : 0;
+    const size_t dq_blocks = w->keeps_dq ? (size_t)(p->group * w->row_blocks) : 1;
     fattni_bwd_layout at = {0};
     at.q = fattni_append(&at.bytes, D * row);
     at.d_o = fattni_append(&at.bytes, Dv * row);
-    at.dq = fattni_append(&at.bytes, w->want & WANT_DQ ? D * row : 0);
+    at.dq = fattni_append(&at.bytes, w->want & WANT_DQ ? dq_blocks * D * row : 0);
     at.lse = fattni_append(&at.bytes, 2 * row);
     at.delta = fattni_append(&at.bytes, row);
     at.p = fattni_append(&at.bytes, tile);
     at.ds = fattni_append(&at.bytes, tile);
     at.keep = fattni_append(&at.bytes, p->drop_T ? tile : 0);
     at.bend = fattni_append(&at.bytes, p->softcap > 0 ? tile : 0);
-    at.bias = fattni_append(&at.bytes, p->bias.present ? tile : 0);
-    at.q_rows = fattni_append(&at.bytes, pad_q ? D_pad * row : 0);
-    at.d_o_rows = fattni_append(&at.bytes, pad_d_o ? Dv_pad * row : 0);
+    at.bias = fattni_append(&at.bytes, fattni_scores_scratch(p));
+    at.q_rows = fattni_append(&at.bytes, w->copy_q ? D_pad * row : 0);
+    at.d_o_rows = fattni_append(&at.bytes, w->copy_d_o ? Dv_pad * row : 0);
+    at.key = fattni_append(&at.bytes, D * wide);
+    at.value = fattni_append(&at.bytes, Dv * wide);
     at.dk = fattni_append(&at.bytes, w->want & WANT_DK ? columns * D_pad * real : 0);
     at.dv = fattni_append(&at.bytes, w->want & WANT_DV ? columns * Dv_pad * real : 0);
     return at;
@@ -60,6 +64,11 @@ fattni_bwd fattni_bwd_plan(const fattn_ctx *ctx, const fattni_problem *p) {
     }
     w.column_blocks = fattni_ceil_div(p->Sk, w.columns);
 
+    const bool narrow = fattni_is_narrow(p);
+    w.copy_q = narrow || ((w.want & WANT_DK) && w.D_pad != p->D);
+    w.copy_d_o = p->d_o.dtype != (int32_t)w.k->dtype || ((w.want & WANT_DV) && w.Dv_pad != p->Dv);
+    w.keeps_dq = w.one_pass && w.column_blocks > 1 && p->dq.dtype != (int32_t)w.k->dtype;
+
     int64_t tasks = w.bias_tasks = fattni_bwd_bias_tasks(p, w.k);
     if (w.one_pass) tasks = fattni_max(tasks, pairs);
     else if (w.want & WANT_DQ) tasks = fattni_max(tasks, p->B * p->Hq * w.row_blocks);
@@ -80,18 +89,6 @@ double fattni_bwd_delta(const fattni_bwd *w, int64_t batch, int64_t h, int64_t r
     const fattni_problem *const p = w->p;
     if (p->delta.present) return fattni_get(&p->delta, batch, h, row, 0);
     return fattni_load(p->workspace, w->k->dtype, fattni_bwd_delta_at(p, batch, h, row));
-}
-
-static void pad_rows(const fattni_bwd *w, int64_t rows, int64_t columns, int64_t pad, const void **x,
-                     int64_t *stride, char *copy) {
-    const size_t real = fattn_dtype_size(w->k->dtype);
-    for (int64_t i = 0; i < rows; ++i) {
-        char *const to = copy + (size_t)(i * pad) * real;
-        memcpy(to, (const char *)*x + i * *stride * (int64_t)real, (size_t)columns * real);
-        memset(to + (size_t)columns * real, 0, (size_t)(pad - columns) * real);
-    }
-    *x = copy;
-    *stride = pad;
 }
 
 /* A row without keys, and the padding, get L = +inf, which makes P = 0. */
@@ -120,18 +117,37 @@ fattni_bwd_rows fattni_bwd_pack(const fattni_bwd *w, const fattni_sequence *seq,
         .scratch = scratch, .q = fattni_at(&p->q, seq->batch, h, row), .q_stride = p->q.s[2],
         .d_o = fattni_at(&p->d_o, seq->batch, h, row), .d_o_stride = p->d_o.s[2],
     };
+    if (w->copy_q) {
+        void *const copy = scratch + w->at.q_rows;
+        w->k->widen(r.rows, p->D, p->dtype, r.q, r.q_stride, copy, w->D_pad);
+        r.q = copy, r.q_stride = w->D_pad;
+    }
+    if (w->copy_d_o) {
+        void *const copy = scratch + w->at.d_o_rows;
+        w->k->widen(r.rows, p->Dv, (fattn_dtype)p->d_o.dtype, r.d_o, r.d_o_stride, copy, w->Dv_pad);
+        r.d_o = copy, r.d_o_stride = w->Dv_pad;
+    }
     w->k->pack(r.rows, p->D, r.q, r.q_stride, NULL, scratch + w->at.q);
     w->k->pack(r.rows, p->Dv, r.d_o, r.d_o_stride, NULL, scratch + w->at.d_o);
     pack_statistics(w, &r);
-    if ((w->want & WANT_DK) && w->D_pad != p->D)
-        pad_rows(w, r.rows, p->D, w->D_pad, &r.q, &r.q_stride, scratch + w->at.q_rows);
-    if ((w->want & WANT_DV) && w->Dv_pad != p->Dv)
-        pad_rows(w, r.rows, p->Dv, w->Dv_pad, &r.d_o, &r.d_o_stride, scratch + w->at.d_o_rows);
     return r;
 }
 
-fattni_place fattni_bwd_place(const fattni_bwd *w, const fattni_bwd_rows *r, int64_t j, int64_t keys) {
-    return fattni_place_of(w->p, w->k, r->seq, r->b, r->h, r->i0, r->rows, j, keys);
+void fattni_bwd_load_keys(const fattni_bwd *w, const fattni_sequence *seq, int64_t g,
+                          fattni_range columns, char *scratch) {
+    if (fattni_is_narrow(w->p))
+        fattni_widen_keys(w->p, w->k, seq, g, columns, scratch + w->at.key, scratch + w->at.value);
+}
+
+fattni_place fattni_bwd_place(const fattni_bwd *w, const fattni_bwd_rows *r, int64_t j0, int64_t j,
+                              int64_t keys) {
+    const fattni_problem *const p = w->p;
+    fattni_place at = fattni_place_of(p, w->k, r->seq, r->b, r->h, r->i0, r->rows, j, keys);
+    if (!fattni_is_narrow(p)) return at;
+    const int64_t real = (int64_t)fattn_dtype_size(w->k->dtype);
+    at.key = r->scratch + w->at.key + (j - j0) * p->D * real, at.key_stride = p->D;
+    at.value = r->scratch + w->at.value + (j - j0) * p->Dv * real, at.value_stride = p->Dv;
+    return at;
 }
 
 void fattni_bwd_probabilities(const fattni_bwd *w, const fattni_bwd_rows *r, const fattni_place *at,
@@ -139,10 +155,9 @@ void fattni_bwd_probabilities(const fattni_bwd *w, const fattni_bwd_rows *r, con
     const fattni_problem *const p = w->p;
     const fattni_cpu_kernels *const k = w->k;
     char *const s = r->scratch;
-    const void *const value = fattni_at(&p->v, r->seq->batch, r->h / p->group, r->seq->k0 + at->j0);
     void *const bend = p->softcap > 0 ? s + w->at.bend : NULL;
     fattni_scores(at, s + w->at.q, s + w->at.bias, s + w->at.p, bend);
-    k->scores(&at->tile, p->Dv, value, p->v.s[2], s + w->at.d_o, s + w->at.ds);
+    k->scores(&at->tile, p->Dv, at->value, at->value_stride, s + w->at.d_o, s + w->at.ds);
     if (p->drop_T) {
         fattni_keep_mask(at, s + w->at.keep);
         k->multiply(&at->tile, s + w->at.keep, s + w->at.ds);

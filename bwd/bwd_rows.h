@@ -9,11 +9,13 @@ enum { WANT_DQ = 1, WANT_DK = 2, WANT_DV = 4, WANT_KEYS = WANT_DK | WANT_DV };
 
 /* Offsets in bytes from a thread's scratch. [..][row] arrays hold one block of rows. */
 typedef struct fattni_bwd_layout {
-    size_t q, d_o, dq;       /* Q^T [D], dO^T [Dv], dQ^T [D] */
+    size_t q, d_o;           /* Q^T [D], dO^T [Dv] */
+    size_t dq;               /* dQ^T [D]; with keeps_dq of all row blocks of the group's heads */
     size_t lse, delta;       /* L in log2 units and its rounding error */
     size_t p, ds;            /* P^T, dS^T [keys] */
     size_t keep, bend, bias; /* [keys]: dropout mask, derivative of the softcap, bias */
-    size_t q_rows, d_o_rows; /* [row][D_pad], [row][Dv_pad], when D is not whole vectors */
+    size_t q_rows, d_o_rows; /* [row][D_pad], [row][Dv_pad]: copies in whole vectors of reals */
+    size_t key, value;       /* [column block][D], [column block][Dv]: copies as reals */
     size_t dk, dv;           /* [column block][D_pad], [..][Dv_pad] */
     size_t bytes;
 } fattni_bwd_layout;
@@ -26,6 +28,8 @@ typedef struct fattni_bwd {
     size_t delta_bytes;                /* [batch][h][row]; 0 when the caller gave delta */
     unsigned want;
     bool one_pass;                     /* dQ, dK and dV from the same tiles */
+    bool copy_q, copy_d_o;             /* the caller's are of another type, or not whole vectors */
+    bool keeps_dq;                     /* in one pass dq, of 16 bits, cannot hold sums that go on */
     int64_t row_blocks, column_blocks; /* in the longest sequence */
     int64_t columns;                   /* of a column block */
     int64_t D_pad, Dv_pad;             /* whole vectors */
@@ -47,15 +51,20 @@ typedef struct fattni_bwd_rows {
     const fattni_sequence *seq;
     int64_t b, h, i0, rows;
     char *scratch;
-    const void *q, *d_o; /* [row][..] for dK and dV: the caller's, or padded copies */
+    const void *q, *d_o; /* [row][..] for dK and dV: the caller's, or copies */
     int64_t q_stride, d_o_stride;
 } fattni_bwd_rows;
 
 fattni_bwd_rows fattni_bwd_pack(const fattni_bwd *w, const fattni_sequence *seq, int64_t b, int64_t h,
                                 int64_t i0, char *scratch);
 
-/* The tile of these rows and the keys [j, j + keys). */
-fattni_place fattni_bwd_place(const fattni_bwd *w, const fattni_bwd_rows *r, int64_t j, int64_t keys);
+/* Of 16-bit inputs, the keys and values of at most a column block go into scratch for the tiles to
+   come. */
+void fattni_bwd_load_keys(const fattni_bwd *w, const fattni_sequence *seq, int64_t g,
+                          fattni_range columns, char *scratch);
+/* The tile of these rows and the keys [j, j + keys), in the column block that begins at j0. */
+fattni_place fattni_bwd_place(const fattni_bwd *w, const fattni_bwd_rows *r, int64_t j0, int64_t j,
+                              int64_t keys);
 
 /* P^T and G^T = P (dP - delta), times `scale`, into scratch; with dropout the keep mask, too, and with
    a softcap its derivative times p->scale. */

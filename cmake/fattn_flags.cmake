@@ -17,7 +17,7 @@ endif()
 
 # References are computed as they are written; fast tiles may contract a*b+c, which -std=c11 alone
 # would forbid gcc.
-set(fattn_avx2_options -mavx2 -mfma)
+set(fattn_avx2_options -mavx2 -mfma -mf16c)
 set(fattn_avx512_options -mavx512f -mavx512bw -mavx512dq -mavx512vl -mfma)
 function(fattn_add_objects name)
   add_library(${name} OBJECT ${ARGN})

@@ -5,10 +5,28 @@ static const double log2_e = 1.4426950408889634;
 fattni_place fattni_place_of(const fattni_problem *p, const fattni_cpu_kernels *k,
                              const fattni_sequence *seq, int64_t b, int64_t h, int64_t i0,
                              int64_t rows, int64_t j0, int64_t keys) {
-    return (fattni_place){
+    const int64_t g = h / p->group, row = seq->k0 + j0;
+    fattni_place at = {
         .p = p, .k = k, .seq = seq, .b = b, .h = h, .i0 = i0, .j0 = j0,
         .tile = {rows, keys, .lo = seq->band.lo + i0 - j0, .hi = seq->band.hi + i0 - j0},
     };
+    if (fattni_is_narrow(p)) return at;
+    at.key = fattni_at(&p->k, seq->batch, g, row), at.key_stride = p->k.s[2];
+    at.value = fattni_at(&p->v, seq->batch, g, row), at.value_stride = p->v.s[2];
+    return at;
+}
+
+void fattni_widen_keys(const fattni_problem *p, const fattni_cpu_kernels *k,
+                       const fattni_sequence *seq, int64_t g, fattni_range keys, void *key,
+                       void *value) {
+    const int64_t row = seq->k0 + keys.begin, count = keys.end - keys.begin;
+    k->widen(count, p->D, p->dtype, fattni_at(&p->k, seq->batch, g, row), p->k.s[2], key, p->D);
+    k->widen(count, p->Dv, p->dtype, fattni_at(&p->v, seq->batch, g, row), p->v.s[2], value, p->Dv);
+}
+
+size_t fattni_scores_scratch(const fattni_problem *p) {
+    if (!p->bias.present) return 0;
+    return p->bias.dtype == (int32_t)fattni_real(p) ? FATTNI_TILE_BYTES : 2 * FATTNI_TILE_BYTES;
 }
 
 bool fattni_adjusts(const fattni_problem *p) {
@@ -19,29 +37,35 @@ double fattni_log2_factor(const fattni_problem *p) {
     return fattni_adjusts(p) ? log2_e : p->scale * log2_e;
 }
 
-/* bias[b, h, rows, keys] into [key][row]. */
+/* bias[b, h, rows, keys] into [key][row], through one more tile when its type is another one. */
 static void load_bias(const fattni_place *at, void *tile) {
     const fattni_array *const bias = &at->p->bias;
     const fattni_tile *const t = &at->tile;
+    const fattni_cpu_kernels *const k = at->k;
     const int64_t first = at->b * bias->s[0] + at->h * bias->s[1] + at->i0 * bias->s[2] +
                           at->j0 * bias->s[3];
-    if (bias->dtype == (int32_t)at->k->dtype && bias->s[3] == 1) {
-        const size_t bytes = fattn_dtype_size(at->k->dtype);
-        at->k->pack(t->rows, t->keys, (const char *)bias->p + first * (int64_t)bytes, bias->s[2], NULL,
-                    tile);
+    if (bias->s[3] == 1) {
+        const fattn_dtype from = (fattn_dtype)bias->dtype;
+        const char *const x = (const char *)bias->p + first * (int64_t)fattn_dtype_size(from);
+        void *const rows = (char *)tile + FATTNI_TILE_BYTES;
+        if (from == k->dtype) {
+            k->pack(t->rows, t->keys, x, bias->s[2], NULL, tile);
+        } else {
+            k->widen(t->rows, t->keys, from, x, bias->s[2], rows, t->keys);
+            k->pack(t->rows, t->keys, rows, t->keys, NULL, tile);
+        }
         return;
     }
     for (int64_t j = 0; j < t->keys; ++j)
         for (int64_t i = 0; i < t->rows; ++i)
-            fattni_store(tile, at->k->dtype, j * at->k->rows + i,
+            fattni_store(tile, k->dtype, j * k->rows + i,
                          fattni_load(bias->p, bias->dtype,
                                      first + i * bias->s[2] + j * bias->s[3]));
 }
 
 void fattni_scores(const fattni_place *at, const void *q, void *scratch, void *s, void *derivative) {
     const fattni_problem *const p = at->p;
-    const void *const key = fattni_at(&p->k, at->seq->batch, at->h / p->group, at->seq->k0 + at->j0);
-    at->k->scores(&at->tile, p->D, key, p->k.s[2], q, s);
+    at->k->scores(&at->tile, p->D, at->key, at->key_stride, q, s);
     if (!fattni_adjusts(p)) return;
     if (p->bias.present) load_bias(at, scratch);
     const fattni_adjustment a = {

@@ -6,7 +6,8 @@
 
    One source, cpu_tile.inc, is compiled for each instruction set and for float and double. The drivers
    (fwd_cpu.c, bwd_cpu.c) know no type: pointers are to `real`s of the table's type, strides count
-   elements. Kernels allocate nothing and may run at the same time. */
+   elements. 16-bit numbers are what tensors may store: `widen`, `put` and `dots` read and write them, all
+   else is float. Kernels allocate nothing and may run at the same time. */
 #ifndef FATTNI_CPU_TILE_H
 #define FATTNI_CPU_TILE_H
 
@@ -15,7 +16,11 @@
 /* A tile has at most 64 keys and 192 bytes of rows, 48 floats or 24 doubles: three AVX-512 vectors,
    with the 8 x 3 micro-kernel all but 5 of 32 registers; and 12 KiB per tile, so that S and a packed
    operand of 64 columns share the first-level cache. */
-enum { FATTNI_TILE_KEYS = 64, FATTNI_TILE_ROW_BYTES = 192 };
+enum {
+    FATTNI_TILE_KEYS = 64,
+    FATTNI_TILE_ROW_BYTES = 192,
+    FATTNI_TILE_BYTES = FATTNI_TILE_KEYS * FATTNI_TILE_ROW_BYTES
+};
 
 typedef struct fattni_tile {
     int64_t rows, keys; /* in use; packed rows beyond are zero */
@@ -50,12 +55,15 @@ typedef struct fattni_cpu_kernels {
     /* x[i][d] = packed[d][i] * factor[i] for first <= i < rows; factor NULL means 1. */
     void (*unpack)(int64_t first, int64_t rows, int64_t columns, const void *packed,
                    const void *factor, void *x, int64_t stride);
-    /* y[i][d] = x[i][d], or += */
-    void (*put)(int64_t rows, int64_t columns, const void *x, int64_t x_stride, bool add, void *y,
-                int64_t y_stride);
+    /* out[i][d] = x[i][d], which is real or 16-bit; zero for columns <= d < pitch. */
+    void (*widen)(int64_t rows, int64_t columns, fattn_dtype from, const void *x, int64_t stride,
+                  void *out, int64_t pitch);
+    /* y[i][d] = x[i][d], or +=, where y is real or 16-bit. */
+    void (*put)(int64_t rows, int64_t columns, const void *x, int64_t x_stride, bool add,
+                fattn_dtype to, void *y, int64_t y_stride);
     /* out[i] = sum_d x[i][d] y[i][d] */
-    void (*dots)(int64_t rows, int64_t columns, const void *x, int64_t x_stride, const void *y,
-                 int64_t y_stride, void *out);
+    void (*dots)(int64_t rows, int64_t columns, fattn_dtype x_type, const void *x, int64_t x_stride,
+                 fattn_dtype y_type, const void *y, int64_t y_stride, void *out);
 
     /* s[j][i] = sum_d k[j][d] packed[d][i], at least where row i sees key j. */
     void (*scores)(const fattni_tile *t, int64_t columns, const void *k, int64_t stride,

@@ -2,8 +2,8 @@
    blocks of keys, the inner one over blocks of rows, so that O, max and sum go to memory and back
    once per block of keys; parallel over sequences and heads only. The tiles are those of fwd_cpu.c.
 
-   O lies in the caller's tensor, not yet divided by the sum; max and sum in the workspace, for all
-   rows of the head that a thread works on. */
+   O lies in the caller's tensor, not yet divided by the sum, or in the workspace when o is of a 16-bit
+   dtype; max and sum in the workspace. That is for all rows of the head that a thread works on. */
 #include "fwd_rows.h"
 #include "kernel.h"
 
@@ -13,16 +13,19 @@ typedef struct forward {
     const fattni_problem *p;
     const fattni_cpu_kernels *k;
     fattni_fwd_layout at;
-    size_t max, sum; /* of all rows: after at.bytes */
+    size_t max, sum, o; /* of all rows: after at.bytes */
+    bool own_o;
     size_t bytes;
 } forward;
 
 static forward plan_forward(const fattn_ctx *ctx, const fattni_problem *p) {
     forward f = {.p = p, .k = fattni_cpu_kernels_of(ctx, p->dtype), .at = fattni_fwd_lay_out(p)};
-    const size_t blocks = (size_t)fattni_ceil_div(p->Sq, f.k->rows);
+    const size_t rows = (size_t)fattni_ceil_div(p->Sq, f.k->rows) * FATTNI_TILE_ROW_BYTES;
+    f.own_o = p->o.dtype != (int32_t)f.k->dtype;
     f.bytes = f.at.bytes;
-    f.max = fattni_append(&f.bytes, blocks * FATTNI_TILE_ROW_BYTES);
-    f.sum = fattni_append(&f.bytes, blocks * FATTNI_TILE_ROW_BYTES);
+    f.max = fattni_append(&f.bytes, rows);
+    f.sum = fattni_append(&f.bytes, rows);
+    f.o = fattni_append(&f.bytes, f.own_o ? rows * (size_t)p->Dv : 0);
     return f;
 }
 
@@ -32,7 +35,22 @@ static fattni_fwd_rows block_of(const forward *f, const fattni_sequence *seq, in
     const size_t state = (size_t)(i0 / f->k->rows) * FATTNI_TILE_ROW_BYTES;
     r.max = scratch + f->max + state;
     r.sum = scratch + f->sum + state;
+    if (f->own_o) r.o = scratch + f->o + state * (size_t)f->p->Dv;
     return r;
+}
+
+static void load_o(const forward *f, const fattni_fwd_rows *r) {
+    const fattni_array *const o = &f->p->o;
+    if (f->own_o) return;
+    const void *const rows = fattni_at(o, r->seq->batch, r->h, r->seq->q0 + r->i0);
+    f->k->pack(r->rows, f->p->Dv, rows, o->s[2], NULL, r->o);
+}
+
+static void store_o(const forward *f, const fattni_fwd_rows *r) {
+    const fattni_array *const o = &f->p->o;
+    if (f->own_o) return;
+    void *const rows = fattni_at(o, r->seq->batch, r->h, r->seq->q0 + r->i0);
+    f->k->unpack(0, r->rows, f->p->Dv, r->o, NULL, rows, o->s[2]);
 }
 
 /* Task: one head. */
@@ -45,7 +63,7 @@ static void attend(void *arg, int64_t task, int thread) {
     for (int64_t i0 = 0; i0 < seq.band.Sq; i0 += block) {
         const fattni_fwd_rows r = block_of(f, &seq, b, h, i0, scratch);
         fattni_fwd_start(&r);
-        fattni_fwd_store_o(&r);
+        store_o(f, &r);
     }
     for (int64_t j = 0; j < seq.band.Sk; j += FATTNI_TILE_KEYS) {
         const int64_t keys = fattni_min(FATTNI_TILE_KEYS, seq.band.Sk - j);
@@ -53,21 +71,21 @@ static void attend(void *arg, int64_t task, int thread) {
         for (int64_t i0 = rows.begin / block * block; i0 < rows.end; i0 += block) {
             const fattni_fwd_rows r = block_of(f, &seq, b, h, i0, scratch);
             fattni_fwd_load_q(&r);
-            fattni_fwd_load_o(&r);
+            load_o(f, &r);
             fattni_fwd_tile(&r, j, keys);
-            fattni_fwd_store_o(&r);
+            store_o(f, &r);
         }
     }
     for (int64_t i0 = 0; i0 < seq.band.Sq; i0 += block) {
         const fattni_fwd_rows r = block_of(f, &seq, b, h, i0, scratch);
-        fattni_fwd_load_o(&r);
+        load_o(f, &r);
         fattni_fwd_finish(&r);
     }
 }
 
 static const char *refuses(const fattn_ctx *ctx, const fattni_problem *p) {
-    (void)ctx;
-    return fattni_fwd_refuses(p);
+    (void)ctx, (void)p;
+    return NULL;
 }
 
 static void plan(const fattn_ctx *ctx, const fattni_problem *p, fattni_kernel_plan *out) {

@@ -9,12 +9,16 @@ fattni_fwd_layout fattni_fwd_lay_out(const fattni_problem *p) {
     const size_t row = FATTNI_TILE_ROW_BYTES;
     fattni_fwd_layout at = {0};
     at.q = fattni_append(&at.bytes, (size_t)p->D * row);
-    at.s = fattni_append(&at.bytes, FATTNI_TILE_KEYS * row);
+    at.s = fattni_append(&at.bytes, FATTNI_TILE_BYTES);
     at.o = fattni_append(&at.bytes, (size_t)p->Dv * row);
     at.max = fattni_append(&at.bytes, row);
     at.sum = fattni_append(&at.bytes, row);
     at.decay = fattni_append(&at.bytes, row);
-    at.extra = fattni_append(&at.bytes, p->bias.present || p->drop_T ? FATTNI_TILE_KEYS * row : 0);
+    const size_t bias = fattni_scores_scratch(p);
+    at.extra = fattni_append(&at.bytes, bias ? bias : p->drop_T ? FATTNI_TILE_BYTES : 0);
+    const size_t wide = fattni_is_narrow(p) ? FATTNI_TILE_KEYS * sizeof(float) : 0;
+    at.key = fattni_append(&at.bytes, (size_t)p->D * wide);
+    at.value = fattni_append(&at.bytes, (size_t)p->Dv * wide);
     return at;
 }
 
@@ -26,7 +30,7 @@ fattni_fwd_rows fattni_fwd_rows_of(const fattni_problem *p, const fattni_cpu_ker
         .rows = fattni_min(k->rows, seq->band.Sq - i0),
         .q = scratch + at->q, .s = scratch + at->s, .o = scratch + at->o,
         .max = scratch + at->max, .sum = scratch + at->sum, .decay = scratch + at->decay,
-        .extra = scratch + at->extra,
+        .extra = scratch + at->extra, .key = scratch + at->key, .value = scratch + at->value,
     };
 }
 
@@ -34,16 +38,16 @@ static void *rows_at(const fattni_fwd_rows *r, const fattni_array *a) {
     return fattni_at(a, r->seq->batch, r->h, r->seq->q0 + r->i0);
 }
 
+/* What has room for 64 keys has room for 48 rows. */
 void fattni_fwd_load_q(const fattni_fwd_rows *r) {
-    r->k->pack(r->rows, r->p->D, rows_at(r, &r->p->q), r->p->q.s[2], NULL, r->q);
-}
-
-void fattni_fwd_load_o(const fattni_fwd_rows *r) {
-    r->k->pack(r->rows, r->p->Dv, rows_at(r, &r->p->o), r->p->o.s[2], NULL, r->o);
-}
-
-void fattni_fwd_store_o(const fattni_fwd_rows *r) {
-    r->k->unpack(0, r->rows, r->p->Dv, r->o, NULL, rows_at(r, &r->p->o), r->p->o.s[2]);
+    const fattni_problem *const p = r->p;
+    const void *q = rows_at(r, &p->q);
+    int64_t stride = p->q.s[2];
+    if (fattni_is_narrow(p)) {
+        r->k->widen(r->rows, p->D, p->dtype, q, stride, r->key, p->D);
+        q = r->key, stride = p->D;
+    }
+    r->k->pack(r->rows, p->D, q, stride, NULL, r->q);
 }
 
 /* L of row i over the keys of an earlier call; -inf: none. */
@@ -87,16 +91,20 @@ void fattni_fwd_start(const fattni_fwd_rows *r) {
 
 void fattni_fwd_tile(const fattni_fwd_rows *r, int64_t j, int64_t keys) {
     const fattni_problem *const p = r->p;
-    const fattni_place at =
-        fattni_place_of(p, r->k, r->seq, r->b, r->h, r->i0, r->rows, j, keys);
+    fattni_place at = fattni_place_of(p, r->k, r->seq, r->b, r->h, r->i0, r->rows, j, keys);
+    if (fattni_is_narrow(p)) {
+        const fattni_range range = {j, j + keys};
+        fattni_widen_keys(p, r->k, r->seq, r->h / p->group, range, r->key, r->value);
+        at.key = r->key, at.key_stride = p->D;
+        at.value = r->value, at.value_stride = p->Dv;
+    }
     fattni_scores(&at, r->q, r->extra, r->s, NULL);
     r->k->softmax(&at.tile, fattni_log2_factor(p), r->s, r->max, r->sum, r->decay);
     if (p->drop_T) {
         fattni_keep_mask(&at, r->extra);
         r->k->multiply(&at.tile, r->extra, r->s);
     }
-    const void *const value = fattni_at(&p->v, r->seq->batch, r->h / p->group, r->seq->k0 + j);
-    r->k->add_keys(&at.tile, p->Dv, value, p->v.s[2], r->s, r->decay, r->o);
+    r->k->add_keys(&at.tile, p->Dv, at.value, at.value_stride, r->s, r->decay, r->o);
 }
 
 void fattni_fwd_finish(const fattni_fwd_rows *r) {
@@ -111,10 +119,11 @@ void fattni_fwd_finish(const fattni_fwd_rows *r) {
         fattni_store(inverse, type, i, sum == 0 ? 0 : 1 / sum);
         fattni_set(&p->lse, r->seq->batch, r->h, r->seq->q0 + r->i0 + i, 0, L);
     }
-    r->k->unpack(0, r->rows, p->Dv, r->o, inverse, rows_at(r, &p->o), p->o.s[2]);
-}
-
-const char *fattni_fwd_refuses(const fattni_problem *p) {
-    if (p->dtype != FATTN_F32 && p->dtype != FATTN_F64) return "computes in f32 and f64 only";
-    return NULL;
+    void *const o = rows_at(r, &p->o);
+    if ((int32_t)type == p->o.dtype) {
+        r->k->unpack(0, r->rows, p->Dv, r->o, inverse, o, p->o.s[2]);
+    } else {
+        r->k->unpack(0, r->rows, p->Dv, r->o, inverse, r->value, p->Dv);
+        r->k->put(r->rows, p->Dv, r->value, p->Dv, false, (fattn_dtype)p->o.dtype, o, p->o.s[2]);
+    }
 }

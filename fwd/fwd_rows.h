@@ -9,7 +9,8 @@
 typedef struct fattni_fwd_layout {
     size_t q, s, o;         /* Q^T [D], S^T [keys], O^T [Dv] */
     size_t max, sum, decay; /* of the online softmax, log2 units */
-    size_t extra;           /* a tile for bias or dropout mask */
+    size_t extra;           /* for a bias, then for a dropout mask */
+    size_t key, value;      /* 16-bit inputs: [keys][D], [keys][Dv] as floats */
     size_t bytes;
 } fattni_fwd_layout;
 
@@ -21,7 +22,7 @@ typedef struct fattni_fwd_rows {
     const fattni_cpu_kernels *k;
     const fattni_sequence *seq;
     int64_t b, h, i0, rows;
-    void *q, *s, *o, *max, *sum, *decay, *extra;
+    void *q, *s, *o, *max, *sum, *decay, *extra, *key, *value;
 } fattni_fwd_rows;
 
 /* The block that begins at row i0, its state in scratch; rows <= 0 past the sequence's end. */
@@ -37,12 +38,7 @@ void fattni_fwd_tile(const fattni_fwd_rows *r, int64_t j, int64_t keys);
 /* o = O^T / sum, lse = (max + log2 sum) ln 2; a row that saw nothing gives 0 and -inf. */
 void fattni_fwd_finish(const fattni_fwd_rows *r);
 
-/* The rows of p->q, or of p->o as it stands, into Q^T or O^T; O^T as it stands into p->o. */
+/* The rows of p->q into Q^T. */
 void fattni_fwd_load_q(const fattni_fwd_rows *r);
-void fattni_fwd_load_o(const fattni_fwd_rows *r);
-void fattni_fwd_store_o(const fattni_fwd_rows *r);
-
-/* What the tiles leave to FATTN_ALGO_STANDARD: the end of a sentence; NULL: nothing. */
-const char *fattni_fwd_refuses(const fattni_problem *p);
 
 #endif

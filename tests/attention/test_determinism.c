@@ -5,6 +5,7 @@
 #include <string.h>
 
 static const int thread_counts[] = {1, 2, 3, 8, 16};
+static const fattn_dtype dtypes[4] = {FATTN_F64, FATTN_F32, FATTN_F16, FATTN_BF16};
 
 /* At one thread backward goes once over (sequence, key head), at 16 twice, by rows and by columns. */
 static void check(const attention_case *c) {
@@ -26,7 +27,7 @@ static void check(const attention_case *c) {
 
 Test(determinism, shapes) {
     for (int n = 0; n < attention_shape_count; ++n) {
-        const attention_case c = tiles_case(n, n % 2 ? FATTN_F64 : FATTN_F32);
+        const attention_case c = tiles_case(n, dtypes[n % 4]);
         check(&c);
     }
 }
@@ -35,7 +36,7 @@ Test(determinism, shapes) {
 Test(determinism, long_sequences) {
     for (int n = 0; n < 8; ++n) {
         const attention_case c = {
-            .name = "long", .dtype = n % 2 ? FATTN_F32 : FATTN_F64, .B = 1, .Hq = n < 4 ? 2 : 6,
+            .name = "long", .dtype = dtypes[n % 4], .B = 1, .Hq = n < 4 ? 2 : 6,
             .Hkv = n < 4 ? 1 : 3, .Sq = 700, .Sk = 613, .D = 64, .layout = LAYOUT_BSHD,
             .flags = (n & 2 ? FATTN_CAUSAL : FATTN_WINDOW) |
                      (n & 4 ? FATTN_ACC_DQ | FATTN_ACC_DK | FATTN_ACC_DV : 0u),
@@ -45,13 +46,19 @@ Test(determinism, long_sequences) {
 }
 
 Test(determinism, features) {
-    for (int n = 0; n < attention_feature_count; ++n)
-        check(&attention_features[n]);
+    for (int n = 0; n < attention_feature_count; ++n) {
+        attention_case c = attention_features[n];
+        if (n % 2) c = tiles_enlarge(&attention_features[n], n / 2);
+        c.name = attention_features[n].name;
+        c.dtype = dtypes[(n + n / 4) % 4];
+        c.wide = c.flags & FATTN_MERGE || n % 3 == 0;
+        check(&c);
+    }
 }
 
 Test(determinism, flash1) {
     for (int n = 0; n < attention_shape_count; ++n) {
-        attention_case c = tiles_case(n, n % 2 ? FATTN_F64 : FATTN_F32);
+        attention_case c = tiles_case(n, dtypes[n % 4]);
         c.algorithm = FATTN_ALGO_FLASH1;
         check(&c);
     }

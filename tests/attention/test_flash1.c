@@ -5,10 +5,12 @@
 #include <stdio.h>
 #include <string.h>
 
+static const fattn_dtype dtypes[4] = {FATTN_F64, FATTN_F32, FATTN_F16, FATTN_BF16};
+
 Test(flash1, shapes) {
     char name[32];
     for (int n = 0; n < attention_shape_count; ++n) {
-        attention_case c = tiles_case(n + 7, n % 2 ? FATTN_F32 : FATTN_F64);
+        attention_case c = tiles_case(n + 7, dtypes[n % 4]);
         snprintf(name, sizeof name, "FLASH1 walk %d", n);
         c.name = name;
         c.algorithm = FATTN_ALGO_FLASH1;
@@ -19,6 +21,8 @@ Test(flash1, shapes) {
 Test(flash1, features) {
     for (int n = 0; n < attention_feature_count; ++n) {
         attention_case c = attention_features[n];
+        c.dtype = dtypes[(n + n / 4) % 4];
+        c.wide = n % 8 < 4;
         c.algorithm = FATTN_ALGO_FLASH1;
         c.layout = LAYOUT_PITCH;
         tiles_check_forward(&c);

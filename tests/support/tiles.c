@@ -19,7 +19,7 @@ attention_case tiles_case(int n, fattn_dtype dtype) {
 
 attention_case tiles_enlarge(const attention_case *given, int n) {
     attention_case c = *given;
-    const int32_t rows = 11 + 7 * (n % 3), keys = 9 + 8 * (n % 4); /* for each one of before */
+    const int32_t rows = 10 + 5 * (n % 3), keys = 10 + 7 * (n % 4); /* for each one of before */
     c.Sq = c.Sq * rows - n % 2;
     c.Sk = c.Sk * keys - n % 3;
     if (c.Sq < 0) c.Sq = 0;
@@ -38,11 +38,56 @@ attention_case tiles_enlarge(const attention_case *given, int n) {
     return c;
 }
 
-/* The oracle's results; in F32, those of FATTN_ALGO_STANDARD beside them: tiles may be twice as far
-   from the oracle as an unfused computation in the same type is. */
+/* ---- what is expected ---- */
+
+/* What a type may store in place of 1. */
+static double half_unit(int32_t dtype) {
+    switch (dtype) {
+    case FATTN_F64: return 0x1p-53;
+    case FATTN_F32: return 0x1p-24;
+    case FATTN_F16: return 0x1p-11;
+    default: return 0x1p-8;
+    }
+}
+
+/* The oracle's results in F64. All but F64 is also computed by FATTN_ALGO_STANDARD in F32, from the same
+   inputs: tiles may be twice as far from the oracle as that is. Of 16 bits, O is stored rounded, and
+   that is what backward reads, here as in the library: `rounded` has it for all. */
 typedef struct expected {
-    attention *want, *baseline;
+    attention *want, *gradients; /* O, L; the others: the same unless O is rounded */
+    attention *rounded;
+    double baseline[7];          /* largest error of the unfused computation, per output */
 } expected;
+
+static void copy(const attention *to, const attention *from, enum tensor_id id) {
+    cr_assert_eq(fattn_tensor_copy(to->ctx, &to->t[id], &from->t[id]), FATTN_OK);
+}
+
+static double largest_error(const attention *got, const attention *want, enum tensor_id id) {
+    const fattn_tensor *const g = &got->t[id], *const w = &want->t[id];
+    int64_t at[FATTN_MAX_DIMS] = {0};
+    double most = 0;
+    for (int64_t n = 0; got->present[id] && n < fattn_tensor_numel(w); ++n) {
+        attention_index(w, n, at);
+        const double error = fabs(attention_get(g, at) - attention_get(w, at));
+        if (isfinite(error)) most = fmax(most, error);
+    }
+    return most;
+}
+
+static void measure_baseline(expected *e, const attention *inputs, bool backward) {
+    attention *const unfused = attention_twin(inputs, FATTN_F32);
+    attention_forward(unfused, LIBRARY);
+    for (int n = 0; n < 2; ++n)
+        e->baseline[n] = largest_error(unfused, e->want, attention_outputs[n]);
+    if (backward) {
+        if (e->rounded) copy(unfused, e->rounded, T_O);
+        attention_backward(unfused, LIBRARY);
+        for (int n = 2; n < 7; ++n)
+            e->baseline[n] = largest_error(unfused, e->gradients, attention_outputs[n]);
+    }
+    attention_free(unfused);
+}
 
 static expected expect(fattn_ctx *ctx, const attention_case *c, bool backward,
                        void (*change)(attention *a)) {
@@ -50,13 +95,26 @@ static expected expect(fattn_ctx *ctx, const attention_case *c, bool backward,
     unfused.algorithm = FATTN_ALGO_STANDARD;
     attention *const inputs = attention_new(ctx, &unfused);
     if (change) change(inputs);
-    const expected e = {attention_twin(inputs, FATTN_F64), c->dtype == FATTN_F32 ? inputs : NULL};
+    expected e = {.want = attention_twin(inputs, FATTN_F64)};
+    e.gradients = e.want;
     attention_forward(e.want, REFERENCE);
-    if (backward) attention_backward(e.want, REFERENCE);
-    if (!e.baseline) attention_free(inputs);
-    else if (backward) attention_run(e.baseline, LIBRARY);
-    else attention_forward(e.baseline, LIBRARY);
+    if (c->dtype == FATTN_F16 || c->dtype == FATTN_BF16) {
+        e.rounded = attention_new(ctx, &unfused);
+        copy(e.rounded, e.want, T_O);
+        e.gradients = attention_twin(inputs, FATTN_F64);
+        copy(e.gradients, e.rounded, T_O);
+        copy(e.gradients, e.want, T_LSE);
+    }
+    if (backward) attention_backward(e.gradients, REFERENCE);
+    if (c->dtype != FATTN_F64) measure_baseline(&e, inputs, backward);
+    attention_free(inputs);
     return e;
+}
+
+static void expected_free(expected *e) {
+    if (e->gradients != e->want) attention_free(e->gradients);
+    if (e->rounded) attention_free(e->rounded);
+    attention_free(e->want);
 }
 
 static double largest(const fattn_tensor *t) {
@@ -70,7 +128,7 @@ static double largest(const fattn_tensor *t) {
     return most;
 }
 
-/* F32 errors that are granted beside twice the baseline's, whose largest may by chance be small where
+/* Errors of F32 arithmetic that are granted beside twice the baseline's, whose largest may by chance be small where
    few numbers are compared. Half units walk at random along D products of a score and sums over S keys
    and rows. Scores are of size 8 (with ALiBi, of the size of the distances), dP is of size 3 sqrt(Dv)
    before delta is taken away: s and L, which the baseline does not go through, P and dP carry as many
@@ -87,46 +145,58 @@ static double granted(const attention *want, enum tensor_id id) {
     return 0x1p-24 * fmax(chains, size * fmax(walk, fmax(1, largest(&want->t[id]))));
 }
 
-static void match(const attention *got, const expected *e, fattn_tolerance tol) {
-    if (tol.rtol > 0 || !e->baseline) {
-        attention_match(got, e->want, NULL, 0, tol);
-        return;
-    }
-    for (int n = 0; n < 7; ++n) {
-        if (!got->present[attention_outputs[n]]) continue;
+static void match(const attention *got, const expected *e, int first, int last, fattn_tolerance given) {
+    for (int n = first; n < last; ++n) {
+        const enum tensor_id id = attention_outputs[n];
+        const attention *const want = n < 2 ? e->want : e->gradients;
+        const double unit = half_unit(got->t[id].dtype), subnormal = unit == 0x1p-11 ? 0x1p-25 : 0;
         attention one = *got;
+        if (!got->present[id]) continue;
         for (int m = 0; m < 7; ++m) one.present[attention_outputs[m]] &= m == n;
-        const fattn_tolerance floor = {.atol = granted(e->want, attention_outputs[n])};
-        attention_match(&one, e->want, e->baseline, 2, floor);
+        fattn_tolerance tol = given; /* 0: 1e-12 of F64 */
+        if (given.rtol == 0 && got->c.dtype != FATTN_F64)
+            tol = (fattn_tolerance){2 * e->baseline[n] + granted(want, id) + subnormal, unit, 1};
+        attention_match(&one, want, NULL, 0, tol);
     }
 }
 
-void tiles_check_changed(const attention_case *c, bool backward, void (*change)(attention *a),
+/* ---- checks ---- */
+
+static void check_on(const attention_case *c, const expected *e, fattn_ctx *ctx, bool backward,
+                     void (*change)(attention *a), fattn_tolerance tol) {
+    char name[128];
+    snprintf(name, sizeof name, "%s, %s, %d threads", c->name, fattni_isa_name(ctx->isa),
+             ctx->cpu_threads);
+    attention_case named = *c;
+    named.name = name;
+    attention *const got = attention_new(ctx, &named);
+    if (change) change(got);
+    attention_forward(got, LIBRARY);
+    match(got, e, 0, 2, tol);
+    if (backward) {
+        if (e->rounded) copy(got, e->rounded, T_O);
+        attention_backward(got, LIBRARY);
+        match(got, e, 2, 7, tol);
+    }
+    attention_free(got);
+}
+
+void tiles_check_changed(const attention_case *given, bool backward, void (*change)(attention *a),
                          fattn_tolerance tol) {
     fattn_ctx *const one = attention_context(1);
-    const expected e = expect(one, c, backward, change);
+    attention_case c = *given;
+    if (!c.dtype) c.dtype = FATTN_F64;
+    if (c.flags & FATTN_MERGE) c.wide = true; /* a partial result is F32 or F64 */
+    expected e = expect(one, &c, backward, change);
     for (int isa = FATTNI_ISA_BASELINE; isa <= FATTNI_ISA_AVX512; ++isa)
         for (int threads = 1; threads <= 16; threads += 15) { /* backward: one pass; two */
             fattn_ctx *const ctx = attention_context_isa(threads, isa);
             if (!ctx) continue;
-            if (threads > 1 && isa < one->isa) { /* the best will do */
-                fattn_ctx_destroy(ctx);
-                continue;
-            }
-            char name[96];
-            snprintf(name, sizeof name, "%s, %s, %d threads", c->name, fattni_isa_name(isa), threads);
-            attention_case named = *c;
-            named.name = name;
-            attention *const got = attention_new(ctx, &named);
-            if (change) change(got);
-            attention_forward(got, LIBRARY);
-            if (backward) attention_backward(got, LIBRARY);
-            match(got, &e, tol);
-            attention_free(got);
+            if (threads == 1 || isa == one->isa) /* with 16 the best will do */
+                check_on(&c, &e, ctx, backward, change, tol);
             fattn_ctx_destroy(ctx);
         }
-    attention_free(e.want);
-    if (e.baseline) attention_free(e.baseline);
+    expected_free(&e);
     fattn_ctx_destroy(one);
 }
 

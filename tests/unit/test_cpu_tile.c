@@ -77,18 +77,98 @@ Test(cpu_tile, pack_and_unpack) { each(transposes); }
 static void puts_and_dots(const fattni_cpu_kernels *k) {
     const int64_t rows = 5, width = 37, x_stride = 40, y_stride = 41;
     reals x = reals_new(k, rows * x_stride, 3), y = reals_new(k, rows * y_stride, poison);
-    k->put(rows, width, x.p, x_stride, false, y.p, y_stride);
-    k->put(rows, width, x.p, x_stride, true, y.p, y_stride);
+    k->put(rows, width, x.p, x_stride, false, k->dtype, y.p, y_stride);
+    k->put(rows, width, x.p, x_stride, true, k->dtype, y.p, y_stride);
     for (int64_t n = 0; n < y.count; ++n)
         cr_assert_eq(at(y, n), n % y_stride < width ? 6 : poison);
     reals out = reals_new(k, rows + 1, poison);
     for (int64_t i = 0; i < rows; ++i) set(y, i * y_stride + width - 1, (double)i);
-    k->dots(rows, width, x.p, x_stride, y.p, y_stride, out.p);
+    k->dots(rows, width, k->dtype, x.p, x_stride, k->dtype, y.p, y_stride, out.p);
     for (int64_t i = 0; i < rows; ++i) cr_assert_eq(at(out, i), 3 * 6 * 36 + 3 * (double)i);
     cr_assert_eq(at(out, rows), poison);
     reals_free(x), reals_free(y), reals_free(out);
 }
 Test(cpu_tile, put_and_dots) { each(puts_and_dots); }
+
+static const fattn_dtype narrow[2] = {FATTN_F16, FATTN_BF16};
+static float value(fattn_dtype t, int h) {
+    return t == FATTN_F16 ? fattni_f16_to_float((uint16_t)h) : fattni_bf16_to_float((uint16_t)h);
+}
+
+/* Every 16-bit number becomes the float that numeric.h says; columns beyond become zero. */
+static void widens(const fattni_cpu_kernels *k) {
+    if (k->dtype != FATTN_F32) return;
+    enum { WIDTH = 131, STRIDE = 137, PITCH = 144 };
+    for (int n = 0; n < 2; ++n)
+        for (int first = 0; first < 65536; first += WIDTH) {
+            uint16_t x[2 * STRIDE];
+            float y[2 * PITCH + 1];
+            for (int i = 0; i < 2; ++i)
+                for (int d = 0; d < STRIDE; ++d) x[i * STRIDE + d] = (uint16_t)(first + d + i * 4099);
+            y[2 * PITCH] = 3;
+            k->widen(2, WIDTH, narrow[n], x, STRIDE, y, PITCH);
+            for (int e = 0; e < 2 * PITCH; ++e) {
+                const int d = e % PITCH;
+                const float want = d < WIDTH ? value(narrow[n], x[e / PITCH * STRIDE + d]) : 0;
+                cr_assert(isnan(want) ? isnan(y[e]) : y[e] == want, "%s %s: column %d gives %g, not %g",
+                          k->isa, fattn_dtype_name(narrow[n]), d, (double)y[e], (double)want);
+            }
+            cr_assert_eq(y[2 * PITCH], 3);
+        }
+}
+Test(cpu_tile, widen_every_16_bit_number) { each(widens); }
+
+/* The halfway points between neighbours, the floats next to them, and floats from everywhere are rounded
+   as numeric.h does it, to the bit; nothing beyond the columns is touched. */
+static void narrows(const fattni_cpu_kernels *k) {
+    if (k->dtype != FATTN_F32) return;
+    enum { WIDTH = 67 };
+    for (int n = 0; n < 2; ++n)
+        for (uint32_t first = 0; first < 1u << 19; first += WIDTH) {
+            float x[WIDTH];
+            uint16_t y[WIDTH + 1];
+            y[WIDTH] = 0x1234;
+            for (uint32_t d = 0; d < WIDTH; ++d) {
+                const int h = (int)((first + d) >> 2);
+                const float middle = value(narrow[n], h) / 2 + value(narrow[n], h + 1) / 2;
+                const uint32_t kind = (first + d) & 3;
+                x[d] = kind == 3 ? fattni_bits_float((first + d) * 2654435761u)
+                                 : fattni_bits_float(fattni_float_bits(middle) + kind - 1);
+            }
+            k->put(1, WIDTH, x, WIDTH, false, narrow[n], y, WIDTH);
+            for (int d = 0; d < WIDTH; ++d) {
+                const uint16_t want = narrow[n] == FATTN_F16 ? fattni_float_to_f16(x[d])
+                                                             : fattni_float_to_bf16(x[d]);
+                cr_assert_eq(y[d], want, "%s %s: %a gives %x, not %x", k->isa,
+                             fattn_dtype_name(narrow[n]), (double)x[d], y[d], want);
+            }
+            cr_assert_eq(y[WIDTH], 0x1234);
+        }
+}
+Test(cpu_tile, put_rounds_to_16_bits) { each(narrows); }
+
+static void puts_and_dots_of_halves(const fattni_cpu_kernels *k) {
+    if (k->dtype != FATTN_F32) return;
+    enum { WIDTH = 37 };
+    for (int n = 0; n < 2; ++n) {
+        float x[WIDTH], out[2];
+        uint16_t y[WIDTH];
+        for (int d = 0; d < WIDTH; ++d) {
+            x[d] = (float)(d % 5) - 2;
+            y[d] = n ? fattni_float_to_bf16((float)d) : fattni_float_to_f16((float)d);
+        }
+        k->put(1, WIDTH, x, WIDTH, true, narrow[n], y, WIDTH);
+        double sum = 0;
+        for (int d = 0; d < WIDTH; ++d) {
+            cr_assert_eq(value(narrow[n], y[d]), x[d] + (float)d);
+            sum += (double)x[d] * ((double)x[d] + d);
+        }
+        k->dots(1, WIDTH, FATTN_F32, x, WIDTH, narrow[n], y, WIDTH, out);
+        k->dots(1, WIDTH, narrow[n], y, WIDTH, FATTN_F32, x, WIDTH, out + 1);
+        cr_assert(out[0] == (float)sum && out[1] == (float)sum);
+    }
+}
+Test(cpu_tile, put_and_dots_of_halves) { each(puts_and_dots_of_halves); }
 
 /* Small integers, so that sums are exact: every band, every ragged size. */
 static void products(const fattni_cpu_kernels *k) {
