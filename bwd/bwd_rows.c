@@ -102,8 +102,8 @@ static void pack_statistics(const fattni_bwd *w, const fattni_bwd_rows *r) {
         const bool empty = L == -INFINITY;
         const double whole = empty ? INFINITY : L * log2_e;
         fattni_store(lse, type, i, whole);
-        fattni_store(lse, type, w->k->rows + i,
-                     isfinite(whole) ? whole - fattni_load(lse, type, i) : 0);
+        const double rounded = fattni_load(lse, type, i);
+        fattni_store(lse, type, w->k->rows + i, isfinite(rounded) ? whole - rounded : 0);
         fattni_store(delta, type, i, empty ? 0 : fattni_bwd_delta(w, batch, r->h, row + i));
     }
 }

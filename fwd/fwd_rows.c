@@ -50,41 +50,47 @@ void fattni_fwd_load_q(const fattni_fwd_rows *r) {
     r->k->pack(r->rows, p->D, q, stride, NULL, r->q);
 }
 
-/* L of row i over the keys of an earlier call; -inf: none. */
-static double merged(const fattni_fwd_rows *r, int64_t i) {
-    if (!(r->p->flags & FATTN_MERGE)) return -INFINITY;
-    return fattni_get(&r->p->lse, r->seq->batch, r->h, r->seq->q0 + r->i0 + i, 0);
+/* What row i starts from: a sink, and L over the keys of an earlier call; -inf: none. */
+typedef struct start {
+    double sink, before, most; /* the larger of both */
+    double max;                /* that, as the softmax keeps it: in units of log2, rounded, finite */
+    double rest;               /* 2^ what rounding took away, unless max is too large to matter */
+} start;
+
+static start start_of(const fattni_fwd_rows *r, int64_t i) {
+    const fattni_problem *const p = r->p;
+    const int64_t row = r->seq->q0 + r->i0 + i;
+    const bool merge = (p->flags & FATTN_MERGE) && i < r->rows;
+    start x = {.sink = -INFINITY, .before = -INFINITY};
+    if (p->sink.present) x.sink = fattni_get(&p->sink, r->h, 0, 0, 0);
+    if (merge) x.before = fattni_get(&p->lse, r->seq->batch, r->h, row, 0);
+    x.most = x.sink > x.before ? x.sink : x.before; /* before, when that is NaN */
+    const double limit = r->k->dtype == FATTN_F64 ? 0x1p1022 : 0x1p126, max = x.most * log2_e;
+    x.max = max > limit ? limit : max < -limit && x.most != -INFINITY ? -limit : max;
+    if (r->k->dtype == FATTN_F32) x.max = (double)(float)x.max;
+    x.rest = fabs(max - x.max) <= 1 ? exp2(max - x.max) : 1;
+    return x;
 }
 
-static double sink_of(const fattni_fwd_rows *r) {
-    return r->p->sink.present ? fattni_get(&r->p->sink, r->h, 0, 0, 0) : -INFINITY;
+/* exp(part - most): never inf - inf. */
+static double weight(double part, double most) {
+    if (part == -INFINITY) return 0;
+    return part == most ? 1 : exp(part - most);
 }
-
-/* A logit of +inf leaves no weight to any key. This maximum does the same and is finite. */
-static const double overwhelming = 0x1p126;
 
 void fattni_fwd_start(const fattni_fwd_rows *r) {
     const fattni_problem *const p = r->p;
     const fattn_dtype type = r->k->dtype;
-    const double sink = sink_of(r) * log2_e;
-    void *const weight = r->decay; /* of o as it stands */
+    void *const kept = r->decay; /* the weight of o as it stands */
     for (int64_t i = 0; i < r->k->rows; ++i) {
-        const double before = (i < r->rows ? merged(r, i) : -INFINITY) * log2_e;
-        const double max = sink > before ? sink : before; /* before, when that is NaN */
-        if (max == INFINITY) {
-            fattni_store(r->max, type, i, overwhelming);
-            fattni_store(r->sum, type, i, 1);
-            fattni_store(weight, type, i, before == INFINITY);
-            continue;
-        }
-        fattni_store(r->max, type, i, max);
-        const double stored = fattni_load(r->max, type, i);
-        const double old = before == -INFINITY ? 0 : exp2(before - stored);
-        fattni_store(r->sum, type, i, old + (sink == -INFINITY ? 0 : exp2(sink - stored)));
-        fattni_store(weight, type, i, old);
+        const start x = start_of(r, i);
+        const double old = weight(x.before, x.most), sink = weight(x.sink, x.most);
+        fattni_store(r->max, type, i, x.max);
+        fattni_store(r->sum, type, i, x.most == INFINITY ? 1 : x.rest * (old + sink));
+        fattni_store(kept, type, i, x.rest * old);
     }
     if (p->flags & FATTN_MERGE)
-        r->k->pack(r->rows, p->Dv, rows_at(r, &p->o), p->o.s[2], weight, r->o);
+        r->k->pack(r->rows, p->Dv, rows_at(r, &p->o), p->o.s[2], kept, r->o);
     else
         memset(r->o, 0, (size_t)p->Dv * FATTNI_TILE_ROW_BYTES);
 }
@@ -110,12 +116,12 @@ void fattni_fwd_tile(const fattni_fwd_rows *r, int64_t j, int64_t keys) {
 void fattni_fwd_finish(const fattni_fwd_rows *r) {
     const fattni_problem *const p = r->p;
     const fattn_dtype type = r->k->dtype;
-    const double sink = sink_of(r);
     void *const inverse = r->decay;
     for (int64_t i = 0; i < r->rows; ++i) {
         const double max = fattni_load(r->max, type, i), sum = fattni_load(r->sum, type, i);
+        const start x = start_of(r, i);
         double L = sum == 0 ? -INFINITY : max * ln_2 + log(sum);
-        if (sink == INFINITY || merged(r, i) == INFINITY) L = INFINITY;
+        if (max == x.max && sum != 0) L = x.most + log(sum / x.rest); /* exactly a sink of 1e38 */
         fattni_store(inverse, type, i, sum == 0 ? 0 : 1 / sum);
         fattni_set(&p->lse, r->seq->batch, r->h, r->seq->q0 + r->i0 + i, 0, L);
     }

@@ -97,6 +97,34 @@ Test(extremes, rows_without_keys_contribute_nothing) {
     }
 }
 
+/* Logits that leave nothing to any key, or take nothing; L is the sink then, to the bit. */
+static void sinks_at_the_ends(attention *a) {
+    static const double ends[] = {-INFINITY, -3e38, -1e38, -1e30, 1e30, 1e38, 3e38, INFINITY};
+    for (int64_t h = 0; h < a->c.Hq; ++h) attention_set(&a->t[T_SINK], &h, ends[h]);
+}
+
+Test(extremes, sinks_at_the_ends) {
+    for (int n = 0; n < 24; ++n) {
+        const attention_case c = {
+            .name = "sinks at the ends", .B = 1, .Hq = 8, .Sq = 70, .Sk = 60, .D = 8, .sink = true,
+            .d_lse = true, .dtype = (fattn_dtype)(FATTN_F64 + n % 4), .wide = n & 4,
+            .flags = (n & 4 ? FATTN_MERGE : 0) | (n & 8 ? FATTN_CAUSAL : 0),
+            .algorithm = n < 16 ? FATTN_ALGO_AUTO : FATTN_ALGO_FLASH1};
+        tiles_check_changed(&c, true, sinks_at_the_ends, (fattn_tolerance){0});
+        fattn_ctx *const ctx = attention_context(1);
+        attention *const a = attention_new(ctx, &c);
+        sinks_at_the_ends(a);
+        if (c.flags & FATTN_MERGE) attention_start(a, T_LSE, -INFINITY);
+        attention_forward(a, LIBRARY);
+        for (int64_t h = 4; h < 8; ++h)
+            for (int64_t i = 0; i < c.Sq; ++i)
+                cr_assert_eq(attention_get(&a->t[T_LSE], (int64_t[]){0, h, i}),
+                             attention_get(&a->t[T_SINK], &h));
+        attention_free(a);
+        fattn_ctx_destroy(ctx);
+    }
+}
+
 /* A K whose rows repeat one row (stride 0) gives uniform weights; V is its mean. */
 Test(extremes, equal_keys) {
     fattn_ctx *const ctx = attention_context(2);
