@@ -4,20 +4,28 @@
 
 enum { FIRST_CAPACITY = 16, CHUNKS_SEEN = 8 };
 
+static fattn_status get(const fattni_arena *a, size_t bytes, void **out) {
+    return (a->on_host ? fattni_host_alloc : fattni_alloc)(a->ctx, bytes, out);
+}
+
+static void give_back(const fattni_arena *a, void *p, size_t bytes) {
+    (a->on_host ? fattni_host_free : fattni_free)(a->ctx, p, bytes);
+}
+
 /* Chunks are made as large as the piece that needs them, not in powers of two: the peak of the
    first step is then the true need, too. */
 static fattn_status add_chunk(fattni_arena *a, size_t bytes) {
     if (a->count == a->capacity) {
         const int capacity = a->capacity ? 2 * a->capacity : FIRST_CAPACITY;
         void *chunks;
-        FATTNI_TRY(fattni_alloc(a->ctx, (size_t)capacity * sizeof *a->chunks, &chunks));
+        FATTNI_TRY(fattni_host_alloc(a->ctx, (size_t)capacity * sizeof *a->chunks, &chunks));
         if (a->count) memcpy(chunks, a->chunks, (size_t)a->count * sizeof *a->chunks);
-        fattni_free(a->ctx, a->chunks, (size_t)a->capacity * sizeof *a->chunks);
+        fattni_host_free(a->ctx, a->chunks, (size_t)a->capacity * sizeof *a->chunks);
         a->chunks = chunks;
         a->capacity = capacity;
     }
     void *p;
-    FATTNI_TRY(fattni_alloc(a->ctx, bytes, &p));
+    FATTNI_TRY(get(a, bytes, &p));
     a->chunks[a->count++] = (fattni_chunk){.p = p, .bytes = bytes};
     return FATTN_OK;
 }
@@ -42,7 +50,7 @@ fattn_status fattni_arena_take(fattni_arena *a, size_t bytes, void **out) {
 }
 
 static void free_chunks(fattni_arena *a) {
-    for (int i = 0; i < a->count; ++i) fattni_free(a->ctx, a->chunks[i].p, a->chunks[i].bytes);
+    for (int i = 0; i < a->count; ++i) give_back(a, a->chunks[i].p, a->chunks[i].bytes);
     a->count = 0;
 }
 
@@ -58,7 +66,7 @@ void fattni_arena_reset(fattni_arena *a) {
 
 void fattni_arena_free(fattni_arena *a) {
     free_chunks(a);
-    fattni_free(a->ctx, a->chunks, (size_t)a->capacity * sizeof *a->chunks);
+    fattni_host_free(a->ctx, a->chunks, (size_t)a->capacity * sizeof *a->chunks);
     a->chunks = NULL;
     a->capacity = 0;
     a->used = 0;

@@ -14,6 +14,7 @@ typedef struct fattni_arena {
     fattn_ctx *ctx;
     size_t align; /* of each piece, a power of two up to FATTNI_ALIGN */
     size_t least; /* bytes of the smallest chunk */
+    bool on_host; /* records: in the host's memory also beside a GPU */
     fattni_chunk *chunks;
     int count, capacity;
     size_t used; /* bytes handed out since the last reset, padding included */

@@ -5,6 +5,8 @@
 #define BODY "op_add.inc"
 #include "reals.inc"
 
+static const fattni_elements sum = {add_f32, add_f64, FATTNI_ADD};
+
 static fattn_status infer(fattn_op_call *c) {
     FATTNI_TRY(fattni_check_real(c, "add", "a", 0));
     FATTNI_TRY(fattni_check_real(c, "add", "b", 1));
@@ -18,20 +20,17 @@ static fattn_status infer(fattn_op_call *c) {
 
 static fattn_status forward(fattn_op_call *c) {
     const fattn_tensor *const t[] = {&c->out[0], &c->in[0], &c->in[1]};
-    fattni_each(c->ctx, t, 3, c->out[0].dtype == FATTN_F64 ? add_f64 : add_f32, NULL);
-    return FATTN_OK;
+    return fattni_each_element(c->ctx, &sum, t, 3, true);
 }
 
 static fattn_status backward(fattn_op_call *c) {
     FATTNI_TRY(fattni_check_gradients(c, "add"));
     const fattn_tensor *dy = &c->d_out[0], *da = &c->d_in[0], *db = &c->d_in[1];
-    if (da->data) fattni_accumulate(c->ctx, da, dy, c->d_in_fresh[0]);
+    if (da->data) FATTNI_TRY(fattni_accumulate(c->ctx, da, dy, c->d_in_fresh[0]));
     if (!db->data) return FATTN_OK;
     if (fattn_tensor_numel(db) == fattn_tensor_numel(dy))
-        fattni_accumulate(c->ctx, db, dy, c->d_in_fresh[1]);
-    else
-        fattni_reduce(c->ctx, db, c->d_in_fresh[1], dy, NULL, c->workspace);
-    return FATTN_OK;
+        return fattni_accumulate(c->ctx, db, dy, c->d_in_fresh[1]);
+    return fattni_reduce(c->ctx, db, c->d_in_fresh[1], dy, NULL, c->workspace);
 }
 
 const fattn_op_def fattni_op_add = {.struct_size = sizeof(fattn_op_def),

@@ -3,6 +3,7 @@
 
    o is laid out [B,S,H,D], so that merging the heads is a view. Gradients go straight to where the
    tape wants them, d_in_fresh 0 being a FATTN_ACC flag. */
+#include "op_device.h"
 #include "tape_nodes.h"
 
 #include <string.h>
@@ -44,14 +45,6 @@ static bool has_lengths(const fattn_op_call *c) {
     return c->in[SEQLENS_Q].dtype || c->in[SEQLENS_K].dtype || c->in[CU_SEQLENS_Q].dtype;
 }
 
-static fattn_status fill_zero(fattn_ctx *ctx, const fattn_tensor *t) {
-    static const double zero = 0;
-    fattn_tensor source = *t;
-    memset(source.stride, 0, sizeof source.stride);
-    memcpy(&source.data, &(const void *){&zero}, sizeof source.data); /* copy only reads it */
-    return fattn_tensor_copy(ctx, t, &source);
-}
-
 static fattn_status check(const fattn_op_call *c) {
     const fattn_attention_params *p = c->attr;
     static const char *const names[] = {"q", "k", "v"};
@@ -72,6 +65,11 @@ static fattn_status check(const fattn_op_call *c) {
                               "attention: ALiBi slopes have no gradient: make them an input or a "
                               "frozen parameter");
     return FATTN_OK;
+}
+
+/* A row of zeros at the end of backward's workspace, where the host's are out of reach. */
+static size_t zeros_room(const fattn_op_call *c) {
+    return c->ctx->device == FATTN_CPU ? 0 : MAX_HEAD_DIM * sizeof(double);
 }
 
 /* Backward will see the same set of gradients as the query that plans for it. */
@@ -107,14 +105,15 @@ static fattn_status infer(fattn_op_call *c) {
     fattn_attention_plan plan = {.struct_size = sizeof plan};
     FATTNI_TRY(fattn_attention_query(c->ctx, c->attr, &io, &plan));
     c->fwd_workspace = plan.fwd_workspace;
-    c->bwd_workspace = plan.bwd_workspace;
+    c->bwd_workspace = plan.bwd_workspace + zeros_room(c);
     c->saved_bytes = plan.saved_bytes;
     return FATTN_OK;
 }
 
 static fattn_status forward(fattn_op_call *c) {
     const fattn_attention_io io = forward_io(c);
-    for (int i = O; i < OUTPUTS && has_lengths(c); ++i) FATTNI_TRY(fill_zero(c->ctx, &c->out[i]));
+    for (int i = O; i < OUTPUTS && has_lengths(c); ++i)
+        FATTNI_TRY(fattni_fill(c->ctx, &c->out[i], 0, true));
     return fattn_attention_fwd(c->ctx, c->attr, &io);
 }
 
@@ -125,9 +124,14 @@ static fattn_status backward(fattn_op_call *c) {
     memset(no_d_o.stride, 0, sizeof no_d_o.stride);
     no_d_o.stride[3] = 1;
     memcpy(&no_d_o.data, &(const void *){zeros}, sizeof no_d_o.data); /* only read */
+    const size_t room = zeros_room(c), workspace = c->bwd_workspace - room;
+    if (room && !c->d_out[O].data) {
+        no_d_o.data = (char *)c->workspace + workspace;
+        FATTNI_TRY(fattni_zero(c->ctx, no_d_o.data, room, room, 1));
+    }
 
     fattn_attention_io io = forward_io(c);
-    io.workspace_bytes = c->bwd_workspace;
+    io.workspace_bytes = workspace;
     io.d_o = c->d_out[O].data ? &c->d_out[O] : &no_d_o;
     io.d_lse = if_data(&c->d_out[LSE]);
     io.dq = if_data(&c->d_in[Q]);
@@ -152,7 +156,7 @@ static fattn_status backward(fattn_op_call *c) {
         if (!c->d_in_fresh[i])
             p.flags |= gradients[n].accumulate;
         else if (has_lengths(c))
-            FATTNI_TRY(fill_zero(c->ctx, &c->d_in[i]));
+            FATTNI_TRY(fattni_fill(c->ctx, &c->d_in[i], 0, true));
     }
     return fattn_attention_bwd(c->ctx, &p, &io);
 }

@@ -30,8 +30,8 @@ static fattn_status forward(fattn_op_call *c) {
 }
 
 static fattn_status backward(fattn_op_call *c) {
-    if (c->d_in[0].data) fattni_accumulate(c->ctx, &c->d_in[0], &c->d_out[0], c->d_in_fresh[0]);
-    return FATTN_OK;
+    if (!c->d_in[0].data) return FATTN_OK;
+    return fattni_accumulate(c->ctx, &c->d_in[0], &c->d_out[0], c->d_in_fresh[0]);
 }
 
 const fattn_op_def fattni_op_cast = {.struct_size = sizeof(fattn_op_def),

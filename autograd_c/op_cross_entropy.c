@@ -4,12 +4,13 @@
    kept rows, and of each row its maximum and the sum of exp(x - max): unlike their joint logarithm
    they keep the gradient exact when logits are large. */
 #include "expf.h"
+#include "op_loss.h"
 #include "targets.h"
 
 #include <math.h>
 #include <string.h>
 
-enum { LOGITS = 0, TARGET = 1, ELEMENTS_PER_TASK = 16384 };
+enum { LOGITS = FATTNI_LOSS_LOGITS, TARGET = FATTNI_CROSS_ENTROPY_TARGET, ELEMENTS_PER_TASK = 16384 };
 
 typedef struct row_state {
     double max, sum;
@@ -50,14 +51,18 @@ static fattn_status infer(fattn_op_call *c) {
     FATTNI_TRY(fattni_check_i32(c, op, "target", TARGET));
     FATTNI_TRY(fattni_check_per_row(c, op, "target", TARGET, "logits", LOGITS));
     FATTNI_TRY(fattni_check_extents(c, op));
-    const fattni_rows x = fattni_rows_of(&c->in[LOGITS]);
-    c->out[0].dtype = c->in[LOGITS].dtype;
-    c->saved_bytes = 2 * sizeof(double) + (size_t)x.count * sizeof(row_state);
-    c->fwd_workspace = (size_t)fattni_ceil_div(x.count, rows_per_task(x.columns)) * sizeof(double);
+    c->out[0].dtype = c->in[LOGITS].dtype == FATTN_F64 ? FATTN_F64 : FATTN_F32;
+    fattni_code_of(c, FATTNI_CROSS_ENTROPY)->plan(c);
     return FATTN_OK;
 }
 
-static fattn_status forward(fattn_op_call *c) {
+static void plan_cpu(fattn_op_call *c) {
+    const fattni_rows x = fattni_rows_of(&c->in[LOGITS]);
+    c->saved_bytes = 2 * sizeof(double) + (size_t)x.count * sizeof(row_state);
+    c->fwd_workspace = (size_t)fattni_ceil_div(x.count, rows_per_task(x.columns)) * sizeof(double);
+}
+
+static fattn_status forward_cpu(fattn_op_call *c) {
     job j = job_of(c);
     const int64_t tasks = fattni_ceil_div(j.x.count, j.rows_per_task);
     int64_t kept;
@@ -77,8 +82,7 @@ static fattn_status forward(fattn_op_call *c) {
     return FATTN_OK;
 }
 
-static fattn_status backward(fattn_op_call *c) {
-    FATTNI_TRY(fattni_check_gradients(c, "cross_entropy"));
+static fattn_status backward_cpu(fattn_op_call *c) {
     if (!c->d_in[LOGITS].data) return FATTN_OK;
     job j = job_of(c);
     const bool wide = c->out[0].dtype == FATTN_F64;
@@ -89,6 +93,17 @@ static fattn_status backward(fattn_op_call *c) {
     fattni_parallel(c->ctx, fattni_ceil_div(j.x.count, j.rows_per_task),
                     wide ? backward_f64 : backward_f32, &j);
     return FATTN_OK;
+}
+
+const fattni_code fattni_cross_entropy_cpu = {plan_cpu, forward_cpu, backward_cpu};
+
+static fattn_status forward(fattn_op_call *c) {
+    return fattni_code_of(c, FATTNI_CROSS_ENTROPY)->forward(c);
+}
+
+static fattn_status backward(fattn_op_call *c) {
+    FATTNI_TRY(fattni_check_gradients(c, "cross_entropy"));
+    return fattni_code_of(c, FATTNI_CROSS_ENTROPY)->backward(c);
 }
 
 const fattn_op_def fattni_op_cross_entropy = {.struct_size = sizeof(fattn_op_def),

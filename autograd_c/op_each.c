@@ -132,6 +132,12 @@ typedef struct reduction {
 #define BODY "op_each.inc"
 #include "reals.inc"
 
+typedef struct filling {
+    double value;
+    int32_t dtype;
+    bool fresh;
+} filling;
+
 static void accumulate_any(void *const *p, const int64_t *step, int64_t n, const void *arg) {
     const int32_t *dtype = arg; /* of d, of x, fresh */
     for (int64_t i = 0; i < n; ++i) {
@@ -140,9 +146,37 @@ static void accumulate_any(void *const *p, const int64_t *step, int64_t n, const
     }
 }
 
-void fattni_accumulate(const fattn_ctx *ctx, const fattn_tensor *d, const fattn_tensor *x,
-                       bool fresh) {
+static void fill_any(void *const *p, const int64_t *step, int64_t n, const void *arg) {
+    const filling *f = arg;
+    for (int64_t i = 0; i < n; ++i)
+        fattni_store(p[0], f->dtype, i * step[0],
+                     f->value + (f->fresh ? 0 : fattni_load(p[0], f->dtype, i * step[0])));
+}
+
+fattn_status fattni_fill(fattn_ctx *ctx, const fattn_tensor *d, double value, bool fresh) {
+#ifdef FATTNI_HAVE_CUDA
+    if (ctx->device == FATTN_CUDA)
+        return fattni_cuda_each(ctx, FATTNI_FILL, &d, 1, fresh, value);
+#endif
+    fattni_each(ctx, &d, 1, fill_any, &(filling){value, d->dtype, fresh});
+    return FATTN_OK;
+}
+
+fattn_status fattni_each_element(fattn_ctx *ctx, const fattni_elements *f,
+                                 const fattn_tensor *const *t, int n, bool fresh) {
+#ifdef FATTNI_HAVE_CUDA
+    if (ctx->device == FATTN_CUDA) return fattni_cuda_each(ctx, f->what, t, n, fresh, 0);
+#endif
+    fattni_each(ctx, t, n, t[0]->dtype == FATTN_F64 ? f->f64 : f->f32, &fresh);
+    return FATTN_OK;
+}
+
+fattn_status fattni_accumulate(fattn_ctx *ctx, const fattn_tensor *d, const fattn_tensor *x,
+                               bool fresh) {
     const fattn_tensor *const t[] = {d, x};
+#ifdef FATTNI_HAVE_CUDA
+    if (ctx->device == FATTN_CUDA) return fattni_cuda_each(ctx, FATTNI_PUT, t, 2, fresh, 0);
+#endif
     const int32_t any[] = {d->dtype, x->dtype, fresh};
     if (d->dtype != x->dtype)
         fattni_each(ctx, t, 2, accumulate_any, any);
@@ -152,6 +186,7 @@ void fattni_accumulate(const fattn_ctx *ctx, const fattn_tensor *d, const fattn_
         fattni_each(ctx, t, 2, put_f32, &fresh);
     else
         fattni_each(ctx, t, 2, accumulate_any, any);
+    return FATTN_OK;
 }
 
 static void reduce_f32_task(void *arg, int64_t task, int thread) {
@@ -195,14 +230,20 @@ static int64_t parts_of(const fattn_tensor *d, const fattn_tensor *x) {
 }
 
 size_t fattni_reduce_workspace(const fattn_tensor *d, const fattn_tensor *x) {
+#ifdef FATTNI_HAVE_CUDA
+    if (x->device == FATTN_CUDA) return fattni_cuda_reduce_workspace(d, x);
+#endif
     const int64_t parts = parts_of(d, x);
     return parts > 1 ? fattni_tensor_bytes(d) * (size_t)parts : 0;
 }
 
-void fattni_reduce(const fattn_ctx *ctx, const fattn_tensor *d, bool fresh, const fattn_tensor *x,
-                   const fattn_tensor *y, void *workspace) {
+fattn_status fattni_reduce(fattn_ctx *ctx, const fattn_tensor *d, bool fresh, const fattn_tensor *x,
+                           const fattn_tensor *y, void *workspace) {
+#ifdef FATTNI_HAVE_CUDA
+    if (ctx->device == FATTN_CUDA) return fattni_cuda_reduce(ctx, d, fresh, x, y, workspace);
+#endif
     const int64_t parts = parts_of(d, x), kept = fattn_tensor_numel(d);
-    if (kept == 0) return;
+    if (kept == 0) return FATTN_OK;
     fattn_tensor target = *d;
     if (parts > 1)
         target = fattn_tensor_view(workspace, (fattn_dtype)d->dtype, (fattn_device)d->device,
@@ -222,11 +263,12 @@ void fattni_reduce(const fattn_ctx *ctx, const fattn_tensor *d, bool fresh, cons
                        .d = target.data,
                        .x = x->data,
                        .y = y ? y->data : NULL});
-    if (parts == 1) return;
+    if (parts == 1) return FATTN_OK;
     grid sums = {.count = 1};
     push(&sums, parts, (const int64_t[FATTNI_OPERANDS]){0, kept});
     for (int i = 0; i < d->ndim; ++i)
         push(&sums, d->shape[i], (const int64_t[FATTNI_OPERANDS]){d->stride[i], target.stride[i]});
     reduce(ctx, &sums, d->dtype,
            (reduction){.parts = 1, .fresh = fresh, .d = d->data, .x = workspace});
+    return FATTN_OK;
 }

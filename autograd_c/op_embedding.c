@@ -1,11 +1,14 @@
 /* y[r, :] = table[ids[r], :]; table [V,C], ids I32 [..]. Backward: dtable[v, :] = the sum of dy[r, :]
    over the rows with ids[r] = v, in ascending order of r: rows are sorted by id (a counting sort) and
-   each task owns some of the table. An id outside 0..V-1 is FATTN_E_ARG. Saves nothing. */
+   each task owns some of the table. An id outside 0..V-1 is FATTN_E_ARG on the CPU, a row of NaN on a
+   GPU. Saves nothing. */
+#include "op_embedding.h"
 #include "ops.h"
 
 #include <string.h>
 
-enum { TABLE = 0, IDS = 1, ROWS_PER_TASK = 128, ENTRIES = 32, COLUMNS = 256 };
+enum { TABLE = FATTNI_EMBEDDING_TABLE, IDS = FATTNI_EMBEDDING_IDS };
+enum { ROWS_PER_TASK = 128, ENTRIES = 32, COLUMNS = 256 };
 
 static fattn_status infer(fattn_op_call *c) {
     FATTNI_TRY(fattni_check_real(c, "embedding", "table", TABLE));
@@ -21,12 +24,17 @@ static fattn_status infer(fattn_op_call *c) {
         c->out[0].shape[d] = ids->shape[d];
     c->out[0].shape[ids->ndim] = table->shape[1];
     FATTNI_TRY(fattni_check_extents(c, "embedding"));
-    const int64_t rows = fattn_tensor_numel(ids), V = table->shape[0];
+    const int64_t rows = fattn_tensor_numel(ids);
     if (rows > INT32_MAX)
         return fattn_ctx_fail(c->ctx, FATTN_E_UNSUPPORTED, "embedding: %lld ids, at most %d",
                               (long long)rows, INT32_MAX);
-    if (c->wanted[TABLE]) c->bwd_workspace = (size_t)(V + 1 + rows) * sizeof(int32_t);
+    fattni_code_of(c, FATTNI_EMBEDDING)->plan(c);
     return FATTN_OK;
+}
+
+static void plan_cpu(fattn_op_call *c) {
+    const int64_t rows = fattn_tensor_numel(&c->in[IDS]), V = c->in[TABLE].shape[0];
+    if (c->wanted[TABLE]) c->bwd_workspace = (size_t)(V + 1 + rows) * sizeof(int32_t);
 }
 
 /* ids[r] */
@@ -61,7 +69,7 @@ static void copy_rows(void *arg, int64_t task, int thread) {
                (size_t)(j->C * size));
 }
 
-static fattn_status forward(fattn_op_call *c) {
+static fattn_status forward_cpu(fattn_op_call *c) {
     job j = job_of(c);
     const int64_t rows = fattn_tensor_numel(&c->in[IDS]), V = c->in[TABLE].shape[0];
     for (int64_t r = 0; r < rows; ++r) {
@@ -93,8 +101,7 @@ static void sort_rows(job *j, int32_t *end, int32_t *row) {
     j->row = row;
 }
 
-static fattn_status backward(fattn_op_call *c) {
-    FATTNI_TRY(fattni_check_gradients(c, "embedding"));
+static fattn_status backward_cpu(fattn_op_call *c) {
     if (!c->d_in[TABLE].data) return FATTN_OK;
     job j = job_of(c);
     const int64_t V = c->in[TABLE].shape[0];
@@ -105,6 +112,17 @@ static fattn_status backward(fattn_op_call *c) {
     fattni_parallel(c->ctx, fattni_ceil_div(V, ENTRIES) * j.chunks,
                     c->in[TABLE].dtype == FATTN_F64 ? add_rows_f64 : add_rows_f32, &j);
     return FATTN_OK;
+}
+
+const fattni_code fattni_embedding_cpu = {plan_cpu, forward_cpu, backward_cpu};
+
+static fattn_status forward(fattn_op_call *c) {
+    return fattni_code_of(c, FATTNI_EMBEDDING)->forward(c);
+}
+
+static fattn_status backward(fattn_op_call *c) {
+    FATTNI_TRY(fattni_check_gradients(c, "embedding"));
+    return fattni_code_of(c, FATTNI_EMBEDDING)->backward(c);
 }
 
 const fattn_op_def fattni_op_embedding = {.struct_size = sizeof(fattn_op_def),

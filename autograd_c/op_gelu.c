@@ -9,7 +9,8 @@
 #include "reals.inc"
 
 static const fattni_unary gelu = {"gelu", forward_f32_by_isa, forward_f64_by_isa,
-                                  backward_f32_by_isa, backward_f64_by_isa};
+                                  backward_f32_by_isa, backward_f64_by_isa,
+                                  FATTNI_GELU, FATTNI_GELU_BACK};
 
 static fattn_status infer(fattn_op_call *c) { return fattni_unary_infer(c, &gelu); }
 static fattn_status forward(fattn_op_call *c) { return fattni_unary_forward(c, &gelu); }

@@ -63,7 +63,8 @@ static fattn_status backward(fattn_op_call *c) {
         const fattni_product p = {
             .a = &dy.t, .b = &c->in[W], .c = &flat.t, .add = flat.in_place && !c->d_in_fresh[X]};
         FATTNI_TRY(fattni_product_run(c->ctx, &p, workspace));
-        if (!flat.in_place) fattni_flat_add_to(c->ctx, &flat, dx, c->d_in_fresh[X]);
+        if (!flat.in_place)
+            FATTNI_TRY(fattni_flat_add_to(c->ctx, &flat, dx, c->d_in_fresh[X]));
     }
     if (dw->data) {
         void *workspace = c->workspace;
@@ -73,8 +74,8 @@ static fattn_status backward(fattn_op_call *c) {
             .a = &dy.t, .b = &x.t, .c = dw, .trans_a = true, .add = !c->d_in_fresh[W]};
         FATTNI_TRY(fattni_product_run(c->ctx, &p, workspace));
     }
-    if (db->data) fattni_reduce(c->ctx, db, c->d_in_fresh[BIAS], &dy.t, NULL, c->workspace);
-    return FATTN_OK;
+    if (!db->data) return FATTN_OK;
+    return fattni_reduce(c->ctx, db, c->d_in_fresh[BIAS], &dy.t, NULL, c->workspace);
 }
 
 const fattn_op_def fattni_op_linear = {.struct_size = sizeof(fattn_op_def),

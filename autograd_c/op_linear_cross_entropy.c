@@ -7,12 +7,13 @@
    backward only, which follow one another when the loss is the end of the graph. When no gradient is
    wanted, forward computes the loss alone. */
 #include "expf.h"
+#include "op_loss.h"
 #include "targets.h"
 
 #include <math.h>
 #include <string.h>
 
-enum { X = 0, W = 1, TARGET = 2 };
+enum { X = FATTNI_LOSS_X, W = FATTNI_LOSS_W, TARGET = FATTNI_LINEAR_CROSS_ENTROPY_TARGET };
 /* A chunk has about a million logits, yet enough rows for the products to be fast. */
 enum { CHUNK_LOGITS = 1 << 20, LEAST_ROWS = 256, MOST_ROWS = 2048, ELEMENTS_PER_TASK = 16384 };
 
@@ -86,14 +87,19 @@ static fattn_status infer(fattn_op_call *c) {
     FATTNI_TRY(fattni_check_extents(c, op));
     const plan p = plan_of(c);
     FATTNI_TRY(fattni_check_product(c, op, p.R, p.V, p.K));
-    c->out[0].dtype = x->dtype;
+    c->out[0].dtype = x->dtype == FATTN_F64 ? FATTN_F64 : FATTN_F32;
+    fattni_code_of(c, FATTNI_LINEAR_CROSS_ENTROPY)->plan(c);
+    return FATTN_OK;
+}
+
+static void plan_cpu(fattn_op_call *c) {
+    const plan p = plan_of(c);
     const fattn_tensor logits = matrix(&p, p.chunk, p.V, NULL);
     const size_t full = product_room(&p, p.chunk), last = product_room(&p, p.R % p.chunk);
     c->fwd_workspace = fattni_room(fattni_flat_bytes(&p.x)) + fattni_room(loss_bytes(&p)) +
                        fattni_room(fattni_tensor_bytes(&logits)) + (full > last ? full : last);
-    if (p.want_dx) c->saved_bytes += fattni_room(fattni_tensor_bytes(x));
-    if (p.want_dw) c->saved_bytes += fattni_room(fattni_tensor_bytes(w));
-    return FATTN_OK;
+    if (p.want_dx) c->saved_bytes += fattni_room(fattni_tensor_bytes(&c->in[X]));
+    if (p.want_dw) c->saved_bytes += fattni_room(fattni_tensor_bytes(&c->in[W]));
 }
 
 typedef struct job {
@@ -135,7 +141,7 @@ static void *saved_dw(const fattn_op_call *c) {
     return c->wanted[W] ? (char *)c->saved + dx : NULL;
 }
 
-static fattn_status forward(fattn_op_call *c) {
+static fattn_status forward_cpu(fattn_op_call *c) {
     plan p = plan_of(c);
     job j = {.p = &p, .target = fattni_targets_of(&c->in[TARGET], *(const int32_t *)c->attr)};
     int64_t kept;
@@ -160,8 +166,7 @@ static fattn_status forward(fattn_op_call *c) {
     return FATTN_OK;
 }
 
-static fattn_status backward(fattn_op_call *c) {
-    FATTNI_TRY(fattni_check_gradients(c, "linear_cross_entropy"));
+static fattn_status backward_cpu(fattn_op_call *c) {
     const bool wide = c->in[X].dtype == FATTN_F64;
     const void *d = c->d_out[0].data;
     for (int i = X; i <= W; ++i) {
@@ -172,6 +177,17 @@ static fattn_status backward(fattn_op_call *c) {
         fattni_each(c->ctx, t, 2, wide ? scale_f64 : scale_f32, &s);
     }
     return FATTN_OK;
+}
+
+const fattni_code fattni_linear_cross_entropy_cpu = {plan_cpu, forward_cpu, backward_cpu};
+
+static fattn_status forward(fattn_op_call *c) {
+    return fattni_code_of(c, FATTNI_LINEAR_CROSS_ENTROPY)->forward(c);
+}
+
+static fattn_status backward(fattn_op_call *c) {
+    FATTNI_TRY(fattni_check_gradients(c, "linear_cross_entropy"));
+    return fattni_code_of(c, FATTNI_LINEAR_CROSS_ENTROPY)->backward(c);
 }
 
 const fattn_op_def fattni_op_linear_cross_entropy = {.struct_size = sizeof(fattn_op_def),

@@ -44,8 +44,7 @@ static fattn_status forward(fattn_op_call *c) {
 
 static fattn_status backward(fattn_op_call *c) {
     const fattn_tensor dx = by_row(&c->d_in[0]), dy = split(&c->d_out[0], &c->in[0]);
-    if (dx.data) fattni_accumulate(c->ctx, &dx, &dy, c->d_in_fresh[0]);
-    return FATTN_OK;
+    return dx.data ? fattni_accumulate(c->ctx, &dx, &dy, c->d_in_fresh[0]) : FATTN_OK;
 }
 
 const fattn_op_def fattni_op_merge = {.struct_size = sizeof(fattn_op_def),

@@ -5,6 +5,8 @@
 #define BODY "op_mul.inc"
 #include "reals.inc"
 
+static const fattni_elements product = {mul_f32, mul_f64, FATTNI_MUL};
+
 static fattn_status infer(fattn_op_call *c) {
     FATTNI_TRY(fattni_check_real(c, "mul", "a", 0));
     FATTNI_TRY(fattni_check_real(c, "mul", "b", 1));
@@ -16,28 +18,25 @@ static fattn_status infer(fattn_op_call *c) {
     return FATTN_OK;
 }
 
-static void multiply(const fattn_op_call *c, const fattn_tensor *d, bool fresh,
-                     const fattn_tensor *x, const fattn_tensor *y) {
+static fattn_status multiply(const fattn_op_call *c, const fattn_tensor *d, bool fresh,
+                             const fattn_tensor *x, const fattn_tensor *y) {
     const fattn_tensor *const t[] = {d, x, y};
-    fattni_each(c->ctx, t, 3, d->dtype == FATTN_F64 ? mul_f64 : mul_f32, &fresh);
+    return fattni_each_element(c->ctx, &product, t, 3, fresh);
 }
 
 static fattn_status forward(fattn_op_call *c) {
-    multiply(c, &c->out[0], true, &c->in[0], &c->in[1]);
-    return FATTN_OK;
+    return multiply(c, &c->out[0], true, &c->in[0], &c->in[1]);
 }
 
 static fattn_status backward(fattn_op_call *c) {
     FATTNI_TRY(fattni_check_gradients(c, "mul"));
     const fattn_tensor *a = &c->in[0], *b = &c->in[1], *dy = &c->d_out[0];
     const fattn_tensor *da = &c->d_in[0], *db = &c->d_in[1];
-    if (da->data) multiply(c, da, c->d_in_fresh[0], dy, b);
+    if (da->data) FATTNI_TRY(multiply(c, da, c->d_in_fresh[0], dy, b));
     if (!db->data) return FATTN_OK;
     if (fattn_tensor_numel(db) == fattn_tensor_numel(dy))
-        multiply(c, db, c->d_in_fresh[1], dy, a);
-    else
-        fattni_reduce(c->ctx, db, c->d_in_fresh[1], dy, a, c->workspace);
-    return FATTN_OK;
+        return multiply(c, db, c->d_in_fresh[1], dy, a);
+    return fattni_reduce(c->ctx, db, c->d_in_fresh[1], dy, a, c->workspace);
 }
 
 const fattn_op_def fattni_op_mul = {.struct_size = sizeof(fattn_op_def),

@@ -7,17 +7,14 @@
    Backward, with g = dy gain: dx = r (g - mean(g) - h mean(g h)), without mean(g) for rmsnorm;
    dgain = sum over rows of dy h, dbias = sum of dy. Saves mean (layernorm) and r of each row. Sums
    of a row are in double; dgain and dbias are summed within a block of rows first, in x's type. */
+#include "op_norm.h"
 #include "ops.h"
 
 #include <math.h>
 #include <string.h>
 
-typedef struct norm {
-    float eps;
-    int32_t centred; /* layernorm */
-} norm;
-
-enum { X = 0, GAIN = 1, BIAS = 2 };
+typedef fattni_norm norm;
+enum { X = FATTNI_NORM_X, GAIN = FATTNI_NORM_GAIN, BIAS = FATTNI_NORM_BIAS };
 /* Rows of a task: enough to pay for it; so many that at most 256 partial sums are kept. */
 enum { LEAST_ROWS = 16, MOST_BLOCKS = 256, SUMS = 128 };
 
@@ -67,24 +64,27 @@ static fattn_status infer_as(fattn_op_call *c, const char *op) {
         return fattn_ctx_fail(c->ctx, FATTN_E_ARG, "%s: eps is %g", op, (double)a->eps);
     fattni_out_like(c, X);
     FATTNI_TRY(fattni_check_extents(c, op));
-    const size_t size = fattn_dtype_size((fattn_dtype)c->in[X].dtype);
-    const int64_t rows = fattni_rows_of(&c->in[X]).count;
-    const bool sums = c->wanted[GAIN] || (c->n_in > BIAS && c->wanted[BIAS]);
-    c->saved_bytes = (size_t)rows * size * (a->centred ? 2 : 1);
-    if (sums)
-        c->bwd_workspace = (size_t)(fattni_ceil_div(rows, rows_per_task(rows)) * 2 * C) * size;
+    fattni_code_of(c, FATTNI_NORM)->plan(c);
     return FATTN_OK;
 }
 
-static fattn_status forward(fattn_op_call *c) {
+static void plan_cpu(fattn_op_call *c) {
+    const fattni_rows x = fattni_rows_of(&c->in[X]);
+    const size_t size = fattn_dtype_size((fattn_dtype)c->in[X].dtype);
+    const int64_t blocks = fattni_ceil_div(x.count, rows_per_task(x.count));
+    const bool sums = c->wanted[GAIN] || (c->n_in > BIAS && c->wanted[BIAS]);
+    c->saved_bytes = (size_t)x.count * size * (((const norm *)c->attr)->centred ? 2 : 1);
+    if (sums) c->bwd_workspace = (size_t)(blocks * 2 * x.columns) * size;
+}
+
+static fattn_status forward_cpu(fattn_op_call *c) {
     job j = job_of(c);
     fattni_parallel(c->ctx, fattni_ceil_div(j.x.count, j.rows_per_task),
                     c->out[0].dtype == FATTN_F64 ? forward_f64 : forward_f32, &j);
     return FATTN_OK;
 }
 
-static fattn_status backward_as(fattn_op_call *c, const char *op) {
-    FATTNI_TRY(fattni_check_gradients(c, op));
+static fattn_status backward_cpu(fattn_op_call *c) {
     job j = job_of(c);
     j.dx = fattni_rows_of(&c->d_in[X]);
     const bool wide = c->out[0].dtype == FATTN_F64;
@@ -99,6 +99,15 @@ static fattn_status backward_as(fattn_op_call *c, const char *op) {
         (wide ? add_blocks_f64 : add_blocks_f32)(&j, blocks, which, d, c->d_in_fresh[GAIN + which]);
     }
     return FATTN_OK;
+}
+
+const fattni_code fattni_norm_cpu = {plan_cpu, forward_cpu, backward_cpu};
+
+static fattn_status forward(fattn_op_call *c) { return fattni_code_of(c, FATTNI_NORM)->forward(c); }
+
+static fattn_status backward_as(fattn_op_call *c, const char *op) {
+    FATTNI_TRY(fattni_check_gradients(c, op));
+    return fattni_code_of(c, FATTNI_NORM)->backward(c);
 }
 
 static fattn_status infer_layernorm(fattn_op_call *c) { return infer_as(c, "layernorm"); }

@@ -5,15 +5,12 @@
 
    Backward turns dy by -a. Angles, cosines and sines are computed in double, once per row for all
    heads of the batch. Saves nothing. */
+#include "op_rope.h"
 #include "ops.h"
 
 #include <math.h>
 
-typedef struct rope {
-    int64_t position;
-    float base;
-    int32_t reserved;
-} rope;
+typedef fattni_rope rope;
 
 enum { POSITIONS_PER_TASK = 16, ELEMENTS_PER_TASK = 8192 };
 
@@ -41,10 +38,14 @@ static fattn_status infer(fattn_op_call *c) {
         return fattn_ctx_fail(c->ctx, FATTN_E_ARG, "rope: base is %g", (double)a->base);
     fattni_out_like(c, 0);
     FATTNI_TRY(fattni_check_extents(c, "rope"));
-    const size_t size = fattn_dtype_size((fattn_dtype)x->dtype);
-    c->fwd_workspace = (size_t)(x->shape[2] * x->shape[3]) * size;
-    c->bwd_workspace = c->fwd_workspace;
+    fattni_code_of(c, FATTNI_ROPE)->plan(c);
     return FATTN_OK;
+}
+
+static void plan_cpu(fattn_op_call *c) {
+    const fattn_tensor *const x = &c->in[0];
+    const size_t size = fattn_dtype_size((fattn_dtype)x->dtype);
+    c->fwd_workspace = c->bwd_workspace = (size_t)(x->shape[2] * x->shape[3]) * size;
 }
 
 static void turn(const fattn_op_call *c, job j) {
@@ -61,18 +62,26 @@ static void turn(const fattn_op_call *c, job j) {
     fattni_parallel(c->ctx, B * j.tasks_per_sequence, wide ? turn_f64 : turn_f32, &j);
 }
 
-static fattn_status forward(fattn_op_call *c) {
+static fattn_status forward_cpu(fattn_op_call *c) {
     turn(c, (job){.to = &c->out[0], .from = &c->in[0], .fresh = true});
     return FATTN_OK;
 }
 
-static fattn_status backward(fattn_op_call *c) {
-    FATTNI_TRY(fattni_check_gradients(c, "rope"));
+static fattn_status backward_cpu(fattn_op_call *c) {
     if (c->d_in[0].data)
         turn(c,
              (job){
                  .to = &c->d_in[0], .from = &c->d_out[0], .back = true, .fresh = c->d_in_fresh[0]});
     return FATTN_OK;
+}
+
+const fattni_code fattni_rope_cpu = {plan_cpu, forward_cpu, backward_cpu};
+
+static fattn_status forward(fattn_op_call *c) { return fattni_code_of(c, FATTNI_ROPE)->forward(c); }
+
+static fattn_status backward(fattn_op_call *c) {
+    FATTNI_TRY(fattni_check_gradients(c, "rope"));
+    return fattni_code_of(c, FATTNI_ROPE)->backward(c);
 }
 
 const fattn_op_def fattni_op_rope = {.struct_size = sizeof(fattn_op_def),

@@ -8,7 +8,8 @@
 #include "reals.inc"
 
 static const fattni_unary silu = {"silu", forward_f32_by_isa, forward_f64_by_isa,
-                                  backward_f32_by_isa, backward_f64_by_isa};
+                                  backward_f32_by_isa, backward_f64_by_isa,
+                                  FATTNI_SILU, FATTNI_SILU_BACK};
 
 static fattn_status infer(fattn_op_call *c) { return fattni_unary_infer(c, &silu); }
 static fattn_status forward(fattn_op_call *c) { return fattni_unary_forward(c, &silu); }

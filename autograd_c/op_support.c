@@ -14,11 +14,12 @@ static fattn_status absent(const fattn_op_call *c, const char *op, const char *n
 fattn_status fattni_check_real(const fattn_op_call *c, const char *op, const char *name, int i) {
     const fattn_tensor *t = &c->in[i];
     if (fattni_absent(t)) return absent(c, op, name);
-    if (t->dtype == FATTN_F16 || t->dtype == FATTN_BF16)
+    const bool narrow = t->dtype == FATTN_F16 || t->dtype == FATTN_BF16;
+    if (narrow && c->ctx->device == FATTN_CPU)
         return fattn_ctx_fail(c->ctx, FATTN_E_UNSUPPORTED,
                               "%s: %s is %s; on the CPU this op takes f32 and f64", op, name,
                               dtype_of(t));
-    if (t->dtype != FATTN_F32 && t->dtype != FATTN_F64)
+    if (!narrow && t->dtype != FATTN_F32 && t->dtype != FATTN_F64)
         return fattn_ctx_fail(c->ctx, FATTN_E_DTYPE, "%s: %s is %s, not a floating type", op, name,
                               dtype_of(t));
     if (t->dtype != c->in[0].dtype)
@@ -97,11 +98,16 @@ fattn_status fattni_check_per_row(const fattn_op_call *c, const char *op, const 
 }
 
 fattn_status fattni_check_gradients(const fattn_op_call *c, const char *op) {
-    for (int i = 0; i < c->n_in; ++i)
-        if (c->d_in[i].data && c->d_in[i].dtype != c->in[i].dtype)
+    for (int i = 0; i < c->n_in; ++i) {
+        const int32_t of = c->in[i].dtype, d = c->d_in[i].dtype;
+        const bool wider = c->ctx->device != FATTN_CPU && d == FATTN_F32 && of != FATTN_F64;
+        if (c->d_in[i].data && d != of && !wider)
             return fattn_ctx_fail(c->ctx, FATTN_E_UNSUPPORTED,
-                                  "%s: input %d is %s, its gradient %s; on the CPU they must agree",
-                                  op, i, dtype_of(&c->in[i]), dtype_of(&c->d_in[i]));
+                                  "%s: input %d is %s, its gradient %s; on the %s", op, i,
+                                  dtype_of(&c->in[i]), dtype_of(&c->d_in[i]),
+                                  c->ctx->device == FATTN_CPU ? "CPU they must agree"
+                                                              : "GPU it may only be wider: f32");
+    }
     return FATTN_OK;
 }
 

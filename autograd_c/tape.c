@@ -1,5 +1,6 @@
 /* Recording ops and running them back. Knows no op: see tape_nodes.h for the memory. */
 #include "numeric.h"
+#include "op_device.h"
 #include "tape_nodes.h"
 
 #include <stdio.h>
@@ -24,13 +25,12 @@ fattn_status fattn_tape_create(fattn_ctx *ctx, fattn_tape **out) {
     if (!ctx) return FATTN_E_ARG;
     if (!out) return fattn_ctx_fail(ctx, FATTN_E_ARG, "tape_create: out is NULL");
     *out = NULL;
-    FATTNI_TRY(fattni_cpu_only(ctx, "tape_create"));
     void *p;
-    FATTNI_TRY(fattni_alloc(ctx, sizeof(fattn_tape), &p));
+    FATTNI_TRY(fattni_host_alloc(ctx, sizeof(fattn_tape), &p));
     fattn_tape *t = p;
     *t = (fattn_tape){
         .ctx = ctx,
-        .records = {.ctx = ctx, .align = RECORD_ALIGN, .least = LEAST_RECORDS},
+        .records = {.ctx = ctx, .align = RECORD_ALIGN, .least = LEAST_RECORDS, .on_host = true},
         .values = {.ctx = ctx, .align = FATTNI_ALIGN, .least = LEAST_DATA},
         .grads = {.ctx = ctx, .align = FATTNI_ALIGN, .least = LEAST_DATA},
     };
@@ -45,8 +45,8 @@ void fattn_tape_destroy(fattn_tape *t) {
     fattni_arena_free(&t->values);
     fattni_arena_free(&t->grads);
     fattni_free(ctx, t->workspace, t->workspace_bytes);
-    fattni_free(ctx, t->variables, (size_t)t->capacity * sizeof *t->variables);
-    fattni_free(ctx, t, sizeof *t);
+    fattni_host_free(ctx, t->variables, (size_t)t->capacity * sizeof *t->variables);
+    fattni_host_free(ctx, t, sizeof *t);
 }
 
 void fattn_tape_reset(fattn_tape *t) {
@@ -70,9 +70,9 @@ static fattn_status reserve(fattn_tape *t, int32_t more) {
     int32_t capacity = t->capacity ? t->capacity : FIRST_VARIABLES;
     while (capacity < needed) capacity *= 2;
     void *p;
-    FATTNI_TRY(fattni_alloc(t->ctx, (size_t)capacity * sizeof *t->variables, &p));
+    FATTNI_TRY(fattni_host_alloc(t->ctx, (size_t)capacity * sizeof *t->variables, &p));
     if (t->capacity) memcpy(p, t->variables, (size_t)t->capacity * sizeof *t->variables);
-    fattni_free(t->ctx, t->variables, (size_t)t->capacity * sizeof *t->variables);
+    fattni_host_free(t->ctx, t->variables, (size_t)t->capacity * sizeof *t->variables);
     t->variables = p;
     t->capacity = capacity;
     return FATTN_OK;
@@ -375,7 +375,7 @@ static fattn_status run_back(fattn_tape *t, fattni_node *n) {
         const int32_t id = n->first_out + o;
         n->d_out[o] = c->out[o];
         n->d_out[o].data = NULL;
-        if (t->variables[id].base == id) n->d_out[o] = fattni_grad_read(t, id);
+        if (t->variables[id].base == id) FATTNI_TRY(fattni_grad_read(t, id, &n->d_out[o]));
         reached = reached || n->d_out[o].data;
     }
     if (!reached) {
@@ -391,8 +391,9 @@ static fattn_status run_back(fattn_tape *t, fattni_node *n) {
     FATTNI_TRY(run(n, "backward", n->def.backward, c));
     for (int i = 0; i < c->n_in; ++i) {
         if (!n->apart[i]) continue;
-        const fattn_tensor total = fattni_grad_read(t, n->in[i]);
-        fattni_grad_add(&total, &n->d_in[i]);
+        fattn_tensor total;
+        FATTNI_TRY(fattni_grad_read(t, n->in[i], &total));
+        FATTNI_TRY(fattni_accumulate(t->ctx, &total, &n->d_in[i], false));
         fattni_piece_give(t, n->apart[i]);
     }
     for (int o = 0; o < c->n_out; ++o) fattni_grad_release(t, n->first_out + o);
@@ -418,8 +419,7 @@ static fattn_status backward(fattn_tape *t, fattn_var scalar) {
     fattn_tensor seed;
     uint8_t fresh;
     FATTNI_TRY(fattni_grad_open(t, scalar.id, &seed, &fresh));
-    fattni_store(seed.data, seed.dtype, 0,
-                 1.0 + (fresh ? 0.0 : fattni_load(seed.data, seed.dtype, 0)));
+    FATTNI_TRY(fattni_fill(t->ctx, &seed, 1, fresh));
     for (fattni_node *n = t->last; n; n = n->previous) FATTNI_TRY(run_back(t, n));
     return FATTN_OK;
 }
@@ -465,7 +465,8 @@ fattn_status fattn_tape_grad(fattn_tape *t, fattn_var v, fattn_tensor *view) {
                               "grad: the gradient of variable %d was not kept; call "
                               "fattn_tape_keep_grad before backward",
                               v.id);
-    const fattn_tensor g = fattni_grad_read(t, v.id);
+    fattn_tensor g;
+    FATTNI_TRY(fattni_grad_read(t, v.id, &g));
     if (!g.data && fattn_tensor_numel(&g))
         return fattn_ctx_fail(t->ctx, FATTN_E_STATE, "grad: no gradient reached variable %d", v.id);
     *view = g;
@@ -482,6 +483,10 @@ fattn_status fattn_tape_item(fattn_tape *t, fattn_var v, double *out) {
     if (fattn_tensor_numel(x) != 1)
         return fattn_ctx_fail(t->ctx, FATTN_E_SHAPE, "item: variable %d is %s, not one number",
                               v.id, fattni_shape_text(x, text, sizeof text));
-    *out = fattni_load(x->data, x->dtype, 0);
+    double cell; /* room and alignment for one element of any dtype */
+    const fattn_tensor here = fattn_tensor_view(&cell, (fattn_dtype)x->dtype, FATTN_CPU, 0, x->ndim,
+                                                x->shape);
+    FATTNI_TRY(fattn_tensor_copy(t->ctx, &here, x)); /* waits, on a GPU */
+    *out = fattni_load(&cell, x->dtype, 0);
     return FATTN_OK;
 }

@@ -1,8 +1,6 @@
 /* Gradient memory of the tape: where a writer writes, what is zeroed and when, what is recycled. */
-#include "numeric.h"
+#include "op_device.h"
 #include "tape_nodes.h"
-
-#include <string.h>
 
 /* Dimensions of more than one element, by ascending stride. */
 typedef struct layout {
@@ -81,19 +79,25 @@ static fattn_tensor place_of(const fattn_tape *t, int32_t id) {
     return g;
 }
 
-static void zero_untouched(fattni_variable *base) {
+static fattn_status zero_untouched(fattn_ctx *ctx, fattni_variable *base) {
     fattni_cover *c = &base->cover;
+    if (c->all) return FATTN_OK;
     const int64_t extent = fattni_extent(&base->value);
-    const int64_t size = (int64_t)fattn_dtype_size((fattn_dtype)base->grad.dtype);
+    const size_t size = fattn_dtype_size((fattn_dtype)base->grad.dtype);
     const int64_t pitch = c->runs ? c->pitch : extent;
-    for (int64_t row = 0; row < extent && !c->all; row += pitch)
-        for (int gap = 0; gap <= c->runs; ++gap) {
-            const int64_t begin = row + (gap ? c->end[gap - 1] : 0);
-            const int64_t end = fattni_min(extent, row + (gap < c->runs ? c->begin[gap] : pitch));
-            if (begin < end)
-                memset((char *)base->grad.data + begin * size, 0, (size_t)((end - begin) * size));
-        }
+    for (int gap = 0; gap <= c->runs && extent > 0; ++gap) {
+        const int64_t begin = gap ? c->end[gap - 1] : 0, end = gap < c->runs ? c->begin[gap] : pitch;
+        const int64_t rows = extent / pitch, rest = fattni_min(end, extent % pitch);
+        char *const first = (char *)base->grad.data + (size_t)begin * size;
+        const size_t step = (size_t)pitch * size;
+        if (begin < end)
+            FATTNI_TRY(fattni_zero(ctx, first, step, (size_t)(end - begin) * size, rows));
+        if (begin < rest) /* of the last row, which may be short */
+            FATTNI_TRY(fattni_zero(ctx, first + (size_t)rows * step, step,
+                                   (size_t)(rest - begin) * size, 1));
+    }
     c->all = true;
+    return FATTN_OK;
 }
 
 /* Enters [begin, end) into the sorted runs, joining neighbours; false when there are too many. */
@@ -120,26 +124,31 @@ static bool insert_run(fattni_cover *c, int64_t begin, int64_t end) {
     return true;
 }
 
-/* True when the region of v is untouched; it and whatever had to be zeroed is written then. */
-static bool mark_written(fattni_variable *base, const fattni_variable *v) {
+/* *fresh: the region of v is untouched; it and whatever had to be zeroed is written then. */
+static fattn_status mark_written(fattn_ctx *ctx, fattni_variable *base, const fattni_variable *v,
+                                 uint8_t *fresh) {
     fattni_cover *c = &base->cover;
-    if (c->all) return false;
+    *fresh = 0;
+    if (c->all) return FATTN_OK;
     const fattni_columns region = columns_of(v, base);
     if (region.pitch && region.begin == 0 && region.end == region.pitch && !c->runs) {
         c->all = true;
-        return true;
+        *fresh = 1;
+        return FATTN_OK;
     }
     if (region.pitch && (!c->runs || c->pitch == region.pitch)) {
         bool disjoint = true;
         for (int r = 0; r < c->runs; ++r) {
-            if (region.begin >= c->begin[r] && region.end <= c->end[r]) return false;
+            if (region.begin >= c->begin[r] && region.end <= c->end[r]) return FATTN_OK;
             disjoint = disjoint && (region.end <= c->begin[r] || region.begin >= c->end[r]);
         }
         c->pitch = region.pitch;
-        if (disjoint && insert_run(c, region.begin, region.end)) return true;
+        if (disjoint && insert_run(c, region.begin, region.end)) {
+            *fresh = 1;
+            return FATTN_OK;
+        }
     }
-    zero_untouched(base);
-    return false;
+    return zero_untouched(ctx, base);
 }
 
 static int class_of(size_t bytes) { return 63 - __builtin_clzll((unsigned long long)bytes); }
@@ -191,18 +200,19 @@ fattn_status fattni_grad_open(fattn_tape *t, int32_t id, fattn_tensor *d, uint8_
         base->grad.data = base->memory->p;
         base->cover = (fattni_cover){0};
     }
-    *fresh = mark_written(base, v);
+    FATTNI_TRY(mark_written(t->ctx, base, v, fresh));
     *d = place_of(t, id);
     return FATTN_OK;
 }
 
-fattn_tensor fattni_grad_read(fattn_tape *t, int32_t id) {
+fattn_status fattni_grad_read(fattn_tape *t, int32_t id, fattn_tensor *d) {
     fattni_variable *v = &t->variables[id], *base = &t->variables[v->base];
-    fattn_tensor none = v->value;
-    none.data = NULL;
-    if (!v->wants_grad || !base->grad.data) return none;
-    zero_untouched(base);
-    return place_of(t, id);
+    *d = v->value;
+    d->data = NULL;
+    if (!v->wants_grad || !base->grad.data) return FATTN_OK;
+    FATTNI_TRY(zero_untouched(t->ctx, base));
+    *d = place_of(t, id);
+    return FATTN_OK;
 }
 
 void fattni_grad_release(fattn_tape *t, int32_t id) {
@@ -226,16 +236,4 @@ bool fattni_grads_overlap(const fattn_tape *t, int32_t a, int32_t b) {
     const size_t bytes_x = (size_t)fattni_extent(&x) * fattn_dtype_size((fattn_dtype)x.dtype);
     const size_t bytes_y = (size_t)fattni_extent(&y) * fattn_dtype_size((fattn_dtype)y.dtype);
     return begin_x < begin_y + bytes_y && begin_y < begin_x + bytes_x;
-}
-
-void fattni_grad_add(const fattn_tensor *to, const fattn_tensor *from) {
-    int64_t at[FATTN_MAX_DIMS] = {0};
-    const int64_t count = fattn_tensor_numel(to);
-    for (int64_t n = 0; n < count; ++n) {
-        int64_t i = 0, j = 0;
-        for (int d = 0; d < to->ndim; ++d) i += at[d] * to->stride[d], j += at[d] * from->stride[d];
-        fattni_store(to->data, to->dtype, i,
-                     fattni_load(to->data, to->dtype, i) + fattni_load(from->data, from->dtype, j));
-        for (int d = to->ndim - 1; d >= 0 && ++at[d] == to->shape[d]; --d) at[d] = 0;
-    }
 }

@@ -3,7 +3,7 @@
    A node is a recorded op call. Nodes are linked in the order of recording, which is a topological
    order, so backward walks the links and needs no graph search.
 
-   Memory has four parts: `records` (nodes, ids, attributes), `values` (outputs and saved buffers:
+   Memory has four parts: `records` (nodes, ids, attributes; always the host's), `values` (outputs and saved buffers:
    live from forward to backward), `grads` (gradients of variables), and one `workspace` block as
    large as the largest call needs. A gradient gets its piece of memory when the first consumer
    writes; the piece is free again when the op that made the variable has run back, as is the op's
@@ -113,12 +113,10 @@ void fattni_piece_give(fattn_tape *t, fattni_piece *piece); /* NULL is fine */
    written. data NULL: no gradient is wanted, or there is no element. */
 fattn_status fattni_grad_open(fattn_tape *t, int32_t id, fattn_tensor *d, uint8_t *fresh);
 /* Gradient of id for reading, untouched parts zeroed; data NULL when no writer came. */
-fattn_tensor fattni_grad_read(fattn_tape *t, int32_t id);
+fattn_status fattni_grad_read(fattn_tape *t, int32_t id, fattn_tensor *d);
 /* The producer has run: the gradient's memory is free, unless it is kept. */
 void fattni_grad_release(fattn_tape *t, int32_t id);
 /* Whether the gradients of two inputs may share an element. */
 bool fattni_grads_overlap(const fattn_tape *t, int32_t a, int32_t b);
-/* to += from; same shape, any floating dtypes and strides. */
-void fattni_grad_add(const fattn_tensor *to, const fattn_tensor *from);
 
 #endif

@@ -30,14 +30,14 @@ typedef struct layout {
     size_t blas, dP, X, dX, dropped, q, k, v, d_o, gradient, delta, bytes;
 } layout;
 
-static layout layout_of(const fattn_ctx *ctx, const fattni_problem *p) {
+static layout layout_of(const fattni_problem *p) {
     const size_t element = fattn_dtype_size(p->dtype);
     const size_t real = fattn_dtype_size(fattni_standard_real(p));
     const int64_t rows = p->B * p->Hq * p->Sq, keys = p->B * p->Hkv * p->Sk, matrix = rows * p->Sk;
     const int64_t of_q = p->dq.present ? rows * p->D : 0, of_k = p->dk.present ? keys * p->D : 0;
     const int64_t of_v = p->dv.present ? keys * p->Dv : 0;
     layout l = {0};
-    l.blas = fattni_standard_reserve(&l.bytes, (int64_t)fattni_cuda_blas_workspace(ctx), 1);
+    l.blas = fattni_standard_reserve(&l.bytes, FATTNI_CUDA_BLAS_WORKSPACE, 1);
     l.dP = fattni_standard_reserve(&l.bytes, matrix, real);
     l.X = fattni_standard_reserve(&l.bytes, p->softcap > 0 ? matrix : 0, real);
     l.dX = fattni_standard_reserve(&l.bytes, element == real ? 0 : matrix, element);
@@ -52,7 +52,8 @@ static layout layout_of(const fattn_ctx *ctx, const fattni_problem *p) {
 }
 
 static void plan(const fattn_ctx *ctx, const fattni_problem *p, fattni_kernel_plan *out) {
-    out->workspace = layout_of(ctx, p).bytes;
+    (void)ctx;
+    out->workspace = layout_of(p).bytes;
     out->saved = fattni_standard_saved(p);
     out->deterministic = true;
     snprintf(out->name, sizeof out->name, "fattn_bwd_standard_cuda_%s", fattn_dtype_name(p->dtype));
@@ -67,7 +68,7 @@ static fattn_status bias_gradient(fattn_ctx *ctx, const fattni_problem *p,
 }
 
 static fattn_status run(fattn_ctx *ctx, const fattni_problem *p) {
-    const layout l = layout_of(ctx, p);
+    const layout l = layout_of(p);
     char *const w = p->workspace;
     void *const blas = w + l.blas;
     const fattn_dtype real = fattni_standard_real(p);

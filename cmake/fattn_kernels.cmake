@@ -45,7 +45,7 @@ foreach(pass fwd bwd)
   file(CONFIGURE OUTPUT ${PROJECT_BINARY_DIR}/kernels/${pass}_kernels.def CONTENT "${kept}")
 endforeach()
 file(GLOB helper_kernels CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/core/*.cu
-  ${PROJECT_SOURCE_DIR}/fwd/*.cu ${PROJECT_SOURCE_DIR}/bwd/*.cu)
+  ${PROJECT_SOURCE_DIR}/fwd/*.cu ${PROJECT_SOURCE_DIR}/bwd/*.cu ${PROJECT_SOURCE_DIR}/autograd_c/*.cu)
 
 add_library(fattn_kernels OBJECT ${kernel_sources} ${helper_kernels})
 target_include_directories(fattn_kernels PRIVATE ${PROJECT_SOURCE_DIR}/include

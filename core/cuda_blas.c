@@ -1,6 +1,6 @@
 #include "cuda_blas.h"
 
-#include "cuda_device.h"
+#include "cuda_launch.h"
 
 #include <cublas_v2.h>
 #include <dlfcn.h>
@@ -69,11 +69,6 @@ const char *fattni_cuda_blas_missing(const fattn_ctx *ctx) {
     return ctx->gpu.blas ? NULL : "needs cuBLAS (" SONAME "), which was not found";
 }
 
-/* What cuBLAS's documentation recommends for each generation. */
-size_t fattni_cuda_blas_workspace(const fattn_ctx *ctx) {
-    return (size_t)(ctx->gpu.arch >= 90 ? 32 : 4) << 20;
-}
-
 static cudaDataType_t type_of(fattn_dtype t) {
     switch (t) {
     case FATTN_F64: return CUDA_R_64F;
@@ -112,8 +107,8 @@ fattn_status fattni_cuda_multiply(fattn_ctx *ctx, const fattni_cuda_gemm *g, voi
 
     /* A new stream resets the workspace, so both are set for each product, and in this order. */
     FATTNI_TRY(blas_check(ctx, b->set_stream(b->handle, ctx->stream), "cublasSetStream"));
-    FATTNI_TRY(blas_check(ctx, b->set_workspace(b->handle, workspace,
-                                                fattni_cuda_blas_workspace(ctx)),
+    FATTNI_TRY(blas_check(ctx,
+                          b->set_workspace(b->handle, workspace, FATTNI_CUDA_BLAS_WORKSPACE),
                           "cublasSetWorkspace"));
     const double wide[2] = {g->alpha, g->beta};
     const float narrow[2] = {(float)g->alpha, (float)g->beta};

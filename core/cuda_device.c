@@ -153,6 +153,7 @@ fattn_status fattni_cuda_zero(fattn_ctx *ctx, void *p, size_t bytes) {
 fattn_status fattni_cuda_zero_rows(fattn_ctx *ctx, void *p, size_t pitch, size_t width,
                                    int64_t rows) {
     if (width == 0 || rows == 0) return FATTN_OK;
+    if (rows == 1 || width == pitch) return fattni_cuda_zero(ctx, p, width * (size_t)rows);
     int previous = 0;
     FATTNI_TRY(enter(ctx, &previous));
     const cudaError_t error = cudaMemset2DAsync(p, pitch, 0, width, (size_t)rows, ctx->stream);

@@ -13,9 +13,14 @@ DEVICE float load_f32(const void *p, int32_t dtype, int64_t i) {
     switch (dtype) {
     case FATTN_F32: return ((const float *)p)[i];
     case FATTN_BF16: return __bfloat162float(((const __nv_bfloat16 *)p)[i]);
-    default: return __half2float(((const __half *)p)[i]);
+    case FATTN_F16: return __half2float(((const __half *)p)[i]);
+    default: return (float)((const double *)p)[i];
     }
 }
+DEVICE double load_f64(const void *p, int32_t dtype, int64_t i) {
+    return dtype == FATTN_F64 ? ((const double *)p)[i] : (double)load_f32(p, dtype, i);
+}
+/* A double kernel writes F64, a float kernel the others. */
 DEVICE void store_f32(void *p, int32_t dtype, int64_t i, float x) {
     switch (dtype) {
     case FATTN_F32: ((float *)p)[i] = x; break;
@@ -23,7 +28,6 @@ DEVICE void store_f32(void *p, int32_t dtype, int64_t i, float x) {
     default: ((__half *)p)[i] = __float2half_rn(x);
     }
 }
-DEVICE double load_f64(const void *p, int32_t, int64_t i) { return ((const double *)p)[i]; }
 DEVICE void store_f64(void *p, int32_t, int64_t i, double x) { ((double *)p)[i] = x; }
 
 DEVICE float exp_f32(float x) { return expf(x); }

@@ -2,7 +2,7 @@
    values are converted on the device. */
 #include "cuda_tensor.h"
 
-#include "cuda_device.h"
+#include "cuda_launch.h"
 #include "dropout.h"
 
 extern void fattn_copy(fattni_copy_args);

@@ -54,7 +54,8 @@ static double peek(fattn_var base, int64_t e) {
     return *element(&tape->variables[base.id].grad, e);
 }
 static double read(fattn_var v, int64_t e) {
-    const fattn_tensor d = fattni_grad_read(tape, v.id);
+    fattn_tensor d;
+    cr_assert_eq(fattni_grad_read(tape, v.id, &d), FATTN_OK);
     return *element(&d, e);
 }
 

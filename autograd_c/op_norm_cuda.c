@@ -1,0 +1,70 @@
+/* Rows of layernorm and rmsnorm on the device: a block per row; sums over rows in parts. */
+#include "op_cuda.h"
+#include "op_norm.h"
+#include "rows.h"
+
+FATTNI_KERNEL(norm, fattni_norm_args);
+FATTNI_KERNEL(norm_back, fattni_norm_args);
+FATTNI_KERNEL(norm_sums, fattni_norm_args);
+
+enum { X = FATTNI_NORM_X, GAIN = FATTNI_NORM_GAIN, BIAS = FATTNI_NORM_BIAS };
+enum { ROW_THREADS = 256, ROWS_OF_A_PART = 32, MOST_PARTS = 256 };
+
+static int64_t parts_of(int64_t rows) {
+    return fattni_max(1, fattni_min(MOST_PARTS, rows / ROWS_OF_A_PART));
+}
+
+static void plan(fattn_op_call *c) {
+    const fattni_norm *const n = c->attr;
+    const fattni_rows x = fattni_rows_of(&c->in[X]);
+    const size_t real = c->in[X].dtype == FATTN_F64 ? sizeof(double) : sizeof(float);
+    const bool sums = c->wanted[GAIN] || (c->n_in > BIAS && c->wanted[BIAS]);
+    c->saved_bytes = (size_t)x.count * real * (n->centred ? 2 : 1);
+    if (sums) c->bwd_workspace = (size_t)(parts_of(x.count) * 2 * x.columns) * sizeof(double);
+}
+
+static fattni_norm_args args_of(const fattn_op_call *c) {
+    const fattni_norm *const n = c->attr;
+    const fattni_rows x = fattni_rows_of(&c->in[X]);
+    return (fattni_norm_args){.x = fattni_walk_of(&c->in[X]),
+                              .y = fattni_walk_of(&c->out[0]),
+                              .in = fattni_place_of(&c->in[X]),
+                              .out = fattni_place_of(&c->out[0]),
+                              .gain = fattni_place_of(&c->in[GAIN]),
+                              .bias = c->n_in > BIAS ? fattni_place_of(&c->in[BIAS])
+                                                     : (fattni_place){0},
+                              .statistics = c->saved,
+                              .eps = (double)n->eps,
+                              .rows = x.count,
+                              .C = x.columns,
+                              .parts = parts_of(x.count),
+                              .centred = n->centred};
+}
+
+static fattn_status forward(fattn_op_call *c) {
+    const fattni_norm_args a = args_of(c);
+    return FATTNI_START_REAL(c->ctx, a.in.dtype, norm, a.rows, ROW_THREADS, &a);
+}
+
+static fattn_status backward(fattn_op_call *c) {
+    fattni_norm_args a = args_of(c);
+    a.out = fattni_place_of(&c->d_out[0]);
+    if (c->d_in[X].data) {
+        a.dx = fattni_walk_of(&c->d_in[X]);
+        a.d_in = fattni_place_of(&c->d_in[X]);
+        a.fresh = c->d_in_fresh[X];
+        FATTNI_TRY(FATTNI_START_REAL(c->ctx, a.in.dtype, norm_back, a.rows, ROW_THREADS, &a));
+    }
+    const fattn_tensor *const d[] = {&c->d_in[GAIN], c->n_in > BIAS ? &c->d_in[BIAS] : NULL};
+    if (!d[0]->data && !(d[1] && d[1]->data)) return FATTN_OK;
+    a.partial = c->workspace;
+    const int64_t blocks = fattni_ceil_div(a.C, ROW_THREADS) * a.parts;
+    FATTNI_TRY(FATTNI_START_REAL(c->ctx, a.in.dtype, norm_sums, blocks, ROW_THREADS, &a));
+    for (int which = 0; which < 2; ++which)
+        if (d[which] && d[which]->data)
+            FATTNI_TRY(fattni_cuda_add_parts(c->ctx, d[which], c->d_in_fresh[GAIN + which],
+                                             a.partial + which * a.C, a.parts, 2 * a.C));
+    return FATTN_OK;
+}
+
+const fattni_code fattni_norm_cuda = {plan, forward, backward};
