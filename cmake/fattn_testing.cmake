@@ -1,5 +1,5 @@
 # What all tests share. fattn_label(TEST LABEL...): cpu or gpu, the area; package = independent of
-# compiler flags, once is enough; slow = not under sanitizers.
+# compiler flags, once is enough; slow = minutes, neither in `make test` nor under sanitizers.
 enable_testing()
 set(fattn_test_environment FATTN_BUILD=${PROJECT_BINARY_DIR} FATTN_SOURCE=${PROJECT_SOURCE_DIR}
   OMP_WAIT_POLICY=passive LC_ALL=C UBSAN_OPTIONS=print_stacktrace=1
@@ -13,7 +13,11 @@ endif()
 
 # Criterion takes a test that ends with a sanitizer's report for passed: hence the expression.
 function(fattn_label name)
-  set_tests_properties(${name} PROPERTIES LABELS "${ARGN}" TIMEOUT ${fattn_test_timeout}
+  set(timeout ${fattn_test_timeout})
+  if("slow" IN_LIST ARGN)
+    set(timeout 3600)
+  endif()
+  set_tests_properties(${name} PROPERTIES LABELS "${ARGN}" TIMEOUT ${timeout}
     ENVIRONMENT "${fattn_test_environment}"
     FAIL_REGULAR_EXPRESSION "(Address|Leak|Thread)Sanitizer: |runtime error: ")
 endfunction()

@@ -110,7 +110,8 @@ static void check_bits(enum engine by, int32_t algorithm) {
 
 Test(dropout, forward_and_backward_use_the_mask) {
     check_bits(REFERENCE, 0);
-    check_bits(LIBRARY, FATTN_ALGO_STANDARD);
+    for (int32_t algorithm = 0; algorithm <= FATTN_ALGO_FLASH2; ++algorithm)
+        check_bits(LIBRARY, algorithm);
 }
 
 /* The number kept is binomial; p takes effect as T/65536. */
@@ -204,9 +205,9 @@ Test(dropout, another_seed_stream_or_step_is_another_mask) {
 /* p = 0 is no dropout, to the bit, whatever the seed; and the mask is all ones. */
 Test(dropout, zero_is_none) {
     fattn_ctx *const ctx = attention_context(1);
-    for (int way = 0; way < 2; ++way) {
+    for (int way = 0; way < 5; ++way) {
         const attention_case c = {"p = 0", .B = 1, .Hq = 2, .Sq = 20, .Sk = 30, .D = 3,
-                                  .algorithm = FATTN_ALGO_STANDARD};
+                                  .algorithm = way % 4};
         attention *const a = attention_new(ctx, &c), *const b = attention_new(ctx, &c);
         b->params.rng = (fattn_rng){.seed = 99, .stream = 1};
         attention_run(a, way ? LIBRARY : REFERENCE);

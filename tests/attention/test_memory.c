@@ -3,6 +3,7 @@
 #include "tiles.h"
 
 #include <criterion/criterion.h>
+#include <stdlib.h>
 #include <string.h>
 
 static fattn_attention_plan plan_of(fattn_ctx *ctx, const attention_case *c) {
@@ -113,5 +114,160 @@ Test(memory, plan_against_materialised) {
     cr_assert_eq(plan.lse_bytes, 2u * 2048 * sizeof(float));
     cr_assert_lt(plan.fwd_workspace + plan.bwd_workspace + plan.lse_bytes,
                  plan.materialized_bytes / 20);
+    fattn_ctx_destroy(ctx);
+}
+
+/* ---- to the byte ---- */
+
+static const fattn_dtype dtypes[4] = {FATTN_F64, FATTN_F32, FATTN_F16, FATTN_BF16};
+
+/* Sizes at which every part of a workspace is full; each feature that has a part of its own. */
+#define FULL .B = 1, .Hq = 2, .Hkv = 1, .Sq = 192, .Sk = 512, .D = 64
+static const attention_case full[] = {
+    {"plain", FULL},
+    {"bias", FULL, .bias = BIAS},
+    {"bias, F32", FULL, .bias = BIAS | BIAS_F32},
+    {"softcap", FULL, .softcap = 2},
+    {"dropout", FULL, .dropout_p = 0.2f},
+    {"delta", FULL, .delta = true},
+    {"F32 outputs", FULL, .wide = true},
+    {"whole vectors need padding", .B = 1, .Hq = 2, .Hkv = 1, .Sq = 192, .Sk = 512, .D = 60, .Dv = 44},
+    {"all", FULL, .bias = BIAS, .softcap = 2, .dropout_p = 0.2f, .sink = true, .alibi = true},
+    {"only dQ", FULL, .omit = NO_DK | NO_DV},
+    {"only dK", FULL, .omit = NO_DQ | NO_DV},
+    {"only dV", FULL, .omit = NO_DQ | NO_DK},
+};
+enum { FULL_COUNT = sizeof full / sizeof *full };
+
+/* The end of what a pass has written into the workspace, in bytes. */
+static size_t used(const attention *a) {
+    size_t end = a->workspace.size;
+    while (end > 0 && a->workspace.memory[end - 1] == a->workspace.initial[end - 1]) --end;
+    return end > FATTNI_ALIGN ? end - FATTNI_ALIGN : 0;
+}
+
+/* What the query asks for is written to its last part; a pass that wrote beyond it, or beside anything
+   else, would fail in the guards that attention_run keeps. */
+Test(memory, all_that_is_asked_for_is_used) {
+    fattn_ctx *const ctx = attention_context(1);
+    for (int n = 0; n < 4 * FULL_COUNT; ++n)
+        for (int way = 0; way < 2; ++way) {
+            attention_case c = full[n / 4];
+            c.dtype = dtypes[n % 4];
+            c.algorithm = way ? FATTN_ALGO_FLASH1 : FATTN_ALGO_AUTO;
+            attention *const a = attention_new(ctx, &c);
+            attention_forward(a, LIBRARY);
+            cr_assert_gt(used(a) + FATTNI_ALIGN, a->plan.fwd_workspace, "%s %s: forward uses %zu of %zu",
+                         c.name, fattn_dtype_name(c.dtype), used(a), a->plan.fwd_workspace);
+            memcpy(a->workspace.memory, a->workspace.initial, a->workspace.size);
+            attention_backward(a, LIBRARY);
+            cr_assert_gt(used(a) + FATTNI_ALIGN, a->plan.bwd_workspace, "%s %s: backward uses %zu of %zu",
+                         c.name, fattn_dtype_name(c.dtype), used(a), a->plan.bwd_workspace);
+            attention_free(a);
+        }
+    fattn_ctx_destroy(ctx);
+}
+
+/* Counts what the library asks for. */
+typedef struct counter { size_t live, peak, calls; } counter;
+
+static void *count_alloc(void *user, size_t bytes, size_t align, fattn_stream stream) {
+    (void)stream;
+    counter *const c = user;
+    c->live += bytes, c->calls += 1;
+    if (c->live > c->peak) c->peak = c->live;
+    return aligned_alloc(align, (bytes + align - 1) / align * align);
+}
+static void count_free(void *user, void *p, size_t bytes, fattn_stream stream) {
+    (void)stream;
+    ((counter *)user)->live -= bytes;
+    free(p);
+}
+
+/* A layer as a caller has it: its tensors, then room for one pass and for the other. The allocator sees
+   the sum of the tensors, of what the query says, and nothing else. */
+static void check_peak(const attention_case *given, int threads) {
+    counter count = {0};
+    const fattn_ctx_options o = {.struct_size = sizeof o, .cpu_threads = threads,
+                                 .allocator = {count_alloc, count_free, &count}};
+    fattn_ctx *counted, *const plain = attention_context(threads);
+    cr_assert_eq(fattn_ctx_create(&o, &counted), FATTN_OK);
+    const size_t before = count.live;
+    attention *const a = attention_new(plain, given);
+    fattn_attention_io io = a->io;
+    const fattn_tensor **const slots[] = {&io.q, &io.k, &io.v, &io.o, &io.lse, &io.bias, &io.alibi, &io.sink,
+                                          &io.d_o, &io.d_lse, &io.delta, &io.dq, &io.dk, &io.dv,
+                                          &io.d_bias, &io.d_sink};
+    enum { SLOTS = sizeof slots / sizeof *slots };
+    fattn_tensor t[SLOTS], room;
+    size_t tensors = 0;
+    for (int n = 0; n < SLOTS; ++n) {
+        if (!*slots[n]) continue;
+        const fattn_tensor *const like = *slots[n];
+        cr_assert_eq(fattn_tensor_alloc(counted, (fattn_dtype)like->dtype, like->ndim, like->shape, &t[n]),
+                     FATTN_OK);
+        cr_assert_eq(fattn_tensor_copy(plain, &t[n], like), FATTN_OK);
+        *slots[n] = &t[n];
+        tensors += (size_t)fattn_tensor_numel(like) * fattn_dtype_size((fattn_dtype)like->dtype);
+    }
+    fattn_attention_plan plan = {.struct_size = sizeof plan};
+    cr_assert_eq(fattn_attention_query(counted, &a->params, &io, &plan), FATTN_OK);
+    cr_assert_eq(count.live - before, tensors, "%s: %zu bytes of tensors, %zu counted", given->name, tensors,
+                 count.live - before);
+    fattn_tensor saved = {0};
+    const int64_t kept = (int64_t)plan.saved_bytes;
+    if (kept) cr_assert_eq(fattn_tensor_alloc(counted, FATTN_U8, 1, &kept, &saved), FATTN_OK);
+    io.saved = saved.data, io.saved_bytes = plan.saved_bytes;
+    for (int pass = 0; pass < 2; ++pass) {
+        const size_t bytes = pass ? plan.bwd_workspace : plan.fwd_workspace;
+        const int64_t size = (int64_t)bytes;
+        count.peak = count.live;
+        room = (fattn_tensor){0};
+        if (size) cr_assert_eq(fattn_tensor_alloc(counted, FATTN_U8, 1, &size, &room), FATTN_OK);
+        io.workspace = room.data, io.workspace_bytes = bytes;
+        const size_t calls = count.calls;
+        cr_assert_eq((pass ? fattn_attention_bwd : fattn_attention_fwd)(counted, &a->params, &io), FATTN_OK,
+                     "%s", fattn_ctx_error(counted));
+        cr_assert_eq(count.calls, calls, "%s: the call allocated", given->name);
+        if (size) fattn_tensor_free(counted, &room);
+        cr_assert_eq(count.peak - before, tensors + plan.saved_bytes + bytes, "%s: predicted %zu, counted %zu",
+                     given->name, tensors + plan.saved_bytes + bytes, count.peak - before);
+    }
+    cr_assert_eq(fattn_ctx_mem(counted).live, count.live - before);
+    if (kept) fattn_tensor_free(counted, &saved);
+    for (int n = 0; n < SLOTS; ++n)
+        if (*slots[n]) fattn_tensor_free(counted, &t[n]);
+    cr_assert_eq(count.live, before);
+    attention_free(a);
+    fattn_ctx_destroy(counted);
+    fattn_ctx_destroy(plain);
+}
+
+Test(memory, every_byte_that_passes_the_allocator) {
+    for (int n = 0; n < 4 * FULL_COUNT; ++n)
+        for (int32_t algorithm = 0; algorithm <= FATTN_ALGO_FLASH2; ++algorithm) {
+            attention_case c = full[n / 4];
+            c.dtype = dtypes[n % 4];
+            c.algorithm = algorithm;
+            c.Sq = 50, c.Sk = 130; /* any size will do */
+            if (algorithm == FATTN_ALGO_STANDARD && n % 4 > 1) continue; /* has no 16 bits */
+            check_peak(&c, 1 + n % 5);
+        }
+}
+
+/* What N x N would take: P in the inputs' type, and a byte per element of the dropout mask; and L. */
+Test(memory, what_n_x_n_would_take) {
+    fattn_ctx *const ctx = attention_context(2);
+    for (int n = 0; n < 8; ++n) {
+        attention_case c = {.name = "N x N", .B = 3, .Hq = 4, .Hkv = 2, .Sq = 70, .Sk = 90, .D = 8,
+                            .dtype = dtypes[n / 2], .dropout_p = n % 2 ? 0.5f : 0};
+        const fattn_attention_plan plan = plan_of(ctx, &c);
+        const size_t matrix = 3 * 4 * 70 * 90, statistic = c.dtype == FATTN_F64 ? 8 : 4;
+        cr_assert_eq(plan.materialized_bytes, matrix * (fattn_dtype_size(c.dtype) + (c.dropout_p > 0)));
+        cr_assert_eq(plan.lse_bytes, 3 * 4 * 70 * statistic);
+        cr_assert_eq(plan.saved_bytes, 0);
+        c.algorithm = FATTN_ALGO_STANDARD;
+        if (n < 4) cr_assert_eq(plan_of(ctx, &c).saved_bytes, plan.materialized_bytes);
+    }
     fattn_ctx_destroy(ctx);
 }

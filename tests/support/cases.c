@@ -123,8 +123,8 @@ const attention_case attention_features[] = {
 };
 const int attention_feature_count = (int)(sizeof attention_features / sizeof *attention_features);
 
-/* splitmix64 (Steele, Lea, Flood 2014): below(&state, n) is in 0..n-1. */
-static int below(uint64_t *state, int n) {
+/* splitmix64 (Steele, Lea, Flood 2014) */
+int cases_below(uint64_t *state, int n) {
     uint64_t z = *state += 0x9e3779b97f4a7c15u;
     z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
     z = (z ^ z >> 27) * 0x94d049bb133111ebu;
@@ -134,37 +134,37 @@ static int below(uint64_t *state, int n) {
 attention_case attention_mix(int n) {
     uint64_t r = (uint64_t)n * 1000003u;
     attention_case c = {.name = "mix"};
-    c.B = 1 + below(&r, 3);
-    c.Hkv = 1 + below(&r, 2);
-    c.Hq = c.Hkv * (1 + below(&r, 3));
-    c.Sq = 1 + below(&r, 8);
-    c.Sk = 1 + below(&r, 8);
-    c.D = 1 + below(&r, 4);
-    c.Dv = 1 + below(&r, 4);
+    c.B = 1 + cases_below(&r, 3);
+    c.Hkv = 1 + cases_below(&r, 2);
+    c.Hq = c.Hkv * (1 + cases_below(&r, 3));
+    c.Sq = 1 + cases_below(&r, 8);
+    c.Sk = 1 + cases_below(&r, 8);
+    c.D = 1 + cases_below(&r, 4);
+    c.Dv = 1 + cases_below(&r, 4);
     static const uint32_t causal[4] = {0, 0, FATTN_CAUSAL, FATTN_CAUSAL_TOP_LEFT};
-    c.flags = causal[below(&r, 4)];
-    if (below(&r, 3) == 0) {
+    c.flags = causal[cases_below(&r, 4)];
+    if (cases_below(&r, 3) == 0) {
         c.flags |= FATTN_WINDOW;
-        c.window_left = below(&r, 6) - 1;
-        c.window_right = below(&r, 6) - 1;
+        c.window_left = cases_below(&r, 6) - 1;
+        c.window_right = cases_below(&r, 6) - 1;
     }
-    if (below(&r, 4) == 0) c.flags |= FATTN_MERGE;
+    if (cases_below(&r, 4) == 0) c.flags |= FATTN_MERGE;
     for (uint32_t flag = FATTN_ACC_DQ; flag <= FATTN_ACC_DSINK; flag *= 2)
-        if (below(&r, 4) == 0) c.flags |= flag;
-    if (below(&r, 3) == 0) c.q_pos0 = below(&r, 20), c.k_pos0 = below(&r, 6);
-    if (below(&r, 2) == 0) c.scale = 0.25f + 0.25f * (float)below(&r, 4);
-    if (below(&r, 2) == 0) c.softcap = 0.5f + 0.5f * (float)below(&r, 4);
-    if (below(&r, 2) == 0) c.dropout_p = 0.1f * (float)(1 + below(&r, 7));
-    if (below(&r, 2) == 0) c.bias = BIAS | (unsigned)below(&r, 32) << 1;
-    c.alibi = below(&r, 2) == 0;
-    c.sink = below(&r, 2) == 0;
-    c.d_lse = below(&r, 2) == 0;
-    c.delta = below(&r, 4) == 0;
-    c.rng_step = below(&r, 4) == 0;
-    c.lengths = (enum lengths)below(&r, LENGTHS_PACKED + 1);
+        if (cases_below(&r, 4) == 0) c.flags |= flag;
+    if (cases_below(&r, 3) == 0) c.q_pos0 = cases_below(&r, 20), c.k_pos0 = cases_below(&r, 6);
+    if (cases_below(&r, 2) == 0) c.scale = 0.25f + 0.25f * (float)cases_below(&r, 4);
+    if (cases_below(&r, 2) == 0) c.softcap = 0.5f + 0.5f * (float)cases_below(&r, 4);
+    if (cases_below(&r, 2) == 0) c.dropout_p = 0.1f * (float)(1 + cases_below(&r, 7));
+    if (cases_below(&r, 2) == 0) c.bias = BIAS | (unsigned)cases_below(&r, 32) << 1;
+    c.alibi = cases_below(&r, 2) == 0;
+    c.sink = cases_below(&r, 2) == 0;
+    c.d_lse = cases_below(&r, 2) == 0;
+    c.delta = cases_below(&r, 4) == 0;
+    c.rng_step = cases_below(&r, 4) == 0;
+    c.lengths = (enum lengths)cases_below(&r, LENGTHS_PACKED + 1);
     for (int b = 0; b < MAX_SEQUENCES; ++b) {
-        c.length_q[b] = below(&r, (int)c.Sq + 1);
-        c.length_k[b] = below(&r, (int)c.Sk + 1);
+        c.length_q[b] = cases_below(&r, (int)c.Sq + 1);
+        c.length_k[b] = cases_below(&r, (int)c.Sk + 1);
     }
     return c;
 }

@@ -67,4 +67,7 @@ extern const int attention_feature_count;
 /* Case number n of an endless list of small ones that mix features and sizes. */
 attention_case attention_mix(int n);
 
+/* The next number of a reproducible stream, in 0..n-1. */
+int cases_below(uint64_t *state, int n);
+
 #endif

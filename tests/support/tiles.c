@@ -38,6 +38,29 @@ attention_case tiles_enlarge(const attention_case *given, int n) {
     return c;
 }
 
+attention_case tiles_random(int n) {
+    static const int64_t dims[] = {1, 2, 7, 8, 16, 24, 33, 40, 59, 64, 80, 96, 111, 128, 200, 256};
+    static const fattn_dtype dtypes[] = {FATTN_F64, FATTN_F32, FATTN_F16, FATTN_BF16};
+    static const enum layout layouts[] = {LAYOUT_BHSD, LAYOUT_BSHD, LAYOUT_PITCH, LAYOUT_REVERSED};
+    static const int32_t algorithms[] = {FATTN_ALGO_AUTO, FATTN_ALGO_FLASH2, FATTN_ALGO_FLASH1};
+    uint64_t r = (uint64_t)n * 7368787u + 1;
+    attention_case c = attention_mix(n);
+    if (cases_below(&r, 5)) c = tiles_enlarge(&c, cases_below(&r, 12));
+    c.D = dims[cases_below(&r, 16)];
+    c.Dv = cases_below(&r, 2) ? c.D : dims[cases_below(&r, 16)];
+    c.dtype = dtypes[cases_below(&r, 4)];
+    c.layout = layouts[cases_below(&r, 4)];
+    c.algorithm = algorithms[cases_below(&r, 3)];
+    c.wide = cases_below(&r, 3) == 0 || c.flags & FATTN_MERGE;
+    if (c.bias && cases_below(&r, 2)) c.bias |= BIAS_F32;
+    if (cases_below(&r, 4) == 0) c.omit = (unsigned)cases_below(&r, 7); /* one of dq, dk, dv stays */
+    c.sum_d_o = cases_below(&r, 8) == 0;
+    /* The oracle, one element at a time, takes a second for 10^8 products. */
+    while ((double)(c.B * c.Hq * c.Sq * c.Sk) * (double)(c.D + c.Dv) > 1e7 && c.D + c.Dv > 20)
+        c.D = (c.D + 1) / 2, c.Dv = (c.Dv + 1) / 2;
+    return c;
+}
+
 /* ---- what is expected ---- */
 
 /* What a type may store in place of 1. */
@@ -128,21 +151,26 @@ static double largest(const fattn_tensor *t) {
     return most;
 }
 
-/* Errors of F32 arithmetic that are granted beside twice the baseline's, whose largest may by chance be small where
-   few numbers are compared. Half units walk at random along D products of a score and sums over S keys
-   and rows. Scores are of size 8 (with ALiBi, of the size of the distances), dP is of size 3 sqrt(Dv)
-   before delta is taken away: s and L, which the baseline does not go through, P and dP carry as many
-   half units, and what is made of them a relative error of as much. What is summed over rows adds up
-   as a random walk, also where the sum itself is 0. */
+/* Errors of F32 arithmetic that are granted beside twice the baseline's, whose largest may by chance be
+   small where few numbers are compared. Half units walk at random along D products of a score and
+   sums over S keys and rows. Scores are of size 8 (with ALiBi, of the size of the distances), dP is
+   of size 3 sqrt(Dv) before delta is taken away: s and L, which the baseline does not go through, P and dP
+   carry as many half units, and what is made of them a relative error of as much. dP and delta are sums
+   whose roundings, in units of their size sqrt(k) after k terms, add up to Dv / sqrt(6): three times that,
+   times elements of size 4, is left of a G that should be 0. What is summed over rows adds up as a random
+   walk, also where the sum itself is 0. */
 static double granted(const attention *want, enum tensor_id id) {
     const attention_case *const c = &want->c;
     const int64_t off = c->q_pos0 - c->k_pos0, reach = c->Sq + c->Sk + (off < 0 ? -off : off);
-    const double score = c->alibi ? fmax(8, 0.75 * (double)reach) : 8;
-    const double D = (double)(c->D > c->Dv ? c->D : c->Dv), S = (double)(c->Sk > c->Sq ? c->Sk : c->Sq);
-    const double size = fmax(score, 3 * sqrt((double)c->Dv)), chains = 4 * (8 + sqrt(D) + sqrt(S));
-    const bool sums = id == T_D_BIAS || id == T_D_SINK;
+    const double score = c->alibi ? fmax(8, 0.75 * (double)reach) : 8, Dv = (double)c->Dv;
+    const double D = fmax((double)c->D, Dv), S = (double)(c->Sk > c->Sq ? c->Sk : c->Sq);
+    const double size = fmax(score, 3 * sqrt(Dv)), chains = 4 * (8 + sqrt(D) + sqrt(S));
+    const double scale = c->scale > 0 ? (double)c->scale : 1 / sqrt((double)c->D);
+    const double rest = 3 * Dv / sqrt(6) / (1 - (double)c->dropout_p);
+    const bool sums = id == T_D_BIAS || id == T_D_SINK, products = id == T_DQ || id == T_DK;
     const double walk = sums ? sqrt((double)(c->B * c->Hq * c->Sq + 1)) : 1;
-    return 0x1p-24 * fmax(chains, size * fmax(walk, fmax(1, largest(&want->t[id]))));
+    const double cancelled = products ? 4 * scale * rest : sums ? rest : 0;
+    return 0x1p-24 * fmax(fmax(chains, cancelled), size * fmax(walk, fmax(1, largest(&want->t[id]))));
 }
 
 static void match(const attention *got, const expected *e, int first, int last, fattn_tolerance given) {
@@ -197,6 +225,24 @@ void tiles_check_changed(const attention_case *given, bool backward, void (*chan
             fattn_ctx_destroy(ctx);
         }
     expected_free(&e);
+    fattn_ctx_destroy(one);
+}
+
+void tiles_check_random(int first, int count) {
+    static const int thread_counts[] = {1, 2, 3, 8, 16};
+    fattn_ctx *const one = attention_context(1);
+    for (int n = first; n < first + count; ++n) {
+        char name[32];
+        attention_case c = tiles_random(n);
+        snprintf(name, sizeof name, "random %d", n);
+        c.name = name;
+        fattn_ctx *ctx = attention_context_isa(thread_counts[n % 5], FATTNI_ISA_BASELINE + n % 3);
+        if (!ctx) ctx = attention_context(thread_counts[n % 5]);
+        expected e = expect(one, &c, true, NULL);
+        check_on(&c, &e, ctx, true, NULL, (fattn_tolerance){0});
+        expected_free(&e);
+        fattn_ctx_destroy(ctx);
+    }
     fattn_ctx_destroy(one);
 }
 

@@ -11,6 +11,9 @@ attention_case tiles_case(int n, fattn_dtype dtype);
    attention_mix have. */
 attention_case tiles_enlarge(const attention_case *c, int n);
 
+/* Case number n of an endless list: features mixed at random, dtypes, layouts, algorithms, sizes. */
+attention_case tiles_random(int n);
+
 /* The library, on every instruction set of this machine, against the oracle in F64 on the same
    inputs: forward only, or both passes. F64 to 1e-12; F32 to twice the error of FATTN_ALGO_STANDARD and
    what few numbers are granted; 16 bits to that and one rounding of the result, for they are only
@@ -21,6 +24,9 @@ void tiles_check_backward(const attention_case *c);
    the baseline. */
 void tiles_check_changed(const attention_case *c, bool backward, void (*change)(attention *a),
                          fattn_tolerance tol);
+/* Random cases, each on one instruction set and one number of threads. */
+void tiles_check_random(int first, int count);
+
 /* Sets all elements of an input. */
 void tiles_fill(attention *a, enum tensor_id id, double x);
 

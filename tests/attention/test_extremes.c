@@ -1,5 +1,5 @@
-/* Where other libraries broke: the oracle in double, and FATTN_ALGO_STANDARD, against the oracle in
-   128 bits, and against what must hold exactly. */
+/* Where other libraries broke: the oracle in double, FATTN_ALGO_STANDARD and the tiles against the
+   oracle in 128 bits, and against what must hold exactly. */
 #include "attention.h"
 #include "ref.h"
 
@@ -46,17 +46,20 @@ static bool all_finite(const attention *a, enum tensor_id id) {
     return true;
 }
 
-/* The two engines that this file holds against the 128-bit oracle, in F64 and F32. */
-typedef struct contender { enum engine by; fattn_dtype dtype; } contender;
+/* What this file holds against the 128-bit oracle. */
+typedef struct contender { enum engine by; fattn_dtype dtype; int32_t algorithm; } contender;
 static const contender contenders[] = {
-    {REFERENCE, FATTN_F64}, {LIBRARY, FATTN_F64}, {LIBRARY, FATTN_F32}};
-enum { CONTENDERS = 3 };
+    {REFERENCE, FATTN_F64, 0},
+    {LIBRARY, FATTN_F64, FATTN_ALGO_STANDARD}, {LIBRARY, FATTN_F32, FATTN_ALGO_STANDARD},
+    {LIBRARY, FATTN_F64, FATTN_ALGO_AUTO}, {LIBRARY, FATTN_F32, FATTN_ALGO_AUTO},
+    {LIBRARY, FATTN_F64, FATTN_ALGO_FLASH1}, {LIBRARY, FATTN_F32, FATTN_ALGO_FLASH1}};
+enum { CONTENDERS = sizeof contenders / sizeof *contenders };
 
 static attention *contend(fattn_ctx *ctx, const attention_case *c, int n) {
-    attention_case standard = *c;
-    standard.algorithm = FATTN_ALGO_STANDARD;
-    standard.dtype = contenders[n].dtype;
-    return attention_new(ctx, &standard);
+    attention_case one = *c;
+    one.algorithm = contenders[n].algorithm;
+    one.dtype = contenders[n].dtype;
+    return attention_new(ctx, &one);
 }
 
 /* Runs a and its twin in 128 bits; everything finite, everything within rounding. */
@@ -81,7 +84,7 @@ static void shift_logits(attention *a, double level) {
     add_all(a, T_K, 0.5, level / sqrt(D));
 }
 
-Test(ref_extremes, logits_far_from_zero) {
+Test(extremes, logits_far_from_zero) {
     static const int64_t keys[] = {64, 192, 1000, 1216, 1280};
     static const double levels[] = {-100, -1e4, 100, 1e4};
     fattn_ctx *const ctx = attention_context(1);
@@ -102,7 +105,7 @@ Test(ref_extremes, logits_far_from_zero) {
 }
 
 /* The same beside keys that are masked, and rows that see none. */
-Test(ref_extremes, very_negative_L_under_a_mask) {
+Test(extremes, very_negative_L_under_a_mask) {
     fattn_ctx *const ctx = attention_context(1);
     for (int n = 0; n < CONTENDERS; ++n) {
         const attention_case c = {"masked", .B = 2, .Hq = 2, .Sq = 40, .Sk = 33, .D = 4,
@@ -121,7 +124,7 @@ Test(ref_extremes, very_negative_L_under_a_mask) {
     fattn_ctx_destroy(ctx);
 }
 
-Test(ref_extremes, rows_without_keys) {
+Test(extremes, rows_without_keys) {
     fattn_ctx *const ctx = attention_context(1);
     for (int n = 0; n < CONTENDERS; ++n) {
         const attention_case c = {"no keys", .B = 1, .Hq = 2, .Sq = 9, .Sk = 5, .D = 3,
@@ -145,7 +148,7 @@ Test(ref_extremes, rows_without_keys) {
 }
 
 /* A row with L = -inf contributes nothing, not even the NaN that upstream makes of its L. */
-Test(ref_extremes, gradient_of_an_infinite_L_is_not_read) {
+Test(extremes, gradient_of_an_infinite_L_is_not_read) {
     fattn_ctx *const ctx = attention_context(1);
     for (int n = 0; n < CONTENDERS; ++n) {
         const attention_case c = {"no keys", .B = 1, .Hq = 2, .Sq = 9, .Sk = 5, .D = 3,
@@ -167,7 +170,7 @@ Test(ref_extremes, gradient_of_an_infinite_L_is_not_read) {
     fattn_ctx_destroy(ctx);
 }
 
-Test(ref_extremes, sink_of_plus_infinity_takes_all) {
+Test(extremes, sink_of_plus_infinity_takes_all) {
     fattn_ctx *const ctx = attention_context(1);
     for (int n = 0; n < CONTENDERS; ++n) {
         const attention_case c = {"sink", .B = 2, .Hq = 1, .Sq = 3, .Sk = 4, .D = 2, .sink = true,
@@ -190,7 +193,7 @@ Test(ref_extremes, sink_of_plus_infinity_takes_all) {
     fattn_ctx_destroy(ctx);
 }
 
-Test(ref_extremes, sinks_of_1e38_and_minus_infinity) {
+Test(extremes, sinks_of_1e38_and_minus_infinity) {
     fattn_ctx *const ctx = attention_context(1);
     for (int n = 0; n < CONTENDERS; ++n) {
         attention_case c = {"sink", .B = 1, .Hq = 2, .Sq = 3, .Sk = 4, .D = 2};
@@ -218,7 +221,7 @@ Test(ref_extremes, sinks_of_1e38_and_minus_infinity) {
 }
 
 /* Capped scores lie in -cap..cap; what bias adds after that is not capped. */
-Test(ref_extremes, bias_comes_after_softcap) {
+Test(extremes, bias_comes_after_softcap) {
     fattn_ctx *const ctx = attention_context(1);
     for (int n = 0; n < CONTENDERS; ++n) {
         const attention_case c = {"order", .B = 1, .Hq = 1, .Sq = 4, .Sk = 1, .D = 2, .softcap = 2,
@@ -237,7 +240,7 @@ Test(ref_extremes, bias_comes_after_softcap) {
 
 /* A NaN that a row sees reaches its result; one past the end of the keys does not (the guards of
    every other test hold it there). */
-Test(ref_extremes, visible_nan_shows) {
+Test(extremes, visible_nan_shows) {
     fattn_ctx *const ctx = attention_context(1);
     for (int n = 0; n < CONTENDERS; ++n) {
         const attention_case c = {"nan", .B = 1, .Hq = 1, .Sq = 2, .Sk = 3, .D = 2};
@@ -278,20 +281,24 @@ static void run_part(attention *a, enum engine by, enum fattni_pass pass, uint32
 }
 
 /* Forward over the parts one by one, merging; then backward over each with the joint O and L. */
-static void check_parts(fattn_ctx *ctx, const attention_case *c, const int64_t *ends, int parts) {
+static void check_parts(fattn_ctx *ctx, enum engine by, const attention_case *c, const int64_t *ends,
+                        int parts) {
     attention *const whole = attention_new(ctx, c), *const split = attention_new(ctx, c);
     attention_run(whole, REFERENCE);
+    attention_run(split, by); /* gives it a workspace, too */
+    const size_t forward = split->plan.fwd_workspace, backward = split->plan.bwd_workspace;
+    split->io.workspace_bytes = forward > backward ? forward : backward;
     attention_reset(split);
     for (int n = 0; n < parts; ++n)
-        run_part(split, REFERENCE, FATTNI_FWD, n ? FATTN_MERGE : 0, n ? ends[n - 1] : 0, ends[n]);
+        run_part(split, by, FATTNI_FWD, n ? FATTN_MERGE : 0, n ? ends[n - 1] : 0, ends[n]);
     for (int n = 0; n < parts; ++n)
-        run_part(split, REFERENCE, FATTNI_BWD, n ? FATTN_ACC_DQ : 0, n ? ends[n - 1] : 0, ends[n]);
+        run_part(split, by, FATTNI_BWD, n ? FATTN_ACC_DQ : 0, n ? ends[n - 1] : 0, ends[n]);
     attention_match(split, whole, NULL, 0, (fattn_tolerance){1e-13, 1e-12, 0});
     attention_free(whole);
     attention_free(split);
 }
 
-Test(ref_extremes, parts_merge_to_the_whole) {
+Test(extremes, parts_merge_to_the_whole) {
     fattn_ctx *const ctx = attention_context(1);
     static const attention_case cases[] = {
         {"plain", .B = 2, .Hq = 2, .Hkv = 1, .Sq = 6, .Sk = 11, .D = 3, .d_lse = true},
@@ -304,12 +311,13 @@ Test(ref_extremes, parts_merge_to_the_whole) {
        the last; parts without any key stand at the start, in the middle, at the end. */
     static const int64_t ends[][5] = {{4, 11, 11, 11, 11}, {0, 3, 3, 8, 11}, {1, 2, 10, 11, 11}};
     for (size_t n = 0; n < sizeof cases / sizeof *cases; ++n)
-        for (int way = 0; way < 3; ++way) check_parts(ctx, &cases[n], ends[way], 5);
+        for (int way = 0; way < 6; ++way)
+            check_parts(ctx, way < 3 ? REFERENCE : LIBRARY, &cases[n], ends[way % 3], 5);
     fattn_ctx_destroy(ctx);
 }
 
 /* A result over no keys weighs nothing, whatever its o holds; two of them make another. */
-Test(ref_extremes, merge_with_empty_results) {
+Test(extremes, merge_with_empty_results) {
     fattn_ctx *const ctx = attention_context(1);
     for (int n = 0; n < CONTENDERS; ++n) {
         attention_case c = {"merge", .B = 1, .Hq = 2, .Sq = 3, .Sk = 4, .D = 2};
@@ -344,7 +352,7 @@ Test(ref_extremes, merge_with_empty_results) {
 }
 
 /* An infinite sink in one part or the other: all mass is there, nothing is inf - inf. */
-Test(ref_extremes, merge_with_infinite_sinks) {
+Test(extremes, merge_with_infinite_sinks) {
     fattn_ctx *const ctx = attention_context(1);
     for (int n = 0; n < CONTENDERS; ++n)
         for (int where = 1; where < 4; ++where) { /* 1: before, 2: in this call, 3: both */
@@ -363,7 +371,7 @@ Test(ref_extremes, merge_with_infinite_sinks) {
 }
 
 /* Everything at once, in double, against 128 bits. */
-Test(ref_extremes, every_feature_in_quad) {
+Test(extremes, every_feature_in_quad) {
     fattn_ctx *const ctx = attention_context(1);
     for (int n = 0; n < attention_feature_count; ++n) {
         attention *const got = attention_new(ctx, &attention_features[n]);

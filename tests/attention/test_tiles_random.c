@@ -1,0 +1,6 @@
+/* 200 random configurations of the CPU's tiles against the oracle; tests/slow has 2000 others. */
+#include "tiles.h"
+
+#include <criterion/criterion.h>
+
+Test(tiles_random, first_200) { tiles_check_random(0, 200); }
