@@ -1,6 +1,5 @@
 /* The CUDA row of the backward table: delta, the main kernel of bwd_kernels.def, finish. */
-#include "cuda_device.h"
-#include "cuda_kernels.h"
+#include "cuda_sm90.h"
 #include "kernel.h"
 
 #include <string.h>
@@ -47,6 +46,9 @@ static const char *refuses(const fattn_ctx *ctx, const fattni_problem *p) {
 static void plan(const fattn_ctx *ctx, const fattni_problem *p, fattni_kernel_plan *out) {
     const fattni_cuda_kernel *k = fattni_cuda_find(ctx, p);
     out->workspace = layout_of(p, k).bytes;
+    const fattni_cuda_kernel *portable = fattni_cuda_find_portable(ctx, p);
+    if (portable && layout_of(p, portable).bytes > out->workspace)
+        out->workspace = layout_of(p, portable).bytes;
     strncpy(out->name, k->name, sizeof out->name - 1);
 }
 
@@ -56,7 +58,10 @@ static fattn_status run(fattn_ctx *ctx, const fattni_problem *p) {
     fattni_cuda_args a = fattni_cuda_args_of(p);
     a.padded_rows = (int32_t)l.padded_rows;
     a.row_block = k->BM;
-    a.dq_threads = k->threads;
+    const bool hopper = k->arch == 90; /* its accumulator: two warpgroups, 16 rows to a warp */
+    a.dq_threads = hopper ? 256 : k->threads;
+    a.dq_group = hopper ? 128 : k->threads;
+    a.dq_warp_rows = hopper ? 16 : 32;
     a.D_padded = k->D;
     a.lse2 = (float *)((char *)p->workspace + l.lse2);
     a.delta = (float *)((char *)p->workspace + l.delta);
@@ -69,14 +74,19 @@ static fattn_status run(fattn_ctx *ctx, const fattni_problem *p) {
     const int64_t row_grid = fattni_ceil_div(p->Sq, k->BM) * p->Hq * p->B;
     const int64_t key_grid = fattni_ceil_div(p->Sk, k->BN) * p->Hkv * p->B;
     if (p->d_bias.present || p->d_sink.present)
-        FATTNI_TRY(fattni_cuda_launch(ctx, "fattn_bwd_zero", fattn_bwd_zero, ctx->gpu.sms, 256, 0, &a));
-    FATTNI_TRY(fattni_cuda_launch(ctx, "fattn_bwd_delta", fattn_bwd_delta, row_grid, 256,
-                                  0, &a));
+        FATTNI_TRY(FATTNI_START(ctx, fattn_bwd_zero, ctx->gpu.sms, 256, &a));
+    FATTNI_TRY(FATTNI_START(ctx, fattn_bwd_delta, row_grid, 256, &a));
     if (a.d_o_copy.p) a.d_o = a.d_o_copy;
-    FATTNI_TRY(fattni_cuda_launch(ctx, k->name, k->kernel, key_grid, k->threads, k->shared, &a));
+    if (hopper) {
+        fattni_sm90_args s;
+        FATTNI_TRY(fattni_sm90_args_of(ctx, p, k, &s));
+        s.a = a;
+        FATTNI_TRY(fattni_cuda_start(ctx, k->name, k->kernel, key_grid, k->threads, k->shared, &s));
+    } else {
+        FATTNI_TRY(fattni_cuda_start(ctx, k->name, k->kernel, key_grid, k->threads, k->shared, &a));
+    }
     if (!p->dq.present) return FATTN_OK;
-    return fattni_cuda_launch(ctx, "fattn_bwd_finish", fattn_bwd_finish, row_grid,
-                              k->threads, 0, &a);
+    return FATTNI_START(ctx, fattn_bwd_finish, row_grid, a.dq_threads, &a);
 }
 
 const fattni_kernel fattni_bwd_cuda = {

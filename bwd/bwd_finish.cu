@@ -3,6 +3,7 @@
 #include "bwd_layout.h"
 
 #include "cuda_helpers.h"
+#include "quad.h"
 
 DEVICE void put(const fattni_cuda_args *a, int64_t at, float x) {
     if (a->dq_f32) {
@@ -17,7 +18,7 @@ DEVICE void put(const fattni_cuda_args *a, int64_t at, float x) {
     }
 }
 
-/* One CTA per row block, with the main kernel's threads: thread x owns what thread x added to. */
+/* One CTA per row block, with the threads that added to it: thread x owns what thread x added. */
 extern "C" __global__ void __launch_bounds__(256)
     fattn_bwd_finish(const __grid_constant__ fattni_cuda_args a) {
     const int BM = a.row_block, blocks = (a.Sq + BM - 1) / BM;
@@ -25,21 +26,49 @@ extern "C" __global__ void __launch_bounds__(256)
     const int i0 = (int)(blockIdx.x % (unsigned)blocks) * BM;
     const sequence s = sequence_of(&a, b);
     if (i0 >= s.Sq) return;
-    const int threads = a.dq_threads, warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
-    const int row_warps = BM / 32, columns = a.D_padded / (threads / 32 / row_warps);
-    const int row0 = i0 + warp % row_warps * 32 + lane / 4, tiles = columns / 8;
-    const int column0 = warp / row_warps * columns + lane % 4 * 2;
+    const int thread = (int)threadIdx.x, warp = thread / 32, t = thread % 4;
+    const int row_warps = BM / a.dq_warp_rows, columns = a.D_padded / (a.dq_threads / 32 / row_warps);
+    const int tiles = columns / 8, count = a.dq_warp_rows / 16 * tiles;
+    const int row0 = i0 + warp % row_warps * a.dq_warp_rows + thread % 32 / 4;
+    const int column0 = warp / row_warps * columns;
     const float4 *const from =
-        (const float4 *)(a.dq_accumulator + (row_base(&a, &s, b, h) + i0) * a.D_padded);
+        (const float4 *)(a.dq_accumulator + (row_base(&a, &s, b, h) + i0) * a.D_padded) +
+        thread / a.dq_group * (a.dq_group * count) + thread % a.dq_group;
     const int64_t to = s.batch * a.dq.b + h * a.dq.h + (int64_t)s.q0 * a.dq.row;
+    const int whole = tiles % 4 == 0 && a.vector_gradients && !a.dq_f32 && !(a.flags & FATTN_ACC_DQ);
+    if (whole) { /* four tiles at once: 16 bytes for each lane of a quad */
+#pragma unroll 2
+        for (int n = 0; n < count; n += 4) {
+            float4 x[4];
+#pragma unroll
+            for (int e = 0; e < 4; ++e) x[e] = from[(n + e) * a.dq_group];
+            const int d = column0 + n % tiles * 8 + 8 * t;
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                uint32_t r[4];
+#pragma unroll
+                for (int e = 0; e < 4; ++e) {
+                    const float low = a.scale * (half ? x[e].z : x[e].x);
+                    const float high = a.scale * (half ? x[e].w : x[e].y);
+                    r[e] = a.kind == KIND_BF16 ? pack_bf16(low, high) : pack_f16(low, high);
+                }
+                transpose_quad(r);
+                const int i = row0 + n / tiles * 16 + 8 * half;
+                if (i < s.Sq && d < a.D)
+                    *(uint4 *)((uint16_t *)a.dq.p + to + (int64_t)i * a.dq.row + d) =
+                        make_uint4(r[0], r[1], r[2], r[3]);
+            }
+        }
+        return;
+    }
 #pragma unroll 4
-    for (int n = 0; n < 2 * tiles; ++n) {
-        const float4 x = from[n * threads + (int)threadIdx.x];
+    for (int n = 0; n < count; ++n) {
+        const float4 x = from[n * a.dq_group];
         const float y[4] = {x.x, x.y, x.z, x.w};
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
             const int i = row0 + n / tiles * 16 + (e >= 2 ? 8 : 0);
-            const int d = column0 + n % tiles * 8 + (e & 1);
+            const int d = column0 + n % tiles * 8 + 2 * t + (e & 1);
             if (i < s.Sq && d < a.D) put(&a, to + (int64_t)i * a.dq.row + d, a.scale * y[e]);
         }
     }

@@ -5,10 +5,11 @@
 set(FATTN_KERNELS "" CACHE STRING "Build only kernels whose names contain all of these")
 set(kernel_words ${FATTN_KERNELS})
 if(NOT FATTN_CUDA_KERNELS)
-  set(kernel_words bf16 d64 general)
+  set(kernel_words bf16 d64 "(sm80_.*_general|sm90_.*_causal)")
 endif()
 
-set(kernel_sources)
+set(kernel_sources_sm80)
+set(kernel_sources_sm90)
 set(kernel_line "^K\\(([a-z0-9]+), *([a-z0-9]+), *([0-9]+), *([a-z]+), *([0-9]+), *([0-9]+), *([0-9]+), *([0-9]+)\\)")
 foreach(pass fwd bwd)
   set(table ${PROJECT_SOURCE_DIR}/${pass}/${pass}_kernels.def)
@@ -38,7 +39,7 @@ foreach(pass fwd bwd)
     if(wanted)
       configure_file(${PROJECT_SOURCE_DIR}/cmake/instance.cu.in
         ${PROJECT_BINARY_DIR}/kernels/${K_NAME}.cu)
-      list(APPEND kernel_sources ${PROJECT_BINARY_DIR}/kernels/${K_NAME}.cu)
+      list(APPEND kernel_sources_${K_ARCH} ${PROJECT_BINARY_DIR}/kernels/${K_NAME}.cu)
       string(APPEND kept "${line}\n")
     endif()
   endforeach()
@@ -47,7 +48,12 @@ endforeach()
 file(GLOB helper_kernels CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/core/*.cu
   ${PROJECT_SOURCE_DIR}/fwd/*.cu ${PROJECT_SOURCE_DIR}/bwd/*.cu ${PROJECT_SOURCE_DIR}/autograd_c/*.cu)
 
-add_library(fattn_kernels OBJECT ${kernel_sources} ${helper_kernels})
-target_include_directories(fattn_kernels PRIVATE ${PROJECT_SOURCE_DIR}/include
-  ${PROJECT_SOURCE_DIR}/core ${PROJECT_SOURCE_DIR})
-target_compile_options(fattn_kernels PRIVATE -Xptxas=--warn-on-spills)
+# wgmma and setmaxnreg exist for sm_90a alone; everything else runs from sm_80 on.
+add_library(fattn_kernels OBJECT ${kernel_sources_sm80} ${helper_kernels})
+add_library(fattn_kernels_sm90 OBJECT ${kernel_sources_sm90})
+set_target_properties(fattn_kernels_sm90 PROPERTIES CUDA_ARCHITECTURES 90a-real)
+foreach(kernels fattn_kernels fattn_kernels_sm90)
+  target_include_directories(${kernels} PRIVATE ${PROJECT_SOURCE_DIR}/include
+    ${PROJECT_SOURCE_DIR}/core ${PROJECT_SOURCE_DIR})
+  target_compile_options(${kernels} PRIVATE -Xptxas=--warn-on-spills)
+endforeach()

@@ -22,20 +22,9 @@ DEVICE void load_statistics(float *to, int rows, const fattni_cuda_args *a, cons
 }
 
 /* The accumulator of a row block is in fragment order: each warp has 32 rows, two row tiles of as many
-   column tiles, counted row by row; tile c of thread x is float4 number c * threads + x. Vector reductions exist from sm_90 on. */
+   column tiles, counted row by row; tile c of thread x is float4 number c * threads + x. */
 DEVICE int64_t dq_offset(int tile, int threads) {
     return ((int64_t)tile * threads + threadIdx.x) * 4;
-}
-
-DEVICE void reduce_add_4(float *p, const float x[4]) {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(p), "f"(x[0]), "f"(x[1]),
-                 "f"(x[2]), "f"(x[3])
-                 : "memory");
-#else
-#pragma unroll
-    for (int e = 0; e < 4; ++e) reduce_add(p + e, x[e]);
-#endif
 }
 
 /* A warp's 32 rows (row0..) and columns (column0..) of a dK or dV block to global memory; x has two row

@@ -62,7 +62,7 @@ fattni_cuda_args fattni_cuda_args_of(const fattni_problem *p) {
     for (int d = 0; d < 4; ++d) a.d_bias_n[d] = p->d_bias.s[d] ? p->d_bias.n[d] : fattni_min(p->d_bias.n[d], 1);
     if (p->pass == FATTNI_BWD) {
         a.vector_qkv = a.vector_qkv && (a.d_o_f32 || fattni_cuda_vector(&p->d_o, p->Dv));
-        a.vector_gradients = a.vector_qkv && vector_if_present(&p->dk, p->D) &&
+        a.vector_gradients = a.vector_qkv && vector_if_present(&p->dq, p->D) && vector_if_present(&p->dk, p->D) &&
                              vector_if_present(&p->dv, p->Dv);
     }
     return a;

@@ -47,9 +47,11 @@ typedef struct fattni_cuda_args {
     float *delta, *lse2, *dq_accumulator;
     fattni_view d_o_copy;          /* d_o in the 16-bit dtype, when it came as F32; else p NULL */
     int32_t padded_rows, row_block; /* row_block: BM of the backward kernel */
-    int32_t dq_threads, D_padded;  /* of that kernel: the fragment order of the accumulator */
+    /* The fragment order of the accumulator: so many threads add, warps have that many rows, and the
+       float4s of `dq_group` threads follow each other. */
+    int32_t dq_threads, dq_warp_rows, dq_group, D_padded;
     int32_t kind;                  /* KIND_F16 or KIND_BF16 */
-    int32_t vector_gradients;      /* dk, dv allow 16-byte accesses */
+    int32_t vector_gradients;      /* dq, dk, dv allow 16-byte accesses */
 } fattni_cuda_args;
 
 #endif

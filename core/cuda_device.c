@@ -2,6 +2,7 @@
 
 #include "cuda_blas.h"
 #include "cuda_kernels.h"
+#include "cuda_sm90.h"
 
 #include <cuda_runtime_api.h>
 #include <string.h>
@@ -72,11 +73,11 @@ static fattn_status look(fattn_ctx *ctx) {
     for (const fattni_cuda_kernel *k = fattni_cuda_kernels; k->name; ++k) {
         if (k->shared > ctx->gpu.shared_limit) continue;
         FATTNI_TRY(fattni_cuda_check(
-            ctx, cudaFuncSetAttribute(pointer_of((fattni_cuda_any)k->kernel), cudaFuncAttributeMaxDynamicSharedMemorySize,
+            ctx, cudaFuncSetAttribute(pointer_of(k->kernel), cudaFuncAttributeMaxDynamicSharedMemorySize,
                                       (int)k->shared),
             k->name));
     }
-    return FATTN_OK;
+    return ctx->gpu.arch == 90 ? fattni_sm90_open(ctx) : FATTN_OK;
 }
 
 fattn_status fattni_cuda_open(fattn_ctx *ctx) {
@@ -124,12 +125,6 @@ fattn_status fattni_cuda_start(fattn_ctx *ctx, const char *name, fattni_cuda_any
                                                ctx->stream);
     leave(ctx, previous);
     return fattni_cuda_check(ctx, error, name);
-}
-
-fattn_status fattni_cuda_launch(fattn_ctx *ctx, const char *name, fattni_cuda_function kernel,
-                                int64_t grid, int block, size_t shared,
-                                const fattni_cuda_args *args) {
-    return fattni_cuda_start(ctx, name, (fattni_cuda_any)kernel, grid, block, shared, args);
 }
 
 fattn_status fattni_cuda_move(fattn_ctx *ctx, void *dst, const void *src, size_t bytes) {

@@ -12,11 +12,6 @@
 fattn_status fattni_cuda_open(fattn_ctx *ctx);
 void fattni_cuda_close(fattn_ctx *ctx);
 fattn_allocator fattni_cuda_allocator(void);
-typedef void (*fattni_cuda_function)(fattni_cuda_args); /* a kernel's host stub */
-/* An attention kernel. */
-fattn_status fattni_cuda_launch(fattn_ctx *ctx, const char *name, fattni_cuda_function kernel,
-                                int64_t grid, int block, size_t shared,
-                                const fattni_cuda_args *args);
 
 /* From the validated problem to the kernel's view of it. */
 fattni_cuda_args fattni_cuda_args_of(const fattni_problem *p);

@@ -1,8 +1,11 @@
-/* Element types of the small kernels that serve every dtype. */
+/* What every device file uses: inline functions, and element types of the small kernels that serve
+   every dtype. */
 #ifndef FATTNI_CUDA_HELPERS_H
 #define FATTNI_CUDA_HELPERS_H
 
 #include <fattn/attention.h>
+
+#define DEVICE static __device__ __forceinline__
 
 enum { KIND_F16, KIND_BF16, KIND_F32 };
 

@@ -2,34 +2,42 @@
    their host stubs carry their names. */
 #include "cuda_kernels.h"
 
-#include "cuda_args.h"
+#include "cuda_sm90.h"
 #include "problem.h"
 
 #define NAME(pass, arch, dtype, D, mask) fattn_##pass##_##arch##_##dtype##_d##D##_##mask
 
+typedef fattni_cuda_args ARGS_sm80;
+typedef fattni_sm90_args ARGS_sm90;
 #define K(arch, dtype, D, mask, BM, BN, warps, ctas) \
-    extern void NAME(fwd, arch, dtype, D, mask)(fattni_cuda_args);
+    extern void NAME(fwd, arch, dtype, D, mask)(ARGS_##arch);
 #include "fwd_kernels.def"
 #undef K
 #define K(arch, dtype, D, mask, BM, BN, warps, ctas) \
-    extern void NAME(bwd, arch, dtype, D, mask)(fattni_cuda_args);
+    extern void NAME(bwd, arch, dtype, D, mask)(ARGS_##arch);
 #include "bwd_kernels.def"
 #undef K
 
-enum { ARCH_sm80 = 80 };
+enum { ARCH_sm80 = 80, ARCH_sm90 = 90 };
 enum { DTYPE_bf16 = FATTN_BF16, DTYPE_f16 = FATTN_F16 };
 enum {
     MASK_full = FATTNI_MASK_FULL, MASK_causal = FATTNI_MASK_CAUSAL, MASK_general = FATTNI_MASK_GENERAL
 };
 /* Shared memory of each body, as its head says. */
 #define SHARED_fwd_sm80(D, BM, BN, warps) (((BM) + 2 * (BN)) * (D) * 2)
+#define SHARED_fwd_sm90(D, BM, BN, warps) \
+    (((D) + 63) / 64 * 128 * (((D) > 128 ? 1 : 2) * (BM) + 4 * (BN)) + 256)
+#define SHARED_bwd_sm90(D, BM, BN, warps) \
+    ((2 * (BN) + 4 * (BM)) * (D) * 2 + 2 * (BM) * (BN) * 2 +                                         \
+     ((D) > 128 ? 2 * (BM) * (BN) * 2 : (BM) * (D) * 4) + 4 * (BM) * 4 + 128)
 #define SHARED_bwd_sm80(D, BM, BN, warps) \
     ((2 * (BN) + 4 * (BM)) * (D) * 2 + 2 * (BM) * (BN) * 2 + 4 * (BM) * 4)
 
 #define TEXT_OF(x) #x
 #define TEXT(x) TEXT_OF(x)
 #define ROW(pass, PASS, arch, dtype, D, mask, BM, BN, warps)                                        \
-    {TEXT(NAME(pass, arch, dtype, D, mask)), NAME(pass, arch, dtype, D, mask), PASS, \
+    {TEXT(NAME(pass, arch, dtype, D, mask)),                                                       \
+     (fattni_cuda_any)NAME(pass, arch, dtype, D, mask), PASS, \
      ARCH_##arch, (fattn_dtype)DTYPE_##dtype, D, (enum fattni_mask)MASK_##mask, BM, BN,             \
      32 * (warps), SHARED_##pass##_##arch(D, BM, BN, warps)},
 
@@ -52,14 +60,27 @@ static bool is_general(const fattni_problem *p) {
            (p->pass == FATTNI_FWD && (p->flags & FATTN_MERGE));
 }
 
-const fattni_cuda_kernel *fattni_cuda_find(const fattn_ctx *ctx, const fattni_problem *p) {
+/* Code for sm_90a runs on 9.0 and nowhere else. */
+static bool runs_on(int arch, const fattn_ctx *ctx, const fattni_problem *p) {
+    return arch == 90 ? ctx->gpu.arch == 90 && fattni_sm90_fits(p) : arch <= ctx->gpu.arch;
+}
+
+static const fattni_cuda_kernel *find(const fattn_ctx *ctx, const fattni_problem *p, int most) {
     const bool causal = p->flags & (FATTN_CAUSAL | FATTN_CAUSAL_TOP_LEFT);
     const enum fattni_mask mask = is_general(p) ? FATTNI_MASK_GENERAL
                                   : causal      ? FATTNI_MASK_CAUSAL
                                                 : FATTNI_MASK_FULL;
     for (const fattni_cuda_kernel *k = fattni_cuda_kernels; k->name; ++k)
-        if (k->pass == (int)p->pass && k->arch <= ctx->gpu.arch && k->dtype == p->dtype &&
-            k->mask == mask && fattni_max(p->D, p->Dv) <= k->D && k->shared <= ctx->gpu.shared_limit)
+        if (k->pass == (int)p->pass && k->arch <= most && runs_on(k->arch, ctx, p) &&
+            k->dtype == p->dtype && k->mask == mask && fattni_max(p->D, p->Dv) <= k->D &&
+            k->shared <= ctx->gpu.shared_limit)
             return k;
     return NULL;
+}
+
+const fattni_cuda_kernel *fattni_cuda_find(const fattn_ctx *ctx, const fattni_problem *p) {
+    return find(ctx, p, 90);
+}
+const fattni_cuda_kernel *fattni_cuda_find_portable(const fattn_ctx *ctx, const fattni_problem *p) {
+    return find(ctx, p, 80);
 }

@@ -8,9 +8,9 @@ enum fattni_mask { FATTNI_MASK_FULL, FATTNI_MASK_CAUSAL, FATTNI_MASK_GENERAL };
 
 typedef struct fattni_cuda_kernel {
     const char *name;    /* symbol, file and profiler name: fattn_fwd_sm80_bf16_d64_causal */
-    fattni_cuda_function kernel;
+    fattni_cuda_any kernel;
     int pass;            /* enum fattni_pass */
-    int arch;            /* least device architecture: 80, 90 */
+    int arch;            /* 80: sm_80 and later, takes fattni_cuda_args; 90: sm_90a, fattni_sm90_args */
     fattn_dtype dtype;
     int D;               /* head dims up to this, rounded up in shared memory */
     enum fattni_mask mask;
@@ -23,5 +23,8 @@ extern const fattni_cuda_kernel fattni_cuda_kernels[];
 
 /* The first that holds the problem on this device, or NULL. */
 const fattni_cuda_kernel *fattni_cuda_find(const fattn_ctx *ctx, const fattni_problem *p);
+/* The same among the kernels for sm_80 and later. Which of the two runs may hang on an address, so
+   that a query covers both. */
+const fattni_cuda_kernel *fattni_cuda_find_portable(const fattn_ctx *ctx, const fattni_problem *p);
 
 #endif

@@ -3,8 +3,7 @@
 #define FATTNI_CUDA_SEQUENCE_H
 
 #include "cuda_args.h"
-
-#define DEVICE static __device__ __forceinline__
+#include "cuda_helpers.h"
 
 /* One sequence as the kernel sees it. */
 typedef struct sequence {

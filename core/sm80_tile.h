@@ -7,26 +7,9 @@
 #define FATTNI_SM80_TILE_H
 
 #include "cuda_sequence.h"
+#include "element.h"
 #include "ptx/cp_async.h"
 #include "ptx/ldmatrix.h"
-#include "ptx/mma.h"
-
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
-#if K_BF16
-typedef __nv_bfloat16 half_type;
-DEVICE uint32_t pack(float low, float high) { return pack_bf16(low, high); }
-DEVICE void mma(float d[4], const uint32_t a[4], uint32_t b0, uint32_t b1) { mma_bf16(d, a, b0, b1); }
-DEVICE float to_float(half_type x) { return __bfloat162float(x); }
-DEVICE half_type to_half(float x) { return __float2bfloat16_rn(x); }
-#else
-typedef __half half_type;
-DEVICE uint32_t pack(float low, float high) { return pack_f16(low, high); }
-DEVICE void mma(float d[4], const uint32_t a[4], uint32_t b0, uint32_t b1) { mma_f16(d, a, b0, b1); }
-DEVICE float to_float(half_type x) { return __half2float(x); }
-DEVICE half_type to_half(float x) { return __float2half_rn(x); }
-#endif
 
 /* Byte offset of chunk (8 elements) `chunk` of row `row`. */
 DEVICE uint32_t tile_offset(int columns, int row, int chunk) {

@@ -1,6 +1,5 @@
 /* The CUDA row of the forward table: picks an instance of fwd_kernels.def and launches it. */
-#include "cuda_device.h"
-#include "cuda_kernels.h"
+#include "cuda_sm90.h"
 #include "kernel.h"
 
 #include <string.h>
@@ -16,14 +15,28 @@ static const char *refuses(const fattn_ctx *ctx, const fattni_problem *p) {
 static void plan(const fattn_ctx *ctx, const fattni_problem *p, fattni_kernel_plan *out) {
     const fattni_cuda_kernel *k = fattni_cuda_find(ctx, p);
     out->deterministic = true;
+    /* The tile counter of the persistent kernels; whether one runs may hang on an address. */
+    if (ctx->gpu.arch == 90) out->workspace = FATTNI_ALIGN;
     strncpy(out->name, k->name, sizeof out->name - 1);
+}
+
+static fattn_status run_persistent(fattn_ctx *ctx, const fattni_problem *p,
+                                   const fattni_cuda_kernel *k) {
+    fattni_sm90_args a;
+    FATTNI_TRY(fattni_sm90_args_of(ctx, p, k, &a));
+    a.next_tile = p->workspace;
+    if (k->mask == FATTNI_MASK_CAUSAL)
+        FATTNI_TRY(fattni_cuda_zero(ctx, a.next_tile, sizeof *a.next_tile));
+    return fattni_cuda_start(ctx, k->name, k->kernel, fattni_min(a.tiles, ctx->gpu.sms), k->threads,
+                              k->shared, &a);
 }
 
 static fattn_status run(fattn_ctx *ctx, const fattni_problem *p) {
     const fattni_cuda_kernel *k = fattni_cuda_find(ctx, p);
+    if (k->arch == 90) return run_persistent(ctx, p, k);
     const fattni_cuda_args a = fattni_cuda_args_of(p);
     const int64_t grid = fattni_ceil_div(p->Sq, k->BM) * p->Hq * p->B;
-    return fattni_cuda_launch(ctx, k->name, k->kernel, grid, k->threads, k->shared, &a);
+    return fattni_cuda_start(ctx, k->name, k->kernel, grid, k->threads, k->shared, &a);
 }
 
 const fattni_kernel fattni_fwd_cuda = {

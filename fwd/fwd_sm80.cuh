@@ -14,6 +14,7 @@
 
    Instances: fwd_kernels.def. Macros in: K_NAME, K_BF16, K_D, K_MASK, K_BM,
    K_BN, K_WARPS, K_CTAS. */
+#include "quad.h"
 #include "sm80_tile.h"
 #include "sm80_general.h"
 
@@ -58,15 +59,6 @@ DEVICE void accumulate(float o[ROW_TILES][COLUMN_TILES][4], const float p[ROW_TI
             }
         }
     }
-}
-
-DEVICE float quad_max(float x) {
-    x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 1));
-    return fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));
-}
-DEVICE float quad_sum(float x) {
-    x += __shfl_xor_sync(0xffffffffu, x, 1);
-    return x + __shfl_xor_sync(0xffffffffu, x, 2);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS)

@@ -45,4 +45,16 @@ static __device__ __forceinline__ void reduce_add(float *p, float x) {
     asm volatile("red.global.add.f32 [%0], %1;" ::"l"(p), "f"(x) : "memory");
 }
 
+/* p[0..3] += x; vector reductions exist from sm_90 on. p: a multiple of 16 bytes. */
+static __device__ __forceinline__ void reduce_add_4(float *p, const float x[4]) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(p), "f"(x[0]), "f"(x[1]),
+                 "f"(x[2]), "f"(x[3])
+                 : "memory");
+#else
+#pragma unroll
+    for (int e = 0; e < 4; ++e) reduce_add(p + e, x[e]);
+#endif
+}
+
 #endif

@@ -1,0 +1,201 @@
+/* Backward attention for Hopper, head_dim up to 128 (bwd_sm90_wide.cuh: beyond): TMA, wgmma, one CTA per block of 128 keys.
+
+   For each row block: S^T = K Q^T, P = exp(S - L), dP^T = V dO^T, dS = P (dP - delta),
+   dV += P^T dO, dK += dS^T Q, dQ += dS K.
+
+   Tensors     q, d_o [b,h,i,d], k, v, dk, dv [b,g,j,d]; lse2 = L log2(e) and delta from bwd_delta.cu,
+               padded rows hold +inf and 0, so that their P is 0. q, k, v, d_o with strides that tensor
+               maps can take.
+   Ownership   dK, dV of BN keys stay in registers over all row blocks of all query heads of the group;
+               dQ is added to an fp32 accumulator at L2 by bulk reductions.
+   Threads     warpgroup 0: warp 0 loads, warps 1 and 2 add the dQ of consumer 0 and 1. Two consumers
+               own 64 keys each: S^T and dP^T are computed transposed, so that P^T and dS^T are the
+               register operands of dV and dK. dQ: for d 128 a consumer has all 64 rows and half of
+               the columns, for d 64 half of the 128 rows.
+   Shared      K, V [BN][D], Q and dO two stages [BM][D], dS two stages [BM][BN], dQ fp32, lse2 and
+               delta two stages [BM].
+   Rounding    P and dS to the input dtype, accumulation fp32; scale enters dK here, dQ in bwd_finish.cu.
+
+   Instances: bwd_kernels.def. Macros in: K_NAME, K_BF16, K_D, K_MASK, K_BM, K_BN, K_WARPS. */
+#if K_D > 128
+#include "bwd/bwd_sm90_wide.cuh"
+#else
+#include "sm90_tile.h"
+
+#include "ptx/stmatrix.h"
+
+enum {
+    D = K_D, BM = K_BM, BN = K_BN, THREADS = 32 * K_WARPS, CAUSAL = K_MASK == 1, PANELS = D / 64,
+    KEY_BYTES = BN * D * 2, ROW_BYTES = BM * D * 2, DS_BYTES = BM * BN * 2,
+    SLICE = 64 * 64, /* floats of dQ that one consumer has */
+    V_AT = KEY_BYTES, Q_AT = 2 * KEY_BYTES, DO_AT = Q_AT + 2 * ROW_BYTES, DS_AT = DO_AT + 2 * ROW_BYTES,
+    DQ_AT = DS_AT + 2 * DS_BYTES, LSE_AT = DQ_AT + 2 * SLICE * 4, DELTA_AT = LSE_AT + 2 * BM * 4,
+    BARRIERS_AT = DELTA_AT + 2 * BM * 4, SHARED_BYTES = BARRIERS_AT + 128
+};
+static_assert(BN == 128 && K_WARPS == 12, "two consumers of 64 keys");
+static_assert(BM * D == 2 * SLICE && D % 64 == 0 && BM % 64 == 0, "two slices of dQ");
+static_assert(SHARED_BYTES <= 227 * 1024, "shared memory");
+
+#include "bwd_sm90_parts.h"
+
+/* named barriers */
+enum { DS_WRITTEN = 1, DQ_FULL = 2, DQ_EMPTY = 4 };
+
+/* Adds a consumer's slices to the accumulator, one warp per consumer. */
+DEVICE void add_dq(const fattni_sm90_args *p, const task *t, uint32_t shared, int consumer) {
+    const fattni_cuda_args *const a = &p->a;
+    const int leader = threadIdx.x % 32 == 0;
+    for (int n = 0; n < t->steps; ++n) {
+        const step s = step_of(t, a->group, n);
+        named_barrier_arrive(DQ_EMPTY + consumer, 160);
+        named_barrier_sync(DQ_FULL + consumer, 160);
+        if (leader) {
+            bulk_reduce_add(a->dq_accumulator + padded_row(a, t->b, &s) * D + consumer * SLICE,
+                            shared + DQ_AT + consumer * SLICE * 4, SLICE * 4);
+            bulk_commit();
+            bulk_wait_read();
+        }
+        __syncwarp();
+    }
+    if (leader) bulk_wait();
+}
+
+/* ---- consumers ---- */
+
+/* x = A B^T: 64 keys x BM rows, over D. */
+DEVICE void keys_by_rows(float x[BM / 2], uint64_t keys, uint64_t rows) {
+    PASTE(wgmma_ss_new_n, K_BM)(x, keys, rows);
+#pragma unroll
+    for (int e = 1; e < D / 16; ++e)
+        PASTE(wgmma_ss_n, K_BM)(x, keys + along_columns(e, BN), rows + along_columns(e, BM), 1);
+}
+/* dV or dK += X^T rows: 64 keys x D, over BM. */
+DEVICE void accumulate(float x[D / 2], const uint32_t left[BM / 4], uint64_t rows) {
+#pragma unroll
+    for (int e = 0; e < BM / 16; ++e)
+        PASTE(wgmma_rs_n, K_D)(x, left + 4 * e, rows + along_rows(e), 1);
+}
+/* dQ = dS K: this consumer's 64 x 64, over BN. */
+DEVICE void dq_product(float x[32], uint64_t ds, uint64_t keys) {
+    wgmma_st_new_n64(x, ds, keys);
+#pragma unroll
+    for (int e = 1; e < BN / 16; ++e)
+        wgmma_st_n64(x, ds + along_columns(e, BM), keys + along_rows(e), 1);
+}
+
+DEVICE void consume(const fattni_sm90_args *p, const task *t, uint32_t shared,
+                    const unsigned char *memory, int consumer) {
+    const fattni_cuda_args *const a = &p->a;
+    const int warp = (int)threadIdx.x / 32 % 4, lane = (int)threadIdx.x % 32, row0 = lane % 4 * 2;
+    const int key = t->j0 + consumer * 64 + warp * 16 + lane / 4, tail = t->j0 + BN > a->Sk;
+    const float unit = a->scale * LOG2E;
+    const uint64_t k_keys = operand(shared + consumer * 8192, 0);
+    const uint64_t v_keys = operand(shared + V_AT + consumer * 8192, 0);
+    /* d 128: rows of dS are all its, columns of K half; d 64: the other way round. */
+    const uint32_t ds_rows = D == 64 ? consumer * 8192 : 0, k_columns = D == 64 ? 0 : consumer * (BN * 128);
+    const uint64_t k_depth = operand(shared + k_columns, 0);
+    /* stmatrix: matrices are (8 rows i) x (8 keys): lanes 0-7, 8-15 of keys 0-7, 8-15; then 8 rows on. */
+    const uint32_t ds_to = shared + DS_AT + consumer * (BM * 128) +
+                           (8 * (lane >> 4) + (lane & 7)) * 128 +
+                           (((2 * warp + (lane >> 3 & 1)) ^ (lane & 7)) << 4);
+    const uint32_t dq_to = shared + DQ_AT + consumer * SLICE * 4 + (threadIdx.x & 127) * 16;
+    float dk[D / 2], dv[D / 2], s[BM / 2], dp[BM / 2], dq[32];
+    uint32_t pr[BM / 4], ds[BM / 4]; /* P and dS, rounded */
+#pragma unroll
+    for (int i = 0; i < D / 2; ++i) dk[i] = dv[i] = 0.0f;
+
+    mbarrier_wait(shared + K_FULL, 0);
+    if (t->steps) mbarrier_wait(shared + V_FULL, 0);
+    for (int n = 0; n < t->steps; ++n) {
+        const step now = step_of(t, a->group, n);
+        const uint32_t q = shared + Q_AT + now.stage * ROW_BYTES, d_o = shared + DO_AT + now.stage * ROW_BYTES;
+        const float2 *const lse2 = (const float2 *)(memory + LSE_AT + now.stage * BM * 4) + lane % 4;
+        const float2 *const delta = (const float2 *)(memory + DELTA_AT + now.stage * BM * 4) + lane % 4;
+        mbarrier_wait(shared + q_full(now.stage), now.parity);
+        wgmma_fence();
+        keys_by_rows(s, k_keys, operand(q, 0));
+        wgmma_commit();
+        mbarrier_wait(shared + do_full(now.stage), now.parity);
+        wgmma_fence();
+        keys_by_rows(dp, v_keys, operand(d_o, 0));
+        wgmma_commit();
+
+        wgmma_wait(1);
+        PIN(s, BM / 2);
+        if (tail || (CAUSAL && now.i0 + t->hi < t->j0 + BN - 1)) { /* row i sees keys up to i + hi */
+            const int far = 1 << 20, first = CAUSAL ? key - t->hi - now.i0 - row0 : -far;
+            mask(s, BM, key < a->Sk ? first : far, key + 8 < a->Sk ? first + 8 : far);
+        }
+#pragma unroll
+        for (int i = 0; i < BM / 8; ++i) {
+            const float2 l = lse2[4 * i];
+            s[4 * i] = exp2_approx(fmaf(s[4 * i], unit, -l.x));
+            s[4 * i + 1] = exp2_approx(fmaf(s[4 * i + 1], unit, -l.y));
+            s[4 * i + 2] = exp2_approx(fmaf(s[4 * i + 2], unit, -l.x));
+            s[4 * i + 3] = exp2_approx(fmaf(s[4 * i + 3], unit, -l.y));
+            pr[2 * i] = pack(s[4 * i], s[4 * i + 1]);
+            pr[2 * i + 1] = pack(s[4 * i + 2], s[4 * i + 3]);
+        }
+        wgmma_wait(0);
+        PIN(dp, BM / 2);
+#pragma unroll
+        for (int i = 0; i < BM / 8; ++i) {
+            const float2 x = delta[4 * i];
+            ds[2 * i] = pack(s[4 * i] * (dp[4 * i] - x.x), s[4 * i + 1] * (dp[4 * i + 1] - x.y));
+            ds[2 * i + 1] = pack(s[4 * i + 2] * (dp[4 * i + 2] - x.x), s[4 * i + 3] * (dp[4 * i + 3] - x.y));
+        }
+#pragma unroll
+        for (int i = 0; i < BM / 16; ++i)
+            stmatrix_x4_trans(ds_to + now.stage * DS_BYTES + i * 2048, ds + 4 * i);
+
+        /* dV goes out before the fence, so that the fence costs nothing. */
+        wgmma_fence();
+        accumulate(dv, pr, operand(d_o, BM * 128));
+        wgmma_commit();
+        async_proxy_fence();
+        named_barrier_sync(DS_WRITTEN, 256);
+        wgmma_fence();
+        dq_product(dq, operand(shared + DS_AT + now.stage * DS_BYTES + ds_rows, 0), k_depth);
+        wgmma_commit();
+        wgmma_wait(1); /* dV */
+        PIN_INTEGERS(pr, BM / 4);
+        release(shared + do_empty(now.stage));
+        wgmma_fence();
+        accumulate(dk, ds, operand(q, BM * 128));
+        wgmma_commit();
+        wgmma_wait(1); /* dQ */
+        named_barrier_sync(DQ_EMPTY + consumer, 160);
+        PIN(dq, 32);
+#pragma unroll
+        for (int i = 0; i < 8; ++i) store_shared_4(dq_to + i * 2048, dq + 4 * i);
+        async_proxy_fence();
+        named_barrier_arrive(DQ_FULL + consumer, 160);
+        wgmma_wait(0); /* dK */
+        PIN_INTEGERS(ds, BM / 4);
+        release(shared + q_empty(now.stage));
+    }
+    PIN(dk, D / 2);
+    PIN(dv, D / 2);
+    store_keys(&a->dv, t, key, 0, D, dv, 1.0f, a->Sk, a->Dv, a->dv_f32, a->flags & FATTN_ACC_DV);
+    store_keys(&a->dk, t, key, 0, D, dk, a->scale, a->Sk, a->D, a->dk_f32, a->flags & FATTN_ACC_DK);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+    K_NAME(const __grid_constant__ fattni_sm90_args p) {
+    extern __shared__ __align__(1024) unsigned char memory[];
+    const uint32_t shared = shared_address(memory);
+    const int role = __shfl_sync(ALL_LANES, (int)threadIdx.x / 128, 0);
+    const task t = task_of(&p);
+    init_barriers(shared);
+    __syncthreads();
+    if (role == 0) {
+        registers_lower(24);
+        const int warp = (int)threadIdx.x / 32;
+        if (threadIdx.x == 0) load(&p, &t, shared);
+        else if (warp == 1 || warp == 2) add_dq(&p, &t, shared, warp - 1);
+    } else {
+        registers_raise(240);
+        consume(&p, &t, shared, memory, role - 1);
+    }
+}
+#endif

@@ -1,0 +1,132 @@
+/* What both Hopper backward bodies share: the work of a CTA, its loads, masking, and the way of dK and dV
+   out. Include after the enumerators D, BM, BN, PANELS, CAUSAL and the offsets in shared memory. */
+#ifndef FATTNI_BWD_SM90_PARTS_H
+#define FATTNI_BWD_SM90_PARTS_H
+
+#include "sm90_tile.h"
+
+#define LOG2E 1.4426950408889634f
+
+/* mbarriers */
+enum { K_FULL = BARRIERS_AT, V_FULL = BARRIERS_AT + 8 };
+DEVICE uint32_t q_full(int stage) { return BARRIERS_AT + 16 + 8u * stage; }
+DEVICE uint32_t q_empty(int stage) { return BARRIERS_AT + 32 + 8u * stage; }
+DEVICE uint32_t do_full(int stage) { return BARRIERS_AT + 48 + 8u * stage; }
+DEVICE uint32_t do_empty(int stage) { return BARRIERS_AT + 64 + 8u * stage; }
+
+/* 8 consumer warps release a stage. A CTA barrier must follow. */
+DEVICE void init_barriers(uint32_t shared) {
+    if (threadIdx.x == 0) {
+        mbarrier_init(shared + K_FULL, 1);
+        mbarrier_init(shared + V_FULL, 1);
+        for (int n = 0; n < 2; ++n) {
+            mbarrier_init(shared + q_full(n), 1);
+            mbarrier_init(shared + do_full(n), 1);
+            mbarrier_init(shared + q_empty(n), 8);
+            mbarrier_init(shared + do_empty(n), 8);
+        }
+        mbarrier_init_fence();
+    }
+}
+
+/* What a CTA works on: keys [j0, j0 + BN) of (b, hk), for each head of the group the row blocks from
+   `first` on. */
+typedef struct task {
+    int b, hk, j0, hi, first, row_blocks, steps;
+} task;
+
+DEVICE task task_of(const fattni_sm90_args *p) {
+    const fattni_cuda_args *const a = &p->a;
+    int plane, block;
+    if (CAUSAL) { /* sections of heads; within one, the key blocks with most rows first, heads fastest */
+        const int whole = p->section * p->blocks, section = (int)blockIdx.x / whole;
+        const int at = (int)blockIdx.x % whole;
+        const int heads = min(p->section, a->B * a->Hkv - section * p->section);
+        block = at / heads;
+        plane = section * p->section + at % heads;
+    } else {
+        block = (int)blockIdx.x % p->blocks;
+        plane = (int)blockIdx.x / p->blocks;
+    }
+    task t = {plane / a->Hkv, plane % a->Hkv, block * BN, 0, 0, 0, 0};
+    t.hi = CAUSAL ? a->shift + (a->top_left ? 0 : a->Sk - a->Sq) : FATTNI_FAR;
+    t.first = max(0, t.j0 - t.hi) / BM;
+    t.row_blocks = max(0, (a->Sq + BM - 1) / BM - t.first);
+    t.steps = t.row_blocks * a->group;
+    return t;
+}
+
+/* Step n of the task: row block and query head. */
+typedef struct step {
+    int h, i0, stage;
+    uint32_t parity;
+} step;
+DEVICE step step_of(const task *t, int group, int n) {
+    const int head = t->row_blocks == t->steps ? 0 : n / t->row_blocks;
+    const step s = {t->hk * group + head, (t->first + n - head * t->row_blocks) * BM, n & 1,
+                    (uint32_t)(n >> 1 & 1)};
+    return s;
+}
+DEVICE int64_t padded_row(const fattni_cuda_args *a, int b, const step *s) {
+    return ((int64_t)b * a->Hq + s->h) * a->padded_rows + s->i0;
+}
+
+/* ---- producer warps ---- */
+
+DEVICE void load(const fattni_sm90_args *p, const task *t, uint32_t shared) {
+    const fattni_cuda_args *const a = &p->a;
+    mbarrier_expect(shared + K_FULL, KEY_BYTES);
+    load_panels(shared, &p->k, shared + K_FULL, PANELS, BN, t->j0, t->hk * p->k_step.head,
+                t->b * p->k_step.batch);
+    for (int n = 0; n < t->steps; ++n) {
+        const step s = step_of(t, a->group, n);
+        const int64_t row = padded_row(a, t->b, &s);
+        const uint32_t q_bar = shared + q_full(s.stage), do_bar = shared + do_full(s.stage);
+        mbarrier_wait(shared + q_empty(s.stage), s.parity ^ 1);
+        mbarrier_expect(q_bar, ROW_BYTES + BM * 4);
+        load_panels(shared + Q_AT + s.stage * ROW_BYTES, &p->q, q_bar, PANELS, BM, s.i0,
+                    s.h * p->q_step.head, t->b * p->q_step.batch);
+        bulk_load(shared + LSE_AT + s.stage * BM * 4, a->lse2 + row, BM * 4, q_bar);
+        if (n == 0) {
+            mbarrier_expect(shared + V_FULL, KEY_BYTES);
+            load_panels(shared + V_AT, &p->v, shared + V_FULL, PANELS, BN, t->j0,
+                        t->hk * p->v_step.head, t->b * p->v_step.batch);
+        }
+        mbarrier_wait(shared + do_empty(s.stage), s.parity ^ 1);
+        mbarrier_expect(do_bar, ROW_BYTES + BM * 4);
+        load_panels(shared + DO_AT + s.stage * ROW_BYTES, &p->d_o, do_bar, PANELS, BM, s.i0,
+                    s.h * p->d_o_step.head, t->b * p->d_o_step.batch);
+        bulk_load(shared + DELTA_AT + s.stage * BM * 4, a->delta + row, BM * 4, do_bar);
+    }
+}
+
+/* ---- consumers ---- */
+
+/* Keys are rows of S^T; column 8i + e of the thread, i < columns/8, stays where it is >= limit[key]. */
+DEVICE void mask(float *s, int columns, int limit0, int limit1) {
+#pragma unroll
+    for (int i = 0; i < columns / 8; ++i)
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+            if (8 * i + e < limit0) s[4 * i + e] = -INFINITY;
+            if (8 * i + e < limit1) s[4 * i + 2 + e] = -INFINITY;
+        }
+}
+
+DEVICE void release(uint32_t bar) {
+    if (threadIdx.x % 32 == 0) mbarrier_arrive(bar);
+}
+
+/* This thread's two keys of a gradient, `columns` columns from column0 on. */
+DEVICE void store_keys(const fattni_view *view, const task *t, int key, int column0, int columns,
+                       const float *x, float scale, int keys, int width, int f32, int add) {
+    if (!view->p) return;
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+        const int64_t at = t->b * view->b + t->hk * view->h + (int64_t)(key + 8 * e) * view->row + column0;
+        store_row((char *)view->p + at * (f32 ? 4 : 2), x + 2 * e, columns / 8, scale, key + 8 * e < keys,
+                  width - column0, f32, add);
+    }
+}
+
+#endif

@@ -1,0 +1,109 @@
+/* Tensor maps and the persistent schedule of the Hopper kernels. */
+#include "cuda_sm90.h"
+
+#include <cuda_runtime_api.h>
+#include <string.h>
+
+typedef CUresult (*encode_function)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *,
+                                    const cuuint64_t *, const cuuint64_t *, const cuuint32_t *,
+                                    const cuuint32_t *, CUtensorMapInterleave, CUtensorMapSwizzle,
+                                    CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
+
+fattn_status fattni_sm90_open(fattn_ctx *ctx) {
+    enum cudaDriverEntryPointQueryResult found;
+    FATTNI_TRY(fattni_cuda_check(ctx,
+                                 cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled",
+                                                                  (void **)&ctx->gpu.encode, 12000,
+                                                                  cudaEnableDefault, &found),
+                                 "cudaGetDriverEntryPointByVersion(cuTensorMapEncodeTiled)"));
+    if (found == cudaDriverEntryPointSuccess) return FATTN_OK;
+    return fattn_ctx_fail(ctx, FATTN_E_CUDA, "the driver has no cuTensorMapEncodeTiled (result %d)",
+                          (int)found);
+}
+
+/* Strides below 2^40 bytes; dimension 2 are rows, which cannot broadcast. */
+static bool mappable(const fattni_array *a, int64_t width) {
+    if (!fattni_cuda_vector(a, width) || (a->s[2] <= 0 && a->n[2] > 1)) return false;
+    for (int d = 0; d < 3; ++d)
+        if (a->s[d] < 0 || a->s[d] >= (int64_t)1 << 39) return false;
+    return true;
+}
+
+/* A gradient is stored by 16 bytes, unless it is F32 or added to. */
+static bool storable(const fattni_array *a, int64_t width, bool added) {
+    return !a->present || a->dtype == FATTN_F32 || added || fattni_cuda_vector(a, width);
+}
+
+/* The kernel always computes dQ. */
+static bool backward_fits(const fattni_problem *p) {
+    return p->d_o.dtype != FATTN_F32 && mappable(&p->d_o, p->Dv) && p->dq.present &&
+           storable(&p->dk, p->D, p->flags & FATTN_ACC_DK) &&
+           storable(&p->dv, p->Dv, p->flags & FATTN_ACC_DV);
+}
+
+bool fattni_sm90_fits(const fattni_problem *p) {
+    return p->Sq > 0 && p->Sk > 0 && p->B > 0 && mappable(&p->q, p->D) && mappable(&p->k, p->D) && mappable(&p->v, p->Dv) &&
+           (p->o.dtype == FATTN_F32 || fattni_cuda_vector(&p->o, p->Dv)) &&
+           (p->pass == FATTNI_FWD || backward_fits(p));
+}
+
+/* {width, rows, heads, batches} of `a`, boxes of 64 columns and `box` rows. */
+static fattn_status map_of(fattn_ctx *ctx, const fattni_array *a, fattn_dtype dtype, int64_t width,
+                           int64_t heads, int64_t batches, int box, CUtensorMap *map,
+                           fattni_map_step *step) {
+    encode_function encode;
+    _Static_assert(sizeof encode == sizeof ctx->gpu.encode, "function and object pointers");
+    memcpy(&encode, &ctx->gpu.encode, sizeof encode);
+    step->head = a->s[1] != 0;
+    step->batch = a->s[0] != 0;
+    const cuuint64_t extent[4] = {(cuuint64_t)width, (cuuint64_t)a->n[2],
+                                  (cuuint64_t)(step->head ? heads : 1),
+                                  (cuuint64_t)(step->batch ? batches : 1)};
+    const int64_t row = a->s[2] ? a->s[2] : fattni_round_up(width, 8); /* one row */
+    const cuuint64_t stride[3] = {(cuuint64_t)row * 2, (cuuint64_t)(step->head ? a->s[1] : row) * 2,
+                                  (cuuint64_t)(step->batch ? a->s[0] : row) * 2};
+    const cuuint32_t boxes[4] = {64, (cuuint32_t)box, 1, 1}, unit[4] = {1, 1, 1, 1};
+    const CUresult result = encode(
+        map, dtype == FATTN_BF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 4,
+        a->p, extent, stride, boxes, unit, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+        CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    if (result == CUDA_SUCCESS) return FATTN_OK;
+    return fattn_ctx_fail(ctx, FATTN_E_CUDA,
+                          "cuTensorMapEncodeTiled: result %d for extents %lld, %lld, %lld, %lld and "
+                          "strides of %lld, %lld, %lld bytes", (int)result, (long long)extent[0],
+                          (long long)extent[1], (long long)extent[2], (long long)extent[3],
+                          (long long)stride[0], (long long)stride[1], (long long)stride[2]);
+}
+
+/* So many heads, a power of two, that what each reads again and again fits half of L2. */
+static int64_t section_of(const fattn_ctx *ctx, int64_t bytes_per_head) {
+    const int64_t fit = (int64_t)ctx->gpu.l2_bytes * 5 / 8 / fattni_max(bytes_per_head, 1);
+    int64_t n = 1;
+    while (2 * n <= fit) n *= 2;
+    return n;
+}
+
+fattn_status fattni_sm90_args_of(fattn_ctx *ctx, const fattni_problem *p,
+                                 const fattni_cuda_kernel *k, fattni_sm90_args *out) {
+    *out = (fattni_sm90_args){.a = fattni_cuda_args_of(p)};
+    const bool forward = p->pass == FATTNI_FWD;
+    FATTNI_TRY(map_of(ctx, &p->q, p->dtype, p->D, p->Hq, p->B, k->BM, &out->q, &out->q_step));
+    FATTNI_TRY(map_of(ctx, &p->k, p->dtype, p->D, p->Hkv, p->B, k->BN, &out->k, &out->k_step));
+    FATTNI_TRY(map_of(ctx, &p->v, p->dtype, p->Dv, p->Hkv, p->B, k->BN, &out->v, &out->v_step));
+    if (!forward)
+        FATTNI_TRY(map_of(ctx, &p->d_o, p->dtype, p->Dv, p->Hq, p->B, k->BM, &out->d_o,
+                          &out->d_o_step));
+    const int64_t blocks = forward ? fattni_ceil_div(p->Sq, k->BM) : fattni_ceil_div(p->Sk, k->BN);
+    const int64_t heads = forward ? p->Hq : p->Hkv, tiles = blocks * heads * p->B;
+    if (tiles > INT32_MAX / 2)
+        return fattn_ctx_fail(ctx, FATTN_E_UNSUPPORTED, "%s: %lld tiles exceed 2^30", k->name,
+                              (long long)tiles);
+    out->blocks = (int32_t)blocks;
+    out->tiles = (int32_t)tiles;
+    const int64_t row_bytes = 2 * (p->D + p->Dv);
+    /* Backward: Q and dO of a whole group, and the fp32 accumulator of dQ. */
+    const int64_t section = forward ? section_of(ctx, p->Sk * row_bytes) * p->group
+                                    : section_of(ctx, p->group * p->Sq * (row_bytes + 4 * p->D));
+    out->section = (int32_t)fattni_min(section, heads * p->B);
+    return FATTN_OK;
+}

@@ -1,0 +1,17 @@
+/* Hopper's host side: tensor maps and the persistent schedule. */
+#ifndef FATTNI_CUDA_SM90_H
+#define FATTNI_CUDA_SM90_H
+
+#include "cuda_kernels.h"
+#include "sm90_args.h"
+
+/* Whether tensor maps can describe q, k, v (and d_o): rows of 16-byte multiples at 16-byte addresses,
+   strides of 16-byte multiples that are not negative; and there are rows and keys. */
+bool fattni_sm90_fits(const fattni_problem *p);
+/* Asks the driver for its encoder of tensor maps; ctx->gpu.encode. */
+fattn_status fattni_sm90_open(fattn_ctx *ctx);
+/* Everything but next_tile. The maps are encoded here: host work only. */
+fattn_status fattni_sm90_args_of(fattn_ctx *ctx, const fattni_problem *p,
+                                 const fattni_cuda_kernel *k, fattni_sm90_args *out);
+
+#endif

@@ -1,0 +1,46 @@
+/* Barriers in shared memory that count arrivals and bytes (PTX ISA, "mbarrier"), and named barriers of
+   warps. An mbarrier completes one phase after the other; a wait names the parity of the phase, and a
+   wait for parity 1 on a fresh one passes. Needs sm_90. */
+#ifndef FATTNI_PTX_MBARRIER_H
+#define FATTNI_PTX_MBARRIER_H
+
+#include <stdint.h>
+
+static __device__ __forceinline__ void mbarrier_init(uint32_t bar, int arrivals) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(arrivals) : "memory");
+}
+/* Makes the initialised barriers visible to the asynchronous proxy; a CTA barrier must follow. */
+static __device__ __forceinline__ void mbarrier_init_fence(void) {
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+static __device__ __forceinline__ void mbarrier_arrive(uint32_t bar) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory");
+}
+/* Arrives, and the phase also waits for `bytes` from bulk copies. */
+static __device__ __forceinline__ void mbarrier_expect(uint32_t bar, int bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes)
+                 : "memory");
+}
+static __device__ __forceinline__ int mbarrier_try(uint32_t bar, uint32_t parity) {
+    int done;
+    asm volatile("{.reg .pred p;\n"
+                 "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+                 "selp.b32 %0, 1, 0, p;}"
+                 : "=r"(done)
+                 : "r"(bar), "r"(parity)
+                 : "memory");
+    return done;
+}
+static __device__ __forceinline__ void mbarrier_wait(uint32_t bar, uint32_t parity) {
+    while (!mbarrier_try(bar, parity)) {}
+}
+
+/* Named barriers 1..15 for `threads` threads: sync waits, arrive does not. */
+static __device__ __forceinline__ void named_barrier_sync(int id, int threads) {
+    asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+static __device__ __forceinline__ void named_barrier_arrive(int id, int threads) {
+    asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+#endif

@@ -1,0 +1,43 @@
+/* 16-bit tiles in shared memory as wgmma and the TMA unit know them: panels of 64 columns, [rows][64]
+   each, 128-byte swizzle: the chunk of 16 bytes at column c of row r lies at chunk (c/8) ^ (r%8).
+   Tiles start at multiples of 1024. Include after defining K_BF16. */
+#ifndef FATTNI_SM90_TILE_H
+#define FATTNI_SM90_TILE_H
+
+#include "element.h"
+#include "ptx/ldmatrix.h"
+#include "ptx/mbarrier.h"
+#include "ptx/tma.h"
+#include "ptx/wgmma.h"
+#include "quad.h"
+#include "sm90_args.h"
+
+#define PASTE_(a, b) a##b
+#define PASTE(a, b) PASTE_(a, b)
+
+/* The matrix descriptor of an operand (PTX ISA, "wgmma matrix descriptor"): 128-byte swizzle, eight rows
+   every 1024 bytes. `panel` is the stride of panels in bytes, for operands whose N dimension is
+   contiguous and crosses panels. Adding bytes/16 to it moves the operand. */
+DEVICE uint64_t operand(uint32_t address, uint32_t panel) {
+    const uint32_t low = ((address & 0x3FFFF) >> 4) | (panel >> 4) << 16;
+    return (uint64_t)(1024 >> 4 | 1u << 30) << 32 | low;
+}
+/* Steps of 16 along an operand, in the descriptor's units. `rows` of its tile. */
+DEVICE uint32_t along_columns(int step, int rows) {
+    return (uint32_t)((step / 4) * (rows * 8) + (step % 4) * 2);
+}
+DEVICE uint32_t along_rows(int step) { return (uint32_t)step * 128; }
+
+/* Registers that the compiler must have in place here: keeps their uses behind a wait. */
+#define PIN(x, n)                                                                                      \
+    _Pragma("unroll") for (int pin = 0; pin < (n); ++pin) asm volatile("" : "+f"((x)[pin])::"memory")
+#define PIN_INTEGERS(x, n)                                                                             \
+    _Pragma("unroll") for (int pin = 0; pin < (n); ++pin) asm volatile("" : "+r"((x)[pin])::"memory")
+
+/* Rows [row, row + rows) of one (head, batch), all panels, counting on `bar`. */
+DEVICE void load_panels(uint32_t to, const CUtensorMap *map, uint32_t bar, int panels, int rows, int row,
+                        int head, int batch) {
+    for (int x = 0; x < panels; ++x) tma_load(to + x * rows * 128, map, bar, 64 * x, row, head, batch);
+}
+
+#endif
