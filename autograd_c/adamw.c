@@ -1,36 +1,16 @@
 /* AdamW. All params together are one sequence of chunks of fixed size: the tasks of both passes
    (norm, update). Partial sums are combined in the order of the chunks, so bits never depend on the
    number of threads. */
-#include "numeric.h"
+#include "adamw.h"
+#include "op_device.h"
 #include "tape_nodes.h"
-
-#include <fattn/optim.h>
 
 #include <math.h>
 #include <string.h>
 
-enum { CHUNK = 16384, LANES = 8, BLOCK = 256 };
+enum { CHUNK = FATTNI_ADAMW_CHUNK, LANES = 8, BLOCK = 256 };
 
-typedef struct slot {
-    fattn_param *param;
-    fattn_tensor m, v, master; /* of 16-bit values only: master */
-    int64_t count, first_chunk;
-    fattn_dtype dtype;
-    bool frozen; /* at creation: no state, no chunk */
-} slot;
-
-struct fattn_adamw {
-    fattn_ctx *ctx;
-    fattn_adamw_options opt;
-    float lr;
-    int64_t step;
-    bool stepped;
-    double norm; /* of the last step */
-    slot *slots;
-    int n;
-    int64_t chunks;
-    double *partial; /* [chunks] sums of squares */
-};
+typedef fattni_adamw_slot slot;
 
 void fattn_adamw_defaults(fattn_adamw_options *opt) {
     if (!opt) return;
@@ -52,14 +32,12 @@ static fattn_status check_options(fattn_ctx *ctx, const fattn_adamw_options *o) 
 }
 
 static bool is_half(fattn_dtype t) { return t == FATTN_F16 || t == FATTN_BF16; }
-static bool is_frozen(const fattn_param *p) { return p->flags & FATTN_PARAM_FROZEN; }
 
 static fattn_status zeros(fattn_ctx *ctx, fattn_dtype dtype, const fattn_tensor *like,
                           fattn_tensor *out) {
     FATTNI_TRY(fattn_tensor_alloc(ctx, dtype, like->ndim, like->shape, out));
     const size_t bytes = (size_t)fattn_tensor_numel(out) * fattn_dtype_size(dtype);
-    if (bytes) memset(out->data, 0, bytes);
-    return FATTN_OK;
+    return fattni_zero(ctx, out->data, bytes, bytes, 1);
 }
 
 static fattn_status fill_slot(fattn_adamw *a, int i, fattn_param *const *params) {
@@ -75,7 +53,7 @@ static fattn_status fill_slot(fattn_adamw *a, int i, fattn_param *const *params)
     const fattn_dtype wide = value->dtype == FATTN_F64 ? FATTN_F64 : FATTN_F32;
     s->dtype = (fattn_dtype)value->dtype;
     s->count = fattn_tensor_numel(value);
-    s->frozen = is_frozen(params[i]);
+    s->frozen = fattni_is_frozen(params[i]);
     if (s->frozen) return FATTN_OK;
     a->chunks += fattni_ceil_div(s->count, CHUNK);
     FATTNI_TRY(zeros(a->ctx, wide, value, &s->m));
@@ -87,13 +65,20 @@ static fattn_status fill_slot(fattn_adamw *a, int i, fattn_param *const *params)
 
 static fattn_status fill(fattn_adamw *a, fattn_param *const *params, int n) {
     void *p;
-    FATTNI_TRY(fattni_alloc(a->ctx, (size_t)n * sizeof *a->slots, &p));
+    FATTNI_TRY(fattni_host_alloc(a->ctx, (size_t)n * sizeof *a->slots, &p));
     a->slots = p;
     a->n = n;
     if (n) memset(a->slots, 0, (size_t)n * sizeof *a->slots);
     for (int i = 0; i < n; ++i) FATTNI_TRY(fill_slot(a, i, params));
     FATTNI_TRY(fattni_alloc(a->ctx, (size_t)a->chunks * sizeof *a->partial, &p));
     a->partial = p;
+#ifdef FATTNI_HAVE_CUDA
+    if (a->ctx->device == FATTN_CUDA) {
+        FATTNI_TRY(fattni_alloc(a->ctx, sizeof *a->device, &p));
+        a->device = p;
+        return fattni_cuda_adamw_set(a, a->own.lr, a->own.step);
+    }
+#endif
     return FATTN_OK;
 }
 
@@ -104,15 +89,14 @@ fattn_status fattn_adamw_create(fattn_ctx *ctx, const fattn_adamw_options *opt,
         return fattn_ctx_fail(ctx, FATTN_E_ARG, "adamw_create: out or params is NULL, or n is %d",
                               n);
     *out = NULL;
-    FATTNI_TRY(fattni_cpu_only(ctx, "adamw_create"));
     fattn_adamw_options o = {.struct_size = sizeof o};
     fattn_adamw_defaults(&o);
     if (opt) FATTNI_TRY(fattni_take_struct(ctx, "fattn_adamw_options", opt, &o, sizeof o));
     FATTNI_TRY(check_options(ctx, &o));
     void *p;
-    FATTNI_TRY(fattni_alloc(ctx, sizeof(fattn_adamw), &p));
+    FATTNI_TRY(fattni_host_alloc(ctx, sizeof(fattn_adamw), &p));
     fattn_adamw *a = p;
-    *a = (fattn_adamw){.ctx = ctx, .opt = o, .lr = 1e-3f};
+    *a = (fattn_adamw){.ctx = ctx, .opt = o, .own = {.lr = (double)1e-3f}};
     const fattn_status s = fill(a, params, n);
     if (s) {
         fattn_adamw_destroy(a);
@@ -130,16 +114,20 @@ void fattn_adamw_destroy(fattn_adamw *a) {
         fattn_tensor_free(ctx, &a->slots[i].v);
         fattn_tensor_free(ctx, &a->slots[i].master);
     }
-    fattni_free(ctx, a->slots, (size_t)a->n * sizeof *a->slots);
+    fattni_host_free(ctx, a->slots, (size_t)a->n * sizeof *a->slots);
     if (a->partial) fattni_free(ctx, a->partial, (size_t)a->chunks * sizeof *a->partial);
-    fattni_free(ctx, a, sizeof *a);
+    fattni_free(ctx, a->device, sizeof *a->device);
+    fattni_host_free(ctx, a, sizeof *a);
 }
 
 fattn_status fattn_adamw_set_lr(fattn_adamw *a, float lr) {
     if (!a) return FATTN_E_ARG;
     if (!(lr >= 0 && isfinite(lr)))
         return fattn_ctx_fail(a->ctx, FATTN_E_ARG, "adamw: learning rate %g", (double)lr);
-    a->lr = lr;
+#ifdef FATTNI_HAVE_CUDA
+    if (a->device) return fattni_cuda_adamw_set(a, (double)lr, -1);
+#endif
+    a->own.lr = (double)lr;
     return FATTN_OK;
 }
 
@@ -169,7 +157,7 @@ static void sum_squares(void *arg, int64_t chunk, int thread) {
     const piece part = piece_of(a, chunk);
     const fattn_tensor *g = &part.slot->param->grad;
     a->partial[chunk] = 0;
-    if (is_frozen(part.slot->param)) return;
+    if (fattni_is_frozen(part.slot->param)) return;
     double lane[LANES] = {0}, sum = 0;
     int64_t i = part.begin;
     if (g->dtype == FATTN_F32)
@@ -248,7 +236,7 @@ static void run_update(void *arg, int64_t chunk, int thread) {
     const update_job *job = arg;
     const piece part = piece_of(job->a, chunk);
     const fattn_tensor *grad = &part.slot->param->grad;
-    if (is_frozen(part.slot->param)) return;
+    if (fattni_is_frozen(part.slot->param)) return;
     const bool decays = !(part.slot->param->flags & FATTN_PARAM_NO_DECAY);
     if (!job->skip) update_piece(decays ? &job->decayed : &job->plain, &part);
     const size_t size = fattn_dtype_size((fattn_dtype)grad->dtype);
@@ -261,7 +249,7 @@ static fattn_status check_slots(const fattn_adamw *a) {
     for (int i = 0; i < a->n; ++i) {
         const slot *s = &a->slots[i];
         FATTNI_TRY(fattni_check_param(a->ctx, s->param));
-        const bool thawed = s->frozen && !is_frozen(s->param);
+        const bool thawed = s->frozen && !fattni_is_frozen(s->param);
         const fattn_tensor *value = &s->param->value;
         if (thawed || value->dtype != (int32_t)s->dtype || fattn_tensor_numel(value) != s->count)
             return fattn_ctx_fail(
@@ -278,28 +266,38 @@ static fattn_status check_slots(const fattn_adamw *a) {
 fattn_status fattn_adamw_step(fattn_adamw *a) {
     if (!a) return FATTN_E_ARG;
     FATTNI_TRY(check_slots(a));
+    a->stepped = true;
+#ifdef FATTNI_HAVE_CUDA
+    if (a->device) return fattni_cuda_adamw_step(a);
+#endif
     fattni_parallel(a->ctx, a->chunks, sum_squares, a);
     double squares = 0;
     for (int64_t i = 0; i < a->chunks; ++i) squares += a->partial[i];
-    a->norm = sqrt(squares);
-    a->stepped = true;
-
-    update_job job = {.a = a, .skip = !isfinite(a->norm)};
-    if (!job.skip) a->step += 1;
     const fattn_adamw_options *o = &a->opt;
-    const double t = (double)a->step, lr = (double)a->lr, limit = (double)o->max_grad_norm;
+    const double beta1 = (double)o->beta1, beta2 = (double)o->beta2;
+    fattni_adamw_begin(&a->own, squares, (double)o->max_grad_norm, beta1, beta2);
+    update_job job = {.a = a, .skip = a->own.skip};
     job.plain = (rule){
-        .clip = limit > 0 && a->norm > limit ? limit / a->norm : 1,
+        .clip = a->own.clip,
         .shrink = 1,
-        .beta1 = (double)o->beta1,
-        .beta2 = (double)o->beta2,
-        .rate = lr / (1 - pow((double)o->beta1, t)),
-        .correction2 = 1 / (1 - pow((double)o->beta2, t)),
+        .beta1 = beta1,
+        .beta2 = beta2,
+        .rate = a->own.rate,
+        .correction2 = a->own.correction2,
         .eps = (double)o->eps,
     };
     job.decayed = job.plain;
-    job.decayed.shrink = 1 - lr * (double)o->weight_decay;
+    job.decayed.shrink = 1 - a->own.lr * (double)o->weight_decay;
     fattni_parallel(a->ctx, a->chunks, run_update, &job);
+    return FATTN_OK;
+}
+
+/* As it stands after all that is enqueued. */
+static fattn_status read_state(const fattn_adamw *a, fattni_adamw_state *out) {
+#ifdef FATTNI_HAVE_CUDA
+    if (a->device) return fattni_cuda_adamw_read(a, out);
+#endif
+    *out = a->own;
     return FATTN_OK;
 }
 
@@ -308,7 +306,9 @@ fattn_status fattn_adamw_grad_norm(fattn_adamw *a, double *out) {
     if (!out) return fattn_ctx_fail(a->ctx, FATTN_E_ARG, "adamw_grad_norm: out is NULL");
     if (!a->stepped)
         return fattn_ctx_fail(a->ctx, FATTN_E_STATE, "adamw_grad_norm: no step has been made");
-    *out = a->norm;
+    fattni_adamw_state now;
+    FATTNI_TRY(read_state(a, &now));
+    *out = now.norm;
     return FATTN_OK;
 }
 
@@ -338,13 +338,18 @@ fattn_status fattn_adamw_state(fattn_adamw *a, int i, fattn_adam_state which, fa
 fattn_status fattn_adamw_get_step(fattn_adamw *a, int64_t *t) {
     if (!a) return FATTN_E_ARG;
     if (!t) return fattn_ctx_fail(a->ctx, FATTN_E_ARG, "adamw_get_step: t is NULL");
-    *t = a->step;
+    fattni_adamw_state now;
+    FATTNI_TRY(read_state(a, &now));
+    *t = now.step;
     return FATTN_OK;
 }
 
 fattn_status fattn_adamw_set_step(fattn_adamw *a, int64_t t) {
     if (!a) return FATTN_E_ARG;
     if (t < 0) return fattn_ctx_fail(a->ctx, FATTN_E_ARG, "adamw_set_step: %lld", (long long)t);
-    a->step = t;
+#ifdef FATTNI_HAVE_CUDA
+    if (a->device) return fattni_cuda_adamw_set(a, -1, t);
+#endif
+    a->own.step = t;
     return FATTN_OK;
 }

@@ -4,8 +4,8 @@
    c.(y(x+h) - y(x-h)) / 2h, or with five points
    c.(8 (y(x+h) - y(x-h)) - (y(x+2h) - y(x-2h))) / 12h.
    Outputs are subtracted before they are summed: those that a coordinate does not reach cancel
-   exactly. */
-#include "internal.h"
+   exactly. Graphs run on the context's device; coordinates, outputs and sums are the host's. */
+#include "ops.h"
 #include "philox.h"
 
 #include <fattn/check.h>
@@ -27,41 +27,28 @@ typedef struct checker {
     fattn_param *params;    /* [n] row-major copies of the F64 inputs; data NULL for the others */
     fattn_var *in;          /* [n] */
     fattn_tensor cotangent; /* as y, row-major */
-    fattn_tensor high, low; /* as y, row-major: y at x + kh and x - kh */
+    fattn_tensor x, dx;     /* of the input in turn, on the host */
+    fattn_tensor weights;   /* the cotangent on the host */
+    fattn_tensor high, low; /* as y, row-major, on the host: y at x + kh and x - kh */
     fattn_report report;
     double aa, bb, ab, squares, worst; /* worst: largest error over its bound */
 } checker;
 
-static double *element(const fattn_tensor *t, int64_t e) {
-    int64_t offset = 0;
-    for (int d = t->ndim - 1; d >= 0; --d) {
-        offset += e % t->shape[d] * t->stride[d];
-        e /= t->shape[d];
-    }
-    return (double *)t->data + offset;
-}
-
 /* The op on top of the user's graph: sum of y*c, differentiated with respect to y. */
 static fattn_status dot_infer(fattn_op_call *c) {
     c->out[0].dtype = FATTN_F64;
+    c->fwd_workspace = fattni_reduce_workspace(&c->out[0], &c->in[0]);
     return FATTN_OK;
 }
 
 static fattn_status dot_forward(fattn_op_call *c) {
-    double sum = 0;
-    for (int64_t e = 0, count = fattn_tensor_numel(&c->in[0]); e < count; ++e)
-        sum += *element(&c->in[0], e) * *element(&c->in[1], e);
-    *(double *)c->out[0].data = sum;
-    return FATTN_OK;
+    return fattni_reduce(c->ctx, &c->out[0], true, &c->in[0], &c->in[1], c->workspace);
 }
 
 static fattn_status dot_backward(fattn_op_call *c) {
-    const double d = *(const double *)c->d_out[0].data;
-    for (int64_t e = 0, count = fattn_tensor_numel(&c->in[0]); e < count && c->d_in[0].data; ++e) {
-        double *to = element(&c->d_in[0], e);
-        *to = d * *element(&c->in[1], e) + (c->d_in_fresh[0] ? 0 : *to);
-    }
-    return FATTN_OK;
+    if (!c->d_in[0].data) return FATTN_OK;
+    const fattn_tensor *const t[] = {&c->d_in[0], &c->in[1], &c->d_out[0]};
+    return fattni_each_element(c->ctx, &fattni_elementwise_product, t, 3, c->d_in_fresh[0]);
 }
 
 static const fattn_op_def dot = {.struct_size = sizeof dot,
@@ -88,53 +75,81 @@ static fattn_status evaluate(checker *k, bool with_gradient, fattn_var *out, fat
     return FATTN_OK;
 }
 
+/* A row-major F64 tensor in the host's memory. */
+static fattn_status host_tensor(checker *k, const fattn_tensor *like, fattn_tensor *out) {
+    void *data;
+    FATTNI_TRY(fattni_host_alloc(k->ctx, fattni_tensor_bytes(like), &data));
+    *out = fattn_tensor_view(data, FATTN_F64, FATTN_CPU, 0, like->ndim, like->shape);
+    return FATTN_OK;
+}
+
+static void free_host_tensor(checker *k, fattn_tensor *t) {
+    if (t->data) fattni_host_free(k->ctx, t->data, fattni_tensor_bytes(t));
+    t->data = NULL;
+}
+
 /* Fills the params' gradients; makes the buffers that are as large as y. */
 static fattn_status analytic(checker *k) {
     fattn_var out;
     fattn_tensor y;
     FATTNI_TRY(evaluate(k, true, &out, &y));
-    fattn_tensor *const like_y[] = {&k->cotangent, &k->high, &k->low};
-    for (int i = 0; i < 3; ++i)
-        FATTNI_TRY(fattn_tensor_alloc(k->ctx, FATTN_F64, y.ndim, y.shape, like_y[i]));
+    fattn_tensor *const like_y[] = {&k->weights, &k->high, &k->low};
+    FATTNI_TRY(fattn_tensor_alloc(k->ctx, FATTN_F64, y.ndim, y.shape, &k->cotangent));
+    for (int i = 0; i < 3; ++i) FATTNI_TRY(host_tensor(k, &y, like_y[i]));
     const fattn_rng rng = {.seed = k->opt.seed, .stream = COTANGENT_STREAM};
     FATTNI_TRY(fattn_tensor_normal(k->ctx, &k->cotangent, 0, 1, rng));
+    FATTNI_TRY(fattn_tensor_copy(k->ctx, &k->weights, &k->cotangent));
     const fattn_var operands[] = {out, fattn_input(k->tape, &k->cotangent)};
     return fattn_tape_backward(k->tape, fattn_op_custom(k->tape, &dot, operands, 2, NULL));
 }
 
-/* c.(y(x + step) - y(x - step)) for x = *coordinate, which is left as it was. */
-static fattn_status difference(checker *k, double *coordinate, double step, double *out) {
-    const double x = *coordinate;
+/* A coordinate of an input, and its value. */
+typedef struct coordinate {
+    const fattn_tensor *input;
+    int64_t e;
+    double x;
+} coordinate;
+
+static fattn_status move_to(checker *k, const coordinate *at, double value) {
+    const fattn_tensor place =
+        fattn_tensor_view((double *)at->input->data + at->e, FATTN_F64,
+                          (fattn_device)at->input->device, at->input->device_id, 0, NULL);
+    const fattn_tensor here = fattn_tensor_view(&value, FATTN_F64, FATTN_CPU, 0, 0, NULL);
+    return fattn_tensor_copy(k->ctx, &place, &here);
+}
+
+/* c.(y(x + step) - y(x - step)); the coordinate is left as it was. */
+static fattn_status difference(checker *k, const coordinate *at, double step, double *out) {
     fattn_tensor *const sides[] = {&k->high, &k->low};
     fattn_status s = FATTN_OK;
     for (int side = 0; side < 2 && !s; ++side) {
         fattn_var ignored;
         fattn_tensor y;
-        *coordinate = side ? x - step : x + step;
-        s = evaluate(k, false, &ignored, &y);
+        s = move_to(k, at, side ? at->x - step : at->x + step);
+        if (!s) s = evaluate(k, false, &ignored, &y);
         if (!s) s = fattn_tensor_copy(k->ctx, sides[side], &y); /* refuses another shape */
     }
-    *coordinate = x;
+    if (!s) s = move_to(k, at, at->x);
     if (s) return s;
     double sum = 0;
-    const double *high = k->high.data, *low = k->low.data, *c = k->cotangent.data;
+    const double *high = k->high.data, *low = k->low.data, *c = k->weights.data;
     for (int64_t e = 0, count = fattn_tensor_numel(&k->high); e < count; ++e)
         if (high[e] != low[e]) sum += c[e] * (high[e] - low[e]); /* equal infinities: no change */
     *out = sum;
     return FATTN_OK;
 }
 
-static fattn_status quotient(checker *k, double *coordinate, double *out) {
-    const double x = *coordinate, size = k->opt.step * fmax(1, fabs(x));
+static fattn_status quotient(checker *k, const coordinate *at, double *out) {
+    const double x = at->x, size = k->opt.step * fmax(1, fabs(x));
     const volatile double moved = x + size; /* volatile: rounded to double, and not folded away */
     const double h = moved - x;
     double one, two;
-    FATTNI_TRY(difference(k, coordinate, h, &one));
+    FATTNI_TRY(difference(k, at, h, &one));
     if (k->opt.order == 2) {
         *out = one / (2 * h);
         return FATTN_OK;
     }
-    FATTNI_TRY(difference(k, coordinate, 2 * h, &two));
+    FATTNI_TRY(difference(k, at, 2 * h, &two));
     *out = (8 * one - two) / (12 * h);
     return FATTN_OK;
 }
@@ -178,15 +193,22 @@ static int64_t sample(uint64_t seed, int input, int64_t k, int64_t m, int64_t n)
 }
 
 static fattn_status check_input(checker *k, int input) {
-    fattn_tensor *const x = &k->params[input].value, *const dx = &k->params[input].grad;
+    const fattn_tensor *const x = &k->params[input].value, *const dx = &k->params[input].grad;
     const int64_t n = fattn_tensor_numel(x);
     const int64_t m = k->opt.max_coords ? fattni_min(n, fattni_max(2, k->opt.max_coords)) : n;
+    FATTNI_TRY(host_tensor(k, x, &k->x));
+    FATTNI_TRY(host_tensor(k, dx, &k->dx));
+    FATTNI_TRY(fattn_tensor_copy(k->ctx, &k->x, x));
+    FATTNI_TRY(fattn_tensor_copy(k->ctx, &k->dx, dx));
     for (int64_t c = 0; c < m; ++c) {
         const int64_t e = sample(k->opt.seed, input, c, m, n);
+        const coordinate at = {x, e, ((const double *)k->x.data)[e]};
         double want;
-        FATTNI_TRY(quotient(k, (double *)x->data + e, &want));
-        compare(k, input, e, ((const double *)dx->data)[e], want);
+        FATTNI_TRY(quotient(k, &at, &want));
+        compare(k, input, e, ((const double *)k->dx.data)[e], want);
     }
+    free_host_tensor(k, &k->x);
+    free_host_tensor(k, &k->dx);
     return FATTN_OK;
 }
 
@@ -228,10 +250,10 @@ static fattn_status check_inputs(const checker *k) {
 
 static fattn_status run(checker *k) {
     void *params, *in;
-    FATTNI_TRY(fattni_alloc(k->ctx, (size_t)k->n * sizeof *k->params, &params));
+    FATTNI_TRY(fattni_host_alloc(k->ctx, (size_t)k->n * sizeof *k->params, &params));
     k->params = params;
     memset(params, 0, (size_t)k->n * sizeof *k->params);
-    FATTNI_TRY(fattni_alloc(k->ctx, (size_t)k->n * sizeof *k->in, &in));
+    FATTNI_TRY(fattni_host_alloc(k->ctx, (size_t)k->n * sizeof *k->in, &in));
     k->in = in;
     for (int i = 0; i < k->n; ++i) {
         const fattn_tensor *x = &k->inputs[i];
@@ -240,8 +262,7 @@ static fattn_status run(checker *k) {
         FATTNI_TRY(fattn_tensor_alloc(k->ctx, FATTN_F64, x->ndim, x->shape, &p->value));
         FATTNI_TRY(fattn_tensor_alloc(k->ctx, FATTN_F64, x->ndim, x->shape, &p->grad));
         FATTNI_TRY(fattn_tensor_copy(k->ctx, &p->value, x));
-        const size_t bytes = (size_t)fattn_tensor_numel(x) * sizeof(double);
-        if (bytes) memset(p->grad.data, 0, bytes);
+        FATTNI_TRY(fattni_fill(k->ctx, &p->grad, 0, true));
     }
     FATTNI_TRY(fattn_tape_create(k->ctx, &k->tape));
     FATTNI_TRY(analytic(k));
@@ -253,14 +274,14 @@ static fattn_status run(checker *k) {
 static void release(checker *k) {
     fattn_tape_destroy(k->tape);
     fattn_tensor_free(k->ctx, &k->cotangent);
-    fattn_tensor_free(k->ctx, &k->high);
-    fattn_tensor_free(k->ctx, &k->low);
+    fattn_tensor *const on_host[] = {&k->x, &k->dx, &k->weights, &k->high, &k->low};
+    for (int i = 0; i < 5; ++i) free_host_tensor(k, on_host[i]);
     for (int i = 0; i < k->n && k->params; ++i) {
         fattn_tensor_free(k->ctx, &k->params[i].value);
         fattn_tensor_free(k->ctx, &k->params[i].grad);
     }
-    fattni_free(k->ctx, k->in, (size_t)k->n * sizeof *k->in);
-    fattni_free(k->ctx, k->params, (size_t)k->n * sizeof *k->params);
+    fattni_host_free(k->ctx, k->in, (size_t)k->n * sizeof *k->in);
+    fattni_host_free(k->ctx, k->params, (size_t)k->n * sizeof *k->params);
 }
 
 /* Completes the report; MISMATCH with a sentence. */

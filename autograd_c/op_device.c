@@ -31,6 +31,7 @@ fattn_status fattni_zero(fattn_ctx *ctx, void *p, size_t pitch, size_t width, in
     if (ctx->device == FATTN_CUDA) return fattni_cuda_zero_rows(ctx, p, pitch, width, rows);
 #endif
     (void)ctx;
-    for (int64_t row = 0; row < rows; ++row) memset((char *)p + (size_t)row * pitch, 0, width);
+    for (int64_t row = 0; row < rows && width > 0; ++row)
+        memset((char *)p + (size_t)row * pitch, 0, width);
     return FATTN_OK;
 }

@@ -5,7 +5,7 @@
 #define BODY "op_mul.inc"
 #include "reals.inc"
 
-static const fattni_elements product = {mul_f32, mul_f64, FATTNI_MUL};
+const fattni_elements fattni_elementwise_product = {mul_f32, mul_f64, FATTNI_MUL};
 
 static fattn_status infer(fattn_op_call *c) {
     FATTNI_TRY(fattni_check_real(c, "mul", "a", 0));
@@ -21,7 +21,7 @@ static fattn_status infer(fattn_op_call *c) {
 static fattn_status multiply(const fattn_op_call *c, const fattn_tensor *d, bool fresh,
                              const fattn_tensor *x, const fattn_tensor *y) {
     const fattn_tensor *const t[] = {d, x, y};
-    return fattni_each_element(c->ctx, &product, t, 3, fresh);
+    return fattni_each_element(c->ctx, &fattni_elementwise_product, t, 3, fresh);
 }
 
 static fattn_status forward(fattn_op_call *c) {

@@ -77,6 +77,7 @@ typedef struct fattni_elements {
     fattni_piece f32, f64;
     enum fattni_element what;
 } fattni_elements;
+extern const fattni_elements fattni_elementwise_product; /* d (+)= x y (op_mul.c) */
 fattn_status fattni_each_element(fattn_ctx *ctx, const fattni_elements *f,
                                  const fattn_tensor *const *t, int n, bool fresh);
 /* True when b broadcasts to a's shape. */

@@ -41,7 +41,7 @@ typedef struct fattn_gradcheck_options {
     fattn_tolerance tol; /* 0 = atol 1e-8, rtol 1e-6, any cosine distance */
 } fattn_gradcheck_options;
 
-/* Inputs are F64 on the CPU; I32 inputs are passed on and not differentiated. Returns
+/* Inputs are F64 on the context's device; I32 inputs are passed on and not differentiated. Returns
    FATTN_E_MISMATCH when a coordinate fails; the report is written either way. */
 FATTN_API FATTN_CHECKED fattn_status fattn_gradcheck(fattn_ctx *ctx, fattn_graph_fn fn, void *user,
                                                      const fattn_tensor *inputs, int n,
