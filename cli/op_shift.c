@@ -4,9 +4,9 @@
 
 static fattn_status infer(fattn_op_call *c) {
     const fattn_tensor *x = &c->in[0];
-    if (x->ndim != 3 || x->dtype != FATTN_F32)
-        return fattn_ctx_fail(c->ctx, FATTN_E_SHAPE, "shift: x has %d dimensions of %s, wants 3 of f32",
-                              x->ndim, fattn_dtype_name((fattn_dtype)x->dtype));
+    if (x->ndim != 3)
+        return fattn_ctx_fail(c->ctx, FATTN_E_SHAPE, "shift: x has %d dimensions, wants 3: [B,S,C]",
+                              x->ndim);
     fattn_tensor *y = &c->out[0];
     y->ndim = x->ndim;
     y->dtype = x->dtype;
@@ -14,31 +14,31 @@ static fattn_status infer(fattn_op_call *c) {
     return FATTN_OK;
 }
 
-/* Rows of sequence b: S * C numbers. */
-static float *sequence(const fattn_tensor *t, int64_t b) {
-    return (float *)t->data + b * t->stride[0];
+/* Rows begin..end-1 of every sequence. */
+static fattn_tensor rows(const fattn_tensor *t, int64_t begin, int64_t end) {
+    return fattn_tensor_slice(t, 1, begin, end);
+}
+
+static fattn_status zero(fattn_ctx *ctx, const fattn_tensor *t) {
+    return fattn_tensor_normal(ctx, t, 0, 0, (fattn_rng){0});
 }
 
 static fattn_status forward(fattn_op_call *c) {
-    const fattn_tensor *x = &c->in[0], *y = &c->out[0];
-    const int64_t S = x->shape[1], C = x->shape[2];
-    for (int64_t b = 0; b < x->shape[0] && S > 0; ++b) {
-        memset(sequence(y, b), 0, (size_t)C * sizeof(float));
-        memcpy(sequence(y, b) + C, sequence(x, b), (size_t)((S - 1) * C) * sizeof(float));
-    }
-    return FATTN_OK;
+    const int64_t S = c->in[0].shape[1];
+    const fattn_tensor first = rows(&c->out[0], 0, 1), rest = rows(&c->out[0], 1, S);
+    const fattn_tensor before = rows(&c->in[0], 0, S - 1);
+    const fattn_status s = zero(c->ctx, &first);
+    return s ? s : fattn_tensor_copy(c->ctx, &rest, &before);
 }
 
 static fattn_status backward(fattn_op_call *c) {
-    const fattn_tensor *dy = &c->d_out[0], *dx = &c->d_in[0];
-    const int64_t S = dy->shape[1], C = dy->shape[2];
-    for (int64_t b = 0; b < dy->shape[0] && S > 0; ++b) {
-        float *to = sequence(dx, b);
-        const float *from = sequence(dy, b) + C;
-        if (c->d_in_fresh[0]) memset(to, 0, (size_t)(S * C) * sizeof(float));
-        for (int64_t n = 0; n < (S - 1) * C; ++n) to[n] += from[n];
-    }
-    return FATTN_OK;
+    if (!c->d_in[0].data) return FATTN_OK;
+    const int64_t S = c->d_out[0].shape[1];
+    const fattn_tensor rest = rows(&c->d_out[0], 1, S), before = rows(&c->d_in[0], 0, S - 1);
+    const fattn_tensor last = rows(&c->d_in[0], S - 1, S);
+    if (!c->d_in_fresh[0]) return fattn_tensor_add(c->ctx, &before, &rest);
+    const fattn_status s = zero(c->ctx, &last);
+    return s ? s : fattn_tensor_copy(c->ctx, &before, &rest);
 }
 
 static const fattn_op_def shift = {

@@ -28,6 +28,17 @@ static fattn_status convert(fattn_ctx *ctx, const fattn_tensor *dst, const fattn
     return FATTNI_START(ctx, fattn_copy, fattni_grid_blocks(g, 1), FATTNI_GRID_THREADS, &a);
 }
 
+fattn_status fattni_cuda_add(fattn_ctx *ctx, const fattn_tensor *dst, const fattn_tensor *src) {
+    const fattn_tensor *const t[] = {dst, src};
+    const fattni_copy_args a = {.grid = fattni_grid_of(t, 2),
+                                .to = dst->data,
+                                .from = src->data,
+                                .to_dtype = dst->dtype,
+                                .from_dtype = src->dtype,
+                                .add = true};
+    return FATTNI_START(ctx, fattn_copy, fattni_grid_blocks(&a.grid, 1), FATTNI_GRID_THREADS, &a);
+}
+
 /* t's shape, row-major, in memory of the device that `like` names. */
 static fattn_tensor dense(const fattn_tensor *t, fattn_dtype dtype, const fattn_tensor *like,
                           void *data) {
@@ -121,13 +132,14 @@ fattn_status fattni_cuda_mask(fattn_ctx *ctx, const fattni_problem *p, uint8_t *
         .k_pos0 = p->k_pos0,
         .patches_q = patches(p->q_pos0, rows),
         .patches_k = patches(p->k_pos0, columns),
+        .planes = p->B * p->Hq,
         .stream = p->rng.stream,
         .plane0 = (uint32_t)(p->rng_batch0 * p->rng_heads + p->rng_head0),
         .plane_heads = (uint32_t)p->rng_heads,
         .T = p->drop_T,
         .Hq = (int32_t)p->Hq,
     };
-    const int64_t warps = p->B * p->Hq * a.patches_q * a.patches_k;
+    const int64_t warps = a.planes * a.patches_q * a.patches_k;
     return FATTNI_START(ctx, fattn_mask, fattni_ceil_div(warps * 32, FATTNI_GRID_THREADS),
                         FATTNI_GRID_THREADS, &a);
 }

@@ -26,7 +26,9 @@ static __device__ inline void store_float(void *p, int32_t t, int64_t i, float x
 /* The host's arithmetic (numeric.h), so the host's bits. Between equal dtypes bits move, not values. */
 static __device__ inline void copy_element(const fattni_copy_args *a, int64_t to, int64_t from) {
     const int32_t t = a->to_dtype, f = a->from_dtype;
-    if (t == f && t == FATTN_F64)
+    if (a->add)
+        fattni_store(a->to, t, to, fattni_load(a->to, t, to) + fattni_load(a->from, f, from));
+    else if (t == f && t == FATTN_F64)
         ((uint64_t *)a->to)[to] = ((const uint64_t *)a->from)[from];
     else if (t == f && (t == FATTN_F32 || t == FATTN_I32))
         ((uint32_t *)a->to)[to] = ((const uint32_t *)a->from)[from];
@@ -61,15 +63,16 @@ extern "C" __global__ void __launch_bounds__(FATTNI_GRID_THREADS)
 /* One warp per 16 x 16 patch: a lane's block is rows {i, i+8} by columns {j, j+1, j+8, j+9}. */
 extern "C" __global__ void __launch_bounds__(FATTNI_GRID_THREADS)
     fattn_mask(const __grid_constant__ fattni_mask_args a) {
-    const int64_t patch = thread_number() / 32, planes = patch / a.patches_k / a.patches_q;
+    const int64_t patch = thread_number() / 32, plane = patch / a.patches_k / a.patches_q;
     const int lane = (int)threadIdx.x % 32;
-    const int64_t h = planes % a.Hq, b = planes / a.Hq;
+    if (plane >= a.planes) return;
+    const int64_t h = plane % a.Hq, b = plane / a.Hq;
     const int64_t i = (patch / a.patches_k % a.patches_q + a.q_pos0 / 16) * 16 + lane / 4;
     const int64_t j = (patch % a.patches_k + a.k_pos0 / 16) * 16 + lane % 4 * 2;
-    const uint32_t plane = a.plane0 + (uint32_t)b * a.plane_heads + (uint32_t)h;
+    const uint32_t number = a.plane0 + (uint32_t)b * a.plane_heads + (uint32_t)h;
     const uint32_t step = a.step ? (uint32_t)*a.step : 0u;
     const fattni_block r =
-        fattni_philox(a.seed, fattni_dropout_counter(a.stream, step, plane, i, j));
+        fattni_philox(a.seed, fattni_dropout_counter(a.stream, step, number, i, j));
     for (int e = 0; e < 8; ++e) {
         const int64_t y = i + (e & 2) * 4, x = j + (e & 1) + (e & 4) * 2;
         const int64_t row = y - a.q_pos0, column = x - a.k_pos0;

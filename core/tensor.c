@@ -194,7 +194,11 @@ static fattn_status check_writable(fattn_ctx *ctx, const char *name, const fattn
 
 enum { ROWS_PER_TASK = 256 };
 
-typedef struct copy_job { const fattn_tensor *dst, *src; fattni_rows to, from; } copy_job;
+typedef struct copy_job {
+    const fattn_tensor *dst, *src;
+    fattni_rows to, from;
+    bool add;
+} copy_job;
 
 static void copy_rows(void *arg, int64_t task, int thread) {
     (void)thread;
@@ -204,7 +208,7 @@ static void copy_rows(void *arg, int64_t task, int thread) {
     const int64_t end = fattni_min(job->to.count, (task + 1) * ROWS_PER_TASK);
     for (int64_t row = task * ROWS_PER_TASK; row < end; ++row) {
         const int64_t to = fattni_row(&job->to, row), from = fattni_row(&job->from, row);
-        if (job->dst->dtype == job->src->dtype) { /* bits, not values: NaN payloads survive */
+        if (job->dst->dtype == job->src->dtype && !job->add) { /* bits, not values: NaN payloads survive */
             const char *in = (const char *)job->src->data + from * (int64_t)size;
             char *out = (char *)job->dst->data + to * (int64_t)size;
             if (step_to == 1 && step_from == 1) {
@@ -216,10 +220,29 @@ static void copy_rows(void *arg, int64_t task, int thread) {
                         size);
             continue;
         }
-        for (int64_t i = 0; i < width; ++i)
-            fattni_store(job->dst->data, job->dst->dtype, to + i * step_to,
-                         fattni_load(job->src->data, job->src->dtype, from + i * step_from));
+        if (job->add && job->dst->dtype == FATTN_F32 && job->src->dtype == FATTN_F32) {
+            float *const d = (float *)job->dst->data + to;
+            const float *const x = (const float *)job->src->data + from;
+            for (int64_t i = 0; i < width; ++i) d[i * step_to] += x[i * step_from];
+            continue;
+        }
+        for (int64_t i = 0; i < width; ++i) {
+            const int64_t at = to + i * step_to;
+            const double old = job->add ? fattni_load(job->dst->data, job->dst->dtype, at) : 0;
+            const double x = fattni_load(job->src->data, job->src->dtype, from + i * step_from);
+            fattni_store(job->dst->data, job->dst->dtype, at, job->add ? old + x : x);
+        }
     }
+}
+
+static fattn_status check_shapes(fattn_ctx *ctx, const char *who, const fattn_tensor *dst,
+                                 const fattn_tensor *src) {
+    bool same = dst->ndim == src->ndim;
+    for (int d = 0; same && d < dst->ndim; ++d) same = dst->shape[d] == src->shape[d];
+    char a[96], b[96];
+    if (same) return FATTN_OK;
+    return fattn_ctx_fail(ctx, FATTN_E_SHAPE, "%s: dst is %s, src is %s", who,
+                          fattni_shape_text(dst, a, sizeof a), fattni_shape_text(src, b, sizeof b));
 }
 
 void fattni_host_copy(const fattn_ctx *ctx, const fattn_tensor *dst, const fattn_tensor *src) {
@@ -231,19 +254,32 @@ fattn_status fattn_tensor_copy(fattn_ctx *ctx, const fattn_tensor *dst, const fa
     if (!ctx) return FATTN_E_ARG;
     FATTNI_TRY(check_writable(ctx, "dst", dst));
     FATTNI_TRY(check_anywhere(ctx, "src", src));
-    bool same = dst->ndim == src->ndim;
-    for (int d = 0; same && d < dst->ndim; ++d) same = dst->shape[d] == src->shape[d];
-    if (!same) {
-        char a[96], b[96];
-        return fattn_ctx_fail(ctx, FATTN_E_SHAPE, "tensor_copy: dst is %s, src is %s",
-                              fattni_shape_text(dst, a, sizeof a),
-                              fattni_shape_text(src, b, sizeof b));
-    }
+    FATTNI_TRY(check_shapes(ctx, "tensor_copy", dst, src));
     if (fattn_tensor_numel(dst) == 0) return FATTN_OK;
 #ifdef FATTNI_HAVE_CUDA
     if (!on_host(dst) || !on_host(src)) return fattni_cuda_copy(ctx, dst, src);
 #endif
     fattni_host_copy(ctx, dst, src);
+    return FATTN_OK;
+}
+
+fattn_status fattn_tensor_add(fattn_ctx *ctx, const fattn_tensor *dst, const fattn_tensor *src) {
+    if (!ctx) return FATTN_E_ARG;
+    FATTNI_TRY(check_writable(ctx, "dst", dst));
+    FATTNI_TRY(fattni_check_tensor(ctx, "dst", dst));
+    FATTNI_TRY(fattni_check_tensor(ctx, "src", src));
+    const fattn_tensor *const both[] = {dst, src};
+    for (int n = 0; n < 2; ++n)
+        if (both[n]->dtype == FATTN_I32 || both[n]->dtype == FATTN_U8)
+            return fattn_ctx_fail(ctx, FATTN_E_DTYPE, "tensor_add: %s is %s, not a float type",
+                                  n ? "src" : "dst", fattn_dtype_name((fattn_dtype)both[n]->dtype));
+    FATTNI_TRY(check_shapes(ctx, "tensor_add", dst, src));
+    if (fattn_tensor_numel(dst) == 0) return FATTN_OK;
+#ifdef FATTNI_HAVE_CUDA
+    if (ctx->device == FATTN_CUDA) return fattni_cuda_add(ctx, dst, src);
+#endif
+    copy_job job = {dst, src, fattni_rows_of(dst), fattni_rows_of(src), true};
+    fattni_parallel(ctx, fattni_ceil_div(job.to.count, ROWS_PER_TASK), copy_rows, &job);
     return FATTN_OK;
 }
 

@@ -42,6 +42,10 @@ FATTN_API void fattn_tensor_free(fattn_ctx *ctx, fattn_tensor *t);
    host's memory (device FATTN_CPU): then the call waits until the copy is done. */
 FATTN_API FATTN_CHECKED fattn_status fattn_tensor_copy(fattn_ctx *ctx, const fattn_tensor *dst,
                                                        const fattn_tensor *src);
+/* dst[...] += src[...], floating dtypes, any strides, both on the context's device: what an op of your
+   own does where its gradient is not the first (d_in_fresh 0). */
+FATTN_API FATTN_CHECKED fattn_status fattn_tensor_add(fattn_ctx *ctx, const fattn_tensor *dst,
+                                                      const fattn_tensor *src);
 /* Independent normal numbers (Box-Muller over Philox), element e in row-major order from counter
    e/2: the same values for every dtype, up to rounding, and every stride. */
 FATTN_API FATTN_CHECKED fattn_status fattn_tensor_normal(fattn_ctx *ctx, const fattn_tensor *dst,

@@ -138,10 +138,11 @@ static void check_mask(fattn_ctx *cpu, fattn_ctx *gpu, const attention_case *c) 
     attention *const a = attention_new(cpu, c);
     const int64_t shape[4] = {a->c.B, a->c.Hq, a->c.Sq, a->c.Sk};
     const size_t bytes = (size_t)(shape[0] * shape[1] * shape[2] * shape[3]);
-    uint8_t *const want = malloc(bytes + 1), *const got = malloc(bytes + 1);
+    enum { GUARD = 1 << 16 };
+    uint8_t *const want = malloc(bytes + 1), *const got = malloc(bytes + GUARD);
     void *data;
-    must(cudaMalloc(&data, bytes + 1));
-    must(cudaMemset(data, 0xee, bytes + 1));
+    must(cudaMalloc(&data, bytes + GUARD));
+    must(cudaMemset(data, 0xee, bytes + GUARD));
     const fattn_tensor host = fattn_tensor_view(want, FATTN_U8, FATTN_CPU, 0, 4, shape);
     const fattn_tensor device = fattn_tensor_view(data, FATTN_U8, FATTN_CUDA, 0, 4, shape);
     cr_assert_eq(fattn_dropout_mask(cpu, &a->params, &a->io, &host), FATTN_OK);
@@ -165,8 +166,8 @@ static void check_mask(fattn_ctx *cpu, fattn_ctx *gpu, const attention_case *c) 
     cr_assert_eq(fattn_dropout_mask(gpu, &a->params, &io, &device), FATTN_OK, "%s",
                  fattn_ctx_error(gpu));
     cr_assert_eq(fattn_ctx_sync(gpu), FATTN_OK);
-    must(cudaMemcpy(got, data, bytes + 1, cudaMemcpyDeviceToHost));
-    cr_assert_eq(got[bytes], 0xee);
+    must(cudaMemcpy(got, data, bytes + GUARD, cudaMemcpyDeviceToHost));
+    for (int n = 0; n < GUARD; ++n) cr_assert_eq(got[bytes + (size_t)n], 0xee, "%s", c->name);
     cr_assert_eq(memcmp(got, want, bytes), 0, "%s", c->name);
     must(cudaFree(step));
     must(cudaFree(data));

@@ -345,3 +345,31 @@ Test(tensor, strides_that_are_never_walked_do_not_matter) {
     none.stride[0] = INT64_MAX;
     cr_assert_eq(fattn_tensor_copy(ctx, &none, &none), FATTN_OK);
 }
+
+/* Against the definition, for every pair of floating types, with and without strides. */
+Test(tensor, add) {
+    static const fattn_dtype types[] = {FATTN_F64, FATTN_F32, FATTN_F16, FATTN_BF16};
+    for (int n = 0; n < 32; ++n) {
+        const fattn_dtype to = types[n % 4], from = types[n / 4 % 4];
+        const int64_t shape[2] = {3, 5};
+        double sum[15], more[15], want[15];
+        fattn_tensor d = fattn_tensor_view(sum, to, FATTN_CPU, 0, 2, shape);
+        fattn_tensor x = fattn_tensor_view(more, from, FATTN_CPU, 0, 2, shape);
+        if (n >= 16) x.stride[0] = 1, x.stride[1] = 3;
+        for (int i = 0; i < 15; ++i) {
+            fattni_store(sum, to, i, 0.37 * i - 2);
+            fattni_store(more, from, i, 1.9 - 0.21 * i * i);
+        }
+        for (int i = 0; i < 15; ++i) {
+            const int64_t at = n >= 16 ? i / 5 + i % 5 * 3 : i;
+            fattni_store(want, to, i, fattni_load(sum, to, i) + fattni_load(more, from, at));
+        }
+        cr_assert_eq(fattn_tensor_add(ctx, &d, &x), FATTN_OK);
+        cr_assert_eq(memcmp(sum, want, 15 * fattn_dtype_size(to)), 0, "%s += %s",
+                     fattn_dtype_name(to), fattn_dtype_name(from));
+        x.shape[1] = 4;
+        cr_assert_eq(fattn_tensor_add(ctx, &d, &x), FATTN_E_SHAPE);
+        d.dtype = FATTN_I32;
+        cr_assert_eq(fattn_tensor_add(ctx, &d, &x), FATTN_E_DTYPE);
+    }
+}

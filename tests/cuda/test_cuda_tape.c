@@ -1,0 +1,358 @@
+/* The tape on the device: the recorded cases of every op and of whole blocks; gradients against central
+   differences taken on the device; AdamW and a training run against the CPU twin; memory. */
+#include "device.h"
+#include "op_graphs.h"
+
+#include <criterion/criterion.h>
+#include <fattn/check.h>
+#include <fattn/optim.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct pair { fattn_ctx *gpu, *cpu; } pair;
+
+static pair pair_or_skip(uint32_t flags) {
+    pair p = {.gpu = device_context(0)};
+    if (!p.gpu) cr_skip_test("no CUDA device");
+    if (flags) { /* a deterministic context */
+        const fattn_ctx_options o = {.struct_size = sizeof o, .device = FATTN_CUDA, .flags = flags};
+        fattn_ctx_destroy(p.gpu);
+        cr_assert_eq(fattn_ctx_create(&o, &p.gpu), FATTN_OK);
+    }
+    p.cpu = attention_context(0);
+    return p;
+}
+
+static void pair_free(pair *p) {
+    cr_assert_eq(fattn_ctx_sync(p->gpu), FATTN_OK, "%s", fattn_ctx_error(p->gpu));
+    cr_assert_eq(fattn_ctx_mem(p->gpu).live, 0u);
+    fattn_ctx_destroy(p->gpu);
+    fattn_ctx_destroy(p->cpu);
+}
+
+#define MUST(ctx, call) cr_assert_eq(call, FATTN_OK, "%s", fattn_ctx_error(ctx))
+
+/* ---- recorded cases ---- */
+
+/* Numbers on the device, or anywhere, as F64 on the host. */
+static fattn_tensor to_host(const pair *p, const fattn_tensor *t) {
+    fattn_tensor here;
+    MUST(p->cpu, fattn_tensor_alloc(p->cpu, FATTN_F64, t->ndim, t->shape, &here));
+    MUST(p->gpu, fattn_tensor_copy(p->gpu, &here, t));
+    return here;
+}
+
+static void compare(const pair *p, fattn_fixture *f, const op_case *c, const char *what, int i,
+                    const fattn_tensor *got, double tolerance) {
+    char path[160];
+    fattn_tensor want, here = to_host(p, got);
+    fattn_report r = {.struct_size = sizeof r};
+    snprintf(path, sizeof path, "/cases/%s/%s%d", c->name, what, i);
+    MUST(p->cpu, fattn_fixture_get(f, path, FATTN_F64, &want));
+    const fattn_status s = fattn_compare(p->cpu, &here, &want, NULL, 0,
+                                         (fattn_tolerance){tolerance, tolerance, 0}, &r);
+    cr_assert_eq(s, FATTN_OK, "%s, %s, %s%d: %s", c->name, fattn_dtype_name(c->dtype), what, i,
+                 fattn_ctx_error(p->cpu));
+    fattn_tensor_free(p->cpu, &want);
+    fattn_tensor_free(p->cpu, &here);
+}
+
+/* As tests/fixture/test_fixture_ops.c, where F64 may differ by another BLAS and libm. */
+static double tolerance(const op_case *c, bool block) {
+    if (c->dtype == FATTN_F64) return 1e-12;
+    int64_t terms = 1;
+    for (int i = 0; i < OP_INPUTS; ++i)
+        if (c->in[i].value.dtype && fattn_tensor_numel(&c->in[i].value) > terms)
+            terms = fattn_tensor_numel(&c->in[i].value);
+    return 0x1p-24 * (8 + sqrt((double)terms)) * (block ? 14 : 1);
+}
+
+/* Returns whether the device has kernels for the case: AUTO's attention may lack F32 and F64. */
+static bool check_case(const pair *p, fattn_fixture *f, const char *name, fattn_dtype dtype,
+                       bool block) {
+    op_case c;
+    MUST(p->gpu, op_case_load_on(p->cpu, p->gpu, f, name, dtype, &c));
+    const fattn_status s = op_case_run(&c, true);
+    if (s != FATTN_E_UNSUPPORTED) {
+        cr_assert_eq(s, FATTN_OK, "%s: %s", name, fattn_ctx_error(p->gpu));
+        for (int i = 0; i < c.n_out; ++i) compare(p, f, &c, "out", i, &c.out[i], tolerance(&c, block));
+        for (int i = 0; i < OP_INPUTS; ++i)
+            if (c.in[i].grad.dtype)
+                compare(p, f, &c, "d_in", i, &c.in[i].grad, tolerance(&c, block));
+    }
+    op_case_free(&c);
+    return s == FATTN_OK;
+}
+
+static void check_recorded(fattn_dtype dtype) {
+    static const char *const files[] = {"ops.h5", "block.h5"};
+    pair p = pair_or_skip(0);
+    int done = 0, cases = 0;
+    for (int n = 0; n < 2; ++n) {
+        char path[512];
+        fattn_fixture *f;
+        snprintf(path, sizeof path, "%s/data/%s", FATTN_SOURCE, files[n]);
+        MUST(p.cpu, fattn_fixture_open(p.cpu, path, 0, &f));
+        for (int i = 0; i < fattn_fixture_count(f); ++i, ++cases)
+            done += check_case(&p, f, fattn_fixture_case(f, i), dtype, n == 1);
+        cr_assert_eq(fattn_fixture_close(f), FATTN_OK);
+    }
+    printf("%s: %d of %d recorded cases\n", fattn_dtype_name(dtype), done, cases);
+    cr_assert_geq(done, 28);
+    pair_free(&p);
+}
+
+Test(cuda_tape, recorded_f64) { check_recorded(FATTN_F64); }
+Test(cuda_tape, recorded_f32) { check_recorded(FATTN_F32); }
+
+/* ---- differences ---- */
+
+static fattn_var mlp(fattn_tape *t, const fattn_var *in, int n, void *user) {
+    (void)n, (void)user;
+    const fattn_var none = {0};
+    const fattn_var h = fattn_op_linear(t, fattn_op_layernorm(t, in[0], in[1], in[2], 1e-5f), in[3],
+                                        in[4]);
+    const fattn_var y = fattn_op_add(t, in[0], fattn_op_linear(t, fattn_op_gelu(t, h), in[5], none));
+    return fattn_op_mul(t, fattn_op_silu(t, y), fattn_op_rmsnorm(t, y, in[1], 1e-5f));
+}
+
+static fattn_var attend(fattn_tape *t, const fattn_var *in, int n, void *user) {
+    (void)n, (void)user;
+    const fattn_attention_params p = {.struct_size = sizeof p, .flags = FATTN_CAUSAL,
+                                      .algorithm = FATTN_ALGO_STANDARD};
+    const fattn_var q = fattn_op_rope(t, fattn_op_heads(t, in[0], 0, 2, 4), 1e4f, 3);
+    const fattn_var k = fattn_op_rope(t, fattn_op_heads(t, in[0], 2, 1, 4), 1e4f, 3);
+    const fattn_var v = fattn_op_heads(t, in[0], 3, 1, 4);
+    return fattn_op_merge(t, fattn_op_attention(t, q, k, v, &p));
+}
+
+static fattn_var losses(fattn_tape *t, const fattn_var *in, int n, void *user) {
+    (void)n, (void)user;
+    const fattn_var x = fattn_op_embedding(t, in[0], in[1]);
+    const fattn_var a = fattn_op_linear_cross_entropy(t, x, in[0], in[2], -1);
+    const fattn_var b = fattn_op_cross_entropy(t, fattn_op_matmul(t, x, in[3], 0, 1), in[2], -1);
+    return fattn_op_add(t, a, b);
+}
+
+static fattn_tensor normal(fattn_ctx *ctx, uint32_t stream, int ndim, const int64_t *shape) {
+    fattn_tensor t;
+    MUST(ctx, fattn_tensor_alloc(ctx, FATTN_F64, ndim, shape, &t));
+    MUST(ctx, fattn_tensor_normal(ctx, &t, 0, 0.7, (fattn_rng){.seed = 5, .stream = stream}));
+    return t;
+}
+
+static fattn_tensor symbols(const pair *p, int64_t rows, int64_t columns, int classes, bool holes) {
+    int32_t host[256];
+    const int64_t shape[2] = {rows, columns};
+    fattn_tensor t;
+    for (int i = 0; i < rows * columns; ++i) host[i] = holes && i % 5 == 4 ? -1 : 7 * i % classes;
+    const fattn_tensor here = fattn_tensor_view(host, FATTN_I32, FATTN_CPU, 0, 2, shape);
+    MUST(p->gpu, fattn_tensor_alloc(p->gpu, FATTN_I32, 2, shape, &t));
+    MUST(p->gpu, fattn_tensor_copy(p->gpu, &t, &here));
+    return t;
+}
+
+static void check_gradient(const pair *p, fattn_graph_fn graph, fattn_tensor *in, int n) {
+    const fattn_gradcheck_options o = {.struct_size = sizeof o, .max_coords = 24};
+    fattn_report r = {.struct_size = sizeof r};
+    cr_expect_eq(fattn_gradcheck(p->gpu, graph, NULL, in, n, &o, &r), FATTN_OK, "%s",
+                 fattn_ctx_error(p->gpu));
+    cr_expect_gt(r.checked, 0);
+    for (int i = 0; i < n; ++i) fattn_tensor_free(p->gpu, &in[i]);
+}
+
+Test(cuda_tape, differences) {
+    pair p = pair_or_skip(0);
+    fattn_ctx *const g = p.gpu;
+    fattn_tensor of_mlp[] = {
+        normal(g, 1, 3, (int64_t[]){2, 5, 12}), normal(g, 2, 1, (int64_t[]){12}),
+        normal(g, 3, 1, (int64_t[]){12}),       normal(g, 4, 2, (int64_t[]){20, 12}),
+        normal(g, 5, 1, (int64_t[]){20}),       normal(g, 6, 2, (int64_t[]){12, 20})};
+    check_gradient(&p, mlp, of_mlp, 6);
+    fattn_tensor of_attend[] = {normal(g, 7, 3, (int64_t[]){2, 6, 16})};
+    check_gradient(&p, attend, of_attend, 1);
+    fattn_tensor of_losses[] = {normal(g, 8, 2, (int64_t[]){11, 6}), symbols(&p, 3, 7, 11, false),
+                                symbols(&p, 3, 7, 11, true),
+                                normal(g, 9, 3, (int64_t[]){3, 11, 6})};
+    check_gradient(&p, losses, of_losses, 4);
+    pair_free(&p);
+}
+
+/* ---- training: the CPU's twin ---- */
+
+enum { V = 13, C = 16, H = 2, B = 3, S = 8, PARAMS = 4, STEPS = 12 };
+
+typedef struct run {
+    fattn_ctx *ctx;
+    fattn_param p[PARAMS];
+    fattn_param *list[PARAMS];
+    fattn_tensor ids, targets;
+    fattn_tape *tape;
+    fattn_adamw *adamw;
+} run;
+
+static void run_start(run *r, fattn_ctx *ctx, fattn_dtype dtype) {
+    static const int64_t shapes[PARAMS][2] = {{V, C}, {3 * C, C}, {C, C}, {C, 0}};
+    const int64_t tokens[2] = {B, S};
+    int32_t host[2][B * S];
+    *r = (run){.ctx = ctx};
+    for (int i = 0; i < PARAMS; ++i) {
+        const int ndim = shapes[i][1] ? 2 : 1;
+        const double std = ndim == 2 ? 0.3 : 0;
+        const fattn_dtype wide = dtype == FATTN_F64 ? FATTN_F64 : FATTN_F32;
+        r->list[i] = &r->p[i];
+        r->p[i].flags = ndim == 1 ? FATTN_PARAM_NO_DECAY : 0;
+        MUST(ctx, fattn_tensor_alloc(ctx, dtype, ndim, shapes[i], &r->p[i].value));
+        MUST(ctx, fattn_tensor_alloc(ctx, wide, ndim, shapes[i], &r->p[i].grad));
+        MUST(ctx, fattn_tensor_normal(ctx, &r->p[i].value, ndim == 1, std,
+                                      (fattn_rng){.seed = 3, .stream = (uint32_t)i}));
+        MUST(ctx, fattn_tensor_normal(ctx, &r->p[i].grad, 0, 0, (fattn_rng){0}));
+    }
+    for (int i = 0; i < B * S; ++i) host[0][i] = 5 * i % V, host[1][i] = i % 7 == 3 ? -1 : (5 * i + 5) % V;
+    fattn_tensor *const to[] = {&r->ids, &r->targets};
+    for (int i = 0; i < 2; ++i) {
+        const fattn_tensor here = fattn_tensor_view(host[i], FATTN_I32, FATTN_CPU, 0, 2, tokens);
+        MUST(ctx, fattn_tensor_alloc(ctx, FATTN_I32, 2, tokens, to[i]));
+        MUST(ctx, fattn_tensor_copy(ctx, to[i], &here));
+    }
+    fattn_adamw_options o = {.struct_size = sizeof o};
+    fattn_adamw_defaults(&o);
+    o.max_grad_norm = 0.5f;
+    MUST(ctx, fattn_tape_create(ctx, &r->tape));
+    MUST(ctx, fattn_adamw_create(ctx, &o, r->list, PARAMS, &r->adamw));
+}
+
+/* One step; returns the loss. */
+static fattn_var forward(run *r, int step) {
+    const fattn_attention_params p = {.struct_size = sizeof p, .flags = FATTN_CAUSAL,
+                                      .algorithm = FATTN_ALGO_STANDARD, .dropout_p = 0.1f,
+                                      .rng = {.seed = 9, .stream = (uint32_t)step}};
+    fattn_tape *const t = r->tape;
+    const fattn_var none = {0}, E = fattn_use(t, &r->p[0]);
+    const fattn_var x = fattn_op_embedding(t, E, fattn_input(t, &r->ids));
+    const fattn_var h = fattn_op_rmsnorm(t, x, fattn_use(t, &r->p[3]), 1e-5f);
+    const fattn_var qkv = fattn_op_linear(t, h, fattn_use(t, &r->p[1]), none);
+    const fattn_var q = fattn_op_rope(t, fattn_op_heads(t, qkv, 0, H, C / H), 1e4f, 0);
+    const fattn_var k = fattn_op_rope(t, fattn_op_heads(t, qkv, H, H, C / H), 1e4f, 0);
+    const fattn_var v = fattn_op_heads(t, qkv, 2 * H, H, C / H);
+    const fattn_var a = fattn_op_merge(t, fattn_op_attention(t, q, k, v, &p));
+    const fattn_var y = fattn_op_add(t, x, fattn_op_linear(t, a, fattn_use(t, &r->p[2]), none));
+    return fattn_op_linear_cross_entropy(t, y, E, fattn_input(t, &r->targets), -1);
+}
+
+static double train_step(run *r, int step) {
+    double loss;
+    fattn_tape_reset(r->tape);
+    MUST(r->ctx, fattn_adamw_set_lr(r->adamw, 0.01f * (float)(step + 1)));
+    const fattn_var l = forward(r, step);
+    MUST(r->ctx, fattn_tape_backward(r->tape, l));
+    MUST(r->ctx, fattn_adamw_step(r->adamw));
+    MUST(r->ctx, fattn_tape_item(r->tape, l, &loss));
+    return loss;
+}
+
+static void run_end(run *r) {
+    fattn_adamw_destroy(r->adamw);
+    fattn_tape_destroy(r->tape);
+    for (int i = 0; i < PARAMS; ++i) {
+        fattn_tensor_free(r->ctx, &r->p[i].value);
+        fattn_tensor_free(r->ctx, &r->p[i].grad);
+    }
+    fattn_tensor_free(r->ctx, &r->ids);
+    fattn_tensor_free(r->ctx, &r->targets);
+}
+
+/* Largest difference of the parameters. */
+static double distance(const pair *p, const run *a, const run *b) {
+    double most = 0;
+    for (int i = 0; i < PARAMS; ++i) {
+        fattn_tensor x = to_host(p, &a->p[i].value), y = to_host(p, &b->p[i].value);
+        for (int64_t n = 0; n < fattn_tensor_numel(&x); ++n)
+            most = fmax(most, fabs(((double *)x.data)[n] - ((double *)y.data)[n]));
+        fattn_tensor_free(p->cpu, &x);
+        fattn_tensor_free(p->cpu, &y);
+    }
+    return most;
+}
+
+/* Loss curves of CPU and GPU; from the second step on nothing is allocated. AdamW divides by the root
+   of v: where a gradient is near nothing, its sign decides, so F32 may drift by a few steps of lr. */
+Test(cuda_tape, training) {
+    pair p = pair_or_skip(0);
+    static const fattn_dtype types[] = {FATTN_F64, FATTN_F32};
+    static const double bounds[] = {1e-9, 2e-4};
+    for (int n = 0; n < 2; ++n) {
+        run gpu, cpu;
+        size_t allocs = 0;
+        run_start(&gpu, p.gpu, types[n]);
+        run_start(&cpu, p.cpu, types[n]);
+        for (int step = 0; step < STEPS; ++step) {
+            const double got = train_step(&gpu, step), want = train_step(&cpu, step);
+            cr_assert(fabs(got - want) <= bounds[n] * want, "%s, step %d: %.9g on the GPU, %.9g",
+                      fattn_dtype_name(types[n]), step, got, want);
+            if (step == 1) allocs = fattn_ctx_mem(p.gpu).allocs;
+            if (step > 1) cr_assert_eq(fattn_ctx_mem(p.gpu).allocs, allocs, "step %d allocated", step);
+        }
+        double norms[2];
+        int64_t steps;
+        MUST(p.gpu, fattn_adamw_grad_norm(gpu.adamw, &norms[0]));
+        MUST(p.cpu, fattn_adamw_grad_norm(cpu.adamw, &norms[1]));
+        MUST(p.gpu, fattn_adamw_get_step(gpu.adamw, &steps));
+        cr_assert_eq(steps, STEPS);
+        cr_assert(fabs(norms[0] - norms[1]) <= 10 * bounds[n] * norms[1]);
+        cr_assert_leq(distance(&p, &gpu, &cpu), 10 * bounds[n]);
+        run_end(&gpu);
+        run_end(&cpu);
+    }
+    pair_free(&p);
+}
+
+/* BF16 with F32 masters follows F32: both learn, and their losses stay within a few of the roundings
+   2^-9 of weights, activations and gradients. */
+Test(cuda_tape, training_in_bf16) {
+    pair p = pair_or_skip(0);
+    run narrow, wide;
+    double first = 0, last = 0;
+    run_start(&narrow, p.gpu, FATTN_BF16);
+    run_start(&wide, p.gpu, FATTN_F32);
+    for (int step = 0; step < STEPS; ++step) {
+        const double got = train_step(&narrow, step), want = train_step(&wide, step);
+        cr_assert(fabs(got - want) <= 0.05 * want, "step %d: %.6g in bf16, %.6g", step, got, want);
+        if (step == 0) first = got;
+        last = got;
+    }
+    cr_assert_lt(last, 0.8 * first);
+    run_end(&narrow);
+    run_end(&wide);
+    pair_free(&p);
+}
+
+/* Two runs on deterministic contexts end with the same bits. */
+Test(cuda_tape, deterministic) {
+    pair p = pair_or_skip(FATTN_CTX_DETERMINISTIC);
+    run a, b;
+    run_start(&a, p.gpu, FATTN_F32);
+    run_start(&b, p.gpu, FATTN_F32);
+    for (int step = 0; step < STEPS; ++step) cr_assert_eq(train_step(&a, step), train_step(&b, step));
+    cr_assert_eq(distance(&p, &a, &b), 0);
+    run_end(&a);
+    run_end(&b);
+    pair_free(&p);
+}
+
+/* An id and a target that nobody could check: NaN, not a crash. */
+Test(cuda_tape, wrong_ids) {
+    pair p = pair_or_skip(0);
+    run r;
+    double loss;
+    run_start(&r, p.gpu, FATTN_F32);
+    int32_t bad[B * S] = {V};
+    const fattn_tensor here = fattn_tensor_view(bad, FATTN_I32, FATTN_CPU, 0, 2, r.ids.shape);
+    MUST(p.gpu, fattn_tensor_copy(p.gpu, &r.ids, &here));
+    MUST(p.gpu, fattn_tape_item(r.tape, forward(&r, 0), &loss));
+    cr_assert(isnan(loss));
+    run_end(&r);
+    pair_free(&p);
+}
