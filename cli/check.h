@@ -14,7 +14,8 @@ extern const char *const check_way_name[CHECK_WAYS];
 static inline int check_algorithm(int way) { return FATTN_ALGO_STANDARD + way; }
 
 typedef struct check_run {
-    fattn_ctx *ctx;
+    fattn_ctx *ctx;      /* computes */
+    fattn_ctx *host;     /* reads files and compares: the CPU's */
     int n_wanted;
     char *const *wanted; /* names, or parts or patterns of them; none: all cases */
     bool *found;         /* per wanted: some case is it */
@@ -52,7 +53,7 @@ double check_worst(const fattn_report *r, double unit);
 
 /* Fused attention and transformer blocks on the tape in fp64, against central differences. */
 void check_gradients(check_run *run);
-/* Every case of every .h5 file in the folder on every CPU algorithm. False after a sentence when
+/* Every case of every .h5 file in the folder on every algorithm. False after a sentence when
    the folder cannot be read or holds no fixture. */
 bool check_fixtures(check_run *run, const char *folder);
 

@@ -1,4 +1,4 @@
-/* Every recorded case on every CPU algorithm: outputs and gradients against the fp64 reference, and
+/* Every recorded case on every algorithm: outputs and gradients against the fp64 reference, and
    gradients against the finite differences that were recorded beside it. */
 #include "check.h"
 #include "cli.h"
@@ -43,10 +43,10 @@ static void compare(check_run *run, check_way *way, const char *about, const fat
                     const fattn_tensor *want, double tolerance) {
     fattn_report report = {.struct_size = sizeof report};
     const fattn_tolerance t = {.atol = tolerance, .rtol = tolerance};
-    const fattn_status s = fattn_compare(run->ctx, got, want, NULL, 0, t, &report);
+    const fattn_status s = fattn_compare(run->host, got, want, NULL, 0, t, &report);
     way->checked += report.checked;
     way->worst = fmax(way->worst, check_worst(&report, 1));
-    if (s != FATTN_OK) fail(way, about, fattn_ctx_error(run->ctx));
+    if (s != FATTN_OK) fail(way, about, fattn_ctx_error(run->host));
 }
 
 /* Element number n in row-major order of an F64 tensor. */
@@ -89,6 +89,51 @@ static void compare_all(check_run *run, check_way *way, const fattn_fixture_atte
     }
 }
 
+/* The case's memory, byte for byte. */
+enum { TENSORS = sizeof((fattn_fixture_attention *)0)->tensor / sizeof(fattn_tensor) };
+static fattn_tensor bytes_of(const fattn_tensor *memory) {
+    const int64_t bytes = fattn_tensor_numel(memory) *
+                          (int64_t)fattn_dtype_size((fattn_dtype)memory->dtype);
+    return fattn_tensor_view(memory->data, FATTN_U8, FATTN_CPU, 0, 1, &bytes);
+}
+
+/* Runs the case on the device: its memory goes there, strides and all, and comes back. */
+static fattn_status run_elsewhere(fattn_ctx *ctx, fattn_fixture_attention *c) {
+    fattn_tensor there[TENSORS] = {{0}};
+    void *home[TENSORS];
+    fattn_status s = FATTN_OK;
+    for (int i = 0; i < TENSORS; ++i) {
+        const fattn_tensor here = bytes_of(&c->memory[i]);
+        if (!s && here.data) s = fattn_tensor_alloc(ctx, FATTN_U8, 1, here.shape, &there[i]);
+        if (!s && here.data) s = fattn_tensor_copy(ctx, &there[i], &here);
+    }
+    for (int i = 0; i < TENSORS; ++i) {
+        fattn_tensor *const t = &c->tensor[i];
+        home[i] = t->data;
+        t->device = FATTN_CUDA;
+        for (int m = 0; m < TENSORS && home[i]; ++m) {
+            const fattn_tensor here = bytes_of(&c->memory[m]);
+            const char *const begin = here.data, *const at = home[i];
+            if (begin && at >= begin && at < begin + here.shape[0])
+                t->data = (char *)there[m].data + (at - begin);
+        }
+    }
+    if (!s) s = fattn_fixture_attention_run(ctx, c);
+    for (int i = 0; i < TENSORS; ++i) {
+        const fattn_tensor here = bytes_of(&c->memory[i]);
+        c->tensor[i].data = home[i];
+        c->tensor[i].device = FATTN_CPU;
+        if (!s && there[i].data) s = fattn_tensor_copy(ctx, &here, &there[i]);
+        fattn_tensor_free(ctx, &there[i]);
+    }
+    return s;
+}
+
+static fattn_status run_case(fattn_ctx *ctx, fattn_fixture_attention *c) {
+    if (fattn_ctx_device(ctx) == FATTN_CPU) return fattn_fixture_attention_run(ctx, c);
+    return run_elsewhere(ctx, c);
+}
+
 /* Loads the case anew for each algorithm: a call may add to what its outputs hold. */
 static void check_way_of(check_run *run, fattn_fixture *f, const char *name, int w,
                          check_result *r) {
@@ -99,7 +144,7 @@ static void check_way_of(check_run *run, fattn_fixture *f, const char *name, int
         check_sizes(r, c.io.q->shape[0], c.io.q->shape[1], c.io.k->shape[1], c.io.q->shape[2],
                     c.io.k->shape[2], c.io.q->shape[3], c.io.v->shape[3]);
         c.params.algorithm = check_algorithm(w);
-        s = fattn_fixture_attention_run(run->ctx, &c);
+        s = run_case(run->ctx, &c);
     }
     if (s == FATTN_OK) {
         way->state = CHECK_OK;
@@ -109,7 +154,7 @@ static void check_way_of(check_run *run, fattn_fixture *f, const char *name, int
     } else {
         fail(way, fattn_status_name(s), fattn_ctx_error(run->ctx));
     }
-    fattn_fixture_attention_free(run->ctx, &c);
+    fattn_fixture_attention_free(run->host, &c);
 }
 
 /* A case of the tape's ops has no q: those are for the library's tests. */
@@ -163,9 +208,9 @@ bool check_fixtures(check_run *run, const char *folder) {
             cli_fail(CLI_FAILURE, "%s/%s: the path is too long", folder, names[i]);
             return false;
         }
-        const fattn_status s = fattn_fixture_open(run->ctx, path, 0, &f);
+        const fattn_status s = fattn_fixture_open(run->host, path, 0, &f);
         if (s != FATTN_OK) {
-            cli_status(run->ctx, s, "fixtures");
+            cli_status(run->host, s, "fixtures");
             return false;
         }
         for (int c = 0; c < fattn_fixture_count(f); ++c)

@@ -1,5 +1,6 @@
 /* Gradient checks of the fused op and of what is built around it, through the public tape. */
 #include "check.h"
+#include "device.h"
 #include "progress.h"
 
 #include <fattn/check.h>
@@ -94,11 +95,14 @@ static void add_normal(check_run *run, inputs *in, double std, int ndim, const i
 
 /* [B,S] of symbols below `vocab`; every fifth is -1 where `holes`. */
 static void add_symbols(check_run *run, inputs *in, const grad_case *c, int vocab, bool holes) {
+    enum { SYMBOLS_MAX = 64 };
+    int32_t symbols[SYMBOLS_MAX];
     if (in->status != FATTN_OK) return;
     fattn_tensor *t = &in->at[in->n++];
+    for (int32_t i = 0; i < c->B * c->Sq; ++i)
+        symbols[i] = holes && i % 5 == 4 ? -1 : (7 * i + in->n) % vocab;
     in->status = fattn_tensor_alloc(run->ctx, FATTN_I32, 2, (int64_t[]){c->B, c->Sq}, t);
-    for (int32_t i = 0; in->status == FATTN_OK && i < c->B * c->Sq; ++i)
-        ((int32_t *)t->data)[i] = holes && i % 5 == 4 ? -1 : (7 * i + in->n) % vocab;
+    if (in->status == FATTN_OK) in->status = device_write_i32(run->ctx, t, symbols);
 }
 
 static void add_weights(check_run *run, inputs *in, const grad_case *c) {

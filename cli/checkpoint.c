@@ -1,5 +1,6 @@
 #include "checkpoint.h"
 
+#include "device.h"
 #include "durable.h"
 
 #include <dirent.h>
@@ -218,30 +219,47 @@ static bool get_option(checkpoint *c, hid_t group, const cli_option *o, void *fi
 
 /* ---- the state of a run ---- */
 
-typedef bool (*array_fn)(hid_t file, const char *path, const fattn_tensor *t);
-
-static bool put_tensor(hid_t file, const char *path, const fattn_tensor *t) {
-    return put_array(file, path, H5T_NATIVE_FLOAT, t->ndim, t->shape, t->data);
+/* A tensor through a buffer of F32 on the host. */
+static bool put_tensor(hid_t file, const char *path, fattn_ctx *ctx, const fattn_tensor *t) {
+    float *numbers = malloc((size_t)fattn_tensor_numel(t) * sizeof *numbers + 1);
+    const bool ok = numbers && device_read(ctx, t, numbers) == FATTN_OK &&
+                    put_array(file, path, H5T_NATIVE_FLOAT, t->ndim, t->shape, numbers);
+    free(numbers);
+    return ok;
 }
-static bool get_tensor(hid_t file, const char *path, const fattn_tensor *t) {
-    return get_array(file, path, H5T_NATIVE_FLOAT, t->ndim, t->shape, t->data);
+static bool get_tensor(hid_t file, const char *path, fattn_ctx *ctx, const fattn_tensor *t) {
+    float *numbers = malloc((size_t)fattn_tensor_numel(t) * sizeof *numbers + 1);
+    const bool ok = numbers &&
+                    get_array(file, path, H5T_NATIVE_FLOAT, t->ndim, t->shape, numbers) &&
+                    device_write(ctx, t, numbers) == FATTN_OK;
+    free(numbers);
+    return ok;
 }
 
-/* Every parameter and its two moments, to or from the file. */
+typedef bool (*array_fn)(hid_t file, const char *path, fattn_ctx *ctx, const fattn_tensor *t);
+
+/* Every parameter and its two moments, to or from the file. The numbers of a 16-bit parameter are those
+   of its master; reading fills both. */
 static bool each_tensor(hid_t file, const trainer *r, array_fn move) {
     int n;
     fattn_param *const *params = model_params(r->model, &n);
     for (int i = 0; i < n; ++i) {
         char path[NAME_BYTES * 2];
-        fattn_tensor m, v;
+        fattn_tensor numbers = params[i]->value, m, v;
+        const bool has_master = numbers.dtype != FATTN_F32;
+        if (has_master &&
+            fattn_adamw_state(r->adamw, i, FATTN_ADAM_MASTER, &numbers) != FATTN_OK)
+            return false;
         snprintf(path, sizeof path, "/params/%s", params[i]->name);
-        if (!move(file, path, &params[i]->value)) return false;
+        if (!move(file, path, r->ctx, &numbers)) return false;
+        if (has_master && fattn_tensor_copy(r->ctx, &params[i]->value, &numbers) != FATTN_OK)
+            return false;
         if (fattn_adamw_state(r->adamw, i, FATTN_ADAM_M, &m) != FATTN_OK) return false;
         if (fattn_adamw_state(r->adamw, i, FATTN_ADAM_V, &v) != FATTN_OK) return false;
         snprintf(path, sizeof path, "/adam/m/%s", params[i]->name);
-        if (!move(file, path, &m)) return false;
+        if (!move(file, path, r->ctx, &m)) return false;
         snprintf(path, sizeof path, "/adam/v/%s", params[i]->name);
-        if (!move(file, path, &v)) return false;
+        if (!move(file, path, r->ctx, &v)) return false;
     }
     return true;
 }

@@ -1,6 +1,7 @@
 /* fattn check: is every gradient right, on this machine, in this build? */
 #include "check.h"
 #include "cli.h"
+#include "device.h"
 #include "progress.h"
 
 #include <fnmatch.h>
@@ -12,6 +13,7 @@
 
 struct options {
     bool list;
+    int device;
     int64_t threads;
     const char *fixtures, *json;
 };
@@ -22,6 +24,7 @@ static const cli_option table[] = {
     {"list", CLI_FLAG, FIELD(list), NULL, 0, 0, NULL, "print the names of the cases, run nothing"},
     {"fixtures", CLI_TEXT, FIELD(fixtures), "DIR", 0, 0, NULL,
      "folder of HDF5 cases; default: ./data, then the installed ones"},
+    {"device", CLI_CHOICE, FIELD(device), "D", 0, 0, "cpu|cuda", "where to compute"},
     {"threads", CLI_INT, FIELD(threads), "T", 0, 1024, NULL, "CPU threads; 0: OpenMP's choice"},
     {"json", CLI_TEXT, FIELD(json), "FILE", 0, 0, NULL, "write one JSON object per case"},
     {0}};
@@ -156,19 +159,16 @@ static int check_all(check_run *run, const struct options *o) {
 static int run(const void *options, int n_operands, char *const *operands) {
     const struct options *o = options;
     check_run run = {.n_wanted = n_operands, .wanted = operands, .list = o->list};
-    const fattn_ctx_options ctx_options = {.struct_size = sizeof ctx_options,
-                                           .cpu_threads = (int)o->threads};
+    char why[2][DEVICE_SENTENCE];
     if (!json_open(&run.log, o->json, false)) return CLI_FAILURE;
-    int code = CLI_FAILURE;
     run.found = calloc((size_t)n_operands + 1, sizeof *run.found);
-    const fattn_status s = fattn_ctx_create(&ctx_options, &run.ctx);
-    if (s != FATTN_OK)
-        cli_status(NULL, s, "context");
-    else if (!run.found)
-        cli_fail(CLI_FAILURE, "no memory");
-    else
-        code = check_all(&run, o);
-    fattn_ctx_destroy(run.ctx);
+    int code = run.found ? CLI_OK : cli_fail(CLI_FAILURE, "no memory");
+    if (!code) code = device_open(ON_CPU, 0, o->threads, why[0], &run.host);
+    if (!code && o->device != ON_CPU) code = device_open(o->device, 0, 0, why[1], &run.ctx);
+    if (!run.ctx && o->device == ON_CPU) run.ctx = run.host;
+    if (!code) code = check_all(&run, o);
+    if (run.ctx != run.host) fattn_ctx_destroy(run.ctx);
+    fattn_ctx_destroy(run.host);
     free(run.found);
     return json_close(&run.log) ? code : CLI_FAILURE;
 }

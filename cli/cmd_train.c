@@ -1,5 +1,6 @@
 /* fattn train: a small transformer learns a task; progress, log, checkpoints, a plot, a summary. */
 #include "cli.h"
+#include "device.h"
 #include "json.h"
 #include "ngram.h"
 #include "plot.h"
@@ -27,6 +28,7 @@ typedef struct session {
     double origin;      /* monotonic clock minus elapsed */
     evaluation last;    /* the latest on held-out data */
     bool reached;       /* the target */
+    char why[DEVICE_SENTENCE]; /* the context's log */
 } session;
 
 static bool wants_checkpoints(const session *s) { return strcmp(s->o.checkpoint, "-") != 0; }
@@ -313,19 +315,15 @@ static int set_up(session *s, char *folder, size_t size) {
     if (!code) code = claim_folder(s);
     if (code) return code;
     if (o->json && strcmp(o->json, "-") == 0) s->out = stderr;
-    const fattn_ctx_options options = {
-        .struct_size = sizeof options,
-        .flags = o->deterministic ? FATTN_CTX_DETERMINISTIC : 0,
-        .cpu_threads = (int32_t)o->threads,
-    };
-    fattn_status status = fattn_ctx_create(&options, &s->ctx);
-    if (status) return cli_status(NULL, status, "context");
+    code = device_open(o->device, o->deterministic ? FATTN_CTX_DETERMINISTIC : 0, o->threads, s->why,
+                       &s->ctx);
+    if (code) return code;
     s->task = o->task == TASK_RECALL ? recall_open((uint64_t)o->seed, o->context)
                                      : text_open(o->text, (uint64_t)o->seed, o->context);
     if (!s->task) return CLI_FAILURE;
     const model_config shape = train_model_config(o, s->task->vocab);
     const trainer_config config = train_trainer_config(o);
-    status = trainer_create(&s->r, s->ctx, s->task, &shape, &config);
+    const fattn_status status = trainer_create(&s->r, s->ctx, s->task, &shape, &config);
     if (status) return cli_status(s->ctx, status, "model");
     if (s->from && !checkpoint_restore(s->from, &s->r)) return CLI_FAILURE;
     const history *h = &s->r.history;

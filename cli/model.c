@@ -50,7 +50,8 @@ static fattn_status create_param(model *m, int index, shape s) {
     fattn_param *p = &m->params[index];
     p->name = m->names[index];
     p->flags = s.std > 0 ? 0 : FATTN_PARAM_NO_DECAY;
-    fattn_status status = fattn_tensor_alloc(m->ctx, FATTN_F32, s.ndim, s.size, &p->value);
+    const fattn_dtype dtype = m->config.dtype ? (fattn_dtype)m->config.dtype : FATTN_F32;
+    fattn_status status = fattn_tensor_alloc(m->ctx, dtype, s.ndim, s.size, &p->value);
     if (!status) status = fattn_tensor_alloc(m->ctx, FATTN_F32, s.ndim, s.size, &p->grad);
     if (!status) status = fill(m->ctx, &p->value, s.std > 0 ? 0 : 1, s.std, m->config.seed, index);
     if (!status) status = fill(m->ctx, &p->grad, 0, 0, 0, 0);

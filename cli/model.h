@@ -15,6 +15,8 @@ typedef struct model_config {
     int layers, heads, kv_heads;      /* heads is a multiple of kv_heads */
     int mlp_ratio;                    /* width of the hidden layer / channels */
     int algorithm;                    /* fattn_algorithm */
+    int dtype;                        /* fattn_dtype of parameters and activations; 0 = F32. Gradients
+                                         of parameters are F32 */
     float dropout;                    /* of attention weights, in training */
     uint64_t seed;                    /* of initialisation and dropout */
 } model_config;

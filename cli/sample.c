@@ -1,5 +1,6 @@
 #include "sample.h"
 
+#include "device.h"
 #include "random.h"
 
 #include <math.h>
@@ -45,21 +46,30 @@ fattn_status sample_symbols(fattn_ctx *ctx, model *m, fattn_tape *t, const sampl
                             int32_t *symbols, int64_t n_prompt, int64_t n) {
     const model_config *c = model_get_config(m);
     int32_t *window = calloc((size_t)c->context, sizeof *window);
-    if (!window) return fattn_ctx_fail(ctx, FATTN_E_NOMEM, "no memory for a window");
-    fattn_status s = FATTN_OK;
+    float *row = malloc((size_t)c->vocab * sizeof *row);
+    fattn_tensor buffer = {0};
+    fattn_status s = fattn_tensor_alloc(ctx, FATTN_I32, 1, &c->context, &buffer);
+    if (!window || !row) s = fattn_ctx_fail(ctx, FATTN_E_NOMEM, "no memory for a window");
     for (int64_t have = n_prompt; !s && have < n; ++have) {
         const int64_t seen = have < c->context ? have : c->context;
         const int64_t up = (seen + LENGTH_STEP - 1) / LENGTH_STEP * LENGTH_STEP;
         const int64_t shape[2] = {1, up < c->context ? up : c->context};
-        const fattn_tensor ids = fattn_tensor_view(window, FATTN_I32, FATTN_CPU, 0, 2, shape);
+        const fattn_tensor ids = fattn_tensor_view(buffer.data, FATTN_I32,
+                                                   (fattn_device)buffer.device, buffer.device_id, 2,
+                                                   shape);
         memcpy(window, symbols + have - seen, (size_t)seen * sizeof *window);
+        s = device_write_i32(ctx, &ids, window);
+        if (s) break;
         fattn_tape_reset(t);
         fattn_tensor logits;
         s = fattn_tape_value(t, model_logits(m, t, &ids), &logits);
+        if (!s) logits = fattn_tensor_slice(&logits, 1, seen - 1, seen);
+        if (!s) s = device_read(ctx, &logits, row);
         if (s) break;
-        const float *row = (const float *)logits.data + (seen - 1) * c->vocab;
         symbols[have] = (int32_t)sample_choose(row, c->vocab, o, have);
     }
+    fattn_tensor_free(ctx, &buffer);
+    free(row);
     free(window);
     return s;
 }

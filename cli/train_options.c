@@ -31,6 +31,10 @@ const cli_option train_table[] = {
      "attention that keeps O and L, or the one that stores N x N"},
     {"deterministic", CLI_FLAG, FIELD(deterministic), NULL, 0, 0, NULL,
      "bitwise repeatable gradients, or an error (a CPU's always are)"},
+    {"device", CLI_CHOICE, FIELD(device), "D", 0, 0, "cpu|cuda",
+     "where to compute; a run may go on on another"},
+    {"dtype", CLI_CHOICE, FIELD(dtype), "T", 0, 0, "f32|bf16",
+     "of weights and activations; bf16 has F32 masters and gradients, and needs a GPU"},
     {"threads", CLI_INT, FIELD(threads), "N", 0, 1024, NULL, "0 = one per processor"},
     {"target", CLI_REAL, FIELD(target), "A", 0, 1, NULL,
      "stop when this share of held-out answers is right; 0 = never"},
@@ -57,7 +61,7 @@ const cli_option train_table[] = {
 
 enum { UNSET = -1 };
 const train_options train_unset = {
-    .task = UNSET, .algorithm = UNSET, .layers = UNSET, .channels = UNSET, .heads = UNSET,
+    .task = UNSET, .algorithm = UNSET, .device = UNSET, .dtype = UNSET, .layers = UNSET, .channels = UNSET, .heads = UNSET,
     .kv_heads = UNSET, .mlp = UNSET, .context = UNSET, .batch = UNSET, .steps = UNSET,
     .warmup = UNSET, .seed = UNSET, .threads = UNSET, .eval_every = UNSET, .eval_sequences = UNSET,
     .checkpoint_every = UNSET, .sample = UNSET, .top_k = UNSET, .seconds = UNSET, .lr = UNSET,
@@ -91,7 +95,7 @@ const char train_details[] =
     "130. --resume goes on bitwise as if nothing had happened, with the options of\n"
     "the checkpoint; those of the model, the data and the optimiser cannot change.";
 
-const char *const train_not_stored[] = {"resume", "overwrite", NULL};
+const char *const train_not_stored[] = {"resume", "overwrite", "device", NULL};
 
 /* Options that a resumed run shares with its first part, or it would be another run. The text may
    have moved: its fingerprint is compared. */
@@ -156,6 +160,7 @@ int train_options_complete(train_options *o, checkpoint *from) {
     if (from) {
         train_options stored = train_unset;
         if (!checkpoint_options(from, train_table, &stored, train_not_stored)) return CLI_FAILURE;
+        if (o->device == UNSET) o->device = 0;
         const int code = take_missing(o, &stored, true);
         return code ? code : check(o);
     }
@@ -175,6 +180,7 @@ model_config train_model_config(const train_options *o, int64_t vocab) {
         .kv_heads = (int)o->kv_heads,
         .mlp_ratio = (int)o->mlp,
         .algorithm = o->algorithm == 1 ? FATTN_ALGO_STANDARD : FATTN_ALGO_AUTO,
+        .dtype = o->dtype == 1 ? FATTN_BF16 : FATTN_F32,
         .dropout = (float)o->dropout,
         .seed = (uint64_t)o->seed,
     };

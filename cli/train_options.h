@@ -8,7 +8,7 @@
 enum { TASK_RECALL, TASK_TEXT };
 
 typedef struct train_options {
-    int task, algorithm;
+    int task, algorithm, device, dtype;
     bool deterministic, overwrite;
     const char *text, *checkpoint, *resume, *json, *plot, *prompt;
     int64_t layers, channels, heads, kv_heads, mlp, context, batch;

@@ -1,5 +1,7 @@
 #include "trainer.h"
 
+#include "device.h"
+
 #include <math.h>
 #include <stdlib.h>
 
@@ -9,6 +11,11 @@ static fattn_status create_parts(trainer *r, const model_config *config) {
     if (!s) s = fattn_tape_create(r->ctx, &r->tape);
     if (!s) s = fattn_tensor_alloc(r->ctx, FATTN_I32, 2, shape, &r->ids);
     if (!s) s = fattn_tensor_alloc(r->ctx, FATTN_I32, 2, shape, &r->targets);
+    const size_t tokens = (size_t)(shape[0] * shape[1]);
+    for (int i = 0; i < 2; ++i) r->symbols[i] = malloc(tokens * sizeof *r->symbols[i]);
+    r->logits = malloc(tokens * (size_t)r->task->vocab * sizeof *r->logits);
+    if (!s && !(r->symbols[0] && r->symbols[1] && r->logits))
+        s = fattn_ctx_fail(r->ctx, FATTN_E_NOMEM, "no memory for a batch");
     if (s) return s;
     fattn_adamw_options options = {.struct_size = sizeof options};
     fattn_adamw_defaults(&options);
@@ -36,6 +43,9 @@ void trainer_destroy(trainer *r) {
         fattn_tensor_free(r->ctx, &r->ids);
         fattn_tensor_free(r->ctx, &r->targets);
     }
+    free(r->symbols[0]);
+    free(r->symbols[1]);
+    free(r->logits);
     free(r->history.loss);
     free(r->history.eval_step);
     free(r->history.eval_loss);
@@ -104,17 +114,24 @@ typedef void (*sequence_fn)(task *t, int64_t index, int32_t *ids, int32_t *targe
 
 static void put_sequence(trainer *r, int64_t row, sequence_fn sequence, int64_t index) {
     const int64_t at = row * r->task->context;
-    sequence(r->task, index, (int32_t *)r->ids.data + at, (int32_t *)r->targets.data + at);
+    sequence(r->task, index, r->symbols[0] + at, r->symbols[1] + at);
+}
+
+static fattn_status send_batch(trainer *r) {
+    const fattn_status s = device_write_i32(r->ctx, &r->ids, r->symbols[0]);
+    return s ? s : device_write_i32(r->ctx, &r->targets, r->symbols[1]);
 }
 
 fattn_status trainer_step(trainer *r) {
     for (int64_t row = 0; row < r->config.batch; ++row)
         put_sequence(r, row, r->task->train, r->cursor + row);
+    fattn_status s = send_batch(r);
+    if (s) return s;
     fattn_tape_reset(r->tape);
     const fattn_var loss = model_loss(r->model, r->tape, &r->ids, &r->targets, r->step);
     double value;
     r->lr = trainer_lr(r);
-    fattn_status s = fattn_tape_backward(r->tape, loss);
+    s = fattn_tape_backward(r->tape, loss);
     if (!s) s = fattn_tape_item(r->tape, loss, &value);
     if (!s && !isfinite(value))
         s = fattn_ctx_fail(r->ctx, FATTN_E_MISMATCH, "the loss of step %lld is %g: lower --lr?",
@@ -158,12 +175,14 @@ fattn_status trainer_evaluate(trainer *r, int64_t count, evaluation *out) {
         const int64_t rows = first + batch < n ? batch : n - first;
         for (int64_t row = 0; row < batch; ++row) /* the last batch repeats its first sequence */
             put_sequence(r, row, r->task->test, (first + (row < rows ? row : 0)) * all / n);
-        fattn_tape_reset(r->tape);
-        const fattn_var logits = model_logits(r->model, r->tape, &r->ids);
-        fattn_tensor view;
-        const fattn_status s = fattn_tape_value(r->tape, logits, &view);
+        fattn_status s = send_batch(r);
         if (s) return s;
-        add_rows(view.data, r->targets.data, rows * r->task->context, r->task->vocab, &e);
+        fattn_tape_reset(r->tape);
+        fattn_tensor view;
+        s = fattn_tape_value(r->tape, model_logits(r->model, r->tape, &r->ids), &view);
+        if (!s) s = device_read(r->ctx, &view, r->logits);
+        if (s) return s;
+        add_rows(r->logits, r->symbols[1], rows * r->task->context, r->task->vocab, &e);
     }
     *out = (evaluation){e.loss / (double)e.targets, e.right / (double)e.targets, e.targets};
     return FATTN_OK;

@@ -28,7 +28,9 @@ typedef struct trainer {
     model *model;
     fattn_tape *tape;
     fattn_adamw *adamw;
-    fattn_tensor ids, targets; /* I32 [batch, context] */
+    fattn_tensor ids, targets; /* I32 [batch, context], on the context's device */
+    int32_t *symbols[2];       /* the same on the host */
+    float *logits;             /* of a batch, on the host */
     int64_t step;              /* taken; numbers the dropout masks */
     int64_t cursor;            /* training sequences used; numbers the next one */
     double elapsed;            /* seconds, of all parts of the run */
