@@ -61,12 +61,13 @@ static start start_of(const fattni_fwd_rows *r, int64_t i) {
     const fattni_problem *const p = r->p;
     const int64_t row = r->seq->q0 + r->i0 + i;
     const bool merge = (p->flags & FATTN_MERGE) && i < r->rows;
-    start x = {.sink = -INFINITY, .before = -INFINITY};
+    start x = {-INFINITY, -INFINITY, -INFINITY, -INFINITY, .rest = 1};
     if (p->sink.present) x.sink = fattni_get(&p->sink, r->h, 0, 0, 0);
     if (merge) x.before = fattni_get(&p->lse, r->seq->batch, r->h, row, 0);
     x.most = x.sink > x.before ? x.sink : x.before; /* before, when that is NaN */
+    if (x.most == -INFINITY) return x;
     const double limit = r->k->dtype == FATTN_F64 ? 0x1p1022 : 0x1p126, max = x.most * log2_e;
-    x.max = max > limit ? limit : max < -limit && x.most != -INFINITY ? -limit : max;
+    x.max = max > limit ? limit : max < -limit ? -limit : max;
     if (r->k->dtype == FATTN_F32) x.max = (double)(float)x.max;
     x.rest = fabs(max - x.max) <= 1 ? exp2(max - x.max) : 1;
     return x;
