@@ -12,7 +12,7 @@ typedef struct bench_options {
     int64_t head_dim, heads, batch, threads, repeat;
     double seconds;
     bool causal;
-    int dtype;     /* f32, f64 */
+    int dtype;     /* f32, f64, f16, bf16 */
     int algorithm; /* a fattn_algorithm; the next one: all but auto */
     const char *json;
 } bench_options;

@@ -1,5 +1,5 @@
-/* Speed of the attention kernels, beside the matrix product's on the same threads in the same run.
- */
+/* Speed of the attention kernels, beside the matrix product's on the same threads in the same run and the
+   peak of the multiply-add units. */
 #include "bench.h"
 #include "cli.h"
 #include "layer.h"
@@ -10,6 +10,9 @@
 
 enum { ALGORITHMS = 4 };
 static const char *const name_of[ALGORITHMS] = {"auto", "standard", "flash1", "flash2"};
+static const fattn_dtype dtype_of[] = {FATTN_F32, FATTN_F64, FATTN_F16, FATTN_BF16};
+
+typedef struct yardsticks { double sgemm, peak; } yardsticks; /* FLOP/s in float32 */
 
 typedef struct speed { /* of one pass */
     timing time;
@@ -30,7 +33,7 @@ static fattn_status measure(layer *l, const bench_options *o, double work, speed
 }
 
 static void log_row(json *j, const bench_options *o, int64_t n, const layer *l, const speed *f,
-                    const speed *b, double sgemm) {
+                    const speed *b, const yardsticks *y) {
     json_begin(j);
     json_text(j, "algorithm", name_of[l->params.algorithm]);
     json_text(j, "forward_kernel", l->plan.fwd_kernel);
@@ -47,20 +50,20 @@ static void log_row(json *j, const bench_options *o, int64_t n, const layer *l, 
     json_real(j, "backward_seconds_best", b->time.best);
     json_real(j, "backward_seconds_median", b->time.median);
     json_real(j, "backward_gflops", 1e-9 * b->flops);
-    json_real(j, "sgemm_gflops", 1e-9 * sgemm);
+    json_real(j, "sgemm_gflops", 1e-9 * y->sgemm);
+    json_real(j, "fma_peak_gflops", 1e-9 * y->peak);
     json_real(j, "peak_bytes", (double)l->predicted_peak);
     json_end(j);
 }
 
-static void print_pass(const speed *s, double sgemm) {
-    printf(" %9.2f %9.2f %7.1f %5.1f%% ", 1e3 * s->time.best, 1e3 * s->time.median, 1e-9 * s->flops,
-           100 * s->flops / sgemm);
+static void print_pass(const speed *s, const yardsticks *y) {
+    printf(" %9.3f %9.3f %7.1f %5.1f%% %5.1f%% ", 1e3 * s->time.best, 1e3 * s->time.median,
+           1e-9 * s->flops, 100 * s->flops / y->sgemm, 100 * s->flops / y->peak);
 }
 
-static int bench_row(fattn_ctx *ctx, const bench_options *o, int64_t n, int algorithm, double sgemm,
+static int bench_row(fattn_ctx *ctx, const bench_options *o, int64_t n, int algorithm, const yardsticks *y,
                      json *j) {
-    const fattn_dtype dtype = o->dtype == 0 ? FATTN_F32 : FATTN_F64;
-    const layer_shape shape = {dtype, o->batch, o->heads, o->heads, n, n, o->head_dim};
+    const layer_shape shape = {dtype_of[o->dtype], o->batch, o->heads, o->heads, n, n, o->head_dim};
     layer l;
     fattn_status s =
         layer_plan(&l, ctx, &shape, (fattn_algorithm)algorithm, o->causal ? FATTN_CAUSAL : 0);
@@ -84,43 +87,45 @@ static int bench_row(fattn_ctx *ctx, const bench_options *o, int64_t n, int algo
         putchar('\n');
         return cli_status(ctx, s, name_of[algorithm]);
     }
-    print_pass(&f, sgemm);
-    print_pass(&b, sgemm);
+    print_pass(&f, y);
+    print_pass(&b, y);
     printf(" %9s\n", text_of_bytes((double)l.predicted_peak, text));
     fflush(stdout);
-    log_row(j, o, n, &l, &f, &b, sgemm);
+    log_row(j, o, n, &l, &f, &b, y);
     return CLI_OK;
 }
 
-/* Raises *best: other programs on the machine can only make a product look slower than it is. */
-static int measure_yardstick(fattn_ctx *ctx, int64_t repeat, double *best) {
+/* Raises both: other programs on the machine can only make it look slower than it is. */
+static int measure_yardsticks(fattn_ctx *ctx, const bench_options *o, int64_t repeat, yardsticks *y) {
     double flops = 0;
-    const fattn_status s = measure_sgemm(ctx, SGEMM_N, repeat, &flops);
+    const fattn_status s = measure_sgemm(ctx, SGEMM_N, o->repeat < repeat ? o->repeat : repeat, &flops);
     if (s != FATTN_OK) return cli_status(ctx, s, "sgemm");
-    if (flops > *best) *best = flops;
+    if (flops > y->sgemm) y->sgemm = flops;
+    const double peak = measure_fma_peak((int)o->threads);
+    if (peak > y->peak) y->peak = peak;
     return CLI_OK;
 }
 
 int bench_attention(fattn_ctx *ctx, const bench_options *o, json *j) {
-    double sgemm = 0;
-    int code = measure_yardstick(ctx, o->repeat < 10 ? o->repeat : 10, &sgemm);
+    yardsticks y = {0, 0};
+    int code = measure_yardsticks(ctx, o, 10, &y);
     if (code != CLI_OK) return code;
-    printf(
-        "attention, %s, B %lld, H %lld, d %lld, %s; sgemm %d^3 on the same threads: %.1f GFLOP/s\n"
-        "forward is 4 B H N^2 d FLOP%s, backward 2.5 times as much; GFLOP/s of the best run\n\n",
-        o->dtype == 0 ? "f32" : "f64", (long long)o->batch, (long long)o->heads,
-        (long long)o->head_dim, o->causal ? "causal" : "full", SGEMM_N, 1e-9 * sgemm,
-        o->causal ? ", half of it when causal" : "");
-    printf("%7s  %-9s %-34s %-34s\n", "", "", "forward", "backward");
+    printf("attention, %s, B %lld, H %lld, d %lld, %s\n"
+           "on the same threads: sgemm %d^3 %.1f GFLOP/s, peak of the multiply-add units %.1f GFLOP/s\n"
+           "forward is 4 B H N^2 d FLOP%s, backward 2.5 times as much; GFLOP/s of the best run\n\n",
+           fattn_dtype_name(dtype_of[o->dtype]), (long long)o->batch, (long long)o->heads,
+           (long long)o->head_dim, o->causal ? "causal" : "full", SGEMM_N, 1e-9 * y.sgemm,
+           1e-9 * y.peak, o->causal ? ", half of it when causal" : "");
+    printf("%7s  %-9s %-41s %-41s\n", "", "", "forward", "backward");
     printf("%7s  %-9s", "N", "algorithm");
     for (int pass = 0; pass < 2; ++pass)
-        printf(" %9s %9s %7s %6s ", "best ms", "median ms", "GF/s", "sgemm");
+        printf(" %9s %9s %7s %6s %6s ", "best ms", "median ms", "GF/s", "sgemm", "peak");
     printf(" %9s\n", "memory");
     for (int i = 0; code == CLI_OK && i < o->rows.count; ++i) {
-        if (i > 0) code = measure_yardstick(ctx, o->repeat < 3 ? o->repeat : 3, &sgemm);
+        if (i > 0) code = measure_yardsticks(ctx, o, 3, &y);
         for (int a = 0; code == CLI_OK && a < ALGORITHMS; ++a) {
             const bool wanted = o->algorithm == a || (o->algorithm == ALGORITHMS && a > 0);
-            if (wanted) code = bench_row(ctx, o, o->rows.at[i], a, sgemm, j);
+            if (wanted) code = bench_row(ctx, o, o->rows.at[i], a, &y, j);
         }
     }
     return code;

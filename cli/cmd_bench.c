@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
-static const bench_options defaults = {.rows = {3, {512, 1024, 2048}},
+static const bench_options defaults = {.rows = {5, {128, 256, 512, 1024, 2048}},
                                        .head_dim = 64,
                                        .heads = 8,
                                        .batch = 1,
@@ -19,7 +19,7 @@ static const cli_option table[] = {
     {"heads", CLI_INT, FIELD(heads), "H", 1, 1024, NULL, "heads"},
     {"batch", CLI_INT, FIELD(batch), "B", 1, 65536, NULL, "sequences"},
     {"causal", CLI_FLAG, FIELD(causal), NULL, 0, 0, NULL, "causal mask"},
-    {"dtype", CLI_CHOICE, FIELD(dtype), "T", 0, 0, "f32|f64", "type of the tensors"},
+    {"dtype", CLI_CHOICE, FIELD(dtype), "T", 0, 0, "f32|f64|f16|bf16", "type of the tensors"},
     {"algorithm", CLI_CHOICE, FIELD(algorithm), "A", 0, 0, "auto|standard|flash1|flash2|all",
      "which to run"},
     {"threads", CLI_INT, FIELD(threads), "T", 0, 1024, NULL, "CPU threads; 0: OpenMP's choice"},
@@ -53,8 +53,9 @@ const cli_command cmd_bench = {
     .operands = "[attention]",
     .summary = "Measure the speed of the attention kernels",
     .details =
-        "GFLOP/s forward and backward, and the share of what OpenBLAS's float32 matrix product\n"
-        "reaches on the same threads in the same run.",
+        "GFLOP/s forward and backward, their share of what OpenBLAS's float32 matrix product reaches\n"
+        "on the same threads in the same run, and their share of the multiply-add units' peak.\n"
+        "standard is the composition of OpenBLAS products and a softmax that stores N x N.",
     .options = table,
     .defaults = &defaults,
     .size = sizeof defaults,

@@ -17,6 +17,9 @@ fattn_status measure_time(timed run, void *arg, int64_t repeat, double budget, t
    what the attention kernels are compared with. Best of `repeat`. */
 fattn_status measure_sgemm(fattn_ctx *ctx, int64_t n, int64_t repeat, double *flops);
 
+/* FLOP/s in float32 that the multiply-add units can do on so many threads, 0 for OpenMP's choice. */
+double measure_fma_peak(int threads);
+
 /* Bytes that this process could still use without swapping: the system's and its group's limits. */
 double memory_available(void);
 /* High-water mark of the resident memory of this process; a forked child starts anew. 0 = unknown.

@@ -124,7 +124,11 @@ def bench_measures():
         assert abs(row["forward_gflops"] * row["forward_seconds_best"] * 1e9 / flop - 1) < 1e-6
         assert abs(row["backward_gflops"] * row["backward_seconds_best"] * 1e9 / flop - 2.5) < 1e-5
         assert row["forward_seconds_best"] <= row["forward_seconds_median"]
-        assert row["sgemm_gflops"] > 0.1, row
+        assert row["sgemm_gflops"] > 0.1 and row["fma_peak_gflops"] > 0.1, row
+    for dtype in ("f64", "f16", "bf16"):
+        fattn("bench", "--n", "64", "--heads", "1", "--repeat", "1", "--dtype", dtype, "--algorithm", "auto",
+              "--json", "bench.json")
+        assert [r["dtype"] for r in lines("bench.json")] == [dtype]
     assert '"cake" is nothing to measure' in fattn("bench", "cake", code=2)
 
 
