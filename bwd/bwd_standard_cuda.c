@@ -102,21 +102,18 @@ static fattn_status run(fattn_ctx *ctx, const fattni_problem *p) {
     if (p->dq.present) {
         const fattni_dense dq = {&p->dq, gradient, real, p->D, false};
         FATTNI_TRY(fattni_standard_matrix_by_keys(ctx, p, p->D, x.dX, k.dense, gradient, blas));
-        FATTNI_TRY(
-            fattni_standard_scatter(ctx, p, &dq, p->scale, p->flags & FATTN_ACC_DQ, NULL));
+        FATTNI_TRY(fattni_standard_scatter(ctx, p, &dq, p->scale, p->flags & FATTN_ACC_DQ));
     }
     if (p->dk.present) {
         const fattni_dense dk = {&p->dk, gradient, real, p->D, true};
         FATTNI_TRY(fattni_standard_matrix_by_rows(ctx, p, p->D, x.dX, q.dense, gradient, blas));
-        FATTNI_TRY(
-            fattni_standard_scatter(ctx, p, &dk, p->scale, p->flags & FATTN_ACC_DK, NULL));
+        FATTNI_TRY(fattni_standard_scatter(ctx, p, &dk, p->scale, p->flags & FATTN_ACC_DK));
     }
     if (p->dv.present) {
         const fattni_dense dv = {&p->dv, gradient, real, p->Dv, true};
         FATTNI_TRY(fattni_standard_matrix_by_rows(ctx, p, p->Dv, x.dropped ? x.dropped : x.P,
                                                   d_o.dense, gradient, blas));
-        FATTNI_TRY(
-            fattni_standard_scatter(ctx, p, &dv, p->keep_scale, p->flags & FATTN_ACC_DV, NULL));
+        FATTNI_TRY(fattni_standard_scatter(ctx, p, &dv, p->keep_scale, p->flags & FATTN_ACC_DV));
     }
     return FATTN_OK;
 }

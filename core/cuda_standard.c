@@ -59,11 +59,19 @@ fattn_status fattni_standard_gather(fattn_ctx *ctx, const fattni_problem *p,
 }
 
 fattn_status fattni_standard_scatter(fattn_ctx *ctx, const fattni_problem *p, const fattni_dense *d,
-                                     double scale, bool add, const void *kept) {
+                                     double scale, bool add) {
     fattni_dense_args x = dense_args(p, d);
     x.scale = scale;
     x.add = add;
-    x.kept = kept;
+    return FATTNI_START(ctx, fattn_scatter, blocks(p, &x), THREADS, &x);
+}
+
+fattn_status fattni_standard_scatter_o(fattn_ctx *ctx, const fattni_problem *p, const fattni_dense *d,
+                                       const fattni_standard_args *rows) {
+    fattni_dense_args x = dense_args(p, d);
+    x.scale = p->keep_scale;
+    x.kept = rows->kept;
+    x.weight = rows->weight;
     return FATTNI_START(ctx, fattn_scatter, blocks(p, &x), THREADS, &x);
 }
 

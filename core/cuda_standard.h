@@ -21,6 +21,8 @@ typedef struct fattni_standard_args {
     uint8_t *keep; /* NULL without dropout */
     void *dropped; /* dtype: keep P */
     void *kept;    /* REAL [B Hq Sq]: what a merge leaves of the old o; NULL without */
+    void *weight;  /* REAL [B Hq Sq]: sum of P over sum of the rounded P, which cancels the rounding of
+                      a weight that dominates its row; NULL: P is not rounded */
     /* backward */
     void *dP;      /* REAL, then G */
     void *X;       /* REAL: scale/cap q.k, with a softcap only */
@@ -35,6 +37,7 @@ typedef struct fattni_dense_args {
     fattni_view view;
     void *dense;          /* [B,heads,rows,width] */
     const void *kept;     /* REAL per dense row, or NULL: view = scale*dense + kept*view */
+    const void *weight;   /* REAL per dense row that multiplies dense, or NULL */
     double scale;
     int64_t rows, width;
     int32_t view_dtype, dense_dtype;
@@ -63,7 +66,10 @@ typedef struct fattni_dense {
 } fattni_dense;
 fattn_status fattni_standard_gather(fattn_ctx *ctx, const fattni_problem *p, const fattni_dense *d);
 fattn_status fattni_standard_scatter(fattn_ctx *ctx, const fattni_problem *p, const fattni_dense *d,
-                                     double scale, bool add, const void *kept);
+                                     double scale, bool add);
+/* o from forward's rows. */
+fattn_status fattni_standard_scatter_o(fattn_ctx *ctx, const fattni_problem *p, const fattni_dense *d,
+                                       const fattni_standard_args *x);
 
 /* Products of all (b, key head): rows of queries G = group*Sq, keys Sk. a and b have q's dtype, c is
    REAL. */

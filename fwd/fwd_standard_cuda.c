@@ -14,7 +14,7 @@ enum { ROW_THREADS = 256 };
 
 /* Byte offsets in the workspace. */
 typedef struct layout {
-    size_t blas, S, dropped, q, k, v, o, kept, bytes;
+    size_t blas, S, dropped, q, k, v, o, kept, weight, bytes;
 } layout;
 
 static layout layout_of(const fattni_problem *p) {
@@ -30,6 +30,7 @@ static layout layout_of(const fattni_problem *p) {
     l.v = fattni_standard_reserve(&l.bytes, keys * p->Dv, element);
     l.o = fattni_standard_reserve(&l.bytes, rows * p->Dv, real);
     l.kept = fattni_standard_reserve(&l.bytes, p->flags & FATTN_MERGE ? rows : 0, real);
+    l.weight = fattni_standard_reserve(&l.bytes, element == real ? 0 : rows, real);
     return l;
 }
 
@@ -61,6 +62,7 @@ static fattn_status run(fattn_ctx *ctx, const fattni_problem *p) {
         x.dropped = w + l.dropped;
     }
     if (p->flags & FATTN_MERGE) x.kept = w + l.kept;
+    if (p->dtype != real) x.weight = w + l.weight;
     FATTNI_TRY(fattni_standard_rows_by_keys(ctx, p, p->D, p->scale, q.dense, k.dense, x.S,
                                             w + l.blas));
     const int64_t rows = p->B * p->Hq * p->Sq;
@@ -70,7 +72,7 @@ static fattn_status run(fattn_ctx *ctx, const fattni_problem *p) {
         FATTNI_TRY(FATTNI_START(ctx, fattn_fwd_standard_rows_f32, rows, ROW_THREADS, &x));
     FATTNI_TRY(fattni_standard_matrix_by_keys(ctx, p, p->Dv, x.dropped ? x.dropped : x.P, v.dense,
                                               o.dense, w + l.blas));
-    return fattni_standard_scatter(ctx, p, &o, p->keep_scale, false, x.kept);
+    return fattni_standard_scatter_o(ctx, p, &o, &x);
 }
 
 const fattni_kernel fattni_fwd_standard_cuda = {

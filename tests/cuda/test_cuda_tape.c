@@ -4,6 +4,7 @@
 #include "op_graphs.h"
 
 #include <criterion/criterion.h>
+#include <cuda_runtime_api.h>
 #include <fattn/check.h>
 #include <fattn/optim.h>
 #include <math.h>
@@ -180,6 +181,105 @@ Test(cuda_tape, differences) {
     pair_free(&p);
 }
 
+/* ---- 16 bits ---- */
+
+/* The graph's output, and the gradients of its sum weighted with itself, in F64 on the host. */
+static void run_graph(const pair *p, fattn_graph_fn graph, const fattn_tensor *in, int n,
+                      fattn_dtype dtype, fattn_tensor out[8]) {
+    fattn_tape *tape;
+    fattn_param params[8] = {{.name = NULL}};
+    fattn_var x[8];
+    MUST(p->gpu, fattn_tape_create(p->gpu, &tape));
+    for (int i = 0; i < n; ++i) {
+        fattn_param *const q = &params[i];
+        if (in[i].dtype == FATTN_I32) {
+            x[i] = fattn_input(tape, &in[i]);
+            continue;
+        }
+        MUST(p->gpu, fattn_tensor_alloc(p->gpu, dtype, in[i].ndim, in[i].shape, &q->value));
+        MUST(p->gpu, fattn_tensor_alloc(p->gpu, FATTN_F32, in[i].ndim, in[i].shape, &q->grad));
+        MUST(p->gpu, fattn_tensor_copy(p->gpu, &q->value, &in[i]));
+        MUST(p->gpu, fattn_tensor_normal(p->gpu, &q->grad, 0, 0, (fattn_rng){0}));
+        x[i] = fattn_use(tape, q);
+    }
+    fattn_tensor y;
+    fattn_var v = graph(tape, x, n, NULL);
+    MUST(p->gpu, fattn_tape_value(tape, v, &y));
+    out[n] = to_host(p, &y);
+    if (y.ndim > 0) { /* a scalar: the mean loss of rows against class 0, or the loss itself */
+        int32_t zeros[256] = {0};
+        fattn_tensor ids;
+        const fattn_tensor here = fattn_tensor_view(zeros, FATTN_I32, FATTN_CPU, 0, y.ndim - 1, y.shape);
+        MUST(p->gpu, fattn_tensor_alloc(p->gpu, FATTN_I32, y.ndim - 1, y.shape, &ids));
+        MUST(p->gpu, fattn_tensor_copy(p->gpu, &ids, &here));
+        v = fattn_op_cross_entropy(tape, v, fattn_input(tape, &ids), -1);
+        MUST(p->gpu, fattn_tape_backward(tape, v));
+        fattn_tensor_free(p->gpu, &ids);
+    } else {
+        MUST(p->gpu, fattn_tape_backward(tape, v));
+    }
+    for (int i = 0; i < n; ++i) {
+        out[i] = (fattn_tensor){0};
+        if (in[i].dtype == FATTN_I32) continue;
+        out[i] = to_host(p, &params[i].grad);
+        fattn_tensor_free(p->gpu, &params[i].value);
+        fattn_tensor_free(p->gpu, &params[i].grad);
+    }
+    fattn_tape_destroy(tape);
+}
+
+/* Inputs are rounded first, so both see the same numbers; a graph of a few ops rounds each of its
+   intermediate results once: 16 roundings of the largest number bound the error by far. */
+static void check_narrow(const pair *p, fattn_graph_fn graph, fattn_tensor *in, int n) {
+    static const fattn_dtype types[] = {FATTN_BF16, FATTN_F16};
+    static const double ulp[] = {0x1p-8, 0x1p-11};
+    for (int k = 0; k < 2; ++k) {
+        fattn_tensor got[8], want[8];
+        for (int i = 0; i < n; ++i) {
+            fattn_tensor rounded;
+            if (in[i].dtype == FATTN_I32) continue;
+            MUST(p->gpu, fattn_tensor_alloc(p->gpu, types[k], in[i].ndim, in[i].shape, &rounded));
+            MUST(p->gpu, fattn_tensor_copy(p->gpu, &rounded, &in[i]));
+            MUST(p->gpu, fattn_tensor_copy(p->gpu, &in[i], &rounded));
+            fattn_tensor_free(p->gpu, &rounded);
+        }
+        run_graph(p, graph, in, n, types[k], got);
+        run_graph(p, graph, in, n, FATTN_F32, want);
+        for (int i = 0; i <= n; ++i) {
+            if (!got[i].data) continue;
+            double most = 0, error = 0;
+            for (int64_t e = 0; e < fattn_tensor_numel(&got[i]); ++e) {
+                const double x = ((double *)got[i].data)[e], y = ((double *)want[i].data)[e];
+                most = fmax(most, fabs(y));
+                error = fmax(error, fabs(x - y));
+            }
+            cr_expect(error <= 16 * ulp[k] * most, "%s, %s %d: error %g of %g",
+                      fattn_dtype_name(types[k]), i < n ? "gradient" : "output", i, error, most);
+            cr_expect_gt(error, 0); /* or nothing was rounded */
+            fattn_tensor_free(p->cpu, &got[i]);
+            fattn_tensor_free(p->cpu, &want[i]);
+        }
+    }
+    for (int i = 0; i < n; ++i) fattn_tensor_free(p->gpu, &in[i]);
+}
+
+Test(cuda_tape, sixteen_bits) {
+    pair p = pair_or_skip(0);
+    fattn_ctx *const g = p.gpu;
+    fattn_tensor of_mlp[] = {
+        normal(g, 1, 3, (int64_t[]){2, 5, 24}), normal(g, 2, 1, (int64_t[]){24}),
+        normal(g, 3, 1, (int64_t[]){24}),       normal(g, 4, 2, (int64_t[]){40, 24}),
+        normal(g, 5, 1, (int64_t[]){40}),       normal(g, 6, 2, (int64_t[]){24, 40})};
+    check_narrow(&p, mlp, of_mlp, 6);
+    fattn_tensor of_attend[] = {normal(g, 7, 3, (int64_t[]){2, 6, 16})};
+    check_narrow(&p, attend, of_attend, 1);
+    fattn_tensor of_losses[] = {normal(g, 8, 2, (int64_t[]){11, 6}), symbols(&p, 3, 7, 11, false),
+                                symbols(&p, 3, 7, 11, true),
+                                normal(g, 9, 3, (int64_t[]){3, 11, 6})};
+    check_narrow(&p, losses, of_losses, 4);
+    pair_free(&p);
+}
+
 /* ---- training: the CPU's twin ---- */
 
 enum { V = 13, C = 16, H = 2, B = 3, S = 8, PARAMS = 4, STEPS = 12 };
@@ -340,6 +440,54 @@ Test(cuda_tape, deterministic) {
     run_end(&a);
     run_end(&b);
     pair_free(&p);
+}
+
+/* A step is captured on its second run; replays, each with a learning rate of its own, give the weights of
+   eager steps to the bit. */
+Test(cuda_tape, graph) {
+    pair p = pair_or_skip(FATTN_CTX_DETERMINISTIC);
+    cudaStream_t stream;
+    cudaGraph_t graph;
+    cudaGraphExec_t step;
+    run eager, replayed;
+    cr_assert_eq(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
+    MUST(p.gpu, fattn_ctx_set_stream(p.gpu, stream));
+    run_start(&eager, p.gpu, FATTN_F32);
+    run_start(&replayed, p.gpu, FATTN_F32);
+    cr_assert_eq(train_step(&eager, 0), train_step(&replayed, 0));
+
+    fattn_tape_reset(replayed.tape);
+    cr_assert_eq(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), cudaSuccess);
+    const fattn_var loss = forward(&replayed, 1);
+    MUST(p.gpu, fattn_tape_backward(replayed.tape, loss));
+    MUST(p.gpu, fattn_adamw_step(replayed.adamw));
+    cr_assert_eq(cudaStreamEndCapture(stream, &graph), cudaSuccess);
+    cr_assert_eq(cudaGraphInstantiate(&step, graph, 0), cudaSuccess);
+    for (int n = 0; n < 5; ++n) {
+        const float lr = 0.01f * (float)(n + 1);
+        double got, want;
+        MUST(p.gpu, fattn_adamw_set_lr(replayed.adamw, lr));
+        cr_assert_eq(cudaGraphLaunch(step, stream), cudaSuccess);
+        MUST(p.gpu, fattn_tape_item(replayed.tape, loss, &got));
+
+        fattn_tape_reset(eager.tape);
+        const fattn_var l = forward(&eager, 1);
+        MUST(p.gpu, fattn_adamw_set_lr(eager.adamw, lr));
+        MUST(p.gpu, fattn_tape_backward(eager.tape, l));
+        MUST(p.gpu, fattn_adamw_step(eager.adamw));
+        MUST(p.gpu, fattn_tape_item(eager.tape, l, &want));
+        cr_assert_eq(got, want, "replay %d: loss %.9g, eager %.9g", n, got, want);
+    }
+    int64_t steps;
+    MUST(p.gpu, fattn_adamw_get_step(replayed.adamw, &steps));
+    cr_assert_eq(steps, 6);
+    cr_assert_eq(distance(&p, &eager, &replayed), 0);
+    cudaGraphExecDestroy(step);
+    cudaGraphDestroy(graph);
+    run_end(&eager);
+    run_end(&replayed);
+    pair_free(&p);
+    cudaStreamDestroy(stream);
 }
 
 /* An id and a target that nobody could check: NaN, not a crash. */
