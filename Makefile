@@ -10,8 +10,10 @@ build_packages := gcc libc6-dev cmake make pkg-config libopenblas-openmp-dev lib
 demo_packages  := $(build_packages) fortunes
 test_packages  := $(demo_packages) g++ libcriterion-dev python3 python3-numpy python3-h5py
 tsan_packages  := $(test_packages) clang libomp-dev
+fuzz_packages  := $(tsan_packages)
+SECONDS        := 600
 
-.PHONY: help all demo test test-gpu tsan bench install clean
+.PHONY: help all demo test test-gpu tsan fuzz bench install clean
 .DEFAULT_GOAL := help
 
 help:
@@ -19,6 +21,7 @@ help:
 	@echo 'make test      everything, then once more under ASan and UBSan'
 	@echo 'make test-gpu  the tests that need a GPU; reported as skipped without one'
 	@echo 'make tsan      the tests under the thread sanitizer (clang)'
+	@echo 'make fuzz      libFuzzer on calls and files, SECONDS=600 for each of the three targets (clang)'
 	@echo 'make bench     speed of the attention kernels'
 	@echo 'make all       libraries and programs, into build/release'
 	@echo 'make install   the same, installed under PREFIX (default /usr/local)'
@@ -63,6 +66,11 @@ test-gpu:
 tsan:
 	@cmake/packages.sh $(tsan_packages)
 	@cmake/test.sh $(JOBS) cpu-tsan
+
+fuzz:
+	@cmake/packages.sh $(fuzz_packages)
+	@$(call build,cpu-fuzz)
+	@python3 tests/fuzz/fuzz.py build/cpu-fuzz $(SECONDS)
 
 bench:
 	@cmake/packages.sh $(build_packages)

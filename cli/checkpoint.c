@@ -7,6 +7,7 @@
 #include <errno.h>
 #include <hdf5.h>
 #include <limits.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -141,7 +142,20 @@ static bool put_array(hid_t file, const char *path, hid_t type, int ndim, const 
     return ok;
 }
 
-/* Extent of a dataset; -1 dimensions when it is not there. */
+/* Are count elements stored in the file itself, in one piece? HDF5 would make up what is not there. */
+static bool is_whole(hid_t file, hid_t set, hsize_t count) {
+    hsize_t size;
+    const hid_t list = H5Dget_create_plist(set), type = H5Dget_type(set);
+    const H5D_layout_t layout = H5Pget_layout(list);
+    const bool whole = (layout == H5D_CONTIGUOUS || layout == H5D_COMPACT) &&
+                       H5Pget_external_count(list) == 0 && H5Fget_filesize(file, &size) >= 0 &&
+                       count <= size && H5Dget_storage_size(set) == count * H5Tget_size(type);
+    H5Tclose(type);
+    H5Pclose(list);
+    return whole;
+}
+
+/* Extent of a dataset; -1 dimensions when it is not there as a whole. */
 static int shape_of(hid_t file, const char *path, int64_t shape[FATTN_MAX_DIMS]) {
     if (H5Lexists(file, path, H5P_DEFAULT) <= 0) return -1;
     const hid_t set = H5Dopen2(file, path, H5P_DEFAULT);
@@ -149,7 +163,8 @@ static int shape_of(hid_t file, const char *path, int64_t shape[FATTN_MAX_DIMS])
     const hid_t space = H5Dget_space(set);
     hsize_t extent[H5S_MAX_RANK];
     int ndim = H5Sget_simple_extent_dims(space, extent, NULL);
-    if (ndim > FATTN_MAX_DIMS) ndim = -1;
+    const hssize_t count = H5Sget_simple_extent_npoints(space);
+    if (ndim > FATTN_MAX_DIMS || count < 0 || !is_whole(file, set, (hsize_t)count)) ndim = -1;
     for (int d = 0; d < ndim; ++d)
         shape[d] = (int64_t)extent[d];
     H5Sclose(space);
@@ -194,7 +209,7 @@ static bool put_option(hid_t group, const cli_option *o, const void *field) {
     }
 }
 
-static bool get_option(checkpoint *c, hid_t group, const cli_option *o, void *field) {
+static bool read_option(checkpoint *c, hid_t group, const cli_option *o, void *field) {
     switch (o->type) {
     case CLI_FLAG: {
         int value;
@@ -215,6 +230,11 @@ static bool get_option(checkpoint *c, hid_t group, const cli_option *o, void *fi
     }
     default: return false;
     }
+}
+
+/* The file may be sound and still hold what no option allows. */
+static bool get_option(checkpoint *c, hid_t group, const cli_option *o, void *field) {
+    return read_option(c, group, o, field) && cli_in_range(o, field);
 }
 
 /* ---- the state of a run ---- */
@@ -283,6 +303,13 @@ static bool get_counters(hid_t group, counters *c) {
            get_attribute(group, "adam_step", H5T_NATIVE_INT64, &c->adam_step) &&
            get_attribute(group, "elapsed", H5T_NATIVE_DOUBLE, &c->elapsed) &&
            get_attribute(group, "fingerprint", H5T_NATIVE_UINT64, &c->fingerprint);
+}
+
+/* Counters go on from there: they must not overflow. */
+static bool are_sound(const counters *c) {
+    const int64_t limit = INT64_MAX / 2;
+    return c->step >= 0 && c->step < limit && c->cursor >= 0 && c->cursor < limit &&
+           c->adam_step >= 0 && c->adam_step < limit && isfinite(c->elapsed) && c->elapsed >= 0;
 }
 
 static bool put_history(hid_t file, const history *h) {
@@ -405,7 +432,8 @@ bool checkpoint_options(checkpoint *c, const cli_option *table, void *options,
         if (!is_stored(o, skip)) continue;
         ok = get_option(c, group, o, (char *)options + o->offset);
         if (!ok)
-            cli_fail(CLI_FAILURE, "%s was written by another version: no %s", c->path, o->name);
+            cli_fail(CLI_FAILURE, "%s was written by another version: no %s, or none in its range",
+                     c->path, o->name);
     }
     if (group >= 0)
         H5Gclose(group);
@@ -417,7 +445,7 @@ bool checkpoint_options(checkpoint *c, const cli_option *table, void *options,
 bool checkpoint_restore(checkpoint *c, trainer *r) {
     counters found;
     const hid_t group = H5Gopen2(c->file, "/state", H5P_DEFAULT);
-    bool ok = group >= 0 && get_counters(group, &found) && found.step >= 0 && found.cursor >= 0;
+    bool ok = group >= 0 && get_counters(group, &found) && are_sound(&found);
     if (group >= 0) H5Gclose(group);
     if (ok && found.fingerprint != r->task->fingerprint) {
         cli_fail(CLI_FAILURE, "%s: the run was trained on another text", c->path);

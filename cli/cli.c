@@ -138,6 +138,25 @@ static bool take_value(const cli_option *o, const char *text, void *field) {
     return false;
 }
 
+bool cli_in_range(const cli_option *o, const void *field) {
+    char choice[64];
+    switch (o->type) {
+    case CLI_INT: {
+        const double v = (double)*(const int64_t *)field;
+        return v >= o->min && v <= o->max;
+    }
+    case CLI_REAL: return *(const double *)field >= o->min && *(const double *)field <= o->max;
+    case CLI_CHOICE: {
+        const int v = *(const int *)field;
+        return v >= 0 && choice_at(o->choices, v, choice, sizeof choice);
+    }
+    case CLI_FLAG:
+    case CLI_TEXT:
+    case CLI_INTS: return true;
+    }
+    return false;
+}
+
 /* "a whole number from 1 to 1024" */
 static const char *expectation(const cli_option *o, char *buffer, size_t size) {
     const double unbounded = 9e15;

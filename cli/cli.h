@@ -54,6 +54,9 @@ extern const cli_command cmd_info, cmd_check, cmd_memory, cmd_bench, cmd_train;
    or not by the command, is a failure. */
 int cli_main(const cli_command *const *commands, int argc, char **argv);
 
+/* Is the value that a field holds in the option's range? Of a CHOICE, one of them; a REAL, finite. */
+bool cli_in_range(const cli_option *o, const void *field);
+
 /* "fattn check: <sentence>" on standard error; returns the code it is given. */
 int cli_fail(int code, const char *format, ...) FATTN_PRINTF(2, 3);
 /* The same for a library call that returned s: what, the context's sentence, the status' name. */

@@ -156,6 +156,9 @@ fattn_status fattni_take_struct(fattn_ctx *ctx, const char *name, const void *sr
     if (size < 2 * sizeof size)
         return fattn_ctx_fail(ctx, FATTN_E_ABI, "%s: struct_size is %u: set it to sizeof(%s)", name,
                               size, name);
+    if (size < dst_size && size % sizeof(void *)) /* would cut a pointer or a 64-bit field in two */
+        return fattn_ctx_fail(ctx, FATTN_E_ABI, "%s: struct_size %u is the size of no version", name,
+                              size);
     const size_t known = size < dst_size ? size : dst_size;
     for (size_t i = known; i < size; ++i) {
         if (((const unsigned char *)src)[i])

@@ -56,8 +56,9 @@ fattn_allocator fattni_default_allocator(void);
 fattn_status fattni_host_alloc(fattn_ctx *ctx, size_t bytes, void **out);
 void fattni_host_free(fattn_ctx *ctx, void *p, size_t bytes);
 
-/* Copies an options struct as its caller knew it into dst, the rest zero. A struct_size of 0, or
-   larger than known with non-zero surplus, is FATTN_E_ABI. `name` is for the sentence. */
+/* Copies an options struct as its caller knew it into dst, the rest zero. A struct_size of 0, one
+   that ends inside of a field, or one larger than known with non-zero surplus, is FATTN_E_ABI.
+   `name` is for the sentence. */
 fattn_status fattni_take_struct(fattn_ctx *ctx, const char *name, const void *src, void *dst,
                                 size_t dst_size);
 

@@ -15,7 +15,8 @@ enum { FIXTURE_PATH = 64 };
 void fixture_temporary(char path[FIXTURE_PATH]);
 
 /* Reads all that a file of attention cases can hold. FATTN_OK, or the first failure; either way
-   everything is closed and freed. The digest is of every value that was read. */
+   everything is closed and freed. The digest is of every value that was read. FATTN_E_STATE: a
+   failed open has left a fixture. */
 fattn_status fixture_read_all(fattn_ctx *ctx, const char *path, uint64_t *digest);
 
 /* Bytes of a whole file, to be freed; and back. */
@@ -27,6 +28,6 @@ enum { FIXTURE_SEAL = 512 };
 void fixture_reseal(unsigned char *bytes, size_t size);
 
 /* Writes a small file of one attention case, "a", with every dataset and attribute. */
-void fixture_write_sample(fattn_ctx *ctx, const char *path);
+fattn_status fixture_write_sample(fattn_ctx *ctx, const char *path);
 
 #endif

@@ -108,6 +108,10 @@ Test(problem, the_valid_calls_are_valid) {
 Test(problem, structs) {
     REFUSED(FATTN_E_ABI, "fattn_attention_params: struct_size is 0", c.p.struct_size = 0);
     REFUSED(FATTN_E_ABI, "fattn_attention_io: struct_size is 0", c.io.struct_size = 0);
+    REFUSED(FATTN_E_ABI, "fattn_attention_params: struct_size 20 is the size of no version",
+            c.p.struct_size = 20);
+    REFUSED(FATTN_E_ABI, "fattn_attention_io: struct_size 12 is the size of no version",
+            c.io.struct_size = 12); /* half of a pointer */
     REFUSED(FATTN_E_ARG, "io: a reserved field", c.io.reserved = 1);
     REFUSED(FATTN_E_ARG, "params: a reserved field", c.p.reserved = 1);
     REFUSED(FATTN_E_ARG, "params: a reserved field", c.p.rng.reserved = 1);
