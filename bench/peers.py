@@ -1,14 +1,17 @@
 """libfattn beside PyTorch's attention backends: same tensors, calls interleaved, medians, ratios.
 
-    python3 bench/peers.py --library build/lib/libfattn.so --device cuda [--quick] [--check]
+    python3 bench/peers.py --library build/release/lib/libfattn.so [--device cpu] [--quick] [--check]
 
-Rows are those of the usual FlashAttention benchmark: 16384 tokens, hidden size 2048, N = 512..16384,
-head_dim 64, 128, 256, full and causal. TFLOP/s count 4 B H N^2 d forward (half when causal), 2.5 times
-that backward. Needs PyTorch; nothing here is used by the library or its tests."""
+On CUDA, rows are those of the usual FlashAttention benchmark: 16384 tokens, hidden size 2048, N =
+512..16384, head_dim 64, 128, 256, full and causal. On the CPU (--device cpu, --threads), one sequence: 8
+heads up to N = 1024, 2 heads of 4096, in GFLOP/s and in shares of OpenBLAS's 2048^3 float32 matrix product on
+the same threads. FLOP count 4 B H N^2 d forward (half when causal), 2.5 times that backward. Needs PyTorch;
+nothing here is used by the library or its tests."""
 import argparse
 import ctypes as C
 import statistics
 import sys
+import time
 
 import torch
 import torch.nn.functional as F
@@ -205,7 +208,7 @@ def bench(library, device, a):
                 t, call = make(B, H, N, d, torch.bfloat16, device, causal, library)
                 flops = 4 * B * H * N * N * d / (2 if causal else 1)
                 rows = {"ours": (call.fwd, call.bwd)}
-                for name in a.peers:
+                for name in a.peers or backends:
                     leaf = {n: t[n].clone().requires_grad_() for n in "qkv"}
 
                     def forward(leaf=leaf, name=name):
@@ -236,21 +239,128 @@ def bench(library, device, a):
               f"{statistics.geometric_mean(r):.3f}  worst {min(r):.3f}")
 
 
+# ---- the CPU ----
+
+CPU_ROWS = [(8, 128), (8, 256), (8, 512), (8, 1024), (2, 4096)]  # heads, N
+CPU_GOALS = {512: (0.65, 0.65), 1024: (0.78, 0.76), 4096: (0.80, 0.80)}  # shares, causal, float32
+
+
+def seconds(call, least=0.05):
+    """Per call: the best of three runs of at least that long, after one to warm up."""
+    call()
+    begin = time.perf_counter()
+    call()
+    count = max(1, int(least / (time.perf_counter() - begin)))
+    best = float("inf")
+    for _ in range(3):
+        begin = time.perf_counter()
+        for _ in range(count):
+            call()
+        best = min(best, (time.perf_counter() - begin) / count)
+    return best
+
+
+class Sgemm:
+    """OpenBLAS's float32 matrix product, the one that libfattn has loaded."""
+
+    def __init__(self, threads, n=2048):
+        self.blas, self.n = C.CDLL("libopenblas.so.0"), n
+        self.blas.openblas_set_num_threads(threads)
+        self.a, self.b, self.c = (torch.randn(n, n) for _ in range(3))
+
+    def __call__(self):
+        row_major, plain, n, one, zero = 101, 111, self.n, C.c_float(1), C.c_float(0)
+        x, y, z = (C.c_void_p(t.data_ptr()) for t in (self.a, self.b, self.c))
+        self.blas.cblas_sgemm(row_major, plain, plain, n, n, n, one, x, n, y, n, zero, z, n)
+
+    def gflops(self):
+        return 2e-9 * self.n ** 3 / seconds(self, 0.2)
+
+
+def torch_calls(t, causal, backend):
+    """Forward and backward of one of PyTorch's backends on the tensors t."""
+    leaf = {n: t[n].clone().requires_grad_() for n in "qkv"}
+
+    def forward():
+        with sdpa_kernel(backend):
+            return F.scaled_dot_product_attention(leaf["q"], leaf["k"], leaf["v"], is_causal=causal)
+    out = forward()
+    return forward, lambda: torch.autograd.grad(out, list(leaf.values()), t["d_o"], retain_graph=True)
+
+
+def bench_cpu(library, a):
+    backends = {"flash": SDPBackend.FLASH_ATTENTION, "math": SDPBackend.MATH}
+    peers = [n for n in a.peers or backends if n in backends]
+    sgemm = Sgemm(a.threads)
+    rate = max(sgemm.gflops() for _ in range(5))
+    print(f"{a.threads} threads, OpenBLAS sgemm 2048^3 {rate:.0f} GFLOP/s; "
+          f"PyTorch {torch.__version__}: {torch.get_num_threads()} threads")
+    print("GFLOP/s forward | backward; ours in shares of sgemm; peers: ours over theirs; 16 bits: "
+          "over our float32")
+    ratios, ours = {}, {}
+    for dtype in [getattr(torch, n) for n in a.dtypes]:
+        for d in [n for n in a.dims if n <= 128]:
+            for causal in (False, True):
+                for H, N in CPU_ROWS[3:] if a.quick else CPU_ROWS:
+                    t, call = make(1, H, N, d, dtype, "cpu", causal, library)
+                    flops = 4 * H * N * N * d / (2 if causal else 1)
+                    rows = {"ours": (call.fwd, call.bwd)}
+                    rows.update({n: torch_calls(t, causal, backends[n]) for n in peers})
+                    best = {n: [float("inf")] * 2 for n in rows}
+                    for _ in range(a.repeat):
+                        for n, calls in rows.items():
+                            for k in (0, 1):
+                                time.sleep(0.01)  # until the other library's threads stop spinning
+                                best[n][k] = min(best[n][k], seconds(calls[k]))
+                    rate = max(rate, sgemm.gflops())
+                    key, name = (d, causal, H, N), str(dtype)[6:]
+                    line = f"{name:8} d{d:<4}{'causal' if causal else 'full':7}H{H} N{N:<6}"
+                    for k, factor in ((0, 1.0), (1, 2.5)):
+                        speed = {n: flops * factor / best[n][k] * 1e-9 for n in rows}
+                        ours[name, key, k] = speed["ours"]
+                        line += f" ours {speed['ours']:6.0f} ({speed['ours'] / rate:.2f})"
+                        if ("float32", key, k) in ours and dtype != torch.float32:
+                            r = speed["ours"] / ours["float32", key, k]
+                            ratios.setdefault((name, "our float32", k), []).append(r)
+                            line += f" 16/32 {r:.2f}"
+                        for n in peers:
+                            r = speed["ours"] / speed[n]
+                            ratios.setdefault((name, n, k), []).append(r)
+                            line += f" {n} {speed[n]:6.0f} ({r:.2f})"
+                        line += "  |" if k == 0 else ""
+                    print(line, flush=True)
+    passes = ("forward", "backward")
+    for (dtype, n, k), r in sorted(ratios.items()):
+        print(f"{dtype}: geometric mean, ours over {n}, {passes[k]}: {statistics.geometric_mean(r):.3f}  "
+              f"worst {min(r):.3f}")
+    for (dtype, (d, causal, H, N), k), speed in ours.items():
+        if dtype == "float32" and causal and N in CPU_GOALS:
+            share, goal = speed / rate, CPU_GOALS[N][k]
+            print(f"goal: d{d} causal N{N} {passes[k]}: {share:.2f} of sgemm, wanted {goal:.2f}"
+                  f"{'' if share >= goal else '  BELOW'}")
+
+
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     p.add_argument("--library", default="build/release/lib/libfattn.so")
+    p.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
+    p.add_argument("--threads", type=int, default=torch.get_num_threads(), help="of the CPU")
+    p.add_argument("--repeat", type=int, default=3, help="rounds over the backends, on the CPU")
     p.add_argument("--arch-cap", type=int, default=0)
     p.add_argument("--dims", type=int, nargs="*", default=[64, 128, 256])
-    p.add_argument("--dtypes", nargs="*", default=["bfloat16", "float16"], help="of the check")
+    p.add_argument("--dtypes", nargs="*", help="of the check, and of the CPU's rows")
     p.add_argument("--quick", action="store_true", help="fewer rows")
     p.add_argument("--check", action="store_true", help="errors only, no timing")
-    p.add_argument("--peers", nargs="*", default=["fa2", "cudnn"])
+    p.add_argument("--peers", nargs="*", help="of fa2, cudnn; of flash, math on the CPU")
     a = p.parse_args()
     torch.manual_seed(0)
-    library = Library(a.library, CUDA, arch_cap=a.arch_cap)
-    failed = check(library, "cuda", [getattr(torch, t) for t in a.dtypes])
+    cpu = a.device == "cpu"
+    a.dtypes = a.dtypes or (["float32"] if cpu else []) + ["bfloat16", "float16"]
+    torch.set_num_threads(a.threads)
+    library = Library(a.library, CPU if cpu else CUDA, threads=a.threads, arch_cap=a.arch_cap)
+    failed = check(library, a.device, [getattr(torch, t) for t in a.dtypes])
     if not a.check:
-        bench(library, "cuda", a)
+        bench_cpu(library, a) if cpu else bench(library, "cuda", a)
     return 1 if failed else 0
 
 
