@@ -41,7 +41,8 @@ FATTN_API fattn_var fattn_input(fattn_tape *t, const fattn_tensor *x); /* no gra
 FATTN_API fattn_var fattn_use(fattn_tape *t, fattn_param *p); /* gradient is added into p->grad */
 
 /* After a failure every op returns {0} and does nothing: check once, at backward. [..] = any
-   leading dimensions. Floating dtypes agree unless said otherwise. */
+   leading dimensions. Floating dtypes agree unless said otherwise. An id or a target out of range is
+   ARG on the CPU; a GPU, which cannot tell without waiting, makes its row or the loss NaN. */
 FATTN_API fattn_var fattn_op_linear(fattn_tape *t, fattn_var x, fattn_var w,
                                     fattn_var bias); /* x [..,K] w [N,K] bias [N] or {0}: x w^T + b */
 FATTN_API fattn_var fattn_op_matmul(fattn_tape *t, fattn_var a, fattn_var b, int trans_a,

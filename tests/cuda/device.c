@@ -76,6 +76,7 @@ static fattn_status run_captured(const attention *a, enum fattni_pass pass,
     cudaStream_t stream;
     cudaGraph_t graph;
     cudaGraphExec_t executable;
+    must(cudaDeviceSynchronize(), "poison"); /* the new stream does not wait for the default one */
     must(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreate");
     cr_assert_eq(fattn_ctx_set_stream(device, stream), FATTN_OK);
     must(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), "cudaStreamBeginCapture");
