@@ -6,6 +6,7 @@
 #include <string.h>
 
 enum { MAX_HEAD_DIM = 256 };
+static const int64_t MAX_ROWS = (int64_t)1 << 48; /* of all heads: their bytes stay below 2^63 */
 static const uint32_t known_flags = FATTN_CAUSAL | FATTN_CAUSAL_TOP_LEFT | FATTN_WINDOW |
                                     FATTN_DETERMINISTIC | FATTN_TF32 | FATTN_MERGE | FATTN_ACC_DQ |
                                     FATTN_ACC_DK | FATTN_ACC_DV | FATTN_ACC_DBIAS | FATTN_ACC_DSINK;
@@ -178,9 +179,10 @@ static fattn_status take_sizes(fattn_ctx *ctx, const fattn_attention_params *par
                                   "[Nseq+1]",
                                   fattni_shape_text(io->q, a, sizeof a),
                                   fattni_shape_text(io->cu_seqlens_q, b, sizeof b));
-        if (params->max_seqlen_q < 0 || params->max_seqlen_k < 0)
+        if (params->max_seqlen_q < 0 || params->max_seqlen_q > INT32_MAX ||
+            params->max_seqlen_k < 0 || params->max_seqlen_k > INT32_MAX)
             return fattn_ctx_fail(ctx, FATTN_E_ARG,
-                                  "max_seqlen_q %lld, max_seqlen_k %lld: negative",
+                                  "max_seqlen_q %lld, max_seqlen_k %lld: not in 0..2^31-1",
                                   (long long)params->max_seqlen_q, (long long)params->max_seqlen_k);
         p->B = io->cu_seqlens_q->shape[0] - 1;
         p->max_q = params->max_seqlen_q, p->max_k = params->max_seqlen_k;
@@ -191,6 +193,13 @@ static fattn_status take_sizes(fattn_ctx *ctx, const fattn_attention_params *par
         return fattn_ctx_fail(ctx, FATTN_E_SHAPE,
                               "sequence: Sq=%lld, Sk=%lld with positions do not fit in 31 bits",
                               (long long)p->Sq, (long long)p->Sk);
+    int64_t rows; /* of all heads; tensors that are empty or broadcast may claim any number */
+    const int64_t longest = fattni_max(fattni_max(p->max_q, p->max_k), 1);
+    if (__builtin_mul_overflow(p->B, p->Hq, &rows) ||
+        __builtin_mul_overflow(rows, longest, &rows) || rows > MAX_ROWS)
+        return fattn_ctx_fail(ctx, FATTN_E_SHAPE,
+                              "B=%lld Hq=%lld and sequences of %lld: more than 2^48 rows",
+                              (long long)p->B, (long long)p->Hq, (long long)longest);
     if (p->scale == 0) p->scale = 1 / sqrt((double)p->D);
     if (p->rng_heads == 0) p->rng_heads = p->Hq;
     if (p->drop_T && p->rng_head0 + p->Hq > p->rng_heads)

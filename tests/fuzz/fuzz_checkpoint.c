@@ -14,14 +14,12 @@ static struct sample {
     train_options options;
     fattn_ctx *ctx;
     task *task;
-    char folder[PATH_MAX], name[PATH_MAX];
 } sample;
 
 static void free_sample(void) {
     free(sample.bytes);
     sample.task->close(sample.task);
     fattn_ctx_destroy(sample.ctx);
-    rmdir(sample.folder);
 }
 
 static void create(trainer *r) {
@@ -50,16 +48,14 @@ static void make_sample(void) {
     const bool ran = trainer_step(&r) == FATTN_OK && trainer_step(&r) == FATTN_OK &&
                      trainer_evaluate(&r, 2, &e) == FATTN_OK && trainer_note(&r, &e) == FATTN_OK;
     FUZZ_CHECK(ran, "%s", fattn_ctx_error(sample.ctx));
-    strcpy(sample.folder, "/tmp/fattn_fuzz_XXXXXX");
-    FUZZ_CHECK(mkdtemp(sample.folder), "no folder");
-    FUZZ_CHECK(checkpoint_save(sample.folder, train_table, o, train_not_stored, &r), "no file");
+    FUZZ_CHECK(checkpoint_save(fuzz_folder(), train_table, o, train_not_stored, &r), "no file");
     trainer_destroy(&r);
-    snprintf(sample.name, sizeof sample.name, "%.32s/step-000000002.h5", sample.folder);
-    unsigned char *const image = durable_read(sample.name, &sample.size);
-    FUZZ_CHECK(image, "no checkpoint");
-    sample.bytes = image; /* durable_read keeps the seal behind it */
-    sample.size += DURABLE_SEAL;
-    unlink(sample.name);
+    char name[PATH_MAX];
+    snprintf(name, sizeof name, "%s/step-000000002.h5", fuzz_folder());
+    sample.bytes = durable_read(name, &sample.size);
+    FUZZ_CHECK(sample.bytes, "no checkpoint");
+    sample.size += DURABLE_SEAL; /* durable_read leaves the seal behind the rest */
+    unlink(name);
     atexit(free_sample);
 }
 
@@ -104,11 +100,7 @@ static void replace(fuzz_input *in) {
     H5Fclose(file);
     size_t size;
     unsigned char *const bytes = fuzz_file_read(DURABLE_SEAL, &size);
-    char folder[PATH_MAX];
-    snprintf(folder, sizeof folder, "%s", fuzz_file());
-    char *const slash = strrchr(folder, '/');
-    *slash = 0;
-    FUZZ_CHECK(durable_write(folder, slash + 1, bytes, size + DURABLE_SEAL), "cannot write");
+    FUZZ_CHECK(durable_write(fuzz_folder(), FUZZ_FILE, bytes, size + DURABLE_SEAL), "cannot write");
     free(bytes);
 }
 

@@ -14,17 +14,25 @@ const char *__lsan_default_suppressions(void) { return "leak:libhdf5"; }
 
 /* --- the file --------------------------------------------------------------------------------- */
 
-static char temporary[64];
-static void remove_file(void) { unlink(temporary); }
+static char folder[48], temporary[64];
+
+static void remove_all(void) {
+    unlink(temporary);
+    rmdir(folder);
+}
+
+const char *fuzz_folder(void) {
+    if (folder[0]) return folder;
+    strcpy(folder, access("/dev/shm", W_OK) == 0 ? "/dev/shm/fattn_fuzz_XXXXXX"
+                                                 : "/tmp/fattn_fuzz_XXXXXX");
+    FUZZ_CHECK(mkdtemp(folder), "no temporary folder");
+    snprintf(temporary, sizeof temporary, "%s/%s", folder, FUZZ_FILE);
+    atexit(remove_all);
+    return folder;
+}
 
 const char *fuzz_file(void) {
-    if (temporary[0]) return temporary;
-    strcpy(temporary, access("/dev/shm", W_OK) == 0 ? "/dev/shm/fattn_fuzz_XXXXXX"
-                                               : "/tmp/fattn_fuzz_XXXXXX");
-    const int file = mkstemp(temporary);
-    FUZZ_CHECK(file >= 0, "no temporary file");
-    close(file);
-    atexit(remove_file);
+    fuzz_folder();
     return temporary;
 }
 

@@ -6,7 +6,9 @@
 
 #include <hdf5.h>
 
-/* The path of one temporary file, removed at exit. */
+/* A temporary folder with one file in it, both removed at exit. */
+#define FUZZ_FILE "file.h5"
+const char *fuzz_folder(void);
 const char *fuzz_file(void);
 void fuzz_file_write(const unsigned char *bytes, size_t size);
 /* With room for `surplus` bytes more; to be freed. */

@@ -341,6 +341,10 @@ Test(problem, lengths) {
         pack(&c);
         c.p.max_seqlen_k = -2;
     });
+    REFUSED(FATTN_E_ARG, "max_seqlen_q 2147483648, max_seqlen_k 4: not in 0..2^31-1", {
+        pack(&c);
+        c.p.max_seqlen_q = (int64_t)1 << 31;
+    });
     int32_t bad[4] = {0, 2, 2, 6};
     REFUSED(FATTN_E_ARG, "cu_seqlens_q runs from 0 to 6, the buffer has 5 rows", {
         pack(&c);
@@ -372,6 +376,19 @@ Test(problem, lengths) {
         pad(&c);
         c.seqlens_k.data = large;
     });
+}
+
+/* No element exists, so no tensor is too large by itself. */
+Test(problem, more_heads_than_can_be_counted) {
+    for (int batch = 40; batch <= 61; batch += 21)
+        REFUSED(FATTN_E_SHAPE, "more than 2^48 rows", {
+            fattn_tensor *const all[] = {&c.q, &c.k, &c.v};
+            for (int n = 0; n < 3; ++n) {
+                all[n]->shape[0] = (int64_t)1 << batch;
+                all[n]->shape[1] = (int64_t)1 << 20;
+                all[n]->shape[2] = 0;
+            }
+        });
 }
 
 /* max_seqlen is a bound; one that is larger than the whole buffer still shapes the bias. */
