@@ -1,9 +1,10 @@
 /* fattn memory: peak memory of a training step, N x N stored against flash, predicted and measured.
 
    Every size runs in a forked child, so that one row's high-water mark says nothing about another's
-   and a row that the system ends for memory takes nothing with it. This process itself must run
-   no parallel region: OpenMP does not survive a fork. */
+   and a row that the system ends for memory takes nothing with it. This process itself must neither run
+   a parallel region nor open a GPU: OpenMP and CUDA do not survive a fork. */
 #include "cli.h"
+#include "device.h"
 #include "json.h"
 #include "layer.h"
 #include "measure.h"
@@ -24,7 +25,7 @@
 struct options {
     cli_list rows;
     int64_t head_dim, heads, batch, layers, vocab, threads, limit;
-    int dtype, mask;
+    int dtype, mask, device;
     const char *plot, *json;
 };
 
@@ -44,16 +45,20 @@ static const cli_option table[] = {
     {"layers", CLI_INT, FIELD(layers), "L", 0, 96, NULL,
      "layers of the whole model; 0: leave it out"},
     {"vocab", CLI_INT, FIELD(vocab), "V", 2, 1e6, NULL, "symbols of the whole model"},
-    {"dtype", CLI_CHOICE, FIELD(dtype), "T", 0, 0, "f32|f64", "type of the attention layer"},
+    {"dtype", CLI_CHOICE, FIELD(dtype), "T", 0, 0, "f32|f64|bf16|f16",
+     "of the attention layer; with bf16 of the model, too"},
     {"mask", CLI_CHOICE, FIELD(mask), "M", 0, 0, "causal|full", "which keys a row sees"},
+    {"device", CLI_CHOICE, FIELD(device), "D", 0, 0, "cpu|cuda", "where to compute"},
     {"limit", CLI_INT, FIELD(limit), "MIB", 0, 1e9, NULL,
-     "start no row predicted to need more MiB; 0: what is available"},
+     "start no row predicted to need more MiB; 0: what is available (a GPU says so itself)"},
     {"threads", CLI_INT, FIELD(threads), "T", 0, 1024, NULL, "CPU threads; 0: OpenMP's choice"},
     {"plot", CLI_TEXT, FIELD(plot), "FILE", 0, 0, NULL, "write a log-log picture, SVG"},
     {"json", CLI_TEXT, FIELD(json), "FILE", 0, 0, NULL, "write one JSON object per row"},
     {0}};
 
 typedef enum kind { ONE_LAYER, WHOLE_MODEL } kind;
+static const fattn_dtype dtypes[] = {FATTN_F32, FATTN_F64, FATTN_BF16, FATTN_F16};
+static const char *const dtype_names[] = {"f32", "f64", "bf16", "f16"};
 enum { STORED, FLASH, WAYS };
 static const fattn_algorithm algorithm_of[WAYS] = {FATTN_ALGO_STANDARD, FATTN_ALGO_AUTO};
 static const char *const name_of[WAYS] = {"standard", "flash"};
@@ -62,7 +67,8 @@ typedef enum state { MEASURED, NO_FIT, KILLED, FAILED } state;
 typedef struct reading {
     state state;
     double predicted;        /* bytes by the library's query; of a whole model: at least */
-    double counted, process; /* measured: by the allocator, by the system */
+    double counted, process; /* measured: by the allocator, by the system (NAN on a GPU) */
+    double matrix_to_statistics; /* N x N storage : L */
     char text[512];          /* FAILED: why */
 } reading;
 
@@ -84,8 +90,7 @@ static void touching_free(void *user, void *p, size_t bytes, fattn_stream stream
 
 static fattn_status layer_step(fattn_ctx *ctx, const struct options *o, int64_t n,
                                fattn_algorithm algorithm) {
-    const layer_shape shape = {
-        o->dtype == 0 ? FATTN_F32 : FATTN_F64, o->batch, o->heads, o->heads, n, n, o->head_dim};
+    const layer_shape shape = {dtypes[o->dtype], o->batch, o->heads, o->heads, n, n, o->head_dim};
     layer l;
     fattn_status s = layer_plan(&l, ctx, &shape, algorithm, o->mask == 0 ? FATTN_CAUSAL : 0);
     if (s == FATTN_OK) s = layer_start(&l);
@@ -93,6 +98,10 @@ static fattn_status layer_step(fattn_ctx *ctx, const struct options *o, int64_t 
     if (s == FATTN_OK) s = layer_backward(&l);
     layer_free(&l);
     return s;
+}
+
+static fattn_dtype model_dtype(const struct options *o) {
+    return dtypes[o->dtype] == FATTN_BF16 ? FATTN_BF16 : FATTN_F32;
 }
 
 /* Forward, backward and AdamW of a small language model on arbitrary symbols. */
@@ -106,12 +115,14 @@ static fattn_status model_step(fattn_ctx *ctx, const struct options *o, int64_t 
                                  .kv_heads = (int)o->heads,
                                  .mlp_ratio = 4,
                                  .algorithm = algorithm,
+                                 .dtype = model_dtype(o),
                                  .seed = 1};
     model *m = NULL;
     fattn_tape *tape = NULL;
     fattn_adamw *optimiser = NULL;
     fattn_tensor ids = {0};
-    fattn_status s = model_create(ctx, &config, &m);
+    int32_t *const symbols = malloc((size_t)(o->batch * n) * sizeof *symbols);
+    fattn_status s = symbols ? model_create(ctx, &config, &m) : FATTN_E_NOMEM;
     if (s != FATTN_OK) goto done;
     int count;
     fattn_param *const *params = model_params(m, &count);
@@ -119,11 +130,12 @@ static fattn_status model_step(fattn_ctx *ctx, const struct options *o, int64_t 
     if ((s = fattn_tape_create(ctx, &tape)) != FATTN_OK) goto done;
     const int64_t shape[2] = {o->batch, n};
     if ((s = fattn_tensor_alloc(ctx, FATTN_I32, 2, shape, &ids)) != FATTN_OK) goto done;
-    for (int64_t i = 0; i < o->batch * n; ++i)
-        ((int32_t *)ids.data)[i] = (int32_t)(i * i % o->vocab);
+    for (int64_t i = 0; i < o->batch * n; ++i) symbols[i] = (int32_t)(i * i % o->vocab);
+    if ((s = device_write_i32(ctx, &ids, symbols)) != FATTN_OK) goto done;
     s = fattn_tape_backward(tape, model_loss(m, tape, &ids, &ids, 0));
     if (s == FATTN_OK) s = fattn_adamw_step(optimiser);
 done:
+    free(symbols);
     fattn_tensor_free(ctx, &ids);
     fattn_adamw_destroy(optimiser);
     fattn_tape_destroy(tape);
@@ -136,57 +148,66 @@ static fattn_status step(kind what, fattn_ctx *ctx, const struct options *o, int
     return what == ONE_LAYER ? layer_step(ctx, o, n, algorithm) : model_step(ctx, o, n, algorithm);
 }
 
-/* A tiny step first: threads, code pages and OpenBLAS's buffers are not the algorithm's. */
-static void measure(kind what, const struct options *o, int64_t n, int way, reading *r) {
+/* A context that counts what really is there: on the CPU every page is touched. */
+static fattn_status open_context(const struct options *o, reading *r, fattn_ctx **ctx) {
+    if (o->device == ON_CUDA)
+        return device_create(ON_CUDA, 0, 0, r->text, ctx);
     const fattn_ctx_options options = {
         .struct_size = sizeof options,
         .cpu_threads = (int)o->threads,
         .allocator = {.alloc = touching_alloc, .free = touching_free}};
-    fattn_ctx *ctx;
-    fattn_status s = fattn_ctx_create(&options, &ctx);
-    if (s == FATTN_OK) s = step(what, ctx, o, n < 64 ? n : 64, algorithm_of[way]);
-    if (s == FATTN_OK) {
-        const double before = memory_resident();
-        fattn_ctx_mem_reset_peak(ctx);
-        s = step(what, ctx, o, n, algorithm_of[way]);
-        r->counted = (double)fattn_ctx_mem(ctx).peak;
-        r->process = memory_high_water() - before;
-    }
-    r->state = s == FATTN_OK ? MEASURED : s == FATTN_E_NOMEM ? KILLED : FAILED;
-    const char *sentence = fattn_ctx_error(ctx);
-    snprintf(r->text, sizeof r->text, "%s", *sentence ? sentence : fattn_status_text(s));
-    fattn_ctx_destroy(ctx);
+    return fattn_ctx_create(&options, ctx);
 }
 
-/* ---- in this process ---- */
-
 /* What the library says before anything is allocated. */
-static fattn_status predict(kind what, const struct options *o, int64_t n, int way,
-                            fattn_attention_plan *plan, double *bytes) {
-    const layer_shape shape = {what == WHOLE_MODEL || o->dtype == 0 ? FATTN_F32 : FATTN_F64,
+static fattn_status predict(kind what, fattn_ctx *ctx, const struct options *o, int64_t n, int way,
+                            reading *r) {
+    const layer_shape shape = {what == WHOLE_MODEL ? model_dtype(o) : dtypes[o->dtype],
                                o->batch,
                                o->heads,
                                o->heads,
                                n,
                                n,
                                o->head_dim};
-    fattn_ctx *ctx;
-    const fattn_ctx_options options = {.struct_size = sizeof options,
-                                       .cpu_threads = (int)o->threads};
-    fattn_status s = fattn_ctx_create(&options, &ctx);
-    if (s != FATTN_OK) return s;
     layer l;
-    s = layer_plan(&l, ctx, &shape, algorithm_of[way], o->mask == 0 ? FATTN_CAUSAL : 0);
-    if (s == FATTN_OK) {
-        *plan = l.plan;
-        *bytes = (double)l.predicted_peak;
-        if (what == WHOLE_MODEL) *bytes += (double)l.plan.saved_bytes * (double)(o->layers - 1);
-    } else {
-        cli_status(ctx, s, "query");
-    }
-    fattn_ctx_destroy(ctx);
-    return s;
+    const fattn_status s =
+        layer_plan(&l, ctx, &shape, algorithm_of[way], o->mask == 0 ? FATTN_CAUSAL : 0);
+    if (s != FATTN_OK) return s;
+    r->matrix_to_statistics = (double)l.plan.materialized_bytes / (double)l.plan.lse_bytes;
+    r->predicted = (double)l.predicted_peak;
+    if (what == WHOLE_MODEL) r->predicted += (double)l.plan.saved_bytes * (double)(o->layers - 1);
+    return FATTN_OK;
 }
+
+/* A tiny step first: threads, code pages and a BLAS's buffers are not the algorithm's. */
+static void measure(kind what, const struct options *o, int64_t n, int way, reading *r) {
+    fattn_ctx *ctx = NULL;
+    fattn_status s = open_context(o, r, &ctx);
+    if (s == FATTN_OK) s = predict(what, ctx, o, n, way, r);
+    const double most = o->limit                ? 1048576.0 * (double)o->limit
+                        : o->device == ON_CUDA ? INFINITY
+                                               : 0.9 * memory_available();
+    if (s == FATTN_OK && r->predicted > most) {
+        r->state = NO_FIT;
+        fattn_ctx_destroy(ctx);
+        return;
+    }
+    if (s == FATTN_OK) s = step(what, ctx, o, n < 64 ? n : 64, algorithm_of[way]);
+    if (s == FATTN_OK) {
+        const double before = memory_resident();
+        fattn_ctx_mem_reset_peak(ctx);
+        s = step(what, ctx, o, n, algorithm_of[way]);
+        if (s == FATTN_OK) s = fattn_ctx_sync(ctx);
+        r->counted = (double)fattn_ctx_mem(ctx).peak;
+        r->process = o->device == ON_CUDA ? NAN : memory_high_water() - before;
+    }
+    r->state = s == FATTN_OK ? MEASURED : s == FATTN_E_NOMEM ? KILLED : FAILED;
+    const char *sentence = fattn_ctx_error(ctx);
+    if (ctx) snprintf(r->text, sizeof r->text, "%s", *sentence ? sentence : fattn_status_text(s));
+    fattn_ctx_destroy(ctx);
+}
+
+/* ---- in this process ---- */
 
 static void end_first(void) {
     FILE *f = fopen("/proc/self/oom_score_adj", "w");
@@ -196,11 +217,6 @@ static void end_first(void) {
 }
 
 static void measure_in_child(kind what, const struct options *o, int64_t n, int way, reading *r) {
-    const double limit = o->limit ? 1048576.0 * (double)o->limit : 0.9 * memory_available();
-    if (r->predicted > limit) {
-        r->state = NO_FIT;
-        return;
-    }
     r->state = FAILED;
     snprintf(r->text, sizeof r->text, "could not start a process");
     fflush(NULL);
@@ -233,13 +249,13 @@ static void measure_in_child(kind what, const struct options *o, int64_t n, int 
 
 typedef struct row {
     reading way[WAYS];
-    double matrix_to_statistics; /* N x N storage : L */
 } row;
 
 static const char *measured_text(const reading *r, double bytes, char *buffer) {
     static const char *const other[] = {
         [NO_FIT] = "no fit", [KILLED] = "no memory", [FAILED] = "failed"};
-    return r->state == MEASURED ? text_of_bytes(bytes, buffer) : other[r->state];
+    if (r->state != MEASURED) return other[r->state];
+    return isnan(bytes) ? "-" : text_of_bytes(bytes, buffer);
 }
 
 /* How many times more the stored way needs, as far as that is known. */
@@ -264,7 +280,7 @@ static void print_row(kind what, int64_t n, const row *r) {
     }
     ratio_text(r, ratio, sizeof ratio);
     printf(" %9s", ratio);
-    if (what == ONE_LAYER) printf(" %10.0fx", r->matrix_to_statistics);
+    if (what == ONE_LAYER) printf(" %10.0fx", r->way[FLASH].matrix_to_statistics);
     putchar('\n');
     fflush(stdout);
 }
@@ -281,7 +297,7 @@ static void log_row(json *j, kind what, int64_t n, const row *r) {
         json_real(j, what == ONE_LAYER ? "predicted_bytes" : "predicted_at_least_bytes",
                   v->predicted);
         json_real(j, "counted_bytes", v->state == MEASURED ? v->counted : NAN);
-        json_real(j, "process_bytes", v->state == MEASURED ? v->process : NAN);
+        json_real(j, "process_bytes", v->state == MEASURED ? v->process : NAN); /* null on a GPU */
         json_end(j);
     }
 }
@@ -301,9 +317,6 @@ static int run_table(kind what, const struct options *o, row *rows, json *j) {
         const int64_t n = o->rows.at[i];
         for (int w = 0; w < WAYS; ++w) {
             reading *r = &rows[i].way[w];
-            fattn_attention_plan plan;
-            if (predict(what, o, n, w, &plan, &r->predicted) != FATTN_OK) return CLI_FAILURE;
-            rows[i].matrix_to_statistics = (double)plan.materialized_bytes / (double)plan.lse_bytes;
             measure_in_child(what, o, n, w, r);
             if (r->state == FAILED)
                 return cli_fail(CLI_FAILURE, "N %lld, %s: %s", (long long)n, name_of[w], r->text);
@@ -341,7 +354,7 @@ static bool draw(const struct options *o, row rows[2][CLI_LIST_MAX]) {
         subtitle, sizeof subtitle,
         "Points measured, dashes predicted: one attention layer%s; B %lld, H %lld, d %lld, %s, %s",
         more, (long long)o->batch, (long long)o->heads, (long long)o->head_dim,
-        o->dtype == 0 ? "f32" : "f64", o->mask == 0 ? "causal" : "full");
+        dtype_names[o->dtype], o->mask == 0 ? "causal" : "full");
     const plot p = {.title = "Peak memory of a training step",
                     .subtitle = subtitle,
                     .x = {"sequence length N", PLOT_LOG2, PLOT_NUMBER, 0, 0},
@@ -366,13 +379,14 @@ static int run(const void *options, int n_operands, char *const *operands) {
     printf(
         "\none attention layer, %s, forward and backward; N x N : L is the ratio of what attention\n"
         "alone keeps for backward\n\n",
-        o->dtype == 0 ? "f32" : "f64");
+        dtype_names[o->dtype]);
     int code = run_table(ONE_LAYER, o, rows[ONE_LAYER], &j);
     if (code == CLI_OK && o->layers > 0) {
         printf(
-            "\nwhole model, f32: %lld layers, %lld channels, %lld symbols; parameters, gradients, "
+            "\nwhole model, %s: %lld layers, %lld channels, %lld symbols; parameters, gradients, "
             "AdamW,\nactivations\n\n",
-            (long long)o->layers, (long long)(o->heads * o->head_dim), (long long)o->vocab);
+            fattn_dtype_name(model_dtype(o)), (long long)o->layers,
+            (long long)(o->heads * o->head_dim), (long long)o->vocab);
         code = run_table(WHOLE_MODEL, o, rows[WHOLE_MODEL], &j);
     }
     if (!json_close(&j)) code = CLI_FAILURE;

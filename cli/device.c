@@ -8,8 +8,8 @@ static void keep(void *user, fattn_log level, const char *text) {
     if (level == FATTN_LOG_ERROR) snprintf(user, DEVICE_SENTENCE, "%s", text);
 }
 
-int device_open(int device, uint32_t flags, int64_t threads, char why[DEVICE_SENTENCE],
-                fattn_ctx **out) {
+fattn_status device_create(int device, uint32_t flags, int64_t threads, char why[DEVICE_SENTENCE],
+                           fattn_ctx **out) {
     const fattn_ctx_options o = {.struct_size = sizeof o,
                                  .flags = flags,
                                  .device = device == ON_CUDA ? FATTN_CUDA : FATTN_CPU,
@@ -17,7 +17,12 @@ int device_open(int device, uint32_t flags, int64_t threads, char why[DEVICE_SEN
                                  .log = keep,
                                  .log_user = why};
     why[0] = 0;
-    const fattn_status s = fattn_ctx_create(&o, out);
+    return fattn_ctx_create(&o, out);
+}
+
+int device_open(int device, uint32_t flags, int64_t threads, char why[DEVICE_SENTENCE],
+                fattn_ctx **out) {
+    const fattn_status s = device_create(device, flags, threads, why, out);
     if (!s) return CLI_OK;
     return cli_fail(CLI_FAILURE, "context: %s (%s)", *why ? why : fattn_status_text(s),
                     fattn_status_name(s));

@@ -6,8 +6,9 @@ static size_t bytes(const fattn_tensor *t) {
     return (size_t)fattn_tensor_numel(t) * fattn_dtype_size((fattn_dtype)t->dtype);
 }
 
-static fattn_tensor describe(fattn_dtype dtype, int ndim, const int64_t *shape) {
-    return fattn_tensor_view(NULL, dtype, FATTN_CPU, 0, ndim, shape);
+static fattn_tensor describe(const fattn_ctx *ctx, fattn_dtype dtype, int ndim,
+                             const int64_t *shape) {
+    return fattn_tensor_view(NULL, dtype, fattn_ctx_device(ctx), 0, ndim, shape);
 }
 
 fattn_status layer_plan(layer *l, fattn_ctx *ctx, const layer_shape *s, fattn_algorithm algorithm,
@@ -20,9 +21,9 @@ fattn_status layer_plan(layer *l, fattn_ctx *ctx, const layer_shape *s, fattn_al
     const int64_t q[4] = {s->batch, s->heads, s->rows, s->head_dim};
     const int64_t k[4] = {s->batch, s->kv_heads, s->keys, s->head_dim};
     fattn_tensor *const t = l->tensor;
-    t[LAYER_Q] = t[LAYER_O] = t[LAYER_DO] = t[LAYER_DQ] = describe(s->dtype, 4, q);
-    t[LAYER_K] = t[LAYER_V] = t[LAYER_DK] = t[LAYER_DV] = describe(s->dtype, 4, k);
-    t[LAYER_LSE] = describe(s->dtype == FATTN_F64 ? FATTN_F64 : FATTN_F32, 3, q);
+    t[LAYER_Q] = t[LAYER_O] = t[LAYER_DO] = t[LAYER_DQ] = describe(ctx, s->dtype, 4, q);
+    t[LAYER_K] = t[LAYER_V] = t[LAYER_DK] = t[LAYER_DV] = describe(ctx, s->dtype, 4, k);
+    t[LAYER_LSE] = describe(ctx, s->dtype == FATTN_F64 ? FATTN_F64 : FATTN_F32, 3, q);
     l->io.q = &t[LAYER_Q], l->io.k = &t[LAYER_K], l->io.v = &t[LAYER_V];
     l->io.o = &t[LAYER_O], l->io.lse = &t[LAYER_LSE];
     l->io.d_o = &t[LAYER_DO];
@@ -39,7 +40,7 @@ fattn_status layer_plan(layer *l, fattn_ctx *ctx, const layer_shape *s, fattn_al
         t[i].data = NULL;
     if (status != FATTN_OK) return status;
 
-    t[LAYER_SAVED] = describe(FATTN_U8, 1, (int64_t[]){(int64_t)l->plan.saved_bytes});
+    t[LAYER_SAVED] = describe(ctx, FATTN_U8, 1, (int64_t[]){(int64_t)l->plan.saved_bytes});
     size_t forward = 0, gradients = 0;
     for (int i = 0; i < LAYER_FORWARD; ++i)
         forward += bytes(&t[i]);
