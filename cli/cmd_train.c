@@ -29,7 +29,12 @@ typedef struct session {
     evaluation last;    /* the latest on held-out data */
     bool reached;       /* the target */
     char why[DEVICE_SENTENCE]; /* the context's log */
+    int64_t warm_step;         /* from here on the speed counts: after memory and kernels are there */
+    double warm_elapsed;
 } session;
+
+static const char *const task_names[] = {"recall", "text", "tokens"};
+enum { WARM_STEPS = 5 };
 
 static bool wants_checkpoints(const session *s) { return strcmp(s->o.checkpoint, "-") != 0; }
 
@@ -46,7 +51,7 @@ static void log_start(session *s) {
         if (p->type == CLI_TEXT && *(char *const *)field)
             json_text(&s->log, p->name, *(char *const *)field);
     }
-    json_text(&s->log, "task", s->o.task == TASK_RECALL ? "recall" : "text");
+    json_text(&s->log, "task", task_names[s->o.task]);
     json_int(&s->log, "parameters", model_size(s->r.model));
     json_end(&s->log);
 }
@@ -126,6 +131,7 @@ static int learn(session *s) {
         const fattn_status status = trainer_step(r);
         r->elapsed = seconds_now() - s->origin;
         if (status) return cli_status(s->ctx, status, "training");
+        if (r->step <= s->first_step + WARM_STEPS) s->warm_step = r->step, s->warm_elapsed = r->elapsed;
         log_step(s);
         if (r->step % s->o.eval_every == 0) code = evaluate(s, s->o.eval_sequences);
         if (!code && r->step % s->o.checkpoint_every == 0) code = save(s);
@@ -167,11 +173,12 @@ static bool draw(const session *s, const plot_level *levels, int n_levels) {
          .n = h->evals,
          .style = PLOT_MARKED,
          .color = 1}};
+    static const char *const titles[] = {"Associative recall", "Character model", "Random tokens"};
     char subtitle[160], size[32];
     snprintf(subtitle, sizeof subtitle, "%lld layers, %lld channels, %s parameters, context %lld",
              (long long)s->o.layers, (long long)s->o.channels,
              text_of_count((double)model_size(s->r.model), size), (long long)s->o.context);
-    const plot p = {.title = s->o.task == TASK_RECALL ? "Associative recall" : "Character model",
+    const plot p = {.title = titles[s->o.task],
                     .subtitle = subtitle,
                     .x = {.label = "step"},
                     .y = {.label = "loss, nats per token"},
@@ -249,6 +256,28 @@ static int summarize_text(session *s) {
     return code;
 }
 
+/* Speed after the first steps. Operations: 6 per parameter and token, and those of causal attention,
+   forward and backward (7 products of half a square). */
+static int summarize_tokens(session *s) {
+    char rate[32], memory[32];
+    const train_options *o = &s->o;
+    const double tokens = (double)((s->r.step - s->warm_step) * o->batch * o->context);
+    const double time = s->r.elapsed - s->warm_elapsed, speed = time > 0 ? tokens / time : 0;
+    const double work = 6.0 * (double)model_size(s->r.model) +
+                        7.0 * (double)(o->layers * o->context * o->channels);
+    fprintf(s->out, "tokens: %s per second, %.1f TFLOP/s, peak memory %s\n",
+            text_of_count(speed, rate), 1e-12 * work * speed,
+            text_of_bytes((double)fattn_ctx_mem(s->ctx).peak, memory));
+    json_begin(&s->log);
+    json_text(&s->log, "event", "speed");
+    json_real(&s->log, "tokens_per_second", speed);
+    json_real(&s->log, "flops", work * speed);
+    json_int(&s->log, "peak_bytes", (int64_t)fattn_ctx_mem(s->ctx).peak);
+    json_end(&s->log);
+    const plot_level levels[] = {{"no idea", log((double)s->task->vocab)}};
+    return s->o.plot && !draw(s, levels, 1) ? CLI_FAILURE : CLI_OK;
+}
+
 /* Held-out figures on all of it, then what belongs to the task, then where things lie. */
 static int summarize(session *s) {
     char tokens[32], time[32];
@@ -258,7 +287,9 @@ static int summarize(session *s) {
     fprintf(s->out, "%lld steps, %s tokens, %s\n", (long long)s->r.step,
             text_of_count((double)(s->r.cursor * s->o.context), tokens),
             text_of_seconds(s->r.elapsed, time));
-    code = s->o.task == TASK_RECALL ? summarize_recall(s) : summarize_text(s);
+    static int (*const summaries[])(session *) = {summarize_recall, summarize_text,
+                                                  summarize_tokens};
+    code = summaries[s->o.task](s);
     if (wants_checkpoints(s))
         fprintf(s->out, "checkpoint: %s/, step %lld\n", s->o.checkpoint, (long long)s->saved_step);
     if (s->o.plot) fprintf(s->out, "loss curve: %s\n", s->o.plot);
@@ -281,6 +312,8 @@ static void print_header(const session *s) {
         fprintf(s->out, "text: %s, %s characters to train on, %s held out\n", o->text,
                 text_of_count((double)text_corpus(s->task)->train.n, train),
                 text_of_count((double)text_corpus(s->task)->held_out.n, held_out));
+    else if (o->task == TASK_TOKENS)
+        fprintf(s->out, "task: random tokens out of %lld\n", (long long)s->task->vocab);
     else
         fprintf(s->out, "task: %lld key-value pairs, then every key once more; %lld symbols\n",
                 (long long)o->context / 4, (long long)s->task->vocab);
@@ -318,8 +351,10 @@ static int set_up(session *s, char *folder, size_t size) {
     code = device_open(o->device, o->deterministic ? FATTN_CTX_DETERMINISTIC : 0, o->threads, s->why,
                        &s->ctx);
     if (code) return code;
-    s->task = o->task == TASK_RECALL ? recall_open((uint64_t)o->seed, o->context)
-                                     : text_open(o->text, (uint64_t)o->seed, o->context);
+    const uint64_t seed = (uint64_t)o->seed;
+    if (o->task == TASK_RECALL) s->task = recall_open(seed, o->context);
+    if (o->task == TASK_TEXT) s->task = text_open(o->text, seed, o->context);
+    if (o->task == TASK_TOKENS) s->task = tokens_open(seed, o->context, o->vocab);
     if (!s->task) return CLI_FAILURE;
     const model_config shape = train_model_config(o, s->task->vocab);
     const trainer_config config = train_trainer_config(o);

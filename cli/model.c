@@ -175,6 +175,13 @@ fattn_var model_loss(model *m, fattn_tape *t, const fattn_tensor *ids, const fat
     return fattn_op_linear_cross_entropy(t, x, embedding, fattn_input(t, targets), -1);
 }
 
+fattn_var model_test_loss(model *m, fattn_tape *t, const fattn_tensor *ids,
+                          const fattn_tensor *targets) {
+    fattn_var embedding;
+    const fattn_var x = trunk(m, t, ids, 0, 0, &embedding);
+    return fattn_op_linear_cross_entropy(t, x, embedding, fattn_input(t, targets), -1);
+}
+
 fattn_var model_logits(model *m, fattn_tape *t, const fattn_tensor *ids) {
     fattn_var embedding;
     const fattn_var x = trunk(m, t, ids, 0, 0, &embedding);

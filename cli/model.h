@@ -36,6 +36,9 @@ int64_t model_size(const model *m); /* numbers in all parameters */
    `step` selects the dropout masks. Failures are the tape's. */
 fattn_var model_loss(model *m, fattn_tape *t, const fattn_tensor *ids, const fattn_tensor *targets,
                      int64_t step);
+/* The same without dropout. */
+fattn_var model_test_loss(model *m, fattn_tape *t, const fattn_tensor *ids,
+                          const fattn_tensor *targets);
 /* [B,S,vocab], without dropout. */
 fattn_var model_logits(model *m, fattn_tape *t, const fattn_tensor *ids);
 

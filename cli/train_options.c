@@ -7,9 +7,10 @@
 static const double ANY = 9e15;
 
 const cli_option train_table[] = {
-    {"task", CLI_CHOICE, FIELD(task), "TASK", 0, 0, "recall|text", "what to learn"},
+    {"task", CLI_CHOICE, FIELD(task), "TASK", 0, 0, "recall|text|tokens", "what to learn"},
     {"text", CLI_TEXT, FIELD(text), "FILE", 0, 0, NULL,
      "text to learn: a file, or a folder of fortune files"},
+    {"vocab", CLI_INT, FIELD(vocab), "V", 2, 1 << 20, NULL, "of random tokens"},
     {"layers", CLI_INT, FIELD(layers), "N", 1, 1000, NULL, "transformer blocks"},
     {"channels", CLI_INT, FIELD(channels), "N", 2, 65536, NULL, "width of the residual stream"},
     {"heads", CLI_INT, FIELD(heads), "N", 1, 1024, NULL, "query heads; must divide the channels"},
@@ -61,7 +62,7 @@ const cli_option train_table[] = {
 
 enum { UNSET = -1 };
 const train_options train_unset = {
-    .task = UNSET, .algorithm = UNSET, .device = UNSET, .dtype = UNSET, .layers = UNSET, .channels = UNSET, .heads = UNSET,
+    .task = UNSET, .algorithm = UNSET, .device = UNSET, .dtype = UNSET, .vocab = UNSET, .layers = UNSET, .channels = UNSET, .heads = UNSET,
     .kv_heads = UNSET, .mlp = UNSET, .context = UNSET, .batch = UNSET, .steps = UNSET,
     .warmup = UNSET, .seed = UNSET, .threads = UNSET, .eval_every = UNSET, .eval_sequences = UNSET,
     .checkpoint_every = UNSET, .sample = UNSET, .top_k = UNSET, .seconds = UNSET, .lr = UNSET,
@@ -78,18 +79,25 @@ static const train_options defaults[] = {
                    .eval_every = 50, .eval_sequences = 32, .checkpoint_every = 200, .sample = 400,
                    .seconds = 120, .lr = 2e-3, .weight_decay = 0.1, .clip = 1, .temperature = 0.8,
                    .text = "/usr/share/games/fortunes", .checkpoint = "fattn-text",
-                   .prompt = "\n"}};
+                   .prompt = "\n"},
+    [TASK_TOKENS] = {.task = TASK_TOKENS, .vocab = 50304, .layers = 12, .channels = 768, .heads = 12,
+                     .kv_heads = 12, .mlp = 4, .context = 1024, .batch = 64, .warmup = 50, .seed = 1,
+                     .steps = 30, .eval_every = 1000000, .eval_sequences = 1, .lr = 6e-4,
+                     .checkpoint_every = 1000000, .weight_decay = 0.1, .clip = 1, .checkpoint = "-",
+                     .prompt = "-", .temperature = 1}};
 
 const char train_details[] =
     "recall: key-value pairs, then the keys again: the model must answer with the\n"
     "values. It stops when held-out answers are right, and fails when they never are.\n"
     "text: a character model of a text, Debian's fortunes by default; every tenth\n"
     "record is held out.\n"
+    "tokens: random ones, for a measurement: tokens/s and memory of a model of any size.\n"
     "\n"
     "Defaults that depend on the task (shown as -1 or not at all below):\n"
     "          layers channels heads context batch   lr  budget      checkpoints\n"
     "  recall       2       64     2      64    32 3e-3  4000 steps  fattn-recall\n"
     "  text         4      128     4     256     8 2e-3  120 s       fattn-text\n"
+    "  tokens      12      768    12    1024    64 6e-4  30 steps    none\n"
     "\n"
     "Ctrl-C or SIGTERM ends after the step at hand, with a checkpoint and exit code\n"
     "130. --resume goes on bitwise as if nothing had happened, with the options of\n"
@@ -99,7 +107,7 @@ const char *const train_not_stored[] = {"resume", "overwrite", "device", NULL};
 
 /* Options that a resumed run shares with its first part, or it would be another run. The text may
    have moved: its fingerprint is compared. */
-static const char *const fixed[] = {"task",   "layers", "channels",     "heads", "kv-heads",
+static const char *const fixed[] = {"vocab", "task",   "layers", "channels",     "heads", "kv-heads",
                                     "mlp",    "context", "batch",       "lr",    "warmup",
                                     "weight-decay", "clip", "dropout", "seed",  NULL};
 
@@ -136,8 +144,10 @@ static int take_missing(train_options *o, const train_options *from, bool check)
 }
 
 static int check(const train_options *o) {
-    if (o->task == TASK_RECALL && o->text)
+    if (o->task != TASK_TEXT && o->text)
         return cli_fail(CLI_USAGE, "--text goes with --task text");
+    if (o->task != TASK_TOKENS && o->vocab)
+        return cli_fail(CLI_USAGE, "--vocab goes with --task tokens");
     if (o->task == TASK_RECALL && o->context % 4 != 0)
         return cli_fail(CLI_USAGE, "--context %lld: recall needs a multiple of 4",
                         (long long)o->context);
@@ -164,7 +174,7 @@ int train_options_complete(train_options *o, checkpoint *from) {
         const int code = take_missing(o, &stored, true);
         return code ? code : check(o);
     }
-    if (o->task == UNSET) return cli_fail(CLI_USAGE, "say what to learn: --task recall or text");
+    if (o->task == UNSET) return cli_fail(CLI_USAGE, "say what to learn: --task recall, text or tokens");
     if (o->kv_heads == UNSET) o->kv_heads = o->heads;
     take_missing(o, &defaults[o->task], false);
     return check(o);

@@ -5,13 +5,13 @@
 
 #include "checkpoint.h"
 
-enum { TASK_RECALL, TASK_TEXT };
+enum { TASK_RECALL, TASK_TEXT, TASK_TOKENS };
 
 typedef struct train_options {
     int task, algorithm, device, dtype;
     bool deterministic, overwrite;
     const char *text, *checkpoint, *resume, *json, *plot, *prompt;
-    int64_t layers, channels, heads, kv_heads, mlp, context, batch;
+    int64_t vocab, layers, channels, heads, kv_heads, mlp, context, batch;
     int64_t steps, warmup, seed, threads, eval_every, eval_sequences, checkpoint_every;
     int64_t sample, top_k;
     double seconds, lr, weight_decay, clip, dropout, target, temperature;

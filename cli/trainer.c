@@ -5,6 +5,9 @@
 #include <math.h>
 #include <stdlib.h>
 
+/* Of a batch, to be looked at one by one: 256 MiB. With more an evaluation is the loss alone. */
+static const size_t MOST_LOGITS = 1 << 26;
+
 static fattn_status create_parts(trainer *r, const model_config *config) {
     const int64_t shape[2] = {r->config.batch, r->task->context};
     fattn_status s = model_create(r->ctx, config, &r->model);
@@ -13,8 +16,9 @@ static fattn_status create_parts(trainer *r, const model_config *config) {
     if (!s) s = fattn_tensor_alloc(r->ctx, FATTN_I32, 2, shape, &r->targets);
     const size_t tokens = (size_t)(shape[0] * shape[1]);
     for (int i = 0; i < 2; ++i) r->symbols[i] = malloc(tokens * sizeof *r->symbols[i]);
-    r->logits = malloc(tokens * (size_t)r->task->vocab * sizeof *r->logits);
-    if (!s && !(r->symbols[0] && r->symbols[1] && r->logits))
+    const size_t logits = tokens * (size_t)r->task->vocab;
+    if (logits <= MOST_LOGITS) r->logits = malloc(logits * sizeof *r->logits);
+    if (!s && !(r->symbols[0] && r->symbols[1] && (r->logits || logits > MOST_LOGITS)))
         s = fattn_ctx_fail(r->ctx, FATTN_E_NOMEM, "no memory for a batch");
     if (s) return s;
     fattn_adamw_options options = {.struct_size = sizeof options};
@@ -178,6 +182,15 @@ fattn_status trainer_evaluate(trainer *r, int64_t count, evaluation *out) {
         fattn_status s = send_batch(r);
         if (s) return s;
         fattn_tape_reset(r->tape);
+        if (!r->logits) {
+            double loss;
+            s = fattn_tape_item(r->tape, model_test_loss(r->model, r->tape, &r->ids, &r->targets),
+                                &loss);
+            if (s) return s;
+            e.loss += loss * (double)(batch * r->task->context);
+            e.targets += batch * r->task->context;
+            continue;
+        }
         fattn_tensor view;
         s = fattn_tape_value(r->tape, model_logits(r->model, r->tape, &r->ids), &view);
         if (!s) s = device_read(r->ctx, &view, r->logits);

@@ -30,7 +30,7 @@ typedef struct trainer {
     fattn_adamw *adamw;
     fattn_tensor ids, targets; /* I32 [batch, context], on the context's device */
     int32_t *symbols[2];       /* the same on the host */
-    float *logits;             /* of a batch, on the host */
+    float *logits;             /* of a batch, on the host; NULL when they are too many */
     int64_t step;              /* taken; numbers the dropout masks */
     int64_t cursor;            /* training sequences used; numbers the next one */
     double elapsed;            /* seconds, of all parts of the run */
@@ -55,7 +55,7 @@ fattn_status trainer_step(trainer *r);
 
 typedef struct evaluation {
     double loss;  /* mean -log p, nats */
-    double right; /* share of the targets that are the model's first choice */
+    double right; /* share of the targets that are the model's first choice; 0 without logits */
     int64_t targets;
 } evaluation;
 /* On `count` of the task's held-out sequences, evenly spaced; all when count is larger. */

@@ -10,6 +10,33 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+/* ---- tokens ---- */
+
+Test(tokens, targets_follow_and_all_symbols_come) {
+    enum { LENGTH = 200, SYMBOLS = 37 };
+    task *const t = tokens_open(7, LENGTH, SYMBOLS), *const other = tokens_open(8, LENGTH, SYMBOLS);
+    int32_t ids[LENGTH], targets[LENGTH], again[LENGTH];
+    int seen[SYMBOLS] = {0};
+    cr_assert_eq(t->vocab, SYMBOLS);
+    for (int64_t n = 0; n < 20; ++n) {
+        t->train(t, n, ids, targets);
+        for (int i = 0; i < LENGTH; ++i) {
+            cr_assert(ids[i] >= 0 && ids[i] < SYMBOLS && targets[i] >= 0 && targets[i] < SYMBOLS);
+            cr_assert(i + 1 == LENGTH || targets[i] == ids[i + 1]);
+            seen[ids[i]] += 1;
+        }
+    }
+    for (int v = 0; v < SYMBOLS; ++v) cr_assert_gt(seen[v], 50); /* 108 expected, 10 their deviation */
+    t->train(t, 19, again, targets);
+    cr_assert_eq(memcmp(ids, again, sizeof ids), 0);
+    t->test(t, 19, again, targets);
+    cr_assert_neq(memcmp(ids, again, sizeof ids), 0);
+    other->train(other, 19, again, targets);
+    cr_assert_neq(memcmp(ids, again, sizeof ids), 0);
+    t->close(t);
+    other->close(other);
+}
+
 /* ---- recall ---- */
 
 enum { CONTEXT = 64, PAIRS = CONTEXT / 4 };
