@@ -1,5 +1,9 @@
 /* Tiles with what every CPU of the architecture has: SSE2, NEON; and the choice among all. */
+#if defined(__aarch64__)
+#define ISA "neon"
+#else
 #define ISA "baseline"
+#endif
 #define TABLE fattni_cpu_baseline
 #define VECTOR_BYTES 16
 #include "cpu_tile.inc"

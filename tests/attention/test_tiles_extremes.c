@@ -17,7 +17,9 @@
    sums over a group in 16 bits                         group_sums_are_floats
    head dimensions                                      every_head_dimension
    lengths around the tiles, primes, long and thin      test_tiles.c: shapes_*; slow: 4224 x 4224 */
+#ifndef _DEFAULT_SOURCE
 #define _DEFAULT_SOURCE /* anonymous mappings */
+#endif
 #include "tiles.h"
 
 #include <criterion/criterion.h>

@@ -1,0 +1,44 @@
+#!/bin/sh
+# The CPU's tiles as NEON code: cross-compiled and run under qemu, with the small stand-in for Criterion that
+# the thread sanitizer uses, and a BLAS as its definition says.
+set -eu
+cc=aarch64-linux-gnu-gcc
+for tool in $cc qemu-aarch64; do
+    command -v $tool > /dev/null || { echo "$tool is not installed"; exit 77; }
+done
+cd "$FATTN_SOURCE"
+out=$(mktemp -d)
+trap 'rm -rf "$out"' EXIT
+mkdir "$out/include"
+ln -s /usr/include/Random123 "$out/include/"
+for header in cblas.h openblas_config.h; do # of any architecture's OpenBLAS
+    cp "$(find /usr/include -path '*openblas*' -name $header | head -n 1)" "$out/include/"
+done
+
+flags="-O2 -std=gnu11 -fopenmp -Iinclude -Icore -Itests/support -Itests/tsan -isystem $out/include"
+for file in core/*.c fwd/*.c bwd/*.c tests/support/attention.c tests/support/cases.c tests/support/tiles.c \
+    tests/support/ref_*.c tests/slow/plain_blas.c; do
+    case $file in
+    *cuda*) continue ;;
+    *_cpu.c | *_baseline.c) contract=fast ;;
+    *) contract=off ;;
+    esac
+    $cc $flags -ffp-contract=$contract -DTSAN_NO_MAIN -c "$file" -o "$out/$(basename "$file" .c).o"
+done
+aarch64-linux-gnu-objdump -d "$out/cpu_tile_baseline.o" | grep -q 'fmla.*v[0-9]*\.4s' ||
+    { echo "no vector multiply-add in the tiles"; exit 1; }
+
+# run FILE [TEST]: its tests, or that one, each in a process of its own
+run() {
+    $cc $flags "$1" "$out"/*.o -lm -o "$out/program"
+    grep -o '^Test([a-z0-9_]*, [a-z0-9_]*' "$1" | sed 's/Test(//; s/,//' | grep -w -- "${2:-.*}" |
+        while read -r suite name; do
+            qemu-aarch64 -L /usr/aarch64-linux-gnu "$out/program" "$suite" "$name" || { echo "FAILED: $suite::$name"; exit 1; }
+            echo "passed: $suite::$name"
+        done
+}
+run tests/unit/test_cpu_tile.c
+run tests/attention/test_tiles.c each_feature
+run tests/attention/test_tiles.c slices_of_qkv
+run tests/attention/test_tiles_extremes.c sinks_at_the_ends
+run tests/attention/test_tiles_extremes.c very_negative_logits
