@@ -30,7 +30,8 @@ def run(*options, code, says="", limit=None):
 
 def usage(folder):
     off = ["--checkpoint", "-"]
-    run(code=2, says="--task recall or text")
+    run(code=2, says="--task recall, text or tokens")
+    run("--task", "recall", "--vocab", "50", code=2, says="--vocab goes with --task tokens")
     run("--task", "sums", code=2, says="recall|text")
     run("--task", "recall", "--layers", "0", code=2, says="--layers")
     run("--task", "recall", "--layers", "many", code=2, says="--layers")
