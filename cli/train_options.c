@@ -10,7 +10,7 @@ const cli_option train_table[] = {
     {"task", CLI_CHOICE, FIELD(task), "TASK", 0, 0, "recall|text|tokens", "what to learn"},
     {"text", CLI_TEXT, FIELD(text), "FILE", 0, 0, NULL,
      "text to learn: a file, or a folder of fortune files"},
-    {"vocab", CLI_INT, FIELD(vocab), "V", 2, 1 << 20, NULL, "of random tokens"},
+    {"vocab", CLI_INT, FIELD(vocab), "V", 0, 1 << 20, NULL, "of random tokens, at least 2"},
     {"layers", CLI_INT, FIELD(layers), "N", 1, 1000, NULL, "transformer blocks"},
     {"channels", CLI_INT, FIELD(channels), "N", 2, 65536, NULL, "width of the residual stream"},
     {"heads", CLI_INT, FIELD(heads), "N", 1, 1024, NULL, "query heads; must divide the channels"},
@@ -148,6 +148,9 @@ static int check(const train_options *o) {
         return cli_fail(CLI_USAGE, "--text goes with --task text");
     if (o->task != TASK_TOKENS && o->vocab)
         return cli_fail(CLI_USAGE, "--vocab goes with --task tokens");
+    if (o->task == TASK_TOKENS && o->vocab < 2)
+        return cli_fail(CLI_USAGE, "--vocab %lld: random tokens need at least 2",
+                        (long long)o->vocab);
     if (o->task == TASK_RECALL && o->context % 4 != 0)
         return cli_fail(CLI_USAGE, "--context %lld: recall needs a multiple of 4",
                         (long long)o->context);

@@ -32,6 +32,7 @@ def usage(folder):
     off = ["--checkpoint", "-"]
     run(code=2, says="--task recall, text or tokens")
     run("--task", "recall", "--vocab", "50", code=2, says="--vocab goes with --task tokens")
+    run("--task", "tokens", "--vocab", "1", code=2, says="at least 2")
     run("--task", "sums", code=2, says="recall|text")
     run("--task", "recall", "--layers", "0", code=2, says="--layers")
     run("--task", "recall", "--layers", "many", code=2, says="--layers")
