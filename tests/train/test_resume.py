@@ -79,7 +79,7 @@ def main():
             interrupt(process, struck, at, signal.SIGKILL)
             process.communicate(timeout=120)
             kills += process.returncode == -signal.SIGKILL
-            assert len(steps_in(struck)) <= 2
+            assert len(steps_in(struck)) <= 3  # struck before the oldest was removed
             process = train("--resume", struck)
         finish(process)
         assert kills == 3, f"{kills} of 3 kills came before the end"
