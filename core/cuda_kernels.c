@@ -21,7 +21,8 @@ typedef fattni_sm90_args ARGS_sm90;
 enum { ARCH_sm80 = 80, ARCH_sm90 = 90 };
 enum { DTYPE_bf16 = FATTN_BF16, DTYPE_f16 = FATTN_F16 };
 enum {
-    MASK_full = FATTNI_MASK_FULL, MASK_causal = FATTNI_MASK_CAUSAL, MASK_general = FATTNI_MASK_GENERAL
+    MASK_full = FATTNI_MASK_FULL, MASK_causal = FATTNI_MASK_CAUSAL, MASK_general = FATTNI_MASK_GENERAL,
+    MASK_short = FATTNI_MASK_SHORT
 };
 /* Shared memory of each body, as its head says. */
 #define SHARED_fwd_sm80(D, BM, BN, warps) (((BM) + 2 * (BN)) * (D) * 2)
@@ -65,6 +66,11 @@ static bool runs_on(int arch, const fattn_ctx *ctx, const fattni_problem *p) {
     return arch == 90 ? ctx->gpu.arch == 90 && fattni_sm90_fits(p) : arch <= ctx->gpu.arch;
 }
 
+static bool serves(enum fattni_mask kernel, enum fattni_mask wanted, const fattni_problem *p) {
+    if (kernel != FATTNI_MASK_SHORT) return kernel == wanted;
+    return wanted == FATTNI_MASK_CAUSAL && p->Sq <= FATTNI_SHORT;
+}
+
 static const fattni_cuda_kernel *find(const fattn_ctx *ctx, const fattni_problem *p, int most) {
     const bool causal = p->flags & (FATTN_CAUSAL | FATTN_CAUSAL_TOP_LEFT);
     const enum fattni_mask mask = is_general(p) ? FATTNI_MASK_GENERAL
@@ -72,7 +78,7 @@ static const fattni_cuda_kernel *find(const fattn_ctx *ctx, const fattni_problem
                                                 : FATTNI_MASK_FULL;
     for (const fattni_cuda_kernel *k = fattni_cuda_kernels; k->name; ++k)
         if (k->pass == (int)p->pass && k->arch <= most && runs_on(k->arch, ctx, p) &&
-            k->dtype == p->dtype && k->mask == mask && fattni_max(p->D, p->Dv) <= k->D &&
+            k->dtype == p->dtype && serves(k->mask, mask, p) && fattni_max(p->D, p->Dv) <= k->D &&
             k->shared <= ctx->gpu.shared_limit)
             return k;
     return NULL;

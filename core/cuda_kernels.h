@@ -4,7 +4,9 @@
 
 #include "cuda_device.h"
 
-enum fattni_mask { FATTNI_MASK_FULL, FATTNI_MASK_CAUSAL, FATTNI_MASK_GENERAL };
+/* SHORT: causal, at most FATTNI_SHORT rows; lower tiles waste less at the diagonal. */
+enum fattni_mask { FATTNI_MASK_FULL, FATTNI_MASK_CAUSAL, FATTNI_MASK_GENERAL, FATTNI_MASK_SHORT };
+enum { FATTNI_SHORT = 1024 };
 
 typedef struct fattni_cuda_kernel {
     const char *name;    /* symbol, file and profiler name: fattn_fwd_sm80_bf16_d64_causal */

@@ -13,10 +13,10 @@
    Pipeline    one flat sequence of key blocks over all tiles. S(n) is issued before P V(n-1), also
                across tiles, and the softmax of block n runs under P V(n-1). Named barriers give the
                tensor cores to one warpgroup after the other (FlashAttention-3's ping-pong).
-   Softmax     exponentials are taken against the maximum of the blocks so far while this block's is
-               still being found; where it rose, P is multiplied by 2^(old - new) before it is rounded.
-               So P of the row's maximum is exactly 1, as if the maximum had been known. Should a score
-               exceed the old maximum by 2^64 and more, the warp computes its S again.
+   Softmax     exponentials are taken against the maximum of the blocks so far, while the row's lanes still
+               compare theirs; where it rose, P is multiplied by 2^(old - new) before it is rounded.
+               So P of the row's maximum is exactly 1, as if the maximum had been known. Blocks that
+               cross the diagonal, or rise by 2^64 and more, take the exact way at once.
    Rounding    P to the input dtype before P V, unscaled; everything else fp32.
 
    Instances: fwd_kernels.def. Macros in: K_NAME, K_BF16, K_D, K_MASK, K_BM, K_BN, K_WARPS. */
@@ -120,9 +120,10 @@ DEVICE void produce(const fattni_sm90_args *p, uint32_t shared, volatile int4 *t
 
 /* ---- consumers ---- */
 
-/* The two rows of a thread: running maximum of the raw scores, sum of this thread's P. */
+/* The two rows of a thread: the maximum so far, in units of log2, rounded once, so that P and L refer to
+   the same number; the sum of this thread's P. */
 typedef struct rows {
-    float m[2], l[2];
+    float top[2], l[2];
 } rows;
 
 /* S = Q K^T, 64 x BN. */
@@ -149,6 +150,7 @@ DEVICE void mask(float s[BN / 2], int limit0, int limit1) {
         }
 }
 
+/* The largest of this thread's scores in each row. */
 DEVICE void maxima(const float s[BN / 2], float top[2]) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -159,6 +161,22 @@ DEVICE void maxima(const float s[BN / 2], float top[2]) {
             y = fmaxf(y, s[4 * i + 2 * r + 1]);
         }
         top[r] = fmaxf(x, y);
+    }
+}
+/* The same by integers, three at a time, in half the instructions: the bits of floats have their order as
+   long as one of them is positive. A negative result is some score, no more. */
+DEVICE void positive_maxima(const float s[BN / 2], float top[2]) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+        int x = __float_as_int(s[2 * r]), y = __float_as_int(s[2 * r + 1]);
+#pragma unroll
+        for (int i = 1; i + 1 < BN / 8; i += 2) {
+            x = __vimax3_s32(x, __float_as_int(s[4 * i + 2 * r]), __float_as_int(s[4 * i + 4 + 2 * r]));
+            y = __vimax3_s32(y, __float_as_int(s[4 * i + 2 * r + 1]), __float_as_int(s[4 * i + 5 + 2 * r]));
+        }
+        if (BN / 8 % 2 == 0)
+            x = __vimax3_s32(x, __float_as_int(s[BN / 2 - 4 + 2 * r]), __float_as_int(s[BN / 2 - 3 + 2 * r]));
+        top[r] = __int_as_float(max(x, y));
     }
 }
 /* s = 2^(unit s - base), with the sums of both rows. */
@@ -172,18 +190,28 @@ DEVICE void exponentials(float s[BN / 2], float unit, const float base[2], float
     sum[0] = x[0] + x[1];
     sum[1] = x[2] + x[3];
 }
-/* Scores to P; returns whether a maximum of the warp rose, so that O must be multiplied by alpha. */
+/* n accumulators times the factor of their row. */
+DEVICE void rescale(float *x, int n, const float alpha[2]) {
+#pragma unroll
+    for (int i = 0; i < n; ++i) x[i] *= alpha[i % 4 / 2];
+}
+/* The maximum over the quad and all blocks so far. */
+DEVICE float highest_yet(float so_far, float lane, float unit) {
+    return fmaxf(so_far, __fmul_rn(quad_max(lane), unit));
+}
+
+/* Scores to P the exact way; returns whether a maximum of the warp rose: O must be multiplied by alpha. */
 DEVICE int softmax(float s[BN / 2], rows *r, float unit, float alpha[2]) {
     float top[2], base[2], sum[2];
-    maxima(s, top);
     int rose = 0;
+    maxima(s, top);
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
-        top[e] = fmaxf(r->m[e], quad_max(top[e]));
-        rose |= top[e] != r->m[e];
-        base[e] = top[e] == -INFINITY ? 0.0f : top[e] * unit;
-        alpha[e] = exp2_approx(r->m[e] * unit - base[e]);
-        r->m[e] = top[e];
+        top[e] = highest_yet(r->top[e], top[e], unit);
+        rose |= top[e] != r->top[e];
+        base[e] = top[e] == -INFINITY ? 0.0f : top[e];
+        alpha[e] = exp2_approx(r->top[e] - base[e]);
+        r->top[e] = top[e];
     }
     exponentials(s, unit, base, sum);
 #pragma unroll
@@ -191,30 +219,34 @@ DEVICE int softmax(float s[BN / 2], rows *r, float unit, float alpha[2]) {
     return __any_sync(ALL_LANES, rose);
 }
 
-/* S of this warp's 16 rows once more by mma.sync, in the same layout. q: their first row in its panel. */
-DEVICE void scores_again(float s[BN / 2], uint32_t q, uint32_t k) {
-    const int lane = (int)threadIdx.x & 31, row = lane & 15, key = (lane & 7) + 8 * (lane >> 4);
+/* The same, hiding the way of the maximum from lane to lane behind the exponentials. */
+DEVICE int fast_softmax(float s[BN / 2], rows *r, float unit, float alpha[2]) {
+    float top[2], sum[2];
+    int unusual = 0, rose = 0;
+    positive_maxima(s, top);
 #pragma unroll
-    for (int i = 0; i < BN / 2; ++i) s[i] = 0.0f;
-#pragma unroll 1
-    for (int e = 0; e < D / 16; ++e) {
-        const int q_chunk = 2 * e + (lane >> 4), k_chunk = 2 * e + (lane >> 3 & 1);
-        uint32_t a[4], b[4];
-        ldmatrix_x4(a, q + (q_chunk / 8) * (BM * 128) + row * 128 + (((q_chunk ^ row) & 7) << 4));
+    for (int e = 0; e < 2; ++e) unusual |= !(top[e] * unit - r->top[e] < 64.0f) || top[e] < 0.0f;
+    if (__any_sync(ALL_LANES, unusual)) return softmax(s, r, unit, alpha);
+    exponentials(s, unit, r->top, sum);
 #pragma unroll
-        for (int i = 0; i < BN / 16; ++i) {
-            ldmatrix_x4(b, k + (k_chunk / 8) * (BN * 128) + (16 * i + key) * 128 +
-                               (((k_chunk ^ key) & 7) << 4));
-            mma(s + 8 * i, a, b[0], b[1]);
-            mma(s + 8 * i + 4, a, b[2], b[3]);
-        }
+    for (int e = 0; e < 2; ++e) {
+        top[e] = highest_yet(r->top[e], top[e], unit);
+        rose |= top[e] > r->top[e];
+        r->l[e] += sum[e];
     }
+    rose = __any_sync(ALL_LANES, rose);
+    if (rose) {
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+            alpha[e] = exp2_approx(r->top[e] - top[e]);
+            r->l[e] *= alpha[e];
+            r->top[e] = top[e];
+        }
+        rescale(s, BN / 2, alpha);
+    }
+    return rose;
 }
 
-DEVICE void rescale(float o[D / 2], const float alpha[2]) {
-#pragma unroll
-    for (int i = 0; i < D / 2; ++i) o[i] *= alpha[i % 4 / 2];
-}
 DEVICE void round_p(uint32_t p[BN / 4], const float s[BN / 2]) {
 #pragma unroll
     for (int i = 0; i < BN / 4; ++i) p[i] = pack(s[2 * i], s[2 * i + 1]);
@@ -222,7 +254,7 @@ DEVICE void round_p(uint32_t p[BN / 4], const float s[BN / 2]) {
 
 /* This thread's two rows of the tile: O / l and L. A row without keys gives O = 0, L = -inf. */
 DEVICE void store(const fattni_cuda_args *a, const tile *t, int row, float o[D / 2], const rows *r,
-                  const float sum[2], float unit) {
+                  const float sum[2]) {
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
         const int i = row + 8 * e, inside = i < a->Sq;
@@ -230,7 +262,7 @@ DEVICE void store(const fattni_cuda_args *a, const tile *t, int row, float o[D /
         const int64_t at = t->b * a->o.b + t->h * a->o.h + (int64_t)i * a->o.row;
         if (threadIdx.x % 4 == 0 && inside)
             ((float *)a->lse.p)[t->b * a->lse.b + t->h * a->lse.h + (int64_t)i * a->lse.row] =
-                sum[e] == 0.0f ? -INFINITY : r->m[e] * unit * LN2 + logf(sum[e]);
+                sum[e] == 0.0f ? -INFINITY : r->top[e] * LN2 + logf(sum[e]);
         store_row((char *)a->o.p + at * (a->o_f32 ? 4 : 2), o + 2 * e, D / 8, scale, inside, a->Dv,
                   a->o_f32, 0);
     }
@@ -296,53 +328,21 @@ DEVICE void consume(const fattni_sm90_args *p, uint32_t shared, const volatile i
             add = 1;
             wgmma_wait(1);
             PIN(s, BN / 2);
+            release(shared + k_empty(x));
+            if (j == 0) release(shared + q_empty(slot));
             int rose;
             if (masked) {
                 const int diagonal = row + hi - j * BN - column0;
                 mask(s, diagonal, diagonal + 8);
                 rose = softmax(s, &r, unit, alpha);
-                wgmma_wait(0);
             } else {
-                float top[2], base[2], sum[2];
-                maxima(s, top);
-                int far = 0;
-                rose = 0;
-#pragma unroll
-                for (int e = 0; e < 2; ++e) base[e] = r.m[e] == -INFINITY ? 0.0f : r.m[e] * unit;
-                exponentials(s, unit, base, sum);
-#pragma unroll
-                for (int e = 0; e < 2; ++e) {
-                    top[e] = fmaxf(r.m[e], quad_max(top[e]));
-                    rose |= top[e] > r.m[e];
-                    far |= top[e] * unit - base[e] > 64.0f;
-                }
-                rose = __any_sync(ALL_LANES, rose);
-                if (!rose) {
-                    r.l[0] += sum[0], r.l[1] += sum[1];
-                    wgmma_wait(0);
-                } else if (!__any_sync(ALL_LANES, far)) {
-#pragma unroll
-                    for (int e = 0; e < 2; ++e) {
-                        alpha[e] = exp2_approx(base[e] - top[e] * unit);
-                        r.l[e] = (r.l[e] + sum[e]) * alpha[e];
-                        r.m[e] = top[e];
-                    }
-#pragma unroll
-                    for (int i = 0; i < BN / 2; ++i) s[i] *= alpha[i % 4 / 2];
-                    wgmma_wait(0);
-                } else {
-                    wgmma_wait(0);
-                    scores_again(s, q_tile + (group * 64 + warp * 16) * 128,
-                                 shared + K_AT + (x & 1) * KV_BYTES);
-                    softmax(s, &r, unit, alpha);
-                }
+                rose = fast_softmax(s, &r, unit, alpha);
             }
+            wgmma_wait(0);
             PIN(o, D / 2);
-            release(shared + k_empty(x));
-            if (j == 0) release(shared + q_empty(slot));
             release(shared + v_empty(x - 1));
             round_p(pr, s);
-            if (rose) rescale(o, alpha);
+            if (rose) rescale(o, D / 2, alpha);
         }
 
         /* The tile's last P V, and the next one's first S. */
@@ -370,7 +370,7 @@ DEVICE void consume(const fattni_sm90_args *p, uint32_t shared, const volatile i
         PIN(o, D / 2);
         if (t.blocks) release(shared + k_empty(x));
         release(shared + v_empty(x - 1));
-        store(a, &done, done.i0 + row0, o, &r, sum, unit);
+        store(a, &done, done.i0 + row0, o, &r, sum);
         if (t.blocks == 0) return;
     }
 }
