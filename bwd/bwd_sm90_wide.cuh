@@ -42,11 +42,11 @@ DEVICE void accumulate(float x[COLUMNS / 2], uint64_t left, uint64_t rows) {
     for (int e = 0; e < BM / 16; ++e)
         wgmma_st_n128(x, left + along_columns(e, BN), rows + along_rows(e), 1);
 }
-/* dQ = dS K: 64 rows x this consumer's columns, over BN; dS^T is what lies in shared memory. */
-DEVICE void dq_product(float x[COLUMNS / 2], uint64_t ds, uint64_t keys) {
-    wgmma_tt_new_n128(x, ds, keys);
+/* dQ = dS K: 64 rows x one panel of columns, over BN; dS^T is what lies in shared memory. */
+DEVICE void dq_product(float x[32], uint64_t ds, uint64_t keys) {
+    wgmma_tt_new_n64(x, ds, keys);
 #pragma unroll
-    for (int e = 1; e < BN / 16; ++e) wgmma_tt_n128(x, ds + along_rows(e), keys + along_rows(e), 1);
+    for (int e = 1; e < BN / 16; ++e) wgmma_tt_n64(x, ds + along_rows(e), keys + along_rows(e), 1);
 }
 
 DEVICE void consume(const fattni_sm90_args *p, const task *t, uint32_t shared,
@@ -68,24 +68,24 @@ DEVICE void consume(const fattni_sm90_args *p, const task *t, uint32_t shared,
     for (int i = 0; i < COLUMNS / 2; ++i) dk[i] = dv[i] = 0.0f;
 
     mbarrier_wait(shared + K_FULL, 0);
-    if (t->steps) mbarrier_wait(shared + V_FULL, 0);
+    if (t->steps) {
+        mbarrier_wait(shared + V_FULL, 0);
+        mbarrier_wait(shared + q_full(0), 0);
+        mbarrier_wait(shared + do_full(0), 0);
+    }
+    wgmma_fence(); /* of garbage, which nobody reads, when there is no step */
+    keys_by_rows(s, k_keys, operand(shared + Q_AT + rows_at, 0));
+    keys_by_rows(dp, v_keys, operand(shared + DO_AT + rows_at, 0));
+    wgmma_commit();
+    wgmma_wait(0);
     for (int n = 0; n < t->steps; ++n) {
         const step now = step_of(t, a->group, n);
         const uint32_t q = shared + Q_AT + now.stage * ROW_BYTES, d_o = shared + DO_AT + now.stage * ROW_BYTES;
         const uint32_t p_tile = shared + P_AT + now.stage * DS_BYTES, ds_tile = shared + DS_AT + now.stage * DS_BYTES;
         const float2 *const lse2 = (const float2 *)(memory + LSE_AT + now.stage * BM * 4) + row0 / 2;
         const float2 *const delta = (const float2 *)(memory + DELTA_AT + now.stage * BM * 4) + row0 / 2;
-        mbarrier_wait(shared + q_full(now.stage), now.parity);
-        wgmma_fence();
-        keys_by_rows(s, k_keys, operand(q + rows_at, 0));
-        wgmma_commit();
-        mbarrier_wait(shared + do_full(now.stage), now.parity);
-        wgmma_fence();
-        keys_by_rows(dp, v_keys, operand(d_o + rows_at, 0));
-        wgmma_commit();
-
-        wgmma_wait(1);
         PIN(s, ROWS / 2);
+        PIN(dp, ROWS / 2);
         if (tail || (CAUSAL && now.i0 + t->hi < t->j0 + BN - 1)) { /* row i sees keys up to i + hi */
             const int far = 1 << 20, first = CAUSAL ? key - t->hi - now.i0 - row0 : -far;
             mask(s, ROWS, key < a->Sk ? first : far, key + 8 < a->Sk ? first + 8 : far);
@@ -103,8 +103,6 @@ DEVICE void consume(const fattni_sm90_args *p, const task *t, uint32_t shared,
 #pragma unroll
         for (int i = 0; i < ROWS / 16; ++i)
             stmatrix_x4(p_tile + to + (((chunk + 2 * i) ^ (lane & 7)) << 4), pr + 4 * i);
-        wgmma_wait(0);
-        PIN(dp, ROWS / 2);
 #pragma unroll
         for (int i = 0; i < ROWS / 8; ++i) {
             const float2 x = delta[4 * i];
@@ -117,27 +115,46 @@ DEVICE void consume(const fattni_sm90_args *p, const task *t, uint32_t shared,
         async_proxy_fence();
         named_barrier_sync(WRITTEN, 256);
 
-        /* dQ leaves for L2 under the products of dV and dK. */
-        float dq[COLUMNS / 2];
+        /* dQ in halves, for its registers; each leaves for L2 while the tensor cores have other work: this
+           step's dV, dK, then S^T and dP^T of the next (after the last: of garbage). */
+        float dq[COLUMNS / 4];
+        float *const to_dq = a->dq_accumulator + padded_row(a, t->b, &now) * D +
+                             consumer * (BM * COLUMNS) + (threadIdx.x & 127) * 4;
+        const int other = now.stage ^ 1;
         wgmma_fence();
         dq_product(dq, operand(ds_tile, 0), k_depth);
         wgmma_commit();
         accumulate(dv, operand(p_tile, 0), operand(d_o + half * (BM * 128), BM * 128));
         wgmma_commit();
+        wgmma_wait(1);
+        PIN(dq, COLUMNS / 4);
+#pragma unroll
+        for (int i = 0; i < COLUMNS / 16; ++i) reduce_add_4(to_dq + i * 512, dq + 4 * i);
+        wgmma_fence();
+        dq_product(dq, operand(ds_tile, 0), k_depth + BN * 8);
+        wgmma_commit();
         accumulate(dk, operand(ds_tile, 0), operand(q + half * (BM * 128), BM * 128));
         wgmma_commit();
-        wgmma_wait(2);
-        PIN(dq, COLUMNS / 2);
-        float *const to_dq = a->dq_accumulator + padded_row(a, t->b, &now) * D +
-                             consumer * (BM * COLUMNS) + (threadIdx.x & 127) * 4;
+        wgmma_wait(1);
+        PIN(dq, COLUMNS / 4);
 #pragma unroll
-        for (int i = 0; i < COLUMNS / 8; ++i) reduce_add_4(to_dq + i * 512, dq + 4 * i);
+        for (int i = 0; i < COLUMNS / 16; ++i)
+            reduce_add_4(to_dq + (COLUMNS / 16 + i) * 512, dq + 4 * i);
+        if (n + 1 < t->steps) {
+            const uint32_t parity = (n + 1) >> 1 & 1;
+            mbarrier_wait(shared + q_full(other), parity);
+            mbarrier_wait(shared + do_full(other), parity);
+        }
+        wgmma_fence();
+        keys_by_rows(s, k_keys, operand(shared + Q_AT + other * ROW_BYTES + rows_at, 0));
+        keys_by_rows(dp, v_keys, operand(shared + DO_AT + other * ROW_BYTES + rows_at, 0));
+        wgmma_commit();
         wgmma_wait(1);
         PIN(dv, COLUMNS / 2);
-        release(shared + do_empty(now.stage));
-        wgmma_wait(0);
         PIN(dk, COLUMNS / 2);
+        release(shared + do_empty(now.stage));
         release(shared + q_empty(now.stage));
+        wgmma_wait(0);
     }
     const int column0 = consumer * COLUMNS;
     store_keys(&a->dv, t, key, column0, COLUMNS, dv, 1.0f, a->Sk, a->Dv, a->dv_f32, a->flags & FATTN_ACC_DV);

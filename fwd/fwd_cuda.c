@@ -25,7 +25,7 @@ static fattn_status run_persistent(fattn_ctx *ctx, const fattni_problem *p,
     fattni_sm90_args a;
     FATTNI_TRY(fattni_sm90_args_of(ctx, p, k, &a));
     a.next_tile = p->workspace;
-    if (k->mask == FATTNI_MASK_CAUSAL)
+    if (k->mask != FATTNI_MASK_FULL)
         FATTNI_TRY(fattni_cuda_zero(ctx, a.next_tile, sizeof *a.next_tile));
     return fattni_cuda_start(ctx, k->name, k->kernel, fattni_min(a.tiles, ctx->gpu.sms), k->threads,
                               k->shared, &a);
