@@ -8,6 +8,8 @@
 
 #include "cuda_grid.h"
 
+enum { FATTNI_PACK = 8 }; /* elements that a thread takes at once where they lie side by side */
+
 /* Rows of a tensor (core/rows.h): row number n begins walk_offset(n) elements after the first. */
 typedef struct fattni_walk {
     int64_t shape[FATTN_MAX_DIMS], stride[FATTN_MAX_DIMS];
@@ -49,6 +51,7 @@ typedef struct fattni_parts_args {
     int32_t fresh, reserved;
 } fattni_parts_args;
 
+enum { FATTNI_NORM_PACKS = 4 }; /* of a lane, where a warp holds a row */
 typedef struct fattni_norm_args {
     fattni_walk x, y, dx; /* y: output, and its gradient in backward */
     fattni_place in, out, gain, bias, d_in;
@@ -65,6 +68,7 @@ typedef struct fattni_rope_args {
     void *turns;                                    /* REAL [S][2][D/2] */
     double base, position;
     int32_t back, fresh;
+    int32_t pack, reserved; /* pairs of a thread: 1 or FATTNI_PACK */
 } fattni_rope_args;
 
 typedef struct fattni_embedding_args {
@@ -84,7 +88,8 @@ typedef struct fattni_loss_args {
     double *kept, *loss;         /* loss[row] */
     double *state;               /* [row][2]: maximum, sum of exp(x - max); NULL: not kept */
     int64_t first, rows, all, V; /* rows first..first+rows-1 of `all` */
-    int32_t ignore, fresh, gradients, reserved;
+    int32_t ignore, fresh, gradients;
+    int32_t pack;                /* elements of a thread at once: 1 or FATTNI_PACK */
 } fattni_loss_args;
 
 #ifdef __CUDACC__
@@ -99,6 +104,9 @@ static __device__ inline int64_t walk_offset(const fattni_walk *w, int64_t row) 
 #else
 #include "cuda_launch.h"
 #include "op_device.h"
+
+/* Rows can be read and written in packs. */
+bool fattni_rows_in_packs(const fattn_tensor *t);
 
 static inline fattni_place fattni_place_of(const fattn_tensor *t) {
     return (fattni_place){t->data, t->dtype, 0};

@@ -3,8 +3,6 @@
 
 #include "cuda_element.h"
 
-enum { PACK = 8 }; /* elements of a thread where all lie side by side */
-
 /* Keep in step with enum fattni_element (op_device.h). */
 enum { FILL, PUT, ADD, MUL, GELU, GELU_BACK, SILU, SILU_BACK };
 

@@ -7,7 +7,7 @@ FATTNI_KERNEL(each, fattni_element_args);
 FATTNI_KERNEL(sum, fattni_sum_args);
 FATTNI_KERNEL(add_parts, fattni_parts_args);
 
-enum { PACK = 8, ROW_THREADS = 256 };
+enum { ROW_THREADS = 256 };
 /* Sums are cut in parts, of at least LEAST_PART terms, until about THREADS threads have work. */
 enum { THREADS = 1 << 18, LEAST_PART = 64, MOST_PARTS = 1024, FEW_SUMS = 2048 };
 
@@ -19,6 +19,15 @@ fattni_walk fattni_walk_of(const fattn_tensor *t) {
         w.stride[d] = r.stride[d];
     }
     return w;
+}
+
+bool fattni_rows_in_packs(const fattn_tensor *t) {
+    const int last = t->ndim - 1;
+    bool fits = last >= 0 && (uintptr_t)t->data % 16 == 0 && t->shape[last] % FATTNI_PACK == 0 &&
+                (t->stride[last] == 1 || t->shape[last] == 1);
+    for (int d = 0; d < last && fits; ++d)
+        fits = t->shape[d] == 1 || t->stride[d] % FATTNI_PACK == 0;
+    return fits;
 }
 
 /* All operands in one run, side by side or one element repeated, and 16-byte aligned. */
@@ -42,7 +51,7 @@ fattn_status fattni_cuda_each(fattn_ctx *ctx, enum fattni_element what, const fa
     if (a.grid.count == 0) return FATTN_OK;
     for (int k = 0; k < operands; ++k) a.t[k] = fattni_place_of(t[k]);
     a.vector = is_vector(&a);
-    return FATTNI_START_REAL(ctx, t[0]->dtype, each, fattni_grid_blocks(&a.grid, a.vector ? PACK : 1),
+    return FATTNI_START_REAL(ctx, t[0]->dtype, each, fattni_grid_blocks(&a.grid, a.vector ? FATTNI_PACK : 1),
                              FATTNI_GRID_THREADS, &a);
 }
 

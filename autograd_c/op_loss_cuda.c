@@ -43,6 +43,7 @@ static fattn_status forward_cross_entropy(fattn_op_call *c) {
     fattni_loss_args a = cross_entropy_args(c);
     a.out = fattni_place_of(&c->out[0]);
     a.loss = c->workspace;
+    a.pack = fattni_rows_in_packs(&c->in[LOGITS]) ? FATTNI_PACK : 1;
     FATTNI_TRY(FATTNI_START(c->ctx, fattn_loss_count, 1, ROW_THREADS, &a));
     FATTNI_TRY(FATTNI_START_REAL(c->ctx, a.logits.dtype, loss_rows, a.rows, ROW_THREADS, &a));
     return FATTNI_START(c->ctx, fattn_loss_mean, 1, ROW_THREADS, &a);
@@ -55,6 +56,9 @@ static fattn_status backward_cross_entropy(fattn_op_call *c) {
     a.dx = fattni_walk_of(&c->d_in[LOGITS]);
     a.d = fattni_place_of(&c->d_in[LOGITS]);
     a.fresh = c->d_in_fresh[LOGITS];
+    a.pack = fattni_rows_in_packs(&c->in[LOGITS]) && fattni_rows_in_packs(&c->d_in[LOGITS])
+                 ? FATTNI_PACK
+                 : 1;
     return FATTNI_START_REAL(c->ctx, a.logits.dtype, loss_back, a.rows, ROW_THREADS, &a);
 }
 
@@ -172,6 +176,7 @@ static fattn_status forward_linear(fattn_op_call *c) {
         a.dx = fattni_walk_of(&q.G);
         a.logits = fattni_place_of(&q.logits);
         a.d = fattni_place_of(&q.G);
+        a.pack = fattni_rows_in_packs(&q.logits) && fattni_rows_in_packs(&q.G) ? FATTNI_PACK : 1;
         FATTNI_TRY(fattni_product_run(c->ctx, &q.forward, workspace));
         FATTNI_TRY(FATTNI_START_REAL(c->ctx, p.real, loss_rows, a.rows, ROW_THREADS, &a));
         if (p.want_dx) FATTNI_TRY(fattni_product_run(c->ctx, &q.to_dx, workspace));

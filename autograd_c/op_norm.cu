@@ -3,5 +3,7 @@
 
 #include "cuda_element.h"
 
+enum { NORM_PACKS = FATTNI_NORM_PACKS };
+
 #define BODY "autograd_c/op_norm_cuda.inc"
 #include "cuda_reals.inc"

@@ -1,13 +1,18 @@
-/* Rows of layernorm and rmsnorm on the device: a block per row; sums over rows in parts. */
+/* Rows of layernorm and rmsnorm on the device: a warp per row where it fits in registers, else a block;
+   sums over rows in parts. */
 #include "op_cuda.h"
 #include "op_norm.h"
 #include "rows.h"
 
 FATTNI_KERNEL(norm, fattni_norm_args);
 FATTNI_KERNEL(norm_back, fattni_norm_args);
+FATTNI_KERNEL(norm_warp, fattni_norm_args);
+FATTNI_KERNEL(norm_warp_back, fattni_norm_args);
 FATTNI_KERNEL(norm_sums, fattni_norm_args);
+FATTNI_KERNEL(norm_pack_sums, fattni_norm_args);
 
 enum { X = FATTNI_NORM_X, GAIN = FATTNI_NORM_GAIN, BIAS = FATTNI_NORM_BIAS };
+enum { WARPS = 8, MOST_IN_A_WARP = FATTNI_NORM_PACKS * 32 * FATTNI_PACK };
 enum { ROW_THREADS = 256, ROWS_OF_A_PART = 32, MOST_PARTS = 256 };
 
 static int64_t parts_of(int64_t rows) {
@@ -41,8 +46,19 @@ static fattni_norm_args args_of(const fattn_op_call *c) {
                               .centred = n->centred};
 }
 
+/* A warp can hold a row of x, y or dy, and dx. */
+static bool fits_a_warp(const fattn_op_call *c, const fattn_tensor *y, const fattn_tensor *dx) {
+    const fattn_tensor *const bias = c->n_in > BIAS ? &c->in[BIAS] : NULL;
+    return c->in[GAIN].shape[0] <= MOST_IN_A_WARP && fattni_rows_in_packs(&c->in[X]) &&
+           fattni_rows_in_packs(y) && fattni_rows_in_packs(&c->in[GAIN]) &&
+           (!bias || !bias->data || fattni_rows_in_packs(bias)) && (!dx || fattni_rows_in_packs(dx));
+}
+
 static fattn_status forward(fattn_op_call *c) {
     const fattni_norm_args a = args_of(c);
+    if (fits_a_warp(c, &c->out[0], NULL))
+        return FATTNI_START_REAL(c->ctx, a.in.dtype, norm_warp, fattni_ceil_div(a.rows, WARPS),
+                                 ROW_THREADS, &a);
     return FATTNI_START_REAL(c->ctx, a.in.dtype, norm, a.rows, ROW_THREADS, &a);
 }
 
@@ -53,13 +69,22 @@ static fattn_status backward(fattn_op_call *c) {
         a.dx = fattni_walk_of(&c->d_in[X]);
         a.d_in = fattni_place_of(&c->d_in[X]);
         a.fresh = c->d_in_fresh[X];
-        FATTNI_TRY(FATTNI_START_REAL(c->ctx, a.in.dtype, norm_back, a.rows, ROW_THREADS, &a));
+        if (fits_a_warp(c, &c->d_out[0], &c->d_in[X]))
+            FATTNI_TRY(FATTNI_START_REAL(c->ctx, a.in.dtype, norm_warp_back,
+                                         fattni_ceil_div(a.rows, WARPS), ROW_THREADS, &a));
+        else
+            FATTNI_TRY(FATTNI_START_REAL(c->ctx, a.in.dtype, norm_back, a.rows, ROW_THREADS, &a));
     }
     const fattn_tensor *const d[] = {&c->d_in[GAIN], c->n_in > BIAS ? &c->d_in[BIAS] : NULL};
     if (!d[0]->data && !(d[1] && d[1]->data)) return FATTN_OK;
     a.partial = c->workspace;
-    const int64_t blocks = fattni_ceil_div(a.C, ROW_THREADS) * a.parts;
-    FATTNI_TRY(FATTNI_START_REAL(c->ctx, a.in.dtype, norm_sums, blocks, ROW_THREADS, &a));
+    const bool packs = fattni_rows_in_packs(&c->in[X]) && fattni_rows_in_packs(&c->d_out[0]);
+    const int64_t columns = packs ? 32 * FATTNI_PACK : ROW_THREADS; /* of a block */
+    const int64_t blocks = fattni_ceil_div(a.C, columns) * a.parts;
+    if (packs)
+        FATTNI_TRY(FATTNI_START_REAL(c->ctx, a.in.dtype, norm_pack_sums, blocks, ROW_THREADS, &a));
+    else
+        FATTNI_TRY(FATTNI_START_REAL(c->ctx, a.in.dtype, norm_sums, blocks, ROW_THREADS, &a));
     for (int which = 0; which < 2; ++which)
         if (d[which] && d[which]->data)
             FATTNI_TRY(fattni_cuda_add_parts(c->ctx, d[which], c->d_in_fresh[GAIN + which],

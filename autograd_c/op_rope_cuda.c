@@ -1,4 +1,4 @@
-/* Rotary positions on the device: angles once for all heads, then a thread per pair. */
+/* Rotary positions on the device: angles once for all heads, then a thread per pair or pack of pairs. */
 #include "op_cuda.h"
 #include "op_rope.h"
 
@@ -30,11 +30,17 @@ static fattn_status turn(const fattn_op_call *c, const fattn_tensor *to, const f
     memcpy(a.from_stride, from->stride, sizeof a.from_stride);
     const int64_t pairs = fattn_tensor_numel(to) / 2;
     if (pairs == 0) return FATTN_OK;
+    if (to->shape[0] * to->shape[1] > INT32_MAX || to->shape[2] > INT32_MAX)
+        return fattn_ctx_fail(c->ctx, FATTN_E_UNSUPPORTED, "rope: more than 2^31-1 heads or rows");
+    const bool packs = fattni_rows_in_packs(to) && fattni_rows_in_packs(from) &&
+                       to->shape[3] / 2 % FATTNI_PACK == 0;
+    a.pack = packs ? FATTNI_PACK : 1;
     const int64_t angles = to->shape[2] * to->shape[3] / 2;
     const int32_t dtype = c->in[0].dtype;
     FATTNI_TRY(FATTNI_START_REAL(c->ctx, dtype, rope_angles, fattni_ceil_div(angles, THREADS), THREADS,
                                  &a));
-    return FATTNI_START_REAL(c->ctx, dtype, rope, fattni_ceil_div(pairs, THREADS), THREADS, &a);
+    return FATTNI_START_REAL(c->ctx, dtype, rope, fattni_ceil_div(pairs / a.pack, THREADS), THREADS,
+                             &a);
 }
 
 static fattn_status forward(fattn_op_call *c) {

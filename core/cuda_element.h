@@ -39,6 +39,10 @@ DEVICE double tanh_f64(double x) { return tanh(x); }
 DEVICE float sqrt_f32(float x) { return sqrtf(x); }
 DEVICE double sqrt_f64(double x) { return sqrt(x); }
 
+/* 1/x within two units of the last place; 0 beyond 2^126. */
+DEVICE float inverse_f32(float x) { return __fdividef(1.0f, x); }
+DEVICE double inverse_f64(double x) { return 1.0 / x; }
+
 enum { ROW_THREADS = 256 };
 
 /* Over a block of ROW_THREADS, in one order; every thread gets the result. A NaN is lost in a maximum,

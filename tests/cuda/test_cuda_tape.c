@@ -183,47 +183,48 @@ Test(cuda_tape, differences) {
 
 /* ---- 16 bits ---- */
 
-/* The graph's output, and the gradients of its sum weighted with itself, in F64 on the host. */
-static void run_graph(const pair *p, fattn_graph_fn graph, const fattn_tensor *in, int n,
-                      fattn_dtype dtype, fattn_tensor out[8]) {
+/* The graph on either context, on inputs of the device: its output, and the gradients of the loss that
+   it is, or of its rows' cross-entropy against class 0; in F64 on the host. */
+static void run_graph(const pair *p, fattn_ctx *ctx, fattn_graph_fn graph, const fattn_tensor *in,
+                      int n, fattn_dtype dtype, void *user, fattn_tensor out[8]) {
     fattn_tape *tape;
     fattn_param params[8] = {{.name = NULL}};
     fattn_var x[8];
-    MUST(p->gpu, fattn_tape_create(p->gpu, &tape));
+    MUST(ctx, fattn_tape_create(ctx, &tape));
     for (int i = 0; i < n; ++i) {
         fattn_param *const q = &params[i];
         if (in[i].dtype == FATTN_I32) {
             x[i] = fattn_input(tape, &in[i]);
             continue;
         }
-        MUST(p->gpu, fattn_tensor_alloc(p->gpu, dtype, in[i].ndim, in[i].shape, &q->value));
-        MUST(p->gpu, fattn_tensor_alloc(p->gpu, FATTN_F32, in[i].ndim, in[i].shape, &q->grad));
+        MUST(ctx, fattn_tensor_alloc(ctx, dtype, in[i].ndim, in[i].shape, &q->value));
+        MUST(ctx, fattn_tensor_alloc(ctx, FATTN_F32, in[i].ndim, in[i].shape, &q->grad));
         MUST(p->gpu, fattn_tensor_copy(p->gpu, &q->value, &in[i]));
-        MUST(p->gpu, fattn_tensor_normal(p->gpu, &q->grad, 0, 0, (fattn_rng){0}));
+        MUST(ctx, fattn_tensor_normal(ctx, &q->grad, 0, 0, (fattn_rng){0}));
         x[i] = fattn_use(tape, q);
     }
     fattn_tensor y;
-    fattn_var v = graph(tape, x, n, NULL);
-    MUST(p->gpu, fattn_tape_value(tape, v, &y));
+    fattn_var v = graph(tape, x, n, user);
+    MUST(ctx, fattn_tape_value(tape, v, &y));
     out[n] = to_host(p, &y);
-    if (y.ndim > 0) { /* a scalar: the mean loss of rows against class 0, or the loss itself */
-        int32_t zeros[256] = {0};
+    if (y.ndim > 0) {
+        int32_t zeros[512] = {0};
         fattn_tensor ids;
         const fattn_tensor here = fattn_tensor_view(zeros, FATTN_I32, FATTN_CPU, 0, y.ndim - 1, y.shape);
-        MUST(p->gpu, fattn_tensor_alloc(p->gpu, FATTN_I32, y.ndim - 1, y.shape, &ids));
+        MUST(ctx, fattn_tensor_alloc(ctx, FATTN_I32, y.ndim - 1, y.shape, &ids));
         MUST(p->gpu, fattn_tensor_copy(p->gpu, &ids, &here));
         v = fattn_op_cross_entropy(tape, v, fattn_input(tape, &ids), -1);
-        MUST(p->gpu, fattn_tape_backward(tape, v));
-        fattn_tensor_free(p->gpu, &ids);
+        MUST(ctx, fattn_tape_backward(tape, v));
+        fattn_tensor_free(ctx, &ids);
     } else {
-        MUST(p->gpu, fattn_tape_backward(tape, v));
+        MUST(ctx, fattn_tape_backward(tape, v));
     }
     for (int i = 0; i < n; ++i) {
         out[i] = (fattn_tensor){0};
         if (in[i].dtype == FATTN_I32) continue;
         out[i] = to_host(p, &params[i].grad);
-        fattn_tensor_free(p->gpu, &params[i].value);
-        fattn_tensor_free(p->gpu, &params[i].grad);
+        fattn_tensor_free(ctx, &params[i].value);
+        fattn_tensor_free(ctx, &params[i].grad);
     }
     fattn_tape_destroy(tape);
 }
@@ -243,8 +244,8 @@ static void check_narrow(const pair *p, fattn_graph_fn graph, fattn_tensor *in, 
             MUST(p->gpu, fattn_tensor_copy(p->gpu, &in[i], &rounded));
             fattn_tensor_free(p->gpu, &rounded);
         }
-        run_graph(p, graph, in, n, types[k], got);
-        run_graph(p, graph, in, n, FATTN_F32, want);
+        run_graph(p, p->gpu, graph, in, n, types[k], NULL, got);
+        run_graph(p, p->gpu, graph, in, n, FATTN_F32, NULL, want);
         for (int i = 0; i <= n; ++i) {
             if (!got[i].data) continue;
             double most = 0, error = 0;
@@ -277,6 +278,47 @@ Test(cuda_tape, sixteen_bits) {
                                 symbols(&p, 3, 7, 11, true),
                                 normal(g, 9, 3, (int64_t[]){3, 11, 6})};
     check_narrow(&p, losses, of_losses, 4);
+    pair_free(&p);
+}
+
+/* ---- sizes that fill packs, warps and blocks ---- */
+
+static fattn_var wide(fattn_tape *t, const fattn_var *in, int n, void *user) {
+    (void)n;
+    const int *const heads = user;
+    const fattn_var h = fattn_op_layernorm(t, in[0], in[1], in[2], 1e-5f);
+    const fattn_var r = fattn_op_rope(t, fattn_op_heads(t, h, 0, heads[0], heads[1]), 1e4f, 0);
+    const fattn_var y = fattn_op_gelu(t, fattn_op_merge(t, r));
+    return fattn_op_add(t, fattn_op_silu(t, in[0]), fattn_op_mul(t, y, in[1]));
+}
+
+/* F32 on both devices. Sums over 300 rows or a thousand columns: 64 units of the last place of the
+   largest number are beyond any chance. */
+Test(cuda_tape, large) {
+    pair p = pair_or_skip(0);
+    static const int heads[][2] = {{8, 64}, {12, 86}, {5, 30}, {3, 8}, {33, 32}};
+    for (int k = 0; k < 5; ++k) {
+        const int64_t columns = heads[k][0] * heads[k][1];
+        fattn_tensor got[8], want[8];
+        fattn_tensor in[] = {normal(p.gpu, 1, 3, (int64_t[]){2, 150, columns}),
+                             normal(p.gpu, 2, 1, &columns), normal(p.gpu, 3, 1, &columns)};
+        int shape[2] = {heads[k][0], heads[k][1]};
+        run_graph(&p, p.gpu, wide, in, 3, FATTN_F32, shape, got);
+        run_graph(&p, p.cpu, wide, in, 3, FATTN_F32, shape, want);
+        for (int i = 0; i < 4; ++i) {
+            double most = 0, error = 0;
+            for (int64_t e = 0; e < fattn_tensor_numel(&got[i]); ++e) {
+                const double x = ((double *)got[i].data)[e], y = ((double *)want[i].data)[e];
+                most = fmax(most, fabs(y));
+                error = isnan(x) ? INFINITY : fmax(error, fabs(x - y));
+            }
+            cr_expect(error <= 64 * 0x1p-24 * most, "%lld columns, %s %d: error %g of %g",
+                      (long long)columns, i < 3 ? "gradient" : "output", i, error, most);
+            fattn_tensor_free(p.cpu, &got[i]);
+            fattn_tensor_free(p.cpu, &want[i]);
+            if (i < 3) fattn_tensor_free(p.gpu, &in[i]);
+        }
+    }
     pair_free(&p);
 }
 
