@@ -1,9 +1,9 @@
 /* Gradients of bias and sink on the CPU.
 
-   dbias = sum of G over the dimensions that bias broadcasts over. The tasks are the elements that are
-   there: each owns a block of d_bias and walks everything that adds to it in ascending order, sequences,
-   heads, rows, keys, so that no two tasks meet and bits depend on nothing else. That computes S and dP
-   once more, 2 products beside the 5 or 7 of the other gradients. */
+   dbias = sum of G over the dimensions that bias broadcasts over. The tasks are the elements that
+   are there: each owns a block of d_bias and walks everything that adds to it in ascending order,
+   sequences, heads, rows, keys, so that no two tasks meet and bits depend on nothing else. That
+   computes S and dP once more, 2 products beside the 5 or 7 of the other gradients. */
 #include "bwd_rows.h"
 
 #include <math.h>
@@ -30,14 +30,15 @@ static fattni_range part(int64_t begin, int64_t size, int64_t end) {
     return (fattni_range){fattni_min(begin, end), fattni_min(begin + size, end)};
 }
 
-static void zero(const fattni_array *a, int64_t b, int64_t h, fattni_range rows, fattni_range keys) {
+static void zero(const fattni_array *a, int64_t b, int64_t h, fattni_range rows,
+                 fattni_range keys) {
     for (int64_t i = rows.begin; i < rows.end; ++i)
         for (int64_t j = keys.begin; j < keys.end; ++j) fattni_set(a, b, h, i, j, 0);
 }
 
 /* What one head of one sequence adds to rows x keys. */
-static void add_head(const fattni_bwd *w, int64_t b, int64_t h, fattni_range rows, fattni_range keys,
-                     char *scratch) {
+static void add_head(const fattni_bwd *w, int64_t b, int64_t h, fattni_range rows,
+                     fattni_range keys, char *scratch) {
     const fattni_array *const a = &w->p->d_bias;
     const fattni_sequence seq = fattni_sequence_of(w->p, b);
     const int64_t end = fattni_min(rows.end, seq.band.Sq);

@@ -1,10 +1,10 @@
 /* Flash attention backward on the CPU (FlashAttention-2's order, Dao 2023): column blocks of keys,
    each once through all rows that see it, S and P computed again from L. See bwd/README.md.
 
-   Every sum has one order, whatever the threads do: dQ over key tiles, dK and dV over the query heads
-   of the group and the row blocks in them, all ascending. So one pass over (sequence, key head) and two
-   passes, one for dQ by row blocks and one for dK, dV by column blocks, give the same bits, and the
-   choice between them may look at the number of threads. */
+   Every sum has one order, whatever the threads do: dQ over key tiles, dK and dV over the query
+   heads of the group and the row blocks in them, all ascending. So one pass over (sequence, key
+   head) and two passes, one for dQ by row blocks and one for dK, dV by column blocks, give the same
+   bits, and the choice between them may look at the number of threads. */
 #include "bwd_rows.h"
 #include "kernel.h"
 
@@ -19,8 +19,8 @@ static fattni_range live_rows(const fattni_sequence *seq) {
     return fattni_rows_of(&seq->band, 0, seq->band.Sk);
 }
 
-static void zero_rows(const fattni_array *a, int64_t columns, int64_t batch, int64_t h, int64_t begin,
-                      int64_t end) {
+static void zero_rows(const fattni_array *a, int64_t columns, int64_t batch, int64_t h,
+                      int64_t begin, int64_t end) {
     const size_t bytes = (size_t)columns * fattn_dtype_size((fattn_dtype)a->dtype);
     for (int64_t i = begin; i < end; ++i) memset(fattni_at(a, batch, h, i), 0, bytes);
 }
@@ -39,8 +39,8 @@ static void prepare(void *arg, int64_t task, int thread) {
         char *const delta = p->workspace;
         const int64_t at = fattni_bwd_delta_at(p, seq.batch, h, row);
         w->k->dots(rows, p->Dv, (fattn_dtype)p->d_o.dtype, fattni_at(&p->d_o, seq.batch, h, row),
-                   p->d_o.s[2], (fattn_dtype)p->o.dtype, fattni_at(&p->o, seq.batch, h, row), p->o.s[2],
-                   delta + at * (int64_t)fattn_dtype_size(w->k->dtype));
+                   p->d_o.s[2], (fattn_dtype)p->o.dtype, fattni_at(&p->o, seq.batch, h, row),
+                   p->o.s[2], delta + at * (int64_t)fattn_dtype_size(w->k->dtype));
         for (int64_t i = 0; p->d_lse.present && i < rows; ++i)
             fattni_store(delta, w->k->dtype, at + i,
                          fattni_load(delta, w->k->dtype, at + i) -
@@ -49,7 +49,8 @@ static void prepare(void *arg, int64_t task, int thread) {
     if (!(w->want & WANT_DQ) || (p->flags & FATTN_ACC_DQ)) return;
     const fattni_range live = live_rows(&seq);
     zero_rows(&p->dq, p->D, seq.batch, h, row, seq.q0 + fattni_clamp(live.begin, i0, i0 + rows));
-    zero_rows(&p->dq, p->D, seq.batch, h, seq.q0 + fattni_clamp(live.end, i0, i0 + rows), row + rows);
+    zero_rows(&p->dq, p->D, seq.batch, h, seq.q0 + fattni_clamp(live.end, i0, i0 + rows),
+              row + rows);
 }
 
 /* ---- tiles ---- */
@@ -91,8 +92,8 @@ static void *packed_dq(const fattni_bwd *w, const fattni_bwd_rows *r) {
     return r->scratch + w->at.dq + (w->keeps_dq ? (size_t)block * bytes : 0);
 }
 
-/* dQ^T starts from zero, or goes on where the column blocks before have left it, in place or in dq. A
-   caller's dq to which this is added is there from the start, or is added at the end when it has
+/* dQ^T starts from zero, or goes on where the column blocks before have left it, in place or in dq.
+   A caller's dq to which this is added is there from the start, or is added at the end when it has
    only 16 bits. */
 static void load_dq(const fattni_bwd *w, const fattni_bwd_rows *r, bool first) {
     const fattni_problem *const p = w->p;
@@ -111,8 +112,8 @@ static void store_dq(const fattni_bwd *w, const fattni_bwd_rows *r, bool last) {
     const int64_t begin = fattni_clamp(live.begin - r->i0, 0, r->rows);
     const int64_t end = fattni_clamp(live.end - r->i0, 0, r->rows), row = r->seq->q0 + r->i0;
     if (p->dq.dtype == (int32_t)w->k->dtype) {
-        w->k->unpack(begin, end, p->D, packed_dq(w, r), NULL, fattni_at(&p->dq, r->seq->batch, r->h, row),
-                     p->dq.s[2]);
+        w->k->unpack(begin, end, p->D, packed_dq(w, r), NULL,
+                     fattni_at(&p->dq, r->seq->batch, r->h, row), p->dq.s[2]);
     } else if (last && end > begin) {
         char *const rows = r->scratch + w->at.q_rows; /* Q's are not needed any more */
         w->k->unpack(begin, end, p->D, packed_dq(w, r), NULL, rows, p->D);
@@ -124,8 +125,9 @@ static void store_dq(const fattni_bwd *w, const fattni_bwd_rows *r, bool last) {
 
 /* Sums of the column block that begins at key `begin` go to dk or dv. Nothing is added to keys that
    no row sees. */
-static void store_keys(const fattni_bwd *w, const fattni_sequence *seq, const fattni_array *a, int64_t g,
-                       int64_t width, int64_t pad, const char *sums, bool add, fattni_range keys) {
+static void store_keys(const fattni_bwd *w, const fattni_sequence *seq, const fattni_array *a,
+                       int64_t g, int64_t width, int64_t pad, const char *sums, bool add,
+                       fattni_range keys) {
     const int64_t begin = keys.begin;
     if (add) {
         const fattni_range live = fattni_keys_of(&seq->band, 0, fattni_max(seq->band.Sq, 1));
@@ -178,8 +180,8 @@ static void head_task(void *arg, int64_t task, int thread) {
         column_block(w, &seq, b, g, n, w->want, fattni_bwd_scratch(w, thread));
 }
 
-/* One column block of one key head: dK and dV. The first blocks see most rows when a mask is causal;
-   as in forward, long tasks come first. */
+/* One column block of one key head: dK and dV. The first blocks see most rows when a mask is
+   causal; as in forward, long tasks come first. */
 static void column_task(void *arg, int64_t task, int thread) {
     const fattni_bwd *const w = arg;
     const int64_t pairs = w->p->B * w->p->Hkv, pair = task % pairs, b = pair / w->p->Hkv;
@@ -201,8 +203,9 @@ static void row_task(void *arg, int64_t task, int thread) {
     const fattni_range keys = fattni_keys_of(&seq.band, i0, i0 + r.rows);
     load_dq(w, &r, true);
     for (int64_t j = keys.begin / w->columns * w->columns; j < keys.end; j += w->columns) {
-        const fattni_range columns = {fattni_max(j, keys.begin / FATTNI_TILE_KEYS * FATTNI_TILE_KEYS),
-                                      fattni_min(j + w->columns, keys.end)};
+        const fattni_range columns = {
+            fattni_max(j, keys.begin / FATTNI_TILE_KEYS * FATTNI_TILE_KEYS),
+            fattni_min(j + w->columns, keys.end)};
         fattni_bwd_load_keys(w, &seq, h / p->group, columns, r.scratch);
         backward_tiles(w, &r, columns, WANT_DQ, packed_dq(w, &r));
     }

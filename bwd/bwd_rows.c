@@ -10,7 +10,8 @@ enum { COLUMN_BYTES = 256 << 10, FEWEST_COLUMNS = 2 * FATTNI_TILE_KEYS, MOST_COL
 
 static int64_t column_size(const fattni_bwd *w) {
     const int64_t copies = fattni_is_narrow(w->p) ? 2 : 1; /* K and V beside dK and dV */
-    const int64_t key_bytes = copies * (w->D_pad + w->Dv_pad) * (int64_t)fattn_dtype_size(w->k->dtype);
+    const int64_t key_bytes =
+        copies * (w->D_pad + w->Dv_pad) * (int64_t)fattn_dtype_size(w->k->dtype);
     const int64_t size = COLUMN_BYTES / key_bytes / FATTNI_TILE_KEYS * FATTNI_TILE_KEYS;
     const int64_t needed = fattni_round_up(fattni_max(w->p->Sk, 1), FATTNI_TILE_KEYS);
     return fattni_min(fattni_clamp(size, FEWEST_COLUMNS, MOST_COLUMNS), needed);
@@ -52,8 +53,8 @@ fattni_bwd fattni_bwd_plan(const fattn_ctx *ctx, const fattni_problem *p) {
     w.row_blocks = fattni_ceil_div(p->Sq, w.k->rows);
     w.columns = column_size(&w);
 
-    /* One pass is 5 products per tile, two are 7 but have more tasks: better when one pass would leave
-       more than 2 of 7 threads idle. */
+    /* One pass is 5 products per tile, two are 7 but have more tasks: better when one pass would
+       leave more than 2 of 7 threads idle. */
     const int64_t pairs = p->B * p->Hkv, threads = ctx->cpu_threads;
     const bool both = (w.want & WANT_DQ) && (w.want & WANT_KEYS);
     w.one_pass = both && 5 * fattni_ceil_div(pairs, threads) * threads <= 7 * pairs;
@@ -108,8 +109,8 @@ static void pack_statistics(const fattni_bwd *w, const fattni_bwd_rows *r) {
     }
 }
 
-fattni_bwd_rows fattni_bwd_pack(const fattni_bwd *w, const fattni_sequence *seq, int64_t b, int64_t h,
-                                int64_t i0, char *scratch) {
+fattni_bwd_rows fattni_bwd_pack(const fattni_bwd *w, const fattni_sequence *seq, int64_t b,
+                                int64_t h, int64_t i0, char *scratch) {
     const fattni_problem *const p = w->p;
     const int64_t row = seq->q0 + i0;
     fattni_bwd_rows r = {
@@ -162,6 +163,6 @@ void fattni_bwd_probabilities(const fattni_bwd *w, const fattni_bwd_rows *r, con
         fattni_keep_mask(at, s + w->at.keep);
         k->multiply(&at->tile, s + w->at.keep, s + w->at.ds);
     }
-    k->gradient(&at->tile, fattni_log2_factor(p), scale, s + w->at.lse, s + w->at.delta, s + w->at.p,
-                s + w->at.ds);
+    k->gradient(&at->tile, fattni_log2_factor(p), scale, s + w->at.lse, s + w->at.delta,
+                s + w->at.p, s + w->at.ds);
 }

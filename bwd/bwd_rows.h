@@ -1,5 +1,5 @@
-/* Backward on the CPU, one block of rows: what the passes for dQ, dK and dV (bwd_cpu.c) and for dbias
-   and dsink (bwd_bias.c) have in common. */
+/* Backward on the CPU, one block of rows: what the passes for dQ, dK and dV (bwd_cpu.c) and for
+   dbias and dsink (bwd_bias.c) have in common. */
 #ifndef FATTNI_BWD_ROWS_H
 #define FATTNI_BWD_ROWS_H
 
@@ -55,8 +55,8 @@ typedef struct fattni_bwd_rows {
     int64_t q_stride, d_o_stride;
 } fattni_bwd_rows;
 
-fattni_bwd_rows fattni_bwd_pack(const fattni_bwd *w, const fattni_sequence *seq, int64_t b, int64_t h,
-                                int64_t i0, char *scratch);
+fattni_bwd_rows fattni_bwd_pack(const fattni_bwd *w, const fattni_sequence *seq, int64_t b,
+                                int64_t h, int64_t i0, char *scratch);
 
 /* Of 16-bit inputs, the keys and values of at most a column block go into scratch for the tiles to
    come. */
@@ -66,8 +66,8 @@ void fattni_bwd_load_keys(const fattni_bwd *w, const fattni_sequence *seq, int64
 fattni_place fattni_bwd_place(const fattni_bwd *w, const fattni_bwd_rows *r, int64_t j0, int64_t j,
                               int64_t keys);
 
-/* P^T and G^T = P (dP - delta), times `scale`, into scratch; with dropout the keep mask, too, and with
-   a softcap its derivative times p->scale. */
+/* P^T and G^T = P (dP - delta), times `scale`, into scratch; with dropout the keep mask, too, and
+   with a softcap its derivative times p->scale. */
 void fattni_bwd_probabilities(const fattni_bwd *w, const fattni_bwd_rows *r, const fattni_place *at,
                               double scale);
 

@@ -1,5 +1,5 @@
-/* Speed of the attention kernels, beside the matrix product's on the same threads in the same run and the
-   peak of the multiply-add units. */
+/* Speed of the attention kernels, beside the matrix product's on the same threads in the same run
+   and the peak of the multiply-add units. */
 #include "bench.h"
 #include "cli.h"
 #include "layer.h"
@@ -61,8 +61,8 @@ static void print_pass(const speed *s, const yardsticks *y) {
            1e-9 * s->flops, 100 * s->flops / y->sgemm, 100 * s->flops / y->peak);
 }
 
-static int bench_row(fattn_ctx *ctx, const bench_options *o, int64_t n, int algorithm, const yardsticks *y,
-                     json *j) {
+static int bench_row(fattn_ctx *ctx, const bench_options *o, int64_t n, int algorithm,
+                     const yardsticks *y, json *j) {
     const layer_shape shape = {dtype_of[o->dtype], o->batch, o->heads, o->heads, n, n, o->head_dim};
     layer l;
     fattn_status s =
@@ -96,9 +96,11 @@ static int bench_row(fattn_ctx *ctx, const bench_options *o, int64_t n, int algo
 }
 
 /* Raises both: other programs on the machine can only make it look slower than it is. */
-static int measure_yardsticks(fattn_ctx *ctx, const bench_options *o, int64_t repeat, yardsticks *y) {
+static int measure_yardsticks(fattn_ctx *ctx, const bench_options *o, int64_t repeat,
+                              yardsticks *y) {
     double flops = 0;
-    const fattn_status s = measure_sgemm(ctx, SGEMM_N, o->repeat < repeat ? o->repeat : repeat, &flops);
+    const fattn_status s =
+        measure_sgemm(ctx, SGEMM_N, o->repeat < repeat ? o->repeat : repeat, &flops);
     if (s != FATTN_OK) return cli_status(ctx, s, "sgemm");
     if (flops > y->sgemm) y->sgemm = flops;
     const double peak = measure_fma_peak((int)o->threads);
@@ -110,12 +112,13 @@ int bench_attention(fattn_ctx *ctx, const bench_options *o, json *j) {
     yardsticks y = {0, 0};
     int code = measure_yardsticks(ctx, o, 10, &y);
     if (code != CLI_OK) return code;
-    printf("attention, %s, B %lld, H %lld, d %lld, %s\n"
-           "on the same threads: sgemm %d^3 %.1f GFLOP/s, peak of the multiply-add units %.1f GFLOP/s\n"
-           "forward is 4 B H N^2 d FLOP%s, backward 2.5 times as much; GFLOP/s of the best run\n\n",
-           fattn_dtype_name(dtype_of[o->dtype]), (long long)o->batch, (long long)o->heads,
-           (long long)o->head_dim, o->causal ? "causal" : "full", SGEMM_N, 1e-9 * y.sgemm,
-           1e-9 * y.peak, o->causal ? ", half of it when causal" : "");
+    printf(
+        "attention, %s, B %lld, H %lld, d %lld, %s\n"
+        "on the same threads: sgemm %d^3 %.1f GFLOP/s, peak of the multiply-adds %.1f GFLOP/s\n"
+        "forward is 4 B H N^2 d FLOP%s, backward 2.5 times as much; GFLOP/s of the best run\n\n",
+        fattn_dtype_name(dtype_of[o->dtype]), (long long)o->batch, (long long)o->heads,
+        (long long)o->head_dim, o->causal ? "causal" : "full", SGEMM_N, 1e-9 * y.sgemm,
+        1e-9 * y.peak, o->causal ? ", half of it when causal" : "");
     printf("%7s  %-9s %-41s %-41s\n", "", "", "forward", "backward");
     printf("%7s  %-9s", "N", "algorithm");
     for (int pass = 0; pass < 2; ++pass)

@@ -1,5 +1,5 @@
-/* What the multiply-add units of this machine do at most: chains of multiply-adds in registers, enough
-   of them to hide the latency, on every thread at once. */
+/* What the multiply-add units of this machine do at most: chains of multiply-adds in registers,
+   enough of them to hide the latency, on every thread at once. */
 #include "measure.h"
 #include "progress.h"
 
@@ -10,7 +10,7 @@ enum { CHAINS = 12, ROUNDS = 1 << 22, TRIALS = 5, MOST_THREADS = 1024 };
 
 typedef float (*chains)(void);
 
-/* x = x a + b, CHAINS times beside each other; what it returns keeps the compiler from dropping it. */
+/* x = x a + b, CHAINS times beside each other; the result keeps the compiler from dropping it. */
 #define DEFINE_CHAINS(name, attribute, vector, splat, multiply_add)                          \
     attribute static float name(void) {                                                      \
         vector x[CHAINS];                                                                    \
@@ -27,8 +27,10 @@ typedef float (*chains)(void);
 #include <immintrin.h>
 #define MULTIPLY_ADD_SSE(x, a, b) _mm_add_ps(_mm_mul_ps(x, a), b)
 DEFINE_CHAINS(chains_sse, , __m128, _mm_set1_ps, MULTIPLY_ADD_SSE)
-DEFINE_CHAINS(chains_avx2, __attribute__((target("avx2,fma"))), __m256, _mm256_set1_ps, _mm256_fmadd_ps)
-DEFINE_CHAINS(chains_avx512, __attribute__((target("avx512f"))), __m512, _mm512_set1_ps, _mm512_fmadd_ps)
+DEFINE_CHAINS(chains_avx2, __attribute__((target("avx2,fma"))), __m256, _mm256_set1_ps,
+              _mm256_fmadd_ps)
+DEFINE_CHAINS(chains_avx512, __attribute__((target("avx512f"))), __m512, _mm512_set1_ps,
+              _mm512_fmadd_ps)
 
 static chains widest(int *lanes) {
     __builtin_cpu_init();

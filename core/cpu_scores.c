@@ -63,7 +63,8 @@ static void load_bias(const fattni_place *at, void *tile) {
                                      first + i * bias->s[2] + j * bias->s[3]));
 }
 
-void fattni_scores(const fattni_place *at, const void *q, void *scratch, void *s, void *derivative) {
+void fattni_scores(const fattni_place *at, const void *q, void *scratch, void *s,
+                   void *derivative) {
     const fattni_problem *const p = at->p;
     at->k->scores(&at->tile, p->D, at->key, at->key_stride, q, s);
     if (!fattni_adjusts(p)) return;

@@ -40,7 +40,8 @@ bool fattni_adjusts(const fattni_problem *p);
 /* What turns fattni_scores' result into units of log2. */
 double fattni_log2_factor(const fattni_problem *p);
 
-/* s[key][row] from Q^T; derivative, wanted with a softcap in backward, else NULL, takes dt / d(q.k). */
+/* s[key][row] from Q^T; derivative, wanted with a softcap in backward, else NULL, takes
+   dt / d(q.k). */
 void fattni_scores(const fattni_place *at, const void *q, void *scratch, void *s, void *derivative);
 
 /* mask[key][row]: 0 where dropped, else 1 / (1 - p). */

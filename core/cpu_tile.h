@@ -4,18 +4,18 @@
    and corrections of the softmax are then plain vector arithmetic, and elements of K and V enter as
    broadcast scalars, straight from the caller's tensors. Only rows are packed: [column][row].
 
-   One source, cpu_tile.inc, is compiled for each instruction set and for float and double. The drivers
-   (fwd_cpu.c, bwd_cpu.c) know no type: pointers are to `real`s of the table's type, strides count
-   elements. 16-bit numbers are what tensors may store: `widen`, `put` and `dots` read and write them, all
-   else is float. Kernels allocate nothing and may run at the same time. */
+   One source, cpu_tile.inc, is compiled for each instruction set and for float and double. The
+   drivers (fwd_cpu.c, bwd_cpu.c) know no type: pointers are to `real`s of the table's type, strides
+   count elements. 16-bit numbers are what tensors may store: `widen`, `put` and `dots` read and
+   write them, all else is float. Kernels allocate nothing and may run at the same time. */
 #ifndef FATTNI_CPU_TILE_H
 #define FATTNI_CPU_TILE_H
 
 #include "internal.h"
 
 /* A tile has at most 64 keys and 192 bytes of rows, 48 floats or 24 doubles: three AVX-512 vectors,
-   with the 8 x 3 micro-kernel all but 5 of 32 registers; and 12 KiB per tile, so that S and a packed
-   operand of 64 columns share the first-level cache. */
+   with the 8 x 3 micro-kernel all but 5 of 32 registers; and 12 KiB per tile, so that S and a
+   packed operand of 64 columns share the first-level cache. */
 enum {
     FATTNI_TILE_KEYS = 64,
     FATTNI_TILE_ROW_BYTES = 192,
@@ -47,9 +47,10 @@ typedef struct fattni_dropout {
 typedef struct fattni_cpu_kernels {
     const char *isa;
     fattn_dtype dtype;   /* FATTN_F32 or FATTN_F64: what a `real` is */
-    int64_t rows, lanes; /* reals: of a block, also the pitch of all [..][row] arrays; of a vector */
+    int64_t rows;        /* reals of a block, also the pitch of all [..][row] arrays */
+    int64_t lanes;       /* reals of a vector */
 
-    /* packed[d][i] = x[i][d] * factor[i], or 0 where factor is 0 or i >= rows; factor NULL means 1. */
+    /* packed[d][i] = x[i][d] * factor[i], or 0 where factor is 0 or i >= rows; NULL means 1. */
     void (*pack)(int64_t rows, int64_t columns, const void *x, int64_t stride, const void *factor,
                  void *packed);
     /* x[i][d] = packed[d][i] * factor[i] for first <= i < rows; factor NULL means 1. */
@@ -77,20 +78,22 @@ typedef struct fattni_cpu_kernels {
     /* Online softmax in units of log2: with x = factor * s, max' = max(max, max_j x),
        s[j][i] = 2^(x - max'), sum = decay * sum + sum_j s, decay = 2^(max - max'). Unseen keys give
        exactly 0; a row that has seen none keeps max = -inf, sum = 0. */
-    void (*softmax)(const fattni_tile *t, double factor, void *s, void *max, void *sum, void *decay);
+    void (*softmax)(const fattni_tile *t, double factor, void *s, void *max, void *sum,
+                    void *decay);
     /* acc[d][i] = decay[i] * acc[d][i] + sum_j v[j][d] s[j][i]; decay NULL means 1. */
     void (*add_keys)(const fattni_tile *t, int64_t columns, const void *v, int64_t stride,
                      const void *s, const void *decay, void *acc);
     /* p = 2^(factor * p - lse), ds = scale * p * (ds - delta); both exactly 0 where row i does not
-       see key j. On entry p holds the scores and ds holds dP. lse[2][row]: L in units of log2, rounded,
-       and what rounding took away, for a rounding of L is an error of the whole row. */
+       see key j. On entry p holds the scores and ds holds dP. lse[2][row]: L in units of log2,
+       rounded, and what rounding took away, for a rounding of L is an error of the whole row. */
     void (*gradient)(const fattni_tile *t, double factor, double scale, const void *lse,
                      const void *delta, void *p, void *ds);
     /* acc[j][d] += sum_i s[j][i] x[i][d]; columns is a multiple of lanes and the pitch of acc. */
     void (*add_rows)(const fattni_tile *t, int64_t columns, const void *s, const void *x,
                      int64_t stride, void *acc);
     /* dst[i * row + j * column] += g[j][i]; a stride of 0 sums. */
-    void (*add_elements)(const fattni_tile *t, const void *g, void *dst, int64_t row, int64_t column);
+    void (*add_elements)(const fattni_tile *t, const void *g, void *dst, int64_t row,
+                         int64_t column);
 } fattni_cpu_kernels;
 
 /* Appends a part of that many bytes to a workspace of *end bytes; returns where it begins. */

@@ -1,5 +1,6 @@
 /* Flash attention forward on the CPU in FlashAttention-2's order (Dao 2023): blocks of rows in
-   parallel, each once through all keys that it sees; O, max and sum stay in cache. fwd/README.md. */
+   parallel, each once through all keys that it sees; O, max and sum stay in cache. fwd/README.md.
+ */
 #include "fwd_rows.h"
 #include "kernel.h"
 

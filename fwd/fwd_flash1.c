@@ -2,8 +2,9 @@
    blocks of keys, the inner one over blocks of rows, so that O, max and sum go to memory and back
    once per block of keys; parallel over sequences and heads only. The tiles are those of fwd_cpu.c.
 
-   O lies in the caller's tensor, not yet divided by the sum, or in the workspace when o is of a 16-bit
-   dtype; max and sum in the workspace. That is for all rows of the head that a thread works on. */
+   O lies in the caller's tensor, not yet divided by the sum, or in the workspace when o is of a
+   16-bit dtype; max and sum in the workspace. That is for all rows of the head that a thread works
+   on. */
 #include "fwd_rows.h"
 #include "kernel.h"
 

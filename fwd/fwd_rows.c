@@ -53,7 +53,7 @@ void fattni_fwd_load_q(const fattni_fwd_rows *r) {
 /* What row i starts from: a sink, and L over the keys of an earlier call; -inf: none. */
 typedef struct start {
     double sink, before, most; /* the larger of both */
-    double max;                /* that, as the softmax keeps it: in units of log2, rounded, finite */
+    double max; /* that, as the softmax keeps it: in units of log2, rounded, finite */
     double rest;               /* 2^ what rounding took away, unless max is too large to matter */
 } start;
 

@@ -30,8 +30,8 @@ fattni_fwd_rows fattni_fwd_rows_of(const fattni_problem *p, const fattni_cpu_ker
                                    const fattni_fwd_layout *at, const fattni_sequence *seq,
                                    int64_t b, int64_t h, int64_t i0, char *scratch);
 
-/* Before the first key: max = -inf, sum = 0. A sink is a key without value that was there first; what
-   FATTN_MERGE continues is one whose value is o. */
+/* Before the first key: max = -inf, sum = 0. A sink is a key without value that was there first;
+   what FATTN_MERGE continues is one whose value is o. */
 void fattni_fwd_start(const fattni_fwd_rows *r);
 /* Takes in the keys [j, j + keys), at most FATTNI_TILE_KEYS. Wants Q^T, O^T, max and sum. */
 void fattni_fwd_tile(const fattni_fwd_rows *r, int64_t j, int64_t keys);

@@ -7,7 +7,7 @@
 static const int thread_counts[] = {1, 2, 3, 8, 16};
 static const fattn_dtype dtypes[4] = {FATTN_F64, FATTN_F32, FATTN_F16, FATTN_BF16};
 
-/* At one thread backward goes once over (sequence, key head), at 16 twice, by rows and by columns. */
+/* At one thread backward goes once over (sequence, key head), at 16 by rows and by columns. */
 static void check(const attention_case *c) {
     fattn_ctx *const one = attention_context(1);
     attention *const want = attention_new(one, c);

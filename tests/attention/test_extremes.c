@@ -281,8 +281,8 @@ static void run_part(attention *a, enum engine by, enum fattni_pass pass, uint32
 }
 
 /* Forward over the parts one by one, merging; then backward over each with the joint O and L. */
-static void check_parts(fattn_ctx *ctx, enum engine by, const attention_case *c, const int64_t *ends,
-                        int parts) {
+static void check_parts(fattn_ctx *ctx, enum engine by, const attention_case *c,
+                        const int64_t *ends, int parts) {
     attention *const whole = attention_new(ctx, c), *const split = attention_new(ctx, c);
     attention_run(whole, REFERENCE);
     attention_run(split, by); /* gives it a workspace, too */

@@ -15,8 +15,14 @@ static fattn_attention_plan plan_of(fattn_ctx *ctx, const attention_case *c) {
     return plan;
 }
 
-static const attention_case base = {.name = "memory", .dtype = FATTN_F32, .B = 1, .Hq = 2, .Sq = 512,
-                                    .Sk = 512, .D = 64, .flags = FATTN_CAUSAL};
+static const attention_case base = {.name = "memory",
+                                    .dtype = FATTN_F32,
+                                    .B = 1,
+                                    .Hq = 2,
+                                    .Sq = 512,
+                                    .Sk = 512,
+                                    .D = 64,
+                                    .flags = FATTN_CAUSAL};
 
 Test(memory, forward_scratch_is_per_thread_and_independent_of_length) {
     fattn_ctx *const two = attention_context(2), *const eight = attention_context(8);
@@ -131,7 +137,8 @@ static const attention_case full[] = {
     {"dropout", FULL, .dropout_p = 0.2f},
     {"delta", FULL, .delta = true},
     {"F32 outputs", FULL, .wide = true},
-    {"whole vectors need padding", .B = 1, .Hq = 2, .Hkv = 1, .Sq = 192, .Sk = 512, .D = 60, .Dv = 44},
+    {"whole vectors need padding", .B = 1, .Hq = 2, .Hkv = 1, .Sq = 192, .Sk = 512, .D = 60,
+     .Dv = 44},
     {"all", FULL, .bias = BIAS, .softcap = 2, .dropout_p = 0.2f, .sink = true, .alibi = true},
     {"only dQ", FULL, .omit = NO_DK | NO_DV},
     {"only dK", FULL, .omit = NO_DQ | NO_DV},
@@ -146,8 +153,8 @@ static size_t used(const attention *a) {
     return end > FATTNI_ALIGN ? end - FATTNI_ALIGN : 0;
 }
 
-/* What the query asks for is written to its last part; a pass that wrote beyond it, or beside anything
-   else, would fail in the guards that attention_run keeps. */
+/* What the query asks for is written to its last part; a pass that wrote beyond it, or beside
+   anything else, would fail in the guards that attention_run keeps. */
 Test(memory, all_that_is_asked_for_is_used) {
     fattn_ctx *const ctx = attention_context(1);
     for (int n = 0; n < 4 * FULL_COUNT; ++n)
@@ -157,12 +164,14 @@ Test(memory, all_that_is_asked_for_is_used) {
             c.algorithm = way ? FATTN_ALGO_FLASH1 : FATTN_ALGO_AUTO;
             attention *const a = attention_new(ctx, &c);
             attention_forward(a, LIBRARY);
-            cr_assert_gt(used(a) + FATTNI_ALIGN, a->plan.fwd_workspace, "%s %s: forward uses %zu of %zu",
-                         c.name, fattn_dtype_name(c.dtype), used(a), a->plan.fwd_workspace);
+            cr_assert_gt(used(a) + FATTNI_ALIGN, a->plan.fwd_workspace,
+                         "%s %s: forward uses %zu of %zu", c.name, fattn_dtype_name(c.dtype),
+                         used(a), a->plan.fwd_workspace);
             memcpy(a->workspace.memory, a->workspace.initial, a->workspace.size);
             attention_backward(a, LIBRARY);
-            cr_assert_gt(used(a) + FATTNI_ALIGN, a->plan.bwd_workspace, "%s %s: backward uses %zu of %zu",
-                         c.name, fattn_dtype_name(c.dtype), used(a), a->plan.bwd_workspace);
+            cr_assert_gt(used(a) + FATTNI_ALIGN, a->plan.bwd_workspace,
+                         "%s %s: backward uses %zu of %zu", c.name, fattn_dtype_name(c.dtype),
+                         used(a), a->plan.bwd_workspace);
             attention_free(a);
         }
     fattn_ctx_destroy(ctx);
@@ -184,8 +193,8 @@ static void count_free(void *user, void *p, size_t bytes, fattn_stream stream) {
     free(p);
 }
 
-/* A layer as a caller has it: its tensors, then room for one pass and for the other. The allocator sees
-   the sum of the tensors, of what the query says, and nothing else. */
+/* A layer as a caller has it: its tensors, then room for one pass and for the other. The allocator
+   sees the sum of the tensors, of what the query says, and nothing else. */
 static void check_peak(const attention_case *given, int threads) {
     counter count = {0};
     const fattn_ctx_options o = {.struct_size = sizeof o, .cpu_threads = threads,
@@ -195,25 +204,26 @@ static void check_peak(const attention_case *given, int threads) {
     const size_t before = count.live;
     attention *const a = attention_new(plain, given);
     fattn_attention_io io = a->io;
-    const fattn_tensor **const slots[] = {&io.q, &io.k, &io.v, &io.o, &io.lse, &io.bias, &io.alibi, &io.sink,
-                                          &io.d_o, &io.d_lse, &io.delta, &io.dq, &io.dk, &io.dv,
-                                          &io.d_bias, &io.d_sink};
+    const fattn_tensor **const slots[] = {
+        &io.q,   &io.k,     &io.v,     &io.o,  &io.lse, &io.bias, &io.alibi,  &io.sink,
+        &io.d_o, &io.d_lse, &io.delta, &io.dq, &io.dk,  &io.dv,   &io.d_bias, &io.d_sink};
     enum { SLOTS = sizeof slots / sizeof *slots };
     fattn_tensor t[SLOTS], room;
     size_t tensors = 0;
     for (int n = 0; n < SLOTS; ++n) {
         if (!*slots[n]) continue;
         const fattn_tensor *const like = *slots[n];
-        cr_assert_eq(fattn_tensor_alloc(counted, (fattn_dtype)like->dtype, like->ndim, like->shape, &t[n]),
-                     FATTN_OK);
+        cr_assert_eq(
+            fattn_tensor_alloc(counted, (fattn_dtype)like->dtype, like->ndim, like->shape, &t[n]),
+            FATTN_OK);
         cr_assert_eq(fattn_tensor_copy(plain, &t[n], like), FATTN_OK);
         *slots[n] = &t[n];
         tensors += (size_t)fattn_tensor_numel(like) * fattn_dtype_size((fattn_dtype)like->dtype);
     }
     fattn_attention_plan plan = {.struct_size = sizeof plan};
     cr_assert_eq(fattn_attention_query(counted, &a->params, &io, &plan), FATTN_OK);
-    cr_assert_eq(count.live - before, tensors, "%s: %zu bytes of tensors, %zu counted", given->name, tensors,
-                 count.live - before);
+    cr_assert_eq(count.live - before, tensors, "%s: %zu bytes of tensors, %zu counted", given->name,
+                 tensors, count.live - before);
     fattn_tensor saved = {0};
     const int64_t kept = (int64_t)plan.saved_bytes;
     if (kept) cr_assert_eq(fattn_tensor_alloc(counted, FATTN_U8, 1, &kept, &saved), FATTN_OK);
@@ -226,12 +236,13 @@ static void check_peak(const attention_case *given, int threads) {
         if (size) cr_assert_eq(fattn_tensor_alloc(counted, FATTN_U8, 1, &size, &room), FATTN_OK);
         io.workspace = room.data, io.workspace_bytes = bytes;
         const size_t calls = count.calls;
-        cr_assert_eq((pass ? fattn_attention_bwd : fattn_attention_fwd)(counted, &a->params, &io), FATTN_OK,
-                     "%s", fattn_ctx_error(counted));
+        cr_assert_eq((pass ? fattn_attention_bwd : fattn_attention_fwd)(counted, &a->params, &io),
+                     FATTN_OK, "%s", fattn_ctx_error(counted));
         cr_assert_eq(count.calls, calls, "%s: the call allocated", given->name);
         if (size) fattn_tensor_free(counted, &room);
-        cr_assert_eq(count.peak - before, tensors + plan.saved_bytes + bytes, "%s: predicted %zu, counted %zu",
-                     given->name, tensors + plan.saved_bytes + bytes, count.peak - before);
+        cr_assert_eq(count.peak - before, tensors + plan.saved_bytes + bytes,
+                     "%s: predicted %zu, counted %zu", given->name,
+                     tensors + plan.saved_bytes + bytes, count.peak - before);
     }
     cr_assert_eq(fattn_ctx_mem(counted).live, count.live - before);
     if (kept) fattn_tensor_free(counted, &saved);
@@ -255,7 +266,7 @@ Test(memory, every_byte_that_passes_the_allocator) {
         }
 }
 
-/* What N x N would take: P in the inputs' type, and a byte per element of the dropout mask; and L. */
+/* What N x N would take: P in the inputs' type, a byte per element of the dropout mask; and L. */
 Test(memory, what_n_x_n_would_take) {
     fattn_ctx *const ctx = attention_context(2);
     for (int n = 0; n < 8; ++n) {
@@ -263,7 +274,8 @@ Test(memory, what_n_x_n_would_take) {
                             .dtype = dtypes[n / 2], .dropout_p = n % 2 ? 0.5f : 0};
         const fattn_attention_plan plan = plan_of(ctx, &c);
         const size_t matrix = 3 * 4 * 70 * 90, statistic = c.dtype == FATTN_F64 ? 8 : 4;
-        cr_assert_eq(plan.materialized_bytes, matrix * (fattn_dtype_size(c.dtype) + (c.dropout_p > 0)));
+        cr_assert_eq(plan.materialized_bytes,
+                     matrix * (fattn_dtype_size(c.dtype) + (c.dropout_p > 0)));
         cr_assert_eq(plan.lse_bytes, 3 * 4 * 70 * statistic);
         cr_assert_eq(plan.saved_bytes, 0);
         c.algorithm = FATTN_ALGO_STANDARD;

@@ -1,4 +1,5 @@
-/* The CPU's tiles against the oracle: O, L and every gradient, in every dtype, on every instruction set. */
+/* The CPU's tiles against the oracle: O, L and every gradient, in every dtype, on every instruction
+   set. */
 #include "tiles.h"
 
 #include <criterion/criterion.h>
@@ -54,7 +55,13 @@ Test(tiles, each_large_feature_bf16) { large(FATTN_BF16, 3, 2); }
 Test(tiles, slices_of_qkv) {
     static const int64_t D[] = {64, 16, 33};
     for (int n = 0; n < 12; ++n)
-        tiles_check_backward(&(attention_case){.name = "slices", .B = 2, .Hq = 3, .Sq = 101, .Sk = 101,
-                                              .D = D[n / 4], .dtype = dtypes[n % 4],
-                                              .layout = LAYOUT_QKV, .flags = FATTN_CAUSAL});
+        tiles_check_backward(&(attention_case){.name = "slices",
+                                               .B = 2,
+                                               .Hq = 3,
+                                               .Sq = 101,
+                                               .Sk = 101,
+                                               .D = D[n / 4],
+                                               .dtype = dtypes[n % 4],
+                                               .layout = LAYOUT_QKV,
+                                               .flags = FATTN_CAUSAL});
 }

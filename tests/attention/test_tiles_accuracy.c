@@ -1,5 +1,5 @@
-/* How accurate the tiles are beside a computation that keeps N x N matrices in the same type: largest errors,
-   errors that lean one way, and L. Against the oracle in F64 on the same inputs. */
+/* How accurate the tiles are beside a computation that keeps N x N matrices in the same type:
+   largest errors, errors that lean one way, and L. Against the oracle in F64 on the same inputs. */
 #include "tiles.h"
 
 #include <criterion/criterion.h>
@@ -7,8 +7,8 @@
 
 static const fattn_dtype narrow[2] = {FATTN_F16, FATTN_BF16};
 
-/* |tiles - oracle| <= factor |unfused - oracle| + two roundings, in the maximum; forward with factor 2,
-   backward 3. */
+/* |tiles - oracle| <= factor |unfused - oracle| + two roundings, in the maximum; forward with
+   factor 2, backward 3. */
 static void check_rule(fattn_ctx *ctx, const attention_case *c) {
     attention *const got = attention_new(ctx, c), *const low = attention_new(ctx, c);
     attention *const want = attention_twin(got, FATTN_F64);
@@ -16,7 +16,8 @@ static void check_rule(fattn_ctx *ctx, const attention_case *c) {
     attention_run(low, UNFUSED);
     attention_run(got, LIBRARY);
     attention forward = *got, backward = *got;
-    for (int n = 0; n < 7; ++n) (n < 2 ? &backward : &forward)->present[attention_outputs[n]] = false;
+    for (int n = 0; n < 7; ++n)
+        (n < 2 ? &backward : &forward)->present[attention_outputs[n]] = false;
     attention_match(&forward, want, low, 2, (fattn_tolerance){0});
     attention_match(&backward, want, low, 3, (fattn_tolerance){0});
     attention_free(got);
@@ -64,9 +65,9 @@ Test(tiles_accuracy, wide_outputs_of_16_bit_inputs_are_exact_to_f32) {
     }
 }
 
-/* A rounding that leans one way, as truncation does, has destroyed trainings. With V > 0 a lean of P or O
-   does not cancel. Rows are independent: their mean error, over its standard error, is a normal
-   number or nearly. */
+/* A rounding that leans one way, as truncation does, has destroyed trainings. With V > 0 a lean of
+   P or O does not cancel. Rows are independent: their mean error, over its standard error, is a
+   normal number or nearly. */
 static void positive(attention *a) {
     int64_t at[FATTN_MAX_DIMS] = {0};
     for (int64_t n = 0; n < fattn_tensor_numel(&a->t[T_V]); ++n) {
@@ -76,7 +77,8 @@ static void positive(attention *a) {
 }
 
 static double lean(const attention *got, const attention *want, enum tensor_id id) {
-    const int64_t columns = id == T_LSE ? 1 : got->c.Dv, rows = fattn_tensor_numel(&got->t[id]) / columns;
+    const int64_t columns = id == T_LSE ? 1 : got->c.Dv,
+                  rows = fattn_tensor_numel(&got->t[id]) / columns;
     int64_t at[FATTN_MAX_DIMS] = {0};
     double sum = 0, squares = 0;
     for (int64_t row = 0; row < rows; ++row) {
@@ -112,7 +114,8 @@ Test(tiles_accuracy, errors_of_o_do_not_lean) {
     fattn_ctx_destroy(ctx);
 }
 
-/* L itself: a natural logarithm, right to a few roundings of a float, whatever is stored in 16 bits. */
+/* L itself: a natural logarithm, right to a few roundings of a float, whatever is stored in 16
+   bits. */
 Test(tiles_accuracy, l_is_exact_to_f32) {
     fattn_ctx *const ctx = attention_context(2);
     static const fattn_dtype dtypes[] = {FATTN_F32, FATTN_F16, FATTN_BF16};

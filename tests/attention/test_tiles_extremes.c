@@ -1,22 +1,22 @@
-/* What broke attention kernels elsewhere, and where a test here holds the CPU's tiles to it:
+/* What broke attention kernels elsewhere, and the test that holds the CPU's tiles to it:
 
-   very negative L beside keys that are not there       very_negative_logits, huge_logits
-   rows without keys                                    rows_without_keys_contribute_nothing
-   merging with empty parts                             test_extremes.c: parts_merge_to_the_whole, ...
-   nothing to do, sequences of length zero              nothing_to_do, zero_length_sequences
-   causal and window with Sq != Sk, both alignments     masks_of_unequal_lengths
-   packed rows past the last sequence                   zero_length_sequences: rows beyond are NaN, guarded
-   32-bit indices: far apart, many                      strides_beyond_32_bits, ten_thousand_sequences
-   strides: dO, sums, slices, pitches, reversed         layouts; test_tiles.c: slices_of_qkv
-   races                                                test_determinism.c: under_load
-   adding 0.0 to what nobody touches                    untouched_rows_keep_their_bits
-   softcap's order and derivative                       test_extremes.c: bias_comes_after_softcap
-   dropout's mask, the same everywhere                  test_dropout.c
-   L in other units, L wrong and unnoticed              every check compares L
-   sinks at the ends                                    sinks_at_the_ends
-   sums over a group in 16 bits                         group_sums_are_floats
-   head dimensions                                      every_head_dimension
-   lengths around the tiles, primes, long and thin      test_tiles.c: shapes_*; slow: 4224 x 4224 */
+   very negative L beside keys that are not there    very_negative_logits, huge_logits
+   rows without keys                                 rows_without_keys_contribute_nothing
+   merging with empty parts                          extremes: parts_merge_to_the_whole
+   nothing to do, sequences of length zero           nothing_to_do, zero_length_sequences
+   masks with Sq != Sk, both alignments              masks_of_unequal_lengths
+   packed rows past the last sequence                zero_length_sequences: NaN, and guarded
+   32-bit indices: far apart, many                   strides_beyond_32_bits, ten_thousand_sequences
+   strides: dO, sums, slices, pitches, reversed      layouts; tiles: slices_of_qkv
+   races                                             determinism: under_load
+   adding 0.0 to what nobody touches                 untouched_rows_keep_their_bits
+   softcap's order and derivative                    extremes: bias_comes_after_softcap
+   dropout's mask, the same everywhere               dropout
+   L in other units, L wrong and unnoticed           every check compares L
+   sinks at the ends                                 sinks_at_the_ends
+   sums over a group in 16 bits                      group_sums_are_floats
+   head dimensions                                   every_head_dimension
+   lengths around the tiles, primes, long and thin   tiles: shapes; slow: of_4224_keys_and_rows */
 #ifndef _DEFAULT_SOURCE
 #define _DEFAULT_SOURCE /* anonymous mappings */
 #endif
@@ -93,7 +93,8 @@ static void nonfinite(const char *name, double x) {
                 at[2] = i;
                 const double o = attention_get(&a->t[T_O], at), L = attention_get(&a->t[T_LSE], at);
                 /* Rows of the same block of 48 or 24 may be hit, others not. */
-                if (i >= 70 && isnan(x)) cr_assert(isnan(o) && isnan(L), "%s: row %d", name, (int)i);
+                if (i >= 70 && isnan(x))
+                    cr_assert(isnan(o) && isnan(L), "%s: row %d", name, (int)i);
                 if (i < 70 - 48) cr_assert(isfinite(o) && isfinite(L), "%s: row %d", name, (int)i);
             }
             attention_free(a);
@@ -103,7 +104,7 @@ static void nonfinite(const char *name, double x) {
 Test(tiles_extremes, nan_of_a_visible_key_propagates) { nonfinite("NaN key", NAN); }
 Test(tiles_extremes, infinity_of_a_key_stays_with_its_rows) { nonfinite("infinite key", INFINITY); }
 
-/* Rows that see nothing, with everything else dangerous: dO infinite there, gradients stay clean. */
+/* Rows that see nothing, where dO is infinite: gradients stay clean. */
 static void dead_rows(attention *a) {
     int64_t at[FATTN_MAX_DIMS] = {0};
     for (int64_t n = 0; n < fattn_tensor_numel(&a->t[T_D_O]); ++n) {
@@ -186,31 +187,54 @@ Test(tiles_extremes, nothing_to_do) {
 /* Empty first, in the middle, last, on either side; in buffers with rows that no sequence has. */
 Test(tiles_extremes, zero_length_sequences) {
     for (int n = 0; n < 16; ++n) {
-        const attention_case c = {
-            .name = "zero-length sequences", .B = 7, .Hq = 2, .Hkv = 1, .Sq = 97, .Sk = 130, .D = 24,
-            .dtype = dtypes[n % 4], .flags = n & 4 ? FATTN_CAUSAL : 0,
-            .lengths = n & 8 ? LENGTHS_PADDED : LENGTHS_PACKED,
-            .length_q = {0, 97, 50, 0, 13, 48, 0}, .length_k = {0, 64, 0, 31, 130, 65, 0}};
+        const attention_case c = {.name = "zero-length sequences",
+                                  .B = 7,
+                                  .Hq = 2,
+                                  .Hkv = 1,
+                                  .Sq = 97,
+                                  .Sk = 130,
+                                  .D = 24,
+                                  .dtype = dtypes[n % 4],
+                                  .flags = n & 4 ? FATTN_CAUSAL : 0,
+                                  .lengths = n & 8 ? LENGTHS_PADDED : LENGTHS_PACKED,
+                                  .length_q = {0, 97, 50, 0, 13, 48, 0},
+                                  .length_k = {0, 64, 0, 31, 130, 65, 0}};
         tiles_check_backward(&c);
     }
 }
 
 Test(tiles_extremes, masks_of_unequal_lengths) {
-    static const int64_t lengths[][2] = {{130, 70}, {70, 130}, {300, 20}, {20, 300}, {1, 129}, {129, 1}};
+    static const int64_t lengths[][2] = {{130, 70}, {70, 130}, {300, 20},
+                                         {20, 300}, {1, 129},  {129, 1}};
     static const uint32_t masks[] = {FATTN_CAUSAL, FATTN_CAUSAL_TOP_LEFT, FATTN_WINDOW,
-                                     FATTN_CAUSAL | FATTN_WINDOW, FATTN_CAUSAL_TOP_LEFT | FATTN_WINDOW};
+                                     FATTN_CAUSAL | FATTN_WINDOW,
+                                     FATTN_CAUSAL_TOP_LEFT | FATTN_WINDOW};
     for (int n = 0; n < 30; ++n) {
-        const attention_case c = {.name = "unequal lengths", .B = 1, .Hq = 1, .Sq = lengths[n % 6][0],
-                                  .Sk = lengths[n % 6][1], .D = 16, .dtype = dtypes[n % 4],
-                                  .flags = masks[n / 6], .window_left = 17 + n, .window_right = n % 7 - 1};
+        const attention_case c = {.name = "unequal lengths",
+                                  .B = 1,
+                                  .Hq = 1,
+                                  .Sq = lengths[n % 6][0],
+                                  .Sk = lengths[n % 6][1],
+                                  .D = 16,
+                                  .dtype = dtypes[n % 4],
+                                  .flags = masks[n / 6],
+                                  .window_left = 17 + n,
+                                  .window_right = n % 7 - 1};
         tiles_check_backward(&c);
     }
 }
 
 Test(tiles_extremes, every_head_dimension) {
     for (int64_t D = 1; D <= 256; ++D) {
-        const attention_case c = {.name = "head dimension", .B = 1, .Hq = 1, .Sq = 5, .Sk = 9, .D = D,
-                                  .Dv = 257 - D, .dtype = dtypes[D % 4], .wide = D % 8 < 4};
+        const attention_case c = {.name = "head dimension",
+                                  .B = 1,
+                                  .Hq = 1,
+                                  .Sq = 5,
+                                  .Sk = 9,
+                                  .D = D,
+                                  .Dv = 257 - D,
+                                  .dtype = dtypes[D % 4],
+                                  .wide = D % 8 < 4};
         tiles_check_backward(&c);
     }
 }
@@ -256,7 +280,8 @@ Test(tiles_extremes, strides_beyond_32_bits) {
             fattn_tensor *const t = &far->t[ids[m]];
             reserved[m] = mmap(NULL, bytes, PROT_READ | PROT_WRITE,
                                MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-            if (reserved[m] == MAP_FAILED) cr_skip_test("cannot reserve %zu bytes of addresses", bytes);
+            if (reserved[m] == MAP_FAILED)
+                cr_skip_test("cannot reserve %zu bytes of addresses", bytes);
             t->data = reserved[m];
             t->stride[0] = stride;
             cr_assert_eq(fattn_tensor_copy(ctx, t, &near->t[ids[m]]), FATTN_OK);
@@ -270,8 +295,9 @@ Test(tiles_extremes, strides_beyond_32_bits) {
         for (int m = 0; m < MOVED; ++m)
             for (int64_t e = 0; e < fattn_tensor_numel(&near->t[ids[m]]); ++e) {
                 attention_index(&near->t[ids[m]], e, at);
-                cr_assert_eq(attention_get(&far->t[ids[m]], at), attention_get(&near->t[ids[m]], at),
-                             "%s, %s", attention_names[ids[m]], fattn_dtype_name(dtypes[n]));
+                cr_assert_eq(attention_get(&far->t[ids[m]], at),
+                             attention_get(&near->t[ids[m]], at), "%s, %s", attention_names[ids[m]],
+                             fattn_dtype_name(dtypes[n]));
             }
         for (int m = 0; m < MOVED; ++m) munmap(reserved[m], bytes);
         attention_free(near);
@@ -287,7 +313,9 @@ static uint64_t odd_bits(fattn_dtype t, int64_t n) {
     static const uint64_t negative_zero[] = {1ull << 63, 1u << 31, 1u << 15, 1u << 15};
     static const uint64_t infinity[] = {0x7ffull << 52, 0xffu << 23, 0x1fu << 10, 0xffu << 7};
     const uint64_t small = 1 + (uint64_t)n % 5;
-    return n % 3 == 0 ? negative_zero[t - FATTN_F64] : n % 3 == 1 ? small : infinity[t - FATTN_F64] + small;
+    return n % 3 == 0   ? negative_zero[t - FATTN_F64]
+           : n % 3 == 1 ? small
+                        : infinity[t - FATTN_F64] + small;
 }
 
 /* Gradients that are added to, where the mask leaves nothing to add. */
@@ -295,11 +323,18 @@ Test(tiles_extremes, untouched_rows_keep_their_bits) {
     static const enum tensor_id ids[3] = {T_DQ, T_DK, T_DV};
     for (int n = 0; n < 8; ++n) {
         fattn_ctx *const ctx = attention_context(n < 4 ? 1 : 16);
-        const attention_case c = {.name = "untouched", .B = 1, .Hq = 2, .Sq = 120, .Sk = 100, .D = 20,
-                                  .dtype = dtypes[n % 4], .k_pos0 = 40, /* row i sees i - 70 .. i - 40 */
+        const attention_case c = {.name = "untouched",
+                                  .B = 1,
+                                  .Hq = 2,
+                                  .Sq = 120,
+                                  .Sk = 100,
+                                  .D = 20,
+                                  .dtype = dtypes[n % 4],
+                                  .k_pos0 = 40, /* row i sees i - 70 .. i - 40 */
                                   .flags = FATTN_CAUSAL_TOP_LEFT | FATTN_WINDOW | FATTN_ACC_DQ |
                                            FATTN_ACC_DK | FATTN_ACC_DV,
-                                  .window_left = 30, .window_right = 0};
+                                  .window_left = 30,
+                                  .window_right = 0};
         attention *const a = attention_new(ctx, &c);
         attention_run(a, LIBRARY);
         const size_t element = fattn_dtype_size(c.dtype); /* of little-endian numbers, row-major */
@@ -327,8 +362,8 @@ Test(tiles_extremes, untouched_rows_keep_their_bits) {
     }
 }
 
-/* One key head for 16 query heads and rows enough that a sum in 16 bits would stop growing: dK and dV
-   are off by one rounding. */
+/* One key head for 16 query heads and rows enough that a sum in 16 bits would stop growing: dK and
+   dV are off by one rounding. */
 static void positive(attention *a) {
     static const enum tensor_id ids[3] = {T_Q, T_V, T_D_O};
     int64_t at[FATTN_MAX_DIMS] = {0};

@@ -53,7 +53,8 @@ attention_case tiles_random(int n) {
     c.algorithm = algorithms[cases_below(&r, 3)];
     c.wide = cases_below(&r, 3) == 0 || c.flags & FATTN_MERGE;
     if (c.bias && cases_below(&r, 2)) c.bias |= BIAS_F32;
-    if (cases_below(&r, 4) == 0) c.omit = (unsigned)cases_below(&r, 7); /* one of dq, dk, dv stays */
+    if (cases_below(&r, 4) == 0)
+        c.omit = (unsigned)cases_below(&r, 7); /* one of dq, dk, dv stays */
     c.sum_d_o = cases_below(&r, 8) == 0;
     /* The oracle, one element at a time, takes a second for 10^8 products. */
     while ((double)(c.B * c.Hq * c.Sq * c.Sk) * (double)(c.D + c.Dv) > 1e7 && c.D + c.Dv > 20)
@@ -73,9 +74,9 @@ static double half_unit(int32_t dtype) {
     }
 }
 
-/* The oracle's results in F64. All but F64 is also computed by FATTN_ALGO_STANDARD in F32, from the same
-   inputs: tiles may be twice as far from the oracle as that is. Of 16 bits, O is stored rounded, and
-   that is what backward reads, here as in the library: `rounded` has it for all. */
+/* The oracle's results in F64. All but F64 is also computed by FATTN_ALGO_STANDARD in F32, from the
+   same inputs: tiles may be twice as far from the oracle as that is. Of 16 bits, O is stored
+   rounded, and that is what backward reads, here as in the library: `rounded` has it for all. */
 typedef struct expected {
     attention *want, *gradients; /* O, L; the others: the same unless O is rounded */
     attention *rounded;
@@ -151,14 +152,14 @@ static double largest(const fattn_tensor *t) {
     return most;
 }
 
-/* Errors of F32 arithmetic that are granted beside twice the baseline's, whose largest may by chance be
-   small where few numbers are compared. Half units walk at random along D products of a score and
-   sums over S keys and rows. Scores are of size 8 (with ALiBi, of the size of the distances), dP is
-   of size 3 sqrt(Dv) before delta is taken away: s and L, which the baseline does not go through, P and dP
-   carry as many half units, and what is made of them a relative error of as much. dP and delta are sums
-   whose roundings, in units of their size sqrt(k) after k terms, add up to Dv / sqrt(6): three times that,
-   times elements of size 4, is left of a G that should be 0. What is summed over rows adds up as a random
-   walk, also where the sum itself is 0. */
+/* Errors of F32 arithmetic that are granted beside twice the baseline's, whose largest may by
+   chance be small where few numbers are compared. Half units walk at random along D products of a
+   score and sums over S keys and rows. Scores are of size 8 (with ALiBi, of the size of the
+   distances), dP is of size 3 sqrt(Dv) before delta is taken away: s and L, which the baseline does
+   not go through, P and dP carry as many half units, and what is made of them a relative error of
+   as much. dP and delta are sums whose roundings, in units of their size sqrt(k) after k terms, add
+   up to Dv / sqrt(6): three times that, times elements of size 4, is left of a G that should be 0.
+   What is summed over rows adds up as a random walk, also where the sum itself is 0. */
 static double granted(const attention *want, enum tensor_id id) {
     const attention_case *const c = &want->c;
     const int64_t off = c->q_pos0 - c->k_pos0, reach = c->Sq + c->Sk + (off < 0 ? -off : off);
@@ -170,10 +171,12 @@ static double granted(const attention *want, enum tensor_id id) {
     const bool sums = id == T_D_BIAS || id == T_D_SINK, products = id == T_DQ || id == T_DK;
     const double walk = sums ? sqrt((double)(c->B * c->Hq * c->Sq + 1)) : 1;
     const double cancelled = products ? 4 * scale * rest : sums ? rest : 0;
-    return 0x1p-24 * fmax(fmax(chains, cancelled), size * fmax(walk, fmax(1, largest(&want->t[id]))));
+    return 0x1p-24 *
+           fmax(fmax(chains, cancelled), size * fmax(walk, fmax(1, largest(&want->t[id]))));
 }
 
-static void match(const attention *got, const expected *e, int first, int last, fattn_tolerance given) {
+static void match(const attention *got, const expected *e, int first, int last,
+                  fattn_tolerance given) {
     for (int n = first; n < last; ++n) {
         const enum tensor_id id = attention_outputs[n];
         const attention *const want = n < 2 ? e->want : e->gradients;

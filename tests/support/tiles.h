@@ -11,17 +11,17 @@ attention_case tiles_case(int n, fattn_dtype dtype);
    attention_mix have. */
 attention_case tiles_enlarge(const attention_case *c, int n);
 
-/* Case number n of an endless list: features mixed at random, dtypes, layouts, algorithms, sizes. */
+/* Case number n of an endless list: features mixed at random, dtypes, layouts, sizes. */
 attention_case tiles_random(int n);
 
 /* The library, on every instruction set of this machine, against the oracle in F64 on the same
-   inputs: forward only, or both passes. F64 to 1e-12; F32 to twice the error of FATTN_ALGO_STANDARD and
-   what few numbers are granted; 16 bits to that and one rounding of the result, for they are only
-   stored. */
+   inputs: forward only, or both passes. F64 to 1e-12; F32 to twice the error of FATTN_ALGO_STANDARD
+   and what few numbers are granted; 16 bits to that and one rounding of the result, for they are
+   only stored. */
 void tiles_check_forward(const attention_case *c);
 void tiles_check_backward(const attention_case *c);
-/* The same, with inputs that `change` has changed, and a tolerance of its own: with an rtol it replaces
-   the baseline. */
+/* The same, with inputs that `change` has changed, and a tolerance of its own: with an rtol it
+   replaces the baseline. */
 void tiles_check_changed(const attention_case *c, bool backward, void (*change)(attention *a),
                          fattn_tolerance tol);
 /* Random cases, each on one instruction set and one number of threads. */

@@ -45,18 +45,21 @@ static void transposes(const fattni_cpu_kernels *k) {
     for (int c = 0; c < 6; ++c)
         for (int64_t rows = 1; rows <= k->rows; rows += rows % 8 ? 1 : 7) {
             const int64_t width = columns[c], stride = width + 3;
-            reals x = reals_new(k, k->rows * stride, NAN), packed = reals_new(k, width * k->rows, NAN);
+            reals x = reals_new(k, k->rows * stride, NAN),
+                  packed = reals_new(k, width * k->rows, NAN);
             for (int64_t i = 0; i < rows; ++i)
                 for (int64_t d = 0; d < width; ++d) set(x, i * stride + d, (double)(i * 1000 + d));
             k->pack(rows, width, x.p, stride, NULL, packed.p);
             for (int64_t i = 0; i < k->rows; ++i)
                 for (int64_t d = 0; d < width; ++d)
-                    cr_assert_eq(at(packed, d * k->rows + i), i < rows ? (double)(i * 1000 + d) : 0);
+                    cr_assert_eq(at(packed, d * k->rows + i),
+                                 i < rows ? (double)(i * 1000 + d) : 0);
 
             reals back = reals_new(k, k->rows * stride, poison), factor = reals_new(k, k->rows, 0);
             for (int64_t i = 0; i < k->rows; ++i) set(factor, i, (double)(i % 3));
             reals weighted = reals_new(k, packed.count, NAN);
-            for (int64_t d = 0; d < width && rows > 3; ++d) set(x, 3 * stride + d, NAN); /* weighs 0 */
+            for (int64_t d = 0; d < width && rows > 3; ++d)
+                set(x, 3 * stride + d, NAN); /* weighs 0 */
             k->pack(rows, width, x.p, stride, factor.p, weighted.p);
             for (int64_t e = 0; e < packed.count; ++e)
                 cr_assert_eq(at(weighted, e), at(packed, e) * (double)(e % k->rows % 3));
@@ -104,22 +107,24 @@ static void widens(const fattni_cpu_kernels *k) {
             uint16_t x[2 * STRIDE];
             float y[2 * PITCH + 1];
             for (int i = 0; i < 2; ++i)
-                for (int d = 0; d < STRIDE; ++d) x[i * STRIDE + d] = (uint16_t)(first + d + i * 4099);
+                for (int d = 0; d < STRIDE; ++d)
+                    x[i * STRIDE + d] = (uint16_t)(first + d + i * 4099);
             y[2 * PITCH] = 3;
             k->widen(2, WIDTH, narrow[n], x, STRIDE, y, PITCH);
             for (int e = 0; e < 2 * PITCH; ++e) {
                 const int d = e % PITCH;
                 const float want = d < WIDTH ? value(narrow[n], x[e / PITCH * STRIDE + d]) : 0;
-                cr_assert(isnan(want) ? isnan(y[e]) : y[e] == want, "%s %s: column %d gives %g, not %g",
-                          k->isa, fattn_dtype_name(narrow[n]), d, (double)y[e], (double)want);
+                cr_assert(isnan(want) ? isnan(y[e]) : y[e] == want,
+                          "%s %s: column %d gives %g, not %g", k->isa, fattn_dtype_name(narrow[n]),
+                          d, (double)y[e], (double)want);
             }
             cr_assert_eq(y[2 * PITCH], 3);
         }
 }
 Test(cpu_tile, widen_every_16_bit_number) { each(widens); }
 
-/* The halfway points between neighbours, the floats next to them, and floats from everywhere are rounded
-   as numeric.h does it, to the bit; nothing beyond the columns is touched. */
+/* The halfway points between neighbours, the floats next to them, and floats from everywhere are
+   rounded as numeric.h does it, to the bit; nothing beyond the columns is touched. */
 static void narrows(const fattni_cpu_kernels *k) {
     if (k->dtype != FATTN_F32) return;
     enum { WIDTH = 67 };
@@ -190,7 +195,8 @@ static void products(const fattni_cpu_kernels *k) {
         for (int64_t j = 0; j < keys_most; ++j)
             for (int64_t i = 0; i < k->rows; ++i) {
                 double want = 0;
-                for (int64_t d = 0; d < D; ++d) want += at(a, j * stride + d) * at(packed, d * k->rows + i);
+                for (int64_t d = 0; d < D; ++d)
+                    want += at(a, j * stride + d) * at(packed, d * k->rows + i);
                 if (seen(&t, i, j)) cr_assert_eq(at(s, j * k->rows + i), want, "n %d", n);
                 else set(s, j * k->rows + i, 0); /* as softmax and gradient leave it */
             }
@@ -208,7 +214,8 @@ static void products(const fattni_cpu_kernels *k) {
         for (int64_t j = 0; j < keys_most; ++j)
             for (int64_t d = 0; d < pad; ++d) {
                 double want = 1;
-                for (int64_t i = 0; i < t.rows; ++i) want += at(s, j * k->rows + i) * at(x, i * pad + d);
+                for (int64_t i = 0; i < t.rows; ++i)
+                    want += at(s, j * k->rows + i) * at(x, i * pad + d);
                 cr_assert_eq(at(rows_sum, j * pad + d), want, "n %d", n);
             }
         reals_free(s), reals_free(keys_sum), reals_free(rows_sum);
@@ -224,8 +231,11 @@ static void adjusts(const fattni_cpu_kernels *k) {
     for (int n = 0; n < 16; ++n) {
         const fattni_tile t = {.rows = k->rows - n % 5, .keys = FATTNI_TILE_KEYS - n, .lo = -1000,
                                .hi = n % 2 ? 1000 : 3};
-        const fattni_adjustment a = {.scale = 0.7, .cap = n & 2 ? 1.5 : 0, .slope = n & 4 ? 0.25 : 0,
-                                     .distance = n - 30, .bias = n & 8 ? bias.p : NULL,
+        const fattni_adjustment a = {.scale = 0.7,
+                                     .cap = n & 2 ? 1.5 : 0,
+                                     .slope = n & 4 ? 0.25 : 0,
+                                     .distance = n - 30,
+                                     .bias = n & 8 ? bias.p : NULL,
                                      .derivative = n & 2 ? bend.p : NULL};
         for (int64_t e = 0; e < s.count; ++e) {
             const double size = pow(10, (double)(e % 9) - 6); /* 1e-6 to 100 */
@@ -242,9 +252,10 @@ static void adjusts(const fattni_cpu_kernels *k) {
             const double far = a.slope * fabs((double)(i - j + a.distance));
             const double add = a.bias ? at(bias, e) : 0, want = soft - far + add;
             const double most = 6 * eps * (fabs(soft) + far + fabs(add)); /* a dozen roundings */
-            cr_assert_float_eq(at(s, e), want, most, "%s %d: %g for %g, %g", k->isa, n, at(s, e), want,
-                                  fabs(at(s, e) - want) / most);
-            const double slope = 0.7 * (1 - u) * (1 + u); /* tiny where tanh is 1 but for rounding */
+            cr_assert_float_eq(at(s, e), want, most, "%s %d: %g for %g, %g", k->isa, n, at(s, e),
+                               want, fabs(at(s, e) - want) / most);
+            const double slope =
+                0.7 * (1 - u) * (1 + u); /* tiny where tanh is 1 but for rounding */
             if (a.cap > 0) cr_assert_float_eq(at(bend, e), slope, 8 * eps * slope + 4 * eps);
         }
     }
@@ -281,7 +292,8 @@ static void elementwise(const fattni_cpu_kernels *k) {
     for (int n = 0; n < 24; ++n) {
         const fattni_tile t = {.rows = k->rows - n, .keys = 40 + n, .lo = n % 3 ? -1000 : -9,
                                .hi = n % 2 ? 1000 : 5};
-        for (int64_t e = 0; e < x.count; ++e) set(x, e, (double)(e % 11)), set(y, e, (double)(e % 5));
+        for (int64_t e = 0; e < x.count; ++e)
+            set(x, e, (double)(e % 11)), set(y, e, (double)(e % 5));
         k->multiply(&t, y.p, x.p);
         for (int64_t e = 0; e < x.count; ++e)
             if (seen(&t, e % k->rows, e / k->rows))
@@ -315,7 +327,8 @@ static void exponential(const fattni_cpu_kernels *k) {
     const bool wide = k->dtype == FATTN_F64;
     /* The polynomial's error and a rounding per step; an exponent is whole, so that results next to
        the end of the range are already infinite. */
-    const double low = wide ? -1022 : -126, high = wide ? 1023.5 : 127.5, most = wide ? 4e-16 : 2e-7;
+    const double low = wide ? -1022 : -126, high = wide ? 1023.5 : 127.5,
+                 most = wide ? 4e-16 : 2e-7;
     double worst = 0;
     for (int n = 0; n <= 20000; ++n) {
         double x = low + (high - low) * n / 20001;
@@ -356,7 +369,8 @@ static void masked(const fattni_cpu_kernels *k) {
         for (int64_t e = 0; e < p.count; ++e) {
             const int64_t j = e / k->rows, i = e % k->rows;
             const double keys = (double)fattni_clamp(FATTNI_TILE_KEYS - i - 2, 0, 3);
-            if (n == 0 && !seen(&t, i, j)) continue; /* softmax may leave keys that a whole vector misses */
+            if (n == 0 && !seen(&t, i, j))
+                continue; /* softmax may leave keys that a whole vector misses */
             cr_assert_eq(at(p, e), seen(&t, i, j), "%s %d: %g", k->isa, n, at(p, e));
             if (n == 1) cr_assert_eq(at(ds, e), seen(&t, i, j) ? 1 - keys : 0);
         }
@@ -366,6 +380,7 @@ static void masked(const fattni_cpu_kernels *k) {
             cr_assert_eq(at(max, i), keys > 0 ? -1e4 : -INFINITY);
         }
     }
-    reals_free(p), reals_free(ds), reals_free(max), reals_free(sum), reals_free(decay), reals_free(lse);
+    reals_free(p), reals_free(ds), reals_free(max), reals_free(sum), reals_free(decay),
+        reals_free(lse);
 }
 Test(cpu_tile, masked_elements_are_zero) { each(masked); }
