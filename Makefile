@@ -11,15 +11,17 @@ demo_packages  := $(build_packages) fortunes
 test_packages  := $(demo_packages) g++ libcriterion-dev python3 python3-numpy python3-h5py
 tsan_packages  := $(test_packages) clang libomp-dev
 fuzz_packages  := $(tsan_packages)
+slow_packages  := $(test_packages) gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user
 SECONDS        := 600
 
-.PHONY: help all demo test test-gpu tsan fuzz bench install clean
+.PHONY: help all demo test test-slow test-gpu tsan fuzz bench install clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo 'make demo      gradient checks, two trainings, memory comparison (5 minutes on 2 cores)'
 	@echo 'make test      everything, then once more under ASan and UBSan'
 	@echo 'make test-gpu  the tests that need a GPU; reported as skipped without one'
+	@echo 'make test-slow minutes: 2000 random attention calls, long sequences, NEON under qemu'
 	@echo 'make tsan      the tests under the thread sanitizer (clang)'
 	@echo 'make fuzz      libFuzzer on calls and files, SECONDS=600 for each of the three targets (clang)'
 	@echo 'make bench     speed of the attention kernels'
@@ -57,6 +59,11 @@ demo:
 test:
 	@cmake/packages.sh $(test_packages)
 	@cmake/test.sh $(JOBS) cpu cpu-asan
+
+test-slow:
+	@cmake/packages.sh $(slow_packages)
+	@$(call build,cpu)
+	@ctest --preset slow
 
 test-gpu:
 	@cmake/packages.sh $(test_packages)
