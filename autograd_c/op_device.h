@@ -6,6 +6,7 @@
 #ifndef FATTNI_OP_DEVICE_H
 #define FATTNI_OP_DEVICE_H
 
+#include "element.h"
 #include "internal.h"
 
 #include <fattn/tape.h>
@@ -20,19 +21,6 @@ enum fattni_coded {
     FATTNI_NORM, FATTNI_ROPE, FATTNI_EMBEDDING, FATTNI_CROSS_ENTROPY, FATTNI_LINEAR_CROSS_ENTROPY
 };
 const fattni_code *fattni_code_of(const fattn_op_call *c, enum fattni_coded op);
-
-/* What is done with each element: d is operand 0, x and y follow. On the device one kernel does all
-   (op_each.cu). */
-enum fattni_element {
-    FATTNI_FILL,      /* d (+)= value */
-    FATTNI_PUT,       /* d (+)= x */
-    FATTNI_ADD,       /* d (+)= x + y */
-    FATTNI_MUL,       /* d (+)= x y */
-    FATTNI_GELU,      /* d (+)= gelu(x) */
-    FATTNI_GELU_BACK, /* d (+)= y gelu'(x) */
-    FATTNI_SILU,
-    FATTNI_SILU_BACK
-};
 
 #ifdef FATTNI_HAVE_CUDA
 fattn_status fattni_cuda_each(fattn_ctx *ctx, enum fattni_element what, const fattn_tensor *const *t,

@@ -13,8 +13,7 @@ enum { UP, DOWN, PARAMS };
         const fattn_status s = (call);                                                     \
         if (s) return printf("%s: %s\n", fattn_status_name(s), fattn_ctx_error(ctx)), s;   \
     } while (0)
-#define CUDA(call) \
-    if ((call) != cudaSuccess) return printf("%s\n", #call), FATTN_E_CUDA
+#define CUDA(call) if ((call) != cudaSuccess) return printf("%s\n", #call), FATTN_E_CUDA
 
 /* loss = cross_entropy(gelu(x UP^T) DOWN^T, target), its gradients, and AdamW: enqueued, not awaited. */
 static fattn_status step(fattn_ctx *ctx, fattn_tape *t, fattn_adamw *opt, fattn_param *p,
@@ -85,7 +84,8 @@ int main(void) {
     fattn_ctx *ctx = NULL;
     fattn_tape *t = NULL;
     fattn_adamw *opt = NULL;
-    fattn_tensor x, target;
+    fattn_tensor x, target, *const all[] = {&x,           &target,        &p[UP].value,
+                                            &p[UP].grad, &p[DOWN].value, &p[DOWN].grad};
     TRY(fattn_ctx_create(&o, &ctx));
     TRY(create(ctx, p, &x, &target));
     TRY(fattn_tape_create(ctx, &t));
@@ -93,7 +93,6 @@ int main(void) {
     const fattn_status s = train(ctx, stream, t, opt, p, &x, &target);
     fattn_adamw_destroy(opt);
     fattn_tape_destroy(t);
-    fattn_tensor *const all[] = {&x, &target, &p[UP].value, &p[UP].grad, &p[DOWN].value, &p[DOWN].grad};
     for (int i = 0; i < 6; ++i) fattn_tensor_free(ctx, all[i]);
     fattn_ctx_destroy(ctx);
     return s;

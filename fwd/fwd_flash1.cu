@@ -4,7 +4,7 @@
    columns of O (for P V).
 
    Shared memory: K tile [keys][D+1], V tile [keys][Dv], one row of Q per warp [D]. */
-#include "core/cuda_standard.h"
+#include "fwd/fwd_flash1_cuda.h"
 
 #include "cuda_element.h"
 #include "philox.h"

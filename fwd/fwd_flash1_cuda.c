@@ -1,13 +1,13 @@
 /* FATTN_ALGO_FLASH1, forward on the device; fwd_flash1.cu says how. Its backward is that of the others:
    already the first paper's runs over column blocks. */
-#include "cuda_standard.h"
+#include "fwd_flash1_cuda.h"
 
 #include "cuda_device.h"
 
 #include <stdio.h>
 
-extern void fattn_fwd_flash1_f32(fattni_standard_args);
-extern void fattn_fwd_flash1_f64(fattni_standard_args);
+extern void fattn_fwd_flash1_f32(fattni_flash1_args);
+extern void fattn_fwd_flash1_f64(fattni_flash1_args);
 
 /* A tile has a key per lane, or as many as fit beside each other in what every device has. */
 enum { THREADS = 256, SHARED = 48 << 10, MOST_KEYS = 32 };
@@ -44,17 +44,17 @@ static void plan(const fattn_ctx *ctx, const fattni_problem *p, fattni_kernel_pl
 static fattn_status run(fattn_ctx *ctx, const fattni_problem *p) {
     const layout l = layout_of(p);
     char *const w = p->workspace;
-    fattni_standard_args x = fattni_standard_args_of(p);
-    x.S = w + l.o;
-    x.kept = w + l.max;
-    x.delta = w + l.sum;
-    x.d_bias_lanes = l.keys;
+    const fattni_flash1_args f = {.x = fattni_standard_args_of(p),
+                                  .O = w + l.o,
+                                  .max = w + l.max,
+                                  .sum = w + l.sum,
+                                  .keys = l.keys};
     const bool wide = fattni_standard_real(p) == FATTN_F64;
     const int64_t heads = p->Sq > 0 ? p->B * p->Hq : 0;
     return fattni_cuda_start(ctx, "fattn_fwd_flash1",
                              wide ? (fattni_cuda_any)fattn_fwd_flash1_f64
                                   : (fattni_cuda_any)fattn_fwd_flash1_f32,
-                             heads, THREADS, l.shared, &x);
+                             heads, THREADS, l.shared, &f);
 }
 
 const fattni_kernel fattni_fwd_flash1_cuda = {
