@@ -70,7 +70,8 @@ const fattni_code fattni_cross_entropy_cuda = {plan_cross_entropy, forward_cross
    Logits of a chunk are F32 (F64); beside 16-bit inputs their gradient G lies next to them in the
    inputs' dtype, as the products want it. dw is summed over the chunks in F32. */
 
-enum { CHUNK_LOGITS = 1 << 26, LEAST_ROWS = 128 };
+/* A chunk is whole tiles of the products' rows. */
+enum { CHUNK_LOGITS = 1 << 26, TILE_ROWS = 128 };
 
 typedef struct chunks {
     fattni_flat x;
@@ -86,7 +87,8 @@ static chunks chunks_of(const fattn_op_call *c) {
                 .want_dx = c->wanted[X],
                 .want_dw = c->wanted[W]};
     p.R = p.x.t.shape[0], p.K = p.x.t.shape[1], p.V = p.w.shape[0];
-    p.rows = fattni_max(1, fattni_min(p.R, fattni_max(LEAST_ROWS, CHUNK_LOGITS / fattni_max(1, p.V))));
+    const int64_t tiles = fattni_max(1, CHUNK_LOGITS / fattni_max(1, p.V) / TILE_ROWS);
+    p.rows = fattni_max(1, fattni_min(p.R, tiles * TILE_ROWS));
     p.dtype = (fattn_dtype)p.w.dtype;
     p.real = p.dtype == FATTN_F64 ? FATTN_F64 : FATTN_F32;
     return p;
