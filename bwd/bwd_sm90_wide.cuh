@@ -145,9 +145,11 @@ DEVICE void consume(const fattni_sm90_args *p, const task *t, uint32_t shared,
             mbarrier_wait(shared + q_full(other), parity);
             mbarrier_wait(shared + do_full(other), parity);
         }
+        uint32_t base = shared; /* descriptors are made anew: kept from above the loop they spill */
+        asm volatile("" : "+r"(base));
         wgmma_fence();
-        keys_by_rows(s, k_keys, operand(shared + Q_AT + other * ROW_BYTES + rows_at, 0));
-        keys_by_rows(dp, v_keys, operand(shared + DO_AT + other * ROW_BYTES + rows_at, 0));
+        keys_by_rows(s, operand(base, 0), operand(base + Q_AT + other * ROW_BYTES + rows_at, 0));
+        keys_by_rows(dp, operand(base + V_AT, 0), operand(base + DO_AT + other * ROW_BYTES + rows_at, 0));
         wgmma_commit();
         wgmma_wait(1);
         PIN(dv, COLUMNS / 2);
