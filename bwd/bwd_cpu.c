@@ -212,6 +212,13 @@ static void row_task(void *arg, int64_t task, int thread) {
     store_dq(w, &r, true);
 }
 
+/* Both passes in one go: what the longer column blocks leave idle, row blocks fill. */
+static void two_pass_task(void *arg, int64_t task, int thread) {
+    const fattni_bwd *const w = arg;
+    if (task < w->column_tasks) column_task(arg, task, thread);
+    else row_task(arg, task - w->column_tasks, thread);
+}
+
 /* ---- the table's row ---- */
 
 /* Every feature, every dtype. */
@@ -230,14 +237,9 @@ static void plan(const fattn_ctx *ctx, const fattni_problem *p, fattni_kernel_pl
 
 static fattn_status run(fattn_ctx *ctx, const fattni_problem *p) {
     fattni_bwd w = fattni_bwd_plan(ctx, p);
-    const int64_t pairs = p->B * p->Hkv, row_tasks = p->B * p->Hq * w.row_blocks;
-    fattni_parallel(ctx, row_tasks, prepare, &w);
-    if (w.one_pass) {
-        fattni_parallel(ctx, pairs, head_task, &w);
-    } else {
-        if (w.want & WANT_DQ) fattni_parallel(ctx, row_tasks, row_task, &w);
-        if (w.want & WANT_KEYS) fattni_parallel(ctx, pairs * w.column_blocks, column_task, &w);
-    }
+    fattni_parallel(ctx, p->B * p->Hq * w.row_blocks, prepare, &w);
+    if (w.one_pass) fattni_parallel(ctx, p->B * p->Hkv, head_task, &w);
+    else fattni_parallel(ctx, w.row_tasks + w.column_tasks, two_pass_task, &w);
     fattni_bwd_bias(ctx, &w);
     fattni_bwd_sink(ctx, &w);
     return FATTN_OK;

@@ -70,11 +70,13 @@ fattni_bwd fattni_bwd_plan(const fattn_ctx *ctx, const fattni_problem *p) {
     w.copy_d_o = p->d_o.dtype != (int32_t)w.k->dtype || ((w.want & WANT_DV) && w.Dv_pad != p->Dv);
     w.keeps_dq = w.one_pass && w.column_blocks > 1 && p->dq.dtype != (int32_t)w.k->dtype;
 
-    int64_t tasks = w.bias_tasks = fattni_bwd_bias_tasks(p, w.k);
-    if (w.one_pass) tasks = fattni_max(tasks, pairs);
-    else if (w.want & WANT_DQ) tasks = fattni_max(tasks, p->B * p->Hq * w.row_blocks);
-    if (!w.one_pass && (w.want & WANT_KEYS)) tasks = fattni_max(tasks, pairs * w.column_blocks);
-    w.threads = fattni_min(threads, tasks);
+    w.bias_tasks = fattni_bwd_bias_tasks(p, w.k);
+    if (!w.one_pass) {
+        w.row_tasks = w.want & WANT_DQ ? p->B * p->Hq * w.row_blocks : 0;
+        w.column_tasks = w.want & WANT_KEYS ? pairs * w.column_blocks : 0;
+    }
+    const int64_t tasks = w.one_pass ? pairs : w.row_tasks + w.column_tasks;
+    w.threads = fattni_min(threads, fattni_max(tasks, w.bias_tasks));
     w.at = lay_out(&w);
     const size_t planes = (size_t)p->Hq * (p->packed ? 1 : (size_t)p->B);
     if (!p->delta.present)

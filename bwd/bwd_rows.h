@@ -33,6 +33,7 @@ typedef struct fattni_bwd {
     int64_t row_blocks, column_blocks; /* in the longest sequence */
     int64_t columns;                   /* of a column block */
     int64_t D_pad, Dv_pad;             /* whole vectors */
+    int64_t row_tasks, column_tasks;   /* of two passes, each 0 when nobody wants its result */
     int64_t bias_tasks, threads;       /* threads: those that have scratch */
 } fattni_bwd;
 
