@@ -14,7 +14,7 @@ fuzz_packages  := $(tsan_packages)
 slow_packages  := $(test_packages) gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user
 SECONDS        := 600
 
-.PHONY: help all demo test test-slow test-gpu tsan fuzz bench install clean
+.PHONY: help all demo test test-slow test-gpu tsan fuzz bench plots install clean
 .DEFAULT_GOAL := help
 
 help:
@@ -26,6 +26,7 @@ help:
 	@echo 'make fuzz      libFuzzer on calls and files, SECONDS=600 for each of the three targets (clang)'
 	@echo 'make bench     speed of the attention kernels'
 	@echo 'make all       libraries and programs, into build/release'
+	@echo 'make plots     pictures of bench/ from its committed results'
 	@echo 'make install   the same, installed under PREFIX (default /usr/local)'
 	@echo 'make clean     removes build/'
 
@@ -83,6 +84,10 @@ bench:
 	@cmake/packages.sh $(build_packages)
 	@$(call build,release)
 	@$(fattn) bench
+
+plots:
+	@cmake/packages.sh gnuplot-nox
+	@bench/plots.sh
 
 install: all
 	@cmake --install build/release --prefix $(or $(PREFIX),/usr/local)
