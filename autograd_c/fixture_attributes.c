@@ -5,7 +5,7 @@
 #include <stddef.h>
 #include <string.h>
 
-enum { TEXT_LIMIT = 4096 };
+enum { TEXT_LIMIT = 4095 + 2 }; /* a text, its final 0 in the file, and one more for reading */
 
 static fattn_status fail(fattn_fixture *f, const char *path, const char *attr, const char *what) {
     char text[FATTNI_FIXTURE_NAME + 64];

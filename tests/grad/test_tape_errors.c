@@ -104,6 +104,30 @@ Test(tape_errors, backward_out_of_order) {
     for (int i = 0; i < 12; ++i) cr_assert_eq(a.grad[i], 1);
 }
 
+Test(tape_errors, only_what_has_a_gradient_can_keep_one) {
+    const fattn_var constant = fattn_input(tape, &a.p.value);
+    cr_assert_eq(fattn_tape_keep_grad(tape, constant), FATTN_E_STATE);
+    cr_assert(strstr(fattn_ctx_error(ctx), "keep_grad: variable 2 has no gradient"), "%s",
+              fattn_ctx_error(ctx));
+}
+
+/* What the checks of built-in ops say; none reads an element. */
+Test(tape_errors, operands_of_built_in_ops) {
+    const int64_t shape[] = {3, 4}, many[] = {1 << 16, 1 << 16};
+    fattn_tensor t = fattn_tensor_permute(&a.p.value, (int[]){1, 0});
+    failed(fattn_op_rmsnorm(tape, fattn_input(tape, &t), x, 1e-5f), FATTN_E_UNSUPPORTED,
+           "the last dimension of x has stride 4; only 1 is supported");
+    int32_t zero = 0;
+    fattn_tensor ids = fattn_tensor_view(&zero, FATTN_I32, FATTN_CPU, 0, 2, many);
+    ids.stride[0] = ids.stride[1] = 0;
+    failed(fattn_op_embedding(tape, x, fattn_input(tape, &ids)), FATTN_E_UNSUPPORTED,
+           "embedding: 4294967296 ids, at most 2147483647");
+    leaf b;
+    leaf_init(&b, 2, shape), b.p.grad.dtype = FATTN_F32;
+    backward_fails(sum(tape, fattn_op_gelu(tape, fattn_use(tape, &b.p))), FATTN_E_UNSUPPORTED,
+                   "gelu: input 0 is f64, its gradient f32; on the CPU they must agree");
+}
+
 Test(tape_errors, item_wants_one_number) {
     double item;
     cr_assert_eq(fattn_tape_item(tape, x, &item), FATTN_E_SHAPE);
@@ -143,6 +167,8 @@ typedef enum fault {
     BEYOND,
     OTHER_TYPE,
     COPIES_X,
+    HUGE_SAVED,
+    HUGE_WORKSPACE,
     INFER_FAILS,
     FORWARD_FAILS,
     BACKWARD_FAILS,
@@ -166,6 +192,8 @@ static fattn_status faulty_infer(fattn_op_call *c) {
     case BEYOND: y->data = (double *)c->in[0].data + 1; break;
     case OTHER_TYPE: y->data = c->in[0].data, y->dtype = FATTN_I32; break;
     case COPIES_X: *y = c->in[0]; break; /* forgets to clear data */
+    case HUGE_SAVED: c->saved_bytes = SIZE_MAX; break;
+    case HUGE_WORKSPACE: c->fwd_workspace = (size_t)1 << 60; break;
     case INFER_FAILS: return FATTN_E_UNSUPPORTED;
     case SPEAKS: return fattn_ctx_fail(c->ctx, FATTN_E_IO, "a sentence of the op's own");
     default: break;
@@ -204,6 +232,8 @@ Test(tape_errors, what_infer_returns_is_checked) {
     failed(faulty(BEYOND), FATTN_E_ARG, "not inside an input");
     failed(faulty(OTHER_TYPE), FATTN_E_ARG, "not inside an input");
     failed(faulty(COPIES_X), FATTN_E_ARG, "FATTN_OP_MAY_VIEW");
+    failed(faulty(HUGE_SAVED), FATTN_E_NOMEM, "no memory for 18446744073709551615 bytes");
+    failed(faulty(HUGE_WORKSPACE), FATTN_E_NOMEM, "no memory for 1152921504606846976 bytes");
 }
 
 Test(tape_errors, failing_ops_stop_the_tape) {
