@@ -38,7 +38,8 @@ static int64_t chunks_of(const fattni_adamw_slot *s) {
 fattn_status fattni_cuda_adamw_step(fattn_adamw *a) {
     for (int i = 0; i < a->n; ++i) {
         const fattni_adamw_args x = args_of(a, &a->slots[i]);
-        FATTNI_TRY(FATTNI_START(a->ctx, fattn_adamw_norm, chunks_of(&a->slots[i]), ROW_THREADS, &x));
+        FATTNI_TRY(
+            FATTNI_START(a->ctx, fattn_adamw_norm, chunks_of(&a->slots[i]), ROW_THREADS, &x));
     }
     const fattni_adamw_args all = {.state = a->device,
                                    .partial = a->partial,

@@ -1,8 +1,8 @@
 /* The tape's kernels: their arguments, and the host functions in front of them.
 
-   Kernels compute in float or double. Float kernels read and write F32, F16 and BF16 in any mixture: a
-   16-bit variable may have an F32 gradient. Sums over many elements are in double, in an order that
-   shapes alone decide. */
+   Kernels compute in float or double. Float kernels read and write F32, F16 and BF16 in any
+   mixture: a 16-bit variable may have an F32 gradient. Sums over many elements are in double, in an
+   order that shapes alone decide. */
 #ifndef FATTNI_OP_CUDA_H
 #define FATTNI_OP_CUDA_H
 
@@ -79,7 +79,8 @@ typedef struct fattni_embedding_args {
     int64_t R, V, C;
 } fattni_embedding_args;
 
-/* Rows of logits against targets (op_cross_entropy.cu). `kept` counts the rows that are not ignored. */
+/* Rows of logits against targets (op_cross_entropy.cu). `kept` counts the rows that are not
+   ignored. */
 typedef struct fattni_loss_args {
     fattni_walk x, dx, target;
     int64_t target_columns, target_step;

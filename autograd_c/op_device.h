@@ -1,8 +1,8 @@
 /* Devices behind the tape's ops.
 
-   Most ops are made of a few primitives that know their device: elements, sums, products (ops.h) and
-   copies. Ops with loops of their own have them once per device: a fattni_code each, and one line in
-   op_device.c that names both. Checks and shapes are the op's own, whatever the device. */
+   Most ops are made of a few primitives that know their device: elements, sums, products (ops.h)
+   and copies. Ops with loops of their own have them once per device: a fattni_code each, and one
+   line in op_device.c that names both. Checks and shapes are the op's own, whatever the device. */
 #ifndef FATTNI_OP_DEVICE_H
 #define FATTNI_OP_DEVICE_H
 
@@ -23,8 +23,8 @@ enum fattni_coded {
 const fattni_code *fattni_code_of(const fattn_op_call *c, enum fattni_coded op);
 
 #ifdef FATTNI_HAVE_CUDA
-fattn_status fattni_cuda_each(fattn_ctx *ctx, enum fattni_element what, const fattn_tensor *const *t,
-                              int operands, bool fresh, double value);
+fattn_status fattni_cuda_each(fattn_ctx *ctx, enum fattni_element what,
+                              const fattn_tensor *const *t, int operands, bool fresh, double value);
 size_t fattni_cuda_reduce_workspace(const fattn_tensor *d, const fattn_tensor *x);
 fattn_status fattni_cuda_reduce(fattn_ctx *ctx, const fattn_tensor *d, bool fresh,
                                 const fattn_tensor *x, const fattn_tensor *y, void *workspace);

@@ -41,8 +41,9 @@ static bool is_vector(const fattni_element_args *a) {
     return fits;
 }
 
-fattn_status fattni_cuda_each(fattn_ctx *ctx, enum fattni_element what, const fattn_tensor *const *t,
-                              int operands, bool fresh, double value) {
+fattn_status fattni_cuda_each(fattn_ctx *ctx, enum fattni_element what,
+                              const fattn_tensor *const *t, int operands, bool fresh,
+                              double value) {
     fattni_element_args a = {.grid = fattni_grid_of(t, operands),
                              .value = value,
                              .what = (int32_t)what,
@@ -51,7 +52,8 @@ fattn_status fattni_cuda_each(fattn_ctx *ctx, enum fattni_element what, const fa
     if (a.grid.count == 0) return FATTN_OK;
     for (int k = 0; k < operands; ++k) a.t[k] = fattni_place_of(t[k]);
     a.vector = is_vector(&a);
-    return FATTNI_START_REAL(ctx, t[0]->dtype, each, fattni_grid_blocks(&a.grid, a.vector ? FATTNI_PACK : 1),
+    return FATTNI_START_REAL(ctx, t[0]->dtype, each,
+                             fattni_grid_blocks(&a.grid, a.vector ? FATTNI_PACK : 1),
                              FATTNI_GRID_THREADS, &a);
 }
 

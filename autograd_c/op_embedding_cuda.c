@@ -1,5 +1,5 @@
-/* embedding on the device. The gradient of the table is added atomically where it is F32 or F64, and
-   by the rows' first block where the context is deterministic or the gradient has 16 bits. */
+/* embedding on the device. The gradient of the table is added atomically where it is F32 or F64,
+   and by the rows' first block where the context is deterministic or the gradient has 16 bits. */
 #include "op_cuda.h"
 #include "op_embedding.h"
 #include "rows.h"

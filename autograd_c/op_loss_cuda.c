@@ -106,8 +106,8 @@ typedef struct products {
     fattni_product forward, to_dx, to_dw;
 } products;
 
-static void products_of(const chunks *p, int64_t begin, int64_t rows, void *logits, void *G, void *dx,
-                        void *dw, products *out) {
+static void products_of(const chunks *p, int64_t begin, int64_t rows, void *logits, void *G,
+                        void *dx, void *dw, products *out) {
     out->x = fattn_tensor_slice(&p->x.t, 0, begin, begin + rows);
     out->logits = matrix(p, p->real, rows, p->V, logits);
     out->G = matrix(p, p->dtype, rows, p->V, G);
@@ -128,8 +128,8 @@ static size_t matrix_bytes(const chunks *p, fattn_dtype dtype, int64_t rows, int
 static size_t product_room(const chunks *p, int64_t rows) {
     products q;
     products_of(p, 0, rows, NULL, NULL, NULL, NULL, &q);
-    const size_t needs[] = {fattni_product_workspace(&q.forward), fattni_product_workspace(&q.to_dx),
-                            fattni_product_workspace(&q.to_dw)};
+    const size_t needs[] = {fattni_product_workspace(&q.forward),
+                            fattni_product_workspace(&q.to_dx), fattni_product_workspace(&q.to_dw)};
     size_t bytes = 0;
     for (int n = 0; n < 3; ++n) bytes = needs[n] > bytes ? needs[n] : bytes;
     return bytes;

@@ -1,5 +1,5 @@
-/* Rows of layernorm and rmsnorm on the device: a warp per row where it fits in registers, else a block;
-   sums over rows in parts. */
+/* Rows of layernorm and rmsnorm on the device: a warp per row where it fits in registers, else a
+   block; sums over rows in parts. */
 #include "op_cuda.h"
 #include "op_norm.h"
 #include "rows.h"
@@ -51,7 +51,8 @@ static bool fits_a_warp(const fattn_op_call *c, const fattn_tensor *y, const fat
     const fattn_tensor *const bias = c->n_in > BIAS ? &c->in[BIAS] : NULL;
     return c->in[GAIN].shape[0] <= MOST_IN_A_WARP && fattni_rows_in_packs(&c->in[X]) &&
            fattni_rows_in_packs(y) && fattni_rows_in_packs(&c->in[GAIN]) &&
-           (!bias || !bias->data || fattni_rows_in_packs(bias)) && (!dx || fattni_rows_in_packs(dx));
+           (!bias || !bias->data || fattni_rows_in_packs(bias)) &&
+           (!dx || fattni_rows_in_packs(dx));
 }
 
 static fattn_status forward(fattn_op_call *c) {

@@ -1,4 +1,5 @@
-/* Rotary positions on the device: angles once for all heads, then a thread per pair or pack of pairs. */
+/* Rotary positions on the device: angles once for all heads, then a thread per pair or pack of
+   pairs. */
 #include "op_cuda.h"
 #include "op_rope.h"
 
@@ -37,8 +38,8 @@ static fattn_status turn(const fattn_op_call *c, const fattn_tensor *to, const f
     a.pack = packs ? FATTNI_PACK : 1;
     const int64_t angles = to->shape[2] * to->shape[3] / 2;
     const int32_t dtype = c->in[0].dtype;
-    FATTNI_TRY(FATTNI_START_REAL(c->ctx, dtype, rope_angles, fattni_ceil_div(angles, THREADS), THREADS,
-                                 &a));
+    FATTNI_TRY(FATTNI_START_REAL(c->ctx, dtype, rope_angles, fattni_ceil_div(angles, THREADS),
+                                 THREADS, &a));
     return FATTNI_START_REAL(c->ctx, dtype, rope, fattni_ceil_div(pairs / a.pack, THREADS), THREADS,
                              &a);
 }

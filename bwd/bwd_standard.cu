@@ -1,5 +1,5 @@
-/* The textbook backward on the device, between its products: rows (delta, G, keep P), gradients of a
-   bias and of the sinks, dX. See bwd_standard_cuda.c for the order. */
+/* The textbook backward on the device, between its products: rows (delta, G, keep P), gradients of
+   a bias and of the sinks, dX. See bwd_standard_cuda.c for the order. */
 #include "core/cuda_standard.h"
 
 #include "cuda_element.h"

@@ -1,16 +1,16 @@
 /* Matrix products on the device through cuBLAS.
 
-   The library is not linked with cuBLAS: it is looked for (dlopen) when a context on a GPU is created,
-   in the toolkit that built the library and where the dynamic linker looks. Without it, what needs
-   products is FATTN_E_UNSUPPORTED; the flash kernels work. */
+   The library is not linked with cuBLAS: it is looked for (dlopen) when a context on a GPU is
+   created, in the toolkit that built the library and where the dynamic linker looks. Without it,
+   what needs products is FATTN_E_UNSUPPORTED; the flash kernels work. */
 #ifndef FATTNI_CUDA_BLAS_H
 #define FATTNI_CUDA_BLAS_H
 
 #include "internal.h"
 
-/* Row-major C[M,N] = alpha op(A) op(B) + beta C, `batches` times, strides from one to the next; ld* and
-   strides in elements. A and B have one dtype; C has it, too, or is F32 beside 16 bits. Sums are F32
-   (F64 for F64); beta 0 ignores what C held. */
+/* Row-major C[M,N] = alpha op(A) op(B) + beta C, `batches` times, strides from one to the next; ld*
+   and strides in elements. A and B have one dtype; C has it, too, or is F32 beside 16 bits. Sums
+   are F32 (F64 for F64); beta 0 ignores what C held. */
 typedef struct fattni_cuda_gemm {
     fattn_dtype dtype, c_dtype;
     bool trans_a, trans_b, tf32;

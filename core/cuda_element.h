@@ -45,8 +45,8 @@ DEVICE double inverse_f64(double x) { return 1.0 / x; }
 
 enum { ROW_THREADS = 256 };
 
-/* Over a block of ROW_THREADS, in one order; every thread gets the result. A NaN is lost in a maximum,
-   not in a sum. */
+/* Over a block of ROW_THREADS, in one order; every thread gets the result. A NaN is lost in a
+   maximum, not in a sum. */
 #define BODY "cuda_block.inc"
 #include "cuda_reals.inc"
 

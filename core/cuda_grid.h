@@ -6,9 +6,9 @@
 
 enum { FATTNI_GRID_OPERANDS = 4, FATTNI_GRID_THREADS = 256 };
 
-/* Row-major over shape[n]; strides in elements, 0 where an operand repeats. Dimensions of one element
-   are left out, and neighbours that every operand walks with one stride are joined: n is 0 or 1, and
-   the stride 1, when all lie side by side. */
+/* Row-major over shape[n]; strides in elements, 0 where an operand repeats. Dimensions of one
+   element are left out, and neighbours that every operand walks with one stride are joined: n is 0
+   or 1, and the stride 1, when all lie side by side. */
 typedef struct fattni_grid {
     int64_t count;
     int64_t shape[FATTN_MAX_DIMS + 1];

@@ -66,8 +66,8 @@ fattn_status fattni_standard_scatter(fattn_ctx *ctx, const fattni_problem *p, co
     return FATTNI_START(ctx, fattn_scatter, blocks(p, &x), THREADS, &x);
 }
 
-fattn_status fattni_standard_scatter_o(fattn_ctx *ctx, const fattni_problem *p, const fattni_dense *d,
-                                       const fattni_standard_args *rows) {
+fattn_status fattni_standard_scatter_o(fattn_ctx *ctx, const fattni_problem *p,
+                                       const fattni_dense *d, const fattni_standard_args *rows) {
     fattni_dense_args x = dense_args(p, d);
     x.scale = p->keep_scale;
     x.kept = rows->kept;

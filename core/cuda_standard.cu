@@ -5,7 +5,7 @@
 
 enum { THREADS = 256 };
 
-/* Element n of the dense buffer: its row, and its place in the view; false past a sequence's end. */
+/* Element n of the dense buffer: its row, its place in the view; false past a sequence's end. */
 DEVICE int locate(const fattni_dense_args *x, int64_t n, int64_t *row, int64_t *at) {
     const int64_t d = n % x->width, i = n / x->width % x->rows, plane = n / x->width / x->rows;
     const int h = (int)(plane % x->heads), b = (int)(plane / x->heads);

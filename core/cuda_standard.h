@@ -1,9 +1,9 @@
 /* FATTN_ALGO_STANDARD on the device: what the two passes of the textbook share.
 
-   Every operand is first laid out as cuBLAS likes it, dense [B,H,S,D] of q's dtype with zeros past the
-   end of a sequence: N x D is nothing beside N x N, and the query heads of one key head are then one
-   matrix of group*Sq rows, so that each product of all heads is one call, whatever the strides, the
-   lengths or the group. Products are stored in REAL: F64 for F64, else F32.
+   Every operand is first laid out as cuBLAS likes it, dense [B,H,S,D] of q's dtype with zeros past
+   the end of a sequence: N x D is nothing beside N x N, and the query heads of one key head are
+   then one matrix of group*Sq rows, so that each product of all heads is one call, whatever the
+   strides, the lengths or the group. Products are stored in REAL: F64 for F64, else F32.
 
    A dense row r is (b Hq + h) Sq + i; S, P, dP are [B Hq Sq][Sk]. */
 #ifndef FATTNI_CUDA_STANDARD_H
@@ -21,7 +21,8 @@ typedef struct fattni_standard_args {
     uint8_t *keep; /* NULL without dropout */
     void *dropped; /* dtype: keep P */
     void *kept;    /* REAL [B Hq Sq]: what a merge leaves of the old o; NULL without */
-    void *weight;  /* REAL [B Hq Sq]: sum of P over sum of the rounded P, which cancels the rounding of
+    void *
+        weight; /* REAL [B Hq Sq]: sum of P over sum of the rounded P, which cancels the rounding of
                       a weight that dominates its row; NULL: P is not rounded */
     /* backward */
     void *dP;      /* REAL, then G */
@@ -68,11 +69,11 @@ fattn_status fattni_standard_gather(fattn_ctx *ctx, const fattni_problem *p, con
 fattn_status fattni_standard_scatter(fattn_ctx *ctx, const fattni_problem *p, const fattni_dense *d,
                                      double scale, bool add);
 /* o from forward's rows. */
-fattn_status fattni_standard_scatter_o(fattn_ctx *ctx, const fattni_problem *p, const fattni_dense *d,
-                                       const fattni_standard_args *x);
+fattn_status fattni_standard_scatter_o(fattn_ctx *ctx, const fattni_problem *p,
+                                       const fattni_dense *d, const fattni_standard_args *x);
 
-/* Products of all (b, key head): rows of queries G = group*Sq, keys Sk. a and b have q's dtype, c is
-   REAL. */
+/* Products of all (b, key head): rows of queries G = group*Sq, keys Sk. a and b have q's dtype, c
+   is REAL. */
 fattn_status fattni_standard_rows_by_keys(fattn_ctx *ctx, const fattni_problem *p, int64_t width,
                                           double alpha, const void *rows, const void *keys, void *c,
                                           void *workspace); /* c[G,Sk] = alpha rows keys^T */

@@ -1,4 +1,4 @@
-/* Copies with conversion, normal numbers and dropout masks: one thread per element or Philox block. */
+/* Copies with conversion, normal numbers and dropout masks: a thread per element or Philox block. */
 #include "cuda_tensor.h"
 #include "normal.h"
 
@@ -23,7 +23,8 @@ static __device__ inline void store_float(void *p, int32_t t, int64_t i, float x
         ((uint16_t *)p)[i] = t == FATTN_BF16 ? fattni_float_to_bf16(x) : fattni_float_to_f16(x);
 }
 
-/* The host's arithmetic (numeric.h), so the host's bits. Between equal dtypes bits move, not values. */
+/* The host's arithmetic (numeric.h), so the host's bits. Between equal dtypes bits move, not
+   values. */
 static __device__ inline void copy_element(const fattni_copy_args *a, int64_t to, int64_t from) {
     const int32_t t = a->to_dtype, f = a->from_dtype;
     if (a->add)

@@ -1,6 +1,6 @@
-/* A whole training step as a CUDA graph: recorded once, replayed with one call, no launch costs. The
-   first step runs eagerly, so that memory and kernels are there; from the second on nothing is allocated,
-   and a step can be captured. */
+/* A whole training step as a CUDA graph: recorded once, replayed with one call, no launch costs.
+   The first step runs eagerly, so that memory and kernels are there; from the second on nothing is
+   allocated, and a step can be captured. */
 #include <cuda_runtime_api.h>
 #include <fattn/fattn.h>
 #include <stdio.h>
@@ -15,7 +15,7 @@ enum { UP, DOWN, PARAMS };
     } while (0)
 #define CUDA(call) if ((call) != cudaSuccess) return printf("%s\n", #call), FATTN_E_CUDA
 
-/* loss = cross_entropy(gelu(x UP^T) DOWN^T, target), its gradients, and AdamW: enqueued, not awaited. */
+/* loss = cross_entropy(gelu(x UP^T) DOWN^T, target), its gradients, AdamW: enqueued, not awaited. */
 static fattn_status step(fattn_ctx *ctx, fattn_tape *t, fattn_adamw *opt, fattn_param *p,
                          const fattn_tensor *x, const fattn_tensor *target, fattn_var *loss) {
     const fattn_var none = {0};

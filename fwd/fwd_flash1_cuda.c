@@ -1,5 +1,5 @@
-/* FATTN_ALGO_FLASH1, forward on the device; fwd_flash1.cu says how. Its backward is that of the others:
-   already the first paper's runs over column blocks. */
+/* FATTN_ALGO_FLASH1, forward on the device; fwd_flash1.cu says how. Its backward is that of the
+   others: already the first paper's runs over column blocks. */
 #include "fwd_flash1_cuda.h"
 
 #include "cuda_device.h"

@@ -1,5 +1,5 @@
-/* FATTN_ALGO_STANDARD, forward on the device: S = scale Q K^T, P = softmax(S), O = P V, with P stored
-   whole. Products through cuBLAS, all heads in one call; see core/cuda_standard.h. */
+/* FATTN_ALGO_STANDARD, forward on the device: S = scale Q K^T, P = softmax(S), O = P V, with P
+   stored whole. Products through cuBLAS, all heads in one call; see core/cuda_standard.h. */
 #include "cuda_standard.h"
 
 #include "cuda_device.h"

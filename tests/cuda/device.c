@@ -14,7 +14,8 @@ static fattn_ctx *device; /* Criterion runs each test in a process of its own */
 fattn_ctx *device_context(int arch_cap) {
     int count = 0;
     if (cudaGetDeviceCount(&count) != cudaSuccess || count == 0) return NULL;
-    const fattn_ctx_options o = {.struct_size = sizeof o, .device = FATTN_CUDA, .arch_cap = arch_cap};
+    const fattn_ctx_options o = {
+        .struct_size = sizeof o, .device = FATTN_CUDA, .arch_cap = arch_cap};
     fattn_ctx *ctx;
     cr_assert_eq(fattn_ctx_create(&o, &ctx), FATTN_OK);
     return ctx;
@@ -129,7 +130,8 @@ fattn_status device_run(attention *a, enum fattni_pass pass) {
     }
     for (int id = 0; id < T_COUNT; ++id) {
         if (!fields[id]) continue;
-        must(cudaMemcpy(a->fields[id].memory, fields[id], a->fields[id].size, cudaMemcpyDeviceToHost),
+        must(cudaMemcpy(a->fields[id].memory, fields[id], a->fields[id].size,
+                        cudaMemcpyDeviceToHost),
              "copy from the device");
         must(cudaFree(fields[id]), "cudaFree");
     }
@@ -148,9 +150,9 @@ static void round_d_o(attention *a, fattn_dtype dtype) {
     }
 }
 
-/* Gradients of a bias and of sinks are sums over many rows of what each row should cancel to: a row's
-   rest is dO.(O - rounded O). The others have the error of the unfused computation as their yardstick,
-   or, where the largest of a few errors is none, what rounding O leaves in delta. */
+/* Gradients of a bias and of sinks are sums over many rows of what each row should cancel to: a
+   row's rest is dO.(O - rounded O). The others have the error of the unfused computation as their
+   yardstick, or, where the largest of a few errors is none, what rounding O leaves in delta. */
 static void match_16_bits(attention *got, const attention *want, const attention *low) {
     const attention_case *const c = &got->c;
     const double eps = c->dtype == FATTN_BF16 ? 0x1p-9 : 0x1p-12;

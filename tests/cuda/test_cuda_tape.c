@@ -1,5 +1,5 @@
-/* The tape on the device: the recorded cases of every op and of whole blocks; gradients against central
-   differences taken on the device; AdamW and a training run against the CPU twin; memory. */
+/* The tape on the device: the recorded cases of every op and of whole blocks; gradients against
+   central differences taken on the device; AdamW and a training run against the CPU twin. */
 #include "device.h"
 #include "op_graphs.h"
 
@@ -78,7 +78,8 @@ static bool check_case(const pair *p, fattn_fixture *f, const char *name, fattn_
     const fattn_status s = op_case_run(&c, true);
     if (s != FATTN_E_UNSUPPORTED) {
         cr_assert_eq(s, FATTN_OK, "%s: %s", name, fattn_ctx_error(p->gpu));
-        for (int i = 0; i < c.n_out; ++i) compare(p, f, &c, "out", i, &c.out[i], tolerance(&c, block));
+        for (int i = 0; i < c.n_out; ++i)
+            compare(p, f, &c, "out", i, &c.out[i], tolerance(&c, block));
         for (int i = 0; i < OP_INPUTS; ++i)
             if (c.in[i].grad.dtype)
                 compare(p, f, &c, "d_in", i, &c.in[i].grad, tolerance(&c, block));
@@ -115,7 +116,8 @@ static fattn_var mlp(fattn_tape *t, const fattn_var *in, int n, void *user) {
     const fattn_var none = {0};
     const fattn_var h = fattn_op_linear(t, fattn_op_layernorm(t, in[0], in[1], in[2], 1e-5f), in[3],
                                         in[4]);
-    const fattn_var y = fattn_op_add(t, in[0], fattn_op_linear(t, fattn_op_gelu(t, h), in[5], none));
+    const fattn_var y =
+        fattn_op_add(t, in[0], fattn_op_linear(t, fattn_op_gelu(t, h), in[5], none));
     return fattn_op_mul(t, fattn_op_silu(t, y), fattn_op_rmsnorm(t, y, in[1], 1e-5f));
 }
 
@@ -183,8 +185,8 @@ Test(cuda_tape, differences) {
 
 /* ---- 16 bits ---- */
 
-/* The graph on either context, on inputs of the device: its output, and the gradients of the loss that
-   it is, or of its rows' cross-entropy against class 0; in F64 on the host. */
+/* The graph on either context, on inputs of the device: its output, and the gradients of the loss
+   that it is, or of its rows' cross-entropy against class 0; in F64 on the host. */
 static void run_graph(const pair *p, fattn_ctx *ctx, fattn_graph_fn graph, const fattn_tensor *in,
                       int n, fattn_dtype dtype, void *user, fattn_tensor out[8]) {
     fattn_tape *tape;
@@ -210,7 +212,8 @@ static void run_graph(const pair *p, fattn_ctx *ctx, fattn_graph_fn graph, const
     if (y.ndim > 0) {
         int32_t zeros[512] = {0};
         fattn_tensor ids;
-        const fattn_tensor here = fattn_tensor_view(zeros, FATTN_I32, FATTN_CPU, 0, y.ndim - 1, y.shape);
+        const fattn_tensor here =
+            fattn_tensor_view(zeros, FATTN_I32, FATTN_CPU, 0, y.ndim - 1, y.shape);
         MUST(ctx, fattn_tensor_alloc(ctx, FATTN_I32, y.ndim - 1, y.shape, &ids));
         MUST(p->gpu, fattn_tensor_copy(p->gpu, &ids, &here));
         v = fattn_op_cross_entropy(tape, v, fattn_input(tape, &ids), -1);
@@ -352,7 +355,8 @@ static void run_start(run *r, fattn_ctx *ctx, fattn_dtype dtype) {
                                       (fattn_rng){.seed = 3, .stream = (uint32_t)i}));
         MUST(ctx, fattn_tensor_normal(ctx, &r->p[i].grad, 0, 0, (fattn_rng){0}));
     }
-    for (int i = 0; i < B * S; ++i) host[0][i] = 5 * i % V, host[1][i] = i % 7 == 3 ? -1 : (5 * i + 5) % V;
+    for (int i = 0; i < B * S; ++i)
+        host[0][i] = 5 * i % V, host[1][i] = i % 7 == 3 ? -1 : (5 * i + 5) % V;
     fattn_tensor *const to[] = {&r->ids, &r->targets};
     for (int i = 0; i < 2; ++i) {
         const fattn_tensor here = fattn_tensor_view(host[i], FATTN_I32, FATTN_CPU, 0, 2, tokens);
@@ -419,8 +423,9 @@ static double distance(const pair *p, const run *a, const run *b) {
     return most;
 }
 
-/* Loss curves of CPU and GPU; from the second step on nothing is allocated. AdamW divides by the root
-   of v: where a gradient is near nothing, its sign decides, so F32 may drift by a few steps of lr. */
+/* Loss curves of CPU and GPU; from the second step on nothing is allocated. AdamW divides by the
+   root of v: where a gradient is near nothing, its sign decides, so F32 may drift by a few steps of
+   lr. */
 Test(cuda_tape, training) {
     pair p = pair_or_skip(0);
     static const fattn_dtype types[] = {FATTN_F64, FATTN_F32};
@@ -435,7 +440,8 @@ Test(cuda_tape, training) {
             cr_assert(fabs(got - want) <= bounds[n] * want, "%s, step %d: %.9g on the GPU, %.9g",
                       fattn_dtype_name(types[n]), step, got, want);
             if (step == 1) allocs = fattn_ctx_mem(p.gpu).allocs;
-            if (step > 1) cr_assert_eq(fattn_ctx_mem(p.gpu).allocs, allocs, "step %d allocated", step);
+            if (step > 1)
+                cr_assert_eq(fattn_ctx_mem(p.gpu).allocs, allocs, "step %d allocated", step);
         }
         double norms[2];
         int64_t steps;
@@ -451,8 +457,8 @@ Test(cuda_tape, training) {
     pair_free(&p);
 }
 
-/* BF16 with F32 masters follows F32: both learn, and their losses stay within a few of the roundings
-   2^-9 of weights, activations and gradients. */
+/* BF16 with F32 masters follows F32: both learn, and their losses stay within a few of the
+   roundings 2^-9 of weights, activations and gradients. */
 Test(cuda_tape, training_in_bf16) {
     pair p = pair_or_skip(0);
     run narrow, wide;
@@ -477,15 +483,16 @@ Test(cuda_tape, deterministic) {
     run a, b;
     run_start(&a, p.gpu, FATTN_F32);
     run_start(&b, p.gpu, FATTN_F32);
-    for (int step = 0; step < STEPS; ++step) cr_assert_eq(train_step(&a, step), train_step(&b, step));
+    for (int step = 0; step < STEPS; ++step)
+        cr_assert_eq(train_step(&a, step), train_step(&b, step));
     cr_assert_eq(distance(&p, &a, &b), 0);
     run_end(&a);
     run_end(&b);
     pair_free(&p);
 }
 
-/* A step is captured on its second run; replays, each with a learning rate of its own, give the weights of
-   eager steps to the bit. */
+/* A step is captured on its second run; replays, each with a learning rate of its own, give the
+   weights of eager steps to the bit. */
 Test(cuda_tape, graph) {
     pair p = pair_or_skip(FATTN_CTX_DETERMINISTIC);
     cudaStream_t stream;

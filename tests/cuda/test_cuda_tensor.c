@@ -1,5 +1,5 @@
-/* Copies, normal numbers and dropout masks on the device against the CPU: the same bits, but for the
-   last ones of log, sin and cos. */
+/* Copies, normal numbers and dropout masks on the device against the CPU: the same bits, but for
+   the last ones of log, sin and cos. */
 #include "device.h"
 
 #include "numeric.h"
@@ -27,8 +27,8 @@ static fattn_ctx *device_or_skip(void) {
 
 static void must(cudaError_t e) { cr_assert_eq(e, cudaSuccess, "%s", cudaGetErrorString(e)); }
 
-/* [3,5,37] as it lies in memory: dense, the dimensions turned round, rows apart, rows backwards, one
-   row repeated. */
+/* [3,5,37] as it lies in memory: dense, the dimensions turned round, rows apart, rows backwards,
+   one row repeated. */
 static fattn_tensor lay_out(int layout, fattn_dtype dtype, void *memory) {
     static const int64_t strides[LAYOUTS][3] = {
         {185, 37, 1}, {1, 3, 15}, {300, 41, 1}, {185, -37, 1}, {37, 0, 1}};
