@@ -223,16 +223,17 @@ LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
 
 
 def bench(library, device, a):
-    backends = {"fa2": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}
+    backends = {"fa2": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION,
+                "efficient": SDPBackend.EFFICIENT_ATTENTION, "math": SDPBackend.MATH}
     ratios = {}
     for d in a.dims:
         for causal in (False, True):
-            for N in (1024, 4096, 16384) if a.quick else LENGTHS:
+            for N in a.lengths or ((1024, 4096, 16384) if a.quick else LENGTHS):
                 B, H = 16384 // N, 2048 // d
-                t, call = make(B, H, N, d, torch.bfloat16, device, causal, library)
+                t, call = make(B, H, N, d, getattr(torch, a.dtype), device, causal, library)
                 flops = 4 * B * H * N * N * d / (2 if causal else 1)
                 passes = ({"ours": call.fwd}, {"ours": call.bwd})
-                for name in a.peers or backends:
+                for name in a.peers or ("fa2", "cudnn"):
                     leaf = {n: t[n].clone().requires_grad_() for n in "qkv"}
 
                     def forward(leaf=leaf, name=name):
@@ -390,9 +391,11 @@ def main():
     p.add_argument("--arch-cap", type=int, default=0)
     p.add_argument("--dims", type=int, nargs="*", default=[64, 128, 256])
     p.add_argument("--dtypes", nargs="*", help="of the check, and of the CPU's rows")
+    p.add_argument("--dtype", default="bfloat16", help="of the timing on CUDA; float32 and float64 beside math")
+    p.add_argument("--lengths", type=int, nargs="*", help="N on CUDA, instead of the usual")
     p.add_argument("--quick", action="store_true", help="fewer rows")
     p.add_argument("--check", action="store_true", help="errors only, no timing")
-    p.add_argument("--peers", nargs="*", help="of fa2, cudnn; of flash, math on the CPU")
+    p.add_argument("--peers", nargs="*", help="of fa2, cudnn, efficient, math; of flash, math on the CPU")
     a = p.parse_args()
     torch.manual_seed(0)
     cpu = a.device == "cpu"

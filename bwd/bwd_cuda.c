@@ -1,10 +1,9 @@
-/* The CUDA row of the backward table: delta, the main kernel of bwd_kernels.def, finish. */
+/* The CUDA row of the backward table for BF16 and F16: delta, the main kernel, finish, dsink. */
+#include "bwd_cuda.h"
 #include "cuda_sm90.h"
-#include "kernel.h"
 
 #include <string.h>
 
-extern void fattn_bwd_zero(fattni_cuda_args);
 extern void fattn_bwd_delta(fattni_cuda_args);
 extern void fattn_bwd_finish(fattni_cuda_args);
 
@@ -12,7 +11,7 @@ extern void fattn_bwd_finish(fattni_cuda_args);
    of their head and may waste a row block each. */
 typedef struct layout {
     int64_t padded_rows, rows;
-    size_t lse2, delta, dq, d_o, bytes; /* offsets; an absent part has no bytes */
+    size_t lse2, delta, dq, d_o, sink, turns, bytes; /* offsets; an absent part has no bytes */
 } layout;
 
 /* An F32 d_o is copied to [B,Hq,rows,D] of the 16-bit dtype. */
@@ -29,18 +28,15 @@ static layout layout_of(const fattni_problem *p, const fattni_cuda_kernel *k) {
     l.delta = vector;
     l.dq = 2 * vector;
     l.d_o = l.dq + (p->dq.present ? (size_t)l.rows * (size_t)k->D * 4 : 0);
-    l.bytes = l.d_o + (p->d_o.dtype == FATTN_F32 ? copied_rows(p) * (size_t)k->D * 2 : 0);
+    l.sink = l.d_o + (p->d_o.dtype == FATTN_F32 ? copied_rows(p) * (size_t)k->D * 2 : 0);
+    l.turns = l.sink + fattni_bwd_cuda_sink_bytes(p, k);
+    l.bytes = l.turns + fattni_bwd_cuda_turns_bytes(p, k);
     return l;
 }
 
 static const char *refuses(const fattn_ctx *ctx, const fattni_problem *p) {
-    const char *reason = fattni_cuda_refuses(p);
-    if (reason) return reason;
     if (p->dtype != FATTN_BF16 && p->dtype != FATTN_F16) return "computes bf16 and f16 only";
-    if (p->flags & FATTN_DETERMINISTIC) return "adds dQ atomically: it is not deterministic";
-    if (!fattni_cuda_find(ctx, p))
-        return "has no kernel for this head_dim and these features on this device";
-    return NULL;
+    return fattni_bwd_cuda_refuses(ctx, p);
 }
 
 static void plan(const fattn_ctx *ctx, const fattni_problem *p, fattni_kernel_plan *out) {
@@ -49,6 +45,7 @@ static void plan(const fattn_ctx *ctx, const fattni_problem *p, fattni_kernel_pl
     const fattni_cuda_kernel *portable = fattni_cuda_find_portable(ctx, p);
     if (portable && layout_of(p, portable).bytes > out->workspace)
         out->workspace = layout_of(p, portable).bytes;
+    out->deterministic = fattni_bwd_cuda_repeats(p);
     strncpy(out->name, k->name, sizeof out->name - 1);
 }
 
@@ -65,6 +62,8 @@ static fattn_status run(fattn_ctx *ctx, const fattni_problem *p) {
     a.D_padded = k->D;
     a.lse2 = (float *)((char *)p->workspace + l.lse2);
     a.delta = (float *)((char *)p->workspace + l.delta);
+    a.sink_parts = (char *)p->workspace + l.sink;
+    if (l.bytes > l.turns) a.turns = (int32_t *)((char *)p->workspace + l.turns);
     if (p->d_o.dtype == FATTN_F32) {
         const int64_t D = k->D;
         a.d_o_copy = (fattni_view){(char *)p->workspace + l.d_o, p->Hq * p->rows_q * D, p->rows_q * D,
@@ -73,8 +72,7 @@ static fattn_status run(fattn_ctx *ctx, const fattni_problem *p) {
     if (p->dq.present) a.dq_accumulator = (float *)((char *)p->workspace + l.dq);
     const int64_t row_grid = fattni_ceil_div(p->Sq, k->BM) * p->Hq * p->B;
     const int64_t key_grid = fattni_ceil_div(p->Sk, k->BN) * p->Hkv * p->B;
-    if (p->d_bias.present || p->d_sink.present)
-        FATTNI_TRY(FATTNI_START(ctx, fattn_bwd_zero, ctx->gpu.sms, 256, &a));
+    FATTNI_TRY(fattni_bwd_cuda_zero(ctx, p, &a));
     FATTNI_TRY(FATTNI_START(ctx, fattn_bwd_delta, row_grid, 256, &a));
     if (a.d_o_copy.p) a.d_o = a.d_o_copy;
     if (hopper) {
@@ -85,8 +83,8 @@ static fattn_status run(fattn_ctx *ctx, const fattni_problem *p) {
     } else {
         FATTNI_TRY(fattni_cuda_start(ctx, k->name, k->kernel, key_grid, k->threads, k->shared, &a));
     }
-    if (!p->dq.present) return FATTN_OK;
-    return FATTNI_START(ctx, fattn_bwd_finish, row_grid, a.dq_threads, &a);
+    if (p->dq.present) FATTNI_TRY(FATTNI_START(ctx, fattn_bwd_finish, row_grid, a.dq_threads, &a));
+    return fattni_bwd_cuda_sink(ctx, p, &a);
 }
 
 const fattni_kernel fattni_bwd_cuda = {

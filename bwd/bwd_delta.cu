@@ -1,5 +1,6 @@
 /* Before the main kernel: delta = rowsum(dO * O) - dL and lse2 = L log2(e) for every padded row, a dQ
-   accumulator of zeros, dsink, and a 16-bit copy of an F32 dO. Rows that must not count get lse2 = +inf, delta = 0: their P is 0.
+   accumulator of zeros, this row block's part of dsink, and a 16-bit copy of an F32 dO. Rows that must
+   not count get lse2 = +inf, delta = 0: their P is 0.
 
    One CTA per row block of one (sequence, head). A group of 8, 16 or 32 lanes owns a row. */
 #define K_BF16 1
@@ -44,7 +45,13 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const int plane = (int)(blockIdx.x / (unsigned)blocks), h = plane % a.Hq, b = plane / a.Hq;
     const int i0 = (int)(blockIdx.x % (unsigned)blocks) * BM;
     const sequence s = sequence_of(&a, b);
-    if (i0 >= s.Sq) return;
+    if (a.turns && threadIdx.x == 0) a.turns[blockIdx.x] = 0;
+    float *const sink_part =
+        (float *)a.sink_parts + ((int64_t)h * a.B + b) * blocks + blockIdx.x % (unsigned)blocks;
+    if (i0 >= s.Sq) {
+        if (a.d_sink.p && threadIdx.x == 0) *sink_part = 0.0f;
+        return;
+    }
     const int64_t base = row_base(&a, &s, b, h) + i0;
     const int lanes = a.D_padded / 8, group = (int)threadIdx.x / lanes, lane = (int)threadIdx.x % lanes;
     const int kind_o = a.o_f32 ? KIND_F32 : a.kind, kind_do = a.d_o_f32 ? KIND_F32 : a.kind;
@@ -90,10 +97,16 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         a.delta[base + r] = counts || L != L ? sum : 0.0f;
     }
     if (a.d_sink.p) {
+        __shared__ float warps[THREADS / 32];
         for (int step = 16; step > 0; step /= 2)
             sink_gradient += __shfl_xor_sync(0xffffffffu, sink_gradient, step);
-        if (threadIdx.x % 32 == 0 && sink_gradient != 0.0f)
-            atomicAdd((float *)a.d_sink.p + h * a.d_sink.step, sink_gradient);
+        if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = sink_gradient;
+        __syncthreads();
+        if (threadIdx.x == 0) {
+            float sum = 0.0f;
+            for (int w = 0; w < THREADS / 32; ++w) sum += warps[w];
+            *sink_part = sum;
+        }
     }
     if (!a.dq_accumulator) return;
     float4 *const zero = (float4 *)(a.dq_accumulator + base * a.D_padded);
@@ -101,19 +114,17 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         zero[n] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 }
 
-/* Zeroes d_bias and d_sink, which the other kernels add to. */
+/* Zeroes d_bias, which the main kernel adds to. */
 extern "C" __global__ void __launch_bounds__(THREADS)
     fattn_bwd_zero(const __grid_constant__ fattni_cuda_args a) {
     const int64_t first = (int64_t)blockIdx.x * THREADS + threadIdx.x;
     const int64_t *const n = a.d_bias_n;
-    const int64_t count = a.d_bias.p && !(a.flags & FATTN_ACC_DBIAS) ? n[0] * n[1] * n[2] * n[3] : 0;
+    const int64_t count = n[0] * n[1] * n[2] * n[3];
     for (int64_t at = first; at < count; at += (int64_t)gridDim.x * THREADS) {
         const int64_t j = at % n[3], i = at / n[3] % n[2], h = at / n[3] / n[2] % n[1],
                       b = at / n[3] / n[2] / n[1];
-        ((float *)a.d_bias.p)[b * a.d_bias.b + h * a.d_bias.h + i * a.d_bias.row +
-                              j * a.d_bias.column] = 0.0f;
+        const int64_t to = b * a.d_bias.b + h * a.d_bias.h + i * a.d_bias.row + j * a.d_bias.column;
+        if (a.f64) ((double *)a.d_bias.p)[to] = 0.0;
+        else ((float *)a.d_bias.p)[to] = 0.0f;
     }
-    if (a.d_sink.p && !(a.flags & FATTN_ACC_DSINK))
-        for (int64_t h = first; h < a.Hq; h += (int64_t)gridDim.x * THREADS)
-            ((float *)a.d_sink.p)[h * a.d_sink.step] = 0.0f;
 }

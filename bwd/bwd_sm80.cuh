@@ -16,6 +16,7 @@
 
    Instances: bwd_kernels.def. */
 #include "bwd_layout.h"
+#include "cuda_turns.h"
 #include "sm80_general.h"
 
 enum {
@@ -203,8 +204,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS)
                    dq_column0, D);
         if (a.dq_accumulator) {
             float *const to = a.dq_accumulator + (row_base(&a, &s, b, h) + i0) * D;
+            wait_turn(&a, &s, b, h, i0, j0, BN);
 #pragma unroll
             for (int c = 0; c < 2 * DQ_TILES; ++c) reduce_add_4(to + dq_offset(c, THREADS), dq[c]);
+            end_turn(&a, b, h, i0);
         }
         product_nn(dk, 2, COLUMN_TILES, BM, lane_16(ds_tile, BM), key0, BM, 0, lane_16(q_tile, D),
                    column0, D);

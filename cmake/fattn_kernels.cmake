@@ -1,14 +1,15 @@
 # One object per line of a kernel table: the line becomes a file of #defines that includes the body.
 # FATTN_KERNELS narrows the set, as in -DFATTN_KERNELS="d128;bf16" (a name must contain all of them);
 # what a narrowed library lacks it refuses at run time. Without FATTN_CUDA_KERNELS nothing is linked:
-# one line of each table is compiled, so that the bodies stay sound.
+# one line of each body is compiled, so that they stay sound.
 set(FATTN_KERNELS "" CACHE STRING "Build only kernels whose names contain all of these")
 set(kernel_words ${FATTN_KERNELS})
 if(NOT FATTN_CUDA_KERNELS)
-  set(kernel_words bf16 d64 "(sm80_.*_general|sm90_.*_causal)")
+  set(kernel_words "(sm80_bf16_d64_general|sm90_bf16_d64_causal|simt_f32_d64_general)")
 endif()
 
 set(kernel_sources_sm80)
+set(kernel_sources_simt)
 set(kernel_sources_sm90)
 set(kernel_line "^K\\(([a-z0-9]+), *([a-z0-9]+), *([0-9]+), *([a-z]+), *([0-9]+), *([0-9]+), *([0-9]+), *([0-9]+)\\)")
 foreach(pass fwd bwd)
@@ -29,6 +30,7 @@ foreach(pass fwd bwd)
     set(K_BN ${CMAKE_MATCH_6})
     set(K_WARPS ${CMAKE_MATCH_7})
     set(K_CTAS ${CMAKE_MATCH_8})
+    string(REGEX REPLACE "^simtl$" simt K_BODY ${K_ARCH})
     set(K_NAME fattn_${pass}_${K_ARCH}_${K_DTYPE}_d${K_D}_${K_MASK})
     set(wanted TRUE)
     foreach(word IN LISTS kernel_words)
@@ -39,7 +41,7 @@ foreach(pass fwd bwd)
     if(wanted)
       configure_file(${PROJECT_SOURCE_DIR}/cmake/instance.cu.in
         ${PROJECT_BINARY_DIR}/kernels/${K_NAME}.cu)
-      list(APPEND kernel_sources_${K_ARCH} ${PROJECT_BINARY_DIR}/kernels/${K_NAME}.cu)
+      list(APPEND kernel_sources_${K_BODY} ${PROJECT_BINARY_DIR}/kernels/${K_NAME}.cu)
       string(APPEND kept "${line}\n")
     endif()
   endforeach()
@@ -49,11 +51,17 @@ file(GLOB helper_kernels CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/core/*.cu
   ${PROJECT_SOURCE_DIR}/fwd/*.cu ${PROJECT_SOURCE_DIR}/bwd/*.cu ${PROJECT_SOURCE_DIR}/autograd_c/*.cu)
 
 # wgmma and setmaxnreg exist for sm_90a alone; everything else runs from sm_80 on.
-add_library(fattn_kernels OBJECT ${kernel_sources_sm80} ${helper_kernels})
-add_library(fattn_kernels_sm90 OBJECT ${kernel_sources_sm90})
-set_target_properties(fattn_kernels_sm90 PROPERTIES CUDA_ARCHITECTURES 90a-real)
-foreach(kernels fattn_kernels fattn_kernels_sm90)
+add_library(fattn_kernels OBJECT ${kernel_sources_sm80} ${kernel_sources_simt} ${helper_kernels})
+set(kernel_libraries fattn_kernels)
+if(kernel_sources_sm90)
+  add_library(fattn_kernels_sm90 OBJECT ${kernel_sources_sm90})
+  set_target_properties(fattn_kernels_sm90 PROPERTIES CUDA_ARCHITECTURES 90a-real)
+  list(APPEND kernel_libraries fattn_kernels_sm90)
+endif()
+foreach(kernels IN LISTS kernel_libraries)
   target_include_directories(${kernels} PRIVATE ${PROJECT_SOURCE_DIR}/include
     ${PROJECT_SOURCE_DIR}/core ${PROJECT_SOURCE_DIR})
-  target_compile_options(${kernels} PRIVATE -Xptxas=--warn-on-spills)
+  target_compile_options(${kernels} PRIVATE -Xptxas=--warn-on-spills,-v)
+  set_property(TARGET ${kernels} PROPERTY RULE_LAUNCH_COMPILE
+    "sh ${PROJECT_SOURCE_DIR}/cmake/keep_ptxas.sh")
 endforeach()

@@ -29,6 +29,7 @@ fattni_cuda_args fattni_cuda_args_of(const fattni_problem *p) {
     const bool causal = p->flags & (FATTN_CAUSAL | FATTN_CAUSAL_TOP_LEFT);
     /* A window wider than any sequence is none. */
     const int64_t left = p->window_left, right = causal ? 0 : p->window_right;
+    const bool half = p->dtype == FATTN_BF16 || p->dtype == FATTN_F16;
     fattni_cuda_args a = {
         .q = view_of(&p->q), .k = view_of(&p->k), .v = view_of(&p->v), .o = view_of(&p->o),
         .lse = view_of(&p->lse), .given_delta = view_of(&p->delta), .d_o = view_of(&p->d_o), .d_lse = view_of(&p->d_lse),
@@ -46,16 +47,17 @@ fattni_cuda_args fattni_cuda_args_of(const fattni_problem *p) {
         .shift = (int32_t)fattni_clamp(p->q_pos0 - p->k_pos0, -(FATTNI_FAR / 2), FATTNI_FAR / 2),
         .left = (int32_t)fattni_min(left, FATTNI_FAR),
         .right = (int32_t)fattni_min(right, FATTNI_FAR),
-        .scale = (float)p->scale, .softcap = (float)p->softcap,
-        .drop_T = p->drop_T, .keep_scale = (float)p->keep_scale, .seed = p->rng.seed,
+        .scale = (float)p->scale, .softcap = (float)p->softcap, .scale_f64 = p->scale,
+        .softcap_f64 = p->softcap, .keep_scale_f64 = p->keep_scale, .drop_T = p->drop_T,
+        .keep_scale = (float)p->keep_scale, .seed = p->rng.seed,
         .stream = p->rng.stream,
         .rng_plane0 = (uint32_t)(p->rng_batch0 * p->rng_heads + p->rng_head0),
         .rng_heads = (uint32_t)p->rng_heads, .q_pos0 = (int32_t)p->q_pos0,
         .k_pos0 = (int32_t)p->k_pos0,
-        .o_f32 = p->o.dtype == FATTN_F32, .bias_f32 = p->bias.dtype == FATTN_F32,
-        .dq_f32 = p->dq.dtype == FATTN_F32, .dk_f32 = p->dk.dtype == FATTN_F32,
-        .dv_f32 = p->dv.dtype == FATTN_F32, .d_o_f32 = p->d_o.dtype == FATTN_F32,
-        .kind = p->dtype == FATTN_BF16, .flags = p->flags,
+        .o_f32 = half && p->o.dtype == FATTN_F32, .bias_f32 = half && p->bias.dtype == FATTN_F32,
+        .dq_f32 = half && p->dq.dtype == FATTN_F32, .dk_f32 = half && p->dk.dtype == FATTN_F32,
+        .dv_f32 = half && p->dv.dtype == FATTN_F32, .d_o_f32 = half && p->d_o.dtype == FATTN_F32,
+        .kind = p->dtype == FATTN_BF16, .f64 = p->dtype == FATTN_F64, .flags = p->flags,
     };
     a.vector_qkv = fattni_cuda_vector(&p->q, p->D) && fattni_cuda_vector(&p->k, p->D) &&
                    fattni_cuda_vector(&p->v, p->Dv) && (a.o_f32 || fattni_cuda_vector(&p->o, p->Dv));

@@ -37,20 +37,24 @@ typedef struct fattni_cuda_args {
     float softcap;                 /* 0 = off */
     uint32_t drop_T;               /* 0 = no dropout */
     float keep_scale;
+    double scale_f64, softcap_f64, keep_scale_f64; /* the same for F64 kernels */
     uint64_t seed;
     uint32_t stream, rng_plane0, rng_heads;
     int32_t q_pos0, k_pos0;
     int32_t vector_qkv;            /* q, k, v (and d_o, o) allow 16-byte accesses */
-    int32_t o_f32, bias_f32, dq_f32, dk_f32, dv_f32, d_o_f32; /* F32 instead of the 16-bit dtype */
+    int32_t o_f32, bias_f32, dq_f32, dk_f32, dv_f32, d_o_f32; /* F32 beside 16-bit q, k, v */
     uint32_t flags;                /* FATTN_MERGE, FATTN_ACC_* */
     /* backward's workspace; rows padded to the row block, one stretch per (sequence, head) */
-    float *delta, *lse2, *dq_accumulator;
+    float *delta, *lse2, *dq_accumulator; /* delta of F64 kernels is double */
+    void *sink_parts;              /* of dsink, per (head, sequence, row block); float or double */
+    int32_t *turns;                /* FATTN_DETERMINISTIC: core/cuda_turns.h; else NULL */
     fattni_view d_o_copy;          /* d_o in the 16-bit dtype, when it came as F32; else p NULL */
     int32_t padded_rows, row_block; /* row_block: BM of the backward kernel */
     /* The fragment order of the accumulator: so many threads add, warps have that many rows, and the
        float4s of `dq_group` threads follow each other. */
     int32_t dq_threads, dq_warp_rows, dq_group, D_padded;
     int32_t kind;                  /* KIND_F16 or KIND_BF16 */
+    int32_t f64;                   /* statistics, bias and gradients are F64 */
     int32_t vector_gradients;      /* dq, dk, dv allow 16-byte accesses */
 } fattni_cuda_args;
 

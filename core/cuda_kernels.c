@@ -7,7 +7,7 @@
 
 #define NAME(pass, arch, dtype, D, mask) fattn_##pass##_##arch##_##dtype##_d##D##_##mask
 
-typedef fattni_cuda_args ARGS_sm80;
+typedef fattni_cuda_args ARGS_sm80, ARGS_simt, ARGS_simtl;
 typedef fattni_sm90_args ARGS_sm90;
 #define K(arch, dtype, D, mask, BM, BN, warps, ctas) \
     extern void NAME(fwd, arch, dtype, D, mask)(ARGS_##arch);
@@ -18,21 +18,28 @@ typedef fattni_sm90_args ARGS_sm90;
 #include "bwd_kernels.def"
 #undef K
 
-enum { ARCH_sm80 = 80, ARCH_sm90 = 90 };
-enum { DTYPE_bf16 = FATTN_BF16, DTYPE_f16 = FATTN_F16 };
+enum { ARCH_sm80 = 80, ARCH_sm90 = 90, ARCH_simt = 80, ARCH_simtl = 80 };
+enum { DTYPE_bf16 = FATTN_BF16, DTYPE_f16 = FATTN_F16, DTYPE_f32 = FATTN_F32, DTYPE_f64 = FATTN_F64 };
+enum { SIZE_bf16 = 2, SIZE_f16 = 2, SIZE_f32 = 4, SIZE_f64 = 8 };
 enum {
     MASK_full = FATTNI_MASK_FULL, MASK_causal = FATTNI_MASK_CAUSAL, MASK_general = FATTNI_MASK_GENERAL,
     MASK_short = FATTNI_MASK_SHORT
 };
 /* Shared memory of each body, as its head says. */
-#define SHARED_fwd_sm80(D, BM, BN, warps) (((BM) + 2 * (BN)) * (D) * 2)
-#define SHARED_fwd_sm90(D, BM, BN, warps) \
+#define SHARED_fwd_sm80(D, BM, BN, warps, size) (((BM) + 2 * (BN)) * (D) * 2)
+#define SHARED_fwd_sm90(D, BM, BN, warps, size) \
     (((D) + 63) / 64 * 128 * (((D) > 128 ? 1 : 2) * (BM) + 4 * (BN)) + 256)
-#define SHARED_bwd_sm90(D, BM, BN, warps) \
+#define SHARED_bwd_sm90(D, BM, BN, warps, size) \
     ((2 * (BN) + 4 * (BM)) * (D) * 2 + 2 * (BM) * (BN) * 2 +                                         \
      ((D) > 128 ? 2 * (BM) * (BN) * 2 : (BM) * (D) * 4) + 4 * (BM) * 4 + 128)
-#define SHARED_bwd_sm80(D, BM, BN, warps) \
+#define SHARED_bwd_sm80(D, BM, BN, warps, size) \
     ((2 * (BN) + 4 * (BM)) * (D) * 2 + 2 * (BM) * (BN) * 2 + 4 * (BM) * 4)
+#define SHARED_fwd_simt(D, BM, BN, warps, size) \
+    (((BM) + 2 * (BN)) * ((D) * (size) + 16) + (BM) * ((BN) * (size) + 16))
+#define SHARED_bwd_simt(D, BM, BN, warps, size) \
+    (2 * ((BM) + (BN)) * ((D) * (size) + 16) + (BM) * ((BN) * (size) + 16))
+#define SHARED_fwd_simtl SHARED_fwd_simt
+#define SHARED_bwd_simtl SHARED_bwd_simt
 
 #define TEXT_OF(x) #x
 #define TEXT(x) TEXT_OF(x)
@@ -40,7 +47,7 @@ enum {
     {TEXT(NAME(pass, arch, dtype, D, mask)),                                                       \
      (fattni_cuda_any)NAME(pass, arch, dtype, D, mask), PASS, \
      ARCH_##arch, (fattn_dtype)DTYPE_##dtype, D, (enum fattni_mask)MASK_##mask, BM, BN,             \
-     32 * (warps), SHARED_##pass##_##arch(D, BM, BN, warps)},
+     32 * (warps), SHARED_##pass##_##arch(D, BM, BN, warps, SIZE_##dtype)},
 
 const fattni_cuda_kernel fattni_cuda_kernels[] = {
 #define K(arch, dtype, D, mask, BM, BN, warps, ctas) \
@@ -61,13 +68,15 @@ static bool is_general(const fattni_problem *p) {
            (p->pass == FATTNI_FWD && (p->flags & FATTN_MERGE));
 }
 
-/* Code for sm_90a runs on 9.0 and nowhere else. */
+/* Code for sm_90a runs on 9.0 and nowhere else; its backward adds dQ in any order. */
 static bool runs_on(int arch, const fattn_ctx *ctx, const fattni_problem *p) {
-    return arch == 90 ? ctx->gpu.arch == 90 && fattni_sm90_fits(p) : arch <= ctx->gpu.arch;
+    if (arch != 90) return arch <= ctx->gpu.arch;
+    const bool in_turns = p->pass == FATTNI_BWD && (p->flags & FATTN_DETERMINISTIC);
+    return ctx->gpu.arch == 90 && fattni_sm90_fits(p) && !in_turns;
 }
 
 static bool serves(enum fattni_mask kernel, enum fattni_mask wanted, const fattni_problem *p) {
-    if (kernel != FATTNI_MASK_SHORT) return kernel == wanted;
+    if (kernel != FATTNI_MASK_SHORT) return kernel == wanted || kernel == FATTNI_MASK_GENERAL;
     return wanted == FATTNI_MASK_CAUSAL && p->Sq <= FATTNI_SHORT;
 }
 

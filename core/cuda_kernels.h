@@ -23,7 +23,7 @@ typedef struct fattni_cuda_kernel {
 /* In order of preference; ends with name NULL. */
 extern const fattni_cuda_kernel fattni_cuda_kernels[];
 
-/* The first that holds the problem on this device, or NULL. */
+/* The first that holds the problem on this device, or NULL. A general kernel holds any mask. */
 const fattni_cuda_kernel *fattni_cuda_find(const fattn_ctx *ctx, const fattni_problem *p);
 /* The same among the kernels for sm_80 and later. Which of the two runs may hang on an address, so
    that a query covers both. */

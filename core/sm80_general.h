@@ -6,7 +6,7 @@
 #ifndef FATTNI_SM80_GENERAL_H
 #define FATTNI_SM80_GENERAL_H
 
-#include "philox.h"
+#include "cuda_dropout.h"
 #include "sm80_tile.h"
 
 #include <fattn/attention.h>
@@ -46,23 +46,6 @@ DEVICE void general_scores(float (*x)[4], float (*tanhs)[4], int tiles, int tran
         }
 }
 
-/* The Philox counter's words of one (sequence, head). */
-typedef struct dropout_plane { uint64_t seed; uint32_t w2, w3; } dropout_plane;
-
-DEVICE dropout_plane dropout_plane_of(const fattni_cuda_args *a, int b, int h) {
-    const fattni_block c = fattni_dropout_counter(
-        a->stream, a->rng_step ? (uint32_t)*a->rng_step : 0u,
-        a->rng_plane0 + (uint32_t)b * a->rng_heads + (uint32_t)h, 0, 0);
-    const dropout_plane plane = {a->seed, c.w[2], c.w[3]};
-    return plane;
-}
-
-DEVICE fattni_block dropout_block(const dropout_plane *plane, int64_t i, int64_t j) {
-    fattni_block c = fattni_dropout_counter(0, 0, 0, i, j);
-    c.w[2] = plane->w2, c.w[3] = plane->w3;
-    return fattni_philox(plane->seed, c);
-}
-
 /* Keep bits of two neighbouring tiles n, n + 1: bit e is element e%4 of tile n + e/4. A block covers
    rows {r, r+8} by columns {c, c+1, c+8, c+9}: all eight elements of S, four of S^T, as long as the
    tile's corner lies at a multiple of 16 in the whole sequence; else each element asks for itself. */
@@ -88,12 +71,10 @@ DEVICE uint32_t keep_bits(const fattni_cuda_args *a, const dropout_plane *plane,
         return keep;
     }
 #pragma unroll 1
-    for (int e = 0; e < 8; ++e) {
-        const int64_t I = a->q_pos0 + row_of(transposed, i, n + e / 4, e % 4);
-        const int64_t J = a->k_pos0 + column_of(transposed, j, n + e / 4, e % 4);
-        r = dropout_block(plane, I, J);
-        keep |= (uint32_t)(fattni_lane16(r, fattni_dropout_lane(I, J)) >= a->drop_T) << e;
-    }
+    for (int e = 0; e < 8; ++e)
+        keep |= (uint32_t)keep_at(a, plane, row_of(transposed, i, n + e / 4, e % 4),
+                                  column_of(transposed, j, n + e / 4, e % 4))
+                << e;
     return keep;
 }
 
@@ -122,7 +103,7 @@ DEVICE row_result general_row(const fattni_cuda_args *a, row_result row, float t
                               const float *old_lse) {
     if (a->sink.p) {
         const float sink = float_at(&a->sink, h) * 1.4426950408889634f, both = fmaxf(top, sink);
-        if (both == INFINITY) {
+        if (sink == INFINITY) {
             row.scale = 0.0f, row.L = INFINITY;
         } else if (both > -INFINITY) {
             const float weight = exp2f(top - both), total = sum * weight + exp2f(sink - both);
@@ -131,19 +112,14 @@ DEVICE row_result general_row(const fattni_cuda_args *a, row_result row, float t
         }
     }
     row.scale *= a->keep_scale;
-    if ((a->flags & FATTN_MERGE) && old_lse) {
-        const float old = *old_lse, both = fmaxf(row.L, old);
-        if (both == -INFINITY) {
-            row.scale = row.keep_old = 0.0f;
-        } else if (both == INFINITY) {
-            row.scale = row.keep_old = 0.0f, row.L = INFINITY;
-        } else {
-            const float L = both + log1pf(expf(fminf(row.L, old) - both));
-            row.scale *= expf(row.L - L);
-            row.keep_old = expf(old - L);
-            row.L = L;
-        }
-    }
+    if (!(a->flags & FATTN_MERGE) || !old_lse) return row;
+    const float old = *old_lse;
+    if (old == -INFINITY) return row; /* whose O is not read */
+    const float high = old > row.L ? old : row.L, low = old > row.L ? row.L : old;
+    const float L = low == -INFINITY || high == INFINITY ? high : high + log1pf(expf(low - high));
+    row.scale *= row.L == L ? 1.0f : expf(row.L - L);
+    row.keep_old = old == L ? 1.0f : expf(old - L);
+    row.L = L;
     return row;
 }
 

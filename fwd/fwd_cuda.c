@@ -7,8 +7,7 @@
 static const char *refuses(const fattn_ctx *ctx, const fattni_problem *p) {
     const char *reason = fattni_cuda_refuses(p);
     if (reason) return reason;
-    if (p->dtype != FATTN_BF16 && p->dtype != FATTN_F16) return "computes bf16 and f16 only";
-    if (!fattni_cuda_find(ctx, p)) return "has no kernel for this head_dim and mask on this device";
+    if (!fattni_cuda_find(ctx, p)) return "has no kernel for this dtype, head_dim and mask on this device";
     return NULL;
 }
 
@@ -40,4 +39,4 @@ static fattn_status run(fattn_ctx *ctx, const fattni_problem *p) {
 }
 
 const fattni_kernel fattni_fwd_cuda = {
-    "fattn_fwd_sm80", FATTN_CUDA, 1u << FATTN_ALGO_AUTO | 1u << FATTN_ALGO_FLASH2, refuses, plan, run};
+    "fattn_fwd", FATTN_CUDA, 1u << FATTN_ALGO_AUTO | 1u << FATTN_ALGO_FLASH2, refuses, plan, run};

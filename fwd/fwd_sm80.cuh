@@ -226,6 +226,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS)
                         if (8 * c + 2 * t + e < a.Dv && row.keep_old > 0)
                             o[r][c][2 * half + e] += row.keep_old * old[8 * c + 2 * t + e];
             }
+            if (GENERAL) __syncwarp(); /* all threads of the row have read the old L */
             if (t == 0 && i < rows) lse[(int64_t)(s.q0 + i0 + i) * a.lse.row] = row.L;
         }
     if (a.o_f32) {

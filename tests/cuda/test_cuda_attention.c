@@ -1,8 +1,10 @@
-/* The CUDA kernels against the fp64 oracle on the same rounded inputs. The bound is the error of the
-   unfused computation in the same dtype: twice it forward, three times backward. */
+/* The CUDA kernels against the fp64 oracle on the same rounded inputs. In 16 bits the bound is the error
+   of the unfused computation in the same dtype: twice it forward, three times backward. F32 and F64 have
+   the bounds of the CPU tiles. */
 #include "device.h"
 
 #include "numeric.h"
+#include "tiles.h"
 
 #include <criterion/criterion.h>
 #include <math.h>
@@ -14,7 +16,7 @@ static void round_d_o(attention *a, fattn_dtype dtype) {
     const fattn_tensor *const t = &a->t[T_D_O];
     int64_t at[FATTN_MAX_DIMS] = {0};
     for (int64_t n = 0; n < fattn_tensor_numel(t); ++n) {
-        uint16_t cell;
+        double cell; /* room for any dtype */
         attention_index(t, n, at);
         fattni_store(&cell, dtype, 0, attention_get(t, at));
         attention_set(t, at, fattni_load(&cell, dtype, 0));
@@ -49,6 +51,12 @@ static void check(fattn_ctx *cpu, const attention_case *c, fattn_dtype dtype) {
     attention_free(low);
 }
 
+static void check_real(const attention_case *c, fattn_dtype dtype) {
+    attention_case in_dtype = *c;
+    in_dtype.dtype = dtype;
+    tiles_check_on_device(&in_dtype, device_run);
+}
+
 static fattn_ctx *device_or_skip(void) {
     fattn_ctx *ctx = device_context(0);
     if (!ctx) cr_skip_test("no CUDA device");
@@ -56,16 +64,22 @@ static fattn_ctx *device_or_skip(void) {
     return ctx;
 }
 
+/* PART=k/n in the environment: every n-th case from number k - 1 on. */
+static bool mine(int n) {
+    const char *const part = getenv("PART");
+    int k = 1, parts = 1;
+    cr_assert(!part || sscanf(part, "%d/%d", &k, &parts) == 2, "PART=%s is not k/n", part);
+    return n % parts == k - 1;
+}
+
 /* Head dims that a kernel must round up, vectorise or not. */
 static const int64_t dims[] = {64, 128, 8, 80, 96, 256, 59, 1, 111, 200};
 
 Test(cuda_attention, features, .timeout = 400) {
     fattn_ctx *const ctx = device_or_skip(), *const cpu = attention_context(0);
-    const char *only = getenv("CASE");
     for (int n = 0; n < attention_feature_count; ++n)
-        for (int k = 0; k < 4; ++k) {
+        for (int k = 0; k < 4 && mine(n); ++k) {
             attention_case c = attention_features[n];
-            if (only && atoi(only) != n) continue;
             if (c.lengths == LENGTHS_NONE && k >= 2) { /* more rows than one block */
                 c.Sq = c.Sq ? c.Sq * 29 + 5 : 0;
                 c.Sk = c.Sk ? c.Sk * 23 + 7 : 0;
@@ -73,6 +87,7 @@ Test(cuda_attention, features, .timeout = 400) {
             }
             c.D = c.Dv = dims[(n + k) % 10];
             if (k % 2) c.layout = n % 2 ? LAYOUT_BSHD : LAYOUT_PITCH;
+            check_real(&c, k % 2 ? FATTN_F64 : FATTN_F32);
             c.sum_d_o = false;
             check(cpu, &c, (n + k) % 2 ? FATTN_BF16 : FATTN_F16);
         }
@@ -84,13 +99,14 @@ Test(cuda_attention, shapes, .timeout = 400) {
     fattn_ctx *const ctx = device_or_skip(), *const cpu = attention_context(0);
     static const uint32_t masks[] = {FATTN_CAUSAL, 0, FATTN_CAUSAL_TOP_LEFT, FATTN_WINDOW};
     for (int n = 0; n < attention_shape_count; ++n)
-        for (int k = 0; k < 4; ++k) {
+        for (int k = 0; k < 4 && mine(n); ++k) {
             const attention_case c = {
                 .name = "shape", .B = 1 + n % 2, .Hq = 2 + 2 * (n % 2), .Hkv = 2, .Sq = attention_shapes[n].Sq,
                 .Sk = attention_shapes[n].Sk, .D = dims[(n + 3 * k) % 10], .Dv = dims[(n + 5 * k) % 10],
                 .flags = masks[k], .window_left = n, .window_right = n / 2,
                 .layout = (enum layout)(n % 2), .d_lse = k == 2};
             check(cpu, &c, (n + k) % 3 ? FATTN_BF16 : FATTN_F16);
+            check_real(&c, (n + k) % 2 ? FATTN_F64 : FATTN_F32);
         }
     fattn_ctx_destroy(cpu);
     fattn_ctx_destroy(ctx);
@@ -99,6 +115,7 @@ Test(cuda_attention, shapes, .timeout = 400) {
 Test(cuda_attention, mixtures, .timeout = 400) {
     fattn_ctx *const ctx = device_or_skip(), *const cpu = attention_context(0);
     for (int n = 0; n < 500; ++n) {
+        if (!mine(n)) continue;
         attention_case c = attention_mix(n);
         char name[32];
         snprintf(name, sizeof name, "mix %d", n);
@@ -108,6 +125,25 @@ Test(cuda_attention, mixtures, .timeout = 400) {
         for (int b = 0; b < MAX_SEQUENCES; ++b) c.length_q[b] *= (int32_t)factor, c.length_k[b] *= (int32_t)factor;
         c.D = dims[n % 10], c.Dv = dims[(n / 10) % 10];
         check(cpu, &c, n % 2 ? FATTN_BF16 : FATTN_F16);
+        check_real(&c, n % 2 ? FATTN_F64 : FATTN_F32);
+    }
+    fattn_ctx_destroy(cpu);
+    fattn_ctx_destroy(ctx);
+}
+
+/* Slices of one [B,S,3,H,D], in and out, and rows that lie last to first. */
+Test(cuda_attention, layouts, .timeout = 400) {
+    fattn_ctx *const ctx = device_or_skip(), *const cpu = attention_context(0);
+    static const fattn_dtype dtypes[] = {FATTN_BF16, FATTN_F32, FATTN_F16, FATTN_F64};
+    for (int n = 0; n < 24; ++n) {
+        attention_case c = {.name = "slices of qkv", .B = 2, .Hq = 3, .Sq = 131, .Sk = 131,
+                            .D = dims[n / 4], .layout = LAYOUT_QKV, .sink = n % 3 == 0,
+                            .flags = n % 2 ? FATTN_CAUSAL : FATTN_ACC_DQ | FATTN_ACC_DV};
+        for (int k = 0; k < 2; ++k) {
+            if (n % 4 == 1 || n % 4 == 3) check_real(&c, dtypes[n % 4]);
+            else check(cpu, &c, dtypes[n % 4]);
+            c.name = "reversed", c.layout = LAYOUT_REVERSED;
+        }
     }
     fattn_ctx_destroy(cpu);
     fattn_ctx_destroy(ctx);

@@ -193,20 +193,24 @@ static void match(const attention *got, const expected *e, int first, int last,
 
 /* ---- checks ---- */
 
+typedef fattn_status other_device(attention *a, enum fattni_pass pass);
+
 static void check_on(const attention_case *c, const expected *e, fattn_ctx *ctx, bool backward,
-                     void (*change)(attention *a), fattn_tolerance tol) {
+                     void (*change)(attention *a), fattn_tolerance tol, other_device *on_device) {
+    const enum engine by = on_device ? ON_DEVICE : LIBRARY;
     char name[128];
     snprintf(name, sizeof name, "%s, %s, %d threads", c->name, fattni_isa_name(ctx->isa),
              ctx->cpu_threads);
     attention_case named = *c;
     named.name = name;
     attention *const got = attention_new(ctx, &named);
+    got->on_device = on_device;
     if (change) change(got);
-    attention_forward(got, LIBRARY);
+    attention_forward(got, by);
     match(got, e, 0, 2, tol);
     if (backward) {
         if (e->rounded) copy(got, e->rounded, T_O);
-        attention_backward(got, LIBRARY);
+        attention_backward(got, by);
         match(got, e, 2, 7, tol);
     }
     attention_free(got);
@@ -224,7 +228,7 @@ void tiles_check_changed(const attention_case *given, bool backward, void (*chan
             fattn_ctx *const ctx = attention_context_isa(threads, isa);
             if (!ctx) continue;
             if (threads == 1 || isa == one->isa) /* with 16 the best will do */
-                check_on(&c, &e, ctx, backward, change, tol);
+                check_on(&c, &e, ctx, backward, change, tol, NULL);
             fattn_ctx_destroy(ctx);
         }
     expected_free(&e);
@@ -242,7 +246,7 @@ void tiles_check_random(int first, int count) {
         fattn_ctx *ctx = attention_context_isa(thread_counts[n % 5], FATTNI_ISA_BASELINE + n % 3);
         if (!ctx) ctx = attention_context(thread_counts[n % 5]);
         expected e = expect(one, &c, true, NULL);
-        check_on(&c, &e, ctx, true, NULL, (fattn_tolerance){0});
+        check_on(&c, &e, ctx, true, NULL, (fattn_tolerance){0}, NULL);
         expected_free(&e);
         fattn_ctx_destroy(ctx);
     }
@@ -257,6 +261,14 @@ void tiles_check_forward(const attention_case *c) {
 
 void tiles_check_backward(const attention_case *c) {
     tiles_check_changed(c, true, NULL, (fattn_tolerance){0});
+}
+
+void tiles_check_on_device(const attention_case *c, other_device *on_device) {
+    fattn_ctx *const ctx = attention_context(1);
+    expected e = expect(ctx, c, true, NULL);
+    check_on(c, &e, ctx, true, NULL, (fattn_tolerance){0}, on_device);
+    expected_free(&e);
+    fattn_ctx_destroy(ctx);
 }
 
 void tiles_fill(attention *a, enum tensor_id id, double x) {

@@ -1,0 +1,55 @@
+/* bwd_cuda.h: what the CUDA rows of the backward table share. */
+#include "bwd_cuda.h"
+
+extern void fattn_bwd_zero(fattni_cuda_args);
+extern void fattn_bwd_sink_f32(fattni_cuda_args);
+extern void fattn_bwd_sink_f64(fattni_cuda_args);
+
+/* Whether an element of d_bias is a sum over heads, sequences, rows or keys. */
+static bool sums_bias(const fattni_problem *p) {
+    const int64_t n[4] = {p->B, p->Hq, p->max_q, p->max_k};
+    bool sums = false;
+    for (int d = 0; d < 4; ++d) sums |= p->d_bias.present && p->d_bias.s[d] == 0 && n[d] > 1;
+    return sums;
+}
+
+const char *fattni_bwd_cuda_refuses(const fattn_ctx *ctx, const fattni_problem *p) {
+    const char *reason = fattni_cuda_refuses(p);
+    if (reason) return reason;
+    if ((p->flags & FATTN_DETERMINISTIC) && sums_bias(p))
+        return "adds a dbias that broadcasts atomically: it is not deterministic";
+    if (!fattni_cuda_find(ctx, p))
+        return "has no kernel for this dtype, head_dim and these features on this device";
+    return NULL;
+}
+
+bool fattni_bwd_cuda_repeats(const fattni_problem *p) {
+    return (p->flags & FATTN_DETERMINISTIC) || !(p->dq.present || sums_bias(p));
+}
+
+/* One per row block of each (sequence, head). */
+static size_t row_blocks(const fattni_problem *p, const fattni_cuda_kernel *k) {
+    return (size_t)(fattni_ceil_div(p->Sq, k->BM) * p->Hq * p->B);
+}
+
+static size_t aligned(size_t bytes) { return (size_t)fattni_round_up((int64_t)bytes, FATTNI_ALIGN); }
+
+size_t fattni_bwd_cuda_sink_bytes(const fattni_problem *p, const fattni_cuda_kernel *k) {
+    return p->d_sink.present ? aligned(row_blocks(p, k) * fattn_dtype_size((fattn_dtype)p->lse.dtype)) : 0;
+}
+
+size_t fattni_bwd_cuda_turns_bytes(const fattni_problem *p, const fattni_cuda_kernel *k) {
+    const bool turns = (p->flags & FATTN_DETERMINISTIC) && p->dq.present;
+    return turns ? aligned(row_blocks(p, k) * sizeof(int32_t)) : 0;
+}
+
+fattn_status fattni_bwd_cuda_zero(fattn_ctx *ctx, const fattni_problem *p, const fattni_cuda_args *a) {
+    if (!p->d_bias.present || (p->flags & FATTN_ACC_DBIAS)) return FATTN_OK;
+    return FATTNI_START(ctx, fattn_bwd_zero, ctx->gpu.sms, 256, a);
+}
+
+fattn_status fattni_bwd_cuda_sink(fattn_ctx *ctx, const fattni_problem *p, const fattni_cuda_args *a) {
+    if (!p->d_sink.present) return FATTN_OK;
+    return a->f64 ? FATTNI_START(ctx, fattn_bwd_sink_f64, p->Hq, 256, a)
+                  : FATTNI_START(ctx, fattn_bwd_sink_f32, p->Hq, 256, a);
+}

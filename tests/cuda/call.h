@@ -1,0 +1,45 @@
+/* One attention call on tensors of its own, row-major, without an oracle: for tests that compare runs
+   with each other. Fails by a sentence and exit(1), so that programs without Criterion can use it, too.
+   Works on any context. */
+#ifndef TEST_CUDA_CALL_H
+#define TEST_CUDA_CALL_H
+
+#include "cases.h"
+
+#include <stddef.h>
+
+enum call_tensor {
+    CALL_Q, CALL_K, CALL_V, CALL_O, CALL_LSE, CALL_BIAS, CALL_ALIBI, CALL_SINK, CALL_SEQLENS_Q,
+    CALL_SEQLENS_K, CALL_CU_Q, CALL_CU_K, CALL_RNG_STEP, CALL_D_O, CALL_D_LSE, CALL_DELTA, CALL_DQ,
+    CALL_DK, CALL_DV, CALL_D_BIAS, CALL_D_SINK, CALL_COUNT
+};
+
+typedef struct call {
+    fattn_ctx *ctx;
+    fattn_attention_params params;
+    fattn_attention_io io; /* points to t */
+    fattn_attention_plan plan;
+    fattn_tensor t[CALL_COUNT], workspace;
+} call;
+
+/* Of the case's fields: sizes, dtype, flags, numbers, bias, alibi, sink, d_lse, rng_step, wide, lengths.
+   Inputs are normal numbers, outputs and the workspace NaN. */
+call *call_new(fattn_ctx *ctx, const attention_case *c);
+void call_free(call *c);
+
+void call_forward(call *c);
+void call_backward(call *c);
+void call_run(call *c); /* both; then the results of the last are there */
+
+/* All elements of a tensor, row-major, as double; the caller frees them. Waits for the stream. */
+double *call_read(call *c, enum call_tensor id);
+void call_write(call *c, enum call_tensor id, const double *x);
+void call_fill(call *c, enum call_tensor id, double x);
+
+/* A number made of all bits of the tensors first to last. Waits for the stream. */
+uint64_t call_bits(call *c, enum call_tensor first, enum call_tensor last);
+
+/* Exits with the context's sentence unless s is FATTN_OK. */
+void call_must(fattn_ctx *ctx, fattn_status s, const char *what);
+
+#endif

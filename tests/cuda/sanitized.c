@@ -1,0 +1,61 @@
+/* For compute-sanitizer: every kernel of this build once or twice, on sizes that end inside of tiles. One
+   process without forks; results are only looked at for NaN. Returns 77 without a device. */
+#include "call.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+enum { SKIPPED = 77 };
+
+static const attention_case cases[] = {
+    {.name = "full", .B = 1, .Hq = 2, .Hkv = 1, .Sq = 70, .Sk = 150, .D = 64},
+    {.name = "causal", .B = 1, .Hq = 2, .Sq = 131, .Sk = 150, .D = 40, .flags = FATTN_CAUSAL},
+    {.name = "odd dims", .B = 1, .Hq = 1, .Sq = 67, .Sk = 65, .D = 59, .Dv = 33, .d_lse = true},
+    {.name = "features", .B = 1, .Hq = 2, .Sq = 70, .Sk = 67, .D = 64, .softcap = 2, .dropout_p = 0.25f,
+     .flags = FATTN_WINDOW | FATTN_DETERMINISTIC, .window_left = 40, .window_right = 9, .alibi = true,
+     .sink = true, .bias = BIAS, .rng_step = true},
+    {.name = "packed", .B = 3, .Hq = 2, .Sq = 80, .Sk = 80, .D = 64, .flags = FATTN_CAUSAL,
+     .lengths = LENGTHS_PACKED, .length_q = {80, 0, 33}, .length_k = {71, 4, 80}, .sink = true,
+     .bias = BIAS | BIAS_OVER_B},
+    {.name = "wide", .B = 1, .Hq = 1, .Sq = 40, .Sk = 66, .D = 64, .wide = true, .flags = FATTN_CAUSAL},
+};
+
+static int64_t not_finite(call *c) {
+    int64_t count = 0;
+    for (int id = CALL_O; id <= CALL_D_SINK; ++id) {
+        if (!c->t[id].dtype) continue;
+        double *const x = call_read(c, (enum call_tensor)id);
+        for (int64_t n = 0; n < fattn_tensor_numel(&c->t[id]); ++n) count += !isfinite(x[n]);
+        free(x);
+    }
+    return count;
+}
+
+int main(void) {
+    static const fattn_dtype dtypes[] = {FATTN_BF16, FATTN_F16, FATTN_F32, FATTN_F64};
+    static const int64_t factors[] = {1, 2, 4}; /* D = 64, 128, 256 */
+    const fattn_ctx_options o = {.struct_size = sizeof o, .device = FATTN_CUDA};
+    fattn_ctx *ctx;
+    if (fattn_ctx_create(&o, &ctx) != FATTN_OK) {
+        printf("skipped: no CUDA device\n");
+        return SKIPPED;
+    }
+    int calls = 0;
+    int64_t bad = 0;
+    for (int t = 0; t < 4; ++t)
+        for (int f = 0; f < 3; ++f)
+            for (size_t n = 0; n < sizeof cases / sizeof *cases; ++n) {
+                attention_case a = cases[n];
+                a.dtype = dtypes[t];
+                a.D *= factors[f], a.Dv *= factors[f];
+                call *const c = call_new(ctx, &a);
+                call_run(c);
+                bad += not_finite(c);
+                call_free(c);
+                ++calls;
+            }
+    fattn_ctx_destroy(ctx);
+    printf("%d calls, %lld results are not finite\n", calls, (long long)bad);
+    return bad != 0;
+}

@@ -1,0 +1,400 @@
+/* What a CUDA context promises beyond numbers: repeatable bits, streams, threads, graphs, conventions
+   for rows without keys. */
+#include "call.h"
+
+#include <criterion/criterion.h>
+#include <cuda_runtime_api.h>
+#include <math.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const fattn_dtype dtypes[4] = {FATTN_BF16, FATTN_F32, FATTN_F64, FATTN_F16};
+
+static void must(cudaError_t e, const char *what) {
+    cr_assert_eq(e, cudaSuccess, "%s: %s", what, cudaGetErrorString(e));
+}
+
+/* On device 0; NULL without one. */
+static fattn_ctx *context(fattn_stream stream, int sm_limit) {
+    int count = 0;
+    if (cudaGetDeviceCount(&count) != cudaSuccess || count == 0) return NULL;
+    const fattn_ctx_options o = {
+        .struct_size = sizeof o, .device = FATTN_CUDA, .stream = stream, .sm_limit = sm_limit};
+    fattn_ctx *ctx;
+    cr_assert_eq(fattn_ctx_create(&o, &ctx), FATTN_OK);
+    return ctx;
+}
+
+static fattn_ctx *context_or_skip(void) {
+    fattn_ctx *const ctx = context(NULL, 0);
+    if (!ctx) cr_skip_test("no CUDA device");
+    return ctx;
+}
+
+/* Many key blocks for few rows each, several waves of them. */
+static attention_case wide_case(int n) {
+    attention_case c = {.name = "many blocks", .dtype = dtypes[n % 4], .B = 3, .Hq = 8, .Hkv = 2,
+                        .Sq = 500, .Sk = 700, .D = n % 8 < 4 ? 64 : 80, .flags = FATTN_DETERMINISTIC};
+    if (n / 4 == 1) c.flags |= FATTN_CAUSAL;
+    if (n / 4 == 2) {
+        c.flags |= FATTN_WINDOW;
+        c.window_left = 90, c.window_right = 33, c.Sq = 250, c.Sk = 350;
+        c.bias = BIAS, c.sink = true, c.dropout_p = 0.2f, c.softcap = 3;
+    }
+    if (n / 4 == 3)
+        c.Sq = 300, c.Sk = 310, c.flags |= FATTN_CAUSAL, c.lengths = LENGTHS_PACKED, c.sink = true,
+        memcpy(c.length_q, (int32_t[]){300, 0, 177}, 12), memcpy(c.length_k, (int32_t[]){211, 5, 310}, 12);
+    return c;
+}
+
+Test(cuda_contracts, deterministic_gradients_repeat, .timeout = 200) {
+    fattn_ctx *const ctx = context_or_skip();
+    cudaStream_t other;
+    must(cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking), "stream");
+    fattn_ctx *const beside = context(other, 0);
+    attention_case load = wide_case(0); /* keeps the GPU busy, unevenly */
+    load.flags = 0;
+    call *const busy = call_new(beside, &load);
+    for (int n = 0; n < 16; ++n) {
+        const attention_case a = wide_case(n);
+        call *const c = call_new(ctx, &a);
+        cr_assert_eq(c->plan.deterministic, 1);
+        call_run(c);
+        const uint64_t first = call_bits(c, CALL_DQ, CALL_D_SINK);
+        for (int k = 0; k < 50; ++k) {
+            if (k % 3 == 0) call_run(busy);
+            call_fill(c, CALL_DQ, NAN);
+            call_backward(c);
+            cr_assert_eq(call_bits(c, CALL_DQ, CALL_D_SINK), first, "case %d, repetition %d", n, k);
+        }
+        call_free(c);
+    }
+    call_free(busy);
+    fattn_ctx_destroy(beside);
+    fattn_ctx_destroy(ctx);
+    must(cudaStreamDestroy(other), "stream");
+}
+
+/* What one CTA owns repeats without the flag, too: a race would show. */
+Test(cuda_contracts, results_of_one_owner_repeat, .timeout = 200) {
+    fattn_ctx *const ctx = context_or_skip();
+    for (int n = 0; n < 16; ++n) {
+        attention_case a = wide_case(n);
+        a.flags &= ~(uint32_t)FATTN_DETERMINISTIC;
+        call *const c = call_new(ctx, &a);
+        uint64_t first = 0;
+        for (int k = 0; k < 60; ++k) {
+            call_fill(c, CALL_O, NAN);
+            call_fill(c, CALL_DK, NAN);
+            call_run(c);
+            const uint64_t bits = call_bits(c, CALL_O, CALL_LSE) ^ call_bits(c, CALL_DK, CALL_DV) ^
+                                  call_bits(c, CALL_D_SINK, CALL_D_SINK);
+            if (k == 0) first = bits;
+            cr_assert_eq(bits, first, "%s, repetition %d", c->plan.bwd_kernel, k);
+        }
+        call_free(c);
+    }
+    fattn_ctx_destroy(ctx);
+}
+
+Test(cuda_contracts, deterministic_and_free_order_agree, .timeout = 100) {
+    fattn_ctx *const ctx = context_or_skip();
+    for (int n = 0; n < 16; ++n) {
+        attention_case a = wide_case(n);
+        call *const fixed = call_new(ctx, &a);
+        a.flags &= ~(uint32_t)FATTN_DETERMINISTIC;
+        call *const any = call_new(ctx, &a);
+        cr_assert_eq(any->plan.deterministic, 0);
+        call_run(fixed);
+        call_run(any);
+        const bool same = strcmp(fixed->plan.bwd_kernel, any->plan.bwd_kernel) == 0;
+        cr_assert(!same || call_bits(fixed, CALL_DK, CALL_DV) == call_bits(any, CALL_DK, CALL_DV));
+        cr_assert_eq(call_bits(fixed, CALL_D_SINK, CALL_D_SINK), call_bits(any, CALL_D_SINK, CALL_D_SINK));
+        /* Two orders of at most 22 blocks, each addition half a unit off; 16-bit results round once more. */
+        double *const x = call_read(fixed, CALL_DQ), *const y = call_read(any, CALL_DQ);
+        const double unit = a.dtype == FATTN_F64 ? 0x1p-53 : 0x1p-24;
+        const double rounding = a.dtype == FATTN_F16 ? 0x1p-10 : a.dtype == FATTN_BF16 ? 0x1p-7 : 0;
+        double most = 0, off = 0;
+        for (int64_t e = 0; e < fattn_tensor_numel(&fixed->t[CALL_DQ]); ++e) {
+            cr_assert(isfinite(x[e]) && isfinite(y[e]), "case %d", n);
+            most = fmax(most, fabs(x[e]));
+            off = fmax(off, fabs(x[e] - y[e]));
+        }
+        cr_assert(!same || off <= (22 * unit + rounding) * most, "case %d: %g apart, %g at most", n, off, most);
+        free(x);
+        free(y);
+        call_free(fixed);
+        call_free(any);
+    }
+    fattn_ctx_destroy(ctx);
+}
+
+Test(cuda_contracts, what_cannot_repeat_is_refused) {
+    fattn_ctx *const ctx = context_or_skip();
+    attention_case a = wide_case(1);
+    a.bias = BIAS | BIAS_OVER_B, a.flags = 0;
+    call *const c = call_new(ctx, &a);
+    c->params.flags = FATTN_DETERMINISTIC;
+    cr_assert_eq(fattn_attention_query(ctx, &c->params, &c->io, &c->plan), FATTN_E_UNSUPPORTED);
+    cr_assert(strstr(fattn_ctx_error(ctx), "dbias"), "%s", fattn_ctx_error(ctx));
+    c->io.d_bias = NULL;
+    cr_assert_eq(fattn_attention_query(ctx, &c->params, &c->io, &c->plan), FATTN_OK);
+    call_free(c);
+    fattn_ctx_destroy(ctx);
+}
+
+Test(cuda_contracts, sm_limit_changes_no_bits) {
+    fattn_ctx *const all = context_or_skip(), *const few = context(NULL, 2);
+    for (int n = 0; n < 12; ++n) {
+        const attention_case a = wide_case(n);
+        call *const c = call_new(all, &a), *const d = call_new(few, &a);
+        call_run(c);
+        call_run(d);
+        cr_assert_eq(call_bits(c, CALL_O, CALL_LSE), call_bits(d, CALL_O, CALL_LSE));
+        cr_assert_eq(call_bits(c, CALL_DQ, CALL_D_SINK), call_bits(d, CALL_DQ, CALL_D_SINK));
+        call_free(c);
+        call_free(d);
+    }
+    fattn_ctx_destroy(few);
+    fattn_ctx_destroy(all);
+}
+
+typedef struct worker {
+    uint64_t want[4];
+    int wrong;
+} worker;
+
+static void *work(void *arg) {
+    worker *const w = arg;
+    cudaStream_t stream;
+    if (cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) != cudaSuccess) return NULL;
+    fattn_ctx *const ctx = context(stream, 0);
+    for (int n = 0; n < 40; ++n) {
+        const attention_case a = wide_case(8 + n % 4);
+        call *const c = call_new(ctx, &a);
+        call_run(c);
+        w->wrong += call_bits(c, CALL_O, CALL_D_SINK) != w->want[n % 4];
+        call_free(c);
+    }
+    fattn_ctx_destroy(ctx);
+    cudaStreamDestroy(stream);
+    return w;
+}
+
+Test(cuda_contracts, contexts_on_threads_and_streams, .timeout = 100) {
+    fattn_ctx *const ctx = context_or_skip();
+    worker workers[4] = {{{0}, 0}};
+    for (int n = 0; n < 4; ++n) {
+        const attention_case a = wide_case(8 + n);
+        call *const c = call_new(ctx, &a);
+        call_run(c);
+        const uint64_t bits = call_bits(c, CALL_O, CALL_D_SINK);
+        for (int t = 0; t < 4; ++t) workers[t].want[n] = bits;
+        call_free(c);
+    }
+    pthread_t threads[4];
+    for (int t = 0; t < 4; ++t) cr_assert_eq(pthread_create(&threads[t], NULL, work, &workers[t]), 0);
+    for (int t = 0; t < 4; ++t) {
+        void *finished = NULL;
+        cr_assert_eq(pthread_join(threads[t], &finished), 0);
+        cr_assert(finished);
+        cr_assert_eq(workers[t].wrong, 0, "thread %d: %d of 40 calls", t, workers[t].wrong);
+    }
+    fattn_ctx_destroy(ctx);
+}
+
+/* Captured once, replayed with other rng_steps: the bits of direct calls. */
+Test(cuda_contracts, graphs_replay_with_rng_step) {
+    fattn_ctx_destroy(context_or_skip());
+    cudaStream_t stream;
+    must(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "stream");
+    fattn_ctx *const ctx = context(stream, 0);
+    for (int n = 0; n < 4; ++n) {
+        attention_case a = wide_case(8 + n);
+        a.rng_step = true;
+        call *const c = call_new(ctx, &a);
+        uint64_t direct[3];
+        for (int step = 0; step < 3; ++step) {
+            call_fill(c, CALL_RNG_STEP, step);
+            call_run(c);
+            direct[step] = call_bits(c, CALL_O, CALL_LSE) ^ call_bits(c, CALL_DQ, CALL_D_SINK);
+            cr_assert(step == 0 || direct[step] != direct[step - 1], "the step changes the mask");
+        }
+        cudaGraph_t graph;
+        cudaGraphExec_t run;
+        must(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), "capture");
+        call_run(c);
+        must(cudaStreamEndCapture(stream, &graph), "capture");
+        must(cudaGraphInstantiate(&run, graph, 0), "instantiate");
+        for (int step = 0; step < 3; ++step) {
+            call_fill(c, CALL_RNG_STEP, step);
+            call_fill(c, CALL_O, NAN);
+            call_fill(c, CALL_DQ, NAN);
+            must(cudaGraphLaunch(run, stream), "launch");
+            cr_assert_eq(call_bits(c, CALL_O, CALL_LSE) ^ call_bits(c, CALL_DQ, CALL_D_SINK),
+                         direct[step], "%s, step %d", fattn_dtype_name(a.dtype), step);
+        }
+        must(cudaGraphExecDestroy(run), "destroy");
+        must(cudaGraphDestroy(graph), "destroy");
+        call_free(c);
+    }
+    fattn_ctx_destroy(ctx);
+    must(cudaStreamDestroy(stream), "stream");
+}
+
+/* --- conventions ------------------------------------------------------------------------------ */
+
+static void all_finite(call *c, enum call_tensor first, enum call_tensor last) {
+    for (int id = (int)first; id <= (int)last; ++id) {
+        if (!c->t[id].dtype) continue;
+        double *const x = call_read(c, (enum call_tensor)id);
+        for (int64_t n = 0; n < fattn_tensor_numel(&c->t[id]); ++n)
+            cr_assert(isfinite(x[n]), "%s: tensor %d, element %lld is %g",
+                      fattn_dtype_name((fattn_dtype)c->t[CALL_Q].dtype), id, (long long)n, x[n]);
+        free(x);
+    }
+}
+
+Test(cuda_contracts, merging_into_nothing_does_not_read_o) {
+    fattn_ctx *const ctx = context_or_skip();
+    for (int n = 0; n < 4; ++n) {
+        const attention_case a = {.name = "merge", .dtype = dtypes[n], .B = 2, .Hq = 2, .Sq = 90,
+                                  .Sk = 100, .D = 64, .wide = true, .flags = FATTN_MERGE | FATTN_CAUSAL};
+        uint64_t bits[2];
+        for (int k = 0; k < 2; ++k) {
+            call *const c = call_new(ctx, &a);
+            call_fill(c, CALL_O, k ? NAN : 0);
+            call_fill(c, CALL_LSE, -INFINITY);
+            call_forward(c);
+            all_finite(c, CALL_O, CALL_LSE);
+            bits[k] = call_bits(c, CALL_O, CALL_LSE);
+            call_free(c);
+        }
+        cr_assert_eq(bits[0], bits[1], "%s", fattn_dtype_name(a.dtype));
+    }
+    fattn_ctx_destroy(ctx);
+}
+
+/* Causal with more rows than keys: the first rows see nothing and have L = -inf. */
+Test(cuda_contracts, rows_without_keys_ignore_d_lse) {
+    fattn_ctx *const ctx = context_or_skip();
+    for (int n = 0; n < 4; ++n) {
+        const attention_case a = {.name = "tall", .dtype = dtypes[n], .B = 1, .Hq = 2, .Sq = 150,
+                                  .Sk = 100, .D = 64, .d_lse = true,
+                                  .flags = FATTN_CAUSAL | FATTN_DETERMINISTIC};
+        uint64_t bits[2];
+        for (int k = 0; k < 2; ++k) {
+            call *const c = call_new(ctx, &a);
+            double *const d_lse = call_read(c, CALL_D_LSE);
+            for (int i = 0; i < 100; ++i) d_lse[i / 50 * 150 + i % 50] = k ? NAN : 0;
+            call_write(c, CALL_D_LSE, d_lse);
+            call_run(c);
+            all_finite(c, CALL_DQ, CALL_DV);
+            bits[k] = call_bits(c, CALL_DQ, CALL_DV);
+            free(d_lse);
+            call_free(c);
+        }
+        cr_assert_eq(bits[0], bits[1], "%s", fattn_dtype_name(a.dtype));
+    }
+    fattn_ctx_destroy(ctx);
+}
+
+/* A sink of +inf takes everything: O = 0, L = +inf, and only dsink = sum dL is left. */
+Test(cuda_contracts, a_sink_of_infinity) {
+    fattn_ctx *const ctx = context_or_skip();
+    for (int n = 0; n < 4; ++n) {
+        const attention_case a = {.name = "sink", .dtype = dtypes[n], .B = 3, .Hq = 2, .Sq = 150,
+                                  .Sk = 70, .D = 40, .d_lse = true, .sink = true};
+        call *const c = call_new(ctx, &a);
+        call_fill(c, CALL_SINK, INFINITY);
+        call_fill(c, CALL_D_LSE, 0.5);
+        call_run(c);
+        for (int id = CALL_O; id <= CALL_D_SINK; ++id) {
+            if (!c->t[id].dtype || (id > CALL_LSE && id < CALL_DQ)) continue;
+            const double want = id == CALL_LSE ? INFINITY : id == CALL_D_SINK ? 0.5 * 3 * 150 : 0;
+            double *const x = call_read(c, (enum call_tensor)id);
+            for (int64_t e = 0; e < fattn_tensor_numel(&c->t[id]); ++e)
+                cr_assert(x[e] == want, "%s: tensor %d, element %lld is %g, not %g",
+                          fattn_dtype_name(a.dtype), id, (long long)e, x[e], want);
+            free(x);
+        }
+        call_free(c);
+    }
+    fattn_ctx_destroy(ctx);
+}
+
+/* Lengths are read on the device, which cannot refuse: they are clamped. */
+Test(cuda_contracts, lengths_are_clamped) {
+    fattn_ctx *const ctx = context_or_skip();
+    static const double wrong[4][4] = {{900, -7, 70}, {500, 40, -1}, {-5, 50, 90, 5000}, {0, 30, 999, 999}};
+    static const double right[4][4] = {{80, 0, 70}, {90, 40, 0}, {0, 50, 90, 150}, {0, 30, 150, 150}};
+    for (int n = 0; n < 8; ++n) {
+        attention_case a = {.name = "lengths", .dtype = dtypes[n % 4], .B = 3, .Hq = 2, .Sq = 80,
+                            .Sk = 90, .D = 64, .flags = FATTN_CAUSAL | FATTN_DETERMINISTIC,
+                            .length_q = {50, 50, 50}, .length_k = {50, 50, 50}};
+        a.lengths = n < 4 ? LENGTHS_PADDED : LENGTHS_PACKED;
+        uint64_t bits[2];
+        for (int k = 0; k < 2; ++k) {
+            call *const c = call_new(ctx, &a);
+            const double(*const lengths)[4] = k ? right : wrong;
+            call_write(c, n < 4 ? CALL_SEQLENS_Q : CALL_CU_Q, lengths[n < 4 ? 0 : 2]);
+            call_write(c, n < 4 ? CALL_SEQLENS_K : CALL_CU_K, lengths[n < 4 ? 1 : 3]);
+            call_run(c);
+            bits[k] = call_bits(c, CALL_O, CALL_LSE) ^ call_bits(c, CALL_DQ, CALL_DV);
+            call_free(c);
+        }
+        cr_assert_eq(bits[0], bits[1], "%s, case %d", fattn_dtype_name(a.dtype), n);
+    }
+    fattn_ctx_destroy(ctx);
+}
+
+Test(cuda_contracts, too_many_rows) {
+    fattn_ctx *const ctx = context_or_skip();
+    const int64_t rows = (1 << 28) + 1, shape[4] = {1, 1, rows, 8}, keys[4] = {1, 1, 64, 8};
+    fattn_tensor q = fattn_tensor_view((void *)256, FATTN_F32, FATTN_CUDA, 0, 4, shape);
+    fattn_tensor k = fattn_tensor_view((void *)256, FATTN_F32, FATTN_CUDA, 0, 4, keys);
+    const fattn_tensor lse = fattn_tensor_view((void *)256, FATTN_F32, FATTN_CUDA, 0, 3, shape);
+    const fattn_attention_io io = {.struct_size = sizeof io, .q = &q, .k = &k, .v = &k, .o = &q, .lse = &lse};
+    for (int n = 0; n < 4; ++n) {
+        q.dtype = k.dtype = (int32_t)dtypes[n];
+        if (dtypes[n] == FATTN_F64) continue; /* L would be F64 */
+        fattn_attention_plan plan = {.struct_size = sizeof plan};
+        cr_assert_eq(fattn_attention_query(ctx, NULL, &io, &plan), FATTN_E_UNSUPPORTED);
+        cr_assert(strstr(fattn_ctx_error(ctx), "2^28"), "%s", fattn_ctx_error(ctx));
+    }
+    fattn_ctx_destroy(ctx);
+}
+
+/* Element numbers beyond 2^31: the second sequence lies 2^31 elements behind the first. */
+Test(cuda_contracts, far_strides, .timeout = 60) {
+    fattn_ctx *const ctx = context_or_skip();
+    const attention_case a = {.name = "far", .dtype = FATTN_F32, .B = 2, .Hq = 2, .Sq = 130, .Sk = 90,
+                              .D = 64, .flags = FATTN_CAUSAL | FATTN_DETERMINISTIC};
+    attention_case half = a;
+    half.dtype = FATTN_BF16;
+    for (int n = 0; n < 2; ++n) {
+        call *const near = call_new(ctx, n ? &half : &a), *const far = call_new(ctx, n ? &half : &a);
+        const int64_t apart = ((int64_t)1 << 31) + 64, size[1] = {2 * apart};
+        fattn_tensor memory;
+        call_must(ctx, fattn_tensor_alloc(ctx, far->t[CALL_Q].dtype, 1, size, &memory), "memory");
+        static const enum call_tensor moved[] = {CALL_Q, CALL_K, CALL_D_O, CALL_DQ, CALL_O, CALL_DV};
+        fattn_tensor before[6];
+        for (int k = 0; k < 6; ++k) {
+            fattn_tensor *const t = &far->t[moved[k]];
+            before[k] = *t;
+            t->data = (char *)memory.data + (size_t)k * 65536 * 4; /* each sequence has fewer elements */
+            t->stride[0] = apart;
+            call_must(ctx, fattn_tensor_copy(ctx, t, &before[k]), "copy");
+        }
+        call_run(near);
+        call_run(far);
+        cr_assert_eq(call_bits(near, CALL_O, CALL_LSE), call_bits(far, CALL_O, CALL_LSE));
+        cr_assert_eq(call_bits(near, CALL_DQ, CALL_DV), call_bits(far, CALL_DQ, CALL_DV));
+        for (int k = 0; k < 6; ++k) far->t[moved[k]] = before[k];
+        call_free(near);
+        call_free(far);
+        fattn_tensor_free(ctx, &memory);
+    }
+    fattn_ctx_destroy(ctx);
+}
