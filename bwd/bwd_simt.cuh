@@ -7,11 +7,12 @@
                also zeroed dq.
    Ownership   dK, dV of BN keys stay in registers over all row blocks of all query heads of the group;
                dQ goes to the caller's tensor by atomic adds.
-   Threads     TX x TY, each ROWS rows and KEYS columns of S and dP, VECTORS vectors of KEY_ROWS keys of
-               dK and dV and of ROWS rows of dQ (simt_tile.h).
+   Threads     S_TX x S_TY x SPLIT, each S_ROWS rows and KEYS columns of S and dP; TX x TY, each VECTORS
+               vectors of KEY_ROWS keys of dK and dV and of ROWS rows of dQ (simt_tile.h).
    Shared      K, V [BN][D], Q, dO [BM][D], and [BM][BN] for first P, then dS.
 
    Instances: bwd_kernels.def. */
+#define SPLIT (K_BM * K_BN / (32 * K_WARPS) < 32 ? 4 : 1)
 #include "cuda_turns.h"
 #include "simt_general.h"
 
@@ -67,8 +68,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS)
     const int keys = min(BN, s.Sk - j0);
     const int begin = max(0, min(j0 - s.hi, s.Sq)), end = max(0, min(j0 + keys - s.lo, s.Sq));
     const int first = begin / BM, row_blocks = end > begin ? (end + BM - 1) / BM - first : 0;
-    const int depth = (a.D + VECTOR - 1) / VECTOR * VECTOR;
-    const int depth_v = (a.Dv + VECTOR - 1) / VECTOR * VECTOR;
+    const int step_d = SPLIT * VECTOR, depth = (a.D + step_d - 1) / step_d * step_d;
+    const int depth_v = (a.Dv + step_d - 1) / step_d * step_d;
 
     vector dk[KEY_ROWS * VECTORS], dv[KEY_ROWS * VECTORS];
 #pragma unroll
@@ -86,10 +87,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS)
         load_tile(do_tile, BM, row_at(&a.d_o, &s, h, s.q0 + i0), a.d_o.row, s.Sq - i0, a.Dv,
                   a.vector_qkv);
         cp_async_commit();
-        real L[ROWS], delta[ROWS]; /* a row past the end, or without any key, has P = 0 */
+        real L[S_ROWS], delta[S_ROWS]; /* a row past the end, or without any key, has P = 0 */
 #pragma unroll
-        for (int r = 0; r < ROWS; ++r) {
-            const int i = i0 + ty + TY * r;
+        for (int r = 0; r < S_ROWS; ++r) {
+            const int i = i0 + place_row(r * KEYS);
             L[r] = i < s.Sq ? *row_at(&a.lse, &s, h, s.q0 + i) : (real)INFINITY;
             if (L[r] == -(real)INFINITY) L[r] = (real)INFINITY;
             delta[r] = L[r] == (real)INFINITY
@@ -99,23 +100,23 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS)
         cp_async_wait(0);
         __syncthreads(); /* the tiles are there */
 
-        real p[ROWS * KEYS], ds[ROWS * KEYS], steepness[ROWS * KEYS];
-        product_nt(p, ROWS, KEYS, q_tile, k_tile, depth);
+        real p[PLACES], ds[PLACES], steepness[PLACES];
+        product_nt(p, q_tile, k_tile, depth);
 #pragma unroll
-        for (int n = 0; n < ROWS * KEYS; ++n) p[n] *= ARG(&a, scale);
+        for (int n = 0; n < PLACES; ++n) p[n] *= ARG(&a, scale);
         general_scores(p, steepness, s_tile, &a, &s, b, h, i0, j0);
 #pragma unroll
-        for (int n = 0; n < ROWS * KEYS; ++n) p[n] = exp(p[n] - L[n / KEYS]);
+        for (int n = 0; n < PLACES; ++n) p[n] = exp(p[n] - L[n / KEYS]);
         if (!all_visible(&s, i0, j0)) { /* after the exponential: a masked P is 0 whatever L is */
 #pragma unroll
-            for (int n = 0; n < ROWS * KEYS; ++n)
+            for (int n = 0; n < PLACES; ++n)
                 if (!visible(&s, i0 + place_row(n), j0 + place_column(n))) p[n] = 0;
         }
         put(s_tile, p); /* until dP is there, for the registers; then for all */
-        product_nt(ds, ROWS, KEYS, do_tile, v_tile, depth_v);
+        product_nt(ds, do_tile, v_tile, depth_v);
         const uint64_t keep = a.drop_T ? kept(&a, b, h, i0, j0) : ~(uint64_t)0;
 #pragma unroll
-        for (int n = 0; n < ROWS * KEYS; ++n) {
+        for (int n = 0; n < PLACES; ++n) {
             const int stays = (int)(keep >> n & 1);
             const real dp = stays ? ARG(&a, keep_scale) * ds[n] : (real)0;
             ds[n] = *place(s_tile, n) * (dp - delta[n / KEYS]);

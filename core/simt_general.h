@@ -12,13 +12,13 @@ DEVICE int64_t bias_place(const fattni_view *v, int b, int h, int i, int j) {
 
 /* x = scale q.k to s = cap(x) - slope |i' + off - j'| + bias, for the tile at (i0, j0). `steepness`,
    unless NULL, gets 1 - tanh^2 of each element when there is a softcap. */
-DEVICE void general_scores(real x[ROWS * KEYS], real *steepness, real *tile,
+DEVICE void general_scores(real x[PLACES], real *steepness, real *tile,
                            const fattni_cuda_args *a, const sequence *s, int b, int h, int i0, int j0) {
     if (!(a->softcap > 0 || a->alibi.p || a->bias.p)) return;
     const real slope = a->alibi.p ? real_at(&a->alibi, h) : (real)0, cap = ARG(a, softcap);
     put(tile, x);
 #pragma unroll 4
-    for (int n = 0; n < ROWS * KEYS; ++n) {
+    for (int n = 0; n < PLACES; ++n) {
         const int i = i0 + place_row(n), j = j0 + place_column(n);
         real y = *place(tile, n);
         if (cap > 0) {
@@ -47,18 +47,18 @@ DEVICE uint64_t kept(const fattni_cuda_args *a, int b, int h, int i0, int j0) {
     const dropout_plane plane = dropout_plane_of(a, b, h);
     uint64_t bits = 0;
 #pragma unroll 2
-    for (int n = 0; n < ROWS * KEYS; ++n)
+    for (int n = 0; n < PLACES; ++n)
         bits |= (uint64_t)keep_at(a, &plane, i0 + place_row(n), j0 + place_column(n)) << n;
     return bits;
 }
-static_assert(ROWS * KEYS <= 64, "one bit per element");
+static_assert(PLACES <= 64, "one bit per element");
 
 /* G = P (dP - delta) in the tile: dbias += G, then dX = G (1 - tanh^2). */
 DEVICE void general_gradients(real *tile, const real *steepness, const fattni_cuda_args *a,
                               const sequence *s, int b, int h, int i0, int j0) {
     if (!(a->softcap > 0 || a->d_bias.p)) return;
 #pragma unroll 1
-    for (int n = 0; n < ROWS * KEYS; ++n) {
+    for (int n = 0; n < PLACES; ++n) {
         const int i = i0 + place_row(n), j = j0 + place_column(n);
         const real g = *place(tile, n);
         if (a->d_bias.p && i < s->Sq && j < s->Sk && g != 0)

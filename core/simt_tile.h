@@ -1,9 +1,12 @@
 /* F32 and F64 tiles in shared memory, and their products by fused multiply-add: shared by forward and
-   backward. Include after defining K_F64, K_D, K_BM, K_BN, K_WARPS.
+   backward. Include after defining K_F64, K_D, K_BM, K_BN, K_WARPS and SPLIT.
 
-   TX x TY threads share each result. Thread (tx, ty) has the rows ty, ty + TY, ... and of S the columns
-   tx, tx + TX, ..., of O and the gradients the vectors tx, tx + TX, ... of 16 bytes. The threads of one
-   row are neighbours in one warp.
+   TX x TY threads share O and the gradients. Thread (tx, ty) has the rows ty, ty + TY, ... and of each the
+   vectors tx, tx + TX, ... of 16 bytes. The threads of one row are neighbours in one warp.
+
+   S_TX x S_TY groups of SPLIT neighbours share S. A group has the rows sy, sy + S_TY, ... and the columns
+   sx, sx + S_TX, ...; its threads sum over every SPLIT-th vector of the depth, and then each keeps one
+   SPLIT-th of the rows: where S is small and the head long, larger blocks per load from shared memory.
 
    A tile's rows are one vector longer than its columns: then eight rows' vectors at one column lie in
    different banks. */
@@ -17,13 +20,17 @@
 enum {
     D = K_D, BM = K_BM, BN = K_BN, THREADS = 32 * K_WARPS,
     TX = D / 8 < 16 ? D / 8 : 16, TY = THREADS / TX,
-    ROWS = BM / TY, KEYS = BN / TX,        /* a thread's part of S */
-    VECTORS = D / (TX * VECTOR),           /* and of a row of O */
+    ROWS = BM / TY, VECTORS = D / (TX * VECTOR),    /* a thread's part of O, dQ */
+    S_TX = SPLIT > 1 ? 8 : TX, S_TY = THREADS / SPLIT / S_TX,
+    GROUP_ROWS = BM / S_TY, S_ROWS = GROUP_ROWS / SPLIT, KEYS = BN / S_TX, /* a group's, a thread's of S */
+    PLACES = S_ROWS * KEYS,
     PITCH = D + VECTOR, PITCH_S = BN + VECTOR,
     MOST = 8                               /* rows or keys of a thread, at most */
 };
-static_assert(TX * TY == THREADS && ROWS * TY == BM && KEYS * TX == BN, "S");
-static_assert(VECTORS * TX * VECTOR == D && ROWS <= MOST && BM % VECTOR == 0 && BN % VECTOR == 0, "O");
+static_assert(SPLIT == 1 || SPLIT == 4, "keep_half");
+static_assert(S_TX * S_TY * SPLIT == THREADS && S_ROWS * SPLIT * S_TY == BM && KEYS * S_TX == BN, "S");
+static_assert(TX * TY == THREADS && ROWS * TY == BM && VECTORS * TX * VECTOR == D, "O, dQ");
+static_assert(ROWS <= MOST && BM % VECTOR == 0 && BN % VECTOR == 0, "products");
 
 /* Rows [0, rows) of a tile of D columns; what lies beyond `valid` rows or `width` columns is zero.
    base: row 0; pitch in elements; vectors: 16-byte accesses are possible. */
@@ -44,25 +51,52 @@ DEVICE void load_tile(real *tile, int rows, const real *base, int64_t pitch, int
     }
 }
 
-/* x[R][C] = A B^T over `depth` columns: this thread's rows of a, and rows tx + TX c of b. */
-DEVICE void product_nt(real *x, int R, int C, const real *a, const real *b, int depth) {
-    const real *const a0 = a + threadIdx.x / TX * PITCH, *const b0 = b + threadIdx.x % TX * PITCH;
+/* This thread's group of S: its part of the depth, its first row and column. Neighbouring groups are
+   four columns apart when SPLIT vectors of a row are read at once, again for the banks. */
+DEVICE int split_part(void) { return (int)threadIdx.x % SPLIT; }
+DEVICE int group_row(void) { return (int)threadIdx.x / (SPLIT * S_TX); }
+DEVICE int group_column(void) {
+    const int sx = (int)threadIdx.x / SPLIT % S_TX;
+    return SPLIT > 1 ? sx % 2 * 4 + sx / 2 : sx;
+}
+
+/* Threads whose number differs in `bit` exchange: each keeps one half of the 2 `count` sums. */
+DEVICE void keep_half(real *sum, int count, int bit) {
+    const int upper = (int)threadIdx.x & bit;
 #pragma unroll
-    for (int n = 0; n < R * C; ++n) x[n] = 0;
+    for (int n = 0; n < count; ++n) {
+        const real given = upper ? sum[n] : sum[n + count], own = upper ? sum[n + count] : sum[n];
+        sum[n] = own + __shfl_xor_sync(0xffffffffu, given, bit);
+    }
+}
+
+/* x = A B^T over `depth` columns, a multiple of SPLIT * VECTOR: this thread's part of S. */
+DEVICE void product_nt(real x[PLACES], const real *a, const real *b, int depth) {
+    const real *const a0 = a + group_row() * PITCH + split_part() * VECTOR,
+               *const b0 = b + group_column() * PITCH + split_part() * VECTOR;
+    real sum[GROUP_ROWS * KEYS];
+#pragma unroll
+    for (int n = 0; n < GROUP_ROWS * KEYS; ++n) sum[n] = 0;
 #pragma unroll 1
-    for (int k = 0; k < depth; k += VECTOR) {
-        vector u[MOST];
+    for (int k = 0; k < depth; k += SPLIT * VECTOR) {
+        vector u[GROUP_ROWS];
 #pragma unroll
-        for (int r = 0; r < R; ++r) u[r] = *(const vector *)(a0 + r * TY * PITCH + k);
+        for (int r = 0; r < GROUP_ROWS; ++r) u[r] = *(const vector *)(a0 + r * S_TY * PITCH + k);
 #pragma unroll
-        for (int c = 0; c < C; ++c) {
-            const vector w = *(const vector *)(b0 + c * TX * PITCH + k);
+        for (int c = 0; c < KEYS; ++c) {
+            const vector w = *(const vector *)(b0 + c * S_TX * PITCH + k);
 #pragma unroll
             for (int e = 0; e < VECTOR; ++e)
 #pragma unroll
-                for (int r = 0; r < R; ++r) x[r * C + c] = fma(u[r].e[e], w.e[e], x[r * C + c]);
+                for (int r = 0; r < GROUP_ROWS; ++r)
+                    sum[r * KEYS + c] = fma(u[r].e[e], w.e[e], sum[r * KEYS + c]);
         }
     }
+    /* Halve the rows until each thread has its own. */
+    if (SPLIT == 4) keep_half(sum, GROUP_ROWS * KEYS / 2, 2);
+    if (SPLIT == 4) keep_half(sum, GROUP_ROWS * KEYS / 4, 1);
+#pragma unroll
+    for (int n = 0; n < PLACES; ++n) x[n] = sum[n];
 }
 
 /* x[R][VECTORS] += A B over `depth`, a multiple of VECTOR: this thread's rows of a, [..][PITCH_S]. */
@@ -116,17 +150,17 @@ DEVICE void product_tn(vector *x, int R, const real *a, const real *b, int depth
 
 /* A thread's part of S, or P, to and from its places in a tile [BM][BN]; place n is row
    place_row(n), column place_column(n). Going through memory lets a loop over elements stay a loop. */
-DEVICE int place_row(int n) { return (int)threadIdx.x / TX + n / KEYS * TY; }
-DEVICE int place_column(int n) { return (int)threadIdx.x % TX + n % KEYS * TX; }
+DEVICE int place_row(int n) { return group_row() + (split_part() * S_ROWS + n / KEYS) * S_TY; }
+DEVICE int place_column(int n) { return group_column() + n % KEYS * S_TX; }
 DEVICE real *place(real *tile, int n) { return tile + place_row(n) * PITCH_S + place_column(n); }
 
-DEVICE void put(real *tile, const real x[ROWS * KEYS]) {
+DEVICE void put(real *tile, const real x[PLACES]) {
 #pragma unroll
-    for (int n = 0; n < ROWS * KEYS; ++n) *place(tile, n) = x[n];
+    for (int n = 0; n < PLACES; ++n) *place(tile, n) = x[n];
 }
-DEVICE void get(real x[ROWS * KEYS], real *tile) {
+DEVICE void get(real x[PLACES], real *tile) {
 #pragma unroll
-    for (int n = 0; n < ROWS * KEYS; ++n) x[n] = *place(tile, n);
+    for (int n = 0; n < PLACES; ++n) x[n] = *place(tile, n);
 }
 
 /* Sum and maximum over the threads of a row. */

@@ -9,6 +9,7 @@
    Loads       cp.async: V(n) flies under Q K^T, K(n-1) under softmax and P V.
 
    Instances: fwd_kernels.def. */
+#define SPLIT 1 /* a row of S stays with the threads of that row of O */
 #include "simt_general.h"
 
 extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS)
@@ -54,14 +55,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS)
         load_tile(v_tile, BN, v + (int64_t)j0 * a.v.row, a.v.row, s.Sk - j0, a.Dv, a.vector_qkv);
         cp_async_commit();
 
-        real p[ROWS * KEYS];
-        product_nt(p, ROWS, KEYS, q_tile, k_tile, depth);
+        real p[PLACES];
+        product_nt(p, q_tile, k_tile, depth);
 #pragma unroll
-        for (int n = 0; n < ROWS * KEYS; ++n) p[n] *= ARG(&a, scale);
+        for (int n = 0; n < PLACES; ++n) p[n] *= ARG(&a, scale);
         general_scores(p, 0, p_tile, &a, &s, b, h, i0, j0);
         if (!all_visible(&s, i0, j0)) {
 #pragma unroll
-            for (int n = 0; n < ROWS * KEYS; ++n)
+            for (int n = 0; n < PLACES; ++n)
                 if (!visible(&s, i0 + place_row(n), j0 + place_column(n))) p[n] = -(real)INFINITY;
         }
 
@@ -93,7 +94,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS)
         if (a.drop_T) {
             const uint64_t keep = kept(&a, b, h, i0, j0);
 #pragma unroll
-            for (int n = 0; n < ROWS * KEYS; ++n)
+            for (int n = 0; n < PLACES; ++n)
                 if (!(keep >> n & 1)) p[n] = 0;
         }
         put(p_tile, p);
