@@ -42,7 +42,8 @@ typedef struct fattn_attention_params {
     float dropout_p;                    /* probability of dropping; takes effect as T/65536 with
                                            T = lround(65536 p), 1 <= T <= 65535 */
     int32_t window_left, window_right;  /* read only with FATTN_WINDOW */
-    int64_t max_seqlen_q, max_seqlen_k; /* packed batches: upper bounds, known to the host */
+    int64_t max_seqlen_q, max_seqlen_k; /* packed batches: upper bounds below 2^31, known to the
+                                           host */
     int64_t q_pos0, k_pos0;             /* >= 0: position of row 0 and key 0 in the whole sequence:
                                            mask, ALiBi, dropout */
     fattn_rng rng;                      /* read only when dropout_p > 0; stream = the call site */
