@@ -6,20 +6,22 @@
 #include "cuda_kernels.h"
 #include "kernel.h"
 
-/* NULL, or why no CUDA backward kernel takes it: as fattni_cuda_refuses, and what FATTN_DETERMINISTIC
-   cannot have. */
+/* NULL, or why no CUDA backward kernel takes it: as fattni_cuda_refuses, and what
+   FATTN_DETERMINISTIC cannot have. */
 const char *fattni_bwd_cuda_refuses(const fattn_ctx *ctx, const fattni_problem *p);
 
 /* Gradients repeat bitwise: asked for, or no dQ and no dbias whose terms come in any order. */
 bool fattni_bwd_cuda_repeats(const fattni_problem *p);
 
-/* Parts of the workspace that both have, each aligned, 0 bytes when absent: for dsink and for the turns
-   of FATTN_DETERMINISTIC. */
+/* Parts of the workspace that both have, each aligned, 0 bytes when absent: for dsink and for the
+   turns of FATTN_DETERMINISTIC. */
 size_t fattni_bwd_cuda_sink_bytes(const fattni_problem *p, const fattni_cuda_kernel *k);
 size_t fattni_bwd_cuda_turns_bytes(const fattni_problem *p, const fattni_cuda_kernel *k);
 
 /* d_bias = 0 before the main kernel, dsink from its parts after it; nothing when not wanted. */
-fattn_status fattni_bwd_cuda_zero(fattn_ctx *ctx, const fattni_problem *p, const fattni_cuda_args *a);
-fattn_status fattni_bwd_cuda_sink(fattn_ctx *ctx, const fattni_problem *p, const fattni_cuda_args *a);
+fattn_status fattni_bwd_cuda_zero(fattn_ctx *ctx, const fattni_problem *p,
+                                  const fattni_cuda_args *a);
+fattn_status fattni_bwd_cuda_sink(fattn_ctx *ctx, const fattni_problem *p,
+                                  const fattni_cuda_args *a);
 
 #endif

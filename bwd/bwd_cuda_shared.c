@@ -32,10 +32,14 @@ static size_t row_blocks(const fattni_problem *p, const fattni_cuda_kernel *k) {
     return (size_t)(fattni_ceil_div(p->Sq, k->BM) * p->Hq * p->B);
 }
 
-static size_t aligned(size_t bytes) { return (size_t)fattni_round_up((int64_t)bytes, FATTNI_ALIGN); }
+static size_t aligned(size_t bytes) {
+    return (size_t)fattni_round_up((int64_t)bytes, FATTNI_ALIGN);
+}
 
 size_t fattni_bwd_cuda_sink_bytes(const fattni_problem *p, const fattni_cuda_kernel *k) {
-    return p->d_sink.present ? aligned(row_blocks(p, k) * fattn_dtype_size((fattn_dtype)p->lse.dtype)) : 0;
+    return p->d_sink.present
+               ? aligned(row_blocks(p, k) * fattn_dtype_size((fattn_dtype)p->lse.dtype))
+               : 0;
 }
 
 size_t fattni_bwd_cuda_turns_bytes(const fattni_problem *p, const fattni_cuda_kernel *k) {
@@ -43,12 +47,14 @@ size_t fattni_bwd_cuda_turns_bytes(const fattni_problem *p, const fattni_cuda_ke
     return turns ? aligned(row_blocks(p, k) * sizeof(int32_t)) : 0;
 }
 
-fattn_status fattni_bwd_cuda_zero(fattn_ctx *ctx, const fattni_problem *p, const fattni_cuda_args *a) {
+fattn_status fattni_bwd_cuda_zero(fattn_ctx *ctx, const fattni_problem *p,
+                                  const fattni_cuda_args *a) {
     if (!p->d_bias.present || (p->flags & FATTN_ACC_DBIAS)) return FATTN_OK;
     return FATTNI_START(ctx, fattn_bwd_zero, ctx->gpu.sms, 256, a);
 }
 
-fattn_status fattni_bwd_cuda_sink(fattn_ctx *ctx, const fattni_problem *p, const fattni_cuda_args *a) {
+fattn_status fattni_bwd_cuda_sink(fattn_ctx *ctx, const fattni_problem *p,
+                                  const fattni_cuda_args *a) {
     if (!p->d_sink.present) return FATTN_OK;
     return a->f64 ? FATTNI_START(ctx, fattn_bwd_sink_f64, p->Hq, 256, a)
                   : FATTNI_START(ctx, fattn_bwd_sink_f32, p->Hq, 256, a);

@@ -4,7 +4,7 @@
 
 enum { THREADS = 256, WARPS = THREADS / 32 };
 
-/* The same order whatever the schedule: lanes, then warps. All threads; the result is thread 0's. */
+/* One order whatever the schedule: lanes, then warps. All threads; the result is thread 0's. */
 DEVICE real block_sum(real x) {
     __shared__ real parts[WARPS];
     for (int step = 16; step > 0; step /= 2) x += __shfl_xor_sync(0xffffffffu, x, step);
@@ -15,8 +15,8 @@ DEVICE real block_sum(real x) {
     return sum;
 }
 
-/* delta = rowsum(dO * O) - dL unless it is given, dQ = 0 unless it is added to, and this row block's
-   part of dsink. One CTA per row block of one (sequence, head), one warp per row. */
+/* delta = rowsum(dO * O) - dL unless it is given, dQ = 0 unless it is added to, and this row
+   block's part of dsink. One CTA per row block of one (sequence, head), one warp per row. */
 extern "C" __global__ void __launch_bounds__(THREADS)
     K_ROWS_NAME(const __grid_constant__ fattni_cuda_args a) {
     const int BM = a.row_block, blocks = (a.Sq + BM - 1) / BM;
@@ -50,7 +50,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     }
     if (!a.d_sink.p) return;
     sink_gradient = block_sum(sink_gradient);
-    if (threadIdx.x == 0) ((real *)a.sink_parts)[((int64_t)h * a.B + b) * blocks + block] = sink_gradient;
+    if (threadIdx.x == 0)
+        ((real *)a.sink_parts)[((int64_t)h * a.B + b) * blocks + block] = sink_gradient;
 }
 
 /* dsink from its parts, one CTA per head. */

@@ -5,10 +5,10 @@
 
    Tensors     q, d_o [b,h,i,d], k, v, dk, dv [b,g,j,d], lse [b,h,i]; delta from bwd_rows.cuh, which
                also zeroed dq.
-   Ownership   dK, dV of BN keys stay in registers over all row blocks of all query heads of the group;
-               dQ goes to the caller's tensor by atomic adds.
-   Threads     S_TX x S_TY x SPLIT, each S_ROWS rows and KEYS columns of S and dP; TX x TY, each VECTORS
-               vectors of KEY_ROWS keys of dK and dV and of ROWS rows of dQ (simt_tile.h).
+   Ownership   dK, dV of BN keys stay in registers over all row blocks of all query heads of the
+               group; dQ goes to the caller's tensor by atomic adds.
+   Threads     S_TX x S_TY x SPLIT, each S_ROWS rows and KEYS columns of S and dP; TX x TY, each
+               VECTORS vectors of KEY_ROWS keys of dK and dV and of ROWS rows of dQ (simt_tile.h).
    Shared      K, V [BN][D], Q, dO [BM][D], and [BM][BN] for first P, then dS.
 
    Instances: bwd_kernels.def. */
@@ -80,10 +80,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS)
     load_tile(k_tile, BN, row_at(&a.k, &s, hk, s.k0 + j0), a.k.row, keys, a.D, a.vector_qkv);
     load_tile(v_tile, BN, row_at(&a.v, &s, hk, s.k0 + j0), a.v.row, keys, a.Dv, a.vector_qkv);
 
-    for (int step = 0; step < row_blocks * a.group; ++step) { /* row blocks of head 0, of head 1, ... */
+    /* Row blocks of head 0, of head 1, ... */
+    for (int step = 0; step < row_blocks * a.group; ++step) {
         const int h = hk * a.group + step / row_blocks, i0 = (first + step % row_blocks) * BM;
         __syncthreads(); /* nobody reads the last step's tiles any more */
-        load_tile(q_tile, BM, row_at(&a.q, &s, h, s.q0 + i0), a.q.row, s.Sq - i0, a.D, a.vector_qkv);
+        load_tile(q_tile, BM, row_at(&a.q, &s, h, s.q0 + i0), a.q.row, s.Sq - i0, a.D,
+                  a.vector_qkv);
         load_tile(do_tile, BM, row_at(&a.d_o, &s, h, s.q0 + i0), a.d_o.row, s.Sq - i0, a.Dv,
                   a.vector_qkv);
         cp_async_commit();

@@ -10,10 +10,10 @@ DEVICE int64_t bias_place(const fattni_view *v, int b, int h, int i, int j) {
     return b * v->b + h * v->h + i * v->row + j * v->column;
 }
 
-/* x = scale q.k to s = cap(x) - slope |i' + off - j'| + bias, for the tile at (i0, j0). `steepness`,
-   unless NULL, gets 1 - tanh^2 of each element when there is a softcap. */
-DEVICE void general_scores(real x[PLACES], real *steepness, real *tile,
-                           const fattni_cuda_args *a, const sequence *s, int b, int h, int i0, int j0) {
+/* x = scale q.k to s = cap(x) - slope |i' + off - j'| + bias, for the tile at (i0, j0).
+   `steepness`, unless NULL, gets 1 - tanh^2 of each element when there is a softcap. */
+DEVICE void general_scores(real x[PLACES], real *steepness, real *tile, const fattni_cuda_args *a,
+                           const sequence *s, int b, int h, int i0, int j0) {
     if (!(a->softcap > 0 || a->alibi.p || a->bias.p)) return;
     const real slope = a->alibi.p ? real_at(&a->alibi, h) : (real)0, cap = ARG(a, softcap);
     put(tile, x);
@@ -70,8 +70,8 @@ DEVICE void general_gradients(real *tile, const real *steepness, const fattni_cu
 /* How a row leaves: O = scale * accumulator + keep_old * old O, and its L. */
 typedef struct row_result { real scale, L, keep_old; } row_result;
 
-/* `top`: the row's maximum; sum: its sum of exp(s - top); old_L: of the partial result to merge with,
-   -inf without one, whose O is not read then. */
+/* `top`: the row's maximum; sum: its sum of exp(s - top); old_L: of the partial result to merge
+   with, -inf without one, whose O is not read then. */
 DEVICE row_result finish_row(const fattni_cuda_args *a, real top, real sum, int h, real old_L) {
     row_result row = {sum != 0 ? 1 / sum : (real)0, sum != 0 ? top + log(sum) : -(real)INFINITY, 0};
     if (a->sink.p) {

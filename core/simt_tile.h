@@ -1,15 +1,16 @@
-/* F32 and F64 tiles in shared memory, and their products by fused multiply-add: shared by forward and
-   backward. Include after defining K_F64, K_D, K_BM, K_BN, K_WARPS and SPLIT.
+/* F32 and F64 tiles in shared memory, and their products by fused multiply-add: shared by forward
+   and backward. Include after defining K_F64, K_D, K_BM, K_BN, K_WARPS and SPLIT.
 
-   TX x TY threads share O and the gradients. Thread (tx, ty) has the rows ty, ty + TY, ... and of each the
-   vectors tx, tx + TX, ... of 16 bytes. The threads of one row are neighbours in one warp.
+   TX x TY threads share O and the gradients. Thread (tx, ty) has the rows ty, ty + TY, ... and of
+   each the vectors tx, tx + TX, ... of 16 bytes. The threads of one row are neighbours in one warp.
 
-   S_TX x S_TY groups of SPLIT neighbours share S. A group has the rows sy, sy + S_TY, ... and the columns
-   sx, sx + S_TX, ...; its threads sum over every SPLIT-th vector of the depth, and then each keeps one
-   SPLIT-th of the rows: where S is small and the head long, larger blocks per load from shared memory.
+   S_TX x S_TY groups of SPLIT neighbours share S. A group has the rows sy, sy + S_TY, ... and the
+   columns sx, sx + S_TX, ...; its threads sum over every SPLIT-th vector of the depth, and then
+   each keeps one SPLIT-th of the rows: where S is small and the head long, larger blocks per load
+   from shared memory.
 
-   A tile's rows are one vector longer than its columns: then eight rows' vectors at one column lie in
-   different banks. */
+   A tile's rows are one vector longer than its columns: then eight rows' vectors at one column lie
+   in different banks. */
 #ifndef FATTNI_SIMT_TILE_H
 #define FATTNI_SIMT_TILE_H
 
@@ -22,13 +23,14 @@ enum {
     TX = D / 8 < 16 ? D / 8 : 16, TY = THREADS / TX,
     ROWS = BM / TY, VECTORS = D / (TX * VECTOR),    /* a thread's part of O, dQ */
     S_TX = SPLIT > 1 ? 8 : TX, S_TY = THREADS / SPLIT / S_TX,
-    GROUP_ROWS = BM / S_TY, S_ROWS = GROUP_ROWS / SPLIT, KEYS = BN / S_TX, /* a group's, a thread's of S */
-    PLACES = S_ROWS * KEYS,
+    GROUP_ROWS = BM / S_TY, KEYS = BN / S_TX,       /* a group's part of S */
+    S_ROWS = GROUP_ROWS / SPLIT, PLACES = S_ROWS * KEYS, /* a thread's */
     PITCH = D + VECTOR, PITCH_S = BN + VECTOR,
-    MOST = 8                               /* rows or keys of a thread, at most */
+    MOST = 8                                        /* rows or keys of a thread, at most */
 };
 static_assert(SPLIT == 1 || SPLIT == 4, "keep_half");
-static_assert(S_TX * S_TY * SPLIT == THREADS && S_ROWS * SPLIT * S_TY == BM && KEYS * S_TX == BN, "S");
+static_assert(S_TX * S_TY * SPLIT == THREADS && S_ROWS * SPLIT * S_TY == BM && KEYS * S_TX == BN,
+              "S");
 static_assert(TX * TY == THREADS && ROWS * TY == BM && VECTORS * TX * VECTOR == D, "O, dQ");
 static_assert(ROWS <= MOST && BM % VECTOR == 0 && BN % VECTOR == 0, "products");
 
@@ -51,8 +53,8 @@ DEVICE void load_tile(real *tile, int rows, const real *base, int64_t pitch, int
     }
 }
 
-/* This thread's group of S: its part of the depth, its first row and column. Neighbouring groups are
-   four columns apart when SPLIT vectors of a row are read at once, again for the banks. */
+/* This thread's group of S: its part of the depth, its first row and column. Neighbouring groups
+   are four columns apart when SPLIT vectors of a row are read at once, again for the banks. */
 DEVICE int split_part(void) { return (int)threadIdx.x % SPLIT; }
 DEVICE int group_row(void) { return (int)threadIdx.x / (SPLIT * S_TX); }
 DEVICE int group_column(void) {
@@ -99,9 +101,10 @@ DEVICE void product_nt(real x[PLACES], const real *a, const real *b, int depth) 
     for (int n = 0; n < PLACES; ++n) x[n] = sum[n];
 }
 
-/* x[R][VECTORS] += A B over `depth`, a multiple of VECTOR: this thread's rows of a, [..][PITCH_S]. */
+/* x[R][VECTORS] += A B over `depth`, a multiple of VECTOR: the rows of a, [..][PITCH_S]. */
 DEVICE void product_nn(vector *x, int R, const real *a, const real *b, int depth) {
-    const real *const a0 = a + threadIdx.x / TX * PITCH_S, *const b0 = b + threadIdx.x % TX * VECTOR;
+    const real *const a0 = a + threadIdx.x / TX * PITCH_S,
+               *const b0 = b + threadIdx.x % TX * VECTOR;
 #pragma unroll 1
     for (int k = 0; k < depth; k += VECTOR) {
         vector u[MOST];
@@ -126,7 +129,8 @@ DEVICE int transposed_row(int r) {
     return (r / VECTOR * TY + (int)threadIdx.x / TX) * VECTOR + r % VECTOR;
 }
 
-/* x[R][VECTORS] += A^T B over `depth` rows of a, [..][PITCH_S], and of b; R is a multiple of VECTOR. */
+/* x[R][VECTORS] += A^T B over `depth` rows of a, [..][PITCH_S], and of b; R is a multiple of
+   VECTOR. */
 DEVICE void product_tn(vector *x, int R, const real *a, const real *b, int depth) {
     const real *const a0 = a + transposed_row(0), *const b0 = b + threadIdx.x % TX * VECTOR;
 #pragma unroll 2
@@ -149,7 +153,8 @@ DEVICE void product_tn(vector *x, int R, const real *a, const real *b, int depth
 }
 
 /* A thread's part of S, or P, to and from its places in a tile [BM][BN]; place n is row
-   place_row(n), column place_column(n). Going through memory lets a loop over elements stay a loop. */
+   place_row(n), column place_column(n). Going through memory lets a loop over elements stay a
+   loop. */
 DEVICE int place_row(int n) { return group_row() + (split_part() * S_ROWS + n / KEYS) * S_TY; }
 DEVICE int place_column(int n) { return group_column() + n % KEYS * S_TX; }
 DEVICE real *place(real *tile, int n) { return tile + place_row(n) * PITCH_S + place_column(n); }

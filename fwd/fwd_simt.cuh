@@ -1,7 +1,7 @@
 /* Forward attention in F32 and F64 by fused multiply-add: one CTA per row block, FlashAttention-2's
    order, every feature.
 
-   S = scale Q K^T, P = exp(S - m), O = P V / l, L = m + ln l, online over key blocks from right to left.
+   S = scale Q K^T, P = exp(S - m), O = P V / l, L = m + ln l, online, key blocks right to left.
 
    Tensors     q, o [b,h,i,d], k, v [b,g,j,d], lse [b,h,i]; any strides, d contiguous.
    Threads     TX x TY, each ROWS rows: KEYS columns of S, VECTORS vectors of O (simt_tile.h).
@@ -29,7 +29,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS)
     const int begin = max(0, min(i0 + s.lo, s.Sk)), end = max(0, min(i0 + rows + s.hi, s.Sk));
     const int depth = (a.D + VECTOR - 1) / VECTOR * VECTOR;
 
-    const real *const k = row_at(&a.k, &s, h / a.group, s.k0), *const v = row_at(&a.v, &s, h / a.group, s.k0);
+    const real *const k = row_at(&a.k, &s, h / a.group, s.k0),
+               *const v = row_at(&a.v, &s, h / a.group, s.k0);
 
     vector o[ROWS * VECTORS];
     real m[ROWS], l[ROWS]; /* running maximum; sum of this thread's exponentials */

@@ -33,7 +33,8 @@ double *call_read(call *c, enum call_tensor id) {
 }
 
 void call_write(call *c, enum call_tensor id, const double *x) {
-    fattn_tensor h = fattn_tensor_view(NULL, FATTN_F64, FATTN_CPU, 0, c->t[id].ndim, c->t[id].shape);
+    fattn_tensor h =
+        fattn_tensor_view(NULL, FATTN_F64, FATTN_CPU, 0, c->t[id].ndim, c->t[id].shape);
     h.data = (void *)(uintptr_t)x;
     if (fattn_tensor_numel(&h)) call_must(c->ctx, fattn_tensor_copy(c->ctx, &c->t[id], &h), "copy");
 }
@@ -63,7 +64,8 @@ uint64_t call_bits(call *c, enum call_tensor first, enum call_tensor last) {
         if (!t->dtype || !fattn_tensor_numel(t)) continue;
         const fattn_tensor h = host_like(t, (fattn_dtype)t->dtype);
         call_must(c->ctx, fattn_tensor_copy(c->ctx, &h, t), "copy");
-        bits = hash(bits, h.data, (size_t)fattn_tensor_numel(t) * fattn_dtype_size((fattn_dtype)t->dtype));
+        bits = hash(bits, h.data,
+                    (size_t)fattn_tensor_numel(t) * fattn_dtype_size((fattn_dtype)t->dtype));
         free(h.data);
     }
     return bits;
@@ -123,7 +125,8 @@ call *call_new(fattn_ctx *ctx, const attention_case *a) {
     give(c, CALL_DV, out, 4, v);
     if (a->bias) give(c, CALL_BIAS, dtype, 4, bias), give(c, CALL_D_BIAS, statistic, 4, bias);
     if (a->alibi) give(c, CALL_ALIBI, statistic, 1, &a->Hq);
-    if (a->sink) give(c, CALL_SINK, statistic, 1, &a->Hq), give(c, CALL_D_SINK, statistic, 1, &a->Hq);
+    if (a->sink)
+        give(c, CALL_SINK, statistic, 1, &a->Hq), give(c, CALL_D_SINK, statistic, 1, &a->Hq);
     if (a->d_lse) give(c, CALL_D_LSE, statistic, 3, o);
     if (a->rng_step) give(c, CALL_RNG_STEP, FATTN_I32, 0, NULL), call_fill(c, CALL_RNG_STEP, 7);
     if (packed || a->lengths == LENGTHS_PADDED) give_lengths(c, a, packed);

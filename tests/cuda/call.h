@@ -1,6 +1,6 @@
-/* One attention call on tensors of its own, row-major, without an oracle: for tests that compare runs
-   with each other. Fails by a sentence and exit(1), so that programs without Criterion can use it, too.
-   Works on any context. */
+/* One attention call on tensors of its own, row-major, without an oracle: for tests that compare
+   runs with each other. Fails by a sentence and exit(1), so that programs without Criterion can
+   use it, too. Works on any context. */
 #ifndef TEST_CUDA_CALL_H
 #define TEST_CUDA_CALL_H
 
@@ -22,8 +22,8 @@ typedef struct call {
     fattn_tensor t[CALL_COUNT], workspace;
 } call;
 
-/* Of the case's fields: sizes, dtype, flags, numbers, bias, alibi, sink, d_lse, rng_step, wide, lengths.
-   Inputs are normal numbers, outputs and the workspace NaN. */
+/* Of the case's fields: sizes, dtype, flags, numbers, bias, alibi, sink, d_lse, rng_step, wide,
+   lengths. Inputs are normal numbers, outputs and the workspace NaN. */
 call *call_new(fattn_ctx *ctx, const attention_case *c);
 void call_free(call *c);
 

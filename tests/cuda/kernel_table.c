@@ -1,4 +1,4 @@
-/* Prints name, threads and bytes of dynamic shared memory of each attention kernel of this build. */
+/* Prints name, threads and dynamic shared memory of each attention kernel of this build. */
 #include "cuda_kernels.h"
 
 #include <stdio.h>

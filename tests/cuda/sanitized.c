@@ -1,6 +1,6 @@
-/* For compute-sanitizer: every kernel of this build once or twice, on sizes that end inside of tiles. One
-   process without forks; results are only looked at for NaN. An argument, 64 or 128, leaves out wider
-   heads: races take longer to look for. Returns 77 without a device. */
+/* For compute-sanitizer: every kernel of this build once or twice, on sizes that end inside of
+   tiles. One process without forks; results are only looked at for NaN. An argument, 64 or 128,
+   leaves out wider heads: races take longer to look for. Returns 77 without a device. */
 #include "call.h"
 
 #include <math.h>
@@ -13,13 +13,14 @@ static const attention_case cases[] = {
     {.name = "full", .B = 1, .Hq = 2, .Hkv = 1, .Sq = 70, .Sk = 150, .D = 64},
     {.name = "causal", .B = 1, .Hq = 2, .Sq = 131, .Sk = 150, .D = 40, .flags = FATTN_CAUSAL},
     {.name = "odd dims", .B = 1, .Hq = 1, .Sq = 67, .Sk = 65, .D = 59, .Dv = 33, .d_lse = true},
-    {.name = "features", .B = 1, .Hq = 2, .Sq = 70, .Sk = 67, .D = 64, .softcap = 2, .dropout_p = 0.25f,
-     .flags = FATTN_WINDOW | FATTN_DETERMINISTIC, .window_left = 40, .window_right = 9, .alibi = true,
-     .sink = true, .bias = BIAS, .rng_step = true},
+    {.name = "features", .B = 1, .Hq = 2, .Sq = 70, .Sk = 67, .D = 64, .softcap = 2,
+     .dropout_p = 0.25f, .flags = FATTN_WINDOW | FATTN_DETERMINISTIC, .window_left = 40,
+     .window_right = 9, .alibi = true, .sink = true, .bias = BIAS, .rng_step = true},
     {.name = "packed", .B = 3, .Hq = 2, .Sq = 80, .Sk = 80, .D = 64, .flags = FATTN_CAUSAL,
      .lengths = LENGTHS_PACKED, .length_q = {80, 0, 33}, .length_k = {71, 4, 80}, .sink = true,
      .bias = BIAS | BIAS_OVER_B},
-    {.name = "wide", .B = 1, .Hq = 1, .Sq = 40, .Sk = 66, .D = 64, .wide = true, .flags = FATTN_CAUSAL},
+    {.name = "wide", .B = 1, .Hq = 1, .Sq = 40, .Sk = 66, .D = 64, .wide = true,
+     .flags = FATTN_CAUSAL},
 };
 
 static int64_t not_finite(call *c) {

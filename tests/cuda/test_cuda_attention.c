@@ -1,6 +1,6 @@
-/* The CUDA kernels against the fp64 oracle on the same rounded inputs. In 16 bits the bound is the error
-   of the unfused computation in the same dtype: twice it forward, three times backward. F32 and F64 have
-   the bounds of the CPU tiles. */
+/* The CUDA kernels against the fp64 oracle on the same rounded inputs. In 16 bits the bound is the
+   error of the unfused computation in the same dtype: twice it forward, three times backward. F32
+   and F64 have the bounds of the CPU tiles. */
 #include "device.h"
 
 #include "numeric.h"

@@ -1,5 +1,5 @@
-/* What a CUDA context promises beyond numbers: repeatable bits, streams, threads, graphs, conventions
-   for rows without keys. */
+/* What a CUDA context promises beyond numbers: repeatable bits, streams, threads, graphs,
+   conventions for rows without keys. */
 #include "call.h"
 
 #include <criterion/criterion.h>
@@ -35,7 +35,8 @@ static fattn_ctx *context_or_skip(void) {
 /* Many key blocks for few rows each, several waves of them. */
 static attention_case wide_case(int n) {
     attention_case c = {.name = "many blocks", .dtype = dtypes[n % 4], .B = 3, .Hq = 8, .Hkv = 2,
-                        .Sq = 500, .Sk = 700, .D = n % 8 < 4 ? 64 : 80, .flags = FATTN_DETERMINISTIC};
+                        .Sq = 500, .Sk = 700, .D = n % 8 < 4 ? 64 : 80,
+                        .flags = FATTN_DETERMINISTIC};
     if (n / 4 == 1) c.flags |= FATTN_CAUSAL;
     if (n / 4 == 2) {
         c.flags |= FATTN_WINDOW;
@@ -44,7 +45,8 @@ static attention_case wide_case(int n) {
     }
     if (n / 4 == 3)
         c.Sq = 300, c.Sk = 310, c.flags |= FATTN_CAUSAL, c.lengths = LENGTHS_PACKED, c.sink = true,
-        memcpy(c.length_q, (int32_t[]){300, 0, 177}, 12), memcpy(c.length_k, (int32_t[]){211, 5, 310}, 12);
+        memcpy(c.length_q, (int32_t[]){300, 0, 177}, 12),
+        memcpy(c.length_k, (int32_t[]){211, 5, 310}, 12);
     return c;
 }
 
@@ -110,8 +112,10 @@ Test(cuda_contracts, deterministic_and_free_order_agree, .timeout = 100) {
         call_run(any);
         const bool same = strcmp(fixed->plan.bwd_kernel, any->plan.bwd_kernel) == 0;
         cr_assert(!same || call_bits(fixed, CALL_DK, CALL_DV) == call_bits(any, CALL_DK, CALL_DV));
-        cr_assert_eq(call_bits(fixed, CALL_D_SINK, CALL_D_SINK), call_bits(any, CALL_D_SINK, CALL_D_SINK));
-        /* Two orders of at most 22 blocks, each addition half a unit off; 16-bit results round once more. */
+        cr_assert_eq(call_bits(fixed, CALL_D_SINK, CALL_D_SINK),
+                     call_bits(any, CALL_D_SINK, CALL_D_SINK));
+        /* Two orders of at most 22 blocks, each addition half a unit off; 16-bit results round
+           once more. */
         double *const x = call_read(fixed, CALL_DQ), *const y = call_read(any, CALL_DQ);
         const double unit = a.dtype == FATTN_F64 ? 0x1p-53 : 0x1p-24;
         const double rounding = a.dtype == FATTN_F16 ? 0x1p-10 : a.dtype == FATTN_BF16 ? 0x1p-7 : 0;
@@ -121,7 +125,8 @@ Test(cuda_contracts, deterministic_and_free_order_agree, .timeout = 100) {
             most = fmax(most, fabs(x[e]));
             off = fmax(off, fabs(x[e] - y[e]));
         }
-        cr_assert(!same || off <= (22 * unit + rounding) * most, "case %d: %g apart, %g at most", n, off, most);
+        cr_assert(!same || off <= (22 * unit + rounding) * most, "case %d: %g apart, %g at most", n,
+                  off, most);
         free(x);
         free(y);
         call_free(fixed);
@@ -194,7 +199,8 @@ Test(cuda_contracts, contexts_on_threads_and_streams, .timeout = 100) {
         call_free(c);
     }
     pthread_t threads[4];
-    for (int t = 0; t < 4; ++t) cr_assert_eq(pthread_create(&threads[t], NULL, work, &workers[t]), 0);
+    for (int t = 0; t < 4; ++t)
+        cr_assert_eq(pthread_create(&threads[t], NULL, work, &workers[t]), 0);
     for (int t = 0; t < 4; ++t) {
         void *finished = NULL;
         cr_assert_eq(pthread_join(threads[t], &finished), 0);
@@ -260,7 +266,8 @@ Test(cuda_contracts, merging_into_nothing_does_not_read_o) {
     fattn_ctx *const ctx = context_or_skip();
     for (int n = 0; n < 4; ++n) {
         const attention_case a = {.name = "merge", .dtype = dtypes[n], .B = 2, .Hq = 2, .Sq = 90,
-                                  .Sk = 100, .D = 64, .wide = true, .flags = FATTN_MERGE | FATTN_CAUSAL};
+                                  .Sk = 100, .D = 64, .wide = true,
+                                  .flags = FATTN_MERGE | FATTN_CAUSAL};
         uint64_t bits[2];
         for (int k = 0; k < 2; ++k) {
             call *const c = call_new(ctx, &a);
@@ -327,8 +334,10 @@ Test(cuda_contracts, a_sink_of_infinity) {
 /* Lengths are read on the device, which cannot refuse: they are clamped. */
 Test(cuda_contracts, lengths_are_clamped) {
     fattn_ctx *const ctx = context_or_skip();
-    static const double wrong[4][4] = {{900, -7, 70}, {500, 40, -1}, {-5, 50, 90, 5000}, {0, 30, 999, 999}};
-    static const double right[4][4] = {{80, 0, 70}, {90, 40, 0}, {0, 50, 90, 150}, {0, 30, 150, 150}};
+    static const double wrong[4][4] = {
+        {900, -7, 70}, {500, 40, -1}, {-5, 50, 90, 5000}, {0, 30, 999, 999}};
+    static const double right[4][4] = {
+        {80, 0, 70}, {90, 40, 0}, {0, 50, 90, 150}, {0, 30, 150, 150}};
     for (int n = 0; n < 8; ++n) {
         attention_case a = {.name = "lengths", .dtype = dtypes[n % 4], .B = 3, .Hq = 2, .Sq = 80,
                             .Sk = 90, .D = 64, .flags = FATTN_CAUSAL | FATTN_DETERMINISTIC,
@@ -355,7 +364,8 @@ Test(cuda_contracts, too_many_rows) {
     fattn_tensor q = fattn_tensor_view((void *)256, FATTN_F32, FATTN_CUDA, 0, 4, shape);
     fattn_tensor k = fattn_tensor_view((void *)256, FATTN_F32, FATTN_CUDA, 0, 4, keys);
     const fattn_tensor lse = fattn_tensor_view((void *)256, FATTN_F32, FATTN_CUDA, 0, 3, shape);
-    const fattn_attention_io io = {.struct_size = sizeof io, .q = &q, .k = &k, .v = &k, .o = &q, .lse = &lse};
+    const fattn_attention_io io = {
+        .struct_size = sizeof io, .q = &q, .k = &k, .v = &k, .o = &q, .lse = &lse};
     for (int n = 0; n < 4; ++n) {
         q.dtype = k.dtype = (int32_t)dtypes[n];
         if (dtypes[n] == FATTN_F64) continue; /* L would be F64 */
@@ -369,21 +379,23 @@ Test(cuda_contracts, too_many_rows) {
 /* Element numbers beyond 2^31: the second sequence lies 2^31 elements behind the first. */
 Test(cuda_contracts, far_strides, .timeout = 60) {
     fattn_ctx *const ctx = context_or_skip();
-    const attention_case a = {.name = "far", .dtype = FATTN_F32, .B = 2, .Hq = 2, .Sq = 130, .Sk = 90,
-                              .D = 64, .flags = FATTN_CAUSAL | FATTN_DETERMINISTIC};
+    const attention_case a = {.name = "far", .dtype = FATTN_F32, .B = 2, .Hq = 2, .Sq = 130,
+                              .Sk = 90, .D = 64, .flags = FATTN_CAUSAL | FATTN_DETERMINISTIC};
     attention_case half = a;
     half.dtype = FATTN_BF16;
     for (int n = 0; n < 2; ++n) {
-        call *const near = call_new(ctx, n ? &half : &a), *const far = call_new(ctx, n ? &half : &a);
+        const attention_case *const c = n ? &half : &a;
+        call *const near = call_new(ctx, c), *const far = call_new(ctx, c);
         const int64_t apart = ((int64_t)1 << 31) + 64, size[1] = {2 * apart};
         fattn_tensor memory;
         call_must(ctx, fattn_tensor_alloc(ctx, far->t[CALL_Q].dtype, 1, size, &memory), "memory");
-        static const enum call_tensor moved[] = {CALL_Q, CALL_K, CALL_D_O, CALL_DQ, CALL_O, CALL_DV};
+        static const enum call_tensor moved[] = {CALL_Q,  CALL_K, CALL_D_O,
+                                                 CALL_DQ, CALL_O, CALL_DV};
         fattn_tensor before[6];
         for (int k = 0; k < 6; ++k) {
             fattn_tensor *const t = &far->t[moved[k]];
             before[k] = *t;
-            t->data = (char *)memory.data + (size_t)k * 65536 * 4; /* each sequence has fewer elements */
+            t->data = (char *)memory.data + (size_t)k * 65536 * 4; /* a sequence has fewer */
             t->stride[0] = apart;
             call_must(ctx, fattn_tensor_copy(ctx, t, &before[k]), "copy");
         }
