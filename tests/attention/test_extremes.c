@@ -26,14 +26,18 @@ static void add_all(attention *a, enum tensor_id id, double factor, double shift
     }
 }
 
-static bool all_equal(const attention *a, enum tensor_id id, double x) {
+static bool all_near(const attention *a, enum tensor_id id, double x, double most) {
     const fattn_tensor *const t = &a->t[id];
     int64_t at[FATTN_MAX_DIMS] = {0};
     for (int64_t n = 0; n < fattn_tensor_numel(t); ++n) {
         attention_index(t, n, at);
-        if (attention_get(t, at) != x) return false;
+        const double y = attention_get(t, at);
+        if (y != x && !(fabs(y - x) <= most)) return false;
     }
     return true;
+}
+static bool all_equal(const attention *a, enum tensor_id id, double x) {
+    return all_near(a, id, x, 0);
 }
 
 static bool all_finite(const attention *a, enum tensor_id id) {
@@ -231,7 +235,9 @@ Test(extremes, bias_comes_after_softcap) {
         set_all(a, T_K, 1e4);
         set_all(a, T_BIAS, 50);
         attention_run(a, contenders[n].by);
-        cr_assert(all_equal(a, T_LSE, 52)); /* cap tanh(large) + bias, one key */
+        /* cap tanh(large) + bias, one key; to units of log2 and back it is rounded twice each. */
+        const double u = contenders[n].dtype == FATTN_F32 ? 0x1p-24 : 0x1p-53;
+        cr_assert(all_near(a, T_LSE, 52, 4 * 52 * u));
         cr_assert(all_equal(a, T_DQ, 0) && all_finite(a, T_D_BIAS));
         attention_free(a);
     }
