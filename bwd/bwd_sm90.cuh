@@ -126,24 +126,10 @@ DEVICE void consume(const fattni_sm90_args *p, const task *t, uint32_t shared,
             const int far = 1 << 20, first = CAUSAL ? key - t->hi - now.i0 - row0 : -far;
             mask(s, BM, key < a->Sk ? first : far, key + 8 < a->Sk ? first + 8 : far);
         }
-#pragma unroll
-        for (int i = 0; i < BM / 8; ++i) {
-            const float2 l = lse2[4 * i];
-            s[4 * i] = exp2_approx(fmaf(s[4 * i], unit, -l.x));
-            s[4 * i + 1] = exp2_approx(fmaf(s[4 * i + 1], unit, -l.y));
-            s[4 * i + 2] = exp2_approx(fmaf(s[4 * i + 2], unit, -l.x));
-            s[4 * i + 3] = exp2_approx(fmaf(s[4 * i + 3], unit, -l.y));
-            pr[2 * i] = pack(s[4 * i], s[4 * i + 1]);
-            pr[2 * i + 1] = pack(s[4 * i + 2], s[4 * i + 3]);
-        }
+        probabilities(s, pr, BM, unit, lse2);
         wgmma_wait(0);
         PIN(dp, BM / 2);
-#pragma unroll
-        for (int i = 0; i < BM / 8; ++i) {
-            const float2 x = delta[4 * i];
-            ds[2 * i] = pack(s[4 * i] * (dp[4 * i] - x.x), s[4 * i + 1] * (dp[4 * i + 1] - x.y));
-            ds[2 * i + 1] = pack(s[4 * i + 2] * (dp[4 * i + 2] - x.x), s[4 * i + 3] * (dp[4 * i + 3] - x.y));
-        }
+        score_gradients(ds, s, dp, BM, delta);
 #pragma unroll
         for (int i = 0; i < BM / 16; ++i)
             stmatrix_x4_trans(ds_to + now.stage * DS_BYTES + i * 2048, ds + 4 * i);

@@ -37,19 +37,9 @@ typedef struct task {
 
 DEVICE task task_of(const fattni_sm90_args *p) {
     const fattni_cuda_args *const a = &p->a;
-    int plane, block;
-    if (CAUSAL) { /* sections of heads; within one, the key blocks with most rows first, heads fastest */
-        const int whole = p->section * p->blocks, section = (int)blockIdx.x / whole;
-        const int at = (int)blockIdx.x % whole;
-        const int heads = min(p->section, a->B * a->Hkv - section * p->section);
-        block = at / heads;
-        plane = section * p->section + at % heads;
-    } else {
-        block = (int)blockIdx.x % p->blocks;
-        plane = (int)blockIdx.x / p->blocks;
-    }
-    task t = {plane / a->Hkv, plane % a->Hkv, block * BN, 0, 0, 0, 0};
-    t.hi = CAUSAL ? a->shift + (a->top_left ? 0 : a->Sk - a->Sq) : FATTNI_FAR;
+    const position at = position_of(p, a->Hkv, (int)blockIdx.x, CAUSAL); /* the first keys have most rows */
+    task t = {at.plane / a->Hkv, at.plane % a->Hkv, at.block * BN, 0, 0, 0, 0};
+    t.hi = CAUSAL ? diagonal_of(a, a->Sq, a->Sk) : FATTNI_FAR;
     t.first = max(0, t.j0 - t.hi) / BM;
     t.row_blocks = max(0, (a->Sq + BM - 1) / BM - t.first);
     t.steps = t.row_blocks * a->group;
@@ -111,6 +101,30 @@ DEVICE void mask(float *s, int columns, int limit0, int limit1) {
             if (8 * i + e < limit0) s[4 * i + e] = -INFINITY;
             if (8 * i + e < limit1) s[4 * i + 2 + e] = -INFINITY;
         }
+}
+
+/* s = P = exp(scale S - L), and rounded in pr; lse2: of this thread's columns. */
+DEVICE void probabilities(float *s, uint32_t *pr, int columns, float unit, const float2 *lse2) {
+#pragma unroll
+    for (int i = 0; i < columns / 8; ++i) {
+        const float2 l = lse2[4 * i];
+        s[4 * i] = exp2_approx(fmaf(s[4 * i], unit, -l.x));
+        s[4 * i + 1] = exp2_approx(fmaf(s[4 * i + 1], unit, -l.y));
+        s[4 * i + 2] = exp2_approx(fmaf(s[4 * i + 2], unit, -l.x));
+        s[4 * i + 3] = exp2_approx(fmaf(s[4 * i + 3], unit, -l.y));
+        pr[2 * i] = pack(s[4 * i], s[4 * i + 1]);
+        pr[2 * i + 1] = pack(s[4 * i + 2], s[4 * i + 3]);
+    }
+}
+/* ds = P (dP - delta), rounded. */
+DEVICE void score_gradients(uint32_t *ds, const float *s, const float *dp, int columns,
+                            const float2 *delta) {
+#pragma unroll
+    for (int i = 0; i < columns / 8; ++i) {
+        const float2 x = delta[4 * i];
+        ds[2 * i] = pack(s[4 * i] * (dp[4 * i] - x.x), s[4 * i + 1] * (dp[4 * i + 1] - x.y));
+        ds[2 * i + 1] = pack(s[4 * i + 2] * (dp[4 * i + 2] - x.x), s[4 * i + 3] * (dp[4 * i + 3] - x.y));
+    }
 }
 
 DEVICE void release(uint32_t bar) {

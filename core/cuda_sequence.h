@@ -19,6 +19,11 @@ DEVICE float float_at(const fattni_line *line, int n) {
     return ((const float *)line->p)[n * line->step];
 }
 
+/* What ALiBi and masks measure from, for a sequence of Sq rows and Sk keys. */
+DEVICE int diagonal_of(const fattni_cuda_args *a, int Sq, int Sk) {
+    return a->shift + (a->top_left ? 0 : Sk - Sq);
+}
+
 DEVICE sequence sequence_of(const fattni_cuda_args *a, int b) {
     sequence s;
     s.Sq = a->Sq, s.Sk = a->Sk, s.q0 = 0, s.k0 = 0, s.batch = b;
@@ -31,7 +36,7 @@ DEVICE sequence sequence_of(const fattni_cuda_args *a, int b) {
     }
     if (a->seqlens_q.p) s.Sq = max(0, min(integer_at(&a->seqlens_q, b), a->Sq));
     if (a->seqlens_k.p) s.Sk = max(0, min(integer_at(&a->seqlens_k, b), a->Sk));
-    s.diagonal = a->shift + (a->top_left ? 0 : s.Sk - s.Sq);
+    s.diagonal = diagonal_of(a, s.Sq, s.Sk);
     s.lo = a->left == FATTNI_FAR ? -FATTNI_FAR : s.diagonal - a->left;
     s.hi = a->right == FATTNI_FAR ? FATTNI_FAR : s.diagonal + a->right;
     return s;

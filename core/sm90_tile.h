@@ -4,6 +4,7 @@
 #ifndef FATTNI_SM90_TILE_H
 #define FATTNI_SM90_TILE_H
 
+#include "cuda_sequence.h"
 #include "element.h"
 #include "ptx/ldmatrix.h"
 #include "ptx/mbarrier.h"
@@ -33,6 +34,22 @@ DEVICE uint32_t along_rows(int step) { return (uint32_t)step * 128; }
     _Pragma("unroll") for (int pin = 0; pin < (n); ++pin) asm volatile("" : "+f"((x)[pin])::"memory")
 #define PIN_INTEGERS(x, n)                                                                             \
     _Pragma("unroll") for (int pin = 0; pin < (n); ++pin) asm volatile("" : "+r"((x)[pin])::"memory")
+
+/* Tile `number` of the call: its (b, h) and which of that plane's blocks it is. Causal: block 0 is to be the
+   heaviest; heads are taken in sections, and within one they vary fastest. */
+typedef struct position {
+    int plane, block;
+} position;
+DEVICE position position_of(const fattni_sm90_args *p, int heads, int number, int causal) {
+    if (!causal) {
+        const position at = {number / p->blocks, number % p->blocks};
+        return at;
+    }
+    const int whole = p->section * p->blocks, section = number / whole, rest = number % whole;
+    const int here = min(p->section, p->a.B * heads - section * p->section);
+    const position at = {section * p->section + rest % here, rest / here};
+    return at;
+}
 
 /* Rows [row, row + rows) of one (head, batch), all panels, counting on `bar`. */
 DEVICE void load_panels(uint32_t to, const CUtensorMap *map, uint32_t bar, int panels, int rows, int row,

@@ -52,21 +52,13 @@ typedef struct tile {
 
 /* The last key that row i sees is i + highest(a), if that is not beyond Sk. */
 DEVICE int highest(const fattni_cuda_args *a) {
-    return CAUSAL ? a->shift + (a->top_left ? 0 : a->Sk - a->Sq) : FATTNI_FAR;
+    return CAUSAL ? diagonal_of(a, a->Sq, a->Sk) : FATTNI_FAR;
 }
 
 DEVICE tile tile_of(const fattni_sm90_args *p, int number) {
-    int plane, block;
-    if (CAUSAL) { /* sections of heads; within one, the longest rows first, heads fastest */
-        const int whole = p->section * p->blocks, section = number / whole, at = number % whole;
-        const int heads = min(p->section, p->a.B * p->a.Hq - section * p->section);
-        block = p->blocks - 1 - at / heads;
-        plane = section * p->section + at % heads;
-    } else {
-        plane = number / p->blocks;
-        block = number % p->blocks;
-    }
-    tile t = {block * BM, plane % p->a.Hq, plane / p->a.Hq, 0};
+    const position at = position_of(p, p->a.Hq, number, CAUSAL);
+    const int block = CAUSAL ? p->blocks - 1 - at.block : at.block; /* the last rows see most keys */
+    tile t = {block * BM, at.plane % p->a.Hq, at.plane / p->a.Hq, 0};
     const int end = CAUSAL ? min(p->a.Sk, t.i0 + BM + highest(&p->a)) : p->a.Sk;
     t.blocks = max(1, (end + BN - 1) / BN);
     return t;
