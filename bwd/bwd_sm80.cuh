@@ -17,7 +17,7 @@
    Instances: bwd_kernels.def. */
 #include "bwd_layout.h"
 #include "cuda_turns.h"
-#include "sm80_general.h"
+#include "fragment_general.h"
 
 enum {
     D = K_D, BM = K_BM, BN = K_BN, WARPS = K_WARPS, THREADS = 32 * WARPS,
@@ -125,8 +125,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS)
         if (GENERAL)
 #pragma unroll
             for (int k = 0; k < 2; ++k)
-                general_scores(p[k], tanhs[k], ROW_TILES, 1, &a, &s, b, h, i0 + row0 + 2 * t,
-                               j0 + key0 + 16 * k + g);
+                general_scores(p[k], tanhs[k], ROW_TILES, 1, &a, &s, slope_of(&a, h), b, h,
+                               i0 + row0 + 2 * t, j0 + key0 + 16 * k + g);
         const int all = j0 >= i0 + BM - 1 + s.lo && j0 + BN - 1 <= i0 + s.hi && keys == BN;
 #pragma unroll
         for (int n = 0; n < ROW_TILES; ++n) {
@@ -186,9 +186,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS)
         }
         if (GENERAL) {
 #pragma unroll
-            for (int k = 0; k < 2; ++k)
-                general_gradients(ds[k], tanhs[k], ROW_TILES, &a, &s, b, h, i0 + row0 + 2 * t,
-                                  j0 + key0 + 16 * k + g);
+            for (int k = 0; k < 2; ++k) {
+                if (a.d_bias.p)
+                    add_dbias(ds[k], ROW_TILES, &a, &s, b, h, i0 + row0 + 2 * t, j0 + key0 + 16 * k + g);
+                if (a.softcap > 0) through_cap(ds[k], tanhs[k], ROW_TILES);
+            }
         }
         publish(ds_tile, ds, key0, row0);
         __syncthreads(); /* P and dS are published */

@@ -11,8 +11,6 @@
                delta two stages [BM]. */
 #include "sm90_tile.h"
 
-#include "ptx/stmatrix.h"
-
 enum {
     D = K_D, BM = K_BM, BN = K_BN, THREADS = 32 * K_WARPS, CAUSAL = K_MASK == 1, PANELS = D / 64,
     KEY_BYTES = BN * D * 2, ROW_BYTES = BM * D * 2, DS_BYTES = BM * BN * 2,

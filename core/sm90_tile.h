@@ -8,6 +8,7 @@
 #include "element.h"
 #include "ptx/ldmatrix.h"
 #include "ptx/mbarrier.h"
+#include "ptx/stmatrix.h"
 #include "ptx/tma.h"
 #include "ptx/wgmma.h"
 #include "quad.h"
@@ -55,6 +56,17 @@ DEVICE position position_of(const fattni_sm90_args *p, int heads, int number, in
 DEVICE void load_panels(uint32_t to, const CUtensorMap *map, uint32_t bar, int panels, int rows, int row,
                         int head, int batch) {
     for (int x = 0; x < panels; ++x) tma_load(to + x * rows * 128, map, bar, 64 * x, row, head, batch);
+}
+
+/* Rows [from, rows) of a tile that has arrived become 0, by 16 bytes of each of `threads` threads: beyond
+   a sequence's end its buffer may hold anything, and 0 times that need not be 0. A barrier of these threads
+   must follow before wgmma reads the tile. */
+DEVICE void clear_rows(uint32_t tile, int panels, int rows, int from, int thread, int threads) {
+    const float zero[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+    for (int x = 0; x < panels; ++x)
+        for (int at = from * 128 + thread * 16; at < rows * 128; at += threads * 16)
+            store_shared_4(tile + x * rows * 128 + at, zero);
+    async_proxy_fence();
 }
 
 #endif

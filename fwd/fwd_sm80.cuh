@@ -16,7 +16,7 @@
    K_BN, K_WARPS, K_CTAS. */
 #include "quad.h"
 #include "sm80_tile.h"
-#include "sm80_general.h"
+#include "fragment_general.h"
 
 enum {
     D = K_D, BM = K_BM, BN = K_BN, WARPS = K_WARPS, THREADS = 32 * WARPS,
@@ -123,8 +123,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS)
         if (GENERAL)
 #pragma unroll
             for (int r = 0; r < ROW_TILES; ++r)
-                general_scores(p[r], 0, KEY_TILES, 0, &a, &s, b, h, i0 + row0 + 16 * r + g,
-                               j0 + 2 * t);
+                general_scores(p[r], 0, KEY_TILES, 0, &a, &s, slope_of(&a, h), b, h,
+                               i0 + row0 + 16 * r + g, j0 + 2 * t);
 
         const int all = i0 + BM - 1 + s.lo <= j0 && j0 + BN - 1 <= i0 + s.hi && j0 + BN <= s.Sk;
         if (!all) {

@@ -1,0 +1,168 @@
+/* The rarer features as inline steps on accumulators of mma and of wgmma, which hold the same elements
+   per thread: the GENERAL variants call them, forward and backward, sm_80 and Hopper.
+
+   x[tiles][4] is a thread's part of S (forward) or of S^T (backward). In S, element e of tile n is row
+   i + 8 (e/2), column j + 8 n + e%2; in S^T it is row i + 8 n + e%2, column j + 8 (e/2). The number of
+   tiles is a constant; whoever has few registers takes a few tiles at a time. */
+#ifndef FATTNI_FRAGMENT_GENERAL_H
+#define FATTNI_FRAGMENT_GENERAL_H
+
+#include "cuda_dropout.h"
+#include "element.h"
+
+DEVICE int row_of(int transposed, int i, int n, int e) {
+    return transposed ? i + 8 * n + (e & 1) : i + (e >= 2 ? 8 : 0);
+}
+DEVICE int column_of(int transposed, int j, int n, int e) {
+    return transposed ? j + (e >= 2 ? 8 : 0) : j + 8 * n + (e & 1);
+}
+
+/* Whether scores are more than scale x. */
+DEVICE int has_terms(const fattni_cuda_args *a) {
+    return a->softcap > 0 || a->alibi.p || a->bias.p;
+}
+DEVICE float slope_of(const fattni_cuda_args *a, int h) {
+    return a->alibi.p ? float_at(&a->alibi, h) : 0.0f;
+}
+
+/* tanh(x) = 1 - 2 / (e^2x + 1), to 3e-7 whatever x is: tanh.approx would be a thousand times off. */
+DEVICE float tanh_of(float x) {
+    return fmaf(-2.0f, __fdividef(1.0f, 1.0f + exp2_approx(x * 2.8853900817779268f)), 1.0f);
+}
+
+DEVICE void add_bias(float (*x)[4], int tiles, int transposed, const fattni_cuda_args *a,
+                     const sequence *s, int b, int h, int i, int j) {
+    const int64_t plane = b * a->bias.b + h * a->bias.h;
+#pragma unroll
+    for (int n = 0; n < tiles; ++n)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+            const int row = row_of(transposed, i, n, e), column = column_of(transposed, j, n, e);
+            if (row >= s->Sq || column >= s->Sk) continue;
+            const int64_t at = plane + row * a->bias.row + column * a->bias.column;
+            x[n][e] += a->bias_f32 ? ((const float *)a->bias.p)[at]
+                                   : to_float(((const half_type *)a->bias.p)[at]);
+        }
+}
+
+/* Raw products to scores in natural units: s = cap(scale x) - slope |i' + off - j'| + bias. With
+   `tanhs` the value of tanh is kept: backward needs 1 - tanh^2. */
+DEVICE void general_scores(float (*x)[4], float (*tanhs)[4], int tiles, int transposed,
+                           const fattni_cuda_args *a, const sequence *s, float slope, int b, int h,
+                           int i, int j) {
+#pragma unroll
+    for (int n = 0; n < tiles; ++n)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) x[n][e] *= a->scale;
+    if (a->softcap > 0) {
+        const float inverse = 1.0f / a->softcap;
+#pragma unroll
+        for (int n = 0; n < tiles; ++n)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) {
+                const float t = tanh_of(x[n][e] * inverse);
+                if (tanhs) tanhs[n][e] = t;
+                x[n][e] = a->softcap * t;
+            }
+    }
+    if (a->alibi.p) {
+        const float distance = (float)(i - j + s->diagonal);
+#pragma unroll
+        for (int n = 0; n < tiles; ++n)
+#pragma unroll
+            for (int e = 0; e < 4; ++e)
+                x[n][e] -= slope * fabsf(distance + (float)(row_of(transposed, 0, n, e) -
+                                                            column_of(transposed, 0, n, e)));
+    }
+    if (a->bias.p) add_bias(x, tiles, transposed, a, s, b, h, i, j);
+}
+
+/* Which halves of a block's words are kept: word k gives bit 2 k when `step` is 2, else bits 0, 4, 2, 6. */
+DEVICE uint32_t kept_halves(fattni_block r, int high, int step, uint32_t T) {
+    uint32_t bits = 0;
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+        const uint32_t half = high ? r.w[k] >> 16 : r.w[k] & 0xffffu;
+        bits |= (uint32_t)(half >= T) << (step == 2 ? 2 * k : (k & 1) * 4 + (k & 2));
+    }
+    return bits;
+}
+
+/* Keep bits of two neighbouring tiles n, n + 1: bit e is element e%4 of tile n + e/4. A block covers
+   rows {r, r+8} by columns {c, c+1, c+8, c+9}, as long as the tile's corner lies at a multiple of 16 in
+   the whole sequence; else each element asks for itself. Of S these are a lane's eight elements. Of S^T
+   two blocks hold the elements of two lanes, whose keys are neighbours: each makes one. All lanes of the
+   warp take part. */
+DEVICE uint32_t keep_bits(const fattni_cuda_args *a, const dropout_plane *plane, int transposed, int i,
+                          int j, int n) {
+    uint32_t keep = 0;
+    if (((a->q_pos0 | a->k_pos0) & 15) == 0) {
+        const int64_t I = a->q_pos0 + row_of(transposed, i, n, 0);
+        const int64_t J = a->k_pos0 + column_of(transposed, j, n, 0);
+        const int odd = transposed ? (int)J & 1 : 0, step = transposed ? 4 : 2;
+        const fattni_block r = dropout_block(plane, I + odd, J);
+        const uint32_t low = kept_halves(r, 0, step, a->drop_T), high = kept_halves(r, 1, step, a->drop_T);
+        if (!transposed) return low | high << 1;
+        const uint32_t other = __shfl_xor_sync(0xffffffffu, odd ? low : high, 4);
+        return odd ? high << 1 | other : low | other << 1;
+    }
+#pragma unroll 1
+    for (int e = 0; e < 8; ++e)
+        keep |= (uint32_t)keep_at(a, plane, row_of(transposed, i, n + e / 4, e % 4),
+                                  column_of(transposed, j, n + e / 4, e % 4))
+                << e;
+    return keep;
+}
+
+/* dbias += G = P (dP - delta), a part of S^T. */
+DEVICE void add_dbias(const float (*x)[4], int tiles, const fattni_cuda_args *a, const sequence *s, int b,
+                      int h, int i, int j) {
+    float *const plane = (float *)a->d_bias.p + b * a->d_bias.b + h * a->d_bias.h;
+#pragma unroll
+    for (int n = 0; n < tiles; ++n)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+            const int row = row_of(1, i, n, e), column = column_of(1, j, n, e);
+            if (row < s->Sq && column < s->Sk && x[n][e] != 0.0f)
+                atomicAdd(plane + row * a->d_bias.row + column * a->d_bias.column, x[n][e]);
+        }
+}
+
+/* Through the derivative of the softcap: x (1 - tanh^2). */
+DEVICE void through_cap(float (*x)[4], const float (*tanhs)[4], int tiles) {
+#pragma unroll
+    for (int n = 0; n < tiles; ++n)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) x[n][e] *= 1.0f - tanhs[n][e] * tanhs[n][e];
+}
+
+/* How a row leaves: O = scale * accumulator + keep_old * old O, and its L. */
+typedef struct row_result { float scale, L, keep_old; } row_result;
+
+/* Adds the sink's mass, dropout's scale and the merge with an earlier partial result. `top` is the
+   row's maximum in log2 units, `sum` its sum of 2^(s - top). */
+DEVICE row_result general_row(const fattni_cuda_args *a, row_result row, float top, float sum, int h,
+                              const float *old_lse) {
+    if (a->sink.p) {
+        const float sink = float_at(&a->sink, h) * 1.4426950408889634f, both = fmaxf(top, sink);
+        if (sink == INFINITY) {
+            row.scale = 0.0f, row.L = INFINITY;
+        } else if (both > -INFINITY) {
+            const float weight = exp2f(top - both), total = sum * weight + exp2f(sink - both);
+            row.scale = weight / total;
+            row.L = both * 0.6931471805599453f + logf(total);
+        }
+    }
+    row.scale *= a->keep_scale;
+    if (!(a->flags & FATTN_MERGE) || !old_lse) return row;
+    const float old = *old_lse;
+    if (old == -INFINITY) return row; /* whose O is not read */
+    const float high = old > row.L ? old : row.L, low = old > row.L ? row.L : old;
+    const float L = low == -INFINITY || high == INFINITY ? high : high + log1pf(expf(low - high));
+    row.scale *= row.L == L ? 1.0f : expf(row.L - L);
+    row.keep_old = old == L ? 1.0f : expf(old - L);
+    row.L = L;
+    return row;
+}
+
+#endif
