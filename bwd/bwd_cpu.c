@@ -102,8 +102,9 @@ static void load_dq(const fattni_bwd *w, const fattni_bwd_rows *r, bool first) {
     if (narrow ? first : first && !(p->flags & FATTN_ACC_DQ))
         memset(dq, 0, (size_t)p->D * FATTNI_TILE_ROW_BYTES);
     else if (!narrow)
-        w->k->pack(r->rows, p->D, fattni_at(&p->dq, r->seq->batch, r->h, r->seq->q0 + r->i0),
-                   p->dq.s[2], NULL, dq);
+        w->k->pack(r->rows, p->D, w->k->dtype,
+                   fattni_at(&p->dq, r->seq->batch, r->h, r->seq->q0 + r->i0), p->dq.s[2], NULL,
+                   dq);
 }
 
 static void store_dq(const fattni_bwd *w, const fattni_bwd_rows *r, bool last) {

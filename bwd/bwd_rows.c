@@ -130,8 +130,8 @@ fattni_bwd_rows fattni_bwd_pack(const fattni_bwd *w, const fattni_sequence *seq,
         w->k->widen(r.rows, p->Dv, (fattn_dtype)p->d_o.dtype, r.d_o, r.d_o_stride, copy, w->Dv_pad);
         r.d_o = copy, r.d_o_stride = w->Dv_pad;
     }
-    w->k->pack(r.rows, p->D, r.q, r.q_stride, NULL, scratch + w->at.q);
-    w->k->pack(r.rows, p->Dv, r.d_o, r.d_o_stride, NULL, scratch + w->at.d_o);
+    w->k->pack(r.rows, p->D, w->k->dtype, r.q, r.q_stride, NULL, scratch + w->at.q);
+    w->k->pack(r.rows, p->Dv, w->k->dtype, r.d_o, r.d_o_stride, NULL, scratch + w->at.d_o);
     pack_statistics(w, &r);
     return r;
 }

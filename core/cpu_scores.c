@@ -25,8 +25,7 @@ void fattni_widen_keys(const fattni_problem *p, const fattni_cpu_kernels *k,
 }
 
 size_t fattni_scores_scratch(const fattni_problem *p) {
-    if (!p->bias.present) return 0;
-    return p->bias.dtype == (int32_t)fattni_real(p) ? FATTNI_TILE_BYTES : 2 * FATTNI_TILE_BYTES;
+    return p->bias.present ? FATTNI_TILE_BYTES : 0;
 }
 
 bool fattni_adjusts(const fattni_problem *p) {
@@ -37,7 +36,7 @@ double fattni_log2_factor(const fattni_problem *p) {
     return fattni_adjusts(p) ? log2_e : p->scale * log2_e;
 }
 
-/* bias[b, h, rows, keys] into [key][row], through one more tile when its type is another one. */
+/* bias[b, h, rows, keys] into [key][row]. */
 static void load_bias(const fattni_place *at, void *tile) {
     const fattni_array *const bias = &at->p->bias;
     const fattni_tile *const t = &at->tile;
@@ -47,13 +46,7 @@ static void load_bias(const fattni_place *at, void *tile) {
     if (bias->s[3] == 1) {
         const fattn_dtype from = (fattn_dtype)bias->dtype;
         const char *const x = (const char *)bias->p + first * (int64_t)fattn_dtype_size(from);
-        void *const rows = (char *)tile + FATTNI_TILE_BYTES;
-        if (from == k->dtype) {
-            k->pack(t->rows, t->keys, x, bias->s[2], NULL, tile);
-        } else {
-            k->widen(t->rows, t->keys, from, x, bias->s[2], rows, t->keys);
-            k->pack(t->rows, t->keys, rows, t->keys, NULL, tile);
-        }
+        k->pack(t->rows, t->keys, from, x, bias->s[2], NULL, tile);
         return;
     }
     for (int64_t j = 0; j < t->keys; ++j)

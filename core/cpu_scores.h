@@ -33,7 +33,7 @@ void fattni_widen_keys(const fattni_problem *p, const fattni_cpu_kernels *k,
                        const fattni_sequence *seq, int64_t g, fattni_range keys, void *key,
                        void *value);
 
-/* Bytes of the scratch that fattni_scores uses: a tile of bias, and one to convert it. */
+/* Bytes of the scratch that fattni_scores uses: a tile of bias. */
 size_t fattni_scores_scratch(const fattni_problem *p);
 /* Is there a softcap, ALiBi or bias, so that raw products go through kernels->adjust? */
 bool fattni_adjusts(const fattni_problem *p);

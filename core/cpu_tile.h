@@ -6,8 +6,8 @@
 
    One source, cpu_tile.inc, is compiled for each instruction set and for float and double. The
    drivers (fwd_cpu.c, bwd_cpu.c) know no type: pointers are to `real`s of the table's type, strides
-   count elements. 16-bit numbers are what tensors may store: `widen`, `put` and `dots` read and
-   write them, all else is float. Kernels allocate nothing and may run at the same time. */
+   count elements. 16-bit numbers are what tensors may store: `pack`, `widen`, `put` and `dots` read
+   and write them, all else is float. Kernels allocate nothing and may run at the same time. */
 #ifndef FATTNI_CPU_TILE_H
 #define FATTNI_CPU_TILE_H
 
@@ -50,9 +50,10 @@ typedef struct fattni_cpu_kernels {
     int64_t rows;        /* reals of a block, also the pitch of all [..][row] arrays */
     int64_t lanes;       /* reals of a vector */
 
-    /* packed[d][i] = x[i][d] * factor[i], or 0 where factor is 0 or i >= rows; NULL means 1. */
-    void (*pack)(int64_t rows, int64_t columns, const void *x, int64_t stride, const void *factor,
-                 void *packed);
+    /* packed[d][i] = x[i][d] * factor[i], or 0 where factor is 0 or i >= rows; NULL means 1. x is
+       real or 16-bit. */
+    void (*pack)(int64_t rows, int64_t columns, fattn_dtype from, const void *x, int64_t stride,
+                 const void *factor, void *packed);
     /* x[i][d] = packed[d][i] * factor[i] for first <= i < rows; factor NULL means 1. */
     void (*unpack)(int64_t first, int64_t rows, int64_t columns, const void *packed,
                    const void *factor, void *x, int64_t stride);

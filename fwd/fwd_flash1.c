@@ -20,7 +20,7 @@ typedef struct forward {
 } forward;
 
 static forward plan_forward(const fattn_ctx *ctx, const fattni_problem *p) {
-    forward f = {.p = p, .k = fattni_cpu_kernels_of(ctx, p->dtype), .at = fattni_fwd_lay_out(p)};
+    forward f = {.p = p, .k = fattni_cpu_kernels_of(ctx, p->dtype), .at = fattni_fwd_lay_out(p, 1)};
     const size_t rows = (size_t)fattni_ceil_div(p->Sq, f.k->rows) * FATTNI_TILE_ROW_BYTES;
     f.own_o = p->o.dtype != (int32_t)f.k->dtype;
     f.bytes = f.at.bytes;
@@ -32,7 +32,7 @@ static forward plan_forward(const fattn_ctx *ctx, const fattni_problem *p) {
 
 static fattni_fwd_rows block_of(const forward *f, const fattni_sequence *seq, int64_t b, int64_t h,
                                 int64_t i0, char *scratch) {
-    fattni_fwd_rows r = fattni_fwd_rows_of(f->p, f->k, &f->at, seq, b, h, i0, scratch);
+    fattni_fwd_rows r = fattni_fwd_rows_of(f->p, f->k, &f->at, seq, b, h, i0, scratch, 0);
     const size_t state = (size_t)(i0 / f->k->rows) * FATTNI_TILE_ROW_BYTES;
     r.max = scratch + f->max + state;
     r.sum = scratch + f->sum + state;
@@ -44,7 +44,7 @@ static void load_o(const forward *f, const fattni_fwd_rows *r) {
     const fattni_array *const o = &f->p->o;
     if (f->own_o) return;
     const void *const rows = fattni_at(o, r->seq->batch, r->h, r->seq->q0 + r->i0);
-    f->k->pack(r->rows, f->p->Dv, rows, o->s[2], NULL, r->o);
+    f->k->pack(r->rows, f->p->Dv, f->k->dtype, rows, o->s[2], NULL, r->o);
 }
 
 static void store_o(const forward *f, const fattni_fwd_rows *r) {
@@ -67,8 +67,11 @@ static void attend(void *arg, int64_t task, int thread) {
         store_o(f, &r);
     }
     for (int64_t j = 0; j < seq.band.Sk; j += FATTNI_TILE_KEYS) {
-        const int64_t keys = fattni_min(FATTNI_TILE_KEYS, seq.band.Sk - j);
-        const fattni_range rows = fattni_rows_of(&seq.band, j, j + keys);
+        const fattni_range keys = {j, fattni_min(j + FATTNI_TILE_KEYS, seq.band.Sk)};
+        const fattni_range rows = fattni_rows_of(&seq.band, keys.begin, keys.end);
+        if (rows.begin >= rows.end) continue;
+        const fattni_fwd_rows head = block_of(f, &seq, b, h, 0, scratch);
+        fattni_fwd_load_keys(&head, keys);
         for (int64_t i0 = rows.begin / block * block; i0 < rows.end; i0 += block) {
             const fattni_fwd_rows r = block_of(f, &seq, b, h, i0, scratch);
             fattni_fwd_load_q(&r);

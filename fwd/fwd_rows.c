@@ -5,32 +5,36 @@
 
 static const double log2_e = 1.4426950408889634, ln_2 = 0.6931471805599453;
 
-fattni_fwd_layout fattni_fwd_lay_out(const fattni_problem *p) {
+fattni_fwd_layout fattni_fwd_lay_out(const fattni_problem *p, int64_t blocks) {
     const size_t row = FATTNI_TILE_ROW_BYTES;
     fattni_fwd_layout at = {0};
-    at.q = fattni_append(&at.bytes, (size_t)p->D * row);
     at.s = fattni_append(&at.bytes, FATTNI_TILE_BYTES);
-    at.o = fattni_append(&at.bytes, (size_t)p->Dv * row);
-    at.max = fattni_append(&at.bytes, row);
-    at.sum = fattni_append(&at.bytes, row);
     at.decay = fattni_append(&at.bytes, row);
     const size_t bias = fattni_scores_scratch(p);
     at.extra = fattni_append(&at.bytes, bias ? bias : p->drop_T ? FATTNI_TILE_BYTES : 0);
     const size_t wide = fattni_is_narrow(p) ? FATTNI_TILE_KEYS * sizeof(float) : 0;
     at.key = fattni_append(&at.bytes, (size_t)p->D * wide);
     at.value = fattni_append(&at.bytes, (size_t)p->Dv * wide);
+    const size_t shared = at.bytes;
+    at.q = fattni_append(&at.bytes, (size_t)p->D * row);
+    at.max = fattni_append(&at.bytes, row);
+    at.sum = fattni_append(&at.bytes, row);
+    at.o = fattni_append(&at.bytes, (size_t)p->Dv * row);
+    at.block = at.bytes - shared;
+    at.bytes = shared + (size_t)blocks * at.block;
     return at;
 }
 
 fattni_fwd_rows fattni_fwd_rows_of(const fattni_problem *p, const fattni_cpu_kernels *k,
                                    const fattni_fwd_layout *at, const fattni_sequence *seq,
-                                   int64_t b, int64_t h, int64_t i0, char *scratch) {
+                                   int64_t b, int64_t h, int64_t i0, char *scratch, int64_t n) {
+    char *const block = scratch + (size_t)n * at->block;
     return (fattni_fwd_rows){
         .p = p, .k = k, .seq = seq, .b = b, .h = h, .i0 = i0,
         .rows = fattni_min(k->rows, seq->band.Sq - i0),
-        .q = scratch + at->q, .s = scratch + at->s, .o = scratch + at->o,
-        .max = scratch + at->max, .sum = scratch + at->sum, .decay = scratch + at->decay,
-        .extra = scratch + at->extra, .key = scratch + at->key, .value = scratch + at->value,
+        .s = scratch + at->s, .decay = scratch + at->decay, .extra = scratch + at->extra,
+        .key = scratch + at->key, .value = scratch + at->value,
+        .q = block + at->q, .o = block + at->o, .max = block + at->max, .sum = block + at->sum,
     };
 }
 
@@ -38,16 +42,9 @@ static void *rows_at(const fattni_fwd_rows *r, const fattni_array *a) {
     return fattni_at(a, r->seq->batch, r->h, r->seq->q0 + r->i0);
 }
 
-/* What has room for 64 keys has room for 48 rows. */
 void fattni_fwd_load_q(const fattni_fwd_rows *r) {
-    const fattni_problem *const p = r->p;
-    const void *q = rows_at(r, &p->q);
-    int64_t stride = p->q.s[2];
-    if (fattni_is_narrow(p)) {
-        r->k->widen(r->rows, p->D, p->dtype, q, stride, r->key, p->D);
-        q = r->key, stride = p->D;
-    }
-    r->k->pack(r->rows, p->D, q, stride, NULL, r->q);
+    const fattni_array *const q = &r->p->q;
+    r->k->pack(r->rows, r->p->D, (fattn_dtype)q->dtype, rows_at(r, q), q->s[2], NULL, r->q);
 }
 
 /* What row i starts from: a sink, and L over the keys of an earlier call; -inf: none. */
@@ -79,10 +76,20 @@ static double weight(double part, double most) {
     return part == most ? 1 : exp(part - most);
 }
 
+static bool starts_from_nothing(const fattni_problem *p) {
+    return !p->sink.present && !(p->flags & FATTN_MERGE);
+}
+
 void fattni_fwd_start(const fattni_fwd_rows *r) {
     const fattni_problem *const p = r->p;
     const fattn_dtype type = r->k->dtype;
     void *const kept = r->decay; /* the weight of o as it stands */
+    if (starts_from_nothing(p)) {
+        for (int64_t i = 0; i < r->k->rows; ++i) fattni_store(r->max, type, i, -INFINITY);
+        memset(r->sum, 0, FATTNI_TILE_ROW_BYTES);
+        memset(r->o, 0, (size_t)p->Dv * FATTNI_TILE_ROW_BYTES);
+        return;
+    }
     for (int64_t i = 0; i < r->k->rows; ++i) {
         const start x = start_of(r, i);
         const double old = weight(x.before, x.most), sink = weight(x.sink, x.most);
@@ -91,19 +98,24 @@ void fattni_fwd_start(const fattni_fwd_rows *r) {
         fattni_store(kept, type, i, x.rest * old);
     }
     if (p->flags & FATTN_MERGE)
-        r->k->pack(r->rows, p->Dv, rows_at(r, &p->o), p->o.s[2], kept, r->o);
+        r->k->pack(r->rows, p->Dv, type, rows_at(r, &p->o), p->o.s[2], kept, r->o);
     else
         memset(r->o, 0, (size_t)p->Dv * FATTNI_TILE_ROW_BYTES);
 }
 
-void fattni_fwd_tile(const fattni_fwd_rows *r, int64_t j, int64_t keys) {
+void fattni_fwd_load_keys(const fattni_fwd_rows *r, fattni_range keys) {
+    if (fattni_is_narrow(r->p))
+        fattni_widen_keys(r->p, r->k, r->seq, r->h / r->p->group, keys, r->key, r->value);
+}
+
+void fattni_fwd_tile(const fattni_fwd_rows *r, int64_t first, fattni_range keys) {
     const fattni_problem *const p = r->p;
-    fattni_place at = fattni_place_of(p, r->k, r->seq, r->b, r->h, r->i0, r->rows, j, keys);
+    const int64_t j = keys.begin, skip = j - first;
+    fattni_place at =
+        fattni_place_of(p, r->k, r->seq, r->b, r->h, r->i0, r->rows, j, keys.end - j);
     if (fattni_is_narrow(p)) {
-        const fattni_range range = {j, j + keys};
-        fattni_widen_keys(p, r->k, r->seq, r->h / p->group, range, r->key, r->value);
-        at.key = r->key, at.key_stride = p->D;
-        at.value = r->value, at.value_stride = p->Dv;
+        at.key = (const float *)r->key + skip * p->D, at.key_stride = p->D;
+        at.value = (const float *)r->value + skip * p->Dv, at.value_stride = p->Dv;
     }
     fattni_scores(&at, r->q, r->extra, r->s, NULL);
     r->k->softmax(&at.tile, fattni_log2_factor(p), r->s, r->max, r->sum, r->decay);
@@ -117,12 +129,15 @@ void fattni_fwd_tile(const fattni_fwd_rows *r, int64_t j, int64_t keys) {
 void fattni_fwd_finish(const fattni_fwd_rows *r) {
     const fattni_problem *const p = r->p;
     const fattn_dtype type = r->k->dtype;
+    const bool fresh = starts_from_nothing(p);
     void *const inverse = r->decay;
     for (int64_t i = 0; i < r->rows; ++i) {
         const double max = fattni_load(r->max, type, i), sum = fattni_load(r->sum, type, i);
-        const start x = start_of(r, i);
         double L = sum == 0 ? -INFINITY : max * ln_2 + log(sum);
-        if (max == x.max && sum != 0) L = x.most + log(sum / x.rest); /* exactly a sink of 1e38 */
+        if (!fresh && sum != 0) {
+            const start x = start_of(r, i);
+            if (max == x.max) L = x.most + log(sum / x.rest); /* exactly a sink of 1e38 */
+        }
         fattni_store(inverse, type, i, sum == 0 ? 0 : 1 / sum);
         fattni_set(&p->lse, r->seq->batch, r->h, r->seq->q0 + r->i0 + i, 0, L);
     }

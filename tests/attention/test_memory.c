@@ -29,10 +29,13 @@ Test(memory, forward_scratch_is_per_thread_and_independent_of_length) {
     attention_case longer = base;
     longer.Sq = longer.Sk = 2048;
     const size_t bytes = plan_of(two, &base).fwd_workspace;
-    /* Q^T, S^T, O^T: 64 columns or keys of 192 bytes; max, sum, decay */
-    cr_assert_eq(bytes, 2 * (3 * 64 * 192 + 3 * 256));
+    /* 64 columns or keys of 192 bytes: S^T, and for 4 blocks of rows Q^T, O^T; decay, max, sum */
+    cr_assert_eq(bytes, 2 * (64 * 192 + 256 + 4 * (2 * 64 * 192 + 2 * 256)));
     cr_assert_eq(plan_of(two, &longer).fwd_workspace, bytes);
     cr_assert_eq(plan_of(eight, &longer).fwd_workspace, 4 * bytes);
+    attention_case shorter = base; /* 2 heads of 2 blocks of rows: a task has one */
+    shorter.Sq = 96;
+    cr_assert_eq(plan_of(two, &shorter).fwd_workspace, 2 * (64 * 192 + 256 + 2 * 64 * 192 + 512));
     cr_assert_eq(plan_of(two, &base).saved_bytes, 0);
     fattn_ctx_destroy(two);
     fattn_ctx_destroy(eight);

@@ -49,7 +49,7 @@ static void transposes(const fattni_cpu_kernels *k) {
                   packed = reals_new(k, width * k->rows, NAN);
             for (int64_t i = 0; i < rows; ++i)
                 for (int64_t d = 0; d < width; ++d) set(x, i * stride + d, (double)(i * 1000 + d));
-            k->pack(rows, width, x.p, stride, NULL, packed.p);
+            k->pack(rows, width, k->dtype, x.p, stride, NULL, packed.p);
             for (int64_t i = 0; i < k->rows; ++i)
                 for (int64_t d = 0; d < width; ++d)
                     cr_assert_eq(at(packed, d * k->rows + i),
@@ -60,7 +60,7 @@ static void transposes(const fattni_cpu_kernels *k) {
             reals weighted = reals_new(k, packed.count, NAN);
             for (int64_t d = 0; d < width && rows > 3; ++d)
                 set(x, 3 * stride + d, NAN); /* weighs 0 */
-            k->pack(rows, width, x.p, stride, factor.p, weighted.p);
+            k->pack(rows, width, k->dtype, x.p, stride, factor.p, weighted.p);
             for (int64_t e = 0; e < packed.count; ++e)
                 cr_assert_eq(at(weighted, e), at(packed, e) * (double)(e % k->rows % 3));
             reals_free(weighted);
@@ -122,6 +122,28 @@ static void widens(const fattni_cpu_kernels *k) {
         }
 }
 Test(cpu_tile, widen_every_16_bit_number) { each(widens); }
+
+/* 16-bit numbers are packed as the floats that they stand for. */
+static void packs_halves(const fattni_cpu_kernels *k) {
+    if (k->dtype != FATTN_F32) return;
+    enum { STRIDE = 67, MOST = 48 };
+    static uint16_t x[MOST * STRIDE];
+    static float wide[MOST * STRIDE], want[64 * MOST], got[64 * MOST];
+    for (int n = 0; n < 2; ++n)
+        for (int64_t rows = 1; rows <= k->rows; ++rows)
+            for (int64_t width = 59; width <= 64; width += 5) {
+                for (int e = 0; e < MOST * STRIDE; ++e) {
+                    x[e] = (uint16_t)(e * 37 % 0x7c00); /* finite */
+                    wide[e] = e < rows * STRIDE ? value(narrow[n], x[e]) : NAN;
+                }
+                k->pack(rows, width, narrow[n], x, STRIDE, NULL, got);
+                k->pack(rows, width, FATTN_F32, wide, STRIDE, NULL, want);
+                cr_assert_eq(memcmp(got, want, (size_t)(width * k->rows) * sizeof(float)), 0,
+                             "%s %s: %lld rows", k->isa, fattn_dtype_name(narrow[n]),
+                             (long long)rows);
+            }
+}
+Test(cpu_tile, pack_16_bits) { each(packs_halves); }
 
 /* The halfway points between neighbours, the floats next to them, and floats from everywhere are
    rounded as numeric.h does it, to the bit; nothing beyond the columns is touched. */
