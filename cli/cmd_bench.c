@@ -1,5 +1,6 @@
 /* fattn bench: speed, on this machine, in this run. */
 #include "bench.h"
+#include "device.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -38,11 +39,10 @@ static int run(const void *options, int n_operands, char *const *operands) {
     }
     json j;
     if (!json_open(&j, o->json, false)) return CLI_FAILURE;
-    const fattn_ctx_options options_of_ctx = {.struct_size = sizeof options_of_ctx,
-                                              .cpu_threads = (int)o->threads};
+    char why[DEVICE_SENTENCE];
     fattn_ctx *ctx = NULL;
-    const fattn_status s = fattn_ctx_create(&options_of_ctx, &ctx);
-    int code = s == FATTN_OK ? bench_attention(ctx, o, &j) : cli_status(ctx, s, "context");
+    int code = device_open(ON_CPU, 0, o->threads, why, &ctx);
+    if (code == CLI_OK) code = bench_attention(ctx, o, &j);
     fattn_ctx_destroy(ctx);
     if (!json_close(&j)) code = CLI_FAILURE;
     return code;

@@ -63,8 +63,8 @@ static void print_cpu(void) {
 }
 
 static void keep(void *user, fattn_log level, const char *text) {
-    (void)level;
-    snprintf(user, SENTENCE, "%s", text);
+    if (level == FATTN_LOG_ERROR) snprintf(user, SENTENCE, "%s", text);
+    else if (level == FATTN_LOG_WARN) printf("warning  %s\n", text);
 }
 
 /* A context on the device; NULL after printing why there is none. why: SENTENCE bytes that live as

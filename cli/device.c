@@ -6,6 +6,7 @@
 
 static void keep(void *user, fattn_log level, const char *text) {
     if (level == FATTN_LOG_ERROR) snprintf(user, DEVICE_SENTENCE, "%s", text);
+    else if (level == FATTN_LOG_WARN) fprintf(stderr, "fattn: %s\n", text);
 }
 
 fattn_status device_create(int device, uint32_t flags, int64_t threads, char why[DEVICE_SENTENCE],

@@ -9,7 +9,7 @@ enum { ON_CPU, ON_CUDA };
 enum { DEVICE_SENTENCE = 512 };
 
 /* A context; when there is none, `why` says why. `why` must live as long as the context, whose log
-   goes there. */
+   goes there; warnings go to standard error. */
 fattn_status device_create(int device, uint32_t flags, int64_t threads, char why[DEVICE_SENTENCE],
                            fattn_ctx **out);
 /* The same: CLI_OK, or CLI_FAILURE after a sentence. */

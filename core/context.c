@@ -1,4 +1,5 @@
 /* fattn_ctx: options, errors, counters; and the ABI rule for every options struct. */
+#include "gemm_cpu.h"
 #include "internal.h"
 #ifdef FATTNI_HAVE_CUDA
 #include "cuda_device.h"
@@ -93,6 +94,8 @@ fattn_status fattn_ctx_create(const fattn_ctx_options *opt, fattn_ctx **out) {
         }
     }
 #endif
+    const char *const warning = ctx->device == FATTN_CPU ? fattni_gemm_warning(best) : NULL;
+    if (warning && ctx->log) ctx->log(ctx->log_user, FATTN_LOG_WARN, warning);
     *out = ctx;
     return FATTN_OK;
 }

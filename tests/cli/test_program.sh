@@ -49,4 +49,12 @@ expect 2 '--d: "257" is not a whole number from 1 to 256' info --d 257
 expect 2 'unexpected "more"' info more
 full 'cannot write to standard output' info
 
+# A BLAS that does not know the CPU multiplies many times slower.
+if grep -q ' avx2 ' /proc/cpuinfo; then
+    export OPENBLAS_CORETYPE=Prescott
+    expect 0 'OpenBLAS does not know this CPU' info
+    expect 0 'OpenBLAS does not know this CPU' bench attention --n 16 --repeat 1 --algorithm auto
+    unset OPENBLAS_CORETYPE
+fi
+
 exit $failed

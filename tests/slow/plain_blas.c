@@ -32,3 +32,8 @@ GEMM(cblas_dgemm, double)
     }
 VECTOR(cblas_sscal, cblas_saxpy, float)
 VECTOR(cblas_dscal, cblas_daxpy, double)
+
+char *openblas_get_corename(void) {
+    static char name[] = "plain";
+    return name;
+}
