@@ -11,7 +11,7 @@
    in 16 bits, where a tile first becomes floats, an eighth of a block's time. The blocks of a head
    that come last stay tasks of their own, so that threads end together. A block's results do not
    depend on the task it is in. */
-enum { MOST_BLOCKS = 4, LONE_PER_THREAD = 2 };
+enum { MOST_BLOCKS = 4, LONE_PER_THREAD = 4 };
 
 typedef struct forward {
     const fattni_problem *p;

@@ -24,18 +24,18 @@ static const attention_case base = {.name = "memory",
                                     .D = 64,
                                     .flags = FATTN_CAUSAL};
 
+/* 64 columns or keys of 192 bytes: S^T; for each block of rows of a task Q^T and O^T. decay; max and
+   sum. A task has one block, or four when that leaves enough tasks. */
 Test(memory, forward_scratch_is_per_thread_and_independent_of_length) {
+    const size_t shared = 64 * 192 + 256, block = 2 * 64 * 192 + 2 * 256;
     fattn_ctx *const two = attention_context(2), *const eight = attention_context(8);
-    attention_case longer = base;
-    longer.Sq = longer.Sk = 2048;
-    const size_t bytes = plan_of(two, &base).fwd_workspace;
-    /* 64 columns or keys of 192 bytes: S^T, and for 4 blocks of rows Q^T, O^T; decay, max, sum */
-    cr_assert_eq(bytes, 2 * (64 * 192 + 256 + 4 * (2 * 64 * 192 + 2 * 256)));
-    cr_assert_eq(plan_of(two, &longer).fwd_workspace, bytes);
-    cr_assert_eq(plan_of(eight, &longer).fwd_workspace, 4 * bytes);
-    attention_case shorter = base; /* 2 heads of 2 blocks of rows: a task has one */
-    shorter.Sq = 96;
-    cr_assert_eq(plan_of(two, &shorter).fwd_workspace, 2 * (64 * 192 + 256 + 2 * 64 * 192 + 512));
+    attention_case longer = base, shorter = base;
+    longer.Sq = longer.Sk = 2048, shorter.Sq = 96;
+    cr_assert_eq(plan_of(two, &shorter).fwd_workspace, 2 * (shared + block));
+    cr_assert_eq(plan_of(two, &base).fwd_workspace, 2 * (shared + 4 * block));
+    cr_assert_eq(plan_of(two, &longer).fwd_workspace, 2 * (shared + 4 * block));
+    cr_assert_eq(plan_of(eight, &base).fwd_workspace, 8 * (shared + block));
+    cr_assert_eq(plan_of(eight, &longer).fwd_workspace, 8 * (shared + 4 * block));
     cr_assert_eq(plan_of(two, &base).saved_bytes, 0);
     fattn_ctx_destroy(two);
     fattn_ctx_destroy(eight);
