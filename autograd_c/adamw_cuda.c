@@ -1,4 +1,5 @@
-/* AdamW on the device: two kernels per parameter and one between, all enqueued. */
+/* AdamW on the device: a launch for the norm and one for the update of many parameters each, and one
+   between, all enqueued. */
 #include "adamw.h"
 #include "adamw_cuda.h"
 #include "cuda_launch.h"
@@ -11,50 +12,66 @@ extern void fattn_adamw_update_f64(fattni_adamw_args);
 
 enum { ROW_THREADS = 256 };
 
-static fattni_adamw_args args_of(const fattn_adamw *a, const fattni_adamw_slot *s) {
+static bool is_aligned(const void *p, size_t to) { return (uintptr_t)p % to == 0; }
+
+static fattni_adamw_part part_of(const fattni_adamw_slot *s) {
     const fattn_param *const p = s->param;
-    const bool decays = !(p->flags & FATTN_PARAM_NO_DECAY);
-    return (fattni_adamw_args){.value = p->value.data,
-                               .grad = p->grad.data,
-                               .m = s->m.data,
-                               .v = s->v.data,
-                               .master = s->master.data,
-                               .state = a->device,
-                               .partial = a->partial + s->first_chunk,
-                               .count = s->count,
-                               .beta1 = (double)a->opt.beta1,
-                               .beta2 = (double)a->opt.beta2,
-                               .eps = (double)a->opt.eps,
-                               .weight_decay = decays ? (double)a->opt.weight_decay : 0,
-                               .value_dtype = p->value.dtype,
-                               .grad_dtype = p->grad.dtype,
-                               .frozen = fattni_is_frozen(p)};
+    const bool is_half = p->value.dtype == FATTN_F16 || p->value.dtype == FATTN_BF16;
+    return (fattni_adamw_part){
+        .value = p->value.data,
+        .grad = p->grad.data,
+        .m = s->m.data,
+        .v = s->v.data,
+        .master = s->master.data,
+        .count = s->count,
+        .first_chunk = s->first_chunk,
+        .value_dtype = p->value.dtype,
+        .grad_dtype = p->grad.dtype,
+        .decays = !(p->flags & FATTN_PARAM_NO_DECAY),
+        .frozen = fattni_is_frozen(p),
+        .packs = p->grad.dtype == FATTN_F32 && is_aligned(p->grad.data, 16) &&
+                 is_aligned(p->value.data, is_half ? 8 : 16),
+    };
 }
 
-static int64_t chunks_of(const fattni_adamw_slot *s) {
-    return s->frozen ? 0 : fattni_ceil_div(s->count, FATTNI_ADAMW_CHUNK);
+static bool is_wide(const fattni_adamw_slot *s) { return s->param->value.dtype == FATTN_F64; }
+
+/* The slots from *next on that one launch can take; *next becomes the one after them. */
+static void gather(const fattn_adamw *a, int *next, fattni_adamw_args *out) {
+    const bool wide = is_wide(&a->slots[*next]);
+    out->parts = 0;
+    out->first_chunk = a->slots[*next].first_chunk;
+    out->chunks = 0;
+    for (; *next < a->n && out->parts < FATTNI_ADAMW_PARTS; ++*next) {
+        const fattni_adamw_slot *const s = &a->slots[*next];
+        if (s->frozen || s->count == 0) continue;
+        if (is_wide(s) != wide) return;
+        out->part[out->parts++] = part_of(s);
+        out->chunks += fattni_ceil_div(s->count, FATTNI_ADAMW_CHUNK);
+    }
 }
 
 fattn_status fattni_cuda_adamw_step(fattn_adamw *a) {
-    for (int i = 0; i < a->n; ++i) {
-        const fattni_adamw_args x = args_of(a, &a->slots[i]);
-        FATTNI_TRY(
-            FATTNI_START(a->ctx, fattn_adamw_norm, chunks_of(&a->slots[i]), ROW_THREADS, &x));
+    fattni_adamw_args x = {.state = a->device,
+                           .partial = a->partial,
+                           .beta1 = (double)a->opt.beta1,
+                           .beta2 = (double)a->opt.beta2,
+                           .eps = (double)a->opt.eps,
+                           .weight_decay = (double)a->opt.weight_decay,
+                           .limit = (double)a->opt.max_grad_norm};
+    for (int next = 0; next < a->n;) {
+        gather(a, &next, &x);
+        FATTNI_TRY(FATTNI_START(a->ctx, fattn_adamw_norm, x.chunks, ROW_THREADS, &x));
     }
-    const fattni_adamw_args all = {.state = a->device,
-                                   .partial = a->partial,
-                                   .chunks = a->chunks,
-                                   .beta1 = (double)a->opt.beta1,
-                                   .beta2 = (double)a->opt.beta2,
-                                   .limit = (double)a->opt.max_grad_norm};
-    FATTNI_TRY(FATTNI_START(a->ctx, fattn_adamw_begin, 1, ROW_THREADS, &all));
-    for (int i = 0; i < a->n; ++i) {
-        const fattni_adamw_args x = args_of(a, &a->slots[i]);
-        const int64_t chunks = x.frozen ? 0 : chunks_of(&a->slots[i]);
-        if (x.value_dtype == FATTN_F64)
-            FATTNI_TRY(FATTNI_START(a->ctx, fattn_adamw_update_f64, chunks, ROW_THREADS, &x));
+    x.chunks = a->chunks;
+    FATTNI_TRY(FATTNI_START(a->ctx, fattn_adamw_begin, 1, ROW_THREADS, &x));
+    for (int next = 0; next < a->n;) {
+        const bool wide = is_wide(&a->slots[next]);
+        gather(a, &next, &x);
+        if (wide)
+            FATTNI_TRY(FATTNI_START(a->ctx, fattn_adamw_update_f64, x.chunks, ROW_THREADS, &x));
         else
-            FATTNI_TRY(FATTNI_START(a->ctx, fattn_adamw_update_f32, chunks, ROW_THREADS, &x));
+            FATTNI_TRY(FATTNI_START(a->ctx, fattn_adamw_update_f32, x.chunks, ROW_THREADS, &x));
     }
     return FATTN_OK;
 }

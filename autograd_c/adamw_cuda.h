@@ -4,16 +4,28 @@
 
 #include "adamw_state.h"
 
-/* One parameter, or for the kernels of one thread none. */
-typedef struct fattni_adamw_args {
+/* One parameter; its chunks begin at first_chunk. */
+typedef struct fattni_adamw_part {
     void *value, *grad, *m, *v, *master; /* m, v: F32, F64 for F64 values; master: NULL or F32 */
+    int64_t count, first_chunk;
+    int32_t value_dtype, grad_dtype;
+    int32_t decays;
+    int16_t frozen;
+    int16_t packs; /* F32 moments and gradients, all aligned: four elements at a time */
+} fattni_adamw_part;
+
+/* So many parameters as fit the 4 KiB of a launch, so that one launch serves most of a model; kernels of
+   one block get none. */
+enum { FATTNI_ADAMW_PARTS = 48 };
+typedef struct fattni_adamw_args {
+    fattni_adamw_part part[FATTNI_ADAMW_PARTS];
     fattni_adamw_state *state;
-    double *partial;                     /* of the parameter's first chunk; for begin, of all */
-    int64_t count, chunks;
+    double *partial;              /* [chunks of all] */
+    int64_t first_chunk, chunks;  /* of the launch; for begin, of all */
     double beta1, beta2, eps, weight_decay, limit;
-    double lr;                           /* to set; negative: keep */
+    double lr;                    /* to set; negative: keep */
     int64_t step;
-    int32_t value_dtype, grad_dtype, frozen, reserved;
+    int32_t parts, reserved;
 } fattni_adamw_args;
 
 #endif

@@ -1,5 +1,5 @@
-/* y = a + b, b broadcast to a (NumPy's rules). Backward: da = dy; db = the sum of dy over the
-   dimensions that b repeats in. Saves nothing. */
+/* y = a + b, b broadcast to a (NumPy's rules). Backward: da = dy, and db where it has a's shape, are
+   passed on by the tape; else db = the sum of dy over the dimensions that b repeats in. Saves nothing. */
 #include "ops.h"
 
 #define BODY "op_add.inc"
@@ -25,16 +25,14 @@ static fattn_status forward(fattn_op_call *c) {
 
 static fattn_status backward(fattn_op_call *c) {
     FATTNI_TRY(fattni_check_gradients(c, "add"));
-    const fattn_tensor *dy = &c->d_out[0], *da = &c->d_in[0], *db = &c->d_in[1];
-    if (da->data) FATTNI_TRY(fattni_accumulate(c->ctx, da, dy, c->d_in_fresh[0]));
+    const fattn_tensor *const db = &c->d_in[1];
     if (!db->data) return FATTN_OK;
-    if (fattn_tensor_numel(db) == fattn_tensor_numel(dy))
-        return fattni_accumulate(c->ctx, db, dy, c->d_in_fresh[1]);
-    return fattni_reduce(c->ctx, db, c->d_in_fresh[1], dy, NULL, c->workspace);
+    return fattni_reduce(c->ctx, db, c->d_in_fresh[1], &c->d_out[0], NULL, c->workspace);
 }
 
 const fattn_op_def fattni_op_add = {.struct_size = sizeof(fattn_op_def),
                                     .n_out = 1,
+                                    .flags = FATTN_OP_PASS_GRAD,
                                     .name = "add",
                                     .infer = infer,
                                     .forward = forward,

@@ -68,7 +68,8 @@ typedef struct fattni_rope_args {
     void *turns;                                    /* REAL [S][2][D/2] */
     double base, position;
     int32_t back, fresh;
-    int32_t pack, reserved; /* pairs of a thread: 1 or FATTNI_PACK */
+    int32_t pack;           /* pairs of a thread: 1 or FATTNI_PACK */
+    int32_t heads_inside;   /* both lie as [B,S,H,D]: so are threads numbered */
 } fattni_rope_args;
 
 typedef struct fattni_embedding_args {
@@ -77,8 +78,10 @@ typedef struct fattni_embedding_args {
     fattni_place rows, entries;  /* [R,C] and [V,C] */
     const int32_t *id;
     int64_t R, V, C;
+    int32_t pack, reserved; /* elements of a thread: 1 or FATTNI_PACK */
 } fattni_embedding_args;
 
+enum { FATTNI_LOSS_THREADS = 768 }; /* of a row, at most */
 /* Rows of logits against targets (op_cross_entropy.cu). `kept` counts the rows that are not
    ignored. */
 typedef struct fattni_loss_args {

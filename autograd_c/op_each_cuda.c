@@ -117,6 +117,6 @@ fattn_status fattni_cuda_add_parts(fattn_ctx *ctx, const fattn_tensor *d, bool f
                                  .parts = parts,
                                  .stride = stride,
                                  .fresh = fresh};
-    return FATTNI_START_REAL(ctx, d->dtype, add_parts, fattni_grid_blocks(&a.grid, 1),
-                             FATTNI_GRID_THREADS, &a);
+    return FATTNI_START_REAL(ctx, d->dtype, add_parts, fattni_ceil_div(a.grid.count, 32),
+                             ROW_THREADS, &a);
 }

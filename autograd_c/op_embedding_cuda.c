@@ -23,13 +23,18 @@ static fattni_embedding_args args_of(const fattn_op_call *c) {
                                    .C = c->in[TABLE].shape[1]};
 }
 
+static int pack_of(const fattn_tensor *table, const fattn_tensor *rows) {
+    return fattni_rows_in_packs(table) && fattni_rows_in_packs(rows) ? FATTNI_PACK : 1;
+}
+
 static fattn_status forward(fattn_op_call *c) {
     fattni_embedding_args a = args_of(c);
     a.table = fattni_walk_of(&c->in[TABLE]);
     a.entries = fattni_place_of(&c->in[TABLE]);
     a.rows = fattni_place_of(&c->out[0]);
+    a.pack = pack_of(&c->in[TABLE], &c->out[0]);
     return FATTNI_START_REAL(c->ctx, a.entries.dtype, embedding,
-                             fattni_ceil_div(a.R * a.C, ROW_THREADS), ROW_THREADS, &a);
+                             fattni_ceil_div(a.R * a.C, ROW_THREADS * a.pack), ROW_THREADS, &a);
 }
 
 static fattn_status backward(fattn_op_call *c) {
@@ -42,9 +47,10 @@ static fattn_status backward(fattn_op_call *c) {
     a.rows = fattni_place_of(&c->d_out[0]);
     if (c->d_in_fresh[TABLE]) FATTNI_TRY(fattni_fill(c->ctx, d, 0, true));
     const bool wide = d->dtype == FATTN_F32 || d->dtype == FATTN_F64;
+    a.pack = pack_of(d, &c->d_out[0]);
     if (wide && !(c->ctx->flags & FATTN_CTX_DETERMINISTIC))
         return FATTNI_START_REAL(c->ctx, d->dtype, embedding_add,
-                                 fattni_ceil_div(a.R * a.C, ROW_THREADS), ROW_THREADS, &a);
+                                 fattni_ceil_div(a.R * a.C, ROW_THREADS * a.pack), ROW_THREADS, &a);
     return FATTNI_START_REAL(c->ctx, d->dtype, embedding_gather, a.C ? a.R : 0, ROW_THREADS, &a);
 }
 

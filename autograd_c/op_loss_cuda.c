@@ -8,7 +8,14 @@ FATTNI_KERNEL(loss_back, fattni_loss_args);
 extern void fattn_loss_count(fattni_loss_args);
 extern void fattn_loss_mean(fattni_loss_args);
 
-enum { ROW_THREADS = 256, LOGITS = FATTNI_LOSS_LOGITS, X = FATTNI_LOSS_X, W = FATTNI_LOSS_W };
+enum { LOGITS = FATTNI_LOSS_LOGITS, X = FATTNI_LOSS_X, W = FATTNI_LOSS_W };
+
+/* Threads of a row, each with the same number of packs or elements, two at least. */
+static int threads_of(const fattni_loss_args *a) {
+    const int64_t packs = fattni_ceil_div(a->V, a->pack);
+    const int64_t each = fattni_max(2, fattni_ceil_div(packs, FATTNI_LOSS_THREADS));
+    return 32 * (int)fattni_max(1, fattni_ceil_div(fattni_ceil_div(packs, each), 32));
+}
 
 static fattni_loss_args targets_of(const fattn_op_call *c, const fattn_tensor *target) {
     const fattni_rows rows = fattni_rows_of(target);
@@ -44,9 +51,9 @@ static fattn_status forward_cross_entropy(fattn_op_call *c) {
     a.out = fattni_place_of(&c->out[0]);
     a.loss = c->workspace;
     a.pack = fattni_rows_in_packs(&c->in[LOGITS]) ? FATTNI_PACK : 1;
-    FATTNI_TRY(FATTNI_START(c->ctx, fattn_loss_count, 1, ROW_THREADS, &a));
-    FATTNI_TRY(FATTNI_START_REAL(c->ctx, a.logits.dtype, loss_rows, a.rows, ROW_THREADS, &a));
-    return FATTNI_START(c->ctx, fattn_loss_mean, 1, ROW_THREADS, &a);
+    FATTNI_TRY(FATTNI_START(c->ctx, fattn_loss_count, 1, FATTNI_LOSS_THREADS, &a));
+    FATTNI_TRY(FATTNI_START_REAL(c->ctx, a.logits.dtype, loss_rows, a.rows, threads_of(&a), &a));
+    return FATTNI_START(c->ctx, fattn_loss_mean, 1, FATTNI_LOSS_THREADS, &a);
 }
 
 static fattn_status backward_cross_entropy(fattn_op_call *c) {
@@ -59,7 +66,7 @@ static fattn_status backward_cross_entropy(fattn_op_call *c) {
     a.pack = fattni_rows_in_packs(&c->in[LOGITS]) && fattni_rows_in_packs(&c->d_in[LOGITS])
                  ? FATTNI_PACK
                  : 1;
-    return FATTNI_START_REAL(c->ctx, a.logits.dtype, loss_back, a.rows, ROW_THREADS, &a);
+    return FATTNI_START_REAL(c->ctx, a.logits.dtype, loss_back, a.rows, threads_of(&a), &a);
 }
 
 const fattni_code fattni_cross_entropy_cuda = {plan_cross_entropy, forward_cross_entropy,
@@ -67,11 +74,12 @@ const fattni_code fattni_cross_entropy_cuda = {plan_cross_entropy, forward_cross
 
 /* ---- linear_cross_entropy: as on the CPU (op_linear_cross_entropy.c), with larger chunks ----
 
-   Logits of a chunk are F32 (F64); beside 16-bit inputs their gradient G lies next to them in the
-   inputs' dtype, as the products want it. dw is summed over the chunks in F32. */
+   A chunk's logits have the inputs' dtype, and their gradient G takes their place. dx and dw are saved,
+   dw as F32 beside 16 bits: it is summed over the chunks. */
 
-/* A chunk is whole tiles of the products' rows. */
-enum { CHUNK_LOGITS = 1 << 26, TILE_ROWS = 128 };
+/* Of a chunk's logits. Its rows are a power of two: whole tiles of the products, and few waves of them
+   that are not full. */
+enum { CHUNK_BYTES = 1 << 30 };
 
 typedef struct chunks {
     fattni_flat x;
@@ -87,9 +95,11 @@ static chunks chunks_of(const fattn_op_call *c) {
                 .want_dx = c->wanted[X],
                 .want_dw = c->wanted[W]};
     p.R = p.x.t.shape[0], p.K = p.x.t.shape[1], p.V = p.w.shape[0];
-    const int64_t tiles = fattni_max(1, CHUNK_LOGITS / fattni_max(1, p.V) / TILE_ROWS);
-    p.rows = fattni_max(1, fattni_min(p.R, tiles * TILE_ROWS));
     p.dtype = (fattn_dtype)p.w.dtype;
+    const int64_t row_bytes = fattni_max(1, p.V) * (int64_t)fattn_dtype_size(p.dtype);
+    int64_t rows = 1;
+    while (2 * rows * row_bytes <= CHUNK_BYTES) rows *= 2;
+    p.rows = fattni_max(1, fattni_min(p.R, rows));
     p.real = p.dtype == FATTN_F64 ? FATTN_F64 : FATTN_F32;
     return p;
 }
@@ -102,22 +112,21 @@ static fattn_tensor matrix(const chunks *p, fattn_dtype dtype, int64_t rows, int
 
 /* What one chunk is put through. */
 typedef struct products {
-    fattn_tensor x, logits, G, dx, dw;
+    fattn_tensor x, logits, dx, dw;
     fattni_product forward, to_dx, to_dw;
 } products;
 
-static void products_of(const chunks *p, int64_t begin, int64_t rows, void *logits, void *G,
-                        void *dx, void *dw, products *out) {
+static void products_of(const chunks *p, int64_t begin, int64_t rows, void *logits, void *dx,
+                        void *dw, products *out) {
     out->x = fattn_tensor_slice(&p->x.t, 0, begin, begin + rows);
-    out->logits = matrix(p, p->real, rows, p->V, logits);
-    out->G = matrix(p, p->dtype, rows, p->V, G);
+    out->logits = matrix(p, p->dtype, rows, p->V, logits);
     out->dx = matrix(p, p->dtype, p->R, p->K, dx);
     out->dx = fattn_tensor_slice(&out->dx, 0, begin, begin + rows);
     out->dw = matrix(p, p->real, p->V, p->K, dw);
     out->forward = (fattni_product){.a = &out->x, .b = &p->w, .c = &out->logits, .trans_b = true};
-    out->to_dx = (fattni_product){.a = &out->G, .b = &p->w, .c = &out->dx};
+    out->to_dx = (fattni_product){.a = &out->logits, .b = &p->w, .c = &out->dx};
     out->to_dw = (fattni_product){
-        .a = &out->G, .b = &out->x, .c = &out->dw, .trans_a = true, .add = begin > 0};
+        .a = &out->logits, .b = &out->x, .c = &out->dw, .trans_a = true, .add = begin > 0};
 }
 
 static size_t matrix_bytes(const chunks *p, fattn_dtype dtype, int64_t rows, int64_t columns) {
@@ -127,7 +136,7 @@ static size_t matrix_bytes(const chunks *p, fattn_dtype dtype, int64_t rows, int
 
 static size_t product_room(const chunks *p, int64_t rows) {
     products q;
-    products_of(p, 0, rows, NULL, NULL, NULL, NULL, &q);
+    products_of(p, 0, rows, NULL, NULL, NULL, &q);
     const size_t needs[] = {fattni_product_workspace(&q.forward),
                             fattni_product_workspace(&q.to_dx), fattni_product_workspace(&q.to_dw)};
     size_t bytes = 0;
@@ -139,15 +148,13 @@ static size_t saved_dx_room(const chunks *p) {
     return p->want_dx ? fattni_room(matrix_bytes(p, p->dtype, p->R, p->K)) : 0;
 }
 
-/* Saved: dx, dw. Workspace: x, kept, the rows' losses, logits, G, what the products need. */
+/* Saved: dx, dw. Workspace: x, kept, the rows' losses, logits, what the products need. */
 static void plan_linear(fattn_op_call *c) {
     const chunks p = chunks_of(c);
     const size_t full = product_room(&p, p.rows), last = product_room(&p, p.R % p.rows);
-    const bool apart = p.real != p.dtype;
     c->fwd_workspace = fattni_room(fattni_flat_bytes(&p.x)) + fattni_room(sizeof(double)) +
                        fattni_room((size_t)p.R * sizeof(double)) +
-                       fattni_room(matrix_bytes(&p, p.real, p.rows, p.V)) +
-                       (apart ? fattni_room(matrix_bytes(&p, p.dtype, p.rows, p.V)) : 0) +
+                       fattni_room(matrix_bytes(&p, p.dtype, p.rows, p.V)) +
                        (full > last ? full : last);
     c->saved_bytes = saved_dx_room(&p);
     if (p.want_dw) c->saved_bytes += fattni_room(matrix_bytes(&p, p.real, p.V, p.K));
@@ -160,33 +167,28 @@ static fattn_status forward_linear(fattn_op_call *c) {
     FATTNI_TRY(fattni_flat_read(c->ctx, &p.x, &c->in[X], &workspace));
     a.kept = fattni_carve(&workspace, sizeof(double));
     a.loss = fattni_carve(&workspace, (size_t)p.R * sizeof(double));
-    void *const logits = fattni_carve(&workspace, matrix_bytes(&p, p.real, p.rows, p.V));
-    void *const G = p.real == p.dtype
-                        ? logits
-                        : fattni_carve(&workspace, matrix_bytes(&p, p.dtype, p.rows, p.V));
+    void *const logits = fattni_carve(&workspace, matrix_bytes(&p, p.dtype, p.rows, p.V));
     void *const dw = p.want_dw ? (char *)c->saved + saved_dx_room(&p) : NULL;
     a.out = fattni_place_of(&c->out[0]);
     a.V = p.V;
     a.fresh = true;
     a.gradients = p.want_dx || p.want_dw;
-    FATTNI_TRY(FATTNI_START(c->ctx, fattn_loss_count, 1, ROW_THREADS, &a));
+    FATTNI_TRY(FATTNI_START(c->ctx, fattn_loss_count, 1, FATTNI_LOSS_THREADS, &a));
     for (; a.first < p.R; a.first += p.rows) {
         products q;
         a.rows = fattni_min(p.rows, p.R - a.first);
-        products_of(&p, a.first, a.rows, logits, G, c->saved, dw, &q);
-        a.x = fattni_walk_of(&q.logits);
-        a.dx = fattni_walk_of(&q.G);
-        a.logits = fattni_place_of(&q.logits);
-        a.d = fattni_place_of(&q.G);
-        a.pack = fattni_rows_in_packs(&q.logits) && fattni_rows_in_packs(&q.G) ? FATTNI_PACK : 1;
+        products_of(&p, a.first, a.rows, logits, c->saved, dw, &q);
+        a.x = a.dx = fattni_walk_of(&q.logits);
+        a.logits = a.d = fattni_place_of(&q.logits);
+        a.pack = fattni_rows_in_packs(&q.logits) ? FATTNI_PACK : 1;
         FATTNI_TRY(fattni_product_run(c->ctx, &q.forward, workspace));
-        FATTNI_TRY(FATTNI_START_REAL(c->ctx, p.real, loss_rows, a.rows, ROW_THREADS, &a));
+        FATTNI_TRY(FATTNI_START_REAL(c->ctx, p.real, loss_rows, a.rows, threads_of(&a), &a));
         if (p.want_dx) FATTNI_TRY(fattni_product_run(c->ctx, &q.to_dx, workspace));
         if (p.want_dw) FATTNI_TRY(fattni_product_run(c->ctx, &q.to_dw, workspace));
     }
     if (p.R == 0 && dw)
         FATTNI_TRY(fattni_cuda_zero(c->ctx, dw, matrix_bytes(&p, p.real, p.V, p.K)));
-    return FATTNI_START(c->ctx, fattn_loss_mean, 1, ROW_THREADS, &a);
+    return FATTNI_START(c->ctx, fattn_loss_mean, 1, FATTNI_LOSS_THREADS, &a);
 }
 
 /* Both scaled by dloss, which stays where it is. */

@@ -1,5 +1,5 @@
 /* Rows of layernorm and rmsnorm on the device: a warp per row where it fits in registers, else a
-   block; sums over rows in parts. */
+   block; sums over rows in parts, in the same pass as dx where a warp has the row in float. */
 #include "op_cuda.h"
 #include "op_norm.h"
 #include "rows.h"
@@ -10,6 +10,8 @@ FATTNI_KERNEL(norm_warp, fattni_norm_args);
 FATTNI_KERNEL(norm_warp_back, fattni_norm_args);
 FATTNI_KERNEL(norm_sums, fattni_norm_args);
 FATTNI_KERNEL(norm_pack_sums, fattni_norm_args);
+extern void fattn_norm_rows_back1(fattni_norm_args), fattn_norm_rows_back2(fattni_norm_args),
+    fattn_norm_rows_back3(fattni_norm_args), fattn_norm_rows_back4(fattni_norm_args);
 
 enum { X = FATTNI_NORM_X, GAIN = FATTNI_NORM_GAIN, BIAS = FATTNI_NORM_BIAS };
 enum { WARPS = 8, MOST_IN_A_WARP = FATTNI_NORM_PACKS * 32 * FATTNI_PACK };
@@ -63,30 +65,52 @@ static fattn_status forward(fattn_op_call *c) {
     return FATTNI_START_REAL(c->ctx, a.in.dtype, norm, a.rows, ROW_THREADS, &a);
 }
 
+/* dx alone. */
+static fattn_status rows_back(fattn_op_call *c, const fattni_norm_args *a) {
+    if (fits_a_warp(c, &c->d_out[0], &c->d_in[X]))
+        return FATTNI_START_REAL(c->ctx, a->in.dtype, norm_warp_back,
+                                 fattni_ceil_div(a->rows, WARPS), ROW_THREADS, a);
+    return FATTNI_START_REAL(c->ctx, a->in.dtype, norm_back, a->rows, ROW_THREADS, a);
+}
+
+/* The sums over rows alone. */
+static fattn_status sums_back(fattn_op_call *c, const fattni_norm_args *a) {
+    const bool packs = fattni_rows_in_packs(&c->in[X]) && fattni_rows_in_packs(&c->d_out[0]);
+    const int64_t columns = packs ? 32 * FATTNI_PACK : ROW_THREADS; /* of a block */
+    const int64_t blocks = fattni_ceil_div(a->C, columns) * a->parts;
+    if (packs)
+        return FATTNI_START_REAL(c->ctx, a->in.dtype, norm_pack_sums, blocks, ROW_THREADS, a);
+    return FATTNI_START_REAL(c->ctx, a->in.dtype, norm_sums, blocks, ROW_THREADS, a);
+}
+
+/* Both in one pass. */
+static fattn_status both_back(fattn_op_call *c, const fattni_norm_args *a) {
+    switch (fattni_ceil_div(a->C, 32 * FATTNI_PACK)) {
+    case 1: return FATTNI_START(c->ctx, fattn_norm_rows_back1, a->parts, ROW_THREADS, a);
+    case 2: return FATTNI_START(c->ctx, fattn_norm_rows_back2, a->parts, ROW_THREADS, a);
+    case 3: return FATTNI_START(c->ctx, fattn_norm_rows_back3, a->parts, ROW_THREADS, a);
+    default: return FATTNI_START(c->ctx, fattn_norm_rows_back4, a->parts, ROW_THREADS, a);
+    }
+}
+
 static fattn_status backward(fattn_op_call *c) {
     fattni_norm_args a = args_of(c);
+    const fattn_tensor *const d[] = {&c->d_in[GAIN], c->n_in > BIAS ? &c->d_in[BIAS] : NULL};
+    const bool rows = c->d_in[X].data, sums = d[0]->data || (d[1] && d[1]->data);
     a.out = fattni_place_of(&c->d_out[0]);
-    if (c->d_in[X].data) {
+    if (rows) {
         a.dx = fattni_walk_of(&c->d_in[X]);
         a.d_in = fattni_place_of(&c->d_in[X]);
         a.fresh = c->d_in_fresh[X];
-        if (fits_a_warp(c, &c->d_out[0], &c->d_in[X]))
-            FATTNI_TRY(FATTNI_START_REAL(c->ctx, a.in.dtype, norm_warp_back,
-                                         fattni_ceil_div(a.rows, WARPS), ROW_THREADS, &a));
-        else
-            FATTNI_TRY(FATTNI_START_REAL(c->ctx, a.in.dtype, norm_back, a.rows, ROW_THREADS, &a));
     }
-    const fattn_tensor *const d[] = {&c->d_in[GAIN], c->n_in > BIAS ? &c->d_in[BIAS] : NULL};
-    if (!d[0]->data && !(d[1] && d[1]->data)) return FATTN_OK;
-    a.partial = c->workspace;
-    const bool packs = fattni_rows_in_packs(&c->in[X]) && fattni_rows_in_packs(&c->d_out[0]);
-    const int64_t columns = packs ? 32 * FATTNI_PACK : ROW_THREADS; /* of a block */
-    const int64_t blocks = fattni_ceil_div(a.C, columns) * a.parts;
-    if (packs)
-        FATTNI_TRY(FATTNI_START_REAL(c->ctx, a.in.dtype, norm_pack_sums, blocks, ROW_THREADS, &a));
-    else
-        FATTNI_TRY(FATTNI_START_REAL(c->ctx, a.in.dtype, norm_sums, blocks, ROW_THREADS, &a));
-    for (int which = 0; which < 2; ++which)
+    if (sums) a.partial = c->workspace;
+    if (rows && sums && a.in.dtype != FATTN_F64 && fits_a_warp(c, &c->d_out[0], &c->d_in[X])) {
+        FATTNI_TRY(both_back(c, &a));
+    } else {
+        if (rows) FATTNI_TRY(rows_back(c, &a));
+        if (sums) FATTNI_TRY(sums_back(c, &a));
+    }
+    for (int which = 0; which < 2 && sums; ++which)
         if (d[which] && d[which]->data)
             FATTNI_TRY(fattni_cuda_add_parts(c->ctx, d[which], c->d_in_fresh[GAIN + which],
                                              a.partial + which * a.C, a.parts, 2 * a.C));

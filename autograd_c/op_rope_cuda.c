@@ -1,5 +1,5 @@
 /* Rotary positions on the device: angles once for all heads, then a thread per pair or pack of
-   pairs. */
+   pairs, in the order of memory. */
 #include "op_cuda.h"
 #include "op_rope.h"
 
@@ -10,8 +10,17 @@ FATTNI_KERNEL(rope, fattni_rope_args);
 
 enum { THREADS = 256 };
 
+/* [B,H,S,D] that lies as [B,S,H,D]. */
+static bool heads_inside(const fattn_tensor *t) {
+    return t->shape[1] > 1 && t->shape[2] > 1 && t->stride[1] < t->stride[2];
+}
+
+/* y lies as x does, but dense. */
 static void plan(fattn_op_call *c) {
     const fattn_tensor *const x = &c->in[0];
+    const int64_t H = x->shape[1], S = x->shape[2], D = x->shape[3];
+    if (heads_inside(x))
+        memcpy(c->out[0].stride, (const int64_t[]){S * H * D, D, H * D, 1}, 4 * sizeof(int64_t));
     const size_t real = x->dtype == FATTN_F64 ? sizeof(double) : sizeof(float);
     c->fwd_workspace = c->bwd_workspace = (size_t)(x->shape[2] * x->shape[3]) * real;
 }
@@ -31,7 +40,9 @@ static fattn_status turn(const fattn_op_call *c, const fattn_tensor *to, const f
     memcpy(a.from_stride, from->stride, sizeof a.from_stride);
     const int64_t pairs = fattn_tensor_numel(to) / 2;
     if (pairs == 0) return FATTN_OK;
-    if (to->shape[0] * to->shape[1] > INT32_MAX || to->shape[2] > INT32_MAX)
+    a.heads_inside = heads_inside(to) && heads_inside(from);
+    const int64_t inner = to->shape[a.heads_inside ? 1 : 2];
+    if (to->shape[0] * to->shape[1] * to->shape[2] / inner > INT32_MAX || inner > INT32_MAX)
         return fattn_ctx_fail(c->ctx, FATTN_E_UNSUPPORTED, "rope: more than 2^31-1 heads or rows");
     const bool packs = fattni_rows_in_packs(to) && fattni_rows_in_packs(from) &&
                        to->shape[3] / 2 % FATTNI_PACK == 0;

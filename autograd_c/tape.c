@@ -178,7 +178,7 @@ static fattn_status check_def(fattn_ctx *ctx, const fattn_op_def *def, const fat
     FATTNI_TRY(fattni_take_struct(ctx, "fattn_op_def", def, known, sizeof *known));
     if (!known->name) known->name = "op";
     if (!known->infer) return fattn_ctx_fail(ctx, FATTN_E_ARG, "%s: infer is NULL", known->name);
-    if (known->flags & ~(uint32_t)FATTN_OP_MAY_VIEW)
+    if (known->flags & ~(uint32_t)(FATTN_OP_MAY_VIEW | FATTN_OP_PASS_GRAD))
         return fattn_ctx_fail(ctx, FATTN_E_ARG, "%s: unknown flags 0x%x", known->name,
                               known->flags);
     if (known->n_out < 1 || known->n_out > MAX_OPERANDS || n_in < 0 || n_in > MAX_OPERANDS)
@@ -344,12 +344,21 @@ fattn_var fattn_op_custom(fattn_tape *t, const fattn_op_def *def, const fattn_va
     return (fattn_var){n->first_out};
 }
 
-/* Gradient places of all inputs. Two that may share elements must not both be written by the op:
+/* Whether in[i]'s gradient is out[0]'s itself. */
+static bool passes(const fattn_tape *t, const fattni_node *n, int i) {
+    const fattn_tensor *const x = &n->call.in[i], *const y = &n->call.out[0];
+    bool same = n->def.flags & FATTN_OP_PASS_GRAD && n->call.wanted[i] && x->dtype == y->dtype &&
+                x->ndim == y->ndim && t->variables[n->first_out].base == n->first_out;
+    for (int d = 0; d < y->ndim && same; ++d) same = x->shape[d] == y->shape[d];
+    return same;
+}
+
+/* Gradient places of all inputs, but for those that take over out[0]'s. Two that may share elements must not both be written by the op:
    the later one gets memory of its own, to be added afterwards. */
 static fattn_status open_inputs(fattn_tape *t, fattni_node *n) {
     const fattn_op_call *c = &n->call;
     for (int i = 0; i < c->n_in; ++i) {
-        if (!c->wanted[i]) {
+        if (!c->wanted[i] || passes(t, n, i)) {
             n->d_in[i] = c->in[i];
             n->d_in[i].data = NULL;
             continue;
@@ -396,6 +405,8 @@ static fattn_status run_back(fattn_tape *t, fattni_node *n) {
         FATTNI_TRY(fattni_accumulate(t->ctx, &total, &n->d_in[i], false));
         fattni_piece_give(t, n->apart[i]);
     }
+    for (int i = 0; i < c->n_in; ++i)
+        if (passes(t, n, i)) FATTNI_TRY(fattni_grad_pass(t, n->first_out, n->in[i]));
     for (int o = 0; o < c->n_out; ++o) fattni_grad_release(t, n->first_out + o);
     fattni_piece_give(t, n->saved);
     return FATTN_OK;

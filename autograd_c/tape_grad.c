@@ -181,9 +181,53 @@ fattn_status fattni_piece_take(fattn_tape *t, fattni_arena *from, size_t bytes,
 
 void fattni_piece_give(fattn_tape *t, fattni_piece *piece) {
     if (!piece) return;
+    if (piece->shares > 0) {
+        piece->shares -= 1;
+        return;
+    }
     fattni_piece **list = &t->free_pieces[class_of(piece->bytes)];
     piece->next = *list;
     *list = piece;
+}
+
+static size_t grad_bytes(const fattni_variable *base) {
+    return (size_t)fattni_extent(&base->value) * fattn_dtype_size((fattn_dtype)base->value.dtype);
+}
+
+/* Before a writer: a gradient that shares its memory moves to a piece of its own. */
+static fattn_status stop_sharing(fattn_tape *t, fattni_variable *base) {
+    fattni_piece *const shared = base->memory;
+    if (!shared || shared->shares == 0) return FATTN_OK;
+    const fattn_tensor old = base->grad;
+    FATTNI_TRY(fattni_piece_take(t, &t->grads, grad_bytes(base), &base->memory));
+    base->grad.data = base->memory->p;
+    shared->shares -= 1;
+    return fattni_accumulate(t->ctx, &base->grad, &old, true);
+}
+
+static bool same_layout(const fattn_tensor *a, const fattn_tensor *b) {
+    bool same = a->dtype == b->dtype;
+    for (int d = 0; d < a->ndim && same; ++d) same = a->shape[d] <= 1 || a->stride[d] == b->stride[d];
+    return same;
+}
+
+fattn_status fattni_grad_pass(fattn_tape *t, int32_t from, int32_t to) {
+    fattni_variable *const y = &t->variables[from], *const x = &t->variables[to];
+    if (!y->grad.data) return FATTN_OK;
+    const bool shares = x->base == to && !x->is_param && !x->grad.data && y->memory &&
+                        same_layout(&x->value, &y->value);
+    if (shares) {
+        x->memory = y->memory;
+        x->memory->shares += 1;
+        x->grad = x->value;
+        x->grad.data = y->grad.data;
+        x->cover = (fattni_cover){.all = true};
+        return FATTN_OK;
+    }
+    fattn_tensor d;
+    uint8_t fresh;
+    FATTNI_TRY(fattni_grad_open(t, to, &d, &fresh));
+    return d.data ? fattni_accumulate(t->ctx, &d, &y->grad, fresh) : FATTN_OK;
 }
 
 fattn_status fattni_grad_open(fattn_tape *t, int32_t id, fattn_tensor *d, uint8_t *fresh) {
@@ -193,13 +237,12 @@ fattn_status fattni_grad_open(fattn_tape *t, int32_t id, fattn_tensor *d, uint8_
     *fresh = 0;
     if (!v->wants_grad || fattn_tensor_numel(&v->value) == 0) return FATTN_OK;
     if (!base->grad.data) {
-        const size_t size = fattn_dtype_size((fattn_dtype)base->value.dtype);
-        FATTNI_TRY(fattni_piece_take(t, &t->grads, (size_t)fattni_extent(&base->value) * size,
-                                     &base->memory));
+        FATTNI_TRY(fattni_piece_take(t, &t->grads, grad_bytes(base), &base->memory));
         base->grad = base->value;
         base->grad.data = base->memory->p;
         base->cover = (fattni_cover){0};
     }
+    FATTNI_TRY(stop_sharing(t, base));
     FATTNI_TRY(mark_written(t->ctx, base, v, fresh));
     *d = place_of(t, id);
     return FATTN_OK;

@@ -21,7 +21,12 @@
    `columns`. A writer whose columns are untouched so far overwrites (fresh); one whose columns are
    all written adds; anything between first gets the untouched rest of the base zeroed, then adds.
    What no writer touched is zeroed before the gradient is read. Slices that tile their base are
-   never zeroed. */
+   never zeroed.
+
+   An op may say that its output's gradient is that of inputs, too (FATTN_OP_PASS_GRAD): they then lie
+   in one piece, until a further writer comes to one of them and gets a copy of its own. In a residual
+   stream nobody does: the branch's share has been read and given back by then, and the gradient of the
+   stream runs through all layers in one place. */
 #ifndef FATTNI_TAPE_NODES_H
 #define FATTNI_TAPE_NODES_H
 
@@ -53,6 +58,7 @@ typedef struct fattni_piece {
     struct fattni_piece *next;
     void *p;
     size_t bytes;
+    int32_t shares; /* gradients that lie in it, without the first one: to be read, not written */
 } fattni_piece;
 
 typedef struct fattni_variable {
@@ -107,13 +113,16 @@ fattn_status fattni_check_layout(fattn_ctx *ctx, const char *who, const fattn_te
 
 /* A piece of at least `bytes`, a free one if possible, else from `from`. */
 fattn_status fattni_piece_take(fattn_tape *t, fattni_arena *from, size_t bytes, fattni_piece **out);
-void fattni_piece_give(fattn_tape *t, fattni_piece *piece); /* NULL is fine */
+void fattni_piece_give(fattn_tape *t, fattni_piece *piece); /* or one share of it; NULL is fine */
 
 /* Where the next writer of id's gradient writes, and whether it overwrites or adds; counts it as
    written. data NULL: no gradient is wanted, or there is no element. */
 fattn_status fattni_grad_open(fattn_tape *t, int32_t id, fattn_tensor *d, uint8_t *fresh);
 /* Gradient of id for reading, untouched parts zeroed; data NULL when no writer came. */
 fattn_status fattni_grad_read(fattn_tape *t, int32_t id, fattn_tensor *d);
+/* Adds the gradient of `from`, a base that has one, to that of `to`, of the same shape and dtype; shares
+   its memory when `to` has none yet. */
+fattn_status fattni_grad_pass(fattn_tape *t, int32_t from, int32_t to);
 /* The producer has run: the gradient's memory is free, unless it is kept. */
 void fattni_grad_release(fattn_tape *t, int32_t id);
 /* Whether the gradients of two inputs may share an element. */

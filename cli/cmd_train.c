@@ -348,8 +348,8 @@ static int set_up(session *s, char *folder, size_t size) {
     if (!code) code = claim_folder(s);
     if (code) return code;
     if (o->json && strcmp(o->json, "-") == 0) s->out = stderr;
-    code = device_open(o->device, o->deterministic ? FATTN_CTX_DETERMINISTIC : 0, o->threads, s->why,
-                       &s->ctx);
+    code = device_open(o->device, o->deterministic ? FATTN_CTX_DETERMINISTIC : FATTN_CTX_TUNE,
+                       o->threads, s->why, &s->ctx);
     if (code) return code;
     const uint64_t seed = (uint64_t)o->seed;
     if (o->task == TASK_RECALL) s->task = recall_open(seed, o->context);

@@ -7,6 +7,8 @@
 static const double ANY = 9e15;
 
 const cli_option train_table[] = {
+    {"preset", CLI_CHOICE, FIELD(preset), "P", 0, 0, "gpt2-124m",
+     "random tokens in bf16 for a model of the size of GPT-2 124M; what else is given counts"},
     {"task", CLI_CHOICE, FIELD(task), "TASK", 0, 0, "recall|text|tokens", "what to learn"},
     {"text", CLI_TEXT, FIELD(text), "FILE", 0, 0, NULL,
      "text to learn: a file, or a folder of fortune files"},
@@ -62,7 +64,7 @@ const cli_option train_table[] = {
 
 enum { UNSET = -1 };
 const train_options train_unset = {
-    .task = UNSET, .algorithm = UNSET, .device = UNSET, .dtype = UNSET, .vocab = UNSET, .layers = UNSET, .channels = UNSET, .heads = UNSET,
+    .preset = UNSET, .task = UNSET, .algorithm = UNSET, .device = UNSET, .dtype = UNSET, .vocab = UNSET, .layers = UNSET, .channels = UNSET, .heads = UNSET,
     .kv_heads = UNSET, .mlp = UNSET, .context = UNSET, .batch = UNSET, .steps = UNSET,
     .warmup = UNSET, .seed = UNSET, .threads = UNSET, .eval_every = UNSET, .eval_sequences = UNSET,
     .checkpoint_every = UNSET, .sample = UNSET, .top_k = UNSET, .seconds = UNSET, .lr = UNSET,
@@ -86,6 +88,15 @@ static const train_options defaults[] = {
                      .checkpoint_every = 1000000, .weight_decay = 0.1, .clip = 1, .checkpoint = "-",
                      .prompt = "-", .temperature = 1}};
 
+/* What --preset gpt2-124m says; the rest is its task's. */
+static train_options gpt2_124m(void) {
+    train_options o = train_unset;
+    o.task = TASK_TOKENS, o.dtype = 1;
+    o.vocab = 50304, o.layers = 12, o.channels = 768, o.heads = 12, o.mlp = 4;
+    o.context = 1024, o.batch = 64;
+    return o;
+}
+
 const char train_details[] =
     "recall: key-value pairs, then the keys again: the model must answer with the\n"
     "values. It stops when held-out answers are right, and fails when they never are.\n"
@@ -103,7 +114,7 @@ const char train_details[] =
     "130. --resume goes on bitwise as if nothing had happened, with the options of\n"
     "the checkpoint; those of the model, the data and the optimiser cannot change.";
 
-const char *const train_not_stored[] = {"resume", "overwrite", "device", NULL};
+const char *const train_not_stored[] = {"preset", "resume", "overwrite", "device", NULL};
 
 /* Options that a resumed run shares with its first part, or it would be another run. The text may
    have moved: its fingerprint is compared. */
@@ -170,12 +181,20 @@ int train_options_complete(train_options *o, checkpoint *from) {
     /* One budget given replaces both of the default or the checkpoint. */
     if (o->steps != UNSET && o->seconds == UNSET) o->seconds = 0;
     if (o->steps == UNSET && o->seconds != UNSET) o->steps = 0;
+    if (from && o->preset != UNSET)
+        return cli_fail(CLI_USAGE, "--preset goes with a new run: a resumed one keeps its sizes");
     if (from) {
         train_options stored = train_unset;
         if (!checkpoint_options(from, train_table, &stored, train_not_stored)) return CLI_FAILURE;
         if (o->device == UNSET) o->device = 0;
         const int code = take_missing(o, &stored, true);
         return code ? code : check(o);
+    }
+    if (o->preset != UNSET) {
+        const train_options preset = gpt2_124m();
+        take_missing(o, &preset, false);
+        if (o->task != preset.task)
+            return cli_fail(CLI_USAGE, "--preset gpt2-124m goes with --task tokens");
     }
     if (o->task == UNSET) return cli_fail(CLI_USAGE, "say what to learn: --task recall, text or tokens");
     if (o->kv_heads == UNSET) o->kv_heads = o->heads;

@@ -8,7 +8,7 @@
 enum { TASK_RECALL, TASK_TEXT, TASK_TOKENS };
 
 typedef struct train_options {
-    int task, algorithm, device, dtype;
+    int preset, task, algorithm, device, dtype;
     bool deterministic, overwrite;
     const char *text, *checkpoint, *resume, *json, *plot, *prompt;
     int64_t vocab, layers, channels, heads, kv_heads, mlp, context, batch;

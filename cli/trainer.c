@@ -8,6 +8,8 @@
 /* Of a batch, to be looked at one by one: 256 MiB. With more an evaluation is the loss alone. */
 static const size_t MOST_LOGITS = 1 << 26;
 
+enum { NONE = -1 };
+
 static fattn_status create_parts(trainer *r, const model_config *config) {
     const int64_t shape[2] = {r->config.batch, r->task->context};
     fattn_status s = model_create(r->ctx, config, &r->model);
@@ -33,7 +35,7 @@ static fattn_status create_parts(trainer *r, const model_config *config) {
 
 fattn_status trainer_create(trainer *r, fattn_ctx *ctx, task *t, const model_config *shape,
                             const trainer_config *config) {
-    *r = (trainer){.config = *config, .ctx = ctx, .task = t};
+    *r = (trainer){.config = *config, .ctx = ctx, .task = t, .prepared = NONE};
     const fattn_status s = create_parts(r, shape);
     if (s) trainer_destroy(r);
     return s;
@@ -126,9 +128,16 @@ static fattn_status send_batch(trainer *r) {
     return s ? s : device_write_i32(r->ctx, &r->targets, r->symbols[1]);
 }
 
-fattn_status trainer_step(trainer *r) {
+/* The batch of training sequences from `cursor` on, on the host. */
+static void prepare(trainer *r, int64_t cursor) {
+    if (r->prepared == cursor) return;
     for (int64_t row = 0; row < r->config.batch; ++row)
-        put_sequence(r, row, r->task->train, r->cursor + row);
+        put_sequence(r, row, r->task->train, cursor + row);
+    r->prepared = cursor;
+}
+
+fattn_status trainer_step(trainer *r) {
+    prepare(r, r->cursor);
     fattn_status s = send_batch(r);
     if (s) return s;
     fattn_tape_reset(r->tape);
@@ -136,6 +145,7 @@ fattn_status trainer_step(trainer *r) {
     double value;
     r->lr = trainer_lr(r);
     s = fattn_tape_backward(r->tape, loss);
+    prepare(r, r->cursor + r->config.batch); /* while a GPU still works */
     if (!s) s = fattn_tape_item(r->tape, loss, &value);
     if (!s && !isfinite(value))
         s = fattn_ctx_fail(r->ctx, FATTN_E_MISMATCH, "the loss of step %lld is %g: lower --lr?",
@@ -177,6 +187,7 @@ fattn_status trainer_evaluate(trainer *r, int64_t count, evaluation *out) {
     const int64_t n = count < all ? count : all;
     for (int64_t first = 0; first < n; first += batch) {
         const int64_t rows = first + batch < n ? batch : n - first;
+        r->prepared = NONE;
         for (int64_t row = 0; row < batch; ++row) /* the last batch repeats its first sequence */
             put_sequence(r, row, r->task->test, (first + (row < rows ? row : 0)) * all / n);
         fattn_status s = send_batch(r);

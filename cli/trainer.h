@@ -33,6 +33,7 @@ typedef struct trainer {
     float *logits;             /* of a batch, on the host; NULL when they are too many */
     int64_t step;              /* taken; numbers the dropout masks */
     int64_t cursor;            /* training sequences used; numbers the next one */
+    int64_t prepared;          /* cursor of the batch in symbols; -1: none */
     double elapsed;            /* seconds, of all parts of the run */
     double lr, grad_norm;      /* of the last step */
     history history;

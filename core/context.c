@@ -54,11 +54,15 @@ fattn_status fattn_ctx_create(const fattn_ctx_options *opt, fattn_ctx **out) {
                  o.device_id, o.stream ? " with a stream" : "");
         return refuse(&o, FATTN_E_ARG, text);
     }
-    if (o.flags & ~(uint32_t)FATTN_CTX_DETERMINISTIC || o.reserved) {
+    if (o.flags & ~(uint32_t)(FATTN_CTX_DETERMINISTIC | FATTN_CTX_TUNE) || o.reserved) {
         snprintf(text, sizeof text, "unknown flags 0x%x or non-zero reserved field %d", o.flags,
                  o.reserved);
         return refuse(&o, FATTN_E_ARG, text);
     }
+    if (o.flags & FATTN_CTX_DETERMINISTIC && o.flags & FATTN_CTX_TUNE)
+        return refuse(&o, FATTN_E_ARG,
+                      "FATTN_CTX_DETERMINISTIC and FATTN_CTX_TUNE exclude each other: what is tuned "
+                      "depends on the clock");
     if (o.cpu_threads < 0 || o.arch_cap < 0 || o.sm_limit < 0) {
         snprintf(text, sizeof text, "negative cpu_threads %d, arch_cap %d or sm_limit %d",
                  o.cpu_threads, o.arch_cap, o.sm_limit);

@@ -1,6 +1,7 @@
 #include "cuda_blas.h"
 
 #include "cuda_launch.h"
+#include "cuda_tuned.h"
 
 #include <cublas_v2.h>
 #include <dlfcn.h>
@@ -17,6 +18,7 @@
 struct fattni_cuda_blas {
     void *library;
     cublasHandle_t handle;
+    struct fattni_cuda_tuned *tuned; /* NULL: not asked for, or no cuBLASLt */
 #define X(name, symbol) __typeof__(symbol) *name;
     FUNCTIONS(X)
 #undef X
@@ -52,13 +54,18 @@ fattn_status fattni_cuda_blas_open(fattn_ctx *ctx) {
     FATTNI_TRY(fattni_host_alloc(ctx, sizeof(struct fattni_cuda_blas), &p));
     memset(p, 0, sizeof(struct fattni_cuda_blas));
     ctx->gpu.blas = p;
-    if (!load(ctx->gpu.blas)) fattni_cuda_blas_close(ctx);
-    return FATTN_OK;
+    if (!load(ctx->gpu.blas)) {
+        fattni_cuda_blas_close(ctx);
+        return FATTN_OK;
+    }
+    if (!(ctx->flags & FATTN_CTX_TUNE)) return FATTN_OK;
+    return fattni_cuda_tuned_open(ctx, ctx->gpu.blas->handle, &ctx->gpu.blas->tuned);
 }
 
 void fattni_cuda_blas_close(fattn_ctx *ctx) {
     struct fattni_cuda_blas *const b = ctx->gpu.blas;
     if (!b) return;
+    fattni_cuda_tuned_close(ctx, b->tuned);
     if (b->handle) b->destroy(b->handle);
     if (b->library) dlclose(b->library);
     fattni_host_free(ctx, b, sizeof *b);
@@ -69,7 +76,7 @@ const char *fattni_cuda_blas_missing(const fattn_ctx *ctx) {
     return ctx->gpu.blas ? NULL : "needs cuBLAS (" SONAME "), which was not found";
 }
 
-static cudaDataType_t type_of(fattn_dtype t) {
+int fattni_cuda_blas_type(fattn_dtype t) {
     switch (t) {
     case FATTN_F64: return CUDA_R_64F;
     case FATTN_F16: return CUDA_R_16F;
@@ -105,6 +112,10 @@ fattn_status fattni_cuda_multiply(fattn_ctx *ctx, const fattni_cuda_gemm *g, voi
     if (g->batches == 0 || g->M == 0 || g->N == 0) return FATTN_OK;
     if (g->K == 0) return g->beta == 0 ? clear(ctx, g) : FATTN_OK;
 
+    bool done = false;
+    if (b->tuned) FATTNI_TRY(fattni_cuda_tuned_multiply(ctx, b->tuned, g, workspace, &done));
+    if (done) return FATTN_OK;
+
     /* A new stream resets the workspace, so both are set for each product, and in this order. */
     FATTNI_TRY(blas_check(ctx, b->set_stream(b->handle, ctx->stream), "cublasSetStream"));
     FATTNI_TRY(blas_check(ctx,
@@ -115,11 +126,12 @@ fattn_status fattni_cuda_multiply(fattn_ctx *ctx, const fattni_cuda_gemm *g, voi
     const bool is_wide = g->dtype == FATTN_F64;
     const void *const alpha = is_wide ? (const void *)&wide[0] : &narrow[0];
     const void *const beta = is_wide ? (const void *)&wide[1] : &narrow[1];
+    const int type = fattni_cuda_blas_type(g->dtype);
     /* cuBLAS counts by columns: it sees the transposes, C^T = op(B)^T op(A)^T. */
     const cublasStatus_t s = b->multiply(
         b->handle, g->trans_b ? CUBLAS_OP_T : CUBLAS_OP_N, g->trans_a ? CUBLAS_OP_T : CUBLAS_OP_N,
-        g->N, g->M, g->K, alpha, g->b, type_of(g->dtype), g->ldb, g->stride_b, g->a,
-        type_of(g->dtype), g->lda, g->stride_a, beta, g->c, type_of(g->c_dtype), g->ldc,
-        g->stride_c, g->batches, compute_type(g), CUBLAS_GEMM_DEFAULT);
+        g->N, g->M, g->K, alpha, g->b, type, g->ldb, g->stride_b, g->a, type, g->lda, g->stride_a,
+        beta, g->c, fattni_cuda_blas_type(g->c_dtype), g->ldc, g->stride_c, g->batches,
+        compute_type(g), CUBLAS_GEMM_DEFAULT);
     return blas_check(ctx, s, "cublasGemmStridedBatchedEx");
 }

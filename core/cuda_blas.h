@@ -26,6 +26,7 @@ fattn_status fattni_cuda_blas_open(fattn_ctx *ctx);
 void fattni_cuda_blas_close(fattn_ctx *ctx); /* NULL is fine */
 /* NULL, or why this context has no products: the end of a sentence. */
 const char *fattni_cuda_blas_missing(const fattn_ctx *ctx);
+int fattni_cuda_blas_type(fattn_dtype t); /* a cudaDataType_t */
 /* Bytes, aligned, with which a call runs at full speed: what NVIDIA recommends for sm_90. */
 enum { FATTNI_CUDA_BLAS_WORKSPACE = 32 << 20 };
 /* Enqueues on the context's stream; allocates nothing, waits for nothing. */

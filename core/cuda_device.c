@@ -136,6 +136,18 @@ fattn_status fattni_cuda_move(fattn_ctx *ctx, void *dst, const void *src, size_t
     return fattni_cuda_check(ctx, error, "cudaMemcpyAsync");
 }
 
+fattn_status fattni_cuda_move_rows(fattn_ctx *ctx, void *dst, int64_t dst_pitch, const void *src,
+                                   int64_t src_pitch, size_t width, int64_t rows) {
+    if (width == 0 || rows == 0) return FATTN_OK;
+    int previous = 0;
+    FATTNI_TRY(enter(ctx, &previous));
+    const cudaError_t error =
+        cudaMemcpy2DAsync(dst, (size_t)dst_pitch, src, (size_t)src_pitch, width, (size_t)rows,
+                          cudaMemcpyDeviceToDevice, ctx->stream);
+    leave(ctx, previous);
+    return fattni_cuda_check(ctx, error, "cudaMemcpy2DAsync");
+}
+
 fattn_status fattni_cuda_zero(fattn_ctx *ctx, void *p, size_t bytes) {
     if (bytes == 0) return FATTN_OK;
     int previous = 0;

@@ -18,6 +18,9 @@ fattn_status fattni_cuda_start(fattn_ctx *ctx, const char *name, fattni_cuda_any
     fattni_cuda_start(ctx, #kernel, (fattni_cuda_any)(kernel), grid, block, 0, args)
 /* Enqueued like a kernel. A copy between host and device may wait for the stream. */
 fattn_status fattni_cuda_move(fattn_ctx *ctx, void *dst, const void *src, size_t bytes);
+/* The same for `rows` times `width` bytes on the device; pitches in bytes. */
+fattn_status fattni_cuda_move_rows(fattn_ctx *ctx, void *dst, int64_t dst_pitch, const void *src,
+                                   int64_t src_pitch, size_t width, int64_t rows);
 fattn_status fattni_cuda_zero(fattn_ctx *ctx, void *p, size_t bytes);
 /* `rows` times `width` bytes, `pitch` bytes apart. */
 fattn_status fattni_cuda_zero_rows(fattn_ctx *ctx, void *p, size_t pitch, size_t width,

@@ -13,6 +13,15 @@ static size_t bytes_of(const fattn_tensor *t) {
     return (size_t)fattn_tensor_numel(t) * fattn_dtype_size((fattn_dtype)t->dtype);
 }
 
+/* Long rows, which the driver copies fastest; within its limits of a pitch. */
+static bool is_rows(const fattni_grid *g) {
+    bool fits = g->n == 2 && g->shape[1] >= 1024;
+    for (int k = 0; k < 2 && fits; ++k)
+        fits = g->stride[1][k] == 1 && g->stride[0][k] >= g->shape[1] &&
+               g->stride[0][k] <= INT32_MAX / 8;
+    return fits;
+}
+
 /* Both on the device. */
 static fattn_status convert(fattn_ctx *ctx, const fattn_tensor *dst, const fattn_tensor *src) {
     const fattn_tensor *const t[] = {dst, src};
@@ -25,6 +34,11 @@ static fattn_status convert(fattn_ctx *ctx, const fattn_tensor *dst, const fattn
     if (dst->dtype == src->dtype &&
         (g->n == 0 || (g->n == 1 && g->stride[0][0] == 1 && g->stride[0][1] == 1)))
         return fattni_cuda_move(ctx, dst->data, src->data, bytes_of(dst));
+    const int64_t size = (int64_t)fattn_dtype_size((fattn_dtype)dst->dtype);
+    if (dst->dtype == src->dtype && is_rows(g))
+        return fattni_cuda_move_rows(ctx, dst->data, g->stride[0][0] * size, src->data,
+                                     g->stride[0][1] * size, (size_t)(g->shape[1] * size),
+                                     g->shape[0]);
     return FATTNI_START(ctx, fattn_copy, fattni_grid_blocks(g, 1), FATTNI_GRID_THREADS, &a);
 }
 

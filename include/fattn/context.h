@@ -19,7 +19,12 @@ typedef struct fattn_allocator {
 typedef enum fattn_log { FATTN_LOG_ERROR = 1, FATTN_LOG_WARN, FATTN_LOG_INFO } fattn_log;
 typedef void (*fattn_log_fn)(void *user, fattn_log level, const char *text);
 
-enum { FATTN_CTX_DETERMINISTIC = 1u << 0 }; /* every call on this context, as if asked for there */
+enum {
+    FATTN_CTX_DETERMINISTIC = 1u << 0, /* every call on this context, as if asked for there */
+    FATTN_CTX_TUNE = 1u << 1 /* matrix products on a GPU: the first one of a shape tries what cuBLAS
+                                offers and waits for the device, later ones take the fastest; runs may
+                                differ in their roundings. Not with DETERMINISTIC */
+};
 
 typedef struct fattn_ctx_options {
     uint32_t struct_size; /* sizeof(fattn_ctx_options) */

@@ -99,7 +99,12 @@ typedef struct fattn_op_call {
     size_t fwd_workspace, bwd_workspace;
     const uint8_t *wanted;     /* per input, from infer on, 1: backward will ask for its gradient */
 } fattn_op_call;
-enum { FATTN_OP_MAY_VIEW = 1u << 0 }; /* an op with a forward may also return views */
+enum {
+    FATTN_OP_MAY_VIEW = 1u << 0, /* an op with a forward may also return views */
+    FATTN_OP_PASS_GRAD = 1u << 1 /* out[0]'s gradient is also that of each input of its shape and dtype:
+                                    the tape passes it on, without a copy where it can, and backward
+                                    gets d_in[i].data NULL for them */
+};
 typedef struct fattn_op_def {
     uint32_t struct_size, attr_size; /* attr_size bytes of attr are copied onto the tape */
     int32_t n_out;

@@ -122,6 +122,50 @@ Test(tape, gradients_of_variables_can_be_kept) {
     cr_assert_eq(fattn_tape_status(tape), FATTN_OK, "questions do not break a tape");
 }
 
+/* x -> y = x + x^2 -> y + y: whoever only reads a gradient shares it, whoever adds to it gets its own. */
+Test(tape, sums_pass_their_gradient_on) {
+    leaf a, b;
+    leaf_init(&a, 1, (int64_t[]){5});
+    leaf_init(&b, 1, (int64_t[]){5});
+    const fattn_var x = mul(tape, fattn_use(tape, &a.p), fattn_use(tape, &b.p));
+    const fattn_var branch = mul(tape, x, x), y = fattn_op_add(tape, x, branch);
+    const fattn_var s = sum(tape, fattn_op_add(tape, y, y)), kept[] = {x, branch, y};
+    fattn_tensor d[3];
+    for (int i = 0; i < 3; ++i) cr_assert_eq(fattn_tape_keep_grad(tape, kept[i]), FATTN_OK);
+    backward(s);
+    for (int i = 0; i < 3; ++i) cr_assert_eq(fattn_tape_grad(tape, kept[i], &d[i]), FATTN_OK);
+    cr_assert_eq(d[1].data, d[2].data, "a copy for a branch that only reads");
+    cr_assert_neq(d[0].data, d[2].data, "the stream was written while it was shared");
+    for (int i = 0; i < 5; ++i) {
+        const double product = a.value[i] * b.value[i];
+        cr_assert_eq(*element(&d[2], i), 2);
+        cr_assert_eq(*element(&d[1], i), 2);
+        cr_assert_eq(*element(&d[0], i), 2 + 4 * product);
+        cr_assert_eq(a.grad[i], (2 + 4 * product) * b.value[i]);
+    }
+}
+
+/* Not shared: parameters, which have a gradient already, views, another layout, what broadcasts. */
+Test(tape, sums_that_cannot_pass_add) {
+    leaf a, b, c;
+    leaf_init(&a, 2, (int64_t[]){3, 4});
+    leaf_init(&b, 2, (int64_t[]){4, 3});
+    leaf_init(&c, 1, (int64_t[]){4});
+    const fattn_var pa = fattn_use(tape, &a.p), pb = fattn_use(tape, &b.p);
+    const fattn_var turned = transpose(tape, mul(tape, pb, pb));
+    const fattn_var row = slice(tape, mul(tape, pa, pa), 0, 1, 2); /* [1,4] of [3,4] */
+    fattn_var y = fattn_op_add(tape, pa, turned);
+    y = fattn_op_add(tape, y, fattn_use(tape, &c.p));
+    y = fattn_op_add(tape, y, row);
+    backward(sum(tape, fattn_op_add(tape, y, pa)));
+    for (int i = 0; i < 12; ++i) {
+        const bool in_row = i >= 4 && i < 8;
+        cr_assert_eq(a.grad[i], 2 + (in_row ? 3 * 2 * a.value[i] : 0));
+        cr_assert_eq(b.grad[i], 2 * b.value[i]);
+    }
+    for (int i = 0; i < 4; ++i) cr_assert_eq(c.grad[i], 3);
+}
+
 Test(tape, a_parameter_may_be_the_scalar) {
     leaf a;
     leaf_init(&a, 0, NULL);
@@ -330,6 +374,29 @@ Test(tape, gradients_are_recycled) {
     }
     cr_assert_leq(bytes[0], 3 * LARGE * sizeof(double));
     cr_assert_leq(bytes[1], bytes[0], "longer by 20 tensors, but no more memory for gradients");
+    fattn_tensor_free(ctx, &p.value);
+    fattn_tensor_free(ctx, &p.grad);
+}
+
+/* The gradient of a residual stream stays in one place while branches come and go. */
+Test(tape, residual_streams_share_their_gradient) {
+    fattn_param p = {.name = "large"};
+    const int64_t shape[] = {LARGE};
+    cr_assert_eq(fattn_tensor_alloc(ctx, FATTN_F64, 1, shape, &p.value), FATTN_OK);
+    cr_assert_eq(fattn_tensor_alloc(ctx, FATTN_F64, 1, shape, &p.grad), FATTN_OK);
+    for (int i = 0; i < LARGE; ++i)
+        ((double *)p.value.data)[i] = 1, ((double *)p.grad.data)[i] = 0;
+    const fattn_var x = fattn_use(tape, &p);
+    fattn_var y = mul(tape, x, x);
+    for (int layer = 0; layer < 10; ++layer) 
+        y = fattn_op_add(tape, y, mul(tape, mul(tape, y, x), x));
+    const fattn_var s = sum(tape, y);
+    const size_t before = fattn_ctx_mem(ctx).live;
+    backward(s);
+    /* the stream's, one of the branch, and mul's workspace */
+    cr_assert_leq(fattn_ctx_mem(ctx).live - before, 3 * LARGE * sizeof(double));
+    for (int i = 0; i < LARGE; ++i) /* x^2 (1 + x^2)^10 at 1 */
+        cr_assert_eq(((double *)p.grad.data)[i], 2 * 1024 + 10 * 2 * 512);
     fattn_tensor_free(ctx, &p.value);
     fattn_tensor_free(ctx, &p.grad);
 }

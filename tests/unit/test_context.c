@@ -95,7 +95,9 @@ Test(context, every_refusal) {
     refused((fattn_ctx_options){.device = 7}, FATTN_E_ARG, "device: 7");
     refused((fattn_ctx_options){.device_id = 2}, FATTN_E_ARG, "not device_id 2");
     refused((fattn_ctx_options){.stream = stream}, FATTN_E_ARG, "device_id 0 with a stream");
-    refused((fattn_ctx_options){.flags = 6}, FATTN_E_ARG, "unknown flags 0x6");
+    refused((fattn_ctx_options){.flags = 12}, FATTN_E_ARG, "unknown flags 0xc");
+    refused((fattn_ctx_options){.flags = FATTN_CTX_DETERMINISTIC | FATTN_CTX_TUNE}, FATTN_E_ARG,
+            "exclude each other");
     refused((fattn_ctx_options){.reserved = 5}, FATTN_E_ARG, "reserved field 5");
     refused((fattn_ctx_options){.cpu_threads = -1}, FATTN_E_ARG, "negative cpu_threads -1");
     refused((fattn_ctx_options){.arch_cap = -2}, FATTN_E_ARG, "arch_cap -2");
