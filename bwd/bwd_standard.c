@@ -1,10 +1,13 @@
 /* FATTN_ALGO_STANDARD, backward: the row of the dispatch table. */
 #include "bwd_standard.h"
 
+#include "cpu_scores.h"
+
 #include <stdio.h>
 
 fattni_bwd_standard_layout fattni_bwd_standard_plan(const fattni_problem *p) {
-    const size_t element = fattn_dtype_size(p->dtype);
+    const size_t element = fattn_dtype_size(fattni_real(p));
+    const bool narrow = fattni_is_narrow(p);
     const int64_t rows = FATTNI_STANDARD_ROWS, planes = p->B * p->Hq;
     fattni_bwd_standard_layout l = {0};
     l.dP = fattni_standard_reserve(&l.scratch, planes * p->Sq * p->Sk, element);
@@ -16,7 +19,8 @@ fattni_bwd_standard_layout fattni_bwd_standard_plan(const fattni_problem *p) {
     l.v = fattni_standard_reserve(&l.thread, v ? 0 : p->Sk * p->Dv, element);
     l.d_o = fattni_standard_reserve(&l.thread, p->Sq * p->Dv, element); /* a query may lack d_o */
     l.x = fattni_standard_reserve(&l.thread, p->softcap > 0 ? rows * p->Sk : 0, element);
-    l.dropped = fattni_standard_reserve(&l.thread, p->drop_T ? rows * rows : 0, element);
+    l.P = fattni_standard_reserve(&l.thread, narrow ? p->Sk : 0, element);
+    l.dropped = fattni_standard_reserve(&l.thread, p->drop_T || narrow ? rows * rows : 0, element);
     l.grad = fattni_standard_reserve(&l.thread, rows * p->D, element);
     l.dv = fattni_standard_reserve(&l.thread, rows * p->Dv, element);
     l.sums = fattni_standard_reserve(&l.thread, p->bias.present ? fattni_max(p->max_k, 1) : 0,

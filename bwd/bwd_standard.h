@@ -11,7 +11,8 @@ typedef struct fattni_bwd_standard_layout {
     size_t scratch;      /* the threads' areas start here */
     size_t q, k, v, d_o; /* in a thread's area: copies of rows that a BLAS cannot take in place */
     size_t x;            /* [ROWS,Sk] scores again, with a softcap */
-    size_t dropped;      /* [ROWS,ROWS] keep P */
+    size_t P;            /* [Sk] a row of P, when it is stored in 16 bits */
+    size_t dropped;      /* [ROWS,ROWS] keep P, with dropout or from 16 bits */
     size_t grad;         /* [ROWS,D] of dq or dk */
     size_t dv;           /* [ROWS,Dv] */
     size_t sums;         /* [max_k] doubles: one row of d_bias */

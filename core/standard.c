@@ -9,7 +9,6 @@ bool fattni_standard_fits(const fattni_problem *p) {
 
 const char *fattni_standard_refuses(const fattn_ctx *ctx, const fattni_problem *p) {
     (void)ctx;
-    if (p->dtype != FATTN_F32 && p->dtype != FATTN_F64) return "computes in f32 and f64 only";
     return fattni_standard_fits(p) ? NULL : "stores B Hq Sq Sk probabilities: more than 2^56";
 }
 
@@ -26,6 +25,7 @@ uint8_t *fattni_standard_mask(const fattni_problem *p) {
 }
 
 bool fattni_standard_direct(const fattni_array *a, int64_t width) {
+    if (a->dtype != FATTN_F32 && a->dtype != FATTN_F64) return false;
     return a->n[2] <= 1 || (a->s[2] >= width && a->s[2] <= INT32_MAX);
 }
 

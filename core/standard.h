@@ -1,7 +1,8 @@
 /* FATTN_ALGO_STANDARD: what the two passes of the textbook share.
 
    io.saved holds P [B,Hq,Sq,Sk] in q's dtype; with dropout the keep mask follows, [B,Hq,Sq,Sk]
-   bytes. Rows and keys past the end of a sequence are not written. */
+   bytes. Rows and keys past the end of a sequence are not written. 16-bit inputs are copied to
+   floats and all is computed in those: only what backward reads of P has been rounded. */
 #ifndef FATTNI_STANDARD_H
 #define FATTNI_STANDARD_H
 
@@ -21,7 +22,8 @@ static inline int64_t fattni_standard_at(const fattni_problem *p, int64_t b, int
 /* The keep mask, or NULL without dropout. */
 uint8_t *fattni_standard_mask(const fattni_problem *p);
 
-/* Can a BLAS take the rows where they lie? Not when they broadcast, overlap, or run backwards. */
+/* Can a BLAS take the rows where they lie? Not when they have 16 bits, broadcast, overlap, or run
+   backwards. */
 bool fattni_standard_direct(const fattni_array *a, int64_t width);
 
 /* How many scratch areas a pass needs at most: one per thread that finds work. */

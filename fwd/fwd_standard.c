@@ -1,10 +1,12 @@
 /* FATTN_ALGO_STANDARD, forward: the row of the dispatch table. */
 #include "fwd_standard.h"
 
+#include "cpu_scores.h"
+
 #include <stdio.h>
 
 fattni_fwd_standard_scratch fattni_fwd_standard_layout(const fattni_problem *p) {
-    const size_t element = fattn_dtype_size(p->dtype);
+    const size_t element = fattn_dtype_size(fattni_real(p));
     const int64_t rows = fattni_min(p->Sq, FATTNI_STANDARD_ROWS);
     fattni_fwd_standard_scratch s = {0};
     s.q = fattni_standard_reserve(&s.bytes, fattni_standard_direct(&p->q, p->D) ? 0 : rows * p->D,
@@ -13,6 +15,7 @@ fattni_fwd_standard_scratch fattni_fwd_standard_layout(const fattni_problem *p) 
                                   element);
     s.v = fattni_standard_reserve(
         &s.bytes, fattni_standard_direct(&p->v, p->Dv) ? 0 : p->Sk * p->Dv, element);
+    s.P = fattni_standard_reserve(&s.bytes, fattni_is_narrow(p) ? rows * p->Sk : 0, element);
     s.dropped = fattni_standard_reserve(&s.bytes, p->drop_T ? rows * p->Sk : 0, element);
     s.o = fattni_standard_reserve(&s.bytes, rows * p->Dv, element);
     return s;

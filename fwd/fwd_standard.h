@@ -7,6 +7,7 @@
 /* One thread's scratch: byte offsets, and the bytes in all. */
 typedef struct fattni_fwd_standard_scratch {
     size_t q, k, v; /* copies of rows that a BLAS cannot take in place */
+    size_t P;       /* [ROWS,Sk] 16 bits: before they are rounded */
     size_t dropped; /* [ROWS,Sk] keep P */
     size_t o;       /* [ROWS,Dv] */
     size_t bytes;

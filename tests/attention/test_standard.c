@@ -1,5 +1,5 @@
-/* FATTN_ALGO_STANDARD against the oracle: every feature, layout and shape, in F64 and F32. */
-#include "attention.h"
+/* FATTN_ALGO_STANDARD against the oracle: every feature, layout, shape and dtype. */
+#include "tiles.h"
 
 #include <criterion/criterion.h>
 #include <stdio.h>
@@ -34,6 +34,28 @@ static void check_f32(fattn_ctx *ctx, const attention_case *c) {
     attention_free(want);
 }
 
+static const fattn_dtype narrow[2] = {FATTN_F16, FATTN_BF16};
+
+/* Forward is computed in F32, so that its errors are those of F32 and of storing O; backward reads a
+   P that was rounded: by the baseline rule. */
+static void check_16_bits(fattn_ctx *ctx, const attention_case *c, fattn_dtype dtype) {
+    attention_case standard = *c;
+    standard.algorithm = FATTN_ALGO_STANDARD;
+    standard.dtype = dtype;
+    if (c->flags & FATTN_MERGE) standard.wide = true; /* a partial result is F32 */
+    tiles_check_forward(&standard);
+    attention *const got = attention_new(ctx, &standard), *const low = attention_new(ctx, &standard);
+    attention *const want = attention_twin(got, FATTN_F64);
+    attention_run(low, UNFUSED);
+    attention_run(want, REFERENCE);
+    attention_run(got, LIBRARY);
+    cr_assert_eq(got->plan.saved_bytes, got->plan.materialized_bytes);
+    attention_match_16_bits(got, want, low);
+    attention_free(got);
+    attention_free(want);
+    attention_free(low);
+}
+
 static const enum layout layouts[] = {LAYOUT_BHSD, LAYOUT_BSHD, LAYOUT_PITCH, LAYOUT_REVERSED};
 
 Test(standard, every_feature_and_layout) {
@@ -44,6 +66,8 @@ Test(standard, every_feature_and_layout) {
             c.layout = layouts[layout];
             check_f64(ctx, &c);
             check_f32(ctx, &c);
+            c.wide = (n + layout) % 3 == 0;
+            check_16_bits(ctx, &c, narrow[(n + layout) % 2]);
         }
     fattn_ctx_destroy(ctx);
 }
@@ -58,6 +82,7 @@ Test(standard, mixed_features) {
         c.layout = layouts[n % 4];
         check_f64(ctx, &c);
         check_f32(ctx, &c);
+        if (n % 3 == 0) check_16_bits(ctx, &c, narrow[n % 2]);
     }
     fattn_ctx_destroy(ctx);
 }
@@ -85,6 +110,7 @@ Test(standard, every_shape) {
             c.name = name;
             check_f64(ctx, &c);
             check_f32(ctx, &c);
+            if (c.Sq * c.Sk < 20000) check_16_bits(ctx, &c, narrow[(shape + (int)n) % 2]);
         }
     fattn_ctx_destroy(ctx);
 }
@@ -92,10 +118,10 @@ Test(standard, every_shape) {
 Test(standard, bits_do_not_depend_on_threads) {
     static const int threads[] = {2, 3, 8};
     fattn_ctx *const one = attention_context(1);
-    for (size_t n = 0; n < sizeof crossing / sizeof *crossing; ++n) {
-        attention_case c = crossing[n];
+    for (size_t n = 0; n < 2 * sizeof crossing / sizeof *crossing; ++n) {
+        attention_case c = crossing[n / 2];
         c.Sq = 211, c.Sk = c.layout == LAYOUT_QKV ? 211 : 173;
-        c.dtype = FATTN_F32;
+        c.dtype = n % 2 ? FATTN_BF16 : FATTN_F32;
         c.algorithm = FATTN_ALGO_STANDARD;
         attention *const want = attention_new(one, &c);
         attention_run(want, LIBRARY);
@@ -112,20 +138,6 @@ Test(standard, bits_do_not_depend_on_threads) {
         attention_free(want);
     }
     fattn_ctx_destroy(one);
-}
-
-Test(standard, sixteen_bits_are_refused) {
-    fattn_ctx *const ctx = attention_context(1);
-    const attention_case c = {"bf16", .B = 1, .Hq = 2, .Sq = 3, .Sk = 3, .D = 4,
-                              .dtype = FATTN_BF16, .algorithm = FATTN_ALGO_STANDARD};
-    attention *const a = attention_new(ctx, &c);
-    fattn_attention_plan plan = {.struct_size = sizeof plan};
-    cr_assert_eq(fattn_attention_query(ctx, &a->params, &a->io, &plan), FATTN_E_UNSUPPORTED);
-    cr_assert(strstr(fattn_ctx_error(ctx), "bf16"), "%s", fattn_ctx_error(ctx));
-    cr_assert_eq(fattn_attention_fwd(ctx, &a->params, &a->io), FATTN_E_UNSUPPORTED);
-    cr_assert_eq(fattn_attention_bwd(ctx, &a->params, &a->io), FATTN_E_UNSUPPORTED);
-    attention_free(a);
-    fattn_ctx_destroy(ctx);
 }
 
 /* A query touches no data, so that it can be asked about any size. */
@@ -147,29 +159,37 @@ Test(standard, what_no_memory_holds_is_refused) {
     fattn_ctx_destroy(ctx);
 }
 
-/* P is there, as the header says: rows that see a key sum to one; with dropout, the mask behind it
-   is fattn_dropout_mask's. */
-Test(standard, saved_holds_probabilities_and_mask) {
-    fattn_ctx *const ctx = attention_context(1);
+/* P is there, as the header says: rows that see a key sum to one, up to what rounding each of their
+   elements does; with dropout, the mask behind it is fattn_dropout_mask's. */
+static void check_saved(fattn_ctx *ctx, fattn_dtype dtype, double rounding) {
     const attention_case c = {"saved", .B = 2, .Hq = 3, .Sq = 70, .Sk = 33, .D = 4,
-                              .dropout_p = 0.4f, .flags = FATTN_CAUSAL,
+                              .dropout_p = 0.4f, .flags = FATTN_CAUSAL, .dtype = dtype,
                               .algorithm = FATTN_ALGO_STANDARD};
     attention *const a = attention_new(ctx, &c);
     attention_run(a, LIBRARY);
     const int64_t rows = c.B * c.Hq * c.Sq, shape[4] = {c.B, c.Hq, c.Sq, c.Sk};
-    cr_assert_eq(a->plan.saved_bytes, (size_t)(rows * c.Sk) * 9);
-    const double *const P = a->io.saved;
+    const size_t size = fattn_dtype_size(dtype);
+    cr_assert_eq(a->plan.saved_bytes, (size_t)(rows * c.Sk) * (size + 1));
     for (int64_t row = 0; row < rows; ++row) {
         double sum = 0;
-        for (int64_t j = 0; j < c.Sk; ++j) sum += P[row * c.Sk + j];
+        for (int64_t j = 0; j < c.Sk; ++j) sum += fattni_load(a->io.saved, dtype, row * c.Sk + j);
         const bool sees = row % c.Sq + c.Sk - c.Sq >= 0;
-        cr_assert_float_eq(sum, sees ? 1 : 0, 1e-14);
+        cr_assert_float_eq(sum, sees ? 1 : 0, rounding);
     }
     fattn_tensor keep;
     cr_assert_eq(fattn_tensor_alloc(ctx, FATTN_U8, 4, shape, &keep), FATTN_OK);
     cr_assert_eq(fattn_dropout_mask(ctx, &a->params, &a->io, &keep), FATTN_OK);
-    cr_assert_eq(memcmp(keep.data, P + rows * c.Sk, (size_t)(rows * c.Sk)), 0);
+    const char *const mask = (const char *)a->io.saved + (size_t)(rows * c.Sk) * size;
+    cr_assert_eq(memcmp(keep.data, mask, (size_t)(rows * c.Sk)), 0);
     fattn_tensor_free(ctx, &keep);
     attention_free(a);
+}
+
+Test(standard, saved_holds_probabilities_and_mask) {
+    fattn_ctx *const ctx = attention_context(1);
+    check_saved(ctx, FATTN_F64, 1e-14);
+    check_saved(ctx, FATTN_F32, 33 * 0x1p-24);
+    check_saved(ctx, FATTN_F16, 0x1p-11);
+    check_saved(ctx, FATTN_BF16, 0x1p-8);
     fattn_ctx_destroy(ctx);
 }

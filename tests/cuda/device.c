@@ -150,22 +150,6 @@ static void round_d_o(attention *a, fattn_dtype dtype) {
     }
 }
 
-/* Gradients of a bias and of sinks are sums over many rows of what each row should cancel to: a
-   row's rest is dO.(O - rounded O). The others have the error of the unfused computation as their
-   yardstick, or, where the largest of a few errors is none, what rounding O leaves in delta. */
-static void match_16_bits(attention *got, const attention *want, const attention *low) {
-    const attention_case *const c = &got->c;
-    const double eps = c->dtype == FATTN_BF16 ? 0x1p-9 : 0x1p-12;
-    const double rows = (double)(c->B * c->Hq * (c->Sq + 1) * (c->Dv + 1));
-    const bool sums[2] = {got->present[T_D_BIAS], got->present[T_D_SINK]};
-    const double floor =
-        rows < 4096 ? eps * sqrt((double)c->Dv) / (1 - (double)c->dropout_p) : 2e-6;
-    got->present[T_D_BIAS] = got->present[T_D_SINK] = false;
-    attention_match(got, want, low, 3, (fattn_tolerance){.atol = floor});
-    for (int n = 0; n < 7; ++n) got->present[attention_outputs[n]] = n > 4 && sums[n - 5];
-    attention_match(got, want, low, 3, (fattn_tolerance){.atol = eps * sqrt(rows)});
-}
-
 void device_check(fattn_ctx *cpu, const attention_case *given) {
     attention_case c = *given;
     const bool narrow = c.dtype == FATTN_F16 || c.dtype == FATTN_BF16;
@@ -181,7 +165,7 @@ void device_check(fattn_ctx *cpu, const attention_case *given) {
     attention_run(want, REFERENCE);
     attention_run(got, ON_DEVICE);
     if (narrow)
-        match_16_bits(got, want, low);
+        attention_match_16_bits(got, want, low);
     else if (c.dtype == FATTN_F32)
         attention_match_rounded(got, want);
     else

@@ -643,3 +643,18 @@ fattn_ctx *attention_context_isa(int threads, int isa) {
     fattn_ctx_destroy(ctx);
     return NULL;
 }
+
+/* Gradients of a bias and of sinks are sums over many rows of what each row should cancel to: a
+   row's rest is dO.(O - rounded O). The others have the error of the unfused computation as their
+   yardstick, or, where the largest of a few errors is none, what rounding O leaves in delta. */
+void attention_match_16_bits(const attention *got, const attention *want, const attention *low) {
+    const attention_case *const c = &got->c;
+    const double eps = c->dtype == FATTN_BF16 ? 0x1p-9 : 0x1p-12;
+    const double rows = (double)(c->B * c->Hq * (c->Sq + 1) * (c->Dv + 1));
+    const double floor =
+        rows < 4096 ? eps * sqrt((double)c->Dv) / (1 - (double)c->dropout_p) : 2e-6;
+    attention rest = *got, sums = *got;
+    for (int n = 0; n < 7; ++n) (n > 4 ? &rest : &sums)->present[attention_outputs[n]] = false;
+    attention_match(&rest, want, low, 3, (fattn_tolerance){.atol = floor});
+    attention_match(&sums, want, low, 3, (fattn_tolerance){.atol = eps * sqrt(rows)});
+}

@@ -74,6 +74,9 @@ void attention_match(const attention *got, const attention *want, const attentio
 /* The same, each output within the rounding errors that arithmetic in got's dtype may make on these
    very numbers (derived in attention.c). */
 void attention_match_rounded(const attention *got, const attention *want);
+/* 16 bits: each output at most 3 times as far off as the unfused computation `low` of the same case
+   in that dtype, which rounds S, P, dP and dS. */
+void attention_match_16_bits(const attention *got, const attention *want, const attention *low);
 /* The outputs, padding and all, of two runs of one case. */
 void attention_same_bits(const attention *a, const attention *b);
 
