@@ -38,27 +38,34 @@ fattn_status measure_time(timed run, void *arg, int64_t repeat, double budget, t
 typedef struct product {
     fattn_tape *tape;
     fattn_tensor a, b;
+    int64_t count;
+    fattn_ctx *ctx;
 } product;
 
 static fattn_status multiply(void *arg) {
     product *p = arg;
-    fattn_tape_reset(p->tape);
-    fattn_op_matmul(p->tape, fattn_input(p->tape, &p->a), fattn_input(p->tape, &p->b), 0, 0);
-    return fattn_tape_status(p->tape);
+    for (int64_t n = 0; n < p->count; ++n) {
+        fattn_tape_reset(p->tape);
+        fattn_op_matmul(p->tape, fattn_input(p->tape, &p->a), fattn_input(p->tape, &p->b), 0, 0);
+    }
+    const fattn_status s = fattn_tape_status(p->tape);
+    return s == FATTN_OK ? fattn_ctx_sync(p->ctx) : s;
 }
 
-fattn_status measure_sgemm(fattn_ctx *ctx, int64_t n, int64_t repeat, double *flops) {
-    product p = {0};
+fattn_status measure_product(fattn_ctx *ctx, fattn_dtype dtype, int64_t n, int64_t count,
+                             int64_t repeat, double *flops) {
+    product p = {.count = count, .ctx = ctx};
     timing t = {0};
     const int64_t shape[2] = {n, n};
     const fattn_rng rng = {.seed = 1};
     fattn_status s = fattn_tape_create(ctx, &p.tape);
-    if (s == FATTN_OK) s = fattn_tensor_alloc(ctx, FATTN_F32, 2, shape, &p.a);
-    if (s == FATTN_OK) s = fattn_tensor_alloc(ctx, FATTN_F32, 2, shape, &p.b);
+    if (s == FATTN_OK) s = fattn_tensor_alloc(ctx, dtype, 2, shape, &p.a);
+    if (s == FATTN_OK) s = fattn_tensor_alloc(ctx, dtype, 2, shape, &p.b);
     if (s == FATTN_OK) s = fattn_tensor_normal(ctx, &p.a, 0, 1, rng);
     if (s == FATTN_OK) s = fattn_tensor_normal(ctx, &p.b, 0, 1, rng);
     if (s == FATTN_OK) s = measure_time(multiply, &p, repeat, 60, &t);
-    if (s == FATTN_OK) *flops = 2 * (double)n * (double)n * (double)n / t.best;
+    if (s == FATTN_OK)
+        *flops = 2 * (double)count * (double)n * (double)n * (double)n / t.best;
     fattn_tensor_free(ctx, &p.b);
     fattn_tensor_free(ctx, &p.a);
     fattn_tape_destroy(p.tape);

@@ -2,7 +2,7 @@
 #ifndef CLI_MEASURE_H
 #define CLI_MEASURE_H
 
-#include <fattn/context.h>
+#include <fattn/tensor.h>
 
 typedef struct timing {
     double best, median;
@@ -13,9 +13,11 @@ typedef struct timing {
 typedef fattn_status (*timed)(void *arg);
 fattn_status measure_time(timed run, void *arg, int64_t repeat, double budget, timing *out);
 
-/* FLOP/s of one float32 matrix product n x n x n through the library (OpenBLAS) on ctx's threads:
-   what the attention kernels are compared with. Best of `repeat`. */
-fattn_status measure_sgemm(fattn_ctx *ctx, int64_t n, int64_t repeat, double *flops);
+/* FLOP/s of `count` matrix products n x n x n through the library (OpenBLAS on ctx's threads, or
+   cuBLAS), the time until all are done: what the attention kernels are compared with. Best of
+   `repeat`. */
+fattn_status measure_product(fattn_ctx *ctx, fattn_dtype dtype, int64_t n, int64_t count,
+                             int64_t repeat, double *flops);
 
 /* FLOP/s in float32 that the multiply-add units can do on so many threads, 0 for OpenMP's choice. */
 double measure_fma_peak(int threads);

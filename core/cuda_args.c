@@ -32,7 +32,8 @@ fattni_cuda_args fattni_cuda_args_of(const fattni_problem *p) {
     const bool half = p->dtype == FATTN_BF16 || p->dtype == FATTN_F16;
     fattni_cuda_args a = {
         .q = view_of(&p->q), .k = view_of(&p->k), .v = view_of(&p->v), .o = view_of(&p->o),
-        .lse = view_of(&p->lse), .given_delta = view_of(&p->delta), .d_o = view_of(&p->d_o), .d_lse = view_of(&p->d_lse),
+        .lse = view_of(&p->lse), .given_delta = view_of(&p->delta), .d_o = view_of(&p->d_o),
+        .d_lse = view_of(&p->d_lse),
         .dq = view_of(&p->dq), .dk = view_of(&p->dk), .dv = view_of(&p->dv),
         .bias = view_of(&p->bias), .d_bias = view_of(&p->d_bias),
         .alibi = line_of(&p->alibi), .sink = line_of(&p->sink), .d_sink = line_of(&p->d_sink),
@@ -61,11 +62,12 @@ fattni_cuda_args fattni_cuda_args_of(const fattni_problem *p) {
     };
     a.vector_qkv = fattni_cuda_vector(&p->q, p->D) && fattni_cuda_vector(&p->k, p->D) &&
                    fattni_cuda_vector(&p->v, p->Dv) && (a.o_f32 || fattni_cuda_vector(&p->o, p->Dv));
-    for (int d = 0; d < 4; ++d) a.d_bias_n[d] = p->d_bias.s[d] ? p->d_bias.n[d] : fattni_min(p->d_bias.n[d], 1);
+    for (int d = 0; d < 4; ++d)
+        a.d_bias_n[d] = p->d_bias.s[d] ? p->d_bias.n[d] : fattni_min(p->d_bias.n[d], 1);
     if (p->pass == FATTNI_BWD) {
         a.vector_qkv = a.vector_qkv && (a.d_o_f32 || fattni_cuda_vector(&p->d_o, p->Dv));
-        a.vector_gradients = a.vector_qkv && vector_if_present(&p->dq, p->D) && vector_if_present(&p->dk, p->D) &&
-                             vector_if_present(&p->dv, p->Dv);
+        a.vector_gradients = a.vector_qkv && vector_if_present(&p->dq, p->D) &&
+                             vector_if_present(&p->dk, p->D) && vector_if_present(&p->dv, p->Dv);
     }
     return a;
 }

@@ -132,6 +132,25 @@ def bench_measures():
     assert '"cake" is nothing to measure' in fattn("bench", "cake", code=2)
 
 
+def bench_on_a_gpu():
+    """Its table where there is a GPU, else a sentence."""
+    words = ["bench", "--device", "cuda", "--n", "256", "--d", "64", "--repeat", "2", "--seconds", "1"]
+    done = subprocess.run([FATTN, *words, "--json", "gpu.json"], capture_output=True, text=True)
+    if done.returncode == 1:
+        assert "context:" in done.stderr and "CUDA" in done.stderr, done.stderr
+        return
+    assert done.returncode == 0 and "TFLOP/s" in done.stdout, (done.stdout, done.stderr)
+    rows = lines("gpu.json")
+    assert [(r["n"], r["causal"], r["dtype"], r["batch"], r["heads"]) for r in rows] == [
+        (256, False, "bf16", 64, 32), (256, True, "bf16", 64, 32)], rows
+    for row in rows:
+        flop = 4 * 64 * 32 * 256 ** 2 * 64 / (1 + row["causal"])
+        assert abs(row["forward_gflops"] * row["forward_seconds_best"] * 1e9 / flop - 1) < 1e-6
+        assert abs(row["backward_gflops"] * row["backward_seconds_best"] * 1e9 / flop - 2.5) < 1e-5
+        assert 0 < row["forward_gflops"] < row["product_gflops"], row
+        assert row["copy_gbytes_per_second"] > 10, row
+
+
 def full_disks_are_failures():
     small = {"check": ["attention/one_key", "--fixtures", DATA],
              "memory": ["--n", "32", "--layers", "0"],
@@ -150,7 +169,8 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
         for test in (check_passes, check_lists, check_finds_installed_fixtures, check_fails,
-                     memory_is_as_predicted, bench_measures, full_disks_are_failures):
+                     memory_is_as_predicted, bench_measures, bench_on_a_gpu,
+                     full_disks_are_failures):
             test()
             print("ok", test.__name__)
         os.chdir("/")
