@@ -170,7 +170,7 @@ static double granted(const attention *want, enum tensor_id id) {
     const double rest = 3 * Dv / sqrt(6) / (1 - (double)c->dropout_p);
     const bool sums = id == T_D_BIAS || id == T_D_SINK, products = id == T_DQ || id == T_DK;
     const double walk = sums ? sqrt((double)(c->B * c->Hq * c->Sq + 1)) : 1;
-    const double cancelled = products ? 4 * scale * rest : sums ? rest : 0;
+    const double cancelled = products ? 4 * scale * rest : sums ? walk * rest : 0;
     return 0x1p-24 *
            fmax(fmax(chains, cancelled), size * fmax(walk, fmax(1, largest(&want->t[id]))));
 }
