@@ -30,6 +30,8 @@ typedef struct fattni_element_args {
     int32_t fresh;
     int32_t vector; /* all lie side by side, or are one element; 16-byte accesses */
     int32_t operands;
+    int32_t dtype; /* of all operands; 0: they differ */
+    int32_t reserved;
 } fattni_element_args;
 
 /* d (+)= sum of x y over what d broadcasts: operands d, x, y. parts > 1: sums of each part to
@@ -60,6 +62,7 @@ typedef struct fattni_norm_args {
     double eps;
     int64_t rows, C, parts;
     int32_t centred, fresh;
+    int32_t dtype, reserved; /* of all operands; 0: they differ */
 } fattni_norm_args;
 
 typedef struct fattni_rope_args {
@@ -70,6 +73,7 @@ typedef struct fattni_rope_args {
     int32_t back, fresh;
     int32_t pack;           /* pairs of a thread: 1 or FATTNI_PACK */
     int32_t heads_inside;   /* both lie as [B,S,H,D]: so are threads numbered */
+    int32_t dtype, reserved; /* of both; 0: they differ */
 } fattni_rope_args;
 
 typedef struct fattni_embedding_args {
@@ -94,6 +98,7 @@ typedef struct fattni_loss_args {
     int64_t first, rows, all, V; /* rows first..first+rows-1 of `all` */
     int32_t ignore, fresh, gradients;
     int32_t pack;                /* elements of a thread at once: 1 or FATTNI_PACK */
+    int32_t dtype, reserved;     /* of logits and d; 0: they differ */
 } fattni_loss_args;
 
 #ifdef __CUDACC__
@@ -116,6 +121,8 @@ static inline fattni_place fattni_place_of(const fattn_tensor *t) {
     return (fattni_place){t->data, t->dtype, 0};
 }
 fattni_walk fattni_walk_of(const fattn_tensor *t);
+/* The dtype that all of them have, but for those that are absent (NULL); 0: none. */
+int32_t fattni_common_dtype(const fattni_place *const *t, int n);
 
 /* Starts name_f64 or name_f32, by the dtype in which it computes. */
 #define FATTNI_START_REAL(ctx, dtype, name, grid, block, args)                       \

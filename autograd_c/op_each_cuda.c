@@ -21,6 +21,13 @@ fattni_walk fattni_walk_of(const fattn_tensor *t) {
     return w;
 }
 
+int32_t fattni_common_dtype(const fattni_place *const *t, int n) {
+    int32_t dtype = t[0]->dtype;
+    for (int k = 1; k < n; ++k)
+        if (t[k]->p && t[k]->dtype != dtype) dtype = 0;
+    return dtype;
+}
+
 bool fattni_rows_in_packs(const fattn_tensor *t) {
     const int last = t->ndim - 1;
     bool fits = last >= 0 && (uintptr_t)t->data % 16 == 0 && t->shape[last] % FATTNI_PACK == 0 &&
@@ -52,6 +59,7 @@ fattn_status fattni_cuda_each(fattn_ctx *ctx, enum fattni_element what,
     if (a.grid.count == 0) return FATTN_OK;
     for (int k = 0; k < operands; ++k) a.t[k] = fattni_place_of(t[k]);
     a.vector = is_vector(&a);
+    a.dtype = fattni_common_dtype((const fattni_place *[]){&a.t[0], &a.t[1], &a.t[2]}, operands);
     return FATTNI_START_REAL(ctx, t[0]->dtype, each,
                              fattni_grid_blocks(&a.grid, a.vector ? FATTNI_PACK : 1),
                              FATTNI_GRID_THREADS, &a);

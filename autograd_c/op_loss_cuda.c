@@ -51,6 +51,7 @@ static fattn_status forward_cross_entropy(fattn_op_call *c) {
     a.out = fattni_place_of(&c->out[0]);
     a.loss = c->workspace;
     a.pack = fattni_rows_in_packs(&c->in[LOGITS]) ? FATTNI_PACK : 1;
+    a.dtype = a.logits.dtype;
     FATTNI_TRY(FATTNI_START(c->ctx, fattn_loss_count, 1, FATTNI_LOSS_THREADS, &a));
     FATTNI_TRY(FATTNI_START_REAL(c->ctx, a.logits.dtype, loss_rows, a.rows, threads_of(&a), &a));
     return FATTNI_START(c->ctx, fattn_loss_mean, 1, FATTNI_LOSS_THREADS, &a);
@@ -66,6 +67,7 @@ static fattn_status backward_cross_entropy(fattn_op_call *c) {
     a.pack = fattni_rows_in_packs(&c->in[LOGITS]) && fattni_rows_in_packs(&c->d_in[LOGITS])
                  ? FATTNI_PACK
                  : 1;
+    a.dtype = fattni_common_dtype((const fattni_place *[]){&a.logits, &a.d}, 2);
     return FATTNI_START_REAL(c->ctx, a.logits.dtype, loss_back, a.rows, threads_of(&a), &a);
 }
 
@@ -181,6 +183,7 @@ static fattn_status forward_linear(fattn_op_call *c) {
         a.x = a.dx = fattni_walk_of(&q.logits);
         a.logits = a.d = fattni_place_of(&q.logits);
         a.pack = fattni_rows_in_packs(&q.logits) ? FATTNI_PACK : 1;
+        a.dtype = a.logits.dtype;
         FATTNI_TRY(fattni_product_run(c->ctx, &q.forward, workspace));
         FATTNI_TRY(FATTNI_START_REAL(c->ctx, p.real, loss_rows, a.rows, threads_of(&a), &a));
         if (p.want_dx) FATTNI_TRY(fattni_product_run(c->ctx, &q.to_dx, workspace));

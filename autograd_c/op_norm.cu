@@ -8,12 +8,14 @@ enum { NORM_PACKS = FATTNI_NORM_PACKS };
 #define BODY "autograd_c/op_norm_cuda.inc"
 #include "cuda_reals.inc"
 
+enum { BACK_COLUMNS = NORM_PACKS * 32 * FATTNI_PACK };
+static __shared__ float back_sums[2][BACK_COLUMNS]; /* one for all of rows_back's copies */
+
 /* dx together with the sums over rows of dy h and, for layernorm, of dy: one pass over x and dy, a warp
-   per row at a time, float. Rows have at most 256 packs elements; packs and centred are literals where
+   per row at a time, float. Rows have at most 256 packs elements; packs, centred and as are literals where
    this is called. */
-DEVICE void rows_back(const fattni_norm_args *a, int packs, bool centred) {
-    enum { WARPS = ROW_THREADS / 32, COLUMNS = NORM_PACKS * 32 * FATTNI_PACK };
-    __shared__ float sums[2][COLUMNS];
+DEVICE void rows_back(const fattni_norm_args *a, int packs, bool centred, int32_t as) {
+    enum { WARPS = ROW_THREADS / 32 };
     const int C = (int)a->C, warp = (int)threadIdx.x / 32;
     const int first = (int)threadIdx.x % 32 * FATTNI_PACK;
     float d_gain[NORM_PACKS][FATTNI_PACK] = {{0}}, d_bias[NORM_PACKS][FATTNI_PACK] = {{0}};
@@ -25,8 +27,8 @@ DEVICE void rows_back(const fattni_norm_args *a, int packs, bool centred) {
         for (int n = 0; n < packs; ++n) {
             const int i = first + n * 32 * FATTNI_PACK;
             if (i >= C) continue;
-            load_row_pack_f32(h[n], &a->in, x + i);
-            load_row_pack_f32(g[n], &a->out, y + i);
+            load_row_pack_f32(h[n], &a->in, x + i, as);
+            load_row_pack_f32(g[n], &a->out, y + i, as);
         }
         const float r = ((const float *)a->statistics)[row];
         const float mean = centred ? ((const float *)a->statistics)[a->rows + row] : 0;
@@ -35,7 +37,7 @@ DEVICE void rows_back(const fattni_norm_args *a, int packs, bool centred) {
         for (int n = 0; n < packs; ++n) {
             const int i = first + n * 32 * FATTNI_PACK;
             if (i >= C) continue;
-            load_row_pack_f32(pack, &a->gain, i);
+            load_row_pack_f32(pack, &a->gain, i, as);
 #pragma unroll
             for (int e = 0; e < FATTNI_PACK; ++e) {
                 h[n][e] = (h[n][e] - mean) * r;
@@ -53,13 +55,13 @@ DEVICE void rows_back(const fattni_norm_args *a, int packs, bool centred) {
         for (int n = 0; n < packs; ++n) {
             const int i = first + n * 32 * FATTNI_PACK;
             if (i >= C) continue;
-            if (!a->fresh) load_row_pack_f32(pack, &a->d_in, dx + i);
+            if (!a->fresh) load_row_pack_f32(pack, &a->d_in, dx + i, as);
 #pragma unroll
             for (int e = 0; e < FATTNI_PACK; ++e) {
                 const float value = r * (g[n][e] - g_mean - h[n][e] * gh_mean);
                 pack[e] = a->fresh ? value : pack[e] + value;
             }
-            store_pack_f32(&a->d_in, dx + i, pack);
+            store_pack_f32(&a->d_in, dx + i, pack, as);
         }
     }
     for (int turn = 0; turn < WARPS; ++turn) {
@@ -69,27 +71,31 @@ DEVICE void rows_back(const fattni_norm_args *a, int packs, bool centred) {
 #pragma unroll
                 for (int e = 0; e < FATTNI_PACK; ++e) {
                     const int i = first + n * 32 * FATTNI_PACK + e;
-                    sums[0][i] = turn ? sums[0][i] + d_gain[n][e] : d_gain[n][e];
-                    if (centred) sums[1][i] = turn ? sums[1][i] + d_bias[n][e] : d_bias[n][e];
+                    back_sums[0][i] = turn ? back_sums[0][i] + d_gain[n][e] : d_gain[n][e];
+                    if (centred) back_sums[1][i] = turn ? back_sums[1][i] + d_bias[n][e] : d_bias[n][e];
                 }
         __syncthreads();
     }
     double *const partial = a->partial + (int64_t)blockIdx.x * 2 * C;
     for (int i = (int)threadIdx.x; i < C; i += ROW_THREADS) {
-        partial[i] = (double)sums[0][i];
-        if (centred) partial[C + i] = (double)sums[1][i];
+        partial[i] = (double)back_sums[0][i];
+        if (centred) partial[C + i] = (double)back_sums[1][i];
     }
 }
 
-#define ROWS_BACK(packs, blocks)                                                        \
+#define ROWS_BACK(name, packs, centred, blocks)                                         \
     extern "C" __global__ void __launch_bounds__(ROW_THREADS, blocks)                   \
-        fattn_norm_rows_back##packs(const __grid_constant__ fattni_norm_args a) {       \
-        if (a.centred)                                                                  \
-            rows_back(&a, packs, true);                                                 \
+        name(const __grid_constant__ fattni_norm_args a) {                              \
+        if (a.dtype == FATTN_BF16)                                                      \
+            rows_back(&a, packs, centred, FATTN_BF16);                                  \
         else                                                                            \
-            rows_back(&a, packs, false);                                                \
+            rows_back(&a, packs, centred, 0);                                           \
     }
-ROWS_BACK(1, 2)
-ROWS_BACK(2, 2)
-ROWS_BACK(3, 2)
-ROWS_BACK(4, 1)
+ROWS_BACK(fattn_rmsnorm_back1, 1, false, 2)
+ROWS_BACK(fattn_rmsnorm_back2, 2, false, 2)
+ROWS_BACK(fattn_rmsnorm_back3, 3, false, 2)
+ROWS_BACK(fattn_rmsnorm_back4, 4, false, 1)
+ROWS_BACK(fattn_layernorm_back1, 1, true, 2)
+ROWS_BACK(fattn_layernorm_back2, 2, true, 2)
+ROWS_BACK(fattn_layernorm_back3, 3, true, 1)
+ROWS_BACK(fattn_layernorm_back4, 4, true, 1)

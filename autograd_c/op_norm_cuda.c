@@ -10,8 +10,11 @@ FATTNI_KERNEL(norm_warp, fattni_norm_args);
 FATTNI_KERNEL(norm_warp_back, fattni_norm_args);
 FATTNI_KERNEL(norm_sums, fattni_norm_args);
 FATTNI_KERNEL(norm_pack_sums, fattni_norm_args);
-extern void fattn_norm_rows_back1(fattni_norm_args), fattn_norm_rows_back2(fattni_norm_args),
-    fattn_norm_rows_back3(fattni_norm_args), fattn_norm_rows_back4(fattni_norm_args);
+/* Of rows of at most so many warps' packs. */
+extern void fattn_rmsnorm_back1(fattni_norm_args), fattn_rmsnorm_back2(fattni_norm_args),
+    fattn_rmsnorm_back3(fattni_norm_args), fattn_rmsnorm_back4(fattni_norm_args),
+    fattn_layernorm_back1(fattni_norm_args), fattn_layernorm_back2(fattni_norm_args),
+    fattn_layernorm_back3(fattni_norm_args), fattn_layernorm_back4(fattni_norm_args);
 
 enum { X = FATTNI_NORM_X, GAIN = FATTNI_NORM_GAIN, BIAS = FATTNI_NORM_BIAS };
 enum { WARPS = 8, MOST_IN_A_WARP = FATTNI_NORM_PACKS * 32 * FATTNI_PACK };
@@ -57,8 +60,14 @@ static bool fits_a_warp(const fattn_op_call *c, const fattn_tensor *y, const fat
            (!dx || fattni_rows_in_packs(dx));
 }
 
+static int32_t dtype_of(const fattni_norm_args *a) {
+    return fattni_common_dtype(
+        (const fattni_place *[]){&a->in, &a->out, &a->gain, &a->bias, &a->d_in}, 5);
+}
+
 static fattn_status forward(fattn_op_call *c) {
-    const fattni_norm_args a = args_of(c);
+    fattni_norm_args a = args_of(c);
+    a.dtype = dtype_of(&a);
     if (fits_a_warp(c, &c->out[0], NULL))
         return FATTNI_START_REAL(c->ctx, a.in.dtype, norm_warp, fattni_ceil_div(a.rows, WARPS),
                                  ROW_THREADS, &a);
@@ -85,12 +94,13 @@ static fattn_status sums_back(fattn_op_call *c, const fattni_norm_args *a) {
 
 /* Both in one pass. */
 static fattn_status both_back(fattn_op_call *c, const fattni_norm_args *a) {
-    switch (fattni_ceil_div(a->C, 32 * FATTNI_PACK)) {
-    case 1: return FATTNI_START(c->ctx, fattn_norm_rows_back1, a->parts, ROW_THREADS, a);
-    case 2: return FATTNI_START(c->ctx, fattn_norm_rows_back2, a->parts, ROW_THREADS, a);
-    case 3: return FATTNI_START(c->ctx, fattn_norm_rows_back3, a->parts, ROW_THREADS, a);
-    default: return FATTNI_START(c->ctx, fattn_norm_rows_back4, a->parts, ROW_THREADS, a);
-    }
+    static void (*const kernels[2][FATTNI_NORM_PACKS])(fattni_norm_args) = {
+        {fattn_rmsnorm_back1, fattn_rmsnorm_back2, fattn_rmsnorm_back3, fattn_rmsnorm_back4},
+        {fattn_layernorm_back1, fattn_layernorm_back2, fattn_layernorm_back3,
+         fattn_layernorm_back4}};
+    const int64_t packs = fattni_max(1, fattni_ceil_div(a->C, 32 * FATTNI_PACK));
+    return fattni_cuda_start(c->ctx, "norm_back", (fattni_cuda_any)kernels[a->centred != 0][packs - 1],
+                             a->parts, ROW_THREADS, 0, a);
 }
 
 static fattn_status backward(fattn_op_call *c) {
@@ -104,6 +114,7 @@ static fattn_status backward(fattn_op_call *c) {
         a.fresh = c->d_in_fresh[X];
     }
     if (sums) a.partial = c->workspace;
+    a.dtype = dtype_of(&a);
     if (rows && sums && a.in.dtype != FATTN_F64 && fits_a_warp(c, &c->d_out[0], &c->d_in[X])) {
         FATTNI_TRY(both_back(c, &a));
     } else {

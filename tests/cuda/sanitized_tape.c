@@ -1,10 +1,15 @@
 /* For compute-sanitizer: every op of the tape forward and backward and AdamW, in all dtypes, with sizes
    that fill packs, warps and chunks and sizes that do not. One process without forks; losses are only
-   looked at for NaN. Returns 77 without a device. */
+   looked at for NaN. Returns 77 without a device.
+
+   initcheck does not see what is stored by bulk copies, as cuBLAS does in 16 bits where rows are multiples
+   of 16 bytes: with the argument "initcheck" those runs are left out. */
 #include <fattn/fattn.h>
 
 #include <math.h>
+#include <stdbool.h>
 #include <stdio.h>
+#include <string.h>
 
 enum { SKIPPED = 77, B = 2, PARAMS = 10, STEPS = 2 };
 
@@ -110,7 +115,7 @@ static fattn_var forward(run *r) {
     x = fattn_op_mul(t, x, use(r, SCALE));
     const fattn_var targets = fattn_input(t, &r->targets);
     const fattn_var logits = fattn_op_linear(t, x, E, none);
-    x = fattn_op_rmsnorm(t, x, use(r, GAIN), 1e-5f);
+    x = fattn_op_mul(t, fattn_op_rmsnorm(t, x, use(r, GAIN), 1e-5f), use(r, POSITION)); /* small */
     x = fattn_op_matmul(t, fattn_op_matmul(t, x, x, 0, 1), x, 0, 0); /* [B,S,S], [B,S,C] */
     fattn_var loss = fattn_op_cross_entropy(t, fattn_op_cast(t, logits, FATTN_F32), targets, -1);
     const fattn_var other = fattn_op_linear_cross_entropy(t, x, E, targets, -1);
@@ -129,7 +134,10 @@ static fattn_status train(run *r, double *loss) {
     return FATTN_OK;
 }
 
-int main(void) {
+static bool is_half(fattn_dtype t) { return t == FATTN_BF16 || t == FATTN_F16; }
+
+int main(int argc, char **argv) {
+    const bool initcheck = argc > 1 && strcmp(argv[1], "initcheck") == 0;
     static const fattn_dtype dtypes[] = {FATTN_BF16, FATTN_F16, FATTN_F32, FATTN_F64};
     static const uint32_t flags[] = {0, FATTN_CTX_DETERMINISTIC};
     int runs = 0, bad = 0;
@@ -142,7 +150,9 @@ int main(void) {
             return SKIPPED;
         }
         for (size_t n = 0; n < sizeof all_sizes / sizeof *all_sizes; ++n)
-            for (int d = 0; d < 4; ++d, ++runs) {
+            for (int d = 0; d < 4; ++d) {
+                if (initcheck && is_half(dtypes[d]) && all_sizes[n].H * all_sizes[n].D % 8 == 0)
+                    continue;
                 run r;
                 double loss = NAN;
                 fattn_status s = start(&r, ctx, &all_sizes[n], dtypes[d]);
@@ -153,6 +163,7 @@ int main(void) {
                     ++bad;
                 }
                 end(&r);
+                ++runs;
             }
         fattn_ctx_destroy(ctx);
     }

@@ -1,0 +1,76 @@
+"""fattn train on CPU and GPU: loss curves lie on each other, checkpoints go from one to the other,
+deterministic runs repeat their bits. FATTN_BUILD/bin/fattn; 77 without a device."""
+import json
+import math
+import os
+import subprocess
+import sys
+import tempfile
+
+FATTN = os.path.join(os.environ["FATTN_BUILD"], "bin", "fattn")
+STEPS, HALF, BATCH, CONTEXT = 20, 10, 16, 64
+RUN = ["--task", "recall", "--target", "0", "--batch", str(BATCH), "--context", str(CONTEXT), "--seed", "5",
+       "--steps", str(STEPS), "--checkpoint-every", str(HALF)]
+SKIPPED = 77
+
+
+def train(folder, name, *options):
+    """The losses by step, and where the checkpoints are."""
+    log = os.path.join(folder, name + ".jsonl")
+    checkpoints = os.path.join(folder, name)
+    command = [FATTN, "train", *options, "--checkpoint", checkpoints, "--json", log]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    if done.returncode:
+        sys.exit(f"{' '.join(command)}: exit code {done.returncode}\n{done.stdout}")
+    with open(log) as lines:
+        events = [json.loads(line) for line in lines]
+    return {e["step"]: e["loss"] for e in events if e["event"] == "step"}, checkpoints
+
+
+def apart(a, b):
+    assert a.keys() == b.keys(), (a.keys(), b.keys())
+    return max(abs(a[step] - b[step]) for step in a)
+
+
+def bound(losses):
+    """A gradient is a sum over all tokens, so its rounding errors are about sqrt(tokens) units of the last
+    place. Adam makes relative errors of a gradient such of its step, and all steps together changed the
+    loss by what it fell; to that comes the rounding of the loss itself. Four times that."""
+    unit = 2**-24 * math.sqrt(BATCH * CONTEXT)
+    return 4 * unit * (max(losses.values()) + max(losses.values()) - min(losses.values()))
+
+
+def main():
+    probe = subprocess.run([FATTN, "train", *RUN, "--device", "cuda", "--steps", "1", "--checkpoint", "-"],
+                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    if "FATTN_E_UNSUPPORTED" in probe.stdout:
+        print("skipped:", probe.stdout.strip())
+        return SKIPPED
+    with tempfile.TemporaryDirectory() as folder:
+        cpu, on_cpu = train(folder, "cpu", *RUN)
+        gpu, on_gpu = train(folder, "gpu", *RUN, "--device", "cuda")
+        narrow, _ = train(folder, "bf16", *RUN, "--device", "cuda", "--dtype", "bf16")
+        limit = bound(cpu)
+        print(f"{STEPS} steps: loss {cpu[1]:.4f} to {cpu[STEPS]:.4f}; F32 on the GPU is at most "
+              f"{apart(cpu, gpu):.1e} from the CPU, bound {limit:.1e}")
+        assert apart(cpu, gpu) <= limit
+        # Each weight and activation is rounded to 2^-9 of itself; 2 % of the loss is five of them.
+        print(f"BF16: at most {apart(cpu, narrow):.1e}, bound {0.02 * cpu[1]:.1e}")
+        assert 0 < apart(cpu, narrow) <= 0.02 * cpu[1]
+
+        half = f"step-{HALF:09d}.h5"
+        for name, start, device in (("to-gpu", on_cpu, "cuda"), ("to-cpu", on_gpu, "cpu")):
+            rest, _ = train(folder, name, "--resume", os.path.join(start, half), "--device", device)
+            whole = {step: loss for step, loss in cpu.items() if step > HALF}
+            print(f"resumed {name} after step {HALF}: at most {apart(whole, rest):.1e} from the CPU's run")
+            assert apart(whole, rest) <= limit
+
+        twice = [train(folder, f"again{n}", *RUN, "--device", "cuda", "--deterministic")[0]
+                 for n in range(2)]
+        assert apart(*twice) == 0, "deterministic runs differ"
+        print("deterministic runs repeat their losses to the bit")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
