@@ -353,8 +353,8 @@ static bool passes(const fattn_tape *t, const fattni_node *n, int i) {
     return same;
 }
 
-/* Gradient places of all inputs, but for those that take over out[0]'s. Two that may share elements must not both be written by the op:
-   the later one gets memory of its own, to be added afterwards. */
+/* Gradient places of all inputs, but for those that take over out[0]'s. Two that may share elements
+   must not both be written by the op: the later one gets memory of its own, to be added afterwards. */
 static fattn_status open_inputs(fattn_tape *t, fattni_node *n) {
     const fattn_op_call *c = &n->call;
     for (int i = 0; i < c->n_in; ++i) {

@@ -33,6 +33,11 @@ def usage(folder):
     run(code=2, says="--task recall, text or tokens")
     run("--task", "recall", "--vocab", "50", code=2, says="--vocab goes with --task tokens")
     run("--task", "tokens", "--vocab", "1", code=2, says="at least 2")
+    run("--preset", "gpt2-124m", "--task", "recall", code=2, says="goes with --task tokens")
+    run("--preset", "gpt3", code=2, says="gpt2-124m")
+    p = run("--preset", "gpt2-124m", "--dtype", "f32", "--layers", "1", "--channels", "16", "--heads", "2",
+            "--vocab", "50", "--context", "16", "--batch", "2", "--steps", "2", code=0)
+    assert "1 layers, 16 channels" in p.stdout and "random tokens out of 50" in p.stdout, p.stdout
     run("--task", "sums", code=2, says="recall|text")
     run("--task", "recall", "--layers", "0", code=2, says="--layers")
     run("--task", "recall", "--layers", "many", code=2, says="--layers")
@@ -92,6 +97,7 @@ def checkpoints(folder):
     run(*TINY, "--checkpoint", here, code=1, says="--overwrite")
     run("--resume", here, "--layers", "2", code=1, says="--layers")
     run("--resume", here, "--seed", "2", code=1, says="--seed")
+    run("--resume", here, "--preset", "gpt2-124m", code=2, says="--preset goes with a new run")
     run("--resume", here, "--steps", "6", code=0)
     names = sorted(os.listdir(here))
     assert names == ["step-000000004.h5", "step-000000006.h5"], names
