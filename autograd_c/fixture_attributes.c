@@ -117,8 +117,7 @@ fattn_status fattni_fixture_write_attribute(fattn_fixture *f, hid_t object, cons
     if (attribute >= 0) H5Aclose(attribute);
     H5Sclose(space);
     if (done) return FATTN_OK;
-    f->broken = true;
-    return fail(f, path, attr, "could not be written");
+    return fattni_fixture_break(f, path);
 }
 
 /* The object at path, a new group if there is nothing. */

@@ -82,10 +82,9 @@ static fattn_status read(fattn_fixture *f, const char *path, hid_t dataset, cons
     } else if ((layout != H5D_COMPACT && layout != H5D_CONTIGUOUS) ||
                H5Pget_external_count(list) != 0) {
         status = fattni_fixture_fail(f, path, "is stored outside of this file");
-    } else if (H5Dget_storage_size(dataset) != (hsize_t)d->bytes) {
+    } else if (H5Dget_storage_size(dataset) != (hsize_t)d->bytes ||
+               H5Dread(dataset, native, H5S_ALL, H5S_ALL, H5P_DEFAULT, data) < 0) {
         status = fattni_fixture_fail(f, path, "is not all there");
-    } else if (H5Dread(dataset, native, H5S_ALL, H5S_ALL, H5P_DEFAULT, data) < 0) {
-        status = fattni_fixture_fail(f, path, "could not be read");
     }
     H5Pclose(list);
     return status;
@@ -194,10 +193,7 @@ static fattn_status put(fattn_fixture *f, const char *path, const fattn_tensor *
     const hid_t dataset = H5Dcreate2(f->file, path, e.file, space, H5P_DEFAULT, list, H5P_DEFAULT);
     const bool done = dataset >= 0 && (bytes == 0 || H5Dwrite(dataset, e.native, H5S_ALL, H5S_ALL,
                                                               H5P_DEFAULT, t->data) >= 0);
-    if (!done) {
-        f->broken = true;
-        status = fattni_fixture_fail(f, path, "could not be written");
-    }
+    if (!done) status = fattni_fixture_break(f, path);
     if (dataset >= 0) H5Dclose(dataset);
     H5Pclose(list);
     if (space >= 0) H5Sclose(space);

@@ -37,6 +37,11 @@ fattn_status fattni_fixture_fail(fattn_fixture *f, const char *path, const char 
     return fattn_ctx_fail(f->ctx, FATTN_E_IO, "%s: %s: %s%s", f->path, path, what, reason);
 }
 
+fattn_status fattni_fixture_break(fattn_fixture *f, const char *path) {
+    f->broken = true;
+    return fattni_fixture_fail(f, path, "could not be written");
+}
+
 /* Names: what every file system, shell and language can spell. */
 static size_t sound_prefix(const char *s) {
     return s[0] == '.' ? 0
@@ -82,10 +87,9 @@ fattn_status fattni_fixture_find(fattn_fixture *f, const char *path, hid_t *out)
         end += 1 + strcspn(end + 1, "/");
         snprintf(prefix, sizeof prefix, "%.*s", (int)(end - path), path);
         const htri_t exists = H5Lexists(f->file, prefix, H5P_DEFAULT);
-        if (exists < 0) return fattni_fixture_fail(f, prefix, "damaged");
-        if (!exists) return FATTN_OK;
+        if (exists == 0) return FATTN_OK;
         H5L_info_t link;
-        if (H5Lget_info(f->file, prefix, &link, H5P_DEFAULT) < 0)
+        if (exists < 0 || H5Lget_info(f->file, prefix, &link, H5P_DEFAULT) < 0)
             return fattni_fixture_fail(f, prefix, "damaged");
         if (link.type != H5L_TYPE_HARD)
             return fattni_fixture_fail(f, prefix, "is not a hard link, and no other is followed");
@@ -136,8 +140,7 @@ fattn_status fattni_fixture_make_group(fattn_fixture *f, const char *path) {
     const hid_t group = H5Gcreate2(f->file, path, H5P_DEFAULT, list, H5P_DEFAULT);
     H5Pclose(list);
     if (group < 0) {
-        f->broken = true;
-        return fattni_fixture_fail(f, path, "group could not be made");
+        return fattni_fixture_break(f, path);
     }
     H5Gclose(group);
     static const char cases[] = "/cases/";
@@ -356,20 +359,19 @@ static fattn_status write_image(fattn_fixture *f) {
     uint64_t bytes = 0;
     for (int n = 7; f->image_bytes >= SEAL_BYTES + SUPERBLOCK_BYTES && n >= 0; --n)
         bytes = bytes << 8 | file[END_OF_FILE + n];
-    if (bytes <= SEAL_BYTES || bytes > f->image_bytes || bytes > (uint64_t)FATTNI_FIXTURE_LIMIT)
-        return fattn_ctx_fail(f->ctx, FATTN_E_IO, "%s: %llu bytes, at most %lld", f->path,
-                              (unsigned long long)bytes, (long long)FATTNI_FIXTURE_LIMIT);
-    write_seal(file, bytes, f->image);
-    if (fwrite(file, 1, bytes, f->sink) != bytes)
-        return fattn_ctx_fail(f->ctx, FATTN_E_IO, "%s: its %llu bytes could not be written",
-                              f->path, (unsigned long long)bytes);
-    return FATTN_OK;
+    const bool sound = bytes > SEAL_BYTES && bytes <= f->image_bytes &&
+                       bytes <= (uint64_t)FATTNI_FIXTURE_LIMIT;
+    if (sound) write_seal(file, bytes, f->image);
+    if (sound && fwrite(file, 1, bytes, f->sink) == bytes) return FATTN_OK;
+    return fattn_ctx_fail(f->ctx, FATTN_E_IO, "%s: its %llu bytes, at most %lld, were not written",
+                          f->path, (unsigned long long)bytes, (long long)FATTNI_FIXTURE_LIMIT);
 }
 
 /* Closes and frees everything; a sound created file is written on the way. */
 static fattn_status release(fattn_fixture *f, fattn_status status) {
-    if (f->file >= 0 && H5Fclose(f->file) < 0 && status == FATTN_OK)
-        status = fattni_fixture_fail(f, "/", "HDF5 cannot complete the file");
+    if (f->file >= 0 && H5Fclose(f->file) < 0) f->broken = true;
+    if (f->broken && status == FATTN_OK)
+        status = fattn_ctx_fail(f->ctx, FATTN_E_IO, "%s: left empty: a write has failed", f->path);
     if (f->sink && status == FATTN_OK) status = write_image(f);
     if (f->sink && fclose(f->sink) != 0 && status == FATTN_OK)
         status = fattn_ctx_fail(f->ctx, FATTN_E_IO, "%s: could not be closed", f->path);
@@ -409,10 +411,7 @@ fattn_status fattn_fixture_open(fattn_ctx *ctx, const char *path, int create, fa
 fattn_status fattn_fixture_close(fattn_fixture *f) {
     if (!f) return FATTN_OK;
     const fattni_hush hush = fattni_hush_begin();
-    fattn_status status = FATTN_OK;
-    if (f->broken)
-        status = fattn_ctx_fail(f->ctx, FATTN_E_IO, "%s: left empty: a write has failed", f->path);
-    status = release(f, status);
+    const fattn_status status = release(f, FATTN_OK);
     fattni_hush_end(hush);
     return status;
 }

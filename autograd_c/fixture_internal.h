@@ -37,6 +37,8 @@ void fattni_hush_end(fattni_hush h);
 
 /* FATTN_E_IO: "<file>: <path>: <what>", and HDF5's innermost reason if it has one. */
 fattn_status fattni_fixture_fail(fattn_fixture *f, const char *path, const char *what);
+/* The same for a write that HDF5 could not do: what was written before is not kept, either. */
+fattn_status fattni_fixture_break(fattn_fixture *f, const char *path);
 
 /* 1..63 plain characters, no dot in front. */
 bool fattni_fixture_sound_name(const char *s);

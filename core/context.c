@@ -143,11 +143,6 @@ fattn_status fattn_ctx_fail(fattn_ctx *ctx, fattn_status s, const char *format, 
     return s;
 }
 
-fattn_status fattni_cpu_only(fattn_ctx *ctx, const char *what) {
-    if (ctx->device == FATTN_CPU) return FATTN_OK;
-    return fattn_ctx_fail(ctx, FATTN_E_UNSUPPORTED, "%s: works on a CPU context only", what);
-}
-
 fattn_mem fattn_ctx_mem(const fattn_ctx *ctx) { return ctx ? ctx->mem : (fattn_mem){0}; }
 
 fattn_device fattn_ctx_device(const fattn_ctx *ctx) { return ctx ? ctx->device : FATTN_CPU; }

@@ -64,8 +64,6 @@ fattn_status fattni_take_struct(fattn_ctx *ctx, const char *name, const void *sr
 
 /* Bytes of an array of count elements; false when it does not fit in PTRDIFF_MAX. */
 bool fattni_bytes(int64_t count, size_t element, size_t *out);
-/* FATTN_E_UNSUPPORTED with a sentence on a context that is not on the CPU. */
-fattn_status fattni_cpu_only(fattn_ctx *ctx, const char *what);
 /* Checks ndim, dtype, shape, that extents fit in 62 bits, data and its alignment, device. */
 fattn_status fattni_check_tensor(fattn_ctx *ctx, const char *name, const fattn_tensor *t);
 bool fattni_is_row_major(const fattn_tensor *t);

@@ -1,7 +1,9 @@
 /* The allocation hook: alignment, counters, exhaustion. */
+#include "../../autograd_c/arena.h"
 #include "internal.h"
 
 #include <criterion/criterion.h>
+#include <stdint.h>
 #include <string.h>
 
 Test(alloc, memory_is_aligned_writable_and_counted) {
@@ -68,4 +70,33 @@ Test(alloc, byte_counts_do_not_wrap) {
     cr_assert(fattni_bytes(PTRDIFF_MAX, 1, &bytes));
     cr_assert_not(fattni_bytes(PTRDIFF_MAX, 2, &bytes));
     cr_assert_not(fattni_bytes((int64_t)1 << 61, 8, &bytes));
+}
+
+/* Sizes that no memory has are refused before they overflow anything. */
+Test(alloc, an_arena_refuses_what_cannot_be_added_to) {
+    fattn_ctx *ctx;
+    cr_assert_eq(fattn_ctx_create(NULL, &ctx), FATTN_OK);
+    fattni_arena arena = {.ctx = ctx, .align = 64, .least = 4096};
+    void *p = &arena;
+    for (size_t less = 0; less < 64; less += 21) {
+        cr_assert_eq(fattni_arena_take(&arena, SIZE_MAX - less, &p), FATTN_E_NOMEM);
+        cr_assert_null(p);
+        cr_assert(strstr(fattn_ctx_error(ctx), "no memory for 18446744073709551"), "%s",
+                  fattn_ctx_error(ctx));
+    }
+    cr_assert_eq(fattni_arena_take(&arena, 100, &p), FATTN_OK);
+    memset(p, 1, 100);
+    fattni_arena_free(&arena);
+    fattn_ctx_destroy(ctx);
+}
+
+/* Beside a GPU small things lie in the host's memory, which can give out, too. */
+Test(alloc, the_hosts_memory_gives_out) {
+    fattn_ctx gpu = {.device = FATTN_CUDA};
+    void *p = &gpu;
+    cr_assert_eq(fattni_host_alloc(&gpu, (size_t)PTRDIFF_MAX - FATTNI_ALIGN, &p), FATTN_E_NOMEM);
+    cr_assert_null(p);
+    cr_assert(strstr(gpu.error, "on the host"), "%s", gpu.error);
+    cr_assert_eq(fattni_host_alloc(&gpu, 10, &p), FATTN_OK);
+    fattni_host_free(&gpu, p, 10);
 }

@@ -2,6 +2,8 @@
 #include <criterion/criterion.h>
 #include <fattn/fattn.h>
 
+#include "internal.h"
+
 #include <math.h>
 #include <string.h>
 
@@ -197,6 +199,18 @@ Test(compare, bad_calls_are_refused_and_leave_the_report_alone) {
     cr_assert_eq(r.passed, 77);
     r.struct_size = 0;
     cr_assert_eq(fattn_compare(ctx, &six, &six, NULL, 0, by_dtype, &r), FATTN_E_ABI);
+}
+
+/* What lies on a GPU is not read: nothing here needs one. */
+Test(compare, a_context_of_a_gpu_is_refused) {
+    double a[1] = {1};
+    fattn_ctx gpu = {.device = FATTN_CUDA};
+    fattn_tensor t = row(a, FATTN_F64, 1);
+    t.device = FATTN_CUDA;
+    fattn_report r = {.struct_size = sizeof r, .passed = 77};
+    cr_assert_eq(fattn_compare(&gpu, &t, &t, NULL, 0, by_dtype, &r), FATTN_E_DEVICE);
+    cr_assert(strstr(gpu.error, "compare: tensors must be on the CPU"), "%s", gpu.error);
+    cr_assert_eq(r.passed, 77);
 }
 
 /* A caller built against an older, shorter report gets just that much. */
