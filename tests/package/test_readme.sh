@@ -24,7 +24,7 @@ for text in README.md CONTRIBUTING.md STYLE.md; do
     for target in $(grep -oE '(^|`)make [a-z-]+' $text | sed 's/.*make //' | sort -u); do
         grep -qE "^$target:" Makefile || complain "$text: make $target: no such target"
     done
-    for preset in $(grep -oE -- '--preset [a-z-]+' $text | sed 's/.* //' | sort -u); do
+    for preset in $(grep -oE -- '(cmake|ctest|--build) --preset [a-z-]+' $text | sed 's/.* //' | sort -u); do
         grep -q "\"name\": \"$preset\"" CMakePresets.json || complain "$text: no preset $preset"
     done
     # Paths in backquotes, but for patterns (<name>) and generated ones.
