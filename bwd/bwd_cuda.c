@@ -19,6 +19,15 @@ static size_t copied_rows(const fattni_problem *p) {
     return (size_t)((p->packed ? 1 : p->B) * p->Hq * p->rows_q);
 }
 
+/* The problem with that copy for its d_o. */
+static fattni_problem with_copy(const fattni_problem *p, const fattni_view *copy) {
+    fattni_problem copied = *p;
+    copied.d_o = (fattni_array){.p = copy->p, .n = {p->packed ? 1 : p->B, p->Hq, p->rows_q, p->Dv},
+                                .s = {p->packed ? 0 : copy->b, copy->h, copy->row, 1},
+                                .dtype = (int32_t)p->dtype, .present = true};
+    return copied;
+}
+
 static layout layout_of(const fattni_problem *p, const fattni_cuda_kernel *k) {
     layout l = {0};
     l.padded_rows = fattni_round_up(p->packed ? p->rows_q + p->B * k->BM : p->Sq, k->BM);
@@ -76,8 +85,9 @@ static fattn_status run(fattn_ctx *ctx, const fattni_problem *p) {
     FATTNI_TRY(FATTNI_START(ctx, fattn_bwd_delta, row_grid, 256, &a));
     if (a.d_o_copy.p) a.d_o = a.d_o_copy;
     if (hopper) {
+        const fattni_problem mapped = a.d_o_copy.p ? with_copy(p, &a.d_o_copy) : *p;
         fattni_sm90_args s;
-        FATTNI_TRY(fattni_sm90_args_of(ctx, p, k, &s));
+        FATTNI_TRY(fattni_sm90_args_of(ctx, &mapped, k, &s));
         s.a = a;
         FATTNI_TRY(fattni_cuda_start(ctx, k->name, k->kernel, key_grid, k->threads, k->shared, &s));
     } else {

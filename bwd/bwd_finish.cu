@@ -27,21 +27,24 @@ extern "C" __global__ void __launch_bounds__(256)
     const sequence s = sequence_of(&a, b);
     if (i0 >= s.Sq) return;
     const int thread = (int)threadIdx.x, warp = thread / 32, t = thread % 4;
-    const int row_warps = BM / a.dq_warp_rows, columns = a.D_padded / (a.dq_threads / 32 / row_warps);
-    const int tiles = columns / 8, count = a.dq_warp_rows / 16 * tiles;
+    /* Warps side by side share the columns evenly; of 80 and 96 the first have 48. */
+    const int row_warps = BM / a.dq_warp_rows;
+    const int columns = a.D_padded % 64 ? 48 : a.D_padded / (a.dq_threads / 32 / row_warps);
     const int row0 = i0 + warp % row_warps * a.dq_warp_rows + thread % 32 / 4;
-    const int column0 = warp / row_warps * columns;
+    const int column0 = warp / row_warps * columns, tiles = min(columns, a.D_padded - column0) / 8;
+    const int row_tiles = a.dq_warp_rows / 16, count = row_tiles * tiles;
     const float4 *const from =
         (const float4 *)(a.dq_accumulator + (row_base(&a, &s, b, h) + i0) * a.D_padded) +
-        thread / a.dq_group * (a.dq_group * count) + thread % a.dq_group;
+        thread / a.dq_group * (a.dq_group * row_tiles * columns / 8) + thread % a.dq_group;
     const int64_t to = s.batch * a.dq.b + h * a.dq.h + (int64_t)s.q0 * a.dq.row;
-    const int whole = tiles % 4 == 0 && a.vector_gradients && !a.dq_f32 && !(a.flags & FATTN_ACC_DQ);
+    const int whole = (tiles % 4 == 0 || row_tiles == 1) && a.vector_gradients && !a.dq_f32 && !(a.flags & FATTN_ACC_DQ);
     if (whole) { /* four tiles at once: 16 bytes for each lane of a quad */
 #pragma unroll 2
         for (int n = 0; n < count; n += 4) {
             float4 x[4];
 #pragma unroll
-            for (int e = 0; e < 4; ++e) x[e] = from[(n + e) * a.dq_group];
+            for (int e = 0; e < 4; ++e)
+                x[e] = n + e < count ? from[(n + e) * a.dq_group] : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
             const int d = column0 + n % tiles * 8 + 8 * t;
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
@@ -54,7 +57,7 @@ extern "C" __global__ void __launch_bounds__(256)
                 }
                 transpose_quad(r);
                 const int i = row0 + n / tiles * 16 + 8 * half;
-                if (i < s.Sq && d < a.D)
+                if (i < s.Sq && d < a.D && n + t < count)
                     *(uint4 *)((uint16_t *)a.dq.p + to + (int64_t)i * a.dq.row + d) =
                         make_uint4(r[0], r[1], r[2], r[3]);
             }

@@ -151,21 +151,20 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS)
                         if (8 * n < from || 8 * n > to) p[k][n][e] = 0.0f;
                 }
         }
-        uint32_t keep[2][ROW_TILES / 2];
+        uint32_t keep[2][(ROW_TILES + 7) / 8];
         if (GENERAL && a.drop_T) {
             const dropout_plane plane_rng = dropout_plane_of(&a, b, h);
             float kept[2][ROW_TILES][4];
 #pragma unroll
-            for (int k = 0; k < 2; ++k)
+            for (int k = 0; k < 2; ++k) {
+                keep_tiles(keep[k], ROW_TILES, &a, &plane_rng, 1, i0 + row0 + 2 * t,
+                           j0 + key0 + 16 * k + g);
 #pragma unroll
-                for (int n = 0; n < ROW_TILES; n += 2) {
-                    keep[k][n / 2] = keep_bits(&a, &plane_rng, 1, i0 + row0 + 2 * t,
-                                               j0 + key0 + 16 * k + g, n);
+                for (int n = 0; n < ROW_TILES; ++n)
 #pragma unroll
-                    for (int e = 0; e < 8; ++e)
-                        kept[k][n + e / 4][e % 4] =
-                            keep[k][n / 2] >> e & 1 ? p[k][n + e / 4][e % 4] : 0.0f;
-                }
+                    for (int e = 0; e < 4; ++e)
+                        kept[k][n][e] = keep[k][n / 8] >> (4 * (n % 8) + e) & 1 ? p[k][n][e] : 0.0f;
+            }
             publish(p_tile, kept, key0, row0);
         } else {
             publish(p_tile, p, key0, row0);
@@ -180,7 +179,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS)
                 for (int e = 0; e < 4; ++e) {
                     float dp = ds[k][n][e];
                     if (GENERAL && a.drop_T)
-                        dp = keep[k][n / 2] >> (n % 2 * 4 + e) & 1 ? dp * a.keep_scale : 0.0f;
+                        dp = keep[k][n / 8] >> (4 * (n % 8) + e) & 1 ? dp * a.keep_scale : 0.0f;
                     ds[k][n][e] = p[k][n][e] * (dp - (e & 1 ? base.y : base.x));
                 }
         }

@@ -10,62 +10,80 @@
                dQ is added to an fp32 accumulator at L2 by bulk reductions.
    Threads     warpgroup 0: warp 0 loads, warps 1 and 2 add the dQ of consumer 0 and 1. Two consumers
                own 64 keys each: S^T and dP^T are computed transposed, so that P^T and dS^T are the
-               register operands of dV and dK. dQ: for d 128 a consumer has all 64 rows and half of
-               the columns, for d 64 half of the 128 rows.
+               register operands of dV and dK. dQ: a consumer has half of 128 rows, or all of 64 rows
+               and half of the columns.
    Shared      K, V [BN][D], Q and dO two stages [BM][D], dS two stages [BM][BN], dQ fp32, lse2 and
                delta two stages [BM].
    Rounding    P and dS to the input dtype, accumulation fp32; scale enters dK here, dQ in bwd_finish.cu.
 
    Instances: bwd_kernels.def. Macros in: K_NAME, K_BF16, K_D, K_MASK, K_BM, K_BN, K_WARPS. */
+#define MASK_capped 3
 #if K_D > 128
 #include "bwd/bwd_sm90_wide.cuh"
 #else
 #include "sm90_tile.h"
 
 enum {
-    D = K_D, BM = K_BM, BN = K_BN, THREADS = 32 * K_WARPS, CAUSAL = K_MASK == 1, PANELS = D / 64,
-    KEY_BYTES = BN * D * 2, ROW_BYTES = BM * D * 2, DS_BYTES = BM * BN * 2,
-    SLICE = 64 * 64, /* floats of dQ that one consumer has */
+    D = K_D, BM = K_BM, BN = K_BN, THREADS = 32 * K_WARPS, CAUSAL = K_MASK == 1,
+    GENERAL = K_MASK >= 2, CAPPED = K_MASK == 3, TURNS = 1, PANELS = (D + 63) / 64,
+    KEY_BYTES = BN * PANELS * 128, ROW_BYTES = BM * PANELS * 128, DS_BYTES = BM * BN * 2,
+    /* dQ: a consumer has half of 128 rows, or of 64 rows half of the columns. For d 80 the halves are 48
+       columns that overlap, so are K's panels, of which the second starts with the second half. */
+    SPLIT_ROWS = BM > 64, COLUMNS = D > 96 || SPLIT_ROWS ? 64 : 48,
+    REPEATED = SPLIT_ROWS ? 0 : 2 * COLUMNS - D, SLICE = 64 * COLUMNS, /* floats */
+    K_PANEL = D % 64 ? D - COLUMNS : 64,
     V_AT = KEY_BYTES, Q_AT = 2 * KEY_BYTES, DO_AT = Q_AT + 2 * ROW_BYTES, DS_AT = DO_AT + 2 * ROW_BYTES,
-    DQ_AT = DS_AT + 2 * DS_BYTES, LSE_AT = DQ_AT + 2 * SLICE * 4, DELTA_AT = LSE_AT + 2 * BM * 4,
+    DQ_AT = DS_AT + 2 * DS_BYTES, LSE_AT = DQ_AT + BM * D * 4, DELTA_AT = LSE_AT + 2 * BM * 4,
     BARRIERS_AT = DELTA_AT + 2 * BM * 4, SHARED_BYTES = BARRIERS_AT + 128
 };
 static_assert(BN == 128 && K_WARPS == 12, "two consumers of 64 keys");
-static_assert(BM * D == 2 * SLICE && D % 64 == 0 && BM % 64 == 0, "two slices of dQ");
+static_assert(D == 64 ? BM == 128 : D % 16 == 0 && BM == 64, "two slices of dQ");
 static_assert(SHARED_BYTES <= 227 * 1024, "shared memory");
 
-#include "bwd_sm90_parts.h"
+#include "bwd_sm90_general.h"
 
 /* named barriers */
-enum { DS_WRITTEN = 1, DQ_FULL = 2, DQ_EMPTY = 4 };
+enum { DS_WRITTEN = 1, DQ_FULL = 2, DQ_EMPTY = 4, CLEARED = 6 };
 
 /* Adds a consumer's slices to the accumulator, one warp per consumer. */
 DEVICE void add_dq(const fattni_sm90_args *p, const task *t, uint32_t shared, int consumer) {
     const fattni_cuda_args *const a = &p->a;
     const int leader = threadIdx.x % 32 == 0;
+    if (t->steps) named_barrier_arrive(DQ_EMPTY + consumer, 160);
     for (int n = 0; n < t->steps; ++n) {
+        asm volatile("" : "+r"(consumer)); /* addresses are made anew: 24 registers do not hold them */
         const step s = step_of(t, a->group, n);
-        named_barrier_arrive(DQ_EMPTY + consumer, 160);
+        if (leader && a->turns) wait_for_turn(turn_counter(a, t, &s), t, &s);
+        __syncwarp();
         named_barrier_sync(DQ_FULL + consumer, 160);
         if (leader) {
-            bulk_reduce_add(a->dq_accumulator + padded_row(a, t->b, &s) * D + consumer * SLICE,
-                            shared + DQ_AT + consumer * SLICE * 4, SLICE * 4);
+            bulk_reduce_add(a->dq_accumulator + padded_row(a, t, &s) * D + consumer * SLICE,
+                            shared + DQ_AT + consumer * SLICE * 4, SLICE * 4 - consumer * REPEATED * 256);
             bulk_commit();
             bulk_wait_read();
         }
         __syncwarp();
+        if (n + 1 < t->steps) named_barrier_arrive(DQ_EMPTY + consumer, 160);
+        if (leader && a->turns) {
+            bulk_wait();
+            release_turn(turn_counter(a, t, &s), 1);
+        }
     }
     if (leader) bulk_wait();
 }
 
 /* ---- consumers ---- */
 
+/* along_columns where the second panel starts at column `panel`. */
+DEVICE uint32_t along_keys(int step, int panel) {
+    return step < 4 ? step * 2 : BN * 8 + (step * 16 - panel) / 8;
+}
 /* x = A B^T: 64 keys x BM rows, over D. */
-DEVICE void keys_by_rows(float x[BM / 2], uint64_t keys, uint64_t rows) {
+DEVICE void keys_by_rows(float x[BM / 2], uint64_t keys, int panel, uint64_t rows) {
     PASTE(wgmma_ss_new_n, K_BM)(x, keys, rows);
 #pragma unroll
     for (int e = 1; e < D / 16; ++e)
-        PASTE(wgmma_ss_n, K_BM)(x, keys + along_columns(e, BN), rows + along_columns(e, BM), 1);
+        PASTE(wgmma_ss_n, K_BM)(x, keys + along_keys(e, panel), rows + along_columns(e, BM), 1);
 }
 /* dV or dK += X^T rows: 64 keys x D, over BM. */
 DEVICE void accumulate(float x[D / 2], const uint32_t left[BM / 4], uint64_t rows) {
@@ -73,61 +91,84 @@ DEVICE void accumulate(float x[D / 2], const uint32_t left[BM / 4], uint64_t row
     for (int e = 0; e < BM / 16; ++e)
         PASTE(wgmma_rs_n, K_D)(x, left + 4 * e, rows + along_rows(e), 1);
 }
-/* dQ = dS K: this consumer's 64 x 64, over BN. */
-DEVICE void dq_product(float x[32], uint64_t ds, uint64_t keys) {
-    wgmma_st_new_n64(x, ds, keys);
+/* dQ = dS K: 64 x COLUMNS, over BN. */
+DEVICE void dq_product(float x[COLUMNS / 2], uint64_t ds, uint64_t keys) {
 #pragma unroll
-    for (int e = 1; e < BN / 16; ++e)
-        wgmma_st_n64(x, ds + along_columns(e, BM), keys + along_rows(e), 1);
+    for (int e = 0; e < BN / 16; ++e) {
+        const uint64_t left = ds + along_columns(e, BM), right = keys + along_rows(e);
+        if (COLUMNS == 48 && e == 0) wgmma_st_new_n48(x, left, right);
+        else if (COLUMNS == 48) wgmma_st_n48(x, left, right, 1);
+        else if (e == 0) wgmma_st_new_n64(x, left, right);
+        else wgmma_st_n64(x, left, right, 1);
+    }
 }
 
 DEVICE void consume(const fattni_sm90_args *p, const task *t, uint32_t shared,
                     const unsigned char *memory, int consumer) {
     const fattni_cuda_args *const a = &p->a;
     const int warp = (int)threadIdx.x / 32 % 4, lane = (int)threadIdx.x % 32, row0 = lane % 4 * 2;
-    const int key = t->j0 + consumer * 64 + warp * 16 + lane / 4, tail = t->j0 + BN > a->Sk;
+    const int key = t->j0 + consumer * 64 + warp * 16 + lane / 4;
     const float unit = a->scale * LOG2E;
     const uint64_t k_keys = operand(shared + consumer * 8192, 0);
     const uint64_t v_keys = operand(shared + V_AT + consumer * 8192, 0);
-    /* d 128: rows of dS are all its, columns of K half; d 64: the other way round. */
-    const uint32_t ds_rows = D == 64 ? consumer * 8192 : 0, k_columns = D == 64 ? 0 : consumer * (BN * 128);
+    const uint32_t ds_rows = SPLIT_ROWS ? consumer * 8192 : 0;
+    const uint32_t k_columns = SPLIT_ROWS ? 0 : consumer * (BN * 128);
     const uint64_t k_depth = operand(shared + k_columns, 0);
     /* stmatrix: matrices are (8 rows i) x (8 keys): lanes 0-7, 8-15 of keys 0-7, 8-15; then 8 rows on. */
     const uint32_t ds_to = shared + DS_AT + consumer * (BM * 128) +
                            (8 * (lane >> 4) + (lane & 7)) * 128 +
                            (((2 * warp + (lane >> 3 & 1)) ^ (lane & 7)) << 4);
-    const uint32_t dq_to = shared + DQ_AT + consumer * SLICE * 4 + (threadIdx.x & 127) * 16;
-    float dk[D / 2], dv[D / 2], s[BM / 2], dp[BM / 2], dq[32];
+    const uint32_t dq_to =
+        shared + DQ_AT + consumer * (SLICE - REPEATED * 64) * 4 + (threadIdx.x & 127) * 16;
+    float dk[D / 2], dv[D / 2], s[BM / 2], dp[BM / 2], dq[COLUMNS / 2];
     uint32_t pr[BM / 4], ds[BM / 4]; /* P and dS, rounded */
 #pragma unroll
     for (int i = 0; i < D / 2; ++i) dk[i] = dv[i] = 0.0f;
 
     mbarrier_wait(shared + K_FULL, 0);
     if (t->steps) mbarrier_wait(shared + V_FULL, 0);
+    if (GENERAL && t->j0 + BN > t->s.Sk && t->steps)
+        clear_tails(shared, shared + V_AT, BN, t->s.Sk - t->j0, CLEARED);
     for (int n = 0; n < t->steps; ++n) {
         const step now = step_of(t, a->group, n);
         const uint32_t q = shared + Q_AT + now.stage * ROW_BYTES, d_o = shared + DO_AT + now.stage * ROW_BYTES;
         const float2 *const lse2 = (const float2 *)(memory + LSE_AT + now.stage * BM * 4) + lane % 4;
         const float2 *const delta = (const float2 *)(memory + DELTA_AT + now.stage * BM * 4) + lane % 4;
         mbarrier_wait(shared + q_full(now.stage), now.parity);
+        if (GENERAL && now.i0 + BM > t->s.Sq) {
+            mbarrier_wait(shared + do_full(now.stage), now.parity);
+            clear_tails(q, d_o, BM, t->s.Sq - now.i0, CLEARED);
+        }
         wgmma_fence();
-        keys_by_rows(s, k_keys, operand(q, 0));
+        keys_by_rows(s, k_keys, K_PANEL, operand(q, 0));
         wgmma_commit();
         mbarrier_wait(shared + do_full(now.stage), now.parity);
         wgmma_fence();
-        keys_by_rows(dp, v_keys, operand(d_o, 0));
+        keys_by_rows(dp, v_keys, 64, operand(d_o, 0));
         wgmma_commit();
 
+        corner at = {t->b, now.h, now.i0 + row0, key, 0.0f};
+        uint32_t keep[(BM + 63) / 64];
+        if (GENERAL) {
+            at.slope = slope_of(a, now.h);
+            if (a->drop_T) keep_rows(keep, BM, a, &at);
+        }
         wgmma_wait(1);
         PIN(s, BM / 2);
-        if (tail || (CAUSAL && now.i0 + t->hi < t->j0 + BN - 1)) { /* row i sees keys up to i + hi */
-            const int far = 1 << 20, first = CAUSAL ? key - t->hi - now.i0 - row0 : -far;
-            mask(s, BM, key < a->Sk ? first : far, key + 8 < a->Sk ? first + 8 : far);
+        const int edge = crosses_edge(&t->s, now.i0, t->j0);
+        if (GENERAL) {
+            general_probabilities(s, BM, lse2, a, &t->s, &at, edge);
+        } else {
+            if (edge) { /* row i sees keys up to i + hi */
+                const int far = 1 << 20, first = CAUSAL ? key - t->s.hi - now.i0 - row0 : -far;
+                mask(s, BM, key < a->Sk ? first : far, key + 8 < a->Sk ? first + 8 : far);
+            }
+            probabilities(s, pr, BM, unit, lse2);
         }
-        probabilities(s, pr, BM, unit, lse2);
         wgmma_wait(0);
         PIN(dp, BM / 2);
-        score_gradients(ds, s, dp, BM, delta);
+        if (GENERAL) general_gradients(pr, ds, s, dp, BM, lse2, delta, keep, a, &t->s, &at, edge);
+        else score_gradients(ds, s, dp, BM, delta);
 #pragma unroll
         for (int i = 0; i < BM / 16; ++i)
             stmatrix_x4_trans(ds_to + now.stage * DS_BYTES + i * 2048, ds + 4 * i);
@@ -149,9 +190,11 @@ DEVICE void consume(const fattni_sm90_args *p, const task *t, uint32_t shared,
         wgmma_commit();
         wgmma_wait(1); /* dQ */
         named_barrier_sync(DQ_EMPTY + consumer, 160);
-        PIN(dq, 32);
+        PIN(dq, COLUMNS / 2);
 #pragma unroll
-        for (int i = 0; i < 8; ++i) store_shared_4(dq_to + i * 2048, dq + 4 * i);
+        for (int i = 0; i < COLUMNS / 8; ++i)
+            if (i >= REPEATED / 8 || consumer == 0)
+                store_shared_4(dq_to + i * 2048, dq + 4 * i);
         async_proxy_fence();
         named_barrier_arrive(DQ_FULL + consumer, 160);
         wgmma_wait(0); /* dK */
@@ -160,8 +203,9 @@ DEVICE void consume(const fattni_sm90_args *p, const task *t, uint32_t shared,
     }
     PIN(dk, D / 2);
     PIN(dv, D / 2);
-    store_keys(&a->dv, t, key, 0, D, dv, 1.0f, a->Sk, a->Dv, a->dv_f32, a->flags & FATTN_ACC_DV);
-    store_keys(&a->dk, t, key, 0, D, dk, a->scale, a->Sk, a->D, a->dk_f32, a->flags & FATTN_ACC_DK);
+    const task done = GENERAL ? task_of(p) : *t; /* not kept in registers meanwhile */
+    store_keys(&a->dv, &done, key, 0, D, dv, GENERAL ? a->keep_scale : 1.0f, a->Dv, a->dv_f32, a->flags & FATTN_ACC_DV);
+    store_keys(&a->dk, &done, key, 0, D, dk, a->scale, a->D, a->dk_f32, a->flags & FATTN_ACC_DK);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
@@ -170,6 +214,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     const uint32_t shared = shared_address(memory);
     const int role = __shfl_sync(ALL_LANES, (int)threadIdx.x / 128, 0);
     const task t = task_of(&p);
+    if (GENERAL && t.j0 >= t.s.Sk) return;
     init_barriers(shared);
     __syncthreads();
     if (role == 0) {

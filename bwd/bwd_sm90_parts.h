@@ -1,8 +1,12 @@
 /* What both Hopper backward bodies share: the work of a CTA, its loads, masking, and the way of dK and dV
-   out. Include after the enumerators D, BM, BN, PANELS, CAUSAL and the offsets in shared memory. */
+   out. Include after the enumerators D, BM, BN, PANELS, K_PANEL (columns from one panel of K
+   to the next), CAUSAL, GENERAL, TURNS and the
+   offsets in shared memory. */
 #ifndef FATTNI_BWD_SM90_PARTS_H
 #define FATTNI_BWD_SM90_PARTS_H
 
+#include "bwd_workspace.h"
+#include "cuda_turns.h"
 #include "sm90_tile.h"
 
 #define LOG2E 1.4426950408889634f
@@ -29,19 +33,26 @@ DEVICE void init_barriers(uint32_t shared) {
     }
 }
 
-/* What a CTA works on: keys [j0, j0 + BN) of (b, hk), for each head of the group the row blocks from
-   `first` on. */
+/* What a CTA works on: keys [j0, j0 + BN) of (b, hk), for each head of the group the row blocks that see
+   one of them. Where CTAs may take turns, all start at the last one: so a wait at the start is short. */
 typedef struct task {
-    int b, hk, j0, hi, first, row_blocks, steps;
+    int b, hk, j0, first, row_blocks, steps;
+    sequence s;
 } task;
 
 DEVICE task task_of(const fattni_sm90_args *p) {
     const fattni_cuda_args *const a = &p->a;
-    const position at = position_of(p, a->Hkv, (int)blockIdx.x, CAUSAL); /* the first keys have most rows */
-    task t = {at.plane / a->Hkv, at.plane % a->Hkv, at.block * BN, 0, 0, 0, 0};
-    t.hi = CAUSAL ? diagonal_of(a, a->Sq, a->Sk) : FATTNI_FAR;
-    t.first = max(0, t.j0 - t.hi) / BM;
-    t.row_blocks = max(0, (a->Sq + BM - 1) / BM - t.first);
+    /* The first keys have most rows below a diagonal, and add first when they take turns. */
+    const int in_sections = CAUSAL || (TURNS && a->turns) || (GENERAL && a->right < FATTNI_FAR);
+    const position at = position_of(p, a->Hkv, (int)blockIdx.x, in_sections);
+    task t = {at.plane / a->Hkv, at.plane % a->Hkv, at.block * BN, 0, 0, 0};
+    const int diagonal = CAUSAL ? diagonal_of(a, a->Sq, a->Sk) : FATTNI_FAR;
+    const sequence whole = {a->Sq, a->Sk, 0, 0, t.b, diagonal, -FATTNI_FAR, diagonal};
+    t.s = GENERAL ? sequence_of(a, t.b) : whole;
+    const int keys = min(BN, t.s.Sk - t.j0);
+    const int begin = max(0, t.j0 - t.s.hi), end = GENERAL ? min(t.j0 + keys - t.s.lo, t.s.Sq) : t.s.Sq;
+    t.first = begin / BM;
+    if (begin < end && keys > 0) t.row_blocks = (end + BM - 1) / BM - t.first;
     t.steps = t.row_blocks * a->group;
     return t;
 }
@@ -53,44 +64,71 @@ typedef struct step {
 } step;
 DEVICE step step_of(const task *t, int group, int n) {
     const int head = t->row_blocks == t->steps ? 0 : n / t->row_blocks;
-    const step s = {t->hk * group + head, (t->first + n - head * t->row_blocks) * BM, n & 1,
-                    (uint32_t)(n >> 1 & 1)};
+    const int so_far = n - t->row_blocks * head;
+    const int block = t->first + (TURNS ? t->row_blocks - 1 - so_far : so_far);
+    const step s = {t->hk * group + head, block * BM, n & 1, (uint32_t)(n >> 1 & 1)};
     return s;
 }
-DEVICE int64_t padded_row(const fattni_cuda_args *a, int b, const step *s) {
-    return ((int64_t)b * a->Hq + s->h) * a->padded_rows + s->i0;
+/* Whether some row of the block at i0 does not see some key of the block at j0. */
+DEVICE int crosses_edge(const sequence *s, int i0, int j0) {
+    if (j0 + BN > s->Sk) return 1;
+    if (GENERAL && j0 < i0 + BM - 1 + s->lo) return 1;
+    return (CAUSAL || GENERAL) && i0 + s->hi < j0 + BN - 1;
+}
+DEVICE int64_t padded_row(const fattni_cuda_args *a, const task *t, const step *s) {
+    if (GENERAL) return row_base(a, &t->s, t->b, s->h) + s->i0;
+    return ((int64_t)t->b * a->Hq + s->h) * a->padded_rows + s->i0;
+}
+
+/* turns_at, without divisions; a turn is over when two parts were added. */
+DEVICE int32_t *turn_counter(const fattni_cuda_args *a, const task *t, const step *s) {
+    return a->turns + ((int64_t)t->b * a->Hq + s->h) * ((a->Sq + BM - 1) / BM) + s->i0 / BM;
+}
+DEVICE void wait_for_turn(int32_t *counter, const task *t, const step *s) {
+    acquire_turn(counter, 2 * turn_of(&t->s, s->i0, t->j0, BN));
 }
 
 /* ---- producer warps ---- */
 
 DEVICE void load(const fattni_sm90_args *p, const task *t, uint32_t shared) {
     const fattni_cuda_args *const a = &p->a;
+    const int key = t->s.k0 + t->j0;
     mbarrier_expect(shared + K_FULL, KEY_BYTES);
-    load_panels(shared, &p->k, shared + K_FULL, PANELS, BN, t->j0, t->hk * p->k_step.head,
-                t->b * p->k_step.batch);
+    for (int x = 0; x < PANELS; ++x)
+        tma_load(shared + x * BN * 128, &p->k, shared + K_FULL, K_PANEL * x, key, t->hk * p->k_step.head,
+                 t->s.batch * p->k_step.batch);
     for (int n = 0; n < t->steps; ++n) {
         const step s = step_of(t, a->group, n);
-        const int64_t row = padded_row(a, t->b, &s);
+        const int64_t at = padded_row(a, t, &s);
+        const int row = t->s.q0 + s.i0;
         const uint32_t q_bar = shared + q_full(s.stage), do_bar = shared + do_full(s.stage);
         mbarrier_wait(shared + q_empty(s.stage), s.parity ^ 1);
         mbarrier_expect(q_bar, ROW_BYTES + BM * 4);
-        load_panels(shared + Q_AT + s.stage * ROW_BYTES, &p->q, q_bar, PANELS, BM, s.i0,
-                    s.h * p->q_step.head, t->b * p->q_step.batch);
-        bulk_load(shared + LSE_AT + s.stage * BM * 4, a->lse2 + row, BM * 4, q_bar);
+        load_panels(shared + Q_AT + s.stage * ROW_BYTES, &p->q, q_bar, PANELS, BM, row,
+                    s.h * p->q_step.head, t->s.batch * p->q_step.batch);
+        bulk_load(shared + LSE_AT + s.stage * BM * 4, a->lse2 + at, BM * 4, q_bar);
         if (n == 0) {
             mbarrier_expect(shared + V_FULL, KEY_BYTES);
-            load_panels(shared + V_AT, &p->v, shared + V_FULL, PANELS, BN, t->j0,
-                        t->hk * p->v_step.head, t->b * p->v_step.batch);
+            load_panels(shared + V_AT, &p->v, shared + V_FULL, PANELS, BN, key,
+                        t->hk * p->v_step.head, t->s.batch * p->v_step.batch);
         }
         mbarrier_wait(shared + do_empty(s.stage), s.parity ^ 1);
         mbarrier_expect(do_bar, ROW_BYTES + BM * 4);
-        load_panels(shared + DO_AT + s.stage * ROW_BYTES, &p->d_o, do_bar, PANELS, BM, s.i0,
-                    s.h * p->d_o_step.head, t->b * p->d_o_step.batch);
-        bulk_load(shared + DELTA_AT + s.stage * BM * 4, a->delta + row, BM * 4, do_bar);
+        load_panels(shared + DO_AT + s.stage * ROW_BYTES, &p->d_o, do_bar, PANELS, BM, row,
+                    s.h * p->d_o_step.head, t->s.batch * p->d_o_step.batch);
+        bulk_load(shared + DELTA_AT + s.stage * BM * 4, a->delta + at, BM * 4, do_bar);
     }
 }
 
 /* ---- consumers ---- */
+
+/* Zeroes what two tiles, of `rows` rows each, hold from row `from` on. Both consumers, once the tiles are
+   there. */
+DEVICE void clear_tails(uint32_t tile0, uint32_t tile1, int rows, int from, int barrier) {
+    clear_rows(tile0, PANELS, rows, from, (int)threadIdx.x - 128, 256);
+    clear_rows(tile1, PANELS, rows, from, (int)threadIdx.x - 128, 256);
+    named_barrier_sync(barrier, 256);
+}
 
 /* Keys are rows of S^T; column 8i + e of the thread, i < columns/8, stays where it is >= limit[key]. */
 DEVICE void mask(float *s, int columns, int limit0, int limit1) {
@@ -133,13 +171,14 @@ DEVICE void release(uint32_t bar) {
 
 /* This thread's two keys of a gradient, `columns` columns from column0 on. */
 DEVICE void store_keys(const fattni_view *view, const task *t, int key, int column0, int columns,
-                       const float *x, float scale, int keys, int width, int f32, int add) {
+                       const float *x, float scale, int width, int f32, int add) {
     if (!view->p) return;
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
-        const int64_t at = t->b * view->b + t->hk * view->h + (int64_t)(key + 8 * e) * view->row + column0;
-        store_row((char *)view->p + at * (f32 ? 4 : 2), x + 2 * e, columns / 8, scale, key + 8 * e < keys,
-                  width - column0, f32, add);
+        const int64_t at = t->s.batch * view->b + t->hk * view->h +
+                           (int64_t)(t->s.k0 + key + 8 * e) * view->row + column0;
+        store_row((char *)view->p + at * (f32 ? 4 : 2), x + 2 * e, columns / 8, scale,
+                  key + 8 * e < t->s.Sk, width - column0, f32, add);
     }
 }
 

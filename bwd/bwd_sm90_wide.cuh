@@ -4,15 +4,19 @@
    For each row block: S^T = K Q^T, P = exp(S - L), dP^T = V dO^T, dS = P (dP - delta),
    dV += P^T dO, dK += dS^T Q, dQ += dS K.
 
-   Threads     warpgroup 0 loads. Two consumers: of S^T and dP^T each has all 64 keys and half of the 64
-               rows; P^T and dS^T meet in shared memory; of dV, dK and dQ each has half of the columns.
+   Threads     warpgroup 0: warp 0 loads, warp 1 looks after turns. Two consumers: of S^T and dP^T each
+               has all 64 keys and half of the 64 rows; P^T and dS^T meet in shared memory; of dV, dK and
+               dQ each has half of the columns.
    dQ          vector reductions from registers to the fp32 accumulator at L2.
    Shared      K, V [BN][D], Q and dO two stages [BM][D], P^T and dS^T two stages [BN][BM], lse2 and
                delta two stages [BM]. */
 #include "sm90_tile.h"
 
 enum {
-    D = K_D, BM = K_BM, BN = K_BN, THREADS = 32 * K_WARPS, CAUSAL = K_MASK == 1, PANELS = D / 64,
+    D = K_D, BM = K_BM, BN = K_BN, THREADS = 32 * K_WARPS, CAUSAL = K_MASK == 1,
+    GENERAL = K_MASK >= 2, CAPPED = K_MASK == 3,
+    TURNS = GENERAL, /* the others have no registers to spare for them */
+    PANELS = D / 64, K_PANEL = 64,
     KEY_BYTES = BN * D * 2, ROW_BYTES = BM * D * 2, DS_BYTES = BM * BN * 2,
     ROWS = BM / 2, COLUMNS = D / 2, /* of one consumer */
     V_AT = KEY_BYTES, Q_AT = 2 * KEY_BYTES, DO_AT = Q_AT + 2 * ROW_BYTES, P_AT = DO_AT + 2 * ROW_BYTES,
@@ -22,10 +26,10 @@ enum {
 static_assert(BN == 64 && BM == 64 && D == 256 && K_WARPS == 12, "the division of labour");
 static_assert(SHARED_BYTES <= 227 * 1024, "shared memory");
 
-#include "bwd_sm90_parts.h"
+#include "bwd_sm90_general.h"
 
-/* named barrier */
-enum { WRITTEN = 1 };
+/* named barriers */
+enum { WRITTEN = 1, CLEARED = 2, TURN_BEGINS = 3, TURN_ENDS = 4 };
 
 /* x = A B^T: 64 keys x this consumer's rows, over D. */
 DEVICE void keys_by_rows(float x[ROWS / 2], uint64_t keys, uint64_t rows) {
@@ -47,12 +51,32 @@ DEVICE void dq_product(float x[32], uint64_t ds, uint64_t keys) {
     for (int e = 1; e < BN / 16; ++e) wgmma_tt_n64(x, ds + along_rows(e), keys + along_rows(e), 1);
 }
 
+/* What the step's tiles hold beyond the sequence. */
+DEVICE void clear_rows_of(const task *t, step s, uint32_t shared) {
+    if (s.i0 + BM > t->s.Sq)
+        clear_tails(shared + Q_AT + s.stage * ROW_BYTES, shared + DO_AT + s.stage * ROW_BYTES, BM,
+                    t->s.Sq - s.i0, CLEARED);
+}
+
+/* One warp looks after the turns of both consumers: the release also covers what they added. */
+DEVICE void look_after_turns(const fattni_cuda_args *a, const task *t) {
+    const int leader = threadIdx.x % 32 == 0;
+    for (int n = 0; n < t->steps; ++n) {
+        const step s = step_of(t, a->group, n);
+        int32_t *const turn = turn_counter(a, t, &s);
+        if (leader) wait_for_turn(turn, t, &s);
+        __syncwarp();
+        named_barrier_sync(TURN_BEGINS, 288);
+        named_barrier_sync(TURN_ENDS, 288);
+        if (leader) release_turn(turn, 2);
+    }
+}
+
 DEVICE void consume(const fattni_sm90_args *p, const task *t, uint32_t shared,
                     const unsigned char *memory, int consumer) {
     const fattni_cuda_args *const a = &p->a;
     const int warp = (int)threadIdx.x / 32 % 4, lane = (int)threadIdx.x % 32;
     const int row0 = consumer * ROWS + lane % 4 * 2, key = t->j0 + warp * 16 + lane / 4;
-    const int tail = t->j0 + BN > a->Sk;
     const float unit = a->scale * LOG2E;
     const uint64_t k_keys = operand(shared, 0), v_keys = operand(shared + V_AT, 0);
     const uint32_t rows_at = consumer * (ROWS * 128), half = PANELS / 2 * consumer; /* panels */
@@ -70,6 +94,9 @@ DEVICE void consume(const fattni_sm90_args *p, const task *t, uint32_t shared,
         mbarrier_wait(shared + V_FULL, 0);
         mbarrier_wait(shared + q_full(0), 0);
         mbarrier_wait(shared + do_full(0), 0);
+        if (GENERAL && t->j0 + BN > t->s.Sk)
+            clear_tails(shared, shared + V_AT, BN, t->s.Sk - t->j0, CLEARED);
+        if (GENERAL) clear_rows_of(t, step_of(t, a->group, 0), shared);
     }
     wgmma_fence(); /* of garbage, which nobody reads, when there is no step */
     keys_by_rows(s, k_keys, operand(shared + Q_AT + rows_at, 0));
@@ -84,15 +111,24 @@ DEVICE void consume(const fattni_sm90_args *p, const task *t, uint32_t shared,
         const float2 *const delta = (const float2 *)(memory + DELTA_AT + now.stage * BM * 4) + row0 / 2;
         PIN(s, ROWS / 2);
         PIN(dp, ROWS / 2);
-        if (tail || (CAUSAL && now.i0 + t->hi < t->j0 + BN - 1)) { /* row i sees keys up to i + hi */
-            const int far = 1 << 20, first = CAUSAL ? key - t->hi - now.i0 - row0 : -far;
-            mask(s, ROWS, key < a->Sk ? first : far, key + 8 < a->Sk ? first + 8 : far);
+        const int edge = crosses_edge(&t->s, now.i0, t->j0);
+        if (GENERAL) {
+            const corner at = {t->b, now.h, now.i0 + row0, key, slope_of(a, now.h)};
+            uint32_t keep[1];
+            if (a->drop_T) keep_rows(keep, ROWS, a, &at);
+            general_probabilities(s, ROWS, lse2, a, &t->s, &at, edge);
+            general_gradients(pr, ds, s, dp, ROWS, lse2, delta, keep, a, &t->s, &at, edge);
+        } else {
+            if (edge) { /* row i sees keys up to i + hi */
+                const int far = 1 << 20, first = CAUSAL ? key - t->s.hi - now.i0 - row0 : -far;
+                mask(s, ROWS, key < a->Sk ? first : far, key + 8 < a->Sk ? first + 8 : far);
+            }
+            probabilities(s, pr, ROWS, unit, lse2);
         }
-        probabilities(s, pr, ROWS, unit, lse2);
 #pragma unroll
         for (int i = 0; i < ROWS / 16; ++i)
             stmatrix_x4(p_tile + to + (((chunk + 2 * i) ^ (lane & 7)) << 4), pr + 4 * i);
-        score_gradients(ds, s, dp, ROWS, delta);
+        if (!GENERAL) score_gradients(ds, s, dp, ROWS, delta);
 #pragma unroll
         for (int i = 0; i < ROWS / 16; ++i)
             stmatrix_x4(ds_tile + to + (((chunk + 2 * i) ^ (lane & 7)) << 4), ds + 4 * i);
@@ -102,7 +138,7 @@ DEVICE void consume(const fattni_sm90_args *p, const task *t, uint32_t shared,
         /* dQ in halves, for its registers; each leaves for L2 while the tensor cores have other work: this
            step's dV, dK, then S^T and dP^T of the next (after the last: of garbage). */
         float dq[COLUMNS / 4];
-        float *const to_dq = a->dq_accumulator + padded_row(a, t->b, &now) * D +
+        float *const to_dq = a->dq_accumulator + padded_row(a, t, &now) * D +
                              consumer * (BM * COLUMNS) + (threadIdx.x & 127) * 4;
         const int other = now.stage ^ 1;
         wgmma_fence();
@@ -112,6 +148,7 @@ DEVICE void consume(const fattni_sm90_args *p, const task *t, uint32_t shared,
         wgmma_commit();
         wgmma_wait(1);
         PIN(dq, COLUMNS / 4);
+        if (TURNS && a->turns) named_barrier_sync(TURN_BEGINS, 288);
 #pragma unroll
         for (int i = 0; i < COLUMNS / 16; ++i) reduce_add_4(to_dq + i * 512, dq + 4 * i);
         wgmma_fence();
@@ -124,10 +161,12 @@ DEVICE void consume(const fattni_sm90_args *p, const task *t, uint32_t shared,
 #pragma unroll
         for (int i = 0; i < COLUMNS / 16; ++i)
             reduce_add_4(to_dq + (COLUMNS / 16 + i) * 512, dq + 4 * i);
+        if (TURNS && a->turns) named_barrier_arrive(TURN_ENDS, 288);
         if (n + 1 < t->steps) {
             const uint32_t parity = (n + 1) >> 1 & 1;
             mbarrier_wait(shared + q_full(other), parity);
             mbarrier_wait(shared + do_full(other), parity);
+            if (GENERAL) clear_rows_of(t, step_of(t, a->group, n + 1), shared);
         }
         uint32_t base = shared; /* descriptors are made anew: kept from above the loop they spill */
         asm volatile("" : "+r"(base));
@@ -143,8 +182,8 @@ DEVICE void consume(const fattni_sm90_args *p, const task *t, uint32_t shared,
         wgmma_wait(0);
     }
     const int column0 = consumer * COLUMNS;
-    store_keys(&a->dv, t, key, column0, COLUMNS, dv, 1.0f, a->Sk, a->Dv, a->dv_f32, a->flags & FATTN_ACC_DV);
-    store_keys(&a->dk, t, key, column0, COLUMNS, dk, a->scale, a->Sk, a->D, a->dk_f32,
+    store_keys(&a->dv, t, key, column0, COLUMNS, dv, GENERAL ? a->keep_scale : 1.0f, a->Dv, a->dv_f32, a->flags & FATTN_ACC_DV);
+    store_keys(&a->dk, t, key, column0, COLUMNS, dk, a->scale, a->D, a->dk_f32,
                a->flags & FATTN_ACC_DK);
 }
 
@@ -154,11 +193,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     const uint32_t shared = shared_address(memory);
     const int role = __shfl_sync(ALL_LANES, (int)threadIdx.x / 128, 0);
     const task t = task_of(&p);
+    if (GENERAL && t.j0 >= t.s.Sk) return;
     init_barriers(shared);
     __syncthreads();
     if (role == 0) {
         registers_lower(24);
         if (threadIdx.x == 0) load(&p, &t, shared);
+        else if (threadIdx.x / 32 == 1 && TURNS && p.a.turns) look_after_turns(&p.a, &t);
     } else {
         registers_raise(240);
         consume(&p, &t, shared, memory, role - 1);

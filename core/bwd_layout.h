@@ -1,16 +1,10 @@
-/* What the three backward kernels agree on: where a row's statistics lie, and the order of the fp32
-   dQ accumulator. */
+/* What the three backward kernels agree on: a row block's statistics and the order of the fp32 dQ
+   accumulator. */
 #ifndef FATTNI_BWD_LAYOUT_H
 #define FATTNI_BWD_LAYOUT_H
 
+#include "bwd_workspace.h"
 #include "sm80_tile.h"
-
-/* First padded row of (sequence b, head h), in lse2, delta and (times D) the dQ accumulator. Packed
-   sequences start at multiples of the row block: each may waste one. */
-DEVICE int64_t row_base(const fattni_cuda_args *a, const sequence *s, int b, int h) {
-    if (!a->cu_seqlens_q.p) return ((int64_t)b * a->Hq + h) * a->padded_rows;
-    return (int64_t)h * a->padded_rows + (s->q0 / a->row_block + b) * (int64_t)a->row_block;
-}
 
 /* lse2[BM], delta[BM] of one row block to shared memory. */
 DEVICE void load_statistics(float *to, int rows, const fattni_cuda_args *a, const sequence *s, int b,

@@ -23,14 +23,14 @@ enum { DTYPE_bf16 = FATTN_BF16, DTYPE_f16 = FATTN_F16, DTYPE_f32 = FATTN_F32, DT
 enum { SIZE_bf16 = 2, SIZE_f16 = 2, SIZE_f32 = 4, SIZE_f64 = 8 };
 enum {
     MASK_full = FATTNI_MASK_FULL, MASK_causal = FATTNI_MASK_CAUSAL, MASK_general = FATTNI_MASK_GENERAL,
-    MASK_short = FATTNI_MASK_SHORT
+    MASK_short = FATTNI_MASK_SHORT, MASK_capped = FATTNI_MASK_CAPPED
 };
 /* Shared memory of each body, as its head says. */
 #define SHARED_fwd_sm80(D, BM, BN, warps, size) (((BM) + 2 * (BN)) * (D) * 2)
 #define SHARED_fwd_sm90(D, BM, BN, warps, size) \
     (((D) + 63) / 64 * 128 * (((D) > 128 ? 1 : 2) * (BM) + 4 * (BN)) + 256)
 #define SHARED_bwd_sm90(D, BM, BN, warps, size) \
-    ((2 * (BN) + 4 * (BM)) * (D) * 2 + 2 * (BM) * (BN) * 2 +                                         \
+    ((2 * (BN) + 4 * (BM)) * (((D) + 63) / 64 * 128) + 2 * (BM) * (BN) * 2 +                         \
      ((D) > 128 ? 2 * (BM) * (BN) * 2 : (BM) * (D) * 4) + 4 * (BM) * 4 + 128)
 #define SHARED_bwd_sm80(D, BM, BN, warps, size) \
     ((2 * (BN) + 4 * (BM)) * (D) * 2 + 2 * (BM) * (BN) * 2 + 4 * (BM) * 4)
@@ -68,16 +68,22 @@ static bool is_general(const fattni_problem *p) {
            (p->pass == FATTNI_FWD && (p->flags & FATTN_MERGE));
 }
 
-/* Code for sm_90a runs on 9.0 and nowhere else; its backward adds dQ in any order. */
+/* Code for sm_90a runs on 9.0 and nowhere else. */
 static bool runs_on(int arch, const fattn_ctx *ctx, const fattni_problem *p) {
     if (arch != 90) return arch <= ctx->gpu.arch;
-    const bool in_turns = p->pass == FATTNI_BWD && (p->flags & FATTN_DETERMINISTIC);
-    return ctx->gpu.arch == 90 && fattni_sm90_fits(p) && !in_turns;
+    return ctx->gpu.arch == 90 && fattni_sm90_fits(p);
 }
 
-static bool serves(enum fattni_mask kernel, enum fattni_mask wanted, const fattni_problem *p) {
-    if (kernel != FATTNI_MASK_SHORT) return kernel == wanted || kernel == FATTNI_MASK_GENERAL;
-    return wanted == FATTNI_MASK_CAUSAL && p->Sq <= FATTNI_SHORT;
+/* Hopper's backward has a softcap in kernels of its own, and for wide heads turns only beside masks. */
+static bool serves(const fattni_cuda_kernel *k, enum fattni_mask wanted, const fattni_problem *p) {
+    const bool hopper_back = k->arch == 90 && p->pass == FATTNI_BWD;
+    switch (k->mask) {
+    case FATTNI_MASK_SHORT: return wanted == FATTNI_MASK_CAUSAL && p->Sq <= FATTNI_SHORT;
+    case FATTNI_MASK_CAPPED: return p->softcap > 0;
+    case FATTNI_MASK_GENERAL: return !hopper_back || !(p->softcap > 0);
+    default:
+        return k->mask == wanted && !(hopper_back && k->D > 128 && (p->flags & FATTN_DETERMINISTIC));
+    }
 }
 
 static const fattni_cuda_kernel *find(const fattn_ctx *ctx, const fattni_problem *p, int most) {
@@ -87,7 +93,7 @@ static const fattni_cuda_kernel *find(const fattn_ctx *ctx, const fattni_problem
                                                 : FATTNI_MASK_FULL;
     for (const fattni_cuda_kernel *k = fattni_cuda_kernels; k->name; ++k)
         if (k->pass == (int)p->pass && k->arch <= most && runs_on(k->arch, ctx, p) &&
-            k->dtype == p->dtype && serves(k->mask, mask, p) && fattni_max(p->D, p->Dv) <= k->D &&
+            k->dtype == p->dtype && serves(k, mask, p) && fattni_max(p->D, p->Dv) <= k->D &&
             k->shared <= ctx->gpu.shared_limit)
             return k;
     return NULL;

@@ -4,8 +4,11 @@
 
 #include "cuda_device.h"
 
-/* SHORT: causal, at most FATTNI_SHORT rows; lower tiles waste less at the diagonal. */
-enum fattni_mask { FATTNI_MASK_FULL, FATTNI_MASK_CAUSAL, FATTNI_MASK_GENERAL, FATTNI_MASK_SHORT };
+/* SHORT: causal, at most FATTNI_SHORT rows; lower tiles waste less at the diagonal. CAPPED: general with a
+   softcap. */
+enum fattni_mask {
+    FATTNI_MASK_FULL, FATTNI_MASK_CAUSAL, FATTNI_MASK_GENERAL, FATTNI_MASK_SHORT, FATTNI_MASK_CAPPED
+};
 enum { FATTNI_SHORT = 1024 };
 
 typedef struct fattni_cuda_kernel {

@@ -34,15 +34,16 @@ static bool storable(const fattni_array *a, int64_t width, bool added) {
     return !a->present || a->dtype == FATTN_F32 || added || fattni_cuda_vector(a, width);
 }
 
-/* The kernel always computes dQ. */
+/* The kernel always computes dQ. An F32 d_o is copied to a place that fits. */
 static bool backward_fits(const fattni_problem *p) {
-    return p->d_o.dtype != FATTN_F32 && mappable(&p->d_o, p->Dv) && p->dq.present &&
+    return (p->d_o.dtype == FATTN_F32 || mappable(&p->d_o, p->Dv)) && p->dq.present &&
            storable(&p->dk, p->D, p->flags & FATTN_ACC_DK) &&
            storable(&p->dv, p->Dv, p->flags & FATTN_ACC_DV);
 }
 
 bool fattni_sm90_fits(const fattni_problem *p) {
-    return p->Sq > 0 && p->Sk > 0 && p->B > 0 && mappable(&p->q, p->D) && mappable(&p->k, p->D) && mappable(&p->v, p->Dv) &&
+    return p->Sq > 0 && p->Sk > 0 && p->B > 0 && p->rows_q > 0 && p->rows_k > 0 &&
+           mappable(&p->q, p->D) && mappable(&p->k, p->D) && mappable(&p->v, p->Dv) &&
            (p->o.dtype == FATTN_F32 || fattni_cuda_vector(&p->o, p->Dv)) &&
            (p->pass == FATTNI_FWD || backward_fits(p));
 }
@@ -102,8 +103,10 @@ fattn_status fattni_sm90_args_of(fattn_ctx *ctx, const fattni_problem *p,
     out->tiles = (int32_t)tiles;
     const int64_t row_bytes = 2 * (p->D + p->Dv);
     /* Backward: Q and dO of a whole group, and the fp32 accumulator of dQ. */
-    const int64_t section = forward ? section_of(ctx, p->Sk * row_bytes) * p->group
-                                    : section_of(ctx, p->group * p->Sq * (row_bytes + 4 * p->D));
+    int64_t section = forward ? section_of(ctx, p->Sk * row_bytes) * p->group
+                              : section_of(ctx, p->group * p->Sq * (row_bytes + 4 * p->D));
+    /* Key blocks of one head that run at once wait for each other's turns: let there be few. */
+    if (!forward && (p->flags & FATTN_DETERMINISTIC)) section = fattni_max(section, 16);
     out->section = (int32_t)fattni_min(section, heads * p->B);
     return FATTN_OK;
 }

@@ -1,6 +1,6 @@
 /* FATTN_DETERMINISTIC: the key blocks that add to one row block of dQ take turns, first to last.
-   One counter per row block of each (sequence, head), zero before the kernel, says whose turn it
-   is.
+   One counter per row block of each (sequence, head), zero before the kernel, says how many parts of
+   the block were added: whose turn it is.
 
    A CTA waits only for CTAs of smaller blockIdx, which the hardware starts first: there is no
    deadlock. */
@@ -15,19 +15,27 @@ DEVICE int32_t *turns_at(const fattni_cuda_args *a, int b, int h, int i0) {
     return a->turns + ((int64_t)b * a->Hq + h) * blocks + i0 / a->row_block;
 }
 
-/* All threads, before and after the additions; nothing when the order is free. The block at j0 of
-   BN keys is number j0 / BN - first of those that see row block i0. */
+/* The key block at j0 of BN keys is number so many of those that see the row block at i0. */
+DEVICE int turn_of(const sequence *s, int i0, int j0, int BN) {
+    return j0 / BN - max(0, i0 + s->lo) / BN;
+}
+
+/* One thread. */
+DEVICE void acquire_turn(const int32_t *turn, int mine) {
+    int now;
+    do {
+        asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(now) : "l"(turn) : "memory");
+    } while (now < mine);
+}
+DEVICE void release_turn(int32_t *turn, int parts) {
+    asm volatile("red.release.gpu.global.add.s32 [%0], %1;" ::"l"(turn), "r"(parts) : "memory");
+}
+
+/* All threads, before and after the additions; nothing when the order is free. */
 DEVICE void wait_turn(const fattni_cuda_args *a, const sequence *s, int b, int h, int i0, int j0,
                       int BN) {
     if (!a->turns) return;
-    if (threadIdx.x == 0) {
-        const int32_t *const turn = turns_at(a, b, h, i0);
-        const int mine = j0 / BN - max(0, i0 + s->lo) / BN;
-        int now;
-        do {
-            asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(now) : "l"(turn) : "memory");
-        } while (now != mine);
-    }
+    if (threadIdx.x == 0) acquire_turn(turns_at(a, b, h, i0), turn_of(s, i0, j0, BN));
     __syncthreads();
 }
 
@@ -35,9 +43,7 @@ DEVICE void end_turn(const fattni_cuda_args *a, int b, int h, int i0) {
     if (!a->turns) return;
     __threadfence();
     __syncthreads();
-    if (threadIdx.x == 0)
-        asm volatile("red.release.gpu.global.add.s32 [%0], 1;" ::"l"(turns_at(a, b, h, i0))
-                     : "memory");
+    if (threadIdx.x == 0) release_turn(turns_at(a, b, h, i0), 1);
 }
 
 #endif

@@ -45,6 +45,21 @@ DEVICE void add_bias(float (*x)[4], int tiles, int transposed, const fattni_cuda
         }
 }
 
+/* Scores in natural units: x += bias - slope |i' + off - j'|. */
+DEVICE void add_terms(float (*x)[4], int tiles, int transposed, const fattni_cuda_args *a,
+                      const sequence *s, float slope, int b, int h, int i, int j) {
+    if (a->alibi.p) {
+        const float distance = (float)(i - j + s->diagonal);
+#pragma unroll
+        for (int n = 0; n < tiles; ++n)
+#pragma unroll
+            for (int e = 0; e < 4; ++e)
+                x[n][e] -= slope * fabsf(distance + (float)(row_of(transposed, 0, n, e) -
+                                                            column_of(transposed, 0, n, e)));
+    }
+    if (a->bias.p) add_bias(x, tiles, transposed, a, s, b, h, i, j);
+}
+
 /* Raw products to scores in natural units: s = cap(scale x) - slope |i' + off - j'| + bias. With
    `tanhs` the value of tanh is kept: backward needs 1 - tanh^2. */
 DEVICE void general_scores(float (*x)[4], float (*tanhs)[4], int tiles, int transposed,
@@ -65,53 +80,56 @@ DEVICE void general_scores(float (*x)[4], float (*tanhs)[4], int tiles, int tran
                 x[n][e] = a->softcap * t;
             }
     }
-    if (a->alibi.p) {
-        const float distance = (float)(i - j + s->diagonal);
-#pragma unroll
-        for (int n = 0; n < tiles; ++n)
-#pragma unroll
-            for (int e = 0; e < 4; ++e)
-                x[n][e] -= slope * fabsf(distance + (float)(row_of(transposed, 0, n, e) -
-                                                            column_of(transposed, 0, n, e)));
-    }
-    if (a->bias.p) add_bias(x, tiles, transposed, a, s, b, h, i, j);
+    add_terms(x, tiles, transposed, a, s, slope, b, h, i, j);
 }
 
-/* Which halves of a block's words are kept: word k gives bit 2 k when `step` is 2, else bits 0, 4, 2, 6. */
-DEVICE uint32_t kept_halves(fattni_block r, int high, int step, uint32_t T) {
+/* Which halves of a block's words are kept, low or high ones: word k gives bit 2 k of S, or of S^T bit
+   0, 4, 2 or 6, times `unit`. */
+DEVICE uint32_t kept_halves(fattni_block r, int high, int transposed, uint32_t T, uint32_t unit) {
     uint32_t bits = 0;
 #pragma unroll
-    for (int k = 0; k < 4; ++k) {
-        const uint32_t half = high ? r.w[k] >> 16 : r.w[k] & 0xffffu;
-        bits |= (uint32_t)(half >= T) << (step == 2 ? 2 * k : (k & 1) * 4 + (k & 2));
-    }
+    for (int k = 0; k < 4; ++k)
+        if ((high ? r.w[k] : r.w[k] << 16) >= T << 16)
+            bits |= unit << (transposed ? (k & 1) * 4 + (k & 2) : 2 * k);
     return bits;
 }
 
-/* Keep bits of two neighbouring tiles n, n + 1: bit e is element e%4 of tile n + e/4. A block covers
-   rows {r, r+8} by columns {c, c+1, c+8, c+9}, as long as the tile's corner lies at a multiple of 16 in
-   the whole sequence; else each element asks for itself. Of S these are a lane's eight elements. Of S^T
-   two blocks hold the elements of two lanes, whose keys are neighbours: each makes one. All lanes of the
-   warp take part. */
-DEVICE uint32_t keep_bits(const fattni_cuda_args *a, const dropout_plane *plane, int transposed, int i,
-                          int j, int n) {
-    uint32_t keep = 0;
+/* Keep bits of `tiles` neighbouring tiles, an even number: the elements of tile n are bits 4 (n % 8) and
+   on of keep[n / 8]. A block covers rows {r, r+8} by columns {c, c+1, c+8, c+9}, as long as the tile's
+   corner lies at a multiple of 16 in the whole sequence; else each element asks for itself. Of S these
+   are a lane's eight elements. Of S^T two blocks hold the elements of two lanes, whose keys are
+   neighbours: each makes one. All lanes of the warp take part. */
+DEVICE void keep_tiles(uint32_t *keep, int tiles, const fattni_cuda_args *a, const dropout_plane *plane,
+                       int transposed, int i, int j) {
     if (((a->q_pos0 | a->k_pos0) & 15) == 0) {
-        const int64_t I = a->q_pos0 + row_of(transposed, i, n, 0);
-        const int64_t J = a->k_pos0 + column_of(transposed, j, n, 0);
-        const int odd = transposed ? (int)J & 1 : 0, step = transposed ? 4 : 2;
-        const fattni_block r = dropout_block(plane, I + odd, J);
-        const uint32_t low = kept_halves(r, 0, step, a->drop_T), high = kept_halves(r, 1, step, a->drop_T);
-        if (!transposed) return low | high << 1;
-        const uint32_t other = __shfl_xor_sync(0xffffffffu, odd ? low : high, 4);
-        return odd ? high << 1 | other : low | other << 1;
+        const int odd = transposed ? j & 1 : 0;
+#pragma unroll
+        for (int word = 0; word < (tiles + 7) / 8; ++word) {
+            uint32_t low = 0, high = 0;
+#pragma unroll
+            for (int n = 8 * word; n < min(tiles, 8 * word + 8); n += 2) {
+                const fattni_block r =
+                    dropout_block(plane, (int64_t)a->q_pos0 + row_of(transposed, i, n, 0) + odd,
+                                  (int64_t)a->k_pos0 + column_of(transposed, j, n, 0));
+                low |= kept_halves(r, 0, transposed, a->drop_T, 1u << 4 * (n % 8));
+                high |= kept_halves(r, 1, transposed, a->drop_T, 1u << 4 * (n % 8));
+            }
+            keep[word] = low | high << 1;
+            if (!transposed) continue;
+            const uint32_t other = __shfl_xor_sync(0xffffffffu, odd ? low : high, 4);
+            keep[word] = odd ? high << 1 | other : low | other << 1;
+        }
+        return;
     }
+#pragma unroll
+    for (int word = 0; word < (tiles + 7) / 8; ++word) {
+        keep[word] = 0;
 #pragma unroll 1
-    for (int e = 0; e < 8; ++e)
-        keep |= (uint32_t)keep_at(a, plane, row_of(transposed, i, n + e / 4, e % 4),
-                                  column_of(transposed, j, n + e / 4, e % 4))
-                << e;
-    return keep;
+        for (int e = 0; e < 4 * min(8, tiles - 8 * word); ++e)
+            keep[word] |= (uint32_t)keep_at(a, plane, row_of(transposed, i, 8 * word + e / 4, e % 4),
+                                            column_of(transposed, j, 8 * word + e / 4, e % 4))
+                          << e;
+    }
 }
 
 /* dbias += G = P (dP - delta), a part of S^T. */

@@ -183,15 +183,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS)
         if (GENERAL && a.drop_T) {
             const dropout_plane plane_rng = dropout_plane_of(&a, b, h);
 #pragma unroll
-            for (int r = 0; r < ROW_TILES; ++r)
+            for (int r = 0; r < ROW_TILES; ++r) {
+                uint32_t keep[(KEY_TILES + 7) / 8];
+                keep_tiles(keep, KEY_TILES, &a, &plane_rng, 0, i0 + row0 + 16 * r + g, j0 + 2 * t);
 #pragma unroll
-                for (int n = 0; n < KEY_TILES; n += 2) {
-                    const uint32_t keep =
-                        keep_bits(&a, &plane_rng, 0, i0 + row0 + 16 * r + g, j0 + 2 * t, n);
+                for (int n = 0; n < KEY_TILES; ++n)
 #pragma unroll
-                    for (int e = 0; e < 8; ++e)
-                        if (!(keep >> e & 1)) p[r][n + e / 4][e % 4] = 0.0f;
-                }
+                    for (int e = 0; e < 4; ++e)
+                        if (!(keep[n / 8] >> (4 * (n % 8) + e) & 1)) p[r][n][e] = 0.0f;
+            }
         }
         accumulate(o, p, v_lane);
     }

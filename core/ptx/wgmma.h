@@ -24,6 +24,7 @@
 /* Operands 0..N/2-1: the accumulators as text and as constraints, in steps of 8. */
 #define R8(a, b, c, d, e, f, g, h) "%" #a ",%" #b ",%" #c ",%" #d ",%" #e ",%" #f ",%" #g ",%" #h
 #define T16 R8(0, 1, 2, 3, 4, 5, 6, 7) "," R8(8, 9, 10, 11, 12, 13, 14, 15)
+#define T24 T16 "," R8(16, 17, 18, 19, 20, 21, 22, 23)
 #define T32                                                                                            \
     R8(0, 1, 2, 3, 4, 5, 6, 7) "," R8(8, 9, 10, 11, 12, 13, 14, 15) ","                                \
     R8(16, 17, 18, 19, 20, 21, 22, 23) "," R8(24, 25, 26, 27, 28, 29, 30, 31)
@@ -39,6 +40,7 @@
     "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]),        \
         "+f"(d[i + 6]), "+f"(d[i + 7])
 #define C16 C8(0), C8(8)
+#define C24 C16, C8(16)
 #define C32 C8(0), C8(8), C8(16), C8(24)
 #define C40 C32, C8(32)
 #define C48 C40, C8(40)
@@ -49,6 +51,7 @@
     "=f"(d[i]), "=f"(d[i + 1]), "=f"(d[i + 2]), "=f"(d[i + 3]), "=f"(d[i + 4]), "=f"(d[i + 5]),        \
         "=f"(d[i + 6]), "=f"(d[i + 7])
 #define O16 O8(0), O8(8)
+#define O24 O16, O8(16)
 #define O32 O16, O8(16), O8(24)
 #define O40 O32, O8(32)
 #define O48 O40, O8(40)
@@ -91,6 +94,7 @@
     WGMMA_NEW(st, 0, 1, N, R, W, X)                                                                    \
     WGMMA_REGISTERS(N, R, W, X, Y, Z, U, V)
 WGMMA(32, 16, 16, 17, 18, 19, 20, 21)
+WGMMA(48, 24, 24, 25, 26, 27, 28, 29)
 WGMMA(64, 32, 32, 33, 34, 35, 36, 37)
 WGMMA(80, 40, 40, 41, 42, 43, 44, 45)
 WGMMA(96, 48, 48, 49, 50, 51, 52, 53)
@@ -103,6 +107,7 @@ WGMMA(256, 128, 128, 129, 130, 131, 132, 133)
 #undef WGMMA_REGISTERS
 #undef R8
 #undef T16
+#undef T24
 #undef T32
 #undef T40
 #undef T48
@@ -110,6 +115,7 @@ WGMMA(256, 128, 128, 129, 130, 131, 132, 133)
 #undef T128
 #undef C8
 #undef C16
+#undef C24
 #undef C32
 #undef C40
 #undef C48
@@ -117,6 +123,7 @@ WGMMA(256, 128, 128, 129, 130, 131, 132, 133)
 #undef C128
 #undef O8
 #undef O16
+#undef O24
 #undef O32
 #undef O40
 #undef O48

@@ -32,11 +32,12 @@ static fattn_ctx *context_or_skip(void) {
     return ctx;
 }
 
-/* Many key blocks for few rows each, several waves of them. */
+/* Many key blocks for few rows each, several waves of them; each kind in every dtype. */
+enum { WIDE_CASES = 24 };
 static attention_case wide_case(int n) {
+    static const int64_t dims[] = {64, 80, 64, 80, 256, 128};
     attention_case c = {.name = "many blocks", .dtype = dtypes[n % 4], .B = 3, .Hq = 8, .Hkv = 2,
-                        .Sq = 500, .Sk = 700, .D = n % 8 < 4 ? 64 : 80,
-                        .flags = FATTN_DETERMINISTIC};
+                        .Sq = 500, .Sk = 700, .D = dims[n / 4], .flags = FATTN_DETERMINISTIC};
     if (n / 4 == 1) c.flags |= FATTN_CAUSAL;
     if (n / 4 == 2) {
         c.flags |= FATTN_WINDOW;
@@ -47,6 +48,8 @@ static attention_case wide_case(int n) {
         c.Sq = 300, c.Sk = 310, c.flags |= FATTN_CAUSAL, c.lengths = LENGTHS_PACKED, c.sink = true,
         memcpy(c.length_q, (int32_t[]){300, 0, 177}, 12),
         memcpy(c.length_k, (int32_t[]){211, 5, 310}, 12);
+    if (n / 4 == 4) c.Sq = 200, c.Sk = 330, c.flags |= FATTN_CAUSAL;
+    if (n / 4 == 5) c.flags |= FATTN_CAUSAL_TOP_LEFT, c.alibi = true;
     return c;
 }
 
@@ -58,7 +61,7 @@ Test(cuda_contracts, deterministic_gradients_repeat, .timeout = 200) {
     attention_case load = wide_case(0); /* keeps the GPU busy, unevenly */
     load.flags = 0;
     call *const busy = call_new(beside, &load);
-    for (int n = 0; n < 16; ++n) {
+    for (int n = 0; n < WIDE_CASES; ++n) {
         const attention_case a = wide_case(n);
         call *const c = call_new(ctx, &a);
         cr_assert_eq(c->plan.deterministic, 1);
@@ -81,7 +84,7 @@ Test(cuda_contracts, deterministic_gradients_repeat, .timeout = 200) {
 /* What one CTA owns repeats without the flag, too: a race would show. */
 Test(cuda_contracts, results_of_one_owner_repeat, .timeout = 200) {
     fattn_ctx *const ctx = context_or_skip();
-    for (int n = 0; n < 16; ++n) {
+    for (int n = 0; n < WIDE_CASES; ++n) {
         attention_case a = wide_case(n);
         a.flags &= ~(uint32_t)FATTN_DETERMINISTIC;
         call *const c = call_new(ctx, &a);
@@ -102,7 +105,7 @@ Test(cuda_contracts, results_of_one_owner_repeat, .timeout = 200) {
 
 Test(cuda_contracts, deterministic_and_free_order_agree, .timeout = 100) {
     fattn_ctx *const ctx = context_or_skip();
-    for (int n = 0; n < 16; ++n) {
+    for (int n = 0; n < WIDE_CASES; ++n) {
         attention_case a = wide_case(n);
         call *const fixed = call_new(ctx, &a);
         a.flags &= ~(uint32_t)FATTN_DETERMINISTIC;

@@ -1,0 +1,14 @@
+/* Where the backward kernels keep what belongs to a row: lse2, delta and the fp32 dQ accumulator. */
+#ifndef FATTNI_BWD_WORKSPACE_H
+#define FATTNI_BWD_WORKSPACE_H
+
+#include "cuda_sequence.h"
+
+/* First padded row of (sequence b, head h), in lse2, delta and (times D) the dQ accumulator. Packed
+   sequences start at multiples of the row block: each may waste one. */
+DEVICE int64_t row_base(const fattni_cuda_args *a, const sequence *s, int b, int h) {
+    if (!a->cu_seqlens_q.p) return ((int64_t)b * a->Hq + h) * a->padded_rows;
+    return (int64_t)h * a->padded_rows + (s->q0 / a->row_block + b) * (int64_t)a->row_block;
+}
+
+#endif
