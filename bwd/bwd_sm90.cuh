@@ -66,7 +66,7 @@ DEVICE void add_dq(const fattni_sm90_args *p, const task *t, uint32_t shared, in
         if (n + 1 < t->steps) named_barrier_arrive(DQ_EMPTY + consumer, 160);
         if (leader && a->turns) {
             bulk_wait();
-            release_turn(turn_counter(a, t, &s), 1);
+            add_release(turn_counter(a, t, &s), 1);
         }
     }
     if (leader) bulk_wait();

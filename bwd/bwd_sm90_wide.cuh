@@ -68,7 +68,7 @@ DEVICE void look_after_turns(const fattni_cuda_args *a, const task *t) {
         __syncwarp();
         named_barrier_sync(TURN_BEGINS, 288);
         named_barrier_sync(TURN_ENDS, 288);
-        if (leader) release_turn(turn, 2);
+        if (leader) add_release(turn, 2);
     }
 }
 

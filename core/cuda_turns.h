@@ -8,6 +8,7 @@
 #define FATTNI_CUDA_TURNS_H
 
 #include "cuda_sequence.h"
+#include "ptx/acquire.h"
 
 /* The counter of the row block at i0. */
 DEVICE int32_t *turns_at(const fattni_cuda_args *a, int b, int h, int i0) {
@@ -22,13 +23,7 @@ DEVICE int turn_of(const sequence *s, int i0, int j0, int BN) {
 
 /* One thread. */
 DEVICE void acquire_turn(const int32_t *turn, int mine) {
-    int now;
-    do {
-        asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(now) : "l"(turn) : "memory");
-    } while (now < mine);
-}
-DEVICE void release_turn(int32_t *turn, int parts) {
-    asm volatile("red.release.gpu.global.add.s32 [%0], %1;" ::"l"(turn), "r"(parts) : "memory");
+    while (load_acquire(turn) < mine) {}
 }
 
 /* All threads, before and after the additions; nothing when the order is free. */
@@ -43,7 +38,7 @@ DEVICE void end_turn(const fattni_cuda_args *a, int b, int h, int i0) {
     if (!a->turns) return;
     __threadfence();
     __syncthreads();
-    if (threadIdx.x == 0) release_turn(turns_at(a, b, h, i0), 1);
+    if (threadIdx.x == 0) add_release(turns_at(a, b, h, i0), 1);
 }
 
 #endif

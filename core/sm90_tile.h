@@ -30,12 +30,6 @@ DEVICE uint32_t along_columns(int step, int rows) {
 }
 DEVICE uint32_t along_rows(int step) { return (uint32_t)step * 128; }
 
-/* Registers that the compiler must have in place here: keeps their uses behind a wait. */
-#define PIN(x, n)                                                                                      \
-    _Pragma("unroll") for (int pin = 0; pin < (n); ++pin) asm volatile("" : "+f"((x)[pin])::"memory")
-#define PIN_INTEGERS(x, n)                                                                             \
-    _Pragma("unroll") for (int pin = 0; pin < (n); ++pin) asm volatile("" : "+r"((x)[pin])::"memory")
-
 /* Tile `number` of the call: its (b, h) and which of that plane's blocks it is. Causal: block 0 is to be the
    heaviest; heads are taken in sections, and within one they vary fastest. */
 typedef struct position {

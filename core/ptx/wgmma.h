@@ -140,6 +140,12 @@ static __device__ __forceinline__ void wgmma_commit(void) {
 /* Until at most `groups` of the committed groups are unfinished. */
 #define wgmma_wait(groups) asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(groups) : "memory")
 
+/* Registers that the compiler must have in place here: keeps their uses behind a wait. */
+#define PIN(x, n)                                                                                      \
+    _Pragma("unroll") for (int pin = 0; pin < (n); ++pin) asm volatile("" : "+f"((x)[pin])::"memory")
+#define PIN_INTEGERS(x, n)                                                                             \
+    _Pragma("unroll") for (int pin = 0; pin < (n); ++pin) asm volatile("" : "+r"((x)[pin])::"memory")
+
 /* The registers of each thread of this warpgroup, a multiple of 8 in 24..256. */
 #define registers_raise(n) asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(n))
 #define registers_lower(n) asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(n))

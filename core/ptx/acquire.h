@@ -1,0 +1,17 @@
+/* A load that acquires and an addition that releases, between CTAs of the device (PTX ISA, "memory
+   consistency model"): what one thread's CTA wrote before the addition, another sees after the load. */
+#ifndef FATTNI_PTX_ACQUIRE_H
+#define FATTNI_PTX_ACQUIRE_H
+
+#include <stdint.h>
+
+static __device__ __forceinline__ int load_acquire(const int32_t *p) {
+    int x;
+    asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(x) : "l"(p) : "memory");
+    return x;
+}
+static __device__ __forceinline__ void add_release(int32_t *p, int x) {
+    asm volatile("red.release.gpu.global.add.s32 [%0], %1;" ::"l"(p), "r"(x) : "memory");
+}
+
+#endif
