@@ -1,0 +1,286 @@
+/* A Hopper backward kernel on the host, one instance per program (K_D, K_MASK, K_BM, K_BN), against the
+   formulas of bwd/README.md in double: layouts, masks, features, lengths, turns. What lies beyond a
+   sequence in its buffer is NaN. */
+#include "ptx.h"
+
+#include "bwd/bwd_sm90.cuh"
+
+#include <random>
+#include <vector>
+
+typedef struct test_case {
+    const char *name;
+    int B, Hq, Hkv, Sq, Sk, D;
+    int causal, left, right; /* window: -1 is unbounded */
+    float dropout;
+    int alibi, bias, q_pos0, turns;
+    int packed, padded;
+    int length_q[3], length_k[3];
+} test_case;
+
+/* [batch][head][row][D] of bf16. */
+typedef struct field {
+    int batches, heads, rows, D;
+    std::vector<uint16_t> x;
+    size_t at(int b, int h, int i, int d) const {
+        return (((size_t)b * (size_t)heads + (size_t)h) * (size_t)rows + (size_t)i) * (size_t)D + (size_t)d;
+    }
+    double get(int b, int h, int i, int d) const { return value_of(x[at(b, h, i, d)]); }
+} field;
+
+enum { NAN_BITS = 0x7fff, UNTOUCHED = 0x1234 };
+static const float SOFTCAP = 0.8f;
+
+static std::mt19937 generator(7);
+static float normal(void) {
+    static std::normal_distribution<float> draw;
+    return draw(generator);
+}
+static field random_field(int batches, int heads, int rows, int D) {
+    field f = {batches, heads, rows, D, {}};
+    f.x.resize(f.at(batches, 0, 0, 0));
+    for (uint16_t &x : f.x) x = half_of(pack(normal(), 0), 0);
+    return f;
+}
+static void spoil_rows(field *f, int batch, int from) {
+    for (int h = 0; h < f->heads; ++h)
+        for (int i = from; i < f->rows; ++i)
+            for (int d = 0; d < f->D; ++d) f->x[f->at(batch, h, i, d)] = NAN_BITS;
+}
+static fattni_view view_of(field *f) {
+    const fattni_view v = {f->x.data(), f->batches > 1 ? (int64_t)f->at(1, 0, 0, 0) : 0,
+                           (int64_t)f->rows * f->D, f->D, 1};
+    return v;
+}
+static CUtensorMap map_of(field *f, int box) {
+    const plain_map plain = {(const char *)f->x.data(), f->D, f->rows, f->heads, f->batches, 2 * f->D,
+                             2 * (int64_t)f->rows * f->D, 2 * (int64_t)f->at(1, 0, 0, 0), box};
+    CUtensorMap map;
+    memset(&map, 0, sizeof map);
+    memcpy(&map, &plain, sizeof plain);
+    return map;
+}
+
+/* Everything a call reads and writes, and what should come out. */
+typedef struct problem {
+    field q, k, v, d_o, dk, dv;
+    std::vector<float> slopes, bias, d_bias, lse2, delta, accumulator;
+    std::vector<int32_t> cu_q, cu_k, lengths_q, lengths_k, turns;
+    std::vector<double> want_dq, want_dk, want_dv, want_d_bias;
+    fattni_sm90_args args;
+} problem;
+
+static void set_up(problem *p, const test_case *c) {
+    const int batches = c->packed ? 1 : c->B;
+    int rows_q = c->Sq, rows_k = c->Sk;
+    p->cu_q = p->cu_k = {0};
+    for (int b = 0; b < c->B && (c->packed || c->padded); ++b) {
+        p->cu_q.push_back(p->cu_q.back() + c->length_q[b]);
+        p->cu_k.push_back(p->cu_k.back() + c->length_k[b]);
+        p->lengths_q.push_back(c->length_q[b]);
+        p->lengths_k.push_back(c->length_k[b]);
+    }
+    if (c->packed) rows_q = p->cu_q.back() + 5, rows_k = p->cu_k.back() + 7;
+    p->q = random_field(batches, c->Hq, rows_q, c->D);
+    p->d_o = random_field(batches, c->Hq, rows_q, c->D);
+    p->k = random_field(batches, c->Hkv, rows_k, c->D);
+    p->v = random_field(batches, c->Hkv, rows_k, c->D);
+    for (int b = 0; b < batches && (c->packed || c->padded); ++b) {
+        const int end_q = c->packed ? p->cu_q.back() : c->length_q[b];
+        const int end_k = c->packed ? p->cu_k.back() : c->length_k[b];
+        spoil_rows(&p->q, b, end_q), spoil_rows(&p->d_o, b, end_q);
+        spoil_rows(&p->k, b, end_k), spoil_rows(&p->v, b, end_k);
+    }
+    p->dk = p->k, p->dv = p->v;
+    for (uint16_t &x : p->dk.x) x = UNTOUCHED;
+    for (uint16_t &x : p->dv.x) x = UNTOUCHED;
+    for (int h = 0; h < c->Hq; ++h) p->slopes.push_back(0.05f + 0.1f * (float)h);
+    for (int n = 0; n < (c->bias ? c->Hq * c->Sq * c->Sk : 0); ++n) p->bias.push_back(normal());
+    p->d_bias.resize(p->bias.size());
+
+    memset(&p->args, 0, sizeof p->args);
+    fattni_cuda_args *const a = &p->args.a;
+    a->B = c->B, a->Hq = c->Hq, a->Hkv = c->Hkv, a->group = c->Hq / c->Hkv;
+    a->Sq = c->Sq, a->Sk = c->Sk, a->D = a->Dv = c->D, a->rows_q = rows_q, a->rows_k = rows_k;
+    a->left = c->left < 0 ? FATTNI_FAR : c->left;
+    a->right = c->causal ? 0 : c->right < 0 ? FATTNI_FAR : c->right;
+    a->shift = a->q_pos0 = c->q_pos0;
+    a->scale = 1 / sqrtf((float)c->D);
+    a->softcap = CAPPED ? SOFTCAP : 0.0f;
+    a->drop_T = (uint32_t)lroundf(65536 * c->dropout);
+    a->keep_scale = 65536.0f / (float)(65536 - a->drop_T);
+    a->seed = 99, a->rng_heads = (uint32_t)c->Hq;
+    a->dk = view_of(&p->dk), a->dv = view_of(&p->dv);
+    const fattni_line slopes = {p->slopes.data(), 1}, cu_q = {p->cu_q.data(), 1}, cu_k = {p->cu_k.data(), 1},
+                      lengths_q = {p->lengths_q.data(), 1}, lengths_k = {p->lengths_k.data(), 1};
+    if (c->alibi) a->alibi = slopes;
+    if (c->packed) a->cu_seqlens_q = cu_q, a->cu_seqlens_k = cu_k;
+    if (c->padded) a->seqlens_q = lengths_q, a->seqlens_k = lengths_k;
+    const fattni_view bias = {p->bias.data(), 0, (int64_t)c->Sq * c->Sk, c->Sk, 1};
+    if (c->bias) a->bias = a->d_bias = bias, a->d_bias.p = p->d_bias.data(), a->bias_f32 = 1;
+
+    a->row_block = K_BM, a->D_padded = K_D;
+    a->padded_rows = ((c->packed ? rows_q + c->B * K_BM : c->Sq) + K_BM - 1) / K_BM * K_BM;
+    const size_t rows = (size_t)a->padded_rows * (size_t)(c->Hq * batches);
+    p->lse2.assign(rows + 4, NAN), p->delta.assign(rows + 4, NAN);
+    p->accumulator.assign(rows * K_D, NAN);
+    p->turns.assign((size_t)((c->Sq + K_BM - 1) / K_BM * c->Hq * c->B), 0);
+    a->lse2 = p->lse2.data(), a->delta = p->delta.data(), a->dq_accumulator = p->accumulator.data();
+    if (c->turns) a->turns = p->turns.data();
+
+    p->args.q = map_of(&p->q, K_BM), p->args.d_o = map_of(&p->d_o, K_BM);
+    p->args.k = map_of(&p->k, K_BN), p->args.v = map_of(&p->v, K_BN);
+    const fattni_map_step step = {1, batches > 1};
+    p->args.q_step = p->args.k_step = p->args.v_step = p->args.d_o_step = step;
+    p->args.blocks = (c->Sk + K_BN - 1) / K_BN;
+    p->args.tiles = p->args.blocks * c->Hkv * c->B;
+    p->args.section = 2;
+    p->want_dq.resize(p->q.x.size()), p->want_dk.resize(p->k.x.size()), p->want_dv.resize(p->v.x.size());
+    p->want_d_bias.resize(p->bias.size());
+}
+
+/* One row of the formulas: its L and delta to the kernel, its share to what is wanted. */
+static void expect_row(problem *p, const sequence *s, int b, int h, int i) {
+    const fattni_cuda_args *const a = &p->args.a;
+    const int hk = h / a->group, D = a->D, row = s->q0 + i;
+    const dropout_plane plane = dropout_plane_of(a, b, h);
+    std::vector<double> score(s->Sk), dp(s->Sk), slope(s->Sk);
+    std::vector<int> keep(s->Sk);
+    const int begin = max(0, i + s->lo), end = min(s->Sk, i + s->hi + 1);
+    double sum = 0, delta = 0;
+    for (int j = begin; j < end; ++j) {
+        double x = 0, y = 0;
+        for (int d = 0; d < D; ++d) {
+            x += p->q.get(s->batch, h, row, d) * p->k.get(s->batch, hk, s->k0 + j, d);
+            y += p->d_o.get(s->batch, h, row, d) * p->v.get(s->batch, hk, s->k0 + j, d);
+        }
+        x *= a->scale;
+        const double t = CAPPED ? tanh(x / a->softcap) : 0;
+        slope[j] = 1 - t * t;
+        if (CAPPED) x = a->softcap * t;
+        if (a->alibi.p) x -= p->slopes[h] * fabs((double)(i - j + s->diagonal));
+        if (a->bias.p) x += p->bias[((size_t)h * a->Sq + i) * a->Sk + j];
+        keep[j] = !a->drop_T || keep_at(a, &plane, i, j);
+        dp[j] = keep[j] ? y * a->keep_scale : 0;
+        score[j] = x;
+        sum += exp(x);
+    }
+    if (sum == 0) return;
+    const double L = log(sum);
+    for (int j = begin; j < end; ++j) delta += exp(score[j] - L) * dp[j];
+    const int64_t at = row_base(a, s, b, h) + i;
+    p->lse2[at] = (float)(L / log(2.0));
+    p->delta[at] = (float)delta;
+    for (int j = begin; j < end; ++j) {
+        const double P = exp(score[j] - L), G = P * (dp[j] - delta), dX = G * slope[j];
+        if (a->bias.p) p->want_d_bias[((size_t)h * a->Sq + i) * a->Sk + j] += G;
+        for (int d = 0; d < D; ++d) {
+            p->want_dq[p->q.at(s->batch, h, row, d)] += dX * p->k.get(s->batch, hk, s->k0 + j, d);
+            p->want_dk[p->k.at(s->batch, hk, s->k0 + j, d)] +=
+                a->scale * dX * p->q.get(s->batch, h, row, d);
+            if (keep[j])
+                p->want_dv[p->v.at(s->batch, hk, s->k0 + j, d)] +=
+                    P * a->keep_scale * p->d_o.get(s->batch, h, row, d);
+        }
+    }
+}
+/* As bwd_delta.cu leaves the workspace: rows beyond the end have L = inf, delta = 0. */
+static void expect(problem *p) {
+    const fattni_cuda_args *const a = &p->args.a;
+    for (int b = 0; b < a->B; ++b) {
+        const sequence s = sequence_of(a, b);
+        for (int h = 0; h < a->Hq; ++h)
+            for (int i = 0; i < (s.Sq + K_BM - 1) / K_BM * K_BM; ++i) {
+                const int64_t at = row_base(a, &s, b, h) + i;
+                p->lse2[at] = INFINITY, p->delta[at] = 0;
+                for (int d = 0; d < K_D; ++d) p->accumulator[at * K_D + d] = 0;
+                if (i < s.Sq) expect_row(p, &s, b, h, i);
+            }
+    }
+}
+
+/* dQ(i, d) without its scale, where bwd_finish.cu finds it: two parts, each in wgmma's order. */
+static float accumulated(const problem *p, int64_t base, int i, int d) {
+    const int i0 = i / K_BM * K_BM, r = i - i0;
+    const int by_rows = K_BM > 64, width = by_rows ? 64 : K_D % 64 ? 48 : K_D / 2;
+    const int part = by_rows ? r / 64 : d / width, row = r % 64, column = by_rows ? d : d % width;
+    const int thread = row / 16 * 32 + row % 8 * 4 + column % 8 / 2;
+    return p->accumulator[(base + i0) * K_D + part * 64 * width + (column / 8 * 128 + thread) * 4 +
+                          row % 16 / 8 * 2 + column % 2];
+}
+
+typedef struct error { double off, size; } error;
+static void add(error *e, double got, double want) {
+    e->off += (got - want) * (got - want);
+    e->size += want * want;
+}
+static double relative(const error *e) { return sqrt(e->off / (e->size > 0 ? e->size : 1)); }
+
+static const fattni_sm90_args *args_of_run;
+static void run_kernel(void) { K_NAME(*args_of_run); }
+
+/* Relative errors: P and dS are rounded to 2^-9, of which sums of some hundred terms keep a part. */
+static int check(const test_case *c) {
+    problem p;
+    set_up(&p, c);
+    expect(&p);
+    args_of_run = &p.args;
+    for (int n = 0; n < p.args.tiles; ++n) machine_run(n, 32 * K_WARPS, (unsigned)n, run_kernel);
+    const fattni_cuda_args *const a = &p.args.a;
+    error dq = {0, 0}, dk = {0, 0}, dv = {0, 0}, d_bias = {0, 0};
+    for (int b = 0; b < c->B; ++b) {
+        const sequence s = sequence_of(a, b);
+        for (int h = 0; h < c->Hq; ++h)
+            for (int i = 0; i < s.Sq; ++i)
+                for (int d = 0; d < c->D; ++d)
+                    add(&dq, accumulated(&p, row_base(a, &s, b, h), i, d),
+                        p.want_dq[p.q.at(s.batch, h, s.q0 + i, d)]);
+        for (int h = 0; h < c->Hkv; ++h)
+            for (int j = 0; j < s.Sk; ++j)
+                for (int d = 0; d < c->D; ++d) {
+                    const size_t at = p.k.at(s.batch, h, s.k0 + j, d);
+                    add(&dk, value_of(p.dk.x[at]), p.want_dk[at]);
+                    add(&dv, value_of(p.dv.x[at]), p.want_dv[at]);
+                    p.dk.x[at] = p.dv.x[at] = UNTOUCHED;
+                }
+    }
+    for (size_t n = 0; n < p.d_bias.size(); ++n) add(&d_bias, p.d_bias[n], p.want_d_bias[n]);
+    int beyond = 0;
+    for (uint16_t x : p.dk.x) beyond += x != UNTOUCHED;
+    for (uint16_t x : p.dv.x) beyond += x != UNTOUCHED;
+    const double most = 0x1p-8;
+    const int good = relative(&dq) < most && relative(&dk) < most && relative(&dv) < most &&
+                     relative(&d_bias) < 1e-5 && !beyond;
+    printf("%s d %d: dq %.1e dk %.1e dv %.1e dbias %.1e, %d written beyond the end: %s\n", c->name, K_D,
+           relative(&dq), relative(&dk), relative(&dv), relative(&d_bias), beyond, good ? "ok" : "WRONG");
+    return !good;
+}
+
+static const test_case cases[] = {
+#if K_MASK == 0
+    {"full", 1, 2, 1, 150, 200, K_D, 0, -1, -1},
+    {"full, short rows, turns", 1, 1, 1, 70, 280, K_D - 8, 0, -1, -1, 0, 0, 0, 0, 1},
+#elif K_MASK == 1
+    {"causal", 1, 2, 1, 200, 150, K_D, 1, -1, -1},
+    {"causal, short rows, turns", 2, 1, 1, 150, 280, K_D - 8, 1, -1, -1, 0, 0, 0, 0, 1},
+#else
+    {"no feature", 1, 2, 1, 150, 200, K_D, 0, -1, -1},
+    {"window", 1, 1, 1, 200, 170, K_D, 0, 50, 21},
+    {"alibi", 1, 2, 2, 130, 129, K_D, 0, -1, -1, 0, 1},
+    {"bias", 1, 2, 1, 70, 140, K_D, 1, -1, -1, 0, 0, 1},
+    {"dropout", 1, 1, 1, 150, 200, K_D - 8, 0, -1, -1, 0.3f},
+    {"dropout at position 5", 1, 1, 1, 70, 130, K_D, 1, -1, -1, 0.3f, 0, 0, 5},
+    {"packed", 3, 1, 1, 140, 150, K_D, 1, -1, -1, 0, 0, 0, 0, 0, 1, 0, {140, 0, 33}, {71, 4, 150}},
+    {"packed, full", 3, 1, 1, 80, 150, K_D, 0, -1, -1, 0, 0, 0, 0, 0, 1, 0, {50, 80, 33}, {71, 130, 150}},
+    {"padded", 2, 2, 1, 100, 150, K_D, 1, -1, -1, 0, 0, 0, 0, 0, 0, 1, {50, 100}, {150, 71}},
+    {"all, turns", 2, 2, 1, 100, 150, K_D - 8, 1, 90, -1, 0.2f, 1, 1, 16, 1, 0, 1, {90, 70}, {150, 131}},
+    {"window, turns", 1, 1, 1, 300, 300, K_D, 0, 40, 70, 0, 0, 0, 0, 1},
+#endif
+};
+
+int main(void) {
+    int wrong = 0;
+    for (size_t n = 0; n < sizeof cases / sizeof *cases; ++n)
+        if (!(cases[n].turns && !TURNS)) wrong += check(&cases[n]);
+    return wrong != 0;
+}

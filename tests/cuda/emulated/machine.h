@@ -1,0 +1,64 @@
+/* One CTA on the host: its threads are fibers that run until they wait for each other, warps in random
+   order and with random pauses, in which the others go ahead. And what device code finds in CUDA's
+   headers, as far as the Hopper kernels use it. */
+#ifndef EMULATED_MACHINE_H
+#define EMULATED_MACHINE_H
+
+#include <math.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#undef __align__
+#undef __global__
+#undef __grid_constant__
+#undef __launch_bounds__
+#undef __shared__
+#define __align__(n)
+#define __global__
+#define __grid_constant__
+#define __launch_bounds__(...)
+#define __shared__
+
+typedef struct index1 { unsigned x; } index1;
+extern index1 threadIdx, blockIdx;
+extern unsigned char memory[]; /* shared memory; its addresses are offsets */
+enum { MEMORY_BYTES = 227 * 1024 };
+
+/* Runs `kernel` as CTA `block` of `threads` threads over poisoned shared memory. Exits with a sentence
+   when no thread can go on. `seed` chooses the order of warps. */
+void machine_run(int block, int threads, unsigned seed, void (*kernel)(void));
+
+void machine_yield(void);
+void machine_fail(const char *why);
+/* All lanes of the calling warp; all `threads` that name the barrier. */
+void machine_meet_warp(void);
+void machine_arrive(int barrier, int threads);
+void machine_meet(int barrier, int threads);
+
+/* All lanes of the warp give four words and may read everybody's, [lane][word], until they meet again. */
+typedef uint32_t four[4];
+const four *machine_gather(const uint32_t x[4]);
+
+static inline int min(int a, int b) { return a < b ? a : b; }
+static inline int max(int a, int b) { return a > b ? a : b; }
+static inline float __fdividef(float a, float b) { return a / b; }
+static inline void atomicAdd(float *p, float x) { *p += x; }
+static inline void __syncthreads(void) { machine_meet(0, 384); }
+static inline void __syncwarp(void) { machine_meet_warp(); }
+static inline void __threadfence(void) {}
+static inline uint32_t __shfl_sync(uint32_t, uint32_t x, int lane) {
+    const four mine = {x};
+    const uint32_t result = machine_gather(mine)[lane][0];
+    machine_meet_warp();
+    return result;
+}
+static inline uint32_t __shfl_xor_sync(uint32_t, uint32_t x, int mask) {
+    return __shfl_sync(0, x, (int)(threadIdx.x % 32) ^ mask);
+}
+
+#endif

@@ -1,0 +1,224 @@
+/* Stand-ins for core/ptx/: the same names and meanings, carried out at once. So a missing wait or fence is not
+   noticed here; layouts, counts of barriers and everything between the wrappers are. Included before the
+   kernel, it keeps the real wrappers out. bf16. */
+#ifndef EMULATED_PTX_H
+#define EMULATED_PTX_H
+
+#include "machine.h"
+
+#include <cuda.h>
+
+#define FATTNI_PTX_ACQUIRE_H
+#define FATTNI_PTX_LDMATRIX_H
+#define FATTNI_PTX_MBARRIER_H
+#define FATTNI_PTX_MMA_H
+#define FATTNI_PTX_STMATRIX_H
+#define FATTNI_PTX_TMA_H
+#define FATTNI_PTX_WGMMA_H
+
+static inline float value_of(uint16_t bits) {
+    const uint32_t wide = (uint32_t)bits << 16;
+    float x;
+    memcpy(&x, &wide, 4);
+    return x;
+}
+static inline uint16_t half_of(uint32_t pair, int high) { return (uint16_t)(high ? pair >> 16 : pair); }
+
+/* ---- acquire, ldmatrix, mma ---- */
+
+static inline int load_acquire(const int32_t *p) {
+    machine_yield();
+    return *p;
+}
+static inline void add_release(int32_t *p, int x) { *p += x; }
+
+static inline uint32_t shared_address(const void *p) {
+    return (uint32_t)((const unsigned char *)p - memory);
+}
+
+static inline uint32_t pack_bf16(float low, float high) {
+    const __nv_bfloat16 x[2] = {__float2bfloat16_rn(low), __float2bfloat16_rn(high)};
+    uint32_t pair;
+    memcpy(&pair, x, 4);
+    return pair;
+}
+static inline uint32_t pack_f16(float, float) { return 0; }
+static inline void mma_bf16(float *, const uint32_t *, uint32_t, uint32_t) {}
+static inline void mma_f16(float *, const uint32_t *, uint32_t, uint32_t) {}
+static inline float exp2_approx(float x) { return exp2f(x); }
+static inline void reduce_add_4(float *p, const float x[4]) {
+    for (int e = 0; e < 4; ++e) p[e] += x[e];
+}
+
+/* ---- mbarrier: {count, pending arrivals, bytes, phase} in the barrier's eight bytes ---- */
+
+typedef struct mbarrier {
+    uint8_t count, pending;
+    int8_t phase, reserved;
+    int32_t bytes;
+} mbarrier;
+
+static inline mbarrier *mbarrier_at(uint32_t bar) { return (mbarrier *)(memory + bar); }
+static inline void mbarrier_settle(mbarrier *b) {
+    if (b->pending || b->bytes) return;
+    b->pending = b->count;
+    b->phase ^= 1;
+}
+static inline void mbarrier_init(uint32_t bar, int arrivals) {
+    const mbarrier fresh = {(uint8_t)arrivals, (uint8_t)arrivals, 0, 0, 0};
+    *mbarrier_at(bar) = fresh;
+}
+static inline void mbarrier_init_fence(void) {}
+static inline void mbarrier_expect(uint32_t bar, int bytes) {
+    mbarrier *const b = mbarrier_at(bar);
+    if (b->pending == 0) machine_fail("more arrivals than an mbarrier expects");
+    --b->pending;
+    b->bytes += bytes;
+    mbarrier_settle(b);
+}
+static inline void mbarrier_arrive(uint32_t bar) { mbarrier_expect(bar, 0); }
+static inline void mbarrier_wait(uint32_t bar, uint32_t parity) {
+    while (mbarrier_at(bar)->phase == (int)parity) machine_yield();
+}
+static inline void mbarrier_complete(uint32_t bar, int bytes) {
+    mbarrier_at(bar)->bytes -= bytes;
+    mbarrier_settle(mbarrier_at(bar));
+}
+static inline void named_barrier_sync(int id, int threads) { machine_meet(id, threads); }
+static inline void named_barrier_arrive(int id, int threads) { machine_arrive(id, threads); }
+
+/* ---- TMA: a tensor map here is its description ---- */
+
+typedef struct plain_map {
+    const char *base;
+    int64_t columns, rows, heads, batches, row_bytes, head_bytes, batch_bytes, box;
+} plain_map;
+static_assert(sizeof(plain_map) <= sizeof(CUtensorMap), "a description fits");
+
+/* Where byte `at` of a tile lies under the 128-byte swizzle. */
+static inline uint32_t swizzled(uint32_t at) { return at ^ (at >> 7 & 7) << 4; }
+
+static inline void tma_load(uint32_t to, const CUtensorMap *map, uint32_t bar, int column, int row,
+                            int head, int batch) {
+    plain_map m;
+    memcpy(&m, map, sizeof m);
+    for (int r = 0; r < m.box; ++r)
+        for (int c = 0; c < 64; ++c) {
+            const int inside = column + c < m.columns && row + r < m.rows && head < m.heads &&
+                               batch < m.batches;
+            uint16_t x = 0;
+            if (inside)
+                memcpy(&x, m.base + (column + c) * 2 + (row + r) * m.row_bytes + head * m.head_bytes +
+                               batch * m.batch_bytes, 2);
+            memcpy(memory + swizzled(to + (uint32_t)(r * 128 + c * 2)), &x, 2);
+        }
+    mbarrier_complete(bar, (int)m.box * 128);
+}
+static inline void must_be_aligned(const void *global, uint32_t shared, int bytes) {
+    if (((uintptr_t)global | shared | (uint32_t)bytes) % 16) machine_fail("a bulk copy off its 16 bytes");
+}
+static inline void bulk_load(uint32_t to, const void *from, int bytes, uint32_t bar) {
+    must_be_aligned(from, to, bytes);
+    memcpy(memory + to, from, (size_t)bytes);
+    mbarrier_complete(bar, bytes);
+}
+static inline void bulk_reduce_add(float *to, uint32_t from, int bytes) {
+    must_be_aligned(to, from, bytes);
+    for (int n = 0; n < bytes / 4; ++n) to[n] += ((const float *)(memory + from))[n];
+}
+static inline void bulk_commit(void) {}
+static inline void bulk_wait_read(void) {}
+static inline void bulk_wait(void) {}
+static inline void async_proxy_fence(void) {}
+
+/* ---- stmatrix ---- */
+
+/* Element (i, j) of matrix m: lane 4 i + j/2, register m, half j%2; this lane stores row l%8 of matrix l/8. */
+static inline void store_matrices(uint32_t address, const uint32_t r[4], int transposed) {
+    const int lane = (int)threadIdx.x % 32, matrix = lane / 8, row = lane % 8;
+    const four *const all = machine_gather(r);
+    uint16_t out[8];
+    for (int c = 0; c < 8; ++c) {
+        const int i = transposed ? c : row, j = transposed ? row : c;
+        out[c] = half_of(all[4 * i + j / 2][matrix], j % 2);
+    }
+    memcpy(memory + address, out, 16);
+    machine_meet_warp();
+}
+static inline void stmatrix_x4(uint32_t address, const uint32_t r[4]) { store_matrices(address, r, 0); }
+static inline void stmatrix_x4_trans(uint32_t address, const uint32_t r[4]) {
+    store_matrices(address, r, 1);
+}
+static inline void store_shared_4(uint32_t address, const float x[4]) { memcpy(memory + address, x, 16); }
+
+/* ---- wgmma ---- */
+
+/* Element (x, k) of an operand, x along M or N: as the descriptor says. */
+static inline float operand_element(uint64_t descriptor, int x, int k, int mn_major) {
+    const uint32_t start = (uint32_t)(descriptor & 0x3fff) << 4, panel = (uint32_t)(descriptor >> 16 & 0x3fff) << 4,
+                   rows8 = (uint32_t)(descriptor >> 32 & 0x3fff) << 4;
+    const int row = mn_major ? k : x, column = mn_major ? x : k;
+    uint16_t bits;
+    memcpy(&bits,
+           memory + swizzled(start + (uint32_t)(column / 64) * panel + (uint32_t)(row / 8) * rows8 +
+                             (uint32_t)(row % 8 * 128 + column % 64 * 2)), 2);
+    return value_of(bits);
+}
+/* D (+)= A B, N columns; A from `registers` unless NULL. */
+static inline void product(int N, float *d, uint64_t a, const uint32_t *registers, uint64_t b,
+                           int accumulate, int a_mn_major, int b_mn_major) {
+    const int lane = (int)threadIdx.x % 32, g = lane / 4, t = lane % 4, warp = (int)threadIdx.x / 32 % 4;
+    float left[2][16];
+    for (int k = 0; k < 16; ++k)
+        for (int half = 0; half < 2; ++half)
+            if (!registers) left[half][k] = operand_element(a, 16 * warp + g + 8 * half, k, a_mn_major);
+    if (registers) { /* register m: row g + 8 (m%2), columns 8 (m/2) + 2t, + 1 */
+        const four *const all = machine_gather(registers);
+        for (int m = 0; m < 4; ++m)
+            for (int c = 0; c < 8; ++c)
+                left[m % 2][8 * (m / 2) + c] = value_of(half_of(all[4 * g + c / 2][m], c % 2));
+        machine_meet_warp();
+    }
+    for (int i = 0; i < N / 8; ++i)
+        for (int e = 0; e < 2; ++e) {
+            float x[2] = {accumulate ? d[4 * i + e] : 0.0f, accumulate ? d[4 * i + 2 + e] : 0.0f};
+            for (int k = 0; k < 16; ++k) {
+                const float right = operand_element(b, 8 * i + 2 * t + e, k, b_mn_major);
+                x[0] += left[0][k] * right;
+                x[1] += left[1][k] * right;
+            }
+            d[4 * i + e] = x[0];
+            d[4 * i + 2 + e] = x[1];
+        }
+}
+#define WGMMA_SHARED(KIND, A, B, N)                                                                    \
+    static inline void wgmma_##KIND##_n##N(float *d, uint64_t a, uint64_t b, int accumulate) {         \
+        product(N, d, a, NULL, b, accumulate, A, B);                                                   \
+    }                                                                                                  \
+    static inline void wgmma_##KIND##_new_n##N(float *d, uint64_t a, uint64_t b) {                     \
+        product(N, d, a, NULL, b, 0, A, B);                                                            \
+    }
+#define WGMMA(N)                                                                                       \
+    WGMMA_SHARED(ss, 0, 0, N)                                                                          \
+    WGMMA_SHARED(st, 0, 1, N)                                                                          \
+    WGMMA_SHARED(tt, 1, 1, N)                                                                          \
+    static inline void wgmma_rs_n##N(float *d, const uint32_t *a, uint64_t b, int accumulate) {        \
+        product(N, d, 0, a, b, accumulate, 0, 1);                                                      \
+    }
+WGMMA(32)
+WGMMA(48)
+WGMMA(64)
+WGMMA(80)
+WGMMA(96)
+WGMMA(128)
+WGMMA(256)
+static inline void wgmma_fence(void) {}
+static inline void wgmma_commit(void) {}
+/* A warp's lanes go on together, as on the device: one of them tells others that all have read. */
+#define wgmma_wait(groups) machine_meet_warp()
+#define PIN(x, n)
+#define PIN_INTEGERS(x, n)
+#define registers_raise(n)
+#define registers_lower(n)
+
+#endif
