@@ -1,4 +1,5 @@
-/* Backward attention for Hopper, head_dim up to 128 (bwd_sm90_wide.cuh: beyond): TMA, wgmma, one CTA per block of 128 keys.
+/* Backward attention for Hopper, head_dim up to 128 (bwd_sm90_wide.cuh: beyond): TMA, wgmma, one CTA per
+   block of 128 keys.
 
    For each row block: S^T = K Q^T, P = exp(S - L), dP^T = V dO^T, dS = P (dP - delta),
    dV += P^T dO, dK += dS^T Q, dQ += dS K.
@@ -15,6 +16,9 @@
    Shared      K, V [BN][D], Q and dO two stages [BM][D], dS two stages [BM][BN], dQ fp32, lse2 and
                delta two stages [BM].
    Rounding    P and dS to the input dtype, accumulation fp32; scale enters dK here, dQ in bwd_finish.cu.
+   General     windows, lengths, ALiBi, bias, sink and dropout in GENERAL, with a softcap in CAPPED instances:
+               other steps between S and dS (bwd_sm90_general.h); FULL and CAUSAL know none of them.
+   Turns       FATTN_DETERMINISTIC: the adding warps wait for the key blocks before theirs (cuda_turns.h).
 
    Instances: bwd_kernels.def. Macros in: K_NAME, K_BF16, K_D, K_MASK, K_BM, K_BN, K_WARPS. */
 #define MASK_capped 3
