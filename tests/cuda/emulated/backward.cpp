@@ -1,12 +1,9 @@
 /* A Hopper backward kernel on the host, one instance per program (K_D, K_MASK, K_BM, K_BN), against the
    formulas of bwd/README.md in double: layouts, masks, features, lengths, turns. What lies beyond a
    sequence in its buffer is NaN. */
-#include "ptx.h"
+#include "fields.h"
 
 #include "bwd/bwd_sm90.cuh"
-
-#include <random>
-#include <vector>
 
 typedef struct test_case {
     const char *name;
@@ -18,48 +15,7 @@ typedef struct test_case {
     int length_q[3], length_k[3];
 } test_case;
 
-/* [batch][head][row][D] of bf16. */
-typedef struct field {
-    int batches, heads, rows, D;
-    std::vector<uint16_t> x;
-    size_t at(int b, int h, int i, int d) const {
-        return (((size_t)b * (size_t)heads + (size_t)h) * (size_t)rows + (size_t)i) * (size_t)D + (size_t)d;
-    }
-    double get(int b, int h, int i, int d) const { return value_of(x[at(b, h, i, d)]); }
-} field;
-
-enum { NAN_BITS = 0x7fff, UNTOUCHED = 0x1234 };
 static const float SOFTCAP = 0.8f;
-
-static std::mt19937 generator(7);
-static float normal(void) {
-    static std::normal_distribution<float> draw;
-    return draw(generator);
-}
-static field random_field(int batches, int heads, int rows, int D) {
-    field f = {batches, heads, rows, D, {}};
-    f.x.resize(f.at(batches, 0, 0, 0));
-    for (uint16_t &x : f.x) x = half_of(pack(normal(), 0), 0);
-    return f;
-}
-static void spoil_rows(field *f, int batch, int from) {
-    for (int h = 0; h < f->heads; ++h)
-        for (int i = from; i < f->rows; ++i)
-            for (int d = 0; d < f->D; ++d) f->x[f->at(batch, h, i, d)] = NAN_BITS;
-}
-static fattni_view view_of(field *f) {
-    const fattni_view v = {f->x.data(), f->batches > 1 ? (int64_t)f->at(1, 0, 0, 0) : 0,
-                           (int64_t)f->rows * f->D, f->D, 1};
-    return v;
-}
-static CUtensorMap map_of(field *f, int box) {
-    const plain_map plain = {(const char *)f->x.data(), f->D, f->rows, f->heads, f->batches, 2 * f->D,
-                             2 * (int64_t)f->rows * f->D, 2 * (int64_t)f->at(1, 0, 0, 0), box};
-    CUtensorMap map;
-    memset(&map, 0, sizeof map);
-    memcpy(&map, &plain, sizeof plain);
-    return map;
-}
 
 /* Everything a call reads and writes, and what should come out. */
 typedef struct problem {
@@ -208,13 +164,6 @@ static float accumulated(const problem *p, int64_t base, int i, int d) {
     return p->accumulator[(base + i0) * K_D + part * 64 * width + (column / 8 * 128 + thread) * 4 +
                           row % 16 / 8 * 2 + column % 2];
 }
-
-typedef struct error { double off, size; } error;
-static void add(error *e, double got, double want) {
-    e->off += (got - want) * (got - want);
-    e->size += want * want;
-}
-static double relative(const error *e) { return sqrt(e->off / (e->size > 0 ? e->size : 1)); }
 
 static const fattni_sm90_args *args_of_run;
 static void run_kernel(void) { K_NAME(*args_of_run); }

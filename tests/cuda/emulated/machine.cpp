@@ -16,7 +16,7 @@ typedef struct fiber {
 } fiber;
 
 alignas(1024) unsigned char memory[MEMORY_BYTES];
-index1 threadIdx, blockIdx;
+index1 threadIdx, blockIdx, gridDim = {1};
 
 static std::vector<fiber> fibers;
 static ucontext_t scheduler;
@@ -30,6 +30,7 @@ void machine_fail(const char *why) {
     exit(1);
 }
 
+int machine_threads(void) { return (int)fibers.size(); }
 void machine_yield(void) { swapcontext(&fibers[threadIdx.x].context, &scheduler); }
 
 static void arrive(meeting *m, int expected) {

@@ -25,7 +25,7 @@
 #define __shared__
 
 typedef struct index1 { unsigned x; } index1;
-extern index1 threadIdx, blockIdx;
+extern index1 threadIdx, blockIdx, gridDim;
 extern unsigned char memory[]; /* shared memory; its addresses are offsets */
 enum { MEMORY_BYTES = 227 * 1024 };
 
@@ -33,6 +33,7 @@ enum { MEMORY_BYTES = 227 * 1024 };
    when no thread can go on. `seed` chooses the order of warps. */
 void machine_run(int block, int threads, unsigned seed, void (*kernel)(void));
 
+int machine_threads(void);
 void machine_yield(void);
 void machine_fail(const char *why);
 /* All lanes of the calling warp; all `threads` that name the barrier. */
@@ -48,7 +49,24 @@ static inline int min(int a, int b) { return a < b ? a : b; }
 static inline int max(int a, int b) { return a > b ? a : b; }
 static inline float __fdividef(float a, float b) { return a / b; }
 static inline void atomicAdd(float *p, float x) { *p += x; }
-static inline void __syncthreads(void) { machine_meet(0, 384); }
+static inline int atomicAdd(int *p, int x) {
+    const int old = *p;
+    *p += x;
+    return old;
+}
+static inline int __float_as_int(float x) {
+    int bits;
+    memcpy(&bits, &x, 4);
+    return bits;
+}
+static inline float __int_as_float(int bits) {
+    float x;
+    memcpy(&x, &bits, 4);
+    return x;
+}
+static inline int __vimax3_s32(int a, int b, int c) { return max(max(a, b), c); }
+static inline float __fmul_rn(float a, float b) { return a * b; }
+static inline void __syncthreads(void) { machine_meet(0, machine_threads()); }
 static inline void __syncwarp(void) { machine_meet_warp(); }
 static inline void __threadfence(void) {}
 static inline uint32_t __shfl_sync(uint32_t, uint32_t x, int lane) {
@@ -59,6 +77,17 @@ static inline uint32_t __shfl_sync(uint32_t, uint32_t x, int lane) {
 }
 static inline uint32_t __shfl_xor_sync(uint32_t, uint32_t x, int mask) {
     return __shfl_sync(0, x, (int)(threadIdx.x % 32) ^ mask);
+}
+static inline float __shfl_xor_sync(uint32_t, float x, int mask) {
+    return __int_as_float((int)__shfl_xor_sync(0, (uint32_t)__float_as_int(x), mask));
+}
+static inline int __any_sync(uint32_t, int x) {
+    const four mine = {x != 0};
+    const four *const all = machine_gather(mine);
+    int any = 0;
+    for (int lane = 0; lane < 32; ++lane) any |= (int)all[lane][0];
+    machine_meet_warp();
+    return any;
 }
 
 #endif

@@ -1,0 +1,60 @@
+/* Tensors of the emulated tests: bf16, dense, and their tensor maps. */
+#ifndef EMULATED_FIELDS_H
+#define EMULATED_FIELDS_H
+
+#include "ptx.h"
+
+#include "sm90_args.h"
+
+#include <random>
+#include <vector>
+
+/* [batch][head][row][D] of bf16. */
+typedef struct field {
+    int batches, heads, rows, D;
+    std::vector<uint16_t> x;
+    size_t at(int b, int h, int i, int d) const {
+        return (((size_t)b * (size_t)heads + (size_t)h) * (size_t)rows + (size_t)i) * (size_t)D + (size_t)d;
+    }
+    double get(int b, int h, int i, int d) const { return value_of(x[at(b, h, i, d)]); }
+} field;
+
+enum { NAN_BITS = 0x7fff, UNTOUCHED = 0x1234 };
+static std::mt19937 generator(7);
+static inline float normal(void) {
+    static std::normal_distribution<float> draw;
+    return draw(generator);
+}
+static inline field random_field(int batches, int heads, int rows, int D) {
+    field f = {batches, heads, rows, D, {}};
+    f.x.resize(f.at(batches, 0, 0, 0));
+    for (uint16_t &x : f.x) x = half_of(pack_bf16(normal(), 0), 0);
+    return f;
+}
+static inline void spoil_rows(field *f, int batch, int from) {
+    for (int h = 0; h < f->heads; ++h)
+        for (int i = from; i < f->rows; ++i)
+            for (int d = 0; d < f->D; ++d) f->x[f->at(batch, h, i, d)] = NAN_BITS;
+}
+static inline fattni_view view_of(field *f) {
+    const fattni_view v = {f->x.data(), f->batches > 1 ? (int64_t)f->at(1, 0, 0, 0) : 0,
+                           (int64_t)f->rows * f->D, f->D, 1};
+    return v;
+}
+static inline CUtensorMap map_of(field *f, int box) {
+    const plain_map plain = {(const char *)f->x.data(), f->D, f->rows, f->heads, f->batches, 2 * f->D,
+                             2 * (int64_t)f->rows * f->D, 2 * (int64_t)f->at(1, 0, 0, 0), box};
+    CUtensorMap map;
+    memset(&map, 0, sizeof map);
+    memcpy(&map, &plain, sizeof plain);
+    return map;
+}
+
+typedef struct error { double off, size; } error;
+static inline void add(error *e, double got, double want) {
+    e->off += (got - want) * (got - want);
+    e->size += want * want;
+}
+static inline double relative(const error *e) { return sqrt(e->off / (e->size > 0 ? e->size : 1)); }
+
+#endif
