@@ -36,15 +36,16 @@ static void check_f32(fattn_ctx *ctx, const attention_case *c) {
 
 static const fattn_dtype narrow[2] = {FATTN_F16, FATTN_BF16};
 
-/* Forward is computed in F32, so that its errors are those of F32 and of storing O; backward reads a
-   P that was rounded: by the baseline rule. */
+/* Forward is computed in F32, so that its errors are those of F32 and of storing O; backward reads
+   a P that was rounded: by the baseline rule. */
 static void check_16_bits(fattn_ctx *ctx, const attention_case *c, fattn_dtype dtype) {
     attention_case standard = *c;
     standard.algorithm = FATTN_ALGO_STANDARD;
     standard.dtype = dtype;
     if (c->flags & FATTN_MERGE) standard.wide = true; /* a partial result is F32 */
     tiles_check_forward(&standard);
-    attention *const got = attention_new(ctx, &standard), *const low = attention_new(ctx, &standard);
+    attention *const got = attention_new(ctx, &standard);
+    attention *const low = attention_new(ctx, &standard);
     attention *const want = attention_twin(got, FATTN_F64);
     attention_run(low, UNFUSED);
     attention_run(want, REFERENCE);
