@@ -53,7 +53,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         return;
     }
     const int64_t base = row_base(&a, &s, b, h) + i0;
-    const int lanes = a.D_padded <= 64 ? 8 : a.D_padded <= 128 ? 16 : 32, group = (int)threadIdx.x / lanes, lane = (int)threadIdx.x % lanes;
+    const int lanes = a.D_padded > 128 ? 32 : a.D_padded > 64 ? 16 : 8;
+    const int group = (int)threadIdx.x / lanes, lane = (int)threadIdx.x % lanes;
     const int kind_o = a.o_f32 ? KIND_F32 : a.kind, kind_do = a.d_o_f32 ? KIND_F32 : a.kind;
     const size_t size_o = kind_o == KIND_F32 ? 4 : 2, size_do = kind_do == KIND_F32 ? 4 : 2;
 
@@ -73,7 +74,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #pragma unroll
             for (int e = 0; e < 8; ++e) sum += x[e] * y[e];
             if (a.d_o_copy.p && 8 * lane < a.D_padded)
-                store_8(&a, s.batch * a.d_o_copy.b + h * a.d_o_copy.h + row * a.d_o_copy.row + 8 * lane, y);
+                store_8(&a,
+                        s.batch * a.d_o_copy.b + h * a.d_o_copy.h + row * a.d_o_copy.row + 8 * lane,
+                        y);
         }
         for (int step = lanes / 2; step > 0; step /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);
         if (lane != 0) continue;

@@ -37,30 +37,23 @@ extern "C" __global__ void __launch_bounds__(256)
         (const float4 *)(a.dq_accumulator + (row_base(&a, &s, b, h) + i0) * a.D_padded) +
         thread / a.dq_group * (a.dq_group * row_tiles * columns / 8) + thread % a.dq_group;
     const int64_t to = s.batch * a.dq.b + h * a.dq.h + (int64_t)s.q0 * a.dq.row;
-    const int whole = (tiles % 4 == 0 || row_tiles == 1) && a.vector_gradients && !a.dq_f32 && !(a.flags & FATTN_ACC_DQ);
-    if (whole) { /* four tiles at once: 16 bytes for each lane of a quad */
-#pragma unroll 2
-        for (int n = 0; n < count; n += 4) {
-            float4 x[4];
+    const int whole = tiles % 2 == 0 && a.vector_gradients && !a.dq_f32 && !(a.flags & FATTN_ACC_DQ);
+    if (whole) { /* two tiles at once: each lane of a quad gets 16 bytes, of one tile and row */
+#pragma unroll 4
+        for (int n = 0; n < count; n += 2) {
+            uint32_t r[4];
 #pragma unroll
-            for (int e = 0; e < 4; ++e)
-                x[e] = n + e < count ? from[(n + e) * a.dq_group] : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-            const int d = column0 + n % tiles * 8 + 8 * t;
-#pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                uint32_t r[4];
-#pragma unroll
-                for (int e = 0; e < 4; ++e) {
-                    const float low = a.scale * (half ? x[e].z : x[e].x);
-                    const float high = a.scale * (half ? x[e].w : x[e].y);
-                    r[e] = a.kind == KIND_BF16 ? pack_bf16(low, high) : pack_f16(low, high);
-                }
-                transpose_quad(r);
-                const int i = row0 + n / tiles * 16 + 8 * half;
-                if (i < s.Sq && d < a.D && n + t < count)
-                    *(uint4 *)((uint16_t *)a.dq.p + to + (int64_t)i * a.dq.row + d) =
-                        make_uint4(r[0], r[1], r[2], r[3]);
+            for (int e = 0; e < 2; ++e) {
+                const float4 x = from[(n + e) * a.dq_group];
+                const float y[4] = {a.scale * x.x, a.scale * x.y, a.scale * x.z, a.scale * x.w};
+                r[e] = a.kind == KIND_BF16 ? pack_bf16(y[0], y[1]) : pack_f16(y[0], y[1]);
+                r[2 + e] = a.kind == KIND_BF16 ? pack_bf16(y[2], y[3]) : pack_f16(y[2], y[3]);
             }
+            transpose_quad(r);
+            const int i = row0 + n / tiles * 16 + t / 2 * 8, d = column0 + (n % tiles + t % 2) * 8;
+            if (i < s.Sq && d < a.D)
+                *(uint4 *)((uint16_t *)a.dq.p + to + (int64_t)i * a.dq.row + d) =
+                    make_uint4(r[0], r[1], r[2], r[3]);
         }
         return;
     }

@@ -1,6 +1,6 @@
 /* Around the F32 and F64 backward kernel, and for every dtype the sink's gradient. K_F64 and
    K_ROWS_NAME, K_SINK_NAME are set by the files that include this. */
-#include "simt_real.h"
+#include "real.h"
 
 enum { THREADS = 256, WARPS = THREADS / 32 };
 

@@ -14,7 +14,8 @@
    Instances: bwd_kernels.def. */
 #define SPLIT (K_BM * K_BN / (32 * K_WARPS) < 32 ? 4 : 1)
 #include "cuda_turns.h"
-#include "simt_general.h"
+#include "simt_tile.h"
+#include "real_general.h"
 
 enum { KEY_ROWS = BN / TY };
 static_assert(KEY_ROWS * TY == BN && KEY_ROWS % VECTOR == 0, "dK, dV");

@@ -10,7 +10,8 @@
    Threads     KEY_WARPS x SPLIT warps. S^T and dP^T: a warp has 32 keys and BM/SPLIT rows; dV, dK: 32
                keys and D/SPLIT columns; dQ: 32 rows and a share of the columns. P^T and dS^T go from
                one division to the other through shared memory.
-   Shared      K, V [BN][D], Q and dO two stages [BM][D], P^T and dS^T [BN][BM], lse2 and delta.
+   Shared      K, V [BN][PITCH], Q and dO two stages [BM][PITCH], P^T and dS^T [BN][BM], lse2 and
+               delta.
    Loads       Q, dO of the next row block fly during all of this one.
    Rounding    P and dS to the input dtype, accumulation fp32; scale enters dK here, dQ in bwd_finish.cu.
 
@@ -20,17 +21,19 @@
 #include "fragment_general.h"
 
 enum {
-    D = K_D, BM = K_BM, BN = K_BN, WARPS = K_WARPS, THREADS = 32 * WARPS,
+    D = K_D, PITCH = (D + 63) / 64 * 64, BM = K_BM, BN = K_BN, WARPS = K_WARPS,
+    THREADS = 32 * WARPS,
     CAUSAL = K_MASK == 1, GENERAL = K_MASK == 2,
     KEY_WARPS = BN / 32, SPLIT = WARPS / KEY_WARPS,
     ROWS_PER_WARP = BM / SPLIT, ROW_TILES = ROWS_PER_WARP / 8,         /* columns of S^T */
     COLUMNS_PER_WARP = D / SPLIT, COLUMN_TILES = COLUMNS_PER_WARP / 8, /* of dK, dV */
     DQ_ROW_WARPS = BM / 32, DQ_COLUMNS = D / (WARPS / DQ_ROW_WARPS), DQ_TILES = DQ_COLUMNS / 8,
-    TILE_M = BM * D * 2, TILE_N = BN * D * 2, TILE_S = BN * BM * 2
+    TILE_M = BM * PITCH * 2, TILE_N = BN * PITCH * 2, TILE_S = BN * BM * 2
 };
 static_assert(KEY_WARPS * SPLIT == WARPS && ROW_TILES % 2 == 0 && COLUMN_TILES % 2 == 0, "S, dK, dV");
 static_assert(DQ_ROW_WARPS * (WARPS / DQ_ROW_WARPS) == WARPS && DQ_TILES % 2 == 0, "dQ");
-static_assert(BM * D / 8 % THREADS == 0 && BN * D / 8 % THREADS == 0, "loads divide evenly");
+static_assert(BM * PITCH / 8 % THREADS == 0 && BN * PITCH / 8 % THREADS == 0,
+              "loads divide evenly");
 static_assert(BM % 64 == 0, "P and dS are stored in chunks of 64 rows");
 
 /* x^T to shared memory, [BN][BM]: the warp's keys and rows. */
@@ -87,12 +90,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS)
 
     if (steps > 0) {
         const int h = hk * a.group, i = first * BM;
-        load_tile(k_tile, D, BN, THREADS, k, a.k.row, keys, a.D, a.vector_qkv);
-        load_tile(v_tile, D, BN, THREADS, v, a.v.row, keys, a.Dv, a.vector_qkv);
-        load_tile(q_tiles, D, BM, THREADS, q + h * a.q.h + (int64_t)i * a.q.row, a.q.row, s.Sq - i,
-                  a.D, a.vector_qkv);
-        load_tile(do_tiles, D, BM, THREADS, d_o + h * a.d_o.h + (int64_t)i * a.d_o.row, a.d_o.row,
-                  s.Sq - i, a.Dv, a.vector_qkv);
+        load_tile(k_tile, PITCH, BN, THREADS, k, a.k.row, keys, a.D, a.vector_qkv);
+        load_tile(v_tile, PITCH, BN, THREADS, v, a.v.row, keys, a.Dv, a.vector_qkv);
+        load_tile(q_tiles, PITCH, BM, THREADS, q + h * a.q.h + (int64_t)i * a.q.row, a.q.row,
+                  s.Sq - i, a.D, a.vector_qkv);
+        load_tile(do_tiles, PITCH, BM, THREADS, d_o + h * a.d_o.h + (int64_t)i * a.d_o.row,
+                  a.d_o.row, s.Sq - i, a.Dv, a.vector_qkv);
         load_statistics(statistics, BM, &a, &s, b, h, i);
         cp_async_commit();
     }
@@ -109,10 +112,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS)
             const int next_h = hk * a.group + (step + 1) / row_blocks,
                       next_i = (first + (step + 1) % row_blocks) * BM;
             const uint32_t other = (uint32_t)TILE_M - stage;
-            load_tile(q_tiles + other, D, BM, THREADS,
+            load_tile(q_tiles + other, PITCH, BM, THREADS,
                       q + next_h * a.q.h + (int64_t)next_i * a.q.row, a.q.row, s.Sq - next_i, a.D,
                       a.vector_qkv);
-            load_tile(do_tiles + other, D, BM, THREADS,
+            load_tile(do_tiles + other, PITCH, BM, THREADS,
                       d_o + next_h * a.d_o.h + (int64_t)next_i * a.d_o.row, a.d_o.row, s.Sq - next_i,
                       a.Dv, a.vector_qkv);
             load_statistics(statistics + ((step + 1) & 1) * 2 * BM, BM, &a, &s, b, next_h, next_i);
@@ -120,7 +123,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS)
         }
 
         float p[2][ROW_TILES][4], ds[2][ROW_TILES][4];
-        product_nt(p[0], 2, ROW_TILES, D, lane_16(k_tile, D), key0, lane_8(q_tile, D), row0, D);
+        product_nt(p[0], 2, ROW_TILES, D, lane_16(k_tile, PITCH), key0, lane_8(q_tile, PITCH), row0,
+                   PITCH);
         float tanhs[2][ROW_TILES][4];
         if (GENERAL)
 #pragma unroll
@@ -169,7 +173,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS)
         } else {
             publish(p_tile, p, key0, row0);
         }
-        product_nt(ds[0], 2, ROW_TILES, D, lane_16(v_tile, D), key0, lane_8(do_tile, D), row0, D);
+        product_nt(ds[0], 2, ROW_TILES, D, lane_16(v_tile, PITCH), key0, lane_8(do_tile, PITCH),
+                   row0, PITCH);
 #pragma unroll
         for (int n = 0; n < ROW_TILES; ++n) {
             const float2 base = *(const float2 *)&delta[row0 + 8 * n + 2 * t];
@@ -194,15 +199,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS)
         publish(ds_tile, ds, key0, row0);
         __syncthreads(); /* P and dS are published */
 
-        product_nn(dv, 2, COLUMN_TILES, BM, lane_16(p_tile, BM), key0, BM, 0, lane_16(do_tile, D),
-                   column0, D);
+        product_nn(dv, 2, COLUMN_TILES, BM, lane_16(p_tile, BM), key0, BM, 0,
+                   lane_16(do_tile, PITCH), column0, PITCH);
         float dq[2 * DQ_TILES][4];
 #pragma unroll
         for (int c = 0; c < 2 * DQ_TILES; ++c)
 #pragma unroll
             for (int e = 0; e < 4; ++e) dq[c][e] = 0.0f;
-        product_nn(dq, 2, DQ_TILES, BN, lane_8(ds_tile, BM), dq_row0, BM, 1, lane_16(k_tile, D),
-                   dq_column0, D);
+        product_nn(dq, 2, DQ_TILES, BN, lane_8(ds_tile, BM), dq_row0, BM, 1, lane_16(k_tile, PITCH),
+                   dq_column0, PITCH);
         if (a.dq_accumulator) {
             float *const to = a.dq_accumulator + (row_base(&a, &s, b, h) + i0) * D;
             wait_turn(&a, &s, b, h, i0, j0, BN);
@@ -210,8 +215,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS)
             for (int c = 0; c < 2 * DQ_TILES; ++c) reduce_add_4(to + dq_offset(c, THREADS), dq[c]);
             end_turn(&a, b, h, i0);
         }
-        product_nn(dk, 2, COLUMN_TILES, BM, lane_16(ds_tile, BM), key0, BM, 0, lane_16(q_tile, D),
-                   column0, D);
+        product_nn(dk, 2, COLUMN_TILES, BM, lane_16(ds_tile, BM), key0, BM, 0,
+                   lane_16(q_tile, PITCH), column0, PITCH);
     }
 
     /* dK = scale dS^T Q and dV leave through the K and V tiles. */
@@ -224,8 +229,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS)
             dk[c][e] *= a.scale;
             if (GENERAL) dv[c][e] *= a.keep_scale;
         }
-    store_gradient(dk, COLUMN_TILES, k_tile, D, key0, column0, &a.dk, s.batch, hk, s.k0 + j0, keys, a.D,
-                   a.dk_f32, a.flags & FATTN_ACC_DK, a.vector_gradients);
-    store_gradient(dv, COLUMN_TILES, v_tile, D, key0, column0, &a.dv, s.batch, hk, s.k0 + j0, keys, a.Dv,
-                   a.dv_f32, a.flags & FATTN_ACC_DV, a.vector_gradients);
+    store_gradient(dk, COLUMN_TILES, k_tile, PITCH, key0, column0, &a.dk, s.batch, hk, s.k0 + j0,
+                   keys, a.D, a.dk_f32, a.flags & FATTN_ACC_DK, a.vector_gradients);
+    store_gradient(dv, COLUMN_TILES, v_tile, PITCH, key0, column0, &a.dv, s.batch, hk, s.k0 + j0,
+                   keys, a.Dv, a.dv_f32, a.flags & FATTN_ACC_DV, a.vector_gradients);
 }

@@ -5,10 +5,11 @@
 set(FATTN_KERNELS "" CACHE STRING "Build only kernels whose names contain all of these")
 set(kernel_words ${FATTN_KERNELS})
 if(NOT FATTN_CUDA_KERNELS)
-  set(kernel_words "(sm80_bf16_d64_general|sm90_bf16_d64_causal|simt_f32_d64_general)")
+  set(kernel_words "(sm80_bf16_d64_general|sm90_bf16_d64_causal|simt_f32_d64_general|mma_f64_d64_general)")
 endif()
 
 set(kernel_sources_sm80)
+set(kernel_sources_mma)
 set(kernel_sources_simt)
 set(kernel_sources_sm90)
 set(kernel_line "^K\\(([a-z0-9]+), *([a-z0-9]+), *([0-9]+), *([a-z]+), *([0-9]+), *([0-9]+), *([0-9]+), *([0-9]+)\\)")
@@ -31,6 +32,7 @@ foreach(pass fwd bwd)
     set(K_WARPS ${CMAKE_MATCH_7})
     set(K_CTAS ${CMAKE_MATCH_8})
     string(REGEX REPLACE "^simtl$" simt K_BODY ${K_ARCH})
+    string(REGEX REPLACE "^tf32$" mma K_BODY ${K_BODY})
     set(K_NAME fattn_${pass}_${K_ARCH}_${K_DTYPE}_d${K_D}_${K_MASK})
     set(wanted TRUE)
     foreach(word IN LISTS kernel_words)
@@ -51,7 +53,8 @@ file(GLOB helper_kernels CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/core/*.cu
   ${PROJECT_SOURCE_DIR}/fwd/*.cu ${PROJECT_SOURCE_DIR}/bwd/*.cu ${PROJECT_SOURCE_DIR}/autograd_c/*.cu)
 
 # wgmma and setmaxnreg exist for sm_90a alone; everything else runs from sm_80 on.
-add_library(fattn_kernels OBJECT ${kernel_sources_sm80} ${kernel_sources_simt} ${helper_kernels})
+add_library(fattn_kernels OBJECT ${kernel_sources_sm80} ${kernel_sources_mma} ${kernel_sources_simt}
+  ${helper_kernels})
 set(kernel_libraries fattn_kernels)
 if(kernel_sources_sm90)
   add_library(fattn_kernels_sm90 OBJECT ${kernel_sources_sm90})

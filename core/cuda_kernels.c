@@ -7,7 +7,7 @@
 
 #define NAME(pass, arch, dtype, D, mask) fattn_##pass##_##arch##_##dtype##_d##D##_##mask
 
-typedef fattni_cuda_args ARGS_sm80, ARGS_simt, ARGS_simtl;
+typedef fattni_cuda_args ARGS_sm80, ARGS_tf32, ARGS_mma, ARGS_simt, ARGS_simtl;
 typedef fattni_sm90_args ARGS_sm90;
 #define K(arch, dtype, D, mask, BM, BN, warps, ctas) \
     extern void NAME(fwd, arch, dtype, D, mask)(ARGS_##arch);
@@ -18,7 +18,10 @@ typedef fattni_sm90_args ARGS_sm90;
 #include "bwd_kernels.def"
 #undef K
 
-enum { ARCH_sm80 = 80, ARCH_sm90 = 90, ARCH_simt = 80, ARCH_simtl = 80 };
+enum {
+    ARCH_sm80 = 80, ARCH_sm90 = 90, ARCH_tf32 = 80, ARCH_mma = 80, ARCH_simt = 80, ARCH_simtl = 80
+};
+enum { TF32_sm80, TF32_sm90 = 0, TF32_tf32 = 1, TF32_mma = 0, TF32_simt = 0, TF32_simtl = 0 };
 enum { DTYPE_bf16 = FATTN_BF16, DTYPE_f16 = FATTN_F16, DTYPE_f32 = FATTN_F32, DTYPE_f64 = FATTN_F64 };
 enum { SIZE_bf16 = 2, SIZE_f16 = 2, SIZE_f32 = 4, SIZE_f64 = 8 };
 enum {
@@ -26,18 +29,24 @@ enum {
     MASK_short = FATTNI_MASK_SHORT, MASK_capped = FATTNI_MASK_CAPPED
 };
 /* Shared memory of each body, as its head says. */
-#define SHARED_fwd_sm80(D, BM, BN, warps, size) (((BM) + 2 * (BN)) * (D) * 2)
+#define PITCH(D) (((D) + 63) / 64 * 64)
+#define SHARED_fwd_sm80(D, BM, BN, warps, size) (((BM) + 2 * (BN)) * PITCH(D) * 2)
 #define SHARED_fwd_sm90(D, BM, BN, warps, size) \
     (((D) + 63) / 64 * 128 * (((D) > 128 ? 1 : 2) * (BM) + 4 * (BN)) + 256)
 #define SHARED_bwd_sm90(D, BM, BN, warps, size) \
     ((2 * (BN) + 4 * (BM)) * (((D) + 63) / 64 * 128) + 2 * (BM) * (BN) * 2 +                         \
      ((D) > 128 ? 2 * (BM) * (BN) * 2 : (BM) * (D) * 4) + 4 * (BM) * 4 + 128)
 #define SHARED_bwd_sm80(D, BM, BN, warps, size) \
-    ((2 * (BN) + 4 * (BM)) * (D) * 2 + 2 * (BM) * (BN) * 2 + 4 * (BM) * 4)
+    ((2 * (BN) + 4 * (BM)) * PITCH(D) * 2 + 2 * (BM) * (BN) * 2 + 4 * (BM) * 4)
+#define SHARED_fwd_mma(D, BM, BN, warps, size) (((BM) + 2 * (BN)) * (D) * (size))
+#define SHARED_bwd_mma(D, BM, BN, warps, size) \
+    ((2 * ((BM) + (BN)) * (D) + (16 * (warps) > (BN) ? 2 : 1) * (BM) * (BN) + 2 * (BM)) * (size))
 #define SHARED_fwd_simt(D, BM, BN, warps, size) \
     (((BM) + 2 * (BN)) * ((D) * (size) + 16) + (BM) * ((BN) * (size) + 16))
 #define SHARED_bwd_simt(D, BM, BN, warps, size) \
     (2 * ((BM) + (BN)) * ((D) * (size) + 16) + (BM) * ((BN) * (size) + 16))
+#define SHARED_fwd_tf32 SHARED_fwd_mma
+#define SHARED_bwd_tf32 SHARED_bwd_mma
 #define SHARED_fwd_simtl SHARED_fwd_simt
 #define SHARED_bwd_simtl SHARED_bwd_simt
 
@@ -46,8 +55,8 @@ enum {
 #define ROW(pass, PASS, arch, dtype, D, mask, BM, BN, warps)                                        \
     {TEXT(NAME(pass, arch, dtype, D, mask)),                                                       \
      (fattni_cuda_any)NAME(pass, arch, dtype, D, mask), PASS, \
-     ARCH_##arch, (fattn_dtype)DTYPE_##dtype, D, (enum fattni_mask)MASK_##mask, BM, BN,             \
-     32 * (warps), SHARED_##pass##_##arch(D, BM, BN, warps, SIZE_##dtype)},
+     ARCH_##arch, (fattn_dtype)DTYPE_##dtype, TF32_##arch, D, (enum fattni_mask)MASK_##mask, BM,   \
+     BN, 32 * (warps), SHARED_##pass##_##arch(D, BM, BN, warps, SIZE_##dtype)},
 
 const fattni_cuda_kernel fattni_cuda_kernels[] = {
 #define K(arch, dtype, D, mask, BM, BN, warps, ctas) \
@@ -86,6 +95,10 @@ static bool serves(const fattni_cuda_kernel *k, enum fattni_mask wanted, const f
     }
 }
 
+static bool computes(const fattni_cuda_kernel *k, const fattni_problem *p) {
+    return k->dtype == p->dtype && (!k->tf32 || (p->flags & FATTN_TF32));
+}
+
 static const fattni_cuda_kernel *find(const fattn_ctx *ctx, const fattni_problem *p, int most) {
     const bool causal = p->flags & (FATTN_CAUSAL | FATTN_CAUSAL_TOP_LEFT);
     const enum fattni_mask mask = is_general(p) ? FATTNI_MASK_GENERAL
@@ -93,7 +106,7 @@ static const fattni_cuda_kernel *find(const fattn_ctx *ctx, const fattni_problem
                                                 : FATTNI_MASK_FULL;
     for (const fattni_cuda_kernel *k = fattni_cuda_kernels; k->name; ++k)
         if (k->pass == (int)p->pass && k->arch <= most && runs_on(k->arch, ctx, p) &&
-            k->dtype == p->dtype && serves(k, mask, p) && fattni_max(p->D, p->Dv) <= k->D &&
+            computes(k, p) && serves(k, mask, p) && fattni_max(p->D, p->Dv) <= k->D &&
             k->shared <= ctx->gpu.shared_limit)
             return k;
     return NULL;

@@ -17,6 +17,7 @@ typedef struct fattni_cuda_kernel {
     int pass;            /* enum fattni_pass */
     int arch;            /* 80: sm_80 and later, takes fattni_cuda_args; 90: sm_90a, fattni_sm90_args */
     fattn_dtype dtype;
+    bool tf32;           /* rounds F32 to TF32: only for those who allow it */
     int D;               /* head dims up to this, rounded up in shared memory */
     enum fattni_mask mask;
     int BM, BN, threads;

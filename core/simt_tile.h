@@ -16,7 +16,7 @@
 
 #include "ptx/cp_async.h"
 #include "ptx/ldmatrix.h"
-#include "simt_real.h"
+#include "real.h"
 
 enum {
     D = K_D, BM = K_BM, BN = K_BN, THREADS = 32 * K_WARPS,
@@ -158,15 +158,6 @@ DEVICE void product_tn(vector *x, int R, const real *a, const real *b, int depth
 DEVICE int place_row(int n) { return group_row() + (split_part() * S_ROWS + n / KEYS) * S_TY; }
 DEVICE int place_column(int n) { return group_column() + n % KEYS * S_TX; }
 DEVICE real *place(real *tile, int n) { return tile + place_row(n) * PITCH_S + place_column(n); }
-
-DEVICE void put(real *tile, const real x[PLACES]) {
-#pragma unroll
-    for (int n = 0; n < PLACES; ++n) *place(tile, n) = x[n];
-}
-DEVICE void get(real x[PLACES], real *tile) {
-#pragma unroll
-    for (int n = 0; n < PLACES; ++n) x[n] = *place(tile, n);
-}
 
 /* Sum and maximum over the threads of a row. */
 DEVICE real row_sum(real x) {

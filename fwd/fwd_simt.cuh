@@ -10,7 +10,8 @@
 
    Instances: fwd_kernels.def. */
 #define SPLIT 1 /* a row of S stays with the threads of that row of O */
-#include "simt_general.h"
+#include "simt_tile.h"
+#include "real_general.h"
 
 extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS)
     K_NAME(const __grid_constant__ fattni_cuda_args a) {

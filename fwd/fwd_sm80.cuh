@@ -6,7 +6,7 @@
    Tensors     q, o [b,h,i,d], k, v [b,g,j,d], lse [b,h,i]; any strides, d contiguous.
    Threads     WARPS warps; each owns ROW_TILES times 16 rows of the block and all keys. A thread holds
                rows g, g+8 and columns 2t, 2t+1 of each 16x8 tile (g = lane/4, t = lane%4).
-   Shared      Q [BM][D], K [BN][D], V [BN][D], 16 bit, swizzled (sm80_tile.h); O leaves through Q.
+   Shared      Q [BM][PITCH], K, V [BN][PITCH], 16 bit, swizzled (sm80_tile.h); O leaves through Q.
    Loads       cp.async: V(n) flies under Q K^T, K(n-1) under softmax and P V.
    Rounding    P to the input dtype before P V, unscaled; everything else fp32.
    General     the GENERAL variant carries window, softcap, ALiBi, bias, sink, dropout, lengths and
@@ -19,13 +19,14 @@
 #include "fragment_general.h"
 
 enum {
-    D = K_D, BM = K_BM, BN = K_BN, WARPS = K_WARPS, THREADS = 32 * WARPS,
-    ROW_TILES = BM / (16 * WARPS), KEY_TILES = BN / 8, COLUMN_TILES = D / 8,
+    D = K_D, PITCH = (D + 63) / 64 * 64, BM = K_BM, BN = K_BN, WARPS = K_WARPS,
+    THREADS = 32 * WARPS, ROW_TILES = BM / (16 * WARPS), KEY_TILES = BN / 8, COLUMN_TILES = D / 8,
     CAUSAL = K_MASK == 1, GENERAL = K_MASK == 2,
-    Q_BYTES = BM * D * 2, KV_BYTES = BN * D * 2, SHARED_BYTES = Q_BYTES + 2 * KV_BYTES
+    Q_BYTES = BM * PITCH * 2, KV_BYTES = BN * PITCH * 2, SHARED_BYTES = Q_BYTES + 2 * KV_BYTES
 };
-static_assert(BM % (16 * WARPS) == 0 && BN % 16 == 0 && D % 64 == 0, "tile shape");
-static_assert(BM * D / 8 % THREADS == 0 && BN * D / 8 % THREADS == 0, "loads divide evenly");
+static_assert(BM % (16 * WARPS) == 0 && BN % 16 == 0 && D % 16 == 0, "tile shape");
+static_assert(BM * PITCH / 8 % THREADS == 0 && BN * PITCH / 8 % THREADS == 0,
+              "loads divide evenly");
 static_assert(SHARED_BYTES <= 227 * 1024, "shared memory");
 
 #define LOG2E 1.4426950408889634f
@@ -35,7 +36,7 @@ static_assert(SHARED_BYTES <= 227 * 1024, "shared memory");
 DEVICE void accumulate(float o[ROW_TILES][COLUMN_TILES][4], const float p[ROW_TILES][KEY_TILES][4],
                        uint32_t v_lane) {
     uint32_t b[2][4];
-    load_b_trans(b[0], v_lane, D, 0, 0);
+    load_b_trans(b[0], v_lane, PITCH, 0, 0);
 #pragma unroll
     for (int step = 0; step < BN / 16; ++step) {
         uint32_t a[ROW_TILES][4];
@@ -50,7 +51,7 @@ DEVICE void accumulate(float o[ROW_TILES][COLUMN_TILES][4], const float p[ROW_TI
         for (int c = 0; c < COLUMN_TILES / 2; ++c) {
             const int at = step * (COLUMN_TILES / 2) + c, next = at + 1;
             if (next < BN / 16 * (COLUMN_TILES / 2))
-                load_b_trans(b[next & 1], v_lane, D, 16 * (next / (COLUMN_TILES / 2)),
+                load_b_trans(b[next & 1], v_lane, PITCH, 16 * (next / (COLUMN_TILES / 2)),
                              16 * (next % (COLUMN_TILES / 2)));
 #pragma unroll
             for (int r = 0; r < ROW_TILES; ++r) {
@@ -68,7 +69,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS)
                    v_tile = k_tile + KV_BYTES;
     const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
     const int g = lane / 4, t = lane % 4, row0 = warp * 16 * ROW_TILES;
-    const uint32_t q_lane = lane_16(q_tile + row0 * D * 2, D), k_lane = lane_8(k_tile, D), v_lane = lane_16(v_tile, D);
+    const uint32_t q_lane = lane_16(q_tile + row0 * PITCH * 2, PITCH),
+                   k_lane = lane_8(k_tile, PITCH), v_lane = lane_16(v_tile, PITCH);
 
     /* Row blocks vary fastest, the longest first; heads of one group follow each other, so that
        their K and V are still in L2. */
@@ -104,9 +106,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS)
     const int first = begin / BN;
     int block = (end + BN - 1) / BN - 1;
     if (end <= begin) block = first - 1;
-    load_tile(q_tile, D, BM, THREADS, q, a.q.row, rows, a.D, a.vector_qkv);
+    load_tile(q_tile, PITCH, BM, THREADS, q, a.q.row, rows, a.D, a.vector_qkv);
     if (block >= first)
-        load_tile(k_tile, D, BN, THREADS, k + (int64_t)block * BN * a.k.row, a.k.row,
+        load_tile(k_tile, PITCH, BN, THREADS, k + (int64_t)block * BN * a.k.row, a.k.row,
                   s.Sk - block * BN, a.D, a.vector_qkv);
     cp_async_commit();
 
@@ -114,12 +116,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS)
         const int j0 = block * BN;
         cp_async_wait(0);
         __syncthreads(); /* K(n) is there, and nobody reads V(n+1) any more */
-        load_tile(v_tile, D, BN, THREADS, v + (int64_t)j0 * a.v.row, a.v.row, s.Sk - j0, a.Dv,
+        load_tile(v_tile, PITCH, BN, THREADS, v + (int64_t)j0 * a.v.row, a.v.row, s.Sk - j0, a.Dv,
                   a.vector_qkv);
         cp_async_commit();
 
         float p[ROW_TILES][KEY_TILES][4];
-        product_nt(&p[0][0], ROW_TILES, KEY_TILES, D, q_lane, 0, k_lane, 0, D);
+        product_nt(&p[0][0], ROW_TILES, KEY_TILES, D, q_lane, 0, k_lane, 0, PITCH);
         if (GENERAL)
 #pragma unroll
             for (int r = 0; r < ROW_TILES; ++r)
@@ -144,7 +146,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS)
         cp_async_wait(0);
         __syncthreads(); /* V(n) is there, and nobody reads K(n) any more */
         if (block > first)
-            load_tile(k_tile, D, BN, THREADS, k + (int64_t)(j0 - BN) * a.k.row, a.k.row,
+            load_tile(k_tile, PITCH, BN, THREADS, k + (int64_t)(j0 - BN) * a.k.row, a.k.row,
                       s.Sk - (j0 - BN), a.D, a.vector_qkv);
         cp_async_commit();
 
@@ -244,5 +246,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS)
     }
     half_type *const out =
         (half_type *)a.o.p + s.batch * a.o.b + h * a.o.h + (int64_t)(s.q0 + i0) * a.o.row;
-    store_rows(o, ROW_TILES, COLUMN_TILES, q_tile, D, row0, out, a.o.row, rows, a.Dv, a.vector_qkv);
+    store_rows(o, ROW_TILES, COLUMN_TILES, q_tile, PITCH, row0, out, a.o.row, rows, a.Dv,
+               a.vector_qkv);
 }

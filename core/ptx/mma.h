@@ -1,5 +1,5 @@
-/* mma.sync m16n8k16: D[16,8] += A[16,16] B[16,8], fp32 accumulators. PTX ISA, "Matrix Fragments for
-   mma.m16n8k16". With g = lane/4, t = lane%4: d[0..1] is row g, columns 2t, 2t+1; d[2..3] row g+8. */
+/* mma.sync m16n8k16: D[16,8] += A[16,16] B[16,8], fp32 accumulators; then TF32 and F64. PTX ISA,
+   "Matrix Fragments for mma.m16n8k16". With g = lane/4, t = lane%4: d[0..1] is row g, columns 2t, 2t+1; d[2..3] row g+8. */
 #ifndef FATTNI_PTX_MMA_H
 #define FATTNI_PTX_MMA_H
 
@@ -19,6 +19,44 @@ static __device__ __forceinline__ void mma_f16(float d[4], const uint32_t a[4], 
                  "{%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
                  : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+/* mma.sync m16n8k8: D[16,8] += A[16,8] B[8,8]. a = (g, t), (g + 8, t), (g, t + 4), (g + 8, t + 4);
+   b = (t, g), (t + 4, g); d as above. TF32: the operands' low 13 bits are ignored. */
+static __device__ __forceinline__ void mma_tf32(float d[4], const float a[4], float b0, float b1) {
+    asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, "
+                 "{%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                 : "r"(__float_as_uint(a[0])), "r"(__float_as_uint(a[1])),
+                   "r"(__float_as_uint(a[2])), "r"(__float_as_uint(a[3])),
+                   "r"(__float_as_uint(b0)), "r"(__float_as_uint(b1)));
+}
+/* x to the nearest of TF32's numbers, ties away from 0. */
+static __device__ __forceinline__ float round_tf32(float x) {
+    uint32_t r;
+    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(r) : "f"(x));
+    return __uint_as_float(r);
+}
+
+/* m8n8k4, all that sm_80 has: rows g of D alone, a = (g, t), b = (t, g). */
+static __device__ __forceinline__ void mma_f64_m8n8k4(double d[2], double a, double b) {
+    asm volatile("mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 {%0, %1}, {%2}, {%3}, {%0, %1};"
+                 : "+d"(d[0]), "+d"(d[1])
+                 : "d"(a), "d"(b));
+}
+static __device__ __forceinline__ void mma_f64(double d[4], const double a[4], double b0,
+                                               double b1) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("mma.sync.aligned.m16n8k8.row.col.f64.f64.f64.f64 {%0, %1, %2, %3}, "
+                 "{%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+                 : "+d"(d[0]), "+d"(d[1]), "+d"(d[2]), "+d"(d[3])
+                 : "d"(a[0]), "d"(a[1]), "d"(a[2]), "d"(a[3]), "d"(b0), "d"(b1));
+#else
+    mma_f64_m8n8k4(d, a[0], b0);
+    mma_f64_m8n8k4(d + 2, a[1], b0);
+    mma_f64_m8n8k4(d, a[2], b1);
+    mma_f64_m8n8k4(d + 2, a[3], b1);
+#endif
 }
 
 /* Two floats to one register, `low` in the low half, round to nearest even. */
@@ -43,6 +81,10 @@ static __device__ __forceinline__ float exp2_approx(float x) {
 /* *p += x at L2, no return. */
 static __device__ __forceinline__ void reduce_add(float *p, float x) {
     asm volatile("red.global.add.f32 [%0], %1;" ::"l"(p), "f"(x) : "memory");
+}
+
+static __device__ __forceinline__ void reduce_add(double *p, double x) {
+    asm volatile("red.global.add.f64 [%0], %1;" ::"l"(p), "d"(x) : "memory");
 }
 
 /* p[0..3] += x; vector reductions exist from sm_90 on. p: a multiple of 16 bytes. */

@@ -19,6 +19,7 @@ static const attention_case cases[] = {
     {.name = "packed", .B = 3, .Hq = 2, .Sq = 80, .Sk = 80, .D = 64, .flags = FATTN_CAUSAL,
      .lengths = LENGTHS_PACKED, .length_q = {80, 0, 33}, .length_k = {71, 4, 80}, .sink = true,
      .bias = BIAS | BIAS_OVER_B},
+    {.name = "48, 96, 192", .B = 1, .Hq = 1, .Sq = 70, .Sk = 67, .D = 48},
     {.name = "wide", .B = 1, .Hq = 1, .Sq = 40, .Sk = 66, .D = 64, .wide = true,
      .flags = FATTN_CAUSAL},
 };
@@ -36,7 +37,7 @@ static int64_t not_finite(call *c) {
 
 int main(int argc, char **argv) {
     const int64_t widest = argc > 1 ? atoll(argv[1]) : 256;
-    static const fattn_dtype dtypes[] = {FATTN_BF16, FATTN_F16, FATTN_F32, FATTN_F64};
+    static const fattn_dtype dtypes[] = {FATTN_BF16, FATTN_F16, FATTN_F32, FATTN_F64, FATTN_F32};
     static const int64_t factors[] = {1, 2, 4}; /* D = 64, 128, 256 */
     const fattn_ctx_options o = {.struct_size = sizeof o, .device = FATTN_CUDA};
     fattn_ctx *ctx;
@@ -46,11 +47,12 @@ int main(int argc, char **argv) {
     }
     int calls = 0;
     int64_t bad = 0;
-    for (int t = 0; t < 4; ++t)
+    for (int t = 0; t < 5; ++t)
         for (int f = 0; f < 3 && 64 * factors[f] <= widest; ++f)
             for (size_t n = 0; n < sizeof cases / sizeof *cases; ++n) {
                 attention_case a = cases[n];
                 a.dtype = dtypes[t];
+                if (t == 4) a.flags |= FATTN_TF32;
                 a.D *= factors[f], a.Dv *= factors[f];
                 call *const c = call_new(ctx, &a);
                 call_run(c);

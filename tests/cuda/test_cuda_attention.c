@@ -1,6 +1,6 @@
 /* The CUDA kernels against the fp64 oracle on the same rounded inputs. In 16 bits the bound is the
-   error of the unfused computation in the same dtype: twice it forward, three times backward. F32
-   and F64 have the bounds of the CPU tiles. */
+   error of the unfused computation in the same dtype: twice it forward, three times backward. TF32
+   has the significands of F16, and so its bound. F32 and F64 have the bounds of the CPU tiles. */
 #include "device.h"
 
 #include "numeric.h"
@@ -23,20 +23,24 @@ static void round_d_o(attention *a, fattn_dtype dtype) {
     }
 }
 
-static void check(fattn_ctx *cpu, const attention_case *c, fattn_dtype dtype) {
+/* Tensors of `dtype`, products of the precision of `rounding`. */
+static void check_rounded(fattn_ctx *cpu, const attention_case *c, fattn_dtype dtype,
+                          fattn_dtype rounding) {
     attention_case in_dtype = *c;
     in_dtype.dtype = dtype;
     if (c->flags & FATTN_MERGE) in_dtype.wide = true; /* a partial result is F32 */
-    attention *const got = attention_new(cpu, &in_dtype), *const low = attention_new(cpu, &in_dtype);
+    attention_case rounded = in_dtype;
+    rounded.dtype = rounding;
+    attention *const got = attention_new(cpu, &in_dtype), *const low = attention_new(cpu, &rounded);
     round_d_o(got, dtype);
-    round_d_o(low, dtype);
+    round_d_o(low, rounding);
     attention *const want = attention_twin(got, FATTN_F64);
     got->on_device = device_run;
     attention_run(want, REFERENCE);
     attention_run(low, UNFUSED);
     attention_run(got, ON_DEVICE);
     /* Sums over many rows of what each row should cancel to: a row's rest is dO.(O - rounded O). */
-    const double eps = dtype == FATTN_BF16 ? 0x1p-9 : 0x1p-12;
+    const double eps = rounding == FATTN_BF16 ? 0x1p-9 : 0x1p-12;
     const double rows = (double)(got->c.B * got->c.Hq * (got->c.Sq + 1) * (got->c.Dv + 1));
     const bool sums[2] = {got->present[T_D_BIAS], got->present[T_D_SINK]};
     got->present[T_D_BIAS] = got->present[T_D_SINK] = false;
@@ -49,6 +53,16 @@ static void check(fattn_ctx *cpu, const attention_case *c, fattn_dtype dtype) {
     attention_free(got);
     attention_free(want);
     attention_free(low);
+}
+
+static void check(fattn_ctx *cpu, const attention_case *c, fattn_dtype dtype) {
+    check_rounded(cpu, c, dtype, dtype);
+}
+
+static void check_tf32(fattn_ctx *cpu, const attention_case *c) {
+    attention_case allowed = *c;
+    allowed.flags |= FATTN_TF32;
+    check_rounded(cpu, &allowed, FATTN_F32, FATTN_F16);
 }
 
 static void check_real(const attention_case *c, fattn_dtype dtype) {
@@ -90,6 +104,7 @@ Test(cuda_attention, features, .timeout = 400) {
             check_real(&c, k % 2 ? FATTN_F64 : FATTN_F32);
             c.sum_d_o = false;
             check(cpu, &c, (n + k) % 2 ? FATTN_BF16 : FATTN_F16);
+            if (k % 2 == n % 2) check_tf32(cpu, &c);
         }
     fattn_ctx_destroy(cpu);
     fattn_ctx_destroy(ctx);
@@ -107,6 +122,7 @@ Test(cuda_attention, shapes, .timeout = 400) {
                 .layout = (enum layout)(n % 2), .d_lse = k == 2};
             check(cpu, &c, (n + k) % 3 ? FATTN_BF16 : FATTN_F16);
             check_real(&c, (n + k) % 2 ? FATTN_F64 : FATTN_F32);
+            if (k == n % 4) check_tf32(cpu, &c);
         }
     fattn_ctx_destroy(cpu);
     fattn_ctx_destroy(ctx);
@@ -129,6 +145,7 @@ Test(cuda_attention, mixtures, .timeout = 400) {
             c.scale *= (float)fmin(1, sqrt(D / (double)c.D));
         check(cpu, &c, n % 2 ? FATTN_BF16 : FATTN_F16);
         check_real(&c, n % 2 ? FATTN_F64 : FATTN_F32);
+        if (n % 3 == 0) check_tf32(cpu, &c);
     }
     fattn_ctx_destroy(cpu);
     fattn_ctx_destroy(ctx);
@@ -143,6 +160,7 @@ Test(cuda_attention, layouts, .timeout = 400) {
                             .D = dims[n / 4], .layout = LAYOUT_QKV, .sink = n % 3 == 0,
                             .flags = n % 2 ? FATTN_CAUSAL : FATTN_ACC_DQ | FATTN_ACC_DV};
         for (int k = 0; k < 2; ++k) {
+            if (n % 4 == 1) check_tf32(cpu, &c);
             if (n % 4 == 1 || n % 4 == 3) check_real(&c, dtypes[n % 4]);
             else check(cpu, &c, dtypes[n % 4]);
             c.name = "reversed", c.layout = LAYOUT_REVERSED;

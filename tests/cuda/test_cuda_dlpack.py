@@ -15,7 +15,8 @@ except ImportError as e:
     sys.exit(77)
 
 CUDA, CAUSAL = 2, 1
-WORDS = "q k v o lse bias alibi sink seqlens_q seqlens_k cu_seqlens_q cu_seqlens_k rng_step d_o"
+WORDS = """q k v o lse bias alibi sink seqlens_q seqlens_k cu_seqlens_q cu_seqlens_k rng_step
+           d_o d_lse delta dq dk dv d_bias d_sink"""
 
 
 class Options(c.Structure):
@@ -29,7 +30,9 @@ class Params(c.Structure):
 
 class Io(c.Structure):
     _fields_ = ([("struct_size", c.c_uint32), ("reserved", c.c_uint32)] +
-                [(name, c.POINTER(Tensor)) for name in WORDS.split()])
+                [(name, c.POINTER(Tensor)) for name in WORDS.split()] +
+                [("saved", c.c_void_p), ("saved_bytes", c.c_size_t), ("workspace", c.c_void_p),
+                 ("workspace_bytes", c.c_size_t)])
 
 
 class OnDevice(Exporter):
@@ -108,9 +111,11 @@ class Frame(unittest.TestCase):
         qkv = self.new((B, S, 3, H, D), lib.float64)
         parts = [self.swap(qkv[:, :, n]) for n in range(3)]
         o, lse = self.new((B, H, S, D), lib.float64), self.new((B, H, S), lib.float64)
-        tensors = [imported(x) for x in (*parts, o, lse)]
+        room = self.new((1 << 16,), lib.float64)
+        tensors = [imported(x) for x in (*parts, o, lse, room)]
         io = Io(struct_size=c.sizeof(Io), **{name: c.pointer(t) for name, (t, keep) in
                                              zip(("q", "k", "v", "o", "lse"), tensors)})
+        io.workspace, io.workspace_bytes = (tensors[-1][0].data + 255) // 256 * 256, 7 << 16
         params = Params(struct_size=c.sizeof(Params), flags=CAUSAL)
         self.wait()
         self.must(fattn.fattn_attention_fwd(self.ctx, c.byref(params), c.byref(io)))

@@ -1,20 +1,37 @@
 /* The features of scores for the F32 and F64 kernels: uniform branches around loops over a thread's
-   elements, which lie in their places of a tile meanwhile. */
-#ifndef FATTNI_SIMT_GENERAL_H
-#define FATTNI_SIMT_GENERAL_H
+   elements, which lie in their places of a tile meanwhile. Include after the body's tiles, which say
+   what a thread has: PLACES elements, element n of row place_row(n), column place_column(n), at
+   place(tile, n). */
+#ifndef FATTNI_REAL_GENERAL_H
+#define FATTNI_REAL_GENERAL_H
 
 #include "cuda_dropout.h"
-#include "simt_tile.h"
+#include "real.h"
+
+DEVICE void put(real *tile, const real x[PLACES]) {
+#pragma unroll
+    for (int n = 0; n < PLACES; ++n) *place(tile, n) = x[n];
+}
+DEVICE void get(real x[PLACES], real *tile) {
+#pragma unroll
+    for (int n = 0; n < PLACES; ++n) x[n] = *place(tile, n);
+}
 
 DEVICE int64_t bias_place(const fattni_view *v, int b, int h, int i, int j) {
     return b * v->b + h * v->h + i * v->row + j * v->column;
 }
 
+/* Whether the next two do anything. */
+DEVICE int scores_change(const fattni_cuda_args *a) {
+    return a->softcap > 0 || a->alibi.p || a->bias.p;
+}
+DEVICE int gradients_change(const fattni_cuda_args *a) { return a->softcap > 0 || a->d_bias.p; }
+
 /* x = scale q.k to s = cap(x) - slope |i' + off - j'| + bias, for the tile at (i0, j0).
    `steepness`, unless NULL, gets 1 - tanh^2 of each element when there is a softcap. */
 DEVICE void general_scores(real x[PLACES], real *steepness, real *tile, const fattni_cuda_args *a,
                            const sequence *s, int b, int h, int i0, int j0) {
-    if (!(a->softcap > 0 || a->alibi.p || a->bias.p)) return;
+    if (!scores_change(a)) return;
     const real slope = a->alibi.p ? real_at(&a->alibi, h) : (real)0, cap = ARG(a, softcap);
     put(tile, x);
 #pragma unroll 4
@@ -56,7 +73,7 @@ static_assert(PLACES <= 64, "one bit per element");
 /* G = P (dP - delta) in the tile: dbias += G, then dX = G (1 - tanh^2). */
 DEVICE void general_gradients(real *tile, const real *steepness, const fattni_cuda_args *a,
                               const sequence *s, int b, int h, int i0, int j0) {
-    if (!(a->softcap > 0 || a->d_bias.p)) return;
+    if (!gradients_change(a)) return;
 #pragma unroll 1
     for (int n = 0; n < PLACES; ++n) {
         const int i = i0 + place_row(n), j = j0 + place_column(n);

@@ -1,6 +1,6 @@
 /* The number type of the F32 and F64 kernels. Include after defining K_F64 (1 or 0). */
-#ifndef FATTNI_SIMT_REAL_H
-#define FATTNI_SIMT_REAL_H
+#ifndef FATTNI_REAL_H
+#define FATTNI_REAL_H
 
 #include "cuda_sequence.h"
 
