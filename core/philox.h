@@ -9,7 +9,8 @@
 #include "numeric.h"
 
 #ifdef __CUDACC__
-#include <curand_kernel.h>
+/* Not curand_kernel.h, which puts 200 KB of tables into every object. */
+#include <curand_philox4x32_x.h>
 #else
 #include <Random123/philox.h>
 #endif

@@ -3,6 +3,7 @@
 #define QUALIFIERS static inline __host__ __device__ /* cuRAND's own hook */
 #include "philox_host.h"
 
+#include <curand_kernel.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
