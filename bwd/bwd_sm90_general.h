@@ -1,8 +1,9 @@
-/* The steps of the GENERAL Hopper backward that replace `mask`, `probabilities` and `score_gradients`, as
-   passes over a thread's part of S^T and dP^T: branches stand around passes, not in them.
+/* The steps of the GENERAL Hopper backward that replace `mask`, `probabilities` and
+   `score_gradients`, as passes over a thread's part of S^T and dP^T: branches stand around passes,
+   not in them.
 
-   In the CAPPED variant, which alone knows a softcap, the registers of S hold tanh(x / cap) until dP is
-   there: its derivative is needed beside P, and there is no room for both. */
+   In the CAPPED variant, which alone knows a softcap, the registers of S hold tanh(x / cap) until
+   dP is there: its derivative is needed beside P, and there is no room for both. */
 #ifndef FATTNI_BWD_SM90_GENERAL_H
 #define FATTNI_BWD_SM90_GENERAL_H
 
@@ -37,7 +38,8 @@ DEVICE void mask_outside(float (*p)[4], int tiles, const sequence *s, int i, int
 #pragma unroll
     for (int k = 0; k < 2; ++k) {
         /* row i sees keys i + lo to i + hi: key j is seen by rows j - hi to j - lo */
-        const int from = j + 8 * k < s->Sk ? j + 8 * k - s->hi - i : 1 << 30, to = j + 8 * k - s->lo - i;
+        const int from = j + 8 * k < s->Sk ? j + 8 * k - s->hi - i : 1 << 30,
+                  to = j + 8 * k - s->lo - i;
 #pragma unroll
         for (int n = 0; n < tiles; ++n)
 #pragma unroll
@@ -47,8 +49,9 @@ DEVICE void mask_outside(float (*p)[4], int tiles, const sequence *s, int i, int
 }
 
 /* Raw products to P; with a softcap to tanh, and P comes later. `edge`: some are masked. */
-DEVICE void general_probabilities(float *raw, int columns, const float2 *lse2, const fattni_cuda_args *a,
-                                  const sequence *s, const corner *at, int edge) {
+DEVICE void general_probabilities(float *raw, int columns, const float2 *lse2,
+                                  const fattni_cuda_args *a, const sequence *s, const corner *at,
+                                  int edge) {
     float(*const x)[4] = (float(*)[4])raw;
     const int tiles = columns / 8, terms = has_terms(a);
     const float factor = CAPPED ? a->scale / a->softcap : a->scale;
@@ -70,8 +73,8 @@ DEVICE void general_probabilities(float *raw, int columns, const float2 *lse2, c
 }
 
 /* dbias += P g for some tiles from row i on. */
-DEVICE void give_to_bias(const float (*p)[4], const float (*g)[4], int tiles, const fattni_cuda_args *a,
-                         const sequence *s, const corner *at, int i) {
+DEVICE void give_to_bias(const float (*p)[4], const float (*g)[4], int tiles,
+                         const fattni_cuda_args *a, const sequence *s, const corner *at, int i) {
 #pragma unroll
     for (int n = 0; n < tiles; ++n) {
         const float product[1][4] = {
@@ -80,7 +83,8 @@ DEVICE void give_to_bias(const float (*p)[4], const float (*g)[4], int tiles, co
     }
 }
 
-/* t = tanh becomes P, and g is multiplied by the derivative of the cap, after dbias has had its part. */
+/* t = tanh becomes P, and g is multiplied by the derivative of the cap, after dbias has had its
+   part. */
 DEVICE void leave_cap(float (*t)[4], float (*g)[4], int tiles, const float2 *lse2,
                         const fattni_cuda_args *a, const sequence *s, const corner *at, int edge) {
     if (!a->alibi.p && !a->bias.p && !a->d_bias.p) {
@@ -114,11 +118,12 @@ DEVICE void leave_cap(float (*t)[4], float (*g)[4], int tiles, const float2 *lse
     }
 }
 
-/* What general_probabilities left, and dP: P and dX = P (dP - delta), rounded. dP of kept elements is
-   dp / (1 - p), of others 0, as is their P for dV. */
+/* What general_probabilities left, and dP: P and dX = P (dP - delta), rounded. dP of kept elements
+   is dp / (1 - p), of others 0, as is their P for dV. */
 DEVICE void general_gradients(uint32_t *pr, uint32_t *ds, float *left, float *dp, int columns,
                               const float2 *lse2, const float2 *delta, const uint32_t *keep,
-                              const fattni_cuda_args *a, const sequence *s, const corner *at, int edge) {
+                              const fattni_cuda_args *a, const sequence *s, const corner *at,
+                              int edge) {
     float(*const p)[4] = (float(*)[4])left, (*const g)[4] = (float(*)[4])dp;
     const int tiles = columns / 8;
     if (a->drop_T)

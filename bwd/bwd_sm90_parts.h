@@ -50,7 +50,8 @@ DEVICE task task_of(const fattni_sm90_args *p) {
     const sequence whole = {a->Sq, a->Sk, 0, 0, t.b, diagonal, -FATTNI_FAR, diagonal};
     t.s = GENERAL ? sequence_of(a, t.b) : whole;
     const int keys = min(BN, t.s.Sk - t.j0);
-    const int begin = max(0, t.j0 - t.s.hi), end = GENERAL ? min(t.j0 + keys - t.s.lo, t.s.Sq) : t.s.Sq;
+    const int begin = max(0, t.j0 - t.s.hi),
+              end = GENERAL ? min(t.j0 + keys - t.s.lo, t.s.Sq) : t.s.Sq;
     t.first = begin / BM;
     if (begin < end && keys > 0) t.row_blocks = (end + BM - 1) / BM - t.first;
     t.steps = t.row_blocks * a->group;
@@ -161,7 +162,8 @@ DEVICE void score_gradients(uint32_t *ds, const float *s, const float *dp, int c
     for (int i = 0; i < columns / 8; ++i) {
         const float2 x = delta[4 * i];
         ds[2 * i] = pack(s[4 * i] * (dp[4 * i] - x.x), s[4 * i + 1] * (dp[4 * i + 1] - x.y));
-        ds[2 * i + 1] = pack(s[4 * i + 2] * (dp[4 * i + 2] - x.x), s[4 * i + 3] * (dp[4 * i + 3] - x.y));
+        ds[2 * i + 1] =
+            pack(s[4 * i + 2] * (dp[4 * i + 2] - x.x), s[4 * i + 3] * (dp[4 * i + 3] - x.y));
     }
 }
 

@@ -1,6 +1,6 @@
 /* FATTN_DETERMINISTIC: the key blocks that add to one row block of dQ take turns, first to last.
-   One counter per row block of each (sequence, head), zero before the kernel, says how many parts of
-   the block were added: whose turn it is.
+   One counter per row block of each (sequence, head), zero before the kernel, says how many parts
+   of the block were added: whose turn it is.
 
    A CTA waits only for CTAs of smaller blockIdx, which the hardware starts first: there is no
    deadlock. */

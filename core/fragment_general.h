@@ -1,9 +1,9 @@
-/* The rarer features as inline steps on accumulators of mma and of wgmma, which hold the same elements
-   per thread: the GENERAL variants call them, forward and backward, sm_80 and Hopper.
+/* The rarer features as inline steps on accumulators of mma and of wgmma, which hold the same
+   elements per thread: the GENERAL variants call them, forward and backward, sm_80 and Hopper.
 
-   x[tiles][4] is a thread's part of S (forward) or of S^T (backward). In S, element e of tile n is row
-   i + 8 (e/2), column j + 8 n + e%2; in S^T it is row i + 8 n + e%2, column j + 8 (e/2). The number of
-   tiles is a constant; whoever has few registers takes a few tiles at a time. */
+   x[tiles][4] is a thread's part of S (forward) or of S^T (backward). In S, element e of tile n is
+   row i + 8 (e/2), column j + 8 n + e%2; in S^T it is row i + 8 n + e%2, column j + 8 (e/2). The
+   number of tiles is a constant; whoever has few registers takes a few tiles at a time. */
 #ifndef FATTNI_FRAGMENT_GENERAL_H
 #define FATTNI_FRAGMENT_GENERAL_H
 
@@ -25,7 +25,7 @@ DEVICE float slope_of(const fattni_cuda_args *a, int h) {
     return a->alibi.p ? float_at(&a->alibi, h) : 0.0f;
 }
 
-/* tanh(x) = 1 - 2 / (e^2x + 1), to 3e-7 whatever x is: tanh.approx would be a thousand times off. */
+/* tanh(x) = 1 - 2 / (e^2x + 1), to 3e-7 whatever x is; tanh.approx is off by 2^-11. */
 DEVICE float tanh_of(float x) {
     return fmaf(-2.0f, __fdividef(1.0f, 1.0f + exp2_approx(x * 2.8853900817779268f)), 1.0f);
 }
@@ -83,8 +83,8 @@ DEVICE void general_scores(float (*x)[4], float (*tanhs)[4], int tiles, int tran
     add_terms(x, tiles, transposed, a, s, slope, b, h, i, j);
 }
 
-/* Which halves of a block's words are kept, low or high ones: word k gives bit 2 k of S, or of S^T bit
-   0, 4, 2 or 6, times `unit`. */
+/* Which halves of a block's words are kept, low or high ones: word k gives bit 2 k of S, or of S^T
+   bit 0, 4, 2 or 6, times `unit`. */
 DEVICE uint32_t kept_halves(fattni_block r, int high, int transposed, uint32_t T, uint32_t unit) {
     uint32_t bits = 0;
 #pragma unroll
@@ -94,13 +94,13 @@ DEVICE uint32_t kept_halves(fattni_block r, int high, int transposed, uint32_t T
     return bits;
 }
 
-/* Keep bits of `tiles` neighbouring tiles, an even number: the elements of tile n are bits 4 (n % 8) and
-   on of keep[n / 8]. A block covers rows {r, r+8} by columns {c, c+1, c+8, c+9}, as long as the tile's
-   corner lies at a multiple of 16 in the whole sequence; else each element asks for itself. Of S these
-   are a lane's eight elements. Of S^T two blocks hold the elements of two lanes, whose keys are
-   neighbours: each makes one. All lanes of the warp take part. */
-DEVICE void keep_tiles(uint32_t *keep, int tiles, const fattni_cuda_args *a, const dropout_plane *plane,
-                       int transposed, int i, int j) {
+/* Keep bits of `tiles` neighbouring tiles, an even number: the elements of tile n are bits
+   4 (n % 8) and on of keep[n / 8]. A block covers rows {r, r+8} by columns {c, c+1, c+8, c+9}, as long as
+   the tile's corner lies at a multiple of 16 in the whole sequence; else each element asks for
+   itself. Of S these are a lane's eight elements. Of S^T two blocks hold the elements of two lanes,
+   whose keys are neighbours: each makes one. All lanes of the warp take part. */
+DEVICE void keep_tiles(uint32_t *keep, int tiles, const fattni_cuda_args *a,
+                       const dropout_plane *plane, int transposed, int i, int j) {
     if (((a->q_pos0 | a->k_pos0) & 15) == 0) {
         const int odd = transposed ? j & 1 : 0;
 #pragma unroll
@@ -126,15 +126,16 @@ DEVICE void keep_tiles(uint32_t *keep, int tiles, const fattni_cuda_args *a, con
         keep[word] = 0;
 #pragma unroll 1
         for (int e = 0; e < 4 * min(8, tiles - 8 * word); ++e)
-            keep[word] |= (uint32_t)keep_at(a, plane, row_of(transposed, i, 8 * word + e / 4, e % 4),
-                                            column_of(transposed, j, 8 * word + e / 4, e % 4))
-                          << e;
+            keep[word] |=
+                (uint32_t)keep_at(a, plane, row_of(transposed, i, 8 * word + e / 4, e % 4),
+                                  column_of(transposed, j, 8 * word + e / 4, e % 4))
+                << e;
     }
 }
 
 /* dbias += G = P (dP - delta), a part of S^T. */
-DEVICE void add_dbias(const float (*x)[4], int tiles, const fattni_cuda_args *a, const sequence *s, int b,
-                      int h, int i, int j) {
+DEVICE void add_dbias(const float (*x)[4], int tiles, const fattni_cuda_args *a, const sequence *s,
+                      int b, int h, int i, int j) {
     float *const plane = (float *)a->d_bias.p + b * a->d_bias.b + h * a->d_bias.h;
 #pragma unroll
     for (int n = 0; n < tiles; ++n)
@@ -159,8 +160,8 @@ typedef struct row_result { float scale, L, keep_old; } row_result;
 
 /* Adds the sink's mass, dropout's scale and the merge with an earlier partial result. `top` is the
    row's maximum in log2 units, `sum` its sum of 2^(s - top). */
-DEVICE row_result general_row(const fattni_cuda_args *a, row_result row, float top, float sum, int h,
-                              const float *old_lse) {
+DEVICE row_result general_row(const fattni_cuda_args *a, row_result row, float top, float sum,
+                              int h, const float *old_lse) {
     if (a->sink.p) {
         const float sink = float_at(&a->sink, h) * 1.4426950408889634f, both = fmaxf(top, sink);
         if (sink == INFINITY) {

@@ -1,6 +1,6 @@
-/* A Hopper backward kernel on the host, one instance per program (K_D, K_MASK, K_BM, K_BN), against the
-   formulas of bwd/README.md in double: layouts, masks, features, lengths, turns. What lies beyond a
-   sequence in its buffer is NaN. */
+/* A Hopper backward kernel on the host, one instance per program (K_D, K_MASK, K_BM, K_BN), against
+   the formulas of bwd/README.md in double: layouts, masks, features, lengths, turns. What lies
+   beyond a sequence in its buffer is NaN. */
 #include "fields.h"
 
 #include "bwd/bwd_sm90.cuh"
@@ -67,8 +67,9 @@ static void set_up(problem *p, const test_case *c) {
     a->keep_scale = 65536.0f / (float)(65536 - a->drop_T);
     a->seed = 99, a->rng_heads = (uint32_t)c->Hq;
     a->dk = view_of(&p->dk), a->dv = view_of(&p->dv);
-    const fattni_line slopes = {p->slopes.data(), 1}, cu_q = {p->cu_q.data(), 1}, cu_k = {p->cu_k.data(), 1},
-                      lengths_q = {p->lengths_q.data(), 1}, lengths_k = {p->lengths_k.data(), 1};
+    const fattni_line slopes = {p->slopes.data(), 1}, cu_q = {p->cu_q.data(), 1},
+                      cu_k = {p->cu_k.data(), 1}, lengths_q = {p->lengths_q.data(), 1},
+                      lengths_k = {p->lengths_k.data(), 1};
     if (c->alibi) a->alibi = slopes;
     if (c->packed) a->cu_seqlens_q = cu_q, a->cu_seqlens_k = cu_k;
     if (c->padded) a->seqlens_q = lengths_q, a->seqlens_k = lengths_k;
@@ -91,7 +92,8 @@ static void set_up(problem *p, const test_case *c) {
     p->args.blocks = (c->Sk + K_BN - 1) / K_BN;
     p->args.tiles = p->args.blocks * c->Hkv * c->B;
     p->args.section = 2;
-    p->want_dq.resize(p->q.x.size()), p->want_dk.resize(p->k.x.size()), p->want_dv.resize(p->v.x.size());
+    p->want_dq.resize(p->q.x.size()), p->want_dk.resize(p->k.x.size()),
+        p->want_dv.resize(p->v.x.size());
     p->want_d_bias.resize(p->bias.size());
 }
 
@@ -168,7 +170,7 @@ static float accumulated(const problem *p, int64_t base, int i, int d) {
 static const fattni_sm90_args *args_of_run;
 static void run_kernel(void) { K_NAME(*args_of_run); }
 
-/* Relative errors: P and dS are rounded to 2^-9, of which sums of some hundred terms keep a part. */
+/* Relative errors: P and dS are rounded to 2^-9, of which sums of many terms keep a part. */
 static int check(const test_case *c) {
     problem p;
     set_up(&p, c);
@@ -200,8 +202,9 @@ static int check(const test_case *c) {
     const double most = 0x1p-8;
     const int good = relative(&dq) < most && relative(&dk) < most && relative(&dv) < most &&
                      relative(&d_bias) < 1e-5 && !beyond;
-    printf("%s d %d: dq %.1e dk %.1e dv %.1e dbias %.1e, %d written beyond the end: %s\n", c->name, K_D,
-           relative(&dq), relative(&dk), relative(&dv), relative(&d_bias), beyond, good ? "ok" : "WRONG");
+    printf("%s d %d: dq %.1e dk %.1e dv %.1e dbias %.1e, %d written beyond the end: %s\n", c->name,
+           K_D, relative(&dq), relative(&dk), relative(&dv), relative(&d_bias), beyond,
+           good ? "ok" : "WRONG");
     return !good;
 }
 
@@ -220,9 +223,11 @@ static const test_case cases[] = {
     {"dropout", 1, 1, 1, 150, 200, K_D - 8, 0, -1, -1, 0.3f},
     {"dropout at position 5", 1, 1, 1, 70, 130, K_D, 1, -1, -1, 0.3f, 0, 0, 5},
     {"packed", 3, 1, 1, 140, 150, K_D, 1, -1, -1, 0, 0, 0, 0, 0, 1, 0, {140, 0, 33}, {71, 4, 150}},
-    {"packed, full", 3, 1, 1, 80, 150, K_D, 0, -1, -1, 0, 0, 0, 0, 0, 1, 0, {50, 80, 33}, {71, 130, 150}},
+    {"packed, full", 3, 1, 1, 80, 150, K_D, 0, -1, -1, 0, 0, 0, 0, 0, 1, 0,
+     {50, 80, 33}, {71, 130, 150}},
     {"padded", 2, 2, 1, 100, 150, K_D, 1, -1, -1, 0, 0, 0, 0, 0, 0, 1, {50, 100}, {150, 71}},
-    {"all, turns", 2, 2, 1, 100, 150, K_D - 8, 1, 90, -1, 0.2f, 1, 1, 16, 1, 0, 1, {90, 70}, {150, 131}},
+    {"all, turns", 2, 2, 1, 100, 150, K_D - 8, 1, 90, -1, 0.2f, 1, 1, 16, 1, 0, 1,
+     {90, 70}, {150, 131}},
     {"window, turns", 1, 1, 1, 300, 300, K_D, 0, 40, 70, 0, 0, 0, 0, 1},
 #endif
 };

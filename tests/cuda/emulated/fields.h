@@ -14,7 +14,8 @@ typedef struct field {
     int batches, heads, rows, D;
     std::vector<uint16_t> x;
     size_t at(int b, int h, int i, int d) const {
-        return (((size_t)b * (size_t)heads + (size_t)h) * (size_t)rows + (size_t)i) * (size_t)D + (size_t)d;
+        return (((size_t)b * (size_t)heads + (size_t)h) * (size_t)rows + (size_t)i) * (size_t)D +
+               (size_t)d;
     }
     double get(int b, int h, int i, int d) const { return value_of(x[at(b, h, i, d)]); }
 } field;
@@ -42,8 +43,9 @@ static inline fattni_view view_of(field *f) {
     return v;
 }
 static inline CUtensorMap map_of(field *f, int box) {
-    const plain_map plain = {(const char *)f->x.data(), f->D, f->rows, f->heads, f->batches, 2 * f->D,
-                             2 * (int64_t)f->rows * f->D, 2 * (int64_t)f->at(1, 0, 0, 0), box};
+    const int64_t row = 2 * f->D, head = row * f->rows, batch = head * f->heads;
+    const plain_map plain = {(const char *)f->x.data(), f->D, f->rows, f->heads, f->batches,
+                             row, head, batch, box};
     CUtensorMap map;
     memset(&map, 0, sizeof map);
     memcpy(&map, &plain, sizeof plain);

@@ -1,5 +1,6 @@
-/* A Hopper forward kernel on the host, one instance per program (K_D, K_MASK, K_BM, K_BN, K_WARPS), O and L
-   against the formulas of fwd/README.md in double: layouts, the diagonal, the pipeline over tiles. */
+/* A Hopper forward kernel on the host, one instance per program (K_D, K_MASK, K_BM, K_BN, K_WARPS),
+   O and L against the formulas of fwd/README.md in double: layouts, the diagonal, the pipeline over
+   tiles. */
 #include "fields.h"
 
 #include "fwd/fwd_sm90.cuh"
@@ -11,8 +12,8 @@ typedef struct test_case {
 } test_case;
 
 /* One row in double: L, and O to o[D]. */
-static double expect_row(const field *q, const field *k, const field *v, const fattni_cuda_args *a, int b,
-                         int h, int i, double *o) {
+static double expect_row(const field *q, const field *k, const field *v, const fattni_cuda_args *a,
+                         int b, int h, int i, double *o) {
     const int hk = h / a->group, last = CAUSAL ? i + diagonal_of(a, a->Sq, a->Sk) : a->Sk - 1;
     std::vector<double> score;
     double top = -INFINITY, sum = 0;
@@ -66,14 +67,16 @@ static int check(const test_case *c) {
         for (int h = 0; h < c->Hq; ++h)
             for (int i = 0; i < c->Sq; ++i) {
                 const double L = expect_row(&q, &k, &v, a, b, h, i, want.data());
-                const double got = lse[((size_t)b * (size_t)c->Hq + (size_t)h) * (size_t)c->Sq + (size_t)i];
+                const double got =
+                    lse[((size_t)b * (size_t)c->Hq + (size_t)h) * (size_t)c->Sq + (size_t)i];
                 const double away = got == L ? 0 : fabs(got - L) / fmax(1, fabs(L));
                 if (!(away <= l_off)) l_off = away;
                 for (int d = 0; d < c->D; ++d) add(&off, o.get(b, h, i, d), want[(size_t)d]);
             }
     /* P is rounded to 2^-9; a score is a sum of at most 256 products in float. */
     const int good = relative(&off) < 0x1p-8 && l_off < 16 * 0x1p-24;
-    printf("%s d %d: o %.1e L %.1e: %s\n", c->name, K_D, relative(&off), l_off, good ? "ok" : "WRONG");
+    printf("%s d %d: o %.1e L %.1e: %s\n", c->name, K_D, relative(&off), l_off,
+           good ? "ok" : "WRONG");
     return !good;
 }
 

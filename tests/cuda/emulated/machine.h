@@ -1,6 +1,6 @@
-/* One CTA on the host: its threads are fibers that run until they wait for each other, warps in random
-   order and with random pauses, in which the others go ahead. And what device code finds in CUDA's
-   headers, as far as the Hopper kernels use it. */
+/* One CTA on the host: its threads are fibers that run until they wait for each other, warps in
+   random order and with random pauses, in which the others go ahead. And what device code finds in
+   CUDA's headers, as far as the Hopper kernels use it. */
 #ifndef EMULATED_MACHINE_H
 #define EMULATED_MACHINE_H
 
@@ -29,8 +29,8 @@ extern index1 threadIdx, blockIdx, gridDim;
 extern unsigned char memory[]; /* shared memory; its addresses are offsets */
 enum { MEMORY_BYTES = 227 * 1024 };
 
-/* Runs `kernel` as CTA `block` of `threads` threads over poisoned shared memory. Exits with a sentence
-   when no thread can go on. `seed` chooses the order of warps. */
+/* Runs `kernel` as CTA `block` of `threads` threads over poisoned shared memory. Exits with a
+   sentence when no thread can go on. `seed` chooses the order of warps. */
 void machine_run(int block, int threads, unsigned seed, void (*kernel)(void));
 
 int machine_threads(void);
@@ -41,7 +41,8 @@ void machine_meet_warp(void);
 void machine_arrive(int barrier, int threads);
 void machine_meet(int barrier, int threads);
 
-/* All lanes of the warp give four words and may read everybody's, [lane][word], until they meet again. */
+/* All lanes of the warp give four words and may read everybody's, [lane][word], until they meet
+   again. */
 typedef uint32_t four[4];
 const four *machine_gather(const uint32_t x[4]);
 

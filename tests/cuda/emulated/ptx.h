@@ -1,6 +1,6 @@
-/* Stand-ins for core/ptx/: the same names and meanings, carried out at once. So a missing wait or fence is not
-   noticed here; layouts, counts of barriers and everything between the wrappers are. Included before the
-   kernel, it keeps the real wrappers out. bf16. */
+/* Stand-ins for core/ptx/: the same names and meanings, carried out at once. So a missing wait or
+   fence is not noticed here; layouts, counts of barriers and everything between the wrappers are.
+   Included before the kernel, it keeps the real wrappers out. bf16. */
 #ifndef EMULATED_PTX_H
 #define EMULATED_PTX_H
 
@@ -22,7 +22,9 @@ static inline float value_of(uint16_t bits) {
     memcpy(&x, &wide, 4);
     return x;
 }
-static inline uint16_t half_of(uint32_t pair, int high) { return (uint16_t)(high ? pair >> 16 : pair); }
+static inline uint16_t half_of(uint32_t pair, int high) {
+    return (uint16_t)(high ? pair >> 16 : pair);
+}
 
 /* ---- acquire, ldmatrix, mma ---- */
 
@@ -108,14 +110,17 @@ static inline void tma_load(uint32_t to, const CUtensorMap *map, uint32_t bar, i
                                batch < m.batches;
             uint16_t x = 0;
             if (inside)
-                memcpy(&x, m.base + (column + c) * 2 + (row + r) * m.row_bytes + head * m.head_bytes +
-                               batch * m.batch_bytes, 2);
+                memcpy(&x,
+                       m.base + (column + c) * 2 + (row + r) * m.row_bytes + head * m.head_bytes +
+                           batch * m.batch_bytes,
+                       2);
             memcpy(memory + swizzled(to + (uint32_t)(r * 128 + c * 2)), &x, 2);
         }
     mbarrier_complete(bar, (int)m.box * 128);
 }
 static inline void must_be_aligned(const void *global, uint32_t shared, int bytes) {
-    if (((uintptr_t)global | shared | (uint32_t)bytes) % 16) machine_fail("a bulk copy off its 16 bytes");
+    if (((uintptr_t)global | shared | (uint32_t)bytes) % 16)
+        machine_fail("a bulk copy off its 16 bytes");
 }
 static inline void bulk_load(uint32_t to, const void *from, int bytes, uint32_t bar) {
     must_be_aligned(from, to, bytes);
@@ -133,7 +138,8 @@ static inline void async_proxy_fence(void) {}
 
 /* ---- stmatrix ---- */
 
-/* Element (i, j) of matrix m: lane 4 i + j/2, register m, half j%2; this lane stores row l%8 of matrix l/8. */
+/* Element (i, j) of matrix m: lane 4 i + j/2, register m, half j%2; this lane stores row l%8 of
+   matrix l/8. */
 static inline void store_matrices(uint32_t address, const uint32_t r[4], int transposed) {
     const int lane = (int)threadIdx.x % 32, matrix = lane / 8, row = lane % 8;
     const four *const all = machine_gather(r);
@@ -145,17 +151,22 @@ static inline void store_matrices(uint32_t address, const uint32_t r[4], int tra
     memcpy(memory + address, out, 16);
     machine_meet_warp();
 }
-static inline void stmatrix_x4(uint32_t address, const uint32_t r[4]) { store_matrices(address, r, 0); }
+static inline void stmatrix_x4(uint32_t address, const uint32_t r[4]) {
+    store_matrices(address, r, 0);
+}
 static inline void stmatrix_x4_trans(uint32_t address, const uint32_t r[4]) {
     store_matrices(address, r, 1);
 }
-static inline void store_shared_4(uint32_t address, const float x[4]) { memcpy(memory + address, x, 16); }
+static inline void store_shared_4(uint32_t address, const float x[4]) {
+    memcpy(memory + address, x, 16);
+}
 
 /* ---- wgmma ---- */
 
 /* Element (x, k) of an operand, x along M or N: as the descriptor says. */
 static inline float operand_element(uint64_t descriptor, int x, int k, int mn_major) {
-    const uint32_t start = (uint32_t)(descriptor & 0x3fff) << 4, panel = (uint32_t)(descriptor >> 16 & 0x3fff) << 4,
+    const uint32_t start = (uint32_t)(descriptor & 0x3fff) << 4,
+                   panel = (uint32_t)(descriptor >> 16 & 0x3fff) << 4,
                    rows8 = (uint32_t)(descriptor >> 32 & 0x3fff) << 4;
     const int row = mn_major ? k : x, column = mn_major ? x : k;
     uint16_t bits;
@@ -167,11 +178,13 @@ static inline float operand_element(uint64_t descriptor, int x, int k, int mn_ma
 /* D (+)= A B, N columns; A from `registers` unless NULL. */
 static inline void product(int N, float *d, uint64_t a, const uint32_t *registers, uint64_t b,
                            int accumulate, int a_mn_major, int b_mn_major) {
-    const int lane = (int)threadIdx.x % 32, g = lane / 4, t = lane % 4, warp = (int)threadIdx.x / 32 % 4;
+    const int lane = (int)threadIdx.x % 32, g = lane / 4, t = lane % 4,
+              warp = (int)threadIdx.x / 32 % 4;
     float left[2][16];
     for (int k = 0; k < 16; ++k)
         for (int half = 0; half < 2; ++half)
-            if (!registers) left[half][k] = operand_element(a, 16 * warp + g + 8 * half, k, a_mn_major);
+            if (!registers)
+                left[half][k] = operand_element(a, 16 * warp + g + 8 * half, k, a_mn_major);
     if (registers) { /* register m: row g + 8 (m%2), columns 8 (m/2) + 2t, + 1 */
         const four *const all = machine_gather(registers);
         for (int m = 0; m < 4; ++m)
@@ -191,19 +204,19 @@ static inline void product(int N, float *d, uint64_t a, const uint32_t *register
             d[4 * i + 2 + e] = x[1];
         }
 }
-#define WGMMA_SHARED(KIND, A, B, N)                                                                    \
-    static inline void wgmma_##KIND##_n##N(float *d, uint64_t a, uint64_t b, int accumulate) {         \
-        product(N, d, a, NULL, b, accumulate, A, B);                                                   \
-    }                                                                                                  \
-    static inline void wgmma_##KIND##_new_n##N(float *d, uint64_t a, uint64_t b) {                     \
-        product(N, d, a, NULL, b, 0, A, B);                                                            \
+#define WGMMA_SHARED(KIND, A, B, N)                                                                \
+    static inline void wgmma_##KIND##_n##N(float *d, uint64_t a, uint64_t b, int accumulate) {     \
+        product(N, d, a, NULL, b, accumulate, A, B);                                               \
+    }                                                                                              \
+    static inline void wgmma_##KIND##_new_n##N(float *d, uint64_t a, uint64_t b) {                 \
+        product(N, d, a, NULL, b, 0, A, B);                                                        \
     }
-#define WGMMA(N)                                                                                       \
-    WGMMA_SHARED(ss, 0, 0, N)                                                                          \
-    WGMMA_SHARED(st, 0, 1, N)                                                                          \
-    WGMMA_SHARED(tt, 1, 1, N)                                                                          \
-    static inline void wgmma_rs_n##N(float *d, const uint32_t *a, uint64_t b, int accumulate) {        \
-        product(N, d, 0, a, b, accumulate, 0, 1);                                                      \
+#define WGMMA(N)                                                                                   \
+    WGMMA_SHARED(ss, 0, 0, N)                                                                      \
+    WGMMA_SHARED(st, 0, 1, N)                                                                      \
+    WGMMA_SHARED(tt, 1, 1, N)                                                                      \
+    static inline void wgmma_rs_n##N(float *d, const uint32_t *a, uint64_t b, int accumulate) {    \
+        product(N, d, 0, a, b, accumulate, 0, 1);                                                  \
     }
 WGMMA(32)
 WGMMA(48)
