@@ -19,8 +19,9 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-F64, F32, F16, BF16 = 1, 2, 3, 4
-DTYPES = {torch.float64: F64, torch.float32: F32, torch.float16: F16, torch.bfloat16: BF16}
+F64, F32, F16, BF16, I32 = 1, 2, 3, 4, 5
+DTYPES = {torch.float64: F64, torch.float32: F32, torch.float16: F16, torch.bfloat16: BF16,
+          torch.int32: I32}
 CPU, CUDA = 1, 2
 CAUSAL = 1
 
@@ -100,15 +101,15 @@ class Library:
         if status:
             raise RuntimeError(self.lib.fattn_ctx_error(self.ctx).decode())
 
-    def prepare(self, flags=0, **tensors):
-        """An attention call with everything it points to: call .fwd() and .bwd()."""
-        return Call(self, flags, tensors)
+    def prepare(self, flags=0, params=None, **tensors):
+        """An attention call with everything it points to: call .fwd() and .bwd(). `params`: by name."""
+        return Call(self, flags, params or {}, tensors)
 
 
 class Call:
-    def __init__(self, library, flags, tensors):
+    def __init__(self, library, flags, params, tensors):
         self.library, self.torch_tensors = library, tensors
-        self.params = Params(struct_size=C.sizeof(Params), flags=flags)
+        self.params = Params(struct_size=C.sizeof(Params), flags=flags, **params)
         self.views = {n: library.tensor(t) for n, t in tensors.items()}
         self.io = Io(struct_size=C.sizeof(Io), **{n: C.pointer(v) for n, v in self.views.items()})
         plan = Plan(struct_size=C.sizeof(Plan))
@@ -212,7 +213,7 @@ def interleaved(calls, rounds):
 
 
 # What FlashAttention-3's own kernels reached over cuDNN 9.19 in one run on an H200: forward, backward,
-# for N = 512 .. 16384. Peers of PyTorch only run on Hopper through cuDNN.
+# for N = 512 .. 16384: for runs without --fa3.
 FA3_OVER_CUDNN = {
     (64, False): ((.84, .87, 1.01, 1.04, 1.07, 1.13), (1.18, 1.18, 1.17, 1.16, 1.18, 1.17)),
     (64, True): ((.87, .90, 1.02, 1.05, 1.17, 1.14), (1.17, 1.22, 1.27, 1.26, 1.27, 1.24)),
@@ -224,7 +225,40 @@ FA3_OVER_CUDNN = {
 LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
 
 
+class Fa3:
+    """FlashAttention-3's kernels for bf16, in a shared library made by bench/fa3.cu."""
+
+    def __init__(self, path):
+        self.lib = C.CDLL(path)
+
+    def calls(self, t, causal):
+        """Forward and backward on the [B,H,N,d] tensors of `make`, whose memory is [B,N,H,d]."""
+        B, H, N, d = t["q"].shape
+        empty = {n: torch.empty_like(t[n]) for n in ("o", "dq", "dk", "dv")}
+        space = dict(lse=torch.empty(B, H, N, device="cuda"), lse2=torch.empty(B, H, N + 256, device="cuda"),
+                     delta=torch.empty(B, H, N + 256, device="cuda"),
+                     sums=torch.empty(B * H * (N + 256) * d, device="cuda"),
+                     count=torch.zeros(B * H * (N + 256), dtype=torch.int32, device="cuda"))
+        pointer = {n: C.c_void_p(x.data_ptr()) for n, x in {**t, **empty, **space}.items()}
+        p = [pointer[n] for n in ("q", "k", "v", "o", "lse")]
+        sizes = [B, N, H, int(causal)]
+        fwd, bwd = getattr(self.lib, f"fa3_fwd_{d}"), getattr(self.lib, f"fa3_bwd_{d}")
+        gradients = [pointer[n] for n in ("d_o", "dq", "dk", "dv", "sums", "lse2", "delta", "count")]
+
+        def forward():
+            if fwd(*p, *sizes, pointer["count"], None):
+                raise RuntimeError("fa3_fwd failed")
+
+        def backward():
+            if bwd(*p, *gradients, *sizes, None):
+                raise RuntimeError("fa3_bwd failed")
+        self.results = {**empty, **space}  # of the last call, which also keeps them alive
+        forward.keep = backward.keep = self.results
+        return forward, backward
+
+
 def bench(library, device, a):
+    fa3 = Fa3(a.fa3) if a.fa3 else None
     backends = {"fa2": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION,
                 "efficient": SDPBackend.EFFICIENT_ATTENTION, "math": SDPBackend.MATH}
     ratios = {}
@@ -246,6 +280,12 @@ def bench(library, device, a):
                     passes[0][name] = forward
                     passes[1][name] = lambda out=out, leaf=leaf: torch.autograd.grad(
                         out, [leaf["q"], leaf["k"], leaf["v"]], t["d_o"], retain_graph=True)
+                if fa3 and a.dtype == "bfloat16":
+                    passes[0]["fa3"], passes[1]["fa3"] = fa3.calls(t, causal)
+                    for one in (call.fwd, call.bwd, passes[0]["fa3"], passes[1]["fa3"]):
+                        one()
+                    if relative(fa3.results["dq"], t["dq"].double()) > 0.02:
+                        print("fa3 computes something else here")
                 line = f"d{d:<4}{'causal' if causal else 'full':7}{N:<6}"
                 for k, factor in ((0, 1.0), (1, 2.5)):
                     ms = interleaved(passes[k], 9)
@@ -256,8 +296,8 @@ def bench(library, device, a):
                             ratios.setdefault((n, k), []).append(r)
                             line += f" ({r:.2f})"
                     if "cudnn" in ms:
-                        fa3 = FA3_OVER_CUDNN[d, causal][k][LENGTHS.index(N)]
-                        r = ms["cudnn"] / ms["ours"] / max(1, fa3)
+                        known = ms["cudnn"] / FA3_OVER_CUDNN[d, causal][k][LENGTHS.index(N)]
+                        r = min(ms["cudnn"], ms.get("fa3", known)) / ms["ours"]
                         ratios.setdefault(("better of cudnn and fa3", k), []).append(r)
                         line += f" better ({r:.2f})"
                     line += "  |" if k == 0 else ""
@@ -415,6 +455,8 @@ def main():
     p.add_argument("--lengths", type=int, nargs="*", help="N on CUDA, instead of the usual")
     p.add_argument("--quick", action="store_true", help="fewer rows")
     p.add_argument("--check", action="store_true", help="errors only, no timing")
+    p.add_argument("--fa3", metavar="LIBRARY", help="FlashAttention-3 (bench/fa3.cu); without it its usual "
+                                                    "ratio to cudnn stands in")
     p.add_argument("--peers", nargs="*", help="of fa2, cudnn, efficient, math; of flash, math on the CPU")
     a = p.parse_args()
     torch.manual_seed(0)
