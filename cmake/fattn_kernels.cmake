@@ -2,6 +2,7 @@
 # FATTN_KERNELS narrows the set, as in -DFATTN_KERNELS="d128;bf16" (a name must contain all of them);
 # what a narrowed library lacks it refuses at run time. Without FATTN_CUDA_KERNELS nothing is linked:
 # one line of each body is compiled, so that they stay sound.
+option(FATTN_DELAYS "For tests: random delays at the barriers of the Hopper kernels" OFF)
 set(FATTN_KERNELS "" CACHE STRING "Build only kernels whose names contain all of these")
 set(kernel_words ${FATTN_KERNELS})
 if(NOT FATTN_CUDA_KERNELS)
@@ -60,6 +61,9 @@ if(kernel_sources_sm90)
   add_library(fattn_kernels_sm90 OBJECT ${kernel_sources_sm90})
   set_target_properties(fattn_kernels_sm90 PROPERTIES CUDA_ARCHITECTURES 90a-real)
   list(APPEND kernel_libraries fattn_kernels_sm90)
+  if(FATTN_DELAYS)
+    target_compile_definitions(fattn_kernels_sm90 PRIVATE FATTN_DELAYS)
+  endif()
 endif()
 foreach(kernels IN LISTS kernel_libraries)
   target_include_directories(${kernels} PRIVATE ${PROJECT_SOURCE_DIR}/include

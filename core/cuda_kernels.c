@@ -26,24 +26,25 @@ enum { DTYPE_bf16 = FATTN_BF16, DTYPE_f16 = FATTN_F16, DTYPE_f32 = FATTN_F32, DT
 enum { SIZE_bf16 = 2, SIZE_f16 = 2, SIZE_f32 = 4, SIZE_f64 = 8 };
 enum {
     MASK_full = FATTNI_MASK_FULL, MASK_causal = FATTNI_MASK_CAUSAL, MASK_general = FATTNI_MASK_GENERAL,
-    MASK_short = FATTNI_MASK_SHORT, MASK_capped = FATTNI_MASK_CAPPED
+    MASK_banded = FATTNI_MASK_BANDED, MASK_short = FATTNI_MASK_SHORT, MASK_capped = FATTNI_MASK_CAPPED
 };
 /* Shared memory of each body, as its head says. */
 #define PITCH(D) (((D) + 63) / 64 * 64)
-#define SHARED_fwd_sm80(D, BM, BN, warps, size) (((BM) + 2 * (BN)) * PITCH(D) * 2)
-#define SHARED_fwd_sm90(D, BM, BN, warps, size) \
-    (((D) + 63) / 64 * 128 * (((D) > 128 ? 1 : 2) * (BM) + 4 * (BN)) + 256)
-#define SHARED_bwd_sm90(D, BM, BN, warps, size) \
+#define SHARED_fwd_sm80(D, BM, BN, warps, size, mask) (((BM) + 2 * (BN)) * PITCH(D) * 2)
+#define SHARED_fwd_sm90(D, BM, BN, warps, size, mask) \
+    (((D) + 63) / 64 * 128 * (((D) > 128 ? 1 : 2) * (BM) + 4 * (BN)) + 256 +                         \
+     ((int)(mask) == (int)FATTNI_MASK_GENERAL ? (BM) * (BN) * 2 : 0))
+#define SHARED_bwd_sm90(D, BM, BN, warps, size, mask) \
     ((2 * (BN) + 4 * (BM)) * (((D) + 63) / 64 * 128) + 2 * (BM) * (BN) * 2 +                         \
      ((D) > 128 ? 2 * (BM) * (BN) * 2 : (BM) * (D) * 4) + 4 * (BM) * 4 + 128)
-#define SHARED_bwd_sm80(D, BM, BN, warps, size) \
+#define SHARED_bwd_sm80(D, BM, BN, warps, size, mask) \
     ((2 * (BN) + 4 * (BM)) * PITCH(D) * 2 + 2 * (BM) * (BN) * 2 + 4 * (BM) * 4)
-#define SHARED_fwd_mma(D, BM, BN, warps, size) (((BM) + 2 * (BN)) * (D) * (size))
-#define SHARED_bwd_mma(D, BM, BN, warps, size) \
+#define SHARED_fwd_mma(D, BM, BN, warps, size, mask) (((BM) + 2 * (BN)) * (D) * (size))
+#define SHARED_bwd_mma(D, BM, BN, warps, size, mask) \
     ((2 * ((BM) + (BN)) * (D) + (16 * (warps) > (BN) ? 2 : 1) * (BM) * (BN) + 2 * (BM)) * (size))
-#define SHARED_fwd_simt(D, BM, BN, warps, size) \
+#define SHARED_fwd_simt(D, BM, BN, warps, size, mask) \
     (((BM) + 2 * (BN)) * ((D) * (size) + 16) + (BM) * ((BN) * (size) + 16))
-#define SHARED_bwd_simt(D, BM, BN, warps, size) \
+#define SHARED_bwd_simt(D, BM, BN, warps, size, mask) \
     (2 * ((BM) + (BN)) * ((D) * (size) + 16) + (BM) * ((BN) * (size) + 16))
 #define SHARED_fwd_tf32 SHARED_fwd_mma
 #define SHARED_bwd_tf32 SHARED_bwd_mma
@@ -56,7 +57,7 @@ enum {
     {TEXT(NAME(pass, arch, dtype, D, mask)),                                                       \
      (fattni_cuda_any)NAME(pass, arch, dtype, D, mask), PASS, \
      ARCH_##arch, (fattn_dtype)DTYPE_##dtype, TF32_##arch, D, (enum fattni_mask)MASK_##mask, BM,   \
-     BN, 32 * (warps), SHARED_##pass##_##arch(D, BM, BN, warps, SIZE_##dtype)},
+     BN, 32 * (warps), SHARED_##pass##_##arch(D, BM, BN, warps, SIZE_##dtype, MASK_##mask)},
 
 const fattni_cuda_kernel fattni_cuda_kernels[] = {
 #define K(arch, dtype, D, mask, BM, BN, warps, ctas) \
@@ -69,12 +70,14 @@ const fattni_cuda_kernel fattni_cuda_kernels[] = {
 #undef K
     {0}};
 
-static bool is_general(const fattni_problem *p) {
+static enum fattni_mask mask_of(const fattni_problem *p) {
     const bool causal = p->flags & (FATTN_CAUSAL | FATTN_CAUSAL_TOP_LEFT);
-    return p->softcap > 0 || p->alibi.present || p->bias.present || p->sink.present || p->drop_T ||
-           p->packed || p->padded || p->window_left != FATTNI_UNBOUNDED ||
-           (!causal && p->window_right != FATTNI_UNBOUNDED) ||
-           (p->pass == FATTNI_FWD && (p->flags & FATTN_MERGE));
+    if (p->softcap > 0 || p->alibi.present || p->bias.present || p->drop_T) return FATTNI_MASK_GENERAL;
+    if (p->sink.present || p->packed || p->padded || p->window_left != FATTNI_UNBOUNDED ||
+        (!causal && p->window_right != FATTNI_UNBOUNDED) ||
+        (p->pass == FATTNI_FWD && (p->flags & FATTN_MERGE)))
+        return FATTNI_MASK_BANDED;
+    return causal ? FATTNI_MASK_CAUSAL : FATTNI_MASK_FULL;
 }
 
 /* Code for sm_90a runs on 9.0 and nowhere else. */
@@ -90,6 +93,7 @@ static bool serves(const fattni_cuda_kernel *k, enum fattni_mask wanted, const f
     case FATTNI_MASK_SHORT: return wanted == FATTNI_MASK_CAUSAL && p->Sq <= FATTNI_SHORT;
     case FATTNI_MASK_CAPPED: return p->softcap > 0;
     case FATTNI_MASK_GENERAL: return !hopper_back || !(p->softcap > 0);
+    case FATTNI_MASK_BANDED: return wanted != FATTNI_MASK_GENERAL;
     default:
         return k->mask == wanted && !(hopper_back && k->D > 128 && (p->flags & FATTN_DETERMINISTIC));
     }
@@ -100,10 +104,7 @@ static bool computes(const fattni_cuda_kernel *k, const fattni_problem *p) {
 }
 
 static const fattni_cuda_kernel *find(const fattn_ctx *ctx, const fattni_problem *p, int most) {
-    const bool causal = p->flags & (FATTN_CAUSAL | FATTN_CAUSAL_TOP_LEFT);
-    const enum fattni_mask mask = is_general(p) ? FATTNI_MASK_GENERAL
-                                  : causal      ? FATTNI_MASK_CAUSAL
-                                                : FATTNI_MASK_FULL;
+    const enum fattni_mask mask = mask_of(p);
     for (const fattni_cuda_kernel *k = fattni_cuda_kernels; k->name; ++k)
         if (k->pass == (int)p->pass && k->arch <= most && runs_on(k->arch, ctx, p) &&
             computes(k, p) && serves(k, mask, p) && fattni_max(p->D, p->Dv) <= k->D &&

@@ -4,10 +4,12 @@
 
 #include "cuda_device.h"
 
-/* SHORT: causal, at most FATTNI_SHORT rows; lower tiles waste less at the diagonal. CAPPED: general with a
-   softcap. */
+/* BANDED: windows, lengths, sink, merge. GENERAL: also softcap, ALiBi, bias, dropout.
+   CAPPED: general with a softcap. SHORT: causal, at most FATTNI_SHORT rows; lower tiles waste less at the
+   diagonal. */
 enum fattni_mask {
-    FATTNI_MASK_FULL, FATTNI_MASK_CAUSAL, FATTNI_MASK_GENERAL, FATTNI_MASK_SHORT, FATTNI_MASK_CAPPED
+    FATTNI_MASK_FULL, FATTNI_MASK_CAUSAL, FATTNI_MASK_GENERAL, FATTNI_MASK_BANDED, FATTNI_MASK_SHORT,
+    FATTNI_MASK_CAPPED
 };
 enum { FATTNI_SHORT = 1024 };
 
@@ -27,7 +29,8 @@ typedef struct fattni_cuda_kernel {
 /* In order of preference; ends with name NULL. */
 extern const fattni_cuda_kernel fattni_cuda_kernels[];
 
-/* The first that holds the problem on this device, or NULL. A general kernel holds any mask. */
+/* The first that holds the problem on this device, or NULL. A general kernel holds any mask, a banded
+   one those without terms and dropout. */
 const fattni_cuda_kernel *fattni_cuda_find(const fattn_ctx *ctx, const fattni_problem *p);
 /* The same among the kernels for sm_80 and later. Which of the two runs may hang on an address, so
    that a query covers both. */

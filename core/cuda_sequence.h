@@ -24,6 +24,13 @@ DEVICE int diagonal_of(const fattni_cuda_args *a, int Sq, int Sk) {
     return a->shift + (a->top_left ? 0 : Sk - Sq);
 }
 
+/* Diagonals from the lengths. */
+DEVICE void find_band(const fattni_cuda_args *a, sequence *s) {
+    s->diagonal = diagonal_of(a, s->Sq, s->Sk);
+    s->lo = a->left == FATTNI_FAR ? -FATTNI_FAR : s->diagonal - a->left;
+    s->hi = a->right == FATTNI_FAR ? FATTNI_FAR : s->diagonal + a->right;
+}
+
 DEVICE sequence sequence_of(const fattni_cuda_args *a, int b) {
     sequence s;
     s.Sq = a->Sq, s.Sk = a->Sk, s.q0 = 0, s.k0 = 0, s.batch = b;
@@ -36,9 +43,7 @@ DEVICE sequence sequence_of(const fattni_cuda_args *a, int b) {
     }
     if (a->seqlens_q.p) s.Sq = max(0, min(integer_at(&a->seqlens_q, b), a->Sq));
     if (a->seqlens_k.p) s.Sk = max(0, min(integer_at(&a->seqlens_k, b), a->Sk));
-    s.diagonal = diagonal_of(a, s.Sq, s.Sk);
-    s.lo = a->left == FATTNI_FAR ? -FATTNI_FAR : s.diagonal - a->left;
-    s.hi = a->right == FATTNI_FAR ? FATTNI_FAR : s.diagonal + a->right;
+    find_band(a, &s);
     return s;
 }
 

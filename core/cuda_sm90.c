@@ -42,6 +42,9 @@ static bool backward_fits(const fattni_problem *p) {
 }
 
 bool fattni_sm90_fits(const fattni_problem *p) {
+    if (p->drop_T && p->pass == FATTNI_FWD && ((p->q_pos0 | p->k_pos0) & 15))
+        return false; /* tiles and Philox blocks differ */
+    if (p->pass == FATTNI_FWD && p->bias.present && fattni_max(p->D, p->Dv) > 128) return false;
     return p->Sq > 0 && p->Sk > 0 && p->B > 0 && p->rows_q > 0 && p->rows_k > 0 &&
            mappable(&p->q, p->D) && mappable(&p->k, p->D) && mappable(&p->v, p->Dv) &&
            (p->o.dtype == FATTN_F32 || fattni_cuda_vector(&p->o, p->Dv)) &&
@@ -49,17 +52,16 @@ bool fattni_sm90_fits(const fattni_problem *p) {
 }
 
 /* {width, rows, heads, batches} of `a`, boxes of 64 columns and `box` rows. */
-static fattn_status map_of(fattn_ctx *ctx, const fattni_array *a, fattn_dtype dtype, int64_t width,
-                           int64_t heads, int64_t batches, int box, CUtensorMap *map,
-                           fattni_map_step *step) {
+static fattn_status map_of(fattn_ctx *ctx, const fattni_array *a, fattn_dtype dtype, int64_t width, int box,
+                           CUtensorMap *map, fattni_map_step *step) {
     encode_function encode;
     _Static_assert(sizeof encode == sizeof ctx->gpu.encode, "function and object pointers");
     memcpy(&encode, &ctx->gpu.encode, sizeof encode);
     step->head = a->s[1] != 0;
     step->batch = a->s[0] != 0;
     const cuuint64_t extent[4] = {(cuuint64_t)width, (cuuint64_t)a->n[2],
-                                  (cuuint64_t)(step->head ? heads : 1),
-                                  (cuuint64_t)(step->batch ? batches : 1)};
+                                  (cuuint64_t)(step->head ? a->n[1] : 1),
+                                  (cuuint64_t)(step->batch ? a->n[0] : 1)};
     const int64_t row = a->s[2] ? a->s[2] : fattni_round_up(width, 8); /* one row */
     const cuuint64_t stride[3] = {(cuuint64_t)row * 2, (cuuint64_t)(step->head ? a->s[1] : row) * 2,
                                   (cuuint64_t)(step->batch ? a->s[0] : row) * 2};
@@ -88,12 +90,11 @@ fattn_status fattni_sm90_args_of(fattn_ctx *ctx, const fattni_problem *p,
                                  const fattni_cuda_kernel *k, fattni_sm90_args *out) {
     *out = (fattni_sm90_args){.a = fattni_cuda_args_of(p)};
     const bool forward = p->pass == FATTNI_FWD;
-    FATTNI_TRY(map_of(ctx, &p->q, p->dtype, p->D, p->Hq, p->B, k->BM, &out->q, &out->q_step));
-    FATTNI_TRY(map_of(ctx, &p->k, p->dtype, p->D, p->Hkv, p->B, k->BN, &out->k, &out->k_step));
-    FATTNI_TRY(map_of(ctx, &p->v, p->dtype, p->Dv, p->Hkv, p->B, k->BN, &out->v, &out->v_step));
+    FATTNI_TRY(map_of(ctx, &p->q, p->dtype, p->D, k->BM, &out->q, &out->q_step));
+    FATTNI_TRY(map_of(ctx, &p->k, p->dtype, p->D, k->BN, &out->k, &out->k_step));
+    FATTNI_TRY(map_of(ctx, &p->v, p->dtype, p->Dv, k->BN, &out->v, &out->v_step));
     if (!forward)
-        FATTNI_TRY(map_of(ctx, &p->d_o, p->dtype, p->Dv, p->Hq, p->B, k->BM, &out->d_o,
-                          &out->d_o_step));
+        FATTNI_TRY(map_of(ctx, &p->d_o, p->dtype, p->Dv, k->BM, &out->d_o, &out->d_o_step));
     const int64_t blocks = forward ? fattni_ceil_div(p->Sq, k->BM) : fattni_ceil_div(p->Sk, k->BN);
     const int64_t heads = forward ? p->Hq : p->Hkv, tiles = blocks * heads * p->B;
     if (tiles > INT32_MAX / 2)

@@ -6,7 +6,8 @@
 #include "sm90_args.h"
 
 /* Whether tensor maps can describe q, k, v (and d_o): rows of 16-byte multiples at 16-byte addresses,
-   strides of 16-byte multiples that are not negative; and there are rows and keys. */
+   strides of 16-byte multiples that are not negative; there are rows and keys; with dropout positions start
+   at multiples of 16; and forward a bias only up to head_dim 128. */
 bool fattni_sm90_fits(const fattni_problem *p);
 /* Asks the driver for its encoder of tensor maps; ctx->gpu.encode. */
 fattn_status fattni_sm90_open(fattn_ctx *ctx);

@@ -17,6 +17,10 @@ DEVICE int column_of(int transposed, int j, int n, int e) {
     return transposed ? j + (e >= 2 ? 8 : 0) : j + 8 * n + (e & 1);
 }
 
+#ifndef HAS_BIAS /* 0 in kernels whose registers it would exceed */
+#define HAS_BIAS 1
+#endif
+
 /* Whether scores are more than scale x. */
 DEVICE int has_terms(const fattni_cuda_args *a) {
     return a->softcap > 0 || a->alibi.p || a->bias.p;
@@ -28,6 +32,39 @@ DEVICE float slope_of(const fattni_cuda_args *a, int h) {
 /* tanh(x) = 1 - 2 / (e^2x + 1), to 3e-7 whatever x is; tanh.approx is off by 2^-11. */
 DEVICE float tanh_of(float x) {
     return fmaf(-2.0f, __fdividef(1.0f, 1.0f + exp2_approx(x * 2.8853900817779268f)), 1.0f);
+}
+/* x = outer tanh(inner x), to 3e-7. With y = 5 inner x, a warp
+   whose y are all below 2 (most scores are capped by a few per cent) takes a polynomial, y Q(y^2), with a
+   relative error of 1e-7, else 1 - 2 / (2^ky + 1). The bits of floats below 2 never have the highest bit of
+   the exponent, nor has their union. */
+DEVICE void cap(float (*x)[4], int tiles, float inner, float outer) {
+    uint32_t bits = 0;
+#pragma unroll
+    for (int n = 0; n < tiles; ++n)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+            x[n][e] *= 5.0f * inner;
+            bits |= __float_as_uint(x[n][e]);
+        }
+    if (__any_sync(0xffffffffu, bits & 0x40000000u)) {
+#pragma unroll
+        for (int n = 0; n < tiles; ++n)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) {
+                const float power = exp2_approx(x[n][e] * (2.8853900817779268f / 5.0f));
+                x[n][e] = fmaf(-2.0f * outer, __fdividef(1.0f, 1.0f + power), outer);
+            }
+        return;
+    }
+    const float q0 = outer * 0.19999997f, q1 = outer * -2.6665090e-3f, q2 = outer * 4.2467127e-5f,
+                q3 = outer * -6.0868609e-7f;
+#pragma unroll
+    for (int n = 0; n < tiles; ++n)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+            const float z = x[n][e] * x[n][e];
+            x[n][e] *= fmaf(z, fmaf(z, fmaf(z, q3, q2), q1), q0);
+        }
 }
 
 DEVICE void add_bias(float (*x)[4], int tiles, int transposed, const fattni_cuda_args *a,
@@ -45,19 +82,44 @@ DEVICE void add_bias(float (*x)[4], int tiles, int transposed, const fattni_cuda
         }
 }
 
+/* The same, of the 16-bit dtype, for S where two columns are one aligned word (pairs_of_bias). */
+DEVICE void add_bias_pairs(float (*x)[4], int tiles, const fattni_cuda_args *a, const sequence *s, int b,
+                           int h, int i, int j) {
+    const half_type *const corner = (const half_type *)a->bias.p + b * a->bias.b + h * a->bias.h +
+                                    (int64_t)i * a->bias.row + j;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        const half_type *const row = corner + 8 * half * a->bias.row;
+        const int columns = i + 8 * half < s->Sq ? s->Sk - j : 0;
+#pragma unroll
+        for (int n = 0; n < tiles; ++n) {
+            uint32_t pair = 0;
+            if (8 * n < columns) pair = *(const uint32_t *)(row + 8 * n);
+            x[n][2 * half] += to_float(((const half_type *)&pair)[0]);
+            x[n][2 * half + 1] += to_float(((const half_type *)&pair)[1]);
+        }
+    }
+}
+DEVICE int pairs_of_bias(const fattni_cuda_args *a, const sequence *s) {
+    const int64_t odd = (int64_t)((uintptr_t)a->bias.p >> 1) | a->bias.b | a->bias.h | a->bias.row | s->Sk;
+    return a->bias.column == 1 && !a->bias_f32 && !(odd & 1);
+}
+
 /* Scores in natural units: x += bias - slope |i' + off - j'|. */
 DEVICE void add_terms(float (*x)[4], int tiles, int transposed, const fattni_cuda_args *a,
                       const sequence *s, float slope, int b, int h, int i, int j) {
     if (a->alibi.p) {
-        const float distance = (float)(i - j + s->diagonal);
+        const float corner = slope * (float)(i - j + s->diagonal);
 #pragma unroll
         for (int n = 0; n < tiles; ++n)
 #pragma unroll
             for (int e = 0; e < 4; ++e)
-                x[n][e] -= slope * fabsf(distance + (float)(row_of(transposed, 0, n, e) -
-                                                            column_of(transposed, 0, n, e)));
+                x[n][e] -= fabsf(fmaf(slope, (float)(row_of(transposed, 0, n, e) -
+                                                     column_of(transposed, 0, n, e)), corner));
     }
-    if (a->bias.p) add_bias(x, tiles, transposed, a, s, b, h, i, j);
+    if (!HAS_BIAS) return;
+    if (!transposed && a->bias.p && pairs_of_bias(a, s)) add_bias_pairs(x, tiles, a, s, b, h, i, j);
+    else if (a->bias.p) add_bias(x, tiles, transposed, a, s, b, h, i, j);
 }
 
 /* Raw products to scores in natural units: s = cap(scale x) - slope |i' + off - j'| + bias. With
@@ -65,21 +127,16 @@ DEVICE void add_terms(float (*x)[4], int tiles, int transposed, const fattni_cud
 DEVICE void general_scores(float (*x)[4], float (*tanhs)[4], int tiles, int transposed,
                            const fattni_cuda_args *a, const sequence *s, float slope, int b, int h,
                            int i, int j) {
-#pragma unroll
-    for (int n = 0; n < tiles; ++n)
-#pragma unroll
-        for (int e = 0; e < 4; ++e) x[n][e] *= a->scale;
-    if (a->softcap > 0) {
-        const float inverse = 1.0f / a->softcap;
+    if (a->softcap > 0) cap(x, tiles, __fdividef(a->scale, a->softcap), tanhs ? 1.0f : a->softcap);
+    const float factor = a->softcap > 0 ? a->softcap : a->scale;
+    if (tanhs || !(a->softcap > 0))
 #pragma unroll
         for (int n = 0; n < tiles; ++n)
 #pragma unroll
             for (int e = 0; e < 4; ++e) {
-                const float t = tanh_of(x[n][e] * inverse);
-                if (tanhs) tanhs[n][e] = t;
-                x[n][e] = a->softcap * t;
+                if (tanhs) tanhs[n][e] = x[n][e];
+                x[n][e] *= factor;
             }
-    }
     add_terms(x, tiles, transposed, a, s, slope, b, h, i, j);
 }
 

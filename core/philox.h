@@ -54,7 +54,8 @@ FATTNI_INLINE int fattni_dropout_lane(int64_t i, int64_t j) {
 }
 
 FATTNI_INLINE uint32_t fattni_lane16(fattni_block r, int lane) {
-    return (r.w[lane >> 1] >> (16 * (lane & 1))) & 0xffffu;
+    const uint32_t low = lane & 2 ? r.w[1] : r.w[0], high = lane & 2 ? r.w[3] : r.w[2];
+    return ((lane & 4 ? high : low) >> (16 * (lane & 1))) & 0xffffu; /* no array that is indexed: registers */
 }
 
 /* One element, one block: for oracles and edges. T = lround(65536 p). */

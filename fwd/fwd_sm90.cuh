@@ -5,11 +5,12 @@
 
    Tensors     q, o [b,h,i,d], k, v [b,g,j,d], lse [b,h,i]; q, k, v with strides that tensor maps can
                take (fattni_sm90_fits), o and lse any.
-   CTAs        one per SM, persistent. A tile is BM rows of one (b, h). Causal: longest tiles first,
-               handed out by a counter; full: a fixed stride.
+   CTAs        one per SM, persistent. A tile is BM rows of one (b, h). Causal and general: longest
+               tiles first, handed out by a counter; full: a fixed stride.
    Threads     warpgroup 0 loads (one thread of it); each other one owns 64 rows of the tile and all
                keys. Thread layout of S and O: ptx/wgmma.h.
-   Shared      Q (two slots up to d 128), K and V (two stages each), barriers, tile numbers.
+   Shared      Q (two slots up to d 128), K and V (two stages each), barriers, tile numbers; general:
+               what dropout keeps, one block of keys per consumer.
    Pipeline    one flat sequence of key blocks over all tiles. S(n) is issued before P V(n-1), also
                across tiles, and the softmax of block n runs under P V(n-1). Named barriers give the
                tensor cores to one warpgroup after the other (FlashAttention-3's ping-pong).
@@ -18,19 +19,28 @@
                So P of the row's maximum is exactly 1, as if the maximum had been known. Blocks that
                cross the diagonal, or rise by 2^64 and more, take the exact way at once.
    Rounding    P to the input dtype before P V, unscaled; everything else fp32.
+   Variants    full and causal know no other feature; banded has windows, lengths, sink and merge, general
+               also softcap, ALiBi, bias and dropout, as uniform branches.
 
    Instances: fwd_kernels.def. Macros in: K_NAME, K_BF16, K_D, K_MASK, K_BM, K_BN, K_WARPS. */
+#define MASK_banded 3 /* beside the others of instance.cu.in */
+#define HAS_BIAS (K_D <= 128)
+#include "fragment_general.h"
 #include "sm90_tile.h"
 
 enum {
     D = K_D, BM = K_BM, BN = K_BN, THREADS = 32 * K_WARPS, GROUPS = K_WARPS / 4 - 1,
-    CAUSAL = K_MASK == 1, PANELS = (D + 63) / 64, Q_SLOTS = D > 128 ? 1 : 2,
+    CAUSAL = K_MASK == 1, BANDS = K_MASK >= 2, GENERAL = K_MASK == 2, COUNTED = CAUSAL || BANDS,
+    PANELS = (D + 63) / 64, Q_SLOTS = D > 128 ? 1 : 2,
     Q_BYTES = PANELS * BM * 128, KV_BYTES = PANELS * BN * 128,
     K_AT = Q_SLOTS * Q_BYTES, V_AT = K_AT + 2 * KV_BYTES, BARRIERS_AT = V_AT + 2 * KV_BYTES,
-    TILES_AT = BARRIERS_AT + 128, SHARED_BYTES = BARRIERS_AT + 256
+    TILES_AT = BARRIERS_AT + 128, KEEP_AT = BARRIERS_AT + 256, KEEP_BYTES = 64 * BN * 2,
+    TILE_SLOTS = 4, /* a tile is stored after the next but one may have been announced */
+    SHARED_BYTES = KEEP_AT + (GENERAL ? GROUPS * KEEP_BYTES : 0), MAKERS = 3
 };
 static_assert(BM == 64 * GROUPS && BN % 16 == 0 && D % 16 == 0, "tile shape");
 static_assert(KV_BYTES % 1024 == 0 && SHARED_BYTES <= 227 * 1024, "shared memory");
+static_assert(!GENERAL || GROUPS <= 2, "barriers of keep_full and keep_empty");
 
 #define LOG2E 1.4426950408889634f
 #define LN2 0.6931471805599453f
@@ -42,75 +52,169 @@ DEVICE uint32_t k_full(uint32_t x) { return BARRIERS_AT + 32 + 8 * (x & 1); }
 DEVICE uint32_t k_empty(uint32_t x) { return BARRIERS_AT + 48 + 8 * (x & 1); }
 DEVICE uint32_t v_full(uint32_t x) { return BARRIERS_AT + 64 + 8 * (x & 1); }
 DEVICE uint32_t v_empty(uint32_t x) { return BARRIERS_AT + 80 + 8 * (x & 1); }
+DEVICE uint32_t keep_full(int group) { return BARRIERS_AT + 96 + 16u * group; }
+DEVICE uint32_t keep_empty(int group) { return BARRIERS_AT + 104 + 16u * group; }
 DEVICE uint32_t stage_parity(uint32_t x) { return x >> 1 & 1; }
 DEVICE uint32_t slot_parity(uint32_t tile) { return tile / Q_SLOTS & 1; }
 
 typedef struct tile {
     int i0, h, b;
-    int blocks; /* of keys; at least 1, so that all roles agree; 0 = no tile is left */
+    int first, blocks; /* of keys; at least one, so that all roles agree; 0 = no tile is left */
 } tile;
 
-/* The last key that row i sees is i + highest(a), if that is not beyond Sk. */
-DEVICE int highest(const fattni_cuda_args *a) {
-    return CAUSAL ? diagonal_of(a, a->Sq, a->Sk) : FATTNI_FAR;
+/* What full and causal calls know of every sequence. */
+DEVICE sequence whole(const fattni_cuda_args *a, int b) {
+    const sequence s = {a->Sq, a->Sk, 0, 0, b, 0, -FATTNI_FAR,
+                        CAUSAL ? diagonal_of(a, a->Sq, a->Sk) : FATTNI_FAR};
+    return s;
 }
 
-DEVICE tile tile_of(const fattni_sm90_args *p, int number) {
-    const position at = position_of(p, p->a.Hq, number, CAUSAL);
-    const int block = CAUSAL ? p->blocks - 1 - at.block : at.block; /* the last rows see most keys */
-    tile t = {block * BM, at.plane % p->a.Hq, at.plane / p->a.Hq, 0};
-    const int end = CAUSAL ? min(p->a.Sk, t.i0 + BM + highest(&p->a)) : p->a.Sk;
-    t.blocks = max(1, (end + BN - 1) / BN);
+/* Also the tile's sequence. blocks = 0: the rows lie beyond its end. */
+DEVICE tile tile_of(const fattni_sm90_args *p, int number, sequence *s) {
+    const position at = position_of(p, p->a.Hq, number, COUNTED);
+    const int block = COUNTED ? p->blocks - 1 - at.block : at.block; /* the last rows see most keys */
+    tile t = {block * BM, at.plane % p->a.Hq, at.plane / p->a.Hq, 0, 0};
+    *s = BANDS ? sequence_of(&p->a, t.b) : whole(&p->a, t.b);
+    if (BANDS && t.i0 >= s->Sq) return t;
+    const int end = COUNTED ? min(s->Sk, t.i0 + BM + s->hi) : s->Sk;
+    if (BANDS) t.first = max(0, min(t.i0 + s->lo, end - 1)) / BN;
+    t.blocks = max(1, (end + BN - 1) / BN - t.first);
     return t;
+}
+
+/* How the producer tells the others of a tile: two int4 for each of the last TILE_SLOTS. Its sequence is read
+   again where it is needed: so it takes no registers in between. */
+DEVICE volatile int4 *tile_slot(unsigned char *memory, int n) {
+    return (volatile int4 *)(memory + TILES_AT) + n % TILE_SLOTS * 2;
+}
+DEVICE void write_tile(volatile int4 *to, const tile *t, const sequence *s) {
+    to[0].x = t->i0, to[0].y = t->h, to[0].z = t->b, to[0].w = t->blocks;
+    if (BANDS) to[1].x = t->first, to[1].y = s->Sq, to[1].z = s->Sk, to[1].w = s->q0;
+}
+DEVICE tile read_tile(const volatile int4 *from) {
+    const tile t = {from[0].x, from[0].y, from[0].z, BANDS ? __shfl_sync(ALL_LANES, from[1].x, 0) : 0,
+                    __shfl_sync(ALL_LANES, from[0].w, 0)};
+    return t;
+}
+DEVICE sequence read_sequence(const fattni_cuda_args *a, const volatile int4 *from, int b) {
+    sequence s = whole(a, b);
+    if (BANDS) {
+        s.Sq = from[1].y, s.Sk = from[1].z, s.q0 = from[1].w;
+        if (a->cu_seqlens_q.p) s.batch = 0;
+        find_band(a, &s);
+    }
+    return s;
 }
 
 /* ---- producer ---- */
 
-DEVICE void load_k(const fattni_sm90_args *p, uint32_t shared, uint32_t x, const tile *t, int j) {
+/* Where the rows of a block of keys lie. */
+typedef struct place {
+    int row, head, batch;
+} place;
+
+DEVICE void load_k(const fattni_sm90_args *p, uint32_t shared, uint32_t x, place at) {
     mbarrier_wait(shared + k_empty(x), stage_parity(x) ^ 1);
     mbarrier_expect(shared + k_full(x), KV_BYTES);
-    load_panels(shared + K_AT + (x & 1) * KV_BYTES, &p->k, shared + k_full(x), PANELS, BN, j * BN,
-                t->h / p->a.group * p->k_step.head, t->b * p->k_step.batch);
+    load_panels(shared + K_AT + (x & 1) * KV_BYTES, &p->k, shared + k_full(x), PANELS, BN, at.row,
+                at.head / p->a.group * p->k_step.head, at.batch * p->k_step.batch);
 }
-DEVICE void load_v(const fattni_sm90_args *p, uint32_t shared, uint32_t x, const tile *t, int j) {
+DEVICE void load_v(const fattni_sm90_args *p, uint32_t shared, uint32_t x, place at) {
     mbarrier_wait(shared + v_empty(x), stage_parity(x) ^ 1);
     mbarrier_expect(shared + v_full(x), KV_BYTES);
-    load_panels(shared + V_AT + (x & 1) * KV_BYTES, &p->v, shared + v_full(x), PANELS, BN, j * BN,
-                t->h / p->a.group * p->v_step.head, t->b * p->v_step.batch);
+    load_panels(shared + V_AT + (x & 1) * KV_BYTES, &p->v, shared + v_full(x), PANELS, BN, at.row,
+                at.head / p->a.group * p->v_step.head, at.batch * p->v_step.batch);
 }
 
 /* Order of loads: K(0), K(1), V(0), K(2), V(1), ... over all tiles, as the consumers need them. */
-DEVICE void produce(const fattni_sm90_args *p, uint32_t shared, volatile int4 *tiles) {
-    int number = (int)blockIdx.x, last_j = 0;
+DEVICE void produce(const fattni_sm90_args *p, uint32_t shared, unsigned char *memory) {
+    int number = (int)blockIdx.x;
     uint32_t x = 0; /* key blocks loaded */
-    tile last = {0, 0, 0, 0};
+    place last = {0, 0, 0};
     for (int n = 0;; ++n) {
         const int slot = n % Q_SLOTS;
-        const int next = (int)gridDim.x + (CAUSAL ? atomicAdd(p->next_tile, 1) : number);
-        if (Q_SLOTS == 1 && x > 0) load_v(p, shared, x - 1, &last, last_j);
+        int next = (int)gridDim.x + (COUNTED ? atomicAdd(p->next_tile, 1) : number);
+        if (Q_SLOTS == 1 && x > 0) load_v(p, shared, x - 1, last);
         mbarrier_wait(shared + q_empty(slot), slot_parity(n) ^ 1);
-        if (number >= p->tiles) {
-            tiles[slot].w = 0;
+        sequence s;
+        tile t = {0, 0, 0, 0, 0};
+        if (number < p->tiles) t = tile_of(p, number, &s);
+        while (BANDS && t.blocks == 0 && next < p->tiles) { /* over tiles without rows */
+            t = tile_of(p, next, &s);
+            next = (int)gridDim.x + atomicAdd(p->next_tile, 1);
+        }
+        write_tile(tile_slot(memory, n), &t, &s);
+        if (t.blocks == 0) {
             mbarrier_arrive(shared + q_full(slot));
             break;
         }
-        const tile t = tile_of(p, number);
-        tiles[slot].x = t.i0, tiles[slot].y = t.h, tiles[slot].z = t.b, tiles[slot].w = t.blocks;
         mbarrier_expect(shared + q_full(slot), Q_BYTES);
-        load_panels(shared + slot * Q_BYTES, &p->q, shared + q_full(slot), PANELS, BM, t.i0,
-                    t.h * p->q_step.head, t.b * p->q_step.batch);
-        for (int j = t.blocks - 1; j >= 0; --j, ++x) {
-            load_k(p, shared, x, &t, j);
-            if (x > 0 && !(Q_SLOTS == 1 && j == t.blocks - 1)) load_v(p, shared, x - 1, &last, last_j);
-            last = t;
-            last_j = j;
+        load_panels(shared + slot * Q_BYTES, &p->q, shared + q_full(slot), PANELS, BM, s.q0 + t.i0,
+                    t.h * p->q_step.head, s.batch * p->q_step.batch);
+        const int rightmost = t.first + t.blocks - 1;
+        for (int j = rightmost; j >= t.first; --j, ++x) {
+            const place at = {s.k0 + j * BN, t.h, s.batch};
+            load_k(p, shared, x, at);
+            if (x > 0 && !(Q_SLOTS == 1 && j == rightmost)) load_v(p, shared, x - 1, last);
+            last = at;
         }
         number = next;
     }
-    if (Q_SLOTS > 1 && x > 0) load_v(p, shared, x - 1, &last, last_j);
+    if (Q_SLOTS > 1 && x > 0) load_v(p, shared, x - 1, last);
+}
+
+/* ---- dropout's masks, by the other warps of the producer's warpgroup ---- */
+
+/* A Philox block to the masks of P: elements {(i, j), (i, j + 1)}, those eight rows below, eight columns to
+   the right, and both, as accumulators have them. Tiles lie at multiples of 16 in the whole sequence
+   (fattni_sm90_fits). */
+DEVICE void keep_words(uint32_t keep[4], fattni_block r, uint32_t T) {
+#pragma unroll
+    for (int e = 0; e < 4; ++e)
+        keep[e] = ((r.w[e] & 0xffffu) >= T ? 0x0000ffffu : 0) | (r.w[e] >> 16 >= T ? 0xffff0000u : 0);
+}
+
+/* For every block of keys and every consumer warp 16 bytes per Philox block and lane, MAKERS warps in
+   turns. They free a tile's slot as the consumers do. */
+DEVICE void make_masks(const fattni_cuda_args *a, uint32_t shared, unsigned char *memory, uint32_t maker) {
+    const int lane = (int)threadIdx.x % 32;
+    uint32_t x = 0;
+    for (int n = 0;; ++n) {
+        const int slot = n % Q_SLOTS;
+        mbarrier_wait(shared + q_full(slot), slot_parity(n));
+        const tile t = read_tile(tile_slot(memory, n));
+        __syncwarp();
+        if (lane == 0) mbarrier_arrive(shared + q_empty(slot));
+        if (t.blocks == 0) return;
+        const dropout_plane plane = dropout_plane_of(a, t.b, t.h);
+        for (int j = t.first + t.blocks - 1; j >= t.first; --j, ++x)
+            for (uint32_t unit = 0; unit < 4 * GROUPS; ++unit) { /* consumer warps */
+                const uint32_t group = unit / 4;
+                if (unit % 4 == 0) mbarrier_wait(shared + keep_empty(group), x & 1 ^ 1);
+                if ((unit + x) % MAKERS == maker) {
+                    fattni_block at =
+                        fattni_dropout_counter(0, 0, 0, (int64_t)a->q_pos0 + t.i0 + 16 * unit + lane / 4,
+                                               (int64_t)a->k_pos0 + j * BN + lane % 4 * 2);
+                    at.w[2] = plane.w2, at.w[3] = plane.w3;
+                    uint32_t to = shared + KEEP_AT + group * KEEP_BYTES + (unit % 4 * 32 + lane) * 16;
+#pragma unroll 2
+                    for (int e = 0; e < BN / 16; ++e, at.w[0] += 4, to += 128 * 16) {
+                        uint32_t keep[4];
+                        keep_words(keep, fattni_philox(plane.seed, at), a->drop_T);
+                        store_shared_words(to, keep);
+                    }
+                }
+                __syncwarp();
+                if (unit % 4 == 3 && lane == 0) mbarrier_arrive(shared + keep_full(group));
+            }
+    }
 }
 
 /* ---- consumers ---- */
+
+DEVICE void release(uint32_t bar) {
+    if (threadIdx.x % 32 == 0) mbarrier_arrive(bar);
+}
 
 /* The two rows of a thread: the maximum so far, in units of log2, rounded once, so that P and L refer to
    the same number; the sum of this thread's P. */
@@ -131,14 +235,16 @@ DEVICE void accumulate(float o[D / 2], const uint32_t p[BN / 4], uint64_t v, int
         PASTE(wgmma_rs_n, K_D)(o, p + 4 * e, v + along_rows(e), e > 0 ? 1 : add);
 }
 
-/* Scores beyond the limits become -inf; column 8i + e of the thread stays where it is <= limit[row]. */
-DEVICE void mask(float s[BN / 2], int limit0, int limit1) {
+/* Scores outside the limits become -inf: column 8i + e of the thread stays where low <= 8i + e <= high, in
+   its first row, and in the one eight rows below with limits that are eight higher, but for `last`. */
+DEVICE void mask(float s[BN / 2], int low, int high, int last) {
+    const int high0 = min(high, last), high1 = min(high + 8, last);
 #pragma unroll
     for (int i = 0; i < BN / 8; ++i)
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
-            if (8 * i + e > limit0) s[4 * i + e] = -INFINITY;
-            if (8 * i + e > limit1) s[4 * i + 2 + e] = -INFINITY;
+            if (8 * i + e > high0 || (BANDS && 8 * i + e < low)) s[4 * i + e] = -INFINITY;
+            if (8 * i + e > high1 || (BANDS && 8 * i + e < low + 8)) s[4 * i + 2 + e] = -INFINITY;
         }
 }
 
@@ -215,9 +321,11 @@ DEVICE int softmax(float s[BN / 2], rows *r, float unit, float alpha[2]) {
 DEVICE int fast_softmax(float s[BN / 2], rows *r, float unit, float alpha[2]) {
     float top[2], sum[2];
     int unusual = 0, rose = 0;
-    positive_maxima(s, top);
+    if (GENERAL) maxima(s, top); /* ALiBi makes negative ones the rule */
+    else positive_maxima(s, top);
 #pragma unroll
-    for (int e = 0; e < 2; ++e) unusual |= !(top[e] * unit - r->top[e] < 64.0f) || top[e] < 0.0f;
+    for (int e = 0; e < 2; ++e)
+        unusual |= !(top[e] * unit - r->top[e] < 64.0f) || (!GENERAL && top[e] < 0.0f);
     if (__any_sync(ALL_LANES, unusual)) return softmax(s, r, unit, alpha);
     exponentials(s, unit, r->top, sum);
 #pragma unroll
@@ -244,41 +352,80 @@ DEVICE void round_p(uint32_t p[BN / 4], const float s[BN / 2]) {
     for (int i = 0; i < BN / 4; ++i) p[i] = pack(s[2 * i], s[2 * i + 1]);
 }
 
+/* P of dropped elements becomes 0; the sums have it. */
+DEVICE void drop(uint32_t p[BN / 4], uint32_t shared, int group, uint32_t x) {
+    mbarrier_wait(shared + keep_full(group), x & 1);
+#pragma unroll
+    for (int n = 0; n < BN / 16; ++n) {
+        uint32_t keep[4];
+        load_shared_4(keep, shared + KEEP_AT + group * KEEP_BYTES + (n * 128 + (int)threadIdx.x % 128) * 16);
+#pragma unroll
+        for (int e = 0; e < 4; ++e) p[4 * n + e] &= keep[e];
+    }
+    release(shared + keep_empty(group));
+}
+
+/* O += weight times the row that is there, in F32; lane % 4 has columns 8c + 2t, 8c + 2t + 1. */
+DEVICE void merge_row(float o[D / 2], const float *row, float weight, int width) {
+#pragma unroll
+    for (int c = 0; c < D / 8; ++c)
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+            const int d = 8 * c + 2 * ((int)threadIdx.x % 4) + e;
+            if (d < width) o[4 * c + e] += weight * row[d];
+        }
+}
+
 /* This thread's two rows of the tile: O / l and L. A row without keys gives O = 0, L = -inf. */
-DEVICE void store(const fattni_cuda_args *a, const tile *t, int row, float o[D / 2], const rows *r,
-                  const float sum[2]) {
+DEVICE void store(const fattni_cuda_args *a, const tile *t, const sequence *s, int row, float o[D / 2],
+                  const rows *r, const float sum[2]) {
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
-        const int i = row + 8 * e, inside = i < a->Sq;
-        const float scale = sum[e] > 0 ? 1.0f / sum[e] : sum[e] == sum[e] ? 0.0f : sum[e];
-        const int64_t at = t->b * a->o.b + t->h * a->o.h + (int64_t)i * a->o.row;
-        if (threadIdx.x % 4 == 0 && inside)
-            ((float *)a->lse.p)[t->b * a->lse.b + t->h * a->lse.h + (int64_t)i * a->lse.row] =
-                sum[e] == 0.0f ? -INFINITY : r->top[e] * LN2 + logf(sum[e]);
-        store_row((char *)a->o.p + at * (a->o_f32 ? 4 : 2), o + 2 * e, D / 8, scale, inside, a->Dv,
+        const int i = row + 8 * e, inside = i < s->Sq;
+        row_result result = {sum[e] > 0 ? 1.0f / sum[e] : sum[e] == sum[e] ? 0.0f : sum[e],
+                             sum[e] == 0.0f ? -INFINITY : r->top[e] * LN2 + logf(sum[e]), 0.0f};
+        const int64_t at = s->batch * a->o.b + t->h * a->o.h + (int64_t)(s->q0 + i) * a->o.row;
+        float *const lse = (float *)a->lse.p + s->batch * a->lse.b + t->h * a->lse.h +
+                           (int64_t)(s->q0 + i) * a->lse.row;
+        if (BANDS) {
+            result = general_row(a, result, r->top[e], sum[e], t->h, inside ? lse : 0);
+            if (result.keep_old > 0) { /* then O is F32 */
+#pragma unroll
+                for (int c = 0; c < D / 2; ++c)
+                    if ((c & 2) == 2 * e) o[c] *= result.scale;
+                merge_row(o + 2 * e, (const float *)a->o.p + at, result.keep_old, a->Dv);
+                result.scale = 1.0f;
+            }
+            __syncwarp(); /* all threads of the row have read the old L */
+        }
+        if (threadIdx.x % 4 == 0 && inside) *lse = result.L;
+        store_row((char *)a->o.p + at * (a->o_f32 ? 4 : 2), o + 2 * e, D / 8, result.scale, inside, a->Dv,
                   a->o_f32, 0);
     }
 }
 
-DEVICE void release(uint32_t bar) {
-    if (threadIdx.x % 32 == 0) mbarrier_arrive(bar);
+/* The buffer may hold anything beyond a sequence's last key, and 0 times NaN is NaN: zeros into the rest of
+   V's block x, the sequence's last, of which `valid` keys are its own; by every group for itself. */
+DEVICE void clear_tail(const fattni_cuda_args *a, int valid, uint32_t shared, uint32_t x, int group) {
+    if (valid >= BN || !(a->cu_seqlens_k.p || a->seqlens_k.p)) return;
+    clear_rows(shared + V_AT + (x & 1) * KV_BYTES, PANELS, BN, max(valid, 0), (int)threadIdx.x % 128, 128);
+    named_barrier_sync(4 + group, 128);
 }
 
-DEVICE void consume(const fattni_sm90_args *p, uint32_t shared, const volatile int4 *tiles, int group) {
+DEVICE void consume(const fattni_sm90_args *p, uint32_t shared, unsigned char *memory, int group) {
     const fattni_cuda_args *const a = &p->a;
     const int warp = (int)threadIdx.x / 32 % 4, lane = (int)threadIdx.x % 32;
     const int row0 = group * 64 + warp * 16 + lane / 4, column0 = lane % 4 * 2;
-    const int turn = 1 + group, next_turn = 1 + (group + 1) % GROUPS, hi = highest(a);
-    const float unit = a->scale * LOG2E;
+    const int turn = 1 + group, next_turn = 1 + (group + 1) % GROUPS;
+    const int terms = GENERAL && has_terms(a);
+    const float unit = terms ? LOG2E : a->scale * LOG2E;
     float s[BN / 2], o[D / 2];
     uint32_t pr[BN / 4]; /* P, rounded */
     uint32_t x = 0;      /* key blocks whose S was issued before this one */
     if (group == GROUPS - 1) named_barrier_arrive(1, 256); /* the first turn is group 0's */
 
-#define NEXT_TILE(t, slot) \
-    tile t = {tiles[slot].x, tiles[slot].y, tiles[slot].z, __shfl_sync(ALL_LANES, tiles[slot].w, 0)}
     mbarrier_wait(shared + q_full(0), 0);
-    NEXT_TILE(t, 0);
+    tile t = read_tile(tile_slot(memory, 0));
     if (t.blocks == 0) return;
     mbarrier_wait(shared + k_full(0), 0);
     wgmma_fence();
@@ -291,21 +438,32 @@ DEVICE void consume(const fattni_sm90_args *p, uint32_t shared, const volatile i
     for (int n = 0;; ++n) {
         const int slot = n % Q_SLOTS;
         const uint32_t q_tile = shared + slot * Q_BYTES;
-        const int row = t.i0 + row0;
-        int j = t.blocks - 1, add = 0;
-        float alpha[2];
+        const int row = t.i0 + row0, rightmost = t.first + t.blocks - 1;
         rows r = {{-INFINITY, -INFINITY}, {0.0f, 0.0f}};
-        if (j == 0) release(shared + q_empty(slot));
-        if (CAUSAL || t.blocks * BN > a->Sk) {
-            const int last = a->Sk - 1 - j * BN - column0, diagonal = row + hi - j * BN - column0;
-            mask(s, min(last, diagonal), min(last, diagonal + 8));
-        }
-        softmax(s, &r, unit, alpha);
-        round_p(pr, s);
+        if (t.blocks == 1) release(shared + q_empty(slot));
 
-        /* Blocks that cross the diagonal, then those that every row sees. */
-        for (--j; j >= 0; --j) {
-            const int masked = CAUSAL && j * BN + BN - 1 > t.i0 + group * 64 + hi;
+        /* S of block j is there, P V of the one to the right of it under way. Blocks that cross the
+           diagonal come first, then those that every row sees. */
+        for (int j = rightmost;; --j) {
+            const sequence now = read_sequence(a, tile_slot(memory, n), t.b);
+            const int j0 = j * BN, column = j0 + column0, low_row = t.i0 + group * 64;
+            const int masked = (COUNTED && j0 + BN - 1 > low_row + now.hi) ||
+                               (BANDS && j0 < low_row + 63 + now.lo) || j0 + BN > now.Sk;
+            float alpha[2];
+            int rose = 0;
+            if (terms)
+                general_scores((float(*)[4])s, 0, BN / 8, 0, a, &now, slope_of(a, t.h), t.b, t.h, row, column);
+            if (masked) mask(s, row + now.lo - column, row + now.hi - column, now.Sk - 1 - column);
+            if (masked || j == rightmost) rose = softmax(s, &r, unit, alpha);
+            else rose = fast_softmax(s, &r, unit, alpha);
+            wgmma_wait(0);
+            PIN(o, D / 2);
+            if (j < rightmost) release(shared + v_empty(x - 1));
+            round_p(pr, s);
+            if (GENERAL && a->drop_T) drop(pr, shared, group, x);
+            if (rose && j < rightmost) rescale(o, D / 2, alpha);
+            if (j == t.first) break;
+
             ++x;
             mbarrier_wait(shared + k_full(x), stage_parity(x));
             named_barrier_sync(turn, 256);
@@ -313,37 +471,24 @@ DEVICE void consume(const fattni_sm90_args *p, uint32_t shared, const volatile i
             scores(s, operand(q_tile + group * 8192, 0), operand(shared + K_AT + (x & 1) * KV_BYTES, 0));
             wgmma_commit();
             mbarrier_wait(shared + v_full(x - 1), stage_parity(x - 1));
+            if (BANDS && j == rightmost) clear_tail(a, now.Sk - j0, shared, x - 1, group);
             wgmma_fence();
-            accumulate(o, pr, operand(shared + V_AT + ((x - 1) & 1) * KV_BYTES, BN * 128), add);
+            accumulate(o, pr, operand(shared + V_AT + ((x - 1) & 1) * KV_BYTES, BN * 128), j < rightmost);
             wgmma_commit();
             named_barrier_arrive(next_turn, 256);
-            add = 1;
             wgmma_wait(1);
             PIN(s, BN / 2);
             release(shared + k_empty(x));
-            if (j == 0) release(shared + q_empty(slot));
-            int rose;
-            if (masked) {
-                const int diagonal = row + hi - j * BN - column0;
-                mask(s, diagonal, diagonal + 8);
-                rose = softmax(s, &r, unit, alpha);
-            } else {
-                rose = fast_softmax(s, &r, unit, alpha);
-            }
-            wgmma_wait(0);
-            PIN(o, D / 2);
-            release(shared + v_empty(x - 1));
-            round_p(pr, s);
-            if (rose) rescale(o, D / 2, alpha);
+            if (j - 1 == t.first) release(shared + q_empty(slot));
         }
 
         /* The tile's last P V, and the next one's first S. */
         ++x;
         const int next_slot = (n + 1) % Q_SLOTS;
         const tile done = t;
+        const sequence its = read_sequence(a, tile_slot(memory, n), t.b);
         mbarrier_wait(shared + q_full(next_slot), slot_parity(n + 1));
-        NEXT_TILE(next, next_slot);
-        t = next;
+        t = read_tile(tile_slot(memory, n + 1));
         if (t.blocks) mbarrier_wait(shared + k_full(x), stage_parity(x));
         named_barrier_sync(turn, 256);
         wgmma_fence();
@@ -352,8 +497,9 @@ DEVICE void consume(const fattni_sm90_args *p, uint32_t shared, const volatile i
                operand(shared + K_AT + (x & 1) * KV_BYTES, 0));
         wgmma_commit();
         mbarrier_wait(shared + v_full(x - 1), stage_parity(x - 1));
+        if (BANDS && done.blocks == 1) clear_tail(a, its.Sk - done.first * BN, shared, x - 1, group);
         wgmma_fence();
-        accumulate(o, pr, operand(shared + V_AT + ((x - 1) & 1) * KV_BYTES, BN * 128), add);
+        accumulate(o, pr, operand(shared + V_AT + ((x - 1) & 1) * KV_BYTES, BN * 128), done.blocks > 1);
         wgmma_commit();
         named_barrier_arrive(next_turn, 256);
         const float sum[2] = {quad_sum(r.l[0]), quad_sum(r.l[1])};
@@ -362,7 +508,7 @@ DEVICE void consume(const fattni_sm90_args *p, uint32_t shared, const volatile i
         PIN(o, D / 2);
         if (t.blocks) release(shared + k_empty(x));
         release(shared + v_empty(x - 1));
-        store(a, &done, done.i0 + row0, o, &r, sum);
+        store(a, &done, &its, done.i0 + row0, o, &r, sum);
         if (t.blocks == 0) return;
     }
 }
@@ -371,27 +517,37 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     K_NAME(const __grid_constant__ fattni_sm90_args p) {
     extern __shared__ __align__(1024) unsigned char memory[];
     const uint32_t shared = shared_address(memory);
-    volatile int4 *const tiles = (volatile int4 *)(memory + TILES_AT);
     const int role = __shfl_sync(ALL_LANES, (int)threadIdx.x / 128, 0);
     if (threadIdx.x == 0) {
         for (int n = 0; n < 2; ++n) {
             mbarrier_init(shared + q_full(n), 1);
             mbarrier_init(shared + k_full(n), 1);
             mbarrier_init(shared + v_full(n), 1);
-            mbarrier_init(shared + q_empty(n), 4 * GROUPS);
+            mbarrier_init(shared + q_empty(n), 4 * GROUPS + (GENERAL && p.a.drop_T ? MAKERS : 0));
             mbarrier_init(shared + k_empty(n), 4 * GROUPS);
             mbarrier_init(shared + v_empty(n), 4 * GROUPS);
+        }
+        for (int group = 0; GENERAL && group < GROUPS; ++group) {
+            mbarrier_init(shared + keep_full(group), MAKERS);
+            mbarrier_init(shared + keep_empty(group), 4);
         }
         mbarrier_init_fence();
     }
     __syncthreads();
+    /* All registers of the CTA, 512 or 504 per thread of four or three warpgroups. */
     if (role == 0) {
         if (GROUPS == 3) registers_lower(32);
+        else if (GENERAL) registers_lower(56);
+        else if (BANDS) registers_lower(40);
         else registers_lower(24);
-        if (threadIdx.x == 0) produce(&p, shared, tiles);
+        if (threadIdx.x == 0) produce(&p, shared, memory);
+        if (GENERAL && p.a.drop_T && threadIdx.x >= 32)
+            make_masks(&p.a, shared, memory, __shfl_sync(ALL_LANES, (int)threadIdx.x / 32, 0) - 1);
     } else {
         if (GROUPS == 3) registers_raise(160);
+        else if (GENERAL) registers_raise(224);
+        else if (BANDS) registers_raise(232);
         else registers_raise(240);
-        consume(&p, shared, tiles, role - 1);
+        consume(&p, shared, memory, role - 1);
     }
 }

@@ -6,6 +6,15 @@
 
 #include <stdint.h>
 
+/* In builds with FATTN_DELAYS every arrival and every wait may take a random time, up to 2 us, so that a
+   test can find what only holds by luck. */
+static __device__ __forceinline__ void random_delay(void) {
+#ifdef FATTN_DELAYS
+    const uint32_t x = ((uint32_t)clock64() ^ threadIdx.x / 32 * 0x9E3779B9u ^ blockIdx.x) * 2654435761u;
+    if (x >> 29 == 0) __nanosleep(x >> 17 & 2047);
+#endif
+}
+
 static __device__ __forceinline__ void mbarrier_init(uint32_t bar, int arrivals) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(arrivals) : "memory");
 }
@@ -14,10 +23,12 @@ static __device__ __forceinline__ void mbarrier_init_fence(void) {
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 static __device__ __forceinline__ void mbarrier_arrive(uint32_t bar) {
+    random_delay();
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory");
 }
 /* Arrives, and the phase also waits for `bytes` from bulk copies. */
 static __device__ __forceinline__ void mbarrier_expect(uint32_t bar, int bytes) {
+    random_delay();
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes)
                  : "memory");
 }
@@ -33,13 +44,16 @@ static __device__ __forceinline__ int mbarrier_try(uint32_t bar, uint32_t parity
 }
 static __device__ __forceinline__ void mbarrier_wait(uint32_t bar, uint32_t parity) {
     while (!mbarrier_try(bar, parity)) {}
+    random_delay();
 }
 
 /* Named barriers 1..15 for `threads` threads: sync waits, arrive does not. */
 static __device__ __forceinline__ void named_barrier_sync(int id, int threads) {
+    random_delay();
     asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 static __device__ __forceinline__ void named_barrier_arrive(int id, int threads) {
+    random_delay();
     asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 

@@ -1,91 +1,220 @@
-/* A Hopper forward kernel on the host, one instance per program (K_D, K_MASK, K_BM, K_BN, K_WARPS),
-   O and L against the formulas of fwd/README.md in double: layouts, the diagonal, the pipeline over
-   tiles. */
+/* A Hopper forward kernel on the host, one instance per program (K_D, K_MASK, K_BM, K_BN, K_WARPS), against
+   the formulas of fwd/README.md in double: layouts, masks, features, lengths, schedule. What lies beyond a
+   sequence in its buffer is NaN. */
 #include "fields.h"
 
 #include "fwd/fwd_sm90.cuh"
 
 typedef struct test_case {
     const char *name;
-    int B, Hq, Hkv, Sq, Sk, D, top_left;
+    int B, Hq, Hkv, Sq, Sk, D, Dv;
+    int causal, left, right; /* window: -1 is unbounded */
+    float softcap, dropout;
+    int alibi, bias, sink, merge, q_pos0;
+    int packed, padded;
+    int length_q[3], length_k[3];
     float q_factor; /* large scores rise by more than the fast way takes */
+    int top_left, half_o;
 } test_case;
 
-/* One row in double: L, and O to o[D]. */
-static double expect_row(const field *q, const field *k, const field *v, const fattni_cuda_args *a,
-                         int b, int h, int i, double *o) {
-    const int hk = h / a->group, last = CAUSAL ? i + diagonal_of(a, a->Sq, a->Sk) : a->Sk - 1;
-    std::vector<double> score;
-    double top = -INFINITY, sum = 0;
-    for (int j = 0; j <= last && j < a->Sk; ++j) {
-        double x = 0;
-        for (int d = 0; d < a->D; ++d) x += q->get(b, h, i, d) * k->get(b, hk, j, d);
-        score.push_back(x * a->scale);
-        top = fmax(top, score.back());
+static const float UNWRITTEN = 1232.0f;
+
+typedef struct problem {
+    field q, k, v;
+    std::vector<float> slopes, sinks, bias, o, lse, old_o, old_lse;
+    std::vector<uint16_t> half_o;
+    std::vector<int32_t> cu_q, cu_k, lengths_q, lengths_k;
+    int32_t next_tile;
+    fattni_sm90_args args;
+} problem;
+
+static size_t row_of_o(const problem *p, int batch, int h, int row) {
+    return ((size_t)batch * (size_t)p->q.heads + (size_t)h) * (size_t)p->q.rows + (size_t)row;
+}
+
+static void set_up(problem *p, const test_case *c) {
+    const int batches = c->packed ? 1 : c->B;
+    int rows_q = c->Sq, rows_k = c->Sk;
+    p->cu_q = p->cu_k = {0};
+    for (int b = 0; b < c->B && (c->packed || c->padded); ++b) {
+        p->cu_q.push_back(p->cu_q.back() + c->length_q[b]);
+        p->cu_k.push_back(p->cu_k.back() + c->length_k[b]);
+        p->lengths_q.push_back(c->length_q[b]);
+        p->lengths_k.push_back(c->length_k[b]);
     }
-    for (int d = 0; d < a->D; ++d) o[d] = 0;
-    for (double x : score) sum += exp(x - top);
-    for (size_t j = 0; j < score.size(); ++j)
-        for (int d = 0; d < a->D; ++d) o[d] += exp(score[j] - top) / sum * v->get(b, hk, (int)j, d);
-    return score.empty() ? -INFINITY : top + log(sum);
+    if (c->packed) rows_q = p->cu_q.back() + 5, rows_k = p->cu_k.back() + 7;
+    p->q = random_field(batches, c->Hq, rows_q, c->D);
+    p->k = random_field(batches, c->Hkv, rows_k, c->D);
+    p->v = random_field(batches, c->Hkv, rows_k, c->Dv);
+    for (uint16_t &x : p->q.x)
+        if (c->q_factor > 0) x = half_of(pack_bf16(c->q_factor * value_of(x), 0), 0);
+    for (int b = 0; b < batches && (c->packed || c->padded); ++b) {
+        spoil_rows(&p->q, b, c->packed ? p->cu_q.back() : c->length_q[b]);
+        const int end_k = c->packed ? p->cu_k.back() : c->length_k[b];
+        spoil_rows(&p->k, b, end_k), spoil_rows(&p->v, b, end_k);
+    }
+    for (int h = 0; h < c->Hq; ++h) {
+        p->slopes.push_back(0.05f + 0.1f * (float)h);
+        p->sinks.push_back(3.0f - 2.0f * (float)h);
+    }
+    for (int n = 0; n < (c->bias ? c->Hq * c->Sq * c->Sk : 0); ++n) p->bias.push_back(normal());
+    const size_t rows = row_of_o(p, batches, 0, 0);
+    p->o.assign(rows * (size_t)c->Dv, UNWRITTEN), p->lse.assign(rows, UNWRITTEN);
+    if (c->merge) {
+        for (float &x : p->o) x = normal();
+        for (float &x : p->lse) x = normal() > -1 ? 3 + normal() : -INFINITY;
+        for (size_t n = 0; n < rows; ++n)
+            if (p->lse[n] == -INFINITY)
+                for (int d = 0; d < c->Dv; ++d) p->o[n * (size_t)c->Dv + (size_t)d] = NAN; /* is not read */
+    }
+    p->old_o = p->o, p->old_lse = p->lse;
+
+    memset(&p->args, 0, sizeof p->args);
+    fattni_cuda_args *const a = &p->args.a;
+    a->B = c->B, a->Hq = c->Hq, a->Hkv = c->Hkv, a->group = c->Hq / c->Hkv;
+    a->Sq = c->Sq, a->Sk = c->Sk, a->D = c->D, a->Dv = c->Dv, a->rows_q = rows_q, a->rows_k = rows_k;
+    a->left = c->left < 0 ? FATTNI_FAR : c->left;
+    a->right = c->causal ? 0 : c->right < 0 ? FATTNI_FAR : c->right;
+    a->shift = a->q_pos0 = c->q_pos0;
+    a->scale = 1 / sqrtf((float)c->D);
+    a->softcap = c->softcap;
+    a->drop_T = (uint32_t)lroundf(65536 * c->dropout);
+    a->keep_scale = 65536.0f / (float)(65536 - a->drop_T);
+    a->seed = 99, a->rng_heads = (uint32_t)c->Hq;
+    a->top_left = c->top_left;
+    a->o_f32 = !c->half_o;
+    const int64_t plane = (int64_t)rows_q * c->Dv;
+    const fattni_view o = {p->o.data(), batches > 1 ? c->Hq * plane : 0, plane, c->Dv, 1};
+    const fattni_view lse = {p->lse.data(), batches > 1 ? (int64_t)c->Hq * rows_q : 0, rows_q, 1, 0};
+    a->o = o, a->lse = lse;
+    p->half_o.assign(p->o.size(), half_of(pack_bf16(UNWRITTEN, 0), 0)); /* which is exact */
+    if (c->half_o) a->o.p = p->half_o.data();
+    const fattni_line slopes = {p->slopes.data(), 1}, sinks = {p->sinks.data(), 1}, cu_q = {p->cu_q.data(), 1},
+                      cu_k = {p->cu_k.data(), 1}, lengths_q = {p->lengths_q.data(), 1},
+                      lengths_k = {p->lengths_k.data(), 1};
+    if (c->alibi) a->alibi = slopes;
+    if (c->sink) a->sink = sinks;
+    if (c->packed) a->cu_seqlens_q = cu_q, a->cu_seqlens_k = cu_k;
+    if (c->padded) a->seqlens_q = lengths_q, a->seqlens_k = lengths_k;
+    if (c->merge) a->flags = FATTN_MERGE;
+    const fattni_view bias = {p->bias.data(), 0, (int64_t)c->Sq * c->Sk, c->Sk, 1};
+    if (c->bias) a->bias = bias, a->bias_f32 = 1;
+
+    p->args.q = map_of(&p->q, K_BM), p->args.k = map_of(&p->k, K_BN), p->args.v = map_of(&p->v, K_BN);
+    const fattni_map_step step = {1, batches > 1};
+    p->args.q_step = p->args.k_step = p->args.v_step = step;
+    p->args.blocks = (c->Sq + K_BM - 1) / K_BM;
+    p->args.tiles = p->args.blocks * c->Hq * c->B;
+    p->args.section = 2;
+    p->next_tile = 0;
+    p->args.next_tile = &p->next_tile;
+}
+
+/* One row of the formulas against what the kernel stored, which becomes UNWRITTEN again. */
+static void compare_row(problem *p, const sequence *s, int b, int h, int i, error *o, double *worst_L) {
+    const fattni_cuda_args *const a = &p->args.a;
+    const int hk = h / a->group, row = s->q0 + i;
+    const dropout_plane plane = dropout_plane_of(a, b, h);
+    std::vector<double> want((size_t)a->Dv, 0.0);
+    const int begin = max(0, i + s->lo), end = min(s->Sk, i + s->hi + 1);
+    double sum = a->sink.p ? exp(p->sinks[(size_t)h]) : 0;
+    for (int j = begin; j < end; ++j) {
+        double x = 0;
+        for (int d = 0; d < a->D; ++d) x += p->q.get(s->batch, h, row, d) * p->k.get(s->batch, hk, s->k0 + j, d);
+        x *= a->scale;
+        if (a->softcap > 0) x = a->softcap * tanh(x / a->softcap);
+        if (a->alibi.p) x -= p->slopes[(size_t)h] * fabs((double)(i - j + s->diagonal));
+        if (a->bias.p) x += p->bias[((size_t)h * (size_t)a->Sq + (size_t)i) * (size_t)a->Sk + (size_t)j];
+        const double P = exp(x);
+        sum += P;
+        if (a->drop_T && !keep_at(a, &plane, i, j)) continue;
+        for (int d = 0; d < a->Dv; ++d)
+            want[(size_t)d] += a->keep_scale * P * p->v.get(s->batch, hk, s->k0 + j, d);
+    }
+    const size_t at = row_of_o(p, s->batch, h, row), first = at * (size_t)a->Dv;
+    double L = sum > 0 ? log(sum) : -INFINITY, weight = sum > 0 ? 1 / sum : 0, old = 0;
+    if ((a->flags & FATTN_MERGE) && p->old_lse[at] > -INFINITY) {
+        const double both = log(sum + exp((double)p->old_lse[at]));
+        weight = exp(-both), old = exp(p->old_lse[at] - both), L = both;
+    }
+    for (size_t d = 0; d < want.size(); ++d) {
+        add(o, p->o[first + d], weight * want[d] + (old > 0 ? old * p->old_o[first + d] : 0));
+        p->o[first + d] = UNWRITTEN;
+    }
+    const double off = p->lse[at] == L ? 0 : fabs(p->lse[at] - L) / fmax(1, fabs(L));
+    if (!(off <= *worst_L)) *worst_L = off;
+    p->lse[at] = UNWRITTEN;
 }
 
 static const fattni_sm90_args *args_of_run;
 static void run_kernel(void) { K_NAME(*args_of_run); }
 
 static int check(const test_case *c) {
-    field q = random_field(c->B, c->Hq, c->Sq, c->D), k = random_field(c->B, c->Hkv, c->Sk, c->D),
-          v = random_field(c->B, c->Hkv, c->Sk, c->D), o = q;
-    for (uint16_t &x : q.x) x = half_of(pack_bf16(c->q_factor * value_of(x), 0), 0);
-    for (uint16_t &x : o.x) x = NAN_BITS;
-    std::vector<float> lse((size_t)(c->B * c->Hq * c->Sq), NAN);
-    fattni_sm90_args args;
-    memset(&args, 0, sizeof args);
-    fattni_cuda_args *const a = &args.a;
-    a->B = c->B, a->Hq = c->Hq, a->Hkv = c->Hkv, a->group = c->Hq / c->Hkv;
-    a->Sq = c->Sq, a->Sk = c->Sk, a->D = a->Dv = c->D, a->rows_q = c->Sq, a->rows_k = c->Sk;
-    a->left = FATTNI_FAR, a->right = CAUSAL ? 0 : FATTNI_FAR, a->top_left = c->top_left;
-    a->scale = 1 / sqrtf((float)c->D), a->keep_scale = 1;
-    const fattni_view l = {lse.data(), (int64_t)c->Hq * c->Sq, c->Sq, 1, 0};
-    a->o = view_of(&o), a->lse = l;
-    args.q = map_of(&q, K_BM), args.k = map_of(&k, K_BN), args.v = map_of(&v, K_BN);
-    const fattni_map_step step = {1, c->B > 1};
-    args.q_step = args.k_step = args.v_step = step;
-    int32_t next_tile = 0;
-    args.next_tile = &next_tile;
-    args.blocks = (c->Sq + K_BM - 1) / K_BM;
-    args.tiles = args.blocks * c->Hq * c->B;
-    args.section = 2;
-    args_of_run = &args;
-    gridDim.x = (unsigned)min(2, args.tiles);
-    for (unsigned n = 0; n < gridDim.x; ++n) machine_run((int)n, 32 * K_WARPS, n, run_kernel);
-
-    error off = {0, 0};
-    double l_off = 0;
-    std::vector<double> want((size_t)c->D);
-    for (int b = 0; b < c->B; ++b)
+    problem p;
+    set_up(&p, c);
+    args_of_run = &p.args;
+    gridDim.x = 2;
+    for (int n = 0; n < (int)gridDim.x; ++n) machine_run(n, 32 * K_WARPS, (unsigned)n, run_kernel);
+    const fattni_cuda_args *const a = &p.args.a;
+    for (size_t n = 0; n < p.o.size() && c->half_o; ++n) p.o[n] = value_of(p.half_o[n]);
+    error o = {0, 0};
+    double worst_L = 0;
+    for (int b = 0; b < c->B; ++b) {
+        const sequence s = sequence_of(a, b);
         for (int h = 0; h < c->Hq; ++h)
-            for (int i = 0; i < c->Sq; ++i) {
-                const double L = expect_row(&q, &k, &v, a, b, h, i, want.data());
-                const double got =
-                    lse[((size_t)b * (size_t)c->Hq + (size_t)h) * (size_t)c->Sq + (size_t)i];
-                const double away = got == L ? 0 : fabs(got - L) / fmax(1, fabs(L));
-                if (!(away <= l_off)) l_off = away;
-                for (int d = 0; d < c->D; ++d) add(&off, o.get(b, h, i, d), want[(size_t)d]);
-            }
-    /* P is rounded to 2^-9; a score is a sum of at most 256 products in float. */
-    const int good = relative(&off) < 0x1p-8 && l_off < 16 * 0x1p-24;
-    printf("%s d %d: o %.1e L %.1e: %s\n", c->name, K_D, relative(&off), l_off,
-           good ? "ok" : "WRONG");
+            for (int i = 0; i < s.Sq; ++i) compare_row(&p, &s, b, h, i, &o, &worst_L);
+    }
+    int beyond = 0;
+    for (size_t n = 0; n < p.o.size() && !c->merge; ++n) beyond += p.o[n] != UNWRITTEN;
+    for (size_t n = 0; n < p.lse.size() && !c->merge; ++n) beyond += p.lse[n] != UNWRITTEN;
+    /* P is rounded to 2^-9; a score is a sum of at most 256 products in float, with terms of its size. */
+    const int good = relative(&o) < 0x1p-8 && worst_L < 32 * 0x1p-24 && !beyond;
+    printf("%s d %d: o %.1e L %.1e, %d written beyond the end: %s\n", c->name, K_D, relative(&o), worst_L,
+           beyond, good ? "ok" : "WRONG");
     return !good;
 }
 
+#define CASE(N, B_, HQ, HKV, SQ, SK, D_, DV, C, L, R)                                                  \
+    .name = N, .B = B_, .Hq = HQ, .Hkv = HKV, .Sq = SQ, .Sk = SK, .D = D_, .Dv = DV, .causal = C,      \
+    .left = L, .right = R
 static const test_case cases[] = {
-    {"one tile", 1, 1, 1, 37, 50, K_D, 0, 1},
-    {"tiles", 1, 2, 1, 300, 290, K_D, 0, 1},
-    {"two sequences, short rows", 2, 1, 1, 200, 70, K_D - 8, 0, 1},
-    {"more rows than keys", 1, 1, 1, 260, 130, K_D, 1, 1},
-    {"large scores", 1, 1, 1, 150, 400, K_D, 0, 40},
+#if K_MASK < 2
+    {CASE("tiles", 1, 2, 1, 450, 600, K_D, K_D, K_MASK == 1, -1, -1), .half_o = 1},
+    {CASE("two sequences, short rows", 2, 1, 1, 70, 60, K_D - 8, K_D, K_MASK == 1, -1, -1)},
+    {CASE("more rows than keys", 1, 1, 1, 300, 150, K_D, K_D - 16, K_MASK == 1, -1, -1), .top_left = 1,
+     .half_o = 1},
+    {CASE("large scores", 1, 1, 1, 200, 400, K_D, K_D, K_MASK == 1, -1, -1), .q_factor = 40},
+#else
+    {CASE("no feature", 1, 2, 1, 350, 400, K_D, K_D, 0, -1, -1)},
+    {CASE("window", 1, 1, 1, 400, 370, K_D, K_D, 0, 50, 21)},
+    {CASE("wide window", 1, 1, 1, 330, 700, K_D, K_D, 0, 300, 200)},
+    {CASE("causal window", 1, 1, 1, 300, 500, K_D, K_D, 1, 130, -1)},
+    {CASE("window beyond the keys", 1, 1, 1, 300, 100, K_D, K_D, 0, 20, 10)},
+    {CASE("sink", 1, 2, 1, 140, 200, K_D, K_D, 1, -1, -1), .sink = 1},
+    {CASE("merge", 1, 2, 1, 200, 200, K_D, K_D, 1, -1, -1), .merge = 1},
+    {CASE("packed", 3, 1, 1, 300, 250, K_D, K_D, 1, -1, -1), .packed = 1,
+     .length_q = {300, 0, 33}, .length_k = {171, 4, 250}},
+    {CASE("packed, full", 3, 2, 1, 200, 350, K_D, K_D, 0, -1, -1), .packed = 1,
+     .length_q = {50, 200, 133}, .length_k = {71, 130, 350}},
+    {CASE("no keys", 2, 1, 1, 100, 150, K_D, K_D, 0, -1, -1), .packed = 1,
+     .length_q = {100, 50}, .length_k = {0, 150}},
+    {CASE("padded", 2, 2, 1, 300, 250, K_D, K_D, 1, -1, -1), .padded = 1,
+     .length_q = {50, 300}, .length_k = {250, 71}},
+#if K_MASK == 2
+    {CASE("softcap", 1, 1, 1, 200, 300, K_D, K_D, 1, -1, -1), .softcap = 5},
+    {CASE("hard softcap", 1, 1, 1, 200, 300, K_D, K_D, 0, -1, -1), .softcap = 0.8f},
+    {CASE("alibi", 1, 2, 2, 330, 329, K_D, K_D, 0, -1, -1), .alibi = 1},
+    {CASE("alibi, causal", 1, 2, 2, 330, 529, K_D, K_D, 1, -1, -1), .alibi = 1},
+#if HAS_BIAS
+    {CASE("bias", 1, 2, 1, 170, 240, K_D, K_D, 1, -1, -1), .bias = 1},
+#endif
+    {CASE("dropout", 1, 2, 1, 350, 300, K_D - 8, K_D, 0, -1, -1), .dropout = 0.3f},
+    {CASE("dropout, causal", 2, 1, 1, 300, 600, K_D, K_D, 1, -1, -1), .dropout = 0.7f, .q_pos0 = 16},
+    {CASE("all", 2, 2, 1, 200, 250, K_D - 8, K_D, 1, 190, -1), .softcap = 3, .dropout = 0.2f, .alibi = 1,
+     .bias = HAS_BIAS, .sink = 1, .merge = 1, .q_pos0 = 16, .padded = 1, .length_q = {90, 170},
+     .length_k = {250, 131}},
+#endif
+#endif
 };
 
 int main(void) {

@@ -60,6 +60,7 @@ static inline int __float_as_int(float x) {
     memcpy(&bits, &x, 4);
     return bits;
 }
+static inline uint32_t __float_as_uint(float x) { return (uint32_t)__float_as_int(x); }
 static inline float __int_as_float(int bits) {
     float x;
     memcpy(&x, &bits, 4);

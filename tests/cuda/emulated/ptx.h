@@ -160,6 +160,10 @@ static inline void stmatrix_x4_trans(uint32_t address, const uint32_t r[4]) {
 static inline void store_shared_4(uint32_t address, const float x[4]) {
     memcpy(memory + address, x, 16);
 }
+static inline void store_shared_words(uint32_t address, const uint32_t x[4]) {
+    memcpy(memory + address, x, 16);
+}
+static inline void load_shared_4(uint32_t x[4], uint32_t address) { memcpy(x, memory + address, 16); }
 
 /* ---- wgmma ---- */
 
