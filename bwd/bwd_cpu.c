@@ -2,14 +2,36 @@
    each once through all rows that see it, S and P computed again from L. See bwd/README.md.
 
    Every sum has one order, whatever the threads do: dQ over key tiles, dK and dV over the query
-   heads of the group and the row blocks in them, all ascending. So one pass over (sequence, key
-   head) and two passes, one for dQ by row blocks and one for dK, dV by column blocks, give the same
-   bits, and the choice between them may look at the number of threads. */
+   heads of the group and the row blocks in them, all ascending. So three ways give the same bits, and
+   the choice between them may look at the number of threads: a task per (sequence, key head); a task
+   per column block of one, in a chain, where each waits at a block of rows until the one before has
+   added to its dQ; and two passes, one for dQ by row blocks and one for dK, dV by column blocks. */
 #include "bwd_rows.h"
 #include "kernel.h"
 
 #include <stdio.h>
 #include <string.h>
+
+/* ---- chains ---- */
+
+static int64_t row_block(const fattni_bwd *w, int64_t b, int64_t h, int64_t i0) {
+    return (b * w->p->Hq + h) * w->row_blocks + i0 / w->k->rows;
+}
+
+/* The column block whose turn it is to add to dQ of these rows; 0 before the first. */
+static atomic_int *turn_of(const fattni_bwd *w, int64_t b, int64_t h, int64_t i0) {
+    return (atomic_int *)((char *)w->p->workspace + w->turns) + row_block(w, b, h, i0);
+}
+
+/* Tasks begin in ascending order, and column blocks of one head are in that order: the one waited for
+   is under way or done. */
+static void wait_for_turn(const fattni_bwd *w, const fattni_bwd_rows *r, int64_t block) {
+    atomic_int *const turn = turn_of(w, r->b, r->h, r->i0);
+    for (int n = 0; atomic_load_explicit(turn, memory_order_acquire) != block; ++n) fattni_pause(n);
+}
+static void pass_turn(const fattni_bwd *w, const fattni_bwd_rows *r, int64_t block) {
+    atomic_store_explicit(turn_of(w, r->b, r->h, r->i0), (int)block + 1, memory_order_release);
+}
 
 /* ---- before: delta, and zero gradients of rows that no key reaches ---- */
 
@@ -33,6 +55,7 @@ static void prepare(void *arg, int64_t task, int thread) {
     const int64_t bh = task / w->row_blocks, b = bh / p->Hq, h = bh % p->Hq;
     const fattni_sequence seq = fattni_sequence_of(p, b);
     const int64_t i0 = task % w->row_blocks * w->k->rows, row = seq.q0 + i0;
+    if (w->chained) atomic_init(turn_of(w, b, h, i0), 0);
     const int64_t rows = fattni_min(w->k->rows, seq.band.Sq - i0);
     if (rows <= 0) return;
     if (!p->delta.present) {
@@ -89,6 +112,9 @@ static void backward_tiles(const fattni_bwd *w, const fattni_bwd_rows *r, fattni
 static void *packed_dq(const fattni_bwd *w, const fattni_bwd_rows *r) {
     const int64_t block = r->h % w->p->group * w->row_blocks + r->i0 / w->k->rows;
     const size_t bytes = (size_t)w->p->D * FATTNI_TILE_ROW_BYTES;
+    if (w->keeps_dq && w->chained)
+        return (char *)w->p->workspace + w->shared_dq +
+               (size_t)row_block(w, r->b, r->h, r->i0) * bytes;
     return r->scratch + w->at.dq + (w->keeps_dq ? (size_t)block * bytes : 0);
 }
 
@@ -158,9 +184,12 @@ static void column_block(const fattni_bwd *w, const fattni_sequence *seq, int64_
         for (int64_t i0 = rows.begin / w->k->rows * w->k->rows; i0 < rows.end; i0 += w->k->rows) {
             const fattni_bwd_rows r = fattni_bwd_pack(w, seq, b, h, i0, scratch);
             const fattni_range keys = fattni_keys_of(&seq->band, i0, i0 + r.rows);
-            if (want & WANT_DQ) load_dq(w, &r, keys.begin >= columns.begin);
+            const bool first = keys.begin >= columns.begin;
+            if (w->chained && !first) wait_for_turn(w, &r, block);
+            if (want & WANT_DQ) load_dq(w, &r, first);
             backward_tiles(w, &r, columns, want, packed_dq(w, &r));
             if (want & WANT_DQ) store_dq(w, &r, keys.end <= columns.end);
+            if (w->chained) pass_turn(w, &r, block);
         }
     if (want & WANT_DK)
         store_keys(w, seq, &p->dk, g, p->D, w->D_pad, scratch + w->at.dk, p->flags & FATTN_ACC_DK,
@@ -181,14 +210,14 @@ static void head_task(void *arg, int64_t task, int thread) {
         column_block(w, &seq, b, g, n, w->want, fattni_bwd_scratch(w, thread));
 }
 
-/* One column block of one key head: dK and dV. The first blocks see most rows when a mask is
-   causal; as in forward, long tasks come first. */
+/* One column block of one key head: dK and dV, in a chain dQ, too. The first blocks see most rows when
+   a mask is causal; as in forward, long tasks come first. */
 static void column_task(void *arg, int64_t task, int thread) {
     const fattni_bwd *const w = arg;
     const int64_t pairs = w->p->B * w->p->Hkv, pair = task % pairs, b = pair / w->p->Hkv;
     const fattni_sequence seq = fattni_sequence_of(w->p, b);
-    column_block(w, &seq, b, pair % w->p->Hkv, task / pairs, w->want & WANT_KEYS,
-                 fattni_bwd_scratch(w, thread));
+    column_block(w, &seq, b, pair % w->p->Hkv, task / pairs,
+                 w->chained ? w->want : w->want & WANT_KEYS, fattni_bwd_scratch(w, thread));
 }
 
 /* One row block of one query head: dQ. */
@@ -230,7 +259,7 @@ static const char *refuses(const fattn_ctx *ctx, const fattni_problem *p) {
 
 static void plan(const fattn_ctx *ctx, const fattni_problem *p, fattni_kernel_plan *out) {
     const fattni_bwd w = fattni_bwd_plan(ctx, p);
-    out->workspace = w.delta_bytes + (size_t)w.threads * w.at.bytes;
+    out->workspace = w.shared_bytes + (size_t)w.threads * w.at.bytes;
     out->deterministic = true;
     snprintf(out->name, sizeof out->name, "fattn_bwd_cpu_%s_%s", w.k->isa,
              fattn_dtype_name(p->dtype));

@@ -23,7 +23,7 @@ static fattni_bwd_layout lay_out(const fattni_bwd *w) {
     const size_t tile = FATTNI_TILE_BYTES, D = (size_t)p->D, Dv = (size_t)p->Dv;
     const size_t columns = (size_t)w->columns, D_pad = (size_t)w->D_pad, Dv_pad = (size_t)w->Dv_pad;
     const size_t wide = fattni_is_narrow(p) ? columns * real : 0;
-    const size_t dq_blocks = w->keeps_dq ? (size_t)(p->group * w->row_blocks) : 1;
+    const size_t dq_blocks = !w->keeps_dq ? 1 : w->chained ? 0 : (size_t)(p->group * w->row_blocks);
     fattni_bwd_layout at = {0};
     at.q = fattni_append(&at.bytes, D * row);
     at.d_o = fattni_append(&at.bytes, Dv * row);
@@ -53,8 +53,8 @@ fattni_bwd fattni_bwd_plan(const fattn_ctx *ctx, const fattni_problem *p) {
     w.row_blocks = fattni_ceil_div(p->Sq, w.k->rows);
     w.columns = column_size(&w);
 
-    /* One pass is 5 products per tile, two are 7 but have more tasks: better when one pass would
-       leave more than 2 of 7 threads idle. */
+    /* One pass is 5 products per tile, by key heads or, when that would leave more than 2 of 7 threads
+       idle, in chains of column blocks. Two are 7, but have more tasks. */
     const int64_t pairs = p->B * p->Hkv, threads = ctx->cpu_threads;
     const bool both = (w.want & WANT_DQ) && (w.want & WANT_KEYS);
     w.one_pass = both && 5 * fattni_ceil_div(pairs, threads) * threads <= 7 * pairs;
@@ -64,15 +64,17 @@ fattni_bwd fattni_bwd_plan(const fattn_ctx *ctx, const fattni_problem *p) {
         w.columns = fattni_min(w.columns, fattni_round_up(size, FATTNI_TILE_KEYS));
     }
     w.column_blocks = fattni_ceil_div(p->Sk, w.columns);
+    w.chained = both && !w.one_pass && 7 * pairs * w.column_blocks >= 5 * threads;
 
     const bool narrow = fattni_is_narrow(p);
     w.copy_q = narrow || ((w.want & WANT_DK) && w.D_pad != p->D);
     w.copy_d_o = p->d_o.dtype != (int32_t)w.k->dtype || ((w.want & WANT_DV) && w.Dv_pad != p->Dv);
-    w.keeps_dq = w.one_pass && w.column_blocks > 1 && p->dq.dtype != (int32_t)w.k->dtype;
+    w.keeps_dq = (w.one_pass || w.chained) && w.column_blocks > 1 &&
+                 p->dq.dtype != (int32_t)w.k->dtype;
 
     w.bias_tasks = fattni_bwd_bias_tasks(p, w.k);
     if (!w.one_pass) {
-        w.row_tasks = w.want & WANT_DQ ? p->B * p->Hq * w.row_blocks : 0;
+        w.row_tasks = (w.want & WANT_DQ) && !w.chained ? p->B * p->Hq * w.row_blocks : 0;
         w.column_tasks = w.want & WANT_KEYS ? pairs * w.column_blocks : 0;
     }
     const int64_t tasks = w.one_pass ? pairs : w.row_tasks + w.column_tasks;
@@ -80,7 +82,11 @@ fattni_bwd fattni_bwd_plan(const fattn_ctx *ctx, const fattni_problem *p) {
     w.at = lay_out(&w);
     const size_t planes = (size_t)p->Hq * (p->packed ? 1 : (size_t)p->B);
     if (!p->delta.present)
-        fattni_append(&w.delta_bytes, planes * (size_t)p->rows_q * fattn_dtype_size(w.k->dtype));
+        fattni_append(&w.shared_bytes, planes * (size_t)p->rows_q * fattn_dtype_size(w.k->dtype));
+    const size_t blocks = w.chained ? (size_t)(p->B * p->Hq * w.row_blocks) : 0;
+    w.turns = fattni_append(&w.shared_bytes, blocks * sizeof(atomic_int));
+    w.shared_dq = fattni_append(&w.shared_bytes,
+                                w.keeps_dq ? blocks * (size_t)p->D * FATTNI_TILE_ROW_BYTES : 0);
     return w;
 }
 

@@ -5,12 +5,14 @@
 
 #include "cpu_scores.h"
 
+#include <stdatomic.h>
+
 enum { WANT_DQ = 1, WANT_DK = 2, WANT_DV = 4, WANT_KEYS = WANT_DK | WANT_DV };
 
 /* Offsets in bytes from a thread's scratch. [..][row] arrays hold one block of rows. */
 typedef struct fattni_bwd_layout {
     size_t q, d_o;           /* Q^T [D], dO^T [Dv] */
-    size_t dq;               /* dQ^T [D]; with keeps_dq of all row blocks of the group's heads */
+    size_t dq;               /* dQ^T [D]; with keeps_dq in one pass of all row blocks of the group */
     size_t lse, delta;       /* L in log2 units and its rounding error */
     size_t p, ds;            /* P^T, dS^T [keys] */
     size_t keep, bend, bias; /* [keys]: dropout mask, derivative of the softcap, bias */
@@ -20,16 +22,19 @@ typedef struct fattni_bwd_layout {
     size_t bytes;
 } fattni_bwd_layout;
 
-/* A call: delta at the workspace's beginning, then the threads' scratch. */
+/* A call: delta at the workspace's beginning, then what a chain shares, then the threads' scratch. */
 typedef struct fattni_bwd {
     const fattni_problem *p;
     const fattni_cpu_kernels *k;
     fattni_bwd_layout at;
-    size_t delta_bytes;                /* [batch][h][row]; 0 when the caller gave delta */
+    size_t turns, shared_dq;           /* of a chain, offsets: [b][h][row block], an int and dQ^T each */
+    size_t shared_bytes;               /* delta [batch][h][row], unless the caller gave it, and these */
     unsigned want;
-    bool one_pass;                     /* dQ, dK and dV from the same tiles */
+    bool one_pass;                     /* dQ, dK and dV from the same tiles, a task per key head */
+    bool chained;                      /* the same with a task per column block: each adds to dQ of a
+                                          block of rows when the one before has */
     bool copy_q, copy_d_o;             /* the caller's are of another type, or not whole vectors */
-    bool keeps_dq;                     /* in one pass dq, of 16 bits, cannot hold sums that go on */
+    bool keeps_dq;                     /* dq, of 16 bits, cannot hold sums that go on */
     int64_t row_blocks, column_blocks; /* in the longest sequence */
     int64_t columns;                   /* of a column block */
     int64_t D_pad, Dv_pad;             /* whole vectors */
@@ -40,7 +45,7 @@ typedef struct fattni_bwd {
 fattni_bwd fattni_bwd_plan(const fattn_ctx *ctx, const fattni_problem *p);
 
 static inline char *fattni_bwd_scratch(const fattni_bwd *w, int thread) {
-    return (char *)w->p->workspace + w->delta_bytes + (size_t)thread * w->at.bytes;
+    return (char *)w->p->workspace + w->shared_bytes + (size_t)thread * w->at.bytes;
 }
 
 /* Where delta of a row lies in the workspace, in reals; its value, wherever it is. */

@@ -72,11 +72,14 @@ void fattni_host_copy(const fattn_ctx *ctx, const fattn_tensor *dst, const fattn
 /* "[2,8,77,64]" */
 const char *fattni_shape_text(const fattn_tensor *t, char *buffer, size_t size);
 
-/* The only user of OpenMP (parallel.c). Runs task 0..count-1 in any order on at most
-   ctx->cpu_threads threads; thread is below that number. Tasks must not depend on each other, and
-   results must not depend on the thread: that is what makes bits independent of thread counts. */
+/* The only user of OpenMP (parallel.c). Runs task 0..count-1 on at most ctx->cpu_threads threads,
+   each of which takes ascending ones; thread is below that number. A task may wait for tasks with
+   lower numbers, no others, and results must not depend on the thread: that is what makes bits
+   independent of thread counts. */
 typedef void (*fattni_task)(void *arg, int64_t task, int thread);
 void fattni_parallel(const fattn_ctx *ctx, int64_t count, fattni_task run, void *arg);
+/* For a task that waits for one with a lower number: round n of its loop. */
+void fattni_pause(int n);
 int fattni_default_threads(void);
 
 int fattni_cpu_isa(void); /* best enum fattni_isa of this machine */

@@ -2,6 +2,7 @@
 #include "internal.h"
 
 #include <omp.h>
+#include <sched.h>
 
 /* libomp is not built for the thread sanitizer, and its tool for that (Archer) misses edges on a busy
    machine. The only order between threads is told here: a team starts after what came before it and
@@ -18,6 +19,10 @@
 #define ACQUIRE(where) ((void)(where))
 #endif
 
+void fattni_pause(int n) {
+    if (n % 64 == 63) sched_yield(); /* there may be fewer cores than threads */
+}
+
 int fattni_default_threads(void) { return omp_get_max_threads(); }
 
 void fattni_parallel(const fattn_ctx *ctx, int64_t count, fattni_task run, void *arg) {
@@ -31,7 +36,7 @@ void fattni_parallel(const fattn_ctx *ctx, int64_t count, fattni_task run, void 
         /* Sets this team's own default only: a BLAS called from a task stays on one thread even
            when the team is a single thread, which OpenMP does not count as parallel. */
         omp_set_num_threads(1);
-#pragma omp for schedule(dynamic, 1)
+#pragma omp for schedule(monotonic : dynamic, 1)
         for (int64_t task = 0; task < count; ++task) run(arg, task, omp_get_thread_num());
         RELEASE(&join);
     }
