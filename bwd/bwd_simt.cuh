@@ -14,6 +14,7 @@
    Instances: bwd_kernels.def. */
 #define SPLIT (K_BM * K_BN / (32 * K_WARPS) < 32 ? 4 : 1)
 #include "cuda_turns.h"
+#include "ptx/mma.h"
 #include "simt_tile.h"
 #include "real_general.h"
 
@@ -24,9 +25,7 @@ static_assert(KEY_ROWS * TY == BN && KEY_ROWS % VECTOR == 0, "dK, dV");
 DEVICE void add(real *p, vector x, int count) {
 #if __CUDA_ARCH__ >= 900 && !K_F64
     if (count >= VECTOR && (uintptr_t)p % 16 == 0) {
-        asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(p), "f"(x.e[0]),
-                     "f"(x.e[1]), "f"(x.e[2]), "f"(x.e[3])
-                     : "memory");
+        reduce_add_4(p, x.e);
         return;
     }
 #endif

@@ -45,8 +45,8 @@ DEVICE void publish(uint32_t tile, const float x[2][ROW_TILES][4], int key0, int
 #pragma unroll
         for (int n = 0; n < ROW_TILES; ++n) {
             const uint32_t at = (to ^ (uint32_t)(n << 4)) + (uint32_t)(16 * k * BM * 2);
-            store_pair(at, pack(x[k][n][0], x[k][n][1]));
-            store_pair(at + 8 * BM * 2, pack(x[k][n][2], x[k][n][3]));
+            store_shared_word(at, pack(x[k][n][0], x[k][n][1]));
+            store_shared_word(at + 8 * BM * 2, pack(x[k][n][2], x[k][n][3]));
         }
 }
 

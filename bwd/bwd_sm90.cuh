@@ -21,7 +21,6 @@
    Turns       FATTN_DETERMINISTIC: the adding warps wait for the key blocks before theirs (cuda_turns.h).
 
    Instances: bwd_kernels.def. Macros in: K_NAME, K_BF16, K_D, K_MASK, K_BM, K_BN, K_WARPS. */
-#define MASK_capped 3
 #if K_D > 128
 #include "bwd/bwd_sm90_wide.cuh"
 #else

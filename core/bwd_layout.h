@@ -52,8 +52,8 @@ DEVICE void store_gradient(const float (*x)[4], int column_tiles, uint32_t tile,
 #pragma unroll
     for (int n = 0; n < 2 * column_tiles; ++n) {
         const int row = row0 + n / column_tiles * 16 + g, chunk = column0 / 8 + n % column_tiles;
-        store_pair(tile + tile_offset(columns, row, chunk) + 4u * t, pack(x[n][0], x[n][1]));
-        store_pair(tile + tile_offset(columns, row + 8, chunk) + 4u * t, pack(x[n][2], x[n][3]));
+        store_shared_word(tile + tile_offset(columns, row, chunk) + 4u * t, pack(x[n][0], x[n][1]));
+        store_shared_word(tile + tile_offset(columns, row + 8, chunk) + 4u * t, pack(x[n][2], x[n][3]));
     }
     __syncwarp();
     for (int n = lane; n < 32 * column_tiles; n += 32) {

@@ -25,12 +25,7 @@ DEVICE fattni_block dropout_block(const dropout_plane *plane, int64_t i, int64_t
 /* Whether element (i, j) of the sequence is kept. */
 DEVICE int keep_at(const fattni_cuda_args *a, const dropout_plane *plane, int i, int j) {
     const int64_t I = (int64_t)a->q_pos0 + i, J = (int64_t)a->k_pos0 + j;
-    const fattni_block r = dropout_block(plane, I, J);
-    const int lane = fattni_dropout_lane(I, J);
-    /* No index into registers: they would go to memory. */
-    const fattni_block word = {
-        {lane & 4 ? lane & 2 ? r.w[3] : r.w[2] : lane & 2 ? r.w[1] : r.w[0]}};
-    return fattni_lane16(word, lane & 1) >= a->drop_T;
+    return fattni_lane16(dropout_block(plane, I, J), fattni_dropout_lane(I, J)) >= a->drop_T;
 }
 
 #endif

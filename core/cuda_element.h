@@ -3,6 +3,7 @@
 #define FATTNI_CUDA_ELEMENT_H
 
 #include "cuda_sequence.h"
+#include "ptx/mma.h"
 
 #include <fattn/attention.h>
 
@@ -32,12 +33,7 @@ DEVICE void store_f64(void *p, int32_t, int64_t i, double x) { ((double *)p)[i] 
 
 DEVICE float exp_f32(float x) { return expf(x); }
 DEVICE double exp_f64(double x) { return exp(x); }
-/* 2^x; F32 within two units of the last place, numbers below 2^-126 become 0. */
-DEVICE float exp2_f32(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
+DEVICE float exp2_f32(float x) { return exp2_approx(x); }
 DEVICE double exp2_f64(double x) { return exp2(x); }
 DEVICE float log_f32(float x) { return logf(x); }
 DEVICE double log_f64(double x) { return log(x); }

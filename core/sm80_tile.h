@@ -10,6 +10,7 @@
 #include "element.h"
 #include "ptx/cp_async.h"
 #include "ptx/ldmatrix.h"
+#include "ptx/shared.h"
 
 /* Byte offset of chunk (8 elements) `chunk` of row `row`. */
 DEVICE uint32_t tile_offset(int columns, int row, int chunk) {
@@ -47,7 +48,7 @@ DEVICE void load_tile(uint32_t tile, int columns, int rows, int threads, const h
         const half_type x =
             row < valid && column < width ? base[row * pitch + column] : to_half(0.0f);
         const uint32_t to = tile + tile_offset(columns, row, column / 8) + (uint32_t)(column % 8) * 2;
-        asm volatile("st.shared.b16 [%0], %1;" ::"r"(to), "h"(*(const uint16_t *)&x) : "memory");
+        store_shared_half(to, *(const uint16_t *)&x);
     }
 }
 
@@ -152,16 +153,10 @@ DEVICE void product_nn(float (*x)[4], int row_tiles, int column_tiles, int depth
     }
 }
 
-DEVICE void store_pair(uint32_t address, uint32_t x) {
-    asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(x) : "memory");
-}
 DEVICE uint4 load_chunk(uint32_t address) {
-    uint4 x;
-    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
-                 : "r"(address)
-                 : "memory");
-    return x;
+    uint32_t x[4];
+    load_shared_4(x, address);
+    return make_uint4(x[0], x[1], x[2], x[3]);
 }
 
 /* A warp's accumulators acc[row_tiles][column_tiles][4], rows row0.. of a block, through shared memory
@@ -179,8 +174,8 @@ DEVICE void store_rows(const void *accumulators, int row_tiles, int column_tiles
         for (int c = 0; c < column_tiles; ++c) {
             const float *const x = acc[r * column_tiles + c];
             const int row = row0 + 16 * r + g;
-            store_pair(tile + tile_offset(columns, row, c) + 4u * t, pack(x[0], x[1]));
-            store_pair(tile + tile_offset(columns, row + 8, c) + 4u * t, pack(x[2], x[3]));
+            store_shared_word(tile + tile_offset(columns, row, c) + 4u * t, pack(x[0], x[1]));
+            store_shared_word(tile + tile_offset(columns, row + 8, c) + 4u * t, pack(x[2], x[3]));
         }
     __syncwarp();
     const int chunks = columns / 8;

@@ -8,6 +8,7 @@
 #include "element.h"
 #include "ptx/ldmatrix.h"
 #include "ptx/mbarrier.h"
+#include "ptx/shared.h"
 #include "ptx/stmatrix.h"
 #include "ptx/tma.h"
 #include "ptx/wgmma.h"

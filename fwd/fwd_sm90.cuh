@@ -23,7 +23,6 @@
                also softcap, ALiBi, bias and dropout, as uniform branches.
 
    Instances: fwd_kernels.def. Macros in: K_NAME, K_BF16, K_D, K_MASK, K_BM, K_BN, K_WARPS. */
-#define MASK_banded 3 /* beside the others of instance.cu.in */
 #define HAS_BIAS (K_D <= 128)
 #include "fragment_general.h"
 #include "sm90_tile.h"

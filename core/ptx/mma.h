@@ -71,7 +71,7 @@ static __device__ __forceinline__ uint32_t pack_f16(float low, float high) {
     return r;
 }
 
-/* 2^x, relative error 2^-22; -inf gives 0. */
+/* 2^x, relative error 2^-22; -inf and results below 2^-126 give 0. */
 static __device__ __forceinline__ float exp2_approx(float x) {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));

@@ -21,7 +21,8 @@ static const float SOFTCAP = 0.8f;
 typedef struct problem {
     field q, k, v, d_o, dk, dv;
     std::vector<float> slopes, bias, d_bias, lse2, delta, accumulator;
-    std::vector<int32_t> cu_q, cu_k, lengths_q, lengths_k, turns;
+    std::vector<int32_t> turns;
+    lengths of; /* the sequences */
     std::vector<double> want_dq, want_dk, want_dv, want_d_bias;
     fattni_sm90_args args;
 } problem;
@@ -29,21 +30,15 @@ typedef struct problem {
 static void set_up(problem *p, const test_case *c) {
     const int batches = c->packed ? 1 : c->B;
     int rows_q = c->Sq, rows_k = c->Sk;
-    p->cu_q = p->cu_k = {0};
-    for (int b = 0; b < c->B && (c->packed || c->padded); ++b) {
-        p->cu_q.push_back(p->cu_q.back() + c->length_q[b]);
-        p->cu_k.push_back(p->cu_k.back() + c->length_k[b]);
-        p->lengths_q.push_back(c->length_q[b]);
-        p->lengths_k.push_back(c->length_k[b]);
-    }
-    if (c->packed) rows_q = p->cu_q.back() + 5, rows_k = p->cu_k.back() + 7;
+    if (c->packed || c->padded) p->of = lengths_of(c->B, c->length_q, c->length_k);
+    if (c->packed) rows_q = p->of.cu_q.back() + 5, rows_k = p->of.cu_k.back() + 7;
     p->q = random_field(batches, c->Hq, rows_q, c->D);
     p->d_o = random_field(batches, c->Hq, rows_q, c->D);
     p->k = random_field(batches, c->Hkv, rows_k, c->D);
     p->v = random_field(batches, c->Hkv, rows_k, c->D);
     for (int b = 0; b < batches && (c->packed || c->padded); ++b) {
-        const int end_q = c->packed ? p->cu_q.back() : c->length_q[b];
-        const int end_k = c->packed ? p->cu_k.back() : c->length_k[b];
+        const int end_q = c->packed ? p->of.cu_q.back() : c->length_q[b];
+        const int end_k = c->packed ? p->of.cu_k.back() : c->length_k[b];
         spoil_rows(&p->q, b, end_q), spoil_rows(&p->d_o, b, end_q);
         spoil_rows(&p->k, b, end_k), spoil_rows(&p->v, b, end_k);
     }
@@ -67,12 +62,9 @@ static void set_up(problem *p, const test_case *c) {
     a->keep_scale = 65536.0f / (float)(65536 - a->drop_T);
     a->seed = 99, a->rng_heads = (uint32_t)c->Hq;
     a->dk = view_of(&p->dk), a->dv = view_of(&p->dv);
-    const fattni_line slopes = {p->slopes.data(), 1}, cu_q = {p->cu_q.data(), 1},
-                      cu_k = {p->cu_k.data(), 1}, lengths_q = {p->lengths_q.data(), 1},
-                      lengths_k = {p->lengths_k.data(), 1};
+    const fattni_line slopes = {p->slopes.data(), 1};
     if (c->alibi) a->alibi = slopes;
-    if (c->packed) a->cu_seqlens_q = cu_q, a->cu_seqlens_k = cu_k;
-    if (c->padded) a->seqlens_q = lengths_q, a->seqlens_k = lengths_k;
+    give_lengths(a, &p->of, c->packed, c->padded);
     const fattni_view bias = {p->bias.data(), 0, (int64_t)c->Sq * c->Sk, c->Sk, 1};
     if (c->bias) a->bias = a->d_bias = bias, a->d_bias.p = p->d_bias.data(), a->bias_f32 = 1;
 

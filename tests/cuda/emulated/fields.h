@@ -52,6 +52,25 @@ static inline CUtensorMap map_of(field *f, int box) {
     return map;
 }
 
+/* Lengths of a batch, as packed and as padded calls get them. */
+typedef struct lengths {
+    std::vector<int32_t> cu_q, cu_k, q, k;
+} lengths;
+static inline lengths lengths_of(int sequences, const int *q, const int *k) {
+    lengths l = {{0}, {0}, {}, {}};
+    for (int b = 0; b < sequences; ++b) {
+        l.cu_q.push_back(l.cu_q.back() + q[b]), l.q.push_back(q[b]);
+        l.cu_k.push_back(l.cu_k.back() + k[b]), l.k.push_back(k[b]);
+    }
+    return l;
+}
+static inline void give_lengths(fattni_cuda_args *a, lengths *l, int packed, int padded) {
+    const fattni_line cu_q = {l->cu_q.data(), 1}, cu_k = {l->cu_k.data(), 1}, q = {l->q.data(), 1},
+                      k = {l->k.data(), 1};
+    if (packed) a->cu_seqlens_q = cu_q, a->cu_seqlens_k = cu_k;
+    if (padded) a->seqlens_q = q, a->seqlens_k = k;
+}
+
 typedef struct error { double off, size; } error;
 static inline void add(error *e, double got, double want) {
     e->off += (got - want) * (got - want);

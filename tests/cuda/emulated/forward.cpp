@@ -23,7 +23,7 @@ typedef struct problem {
     field q, k, v;
     std::vector<float> slopes, sinks, bias, o, lse, old_o, old_lse;
     std::vector<uint16_t> half_o;
-    std::vector<int32_t> cu_q, cu_k, lengths_q, lengths_k;
+    lengths of; /* the sequences */
     int32_t next_tile;
     fattni_sm90_args args;
 } problem;
@@ -35,22 +35,16 @@ static size_t row_of_o(const problem *p, int batch, int h, int row) {
 static void set_up(problem *p, const test_case *c) {
     const int batches = c->packed ? 1 : c->B;
     int rows_q = c->Sq, rows_k = c->Sk;
-    p->cu_q = p->cu_k = {0};
-    for (int b = 0; b < c->B && (c->packed || c->padded); ++b) {
-        p->cu_q.push_back(p->cu_q.back() + c->length_q[b]);
-        p->cu_k.push_back(p->cu_k.back() + c->length_k[b]);
-        p->lengths_q.push_back(c->length_q[b]);
-        p->lengths_k.push_back(c->length_k[b]);
-    }
-    if (c->packed) rows_q = p->cu_q.back() + 5, rows_k = p->cu_k.back() + 7;
+    if (c->packed || c->padded) p->of = lengths_of(c->B, c->length_q, c->length_k);
+    if (c->packed) rows_q = p->of.cu_q.back() + 5, rows_k = p->of.cu_k.back() + 7;
     p->q = random_field(batches, c->Hq, rows_q, c->D);
     p->k = random_field(batches, c->Hkv, rows_k, c->D);
     p->v = random_field(batches, c->Hkv, rows_k, c->Dv);
     for (uint16_t &x : p->q.x)
         if (c->q_factor > 0) x = half_of(pack_bf16(c->q_factor * value_of(x), 0), 0);
     for (int b = 0; b < batches && (c->packed || c->padded); ++b) {
-        spoil_rows(&p->q, b, c->packed ? p->cu_q.back() : c->length_q[b]);
-        const int end_k = c->packed ? p->cu_k.back() : c->length_k[b];
+        spoil_rows(&p->q, b, c->packed ? p->of.cu_q.back() : c->length_q[b]);
+        const int end_k = c->packed ? p->of.cu_k.back() : c->length_k[b];
         spoil_rows(&p->k, b, end_k), spoil_rows(&p->v, b, end_k);
     }
     for (int h = 0; h < c->Hq; ++h) {
@@ -89,13 +83,10 @@ static void set_up(problem *p, const test_case *c) {
     a->o = o, a->lse = lse;
     p->half_o.assign(p->o.size(), half_of(pack_bf16(UNWRITTEN, 0), 0)); /* which is exact */
     if (c->half_o) a->o.p = p->half_o.data();
-    const fattni_line slopes = {p->slopes.data(), 1}, sinks = {p->sinks.data(), 1}, cu_q = {p->cu_q.data(), 1},
-                      cu_k = {p->cu_k.data(), 1}, lengths_q = {p->lengths_q.data(), 1},
-                      lengths_k = {p->lengths_k.data(), 1};
+    const fattni_line slopes = {p->slopes.data(), 1}, sinks = {p->sinks.data(), 1};
     if (c->alibi) a->alibi = slopes;
     if (c->sink) a->sink = sinks;
-    if (c->packed) a->cu_seqlens_q = cu_q, a->cu_seqlens_k = cu_k;
-    if (c->padded) a->seqlens_q = lengths_q, a->seqlens_k = lengths_k;
+    give_lengths(a, &p->of, c->packed, c->padded);
     if (c->merge) a->flags = FATTN_MERGE;
     const fattni_view bias = {p->bias.data(), 0, (int64_t)c->Sq * c->Sk, c->Sk, 1};
     if (c->bias) a->bias = bias, a->bias_f32 = 1;

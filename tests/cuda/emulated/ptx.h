@@ -12,6 +12,7 @@
 #define FATTNI_PTX_LDMATRIX_H
 #define FATTNI_PTX_MBARRIER_H
 #define FATTNI_PTX_MMA_H
+#define FATTNI_PTX_SHARED_H
 #define FATTNI_PTX_STMATRIX_H
 #define FATTNI_PTX_TMA_H
 #define FATTNI_PTX_WGMMA_H
@@ -136,7 +137,7 @@ static inline void bulk_wait_read(void) {}
 static inline void bulk_wait(void) {}
 static inline void async_proxy_fence(void) {}
 
-/* ---- stmatrix ---- */
+/* ---- shared, stmatrix ---- */
 
 /* Element (i, j) of matrix m: lane 4 i + j/2, register m, half j%2; this lane stores row l%8 of
    matrix l/8. */

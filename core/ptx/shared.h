@@ -1,0 +1,30 @@
+/* Loads and stores of shared memory by its 32-bit addresses; 16-byte ones at multiples of 16. */
+#ifndef FATTNI_PTX_SHARED_H
+#define FATTNI_PTX_SHARED_H
+
+#include <stdint.h>
+
+static __device__ __forceinline__ void store_shared_4(uint32_t address, const float x[4]) {
+    asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address), "f"(x[0]), "f"(x[1]),
+                 "f"(x[2]), "f"(x[3])
+                 : "memory");
+}
+static __device__ __forceinline__ void store_shared_words(uint32_t address, const uint32_t x[4]) {
+    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(x[0]), "r"(x[1]), "r"(x[2]),
+                 "r"(x[3])
+                 : "memory");
+}
+static __device__ __forceinline__ void load_shared_4(uint32_t x[4], uint32_t address) {
+    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+                 : "r"(address)
+                 : "memory");
+}
+static __device__ __forceinline__ void store_shared_word(uint32_t address, uint32_t x) {
+    asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(x) : "memory");
+}
+static __device__ __forceinline__ void store_shared_half(uint32_t address, uint16_t x) {
+    asm volatile("st.shared.b16 [%0], %1;" ::"r"(address), "h"(x) : "memory");
+}
+
+#endif
