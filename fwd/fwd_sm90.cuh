@@ -107,59 +107,79 @@ DEVICE sequence read_sequence(const fattni_cuda_args *a, const volatile int4 *fr
 
 /* ---- producer ---- */
 
-/* Where the rows of a block of keys lie. */
+/* All lanes of the warp take part, so that the compiler knows the copies' operands to be the same for all of
+   them; lane 0 issues. Few instructions: the consumers' warps of this scheduler wait for each of them. */
+DEVICE int is_leader(void) { return threadIdx.x % 32 == 0; }
+DEVICE int of_leader(int x) { return __shfl_sync(ALL_LANES, x, 0); }
+
+/* Where keys lie, and a block of them to one stage. */
 typedef struct place {
-    int row, head, batch;
+    int row, k_head, k_batch, v_head, v_batch;
 } place;
 
-DEVICE void load_k(const fattni_sm90_args *p, uint32_t shared, uint32_t x, place at) {
+DEVICE void load_k(const fattni_sm90_args *p, uint32_t shared, uint32_t x, const place *at) {
     mbarrier_wait(shared + k_empty(x), stage_parity(x) ^ 1);
+    if (!is_leader()) return;
     mbarrier_expect(shared + k_full(x), KV_BYTES);
-    load_panels(shared + K_AT + (x & 1) * KV_BYTES, &p->k, shared + k_full(x), PANELS, BN, at.row,
-                at.head / p->a.group * p->k_step.head, at.batch * p->k_step.batch);
+    load_panels(shared + K_AT + (x & 1) * KV_BYTES, &p->k, shared + k_full(x), PANELS, BN, at->row,
+                at->k_head, at->k_batch);
 }
-DEVICE void load_v(const fattni_sm90_args *p, uint32_t shared, uint32_t x, place at) {
+DEVICE void load_v(const fattni_sm90_args *p, uint32_t shared, uint32_t x, const place *at) {
     mbarrier_wait(shared + v_empty(x), stage_parity(x) ^ 1);
+    if (!is_leader()) return;
     mbarrier_expect(shared + v_full(x), KV_BYTES);
-    load_panels(shared + V_AT + (x & 1) * KV_BYTES, &p->v, shared + v_full(x), PANELS, BN, at.row,
-                at.head / p->a.group * p->v_step.head, at.batch * p->v_step.batch);
+    load_panels(shared + V_AT + (x & 1) * KV_BYTES, &p->v, shared + v_full(x), PANELS, BN, at->row,
+                at->v_head, at->v_batch);
+}
+
+/* The number of the tile after `number`, in lane 0. */
+DEVICE int next_number(const fattni_sm90_args *p, int number) {
+    if (!COUNTED) return (int)gridDim.x + number;
+    return is_leader() ? (int)gridDim.x + atomicAdd(p->next_tile, 1) : 0;
 }
 
 /* Order of loads: K(0), K(1), V(0), K(2), V(1), ... over all tiles, as the consumers need them. */
 DEVICE void produce(const fattni_sm90_args *p, uint32_t shared, unsigned char *memory) {
     int number = (int)blockIdx.x;
     uint32_t x = 0; /* key blocks loaded */
-    place last = {0, 0, 0};
+    place last = {0, 0, 0, 0, 0};
     for (int n = 0;; ++n) {
         const int slot = n % Q_SLOTS;
-        int next = (int)gridDim.x + (COUNTED ? atomicAdd(p->next_tile, 1) : number);
-        if (Q_SLOTS == 1 && x > 0) load_v(p, shared, x - 1, last);
+        if (Q_SLOTS == 1 && x > 0) load_v(p, shared, x - 1, &last);
         mbarrier_wait(shared + q_empty(slot), slot_parity(n) ^ 1);
         sequence s;
         tile t = {0, 0, 0, 0, 0};
         if (number < p->tiles) t = tile_of(p, number, &s);
-        while (BANDS && t.blocks == 0 && next < p->tiles) { /* over tiles without rows */
-            t = tile_of(p, next, &s);
-            next = (int)gridDim.x + atomicAdd(p->next_tile, 1);
+        while (BANDS && t.blocks == 0 && number < p->tiles) { /* over tiles without rows */
+            number = of_leader(next_number(p, number));
+            if (number < p->tiles) t = tile_of(p, number, &s);
         }
-        write_tile(tile_slot(memory, n), &t, &s);
-        if (t.blocks == 0) {
-            mbarrier_arrive(shared + q_full(slot));
-            break;
+        if (is_leader()) {
+            write_tile(tile_slot(memory, n), &t, &s);
+            if (t.blocks == 0) mbarrier_arrive(shared + q_full(slot));
         }
-        mbarrier_expect(shared + q_full(slot), Q_BYTES);
-        load_panels(shared + slot * Q_BYTES, &p->q, shared + q_full(slot), PANELS, BM, s.q0 + t.i0,
-                    t.h * p->q_step.head, s.batch * p->q_step.batch);
-        const int rightmost = t.first + t.blocks - 1;
+        if (t.blocks == 0) break;
+        t.h = of_leader(t.h), s.batch = of_leader(s.batch);
+        if (BANDS) s.q0 = of_leader(s.q0), s.k0 = of_leader(s.k0), t.first = of_leader(t.first);
+        if (is_leader()) {
+            mbarrier_expect(shared + q_full(slot), Q_BYTES);
+            load_panels(shared + slot * Q_BYTES, &p->q, shared + q_full(slot), PANELS, BM, s.q0 + t.i0,
+                        t.h * p->q_step.head, s.batch * p->q_step.batch);
+        }
+        const int g = t.h / p->a.group, rightmost = t.first + t.blocks - 1;
+        place at = {s.k0 + rightmost * BN, g * p->k_step.head, s.batch * p->k_step.batch,
+                    g * p->v_step.head, s.batch * p->v_step.batch};
+        int next = 0;
         for (int j = rightmost; j >= t.first; --j, ++x) {
-            const place at = {s.k0 + j * BN, t.h, s.batch};
-            load_k(p, shared, x, at);
-            if (x > 0 && !(Q_SLOTS == 1 && j == rightmost)) load_v(p, shared, x - 1, last);
+            if (j == t.first) next = next_number(p, number); /* not before: the longest go first */
+            load_k(p, shared, x, &at);
+            if (x > 0 && !(Q_SLOTS == 1 && j == rightmost)) load_v(p, shared, x - 1, &last);
             last = at;
+            at.row -= BN;
         }
-        number = next;
+        number = of_leader(next);
     }
-    if (Q_SLOTS > 1 && x > 0) load_v(p, shared, x - 1, last);
+    if (Q_SLOTS > 1 && x > 0) load_v(p, shared, x - 1, &last);
 }
 
 /* ---- dropout's masks, by the other warps of the producer's warpgroup ---- */
@@ -216,9 +236,11 @@ DEVICE void release(uint32_t bar) {
 }
 
 /* The two rows of a thread: the maximum so far, in units of log2, rounded once, so that P and L refer to
-   the same number; the sum of this thread's P. */
+   the same number; the sum of this thread's P; what O is to be multiplied by, and whether any row of the
+   warp has another factor than 1. */
 typedef struct rows {
-    float top[2], l[2];
+    float top[2], l[2], alpha[2];
+    int rose;
 } rows;
 
 /* S = Q K^T, 64 x BN. */
@@ -247,108 +269,70 @@ DEVICE void mask(float s[BN / 2], int low, int high, int last) {
         }
 }
 
-/* The largest of this thread's scores in each row. */
-DEVICE void maxima(const float s[BN / 2], float top[2]) {
+/* The largest of this thread's scores in row e. */
+DEVICE float maximum(const float s[BN / 2], int e) {
+    float x[2] = {s[2 * e], s[2 * e + 1]};
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-        float x = s[2 * r], y = s[2 * r + 1];
-#pragma unroll
-        for (int i = 1; i < BN / 8; ++i) {
-            x = fmaxf(x, s[4 * i + 2 * r]);
-            y = fmaxf(y, s[4 * i + 2 * r + 1]);
-        }
-        top[r] = fmaxf(x, y);
-    }
+    for (int n = 2; n < BN / 4; ++n) x[n % 2] = fmaxf(x[n % 2], s[n / 2 * 4 + 2 * e + n % 2]);
+    return fmaxf(x[0], x[1]);
 }
 /* The same by integers, three at a time, in half the instructions: the bits of floats have their order as
    long as one of them is positive. A negative result is some score, no more. */
-DEVICE void positive_maxima(const float s[BN / 2], float top[2]) {
+DEVICE float positive_maximum(const float s[BN / 2], int e) {
+    int x[4];
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-        int x = __float_as_int(s[2 * r]), y = __float_as_int(s[2 * r + 1]);
+    for (int n = 0; n < 4; ++n) x[n] = __float_as_int(s[n / 2 * 4 + 2 * e + n % 2]);
 #pragma unroll
-        for (int i = 1; i + 1 < BN / 8; i += 2) {
-            x = __vimax3_s32(x, __float_as_int(s[4 * i + 2 * r]), __float_as_int(s[4 * i + 4 + 2 * r]));
-            y = __vimax3_s32(y, __float_as_int(s[4 * i + 2 * r + 1]), __float_as_int(s[4 * i + 5 + 2 * r]));
-        }
-        if (BN / 8 % 2 == 0)
-            x = __vimax3_s32(x, __float_as_int(s[BN / 2 - 4 + 2 * r]), __float_as_int(s[BN / 2 - 3 + 2 * r]));
-        top[r] = __int_as_float(max(x, y));
-    }
-}
-/* s = 2^(unit s - base), with the sums of both rows. */
-DEVICE void exponentials(float s[BN / 2], float unit, const float base[2], float sum[2]) {
-    float x[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-#pragma unroll
-    for (int i = 0; i < BN / 2; ++i) {
-        s[i] = exp2_approx(fmaf(s[i], unit, -base[i % 4 / 2]));
-        x[i % 4] += s[i];
-    }
-    sum[0] = x[0] + x[1];
-    sum[1] = x[2] + x[3];
-}
-/* n accumulators times the factor of their row. */
-DEVICE void rescale(float *x, int n, const float alpha[2]) {
-#pragma unroll
-    for (int i = 0; i < n; ++i) x[i] *= alpha[i % 4 / 2];
-}
-/* The maximum over the quad and all blocks so far. */
-DEVICE float highest_yet(float so_far, float lane, float unit) {
-    return fmaxf(so_far, __fmul_rn(quad_max(lane), unit));
+    for (int n = 4; n < BN / 4; n += 2)
+        x[n / 2 % 4] = __vimax3_s32(x[n / 2 % 4], __float_as_int(s[n / 2 * 4 + 2 * e]),
+                                    __float_as_int(s[n / 2 * 4 + 2 * e + 1]));
+    return __int_as_float(max(x[3], __vimax3_s32(x[0], x[1], x[2])));
 }
 
-/* Scores to P the exact way; returns whether a maximum of the warp rose: O must be multiplied by alpha. */
-DEVICE int softmax(float s[BN / 2], rows *r, float unit, float alpha[2]) {
-    float top[2], base[2], sum[2];
-    int rose = 0;
-    maxima(s, top);
+/* Row e of the scores, `lane` the largest of this thread, becomes P. */
+DEVICE void softmax_row(float s[BN / 2], rows *r, float lane, float unit, int e, int careful) {
+    const float top = fmaxf(r->top[e], __fmul_rn(quad_max(lane), unit));
+    const float base = careful && top == -INFINITY ? 0.0f : top;
+    float sum[2] = {0.0f, 0.0f};
+    r->alpha[e] = exp2_approx(r->top[e] - base);
+    r->top[e] = top;
 #pragma unroll
-    for (int e = 0; e < 2; ++e) {
-        top[e] = highest_yet(r->top[e], top[e], unit);
-        rose |= top[e] != r->top[e];
-        base[e] = top[e] == -INFINITY ? 0.0f : top[e];
-        alpha[e] = exp2_approx(r->top[e] - base[e]);
-        r->top[e] = top[e];
+    for (int n = 0; n < BN / 4; ++n) {
+        float *const x = s + n / 2 * 4 + 2 * e + n % 2;
+        *x = exp2_approx(fmaf(*x, unit, -base));
+        sum[n % 2] += *x;
     }
-    exponentials(s, unit, base, sum);
-#pragma unroll
-    for (int e = 0; e < 2; ++e) r->l[e] = r->l[e] * alpha[e] + sum[e];
-    return __any_sync(ALL_LANES, rose);
+    r->l[e] = fmaf(r->l[e], r->alpha[e], sum[0] + sum[1]);
 }
 
-/* The same, hiding the way of the maximum from lane to lane behind the exponentials. */
-DEVICE int fast_softmax(float s[BN / 2], rows *r, float unit, float alpha[2]) {
-    float top[2], sum[2];
-    int unusual = 0, rose = 0;
-    if (GENERAL) maxima(s, top); /* ALiBi makes negative ones the rule */
-    else positive_maxima(s, top);
-#pragma unroll
-    for (int e = 0; e < 2; ++e)
-        unusual |= !(top[e] * unit - r->top[e] < 64.0f) || (!GENERAL && top[e] < 0.0f);
-    if (__any_sync(ALL_LANES, unusual)) return softmax(s, r, unit, alpha);
-    exponentials(s, unit, r->top, sum);
-#pragma unroll
-    for (int e = 0; e < 2; ++e) {
-        top[e] = highest_yet(r->top[e], top[e], unit);
-        rose |= top[e] > r->top[e];
-        r->l[e] += sum[e];
-    }
-    rose = __any_sync(ALL_LANES, rose);
-    if (rose) {
-#pragma unroll
-        for (int e = 0; e < 2; ++e) {
-            alpha[e] = exp2_approx(r->top[e] - top[e]);
-            r->l[e] *= alpha[e];
-            r->top[e] = top[e];
-        }
-        rescale(s, BN / 2, alpha);
-    }
-    return rose;
-}
-
-DEVICE void round_p(uint32_t p[BN / 4], const float s[BN / 2]) {
+/* What the middle of a softmax waits for, the next K, and frees, the last V. */
+typedef struct meanwhile {
+    uint32_t k_full, k_parity, v_empty;
+    int await_k, free_v;
+} meanwhile;
+/* A block's softmax: S becomes P, rounded. The first row's exponentials run beside P V of the block before and
+   hide the second row's maximum; then O is there. K is waited for here and not where it is needed because a
+   branch keeps the compiler from moving the wait for O up. */
+DEVICE void softmax(uint32_t p[BN / 4], float s[BN / 2], float o[D / 2], rows *r, float unit, int careful,
+                    meanwhile due) {
+    const int k_came = mbarrier_test(due.k_full, due.k_parity);
+    const float lane[2] = {careful ? maximum(s, 0) : positive_maximum(s, 0),
+                           careful ? maximum(s, 1) : positive_maximum(s, 1)};
+    softmax_row(s, r, lane[0], unit, 0, careful);
+    if (due.await_k && !k_came) mbarrier_wait(due.k_full, due.k_parity);
+    wgmma_wait(0);
+    PIN(o, D / 2);
+    if (due.free_v) release(due.v_empty);
+    softmax_row(s, r, lane[1], unit, 1, careful);
+    r->rose = __any_sync(ALL_LANES, r->alpha[0] != 1.0f || r->alpha[1] != 1.0f);
 #pragma unroll
     for (int i = 0; i < BN / 4; ++i) p[i] = pack(s[2 * i], s[2 * i + 1]);
+}
+/* O at the new maximum. */
+DEVICE void rescale(float o[D / 2], const rows *r) {
+    if (!r->rose) return;
+#pragma unroll
+    for (int i = 0; i < D / 2; ++i) o[i] *= r->alpha[i % 4 / 2];
 }
 
 /* P of dropped elements becomes 0; the sums have it. */
@@ -411,6 +395,17 @@ DEVICE void clear_tail(const fattni_cuda_args *a, int valid, uint32_t shared, ui
     named_barrier_sync(4 + group, 128);
 }
 
+/* The blocks of keys [begin, end) that rows [row, row + 64) see whole. */
+typedef struct span {
+    int begin, end;
+} span;
+DEVICE span plain_blocks(const sequence *s, int row) {
+    span x = {0, s->Sk / BN};
+    if (COUNTED) x.end = min(x.end, max(0, row + s->hi + 1) / BN);
+    if (BANDS) x.begin = (max(0, row + 63 + s->lo) + BN - 1) / BN;
+    return x;
+}
+
 DEVICE void consume(const fattni_sm90_args *p, uint32_t shared, unsigned char *memory, int group) {
     const fattni_cuda_args *const a = &p->a;
     const int warp = (int)threadIdx.x / 32 % 4, lane = (int)threadIdx.x % 32;
@@ -418,61 +413,67 @@ DEVICE void consume(const fattni_sm90_args *p, uint32_t shared, unsigned char *m
     const int turn = 1 + group, next_turn = 1 + (group + 1) % GROUPS;
     const int terms = GENERAL && has_terms(a);
     const float unit = terms ? LOG2E : a->scale * LOG2E;
+    const uint64_t q_rows = operand(shared + group * 8192, 0), k_keys = operand(shared + K_AT, 0),
+                   v_keys = operand(shared + V_AT, BN * 128);
     float s[BN / 2], o[D / 2];
     uint32_t pr[BN / 4]; /* P, rounded */
     uint32_t x = 0;      /* key blocks whose S was issued before this one */
     if (group == GROUPS - 1) named_barrier_arrive(1, 256); /* the first turn is group 0's */
+#pragma unroll
+    for (int i = 0; i < D / 2; ++i) o[i] = 0.0f;
 
     mbarrier_wait(shared + q_full(0), 0);
     tile t = read_tile(tile_slot(memory, 0));
     if (t.blocks == 0) return;
     mbarrier_wait(shared + k_full(0), 0);
     wgmma_fence();
-    scores(s, operand(shared + group * 8192, 0), operand(shared + K_AT, 0));
+    scores(s, q_rows, k_keys);
     wgmma_commit();
     wgmma_wait(0);
     PIN(s, BN / 2);
     release(shared + k_empty(0));
 
     for (int n = 0;; ++n) {
-        const int slot = n % Q_SLOTS;
-        const uint32_t q_tile = shared + slot * Q_BYTES;
-        const int row = t.i0 + row0, rightmost = t.first + t.blocks - 1;
-        rows r = {{-INFINITY, -INFINITY}, {0.0f, 0.0f}};
+        const int slot = n % Q_SLOTS, row = t.i0 + row0, rightmost = t.first + t.blocks - 1;
+        const sequence its = read_sequence(a, tile_slot(memory, n), t.b);
+        const span plain = plain_blocks(&its, t.i0 + group * 64);
+        rows r = {{-INFINITY, -INFINITY}, {0.0f, 0.0f}, {0.0f, 0.0f}, 0};
+        int plain_end = 0; /* while a maximum of this warp is negative, no block is plain */
         if (t.blocks == 1) release(shared + q_empty(slot));
 
-        /* S of block j is there, P V of the one to the right of it under way. Blocks that cross the
-           diagonal come first, then those that every row sees. */
+        /* S of block j is there, P V of the one to the right of it under way. */
         for (int j = rightmost;; --j) {
-            const sequence now = read_sequence(a, tile_slot(memory, n), t.b);
-            const int j0 = j * BN, column = j0 + column0, low_row = t.i0 + group * 64;
-            const int masked = (COUNTED && j0 + BN - 1 > low_row + now.hi) ||
-                               (BANDS && j0 < low_row + 63 + now.lo) || j0 + BN > now.Sk;
-            float alpha[2];
-            int rose = 0;
-            if (terms)
-                general_scores((float(*)[4])s, 0, BN / 8, 0, a, &now, slope_of(a, t.h), t.b, t.h, row, column);
-            if (masked) mask(s, row + now.lo - column, row + now.hi - column, now.Sk - 1 - column);
-            if (masked || j == rightmost) rose = softmax(s, &r, unit, alpha);
-            else rose = fast_softmax(s, &r, unit, alpha);
-            wgmma_wait(0);
-            PIN(o, D / 2);
-            if (j < rightmost) release(shared + v_empty(x - 1));
-            round_p(pr, s);
+            const meanwhile due = {shared + k_full(x + 1), stage_parity(x + 1), shared + v_empty(x - 1),
+                                   j > t.first, j < rightmost};
+            if (terms) {
+                const sequence now = read_sequence(a, tile_slot(memory, n), t.b);
+                general_scores((float(*)[4])s, 0, BN / 8, 0, a, &now, slope_of(a, t.h), t.b, t.h, row,
+                               j * BN + column0);
+            }
+            if (!GENERAL && j < plain_end && (!BANDS || j >= plain.begin)) {
+                softmax(pr, s, o, &r, unit, 0, due);
+            } else {
+                if (j >= plain.end || (BANDS && j < plain.begin)) {
+                    const sequence now = read_sequence(a, tile_slot(memory, n), t.b);
+                    const int column = j * BN + column0;
+                    mask(s, row + now.lo - column, row + now.hi - column, now.Sk - 1 - column);
+                }
+                softmax(pr, s, o, &r, unit, 1, due);
+                plain_end = __any_sync(ALL_LANES, !(r.top[0] >= 0.0f && r.top[1] >= 0.0f)) ? 0 : plain.end;
+            }
             if (GENERAL && a->drop_T) drop(pr, shared, group, x);
-            if (rose && j < rightmost) rescale(o, D / 2, alpha);
             if (j == t.first) break;
 
             ++x;
-            mbarrier_wait(shared + k_full(x), stage_parity(x));
             named_barrier_sync(turn, 256);
             wgmma_fence();
-            scores(s, operand(q_tile + group * 8192, 0), operand(shared + K_AT + (x & 1) * KV_BYTES, 0));
+            scores(s, q_rows + slot * (Q_BYTES >> 4), k_keys + (x & 1) * (KV_BYTES >> 4));
             wgmma_commit();
             mbarrier_wait(shared + v_full(x - 1), stage_parity(x - 1));
-            if (BANDS && j == rightmost) clear_tail(a, now.Sk - j0, shared, x - 1, group);
+            rescale(o, &r); /* beside S */
+            if (BANDS && j == rightmost) clear_tail(a, its.Sk - j * BN, shared, x - 1, group);
             wgmma_fence();
-            accumulate(o, pr, operand(shared + V_AT + ((x - 1) & 1) * KV_BYTES, BN * 128), j < rightmost);
+            accumulate(o, pr, v_keys + ((x - 1) & 1) * (KV_BYTES >> 4), j < rightmost);
             wgmma_commit();
             named_barrier_arrive(next_turn, 256);
             wgmma_wait(1);
@@ -485,20 +486,19 @@ DEVICE void consume(const fattni_sm90_args *p, uint32_t shared, unsigned char *m
         ++x;
         const int next_slot = (n + 1) % Q_SLOTS;
         const tile done = t;
-        const sequence its = read_sequence(a, tile_slot(memory, n), t.b);
         mbarrier_wait(shared + q_full(next_slot), slot_parity(n + 1));
         t = read_tile(tile_slot(memory, n + 1));
         if (t.blocks) mbarrier_wait(shared + k_full(x), stage_parity(x));
         named_barrier_sync(turn, 256);
         wgmma_fence();
         /* Garbage, which nobody reads, after the last tile. */
-        scores(s, operand(shared + next_slot * Q_BYTES + group * 8192, 0),
-               operand(shared + K_AT + (x & 1) * KV_BYTES, 0));
+        scores(s, q_rows + next_slot * (Q_BYTES >> 4), k_keys + (x & 1) * (KV_BYTES >> 4));
         wgmma_commit();
         mbarrier_wait(shared + v_full(x - 1), stage_parity(x - 1));
+        rescale(o, &r);
         if (BANDS && done.blocks == 1) clear_tail(a, its.Sk - done.first * BN, shared, x - 1, group);
         wgmma_fence();
-        accumulate(o, pr, operand(shared + V_AT + ((x - 1) & 1) * KV_BYTES, BN * 128), done.blocks > 1);
+        accumulate(o, pr, v_keys + ((x - 1) & 1) * (KV_BYTES >> 4), done.blocks > 1);
         wgmma_commit();
         named_barrier_arrive(next_turn, 256);
         const float sum[2] = {quad_sum(r.l[0]), quad_sum(r.l[1])};
@@ -539,7 +539,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         else if (GENERAL) registers_lower(56);
         else if (BANDS) registers_lower(40);
         else registers_lower(24);
-        if (threadIdx.x == 0) produce(&p, shared, memory);
+        if (threadIdx.x < 32) produce(&p, shared, memory);
         if (GENERAL && p.a.drop_T && threadIdx.x >= 32)
             make_masks(&p.a, shared, memory, __shfl_sync(ALL_LANES, (int)threadIdx.x / 32, 0) - 1);
     } else {

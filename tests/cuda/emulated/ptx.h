@@ -80,6 +80,7 @@ static inline void mbarrier_expect(uint32_t bar, int bytes) {
     mbarrier_settle(b);
 }
 static inline void mbarrier_arrive(uint32_t bar) { mbarrier_expect(bar, 0); }
+static inline int mbarrier_test(uint32_t bar, uint32_t parity) { return mbarrier_at(bar)->phase != (int)parity; }
 static inline void mbarrier_wait(uint32_t bar, uint32_t parity) {
     while (mbarrier_at(bar)->phase == (int)parity) machine_yield();
 }
