@@ -47,6 +47,11 @@ DEVICE position position_of(const fattni_sm90_args *p, int heads, int number, in
     return at;
 }
 
+/* Producer warps: all lanes take part, so that the compiler knows a copy's operands to be the same in all of
+   them, and lane 0 issues it. Few instructions: the consumers' warps of the same scheduler wait for each. */
+DEVICE int is_leader(void) { return threadIdx.x % 32 == 0; }
+DEVICE int of_leader(int x) { return __shfl_sync(ALL_LANES, x, 0); }
+
 /* Rows [row, row + rows) of one (head, batch), all panels, counting on `bar`. */
 DEVICE void load_panels(uint32_t to, const CUtensorMap *map, uint32_t bar, int panels, int rows, int row,
                         int head, int batch) {

@@ -107,11 +107,6 @@ DEVICE sequence read_sequence(const fattni_cuda_args *a, const volatile int4 *fr
 
 /* ---- producer ---- */
 
-/* All lanes of the warp take part, so that the compiler knows the copies' operands to be the same for all of
-   them; lane 0 issues. Few instructions: the consumers' warps of this scheduler wait for each of them. */
-DEVICE int is_leader(void) { return threadIdx.x % 32 == 0; }
-DEVICE int of_leader(int x) { return __shfl_sync(ALL_LANES, x, 0); }
-
 /* Where keys lie, and a block of them to one stage. */
 typedef struct place {
     int row, k_head, k_batch, v_head, v_batch;
@@ -216,7 +211,7 @@ DEVICE void make_masks(const fattni_cuda_args *a, uint32_t shared, unsigned char
                                                (int64_t)a->k_pos0 + j * BN + lane % 4 * 2);
                     at.w[2] = plane.w2, at.w[3] = plane.w3;
                     uint32_t to = shared + KEEP_AT + group * KEEP_BYTES + (unit % 4 * 32 + lane) * 16;
-#pragma unroll 2
+#pragma unroll 4
                     for (int e = 0; e < BN / 16; ++e, at.w[0] += 4, to += 128 * 16) {
                         uint32_t keep[4];
                         keep_words(keep, fattni_philox(plane.seed, at), a->drop_T);
@@ -395,14 +390,16 @@ DEVICE void clear_tail(const fattni_cuda_args *a, int valid, uint32_t shared, ui
     named_barrier_sync(4 + group, 128);
 }
 
-/* The blocks of keys [begin, end) that rows [row, row + 64) see whole. */
+/* The blocks of keys [begin, end) that all rows of a consumer see whole. */
 typedef struct span {
     int begin, end;
 } span;
-DEVICE span plain_blocks(const sequence *s, int row) {
-    span x = {0, s->Sk / BN};
-    if (COUNTED) x.end = min(x.end, max(0, row + s->hi + 1) / BN);
-    if (BANDS) x.begin = (max(0, row + 63 + s->lo) + BN - 1) / BN;
+DEVICE span plain_blocks(const fattni_cuda_args *a, const volatile int4 *from, const tile *t, int group) {
+    const sequence s = read_sequence(a, from, t->b);
+    const int row = t->i0 + group * 64;
+    span x = {0, s.Sk / BN};
+    if (COUNTED) x.end = min(x.end, max(0, row + s.hi + 1) / BN);
+    if (BANDS) x.begin = (max(0, row + 63 + s.lo) + BN - 1) / BN;
     return x;
 }
 
@@ -435,8 +432,7 @@ DEVICE void consume(const fattni_sm90_args *p, uint32_t shared, unsigned char *m
 
     for (int n = 0;; ++n) {
         const int slot = n % Q_SLOTS, row = t.i0 + row0, rightmost = t.first + t.blocks - 1;
-        const sequence its = read_sequence(a, tile_slot(memory, n), t.b);
-        const span plain = plain_blocks(&its, t.i0 + group * 64);
+        const span plain = plain_blocks(a, tile_slot(memory, n), &t, group);
         rows r = {{-INFINITY, -INFINITY}, {0.0f, 0.0f}, {0.0f, 0.0f}, 0};
         int plain_end = 0; /* while a maximum of this warp is negative, no block is plain */
         if (t.blocks == 1) release(shared + q_empty(slot));
@@ -471,7 +467,8 @@ DEVICE void consume(const fattni_sm90_args *p, uint32_t shared, unsigned char *m
             wgmma_commit();
             mbarrier_wait(shared + v_full(x - 1), stage_parity(x - 1));
             rescale(o, &r); /* beside S */
-            if (BANDS && j == rightmost) clear_tail(a, its.Sk - j * BN, shared, x - 1, group);
+            if (BANDS && j == rightmost)
+                clear_tail(a, read_sequence(a, tile_slot(memory, n), t.b).Sk - j * BN, shared, x - 1, group);
             wgmma_fence();
             accumulate(o, pr, v_keys + ((x - 1) & 1) * (KV_BYTES >> 4), j < rightmost);
             wgmma_commit();
@@ -486,6 +483,7 @@ DEVICE void consume(const fattni_sm90_args *p, uint32_t shared, unsigned char *m
         ++x;
         const int next_slot = (n + 1) % Q_SLOTS;
         const tile done = t;
+        const sequence its = read_sequence(a, tile_slot(memory, n), t.b);
         mbarrier_wait(shared + q_full(next_slot), slot_parity(n + 1));
         t = read_tile(tile_slot(memory, n + 1));
         if (t.blocks) mbarrier_wait(shared + k_full(x), stage_parity(x));
