@@ -23,7 +23,7 @@ F64, F32, F16, BF16, I32 = 1, 2, 3, 4, 5
 DTYPES = {torch.float64: F64, torch.float32: F32, torch.float16: F16, torch.bfloat16: BF16,
           torch.int32: I32}
 CPU, CUDA = 1, 2
-CAUSAL = 1
+CAUSAL, TF32 = 1, 16
 
 
 class Tensor(C.Structure):
@@ -130,7 +130,7 @@ class Call:
         lib.check(lib.lib.fattn_attention_bwd(lib.ctx, C.byref(self.params), C.byref(self.io)))
 
 
-def make(B, H, N, d, dtype, device, causal, library, Hkv=None):
+def make(B, H, N, d, dtype, device, causal, library, Hkv=None, flags=0):
     """Tensors [B,H,N,d] of [B,N,H,d] memory, and the library's call on them."""
     Hkv = Hkv or H
 
@@ -141,7 +141,7 @@ def make(B, H, N, d, dtype, device, causal, library, Hkv=None):
              dk=torch.empty_like(k), dv=torch.empty_like(v),
              lse=torch.empty(B, H, N, device=device,
                              dtype=torch.float64 if dtype == torch.float64 else torch.float32))
-    return t, library.prepare(CAUSAL if causal else 0, **t)
+    return t, library.prepare(flags | (CAUSAL if causal else 0), **t)
 
 
 def relative(got, want):
@@ -261,12 +261,14 @@ def bench(library, device, a):
     fa3 = Fa3(a.fa3) if a.fa3 else None
     backends = {"fa2": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION,
                 "efficient": SDPBackend.EFFICIENT_ATTENTION, "math": SDPBackend.MATH}
-    ratios = {}
+    ratios, digits = {}, 1 if a.dtype in ("float32", "float64") else 0
+    torch.backends.cuda.matmul.allow_tf32 = a.tf32
     for d in a.dims:
         for causal in (False, True):
             for N in a.lengths or ((1024, 4096, 16384) if a.quick else LENGTHS):
                 B, H = 16384 // N, 2048 // d
-                t, call = make(B, H, N, d, getattr(torch, a.dtype), device, causal, library)
+                t, call = make(B, H, N, d, getattr(torch, a.dtype), device, causal, library,
+                               flags=TF32 if a.tf32 else 0)
                 flops = 4 * B * H * N * N * d / (2 if causal else 1)
                 passes = ({"ours": call.fwd}, {"ours": call.bwd})
                 for name in a.peers or ("fa2", "cudnn"):
@@ -290,7 +292,7 @@ def bench(library, device, a):
                 for k, factor in ((0, 1.0), (1, 2.5)):
                     ms = interleaved(passes[k], 9)
                     for n in ms:
-                        line += f" {n} {flops * factor / ms[n] * 1e-9:5.0f}"
+                        line += f" {n} {flops * factor / ms[n] * 1e-9:5.{digits}f}"
                         if n != "ours":
                             r = ms[n] / ms["ours"]
                             ratios.setdefault((n, k), []).append(r)
@@ -452,6 +454,7 @@ def main():
     p.add_argument("--dims", type=int, nargs="*", default=[64, 128, 256])
     p.add_argument("--dtypes", nargs="*", help="of the check, and of the CPU's rows")
     p.add_argument("--dtype", default="bfloat16", help="of the timing on CUDA; float32 and float64 beside math")
+    p.add_argument("--tf32", action="store_true", help="with --dtype float32: both may round to TF32")
     p.add_argument("--lengths", type=int, nargs="*", help="N on CUDA, instead of the usual")
     p.add_argument("--quick", action="store_true", help="fewer rows")
     p.add_argument("--check", action="store_true", help="errors only, no timing")
@@ -466,7 +469,7 @@ def main():
     choose_blas()
     library = Library(a.library, CPU if cpu else CUDA, threads=a.threads, arch_cap=a.arch_cap)
     failed = check(library, a.device, [getattr(torch, t) for t in a.dtypes])
-    if not cpu:
+    if not cpu and "bfloat16" in a.dtypes:
         check_large(library, "cuda")
     if not a.check:
         bench_cpu(library, a) if cpu else bench(library, "cuda", a)

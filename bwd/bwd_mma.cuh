@@ -8,10 +8,13 @@
                also zeroed dq.
    Ownership   dK, dV of BN keys stay in registers over all row blocks of all query heads of the
                group; dQ goes to the caller's tensor by atomic adds.
-   Threads     KEY_WARPS x SPLIT warps. A warp has 16 keys: of S^T and dP^T BM/SPLIT rows, of dV and
-               dK D/SPLIT columns. Without a split P^T and dS^T stay in its registers for them. Of
-               dQ it has GROUP rows and DQ_GROUPS groups of columns.
-   Shared      K, V [BN][D], Q, dO [BM][D], dS^T and, for a split, P^T [BN][BM], L and delta [BM].
+   Threads     KEY_WARPS x SPLIT warps. For S^T and dP^T a warp has 16 keys and BM/SPLIT rows; where
+               that is less than 16, all rows and a SPLIT-th of the depth, and the warps of the same
+               keys add up. For dV and dK it has its own keys, P^T and dS^T staying in its
+               registers; with a split up to 32 keys and a part of the columns. Of dQ it has
+               ROWS_TN rows and DQ_GROUPS groups of columns.
+   Shared      K, V [BN][D], Q, dO [BM][D], dS^T and, for a split, P^T [BN][BM], L and delta [BM],
+               sums over parts of the depth.
    Loads       Q and dO of the next row block fly under dQ.
    Rounding    TF32: Q, K, V, dO as they arrive, P and dS before their products.
 
@@ -21,39 +24,87 @@
 #include "ptx/mbarrier.h"
 
 enum {
-    KEY_WARPS = BN / 16, SPLIT = WARPS / KEY_WARPS, ROWS = BM / SPLIT, ROW_TILES = ROWS / 8,
-    GROUPS = D / SPLIT / GROUP, DQ_WARPS = BM / GROUP, DQ_GROUPS = D / GROUP * DQ_WARPS / WARPS,
-    PLACES = ROW_TILES * 4
+    /* S, dP */
+    KEY_WARPS = BN / 16, SPLIT = WARPS / KEY_WARPS,
+    DEPTH_SPLIT = SPLIT > 1 && BM / SPLIT < 16 ? SPLIT : 1, ROWS = BM * DEPTH_SPLIT / SPLIT,
+    ROW_TILES = ROWS / 8, PAIRS = ROW_TILES * 2 / DEPTH_SPLIT, PLACES = 2 * PAIRS,
+    /* dK, dV */
+    KEY_TILES = SPLIT > 1 && KEY_WARPS > 1 ? 2 : 1, PARTS = SPLIT * KEY_TILES,
+    GROUPS = D / PARTS / GROUP,
+    /* dQ */
+    DQ_WARPS = BM / ROWS_TN, DQ_GROUPS = D / GROUP * DQ_WARPS / WARPS
 };
 static_assert(KEY_WARPS * 16 == BN && KEY_WARPS * SPLIT == WARPS && ROWS % 8 == 0, "S");
-static_assert(GROUPS * SPLIT * GROUP == D && DQ_WARPS * GROUP == BM, "dK, dV");
-static_assert(DQ_GROUPS * WARPS == D / GROUP * DQ_WARPS && BM <= THREADS, "dQ, statistics");
+static_assert(PAIRS * DEPTH_SPLIT == ROW_TILES * 2, "the sums' owners");
+static_assert(GROUPS * PARTS * GROUP == D && KEY_WARPS % KEY_TILES == 0, "dK, dV");
+static_assert(DQ_WARPS * ROWS_TN == BM && DQ_GROUPS * WARPS == D / GROUP * DQ_WARPS, "dQ");
+static_assert(BM <= THREADS, "statistics");
 
+/* Of S^T and dP^T: this warp's first key, its part of the rows or of the depth; pair n of the
+   warp's accumulators is two rows of one key. */
 DEVICE int key_of_warp(void) { return (int)threadIdx.x / 32 % KEY_WARPS * 16; }
 DEVICE int part_of_warp(void) { return (int)threadIdx.x / 32 / KEY_WARPS; }
+DEVICE int pair_of_place(int n) { return (DEPTH_SPLIT > 1 ? part_of_warp() * PAIRS : 0) + n / 2; }
 DEVICE int place_row(int n) {
-    return part_of_warp() * ROWS + n / 4 * 8 + lane_of() % 4 * 2 + n % 2;
+    return (DEPTH_SPLIT > 1 ? 0 : part_of_warp() * ROWS) + pair_of_place(n) / 2 * 8 +
+           lane_of() % 4 * 2 + n % 2;
 }
-DEVICE int place_column(int n) { return key_of_warp() + lane_of() / 4 + n % 4 / 2 * 8; }
+DEVICE int place_column(int n) { return key_of_warp() + lane_of() / 4 + pair_of_place(n) % 2 * 8; }
+
+/* Of dK and dV. The warps of KEY_TILES * 16 keys are those of the same keys of S^T. */
+DEVICE int gradient_key(void) {
+    return (int)threadIdx.x / 32 % KEY_WARPS / KEY_TILES * (KEY_TILES * 16);
+}
+DEVICE int gradient_column(void) {
+    return (part_of_warp() * KEY_TILES + (int)threadIdx.x / 32 % KEY_TILES) * (D / PARTS);
+}
 
 #include "real_general.h"
 
-/* This warp's part of P^T or dS^T to the tile of all, rounded. */
-DEVICE void publish(real *tile, const real (*x)[4]) {
+/* Adds up S^T and dP^T over the DEPTH_SPLIT warps of the same keys; part n keeps pairs n PAIRS and
+   on, its places. sums: room for (DEPTH_SPLIT - 1) PAIRS pairs of all threads, twice. */
+DEVICE void sum_depth(real p[PLACES], real ds[PLACES], const real (*x)[4], const real (*y)[4],
+                      real *sums) {
+    pair *const to = (pair *)sums, *const to_ds = to + (DEPTH_SPLIT - 1) * PAIRS * THREADS;
+    const int part = part_of_warp();
 #pragma unroll
-    for (int n = 0; n < ROW_TILES; ++n)
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            const pair rounded = {operand(x[n][2 * half]), operand(x[n][2 * half + 1])};
-            *pair_at(tile, BM, place_column(2 * half), place_row(4 * n)) = rounded;
+    for (int n = 0; n < DEPTH_SPLIT * PAIRS; ++n) {
+        const pair u = {x[n / 2][n % 2 * 2], x[n / 2][n % 2 * 2 + 1]},
+                   w = {y[n / 2][n % 2 * 2], y[n / 2][n % 2 * 2 + 1]};
+        const int distance = (n / PAIRS - part + DEPTH_SPLIT) % DEPTH_SPLIT, i = n % PAIRS;
+        if (distance == 0) {
+            p[2 * i] = u.low, p[2 * i + 1] = u.high, ds[2 * i] = w.low, ds[2 * i + 1] = w.high;
+        } else {
+            to[((distance - 1) * PAIRS + i) * THREADS + threadIdx.x] = u;
+            to_ds[((distance - 1) * PAIRS + i) * THREADS + threadIdx.x] = w;
         }
+    }
+    named_barrier_sync(1 + key_of_warp() / 16, 32 * SPLIT);
+#pragma unroll
+    for (int n = 0; n < (DEPTH_SPLIT - 1) * PAIRS; ++n) {
+        const int distance = n / PAIRS + 1, from = (part - distance + DEPTH_SPLIT) % DEPTH_SPLIT;
+        const int i = n % PAIRS,
+                  at = n * THREADS + key_of_warp() * 2 + from * 32 * KEY_WARPS + lane_of();
+        p[2 * i] += to[at].low, p[2 * i + 1] += to[at].high;
+        ds[2 * i] += to_ds[at].low, ds[2 * i + 1] += to_ds[at].high;
+    }
 }
 
-/* x[16 keys][D / SPLIT] += P^T B: P^T from the tile of all, or this warp's own. */
+/* This warp's part of P^T or dS^T to the tile of all, rounded. */
+DEVICE void publish(real *tile, const real x[PLACES]) {
+#pragma unroll
+    for (int n = 0; n < PLACES; n += 2) {
+        const pair rounded = {operand(x[n]), operand(x[n + 1])};
+        *pair_at(tile, BM, place_column(n), place_row(n)) = rounded;
+    }
+}
+
+/* x[KEY_TILES * 16 keys][D / PARTS] += P^T B: P^T from the tile of all, or this warp's own. */
 DEVICE void add_product(real (*x)[4], real *p_tile, const real (*p)[4], real *b_tile) {
-    const int column = part_of_warp() * (D / SPLIT);
-    if (SPLIT > 1) product_nn(x, 1, GROUPS, BM, p_tile, key_of_warp(), BM, b_tile, D, column);
-    else product_registers(x, 1, GROUPS, BM, p, b_tile, D, column);
+    if (SPLIT > 1)
+        product_nn(x, KEY_TILES, GROUPS, BM, p_tile, gradient_key(), BM, b_tile, D,
+                   gradient_column());
+    else product_registers(x, 1, GROUPS, BM, p, b_tile, D, 0);
 }
 
 #if K_F64
@@ -88,18 +139,16 @@ DEVICE void store_gradient(const real (*x)[4], real factor, const fattni_view *v
                            int vectors) {
     if (!view->p) return;
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-        const int j = j0 + place_column(2 * half);
+    for (int half = 0; half < 2 * KEY_TILES; ++half) {
+        const int j = j0 + gradient_key() + half * 8 + lane_of() / 4;
         if (j >= s->Sk) continue;
         real *const to = row_at(view, s, head, s->k0 + j);
 #pragma unroll
         for (int n = 0; n < 2 * GROUPS; ++n) { /* VECTOR columns, one of each fragment */
-            const int d0 = (part_of_warp() * GROUPS + n / 2) * GROUP +
-                           (lane_of() % 4 * 2 + n % 2) * VECTOR;
-            vector y;
+            const int d0 = gradient_column() + n / 2 * GROUP + (lane_of() % 4 * 2 + n % 2) * VECTOR;
+            vector y = columns_of(x, half / 2 * GROUPS + n / 2, half % 2, n % 2);
 #pragma unroll
-            for (int e = 0; e < VECTOR; ++e)
-                y.e[e] = factor * x[n / 2 * VECTOR + e][2 * half + n % 2];
+            for (int e = 0; e < VECTOR; ++e) y.e[e] *= factor;
             if (vectors && !accumulate) {
                 if (d0 < width) *(vector *)(to + d0) = y;
                 continue;
@@ -117,9 +166,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS)
     real *const k_tile = (real *)shared, *const v_tile = k_tile + BN * D,
                *const q_tile = v_tile + BN * D, *const do_tile = q_tile + BM * D,
                *const ds_tile = do_tile + BM * D, *const p_tile = ds_tile + BN * BM,
-               *const statistics = SPLIT > 1 ? p_tile + BN * BM : p_tile;
+               *const statistics = SPLIT > 1 ? p_tile + BN * BM : p_tile,
+               *const sums = statistics + 2 * BM;
     const int key0 = key_of_warp(), warp = (int)threadIdx.x / 32;
-    const int dq_row = warp % DQ_WARPS * GROUP, dq_column = warp / DQ_WARPS * DQ_GROUPS * GROUP;
+    const int dq_row = warp % DQ_WARPS * ROWS_TN, dq_column = warp / DQ_WARPS * DQ_GROUPS * GROUP;
 
     const int blocks = (a.Sk + BN - 1) / BN;
     const int plane = (int)(blockIdx.x / (unsigned)blocks), hk = plane % a.Hkv, b = plane / a.Hkv;
@@ -130,11 +180,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS)
     const int begin = max(0, min(j0 - s.hi, s.Sq)), end = max(0, min(j0 + keys - s.lo, s.Sq));
     const int first = begin / BM, row_blocks = end > begin ? (end + BM - 1) / BM - first : 0;
     const int steps = row_blocks * a.group; /* row blocks of head 0, of head 1, ... */
-    const int depth = (max(a.D, a.Dv) + 7) / 8 * 8; /* beyond D or Dv tiles are zero */
+    const int depth = (max(a.D, a.Dv) + 15) / 16 * 16; /* beyond D or Dv tiles are zero */
 
-    real dk[GROUPS * VECTOR][4], dv[GROUPS * VECTOR][4];
-    clear(dk, GROUPS * VECTOR);
-    clear(dv, GROUPS * VECTOR);
+    real dk[KEY_TILES * GROUPS * VECTOR][4], dv[KEY_TILES * GROUPS * VECTOR][4];
+    clear(dk, KEY_TILES * GROUPS * VECTOR);
+    clear(dv, KEY_TILES * GROUPS * VECTOR);
 
     /* A row past the end, or without any key, has P = 0. */
     real L = 0, delta = 0; /* of row threadIdx.x of the step's block */
@@ -179,49 +229,61 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS)
             LOAD_STATISTICS(next_h, next_i0)
         }
 
-        real p[ROW_TILES][4], ds[ROW_TILES][4], steepness[PLACES];
-        clear(p, ROW_TILES);
-        clear(ds, ROW_TILES);
-#pragma unroll(ROW_TILES > 2 ? 1 : 2)
-        for (int at = 0; at < depth; at += 8) { /* S^T and dP^T */
-            step_nt(p, 1, ROW_TILES, k_tile, key0, q_tile, part_of_warp() * ROWS, D, at);
-            step_nt(ds, 1, ROW_TILES, v_tile, key0, do_tile, part_of_warp() * ROWS, D, at);
+        real x[ROW_TILES][4], y[ROW_TILES][4], steepness[PLACES];
+        clear(x, ROW_TILES);
+        clear(y, ROW_TILES);
+        const int my_row = DEPTH_SPLIT > 1 ? 0 : part_of_warp() * ROWS;
+        const int from = DEPTH_SPLIT > 1 ? 16 * part_of_warp() : 0;
+#pragma unroll 1
+        for (int at = from; at < depth; at += 16 * DEPTH_SPLIT) /* S^T and dP^T */
+#pragma unroll
+            for (int n = 0; n < 16; n += 8) {
+                step_nt(x, 1, ROW_TILES, k_tile, key0, q_tile, my_row, D, at, n);
+                step_nt(y, 1, ROW_TILES, v_tile, key0, do_tile, my_row, D, at, n);
+            }
+        real p[PLACES], ds[PLACES];
+        if (DEPTH_SPLIT > 1) {
+            sum_depth(p, ds, x, y, sums);
+        } else {
+#pragma unroll
+            for (int n = 0; n < PLACES; ++n) p[n] = x[n / 4][n % 4], ds[n] = y[n / 4][n % 4];
         }
 #pragma unroll
-        for (int n = 0; n < PLACES; ++n) p[n / 4][n % 4] *= ARG(&a, scale);
+        for (int n = 0; n < PLACES; ++n) p[n] *= ARG(&a, scale);
         if (scores_change(&a)) {
-            general_scores(p[0], steepness, ds_tile, &a, &s, b, h, i0, j0);
+            general_scores(p, steepness, ds_tile, &a, &s, b, h, i0, j0);
             __syncthreads(); /* everyone is done with the places in the tile */
         }
 #pragma unroll
         for (int n = 0; n < PLACES; ++n)
-            p[n / 4][n % 4] = exponential(p[n / 4][n % 4] - statistics[place_row(n)]);
+            p[n] = exponential(p[n] - statistics[place_row(n)]);
         if (!all_visible(&s, i0, j0)) { /* after the exponential: a masked P is 0 whatever L is */
 #pragma unroll
             for (int n = 0; n < PLACES; ++n)
-                if (!visible(&s, i0 + place_row(n), j0 + place_column(n))) p[n / 4][n % 4] = 0;
+                if (!visible(&s, i0 + place_row(n), j0 + place_column(n))) p[n] = 0;
         }
         const uint64_t keep = a.drop_T ? kept(&a, b, h, i0, j0) : ~(uint64_t)0;
 #pragma unroll
         for (int n = 0; n < PLACES; ++n) {
             const int stays = (int)(keep >> n & 1);
-            const real dp = stays ? ARG(&a, keep_scale) * ds[n / 4][n % 4] : (real)0;
-            ds[n / 4][n % 4] = p[n / 4][n % 4] * (dp - statistics[BM + place_row(n)]);
-            if (!stays) p[n / 4][n % 4] = 0;
+            const real dp = stays ? ARG(&a, keep_scale) * ds[n] : (real)0;
+            ds[n] = p[n] * (dp - statistics[BM + place_row(n)]);
+            if (!stays) p[n] = 0;
         }
         if (gradients_change(&a)) {
-            put(ds_tile, ds[0]);
+            put(ds_tile, ds);
             general_gradients(ds_tile, steepness, &a, &s, b, h, i0, j0);
-            get(ds[0], ds_tile);
+            get(ds, ds_tile);
             __syncthreads();
         }
         publish(ds_tile, ds);
         if (SPLIT > 1) {
             publish(p_tile, p);
-            named_barrier_sync(1 + key0 / 16, 32 * SPLIT); /* the warps of these keys have */
+            /* The warps of these keys have, too. */
+            named_barrier_sync(1 + KEY_WARPS + gradient_key() / 16, 32 * SPLIT * KEY_TILES);
         }
-        add_product(dv, p_tile, p, do_tile);
-        add_product(dk, ds_tile, ds, q_tile);
+        add_product(dv, p_tile, (const real(*)[4])p, do_tile);
+        add_product(dk, ds_tile, (const real(*)[4])ds, q_tile);
         __syncthreads(); /* dS is published, and nobody reads Q and dO any more */
         if (more) {
             LOAD_ROWS(q_tile, a.q, next_h, next_i0, a.D);
@@ -230,21 +292,23 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS)
         cp_async_commit();
         if (!a.dq.p) continue;
 
-        real dq[VECTOR / 2 * DQ_GROUPS * VECTOR][4];
+        real dq[ROWS_TN / 16 * DQ_GROUPS * VECTOR][4];
         product_tn(dq, DQ_GROUPS, BN, ds_tile, dq_row, BM, k_tile, D, dq_column);
         wait_turn(&a, &s, b, h, i0, j0, BN);
 #pragma unroll
-        for (int m = 0; m < VECTOR; ++m) { /* rows of this thread */
-            const int i = i0 + dq_row + lane_of() / 4 * VECTOR + m;
+        for (int m = 0; m < ROWS_TN / 8; ++m) { /* rows of this thread */
+            const int i = i0 + dq_row + row_tn(m / 2, m % 2);
             real *const to = row_at(&a.dq, &s, h, s.q0 + i);
             const int width = i < s.Sq ? a.D - dq_column : 0;
 #pragma unroll
             for (int c = 0; c < DQ_GROUPS; ++c) {
                 real x[2 * VECTOR];
 #pragma unroll
-                for (int n = 0; n < 2 * VECTOR; ++n)
-                    x[n] = ARG(&a, scale) * dq[(m / 2 * DQ_GROUPS + c) * VECTOR + n % VECTOR]
-                                              [m % 2 * 2 + n / VECTOR];
+                for (int n = 0; n < 2; ++n) {
+                    const vector y = columns_of(dq, m / 2 * DQ_GROUPS + c, m % 2, n);
+#pragma unroll
+                    for (int e = 0; e < VECTOR; ++e) x[n * VECTOR + e] = ARG(&a, scale) * y.e[e];
+                }
                 add_row(to + dq_column + c * GROUP, x, width - c * GROUP);
             }
         }

@@ -7,7 +7,7 @@
 
 #define NAME(pass, arch, dtype, D, mask) fattn_##pass##_##arch##_##dtype##_d##D##_##mask
 
-typedef fattni_cuda_args ARGS_sm80, ARGS_tf32, ARGS_mma, ARGS_simt, ARGS_simtl;
+typedef fattni_cuda_args ARGS_sm80, ARGS_tf32, ARGS_mma, ARGS_mmal, ARGS_simt, ARGS_simtl;
 typedef fattni_sm90_args ARGS_sm90;
 #define K(arch, dtype, D, mask, BM, BN, warps, ctas) \
     extern void NAME(fwd, arch, dtype, D, mask)(ARGS_##arch);
@@ -19,9 +19,12 @@ typedef fattni_sm90_args ARGS_sm90;
 #undef K
 
 enum {
-    ARCH_sm80 = 80, ARCH_sm90 = 90, ARCH_tf32 = 80, ARCH_mma = 80, ARCH_simt = 80, ARCH_simtl = 80
+    ARCH_sm80 = 80, ARCH_sm90 = 90, ARCH_tf32 = 80, ARCH_mma = 80, ARCH_mmal = 80, ARCH_simt = 80,
+    ARCH_simtl = 80
 };
-enum { TF32_sm80, TF32_sm90 = 0, TF32_tf32 = 1, TF32_mma = 0, TF32_simt = 0, TF32_simtl = 0 };
+enum {
+    TF32_sm80, TF32_sm90 = 0, TF32_tf32 = 1, TF32_mma = 0, TF32_mmal = 0, TF32_simt = 0, TF32_simtl = 0
+};
 enum { DTYPE_bf16 = FATTN_BF16, DTYPE_f16 = FATTN_F16, DTYPE_f32 = FATTN_F32, DTYPE_f64 = FATTN_F64 };
 enum { SIZE_bf16 = 2, SIZE_f16 = 2, SIZE_f32 = 4, SIZE_f64 = 8 };
 enum {
@@ -39,15 +42,20 @@ enum {
      ((D) > 128 ? 2 * (BM) * (BN) * 2 : (BM) * (D) * 4) + 4 * (BM) * 4 + 128)
 #define SHARED_bwd_sm80(D, BM, BN, warps, size, mask) \
     ((2 * (BN) + 4 * (BM)) * PITCH(D) * 2 + 2 * (BM) * (BN) * 2 + 4 * (BM) * 4)
-#define SHARED_fwd_mma(D, BM, BN, warps, size, mask) (((BM) + 2 * (BN)) * (D) * (size))
+#define SHARED_fwd_mma(D, BM, BN, warps, size, mask) \
+    ((((BM) + 2 * (BN)) * (D) + (16 * (warps) > (BM) ? 32 * (warps) * ((BN) / 2 + 2) : 0)) * (size))
 #define SHARED_bwd_mma(D, BM, BN, warps, size, mask) \
-    ((2 * ((BM) + (BN)) * (D) + (16 * (warps) > (BN) ? 2 : 1) * (BM) * (BN) + 2 * (BM)) * (size))
+    ((2 * ((BM) + (BN)) * (D) + (16 * (warps) > (BN) ? 2 : 1) * (BM) * (BN) + 2 * (BM) +              \
+      ((BM) * (BN) < 256 * (warps) ? (16 * (warps) - (BN)) * (BM) * 2 : 0)) * (size))
+#define TILE_simt(rows, columns) ((rows) * (columns) + (rows) / 8 * 4)
 #define SHARED_fwd_simt(D, BM, BN, warps, size, mask) \
-    (((BM) + 2 * (BN)) * ((D) * (size) + 16) + (BM) * ((BN) * (size) + 16))
+    ((TILE_simt(BM, D) + 2 * TILE_simt(BN, D) + TILE_simt(BM, BN) + 2 * (BM)) * (size))
 #define SHARED_bwd_simt(D, BM, BN, warps, size, mask) \
-    (2 * ((BM) + (BN)) * ((D) * (size) + 16) + (BM) * ((BN) * (size) + 16))
+    ((2 * (TILE_simt(BM, D) + TILE_simt(BN, D)) + TILE_simt(BM, BN) + 2 * (BM)) * (size))
 #define SHARED_fwd_tf32 SHARED_fwd_mma
 #define SHARED_bwd_tf32 SHARED_bwd_mma
+#define SHARED_fwd_mmal SHARED_fwd_mma
+#define SHARED_bwd_mmal SHARED_bwd_mma
 #define SHARED_fwd_simtl SHARED_fwd_simt
 #define SHARED_bwd_simtl SHARED_bwd_simt
 

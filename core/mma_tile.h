@@ -5,13 +5,18 @@
    c ^ turn(r): then both ways below of reading a tile touch every bank once.
 
    Both types have an mma.sync m16n8k8. Where it takes depths t and t + 4 from thread t of a lane
-   quad, any two will do, as long as A and B agree: here 2t and 2t + 1, next to each other. Then
-   accumulators are the A fragment of the next product as they are. With g = lane/4:
+   quad, any two will do, as long as A and B agree: with 2t and 2t + 1 accumulators are the A
+   fragment of the next product as they are. With g = lane/4, in TF32:
 
    along    an operand whose rows run along the depth: row g, columns 2t, 2t+1 in one access.
    across   an operand whose rows are steps of the depth: rows 2t and 2t+1, a vector of columns
             from g * VECTOR on: one column for each of VECTOR neighbouring fragments. So column
-            n of fragment e stands for column n * VECTOR + e of their group. */
+            n of fragment e stands for column n * VECTOR + e of their group.
+
+   In F64 every element comes by an access of its own, to the register where mma takes it: moves
+   between registers would wait for the product that still reads them. Along: columns t and t + 4;
+   across: rows t and t + 4, but 2t and 2t + 1 where A is accumulators. Column 2n + b of fragment e
+   stands for column 4n + 2e + b of a group. Either way thread t has columns 4t.. of it. */
 #ifndef FATTNI_MMA_TILE_H
 #define FATTNI_MMA_TILE_H
 
@@ -26,8 +31,17 @@ typedef struct __align__(2 * sizeof(real)) pair { real low, high; } pair;
 
 DEVICE int lane_of(void) { return (int)threadIdx.x & 31; }
 
-/* Of eight rows, neighbours differ in bit 2, even ones and odd ones in bits 1 and 2. */
-DEVICE int turn(int row) { return (row & 6) ^ (row & 1) << 2; }
+/* TF32: of eight rows, neighbours differ in bit 2, even ones and odd ones in bits 1 and 2. F64:
+   each half of eight rows, its even and its odd ones have four numbers that differ in bits 2 and 1,
+   and in bits 2 and 0. */
+DEVICE int turn(int row) {
+#if K_F64
+    const int code = (row & 3) ^ (row >> 2 & 1);
+    return (code & 1) * 3 + (code >> 1) * 4;
+#else
+    return (row & 6) ^ (row & 1) << 2;
+#endif
+}
 
 /* Where columns [column, column + VECTOR) of a row are; column is a multiple of VECTOR. */
 DEVICE real *chunk_at(real *tile, int columns, int row, int column) {
@@ -42,19 +56,23 @@ DEVICE pair *pair_at(real *tile, int columns, int row, int column) {
    base: row 0; pitch in elements; vectors: 16-byte accesses are possible. */
 DEVICE void load_tile(real *tile, int rows, const real *base, int64_t pitch, int valid, int width,
                       int vectors) {
-    for (int n = (int)threadIdx.x; n < rows * (D / VECTOR); n += THREADS) {
-        const int row = n / (D / VECTOR), column = n % (D / VECTOR) * VECTOR;
-        real *const to = chunk_at(tile, D, row, column);
-        const real *const from = base + row * pitch + column;
-        const int inside = row < valid && column < width;
-        if (vectors) {
-            cp_async_16(shared_address(to), inside ? from : base, inside ? 16 : 0);
-        } else {
-#pragma unroll
-            for (int e = 0; e < VECTOR; ++e)
-                to[e] = inside && column + e < width ? from[e] : (real)0;
-        }
+    enum { ACROSS = D / VECTOR, STEP = THREADS / ACROSS }; /* rows at a time */
+    const int first = (int)threadIdx.x / ACROSS, column = (int)threadIdx.x % ACROSS * VECTOR;
+    const real *from = base + first * pitch + column;
+    if (vectors) {
+        const int most = column < width ? valid - first : 0;
+#pragma unroll 8
+        for (int row = 0; row < rows; row += STEP, from += STEP * pitch)
+            cp_async_16(shared_address(chunk_at(tile, D, first + row, column)),
+                        row < most ? from : base, row < most ? 16 : 0);
+        return;
     }
+#pragma unroll 1
+    for (int row = first; row < rows; row += STEP, from += STEP * pitch)
+#pragma unroll
+        for (int e = 0; e < VECTOR; ++e)
+            chunk_at(tile, D, row, column)[e] =
+                row < valid && column + e < width ? from[e] : (real)0;
 }
 
 /* What the tensor cores take of x: the nearest number of 11 bits, or x. */
@@ -99,11 +117,61 @@ DEVICE void clear(real (*x)[4], int tiles) {
         for (int e = 0; e < 4; ++e) x[n][e] = 0;
 }
 
-/* A fragments of 16 rows from `row` on: along. */
-DEVICE void load_a(real a[4], real *tile, int columns, int row, int step) {
-    const int g = lane_of() / 4, t = lane_of() % 4;
-    const pair upper = *pair_at(tile, columns, row + g, step + 2 * t),
-               lower = *pair_at(tile, columns, row + g + 8, step + 2 * t);
+#if K_F64
+/* Row first + row, column block + column; first is a multiple of 8 and block of 16, which the
+   swizzle leaves alone: loops over them only add. */
+DEVICE real element_at(real *tile, int columns, int first, int row, int block, int column) {
+    return tile[(first + row) * columns + block + ((column >> 1 ^ turn(row)) << 1) + (column & 1)];
+}
+#endif
+
+/* This thread's two elements of row first + row, from column block + step on: along. */
+DEVICE pair load_along(real *tile, int columns, int first, int row, int block, int step) {
+    const int t = lane_of() % 4;
+#if K_F64
+    const pair x = {element_at(tile, columns, first, row, block, step + t),
+                    element_at(tile, columns, first, row, block, step + t + 4)};
+    return x;
+#else
+    return *pair_at(tile, columns, first + row, block + step + 2 * t);
+#endif
+}
+
+/* Which rows of eight are this thread's of an operand across, beside an A that comes from a tile,
+   or is made of accumulators. */
+enum { FROM_TILE, FROM_REGISTERS };
+DEVICE int low_row(int a_from) { return lane_of() % 4 * (K_F64 && a_from == FROM_TILE ? 1 : 2); }
+DEVICE int high_row(int a_from) {
+    return low_row(a_from) + (K_F64 && a_from == FROM_TILE ? 4 : 1);
+}
+
+/* A group of B fragments: this thread's two rows of the eight from `step` on, from column `column`
+   on: across. */
+typedef struct group_of { real low[VECTOR], high[VECTOR]; } group_of;
+DEVICE group_of load_across(real *tile, int columns, int step, int a_from, int column) {
+    const int g = lane_of() / 4, low = low_row(a_from), high = high_row(a_from);
+    group_of x;
+#if K_F64
+#pragma unroll
+    for (int e = 0; e < VECTOR; ++e) {
+        const int within = g / 2 * 4 + 2 * e + g % 2;
+        x.low[e] = element_at(tile, columns, step, low, column, within);
+        x.high[e] = element_at(tile, columns, step, high, column, within);
+    }
+#else
+    const vector u = *(const vector *)chunk_at(tile, columns, step + low, column + g * VECTOR),
+                 w = *(const vector *)chunk_at(tile, columns, step + high, column + g * VECTOR);
+#pragma unroll
+    for (int e = 0; e < VECTOR; ++e) x.low[e] = u.e[e], x.high[e] = w.e[e];
+#endif
+    return x;
+}
+
+/* A fragments of 16 rows from `first` on: along. */
+DEVICE void load_a(real a[4], real *tile, int columns, int first, int block, int step) {
+    const int g = lane_of() / 4;
+    const pair upper = load_along(tile, columns, first, g, block, step),
+               lower = load_along(tile, columns, first + 8, g, block, step);
     a[0] = upper.low, a[1] = lower.low, a[2] = upper.high, a[3] = lower.high;
 }
 
@@ -112,37 +180,33 @@ DEVICE void a_of(real a[4], const real x[4]) {
     a[0] = operand(x[0]), a[1] = operand(x[2]), a[2] = operand(x[1]), a[3] = operand(x[3]);
 }
 
-/* One step of x[m_tiles][n_tiles] += A B^T: columns `step` and on of rows a_row.. and b_row.. of
-   two tiles, both along. */
+/* One step of x[m_tiles][n_tiles] += A B^T: columns block + step and on of rows a_row.. and b_row..
+   of two tiles, both along. */
 DEVICE void step_nt(real (*x)[4], int m_tiles, int n_tiles, real *a_tile, int a_row, real *b_tile,
-                    int b_row, int columns, int step) {
-    const int g = lane_of() / 4, t = lane_of() % 4;
+                    int b_row, int columns, int block, int step) {
     real a[2][4];
 #pragma unroll
-    for (int m = 0; m < m_tiles; ++m) load_a(a[m], a_tile, columns, a_row + 16 * m, step);
+    for (int m = 0; m < m_tiles; ++m) load_a(a[m], a_tile, columns, a_row + 16 * m, block, step);
 #pragma unroll
     for (int n = 0; n < n_tiles; ++n) {
-        const pair b = *pair_at(b_tile, columns, b_row + 8 * n + g, step + 2 * t);
+        const pair b = load_along(b_tile, columns, b_row + 8 * n, lane_of() / 4, block, step);
 #pragma unroll
         for (int m = 0; m < m_tiles; ++m) multiply(x[m * n_tiles + n], a[m], b.low, b.high);
     }
 }
 
-/* One step of x[m_tiles][groups * VECTOR] += A B: A fragments a[m]; row `step` of B and on, its
-   columns from `column` on, across. */
-DEVICE void step_nn(real (*x)[4], int m_tiles, int groups, const real (*a)[4], real *b_tile,
-                    int columns, int step, int column) {
-    const int g = lane_of() / 4, t = lane_of() % 4;
+/* One step of x[m_tiles][groups * VECTOR] += A B: A fragments a[m]; rows `step` of B and on, from
+   column `column` on. */
+DEVICE void step_nn(real (*x)[4], int m_tiles, int groups, const real (*a)[4], int a_from,
+                    real *b_tile, int columns, int step, int column) {
 #pragma unroll
     for (int c = 0; c < groups; ++c) {
-        const int at = column + c * GROUP + g * VECTOR;
-        const vector b0 = *(const vector *)chunk_at(b_tile, columns, step + 2 * t, at),
-                     b1 = *(const vector *)chunk_at(b_tile, columns, step + 2 * t + 1, at);
+        const group_of b = load_across(b_tile, columns, step, a_from, column + c * GROUP);
 #pragma unroll
         for (int e = 0; e < VECTOR; ++e)
 #pragma unroll
             for (int m = 0; m < m_tiles; ++m)
-                multiply(x[(m * groups + c) * VECTOR + e], a[m], b0.e[e], b1.e[e]);
+                multiply(x[(m * groups + c) * VECTOR + e], a[m], b.low[e], b.high[e]);
     }
 }
 
@@ -154,42 +218,68 @@ DEVICE void product_registers(real (*x)[4], int m_tiles, int groups, int depth, 
         real a[2][4];
 #pragma unroll
         for (int m = 0; m < m_tiles; ++m) a_of(a[m], p[m * (depth / 8) + n]);
-        step_nn(x, m_tiles, groups, a, b_tile, columns, 8 * n, column);
+        step_nn(x, m_tiles, groups, a, FROM_REGISTERS, b_tile, columns, 8 * n, column);
     }
 }
 
 /* x += A B over `depth`: rows a_row.. of A, along. */
 DEVICE void product_nn(real (*x)[4], int m_tiles, int groups, int depth, real *a_tile, int a_row,
                        int a_columns, real *b_tile, int columns, int column) {
-#pragma unroll 2
+#pragma unroll
     for (int step = 0; step < depth; step += 8) {
         real a[2][4];
 #pragma unroll
-        for (int m = 0; m < m_tiles; ++m) load_a(a[m], a_tile, a_columns, a_row + 16 * m, step);
-        step_nn(x, m_tiles, groups, a, b_tile, columns, step, column);
+        for (int m = 0; m < m_tiles; ++m)
+            load_a(a[m], a_tile, a_columns, a_row + 16 * m, step & -16, step & 15);
+        step_nn(x, m_tiles, groups, a, FROM_TILE, b_tile, columns, step, column);
     }
 }
 
-/* x[VECTOR / 2][groups * VECTOR] = A^T B over `depth` rows of A, whose columns a_column.. are GROUP
-   rows of the result, across: row n of fragment m and of its lower half h is number
-   n * VECTOR + 2 m + h. */
+/* x[ROWS_TN / 16][groups * VECTOR] = A^T B over `depth` rows of A, whose columns a_column.. are
+   ROWS_TN rows of the result, across: row_tn(m, h) is the one of fragment m and of its lower half
+   h. */
+enum { ROWS_TN = K_F64 ? 16 : GROUP };
+DEVICE int row_tn(int m, int half) {
+    const int g = lane_of() / 4;
+    return K_F64 ? g + 8 * half : g * VECTOR + 2 * m + half;
+}
+/* This thread's A fragments: rows `step` and on. */
+DEVICE void load_tn(real (*a)[4], real *a_tile, int a_columns, int step, int a_column) {
+#if K_F64
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        const int m = row_tn(0, half);
+        a[0][half] = element_at(a_tile, a_columns, step, low_row(FROM_TILE), a_column, m);
+        a[0][half + 2] = element_at(a_tile, a_columns, step, high_row(FROM_TILE), a_column, m);
+    }
+#else
+    const group_of u = load_across(a_tile, a_columns, step, FROM_TILE, a_column);
+#pragma unroll
+    for (int m = 0; m < ROWS_TN / 16; ++m) {
+        a[m][0] = u.low[2 * m], a[m][1] = u.low[2 * m + 1];
+        a[m][2] = u.high[2 * m], a[m][3] = u.high[2 * m + 1];
+    }
+#endif
+}
 DEVICE void product_tn(real (*x)[4], int groups, int depth, real *a_tile, int a_column,
                        int a_columns, real *b_tile, int columns, int column) {
-    const int g = lane_of() / 4, t = lane_of() % 4;
-    clear(x, VECTOR / 2 * groups * VECTOR);
+    clear(x, ROWS_TN / 16 * groups * VECTOR);
 #pragma unroll 2
     for (int step = 0; step < depth; step += 8) {
-        const int at = a_column + g * VECTOR;
-        const vector a0 = *(const vector *)chunk_at(a_tile, a_columns, step + 2 * t, at),
-                     a1 = *(const vector *)chunk_at(a_tile, a_columns, step + 2 * t + 1, at);
-        real a[VECTOR / 2][4];
-#pragma unroll
-        for (int m = 0; m < VECTOR / 2; ++m) {
-            a[m][0] = a0.e[2 * m], a[m][1] = a0.e[2 * m + 1];
-            a[m][2] = a1.e[2 * m], a[m][3] = a1.e[2 * m + 1];
-        }
-        step_nn(x, VECTOR / 2, groups, a, b_tile, columns, step, column);
+        real a[ROWS_TN / 16][4];
+        load_tn(a, a_tile, a_columns, step, a_column);
+        step_nn(x, ROWS_TN / 16, groups, a, FROM_TILE, b_tile, columns, step, column);
     }
+}
+
+/* Columns (2t + n) * VECTOR and on of group c in the rows of half `half`, from the fragments x of a
+   product with an operand across. */
+DEVICE vector columns_of(const real (*x)[4], int c, int half, int n) {
+    vector y;
+#pragma unroll
+    for (int e = 0; e < VECTOR; ++e)
+        y.e[e] = K_F64 ? x[c * VECTOR + n][2 * half + e] : x[c * VECTOR + e][2 * half + n];
+    return y;
 }
 
 /* Sum and maximum over a lane quad: the threads of a row. */

@@ -1,4 +1,4 @@
-/* cp.async: 16 bytes from global to shared memory without passing through registers. */
+/* cp.async: from global to shared memory without passing through registers. */
 #ifndef FATTNI_PTX_CP_ASYNC_H
 #define FATTNI_PTX_CP_ASYNC_H
 
@@ -8,6 +8,11 @@
 static __device__ __forceinline__ void cp_async_16(uint32_t to, const void *from, int bytes) {
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
                  "r"(bytes)
+                 : "memory");
+}
+/* 4 bytes, or as many zeros. */
+static __device__ __forceinline__ void cp_async_4(uint32_t to, const void *from, int bytes) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(bytes)
                  : "memory");
 }
 static __device__ __forceinline__ void cp_async_commit(void) {

@@ -1,0 +1,81 @@
+/* Stand-ins for what the F32 and F64 kernels use of core/ptx/ and of CUDA, beyond machine.h.
+   Included before the kernel, it keeps the real wrappers out. */
+#ifndef EMULATED_REAL_H
+#define EMULATED_REAL_H
+
+#include "machine.h"
+
+#define FATTNI_PTX_ACQUIRE_H
+#define FATTNI_PTX_CP_ASYNC_H
+#define FATTNI_PTX_LDMATRIX_H
+#define FATTNI_PTX_MBARRIER_H
+#define FATTNI_PTX_MMA_H
+#define shared memory /* the kernels' name of their shared memory */
+
+static inline int load_acquire(const int32_t *p) {
+    machine_yield();
+    return *p;
+}
+static inline void add_release(int32_t *p, int x) { *p += x; }
+static inline void named_barrier_sync(int id, int threads) { machine_meet(id, threads); }
+
+static inline uint32_t shared_address(const void *p) {
+    return (uint32_t)((const unsigned char *)p - memory);
+}
+static inline void cp_async_16(uint32_t to, const void *from, int bytes) {
+    if ((to | (uintptr_t)from) % 16) machine_fail("a copy off its 16 bytes");
+    memset(memory + to, 0, 16);
+    memcpy(memory + to, from, (size_t)bytes);
+}
+static inline void cp_async_4(uint32_t to, const void *from, int bytes) {
+    memset(memory + to, 0, 4);
+    memcpy(memory + to, from, (size_t)bytes);
+}
+static inline void cp_async_commit(void) {}
+static inline void cp_async_wait(int) {}
+
+static inline double __ldg(const double *p) { return *p; }
+static inline float __ldg(const float *p) { return *p; }
+static inline void atomicAdd(double *p, double x) { *p += x; }
+static inline void reduce_add(double *p, double x) { *p += x; }
+static inline void reduce_add(float *p, float x) { *p += x; }
+static inline void reduce_add_4(float *p, const float x[4]) {
+    if ((uintptr_t)p % 16) machine_fail("a vector reduction off its 16 bytes");
+    for (int e = 0; e < 4; ++e) p[e] += x[e];
+}
+static inline double __shfl_xor_sync(uint32_t, double x, int mask) {
+    four mine = {};
+    memcpy(mine, &x, 8);
+    memcpy(&x, machine_gather(mine)[(int)(threadIdx.x % 32) ^ mask], 8);
+    machine_meet_warp();
+    return x;
+}
+static inline float exp2_approx(float x) { return exp2f(x); }
+static inline float round_tf32(float x) {
+    return __int_as_float((int)((__float_as_uint(x) + 0x1000u) & ~0x1fffu));
+}
+
+/* d[16,8] += a[16,8] b[8,8] in the fragments of mma.sync m16n8k8. */
+static double operands[32][32][6]; /* of each warp: [lane][a0..a3, b0, b1] */
+static inline void mma_m16n8k8(double d[4], const double a[4], double b0, double b1) {
+    const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
+    const double mine[6] = {a[0], a[1], a[2], a[3], b0, b1};
+    memcpy(operands[warp][lane], mine, sizeof mine);
+    machine_meet_warp();
+    for (int e = 0; e < 4; ++e)
+        for (int k = 0; k < 8; ++k)
+            d[e] += operands[warp][lane / 4 * 4 + k % 4][k / 4 * 2 + e / 2] *
+                    operands[warp][(lane % 4 * 2 + e % 2) * 4 + k % 4][4 + k / 4];
+    machine_meet_warp();
+}
+static inline void mma_f64(double d[4], const double a[4], double b0, double b1) {
+    mma_m16n8k8(d, a, b0, b1);
+}
+static inline void mma_tf32(float d[4], const float a[4], float b0, float b1) {
+    double x[4] = {d[0], d[1], d[2], d[3]};
+    const double wide[4] = {a[0], a[1], a[2], a[3]};
+    mma_m16n8k8(x, wide, b0, b1);
+    for (int e = 0; e < 4; ++e) d[e] = (float)x[e];
+}
+
+#endif
