@@ -7,15 +7,18 @@ table=${1:-results/hopper_h200.txt}
 data=$(mktemp)
 trap 'rm -f "$data"' EXIT
 
-# One block per head_dim and mask: N, forward and backward of ours, cuDNN, FlashAttention-2.
+# One block per head_dim and mask: N, forward and backward of ours, cuDNN, FlashAttention-2 and -3.
 awk '/^d[0-9]+ +(full|causal) / {
     if ($1 $2 != last) { if (last) printf "\n\n"; last = $1 $2 }
     n = split($0, half, "|")
     for (k = 1; k <= 2; ++k) {
         split(half[k], word, " ")
-        for (w in word) if (word[w] ~ /^(ours|cudnn|fa2)$/) speed[k, word[w]] = word[w + 1]
+        for (w in word) if (word[w] ~ /^(ours|cudnn|fa2|fa3)$/) speed[k, word[w]] = word[w + 1]
     }
-    print $3, speed[1, "ours"], speed[1, "cudnn"], speed[1, "fa2"], speed[2, "ours"], speed[2, "cudnn"], speed[2, "fa2"]
+    line = $3
+    for (k = 1; k <= 2; ++k)
+        line = line " " speed[k, "ours"] " " speed[k, "cudnn"] " " speed[k, "fa2"] " " speed[k, "fa3"]
+    print line
 }' "$table" > "$data"
 
 draw() { # NAME TITLE FIRST_COLUMN
@@ -36,10 +39,11 @@ do for [panel = 0:5] {
     set title sprintf("head\\\\_dim %s, %s", word("64 128 256", panel % 3 + 1), panel < 3 ? "full" : "causal")
     plot "$data" index index using 1:$3 title "fattn" lc "#c0392b" lw 2 pt 7, \
          "" index index using 1:$(($3 + 1)) title "cuDNN 9.19" lc "#2c3e50" lw 2 pt 5, \
-         "" index index using 1:$(($3 + 2)) title "FlashAttention-2" lc "#7f8c8d" lw 2 pt 9
+         "" index index using 1:$(($3 + 2)) title "FlashAttention-2" lc "#7f8c8d" lw 2 pt 9, \
+         "" index index using 1:$(($3 + 3)) title "FlashAttention-3" lc "#2980b9" lw 2 pt 11
 }
 unset multiplot
 GNUPLOT
 }
 draw forward Forward 2
-draw backward Backward 5
+draw backward Backward 6

@@ -35,8 +35,7 @@ enum {
 #define PITCH(D) (((D) + 63) / 64 * 64)
 #define SHARED_fwd_sm80(D, BM, BN, warps, size, mask) (((BM) + 2 * (BN)) * PITCH(D) * 2)
 #define SHARED_fwd_sm90(D, BM, BN, warps, size, mask) \
-    (((D) + 63) / 64 * 128 * (((D) > 128 ? 1 : 2) * (BM) + 4 * (BN)) + 256 +                         \
-     ((int)(mask) == (int)FATTNI_MASK_GENERAL ? (BM) * (BN) * 2 : 0))
+    (((D) + 63) / 64 * 128 * (((D) > 128 ? 1 : 2) * (BM) + 4 * (BN)) + 256)
 #define SHARED_bwd_sm90(D, BM, BN, warps, size, mask) \
     ((2 * (BN) + 4 * (BM)) * (((D) + 63) / 64 * 128) + 2 * (BM) * (BN) * 2 +                         \
      ((D) > 128 ? 2 * (BM) * (BN) * 2 : (BM) * (D) * 4) + 4 * (BM) * 4 + 128)

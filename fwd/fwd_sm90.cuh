@@ -9,8 +9,7 @@
                tiles first, handed out by a counter; full: a fixed stride.
    Threads     warpgroup 0 loads (one thread of it); each other one owns 64 rows of the tile and all
                keys. Thread layout of S and O: ptx/wgmma.h.
-   Shared      Q (two slots up to d 128), K and V (two stages each), barriers, tile numbers; general:
-               what dropout keeps, one block of keys per consumer.
+   Shared      Q (two slots up to d 128), K and V (two stages each), barriers, tile numbers.
    Pipeline    one flat sequence of key blocks over all tiles. S(n) is issued before P V(n-1), also
                across tiles, and the softmax of block n runs under P V(n-1). Named barriers give the
                tensor cores to one warpgroup after the other (FlashAttention-3's ping-pong).
@@ -33,13 +32,12 @@ enum {
     PANELS = (D + 63) / 64, Q_SLOTS = D > 128 ? 1 : 2,
     Q_BYTES = PANELS * BM * 128, KV_BYTES = PANELS * BN * 128,
     K_AT = Q_SLOTS * Q_BYTES, V_AT = K_AT + 2 * KV_BYTES, BARRIERS_AT = V_AT + 2 * KV_BYTES,
-    TILES_AT = BARRIERS_AT + 128, KEEP_AT = BARRIERS_AT + 256, KEEP_BYTES = 64 * BN * 2,
+    TILES_AT = BARRIERS_AT + 128,
     TILE_SLOTS = 4, /* a tile is stored after the next but one may have been announced */
-    SHARED_BYTES = KEEP_AT + (GENERAL ? GROUPS * KEEP_BYTES : 0), MAKERS = 3
+    SHARED_BYTES = TILES_AT + TILE_SLOTS * 32
 };
 static_assert(BM == 64 * GROUPS && BN % 16 == 0 && D % 16 == 0, "tile shape");
 static_assert(KV_BYTES % 1024 == 0 && SHARED_BYTES <= 227 * 1024, "shared memory");
-static_assert(!GENERAL || GROUPS <= 2, "barriers of keep_full and keep_empty");
 
 #define LOG2E 1.4426950408889634f
 #define LN2 0.6931471805599453f
@@ -51,8 +49,6 @@ DEVICE uint32_t k_full(uint32_t x) { return BARRIERS_AT + 32 + 8 * (x & 1); }
 DEVICE uint32_t k_empty(uint32_t x) { return BARRIERS_AT + 48 + 8 * (x & 1); }
 DEVICE uint32_t v_full(uint32_t x) { return BARRIERS_AT + 64 + 8 * (x & 1); }
 DEVICE uint32_t v_empty(uint32_t x) { return BARRIERS_AT + 80 + 8 * (x & 1); }
-DEVICE uint32_t keep_full(int group) { return BARRIERS_AT + 96 + 16u * group; }
-DEVICE uint32_t keep_empty(int group) { return BARRIERS_AT + 104 + 16u * group; }
 DEVICE uint32_t stage_parity(uint32_t x) { return x >> 1 & 1; }
 DEVICE uint32_t slot_parity(uint32_t tile) { return tile / Q_SLOTS & 1; }
 
@@ -177,53 +173,6 @@ DEVICE void produce(const fattni_sm90_args *p, uint32_t shared, unsigned char *m
     if (Q_SLOTS > 1 && x > 0) load_v(p, shared, x - 1, &last);
 }
 
-/* ---- dropout's masks, by the other warps of the producer's warpgroup ---- */
-
-/* A Philox block to the masks of P: elements {(i, j), (i, j + 1)}, those eight rows below, eight columns to
-   the right, and both, as accumulators have them. Tiles lie at multiples of 16 in the whole sequence
-   (fattni_sm90_fits). */
-DEVICE void keep_words(uint32_t keep[4], fattni_block r, uint32_t T) {
-#pragma unroll
-    for (int e = 0; e < 4; ++e)
-        keep[e] = ((r.w[e] & 0xffffu) >= T ? 0x0000ffffu : 0) | (r.w[e] >> 16 >= T ? 0xffff0000u : 0);
-}
-
-/* For every block of keys and every consumer warp 16 bytes per Philox block and lane, MAKERS warps in
-   turns. They free a tile's slot as the consumers do. */
-DEVICE void make_masks(const fattni_cuda_args *a, uint32_t shared, unsigned char *memory, uint32_t maker) {
-    const int lane = (int)threadIdx.x % 32;
-    uint32_t x = 0;
-    for (int n = 0;; ++n) {
-        const int slot = n % Q_SLOTS;
-        mbarrier_wait(shared + q_full(slot), slot_parity(n));
-        const tile t = read_tile(tile_slot(memory, n));
-        __syncwarp();
-        if (lane == 0) mbarrier_arrive(shared + q_empty(slot));
-        if (t.blocks == 0) return;
-        const dropout_plane plane = dropout_plane_of(a, t.b, t.h);
-        for (int j = t.first + t.blocks - 1; j >= t.first; --j, ++x)
-            for (uint32_t unit = 0; unit < 4 * GROUPS; ++unit) { /* consumer warps */
-                const uint32_t group = unit / 4;
-                if (unit % 4 == 0) mbarrier_wait(shared + keep_empty(group), x & 1 ^ 1);
-                if ((unit + x) % MAKERS == maker) {
-                    fattni_block at =
-                        fattni_dropout_counter(0, 0, 0, (int64_t)a->q_pos0 + t.i0 + 16 * unit + lane / 4,
-                                               (int64_t)a->k_pos0 + j * BN + lane % 4 * 2);
-                    at.w[2] = plane.w2, at.w[3] = plane.w3;
-                    uint32_t to = shared + KEEP_AT + group * KEEP_BYTES + (unit % 4 * 32 + lane) * 16;
-#pragma unroll 4
-                    for (int e = 0; e < BN / 16; ++e, at.w[0] += 4, to += 128 * 16) {
-                        uint32_t keep[4];
-                        keep_words(keep, fattni_philox(plane.seed, at), a->drop_T);
-                        store_shared_words(to, keep);
-                    }
-                }
-                __syncwarp();
-                if (unit % 4 == 3 && lane == 0) mbarrier_arrive(shared + keep_full(group));
-            }
-    }
-}
-
 /* ---- consumers ---- */
 
 DEVICE void release(uint32_t bar) {
@@ -300,6 +249,33 @@ DEVICE void softmax_row(float s[BN / 2], rows *r, float lane, float unit, int e,
     r->l[e] = fmaf(r->l[e], r->alpha[e], sum[0] + sum[1]);
 }
 
+/* Where a thread's part of a block begins in dropout's numbers; a tile lies at multiples of 16 in the whole
+   sequence (fattni_sm90_fits), so a Philox block is what the thread has of 16 columns. */
+typedef struct dropout {
+    uint64_t seed;
+    fattni_block at;
+    uint32_t T;
+} dropout;
+DEVICE dropout dropout_of(const fattni_cuda_args *a, const tile *t, int row, int column) {
+    const dropout_plane plane = dropout_plane_of(a, t->b, t->h);
+    dropout d = {plane.seed,
+                 fattni_dropout_counter(0, 0, 0, (int64_t)a->q_pos0 + row, (int64_t)a->k_pos0 + column),
+                 a->drop_T};
+    d.at.w[2] = plane.w2, d.at.w[3] = plane.w3;
+    return d;
+}
+/* P of dropped elements becomes 0; the sums have it. */
+DEVICE void drop(uint32_t p[BN / 4], dropout d) {
+#pragma unroll
+    for (int n = 0; n < BN / 16; ++n, d.at.w[0] += 4) {
+        const fattni_block r = fattni_philox(d.seed, d.at);
+#pragma unroll
+        for (int e = 0; e < 4; ++e)
+            p[4 * n + e] &= ((r.w[e] & 0xffffu) >= d.T ? 0x0000ffffu : 0) |
+                            (r.w[e] >> 16 >= d.T ? 0xffff0000u : 0);
+    }
+}
+
 /* What the middle of a softmax waits for, the next K, and frees, the last V. */
 typedef struct meanwhile {
     uint32_t k_full, k_parity, v_empty;
@@ -309,7 +285,7 @@ typedef struct meanwhile {
    hide the second row's maximum; then O is there. K is waited for here and not where it is needed because a
    branch keeps the compiler from moving the wait for O up. */
 DEVICE void softmax(uint32_t p[BN / 4], float s[BN / 2], float o[D / 2], rows *r, float unit, int careful,
-                    meanwhile due) {
+                    meanwhile due, const dropout *dropping) {
     const int k_came = mbarrier_test(due.k_full, due.k_parity);
     const float lane[2] = {careful ? maximum(s, 0) : positive_maximum(s, 0),
                            careful ? maximum(s, 1) : positive_maximum(s, 1)};
@@ -322,25 +298,13 @@ DEVICE void softmax(uint32_t p[BN / 4], float s[BN / 2], float o[D / 2], rows *r
     r->rose = __any_sync(ALL_LANES, r->alpha[0] != 1.0f || r->alpha[1] != 1.0f);
 #pragma unroll
     for (int i = 0; i < BN / 4; ++i) p[i] = pack(s[2 * i], s[2 * i + 1]);
+    if (dropping) drop(p, *dropping); /* here, among the exponentials */
 }
 /* O at the new maximum. */
 DEVICE void rescale(float o[D / 2], const rows *r) {
     if (!r->rose) return;
 #pragma unroll
     for (int i = 0; i < D / 2; ++i) o[i] *= r->alpha[i % 4 / 2];
-}
-
-/* P of dropped elements becomes 0; the sums have it. */
-DEVICE void drop(uint32_t p[BN / 4], uint32_t shared, int group, uint32_t x) {
-    mbarrier_wait(shared + keep_full(group), x & 1);
-#pragma unroll
-    for (int n = 0; n < BN / 16; ++n) {
-        uint32_t keep[4];
-        load_shared_4(keep, shared + KEEP_AT + group * KEEP_BYTES + (n * 128 + (int)threadIdx.x % 128) * 16);
-#pragma unroll
-        for (int e = 0; e < 4; ++e) p[4 * n + e] &= keep[e];
-    }
-    release(shared + keep_empty(group));
 }
 
 /* O += weight times the row that is there, in F32; lane % 4 has columns 8c + 2t, 8c + 2t + 1. */
@@ -447,17 +411,21 @@ DEVICE void consume(const fattni_sm90_args *p, uint32_t shared, unsigned char *m
                                j * BN + column0);
             }
             if (!GENERAL && j < plain_end && (!BANDS || j >= plain.begin)) {
-                softmax(pr, s, o, &r, unit, 0, due);
+                softmax(pr, s, o, &r, unit, 0, due, 0);
             } else {
                 if (j >= plain.end || (BANDS && j < plain.begin)) {
                     const sequence now = read_sequence(a, tile_slot(memory, n), t.b);
                     const int column = j * BN + column0;
                     mask(s, row + now.lo - column, row + now.hi - column, now.Sk - 1 - column);
                 }
-                softmax(pr, s, o, &r, unit, 1, due);
+                if (GENERAL && a->drop_T) {
+                    const dropout dropping = dropout_of(a, &t, row, j * BN + column0);
+                    softmax(pr, s, o, &r, unit, 1, due, &dropping);
+                } else {
+                    softmax(pr, s, o, &r, unit, 1, due, 0);
+                }
                 plain_end = __any_sync(ALL_LANES, !(r.top[0] >= 0.0f && r.top[1] >= 0.0f)) ? 0 : plain.end;
             }
-            if (GENERAL && a->drop_T) drop(pr, shared, group, x);
             if (j == t.first) break;
 
             ++x;
@@ -520,13 +488,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             mbarrier_init(shared + q_full(n), 1);
             mbarrier_init(shared + k_full(n), 1);
             mbarrier_init(shared + v_full(n), 1);
-            mbarrier_init(shared + q_empty(n), 4 * GROUPS + (GENERAL && p.a.drop_T ? MAKERS : 0));
+            mbarrier_init(shared + q_empty(n), 4 * GROUPS);
             mbarrier_init(shared + k_empty(n), 4 * GROUPS);
             mbarrier_init(shared + v_empty(n), 4 * GROUPS);
-        }
-        for (int group = 0; GENERAL && group < GROUPS; ++group) {
-            mbarrier_init(shared + keep_full(group), MAKERS);
-            mbarrier_init(shared + keep_empty(group), 4);
         }
         mbarrier_init_fence();
     }
@@ -534,15 +498,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     /* All registers of the CTA, 512 or 504 per thread of four or three warpgroups. */
     if (role == 0) {
         if (GROUPS == 3) registers_lower(32);
-        else if (GENERAL) registers_lower(56);
         else if (BANDS) registers_lower(40);
         else registers_lower(24);
         if (threadIdx.x < 32) produce(&p, shared, memory);
-        if (GENERAL && p.a.drop_T && threadIdx.x >= 32)
-            make_masks(&p.a, shared, memory, __shfl_sync(ALL_LANES, (int)threadIdx.x / 32, 0) - 1);
     } else {
         if (GROUPS == 3) registers_raise(160);
-        else if (GENERAL) registers_raise(224);
         else if (BANDS) registers_raise(232);
         else registers_raise(240);
         consume(&p, shared, memory, role - 1);
