@@ -80,7 +80,8 @@ static fattn_status run(fattn_ctx *ctx, const fattni_problem *p) {
     }
     if (p->dq.present) a.dq_accumulator = (float *)((char *)p->workspace + l.dq);
     const int64_t row_grid = fattni_ceil_div(p->Sq, k->BM) * p->Hq * p->B;
-    const int64_t key_grid = fattni_ceil_div(p->Sk, k->BN) * p->Hkv * p->B;
+    const int64_t key_grid =
+        fattni_ceil_div(p->Sk, (int64_t)k->BN * k->cluster) * k->cluster * p->Hkv * p->B;
     FATTNI_TRY(fattni_bwd_cuda_zero(ctx, p, &a));
     FATTNI_TRY(FATTNI_START(ctx, fattn_bwd_delta, row_grid, 256, &a));
     if (a.d_o_copy.p) a.d_o = a.d_o_copy;

@@ -1,5 +1,5 @@
-/* Backward attention for Hopper, head_dim up to 128 (bwd_sm90_wide.cuh: beyond): TMA, wgmma, one CTA per
-   block of 128 keys.
+/* Backward attention for Hopper, head_dim up to 128 (beyond: bwd_sm90_pair.cuh, bwd_sm90_wide.cuh):
+   TMA, wgmma, one CTA per block of 128 keys.
 
    For each row block: S^T = K Q^T, P = exp(S - L), dP^T = V dO^T, dS = P (dP - delta),
    dV += P^T dO, dK += dS^T Q, dQ += dS K.
@@ -21,14 +21,16 @@
    Turns       FATTN_DETERMINISTIC: the adding warps wait for the key blocks before theirs (cuda_turns.h).
 
    Instances: bwd_kernels.def. Macros in: K_NAME, K_BF16, K_D, K_MASK, K_BM, K_BN, K_WARPS. */
-#if K_D > 128
+#if K_D > 128 && K_MASK <= 1
+#include "bwd/bwd_sm90_pair.cuh"
+#elif K_D > 128
 #include "bwd/bwd_sm90_wide.cuh"
 #else
 #include "sm90_tile.h"
 
 enum {
     D = K_D, BM = K_BM, BN = K_BN, THREADS = 32 * K_WARPS, CAUSAL = K_MASK == 1,
-    GENERAL = K_MASK >= 2, CAPPED = K_MASK == 3, TURNS = 1, PANELS = (D + 63) / 64,
+    GENERAL = K_MASK >= 2, CAPPED = K_MASK == 3, TURNS = 1, CTAS = 1, PANELS = (D + 63) / 64,
     KEY_BYTES = BN * PANELS * 128, ROW_BYTES = BM * PANELS * 128, DS_BYTES = BM * BN * 2,
     /* dQ: a consumer has half of 128 rows, or of 64 rows half of the columns. For d 80 the halves are 48
        columns that overlap, so are K's panels, of which the second starts with the second half. */

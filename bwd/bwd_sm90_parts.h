@@ -1,7 +1,7 @@
-/* What both Hopper backward bodies share: the work of a CTA, its loads, masking, and the way of dK and dV
-   out. Include after the enumerators D, BM, BN, PANELS, K_PANEL (columns from one panel of K
-   to the next), CAUSAL, GENERAL, TURNS and the
-   offsets in shared memory. */
+/* What both Hopper backward bodies share: the work of a CTA, its loads, masking, and the way of
+   dK and dV out. Include after the enumerators D, BM, BN, CTAS (that walk over the same rows,
+   each with BN keys), PANELS, K_PANEL (columns from one panel of K to the next), CAUSAL,
+   GENERAL, TURNS and the offsets in shared memory. */
 #ifndef FATTNI_BWD_SM90_PARTS_H
 #define FATTNI_BWD_SM90_PARTS_H
 
@@ -33,8 +33,9 @@ DEVICE void init_barriers(uint32_t shared) {
     }
 }
 
-/* What a CTA works on: keys [j0, j0 + BN) of (b, hk), for each head of the group the row blocks that see
-   one of them. Where CTAs may take turns, all start at the last one: so a wait at the start is short. */
+/* What a CTA works on: keys [j0, j0 + BN) of (b, hk), for each head of the group the row blocks
+   that see one of them or of its neighbours' keys. Where CTAs may take turns, all start at the
+   last one: so a wait at the start is short. */
 typedef struct task {
     int b, hk, j0, first, row_blocks, steps;
     sequence s;
@@ -44,14 +45,14 @@ DEVICE task task_of(const fattni_sm90_args *p) {
     const fattni_cuda_args *const a = &p->a;
     /* The first keys have most rows below a diagonal, and add first when they take turns. */
     const int in_sections = CAUSAL || (TURNS && a->turns) || (GENERAL && a->right < FATTNI_FAR);
-    const position at = position_of(p, a->Hkv, (int)blockIdx.x, in_sections);
-    task t = {at.plane / a->Hkv, at.plane % a->Hkv, at.block * BN, 0, 0, 0};
+    const position at = position_of(p, a->Hkv, (int)blockIdx.x / CTAS, in_sections);
+    const int j0 = at.block * (CTAS * BN);
+    task t = {at.plane / a->Hkv, at.plane % a->Hkv, j0 + (int)blockIdx.x % CTAS * BN, 0, 0, 0};
     const int diagonal = CAUSAL ? diagonal_of(a, a->Sq, a->Sk) : FATTNI_FAR;
     const sequence whole = {a->Sq, a->Sk, 0, 0, t.b, diagonal, -FATTNI_FAR, diagonal};
     t.s = GENERAL ? sequence_of(a, t.b) : whole;
-    const int keys = min(BN, t.s.Sk - t.j0);
-    const int begin = max(0, t.j0 - t.s.hi),
-              end = GENERAL ? min(t.j0 + keys - t.s.lo, t.s.Sq) : t.s.Sq;
+    const int keys = min(CTAS * BN, t.s.Sk - j0);
+    const int begin = max(0, j0 - t.s.hi), end = GENERAL ? min(j0 + keys - t.s.lo, t.s.Sq) : t.s.Sq;
     t.first = begin / BM;
     if (begin < end && keys > 0) t.row_blocks = (end + BM - 1) / BM - t.first;
     t.steps = t.row_blocks * a->group;
@@ -81,12 +82,12 @@ DEVICE int64_t padded_row(const fattni_cuda_args *a, const task *t, const step *
     return ((int64_t)t->b * a->Hq + s->h) * a->padded_rows + s->i0;
 }
 
-/* turns_at, without divisions; a turn is over when two parts were added. */
+/* turns_at, without divisions; a turn is over when two parts were added, whoever they are of. */
 DEVICE int32_t *turn_counter(const fattni_cuda_args *a, const task *t, const step *s) {
     return a->turns + ((int64_t)t->b * a->Hq + s->h) * ((a->Sq + BM - 1) / BM) + s->i0 / BM;
 }
 DEVICE void wait_for_turn(int32_t *counter, const task *t, const step *s) {
-    acquire_turn(counter, 2 * turn_of(&t->s, s->i0, t->j0, BN));
+    acquire_turn(counter, 2 * turn_of(&t->s, s->i0, t->j0, CTAS * BN));
 }
 
 /* ---- producer warps ---- */
@@ -123,15 +124,16 @@ DEVICE void load(const fattni_sm90_args *p, const task *t, uint32_t shared) {
 
 /* ---- consumers ---- */
 
-/* Zeroes what two tiles, of `rows` rows each, hold from row `from` on. Both consumers, once the tiles are
-   there. */
+/* Zeroes what two tiles, of `rows` rows each, hold from row `from` on. Both consumers, once the
+   tiles are there. */
 DEVICE void clear_tails(uint32_t tile0, uint32_t tile1, int rows, int from, int barrier) {
     clear_rows(tile0, PANELS, rows, from, (int)threadIdx.x - 128, 256);
     clear_rows(tile1, PANELS, rows, from, (int)threadIdx.x - 128, 256);
     named_barrier_sync(barrier, 256);
 }
 
-/* Keys are rows of S^T; column 8i + e of the thread, i < columns/8, stays where it is >= limit[key]. */
+/* Keys are rows of S^T; column 8i + e of the thread, i < columns/8, stays where it is >=
+   limit[key]. */
 DEVICE void mask(float *s, int columns, int limit0, int limit1) {
 #pragma unroll
     for (int i = 0; i < columns / 8; ++i)

@@ -37,8 +37,9 @@ enum {
 #define SHARED_fwd_sm90(D, BM, BN, warps, size, mask) \
     (((D) + 63) / 64 * 128 * (((D) > 128 ? 1 : 2) * (BM) + 4 * (BN)) + 256)
 #define SHARED_bwd_sm90(D, BM, BN, warps, size, mask) \
-    ((2 * (BN) + 4 * (BM)) * (((D) + 63) / 64 * 128) + 2 * (BM) * (BN) * 2 +                         \
-     ((D) > 128 ? 2 * (BM) * (BN) * 2 : (BM) * (D) * 4) + 4 * (BM) * 4 + 128)
+    ((D) > 128 ? (5 * (BN) + 6 * (BM)) * (D) + 12 * (BM) * (BN) + 3 * (BM) * 4 + 128                  \
+               : (2 * (BN) + 4 * (BM)) * (((D) + 63) / 64 * 128) + 2 * (BM) * (BN) * 2 +              \
+                     (BM) * (D) * 4 + 4 * (BM) * 4 + 128)
 #define SHARED_bwd_sm80(D, BM, BN, warps, size, mask) \
     ((2 * (BN) + 4 * (BM)) * PITCH(D) * 2 + 2 * (BM) * (BN) * 2 + 4 * (BM) * 4)
 #define SHARED_fwd_mma(D, BM, BN, warps, size, mask) \
@@ -58,13 +59,17 @@ enum {
 #define SHARED_fwd_simtl SHARED_fwd_simt
 #define SHARED_bwd_simtl SHARED_bwd_simt
 
+/* CTAs of a cluster: bwd_sm90_pair.cuh, bwd_sm90_wide.cuh. */
+#define CLUSTER(PASS, arch, D) (ARCH_##arch == 90 && (PASS) == FATTNI_BWD && (D) > 128 ? 2 : 1)
+
 #define TEXT_OF(x) #x
 #define TEXT(x) TEXT_OF(x)
 #define ROW(pass, PASS, arch, dtype, D, mask, BM, BN, warps)                                        \
     {TEXT(NAME(pass, arch, dtype, D, mask)),                                                       \
      (fattni_cuda_any)NAME(pass, arch, dtype, D, mask), PASS, \
      ARCH_##arch, (fattn_dtype)DTYPE_##dtype, TF32_##arch, D, (enum fattni_mask)MASK_##mask, BM,   \
-     BN, 32 * (warps), SHARED_##pass##_##arch(D, BM, BN, warps, SIZE_##dtype, MASK_##mask)},
+     BN, 32 * (warps), CLUSTER(PASS, arch, D),                                                      \
+     SHARED_##pass##_##arch(D, BM, BN, warps, SIZE_##dtype, MASK_##mask)},
 
 const fattni_cuda_kernel fattni_cuda_kernels[] = {
 #define K(arch, dtype, D, mask, BM, BN, warps, ctas) \
@@ -93,7 +98,7 @@ static bool runs_on(int arch, const fattn_ctx *ctx, const fattni_problem *p) {
     return ctx->gpu.arch == 90 && fattni_sm90_fits(p);
 }
 
-/* Hopper's backward has a softcap in kernels of its own, and for wide heads turns only beside masks. */
+/* Hopper's backward has a softcap in kernels of its own. */
 static bool serves(const fattni_cuda_kernel *k, enum fattni_mask wanted, const fattni_problem *p) {
     const bool hopper_back = k->arch == 90 && p->pass == FATTNI_BWD;
     switch (k->mask) {
@@ -101,8 +106,7 @@ static bool serves(const fattni_cuda_kernel *k, enum fattni_mask wanted, const f
     case FATTNI_MASK_CAPPED: return p->softcap > 0;
     case FATTNI_MASK_GENERAL: return !hopper_back || !(p->softcap > 0);
     case FATTNI_MASK_BANDED: return wanted != FATTNI_MASK_GENERAL;
-    default:
-        return k->mask == wanted && !(hopper_back && k->D > 128 && (p->flags & FATTN_DETERMINISTIC));
+    default: return k->mask == wanted;
     }
 }
 

@@ -23,6 +23,7 @@ typedef struct fattni_cuda_kernel {
     int D;               /* head dims up to this, rounded up in shared memory */
     enum fattni_mask mask;
     int BM, BN, threads;
+    int cluster; /* so many CTAs work together on neighbouring blocks; a grid is a multiple of it */
     size_t shared;
 } fattni_cuda_kernel;
 

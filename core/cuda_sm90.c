@@ -95,7 +95,8 @@ fattn_status fattni_sm90_args_of(fattn_ctx *ctx, const fattni_problem *p,
     FATTNI_TRY(map_of(ctx, &p->v, p->dtype, p->Dv, k->BN, &out->v, &out->v_step));
     if (!forward)
         FATTNI_TRY(map_of(ctx, &p->d_o, p->dtype, p->Dv, k->BM, &out->d_o, &out->d_o_step));
-    const int64_t blocks = forward ? fattni_ceil_div(p->Sq, k->BM) : fattni_ceil_div(p->Sk, k->BN);
+    const int64_t blocks = forward ? fattni_ceil_div(p->Sq, k->BM)
+                                   : fattni_ceil_div(p->Sk, (int64_t)k->BN * k->cluster);
     const int64_t heads = forward ? p->Hq : p->Hkv, tiles = blocks * heads * p->B;
     if (tiles > INT32_MAX / 2)
         return fattn_ctx_fail(ctx, FATTN_E_UNSUPPORTED, "%s: %lld tiles exceed 2^30", k->name,

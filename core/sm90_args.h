@@ -16,7 +16,7 @@ typedef struct fattni_sm90_args {
     CUtensorMap q, k, v, d_o; /* {d, row, head, batch}, boxes of 64 columns */
     fattni_cuda_args a;
     int32_t *next_tile; /* 0 at the start: tiles handed out after the first of each CTA */
-    int32_t tiles, blocks; /* of the whole call; blocks of one (b, h) */
+    int32_t tiles, blocks; /* of the whole call; blocks of one (b, h), a cluster's as one */
     int32_t section; /* so many heads are worked on together: their K and V (Q and dO) stay in L2 */
     fattni_map_step q_step, k_step, v_step, d_o_step;
 } fattni_sm90_args;

@@ -4,6 +4,7 @@
 #include "fields.h"
 
 #include "bwd/bwd_sm90.cuh"
+#include "cuda_dropout.h"
 
 typedef struct test_case {
     const char *name;
@@ -57,7 +58,7 @@ static void set_up(problem *p, const test_case *c) {
     a->right = c->causal ? 0 : c->right < 0 ? FATTNI_FAR : c->right;
     a->shift = a->q_pos0 = c->q_pos0;
     a->scale = 1 / sqrtf((float)c->D);
-    a->softcap = CAPPED ? SOFTCAP : 0.0f;
+    a->softcap = K_MASK == 3 ? SOFTCAP : 0.0f;
     a->drop_T = (uint32_t)lroundf(65536 * c->dropout);
     a->keep_scale = 65536.0f / (float)(65536 - a->drop_T);
     a->seed = 99, a->rng_heads = (uint32_t)c->Hq;
@@ -81,7 +82,7 @@ static void set_up(problem *p, const test_case *c) {
     p->args.k = map_of(&p->k, K_BN), p->args.v = map_of(&p->v, K_BN);
     const fattni_map_step step = {1, batches > 1};
     p->args.q_step = p->args.k_step = p->args.v_step = p->args.d_o_step = step;
-    p->args.blocks = (c->Sk + K_BN - 1) / K_BN;
+    p->args.blocks = (c->Sk + CTAS * K_BN - 1) / (CTAS * K_BN);
     p->args.tiles = p->args.blocks * c->Hkv * c->B;
     p->args.section = 2;
     p->want_dq.resize(p->q.x.size()), p->want_dk.resize(p->k.x.size()),
@@ -105,9 +106,9 @@ static void expect_row(problem *p, const sequence *s, int b, int h, int i) {
             y += p->d_o.get(s->batch, h, row, d) * p->v.get(s->batch, hk, s->k0 + j, d);
         }
         x *= a->scale;
-        const double t = CAPPED ? tanh(x / a->softcap) : 0;
+        const double t = K_MASK == 3 ? tanh(x / a->softcap) : 0;
         slope[j] = 1 - t * t;
-        if (CAPPED) x = a->softcap * t;
+        if (K_MASK == 3) x = a->softcap * t;
         if (a->alibi.p) x -= p->slopes[h] * fabs((double)(i - j + s->diagonal));
         if (a->bias.p) x += p->bias[((size_t)h * a->Sq + i) * a->Sk + j];
         keep[j] = !a->drop_T || keep_at(a, &plane, i, j);
@@ -168,7 +169,8 @@ static int check(const test_case *c) {
     set_up(&p, c);
     expect(&p);
     args_of_run = &p.args;
-    for (int n = 0; n < p.args.tiles; ++n) machine_run(n, 32 * K_WARPS, (unsigned)n, run_kernel);
+    for (int n = 0; n < p.args.tiles; ++n)
+        machine_run(n * CTAS, CTAS, 32 * K_WARPS, (unsigned)n, run_kernel);
     const fattni_cuda_args *const a = &p.args.a;
     error dq = {0, 0}, dk = {0, 0}, dv = {0, 0}, d_bias = {0, 0};
     for (int b = 0; b < c->B; ++b) {

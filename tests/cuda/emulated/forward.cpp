@@ -145,7 +145,7 @@ static int check(const test_case *c) {
     set_up(&p, c);
     args_of_run = &p.args;
     gridDim.x = 2;
-    for (int n = 0; n < (int)gridDim.x; ++n) machine_run(n, 32 * K_WARPS, (unsigned)n, run_kernel);
+    for (int n = 0; n < (int)gridDim.x; ++n) machine_run(n, 1, 32 * K_WARPS, (unsigned)n, run_kernel);
     const fattni_cuda_args *const a = &p.args.a;
     for (size_t n = 0; n < p.o.size() && c->half_o; ++n) p.o[n] = value_of(p.half_o[n]);
     error o = {0, 0};

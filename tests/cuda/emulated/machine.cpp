@@ -3,10 +3,16 @@
 #include <ucontext.h>
 
 #include <algorithm>
+#include <condition_variable>
+#include <mutex>
 #include <random>
+#include <thread>
 #include <vector>
 
-enum { WARP = 32, BARRIERS = 16, STACK_BYTES = 256 * 1024, LONGEST_PAUSE = 1000, PATIENCE = 4000 };
+enum {
+    WARP = 32, BARRIERS = 16, STACK_BYTES = 256 * 1024, LONGEST_PAUSE = 1000, PATIENCE = 4000,
+    MOST_CTAS = 8
+};
 
 typedef struct meeting { int count, number; } meeting;
 typedef struct fiber {
@@ -15,19 +21,37 @@ typedef struct fiber {
     bool done;
 } fiber;
 
-alignas(1024) unsigned char memory[MEMORY_BYTES];
-index1 threadIdx, blockIdx, gridDim = {1};
+typedef struct copy { /* on its way */
+    void *to;
+    const void *from;
+    int bytes;
+    void (*done)(void *, int);
+    void *where;
+} copy;
 
-static std::vector<fiber> fibers;
-static ucontext_t scheduler;
-static meeting named[BARRIERS], warps[32];
-static four given[32][WARP]; /* by machine_gather */
-static long events;               /* arrivals: what shows that threads go on */
+/* Of a CTA, which has a thread of its own. */
+alignas(1024) __thread unsigned char memory[MEMORY_BYTES];
+__thread index1 threadIdx, blockIdx;
+static thread_local std::vector<fiber> fibers;
+static thread_local ucontext_t scheduler;
+static thread_local meeting named[BARRIERS], warps[32];
+static thread_local four given[32][WARP]; /* by machine_gather */
+
+/* Of the cluster. One CTA runs at a time, for a round of its warps. */
+index1 gridDim = {1};
+static unsigned char *memories[MOST_CTAS];
+static std::vector<copy> copies;
+static std::mutex baton;
+static std::condition_variable passed_on;
+static int cluster_ctas, running, ctas_left;
+static meeting cluster;
+static long events; /* arrivals: what shows that threads go on */
 static void (*entry)(void);
 
 void machine_fail(const char *why) {
     printf("CTA %u, thread %u: %s\n", blockIdx.x, threadIdx.x, why);
-    exit(1);
+    fflush(stdout);
+    _Exit(1);
 }
 
 int machine_threads(void) { return (int)fibers.size(); }
@@ -46,6 +70,13 @@ static void meet(meeting *m, int expected) {
 void machine_meet_warp(void) { meet(&warps[threadIdx.x / WARP], WARP); }
 void machine_arrive(int barrier, int threads) { arrive(&named[barrier], threads); }
 void machine_meet(int barrier, int threads) { meet(&named[barrier], threads); }
+void machine_meet_cluster(void) { meet(&cluster, machine_threads() * cluster_ctas); }
+
+unsigned char *machine_memory(int rank) { return memories[rank]; }
+void machine_copy(void *to, const void *from, int bytes, void (*done)(void *, int), void *where) {
+    const copy c = {to, from, bytes, done, where};
+    copies.push_back(c);
+}
 
 const four *machine_gather(const uint32_t x[4]) {
     four *const all = given[threadIdx.x / WARP];
@@ -60,12 +91,34 @@ static void run_fiber(void) {
     machine_yield();
 }
 
-void machine_run(int block, int threads, unsigned seed, void (*kernel)(void)) {
-    entry = kernel;
+/* Some copies on their way are over, by chance. */
+static void end_copies(std::mt19937 *random) {
+    for (size_t n = 0; n < copies.size();) {
+        const copy c = copies[n];
+        if ((*random)() % 16) {
+            ++n;
+            continue;
+        }
+        memcpy(c.to, c.from, (size_t)c.bytes);
+        c.done(c.where, c.bytes);
+        copies.erase(copies.begin() + (long)n);
+        ++events;
+    }
+}
+
+/* Until the others have run a round. */
+static void pass_on(std::unique_lock<std::mutex> *held, int rank, int ctas) {
+    running = (rank + 1) % ctas;
+    passed_on.notify_all();
+    passed_on.wait(*held, [=] { return running == rank; });
+}
+
+static void run_cta(int block, int rank, int ctas, int threads, unsigned seed) {
+    std::unique_lock<std::mutex> held(baton);
+    passed_on.wait(held, [=] { return running == rank; });
     blockIdx.x = (unsigned)block;
+    memories[rank] = memory;
     memset(memory, 0xff, MEMORY_BYTES);
-    memset(named, 0, sizeof named);
-    memset(warps, 0, sizeof warps);
     fibers.resize((size_t)threads);
     for (fiber &f : fibers) {
         f.stack.resize(STACK_BYTES);
@@ -75,12 +128,13 @@ void machine_run(int block, int threads, unsigned seed, void (*kernel)(void)) {
         f.context.uc_stack.ss_size = STACK_BYTES;
         makecontext(&f.context, run_fiber, 0);
     }
+    pass_on(&held, rank, ctas);
     std::mt19937 random(seed);
     std::vector<int> order((size_t)threads / WARP);
     for (size_t w = 0; w < order.size(); ++w) order[w] = (int)w;
     std::vector<int> pause(order.size()); /* rounds that a warp stands still: the others go ahead */
-    for (int left = threads, idle = 0; left > 0;) {
-        const long before = events;
+    long before = events;
+    for (int left = threads, idle = 0; ctas_left > 0; pass_on(&held, rank, ctas)) {
         const int had = left;
         std::shuffle(order.begin(), order.end(), random);
         for (int w : order) {
@@ -95,7 +149,22 @@ void machine_run(int block, int threads, unsigned seed, void (*kernel)(void)) {
                 left -= f->done;
             }
         }
+        end_copies(&random);
+        if (had > 0 && left == 0) --ctas_left;
         idle = events == before && left == had ? idle + 1 : 0;
+        before = events;
         if (idle > PATIENCE) machine_fail("threads wait for each other: deadlock");
     }
+    running = (rank + 1) % ctas;
+    passed_on.notify_all();
+}
+
+void machine_run(int block, int ctas, int threads, unsigned seed, void (*kernel)(void)) {
+    entry = kernel;
+    running = 0;
+    ctas_left = cluster_ctas = ctas;
+    std::vector<std::thread> all;
+    for (int rank = 0; rank < ctas; ++rank)
+        all.emplace_back(run_cta, block + rank, rank, ctas, threads, seed * MOST_CTAS + (unsigned)rank);
+    for (std::thread &one : all) one.join();
 }

@@ -1,6 +1,6 @@
-/* One CTA on the host: its threads are fibers that run until they wait for each other, warps in
-   random order and with random pauses, in which the others go ahead. And what device code finds in
-   CUDA's headers, as far as the Hopper kernels use it. */
+/* One CTA on the host, or a cluster: their threads are fibers that run until they wait for each
+   other, warps in random order and with random pauses, in which the others go ahead. And what
+   device code finds in CUDA's headers, as far as the Hopper kernels use it. */
 #ifndef EMULATED_MACHINE_H
 #define EMULATED_MACHINE_H
 
@@ -14,24 +14,28 @@
 #include <cuda_fp16.h>
 
 #undef __align__
+#undef __cluster_dims__
 #undef __global__
 #undef __grid_constant__
 #undef __launch_bounds__
 #undef __shared__
 #define __align__(n)
+#define __cluster_dims__(...)
 #define __global__
 #define __grid_constant__
 #define __launch_bounds__(...)
-#define __shared__
+#define __shared__ __thread /* a CTA is a thread of the host */
 
 typedef struct index1 { unsigned x; } index1;
-extern index1 threadIdx, blockIdx, gridDim;
-extern unsigned char memory[]; /* shared memory; its addresses are offsets */
-enum { MEMORY_BYTES = 227 * 1024 };
+extern __thread index1 threadIdx, blockIdx;
+extern index1 gridDim;
+extern __thread unsigned char memory[]; /* shared memory; its addresses are offsets */
+enum { MEMORY_BYTES = 227 * 1024, MOST_THREADS = 1024 };
 
-/* Runs `kernel` as CTA `block` of `threads` threads over poisoned shared memory. Exits with a
-   sentence when no thread can go on. `seed` chooses the order of warps. */
-void machine_run(int block, int threads, unsigned seed, void (*kernel)(void));
+/* Runs `kernel` as a cluster of `ctas` CTAs, from number `block` on, of `threads` threads over
+   poisoned shared memory. Exits with a sentence when no thread can go on. `seed` chooses the
+   order of warps. */
+void machine_run(int block, int ctas, int threads, unsigned seed, void (*kernel)(void));
 
 int machine_threads(void);
 void machine_yield(void);
@@ -40,6 +44,11 @@ void machine_fail(const char *why);
 void machine_meet_warp(void);
 void machine_arrive(int barrier, int threads);
 void machine_meet(int barrier, int threads);
+void machine_meet_cluster(void);
+/* Shared memory of the cluster's CTA `rank`. */
+unsigned char *machine_memory(int rank);
+/* A copy that is over some time later, and is followed by done(where, bytes). */
+void machine_copy(void *to, const void *from, int bytes, void (*done)(void *, int), void *where);
 
 /* All lanes of the warp give four words and may read everybody's, [lane][word], until they meet
    again. */
@@ -66,6 +75,7 @@ static inline float __int_as_float(int bits) {
     memcpy(&x, &bits, 4);
     return x;
 }
+static inline float __uint_as_float(uint32_t bits) { return __int_as_float((int)bits); }
 static inline int __vimax3_s32(int a, int b, int c) { return max(max(a, b), c); }
 static inline float __fmul_rn(float a, float b) { return a * b; }
 static inline void __syncthreads(void) { machine_meet(0, machine_threads()); }

@@ -1,6 +1,7 @@
-/* Stand-ins for core/ptx/: the same names and meanings, carried out at once. So a missing wait or
-   fence is not noticed here; layouts, counts of barriers and everything between the wrappers are.
-   Included before the kernel, it keeps the real wrappers out. bf16. */
+/* Stand-ins for core/ptx/: the same names and meanings, carried out at once, but for copies
+   between CTAs and products of shared memory, which take place late. So a missing fence is not
+   noticed here, nor a missing wait for other copies; layouts, counts of barriers and everything
+   between the wrappers are. Included before the kernel, it keeps the real wrappers out. bf16. */
 #ifndef EMULATED_PTX_H
 #define EMULATED_PTX_H
 
@@ -8,7 +9,11 @@
 
 #include <cuda.h>
 
+#include <deque>
+
 #define FATTNI_PTX_ACQUIRE_H
+#define FATTNI_PTX_CLOCK_H
+#define FATTNI_PTX_CLUSTER_H
 #define FATTNI_PTX_LDMATRIX_H
 #define FATTNI_PTX_MBARRIER_H
 #define FATTNI_PTX_MMA_H
@@ -53,6 +58,11 @@ static inline void reduce_add_4(float *p, const float x[4]) {
     for (int e = 0; e < 4; ++e) p[e] += x[e];
 }
 
+static inline uint32_t clock_now(void) {
+    static uint32_t cycles;
+    return cycles += 1000;
+}
+
 /* ---- mbarrier: {count, pending arrivals, bytes, phase} in the barrier's eight bytes ---- */
 
 typedef struct mbarrier {
@@ -72,24 +82,42 @@ static inline void mbarrier_init(uint32_t bar, int arrivals) {
     *mbarrier_at(bar) = fresh;
 }
 static inline void mbarrier_init_fence(void) {}
-static inline void mbarrier_expect(uint32_t bar, int bytes) {
-    mbarrier *const b = mbarrier_at(bar);
+static inline void mbarrier_arrive_at(mbarrier *b, int bytes) {
     if (b->pending == 0) machine_fail("more arrivals than an mbarrier expects");
     --b->pending;
     b->bytes += bytes;
     mbarrier_settle(b);
+}
+static inline void mbarrier_expect(uint32_t bar, int bytes) {
+    mbarrier_arrive_at(mbarrier_at(bar), bytes);
 }
 static inline void mbarrier_arrive(uint32_t bar) { mbarrier_expect(bar, 0); }
 static inline int mbarrier_test(uint32_t bar, uint32_t parity) { return mbarrier_at(bar)->phase != (int)parity; }
 static inline void mbarrier_wait(uint32_t bar, uint32_t parity) {
     while (mbarrier_at(bar)->phase == (int)parity) machine_yield();
 }
+static inline void mbarrier_complete_at(void *bar, int bytes) {
+    ((mbarrier *)bar)->bytes -= bytes;
+    mbarrier_settle((mbarrier *)bar);
+}
 static inline void mbarrier_complete(uint32_t bar, int bytes) {
-    mbarrier_at(bar)->bytes -= bytes;
-    mbarrier_settle(mbarrier_at(bar));
+    mbarrier_complete_at(mbarrier_at(bar), bytes);
 }
 static inline void named_barrier_sync(int id, int threads) { machine_meet(id, threads); }
 static inline void named_barrier_arrive(int id, int threads) { machine_arrive(id, threads); }
+
+/* ---- clusters: the high byte of a cluster address is the CTA's rank ---- */
+
+static inline void cluster_sync(void) { machine_meet_cluster(); }
+static inline uint32_t cluster_address(uint32_t address, uint32_t rank) { return address | rank << 24; }
+static inline unsigned char *cluster_at(uint32_t address) {
+    return machine_memory((int)(address >> 24)) + (address & 0xffffff);
+}
+static inline void cluster_arrive(uint32_t bar) { mbarrier_arrive_at((mbarrier *)cluster_at(bar), 0); }
+static inline void cluster_copy(uint32_t to, uint32_t from, int bytes, uint32_t bar) {
+    if ((to | from | (uint32_t)bytes) % 16) machine_fail("a copy between CTAs off its 16 bytes");
+    machine_copy(cluster_at(to), memory + from, bytes, mbarrier_complete_at, cluster_at(bar));
+}
 
 /* ---- TMA: a tensor map here is its description ---- */
 
@@ -159,6 +187,14 @@ static inline void stmatrix_x4(uint32_t address, const uint32_t r[4]) {
 static inline void stmatrix_x4_trans(uint32_t address, const uint32_t r[4]) {
     store_matrices(address, r, 1);
 }
+/* The inverse of stmatrix_x4. */
+static inline void ldmatrix_x4(uint32_t r[4], uint32_t address) {
+    const int lane = (int)threadIdx.x % 32;
+    const uint32_t mine[4] = {address};
+    const four *const all = machine_gather(mine);
+    for (int m = 0; m < 4; ++m) memcpy(&r[m], memory + all[8 * m + lane / 4][0] + lane % 4 * 4, 4);
+    machine_meet_warp();
+}
 static inline void store_shared_4(uint32_t address, const float x[4]) {
     memcpy(memory + address, x, 16);
 }
@@ -210,12 +246,27 @@ static inline void product(int N, float *d, uint64_t a, const uint32_t *register
             d[4 * i + 2 + e] = x[1];
         }
 }
+/* A product of two operands in shared memory is carried out when its thread waits for it, the
+   latest time at which the tensor cores may read them. */
+typedef struct queued_product {
+    int N, accumulate, a_mn_major, b_mn_major, end_of_group;
+    float *d;
+    uint64_t a, b;
+} queued_product;
+static thread_local std::deque<queued_product> products[MOST_THREADS];
+static thread_local int groups[MOST_THREADS];
+
+static inline void queue_product(int N, float *d, uint64_t a, uint64_t b, int accumulate, int a_mn_major,
+                                 int b_mn_major) {
+    const queued_product p = {N, accumulate, a_mn_major, b_mn_major, 0, d, a, b};
+    products[threadIdx.x].push_back(p);
+}
 #define WGMMA_SHARED(KIND, A, B, N)                                                                \
     static inline void wgmma_##KIND##_n##N(float *d, uint64_t a, uint64_t b, int accumulate) {     \
-        product(N, d, a, NULL, b, accumulate, A, B);                                               \
+        queue_product(N, d, a, b, accumulate, A, B);                                               \
     }                                                                                              \
     static inline void wgmma_##KIND##_new_n##N(float *d, uint64_t a, uint64_t b) {                 \
-        product(N, d, a, NULL, b, 0, A, B);                                                        \
+        queue_product(N, d, a, b, 0, A, B);                                                        \
     }
 #define WGMMA(N)                                                                                   \
     WGMMA_SHARED(ss, 0, 0, N)                                                                      \
@@ -232,9 +283,26 @@ WGMMA(96)
 WGMMA(128)
 WGMMA(256)
 static inline void wgmma_fence(void) {}
-static inline void wgmma_commit(void) {}
+static inline void wgmma_commit(void) {
+    std::deque<queued_product> *const queue = &products[threadIdx.x];
+    if (queue->empty() || queue->back().end_of_group) { /* a group of nothing */
+        const queued_product nothing = {0};
+        queue->push_back(nothing);
+    }
+    queue->back().end_of_group = 1;
+    ++groups[threadIdx.x];
+}
 /* A warp's lanes go on together, as on the device: one of them tells others that all have read. */
-#define wgmma_wait(groups) machine_meet_warp()
+static inline void wgmma_wait(int left) {
+    std::deque<queued_product> *const queue = &products[threadIdx.x];
+    while (groups[threadIdx.x] > left) {
+        const queued_product p = queue->front();
+        queue->pop_front();
+        product(p.N, p.d, p.a, NULL, p.b, p.accumulate, p.a_mn_major, p.b_mn_major);
+        groups[threadIdx.x] -= p.end_of_group;
+    }
+    machine_meet_warp();
+}
 #define PIN(x, n)
 #define PIN_INTEGERS(x, n)
 #define registers_raise(n)

@@ -185,7 +185,7 @@ static int check(const test_case *c) {
             }
     }
     const int blocks = K_FORWARD ? (c->Sq + K_BM - 1) / K_BM * c->Hq : (c->Sk + K_BN - 1) / K_BN * c->Hkv;
-    for (int n = 0; n < blocks * c->B; ++n) machine_run(n, 32 * K_WARPS, (unsigned)n, run_kernel);
+    for (int n = 0; n < blocks * c->B; ++n) machine_run(n, 1, 32 * K_WARPS, (unsigned)n, run_kernel);
     /* TF32 rounds operands to 2^-11; sums in F32 have up to a few hundred terms. */
     const double most = K_F64 ? 1e-14 * c->D : K_TF32 ? 0x1p-9 : 0x1p-24 * 64;
     int good = 1;

@@ -1,0 +1,13 @@
+/* The multiprocessor's clock, for waits of a few hundred cycles; it wraps around. */
+#ifndef FATTNI_PTX_CLOCK_H
+#define FATTNI_PTX_CLOCK_H
+
+#include <stdint.h>
+
+static __device__ __forceinline__ uint32_t clock_now(void) {
+    uint32_t cycles;
+    asm volatile("mov.u32 %0, %%clock;" : "=r"(cycles)::"memory");
+    return cycles;
+}
+
+#endif
