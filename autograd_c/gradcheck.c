@@ -4,7 +4,8 @@
    c.(y(x+h) - y(x-h)) / 2h, or with five points
    c.(8 (y(x+h) - y(x-h)) - (y(x+2h) - y(x-2h))) / 12h.
    Outputs are subtracted before they are summed: those that a coordinate does not reach cancel
-   exactly. Graphs run on the context's device; coordinates, outputs and sums are the host's. */
+   exactly. Graphs run on the context's device; coordinates, outputs and sums are the host's. The
+   tape's gradients are of the inputs' dtype, differences always of F64 at the same points. */
 #include "ops.h"
 #include "philox.h"
 
@@ -21,12 +22,14 @@ typedef struct checker {
     fattn_graph_fn fn;
     void *user;
     const fattn_tensor *inputs;
-    int n;
+    int n, differentiable;
     fattn_gradcheck_options opt;
     fattn_tape *tape;
-    fattn_param *params;    /* [n] row-major copies of the F64 inputs; data NULL for the others */
+    fattn_dtype dtype;      /* of the differentiable inputs */
+    fattn_param *params;    /* [n] row-major copies in F64; data NULL for integers */
+    fattn_param *narrow;    /* [n] the same in dtype, with gradients; F64: params */
     fattn_var *in;          /* [n] */
-    fattn_tensor cotangent; /* as y, row-major */
+    fattn_tensor cotangent; /* as y in dtype, row-major */
     fattn_tensor x, dx;     /* of the input in turn, on the host */
     fattn_tensor weights;   /* the cotangent on the host */
     fattn_tensor high, low; /* as y, row-major, on the host: y at x + kh and x - kh */
@@ -36,7 +39,7 @@ typedef struct checker {
 
 /* The op on top of the user's graph: sum of y*c, differentiated with respect to y. */
 static fattn_status dot_infer(fattn_op_call *c) {
-    c->out[0].dtype = FATTN_F64;
+    c->out[0].dtype = c->in[0].dtype;
     c->fwd_workspace = fattni_reduce_workspace(&c->out[0], &c->in[0]);
     return FATTN_OK;
 }
@@ -58,28 +61,30 @@ static const fattn_op_def dot = {.struct_size = sizeof dot,
                                  .forward = dot_forward,
                                  .backward = dot_backward};
 
-/* Records the user's graph anew; y is its output. */
-static fattn_status evaluate(checker *k, bool with_gradient, fattn_var *out, fattn_tensor *y) {
+/* Records the user's graph over these parameters anew; y is its output. */
+static fattn_status evaluate(checker *k, fattn_param *params, bool with_gradient, fattn_var *out,
+                             fattn_tensor *y) {
+    const fattn_dtype dtype = with_gradient ? k->dtype : FATTN_F64;
     fattn_tape_reset(k->tape);
     for (int i = 0; i < k->n; ++i) {
-        k->params[i].flags = with_gradient ? 0 : FATTN_PARAM_FROZEN;
-        k->in[i] = k->inputs[i].dtype == FATTN_F64 ? fattn_use(k->tape, &k->params[i])
-                                                   : fattn_input(k->tape, &k->inputs[i]);
+        params[i].flags = with_gradient ? 0 : FATTN_PARAM_FROZEN;
+        k->in[i] = params[i].value.data ? fattn_use(k->tape, &params[i])
+                                        : fattn_input(k->tape, &k->inputs[i]);
     }
     *out = k->fn(k->tape, k->in, k->n, k->user);
     FATTNI_TRY(fattn_tape_status(k->tape));
     FATTNI_TRY(fattn_tape_value(k->tape, *out, y));
-    if (y->dtype != FATTN_F64)
-        return fattn_ctx_fail(k->ctx, FATTN_E_DTYPE, "gradcheck: the output is %s, not f64",
-                              fattn_dtype_name((fattn_dtype)y->dtype));
+    if ((fattn_dtype)y->dtype != dtype)
+        return fattn_ctx_fail(k->ctx, FATTN_E_DTYPE, "gradcheck: the output is %s, not %s",
+                              fattn_dtype_name((fattn_dtype)y->dtype), fattn_dtype_name(dtype));
     return FATTN_OK;
 }
 
-/* A row-major F64 tensor in the host's memory. */
+/* A row-major F64 tensor in the host's memory, of the shape of another. */
 static fattn_status host_tensor(checker *k, const fattn_tensor *like, fattn_tensor *out) {
-    void *data;
-    FATTNI_TRY(fattni_host_alloc(k->ctx, fattni_tensor_bytes(like), &data));
-    *out = fattn_tensor_view(data, FATTN_F64, FATTN_CPU, 0, like->ndim, like->shape);
+    fattn_tensor t = fattn_tensor_view(NULL, FATTN_F64, FATTN_CPU, 0, like->ndim, like->shape);
+    FATTNI_TRY(fattni_host_alloc(k->ctx, fattni_tensor_bytes(&t), &t.data));
+    *out = t;
     return FATTN_OK;
 }
 
@@ -92,9 +97,9 @@ static void free_host_tensor(checker *k, fattn_tensor *t) {
 static fattn_status analytic(checker *k) {
     fattn_var out;
     fattn_tensor y;
-    FATTNI_TRY(evaluate(k, true, &out, &y));
+    FATTNI_TRY(evaluate(k, k->narrow, true, &out, &y));
     fattn_tensor *const like_y[] = {&k->weights, &k->high, &k->low};
-    FATTNI_TRY(fattn_tensor_alloc(k->ctx, FATTN_F64, y.ndim, y.shape, &k->cotangent));
+    FATTNI_TRY(fattn_tensor_alloc(k->ctx, k->dtype, y.ndim, y.shape, &k->cotangent));
     for (int i = 0; i < 3; ++i) FATTNI_TRY(host_tensor(k, &y, like_y[i]));
     const fattn_rng rng = {.seed = k->opt.seed, .stream = COTANGENT_STREAM};
     FATTNI_TRY(fattn_tensor_normal(k->ctx, &k->cotangent, 0, 1, rng));
@@ -126,7 +131,7 @@ static fattn_status difference(checker *k, const coordinate *at, double step, do
         fattn_var ignored;
         fattn_tensor y;
         s = move_to(k, at, side ? at->x - step : at->x + step);
-        if (!s) s = evaluate(k, false, &ignored, &y);
+        if (!s) s = evaluate(k, k->params, false, &ignored, &y);
         if (!s) s = fattn_tensor_copy(k->ctx, sides[side], &y); /* refuses another shape */
     }
     if (!s) s = move_to(k, at, at->x);
@@ -193,7 +198,7 @@ static int64_t sample(uint64_t seed, int input, int64_t k, int64_t m, int64_t n)
 }
 
 static fattn_status check_input(checker *k, int input) {
-    const fattn_tensor *const x = &k->params[input].value, *const dx = &k->params[input].grad;
+    const fattn_tensor *const x = &k->params[input].value, *const dx = &k->narrow[input].grad;
     const int64_t n = fattn_tensor_numel(x);
     const int64_t m = k->opt.max_coords ? fattni_min(n, fattni_max(2, k->opt.max_coords)) : n;
     FATTNI_TRY(host_tensor(k, x, &k->x));
@@ -227,48 +232,73 @@ static fattn_status take_options(checker *k, const fattn_gradcheck_options *opt)
                                   numbers[0], numbers[1], numbers[2], numbers[3], numbers[4]);
     if (o.order == 0) o.order = 2;
     if (o.step == 0) o.step = pow(DBL_EPSILON, 1.0 / (o.order + 1));
-    if (o.tol.atol == 0) o.tol.atol = 1e-8;
-    if (o.tol.rtol == 0) o.tol.rtol = 1e-6;
+    const bool exact = k->dtype == FATTN_F64; /* F32: 256 roundings */
+    if (o.tol.atol == 0) o.tol.atol = exact ? 1e-8 : 0x1p-16;
+    if (o.tol.rtol == 0) o.tol.rtol = exact ? 1e-6 : 0x1p-16;
     k->opt = o;
     return FATTN_OK;
 }
 
-static fattn_status check_inputs(const checker *k) {
-    int differentiable = 0;
+/* Also finds the dtype of the differentiable ones. */
+static fattn_status check_inputs(checker *k) {
     for (int i = 0; i < k->n; ++i) {
         char name[32];
         snprintf(name, sizeof name, "gradcheck: input %d", i);
         FATTNI_TRY(fattni_check_tensor(k->ctx, name, &k->inputs[i]));
-        if (k->inputs[i].dtype != FATTN_F64 && k->inputs[i].dtype != FATTN_I32)
-            return fattn_ctx_fail(k->ctx, FATTN_E_DTYPE, "%s is %s, neither f64 nor i32", name,
-                                  fattn_dtype_name((fattn_dtype)k->inputs[i].dtype));
-        differentiable += k->inputs[i].dtype == FATTN_F64;
+        const fattn_dtype dtype = (fattn_dtype)k->inputs[i].dtype;
+        if (dtype == FATTN_I32) continue;
+        if (dtype != FATTN_F64 && dtype != FATTN_F32)
+            return fattn_ctx_fail(k->ctx, FATTN_E_DTYPE, "%s is %s, neither f64, f32 nor i32", name,
+                                  fattn_dtype_name(dtype));
+        if (k->differentiable++ && dtype != k->dtype)
+            return fattn_ctx_fail(k->ctx, FATTN_E_DTYPE, "%s is %s, another is %s", name,
+                                  fattn_dtype_name(dtype), fattn_dtype_name(k->dtype));
+        k->dtype = dtype;
     }
-    if (differentiable) return FATTN_OK;
-    return fattn_ctx_fail(k->ctx, FATTN_E_ARG, "gradcheck: none of the %d inputs is f64", k->n);
+    if (k->differentiable) return FATTN_OK;
+    return fattn_ctx_fail(k->ctx, FATTN_E_ARG, "gradcheck: none of the %d inputs is f64 or f32",
+                          k->n);
+}
+
+/* Row-major copies of the differentiable inputs in this dtype; gradients of zeros where asked for. */
+static fattn_status make_params(checker *k, fattn_dtype dtype, bool gradients, fattn_param **out) {
+    void *params;
+    FATTNI_TRY(fattni_host_alloc(k->ctx, (size_t)k->n * sizeof **out, &params));
+    *out = params;
+    memset(params, 0, (size_t)k->n * sizeof **out);
+    for (int i = 0; i < k->n; ++i) {
+        const fattn_tensor *x = &k->inputs[i];
+        fattn_param *p = &(*out)[i];
+        if (x->dtype == FATTN_I32) continue;
+        FATTNI_TRY(fattn_tensor_alloc(k->ctx, dtype, x->ndim, x->shape, &p->value));
+        FATTNI_TRY(fattn_tensor_copy(k->ctx, &p->value, x));
+        if (!gradients) continue;
+        FATTNI_TRY(fattn_tensor_alloc(k->ctx, dtype, x->ndim, x->shape, &p->grad));
+        FATTNI_TRY(fattni_fill(k->ctx, &p->grad, 0, true));
+    }
+    return FATTN_OK;
 }
 
 static fattn_status run(checker *k) {
-    void *params, *in;
-    FATTNI_TRY(fattni_host_alloc(k->ctx, (size_t)k->n * sizeof *k->params, &params));
-    k->params = params;
-    memset(params, 0, (size_t)k->n * sizeof *k->params);
+    void *in;
     FATTNI_TRY(fattni_host_alloc(k->ctx, (size_t)k->n * sizeof *k->in, &in));
     k->in = in;
-    for (int i = 0; i < k->n; ++i) {
-        const fattn_tensor *x = &k->inputs[i];
-        fattn_param *p = &k->params[i];
-        if (x->dtype != FATTN_F64) continue;
-        FATTNI_TRY(fattn_tensor_alloc(k->ctx, FATTN_F64, x->ndim, x->shape, &p->value));
-        FATTNI_TRY(fattn_tensor_alloc(k->ctx, FATTN_F64, x->ndim, x->shape, &p->grad));
-        FATTNI_TRY(fattn_tensor_copy(k->ctx, &p->value, x));
-        FATTNI_TRY(fattni_fill(k->ctx, &p->grad, 0, true));
-    }
+    FATTNI_TRY(make_params(k, FATTN_F64, k->dtype == FATTN_F64, &k->params));
+    if (k->dtype == FATTN_F64) k->narrow = k->params;
+    else FATTNI_TRY(make_params(k, k->dtype, true, &k->narrow));
     FATTNI_TRY(fattn_tape_create(k->ctx, &k->tape));
     FATTNI_TRY(analytic(k));
     for (int i = 0; i < k->n; ++i)
-        if (k->inputs[i].dtype == FATTN_F64) FATTNI_TRY(check_input(k, i));
+        if (k->params[i].value.data) FATTNI_TRY(check_input(k, i));
     return FATTN_OK;
+}
+
+static void free_params(checker *k, fattn_param *params) {
+    for (int i = 0; i < k->n && params; ++i) {
+        fattn_tensor_free(k->ctx, &params[i].value);
+        fattn_tensor_free(k->ctx, &params[i].grad);
+    }
+    fattni_host_free(k->ctx, params, (size_t)k->n * sizeof *params);
 }
 
 static void release(checker *k) {
@@ -276,12 +306,9 @@ static void release(checker *k) {
     fattn_tensor_free(k->ctx, &k->cotangent);
     fattn_tensor *const on_host[] = {&k->x, &k->dx, &k->weights, &k->high, &k->low};
     for (int i = 0; i < 5; ++i) free_host_tensor(k, on_host[i]);
-    for (int i = 0; i < k->n && k->params; ++i) {
-        fattn_tensor_free(k->ctx, &k->params[i].value);
-        fattn_tensor_free(k->ctx, &k->params[i].grad);
-    }
     fattni_host_free(k->ctx, k->in, (size_t)k->n * sizeof *k->in);
-    fattni_host_free(k->ctx, k->params, (size_t)k->n * sizeof *k->params);
+    if (k->narrow != k->params) free_params(k, k->narrow);
+    free_params(k, k->params);
 }
 
 /* Completes the report; MISMATCH with a sentence. */
@@ -314,8 +341,8 @@ fattn_status fattn_gradcheck(fattn_ctx *ctx, fattn_graph_fn fn, void *user,
     FATTNI_TRY(fattni_take_struct(ctx, "fattn_report", out, &k.report, sizeof k.report));
     const uint32_t size = k.report.struct_size;
     k.report = (fattn_report){.struct_size = size};
-    FATTNI_TRY(take_options(&k, opt));
     FATTNI_TRY(check_inputs(&k));
+    FATTNI_TRY(take_options(&k, opt));
     fattn_status s = run(&k);
     release(&k);
     if (s) return s;

@@ -16,6 +16,7 @@ static inline int check_algorithm(int way) { return FATTN_ALGO_STANDARD + way; }
 typedef struct check_run {
     fattn_ctx *ctx;      /* computes */
     fattn_ctx *host;     /* reads files and compares: the CPU's */
+    fattn_dtype dtype;   /* F64 or F32: what is computed in */
     int n_wanted;
     char *const *wanted; /* names, or parts or patterns of them; none: all cases */
     bool *found;         /* per wanted: some case is it */
@@ -51,7 +52,7 @@ void check_end(check_run *run, const check_result *r);
    this is at most rtol: numbers far below the unit are not asked for digits that nobody has. */
 double check_worst(const fattn_report *r, double unit);
 
-/* Fused attention and transformer blocks on the tape in fp64, against central differences. */
+/* Fused attention and transformer blocks on the tape, against central differences in fp64. */
 void check_gradients(check_run *run);
 /* Every case of every .h5 file in the folder on every algorithm. False after a sentence when
    the folder cannot be read or holds no fixture. */

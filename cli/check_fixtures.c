@@ -49,17 +49,30 @@ static void compare(check_run *run, check_way *way, const char *about, const fat
     if (s != FATTN_OK) fail(way, about, fattn_ctx_error(run->host));
 }
 
-/* Element number n in row-major order of an F64 tensor. */
+/* F64: 1e-12 leaves room for any order of summation. F32: what rounds a sum of the case's longest
+   length, as a random walk, and a few roundings besides. Either in units of the scores' size. */
+static double tolerance_of(const check_run *run, const fattn_fixture_attention *c) {
+    if (run->dtype == FATTN_F64) return 1e-12 * score_size(c);
+    int64_t terms = 1;
+    for (int d = 2; d < 4; ++d) {
+        if (c->io.q->shape[d] > terms) terms = c->io.q->shape[d];
+        if (c->io.k->shape[d] > terms) terms = c->io.k->shape[d];
+    }
+    terms *= c->io.q->shape[1] / c->io.k->shape[1];
+    return 0x1p-24 * (8 + sqrt((double)terms)) * score_size(c);
+}
+
+/* Element number n in row-major order of a tensor. */
 static double element(const fattn_tensor *t, int64_t n) {
     int64_t offset = 0;
     for (int d = t->ndim - 1; d >= 0; --d) {
         offset += n % t->shape[d] * t->stride[d];
         n /= t->shape[d];
     }
-    return ((const double *)t->data)[offset];
+    return t->dtype == FATTN_F32 ? ((const float *)t->data)[offset] : ((const double *)t->data)[offset];
 }
 
-static void compare_differences(check_way *way, const fattn_fixture_gradient *g) {
+static void compare_differences(check_way *way, const fattn_fixture_gradient *g, double tolerance) {
     const int64_t n = g->fd_index.data ? fattn_tensor_numel(&g->fd_index) : 0;
     for (int64_t i = 0; i < n; ++i) {
         const int32_t at = ((const int32_t *)g->fd_index.data)[i];
@@ -69,7 +82,7 @@ static void compare_differences(check_way *way, const fattn_fixture_gradient *g)
         }
         const double got = element(g->got, at), want = ((const double *)g->fd_value.data)[i];
         way->checked += 1;
-        if (fabs(got - want) <= fd_atol + fd_rtol * fabs(want)) continue;
+        if (fabs(got - want) <= fd_atol + tolerance + (fd_rtol + tolerance) * fabs(want)) continue;
         char text[160];
         snprintf(text, sizeof text, "element %d is %.9g, its central difference %.9g", at, got,
                  want);
@@ -78,14 +91,14 @@ static void compare_differences(check_way *way, const fattn_fixture_gradient *g)
 }
 
 static void compare_all(check_run *run, check_way *way, const fattn_fixture_attention *c) {
-    const double tolerance = 1e-12 * score_size(c);
+    const double tolerance = tolerance_of(run, c);
     compare(run, way, "o", c->io.o, &c->want_o, tolerance);
     compare(run, way, "lse", c->io.lse, &c->want_lse, tolerance);
     for (int i = 0; i < FATTN_FIXTURE_GRADIENTS; ++i) {
         const fattn_fixture_gradient *g = &c->gradient[i];
         if (!g->got) continue;
         compare(run, way, g->name, g->got, &g->want, tolerance);
-        if (!(c->params.flags & accumulates[i])) compare_differences(way, g);
+        if (!(c->params.flags & accumulates[i])) compare_differences(way, g, tolerance);
     }
 }
 
@@ -139,7 +152,7 @@ static void check_way_of(check_run *run, fattn_fixture *f, const char *name, int
                          check_result *r) {
     check_way *const way = &r->way[w];
     fattn_fixture_attention c = {.struct_size = sizeof c};
-    fattn_status s = fattn_fixture_attention_load(f, name, FATTN_F64, &c);
+    fattn_status s = fattn_fixture_attention_load(f, name, run->dtype, &c);
     if (s == FATTN_OK) {
         check_sizes(r, c.io.q->shape[0], c.io.q->shape[1], c.io.k->shape[1], c.io.q->shape[2],
                     c.io.k->shape[2], c.io.q->shape[3], c.io.v->shape[3]);

@@ -87,7 +87,7 @@ typedef struct inputs {
 static void add_normal(check_run *run, inputs *in, double std, int ndim, const int64_t *shape) {
     if (in->status != FATTN_OK) return;
     fattn_tensor *t = &in->at[in->n++];
-    in->status = fattn_tensor_alloc(run->ctx, FATTN_F64, ndim, shape, t);
+    in->status = fattn_tensor_alloc(run->ctx, run->dtype, ndim, shape, t);
     if (in->status == FATTN_OK)
         in->status = fattn_tensor_normal(run->ctx, t, 0, std,
                                          (fattn_rng){.seed = 7, .stream = (uint32_t)in->n});
@@ -129,7 +129,7 @@ static void check(check_run *run, check_result *r, fattn_graph_fn graph, grad_ca
                      : s == FATTN_E_UNSUPPORTED ? CHECK_SKIPPED
                                                 : CHECK_FAILED;
         way->checked = report.checked;
-        way->worst = check_worst(&report, 1e-2);
+        way->worst = check_worst(&report, run->dtype == FATTN_F64 ? 1e-2 : 1);
         snprintf(way->sentence, sizeof way->sentence, "%s", fattn_ctx_error(run->ctx));
     }
     r->seconds = seconds_now() - begin;

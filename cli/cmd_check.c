@@ -13,7 +13,7 @@
 
 struct options {
     bool list;
-    int device;
+    int device, dtype;
     int64_t threads;
     const char *fixtures, *json;
 };
@@ -25,6 +25,7 @@ static const cli_option table[] = {
     {"fixtures", CLI_TEXT, FIELD(fixtures), "DIR", 0, 0, NULL,
      "folder of HDF5 cases; default: ./data, then the installed ones"},
     {"device", CLI_CHOICE, FIELD(device), "D", 0, 0, "cpu|cuda", "where to compute"},
+    {"dtype", CLI_CHOICE, FIELD(dtype), "T", 0, 0, "f64|f32", "what to compute in"},
     {"threads", CLI_INT, FIELD(threads), "T", 0, 1024, NULL, "CPU threads; 0: OpenMP's choice"},
     {"json", CLI_TEXT, FIELD(json), "FILE", 0, 0, NULL, "write one JSON object per case"},
     {0}};
@@ -126,8 +127,11 @@ static int check_all(check_run *run, const struct options *o) {
     const char *const folder = o->fixtures ? o->fixtures : default_folder(buffer, sizeof buffer);
     if (!run->list)
         check_heading(
-            "Analytic gradients against central differences, fp64: largest relative error "
-            "per algorithm,\n|error| / (|x| + 0.01), at most 1e-6.");
+            run->dtype == FATTN_F64
+                ? "Analytic gradients against central differences, fp64: largest relative error "
+                  "per algorithm,\n|error| / (|x| + 0.01), at most 1e-6."
+                : "Analytic gradients in fp32 against central differences in fp64: largest relative "
+                  "error per algorithm,\n|error| / (|x| + 1), at most 2^-16 (1.5e-5).");
     check_gradients(run);
     if (!folder) {
         fprintf(stderr, "fixtures: no folder ./data and none installed; see --fixtures\n");
@@ -136,8 +140,8 @@ static int check_all(check_run *run, const struct options *o) {
         snprintf(
             text, sizeof text,
             "\nFixtures in %s: O, L and gradients against the fp64 reference, |error| / (|x| + 1),"
-            "\nat most 1e-12 times the size of the scores; and against its finite differences.",
-            folder);
+            "\nat most %s times the size of the scores; and against its finite differences.",
+            folder, run->dtype == FATTN_F64 ? "1e-12" : "2^-24 (8 + sqrt(terms))");
         if (!run->list) check_heading(text);
         if (!check_fixtures(run, folder)) return CLI_FAILURE;
     }
@@ -158,7 +162,7 @@ static int check_all(check_run *run, const struct options *o) {
 
 static int run(const void *options, int n_operands, char *const *operands) {
     const struct options *o = options;
-    check_run run = {.n_wanted = n_operands, .wanted = operands, .list = o->list};
+    check_run run = {.dtype = o->dtype ? FATTN_F32 : FATTN_F64, .n_wanted = n_operands, .wanted = operands, .list = o->list};
     char why[2][DEVICE_SENTENCE];
     if (!json_open(&run.log, o->json, false)) return CLI_FAILURE;
     run.found = calloc((size_t)n_operands + 1, sizeof *run.found);

@@ -38,11 +38,13 @@ typedef struct fattn_gradcheck_options {
                             that x+h is exact */
     int64_t max_coords;  /* per input; 0 = all, else a Philox sample, at least the two ends */
     uint64_t seed;       /* of the random cotangent that turns any output into a scalar */
-    fattn_tolerance tol; /* 0 = atol 1e-8, rtol 1e-6, any cosine distance */
+    fattn_tolerance tol; /* 0 = atol 1e-8, rtol 1e-6, F32 2^-16 both; any cosine distance */
 } fattn_gradcheck_options;
 
-/* Inputs are F64 on the context's device; I32 inputs are passed on and not differentiated. Returns
-   FATTN_E_MISMATCH when a coordinate fails; the report is written either way. */
+/* Inputs are all F64 or all F32, on the context's device; I32 inputs are passed on and not
+   differentiated. With F32 the gradients are computed in F32; differences are always taken in F64, at
+   the same points: fn must build its graph of either dtype. Returns FATTN_E_MISMATCH when a
+   coordinate fails; the report is written either way. */
 FATTN_API FATTN_CHECKED fattn_status fattn_gradcheck(fattn_ctx *ctx, fattn_graph_fn fn, void *user,
                                                      const fattn_tensor *inputs, int n,
                                                      const fattn_gradcheck_options *opt,

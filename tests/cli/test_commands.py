@@ -39,6 +39,16 @@ def check_passes():
         assert row["worst_relative_error"] < 1e-6, row
 
 
+def check_in_f32():
+    """The same cases, gradients in F32: right, and visibly not F64."""
+    fattn("check", "attention/causal", "block", "masks/causal_tall", "--fixtures", DATA, "--dtype", "f32",
+          "--json", "single.json")
+    rows = lines("single.json")
+    assert len(rows) == 9, rows
+    for row in rows:
+        assert row["state"] == "ok" and 1e-9 < row["worst_relative_error"] < 2e-5, row
+
+
 def check_lists():
     names = fattn("check", "--list", "--fixtures", DATA).split()
     for name in ("attention/plain", "attention/gqa", "attention/one_key", "block", "model"):
@@ -168,7 +178,7 @@ def full_disks_are_failures():
 def main():
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
-        for test in (check_passes, check_lists, check_finds_installed_fixtures, check_fails,
+        for test in (check_passes, check_in_f32, check_lists, check_finds_installed_fixtures, check_fails,
                      memory_is_as_predicted, bench_measures, bench_on_a_gpu,
                      full_disks_are_failures):
             test()

@@ -307,9 +307,13 @@ Test(gradcheck, bad_arguments_are_refused_and_write_nothing) {
     cr_assert_eq(fattn_gradcheck(ctx, no_graph, NULL, inputs, 1, &o, &r), FATTN_E_ABI);
     fattn_report no_size = {0};
     cr_assert_eq(fattn_gradcheck(ctx, no_graph, NULL, inputs, 1, NULL, &no_size), FATTN_E_ABI);
-    fattn_tensor single = inputs[0];
-    single.dtype = FATTN_F32;
-    cr_assert_eq(fattn_gradcheck(ctx, no_graph, NULL, &single, 1, NULL, &r), FATTN_E_DTYPE);
+    fattn_tensor other[] = {inputs[0], inputs[0]};
+    other[1].dtype = FATTN_F16;
+    cr_assert_eq(fattn_gradcheck(ctx, no_graph, NULL, &other[1], 1, NULL, &r), FATTN_E_DTYPE);
+    other[1].dtype = FATTN_F32;
+    cr_assert_eq(fattn_gradcheck(ctx, no_graph, NULL, other, 2, NULL, &r), FATTN_E_DTYPE);
+    cr_assert(strstr(fattn_ctx_error(ctx), "input 1 is f32, another is f64"), "%s",
+              fattn_ctx_error(ctx));
     cr_assert_eq(r.checked, -5);
 
     cr_assert_eq(check(right, (fattn_gradcheck_options){.order = 3}, &r), FATTN_E_ARG);
@@ -321,6 +325,49 @@ Test(gradcheck, bad_arguments_are_refused_and_write_nothing) {
     cr_assert_eq(check(single_out, (fattn_gradcheck_options){0}, &r), FATTN_E_DTYPE);
     cr_assert(strstr(fattn_ctx_error(ctx), "f32"), "%s", fattn_ctx_error(ctx));
     cr_assert_eq(fattn_ctx_mem(ctx).live, 0);
+}
+
+/* gelu(a) b; of F32 times *user. */
+static fattn_var product(fattn_tape *t, const fattn_var *in, int n_in, void *user) {
+    fattn_tensor a;
+    cr_assert_eq(n_in, 2);
+    if (fattn_tape_value(t, in[0], &a)) return (fattn_var){0};
+    const fattn_var y = fattn_op_mul(t, fattn_op_gelu(t, in[0]), in[1]);
+    if (a.dtype == FATTN_F64) return y;
+    static float factor[COUNT];
+    for (int e = 0; e < COUNT; ++e) factor[e] = *(const float *)user;
+    const fattn_tensor f =
+        fattn_tensor_view(factor, FATTN_F32, FATTN_CPU, 0, 2, (int64_t[]){ROWS, COLUMNS});
+    return fattn_op_mul(t, y, fattn_input(t, &f));
+}
+
+Test(gradcheck, gradients_in_f32_meet_differences_in_f64) {
+    float values[2][COUNT];
+    fattn_tensor x[2];
+    for (uint32_t i = 0; i < 2; ++i) {
+        x[i] = fattn_tensor_view(values[i], FATTN_F32, FATTN_CPU, 0, 2, (int64_t[]){ROWS, COLUMNS});
+        const fattn_rng rng = {.seed = 2, .stream = i};
+        cr_assert_eq(fattn_tensor_normal(ctx, &x[i], 0, 1, rng), FATTN_OK);
+    }
+    for (int wrong = 0; wrong < 2; ++wrong) {
+        float factor = wrong ? 1 + 0x1p-12f : 1;
+        fattn_report r = {.struct_size = sizeof r};
+        const fattn_status s = fattn_gradcheck(ctx, product, &factor, x, 2, NULL, &r);
+        cr_assert_eq(s, wrong ? FATTN_E_MISMATCH : FATTN_OK, "%s", fattn_ctx_error(ctx));
+        cr_assert_eq(r.checked, 2 * COUNT);
+        /* F32 rounds: a few units of 2^-24 of numbers up to 9. */
+        if (!wrong) cr_assert(r.max_abs > 1e-9 && r.max_abs < 9 * 8 * 0x1p-24, "%g", r.max_abs);
+    }
+    for (long n = 0;; ++n) {
+        float factor = 1;
+        fattn_report r = {.struct_size = sizeof r};
+        memory.left = n;
+        const fattn_status s = fattn_gradcheck(ctx, product, &factor, x, 2, NULL, &r);
+        memory.left = -1;
+        cr_assert_eq(fattn_ctx_mem(ctx).live, 0, "allocation %ld", n);
+        if (s == FATTN_OK) break;
+        cr_assert_eq(s, FATTN_E_NOMEM, "allocation %ld: %s", n, fattn_status_name(s));
+    }
 }
 
 Test(gradcheck, every_allocation_may_fail) {
