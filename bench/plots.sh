@@ -31,7 +31,7 @@ set xtics (512, "1k" 1024, "2k" 2048, "4k" 4096, "8k" 8192, "16k" 16384)
 set xrange [440:19000]
 set yrange [0:850]
 set grid ytics lc "#dddddd"
-set key top left reverse Left samplen 2
+set key top left reverse Left samplen 1 maxrows 2 width -5 font ",10"
 set style data linespoints
 do for [panel = 0:5] {
     index = 2 * (panel % 3) + panel / 3
