@@ -191,6 +191,7 @@ class Dlpack(unittest.TestCase):
                 np.testing.assert_array_equal(back, view)
                 if view.size:
                     self.assertEqual(back.ctypes.data, view.ctypes.data)
+                del back  # before e: NumPy then looks for a deleter in e.managed
 
     def test_export_of_bf16_and_refusals(self):
         t = Tensor(data=4096, ndim=1, dtype=BF16, device=2, device_id=1)
