@@ -180,8 +180,9 @@ static void column_block(const fattni_bwd *w, const fattni_sequence *seq, int64_
     if (want & WANT_DV) memset(scratch + w->at.dv, 0, count * (size_t)w->Dv_pad * real);
     fattni_bwd_load_keys(w, seq, g, columns, scratch);
     const fattni_range rows = fattni_rows_of(&seq->band, columns.begin, columns.end);
+    const int64_t i_begin = rows.begin < rows.end ? rows.begin / w->k->rows * w->k->rows : rows.end;
     for (int64_t h = g * p->group; h < (g + 1) * p->group; ++h)
-        for (int64_t i0 = rows.begin / w->k->rows * w->k->rows; i0 < rows.end; i0 += w->k->rows) {
+        for (int64_t i0 = i_begin; i0 < rows.end; i0 += w->k->rows) {
             const fattni_bwd_rows r = fattni_bwd_pack(w, seq, b, h, i0, scratch);
             const fattni_range keys = fattni_keys_of(&seq->band, i0, i0 + r.rows);
             const bool first = keys.begin >= columns.begin;

@@ -381,3 +381,20 @@ Test(tiles_extremes, group_sums_are_floats) {
         tiles_check_changed(&c, true, positive, (fattn_tolerance){0});
     }
 }
+
+/* Column blocks that no row sees come after the last block of rows, and must not add its dQ again: Sq ends
+   within a block of rows, dQ has fewer bits than its sum. 400 keys are several blocks for one thread, too. */
+Test(tiles_extremes, keys_beyond_the_last_row_add_nothing) {
+    for (int n = 0; n < 4; ++n) {
+        const attention_case c = {.name = "50 rows, keys beyond",
+                                  .B = 1,
+                                  .Hq = 2,
+                                  .Hkv = n / 2 ? 1 : 2,
+                                  .Sq = 50,
+                                  .Sk = n % 2 ? 155 : 1200,
+                                  .D = 24,
+                                  .dtype = n % 2 ? FATTN_F16 : FATTN_BF16,
+                                  .flags = FATTN_CAUSAL_TOP_LEFT | FATTN_ACC_DQ};
+        tiles_check_backward(&c);
+    }
+}
