@@ -7,16 +7,16 @@
                take (fattni_sm90_fits), o and lse any.
    CTAs        one per SM, persistent. A tile is BM rows of one (b, h). Causal and general: longest
                tiles first, handed out by a counter; full: a fixed stride.
-   Threads     warpgroup 0 loads (one thread of it); each other one owns 64 rows of the tile and all
+   Threads     warpgroup 0 loads (one warp of it); each other one owns 64 rows of the tile and all
                keys. Thread layout of S and O: ptx/wgmma.h.
    Shared      Q (two slots up to d 128), K and V (two stages each), barriers, tile numbers.
    Pipeline    one flat sequence of key blocks over all tiles. S(n) is issued before P V(n-1), also
                across tiles, and the softmax of block n runs under P V(n-1). Named barriers give the
                tensor cores to one warpgroup after the other (FlashAttention-3's ping-pong).
-   Softmax     exponentials are taken against the maximum of the blocks so far, while the row's lanes still
-               compare theirs; where it rose, P is multiplied by 2^(old - new) before it is rounded.
-               So P of the row's maximum is exactly 1, as if the maximum had been known. Blocks that
-               cross the diagonal, or rise by 2^64 and more, take the exact way at once.
+   Softmax     exact, a thread's two rows one after the other: the first one's exponentials hide the
+               second one's maximum. O is multiplied by 2^(old - new maximum) while the next S runs, where
+               a row of the warp rose. Blocks that cross an edge, and all until every maximum of the warp
+               is positive, take the careful way: float maxima, rows without keys.
    Rounding    P to the input dtype before P V, unscaled; everything else fp32.
    Variants    full and causal know no other feature; banded has windows, lengths, sink and merge, general
                also softcap, ALiBi, bias and dropout, as uniform branches.

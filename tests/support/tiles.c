@@ -224,7 +224,7 @@ void tiles_check_changed(const attention_case *given, bool backward, void (*chan
     if (c.flags & FATTN_MERGE) c.wide = true; /* a partial result is F32 or F64 */
     expected e = expect(one, &c, backward, change);
     for (int isa = FATTNI_ISA_BASELINE; isa <= FATTNI_ISA_AVX512; ++isa)
-        for (int threads = 1; threads <= 16; threads += 15) { /* backward: one pass; two */
+        for (int threads = 1; threads <= 16; threads += 15) { /* backward: one pass; chains, or two */
             fattn_ctx *const ctx = attention_context_isa(threads, isa);
             if (!ctx) continue;
             if (threads == 1 || isa == one->isa) /* with 16 the best will do */
