@@ -122,7 +122,7 @@ fattn_status fattni_fixture_write_attribute(fattn_fixture *f, hid_t object, cons
 
 /* The object at path, a new group if there is nothing. */
 static fattn_status open_for_attributes(fattn_fixture *f, const char *path, hid_t *out) {
-    fattn_status status = fattni_fixture_make_parents(f, path);
+    fattn_status status = fattni_fixture_make_parents(f, path, 0);
     if (status == FATTN_OK) status = fattni_fixture_find(f, path, out);
     if (status != FATTN_OK || *out >= 0) return status;
     status = fattni_fixture_make_group(f, path);

@@ -178,7 +178,7 @@ static hid_t creation_list(const fattn_tensor *t, int64_t bytes) {
 static fattn_status put(fattn_fixture *f, const char *path, const fattn_tensor *t, int64_t bytes) {
     const element e = element_of((fattn_dtype)t->dtype);
     hid_t object;
-    fattn_status status = fattni_fixture_make_parents(f, path);
+    fattn_status status = fattni_fixture_make_parents(f, path, bytes);
     if (status == FATTN_OK) status = fattni_fixture_find(f, path, &object);
     if (status != FATTN_OK) return status;
     if (object >= 0) {

@@ -1,20 +1,12 @@
-/* Fixture files: open and close, the list of cases, paths.
-
-   HDF5 only ever works on a file in memory. Reading: the file is loaded first, so that it cannot
-   change underneath. Writing: the finished image goes out with one fwrite, whose failure is ours to
-   report; HDF5 1.10 cannot be closed cleanly once its own writes fail. Nor does it get past a
-   damaged header without a leak: hence the seal, a text in HDF5's user block that has the length
-   and the CRC of the file. A file without one, from another program, is left to HDF5's own
-   checksums. */
+/* Fixture files: open and close, the list of cases, paths. */
 #include "fixture_internal.h"
 
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <zlib.h>
 
-enum { CASE_LIMIT = 100000, SEAL_BYTES = 512, SUPERBLOCK_BYTES = 48 };
+enum { CASE_LIMIT = 100000 };
 
 fattni_hush fattni_hush_begin(void) {
     fattni_hush h = {0};
@@ -150,12 +142,14 @@ fattn_status fattni_fixture_make_group(fattn_fixture *f, const char *path) {
                : FATTN_OK;
 }
 
-fattn_status fattni_fixture_make_parents(fattn_fixture *f, const char *path) {
+fattn_status fattni_fixture_make_parents(fattn_fixture *f, const char *path, int64_t bytes) {
     fattn_status status = check_path(f, path);
     if (status != FATTN_OK) return status;
     if (!f->sink)
         return fattn_ctx_fail(f->ctx, FATTN_E_STATE, "%s: %s: the file is open for reading",
                               f->path, path);
+    status = fattni_fixture_image_reserve(f, path, bytes);
+    if (status != FATTN_OK) return status;
     for (const char *end = path; (end = strchr(end + 1, '/'));) {
         char prefix[FATTNI_FIXTURE_PATH];
         snprintf(prefix, sizeof prefix, "%.*s", (int)(end - path), path);
@@ -206,104 +200,10 @@ static fattn_status list_cases(fattn_fixture *f) {
     return l.status;
 }
 
-/* A created file's memory, as HDF5 grows it; we keep it when HDF5 closes the file. (While the file
-   is open, its image is marked as being written.) */
-static void *image_alloc(size_t size, H5FD_file_image_op_t op, void *user) {
-    (void)op, (void)user;
-    return malloc(size);
-}
-static void *image_copy(void *to, const void *from, size_t size, H5FD_file_image_op_t op,
-                        void *user) {
-    (void)op, (void)user;
-    return memcpy(to, from, size);
-}
-static void *image_realloc(void *p, size_t size, H5FD_file_image_op_t op, void *user) {
-    fattn_fixture *const f = user;
-    (void)op;
-    void *const image = realloc(p, size);
-    if (image) f->image_bytes = size;
-    return image;
-}
-static herr_t image_free(void *p, H5FD_file_image_op_t op, void *user) {
-    fattn_fixture *const f = user;
-    if (op == H5FD_FILE_IMAGE_OP_FILE_CLOSE)
-        f->image = p;
-    else
-        free(p);
-    return 0;
-}
-static void *same_user(void *user) { return user; }
-static herr_t leave_user(void *user) { return (void)user, 0; }
-
-/* A file in memory; image NULL: an empty one, to be written. */
-static fattn_status open_image(fattn_fixture *f, const fattn_tensor *image) {
-    enum { GROW_BY = 1 << 20 };
-    char name[48]; /* HDF5 takes files of one name for the same file */
-    snprintf(name, sizeof name, "fattn fixture %p", (void *)f);
-    const hid_t access = H5Pcreate(H5P_FILE_ACCESS), create = H5Pcreate(H5P_FILE_CREATE);
-    H5Pset_fapl_core(access, GROW_BY, false);
-    H5Pset_fclose_degree(access, H5F_CLOSE_STRONG);
-    H5Pset_libver_bounds(access, H5F_LIBVER_V110, H5F_LIBVER_V110); /* checksums everywhere */
-    H5Pset_obj_track_times(create, false);
-    H5Pset_attr_phase_change(create, 64, 48);
-    H5Pset_userblock(create, SEAL_BYTES);
-    if (image) {
-        if (H5Pset_file_image(access, image->data, (size_t)image->shape[0]) >= 0)
-            f->file = H5Fopen(name, H5F_ACC_RDONLY, access);
-    } else {
-        H5FD_file_image_callbacks_t keep = {
-            image_alloc, image_copy, image_realloc, image_free, same_user, leave_user, f};
-        if (H5Pset_file_image_callbacks(access, &keep) >= 0)
-            f->file = H5Fcreate(name, H5F_ACC_TRUNC, create, access);
-    }
-    const fattn_status status =
-        f->file < 0 ? fattni_fixture_fail(f, "/", "is not a sound HDF5 file") : FATTN_OK;
-    H5Pclose(create);
-    H5Pclose(access);
-    return status;
-}
-
-static const char seal_title[] = "fattn fixture\n";
-
-/* What the first SEAL_BYTES of a sealed file of so many bytes are. */
-static void write_seal(const uint8_t *file, size_t bytes, char seal[SEAL_BYTES]) {
-    const uLong crc = crc32_z(0, file + SEAL_BYTES, bytes - SEAL_BYTES);
-    memset(seal, 0, SEAL_BYTES);
-    snprintf(seal, SEAL_BYTES,
-             "%sbytes %zu\ncrc32 of bytes %d and up %08lx\nHDF5 begins at byte %d.\n", seal_title,
-             bytes, SEAL_BYTES, crc, SEAL_BYTES);
-}
-
-/* Before HDF5 sees anything: is the file as it was written, and in a format with checksums? */
-static fattn_status check_seal(fattn_fixture *f, const uint8_t *file) {
-    static const uint8_t signature[8] = {0x89, 'H', 'D', 'F', '\r', '\n', 0x1a, '\n'};
-    char seal[SEAL_BYTES];
-    const bool sealed = memcmp(file, seal_title, sizeof seal_title - 1) == 0;
-    if (sealed) {
-        bool sound = f->bytes >= SEAL_BYTES + SUPERBLOCK_BYTES;
-        if (sound) write_seal(file, (size_t)f->bytes, seal);
-        sound = sound && memcmp(seal, file, SEAL_BYTES) == 0;
-        if (!sound)
-            return fattn_ctx_fail(f->ctx, FATTN_E_IO,
-                                  "%s: damaged: its length or CRC is not what it says", f->path);
-    }
-    const uint8_t *const start = file + (sealed ? SEAL_BYTES : 0);
-    if (memcmp(start, signature, sizeof signature) != 0)
-        return fattn_ctx_fail(f->ctx, FATTN_E_IO, "%s: is neither a fixture nor an HDF5 file",
-                              f->path);
-    if (start[8] != 2 && start[8] != 3)
-        return fattn_ctx_fail(f->ctx, FATTN_E_IO,
-                              "%s: superblock version %d, not 2 or 3: a format without checksums "
-                              "cannot be told from a damaged one",
-                              f->path, start[8]);
-    return FATTN_OK;
-}
-
 static fattn_status load(fattn_fixture *f, FILE *source, fattn_tensor *image) {
     if (fread(image->data, 1, (size_t)f->bytes, source) != (size_t)f->bytes)
         return fattn_ctx_fail(f->ctx, FATTN_E_IO, "%s: could not be read to its end", f->path);
-    const fattn_status status = check_seal(f, image->data);
-    return status == FATTN_OK ? open_image(f, image) : status;
+    return fattni_fixture_image_load(f, image);
 }
 
 static fattn_status open_for_reading(fattn_fixture *f) {
@@ -311,9 +211,9 @@ static fattn_status open_for_reading(fattn_fixture *f) {
     if (stat(f->path, &info) != 0 || !S_ISREG(info.st_mode))
         return fattn_ctx_fail(f->ctx, FATTN_E_IO, "%s: there is no such file", f->path);
     f->bytes = (int64_t)info.st_size;
-    if (f->bytes < SUPERBLOCK_BYTES || f->bytes > FATTNI_FIXTURE_LIMIT)
+    if (f->bytes < FATTNI_SUPERBLOCK || f->bytes > FATTNI_FIXTURE_LIMIT)
         return fattn_ctx_fail(f->ctx, FATTN_E_IO, "%s: %lld bytes, not in %d..%lld", f->path,
-                              (long long)f->bytes, SUPERBLOCK_BYTES,
+                              (long long)f->bytes, FATTNI_SUPERBLOCK,
                               (long long)FATTNI_FIXTURE_LIMIT);
     fattn_tensor image = {0};
     fattn_status status = fattn_tensor_alloc(f->ctx, FATTN_U8, 1, &f->bytes, &image);
@@ -343,7 +243,7 @@ static fattn_status open_for_writing(fattn_fixture *f) {
         return fattn_ctx_fail(f->ctx, FATTN_E_IO, "%s: cannot be opened for writing", f->path);
     const int32_t schema = FATTN_FIXTURE_SCHEMA;
     hid_t root;
-    fattn_status status = open_image(f, NULL);
+    fattn_status status = fattni_fixture_image_new(f);
     if (status == FATTN_OK) status = fattni_fixture_at(f, "/", &root);
     if (status != FATTN_OK) return status;
     status = fattni_fixture_write_attribute(f, root, "/", "schema", H5T_STD_I32LE, H5T_NATIVE_INT32,
@@ -352,33 +252,19 @@ static fattn_status open_for_writing(fattn_fixture *f) {
     return status;
 }
 
-/* The finished file, sealed, as one piece, to its place: as far as the superblock says it goes. */
-static fattn_status write_image(fattn_fixture *f) {
-    enum { END_OF_FILE = SEAL_BYTES + 28 }; /* of a superblock of version 2 or 3, little-endian */
-    uint8_t *const file = f->image;
-    uint64_t bytes = 0;
-    for (int n = 7; f->image_bytes >= SEAL_BYTES + SUPERBLOCK_BYTES && n >= 0; --n)
-        bytes = bytes << 8 | file[END_OF_FILE + n];
-    const bool sound = bytes > SEAL_BYTES && bytes <= f->image_bytes &&
-                       bytes <= (uint64_t)FATTNI_FIXTURE_LIMIT;
-    if (sound) write_seal(file, bytes, f->image);
-    if (sound && fwrite(file, 1, bytes, f->sink) == bytes) return FATTN_OK;
-    return fattn_ctx_fail(f->ctx, FATTN_E_IO, "%s: its %llu bytes, at most %lld, were not written",
-                          f->path, (unsigned long long)bytes, (long long)FATTNI_FIXTURE_LIMIT);
-}
-
 /* Closes and frees everything; a sound created file is written on the way. */
 static fattn_status release(fattn_fixture *f, fattn_status status) {
     if (f->file >= 0 && H5Fclose(f->file) < 0) f->broken = true;
     if (f->broken && status == FATTN_OK)
         status = fattn_ctx_fail(f->ctx, FATTN_E_IO, "%s: left empty: a write has failed", f->path);
-    if (f->sink && status == FATTN_OK) status = write_image(f);
+    if (f->sink && status == FATTN_OK) status = fattni_fixture_image_write(f);
     if (f->sink && fclose(f->sink) != 0 && status == FATTN_OK)
         status = fattn_ctx_fail(f->ctx, FATTN_E_IO, "%s: could not be closed", f->path);
     for (int i = 0; i < f->count; ++i)
         free(f->names[i]);
     free(f->names);
     free(f->image);
+    free(f->spare);
     free(f->path);
     free(f);
     return status;

@@ -14,7 +14,9 @@ struct fattn_fixture {
     FILE *sink;  /* a created file's destination; NULL: read only */
     bool broken; /* a put has failed half-way: close must not write */
     void *image; /* of a created file, once HDF5 has closed it */
-    size_t image_bytes;
+    size_t image_bytes, room; /* what HDF5 has of it, and what there is */
+    void *spare;              /* a larger piece, for when the image has to grow into it */
+    size_t spare_bytes;
     int64_t bytes; /* of the file that was read */
     char *path;
     char **names; /* of the cases, sorted */
@@ -49,9 +51,19 @@ fattn_status fattni_fixture_case_path(fattn_fixture *f, const char *name, char *
 fattn_status fattni_fixture_find(fattn_fixture *f, const char *path, hid_t *out);
 /* The same, but nothing there is FATTN_E_IO. */
 fattn_status fattni_fixture_at(fattn_fixture *f, const char *path, hid_t *out);
-/* Before creating an object: f can be written, the groups above path are there. */
-fattn_status fattni_fixture_make_parents(fattn_fixture *f, const char *path);
+/* Before creating an object with so many bytes of data: f can be written, there is memory for it, the
+   groups above path are there. */
+fattn_status fattni_fixture_make_parents(fattn_fixture *f, const char *path, int64_t bytes);
 fattn_status fattni_fixture_make_group(fattn_fixture *f, const char *path);
+
+/* The file's bytes (fixture_image.c): an empty image to be written, or one that was loaded; memory for
+   bytes more before HDF5 writes any of them, else FATTN_E_NOMEM and the file is as it was; the finished
+   file, sealed, as one piece, to its place, as far as the superblock says it goes. */
+enum { FATTNI_SUPERBLOCK = 48 }; /* its bytes, and the least a file has */
+fattn_status fattni_fixture_image_new(fattn_fixture *f);
+fattn_status fattni_fixture_image_load(fattn_fixture *f, const fattn_tensor *image);
+fattn_status fattni_fixture_image_reserve(fattn_fixture *f, const char *path, int64_t bytes);
+fattn_status fattni_fixture_image_write(fattn_fixture *f);
 
 /* Writes a scalar attribute of an open object; path is for sentences. type: in the file, native: of
  *value. */

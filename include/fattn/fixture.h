@@ -35,7 +35,8 @@ FATTN_API int fattn_fixture_has(fattn_fixture *f, const char *path);
 FATTN_API FATTN_CHECKED fattn_status fattn_fixture_get(fattn_fixture *f, const char *path,
                                                        fattn_dtype as, fattn_tensor *out);
 /* F64, F32, I32 and U8 (DTYPE otherwise), any strides. Creates the groups above it; what is already
-   there is not replaced (ARG). */
+   there is not replaced (ARG). This and the other puts: NOMEM when there is no memory for the file to
+   grow by it; what was put before is kept. */
 FATTN_API FATTN_CHECKED fattn_status fattn_fixture_put(fattn_fixture *f, const char *path,
                                                        const fattn_tensor *t);
 /* Attribute attr of the object at path; "/" is the file. A number, integer or not, comes as double.
