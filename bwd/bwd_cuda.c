@@ -1,4 +1,5 @@
-/* The CUDA row of the backward table for BF16 and F16: delta, the main kernel, finish, dsink. */
+/* The CUDA row of the backward table for BF16 and F16: delta, the main kernel, finish, dsink. Hopper's
+   plain kernels do without delta and finish. */
 #include "bwd_cuda.h"
 #include "cuda_sm90.h"
 
@@ -11,7 +12,7 @@ extern void fattn_bwd_finish(fattni_cuda_args);
    of their head and may waste a row block each. */
 typedef struct layout {
     int64_t padded_rows, rows;
-    size_t lse2, delta, dq, d_o, sink, turns, bytes; /* offsets; an absent part has no bytes */
+    size_t lse2, delta, dq, d_o, sink, turns, pieces, bytes; /* offsets; an absent part has no bytes */
 } layout;
 
 /* An F32 d_o is copied to [B,Hq,rows,D] of the 16-bit dtype. */
@@ -28,6 +29,14 @@ static fattni_problem with_copy(const fattni_problem *p, const fattni_view *copy
     return copied;
 }
 
+/* Kernels that cut their work into pieces (bwd_sm90_pieces.h). */
+static bool cuts(const fattni_cuda_kernel *k) {
+    return k->arch == 90 && (k->mask == FATTNI_MASK_FULL || k->mask == FATTNI_MASK_CAUSAL);
+}
+static size_t piece_bytes(int64_t sections) {
+    return (size_t)fattni_round_up((1 + FATTNI_COUNTERS * sections) * 4, FATTNI_ALIGN);
+}
+
 static layout layout_of(const fattni_problem *p, const fattni_cuda_kernel *k) {
     layout l = {0};
     l.padded_rows = fattni_round_up(p->packed ? p->rows_q + p->B * k->BM : p->Sq, k->BM);
@@ -39,8 +48,15 @@ static layout layout_of(const fattni_problem *p, const fattni_cuda_kernel *k) {
     l.d_o = l.dq + (p->dq.present ? (size_t)l.rows * (size_t)k->D * 4 : 0);
     l.sink = l.d_o + (p->d_o.dtype == FATTN_F32 ? copied_rows(p) * (size_t)k->D * 2 : 0);
     l.turns = l.sink + fattni_bwd_cuda_sink_bytes(p, k);
-    l.bytes = l.turns + fattni_bwd_cuda_turns_bytes(p, k);
+    l.pieces = l.turns + fattni_bwd_cuda_turns_bytes(p, k);
+    l.bytes = l.pieces + (cuts(k) ? piece_bytes(p->B * p->Hkv) : 0);
     return l;
+}
+
+/* Whether pieces of rows know this call: 16-bit tensors by 16 bytes, dq overwritten, delta not given. */
+static bool does_rows(const fattni_cuda_kernel *k, const fattni_cuda_args *a) {
+    return cuts(k) && a->vector_gradients && !a->o_f32 && !a->d_o_f32 && !a->dq_f32 &&
+           !a->given_delta.p && !(a->flags & FATTN_ACC_DQ);
 }
 
 static const char *refuses(const fattn_ctx *ctx, const fattni_problem *p) {
@@ -58,6 +74,32 @@ static void plan(const fattn_ctx *ctx, const fattni_problem *p, fattni_kernel_pl
     strncpy(out->name, k->name, sizeof out->name - 1);
 }
 
+/* d_o, from here on, is its copy where there is one. */
+static fattn_status hopper_args(fattn_ctx *ctx, const fattni_problem *p, const fattni_cuda_kernel *k,
+                                fattni_cuda_args *a, fattni_sm90_args *out) {
+    const fattni_problem mapped = a->d_o_copy.p ? with_copy(p, &a->d_o_copy) : *p;
+    FATTNI_TRY(fattni_sm90_args_of(ctx, &mapped, k, out));
+    if (a->d_o_copy.p) a->d_o = a->d_o_copy;
+    out->a = *a;
+    return FATTN_OK;
+}
+
+/* Plain masks on Hopper: as many CTAs as SMs share the pieces, or one cluster has one of them. */
+static fattn_status run_pieces(fattn_ctx *ctx, const fattni_problem *p, const fattni_cuda_kernel *k,
+                               fattni_cuda_args *a, void *counters, int64_t row_grid) {
+    const bool rows = does_rows(k, a);
+    if (!rows) FATTNI_TRY(FATTNI_START(ctx, fattn_bwd_delta, row_grid, 256, a));
+    fattni_sm90_args s;
+    FATTNI_TRY(hopper_args(ctx, p, k, a, &s));
+    s.next_tile = counters;
+    if (rows) fattni_cut(&s, k->cluster);
+    FATTNI_TRY(fattni_cuda_zero(ctx, counters, piece_bytes(rows ? s.sections : 0)));
+    const int64_t grid =
+        k->cluster > 1 ? (int64_t)s.pieces * k->cluster : fattni_min(s.pieces, ctx->gpu.sms);
+    FATTNI_TRY(fattni_cuda_start(ctx, k->name, k->kernel, grid, k->threads, k->shared, &s));
+    return rows ? FATTN_OK : FATTNI_START(ctx, fattn_bwd_finish, row_grid, a->dq_threads, a);
+}
+
 static fattn_status run(fattn_ctx *ctx, const fattni_problem *p) {
     const fattni_cuda_kernel *k = fattni_cuda_find(ctx, p);
     const layout l = layout_of(p, k);
@@ -72,7 +114,7 @@ static fattn_status run(fattn_ctx *ctx, const fattni_problem *p) {
     a.lse2 = (float *)((char *)p->workspace + l.lse2);
     a.delta = (float *)((char *)p->workspace + l.delta);
     a.sink_parts = (char *)p->workspace + l.sink;
-    if (l.bytes > l.turns) a.turns = (int32_t *)((char *)p->workspace + l.turns);
+    if (l.pieces > l.turns) a.turns = (int32_t *)((char *)p->workspace + l.turns);
     if (p->d_o.dtype == FATTN_F32) {
         const int64_t D = k->D;
         a.d_o_copy = (fattni_view){(char *)p->workspace + l.d_o, p->Hq * p->rows_q * D, p->rows_q * D,
@@ -82,16 +124,15 @@ static fattn_status run(fattn_ctx *ctx, const fattni_problem *p) {
     const int64_t row_grid = fattni_ceil_div(p->Sq, k->BM) * p->Hq * p->B;
     const int64_t key_grid =
         fattni_ceil_div(p->Sk, (int64_t)k->BN * k->cluster) * k->cluster * p->Hkv * p->B;
+    if (cuts(k)) return run_pieces(ctx, p, k, &a, (char *)p->workspace + l.pieces, row_grid);
     FATTNI_TRY(fattni_bwd_cuda_zero(ctx, p, &a));
     FATTNI_TRY(FATTNI_START(ctx, fattn_bwd_delta, row_grid, 256, &a));
-    if (a.d_o_copy.p) a.d_o = a.d_o_copy;
     if (hopper) {
-        const fattni_problem mapped = a.d_o_copy.p ? with_copy(p, &a.d_o_copy) : *p;
         fattni_sm90_args s;
-        FATTNI_TRY(fattni_sm90_args_of(ctx, &mapped, k, &s));
-        s.a = a;
+        FATTNI_TRY(hopper_args(ctx, p, k, &a, &s));
         FATTNI_TRY(fattni_cuda_start(ctx, k->name, k->kernel, key_grid, k->threads, k->shared, &s));
     } else {
+        if (a.d_o_copy.p) a.d_o = a.d_o_copy;
         FATTNI_TRY(fattni_cuda_start(ctx, k->name, k->kernel, key_grid, k->threads, k->shared, &a));
     }
     if (p->dq.present) FATTNI_TRY(FATTNI_START(ctx, fattn_bwd_finish, row_grid, a.dq_threads, &a));

@@ -1,6 +1,6 @@
 /* Before the main kernel: delta = rowsum(dO * O) - dL and lse2 = L log2(e) for every padded row, a dQ
-   accumulator of zeros, this row block's part of dsink, and a 16-bit copy of an F32 dO. Rows that must
-   not count get lse2 = +inf, delta = 0: their P is 0.
+   accumulator of zeros, this row block's part of dsink, and a 16-bit copy of an F32 dO. Hopper's plain
+   kernels do the usual part themselves (bwd_sm90_pieces.h).
 
    One CTA per row block of one (sequence, head). A group of 8, 16 or 32 lanes owns a row. */
 #define K_BF16 1
@@ -95,9 +95,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                 sink_gradient -= share * sum;
             }
         }
-        const int counts = L != -INFINITY && L != INFINITY;
-        a.lse2[base + r] = counts ? L * 1.4426950408889634f : L != L ? L : INFINITY;
-        a.delta[base + r] = counts || L != L ? sum : 0.0f;
+        store_statistics(&a, base + r, L, sum);
     }
     if (a.d_sink.p) {
         __shared__ float warps[THREADS / 32];

@@ -39,21 +39,109 @@ enum {
     K_PANEL = D % 64 ? D - COLUMNS : 64,
     V_AT = KEY_BYTES, Q_AT = 2 * KEY_BYTES, DO_AT = Q_AT + 2 * ROW_BYTES, DS_AT = DO_AT + 2 * ROW_BYTES,
     DQ_AT = DS_AT + 2 * DS_BYTES, LSE_AT = DQ_AT + BM * D * 4, DELTA_AT = LSE_AT + 2 * BM * 4,
-    BARRIERS_AT = DELTA_AT + 2 * BM * 4, SHARED_BYTES = BARRIERS_AT + 128
+    BARRIERS_AT = DELTA_AT + 2 * BM * 4, PIECES_AT = BARRIERS_AT + 128, SHARED_BYTES = PIECES_AT + 96
 };
 static_assert(BN == 128 && K_WARPS == 12, "two consumers of 64 keys");
 static_assert(D == 64 ? BM == 128 : D % 16 == 0 && BM == 64, "two slices of dQ");
 static_assert(SHARED_BYTES <= 227 * 1024, "shared memory");
 
 #include "bwd_sm90_general.h"
+#include "bwd_sm90_pieces.h"
 
 /* named barriers */
 enum { DS_WRITTEN = 1, DQ_FULL = 2, DQ_EMPTY = 4, CLEARED = 6 };
+
+/* ---- pieces: the producer tells the others, in three int4 for each of the last two ---- */
+
+DEVICE uint32_t piece_full(int n) { return BARRIERS_AT + 80 + 8u * (n & 1); }
+DEVICE uint32_t piece_empty(int n) { return BARRIERS_AT + 96 + 8u * (n & 1); }
+DEVICE void init_pieces(uint32_t shared) {
+    if (threadIdx.x > 0) return;
+    for (int n = 0; n < 2; ++n) {
+        mbarrier_init(shared + piece_full(n), 1);
+        mbarrier_init(shared + piece_empty(n), 10); /* warps: consumers', adding ones */
+    }
+    mbarrier_init_fence();
+}
+DEVICE uint32_t piece_slot(uint32_t shared, int n) { return shared + PIECES_AT + (n & 1) * 48; }
+DEVICE void write_piece(uint32_t slot, const piece *x, const task *t) {
+    const uint32_t walk[4] = {(uint32_t)t->j0, (uint32_t)t->first, (uint32_t)t->row_blocks,
+                              (uint32_t)(t->before | t->keys << 2)},
+                   what[4] = {(uint32_t)x->kind, (uint32_t)x->section, (uint32_t)x->number,
+                              (uint32_t)t->to_head},
+                   whose[4] = {(uint32_t)t->b, (uint32_t)t->hk, 0, 0};
+    store_shared_words(slot, walk);
+    store_shared_words(slot + 16, what);
+    store_shared_words(slot + 32, whose);
+}
+DEVICE piece read_piece(uint32_t slot) {
+    uint32_t what[4];
+    load_shared_4(what, slot + 16);
+    const piece x = {(int)what[0], (int)what[1], (int)what[2]};
+    return x;
+}
+/* Which steps a task has. */
+DEVICE task read_walk(const fattni_cuda_args *a, uint32_t slot) {
+    uint32_t walk[4];
+    load_shared_4(walk, slot);
+    task t = {0, 0, (int)walk[0], (int)walk[1], (int)walk[2], (int)walk[2] * a->group};
+    t.before = walk[3] & 3, t.keys = walk[3] >> 2;
+    t.s = whole(a, 0);
+    return t;
+}
+DEVICE task read_task(const fattni_cuda_args *a, uint32_t slot) {
+    uint32_t what[4], whose[4];
+    task t = read_walk(a, slot);
+    load_shared_4(what, slot + 16);
+    load_shared_4(whose, slot + 32);
+    t.section = what[1], t.to_head = what[3];
+    t.b = t.s.batch = whose[0], t.hk = whose[1];
+    return t;
+}
+
+/* ---- the producer's warps ---- */
+
+/* K and V, when those of the last task are not needed any more. */
+DEVICE void load_keys(const fattni_sm90_args *p, const task *t, uint32_t shared) {
+    const int key = t->s.k0 + t->j0;
+    mbarrier_wait(shared + KEYS_EMPTY, (uint32_t)t->keys ^ 1);
+    mbarrier_expect(shared + K_FULL, KEY_BYTES);
+    for (int x = 0; x < PANELS; ++x)
+        tma_load(shared + x * BN * 128, &p->k, shared + K_FULL, K_PANEL * x, key, t->hk * p->k_step.head,
+                 t->s.batch * p->k_step.batch);
+    mbarrier_expect(shared + V_FULL, KEY_BYTES);
+    load_panels(shared + V_AT, &p->v, shared + V_FULL, PANELS, BN, key, t->hk * p->v_step.head,
+                t->s.batch * p->v_step.batch);
+}
+
+DEVICE void load(const fattni_sm90_args *p, const task *t, uint32_t shared) {
+    const fattni_cuda_args *const a = &p->a;
+    if (p->progress) await(p, t->section, PREPARED, p->row_pieces);
+    for (int n = 0; n < t->steps; ++n) {
+        const step s = step_of(t, a->group, n);
+        const int64_t at = padded_row(a, t, &s);
+        const int row = t->s.q0 + s.i0;
+        const uint32_t q_bar = shared + q_full(s.stage), do_bar = shared + do_full(s.stage);
+        mbarrier_wait(shared + q_empty(s.stage), s.parity ^ 1);
+        mbarrier_expect(q_bar, ROW_BYTES + BM * 4);
+        load_panels(shared + Q_AT + s.stage * ROW_BYTES, &p->q, q_bar, PANELS, BM, row,
+                    s.h * p->q_step.head, t->s.batch * p->q_step.batch);
+        bulk_load(shared + LSE_AT + s.stage * BM * 4, a->lse2 + at, BM * 4, q_bar);
+        if (n == 0) load_keys(p, t, shared);
+        mbarrier_wait(shared + do_empty(s.stage), s.parity ^ 1);
+        mbarrier_expect(do_bar, ROW_BYTES + BM * 4);
+        load_panels(shared + DO_AT + s.stage * ROW_BYTES, &p->d_o, do_bar, PANELS, BM, row,
+                    s.h * p->d_o_step.head, t->s.batch * p->d_o_step.batch);
+        bulk_load(shared + DELTA_AT + s.stage * BM * 4, a->delta + at, BM * 4, do_bar);
+    }
+}
 
 /* Adds a consumer's slices to the accumulator, one warp per consumer. */
 DEVICE void add_dq(const fattni_sm90_args *p, const task *t, uint32_t shared, int consumer) {
     const fattni_cuda_args *const a = &p->a;
     const int leader = threadIdx.x % 32 == 0;
+    if (leader && p->progress) await(p, t->section, PREPARED, p->row_pieces);
+    __syncwarp();
     if (t->steps) named_barrier_arrive(DQ_EMPTY + consumer, 160);
     for (int n = 0; n < t->steps; ++n) {
         asm volatile("" : "+r"(consumer)); /* addresses are made anew: 24 registers do not hold them */
@@ -62,7 +150,7 @@ DEVICE void add_dq(const fattni_sm90_args *p, const task *t, uint32_t shared, in
         __syncwarp();
         named_barrier_sync(DQ_FULL + consumer, 160);
         if (leader) {
-            bulk_reduce_add(a->dq_accumulator + padded_row(a, t, &s) * D + consumer * SLICE,
+            bulk_reduce_add(accumulator_at(a, t, &s) + consumer * SLICE,
                             shared + DQ_AT + consumer * SLICE * 4, SLICE * 4 - consumer * REPEATED * 256);
             bulk_commit();
             bulk_wait_read();
@@ -74,7 +162,9 @@ DEVICE void add_dq(const fattni_sm90_args *p, const task *t, uint32_t shared, in
             add_release(turn_counter(a, t, &s), 1);
         }
     }
-    if (leader) bulk_wait();
+    if (!leader) return;
+    bulk_wait();
+    if (p->progress) report_sums(p, t->section);
 }
 
 /* ---- consumers ---- */
@@ -108,37 +198,51 @@ DEVICE void dq_product(float x[COLUMNS / 2], uint64_t ds, uint64_t keys) {
     }
 }
 
-DEVICE void consume(const fattni_sm90_args *p, const task *t, uint32_t shared,
-                    const unsigned char *memory, int consumer) {
+/* Of thread 0..127 of a consumer: the first of its two keys; where it stores its part of dS with stmatrix,
+   whose matrices are (8 rows i) x (8 keys): lanes 0-7, 8-15 of keys 0-7, 8-15; then 8 rows on; and of dQ. */
+DEVICE int first_key(const task *t, int consumer, uint32_t thread) {
+    return t->j0 + consumer * 64 + (int)(thread / 32 * 16 + thread % 32 / 4);
+}
+DEVICE uint32_t ds_to(uint32_t shared, int consumer, uint32_t thread) {
+    const uint32_t lane = thread % 32, chunk = thread / 32 * 2 + (lane >> 3 & 1);
+    return shared + DS_AT + consumer * (BM * 128) + (8 * (lane >> 4) + (lane & 7)) * 128 +
+           ((chunk ^ (lane & 7)) << 4);
+}
+DEVICE uint32_t dq_to(uint32_t shared, int consumer, uint32_t thread) {
+    return shared + DQ_AT + consumer * (SLICE - REPEATED * 64) * 4 + thread * 16;
+}
+
+/* One task, this CTA's piece `number`. */
+DEVICE void multiply(const fattni_sm90_args *p, const task *t, int number, uint32_t shared,
+                     const unsigned char *memory, int consumer) {
     const fattni_cuda_args *const a = &p->a;
-    const int warp = (int)threadIdx.x / 32 % 4, lane = (int)threadIdx.x % 32, row0 = lane % 4 * 2;
-    const int key = t->j0 + consumer * 64 + warp * 16 + lane / 4;
     const float unit = a->scale * LOG2E;
     const uint64_t k_keys = operand(shared + consumer * 8192, 0);
     const uint64_t v_keys = operand(shared + V_AT + consumer * 8192, 0);
     const uint32_t ds_rows = SPLIT_ROWS ? consumer * 8192 : 0;
     const uint32_t k_columns = SPLIT_ROWS ? 0 : consumer * (BN * 128);
     const uint64_t k_depth = operand(shared + k_columns, 0);
-    /* stmatrix: matrices are (8 rows i) x (8 keys): lanes 0-7, 8-15 of keys 0-7, 8-15; then 8 rows on. */
-    const uint32_t ds_to = shared + DS_AT + consumer * (BM * 128) +
-                           (8 * (lane >> 4) + (lane & 7)) * 128 +
-                           (((2 * warp + (lane >> 3 & 1)) ^ (lane & 7)) << 4);
-    const uint32_t dq_to =
-        shared + DQ_AT + consumer * (SLICE - REPEATED * 64) * 4 + (threadIdx.x & 127) * 16;
     float dk[D / 2], dv[D / 2], s[BM / 2], dp[BM / 2], dq[COLUMNS / 2];
     uint32_t pr[BM / 4], ds[BM / 4]; /* P and dS, rounded */
 #pragma unroll
     for (int i = 0; i < D / 2; ++i) dk[i] = dv[i] = 0.0f;
 
-    mbarrier_wait(shared + K_FULL, 0);
-    if (t->steps) mbarrier_wait(shared + V_FULL, 0);
+    if (t->steps) {
+        mbarrier_wait(shared + K_FULL, (uint32_t)t->keys);
+        mbarrier_wait(shared + V_FULL, (uint32_t)t->keys);
+    }
     if (GENERAL && t->j0 + BN > t->s.Sk && t->steps)
         clear_tails(shared, shared + V_AT, BN, t->s.Sk - t->j0, CLEARED);
-    for (int n = 0; n < t->steps; ++n) {
-        const step now = step_of(t, a->group, n);
+    for (int n = 0;; ++n) {
+        uint32_t thread = threadIdx.x % 128;
+        asm volatile("" : "+r"(number), "+r"(thread)); /* what hangs on them is not kept in registers */
+        const task again = GENERAL ? *t : read_walk(a, piece_slot(shared, number));
+        if (n == again.steps) break;
+        const int key = first_key(&again, consumer, thread), row0 = (int)(thread % 4 * 2);
+        const step now = step_of(&again, a->group, n);
         const uint32_t q = shared + Q_AT + now.stage * ROW_BYTES, d_o = shared + DO_AT + now.stage * ROW_BYTES;
-        const float2 *const lse2 = (const float2 *)(memory + LSE_AT + now.stage * BM * 4) + lane % 4;
-        const float2 *const delta = (const float2 *)(memory + DELTA_AT + now.stage * BM * 4) + lane % 4;
+        const float2 *const lse2 = (const float2 *)(memory + LSE_AT + now.stage * BM * 4) + thread % 4;
+        const float2 *const delta = (const float2 *)(memory + DELTA_AT + now.stage * BM * 4) + thread % 4;
         mbarrier_wait(shared + q_full(now.stage), now.parity);
         if (GENERAL && now.i0 + BM > t->s.Sq) {
             mbarrier_wait(shared + do_full(now.stage), now.parity);
@@ -160,12 +264,12 @@ DEVICE void consume(const fattni_sm90_args *p, const task *t, uint32_t shared,
         }
         wgmma_wait(1);
         PIN(s, BM / 2);
-        const int edge = crosses_edge(&t->s, now.i0, t->j0);
+        const int edge = crosses_edge(&again.s, now.i0, again.j0);
         if (GENERAL) {
             general_probabilities(s, BM, lse2, a, &t->s, &at, edge);
         } else {
             if (edge) { /* row i sees keys up to i + hi */
-                const int far = 1 << 20, first = CAUSAL ? key - t->s.hi - now.i0 - row0 : -far;
+                const int far = 1 << 20, first = CAUSAL ? key - again.s.hi - now.i0 - row0 : -far;
                 mask(s, BM, key < a->Sk ? first : far, key + 8 < a->Sk ? first + 8 : far);
             }
             probabilities(s, pr, BM, unit, lse2);
@@ -176,7 +280,7 @@ DEVICE void consume(const fattni_sm90_args *p, const task *t, uint32_t shared,
         else score_gradients(ds, s, dp, BM, delta);
 #pragma unroll
         for (int i = 0; i < BM / 16; ++i)
-            stmatrix_x4_trans(ds_to + now.stage * DS_BYTES + i * 2048, ds + 4 * i);
+            stmatrix_x4_trans(ds_to(shared, consumer, thread) + now.stage * DS_BYTES + i * 2048, ds + 4 * i);
 
         /* dV goes out before the fence, so that the fence costs nothing. */
         wgmma_fence();
@@ -199,7 +303,7 @@ DEVICE void consume(const fattni_sm90_args *p, const task *t, uint32_t shared,
 #pragma unroll
         for (int i = 0; i < COLUMNS / 8; ++i)
             if (i >= REPEATED / 8 || consumer == 0)
-                store_shared_4(dq_to + i * 2048, dq + 4 * i);
+                store_shared_4(dq_to(shared, consumer, thread) + i * 2048, dq + 4 * i);
         async_proxy_fence();
         named_barrier_arrive(DQ_FULL + consumer, 160);
         wgmma_wait(0); /* dK */
@@ -208,28 +312,103 @@ DEVICE void consume(const fattni_sm90_args *p, const task *t, uint32_t shared,
     }
     PIN(dk, D / 2);
     PIN(dv, D / 2);
-    const task done = GENERAL ? task_of(p) : *t; /* not kept in registers meanwhile */
+    const task done = GENERAL ? only_task(p) : read_task(a, piece_slot(shared, number));
+    if (!GENERAL && done.steps) release(shared + KEYS_EMPTY);
+    uint32_t thread = threadIdx.x % 128;
+    asm volatile("" : "+r"(thread));
+    const int key = first_key(&done, consumer, thread);
     store_keys(&a->dv, &done, key, 0, D, dv, GENERAL ? a->keep_scale : 1.0f, a->Dv, a->dv_f32, a->flags & FATTN_ACC_DV);
     store_keys(&a->dk, &done, key, 0, D, dk, a->scale, a->D, a->dk_f32, a->flags & FATTN_ACC_DK);
 }
+
+#if K_MASK < 2
+/* ---- pieces of work, one after the other ---- */
+
+/* The producer claims a piece when all loads of the last one are under way, and tells the others. */
+DEVICE void produce(const fattni_sm90_args *p, uint32_t shared) {
+    for (int n = 0, before = 0, keys = 0;; ++n) {
+        piece x = {NOTHING, 0, 0};
+        while (x.kind == NOTHING) x = piece_of(p, atomicAdd(p->next_tile, 1));
+        task t = {0};
+        if (x.kind == MULTIPLY) t = task_of(p, &x);
+        t.before = before, t.keys = keys;
+        mbarrier_wait(shared + piece_empty(n & 1), (uint32_t)(n >> 1 & 1) ^ 1);
+        write_piece(piece_slot(shared, n), &x, &t);
+        mbarrier_arrive(shared + piece_full(n & 1));
+        if (x.kind == END) return;
+        if (x.kind != MULTIPLY) continue;
+        load(p, &t, shared);
+        before = (before + t.steps) & 3, keys ^= t.steps > 0;
+    }
+}
+
+DEVICE void add_all(const fattni_sm90_args *p, uint32_t shared, int consumer) {
+    for (int n = 0;; ++n) {
+        const uint32_t slot = piece_slot(shared, n);
+        mbarrier_wait(shared + piece_full(n & 1), (uint32_t)(n >> 1 & 1));
+        const int kind = read_piece(slot).kind;
+        const task t = read_task(&p->a, slot);
+        __syncwarp();
+        release(shared + piece_empty(n & 1));
+        if (kind == END) return;
+        if (kind == MULTIPLY) add_dq(p, &t, shared, consumer);
+    }
+}
+
+DEVICE void consume(const fattni_sm90_args *p, uint32_t shared, const unsigned char *memory, int consumer) {
+    for (int n = 0;; ++n) {
+        const uint32_t slot = piece_slot(shared, n);
+        int thread = (int)threadIdx.x - 128; /* opaque: what depends on it is not kept meanwhile */
+        asm volatile("" : "+r"(thread));
+        mbarrier_wait(shared + piece_full(n & 1), (uint32_t)(n >> 1 & 1));
+        const piece x = read_piece(slot);
+        if (x.kind == END) return;
+        if (x.kind == MULTIPLY) {
+            const task t = read_task(&p->a, slot);
+            multiply(p, &t, n, shared, memory, consumer);
+        } else if (x.kind == PREPARE) {
+            prepare(p, &x, thread, 256);
+        } else {
+            finish(p, &x, thread, 256);
+        }
+        __syncwarp();
+        release(shared + piece_empty(n & 1));
+    }
+}
+
+#endif
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     K_NAME(const __grid_constant__ fattni_sm90_args p) {
     extern __shared__ __align__(1024) unsigned char memory[];
     const uint32_t shared = shared_address(memory);
     const int role = __shfl_sync(ALL_LANES, (int)threadIdx.x / 128, 0);
-    const task t = task_of(&p);
-    if (GENERAL && t.j0 >= t.s.Sk) return;
+    const int warp = (int)threadIdx.x / 32;
+#if K_MASK >= 2
+    const task t = only_task(&p);
+    if (t.j0 >= t.s.Sk) return;
     init_barriers(shared);
     __syncthreads();
     if (role == 0) {
         registers_lower(24);
-        const int warp = (int)threadIdx.x / 32;
         if (threadIdx.x == 0) load(&p, &t, shared);
         else if (warp == 1 || warp == 2) add_dq(&p, &t, shared, warp - 1);
     } else {
         registers_raise(240);
-        consume(&p, &t, shared, memory, role - 1);
+        multiply(&p, &t, 0, shared, memory, role - 1);
     }
+#else
+    init_barriers(shared);
+    init_pieces(shared);
+    __syncthreads();
+    if (role == 0) {
+        registers_lower(40);
+        if (threadIdx.x == 0) produce(&p, shared);
+        else if (warp == 1 || warp == 2) add_all(&p, shared, warp - 1);
+    } else {
+        registers_raise(232);
+        consume(&p, shared, memory, role - 1);
+    }
+#endif
 }
 #endif

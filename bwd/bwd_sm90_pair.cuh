@@ -18,7 +18,8 @@
                [BM][D], P^T, its rest, dS^T and the other CTA's dS^T two stages [BN][BM], lse2
                two stages [BM], delta [BM].
    Turns       FATTN_DETERMINISTIC: pairs wait for those before theirs; each CTA is one of two
-               parts. */
+               parts.
+   Pieces      A cluster has one (bwd_sm90_pieces.h). */
 #include "sm90_tile.h"
 
 enum {
@@ -37,6 +38,7 @@ enum {
     TILE_BYTES = BM * BN * 2,
     COLUMNS = D / 2, /* of dV and dK for a consumer, of dQ for a CTA */
     DQ_COLUMNS = COLUMNS,
+    SLICE = BM * COLUMNS, /* floats */
     PAUSE = 90, /* of warps of dQ */
     V_AT = KEY_BYTES,
     OTHER_K_AT = 2 * KEY_BYTES,
@@ -49,6 +51,7 @@ enum {
     LSE_AT = OTHER_DS_AT + 2 * TILE_BYTES,
     DELTA_AT = LSE_AT + 2 * BM * 4,
     BARRIERS_AT = DELTA_AT + BM * 4,
+    STEPS_AT = BARRIERS_AT + 120, /* of the task: a loop has no register for them */
     SHARED_BYTES = BARRIERS_AT + 128
 };
 static_assert(BN == 64 && BM == 64 && D == 256 && K_WARPS == 16 && K_MASK <= 1,
@@ -77,26 +80,17 @@ DEVICE void accumulate(float x[COLUMNS / 2], uint32_t tile, uint32_t rows, int h
         wgmma_st_n128(x, left + along_columns(e, BN), right + along_rows(e), 1);
 }
 
-/* Two numbers of the input dtype. */
-DEVICE float2 unpack(uint32_t x) {
-#if K_BF16
-    return make_float2(__uint_as_float(x << 16), __uint_as_float(x & 0xffff0000u));
-#else
-    return __half22float2(*(const __half2 *)&x);
-#endif
-}
-
 /* Where this thread stores, or loads, matrices of its warp's 16 keys in a tile [BN][BM]: chunks
    of 8 rows 0 (lanes 0-15) and 1; XOR 32 n: chunks 2n and 2n + 1. */
-DEVICE uint32_t matrices_at(uint32_t tile) {
-    const int warp = (int)threadIdx.x / 32 % 4, lane = (int)threadIdx.x % 32;
+DEVICE uint32_t matrices_at(uint32_t tile, int thread) {
+    const int warp = thread / 32 % 4, lane = thread % 32;
     return tile + (warp * 16 + (lane & 15)) * 128 + (((lane >> 4) ^ (lane & 7)) << 4);
 }
 DEVICE int first_key(const task *t) {
     return t->j0 + (int)threadIdx.x / 32 % 4 * 16 + (int)threadIdx.x % 32 / 4;
 }
-DEVICE const float2 *statistics(const unsigned char *memory, int at) {
-    return (const float2 *)(memory + at) + threadIdx.x % 4;
+DEVICE const float2 *statistics(const unsigned char *memory, int at, int thread) {
+    return (const float2 *)(memory + at) + thread % 4;
 }
 
 /* S to P and on to shared memory, in step n. */
@@ -109,7 +103,7 @@ DEVICE void give_p(float s[BM / 2], const float2 lse2[BM / 2], const fattni_cuda
         mask(s, BM, key < a->Sk ? first : far, key + 8 < a->Sk ? first + 8 : far);
     }
     mbarrier_wait(shared + do_empty(0), n & 1 ^ 1); /* both consumers' dV is done with the last P */
-    const uint32_t to = matrices_at(shared + P_AT);
+    const uint32_t to = matrices_at(shared + P_AT, (int)threadIdx.x);
 #pragma unroll
     for (int i = 0; i < BM / 16; ++i) {
         uint32_t rounded[4], rest[4];
@@ -141,7 +135,7 @@ DEVICE void walk_with_p(const fattni_cuda_args *a, const task *t, uint32_t share
     wgmma_commit();
     wgmma_wait(0);
     PIN(s, BM / 2);
-    give_p(s, statistics(memory, LSE_AT), a, t, &now, 0, shared);
+    give_p(s, statistics(memory, LSE_AT, (int)threadIdx.x), a, t, &now, 0, shared);
     for (int n = 0; n + 1 < t->steps; ++n) {
         const step next = step_of(t, a->group, n + 1);
         uint32_t base = shared; /* descriptors are made anew: kept from above the loop they spill */
@@ -155,7 +149,7 @@ DEVICE void walk_with_p(const fattni_cuda_args *a, const task *t, uint32_t share
         PIN(dv, COLUMNS / 2);
         release(base + do_empty(0));
         mbarrier_wait(base + q_full(next.stage), next.parity);
-        const float2 *const from = statistics(memory, LSE_AT + next.stage * BM * 4);
+        const float2 *const from = statistics(memory, LSE_AT + next.stage * BM * 4, (int)threadIdx.x);
 #pragma unroll /* now, since shared memory is slow beside products */
         for (int i = 0; i < BM / 2; i += 4) lse2[i] = from[i];
         wgmma_fence();
@@ -193,9 +187,9 @@ DEVICE void walk_with_p(const fattni_cuda_args *a, const task *t, uint32_t share
 /* dP, of which one product group (dV) may follow in the queue, and P to dS, here and in the
    other CTA; in step n. On return dV is done, too. */
 DEVICE void give_ds(float dp[BM / 2], int n, int stage, uint32_t shared,
-                    const unsigned char *memory) {
-    const float2 *const delta = statistics(memory, DELTA_AT);
-    const uint32_t from = matrices_at(shared + P_AT),
+                    const unsigned char *memory, int thread) {
+    const float2 *const delta = statistics(memory, DELTA_AT, thread);
+    const uint32_t from = matrices_at(shared + P_AT, thread),
                    to = from + (DS_AT - P_AT) + stage * TILE_BYTES;
     uint32_t ds[BM / 4];
 #pragma unroll
@@ -235,10 +229,11 @@ DEVICE void walk_with_ds(const task *t, uint32_t shared, const unsigned char *me
                          float dk[COLUMNS / 2], float dv[COLUMNS / 2]) {
     float dp[BM / 2];
     mbarrier_wait(shared + V_FULL, 0);
-    for (int n = 0; n < t->steps; ++n) {
+    for (int n = 0; n < *(const volatile int *)(memory + STEPS_AT); ++n) {
         const int stage = n & 1;
         uint32_t base = shared;
-        asm volatile("" : "+r"(base));
+        int thread = (int)threadIdx.x;
+        asm volatile("" : "+r"(base), "+r"(thread));
         mbarrier_wait(base + do_full(0), n & 1);
         wgmma_fence();
         keys_by_rows(dp, base + V_AT, base + DO_AT);
@@ -248,7 +243,7 @@ DEVICE void walk_with_ds(const task *t, uint32_t shared, const unsigned char *me
         wgmma_fence();
         accumulate(dv, base + P_AT, base + DO_AT, 1);
         wgmma_commit();
-        give_ds(dp, n, stage, base, memory);
+        give_ds(dp, n, stage, base, memory, thread);
         PIN(dv, COLUMNS / 2);
         mbarrier_wait(base + q_full(stage), n >> 1 & 1);
         wgmma_fence();
@@ -282,14 +277,19 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
     extern __shared__ __align__(1024) unsigned char memory[];
     const uint32_t shared = shared_address(memory);
     const int role = __shfl_sync(ALL_LANES, (int)threadIdx.x / 128, 0);
-    const task t = task_of(&p);
+    const piece x = piece_of(&p, (int)blockIdx.x / CTAS);
+    if (x.kind == PREPARE) prepare(&p, &x, (int)threadIdx.x, THREADS);
+    if (x.kind == FINISH) finish(&p, &x, (int)threadIdx.x, THREADS);
+    if (x.kind != MULTIPLY) return;
+    const task t = task_of(&p, &x);
+    if (threadIdx.x == 0) *(volatile int *)(memory + STEPS_AT) = t.steps;
     init_pair(shared);
     if (role == 0) {
         registers_lower(24);
         if (threadIdx.x == 0) load_pair(&p, &t, shared);
     } else if (role == 3) {
         registers_lower(104);
-        add_dq(&p.a, &t, shared);
+        add_dq(&p, &t, shared);
     } else {
         registers_raise(192);
         consume(&p, &t, shared, memory, role - 1);

@@ -2,7 +2,7 @@
    keys that walk over the same row blocks. Each loads what it needs itself, and adds half of the
    columns of dQ for the keys of both: dS = [dS here | dS of the other], K likewise. Include
    after the enumerators of bwd_sm90_parts.h and COLUMNS, half of D; OTHER_K_AT, DS_AT,
-   OTHER_DS_AT, TILE_BYTES; DQ_COLUMNS, 64 or 128, which the warpgroup of dQ has registers for;
+   OTHER_DS_AT, TILE_BYTES; SLICE, floats of a row block's accumulator that a CTA adds; DQ_COLUMNS, 64 or 128, which the warpgroup of dQ has registers for;
    and PAUSE, cycles between two reductions of a warp.
 
    dS^T has two stages on both sides. A stage is full with this CTA's part and that which the
@@ -10,7 +10,7 @@
 #ifndef FATTNI_BWD_SM90_PAIR_PARTS_H
 #define FATTNI_BWD_SM90_PAIR_PARTS_H
 
-#include "bwd_sm90_parts.h"
+#include "bwd_sm90_pieces.h"
 #include "ptx/clock.h"
 #include "ptx/cluster.h"
 
@@ -47,6 +47,7 @@ DEVICE void load_pair(const fattni_sm90_args *p, const task *t, uint32_t shared)
     for (int x = 0; x < PANELS / 2; ++x)
         tma_load(shared + OTHER_K_AT + x * BN * 128, &p->k, shared + K_FULL,
                  64 * (PANELS / 2 * cta() + x), other_key, k_head, k_batch);
+    if (!GENERAL && p->progress) await(p, t->section, PREPARED, p->row_pieces * CTAS);
     for (int n = 0; n < t->steps; ++n) {
         const step s = step_of(t, a->group, n);
         const int64_t at = padded_row(a, t, &s);
@@ -95,15 +96,21 @@ DEVICE void dq_product(float x[DQ_COLUMNS / 2], uint32_t ds, uint32_t keys, uint
 
 /* Reductions wait for L2, and while they do other warps' accesses to shared memory stand behind
    them: hence a warpgroup that does nothing else, and pauses. */
-DEVICE void add_dq(const fattni_cuda_args *a, const task *t, uint32_t shared) {
+DEVICE void add_dq(const fattni_sm90_args *p, const task *t, uint32_t shared) {
+    const fattni_cuda_args *const a = &p->a;
     const int leader = threadIdx.x % 128 == 0;
+    if (!GENERAL && p->progress) {
+        if (leader) await(p, t->section, PREPARED, p->row_pieces * CTAS);
+        __syncwarp();
+        named_barrier_sync(TURN, 128);
+    }
     mbarrier_wait(shared + K_FULL, 0);
     for (int n = 0; n < t->steps; ++n) {
         const step s = step_of(t, a->group, n);
         const uint32_t ds = shared + DS_AT + s.stage * TILE_BYTES,
                        empty = shared + ds_empty(s.stage);
         uint32_t keys = shared + cta() * (KEY_BYTES / 2), other_keys = shared + OTHER_K_AT;
-        float *to = a->dq_accumulator + padded_row(a, t, &s) * D + cta() * (BM * COLUMNS) +
+        float *to = accumulator_at(a, t, &s) + cta() * (BM * COLUMNS) +
                     (threadIdx.x & 127) * 4;
         mbarrier_wait(shared + ds_full(s.stage), s.parity);
 #pragma unroll 1
@@ -136,6 +143,10 @@ DEVICE void add_dq(const fattni_cuda_args *a, const task *t, uint32_t shared) {
             named_barrier_sync(TURN, 128);
             if (leader) add_release(turn_counter(a, t, &s), 1);
         }
+    }
+    if (!GENERAL && p->progress) {
+        named_barrier_sync(TURN, 128);
+        if (leader) report_sums(p, t->section);
     }
 }
 

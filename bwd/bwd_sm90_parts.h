@@ -1,7 +1,7 @@
 /* What both Hopper backward bodies share: the work of a CTA, its loads, masking, and the way of
    dK and dV out. Include after the enumerators D, BM, BN, CTAS (that walk over the same rows,
    each with BN keys), PANELS, K_PANEL (columns from one panel of K to the next), CAUSAL,
-   GENERAL, TURNS and the offsets in shared memory. */
+   GENERAL, TURNS and the offsets in shared memory. Named barrier ROWS_DONE is for pieces of rows. */
 #ifndef FATTNI_BWD_SM90_PARTS_H
 #define FATTNI_BWD_SM90_PARTS_H
 
@@ -11,8 +11,9 @@
 
 #define LOG2E 1.4426950408889634f
 
+enum { ROWS_DONE = 7 };
 /* mbarriers */
-enum { K_FULL = BARRIERS_AT, V_FULL = BARRIERS_AT + 8 };
+enum { K_FULL = BARRIERS_AT, V_FULL = BARRIERS_AT + 8, KEYS_EMPTY = BARRIERS_AT + 112 };
 DEVICE uint32_t q_full(int stage) { return BARRIERS_AT + 16 + 8u * stage; }
 DEVICE uint32_t q_empty(int stage) { return BARRIERS_AT + 32 + 8u * stage; }
 DEVICE uint32_t do_full(int stage) { return BARRIERS_AT + 48 + 8u * stage; }
@@ -23,6 +24,7 @@ DEVICE void init_barriers(uint32_t shared) {
     if (threadIdx.x == 0) {
         mbarrier_init(shared + K_FULL, 1);
         mbarrier_init(shared + V_FULL, 1);
+        mbarrier_init(shared + KEYS_EMPTY, 8);
         for (int n = 0; n < 2; ++n) {
             mbarrier_init(shared + q_full(n), 1);
             mbarrier_init(shared + do_full(n), 1);
@@ -33,30 +35,55 @@ DEVICE void init_barriers(uint32_t shared) {
     }
 }
 
-/* What a CTA works on: keys [j0, j0 + BN) of (b, hk), for each head of the group the row blocks
+/* One of the pieces that a call is cut into; sections are those of bwd_sm90_pieces.h. */
+enum { MULTIPLY, PREPARE, FINISH, NOTHING, END };
+enum { RING = FATTNI_RING, LAG = FATTNI_LAG, ROWS_AT_ONCE = D > 128 ? 256 : D > 64 ? 512 : 1024 };
+typedef struct piece {
+    int kind, section, number;
+} piece;
+
+/* A piece that multiplies: keys [j0, j0 + BN) of (b, hk), for each head of the group the row blocks
    that see one of them or of its neighbours' keys. Where CTAs may take turns, all start at the
    last one: so a wait at the start is short. */
 typedef struct task {
     int b, hk, j0, first, row_blocks, steps;
+    int section;
+    int to_head;      /* h + to_head is whose accumulator h has; not GENERAL */
+    int before, keys; /* of this CTA: steps of earlier tasks, which stages count on from, and how many of
+                         these had steps; their last bits */
     sequence s;
 } task;
 
-DEVICE task task_of(const fattni_sm90_args *p) {
+/* What plain masks know of every sequence. */
+DEVICE sequence whole(const fattni_cuda_args *a, int b) {
+    const int diagonal = CAUSAL ? diagonal_of(a, a->Sq, a->Sk) : FATTNI_FAR;
+    const sequence s = {a->Sq, a->Sk, 0, 0, b, diagonal, -FATTNI_FAR, diagonal};
+    return s;
+}
+
+DEVICE task task_of(const fattni_sm90_args *p, const piece *x) {
     const fattni_cuda_args *const a = &p->a;
     /* The first keys have most rows below a diagonal, and add first when they take turns. */
     const int in_sections = CAUSAL || (TURNS && a->turns) || (GENERAL && a->right < FATTNI_FAR);
-    const position at = position_of(p, a->Hkv, (int)blockIdx.x / CTAS, in_sections);
+    const position at = position_of(p, a->Hkv, x->number, in_sections);
     const int j0 = at.block * (CTAS * BN);
     task t = {at.plane / a->Hkv, at.plane % a->Hkv, j0 + (int)blockIdx.x % CTAS * BN, 0, 0, 0};
-    const int diagonal = CAUSAL ? diagonal_of(a, a->Sq, a->Sk) : FATTNI_FAR;
-    const sequence whole = {a->Sq, a->Sk, 0, 0, t.b, diagonal, -FATTNI_FAR, diagonal};
-    t.s = GENERAL ? sequence_of(a, t.b) : whole;
+    const int place = p->progress ? x->section % RING * p->section + at.plane - x->section * p->section
+                                  : at.plane;
+    t.section = x->section;
+    t.to_head = (place - t.hk) * a->group;
+    t.s = GENERAL ? sequence_of(a, t.b) : whole(a, t.b);
     const int keys = min(CTAS * BN, t.s.Sk - j0);
     const int begin = max(0, j0 - t.s.hi), end = GENERAL ? min(j0 + keys - t.s.lo, t.s.Sq) : t.s.Sq;
     t.first = begin / BM;
     if (begin < end && keys > 0) t.row_blocks = (end + BM - 1) / BM - t.first;
     t.steps = t.row_blocks * a->group;
     return t;
+}
+/* Where every CTA has one task. */
+DEVICE task only_task(const fattni_sm90_args *p) {
+    const piece x = {MULTIPLY, 0, (int)blockIdx.x / CTAS};
+    return task_of(p, &x);
 }
 
 /* Step n of the task: row block and query head. */
@@ -66,9 +93,9 @@ typedef struct step {
 } step;
 DEVICE step step_of(const task *t, int group, int n) {
     const int head = t->row_blocks == t->steps ? 0 : n / t->row_blocks;
-    const int so_far = n - t->row_blocks * head;
+    const int so_far = n - t->row_blocks * head, count = t->before + n;
     const int block = t->first + (TURNS ? t->row_blocks - 1 - so_far : so_far);
-    const step s = {t->hk * group + head, block * BM, n & 1, (uint32_t)(n >> 1 & 1)};
+    const step s = {t->hk * group + head, block * BM, count & 1, (uint32_t)(count >> 1 & 1)};
     return s;
 }
 /* Whether some row of the block at i0 does not see some key of the block at j0. */
@@ -82,44 +109,18 @@ DEVICE int64_t padded_row(const fattni_cuda_args *a, const task *t, const step *
     return ((int64_t)t->b * a->Hq + s->h) * a->padded_rows + s->i0;
 }
 
+DEVICE float *accumulator_at(const fattni_cuda_args *a, const task *t, const step *s) {
+    const int64_t row = GENERAL ? padded_row(a, t, s)
+                                : (int64_t)(t->to_head + s->h) * a->padded_rows + s->i0;
+    return a->dq_accumulator + row * D;
+}
+
 /* turns_at, without divisions; a turn is over when two parts were added, whoever they are of. */
 DEVICE int32_t *turn_counter(const fattni_cuda_args *a, const task *t, const step *s) {
     return a->turns + ((int64_t)t->b * a->Hq + s->h) * ((a->Sq + BM - 1) / BM) + s->i0 / BM;
 }
 DEVICE void wait_for_turn(int32_t *counter, const task *t, const step *s) {
     acquire_turn(counter, 2 * turn_of(&t->s, s->i0, t->j0, CTAS * BN));
-}
-
-/* ---- producer warps ---- */
-
-DEVICE void load(const fattni_sm90_args *p, const task *t, uint32_t shared) {
-    const fattni_cuda_args *const a = &p->a;
-    const int key = t->s.k0 + t->j0;
-    mbarrier_expect(shared + K_FULL, KEY_BYTES);
-    for (int x = 0; x < PANELS; ++x)
-        tma_load(shared + x * BN * 128, &p->k, shared + K_FULL, K_PANEL * x, key, t->hk * p->k_step.head,
-                 t->s.batch * p->k_step.batch);
-    for (int n = 0; n < t->steps; ++n) {
-        const step s = step_of(t, a->group, n);
-        const int64_t at = padded_row(a, t, &s);
-        const int row = t->s.q0 + s.i0;
-        const uint32_t q_bar = shared + q_full(s.stage), do_bar = shared + do_full(s.stage);
-        mbarrier_wait(shared + q_empty(s.stage), s.parity ^ 1);
-        mbarrier_expect(q_bar, ROW_BYTES + BM * 4);
-        load_panels(shared + Q_AT + s.stage * ROW_BYTES, &p->q, q_bar, PANELS, BM, row,
-                    s.h * p->q_step.head, t->s.batch * p->q_step.batch);
-        bulk_load(shared + LSE_AT + s.stage * BM * 4, a->lse2 + at, BM * 4, q_bar);
-        if (n == 0) {
-            mbarrier_expect(shared + V_FULL, KEY_BYTES);
-            load_panels(shared + V_AT, &p->v, shared + V_FULL, PANELS, BN, key,
-                        t->hk * p->v_step.head, t->s.batch * p->v_step.batch);
-        }
-        mbarrier_wait(shared + do_empty(s.stage), s.parity ^ 1);
-        mbarrier_expect(do_bar, ROW_BYTES + BM * 4);
-        load_panels(shared + DO_AT + s.stage * ROW_BYTES, &p->d_o, do_bar, PANELS, BM, row,
-                    s.h * p->d_o_step.head, t->s.batch * p->d_o_step.batch);
-        bulk_load(shared + DELTA_AT + s.stage * BM * 4, a->delta + at, BM * 4, do_bar);
-    }
 }
 
 /* ---- consumers ---- */

@@ -29,6 +29,7 @@ enum {
     TILE_BYTES = BM * BN * 2,
     ROWS = BM / 2,
     COLUMNS = D / 2, /* of one consumer */
+    SLICE = BM * COLUMNS,
     DQ_COLUMNS = 64,
     PAUSE = 0,
     V_AT = KEY_BYTES,
@@ -235,7 +236,7 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
     extern __shared__ __align__(1024) unsigned char memory[];
     const uint32_t shared = shared_address(memory);
     const int role = __shfl_sync(ALL_LANES, (int)threadIdx.x / 128, 0);
-    const task t = task_of(&p);
+    const task t = only_task(&p);
     if ((t.j0 & ~BN) >= t.s.Sk) return;
     init_pair(shared);
     if (role == 0) {
@@ -243,7 +244,7 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
         if (threadIdx.x == 0) load_pair(&p, &t, shared);
     } else if (role == 3) {
         registers_lower(72);
-        add_dq(&p.a, &t, shared);
+        add_dq(&p, &t, shared);
     } else {
         registers_raise(208);
         consume(&p, &t, shared, memory, role - 1);

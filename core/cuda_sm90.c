@@ -102,11 +102,13 @@ fattn_status fattni_sm90_args_of(fattn_ctx *ctx, const fattni_problem *p,
         return fattn_ctx_fail(ctx, FATTN_E_UNSUPPORTED, "%s: %lld tiles exceed 2^30", k->name,
                               (long long)tiles);
     out->blocks = (int32_t)blocks;
-    out->tiles = (int32_t)tiles;
+    out->tiles = out->pieces = (int32_t)tiles;
     const int64_t row_bytes = 2 * (p->D + p->Dv);
-    /* Backward: Q and dO of a whole group, and the fp32 accumulator of dQ. */
+    /* Backward: Q and dO of a whole group, and the fp32 accumulator of dQ. But as many pieces that those of
+       two waves of CTAs are sorted, the longest first. */
     int64_t section = forward ? section_of(ctx, p->Sk * row_bytes) * p->group
                               : section_of(ctx, p->group * p->Sq * (row_bytes + 4 * p->D));
+    while (!forward && 2 * section * blocks * k->cluster < 3 * ctx->gpu.sms) section *= 2;
     /* Key blocks of one head that run at once wait for each other's turns: let there be few. */
     if (!forward && (p->flags & FATTN_DETERMINISTIC)) section = fattni_max(section, 16);
     out->section = (int32_t)fattni_min(section, heads * p->B);

@@ -12,6 +12,11 @@ typedef struct fattni_map_step {
     int32_t head, batch;
 } fattni_map_step;
 
+/* Sections whose accumulators of dQ exist at once; how many sections later one is finished; rows that
+   a piece prepares or finishes, a multiple of every row block. */
+enum { FATTNI_RING = 5, FATTNI_LAG = 2 };
+static inline int32_t fattni_rows_at_once(int32_t D) { return D > 128 ? 256 : D > 64 ? 512 : 1024; }
+
 typedef struct fattni_sm90_args {
     CUtensorMap q, k, v, d_o; /* {d, row, head, batch}, boxes of 64 columns */
     fattni_cuda_args a;
@@ -19,6 +24,28 @@ typedef struct fattni_sm90_args {
     int32_t tiles, blocks; /* of the whole call; blocks of one (b, h), a cluster's as one */
     int32_t section; /* so many heads are worked on together: their K and V (Q and dO) stay in L2 */
     fattni_map_step q_step, k_step, v_step, d_o_step;
+    /* Backward, plain masks (bwd/bwd_sm90_pieces.h). next_tile counts its pieces, and progress follows it:
+       counters, 0 at the start, when the kernel also does what bwd_delta.cu and bwd_finish.cu are for;
+       else NULL. */
+    int32_t *progress;
+    int32_t pieces, sections;
+    int32_t row_pieces, row_chunks, row_heads; /* of a section; of a head; heads of one */
 } fattni_sm90_args;
+
+/* Cuts a backward call whose next_tile, section and padded_rows are set into its pieces; `cluster` CTAs
+   share one. progress needs FATTNI_COUNTERS numbers per section. */
+enum { FATTNI_COUNTERS = 3 };
+static inline void fattni_cut(fattni_sm90_args *s, int32_t cluster) {
+    const fattni_cuda_args *const a = &s->a;
+    const int32_t rows = fattni_rows_at_once(a->D_padded), heads = s->section * a->group;
+    s->progress = s->next_tile + 1;
+    s->sections = (a->B * a->Hkv + s->section - 1) / s->section;
+    s->row_chunks = (a->padded_rows + rows - 1) / rows;
+    s->row_heads = s->row_chunks > 1 ? 1 : rows / a->padded_rows;
+    s->row_pieces = s->row_chunks * ((heads + s->row_heads - 1) / s->row_heads);
+    s->row_pieces = (s->row_pieces + cluster - 1) / cluster;
+    s->pieces = (1 + FATTNI_LAG) * s->row_pieces +
+                s->sections * (2 * s->row_pieces + s->section * s->blocks);
+}
 
 #endif

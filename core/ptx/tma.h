@@ -46,4 +46,10 @@ static __device__ __forceinline__ void async_proxy_fence(void) {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
+/* The same for global memory, between CTAs: on the side that wrote before it says so, on the other after it
+   has heard. */
+static __device__ __forceinline__ void async_proxy_fence_global(void) {
+    asm volatile("fence.proxy.async.global;" ::: "memory");
+}
+
 #endif

@@ -14,15 +14,16 @@ typedef struct test_case {
     int alibi, bias, q_pos0, turns;
     int packed, padded;
     int length_q[3], length_k[3];
+    int rows; /* the kernel also prepares rows and finishes dQ, in sections of so many key heads */
 } test_case;
 
 static const float SOFTCAP = 0.8f;
 
 /* Everything a call reads and writes, and what should come out. */
 typedef struct problem {
-    field q, k, v, d_o, dk, dv;
-    std::vector<float> slopes, bias, d_bias, lse2, delta, accumulator;
-    std::vector<int32_t> turns;
+    field q, k, v, o, d_o, dq, dk, dv;
+    std::vector<float> slopes, bias, d_bias, lse, d_lse, lse2, delta, accumulator;
+    std::vector<int32_t> turns, counters;
     lengths of; /* the sequences */
     std::vector<double> want_dq, want_dk, want_dv, want_d_bias;
     fattni_sm90_args args;
@@ -43,7 +44,8 @@ static void set_up(problem *p, const test_case *c) {
         spoil_rows(&p->q, b, end_q), spoil_rows(&p->d_o, b, end_q);
         spoil_rows(&p->k, b, end_k), spoil_rows(&p->v, b, end_k);
     }
-    p->dk = p->k, p->dv = p->v;
+    p->o = p->dq = p->q, p->dk = p->k, p->dv = p->v;
+    for (uint16_t &x : p->dq.x) x = UNTOUCHED;
     for (uint16_t &x : p->dk.x) x = UNTOUCHED;
     for (uint16_t &x : p->dv.x) x = UNTOUCHED;
     for (int h = 0; h < c->Hq; ++h) p->slopes.push_back(0.05f + 0.1f * (float)h);
@@ -62,7 +64,8 @@ static void set_up(problem *p, const test_case *c) {
     a->drop_T = (uint32_t)lroundf(65536 * c->dropout);
     a->keep_scale = 65536.0f / (float)(65536 - a->drop_T);
     a->seed = 99, a->rng_heads = (uint32_t)c->Hq;
-    a->dk = view_of(&p->dk), a->dv = view_of(&p->dv);
+    a->o = view_of(&p->o), a->d_o = view_of(&p->d_o);
+    a->dq = view_of(&p->dq), a->dk = view_of(&p->dk), a->dv = view_of(&p->dv);
     const fattni_line slopes = {p->slopes.data(), 1};
     if (c->alibi) a->alibi = slopes;
     give_lengths(a, &p->of, c->packed, c->padded);
@@ -84,7 +87,18 @@ static void set_up(problem *p, const test_case *c) {
     p->args.q_step = p->args.k_step = p->args.v_step = p->args.d_o_step = step;
     p->args.blocks = (c->Sk + CTAS * K_BN - 1) / (CTAS * K_BN);
     p->args.tiles = p->args.blocks * c->Hkv * c->B;
-    p->args.section = 2;
+    p->args.section = c->rows ? c->rows : 2;
+    p->args.pieces = p->args.tiles;
+    p->counters.assign((size_t)(1 + FATTNI_COUNTERS * c->B * c->Hkv), 0);
+    p->args.next_tile = p->counters.data();
+    p->lse.assign((size_t)(c->B * c->Hq * c->Sq), -INFINITY), p->d_lse.resize(p->lse.size());
+    const fattni_view lse = {p->lse.data(), (int64_t)c->Hq * c->Sq, c->Sq, 1, 1};
+    if (c->rows) {
+        for (float &x : p->d_lse) x = normal();
+        a->lse = a->d_lse = lse, a->d_lse.p = p->d_lse.data();
+        fattni_cut(&p->args, CTAS);
+        p->turns.assign(p->turns.size(), 1);
+    }
     p->want_dq.resize(p->q.x.size()), p->want_dk.resize(p->k.x.size()),
         p->want_dv.resize(p->v.x.size());
     p->want_d_bias.resize(p->bias.size());
@@ -119,9 +133,21 @@ static void expect_row(problem *p, const sequence *s, int b, int h, int i) {
     if (sum == 0) return;
     const double L = log(sum);
     for (int j = begin; j < end; ++j) delta += exp(score[j] - L) * dp[j];
-    const int64_t at = row_base(a, s, b, h) + i;
-    p->lse2[at] = (float)(L / log(2.0));
-    p->delta[at] = (float)delta;
+    if (p->args.progress) {
+        const size_t at = (size_t)((b * a->Hq + h) * a->Sq + i);
+        for (int d = 0; d < D; ++d) {
+            double o = 0;
+            for (int j = begin; j < end; ++j)
+                o += exp(score[j] - L) * p->v.get(s->batch, hk, s->k0 + j, d);
+            p->o.x[p->o.at(b, h, i, d)] = half_of(pack_bf16((float)o, 0), 0);
+        }
+        p->lse[at] = (float)L;
+        delta -= p->d_lse[at];
+    } else {
+        const int64_t at = row_base(a, s, b, h) + i;
+        p->lse2[at] = (float)(L / log(2.0));
+        p->delta[at] = (float)delta;
+    }
     for (int j = begin; j < end; ++j) {
         const double P = exp(score[j] - L), G = P * (dp[j] - delta), dX = G * slope[j];
         if (a->bias.p) p->want_d_bias[((size_t)h * a->Sq + i) * a->Sk + j] += G;
@@ -135,7 +161,7 @@ static void expect_row(problem *p, const sequence *s, int b, int h, int i) {
         }
     }
 }
-/* As bwd_delta.cu leaves the workspace: rows beyond the end have L = inf, delta = 0. */
+/* As bwd_delta.cu leaves the workspace: rows beyond the end have L = inf, delta = 0. Or as it was. */
 static void expect(problem *p) {
     const fattni_cuda_args *const a = &p->args.a;
     for (int b = 0; b < a->B; ++b) {
@@ -143,8 +169,8 @@ static void expect(problem *p) {
         for (int h = 0; h < a->Hq; ++h)
             for (int i = 0; i < (s.Sq + K_BM - 1) / K_BM * K_BM; ++i) {
                 const int64_t at = row_base(a, &s, b, h) + i;
-                p->lse2[at] = INFINITY, p->delta[at] = 0;
-                for (int d = 0; d < K_D; ++d) p->accumulator[at * K_D + d] = 0;
+                for (int d = 0; d < K_D && !p->args.progress; ++d)
+                    p->lse2[at] = INFINITY, p->delta[at] = 0, p->accumulator[at * K_D + d] = 0;
                 if (i < s.Sq) expect_row(p, &s, b, h, i);
             }
     }
@@ -169,7 +195,9 @@ static int check(const test_case *c) {
     set_up(&p, c);
     expect(&p);
     args_of_run = &p.args;
-    for (int n = 0; n < p.args.tiles; ++n)
+    if (K_MASK < 2 && CTAS == 1) /* two CTAs share the pieces */
+        machine_run(0, 2, 32 * K_WARPS, 0, run_kernel);
+    for (int n = 0; n < p.args.pieces && !(K_MASK < 2 && CTAS == 1); ++n)
         machine_run(n * CTAS, CTAS, 32 * K_WARPS, (unsigned)n, run_kernel);
     const fattni_cuda_args *const a = &p.args.a;
     error dq = {0, 0}, dk = {0, 0}, dv = {0, 0}, d_bias = {0, 0};
@@ -177,9 +205,11 @@ static int check(const test_case *c) {
         const sequence s = sequence_of(a, b);
         for (int h = 0; h < c->Hq; ++h)
             for (int i = 0; i < s.Sq; ++i)
-                for (int d = 0; d < c->D; ++d)
-                    add(&dq, accumulated(&p, row_base(a, &s, b, h), i, d),
-                        p.want_dq[p.q.at(s.batch, h, s.q0 + i, d)]);
+                for (int d = 0; d < c->D; ++d) {
+                    const size_t at = p.q.at(s.batch, h, s.q0 + i, d);
+                    if (c->rows) add(&dq, value_of(p.dq.x[at]), a->scale * p.want_dq[at]);
+                    else add(&dq, accumulated(&p, row_base(a, &s, b, h), i, d), p.want_dq[at]);
+                }
         for (int h = 0; h < c->Hkv; ++h)
             for (int j = 0; j < s.Sk; ++j)
                 for (int d = 0; d < c->D; ++d) {
@@ -206,9 +236,16 @@ static const test_case cases[] = {
 #if K_MASK == 0
     {"full", 1, 2, 1, 150, 200, K_D, 0, -1, -1},
     {"full, short rows, turns", 1, 1, 1, 70, 280, K_D - 8, 0, -1, -1, 0, 0, 0, 0, 1},
+    {"full, with rows", 1, 4, 2, 150, 140, K_D, 0, -1, -1, 0, 0, 0, 0, 0, 0, 0, {}, {}, 1},
+#if K_D <= 128 /* CTAs that share pieces */
+    {"full, one section", 1, 1, 1, 150, 300, K_D, 0, -1, -1, 0, 0, 0, 0, 0, 0, 0, {}, {}, 2},
+#endif
+    {"full, many heads", 6, 1, 1, 70, 50, K_D - 8, 0, -1, -1, 0, 0, 0, 0, 0, 0, 0, {}, {}, 1},
 #elif K_MASK == 1
     {"causal", 1, 2, 1, 200, 150, K_D, 1, -1, -1},
     {"causal, short rows, turns", 2, 1, 1, 150, 280, K_D - 8, 1, -1, -1, 0, 0, 0, 0, 1},
+    {"causal, with rows", 1, 6, 3, 150, 140, K_D, 1, -1, -1, 0, 0, 0, 0, 0, 0, 0, {}, {}, 2},
+    {"causal, with rows, turns", 2, 1, 1, 100, 280, K_D - 8, 1, -1, -1, 0, 0, 0, 0, 1, 0, 0, {}, {}, 1},
 #else
     {"no feature", 1, 2, 1, 150, 200, K_D, 0, -1, -1},
     {"window", 1, 1, 1, 200, 170, K_D, 0, 50, 21},

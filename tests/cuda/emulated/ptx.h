@@ -165,6 +165,7 @@ static inline void bulk_commit(void) {}
 static inline void bulk_wait_read(void) {}
 static inline void bulk_wait(void) {}
 static inline void async_proxy_fence(void) {}
+static inline void async_proxy_fence_global(void) {}
 
 /* ---- shared, stmatrix ---- */
 
