@@ -20,10 +20,12 @@
    Rounding    P to the input dtype before P V, unscaled; everything else fp32.
    Variants    full and causal know no other feature; banded has windows, lengths, sink and merge, general
                also softcap, ALiBi, bias and dropout, as uniform branches.
+   ALiBi       S is accumulated upon it; beside a softcap or a bias it is added to S.
+   Softcap     of small scores: a polynomial whose last product is the exponent's, too; else, and beside other
+               terms, general_scores.
 
    Instances: fwd_kernels.def. Macros in: K_NAME, K_BF16, K_D, K_MASK, K_BM, K_BN, K_WARPS. */
 #define HAS_BIAS (K_D <= 128)
-#include "fragment_general.h"
 #include "sm90_tile.h"
 
 enum {
@@ -39,8 +41,9 @@ enum {
 static_assert(BM == 64 * GROUPS && BN % 16 == 0 && D % 16 == 0, "tile shape");
 static_assert(KV_BYTES % 1024 == 0 && SHARED_BYTES <= 227 * 1024, "shared memory");
 
-#define LOG2E 1.4426950408889634f
 #define LN2 0.6931471805599453f
+
+#include "fwd_sm90_general.h"
 
 /* Barriers; x counts tiles or key blocks. */
 DEVICE uint32_t q_full(int slot) { return BARRIERS_AT + 8u * slot; }
@@ -178,6 +181,11 @@ DEVICE void produce(const fattni_sm90_args *p, uint32_t shared, unsigned char *m
 DEVICE void release(uint32_t bar) {
     if (threadIdx.x % 32 == 0) mbarrier_arrive(bar);
 }
+/* For the end of a loop: mbarrier_arrive_if says why. */
+DEVICE void release_if(uint32_t bar, int condition) {
+    if (BANDS) mbarrier_arrive_if(bar, condition && threadIdx.x % 32 == 0);
+    else if (condition) release(bar);
+}
 
 /* The two rows of a thread: the maximum so far, in units of log2, rounded once, so that P and L refer to
    the same number; the sum of this thread's P; what O is to be multiplied by, and whether any row of the
@@ -187,11 +195,11 @@ typedef struct rows {
     int rose;
 } rows;
 
-/* S = Q K^T, 64 x BN. */
-DEVICE void scores(float s[BN / 2], uint64_t q, uint64_t k) {
+/* S (+)= Q K^T, 64 x BN. */
+DEVICE void scores(float s[BN / 2], uint64_t q, uint64_t k, int add) {
 #pragma unroll
     for (int e = 0; e < D / 16; ++e)
-        PASTE(wgmma_ss_n, K_BN)(s, q + along_columns(e, BM), k + along_columns(e, BN), e > 0);
+        PASTE(wgmma_ss_n, K_BN)(s, q + along_columns(e, BM), k + along_columns(e, BN), e > 0 ? 1 : add);
 }
 /* O (+)= P V. */
 DEVICE void accumulate(float o[D / 2], const uint32_t p[BN / 4], uint64_t v, int add) {
@@ -232,48 +240,30 @@ DEVICE float positive_maximum(const float s[BN / 2], int e) {
                                     __float_as_int(s[n / 2 * 4 + 2 * e + 1]));
     return __int_as_float(max(x[3], __vimax3_s32(x[0], x[1], x[2])));
 }
+/* Of both rows. */
+DEVICE float largest(const float s[BN / 2]) { return fmaxf(positive_maximum(s, 0), positive_maximum(s, 1)); }
+
+/* PLAIN: maxima so far are at least the bases. CAREFUL: rows may have no keys. CAPPED: PLAIN with a cap. */
+enum manner { PLAIN, CAREFUL, CAPPED };
 
 /* Row e of the scores, `lane` the largest of this thread, becomes P. */
-DEVICE void softmax_row(float s[BN / 2], rows *r, float lane, float unit, int e, int careful) {
-    const float top = fmaxf(r->top[e], __fmul_rn(quad_max(lane), unit));
-    const float base = careful && top == -INFINITY ? 0.0f : top;
+DEVICE void softmax_row(float s[BN / 2], rows *r, float lane, const measure *m, int e, enum manner how) {
+    float high = quad_max(GENERAL && how != CAPPED ? fmaf(lane, m->unit, m->base[e]) : lane);
+    if (how == CAPPED) high = __fmul_rn(high, slope_at(high, m));
+    else if (!GENERAL) high = __fmul_rn(high, m->unit);
+    const float top = fmaxf(r->top[e], high);
+    const float zero = how == CAREFUL && top == -INFINITY ? 0.0f : top;
+    const float base = GENERAL ? m->base[e] - zero : -zero;
     float sum[2] = {0.0f, 0.0f};
-    r->alpha[e] = exp2_approx(r->top[e] - base);
+    r->alpha[e] = exp2_approx(r->top[e] - zero);
     r->top[e] = top;
 #pragma unroll
     for (int n = 0; n < BN / 4; ++n) {
         float *const x = s + n / 2 * 4 + 2 * e + n % 2;
-        *x = exp2_approx(fmaf(*x, unit, -base));
+        *x = exp2_approx(fmaf(*x, how == CAPPED ? slope_at(*x, m) : m->unit, base));
         sum[n % 2] += *x;
     }
     r->l[e] = fmaf(r->l[e], r->alpha[e], sum[0] + sum[1]);
-}
-
-/* Where a thread's part of a block begins in dropout's numbers; a tile lies at multiples of 16 in the whole
-   sequence (fattni_sm90_fits), so a Philox block is what the thread has of 16 columns. */
-typedef struct dropout {
-    uint64_t seed;
-    fattni_block at;
-    uint32_t T;
-} dropout;
-DEVICE dropout dropout_of(const fattni_cuda_args *a, const tile *t, int row, int column) {
-    const dropout_plane plane = dropout_plane_of(a, t->b, t->h);
-    dropout d = {plane.seed,
-                 fattni_dropout_counter(0, 0, 0, (int64_t)a->q_pos0 + row, (int64_t)a->k_pos0 + column),
-                 a->drop_T};
-    d.at.w[2] = plane.w2, d.at.w[3] = plane.w3;
-    return d;
-}
-/* P of dropped elements becomes 0; the sums have it. */
-DEVICE void drop(uint32_t p[BN / 4], dropout d) {
-#pragma unroll
-    for (int n = 0; n < BN / 16; ++n, d.at.w[0] += 4) {
-        const fattni_block r = fattni_philox(d.seed, d.at);
-#pragma unroll
-        for (int e = 0; e < 4; ++e)
-            p[4 * n + e] &= ((r.w[e] & 0xffffu) >= d.T ? 0x0000ffffu : 0) |
-                            (r.w[e] >> 16 >= d.T ? 0xffff0000u : 0);
-    }
 }
 
 /* What the middle of a softmax waits for, the next K, and frees, the last V. */
@@ -281,24 +271,29 @@ typedef struct meanwhile {
     uint32_t k_full, k_parity, v_empty;
     int await_k, free_v;
 } meanwhile;
-/* A block's softmax: S becomes P, rounded. The first row's exponentials run beside P V of the block before and
-   hide the second row's maximum; then O is there. K is waited for here and not where it is needed because a
-   branch keeps the compiler from moving the wait for O up. */
-DEVICE void softmax(uint32_t p[BN / 4], float s[BN / 2], float o[D / 2], rows *r, float unit, int careful,
-                    meanwhile due, const dropout *dropping) {
+/* A block's softmax: S becomes P, rounded. The first row's exponentials run beside P V of the block before
+   and hide the second row's maximum; then O is there. K is waited for here and not where it is needed because
+   a branch keeps the compiler from moving the wait for O up. */
+DEVICE void softmax(uint32_t p[BN / 4], float s[BN / 2], float o[D / 2], rows *r, const measure *m,
+                    enum manner how, meanwhile due, const dropout *dropping) {
     const int k_came = mbarrier_test(due.k_full, due.k_parity);
-    const float lane[2] = {careful ? maximum(s, 0) : positive_maximum(s, 0),
-                           careful ? maximum(s, 1) : positive_maximum(s, 1)};
-    softmax_row(s, r, lane[0], unit, 0, careful);
+    const float lane[2] = {how == CAREFUL ? maximum(s, 0) : positive_maximum(s, 0),
+                           how == CAREFUL ? maximum(s, 1) : positive_maximum(s, 1)};
+    softmax_row(s, r, lane[0], m, 0, how);
     if (due.await_k && !k_came) mbarrier_wait(due.k_full, due.k_parity);
     wgmma_wait(0);
     PIN(o, D / 2);
     if (due.free_v) release(due.v_empty);
-    softmax_row(s, r, lane[1], unit, 1, careful);
+    softmax_row(s, r, lane[1], m, 1, how);
     r->rose = __any_sync(ALL_LANES, r->alpha[0] != 1.0f || r->alpha[1] != 1.0f);
 #pragma unroll
     for (int i = 0; i < BN / 4; ++i) p[i] = pack(s[2 * i], s[2 * i + 1]);
     if (dropping) drop(p, *dropping); /* here, among the exponentials */
+}
+/* Whether a maximum of this warp is below its row's base: then PLAIN, which finds positive products' maxima
+   only, may miss a higher one. */
+DEVICE int any_below(const rows *r, const float base[2]) {
+    return __any_sync(ALL_LANES, !(r->top[0] >= base[0] && r->top[1] >= base[1]));
 }
 /* O at the new maximum. */
 DEVICE void rescale(float o[D / 2], const rows *r) {
@@ -367,13 +362,21 @@ DEVICE span plain_blocks(const fattni_cuda_args *a, const volatile int4 *from, c
     return x;
 }
 
+DEVICE ramp tile_ramp(const fattni_cuda_args *a, const volatile int4 *from, const tile *t, int group) {
+    const ramp none = {0.0f, 0};
+    return GENERAL ? ramp_of(a, t->h, read_sequence(a, from, t->b).diagonal, t->i0 + group * 64) : none;
+}
+
 DEVICE void consume(const fattni_sm90_args *p, uint32_t shared, unsigned char *memory, int group) {
     const fattni_cuda_args *const a = &p->a;
     const int warp = (int)threadIdx.x / 32 % 4, lane = (int)threadIdx.x % 32;
     const int row0 = group * 64 + warp * 16 + lane / 4, column0 = lane % 4 * 2;
+    const int mine = row0 - group * 64 - column0;
     const int turn = 1 + group, next_turn = 1 + (group + 1) % GROUPS;
-    const int terms = GENERAL && has_terms(a);
-    const float unit = terms ? LOG2E : a->scale * LOG2E;
+    const int terms = GENERAL && (a->softcap > 0 || a->bias.p), alibi = GENERAL && a->alibi.p && !terms;
+    const int fast = !GENERAL || !(a->bias.p || a->drop_T || (a->alibi.p && terms)), capped = fast && terms;
+    const float inner = capped ? __fdividef(a->scale, a->softcap) : 0.0f;
+    measure line = {terms ? LOG2E : a->scale * LOG2E, {0.0f, 0.0f}, 0.0f, 0.0f};
     const uint64_t q_rows = operand(shared + group * 8192, 0), k_keys = operand(shared + K_AT, 0),
                    v_keys = operand(shared + V_AT, BN * 128);
     float s[BN / 2], o[D / 2];
@@ -386,9 +389,11 @@ DEVICE void consume(const fattni_sm90_args *p, uint32_t shared, unsigned char *m
     mbarrier_wait(shared + q_full(0), 0);
     tile t = read_tile(tile_slot(memory, 0));
     if (t.blocks == 0) return;
+    ramp slant = tile_ramp(a, tile_slot(memory, 0), &t, group);
+    if (alibi) begin_scores(s, slant.slope, slant.corner - (t.first + t.blocks - 1) * BN, mine);
     mbarrier_wait(shared + k_full(0), 0);
     wgmma_fence();
-    scores(s, q_rows, k_keys);
+    scores(s, q_rows, k_keys, alibi);
     wgmma_commit();
     wgmma_wait(0);
     PIN(s, BN / 2);
@@ -398,40 +403,49 @@ DEVICE void consume(const fattni_sm90_args *p, uint32_t shared, unsigned char *m
         const int slot = n % Q_SLOTS, row = t.i0 + row0, rightmost = t.first + t.blocks - 1;
         const span plain = plain_blocks(a, tile_slot(memory, n), &t, group);
         rows r = {{-INFINITY, -INFINITY}, {0.0f, 0.0f}, {0.0f, 0.0f}, 0};
-        int plain_end = 0; /* while a maximum of this warp is negative, no block is plain */
+        int plain_end = 0; /* while a maximum of this warp is below its base, no block is plain */
         if (t.blocks == 1) release(shared + q_empty(slot));
 
         /* S of block j is there, P V of the one to the right of it under way. */
         for (int j = rightmost;; --j) {
             const meanwhile due = {shared + k_full(x + 1), stage_parity(x + 1), shared + v_empty(x - 1),
                                    j > t.first, j < rightmost};
-            if (terms) {
-                const sequence now = read_sequence(a, tile_slot(memory, n), t.b);
-                general_scores((float(*)[4])s, 0, BN / 8, 0, a, &now, slope_of(a, t.h), t.b, t.h, row,
-                               j * BN + column0);
+            if (alibi) {
+                find_base(&line, slant.slope, slant.corner - j * BN, mine);
+                plain_end = any_below(&r, line.base) ? 0 : plain.end;
             }
-            if (!GENERAL && j < plain_end && (!BANDS || j >= plain.begin)) {
-                softmax(pr, s, o, &r, unit, 0, due, 0);
+            const int clear = fast && j < plain_end && (!BANDS || j >= plain.begin);
+            if (clear && !capped) {
+                softmax(pr, s, o, &r, &line, PLAIN, due, 0);
+            } else if (clear && all_within(s, largest(s), inner, CAP_LIMIT)) {
+                const measure curve = capped_measure(a, inner);
+                softmax(pr, s, o, &r, &curve, CAPPED, due, 0);
             } else {
+                const int column = j * BN + column0;
+                if (terms) {
+                    const sequence now = read_sequence(a, tile_slot(memory, n), t.b);
+                    general_scores((float(*)[4])s, 0, BN / 8, 0, a, &now, slope_of(a, t.h), t.b, t.h, row,
+                                   column);
+                }
                 if (j >= plain.end || (BANDS && j < plain.begin)) {
                     const sequence now = read_sequence(a, tile_slot(memory, n), t.b);
-                    const int column = j * BN + column0;
                     mask(s, row + now.lo - column, row + now.hi - column, now.Sk - 1 - column);
                 }
                 if (GENERAL && a->drop_T) {
-                    const dropout dropping = dropout_of(a, &t, row, j * BN + column0);
-                    softmax(pr, s, o, &r, unit, 1, due, &dropping);
+                    const dropout dropping = dropout_of(a, t.b, t.h, row, column);
+                    softmax(pr, s, o, &r, &line, CAREFUL, due, &dropping);
                 } else {
-                    softmax(pr, s, o, &r, unit, 1, due, 0);
+                    softmax(pr, s, o, &r, &line, CAREFUL, due, 0);
                 }
-                plain_end = __any_sync(ALL_LANES, !(r.top[0] >= 0.0f && r.top[1] >= 0.0f)) ? 0 : plain.end;
+                plain_end = any_below(&r, line.base) ? 0 : plain.end;
             }
             if (j == t.first) break;
 
             ++x;
+            if (alibi) begin_scores(s, slant.slope, slant.corner - (j - 1) * BN, mine);
             named_barrier_sync(turn, 256);
             wgmma_fence();
-            scores(s, q_rows + slot * (Q_BYTES >> 4), k_keys + (x & 1) * (KV_BYTES >> 4));
+            scores(s, q_rows + slot * (Q_BYTES >> 4), k_keys + (x & 1) * (KV_BYTES >> 4), alibi);
             wgmma_commit();
             mbarrier_wait(shared + v_full(x - 1), stage_parity(x - 1));
             rescale(o, &r); /* beside S */
@@ -444,7 +458,7 @@ DEVICE void consume(const fattni_sm90_args *p, uint32_t shared, unsigned char *m
             wgmma_wait(1);
             PIN(s, BN / 2);
             release(shared + k_empty(x));
-            if (j - 1 == t.first) release(shared + q_empty(slot));
+            release_if(shared + q_empty(slot), j - 1 == t.first);
         }
 
         /* The tile's last P V, and the next one's first S. */
@@ -454,11 +468,13 @@ DEVICE void consume(const fattni_sm90_args *p, uint32_t shared, unsigned char *m
         const sequence its = read_sequence(a, tile_slot(memory, n), t.b);
         mbarrier_wait(shared + q_full(next_slot), slot_parity(n + 1));
         t = read_tile(tile_slot(memory, n + 1));
+        slant = tile_ramp(a, tile_slot(memory, n + 1), &t, group);
+        if (alibi) begin_scores(s, slant.slope, slant.corner - (t.first + t.blocks - 1) * BN, mine);
         if (t.blocks) mbarrier_wait(shared + k_full(x), stage_parity(x));
         named_barrier_sync(turn, 256);
         wgmma_fence();
         /* Garbage, which nobody reads, after the last tile. */
-        scores(s, q_rows + next_slot * (Q_BYTES >> 4), k_keys + (x & 1) * (KV_BYTES >> 4));
+        scores(s, q_rows + next_slot * (Q_BYTES >> 4), k_keys + (x & 1) * (KV_BYTES >> 4), alibi);
         wgmma_commit();
         mbarrier_wait(shared + v_full(x - 1), stage_parity(x - 1));
         rescale(o, &r);

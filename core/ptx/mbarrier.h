@@ -26,6 +26,15 @@ static __device__ __forceinline__ void mbarrier_arrive(uint32_t bar) {
     random_delay();
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory");
 }
+/* Arrives where `condition` is not 0, without a branch: behind one that lanes take differently, at the end of a
+   loop, the compiler no longer knows that the warp is together. */
+static __device__ __forceinline__ void mbarrier_arrive_if(uint32_t bar, int condition) {
+    random_delay();
+    asm volatile("{.reg .pred p;\n"
+                 "setp.ne.s32 p, %1, 0;\n"
+                 "@p mbarrier.arrive.shared::cta.b64 _, [%0];}" ::"r"(bar), "r"(condition)
+                 : "memory");
+}
 /* Arrives, and the phase also waits for `bytes` from bulk copies. */
 static __device__ __forceinline__ void mbarrier_expect(uint32_t bar, int bytes) {
     random_delay();

@@ -13,8 +13,9 @@ typedef struct test_case {
     int alibi, bias, sink, merge, q_pos0;
     int packed, padded;
     int length_q[3], length_k[3];
-    float q_factor; /* large scores rise by more than the fast way takes */
+    float q_factor; /* of all scores */
     int top_left, half_o;
+    int opposite; /* q positive and every fifth key negative: low scores without high ones */
 } test_case;
 
 static const float UNWRITTEN = 1232.0f;
@@ -42,13 +43,18 @@ static void set_up(problem *p, const test_case *c) {
     p->v = random_field(batches, c->Hkv, rows_k, c->Dv);
     for (uint16_t &x : p->q.x)
         if (c->q_factor > 0) x = half_of(pack_bf16(c->q_factor * value_of(x), 0), 0);
+    for (uint16_t &x : p->q.x)
+        if (c->opposite) x &= 0x7fff;
+    for (size_t n = 0; n < p->k.x.size(); ++n)
+        if (c->opposite && n / (size_t)c->D % 5 == 2)
+            p->k.x[n] = half_of(pack_bf16(-3 * fabsf(value_of(p->k.x[n])), 0), 0);
     for (int b = 0; b < batches && (c->packed || c->padded); ++b) {
         spoil_rows(&p->q, b, c->packed ? p->of.cu_q.back() : c->length_q[b]);
         const int end_k = c->packed ? p->of.cu_k.back() : c->length_k[b];
         spoil_rows(&p->k, b, end_k), spoil_rows(&p->v, b, end_k);
     }
     for (int h = 0; h < c->Hq; ++h) {
-        p->slopes.push_back(0.05f + 0.1f * (float)h);
+        p->slopes.push_back(h < 2 ? 0.05f + 0.7f * (float)h : -0.01f);
         p->sinks.push_back(3.0f - 2.0f * (float)h);
     }
     for (int n = 0; n < (c->bias ? c->Hq * c->Sq * c->Sk : 0); ++n) p->bias.push_back(normal());
@@ -193,9 +199,20 @@ static const test_case cases[] = {
      .length_q = {50, 300}, .length_k = {250, 71}},
 #if K_MASK == 2
     {CASE("softcap", 1, 1, 1, 200, 300, K_D, K_D, 1, -1, -1), .softcap = 5},
+    {CASE("wide softcap", 1, 2, 1, 330, 500, K_D, K_D, 1, -1, -1), .softcap = 30},
+    {CASE("wide softcap, window, large scores", 1, 1, 1, 300, 500, K_D, K_D, 0, 200, 150), .softcap = 50,
+     .q_factor = 2.5f},
+    {CASE("low scores, softcap", 1, 1, 1, 130, 500, K_D, K_D, 0, -1, -1), .softcap = 10, .q_factor = 0.5f,
+     .opposite = 1},
     {CASE("hard softcap", 1, 1, 1, 200, 300, K_D, K_D, 0, -1, -1), .softcap = 0.8f},
     {CASE("alibi", 1, 2, 2, 330, 329, K_D, K_D, 0, -1, -1), .alibi = 1},
     {CASE("alibi, causal", 1, 2, 2, 330, 529, K_D, K_D, 1, -1, -1), .alibi = 1},
+    {CASE("alibi, window, packed", 3, 3, 1, 300, 600, K_D, K_D, 0, 250, 200), .alibi = 1, .packed = 1,
+     .length_q = {300, 0, 133}, .length_k = {471, 4, 600}},
+    {CASE("alibi, top left, positions", 1, 1, 1, 200, 600, K_D, K_D, 0, -1, -1), .alibi = 1, .q_pos0 = 250,
+     .top_left = 1},
+    {CASE("alibi, far to the right", 1, 1, 1, 130, 700, K_D, K_D, 0, -1, -1), .alibi = 1, .top_left = 1},
+    {CASE("alibi, dropout", 1, 2, 1, 200, 300, K_D, K_D, 0, -1, -1), .dropout = 0.3f, .alibi = 1},
 #if HAS_BIAS
     {CASE("bias", 1, 2, 1, 170, 240, K_D, K_D, 1, -1, -1), .bias = 1},
 #endif

@@ -77,6 +77,10 @@ static inline float __int_as_float(int bits) {
 }
 static inline float __uint_as_float(uint32_t bits) { return __int_as_float((int)bits); }
 static inline int __vimax3_s32(int a, int b, int c) { return max(max(a, b), c); }
+static inline uint32_t __vimax3_u32(uint32_t a, uint32_t b, uint32_t c) {
+    const uint32_t d = a > b ? a : b;
+    return d > c ? d : c;
+}
 static inline float __fmul_rn(float a, float b) { return a * b; }
 static inline void __syncthreads(void) { machine_meet(0, machine_threads()); }
 static inline void __syncwarp(void) { machine_meet_warp(); }

@@ -92,6 +92,9 @@ static inline void mbarrier_expect(uint32_t bar, int bytes) {
     mbarrier_arrive_at(mbarrier_at(bar), bytes);
 }
 static inline void mbarrier_arrive(uint32_t bar) { mbarrier_expect(bar, 0); }
+static inline void mbarrier_arrive_if(uint32_t bar, int condition) {
+    if (condition) mbarrier_arrive(bar);
+}
 static inline int mbarrier_test(uint32_t bar, uint32_t parity) { return mbarrier_at(bar)->phase != (int)parity; }
 static inline void mbarrier_wait(uint32_t bar, uint32_t parity) {
     while (mbarrier_at(bar)->phase == (int)parity) machine_yield();
