@@ -115,24 +115,12 @@ DEVICE void load_keys(const fattni_sm90_args *p, const task *t, uint32_t shared)
 }
 
 DEVICE void load(const fattni_sm90_args *p, const task *t, uint32_t shared) {
-    const fattni_cuda_args *const a = &p->a;
     if (p->progress) await(p, t->section, PREPARED, p->row_pieces);
     for (int n = 0; n < t->steps; ++n) {
-        const step s = step_of(t, a->group, n);
-        const int64_t at = padded_row(a, t, &s);
-        const int row = t->s.q0 + s.i0;
-        const uint32_t q_bar = shared + q_full(s.stage), do_bar = shared + do_full(s.stage);
-        mbarrier_wait(shared + q_empty(s.stage), s.parity ^ 1);
-        mbarrier_expect(q_bar, ROW_BYTES + BM * 4);
-        load_panels(shared + Q_AT + s.stage * ROW_BYTES, &p->q, q_bar, PANELS, BM, row,
-                    s.h * p->q_step.head, t->s.batch * p->q_step.batch);
-        bulk_load(shared + LSE_AT + s.stage * BM * 4, a->lse2 + at, BM * 4, q_bar);
+        const step s = step_of(t, p->a.group, n);
+        load_q(p, t, &s, shared);
         if (n == 0) load_keys(p, t, shared);
-        mbarrier_wait(shared + do_empty(s.stage), s.parity ^ 1);
-        mbarrier_expect(do_bar, ROW_BYTES + BM * 4);
-        load_panels(shared + DO_AT + s.stage * ROW_BYTES, &p->d_o, do_bar, PANELS, BM, row,
-                    s.h * p->d_o_step.head, t->s.batch * p->d_o_step.batch);
-        bulk_load(shared + DELTA_AT + s.stage * BM * 4, a->delta + at, BM * 4, do_bar);
+        load_d_o(p, t, &s, s.stage, s.parity, shared);
     }
 }
 

@@ -37,9 +37,7 @@ DEVICE void init_pair(uint32_t shared) {
 
 /* ---- the producer ---- */
 
-/* dO has one stage, unlike in `load` for narrow heads. */
 DEVICE void load_pair(const fattni_sm90_args *p, const task *t, uint32_t shared) {
-    const fattni_cuda_args *const a = &p->a;
     const int key = t->s.k0 + t->j0, other_key = t->s.k0 + (t->j0 ^ BN);
     const int k_head = t->hk * p->k_step.head, k_batch = t->s.batch * p->k_step.batch;
     mbarrier_expect(shared + K_FULL, KEY_BYTES + KEY_BYTES / 2);
@@ -49,25 +47,14 @@ DEVICE void load_pair(const fattni_sm90_args *p, const task *t, uint32_t shared)
                  64 * (PANELS / 2 * cta() + x), other_key, k_head, k_batch);
     if (!GENERAL && p->progress) await(p, t->section, PREPARED, p->row_pieces * CTAS);
     for (int n = 0; n < t->steps; ++n) {
-        const step s = step_of(t, a->group, n);
-        const int64_t at = padded_row(a, t, &s);
-        const int row = t->s.q0 + s.i0;
-        const uint32_t q_bar = shared + q_full(s.stage), do_bar = shared + do_full(0);
-        mbarrier_wait(shared + q_empty(s.stage), s.parity ^ 1);
-        mbarrier_expect(q_bar, ROW_BYTES + BM * 4);
-        load_panels(shared + Q_AT + s.stage * ROW_BYTES, &p->q, q_bar, PANELS, BM, row,
-                    s.h * p->q_step.head, t->s.batch * p->q_step.batch);
-        bulk_load(shared + LSE_AT + s.stage * BM * 4, a->lse2 + at, BM * 4, q_bar);
+        const step s = step_of(t, p->a.group, n);
+        load_q(p, t, &s, shared);
         if (n == 0) {
             mbarrier_expect(shared + V_FULL, KEY_BYTES);
             load_panels(shared + V_AT, &p->v, shared + V_FULL, PANELS, BN, key,
                         t->hk * p->v_step.head, t->s.batch * p->v_step.batch);
         }
-        mbarrier_wait(shared + do_empty(0), (uint32_t)(n & 1) ^ 1);
-        mbarrier_expect(do_bar, ROW_BYTES + BM * 4);
-        load_panels(shared + DO_AT, &p->d_o, do_bar, PANELS, BM, row, s.h * p->d_o_step.head,
-                    t->s.batch * p->d_o_step.batch);
-        bulk_load(shared + DELTA_AT, a->delta + at, BM * 4, do_bar);
+        load_d_o(p, t, &s, 0, (uint32_t)(n & 1), shared); /* which has one stage */
     }
 }
 
