@@ -152,6 +152,7 @@ DEVICE void produce(const fattni_sm90_args *p, uint32_t shared, unsigned char *m
             write_tile(tile_slot(memory, n), &t, &s);
             if (t.blocks == 0) mbarrier_arrive(shared + q_full(slot));
         }
+        if (BANDS) __syncwarp(); /* else the compiler takes the lanes for divided from here on */
         if (t.blocks == 0) break;
         t.h = of_leader(t.h), s.batch = of_leader(s.batch);
         if (BANDS) s.q0 = of_leader(s.q0), s.k0 = of_leader(s.k0), t.first = of_leader(t.first);
