@@ -32,6 +32,7 @@ enum {
     D = K_D, BM = K_BM, BN = K_BN, THREADS = 32 * K_WARPS, GROUPS = K_WARPS / 4 - 1,
     CAUSAL = K_MASK == 1, BANDS = K_MASK >= 2, GENERAL = K_MASK == 2, COUNTED = CAUSAL || BANDS,
     PANELS = (D + 63) / 64, Q_SLOTS = D > 128 ? 1 : 2,
+    Q_BY_PANELS = Q_SLOTS == 1 && !GENERAL, /* which has no registers for it */
     Q_BYTES = PANELS * BM * 128, KV_BYTES = PANELS * BN * 128,
     K_AT = Q_SLOTS * Q_BYTES, V_AT = K_AT + 2 * KV_BYTES, BARRIERS_AT = V_AT + 2 * KV_BYTES,
     TILES_AT = BARRIERS_AT + 128,
@@ -47,6 +48,7 @@ static_assert(KV_BYTES % 1024 == 0 && SHARED_BYTES <= 227 * 1024, "shared memory
 
 /* Barriers; x counts tiles or key blocks. */
 DEVICE uint32_t q_full(int slot) { return BARRIERS_AT + 8u * slot; }
+DEVICE uint32_t q_panel_full(int panel) { return panel ? BARRIERS_AT + 88 + 8u * panel : q_full(0); }
 DEVICE uint32_t q_empty(int slot) { return BARRIERS_AT + 16 + 8u * slot; }
 DEVICE uint32_t k_full(uint32_t x) { return BARRIERS_AT + 32 + 8 * (x & 1); }
 DEVICE uint32_t k_empty(uint32_t x) { return BARRIERS_AT + 48 + 8 * (x & 1); }
@@ -126,6 +128,15 @@ DEVICE void load_v(const fattni_sm90_args *p, uint32_t shared, uint32_t x, const
                 at->v_head, at->v_batch);
 }
 
+/* By lane 0. */
+DEVICE void load_q(const fattni_sm90_args *p, uint32_t shared, int slot, int row, int head, int batch) {
+    for (int x = 0; x < PANELS; ++x) {
+        const uint32_t full = shared + (Q_BY_PANELS ? q_panel_full(x) : q_full(slot));
+        if (Q_BY_PANELS || x == 0) mbarrier_expect(full, Q_BY_PANELS ? BM * 128 : Q_BYTES);
+        tma_load(shared + slot * Q_BYTES + x * BM * 128, &p->q, full, 64 * x, row, head, batch);
+    }
+}
+
 /* The number of the tile after `number`, in lane 0. */
 DEVICE int next_number(const fattni_sm90_args *p, int number) {
     if (!COUNTED) return (int)gridDim.x + number;
@@ -157,9 +168,7 @@ DEVICE void produce(const fattni_sm90_args *p, uint32_t shared, unsigned char *m
         t.h = of_leader(t.h), s.batch = of_leader(s.batch);
         if (BANDS) s.q0 = of_leader(s.q0), s.k0 = of_leader(s.k0), t.first = of_leader(t.first);
         if (is_leader()) {
-            mbarrier_expect(shared + q_full(slot), Q_BYTES);
-            load_panels(shared + slot * Q_BYTES, &p->q, shared + q_full(slot), PANELS, BM, s.q0 + t.i0,
-                        t.h * p->q_step.head, s.batch * p->q_step.batch);
+            load_q(p, shared, slot, s.q0 + t.i0, t.h * p->q_step.head, s.batch * p->q_step.batch);
         }
         const int g = t.h / p->a.group, rightmost = t.first + t.blocks - 1;
         place at = {s.k0 + rightmost * BN, g * p->k_step.head, s.batch * p->k_step.batch,
@@ -201,6 +210,19 @@ DEVICE void scores(float s[BN / 2], uint64_t q, uint64_t k, int add) {
 #pragma unroll
     for (int e = 0; e < D / 16; ++e)
         PASTE(wgmma_ss_n, K_BN)(s, q + along_columns(e, BM), k + along_columns(e, BN), e > 0 ? 1 : add);
+}
+/* A tile's first S. A Q with one slot has only now been asked for: its panels are used as they come, where any
+   `comes` at all. */
+DEVICE void first_scores(float s[BN / 2], uint64_t q, uint64_t k, int add, uint32_t shared, uint32_t parity,
+                         int comes) {
+#pragma unroll
+    for (int e = 0; e < D / 16; ++e) {
+        if (Q_BY_PANELS && e > 0 && e % 4 == 0) {
+            if (comes) mbarrier_wait(shared + q_panel_full(e / 4), parity);
+            wgmma_fence();
+        }
+        PASTE(wgmma_ss_n, K_BN)(s, q + along_columns(e, BM), k + along_columns(e, BN), e > 0 ? 1 : add);
+    }
 }
 /* O (+)= P V. */
 DEVICE void accumulate(float o[D / 2], const uint32_t p[BN / 4], uint64_t v, int add) {
@@ -394,7 +416,7 @@ DEVICE void consume(const fattni_sm90_args *p, uint32_t shared, unsigned char *m
     if (alibi) begin_scores(s, slant.slope, slant.corner - (t.first + t.blocks - 1) * BN, mine);
     mbarrier_wait(shared + k_full(0), 0);
     wgmma_fence();
-    scores(s, q_rows, k_keys, alibi);
+    first_scores(s, q_rows, k_keys, alibi, shared, 0, 1);
     wgmma_commit();
     wgmma_wait(0);
     PIN(s, BN / 2);
@@ -475,7 +497,8 @@ DEVICE void consume(const fattni_sm90_args *p, uint32_t shared, unsigned char *m
         named_barrier_sync(turn, 256);
         wgmma_fence();
         /* Garbage, which nobody reads, after the last tile. */
-        scores(s, q_rows + next_slot * (Q_BYTES >> 4), k_keys + (x & 1) * (KV_BYTES >> 4), alibi);
+        first_scores(s, q_rows + next_slot * (Q_BYTES >> 4), k_keys + (x & 1) * (KV_BYTES >> 4), alibi, shared,
+                     slot_parity(n + 1), t.blocks);
         wgmma_commit();
         mbarrier_wait(shared + v_full(x - 1), stage_parity(x - 1));
         rescale(o, &r);
@@ -501,6 +524,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     const uint32_t shared = shared_address(memory);
     const int role = __shfl_sync(ALL_LANES, (int)threadIdx.x / 128, 0);
     if (threadIdx.x == 0) {
+        for (int n = 1; n < PANELS && Q_BY_PANELS; ++n) mbarrier_init(shared + q_panel_full(n), 1);
         for (int n = 0; n < 2; ++n) {
             mbarrier_init(shared + q_full(n), 1);
             mbarrier_init(shared + k_full(n), 1);
