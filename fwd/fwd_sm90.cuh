@@ -108,6 +108,12 @@ DEVICE sequence read_sequence(const fattni_cuda_args *a, const volatile int4 *fr
 
 /* ---- producer ---- */
 
+/* So that the compiler knows them to be the same in all lanes. */
+DEVICE void take_leaders(tile *t, sequence *s) {
+    t->h = of_leader(t->h), s->batch = of_leader(s->batch);
+    if (BANDS) s->q0 = of_leader(s->q0), s->k0 = of_leader(s->k0), t->first = of_leader(t->first);
+}
+
 /* Where keys lie, and a block of them to one stage. */
 typedef struct place {
     int row, k_head, k_batch, v_head, v_batch;
@@ -143,7 +149,8 @@ DEVICE int next_number(const fattni_sm90_args *p, int number) {
     return is_leader() ? (int)gridDim.x + atomicAdd(p->next_tile, 1) : 0;
 }
 
-/* Order of loads: K(0), K(1), V(0), K(2), V(1), ... over all tiles, as the consumers need them. */
+/* Order of loads: K(0), K(1), V(0), K(2), V(1), ... over all tiles, as the consumers need them, and Q before its
+   tile's first K; with one slot, for which all consumers must be done with the last tile's, after it. */
 DEVICE void produce(const fattni_sm90_args *p, uint32_t shared, unsigned char *memory) {
     int number = (int)blockIdx.x;
     uint32_t x = 0; /* key blocks loaded */
@@ -151,7 +158,7 @@ DEVICE void produce(const fattni_sm90_args *p, uint32_t shared, unsigned char *m
     for (int n = 0;; ++n) {
         const int slot = n % Q_SLOTS;
         if (Q_SLOTS == 1 && x > 0) load_v(p, shared, x - 1, &last);
-        mbarrier_wait(shared + q_empty(slot), slot_parity(n) ^ 1);
+        if (Q_SLOTS > 1) mbarrier_wait(shared + q_empty(slot), slot_parity(n) ^ 1);
         sequence s;
         tile t = {0, 0, 0, 0, 0};
         if (number < p->tiles) t = tile_of(p, number, &s);
@@ -159,25 +166,33 @@ DEVICE void produce(const fattni_sm90_args *p, uint32_t shared, unsigned char *m
             number = of_leader(next_number(p, number));
             if (number < p->tiles) t = tile_of(p, number, &s);
         }
+        if (Q_SLOTS == 1) {
+            if (t.blocks) {
+                take_leaders(&t, &s);
+                const place first = {s.k0 + (t.first + t.blocks - 1) * BN, t.h / p->a.group * p->k_step.head,
+                                     s.batch * p->k_step.batch, 0, 0};
+                load_k(p, shared, x, &first);
+            }
+            mbarrier_wait(shared + q_empty(slot), slot_parity(n) ^ 1);
+        }
         if (is_leader()) {
             write_tile(tile_slot(memory, n), &t, &s);
             if (t.blocks == 0) mbarrier_arrive(shared + q_full(slot));
         }
         if (BANDS) __syncwarp(); /* else the compiler takes the lanes for divided from here on */
         if (t.blocks == 0) break;
-        t.h = of_leader(t.h), s.batch = of_leader(s.batch);
-        if (BANDS) s.q0 = of_leader(s.q0), s.k0 = of_leader(s.k0), t.first = of_leader(t.first);
-        if (is_leader()) {
+        take_leaders(&t, &s);
+        if (is_leader())
             load_q(p, shared, slot, s.q0 + t.i0, t.h * p->q_step.head, s.batch * p->q_step.batch);
-        }
         const int g = t.h / p->a.group, rightmost = t.first + t.blocks - 1;
         place at = {s.k0 + rightmost * BN, g * p->k_step.head, s.batch * p->k_step.batch,
                     g * p->v_step.head, s.batch * p->v_step.batch};
         int next = 0;
         for (int j = rightmost; j >= t.first; --j, ++x) {
             if (j == t.first) next = next_number(p, number); /* not before: the longest go first */
-            load_k(p, shared, x, &at);
-            if (x > 0 && !(Q_SLOTS == 1 && j == rightmost)) load_v(p, shared, x - 1, &last);
+            const int ahead = Q_SLOTS == 1 && j == rightmost; /* what is loaded before Q */
+            if (!ahead) load_k(p, shared, x, &at);
+            if (x > 0 && !ahead) load_v(p, shared, x - 1, &last);
             last = at;
             at.row -= BN;
         }
