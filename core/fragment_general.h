@@ -110,12 +110,15 @@ DEVICE void add_terms(float (*x)[4], int tiles, int transposed, const fattni_cud
                       const sequence *s, float slope, int b, int h, int i, int j) {
     if (a->alibi.p) {
         const float corner = slope * (float)(i - j + s->diagonal);
+        const uint32_t minus = slope >= 0 ? 0x80000000u : 0u; /* a slope may be negative */
 #pragma unroll
         for (int n = 0; n < tiles; ++n)
 #pragma unroll
-            for (int e = 0; e < 4; ++e)
-                x[n][e] -= fabsf(fmaf(slope, (float)(row_of(transposed, 0, n, e) -
-                                                     column_of(transposed, 0, n, e)), corner));
+            for (int e = 0; e < 4; ++e) {
+                const float y = fmaf(slope, (float)(row_of(transposed, 0, n, e) -
+                                                    column_of(transposed, 0, n, e)), corner);
+                x[n][e] += __uint_as_float((__float_as_uint(y) & 0x7fffffffu) | minus);
+            }
     }
     if (!HAS_BIAS) return;
     if (!transposed && a->bias.p && pairs_of_bias(a, s)) add_bias_pairs(x, tiles, a, s, b, h, i, j);

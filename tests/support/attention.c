@@ -259,7 +259,7 @@ static void fill_inputs(attention *a) {
             if (normal[n] != T_D_O || !a->c.sum_d_o) poison_unused(a, normal[n]);
         }
     for (int64_t h = 0; h < a->c.Hq && a->present[T_ALIBI]; ++h)
-        attention_set(&a->t[T_ALIBI], &h, 0.75 / (double)(h + 1));
+        attention_set(&a->t[T_ALIBI], &h, (h % 2 ? -0.1 : 0.75) / (double)(h + 1)); /* of either sign */
     const fattn_tensor bias = distinct(&a->t[T_BIAS]);
     int64_t at[FATTN_MAX_DIMS] = {0};
     for (int64_t n = 0; a->c.bias & BIAS_MASKS && n < fattn_tensor_numel(&bias); n += 7) {

@@ -48,7 +48,7 @@ static void set_up(problem *p, const test_case *c) {
     for (uint16_t &x : p->dq.x) x = UNTOUCHED;
     for (uint16_t &x : p->dk.x) x = UNTOUCHED;
     for (uint16_t &x : p->dv.x) x = UNTOUCHED;
-    for (int h = 0; h < c->Hq; ++h) p->slopes.push_back(0.05f + 0.1f * (float)h);
+    for (int h = 0; h < c->Hq; ++h) p->slopes.push_back(h % 2 ? -0.03f : 0.05f + 0.1f * (float)h);
     for (int n = 0; n < (c->bias ? c->Hq * c->Sq * c->Sk : 0); ++n) p->bias.push_back(normal());
     p->d_bias.resize(p->bias.size());
 
