@@ -118,9 +118,10 @@ DEVICE void load(const fattni_sm90_args *p, const task *t, uint32_t shared) {
     if (p->progress) await(p, t->section, PREPARED, p->row_pieces);
     for (int n = 0; n < t->steps; ++n) {
         const step s = step_of(t, p->a.group, n);
-        load_q(p, t, &s, shared);
+        const int64_t at = padded_row(&p->a, t, &s);
+        load_q(p, t, &s, at, shared);
         if (n == 0) load_keys(p, t, shared);
-        load_d_o(p, t, &s, s.stage, s.parity, shared);
+        load_d_o(p, t, &s, at, s.stage, s.parity, shared);
     }
 }
 

@@ -48,13 +48,14 @@ DEVICE void load_pair(const fattni_sm90_args *p, const task *t, uint32_t shared)
     if (!GENERAL && p->progress) await(p, t->section, PREPARED, p->row_pieces * CTAS);
     for (int n = 0; n < t->steps; ++n) {
         const step s = step_of(t, p->a.group, n);
-        load_q(p, t, &s, shared);
+        const int64_t at = padded_row(&p->a, t, &s);
+        load_q(p, t, &s, at, shared);
         if (n == 0) {
             mbarrier_expect(shared + V_FULL, KEY_BYTES);
             load_panels(shared + V_AT, &p->v, shared + V_FULL, PANELS, BN, key,
                         t->hk * p->v_step.head, t->s.batch * p->v_step.batch);
         }
-        load_d_o(p, t, &s, 0, (uint32_t)(n & 1), shared); /* which has one stage */
+        load_d_o(p, t, &s, at, 0, (uint32_t)(n & 1), shared); /* which has one stage */
     }
 }
 

@@ -125,23 +125,24 @@ DEVICE void wait_for_turn(int32_t *counter, const task *t, const step *s) {
 
 /* ---- the producer ---- */
 
-/* Q and lse2 of a step to its stage; dO and delta to stage `stage`, as soon as phase `parity` has left it. */
-DEVICE void load_q(const fattni_sm90_args *p, const task *t, const step *s, uint32_t shared) {
+/* Q and lse2 of a step, whose rows begin at padded row `at`, to its stage; dO and delta to stage `stage`, as soon
+   as phase `parity` has left it. */
+DEVICE void load_q(const fattni_sm90_args *p, const task *t, const step *s, int64_t at, uint32_t shared) {
     const uint32_t bar = shared + q_full(s->stage);
     mbarrier_wait(shared + q_empty(s->stage), s->parity ^ 1);
     mbarrier_expect(bar, ROW_BYTES + BM * 4);
     load_panels(shared + Q_AT + s->stage * ROW_BYTES, &p->q, bar, PANELS, BM, t->s.q0 + s->i0,
                 s->h * p->q_step.head, t->s.batch * p->q_step.batch);
-    bulk_load(shared + LSE_AT + s->stage * BM * 4, p->a.lse2 + padded_row(&p->a, t, s), BM * 4, bar);
+    bulk_load(shared + LSE_AT + s->stage * BM * 4, p->a.lse2 + at, BM * 4, bar);
 }
-DEVICE void load_d_o(const fattni_sm90_args *p, const task *t, const step *s, int stage, uint32_t parity,
-                     uint32_t shared) {
+DEVICE void load_d_o(const fattni_sm90_args *p, const task *t, const step *s, int64_t at, int stage,
+                     uint32_t parity, uint32_t shared) {
     const uint32_t bar = shared + do_full(stage);
     mbarrier_wait(shared + do_empty(stage), parity ^ 1);
     mbarrier_expect(bar, ROW_BYTES + BM * 4);
     load_panels(shared + DO_AT + stage * ROW_BYTES, &p->d_o, bar, PANELS, BM, t->s.q0 + s->i0,
                 s->h * p->d_o_step.head, t->s.batch * p->d_o_step.batch);
-    bulk_load(shared + DELTA_AT + stage * BM * 4, p->a.delta + padded_row(&p->a, t, s), BM * 4, bar);
+    bulk_load(shared + DELTA_AT + stage * BM * 4, p->a.delta + at, BM * 4, bar);
 }
 
 /* ---- consumers ---- */
