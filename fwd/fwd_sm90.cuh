@@ -10,9 +10,10 @@
    Threads     warpgroup 0 loads (one warp of it); each other one owns 64 rows of the tile and all
                keys. Thread layout of S and O: ptx/wgmma.h.
    Shared      Q (two slots up to d 128), K and V (two stages each), barriers, tile numbers.
-   Pipeline    one flat sequence of key blocks over all tiles. S(n) is issued before P V(n-1), also
-               across tiles, and the softmax of block n runs under P V(n-1). Named barriers give the
-               tensor cores to one warpgroup after the other (FlashAttention-3's ping-pong).
+   Pipeline    one loop over the key blocks of all tiles. S(n) is issued before P V(n-1), also across
+               tiles, and the softmax of block n runs under P V(n-1): so a tile's O is stored after the next
+               one's first softmax. Named barriers give the tensor cores to one warpgroup after the other
+               (FlashAttention-3's ping-pong).
    Softmax     exact, a thread's two rows one after the other: the first one's exponentials hide the
                second one's maximum. O is multiplied by 2^(old - new maximum) while the next S runs, where
                a row of the warp rose. Blocks that cross an edge, and all until every maximum of the warp
@@ -208,8 +209,7 @@ DEVICE void release(uint32_t bar) {
 }
 /* For the end of a loop: mbarrier_arrive_if says why. */
 DEVICE void release_if(uint32_t bar, int condition) {
-    if (BANDS) mbarrier_arrive_if(bar, condition && threadIdx.x % 32 == 0);
-    else if (condition) release(bar);
+    mbarrier_arrive_if(bar, condition && threadIdx.x % 32 == 0);
 }
 
 /* The two rows of a thread: the maximum so far, in units of log2, rounded once, so that P and L refer to
@@ -220,15 +220,9 @@ typedef struct rows {
     int rose;
 } rows;
 
-/* S (+)= Q K^T, 64 x BN. */
-DEVICE void scores(float s[BN / 2], uint64_t q, uint64_t k, int add) {
-#pragma unroll
-    for (int e = 0; e < D / 16; ++e)
-        PASTE(wgmma_ss_n, K_BN)(s, q + along_columns(e, BM), k + along_columns(e, BN), e > 0 ? 1 : add);
-}
-/* A tile's first S. A Q with one slot has only now been asked for: its panels are used as they come, where any
-   `comes` at all. */
-DEVICE void first_scores(float s[BN / 2], uint64_t q, uint64_t k, int add, uint32_t shared, uint32_t parity,
+/* S (+)= Q K^T, 64 x BN. When Q has one slot, that of a tile's first S has only now been asked for: if it `comes`,
+   its panels are used as they do. */
+DEVICE void scores(float s[BN / 2], uint64_t q, uint64_t k, int add, uint32_t shared, uint32_t parity,
                          int comes) {
 #pragma unroll
     for (int e = 0; e < D / 16; ++e) {
@@ -351,37 +345,59 @@ DEVICE void merge_row(float o[D / 2], const float *row, float weight, int width)
         }
 }
 
-/* This thread's two rows of the tile: O / l and L. A row without keys gives O = 0, L = -inf. */
-DEVICE void store(const fattni_cuda_args *a, const tile *t, const sequence *s, int row, float o[D / 2],
-                  const rows *r, const float sum[2]) {
+/* What a thread's two rows of O are multiplied by when they are stored, and the O that is there. */
+typedef struct weights {
+    float scale[2], keep_old[2];
+} weights;
+/* L of a tile that has seen all its keys. A row without keys gives O = 0, L = -inf. */
+DEVICE weights finish_rows(const fattni_cuda_args *a, const volatile int4 *from, int row0, const rows *r) {
+    const tile t = read_tile(from);
+    const sequence s = read_sequence(a, from, t.b);
+    weights w = {{0.0f, 0.0f}, {0.0f, 0.0f}};
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
-        const int i = row + 8 * e, inside = i < s->Sq;
-        row_result result = {sum[e] > 0 ? 1.0f / sum[e] : sum[e] == sum[e] ? 0.0f : sum[e],
-                             sum[e] == 0.0f ? -INFINITY : r->top[e] * LN2 + logf(sum[e]), 0.0f};
-        const int64_t at = s->batch * a->o.b + t->h * a->o.h + (int64_t)(s->q0 + i) * a->o.row;
-        float *const lse = (float *)a->lse.p + s->batch * a->lse.b + t->h * a->lse.h +
-                           (int64_t)(s->q0 + i) * a->lse.row;
+        const int i = t.i0 + row0 + 8 * e, inside = i < s.Sq;
+        const float sum = quad_sum(r->l[e]);
+        row_result result = {sum > 0 ? 1.0f / sum : sum == sum ? 0.0f : sum,
+                             sum == 0.0f ? -INFINITY : r->top[e] * LN2 + logf(sum), 0.0f};
+        float *const lse = (float *)a->lse.p + s.batch * a->lse.b + t.h * a->lse.h +
+                           (int64_t)(s.q0 + i) * a->lse.row;
         if (BANDS) {
-            result = general_row(a, result, r->top[e], sum[e], t->h, inside ? lse : 0);
-            if (result.keep_old > 0) { /* then O is F32 */
-#pragma unroll
-                for (int c = 0; c < D / 2; ++c)
-                    if ((c & 2) == 2 * e) o[c] *= result.scale;
-                merge_row(o + 2 * e, (const float *)a->o.p + at, result.keep_old, a->Dv);
-                result.scale = 1.0f;
-            }
+            result = general_row(a, result, r->top[e], sum, t.h, inside ? lse : 0);
+            w.keep_old[e] = result.keep_old;
             __syncwarp(); /* all threads of the row have read the old L */
         }
+        w.scale[e] = result.scale;
         if (threadIdx.x % 4 == 0 && inside) *lse = result.L;
-        store_row((char *)a->o.p + at * (a->o_f32 ? 4 : 2), o + 2 * e, D / 8, result.scale, inside, a->Dv,
-                  a->o_f32, 0);
+    }
+    return w;
+}
+/* And its O. */
+DEVICE void store(const fattni_cuda_args *a, const volatile int4 *from, int row0, float o[D / 2], const weights *w) {
+    const tile t = read_tile(from);
+    const sequence s = read_sequence(a, from, t.b);
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+        const int i = t.i0 + row0 + 8 * e;
+        const int64_t at = s.batch * a->o.b + t.h * a->o.h + (int64_t)(s.q0 + i) * a->o.row;
+        float scale = w->scale[e];
+        if (BANDS && w->keep_old[e] > 0) { /* then O is F32 */
+#pragma unroll
+            for (int c = 0; c < D / 2; ++c)
+                if ((c & 2) == 2 * e) o[c] *= scale;
+            merge_row(o + 2 * e, (const float *)a->o.p + at, w->keep_old[e], a->Dv);
+            scale = 1.0f;
+        }
+        store_row((char *)a->o.p + at * (a->o_f32 ? 4 : 2), o + 2 * e, D / 8, scale, i < s.Sq, a->Dv, a->o_f32, 0);
     }
 }
 
-/* The buffer may hold anything beyond a sequence's last key, and 0 times NaN is NaN: zeros into the rest of
-   V's block x, the sequence's last, of which `valid` keys are its own; by every group for itself. */
-DEVICE void clear_tail(const fattni_cuda_args *a, int valid, uint32_t shared, uint32_t x, int group) {
+/* The buffer may hold anything beyond a sequence's last key, and 0 times NaN is NaN: zeros into the rest of V's
+   block x, the tile's rightmost and perhaps the sequence's last; by every group for itself. */
+DEVICE void clear_tail(const fattni_cuda_args *a, const volatile int4 *from, uint32_t shared, uint32_t x,
+                       int group) {
+    const tile t = read_tile(from);
+    const int valid = read_sequence(a, from, t.b).Sk - (t.first + t.blocks - 1) * BN;
     if (valid >= BN || !(a->cu_seqlens_k.p || a->seqlens_k.p)) return;
     clear_rows(shared + V_AT + (x & 1) * KV_BYTES, PANELS, BN, max(valid, 0), (int)threadIdx.x % 128, 128);
     named_barrier_sync(4 + group, 128);
@@ -431,106 +447,96 @@ DEVICE void consume(const fattni_sm90_args *p, uint32_t shared, unsigned char *m
     if (alibi) begin_scores(s, slant.slope, slant.corner - (t.first + t.blocks - 1) * BN, mine);
     mbarrier_wait(shared + k_full(0), 0);
     wgmma_fence();
-    first_scores(s, q_rows, k_keys, alibi, shared, 0, 1);
+    scores(s, q_rows, k_keys, alibi, shared, 0, 1);
     wgmma_commit();
     wgmma_wait(0);
     PIN(s, BN / 2);
     release(shared + k_empty(0));
 
-    for (int n = 0;; ++n) {
-        const int slot = n % Q_SLOTS, row = t.i0 + row0, rightmost = t.first + t.blocks - 1;
-        const span plain = plain_blocks(a, tile_slot(memory, n), &t, group);
-        rows r = {{-INFINITY, -INFINITY}, {0.0f, 0.0f}, {0.0f, 0.0f}, 0};
-        int plain_end = 0; /* while a maximum of this warp is below its base, no block is plain */
-        if (t.blocks == 1) release(shared + q_empty(slot));
+    release_if(shared + q_empty(0), t.blocks == 1);
 
-        /* S of block j is there, P V of the one to the right of it under way. */
-        for (int j = rightmost;; --j) {
-            const meanwhile due = {shared + k_full(x + 1), stage_parity(x + 1), shared + v_empty(x - 1),
-                                   j > t.first, j < rightmost};
-            if (alibi) {
-                find_base(&line, slant.slope, slant.corner - j * BN, mine);
-                plain_end = any_below(&r, line.base) ? 0 : plain.end;
-            }
-            const int clear = fast && j < plain_end && (!BANDS || j >= plain.begin);
-            if (clear && !capped) {
-                softmax(pr, s, o, &r, &line, PLAIN, due, 0);
-            } else if (clear && all_within(s, largest(s), inner, CAP_LIMIT)) {
-                const measure curve = capped_measure(a, inner);
-                softmax(pr, s, o, &r, &curve, CAPPED, due, 0);
-            } else {
-                const int column = j * BN + column0;
-                if (terms) {
-                    const sequence now = read_sequence(a, tile_slot(memory, n), t.b);
-                    general_scores((float(*)[4])s, 0, BN / 8, 0, a, &now, slope_of(a, t.h), t.b, t.h, row,
-                                   column);
-                }
-                if (j >= plain.end || (BANDS && j < plain.begin)) {
-                    const sequence now = read_sequence(a, tile_slot(memory, n), t.b);
-                    mask(s, row + now.lo - column, row + now.hi - column, now.Sk - 1 - column);
-                }
-                if (GENERAL && a->drop_T) {
-                    const dropout dropping = dropout_of(a, t.b, t.h, row, column);
-                    softmax(pr, s, o, &r, &line, CAREFUL, due, &dropping);
-                } else {
-                    softmax(pr, s, o, &r, &line, CAREFUL, due, 0);
-                }
-                plain_end = any_below(&r, line.base) ? 0 : plain.end;
-            }
-            if (j == t.first) break;
-
-            ++x;
-            if (alibi) begin_scores(s, slant.slope, slant.corner - (j - 1) * BN, mine);
-            named_barrier_sync(turn, 256);
-            wgmma_fence();
-            scores(s, q_rows + slot * (Q_BYTES >> 4), k_keys + (x & 1) * (KV_BYTES >> 4), alibi);
-            wgmma_commit();
-            mbarrier_wait(shared + v_full(x - 1), stage_parity(x - 1));
-            rescale(o, &r); /* beside S */
-            if (BANDS && j == rightmost)
-                clear_tail(a, read_sequence(a, tile_slot(memory, n), t.b).Sk - j * BN, shared, x - 1, group);
-            wgmma_fence();
-            accumulate(o, pr, v_keys + ((x - 1) & 1) * (KV_BYTES >> 4), j < rightmost);
-            wgmma_commit();
-            named_barrier_arrive(next_turn, 256);
-            wgmma_wait(1);
-            PIN(s, BN / 2);
-            release(shared + k_empty(x));
-            release_if(shared + q_empty(slot), j - 1 == t.first);
+    /* One loop over the blocks of all tiles. S of block j is there; P V of the one before it, of this tile or of
+       the last, is under way. */
+    const rows none = {{-INFINITY, -INFINITY}, {0.0f, 0.0f}, {0.0f, 0.0f}, 0};
+    rows r = none;
+    weights done = {{0.0f, 0.0f}, {0.0f, 0.0f}};
+    span plain = plain_blocks(a, tile_slot(memory, 0), &t, group);
+    int plain_end = 0; /* while a maximum of this warp is below its base, no block is plain */
+    int n = 0, j = t.first + t.blocks - 1;
+    for (;;) {
+        const int first = j == t.first + t.blocks - 1, last = j == t.first;
+        const meanwhile due = {shared + k_full(x + 1), stage_parity(x + 1), shared + v_empty(x - 1), !last, x > 0};
+        if (alibi) {
+            find_base(&line, slant.slope, slant.corner - j * BN, mine);
+            plain_end = any_below(&r, line.base) ? 0 : plain.end;
         }
+        const int clear = fast && j < plain_end && (!BANDS || j >= plain.begin);
+        if (clear && !capped) {
+            softmax(pr, s, o, &r, &line, PLAIN, due, 0);
+        } else if (clear && all_within(s, largest(s), inner, CAP_LIMIT)) {
+            const measure curve = capped_measure(a, inner);
+            softmax(pr, s, o, &r, &curve, CAPPED, due, 0);
+        } else {
+            const tile its = read_tile(tile_slot(memory, n)); /* again: not kept in registers */
+            const int column = j * BN + column0, row = its.i0 + row0;
 
-        /* The tile's last P V, and the next one's first S. */
+            if (terms) {
+                const sequence now = read_sequence(a, tile_slot(memory, n), its.b);
+                general_scores((float(*)[4])s, 0, BN / 8, 0, a, &now, slope_of(a, its.h), its.b, its.h, row, column);
+            }
+            if (j >= plain.end || (BANDS && j < plain.begin)) {
+                const sequence now = read_sequence(a, tile_slot(memory, n), its.b);
+                mask(s, row + now.lo - column, row + now.hi - column, now.Sk - 1 - column);
+            }
+            if (GENERAL && a->drop_T) {
+                const dropout dropping = dropout_of(a, its.b, its.h, row, column);
+                softmax(pr, s, o, &r, &line, CAREFUL, due, &dropping);
+            } else {
+                softmax(pr, s, o, &r, &line, CAREFUL, due, 0);
+            }
+            plain_end = any_below(&r, line.base) ? 0 : plain.end;
+        }
+        if (first && n > 0) store(a, tile_slot(memory, n - 1), row0, o, &done);
+
         ++x;
-        const int next_slot = (n + 1) % Q_SLOTS;
-        const tile done = t;
-        const sequence its = read_sequence(a, tile_slot(memory, n), t.b);
-        mbarrier_wait(shared + q_full(next_slot), slot_parity(n + 1));
-        t = read_tile(tile_slot(memory, n + 1));
-        slant = tile_ramp(a, tile_slot(memory, n + 1), &t, group);
-        if (alibi) begin_scores(s, slant.slope, slant.corner - (t.first + t.blocks - 1) * BN, mine);
-        if (t.blocks) mbarrier_wait(shared + k_full(x), stage_parity(x));
+        const int slot = (n + last) % Q_SLOTS;
+        --j;
+        if (last) { /* and the next tile's first S */
+            mbarrier_wait(shared + q_full(slot), slot_parity(n + 1));
+            t = read_tile(tile_slot(memory, n + 1));
+            slant = tile_ramp(a, tile_slot(memory, n + 1), &t, group);
+            if (t.blocks) mbarrier_wait(shared + k_full(x), stage_parity(x));
+            j = t.first + t.blocks - 1;
+        }
+        if (alibi) begin_scores(s, slant.slope, slant.corner - j * BN, mine);
         named_barrier_sync(turn, 256);
         wgmma_fence();
         /* Garbage, which nobody reads, after the last tile. */
-        first_scores(s, q_rows + next_slot * (Q_BYTES >> 4), k_keys + (x & 1) * (KV_BYTES >> 4), alibi, shared,
-                     slot_parity(n + 1), t.blocks);
+        scores(s, q_rows + slot * (Q_BYTES >> 4), k_keys + (x & 1) * (KV_BYTES >> 4), alibi, shared,
+               slot_parity(n + 1), last && t.blocks);
         wgmma_commit();
         mbarrier_wait(shared + v_full(x - 1), stage_parity(x - 1));
-        rescale(o, &r);
-        if (BANDS && done.blocks == 1) clear_tail(a, its.Sk - done.first * BN, shared, x - 1, group);
+        if (!first) rescale(o, &r); /* beside S */
+        if (BANDS && first) clear_tail(a, tile_slot(memory, n), shared, x - 1, group);
         wgmma_fence();
-        accumulate(o, pr, v_keys + ((x - 1) & 1) * (KV_BYTES >> 4), done.blocks > 1);
+        accumulate(o, pr, v_keys + ((x - 1) & 1) * (KV_BYTES >> 4), !first);
         wgmma_commit();
         named_barrier_arrive(next_turn, 256);
-        const float sum[2] = {quad_sum(r.l[0]), quad_sum(r.l[1])};
-        wgmma_wait(0);
+        if (last) {
+            done = finish_rows(a, tile_slot(memory, n++), row0, &r);
+            r = none;
+            plain = plain_blocks(a, tile_slot(memory, n), &t, group);
+            plain_end = 0;
+        }
+        wgmma_wait(1);
         PIN(s, BN / 2);
-        PIN(o, D / 2);
-        if (t.blocks) release(shared + k_empty(x));
-        release(shared + v_empty(x - 1));
-        store(a, &done, &its, done.i0 + row0, o, &r, sum);
-        if (t.blocks == 0) return;
+        if (t.blocks == 0) break;
+        release(shared + k_empty(x));
+        release_if(shared + q_empty(slot), j == t.first);
     }
+    wgmma_wait(0);
+    PIN(o, D / 2);
+    store(a, tile_slot(memory, n - 1), row0, o, &done);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
