@@ -74,30 +74,20 @@ static void plan(const fattn_ctx *ctx, const fattni_problem *p, fattni_kernel_pl
     strncpy(out->name, k->name, sizeof out->name - 1);
 }
 
-/* d_o, from here on, is its copy where there is one. */
-static fattn_status hopper_args(fattn_ctx *ctx, const fattni_problem *p, const fattni_cuda_kernel *k,
-                                fattni_cuda_args *a, fattni_sm90_args *out) {
+/* The main kernel on Hopper; `rows`: with what is done before and after it. Those that cut their work share the
+   pieces between as many CTAs as SMs, or a cluster has one of them. */
+static fattn_status start_hopper(fattn_ctx *ctx, const fattni_problem *p, const fattni_cuda_kernel *k,
+                                 const fattni_cuda_args *a, void *counters, bool rows) {
     const fattni_problem mapped = a->d_o_copy.p ? with_copy(p, &a->d_o_copy) : *p;
-    FATTNI_TRY(fattni_sm90_args_of(ctx, &mapped, k, out));
-    if (a->d_o_copy.p) a->d_o = a->d_o_copy;
-    out->a = *a;
-    return FATTN_OK;
-}
-
-/* Plain masks on Hopper: as many CTAs as SMs share the pieces, or one cluster has one of them. */
-static fattn_status run_pieces(fattn_ctx *ctx, const fattni_problem *p, const fattni_cuda_kernel *k,
-                               fattni_cuda_args *a, void *counters, int64_t row_grid) {
-    const bool rows = does_rows(k, a);
-    if (!rows) FATTNI_TRY(FATTNI_START(ctx, fattn_bwd_delta, row_grid, 256, a));
     fattni_sm90_args s;
-    FATTNI_TRY(hopper_args(ctx, p, k, a, &s));
+    FATTNI_TRY(fattni_sm90_args_of(ctx, &mapped, k, &s));
+    s.a = *a;
     s.next_tile = counters;
     if (rows) fattni_cut(&s, k->cluster);
-    FATTNI_TRY(fattni_cuda_zero(ctx, counters, piece_bytes(rows ? s.sections : 0)));
-    const int64_t grid =
-        k->cluster > 1 ? (int64_t)s.pieces * k->cluster : fattni_min(s.pieces, ctx->gpu.sms);
-    FATTNI_TRY(fattni_cuda_start(ctx, k->name, k->kernel, grid, k->threads, k->shared, &s));
-    return rows ? FATTN_OK : FATTNI_START(ctx, fattn_bwd_finish, row_grid, a->dq_threads, a);
+    if (cuts(k)) FATTNI_TRY(fattni_cuda_zero(ctx, counters, piece_bytes(rows ? s.sections : 0)));
+    const bool shared = cuts(k) && k->cluster == 1;
+    const int64_t grid = shared ? fattni_min(s.pieces, ctx->gpu.sms) : (int64_t)s.pieces * k->cluster;
+    return fattni_cuda_start(ctx, k->name, k->kernel, grid, k->threads, k->shared, &s);
 }
 
 static fattn_status run(fattn_ctx *ctx, const fattni_problem *p) {
@@ -112,6 +102,7 @@ static fattn_status run(fattn_ctx *ctx, const fattni_problem *p) {
     a.dq_warp_rows = hopper ? 16 : 32;
     a.D_padded = k->D;
     a.lse2 = (float *)((char *)p->workspace + l.lse2);
+    a.lse_factor = FATTNI_BEGINS_WITH_L(cuts(k), k->D, k->BM) ? (float)(-1 / p->scale) : 1.4426950408889634f;
     a.delta = (float *)((char *)p->workspace + l.delta);
     a.sink_parts = (char *)p->workspace + l.sink;
     if (l.pieces > l.turns) a.turns = (int32_t *)((char *)p->workspace + l.turns);
@@ -122,20 +113,17 @@ static fattn_status run(fattn_ctx *ctx, const fattni_problem *p) {
     }
     if (p->dq.present) a.dq_accumulator = (float *)((char *)p->workspace + l.dq);
     const int64_t row_grid = fattni_ceil_div(p->Sq, k->BM) * p->Hq * p->B;
-    const int64_t key_grid =
-        fattni_ceil_div(p->Sk, (int64_t)k->BN * k->cluster) * k->cluster * p->Hkv * p->B;
-    if (cuts(k)) return run_pieces(ctx, p, k, &a, (char *)p->workspace + l.pieces, row_grid);
+    const int64_t key_grid = fattni_ceil_div(p->Sk, k->BN) * p->Hkv * p->B;
+    const bool rows = does_rows(k, &a); /* the main kernel is delta and finish, too */
     FATTNI_TRY(fattni_bwd_cuda_zero(ctx, p, &a));
-    FATTNI_TRY(FATTNI_START(ctx, fattn_bwd_delta, row_grid, 256, &a));
-    if (hopper) {
-        fattni_sm90_args s;
-        FATTNI_TRY(hopper_args(ctx, p, k, &a, &s));
-        FATTNI_TRY(fattni_cuda_start(ctx, k->name, k->kernel, key_grid, k->threads, k->shared, &s));
-    } else {
-        if (a.d_o_copy.p) a.d_o = a.d_o_copy;
+    if (!rows) FATTNI_TRY(FATTNI_START(ctx, fattn_bwd_delta, row_grid, 256, &a));
+    if (a.d_o_copy.p) a.d_o = a.d_o_copy; /* from here on */
+    if (hopper)
+        FATTNI_TRY(start_hopper(ctx, p, k, &a, (char *)p->workspace + l.pieces, rows));
+    else
         FATTNI_TRY(fattni_cuda_start(ctx, k->name, k->kernel, key_grid, k->threads, k->shared, &a));
-    }
-    if (p->dq.present) FATTNI_TRY(FATTNI_START(ctx, fattn_bwd_finish, row_grid, a.dq_threads, &a));
+    if (p->dq.present && !rows)
+        FATTNI_TRY(FATTNI_START(ctx, fattn_bwd_finish, row_grid, a.dq_threads, &a));
     return fattni_bwd_cuda_sink(ctx, p, &a);
 }
 

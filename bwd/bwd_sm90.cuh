@@ -1,21 +1,25 @@
 /* Backward attention for Hopper, head_dim up to 128 (beyond: bwd_sm90_pair.cuh, bwd_sm90_wide.cuh):
-   TMA, wgmma, one CTA per block of 128 keys.
+   TMA, wgmma. FULL and CAUSAL: one persistent CTA per SM, whose pieces of work are blocks of 128 keys and, beside
+   them, rows before and after the products (bwd_sm90_pieces.h); GENERAL: a CTA per block of keys.
 
    For each row block: S^T = K Q^T, P = exp(S - L), dP^T = V dO^T, dS = P (dP - delta),
    dV += P^T dO, dK += dS^T Q, dQ += dS K.
 
-   Tensors     q, d_o [b,h,i,d], k, v, dk, dv [b,g,j,d]; lse2 = L log2(e) and delta from bwd_delta.cu,
-               padded rows hold +inf and 0, so that their P is 0. q, k, v, d_o with strides that tensor
-               maps can take.
+   Tensors     q, d_o [b,h,i,d], k, v, dk, dv [b,g,j,d]; lse2 and delta (core/bwd_workspace.h) of padded rows. q, k,
+               v, d_o with strides that tensor maps can take.
    Ownership   dK, dV of BN keys stay in registers over all row blocks of all query heads of the group;
                dQ is added to an fp32 accumulator at L2 by bulk reductions.
-   Threads     warpgroup 0: warp 0 loads, warps 1 and 2 add the dQ of consumer 0 and 1. Two consumers
-               own 64 keys each: S^T and dP^T are computed transposed, so that P^T and dS^T are the
+   Threads     warpgroup 0: warp 0 claims pieces and loads, warps 1 and 2 add the dQ of consumer 0 and 1. Two
+               consumers own 64 keys each: S^T and dP^T are computed transposed, so that P^T and dS^T are the
                register operands of dV and dK. dQ: a consumer has half of 128 rows, or all of 64 rows
                and half of the columns.
+   Overlap     The exponentials run beside dP. While wgmma reads both operands from shared memory a load from there
+               waits, for 64x64 until the products are over; so S begins with -L / scale where a row block has
+               64 rows, and of 128 rows half of lse2 is loaded beside the last dK (there are no registers for more).
    Shared      K, V [BN][D], Q and dO two stages [BM][D], dS two stages [BM][BN], dQ fp32, lse2 and
-               delta two stages [BM].
-   Rounding    P and dS to the input dtype, accumulation fp32; scale enters dK here, dQ in bwd_finish.cu.
+               delta two stages [BM]; the last two pieces. Stages go on across pieces, so the next keys, Q
+               and dO are loaded while dK and dV are stored.
+   Rounding    P and dS to the input dtype, accumulation fp32; scale enters dK here, dQ at the end.
    General     windows, lengths, ALiBi, bias, sink and dropout in GENERAL, with a softcap in CAPPED instances:
                other steps between S and dS (bwd_sm90_general.h); FULL and CAUSAL know none of them.
    Turns       FATTN_DETERMINISTIC: the adding warps wait for the key blocks before theirs (cuda_turns.h).
@@ -32,6 +36,7 @@ enum {
     D = K_D, BM = K_BM, BN = K_BN, THREADS = 32 * K_WARPS, CAUSAL = K_MASK == 1,
     GENERAL = K_MASK >= 2, CAPPED = K_MASK == 3, TURNS = 1, CTAS = 1, PANELS = (D + 63) / 64,
     KEY_BYTES = BN * PANELS * 128, ROW_BYTES = BM * PANELS * 128, DS_BYTES = BM * BN * 2,
+    BEGINS = FATTNI_BEGINS_WITH_L(!GENERAL, D, BM), EARLY = GENERAL || BEGINS ? 0 : BM / 16,
     /* dQ: a consumer has half of 128 rows, or of 64 rows half of the columns. For d 80 the halves are 48
        columns that overlap, so are K's panels, of which the second starts with the second half. */
     SPLIT_ROWS = BM > 64, COLUMNS = D > 96 || SPLIT_ROWS ? 64 : 48,
@@ -43,7 +48,8 @@ enum {
 };
 static_assert(BN == 128 && K_WARPS == 12, "two consumers of 64 keys");
 static_assert(D == 64 ? BM == 128 : D % 16 == 0 && BM == 64, "two slices of dQ");
-static_assert(SHARED_BYTES <= 227 * 1024, "shared memory");
+static_assert(SHARED_BYTES == FATTNI_BWD_SM90_SHARED(D, BM, BN) && SHARED_BYTES <= 227 * 1024,
+              "shared memory");
 
 #include "bwd_sm90_general.h"
 #include "bwd_sm90_pieces.h"
@@ -86,7 +92,7 @@ DEVICE task read_walk(const fattni_cuda_args *a, uint32_t slot) {
     load_shared_4(walk, slot);
     task t = {0, 0, (int)walk[0], (int)walk[1], (int)walk[2], (int)walk[2] * a->group};
     t.before = walk[3] & 3, t.keys = walk[3] >> 2;
-    t.s = whole(a, 0);
+    t.s = whole_sequence(a, 0, CAUSAL);
     return t;
 }
 DEVICE task read_task(const fattni_cuda_args *a, uint32_t slot) {
@@ -101,6 +107,13 @@ DEVICE task read_task(const fattni_cuda_args *a, uint32_t slot) {
 
 /* ---- the producer's warps ---- */
 
+/* K and V to L2, while those of the last task are in use. */
+DEVICE void prefetch_keys(const fattni_sm90_args *p, const task *t) {
+    for (int x = 0; x < PANELS; ++x) {
+        tma_prefetch(&p->k, K_PANEL * x, t->j0, t->hk * p->k_step.head, t->b * p->k_step.batch);
+        tma_prefetch(&p->v, 64 * x, t->j0, t->hk * p->v_step.head, t->b * p->v_step.batch);
+    }
+}
 /* K and V, when those of the last task are not needed any more. */
 DEVICE void load_keys(const fattni_sm90_args *p, const task *t, uint32_t shared) {
     const int key = t->s.k0 + t->j0;
@@ -162,12 +175,22 @@ DEVICE void add_dq(const fattni_sm90_args *p, const task *t, uint32_t shared, in
 DEVICE uint32_t along_keys(int step, int panel) {
     return step < 4 ? step * 2 : BN * 8 + (step * 16 - panel) / 8;
 }
-/* x = A B^T: 64 keys x BM rows, over D. */
-DEVICE void keys_by_rows(float x[BM / 2], uint64_t keys, int panel, uint64_t rows) {
-    PASTE(wgmma_ss_new_n, K_BM)(x, keys, rows);
+/* x = A B^T, or x += A B^T: 64 keys x BM rows, over D. */
+DEVICE void keys_by_rows(float x[BM / 2], uint64_t keys, int panel, uint64_t rows, int add) {
 #pragma unroll
-    for (int e = 1; e < D / 16; ++e)
-        PASTE(wgmma_ss_n, K_BM)(x, keys + along_keys(e, panel), rows + along_columns(e, BM), 1);
+    for (int e = 0; e < D / 16; ++e)
+        if (e == 0 && !add) PASTE(wgmma_ss_new_n, K_BM)(x, keys, rows);
+        else PASTE(wgmma_ss_n, K_BM)(x, keys + along_keys(e, panel), rows + along_columns(e, BM), 1);
+}
+/* What this thread's keys see of each row. */
+DEVICE void begin_rows(float x[BM / 2], const float2 *of_rows) {
+#pragma unroll
+    for (int i = 0; i < BM / 8; ++i) {
+        const float2 y = of_rows[4 * i];
+        x[4 * i] = x[4 * i + 2] = y.x;
+        x[4 * i + 1] = x[4 * i + 3] = y.y;
+    }
+    PIN(x, BM / 2);
 }
 /* dV or dK += X^T rows: 64 keys x D, over BM. */
 DEVICE void accumulate(float x[D / 2], const uint32_t left[BM / 4], uint64_t rows) {
@@ -201,6 +224,22 @@ DEVICE uint32_t dq_to(uint32_t shared, int consumer, uint32_t thread) {
     return shared + DQ_AT + consumer * (SLICE - REPEATED * 64) * 4 + thread * 16;
 }
 
+/* From this thread's first row on. */
+DEVICE const float2 *statistics(const unsigned char *memory, int at, int stage, uint32_t thread) {
+    return (const float2 *)(memory + at + stage * BM * 4) + thread % 4;
+}
+
+/* When the Q of step n is there. */
+DEVICE void load_early(float2 *early, const task *t, int n, int group, uint32_t shared,
+                       const unsigned char *memory, uint32_t thread) {
+    if (!EARLY || n == t->steps) return;
+    const step s = step_of(t, group, n);
+    mbarrier_wait(shared + q_full(s.stage), s.parity);
+    const float2 *const lse2 = statistics(memory, LSE_AT, s.stage, thread);
+#pragma unroll
+    for (int i = 0; i < EARLY; ++i) early[4 * i] = lse2[4 * i];
+}
+
 /* One task, this CTA's piece `number`. */
 DEVICE void multiply(const fattni_sm90_args *p, const task *t, int number, uint32_t shared,
                      const unsigned char *memory, int consumer) {
@@ -213,6 +252,7 @@ DEVICE void multiply(const fattni_sm90_args *p, const task *t, int number, uint3
     const uint64_t k_depth = operand(shared + k_columns, 0);
     float dk[D / 2], dv[D / 2], s[BM / 2], dp[BM / 2], dq[COLUMNS / 2];
     uint32_t pr[BM / 4], ds[BM / 4]; /* P and dS, rounded */
+    float2 early[BM / 2] = {}; /* of lse2, every fourth as in shared memory; EARLY are loaded a step before */
 #pragma unroll
     for (int i = 0; i < D / 2; ++i) dk[i] = dv[i] = 0.0f;
 
@@ -222,27 +262,27 @@ DEVICE void multiply(const fattni_sm90_args *p, const task *t, int number, uint3
     }
     if (GENERAL && t->j0 + BN > t->s.Sk && t->steps)
         clear_tails(shared, shared + V_AT, BN, t->s.Sk - t->j0, CLEARED);
-    for (int n = 0;; ++n) {
+    load_early(early, t, 0, a->group, shared, memory, threadIdx.x);
+    for (int n = 0; n < t->steps; ++n) {
         uint32_t thread = threadIdx.x % 128;
-        asm volatile("" : "+r"(number), "+r"(thread)); /* what hangs on them is not kept in registers */
-        const task again = GENERAL ? *t : read_walk(a, piece_slot(shared, number));
-        if (n == again.steps) break;
-        const int key = first_key(&again, consumer, thread), row0 = (int)(thread % 4 * 2);
-        const step now = step_of(&again, a->group, n);
+        asm volatile("" : "+r"(number), "+r"(thread)); /* what hangs on it is not kept in registers */
+        const int key = first_key(t, consumer, thread), row0 = (int)(thread % 4 * 2);
+        const step now = step_of(t, a->group, n);
         const uint32_t q = shared + Q_AT + now.stage * ROW_BYTES, d_o = shared + DO_AT + now.stage * ROW_BYTES;
-        const float2 *const lse2 = (const float2 *)(memory + LSE_AT + now.stage * BM * 4) + thread % 4;
-        const float2 *const delta = (const float2 *)(memory + DELTA_AT + now.stage * BM * 4) + thread % 4;
+        const float2 *const lse2 = statistics(memory, LSE_AT, now.stage, thread);
+        const float2 *const delta = statistics(memory, DELTA_AT, now.stage, thread);
         mbarrier_wait(shared + q_full(now.stage), now.parity);
         if (GENERAL && now.i0 + BM > t->s.Sq) {
             mbarrier_wait(shared + do_full(now.stage), now.parity);
             clear_tails(q, d_o, BM, t->s.Sq - now.i0, CLEARED);
         }
+        if (BEGINS) begin_rows(s, lse2);
         wgmma_fence();
-        keys_by_rows(s, k_keys, K_PANEL, operand(q, 0));
+        keys_by_rows(s, k_keys, K_PANEL, operand(q, 0), BEGINS);
         wgmma_commit();
         mbarrier_wait(shared + do_full(now.stage), now.parity);
         wgmma_fence();
-        keys_by_rows(dp, v_keys, 64, operand(d_o, 0));
+        keys_by_rows(dp, v_keys, 64, operand(d_o, 0), 0);
         wgmma_commit();
 
         corner at = {t->b, now.h, now.i0 + row0, key, 0.0f};
@@ -253,20 +293,34 @@ DEVICE void multiply(const fattni_sm90_args *p, const task *t, int number, uint3
         }
         wgmma_wait(1);
         PIN(s, BM / 2);
-        const int edge = crosses_edge(&again.s, now.i0, again.j0);
+        const int edge = crosses_edge(&t->s, now.i0, t->j0);
         if (GENERAL) {
             general_probabilities(s, BM, lse2, a, &t->s, &at, edge);
         } else {
             if (edge) { /* row i sees keys up to i + hi */
-                const int far = 1 << 20, first = CAUSAL ? key - again.s.hi - now.i0 - row0 : -far;
+                const int far = 1 << 20, first = CAUSAL ? key - t->s.hi - now.i0 - row0 : -far;
                 mask(s, BM, key < a->Sk ? first : far, key + 8 < a->Sk ? first + 8 : far);
             }
-            probabilities(s, pr, BM, unit, lse2);
+            if (BEGINS) {
+#pragma unroll
+                for (int e = 0; e < BM / 2; ++e) s[e] = exp2_approx(s[e] * unit);
+                round_pairs(pr, s, BM / 2);
+            } else {
+#pragma unroll
+                for (int i = EARLY; i < BM / 8; ++i) early[4 * i] = lse2[4 * i];
+                exponentials((float(*)[4])s, BM / 8, unit, early);
+            }
+            PIN(s, BM / 2);
+            mbarrier_wait(shared + do_full(now.stage), now.parity); /* again: ptxas moves waits up to a branch */
         }
         wgmma_wait(0);
         PIN(dp, BM / 2);
-        if (GENERAL) general_gradients(pr, ds, s, dp, BM, lse2, delta, keep, a, &t->s, &at, edge);
-        else score_gradients(ds, s, dp, BM, delta);
+        if (GENERAL) {
+            general_gradients(pr, ds, s, dp, BM, lse2, delta, keep, a, &t->s, &at, edge);
+        } else {
+            if (!BEGINS) round_pairs(pr, s, BM / 2); /* no registers before */
+            score_gradients(ds, s, dp, BM, delta);
+        }
 #pragma unroll
         for (int i = 0; i < BM / 16; ++i)
             stmatrix_x4_trans(ds_to(shared, consumer, thread) + now.stage * DS_BYTES + i * 2048, ds + 4 * i);
@@ -286,6 +340,7 @@ DEVICE void multiply(const fattni_sm90_args *p, const task *t, int number, uint3
         wgmma_fence();
         accumulate(dk, ds, operand(q, BM * 128));
         wgmma_commit();
+        load_early(early, t, n + 1, a->group, shared, memory, thread);
         wgmma_wait(1); /* dQ */
         named_barrier_sync(DQ_EMPTY + consumer, 160);
         PIN(dq, COLUMNS / 2);
@@ -319,7 +374,7 @@ DEVICE void produce(const fattni_sm90_args *p, uint32_t shared) {
         piece x = {NOTHING, 0, 0};
         while (x.kind == NOTHING) x = piece_of(p, atomicAdd(p->next_tile, 1));
         task t = {0};
-        if (x.kind == MULTIPLY) t = task_of(p, &x);
+        if (x.kind == MULTIPLY) t = task_of(p, &x), prefetch_keys(p, &t);
         t.before = before, t.keys = keys;
         mbarrier_wait(shared + piece_empty(n & 1), (uint32_t)(n >> 1 & 1) ^ 1);
         write_piece(piece_slot(shared, n), &x, &t);

@@ -1,4 +1,4 @@
-/* The steps of the GENERAL Hopper backward that replace `mask`, `probabilities` and
+/* The steps of the GENERAL Hopper backward that replace `mask`, `exponentials` and
    `score_gradients`, as passes over a thread's part of S^T and dP^T: branches stand around passes,
    not in them.
 
@@ -21,16 +21,6 @@ typedef struct corner {
 DEVICE void keep_rows(uint32_t *keep, int columns, const fattni_cuda_args *a, const corner *at) {
     const dropout_plane plane = dropout_plane_of(a, at->b, at->h);
     keep_tiles(keep, columns / 8, a, &plane, 1, at->i, at->j);
-}
-
-/* x = 2^(unit x - lse2). */
-DEVICE void exponentials(float (*x)[4], int tiles, float unit, const float2 *lse2) {
-#pragma unroll
-    for (int n = 0; n < tiles; ++n) {
-        const float2 l = lse2[4 * n];
-#pragma unroll
-        for (int e = 0; e < 4; ++e) x[n][e] = exp2_approx(fmaf(x[n][e], unit, e & 1 ? -l.y : -l.x));
-    }
 }
 
 /* Where a row does not see a key, P is 0, whatever L is. */

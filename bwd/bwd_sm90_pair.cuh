@@ -56,7 +56,8 @@ enum {
 };
 static_assert(BN == 64 && BM == 64 && D == 256 && K_WARPS == 16 && K_MASK <= 1,
               "the division of labour");
-static_assert(SHARED_BYTES <= 227 * 1024, "shared memory");
+static_assert(SHARED_BYTES == FATTNI_BWD_SM90_SHARED(D, BM, BN) && SHARED_BYTES <= 227 * 1024,
+              "shared memory");
 
 #include "bwd_sm90_pair_parts.h"
 
@@ -108,7 +109,8 @@ DEVICE void give_p(float s[BM / 2], const float2 lse2[BM / 2], const fattni_cuda
     for (int i = 0; i < BM / 16; ++i) {
         uint32_t rounded[4], rest[4];
         float *const p = s + 8 * i;
-        probabilities(p, rounded, 16, a->scale * LOG2E, lse2 + 8 * i);
+        exponentials((float(*)[4])p, 2, a->scale * LOG2E, lse2 + 8 * i);
+        round_pairs(rounded, p, 8);
         stmatrix_x4(to ^ 32 * i, rounded);
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
@@ -126,7 +128,7 @@ DEVICE void give_p(float s[BM / 2], const float2 lse2[BM / 2], const fattni_cuda
 DEVICE void walk_with_p(const fattni_cuda_args *a, const task *t, uint32_t shared,
                         const unsigned char *memory, float dk[COLUMNS / 2], float dv[COLUMNS / 2]) {
     float s[BM / 2];
-    float2 lse2[BM / 2]; /* every fourth, as `probabilities` wants them */
+    float2 lse2[BM / 2]; /* every fourth, as `exponentials` wants them */
     step now = step_of(t, a->group, 0);
     mbarrier_wait(shared + K_FULL, 0);
     mbarrier_wait(shared + q_full(0), 0);

@@ -37,7 +37,7 @@ DEVICE void init_barriers(uint32_t shared) {
 
 /* One of the pieces that a call is cut into; sections are those of bwd_sm90_pieces.h. */
 enum { MULTIPLY, PREPARE, FINISH, NOTHING, END };
-enum { RING = FATTNI_RING, LAG = FATTNI_LAG, ROWS_AT_ONCE = D > 128 ? 256 : D > 64 ? 512 : 1024 };
+enum { RING = FATTNI_RING, LAG = FATTNI_LAG, ROWS_AT_ONCE = FATTNI_ROWS_AT_ONCE(D) };
 typedef struct piece {
     int kind, section, number;
 } piece;
@@ -54,13 +54,6 @@ typedef struct task {
     sequence s;
 } task;
 
-/* What plain masks know of every sequence. */
-DEVICE sequence whole(const fattni_cuda_args *a, int b) {
-    const int diagonal = CAUSAL ? diagonal_of(a, a->Sq, a->Sk) : FATTNI_FAR;
-    const sequence s = {a->Sq, a->Sk, 0, 0, b, diagonal, -FATTNI_FAR, diagonal};
-    return s;
-}
-
 DEVICE task task_of(const fattni_sm90_args *p, const piece *x) {
     const fattni_cuda_args *const a = &p->a;
     /* The first keys have most rows below a diagonal, and add first when they take turns. */
@@ -72,7 +65,7 @@ DEVICE task task_of(const fattni_sm90_args *p, const piece *x) {
                                   : at.plane;
     t.section = x->section;
     t.to_head = (place - t.hk) * a->group;
-    t.s = GENERAL ? sequence_of(a, t.b) : whole(a, t.b);
+    t.s = GENERAL ? sequence_of(a, t.b) : whole_sequence(a, t.b, CAUSAL);
     const int keys = min(CTAS * BN, t.s.Sk - j0);
     const int begin = max(0, j0 - t.s.hi), end = GENERAL ? min(j0 + keys - t.s.lo, t.s.Sq) : t.s.Sq;
     t.first = begin / BM;
@@ -167,18 +160,18 @@ DEVICE void mask(float *s, int columns, int limit0, int limit1) {
         }
 }
 
-/* s = P = exp(scale S - L), and rounded in pr; lse2: of this thread's columns. */
-DEVICE void probabilities(float *s, uint32_t *pr, int columns, float unit, const float2 *lse2) {
+/* x = 2^(unit x - lse2), of 8 rows a tile; lse2: from this thread's first row on. */
+DEVICE void exponentials(float (*x)[4], int tiles, float unit, const float2 *lse2) {
 #pragma unroll
-    for (int i = 0; i < columns / 8; ++i) {
-        const float2 l = lse2[4 * i];
-        s[4 * i] = exp2_approx(fmaf(s[4 * i], unit, -l.x));
-        s[4 * i + 1] = exp2_approx(fmaf(s[4 * i + 1], unit, -l.y));
-        s[4 * i + 2] = exp2_approx(fmaf(s[4 * i + 2], unit, -l.x));
-        s[4 * i + 3] = exp2_approx(fmaf(s[4 * i + 3], unit, -l.y));
-        pr[2 * i] = pack(s[4 * i], s[4 * i + 1]);
-        pr[2 * i + 1] = pack(s[4 * i + 2], s[4 * i + 3]);
+    for (int n = 0; n < tiles; ++n) {
+        const float2 l = lse2[4 * n];
+#pragma unroll
+        for (int e = 0; e < 4; ++e) x[n][e] = exp2_approx(fmaf(x[n][e], unit, e & 1 ? -l.y : -l.x));
     }
+}
+DEVICE void round_pairs(uint32_t *r, const float *x, int count) {
+#pragma unroll
+    for (int n = 0; n < count / 2; ++n) r[n] = pack(x[2 * n], x[2 * n + 1]);
 }
 /* ds = P (dP - delta), rounded. */
 DEVICE void score_gradients(uint32_t *ds, const float *s, const float *dp, int columns,
@@ -190,10 +183,6 @@ DEVICE void score_gradients(uint32_t *ds, const float *s, const float *dp, int c
         ds[2 * i + 1] =
             pack(s[4 * i + 2] * (dp[4 * i + 2] - x.x), s[4 * i + 3] * (dp[4 * i + 3] - x.y));
     }
-}
-
-DEVICE void release(uint32_t bar) {
-    if (threadIdx.x % 32 == 0) mbarrier_arrive(bar);
 }
 
 /* This thread's two keys of a gradient, `columns` columns from column0 on. */

@@ -13,17 +13,17 @@
    started in this order and wait only for earlier ones, so there is no deadlock. Three counters per section
    say how far it is; `progress` NULL: all pieces multiply, and the two kernels do the rest.
 
-   Include after bwd_sm90_parts.h, and SLICE, floats of an accumulator's row block that 128 threads added:
-   tile c of 8 columns of thread x is float4 number c * 128 + x. */
+   Include after what bwd_sm90_parts.h wants, and SLICE, floats of an accumulator's row block that 128 threads
+   added: tile c of 8 columns of thread x is float4 number c * 128 + x. */
 #ifndef FATTNI_BWD_SM90_PIECES_H
 #define FATTNI_BWD_SM90_PIECES_H
 
 #include "bwd_sm90_parts.h"
 
-enum { PREPARED, ADDED, FINISHED, COUNTERS }; /* pieces, adders, pieces */
+enum { PREPARED, ADDED, FINISHED }; /* pieces, adders, pieces */
 
 DEVICE int32_t *counter_of(const fattni_sm90_args *p, int section, int which) {
-    return p->progress + section * COUNTERS + which;
+    return p->progress + section * FATTNI_COUNTERS + which;
 }
 
 /* One thread, before it or those behind a barrier read what others wrote. */
@@ -57,7 +57,7 @@ DEVICE int adders(const fattni_sm90_args *p, int section) {
     return 2 * section_heads(p, section) * p->blocks;
 }
 
-/* Piece `number` of the call, CTAS > 1: this CTA's share of it. */
+/* Piece `number` of the call. */
 DEVICE piece piece_of(const fattni_sm90_args *p, int number) {
     const int rows = p->row_pieces, keys = p->section * p->blocks, round = 2 * rows + keys;
     piece x = {number < p->pieces ? MULTIPLY : END, 0, number};
@@ -82,7 +82,8 @@ DEVICE piece piece_of(const fattni_sm90_args *p, int number) {
     return x;
 }
 
-/* What a piece of rows covers: rows [begin, end) of heads [head, last) of its section, as query heads. */
+/* What a piece of rows covers, or this CTA's share of it: rows [begin, end) of heads [head, last) of its
+   section, as query heads. */
 typedef struct stretch {
     int head, last, begin, end;
 } stretch;
@@ -124,54 +125,51 @@ DEVICE float dot_8(const uint4 *x, const uint4 *y) {
 }
 
 DEVICE void prepare(const fattni_sm90_args *p, const piece *x, int thread, int threads) {
-    /* Lanes of a row, and rows under way: an SM alone has to have much of it under way. */
-    enum { LANES = D > 128 ? 32 : D > 64 ? 16 : 8, AT_ONCE = D > 128 ? 4 : 8 };
+    /* Lanes of a row, and rows of such a group under way: an SM alone has to have much of it under way, and
+       all that a row needs is asked for at once. Lane n has the statistics of row n. */
+    enum { LANES = D > 128 ? 32 : D > 64 ? 16 : 8, AT_ONCE = LANES == 16 ? 16 : 8 };
     const fattni_cuda_args *const a = &p->a;
     const stretch s = stretch_of(p, x);
-    const int groups = threads / LANES, group = thread / LANES, column = thread % LANES * 8;
+    const int groups = threads / LANES, lane = thread % LANES, column = lane * 8;
+    if (x->section >= RING)
+        await_all(p, x->section - RING, FINISHED, p->row_pieces * CTAS, thread, threads);
     for (int head = s.head; head < s.last; ++head) {
         const query_head at = head_of(p, x->section, head);
         const half_type *const o = (const half_type *)a->o.p + at.b * a->o.b + at.h * a->o.h + column;
         const half_type *const d_o =
             (const half_type *)a->d_o.p + at.b * a->d_o.b + at.h * a->d_o.h + column;
+        float4 *const zero = (float4 *)accumulator_of(p, x->section, head);
+        const float *const lse = (const float *)a->lse.p + at.b * a->lse.b + at.h * a->lse.h;
         const int64_t base = ((int64_t)at.b * a->Hq + at.h) * a->padded_rows;
         for (int first = s.begin; first < s.end; first += AT_ONCE * groups) {
+            const int i0 = first + thread / LANES * AT_ONCE, end = min(s.end, a->Sq);
             uint4 left[AT_ONCE], right[AT_ONCE];
 #pragma unroll
             for (int n = 0; n < AT_ONCE; ++n) {
-                const int i = first + n * groups + group;
-                left[n] = right[n] = make_uint4(0, 0, 0, 0);
-                if (i >= min(s.end, a->Sq) || column >= a->Dv) continue;
-                left[n] = *(const uint4 *)(o + i * a->o.row);
-                right[n] = *(const uint4 *)(d_o + i * a->d_o.row);
+                const int i = i0 + n, inside = i < end && column < a->Dv;
+                left[n] = inside ? *(const uint4 *)(o + i * a->o.row) : make_uint4(0, 0, 0, 0);
+                right[n] = inside ? *(const uint4 *)(d_o + i * a->d_o.row) : make_uint4(0, 0, 0, 0);
             }
+            for (int n = first * (D / 4) + thread; n < min(first + AT_ONCE * groups, s.end) * (D / 4); n += threads)
+                zero[n] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+            const int mine = i0 + lane, there = mine < end && lane < AT_ONCE;
+            const float L = there ? lse[mine * a->lse.row] : INFINITY;
+            float delta = 0.0f;
+            if (there && a->d_lse.p)
+                delta -= ((const float *)a->d_lse.p)[at.b * a->d_lse.b + at.h * a->d_lse.h + mine * a->d_lse.row];
 #pragma unroll
             for (int n = 0; n < AT_ONCE; ++n) {
-                const int i = first + n * groups + group;
-                float sum = dot_8(left + n, right + n), L = INFINITY;
+                float sum = dot_8(left + n, right + n);
 #pragma unroll
                 for (int step = LANES / 2; step > 0; step /= 2)
                     sum += __shfl_xor_sync(ALL_LANES, sum, step);
-                if (column > 0 || i >= s.end) continue;
-                if (i < a->Sq) {
-                    L = ((const float *)a->lse.p)[at.b * a->lse.b + at.h * a->lse.h + i * a->lse.row];
-                    if (a->d_lse.p)
-                        sum -= ((const float *)a->d_lse.p)[at.b * a->d_lse.b + at.h * a->d_lse.h +
-                                                           i * a->d_lse.row];
-                }
-                store_statistics(a, base + i, L, sum);
+                if (lane == n) delta += sum;
             }
+            if (mine < s.end && lane < AT_ONCE) store_statistics(a, base + mine, L, delta);
         }
         if (a->turns) /* none has added yet */
             for (int i0 = s.begin + thread * BM; i0 < min(s.end, a->Sq); i0 += threads * BM)
                 a->turns[((int64_t)at.b * a->Hq + at.h) * ((a->Sq + BM - 1) / BM) + i0 / BM] = 0;
-    }
-    if (x->section >= RING)
-        await_all(p, x->section - RING, FINISHED, p->row_pieces * CTAS, thread, threads);
-    for (int head = s.head; head < s.last; ++head) {
-        float4 *const zero = (float4 *)(accumulator_of(p, x->section, head) + (int64_t)s.begin * D);
-        for (int n = thread; n < (s.end - s.begin) * (D / 4); n += threads)
-            zero[n] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
     }
     report(p, x->section, PREPARED, thread, threads);
 }
@@ -185,11 +183,11 @@ DEVICE int tiles_of(int part, int most) {
 
 DEVICE void finish(const fattni_sm90_args *p, const piece *x, int thread, int threads) {
     /* The most tiles of a slice; slices of a row block; and under way. */
-    enum { TILES = SLICE / 512, PARTS = 2, AT_ONCE = D > 128 ? 1 : 2 };
+    enum { TILES = SLICE / 512, PARTS = 2, AT_ONCE = D > 128 ? 1 : 4 };
     const fattni_cuda_args *const a = &p->a;
     const stretch s = stretch_of(p, x);
     const int groups = threads / 128, slices = (s.end - s.begin) / BM * PARTS;
-    const int row = thread % 128 / 32 * 16 + thread % 32 / 4, t = thread % 4;
+    const int t = thread % 4, row = thread % 128 / 32 * 16 + thread % 32 / 4 + t / 2 * 8; /* after the transposition */
     await_all(p, x->section, ADDED, adders(p, x->section), thread, threads);
     for (int head = s.head; head < s.last; ++head) {
         const query_head at = head_of(p, x->section, head);
@@ -210,8 +208,10 @@ DEVICE void finish(const fattni_sm90_args *p, const piece *x, int thread, int th
 #pragma unroll
             for (int n = 0; n < AT_ONCE; ++n) {
                 const int slice = first + n * groups, part = slice % PARTS;
-                const int i0 = s.begin + slice / PARTS * BM + row + (BM > 64 ? 64 * part : 0);
-                const int column0 = BM > 64 ? 0 : part * (TILES * 8);
+                const int i = s.begin + slice / PARTS * BM + row + (BM > 64 ? 64 * part : 0);
+                const int column = (BM > 64 ? 0 : part * (TILES * 8)) + t % 2 * 8;
+                const int width = slice < slices && i < a->Sq ? min(a->D, column + 8 * tiles_of(part, TILES)) : 0;
+                half_type *const to_row = to + i * a->dq.row + column;
 #pragma unroll
                 for (int c = 0; c < TILES; c += 2) { /* lane t of a quad: tile c + t % 2, row 8 (t / 2) */
                     uint32_t r[4];
@@ -222,9 +222,7 @@ DEVICE void finish(const fattni_sm90_args *p, const piece *x, int thread, int th
                         r[2 + e] = pack(a->scale * z.z, a->scale * z.w);
                     }
                     transpose_quad(r);
-                    const int i = i0 + t / 2 * 8, d = column0 + (c + t % 2) * 8;
-                    if (slice < slices && c < tiles_of(part, TILES) && i < a->Sq && d < a->D)
-                        *(uint4 *)(to + i * a->dq.row + d) = make_uint4(r[0], r[1], r[2], r[3]);
+                    store_global_4_if(to_row + c * 8, r, column + c * 8 < width);
                 }
             }
         }

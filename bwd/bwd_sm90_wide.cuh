@@ -46,7 +46,8 @@ enum {
 };
 static_assert(BN == 64 && BM == 64 && D == 256 && K_WARPS == 16 && K_MASK >= 2,
               "the division of labour");
-static_assert(SHARED_BYTES <= 227 * 1024, "shared memory");
+static_assert(SHARED_BYTES == FATTNI_BWD_SM90_SHARED(D, BM, BN) && SHARED_BYTES <= 227 * 1024,
+              "shared memory");
 
 #include "bwd_sm90_general.h"
 #include "bwd_sm90_pair_parts.h"

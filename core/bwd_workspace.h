@@ -12,10 +12,10 @@ DEVICE int64_t row_base(const fattni_cuda_args *a, const sequence *s, int b, int
 }
 
 /* lse2 and delta of the padded row `at`, from its L and rowsum(dO * O) - dL. Rows that must not count get
-   +inf and 0: their P is 0. */
+   an infinite L and 0: their P is 0. */
 DEVICE void store_statistics(const fattni_cuda_args *a, int64_t at, float L, float sum) {
     const int counts = L != -INFINITY && L != INFINITY;
-    a->lse2[at] = counts ? L * 1.4426950408889634f : L != L ? L : INFINITY;
+    a->lse2[at] = a->lse_factor * (counts || L != L ? L : INFINITY);
     a->delta[at] = counts || L != L ? sum : 0.0f;
 }
 

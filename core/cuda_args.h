@@ -46,6 +46,7 @@ typedef struct fattni_cuda_args {
     uint32_t flags;                /* FATTN_MERGE, FATTN_ACC_* */
     /* backward's workspace; rows padded to the row block, one stretch per (sequence, head) */
     float *delta, *lse2, *dq_accumulator; /* delta of F64 kernels is double */
+    float lse_factor; /* lse2 = lse_factor L: log2(e), or -1/scale (FATTNI_BEGINS_WITH_L) */
     void *sink_parts;              /* of dsink, per (head, sequence, row block); float or double */
     int32_t *turns;                /* FATTN_DETERMINISTIC: core/cuda_turns.h; else NULL */
     fattni_view d_o_copy;          /* d_o in the 16-bit dtype, when it came as F32; else p NULL */

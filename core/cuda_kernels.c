@@ -36,10 +36,7 @@ enum {
 #define SHARED_fwd_sm80(D, BM, BN, warps, size, mask) (((BM) + 2 * (BN)) * PITCH(D) * 2)
 #define SHARED_fwd_sm90(D, BM, BN, warps, size, mask) \
     (((D) + 63) / 64 * 128 * (((D) > 128 ? 1 : 2) * (BM) + 4 * (BN)) + 256)
-#define SHARED_bwd_sm90(D, BM, BN, warps, size, mask) \
-    ((D) > 128 ? (5 * (BN) + 6 * (BM)) * (D) + 12 * (BM) * (BN) + 3 * (BM) * 4 + 128                  \
-               : (2 * (BN) + 4 * (BM)) * (((D) + 63) / 64 * 128) + 2 * (BM) * (BN) * 2 +              \
-                     (BM) * (D) * 4 + 4 * (BM) * 4 + 224)
+#define SHARED_bwd_sm90(D, BM, BN, warps, size, mask) FATTNI_BWD_SM90_SHARED(D, BM, BN)
 #define SHARED_bwd_sm80(D, BM, BN, warps, size, mask) \
     ((2 * (BN) + 4 * (BM)) * PITCH(D) * 2 + 2 * (BM) * (BN) * 2 + 4 * (BM) * 4)
 #define SHARED_fwd_mma(D, BM, BN, warps, size, mask) \

@@ -47,4 +47,11 @@ DEVICE sequence sequence_of(const fattni_cuda_args *a, int b) {
     return s;
 }
 
+/* What full and causal calls know of every sequence. */
+DEVICE sequence whole_sequence(const fattni_cuda_args *a, int b, int causal) {
+    const int diagonal = causal ? diagonal_of(a, a->Sq, a->Sk) : FATTNI_FAR;
+    const sequence s = {a->Sq, a->Sk, 0, 0, b, diagonal, -FATTNI_FAR, diagonal};
+    return s;
+}
+
 #endif

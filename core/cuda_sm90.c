@@ -34,9 +34,9 @@ static bool storable(const fattni_array *a, int64_t width, bool added) {
     return !a->present || a->dtype == FATTN_F32 || added || fattni_cuda_vector(a, width);
 }
 
-/* The kernel always computes dQ. An F32 d_o is copied to a place that fits. */
+/* The kernel always computes dQ, and may divide L by scale. An F32 d_o is copied to a place that fits. */
 static bool backward_fits(const fattni_problem *p) {
-    return (p->d_o.dtype == FATTN_F32 || mappable(&p->d_o, p->Dv)) && p->dq.present &&
+    return p->scale > 1e-30 && (p->d_o.dtype == FATTN_F32 || mappable(&p->d_o, p->Dv)) && p->dq.present &&
            storable(&p->dk, p->D, p->flags & FATTN_ACC_DK) &&
            storable(&p->dv, p->Dv, p->flags & FATTN_ACC_DV);
 }
@@ -105,10 +105,12 @@ fattn_status fattni_sm90_args_of(fattn_ctx *ctx, const fattni_problem *p,
     out->tiles = out->pieces = (int32_t)tiles;
     const int64_t row_bytes = 2 * (p->D + p->Dv);
     /* Backward: Q and dO of a whole group, and the fp32 accumulator of dQ. But as many pieces that those of
-       two waves of CTAs are sorted, the longest first. */
+       one to three waves of CTAs are sorted, the longest first; of clusters half a wave, since their pieces of rows
+       have a CTA each. */
     int64_t section = forward ? section_of(ctx, p->Sk * row_bytes) * p->group
                               : section_of(ctx, p->group * p->Sq * (row_bytes + 4 * p->D));
-    while (!forward && 2 * section * blocks * k->cluster < 3 * ctx->gpu.sms) section *= 2;
+    const int64_t half_waves = k->cluster > 1 ? 1 : 3;
+    while (!forward && 2 * section * blocks * k->cluster < half_waves * ctx->gpu.sms) section *= 2;
     /* Key blocks of one head that run at once wait for each other's turns: let there be few. */
     if (!forward && (p->flags & FATTN_DETERMINISTIC)) section = fattni_max(section, 16);
     out->section = (int32_t)fattni_min(section, heads * p->B);

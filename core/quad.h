@@ -4,6 +4,7 @@
 #define FATTNI_QUAD_H
 
 #include "element.h"
+#include "ptx/global.h"
 
 #define ALL_LANES 0xffffffffu
 
@@ -61,8 +62,7 @@ DEVICE void store_row(void *row, const float *x, int chunks, float scale, int in
         for (int n = 0; n < 4; ++n)
             r[n] = c + n < chunks ? pack(x[4 * (c + n)] * scale, x[4 * (c + n) + 1] * scale) : 0;
         transpose_quad(r);
-        if (inside && 8 * (c + t) < width)
-            *(uint4 *)((half_type *)row + 8 * (c + t)) = make_uint4(r[0], r[1], r[2], r[3]);
+        store_global_4_if((half_type *)row + 8 * (c + t), r, inside && 8 * (c + t) < width);
     }
 }
 

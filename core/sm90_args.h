@@ -15,7 +15,16 @@ typedef struct fattni_map_step {
 /* Sections whose accumulators of dQ exist at once; how many sections later one is finished; rows that
    a piece prepares or finishes, a multiple of every row block. */
 enum { FATTNI_RING = 5, FATTNI_LAG = 2 };
-static inline int32_t fattni_rows_at_once(int32_t D) { return D > 128 ? 256 : D > 64 ? 512 : 1024; }
+#define FATTNI_ROWS_AT_ONCE(D) ((D) > 128 ? 256 : (D) > 64 ? 512 : 1024)
+
+/* Shared memory of the backward kernels. */
+#define FATTNI_BWD_SM90_SHARED(D, BM, BN)                                                              \
+    ((D) > 128 ? (5 * (BN) + 6 * (BM)) * (D) + 12 * (BM) * (BN) + 3 * (BM) * 4 + 128                         \
+               : (2 * (BN) + 4 * (BM)) * (((D) + 63) / 64 * 128) + 2 * (BM) * (BN) * 2 + (BM) * (D) * 4 +    \
+                     4 * (BM) * 4 + 224)
+
+/* Backward kernels whose S begins with -L / scale instead of 0 (bwd/bwd_sm90.cuh says why). */
+#define FATTNI_BEGINS_WITH_L(plain, D, BM) ((plain) && (D) <= 128 && (BM) == 64)
 
 typedef struct fattni_sm90_args {
     CUtensorMap q, k, v, d_o; /* {d, row, head, batch}, boxes of 64 columns */
@@ -37,7 +46,7 @@ typedef struct fattni_sm90_args {
 enum { FATTNI_COUNTERS = 3 };
 static inline void fattni_cut(fattni_sm90_args *s, int32_t cluster) {
     const fattni_cuda_args *const a = &s->a;
-    const int32_t rows = fattni_rows_at_once(a->D_padded), heads = s->section * a->group;
+    const int32_t rows = FATTNI_ROWS_AT_ONCE(a->D_padded), heads = s->section * a->group;
     s->progress = s->next_tile + 1;
     s->sections = (a->B * a->Hkv + s->section - 1) / s->section;
     s->row_chunks = (a->padded_rows + rows - 1) / rows;

@@ -52,6 +52,11 @@ DEVICE position position_of(const fattni_sm90_args *p, int heads, int number, in
 DEVICE int is_leader(void) { return threadIdx.x % 32 == 0; }
 DEVICE int of_leader(int x) { return __shfl_sync(ALL_LANES, x, 0); }
 
+/* Each warp arrives once. */
+DEVICE void release(uint32_t bar) {
+    if (is_leader()) mbarrier_arrive(bar);
+}
+
 /* Rows [row, row + rows) of one (head, batch), all panels, counting on `bar`. */
 DEVICE void load_panels(uint32_t to, const CUtensorMap *map, uint32_t bar, int panels, int rows, int row,
                         int head, int batch) {

@@ -63,19 +63,12 @@ typedef struct tile {
     int first, blocks; /* of keys; at least one, so that all roles agree; 0 = no tile is left */
 } tile;
 
-/* What full and causal calls know of every sequence. */
-DEVICE sequence whole(const fattni_cuda_args *a, int b) {
-    const sequence s = {a->Sq, a->Sk, 0, 0, b, 0, -FATTNI_FAR,
-                        CAUSAL ? diagonal_of(a, a->Sq, a->Sk) : FATTNI_FAR};
-    return s;
-}
-
 /* Also the tile's sequence. blocks = 0: the rows lie beyond its end. */
 DEVICE tile tile_of(const fattni_sm90_args *p, int number, sequence *s) {
     const position at = position_of(p, p->a.Hq, number, COUNTED);
     const int block = COUNTED ? p->blocks - 1 - at.block : at.block; /* the last rows see most keys */
     tile t = {block * BM, at.plane % p->a.Hq, at.plane / p->a.Hq, 0, 0};
-    *s = BANDS ? sequence_of(&p->a, t.b) : whole(&p->a, t.b);
+    *s = BANDS ? sequence_of(&p->a, t.b) : whole_sequence(&p->a, t.b, CAUSAL);
     if (BANDS && t.i0 >= s->Sq) return t;
     const int end = COUNTED ? min(s->Sk, t.i0 + BM + s->hi) : s->Sk;
     if (BANDS) t.first = max(0, min(t.i0 + s->lo, end - 1)) / BN;
@@ -98,7 +91,7 @@ DEVICE tile read_tile(const volatile int4 *from) {
     return t;
 }
 DEVICE sequence read_sequence(const fattni_cuda_args *a, const volatile int4 *from, int b) {
-    sequence s = whole(a, b);
+    sequence s = whole_sequence(a, b, CAUSAL);
     if (BANDS) {
         s.Sq = from[1].y, s.Sk = from[1].z, s.q0 = from[1].w;
         if (a->cu_seqlens_q.p) s.batch = 0;
@@ -204,9 +197,6 @@ DEVICE void produce(const fattni_sm90_args *p, uint32_t shared, unsigned char *m
 
 /* ---- consumers ---- */
 
-DEVICE void release(uint32_t bar) {
-    if (threadIdx.x % 32 == 0) mbarrier_arrive(bar);
-}
 /* For the end of a loop: mbarrier_arrive_if says why. */
 DEVICE void release_if(uint32_t bar, int condition) {
     mbarrier_arrive_if(bar, condition && threadIdx.x % 32 == 0);

@@ -23,6 +23,13 @@ static __device__ __forceinline__ void bulk_load(uint32_t to, const void *from, 
                  "l"(from), "r"(bytes), "r"(bar)
                  : "memory");
 }
+/* The box to L2. */
+static __device__ __forceinline__ void tma_prefetch(const CUtensorMap *map, int column, int row, int head,
+                                                    int batch) {
+    asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global.tile [%0, {%1, %2, %3, %4}];" ::"l"(map),
+                 "r"(column), "r"(row), "r"(head), "r"(batch)
+                 : "memory");
+}
 /* to[] += floats in shared memory, `bytes` as above. */
 static __device__ __forceinline__ void bulk_reduce_add(float *to, uint32_t from, int bytes) {
     asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(to),

@@ -60,6 +60,7 @@ static void set_up(problem *p, const test_case *c) {
     a->right = c->causal ? 0 : c->right < 0 ? FATTNI_FAR : c->right;
     a->shift = a->q_pos0 = c->q_pos0;
     a->scale = 1 / sqrtf((float)c->D);
+    a->lse_factor = FATTNI_BEGINS_WITH_L(!GENERAL, K_D, K_BM) ? -1 / a->scale : 1 / logf(2.0f);
     a->softcap = K_MASK == 3 ? SOFTCAP : 0.0f;
     a->drop_T = (uint32_t)lroundf(65536 * c->dropout);
     a->keep_scale = 65536.0f / (float)(65536 - a->drop_T);
@@ -145,7 +146,7 @@ static void expect_row(problem *p, const sequence *s, int b, int h, int i) {
         delta -= p->d_lse[at];
     } else {
         const int64_t at = row_base(a, s, b, h) + i;
-        p->lse2[at] = (float)(L / log(2.0));
+        p->lse2[at] = (float)(a->lse_factor * L);
         p->delta[at] = (float)delta;
     }
     for (int j = begin; j < end; ++j) {
@@ -170,7 +171,7 @@ static void expect(problem *p) {
             for (int i = 0; i < (s.Sq + K_BM - 1) / K_BM * K_BM; ++i) {
                 const int64_t at = row_base(a, &s, b, h) + i;
                 for (int d = 0; d < K_D && !p->args.progress; ++d)
-                    p->lse2[at] = INFINITY, p->delta[at] = 0, p->accumulator[at * K_D + d] = 0;
+                    p->lse2[at] = p->args.a.lse_factor * INFINITY, p->delta[at] = 0, p->accumulator[at * K_D + d] = 0;
                 if (i < s.Sq) expect_row(p, &s, b, h, i);
             }
     }

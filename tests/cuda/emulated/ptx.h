@@ -14,6 +14,7 @@
 #define FATTNI_PTX_ACQUIRE_H
 #define FATTNI_PTX_CLOCK_H
 #define FATTNI_PTX_CLUSTER_H
+#define FATTNI_PTX_GLOBAL_H
 #define FATTNI_PTX_LDMATRIX_H
 #define FATTNI_PTX_MBARRIER_H
 #define FATTNI_PTX_MMA_H
@@ -32,8 +33,11 @@ static inline uint16_t half_of(uint32_t pair, int high) {
     return (uint16_t)(high ? pair >> 16 : pair);
 }
 
-/* ---- acquire, ldmatrix, mma ---- */
+/* ---- acquire, global, ldmatrix, mma ---- */
 
+static inline void store_global_4_if(void *to, const uint32_t x[4], int condition) {
+    if (condition) memcpy(to, x, 16);
+}
 static inline int load_acquire(const int32_t *p) {
     machine_yield();
     return *p;
@@ -160,6 +164,7 @@ static inline void bulk_load(uint32_t to, const void *from, int bytes, uint32_t 
     memcpy(memory + to, from, (size_t)bytes);
     mbarrier_complete(bar, bytes);
 }
+static inline void tma_prefetch(const CUtensorMap *, int, int, int, int) {}
 static inline void bulk_reduce_add(float *to, uint32_t from, int bytes) {
     must_be_aligned(to, from, bytes);
     for (int n = 0; n < bytes / 4; ++n) to[n] += ((const float *)(memory + from))[n];
