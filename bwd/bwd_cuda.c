@@ -1,5 +1,5 @@
-/* The CUDA row of the backward table for BF16 and F16: delta, the main kernel, finish, dsink. Hopper's
-   plain kernels do without delta and finish. */
+/* The CUDA row of the backward table for BF16 and F16: delta, the main kernel, finish, dsink. Most calls of Hopper's
+   kernels do without delta and finish. */
 #include "bwd_cuda.h"
 #include "cuda_sm90.h"
 
@@ -29,9 +29,10 @@ static fattni_problem with_copy(const fattni_problem *p, const fattni_view *copy
     return copied;
 }
 
-/* Kernels that cut their work into pieces (bwd_sm90_pieces.h). */
-static bool cuts(const fattni_cuda_kernel *k) {
-    return k->arch == 90 && (k->mask == FATTNI_MASK_FULL || k->mask == FATTNI_MASK_CAUSAL);
+/* Hopper's kernels cut their work into pieces (bwd_sm90_pieces.h). */
+static bool is_hopper(const fattni_cuda_kernel *k) { return k->arch == 90; }
+static bool is_plain(const fattni_cuda_kernel *k) {
+    return k->mask == FATTNI_MASK_FULL || k->mask == FATTNI_MASK_CAUSAL;
 }
 static size_t piece_bytes(int64_t sections) {
     return (size_t)fattni_round_up((1 + FATTNI_COUNTERS * sections) * 4, FATTNI_ALIGN);
@@ -49,14 +50,15 @@ static layout layout_of(const fattni_problem *p, const fattni_cuda_kernel *k) {
     l.sink = l.d_o + (p->d_o.dtype == FATTN_F32 ? copied_rows(p) * (size_t)k->D * 2 : 0);
     l.turns = l.sink + fattni_bwd_cuda_sink_bytes(p, k);
     l.pieces = l.turns + fattni_bwd_cuda_turns_bytes(p, k);
-    l.bytes = l.pieces + (cuts(k) ? piece_bytes(p->B * p->Hkv) : 0);
+    l.bytes = l.pieces + (is_hopper(k) ? piece_bytes(p->B * p->Hkv) : 0);
     return l;
 }
 
-/* Whether pieces of rows know this call: 16-bit tensors by 16 bytes, dq overwritten, delta not given. */
+/* Whether pieces of rows know this call: 16-bit tensors by 16 bytes, not packed, dq overwritten, delta not given, no
+   dsink. */
 static bool does_rows(const fattni_cuda_kernel *k, const fattni_cuda_args *a) {
-    return cuts(k) && a->vector_gradients && !a->o_f32 && !a->d_o_f32 && !a->dq_f32 &&
-           !a->given_delta.p && !(a->flags & FATTN_ACC_DQ);
+    return is_hopper(k) && a->vector_gradients && !a->o_f32 && !a->d_o_f32 && !a->dq_f32 &&
+           !a->given_delta.p && !a->d_sink.p && !a->cu_seqlens_q.p && !(a->flags & FATTN_ACC_DQ);
 }
 
 static const char *refuses(const fattn_ctx *ctx, const fattni_problem *p) {
@@ -74,8 +76,8 @@ static void plan(const fattn_ctx *ctx, const fattni_problem *p, fattni_kernel_pl
     strncpy(out->name, k->name, sizeof out->name - 1);
 }
 
-/* The main kernel on Hopper; `rows`: with what is done before and after it. Those that cut their work share the
-   pieces between as many CTAs as SMs, or a cluster has one of them. */
+/* The main kernel on Hopper; `rows`: with what is done before and after it. As many CTAs as SMs share the pieces, or a
+   cluster has one of them. */
 static fattn_status start_hopper(fattn_ctx *ctx, const fattni_problem *p, const fattni_cuda_kernel *k,
                                  const fattni_cuda_args *a, void *counters, bool rows) {
     const fattni_problem mapped = a->d_o_copy.p ? with_copy(p, &a->d_o_copy) : *p;
@@ -84,9 +86,8 @@ static fattn_status start_hopper(fattn_ctx *ctx, const fattni_problem *p, const 
     s.a = *a;
     s.next_tile = counters;
     if (rows) fattni_cut(&s, k->cluster);
-    if (cuts(k)) FATTNI_TRY(fattni_cuda_zero(ctx, counters, piece_bytes(rows ? s.sections : 0)));
-    const bool shared = cuts(k) && k->cluster == 1;
-    const int64_t grid = shared ? fattni_min(s.pieces, ctx->gpu.sms) : (int64_t)s.pieces * k->cluster;
+    FATTNI_TRY(fattni_cuda_zero(ctx, counters, piece_bytes(rows ? s.sections : 0)));
+    const int64_t grid = k->cluster == 1 ? fattni_min(s.pieces, ctx->gpu.sms) : (int64_t)s.pieces * k->cluster;
     return fattni_cuda_start(ctx, k->name, k->kernel, grid, k->threads, k->shared, &s);
 }
 
@@ -96,13 +97,14 @@ static fattn_status run(fattn_ctx *ctx, const fattni_problem *p) {
     fattni_cuda_args a = fattni_cuda_args_of(p);
     a.padded_rows = (int32_t)l.padded_rows;
     a.row_block = k->BM;
-    const bool hopper = k->arch == 90; /* its accumulator: two warpgroups, 16 rows to a warp */
+    const bool hopper = is_hopper(k); /* its accumulator: two warpgroups, 16 rows to a warp */
     a.dq_threads = hopper ? 256 : k->threads;
     a.dq_group = hopper ? 128 : k->threads;
     a.dq_warp_rows = hopper ? 16 : 32;
     a.D_padded = k->D;
     a.lse2 = (float *)((char *)p->workspace + l.lse2);
-    a.lse_factor = FATTNI_BEGINS_WITH_L(cuts(k), k->D, k->BM) ? (float)(-1 / p->scale) : 1.4426950408889634f;
+    a.lse_factor =
+        FATTNI_BEGINS_WITH_L(is_hopper(k) && is_plain(k), k->D, k->BM) ? (float)(-1 / p->scale) : 1.4426950408889634f;
     a.delta = (float *)((char *)p->workspace + l.delta);
     a.sink_parts = (char *)p->workspace + l.sink;
     if (l.pieces > l.turns) a.turns = (int32_t *)((char *)p->workspace + l.turns);

@@ -1,5 +1,5 @@
 /* Before the main kernel: delta = rowsum(dO * O) - dL and lse2 = L log2(e) for every padded row, a dQ
-   accumulator of zeros, this row block's part of dsink, and a 16-bit copy of an F32 dO. Hopper's plain
+   accumulator of zeros, this row block's part of dsink, and a 16-bit copy of an F32 dO. Hopper's
    kernels do the usual part themselves (bwd_sm90_pieces.h).
 
    One CTA per row block of one (sequence, head). A group of 8, 16 or 32 lanes owns a row. */

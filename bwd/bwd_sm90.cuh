@@ -1,6 +1,6 @@
 /* Backward attention for Hopper, head_dim up to 128 (beyond: bwd_sm90_pair.cuh, bwd_sm90_wide.cuh):
-   TMA, wgmma. FULL and CAUSAL: one persistent CTA per SM, whose pieces of work are blocks of 128 keys and, beside
-   them, rows before and after the products (bwd_sm90_pieces.h); GENERAL: a CTA per block of keys.
+   TMA, wgmma. One persistent CTA per SM, whose pieces of work are blocks of 128 keys and, beside them, rows before
+   and after the products (bwd_sm90_pieces.h).
 
    For each row block: S^T = K Q^T, P = exp(S - L), dP^T = V dO^T, dS = P (dP - delta),
    dV += P^T dO, dK += dS^T Q, dQ += dS K.
@@ -9,7 +9,7 @@
                v, d_o with strides that tensor maps can take.
    Ownership   dK, dV of BN keys stay in registers over all row blocks of all query heads of the group;
                dQ is added to an fp32 accumulator at L2 by bulk reductions.
-   Threads     warpgroup 0: warp 0 claims pieces and loads, warps 1 and 2 add the dQ of consumer 0 and 1. Two
+   Threads     warpgroup 0: warp 0 claims pieces and loads, warps 1 and 2 add the dQ of consumer 0 and 1, warp 3 ends turns. Two
                consumers own 64 keys each: S^T and dP^T are computed transposed, so that P^T and dS^T are the
                register operands of dV and dK. dQ: a consumer has half of 128 rows, or all of 64 rows
                and half of the columns.
@@ -34,9 +34,9 @@
 
 enum {
     D = K_D, BM = K_BM, BN = K_BN, THREADS = 32 * K_WARPS, CAUSAL = K_MASK == 1,
-    GENERAL = K_MASK >= 2, CAPPED = K_MASK == 3, TURNS = 1, CTAS = 1, PANELS = (D + 63) / 64,
+    GENERAL = K_MASK >= 2, CAPPED = K_MASK == 3, CTAS = 1, PANELS = (D + 63) / 64,
     KEY_BYTES = BN * PANELS * 128, ROW_BYTES = BM * PANELS * 128, DS_BYTES = BM * BN * 2,
-    BEGINS = FATTNI_BEGINS_WITH_L(!GENERAL, D, BM), EARLY = GENERAL || BEGINS ? 0 : BM / 16,
+    BEGINS = FATTNI_BEGINS_WITH_L(!GENERAL, D, BM), EARLY = GENERAL || BEGINS ? 0 : 3,
     /* dQ: a consumer has half of 128 rows, or of 64 rows half of the columns. For d 80 the halves are 48
        columns that overlap, so are K's panels, of which the second starts with the second half. */
     SPLIT_ROWS = BM > 64, COLUMNS = D > 96 || SPLIT_ROWS ? 64 : 48,
@@ -44,7 +44,7 @@ enum {
     K_PANEL = D % 64 ? D - COLUMNS : 64,
     V_AT = KEY_BYTES, Q_AT = 2 * KEY_BYTES, DO_AT = Q_AT + 2 * ROW_BYTES, DS_AT = DO_AT + 2 * ROW_BYTES,
     DQ_AT = DS_AT + 2 * DS_BYTES, LSE_AT = DQ_AT + BM * D * 4, DELTA_AT = LSE_AT + 2 * BM * 4,
-    BARRIERS_AT = DELTA_AT + 2 * BM * 4, PIECES_AT = BARRIERS_AT + 128, SHARED_BYTES = PIECES_AT + 96
+    BARRIERS_AT = DELTA_AT + 2 * BM * 4, PIECES_AT = BARRIERS_AT + 144, SHARED_BYTES = PIECES_AT + 96
 };
 static_assert(BN == 128 && K_WARPS == 12, "two consumers of 64 keys");
 static_assert(D == 64 ? BM == 128 : D % 16 == 0 && BM == 64, "two slices of dQ");
@@ -61,18 +61,18 @@ enum { DS_WRITTEN = 1, DQ_FULL = 2, DQ_EMPTY = 4, CLEARED = 6 };
 
 DEVICE uint32_t piece_full(int n) { return BARRIERS_AT + 80 + 8u * (n & 1); }
 DEVICE uint32_t piece_empty(int n) { return BARRIERS_AT + 96 + 8u * (n & 1); }
-DEVICE void init_pieces(uint32_t shared) {
+DEVICE void init_pieces(uint32_t shared, int turns) {
     if (threadIdx.x > 0) return;
     for (int n = 0; n < 2; ++n) {
         mbarrier_init(shared + piece_full(n), 1);
-        mbarrier_init(shared + piece_empty(n), 10); /* warps: consumers', adding ones */
+        mbarrier_init(shared + piece_empty(n), 10 + turns); /* warps: consumers', adding ones, that of turns */
     }
     mbarrier_init_fence();
 }
 DEVICE uint32_t piece_slot(uint32_t shared, int n) { return shared + PIECES_AT + (n & 1) * 48; }
 DEVICE void write_piece(uint32_t slot, const piece *x, const task *t) {
-    const uint32_t walk[4] = {(uint32_t)t->j0, (uint32_t)t->first, (uint32_t)t->row_blocks,
-                              (uint32_t)(t->before | t->keys << 2)},
+    const uint32_t walk[4] = {(uint32_t)t->j0, (uint32_t)t->from, (uint32_t)t->to,
+                              (uint32_t)(t->before | t->keys << 2 | t->steps << 3)},
                    what[4] = {(uint32_t)x->kind, (uint32_t)x->section, (uint32_t)x->number,
                               (uint32_t)t->to_head},
                    whose[4] = {(uint32_t)t->b, (uint32_t)t->hk, 0, 0};
@@ -90,8 +90,8 @@ DEVICE piece read_piece(uint32_t slot) {
 DEVICE task read_walk(const fattni_cuda_args *a, uint32_t slot) {
     uint32_t walk[4];
     load_shared_4(walk, slot);
-    task t = {0, 0, (int)walk[0], (int)walk[1], (int)walk[2], (int)walk[2] * a->group};
-    t.before = walk[3] & 3, t.keys = walk[3] >> 2;
+    task t = {0, 0, (int)walk[0], (int)walk[1], (int)walk[2], (int)(walk[3] >> 3)};
+    t.before = walk[3] & 3, t.keys = walk[3] >> 2 & 1;
     t.s = whole_sequence(a, 0, CAUSAL);
     return t;
 }
@@ -102,6 +102,7 @@ DEVICE task read_task(const fattni_cuda_args *a, uint32_t slot) {
     load_shared_4(whose, slot + 32);
     t.section = what[1], t.to_head = what[3];
     t.b = t.s.batch = whose[0], t.hk = whose[1];
+    if (GENERAL) t.s = sequence_of(a, t.b);
     return t;
 }
 
@@ -109,9 +110,10 @@ DEVICE task read_task(const fattni_cuda_args *a, uint32_t slot) {
 
 /* K and V to L2, while those of the last task are in use. */
 DEVICE void prefetch_keys(const fattni_sm90_args *p, const task *t) {
+    const int key = t->s.k0 + t->j0;
     for (int x = 0; x < PANELS; ++x) {
-        tma_prefetch(&p->k, K_PANEL * x, t->j0, t->hk * p->k_step.head, t->b * p->k_step.batch);
-        tma_prefetch(&p->v, 64 * x, t->j0, t->hk * p->v_step.head, t->b * p->v_step.batch);
+        tma_prefetch(&p->k, K_PANEL * x, key, t->hk * p->k_step.head, t->s.batch * p->k_step.batch);
+        tma_prefetch(&p->v, 64 * x, key, t->hk * p->v_step.head, t->s.batch * p->v_step.batch);
     }
 }
 /* K and V, when those of the last task are not needed any more. */
@@ -129,25 +131,27 @@ DEVICE void load_keys(const fattni_sm90_args *p, const task *t, uint32_t shared)
 
 DEVICE void load(const fattni_sm90_args *p, const task *t, uint32_t shared) {
     if (p->progress) await(p, t->section, PREPARED, p->row_pieces);
-    for (int n = 0; n < t->steps; ++n) {
-        const step s = step_of(t, p->a.group, n);
-        const int64_t at = padded_row(&p->a, t, &s);
-        load_q(p, t, &s, at, shared);
+    place at = first_place(t, p->a.group);
+    for (int n = 0; n < t->steps; ++n, go_on(&at, t)) {
+        const step s = step_at(&at, t, n);
+        const int64_t row = padded_row(&p->a, t, &s);
+        load_q(p, t, &s, row, shared);
         if (n == 0) load_keys(p, t, shared);
-        load_d_o(p, t, &s, at, s.stage, s.parity, shared);
+        load_d_o(p, t, &s, row, s.stage, s.parity, shared);
     }
 }
 
 /* Adds a consumer's slices to the accumulator, one warp per consumer. */
 DEVICE void add_dq(const fattni_sm90_args *p, const task *t, uint32_t shared, int consumer) {
     const fattni_cuda_args *const a = &p->a;
-    const int leader = threadIdx.x % 32 == 0;
+    const int leader = is_leader();
     if (leader && p->progress) await(p, t->section, PREPARED, p->row_pieces);
     __syncwarp();
     if (t->steps) named_barrier_arrive(DQ_EMPTY + consumer, 160);
-    for (int n = 0; n < t->steps; ++n) {
+    place at = first_place(t, a->group);
+    for (int n = 0; n < t->steps; ++n, go_on(&at, t)) {
+        const step s = step_at(&at, t, n);
         asm volatile("" : "+r"(consumer)); /* addresses are made anew: 24 registers do not hold them */
-        const step s = step_of(t, a->group, n);
         if (leader && a->turns) wait_for_turn(turn_counter(a, t, &s), t, &s);
         __syncwarp();
         named_barrier_sync(DQ_FULL + consumer, 160);
@@ -161,7 +165,7 @@ DEVICE void add_dq(const fattni_sm90_args *p, const task *t, uint32_t shared, in
         if (n + 1 < t->steps) named_barrier_arrive(DQ_EMPTY + consumer, 160);
         if (leader && a->turns) {
             bulk_wait();
-            add_release(turn_counter(a, t, &s), 1);
+            use_turn(&s, shared);
         }
     }
     if (!leader) return;
@@ -224,18 +228,17 @@ DEVICE uint32_t dq_to(uint32_t shared, int consumer, uint32_t thread) {
     return shared + DQ_AT + consumer * (SLICE - REPEATED * 64) * 4 + thread * 16;
 }
 
-/* From this thread's first row on. */
-DEVICE const float2 *statistics(const unsigned char *memory, int at, int stage, uint32_t thread) {
-    return (const float2 *)(memory + at + stage * BM * 4) + thread % 4;
-}
-
 /* When the Q of step n is there. */
-DEVICE void load_early(float2 *early, const task *t, int n, int group, uint32_t shared,
-                       const unsigned char *memory, uint32_t thread) {
-    if (!EARLY || n == t->steps) return;
-    const step s = step_of(t, group, n);
+DEVICE void load_early(float2 *early, const task *t, int n, uint32_t shared, const unsigned char *memory,
+                       uint32_t thread) {
+    if (!EARLY) return;
+#pragma unroll
+    for (int i = 0; i < EARLY; ++i) FORGET(&early[4 * i].x, 2);
+    if (n == t->steps) return;
+    const place any = {0, 0};
+    const step s = step_at(&any, t, n);
     mbarrier_wait(shared + q_full(s.stage), s.parity);
-    const float2 *const lse2 = statistics(memory, LSE_AT, s.stage, thread);
+    const float2 *const lse2 = statistics(memory, LSE_AT + s.stage * BM * 4, (int)(thread % 4 * 2));
 #pragma unroll
     for (int i = 0; i < EARLY; ++i) early[4 * i] = lse2[4 * i];
 }
@@ -262,15 +265,16 @@ DEVICE void multiply(const fattni_sm90_args *p, const task *t, int number, uint3
     }
     if (GENERAL && t->j0 + BN > t->s.Sk && t->steps)
         clear_tails(shared, shared + V_AT, BN, t->s.Sk - t->j0, CLEARED);
-    load_early(early, t, 0, a->group, shared, memory, threadIdx.x);
-    for (int n = 0; n < t->steps; ++n) {
+    load_early(early, t, 0, shared, memory, threadIdx.x);
+    place rows = first_place(t, a->group);
+    for (int n = 0; n < t->steps; ++n, go_on(&rows, t)) {
         uint32_t thread = threadIdx.x % 128;
-        asm volatile("" : "+r"(number), "+r"(thread)); /* what hangs on it is not kept in registers */
+        asm volatile("" : "+r"(number), "+r"(thread)); /* what hangs on them is not kept in registers */
         const int key = first_key(t, consumer, thread), row0 = (int)(thread % 4 * 2);
-        const step now = step_of(t, a->group, n);
+        const step now = step_at(&rows, t, n);
         const uint32_t q = shared + Q_AT + now.stage * ROW_BYTES, d_o = shared + DO_AT + now.stage * ROW_BYTES;
-        const float2 *const lse2 = statistics(memory, LSE_AT, now.stage, thread);
-        const float2 *const delta = statistics(memory, DELTA_AT, now.stage, thread);
+        const float2 *const lse2 = statistics(memory, LSE_AT + now.stage * BM * 4, row0);
+        const float2 *const delta = statistics(memory, DELTA_AT + now.stage * BM * 4, row0);
         mbarrier_wait(shared + q_full(now.stage), now.parity);
         if (GENERAL && now.i0 + BM > t->s.Sq) {
             mbarrier_wait(shared + do_full(now.stage), now.parity);
@@ -340,7 +344,7 @@ DEVICE void multiply(const fattni_sm90_args *p, const task *t, int number, uint3
         wgmma_fence();
         accumulate(dk, ds, operand(q, BM * 128));
         wgmma_commit();
-        load_early(early, t, n + 1, a->group, shared, memory, thread);
+        load_early(early, t, n + 1, shared, memory, thread);
         wgmma_wait(1); /* dQ */
         named_barrier_sync(DQ_EMPTY + consumer, 160);
         PIN(dq, COLUMNS / 2);
@@ -356,8 +360,8 @@ DEVICE void multiply(const fattni_sm90_args *p, const task *t, int number, uint3
     }
     PIN(dk, D / 2);
     PIN(dv, D / 2);
-    const task done = GENERAL ? only_task(p) : read_task(a, piece_slot(shared, number));
-    if (!GENERAL && done.steps) release(shared + KEYS_EMPTY);
+    const task done = read_task(a, piece_slot(shared, number));
+    if (done.steps) release(shared + KEYS_EMPTY);
     uint32_t thread = threadIdx.x % 128;
     asm volatile("" : "+r"(thread));
     const int key = first_key(&done, consumer, thread);
@@ -365,16 +369,19 @@ DEVICE void multiply(const fattni_sm90_args *p, const task *t, int number, uint3
     store_keys(&a->dk, &done, key, 0, D, dk, a->scale, a->D, a->dk_f32, a->flags & FATTN_ACC_DK);
 }
 
-#if K_MASK < 2
 /* ---- pieces of work, one after the other ---- */
 
 /* The producer claims a piece when all loads of the last one are under way, and tells the others. */
 DEVICE void produce(const fattni_sm90_args *p, uint32_t shared) {
     for (int n = 0, before = 0, keys = 0;; ++n) {
         piece x = {NOTHING, 0, 0};
-        while (x.kind == NOTHING) x = piece_of(p, atomicAdd(p->next_tile, 1));
         task t = {0};
-        if (x.kind == MULTIPLY) t = task_of(p, &x), prefetch_keys(p, &t);
+        while (x.kind == NOTHING) {
+            x = piece_of(p, atomicAdd(p->next_tile, 1));
+            if (x.kind == MULTIPLY) t = task_of(p, &x);
+            if (x.kind == MULTIPLY && !p->progress && t.j0 >= t.s.Sk) x.kind = NOTHING;
+        }
+        if (x.kind == MULTIPLY) prefetch_keys(p, &t);
         t.before = before, t.keys = keys;
         mbarrier_wait(shared + piece_empty(n & 1), (uint32_t)(n >> 1 & 1) ^ 1);
         write_piece(piece_slot(shared, n), &x, &t);
@@ -386,7 +393,8 @@ DEVICE void produce(const fattni_sm90_args *p, uint32_t shared) {
     }
 }
 
-DEVICE void add_all(const fattni_sm90_args *p, uint32_t shared, int consumer) {
+/* Warps 1 and 2 add, warp 3 ends turns. */
+DEVICE void follow(const fattni_sm90_args *p, uint32_t shared, int warp) {
     for (int n = 0;; ++n) {
         const uint32_t slot = piece_slot(shared, n);
         mbarrier_wait(shared + piece_full(n & 1), (uint32_t)(n >> 1 & 1));
@@ -395,7 +403,10 @@ DEVICE void add_all(const fattni_sm90_args *p, uint32_t shared, int consumer) {
         __syncwarp();
         release(shared + piece_empty(n & 1));
         if (kind == END) return;
-        if (kind == MULTIPLY) add_dq(p, &t, shared, consumer);
+        if (kind != MULTIPLY) continue;
+        if (warp < 3) add_dq(p, &t, shared, warp - 1);
+        else if (is_leader()) end_turns(&p->a, &t, shared);
+        __syncwarp();
     }
 }
 
@@ -420,39 +431,22 @@ DEVICE void consume(const fattni_sm90_args *p, uint32_t shared, const unsigned c
     }
 }
 
-#endif
-
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     K_NAME(const __grid_constant__ fattni_sm90_args p) {
     extern __shared__ __align__(1024) unsigned char memory[];
     const uint32_t shared = shared_address(memory);
     const int role = __shfl_sync(ALL_LANES, (int)threadIdx.x / 128, 0);
     const int warp = (int)threadIdx.x / 32;
-#if K_MASK >= 2
-    const task t = only_task(&p);
-    if (t.j0 >= t.s.Sk) return;
-    init_barriers(shared);
-    __syncthreads();
-    if (role == 0) {
-        registers_lower(24);
-        if (threadIdx.x == 0) load(&p, &t, shared);
-        else if (warp == 1 || warp == 2) add_dq(&p, &t, shared, warp - 1);
-    } else {
-        registers_raise(240);
-        multiply(&p, &t, 0, shared, memory, role - 1);
-    }
-#else
-    init_barriers(shared);
-    init_pieces(shared);
+    init_barriers(shared, 2);
+    init_pieces(shared, p.a.turns != 0);
     __syncthreads();
     if (role == 0) {
         registers_lower(40);
         if (threadIdx.x == 0) produce(&p, shared);
-        else if (warp == 1 || warp == 2) add_all(&p, shared, warp - 1);
+        else if (warp == 1 || warp == 2 || (warp == 3 && p.a.turns)) follow(&p, shared, warp);
     } else {
         registers_raise(232);
         consume(&p, shared, memory, role - 1);
     }
-#endif
 }
 #endif

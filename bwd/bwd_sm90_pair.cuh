@@ -29,7 +29,6 @@ enum {
     THREADS = 32 * K_WARPS,
     CAUSAL = K_MASK == 1,
     GENERAL = 0,
-    TURNS = 1,
     CTAS = 2,
     PANELS = D / 64,
     K_PANEL = 64,
@@ -51,8 +50,8 @@ enum {
     LSE_AT = OTHER_DS_AT + 2 * TILE_BYTES,
     DELTA_AT = LSE_AT + 2 * BM * 4,
     BARRIERS_AT = DELTA_AT + BM * 4,
-    STEPS_AT = BARRIERS_AT + 120, /* of the task: a loop has no register for them */
-    SHARED_BYTES = BARRIERS_AT + 128
+    STEPS_AT = BARRIERS_AT + 144, /* of the task: a loop has no register for them */
+    SHARED_BYTES = BARRIERS_AT + 160
 };
 static_assert(BN == 64 && BM == 64 && D == 256 && K_WARPS == 16 && K_MASK <= 1,
               "the division of labour");
@@ -87,11 +86,9 @@ DEVICE uint32_t matrices_at(uint32_t tile, int thread) {
     const int warp = thread / 32 % 4, lane = thread % 32;
     return tile + (warp * 16 + (lane & 15)) * 128 + (((lane >> 4) ^ (lane & 7)) << 4);
 }
+DEVICE int first_row(int thread) { return thread % 4 * 2; }
 DEVICE int first_key(const task *t) {
     return t->j0 + (int)threadIdx.x / 32 % 4 * 16 + (int)threadIdx.x % 32 / 4;
-}
-DEVICE const float2 *statistics(const unsigned char *memory, int at, int thread) {
-    return (const float2 *)(memory + at) + thread % 4;
 }
 
 /* S to P and on to shared memory, in step n. */
@@ -100,7 +97,7 @@ DEVICE void give_p(float s[BM / 2], const float2 lse2[BM / 2], const fattni_cuda
     const int key = first_key(t);
     if (crosses_edge(&t->s, now->i0, t->j0)) { /* row i sees keys up to i + hi */
         const int far = 1 << 20,
-                  first = CAUSAL ? key - t->s.hi - now->i0 - (int)threadIdx.x % 4 * 2 : -far;
+                  first = CAUSAL ? key - t->s.hi - now->i0 - first_row((int)threadIdx.x) : -far;
         mask(s, BM, key < a->Sk ? first : far, key + 8 < a->Sk ? first + 8 : far);
     }
     mbarrier_wait(shared + do_empty(0), n & 1 ^ 1); /* both consumers' dV is done with the last P */
@@ -129,7 +126,8 @@ DEVICE void walk_with_p(const fattni_cuda_args *a, const task *t, uint32_t share
                         const unsigned char *memory, float dk[COLUMNS / 2], float dv[COLUMNS / 2]) {
     float s[BM / 2];
     float2 lse2[BM / 2]; /* every fourth, as `exponentials` wants them */
-    step now = step_of(t, a->group, 0);
+    place rows = first_place(t, a->group);
+    step now = step_at(&rows, t, 0);
     mbarrier_wait(shared + K_FULL, 0);
     mbarrier_wait(shared + q_full(0), 0);
     wgmma_fence();
@@ -137,9 +135,10 @@ DEVICE void walk_with_p(const fattni_cuda_args *a, const task *t, uint32_t share
     wgmma_commit();
     wgmma_wait(0);
     PIN(s, BM / 2);
-    give_p(s, statistics(memory, LSE_AT, (int)threadIdx.x), a, t, &now, 0, shared);
+    give_p(s, statistics(memory, LSE_AT, first_row((int)threadIdx.x)), a, t, &now, 0, shared);
     for (int n = 0; n + 1 < t->steps; ++n) {
-        const step next = step_of(t, a->group, n + 1);
+        go_on(&rows, t);
+        const step next = step_at(&rows, t, n + 1);
         uint32_t base = shared; /* descriptors are made anew: kept from above the loop they spill */
         asm volatile("" : "+r"(base));
         mbarrier_wait(base + do_full(0), n & 1);
@@ -151,7 +150,7 @@ DEVICE void walk_with_p(const fattni_cuda_args *a, const task *t, uint32_t share
         PIN(dv, COLUMNS / 2);
         release(base + do_empty(0));
         mbarrier_wait(base + q_full(next.stage), next.parity);
-        const float2 *const from = statistics(memory, LSE_AT + next.stage * BM * 4, (int)threadIdx.x);
+        const float2 *const from = statistics(memory, LSE_AT + next.stage * BM * 4, first_row((int)threadIdx.x));
 #pragma unroll /* now, since shared memory is slow beside products */
         for (int i = 0; i < BM / 2; i += 4) lse2[i] = from[i];
         wgmma_fence();
@@ -190,7 +189,7 @@ DEVICE void walk_with_p(const fattni_cuda_args *a, const task *t, uint32_t share
    other CTA; in step n. On return dV is done, too. */
 DEVICE void give_ds(float dp[BM / 2], int n, int stage, uint32_t shared,
                     const unsigned char *memory, int thread) {
-    const float2 *const delta = statistics(memory, DELTA_AT, thread);
+    const float2 *const delta = statistics(memory, DELTA_AT, first_row(thread));
     const uint32_t from = matrices_at(shared + P_AT, thread),
                    to = from + (DS_AT - P_AT) + stage * TILE_BYTES;
     uint32_t ds[BM / 4];
@@ -289,6 +288,8 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
     if (role == 0) {
         registers_lower(24);
         if (threadIdx.x == 0) load_pair(&p, &t, shared);
+        else if (threadIdx.x == 32 && p.a.turns) await_turns(&p.a, &t, shared);
+        else if (threadIdx.x == 64 && p.a.turns) end_turns(&p.a, &t, shared);
     } else if (role == 3) {
         registers_lower(104);
         add_dq(&p, &t, shared);

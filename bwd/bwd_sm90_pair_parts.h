@@ -14,9 +14,11 @@
 #include "ptx/clock.h"
 #include "ptx/cluster.h"
 
-enum { TURN = 5 }; /* a named barrier; the bodies have 1 to 4 */
+enum { ROWS_READY = 5 }; /* a named barrier; the bodies have 1 to 4 */
 DEVICE uint32_t ds_full(int stage) { return BARRIERS_AT + 80 + 8u * stage; }
 DEVICE uint32_t ds_empty(int stage) { return BARRIERS_AT + 96 + 8u * stage; }
+
+enum { TURN_CAME = BARRIERS_AT + 136 };
 
 DEVICE int cta(void) { return (int)blockIdx.x % CTAS; }
 DEVICE uint32_t other_cta(void) { return (uint32_t)cta() ^ 1; }
@@ -24,12 +26,13 @@ DEVICE uint32_t other_cta(void) { return (uint32_t)cta() ^ 1; }
 /* In place of init_barriers and the CTA barrier after it: the other CTA may arrive then. 4 warps
    of each CTA empty a stage. */
 DEVICE void init_pair(uint32_t shared) {
-    init_barriers(shared);
+    init_barriers(shared, 4);
     if (threadIdx.x == 0) {
         for (int n = 0; n < 2; ++n) {
             mbarrier_init(shared + ds_full(n), 1);
             mbarrier_init(shared + ds_empty(n), 8);
         }
+        mbarrier_init(shared + TURN_CAME, 1);
         mbarrier_init_fence();
     }
     cluster_sync();
@@ -45,17 +48,29 @@ DEVICE void load_pair(const fattni_sm90_args *p, const task *t, uint32_t shared)
     for (int x = 0; x < PANELS / 2; ++x)
         tma_load(shared + OTHER_K_AT + x * BN * 128, &p->k, shared + K_FULL,
                  64 * (PANELS / 2 * cta() + x), other_key, k_head, k_batch);
-    if (!GENERAL && p->progress) await(p, t->section, PREPARED, p->row_pieces * CTAS);
-    for (int n = 0; n < t->steps; ++n) {
-        const step s = step_of(t, p->a.group, n);
-        const int64_t at = padded_row(&p->a, t, &s);
-        load_q(p, t, &s, at, shared);
+    if (p->progress) await(p, t->section, PREPARED, p->row_pieces * CTAS);
+    place at = first_place(t, p->a.group);
+    for (int n = 0; n < t->steps; ++n, go_on(&at, t)) {
+        const step s = step_at(&at, t, n);
+        const int64_t row = padded_row(&p->a, t, &s);
+        load_q(p, t, &s, row, shared);
         if (n == 0) {
             mbarrier_expect(shared + V_FULL, KEY_BYTES);
             load_panels(shared + V_AT, &p->v, shared + V_FULL, PANELS, BN, key,
                         t->hk * p->v_step.head, t->s.batch * p->v_step.batch);
         }
-        load_d_o(p, t, &s, at, 0, (uint32_t)(n & 1), shared); /* which has one stage */
+        load_d_o(p, t, &s, row, 0, (uint32_t)(n & 1), shared); /* which has one stage */
+    }
+}
+
+/* One thread: the warpgroup of dQ has none to spare. */
+DEVICE void await_turns(const fattni_cuda_args *a, const task *t, uint32_t shared) {
+    place at = first_place(t, a->group);
+    for (int n = 0; n < t->steps; ++n, go_on(&at, t)) {
+        const step s = step_at(&at, t, n);
+        wait_for_turn(turn_counter(a, t, &s), t, &s);
+        mbarrier_wait(shared + TURN_SEEN, (uint32_t)s.stage ^ 1); /* so the last turn has been used */
+        mbarrier_arrive(shared + TURN_CAME);
     }
 }
 
@@ -87,14 +102,15 @@ DEVICE void dq_product(float x[DQ_COLUMNS / 2], uint32_t ds, uint32_t keys, uint
 DEVICE void add_dq(const fattni_sm90_args *p, const task *t, uint32_t shared) {
     const fattni_cuda_args *const a = &p->a;
     const int leader = threadIdx.x % 128 == 0;
-    if (!GENERAL && p->progress) {
+    if (p->progress) {
         if (leader) await(p, t->section, PREPARED, p->row_pieces * CTAS);
         __syncwarp();
-        named_barrier_sync(TURN, 128);
+        named_barrier_sync(ROWS_READY, 128);
     }
     mbarrier_wait(shared + K_FULL, 0);
-    for (int n = 0; n < t->steps; ++n) {
-        const step s = step_of(t, a->group, n);
+    place at = first_place(t, a->group);
+    for (int n = 0; n < t->steps; ++n, go_on(&at, t)) {
+        const step s = step_at(&at, t, n);
         const uint32_t ds = shared + DS_AT + s.stage * TILE_BYTES,
                        empty = shared + ds_empty(s.stage);
         uint32_t keys = shared + cta() * (KEY_BYTES / 2), other_keys = shared + OTHER_K_AT;
@@ -107,10 +123,7 @@ DEVICE void add_dq(const fattni_sm90_args *p, const task *t, uint32_t shared) {
             wgmma_fence();
             dq_product(dq, ds, keys, other_keys);
             wgmma_commit();
-            if (columns == DQ_COLUMNS && a->turns) {
-                if (leader) wait_for_turn(turn_counter(a, t, &s), t, &s);
-                named_barrier_sync(TURN, 128);
-            }
+            if (columns == DQ_COLUMNS && a->turns) mbarrier_wait(shared + TURN_CAME, (uint32_t)(n & 1));
             wgmma_wait(0);
             PIN(dq, DQ_COLUMNS / 2);
             if (columns == COLUMNS) {
@@ -128,12 +141,12 @@ DEVICE void add_dq(const fattni_sm90_args *p, const task *t, uint32_t shared) {
             other_keys += BN * DQ_COLUMNS * 2;
         }
         if (a->turns) {
-            named_barrier_sync(TURN, 128);
-            if (leader) add_release(turn_counter(a, t, &s), 1);
+            __syncwarp();
+            if (is_leader()) use_turn(&s, shared);
         }
     }
-    if (!GENERAL && p->progress) {
-        named_barrier_sync(TURN, 128);
+    if (p->progress) {
+        named_barrier_sync(ROWS_READY, 128);
         if (leader) report_sums(p, t->section);
     }
 }

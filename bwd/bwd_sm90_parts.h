@@ -1,7 +1,7 @@
 /* What both Hopper backward bodies share: the work of a CTA, its loads, masking, and the way of
    dK and dV out. Include after the enumerators D, BM, BN, CTAS (that walk over the same rows,
    each with BN keys), PANELS, K_PANEL (columns from one panel of K to the next), CAUSAL,
-   GENERAL, TURNS and the offsets in shared memory. Named barrier ROWS_DONE is for pieces of rows. */
+   GENERAL and the offsets in shared memory. Named barrier ROWS_DONE is for pieces of rows. */
 #ifndef FATTNI_BWD_SM90_PARTS_H
 #define FATTNI_BWD_SM90_PARTS_H
 
@@ -13,18 +13,23 @@
 
 enum { ROWS_DONE = 7 };
 /* mbarriers */
-enum { K_FULL = BARRIERS_AT, V_FULL = BARRIERS_AT + 8, KEYS_EMPTY = BARRIERS_AT + 112 };
+enum {
+    K_FULL = BARRIERS_AT, V_FULL = BARRIERS_AT + 8, KEYS_EMPTY = BARRIERS_AT + 112,
+    TURN_USED = BARRIERS_AT + 120, TURN_SEEN = BARRIERS_AT + 128
+};
 DEVICE uint32_t q_full(int stage) { return BARRIERS_AT + 16 + 8u * stage; }
 DEVICE uint32_t q_empty(int stage) { return BARRIERS_AT + 32 + 8u * stage; }
 DEVICE uint32_t do_full(int stage) { return BARRIERS_AT + 48 + 8u * stage; }
 DEVICE uint32_t do_empty(int stage) { return BARRIERS_AT + 64 + 8u * stage; }
 
-/* 8 consumer warps release a stage. A CTA barrier must follow. */
-DEVICE void init_barriers(uint32_t shared) {
+/* 8 consumer warps release a stage, so many `adders` use a turn. A CTA barrier must follow. */
+DEVICE void init_barriers(uint32_t shared, int adders) {
     if (threadIdx.x == 0) {
         mbarrier_init(shared + K_FULL, 1);
         mbarrier_init(shared + V_FULL, 1);
         mbarrier_init(shared + KEYS_EMPTY, 8);
+        mbarrier_init(shared + TURN_USED, adders);
+        mbarrier_init(shared + TURN_SEEN, 1);
         for (int n = 0; n < 2; ++n) {
             mbarrier_init(shared + q_full(n), 1);
             mbarrier_init(shared + do_full(n), 1);
@@ -38,17 +43,19 @@ DEVICE void init_barriers(uint32_t shared) {
 /* One of the pieces that a call is cut into; sections are those of bwd_sm90_pieces.h. */
 enum { MULTIPLY, PREPARE, FINISH, NOTHING, END };
 enum { RING = FATTNI_RING, LAG = FATTNI_LAG, ROWS_AT_ONCE = FATTNI_ROWS_AT_ONCE(D) };
+enum { SHORT = 8 }; /* key blocks, a cluster's as one */
 typedef struct piece {
     int kind, section, number;
 } piece;
 
-/* A piece that multiplies: keys [j0, j0 + BN) of (b, hk), for each head of the group the row blocks
-   that see one of them or of its neighbours' keys. Where CTAs may take turns, all start at the
-   last one: so a wait at the start is short. */
+/* A piece that multiplies: keys [j0, j0 + BN) of (b, hk), for each head of the group the row blocks that see one
+   of them or of its neighbours' keys, from that at row `from` to that at row `to`. The last rows come first: so
+   all CTAs of a head start at the same ones, and where they take turns a wait at the start is short. In short
+   sequences without turns the first come first: so they start at different ones. */
 typedef struct task {
-    int b, hk, j0, first, row_blocks, steps;
+    int b, hk, j0, from, to, steps;
     int section;
-    int to_head;      /* h + to_head is whose accumulator h has; not GENERAL */
+    int to_head;      /* h + to_head is whose accumulator h has, if no lengths are packed */
     int before, keys; /* of this CTA: steps of earlier tasks, which stages count on from, and how many of
                          these had steps; their last bits */
     sequence s;
@@ -57,7 +64,7 @@ typedef struct task {
 DEVICE task task_of(const fattni_sm90_args *p, const piece *x) {
     const fattni_cuda_args *const a = &p->a;
     /* The first keys have most rows below a diagonal, and add first when they take turns. */
-    const int in_sections = CAUSAL || (TURNS && a->turns) || (GENERAL && a->right < FATTNI_FAR);
+    const int in_sections = CAUSAL || a->turns != 0 || (GENERAL && a->right < FATTNI_FAR);
     const position at = position_of(p, a->Hkv, x->number, in_sections);
     const int j0 = at.block * (CTAS * BN);
     task t = {at.plane / a->Hkv, at.plane % a->Hkv, j0 + (int)blockIdx.x % CTAS * BN, 0, 0, 0};
@@ -68,27 +75,35 @@ DEVICE task task_of(const fattni_sm90_args *p, const piece *x) {
     t.s = GENERAL ? sequence_of(a, t.b) : whole_sequence(a, t.b, CAUSAL);
     const int keys = min(CTAS * BN, t.s.Sk - j0);
     const int begin = max(0, j0 - t.s.hi), end = GENERAL ? min(j0 + keys - t.s.lo, t.s.Sq) : t.s.Sq;
-    t.first = begin / BM;
-    if (begin < end && keys > 0) t.row_blocks = (end + BM - 1) / BM - t.first;
-    t.steps = t.row_blocks * a->group;
+    if (begin >= end || keys <= 0) return t;
+    const int first = begin / BM, last = (end - 1) / BM, upwards = !a->turns && p->blocks <= SHORT;
+    t.from = (upwards ? first : last) * BM;
+    t.to = (upwards ? last : first) * BM;
+    t.steps = (last - first + 1) * a->group;
     return t;
 }
-/* Where every CTA has one task. */
-DEVICE task only_task(const fattni_sm90_args *p) {
-    const piece x = {MULTIPLY, 0, (int)blockIdx.x / CTAS};
-    return task_of(p, &x);
+/* A row block of a query head, which one step of the task is about. Each is made from the one before, without
+   branches: what stands before a step's first product delays all of it. */
+typedef struct place {
+    int h, i0;
+} place;
+DEVICE place first_place(const task *t, int group) {
+    const place x = {t->hk * group, t->from};
+    return x;
 }
-
-/* Step n of the task: row block and query head. */
+DEVICE void go_on(place *x, const task *t) {
+    const int last = x->i0 == t->to; /* of its head */
+    x->i0 = last ? t->from : x->i0 + (t->from <= t->to ? BM : -BM);
+    x->h += last;
+}
+/* Step n, and the stage of what is loaded for it. */
 typedef struct step {
     int h, i0, stage;
     uint32_t parity;
 } step;
-DEVICE step step_of(const task *t, int group, int n) {
-    const int head = t->row_blocks == t->steps ? 0 : n / t->row_blocks;
-    const int so_far = n - t->row_blocks * head, count = t->before + n;
-    const int block = t->first + (TURNS ? t->row_blocks - 1 - so_far : so_far);
-    const step s = {t->hk * group + head, block * BM, count & 1, (uint32_t)(count >> 1 & 1)};
+DEVICE step step_at(const place *x, const task *t, int n) {
+    const int count = t->before + n;
+    const step s = {x->h, x->i0, count & 1, (uint32_t)(count >> 1 & 1)};
     return s;
 }
 /* Whether some row of the block at i0 does not see some key of the block at j0. */
@@ -103,10 +118,12 @@ DEVICE int64_t padded_row(const fattni_cuda_args *a, const task *t, const step *
 }
 
 DEVICE float *accumulator_at(const fattni_cuda_args *a, const task *t, const step *s) {
-    const int64_t row = GENERAL ? padded_row(a, t, s)
-                                : (int64_t)(t->to_head + s->h) * a->padded_rows + s->i0;
+    const int packed = GENERAL && a->cu_seqlens_q.p != 0;
+    const int64_t row = packed ? padded_row(a, t, s) : (int64_t)(t->to_head + s->h) * a->padded_rows + s->i0;
     return a->dq_accumulator + row * D;
 }
+
+/* ---- turns ---- */
 
 /* turns_at, without divisions; a turn is over when two parts were added, whoever they are of. */
 DEVICE int32_t *turn_counter(const fattni_cuda_args *a, const task *t, const step *s) {
@@ -114,6 +131,21 @@ DEVICE int32_t *turn_counter(const fattni_cuda_args *a, const task *t, const ste
 }
 DEVICE void wait_for_turn(int32_t *counter, const task *t, const step *s) {
     acquire_turn(counter, 2 * turn_of(&t->s, s->i0, t->j0, CTAS * BN));
+}
+/* To say that a turn is over takes as long as a third of a step, since it waits for the sums of others, too: so a
+   thread does nothing else. An adder: its sums of the step are complete. */
+DEVICE void use_turn(const step *s, uint32_t shared) {
+    mbarrier_wait(shared + TURN_SEEN, (uint32_t)s->stage ^ 1); /* of the last step */
+    mbarrier_arrive(shared + TURN_USED);
+}
+DEVICE void end_turns(const fattni_cuda_args *a, const task *t, uint32_t shared) {
+    place at = first_place(t, a->group);
+    for (int n = 0; n < t->steps; ++n, go_on(&at, t)) {
+        const step s = step_at(&at, t, n);
+        mbarrier_wait(shared + TURN_USED, (uint32_t)s.stage);
+        mbarrier_arrive(shared + TURN_SEEN);
+        add_release(turn_counter(a, t, &s), 2 / CTAS);
+    }
 }
 
 /* ---- the producer ---- */
@@ -139,6 +171,11 @@ DEVICE void load_d_o(const fattni_sm90_args *p, const task *t, const step *s, in
 }
 
 /* ---- consumers ---- */
+
+/* Of lse2 or delta, which lie at byte `at`: row0 and the one after it; [4 n]: those 8 n rows on. */
+DEVICE const float2 *statistics(const unsigned char *memory, int at, int row0) {
+    return (const float2 *)(memory + at) + row0 / 2;
+}
 
 /* Zeroes what two tiles, of `rows` rows each, hold from row `from` on. Both consumers, once the
    tiles are there. */

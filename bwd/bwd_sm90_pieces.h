@@ -1,4 +1,4 @@
-/* The pieces of work of a plain Hopper backward pass. Beside the products there is what bwd_delta.cu does
+/* The pieces of work of a Hopper backward pass. Beside the products there is what bwd_delta.cu does
    before and bwd_finish.cu after: as kernels of their own they move the fp32 accumulator of dQ through
    memory three times, which takes as long as the products of short sequences. Here the heads of a call are
    cut into sections, whose pieces are, in order,
@@ -105,6 +105,7 @@ DEVICE query_head head_of(const fattni_sm90_args *p, int section, int head) {
     const query_head at = {plane / p->a.Hkv, plane % p->a.Hkv * p->a.group + head % p->a.group};
     return at;
 }
+DEVICE int rows_of(const fattni_cuda_args *a, int b) { return GENERAL ? sequence_of(a, b).Sq : a->Sq; }
 DEVICE float *accumulator_of(const fattni_sm90_args *p, int section, int head) {
     const int64_t place = (int64_t)(section % RING) * p->section * p->a.group + head;
     return p->a.dq_accumulator + place * p->a.padded_rows * D;
@@ -141,8 +142,9 @@ DEVICE void prepare(const fattni_sm90_args *p, const piece *x, int thread, int t
         float4 *const zero = (float4 *)accumulator_of(p, x->section, head);
         const float *const lse = (const float *)a->lse.p + at.b * a->lse.b + at.h * a->lse.h;
         const int64_t base = ((int64_t)at.b * a->Hq + at.h) * a->padded_rows;
+        const int end = min(s.end, rows_of(a, at.b));
         for (int first = s.begin; first < s.end; first += AT_ONCE * groups) {
-            const int i0 = first + thread / LANES * AT_ONCE, end = min(s.end, a->Sq);
+            const int i0 = first + thread / LANES * AT_ONCE;
             uint4 left[AT_ONCE], right[AT_ONCE];
 #pragma unroll
             for (int n = 0; n < AT_ONCE; ++n) {
@@ -194,6 +196,7 @@ DEVICE void finish(const fattni_sm90_args *p, const piece *x, int thread, int th
         const float4 *const from =
             (const float4 *)(accumulator_of(p, x->section, head) + (int64_t)s.begin * D) + thread % 128;
         half_type *const to = (half_type *)a->dq.p + at.b * a->dq.b + at.h * a->dq.h;
+        const int rows = rows_of(a, at.b);
         for (int first = thread / 128; first < slices; first += AT_ONCE * groups) {
             float4 y[AT_ONCE][TILES];
 #pragma unroll
@@ -210,7 +213,7 @@ DEVICE void finish(const fattni_sm90_args *p, const piece *x, int thread, int th
                 const int slice = first + n * groups, part = slice % PARTS;
                 const int i = s.begin + slice / PARTS * BM + row + (BM > 64 ? 64 * part : 0);
                 const int column = (BM > 64 ? 0 : part * (TILES * 8)) + t % 2 * 8;
-                const int width = slice < slices && i < a->Sq ? min(a->D, column + 8 * tiles_of(part, TILES)) : 0;
+                const int width = slice < slices && i < rows ? min(a->D, column + 8 * tiles_of(part, TILES)) : 0;
                 half_type *const to_row = to + i * a->dq.row + column;
 #pragma unroll
                 for (int c = 0; c < TILES; c += 2) { /* lane t of a quad: tile c + t % 2, row 8 (t / 2) */

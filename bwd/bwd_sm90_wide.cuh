@@ -20,7 +20,6 @@ enum {
     CAUSAL = 0,
     GENERAL = 1,
     CAPPED = K_MASK == 3,
-    TURNS = 1,
     CTAS = 2,
     PANELS = D / 64,
     K_PANEL = 64,
@@ -42,7 +41,7 @@ enum {
     LSE_AT = OTHER_DS_AT + 2 * TILE_BYTES,
     DELTA_AT = LSE_AT + 2 * BM * 4,
     BARRIERS_AT = DELTA_AT + BM * 4,
-    SHARED_BYTES = BARRIERS_AT + 128
+    SHARED_BYTES = BARRIERS_AT + 160
 };
 static_assert(BN == 64 && BM == 64 && D == 256 && K_WARPS == 16 && K_MASK >= 2,
               "the division of labour");
@@ -108,9 +107,6 @@ DEVICE corner corner_of(const fattni_cuda_args *a, const task *t, const step *no
     const corner at = {t->b, now->h, now->i0 + mine->row0, mine->key, slope_of(a, now->h)};
     return at;
 }
-DEVICE const float2 *statistics(const unsigned char *memory, int at, const part *mine) {
-    return (const float2 *)(memory + at) + mine->row0 / 2;
-}
 
 /* S to what general_gradients wants, and dropout's bits. */
 DEVICE void probabilities_of(float s[ROWS / 2], uint32_t keep[1], const fattni_cuda_args *a,
@@ -118,7 +114,7 @@ DEVICE void probabilities_of(float s[ROWS / 2], uint32_t keep[1], const fattni_c
                              const unsigned char *memory) {
     const corner at = corner_of(a, t, now, mine);
     if (a->drop_T) keep_rows(keep, ROWS, a, &at);
-    general_probabilities(s, ROWS, statistics(memory, LSE_AT + now->stage * BM * 4, mine), a, &t->s,
+    general_probabilities(s, ROWS, statistics(memory, LSE_AT + now->stage * BM * 4, mine->row0), a, &t->s,
                           &at, crosses_edge(&t->s, now->i0, t->j0));
 }
 
@@ -128,8 +124,8 @@ DEVICE void score_gradients_of(float s[ROWS / 2], float dp[ROWS / 2], const uint
                                const part *mine, uint32_t shared, const unsigned char *memory) {
     const corner at = corner_of(a, t, now, mine);
     uint32_t pr[ROWS / 4], ds[ROWS / 4];
-    general_gradients(pr, ds, s, dp, ROWS, statistics(memory, LSE_AT + now->stage * BM * 4, mine),
-                      statistics(memory, DELTA_AT, mine), keep, a, &t->s, &at,
+    general_gradients(pr, ds, s, dp, ROWS, statistics(memory, LSE_AT + now->stage * BM * 4, mine->row0),
+                      statistics(memory, DELTA_AT, mine->row0), keep, a, &t->s, &at,
                       crosses_edge(&t->s, now->i0, t->j0));
     store_part(shared + P_AT + now->stage * TILE_BYTES, mine->consumer, pr);
     mbarrier_wait(shared + ds_empty(now->stage), now->parity ^ 1);
@@ -155,7 +151,8 @@ DEVICE void walk(const fattni_cuda_args *a, const task *t, uint32_t shared,
         mine->consumer * (PANELS / 2 * BM * 128); /* of the columns of Q and dO */
     float s[ROWS / 2], dp[ROWS / 2];
     uint32_t keep[1];
-    step now = step_of(t, a->group, 0);
+    place rows = first_place(t, a->group);
+    step now = step_at(&rows, t, 0);
     mbarrier_wait(shared + K_FULL, 0);
     mbarrier_wait(shared + V_FULL, 0);
     mbarrier_wait(shared + q_full(0), 0);
@@ -176,7 +173,8 @@ DEVICE void walk(const fattni_cuda_args *a, const task *t, uint32_t shared,
     add_to_dv(dv, shared, 0, half_at);
 
     for (int n = 0; n + 1 < t->steps; ++n) {
-        const step next = step_of(t, a->group, n + 1);
+        go_on(&rows, t);
+        const step next = step_at(&rows, t, n + 1);
         uint32_t base = shared; /* descriptors are made anew: kept from above the loop they spill */
         asm volatile("" : "+r"(base));
         const uint32_t q = base + Q_AT + now.stage * ROW_BYTES,
@@ -237,12 +235,18 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
     extern __shared__ __align__(1024) unsigned char memory[];
     const uint32_t shared = shared_address(memory);
     const int role = __shfl_sync(ALL_LANES, (int)threadIdx.x / 128, 0);
-    const task t = only_task(&p);
-    if ((t.j0 & ~BN) >= t.s.Sk) return;
+    const piece x = piece_of(&p, (int)blockIdx.x / CTAS);
+    if (x.kind == PREPARE) prepare(&p, &x, (int)threadIdx.x, THREADS);
+    if (x.kind == FINISH) finish(&p, &x, (int)threadIdx.x, THREADS);
+    if (x.kind != MULTIPLY) return;
+    const task t = task_of(&p, &x);
+    if (!p.progress && (t.j0 & ~BN) >= t.s.Sk) return;
     init_pair(shared);
     if (role == 0) {
         registers_lower(24);
         if (threadIdx.x == 0) load_pair(&p, &t, shared);
+        else if (threadIdx.x == 32 && p.a.turns) await_turns(&p.a, &t, shared);
+        else if (threadIdx.x == 64 && p.a.turns) end_turns(&p.a, &t, shared);
     } else if (role == 3) {
         registers_lower(72);
         add_dq(&p, &t, shared);

@@ -103,16 +103,19 @@ fattn_status fattni_sm90_args_of(fattn_ctx *ctx, const fattni_problem *p,
                               (long long)tiles);
     out->blocks = (int32_t)blocks;
     out->tiles = out->pieces = (int32_t)tiles;
-    const int64_t row_bytes = 2 * (p->D + p->Dv);
-    /* Backward: Q and dO of a whole group, and the fp32 accumulator of dQ. But as many pieces that those of
-       one to three waves of CTAs are sorted, the longest first; of clusters half a wave, since their pieces of rows
-       have a CTA each. */
-    int64_t section = forward ? section_of(ctx, p->Sk * row_bytes) * p->group
-                              : section_of(ctx, p->group * p->Sq * (row_bytes + 4 * p->D));
-    const int64_t half_waves = k->cluster > 1 ? 1 : 3;
-    while (!forward && 2 * section * blocks * k->cluster < half_waves * ctx->gpu.sms) section *= 2;
-    /* Key blocks of one head that run at once wait for each other's turns: let there be few. */
-    if (!forward && (p->flags & FATTN_DETERMINISTIC)) section = fattni_max(section, 16);
+    /* Heads that are worked on together. Forward: their K and V fit L2. Backward: about two waves of CTAs, which are
+       sorted, the longest first, and whose accumulators of dQ fit L2; of clusters in short sequences half a wave,
+       since their pieces of rows have a CTA each. */
+    int64_t section = 1;
+    if (forward) {
+        section = section_of(ctx, p->Sk * 2 * (p->D + p->Dv)) * p->group;
+    } else {
+        const int64_t half_waves = k->cluster > 1 && blocks <= 8 ? 1 : 5;
+        while (2 * (2 * section * blocks * k->cluster) <= half_waves * ctx->gpu.sms) section *= 2;
+        /* Key blocks of one head that run at once wait for each other's turns: let there be few. */
+        if ((p->flags & FATTN_DETERMINISTIC) && blocks > 8)
+            section = fattni_max(section, k->mask == FATTNI_MASK_FULL ? 16 : 32);
+    }
     out->section = (int32_t)fattni_min(section, heads * p->B);
     return FATTN_OK;
 }

@@ -166,14 +166,16 @@ DEVICE void keep_tiles(uint32_t *keep, int tiles, const fattni_cuda_args *a,
 #pragma unroll
         for (int word = 0; word < (tiles + 7) / 8; ++word) {
             uint32_t low = 0, high = 0;
+#pragma unroll 1 /* there are registers for two blocks at once, not for four */
+            for (int n = 8 * word; n < min(tiles, 8 * word + 8); n += 4)
 #pragma unroll
-            for (int n = 8 * word; n < min(tiles, 8 * word + 8); n += 2) {
-                const fattni_block r =
-                    dropout_block(plane, (int64_t)a->q_pos0 + row_of(transposed, i, n, 0) + odd,
-                                  (int64_t)a->k_pos0 + column_of(transposed, j, n, 0));
-                low |= kept_halves(r, 0, transposed, a->drop_T, 1u << 4 * (n % 8));
-                high |= kept_halves(r, 1, transposed, a->drop_T, 1u << 4 * (n % 8));
-            }
+                for (int m = 0; m < min(tiles, 4); m += 2) {
+                    const fattni_block r =
+                        dropout_block(plane, (int64_t)a->q_pos0 + row_of(transposed, i, n + m, 0) + odd,
+                                      (int64_t)a->k_pos0 + column_of(transposed, j, n + m, 0));
+                    low |= kept_halves(r, 0, transposed, a->drop_T, 1u << 4 * m) << 4 * (n % 8);
+                    high |= kept_halves(r, 1, transposed, a->drop_T, 1u << 4 * m) << 4 * (n % 8);
+                }
             keep[word] = low | high << 1;
             if (!transposed) continue;
             const uint32_t other = __shfl_xor_sync(0xffffffffu, odd ? low : high, 4);

@@ -19,9 +19,9 @@ enum { FATTNI_RING = 5, FATTNI_LAG = 2 };
 
 /* Shared memory of the backward kernels. */
 #define FATTNI_BWD_SM90_SHARED(D, BM, BN)                                                              \
-    ((D) > 128 ? (5 * (BN) + 6 * (BM)) * (D) + 12 * (BM) * (BN) + 3 * (BM) * 4 + 128                         \
+    ((D) > 128 ? (5 * (BN) + 6 * (BM)) * (D) + 12 * (BM) * (BN) + 3 * (BM) * 4 + 160                         \
                : (2 * (BN) + 4 * (BM)) * (((D) + 63) / 64 * 128) + 2 * (BM) * (BN) * 2 + (BM) * (D) * 4 +    \
-                     4 * (BM) * 4 + 224)
+                     4 * (BM) * 4 + 240)
 
 /* Backward kernels whose S begins with -L / scale instead of 0 (bwd/bwd_sm90.cuh says why). */
 #define FATTNI_BEGINS_WITH_L(plain, D, BM) ((plain) && (D) <= 128 && (BM) == 64)

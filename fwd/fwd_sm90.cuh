@@ -13,7 +13,7 @@
    Pipeline    one loop over the key blocks of all tiles. S(n) is issued before P V(n-1), also across
                tiles, and the softmax of block n runs under P V(n-1): so a tile's O is stored after the next
                one's first softmax. Named barriers give the tensor cores to one warpgroup after the other
-               (FlashAttention-3's ping-pong).
+               (FlashAttention-3's ping-pong). O is rescaled beside S, or before it where products are all of the time.
    Softmax     exact, a thread's two rows one after the other: the first one's exponentials hide the
                second one's maximum. O is multiplied by 2^(old - new maximum) while the next S runs, where
                a row of the warp rose. Blocks that cross an edge, and all until every maximum of the warp
@@ -34,6 +34,7 @@ enum {
     CAUSAL = K_MASK == 1, BANDS = K_MASK >= 2, GENERAL = K_MASK == 2, COUNTED = CAUSAL || BANDS,
     PANELS = (D + 63) / 64, Q_SLOTS = D > 128 ? 1 : 2,
     Q_BY_PANELS = Q_SLOTS == 1 && !GENERAL, /* which has no registers for it */
+    PRODUCTS_TOGETHER = D > 128, /* S and P V without a pause between: they fill the time of a block */
     Q_BYTES = PANELS * BM * 128, KV_BYTES = PANELS * BN * 128,
     K_AT = Q_SLOTS * Q_BYTES, V_AT = K_AT + 2 * KV_BYTES, BARRIERS_AT = V_AT + 2 * KV_BYTES,
     TILES_AT = BARRIERS_AT + 128,
@@ -199,7 +200,7 @@ DEVICE void produce(const fattni_sm90_args *p, uint32_t shared, unsigned char *m
 
 /* For the end of a loop: mbarrier_arrive_if says why. */
 DEVICE void release_if(uint32_t bar, int condition) {
-    mbarrier_arrive_if(bar, condition && threadIdx.x % 32 == 0);
+    mbarrier_arrive_if(bar, condition && is_leader());
 }
 
 /* The two rows of a thread: the maximum so far, in units of log2, rounded once, so that P and L refer to
@@ -499,14 +500,20 @@ DEVICE void consume(const fattni_sm90_args *p, uint32_t shared, unsigned char *m
             j = t.first + t.blocks - 1;
         }
         if (alibi) begin_scores(s, slant.slope, slant.corner - j * BN, mine);
+        if (PRODUCTS_TOGETHER) {
+            mbarrier_wait(shared + v_full(x - 1), stage_parity(x - 1));
+            if (!first) rescale(o, &r);
+        }
         named_barrier_sync(turn, 256);
         wgmma_fence();
         /* Garbage, which nobody reads, after the last tile. */
         scores(s, q_rows + slot * (Q_BYTES >> 4), k_keys + (x & 1) * (KV_BYTES >> 4), alibi, shared,
                slot_parity(n + 1), last && t.blocks);
         wgmma_commit();
-        mbarrier_wait(shared + v_full(x - 1), stage_parity(x - 1));
-        if (!first) rescale(o, &r); /* beside S */
+        if (!PRODUCTS_TOGETHER) {
+            mbarrier_wait(shared + v_full(x - 1), stage_parity(x - 1));
+            if (!first) rescale(o, &r); /* beside S */
+        }
         if (BANDS && first) clear_tail(a, tile_slot(memory, n), shared, x - 1, group);
         wgmma_fence();
         accumulate(o, pr, v_keys + ((x - 1) & 1) * (KV_BYTES >> 4), !first);

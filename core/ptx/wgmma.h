@@ -146,6 +146,10 @@ static __device__ __forceinline__ void wgmma_commit(void) {
 #define PIN_INTEGERS(x, n)                                                                             \
     _Pragma("unroll") for (int pin = 0; pin < (n); ++pin) asm volatile("" : "+r"((x)[pin])::"memory")
 
+/* Their values so far are not wanted: without this, what a branch may load lives on from the last time. */
+#define FORGET(x, n)                                                                                   \
+    _Pragma("unroll") for (int pin = 0; pin < (n); ++pin) asm volatile("" : "=f"((x)[pin]))
+
 /* The registers of each thread of this warpgroup, a multiple of 8 in 24..256. */
 #define registers_raise(n) asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(n))
 #define registers_lower(n) asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(n))

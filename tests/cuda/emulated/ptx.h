@@ -314,6 +314,7 @@ static inline void wgmma_wait(int left) {
 }
 #define PIN(x, n)
 #define PIN_INTEGERS(x, n)
+#define FORGET(x, n)
 #define registers_raise(n)
 #define registers_lower(n)
 
