@@ -288,7 +288,7 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
     if (role == 0) {
         registers_lower(24);
         if (threadIdx.x == 0) load_pair(&p, &t, shared);
-        else if (threadIdx.x == 32 && p.a.turns) await_turns(&p.a, &t, shared);
+        else if (threadIdx.x == 32 && p.a.turns) await_turns(&p, &t, shared);
         else if (threadIdx.x == 64 && p.a.turns) end_turns(&p.a, &t, shared);
     } else if (role == 3) {
         registers_lower(104);

@@ -63,8 +63,10 @@ DEVICE void load_pair(const fattni_sm90_args *p, const task *t, uint32_t shared)
     }
 }
 
-/* One thread: the warpgroup of dQ has none to spare. */
-DEVICE void await_turns(const fattni_cuda_args *a, const task *t, uint32_t shared) {
+/* One thread: the warpgroup of dQ has none to spare. Counters are 0 when the rows are prepared. */
+DEVICE void await_turns(const fattni_sm90_args *p, const task *t, uint32_t shared) {
+    const fattni_cuda_args *const a = &p->a;
+    if (p->progress) await(p, t->section, PREPARED, p->row_pieces * CTAS);
     place at = first_place(t, a->group);
     for (int n = 0; n < t->steps; ++n, go_on(&at, t)) {
         const step s = step_at(&at, t, n);
@@ -141,6 +143,7 @@ DEVICE void add_dq(const fattni_sm90_args *p, const task *t, uint32_t shared) {
             other_keys += BN * DQ_COLUMNS * 2;
         }
         if (a->turns) {
+            __threadfence_block(); /* an arrival may overtake reductions */
             __syncwarp();
             if (is_leader()) use_turn(&s, shared);
         }

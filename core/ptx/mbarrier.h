@@ -6,12 +6,15 @@
 
 #include <stdint.h>
 
-/* In builds with FATTN_DELAYS every arrival and every wait may take a random time, up to 2 us, so that a
-   test can find what only holds by luck. */
+/* In builds with FATTN_DELAYS every arrival and every wait may take a random time, up to 2 us, so that a test can find
+   what only holds by luck. Without a branch, which would change the code around it. */
 static __device__ __forceinline__ void random_delay(void) {
 #ifdef FATTN_DELAYS
     const uint32_t x = ((uint32_t)clock64() ^ threadIdx.x / 32 * 0x9E3779B9u ^ blockIdx.x) * 2654435761u;
-    if (x >> 29 == 0) __nanosleep(x >> 17 & 2047);
+    asm volatile("{.reg .pred p;\n"
+                 "setp.eq.u32 p, %0, 0;\n"
+                 "@p nanosleep.u32 %1;}" ::"r"(x >> 29), "r"(x >> 17 & 2047)
+                 : "memory");
 #endif
 }
 
