@@ -51,7 +51,7 @@ typedef struct piece {
 /* A piece that multiplies: keys [j0, j0 + BN) of (b, hk), for each head of the group the row blocks that see one
    of them or of its neighbours' keys, from that at row `from` to that at row `to`. The last rows come first: so
    all CTAs of a head start at the same ones, and where they take turns a wait at the start is short. In short
-   sequences the first come first: so they start at different ones. */
+   sequences without turns the first come first: so they start at different ones. */
 typedef struct task {
     int b, hk, j0, from, to, steps;
     int section;
@@ -76,7 +76,7 @@ DEVICE task task_of(const fattni_sm90_args *p, const piece *x) {
     const int keys = min(CTAS * BN, t.s.Sk - j0);
     const int begin = max(0, j0 - t.s.hi), end = GENERAL ? min(j0 + keys - t.s.lo, t.s.Sq) : t.s.Sq;
     if (begin >= end || keys <= 0) return t;
-    const int first = begin / BM, last = (end - 1) / BM, upwards = p->blocks <= SHORT;
+    const int first = begin / BM, last = (end - 1) / BM, upwards = !a->turns && p->blocks <= SHORT;
     t.from = (upwards ? first : last) * BM;
     t.to = (upwards ? last : first) * BM;
     t.steps = (last - first + 1) * a->group;
