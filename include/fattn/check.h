@@ -38,7 +38,8 @@ typedef struct fattn_gradcheck_options {
                             that x+h is exact */
     int64_t max_coords;  /* per input; 0 = all, else a Philox sample, at least the two ends */
     uint64_t seed;       /* of the random cotangent that turns any output into a scalar */
-    fattn_tolerance tol; /* 0 = atol 1e-8, rtol 1e-6, F32 2^-16 both; any cosine distance */
+    fattn_tolerance tol; /* 0 = atol 1e-8, rtol 1e-6; F32 2^-16 both, that atol times the input's
+                            largest gradient where it exceeds 1; any cosine distance */
 } fattn_gradcheck_options;
 
 /* Inputs are all F64 or all F32, on the context's device; I32 inputs are passed on and not

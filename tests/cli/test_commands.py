@@ -40,13 +40,13 @@ def check_passes():
 
 
 def check_in_f32():
-    """The same cases, gradients in F32: right, and visibly not F64."""
+    """The same cases, gradients in F32, some of them small sums of large terms: right, and visibly not F64."""
     fattn("check", "attention/causal", "block", "masks/causal_tall", "--fixtures", DATA, "--dtype", "f32",
           "--json", "single.json")
     rows = lines("single.json")
     assert len(rows) == 9, rows
     for row in rows:
-        assert row["state"] == "ok" and 1e-9 < row["worst_relative_error"] < 2e-5, row
+        assert row["state"] == "ok" and 1e-9 < row["worst_relative_error"] < 1e-4, row
 
 
 def check_lists():

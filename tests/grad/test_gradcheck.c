@@ -370,6 +370,28 @@ Test(gradcheck, gradients_in_f32_meet_differences_in_f64) {
     }
 }
 
+static fattn_var linear(fattn_tape *t, const fattn_var *in, int n_in, void *user) {
+    (void)user;
+    cr_assert_eq(n_in, 2);
+    return fattn_op_linear(t, in[0], in[1], (fattn_var){0});
+}
+
+/* Small gradients that are sums of large terms, which round: 1000 times what a fixed bound of 2^-16 holds. */
+Test(gradcheck, f32_rounds_in_units_of_the_largest_gradient) {
+    enum { N = 40, K = 24 };
+    float x[ROWS * K], w[N * K];
+    const fattn_tensor in[2] = {
+        fattn_tensor_view(x, FATTN_F32, FATTN_CPU, 0, 2, (int64_t[]){ROWS, K}),
+        fattn_tensor_view(w, FATTN_F32, FATTN_CPU, 0, 2, (int64_t[]){N, K})};
+    for (uint32_t i = 0; i < 2; ++i)
+        cr_assert_eq(fattn_tensor_normal(ctx, &in[i], 0, i ? 1e4 : 1, (fattn_rng){.seed = 3, .stream = i}), FATTN_OK);
+    fattn_report r = {.struct_size = sizeof r};
+    cr_assert_eq(fattn_gradcheck(ctx, linear, NULL, in, 2, NULL, &r), FATTN_OK, "%s", fattn_ctx_error(ctx));
+    cr_assert(r.max_abs > 0x1p-16, "%g", r.max_abs);
+    const fattn_gradcheck_options fixed = {.struct_size = sizeof fixed, .tol = {.atol = 0x1p-16, .rtol = 1e-7}};
+    cr_assert_eq(fattn_gradcheck(ctx, linear, NULL, in, 2, &fixed, &r), FATTN_E_MISMATCH);
+}
+
 Test(gradcheck, every_allocation_may_fail) {
     const wave right = {.w = 2, .stretch = 1};
     const fattn_gradcheck_options o = {.max_coords = 3, .order = 4};
