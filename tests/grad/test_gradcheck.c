@@ -376,20 +376,23 @@ static fattn_var linear(fattn_tape *t, const fattn_var *in, int n_in, void *user
     return fattn_op_linear(t, in[0], in[1], (fattn_var){0});
 }
 
-/* Small gradients that are sums of large terms, which round: 1000 times what a fixed bound of 2^-16 holds. */
+/* Among 3000 gradients of about 6e4 some are below 100: they round as the large terms that they are sums of. */
 Test(gradcheck, f32_rounds_in_units_of_the_largest_gradient) {
-    enum { N = 40, K = 24 };
-    float x[ROWS * K], w[N * K];
+    enum { N = 40, K = 600 };
+    static float x[ROWS * K], w[N * K];
     const fattn_tensor in[2] = {
         fattn_tensor_view(x, FATTN_F32, FATTN_CPU, 0, 2, (int64_t[]){ROWS, K}),
         fattn_tensor_view(w, FATTN_F32, FATTN_CPU, 0, 2, (int64_t[]){N, K})};
-    for (uint32_t i = 0; i < 2; ++i)
-        cr_assert_eq(fattn_tensor_normal(ctx, &in[i], 0, i ? 1e4 : 1, (fattn_rng){.seed = 3, .stream = i}), FATTN_OK);
+    for (uint32_t i = 0; i < 2; ++i) {
+        const fattn_rng rng = {.seed = 3, .stream = i};
+        cr_assert_eq(fattn_tensor_normal(ctx, &in[i], 0, i ? 1e4 : 1, rng), FATTN_OK);
+    }
+    fattn_gradcheck_options o = {.struct_size = sizeof o, .max_coords = ROWS * K};
     fattn_report r = {.struct_size = sizeof r};
-    cr_assert_eq(fattn_gradcheck(ctx, linear, NULL, in, 2, NULL, &r), FATTN_OK, "%s", fattn_ctx_error(ctx));
-    cr_assert(r.max_abs > 0x1p-16, "%g", r.max_abs);
-    const fattn_gradcheck_options fixed = {.struct_size = sizeof fixed, .tol = {.atol = 0x1p-16, .rtol = 1e-7}};
-    cr_assert_eq(fattn_gradcheck(ctx, linear, NULL, in, 2, &fixed, &r), FATTN_E_MISMATCH);
+    cr_assert_eq(fattn_gradcheck(ctx, linear, NULL, in, 2, &o, &r), FATTN_OK, "%s", fattn_ctx_error(ctx));
+    o.tol.atol = 0x1p-16; /* what is given is taken as it is */
+    cr_assert_eq(fattn_gradcheck(ctx, linear, NULL, in, 2, &o, &r), FATTN_E_MISMATCH);
+    cr_assert(r.failed > 0 && r.failed < ROWS * K / 10 && r.worst_input == 0, "%lld", (long long)r.failed);
 }
 
 Test(gradcheck, every_allocation_may_fail) {
