@@ -9,10 +9,10 @@
                v, d_o with strides that tensor maps can take.
    Ownership   dK, dV of BN keys stay in registers over all row blocks of all query heads of the group;
                dQ is added to an fp32 accumulator at L2 by bulk reductions.
-   Threads     warpgroup 0: warp 0 claims pieces and loads, warps 1 and 2 add the dQ of consumer 0 and 1, warp 3 ends turns. Two
-               consumers own 64 keys each: S^T and dP^T are computed transposed, so that P^T and dS^T are the
-               register operands of dV and dK. dQ: a consumer has half of 128 rows, or all of 64 rows
-               and half of the columns.
+   Threads     warpgroup 0: warp 0 claims pieces and loads, warps 1 and 2 add the dQ of consumer 0 and 1, warp 3
+               ends turns. Two consumers own 64 keys each: S^T and dP^T are computed transposed, so that P^T
+               and dS^T are the register operands of dV and dK. dQ: a consumer has half of 128 rows, or all of
+               64 rows and half of the columns.
    Overlap     The exponentials run beside dP. While wgmma reads both operands from shared memory a load from there
                waits, for 64x64 until the products are over; so S begins with -L / scale where a row block has
                64 rows, and of 128 rows half of lse2 is loaded beside the last dK (there are no registers for more).

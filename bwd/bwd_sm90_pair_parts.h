@@ -2,8 +2,8 @@
    keys that walk over the same row blocks. Each loads what it needs itself, and adds half of the
    columns of dQ for the keys of both: dS = [dS here | dS of the other], K likewise. Include
    after the enumerators of bwd_sm90_parts.h and COLUMNS, half of D; OTHER_K_AT, DS_AT,
-   OTHER_DS_AT, TILE_BYTES; SLICE, floats of a row block's accumulator that a CTA adds; DQ_COLUMNS, 64 or 128, which the warpgroup of dQ has registers for;
-   and PAUSE, cycles between two reductions of a warp.
+   OTHER_DS_AT, TILE_BYTES; SLICE, floats of a row block's accumulator that a CTA adds; DQ_COLUMNS, 64 or 128,
+   which the warpgroup of dQ has registers for; and PAUSE, cycles between two reductions of a warp.
 
    dS^T has two stages on both sides. A stage is full with this CTA's part and that which the
    other has sent; it is empty when both CTAs' dQ has read it. */
@@ -143,7 +143,7 @@ DEVICE void add_dq(const fattni_sm90_args *p, const task *t, uint32_t shared) {
             other_keys += BN * DQ_COLUMNS * 2;
         }
         if (a->turns) {
-            __threadfence_block(); /* an arrival may overtake reductions */
+            __threadfence_block(); /* so that an arrival does not overtake reductions */
             __syncwarp();
             if (is_leader()) use_turn(&s, shared);
         }

@@ -43,7 +43,6 @@ DEVICE void init_barriers(uint32_t shared, int adders) {
 /* One of the pieces that a call is cut into; sections are those of bwd_sm90_pieces.h. */
 enum { MULTIPLY, PREPARE, FINISH, NOTHING, END };
 enum { RING = FATTNI_RING, LAG = FATTNI_LAG, ROWS_AT_ONCE = FATTNI_ROWS_AT_ONCE(D) };
-enum { SHORT = 8 }; /* key blocks, a cluster's as one */
 typedef struct piece {
     int kind, section, number;
 } piece;
@@ -76,7 +75,7 @@ DEVICE task task_of(const fattni_sm90_args *p, const piece *x) {
     const int keys = min(CTAS * BN, t.s.Sk - j0);
     const int begin = max(0, j0 - t.s.hi), end = GENERAL ? min(j0 + keys - t.s.lo, t.s.Sq) : t.s.Sq;
     if (begin >= end || keys <= 0) return t;
-    const int first = begin / BM, last = (end - 1) / BM, upwards = !a->turns && p->blocks <= SHORT;
+    const int first = begin / BM, last = (end - 1) / BM, upwards = !a->turns && p->blocks <= FATTNI_SHORT_BLOCKS;
     t.from = (upwards ? first : last) * BM;
     t.to = (upwards ? last : first) * BM;
     t.steps = (last - first + 1) * a->group;

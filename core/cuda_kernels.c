@@ -34,8 +34,7 @@ enum {
 /* Shared memory of each body, as its head says. */
 #define PITCH(D) (((D) + 63) / 64 * 64)
 #define SHARED_fwd_sm80(D, BM, BN, warps, size, mask) (((BM) + 2 * (BN)) * PITCH(D) * 2)
-#define SHARED_fwd_sm90(D, BM, BN, warps, size, mask) \
-    (((D) + 63) / 64 * 128 * (((D) > 128 ? 1 : 2) * (BM) + 4 * (BN)) + 256)
+#define SHARED_fwd_sm90(D, BM, BN, warps, size, mask) FATTNI_FWD_SM90_SHARED(D, BM, BN)
 #define SHARED_bwd_sm90(D, BM, BN, warps, size, mask) FATTNI_BWD_SM90_SHARED(D, BM, BN)
 #define SHARED_bwd_sm80(D, BM, BN, warps, size, mask) \
     ((2 * (BN) + 4 * (BM)) * PITCH(D) * 2 + 2 * (BM) * (BN) * 2 + 4 * (BM) * 4)
@@ -98,6 +97,9 @@ static bool runs_on(int arch, const fattn_ctx *ctx, const fattni_problem *p) {
 /* Hopper's backward has a softcap in kernels of its own. */
 static bool serves(const fattni_cuda_kernel *k, enum fattni_mask wanted, const fattni_problem *p) {
     const bool hopper_back = k->arch == 90 && p->pass == FATTNI_BWD;
+    if (k->arch == 90 && p->pass == FATTNI_FWD && k->D <= 128 && !fattni_sm90_maps_o(p) &&
+        (k->mask == FATTNI_MASK_FULL || k->mask == FATTNI_MASK_CAUSAL || k->mask == FATTNI_MASK_SHORT))
+        return false; /* the banded ones store O anywhere */
     switch (k->mask) {
     case FATTNI_MASK_SHORT: return wanted == FATTNI_MASK_CAUSAL && p->Sq <= FATTNI_SHORT;
     case FATTNI_MASK_CAPPED: return p->softcap > 0;

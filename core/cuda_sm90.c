@@ -51,6 +51,10 @@ bool fattni_sm90_fits(const fattni_problem *p) {
            (p->pass == FATTNI_FWD || backward_fits(p));
 }
 
+bool fattni_sm90_maps_o(const fattni_problem *p) {
+    return p->o.dtype == (int32_t)p->dtype && mappable(&p->o, p->Dv);
+}
+
 /* {width, rows, heads, batches} of `a`, boxes of 64 columns and `box` rows. */
 static fattn_status map_of(fattn_ctx *ctx, const fattni_array *a, fattn_dtype dtype, int64_t width, int box,
                            CUtensorMap *map, fattni_map_step *step) {
@@ -90,9 +94,13 @@ fattn_status fattni_sm90_args_of(fattn_ctx *ctx, const fattni_problem *p,
                                  const fattni_cuda_kernel *k, fattni_sm90_args *out) {
     *out = (fattni_sm90_args){.a = fattni_cuda_args_of(p)};
     const bool forward = p->pass == FATTNI_FWD;
-    FATTNI_TRY(map_of(ctx, &p->q, p->dtype, p->D, k->BM, &out->q, &out->q_step));
+    FATTNI_TRY(map_of(ctx, &p->q, p->dtype, p->D, forward ? FATTNI_FWD_SM90_Q_ROWS(k->D, k->BM) : k->BM, &out->q,
+                      &out->q_step));
     FATTNI_TRY(map_of(ctx, &p->k, p->dtype, p->D, k->BN, &out->k, &out->k_step));
     FATTNI_TRY(map_of(ctx, &p->v, p->dtype, p->Dv, k->BN, &out->v, &out->v_step));
+    out->o_by_tma = forward && fattni_sm90_maps_o(p);
+    out->scale_log2 = out->a.scale * 1.4426950408889634f;
+    if (out->o_by_tma) FATTNI_TRY(map_of(ctx, &p->o, p->dtype, p->Dv, 16, &out->o, &out->o_step));
     if (!forward)
         FATTNI_TRY(map_of(ctx, &p->d_o, p->dtype, p->Dv, k->BM, &out->d_o, &out->d_o_step));
     const int64_t blocks = forward ? fattni_ceil_div(p->Sq, k->BM)
@@ -110,10 +118,10 @@ fattn_status fattni_sm90_args_of(fattn_ctx *ctx, const fattni_problem *p,
     if (forward) {
         section = section_of(ctx, p->Sk * 2 * (p->D + p->Dv)) * p->group;
     } else {
-        const int64_t half_waves = k->cluster > 1 && blocks <= 8 ? 1 : 5;
+        const int64_t half_waves = k->cluster > 1 && blocks <= FATTNI_SHORT_BLOCKS ? 1 : 5;
         while (2 * (2 * section * blocks * k->cluster) <= half_waves * ctx->gpu.sms) section *= 2;
         /* Key blocks of one head that run at once wait for each other's turns: let there be few. */
-        if ((p->flags & FATTN_DETERMINISTIC) && blocks > 8)
+        if ((p->flags & FATTN_DETERMINISTIC) && blocks > FATTNI_SHORT_BLOCKS)
             section = fattni_max(section, k->mask == FATTNI_MASK_FULL ? 16 : 32);
     }
     out->section = (int32_t)fattni_min(section, heads * p->B);

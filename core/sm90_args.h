@@ -15,9 +15,16 @@ typedef struct fattni_map_step {
 /* Sections whose accumulators of dQ exist at once; how many sections later one is finished; rows that
    a piece prepares or finishes, a multiple of every row block. */
 enum { FATTNI_RING = 5, FATTNI_LAG = 2 };
+/* A backward call of so many key blocks per head, a cluster's as one, or fewer is short. */
+enum { FATTNI_SHORT_BLOCKS = 8 };
 #define FATTNI_ROWS_AT_ONCE(D) ((D) > 128 ? 256 : (D) > 64 ? 512 : 1024)
 
-/* Shared memory of the backward kernels. */
+/* Shared memory of the forward kernels: Q, twice up to d 128, and O there; two stages of K and V; barriers, tiles. */
+#define FATTNI_FWD_SM90_SHARED(D, BM, BN) \
+    (((D) + 63) / 64 * 128 * (((D) > 128 ? 1 : 3) * (BM) + 4 * (BN)) + 320)
+/* Rows of Q that are loaded together: above d 128 each consumer's. */
+#define FATTNI_FWD_SM90_Q_ROWS(D, BM) ((D) > 128 ? 64 : (BM))
+/* Of the backward kernels. */
 #define FATTNI_BWD_SM90_SHARED(D, BM, BN)                                                              \
     ((D) > 128 ? (5 * (BN) + 6 * (BM)) * (D) + 12 * (BM) * (BN) + 3 * (BM) * 4 + 160                         \
                : (2 * (BN) + 4 * (BM)) * (((D) + 63) / 64 * 128) + 2 * (BM) * (BN) * 2 + (BM) * (D) * 4 +    \
@@ -39,6 +46,11 @@ typedef struct fattni_sm90_args {
     int32_t *progress;
     int32_t pieces, sections;
     int32_t row_pieces, row_chunks, row_heads; /* of a section; of a head; heads of one */
+    /* Forward: whether O has a map, too. Boxes of a warp's 16 rows. */
+    int32_t o_by_tma;
+    float scale_log2; /* scale times log2 e: an operand that takes no register */
+    fattni_map_step o_step;
+    CUtensorMap o;
 } fattni_sm90_args;
 
 /* Cuts a backward call whose next_tile, section and padded_rows are set into its pieces; `cluster` CTAs

@@ -52,8 +52,8 @@ DEVICE position position_of(const fattni_sm90_args *p, int heads, int number, in
 DEVICE int is_leader(void) { return threadIdx.x % 32 == 0; }
 DEVICE int of_leader(int x) { return __shfl_sync(ALL_LANES, x, 0); }
 
-/* Each warp arrives once; not behind a branch, where FATTN_DELAYS would let lane 0 alone pause, so that the warp comes to
-   its next product in parts. */
+/* Each warp arrives once; not behind a branch, where FATTN_DELAYS would let lane 0 alone pause, so that the warp
+   comes to its next product in parts. */
 DEVICE void release(uint32_t bar) { mbarrier_arrive_if(bar, is_leader()); }
 
 /* Rows [row, row + rows) of one (head, batch), all panels, counting on `bar`. */

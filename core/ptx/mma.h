@@ -78,6 +78,18 @@ static __device__ __forceinline__ float exp2_approx(float x) {
     return y;
 }
 
+/* 1 / x and log2 x, relative errors 2^-23 and 2^-22, the latter's 2^-22 between 0.5 and 2; subnormal x is 0. */
+static __device__ __forceinline__ float reciprocal_approx(float x) {
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+static __device__ __forceinline__ float log2_approx(float x) {
+    float y;
+    asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
 /* *p += x at L2, no return. */
 static __device__ __forceinline__ void reduce_add(float *p, float x) {
     asm volatile("red.global.add.f32 [%0], %1;" ::"l"(p), "f"(x) : "memory");

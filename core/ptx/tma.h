@@ -15,6 +15,13 @@ static __device__ __forceinline__ void tma_load(uint32_t to, const CUtensorMap *
                  "l"(map), "r"(bar), "r"(column), "r"(row), "r"(head), "r"(batch)
                  : "memory");
 }
+/* The box from shared memory; what lies outside of the tensor is not written. */
+static __device__ __forceinline__ void tma_store(const CUtensorMap *map, uint32_t from, int column, int row,
+                                                 int head, int batch) {
+    asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(map),
+                 "r"(from), "r"(column), "r"(row), "r"(head), "r"(batch)
+                 : "memory");
+}
 /* `bytes` contiguous bytes, a multiple of 16 and aligned to it on both sides. */
 static __device__ __forceinline__ void bulk_load(uint32_t to, const void *from, int bytes,
                                                  uint32_t bar) {

@@ -2,6 +2,7 @@
    and their swizzle, wgmma's operands and accumulators, mma's fragments, stmatrix and ldmatrix, bulk
    copies and reductions. Values are small integers, so that every sum is exact. K_BF16 from outside. */
 #include "sm90_tile.h"
+#include "ptx/mma.h"
 #include "ptx/stmatrix.h"
 
 #include <stdio.h>
@@ -226,6 +227,68 @@ static void test_boxes(void) {
     cudaFree(m.device);
 }
 
+/* A tile whose element i is i % 61 - 30 to the box at (column, row). */
+__global__ void store_box(const __grid_constant__ CUtensorMap map, int column, int row) {
+    __shared__ __align__(1024) half_type tile[BOX * 64];
+    for (int i = (int)threadIdx.x; i < BOX * 64; i += (int)blockDim.x) tile[i] = to_half((float)(i % 61 - 30));
+    async_proxy_fence();
+    __syncthreads();
+    if (threadIdx.x) return;
+    tma_store(&map, shared_address(tile), column, row, 0, 0);
+    bulk_commit();
+    bulk_wait_read();
+}
+
+static void test_stored_boxes(void) {
+    static const int corners[][2] = {{0, 0}, {64, 0}, {0, 20}, {64, 37}};
+    for (int n = 0; n < 4; ++n) {
+        const matrix m = matrix_new(45, 104, BOX, 6);
+        const int column = corners[n][0], row = corners[n][1];
+        std::vector<half_type> raw(m.host.size());
+        std::vector<float> got, want;
+        store_box<<<1, 128>>>(m.map, column, row);
+        cuda(cudaMemcpy(raw.data(), m.device, raw.size() * 2, cudaMemcpyDeviceToHost), "store_box");
+        for (int r = 0; r < m.rows; ++r)
+            for (int c = 0; c < m.columns; ++c) {
+                const int y = r - row, x = c - column, inside = y >= 0 && y < BOX && x >= 0 && x < 64;
+                const int i = y * 64 + (x / 8 ^ y % 8) * 8 + x % 8; /* the swizzle */
+                got.push_back((float)raw[(size_t)r * m.columns + c]);
+                want.push_back(inside ? (float)(i % 61 - 30) : m.at(r, c));
+            }
+        expect("tma_store", n, got, want);
+        cudaFree(m.device);
+    }
+}
+
+/* ---- functions ---- */
+
+enum { POINTS = 4096 };
+__global__ void functions(float *out) {
+    for (int n = (int)threadIdx.x; n < POINTS; n += (int)blockDim.x) {
+        const float x = ldexpf(1.0f + (float)n / POINTS, n % 97 - 40), near_1 = 0.5f + 1.5f * (float)n / POINTS;
+        out[n] = fabsf(reciprocal_approx(x) * x - 1.0f);
+        out[POINTS + n] = fabsf(log2_approx(near_1) - (float)log2((double)near_1));
+        const int elsewhere = x <= 0.5f || x >= 2.0f;
+        out[2 * POINTS + n] = elsewhere ? fabsf(log2_approx(x) / (float)log2((double)x) - 1.0f) : 0.0f;
+    }
+}
+static void test_functions(void) {
+    static const char *const names[] = {"reciprocal_approx", "log2_approx near 1", "log2_approx elsewhere"};
+    static const float bounds[] = {0x1p-22f, 0x1.2p-22f, 0x1p-21f}; /* and what the check itself rounds */
+    float *out, error[3 * POINTS];
+    cuda(cudaMalloc(&out, sizeof error), "cudaMalloc");
+    functions<<<1, 128>>>(out);
+    cuda(cudaMemcpy(error, out, sizeof error, cudaMemcpyDeviceToHost), "functions");
+    for (int f = 0; f < 3; ++f)
+        for (int n = 0; n < POINTS; ++n)
+            if (!(error[f * POINTS + n] <= bounds[f])) {
+                printf("FAILED %s: point %d is off by %g\n", names[f], n, error[f * POINTS + n]);
+                ++failures;
+                break;
+            }
+    cudaFree(out);
+}
+
 /* ---- mma, stmatrix, ldmatrix ---- */
 
 /* d[16][8] = A[16][16] B[16][8] by mma, fragments as mma.h says; then stmatrix and ldmatrix, plain and
@@ -356,6 +419,8 @@ int main(void) {
     test_products(128, products_128);
     test_products(256, products_256);
     test_boxes();
+    test_stored_boxes();
+    test_functions();
     test_fragments();
     test_bulk();
     printf("%s: %d failures\n", K_BF16 ? "bf16" : "f16", failures);

@@ -15,6 +15,7 @@ typedef struct test_case {
     int length_q[3], length_k[3];
     float q_factor; /* of all scores */
     int top_left, half_o;
+    float growth; /* of scores, from the last key to the first, in units of log2 */
     int opposite; /* q positive and every fifth key negative: low scores without high ones */
 } test_case;
 
@@ -33,6 +34,9 @@ static size_t row_of_o(const problem *p, int batch, int h, int row) {
     return ((size_t)batch * (size_t)p->q.heads + (size_t)h) * (size_t)p->q.rows + (size_t)row;
 }
 
+/* Kernels for plain masks that store by the TMA unit know no other way. */
+static int is_half(const test_case *c) { return c->half_o || (K_MASK < 2 && K_D <= 128); }
+
 static void set_up(problem *p, const test_case *c) {
     const int batches = c->packed ? 1 : c->B;
     int rows_q = c->Sq, rows_k = c->Sk;
@@ -48,6 +52,13 @@ static void set_up(problem *p, const test_case *c) {
     for (size_t n = 0; n < p->k.x.size(); ++n)
         if (c->opposite && n / (size_t)c->D % 5 == 2)
             p->k.x[n] = half_of(pack_bf16(-3 * fabsf(value_of(p->k.x[n])), 0), 0);
+    /* The blocks are visited from right to left; column 0 of q is 1, and that of k times scale is what is added. */
+    for (size_t n = 0; n < p->q.x.size() && c->growth > 0; n += (size_t)c->D) p->q.x[n] = half_of(pack_bf16(1, 0), 0);
+    for (size_t n = 0; n < p->k.x.size() && c->growth > 0; n += (size_t)c->D) {
+        const size_t left = (size_t)rows_k - n / (size_t)c->D % (size_t)rows_k;
+        const float more = c->growth * 0.6931f * (float)left / (float)rows_k;
+        p->k.x[n] = half_of(pack_bf16(more * sqrtf((float)c->D), 0), 0);
+    }
     for (int b = 0; b < batches && (c->packed || c->padded); ++b) {
         spoil_rows(&p->q, b, c->packed ? p->of.cu_q.back() : c->length_q[b]);
         const int end_k = c->packed ? p->of.cu_k.back() : c->length_k[b];
@@ -82,13 +93,19 @@ static void set_up(problem *p, const test_case *c) {
     a->keep_scale = 65536.0f / (float)(65536 - a->drop_T);
     a->seed = 99, a->rng_heads = (uint32_t)c->Hq;
     a->top_left = c->top_left;
-    a->o_f32 = !c->half_o;
+    const int half = is_half(c);
+    a->o_f32 = !half;
     const int64_t plane = (int64_t)rows_q * c->Dv;
     const fattni_view o = {p->o.data(), batches > 1 ? c->Hq * plane : 0, plane, c->Dv, 1};
     const fattni_view lse = {p->lse.data(), batches > 1 ? (int64_t)c->Hq * rows_q : 0, rows_q, 1, 0};
     a->o = o, a->lse = lse;
     p->half_o.assign(p->o.size(), half_of(pack_bf16(UNWRITTEN, 0), 0)); /* which is exact */
-    if (c->half_o) a->o.p = p->half_o.data();
+    if (half) a->o.p = p->half_o.data();
+    const plain_map places = {(const char *)p->half_o.data(), c->Dv, rows_q, c->Hq, batches,
+                             2 * o.row, 2 * o.h, 2 * o.b, 16};
+    memcpy(&p->args.o, &places, sizeof places);
+    p->args.o_by_tma = half;
+    p->args.scale_log2 = a->scale * 1.4426950408889634f;
     const fattni_line slopes = {p->slopes.data(), 1}, sinks = {p->sinks.data(), 1};
     if (c->alibi) a->alibi = slopes;
     if (c->sink) a->sink = sinks;
@@ -97,9 +114,10 @@ static void set_up(problem *p, const test_case *c) {
     const fattni_view bias = {p->bias.data(), 0, (int64_t)c->Sq * c->Sk, c->Sk, 1};
     if (c->bias) a->bias = bias, a->bias_f32 = 1;
 
-    p->args.q = map_of(&p->q, K_BM), p->args.k = map_of(&p->k, K_BN), p->args.v = map_of(&p->v, K_BN);
+    p->args.q = map_of(&p->q, FATTNI_FWD_SM90_Q_ROWS(K_D, K_BM));
+    p->args.k = map_of(&p->k, K_BN), p->args.v = map_of(&p->v, K_BN);
     const fattni_map_step step = {1, batches > 1};
-    p->args.q_step = p->args.k_step = p->args.v_step = step;
+    p->args.q_step = p->args.k_step = p->args.v_step = p->args.o_step = step;
     p->args.blocks = (c->Sq + K_BM - 1) / K_BM;
     p->args.tiles = p->args.blocks * c->Hq * c->B;
     p->args.section = 2;
@@ -153,7 +171,7 @@ static int check(const test_case *c) {
     gridDim.x = 2;
     for (int n = 0; n < (int)gridDim.x; ++n) machine_run(n, 1, 32 * K_WARPS, (unsigned)n, run_kernel);
     const fattni_cuda_args *const a = &p.args.a;
-    for (size_t n = 0; n < p.o.size() && c->half_o; ++n) p.o[n] = value_of(p.half_o[n]);
+    for (size_t n = 0; n < p.o.size() && is_half(c); ++n) p.o[n] = value_of(p.half_o[n]);
     error o = {0, 0};
     double worst_L = 0;
     for (int b = 0; b < c->B; ++b) {
@@ -181,22 +199,24 @@ static const test_case cases[] = {
     {CASE("more rows than keys", 1, 1, 1, 300, 150, K_D, K_D - 16, K_MASK == 1, -1, -1), .top_left = 1,
      .half_o = 1},
     {CASE("large scores", 1, 1, 1, 200, 400, K_D, K_D, K_MASK == 1, -1, -1), .q_factor = 40},
+    {CASE("scores that grow slowly", 1, 1, 1, 200, 900, K_D, K_D, K_MASK == 1, -1, -1), .growth = 9},
+    {CASE("scores that grow fast", 1, 1, 1, 200, 900, K_D, K_D, K_MASK == 1, -1, -1), .growth = 80},
 #else
     {CASE("no feature", 1, 2, 1, 350, 400, K_D, K_D, 0, -1, -1)},
     {CASE("window", 1, 1, 1, 400, 370, K_D, K_D, 0, 50, 21)},
     {CASE("wide window", 1, 1, 1, 330, 700, K_D, K_D, 0, 300, 200)},
-    {CASE("causal window", 1, 1, 1, 300, 500, K_D, K_D, 1, 130, -1)},
+    {CASE("causal window", 1, 1, 1, 300, 500, K_D, K_D, 1, 130, -1), .half_o = 1},
     {CASE("window beyond the keys", 1, 1, 1, 300, 100, K_D, K_D, 0, 20, 10)},
     {CASE("sink", 1, 2, 1, 140, 200, K_D, K_D, 1, -1, -1), .sink = 1},
     {CASE("merge", 1, 2, 1, 200, 200, K_D, K_D, 1, -1, -1), .merge = 1},
     {CASE("packed", 3, 1, 1, 300, 250, K_D, K_D, 1, -1, -1), .packed = 1,
-     .length_q = {300, 0, 33}, .length_k = {171, 4, 250}},
+     .length_q = {300, 0, 33}, .length_k = {171, 4, 250}, .half_o = 1},
     {CASE("packed, full", 3, 2, 1, 200, 350, K_D, K_D, 0, -1, -1), .packed = 1,
      .length_q = {50, 200, 133}, .length_k = {71, 130, 350}},
     {CASE("no keys", 2, 1, 1, 100, 150, K_D, K_D, 0, -1, -1), .packed = 1,
      .length_q = {100, 50}, .length_k = {0, 150}},
     {CASE("padded", 2, 2, 1, 300, 250, K_D, K_D, 1, -1, -1), .padded = 1,
-     .length_q = {50, 300}, .length_k = {250, 71}},
+     .length_q = {50, 300}, .length_k = {250, 71}, .half_o = 1},
 #if K_MASK == 2
     {CASE("softcap", 1, 1, 1, 200, 300, K_D, K_D, 1, -1, -1), .softcap = 5},
     {CASE("wide softcap", 1, 2, 1, 330, 500, K_D, K_D, 1, -1, -1), .softcap = 30},

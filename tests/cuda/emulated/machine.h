@@ -87,11 +87,14 @@ static inline void __syncwarp(void) { machine_meet_warp(); }
 static inline void __threadfence(void) {}
 static inline void __threadfence_block(void) {}
 static inline float4 __ldcg(const float4 *p) { return *p; }
-static inline uint32_t __shfl_sync(uint32_t, uint32_t x, int lane) {
+static inline uint32_t __shfl_sync(uint32_t, uint32_t x, int lane, int width = 32) {
     const four mine = {x};
-    const uint32_t result = machine_gather(mine)[lane][0];
+    const uint32_t result = machine_gather(mine)[(int)(threadIdx.x % 32) / width * width + lane % width][0];
     machine_meet_warp();
     return result;
+}
+static inline float __shfl_sync(uint32_t, float x, int lane, int width) {
+    return __int_as_float((int)__shfl_sync(0, (uint32_t)__float_as_int(x), lane, width));
 }
 static inline uint32_t __shfl_xor_sync(uint32_t, uint32_t x, int mask) {
     return __shfl_sync(0, x, (int)(threadIdx.x % 32) ^ mask);

@@ -10,6 +10,7 @@
 #include <cuda.h>
 
 #include <deque>
+#include <vector>
 
 #define FATTNI_PTX_ACQUIRE_H
 #define FATTNI_PTX_CLOCK_H
@@ -20,6 +21,7 @@
 #define FATTNI_PTX_MMA_H
 #define FATTNI_PTX_SHARED_H
 #define FATTNI_PTX_STMATRIX_H
+#define FATTNI_PTX_THREAD_H
 #define FATTNI_PTX_TMA_H
 #define FATTNI_PTX_WGMMA_H
 
@@ -58,9 +60,13 @@ static inline uint32_t pack_f16(float, float) { return 0; }
 static inline void mma_bf16(float *, const uint32_t *, uint32_t, uint32_t) {}
 static inline void mma_f16(float *, const uint32_t *, uint32_t, uint32_t) {}
 static inline float exp2_approx(float x) { return exp2f(x); }
+static inline float reciprocal_approx(float x) { return 1 / x; }
+static inline float log2_approx(float x) { return log2f(x); }
 static inline void reduce_add_4(float *p, const float x[4]) {
     for (int e = 0; e < 4; ++e) p[e] += x[e];
 }
+
+static inline int thread_again(void) { return (int)threadIdx.x; }
 
 static inline uint32_t clock_now(void) {
     static uint32_t cycles;
@@ -169,9 +175,32 @@ static inline void bulk_reduce_add(float *to, uint32_t from, int bytes) {
     must_be_aligned(to, from, bytes);
     for (int n = 0; n < bytes / 4; ++n) to[n] += ((const float *)(memory + from))[n];
 }
+/* Stores happen as late as they may: when their thread waits for them. */
+typedef struct stored_box {
+    plain_map map;
+    uint32_t from;
+    int column, row, head, batch;
+} stored_box;
+static std::vector<stored_box> stores_of_thread[1024];
+static inline void tma_store(const CUtensorMap *map, uint32_t from, int column, int row, int head, int batch) {
+    stored_box box = {{}, from, column, row, head, batch};
+    memcpy(&box.map, map, sizeof box.map);
+    if (from % 1024) machine_fail("a swizzled box off its 1024 bytes");
+    stores_of_thread[threadIdx.x].push_back(box);
+}
 static inline void bulk_commit(void) {}
-static inline void bulk_wait_read(void) {}
-static inline void bulk_wait(void) {}
+static inline void bulk_wait_read(void) {
+    for (const stored_box &s : stores_of_thread[threadIdx.x])
+        for (int r = 0; r < s.map.box; ++r)
+            for (int c = 0; c < 64; ++c)
+                if (s.column + c < s.map.columns && s.row + r < s.map.rows && s.head < s.map.heads &&
+                    s.batch < s.map.batches)
+                    memcpy((char *)s.map.base + (s.column + c) * 2 + (s.row + r) * s.map.row_bytes +
+                               s.head * s.map.head_bytes + s.batch * s.map.batch_bytes,
+                           memory + swizzled(s.from + (uint32_t)(r * 128 + c * 2)), 2);
+    stores_of_thread[threadIdx.x].clear();
+}
+static inline void bulk_wait(void) { bulk_wait_read(); }
 static inline void async_proxy_fence(void) {}
 static inline void async_proxy_fence_global(void) {}
 
