@@ -97,8 +97,9 @@ static bool runs_on(int arch, const fattn_ctx *ctx, const fattni_problem *p) {
 /* Hopper's backward has a softcap in kernels of its own. */
 static bool serves(const fattni_cuda_kernel *k, enum fattni_mask wanted, const fattni_problem *p) {
     const bool hopper_back = k->arch == 90 && p->pass == FATTNI_BWD;
-    if (k->arch == 90 && p->pass == FATTNI_FWD && k->D <= 128 && !fattni_sm90_maps_o(p) &&
-        (k->mask == FATTNI_MASK_FULL || k->mask == FATTNI_MASK_CAUSAL || k->mask == FATTNI_MASK_SHORT))
+    const bool plain = k->mask == FATTNI_MASK_FULL || k->mask == FATTNI_MASK_CAUSAL;
+    if (k->arch == 90 && p->pass == FATTNI_FWD && !fattni_sm90_maps_o(p) &&
+        ((plain && k->D <= 128) || k->mask == FATTNI_MASK_SHORT))
         return false; /* the banded ones store O anywhere */
     switch (k->mask) {
     case FATTNI_MASK_SHORT: return wanted == FATTNI_MASK_CAUSAL && p->Sq <= FATTNI_SHORT;

@@ -9,7 +9,7 @@
    strides of 16-byte multiples that are not negative; there are rows and keys; with dropout positions start
    at multiples of 16; and forward a bias only up to head_dim 128. */
 bool fattni_sm90_fits(const fattni_problem *p);
-/* Whether O has a tensor map: forward kernels for plain masks up to head_dim 128 store by it alone. */
+/* Whether O has a tensor map: forward kernels for plain masks up to head_dim 128 and short ones store by it alone. */
 bool fattni_sm90_maps_o(const fattni_problem *p);
 /* Asks the driver for its encoder of tensor maps; ctx->gpu.encode. */
 fattn_status fattni_sm90_open(fattn_ctx *ctx);

@@ -23,7 +23,8 @@
                S runs. Blocks that cross an edge, and all until every maximum of the warp is positive, take the
                careful way: exact float maxima, rows without keys.
    Store       O by stmatrix to shared memory in the middle of the next tile's first softmax and from there by the TMA
-               unit, a warp's 16 rows at a time; by 16 bytes of each thread from registers above d 128.
+               unit, a warp's 16 rows at a time; above d 128 half and half in short kernels, in others, whose shared
+               memory is full, by 16 bytes of each thread from registers.
    Rounding    P to the input dtype before P V, unscaled; everything else fp32.
    Variants    full and causal know no other feature; banded has windows, lengths, sink and merge, general
                also softcap, ALiBi, bias and dropout, as uniform branches.
@@ -46,8 +47,9 @@ enum {
     Q_ROWS = FATTNI_FWD_SM90_Q_ROWS(D, BM), /* of a part */
     Q_BYTES = PANELS * BM * 128, KV_BYTES = PANELS * BN * 128,
     K_AT = Q_SLOTS * Q_BYTES, V_AT = K_AT + 2 * KV_BYTES, O_AT = V_AT + 2 * KV_BYTES,
-    BY_TMA = D <= 128, /* O leaves through shared memory, which is full otherwise */
-    O_BYTES = PANELS * 16 * 128, /* of a warp */
+    BY_TMA = D <= 128 || BN <= 64, /* O leaves through shared memory, which is full otherwise */
+    O_PARTS = D > 128 ? 2 : 1, O_PANELS = PANELS / O_PARTS, /* which have room there, one after the other */
+    O_BYTES = O_PANELS * 16 * 128, /* of a warp */
     BARRIERS_AT = O_AT + (BY_TMA ? BM / 16 * O_BYTES : 0),
     TILES_AT = BARRIERS_AT + 160,
     TILE_SLOTS = 4, /* a tile is stored after the next but one may have been announced */
@@ -443,21 +445,37 @@ DEVICE void store_directly(const leaving *x, float o[D / 2]) {
         store_row((char *)a->o.p + at * (a->o_f32 ? 4 : 2), o + 2 * e, D / 8, scale, i < s.Sq, a->Dv, a->o_f32, 0);
     }
 }
-DEVICE void begin_store(const leaving *x, float o[D / 2]) {
-    if (!x->present || !by_tma(x)) return;
-    const int lane = thread_again() % 32, row = lane % 16;
-    const uint32_t mine = o_of_warp(x) + row * 128;
+DEVICE void put_part(const leaving *x, const float o[D / 2 / O_PARTS]) {
+    /* Plain d 64 has registers for what the swizzle makes of the lane, and is faster so. */
+    const int lane = (D == 64 && !BANDS ? (int)threadIdx.x : thread_again()) % 32;
+    const uint32_t mine = o_of_warp(x) + thread_again() % 16 * 128;
     const float scale[2] = {scale_of(x->w, 0), scale_of(x->w, 1)};
-    if (is_leader()) bulk_wait_read(); /* of the tile before */
+    if (is_leader()) bulk_wait_read(); /* of the part before */
     __syncwarp();
 #pragma unroll
-    for (int n = 0; n < D / 16; ++n) { /* 16 columns */
+    for (int n = 0; n < D / 16 / O_PARTS; ++n) { /* 16 columns */
         uint32_t r[4];
 #pragma unroll
         for (int i = 0; i < 4; ++i)
             r[i] = pack(o[8 * n + 2 * i] * scale[i % 2], o[8 * n + 2 * i + 1] * scale[i % 2]);
-        stmatrix_x4(mine + n / 4 * 2048 + ((2 * (n % 4) + lane / 16) ^ (row % 8)) * 16, r);
+        stmatrix_x4(mine + n / 4 * 2048 + ((2 * (n % 4) + lane / 16) ^ (lane % 8)) * 16, r);
     }
+}
+DEVICE void send_part(const leaving *x, int part) {
+    async_proxy_fence();
+    __syncwarp();
+    if (!is_leader()) return;
+    const tile t = {x->from[0].x, x->from[0].y, x->from[0].z, 0, 0};
+    const sequence s = read_sequence(&x->p->a, x->from, t.b);
+    for (int n = 0; n < O_PANELS; ++n)
+        tma_store(&x->p->o, o_of_warp(x) + n * 2048, 64 * (part * O_PANELS + n), s.q0 + t.i0 + x->row0 / 16 * 16,
+                  t.h * x->p->o_step.head, s.batch * x->p->o_step.batch);
+    bulk_commit();
+}
+DEVICE void begin_store(const leaving *x, const float o[D / 2]) {
+    if (!x->present || !by_tma(x)) return;
+    put_part(x, o);
+    if (O_PARTS > 1) send_part(x, 0);
 }
 DEVICE void end_store(const leaving *x, float o[D / 2]) {
     if (!x->present) return;
@@ -465,15 +483,8 @@ DEVICE void end_store(const leaving *x, float o[D / 2]) {
         store_directly(x, o);
         return;
     }
-    async_proxy_fence();
-    __syncwarp();
-    if (!is_leader()) return;
-    const tile t = {x->from[0].x, x->from[0].y, x->from[0].z, 0, 0};
-    const sequence s = read_sequence(&x->p->a, x->from, t.b);
-    for (int n = 0; n < PANELS; ++n)
-        tma_store(&x->p->o, o_of_warp(x) + n * 2048, 64 * n, s.q0 + t.i0 + x->row0 / 16 * 16, t.h * x->p->o_step.head,
-                  s.batch * x->p->o_step.batch);
-    bulk_commit();
+    if (O_PARTS > 1) put_part(x, o + D / 4);
+    send_part(x, O_PARTS - 1);
 }
 
 /* What the middle of a softmax waits for, the next K, and frees, the last V. */

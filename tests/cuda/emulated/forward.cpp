@@ -35,7 +35,7 @@ static size_t row_of_o(const problem *p, int batch, int h, int row) {
 }
 
 /* Kernels for plain masks that store by the TMA unit know no other way. */
-static int is_half(const test_case *c) { return c->half_o || (K_MASK < 2 && K_D <= 128); }
+static int is_half(const test_case *c) { return c->half_o || (K_MASK < 2 && (K_D <= 128 || K_BN <= 64)); }
 
 static void set_up(problem *p, const test_case *c) {
     const int batches = c->packed ? 1 : c->B;
