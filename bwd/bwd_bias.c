@@ -93,7 +93,9 @@ static void sink_task(void *arg, int64_t h, int thread) {
         for (int64_t row = seq.q0; row < seq.q0 + seq.band.Sq; ++row) {
             const double L = fattni_get(&p->lse, seq.batch, h, row, 0);
             if (L == -INFINITY) continue;
-            const double share = sink == L ? 1 : exp(sink - L); /* never inf - inf */
+            const fattni_row_sum x = fattni_bwd_row_sum(w, seq.batch, h, row);
+            const double above = fattni_bwd_sink_above(w, sink, x.max);
+            const double share = L == INFINITY ? sink == L : exp(above - x.log_sum);
             sum -= share * fattni_bwd_delta(w, seq.batch, h, row);
         }
     }

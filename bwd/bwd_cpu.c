@@ -50,7 +50,7 @@ static void zero_rows(const fattni_array *a, int64_t columns, int64_t batch, int
 /* Task: one block of rows of one head. */
 static void prepare(void *arg, int64_t task, int thread) {
     (void)thread;
-    const fattni_bwd *const w = arg;
+    fattni_bwd *const w = arg;
     const fattni_problem *const p = w->p;
     const int64_t bh = task / w->row_blocks, b = bh / p->Hq, h = bh % p->Hq;
     const fattni_sequence seq = fattni_sequence_of(p, b);
@@ -58,9 +58,10 @@ static void prepare(void *arg, int64_t task, int thread) {
     if (w->chained) atomic_init(turn_of(w, b, h, i0), 0);
     const int64_t rows = fattni_min(w->k->rows, seq.band.Sq - i0);
     if (rows <= 0) return;
+    if (fattni_bwd_has_huge_rows(w, &seq, h, i0, rows)) atomic_store(&w->any_huge, true);
     if (!p->delta.present) {
         char *const delta = p->workspace;
-        const int64_t at = fattni_bwd_delta_at(p, seq.batch, h, row);
+        const int64_t at = fattni_bwd_row_at(p, seq.batch, h, row);
         w->k->dots(rows, p->Dv, (fattn_dtype)p->d_o.dtype, fattni_at(&p->d_o, seq.batch, h, row),
                    p->d_o.s[2], (fattn_dtype)p->o.dtype, fattni_at(&p->o, seq.batch, h, row),
                    p->o.s[2], delta + at * (int64_t)fattn_dtype_size(w->k->dtype));
@@ -74,6 +75,18 @@ static void prepare(void *arg, int64_t task, int thread) {
     zero_rows(&p->dq, p->D, seq.batch, h, row, seq.q0 + fattni_clamp(live.begin, i0, i0 + rows));
     zero_rows(&p->dq, p->D, seq.batch, h, seq.q0 + fattni_clamp(live.end, i0, i0 + rows),
               row + rows);
+}
+
+/* Every w->threads-th block of rows, for so many threads have scratch. */
+static void huge_task(void *arg, int64_t task, int thread) {
+    const fattni_bwd *const w = arg;
+    const fattni_problem *const p = w->p;
+    for (int64_t n = task; n < p->B * p->Hq * w->row_blocks; n += w->threads) {
+        const int64_t b = n / w->row_blocks / p->Hq, i0 = n % w->row_blocks * w->k->rows;
+        const fattni_sequence seq = fattni_sequence_of(p, b);
+        fattni_bwd_row_sums(w, &seq, b, n / w->row_blocks % p->Hq, i0,
+                            fattni_bwd_scratch(w, thread));
+    }
 }
 
 /* ---- tiles ---- */
@@ -269,6 +282,7 @@ static void plan(const fattn_ctx *ctx, const fattni_problem *p, fattni_kernel_pl
 static fattn_status run(fattn_ctx *ctx, const fattni_problem *p) {
     fattni_bwd w = fattni_bwd_plan(ctx, p);
     fattni_parallel(ctx, p->B * p->Hq * w.row_blocks, prepare, &w);
+    if (atomic_load(&w.any_huge)) fattni_parallel(ctx, w.threads, huge_task, &w);
     if (w.one_pass) fattni_parallel(ctx, p->B * p->Hkv, head_task, &w);
     else fattni_parallel(ctx, w.row_tasks + w.column_tasks, two_pass_task, &w);
     fattni_bwd_bias(ctx, &w);

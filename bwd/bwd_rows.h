@@ -13,7 +13,7 @@ enum { WANT_DQ = 1, WANT_DK = 2, WANT_DV = 4, WANT_KEYS = WANT_DK | WANT_DV };
 typedef struct fattni_bwd_layout {
     size_t q, d_o;           /* Q^T [D], dO^T [Dv] */
     size_t dq;               /* dQ^T [D]; with keeps_dq in one pass of all row blocks of the group */
-    size_t lse, delta;       /* L in log2 units and its rounding error */
+    size_t lse, delta;       /* what P is relative to: kernels->gradient's base, l and its rounding */
     size_t p, ds;            /* P^T, dS^T [keys] */
     size_t keep, bend, bias; /* [keys]: dropout mask, derivative of the softcap, bias */
     size_t q_rows, d_o_rows; /* [row][D_pad], [row][Dv_pad]: copies in whole vectors of reals */
@@ -22,13 +22,16 @@ typedef struct fattni_bwd_layout {
     size_t bytes;
 } fattni_bwd_layout;
 
-/* A call: delta at the workspace's beginning, then what a chain shares, then the threads' scratch. */
+/* A call: delta at the workspace's beginning, then m and log l of huge rows, what a chain shares, and
+   the threads' scratch. */
 typedef struct fattni_bwd {
     const fattni_problem *p;
     const fattni_cpu_kernels *k;
     fattni_bwd_layout at;
+    size_t max, log_sum;               /* offsets, [batch][h][row]: written for huge rows (huge.h) */
     size_t turns, shared_dq;           /* of a chain, offsets: [b][h][row block], an int and dQ^T each */
     size_t shared_bytes;               /* delta [batch][h][row], unless the caller gave it, and these */
+    atomic_bool any_huge;
     unsigned want;
     bool one_pass;                     /* dQ, dK and dV from the same tiles, a task per key head */
     bool chained;                      /* the same with a task per column block: each adds to dQ of a
@@ -48,9 +51,23 @@ static inline char *fattni_bwd_scratch(const fattni_bwd *w, int thread) {
     return (char *)w->p->workspace + w->shared_bytes + (size_t)thread * w->at.bytes;
 }
 
-/* Where delta of a row lies in the workspace, in reals; its value, wherever it is. */
-int64_t fattni_bwd_delta_at(const fattni_problem *p, int64_t batch, int64_t h, int64_t row);
+/* Where delta, m and log l of a row lie in their parts of the workspace, in reals. */
+int64_t fattni_bwd_row_at(const fattni_problem *p, int64_t batch, int64_t h, int64_t row);
 double fattni_bwd_delta(const fattni_bwd *w, int64_t batch, int64_t h, int64_t row);
+
+/* P = exp(unit (s - max) - log_sum) for a score s of fattni_scores: 0 and L, but for huge rows, whose
+   max and log_sum fattni_bwd_row_sums has left. */
+typedef struct fattni_row_sum {
+    double max, log_sum;
+} fattni_row_sum;
+fattni_row_sum fattni_bwd_row_sum(const fattni_bwd *w, int64_t batch, int64_t h, int64_t row);
+/* sink - unit max, for the same formula. */
+double fattni_bwd_sink_above(const fattni_bwd *w, double sink, double max);
+bool fattni_bwd_has_huge_rows(const fattni_bwd *w, const fattni_sequence *seq, int64_t h, int64_t i0,
+                              int64_t rows);
+/* The block of rows at i0, when it has huge ones: one pass over its keys. */
+void fattni_bwd_row_sums(const fattni_bwd *w, const fattni_sequence *seq, int64_t b, int64_t h,
+                         int64_t i0, char *scratch);
 
 /* Rows [i0, i0 + rows) of query head h of sequence b, packed into a thread's scratch. */
 typedef struct fattni_bwd_rows {

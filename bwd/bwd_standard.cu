@@ -3,6 +3,7 @@
 #include "core/cuda_standard.h"
 
 #include "cuda_element.h"
+#include "huge.h"
 
 #define BODY "bwd/bwd_standard_row.inc"
 #include "cuda_reals.inc"

@@ -1,5 +1,7 @@
 #include "cpu_scores.h"
 
+#include <math.h>
+
 static const double log2_e = 1.4426950408889634;
 
 fattni_place fattni_place_of(const fattni_problem *p, const fattni_cpu_kernels *k,
@@ -32,8 +34,16 @@ bool fattni_adjusts(const fattni_problem *p) {
     return p->softcap > 0 || p->alibi.present || p->bias.present;
 }
 
-double fattni_log2_factor(const fattni_problem *p) {
-    return fattni_adjusts(p) ? log2_e : p->scale * log2_e;
+double fattni_score_unit(const fattni_problem *p) { return fattni_adjusts(p) ? 1 : p->scale; }
+double fattni_log2_factor(const fattni_problem *p) { return fattni_score_unit(p) * log2_e; }
+
+fattni_logit fattni_logit_of(const fattni_problem *p, const fattni_cpu_kernels *k, double logit) {
+    const double most = k->dtype == FATTN_F64 ? 0x1.8p1023 : 0x1.8p127, unit = fattni_score_unit(p);
+    double score = logit / unit;
+    score = score > most ? most : score < -most ? -most : score;
+    if (k->dtype == FATTN_F32) score = (double)(float)score;
+    const double rest = logit - score * unit;
+    return (fattni_logit){score, fabs(rest) <= 40 ? rest : 0};
 }
 
 /* bias[b, h, rows, keys] into [key][row]. */

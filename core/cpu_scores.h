@@ -37,8 +37,16 @@ void fattni_widen_keys(const fattni_problem *p, const fattni_cpu_kernels *k,
 size_t fattni_scores_scratch(const fattni_problem *p);
 /* Is there a softcap, ALiBi or bias, so that raw products go through kernels->adjust? */
 bool fattni_adjusts(const fattni_problem *p);
-/* What turns fattni_scores' result into units of log2. */
+/* What turns fattni_scores' result into natural units, and into those of log2. */
+double fattni_score_unit(const fattni_problem *p);
 double fattni_log2_factor(const fattni_problem *p);
+
+/* A logit that is no product, a sink or an earlier L, among fattni_scores' results: rounded, finite. `rest` is
+   what that took from it in natural units, or 0 where it is more than sums could hold. */
+typedef struct fattni_logit {
+    double score, rest;
+} fattni_logit;
+fattni_logit fattni_logit_of(const fattni_problem *p, const fattni_cpu_kernels *k, double logit);
 
 /* s[key][row] from Q^T; derivative, wanted with a softcap in backward, else NULL, takes
    dt / d(q.k). */

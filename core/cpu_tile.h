@@ -76,17 +76,18 @@ typedef struct fattni_cpu_kernels {
     void (*keep)(const fattni_tile *t, const fattni_dropout *d, void *mask);
     /* x[j][i] *= y[j][i], where row i sees key j. */
     void (*multiply)(const fattni_tile *t, const void *y, void *x);
-    /* Online softmax in units of log2: with x = factor * s, max' = max(max, max_j x),
-       s[j][i] = 2^(x - max'), sum = decay * sum + sum_j s, decay = 2^(max - max'). Unseen keys give
-       exactly 0; a row that has seen none keeps max = -inf, sum = 0. */
+    /* Online softmax: max' = max(max, max_j s), s[j][i] = 2^(factor (s - max')),
+       sum = decay * sum + sum_j s, decay = 2^(factor (max - max')): exponents are at most 0 however
+       large scores are, because the difference comes first. Unseen keys give exactly 0; a row that
+       has seen none keeps max = -inf, sum = 0. */
     void (*softmax)(const fattni_tile *t, double factor, void *s, void *max, void *sum,
                     void *decay);
     /* acc[d][i] = decay[i] * acc[d][i] + sum_j v[j][d] s[j][i]; decay NULL means 1. */
     void (*add_keys)(const fattni_tile *t, int64_t columns, const void *v, int64_t stride,
                      const void *s, const void *decay, void *acc);
-    /* p = 2^(factor * p - lse), ds = scale * p * (ds - delta); both exactly 0 where row i does not
-       see key j. On entry p holds the scores and ds holds dP. lse[2][row]: L in units of log2,
-       rounded, and what rounding took away, for a rounding of L is an error of the whole row. */
+    /* p = 2^(factor (p - base) - l), ds = scale * p * (ds - delta); both exactly 0 where row i does
+       not see key j. On entry p holds the scores and ds holds dP. lse[3][row]: base, l, and what the
+       rounding of l took away, for that is an error of the whole row. */
     void (*gradient)(const fattni_tile *t, double factor, double scale, const void *lse,
                      const void *delta, void *p, void *ds);
     /* acc[j][d] += sum_i s[j][i] x[i][d]; columns is a multiple of lanes and the pitch of acc. */

@@ -3,8 +3,6 @@
 #include <math.h>
 #include <string.h>
 
-static const double log2_e = 1.4426950408889634, ln_2 = 0.6931471805599453;
-
 fattni_fwd_layout fattni_fwd_lay_out(const fattni_problem *p, int64_t blocks) {
     const size_t row = FATTNI_TILE_ROW_BYTES;
     fattni_fwd_layout at = {0};
@@ -50,8 +48,8 @@ void fattni_fwd_load_q(const fattni_fwd_rows *r) {
 /* What row i starts from: a sink, and L over the keys of an earlier call; -inf: none. */
 typedef struct start {
     double sink, before, most; /* the larger of both */
-    double max; /* that, as the softmax keeps it: in units of log2, rounded, finite */
-    double rest;               /* 2^ what rounding took away, unless max is too large to matter */
+    double max;                /* that, as the softmax keeps it */
+    double rest;               /* e to the power of what rounding took away */
 } start;
 
 static start start_of(const fattni_fwd_rows *r, int64_t i) {
@@ -63,10 +61,9 @@ static start start_of(const fattni_fwd_rows *r, int64_t i) {
     if (merge) x.before = fattni_get(&p->lse, r->seq->batch, r->h, row, 0);
     x.most = x.sink > x.before ? x.sink : x.before; /* before, when that is NaN */
     if (x.most == -INFINITY) return x;
-    const double limit = r->k->dtype == FATTN_F64 ? 0x1p1022 : 0x1p126, max = x.most * log2_e;
-    x.max = max > limit ? limit : max < -limit ? -limit : max;
-    if (r->k->dtype == FATTN_F32) x.max = (double)(float)x.max;
-    x.rest = fabs(max - x.max) <= 1 ? exp2(max - x.max) : 1;
+    const fattni_logit most = fattni_logit_of(p, r->k, x.most);
+    x.max = most.score;
+    x.rest = exp(most.rest);
     return x;
 }
 
@@ -133,12 +130,14 @@ void fattni_fwd_finish(const fattni_fwd_rows *r) {
     void *const inverse = r->decay;
     for (int64_t i = 0; i < r->rows; ++i) {
         const double max = fattni_load(r->max, type, i), sum = fattni_load(r->sum, type, i);
-        double L = sum == 0 ? -INFINITY : max * ln_2 + log(sum);
+        double L = sum == 0 ? -INFINITY : max * fattni_score_unit(p) + log(sum);
+        double scale = sum == 0 ? 0 : 1 / sum;
         if (!fresh && sum != 0) {
             const start x = start_of(r, i);
             if (max == x.max) L = x.most + log(sum / x.rest); /* exactly a sink of 1e38 */
+            if (x.most == INFINITY) L = INFINITY, scale = 0;
         }
-        fattni_store(inverse, type, i, sum == 0 ? 0 : 1 / sum);
+        fattni_store(inverse, type, i, scale);
         fattni_set(&p->lse, r->seq->batch, r->h, r->seq->q0 + r->i0 + i, 0, L);
     }
     void *const o = rows_at(r, &p->o);

@@ -10,7 +10,7 @@ typedef struct fattni_fwd_layout {
     size_t s, decay;       /* S^T [keys], what it makes of the sum before */
     size_t extra;          /* for a bias, then for a dropout mask */
     size_t key, value;     /* 16-bit inputs: [keys][D], [keys][Dv] as floats */
-    size_t q, o, max, sum; /* Q^T [D], O^T [Dv], the online softmax in log2 units: of block 0, */
+    size_t q, o, max, sum; /* Q^T [D], O^T [Dv], the online softmax in units of S: of block 0, */
     size_t block;          /* of the next one that many bytes further */
     size_t bytes;
 } fattni_fwd_layout;
@@ -41,7 +41,7 @@ void fattni_fwd_start(const fattni_fwd_rows *r);
 void fattni_fwd_load_keys(const fattni_fwd_rows *r, fattni_range keys);
 /* Takes in the keys, of those loaded from key `first` on. Wants Q^T, O^T, max and sum. */
 void fattni_fwd_tile(const fattni_fwd_rows *r, int64_t first, fattni_range keys);
-/* o = O^T / sum, lse = (max + log2 sum) ln 2; a row that saw nothing gives 0 and -inf. */
+/* o = O^T / sum, lse = max + log sum; a row that saw nothing gives 0 and -inf. */
 void fattni_fwd_finish(const fattni_fwd_rows *r);
 
 /* The rows of p->q into Q^T. */

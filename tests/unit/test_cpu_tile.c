@@ -337,7 +337,7 @@ Test(cpu_tile, multiply_and_add_elements) { each(elementwise); }
 
 /* 2^x through `gradient`, as p with factor 1 and L = 0. */
 static double power(const fattni_cpu_kernels *k, double x) {
-    static double p[48], ds[48], zero[96];
+    static double p[48], ds[48], zero[144];
     const fattni_tile t = {.rows = 1, .keys = 1, .lo = -FATTNI_UNBOUNDED, .hi = FATTNI_UNBOUNDED};
     memset(p, 0, sizeof p);
     fattni_store(p, k->dtype, 0, x);
@@ -376,8 +376,9 @@ Test(cpu_tile, exponential) { each(exponential); }
 static void masked(const fattni_cpu_kernels *k) {
     reals p = reals_new(k, FATTNI_TILE_KEYS * k->rows, 0), ds = reals_new(k, p.count, 0);
     reals max = reals_new(k, k->rows, -INFINITY), sum = reals_new(k, k->rows, 0);
-    reals decay = reals_new(k, k->rows, NAN), lse = reals_new(k, 2 * k->rows, 0);
-    for (int64_t i = 0; i < k->rows; ++i) set(lse, i, -10001), set(lse, k->rows + i, 1);
+    reals decay = reals_new(k, k->rows, NAN), lse = reals_new(k, 3 * k->rows, 0);
+    for (int64_t i = 0; i < k->rows; ++i)
+        set(lse, i, -10010), set(lse, k->rows + i, 9), set(lse, 2 * k->rows + i, 1);
     const fattni_tile t = {.rows = k->rows, .keys = FATTNI_TILE_KEYS, .lo = 2, .hi = 4};
     static const double junk[] = {NAN, INFINITY, -INFINITY, 1e30};
     for (int n = 0; n < 2; ++n) {
