@@ -1,8 +1,9 @@
-/* The CUDA row of the backward table for BF16 and F16: delta, the main kernel, finish, dsink. Most calls of Hopper's
+/* The CUDA row of the backward table for BF16 and F16: delta, the main kernel, finish, huge rows, dsink. Most calls of Hopper's
    kernels do without delta and finish. */
 #include "bwd_cuda.h"
 #include "cuda_sm90.h"
 
+#include <math.h>
 #include <string.h>
 
 extern void fattn_bwd_delta(fattni_cuda_args);
@@ -12,7 +13,9 @@ extern void fattn_bwd_finish(fattni_cuda_args);
    of their head and may waste a row block each. */
 typedef struct layout {
     int64_t padded_rows, rows;
-    size_t lse2, delta, dq, d_o, sink, turns, pieces, bytes; /* offsets; an absent part has no bytes */
+    size_t lse2, delta, dq, d_o, sink, turns; /* offsets; an absent part has no bytes */
+    fattni_bwd_huge huge;
+    size_t pieces, bytes; /* after what is 0 at the start, and 0, too */
 } layout;
 
 /* An F32 d_o is copied to [B,Hq,rows,D] of the 16-bit dtype. */
@@ -38,7 +41,7 @@ static size_t piece_bytes(int64_t sections) {
     return (size_t)fattni_round_up((1 + FATTNI_COUNTERS * sections) * 4, FATTNI_ALIGN);
 }
 
-static layout layout_of(const fattni_problem *p, const fattni_cuda_kernel *k) {
+static layout layout_of(const fattn_ctx *ctx, const fattni_problem *p, const fattni_cuda_kernel *k) {
     layout l = {0};
     l.padded_rows = fattni_round_up(p->packed ? p->rows_q + p->B * k->BM : p->Sq, k->BM);
     l.rows = l.padded_rows * p->Hq * (p->packed ? 1 : p->B);
@@ -49,7 +52,8 @@ static layout layout_of(const fattni_problem *p, const fattni_cuda_kernel *k) {
     l.d_o = l.dq + (p->dq.present ? (size_t)l.rows * (size_t)k->D * 4 : 0);
     l.sink = l.d_o + (p->d_o.dtype == FATTN_F32 ? copied_rows(p) * (size_t)k->D * 2 : 0);
     l.turns = l.sink + fattni_bwd_cuda_sink_bytes(p, k);
-    l.pieces = l.turns + fattni_bwd_cuda_turns_bytes(p, k);
+    l.huge = fattni_bwd_cuda_huge_parts(ctx, p, l.turns + fattni_bwd_cuda_turns_bytes(p, k), l.rows);
+    l.pieces = l.huge.end;
     l.bytes = l.pieces + (is_hopper(k) ? piece_bytes(p->B * p->Hkv) : 0);
     return l;
 }
@@ -68,10 +72,9 @@ static const char *refuses(const fattn_ctx *ctx, const fattni_problem *p) {
 
 static void plan(const fattn_ctx *ctx, const fattni_problem *p, fattni_kernel_plan *out) {
     const fattni_cuda_kernel *k = fattni_cuda_find(ctx, p);
-    out->workspace = layout_of(p, k).bytes;
+    out->workspace = layout_of(ctx, p, k).bytes;
     const fattni_cuda_kernel *portable = fattni_cuda_find_portable(ctx, p);
-    if (portable && layout_of(p, portable).bytes > out->workspace)
-        out->workspace = layout_of(p, portable).bytes;
+    if (portable) out->workspace = (size_t)fattni_max((int64_t)out->workspace, (int64_t)layout_of(ctx, p, portable).bytes);
     out->deterministic = fattni_bwd_cuda_repeats(p);
     strncpy(out->name, k->name, sizeof out->name - 1);
 }
@@ -86,14 +89,25 @@ static fattn_status start_hopper(fattn_ctx *ctx, const fattni_problem *p, const 
     s.a = *a;
     s.next_tile = counters;
     if (rows) fattni_cut(&s, k->cluster);
-    FATTNI_TRY(fattni_cuda_zero(ctx, counters, piece_bytes(rows ? s.sections : 0)));
     const int64_t grid = k->cluster == 1 ? fattni_min(s.pieces, ctx->gpu.sms) : (int64_t)s.pieces * k->cluster;
     return fattni_cuda_start(ctx, k->name, k->kernel, grid, k->threads, k->shared, &s);
 }
 
+/* In F16 a P of 1 / Sk is no normal number from Sk = 16384 on, and loses bits: P and dS of long rows are computed
+   times 2^k, at most 2^12 times 1 / Sk, so that a P of 1 is in range and a dS has lost as few bits as may be. */
+static void scale_gradients(const fattni_problem *p, fattni_cuda_args *a) {
+    int k = 0;
+    while (p->dtype == FATTN_F16 && k < 15 && p->Sk >> (12 + k) > 1) ++k;
+    const float unit = ldexpf(1.0f, -k);
+    a->lse_shift = (float)(k * 0.6931471805599453);
+    a->dq_scale = a->dk_scale = a->scale * unit;
+    a->dv_scale = a->keep_scale * unit;
+    a->dbias_scale = unit;
+}
+
 static fattn_status run(fattn_ctx *ctx, const fattni_problem *p) {
     const fattni_cuda_kernel *k = fattni_cuda_find(ctx, p);
-    const layout l = layout_of(p, k);
+    const layout l = layout_of(ctx, p, k);
     fattni_cuda_args a = fattni_cuda_args_of(p);
     a.padded_rows = (int32_t)l.padded_rows;
     a.row_block = k->BM;
@@ -105,9 +119,10 @@ static fattn_status run(fattn_ctx *ctx, const fattni_problem *p) {
     a.lse2 = (float *)((char *)p->workspace + l.lse2);
     a.lse_factor =
         FATTNI_BEGINS_WITH_L(is_hopper(k) && is_plain(k), k->D, k->BM) ? (float)(-1 / p->scale) : 1.4426950408889634f;
+    scale_gradients(p, &a);
     a.delta = (float *)((char *)p->workspace + l.delta);
     a.sink_parts = (char *)p->workspace + l.sink;
-    if (l.pieces > l.turns) a.turns = (int32_t *)((char *)p->workspace + l.turns);
+    if (l.huge.max > l.turns) a.turns = (int32_t *)((char *)p->workspace + l.turns);
     if (p->d_o.dtype == FATTN_F32) {
         const int64_t D = k->D;
         a.d_o_copy = (fattni_view){(char *)p->workspace + l.d_o, p->Hq * p->rows_q * D, p->rows_q * D,
@@ -117,6 +132,8 @@ static fattn_status run(fattn_ctx *ctx, const fattni_problem *p) {
     const int64_t row_grid = fattni_ceil_div(p->Sq, k->BM) * p->Hq * p->B;
     const int64_t key_grid = fattni_ceil_div(p->Sk, k->BN) * p->Hkv * p->B;
     const bool rows = does_rows(k, &a); /* the main kernel is delta and finish, too */
+    fattni_bwd_cuda_huge_args(ctx, p, &l.huge, &a);
+    FATTNI_TRY(fattni_cuda_zero(ctx, (char *)p->workspace + l.huge.zero, l.bytes - l.huge.zero));
     FATTNI_TRY(fattni_bwd_cuda_zero(ctx, p, &a));
     if (!rows) FATTNI_TRY(FATTNI_START(ctx, fattn_bwd_delta, row_grid, 256, &a));
     if (a.d_o_copy.p) a.d_o = a.d_o_copy; /* from here on */
@@ -126,6 +143,7 @@ static fattn_status run(fattn_ctx *ctx, const fattni_problem *p) {
         FATTNI_TRY(fattni_cuda_start(ctx, k->name, k->kernel, key_grid, k->threads, k->shared, &a));
     if (p->dq.present && !rows)
         FATTNI_TRY(FATTNI_START(ctx, fattn_bwd_finish, row_grid, a.dq_threads, &a));
+    FATTNI_TRY(fattni_bwd_cuda_huge(ctx, p, &a));
     return fattni_bwd_cuda_sink(ctx, p, &a);
 }
 

@@ -18,6 +18,17 @@ bool fattni_bwd_cuda_repeats(const fattni_problem *p);
 size_t fattni_bwd_cuda_sink_bytes(const fattni_problem *p, const fattni_cuda_kernel *k);
 size_t fattni_bwd_cuda_turns_bytes(const fattni_problem *p, const fattni_cuda_kernel *k);
 
+/* Parts of the workspace for huge rows (core/huge.h) from offset `begin` on, `rows` of them in m and log l. What is 0 at
+   the start of a call comes last, from `zero` to `end`. */
+typedef struct fattni_bwd_huge {
+    size_t max, log_sum, blocks, zero, counters, sink, end;
+} fattni_bwd_huge;
+fattni_bwd_huge fattni_bwd_cuda_huge_parts(const fattn_ctx *ctx, const fattni_problem *p, size_t begin, int64_t rows);
+/* Their addresses in the arguments of all kernels of the call; then, after dq, dk and dv have all else, the kernel. */
+void fattni_bwd_cuda_huge_args(const fattn_ctx *ctx, const fattni_problem *p, const fattni_bwd_huge *parts,
+                               fattni_cuda_args *a);
+fattn_status fattni_bwd_cuda_huge(fattn_ctx *ctx, const fattni_problem *p, const fattni_cuda_args *a);
+
 /* d_bias = 0 before the main kernel, dsink from its parts after it; nothing when not wanted. */
 fattn_status fattni_bwd_cuda_zero(fattn_ctx *ctx, const fattni_problem *p,
                                   const fattni_cuda_args *a);

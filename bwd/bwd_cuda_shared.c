@@ -13,6 +13,11 @@ static bool sums_bias(const fattni_problem *p) {
     return sums;
 }
 
+/* Row blocks and key blocks of the kernel for huge rows. */
+static int64_t huge_tasks(const fattni_problem *p, const fattni_cuda_kernel *k) {
+    return p->B * (p->Hq * fattni_ceil_div(p->Sq, k->BM) + p->Hkv * fattni_ceil_div(p->Sk, k->BN));
+}
+
 const char *fattni_bwd_cuda_refuses(const fattn_ctx *ctx, const fattni_problem *p) {
     const char *reason = fattni_cuda_refuses(p);
     if (reason) return reason;
@@ -20,6 +25,9 @@ const char *fattni_bwd_cuda_refuses(const fattn_ctx *ctx, const fattni_problem *
         return "adds a dbias that broadcasts atomically: it is not deterministic";
     if (!fattni_cuda_find(ctx, p))
         return "has no kernel for this dtype, head_dim and these features on this device";
+    const fattni_cuda_kernel *const huge = fattni_cuda_find_huge(ctx, p);
+    if (!huge) return "has no kernel for huge rows of this dtype and head_dim on this device";
+    if (huge_tasks(p, huge) > INT32_MAX) return "takes at most 2^31-1 blocks of rows and keys";
     return NULL;
 }
 
@@ -58,4 +66,33 @@ fattn_status fattni_bwd_cuda_sink(fattn_ctx *ctx, const fattni_problem *p,
     if (!p->d_sink.present) return FATTN_OK;
     return a->f64 ? FATTNI_START(ctx, fattn_bwd_sink_f64, p->Hq, 256, a)
                   : FATTNI_START(ctx, fattn_bwd_sink_f32, p->Hq, 256, a);
+}
+
+fattni_bwd_huge fattni_bwd_cuda_huge_parts(const fattn_ctx *ctx, const fattni_problem *p, size_t begin, int64_t rows) {
+    const fattni_cuda_kernel *const k = fattni_cuda_find_huge(ctx, p);
+    const size_t real = fattn_dtype_size((fattn_dtype)p->lse.dtype), blocks = row_blocks(p, k);
+    fattni_bwd_huge at = {.max = begin};
+    at.log_sum = at.max + aligned((size_t)rows * real);
+    at.blocks = at.log_sum + aligned((size_t)rows * real);
+    at.zero = at.sink = at.blocks + aligned(blocks * sizeof(int32_t));
+    at.counters = at.sink + (p->d_sink.present ? aligned(blocks * real) : 0);
+    at.end = at.counters + FATTNI_ALIGN;
+    return at;
+}
+
+void fattni_bwd_cuda_huge_args(const fattn_ctx *ctx, const fattni_problem *p, const fattni_bwd_huge *parts,
+                               fattni_cuda_args *a) {
+    char *const workspace = p->workspace;
+    a->huge = (int32_t *)(workspace + parts->counters);
+    a->huge_blocks = (int32_t *)(workspace + parts->blocks);
+    a->huge_max = workspace + parts->max;
+    a->huge_log_sum = workspace + parts->log_sum;
+    a->huge_sink = workspace + parts->sink;
+    a->huge_block = fattni_cuda_find_huge(ctx, p)->BM;
+}
+
+fattn_status fattni_bwd_cuda_huge(fattn_ctx *ctx, const fattni_problem *p, const fattni_cuda_args *a) {
+    const fattni_cuda_kernel *const k = fattni_cuda_find_huge(ctx, p);
+    return fattni_cuda_start(ctx, k->name, k->kernel, fattni_min(huge_tasks(p, k), ctx->gpu.sms), k->threads, k->shared,
+                             a);
 }

@@ -90,7 +90,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
             else if (a.d_lse.p)
                 sum -= ((const float *)a.d_lse.p)[s.batch * a.d_lse.b + h * a.d_lse.h +
                                                   row * a.d_lse.row];
-            if (a.d_sink.p && L != -INFINITY) { /* the sink's share of the row's probability */
+            if (a.d_sink.p && L != -INFINITY && !FATTNI_IS_HUGE(L)) { /* the sink's share of the row's P */
                 const float sink = float_at(&a.sink, h), share = sink == L ? 1.0f : expf(sink - L);
                 sink_gradient -= share * sum;
             }

@@ -1,4 +1,4 @@
-/* After the main kernel: dq = scale * accumulator, from fragment order to the caller's layout. */
+/* After the main kernel: dq = dq_scale * accumulator, from fragment order to the caller's layout. */
 #define K_BF16 1
 #include "bwd_layout.h"
 
@@ -45,7 +45,7 @@ extern "C" __global__ void __launch_bounds__(256)
 #pragma unroll
             for (int e = 0; e < 2; ++e) {
                 const float4 x = from[(n + e) * a.dq_group];
-                const float y[4] = {a.scale * x.x, a.scale * x.y, a.scale * x.z, a.scale * x.w};
+                const float y[4] = {a.dq_scale * x.x, a.dq_scale * x.y, a.dq_scale * x.z, a.dq_scale * x.w};
                 r[e] = a.kind == KIND_BF16 ? pack_bf16(y[0], y[1]) : pack_f16(y[0], y[1]);
                 r[2 + e] = a.kind == KIND_BF16 ? pack_bf16(y[2], y[3]) : pack_f16(y[2], y[3]);
             }
@@ -65,7 +65,7 @@ extern "C" __global__ void __launch_bounds__(256)
         for (int e = 0; e < 4; ++e) {
             const int i = row0 + n / tiles * 16 + (e >= 2 ? 8 : 0);
             const int d = column0 + n % tiles * 8 + 2 * t + (e & 1);
-            if (i < s.Sq && d < a.D) put(&a, to + (int64_t)i * a.dq.row + d, a.scale * y[e]);
+            if (i < s.Sq && d < a.D) put(&a, to + (int64_t)i * a.dq.row + d, a.dq_scale * y[e]);
         }
     }
 }

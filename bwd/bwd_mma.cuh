@@ -18,8 +18,12 @@
    Loads       Q and dO of the next row block fly under dQ.
    Rounding    TF32: Q, K, V, dO as they arrive, P and dS before their products.
 
-   Instances: bwd_kernels.def. */
+   Instances: bwd_kernels.def; huge: bwd_huge_real.cuh. */
+#if K_HUGE
+#include "bwd/bwd_huge_real.cuh"
+#else
 #include "cuda_turns.h"
+#include "huge.h"
 #include "mma_tile.h"
 #include "ptx/mbarrier.h"
 
@@ -186,13 +190,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS)
     clear(dk, KEY_TILES * GROUPS * VECTOR);
     clear(dv, KEY_TILES * GROUPS * VECTOR);
 
-    /* A row past the end, or without any key, has P = 0. */
+    /* A row past the end, or without any key, has P = 0, and a huge one is bwd_huge_real.cuh's. */
     real L = 0, delta = 0; /* of row threadIdx.x of the step's block */
 #define LOAD_STATISTICS(h, i0)                                                    \
     if ((int)threadIdx.x < BM) {                                                  \
         const int i = (i0) + (int)threadIdx.x;                                    \
         L = i < s.Sq ? *row_at(&a.lse, &s, h, s.q0 + i) : (real)INFINITY;         \
-        if (L == -(real)INFINITY) L = (real)INFINITY;                             \
+        if (L == -(real)INFINITY || FATTNI_IS_HUGE(L)) L = (real)INFINITY;        \
         delta = L == (real)INFINITY                                               \
                     ? (real)0                                                     \
                     : ((const real *)a.delta)[row_number(&a, &s, h, i)];          \
@@ -249,7 +253,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS)
             for (int n = 0; n < PLACES; ++n) p[n] = x[n / 4][n % 4], ds[n] = y[n / 4][n % 4];
         }
 #pragma unroll
-        for (int n = 0; n < PLACES; ++n) p[n] *= ARG(&a, scale);
+        for (int n = 0; n < PLACES; ++n) p[n] = rounded_product(ARG(&a, scale), p[n]);
         if (scores_change(&a)) {
             general_scores(p, steepness, ds_tile, &a, &s, b, h, i0, j0);
             __syncthreads(); /* everyone is done with the places in the tile */
@@ -320,3 +324,4 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS)
     store_gradient(dv, ARG(&a, keep_scale), &a.dv, &s, hk, j0, a.Dv, a.flags & FATTN_ACC_DV,
                    a.vector_gradients);
 }
+#endif

@@ -1,5 +1,6 @@
 /* Around the F32 and F64 backward kernel, and for every dtype the sink's gradient. K_F64 and
    K_ROWS_NAME, K_SINK_NAME are set by the files that include this. */
+#include "huge.h"
 #include "real.h"
 
 enum { THREADS = 256, WARPS = THREADS / 32 };
@@ -45,7 +46,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         if (lane != 0) continue;
         ((real *)a.delta)[row_number(&a, &s, h, i)] = delta;
         const real L = *row_at(&a.lse, &s, h, row);
-        if (a.d_sink.p && L != -(real)INFINITY) /* the sink's share of the row's probability */
+        const int huge = FATTNI_IS_HUGE(L); /* bwd_huge_real.cuh has the row's P */
+        if (huge) a.huge[0] = 1;
+        if (a.d_sink.p && L != -(real)INFINITY && !huge) /* the sink's share of the row's probability */
             sink_gradient -= share_of(real_at(&a.sink, h), L) * delta;
     }
     if (!a.d_sink.p) return;
@@ -62,6 +65,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const real *const parts = (const real *)a.sink_parts + h * count;
     real sum = 0;
     for (int64_t n = threadIdx.x; n < count; n += THREADS) sum += parts[n];
+    const int64_t huge_count = (int64_t)a.B * ((a.Sq + a.huge_block - 1) / a.huge_block);
+    const real *const huge_parts = (const real *)a.huge_sink + h * huge_count;
+    for (int64_t n = threadIdx.x; n < huge_count; n += THREADS) sum += huge_parts[n];
     sum = block_sum(sum);
     if (threadIdx.x != 0) return;
     real *const to = (real *)a.d_sink.p + h * a.d_sink.step;

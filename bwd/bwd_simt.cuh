@@ -14,8 +14,12 @@
                delta [BM].
    Loads       dO of the next row block flies under dK and dQ, Q under dQ.
 
-   Instances: bwd_kernels.def. */
+   Instances: bwd_kernels.def; huge: bwd_huge_real.cuh. */
+#if K_HUGE
+#include "bwd/bwd_huge_real.cuh"
+#else
 #include "cuda_turns.h"
+#include "huge.h"
 #include "ptx/mma.h"
 #include "simt_tile.h"
 #include "real_general.h"
@@ -74,13 +78,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS)
     clear(dk, 2 * BLOCK);
     clear(dv, 2 * BLOCK);
 
-    /* A row past the end, or without any key, has P = 0. */
+    /* A row past the end, or without any key, has P = 0, and a huge one is bwd_huge_real.cuh's. */
     real L = 0, delta = 0; /* of row threadIdx.x of the step's block */
 #define LOAD_STATISTICS(h, i0)                                                    \
     if ((int)threadIdx.x < BM) {                                                  \
         const int i = (i0) + (int)threadIdx.x;                                    \
         L = i < s.Sq ? *row_at(&a.lse, &s, h, s.q0 + i) : (real)INFINITY;         \
-        if (L == -(real)INFINITY) L = (real)INFINITY;                             \
+        if (L == -(real)INFINITY || FATTNI_IS_HUGE(L)) L = (real)INFINITY;        \
         delta = L == (real)INFINITY                                               \
                     ? (real)0                                                     \
                     : ((const real *)a.delta)[row_number(&a, &s, h, i)];          \
@@ -115,7 +119,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS)
         real p[PLACES], ds[PLACES], steepness[PLACES];
         product_nt(p, q_tile, k_tile, depth);
 #pragma unroll
-        for (int n = 0; n < PLACES; ++n) p[n] *= ARG(&a, scale);
+        for (int n = 0; n < PLACES; ++n) p[n] = rounded_product(ARG(&a, scale), p[n]);
         general_scores(p, steepness, s_tile, &a, &s, b, h, i0, j0);
 #pragma unroll
         for (int n = 0; n < PLACES; ++n) p[n] = exp(p[n] - statistics[place_row(n)]);
@@ -187,3 +191,4 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS)
     store_gradient(dk, ARG(&a, scale), &a.dk, &s, hk, j0, a.D, a.flags & FATTN_ACC_DK);
     store_gradient(dv, ARG(&a, keep_scale), &a.dv, &s, hk, j0, a.Dv, a.flags & FATTN_ACC_DV);
 }
+#endif

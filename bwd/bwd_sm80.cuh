@@ -15,7 +15,10 @@
    Loads       Q, dO of the next row block fly during all of this one.
    Rounding    P and dS to the input dtype, accumulation fp32; scale enters dK here, dQ in bwd_finish.cu.
 
-   Instances: bwd_kernels.def. */
+   Instances: bwd_kernels.def; huge: bwd_huge.cuh. */
+#if K_HUGE
+#include "bwd/bwd_huge.cuh"
+#else
 #include "bwd_layout.h"
 #include "cuda_turns.h"
 #include "fragment_general.h"
@@ -192,7 +195,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS)
 #pragma unroll
             for (int k = 0; k < 2; ++k) {
                 if (a.d_bias.p)
-                    add_dbias(ds[k], ROW_TILES, &a, &s, b, h, i0 + row0 + 2 * t, j0 + key0 + 16 * k + g);
+                    add_dbias(ds[k], ROW_TILES, 1, &a, &s, b, h, i0 + row0 + 2 * t, j0 + key0 + 16 * k + g);
                 if (a.softcap > 0) through_cap(ds[k], tanhs[k], ROW_TILES);
             }
         }
@@ -226,11 +229,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS)
     for (int c = 0; c < 2 * COLUMN_TILES; ++c)
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
-            dk[c][e] *= a.scale;
-            if (GENERAL) dv[c][e] *= a.keep_scale;
+            dk[c][e] *= a.dk_scale;
+            dv[c][e] *= a.dv_scale;
         }
     store_gradient(dk, COLUMN_TILES, k_tile, PITCH, key0, column0, &a.dk, s.batch, hk, s.k0 + j0,
                    keys, a.D, a.dk_f32, a.flags & FATTN_ACC_DK, a.vector_gradients);
     store_gradient(dv, COLUMN_TILES, v_tile, PITCH, key0, column0, &a.dv, s.batch, hk, s.k0 + j0,
                    keys, a.Dv, a.dv_f32, a.flags & FATTN_ACC_DV, a.vector_gradients);
 }
+#endif

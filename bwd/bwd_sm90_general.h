@@ -69,7 +69,7 @@ DEVICE void give_to_bias(const float (*p)[4], const float (*g)[4], int tiles,
     for (int n = 0; n < tiles; ++n) {
         const float product[1][4] = {
             {p[n][0] * g[n][0], p[n][1] * g[n][1], p[n][2] * g[n][2], p[n][3] * g[n][3]}};
-        add_dbias(product, 1, a, s, at->b, at->h, i + 8 * n, at->j);
+        add_dbias(product, 1, 1, a, s, at->b, at->h, i + 8 * n, at->j);
     }
 }
 

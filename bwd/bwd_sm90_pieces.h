@@ -221,8 +221,8 @@ DEVICE void finish(const fattni_sm90_args *p, const piece *x, int thread, int th
 #pragma unroll
                     for (int e = 0; e < 2; ++e) {
                         const float4 z = y[n][c + e];
-                        r[e] = pack(a->scale * z.x, a->scale * z.y);
-                        r[2 + e] = pack(a->scale * z.z, a->scale * z.w);
+                        r[e] = pack(a->dq_scale * z.x, a->dq_scale * z.y);
+                        r[2 + e] = pack(a->dq_scale * z.z, a->dq_scale * z.w);
                     }
                     transpose_quad(r);
                     store_global_4_if(to_row + c * 8, r, column + c * 8 < width);

@@ -3,6 +3,7 @@
 #define FATTNI_BWD_WORKSPACE_H
 
 #include "cuda_sequence.h"
+#include "huge.h"
 
 /* First padded row of (sequence b, head h), in lse2, delta and (times D) the dQ accumulator. Packed
    sequences start at multiples of the row block: each may waste one. */
@@ -12,11 +13,13 @@ DEVICE int64_t row_base(const fattni_cuda_args *a, const sequence *s, int b, int
 }
 
 /* lse2 and delta of the padded row `at`, from its L and rowsum(dO * O) - dL. Rows that must not count get
-   an infinite L and 0: their P is 0. */
+   an infinite L and 0: their P is 0. So is that of huge rows here: they are bwd_huge.cuh's, which starts when
+   some thread has seen one. */
 DEVICE void store_statistics(const fattni_cuda_args *a, int64_t at, float L, float sum) {
-    const int counts = L != -INFINITY && L != INFINITY;
-    a->lse2[at] = a->lse_factor * (counts || L != L ? L : INFINITY);
+    const int counts = L != -INFINITY && L != INFINITY, huge = FATTNI_IS_HUGE(L);
+    a->lse2[at] = a->lse_factor * ((counts && !huge) || L != L ? L - a->lse_shift : INFINITY);
     a->delta[at] = counts || L != L ? sum : 0.0f;
+    if (huge) a->huge[0] = 1;
 }
 
 #endif

@@ -19,6 +19,9 @@ typedef struct fattni_line {
 
 enum { FATTNI_FAR = 1 << 30 }; /* a diagonal that masks nothing */
 
+/* Beyond this cap an absolute error of tanh, 3e-7, would be seen in the scores. */
+#define FATTNI_LARGE_CAP 1000.0f
+
 typedef struct fattni_cuda_args {
     fattni_view q, k, v, o, lse;
     fattni_view d_o, d_lse, given_delta, dq, dk, dv;
@@ -46,7 +49,16 @@ typedef struct fattni_cuda_args {
     uint32_t flags;                /* FATTN_MERGE, FATTN_ACC_* */
     /* backward's workspace; rows padded to the row block, one stretch per (sequence, head) */
     float *delta, *lse2, *dq_accumulator; /* delta of F64 kernels is double */
-    float lse_factor; /* lse2 = lse_factor L: log2(e), or -1/scale (FATTNI_BEGINS_WITH_L) */
+    /* lse2 = lse_factor (L - lse_shift): factor log2(e), or -1/scale (FATTNI_BEGINS_WITH_L). In F16 P and dS are
+       e^lse_shift times what they are, a power of two that keeps long rows in the normal range; the scales of
+       the gradients, which are scale, keep_scale or 1 else, take it back. */
+    float lse_factor, lse_shift;
+    float dq_scale, dk_scale, dv_scale, dbias_scale;
+    /* bwd_huge.cuh: whether there are huge rows, tasks handed out, row blocks done; per row block whether it has
+       any, per row m and log l, per row block its part in dsink; rows of such a block. */
+    int32_t *huge, *huge_blocks;
+    void *huge_max, *huge_log_sum, *huge_sink;
+    int32_t huge_block;
     void *sink_parts;              /* of dsink, per (head, sequence, row block); float or double */
     int32_t *turns;                /* FATTN_DETERMINISTIC: core/cuda_turns.h; else NULL */
     fattni_view d_o_copy;          /* d_o in the 16-bit dtype, when it came as F32; else p NULL */

@@ -31,6 +31,9 @@ DEVICE void store_f32(void *p, int32_t dtype, int64_t i, float x) {
 }
 DEVICE void store_f64(void *p, int32_t, int64_t i, double x) { ((double *)p)[i] = x; }
 
+/* x y, rounded: not fused with the subtraction of a maximum, which has been rounded. */
+DEVICE float product_f32(float x, float y) { return __fmul_rn(x, y); }
+DEVICE double product_f64(double x, double y) { return __dmul_rn(x, y); }
 DEVICE float exp_f32(float x) { return expf(x); }
 DEVICE double exp_f64(double x) { return exp(x); }
 DEVICE float exp2_f32(float x) { return exp2_approx(x); }

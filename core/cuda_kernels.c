@@ -29,15 +29,18 @@ enum { DTYPE_bf16 = FATTN_BF16, DTYPE_f16 = FATTN_F16, DTYPE_f32 = FATTN_F32, DT
 enum { SIZE_bf16 = 2, SIZE_f16 = 2, SIZE_f32 = 4, SIZE_f64 = 8 };
 enum {
     MASK_full = FATTNI_MASK_FULL, MASK_causal = FATTNI_MASK_CAUSAL, MASK_general = FATTNI_MASK_GENERAL,
-    MASK_banded = FATTNI_MASK_BANDED, MASK_short = FATTNI_MASK_SHORT, MASK_capped = FATTNI_MASK_CAPPED
+    MASK_banded = FATTNI_MASK_BANDED, MASK_short = FATTNI_MASK_SHORT, MASK_capped = FATTNI_MASK_CAPPED,
+    MASK_huge = FATTNI_MASK_HUGE
 };
 /* Shared memory of each body, as its head says. */
 #define PITCH(D) (((D) + 63) / 64 * 64)
 #define SHARED_fwd_sm80(D, BM, BN, warps, size, mask) (((BM) + 2 * (BN)) * PITCH(D) * 2)
 #define SHARED_fwd_sm90(D, BM, BN, warps, size, mask) FATTNI_FWD_SM90_SHARED(D, BM, BN)
 #define SHARED_bwd_sm90(D, BM, BN, warps, size, mask) FATTNI_BWD_SM90_SHARED(D, BM, BN)
-#define SHARED_bwd_sm80(D, BM, BN, warps, size, mask) \
-    ((2 * (BN) + 4 * (BM)) * PITCH(D) * 2 + 2 * (BM) * (BN) * 2 + 4 * (BM) * 4)
+#define SHARED_bwd_sm80(D, BM, BN, warps, size, mask)                               \
+    ((mask) == FATTNI_MASK_HUGE                                                     \
+         ? 4 * (BM) * PITCH(D) * 2 + 2 * (BM) * (BN) * 2 + 7 * (BM) * 4             \
+         : (2 * (BN) + 4 * (BM)) * PITCH(D) * 2 + 2 * (BM) * (BN) * 2 + 4 * (BM) * 4)
 #define SHARED_fwd_mma(D, BM, BN, warps, size, mask) \
     ((((BM) + 2 * (BN)) * (D) + (16 * (warps) > (BM) ? 32 * (warps) * ((BN) / 2 + 2) : 0)) * (size))
 #define SHARED_bwd_mma(D, BM, BN, warps, size, mask) \
@@ -46,8 +49,10 @@ enum {
 #define TILE_simt(rows, columns) ((rows) * (columns) + (rows) / 8 * 4)
 #define SHARED_fwd_simt(D, BM, BN, warps, size, mask) \
     ((TILE_simt(BM, D) + 2 * TILE_simt(BN, D) + TILE_simt(BM, BN) + 2 * (BM)) * (size))
-#define SHARED_bwd_simt(D, BM, BN, warps, size, mask) \
-    ((2 * (TILE_simt(BM, D) + TILE_simt(BN, D)) + TILE_simt(BM, BN) + 2 * (BM)) * (size))
+#define SHARED_bwd_simt(D, BM, BN, warps, size, mask)                               \
+    (((mask) == FATTNI_MASK_HUGE                                                    \
+          ? 4 * (BM) * ((D) + 1) + 2 * (BM) * ((BN) + 1) + 3 * (BM)                 \
+          : 2 * (TILE_simt(BM, D) + TILE_simt(BN, D)) + TILE_simt(BM, BN) + 2 * (BM)) * (size))
 #define SHARED_fwd_tf32 SHARED_fwd_mma
 #define SHARED_bwd_tf32 SHARED_bwd_mma
 #define SHARED_fwd_mmal SHARED_fwd_mma
@@ -103,7 +108,8 @@ static bool serves(const fattni_cuda_kernel *k, enum fattni_mask wanted, const f
         return false; /* the banded ones store O anywhere */
     switch (k->mask) {
     case FATTNI_MASK_SHORT: return wanted == FATTNI_MASK_CAUSAL && p->Sq <= FATTNI_SHORT;
-    case FATTNI_MASK_CAPPED: return p->softcap > 0;
+    case FATTNI_MASK_HUGE: return false;
+    case FATTNI_MASK_CAPPED: return p->softcap > 0 && p->softcap <= FATTNI_LARGE_CAP;
     case FATTNI_MASK_GENERAL: return !hopper_back || !(p->softcap > 0);
     case FATTNI_MASK_BANDED: return wanted != FATTNI_MASK_GENERAL;
     default: return k->mask == wanted;
@@ -129,4 +135,11 @@ const fattni_cuda_kernel *fattni_cuda_find(const fattn_ctx *ctx, const fattni_pr
 }
 const fattni_cuda_kernel *fattni_cuda_find_portable(const fattn_ctx *ctx, const fattni_problem *p) {
     return find(ctx, p, 80);
+}
+const fattni_cuda_kernel *fattni_cuda_find_huge(const fattn_ctx *ctx, const fattni_problem *p) {
+    for (const fattni_cuda_kernel *k = fattni_cuda_kernels; k->name; ++k)
+        if (k->mask == FATTNI_MASK_HUGE && k->arch <= ctx->gpu.arch && k->dtype == p->dtype &&
+            fattni_max(p->D, p->Dv) <= k->D && k->shared <= ctx->gpu.shared_limit)
+            return k;
+    return NULL;
 }

@@ -5,11 +5,11 @@
 #include "cuda_device.h"
 
 /* BANDED: windows, lengths, sink, merge. GENERAL: also softcap, ALiBi, bias, dropout.
-   CAPPED: general with a softcap. SHORT: causal, at most FATTNI_SHORT rows; lower tiles waste less at the
+   CAPPED: general with a softcap. HUGE: any, but only rows whose L does not tell their P (huge.h). SHORT: causal, at most FATTNI_SHORT rows; lower tiles waste less at the
    diagonal. */
 enum fattni_mask {
     FATTNI_MASK_FULL, FATTNI_MASK_CAUSAL, FATTNI_MASK_GENERAL, FATTNI_MASK_BANDED, FATTNI_MASK_SHORT,
-    FATTNI_MASK_CAPPED
+    FATTNI_MASK_CAPPED, FATTNI_MASK_HUGE
 };
 enum { FATTNI_SHORT = 1024 };
 
@@ -36,5 +36,7 @@ const fattni_cuda_kernel *fattni_cuda_find(const fattn_ctx *ctx, const fattni_pr
 /* The same among the kernels for sm_80 and later. Which of the two runs may hang on an address, so
    that a query covers both. */
 const fattni_cuda_kernel *fattni_cuda_find_portable(const fattn_ctx *ctx, const fattni_problem *p);
+/* Backward: the one for huge rows. */
+const fattni_cuda_kernel *fattni_cuda_find_huge(const fattn_ctx *ctx, const fattni_problem *p);
 
 #endif

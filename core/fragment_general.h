@@ -21,6 +21,11 @@ DEVICE int column_of(int transposed, int j, int n, int e) {
 #define HAS_BIAS 1
 #endif
 
+/* A score in units of log2 that floats resolve no better than 1/2: log2(e) times it would be rounded as far off, and
+   so would be the row's P. Then the difference of two scores has to come before the product. */
+#define FATTNI_FAR_SCORE 4194304.0f
+DEVICE int is_far(float x) { return fabsf(x) > FATTNI_FAR_SCORE && fabsf(x) < INFINITY; }
+
 /* Whether scores are more than scale x. */
 DEVICE int has_terms(const fattni_cuda_args *a) {
     return a->softcap > 0 || a->alibi.p || a->bias.p;
@@ -125,12 +130,28 @@ DEVICE void add_terms(float (*x)[4], int tiles, int transposed, const fattni_cud
     else if (a->bias.p) add_bias(x, tiles, transposed, a, s, b, h, i, j);
 }
 
+/* x = outer tanh(scale x / softcap) with a relative error of 3e-7, for softcaps above FATTNI_LARGE_CAP. Where the quotient is
+   too small to matter, or to be a normal number, tanh is not asked. */
+DEVICE void large_cap(float (*x)[4], int tiles, float scale, float softcap, float outer) {
+    const float inverse = 1.0f / softcap, whole = outer == softcap ? 1.0f : inverse;
+#pragma unroll
+    for (int n = 0; n < tiles; ++n)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+            const float y = scale * x[n][e];
+            x[n][e] = fabsf(y) < softcap * 0x1p-14f ? whole * y : outer * tanhf(y * inverse);
+        }
+}
+
 /* Raw products to scores in natural units: s = cap(scale x) - slope |i' + off - j'| + bias. With
    `tanhs` the value of tanh is kept: backward needs 1 - tanh^2. */
 DEVICE void general_scores(float (*x)[4], float (*tanhs)[4], int tiles, int transposed,
                            const fattni_cuda_args *a, const sequence *s, float slope, int b, int h,
                            int i, int j) {
-    if (a->softcap > 0) cap(x, tiles, __fdividef(a->scale, a->softcap), tanhs ? 1.0f : a->softcap);
+    if (a->softcap > FATTNI_LARGE_CAP)
+        large_cap(x, tiles, a->scale, a->softcap, tanhs ? 1.0f : a->softcap);
+    else if (a->softcap > 0)
+        cap(x, tiles, __fdividef(a->scale, a->softcap), tanhs ? 1.0f : a->softcap);
     const float factor = a->softcap > 0 ? a->softcap : a->scale;
     if (tanhs || !(a->softcap > 0))
 #pragma unroll
@@ -195,17 +216,18 @@ DEVICE void keep_tiles(uint32_t *keep, int tiles, const fattni_cuda_args *a,
     }
 }
 
-/* dbias += G = P (dP - delta), a part of S^T. */
-DEVICE void add_dbias(const float (*x)[4], int tiles, const fattni_cuda_args *a, const sequence *s,
-                      int b, int h, int i, int j) {
+/* dbias += G = P (dP - delta), a part of S or S^T. */
+DEVICE void add_dbias(const float (*x)[4], int tiles, int transposed, const fattni_cuda_args *a,
+                      const sequence *s, int b, int h, int i, int j) {
     float *const plane = (float *)a->d_bias.p + b * a->d_bias.b + h * a->d_bias.h;
 #pragma unroll
     for (int n = 0; n < tiles; ++n)
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
-            const int row = row_of(1, i, n, e), column = column_of(1, j, n, e);
+            const int row = row_of(transposed, i, n, e), column = column_of(transposed, j, n, e);
             if (row < s->Sq && column < s->Sk && x[n][e] != 0.0f)
-                atomicAdd(plane + row * a->d_bias.row + column * a->d_bias.column, x[n][e]);
+                atomicAdd(plane + row * a->d_bias.row + column * a->d_bias.column,
+                          a->dbias_scale * x[n][e]);
         }
 }
 
@@ -217,17 +239,19 @@ DEVICE void through_cap(float (*x)[4], const float (*tanhs)[4], int tiles) {
         for (int e = 0; e < 4; ++e) x[n][e] *= 1.0f - tanhs[n][e] * tanhs[n][e];
 }
 
-/* How a row leaves: O = scale * accumulator + keep_old * old O, and its L. */
-typedef struct row_result { float scale, L, keep_old; } row_result;
+/* How a row leaves: O = scale * accumulator + keep_old * old O, and its L, which is L + shift: far logits (is_far) and
+   those near them are kept relative to one of them. */
+typedef struct row_result { float scale, L, keep_old, shift; } row_result;
 
 /* Adds the sink's mass, dropout's scale and the merge with an earlier partial result. `top` is the
-   row's maximum in log2 units, `sum` its sum of 2^(s - top). */
+   row's maximum in log2 units, relative to row.shift, `sum` its sum of 2^(s - top). */
 DEVICE row_result general_row(const fattni_cuda_args *a, row_result row, float top, float sum,
                               int h, const float *old_lse) {
     if (a->sink.p) {
-        const float sink = float_at(&a->sink, h) * 1.4426950408889634f, both = fmaxf(top, sink);
-        if (sink == INFINITY) {
-            row.scale = 0.0f, row.L = INFINITY;
+        const float own = float_at(&a->sink, h), sink = (own - row.shift) * 1.4426950408889634f,
+                    both = fmaxf(top, sink);
+        if (own == INFINITY || (is_far(sink) && sink > 0)) { /* it takes all */
+            row.scale = 0.0f, row.L = 0.0f, row.shift = own;
         } else if (both > -INFINITY) {
             const float weight = exp2f(top - both), total = sum * weight + exp2f(sink - both);
             row.scale = weight / total;
@@ -235,9 +259,12 @@ DEVICE row_result general_row(const fattni_cuda_args *a, row_result row, float t
         }
     }
     row.scale *= a->keep_scale;
-    if (!(a->flags & FATTN_MERGE) || !old_lse) return row;
-    const float old = *old_lse;
-    if (old == -INFINITY) return row; /* whose O is not read */
+    const float own = (a->flags & FATTN_MERGE) && old_lse ? *old_lse : -INFINITY, old = own - row.shift;
+    if (own == -INFINITY || row.shift == INFINITY) return row; /* old O is not read */
+    if (is_far(old) && old > 0) {
+        row.scale = 0.0f, row.L = 0.0f, row.shift = own, row.keep_old = 1.0f;
+        return row;
+    }
     const float high = old > row.L ? old : row.L, low = old > row.L ? row.L : old;
     const float L = low == -INFINITY || high == INFINITY ? high : high + log1pf(expf(low - high));
     row.scale *= row.L == L ? 1.0f : expf(row.L - L);

@@ -29,6 +29,15 @@ DEVICE int64_t row_number(const fattni_cuda_args *a, const sequence *s, int h, i
     return ((int64_t)s->batch * a->Hq + h) * a->rows_q + s->q0 + i;
 }
 
+/* Rounded: not fused with the subtraction of a row's maximum, which has been rounded. */
+DEVICE real rounded_product(real x, real y) {
+#if K_F64
+    return __dmul_rn(x, y);
+#else
+    return __fmul_rn(x, y);
+#endif
+}
+
 /* exp(part - whole), where part is a term of whole = log(sum of exp): never inf - inf. */
 DEVICE real share_of(real part, real whole) { return part == whole ? (real)1 : exp(part - whole); }
 

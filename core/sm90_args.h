@@ -20,9 +20,9 @@ enum { FATTNI_SHORT_BLOCKS = 8 };
 #define FATTNI_ROWS_AT_ONCE(D) ((D) > 128 ? 256 : (D) > 64 ? 512 : 1024)
 
 /* Shared memory of the forward kernels: Q, twice up to d 128, and O there, half of O beyond where keys leave room;
-   two stages of K and V; barriers, tiles. */
+   two stages of K and V; barriers, tiles, a shift of each row. */
 #define FATTNI_FWD_SM90_SHARED(D, BM, BN) \
-    (((D) + 63) / 64 * 64 * (((D) <= 128 ? 6 : (BN) <= 64 ? 3 : 2) * (BM) + 8 * (BN)) + 320)
+    (((D) + 63) / 64 * 64 * (((D) <= 128 ? 6 : (BN) <= 64 ? 3 : 2) * (BM) + 8 * (BN)) + 320 + 4 * (BM))
 /* Rows of Q that are loaded together: above d 128 each consumer's. */
 #define FATTNI_FWD_SM90_Q_ROWS(D, BM) ((D) > 128 ? 64 : (BM))
 /* Of the backward kernels. */

@@ -153,7 +153,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS)
 #pragma unroll
         for (int r = 0; r < ROW_TILES; ++r)
 #pragma unroll
-            for (int n = 0; n < PLACES; ++n) p[r][n] *= ARG(&a, scale);
+            for (int n = 0; n < PLACES; ++n) p[r][n] = rounded_product(ARG(&a, scale), p[r][n]);
         if (scores_change(&a)) {
             __syncthreads(); /* nobody reads K(n) any more */
 #pragma unroll

@@ -78,7 +78,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS)
         real p[PLACES];
         product_nt(p, q_tile, k_tile, depth);
 #pragma unroll
-        for (int n = 0; n < PLACES; ++n) p[n] *= ARG(&a, scale);
+        for (int n = 0; n < PLACES; ++n) p[n] = rounded_product(ARG(&a, scale), p[n]);
         general_scores(p, 0, p_tile, &a, &s, b, h, i0, j0);
         if (!all_visible(&s, i0, j0)) {
 #pragma unroll

@@ -162,8 +162,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS)
                     top = fmaxf(top, fmaxf(p[r][n][2 * half], p[r][n][2 * half + 1]));
                 top = quad_max(top);
                 rose |= top != m[r][half];
-                const float base = top == -INFINITY ? 0.0f : top * unit;
-                correction[r][half] = exp2_approx(m[r][half] * unit - base);
+                float base = top == -INFINITY ? 0.0f : top * unit, shift = 0.0f;
+                if (is_far(base)) {
+                    base = 0.0f, shift = top;
+#pragma unroll
+                    for (int n = 0; n < KEY_TILES; ++n)
+                        p[r][n][2 * half] -= top, p[r][n][2 * half + 1] -= top;
+                }
+                correction[r][half] = exp2_approx((m[r][half] - shift) * unit - base);
                 m[r][half] = top;
                 float sum = 0.0f;
 #pragma unroll
@@ -208,11 +214,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS)
         for (int half = 0; half < 2; ++half) {
             const int i = row0 + 16 * r + g + 8 * half;
             const float sum = quad_sum(l[r][half]);
-            row_result row = {sum > 0 ? 1.0f / sum : 0.0f, m[r][half] * unit * LN2 + logf(sum)};
+            const int far = is_far(m[r][half] * unit);
+            const float shift = far ? m[r][half] * (GENERAL ? 1.0f : a.scale) : 0.0f;
+            const float top = far ? 0.0f : m[r][half] * unit;
+            row_result row = {sum > 0 ? 1.0f / sum : 0.0f, top * LN2 + logf(sum), 0.0f, shift};
             if (!(sum > 0) && sum == sum) row.L = -INFINITY;
             if (GENERAL)
-                row = general_row(&a, row, m[r][half] * unit, sum, h,
+                row = general_row(&a, row, top, sum, h,
                                   i < rows ? &lse[(int64_t)(s.q0 + i0 + i) * a.lse.row] : 0);
+            row.L += row.shift;
 #pragma unroll
             for (int c = 0; c < COLUMN_TILES; ++c) {
                 o[r][c][2 * half] *= row.scale;

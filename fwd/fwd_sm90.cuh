@@ -53,7 +53,7 @@ enum {
     BARRIERS_AT = O_AT + (BY_TMA ? BM / 16 * O_BYTES : 0),
     TILES_AT = BARRIERS_AT + 160,
     TILE_SLOTS = 4, /* a tile is stored after the next but one may have been announced */
-    LSE_AT = TILES_AT + TILE_SLOTS * 32, SHARED_BYTES = LSE_AT + TILE_SLOTS * 8
+    LSE_AT = TILES_AT + TILE_SLOTS * 32, SHIFTS_AT = LSE_AT + TILE_SLOTS * 8, SHARED_BYTES = SHIFTS_AT + 4 * BM
 };
 static_assert(BM == 64 * GROUPS && BN % 16 == 0 && D % 16 == 0, "tile shape");
 static_assert(KV_BYTES % 1024 == 0 && O_BYTES % 1024 == 0, "swizzled tiles");
@@ -102,6 +102,8 @@ DEVICE tile tile_of(const fattni_sm90_args *p, int number, sequence *s) {
 DEVICE volatile int4 *tile_slot(unsigned char *memory, int n) {
     return (volatile int4 *)(memory + TILES_AT) + n % TILE_SLOTS * 2;
 }
+/* What scores of a row of the tile are relative to (shift_row). */
+DEVICE float *shift_of(unsigned char *memory, int row) { return (float *)(memory + SHIFTS_AT) + row; }
 /* Where a tile's first L lies. */
 DEVICE volatile int64_t *lse_slot(unsigned char *memory, int n) {
     return (volatile int64_t *)(memory + LSE_AT) + n % TILE_SLOTS;
@@ -247,7 +249,7 @@ DEVICE int first_row(int thread, int group) { return group * 64 + thread % 128 /
 /* The two rows of a thread: what P is relative to, in units of log2, rounded once, so that P and L refer to the
    same number: the maximum of the blocks so far, or what that was when it last mattered; the sum of this
    thread's P; what O is to be multiplied by; how far above `top` a score may be before the maximum matters
-   again; whether one did. */
+   again, -inf where rows have shifts (shift_row): then always; whether one did. */
 typedef struct rows {
     float top[2], l[2], alpha[2], slack;
     int rise;
@@ -350,10 +352,32 @@ DEVICE int any_below(const rows *r, const float base[2]) {
     return __any_sync(ALL_LANES, !(r->top[0] >= base[0] && r->top[1] >= base[1]));
 }
 
+DEVICE int has_shifts(const rows *r) { return r->slack == -INFINITY; }
+/* Scores that floats do not resolve (is_far) become small: those of row e less a shift, which is 0 for a row whose
+   maximum is not far, and a new one where scores are far above the last, or the row's first. Shifts are products as they
+   are, in shared memory; there for all rows of a warp or none. high[e]: the row's largest score, of this thread or, afterwards, of all. */
+DEVICE void shift_row(float s[BN / 2], rows *r, const measure *m, unsigned char *memory, int e, float high[2]) {
+    if (!__any_sync(ALL_LANES, has_shifts(r) || is_far(high[e]))) return;
+    const int thread = thread_again(), row = (thread / 128 - 1) * 64 + first_row(thread, 0);
+    float *const shift = shift_of(memory, row + 8 * e);
+    const float raw = quad_max(maximum(s, e)), old = has_shifts(r) ? *shift : 0.0f, distance = (raw - old) * m->unit;
+    float base = old;
+    if (is_far(distance) && (distance > 0 || r->top[e] == -INFINITY)) base = is_far(raw * m->unit) ? raw : 0.0f;
+    __syncwarp(); /* all of the row have read the old one */
+    if (!has_shifts(r)) *shift_of(memory, row + 8 * (1 - e)) = 0.0f;
+    *shift = base;
+    __syncwarp();
+    r->slack = -INFINITY;
+    r->top[e] += (old - base) * m->unit;
+#pragma unroll
+    for (int n = 0; n < BN / 4; ++n) s[n / 2 * 4 + 2 * e + n % 2] -= base;
+    high[e] = fmaf(raw - base, m->unit, GENERAL ? m->base[e] : 0.0f);
+}
+
 /* O at the new maxima. */
 DEVICE void rescale(float o[D / 2], rows *r) {
     if (!r->rise) return;
-    r->slack = slack_of(r);
+    if (!has_shifts(r)) r->slack = slack_of(r);
 #pragma unroll
     for (int i = 0; i < D / 2; ++i) o[i] *= r->alpha[i % 4 / 2];
 }
@@ -386,7 +410,8 @@ DEVICE float log2_of(float x) {
 }
 /* L of a tile that has seen all its keys. A row without keys gives O = 0, L = -inf. Both rows at once, few
    instructions: the next tile's S is there before they are over. */
-DEVICE weights finish_rows(const fattni_cuda_args *a, const volatile int4 *from, int64_t lse, int row0, const rows *r) {
+DEVICE weights finish_rows(const fattni_cuda_args *a, const volatile int4 *from, int64_t lse, int row0, const rows *r,
+                           const measure *m, unsigned char *memory) {
     int Sq = a->Sq;
     if (BANDS) Sq = from[1].y; /* ?: would make the other one volatile, too, and read it from nowhere */
     const int i = from[0].x + row0;
@@ -396,13 +421,15 @@ DEVICE weights finish_rows(const fattni_cuda_args *a, const volatile int4 *from,
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
         const float inverse = reciprocal_approx(sum[e]), L = fmaf(r->top[e], LN2, LN2 * log2_of(sum[e]));
-        row_result result = {sum[e] == 0.0f ? 0.0f : inverse, sum[e] == 0.0f ? -INFINITY : L, 0.0f};
+        row_result result = {sum[e] == 0.0f ? 0.0f : inverse, sum[e] == 0.0f ? -INFINITY : L, 0.0f, 0.0f};
         float *const there = to + 8 * e * a->lse.row;
         const int inside = i + 8 * e < Sq;
+        if (has_shifts(r)) result.shift = *shift_of(memory, row0 + 8 * e) * (GENERAL && m->unit == LOG2E ? 1.0f : a->scale);
         if (BANDS) {
             result = general_row(a, result, r->top[e], sum[e], from[0].y, inside ? there : 0);
             __syncwarp(); /* all threads of the row have read the old L */
         }
+        if (BANDS || has_shifts(r)) result.L += result.shift;
         scale[e] = result.scale, keep_old[e] = result.keep_old;
         if (threadIdx.x % 4 == 0 && inside) *there = result.L;
     }
@@ -497,15 +524,20 @@ typedef struct meanwhile {
    at once. K is waited for here and not where it is needed because a branch keeps the compiler from moving the
    wait for O up. */
 DEVICE void softmax(uint32_t p[BN / 4], float s[BN / 2], float o[D / 2], rows *r, const measure *m,
-                    enum manner how, meanwhile due, const dropout *dropping, const leaving *last_o) {
+                    enum manner how, meanwhile due, const dropout *dropping, const leaving *last_o,
+                    unsigned char *memory) {
     const int k_came = mbarrier_test(due.k_full, due.k_parity);
-    const float high[2] = {level(how == CAREFUL ? maximum(s, 0) : positive_maximum(s, 0), m, 0, how),
-                           level(how == CAREFUL ? maximum(s, 1) : positive_maximum(s, 1), m, 1, how)};
+    float high[2] = {level(how == CAREFUL ? maximum(s, 0) : positive_maximum(s, 0), m, 0, how),
+                     level(how == CAREFUL ? maximum(s, 1) : positive_maximum(s, 1), m, 1, how)};
     r->alpha[0] = 1.0f;
     if (ROWS_TOGETHER) r->alpha[1] = 1.0f;
     const int above = high[0] > r->top[0] + r->slack || (ROWS_TOGETHER && high[1] > r->top[1] + r->slack);
     r->rise = how == CAREFUL || __any_sync(ALL_LANES, above);
     if (r->rise) {
+        if (how != CAPPED && !dropping) {
+            shift_row(s, r, m, memory, 0, high);
+            if (ROWS_TOGETHER) shift_row(s, r, m, memory, 1, high);
+        }
         raise(r, quad_max(high[0]), 0, how);
         if (ROWS_TOGETHER) raise(r, quad_max(high[1]), 1, how);
     }
@@ -517,8 +549,12 @@ DEVICE void softmax(uint32_t p[BN / 4], float s[BN / 2], float o[D / 2], rows *r
     if (ROWS_TOGETHER) exponentials(s, r, m, 0, how);
     if (how == CAREFUL) begin_store(last_o, o);
     if (!ROWS_TOGETHER) {
-        const float all = quad_max(high[1]);
+        float all = quad_max(high[1]);
         const int rises = how == CAREFUL || __any_sync(ALL_LANES, all > r->top[1] + r->slack);
+        if (how != CAPPED && !dropping && rises) {
+            shift_row(s, r, m, memory, 1, high);
+            all = quad_max(high[1]);
+        }
         raise(r, rises ? all : -INFINITY, 1, how);
         r->rise |= rises;
     }
@@ -562,8 +598,9 @@ DEVICE void consume(const fattni_sm90_args *p, uint32_t shared, unsigned char *m
     const int warp = (int)threadIdx.x / 32 % 4, lane = (int)threadIdx.x % 32;
     const int mine = warp * 16 + lane / 4 - lane % 4 * 2;
     const int turn = 1 + group, next_turn = 1 + (group + 1) % GROUPS;
-    const int terms = GENERAL && (a->softcap > 0 || a->bias.p), alibi = GENERAL && a->alibi.p && !terms;
-    const int fast = !GENERAL || !(a->bias.p || a->drop_T || (a->alibi.p && terms)), capped = fast && terms;
+    const int terms = GENERAL && (a->softcap > 0 || a->bias.p || is_steep(a)), alibi = GENERAL && a->alibi.p && !terms;
+    const int fast = !GENERAL || !(a->bias.p || a->drop_T || (a->alibi.p && terms) || a->softcap > FATTNI_LARGE_CAP),
+              capped = fast && terms;
     const float inner = capped ? __fdividef(a->scale, a->softcap) : 0.0f;
     measure line = {terms ? LOG2E : p->scale_log2, {0.0f, 0.0f}, 0.0f, 0.0f};
     const uint64_t q_rows = operand(shared + group * 8192, 0), k_keys = operand(shared + K_AT, 0),
@@ -607,10 +644,10 @@ DEVICE void consume(const fattni_sm90_args *p, uint32_t shared, unsigned char *m
         }
         const int clear = fast && j < plain_end && (!BANDS || j >= plain.begin);
         if (clear && !capped) {
-            softmax(pr, s, o, &r, &line, PLAIN, due, 0, 0);
+            softmax(pr, s, o, &r, &line, PLAIN, due, 0, 0, memory);
         } else if (clear && all_within(s, largest(s), inner, CAP_LIMIT)) {
             const measure curve = capped_measure(a, inner);
-            softmax(pr, s, o, &r, &curve, CAPPED, due, 0, 0);
+            softmax(pr, s, o, &r, &curve, CAPPED, due, 0, 0, memory);
         } else {
             const tile its = read_tile(tile_slot(memory, n)); /* again: not kept in registers */
             const int thread = thread_again(), row0 = first_row(thread, group);
@@ -627,9 +664,12 @@ DEVICE void consume(const fattni_sm90_args *p, uint32_t shared, unsigned char *m
             }
             if (GENERAL && a->drop_T) {
                 const dropout dropping = dropout_of(a, its.b, its.h, row, column);
-                softmax(pr, s, o, &r, &line, CAREFUL, due, &dropping, &last_o);
+                float high[2] = {level(maximum(s, 0), &line, 0, CAREFUL), level(maximum(s, 1), &line, 1, CAREFUL)};
+                shift_row(s, &r, &line, memory, 0, high); /* not beside random numbers: there are no registers */
+                shift_row(s, &r, &line, memory, 1, high);
+                softmax(pr, s, o, &r, &line, CAREFUL, due, &dropping, &last_o, memory);
             } else {
-                softmax(pr, s, o, &r, &line, CAREFUL, due, 0, &last_o);
+                softmax(pr, s, o, &r, &line, CAREFUL, due, 0, &last_o, memory);
             }
             plain_end = any_below(&r, line.base) ? 0 : plain.end;
         }
@@ -665,8 +705,8 @@ DEVICE void consume(const fattni_sm90_args *p, uint32_t shared, unsigned char *m
         wgmma_commit();
         named_barrier_arrive(next_turn, 256);
         if (last) {
-            done = finish_rows(a, tile_slot(memory, n), *lse_slot(memory, n), first_row(thread_again(), group),
-                               &r);
+            done = finish_rows(a, tile_slot(memory, n), *lse_slot(memory, n), first_row(thread_again(), group), &r,
+                               &line, memory);
             ++n;
             r = none;
             plain = plain_blocks(a, tile_slot(memory, n), &t, group);

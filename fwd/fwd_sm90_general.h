@@ -42,6 +42,13 @@ DEVICE int all_within(const float s[BN / 2], float above, float factor, float li
     return !__any_sync(ALL_LANES, !(factor * above <= limit && factor * __uint_as_float(below) >= -limit));
 }
 
+/* Whether ALiBi may be as large as floats resolve badly; then it is a term like others. */
+DEVICE int is_steep(const fattni_cuda_args *a) {
+    float most = 0.0f;
+    for (int h = 0; a->alibi.p && h < a->Hq; ++h) most = fmaxf(most, fabsf(float_at(&a->alibi, h)));
+    return most * ((float)a->Sq + (float)a->Sk + fabsf((float)a->shift)) > 1e6f;
+}
+
 /* ALiBi of a tile, -slope |i' + off - j'|, in units of the products, as what S is accumulated upon. In blocks
    that lie on one side of the diagonal in all rows of the consumer S begins with a ramp, 0 at the thread's
    column nearest to the diagonal, and what ALiBi is in that column is the rows' base. In others S begins with

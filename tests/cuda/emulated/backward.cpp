@@ -64,6 +64,7 @@ static void set_up(problem *p, const test_case *c) {
     a->softcap = K_MASK == 3 ? SOFTCAP : 0.0f;
     a->drop_T = (uint32_t)lroundf(65536 * c->dropout);
     a->keep_scale = 65536.0f / (float)(65536 - a->drop_T);
+    a->dq_scale = a->dk_scale = a->scale, a->dv_scale = a->keep_scale, a->dbias_scale = 1;
     a->seed = 99, a->rng_heads = (uint32_t)c->Hq;
     a->o = view_of(&p->o), a->d_o = view_of(&p->d_o);
     a->dq = view_of(&p->dq), a->dk = view_of(&p->dk), a->dv = view_of(&p->dv);

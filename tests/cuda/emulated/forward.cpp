@@ -17,6 +17,7 @@ typedef struct test_case {
     int top_left, half_o;
     float growth; /* of scores, from the last key to the first, in units of log2 */
     float peak;   /* of key 3's scores above the others', which are small, in those units; O must be F32 */
+    int far;      /* scores that floats do not resolve: far_score */
     int opposite; /* q positive and every fifth key negative: low scores without high ones */
 } test_case;
 
@@ -37,6 +38,16 @@ static size_t row_of_o(const problem *p, int batch, int h, int row) {
 
 /* Kernels for plain masks that store by the TMA unit know no other way. */
 static int is_half(const test_case *c) { return c->half_o || (K_MASK < 2 && (K_D <= 128 || K_BN <= 64)); }
+
+/* Of all rows alike, before scale; exact in bf16. 1: a few keys, the last that are visited, far above. 2: all far
+   below. 3: the first ones far above, others less far. 4: the first ones far below. */
+static float far_score(int how, int key, int keys) {
+    const float far = 0x1p30f * (1 + (float)(key % 3) / 4), near = (float)(key % 5);
+    if (how == 1) return key < 20 ? far : near;
+    if (how == 2) return -far;
+    if (how == 3) return key > keys - 30 ? 2 * far : far;
+    return key > keys - 200 ? -far : near;
+}
 
 static void set_up(problem *p, const test_case *c) {
     const int batches = c->packed ? 1 : c->B;
@@ -61,6 +72,11 @@ static void set_up(problem *p, const test_case *c) {
         const float more = c->growth * (float)((size_t)rows_k - key) / (float)rows_k + (key == 3 ? c->peak : 0);
         p->k.x[n] = half_of(pack_bf16(0.6931f * more * sqrtf((float)c->D), 0), 0);
     }
+    for (size_t n = 0; n < p->q.x.size() && c->far; ++n)
+        p->q.x[n] = half_of(pack_bf16(n % (size_t)c->D ? 0 : 1, 0), 0);
+    for (size_t n = 0; n < p->k.x.size() && c->far; ++n)
+        p->k.x[n] = half_of(pack_bf16(n % (size_t)c->D ? 0 : far_score(c->far, (int)(n / (size_t)c->D) % rows_k, rows_k),
+                                      0), 0);
     for (int b = 0; b < batches && (c->packed || c->padded); ++b) {
         spoil_rows(&p->q, b, c->packed ? p->of.cu_q.back() : c->length_q[b]);
         const int end_k = c->packed ? p->of.cu_k.back() : c->length_k[b];
@@ -134,7 +150,8 @@ static void compare_row(problem *p, const sequence *s, int b, int h, int i, erro
     const dropout_plane plane = dropout_plane_of(a, b, h);
     std::vector<double> want((size_t)a->Dv, 0.0);
     const int begin = max(0, i + s->lo), end = min(s->Sk, i + s->hi + 1);
-    double sum = a->sink.p ? exp(p->sinks[(size_t)h]) : 0;
+    std::vector<double> score((size_t)max(end, 0), 0.0);
+    double top = a->sink.p ? p->sinks[(size_t)h] : -INFINITY;
     for (int j = begin; j < end; ++j) {
         double x = 0;
         for (int d = 0; d < a->D; ++d) x += p->q.get(s->batch, h, row, d) * p->k.get(s->batch, hk, s->k0 + j, d);
@@ -142,17 +159,22 @@ static void compare_row(problem *p, const sequence *s, int b, int h, int i, erro
         if (a->softcap > 0) x = a->softcap * tanh(x / a->softcap);
         if (a->alibi.p) x -= p->slopes[(size_t)h] * fabs((double)(i - j + s->diagonal));
         if (a->bias.p) x += p->bias[((size_t)h * (size_t)a->Sq + (size_t)i) * (size_t)a->Sk + (size_t)j];
-        const double P = exp(x);
+        score[(size_t)j] = x;
+        top = fmax(top, x);
+    }
+    double sum = a->sink.p ? exp(p->sinks[(size_t)h] - top) : 0;
+    for (int j = begin; j < end; ++j) {
+        const double P = exp(score[(size_t)j] - top);
         sum += P;
         if (a->drop_T && !keep_at(a, &plane, i, j)) continue;
         for (int d = 0; d < a->Dv; ++d)
             want[(size_t)d] += a->keep_scale * P * p->v.get(s->batch, hk, s->k0 + j, d);
     }
     const size_t at = row_of_o(p, s->batch, h, row), first = at * (size_t)a->Dv;
-    double L = sum > 0 ? log(sum) : -INFINITY, weight = sum > 0 ? 1 / sum : 0, old = 0;
+    double L = sum > 0 ? top + log(sum) : -INFINITY, weight = sum > 0 ? 1 / sum : 0, old = 0;
     if ((a->flags & FATTN_MERGE) && p->old_lse[at] > -INFINITY) {
-        const double both = log(sum + exp((double)p->old_lse[at]));
-        weight = exp(-both), old = exp(p->old_lse[at] - both), L = both;
+        const double most = fmax(L, p->old_lse[at]), both = most + log(exp(L - most) + exp(p->old_lse[at] - most));
+        weight *= exp(L - both), old = exp(p->old_lse[at] - both), L = both;
     }
     for (size_t d = 0; d < want.size(); ++d) {
         add(o, p->o[first + d], weight * want[d] + (old > 0 ? old * p->old_o[first + d] : 0));
@@ -206,7 +228,13 @@ static const test_case cases[] = {
     {CASE("scores that grow fast", 1, 1, 1, 200, 900, K_D, K_D, K_MASK == 1, -1, -1), .growth = 80},
 #else
     {CASE("no feature", 1, 2, 1, 350, 400, K_D, K_D, 0, -1, -1)},
+    {CASE("far below, window, sink", 1, 2, 1, 300, 400, K_D, K_D, 0, 120, 90), .sink = 1, .far = 2},
+    {CASE("the first far below, sink, merge", 1, 1, 1, 200, 400, K_D, K_D, 0, -1, -1), .sink = 1, .merge = 1, .far = 4},
 #endif
+    {CASE("far above, the last", 1, 1, 1, 200, 600, K_D, K_D, K_MASK == 1, -1, -1), .far = 1},
+    {CASE("far below", 1, 1, 1, 200, 400, K_D, K_D, K_MASK == 1, -1, -1), .far = 2},
+    {CASE("far above, the first furthest", 1, 1, 1, 400, 400, K_D, K_D, K_MASK == 1, -1, -1), .far = 3},
+    {CASE("the first far below", 1, 1, 1, 200, 600, K_D, K_D, K_MASK == 1, -1, -1), .far = 4},
 #if K_MASK != 1 && !(K_MASK == 0 && K_D <= 128)
     {CASE("one key that dominates, the last", 1, 1, 1, 200, 280, K_D, K_D, 0, -1, -1), .q_factor = 0.05f, .peak = 7.5f},
 #endif

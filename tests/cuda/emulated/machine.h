@@ -82,6 +82,7 @@ static inline uint32_t __vimax3_u32(uint32_t a, uint32_t b, uint32_t c) {
     return d > c ? d : c;
 }
 static inline float __fmul_rn(float a, float b) { return a * b; }
+static inline double __dmul_rn(double a, double b) { return a * b; }
 static inline void __syncthreads(void) { machine_meet(0, machine_threads()); }
 static inline void __syncwarp(void) { machine_meet_warp(); }
 static inline void __threadfence(void) {}
