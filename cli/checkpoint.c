@@ -447,6 +447,15 @@ bool checkpoint_restore(checkpoint *c, trainer *r) {
     const hid_t group = H5Gopen2(c->file, "/state", H5P_DEFAULT);
     bool ok = group >= 0 && get_counters(group, &found) && are_sound(&found);
     if (group >= 0) H5Gclose(group);
+    int64_t embedding[FATTN_MAX_DIMS];
+    if (ok && shape_of(c->file, "/params/embedding", embedding) == 2 &&
+        embedding[0] != r->task->vocab) {
+        cli_fail(CLI_FAILURE,
+                 "%s: its model has %lld symbols, this program's has %lld: another version wrote it "
+                 "(a text's symbols are its bytes now), and the run cannot go on",
+                 c->path, (long long)embedding[0], (long long)r->task->vocab);
+        return false;
+    }
     if (ok && found.fingerprint != r->task->fingerprint) {
         cli_fail(CLI_FAILURE, "%s: the run was trained on another text", c->path);
         return false;

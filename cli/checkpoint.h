@@ -35,7 +35,7 @@ const char *checkpoint_path(const checkpoint *c); /* of the file that was opened
 bool checkpoint_options(checkpoint *c, const cli_option *table, void *options,
                         const char *const *skip);
 /* Into a trainer that was made for these options. False after a sentence: another data fingerprint,
-   other parameters or shapes. */
+   another vocabulary (texts had 96 symbols once), other parameters or shapes. */
 bool checkpoint_restore(checkpoint *c, trainer *r);
 void checkpoint_close(checkpoint *c); /* NULL is fine */
 

@@ -173,7 +173,7 @@ static bool draw(const session *s, const plot_level *levels, int n_levels) {
          .n = h->evals,
          .style = PLOT_MARKED,
          .color = 1}};
-    static const char *const titles[] = {"Associative recall", "Character model", "Random tokens"};
+    static const char *const titles[] = {"Associative recall", "Text model", "Random tokens"};
     char subtitle[160], size[32];
     snprintf(subtitle, sizeof subtitle, "%lld layers, %lld channels, %s parameters, context %lld",
              (long long)s->o.layers, (long long)s->o.channels,
@@ -209,20 +209,16 @@ static int print_sample(session *s) {
     const int64_t n_prompt = (int64_t)strlen(s->o.prompt), n = n_prompt + s->o.sample;
     int32_t *symbols = malloc((size_t)n * sizeof *symbols);
     if (!symbols) return cli_fail(CLI_FAILURE, "no memory for a sample");
-    int64_t have = 0;
-    for (int64_t i = 0; i < n_prompt; ++i) {
-        const int symbol = text_symbol((unsigned char)s->o.prompt[i]);
-        if (symbol >= 0) symbols[have++] = symbol;
-    }
-    if (have == 0) symbols[have++] = TEXT_NEWLINE;
+    for (int64_t i = 0; i < n_prompt; ++i)
+        symbols[i] = (unsigned char)s->o.prompt[i];
     const sample_options options = {
         .temperature = s->o.temperature, .top_k = s->o.top_k, .seed = (uint64_t)s->o.seed};
     const fattn_status status =
-        sample_symbols(s->ctx, s->r.model, s->r.tape, &options, symbols, have, n);
+        sample_symbols(s->ctx, s->r.model, s->r.tape, &options, symbols, n_prompt, n);
     if (!status) {
         fprintf(s->out, "sample (temperature %.2g):\n", s->o.temperature);
         for (int64_t i = 0; i < n; ++i)
-            fputc(text_char(symbols[i]), s->out);
+            fputc(symbols[i], s->out);
         fputs("\n\n", s->out);
     }
     free(symbols);
@@ -232,12 +228,12 @@ static int print_sample(session *s) {
 static int summarize_text(session *s) {
     const corpus *c = text_corpus(s->task);
     double loss[NGRAM_ORDERS];
-    char characters[32];
+    char bytes[32];
     if (!ngram_losses(c->train.symbols, c->train.n, c->held_out.symbols, c->held_out.n,
                       TEXT_SYMBOLS, loss))
         return cli_fail(CLI_FAILURE, "no memory for the n-gram baselines");
-    fprintf(s->out, "\nheld out, nats per character (%s characters):\n  this model  %.3f\n",
-            text_of_count((double)s->last.targets, characters), s->last.loss);
+    fprintf(s->out, "\nheld out, nats per byte (%s bytes):\n  this model  %.3f\n",
+            text_of_count((double)s->last.targets, bytes), s->last.loss);
     plot_level levels[NGRAM_ORDERS];
     char names[NGRAM_ORDERS][16];
     json_begin(&s->log);
@@ -309,7 +305,7 @@ static void print_header(const session *s) {
             (long long)o->kv_heads, (long long)o->context,
             text_of_count((double)model_size(s->r.model), size));
     if (o->task == TASK_TEXT)
-        fprintf(s->out, "text: %s, %s characters to train on, %s held out\n", o->text,
+        fprintf(s->out, "text: %s, %s bytes to train on, %s held out\n", o->text,
                 text_of_count((double)text_corpus(s->task)->train.n, train),
                 text_of_count((double)text_corpus(s->task)->held_out.n, held_out));
     else if (o->task == TASK_TOKENS)

@@ -55,7 +55,7 @@ const cli_option train_table[] = {
      "go on from the newest checkpoint there, or from a file"},
     {"json", CLI_TEXT, FIELD(json), "FILE", 0, 0, NULL, "log as JSON lines; - = standard output"},
     {"plot", CLI_TEXT, FIELD(plot), "FILE", 0, 0, NULL, "loss curve as SVG"},
-    {"sample", CLI_INT, FIELD(sample), "N", 0, 1 << 20, NULL, "characters to write at the end"},
+    {"sample", CLI_INT, FIELD(sample), "N", 0, 1 << 20, NULL, "bytes to write at the end"},
     {"prompt", CLI_TEXT, FIELD(prompt), "TEXT", 0, 0, NULL, "what the sample goes on from"},
     {"temperature", CLI_REAL, FIELD(temperature), "T", 0, 100, NULL, "of the sample; 0 = greedy"},
     {"top-k", CLI_INT, FIELD(top_k), "K", 0, ANY, NULL,
@@ -100,8 +100,8 @@ static train_options gpt2_124m(void) {
 const char train_details[] =
     "recall: key-value pairs, then the keys again: the model must answer with the\n"
     "values. It stops when held-out answers are right, and fails when they never are.\n"
-    "text: a character model of a text, Debian's fortunes by default; every tenth\n"
-    "record is held out.\n"
+    "text: a model of a text's bytes, Debian's fortunes by default, in any encoding;\n"
+    "about a tenth of the records is held out.\n"
     "tokens: random ones, for a measurement: tokens/s and memory of a model of any size.\n"
     "\n"
     "Defaults that depend on the task (shown as -1 or not at all below):\n"

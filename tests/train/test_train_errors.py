@@ -19,8 +19,8 @@ def run(*options, code, says="", limit=None):
         if limit is not None:
             signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
             resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
-    p = subprocess.run([FATTN, "train", *options], capture_output=True, text=True, timeout=120,
-                       preexec_fn=prepare)
+    p = subprocess.run([FATTN, "train", *options], capture_output=True, encoding="utf-8",
+                       errors="backslashreplace", timeout=120, preexec_fn=prepare)
     shown = f"{options}\nexit code {p.returncode}\n{p.stdout}{p.stderr}"
     assert p.returncode == code, shown
     assert says in p.stderr, shown
