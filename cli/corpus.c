@@ -1,6 +1,7 @@
 #include "corpus.h"
 
 #include "cli.h"
+#include "files.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -10,7 +11,7 @@
 #include <sys/stat.h>
 
 enum { PIECE = 1024, HELD_OUT_ONE_IN = 10, PATH_BYTES = 4096 };
-static const int64_t LARGEST = 1 << 30; /* bytes of a file; /dev/zero has no end */
+static const int64_t LARGEST = 1 << 30; /* bytes of a file */
 
 /* What is read, before it is split. */
 typedef struct record {
@@ -46,11 +47,8 @@ static bool append(text_buffer *t, const uint8_t *symbols, int64_t n) {
 
 static bool read_file(text_buffer *t, const char *path) {
     bool ok = false;
-    FILE *file = fopen(path, "rb");
-    if (!file) {
-        cli_fail(CLI_FAILURE, "cannot read %s: %s", path, strerror(errno));
-        return false;
-    }
+    FILE *file = input_open(path);
+    if (!file) return false;
     unsigned char bytes[PIECE * 16];
     int64_t total = 0;
     size_t n;

@@ -1,6 +1,7 @@
 #include "durable.h"
 
 #include "cli.h"
+#include "files.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -70,21 +71,21 @@ bool durable_write(const char *folder, const char *name, unsigned char *bytes, s
 }
 
 unsigned char *durable_read(const char *path, size_t *size) {
+    FILE *file = input_open(path);
+    if (!file) return NULL;
     unsigned char *bytes = NULL;
     struct stat status = {0};
-    FILE *file = fopen(path, "rb");
-    bool ok = file && fstat(fileno(file), &status) == 0;
-    if (ok && !S_ISREG(status.st_mode)) {
-        errno = EINVAL;
-        ok = false;
-    }
+    bool ok = fstat(fileno(file), &status) == 0;
     const size_t n = (size_t)status.st_size;
     if (ok) {
         bytes = malloc(n + 1);
+        errno = bytes ? 0 : ENOMEM;
         ok = bytes && fread(bytes, 1, n, file) == n;
     }
-    if (!ok) cli_fail(CLI_FAILURE, "cannot read %s: %s", path, strerror(errno));
-    if (file) fclose(file);
+    if (!ok)
+        cli_fail(CLI_FAILURE, "cannot read %s: %s", path,
+                 errno ? strerror(errno) : "it became shorter meanwhile");
+    fclose(file);
     unsigned char seal[DURABLE_SEAL];
     if (ok && (n < sizeof seal || memcmp(bytes + n - sizeof seal, MARK, sizeof MARK) != 0)) {
         cli_fail(CLI_FAILURE, "%s is no checkpoint of fattn, or its end is missing", path);
