@@ -18,6 +18,7 @@ enum { MAX_TEXTS = 16, TEXT_BYTES = 4096, NAME_BYTES = 64 };
 
 struct checkpoint {
     hid_t file;
+    int64_t newest;
     char path[PATH_MAX];
     char *texts[MAX_TEXTS];
     int n_texts;
@@ -50,22 +51,31 @@ static int64_t newest_before(const char *folder, int64_t limit) {
     return newest;
 }
 
-int64_t checkpoint_count(const char *folder) {
-    int64_t count = 0;
-    DIR *d = opendir(folder);
-    for (struct dirent *e; d && (e = readdir(d));)
-        count += step_of(e->d_name) >= 0;
-    if (d) closedir(d);
+int64_t checkpoint_after(const char *folder, int64_t step, char names[CHECKPOINT_NAMES]) {
+    enum { NAMED = 4 };
+    int64_t count = 0, at = INT64_MAX;
+    size_t used = 0;
+    names[0] = 0;
+    while ((at = newest_before(folder, at)) > step) {
+        char name[NAME_BYTES];
+        name_of(at, name);
+        if (count++ < NAMED)
+            used += (size_t)snprintf(names + used, CHECKPOINT_NAMES - used, "%s%s",
+                                     count > 1 ? ", " : "", name);
+    }
+    if (count > NAMED)
+        snprintf(names + used, CHECKPOINT_NAMES - used, " and %lld more", (long long)(count - NAMED));
     return count;
 }
 
-static bool remove_all_but(const char *folder, int64_t keep, int64_t keep_too) {
+/* Removes the folder's checkpoints of steps after `after` but for two. */
+static bool remove_but(const char *folder, int64_t after, int64_t keep, int64_t keep_too) {
     bool ok = true;
     DIR *d = opendir(folder);
     for (struct dirent *e; d && (e = readdir(d));) {
         char path[PATH_MAX];
         const int64_t step = step_of(e->d_name);
-        if (step < 0 || step == keep || step == keep_too) continue;
+        if (step <= after || step == keep || step == keep_too) continue;
         snprintf(path, sizeof path, "%s/%s", folder, e->d_name);
         if (unlink(path) == 0) continue;
         cli_fail(CLI_FAILURE, "cannot remove %s: %s", path, strerror(errno));
@@ -75,7 +85,9 @@ static bool remove_all_but(const char *folder, int64_t keep, int64_t keep_too) {
     return ok;
 }
 
-bool checkpoint_remove_all(const char *folder) { return remove_all_but(folder, -1, -1); }
+bool checkpoint_remove_after(const char *folder, int64_t step) {
+    return remove_but(folder, step, -1, -1);
+}
 
 /* ---- values in HDF5 ---- */
 
@@ -382,7 +394,7 @@ bool checkpoint_save(const char *folder, const cli_option *table, const void *op
     name_of(r->step, name);
     const int64_t before = newest_before(folder, r->step);
     ok = ok && durable_write(folder, name, image, (size_t)size + DURABLE_SEAL) &&
-         remove_all_but(folder, r->step, before);
+         remove_but(folder, -1, r->step, before);
     free(image);
     return ok;
 }
@@ -396,6 +408,7 @@ static checkpoint *open_file(const char *path) {
     checkpoint *c = calloc(1, sizeof *c);
     if (c) {
         snprintf(c->path, sizeof c->path, "%s", path);
+        c->newest = -1;
         c->file = open_in_memory(image, size);
     }
     free(image);
@@ -408,7 +421,7 @@ static checkpoint *open_file(const char *path) {
 checkpoint *checkpoint_open(const char *path) {
     struct stat status;
     if (stat(path, &status) != 0 || !S_ISDIR(status.st_mode)) return open_file(path);
-    int64_t step = newest_before(path, INT64_MAX);
+    int64_t newest = newest_before(path, INT64_MAX), step = newest;
     if (step < 0) cli_fail(CLI_FAILURE, "%s holds no checkpoint", path);
     checkpoint *c = NULL;
     while (!c && step >= 0) {
@@ -416,12 +429,18 @@ checkpoint *checkpoint_open(const char *path) {
         name_of(step, name);
         snprintf(file, sizeof file, "%s/%s", path, name);
         c = open_file(file);
-        step = newest_before(path, step);
-        if (!c && step >= 0) cli_fail(CLI_OK, "going back to step %lld", (long long)step);
+        if (c) c->newest = newest;
+        if (c) break;
+        const int64_t now = newest_before(path, INT64_MAX); /* another process may have saved since */
+        step = now > newest ? now : newest_before(path, step);
+        if (step >= 0)
+            cli_fail(CLI_OK, "going %s to step %lld", now > newest ? "on" : "back", (long long)step);
+        if (now > newest) newest = now;
     }
     return c;
 }
 
+int64_t checkpoint_newest(const checkpoint *c) { return c->newest; }
 const char *checkpoint_path(const checkpoint *c) { return c->path; }
 
 bool checkpoint_options(checkpoint *c, const cli_option *table, void *options,

@@ -1,6 +1,7 @@
 /* fattn train: a small transformer learns a task; progress, log, checkpoints, a plot, a summary. */
 #include "cli.h"
 #include "device.h"
+#include "durable.h"
 #include "json.h"
 #include "ngram.h"
 #include "plot.h"
@@ -24,6 +25,9 @@ typedef struct session {
     json log;
     progress bar;
     int64_t first_step; /* of this part of the run */
+    durable_lock lock;  /* of the folder of checkpoints */
+    bool at_home;       /* that folder is the one that the run goes on from */
+    int64_t keep;       /* checkpoints there up to this step are the run's own; -1 = none */
     int64_t saved_step; /* of the last checkpoint, -1 = none */
     double origin;      /* monotonic clock minus elapsed */
     evaluation last;    /* the latest on held-out data */
@@ -107,7 +111,8 @@ static void show_progress(session *s) {
 
 static int save(session *s) {
     if (!wants_checkpoints(s) || s->saved_step == s->r.step) return CLI_OK;
-    if (!checkpoint_save(s->o.checkpoint, train_table, &s->o, train_not_stored, &s->r))
+    if (!durable_hold(&s->lock, s->o.checkpoint) ||
+        !checkpoint_save(s->o.checkpoint, train_table, &s->o, train_not_stored, &s->r))
         return CLI_FAILURE;
     s->saved_step = s->r.step;
     return CLI_OK;
@@ -125,7 +130,7 @@ static int evaluate(session *s, int64_t sequences) {
 /* Until the budget is used, the target reached, or somebody interrupts. */
 static int learn(session *s) {
     trainer *r = &s->r;
-    int code = CLI_OK;
+    int code = CLI_OK, saved = CLI_OK;
     if (r->history.evals == 0) code = evaluate(s, s->o.eval_sequences);
     while (!code && trainer_used(r) < 1 && !s->reached && !cli_interrupted()) {
         const fattn_status status = trainer_step(r);
@@ -134,12 +139,12 @@ static int learn(session *s) {
         if (r->step <= s->first_step + WARM_STEPS) s->warm_step = r->step, s->warm_elapsed = r->elapsed;
         log_step(s);
         if (r->step % s->o.eval_every == 0) code = evaluate(s, s->o.eval_sequences);
-        if (!code && r->step % s->o.checkpoint_every == 0) code = save(s);
+        if (!code && r->step % s->o.checkpoint_every == 0) code = saved = save(s);
         if (s->log.error) code = CLI_FAILURE; /* json_close says why */
         if (!code) show_progress(s);
     }
     progress_end(&s->bar);
-    const int saved = save(s);
+    if (!saved) saved = save(s); /* what failed has been said */
     return code ? code : saved;
 }
 
@@ -319,15 +324,36 @@ static void print_header(const session *s) {
     fflush(s->out);
 }
 
-/* A new run must not mix its checkpoints with those of an older one. */
-static int claim_folder(const session *s) {
+static bool same_folder(const char *a, const char *b) {
+    struct stat x, y;
+    return stat(a, &x) == 0 && stat(b, &y) == 0 && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
+}
+
+/* Makes the folder this run's own. There must be nothing in it that its checkpoints would mix with or
+   replace: of another run, or of the same run after the step that it goes on from. `home` is where the
+   checkpoint that the run goes on from lies. */
+static int claim_folder(session *s, const char *home) {
+    char names[CHECKPOINT_NAMES];
     const char *folder = s->o.checkpoint;
-    if (!wants_checkpoints(s) || s->from || checkpoint_count(folder) == 0) return CLI_OK;
-    if (s->o.overwrite) return checkpoint_remove_all(folder) ? CLI_OK : CLI_FAILURE;
+    s->keep = -1;
+    if (!wants_checkpoints(s)) return CLI_OK;
+    if (!durable_hold(&s->lock, folder)) return CLI_FAILURE;
+    s->at_home = s->from && same_folder(home, folder);
+    if (s->at_home) { /* what is damaged after the step is known to be, and nothing to keep */
+        const int64_t newest = checkpoint_newest(s->from);
+        s->keep = newest > s->r.step ? newest : s->r.step;
+    }
+    if (s->o.overwrite || checkpoint_after(folder, s->keep, names) == 0) return CLI_OK;
+    if (s->at_home)
+        return cli_fail(CLI_FAILURE,
+                        "%s holds checkpoints after step %lld: %s; go on from the newest with "
+                        "--resume %s, remove them with --overwrite, or name another folder with "
+                        "--checkpoint",
+                        folder, (long long)s->keep, names, folder);
     return cli_fail(CLI_FAILURE,
-                    "%s holds the checkpoints of another run: go on with --resume %s, remove them "
-                    "with --overwrite, or name another folder with --checkpoint",
-                    folder, folder);
+                    "%s holds the checkpoints of another run: %s; go on with --resume %s, remove "
+                    "them with --overwrite, or name another folder with --checkpoint",
+                    folder, names, folder);
 }
 
 static int set_up(session *s, char *folder, size_t size) {
@@ -337,11 +363,13 @@ static int set_up(session *s, char *folder, size_t size) {
         if (!s->from) return CLI_FAILURE;
         snprintf(folder, size, "%s", checkpoint_path(s->from));
         char *slash = strrchr(folder, '/');
-        if (slash) *slash = 0;
-        if (!o->checkpoint) o->checkpoint = slash ? folder : "."; /* it may have moved */
+        if (slash)
+            slash[slash == folder] = 0; /* "/" stays */
+        else
+            snprintf(folder, size, ".");
+        if (!o->checkpoint) o->checkpoint = folder; /* it may have moved */
     }
     int code = train_options_complete(o, s->from);
-    if (!code) code = claim_folder(s);
     if (code) return code;
     if (o->json && strcmp(o->json, "-") == 0) s->out = stderr;
     code = device_open(o->device, o->deterministic ? FATTN_CTX_DETERMINISTIC : FATTN_CTX_TUNE,
@@ -361,7 +389,12 @@ static int set_up(session *s, char *folder, size_t size) {
     if (h->evals > 0)
         s->last = (evaluation){.loss = h->eval_loss[h->evals - 1],
                                .right = h->eval_right[h->evals - 1]};
-    return json_open(&s->log, o->json, s->from != NULL) ? CLI_OK : CLI_FAILURE;
+    code = claim_folder(s, folder);
+    if (code) return code;
+    if (!json_open(&s->log, o->json, s->from != NULL)) return CLI_FAILURE;
+    /* Nothing is left that could fail before the first step. */
+    const bool clear = wants_checkpoints(s) && o->overwrite;
+    return !clear || checkpoint_remove_after(o->checkpoint, s->keep) ? CLI_OK : CLI_FAILURE;
 }
 
 static int run(const void *options, int n_operands, char *const *operands) {
@@ -388,6 +421,7 @@ static int run(const void *options, int n_operands, char *const *operands) {
         }
     }
     if (!json_close(&s.log) && !code) code = CLI_FAILURE;
+    durable_release(&s.lock);
     trainer_destroy(&s.r);
     if (s.task) s.task->close(s.task);
     fattn_ctx_destroy(s.ctx);

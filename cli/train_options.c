@@ -50,7 +50,7 @@ const cli_option train_table[] = {
     {"checkpoint-every", CLI_INT, FIELD(checkpoint_every), "N", 1, ANY, NULL,
      "steps between checkpoints"},
     {"overwrite", CLI_FLAG, FIELD(overwrite), NULL, 0, 0, NULL,
-     "remove the checkpoints of an older run in that folder"},
+     "remove checkpoints in that folder that are not the run's, or are later"},
     {"resume", CLI_TEXT, FIELD(resume), "DIR", 0, 0, NULL,
      "go on from the newest checkpoint there, or from a file"},
     {"json", CLI_TEXT, FIELD(json), "FILE", 0, 0, NULL, "log as JSON lines; - = standard output"},
@@ -112,7 +112,9 @@ const char train_details[] =
     "\n"
     "Ctrl-C or SIGTERM ends after the step at hand, with a checkpoint and exit code\n"
     "130. --resume goes on bitwise as if nothing had happened, with the options of\n"
-    "the checkpoint; those of the model, the data and the optimiser cannot change.";
+    "the checkpoint; those of the model, the data and the optimiser cannot change.\n"
+    "A folder is one run's at a time. A run that would replace checkpoints of another,\n"
+    "or ones later than the step that it goes on from, is refused without --overwrite.";
 
 const char *const train_not_stored[] = {"preset", "resume", "overwrite", "device", NULL};
 

@@ -74,7 +74,8 @@ def full_disks(folder):
     with open(FATTN, "rb") as program: # the thread sanitizer writes a file of its own
         limited = b"__tsan_init" not in program.read()
     if limited:
-        run(*TINY, "--checkpoint", here, code=1, says="cannot write", limit=1000)
+        said = run(*TINY, "--checkpoint", here, code=1, says="cannot write", limit=1000).stderr
+        assert said.count("cannot write") == 1, said
         assert os.listdir(here) == [], os.listdir(here)
     file = os.path.join(folder, "file")
     open(file, "w").close()
