@@ -14,7 +14,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { MAX_TEXTS = 16, TEXT_BYTES = 4096, NAME_BYTES = 64 };
+enum { MAX_TEXTS = 16, OLD_TEXT_BYTES = 4096, NAME_BYTES = 64 };
 
 struct checkpoint {
     hid_t file;
@@ -112,28 +112,6 @@ static bool get_attribute(hid_t object, const char *name, hid_t type, void *valu
     return ok;
 }
 
-/* Texts have TEXT_BYTES bytes in the file, whatever their length. */
-static bool put_text(hid_t object, const char *name, const char *value) {
-    char padded[TEXT_BYTES] = "";
-    if (strlen(value) >= sizeof padded) return false;
-    strcpy(padded, value);
-    const hid_t type = H5Tcopy(H5T_C_S1);
-    const bool ok = H5Tset_size(type, TEXT_BYTES) >= 0 && put_attribute(object, name, type, padded);
-    H5Tclose(type);
-    return ok;
-}
-
-static char *get_text(hid_t object, const char *name) {
-    const hid_t type = H5Tcopy(H5T_C_S1);
-    char *text = calloc(1, TEXT_BYTES + 1);
-    if (text && (H5Tset_size(type, TEXT_BYTES) < 0 || !get_attribute(object, name, type, text))) {
-        free(text);
-        text = NULL;
-    }
-    H5Tclose(type);
-    return text;
-}
-
 static bool put_array(hid_t file, const char *path, hid_t type, int ndim, const int64_t *shape,
                       const void *data) {
     hsize_t extent[FATTN_MAX_DIMS];
@@ -155,8 +133,9 @@ static bool put_array(hid_t file, const char *path, hid_t type, int ndim, const 
 }
 
 /* Are count elements stored in the file itself, in one piece? HDF5 would make up what is not there. */
-static bool is_whole(hid_t file, hid_t set, hsize_t count) {
+static bool is_whole(hid_t set, hsize_t count) {
     hsize_t size;
+    const hid_t file = H5Iget_file_id(set);
     const hid_t list = H5Dget_create_plist(set), type = H5Dget_type(set);
     const H5D_layout_t layout = H5Pget_layout(list);
     const bool whole = (layout == H5D_CONTIGUOUS || layout == H5D_COMPACT) &&
@@ -164,6 +143,7 @@ static bool is_whole(hid_t file, hid_t set, hsize_t count) {
                        count <= size && H5Dget_storage_size(set) == count * H5Tget_size(type);
     H5Tclose(type);
     H5Pclose(list);
+    H5Fclose(file);
     return whole;
 }
 
@@ -176,7 +156,7 @@ static int shape_of(hid_t file, const char *path, int64_t shape[FATTN_MAX_DIMS])
     hsize_t extent[H5S_MAX_RANK];
     int ndim = H5Sget_simple_extent_dims(space, extent, NULL);
     const hssize_t count = H5Sget_simple_extent_npoints(space);
-    if (ndim > FATTN_MAX_DIMS || count < 0 || !is_whole(file, set, (hsize_t)count)) ndim = -1;
+    if (ndim > FATTN_MAX_DIMS || count < 0 || !is_whole(set, (hsize_t)count)) ndim = -1;
     for (int d = 0; d < ndim; ++d)
         shape[d] = (int64_t)extent[d];
     H5Sclose(space);
@@ -197,6 +177,31 @@ static bool get_array(hid_t file, const char *path, hid_t type, int ndim, const 
     const bool ok = n == 0 || H5Dread(set, type, H5S_ALL, H5S_ALL, H5P_DEFAULT, data) >= 0;
     H5Dclose(set);
     return ok;
+}
+
+/* A text is a row of bytes of any length: an attribute holds 64 KiB at most. */
+static bool put_text(hid_t group, const char *name, const char *value) {
+    const int64_t length = (int64_t)strlen(value);
+    return put_array(group, name, H5T_NATIVE_UCHAR, 1, &length, value);
+}
+
+static char *get_text(hid_t group, const char *name) {
+    int64_t length[FATTN_MAX_DIMS];
+    if (H5Lexists(group, name, H5P_DEFAULT) > 0) {
+        if (shape_of(group, name, length) != 1) return NULL;
+        char *const text = calloc(1, (size_t)length[0] + 1);
+        if (text && get_array(group, name, H5T_NATIVE_UCHAR, 1, length, text)) return text;
+        free(text);
+        return NULL;
+    }
+    const hid_t type = H5Tcopy(H5T_C_S1); /* as texts were stored once */
+    char *text = calloc(1, OLD_TEXT_BYTES + 1);
+    if (text && (H5Tset_size(type, OLD_TEXT_BYTES) < 0 || !get_attribute(group, name, type, text))) {
+        free(text);
+        text = NULL;
+    }
+    H5Tclose(type);
+    return text;
 }
 
 /* ---- options ---- */
@@ -234,7 +239,7 @@ static bool read_option(checkpoint *c, hid_t group, const cli_option *o, void *f
     case CLI_CHOICE: return get_attribute(group, o->name, H5T_NATIVE_INT, field);
     case CLI_TEXT: {
         *(const char **)field = NULL;
-        if (H5Aexists(group, o->name) <= 0) return true;
+        if (H5Aexists(group, o->name) <= 0 && H5Lexists(group, o->name, H5P_DEFAULT) <= 0) return true;
         char *text = c->n_texts < MAX_TEXTS ? get_text(group, o->name) : NULL;
         if (!text) return false;
         *(const char **)field = c->texts[c->n_texts++] = text;

@@ -1,7 +1,7 @@
 /* Checkpoints: an HDF5 file per saved step, written so that a crash at any moment leaves the one
    before intact, and checked as a whole before a byte of it is believed.
 
-   /config      attributes: the options of the run, by name
+   /config      the options of the run, by name: attributes, texts as datasets of bytes
    /state       attributes: step (taken; counter of the dropout masks), cursor (training sequences
                 used; counter of the data), adam_step, elapsed, fingerprint (of the data)
    /params/N    parameter N, F32;  /adam/m/N, /adam/v/N: its moments

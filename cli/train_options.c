@@ -159,6 +159,9 @@ static int take_missing(train_options *o, const train_options *from, bool check)
 static int check(const train_options *o) {
     if (o->task != TASK_TEXT && o->text)
         return cli_fail(CLI_USAGE, "--text goes with --task text");
+    if (o->task == TASK_TEXT && !o->text) return cli_fail(CLI_USAGE, "--task text needs a --text");
+    if (o->sample > 0 && (!o->prompt || !*o->prompt))
+        return cli_fail(CLI_USAGE, "--sample goes on from a --prompt of at least one byte");
     if (o->task != TASK_TOKENS && o->vocab)
         return cli_fail(CLI_USAGE, "--vocab goes with --task tokens");
     if (o->task == TASK_TOKENS && o->vocab < 2)

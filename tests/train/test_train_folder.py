@@ -16,7 +16,8 @@ ENDLESS = [*TINY, "--steps", "0", "--seconds", "600"]
 
 def start(*options):
     return subprocess.Popen([FATTN, "train", *options], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                            text=True, env=dict(os.environ, OMP_NUM_THREADS="1"))
+                            encoding="utf-8", errors="backslashreplace",
+                            env=dict(os.environ, OMP_NUM_THREADS="1"))
 
 
 def finish(process, code=0, says=""):
@@ -159,8 +160,22 @@ def folders_that_cannot_be_written(folder):
         assert time.monotonic() - started < 10
 
 
+def texts_of_any_length_are_saved(folder):
+    """What options say is in the checkpoint as a whole, or the run does not start."""
+    here, text = os.path.join(folder, "run"), os.path.join(folder, "text")
+    with open(text, "w") as f:
+        f.writelines(f"{i} and {i * i}\n" for i in range(3000))
+    words = ["--task", "text", *TINY[2:-2], "--steps", "2", "--sample", "2", "--text", text]
+    for length in (1, 4095, 4096, 4097, 70000, 131000):
+        prompt = ("é" * (length // 2) + "x" * (length % 2))
+        run(*words, "--prompt", prompt, "--checkpoint", here, "--overwrite")
+        said = run("--resume", here, "--steps", "3")
+        assert prompt + "\n" not in said and prompt in said, (length, said[-300:])
+
+
 def main():
     for test in (later_checkpoints_stay, two_runs_do_not_share, one_of_two_wins, links_are_not_followed,
+                 texts_of_any_length_are_saved,
                  a_folder_that_goes_away, folders_that_cannot_be_written):
         with tempfile.TemporaryDirectory() as folder:
             test(folder)
