@@ -54,7 +54,7 @@ const cli_option train_table[] = {
     {"resume", CLI_TEXT, FIELD(resume), "DIR", 0, 0, NULL,
      "go on from the newest checkpoint there, or from a file"},
     {"json", CLI_TEXT, FIELD(json), "FILE", 0, 0, NULL, "log as JSON lines; - = standard output"},
-    {"plot", CLI_TEXT, FIELD(plot), "FILE", 0, 0, NULL, "loss curve as SVG"},
+    {"plot", CLI_TEXT, FIELD(plot), "FILE", 0, 0, NULL, "loss curve as SVG; - = standard output"},
     {"sample", CLI_INT, FIELD(sample), "N", 0, 1 << 20, NULL, "bytes to write at the end"},
     {"prompt", CLI_TEXT, FIELD(prompt), "TEXT", 0, 0, NULL, "what the sample goes on from"},
     {"temperature", CLI_REAL, FIELD(temperature), "T", 0, 100, NULL, "of the sample; 0 = greedy"},
@@ -113,6 +113,7 @@ const char train_details[] =
     "Ctrl-C or SIGTERM ends after the step at hand, with a checkpoint and exit code\n"
     "130. --resume goes on bitwise as if nothing had happened, with the options of\n"
     "the checkpoint; those of the model, the data and the optimiser cannot change.\n"
+    "What is for people goes to standard error when an output is standard output.\n"
     "A folder is one run's at a time. A run that would replace checkpoints of another,\n"
     "or ones later than the step that it goes on from, is refused without --overwrite.";
 

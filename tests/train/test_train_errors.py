@@ -69,7 +69,8 @@ def full_disks(folder):
     here = os.path.join(folder, "full")
     run(*TINY, "--checkpoint", here, "--json", "/dev/full", code=1, says="/dev/full")
     shutil.rmtree(here, ignore_errors=True)
-    run(*TINY, "--checkpoint", here, "--plot", "/dev/full", code=1, says="/dev/full")
+    p = run(*TINY, "--checkpoint", here, "--plot", "/dev/full", code=1, says="/dev/full")
+    assert "loss curve" not in p.stdout, p.stdout
     shutil.rmtree(here, ignore_errors=True)
     with open(FATTN, "rb") as program: # the thread sanitizer writes a file of its own
         limited = b"__tsan_init" not in program.read()
