@@ -389,7 +389,10 @@ static int set_up(session *s, char *folder, size_t size) {
     code = claim_folder(s, folder);
     if (code) return code;
     if (!output_open(&s->plot, o->plot, OUTPUT_LATER)) return CLI_FAILURE;
-    if (!json_open(&s->log, o->json, s->from != NULL)) return CLI_FAILURE;
+    const bool logs = s->from ? json_resume(&s->log, o->json, s->r.step,
+                                            o->overwrite || (o->same_log && s->at_home))
+                              : json_open(&s->log, o->json, false);
+    if (!logs) return CLI_FAILURE;
     /* Nothing is left that could fail before the first step. */
     const bool clear = wants_checkpoints(s) && o->overwrite;
     return !clear || checkpoint_remove_after(o->checkpoint, s->keep) ? CLI_OK : CLI_FAILURE;

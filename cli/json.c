@@ -1,13 +1,50 @@
 #include "json.h"
 
+#include "cli.h"
+
 #include <errno.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 bool json_open(json *j, const char *path, bool append) {
     *j = (json){0};
     return output_open(&j->to, path, append ? OUTPUT_APPEND : OUTPUT_REPLACE);
+}
+
+/* Bytes of the log up to the first line that is of a later step or has no end. */
+static int64_t length_until(FILE *file, int64_t step) {
+    static const char key[] = ", \"step\": "; /* within a text its quotes would be escaped */
+    char *line = NULL;
+    size_t capacity = 0;
+    int64_t length = 0;
+    for (ssize_t n; (n = getline(&line, &capacity, file)) > 0 && line[n - 1] == '\n'; length += n) {
+        const char *const at = strstr(line, key);
+        if (at && strtoll(at + strlen(key), NULL, 10) > step) break;
+    }
+    free(line);
+    return length;
+}
+
+bool json_resume(json *j, const char *path, int64_t step, bool may_cut) {
+    struct stat status;
+    if (!json_open(j, path, true)) return false;
+    if (!j->to.file || fstat(fileno(j->to.file), &status) != 0 || !S_ISREG(status.st_mode))
+        return true;
+    FILE *const old = input_open(path);
+    if (!old) return false;
+    const int64_t length = length_until(old, step);
+    const bool whole = length >= status.st_size;
+    fclose(old);
+    if (!whole && !may_cut)
+        cli_fail(CLI_FAILURE,
+                 "%s goes on after step %lld, from which this run goes on elsewhere: name another "
+                 "file with --json, or cut it there with --overwrite",
+                 path, (long long)step);
+    if (!whole && may_cut && ftruncate(fileno(j->to.file), length) != 0) j->to.error = errno;
+    return whole || (may_cut && !j->to.error);
 }
 
 static void check(json *j, bool written) {

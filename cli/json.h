@@ -14,6 +14,10 @@ typedef struct json {
 /* path NULL = no log, "-" = standard output; see output_open. append keeps what the file holds. False
    after a sentence. */
 bool json_open(json *j, const char *path, bool append);
+/* The log of a run that goes on after `step`: with lines of later steps, from the first such line on,
+   and a last line that was never finished goes what the run will say again. may_cut false: with such
+   lines the log is not the run's to cut, and refused. False after a sentence. */
+bool json_resume(json *j, const char *path, int64_t step, bool may_cut);
 void json_begin(json *j); /* { */
 void json_text(json *j, const char *key,
                const char *value); /* what is not UTF-8 in it becomes U+FFFD */

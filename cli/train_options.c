@@ -50,7 +50,7 @@ const cli_option train_table[] = {
     {"checkpoint-every", CLI_INT, FIELD(checkpoint_every), "N", 1, ANY, NULL,
      "steps between checkpoints"},
     {"overwrite", CLI_FLAG, FIELD(overwrite), NULL, 0, 0, NULL,
-     "remove checkpoints in that folder that are not the run's, or are later"},
+     "remove checkpoints in that folder that are not the run's, or are later; cut the log of one"},
     {"resume", CLI_TEXT, FIELD(resume), "DIR", 0, 0, NULL,
      "go on from the newest checkpoint there, or from a file"},
     {"json", CLI_TEXT, FIELD(json), "FILE", 0, 0, NULL, "log as JSON lines; - = standard output"},
@@ -115,7 +115,8 @@ const char train_details[] =
     "the checkpoint; those of the model, the data and the optimiser cannot change.\n"
     "What is for people goes to standard error when an output is standard output.\n"
     "A folder is one run's at a time. A run that would replace checkpoints of another,\n"
-    "or ones later than the step that it goes on from, is refused without --overwrite.";
+    "or ones later than the step that it goes on from, is refused without --overwrite.\n"
+    "A resumed run cuts its log back to that step; another run's it leaves as it is.";
 
 const char *const train_not_stored[] = {"preset", "resume", "overwrite", "device", NULL};
 
@@ -193,6 +194,7 @@ int train_options_complete(train_options *o, checkpoint *from) {
         train_options stored = train_unset;
         if (!checkpoint_options(from, train_table, &stored, train_not_stored)) return CLI_FAILURE;
         if (o->device == UNSET) o->device = 0;
+        o->same_log = !o->json || (stored.json && strcmp(o->json, stored.json) == 0);
         const int code = take_missing(o, &stored, true);
         return code ? code : check(o);
     }
