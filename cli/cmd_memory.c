@@ -371,6 +371,9 @@ static int run(const void *options, int n_operands, char *const *operands) {
     (void)n_operands, (void)operands;
     const struct options *o = options;
     if (o->head_dim % 2) return cli_fail(CLI_USAGE, "--d: %lld is odd", (long long)o->head_dim);
+    if (o->layers > 0 && model_dtype(o) == FATTN_BF16 && o->device != ON_CUDA)
+        return cli_fail(CLI_USAGE, "--dtype bf16: a whole model computes in it on a GPU only: add "
+                                   "--device cuda, or leave the model out with --layers 0");
     static row rows[2][CLI_LIST_MAX];
     output picture;
     json j;

@@ -1,5 +1,7 @@
 #include "train_options.h"
 
+#include "device.h"
+
 #include <stddef.h>
 #include <string.h>
 
@@ -8,7 +10,8 @@ static const double ANY = 9e15;
 
 const cli_option train_table[] = {
     {"preset", CLI_CHOICE, FIELD(preset), "P", 0, 0, "gpt2-124m",
-     "random tokens in bf16 for a model of the size of GPT-2 124M; what else is given counts"},
+     "random tokens in bf16 (--device cuda) for a model of the size of GPT-2 124M; what else is "
+     "given counts"},
     {"task", CLI_CHOICE, FIELD(task), "TASK", 0, 0, "recall|text|tokens", "what to learn"},
     {"text", CLI_TEXT, FIELD(text), "FILE", 0, 0, NULL,
      "text to learn: a file, or a folder of fortune files"},
@@ -158,7 +161,7 @@ static int take_missing(train_options *o, const train_options *from, bool check)
     return CLI_OK;
 }
 
-static int check(const train_options *o) {
+static int check(const train_options *o, bool by_preset) {
     if (o->task != TASK_TEXT && o->text)
         return cli_fail(CLI_USAGE, "--text goes with --task text");
     if (o->task == TASK_TEXT && !o->text) return cli_fail(CLI_USAGE, "--task text needs a --text");
@@ -172,6 +175,10 @@ static int check(const train_options *o) {
     if (o->task == TASK_RECALL && o->context % 4 != 0)
         return cli_fail(CLI_USAGE, "--context %lld: recall needs a multiple of 4",
                         (long long)o->context);
+    if (o->dtype == 1 && o->device != ON_CUDA)
+        return cli_fail(CLI_USAGE,
+                        "%s bf16 is computed on a GPU only: add --device cuda, or --dtype f32",
+                        by_preset ? "--preset gpt2-124m:" : "--dtype");
     if (o->channels % o->heads != 0 || o->channels / o->heads % 2 != 0)
         return cli_fail(CLI_USAGE,
                         "--channels %lld --heads %lld: channels/heads must be an even number",
@@ -196,9 +203,10 @@ int train_options_complete(train_options *o, checkpoint *from) {
         if (o->device == UNSET) o->device = 0;
         o->same_log = !o->json || (stored.json && strcmp(o->json, stored.json) == 0);
         const int code = take_missing(o, &stored, true);
-        return code ? code : check(o);
+        return code ? code : check(o, false);
     }
-    if (o->preset != UNSET) {
+    const bool by_preset = o->preset != UNSET;
+    if (by_preset) {
         const train_options preset = gpt2_124m();
         take_missing(o, &preset, false);
         if (o->task != preset.task)
@@ -207,7 +215,7 @@ int train_options_complete(train_options *o, checkpoint *from) {
     if (o->task == UNSET) return cli_fail(CLI_USAGE, "say what to learn: --task recall, text or tokens");
     if (o->kv_heads == UNSET) o->kv_heads = o->heads;
     take_missing(o, &defaults[o->task], false);
-    return check(o);
+    return check(o, by_preset);
 }
 
 model_config train_model_config(const train_options *o, int64_t vocab) {
