@@ -41,6 +41,15 @@ FILE *input_open(const char *path) {
 
 bool output_is_stdout(const char *path) { return path && strcmp(path, "-") == 0; }
 
+bool output_differ(const char *json, const char *plot) {
+    struct stat x, y;
+    bool same = json && plot && strcmp(json, plot) == 0;
+    if (json && plot && stat(json, &x) == 0 && stat(plot, &y) == 0)
+        same = same || (S_ISREG(x.st_mode) && x.st_dev == y.st_dev && x.st_ino == y.st_ino);
+    if (same) cli_fail(CLI_USAGE, "--json and --plot are both %s: name two files", json);
+    return !same;
+}
+
 /* Standard output becomes this stream; what is printed to stdout goes to standard error. */
 static FILE *take_stdout(void) {
     fflush(stdout);
@@ -62,18 +71,13 @@ static FILE *open_file(output *o, output_mode mode) {
 }
 
 bool output_open(output *o, const char *path, output_mode mode) {
-    static bool taken;
     *o = (output){.path = path, .name = path};
     if (!path) return true;
     if (!output_is_stdout(path)) {
         o->file = open_file(o, mode);
-    } else if (taken) {
-        cli_fail(CLI_FAILURE, "one output at most can be -, standard output");
-        return false;
     } else {
         o->name = "standard output";
         o->file = take_stdout();
-        taken = o->file != NULL;
     }
     if (!o->file) cli_fail(CLI_FAILURE, "cannot write %s: %s", o->name, strerror(errno));
     return o->file != NULL;

@@ -21,14 +21,16 @@ typedef struct output {
     int error;        /* errno of the first failure, 0 */
 } output;
 
-/* Opens a file for writing and makes the folders above it. path NULL: none. "-": standard output, for
-   one output only; what the program prints there itself goes to standard error from now on. False
-   after a sentence. */
+/* Opens a file for writing and makes the folders above it. path NULL: none. "-": standard output; what
+   the program prints there itself goes to standard error from now on. False after a sentence. */
 bool output_open(output *o, const char *path, output_mode mode);
 void output_restart(output *o); /* empties it: what is written from now on is all */
 /* False after a sentence, when this or, by o->error, an earlier write failed: a full disk is an error.
    A file that this output made and nothing was written to is removed. None, or closed: true. */
 bool output_close(output *o);
 bool output_is_stdout(const char *path); /* "-"; NULL is none */
+/* Two outputs of a command, either NULL = none, must be two files: one would replace the other. False
+   after a sentence. */
+bool output_differ(const char *json, const char *plot);
 
 #endif

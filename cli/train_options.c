@@ -1,6 +1,7 @@
 #include "train_options.h"
 
 #include "device.h"
+#include "files.h"
 
 #include <stddef.h>
 #include <string.h>
@@ -186,6 +187,7 @@ static int check(const train_options *o, bool by_preset) {
     if (o->heads % o->kv_heads != 0)
         return cli_fail(CLI_USAGE, "--heads %lld is no multiple of --kv-heads %lld",
                         (long long)o->heads, (long long)o->kv_heads);
+    if (!output_differ(o->json, o->plot)) return CLI_USAGE;
     if (o->steps == 0 && o->seconds == 0)
         return cli_fail(CLI_USAGE, "a run needs --steps or --seconds above 0");
     return CLI_OK;

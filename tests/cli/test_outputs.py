@@ -47,8 +47,9 @@ def dash_is_standard_output():
             assert xml.etree.ElementTree.fromstring(done.stdout).tag.endswith("svg"), done
             for said in ("curve: -", "picture: -", "log: -"):
                 assert said not in done.stderr, done
-            done = run(*words, "--plot", "-", "--json", "-", code=1)
-            assert "one output at most" in done.stderr and done.stdout == "", done
+            for path in ("-", "both"):
+                done = run(*words, "--plot", path, "--json", path, code=2)
+                assert f"both {path}" in done.stderr and done.stdout == "", done
     assert "-" not in os.listdir(".")
     # Nobody reads, or the disk is full: a failure that names it.
     for command, words in QUICK.items():
