@@ -51,7 +51,7 @@ demo:
 	@$(fattn) check --fixtures data
 	@printf '\n== 2 of 4: associative recall, which no n-gram model can learn ==\n\n'
 	@$(fattn) train --task recall --seconds 60 $(call into,recall)
-	@printf '\n== 3 of 4: a character GPT reads fortunes ==\n\n'
+	@printf '\n== 3 of 4: a GPT reads fortunes, byte by byte ==\n\n'
 	@$(fattn) train --task text --seconds 120 $(call into,text)
 	@printf '\n== 4 of 4: peak memory, N x N stored against flash ==\n\n'
 	@$(fattn) memory --plot out/memory.svg --json out/memory.jsonl

@@ -97,7 +97,7 @@ static int bench_row(fattn_ctx *ctx, const bench_options *o, int64_t n, int algo
     printf(" %9s\n", text_of_bytes((double)l.predicted_peak, text));
     fflush(stdout);
     log_row(j, o, &l, &f, &b, y);
-    return CLI_OK;
+    return json_failed(j) ? CLI_FAILURE : CLI_OK; /* json_close says why */
 }
 
 /* Raises both: other programs on the machine can only make it look slower than it is. */

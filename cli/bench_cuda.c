@@ -114,8 +114,7 @@ static int bench_row(fattn_ctx *ctx, const bench_options *o, int64_t n, int64_t 
     json_real(j, "product_gflops", 1e-9 * c->product);
     json_real(j, "copy_gbytes_per_second", 1e-9 * c->copy);
     json_int(j, "clock_mhz", mhz);
-    json_end(j);
-    return CLI_OK;
+    return json_end(j) ? CLI_OK : CLI_FAILURE; /* json_close says why */
 }
 
 typedef struct copy {

@@ -14,10 +14,11 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { MAX_TEXTS = 16, TEXT_BYTES = 4096, NAME_BYTES = 64 };
+enum { MAX_TEXTS = 16, OLD_TEXT_BYTES = 4096, NAME_BYTES = 64 };
 
 struct checkpoint {
     hid_t file;
+    int64_t newest;
     char path[PATH_MAX];
     char *texts[MAX_TEXTS];
     int n_texts;
@@ -50,22 +51,31 @@ static int64_t newest_before(const char *folder, int64_t limit) {
     return newest;
 }
 
-int64_t checkpoint_count(const char *folder) {
-    int64_t count = 0;
-    DIR *d = opendir(folder);
-    for (struct dirent *e; d && (e = readdir(d));)
-        count += step_of(e->d_name) >= 0;
-    if (d) closedir(d);
+int64_t checkpoint_after(const char *folder, int64_t step, char names[CHECKPOINT_NAMES]) {
+    enum { NAMED = 4 };
+    int64_t count = 0, at = INT64_MAX;
+    size_t used = 0;
+    names[0] = 0;
+    while ((at = newest_before(folder, at)) > step) {
+        char name[NAME_BYTES];
+        name_of(at, name);
+        if (count++ < NAMED)
+            used += (size_t)snprintf(names + used, CHECKPOINT_NAMES - used, "%s%s",
+                                     count > 1 ? ", " : "", name);
+    }
+    if (count > NAMED)
+        snprintf(names + used, CHECKPOINT_NAMES - used, " and %lld more", (long long)(count - NAMED));
     return count;
 }
 
-static bool remove_all_but(const char *folder, int64_t keep, int64_t keep_too) {
+/* Removes the folder's checkpoints of steps after `after` but for two. */
+static bool remove_but(const char *folder, int64_t after, int64_t keep, int64_t keep_too) {
     bool ok = true;
     DIR *d = opendir(folder);
     for (struct dirent *e; d && (e = readdir(d));) {
         char path[PATH_MAX];
         const int64_t step = step_of(e->d_name);
-        if (step < 0 || step == keep || step == keep_too) continue;
+        if (step <= after || step == keep || step == keep_too) continue;
         snprintf(path, sizeof path, "%s/%s", folder, e->d_name);
         if (unlink(path) == 0) continue;
         cli_fail(CLI_FAILURE, "cannot remove %s: %s", path, strerror(errno));
@@ -75,7 +85,9 @@ static bool remove_all_but(const char *folder, int64_t keep, int64_t keep_too) {
     return ok;
 }
 
-bool checkpoint_remove_all(const char *folder) { return remove_all_but(folder, -1, -1); }
+bool checkpoint_remove_after(const char *folder, int64_t step) {
+    return remove_but(folder, step, -1, -1);
+}
 
 /* ---- values in HDF5 ---- */
 
@@ -100,28 +112,6 @@ static bool get_attribute(hid_t object, const char *name, hid_t type, void *valu
     return ok;
 }
 
-/* Texts have TEXT_BYTES bytes in the file, whatever their length. */
-static bool put_text(hid_t object, const char *name, const char *value) {
-    char padded[TEXT_BYTES] = "";
-    if (strlen(value) >= sizeof padded) return false;
-    strcpy(padded, value);
-    const hid_t type = H5Tcopy(H5T_C_S1);
-    const bool ok = H5Tset_size(type, TEXT_BYTES) >= 0 && put_attribute(object, name, type, padded);
-    H5Tclose(type);
-    return ok;
-}
-
-static char *get_text(hid_t object, const char *name) {
-    const hid_t type = H5Tcopy(H5T_C_S1);
-    char *text = calloc(1, TEXT_BYTES + 1);
-    if (text && (H5Tset_size(type, TEXT_BYTES) < 0 || !get_attribute(object, name, type, text))) {
-        free(text);
-        text = NULL;
-    }
-    H5Tclose(type);
-    return text;
-}
-
 static bool put_array(hid_t file, const char *path, hid_t type, int ndim, const int64_t *shape,
                       const void *data) {
     hsize_t extent[FATTN_MAX_DIMS];
@@ -143,8 +133,9 @@ static bool put_array(hid_t file, const char *path, hid_t type, int ndim, const 
 }
 
 /* Are count elements stored in the file itself, in one piece? HDF5 would make up what is not there. */
-static bool is_whole(hid_t file, hid_t set, hsize_t count) {
+static bool is_whole(hid_t set, hsize_t count) {
     hsize_t size;
+    const hid_t file = H5Iget_file_id(set);
     const hid_t list = H5Dget_create_plist(set), type = H5Dget_type(set);
     const H5D_layout_t layout = H5Pget_layout(list);
     const bool whole = (layout == H5D_CONTIGUOUS || layout == H5D_COMPACT) &&
@@ -152,6 +143,7 @@ static bool is_whole(hid_t file, hid_t set, hsize_t count) {
                        count <= size && H5Dget_storage_size(set) == count * H5Tget_size(type);
     H5Tclose(type);
     H5Pclose(list);
+    H5Fclose(file);
     return whole;
 }
 
@@ -164,7 +156,7 @@ static int shape_of(hid_t file, const char *path, int64_t shape[FATTN_MAX_DIMS])
     hsize_t extent[H5S_MAX_RANK];
     int ndim = H5Sget_simple_extent_dims(space, extent, NULL);
     const hssize_t count = H5Sget_simple_extent_npoints(space);
-    if (ndim > FATTN_MAX_DIMS || count < 0 || !is_whole(file, set, (hsize_t)count)) ndim = -1;
+    if (ndim > FATTN_MAX_DIMS || count < 0 || !is_whole(set, (hsize_t)count)) ndim = -1;
     for (int d = 0; d < ndim; ++d)
         shape[d] = (int64_t)extent[d];
     H5Sclose(space);
@@ -185,6 +177,31 @@ static bool get_array(hid_t file, const char *path, hid_t type, int ndim, const 
     const bool ok = n == 0 || H5Dread(set, type, H5S_ALL, H5S_ALL, H5P_DEFAULT, data) >= 0;
     H5Dclose(set);
     return ok;
+}
+
+/* A text is a row of bytes of any length: an attribute holds 64 KiB at most. */
+static bool put_text(hid_t group, const char *name, const char *value) {
+    const int64_t length = (int64_t)strlen(value);
+    return put_array(group, name, H5T_NATIVE_UCHAR, 1, &length, value);
+}
+
+static char *get_text(hid_t group, const char *name) {
+    int64_t length[FATTN_MAX_DIMS];
+    if (H5Lexists(group, name, H5P_DEFAULT) > 0) {
+        if (shape_of(group, name, length) != 1) return NULL;
+        char *const text = calloc(1, (size_t)length[0] + 1);
+        if (text && get_array(group, name, H5T_NATIVE_UCHAR, 1, length, text)) return text;
+        free(text);
+        return NULL;
+    }
+    const hid_t type = H5Tcopy(H5T_C_S1); /* as texts were stored once */
+    char *text = calloc(1, OLD_TEXT_BYTES + 1);
+    if (text && (H5Tset_size(type, OLD_TEXT_BYTES) < 0 || !get_attribute(group, name, type, text))) {
+        free(text);
+        text = NULL;
+    }
+    H5Tclose(type);
+    return text;
 }
 
 /* ---- options ---- */
@@ -222,7 +239,7 @@ static bool read_option(checkpoint *c, hid_t group, const cli_option *o, void *f
     case CLI_CHOICE: return get_attribute(group, o->name, H5T_NATIVE_INT, field);
     case CLI_TEXT: {
         *(const char **)field = NULL;
-        if (H5Aexists(group, o->name) <= 0) return true;
+        if (H5Aexists(group, o->name) <= 0 && H5Lexists(group, o->name, H5P_DEFAULT) <= 0) return true;
         char *text = c->n_texts < MAX_TEXTS ? get_text(group, o->name) : NULL;
         if (!text) return false;
         *(const char **)field = c->texts[c->n_texts++] = text;
@@ -382,7 +399,7 @@ bool checkpoint_save(const char *folder, const cli_option *table, const void *op
     name_of(r->step, name);
     const int64_t before = newest_before(folder, r->step);
     ok = ok && durable_write(folder, name, image, (size_t)size + DURABLE_SEAL) &&
-         remove_all_but(folder, r->step, before);
+         remove_but(folder, -1, r->step, before);
     free(image);
     return ok;
 }
@@ -396,6 +413,7 @@ static checkpoint *open_file(const char *path) {
     checkpoint *c = calloc(1, sizeof *c);
     if (c) {
         snprintf(c->path, sizeof c->path, "%s", path);
+        c->newest = -1;
         c->file = open_in_memory(image, size);
     }
     free(image);
@@ -408,7 +426,7 @@ static checkpoint *open_file(const char *path) {
 checkpoint *checkpoint_open(const char *path) {
     struct stat status;
     if (stat(path, &status) != 0 || !S_ISDIR(status.st_mode)) return open_file(path);
-    int64_t step = newest_before(path, INT64_MAX);
+    int64_t newest = newest_before(path, INT64_MAX), step = newest;
     if (step < 0) cli_fail(CLI_FAILURE, "%s holds no checkpoint", path);
     checkpoint *c = NULL;
     while (!c && step >= 0) {
@@ -416,12 +434,18 @@ checkpoint *checkpoint_open(const char *path) {
         name_of(step, name);
         snprintf(file, sizeof file, "%s/%s", path, name);
         c = open_file(file);
-        step = newest_before(path, step);
-        if (!c && step >= 0) cli_fail(CLI_OK, "going back to step %lld", (long long)step);
+        if (c) c->newest = newest;
+        if (c) break;
+        const int64_t now = newest_before(path, INT64_MAX); /* another process may have saved since */
+        step = now > newest ? now : newest_before(path, step);
+        if (step >= 0)
+            cli_fail(CLI_OK, "going %s to step %lld", now > newest ? "on" : "back", (long long)step);
+        if (now > newest) newest = now;
     }
     return c;
 }
 
+int64_t checkpoint_newest(const checkpoint *c) { return c->newest; }
 const char *checkpoint_path(const checkpoint *c) { return c->path; }
 
 bool checkpoint_options(checkpoint *c, const cli_option *table, void *options,
@@ -447,6 +471,15 @@ bool checkpoint_restore(checkpoint *c, trainer *r) {
     const hid_t group = H5Gopen2(c->file, "/state", H5P_DEFAULT);
     bool ok = group >= 0 && get_counters(group, &found) && are_sound(&found);
     if (group >= 0) H5Gclose(group);
+    int64_t embedding[FATTN_MAX_DIMS];
+    if (ok && shape_of(c->file, "/params/embedding", embedding) == 2 &&
+        embedding[0] != r->task->vocab) {
+        cli_fail(CLI_FAILURE,
+                 "%s: its model has %lld symbols, this program's has %lld: another version wrote it "
+                 "(a text's symbols are its bytes now), and the run cannot go on",
+                 c->path, (long long)embedding[0], (long long)r->task->vocab);
+        return false;
+    }
     if (ok && found.fingerprint != r->task->fingerprint) {
         cli_fail(CLI_FAILURE, "%s: the run was trained on another text", c->path);
         return false;

@@ -2,6 +2,7 @@
 #include "cli.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <limits.h>
 #include <math.h>
 #include <signal.h>
@@ -10,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 static char speaker[64]; /* "fattn", or "fattn check" once the command is known */
 static volatile sig_atomic_t interrupted;
@@ -311,9 +313,19 @@ static int run_command(const cli_command *c, int argc, char **argv) {
     return code;
 }
 
+/* A stream that was closed would be the number of the next file that is opened, and what is printed
+   would end in it. Standard output becomes something that cannot be written to. */
+static void open_standard_streams(void) {
+    for (int number = STDIN_FILENO; number <= STDERR_FILENO; ++number)
+        if (fcntl(number, F_GETFD) < 0)
+            (void)open("/dev/null", number == STDERR_FILENO ? O_WRONLY : O_RDONLY);
+}
+
 int cli_main(const cli_command *const *commands, int argc, char **argv) {
     snprintf(speaker, sizeof speaker, "fattn");
     signal(SIGPIPE, SIG_IGN); /* a closed pipe is a failed write, with a sentence */
+    signal(SIGXFSZ, SIG_IGN); /* and so is a file larger than the shell's limit */
+    open_standard_streams();
     int code = CLI_OK;
     const char *word = argc > 1 ? argv[1] : NULL;
     if (!word) {

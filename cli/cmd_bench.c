@@ -35,7 +35,8 @@ static const cli_option table[] = {
     {"repeat", CLI_INT, FIELD(repeat), "R", 1, 101, NULL, "runs of each pass, at most"},
     {"seconds", CLI_REAL, FIELD(seconds), "S", 0, 3600, NULL,
      "start no further run of a pass after S seconds"},
-    {"json", CLI_TEXT, FIELD(json), "FILE", 0, 0, NULL, "write one JSON object per row"},
+    {"json", CLI_TEXT, FIELD(json), "FILE", 0, 0, NULL,
+     "write one JSON object per row; - = standard output"},
     {0}};
 
 static int run(const void *options, int n_operands, char *const *operands) {

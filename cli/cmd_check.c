@@ -27,7 +27,8 @@ static const cli_option table[] = {
     {"device", CLI_CHOICE, FIELD(device), "D", 0, 0, "cpu|cuda", "where to compute"},
     {"dtype", CLI_CHOICE, FIELD(dtype), "T", 0, 0, "f64|f32", "what to compute in"},
     {"threads", CLI_INT, FIELD(threads), "T", 0, 1024, NULL, "CPU threads; 0: OpenMP's choice"},
-    {"json", CLI_TEXT, FIELD(json), "FILE", 0, 0, NULL, "write one JSON object per case"},
+    {"json", CLI_TEXT, FIELD(json), "FILE", 0, 0, NULL,
+     "write one JSON object per case and algorithm; - = standard output"},
     {0}};
 
 const char *const check_way_name[CHECK_WAYS] = {"standard", "flash1", "flash2"};
@@ -48,7 +49,7 @@ bool check_begin(check_run *run, const char *name) {
         wanted = run->found[i] = true;
     }
     if (wanted && run->list) puts(name);
-    return wanted && !run->list;
+    return wanted && !run->list && !json_failed(&run->log); /* json_close says why */
 }
 
 double check_worst(const fattn_report *r, double unit) {

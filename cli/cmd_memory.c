@@ -52,8 +52,10 @@ static const cli_option table[] = {
     {"limit", CLI_INT, FIELD(limit), "MIB", 0, 1e9, NULL,
      "start no row predicted to need more MiB; 0: what is available (a GPU says so itself)"},
     {"threads", CLI_INT, FIELD(threads), "T", 0, 1024, NULL, "CPU threads; 0: OpenMP's choice"},
-    {"plot", CLI_TEXT, FIELD(plot), "FILE", 0, 0, NULL, "write a log-log picture, SVG"},
-    {"json", CLI_TEXT, FIELD(json), "FILE", 0, 0, NULL, "write one JSON object per row"},
+    {"plot", CLI_TEXT, FIELD(plot), "FILE", 0, 0, NULL,
+     "write a log-log picture, SVG; - = standard output"},
+    {"json", CLI_TEXT, FIELD(json), "FILE", 0, 0, NULL,
+     "write one JSON object per row; - = standard output"},
     {0}};
 
 typedef enum kind { ONE_LAYER, WHOLE_MODEL } kind;
@@ -323,11 +325,12 @@ static int run_table(kind what, const struct options *o, row *rows, json *j) {
         }
         print_row(what, n, &rows[i]);
         log_row(j, what, n, &rows[i]);
+        if (json_failed(j)) return CLI_FAILURE; /* json_close says why */
     }
     return CLI_OK;
 }
 
-static bool draw(const struct options *o, row rows[2][CLI_LIST_MAX]) {
+static bool draw(const struct options *o, row rows[2][CLI_LIST_MAX], output *to) {
     double x[CLI_LIST_MAX], predicted[WAYS][CLI_LIST_MAX], counted[2][WAYS][CLI_LIST_MAX];
     for (int i = 0; i < o->rows.count; ++i) {
         x[i] = (double)o->rows.at[i];
@@ -361,16 +364,25 @@ static bool draw(const struct options *o, row rows[2][CLI_LIST_MAX]) {
                     .y = {"peak memory", PLOT_LOG2, PLOT_BYTES, 0, 0},
                     .series = series,
                     .n_series = o->layers > 0 ? 6 : 4};
-    return plot_write(&p, o->plot);
+    return plot_write(&p, to);
 }
 
 static int run(const void *options, int n_operands, char *const *operands) {
     (void)n_operands, (void)operands;
     const struct options *o = options;
     if (o->head_dim % 2) return cli_fail(CLI_USAGE, "--d: %lld is odd", (long long)o->head_dim);
+    if (o->layers > 0 && model_dtype(o) == FATTN_BF16 && o->device != ON_CUDA)
+        return cli_fail(CLI_USAGE, "--dtype bf16: a whole model computes in it on a GPU only: add "
+                                   "--device cuda, or leave the model out with --layers 0");
+    if (!output_differ(o->json, o->plot)) return CLI_USAGE;
     static row rows[2][CLI_LIST_MAX];
+    output picture;
     json j;
-    if (!json_open(&j, o->json, false)) return CLI_FAILURE;
+    if (!output_open(&picture, o->plot, OUTPUT_LATER)) return CLI_FAILURE;
+    if (!json_open(&j, o->json, false)) {
+        output_close(&picture);
+        return CLI_FAILURE;
+    }
     printf("Peak memory of one training step. B %lld, %lld heads, d %lld, %s mask.\n"
            "predicted: by fattn_attention_query. counted: the context's allocator. process: the\n"
            "high-water mark of the resident set of a process of its own, above its start.\n",
@@ -391,9 +403,10 @@ static int run(const void *options, int n_operands, char *const *operands) {
     }
     if (!json_close(&j)) code = CLI_FAILURE;
     if (code == CLI_OK && o->plot) {
-        if (!draw(o, rows)) return CLI_FAILURE;
-        printf("\npicture: %s\n", o->plot);
+        if (!draw(o, rows, &picture)) return CLI_FAILURE;
+        if (!output_is_stdout(o->plot)) printf("\npicture: %s\n", o->plot);
     }
+    output_close(&picture);
     return code;
 }
 

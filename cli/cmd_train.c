@@ -1,6 +1,7 @@
 /* fattn train: a small transformer learns a task; progress, log, checkpoints, a plot, a summary. */
 #include "cli.h"
 #include "device.h"
+#include "durable.h"
 #include "json.h"
 #include "ngram.h"
 #include "plot.h"
@@ -16,14 +17,18 @@
 
 typedef struct session {
     train_options o;
-    FILE *out; /* for people: standard output, unless the log goes there */
     checkpoint *from;
     fattn_ctx *ctx;
     task *task;
     trainer r;
     json log;
+    output plot;
+    bool drawn; /* the plot is written */
     progress bar;
     int64_t first_step; /* of this part of the run */
+    durable_lock lock;  /* of the folder of checkpoints */
+    bool at_home;       /* that folder is the one that the run goes on from */
+    int64_t keep;       /* checkpoints there up to this step are the run's own; -1 = none */
     int64_t saved_step; /* of the last checkpoint, -1 = none */
     double origin;      /* monotonic clock minus elapsed */
     evaluation last;    /* the latest on held-out data */
@@ -107,7 +112,8 @@ static void show_progress(session *s) {
 
 static int save(session *s) {
     if (!wants_checkpoints(s) || s->saved_step == s->r.step) return CLI_OK;
-    if (!checkpoint_save(s->o.checkpoint, train_table, &s->o, train_not_stored, &s->r))
+    if (!durable_hold(&s->lock, s->o.checkpoint) ||
+        !checkpoint_save(s->o.checkpoint, train_table, &s->o, train_not_stored, &s->r))
         return CLI_FAILURE;
     s->saved_step = s->r.step;
     return CLI_OK;
@@ -125,7 +131,7 @@ static int evaluate(session *s, int64_t sequences) {
 /* Until the budget is used, the target reached, or somebody interrupts. */
 static int learn(session *s) {
     trainer *r = &s->r;
-    int code = CLI_OK;
+    int code = CLI_OK, saved = CLI_OK;
     if (r->history.evals == 0) code = evaluate(s, s->o.eval_sequences);
     while (!code && trainer_used(r) < 1 && !s->reached && !cli_interrupted()) {
         const fattn_status status = trainer_step(r);
@@ -134,12 +140,12 @@ static int learn(session *s) {
         if (r->step <= s->first_step + WARM_STEPS) s->warm_step = r->step, s->warm_elapsed = r->elapsed;
         log_step(s);
         if (r->step % s->o.eval_every == 0) code = evaluate(s, s->o.eval_sequences);
-        if (!code && r->step % s->o.checkpoint_every == 0) code = save(s);
-        if (s->log.error) code = CLI_FAILURE; /* json_close says why */
+        if (!code && r->step % s->o.checkpoint_every == 0) code = saved = save(s);
+        if (json_failed(&s->log)) code = CLI_FAILURE; /* json_close says why */
         if (!code) show_progress(s);
     }
     progress_end(&s->bar);
-    const int saved = save(s);
+    if (!saved) saved = save(s); /* what failed has been said */
     return code ? code : saved;
 }
 
@@ -160,7 +166,7 @@ static int64_t smooth(const double *loss, int64_t steps, int64_t bins, double *x
     return n;
 }
 
-static bool draw(const session *s, const plot_level *levels, int n_levels) {
+static bool draw(session *s, const plot_level *levels, int n_levels) {
     enum { BINS = 300 };
     double x[BINS], y[BINS];
     const history *h = &s->r.history;
@@ -173,7 +179,7 @@ static bool draw(const session *s, const plot_level *levels, int n_levels) {
          .n = h->evals,
          .style = PLOT_MARKED,
          .color = 1}};
-    static const char *const titles[] = {"Associative recall", "Character model", "Random tokens"};
+    static const char *const titles[] = {"Associative recall", "Text model", "Random tokens"};
     char subtitle[160], size[32];
     snprintf(subtitle, sizeof subtitle, "%lld layers, %lld channels, %s parameters, context %lld",
              (long long)s->o.layers, (long long)s->o.channels,
@@ -186,17 +192,16 @@ static bool draw(const session *s, const plot_level *levels, int n_levels) {
                     .n_series = 2,
                     .levels = levels,
                     .n_levels = n_levels};
-    return plot_write(&p, s->o.plot);
+    return s->drawn = plot_write(&p, &s->plot);
 }
 
 static int summarize_recall(session *s) {
     char queries[32];
     const double pairs = (double)(s->o.context / 4);
-    fprintf(s->out,
-            "recall: %.2f %% of %s answers right on unseen sequences (guessing among the "
-            "values in sight: %.1f %%), loss %.4f\n",
-            100 * s->last.right, text_of_count((double)s->last.targets, queries), 100 / pairs,
-            s->last.loss);
+    printf("recall: %.2f %% of %s answers right on unseen sequences (guessing among the "
+           "values in sight: %.1f %%), loss %.4f\n",
+           100 * s->last.right, text_of_count((double)s->last.targets, queries), 100 / pairs,
+           s->last.loss);
     const plot_level levels[] = {{"no idea", log((double)s->task->vocab)},
                                  {"values in sight", log(pairs)}};
     if (s->o.plot && !draw(s, levels, 2)) return CLI_FAILURE;
@@ -209,21 +214,17 @@ static int print_sample(session *s) {
     const int64_t n_prompt = (int64_t)strlen(s->o.prompt), n = n_prompt + s->o.sample;
     int32_t *symbols = malloc((size_t)n * sizeof *symbols);
     if (!symbols) return cli_fail(CLI_FAILURE, "no memory for a sample");
-    int64_t have = 0;
-    for (int64_t i = 0; i < n_prompt; ++i) {
-        const int symbol = text_symbol((unsigned char)s->o.prompt[i]);
-        if (symbol >= 0) symbols[have++] = symbol;
-    }
-    if (have == 0) symbols[have++] = TEXT_NEWLINE;
+    for (int64_t i = 0; i < n_prompt; ++i)
+        symbols[i] = (unsigned char)s->o.prompt[i];
     const sample_options options = {
         .temperature = s->o.temperature, .top_k = s->o.top_k, .seed = (uint64_t)s->o.seed};
     const fattn_status status =
-        sample_symbols(s->ctx, s->r.model, s->r.tape, &options, symbols, have, n);
+        sample_symbols(s->ctx, s->r.model, s->r.tape, &options, symbols, n_prompt, n);
     if (!status) {
-        fprintf(s->out, "sample (temperature %.2g):\n", s->o.temperature);
+        printf("sample (temperature %.2g):\n", s->o.temperature);
         for (int64_t i = 0; i < n; ++i)
-            fputc(text_char(symbols[i]), s->out);
-        fputs("\n\n", s->out);
+            putchar(symbols[i]);
+        fputs("\n\n", stdout);
     }
     free(symbols);
     return status ? cli_status(s->ctx, status, "sample") : CLI_OK;
@@ -232,12 +233,12 @@ static int print_sample(session *s) {
 static int summarize_text(session *s) {
     const corpus *c = text_corpus(s->task);
     double loss[NGRAM_ORDERS];
-    char characters[32];
+    char bytes[32];
     if (!ngram_losses(c->train.symbols, c->train.n, c->held_out.symbols, c->held_out.n,
                       TEXT_SYMBOLS, loss))
         return cli_fail(CLI_FAILURE, "no memory for the n-gram baselines");
-    fprintf(s->out, "\nheld out, nats per character (%s characters):\n  this model  %.3f\n",
-            text_of_count((double)s->last.targets, characters), s->last.loss);
+    printf("\nheld out, nats per byte (%s bytes):\n  this model  %.3f\n",
+           text_of_count((double)s->last.targets, bytes), s->last.loss);
     plot_level levels[NGRAM_ORDERS];
     char names[NGRAM_ORDERS][16];
     json_begin(&s->log);
@@ -245,12 +246,11 @@ static int summarize_text(session *s) {
     for (int i = 0; i < NGRAM_ORDERS; ++i) {
         snprintf(names[i], sizeof names[i], "%d-gram", i + 1);
         levels[i] = (plot_level){names[i], loss[i]};
-        fprintf(s->out, "  %-10s  %.3f%s\n", names[i], loss[i],
-                s->last.loss < loss[i] ? "  beaten" : "");
+        printf("  %-10s  %.3f%s\n", names[i], loss[i], s->last.loss < loss[i] ? "  beaten" : "");
         json_real(&s->log, names[i], loss[i]);
     }
     json_end(&s->log);
-    fputc('\n', s->out);
+    putchar('\n');
     const int code = s->o.sample > 0 ? print_sample(s) : CLI_OK;
     if (s->o.plot && !draw(s, levels, NGRAM_ORDERS)) return CLI_FAILURE;
     return code;
@@ -265,9 +265,8 @@ static int summarize_tokens(session *s) {
     const double time = s->r.elapsed - s->warm_elapsed, speed = time > 0 ? tokens / time : 0;
     const double work = 6.0 * (double)model_size(s->r.model) +
                         7.0 * (double)(o->layers * o->context * o->channels);
-    fprintf(s->out, "tokens: %s per second, %.1f TFLOP/s, peak memory %s\n",
-            text_of_count(speed, rate), 1e-12 * work * speed,
-            text_of_bytes((double)fattn_ctx_mem(s->ctx).peak, memory));
+    printf("tokens: %s per second, %.1f TFLOP/s, peak memory %s\n", text_of_count(speed, rate),
+           1e-12 * work * speed, text_of_bytes((double)fattn_ctx_mem(s->ctx).peak, memory));
     json_begin(&s->log);
     json_text(&s->log, "event", "speed");
     json_real(&s->log, "tokens_per_second", speed);
@@ -284,16 +283,17 @@ static int summarize(session *s) {
     int code = evaluate(s, s->task->held_out);
     if (code) return code;
     log_evaluation(s, "end");
-    fprintf(s->out, "%lld steps, %s tokens, %s\n", (long long)s->r.step,
-            text_of_count((double)(s->r.cursor * s->o.context), tokens),
-            text_of_seconds(s->r.elapsed, time));
+    printf("%lld steps, %s tokens, %s\n", (long long)s->r.step,
+           text_of_count((double)(s->r.cursor * s->o.context), tokens),
+           text_of_seconds(s->r.elapsed, time));
     static int (*const summaries[])(session *) = {summarize_recall, summarize_text,
                                                   summarize_tokens};
     code = summaries[s->o.task](s);
     if (wants_checkpoints(s))
-        fprintf(s->out, "checkpoint: %s/, step %lld\n", s->o.checkpoint, (long long)s->saved_step);
-    if (s->o.plot) fprintf(s->out, "loss curve: %s\n", s->o.plot);
-    if (s->o.json && strcmp(s->o.json, "-") != 0) fprintf(s->out, "log: %s\n", s->o.json);
+        printf("checkpoint: %s/, step %lld\n", s->o.checkpoint, (long long)s->saved_step);
+    if (s->drawn && !output_is_stdout(s->o.plot)) printf("loss curve: %s\n", s->o.plot);
+    if (s->o.json && !json_failed(&s->log) && !output_is_stdout(s->o.json))
+        printf("log: %s\n", s->o.json);
     return code;
 }
 
@@ -302,36 +302,56 @@ static int summarize(session *s) {
 static void print_header(const session *s) {
     char size[32], train[32], held_out[32];
     const train_options *o = &s->o;
-    fprintf(s->out,
-            "model: %lld layers, %lld channels, %lld heads (%lld for keys and values), "
-            "context %lld, %s parameters\n",
-            (long long)o->layers, (long long)o->channels, (long long)o->heads,
-            (long long)o->kv_heads, (long long)o->context,
-            text_of_count((double)model_size(s->r.model), size));
+    printf("model: %lld layers, %lld channels, %lld heads (%lld for keys and values), "
+           "context %lld, %s parameters\n",
+           (long long)o->layers, (long long)o->channels, (long long)o->heads,
+           (long long)o->kv_heads, (long long)o->context,
+           text_of_count((double)model_size(s->r.model), size));
     if (o->task == TASK_TEXT)
-        fprintf(s->out, "text: %s, %s characters to train on, %s held out\n", o->text,
-                text_of_count((double)text_corpus(s->task)->train.n, train),
-                text_of_count((double)text_corpus(s->task)->held_out.n, held_out));
+        printf("text: %s, %s bytes to train on, %s held out\n", o->text,
+               text_of_count((double)text_corpus(s->task)->train.n, train),
+               text_of_count((double)text_corpus(s->task)->held_out.n, held_out));
     else if (o->task == TASK_TOKENS)
-        fprintf(s->out, "task: random tokens out of %lld\n", (long long)s->task->vocab);
+        printf("task: random tokens out of %lld\n", (long long)s->task->vocab);
     else
-        fprintf(s->out, "task: %lld key-value pairs, then every key once more; %lld symbols\n",
-                (long long)o->context / 4, (long long)s->task->vocab);
+        printf("task: %lld key-value pairs, then every key once more; %lld symbols\n",
+               (long long)o->context / 4, (long long)s->task->vocab);
     if (s->from)
-        fprintf(s->out, "going on from %s, after step %lld\n", checkpoint_path(s->from),
-                (long long)s->r.step);
-    fflush(s->out);
+        printf("going on from %s, after step %lld\n", checkpoint_path(s->from),
+               (long long)s->r.step);
+    fflush(stdout);
 }
 
-/* A new run must not mix its checkpoints with those of an older one. */
-static int claim_folder(const session *s) {
+static bool same_folder(const char *a, const char *b) {
+    struct stat x, y;
+    return stat(a, &x) == 0 && stat(b, &y) == 0 && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
+}
+
+/* Makes the folder this run's own. There must be nothing in it that its checkpoints would mix with or
+   replace: of another run, or of the same run after the step that it goes on from. `home` is where the
+   checkpoint that the run goes on from lies. */
+static int claim_folder(session *s, const char *home) {
+    char names[CHECKPOINT_NAMES];
     const char *folder = s->o.checkpoint;
-    if (!wants_checkpoints(s) || s->from || checkpoint_count(folder) == 0) return CLI_OK;
-    if (s->o.overwrite) return checkpoint_remove_all(folder) ? CLI_OK : CLI_FAILURE;
+    s->keep = -1;
+    if (!wants_checkpoints(s)) return CLI_OK;
+    if (!durable_hold(&s->lock, folder)) return CLI_FAILURE;
+    s->at_home = s->from && same_folder(home, folder);
+    if (s->at_home) { /* what is damaged after the step is known to be, and nothing to keep */
+        const int64_t newest = checkpoint_newest(s->from);
+        s->keep = newest > s->r.step ? newest : s->r.step;
+    }
+    if (s->o.overwrite || checkpoint_after(folder, s->keep, names) == 0) return CLI_OK;
+    if (s->at_home)
+        return cli_fail(CLI_FAILURE,
+                        "%s holds checkpoints after step %lld: %s; go on from the newest with "
+                        "--resume %s, remove them with --overwrite, or name another folder with "
+                        "--checkpoint",
+                        folder, (long long)s->keep, names, folder);
     return cli_fail(CLI_FAILURE,
-                    "%s holds the checkpoints of another run: go on with --resume %s, remove them "
-                    "with --overwrite, or name another folder with --checkpoint",
-                    folder, folder);
+                    "%s holds the checkpoints of another run: %s; go on with --resume %s, remove "
+                    "them with --overwrite, or name another folder with --checkpoint",
+                    folder, names, folder);
 }
 
 static int set_up(session *s, char *folder, size_t size) {
@@ -341,13 +361,14 @@ static int set_up(session *s, char *folder, size_t size) {
         if (!s->from) return CLI_FAILURE;
         snprintf(folder, size, "%s", checkpoint_path(s->from));
         char *slash = strrchr(folder, '/');
-        if (slash) *slash = 0;
-        if (!o->checkpoint) o->checkpoint = slash ? folder : "."; /* it may have moved */
+        if (slash)
+            slash[slash == folder] = 0; /* "/" stays */
+        else
+            snprintf(folder, size, ".");
+        if (!o->checkpoint) o->checkpoint = folder; /* it may have moved */
     }
     int code = train_options_complete(o, s->from);
-    if (!code) code = claim_folder(s);
     if (code) return code;
-    if (o->json && strcmp(o->json, "-") == 0) s->out = stderr;
     code = device_open(o->device, o->deterministic ? FATTN_CTX_DETERMINISTIC : FATTN_CTX_TUNE,
                        o->threads, s->why, &s->ctx);
     if (code) return code;
@@ -365,12 +386,21 @@ static int set_up(session *s, char *folder, size_t size) {
     if (h->evals > 0)
         s->last = (evaluation){.loss = h->eval_loss[h->evals - 1],
                                .right = h->eval_right[h->evals - 1]};
-    return json_open(&s->log, o->json, s->from != NULL) ? CLI_OK : CLI_FAILURE;
+    code = claim_folder(s, folder);
+    if (code) return code;
+    if (!output_open(&s->plot, o->plot, OUTPUT_LATER)) return CLI_FAILURE;
+    const bool logs = s->from ? json_resume(&s->log, o->json, s->r.step,
+                                            o->overwrite || (o->same_log && s->at_home))
+                              : json_open(&s->log, o->json, false);
+    if (!logs) return CLI_FAILURE;
+    /* Nothing is left that could fail before the first step. */
+    const bool clear = wants_checkpoints(s) && o->overwrite;
+    return !clear || checkpoint_remove_after(o->checkpoint, s->keep) ? CLI_OK : CLI_FAILURE;
 }
 
 static int run(const void *options, int n_operands, char *const *operands) {
     (void)n_operands, (void)operands;
-    session s = {.o = *(const train_options *)options, .out = stdout, .saved_step = -1};
+    session s = {.o = *(const train_options *)options, .saved_step = -1};
     char folder[4096];
     int code = set_up(&s, folder, sizeof folder);
     if (!code) {
@@ -392,6 +422,8 @@ static int run(const void *options, int n_operands, char *const *operands) {
         }
     }
     if (!json_close(&s.log) && !code) code = CLI_FAILURE;
+    output_close(&s.plot);
+    durable_release(&s.lock);
     trainer_destroy(&s.r);
     if (s.task) s.task->close(s.task);
     fattn_ctx_destroy(s.ctx);

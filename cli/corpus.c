@@ -1,6 +1,7 @@
 #include "corpus.h"
 
 #include "cli.h"
+#include "files.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -10,24 +11,26 @@
 #include <sys/stat.h>
 
 enum { PIECE = 1024, HELD_OUT_ONE_IN = 10, PATH_BYTES = 4096 };
-static const int64_t LARGEST = 1 << 30; /* bytes of a file; /dev/zero has no end */
-static const uint8_t PERCENT = '%' - ' ';
+static const int64_t LARGEST = 1 << 30; /* bytes of a file */
 
-char text_char(int symbol) { return symbol == TEXT_NEWLINE ? '\n' : (char)(' ' + symbol); }
-
-int text_symbol(unsigned char c) {
-    if (c >= ' ' && c <= '~') return c - ' ';
-    if (c == '\n') return TEXT_NEWLINE;
-    if (c == '\t') return 0;
-    return c >= 0xc0 ? '?' - ' ' : -1; /* first byte of a UTF-8 sequence; the others vanish */
-}
+/* What is read, before it is split. */
+typedef struct record {
+    uint64_t hash;
+    int64_t begin, n;
+    bool out; /* held out */
+} record;
+typedef struct reading {
+    text_buffer text;
+    record *records;
+    int64_t n, capacity;
+} reading;
 
 static bool reserve(text_buffer *t, int64_t n) {
     if (t->n + n <= t->capacity) return true;
     const int64_t capacity = 2 * (t->n + n) + PIECE;
     uint8_t *larger = realloc(t->symbols, (size_t)capacity);
     if (!larger) {
-        cli_fail(CLI_FAILURE, "no memory for %lld characters of text", (long long)capacity);
+        cli_fail(CLI_FAILURE, "no memory for %lld bytes of text", (long long)capacity);
         return false;
     }
     t->symbols = larger;
@@ -42,23 +45,10 @@ static bool append(text_buffer *t, const uint8_t *symbols, int64_t n) {
     return true;
 }
 
-static bool append_bytes(text_buffer *t, const unsigned char *bytes, size_t n) {
-    if (!reserve(t, (int64_t)n)) return false;
-    for (size_t i = 0; i < n; ++i) {
-        const int symbol = text_symbol(bytes[i]);
-        if (symbol >= 0) t->symbols[t->n++] = (uint8_t)symbol;
-        if (bytes[i] == '\b' && t->n > 0 && t->symbols[t->n - 1] != TEXT_NEWLINE) --t->n;
-    }
-    return true;
-}
-
 static bool read_file(text_buffer *t, const char *path) {
     bool ok = false;
-    FILE *file = fopen(path, "rb");
-    if (!file) {
-        cli_fail(CLI_FAILURE, "cannot read %s: %s", path, strerror(errno));
-        return false;
-    }
+    FILE *file = input_open(path);
+    if (!file) return false;
     unsigned char bytes[PIECE * 16];
     int64_t total = 0;
     size_t n;
@@ -70,7 +60,7 @@ static bool read_file(text_buffer *t, const char *path) {
                      (long long)LARGEST);
             goto done;
         }
-        if (!append_bytes(t, bytes, n)) goto done;
+        if (!append(t, bytes, (int64_t)n)) goto done;
     }
     ok = !ferror(file);
     if (!ok) cli_fail(CLI_FAILURE, "cannot read %s: %s", path, strerror(errno));
@@ -87,34 +77,47 @@ static uint64_t hash_on(uint64_t hash, const uint8_t *symbols, int64_t n) {
 }
 static const uint64_t HASH_START = 0xcbf29ce484222325ull;
 
-static bool add_record(corpus *c, const uint8_t *symbols, int64_t n) {
-    const uint64_t hash = hash_on(HASH_START, symbols, n);
-    const bool out = (hash ^ hash >> 32) % HELD_OUT_ONE_IN == 0;
-    return append(out ? &c->held_out : &c->train, symbols, n);
+static bool add_record(reading *r, int64_t begin, int64_t n) {
+    if (r->n == r->capacity) {
+        const int64_t capacity = 2 * r->capacity + PIECE;
+        record *larger = realloc(r->records, (size_t)capacity * sizeof *larger);
+        if (!larger) {
+            cli_fail(CLI_FAILURE, "no memory for %lld records of text", (long long)capacity);
+            return false;
+        }
+        r->records = larger;
+        r->capacity = capacity;
+    }
+    uint64_t hash = hash_on(HASH_START, r->text.symbols + begin, n);
+    hash = (hash ^ hash >> 33) * 0xff51afd7ed558ccdull; /* the last bytes reach all bits, too */
+    hash = (hash ^ hash >> 33) * 0xc4ceb9fe1a85ec53ull;
+    r->records[r->n++] = (record){hash, begin, n, false};
+    return true;
 }
 
 /* The end of the next record in t from `begin`: behind a line that holds only '%', or t's end. */
 static int64_t end_of_record(const text_buffer *t, int64_t begin) {
-    bool line_start = true;
-    for (int64_t i = begin; i < t->n; ++i) {
-        const bool line_end = i + 1 == t->n || t->symbols[i + 1] == TEXT_NEWLINE;
-        if (line_start && line_end && t->symbols[i] == PERCENT) return i + 2 < t->n ? i + 2 : t->n;
-        line_start = t->symbols[i] == TEXT_NEWLINE;
+    for (int64_t line = begin; line < t->n;) {
+        const uint8_t *const at = t->symbols + line;
+        const uint8_t *const newline = memchr(at, '\n', (size_t)(t->n - line));
+        const int64_t length = newline ? newline - at : t->n - line;
+        line += newline ? length + 1 : length;
+        if (at[0] == '%' && (length == 1 || (length == 2 && at[1] == '\r'))) return line;
     }
     return t->n;
 }
 
-static bool add_file(corpus *c, const char *path) {
-    text_buffer raw = {0};
-    bool ok = read_file(&raw, path);
-    const bool records = end_of_record(&raw, 0) < raw.n;
-    for (int64_t begin = 0, end; ok && begin < raw.n; begin = end) {
-        end = begin + PIECE < raw.n ? begin + PIECE : raw.n;
-        if (records) end = end_of_record(&raw, begin);
-        ok = add_record(c, raw.symbols + begin, end - begin);
+static bool add_file(reading *r, const char *path) {
+    text_buffer *const t = &r->text;
+    int64_t begin = t->n, end;
+    if (!read_file(t, path)) return false;
+    const bool records = end_of_record(t, begin) < t->n;
+    for (; begin < t->n; begin = end) {
+        end = begin + PIECE < t->n ? begin + PIECE : t->n;
+        if (records) end = end_of_record(t, begin);
+        if (!add_record(r, begin, end - begin)) return false;
     }
-    free(raw.symbols);
-    return ok;
+    return true;
 }
 
 static int is_text_name(const struct dirent *entry) {
@@ -125,7 +128,7 @@ static int by_name(const struct dirent **a, const struct dirent **b) {
     return strcmp((*a)->d_name, (*b)->d_name);
 }
 
-static bool add_folder(corpus *c, const char *folder) {
+static bool add_folder(reading *r, const char *folder) {
     struct dirent **entries;
     const int n = scandir(folder, &entries, is_text_name, by_name);
     if (n < 0) {
@@ -138,18 +141,73 @@ static bool add_folder(corpus *c, const char *folder) {
         struct stat status;
         const int length = snprintf(path, sizeof path, "%s/%s", folder, entries[i]->d_name);
         if (ok && length < PATH_BYTES && lstat(path, &status) == 0 && S_ISREG(status.st_mode))
-            ok = add_file(c, path);
+            ok = add_file(r, path);
         free(entries[i]);
     }
     free(entries);
     return ok;
 }
 
+/* ---- the split ---- */
+
+static int by_hash(const void *a, const void *b) {
+    const record *const x = a, *const y = b;
+    return (x->hash > y->hash) - (x->hash < y->hash);
+}
+static int by_place(const void *a, const void *b) {
+    const record *const x = a, *const y = b;
+    return (x->begin > y->begin) - (x->begin < y->begin);
+}
+
+/* Chooses what is held out, by corpus.h's rule; false when that is less than enough. */
+static bool choose(reading *r, int64_t most, int64_t enough) {
+    int64_t held = 0;
+    qsort(r->records, (size_t)r->n, sizeof *r->records, by_hash);
+    for (int64_t i = 0, next; i < r->n; i = next) {
+        int64_t copies = 0; /* bytes of this record and its copies */
+        for (next = i; next < r->n && r->records[next].hash == r->records[i].hash; ++next)
+            copies += r->records[next].n;
+        if (held + copies > most) {
+            if (held >= enough) break; /* or small records would be preferred */
+            continue;
+        }
+        for (int64_t k = i; k < next; ++k)
+            r->records[k].out = true;
+        held += copies;
+    }
+    qsort(r->records, (size_t)r->n, sizeof *r->records, by_place);
+    return held >= enough;
+}
+
+static int64_t at_least_2(int64_t n) { return n > 2 ? n : 2; }
+
+static bool split(corpus *c, reading *r) {
+    const text_buffer *const t = &r->text;
+    const int64_t most = at_least_2(t->n / HELD_OUT_ONE_IN);
+    if (r->n == 0) return true;
+    if (!choose(r, most, at_least_2(most / 2))) {
+        const int64_t begin = t->n > most ? t->n - most : 0;
+        return append(&c->train, t->symbols, begin) &&
+               append(&c->held_out, t->symbols + begin, t->n - begin);
+    }
+    for (int64_t i = 0; i < r->n; ++i) {
+        const record *const a = &r->records[i];
+        if (!append(a->out ? &c->held_out : &c->train, t->symbols + a->begin, a->n)) return false;
+    }
+    return true;
+}
+
+int64_t corpus_needed(int64_t train) { return train + at_least_2((train - 1) / (HELD_OUT_ONE_IN - 1)); }
+
 bool corpus_read(corpus *c, const char *path) {
     *c = (corpus){0};
+    reading r = {0};
     struct stat status;
     const bool folder = stat(path, &status) == 0 && S_ISDIR(status.st_mode);
-    if (!(folder ? add_folder(c, path) : add_file(c, path))) {
+    const bool ok = (folder ? add_folder(&r, path) : add_file(&r, path)) && split(c, &r);
+    free(r.text.symbols);
+    free(r.records);
+    if (!ok) {
         corpus_free(c);
         return false;
     }

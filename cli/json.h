@@ -2,28 +2,32 @@
 #ifndef CLI_JSON_H
 #define CLI_JSON_H
 
-#include <stdbool.h>
+#include "files.h"
+
 #include <stdint.h>
-#include <stdio.h>
 
 typedef struct json {
-    FILE *file; /* NULL: no log is wanted, all calls do nothing */
-    const char *path;
-    int error; /* errno of the first failure, 0 */
+    output to; /* to.file NULL: no log is wanted, all calls do nothing */
     bool first;
 } json;
 
-/* path NULL = no log. append keeps what the file holds; the folders above it are made. False after
-   an error sentence on standard error. */
+/* path NULL = no log, "-" = standard output; see output_open. append keeps what the file holds. False
+   after a sentence. */
 bool json_open(json *j, const char *path, bool append);
+/* The log of a run that goes on after `step`: with lines of later steps, from the first such line on,
+   and a last line that was never finished goes what the run will say again. may_cut false: with such
+   lines the log is not the run's to cut, and refused. False after a sentence. */
+bool json_resume(json *j, const char *path, int64_t step, bool may_cut);
 void json_begin(json *j); /* { */
-void json_text(json *j, const char *key, const char *value);
+void json_text(json *j, const char *key,
+               const char *value); /* what is not UTF-8 in it becomes U+FFFD */
 void json_int(json *j, const char *key, int64_t value);
 void json_real(json *j, const char *key,
                double value); /* shortest that reads back; null if not finite */
 void json_bool(json *j, const char *key, bool value);
 /* } and a line end, flushed. False when this or an earlier write failed. */
 bool json_end(json *j);
+bool json_failed(const json *j); /* a write did; json_close says why */
 /* False after a sentence that names the file, when any write failed: a full disk is an error. */
 bool json_close(json *j);
 

@@ -13,9 +13,9 @@ typedef struct table {
     uint64_t mask, used;
 } table;
 
-/* The gram of `length` symbols that ends with the low 7 bits of `recent`. Never 0: length >= 1. */
+/* The gram of `length` symbols that ends with the low bytes of `recent`. Never 0: length >= 1. */
 static uint64_t key_of(uint64_t recent, int length) {
-    return (uint64_t)length << 56 | (recent & ((1ull << 7 * length) - 1));
+    return (uint64_t)length << 56 | (recent & ((1ull << 8 * length) - 1));
 }
 
 static gram *find(const table *t, uint64_t key) {
@@ -27,9 +27,17 @@ static gram *find(const table *t, uint64_t key) {
     return &t->slots[i];
 }
 
-/* Keeps at least half of the slots free, with room for one more position's grams. */
+/* The same, its own from now on. */
+static gram *claim(table *t, uint64_t key) {
+    gram *g = find(t, key);
+    t->used += g->key == 0;
+    g->key = key;
+    return g;
+}
+
+/* Keeps at least half of the slots free, with room for one more position's grams and their contexts. */
 static bool make_room(table *t) {
-    if (t->slots && 2 * (t->used + NGRAM_ORDERS) <= t->mask) return true;
+    if (t->slots && 2 * (t->used + 2 * NGRAM_ORDERS) <= t->mask) return true;
     const uint64_t old = t->slots ? t->mask + 1 : 0;
     const uint64_t size = old ? 2 * old : 1u << 16;
     table larger = {calloc(size, sizeof(gram)), size - 1, t->used};
@@ -45,18 +53,16 @@ static bool make_room(table *t) {
 static bool count_grams(table *t, gram *root, const uint8_t *text, int64_t n) {
     uint64_t recent = 0;
     for (int64_t i = NGRAM_ORDERS - 1; i > 0; --i)
-        recent = recent << 7 | text[(n - i % n) % n];
+        recent = recent << 8 | text[(n - i % n) % n];
     for (int64_t i = 0; i < n; ++i) {
         if (!make_room(t)) return false;
         const uint64_t before = recent;
-        recent = recent << 7 | text[i];
+        recent = recent << 8 | text[i];
         root->count += 1;
         for (int length = 1; length <= NGRAM_ORDERS; ++length) {
-            gram *g = find(t, key_of(recent, length));
-            if (g->key == 0) {
-                g->key = key_of(recent, length);
-                t->used += 1;
-                gram *context = length == 1 ? root : find(t, key_of(before, length - 1));
+            gram *g = claim(t, key_of(recent, length));
+            if (g->count == 0) { /* the context may come at the end only, and is kept for it */
+                gram *context = length == 1 ? root : claim(t, key_of(before, length - 1));
                 context->types += 1;
             }
             g->count += 1;
@@ -71,7 +77,7 @@ static void measure(const table *t, const gram *root, const uint8_t *text, int64
     uint64_t recent = text[0];
     for (int64_t i = 1; i < n; ++i) {
         const uint64_t before = recent;
-        recent = recent << 7 | text[i];
+        recent = recent << 8 | text[i];
         double p = 1.0 / vocab;
         for (int order = 1; order <= NGRAM_ORDERS; ++order) {
             const gram *h = order == 1 ? root : find(t, key_of(before, order - 1));

@@ -1,11 +1,11 @@
-/* What counting can do: character n-grams with Witten-Bell smoothing (Witten and Bell 1991). */
+/* What counting can do: n-grams of bytes with Witten-Bell smoothing (Witten and Bell 1991). */
 #ifndef CLI_NGRAM_H
 #define CLI_NGRAM_H
 
 #include <stdbool.h>
 #include <stdint.h>
 
-enum { NGRAM_ORDERS = 6, NGRAM_MAX_VOCAB = 128 };
+enum { NGRAM_ORDERS = 6, NGRAM_MAX_VOCAB = 256 };
 
 /* Mean of -log p(symbol | the order-1 symbols before it) over test[1..n_test-1], in nats, for the
    orders 1..6, counted on train. With h a context, h' the same without its oldest symbol, N(h) its

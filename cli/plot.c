@@ -2,10 +2,8 @@
    the page's colour scheme; a viewer that knows no media queries shows the light set. */
 #include "plot.h"
 
-#include "cli.h"
 #include "progress.h"
 
-#include <errno.h>
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -287,15 +285,8 @@ static void draw(FILE *f, const plot *p) {
     fputs("</svg>\n", f);
 }
 
-bool plot_write(const plot *p, const char *path) {
-    FILE *f = cli_make_parents(path) ? fopen(path, "w") : NULL;
-    int error = f ? 0 : errno;
-    if (f) {
-        errno = 0;
-        draw(f, p);
-        const bool failed = ferror(f) != 0;
-        if ((fclose(f) != 0) | failed) error = errno ? errno : EIO;
-    }
-    if (error) cli_fail(CLI_FAILURE, "cannot write %s: %s", path, strerror(error));
-    return error == 0;
+bool plot_write(const plot *p, output *to) {
+    output_restart(to);
+    draw(to->file, p);
+    return output_close(to);
 }

@@ -2,7 +2,8 @@
 #ifndef CLI_PLOT_H
 #define CLI_PLOT_H
 
-#include <stdbool.h>
+#include "files.h"
+
 #include <stdint.h>
 
 typedef enum plot_scale { PLOT_LINEAR, PLOT_LOG2, PLOT_LOG10 } plot_scale;
@@ -40,7 +41,7 @@ typedef struct plot {
     int n_levels;
 } plot;
 
-/* Writes the file, with the folders above it. False after a sentence on standard error. */
-bool plot_write(const plot *p, const char *path);
+/* Writes and closes an output that was opened with OUTPUT_LATER. False after a sentence. */
+bool plot_write(const plot *p, output *to);
 
 #endif

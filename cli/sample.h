@@ -1,4 +1,4 @@
-/* Text from a trained model, one character at a time. */
+/* Text from a trained model, one byte at a time. */
 #ifndef CLI_SAMPLE_H
 #define CLI_SAMPLE_H
 

@@ -28,7 +28,7 @@ task *recall_open(uint64_t seed, int64_t context);
    models of any size. NULL after a sentence. */
 task *tokens_open(uint64_t seed, int64_t context, int64_t vocab);
 
-/* Characters of a text (corpus.h says how it is read and split). An epoch visits all windows of the
+/* Bytes of a text (corpus.h says how it is read and split). An epoch visits all windows of the
    training text once, in a Philox order and from an offset of its own; held-out windows lie side by
    side and cover the held-out text. NULL after a sentence: the path cannot be read, or the text is
    too short. */

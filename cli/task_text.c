@@ -35,7 +35,7 @@ static int64_t shuffled(uint64_t seed, int64_t epoch, int64_t i, int64_t n) {
     return (int64_t)x;
 }
 
-/* Tokens begin..begin+context of t; what lies past its end is a space that no loss counts. */
+/* Tokens begin..begin+context of t; what lies past its end is a 0 that no loss counts. */
 static void copy_window(const text_buffer *t, int64_t begin, int64_t context, int32_t *ids,
                         int32_t *targets) {
     for (int64_t i = 0; i < context; ++i) {
@@ -73,12 +73,12 @@ task *text_open(const char *path, uint64_t seed, int64_t context) {
     }
     if (!corpus_read(&t->text, path)) goto failed;
     const int64_t n = t->text.train.n, held_out = t->text.held_out.n;
-    if (n < 2 * context || held_out < 2) {
+    const int64_t needed = corpus_needed(2 * context);
+    if (n + held_out < needed) {
         cli_fail(CLI_FAILURE,
-                 "%s is too short: it gives %lld characters to train on and %lld held out; "
-                 "--context %lld needs %lld and 2",
-                 path, (long long)n, (long long)held_out, (long long)context,
-                 (long long)(2 * context));
+                 "%s is too short: it has %lld bytes; --context %lld needs %lld, of which about a "
+                 "tenth is held out",
+                 path, (long long)(n + held_out), (long long)context, (long long)needed);
         goto failed;
     }
     t->base = (task){.vocab = TEXT_SYMBOLS,

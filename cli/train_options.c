@@ -1,5 +1,8 @@
 #include "train_options.h"
 
+#include "device.h"
+#include "files.h"
+
 #include <stddef.h>
 #include <string.h>
 
@@ -8,7 +11,8 @@ static const double ANY = 9e15;
 
 const cli_option train_table[] = {
     {"preset", CLI_CHOICE, FIELD(preset), "P", 0, 0, "gpt2-124m",
-     "random tokens in bf16 for a model of the size of GPT-2 124M; what else is given counts"},
+     "random tokens in bf16 (--device cuda) for a model of the size of GPT-2 124M; what else is "
+     "given counts"},
     {"task", CLI_CHOICE, FIELD(task), "TASK", 0, 0, "recall|text|tokens", "what to learn"},
     {"text", CLI_TEXT, FIELD(text), "FILE", 0, 0, NULL,
      "text to learn: a file, or a folder of fortune files"},
@@ -50,12 +54,12 @@ const cli_option train_table[] = {
     {"checkpoint-every", CLI_INT, FIELD(checkpoint_every), "N", 1, ANY, NULL,
      "steps between checkpoints"},
     {"overwrite", CLI_FLAG, FIELD(overwrite), NULL, 0, 0, NULL,
-     "remove the checkpoints of an older run in that folder"},
+     "remove checkpoints in that folder that are not the run's, or are later; cut the log of one"},
     {"resume", CLI_TEXT, FIELD(resume), "DIR", 0, 0, NULL,
      "go on from the newest checkpoint there, or from a file"},
     {"json", CLI_TEXT, FIELD(json), "FILE", 0, 0, NULL, "log as JSON lines; - = standard output"},
-    {"plot", CLI_TEXT, FIELD(plot), "FILE", 0, 0, NULL, "loss curve as SVG"},
-    {"sample", CLI_INT, FIELD(sample), "N", 0, 1 << 20, NULL, "characters to write at the end"},
+    {"plot", CLI_TEXT, FIELD(plot), "FILE", 0, 0, NULL, "loss curve as SVG; - = standard output"},
+    {"sample", CLI_INT, FIELD(sample), "N", 0, 1 << 20, NULL, "bytes to write at the end"},
     {"prompt", CLI_TEXT, FIELD(prompt), "TEXT", 0, 0, NULL, "what the sample goes on from"},
     {"temperature", CLI_REAL, FIELD(temperature), "T", 0, 100, NULL, "of the sample; 0 = greedy"},
     {"top-k", CLI_INT, FIELD(top_k), "K", 0, ANY, NULL,
@@ -100,8 +104,8 @@ static train_options gpt2_124m(void) {
 const char train_details[] =
     "recall: key-value pairs, then the keys again: the model must answer with the\n"
     "values. It stops when held-out answers are right, and fails when they never are.\n"
-    "text: a character model of a text, Debian's fortunes by default; every tenth\n"
-    "record is held out.\n"
+    "text: a model of a text's bytes, Debian's fortunes by default, in any encoding;\n"
+    "about a tenth of the records is held out.\n"
     "tokens: random ones, for a measurement: tokens/s and memory of a model of any size.\n"
     "\n"
     "Defaults that depend on the task (shown as -1 or not at all below):\n"
@@ -112,7 +116,11 @@ const char train_details[] =
     "\n"
     "Ctrl-C or SIGTERM ends after the step at hand, with a checkpoint and exit code\n"
     "130. --resume goes on bitwise as if nothing had happened, with the options of\n"
-    "the checkpoint; those of the model, the data and the optimiser cannot change.";
+    "the checkpoint; those of the model, the data and the optimiser cannot change.\n"
+    "What is for people goes to standard error when an output is standard output.\n"
+    "A folder is one run's at a time. A run that would replace checkpoints of another,\n"
+    "or ones later than the step that it goes on from, is refused without --overwrite.\n"
+    "A resumed run cuts its log back to that step; another run's it leaves as it is.";
 
 const char *const train_not_stored[] = {"preset", "resume", "overwrite", "device", NULL};
 
@@ -154,9 +162,12 @@ static int take_missing(train_options *o, const train_options *from, bool check)
     return CLI_OK;
 }
 
-static int check(const train_options *o) {
+static int check(const train_options *o, bool by_preset) {
     if (o->task != TASK_TEXT && o->text)
         return cli_fail(CLI_USAGE, "--text goes with --task text");
+    if (o->task == TASK_TEXT && !o->text) return cli_fail(CLI_USAGE, "--task text needs a --text");
+    if (o->sample > 0 && (!o->prompt || !*o->prompt))
+        return cli_fail(CLI_USAGE, "--sample goes on from a --prompt of at least one byte");
     if (o->task != TASK_TOKENS && o->vocab)
         return cli_fail(CLI_USAGE, "--vocab goes with --task tokens");
     if (o->task == TASK_TOKENS && o->vocab < 2)
@@ -165,6 +176,10 @@ static int check(const train_options *o) {
     if (o->task == TASK_RECALL && o->context % 4 != 0)
         return cli_fail(CLI_USAGE, "--context %lld: recall needs a multiple of 4",
                         (long long)o->context);
+    if (o->dtype == 1 && o->device != ON_CUDA)
+        return cli_fail(CLI_USAGE,
+                        "%s bf16 is computed on a GPU only: add --device cuda, or --dtype f32",
+                        by_preset ? "--preset gpt2-124m:" : "--dtype");
     if (o->channels % o->heads != 0 || o->channels / o->heads % 2 != 0)
         return cli_fail(CLI_USAGE,
                         "--channels %lld --heads %lld: channels/heads must be an even number",
@@ -172,6 +187,7 @@ static int check(const train_options *o) {
     if (o->heads % o->kv_heads != 0)
         return cli_fail(CLI_USAGE, "--heads %lld is no multiple of --kv-heads %lld",
                         (long long)o->heads, (long long)o->kv_heads);
+    if (!output_differ(o->json, o->plot)) return CLI_USAGE;
     if (o->steps == 0 && o->seconds == 0)
         return cli_fail(CLI_USAGE, "a run needs --steps or --seconds above 0");
     return CLI_OK;
@@ -187,10 +203,12 @@ int train_options_complete(train_options *o, checkpoint *from) {
         train_options stored = train_unset;
         if (!checkpoint_options(from, train_table, &stored, train_not_stored)) return CLI_FAILURE;
         if (o->device == UNSET) o->device = 0;
+        o->same_log = !o->json || (stored.json && strcmp(o->json, stored.json) == 0);
         const int code = take_missing(o, &stored, true);
-        return code ? code : check(o);
+        return code ? code : check(o, false);
     }
-    if (o->preset != UNSET) {
+    const bool by_preset = o->preset != UNSET;
+    if (by_preset) {
         const train_options preset = gpt2_124m();
         take_missing(o, &preset, false);
         if (o->task != preset.task)
@@ -199,7 +217,7 @@ int train_options_complete(train_options *o, checkpoint *from) {
     if (o->task == UNSET) return cli_fail(CLI_USAGE, "say what to learn: --task recall, text or tokens");
     if (o->kv_heads == UNSET) o->kv_heads = o->heads;
     take_missing(o, &defaults[o->task], false);
-    return check(o);
+    return check(o, by_preset);
 }
 
 model_config train_model_config(const train_options *o, int64_t vocab) {

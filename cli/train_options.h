@@ -15,6 +15,7 @@ typedef struct train_options {
     int64_t steps, warmup, seed, threads, eval_every, eval_sequences, checkpoint_every;
     int64_t sample, top_k;
     double seconds, lr, weight_decay, clip, dropout, target, temperature;
+    bool same_log; /* a resumed run's log is the one of its first part; no option */
 } train_options;
 
 extern const cli_option train_table[];

@@ -116,6 +116,10 @@ def memory_is_as_predicted():
             assert stored["counted_bytes"] - flash["counted_bytes"] > 0.9 * 8 * n * n, (what, n)
     xml.etree.ElementTree.parse("a/m.svg")
 
+    text = fattn("memory", "--n", "64", "--dtype", "bf16", code=2)
+    assert "--device cuda" in text and "--layers 0" in text and "embedding" not in text, text
+    fattn("memory", "--n", "64", "--dtype", "bf16", "--layers", "0")
+
     text = fattn("memory", "--n", "64,4096", "--layers", "0", "--limit", "20", "--json", "limit.json")
     assert "no fit" in text, text
     states = {(r["algorithm"], r["n"]): r["state"] for r in lines("limit.json")}

@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 enum { SIZE = 1000 };
@@ -90,7 +91,91 @@ Test(durable, a_full_disk_keeps_the_file_before) {
     setrlimit(RLIMIT_FSIZE, &limit);
     cr_assert_not(ok);
     assert_holds(4, SIZE);
-    char temporary[4200];
-    snprintf(temporary, sizeof temporary, "%s/inner/unfinished.tmp", folder);
-    cr_assert_neq(access(temporary, F_OK), 0, "nothing is left behind");
+    char command[4300];
+    snprintf(command, sizeof command, "test \"$(ls -A '%s/inner')\" = file", folder);
+    cr_assert_eq(system(command), 0, "nothing is left behind");
+}
+
+/* Somebody made links of the names that a temporary file may get: they and their target stay. */
+Test(durable, names_that_are_taken_are_left_alone) {
+    char name[4200], victim[4200], byte;
+    cr_assert(put(6, SIZE));
+    snprintf(victim, sizeof victim, "%s/victim", folder);
+    FILE *f = fopen(victim, "wb");
+    cr_assert(f && fputc('v', f) == 'v' && fclose(f) == 0);
+    for (int n = 0; n < 3; ++n) {
+        snprintf(name, sizeof name, "%s/inner/unfinished-%ld-%d.tmp", folder, (long)getpid(), n);
+        cr_assert_eq(symlink(victim, name), 0);
+    }
+    cr_assert(put(7, SIZE));
+    assert_holds(7, SIZE);
+    f = fopen(victim, "rb");
+    cr_assert(f && fread(&byte, 1, 1, f) == 1 && byte == 'v' && fclose(f) == 0);
+    cr_assert_eq(readlink(name, &byte, 1), 1, "the link stays");
+}
+
+/* ---- the lock ---- */
+
+static char inner[4096];
+static void make_inner(void) {
+    make_folder();
+    snprintf(inner, sizeof inner, "%s/inner", folder);
+    cr_redirect_stderr();
+}
+TestSuite(lock, .init = make_inner, .fini = remove_folder);
+
+/* In a process of its own, which ends without letting go. */
+static bool another_can_hold(void) {
+    fflush(NULL);
+    const pid_t child = fork();
+    if (child == 0) {
+        durable_lock l = {0};
+        _exit(durable_hold(&l, inner) ? 0 : 1);
+    }
+    int status = -1;
+    cr_assert_eq(waitpid(child, &status, 0), child);
+    return status == 0;
+}
+
+Test(lock, one_process_at_a_time_until_it_ends) {
+    durable_lock l = {0};
+    cr_assert(another_can_hold());
+    cr_assert(durable_hold(&l, inner), "whoever ended is gone");
+    cr_assert(durable_hold(&l, inner), "again");
+    cr_assert_not(another_can_hold());
+    fflush(stderr);
+    char text[512] = "", who[32];
+    cr_assert_gt(fread(text, 1, sizeof text - 1, cr_get_redirected_stderr()), 0);
+    snprintf(who, sizeof who, "process %ld", (long)getpid());
+    cr_assert(strstr(text, who) && strstr(text, inner), "%s", text);
+    durable_release(&l);
+    durable_release(&l);
+    cr_assert_neq(access(l.path, F_OK), 0, "nothing is left behind");
+    cr_assert(another_can_hold());
+}
+
+/* The folder goes, another process makes it anew: it is that one's now. */
+Test(lock, a_removed_folder_is_taken_again_unless_another_has_it) {
+    durable_lock l = {0}, fresh = {0};
+    cr_assert(durable_hold(&l, inner));
+    cr_assert_eq(remove(l.path), 0);
+    cr_assert_eq(rmdir(inner), 0);
+    cr_assert(durable_hold(&l, inner));
+    cr_assert_not(another_can_hold());
+    cr_assert_eq(remove(l.path), 0);
+    int ends[2];
+    cr_assert_eq(pipe(ends), 0);
+    const pid_t child = fork();
+    if (child == 0) {
+        const char held = durable_hold(&fresh, inner) ? 'y' : 'n';
+        _exit(write(ends[1], &held, 1) == 1 ? pause() : 1);
+    }
+    char held = 0;
+    cr_assert(read(ends[0], &held, 1) == 1 && held == 'y');
+    cr_assert_not(durable_hold(&l, inner));
+    cr_assert_not(l.held);
+    kill(child, SIGKILL);
+    waitpid(child, NULL, 0);
+    cr_assert(durable_hold(&l, inner));
+    durable_release(&l);
 }

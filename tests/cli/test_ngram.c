@@ -48,24 +48,31 @@ static void fill(uint8_t *text, int n, int vocab, uint32_t seed) {
     }
 }
 
-Test(ngram, equals_the_definition) {
-    enum { TRAIN = 300, HELD_OUT = 60, VOCAB = 5 };
+/* Symbols are multiples of `apart`. */
+static void check_against_definition(int n_symbols, int apart, int vocab) {
+    enum { TRAIN = 300, HELD_OUT = 60 };
     uint8_t train[TRAIN], test[HELD_OUT];
     double loss[NGRAM_ORDERS];
-    fill(train, TRAIN, VOCAB, 1);
-    fill(test, HELD_OUT, VOCAB, 2);
-    cr_assert(ngram_losses(train, TRAIN, test, HELD_OUT, VOCAB, loss));
+    fill(train, TRAIN, n_symbols, 1);
+    fill(test, HELD_OUT, n_symbols, 2);
+    for (int i = 0; i < TRAIN; ++i) train[i] = (uint8_t)(train[i] * apart);
+    for (int i = 0; i < HELD_OUT; ++i) test[i] = (uint8_t)(test[i] * apart);
+    cr_assert(ngram_losses(train, TRAIN, test, HELD_OUT, vocab, loss));
     for (int order = 1; order <= NGRAM_ORDERS; ++order) {
         double want = 0;
         for (int i = 1; i < HELD_OUT; ++i) {
             const int length = order - 1 < i ? order - 1 : i;
-            want -= log(probability(train, TRAIN, test + i - length, length, test[i], VOCAB));
+            want -= log(probability(train, TRAIN, test + i - length, length, test[i], vocab));
         }
         want /= HELD_OUT - 1;
         cr_assert_float_eq(loss[order - 1], want, 1e-12, "order %d: %.15g, not %.15g", order,
                            loss[order - 1], want);
     }
 }
+
+Test(ngram, equals_the_definition) { check_against_definition(5, 1, 5); }
+/* 0, 64, 128, 192: a key that keeps fewer bits of a symbol takes some for others. */
+Test(ngram, symbols_are_whole_bytes) { check_against_definition(4, 64, NGRAM_MAX_VOCAB); }
 
 Test(ngram, probabilities_sum_to_one) {
     enum { TRAIN = 200, VOCAB = 4 };
@@ -85,6 +92,20 @@ Test(ngram, probabilities_sum_to_one) {
         for (int i = 0; i < NGRAM_ORDERS; ++i)
             cr_assert_float_eq(sum[i], 1, 1e-12);
     }
+}
+
+/* What comes at the text's end only is followed by its beginning: also when the table grows between. */
+Test(ngram, the_end_counts_what_follows_it) {
+    enum { N = 60000, VOCAB = 256 };
+    uint8_t *text = malloc(N);
+    fill(text, N - 8, VOCAB - 8, 5);
+    for (int i = 0; i < 8; ++i) text[N - 8 + i] = (uint8_t)(VOCAB - 8 + i);
+    const uint8_t test[] = {252, 253, 254, 255, 17, 18, 252, 253, 254, 255, 19};
+    double loss[NGRAM_ORDERS];
+    cr_assert(ngram_losses(text, N, test, sizeof test, VOCAB, loss));
+    for (int order = 1; order <= NGRAM_ORDERS; ++order)
+        cr_assert(isfinite(loss[order - 1]) && loss[order - 1] < 12, "order %d: %g", order, loss[order - 1]);
+    free(text);
 }
 
 /* More grams than the first table holds. */

@@ -69,6 +69,86 @@ Test(json, lines, .init = make_folder, .fini = remove_folder) {
     cr_assert(strstr(text, "}\n{}\n"), "appended");
 }
 
+/* Names of files are bytes; a log is UTF-8. */
+Test(json, what_is_not_utf8_is_replaced, .init = make_folder, .fini = remove_folder) {
+    static const char *const cases[][2] = {
+        {"\xc3\xa9\xe2\x82\xac\xf0\x9f\x98\x80", "\xc3\xa9\xe2\x82\xac\xf0\x9f\x98\x80"},
+        {"caf\xe9", "caf\\ufffd"},
+        {"\xc3", "\\ufffd"},
+        {"\xc0\xaf", "\\ufffd\\ufffd"},            /* longer than needed */
+        {"\xed\xa0\x80", "\\ufffd\\ufffd\\ufffd"}, /* a surrogate */
+        {"\xf4\x90\x80\x80", "\\ufffd\\ufffd\\ufffd\\ufffd"},
+        {"\xff\x7f", "\\ufffd\x7f"}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; ++i) {
+        json j;
+        char text[256], want[256];
+        cr_assert(json_open(&j, in_folder("log"), false));
+        json_begin(&j);
+        json_text(&j, "t", cases[i][0]);
+        cr_assert(json_end(&j) && json_close(&j));
+        read_file(in_folder("log"), text, sizeof text);
+        snprintf(want, sizeof want, "{\"t\": \"%s\"}\n", cases[i][1]);
+        cr_assert_str_eq(text, want);
+    }
+}
+
+/* What is there stays until something is written; what was made and stayed empty goes. */
+Test(output, keeps_what_is_there_until_it_restarts, .init = make_folder, .fini = remove_folder) {
+    output o;
+    char text[64];
+    cr_assert(output_open(&o, in_folder("log"), OUTPUT_LATER));
+    cr_assert(output_close(&o) && output_close(&o));
+    cr_assert_neq(access(in_folder("log"), F_OK), 0, "nothing was written");
+    cr_assert(output_open(&o, in_folder("log"), OUTPUT_REPLACE));
+    fputs("a longer one", o.file);
+    cr_assert(output_close(&o));
+    cr_assert(output_open(&o, in_folder("log"), OUTPUT_LATER));
+    cr_assert(output_close(&o));
+    read_file(in_folder("log"), text, sizeof text);
+    cr_assert_str_eq(text, "a longer one");
+    cr_assert(output_open(&o, in_folder("log"), OUTPUT_LATER));
+    output_restart(&o);
+    fputs("short", o.file);
+    cr_assert(output_close(&o));
+    read_file(in_folder("log"), text, sizeof text);
+    cr_assert_str_eq(text, "short");
+}
+
+Test(output, dash_is_standard_output, .init = cr_redirect_stdout) {
+    cr_redirect_stderr();
+    output o;
+    cr_assert(output_open(&o, "-", OUTPUT_LATER));
+    printf("for people\n");
+    output_restart(&o);
+    fputs("for programs\n", o.file);
+    cr_assert(output_close(&o));
+    fflush(stdout);
+    fflush(stderr);
+    char text[256] = "";
+    fread(text, 1, sizeof text - 1, cr_get_redirected_stdout());
+    cr_assert_str_eq(text, "for programs\n");
+    memset(text, 0, sizeof text);
+    fread(text, 1, sizeof text - 1, cr_get_redirected_stderr());
+    cr_assert_str_eq(text, "for people\n");
+    cr_assert_neq(access("-", F_OK), 0);
+}
+
+Test(output, two_are_two_files, .init = make_folder, .fini = remove_folder) {
+    cr_redirect_stderr();
+    output o;
+    char path[160], longer[200];
+    strcpy(path, in_folder("log"));
+    snprintf(longer, sizeof longer, "%s/./log", folder);
+    cr_assert(output_differ(NULL, NULL) && output_differ("-", NULL) && output_differ(NULL, path));
+    cr_assert(output_differ(path, "-") && output_differ(path, in_folder("p.svg")));
+    cr_assert(output_differ("/dev/null", "/dev/stdout"));
+    cr_assert_not(output_differ("-", "-"));
+    cr_assert_not(output_differ(path, path));
+    cr_assert(output_open(&o, path, OUTPUT_REPLACE));
+    cr_assert_not(output_differ(path, longer), "of one file");
+    cr_assert(output_close(&o));
+}
+
 Test(json, no_path_is_no_log) {
     json j;
     cr_assert(json_open(&j, NULL, false));
@@ -144,11 +224,16 @@ static plot example(const plot_series *series, const plot_level *level) {
                   .n_levels = 1};
 }
 
+static bool write_plot(const plot *p, const char *path) {
+    output o;
+    return output_open(&o, path, OUTPUT_LATER) && plot_write(p, &o);
+}
+
 Test(plot, is_an_svg_file, .init = make_folder, .fini = remove_folder) {
     const plot_series series = {"curve", xs, ys, 4, PLOT_MARKED, 0};
     const plot_level level = {"limit", 2e6};
     const plot p = example(&series, &level);
-    cr_assert(plot_write(&p, in_folder("a/b/p.svg")));
+    cr_assert(write_plot(&p, in_folder("a/b/p.svg")));
     char text[16384];
     read_file(in_folder("a/b/p.svg"), text, sizeof text);
     cr_assert_eq(strncmp(text, "<svg ", 5), 0);
@@ -170,7 +255,7 @@ Test(plot, nothing_to_show_is_still_a_picture, .init = make_folder, .fini = remo
     const plot_series series = {"curve", xs, ys, 0, PLOT_LINE, 0};
     plot p = example(&series, NULL);
     p.n_levels = 0;
-    cr_assert(plot_write(&p, in_folder("p.svg")));
+    cr_assert(write_plot(&p, in_folder("p.svg")));
     char text[16384];
     read_file(in_folder("p.svg"), text, sizeof text);
     cr_assert_null(strstr(text, "nan"));
@@ -182,7 +267,7 @@ Test(plot, full_disk_is_an_error, .init = cr_redirect_stderr) {
     const plot_series series = {"curve", xs, ys, 4, PLOT_LINE, 0};
     const plot_level level = {"limit", 2e6};
     const plot p = example(&series, &level);
-    cr_assert_not(plot_write(&p, "/dev/full"));
+    cr_assert_not(write_plot(&p, "/dev/full"));
     fflush(stderr);
     char text[256] = "";
     cr_assert_gt(fread(text, 1, sizeof text - 1, cr_get_redirected_stderr()), 0);

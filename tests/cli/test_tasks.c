@@ -1,6 +1,7 @@
 /* Data of the training program: recall sequences, text windows, the held-out split. */
 #define _XOPEN_SOURCE 700 /* mkdtemp, symlink, setrlimit */
 #include <criterion/criterion.h>
+#include <criterion/redirect.h>
 
 #include "task.h"
 
@@ -134,20 +135,93 @@ static const char *put_file(const char *name, const char *content, size_t n) {
 }
 TestSuite(text, .init = make_folder, .fini = remove_folder);
 
-static void assert_symbols(const text_buffer *t, const char *want) {
-    cr_assert_eq(t->n, (int64_t)strlen(want), "%lld symbols for \"%s\"", (long long)t->n, want);
-    for (int64_t i = 0; i < t->n; ++i)
-        cr_assert_eq(text_char(t->symbols[i]), want[i]);
+/* Every byte there is, and what used to vanish or to become '?': texts come back as they were. */
+Test(text, bytes_stay_what_they_are) {
+    enum { N = 4096 };
+    unsigned char raw[N];
+    for (int i = 0; i < N; ++i) raw[i] = (unsigned char)(i * 37 + i / 256);
+    memcpy(raw, "a\tb\r\n_\bI\x07\xc3\xa9~\n\b\x7f\0\xff", 17);
+    corpus c;
+    cr_assert(corpus_read(&c, put_file("raw", (const char *)raw, N)));
+    cr_assert_eq(c.train.n + c.held_out.n, N);
+    int counts[TEXT_SYMBOLS] = {0};
+    for (int i = 0; i < N; ++i) counts[raw[i]] += 1;
+    for (int64_t i = 0; i < c.train.n; ++i) counts[c.train.symbols[i]] -= 1;
+    for (int64_t i = 0; i < c.held_out.n; ++i) counts[c.held_out.symbols[i]] -= 1;
+    for (int v = 0; v < TEXT_SYMBOLS; ++v) cr_assert_eq(counts[v], 0, "byte %d", v);
+    corpus_free(&c);
+    task *const t = text_open(path, 1, 32);
+    cr_assert_eq(t->vocab, 256);
+    t->close(t);
 }
 
-Test(text, characters_are_mapped) {
-    const char raw[] = "a\tb\r\n_\bI\x07\xc3\xa9~\n\b\x7f";
+/* What texts there are: random ones, one line for ever, records of any size, with and without copies. */
+enum { KINDS = 6 };
+static int64_t fill_text(char *content, int64_t n, int kind, uint32_t seed) {
+    uint32_t state = seed * 2654435761u + 1;
+    for (int64_t i = 0; i < n; ++i) {
+        state = state * 1664525u + 1013904223u;
+        content[i] = kind == 1 ? 'a' : (char)(state >> 24);
+        if (content[i] == '%') content[i] = '-';
+    }
+    for (int64_t i = 0; kind == 2 && i + 8 < n; i += 8) memcpy(content + i, "same\r\n%\n", 8);
+    for (int64_t i = 0; kind == 3 && i + 99 < n; i += 90) memcpy(content + i, "\n%\n", 3);
+    for (int64_t i = 40; kind == 4 && i + 9 < n; i += n / 3 + 1) memcpy(content + i, "\n%\r\n", 4);
+    if (kind == 5 && n > 8) memcpy(content, "x\n%\n", 4); /* a small record, and all the rest */
+    return n;
+}
+
+/* A text of the length that is said to be needed can be used, whatever stands in it; one byte less is
+   refused, with both lengths. Held out is at most a tenth, and not much less. */
+Test(text, is_refused_for_its_length_only) {
+    enum { MOST = 40000 };
+    static const int64_t contexts[] = {8, 9, 31, 64, 256, 1024, 4099};
+    char *const content = malloc(MOST);
+    cr_redirect_stderr();
+    for (size_t k = 0; k < sizeof contexts / sizeof *contexts; ++k) {
+        const int64_t context = contexts[k], needed = corpus_needed(2 * context);
+        cr_assert(needed <= 2 * context * 10 / 9 + 2, "%lld", (long long)needed);
+        for (int kind = 0; kind < KINDS; ++kind) {
+            for (uint32_t seed = 0; seed < 8; ++seed) {
+                const int64_t n = needed + seed * seed * 37;
+                fill_text(content, n, kind, seed);
+                task *const t = text_open(put_file("t", content, (size_t)n), 1, context);
+                cr_assert(t, "%lld bytes, kind %d, context %lld", (long long)n, kind,
+                          (long long)context);
+                const corpus *const c = text_corpus(t);
+                const int64_t held = c->held_out.n;
+                cr_assert_eq(c->train.n + held, n);
+                cr_assert(held >= 2 && held >= n / 20 - 1 && (held == 2 || held <= n / 10),
+                          "%lld of %lld held out", (long long)held, (long long)n);
+                t->close(t);
+            }
+            fill_text(content, needed - 1, kind, 1);
+            cr_assert_null(text_open(put_file("t", content, (size_t)needed - 1), 1, context));
+        }
+    }
+    fflush(stderr);
+    char said[4096] = "";
+    cr_assert_gt(fread(said, 1, sizeof said - 1, cr_get_redirected_stderr()), 0);
+    cr_assert(strstr(said, "it has 17 bytes; --context 8 needs 18"), "%s", said);
+    free(content);
+}
+
+/* Windows line ends do not hide the records. */
+Test(text, records_end_at_either_line_end) {
+    enum { RECORDS = 500 };
+    char *const content = calloc(RECORDS, 32);
+    int64_t n = 0;
+    for (int i = 0; i < RECORDS; ++i) n += sprintf(content + n, "record %d\r\n%%\r\n", i);
     corpus c;
-    cr_assert(corpus_read(&c, put_file("raw", raw, sizeof raw - 1)));
-    assert_symbols(c.train.n > 0 ? &c.train : &c.held_out, "a b\nI?~\n");
+    cr_assert(corpus_read(&c, put_file("dos", content, (size_t)n)));
+    cr_assert(c.held_out.n > n / 20 && c.held_out.n <= n / 10);
+    for (int64_t i = 0; i < c.held_out.n; i += 3) { /* whole records only */
+        const char *const at = (const char *)c.held_out.symbols + i;
+        cr_assert_eq(strncmp(at, "record ", 7), 0);
+        while (c.held_out.symbols[i] != '%') ++i;
+    }
     corpus_free(&c);
-    for (int s = 0; s < TEXT_SYMBOLS; ++s)
-        cr_assert_eq(text_symbol((unsigned char)text_char(s)), s);
+    free(content);
 }
 
 /* 2000 records with numbers, each in two files: the split keeps copies together, loses nothing, and
@@ -168,7 +242,7 @@ Test(text, a_tenth_of_the_records_is_held_out_with_their_copies) {
     cr_assert_eq(c.train.n + c.held_out.n, 2 * (int64_t)n);
     int held_out = 0;
     for (int64_t i = 0; i < c.held_out.n; ++i)
-        held_out += c.held_out.symbols[i] == '%' - ' ';
+        held_out += c.held_out.symbols[i] == '%';
     cr_assert_eq(held_out % 2, 0);
     cr_assert(abs(held_out / 2 - RECORDS / 10) < 5 * 14, "%d of %d", held_out / 2, RECORDS);
     cr_assert_eq(
@@ -178,12 +252,12 @@ Test(text, a_tenth_of_the_records_is_held_out_with_their_copies) {
     free(content);
 }
 
-/* A text without records: every character of the training side once per epoch but for the ragged
-   ends, each held-out character but the first predicted exactly once. */
+/* A text without records: every byte of the training side once per epoch but for the ragged
+   ends, each held-out byte but the first predicted exactly once. */
 Test(text, windows_cover_the_text) {
     enum { N = 50000, WINDOW = 32 };
     char *content = malloc(N);
-    uint32_t state = 1; /* random characters: a window occurs once */
+    uint32_t state = 1; /* random bytes: a window occurs once */
     for (int i = 0; i < N; ++i) {
         state = state * 1664525u + 1013904223u;
         content[i] = (char)(' ' + (state >> 16) % 95);
@@ -237,5 +311,5 @@ Test(text, refuses_what_it_cannot_use) {
     cr_assert_null(text_open("/nonexistent/text", 1, 32));
     cr_assert_null(text_open(put_file("empty", "", 0), 1, 32));
     cr_assert_null(text_open(put_file("short", "a few words\n", 12), 1, 32));
-    cr_assert_null(text_open("/dev/zero", 1, 32), "no end, no character");
+    cr_assert_null(text_open("/dev/zero", 1, 32), "no end");
 }

@@ -72,6 +72,8 @@ static bool damage(fuzz_input *in) {
 }
 
 static const char *const objects[] = {"/config",
+                                      "/config/prompt",
+                                      "/config/checkpoint",
                                       "/state",
                                       "/params",
                                       "/params/embedding",

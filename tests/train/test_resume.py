@@ -37,7 +37,7 @@ def datasets(folder, step):
     found = {}
     with h5py.File(os.path.join(folder, f"step-{step:09d}.h5"), "r") as f:
         f.visititems(lambda name, x: found.update({name: x[()]}) if isinstance(x, h5py.Dataset)
-                     else None)
+                     and not name.startswith("config/") else None)
         found.update({"state/" + key: value for key, value in f["state"].attrs.items()
                       if key != "elapsed"})
     return found

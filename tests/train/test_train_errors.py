@@ -19,8 +19,8 @@ def run(*options, code, says="", limit=None):
         if limit is not None:
             signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
             resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
-    p = subprocess.run([FATTN, "train", *options], capture_output=True, text=True, timeout=120,
-                       preexec_fn=prepare)
+    p = subprocess.run([FATTN, "train", *options], capture_output=True, encoding="utf-8",
+                       errors="backslashreplace", timeout=120, preexec_fn=prepare)
     shown = f"{options}\nexit code {p.returncode}\n{p.stdout}{p.stderr}"
     assert p.returncode == code, shown
     assert says in p.stderr, shown
@@ -35,6 +35,8 @@ def usage(folder):
     run("--task", "tokens", "--vocab", "1", code=2, says="at least 2")
     run("--preset", "gpt2-124m", "--task", "recall", code=2, says="goes with --task tokens")
     run("--preset", "gpt3", code=2, says="gpt2-124m")
+    run("--preset", "gpt2-124m", code=2, says="--preset gpt2-124m: bf16 is computed on a GPU only: add --device cuda")
+    run(*TINY, *off, "--dtype", "bf16", code=2, says="--dtype bf16 is computed on a GPU only: add --device cuda")
     p = run("--preset", "gpt2-124m", "--dtype", "f32", "--layers", "1", "--channels", "16", "--heads", "2",
             "--vocab", "50", "--context", "16", "--batch", "2", "--steps", "2", code=0)
     assert "1 layers, 16 channels" in p.stdout and "random tokens out of 50" in p.stdout, p.stdout
@@ -69,12 +71,14 @@ def full_disks(folder):
     here = os.path.join(folder, "full")
     run(*TINY, "--checkpoint", here, "--json", "/dev/full", code=1, says="/dev/full")
     shutil.rmtree(here, ignore_errors=True)
-    run(*TINY, "--checkpoint", here, "--plot", "/dev/full", code=1, says="/dev/full")
+    p = run(*TINY, "--checkpoint", here, "--plot", "/dev/full", code=1, says="/dev/full")
+    assert "loss curve" not in p.stdout, p.stdout
     shutil.rmtree(here, ignore_errors=True)
     with open(FATTN, "rb") as program: # the thread sanitizer writes a file of its own
         limited = b"__tsan_init" not in program.read()
     if limited:
-        run(*TINY, "--checkpoint", here, code=1, says="cannot write", limit=1000)
+        said = run(*TINY, "--checkpoint", here, code=1, says="cannot write", limit=1000).stderr
+        assert said.count("cannot write") == 1, said
         assert os.listdir(here) == [], os.listdir(here)
     file = os.path.join(folder, "file")
     open(file, "w").close()

@@ -1,0 +1,135 @@
+"""Files that commands write: - is standard output, alone; what cannot be written is known before the work."""
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import xml.etree.ElementTree
+
+FATTN = os.path.join(os.environ["FATTN_BUILD"], "bin", "fattn")
+RECALL = ["train", "--task", "recall", "--layers", "1", "--channels", "16", "--heads", "2", "--context", "16",
+          "--batch", "4", "--eval-every", "2", "--target", "0", "--checkpoint", "-"]
+QUICK = {"train": [*RECALL, "--steps", "4"],
+         "check": ["check", "attention/one_key", "attention/one_row"],
+         "memory": ["memory", "--n", "32", "--layers", "0"],
+         "bench": ["bench", "--n", "16", "--heads", "1", "--repeat", "1", "--algorithm", "auto"]}
+# Minutes of work, were it begun.
+LONG = {"train": [*RECALL, "--steps", "0", "--seconds", "600"], "check": ["check"],
+        "memory": ["memory", "--n", "16,128,1024,8192", "--layers", "8"],
+        "bench": ["bench", "--n", "128,65536"]}
+PLOTS = ("train", "memory")
+
+
+def run(*words, code=0, **more):
+    done = subprocess.run([FATTN, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                          timeout=60, env=dict(os.environ, OMP_NUM_THREADS="1"), **more)
+    assert done.returncode == code, (words, done)
+    return done
+
+
+def dash_is_standard_output():
+    for command, words in QUICK.items():
+        log = f"{command}.jsonl"
+        plain = run(*words, "--json", log)
+        with open(log) as f:
+            want = [list(json.loads(line)) for line in f]
+        done = run(*words, "--json", "-")
+        assert [list(json.loads(line)) for line in done.stdout.splitlines()] == want and want, (command, done)
+        heading = plain.stdout.splitlines()[0]
+        assert heading in done.stderr, (heading, done.stderr)
+        text = run(command, "--help").stdout
+        assert text.count("standard output") == (3 if command == "train" else 1 + (command in PLOTS)), text
+        if command in PLOTS:
+            done = run(*words, "--plot", "-")
+            assert xml.etree.ElementTree.fromstring(done.stdout).tag.endswith("svg"), done
+            for said in ("curve: -", "picture: -", "log: -"):
+                assert said not in done.stderr, done
+            for path in ("-", "both"):
+                done = run(*words, "--plot", path, "--json", path, code=2)
+                assert f"both {path}" in done.stderr and done.stdout == "", done
+    assert "-" not in os.listdir(".")
+    # Nobody reads, or the disk is full: a failure that names it.
+    for command, words in QUICK.items():
+        with open("/dev/full", "w") as full:
+            done = subprocess.run([FATTN, *words, "--json", "-"], stdout=full, stderr=subprocess.PIPE)
+        assert done.returncode == 1 and b"cannot write standard output" in done.stderr, done
+
+
+def unwritable_is_known_before():
+    open("file", "w").close()
+    os.mkdir("folder")
+    bad = ["/proc/none/x", "file/x", "folder", "x" * 300, "d/" * 3000 + "x", "/sys/x", "."]
+    for command, words in LONG.items():
+        for option in ("--json", "--plot") if command in PLOTS else ("--json",):
+            for path in bad + ["/dev/full"] * (option == "--json"):
+                began = time.monotonic()
+                done = run(*words, option, path, code=1)
+                assert time.monotonic() - began < 20, (words, path)
+                assert done.stderr.count(f"cannot write {path}: ") == 1, done
+                assert "curve:" not in done.stdout and "log:" not in done.stdout, done
+
+
+def what_was_there_stays():
+    """Until there is something to replace it with."""
+    with open("old.svg", "w") as f:
+        f.write("<old/>")
+    os.symlink("new.svg", "dangling")
+    run(*QUICK["train"], "--plot", "old.svg", "--json", "/proc/none/x", code=1)
+    run(*QUICK["memory"], "--plot", "old.svg", "--json", "/proc/none/x", code=1)
+    run(*QUICK["train"], "--plot", "made/new.svg", "--json", "/proc/none/x", code=1)
+    assert not os.path.exists("made/new.svg")
+    with open("old.svg") as f:
+        assert f.read() == "<old/>"
+    for command in PLOTS:
+        for path in ("old.svg", "dangling"):
+            run(*QUICK[command], "--plot", path)
+            xml.etree.ElementTree.parse(path)
+
+
+def a_plot_that_failed_is_not_named():
+    done = run(*QUICK["train"], "--plot", "/dev/full", "--json", "kept.jsonl", code=1)
+    assert done.stderr.count("cannot write /dev/full") == 1, done
+    assert "loss curve" not in done.stdout and "log: kept.jsonl" in done.stdout, done
+    assert "picture" not in run(*QUICK["memory"], "--plot", "/dev/full", code=1).stdout
+
+
+def a_limit_on_sizes_is_a_full_disk():
+    """With the signal's own action, as a shell leaves it."""
+    with open(FATTN, "rb") as program: # the thread sanitizer writes a file of its own
+        if b"__tsan_init" in program.read():
+            return
+    def limit():
+        signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100, resource.RLIM_INFINITY))
+    for command, words in QUICK.items():
+        done = run(*words, "--json", "limited", code=1, preexec_fn=limit)
+        assert "cannot write limited: File too large" in done.stderr, done
+
+
+def closed_streams_are_not_files():
+    """A shell's >&- : no file gets the stream's number and what is printed."""
+    def close():
+        os.close(1)
+        os.close(2)
+    for command, words in QUICK.items():
+        done = subprocess.run([FATTN, *words, "--json", "closed"], preexec_fn=close)
+        assert done.returncode == 1, (command, done)
+        with open("closed") as f:
+            assert [json.loads(line) for line in f], command
+
+
+def main():
+    with tempfile.TemporaryDirectory() as folder:
+        os.chdir(folder)
+        for test in (dash_is_standard_output, unwritable_is_known_before, what_was_there_stays,
+                     a_plot_that_failed_is_not_named, a_limit_on_sizes_is_a_full_disk,
+                     closed_streams_are_not_files):
+            test()
+            print(test.__name__, "ok")
+        os.chdir("/")
+
+
+sys.exit(main())

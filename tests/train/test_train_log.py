@@ -1,0 +1,118 @@
+"""The log of a run that was killed and resumed says every step once, and no other log is cut."""
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+FATTN = os.path.join(os.environ["FATTN_BUILD"], "bin", "fattn")
+STEPS, EVERY = 60, 7
+RUN = ["--task", "recall", "--layers", "1", "--channels", "16", "--heads", "2", "--context", "16", "--batch",
+       "64", "--checkpoint-every", str(EVERY), "--eval-every", "5", "--target", "0", "--steps", str(STEPS)]
+
+
+def start(*options):
+    return subprocess.Popen([FATTN, "train", *options], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                            text=True, env=dict(os.environ, OMP_NUM_THREADS="1"))
+
+
+def run(*options, code=0, says=""):
+    process = start(*options)
+    said = process.communicate(timeout=120)[0]
+    assert process.returncode == code and says in said, (options, process.returncode, said)
+    return said
+
+
+def lines(path):
+    with open(path) as f:
+        return [json.loads(line) for line in f]
+
+
+def facts(path):
+    """What does not depend on time, of steps and of evaluations on the way."""
+    return [{k: e[k] for k in ("event", "step", "loss", "lr", "val_loss") if k in e} for e in lines(path)
+            if e["event"] in ("step", "eval")]
+
+
+def content(path):
+    with open(path, "rb") as f:
+        return f.read()
+
+
+def steps_of(path):
+    return [e["step"] for e in lines(path) if e["event"] == "step"]
+
+
+def killed_and_resumed(folder):
+    calm, log, here = (os.path.join(folder, x) for x in ("calm.jsonl", "log.jsonl", "run"))
+    run(*RUN, "--checkpoint", here, "--json", calm)
+    want = facts(calm)
+    assert steps_of(calm) == list(range(1, STEPS + 1))
+    shutil.rmtree(here)
+    process = start(*RUN, "--checkpoint", here, "--json", log)
+    for at, torn in ((EVERY + 3, b""), (3 * EVERY + 5, b'{"event": "st'), (5 * EVERY + 3, b"\0\0\0")):
+        while not os.path.exists(log) or content(log).count(b'"event": "step"') < at:
+            assert process.poll() is None, process.communicate()[0]
+            time.sleep(0.001)
+        process.kill()
+        process.communicate()
+        with open(log, "ab") as f:
+            f.write(torn)
+        process = start("--resume", here, *(["--json", log] if torn else []))
+    said = process.communicate(timeout=120)[0]
+    assert process.returncode == 0, said
+    assert facts(log) == want, [e["step"] for e in facts(log)]
+    assert [e["event"] for e in lines(log)].count("resume") >= 1
+    # Politely ended, nothing is cut.
+    os.remove(log)
+    process = start(*RUN, "--checkpoint", here, "--json", log, "--overwrite")
+    while not os.path.exists(log) or content(log).count(b'"event": "step"') < 10:
+        assert process.poll() is None, process.communicate()[0]
+        time.sleep(0.001)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=120)
+    before = content(log)
+    run("--resume", here)
+    assert content(log).startswith(before) and facts(log) == want
+
+
+def what_is_not_the_runs_stays(folder):
+    here, log, other, branch = (os.path.join(folder, x) for x in ("run", "log", "other", "branch"))
+    run(*RUN, "--checkpoint", here, "--json", log)
+    with open(other, "w") as f:
+        f.write('notes\n{"event": "step", "step": 3}\n{"event": "step", "step": 90}\n{"event": "end"}\n')
+    older = os.path.join(here, sorted(os.listdir(here))[0])
+    before, of_other = content(log), content(other)
+    for words in (["--checkpoint", branch], ["--checkpoint", "-"], ["--checkpoint", branch, "--json", other]):
+        run("--resume", older, *words, "--steps", str(STEPS + 1), code=1, says="--json")
+    run("--resume", here, "--json", other, code=1, says="--json")
+    assert content(log) == before and content(other) == of_other
+    # Another name, standard output and what is no file are fine.
+    fresh = os.path.join(folder, "fresh")
+    run("--resume", older, "--checkpoint", branch, "--json", fresh)
+    assert steps_of(fresh) == list(range(57, STEPS + 1)) and content(log) == before
+    run("--resume", older, "--checkpoint", "-", "--json", "-")
+    run("--resume", older, "--checkpoint", "-", "--json", "/dev/null")
+    # With leave the log is cut where the run goes on.
+    run("--resume", older, "--overwrite")
+    assert steps_of(log) == list(range(1, STEPS + 1)), steps_of(log)
+    run("--resume", here, "--json", other, "--overwrite", "--steps", str(STEPS + 2))
+    assert content(other).startswith(b'notes\n{"event": "step", "step": 3}\n{"event": "resume"')
+    # A text that looks like a step is none.
+    run(*RUN[:-1], "3", "--checkpoint", here, "--overwrite", "--json", log, "--prompt", ', "step": 99')
+    before = content(log)
+    run("--resume", here, "--steps", "5")
+    assert content(log).startswith(before) and steps_of(log) == [1, 2, 3, 4, 5]
+
+
+def main():
+    for test in (killed_and_resumed, what_is_not_the_runs_stays):
+        with tempfile.TemporaryDirectory() as folder:
+            test(folder)
+            print(test.__name__, "ok")
+
+
+sys.exit(main())
