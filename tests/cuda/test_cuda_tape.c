@@ -573,6 +573,72 @@ Test(cuda_tape, graph) {
     cudaStreamDestroy(stream);
 }
 
+/* ---- numbers near the ends of their types ---- */
+
+/* x, in the host's memory, as dtype on the device. */
+static fattn_tensor uploaded(const pair *p, fattn_dtype dtype, int ndim, const int64_t *shape,
+                             const double *x) {
+    const fattn_tensor here = fattn_tensor_view((void *)(uintptr_t)x, FATTN_F64, FATTN_CPU, 0, ndim,
+                                                shape);
+    fattn_tensor t;
+    MUST(p->gpu, fattn_tensor_alloc(p->gpu, dtype, ndim, shape, &t));
+    MUST(p->gpu, fattn_tensor_copy(p->gpu, &t, &here));
+    return t;
+}
+
+/* As tests/grad/test_adamw.c: v stays finite, steps are of lr each, the norm does not overflow; odd
+   lengths, and those that are read in packs. */
+Test(cuda_tape, adamw_takes_any_finite_gradient) {
+    static const struct {
+        fattn_dtype value, grad;
+        double largest;
+    } of[] = {{FATTN_F64, FATTN_F64, 1e308},  {FATTN_F64, FATTN_F32, 3e38},
+              {FATTN_F32, FATTN_F32, 3e38},   {FATTN_BF16, FATTN_BF16, 3e38},
+              {FATTN_BF16, FATTN_F32, 3e38},  {FATTN_F16, FATTN_F32, 3e38},
+              {FATTN_F16, FATTN_F16, 65504}};
+    pair p = pair_or_skip(0);
+    for (int n = 0; n < 2 * 7; ++n) {
+        const int64_t count = n % 2 ? 8 : 5;
+        const double x = of[n / 2].largest, ones[8] = {1, 1, 1, 1, 1, 1, 1, 1};
+        const double g[8] = {x, -x, 1, 0, 1e-3, 0, 0, 0};
+        fattn_param w = {.name = "w", .value = uploaded(&p, of[n / 2].value, 1, &count, ones)};
+        MUST(p.gpu, fattn_tensor_alloc(p.gpu, of[n / 2].grad, 1, &count, &w.grad));
+        fattn_adamw_options o = {.struct_size = sizeof o};
+        fattn_adamw_defaults(&o);
+        o.weight_decay = 0;
+        fattn_adamw *a;
+        MUST(p.gpu, fattn_adamw_create(p.gpu, &o, (fattn_param *[]){&w}, 1, &a));
+        MUST(p.gpu, fattn_adamw_set_lr(a, 0.125f));
+        const fattn_tensor from = fattn_tensor_view((void *)(uintptr_t)g, FATTN_F64, FATTN_CPU, 0, 1,
+                                                    &count);
+        for (int t = 1; t <= 3; ++t) {
+            MUST(p.gpu, fattn_tensor_copy(p.gpu, &w.grad, &from));
+            MUST(p.gpu, fattn_adamw_step(a));
+        }
+        double norm;
+        MUST(p.gpu, fattn_adamw_grad_norm(a, &norm));
+        cr_assert_float_eq(norm / x, sqrt(2), 4e-3, "%d: %g", n, norm); /* x in 16 bits */
+        fattn_tensor m, v;
+        MUST(p.gpu, fattn_adamw_state(a, 0, FATTN_ADAM_M, &m));
+        MUST(p.gpu, fattn_adamw_state(a, 0, FATTN_ADAM_V, &v));
+        fattn_tensor got[3] = {to_host(&p, &w.value), to_host(&p, &m), to_host(&p, &v)};
+        const double want[5] = {0.625, 1.375, 0.625, 1, 0.625};
+        for (int e = 0; e < 5; ++e) {
+            cr_assert(isfinite(((double *)got[1].data)[e]) && isfinite(((double *)got[2].data)[e]),
+                      "%d [%d]", n, e);
+            cr_assert_float_eq(((double *)got[0].data)[e], want[e], 1e-2, "%d [%d]: %g", n, e,
+                               ((double *)got[0].data)[e]);
+        }
+        cr_assert_eq(fattn_adamw_set_step(a, INT64_MAX), FATTN_E_ARG);
+        cr_assert(strstr(fattn_ctx_error(p.gpu), "9223372036854775807"));
+        for (int i = 0; i < 3; ++i) fattn_tensor_free(p.cpu, &got[i]);
+        fattn_adamw_destroy(a);
+        fattn_tensor_free(p.gpu, &w.value);
+        fattn_tensor_free(p.gpu, &w.grad);
+    }
+    pair_free(&p);
+}
+
 /* An id and a target that nobody could check: NaN, not a crash. */
 Test(cuda_tape, wrong_ids) {
     pair p = pair_or_skip(0);
