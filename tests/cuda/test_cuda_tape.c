@@ -1,6 +1,7 @@
 /* The tape on the device: the recorded cases of every op and of whole blocks; gradients against
    central differences taken on the device; AdamW and a training run against the CPU twin. */
 #include "device.h"
+#include "extremes.h"
 #include "op_graphs.h"
 
 #include <criterion/criterion.h>
@@ -584,6 +585,18 @@ static fattn_tensor uploaded(const pair *p, fattn_dtype dtype, int ndim, const i
     MUST(p->gpu, fattn_tensor_alloc(p->gpu, dtype, ndim, shape, &t));
     MUST(p->gpu, fattn_tensor_copy(p->gpu, &t, &here));
     return t;
+}
+
+Test(cuda_tape, extremes, .timeout = 100) {
+    static const fattn_dtype types[] = {FATTN_F64, FATTN_F32, FATTN_BF16, FATTN_F16};
+    pair p = pair_or_skip(0);
+    for (int n = 0; n < 4; ++n) {
+        extremes_unary(p.gpu, types[n]);
+        extremes_norm(p.gpu, types[n]);
+        extremes_cross_entropy(p.gpu, types[n]);
+        extremes_rope(p.gpu, types[n]);
+    }
+    pair_free(&p);
 }
 
 /* As tests/grad/test_adamw.c: v stays finite, steps are of lr each, the norm does not overflow; odd
