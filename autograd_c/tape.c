@@ -82,10 +82,17 @@ static bool is_float(int32_t dtype) {
     return dtype == FATTN_F64 || dtype == FATTN_F32 || dtype == FATTN_F16 || dtype == FATTN_BF16;
 }
 
+/* Strides of a tensor without elements mean nothing: ops get to see row-major ones. */
+static fattn_tensor tidy(const fattn_tensor *t) {
+    if (fattn_tensor_numel(t)) return *t;
+    return fattn_tensor_view(t->data, (fattn_dtype)t->dtype, (fattn_device)t->device, t->device_id,
+                             t->ndim, t->shape);
+}
+
 /* Room must have been reserved. */
 static fattni_variable *add_variable(fattn_tape *t, const fattn_tensor *value) {
     fattni_variable *v = &t->variables[++t->count];
-    *v = (fattni_variable){.value = *value, .base = t->count};
+    *v = (fattni_variable){.value = tidy(value), .base = t->count};
     return v;
 }
 
@@ -263,7 +270,7 @@ static fattn_status check_output(const fattni_node *n, int o, int *viewed) {
     FATTNI_TRY(fattni_check_tensor(c->ctx, who, &located));
     bool strided = false;
     for (int d = 0; d < y->ndim; ++d) strided = strided || y->stride[d];
-    if (!strided)
+    if (!strided || fattn_tensor_numel(y) == 0)
         *y = fattn_tensor_view(y->data, (fattn_dtype)y->dtype, c->ctx->device, c->ctx->device_id,
                                y->ndim, located.shape);
     *viewed = -1;

@@ -38,7 +38,7 @@ static fattn_status take(fattn_ctx *ctx, const fattn_tensor *t, const expect *e,
         return fattn_ctx_fail(ctx, FATTN_E_DTYPE, "%s: dtype %s does not go with the others",
                               e->name, fattn_dtype_name((fattn_dtype)t->dtype));
     *a = (fattni_array){.p = t->data, .dtype = t->dtype, .present = true};
-    const bool empty = fattn_tensor_numel(t) == 0; /* row-major strides may be 0 then */
+    const bool empty = fattn_tensor_numel(t) == 0; /* its strides mean nothing */
     for (int d = 0; d < t->ndim; ++d) {
         const int64_t want = e->shape[d], got = t->shape[d];
         if (got != want && !(e->broadcast && got == 1))
@@ -46,13 +46,13 @@ static fattn_status take(fattn_ctx *ctx, const fattn_tensor *t, const expect *e,
                                   e->name, fattni_shape_text(t, text, sizeof text), d,
                                   (long long)want);
         a->n[d] = got;
-        a->s[d] = got > 1 ? t->stride[d] : 0;
+        a->s[d] = got > 1 && !empty ? t->stride[d] : 0;
         if (e->output && got > 1 && a->s[d] == 0 && !e->broadcast && !empty)
             return fattn_ctx_fail(ctx, FATTN_E_SHAPE,
                                   "%s: stride[%d] is 0: several results share one place", e->name,
                                   d);
     }
-    if (e->contiguous && t->shape[e->ndim - 1] > 1 && t->stride[e->ndim - 1] != 1)
+    if (e->contiguous && !empty && t->shape[e->ndim - 1] > 1 && t->stride[e->ndim - 1] != 1)
         return fattn_ctx_fail(ctx, FATTN_E_SHAPE,
                               "%s: stride[%d] is %lld, the head dimension must be contiguous",
                               e->name, e->ndim - 1, (long long)t->stride[e->ndim - 1]);
@@ -272,7 +272,9 @@ static fattn_status take_tensors(fattn_ctx *ctx, const fattn_attention_io *io, b
         return fattn_ctx_fail(ctx, FATTN_E_ARG, "d_bias: given without bias");
     if (p->d_sink.present && !p->sink.present)
         return fattn_ctx_fail(ctx, FATTN_E_ARG, "d_sink: given without sink");
-    for (int d = 0; p->d_bias.present && d < 4; ++d)
+    const bool sums = p->d_bias.present && fattn_tensor_numel(io->bias) > 0 &&
+                      fattn_tensor_numel(io->d_bias) > 0;
+    for (int d = 0; sums && d < 4; ++d)
         if (bias.shape[d] > 1 && !p->d_bias.s[d] != !p->bias.s[d])
             return fattn_ctx_fail(ctx, FATTN_E_SHAPE,
                                   "d_bias: dimension %d %s, but bias's %s: both or neither", d,

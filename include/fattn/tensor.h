@@ -12,7 +12,8 @@ typedef enum fattn_dtype {
 typedef struct fattn_tensor {
     void *data;                     /* first element; NULL only when the tensor has no element */
     int64_t shape[FATTN_MAX_DIMS];  /* elements, each >= 0 */
-    int64_t stride[FATTN_MAX_DIMS]; /* in elements, as in DLPack; 0 broadcasts */
+    int64_t stride[FATTN_MAX_DIMS]; /* in elements, as in DLPack; 0 broadcasts; without an element any
+                                       will do */
     int32_t ndim, dtype, device, device_id;
 } fattn_tensor;
 

@@ -666,3 +666,40 @@ Test(cuda_tape, wrong_ids) {
     run_end(&r);
     pair_free(&p);
 }
+
+/* As tests/grad/test_empty.c: the strides of a tensor without elements mean nothing. */
+Test(cuda_tape, strides_of_nothing) {
+    static const int64_t strides[] = {0, -3, INT64_MAX, INT64_MIN};
+    static const fattn_dtype types[] = {FATTN_F64, FATTN_F32, FATTN_BF16, FATTN_F16};
+    const fattn_attention_params p = {.struct_size = sizeof p};
+    pair c = pair_or_skip(0);
+    for (int n = 0; n < 16; ++n) {
+        const int64_t shapes[2][3] = {{2, 0, 12}, {0, 3, 12}}, square[2] = {12, 12};
+        for (int k = 0; k < 2; ++k) {
+            fattn_tensor x = fattn_tensor_view(NULL, types[n % 4], FATTN_CUDA, 0, 3, shapes[k]);
+            fattn_tensor ids = fattn_tensor_view(NULL, FATTN_I32, FATTN_CUDA, 0, 2, shapes[k]);
+            for (int d = 0; d < 3; ++d) x.stride[d] = ids.stride[d] = strides[n / 4];
+            fattn_param e = {.name = "e", .value = x, .grad = x}, w = {.name = "w"}, g = {.name = "g"};
+            MUST(c.gpu, fattn_tensor_alloc(c.gpu, types[n % 4], 2, square, &w.value));
+            MUST(c.gpu, fattn_tensor_alloc(c.gpu, types[n % 4], 2, square, &w.grad));
+            MUST(c.gpu, fattn_tensor_alloc(c.gpu, types[n % 4], 1, square, &g.value));
+            MUST(c.gpu, fattn_tensor_alloc(c.gpu, types[n % 4], 1, square, &g.grad));
+            fattn_tape *t;
+            MUST(c.gpu, fattn_tape_create(c.gpu, &t));
+            const fattn_var in = fattn_use(t, &e), W = fattn_use(t, &w), G = fattn_use(t, &g);
+            fattn_var h = fattn_op_rmsnorm(t, fattn_op_add(t, in, fattn_input(t, &x)), G, 1e-5f);
+            h = fattn_op_gelu(t, fattn_op_linear(t, fattn_op_mul(t, h, G), W, (fattn_var){0}));
+            const fattn_var q = fattn_op_rope(t, fattn_op_heads(t, h, 1, 2, 4), 1e4f, 0);
+            const fattn_var v = fattn_op_heads(t, in, 1, 2, 4);
+            fattn_op_merge(t, fattn_op_attention(t, q, v, v, &p));
+            const fattn_var id = fattn_input(t, &ids);
+            h = fattn_op_add(t, h, fattn_op_embedding(t, W, id));
+            MUST(c.gpu, fattn_tape_backward(t, fattn_op_linear_cross_entropy(t, h, W, id, -1)));
+            MUST(c.gpu, fattn_tensor_copy(c.gpu, &x, &x));
+            fattn_tape_destroy(t);
+            fattn_tensor_free(c.gpu, &w.value), fattn_tensor_free(c.gpu, &w.grad);
+            fattn_tensor_free(c.gpu, &g.value), fattn_tensor_free(c.gpu, &g.grad);
+        }
+    }
+    pair_free(&c);
+}
