@@ -252,7 +252,8 @@ static fattn_status new_node(fattn_tape *t, const fattn_op_def *def, const fattn
 static bool lies_inside(const fattn_tensor *part, const fattn_tensor *whole) {
     if (!whole->data || part->dtype != whole->dtype) return false;
     const int64_t size = (int64_t)fattn_dtype_size((fattn_dtype)part->dtype);
-    const uintptr_t begin = (uintptr_t)part->data, whole_begin = (uintptr_t)whole->data;
+    const uintptr_t begin = (uintptr_t)part->data - (uintptr_t)(fattni_before(part) * size);
+    const uintptr_t whole_begin = (uintptr_t)whole->data - (uintptr_t)(fattni_before(whole) * size);
     return begin >= whole_begin && (begin - whole_begin) % (uintptr_t)size == 0 &&
            begin + (uintptr_t)(fattni_extent(part) * size) <=
                whole_begin + (uintptr_t)(fattni_extent(whole) * size);
@@ -287,6 +288,11 @@ static fattn_status check_output(const fattni_node *n, int o, int *viewed) {
     if (*viewed < 0 && !n->def.forward && fattn_tensor_numel(y))
         return fattn_ctx_fail(c->ctx, FATTN_E_ARG, "%s: not a view, and the op has no forward",
                               who);
+    for (int d = 0; d < y->ndim && *viewed < 0; ++d)
+        if (y->shape[d] > 1 && y->stride[d] < 0)
+            return fattn_ctx_fail(c->ctx, FATTN_E_SHAPE,
+                                  "%s: stride %lld of dimension %d is negative, but it is not a view",
+                                  who, (long long)y->stride[d], d);
     return fattni_check_layout(c->ctx, who, y);
 }
 
@@ -378,7 +384,7 @@ static fattn_status open_inputs(fattn_tape *t, fattni_node *n) {
         const size_t size = fattn_dtype_size((fattn_dtype)n->d_in[i].dtype);
         FATTNI_TRY(fattni_piece_take(t, &t->grads, (size_t)fattni_extent(&n->d_in[i]) * size,
                                      &n->apart[i]));
-        n->d_in[i].data = n->apart[i]->p;
+        n->d_in[i].data = (char *)n->apart[i]->p + (size_t)fattni_before(&n->d_in[i]) * size;
         n->fresh[i] = 1;
     }
     return FATTN_OK;

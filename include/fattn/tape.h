@@ -88,7 +88,8 @@ typedef struct fattn_op_call {
     int32_t n_in, n_out;
     fattn_tensor *out;         /* infer fills ndim, shape, dtype; strides 0 everywhere = row-major;
                                   data inside in[i] = a view of that input: no memory, never
-                                  written, and gradients pass through it without backward */
+                                  written, and gradients pass through it without backward; only
+                                  views may have negative strides */
     const fattn_tensor *d_out; /* backward: read; out's strides; data NULL = has no gradient */
     const fattn_tensor *d_in;  /* backward: write; in's strides; data NULL = not wanted. No two of
                                   them overlap */

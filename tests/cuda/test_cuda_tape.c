@@ -703,3 +703,60 @@ Test(cuda_tape, strides_of_nothing) {
     }
     pair_free(&c);
 }
+
+/* As tests/grad/test_reversed.c, with the first two dimensions of x [4,6,24] in either direction: numbers
+   that are near those of a copy, since another kernel may compute them. */
+Test(cuda_tape, inputs_with_negative_strides) {
+    static const fattn_dtype types[] = {FATTN_F64, FATTN_F32, FATTN_BF16, FATTN_F16};
+    enum { OUTPUTS = 8 };
+    const int64_t shape[3] = {4, 6, 24};
+    pair p = pair_or_skip(0);
+    fattn_tensor numbers = normal(p.gpu, 1, 3, shape);
+    for (int n = 0; n < 4 * 4; ++n) {
+        const int64_t size = (int64_t)fattn_dtype_size(types[n % 4]);
+        fattn_tensor x[2], got[2][OUTPUTS];
+        MUST(p.gpu, fattn_tensor_alloc(p.gpu, types[n % 4], 3, shape, &x[0]));
+        MUST(p.gpu, fattn_tensor_copy(p.gpu, &x[0], &numbers));
+        fattn_tensor memory = x[0];
+        for (int d = 0; d < 2; ++d)
+            if (n / 4 >> d & 1) {
+                x[0].data = (char *)x[0].data + (x[0].shape[d] - 1) * x[0].stride[d] * size;
+                x[0].stride[d] = -x[0].stride[d];
+            }
+        MUST(p.gpu, fattn_tensor_alloc(p.gpu, types[n % 4], 3, shape, &x[1]));
+        MUST(p.gpu, fattn_tensor_copy(p.gpu, &x[1], &x[0]));
+        for (int k = 0; k < 2; ++k) {
+            const fattn_attention_params a = {.struct_size = sizeof a, .flags = FATTN_CAUSAL};
+            fattn_tape *t;
+            MUST(p.gpu, fattn_tape_create(p.gpu, &t));
+            const fattn_var v = fattn_input(t, &x[k]), h = fattn_op_heads(t, v, 1, 2, 8);
+            const fattn_var out[OUTPUTS] = {h,
+                                            fattn_op_merge(t, h),
+                                            fattn_op_add(t, h, h),
+                                            fattn_op_gelu(t, v),
+                                            fattn_op_matmul(t, v, v, 0, 1),
+                                            fattn_op_matmul(t, h, h, 1, 0),
+                                            fattn_op_rope(t, h, 1e4f, 2),
+                                            fattn_op_attention(t, h, h, h, &a)};
+            for (int i = 0; i < OUTPUTS; ++i) {
+                fattn_tensor y;
+                MUST(p.gpu, fattn_tape_value(t, out[i], &y));
+                got[k][i] = to_host(&p, &y);
+            }
+            fattn_tape_destroy(t);
+        }
+        for (int i = 0; i < OUTPUTS; ++i) {
+            fattn_report r = {.struct_size = sizeof r};
+            const double unit = n % 4 == 0 ? 1e-12 : n % 4 == 1 ? 1e-5 : 0x1p-6;
+            cr_assert_eq(fattn_compare(p.cpu, &got[0][i], &got[1][i], NULL, 0,
+                                       (fattn_tolerance){unit, unit, 1}, &r),
+                         FATTN_OK, "%d, output %d: %s", n, i, fattn_ctx_error(p.cpu));
+            fattn_tensor_free(p.cpu, &got[0][i]);
+            fattn_tensor_free(p.cpu, &got[1][i]);
+        }
+        fattn_tensor_free(p.gpu, &memory);
+        fattn_tensor_free(p.gpu, &x[1]);
+    }
+    fattn_tensor_free(p.gpu, &numbers);
+    pair_free(&p);
+}
