@@ -90,6 +90,8 @@ struct fattn_tape {
     fattn_ctx *ctx;
     fattn_status status; /* first failure */
     bool ran_back;
+    const fattni_node *running; /* whose function `stage` is under way; NULL: none */
+    const char *stage;
     fattni_variable *variables; /* [1..count]; 0 is none */
     int32_t count, capacity;
     fattni_node *last;

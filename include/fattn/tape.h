@@ -79,7 +79,9 @@ FATTN_API fattn_var fattn_op_cross_entropy(fattn_tape *t, fattn_var logits, fatt
 FATTN_API fattn_var fattn_op_linear_cross_entropy(fattn_tape *t, fattn_var x, fattn_var w,
                                                   fattn_var target, int32_t ignore);
 
-/* Your own op. The built-in ones above are defined with nothing more than this. */
+/* Your own op. The built-in ones above are defined with nothing more than this. Its functions may use
+   other tapes and look at values of this one, but not record on it, reset it, run it back or destroy
+   it: STATE. */
 typedef struct fattn_op_call {
     uint32_t struct_size, reserved;
     fattn_ctx *ctx;
