@@ -14,6 +14,7 @@ typedef struct fattni_array {
     int64_t s[4];  /* elements, per (b, h, row, column); missing dimensions have stride 0 */
     int32_t dtype;
     bool present;  /* false: the optional tensor was not given */
+    bool empty;    /* has no element */
 } fattni_array;
 
 typedef struct fattni_problem {
@@ -54,6 +55,12 @@ typedef struct fattni_sequence {
 fattn_status fattni_problem_init(fattn_ctx *ctx, const fattn_attention_params *p,
                                  const fattn_attention_io *io, enum fattni_pass pass, bool running,
                                  fattni_problem *out);
+
+/* FATTN_E_ARG with both names and ranges when addresses prove that a result, the workspace or what is
+   saved, of which a kernel needs so many bytes, shares memory with anything else of the call. Ranges of
+   strided tensors may cross without that: slices of one buffer are fine. */
+fattn_status fattni_check_overlaps(fattn_ctx *ctx, const fattni_problem *p, size_t workspace,
+                                   size_t saved);
 
 /* Host only: reads the length tensors. */
 fattni_sequence fattni_sequence_of(const fattni_problem *p, int64_t b);
