@@ -195,7 +195,7 @@ static fattn_status take_sizes(fattn_ctx *ctx, const fattn_attention_params *par
                               (long long)p->Sq, (long long)p->Sk);
     int64_t rows; /* of all heads; tensors that are empty or broadcast may claim any number */
     const int64_t longest = fattni_max(fattni_max(p->max_q, p->max_k), 1);
-    if (__builtin_mul_overflow(p->B, p->Hq, &rows) ||
+    if (__builtin_mul_overflow(fattni_max(p->B, 1), p->Hq, &rows) ||
         __builtin_mul_overflow(rows, longest, &rows) || rows > MAX_ROWS)
         return fattn_ctx_fail(ctx, FATTN_E_SHAPE,
                               "B=%lld Hq=%lld and sequences of %lld: more than 2^48 rows",

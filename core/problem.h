@@ -67,7 +67,8 @@ fattni_sequence fattni_sequence_of(const fattni_problem *p, int64_t b);
 
 /* The plane number of the dropout counter, and *rng_step. */
 static inline uint32_t fattni_dropout_plane(const fattni_problem *p, int64_t b, int64_t h) {
-    return (uint32_t)((b + p->rng_batch0) * p->rng_heads + h + p->rng_head0);
+    return ((uint32_t)b + (uint32_t)p->rng_batch0) * (uint32_t)p->rng_heads + (uint32_t)h +
+           (uint32_t)p->rng_head0;
 }
 static inline uint32_t fattni_dropout_step(const fattni_problem *p) {
     return p->rng_step.present ? (uint32_t)*(const int32_t *)p->rng_step.p : 0u;

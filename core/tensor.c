@@ -37,7 +37,8 @@ int64_t fattn_tensor_numel(const fattn_tensor *t) {
     int64_t n = 1;
     for (int d = 0; d < t->ndim; ++d)
         if (t->shape[d] == 0) return 0; /* before the others' product overflows */
-    for (int d = 0; d < t->ndim; ++d) n *= t->shape[d];
+    for (int d = 0; d < t->ndim; ++d)
+        if (__builtin_mul_overflow(n, t->shape[d], &n)) return INT64_MAX; /* no tensor has as many */
     return n;
 }
 
