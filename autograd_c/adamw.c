@@ -151,32 +151,41 @@ static piece piece_of(const fattn_adamw *a, int64_t chunk) {
     return (piece){s, begin, fattni_min(s->count, begin + CHUNK)};
 }
 
-static void sum_squares(void *arg, int64_t chunk, int thread) {
-    (void)thread;
-    const fattn_adamw *a = arg;
-    const piece part = piece_of(a, chunk);
-    const fattn_tensor *g = &part.slot->param->grad;
-    a->partial[chunk] = 0;
-    if (fattni_is_frozen(part.slot->param)) return;
+/* Of g's elements [i, end), times factor but for F32, whose squares a double holds. */
+static double sum_squares(const fattn_tensor *g, int64_t i, int64_t end, double factor) {
     double lane[LANES] = {0}, sum = 0;
-    int64_t i = part.begin;
     if (g->dtype == FATTN_F32)
-        for (; i + LANES <= part.end; i += LANES)
+        for (; i + LANES <= end; i += LANES)
             for (int l = 0; l < LANES; ++l) {
                 const double x = (double)((const float *)g->data)[i + l];
                 lane[l] += x * x;
             }
-    for (; i < part.end; ++i) {
-        const double x = fattni_load(g->data, g->dtype, i);
+    for (const double by = g->dtype == FATTN_F32 ? 1 : factor; i < end; ++i) {
+        const double x = fattni_load(g->data, g->dtype, i) * by;
         lane[i % LANES] += x * x;
     }
     for (int l = 0; l < LANES; ++l) sum += lane[l];
-    a->partial[chunk] = sum;
+    return sum;
+}
+
+/* A norm may be finite though its squares are not. */
+static double norm_of(const fattn_tensor *g, int64_t begin, int64_t end) {
+    const double squares = sum_squares(g, begin, end, 1), unit = FATTNI_ADAMW_UNIT;
+    return isfinite(squares) ? sqrt(squares) : sqrt(sum_squares(g, begin, end, 1 / unit)) * unit;
+}
+
+static void chunk_norm(void *arg, int64_t chunk, int thread) {
+    (void)thread;
+    const fattn_adamw *a = arg;
+    const piece part = piece_of(a, chunk);
+    a->partial[chunk] = fattni_is_frozen(part.slot->param)
+                            ? 0
+                            : norm_of(&part.slot->param->grad, part.begin, part.end);
 }
 
 /* What one step does to every element. */
 typedef struct rule {
-    double clip, shrink, beta1, beta2, rate, correction2, eps; /* rate: lr/(1-beta1^t) */
+    double norm, clip, shrink, beta1, beta2, rate, correction2, eps; /* rate: lr/(1-beta1^t) */
 } rule;
 
 typedef struct update_job {
@@ -207,18 +216,22 @@ static void update_f64(const rule *r, double *p, const double *g, double *m, dou
     }
 }
 
-/* Moments and arithmetic are F32, or F64 for F64 values. Gradients of another dtype are converted;
-   16-bit values follow their masters. */
+/* Moments and arithmetic are F32, or F64 for F64 values. Gradients of another dtype are converted, too
+   large ones bounded, of which the norm tells whether there may be any; 16-bit values follow their
+   masters. */
 static void update_piece(const rule *r, const piece *part) {
     const slot *s = part->slot;
     const fattn_tensor *value = &s->param->value, *grad = &s->param->grad;
-    const bool wide = value->dtype == FATTN_F64, direct = grad->dtype == s->m.dtype;
+    const bool wide = value->dtype == FATTN_F64;
+    const double most = (wide ? FATTNI_ADAMW_MOST_F64 : (double)FATTNI_ADAMW_MOST_F32) / r->clip;
+    const bool direct = grad->dtype == s->m.dtype && r->norm <= most;
     const fattn_tensor *p = s->master.data ? &s->master : value;
     double buffer[BLOCK];
     for (int64_t begin = part->begin; begin < part->end; begin += BLOCK) {
         const int64_t n = fattni_min(BLOCK, part->end - begin);
         for (int64_t i = 0; i < n && !direct; ++i)
-            fattni_store(buffer, s->m.dtype, i, fattni_load(grad->data, grad->dtype, begin + i));
+            fattni_store(buffer, s->m.dtype, i,
+                         fmax(-most, fmin(most, fattni_load(grad->data, grad->dtype, begin + i))));
         if (wide)
             update_f64(r, (double *)p->data + begin, direct ? (double *)grad->data + begin : buffer,
                        (double *)s->m.data + begin, (double *)s->v.data + begin, n);
@@ -270,14 +283,16 @@ fattn_status fattn_adamw_step(fattn_adamw *a) {
 #ifdef FATTNI_HAVE_CUDA
     if (a->device) return fattni_cuda_adamw_step(a);
 #endif
-    fattni_parallel(a->ctx, a->chunks, sum_squares, a);
-    double squares = 0;
-    for (int64_t i = 0; i < a->chunks; ++i) squares += a->partial[i];
+    fattni_parallel(a->ctx, a->chunks, chunk_norm, a);
+    const fattn_tensor norms =
+        fattn_tensor_view(a->partial, FATTN_F64, FATTN_CPU, 0, 1, &a->chunks);
     const fattn_adamw_options *o = &a->opt;
     const double beta1 = (double)o->beta1, beta2 = (double)o->beta2;
-    fattni_adamw_begin(&a->own, squares, (double)o->max_grad_norm, beta1, beta2);
+    fattni_adamw_begin(&a->own, norm_of(&norms, 0, a->chunks), (double)o->max_grad_norm, beta1,
+                       beta2);
     update_job job = {.a = a, .skip = a->own.skip};
     job.plain = (rule){
+        .norm = a->own.norm,
         .clip = a->own.clip,
         .shrink = 1,
         .beta1 = beta1,
@@ -346,7 +361,9 @@ fattn_status fattn_adamw_get_step(fattn_adamw *a, int64_t *t) {
 
 fattn_status fattn_adamw_set_step(fattn_adamw *a, int64_t t) {
     if (!a) return FATTN_E_ARG;
-    if (t < 0) return fattn_ctx_fail(a->ctx, FATTN_E_ARG, "adamw_set_step: %lld", (long long)t);
+    if (t < 0 || t > FATTNI_ADAMW_STEPS)
+        return fattn_ctx_fail(a->ctx, FATTN_E_ARG, "adamw_set_step: %lld is not in 0..%lld",
+                              (long long)t, (long long)FATTNI_ADAMW_STEPS);
 #ifdef FATTNI_HAVE_CUDA
     if (a->device) return fattni_cuda_adamw_set(a, -1, t);
 #endif

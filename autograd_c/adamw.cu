@@ -20,12 +20,8 @@ DEVICE const fattni_adamw_part *part_of(const fattni_adamw_args *a, int64_t *beg
     return p;
 }
 
-/* partial[chunk] = sum of g^2 over a chunk. */
-extern "C" __global__ void __launch_bounds__(ROW_THREADS)
-    fattn_adamw_norm(const __grid_constant__ fattni_adamw_args a) {
-    int64_t i, end;
-    const fattni_adamw_part *const p = part_of(&a, &i, &end);
-    if (p->frozen) end = i; /* since creation: there may be no gradient */
+/* Over the block: of g's elements [i, end), times factor. */
+DEVICE double sum_squares(const fattni_adamw_part *p, int64_t i, int64_t end, double factor) {
     const int64_t in_packs = p->packs && i < end ? end - end % 4 : i;
     const int64_t rest = in_packs;
     double sum = 0;
@@ -34,22 +30,37 @@ extern "C" __global__ void __launch_bounds__(ROW_THREADS)
         const float4 g = *(const float4 *)((const float *)p->grad + i);
         sum += (double)g.x * g.x + (double)g.y * g.y + (double)g.z * g.z + (double)g.w * g.w;
     }
+#pragma unroll 8
     for (i = rest + threadIdx.x; i < end; i += ROW_THREADS) {
-        const double g = load_f64(p->grad, p->grad_dtype, i);
+        const double g = load_f64(p->grad, p->grad_dtype, i) * factor;
         sum += g * g;
     }
-    sum = block_sum_f64(sum);
-    if (threadIdx.x == 0) a.partial[a.first_chunk + blockIdx.x] = sum;
+    return block_sum_f64(sum);
+}
+
+/* A norm may be finite though its squares are not. Those of packs, which are F32, are. */
+DEVICE double norm_of(const fattni_adamw_part *p, int64_t begin, int64_t end) {
+    const double squares = sum_squares(p, begin, end, 1), unit = FATTNI_ADAMW_UNIT;
+    if (p->packs || isfinite(squares)) return sqrt(squares);
+    return sqrt(sum_squares(p, begin, end, 1 / unit)) * unit;
+}
+
+/* partial[chunk] = the norm of g over a chunk. */
+extern "C" __global__ void __launch_bounds__(ROW_THREADS)
+    fattn_adamw_norm(const __grid_constant__ fattni_adamw_args a) {
+    int64_t i, end;
+    const fattni_adamw_part *const p = part_of(&a, &i, &end);
+    if (p->frozen) end = i; /* since creation: there may be no gradient */
+    const double norm = norm_of(p, i, end);
+    if (threadIdx.x == 0) a.partial[a.first_chunk + blockIdx.x] = norm;
 }
 
 /* One block: the norm of all, then what the step will do. */
 extern "C" __global__ void __launch_bounds__(ROW_THREADS)
     fattn_adamw_begin(const __grid_constant__ fattni_adamw_args a) {
-    double sum = 0;
-#pragma unroll 8
-    for (int64_t n = threadIdx.x; n < a.chunks; n += ROW_THREADS) sum += a.partial[n];
-    sum = block_sum_f64(sum);
-    if (threadIdx.x == 0) fattni_adamw_begin(a.state, sum, a.limit, a.beta1, a.beta2);
+    const fattni_adamw_part norms = {.grad = a.partial, .grad_dtype = FATTN_F64};
+    const double norm = norm_of(&norms, 0, a.chunks);
+    if (threadIdx.x == 0) fattni_adamw_begin(a.state, norm, a.limit, a.beta1, a.beta2);
 }
 
 extern "C" __global__ void fattn_adamw_set(const __grid_constant__ fattni_adamw_args a) {
@@ -57,6 +68,8 @@ extern "C" __global__ void fattn_adamw_set(const __grid_constant__ fattni_adamw_
     if (a.step >= 0) a.state->step = a.step;
 }
 
+#define ADAMW_MOST_f32 FATTNI_ADAMW_MOST_F32
+#define ADAMW_MOST_f64 FATTNI_ADAMW_MOST_F64
 #define BODY "autograd_c/adamw_cuda.inc"
 #include "cuda_reals.inc"
 

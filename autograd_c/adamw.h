@@ -22,7 +22,7 @@ struct fattn_adamw {
     fattni_adamw_slot *slots;
     int n;
     int64_t chunks;
-    double *partial;            /* [chunks] sums of squares, in the context's memory */
+    double *partial;            /* [chunks] norms, in the context's memory */
     fattni_adamw_state own;     /* the CPU's */
     fattni_adamw_state *device; /* a GPU's, on the device; NULL on the CPU */
 };

@@ -20,7 +20,7 @@ enum { FATTNI_ADAMW_PARTS = 48 };
 typedef struct fattni_adamw_args {
     fattni_adamw_part part[FATTNI_ADAMW_PARTS];
     fattni_adamw_state *state;
-    double *partial;              /* [chunks of all] */
+    double *partial;              /* [chunks of all]: norms */
     int64_t first_chunk, chunks;  /* of the launch; for begin, of all */
     double beta1, beta2, eps, weight_decay, limit;
     double lr;                    /* to set; negative: keep */

@@ -8,6 +8,13 @@
 #include <math.h>
 
 enum { FATTNI_ADAMW_CHUNK = 16384 }; /* elements of a task; their sums are combined in order */
+/* Step counts that a caller may set: pow takes them as they are, and none overflows when it goes on. */
+#define FATTNI_ADAMW_STEPS ((int64_t)1 << 53)
+/* Squares of larger gradients, and v/(1-beta2^t) made of them, overflow: m and v see them as this. */
+#define FATTNI_ADAMW_MOST_F32 1e19f
+#define FATTNI_ADAMW_MOST_F64 1e154
+/* When squares of F64 gradients overflow, their norm is taken in this unit. */
+#define FATTNI_ADAMW_UNIT 0x1p600
 
 typedef struct fattni_adamw_state {
     double lr, norm;                /* norm of the last step */
@@ -17,9 +24,9 @@ typedef struct fattni_adamw_state {
 } fattni_adamw_state;
 
 /* Between norm and update. limit 0: no clip. */
-FATTNI_INLINE void fattni_adamw_begin(fattni_adamw_state *s, double squares, double limit,
+FATTNI_INLINE void fattni_adamw_begin(fattni_adamw_state *s, double norm, double limit,
                                       double beta1, double beta2) {
-    s->norm = sqrt(squares);
+    s->norm = norm;
     s->skip = !(s->norm - s->norm == 0);
     if (!s->skip) s->step += 1;
     s->clip = limit > 0 && s->norm > limit ? limit / s->norm : 1;

@@ -17,6 +17,10 @@ typedef fattni_norm norm;
 enum { X = FATTNI_NORM_X, GAIN = FATTNI_NORM_GAIN, BIAS = FATTNI_NORM_BIAS };
 /* Rows of a task: enough to pay for it; so many that at most 256 partial sums are kept. */
 enum { LEAST_ROWS = 16, MOST_BLOCKS = 256, SUMS = 128 };
+/* Outside of (least, 1 / least) a mean square may have lost to the ends of double's range; the row is
+   then seen in another unit. */
+#define LEAST_SQUARE 0x1p-900
+#define UNIT 0x1p-700
 
 static int64_t rows_per_task(int64_t rows) {
     return fattni_max(LEAST_ROWS, fattni_ceil_div(rows, MOST_BLOCKS));

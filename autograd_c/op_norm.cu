@@ -5,6 +5,11 @@
 
 enum { NORM_PACKS = FATTNI_NORM_PACKS };
 
+/* Mean squares outside of (least, 1 / least) are computed again in the other unit. */
+#define NORM_LEAST_f32 0x1p-100f
+#define NORM_LEAST_f64 0x1p-900
+#define NORM_UNIT_f32 0x1p-100f
+#define NORM_UNIT_f64 0x1p-700
 #define BODY "autograd_c/op_norm_cuda.inc"
 #include "cuda_reals.inc"
 
@@ -40,7 +45,7 @@ DEVICE void rows_back(const fattni_norm_args *a, int packs, bool centred, int32_
             load_row_pack_f32(pack, &a->gain, i, as);
 #pragma unroll
             for (int e = 0; e < FATTNI_PACK; ++e) {
-                h[n][e] = (h[n][e] - mean) * r;
+                h[n][e] = normal_f32(h[n][e], mean * 0.5f, 2 * r);
                 d_gain[n][e] += g[n][e] * h[n][e];
                 if (centred) d_bias[n][e] += g[n][e];
                 g[n][e] *= pack[e];

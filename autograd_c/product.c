@@ -26,8 +26,11 @@ static fattni_rows batches(const fattn_tensor *t) {
     return fattni_rows_of(&leading);
 }
 
-/* cuBLAS walks all matrices with one stride. */
-static bool walks(const fattn_tensor *t) { return t->device == FATTN_CPU || batches(t).n == 1; }
+/* cuBLAS walks all matrices with one stride, upwards. */
+static bool walks(const fattn_tensor *t) {
+    const fattni_rows r = batches(t);
+    return t->device == FATTN_CPU || (r.n == 1 && r.stride[0] >= 0);
+}
 
 static bool is_readable(const fattn_tensor *t) {
     bool transposed;

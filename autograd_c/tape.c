@@ -14,6 +14,15 @@ fattn_status fattni_tape_fail(fattn_tape *t, fattn_status s) {
     return s;
 }
 
+/* An op's functions must not change the tape that runs them: it is in the middle of a change. */
+static fattn_status check_idle(fattn_tape *t, const char *what) {
+    if (!t->running) return FATTN_OK;
+    return fattni_tape_fail(t, fattn_ctx_fail(t->ctx, FATTN_E_STATE,
+                                              "%s: not while the tape runs the %s of op %s; use "
+                                              "another tape there",
+                                              what, t->stage, t->running->def.name));
+}
+
 /* Zeroed memory for the tape's own records. */
 static fattn_status new_records(fattn_tape *t, size_t count, size_t size, void **out) {
     FATTNI_TRY(fattni_arena_take(&t->records, count * size, out));
@@ -39,7 +48,7 @@ fattn_status fattn_tape_create(fattn_ctx *ctx, fattn_tape **out) {
 }
 
 void fattn_tape_destroy(fattn_tape *t) {
-    if (!t) return;
+    if (!t || check_idle(t, "tape_destroy")) return;
     fattn_ctx *ctx = t->ctx;
     fattni_arena_free(&t->records);
     fattni_arena_free(&t->values);
@@ -50,7 +59,7 @@ void fattn_tape_destroy(fattn_tape *t) {
 }
 
 void fattn_tape_reset(fattn_tape *t) {
-    if (!t) return;
+    if (!t || check_idle(t, "tape_reset")) return;
     fattni_arena_reset(&t->records);
     fattni_arena_reset(&t->values);
     fattni_arena_reset(&t->grads);
@@ -82,10 +91,17 @@ static bool is_float(int32_t dtype) {
     return dtype == FATTN_F64 || dtype == FATTN_F32 || dtype == FATTN_F16 || dtype == FATTN_BF16;
 }
 
+/* Strides of a tensor without elements mean nothing: ops get to see row-major ones. */
+static fattn_tensor tidy(const fattn_tensor *t) {
+    if (fattn_tensor_numel(t)) return *t;
+    return fattn_tensor_view(t->data, (fattn_dtype)t->dtype, (fattn_device)t->device, t->device_id,
+                             t->ndim, t->shape);
+}
+
 /* Room must have been reserved. */
 static fattni_variable *add_variable(fattn_tape *t, const fattn_tensor *value) {
     fattni_variable *v = &t->variables[++t->count];
-    *v = (fattni_variable){.value = *value, .base = t->count};
+    *v = (fattni_variable){.value = tidy(value), .base = t->count};
     return v;
 }
 
@@ -97,7 +113,7 @@ static fattn_status check_variable(fattn_tape *t, const char *who, fattn_var v) 
 }
 
 fattn_var fattn_input(fattn_tape *t, const fattn_tensor *x) {
-    if (!t || t->status) return (fattn_var){0};
+    if (!t || t->status || check_idle(t, "input")) return (fattn_var){0};
     fattn_status s = fattni_check_tensor(t->ctx, "input", x);
     if (!s) s = reserve(t, 1);
     if (fattni_tape_fail(t, s)) return (fattn_var){0};
@@ -134,7 +150,7 @@ fattn_status fattni_check_param(fattn_ctx *ctx, const fattn_param *p) {
 }
 
 fattn_var fattn_use(fattn_tape *t, fattn_param *p) {
-    if (!t || t->status) return (fattn_var){0};
+    if (!t || t->status || check_idle(t, "use")) return (fattn_var){0};
     fattn_status s = fattni_check_param(t->ctx, p);
     if (!s) s = reserve(t, 1);
     if (fattni_tape_fail(t, s)) return (fattn_var){0};
@@ -159,12 +175,15 @@ static fattn_status grow_workspace(fattn_tape *t, size_t bytes) {
 }
 
 /* Runs one function of an op; an op that leaves no sentence gets one. */
-static fattn_status run(const fattni_node *n, const char *stage, fattn_status (*f)(fattn_op_call *),
-                        fattn_op_call *c) {
+static fattn_status run(fattn_tape *t, const fattni_node *n, const char *stage,
+                        fattn_status (*f)(fattn_op_call *), fattn_op_call *c) {
     fattn_ctx *ctx = c->ctx;
     const char before = ctx->error[0];
     ctx->error[0] = 0;
-    const fattn_status s = f(c);
+    t->running = n, t->stage = stage;
+    fattn_status s = f(c);
+    t->running = NULL;
+    if (t->status) s = t->status; /* check_idle's */
     if (s && !ctx->error[0])
         return fattn_ctx_fail(ctx, s, "%s: %s returned %s", n->def.name, stage,
                               fattn_status_name(s));
@@ -245,7 +264,8 @@ static fattn_status new_node(fattn_tape *t, const fattn_op_def *def, const fattn
 static bool lies_inside(const fattn_tensor *part, const fattn_tensor *whole) {
     if (!whole->data || part->dtype != whole->dtype) return false;
     const int64_t size = (int64_t)fattn_dtype_size((fattn_dtype)part->dtype);
-    const uintptr_t begin = (uintptr_t)part->data, whole_begin = (uintptr_t)whole->data;
+    const uintptr_t begin = (uintptr_t)part->data - (uintptr_t)(fattni_before(part) * size);
+    const uintptr_t whole_begin = (uintptr_t)whole->data - (uintptr_t)(fattni_before(whole) * size);
     return begin >= whole_begin && (begin - whole_begin) % (uintptr_t)size == 0 &&
            begin + (uintptr_t)(fattni_extent(part) * size) <=
                whole_begin + (uintptr_t)(fattni_extent(whole) * size);
@@ -263,7 +283,7 @@ static fattn_status check_output(const fattni_node *n, int o, int *viewed) {
     FATTNI_TRY(fattni_check_tensor(c->ctx, who, &located));
     bool strided = false;
     for (int d = 0; d < y->ndim; ++d) strided = strided || y->stride[d];
-    if (!strided)
+    if (!strided || fattn_tensor_numel(y) == 0)
         *y = fattn_tensor_view(y->data, (fattn_dtype)y->dtype, c->ctx->device, c->ctx->device_id,
                                y->ndim, located.shape);
     *viewed = -1;
@@ -280,6 +300,11 @@ static fattn_status check_output(const fattni_node *n, int o, int *viewed) {
     if (*viewed < 0 && !n->def.forward && fattn_tensor_numel(y))
         return fattn_ctx_fail(c->ctx, FATTN_E_ARG, "%s: not a view, and the op has no forward",
                               who);
+    for (int d = 0; d < y->ndim && *viewed < 0; ++d)
+        if (y->shape[d] > 1 && y->stride[d] < 0)
+            return fattn_ctx_fail(c->ctx, FATTN_E_SHAPE,
+                                  "%s: stride %lld of dimension %d is negative, but it is not a view",
+                                  who, (long long)y->stride[d], d);
     return fattni_check_layout(c->ctx, who, y);
 }
 
@@ -291,7 +316,7 @@ static fattn_status run_forward(fattn_tape *t, fattni_node *n) {
     for (int i = 0; i < c->n_in; ++i)
         wants_grad = wants_grad || c->wanted[i] ||
                      (!n->def.forward && n->in[i] && t->variables[n->in[i]].wants_grad);
-    FATTNI_TRY(run(n, "infer", n->def.infer, c));
+    FATTNI_TRY(run(t, n, "infer", n->def.infer, c));
     FATTNI_TRY(reserve(t, c->n_out));
     const int32_t count = t->count;
     for (int o = 0; o < c->n_out; ++o) {
@@ -323,7 +348,7 @@ static fattn_status run_forward(fattn_tape *t, fattni_node *n) {
     if (!s && owns) {
         c->saved = n->saved ? n->saved->p : NULL;
         c->workspace = c->fwd_workspace ? t->workspace : NULL;
-        s = run(n, "forward", n->def.forward, c);
+        s = run(t, n, "forward", n->def.forward, c);
     }
     if (s) t->count = count;
     return s;
@@ -331,7 +356,7 @@ static fattn_status run_forward(fattn_tape *t, fattni_node *n) {
 
 fattn_var fattn_op_custom(fattn_tape *t, const fattn_op_def *def, const fattn_var *in, int n_in,
                           const void *attr) {
-    if (!t || t->status) return (fattn_var){0};
+    if (!t || t->status || check_idle(t, "recording an op")) return (fattn_var){0};
     fattni_node *n;
     fattn_status s = new_node(t, def, in, n_in, attr, &n);
     if (!s) s = run_forward(t, n);
@@ -371,7 +396,7 @@ static fattn_status open_inputs(fattn_tape *t, fattni_node *n) {
         const size_t size = fattn_dtype_size((fattn_dtype)n->d_in[i].dtype);
         FATTNI_TRY(fattni_piece_take(t, &t->grads, (size_t)fattni_extent(&n->d_in[i]) * size,
                                      &n->apart[i]));
-        n->d_in[i].data = n->apart[i]->p;
+        n->d_in[i].data = (char *)n->apart[i]->p + (size_t)fattni_before(&n->d_in[i]) * size;
         n->fresh[i] = 1;
     }
     return FATTN_OK;
@@ -397,7 +422,7 @@ static fattn_status run_back(fattn_tape *t, fattni_node *n) {
     c->d_out = n->d_out;
     c->d_in = n->d_in;
     c->d_in_fresh = n->fresh;
-    FATTNI_TRY(run(n, "backward", n->def.backward, c));
+    FATTNI_TRY(run(t, n, "backward", n->def.backward, c));
     for (int i = 0; i < c->n_in; ++i) {
         if (!n->apart[i]) continue;
         fattn_tensor total;
@@ -437,6 +462,7 @@ static fattn_status backward(fattn_tape *t, fattn_var scalar) {
 
 fattn_status fattn_tape_backward(fattn_tape *t, fattn_var scalar) {
     if (!t) return FATTN_E_ARG;
+    if (!t->status) FATTNI_TRY(check_idle(t, "backward"));
     return t->status ? t->status : fattni_tape_fail(t, backward(t, scalar));
 }
 
@@ -465,6 +491,7 @@ fattn_status fattn_tape_keep_grad(fattn_tape *t, fattn_var v) {
 fattn_status fattn_tape_grad(fattn_tape *t, fattn_var v, fattn_tensor *view) {
     if (!t) return FATTN_E_ARG;
     if (t->status) return t->status;
+    FATTNI_TRY(check_idle(t, "grad"));
     if (!view) return fattn_ctx_fail(t->ctx, FATTN_E_ARG, "grad: view is NULL");
     FATTNI_TRY(check_variable(t, "grad", v));
     if (!t->ran_back) return fattn_ctx_fail(t->ctx, FATTN_E_STATE, "grad: backward has not run");

@@ -2,7 +2,9 @@
 #include "op_device.h"
 #include "tape_nodes.h"
 
-/* Dimensions of more than one element, by ascending stride. */
+static int64_t step_of(int64_t stride) { return stride < 0 ? -stride : stride; }
+
+/* Dimensions of more than one element, by ascending distance between elements. */
 typedef struct layout {
     int64_t shape[FATTN_MAX_DIMS], stride[FATTN_MAX_DIMS];
     int ndim;
@@ -13,11 +15,12 @@ static layout layout_of(const fattn_tensor *t) {
     for (int d = 0; d < t->ndim; ++d) {
         if (t->shape[d] <= 1) continue;
         int at = l.ndim++;
-        for (; at > 0 && l.stride[at - 1] > t->stride[d]; --at) {
+        const int64_t step = step_of(t->stride[d]);
+        for (; at > 0 && l.stride[at - 1] > step; --at) {
             l.stride[at] = l.stride[at - 1];
             l.shape[at] = l.shape[at - 1];
         }
-        l.stride[at] = t->stride[d];
+        l.stride[at] = step;
         l.shape[at] = t->shape[d];
     }
     return l;
@@ -27,9 +30,18 @@ int64_t fattni_extent(const fattn_tensor *t) {
     int64_t extent = 1;
     for (int d = 0; d < t->ndim; ++d) {
         if (t->shape[d] == 0) return 0;
-        extent += (t->shape[d] - 1) * t->stride[d];
+        extent += (t->shape[d] - 1) * step_of(t->stride[d]);
     }
     return extent;
+}
+
+int64_t fattni_before(const fattn_tensor *t) {
+    int64_t before = 0;
+    for (int d = 0; d < t->ndim; ++d) {
+        if (t->shape[d] == 0) return 0;
+        if (t->stride[d] < 0) before -= (t->shape[d] - 1) * t->stride[d];
+    }
+    return before;
 }
 
 fattn_status fattni_check_layout(fattn_ctx *ctx, const char *who, const fattn_tensor *t) {
@@ -57,7 +69,8 @@ static int64_t offset_in_base(const fattni_variable *v, const fattni_variable *b
 
 static fattni_columns columns_of(const fattni_variable *v, const fattni_variable *base) {
     const layout l = layout_of(&v->value);
-    const int64_t extent = fattni_extent(&base->value), begin = offset_in_base(v, base);
+    const int64_t extent = fattni_extent(&base->value);
+    const int64_t begin = offset_in_base(v, base) - fattni_before(&v->value);
     int64_t run = 1, rows = 1;
     int d = 0;
     while (d < l.ndim && l.stride[d] == run) run *= l.shape[d++];
@@ -275,8 +288,10 @@ bool fattni_grads_overlap(const fattn_tape *t, int32_t a, int32_t b) {
     }
     /* Two parameters may share one gradient. */
     const fattn_tensor x = place_of(t, a), y = place_of(t, b);
-    const char *const begin_x = x.data, *const begin_y = y.data;
-    const size_t bytes_x = (size_t)fattni_extent(&x) * fattn_dtype_size((fattn_dtype)x.dtype);
-    const size_t bytes_y = (size_t)fattni_extent(&y) * fattn_dtype_size((fattn_dtype)y.dtype);
-    return begin_x < begin_y + bytes_y && begin_y < begin_x + bytes_x;
+    const int64_t size_x = (int64_t)fattn_dtype_size((fattn_dtype)x.dtype);
+    const int64_t size_y = (int64_t)fattn_dtype_size((fattn_dtype)y.dtype);
+    const char *const begin_x = (const char *)x.data - fattni_before(&x) * size_x;
+    const char *const begin_y = (const char *)y.data - fattni_before(&y) * size_y;
+    return begin_x < begin_y + fattni_extent(&y) * size_y &&
+           begin_y < begin_x + fattni_extent(&x) * size_x;
 }

@@ -90,6 +90,8 @@ struct fattn_tape {
     fattn_ctx *ctx;
     fattn_status status; /* first failure */
     bool ran_back;
+    const fattni_node *running; /* whose function `stage` is under way; NULL: none */
+    const char *stage;
     fattni_variable *variables; /* [1..count]; 0 is none */
     int32_t count, capacity;
     fattni_node *last;
@@ -105,10 +107,11 @@ fattn_status fattni_tape_fail(fattn_tape *t, fattn_status s);
 /* A floating value, row-major; unless frozen, a gradient of its shape, and its dtype or F32. ARG,
    DTYPE, SHAPE, DEVICE. */
 fattn_status fattni_check_param(fattn_ctx *ctx, const fattn_param *p);
-/* Elements between the first and the last one of t, both included, for strides >= 0; 0: empty. */
+/* Elements between the lowest and the highest one of t, both included; 0: empty. */
 int64_t fattni_extent(const fattn_tensor *t);
-/* OK when no two elements of t share a place and no stride is negative; else SHAPE with a
-   sentence that starts with who. */
+/* How many of them lie before the first one: 0 unless a stride is negative. */
+int64_t fattni_before(const fattn_tensor *t);
+/* OK when no two elements of t share a place; else SHAPE with a sentence that starts with who. */
 fattn_status fattni_check_layout(fattn_ctx *ctx, const char *who, const fattn_tensor *t);
 
 /* A piece of at least `bytes`, a free one if possible, else from `from`. */

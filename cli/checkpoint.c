@@ -326,7 +326,7 @@ static bool get_counters(hid_t group, counters *c) {
 static bool are_sound(const counters *c) {
     const int64_t limit = INT64_MAX / 2;
     return c->step >= 0 && c->step < limit && c->cursor >= 0 && c->cursor < limit &&
-           c->adam_step >= 0 && c->adam_step < limit && isfinite(c->elapsed) && c->elapsed >= 0;
+           isfinite(c->elapsed) && c->elapsed >= 0; /* adam_step: fattn_adamw_set_step looks */
 }
 
 static bool put_history(hid_t file, const history *h) {
@@ -485,8 +485,11 @@ bool checkpoint_restore(checkpoint *c, trainer *r) {
         return false;
     }
     ok = ok && each_tensor(c->file, r, get_tensor) && get_history(c->file, r->ctx, &r->history) &&
-         r->history.steps == found.step &&
-         fattn_adamw_set_step(r->adamw, found.adam_step) == FATTN_OK;
+         r->history.steps == found.step;
+    if (ok && fattn_adamw_set_step(r->adamw, found.adam_step) != FATTN_OK) {
+        cli_fail(CLI_FAILURE, "%s: %s", c->path, fattn_ctx_error(r->ctx));
+        return false;
+    }
     if (!ok) {
         cli_fail(CLI_FAILURE, "%s does not hold the state of such a model", c->path);
         return false;

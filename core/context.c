@@ -68,6 +68,11 @@ fattn_status fattn_ctx_create(const fattn_ctx_options *opt, fattn_ctx **out) {
                  o.cpu_threads, o.arch_cap, o.sm_limit);
         return refuse(&o, FATTN_E_ARG, text);
     }
+    if (o.cpu_threads > FATTNI_MOST_THREADS) {
+        snprintf(text, sizeof text, "cpu_threads: %d is not in 0..%d (0 = OpenMP's choice)",
+                 o.cpu_threads, FATTNI_MOST_THREADS);
+        return refuse(&o, FATTN_E_ARG, text);
+    }
     if (!o.allocator.alloc != !o.allocator.free)
         return refuse(&o, FATTN_E_ARG, "allocator: alloc and free go together, one of them is NULL");
     if (!o.allocator.alloc) o.allocator = default_allocator((fattn_device)o.device);

@@ -52,7 +52,7 @@ fattni_cuda_args fattni_cuda_args_of(const fattni_problem *p) {
         .softcap_f64 = p->softcap, .keep_scale_f64 = p->keep_scale, .drop_T = p->drop_T,
         .keep_scale = (float)p->keep_scale, .seed = p->rng.seed,
         .stream = p->rng.stream,
-        .rng_plane0 = (uint32_t)(p->rng_batch0 * p->rng_heads + p->rng_head0),
+        .rng_plane0 = fattni_dropout_plane(p, 0, 0),
         .rng_heads = (uint32_t)p->rng_heads, .q_pos0 = (int32_t)p->q_pos0,
         .k_pos0 = (int32_t)p->k_pos0,
         .o_f32 = half && p->o.dtype == FATTN_F32, .bias_f32 = half && p->bias.dtype == FATTN_F32,

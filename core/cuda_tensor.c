@@ -148,7 +148,7 @@ fattn_status fattni_cuda_mask(fattn_ctx *ctx, const fattni_problem *p, uint8_t *
         .patches_k = patches(p->k_pos0, columns),
         .planes = p->B * p->Hq,
         .stream = p->rng.stream,
-        .plane0 = (uint32_t)(p->rng_batch0 * p->rng_heads + p->rng_head0),
+        .plane0 = fattni_dropout_plane(p, 0, 0),
         .plane_heads = (uint32_t)p->rng_heads,
         .T = p->drop_T,
         .Hq = (int32_t)p->Hq,

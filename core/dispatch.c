@@ -51,5 +51,6 @@ fattn_status fattni_run(fattn_ctx *ctx, const fattn_attention_params *params,
     kernel->plan(ctx, &p, &plan);
     FATTNI_TRY(check_memory(ctx, "workspace", p.workspace, p.workspace_bytes, plan.workspace));
     FATTNI_TRY(check_memory(ctx, "saved", p.saved, p.saved_bytes, plan.saved));
+    FATTNI_TRY(fattni_check_overlaps(ctx, &p, plan.workspace, plan.saved));
     return kernel->run(ctx, &p);
 }

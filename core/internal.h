@@ -10,6 +10,7 @@
 enum fattni_isa { FATTNI_ISA_BASELINE = 1, FATTNI_ISA_AVX2 = 2, FATTNI_ISA_AVX512 = 3 };
 
 enum { FATTNI_ALIGN = 256, FATTNI_ERROR_BYTES = 512 };
+enum { FATTNI_MOST_THREADS = 4096 }; /* of a context: per-thread memory stays countable */
 
 /* What a context knows of its GPU; zero on the CPU. */
 typedef struct fattni_gpu {

@@ -29,7 +29,7 @@ extern const fattni_kernel *const fattni_bwd_table[];
 fattn_status fattni_pick(fattn_ctx *ctx, const fattni_kernel *const *table, const fattni_problem *p,
                          const fattni_kernel **out);
 
-/* Validate, pick, check workspace and saved, run: both entry points. */
+/* Validate, pick, check workspace, saved and overlaps, run: both entry points. */
 fattn_status fattni_run(fattn_ctx *ctx, const fattn_attention_params *params,
                         const fattn_attention_io *io, enum fattni_pass pass,
                         const fattni_kernel *const *table);

@@ -38,7 +38,7 @@ static fattn_status take(fattn_ctx *ctx, const fattn_tensor *t, const expect *e,
         return fattn_ctx_fail(ctx, FATTN_E_DTYPE, "%s: dtype %s does not go with the others",
                               e->name, fattn_dtype_name((fattn_dtype)t->dtype));
     *a = (fattni_array){.p = t->data, .dtype = t->dtype, .present = true};
-    const bool empty = fattn_tensor_numel(t) == 0; /* row-major strides may be 0 then */
+    const bool empty = a->empty = fattn_tensor_numel(t) == 0; /* its strides mean nothing */
     for (int d = 0; d < t->ndim; ++d) {
         const int64_t want = e->shape[d], got = t->shape[d];
         if (got != want && !(e->broadcast && got == 1))
@@ -46,13 +46,13 @@ static fattn_status take(fattn_ctx *ctx, const fattn_tensor *t, const expect *e,
                                   e->name, fattni_shape_text(t, text, sizeof text), d,
                                   (long long)want);
         a->n[d] = got;
-        a->s[d] = got > 1 ? t->stride[d] : 0;
+        a->s[d] = got > 1 && !empty ? t->stride[d] : 0;
         if (e->output && got > 1 && a->s[d] == 0 && !e->broadcast && !empty)
             return fattn_ctx_fail(ctx, FATTN_E_SHAPE,
                                   "%s: stride[%d] is 0: several results share one place", e->name,
                                   d);
     }
-    if (e->contiguous && t->shape[e->ndim - 1] > 1 && t->stride[e->ndim - 1] != 1)
+    if (e->contiguous && !empty && t->shape[e->ndim - 1] > 1 && t->stride[e->ndim - 1] != 1)
         return fattn_ctx_fail(ctx, FATTN_E_SHAPE,
                               "%s: stride[%d] is %lld, the head dimension must be contiguous",
                               e->name, e->ndim - 1, (long long)t->stride[e->ndim - 1]);
@@ -195,7 +195,7 @@ static fattn_status take_sizes(fattn_ctx *ctx, const fattn_attention_params *par
                               (long long)p->Sq, (long long)p->Sk);
     int64_t rows; /* of all heads; tensors that are empty or broadcast may claim any number */
     const int64_t longest = fattni_max(fattni_max(p->max_q, p->max_k), 1);
-    if (__builtin_mul_overflow(p->B, p->Hq, &rows) ||
+    if (__builtin_mul_overflow(fattni_max(p->B, 1), p->Hq, &rows) ||
         __builtin_mul_overflow(rows, longest, &rows) || rows > MAX_ROWS)
         return fattn_ctx_fail(ctx, FATTN_E_SHAPE,
                               "B=%lld Hq=%lld and sequences of %lld: more than 2^48 rows",
@@ -272,7 +272,9 @@ static fattn_status take_tensors(fattn_ctx *ctx, const fattn_attention_io *io, b
         return fattn_ctx_fail(ctx, FATTN_E_ARG, "d_bias: given without bias");
     if (p->d_sink.present && !p->sink.present)
         return fattn_ctx_fail(ctx, FATTN_E_ARG, "d_sink: given without sink");
-    for (int d = 0; p->d_bias.present && d < 4; ++d)
+    const bool sums = p->d_bias.present && fattn_tensor_numel(io->bias) > 0 &&
+                      fattn_tensor_numel(io->d_bias) > 0;
+    for (int d = 0; sums && d < 4; ++d)
         if (bias.shape[d] > 1 && !p->d_bias.s[d] != !p->bias.s[d])
             return fattn_ctx_fail(ctx, FATTN_E_SHAPE,
                                   "d_bias: dimension %d %s, but bias's %s: both or neither", d,
@@ -358,6 +360,103 @@ fattn_status fattni_problem_init(fattn_ctx *ctx, const fattn_attention_params *p
     p.saved = known_io.saved, p.saved_bytes = known_io.saved_bytes;
     p.workspace = known_io.workspace, p.workspace_bytes = known_io.workspace_bytes;
     *out = p;
+    return FATTN_OK;
+}
+
+/* ---- overlaps ---- */
+
+typedef struct span {
+    const char *name;
+    uintptr_t begin, end;  /* of all bytes between the lowest and the highest element */
+    const fattni_array *a; /* NULL: one block */
+} span;
+
+static void add_array(span *all, int *n, const char *name, const fattni_array *a) {
+    if (!a->present || a->empty) return;
+    int64_t before = 0, after = 1;
+    for (int d = 0; d < 4; ++d) {
+        if (a->n[d] <= 1) continue;
+        if (a->s[d] < 0)
+            before -= (a->n[d] - 1) * a->s[d];
+        else
+            after += (a->n[d] - 1) * a->s[d];
+    }
+    const uintptr_t size = fattn_dtype_size((fattn_dtype)a->dtype), at = (uintptr_t)a->p;
+    all[(*n)++] = (span){name, at - (uintptr_t)before * size, at + (uintptr_t)after * size, a};
+}
+
+static void add_memory(span *all, int *n, const char *name, const void *p, size_t bytes) {
+    if (bytes) all[(*n)++] = (span){name, (uintptr_t)p, (uintptr_t)p + bytes, NULL};
+}
+
+/* Bytes at either end of the span that elements fill without a gap: all of them in a dense tensor. */
+static uintptr_t solid_bytes(const span *s) {
+    const fattni_array *const a = s->a;
+    if (!a) return s->end - s->begin;
+    int64_t run = 1;
+    for (int d = 3; d >= 0; --d) {
+        if (a->n[d] <= 1 || (a->s[d] != run && a->s[d] != -run)) continue;
+        run *= a->n[d];
+        d = 4; /* any dimension may be the next */
+    }
+    return (uintptr_t)run * fattn_dtype_size((fattn_dtype)a->dtype);
+}
+
+/* Whether one of the ends of a, which are full of elements, meets one of b's. */
+static bool share_memory(const span *a, const span *b) {
+    const uintptr_t x = solid_bytes(a), y = solid_bytes(b);
+    const uintptr_t of_a[2] = {a->begin, a->end - x}, of_b[2] = {b->begin, b->end - y};
+    for (int n = 0; n < 4; ++n)
+        if (of_a[n / 2] < of_b[n % 2] + y && of_b[n % 2] < of_a[n / 2] + x) return true;
+    return false;
+}
+
+fattn_status fattni_check_overlaps(fattn_ctx *ctx, const fattni_problem *p, size_t workspace,
+                                   size_t saved) {
+    const bool forward = p->pass == FATTNI_FWD;
+    span all[24]; /* what is written comes first */
+    int n = 0;
+    add_memory(all, &n, "workspace", p->workspace, workspace);
+    if (forward) {
+        add_memory(all, &n, "saved", p->saved, saved);
+        add_array(all, &n, "o", &p->o);
+        add_array(all, &n, "lse", &p->lse);
+    } else {
+        add_array(all, &n, "dq", &p->dq);
+        add_array(all, &n, "dk", &p->dk);
+        add_array(all, &n, "dv", &p->dv);
+        add_array(all, &n, "d_bias", &p->d_bias);
+        add_array(all, &n, "d_sink", &p->d_sink);
+    }
+    const int written = n;
+    add_array(all, &n, "q", &p->q);
+    add_array(all, &n, "k", &p->k);
+    add_array(all, &n, "v", &p->v);
+    add_array(all, &n, "bias", &p->bias);
+    add_array(all, &n, "alibi", &p->alibi);
+    add_array(all, &n, "sink", &p->sink);
+    add_array(all, &n, "seqlens_q", &p->seqlens_q);
+    add_array(all, &n, "seqlens_k", &p->seqlens_k);
+    add_array(all, &n, "cu_seqlens_q", &p->cu_seqlens_q);
+    add_array(all, &n, "cu_seqlens_k", &p->cu_seqlens_k);
+    add_array(all, &n, "rng_step", &p->rng_step);
+    if (!forward) {
+        add_memory(all, &n, "saved", p->saved, saved);
+        add_array(all, &n, "o", &p->o);
+        add_array(all, &n, "lse", &p->lse);
+        add_array(all, &n, "d_o", &p->d_o);
+        add_array(all, &n, "d_lse", &p->d_lse);
+        add_array(all, &n, "delta", &p->delta);
+    }
+    for (int i = 0; i < written; ++i)
+        for (int j = i + 1; j < n; ++j) {
+            const span *const a = &all[i], *const b = &all[j];
+            if (a->end <= b->begin || b->end <= a->begin || !share_memory(a, b)) continue;
+            return fattn_ctx_fail(ctx, FATTN_E_ARG,
+                                  "%s and %s overlap: bytes 0x%llx..0x%llx and 0x%llx..0x%llx", a->name,
+                                  b->name, (unsigned long long)a->begin, (unsigned long long)a->end - 1,
+                                  (unsigned long long)b->begin, (unsigned long long)b->end - 1);
+        }
     return FATTN_OK;
 }
 

@@ -14,6 +14,7 @@ typedef struct fattni_array {
     int64_t s[4];  /* elements, per (b, h, row, column); missing dimensions have stride 0 */
     int32_t dtype;
     bool present;  /* false: the optional tensor was not given */
+    bool empty;    /* has no element */
 } fattni_array;
 
 typedef struct fattni_problem {
@@ -55,12 +56,19 @@ fattn_status fattni_problem_init(fattn_ctx *ctx, const fattn_attention_params *p
                                  const fattn_attention_io *io, enum fattni_pass pass, bool running,
                                  fattni_problem *out);
 
+/* FATTN_E_ARG with both names and ranges when addresses prove that a result, the workspace or what is
+   saved, of which a kernel needs so many bytes, shares memory with anything else of the call. Ranges of
+   strided tensors may cross without that: slices of one buffer are fine. */
+fattn_status fattni_check_overlaps(fattn_ctx *ctx, const fattni_problem *p, size_t workspace,
+                                   size_t saved);
+
 /* Host only: reads the length tensors. */
 fattni_sequence fattni_sequence_of(const fattni_problem *p, int64_t b);
 
 /* The plane number of the dropout counter, and *rng_step. */
 static inline uint32_t fattni_dropout_plane(const fattni_problem *p, int64_t b, int64_t h) {
-    return (uint32_t)((b + p->rng_batch0) * p->rng_heads + h + p->rng_head0);
+    return ((uint32_t)b + (uint32_t)p->rng_batch0) * (uint32_t)p->rng_heads + (uint32_t)h +
+           (uint32_t)p->rng_head0;
 }
 static inline uint32_t fattni_dropout_step(const fattni_problem *p) {
     return p->rng_step.present ? (uint32_t)*(const int32_t *)p->rng_step.p : 0u;

@@ -37,7 +37,8 @@ int64_t fattn_tensor_numel(const fattn_tensor *t) {
     int64_t n = 1;
     for (int d = 0; d < t->ndim; ++d)
         if (t->shape[d] == 0) return 0; /* before the others' product overflows */
-    for (int d = 0; d < t->ndim; ++d) n *= t->shape[d];
+    for (int d = 0; d < t->ndim; ++d)
+        if (__builtin_mul_overflow(n, t->shape[d], &n)) return INT64_MAX; /* no tensor has as many */
     return n;
 }
 
@@ -67,7 +68,7 @@ fattn_tensor fattn_tensor_slice(const fattn_tensor *t, int dim, int64_t begin, i
     begin = fattni_max(0, fattni_min(begin, t->shape[dim]));
     end = fattni_max(begin, fattni_min(end, t->shape[dim]));
     v.shape[dim] = end - begin;
-    if (v.data && begin > 0)
+    if (begin > 0 && fattn_tensor_numel(t) > 0) /* or strides mean nothing */
         v.data = (char *)t->data +
                  begin * t->stride[dim] * (int64_t)fattn_dtype_size((fattn_dtype)t->dtype);
     return v;
@@ -75,6 +76,7 @@ fattn_tensor fattn_tensor_slice(const fattn_tensor *t, int dim, int64_t begin, i
 
 bool fattni_is_row_major(const fattn_tensor *t) {
     int64_t stride = 1;
+    if (fattn_tensor_numel(t) == 0) return true;
     for (int d = t->ndim - 1; d >= 0; --d) {
         if (t->shape[d] > 1 && t->stride[d] != stride) return false;
         stride *= t->shape[d];
@@ -184,7 +186,7 @@ static fattn_status check_anywhere(fattn_ctx *ctx, const char *name, const fattn
 
 static fattn_status check_writable(fattn_ctx *ctx, const char *name, const fattn_tensor *t) {
     FATTNI_TRY(check_anywhere(ctx, name, t));
-    const bool empty = fattn_tensor_numel(t) == 0; /* row-major strides may be 0 then */
+    const bool empty = fattn_tensor_numel(t) == 0; /* its strides mean nothing */
     for (int d = 0; d < t->ndim && !empty; ++d)
         if (t->shape[d] > 1 && t->stride[d] == 0)
             return fattn_ctx_fail(ctx, FATTN_E_SHAPE,

@@ -53,8 +53,9 @@ typedef struct fattn_attention_params {
 } fattn_attention_params;
 
 /* Fill once: forward reads q to rng_step, backward reads all. Any strides with D contiguous:
-   [B,H,S,D], a permuted [B,S,H,D], a slice of [B,S,3,H,D]. Outputs must not overlap inputs or
-   each other. NULL = absent, unless it says required. All tensors lie on the context's device. */
+   [B,H,S,D], a permuted [B,S,H,D], a slice of [B,S,3,H,D]. Outputs, workspace and saved must not
+   overlap inputs or each other: ARG where addresses alone prove it. NULL = absent, unless it says
+   required. All tensors lie on the context's device. */
 typedef struct fattn_attention_io {
     uint32_t struct_size;
     uint32_t reserved;         /* 0 */

@@ -32,7 +32,7 @@ typedef struct fattn_ctx_options {
     int32_t device; /* fattn_device; 0 = FATTN_CPU */
     int32_t device_id;
     fattn_stream stream;  /* 0 = the device's default stream */
-    int32_t cpu_threads;  /* 0 = OpenMP's choice now; never calls omp_set_num_threads */
+    int32_t cpu_threads;  /* 0..4096; 0 = OpenMP's choice now; never calls omp_set_num_threads */
     int32_t arch_cap;     /* tests: 1 = baseline CPU code, 2 = AVX2 at most; 80 = sm_80; 0 = best */
     int32_t sm_limit;     /* persistent kernels use at most this many SMs; 0 = all */
     int32_t reserved;     /* 0 */

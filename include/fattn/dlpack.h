@@ -37,9 +37,10 @@ FATTN_CHECKED static inline fattn_status fattn_tensor_from_dlpack(const DLTensor
     fattn_tensor t =
         fattn_tensor_view(0, dtype, on_gpu ? FATTN_CUDA : FATTN_CPU,
                           on_gpu ? x->device.device_id : 0, x->ndim, x->ndim ? x->shape : none);
+    const int empty = fattn_tensor_numel(&t) == 0; /* NumPy's strides are all 0 then */
     for (int d = 0; d < x->ndim; ++d) {
         if (x->shape[d] < 0) return FATTN_E_SHAPE;
-        if (x->strides) t.stride[d] = x->strides[d]; /* NULL: row-major */
+        if (x->strides && !empty) t.stride[d] = x->strides[d]; /* NULL: row-major */
     }
     if (x->data) t.data = (char *)x->data + x->byte_offset;
     *out = t;

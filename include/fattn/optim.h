@@ -24,8 +24,9 @@ FATTN_API FATTN_CHECKED fattn_status fattn_adamw_create(fattn_ctx *ctx,
 FATTN_API FATTN_CHECKED fattn_status fattn_adamw_set_lr(fattn_adamw *a, float lr);
 /* Clip, update, zero the gradients: g *= min(1, max_grad_norm/|g|); p *= 1 - lr*weight_decay unless
    NO_DECAY; m = beta1 m + (1-beta1) g; v = beta2 v + (1-beta2) g^2; p -= lr (m/(1-beta1^t)) /
-   (sqrt(v/(1-beta2^t)) + eps). When |g| is not finite, parameters, state and step count stay as they
-   are and only the gradients are zeroed: fattn_adamw_grad_norm tells. */
+   (sqrt(v/(1-beta2^t)) + eps), where an element of g beyond +-1e19 (F64: +-1e154) counts as that, or its
+   v would be infinite for good. |g| is summed without overflow; when it is not finite, parameters, state
+   and step count stay as they are and only the gradients are zeroed: fattn_adamw_grad_norm tells. */
 FATTN_API FATTN_CHECKED fattn_status fattn_adamw_step(fattn_adamw *a);
 /* 2-norm of all gradients at the last step, before clipping; syncs. STATE before the first. */
 FATTN_API FATTN_CHECKED fattn_status fattn_adamw_grad_norm(fattn_adamw *a, double *out);
@@ -34,6 +35,7 @@ typedef enum fattn_adam_state { FATTN_ADAM_M = 1, FATTN_ADAM_V, FATTN_ADAM_MASTE
 FATTN_API FATTN_CHECKED fattn_status fattn_adamw_state(fattn_adamw *a, int i,
                                                        fattn_adam_state which, fattn_tensor *view);
 FATTN_API FATTN_CHECKED fattn_status fattn_adamw_get_step(fattn_adamw *a, int64_t *t);
+/* t in 0..2^53: what a double counts. */
 FATTN_API FATTN_CHECKED fattn_status fattn_adamw_set_step(fattn_adamw *a, int64_t t);
 FATTN_API void fattn_adamw_destroy(fattn_adamw *a); /* NULL is fine */
 

@@ -79,7 +79,9 @@ FATTN_API fattn_var fattn_op_cross_entropy(fattn_tape *t, fattn_var logits, fatt
 FATTN_API fattn_var fattn_op_linear_cross_entropy(fattn_tape *t, fattn_var x, fattn_var w,
                                                   fattn_var target, int32_t ignore);
 
-/* Your own op. The built-in ones above are defined with nothing more than this. */
+/* Your own op. The built-in ones above are defined with nothing more than this. Its functions may use
+   other tapes and look at values of this one, but not record on it, reset it, run it back or destroy
+   it: STATE. */
 typedef struct fattn_op_call {
     uint32_t struct_size, reserved;
     fattn_ctx *ctx;
@@ -88,7 +90,8 @@ typedef struct fattn_op_call {
     int32_t n_in, n_out;
     fattn_tensor *out;         /* infer fills ndim, shape, dtype; strides 0 everywhere = row-major;
                                   data inside in[i] = a view of that input: no memory, never
-                                  written, and gradients pass through it without backward */
+                                  written, and gradients pass through it without backward; only
+                                  views may have negative strides */
     const fattn_tensor *d_out; /* backward: read; out's strides; data NULL = has no gradient */
     const fattn_tensor *d_in;  /* backward: write; in's strides; data NULL = not wanted. No two of
                                   them overlap */

@@ -12,7 +12,8 @@ typedef enum fattn_dtype {
 typedef struct fattn_tensor {
     void *data;                     /* first element; NULL only when the tensor has no element */
     int64_t shape[FATTN_MAX_DIMS];  /* elements, each >= 0 */
-    int64_t stride[FATTN_MAX_DIMS]; /* in elements, as in DLPack; 0 broadcasts */
+    int64_t stride[FATTN_MAX_DIMS]; /* in elements, as in DLPack; 0 broadcasts; without an element any
+                                       will do */
     int32_t ndim, dtype, device, device_id;
 } fattn_tensor;
 
@@ -21,7 +22,8 @@ typedef struct fattn_rng { uint64_t seed; uint32_t stream; uint32_t reserved; } 
 
 FATTN_API size_t fattn_dtype_size(fattn_dtype t);      /* bytes; 0 for an unknown code */
 FATTN_API const char *fattn_dtype_name(fattn_dtype t); /* "bf16"; "?" for an unknown code */
-FATTN_API int64_t fattn_tensor_numel(const fattn_tensor *t); /* product of the shape; 1 for ndim 0 */
+FATTN_API int64_t fattn_tensor_numel(const fattn_tensor *t); /* product of the shape; 1 for ndim 0;
+                                                                 INT64_MAX where it is more */
 /* Row-major over memory of the caller's. Pure; arguments are taken as they are. */
 FATTN_API fattn_tensor fattn_tensor_view(void *data, fattn_dtype t, fattn_device dev, int32_t id,
                                          int ndim, const int64_t *shape);

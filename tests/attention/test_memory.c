@@ -181,6 +181,36 @@ Test(memory, all_that_is_asked_for_is_used) {
     fattn_ctx_destroy(ctx);
 }
 
+/* Room for as many threads as a context may have, and as many tasks: every algorithm's sizes stay
+   below what one thread needs, times the threads. */
+Test(memory, the_most_threads_do_not_wrap_sizes) {
+    fattn_ctx *const one = attention_context(1), *const most = attention_context(FATTNI_MOST_THREADS);
+    static double nothing[256];
+    const int64_t shape[] = {1 << 16, 16, 1 << 16, 256}; /* stride 0: nothing of it exists */
+    for (int n = 0; n < 4; ++n)
+        for (int32_t algorithm = FATTN_ALGO_AUTO; algorithm <= FATTN_ALGO_FLASH2; ++algorithm) {
+            fattn_tensor x = fattn_tensor_view(nothing, dtypes[n], FATTN_CPU, 0, 4, shape), y, lse;
+            y = x;
+            for (int d = 0; d < 3; ++d) x.stride[d] = 0;
+            const fattn_dtype wide = dtypes[n] == FATTN_F64 ? FATTN_F64 : FATTN_F32;
+            lse = fattn_tensor_view(nothing, wide, FATTN_CPU, 0, 3, shape);
+            const fattn_attention_params p = {.struct_size = sizeof p, .algorithm = algorithm};
+            const fattn_attention_io io = {
+                .struct_size = sizeof io, .q = &x, .k = &x, .v = &x, .o = &y, .lse = &lse};
+            fattn_attention_plan a = {.struct_size = sizeof a}, b = a;
+            cr_assert_eq(fattn_attention_query(one, &p, &io, &a), FATTN_OK, "%s",
+                         fattn_ctx_error(one));
+            cr_assert_eq(fattn_attention_query(most, &p, &io, &b), FATTN_OK);
+            cr_assert(b.fwd_workspace >= a.fwd_workspace &&
+                          b.fwd_workspace / FATTNI_MOST_THREADS <= a.fwd_workspace,
+                      "%d: %zu, %zu", algorithm, a.fwd_workspace, b.fwd_workspace);
+            cr_assert_leq(b.bwd_workspace / FATTNI_MOST_THREADS, a.bwd_workspace);
+            cr_assert_lt(b.bwd_workspace, (size_t)1 << 62);
+        }
+    fattn_ctx_destroy(one);
+    fattn_ctx_destroy(most);
+}
+
 /* Counts what the library asks for. */
 typedef struct counter { size_t live, peak, calls; } counter;
 

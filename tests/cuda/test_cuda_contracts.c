@@ -417,3 +417,31 @@ Test(cuda_contracts, far_strides, .timeout = 60) {
     }
     fattn_ctx_destroy(ctx);
 }
+
+/* As tests/unit/test_overlaps.c: what addresses prove is refused before anything is enqueued. */
+Test(cuda_contracts, results_that_share_memory_are_refused) {
+    fattn_ctx *const ctx = context_or_skip();
+    for (int n = 0; n < 4; ++n) {
+        const attention_case a = {.name = "overlaps", .dtype = dtypes[n], .B = 2, .Hq = 2, .Sq = 64,
+                                  .Sk = 64, .D = 64, .bias = BIAS, .sink = true};
+        call *const c = call_new(ctx, &a);
+        call_run(c);
+        for (int out = 0; out < CALL_COUNT; ++out)
+            for (int in = 0; in < CALL_COUNT; ++in) {
+                const bool forward = out == CALL_O || out == CALL_LSE;
+                const bool backward = out >= CALL_DQ && out <= CALL_D_SINK;
+                if (out == in || !(forward || backward) || (forward && in >= CALL_D_O)) continue;
+                if (!c->t[out].dtype || !c->t[in].dtype) continue;
+                void *const own = c->t[out].data;
+                c->t[out].data = c->t[in].data;
+                const fattn_status s = forward ? fattn_attention_fwd(ctx, &c->params, &c->io)
+                                               : fattn_attention_bwd(ctx, &c->params, &c->io);
+                c->t[out].data = own;
+                cr_assert_eq(s, FATTN_E_ARG, "tensor %d at %d", out, in);
+                cr_assert(strstr(fattn_ctx_error(ctx), " overlap: bytes 0x"), "%s", fattn_ctx_error(ctx));
+            }
+        call_run(c);
+        call_free(c);
+    }
+    fattn_ctx_destroy(ctx);
+}

@@ -1,6 +1,7 @@
 /* The tape on the device: the recorded cases of every op and of whole blocks; gradients against
    central differences taken on the device; AdamW and a training run against the CPU twin. */
 #include "device.h"
+#include "extremes.h"
 #include "op_graphs.h"
 
 #include <criterion/criterion.h>
@@ -573,6 +574,84 @@ Test(cuda_tape, graph) {
     cudaStreamDestroy(stream);
 }
 
+/* ---- numbers near the ends of their types ---- */
+
+/* x, in the host's memory, as dtype on the device. */
+static fattn_tensor uploaded(const pair *p, fattn_dtype dtype, int ndim, const int64_t *shape,
+                             const double *x) {
+    const fattn_tensor here = fattn_tensor_view((void *)(uintptr_t)x, FATTN_F64, FATTN_CPU, 0, ndim,
+                                                shape);
+    fattn_tensor t;
+    MUST(p->gpu, fattn_tensor_alloc(p->gpu, dtype, ndim, shape, &t));
+    MUST(p->gpu, fattn_tensor_copy(p->gpu, &t, &here));
+    return t;
+}
+
+Test(cuda_tape, extremes, .timeout = 100) {
+    static const fattn_dtype types[] = {FATTN_F64, FATTN_F32, FATTN_BF16, FATTN_F16};
+    pair p = pair_or_skip(0);
+    for (int n = 0; n < 4; ++n) {
+        extremes_unary(p.gpu, types[n]);
+        extremes_norm(p.gpu, types[n]);
+        extremes_cross_entropy(p.gpu, types[n]);
+        extremes_rope(p.gpu, types[n]);
+    }
+    pair_free(&p);
+}
+
+/* As tests/grad/test_adamw.c: v stays finite, steps are of lr each, the norm does not overflow; odd
+   lengths, and those that are read in packs. */
+Test(cuda_tape, adamw_takes_any_finite_gradient) {
+    static const struct {
+        fattn_dtype value, grad;
+        double largest;
+    } of[] = {{FATTN_F64, FATTN_F64, 1e308},  {FATTN_F64, FATTN_F32, 3e38},
+              {FATTN_F32, FATTN_F32, 3e38},   {FATTN_BF16, FATTN_BF16, 3e38},
+              {FATTN_BF16, FATTN_F32, 3e38},  {FATTN_F16, FATTN_F32, 3e38},
+              {FATTN_F16, FATTN_F16, 65504}};
+    pair p = pair_or_skip(0);
+    for (int n = 0; n < 2 * 7; ++n) {
+        const int64_t count = n % 2 ? 8 : 5;
+        const double x = of[n / 2].largest, ones[8] = {1, 1, 1, 1, 1, 1, 1, 1};
+        const double g[8] = {x, -x, 1, 0, 1e-3, 0, 0, 0};
+        fattn_param w = {.name = "w", .value = uploaded(&p, of[n / 2].value, 1, &count, ones)};
+        MUST(p.gpu, fattn_tensor_alloc(p.gpu, of[n / 2].grad, 1, &count, &w.grad));
+        fattn_adamw_options o = {.struct_size = sizeof o};
+        fattn_adamw_defaults(&o);
+        o.weight_decay = 0;
+        fattn_adamw *a;
+        MUST(p.gpu, fattn_adamw_create(p.gpu, &o, (fattn_param *[]){&w}, 1, &a));
+        MUST(p.gpu, fattn_adamw_set_lr(a, 0.125f));
+        const fattn_tensor from = fattn_tensor_view((void *)(uintptr_t)g, FATTN_F64, FATTN_CPU, 0, 1,
+                                                    &count);
+        for (int t = 1; t <= 3; ++t) {
+            MUST(p.gpu, fattn_tensor_copy(p.gpu, &w.grad, &from));
+            MUST(p.gpu, fattn_adamw_step(a));
+        }
+        double norm;
+        MUST(p.gpu, fattn_adamw_grad_norm(a, &norm));
+        cr_assert_float_eq(norm / x, sqrt(2), 4e-3, "%d: %g", n, norm); /* x in 16 bits */
+        fattn_tensor m, v;
+        MUST(p.gpu, fattn_adamw_state(a, 0, FATTN_ADAM_M, &m));
+        MUST(p.gpu, fattn_adamw_state(a, 0, FATTN_ADAM_V, &v));
+        fattn_tensor got[3] = {to_host(&p, &w.value), to_host(&p, &m), to_host(&p, &v)};
+        const double want[5] = {0.625, 1.375, 0.625, 1, 0.625};
+        for (int e = 0; e < 5; ++e) {
+            cr_assert(isfinite(((double *)got[1].data)[e]) && isfinite(((double *)got[2].data)[e]),
+                      "%d [%d]", n, e);
+            cr_assert_float_eq(((double *)got[0].data)[e], want[e], 1e-2, "%d [%d]: %g", n, e,
+                               ((double *)got[0].data)[e]);
+        }
+        cr_assert_eq(fattn_adamw_set_step(a, INT64_MAX), FATTN_E_ARG);
+        cr_assert(strstr(fattn_ctx_error(p.gpu), "9223372036854775807"));
+        for (int i = 0; i < 3; ++i) fattn_tensor_free(p.cpu, &got[i]);
+        fattn_adamw_destroy(a);
+        fattn_tensor_free(p.gpu, &w.value);
+        fattn_tensor_free(p.gpu, &w.grad);
+    }
+    pair_free(&p);
+}
+
 /* An id and a target that nobody could check: NaN, not a crash. */
 Test(cuda_tape, wrong_ids) {
     pair p = pair_or_skip(0);
@@ -585,5 +664,99 @@ Test(cuda_tape, wrong_ids) {
     MUST(p.gpu, fattn_tape_item(r.tape, forward(&r, 0), &loss));
     cr_assert(isnan(loss));
     run_end(&r);
+    pair_free(&p);
+}
+
+/* As tests/grad/test_empty.c: the strides of a tensor without elements mean nothing. */
+Test(cuda_tape, strides_of_nothing) {
+    static const int64_t strides[] = {0, -3, INT64_MAX, INT64_MIN};
+    static const fattn_dtype types[] = {FATTN_F64, FATTN_F32, FATTN_BF16, FATTN_F16};
+    const fattn_attention_params p = {.struct_size = sizeof p};
+    pair c = pair_or_skip(0);
+    for (int n = 0; n < 16; ++n) {
+        const int64_t shapes[2][3] = {{2, 0, 12}, {0, 3, 12}}, square[2] = {12, 12};
+        for (int k = 0; k < 2; ++k) {
+            fattn_tensor x = fattn_tensor_view(NULL, types[n % 4], FATTN_CUDA, 0, 3, shapes[k]);
+            fattn_tensor ids = fattn_tensor_view(NULL, FATTN_I32, FATTN_CUDA, 0, 2, shapes[k]);
+            for (int d = 0; d < 3; ++d) x.stride[d] = ids.stride[d] = strides[n / 4];
+            fattn_param e = {.name = "e", .value = x, .grad = x}, w = {.name = "w"}, g = {.name = "g"};
+            MUST(c.gpu, fattn_tensor_alloc(c.gpu, types[n % 4], 2, square, &w.value));
+            MUST(c.gpu, fattn_tensor_alloc(c.gpu, types[n % 4], 2, square, &w.grad));
+            MUST(c.gpu, fattn_tensor_alloc(c.gpu, types[n % 4], 1, square, &g.value));
+            MUST(c.gpu, fattn_tensor_alloc(c.gpu, types[n % 4], 1, square, &g.grad));
+            fattn_tape *t;
+            MUST(c.gpu, fattn_tape_create(c.gpu, &t));
+            const fattn_var in = fattn_use(t, &e), W = fattn_use(t, &w), G = fattn_use(t, &g);
+            fattn_var h = fattn_op_rmsnorm(t, fattn_op_add(t, in, fattn_input(t, &x)), G, 1e-5f);
+            h = fattn_op_gelu(t, fattn_op_linear(t, fattn_op_mul(t, h, G), W, (fattn_var){0}));
+            const fattn_var q = fattn_op_rope(t, fattn_op_heads(t, h, 1, 2, 4), 1e4f, 0);
+            const fattn_var v = fattn_op_heads(t, in, 1, 2, 4);
+            fattn_op_merge(t, fattn_op_attention(t, q, v, v, &p));
+            const fattn_var id = fattn_input(t, &ids);
+            h = fattn_op_add(t, h, fattn_op_embedding(t, W, id));
+            MUST(c.gpu, fattn_tape_backward(t, fattn_op_linear_cross_entropy(t, h, W, id, -1)));
+            MUST(c.gpu, fattn_tensor_copy(c.gpu, &x, &x));
+            fattn_tape_destroy(t);
+            fattn_tensor_free(c.gpu, &w.value), fattn_tensor_free(c.gpu, &w.grad);
+            fattn_tensor_free(c.gpu, &g.value), fattn_tensor_free(c.gpu, &g.grad);
+        }
+    }
+    pair_free(&c);
+}
+
+/* As tests/grad/test_reversed.c, with the first two dimensions of x [4,6,24] in either direction: numbers
+   that are near those of a copy, since another kernel may compute them. */
+Test(cuda_tape, inputs_with_negative_strides) {
+    static const fattn_dtype types[] = {FATTN_F64, FATTN_F32, FATTN_BF16, FATTN_F16};
+    enum { OUTPUTS = 8 };
+    const int64_t shape[3] = {4, 6, 24};
+    pair p = pair_or_skip(0);
+    fattn_tensor numbers = normal(p.gpu, 1, 3, shape);
+    for (int n = 0; n < 4 * 4; ++n) {
+        const int64_t size = (int64_t)fattn_dtype_size(types[n % 4]);
+        fattn_tensor x[2], got[2][OUTPUTS];
+        MUST(p.gpu, fattn_tensor_alloc(p.gpu, types[n % 4], 3, shape, &x[0]));
+        MUST(p.gpu, fattn_tensor_copy(p.gpu, &x[0], &numbers));
+        fattn_tensor memory = x[0];
+        for (int d = 0; d < 2; ++d)
+            if (n / 4 >> d & 1) {
+                x[0].data = (char *)x[0].data + (x[0].shape[d] - 1) * x[0].stride[d] * size;
+                x[0].stride[d] = -x[0].stride[d];
+            }
+        MUST(p.gpu, fattn_tensor_alloc(p.gpu, types[n % 4], 3, shape, &x[1]));
+        MUST(p.gpu, fattn_tensor_copy(p.gpu, &x[1], &x[0]));
+        for (int k = 0; k < 2; ++k) {
+            const fattn_attention_params a = {.struct_size = sizeof a, .flags = FATTN_CAUSAL};
+            fattn_tape *t;
+            MUST(p.gpu, fattn_tape_create(p.gpu, &t));
+            const fattn_var v = fattn_input(t, &x[k]), h = fattn_op_heads(t, v, 1, 2, 8);
+            const fattn_var out[OUTPUTS] = {h,
+                                            fattn_op_merge(t, h),
+                                            fattn_op_add(t, h, h),
+                                            fattn_op_gelu(t, v),
+                                            fattn_op_matmul(t, v, v, 0, 1),
+                                            fattn_op_matmul(t, h, h, 1, 0),
+                                            fattn_op_rope(t, h, 1e4f, 2),
+                                            fattn_op_attention(t, h, h, h, &a)};
+            for (int i = 0; i < OUTPUTS; ++i) {
+                fattn_tensor y;
+                MUST(p.gpu, fattn_tape_value(t, out[i], &y));
+                got[k][i] = to_host(&p, &y);
+            }
+            fattn_tape_destroy(t);
+        }
+        for (int i = 0; i < OUTPUTS; ++i) {
+            fattn_report r = {.struct_size = sizeof r};
+            const double unit = n % 4 == 0 ? 1e-12 : n % 4 == 1 ? 1e-5 : 0x1p-6;
+            cr_assert_eq(fattn_compare(p.cpu, &got[0][i], &got[1][i], NULL, 0,
+                                       (fattn_tolerance){unit, unit, 1}, &r),
+                         FATTN_OK, "%d, output %d: %s", n, i, fattn_ctx_error(p.cpu));
+            fattn_tensor_free(p.cpu, &got[0][i]);
+            fattn_tensor_free(p.cpu, &got[1][i]);
+        }
+        fattn_tensor_free(p.gpu, &memory);
+        fattn_tensor_free(p.gpu, &x[1]);
+    }
+    fattn_tensor_free(p.gpu, &numbers);
     pair_free(&p);
 }

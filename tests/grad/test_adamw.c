@@ -6,6 +6,7 @@
 #include <fattn/fattn.h>
 
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -391,4 +392,115 @@ Test(adamw, every_allocation_may_fail) {
     memory.left = -1;
     fattn_adamw_destroy(a);
     model_free(&m, ctx);
+}
+
+/* One param of four elements: what a step makes of any finite gradients. */
+typedef struct four {
+    fattn_param p;
+    fattn_adamw *a;
+} four;
+
+static void four_new(four *f, fattn_dtype dtype, fattn_dtype grad_dtype, float limit) {
+    const int64_t n = 4;
+    f->p = (fattn_param){.name = "p"};
+    cr_assert_eq(fattn_tensor_alloc(ctx, dtype, 1, &n, &f->p.value), FATTN_OK);
+    cr_assert_eq(fattn_tensor_alloc(ctx, grad_dtype, 1, &n, &f->p.grad), FATTN_OK);
+    cr_assert_eq(fattn_tensor_normal(ctx, &f->p.value, 1, 0, (fattn_rng){.seed = 1}), FATTN_OK);
+    fattn_adamw_options o = {.struct_size = sizeof o};
+    fattn_adamw_defaults(&o);
+    o.weight_decay = 0;
+    o.max_grad_norm = limit;
+    cr_assert_eq(fattn_adamw_create(ctx, &o, (fattn_param *[]){&f->p}, 1, &f->a), FATTN_OK);
+    cr_assert_eq(fattn_adamw_set_lr(f->a, 0.125f), FATTN_OK);
+}
+static void four_step(four *f, const double g[4]) {
+    for (int64_t e = 0; e < 4; ++e) fattni_store(f->p.grad.data, f->p.grad.dtype, e, g[e]);
+    cr_assert_eq(fattn_adamw_step(f->a), FATTN_OK, "%s", fattn_ctx_error(ctx));
+}
+static void four_free(four *f) {
+    fattn_adamw_destroy(f->a);
+    fattn_tensor_free(ctx, &f->p.value);
+    fattn_tensor_free(ctx, &f->p.grad);
+}
+
+/* value's dtype, gradient's, and a finite number near its end */
+static const struct pairing {
+    fattn_dtype value, grad;
+    double largest;
+} pairings[] = {
+    {FATTN_F64, FATTN_F64, 1e308},  {FATTN_F64, FATTN_F32, 3e38}, {FATTN_F32, FATTN_F32, 3e38},
+    {FATTN_BF16, FATTN_BF16, 3e38},   {FATTN_BF16, FATTN_F32, 3e38}, {FATTN_F16, FATTN_F32, 3e38},
+    {FATTN_F16, FATTN_F16, 65504},
+};
+enum { PAIRINGS = sizeof pairings / sizeof *pairings };
+
+Test(adamw, no_finite_gradient_makes_v_infinite) {
+    for (int n = 0; n < PAIRINGS; ++n) {
+        four f;
+        fattn_tensor m, v;
+        const double x = pairings[n].largest;
+        four_new(&f, pairings[n].value, pairings[n].grad, 0);
+        cr_assert_eq(fattn_adamw_state(f.a, 0, FATTN_ADAM_M, &m), FATTN_OK);
+        cr_assert_eq(fattn_adamw_state(f.a, 0, FATTN_ADAM_V, &v), FATTN_OK);
+        for (int t = 1; t <= 3; ++t) { /* three: v is at its largest beside its correction */
+            four_step(&f, (double[]){x, -x, 1, 0});
+            for (int64_t e = 0; e < 3; ++e) {
+                cr_assert(isfinite(get(&m, e)) && isfinite(get(&v, e)) && get(&v, e) > 0,
+                          "%d: m %g, v %g", n, get(&m, e), get(&v, e));
+                /* the same gradient again and again: steps of lr each, whatever its size */
+                const double want = e == 1 ? 1 + 0.125 * t : 1 - 0.125 * t;
+                cr_assert_float_eq(get(&f.p.value, e), want, 1e-2, "%d [%d]: %g, not %g", n, (int)e,
+                                   get(&f.p.value, e), want);
+            }
+            cr_assert_eq(get(&f.p.value, 3), 1);
+        }
+        four_free(&f);
+    }
+}
+
+/* 4 gradients of x have the norm 2 x; F64 cannot hold twice the largest. */
+Test(adamw, the_norm_of_finite_gradients_does_not_overflow) {
+    for (int n = 0; n < PAIRINGS; ++n)
+        for (int clips = 0; clips < 2; ++clips) {
+            four f;
+            const double x = pairings[n].largest / (pairings[n].grad == FATTN_F64 ? 4 : 1);
+            double norm, cell;
+            fattni_store(&cell, (int32_t)pairings[n].grad, 0, x);
+            const double rounded = fattni_load(&cell, (int32_t)pairings[n].grad, 0);
+            four_new(&f, pairings[n].value, pairings[n].grad, clips ? 2 : 0);
+            four_step(&f, (double[]){x, -x, x, -x});
+            cr_assert_eq(fattn_adamw_grad_norm(f.a, &norm), FATTN_OK);
+            cr_assert_float_eq(norm / rounded, 2, 1e-12, "%d: norm %g of 4 x %g", n, norm, x);
+            int64_t t;
+            cr_assert_eq(fattn_adamw_get_step(f.a, &t), FATTN_OK);
+            cr_assert_eq(t, 1);
+            fattn_tensor m;
+            cr_assert_eq(fattn_adamw_state(f.a, 0, FATTN_ADAM_M, &m), FATTN_OK);
+            if (clips) cr_assert_float_eq(get(&m, 0), 0.1, 1e-6, "%d: m %g", n, get(&m, 0));
+            four_free(&f);
+        }
+}
+
+Test(adamw, step_counts_are_bounded) {
+    const int64_t most = INT64_C(1) << 53;
+    four f;
+    int64_t t;
+    four_new(&f, FATTN_F32, FATTN_F32, 0);
+    cr_assert_eq(fattn_adamw_set_step(f.a, 7), FATTN_OK);
+    const int64_t refused[] = {INT64_MAX, INT64_MAX - 1, most + 1, -1, INT64_MIN};
+    for (int n = 0; n < 5; ++n) {
+        char text[32];
+        snprintf(text, sizeof text, "%lld", (long long)refused[n]);
+        cr_assert_eq(fattn_adamw_set_step(f.a, refused[n]), FATTN_E_ARG, "%s", text);
+        cr_assert(strstr(fattn_ctx_error(ctx), text), "%s", fattn_ctx_error(ctx));
+        cr_assert(strstr(fattn_ctx_error(ctx), "9007199254740992"), "%s", fattn_ctx_error(ctx));
+        cr_assert_eq(fattn_adamw_get_step(f.a, &t), FATTN_OK);
+        cr_assert_eq(t, 7);
+    }
+    cr_assert_eq(fattn_adamw_set_step(f.a, most), FATTN_OK);
+    four_step(&f, (double[]){1, 1, 1, 1});
+    cr_assert_eq(fattn_adamw_get_step(f.a, &t), FATTN_OK);
+    cr_assert_eq(t, most + 1, "going on is fine");
+    cr_assert(isfinite(get(&f.p.value, 0)) && get(&f.p.value, 0) < 1);
+    four_free(&f);
 }

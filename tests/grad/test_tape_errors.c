@@ -5,6 +5,7 @@
 #include <criterion/criterion.h>
 #include <fattn/fattn.h>
 
+#include <stdbool.h>
 #include <string.h>
 
 static failing_alloc memory;
@@ -270,4 +271,84 @@ Test(tape_errors, bad_definitions_are_refused) {
     d = faulty_def, d.backward = NULL;
     backward_fails(sum(tape, fattn_op_custom(tape, &d, &x, 1, &fine)), FATTN_E_STATE,
                    "no parameter");
+}
+
+/* An op whose functions do things to tapes. */
+enum deed { NOTHING, INPUT, USE, ADD, CUSTOM, RESET, BACKWARD, GRAD, DESTROY, LOOK, OTHER, DEEDS };
+typedef struct doing {
+    enum deed deed;
+    int stage;     /* 0: infer, 1: forward, 2: backward */
+    bool swallows; /* returns FATTN_OK whatever happens */
+} doing;
+
+static fattn_status act(fattn_op_call *c, int stage) {
+    const doing *const todo = c->attr;
+    fattn_tensor view;
+    double item;
+    fattn_var v = {1};
+    fattn_status s = FATTN_OK;
+    if (stage != todo->stage) return FATTN_OK;
+    switch (todo->deed) {
+    case INPUT: v = fattn_input(tape, &c->in[0]); break;
+    case USE: v = fattn_use(tape, &a.p); break;
+    case ADD: v = fattn_op_add(tape, x, x); break;
+    case CUSTOM: v = mul(tape, x, x); break;
+    case RESET: fattn_tape_reset(tape); break;
+    case BACKWARD: s = fattn_tape_backward(tape, x); break;
+    case GRAD: s = fattn_tape_grad(tape, x, &view); break;
+    case DESTROY: fattn_tape_destroy(tape); break;
+    case LOOK:
+        s = fattn_tape_value(tape, x, &view);
+        if (!s && fattn_tape_item(tape, x, &item) != FATTN_E_SHAPE) s = FATTN_E_IO;
+        break;
+    case OTHER: {
+        fattn_tape *other;
+        leaf b;
+        cr_assert_eq(fattn_tape_create(ctx, &other), FATTN_OK);
+        leaf_init(&b, 1, (int64_t[]){2});
+        const fattn_var y = fattn_use(other, &b.p);
+        s = fattn_tape_backward(other, sum(other, mul(other, y, y)));
+        cr_assert_eq(b.grad[1], 3);
+        fattn_tape_destroy(other);
+        break;
+    }
+    default: break;
+    }
+    return todo->swallows ? FATTN_OK : v.id == 0 ? FATTN_E_ARG : s;
+}
+static fattn_status acting_infer(fattn_op_call *c) {
+    c->out[0].dtype = FATTN_F64;
+    return act(c, 0);
+}
+static fattn_status acting_forward(fattn_op_call *c) {
+    *(double *)c->out[0].data = 0;
+    return act(c, 1);
+}
+static fattn_status acting_backward(fattn_op_call *c) {
+    for (int64_t e = 0; e < 12; ++e) *element(&c->d_in[0], e) = 1;
+    return act(c, 2);
+}
+
+Test(tape_errors, an_op_cannot_change_the_tape_that_runs_it) {
+    static const char *const stages[] = {"infer", "forward", "backward"};
+    const fattn_op_def def = {.struct_size = sizeof def, .attr_size = sizeof(doing), .n_out = 1,
+                              .name = "acting", .infer = acting_infer, .forward = acting_forward,
+                              .backward = acting_backward};
+    for (int n = 0; n < DEEDS * 3 * 2; ++n) {
+        const doing todo = {(enum deed)(n / 6), n % 3, n / 3 % 2};
+        fattn_tape_reset(tape);
+        x = fattn_use(tape, &a.p);
+        const fattn_var copy = mul(tape, x, x), y = fattn_op_custom(tape, &def, &copy, 1, &todo);
+        const bool fine = todo.deed == NOTHING || todo.deed == LOOK || todo.deed == OTHER;
+        cr_assert_eq(y.id != 0, fine || todo.stage == 2, "deed %d in %s: id %d", (int)todo.deed,
+                     stages[todo.stage], y.id);
+        const fattn_status s = fattn_tape_backward(tape, y);
+        cr_assert_eq(s, fine ? FATTN_OK : FATTN_E_STATE, "deed %d in %s: %s", (int)todo.deed,
+                     stages[todo.stage], fattn_ctx_error(ctx));
+        if (fine) continue;
+        cr_assert(strstr(fattn_ctx_error(ctx), "not while the tape runs the"), "%s",
+                  fattn_ctx_error(ctx));
+        cr_assert(strstr(fattn_ctx_error(ctx), stages[todo.stage]), "%s", fattn_ctx_error(ctx));
+        cr_assert(strstr(fattn_ctx_error(ctx), "acting"), "%s", fattn_ctx_error(ctx));
+    }
 }

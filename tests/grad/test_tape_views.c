@@ -181,7 +181,23 @@ Test(tape_views, a_view_may_be_the_scalar) {
     for (int i = 0; i < 12; ++i) cr_assert_eq(a.grad[i], i == 6 ? b.value[i] : 0);
 }
 
-/* A random graph of slices, transposes and products over one base, from a seed. It is quadratic in
+/* The columns of a reversed slice are those of the slice. */
+Test(tape_views, reversed_slices_that_tile_are_all_fresh) {
+    for (int dim = 0; dim < 2; ++dim) {
+        const fattn_var x = base_of_shape(2, (int64_t[]){6, 4});
+        const fattn_var back = reverse(tape, x, dim);
+        const fattn_var low = slice(tape, back, dim, 0, 2), rest = slice(tape, back, dim, 2, 6 - 2 * dim);
+        cr_assert_eq(write(reverse(tape, low, 1 - dim), 1), 1);
+        cr_assert_eq(write(reverse(tape, rest, dim), 2), 1);
+        cr_assert_eq(write(low, 10), 0);
+        for (int64_t e = 0; e < 24; ++e) {
+            const int64_t at = dim ? 3 - e % 4 : 5 - e / 4;
+            cr_assert_eq(read(x, e), at < 2 ? 11 : 2, "dimension %d, element %d", dim, (int)e);
+        }
+    }
+}
+
+/* A random graph of slices, transposes, reversals and products over one base, from a seed. It is quadratic in
    every coordinate, so central differences are exact up to rounding. */
 typedef struct dice {
     uint64_t seed;
@@ -200,8 +216,10 @@ static fattn_var random_view(fattn_tape *t, dice *d, fattn_var x) {
     for (int64_t n = roll(d, 4); n > 0; --n) {
         const fattn_tensor v = value_of(t, x);
         const int64_t dim = roll(d, v.ndim), size = v.shape[dim], begin = roll(d, size);
-        x = roll(d, 4) ? slice(t, x, dim, begin, begin + 1 + roll(d, size - begin))
-                       : transpose(t, x);
+        const int64_t what = roll(d, 5);
+        x = what == 0   ? transpose(t, x)
+            : what == 1 ? reverse(t, x, dim)
+                        : slice(t, x, dim, begin, begin + 1 + roll(d, size - begin));
     }
     return x;
 }

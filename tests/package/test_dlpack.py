@@ -152,6 +152,14 @@ class Dlpack(unittest.TestCase):
         self.assertEqual(self.copy(to, t), OK)
         np.testing.assert_array_equal(out.ravel(), np.arange(5.0, 17.0))
 
+    def test_strides_of_empty_arrays_mean_nothing(self):
+        for shape in ((0,), (2, 0, 3), (0, 3), (3, 0), (1, 0, 1)):
+            for array in (np.zeros(shape), np.zeros(shape).T, np.zeros((5,) + shape)[::2]):
+                t, keep = imported(array)
+                want = np.cumprod([1, *array.shape[:0:-1]])[::-1] # row-major
+                self.assertEqual(list(t.stride[:array.ndim]), want.tolist(), array.shape)
+                self.assertEqual(self.copy(t, t), OK)
+
     def test_refusals_write_nothing(self):
         array = np.ones((2, 2))
         shape = (c.c_int64 * 6)(2, 2, 1, 1, 1, 1)

@@ -178,6 +178,21 @@ fattn_var slice(fattn_tape *t, fattn_var x, int64_t dim, int64_t begin, int64_t 
     return fattn_op_custom(t, &def, &x, 1, &r);
 }
 
+static fattn_status reverse_infer(fattn_op_call *c) {
+    const int64_t d = *(const int64_t *)c->attr;
+    fattn_tensor *const y = &c->out[0];
+    *y = c->in[0];
+    y->data = (double *)y->data + (y->shape[d] - 1) * y->stride[d];
+    y->stride[d] = -y->stride[d];
+    return FATTN_OK;
+}
+
+fattn_var reverse(fattn_tape *t, fattn_var x, int64_t dim) {
+    static const fattn_op_def def = {.struct_size = sizeof def, .attr_size = sizeof dim, .n_out = 1,
+                                     .name = "reverse", .infer = reverse_infer};
+    return fattn_op_custom(t, &def, &x, 1, &dim);
+}
+
 static fattn_status transpose_infer(fattn_op_call *c) {
     int order[FATTN_MAX_DIMS];
     for (int d = 0; d < c->in[0].ndim; ++d) order[d] = c->in[0].ndim - 1 - d;

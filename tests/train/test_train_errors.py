@@ -8,6 +8,8 @@ import subprocess
 import sys
 import tempfile
 
+import h5py
+
 FATTN = os.path.join(os.environ["FATTN_BUILD"], "bin", "fattn")
 TINY = ["--task", "recall", "--layers", "1", "--channels", "16", "--heads", "2", "--context", "16",
         "--batch", "4", "--steps", "4", "--checkpoint-every", "2", "--eval-every", "2",
@@ -85,6 +87,20 @@ def full_disks(folder):
     run(*TINY, "--checkpoint", os.path.join(file, "inside"), code=1, says="cannot write")
 
 
+def spoil(path, name, value):
+    """Another value of a counter, under a seal that fits (cli/durable.c)."""
+    with open(path, "rb") as f:
+        mark = f.read()[-16:-8]
+    with h5py.File(path, "r+") as f:
+        f["state"].attrs.modify(name, value)
+    with open(path, "rb") as f:
+        body, digest = f.read(), 0xcbf29ce484222325
+    for byte in body:
+        digest = (digest ^ byte) * 0x100000001b3 % 2**64
+    with open(path, "ab") as f:
+        f.write(mark + digest.to_bytes(8, "little"))
+
+
 def checkpoints(folder):
     here, log = os.path.join(folder, "run"), os.path.join(folder, "log", "run.jsonl")
     plot = os.path.join(folder, "curve.svg")
@@ -107,6 +123,18 @@ def checkpoints(folder):
     assert names == ["step-000000004.h5", "step-000000006.h5"], names
     run(*TINY, "--checkpoint", here, "--overwrite", code=0)
     assert sorted(os.listdir(here)) == ["step-000000002.h5", "step-000000004.h5"]
+
+    # Counters that cannot go on.
+    for name, value, says in (("adam_step", 2**63 - 1, "9223372036854775807 is not in 0.."),
+                              ("adam_step", 2**53 + 1, "9007199254740993 is not in 0.."),
+                              ("adam_step", -1, "-1 is not in 0.."),
+                              ("step", 2**63 - 1, "state of such a model")):
+        spoilt = os.path.join(folder, "spoilt")
+        shutil.copytree(here, spoilt)
+        for file in os.listdir(spoilt):
+            spoil(os.path.join(spoilt, file), name, value)
+        run("--resume", spoilt, "--steps", "6", code=1, says=says)
+        shutil.rmtree(spoilt)
 
     run("--resume", os.path.join(folder, "nowhere"), code=1, says="No such file")
     run("--resume", folder, code=1, says="no checkpoint")

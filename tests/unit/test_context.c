@@ -100,6 +100,9 @@ Test(context, every_refusal) {
             "exclude each other");
     refused((fattn_ctx_options){.reserved = 5}, FATTN_E_ARG, "reserved field 5");
     refused((fattn_ctx_options){.cpu_threads = -1}, FATTN_E_ARG, "negative cpu_threads -1");
+    refused((fattn_ctx_options){.cpu_threads = 4097}, FATTN_E_ARG, "cpu_threads: 4097");
+    refused((fattn_ctx_options){.cpu_threads = 2000000000}, FATTN_E_ARG, "not in 0..4096");
+    refused((fattn_ctx_options){.cpu_threads = INT32_MAX}, FATTN_E_ARG, "2147483647");
     refused((fattn_ctx_options){.arch_cap = -2}, FATTN_E_ARG, "arch_cap -2");
     refused((fattn_ctx_options){.sm_limit = -3}, FATTN_E_ARG, "sm_limit -3");
     refused((fattn_ctx_options){.allocator = {.alloc = no_memory}}, FATTN_E_ARG, "go together");

@@ -41,8 +41,8 @@ static const fattni_kernel second = {"fattn_second", FATTN_CPU,    1u << FATTN_A
 static const fattni_kernel *const table[] = {&gpu, &first, &second, NULL};
 
 typedef struct call {
-    float room[2 * 5 * 4];
-    fattn_tensor x, lse;
+    float room[3][5 * 8];
+    fattn_tensor x, o, lse;
     fattn_attention_params p;
     fattn_attention_io io;
 } call;
@@ -51,17 +51,18 @@ static fattn_ctx *ctx;
 static call c;
 _Alignas(256) static char memory[2048];
 
-/* q, k, v, o are one tensor [1,1,5,D]: nothing is computed here. */
+/* q, k, v are one tensor [1,1,5,D]: nothing is computed here. */
 static void open_call(void) {
     cr_assert_eq(fattn_ctx_create(NULL, &ctx), FATTN_OK);
     c.x = fattn_tensor_view(c.room, FATTN_F32, FATTN_CPU, 0, 4, (int64_t[]){1, 1, 5, 4});
-    c.lse = fattn_tensor_view(c.room, FATTN_F32, FATTN_CPU, 0, 3, (int64_t[]){1, 1, 5});
+    c.o = c.x, c.o.data = c.room[1];
+    c.lse = fattn_tensor_view(c.room[2], FATTN_F32, FATTN_CPU, 0, 3, (int64_t[]){1, 1, 5});
     c.p = (fattn_attention_params){.struct_size = sizeof c.p};
     c.io = (fattn_attention_io){.struct_size = sizeof c.io,
                                 .q = &c.x,
                                 .k = &c.x,
                                 .v = &c.x,
-                                .o = &c.x,
+                                .o = &c.o,
                                 .lse = &c.lse,
                                 .workspace = memory,
                                 .workspace_bytes = 1000,
@@ -97,6 +98,7 @@ Test(dispatch, nobody_left_is_unsupported_with_the_last_reason) {
                                  "fattn_first has no causal mask");
     c.p.algorithm = FATTN_ALGO_AUTO;
     c.x = fattn_tensor_view(c.room, FATTN_F32, FATTN_CPU, 0, 4, (int64_t[]){1, 1, 5, 8});
+    c.o = c.x, c.o.data = c.room[1];
     REFUSED(FATTN_E_UNSUPPORTED, "algorithm AUTO: fattn_second stops at head_dim 4");
     c.p.algorithm = FATTN_ALGO_FLASH1;
     REFUSED(FATTN_E_UNSUPPORTED, "FLASH1: this build has no kernel for this algorithm");
@@ -120,7 +122,9 @@ Test(dispatch, memory_is_checked_before_anything_runs) {
     c.io.saved = memory + 1;
     c.io.saved_bytes = 400;
     REFUSED(FATTN_E_WORKSPACE, "saved: ");
-    c.io.saved = memory + 256;
+    c.io.saved = memory + 768;
+    REFUSED(FATTN_E_ARG, "workspace and saved overlap: bytes 0x");
+    c.io.saved = memory + 1024;
     cr_assert_eq(run(), FATTN_OK);
 }
 

@@ -86,6 +86,13 @@ Test(parallel, a_caller_inside_its_own_team_is_fine) {
     fattn_ctx_destroy(b);
 }
 
+Test(parallel, openmp_s_choice_is_bounded_as_a_caller_s) {
+    omp_set_num_threads(1000000);
+    fattn_ctx *ctx = context(0);
+    cr_assert_eq(ctx->cpu_threads, FATTNI_MOST_THREADS, "%d", ctx->cpu_threads);
+    fattn_ctx_destroy(ctx);
+}
+
 Test(parallel, the_program_s_openmp_settings_stay) {
     omp_set_num_threads(5);
     fattn_ctx *ctx = context(0);

@@ -389,6 +389,13 @@ Test(problem, more_heads_than_can_be_counted) {
                 all[n]->shape[2] = 0;
             }
         });
+    const int64_t heads[] = {INT64_MAX, (int64_t)1 << 62, (int64_t)1 << 46};
+    for (int h = 0; h < 3; ++h) /* of no batch: plans still multiply heads and rows */
+        REFUSED(FATTN_E_SHAPE, "more than 2^48 rows", {
+            fattn_tensor *const all[] = {&c.q, &c.k, &c.v};
+            for (int n = 0; n < 3; ++n) all[n]->shape[0] = 0, all[n]->shape[1] = heads[h];
+            c.p.dropout_p = 0.5f, c.p.rng_head0 = 7;
+        });
 }
 
 /* max_seqlen is a bound; one that is larger than the whole buffer still shapes the bias. */

@@ -373,3 +373,13 @@ Test(tensor, add) {
         cr_assert_eq(fattn_tensor_add(ctx, &d, &x), FATTN_E_DTYPE);
     }
 }
+
+/* Nothing here is a tensor of anything: counts saturate, and slices stay where they are. */
+Test(tensor, shapes_that_no_memory_holds) {
+    const int64_t shape[] = {(int64_t)1 << 40, (int64_t)1 << 40, 3};
+    fattn_tensor t = fattn_tensor_view(NULL, FATTN_F32, FATTN_CPU, 0, 3, shape);
+    cr_assert_eq(fattn_tensor_numel(&t), INT64_MAX);
+    t.shape[2] = 0, t.stride[0] = t.stride[1] = INT64_MAX;
+    cr_assert_eq(fattn_tensor_numel(&t), 0);
+    cr_assert_null(fattn_tensor_slice(&t, 0, (int64_t)1 << 39, (int64_t)1 << 40).data);
+}

@@ -1,0 +1,22 @@
+/* Every finite number has a right answer: ops near the ends of F32 and F64. */
+#include "extremes.h"
+
+#include <criterion/criterion.h>
+
+static fattn_ctx *ctx;
+
+static void set_up(void) { cr_assert_eq(fattn_ctx_create(NULL, &ctx), FATTN_OK); }
+static void tear_down(void) {
+    cr_assert_eq(fattn_ctx_mem(ctx).live, 0);
+    fattn_ctx_destroy(ctx);
+}
+TestSuite(op_extremes, .init = set_up, .fini = tear_down);
+
+Test(op_extremes, unary_f32) { extremes_unary(ctx, FATTN_F32); }
+Test(op_extremes, unary_f64) { extremes_unary(ctx, FATTN_F64); }
+Test(op_extremes, norm_f32) { extremes_norm(ctx, FATTN_F32); }
+Test(op_extremes, norm_f64) { extremes_norm(ctx, FATTN_F64); }
+Test(op_extremes, cross_entropy_f32) { extremes_cross_entropy(ctx, FATTN_F32); }
+Test(op_extremes, cross_entropy_f64) { extremes_cross_entropy(ctx, FATTN_F64); }
+Test(op_extremes, rope_f32) { extremes_rope(ctx, FATTN_F32); }
+Test(op_extremes, rope_f64) { extremes_rope(ctx, FATTN_F64); }
