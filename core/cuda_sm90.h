@@ -11,8 +11,6 @@
 bool fattni_sm90_fits(const fattni_problem *p);
 /* Whether O has a tensor map: forward kernels for plain masks up to head_dim 128 and short ones store by it alone. */
 bool fattni_sm90_maps_o(const fattni_problem *p);
-/* Asks the driver for its encoder of tensor maps; ctx->gpu.encode. */
-fattn_status fattni_sm90_open(fattn_ctx *ctx);
 /* Everything but next_tile and what fattni_cut sets. The maps are encoded here: host work only. */
 fattn_status fattni_sm90_args_of(fattn_ctx *ctx, const fattni_problem *p,
                                  const fattni_cuda_kernel *k, fattni_sm90_args *out);
