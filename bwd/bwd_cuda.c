@@ -67,11 +67,13 @@ static const char *refuses(const fattn_ctx *ctx, const fattni_problem *p) {
 }
 
 static void plan(const fattn_ctx *ctx, const fattni_problem *p, fattni_kernel_plan *out) {
-    const fattni_cuda_kernel *k = fattni_cuda_find(ctx, p);
-    out->workspace = layout_of(p, k).bytes;
-    const fattni_cuda_kernel *portable = fattni_cuda_find_portable(ctx, p);
-    if (portable && layout_of(p, portable).bytes > out->workspace)
-        out->workspace = layout_of(p, portable).bytes;
+    const fattni_cuda_kernel *const k = fattni_cuda_find(ctx, p);
+    const fattni_cuda_kernel *const either[] = {fattni_cuda_find_aligned(ctx, p),
+                                                fattni_cuda_find_portable(ctx, p)};
+    for (int n = 0; n < 2; ++n) {
+        const size_t bytes = either[n] ? layout_of(p, either[n]).bytes : 0;
+        if (bytes > out->workspace) out->workspace = bytes;
+    }
     out->deterministic = fattni_bwd_cuda_repeats(p);
     strncpy(out->name, k->name, sizeof out->name - 1);
 }

@@ -127,6 +127,13 @@ static const fattni_cuda_kernel *find(const fattn_ctx *ctx, const fattni_problem
 const fattni_cuda_kernel *fattni_cuda_find(const fattn_ctx *ctx, const fattni_problem *p) {
     return find(ctx, p, 90);
 }
+const fattni_cuda_kernel *fattni_cuda_find_aligned(const fattn_ctx *ctx, const fattni_problem *p) {
+    fattni_problem aligned = *p;
+    fattni_array *const all[] = {&aligned.q,   &aligned.k,  &aligned.v,  &aligned.o,
+                                 &aligned.d_o, &aligned.dq, &aligned.dk, &aligned.dv};
+    for (size_t n = 0; n < sizeof all / sizeof all[0]; ++n) all[n]->p = NULL;
+    return find(ctx, &aligned, 90);
+}
 const fattni_cuda_kernel *fattni_cuda_find_portable(const fattn_ctx *ctx, const fattni_problem *p) {
     return find(ctx, p, 80);
 }

@@ -16,7 +16,8 @@ typedef struct fattni_kernel {
     uint32_t algorithms; /* bit a set: answers to fattn_algorithm a */
     /* NULL: takes it. Else why not, as the end of a sentence ("has no ALiBi"). Pure. */
     const char *(*refuses)(const fattn_ctx *ctx, const fattni_problem *p);
-    void (*plan)(const fattn_ctx *ctx, const fattni_problem *p, fattni_kernel_plan *out); /* pure */
+    /* Pure, and the bytes suffice wherever the tensors lie. */
+    void (*plan)(const fattn_ctx *ctx, const fattni_problem *p, fattni_kernel_plan *out);
     fattn_status (*run)(fattn_ctx *ctx, const fattni_problem *p);
 } fattni_kernel;
 

@@ -351,7 +351,7 @@ fattn_status fattni_problem_init(fattn_ctx *ctx, const fattn_attention_params *p
     /* A query plans both passes from one io: backward's tensors are checked as far as they are
        there. Running forward leaves them alone. */
     const bool backward = pass == FATTNI_BWD;
-    if (backward && !running && !known_io.d_o) known_io.d_o = known_io.o;
+    if (backward && !running && !known_io.d_o) known_io.d_o = known_io.o, p.any_d_o = true;
     FATTNI_TRY(take_tensors(ctx, &known_io, backward, &p));
     if (backward && !running) want_all_unless_some(&p);
     if (running && ctx->device == FATTN_CPU) FATTNI_TRY(check_lengths(ctx, &p));

@@ -70,7 +70,7 @@ typedef struct fattn_attention_io {
     const fattn_tensor *cu_seqlens_q, *cu_seqlens_k; /* [Nseq+1] I32, both or neither: packed */
     const fattn_tensor *rng_step;                    /* I32 scalar on the device: captured graphs */
     /* backward */
-    const fattn_tensor *d_o;           /* [B,Hq,Sq,Dv] o's or q's dtype; required */
+    const fattn_tensor *d_o;           /* [B,Hq,Sq,Dv] q's dtype or F32; required */
     const fattn_tensor *d_lse;         /* [B,Hq,Sq]    as lse: gradient that reaches L itself */
     const fattn_tensor *delta;         /* [B,Hq,Sq]    as lse: sum_d dO*O - dL, when already known */
     const fattn_tensor *dq, *dk, *dv;  /* as q, k, v; same dtype or F32; NULL = not wanted */
@@ -89,7 +89,9 @@ typedef struct fattn_attention_io {
 typedef struct fattn_attention_plan {
     uint32_t struct_size;
     uint32_t deterministic;               /* 1 = gradients repeat bitwise */
-    size_t fwd_workspace, bwd_workspace;  /* bytes; never depend on data pointers */
+    size_t fwd_workspace, bwd_workspace;  /* bytes: enough for every call with the same tensors
+                                             present, shapes, strides, dtypes and params, wherever
+                                             they lie; without d_o for any d_o that is allowed */
     size_t saved_bytes;                   /* what io.saved must hold: 0 for flash */
     size_t lse_bytes;                     /* L */
     size_t materialized_bytes;            /* what N x N storage would take: P, and the keep mask */

@@ -1,8 +1,11 @@
-/* What the host's side of the CUDA backend does, looked at without a GPU: whose CUDA context is current
-   when it calls. The context is none that was created; nothing here reaches CUDA. */
+/* What the host's side of the CUDA backend decides, looked at without a GPU: bytes of workspaces, sizes
+   that it refuses, before anything is enqueued, and whose CUDA context is current meanwhile. The context
+   is none that was created; nothing here reaches CUDA. */
+#include "cuda_blas.h"
 #include "cuda_driver.h"
 #include "cuda_sm90.h"
 #include "kernel.h"
+#include "plans.h"
 
 #include <criterion/criterion.h>
 #include <string.h>
@@ -54,6 +57,14 @@ static fattn_ctx context_of(int arch) {
                        .gpu = {.arch = arch, .sms = 132, .l2_bytes = (size_t)50 << 20,
                                .shared_limit = 232448, .driver = &driver},
                        .allocator = {note_alloc, note_free, NULL}};
+}
+
+Test(host_side, bytes_do_not_depend_on_places_or_d_o, .timeout = 120) {
+    for (int arch = 80; arch <= 90; arch += 10) {
+        fattn_ctx ctx = context_of(arch);
+        ctx.gpu.blas = (struct fattni_cuda_blas *)&driver; /* STANDARD wants to know that there is one */
+        cr_assert_gt(plans_check(&ctx), 100000);
+    }
 }
 
 /* ---- whose context is current ---- */

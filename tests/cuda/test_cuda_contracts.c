@@ -185,6 +185,54 @@ static void all_finite(call *c, enum call_tensor first, enum call_tensor last) {
     }
 }
 
+/* A query with every tensor at its best place and without d_o: its bytes do for tensors an element
+   further on, one or all of them, and for an F32 d_o. */
+Test(cuda_contracts, workspace_of_a_query_suffices_anywhere, .timeout = 100) {
+    fattn_ctx *const ctx = context_or_skip();
+    static const enum call_tensor moved[] = {CALL_Q,  CALL_K,  CALL_V,  CALL_O,
+                                             CALL_D_O, CALL_DQ, CALL_DK, CALL_DV};
+    enum { MOVED = 8 };
+    for (int n = 0; n < 8; ++n) {
+        const attention_case a = {.name = "places", .dtype = dtypes[n % 4], .B = 2, .Hq = 4, .Hkv = 2, .Sq = 513,
+                                  .Sk = 513, .D = n < 4 ? 64 : 256, .flags = FATTN_CAUSAL};
+        call *const c = call_new(ctx, &a);
+        fattn_attention_plan plan = {.struct_size = sizeof plan};
+        fattn_attention_io without = c->io;
+        without.d_o = NULL;
+        call_must(ctx, fattn_attention_query(ctx, &c->params, &without, &plan), "query");
+        fattn_tensor memory, wide, aside[MOVED], best[MOVED];
+        call_must(ctx, fattn_tensor_alloc(ctx, FATTN_U8, 1, (int64_t[]){(int64_t)plan.bwd_workspace}, &memory),
+                  "workspace");
+        call_run(c);
+        c->io.workspace = memory.data, c->io.workspace_bytes = plan.bwd_workspace;
+        const bool narrow = a.dtype == FATTN_BF16 || a.dtype == FATTN_F16;
+        call_must(ctx, fattn_tensor_alloc(ctx, narrow ? FATTN_F32 : a.dtype, 4, c->t[CALL_D_O].shape, &wide), "d_o");
+        call_must(ctx, fattn_tensor_copy(ctx, &wide, &c->t[CALL_D_O]), "copy");
+        for (int k = 0; k < MOVED; ++k) {
+            best[k] = c->t[moved[k]];
+            call_must(ctx, fattn_tensor_alloc(ctx, (fattn_dtype)best[k].dtype, 1,
+                                              (int64_t[]){fattn_tensor_numel(&best[k]) + 1}, &aside[k]), "aside");
+        }
+        for (int k = 0; k < 2 * (MOVED + 2); ++k) { /* none, one, all */
+            for (int i = 0; i < MOVED; ++i) {
+                c->t[moved[i]] = best[i];
+                if (k / 2 != i && k / 2 != MOVED) continue;
+                c->t[moved[i]].data = (char *)aside[i].data + fattn_dtype_size((fattn_dtype)best[i].dtype);
+                call_must(ctx, fattn_tensor_copy(ctx, &c->t[moved[i]], &best[i]), "copy");
+            }
+            c->io.d_o = k % 2 ? &wide : &c->t[CALL_D_O];
+            for (int i = 5; i < MOVED; ++i) call_fill(c, moved[i], NAN);
+            call_backward(c);
+            all_finite(c, CALL_DQ, CALL_DV);
+        }
+        for (int k = 0; k < MOVED; ++k) c->t[moved[k]] = best[k], fattn_tensor_free(ctx, &aside[k]);
+        fattn_tensor_free(ctx, &wide);
+        call_free(c);
+        fattn_tensor_free(ctx, &memory);
+    }
+    fattn_ctx_destroy(ctx);
+}
+
 typedef struct worker {
     uint64_t want[4];
     int wrong;
