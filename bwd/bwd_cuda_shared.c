@@ -18,18 +18,25 @@ const char *fattni_bwd_cuda_refuses(const fattn_ctx *ctx, const fattni_problem *
     if (reason) return reason;
     if ((p->flags & FATTN_DETERMINISTIC) && sums_bias(p))
         return "adds a dbias that broadcasts atomically: it is not deterministic";
-    if (!fattni_cuda_find(ctx, p))
-        return "has no kernel for this dtype, head_dim and these features on this device";
-    return NULL;
+    const fattni_cuda_kernel *const k = fattni_cuda_find(ctx, p);
+    if (!k) return "has no kernel for this dtype, head_dim and these features on this device";
+    return fattni_cuda_refuses_grid(
+        fattni_max(fattni_bwd_cuda_row_grid(p, k), fattni_bwd_cuda_key_grid(p, k)));
 }
 
 bool fattni_bwd_cuda_repeats(const fattni_problem *p) {
     return (p->flags & FATTN_DETERMINISTIC) || !(p->dq.present || sums_bias(p));
 }
 
-/* One per row block of each (sequence, head). */
+int64_t fattni_bwd_cuda_row_grid(const fattni_problem *p, const fattni_cuda_kernel *k) {
+    return fattni_ceil_div(p->Sq, k->BM) * p->Hq * p->B;
+}
+int64_t fattni_bwd_cuda_key_grid(const fattni_problem *p, const fattni_cuda_kernel *k) {
+    return fattni_ceil_div(p->Sk, k->BN) * p->Hkv * p->B;
+}
+
 static size_t row_blocks(const fattni_problem *p, const fattni_cuda_kernel *k) {
-    return (size_t)(fattni_ceil_div(p->Sq, k->BM) * p->Hq * p->B);
+    return (size_t)fattni_bwd_cuda_row_grid(p, k);
 }
 
 static size_t aligned(size_t bytes) {

@@ -89,9 +89,9 @@ static enum fattni_mask mask_of(const fattni_problem *p) {
 }
 
 /* Code for sm_90a runs on 9.0 and nowhere else. */
-static bool runs_on(int arch, const fattn_ctx *ctx, const fattni_problem *p) {
-    if (arch != 90) return arch <= ctx->gpu.arch;
-    return ctx->gpu.arch == 90 && fattni_sm90_fits(p);
+static bool runs_on(const fattni_cuda_kernel *k, const fattn_ctx *ctx, const fattni_problem *p) {
+    if (k->arch != 90) return k->arch <= ctx->gpu.arch;
+    return ctx->gpu.arch == 90 && fattni_sm90_fits(p) && fattni_sm90_counts(p, k);
 }
 
 /* Hopper's backward has a softcap in kernels of its own. */
@@ -117,7 +117,7 @@ static bool computes(const fattni_cuda_kernel *k, const fattni_problem *p) {
 static const fattni_cuda_kernel *find(const fattn_ctx *ctx, const fattni_problem *p, int most) {
     const enum fattni_mask mask = mask_of(p);
     for (const fattni_cuda_kernel *k = fattni_cuda_kernels; k->name; ++k)
-        if (k->pass == (int)p->pass && k->arch <= most && runs_on(k->arch, ctx, p) &&
+        if (k->pass == (int)p->pass && k->arch <= most && runs_on(k, ctx, p) &&
             computes(k, p) && serves(k, mask, p) && fattni_max(p->D, p->Dv) <= k->D &&
             k->shared <= ctx->gpu.shared_limit)
             return k;

@@ -37,6 +37,20 @@ bool fattni_sm90_maps_o(const fattni_problem *p) {
     return p->o.dtype == (int32_t)p->dtype && mappable(&p->o, p->Dv);
 }
 
+/* Blocks of one (b, h), a cluster's as one. */
+static int64_t blocks_of(const fattni_problem *p, const fattni_cuda_kernel *k) {
+    return p->pass == FATTNI_FWD ? fattni_ceil_div(p->Sq, k->BM)
+                                 : fattni_ceil_div(p->Sk, (int64_t)k->BN * k->cluster);
+}
+
+/* fattni_cut makes at most 7 pieces of rows for each row block of a head, none when packed, and 2 for
+   each tile; a cluster of two has one. A task's steps are the row blocks of a group. */
+bool fattni_sm90_counts(const fattni_problem *p, const fattni_cuda_kernel *k) {
+    const int64_t heads = (p->pass == FATTNI_FWD ? p->Hq : p->Hkv) * p->B;
+    const int64_t rows = fattni_ceil_div(p->Sq, k->BM) * (p->packed ? p->group : p->Hq * p->B);
+    return blocks_of(p, k) * heads <= 1 << 28 && (p->pass == FATTNI_FWD || rows <= 1 << 26);
+}
+
 /* {width, rows, heads, batches} of `a`, boxes of 64 columns and `box` rows. */
 static fattn_status map_of(fattn_ctx *ctx, const fattni_array *a, fattn_dtype dtype, int64_t width, int box,
                            CUtensorMap *map, fattni_map_step *step) {
@@ -93,12 +107,8 @@ fattn_status fattni_sm90_args_of(fattn_ctx *ctx, const fattni_problem *p,
     const fattn_status s = maps_of(ctx, p, k, out);
     fattni_cuda_leave(ctx, entered);
     FATTNI_TRY(s);
-    const int64_t blocks = forward ? fattni_ceil_div(p->Sq, k->BM)
-                                   : fattni_ceil_div(p->Sk, (int64_t)k->BN * k->cluster);
+    const int64_t blocks = blocks_of(p, k);
     const int64_t heads = forward ? p->Hq : p->Hkv, tiles = blocks * heads * p->B;
-    if (tiles > INT32_MAX / 2)
-        return fattn_ctx_fail(ctx, FATTN_E_UNSUPPORTED, "%s: %lld tiles exceed 2^30", k->name,
-                              (long long)tiles);
     out->blocks = (int32_t)blocks;
     out->tiles = out->pieces = (int32_t)tiles;
     /* Heads that are worked on together. Forward: their K and V fit L2. Backward: about two waves of CTAs, which are

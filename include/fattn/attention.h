@@ -44,8 +44,8 @@ typedef struct fattn_attention_params {
     int32_t window_left, window_right;  /* read only with FATTN_WINDOW */
     int64_t max_seqlen_q, max_seqlen_k; /* packed batches: upper bounds below 2^31, known to the
                                            host */
-    int64_t q_pos0, k_pos0;             /* >= 0: position of row 0 and key 0 in the whole sequence:
-                                           mask, ALiBi, dropout */
+    int64_t q_pos0, k_pos0;             /* 0..2^29: position of row 0 and key 0 in the whole
+                                           sequence: mask, ALiBi, dropout */
     fattn_rng rng;                      /* read only when dropout_p > 0; stream = the call site */
     int32_t rng_batch0, rng_head0;      /* place of this slice in the whole batch */
     int32_t rng_heads;                  /* heads of the whole batch; 0 = Hq */
@@ -84,7 +84,11 @@ typedef struct fattn_attention_io {
 
 /* Packed: q is [1,Hq,total_q,D], b counts sequences, i and j count inside one, bias is
    [Nseq,Hq,max_seqlen_q,max_seqlen_k]. A GPU clamps lengths to max_seqlen and total; the CPU
-   refuses wrong ones with FATTN_E_ARG. Rows past the end of a sequence are not touched. */
+   refuses wrong ones with FATTN_E_ARG. Rows past the end of a sequence are not touched.
+
+   Sizes. Sq + q_pos0 and Sk + k_pos0 are below 2^31-1, all heads have at most 2^48 rows. A GPU takes up to
+   2^28 rows and keys of a sequence or a packed buffer, 2^31-1 heads of all sequences and as many blocks
+   of 16 rows or more; beyond that it is FATTN_E_UNSUPPORTED. */
 
 typedef struct fattn_attention_plan {
     uint32_t struct_size;
