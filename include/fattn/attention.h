@@ -70,7 +70,7 @@ typedef struct fattn_attention_io {
     const fattn_tensor *cu_seqlens_q, *cu_seqlens_k; /* [Nseq+1] I32, both or neither: packed */
     const fattn_tensor *rng_step;                    /* I32 scalar on the device: captured graphs */
     /* backward */
-    const fattn_tensor *d_o;           /* [B,Hq,Sq,Dv] q's dtype or F32; required */
+    const fattn_tensor *d_o;           /* [B,Hq,Sq,Dv] q's dtype, or F32 beside 16 bits; required */
     const fattn_tensor *d_lse;         /* [B,Hq,Sq]    as lse: gradient that reaches L itself */
     const fattn_tensor *delta;         /* [B,Hq,Sq]    as lse: sum_d dO*O - dL, when already known */
     const fattn_tensor *dq, *dk, *dv;  /* as q, k, v; same dtype or F32; NULL = not wanted */
