@@ -66,31 +66,40 @@ static bool does_rows(const fattni_cuda_kernel *k, const fattni_cuda_args *a) {
 }
 
 static const char *refuses(const fattn_ctx *ctx, const fattni_problem *p) {
-    if (p->dtype != FATTN_BF16 && p->dtype != FATTN_F16) return "computes bf16 and f16 only";
-    return fattni_bwd_cuda_refuses(ctx, p);
+    const char *reason = fattni_bwd_cuda_refuses(ctx, p);
+    if (reason) return reason;
+    if (layout_of(ctx, p, fattni_cuda_find(ctx, p)).padded_rows > INT32_MAX)
+        return "pads the rows of packed sequences to more than 2^31-1";
+    return NULL;
 }
 
 static void plan(const fattn_ctx *ctx, const fattni_problem *p, fattni_kernel_plan *out) {
-    const fattni_cuda_kernel *k = fattni_cuda_find(ctx, p);
-    out->workspace = layout_of(ctx, p, k).bytes;
-    const fattni_cuda_kernel *portable = fattni_cuda_find_portable(ctx, p);
-    if (portable) out->workspace = (size_t)fattni_max((int64_t)out->workspace, (int64_t)layout_of(ctx, p, portable).bytes);
+    const fattni_cuda_kernel *const k = fattni_cuda_find(ctx, p);
+    const fattni_cuda_kernel *const either[] = {fattni_cuda_find_aligned(ctx, p),
+                                                fattni_cuda_find_portable(ctx, p)};
+    for (int n = 0; n < 2; ++n) {
+        const size_t bytes = either[n] ? layout_of(ctx, p, either[n]).bytes : 0;
+        if (bytes > out->workspace) out->workspace = bytes;
+    }
     out->deterministic = fattni_bwd_cuda_repeats(p);
     strncpy(out->name, k->name, sizeof out->name - 1);
 }
 
-/* The main kernel on Hopper; `rows`: with what is done before and after it. As many CTAs as SMs share the pieces, or a
-   cluster has one of them. */
-static fattn_status start_hopper(fattn_ctx *ctx, const fattni_problem *p, const fattni_cuda_kernel *k,
-                                 const fattni_cuda_args *a, void *counters, bool rows) {
+/* What the main kernel on Hopper is told; `rows`: it also does what is done before and after it. */
+static fattn_status hopper_args(fattn_ctx *ctx, const fattni_problem *p, const fattni_cuda_kernel *k,
+                                const fattni_cuda_args *a, void *counters, bool rows, fattni_sm90_args *out) {
     const fattni_problem mapped = a->d_o_copy.p ? with_copy(p, &a->d_o_copy) : *p;
-    fattni_sm90_args s;
-    FATTNI_TRY(fattni_sm90_args_of(ctx, &mapped, k, &s));
-    s.a = *a;
-    s.next_tile = counters;
-    if (rows) fattni_cut(&s, k->cluster);
-    const int64_t grid = k->cluster == 1 ? fattni_min(s.pieces, ctx->gpu.sms) : (int64_t)s.pieces * k->cluster;
-    return fattni_cuda_start(ctx, k->name, k->kernel, grid, k->threads, k->shared, &s);
+    FATTNI_TRY(fattni_sm90_args_of(ctx, &mapped, k, out));
+    out->a = *a;
+    out->next_tile = counters;
+    if (rows) fattni_cut(out, k->cluster);
+    return FATTN_OK;
+}
+
+/* As many CTAs as SMs share the pieces, or a cluster has one of them. */
+static fattn_status start_hopper(fattn_ctx *ctx, const fattni_cuda_kernel *k, const fattni_sm90_args *s) {
+    const int64_t grid = k->cluster == 1 ? fattni_min(s->pieces, ctx->gpu.sms) : (int64_t)s->pieces * k->cluster;
+    return fattni_cuda_start(ctx, k->name, k->kernel, grid, k->threads, k->shared, s);
 }
 
 /* In F16 a P of 1 / Sk is no normal number from Sk = 16384 on, and loses bits: P and dS of long rows are computed
@@ -129,24 +138,28 @@ static fattn_status run(fattn_ctx *ctx, const fattni_problem *p) {
                                    D, 1};
     }
     if (p->dq.present) a.dq_accumulator = (float *)((char *)p->workspace + l.dq);
-    const int64_t row_grid = fattni_ceil_div(p->Sq, k->BM) * p->Hq * p->B;
-    const int64_t key_grid = fattni_ceil_div(p->Sk, k->BN) * p->Hkv * p->B;
+    const int64_t row_grid = fattni_bwd_cuda_row_grid(p, k), key_grid = fattni_bwd_cuda_key_grid(p, k);
     const bool rows = does_rows(k, &a); /* the main kernel is delta and finish, too */
     fattni_bwd_cuda_huge_args(ctx, p, &l.huge, &a);
+    fattni_cuda_args main = a;
+    if (a.d_o_copy.p) main.d_o = a.d_o_copy;
+    fattni_sm90_args s;
+    if (hopper) /* what may fail comes before what writes */
+        FATTNI_TRY(hopper_args(ctx, p, k, &main, (char *)p->workspace + l.pieces, rows, &s));
     FATTNI_TRY(fattni_cuda_zero(ctx, (char *)p->workspace + l.huge.zero, l.bytes - l.huge.zero));
     FATTNI_TRY(fattni_bwd_cuda_zero(ctx, p, &a));
     if (!rows) FATTNI_TRY(FATTNI_START(ctx, fattn_bwd_delta, row_grid, 256, &a));
-    if (a.d_o_copy.p) a.d_o = a.d_o_copy; /* from here on */
     if (hopper)
-        FATTNI_TRY(start_hopper(ctx, p, k, &a, (char *)p->workspace + l.pieces, rows));
+        FATTNI_TRY(start_hopper(ctx, k, &s));
     else
-        FATTNI_TRY(fattni_cuda_start(ctx, k->name, k->kernel, key_grid, k->threads, k->shared, &a));
+        FATTNI_TRY(fattni_cuda_start(ctx, k->name, k->kernel, key_grid, k->threads, k->shared, &main));
     if (p->dq.present && !rows)
         FATTNI_TRY(FATTNI_START(ctx, fattn_bwd_finish, row_grid, a.dq_threads, &a));
-    FATTNI_TRY(fattni_bwd_cuda_huge(ctx, p, &a));
+    FATTNI_TRY(fattni_bwd_cuda_huge(ctx, p, &main));
     return fattni_bwd_cuda_sink(ctx, p, &a);
 }
 
 const fattni_kernel fattni_bwd_cuda = {
     "fattn_bwd_sm80", FATTN_CUDA,
-    1u << FATTN_ALGO_AUTO | 1u << FATTN_ALGO_FLASH1 | 1u << FATTN_ALGO_FLASH2, refuses, plan, run};
+    1u << FATTN_ALGO_AUTO | 1u << FATTN_ALGO_FLASH1 | 1u << FATTN_ALGO_FLASH2, refuses, plan, run,
+    1u << FATTN_BF16 | 1u << FATTN_F16};

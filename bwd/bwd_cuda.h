@@ -7,11 +7,15 @@
 #include "kernel.h"
 
 /* NULL, or why no CUDA backward kernel takes it: as fattni_cuda_refuses, and what
-   FATTN_DETERMINISTIC cannot have. */
+   FATTN_DETERMINISTIC or a grid cannot have. */
 const char *fattni_bwd_cuda_refuses(const fattn_ctx *ctx, const fattni_problem *p);
 
 /* Gradients repeat bitwise: asked for, or no dQ and no dbias whose terms come in any order. */
 bool fattni_bwd_cuda_repeats(const fattni_problem *p);
+
+/* Blocks of rows and of keys, of all heads: grids of what runs beside the main kernel, and of it. */
+int64_t fattni_bwd_cuda_row_grid(const fattni_problem *p, const fattni_cuda_kernel *k);
+int64_t fattni_bwd_cuda_key_grid(const fattni_problem *p, const fattni_cuda_kernel *k);
 
 /* Parts of the workspace that both have, each aligned, 0 bytes when absent: for dsink and for the
    turns of FATTN_DETERMINISTIC. */

@@ -13,31 +13,33 @@ static bool sums_bias(const fattni_problem *p) {
     return sums;
 }
 
-/* Row blocks and key blocks of the kernel for huge rows. */
-static int64_t huge_tasks(const fattni_problem *p, const fattni_cuda_kernel *k) {
-    return p->B * (p->Hq * fattni_ceil_div(p->Sq, k->BM) + p->Hkv * fattni_ceil_div(p->Sk, k->BN));
-}
-
 const char *fattni_bwd_cuda_refuses(const fattn_ctx *ctx, const fattni_problem *p) {
     const char *reason = fattni_cuda_refuses(p);
     if (reason) return reason;
     if ((p->flags & FATTN_DETERMINISTIC) && sums_bias(p))
         return "adds a dbias that broadcasts atomically: it is not deterministic";
-    if (!fattni_cuda_find(ctx, p))
-        return "has no kernel for this dtype, head_dim and these features on this device";
+    const fattni_cuda_kernel *const k = fattni_cuda_find(ctx, p);
+    if (!k) return "has no kernel for this dtype, head_dim and these features on this device";
     const fattni_cuda_kernel *const huge = fattni_cuda_find_huge(ctx, p);
     if (!huge) return "has no kernel for huge rows of this dtype and head_dim on this device";
-    if (huge_tasks(p, huge) > INT32_MAX) return "takes at most 2^31-1 blocks of rows and keys";
-    return NULL;
+    const int64_t tasks = fattni_bwd_cuda_row_grid(p, huge) + fattni_bwd_cuda_key_grid(p, huge);
+    return fattni_cuda_refuses_grid(
+        fattni_max(tasks, fattni_max(fattni_bwd_cuda_row_grid(p, k), fattni_bwd_cuda_key_grid(p, k))));
 }
 
 bool fattni_bwd_cuda_repeats(const fattni_problem *p) {
     return (p->flags & FATTN_DETERMINISTIC) || !(p->dq.present || sums_bias(p));
 }
 
-/* One per row block of each (sequence, head). */
+int64_t fattni_bwd_cuda_row_grid(const fattni_problem *p, const fattni_cuda_kernel *k) {
+    return fattni_ceil_div(p->Sq, k->BM) * p->Hq * p->B;
+}
+int64_t fattni_bwd_cuda_key_grid(const fattni_problem *p, const fattni_cuda_kernel *k) {
+    return fattni_ceil_div(p->Sk, k->BN) * p->Hkv * p->B;
+}
+
 static size_t row_blocks(const fattni_problem *p, const fattni_cuda_kernel *k) {
-    return (size_t)(fattni_ceil_div(p->Sq, k->BM) * p->Hq * p->B);
+    return (size_t)fattni_bwd_cuda_row_grid(p, k);
 }
 
 static size_t aligned(size_t bytes) {
@@ -93,6 +95,6 @@ void fattni_bwd_cuda_huge_args(const fattn_ctx *ctx, const fattni_problem *p, co
 
 fattn_status fattni_bwd_cuda_huge(fattn_ctx *ctx, const fattni_problem *p, const fattni_cuda_args *a) {
     const fattni_cuda_kernel *const k = fattni_cuda_find_huge(ctx, p);
-    return fattni_cuda_start(ctx, k->name, k->kernel, fattni_min(huge_tasks(p, k), ctx->gpu.sms), k->threads, k->shared,
-                             a);
+    const int64_t tasks = fattni_bwd_cuda_row_grid(p, k) + fattni_bwd_cuda_key_grid(p, k);
+    return fattni_cuda_start(ctx, k->name, k->kernel, fattni_min(tasks, ctx->gpu.sms), k->threads, k->shared, a);
 }

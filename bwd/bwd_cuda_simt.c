@@ -21,11 +21,6 @@ static layout layout_of(const fattn_ctx *ctx, const fattni_problem *p, const fat
     return l;
 }
 
-static const char *refuses(const fattn_ctx *ctx, const fattni_problem *p) {
-    if (p->dtype != FATTN_F32 && p->dtype != FATTN_F64) return "computes f32 and f64 only";
-    return fattni_bwd_cuda_refuses(ctx, p);
-}
-
 static void plan(const fattn_ctx *ctx, const fattni_problem *p, fattni_kernel_plan *out) {
     const fattni_cuda_kernel *k = fattni_cuda_find(ctx, p);
     out->workspace = layout_of(ctx, p, k).huge.end;
@@ -42,8 +37,7 @@ static fattn_status run(fattn_ctx *ctx, const fattni_problem *p) {
     a.delta = (float *)(workspace + l.delta);
     a.sink_parts = workspace + l.sink;
     if (l.huge.max > l.turns) a.turns = (int32_t *)(workspace + l.turns);
-    const int64_t row_grid = fattni_ceil_div(p->Sq, k->BM) * p->Hq * p->B;
-    const int64_t key_grid = fattni_ceil_div(p->Sk, k->BN) * p->Hkv * p->B;
+    const int64_t row_grid = fattni_bwd_cuda_row_grid(p, k), key_grid = fattni_bwd_cuda_key_grid(p, k);
     fattni_bwd_cuda_huge_args(ctx, p, &l.huge, &a);
     FATTNI_TRY(fattni_cuda_zero(ctx, workspace + l.huge.zero, l.huge.end - l.huge.zero));
     FATTNI_TRY(fattni_bwd_cuda_zero(ctx, p, &a));
@@ -56,4 +50,5 @@ static fattn_status run(fattn_ctx *ctx, const fattni_problem *p) {
 
 const fattni_kernel fattni_bwd_cuda_simt = {
     "fattn_bwd_simt", FATTN_CUDA,
-    1u << FATTN_ALGO_AUTO | 1u << FATTN_ALGO_FLASH1 | 1u << FATTN_ALGO_FLASH2, refuses, plan, run};
+    1u << FATTN_ALGO_AUTO | 1u << FATTN_ALGO_FLASH1 | 1u << FATTN_ALGO_FLASH2,
+    fattni_bwd_cuda_refuses, plan, run, 1u << FATTN_F32 | 1u << FATTN_F64};

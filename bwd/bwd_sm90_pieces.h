@@ -139,7 +139,7 @@ DEVICE void prepare(const fattni_sm90_args *p, const piece *x, int thread, int t
         const half_type *const o = (const half_type *)a->o.p + at.b * a->o.b + at.h * a->o.h + column;
         const half_type *const d_o =
             (const half_type *)a->d_o.p + at.b * a->d_o.b + at.h * a->d_o.h + column;
-        float4 *const zero = (float4 *)accumulator_of(p, x->section, head);
+        float4 *const zero = (float4 *)(accumulator_of(p, x->section, head) + (int64_t)s.begin * D);
         const float *const lse = (const float *)a->lse.p + at.b * a->lse.b + at.h * a->lse.h;
         const int64_t base = ((int64_t)at.b * a->Hq + at.h) * a->padded_rows;
         const int end = min(s.end, rows_of(a, at.b));
@@ -152,7 +152,8 @@ DEVICE void prepare(const fattni_sm90_args *p, const piece *x, int thread, int t
                 left[n] = inside ? *(const uint4 *)(o + i * a->o.row) : make_uint4(0, 0, 0, 0);
                 right[n] = inside ? *(const uint4 *)(d_o + i * a->d_o.row) : make_uint4(0, 0, 0, 0);
             }
-            for (int n = first * (D / 4) + thread; n < min(first + AT_ONCE * groups, s.end) * (D / 4); n += threads)
+            for (int n = (first - s.begin) * (D / 4) + thread;
+                 n < (min(first + AT_ONCE * groups, s.end) - s.begin) * (D / 4); n += threads)
                 zero[n] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
             const int mine = i0 + lane, there = mine < end && lane < AT_ONCE;
             const float L = there ? lse[mine * a->lse.row] : INFINITY;

@@ -21,14 +21,22 @@ const char *fattni_cuda_refuses(const fattni_problem *p) {
     const int64_t most = 1 << 28;
     if (p->Sq > most || p->Sk > most || p->rows_q > most || p->rows_k > most)
         return "takes at most 2^28 rows";
-    if (p->B > INT32_MAX || p->Hq > INT32_MAX) return "takes at most 2^31-1 sequences and heads";
+    if (p->B > INT32_MAX || p->Hq > INT32_MAX || p->B * p->Hq > INT32_MAX)
+        return "takes at most 2^31-1 heads of all sequences";
     return NULL;
+}
+
+const char *fattni_cuda_refuses_grid(int64_t blocks) {
+    return blocks > INT32_MAX ? "has more blocks of work than CUDA's 2^31-1" : NULL;
 }
 
 fattni_cuda_args fattni_cuda_args_of(const fattni_problem *p) {
     const bool causal = p->flags & (FATTN_CAUSAL | FATTN_CAUSAL_TOP_LEFT);
-    /* A window wider than any sequence is none. */
-    const int64_t left = p->window_left, right = causal ? 0 : p->window_right;
+    /* A side of a window that ends beyond what any row could see is none: so sums of rows, keys and
+       diagonals have 31 bits, with at most 2^28 rows and positions of at most 2^29. */
+    const int64_t shift = p->q_pos0 - p->k_pos0, reach = p->Sq + p->Sk;
+    const int64_t left = p->window_left < reach + shift ? p->window_left : FATTNI_FAR;
+    const int64_t right = causal ? 0 : p->window_right < reach - shift ? p->window_right : FATTNI_FAR;
     const bool half = p->dtype == FATTN_BF16 || p->dtype == FATTN_F16;
     fattni_cuda_args a = {
         .q = view_of(&p->q), .k = view_of(&p->k), .v = view_of(&p->v), .o = view_of(&p->o),
@@ -45,9 +53,7 @@ fattni_cuda_args fattni_cuda_args_of(const fattni_problem *p) {
         .D = (int32_t)p->D, .Dv = (int32_t)p->Dv,
         .rows_q = (int32_t)p->rows_q, .rows_k = (int32_t)p->rows_k,
         .top_left = (p->flags & FATTN_CAUSAL_TOP_LEFT) != 0,
-        .shift = (int32_t)fattni_clamp(p->q_pos0 - p->k_pos0, -(FATTNI_FAR / 2), FATTNI_FAR / 2),
-        .left = (int32_t)fattni_min(left, FATTNI_FAR),
-        .right = (int32_t)fattni_min(right, FATTNI_FAR),
+        .shift = (int32_t)shift, .left = (int32_t)left, .right = (int32_t)right,
         .scale = (float)p->scale, .softcap = (float)p->softcap, .scale_f64 = p->scale,
         .softcap_f64 = p->softcap, .keep_scale_f64 = p->keep_scale, .drop_T = p->drop_T,
         .keep_scale = (float)p->keep_scale, .seed = p->rng.seed,

@@ -104,14 +104,8 @@ static fattn_status clear(fattn_ctx *ctx, const fattni_cuda_gemm *g) {
     return FATTN_OK;
 }
 
-fattn_status fattni_cuda_multiply(fattn_ctx *ctx, const fattni_cuda_gemm *g, void *workspace) {
+static fattn_status multiply(fattn_ctx *ctx, const fattni_cuda_gemm *g, void *workspace) {
     struct fattni_cuda_blas *const b = ctx->gpu.blas;
-    if (!b)
-        return fattn_ctx_fail(ctx, FATTN_E_UNSUPPORTED, "a matrix product %s",
-                              fattni_cuda_blas_missing(ctx));
-    if (g->batches == 0 || g->M == 0 || g->N == 0) return FATTN_OK;
-    if (g->K == 0) return g->beta == 0 ? clear(ctx, g) : FATTN_OK;
-
     bool done = false;
     if (b->tuned) FATTNI_TRY(fattni_cuda_tuned_multiply(ctx, b->tuned, g, workspace, &done));
     if (done) return FATTN_OK;
@@ -134,4 +128,17 @@ fattn_status fattni_cuda_multiply(fattn_ctx *ctx, const fattni_cuda_gemm *g, voi
         beta, g->c, fattni_cuda_blas_type(g->c_dtype), g->ldc, g->stride_c, g->batches,
         compute_type(g), CUBLAS_GEMM_DEFAULT);
     return blas_check(ctx, s, "cublasGemmStridedBatchedEx");
+}
+
+fattn_status fattni_cuda_multiply(fattn_ctx *ctx, const fattni_cuda_gemm *g, void *workspace) {
+    bool entered;
+    if (!ctx->gpu.blas)
+        return fattn_ctx_fail(ctx, FATTN_E_UNSUPPORTED, "a matrix product %s",
+                              fattni_cuda_blas_missing(ctx));
+    if (g->batches == 0 || g->M == 0 || g->N == 0) return FATTN_OK;
+    if (g->K == 0) return g->beta == 0 ? clear(ctx, g) : FATTN_OK;
+    FATTNI_TRY(fattni_cuda_enter(ctx, &entered)); /* a handle belongs to a CUDA context */
+    const fattn_status s = multiply(ctx, g, workspace);
+    fattni_cuda_leave(ctx, entered);
+    return s;
 }

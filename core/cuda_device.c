@@ -1,8 +1,8 @@
 #include "cuda_device.h"
 
 #include "cuda_blas.h"
+#include "cuda_driver.h"
 #include "cuda_kernels.h"
-#include "cuda_sm90.h"
 
 #include <cuda_runtime_api.h>
 #include <string.h>
@@ -13,15 +13,22 @@ fattn_status fattni_cuda_check(fattn_ctx *ctx, int error, const char *what) {
                           cudaGetErrorString((cudaError_t)error));
 }
 
-/* Runs what follows on the context's device, whatever the caller's current one is. */
-static fattn_status enter(fattn_ctx *ctx, int *previous) {
-    FATTNI_TRY(fattni_cuda_check(ctx, cudaGetDevice(previous), "cudaGetDevice"));
-    if (*previous == ctx->device_id) return FATTN_OK;
-    return fattni_cuda_check(ctx, cudaSetDevice(ctx->device_id), "cudaSetDevice");
+fattn_status fattni_cuda_enter(fattn_ctx *ctx, bool *entered) {
+    const struct fattni_cuda_driver *const d = ctx->gpu.driver;
+    CUcontext current = NULL;
+    *entered = false;
+    if (d->get_current(&current) == CUDA_SUCCESS && current == d->context) return FATTN_OK;
+    const CUresult result = d->push(d->context);
+    if (result != CUDA_SUCCESS)
+        return fattn_ctx_fail(ctx, FATTN_E_CUDA, "cuCtxPushCurrent of device %d: result %d", ctx->device_id,
+                              (int)result);
+    *entered = true;
+    return FATTN_OK;
 }
 
-static void leave(const fattn_ctx *ctx, int previous) {
-    if (previous != ctx->device_id) cudaSetDevice(previous);
+void fattni_cuda_leave(const fattn_ctx *ctx, bool entered) {
+    CUcontext popped;
+    if (entered) ctx->gpu.driver->pop(&popped);
 }
 
 static void *device_alloc(void *user, size_t bytes, size_t align, fattn_stream s) {
@@ -77,11 +84,48 @@ static fattn_status look(fattn_ctx *ctx) {
                                       (int)k->shared),
             k->name));
     }
-    return ctx->gpu.arch == 90 ? fattni_sm90_open(ctx) : FATTN_OK;
+    return FATTN_OK;
+}
+
+static fattn_status driver_function(fattn_ctx *ctx, const char *symbol, void *to) {
+    void *f = NULL;
+    enum cudaDriverEntryPointQueryResult found;
+    FATTNI_TRY(fattni_cuda_check(
+        ctx, cudaGetDriverEntryPointByVersion(symbol, &f, 12000, cudaEnableDefault, &found), symbol));
+    if (found != cudaDriverEntryPointSuccess)
+        return fattn_ctx_fail(ctx, FATTN_E_CUDA, "the driver has no %s (result %d)", symbol, (int)found);
+    memcpy(to, &f, sizeof f);
+    return FATTN_OK;
+}
+
+/* The CUDA context that is current, if it is one of this device, else the device's primary one, which
+   is never given back: CUDA's runtime keeps it to the end, too. No context is made current for good. */
+static fattn_status find_context(fattn_ctx *ctx) {
+    struct fattni_cuda_driver *const d = ctx->gpu.driver;
+    CUdevice wanted = 0, device = -1;
+    CUresult result = d->device(&wanted, ctx->device_id);
+    if (!result) result = d->get_current(&d->context);
+    if (!result && d->context) result = d->device_of_current(&device);
+    if (!result && (!d->context || device != wanted)) result = d->retain(&d->context, wanted);
+    if (result == CUDA_SUCCESS) return FATTN_OK;
+    return fattn_ctx_fail(ctx, FATTN_E_CUDA, "no CUDA context on device %d: result %d", ctx->device_id,
+                          (int)result);
+}
+
+static fattn_status open_driver(fattn_ctx *ctx) {
+    void *p;
+    FATTNI_TRY(fattni_host_alloc(ctx, sizeof(struct fattni_cuda_driver), &p));
+    memset(p, 0, sizeof(struct fattni_cuda_driver));
+    struct fattni_cuda_driver *const d = ctx->gpu.driver = p;
+#define X(name, symbol) FATTNI_TRY(driver_function(ctx, #symbol, &d->name));
+    FATTNI_DRIVER_FUNCTIONS(X)
+#undef X
+    return find_context(ctx);
 }
 
 fattn_status fattni_cuda_open(fattn_ctx *ctx) {
-    int devices = 0, previous = 0;
+    int devices = 0;
+    bool entered;
     if (cudaGetDeviceCount(&devices) != cudaSuccess) {
         cudaGetLastError();
         devices = 0;
@@ -89,25 +133,28 @@ fattn_status fattni_cuda_open(fattn_ctx *ctx) {
     if (ctx->device_id < 0 || ctx->device_id >= devices)
         return fattn_ctx_fail(ctx, FATTN_E_UNSUPPORTED, "CUDA device %d: this machine has %d",
                               ctx->device_id, devices);
-    FATTNI_TRY(enter(ctx, &previous));
+    FATTNI_TRY(open_driver(ctx));
+    FATTNI_TRY(fattni_cuda_enter(ctx, &entered));
     fattn_status s = look(ctx);
     if (!s) s = fattni_cuda_blas_open(ctx);
-    leave(ctx, previous);
+    fattni_cuda_leave(ctx, entered);
     return s;
 }
 
 void fattni_cuda_close(fattn_ctx *ctx) {
-    int previous = 0;
-    if (!ctx->gpu.blas || enter(ctx, &previous)) return;
-    fattni_cuda_blas_close(ctx);
-    leave(ctx, previous);
+    bool entered;
+    if (ctx->gpu.blas && !fattni_cuda_enter(ctx, &entered)) {
+        fattni_cuda_blas_close(ctx);
+        fattni_cuda_leave(ctx, entered);
+    }
+    fattni_host_free(ctx, ctx->gpu.driver, sizeof(struct fattni_cuda_driver));
 }
 
 fattn_status fattni_cuda_sync(fattn_ctx *ctx) {
-    int previous = 0;
-    FATTNI_TRY(enter(ctx, &previous));
+    bool entered;
+    FATTNI_TRY(fattni_cuda_enter(ctx, &entered));
     const cudaError_t error = cudaStreamSynchronize(ctx->stream);
-    leave(ctx, previous);
+    fattni_cuda_leave(ctx, entered);
     return fattni_cuda_check(ctx, error, "cudaStreamSynchronize");
 }
 
@@ -117,43 +164,43 @@ fattn_status fattni_cuda_start(fattn_ctx *ctx, const char *name, fattni_cuda_any
     if (grid > INT32_MAX)
         return fattn_ctx_fail(ctx, FATTN_E_UNSUPPORTED, "%s: %lld blocks exceed CUDA's 2^31-1", name,
                               (long long)grid);
-    int previous = 0;
-    FATTNI_TRY(enter(ctx, &previous));
+    bool entered;
+    FATTNI_TRY(fattni_cuda_enter(ctx, &entered));
     void *arguments[] = {(void *)(uintptr_t)args};
     const cudaError_t error = cudaLaunchKernel(pointer_of(kernel), (dim3){(unsigned)grid, 1, 1},
                                                (dim3){(unsigned)block, 1, 1}, arguments, shared,
                                                ctx->stream);
-    leave(ctx, previous);
+    fattni_cuda_leave(ctx, entered);
     return fattni_cuda_check(ctx, error, name);
 }
 
 fattn_status fattni_cuda_move(fattn_ctx *ctx, void *dst, const void *src, size_t bytes) {
     if (bytes == 0) return FATTN_OK;
-    int previous = 0;
-    FATTNI_TRY(enter(ctx, &previous));
+    bool entered;
+    FATTNI_TRY(fattni_cuda_enter(ctx, &entered));
     const cudaError_t error = cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDefault, ctx->stream);
-    leave(ctx, previous);
+    fattni_cuda_leave(ctx, entered);
     return fattni_cuda_check(ctx, error, "cudaMemcpyAsync");
 }
 
 fattn_status fattni_cuda_move_rows(fattn_ctx *ctx, void *dst, int64_t dst_pitch, const void *src,
                                    int64_t src_pitch, size_t width, int64_t rows) {
     if (width == 0 || rows == 0) return FATTN_OK;
-    int previous = 0;
-    FATTNI_TRY(enter(ctx, &previous));
+    bool entered;
+    FATTNI_TRY(fattni_cuda_enter(ctx, &entered));
     const cudaError_t error =
         cudaMemcpy2DAsync(dst, (size_t)dst_pitch, src, (size_t)src_pitch, width, (size_t)rows,
                           cudaMemcpyDeviceToDevice, ctx->stream);
-    leave(ctx, previous);
+    fattni_cuda_leave(ctx, entered);
     return fattni_cuda_check(ctx, error, "cudaMemcpy2DAsync");
 }
 
 fattn_status fattni_cuda_zero(fattn_ctx *ctx, void *p, size_t bytes) {
     if (bytes == 0) return FATTN_OK;
-    int previous = 0;
-    FATTNI_TRY(enter(ctx, &previous));
+    bool entered;
+    FATTNI_TRY(fattni_cuda_enter(ctx, &entered));
     const cudaError_t error = cudaMemsetAsync(p, 0, bytes, ctx->stream);
-    leave(ctx, previous);
+    fattni_cuda_leave(ctx, entered);
     return fattni_cuda_check(ctx, error, "cudaMemsetAsync");
 }
 
@@ -161,9 +208,9 @@ fattn_status fattni_cuda_zero_rows(fattn_ctx *ctx, void *p, size_t pitch, size_t
                                    int64_t rows) {
     if (width == 0 || rows == 0) return FATTN_OK;
     if (rows == 1 || width == pitch) return fattni_cuda_zero(ctx, p, width * (size_t)rows);
-    int previous = 0;
-    FATTNI_TRY(enter(ctx, &previous));
+    bool entered;
+    FATTNI_TRY(fattni_cuda_enter(ctx, &entered));
     const cudaError_t error = cudaMemset2DAsync(p, pitch, 0, width, (size_t)rows, ctx->stream);
-    leave(ctx, previous);
+    fattni_cuda_leave(ctx, entered);
     return fattni_cuda_check(ctx, error, "cudaMemset2DAsync");
 }

@@ -15,8 +15,10 @@ fattn_allocator fattni_cuda_allocator(void);
 
 /* From the validated problem to the kernel's view of it. */
 fattni_cuda_args fattni_cuda_args_of(const fattni_problem *p);
-/* NULL, or why 32-bit indices or this build's kernels cannot hold the problem. */
+/* NULL, or why 32-bit indices cannot hold the problem. */
 const char *fattni_cuda_refuses(const fattni_problem *p);
+/* NULL, or why a launch of so many blocks cannot be: asked before anything is written. */
+const char *fattni_cuda_refuses_grid(int64_t blocks);
 /* 16-byte accesses are possible for this tensor's rows. */
 bool fattni_cuda_vector(const fattni_array *a, int64_t width);
 

@@ -38,7 +38,7 @@ enum {
 #define SHARED_fwd_sm90(D, BM, BN, warps, size, mask) FATTNI_FWD_SM90_SHARED(D, BM, BN)
 #define SHARED_bwd_sm90(D, BM, BN, warps, size, mask) FATTNI_BWD_SM90_SHARED(D, BM, BN)
 #define SHARED_bwd_sm80(D, BM, BN, warps, size, mask)                               \
-    ((mask) == FATTNI_MASK_HUGE                                                     \
+    ((int)(mask) == FATTNI_MASK_HUGE                                                 \
          ? 4 * (BM) * PITCH(D) * 2 + 2 * (BM) * (BN) * 2 + 7 * (BM) * 4             \
          : (2 * (BN) + 4 * (BM)) * PITCH(D) * 2 + 2 * (BM) * (BN) * 2 + 4 * (BM) * 4)
 #define SHARED_fwd_mma(D, BM, BN, warps, size, mask) \
@@ -50,7 +50,7 @@ enum {
 #define SHARED_fwd_simt(D, BM, BN, warps, size, mask) \
     ((TILE_simt(BM, D) + 2 * TILE_simt(BN, D) + TILE_simt(BM, BN) + 2 * (BM)) * (size))
 #define SHARED_bwd_simt(D, BM, BN, warps, size, mask)                               \
-    (((mask) == FATTNI_MASK_HUGE                                                    \
+    (((int)(mask) == FATTNI_MASK_HUGE                                                \
           ? 4 * (BM) * ((D) + 1) + 2 * (BM) * ((BN) + 1) + 3 * (BM)                 \
           : 2 * (TILE_simt(BM, D) + TILE_simt(BN, D)) + TILE_simt(BM, BN) + 2 * (BM)) * (size))
 #define SHARED_fwd_tf32 SHARED_fwd_mma
@@ -94,9 +94,9 @@ static enum fattni_mask mask_of(const fattni_problem *p) {
 }
 
 /* Code for sm_90a runs on 9.0 and nowhere else. */
-static bool runs_on(int arch, const fattn_ctx *ctx, const fattni_problem *p) {
-    if (arch != 90) return arch <= ctx->gpu.arch;
-    return ctx->gpu.arch == 90 && fattni_sm90_fits(p);
+static bool runs_on(const fattni_cuda_kernel *k, const fattn_ctx *ctx, const fattni_problem *p) {
+    if (k->arch != 90) return k->arch <= ctx->gpu.arch;
+    return ctx->gpu.arch == 90 && fattni_sm90_fits(p) && fattni_sm90_counts(p, k);
 }
 
 /* Hopper's backward has a softcap in kernels of its own. */
@@ -123,7 +123,7 @@ static bool computes(const fattni_cuda_kernel *k, const fattni_problem *p) {
 static const fattni_cuda_kernel *find(const fattn_ctx *ctx, const fattni_problem *p, int most) {
     const enum fattni_mask mask = mask_of(p);
     for (const fattni_cuda_kernel *k = fattni_cuda_kernels; k->name; ++k)
-        if (k->pass == (int)p->pass && k->arch <= most && runs_on(k->arch, ctx, p) &&
+        if (k->pass == (int)p->pass && k->arch <= most && runs_on(k, ctx, p) &&
             computes(k, p) && serves(k, mask, p) && fattni_max(p->D, p->Dv) <= k->D &&
             k->shared <= ctx->gpu.shared_limit)
             return k;
@@ -132,6 +132,13 @@ static const fattni_cuda_kernel *find(const fattn_ctx *ctx, const fattni_problem
 
 const fattni_cuda_kernel *fattni_cuda_find(const fattn_ctx *ctx, const fattni_problem *p) {
     return find(ctx, p, 90);
+}
+const fattni_cuda_kernel *fattni_cuda_find_aligned(const fattn_ctx *ctx, const fattni_problem *p) {
+    fattni_problem aligned = *p;
+    fattni_array *const all[] = {&aligned.q,   &aligned.k,  &aligned.v,  &aligned.o,
+                                 &aligned.d_o, &aligned.dq, &aligned.dk, &aligned.dv};
+    for (size_t n = 0; n < sizeof all / sizeof all[0]; ++n) all[n]->p = NULL;
+    return find(ctx, &aligned, 90);
 }
 const fattni_cuda_kernel *fattni_cuda_find_portable(const fattn_ctx *ctx, const fattni_problem *p) {
     return find(ctx, p, 80);

@@ -33,8 +33,9 @@ extern const fattni_cuda_kernel fattni_cuda_kernels[];
 /* The first that holds the problem on this device, or NULL. A general kernel holds any mask, a banded
    one those without terms and dropout. */
 const fattni_cuda_kernel *fattni_cuda_find(const fattn_ctx *ctx, const fattni_problem *p);
-/* The same among the kernels for sm_80 and later. Which of the two runs may hang on an address, so
-   that a query covers both. */
+/* The same where all tensors lie at multiples of 16 bytes, and among the kernels for sm_80 and later: what
+   the first one finds is one of these two, by addresses, so that a plan covers both. Either may be NULL. */
+const fattni_cuda_kernel *fattni_cuda_find_aligned(const fattn_ctx *ctx, const fattni_problem *p);
 const fattni_cuda_kernel *fattni_cuda_find_portable(const fattn_ctx *ctx, const fattni_problem *p);
 /* Backward: the one for huge rows. */
 const fattni_cuda_kernel *fattni_cuda_find_huge(const fattn_ctx *ctx, const fattni_problem *p);

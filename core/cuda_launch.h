@@ -7,6 +7,12 @@
 /* FATTN_OK, or FATTN_E_CUDA with "what: CUDA's text". The argument is a cudaError_t. */
 fattn_status fattni_cuda_check(fattn_ctx *ctx, int error, const char *what);
 
+/* Around every call of CUDA and its libraries: between them this thread works on the context's device,
+   whatever its own device and CUDA context are and whether it has any; afterwards it has those again.
+   They nest. A thread that is there already pays for one look. */
+fattn_status fattni_cuda_enter(fattn_ctx *ctx, bool *entered);
+void fattni_cuda_leave(const fattn_ctx *ctx, bool entered);
+
 typedef void (*fattni_cuda_any)(void); /* a kernel's host stub, whatever its argument */
 
 /* The one way to launch: on the context's device and stream. grid and block are one-dimensional, so

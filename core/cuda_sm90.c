@@ -1,25 +1,7 @@
 /* Tensor maps and the persistent schedule of the Hopper kernels. */
 #include "cuda_sm90.h"
 
-#include <cuda_runtime_api.h>
-#include <string.h>
-
-typedef CUresult (*encode_function)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *,
-                                    const cuuint64_t *, const cuuint64_t *, const cuuint32_t *,
-                                    const cuuint32_t *, CUtensorMapInterleave, CUtensorMapSwizzle,
-                                    CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
-
-fattn_status fattni_sm90_open(fattn_ctx *ctx) {
-    enum cudaDriverEntryPointQueryResult found;
-    FATTNI_TRY(fattni_cuda_check(ctx,
-                                 cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled",
-                                                                  (void **)&ctx->gpu.encode, 12000,
-                                                                  cudaEnableDefault, &found),
-                                 "cudaGetDriverEntryPointByVersion(cuTensorMapEncodeTiled)"));
-    if (found == cudaDriverEntryPointSuccess) return FATTN_OK;
-    return fattn_ctx_fail(ctx, FATTN_E_CUDA, "the driver has no cuTensorMapEncodeTiled (result %d)",
-                          (int)found);
-}
+#include "cuda_driver.h"
 
 /* Strides below 2^40 bytes; dimension 2 are rows, which cannot broadcast. */
 static bool mappable(const fattni_array *a, int64_t width) {
@@ -55,12 +37,23 @@ bool fattni_sm90_maps_o(const fattni_problem *p) {
     return p->o.dtype == (int32_t)p->dtype && mappable(&p->o, p->Dv);
 }
 
+/* Blocks of one (b, h), a cluster's as one. */
+static int64_t blocks_of(const fattni_problem *p, const fattni_cuda_kernel *k) {
+    return p->pass == FATTNI_FWD ? fattni_ceil_div(p->Sq, k->BM)
+                                 : fattni_ceil_div(p->Sk, (int64_t)k->BN * k->cluster);
+}
+
+/* fattni_cut makes at most 7 pieces of rows for each row block of a head, none when packed, and 2 for
+   each tile; a cluster of two has one. A task's steps are the row blocks of a group. */
+bool fattni_sm90_counts(const fattni_problem *p, const fattni_cuda_kernel *k) {
+    const int64_t heads = (p->pass == FATTNI_FWD ? p->Hq : p->Hkv) * p->B;
+    const int64_t rows = fattni_ceil_div(p->Sq, k->BM) * (p->packed ? p->group : p->Hq * p->B);
+    return blocks_of(p, k) * heads <= 1 << 28 && (p->pass == FATTNI_FWD || rows <= 1 << 26);
+}
+
 /* {width, rows, heads, batches} of `a`, boxes of 64 columns and `box` rows. */
 static fattn_status map_of(fattn_ctx *ctx, const fattni_array *a, fattn_dtype dtype, int64_t width, int box,
                            CUtensorMap *map, fattni_map_step *step) {
-    encode_function encode;
-    _Static_assert(sizeof encode == sizeof ctx->gpu.encode, "function and object pointers");
-    memcpy(&encode, &ctx->gpu.encode, sizeof encode);
     step->head = a->s[1] != 0;
     step->batch = a->s[0] != 0;
     const cuuint64_t extent[4] = {(cuuint64_t)width, (cuuint64_t)a->n[2],
@@ -70,7 +63,7 @@ static fattn_status map_of(fattn_ctx *ctx, const fattni_array *a, fattn_dtype dt
     const cuuint64_t stride[3] = {(cuuint64_t)row * 2, (cuuint64_t)(step->head ? a->s[1] : row) * 2,
                                   (cuuint64_t)(step->batch ? a->s[0] : row) * 2};
     const cuuint32_t boxes[4] = {64, (cuuint32_t)box, 1, 1}, unit[4] = {1, 1, 1, 1};
-    const CUresult result = encode(
+    const CUresult result = ctx->gpu.driver->encode(
         map, dtype == FATTN_BF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 4,
         a->p, extent, stride, boxes, unit, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
         CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
@@ -90,25 +83,32 @@ static int64_t section_of(const fattn_ctx *ctx, int64_t bytes_per_head) {
     return n;
 }
 
-fattn_status fattni_sm90_args_of(fattn_ctx *ctx, const fattni_problem *p,
-                                 const fattni_cuda_kernel *k, fattni_sm90_args *out) {
-    *out = (fattni_sm90_args){.a = fattni_cuda_args_of(p)};
+static fattn_status maps_of(fattn_ctx *ctx, const fattni_problem *p, const fattni_cuda_kernel *k,
+                            fattni_sm90_args *out) {
     const bool forward = p->pass == FATTNI_FWD;
     FATTNI_TRY(map_of(ctx, &p->q, p->dtype, p->D, forward ? FATTNI_FWD_SM90_Q_ROWS(k->D, k->BM) : k->BM, &out->q,
                       &out->q_step));
     FATTNI_TRY(map_of(ctx, &p->k, p->dtype, p->D, k->BN, &out->k, &out->k_step));
     FATTNI_TRY(map_of(ctx, &p->v, p->dtype, p->Dv, k->BN, &out->v, &out->v_step));
-    out->o_by_tma = forward && fattni_sm90_maps_o(p);
-    out->scale_log2 = out->a.scale * 1.4426950408889634f;
     if (out->o_by_tma) FATTNI_TRY(map_of(ctx, &p->o, p->dtype, p->Dv, 16, &out->o, &out->o_step));
     if (!forward)
         FATTNI_TRY(map_of(ctx, &p->d_o, p->dtype, p->Dv, k->BM, &out->d_o, &out->d_o_step));
-    const int64_t blocks = forward ? fattni_ceil_div(p->Sq, k->BM)
-                                   : fattni_ceil_div(p->Sk, (int64_t)k->BN * k->cluster);
+    return FATTN_OK;
+}
+
+fattn_status fattni_sm90_args_of(fattn_ctx *ctx, const fattni_problem *p,
+                                 const fattni_cuda_kernel *k, fattni_sm90_args *out) {
+    const bool forward = p->pass == FATTNI_FWD;
+    bool entered;
+    *out = (fattni_sm90_args){.a = fattni_cuda_args_of(p)};
+    out->o_by_tma = forward && fattni_sm90_maps_o(p);
+    out->scale_log2 = out->a.scale * 1.4426950408889634f;
+    FATTNI_TRY(fattni_cuda_enter(ctx, &entered)); /* the driver encodes for a context */
+    const fattn_status s = maps_of(ctx, p, k, out);
+    fattni_cuda_leave(ctx, entered);
+    FATTNI_TRY(s);
+    const int64_t blocks = blocks_of(p, k);
     const int64_t heads = forward ? p->Hq : p->Hkv, tiles = blocks * heads * p->B;
-    if (tiles > INT32_MAX / 2)
-        return fattn_ctx_fail(ctx, FATTN_E_UNSUPPORTED, "%s: %lld tiles exceed 2^30", k->name,
-                              (long long)tiles);
     out->blocks = (int32_t)blocks;
     out->tiles = out->pieces = (int32_t)tiles;
     /* Heads that are worked on together. Forward: their K and V fit L2. Backward: about two waves of CTAs, which are

@@ -7,13 +7,22 @@ extern void fattn_scatter(fattni_dense_args);
 
 enum { THREADS = 256 };
 
+/* Threads of the largest launch: elements of P, of a dense buffer, of d_bias. */
+static int64_t most_threads(const fattni_problem *p) {
+    const int64_t rows = p->B * p->Hq * p->Sq, keys = p->B * p->Hkv * p->Sk;
+    const int64_t width = fattni_max(p->D, p->Dv);
+    int64_t bias = p->d_bias.present;
+    for (int d = 0; d < 4; ++d) bias *= p->d_bias.s[d] ? p->d_bias.n[d] : 1;
+    return fattni_max(fattni_max(rows * fattni_max(p->Sk, width), keys * width), bias);
+}
+
 const char *fattni_cuda_standard_refuses(const fattn_ctx *ctx, const fattni_problem *p) {
     const char *reason = fattni_cuda_refuses(p);
     if (!reason) reason = fattni_cuda_blas_missing(ctx);
     if (reason) return reason;
     if (!fattni_standard_fits(p)) return "stores B Hq Sq Sk probabilities: more than 2^56";
     if (p->B * p->Hq > INT32_MAX / fattni_max(p->Sq, 1)) return "takes at most 2^31-1 rows";
-    return NULL;
+    return fattni_cuda_refuses_grid(fattni_ceil_div(most_threads(p), THREADS));
 }
 
 fattni_standard_args fattni_standard_args_of(const fattni_problem *p) {

@@ -13,7 +13,9 @@ fattn_status fattni_pick(fattn_ctx *ctx, const fattni_kernel *const *table, cons
     const char *reason = "has no kernel for this algorithm", *family = "this build";
     for (; *table; ++table) {
         const fattni_kernel *const k = *table;
-        if (k->device != ctx->device || !(k->algorithms & (1u << p->algorithm))) continue;
+        if (k->device != ctx->device || !(k->algorithms & (1u << p->algorithm)) ||
+            (k->dtypes && !(k->dtypes & (1u << p->dtype))))
+            continue;
         const char *refusal = k->refuses(ctx, p);
         if (!refusal) {
             *out = k;

@@ -18,7 +18,7 @@ typedef struct fattni_gpu {
     int sms;  /* capped by sm_limit */
     size_t shared_limit, l2_bytes;
     struct fattni_cuda_blas *blas; /* NULL: cuBLAS was not found */
-    void *encode; /* the driver's cuTensorMapEncodeTiled, on sm_90 */
+    struct fattni_cuda_driver *driver;
 } fattni_gpu;
 
 struct fattn_ctx {

@@ -16,8 +16,10 @@ typedef struct fattni_kernel {
     uint32_t algorithms; /* bit a set: answers to fattn_algorithm a */
     /* NULL: takes it. Else why not, as the end of a sentence ("has no ALiBi"). Pure. */
     const char *(*refuses)(const fattn_ctx *ctx, const fattni_problem *p);
-    void (*plan)(const fattn_ctx *ctx, const fattni_problem *p, fattni_kernel_plan *out); /* pure */
+    /* Pure, and the bytes suffice wherever the tensors lie. */
+    void (*plan)(const fattn_ctx *ctx, const fattni_problem *p, fattni_kernel_plan *out);
     fattn_status (*run)(fattn_ctx *ctx, const fattni_problem *p);
+    uint32_t dtypes; /* bit t: answers to q of fattn_dtype t; 0: to every one */
 } fattni_kernel;
 
 /* fwd_table.c and bwd_table.c: the rows in order of preference, then NULL. A row is defined in its
@@ -25,7 +27,7 @@ typedef struct fattni_kernel {
 extern const fattni_kernel *const fattni_fwd_table[];
 extern const fattni_kernel *const fattni_bwd_table[];
 
-/* FATTN_E_UNSUPPORTED with the reason of the last row that answers to the algorithm. */
+/* FATTN_E_UNSUPPORTED with the reason of the last row that answers to the algorithm and the dtype. */
 fattn_status fattni_pick(fattn_ctx *ctx, const fattni_kernel *const *table, const fattni_problem *p,
                          const fattni_kernel **out);
 

@@ -6,6 +6,7 @@
 #include <string.h>
 
 enum { MAX_HEAD_DIM = 256 };
+static const int64_t MAX_POSITION = (int64_t)1 << 29; /* of a row 0: a GPU adds positions in 32 bits */
 static const int64_t MAX_ROWS = (int64_t)1 << 48; /* of all heads: their bytes stay below 2^63 */
 static const uint32_t known_flags = FATTN_CAUSAL | FATTN_CAUSAL_TOP_LEFT | FATTN_WINDOW |
                                     FATTN_DETERMINISTIC | FATTN_TF32 | FATTN_MERGE | FATTN_ACC_DQ |
@@ -97,8 +98,8 @@ static fattn_status take_params(fattn_ctx *ctx, const fattn_attention_params *p,
         out->drop_T = (uint32_t)T;
     }
     out->keep_scale = 65536.0 / (65536.0 - (double)out->drop_T);
-    if (p->q_pos0 < 0 || p->k_pos0 < 0 || p->q_pos0 > INT32_MAX || p->k_pos0 > INT32_MAX)
-        return fattn_ctx_fail(ctx, FATTN_E_ARG, "q_pos0 %lld, k_pos0 %lld: not in 0..2^31-1",
+    if (p->q_pos0 < 0 || p->k_pos0 < 0 || p->q_pos0 > MAX_POSITION || p->k_pos0 > MAX_POSITION)
+        return fattn_ctx_fail(ctx, FATTN_E_ARG, "q_pos0 %lld, k_pos0 %lld: not in 0..2^29",
                               (long long)p->q_pos0, (long long)p->k_pos0);
     if (p->rng_batch0 < 0 || p->rng_head0 < 0 || p->rng_heads < 0)
         return fattn_ctx_fail(ctx, FATTN_E_ARG,
@@ -193,13 +194,15 @@ static fattn_status take_sizes(fattn_ctx *ctx, const fattn_attention_params *par
         return fattn_ctx_fail(ctx, FATTN_E_SHAPE,
                               "sequence: Sq=%lld, Sk=%lld with positions do not fit in 31 bits",
                               (long long)p->Sq, (long long)p->Sk);
-    int64_t rows; /* of all heads; tensors that are empty or broadcast may claim any number */
+    int64_t rows, held; /* of all heads; tensors that are empty or broadcast may claim any number */
     const int64_t longest = fattni_max(fattni_max(p->max_q, p->max_k), 1);
     if (__builtin_mul_overflow(fattni_max(p->B, 1), p->Hq, &rows) ||
-        __builtin_mul_overflow(rows, longest, &rows) || rows > MAX_ROWS)
+        __builtin_mul_overflow(rows, longest, &rows) || rows > MAX_ROWS ||
+        __builtin_mul_overflow(p->Hq, fattni_max(p->rows_q, p->rows_k), &held) || held > MAX_ROWS)
         return fattn_ctx_fail(ctx, FATTN_E_SHAPE,
-                              "B=%lld Hq=%lld and sequences of %lld: more than 2^48 rows",
-                              (long long)p->B, (long long)p->Hq, (long long)longest);
+                              "B=%lld Hq=%lld, sequences of %lld in buffers of %lld: more than 2^48 rows",
+                              (long long)p->B, (long long)p->Hq, (long long)longest,
+                              (long long)fattni_max(p->rows_q, p->rows_k));
     if (p->scale == 0) p->scale = 1 / sqrt((double)p->D);
     if (p->rng_heads == 0) p->rng_heads = p->Hq;
     if (p->drop_T && p->rng_head0 + p->Hq > p->rng_heads)
@@ -353,7 +356,7 @@ fattn_status fattni_problem_init(fattn_ctx *ctx, const fattn_attention_params *p
     /* A query plans both passes from one io: backward's tensors are checked as far as they are
        there. Running forward leaves them alone. */
     const bool backward = pass == FATTNI_BWD;
-    if (backward && !running && !known_io.d_o) known_io.d_o = known_io.o;
+    if (backward && !running && !known_io.d_o) known_io.d_o = known_io.o, p.any_d_o = true;
     FATTNI_TRY(take_tensors(ctx, &known_io, backward, &p));
     if (backward && !running) want_all_unless_some(&p);
     if (running && ctx->device == FATTN_CPU) FATTNI_TRY(check_lengths(ctx, &p));

@@ -37,6 +37,7 @@ typedef struct fattni_problem {
     fattni_array q, k, v, o, lse, bias, alibi, sink, seqlens_q, seqlens_k, cu_seqlens_q,
         cu_seqlens_k, rng_step;
     fattni_array d_o, d_lse, delta, dq, dk, dv, d_bias, d_sink;
+    bool any_d_o; /* a query without d_o, where it looks like o: the call may bring another one */
     void *saved, *workspace;
     size_t saved_bytes, workspace_bytes;
 } fattni_problem;

@@ -11,6 +11,23 @@ static size_t times(size_t a, size_t b) {
     return __builtin_mul_overflow(a, b, &product) ? SIZE_MAX : product;
 }
 
+/* When the query has no d_o, bytes for each that a call may bring: of q's dtype or F32, of any strides,
+   the best of which every kernel takes. */
+static void plan_backward(const fattn_ctx *ctx, const fattni_kernel *k, const fattni_problem *p,
+                          fattni_kernel_plan *out) {
+    const int32_t dtypes[2] = {(int32_t)p->dtype, p->lse.dtype};
+    k->plan(ctx, p, out);
+    for (int n = 0; p->any_d_o && n < 2; ++n) {
+        fattni_problem with = *p;
+        fattni_kernel_plan plan = {0};
+        with.d_o.p = NULL, with.d_o.dtype = dtypes[n];
+        with.d_o.s[0] = with.d_o.s[1] = 0, with.d_o.s[2] = fattni_round_up(p->Dv, FATTNI_ALIGN);
+        if (k->refuses(ctx, &with)) continue;
+        k->plan(ctx, &with, &plan);
+        if (plan.workspace > out->workspace) out->workspace = plan.workspace;
+    }
+}
+
 fattn_status fattn_attention_query(fattn_ctx *ctx, const fattn_attention_params *p,
                                    const fattn_attention_io *io, fattn_attention_plan *out) {
     if (!ctx) return FATTN_E_ARG;
@@ -26,7 +43,7 @@ fattn_status fattn_attention_query(fattn_ctx *ctx, const fattn_attention_params 
     FATTNI_TRY(fattni_pick(ctx, fattni_bwd_table, &bwd, &bwd_kernel));
     fattni_kernel_plan f = {0}, b = {0};
     fwd_kernel->plan(ctx, &fwd, &f);
-    bwd_kernel->plan(ctx, &bwd, &b);
+    plan_backward(ctx, bwd_kernel, &bwd, &b);
 
     const size_t rows = fwd.packed ? (size_t)fwd.rows_q * (size_t)fwd.Hq
                                    : planes(&fwd) * (size_t)fwd.Sq;

@@ -4,11 +4,17 @@
 
 #include <string.h>
 
+static int64_t grid_of(const fattn_ctx *ctx, const fattni_problem *p, const fattni_cuda_kernel *k) {
+    const int64_t tiles = fattni_ceil_div(p->Sq, k->BM) * p->Hq * p->B;
+    return k->arch == 90 ? fattni_min(tiles, ctx->gpu.sms) : tiles;
+}
+
 static const char *refuses(const fattn_ctx *ctx, const fattni_problem *p) {
     const char *reason = fattni_cuda_refuses(p);
     if (reason) return reason;
-    if (!fattni_cuda_find(ctx, p)) return "has no kernel for this dtype, head_dim and mask on this device";
-    return NULL;
+    const fattni_cuda_kernel *const k = fattni_cuda_find(ctx, p);
+    if (!k) return "has no kernel for this dtype, head_dim and mask on this device";
+    return fattni_cuda_refuses_grid(grid_of(ctx, p, k));
 }
 
 static void plan(const fattn_ctx *ctx, const fattni_problem *p, fattni_kernel_plan *out) {
@@ -26,16 +32,14 @@ static fattn_status run_persistent(fattn_ctx *ctx, const fattni_problem *p,
     a.next_tile = p->workspace;
     if (k->mask != FATTNI_MASK_FULL)
         FATTNI_TRY(fattni_cuda_zero(ctx, a.next_tile, sizeof *a.next_tile));
-    return fattni_cuda_start(ctx, k->name, k->kernel, fattni_min(a.tiles, ctx->gpu.sms), k->threads,
-                              k->shared, &a);
+    return fattni_cuda_start(ctx, k->name, k->kernel, grid_of(ctx, p, k), k->threads, k->shared, &a);
 }
 
 static fattn_status run(fattn_ctx *ctx, const fattni_problem *p) {
     const fattni_cuda_kernel *k = fattni_cuda_find(ctx, p);
     if (k->arch == 90) return run_persistent(ctx, p, k);
     const fattni_cuda_args a = fattni_cuda_args_of(p);
-    const int64_t grid = fattni_ceil_div(p->Sq, k->BM) * p->Hq * p->B;
-    return fattni_cuda_start(ctx, k->name, k->kernel, grid, k->threads, k->shared, &a);
+    return fattni_cuda_start(ctx, k->name, k->kernel, grid_of(ctx, p, k), k->threads, k->shared, &a);
 }
 
 const fattni_kernel fattni_fwd_cuda = {

@@ -44,8 +44,8 @@ typedef struct fattn_attention_params {
     int32_t window_left, window_right;  /* read only with FATTN_WINDOW */
     int64_t max_seqlen_q, max_seqlen_k; /* packed batches: upper bounds below 2^31, known to the
                                            host */
-    int64_t q_pos0, k_pos0;             /* >= 0: position of row 0 and key 0 in the whole sequence:
-                                           mask, ALiBi, dropout */
+    int64_t q_pos0, k_pos0;             /* 0..2^29: position of row 0 and key 0 in the whole
+                                           sequence: mask, ALiBi, dropout */
     fattn_rng rng;                      /* read only when dropout_p > 0; stream = the call site */
     int32_t rng_batch0, rng_head0;      /* place of this slice in the whole batch */
     int32_t rng_heads;                  /* heads of the whole batch; 0 = Hq */
@@ -71,7 +71,7 @@ typedef struct fattn_attention_io {
     const fattn_tensor *cu_seqlens_q, *cu_seqlens_k; /* [Nseq+1] I32, both or neither: packed */
     const fattn_tensor *rng_step;                    /* I32 scalar on the device: captured graphs */
     /* backward */
-    const fattn_tensor *d_o;           /* [B,Hq,Sq,Dv] o's or q's dtype; required */
+    const fattn_tensor *d_o;           /* [B,Hq,Sq,Dv] q's dtype, or F32 beside 16 bits; required */
     const fattn_tensor *d_lse;         /* [B,Hq,Sq]    as lse: gradient that reaches L itself */
     const fattn_tensor *delta;         /* [B,Hq,Sq]    as lse: sum_d dO*O - dL, when already known */
     const fattn_tensor *dq, *dk, *dv;  /* as q, k, v; same dtype or F32; NULL = not wanted */
@@ -85,12 +85,18 @@ typedef struct fattn_attention_io {
 
 /* Packed: q is [1,Hq,total_q,D], b counts sequences, i and j count inside one, bias is
    [Nseq,Hq,max_seqlen_q,max_seqlen_k]. A GPU clamps lengths to max_seqlen and total; the CPU
-   refuses wrong ones with FATTN_E_ARG. Rows past the end of a sequence are not touched. */
+   refuses wrong ones with FATTN_E_ARG. Rows past the end of a sequence are not touched.
+
+   Sizes. Sq + q_pos0 and Sk + k_pos0 are below 2^31-1, all heads have at most 2^48 rows. A GPU takes up to
+   2^28 rows and keys of a sequence or a packed buffer, 2^31-1 heads of all sequences and as many blocks
+   of 16 rows or more; beyond that it is FATTN_E_UNSUPPORTED. */
 
 typedef struct fattn_attention_plan {
     uint32_t struct_size;
     uint32_t deterministic;               /* 1 = gradients repeat bitwise */
-    size_t fwd_workspace, bwd_workspace;  /* bytes; never depend on data pointers */
+    size_t fwd_workspace, bwd_workspace;  /* bytes: enough for every call with the same tensors
+                                             present, shapes, strides, dtypes and params, wherever
+                                             they lie; without d_o for any d_o that is allowed */
     size_t saved_bytes;                   /* what io.saved must hold: 0 for flash */
     size_t lse_bytes;                     /* L */
     size_t materialized_bytes;            /* what N x N storage would take: P, and the keep mask */

@@ -1,4 +1,20 @@
-/* fattn/context.h - one device, one stream, one allocator, one error sentence. */
+/* fattn/context.h - one device, one stream, one allocator, one error sentence.
+
+   Threads. A context and what was made with it (tapes, optimizers, tensors) belong to no thread: made by
+   one, used by others, destroyed by another, but used by one at a time; the caller sees to that, for the
+   sentence of fattn_ctx_error, too, which the next failure overwrites. Calls on different contexts run
+   at the same time. A fattn_param is the caller's: tapes of different contexts may read its value at
+   once, but add to its grad, and optimizers step, one after the other. The library keeps nothing else:
+   no state of the process, none of a thread.
+   On a GPU a context lives in the CUDA context that is current when it is made, if that is one of its
+   device, else in the device's primary one; a stream and memory that it is given must fit that. Calls
+   leave the thread's current device and CUDA context as they found them, or without any. What two
+   contexts enqueue is ordered by a stream that they share or by the caller's events, by nothing else.
+   fork. A context on the CPU, its memory and what was made with it are good in the child. But OpenMP does
+   not survive a fork by a thread that has run a team: there a call on several threads never returns
+   (GCC's libgomp). So call omp_pause_resource_all(omp_pause_hard) before fork, or fork on a thread that
+   has not computed, or compute with cpu_threads 1 in the child. Of a context on a GPU nothing may be used
+   in the child, not even fattn_ctx_destroy: CUDA forbids it. */
 #ifndef FATTN_CONTEXT_H
 #define FATTN_CONTEXT_H
 
@@ -9,7 +25,9 @@ typedef struct CUstream_st *fattn_stream; /* is cudaStream_t; no CUDA header nee
 typedef struct fattn_ctx fattn_ctx;
 
 /* All heap memory of a context comes from here. Never called by a function that was handed a
-   workspace. `align` is a power of two; alloc returns NULL when there is no memory. */
+   workspace. `align` is a power of two; alloc returns NULL when there is no memory. Called by the
+   thread that called the library, on a GPU with the context's device current; one allocator of
+   several contexts must stand calls at the same time. So must a log function. */
 typedef struct fattn_allocator {
     void *(*alloc)(void *user, size_t bytes, size_t align, fattn_stream s);
     void (*free)(void *user, void *p, size_t bytes, fattn_stream s);

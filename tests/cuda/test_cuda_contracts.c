@@ -3,7 +3,9 @@
 #include "call.h"
 
 #include <criterion/criterion.h>
+#include <cuda.h>
 #include <cuda_runtime_api.h>
+#include <fattn/tape.h>
 #include <math.h>
 #include <pthread.h>
 #include <stdlib.h>
@@ -16,15 +18,16 @@ static void must(cudaError_t e, const char *what) {
 }
 
 /* On device 0; NULL without one. */
-static fattn_ctx *context(fattn_stream stream, int sm_limit) {
+static fattn_ctx *context_of(fattn_stream stream, int sm_limit, int arch_cap) {
     int count = 0;
     if (cudaGetDeviceCount(&count) != cudaSuccess || count == 0) return NULL;
-    const fattn_ctx_options o = {
-        .struct_size = sizeof o, .device = FATTN_CUDA, .stream = stream, .sm_limit = sm_limit};
+    const fattn_ctx_options o = {.struct_size = sizeof o, .device = FATTN_CUDA, .stream = stream,
+                                 .sm_limit = sm_limit, .arch_cap = arch_cap};
     fattn_ctx *ctx;
     cr_assert_eq(fattn_ctx_create(&o, &ctx), FATTN_OK);
     return ctx;
 }
+static fattn_ctx *context(fattn_stream stream, int sm_limit) { return context_of(stream, sm_limit, 0); }
 
 static fattn_ctx *context_or_skip(void) {
     fattn_ctx *const ctx = context(NULL, 0);
@@ -172,6 +175,65 @@ Test(cuda_contracts, sm_limit_changes_no_bits) {
     fattn_ctx_destroy(all);
 }
 
+static void all_finite(call *c, enum call_tensor first, enum call_tensor last) {
+    for (int id = (int)first; id <= (int)last; ++id) {
+        if (!c->t[id].dtype) continue;
+        double *const x = call_read(c, (enum call_tensor)id);
+        for (int64_t n = 0; n < fattn_tensor_numel(&c->t[id]); ++n)
+            cr_assert(isfinite(x[n]), "%s: tensor %d, element %lld is %g",
+                      fattn_dtype_name((fattn_dtype)c->t[CALL_Q].dtype), id, (long long)n, x[n]);
+        free(x);
+    }
+}
+
+/* A query with every tensor at its best place and without d_o: its bytes do for tensors an element
+   further on, one or all of them, and for an F32 d_o. */
+Test(cuda_contracts, workspace_of_a_query_suffices_anywhere, .timeout = 100) {
+    fattn_ctx *const ctx = context_or_skip();
+    static const enum call_tensor moved[] = {CALL_Q,  CALL_K,  CALL_V,  CALL_O,
+                                             CALL_D_O, CALL_DQ, CALL_DK, CALL_DV};
+    enum { MOVED = 8 };
+    for (int n = 0; n < 8; ++n) {
+        const attention_case a = {.name = "places", .dtype = dtypes[n % 4], .B = 2, .Hq = 4, .Hkv = 2, .Sq = 513,
+                                  .Sk = 513, .D = n < 4 ? 64 : 256, .flags = FATTN_CAUSAL};
+        call *const c = call_new(ctx, &a);
+        fattn_attention_plan plan = {.struct_size = sizeof plan};
+        fattn_attention_io without = c->io;
+        without.d_o = NULL;
+        call_must(ctx, fattn_attention_query(ctx, &c->params, &without, &plan), "query");
+        fattn_tensor memory, wide, aside[MOVED], best[MOVED];
+        call_must(ctx, fattn_tensor_alloc(ctx, FATTN_U8, 1, (int64_t[]){(int64_t)plan.bwd_workspace}, &memory),
+                  "workspace");
+        call_run(c);
+        c->io.workspace = memory.data, c->io.workspace_bytes = plan.bwd_workspace;
+        const bool narrow = a.dtype == FATTN_BF16 || a.dtype == FATTN_F16;
+        call_must(ctx, fattn_tensor_alloc(ctx, narrow ? FATTN_F32 : a.dtype, 4, c->t[CALL_D_O].shape, &wide), "d_o");
+        call_must(ctx, fattn_tensor_copy(ctx, &wide, &c->t[CALL_D_O]), "copy");
+        for (int k = 0; k < MOVED; ++k) {
+            best[k] = c->t[moved[k]];
+            call_must(ctx, fattn_tensor_alloc(ctx, (fattn_dtype)best[k].dtype, 1,
+                                              (int64_t[]){fattn_tensor_numel(&best[k]) + 1}, &aside[k]), "aside");
+        }
+        for (int k = 0; k < 2 * (MOVED + 2); ++k) { /* none, one, all */
+            for (int i = 0; i < MOVED; ++i) {
+                c->t[moved[i]] = best[i];
+                if (k / 2 != i && k / 2 != MOVED) continue;
+                c->t[moved[i]].data = (char *)aside[i].data + fattn_dtype_size((fattn_dtype)best[i].dtype);
+                call_must(ctx, fattn_tensor_copy(ctx, &c->t[moved[i]], &best[i]), "copy");
+            }
+            c->io.d_o = k % 2 ? &wide : &c->t[CALL_D_O];
+            for (int i = 5; i < MOVED; ++i) call_fill(c, moved[i], NAN);
+            call_backward(c);
+            all_finite(c, CALL_DQ, CALL_DV);
+        }
+        for (int k = 0; k < MOVED; ++k) c->t[moved[k]] = best[k], fattn_tensor_free(ctx, &aside[k]);
+        fattn_tensor_free(ctx, &wide);
+        call_free(c);
+        fattn_tensor_free(ctx, &memory);
+    }
+    fattn_ctx_destroy(ctx);
+}
+
 typedef struct worker {
     uint64_t want[4];
     int wrong;
@@ -217,6 +279,218 @@ Test(cuda_contracts, contexts_on_threads_and_streams, .timeout = 100) {
     fattn_ctx_destroy(ctx);
 }
 
+/* ---- a context on threads that did not make it ---- */
+
+/* Functions of the driver, which the tests are not linked with. */
+typedef struct driver {
+    CUresult (*get_current)(CUcontext *), (*create)(CUcontext *, unsigned, CUdevice);
+    CUresult (*pop)(CUcontext *), (*destroy)(CUcontext);
+} driver;
+
+static void *driver_function(const char *name) {
+    void *f = NULL;
+    enum cudaDriverEntryPointQueryResult found;
+    must(cudaGetDriverEntryPointByVersion(name, &f, 12000, cudaEnableDefault, &found), name);
+    cr_assert_eq(found, cudaDriverEntryPointSuccess, "%s", name);
+    return f;
+}
+
+static driver open_driver(void) {
+    driver d;
+    void *const f[] = {driver_function("cuCtxGetCurrent"), driver_function("cuCtxCreate"),
+                       driver_function("cuCtxPopCurrent"), driver_function("cuCtxDestroy")};
+    memcpy(&d.get_current, &f[0], sizeof f[0]), memcpy(&d.create, &f[1], sizeof f[1]);
+    memcpy(&d.pop, &f[2], sizeof f[2]), memcpy(&d.destroy, &f[3], sizeof f[3]);
+    return d;
+}
+
+/* An attention call in each dtype, plain and with every feature; a product by cuBLAS; copies. The same
+   bits from every context of the same options. */
+enum { KINDS = 8 };
+static uint64_t bits_of_kind(fattn_ctx *ctx, int n) {
+    const attention_case a = wide_case(n < 4 ? n : 4 + n);
+    call *const c = call_new(ctx, &a);
+    call_run(c);
+    uint64_t bits = call_bits(c, CALL_O, CALL_D_SINK);
+    fattn_tape *tape;
+    fattn_tensor value;
+    call_must(ctx, fattn_tape_create(ctx, &tape), "tape");
+    const fattn_var x = fattn_input(tape, &c->t[CALL_D_O]);
+    const fattn_var y = fattn_op_matmul(tape, x, x, 0, 1);
+    if (fattn_tape_status(tape) != FATTN_E_UNSUPPORTED) { /* no cuBLAS */
+        call_must(ctx, fattn_tape_value(tape, y, &value), "product");
+        const fattn_tensor own = c->t[CALL_D_O];
+        c->t[CALL_D_O] = value;
+        bits ^= call_bits(c, CALL_D_O, CALL_D_O);
+        c->t[CALL_D_O] = own;
+    }
+    fattn_tape_destroy(tape);
+    call_free(c);
+    return bits;
+}
+
+/* A thread that has never called CUDA makes a context, uses it, destroys it: each one of them, or all.
+   Counts what was wrong: bits, and a device or a CUDA context that is not what it was. */
+enum { MAKE = 1, USE = 2, DESTROY = 4 };
+typedef struct visit {
+    int what, from, device, wrong;
+    const driver *driver;
+    const uint64_t *want;
+    fattn_stream stream;
+    fattn_ctx *ctx;
+    pthread_mutex_t *one_at_a_time;
+} visit;
+
+static int changed(const visit *v, CUcontext before) {
+    CUcontext after = NULL;
+    if (v->driver->get_current(&after) != CUDA_SUCCESS || after != before) return 1;
+    int device = -1;
+    return v->device >= 0 && (cudaGetDevice(&device) != cudaSuccess || device != v->device);
+}
+
+static void *visit_context(void *arg) {
+    visit *const v = arg;
+    CUcontext before = NULL;
+    if (v->driver->get_current(&before) != CUDA_SUCCESS) v->wrong += 1;
+    if (v->what & MAKE) v->ctx = context(v->stream, 0);
+    v->wrong += changed(v, before);
+    for (int n = 0; (v->what & USE) && n < KINDS; ++n) {
+        const int kind = (v->from + n) % KINDS;
+        if (v->one_at_a_time) pthread_mutex_lock(v->one_at_a_time);
+        v->wrong += bits_of_kind(v->ctx, kind) != v->want[kind];
+        if (v->one_at_a_time) pthread_mutex_unlock(v->one_at_a_time);
+        v->wrong += changed(v, before);
+    }
+    if (v->what & DESTROY) fattn_ctx_destroy(v->ctx);
+    v->wrong += changed(v, before);
+    return NULL;
+}
+
+enum { VISITORS = 4 };
+static void visit_at_once(visit *v, int count, const char *what) {
+    pthread_t threads[VISITORS];
+    for (int n = 0; n < count; ++n) v[n].wrong = 0;
+    for (int n = 0; n < count; ++n)
+        cr_assert_eq(pthread_create(&threads[n], NULL, visit_context, &v[n]), 0);
+    for (int n = 0; n < count; ++n) cr_assert_eq(pthread_join(threads[n], NULL), 0);
+    for (int n = 0; n < count; ++n)
+        cr_assert_eq(v[n].wrong, 0, "%s, thread %d: %d of %d checks", what, n, v[n].wrong, 2 * KINDS + 2);
+}
+
+static void wanted_bits(uint64_t want[KINDS]) {
+    fattn_ctx *const ctx = context_or_skip();
+    for (int n = 0; n < KINDS; ++n) want[n] = bits_of_kind(ctx, n);
+    fattn_ctx_destroy(ctx);
+}
+
+Test(cuda_contracts, contexts_move_between_threads, .timeout = 200) {
+    uint64_t want[KINDS];
+    wanted_bits(want);
+    const driver d = open_driver();
+    for (int round = 0; round < 5; ++round) {
+        visit v[VISITORS];
+        cudaStream_t streams[VISITORS] = {NULL}; /* one has the default stream */
+        for (int n = 1; n < VISITORS; ++n)
+            must(cudaStreamCreateWithFlags(&streams[n], cudaStreamNonBlocking), "stream");
+        for (int n = 0; n < VISITORS; ++n)
+            v[n] = (visit){.what = MAKE, .from = n, .driver = &d, .want = want, .stream = streams[n]};
+        visit_at_once(v, VISITORS, "made");
+        for (int turn = 0; turn < 2; ++turn) { /* each on another thread, all at once */
+            for (int n = 0; n < VISITORS; ++n) v[n].what = USE, v[n].from = n + turn;
+            visit_at_once(v, VISITORS, "used");
+        }
+        for (int n = 0; n < VISITORS; ++n) v[n].what = DESTROY;
+        visit_at_once(v, VISITORS, "destroyed");
+        for (int n = 1; n < VISITORS; ++n) must(cudaStreamDestroy(streams[n]), "stream");
+    }
+}
+
+Test(cuda_contracts, one_context_for_threads_that_take_turns, .timeout = 200) {
+    uint64_t want[KINDS];
+    wanted_bits(want);
+    const driver d = open_driver();
+    pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+    fattn_ctx *const ctx = context(NULL, 0);
+    visit v[VISITORS];
+    for (int n = 0; n < VISITORS; ++n)
+        v[n] = (visit){.what = USE, .from = 2 * n, .driver = &d, .want = want, .ctx = ctx,
+                       .one_at_a_time = &mutex};
+    for (int round = 0; round < 5; ++round) visit_at_once(v, VISITORS, "taking turns");
+    fattn_ctx_destroy(ctx);
+}
+
+/* The caller has another device, when there is one; then a CUDA context of its own. */
+Test(cuda_contracts, the_caller_s_device_stays, .timeout = 200) {
+    uint64_t want[KINDS];
+    wanted_bits(want);
+    const driver d = open_driver();
+    fattn_ctx *const ctx = context(NULL, 0);
+    int devices = 0, device = 0;
+    must(cudaGetDeviceCount(&devices), "devices");
+    for (; device < devices && device < 2; ++device) {
+        must(cudaSetDevice(device), "cudaSetDevice");
+        visit v = {.what = USE, .device = device, .driver = &d, .want = want, .ctx = ctx};
+        visit_context(&v);
+        cr_assert_eq(v.wrong, 0, "device %d: %d checks", device, v.wrong);
+        v = (visit){.what = MAKE | USE | DESTROY, .device = device, .driver = &d, .want = want};
+        visit_context(&v);
+        cr_assert_eq(v.wrong, 0, "device %d, a context of device 0 made there: %d checks", device, v.wrong);
+    }
+    CUcontext own;
+    must(cudaSetDevice(0), "cudaSetDevice");
+    cr_assert_eq(d.create(&own, 0, 0), CUDA_SUCCESS);
+    visit v = {.what = USE, .device = -1, .driver = &d, .want = want, .ctx = ctx};
+    visit_context(&v);
+    cr_assert_eq(v.wrong, 0, "a CUDA context of its own: %d checks", v.wrong);
+    v = (visit){.what = MAKE | USE | DESTROY, .device = -1, .driver = &d, .want = want};
+    visit_context(&v);
+    cr_assert_eq(v.wrong, 0, "made in a CUDA context of the caller's: %d checks", v.wrong);
+    cr_assert_eq(d.pop(&own), CUDA_SUCCESS);
+    cr_assert_eq(d.destroy(own), CUDA_SUCCESS);
+    fattn_ctx_destroy(ctx);
+}
+
+/* A stream is captured by a thread that has nothing of CUDA but that. */
+static void *capture(void *arg) {
+    visit *const v = arg;
+    const attention_case a = wide_case(8);
+    call *const c = call_new(v->ctx, &a);
+    call_run(c);
+    const uint64_t direct = call_bits(c, CALL_O, CALL_D_SINK);
+    for (int mode = 0; mode < 3; ++mode) {
+        cudaGraph_t graph;
+        cudaGraphExec_t run;
+        static const enum cudaStreamCaptureMode modes[] = {
+            cudaStreamCaptureModeGlobal, cudaStreamCaptureModeThreadLocal, cudaStreamCaptureModeRelaxed};
+        call_fill(c, CALL_O, NAN);
+        call_fill(c, CALL_DQ, NAN);
+        cudaError_t e = cudaStreamBeginCapture(v->stream, modes[mode]);
+        if (e == cudaSuccess) call_run(c);
+        if (e == cudaSuccess) e = cudaStreamEndCapture(v->stream, &graph);
+        if (e == cudaSuccess) e = cudaGraphInstantiate(&run, graph, 0);
+        if (e == cudaSuccess) e = cudaGraphLaunch(run, v->stream);
+        v->wrong += e != cudaSuccess || call_bits(c, CALL_O, CALL_D_SINK) != direct;
+        if (e != cudaSuccess) break;
+        cudaGraphExecDestroy(run);
+        cudaGraphDestroy(graph);
+    }
+    call_free(c);
+    return NULL;
+}
+
+Test(cuda_contracts, captured_by_another_thread, .timeout = 60) {
+    fattn_ctx_destroy(context_or_skip());
+    visit v = {.what = 0};
+    must(cudaStreamCreateWithFlags(&v.stream, cudaStreamNonBlocking), "stream");
+    v.ctx = context(v.stream, 0);
+    pthread_t thread;
+    cr_assert_eq(pthread_create(&thread, NULL, capture, &v), 0);
+    cr_assert_eq(pthread_join(thread, NULL), 0);
+    cr_assert_eq(v.wrong, 0, "%d of 3 modes", v.wrong);
+    fattn_ctx_destroy(v.ctx);
+    must(cudaStreamDestroy(v.stream), "stream");
+}
+
 /* Captured once, replayed with other rng_steps: the bits of direct calls. */
 Test(cuda_contracts, graphs_replay_with_rng_step) {
     fattn_ctx_destroy(context_or_skip());
@@ -257,17 +531,6 @@ Test(cuda_contracts, graphs_replay_with_rng_step) {
 }
 
 /* --- conventions ------------------------------------------------------------------------------ */
-
-static void all_finite(call *c, enum call_tensor first, enum call_tensor last) {
-    for (int id = (int)first; id <= (int)last; ++id) {
-        if (!c->t[id].dtype) continue;
-        double *const x = call_read(c, (enum call_tensor)id);
-        for (int64_t n = 0; n < fattn_tensor_numel(&c->t[id]); ++n)
-            cr_assert(isfinite(x[n]), "%s: tensor %d, element %lld is %g",
-                      fattn_dtype_name((fattn_dtype)c->t[CALL_Q].dtype), id, (long long)n, x[n]);
-        free(x);
-    }
-}
 
 Test(cuda_contracts, merging_into_nothing_does_not_read_o) {
     fattn_ctx *const ctx = context_or_skip();
@@ -444,4 +707,200 @@ Test(cuda_contracts, results_that_share_memory_are_refused) {
         call_free(c);
     }
     fattn_ctx_destroy(ctx);
+}
+
+/* Positions as far as they may be: what only their difference decides is as near 0; a window reaches over it. */
+Test(cuda_contracts, far_positions) {
+    fattn_ctx *const ctx = context_or_skip();
+    const int64_t far = (int64_t)1 << 29;
+    for (int n = 0; n < 12; ++n) {
+        attention_case near = {.name = "positions", .dtype = dtypes[n % 4], .B = 2, .Hq = 2, .Sq = 200, .Sk = 230,
+                               .D = 64, .flags = FATTN_WINDOW | FATTN_DETERMINISTIC, .window_left = 40,
+                               .window_right = 30, .alibi = n < 4, .q_pos0 = 16};
+        attention_case away = near;
+        if (n / 4 == 0) away.q_pos0 = far, away.k_pos0 = far - 16;
+        if (n / 4 == 1) away.q_pos0 = far, away.window_left += (int32_t)far - 16, near.window_right = -1;
+        if (n / 4 == 2) away.k_pos0 = far, away.window_right += (int32_t)far + 16, near.window_left = -1;
+        call *const c = call_new(ctx, &near), *const d = call_new(ctx, &away);
+        call_run(c);
+        call_run(d);
+        cr_assert_eq(call_bits(c, CALL_O, CALL_LSE), call_bits(d, CALL_O, CALL_LSE), "case %d", n);
+        cr_assert_eq(call_bits(c, CALL_DQ, CALL_DV), call_bits(d, CALL_DQ, CALL_DV), "case %d", n);
+        d->params.q_pos0 = far + 1;
+        cr_assert_eq(fattn_attention_fwd(ctx, &d->params, &d->io), FATTN_E_ARG);
+        cr_assert_eq(fattn_attention_bwd(ctx, &d->params, &d->io), FATTN_E_ARG);
+        cr_assert(strstr(fattn_ctx_error(ctx), "536870913"), "%s", fattn_ctx_error(ctx));
+        call_free(c);
+        call_free(d);
+    }
+    fattn_ctx_destroy(ctx);
+}
+
+/* A call that is refused has not cleared d_bias; all else of it is nowhere. */
+Test(cuda_contracts, a_refused_call_writes_nothing) {
+    fattn_ctx *const ctx = context_or_skip();
+    for (int n = 0; n < 4; ++n)
+        for (int algorithm = FATTN_ALGO_AUTO; algorithm <= FATTN_ALGO_FLASH2; ++algorithm) {
+            const fattn_dtype statistic = dtypes[n] == FATTN_F64 ? FATTN_F64 : FATTN_F32;
+            const int64_t rows[4] = {1, 1 << 20, 1 << 20, 8}, keys[4] = {1, 1 << 20, 64, 8}, one[4] = {1, 1, 1, 1};
+            void *const nowhere = (void *)((uintptr_t)1 << 50);
+            const fattn_tensor q = fattn_tensor_view(nowhere, dtypes[n], FATTN_CUDA, 0, 4, rows);
+            const fattn_tensor k = fattn_tensor_view(nowhere, dtypes[n], FATTN_CUDA, 0, 4, keys);
+            const fattn_tensor lse = fattn_tensor_view(nowhere, statistic, FATTN_CUDA, 0, 3, rows);
+            const fattn_attention_params p = {.struct_size = sizeof p, .algorithm = algorithm};
+            fattn_tensor bias, dq = q, dk = k, dv = k, o = q;
+            void **const apart[] = {&dq.data, &dk.data, &dv.data, &o.data};
+            for (int i = 0; i < 4; ++i) *apart[i] = (void *)((uintptr_t)(i + 2) << 50);
+            double x = 7;
+            fattn_tensor host = fattn_tensor_view(&x, FATTN_F64, FATTN_CPU, 0, 4, one);
+            call_must(ctx, fattn_tensor_alloc(ctx, statistic, 4, one, &bias), "bias");
+            call_must(ctx, fattn_tensor_copy(ctx, &bias, &host), "bias");
+            const fattn_tensor bias_in = fattn_tensor_view(nowhere, statistic, FATTN_CUDA, 0, 4, one);
+            const fattn_attention_io io = {
+                .struct_size = sizeof io, .q = &q, .k = &k, .v = &k, .o = &o, .lse = &lse, .bias = &bias_in,
+                .d_o = &q, .dq = &dq, .dk = &dk, .dv = &dv, .d_bias = &bias,
+                .workspace = (void *)((uintptr_t)1 << 60), .workspace_bytes = (size_t)1 << 60,
+                .saved = (void *)((uintptr_t)1 << 61), .saved_bytes = (size_t)1 << 60};
+            cr_assert_eq(fattn_attention_bwd(ctx, &p, &io), FATTN_E_UNSUPPORTED);
+            x = 0;
+            call_must(ctx, fattn_tensor_copy(ctx, &host, &bias), "bias");
+            cr_assert_eq(x, 7, "algorithm %d, %s", algorithm, fattn_dtype_name(dtypes[n]));
+            fattn_tensor_free(ctx, &bias);
+        }
+    fattn_ctx_destroy(ctx);
+}
+
+/* ---- sequences with more than 2^31 elements ---- */
+
+static fattn_tensor room(fattn_ctx *ctx, fattn_dtype dtype, int64_t rows, int64_t D, uint32_t stream) {
+    fattn_tensor t;
+    call_must(ctx, fattn_tensor_alloc(ctx, dtype, D ? 4 : 3, (int64_t[]){1, 1, rows, D}, &t), "room");
+    if (stream) call_must(ctx, fattn_tensor_normal(ctx, &t, 0, 1, (fattn_rng){.seed = 5, .stream = stream}), "room");
+    else must(cudaMemset(t.data, 0xff, (size_t)fattn_tensor_numel(&t) * fattn_dtype_size(dtype)), "memset");
+    return t;
+}
+
+/* Rows [begin, begin + count), row-major, as double; the caller frees them. */
+static double *rows_of(fattn_ctx *ctx, const fattn_tensor *t, int64_t begin, int64_t count) {
+    const fattn_tensor part = fattn_tensor_slice(t, 2, begin, begin + count);
+    double *const x = malloc((size_t)fattn_tensor_numel(&part) * sizeof *x);
+    const fattn_tensor host = fattn_tensor_view(x, FATTN_F64, FATTN_CPU, 0, t->ndim, part.shape);
+    call_must(ctx, fattn_tensor_copy(ctx, &host, &part), "rows");
+    return x;
+}
+
+static void run_both(fattn_ctx *ctx, fattn_attention_io io) {
+    fattn_attention_plan plan = {.struct_size = sizeof plan};
+    call_must(ctx, fattn_attention_query(ctx, NULL, &io, &plan), "query");
+    const size_t bytes = plan.fwd_workspace > plan.bwd_workspace ? plan.fwd_workspace : plan.bwd_workspace;
+    fattn_tensor memory;
+    call_must(ctx, fattn_tensor_alloc(ctx, FATTN_U8, 1, (int64_t[]){(int64_t)bytes}, &memory), "workspace");
+    io.workspace = memory.data, io.workspace_bytes = bytes;
+    call_must(ctx, fattn_attention_fwd(ctx, NULL, &io), plan.fwd_kernel);
+    call_must(ctx, fattn_attention_bwd(ctx, NULL, &io), plan.bwd_kernel);
+    call_must(ctx, fattn_ctx_sync(ctx), plan.bwd_kernel);
+    fattn_tensor_free(ctx, &memory);
+}
+
+enum { FEW = 128 };
+static void need_memory(size_t bytes) {
+    size_t free_bytes = 0, all = 0;
+    must(cudaMemGetInfo(&free_bytes, &all), "cudaMemGetInfo");
+    if (free_bytes < bytes) cr_skip_test("%zu bytes of %zu are free", free_bytes, bytes);
+}
+
+/* Every row sees the same FEW keys: so rows of a long call are those of a short one. */
+static void check_long_rows(fattn_dtype dtype, int64_t D, int64_t S, int arch_cap) {
+    need_memory((size_t)90 << 30);
+    fattn_ctx *const ctx = context_of(NULL, 0, arch_cap);
+    const fattn_dtype statistic = dtype == FATTN_F64 ? FATTN_F64 : FATTN_F32;
+    const fattn_tensor k = room(ctx, dtype, FEW, D, 1), v = room(ctx, dtype, FEW, D, 2);
+    const fattn_tensor q = room(ctx, dtype, S, D, 3); /* d_o, too */
+    fattn_tensor t[] = {q, k, v, room(ctx, dtype, S, D, 0), room(ctx, statistic, S, 0, 0),
+                        room(ctx, dtype, S, D, 0), room(ctx, dtype, FEW, D, 0), room(ctx, dtype, FEW, D, 0)};
+    run_both(ctx, (fattn_attention_io){.struct_size = sizeof(fattn_attention_io), .q = &q, .k = &k, .v = &v,
+                                       .o = &t[3], .lse = &t[4], .d_o = &q, .dq = &t[5], .dk = &t[6], .dv = &t[7]});
+    const int64_t begins[] = {0, ((int64_t)1 << 31) / D - FEW / 2, S / 2, S - FEW};
+    for (int n = 0; n < 4; ++n) {
+        const fattn_tensor part = fattn_tensor_slice(&q, 2, begins[n], begins[n] + FEW);
+        fattn_tensor few[] = {room(ctx, dtype, FEW, D, 0), room(ctx, statistic, FEW, 0, 0),
+                              room(ctx, dtype, FEW, D, 0), room(ctx, dtype, FEW, D, 0), room(ctx, dtype, FEW, D, 0)};
+        run_both(ctx, (fattn_attention_io){.struct_size = sizeof(fattn_attention_io), .q = &part, .k = &k, .v = &v,
+                                           .o = &few[0], .lse = &few[1], .d_o = &part, .dq = &few[2],
+                                           .dk = &few[3], .dv = &few[4]});
+        for (int i = 0; i < 3; ++i) {
+            double *const got = rows_of(ctx, &t[3 + i], begins[n], FEW), *const want = rows_of(ctx, &few[i], 0, FEW);
+            const double unit = dtype == FATTN_BF16 ? 0x1p-8 : dtype == FATTN_F16 ? 0x1p-11
+                              : dtype == FATTN_F32 ? 0x1p-20 : 0x1p-45;
+            double most = 0;
+            for (int64_t e = 0; e < fattn_tensor_numel(&few[i]); ++e) most = fmax(most, fabs(want[e]));
+            for (int64_t e = 0; e < fattn_tensor_numel(&few[i]); ++e)
+                cr_assert(fabs(got[e] - want[e]) <= 4 * unit * most, "%s d %lld, tensor %d, row %lld: %g, not %g",
+                          fattn_dtype_name(dtype), (long long)D, i,
+                          (long long)(begins[n] + e / (i == 1 ? 1 : D)), got[e], want[e]);
+            free(got);
+            free(want);
+        }
+        for (int i = 0; i < 5; ++i) fattn_tensor_free(ctx, &few[i]);
+    }
+    for (int i = 0; i < 8; ++i) fattn_tensor_free(ctx, &t[i]);
+    call_must(ctx, fattn_ctx_sync(ctx), "free");
+    fattn_ctx_destroy(ctx);
+}
+
+enum { RAGGED = 5000 };
+Test(cuda_contracts, long_rows_bf16_d64, .timeout = 60) {
+    fattn_ctx_destroy(context_or_skip());
+    check_long_rows(FATTN_BF16, 64, (1 << 27) + RAGGED, 0);
+}
+Test(cuda_contracts, long_rows_f16_d128, .timeout = 60) {
+    fattn_ctx_destroy(context_or_skip());
+    check_long_rows(FATTN_F16, 128, (1 << 26) + RAGGED, 0);
+}
+Test(cuda_contracts, long_rows_bf16_d256, .timeout = 60) {
+    fattn_ctx_destroy(context_or_skip());
+    check_long_rows(FATTN_BF16, 256, (1 << 25) + RAGGED, 0);
+}
+Test(cuda_contracts, long_rows_portable, .timeout = 60) {
+    fattn_ctx_destroy(context_or_skip());
+    check_long_rows(FATTN_BF16, 64, (1 << 27) + RAGGED, 80);
+}
+Test(cuda_contracts, long_rows_f32, .timeout = 60) {
+    fattn_ctx_destroy(context_or_skip());
+    check_long_rows(FATTN_F32, 64, (1 << 26) + RAGGED, 0);
+}
+Test(cuda_contracts, long_rows_f64, .timeout = 60) {
+    fattn_ctx_destroy(context_or_skip());
+    check_long_rows(FATTN_F64, 64, (1 << 25) + RAGGED, 0);
+}
+
+/* Few rows see so many keys: L is that of so many normal scores, and gradients reach the last key. */
+Test(cuda_contracts, long_keys, .timeout = 60) {
+    fattn_ctx_destroy(context_or_skip());
+    need_memory((size_t)75 << 30);
+    for (int arch_cap = 0; arch_cap <= 80; arch_cap += 80) {
+        fattn_ctx *const ctx = context_of(NULL, 0, arch_cap);
+        const int64_t S = (1 << 27) + RAGGED, D = 64;
+        const fattn_dtype dtype = FATTN_BF16;
+        fattn_tensor t[] = {room(ctx, dtype, FEW, D, 1), room(ctx, dtype, S, D, 2), room(ctx, dtype, S, D, 3),
+                            room(ctx, dtype, FEW, D, 0), room(ctx, FATTN_F32, FEW, 0, 0), room(ctx, dtype, FEW, D, 0),
+                            room(ctx, dtype, S, D, 0), room(ctx, dtype, S, D, 0)};
+        run_both(ctx, (fattn_attention_io){.struct_size = sizeof(fattn_attention_io), .q = &t[0], .k = &t[1],
+                                           .v = &t[2], .o = &t[3], .lse = &t[4], .d_o = &t[0], .dq = &t[5],
+                                           .dk = &t[6], .dv = &t[7]});
+        double *const L = rows_of(ctx, &t[4], 0, FEW);
+        for (int i = 0; i < FEW; ++i) cr_assert(L[i] > 18.7 && L[i] < 21, "row %d: L %g", i, L[i]);
+        free(L);
+        const int64_t begins[] = {0, S / 2, S - FEW};
+        for (int n = 0; n < 6; ++n) {
+            double *const x = rows_of(ctx, &t[6 + n / 3], begins[n % 3], FEW);
+            for (int64_t e = 0; e < FEW * D; ++e)
+                cr_assert(isfinite(x[e]), "%s of key %lld: %g", n / 3 ? "dv" : "dk",
+                          (long long)(begins[n % 3] + e / D), x[e]);
+            free(x);
+        }
+        for (int i = 0; i < 8; ++i) fattn_tensor_free(ctx, &t[i]);
+        call_must(ctx, fattn_ctx_sync(ctx), "free");
+        fattn_ctx_destroy(ctx);
+    }
 }

@@ -106,6 +106,28 @@ Test(dispatch, nobody_left_is_unsupported_with_the_last_reason) {
     REFUSED(FATTN_E_UNSUPPORTED, "FLASH2: this build has no kernel for this algorithm");
 }
 
+/* A row for other dtypes has no say, not even in the sentence. */
+Test(dispatch, rows_of_other_dtypes_are_passed_over) {
+    fattni_kernel halves = first, singles = second;
+    halves.dtypes = 1u << FATTN_F16 | 1u << FATTN_BF16;
+    singles.dtypes = 1u << FATTN_F32;
+    const fattni_kernel *const rows[] = {&singles, &halves, NULL};
+    fattni_problem p;
+    const fattni_kernel *picked;
+    for (int32_t dtype = FATTN_F64; dtype <= FATTN_BF16; ++dtype) {
+        c.x.dtype = dtype;
+        c.lse.dtype = dtype == FATTN_F64 ? FATTN_F64 : FATTN_F32;
+        cr_assert_eq(fattni_problem_init(ctx, &c.p, &c.io, FATTNI_FWD, true, &p), FATTN_OK);
+        cr_assert_eq(fattni_pick(ctx, rows, &p, &picked), dtype == FATTN_F64 ? FATTN_E_UNSUPPORTED : FATTN_OK);
+        if (dtype != FATTN_F64) cr_assert_eq(picked, dtype == FATTN_F32 ? &singles : &halves);
+    }
+    c.x = fattn_tensor_view(c.room, FATTN_F32, FATTN_CPU, 0, 4, (int64_t[]){1, 1, 5, 8});
+    c.lse.dtype = FATTN_F32;
+    cr_assert_eq(fattni_problem_init(ctx, &c.p, &c.io, FATTNI_FWD, true, &p), FATTN_OK);
+    cr_assert_eq(fattni_pick(ctx, rows, &p, &picked), FATTN_E_UNSUPPORTED);
+    cr_assert(strstr(fattn_ctx_error(ctx), "fattn_second stops at head_dim 4"), "%s", fattn_ctx_error(ctx));
+}
+
 Test(dispatch, memory_is_checked_before_anything_runs) {
     c.io.workspace_bytes = 999;
     REFUSED(FATTN_E_WORKSPACE, "workspace: 1000 bytes needed, 999 given");

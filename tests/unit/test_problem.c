@@ -159,8 +159,9 @@ Test(problem, params) {
     REFUSED(FATTN_E_ARG, "rounds to 65536/65536", c.p.dropout_p = 0.99999994f);
     REFUSED(FATTN_E_ARG, "q_pos0 -1, k_pos0 0", c.p.q_pos0 = -1);
     REFUSED(FATTN_E_ARG, "q_pos0 0, k_pos0 -9", c.p.k_pos0 = -9);
-    REFUSED(FATTN_E_ARG, "q_pos0 2147483648", c.p.q_pos0 = (int64_t)1 << 31);
-    REFUSED(FATTN_E_ARG, "k_pos0 2147483648", c.p.k_pos0 = (int64_t)1 << 31);
+    REFUSED(FATTN_E_ARG, "q_pos0 536870913, k_pos0 0: not in 0..2^29", c.p.q_pos0 = (1 << 29) + 1);
+    REFUSED(FATTN_E_ARG, "q_pos0 0, k_pos0 536870913: not in 0..2^29", c.p.k_pos0 = (1 << 29) + 1);
+    REFUSED(FATTN_E_ARG, "k_pos0 9223372036854775807", c.p.k_pos0 = INT64_MAX);
     REFUSED(FATTN_E_ARG, "rng_batch0 -1, rng_head0 0, rng_heads 0", c.p.rng_batch0 = -1);
     REFUSED(FATTN_E_ARG, "rng_batch0 0, rng_head0 -2, rng_heads 0", c.p.rng_head0 = -2);
     REFUSED(FATTN_E_ARG, "rng_batch0 0, rng_head0 0, rng_heads -3", c.p.rng_heads = -3);
@@ -223,10 +224,21 @@ Test(problem, sizes_of_q_k_v) {
     REFUSED(FATTN_E_SHAPE, "q has 4 heads, k has 0", c.k.shape[1] = c.v.shape[1] = 0);
     REFUSED(FATTN_E_SHAPE, "D=0, Dv=6 are not in 1..256", c.q.shape[3] = c.k.shape[3] = 0);
     REFUSED(FATTN_E_SHAPE, "D=8, Dv=257 are not in 1..256", c.v.shape[3] = 257);
-    REFUSED(FATTN_E_SHAPE, "Sq=5, Sk=7 with positions", c.p.q_pos0 = INT32_MAX - 5);
-    REFUSED(FATTN_E_SHAPE, "Sq=5, Sk=7 with positions", c.p.k_pos0 = INT32_MAX - 7);
-    ACCEPTED(last, FATTNI_BWD, (c.p.q_pos0 = INT32_MAX - 6, c.p.k_pos0 = INT32_MAX - 8));
-    cr_assert_eq(last.q_pos0 + SQ, INT32_MAX - 1);
+    ACCEPTED(last, FATTNI_BWD, c.p.q_pos0 = c.p.k_pos0 = 1 << 29);
+    cr_assert_eq(last.q_pos0, 1 << 29);
+    const int64_t most = INT32_MAX - 1 - (1 << 29); /* of rows, then */
+    REFUSED(FATTN_E_SHAPE, "Sq=1610612735, Sk=7 with positions", {
+        c.q.shape[2] = most + 1, c.q.stride[2] = 0;
+        c.p.q_pos0 = 1 << 29;
+    });
+    REFUSED(FATTN_E_SHAPE, "Sq=5, Sk=1610612735 with positions", {
+        c.k.shape[2] = c.v.shape[2] = most + 1, c.k.stride[2] = c.v.stride[2] = 0;
+        c.p.k_pos0 = 1 << 29;
+    });
+    REFUSED(FATTN_E_SHAPE, "o: [2,4,5,6], but dimension 2 must be 1610612734", {
+        c.q.shape[2] = most, c.q.stride[2] = 0;
+        c.p.q_pos0 = 1 << 29;
+    });
 }
 
 /* Shape, dtype and device of every tensor, one spoiled property each. */
@@ -396,6 +408,16 @@ Test(problem, more_heads_than_can_be_counted) {
             for (int n = 0; n < 3; ++n) all[n]->shape[0] = 0, all[n]->shape[1] = heads[h];
             c.p.dropout_p = 0.5f, c.p.rng_head0 = 7;
         });
+}
+
+/* Of a packed buffer the heads count, too. */
+Test(problem, more_rows_of_a_packed_buffer_than_can_be_counted) {
+    REFUSED(FATTN_E_SHAPE, "sequences of 4 in buffers of 562949953421312: more than 2^48 rows", {
+        pack(&c);
+        c.q.shape[1] = c.k.shape[1] = c.v.shape[1] = 1;
+        c.q.shape[2] = (int64_t)1 << 49;
+        c.q.stride[2] = 0;
+    });
 }
 
 /* max_seqlen is a bound; one that is larger than the whole buffer still shapes the bias. */

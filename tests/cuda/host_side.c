@@ -1,0 +1,243 @@
+/* What the host's side of the CUDA backend decides, looked at without a GPU: bytes of workspaces, sizes
+   that it refuses, before anything is enqueued, and whose CUDA context is current meanwhile. The context
+   is none that was created; nothing here reaches CUDA. */
+#include "cuda_blas.h"
+#include "cuda_driver.h"
+#include "cuda_sm90.h"
+#include "kernel.h"
+#include "plans.h"
+
+#include <criterion/criterion.h>
+#include <string.h>
+
+static const fattn_dtype dtypes[4] = {FATTN_BF16, FATTN_F16, FATTN_F32, FATTN_F64};
+
+/* The driver of one thread, which has this stack of contexts. */
+enum { DEPTH = 8 };
+static struct { CUcontext stack[DEPTH]; int depth, looks, encoded, stray; } driver_state;
+static CUcontext other(int n) { return (CUcontext)(uintptr_t)(4096 + n); }
+static CUcontext top(void) {
+    return driver_state.depth ? driver_state.stack[driver_state.depth - 1] : NULL;
+}
+static CUresult get_current(CUcontext *out) {
+    driver_state.looks += 1;
+    *out = top();
+    return CUDA_SUCCESS;
+}
+static CUresult push(CUcontext c) {
+    cr_assert_lt(driver_state.depth, DEPTH);
+    driver_state.stack[driver_state.depth++] = c;
+    return CUDA_SUCCESS;
+}
+static CUresult pop(CUcontext *out) {
+    cr_assert_gt(driver_state.depth, 0);
+    *out = top();
+    driver_state.depth -= 1;
+    return CUDA_SUCCESS;
+}
+static CUresult encode(CUtensorMap *map, CUtensorMapDataType type, cuuint32_t rank, void *address,
+                       const cuuint64_t *extent, const cuuint64_t *stride, const cuuint32_t *box,
+                       const cuuint32_t *step, CUtensorMapInterleave interleave, CUtensorMapSwizzle swizzle,
+                       CUtensorMapL2promotion promotion, CUtensorMapFloatOOBfill fill) {
+    (void)map, (void)type, (void)rank, (void)address, (void)extent, (void)stride, (void)box, (void)step;
+    (void)interleave, (void)swizzle, (void)promotion, (void)fill;
+    driver_state.encoded += 1;
+    return top() == other(0) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT;
+}
+static struct fattni_cuda_driver driver = {.get_current = get_current, .push = push, .pop = pop, .encode = encode};
+
+static void *note_alloc(void *user, size_t bytes, size_t align, fattn_stream s) {
+    (void)user, (void)bytes, (void)align, (void)s;
+    driver_state.stray += top() != other(0);
+    return (void *)4096;
+}
+static void note_free(void *user, void *p, size_t bytes, fattn_stream s) {
+    (void)user, (void)p, (void)bytes, (void)s;
+    driver_state.stray += top() != other(0);
+}
+
+/* A Hopper, or one that is capped at sm_80. */
+static fattn_ctx context_of(int arch) {
+    driver.context = other(0);
+    return (fattn_ctx){.device = FATTN_CUDA,
+                       .gpu = {.arch = arch, .sms = 132, .l2_bytes = (size_t)50 << 20,
+                               .shared_limit = 232448, .driver = &driver},
+                       .allocator = {note_alloc, note_free, NULL}};
+}
+
+Test(host_side, bytes_do_not_depend_on_places_or_d_o, .timeout = 120) {
+    for (int arch = 80; arch <= 90; arch += 10) {
+        fattn_ctx ctx = context_of(arch);
+        ctx.gpu.blas = (struct fattni_cuda_blas *)&driver; /* STANDARD wants to know that there is one */
+        cr_assert_gt(plans_check(&ctx), 100000);
+    }
+}
+
+/* ---- whose context is current ---- */
+
+enum { Q, K, V, O, D_O, DQ, DK, DV, TENSORS };
+typedef struct shapes {
+    fattn_tensor t[TENSORS], lse;
+    fattn_attention_params p;
+    fattn_attention_io io;
+} shapes;
+
+/* Where tensor n, the workspace and saved could be: far from each other. */
+static void *place(int n) { return (void *)((uintptr_t)(n + 1) << 50); }
+
+static void describe(shapes *x, fattn_dtype dtype, int64_t H, int64_t Sq, int64_t Sk, int64_t D) {
+    const fattn_dtype statistic = dtype == FATTN_F64 ? FATTN_F64 : FATTN_F32;
+    const int64_t rows[4] = {1, H, Sq, D}, keys[4] = {1, H, Sk, D};
+    *x = (shapes){.p = {.struct_size = sizeof x->p}, .io = {.struct_size = sizeof x->io}};
+    for (int n = 0; n < TENSORS; ++n)
+        x->t[n] = fattn_tensor_view(place(n), dtype, FATTN_CUDA, 0, 4,
+                                    n == K || n == V || n == DK || n == DV ? keys : rows);
+    x->lse = fattn_tensor_view(place(TENSORS), statistic, FATTN_CUDA, 0, 3, rows);
+    x->io.q = &x->t[Q], x->io.k = &x->t[K], x->io.v = &x->t[V], x->io.o = &x->t[O], x->io.lse = &x->lse;
+    x->io.d_o = &x->t[D_O], x->io.dq = &x->t[DQ], x->io.dk = &x->t[DK], x->io.dv = &x->t[DV];
+}
+
+static void check_maps(fattn_ctx *ctx, int depth) {
+    shapes x;
+    describe(&x, FATTN_BF16, 2, 300, 300, 64);
+    for (int pass = FATTNI_FWD; pass <= FATTNI_BWD; ++pass) {
+        fattni_problem p;
+        fattni_sm90_args args;
+        cr_assert_eq(fattni_problem_init(ctx, &x.p, &x.io, (enum fattni_pass)pass, true, &p), FATTN_OK);
+        const fattni_cuda_kernel *const k = fattni_cuda_find(ctx, &p);
+        cr_assert(k && k->arch == 90);
+        driver_state.encoded = 0;
+        cr_assert_eq(fattni_sm90_args_of(ctx, &p, k, &args), FATTN_OK, "%s", fattn_ctx_error(ctx));
+        cr_assert_eq(driver_state.encoded, 4);
+        cr_assert_eq(driver_state.depth, depth);
+    }
+}
+
+static void check_memory(fattn_ctx *ctx, int depth) {
+    fattn_tensor t;
+    cr_assert_eq(fattn_tensor_alloc(ctx, FATTN_F32, 1, (int64_t[]){77}, &t), FATTN_OK);
+    fattn_tensor_free(ctx, &t);
+    cr_assert_eq(driver_state.stray, 0);
+    cr_assert_eq(driver_state.depth, depth);
+}
+
+/* A thread without a context, with another one's, with the right one. */
+Test(host_side, what_is_called_finds_its_context_current) {
+    fattn_ctx ctx = context_of(90);
+    for (int n = 0; n < 3; ++n) {
+        if (n) push(other(n == 1));
+        const CUcontext before = top();
+        check_maps(&ctx, n);
+        check_memory(&ctx, n);
+        cr_assert_eq(top(), before);
+        bool entered, again;
+        cr_assert_eq(fattni_cuda_enter(&ctx, &entered), FATTN_OK);
+        cr_assert_eq(fattni_cuda_enter(&ctx, &again), FATTN_OK);
+        cr_assert(entered == (n < 2) && !again && top() == other(0));
+        fattni_cuda_leave(&ctx, again);
+        fattni_cuda_leave(&ctx, entered);
+        cr_assert_eq(top(), before);
+    }
+}
+
+/* ---- sizes ---- */
+
+/* What is enqueued looks whose context is current first: so no look, nothing written. */
+static void refused(fattn_ctx *ctx, const shapes *x, enum fattni_pass pass, fattn_status status, const char *says) {
+    fattn_attention_plan plan = {.struct_size = sizeof plan};
+    fattn_attention_io io = x->io;
+    io.workspace = place(1 << 10), io.workspace_bytes = (size_t)1 << 60;
+    io.saved = place(1 << 11), io.saved_bytes = (size_t)1 << 60;
+    driver_state.looks = 0;
+    cr_assert_eq(fattn_attention_query(ctx, &x->p, &io, &plan), status, "%s", fattn_ctx_error(ctx));
+    cr_assert_eq((pass == FATTNI_FWD ? fattn_attention_fwd : fattn_attention_bwd)(ctx, &x->p, &io), status);
+    cr_assert(strstr(fattn_ctx_error(ctx), says), "%s, not %s", fattn_ctx_error(ctx), says);
+    cr_assert_eq(driver_state.looks, 0);
+}
+
+/* More blocks than a grid has, in each algorithm and dtype, with a d_bias that would be cleared first. */
+Test(host_side, grids_are_refused_before_anything_is_written) {
+    for (int arch = 80; arch <= 90; arch += 10)
+        for (int n = 0; n < 4; ++n)
+            for (int algorithm = FATTN_ALGO_AUTO; algorithm <= FATTN_ALGO_FLASH2; ++algorithm) {
+                fattn_ctx ctx = context_of(arch);
+                ctx.gpu.blas = (struct fattni_cuda_blas *)&driver;
+                shapes x;
+                describe(&x, dtypes[n], 1 << 20, 1 << 20, 64, 8);
+                fattn_tensor bias[2];
+                for (int i = 0; i < 2; ++i)
+                    bias[i] = fattn_tensor_view(place(50 + i), (fattn_dtype)x.lse.dtype, FATTN_CUDA, 0, 4,
+                                                (int64_t[]){1, 1, 1, 1});
+                x.p.algorithm = algorithm;
+                x.io.bias = &bias[0], x.io.d_bias = &bias[1];
+                const bool standard = algorithm == FATTN_ALGO_STANDARD;
+                refused(&ctx, &x, FATTNI_BWD, FATTN_E_UNSUPPORTED, standard ? "2^31-1 rows" : "2^31-1");
+                if (algorithm == FATTN_ALGO_FLASH1) continue; /* forward has a block for each head */
+                refused(&ctx, &x, FATTNI_FWD, FATTN_E_UNSUPPORTED, "2^31-1");
+            }
+    fattn_ctx ctx = context_of(90);
+    ctx.gpu.blas = (struct fattni_cuda_blas *)&driver;
+    shapes x; /* few rows, but more elements of P and of K than 2^31-1 blocks have threads */
+    describe(&x, FATTN_F32, 1 << 12, 64, 1 << 28, 64);
+    x.p.algorithm = FATTN_ALGO_STANDARD;
+    refused(&ctx, &x, FATTNI_FWD, FATTN_E_UNSUPPORTED, "blocks of work");
+    refused(&ctx, &x, FATTNI_BWD, FATTN_E_UNSUPPORTED, "blocks of work");
+}
+
+Test(host_side, many_packed_sequences) {
+    for (int n = 0; n < 2; ++n) {
+        fattn_ctx ctx = context_of(90);
+        shapes x;
+        describe(&x, dtypes[n], 2, 1000, 1000, 64);
+        const fattn_tensor lengths =
+            fattn_tensor_view(place(50), FATTN_I32, FATTN_CUDA, 0, 1, (int64_t[]){((int64_t)1 << 25) + 1});
+        x.io.cu_seqlens_q = x.io.cu_seqlens_k = &lengths;
+        x.p.max_seqlen_q = x.p.max_seqlen_k = 100;
+        refused(&ctx, &x, FATTNI_BWD, FATTN_E_UNSUPPORTED, "pads the rows of packed sequences");
+    }
+}
+
+/* What Hopper's kernels cannot count, others compute. */
+Test(host_side, counts_beyond_hopper_s) {
+    fattn_ctx ctx = context_of(90);
+    for (int n = 0; n < 4; ++n) {
+        shapes x;
+        fattn_attention_plan plan = {.struct_size = sizeof plan};
+        const int64_t H = n % 2 ? 1 << 27 : 1 << 20;
+        describe(&x, dtypes[n / 2], H, 100, n % 2 ? 64 : 100, 64);
+        cr_assert_eq(fattn_attention_query(&ctx, &x.p, &x.io, &plan), FATTN_OK, "%s", fattn_ctx_error(&ctx));
+        cr_assert(strstr(plan.bwd_kernel, n % 2 ? "sm80" : "sm90"), "%s", plan.bwd_kernel);
+    }
+}
+
+/* The longest rows and furthest positions: diagonals and what is added to them stay in 31 bits. */
+Test(host_side, diagonals_of_far_positions) {
+    fattn_ctx ctx = context_of(90);
+    static const int64_t rows[] = {1, 100, 1 << 28}, places[] = {0, 1000, 1 << 29};
+    static const int32_t windows[] = {-1, 0, 5, 1 << 28, 1 << 29, (1 << 30) - 1, 1 << 30, INT32_MAX};
+    for (int m = 0; m < 3 * 3 * 3 * 3; ++m)
+        for (int w = 0; w < 64; ++w) {
+            shapes x;
+            fattni_problem p;
+            const int64_t Sq = rows[m % 3], Sk = rows[m / 3 % 3];
+            describe(&x, FATTN_BF16, 1, Sq, Sk, 64);
+            x.p.flags = FATTN_WINDOW;
+            x.p.q_pos0 = places[m / 9 % 3], x.p.k_pos0 = places[m / 27];
+            x.p.window_left = windows[w % 8], x.p.window_right = windows[w / 8];
+            cr_assert_eq(fattni_problem_init(&ctx, &x.p, &x.io, FATTNI_FWD, true, &p), FATTN_OK);
+            const fattni_cuda_args a = fattni_cuda_args_of(&p);
+            const fattni_band want = fattni_sequence_of(&p, 0).band;
+            const int64_t diagonal = a.shift + Sk - Sq;
+            cr_assert_eq(a.shift, x.p.q_pos0 - x.p.k_pos0);
+            const int64_t lo = a.left == FATTNI_FAR ? -FATTNI_FAR : diagonal - a.left;
+            const int64_t hi = a.right == FATTNI_FAR ? FATTNI_FAR : diagonal + a.right;
+            /* Sums of a row and a diagonal, 256 rows and keys further on. */
+            cr_assert(lo >= -FATTNI_FAR && hi <= FATTNI_FAR && Sq + 512 + hi <= INT32_MAX, "%lld, %lld",
+                      (long long)lo, (long long)hi);
+            cr_assert(-hi + Sk + 512 <= INT32_MAX && lo + Sq + 512 <= INT32_MAX);
+            for (int n = 0; n < 4; ++n) { /* the first and the last row sees what it should */
+                const int64_t i = n % 2 ? Sq - 1 : 0, j = n / 2 ? Sk - 1 : 0;
+                cr_assert_eq(j >= i + lo && j <= i + hi, fattni_visible(&want, i, j));
+            }
+        }
+}

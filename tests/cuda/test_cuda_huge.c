@@ -1,0 +1,83 @@
+/* Scores up to the largest float on a device: every dtype, head_dim and both families of 16-bit kernels; and 16-bit
+   gradients of rows so long that a P of 1 / Sk is no normal number of F16. */
+#include "call.h"
+#include "device.h"
+#include "huge.h"
+
+#include <criterion/criterion.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+static const int64_t dims[] = {64, 128, 256, 80, 40};
+
+static void check(fattn_dtype dtype, int arch_cap, int32_t algorithm, int step) {
+    fattn_ctx *const ctx = device_context(arch_cap), *const cpu = attention_context(0);
+    if (!ctx) cr_skip_test("no CUDA device");
+    device_use(ctx);
+    for (int n = 0; n < huge_case_count; n += step)
+        for (int k = 0; k < 5; ++k) {
+            if (k > 2 && (n + k) % 4) continue;
+            attention_case c = huge_case(n, dims[k], dtype);
+            c.algorithm = algorithm;
+            if (n % 2) c.flags |= FATTN_DETERMINISTIC;
+            huge_check(cpu, n, &c, ON_DEVICE, device_run);
+        }
+    fattn_ctx_destroy(cpu);
+    fattn_ctx_destroy(ctx);
+}
+
+Test(cuda_huge, bf16, .timeout = 300) { check(FATTN_BF16, 0, FATTN_ALGO_AUTO, 1); }
+Test(cuda_huge, f16, .timeout = 300) { check(FATTN_F16, 0, FATTN_ALGO_AUTO, 1); }
+Test(cuda_huge, bf16_portable, .timeout = 300) { check(FATTN_BF16, 80, FATTN_ALGO_AUTO, 3); }
+Test(cuda_huge, f16_portable, .timeout = 300) { check(FATTN_F16, 80, FATTN_ALGO_AUTO, 3); }
+Test(cuda_huge, f32, .timeout = 300) { check(FATTN_F32, 0, FATTN_ALGO_AUTO, 3); }
+Test(cuda_huge, f64, .timeout = 300) { check(FATTN_F64, 0, FATTN_ALGO_AUTO, 3); }
+Test(cuda_huge, flash1, .timeout = 300) {
+    check(FATTN_F32, 0, FATTN_ALGO_FLASH1, 11);
+    check(FATTN_BF16, 0, FATTN_ALGO_FLASH1, 11);
+}
+
+/* Weights of 1 / 262144: dV of F16 beside that of F32 on the same numbers, relative to its size. */
+static double error_of_dv(fattn_ctx *ctx, fattn_dtype dtype, int64_t Sk, uint32_t flags) {
+    attention_case c = {.name = "long rows", .dtype = dtype, .B = 1, .Hq = 1, .Sq = 512, .Sk = Sk, .D = 64,
+                        .wide = true, .flags = flags};
+    attention_case exact = c;
+    exact.dtype = FATTN_F32, exact.wide = false;
+    call *const got = call_new(ctx, &c), *const want = call_new(ctx, &exact);
+    static const enum call_tensor inputs[] = {CALL_Q, CALL_K, CALL_V, CALL_D_O};
+    for (int n = 0; n < 4; ++n) {
+        double *const x = call_read(got, inputs[n]);
+        call_write(want, inputs[n], x);
+        free(x);
+    }
+    call_run(got);
+    call_run(want);
+    double worst = 0;
+    for (int id = CALL_DQ; id <= CALL_DV; ++id) {
+        double *const x = call_read(got, (enum call_tensor)id), *const y = call_read(want, (enum call_tensor)id);
+        const int64_t count = fattn_tensor_numel(&got->t[id]);
+        double off = 0, size = 0;
+        for (int64_t n = 0; n < count; ++n) off += (x[n] - y[n]) * (x[n] - y[n]), size += y[n] * y[n];
+        const double error = sqrt(off / size);
+        if (id == CALL_DV) worst = fmax(worst, error);
+        free(x), free(y);
+    }
+    call_free(got);
+    call_free(want);
+    return worst;
+}
+
+/* A rounding of P and one of O or dO: 2^-12 each, and those of weights far below the mean. */
+Test(cuda_huge, f16_weights_of_long_rows, .timeout = 100) {
+    for (int portable = 0; portable < 2; ++portable) {
+        fattn_ctx *const ctx = device_context(portable ? 80 : 0);
+        if (!ctx) cr_skip_test("no CUDA device");
+        for (int64_t Sk = 1 << 14; Sk <= 1 << 18; Sk *= 4) {
+            const double error = error_of_dv(ctx, FATTN_F16, Sk, Sk == 1 << 16 ? FATTN_CAUSAL : 0);
+            printf("Sk %d, %s: dV off by %.2e\n", (int)Sk, portable ? "sm_80" : "Hopper", error);
+            cr_assert_lt(error, 6e-4, "Sk %d: %g", (int)Sk, error);
+        }
+        fattn_ctx_destroy(ctx);
+    }
+}

@@ -1,0 +1,15 @@
+/* What a query says suffices for the call, on the CPU; tests/cuda/host_side.c asks the same of a GPU. */
+#include "attention.h"
+#include "plans.h"
+
+#include <criterion/criterion.h>
+
+Test(plan, bytes_do_not_depend_on_places_or_d_o, .timeout = 120) {
+    static const struct { int threads, isa; } ways[] = {
+        {1, FATTNI_ISA_AVX512}, {4, FATTNI_ISA_BASELINE}, {16, FATTNI_ISA_AVX512}};
+    for (int n = 0; n < 3; ++n) {
+        fattn_ctx *const ctx = attention_context_isa(ways[n].threads, ways[n].isa);
+        cr_assert_gt(plans_check(ctx), 100000);
+        fattn_ctx_destroy(ctx);
+    }
+}
