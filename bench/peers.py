@@ -259,6 +259,7 @@ class Fa3:
 
 def bench(library, device, a):
     fa3 = Fa3(a.fa3) if a.fa3 else None
+    before = Library(a.before, CUDA, arch_cap=a.arch_cap) if a.before else None
     backends = {"fa2": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION,
                 "efficient": SDPBackend.EFFICIENT_ATTENTION, "math": SDPBackend.MATH}
     ratios, digits = {}, 1 if a.dtype in ("float32", "float64") else 0
@@ -271,6 +272,9 @@ def bench(library, device, a):
                                flags=TF32 if a.tf32 else 0)
                 flops = 4 * B * H * N * N * d / (2 if causal else 1)
                 passes = ({"ours": call.fwd}, {"ours": call.bwd})
+                if before:
+                    older = before.prepare((TF32 if a.tf32 else 0) | (CAUSAL if causal else 0), **t)
+                    passes[0]["before"], passes[1]["before"] = older.fwd, older.bwd
                 for name in a.peers or ("fa2", "cudnn"):
                     leaf = {n: t[n].clone().requires_grad_() for n in "qkv"}
 
@@ -458,6 +462,7 @@ def main():
     p.add_argument("--lengths", type=int, nargs="*", help="N on CUDA, instead of the usual")
     p.add_argument("--quick", action="store_true", help="fewer rows")
     p.add_argument("--check", action="store_true", help="errors only, no timing")
+    p.add_argument("--before", metavar="LIBRARY", help="another build of libfattn, timed beside this one on CUDA")
     p.add_argument("--fa3", metavar="LIBRARY", help="FlashAttention-3 (bench/fa3.cu); without it its usual "
                                                     "ratio to cudnn stands in")
     p.add_argument("--peers", nargs="*", help="of fa2, cudnn, efficient, math; of flash, math on the CPU")

@@ -162,14 +162,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS)
                     top = fmaxf(top, fmaxf(p[r][n][2 * half], p[r][n][2 * half + 1]));
                 top = quad_max(top);
                 rose |= top != m[r][half];
-                float base = top == -INFINITY ? 0.0f : top * unit, shift = 0.0f;
+                float base = top == -INFINITY ? 0.0f : __fmul_rn(top, unit), shift = 0.0f;
                 if (is_far(base)) {
                     base = 0.0f, shift = top;
 #pragma unroll
                     for (int n = 0; n < KEY_TILES; ++n)
                         p[r][n][2 * half] -= top, p[r][n][2 * half + 1] -= top;
                 }
-                correction[r][half] = exp2_approx((m[r][half] - shift) * unit - base);
+                /* Rounded as base is: 2^0 where the maximum stays. */
+                correction[r][half] = exp2_approx(__fmul_rn(m[r][half] - shift, unit) - base);
                 m[r][half] = top;
                 float sum = 0.0f;
 #pragma unroll

@@ -61,6 +61,8 @@ static_assert(SHARED_BYTES == FATTNI_FWD_SM90_SHARED(D, BM, BN) && SHARED_BYTES 
               "shared memory");
 
 #define LN2 0.6931471805599453f
+/* A maximum, in units of log2, that PLAIN has come upon late and cannot take (2^28): O and L become NaN. */
+#define LATE 268435456.0f
 
 #include "fwd_sm90_general.h"
 
@@ -349,7 +351,7 @@ DEVICE void exponentials(float s[BN / 2], rows *r, const measure *m, int e, enum
 /* Whether a maximum of this warp is below its row's base: then PLAIN, which finds positive products' maxima
    only, may miss a higher one. */
 DEVICE int any_below(const rows *r, const float base[2]) {
-    return __any_sync(ALL_LANES, !(r->top[0] >= base[0] && r->top[1] >= base[1]));
+    return __any_sync(ALL_LANES, !(r->top[0] >= base[0] && r->top[1] >= base[1] && r->slack >= 0.0f));
 }
 
 DEVICE int has_shifts(const rows *r) { return r->slack == -INFINITY; }
@@ -357,7 +359,7 @@ DEVICE int has_shifts(const rows *r) { return r->slack == -INFINITY; }
    maximum is not far, and a new one where scores are far above the last, or the row's first. Shifts are products as they
    are, in shared memory; there for all rows of a warp or none. high[e]: the row's largest score, of this thread or, afterwards, of all. */
 DEVICE void shift_row(float s[BN / 2], rows *r, const measure *m, unsigned char *memory, int e, float high[2]) {
-    if (!__any_sync(ALL_LANES, has_shifts(r) || is_far(high[e]))) return;
+    if (__builtin_expect(!__any_sync(ALL_LANES, has_shifts(r) || is_far(high[e])), 1)) return;
     const int thread = thread_again(), row = (thread / 128 - 1) * 64 + first_row(thread, 0);
     float *const shift = shift_of(memory, row + 8 * e);
     const float raw = quad_max(maximum(s, e)), old = has_shifts(r) ? *shift : 0.0f, distance = (raw - old) * m->unit;
@@ -416,7 +418,8 @@ DEVICE weights finish_rows(const fattni_cuda_args *a, const volatile int4 *from,
     if (BANDS) Sq = from[1].y; /* ?: would make the other one volatile, too, and read it from nowhere */
     const int i = from[0].x + row0;
     float *const to = (float *)a->lse.p + lse + row0 * a->lse.row;
-    const float sum[2] = {quad_sum(r->l[0]), quad_sum(r->l[1])};
+    const float late = fmaxf(r->top[0], r->top[1]) > LATE ? NAN : 0.0f; /* both, for the instructions */
+    const float sum[2] = {quad_sum(r->l[0]) + late, quad_sum(r->l[1]) + late};
     float scale[2], keep_old[2];
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
@@ -534,7 +537,7 @@ DEVICE void softmax(uint32_t p[BN / 4], float s[BN / 2], float o[D / 2], rows *r
     const int above = high[0] > r->top[0] + r->slack || (ROWS_TOGETHER && high[1] > r->top[1] + r->slack);
     r->rise = how == CAREFUL || __any_sync(ALL_LANES, above);
     if (r->rise) {
-        if (how != CAPPED && !dropping) {
+        if (how == CAREFUL && !dropping) {
             shift_row(s, r, m, memory, 0, high);
             if (ROWS_TOGETHER) shift_row(s, r, m, memory, 1, high);
         }
@@ -549,12 +552,9 @@ DEVICE void softmax(uint32_t p[BN / 4], float s[BN / 2], float o[D / 2], rows *r
     if (ROWS_TOGETHER) exponentials(s, r, m, 0, how);
     if (how == CAREFUL) begin_store(last_o, o);
     if (!ROWS_TOGETHER) {
-        float all = quad_max(high[1]);
+        if (how == CAREFUL && !dropping) shift_row(s, r, m, memory, 1, high);
+        const float all = quad_max(high[1]);
         const int rises = how == CAREFUL || __any_sync(ALL_LANES, all > r->top[1] + r->slack);
-        if (how != CAPPED && !dropping && rises) {
-            shift_row(s, r, m, memory, 1, high);
-            all = quad_max(high[1]);
-        }
         raise(r, rises ? all : -INFINITY, 1, how);
         r->rise |= rises;
     }

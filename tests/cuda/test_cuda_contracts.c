@@ -720,7 +720,7 @@ Test(cuda_contracts, far_positions) {
         attention_case away = near;
         if (n / 4 == 0) away.q_pos0 = far, away.k_pos0 = far - 16;
         if (n / 4 == 1) away.q_pos0 = far, away.window_left += (int32_t)far - 16, near.window_right = -1;
-        if (n / 4 == 2) away.k_pos0 = far, away.window_right += (int32_t)far + 16, near.window_left = -1;
+        if (n / 4 == 2) away.k_pos0 = far, away.window_right += (int32_t)far, near.window_left = -1;
         call *const c = call_new(ctx, &near), *const d = call_new(ctx, &away);
         call_run(c);
         call_run(d);

@@ -124,13 +124,13 @@ static double largest(const attention *a, enum tensor_id id) {
     return most;
 }
 
-/* Errors of an element in units of half an ulp of the dtype: of numbers as large as the terms of the sum that
-   it is, which walk at random over rows. dP and delta have terms of size dO V. */
+/* Errors of an element in units of an ulp of the dtype: of numbers as large as the terms of the sum that it is,
+   which walk at random over rows. Both sides round P and O. dP and delta have terms of size dO V. */
 static double scale_of(const attention *a, enum tensor_id id) {
     const double rows = sqrt((double)(a->c.B * a->c.Hq * a->c.Sq)), keys = sqrt((double)a->c.Sk);
     const double kept = 1 / (1 - (double)a->c.dropout_p), dp = 4 * sqrt((double)a->c.Dv) * kept;
     switch (id) {
-    case T_O: return 4 * kept;
+    case T_O: return 1.5 * kept * largest(a, T_V);
     case T_LSE: return 1; /* relative, below */
     case T_DQ: return 0.25 * largest(a, T_K) * dp * keys;
     case T_DK: return 0.25 * largest(a, T_Q) * dp * rows;
