@@ -40,26 +40,61 @@ static double score_size(const fattn_fixture_attention *c) {
 }
 
 static void compare(check_run *run, check_way *way, const char *about, const fattn_tensor *got,
-                    const fattn_tensor *want, double tolerance) {
+                    const fattn_tensor *want, double tolerance, double unit) {
     fattn_report report = {.struct_size = sizeof report};
-    const fattn_tolerance t = {.atol = tolerance, .rtol = tolerance};
+    const fattn_tolerance t = {.atol = tolerance * unit, .rtol = tolerance};
     const fattn_status s = fattn_compare(run->host, got, want, NULL, 0, t, &report);
     way->checked += report.checked;
-    way->worst = fmax(way->worst, check_worst(&report, 1));
+    way->worst = fmax(way->worst, check_worst(&report, unit));
     if (s != FATTN_OK) fail(way, about, fattn_ctx_error(run->host));
 }
 
+/* What errors may be: of a result `relative` to itself and, beside that, to the size of its terms. */
+enum { RESULTS = 2 + FATTN_FIXTURE_GRADIENTS }; /* o, lse, dq, dk, dv, d_bias, d_sink */
+typedef struct allowance {
+    double relative, unit[RESULTS];
+} allowance;
+
 /* F64: 1e-12 leaves room for any order of summation. F32: what rounds a sum of the case's longest
-   length, as a random walk, and a few roundings besides. Either in units of the scores' size. */
-static double tolerance_of(const check_run *run, const fattn_fixture_attention *c) {
-    if (run->dtype == FATTN_F64) return 1e-12 * score_size(c);
+   length, as a random walk, and a few roundings besides. */
+static double rounding(const check_run *run, const fattn_fixture_attention *c) {
+    if (run->dtype == FATTN_F64) return 1e-12;
     int64_t terms = 1;
     for (int d = 2; d < 4; ++d) {
         if (c->io.q->shape[d] > terms) terms = c->io.q->shape[d];
         if (c->io.k->shape[d] > terms) terms = c->io.k->shape[d];
     }
     terms *= c->io.q->shape[1] / c->io.k->shape[1];
-    return 0x1p-24 * (8 + sqrt((double)terms)) * score_size(c);
+    return 0x1p-24 * (8 + sqrt((double)terms));
+}
+
+/* Errors grow with the scores, unless the file says how large the terms of each result are: then the
+   scores are exact in F32, however large. */
+static fattn_status allow(check_run *run, fattn_fixture *f, const char *name,
+                          const fattn_fixture_attention *c, allowance *out) {
+    char path[192];
+    fattn_tensor unit;
+    out->relative = rounding(run, c);
+    for (int i = 0; i < RESULTS; ++i) out->unit[i] = 1;
+    snprintf(path, sizeof path, "/cases/%s/unit", name);
+    if (!fattn_fixture_has(f, path)) {
+        out->relative *= score_size(c);
+        return FATTN_OK;
+    }
+    fattn_status s = fattn_fixture_get(f, path, FATTN_F64, &unit);
+    if (s != FATTN_OK) return s;
+    const double *const sizes = unit.data;
+    const int64_t count = fattn_tensor_numel(&unit);
+    if (count != RESULTS)
+        s = fattn_ctx_fail(run->host, FATTN_E_IO, "%s has %lld numbers, not %d", path,
+                           (long long)count, (int)RESULTS);
+    for (int i = 0; s == FATTN_OK && i < RESULTS; ++i) {
+        out->unit[i] = sizes[i];
+        if (!(sizes[i] > 0 && isfinite(sizes[i])))
+            s = fattn_ctx_fail(run->host, FATTN_E_IO, "%s[%d] is %.9g: no size", path, i, sizes[i]);
+    }
+    fattn_tensor_free(run->host, &unit);
+    return s;
 }
 
 /* Element number n in row-major order of a tensor. */
@@ -72,7 +107,8 @@ static double element(const fattn_tensor *t, int64_t n) {
     return t->dtype == FATTN_F32 ? ((const float *)t->data)[offset] : ((const double *)t->data)[offset];
 }
 
-static void compare_differences(check_way *way, const fattn_fixture_gradient *g, double tolerance) {
+static void compare_differences(check_way *way, const fattn_fixture_gradient *g, double tolerance,
+                                double unit) {
     const int64_t n = g->fd_index.data ? fattn_tensor_numel(&g->fd_index) : 0;
     for (int64_t i = 0; i < n; ++i) {
         const int32_t at = ((const int32_t *)g->fd_index.data)[i];
@@ -82,7 +118,7 @@ static void compare_differences(check_way *way, const fattn_fixture_gradient *g,
         }
         const double got = element(g->got, at), want = ((const double *)g->fd_value.data)[i];
         way->checked += 1;
-        if (fabs(got - want) <= fd_atol + tolerance + (fd_rtol + tolerance) * fabs(want)) continue;
+        if (fabs(got - want) <= fd_atol + tolerance * unit + (fd_rtol + tolerance) * fabs(want)) continue;
         char text[160];
         snprintf(text, sizeof text, "element %d is %.9g, its central difference %.9g", at, got,
                  want);
@@ -90,15 +126,15 @@ static void compare_differences(check_way *way, const fattn_fixture_gradient *g,
     }
 }
 
-static void compare_all(check_run *run, check_way *way, const fattn_fixture_attention *c) {
-    const double tolerance = tolerance_of(run, c);
-    compare(run, way, "o", c->io.o, &c->want_o, tolerance);
-    compare(run, way, "lse", c->io.lse, &c->want_lse, tolerance);
+static void compare_all(check_run *run, check_way *way, const fattn_fixture_attention *c,
+                        const allowance *a) {
+    compare(run, way, "o", c->io.o, &c->want_o, a->relative, a->unit[0]);
+    compare(run, way, "lse", c->io.lse, &c->want_lse, a->relative, a->unit[1]);
     for (int i = 0; i < FATTN_FIXTURE_GRADIENTS; ++i) {
         const fattn_fixture_gradient *g = &c->gradient[i];
         if (!g->got) continue;
-        compare(run, way, g->name, g->got, &g->want, tolerance);
-        if (!(c->params.flags & accumulates[i])) compare_differences(way, g, tolerance);
+        compare(run, way, g->name, g->got, &g->want, a->relative, a->unit[2 + i]);
+        if (!(c->params.flags & accumulates[i])) compare_differences(way, g, a->relative, a->unit[2 + i]);
     }
 }
 
@@ -152,7 +188,9 @@ static void check_way_of(check_run *run, fattn_fixture *f, const char *name, int
                          check_result *r) {
     check_way *const way = &r->way[w];
     fattn_fixture_attention c = {.struct_size = sizeof c};
+    allowance a;
     fattn_status s = fattn_fixture_attention_load(f, name, run->dtype, &c);
+    if (s == FATTN_OK) s = allow(run, f, name, &c, &a);
     if (s == FATTN_OK) {
         check_sizes(r, c.io.q->shape[0], c.io.q->shape[1], c.io.k->shape[1], c.io.q->shape[2],
                     c.io.k->shape[2], c.io.q->shape[3], c.io.v->shape[3]);
@@ -161,7 +199,7 @@ static void check_way_of(check_run *run, fattn_fixture *f, const char *name, int
     }
     if (s == FATTN_OK) {
         way->state = CHECK_OK;
-        compare_all(run, way, &c);
+        compare_all(run, way, &c, &a);
     } else if (s == FATTN_E_UNSUPPORTED) {
         snprintf(way->sentence, sizeof way->sentence, "%s", fattn_ctx_error(run->ctx));
     } else {

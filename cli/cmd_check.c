@@ -141,7 +141,8 @@ static int check_all(check_run *run, const struct options *o) {
         snprintf(
             text, sizeof text,
             "\nFixtures in %s: O, L and gradients against the fp64 reference, |error| / (|x| + 1),"
-            "\nat most %s times the size of the scores; and against its finite differences.",
+            "\nat most %s times the size of the scores, or |error| / (|x| + unit) where a case has units;"
+            "\nand against its finite differences.",
             folder, run->dtype == FATTN_F64 ? "1e-12" : "2^-24 (8 + sqrt(terms))");
         if (!run->list) check_heading(text);
         if (!check_fixtures(run, folder)) return CLI_FAILURE;

@@ -28,6 +28,9 @@ typedef struct difference {
     fattn_tensor x, gradient; /* F64, row-major, one shape */
     fattn_status (*loss)(void *user, double *out);
     void *user;
+    /* NULL, or the quotient of loss where fp64 would not resolve it, with a step of its own. */
+    fattn_status (*quotient)(void *user, const double *at, double step, double *out);
+    double step; /* of that */
 } difference;
 fattn_status put_differences(writer *w, const difference *d);
 
@@ -50,6 +53,8 @@ typedef struct attention_spec {
     bool alibi, sink, d_lse, delta, sum_d_o, step;
     bool empty; /* a size of 0 above is meant */
     bool steep; /* no differences: the scores are too large for them */
+    double far; /* extremes: scores of this size; those beside it in a row differ by multiples of */
+    double grain; /* grain / 4, which are exact in F32; 0: of 1/4 */
     lengths lengths;
     int32_t length_q[MAX_SEQUENCES], length_k[MAX_SEQUENCES];
     adjust_fn adjust;
@@ -74,7 +79,11 @@ fattn_status put_attention(writer *w, const attention_spec *spec);
 fattn_status put_ops(writer *w);
 fattn_status put_blocks(writer *w);
 
-extern const attention_spec small_specs[], mask_specs[], dropout_specs[];
-extern const int small_count, mask_count, dropout_count;
+/* A central difference of sum dO O + sum dL L by the oracle in 128 bits, *at being an element of one of the
+   inputs: exact scores stay exact, L is not rounded to fp64. */
+fattn_status quad_quotient(attention_case *c, const double *at, double step, double *out);
+
+extern const attention_spec small_specs[], mask_specs[], dropout_specs[], extreme_specs[];
+extern const int small_count, mask_count, dropout_count, extreme_count;
 
 #endif

@@ -252,18 +252,52 @@ static fattn_status put_attributes(attention_case *c) {
                                   fattn_dtype_name(s->exact ? s->exact : FATTN_F32));
 }
 
+static double largest(const fattn_tensor *t) {
+    const double *const x = t->data;
+    double most = 0;
+    for (int64_t n = 0; n < fattn_tensor_numel(t); ++n) most = fmax(most, fabs(x[n]));
+    return most;
+}
+
+/* The size of the terms that a result is the sum of, where scores are exact. v and dO being normal numbers, dP and
+   delta are as large as sqrt(Dv), and so are the roundings of dS, of which scale k makes dq, scale q dk. */
+static double unit_of(const attention_case *c, enum slot result) {
+    if (result == O || result == LSE || result == DV) return 1;
+    const double dp = sqrt((double)c->t[V].shape[3]), scale = (double)c->params.scale;
+    if (result == DQ || result == DK) return dp * fmax(1, scale * largest(&c->t[result == DQ ? K : Q]));
+    return dp;
+}
+
+/* Where scores are exact, errors do not grow with them: a reader learns that, and what they grow with. */
+static fattn_status put_units(attention_case *c) {
+    double unit[D_SINK - O + 1];
+    const int64_t count = D_SINK - O + 1;
+    char path[128];
+    for (int s = O; s <= D_SINK; ++s) unit[s - O] = unit_of(c, (enum slot)s);
+    snprintf(path, sizeof path, "/cases/%s/unit", c->spec->name);
+    const fattn_tensor t = fattn_tensor_view(unit, FATTN_F64, FATTN_CPU, 0, 1, &count);
+    return fattn_fixture_put(c->w->file, path, &t);
+}
+
+static fattn_status quotient_of_case(void *user, const double *at, double step, double *out) {
+    return quad_quotient(user, at, step, out);
+}
+
 static fattn_status put_sample(attention_case *c) {
     static const struct {
         enum slot input, gradient;
     } pairs[] = {{Q, DQ}, {K, DK}, {V, DV}, {BIAS_IN, D_BIAS}, {SINK, D_SINK}};
     for (int n = 0; n < 5; ++n) {
         if (c->t[pairs[n].input].dtype == 0) continue;
+        const bool exact = c->spec->far != 0; /* no step moves a score by more than 2^-24 */
         const difference d = {c->spec->name,
                               slots[pairs[n].input].name,
                               c->t[pairs[n].input],
                               c->t[pairs[n].gradient],
                               loss,
-                              c};
+                              c,
+                              exact ? quotient_of_case : NULL,
+                              exact ? ldexp(1, -25 - ilogb(unit_of(c, pairs[n].gradient))) : 0};
         FATTNI_TRY(put_differences(c->w, &d));
     }
     return FATTN_OK;
@@ -290,6 +324,7 @@ static fattn_status build(attention_case *c) {
     FATTNI_TRY(backward(c));
     FATTNI_TRY(put_attributes(c));
     FATTNI_TRY(put_tensors(c));
+    if (c->spec->far != 0) FATTNI_TRY(put_units(c));
     /* A rounded delta, and a gradient that is added to, are not what differences measure. */
     const bool adds = c->params.flags & (FATTN_ACC_DQ | FATTN_ACC_DK | FATTN_ACC_DV |
                                          FATTN_ACC_DBIAS | FATTN_ACC_DSINK);

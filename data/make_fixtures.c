@@ -76,15 +76,18 @@ fattn_status put_differences(writer *w, const difference *d) {
     double value[SAMPLE];
     char path[128];
     const int64_t count = choose(w, d, index);
-    for (int n = 0; n < count; ++n)
-        FATTNI_TRY(quotient(d, index[n], &value[n]));
+    for (int n = 0; n < count; ++n) {
+        const double *const x = (const double *)d->x.data + index[n];
+        FATTNI_TRY(d->quotient ? d->quotient(d->user, x, d->step, &value[n])
+                               : quotient(d, index[n], &value[n]));
+    }
     const fattn_tensor i = fattn_tensor_view(index, FATTN_I32, FATTN_CPU, 0, 1, &count);
     const fattn_tensor v = fattn_tensor_view(value, FATTN_F64, FATTN_CPU, 0, 1, &count);
     snprintf(path, sizeof path, "/cases/%s/fd/%s_index", d->name, d->input);
     FATTNI_TRY(fattn_fixture_put(w->file, path, &i));
     snprintf(path, sizeof path, "/cases/%s/fd/%s_value", d->name, d->input);
     FATTNI_TRY(fattn_fixture_put(w->file, path, &v));
-    return fattn_fixture_put_f64(w->file, path, "step", cbrt(DBL_EPSILON));
+    return fattn_fixture_put_f64(w->file, path, "step", d->quotient ? d->step : cbrt(DBL_EPSILON));
 }
 
 static fattn_status put_attentions(writer *w, const attention_spec *specs, int count) {
@@ -97,6 +100,9 @@ static fattn_status put_masks(writer *w) { return put_attentions(w, mask_specs, 
 static fattn_status put_dropout(writer *w) {
     return put_attentions(w, dropout_specs, dropout_count);
 }
+static fattn_status put_extremes(writer *w) {
+    return put_attentions(w, extreme_specs, extreme_count);
+}
 
 static const struct {
     const char *name;
@@ -105,7 +111,7 @@ static const struct {
 } files[] = {
     {"attention_small.h5", 1, put_small}, {"masks.h5", 2, put_masks},
     {"dropout.h5", 3, put_dropout},       {"ops.h5", 4, put_ops},
-    {"block.h5", 5, put_blocks},
+    {"block.h5", 5, put_blocks},          {"extremes.h5", 6, put_extremes},
 };
 
 static fattn_status make(fattn_ctx *ctx, const char *folder, int n) {

@@ -64,7 +64,8 @@ typedef struct fattn_fixture_gradient {
     fattn_tensor want;       /* F64, row-major, of the fp64 reference; NaN = stays untouched */
     fattn_tensor fd_index;   /* I32 [n]: row-major positions of a sample, n may be 0 */
     fattn_tensor fd_value;   /* F64 [n]: central differences of sum dO*O + sum dL*L there */
-    double fd_step;          /* h = fd_step*max(1,|x|); 0 when n is 0 */
+    double fd_step;          /* h = fd_step*max(1,|x|), fd_step if the case has a dataset "unit" (see
+                                data/README.md); 0 when n is 0 */
 } fattn_fixture_gradient;
 enum { FATTN_FIXTURE_GRADIENTS = 5 };
 

@@ -89,6 +89,7 @@ def check_fails():
     text = fattn("check", "masks/causal_tall", "--fixtures", "wrong", code=1)
     assert "FAIL" in text and "flash2: dk: " in text and "1 failed" in text, text
 
+    check_extremes()
     with open(os.path.join("wrong", "broken.h5"), "wb") as f:
         f.write(b"not a fixture")
     assert "FATTN_E_IO" in fattn("check", "--fixtures", "wrong", "--list", code=1)
@@ -96,6 +97,30 @@ def check_fails():
     os.mkdir("empty")
     assert "no fixture" in fattn("check", "--fixtures", "empty", "--list", code=1)
     assert 'no case is called "nosuch"' in fattn("check", "nosuch", "--fixtures", DATA, code=2)
+
+
+def check_extremes():
+    """An L of 1e9 that is off by a hundredth is found, and a gradient by 1e-9 of its terms; what is no size of
+    terms is refused, not believed."""
+    wrongs = {"lse": (0.01, "lse: compare"), "dk": (4e-7, "dk: compare"), "unit": (-1e9, "unit[0] is -"),
+              "right": (0, "")}
+    with h5py.File(os.path.join(DATA, "extremes.h5")) as right, \
+            h5py.File(os.path.join("wrong", "extremes.h5"), "w", libver="latest") as wrong:
+        for name, value in right.attrs.items():
+            wrong.attrs[name] = value
+        cases = wrong.create_group("cases")
+        for name, (by, _) in wrongs.items():
+            right.copy("cases/rows_masked_2_30", cases, name)
+            numbers = cases[name].get(name, cases[name]["o"])
+            numbers[...] = numbers[...] + by
+        right.copy("cases/rows_masked_2_30", cases, "short")
+        del cases["short/unit"]
+        cases["short/unit"] = [1.0, 1.0, 1.0]
+    text = fattn("check", "extremes", "--fixtures", "wrong", code=1)
+    assert "1 ok, 4 failed" in text and "unit has 3 numbers, not 7" in text, text
+    for _, sentence in wrongs.values():
+        assert sentence in text, (sentence, text)
+    os.unlink("wrong/extremes.h5")
 
 
 def memory_is_as_predicted():
