@@ -156,7 +156,7 @@ DEVICE void find_statistics(const fattni_cuda_args *a, const sequence *s, const 
         if (counts) {
             log_sum = logf(total);
             const float more = L - top - log_sum; /* than rounding: L is of other keys, too */
-            if (fabsf(more) > fabsf(L) * FATTNI_HUGE_ROUNDING) log_sum += more;
+            if (fabsf(more) > fabsf(L) * FATTNI_HUGE_ROUNDING_F32) log_sum += more;
         }
         const float delta = i < s->Sq ? a->delta[at] : 0.0f;
         of->part_sum[0][r] = counts && a->d_sink.p ? -expf(sink - top - log_sum) * delta : 0.0f;

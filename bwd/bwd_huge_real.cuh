@@ -120,7 +120,7 @@ DEVICE void find_statistics(const fattni_cuda_args *a, const sequence *s, const 
         if (counts) {
             log_sum = log(sum[n]);
             const real more = L - max[n] - log_sum; /* than rounding: L is of other keys, too */
-            if (fabs(more) > fabs(L) * FATTNI_HUGE_ROUNDING) log_sum += more;
+            if (fabs(more) > fabs(L) * (K_F64 ? (real)FATTNI_HUGE_ROUNDING_F64 : (real)FATTNI_HUGE_ROUNDING_F32)) log_sum += more;
         }
         if (i < s->Sq) {
             const int64_t at = row_number(a, s, h, i);

@@ -222,6 +222,8 @@ void fattni_bwd_row_sums(const fattni_bwd *w, const fattni_sequence *seq, int64_
         fattni_scores(&at, scratch + w->at.q, scratch + w->at.bias, scratch + w->at.p, NULL);
         k->softmax(&at.tile, fattni_log2_factor(p), scratch + w->at.p, max, sum, decay);
     }
+    const double rounding =
+        k->dtype == FATTN_F64 ? FATTNI_HUGE_ROUNDING_F64 : (double)FATTNI_HUGE_ROUNDING_F32;
     char *const workspace = p->workspace;
     for (int64_t i = 0; i < rows; ++i) {
         const int64_t row = seq->q0 + i0 + i, to = fattni_bwd_row_at(p, seq->batch, h, row);
@@ -231,7 +233,7 @@ void fattni_bwd_row_sums(const fattni_bwd *w, const fattni_sequence *seq, int64_
         double log_sum = empty ? INFINITY : log(fattni_load(sum, k->dtype, i));
         const double top = m == first.score && !none ? sink - first.rest : m * unit;
         const double more = L - (top + log_sum); /* than rounding: L is of other keys, too */
-        if (!empty && fabs(more) > fabs(L) * (double)FATTNI_HUGE_ROUNDING) log_sum += more;
+        if (!empty && fabs(more) > fabs(L) * rounding) log_sum += more;
         fattni_store(workspace + w->max, k->dtype, to, m);
         fattni_store(workspace + w->log_sum, k->dtype, to, log_sum);
     }

@@ -8,12 +8,13 @@
 
    What O and L cannot tell: when L is not that of the keys at hand but of more, as in a part of a merged
    result (FATTN_MERGE), the row's P sums to exp(m + log l - L). That is honoured as far as L resolves it:
-   a difference of at most |L| 2^-18 counts as rounding. */
+   a difference of at most |L| 2^-18 (F64 2^-47), 64 times what storing L rounds, counts as rounding. */
 #ifndef FATTNI_HUGE_H
 #define FATTNI_HUGE_H
 
 #define FATTNI_HUGE_L 1024.0f
-#define FATTNI_HUGE_ROUNDING 3.814697265625e-06f /* 2^-18 */
+#define FATTNI_HUGE_ROUNDING_F32 3.814697265625e-06f    /* 2^-18 */
+#define FATTNI_HUGE_ROUNDING_F64 7.105427357601002e-15 /* 2^-47 */
 
 /* Compares as false for NaN, and for the infinite L of rows that do not count. */
 #define FATTNI_IS_HUGE(L) \

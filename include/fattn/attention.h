@@ -2,7 +2,12 @@
 
    x = scale*q.k, t = softcap(x), s = t - slope*|i'+off-j'| + bias, L = log(sum exp s + exp sink),
    P = exp(s - L), O = (keep*P) V / (1-p). FlashAttention (Dao et al. 2022), FlashAttention-2
-   (Dao 2023). i' = i + q_pos0, j' = j + k_pos0, off = Sk - Sq (0 when top-left aligned). */
+   (Dao 2023). i' = i + q_pos0, j' = j + k_pos0, off = Sk - Sq (0 when top-left aligned).
+
+   q.k, x, t, s and dO V must be finite in F32 (F64), up to its end; a bias of -inf masks. A NaN
+   may reach rows and keys of its tile that the mask keeps from it, none past a length. F16 results
+   end at 65504; parts of a merged result are as good as their L, rounded to F32 (F64), tell them
+   apart. NUMERICS.md has precisions, ranges, NaN, what repeats, and every tolerance. */
 #ifndef FATTN_ATTENTION_H
 #define FATTN_ATTENTION_H
 

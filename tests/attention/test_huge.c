@@ -22,3 +22,12 @@ Test(huge, baseline, .timeout = 100) { check(FATTNI_ISA_BASELINE, FATTN_ALGO_AUT
 Test(huge, avx2, .timeout = 100) { check(FATTNI_ISA_AVX2, FATTN_ALGO_AUTO); }
 Test(huge, avx512, .timeout = 100) { check(FATTNI_ISA_AVX512, FATTN_ALGO_AUTO); }
 Test(huge, flash1, .timeout = 100) { check(FATTNI_ISA_BASELINE, FATTN_ALGO_FLASH1); }
+
+Test(huge, parts) {
+    for (int isa = FATTNI_ISA_BASELINE; isa <= FATTNI_ISA_AVX512; ++isa) {
+        fattn_ctx *const ctx = attention_context_isa(1, isa);
+        if (!ctx) continue;
+        huge_check_parts(ctx, LIBRARY, NULL);
+        fattn_ctx_destroy(ctx);
+    }
+}

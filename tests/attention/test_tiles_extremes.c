@@ -1,6 +1,7 @@
 /* What broke attention kernels elsewhere, and the test that holds the CPU's tiles to it:
 
    very negative L beside keys that are not there    very_negative_logits, huge_logits
+   0 times NaN beyond the mask                       how_far_a_nan_reaches
    rows without keys                                 rows_without_keys_contribute_nothing
    merging with empty parts                          extremes: parts_merge_to_the_whole
    nothing to do, sequences of length zero           nothing_to_do, zero_length_sequences
@@ -77,32 +78,156 @@ Test(tiles_extremes, huge_logits) {
     tiles_check_changed(&c, true, huge, (fattn_tolerance){100 * error, error, 1});
 }
 
-/* Row r of head 0 and key r hold x; what else is touched must stay finite. */
-static void nonfinite(const char *name, double x) {
+/* ---- NaN and infinity ---- */
+
+static bool finite_row(const attention *a, enum tensor_id id, int64_t row) {
+    const int64_t columns = id == T_LSE ? 1 : id == T_O || id == T_DV ? a->c.Dv : a->c.D;
+    for (int64_t d = 0; d < columns; ++d)
+        if (!isfinite(attention_get(&a->t[id], (int64_t[4]){0, 0, row, d}))) return false;
+    return true;
+}
+
+/* Rows from first on, or the only one, see the damage; what it may reach besides, as 0 times NaN, lies in
+   [low, high], and nothing else. */
+static void check_reach(const attention *a, enum tensor_id id, int64_t first, int64_t last, int64_t low,
+                        int64_t high) {
+    for (int64_t i = 0; i < 100; ++i) {
+        const bool hit = !finite_row(a, id, i);
+        cr_assert(hit || i < first || i > last, "%s: %s[%d] is finite", a->c.name, attention_names[id], (int)i);
+        cr_assert(!hit || (i >= low && i <= high), "%s: %s[%d] is not finite", a->c.name, attention_names[id],
+                  (int)i);
+    }
+}
+
+/* Causal, a NaN in row or key 70: row i sees keys up to i. NUMERICS.md has the table. */
+static void damage_and_check(fattn_ctx *ctx, const attention_case *c, enum tensor_id id, int64_t vector) {
+    enum { AT = 70, END = 99, NONE = 200, GROUP = 8 };
+    const int64_t row = AT / vector * vector, key = AT / GROUP * GROUP + GROUP - 1;
+    attention *const a = attention_new(ctx, c);
+    const int64_t at[4] = {0, 0, AT, 3};
+    if (id != T_LSE) attention_set(&a->t[id], at, NAN);
+    attention_forward(a, LIBRARY);
+    if (id == T_LSE) attention_set(&a->t[T_LSE], at, NAN);
+    attention_backward(a, LIBRARY);
+    const bool of_row = id == T_Q || id == T_D_O || id == T_LSE;
+    if (of_row) {
+        const bool forward = id == T_Q;
+        check_reach(a, T_O, forward ? AT : NONE, AT, forward ? AT : NONE, AT);
+        check_reach(a, T_LSE, id == T_D_O ? NONE : AT, AT, id == T_D_O ? NONE : AT, AT);
+        check_reach(a, T_DQ, AT, AT, AT, AT);
+        check_reach(a, T_DK, 0, AT, 0, id == T_Q ? key : AT);
+        check_reach(a, T_DV, 0, AT, 0, id == T_D_O ? key : AT);
+    } else {
+        check_reach(a, T_O, AT, END, id == T_V ? row : AT, END);
+        check_reach(a, T_LSE, id == T_V ? NONE : AT, END, id == T_V ? NONE : AT, END);
+        check_reach(a, T_DQ, AT, END, row, END);
+        check_reach(a, T_DK, 0, END, 0, END);
+        check_reach(a, T_DV, id == T_V ? NONE : 0, END, id == T_V ? NONE : 0, END);
+    }
+    attention_free(a);
+}
+
+Test(tiles_extremes, how_far_a_nan_reaches) {
+    static const enum tensor_id ids[] = {T_Q, T_K, T_V, T_D_O, T_LSE};
     for (int isa = FATTNI_ISA_BASELINE; isa <= FATTNI_ISA_AVX512; ++isa)
-        for (int n = 0; n < 2; ++n) {
+        for (int n = 0; n < 5 * 4 * 2; ++n) {
             fattn_ctx *const ctx = attention_context_isa(1, isa);
             if (!ctx) continue;
+            const fattn_dtype dtype = dtypes[n / 5 % 4];
+            char name[64];
+            snprintf(name, sizeof name, "NaN in %s, %s, %s", attention_names[ids[n % 5]],
+                     fattn_dtype_name(dtype), fattni_isa_name(isa));
             const attention_case c = {.name = name, .B = 1, .Hq = 1, .Sq = 100, .Sk = 100, .D = 8,
-                                      .dtype = n ? FATTN_F64 : FATTN_F32, .flags = FATTN_CAUSAL};
+                                      .dtype = dtype, .flags = FATTN_CAUSAL,
+                                      .algorithm = n < 20 ? FATTN_ALGO_AUTO : FATTN_ALGO_FLASH1};
+            const int64_t bytes = isa == FATTNI_ISA_AVX512 ? 64 : isa == FATTNI_ISA_AVX2 ? 32 : 16;
+            damage_and_check(ctx, &c, ids[n % 5], bytes / (dtype == FATTN_F64 ? 8 : 4));
+            fattn_ctx_destroy(ctx);
+        }
+}
+
+/* An infinite key makes infinite scores: +inf is NaN in its row, -inf masks the key. */
+Test(tiles_extremes, infinity_of_a_key_stays_with_its_rows) {
+    for (int isa = FATTNI_ISA_BASELINE; isa <= FATTNI_ISA_AVX512; ++isa)
+        for (int n = 0; n < 8; ++n) {
+            fattn_ctx *const ctx = attention_context_isa(1, isa);
+            if (!ctx) continue;
+            const attention_case c = {.name = "infinite key", .B = 1, .Hq = 1, .Sq = 100, .Sk = 100,
+                                      .D = 8, .dtype = dtypes[n % 4], .flags = FATTN_CAUSAL};
+            const double x = n < 4 ? INFINITY : -INFINITY;
             attention *const a = attention_new(ctx, &c);
-            int64_t at[4] = {0, 0, 70, 3};
-            attention_set(&a->t[T_K], at, x);
+            attention_set(&a->t[T_K], (int64_t[4]){0, 0, 70, 3}, x);
             attention_forward(a, LIBRARY);
             for (int64_t i = 0; i < 100; ++i) {
-                at[2] = i;
-                const double o = attention_get(&a->t[T_O], at), L = attention_get(&a->t[T_LSE], at);
-                /* Rows of the same block of 48 or 24 may be hit, others not. */
-                if (i >= 70 && isnan(x))
-                    cr_assert(isnan(o) && isnan(L), "%s: row %d", name, (int)i);
-                if (i < 70 - 48) cr_assert(isfinite(o) && isfinite(L), "%s: row %d", name, (int)i);
+                const double q = attention_get(&a->t[T_Q], (int64_t[4]){0, 0, i, 3});
+                const bool hit = i >= 70 && !(q * x < 0);
+                cr_assert(finite_row(a, T_O, i) != hit && finite_row(a, T_LSE, i) != hit, "row %d", (int)i);
             }
             attention_free(a);
             fattn_ctx_destroy(ctx);
         }
 }
-Test(tiles_extremes, nan_of_a_visible_key_propagates) { nonfinite("NaN key", NAN); }
-Test(tiles_extremes, infinity_of_a_key_stays_with_its_rows) { nonfinite("infinite key", INFINITY); }
+
+/* ---- what a row depends on ---- */
+
+static bool same_row(const attention *a, int64_t head, int64_t i, const attention *b, int64_t other_head,
+                     int64_t other) {
+    static const enum tensor_id ids[] = {T_O, T_LSE, T_DQ};
+    for (int n = 0; n < 3; ++n)
+        for (int64_t d = 0; d < (ids[n] == T_LSE ? 1 : a->c.D); ++d)
+            if (attention_get(&a->t[ids[n]], (int64_t[4]){0, head, i, d}) !=
+                attention_get(&b->t[ids[n]], (int64_t[4]){0, other_head, other, d}))
+                return false;
+    return true;
+}
+
+static void copy_row(const attention *to, int64_t head, int64_t i, const attention *from, int64_t other_head,
+                     int64_t other, enum tensor_id id) {
+    for (int64_t d = 0; d < from->c.D; ++d)
+        attention_set(&to->t[id], (int64_t[4]){0, head, i, d},
+                      attention_get(&from->t[id], (int64_t[4]){0, other_head, other, d}));
+}
+
+/* Rows 17 to 116 of one head alone, or as one of three heads, with the rows 17, 22, .. as they were and the
+   others' queries 4000 times as large; at addresses that are no multiples of a vector. */
+Test(tiles_extremes, a_row_s_bits_are_its_own) {
+    enum { FIRST = 17, ROWS = 100 };
+    for (int isa = FATTNI_ISA_BASELINE; isa <= FATTNI_ISA_AVX512; ++isa)
+        for (int n = 0; n < 24; ++n) {
+            fattn_ctx *const ctx = attention_context_isa(1, isa);
+            if (!ctx) continue;
+            const bool narrow = n % 4 > 1;
+            attention_case c = {.name = "alone", .B = 1, .Hq = 1, .Sq = 203, .Sk = 203, .D = 24,
+                                .dtype = dtypes[n % 4], .flags = n / 4 % 3 ? FATTN_CAUSAL_TOP_LEFT : 0,
+                                .softcap = n / 12 ? 3 : 0, .dropout_p = n / 12 && n / 4 % 3 == 0 ? 0.25f : 0};
+            if (n / 4 % 3 == 2) c.flags |= FATTN_WINDOW, c.window_left = 31;
+            attention *const whole = attention_new(ctx, &c);
+            if (c.dropout_p == 0) c.Hq = c.Hkv = 3; /* a head has its own mask */
+            c.Sq = ROWS, c.q_pos0 = FIRST, c.layout = narrow ? LAYOUT_BSHD : LAYOUT_PITCH;
+            attention *const part = attention_new(ctx, &c);
+            const int64_t head = c.Hq / 2;
+            for (int64_t j = 0; j < 203; ++j) {
+                copy_row(part, head, j, whole, 0, j, T_K);
+                copy_row(part, head, j, whole, 0, j, T_V);
+            }
+            for (int64_t i = 0; i < ROWS; ++i) {
+                copy_row(part, head, i, whole, 0, FIRST + i, T_Q);
+                copy_row(part, head, i, whole, 0, FIRST + i, T_D_O);
+                for (int64_t d = 0; d < c.D && i % 5; ++d) {
+                    const int64_t at[4] = {0, head, i, d};
+                    attention_set(&part->t[T_Q], at, 4000 * attention_get(&part->t[T_Q], at));
+                }
+            }
+            attention_run(whole, LIBRARY);
+            attention_run(part, LIBRARY);
+            for (int64_t i = 0; i < ROWS; i += 5)
+                cr_assert(same_row(part, head, i, whole, 0, FIRST + i), "%s, %s, case %d: row %d",
+                          fattn_dtype_name(c.dtype), fattni_isa_name(isa), n, (int)i);
+            attention_free(whole);
+            attention_free(part);
+            fattn_ctx_destroy(ctx);
+        }
+}
 
 /* Rows that see nothing, where dO is infinite: gradients stay clean. */
 static void dead_rows(attention *a) {

@@ -38,6 +38,15 @@ Test(cuda_huge, flash1, .timeout = 300) {
     check(FATTN_BF16, 0, FATTN_ALGO_FLASH1, 11);
 }
 
+Test(cuda_huge, parts) {
+    fattn_ctx *const ctx = device_context(0), *const cpu = attention_context(0);
+    if (!ctx) cr_skip_test("no CUDA device");
+    device_use(ctx);
+    huge_check_parts(cpu, ON_DEVICE, device_run);
+    fattn_ctx_destroy(cpu);
+    fattn_ctx_destroy(ctx);
+}
+
 /* Weights of 1 / 262144: dV of F16 beside that of F32 on the same numbers, relative to its size. */
 static double error_of_dv(fattn_ctx *ctx, fattn_dtype dtype, int64_t Sk, uint32_t flags) {
     attention_case c = {.name = "long rows", .dtype = dtype, .B = 1, .Hq = 1, .Sq = 512, .Sk = Sk, .D = 64,

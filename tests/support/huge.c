@@ -200,3 +200,32 @@ void huge_check(fattn_ctx *ctx, int n, const attention_case *c, enum engine by,
     attention_free(got);
     attention_free(want);
 }
+
+/* What merges into a result over other keys, whose share of a row goes down to 1e-4. */
+void huge_check_parts(fattn_ctx *ctx, enum engine by,
+                      fattn_status (*on_device)(attention *a, enum fattni_pass pass)) {
+    static const double levels[] = {1100, 1e4, -1e4, 1e6};
+    for (int n = 0; n < 16; ++n) {
+        const double level = levels[n / 4], behind = 3 * (n % 4);
+        char name[64];
+        snprintf(name, sizeof name, "a part of L %g, the others' %g below", level, behind);
+        const attention_case c = {.name = name, .dtype = FATTN_F64, .B = 1, .Hq = 2, .Hkv = 1, .Sq = 70,
+                                  .Sk = 90, .D = 16, .bias = BIAS | BIAS_OVER_H, .sink = n % 2,
+                                  .flags = FATTN_MERGE | (n % 8 > 3 ? (uint32_t)FATTN_CAUSAL : 0u)};
+        attention *const got = attention_new(ctx, &c);
+        int64_t at[FATTN_MAX_DIMS] = {0};
+        for (int64_t e = 0; e < fattn_tensor_numel(&got->t[T_BIAS]); ++e) {
+            attention_index(&got->t[T_BIAS], e, at);
+            attention_set(&got->t[T_BIAS], at, level + attention_get(&got->t[T_BIAS], at));
+        }
+        attention *const want = attention_twin(got, FATTN_F64);
+        attention_start(got, T_LSE, level + 4.5 - behind); /* 90 scores are 4.5 above their size */
+        attention_start(want, T_LSE, level + 4.5 - behind);
+        got->on_device = on_device;
+        attention_run(got, by);
+        attention_run(want, REFERENCE);
+        attention_match_rounded(got, want);
+        attention_free(got);
+        attention_free(want);
+    }
+}

@@ -19,4 +19,8 @@ attention_case huge_case(int n, int64_t D, fattn_dtype dtype);
 void huge_check(fattn_ctx *ctx, int n, const attention_case *c, enum engine by,
                 fattn_status (*on_device)(attention *a, enum fattni_pass pass));
 
+/* F64: gradients of keys whose L is huge and that of other keys, too, beside the oracle's. */
+void huge_check_parts(fattn_ctx *ctx, enum engine by,
+                      fattn_status (*on_device)(attention *a, enum fattni_pass pass));
+
 #endif

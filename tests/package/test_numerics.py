@@ -1,0 +1,77 @@
+"""NUMERICS.md names files, tests and constants that are there, and the tiles that the kernels have."""
+import os
+import pathlib
+import re
+
+ROOT = pathlib.Path(os.environ["FATTN_SOURCE"])
+TEXT = (ROOT / "NUMERICS.md").read_text()
+QUOTED = re.findall(r"`([^`\n]+)`", TEXT)
+wrong = []
+
+
+def check(right, what):
+    if not right:
+        wrong.append(what)
+
+
+# Files, by path or by name.
+for name in QUOTED + re.findall(r"\]\(([^)]+)\)", TEXT):
+    name = name.split(" ")[0]
+    if re.fullmatch(r"[\w./*-]+\.(c|h|md|py|inc|cu|cuh|def|h5)", name):
+        found = [name] if "/" in name else [name, "tests/*/" + name, "*/" + name]
+        check(any(any(ROOT.glob(pattern)) for pattern in found), f"there is no {name}")
+
+# Tests: `suite: name`, `suite: *`, and a name after others.
+tests = {}
+for path in [p for folder in ("unit", "attention", "grad", "cuda", "fixture", "slow")
+             for p in (ROOT / "tests" / folder).glob("*.c")]:
+    for suite, name in re.findall(r"^Test\((\w+), (\w+)", path.read_text(), re.M):
+        tests.setdefault(suite, set()).add(name)
+suite, named = None, 0
+for quoted in QUOTED:
+    match = re.fullmatch(r"(\w+\*?): ([\w*]+)", quoted)
+    if match:
+        suite = match[1].rstrip("*")
+        check(any(s.startswith(suite) for s in tests) if match[1] != suite else suite in tests,
+              f"there is no suite {match[1]}")
+        check(match[2] == "*" or match[2] in tests.get(suite, ()), f"there is no test {quoted}")
+        named += 1
+    elif re.fullmatch(r"[a-z]\w*_\w*_\w+", quoted):
+        source = any(quoted in path.read_text() for folder in ("core", "fwd", "bwd", "tests/support", "include/fattn")
+                     for path in (ROOT / folder).glob("*.*") if path.suffix in (".c", ".h", ".cuh", ".inc"))
+        check(source or any(quoted in names for names in tests.values()), f"nothing is called {quoted}")
+check(named > 20, f"only {named} tests are named")
+
+# Constants, as the sources have them.
+for file, line, said in (
+        ("core/huge.h", "#define FATTNI_HUGE_L 1024.0f", "abs L > 1024"),
+        ("core/huge.h", f"#define FATTNI_HUGE_ROUNDING_F32 {2.0**-18}f", "2^-18"),
+        ("core/huge.h", f"#define FATTNI_HUGE_ROUNDING_F64 {2.0**-47}", "2^-47"),
+        ("core/fragment_general.h", f"#define FATTNI_FAR_SCORE {2**22}.0f", "beyond 2^22"),
+        ("fwd/fwd_sm90.cuh", "#define DOMINANT 0.25f", "a quarter of the sum"),
+        ("core/cuda_kernels.h", "enum { FATTNI_SHORT = 1024 };", "Sq <= 1024"),
+        ("bwd/bwd_cuda.c", "k < 15 && p->Sk >> (12 + k) > 1", "floor(log2 Sk) - 12, at most 15"),
+        ("core/problem.c", "MAX_POSITION", "0 to 2^29")):
+    check(line in (ROOT / file).read_text(), f"{file} has no longer: {line}")
+    check(said in TEXT, f"the text has no longer: {said}")
+
+# Tiles of the 16-bit kernels.
+column_of = {64: 0, 80: 1, 96: 1, 128: 2, 256: 3}
+for arch, title in (("sm90", "Hopper"), ("sm80", "sm_80")):
+    for way in ("forward", "backward"):
+        row = re.search(rf"^\| {title} {way} \|(.*)\|$", TEXT, re.M)
+        check(row, f"no row of {title} {way}")
+        said = [set(re.findall(r"\d+ x \d+", cell)) for cell in row[1].split("|")]
+        have = [set() for _ in said]
+        short = "fwd" if way == "forward" else "bwd"
+        kernels = (ROOT / short / f"{short}_kernels.def").read_text()
+        for dim, mask, rows, keys in re.findall(
+                rf"^K\({arch}, b?f16, +(\d+), (\w+), +(\d+), +(\d+)", kernels, re.M):
+            pair = 2 if (arch, way, dim) == ("sm90", "backward", "256") else 1 # CTAs side by side
+            if mask != "huge":
+                have[column_of[int(dim)]].add(f"{rows} x {pair * int(keys)}")
+        check(said == have, f"{title} {way}: {said}, the kernels have {have}")
+
+for line in wrong:
+    print(line)
+raise SystemExit(1 if wrong else 0)
