@@ -61,7 +61,8 @@ static_assert(SHARED_BYTES == FATTNI_FWD_SM90_SHARED(D, BM, BN) && SHARED_BYTES 
               "shared memory");
 
 #define LN2 0.6931471805599453f
-/* A maximum, in units of log2, that PLAIN has come upon late and cannot take (2^28): O and L become NaN. */
+/* A maximum, in units of log2, that PLAIN has come upon late and cannot take: floats there are 32 apart, and so far off
+   might be the exponents of a row's P. O and L become NaN (NUMERICS.md). */
 #define LATE 268435456.0f
 
 #include "fwd_sm90_general.h"

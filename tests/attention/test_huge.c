@@ -1,5 +1,5 @@
 /* Scores up to the largest float, on every instruction set, in both flash algorithms and every dtype. */
-#include "huge.h"
+#include "huge_scores.h"
 
 #include <criterion/criterion.h>
 

@@ -2,12 +2,13 @@
    gradients of rows so long that a P of 1 / Sk is no normal number of F16. */
 #include "call.h"
 #include "device.h"
-#include "huge.h"
+#include "huge_scores.h"
 
 #include <criterion/criterion.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 static const int64_t dims[] = {64, 128, 256, 80, 40};
 
@@ -86,6 +87,40 @@ Test(cuda_huge, f16_weights_of_long_rows, .timeout = 100) {
             const double error = error_of_dv(ctx, FATTN_F16, Sk, Sk == 1 << 16 ? FATTN_CAUSAL : 0);
             printf("Sk %d, %s: dV off by %.2e\n", (int)Sk, portable ? "sm_80" : "Hopper", error);
             cr_assert_lt(error, 6e-4, "Sk %d: %g", (int)Sk, error);
+        }
+        fattn_ctx_destroy(ctx);
+    }
+}
+
+/* Keys of far scores that come late (NUMERICS.md, "What cannot be right"): right up to 2^28 in units of log2, NaN beyond
+   on Hopper, right everywhere else. Rows and all keys are alike but for key 3, which is visited last. */
+Test(cuda_huge, late_scores, .timeout = 100) {
+    for (int portable = 0; portable < 2; ++portable) {
+        fattn_ctx *const ctx = device_context(portable ? 80 : 0);
+        if (!ctx) cr_skip_test("no CUDA device");
+        for (int n = 0; n < 12; ++n) {
+            const int exponent = n % 3 == 0 ? 20 : n % 3 == 1 ? 27 : 30;
+            const attention_case a = {.name = "late", .dtype = n / 3 % 2 ? FATTN_F16 : FATTN_BF16, .B = 1, .Hq = 1,
+                                      .Sq = 256, .Sk = 1024, .D = n / 6 ? 128 : 64, .scale = 1};
+            call *const c = call_new(ctx, &a);
+            double *const q = call_read(c, CALL_Q), *const k = call_read(c, CALL_K), *const v = call_read(c, CALL_V);
+            for (int64_t e = 0; e < a.Sq * a.D; ++e) q[e] = e % a.D ? 0 : ldexp(1, exponent / 2);
+            for (int64_t e = 0; e < a.Sk * a.D; ++e) k[e] = e / a.D == 3 && e % a.D == 0 ? ldexp(1, exponent - exponent / 2) : 0;
+            call_write(c, CALL_Q, q);
+            call_write(c, CALL_K, k);
+            call_run(c);
+            double *const o = call_read(c, CALL_O), *const L = call_read(c, CALL_LSE);
+            const bool nan = exponent > 27 && strstr(c->plan.fwd_kernel, "sm90");
+            for (int64_t i = 0; i < a.Sq; ++i) {
+                cr_assert(nan ? isnan(L[i]) : fabs(L[i] / ldexp(1, exponent) - 1) < 0x1p-22, "2^%d, %s: L %g", exponent,
+                          c->plan.fwd_kernel, L[i]);
+                for (int64_t d = 0; d < a.D; ++d)
+                    cr_assert(nan ? isnan(o[i * a.D + d])
+                                  : fabs(o[i * a.D + d] - v[3 * a.D + d]) <= 0x1p-7 * fabs(v[3 * a.D + d]),
+                              "2^%d, %s: o %g, v %g", exponent, c->plan.fwd_kernel, o[i * a.D + d], v[3 * a.D + d]);
+            }
+            free(q), free(k), free(v), free(o), free(L);
+            call_free(c);
         }
         fattn_ctx_destroy(ctx);
     }

@@ -115,13 +115,14 @@ Test(dispatch, rows_of_other_dtypes_are_passed_over) {
     fattni_problem p;
     const fattni_kernel *picked;
     for (int32_t dtype = FATTN_F64; dtype <= FATTN_BF16; ++dtype) {
-        c.x.dtype = dtype;
+        c.x.dtype = c.o.dtype = dtype;
         c.lse.dtype = dtype == FATTN_F64 ? FATTN_F64 : FATTN_F32;
         cr_assert_eq(fattni_problem_init(ctx, &c.p, &c.io, FATTNI_FWD, true, &p), FATTN_OK);
         cr_assert_eq(fattni_pick(ctx, rows, &p, &picked), dtype == FATTN_F64 ? FATTN_E_UNSUPPORTED : FATTN_OK);
         if (dtype != FATTN_F64) cr_assert_eq(picked, dtype == FATTN_F32 ? &singles : &halves);
     }
     c.x = fattn_tensor_view(c.room, FATTN_F32, FATTN_CPU, 0, 4, (int64_t[]){1, 1, 5, 8});
+    c.o = c.x, c.o.data = c.room[1];
     c.lse.dtype = FATTN_F32;
     cr_assert_eq(fattni_problem_init(ctx, &c.p, &c.io, FATTNI_FWD, true, &p), FATTN_OK);
     cr_assert_eq(fattni_pick(ctx, rows, &p, &picked), FATTN_E_UNSUPPORTED);

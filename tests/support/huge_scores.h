@@ -2,8 +2,8 @@
    a softcap as large. All terms of a score are integers times powers of two whose products and sums are exact
    in any order, so that every algorithm has the same scores, rounded once, and FATTN_ALGO_STANDARD, whose
    softmax takes differences first and whose backward reads P, is what the others must give. */
-#ifndef TEST_HUGE_H
-#define TEST_HUGE_H
+#ifndef TEST_HUGE_SCORES_H
+#define TEST_HUGE_SCORES_H
 
 #include "attention.h"
 

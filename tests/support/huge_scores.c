@@ -1,4 +1,4 @@
-#include "huge.h"
+#include "huge_scores.h"
 
 #include <criterion/criterion.h>
 #include <math.h>
