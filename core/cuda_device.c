@@ -83,6 +83,11 @@ static fattn_status look(fattn_ctx *ctx) {
             ctx, cudaFuncSetAttribute(pointer_of(k->kernel), cudaFuncAttributeMaxDynamicSharedMemorySize,
                                       (int)k->shared),
             k->name));
+        /* One division of the SM's memory for all of them: another one has to wait until the SM is empty. */
+        FATTNI_TRY(fattni_cuda_check(
+            ctx, cudaFuncSetAttribute(pointer_of(k->kernel), cudaFuncAttributePreferredSharedMemoryCarveout,
+                                      cudaSharedmemCarveoutMaxShared),
+            k->name));
     }
     return FATTN_OK;
 }

@@ -247,15 +247,15 @@ typedef struct row_result { float scale, L, keep_old, shift; } row_result;
    row's maximum in log2 units, relative to row.shift, `sum` its sum of 2^(s - top). */
 DEVICE row_result general_row(const fattni_cuda_args *a, row_result row, float top, float sum,
                               int h, const float *old_lse) {
-    if (a->sink.p) {
-        const float own = float_at(&a->sink, h), sink = (own - row.shift) * 1.4426950408889634f,
-                    both = fmaxf(top, sink);
-        if (own == INFINITY || (is_far(sink) && sink > 0)) { /* it takes all */
-            row.scale = 0.0f, row.L = 0.0f, row.shift = own;
-        } else if (both > -INFINITY) {
-            const float weight = exp2f(top - both), total = sum * weight + exp2f(sink - both);
+    const float sink = a->sink.p ? float_at(&a->sink, h) : -INFINITY;
+    if (sink > -INFINITY) {
+        const float above = fmaf(sink - row.shift, 1.4426950408889634f, -top); /* one rounding, of the difference */
+        if (sink == INFINITY || (is_far(above) && above > 0)) { /* it takes all */
+            row.scale = 0.0f, row.L = 0.0f, row.shift = sink;
+        } else {
+            const float most = fmaxf(above, 0.0f), weight = exp2f(-most), total = sum * weight + exp2f(above - most);
             row.scale = weight / total;
-            row.L = both * 0.6931471805599453f + logf(total);
+            row.L = (above > 0 ? sink - row.shift : top * 0.6931471805599453f) + logf(total);
         }
     }
     row.scale *= a->keep_scale;

@@ -50,6 +50,7 @@ typedef struct fattni_sm90_args {
     /* Forward: whether O has a map, too. Boxes of a warp's 16 rows. */
     int32_t o_by_tma;
     float scale_log2; /* scale times log2 e: an operand that takes no register */
+    uint32_t zero;    /* 0 */
     fattni_map_step o_step;
     CUtensorMap o;
 } fattni_sm90_args;

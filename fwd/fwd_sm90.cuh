@@ -522,6 +522,7 @@ DEVICE void end_store(const leaving *x, float o[D / 2]) {
 typedef struct meanwhile {
     uint32_t k_full, k_parity, v_empty;
     int await_k, free_v;
+    uint32_t zero; /* of the arguments: what the compiler does not know to be 0 */
 } meanwhile;
 /* A block's softmax: S becomes P, rounded. The first row's exponentials run beside P V of the block before
    and hide the second row's maximum; then O is there. Or O is there before, and the maxima of both rows are asked about
@@ -550,7 +551,14 @@ DEVICE void softmax(uint32_t p[BN / 4], float s[BN / 2], float o[D / 2], rows *r
     wgmma_wait(0);
     PIN(o, D / 2);
     if (due.free_v) release(due.v_empty);
-    if (ROWS_TOGETHER) exponentials(s, r, m, 0, how);
+    if (ROWS_TOGETHER) {
+        /* Maxima that seem to hang on O: the exponentials do not begin before the wait, where ptxas would have them. */
+        if (how == PLAIN)
+#pragma unroll
+            for (int e = 0; e < 2; ++e)
+                r->top[e] = __int_as_float(__float_as_int(r->top[e]) | (__float_as_int(o[0]) & (int)due.zero));
+        exponentials(s, r, m, 0, how);
+    }
     if (how == CAREFUL) begin_store(last_o, o);
     if (!ROWS_TOGETHER) {
         if (how == CAREFUL && !dropping) shift_row(s, r, m, memory, 1, high);
@@ -638,7 +646,7 @@ DEVICE void consume(const fattni_sm90_args *p, uint32_t shared, unsigned char *m
     int n = 0, j = t.first + t.blocks - 1;
     for (;;) {
         const int first = j == t.first + t.blocks - 1, last = j == t.first;
-        const meanwhile due = {shared + k_full(x + 1), stage_parity(x + 1), shared + v_empty(x - 1), !last, x > 0};
+        const meanwhile due = {shared + k_full(x + 1), stage_parity(x + 1), shared + v_empty(x - 1), !last, x > 0, p->zero};
         if (alibi) {
             find_base(&line, slant.slope, slant.corner - j * BN, mine);
             plain_end = any_below(&r, line.base) ? 0 : plain.end;

@@ -314,12 +314,14 @@ void extremes_rope(fattn_ctx *ctx, fattn_dtype dtype) {
             const double angle = (double)(position + s) * pow((double)1e4f, -2.0 * i / D);
             const wide c = (wide)cos(angle), z = (wide)sin(angle);
             const int low = s * D + i, high = low + D / 2;
+            /* Another libm's pow may be an ulp off, which the position multiplies. */
+            const wide size = (wide)most * (1 + (wide)angle);
             const wide a = (wide)x[low], b = (wide)x[high], p = (wide)dy[low], q = (wide)dy[high];
-            near(dtype, "rope", x[low], y[low], a * c - b * z, (wide)most);
-            near(dtype, "rope", x[high], y[high], b * c + a * z, (wide)most);
+            near(dtype, "rope", x[low], y[low], a * c - b * z, size);
+            near(dtype, "rope", x[high], y[high], b * c + a * z, size);
             near(dtype == FATTN_F64 ? dtype : FATTN_F32, "rope'", x[low], d[low], p * c + q * z,
-                 (wide)most);
+                 size);
             near(dtype == FATTN_F64 ? dtype : FATTN_F32, "rope'", x[high], d[high], q * c - p * z,
-                 (wide)most);
+                 size);
         }
 }
