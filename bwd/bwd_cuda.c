@@ -155,7 +155,7 @@ static fattn_status run(fattn_ctx *ctx, const fattni_problem *p) {
         FATTNI_TRY(fattni_cuda_start(ctx, k->name, k->kernel, key_grid, k->threads, k->shared, &main));
     if (p->dq.present && !rows)
         FATTNI_TRY(FATTNI_START(ctx, fattn_bwd_finish, row_grid, a.dq_threads, &a));
-    FATTNI_TRY(fattni_bwd_cuda_huge(ctx, p, &main));
+    FATTNI_TRY(fattni_bwd_cuda_huge(ctx, p, k, &main));
     return fattni_bwd_cuda_sink(ctx, p, &a);
 }
 

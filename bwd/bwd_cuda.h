@@ -31,7 +31,8 @@ fattni_bwd_huge fattni_bwd_cuda_huge_parts(const fattn_ctx *ctx, const fattni_pr
 /* Their addresses in the arguments of all kernels of the call; then, after dq, dk and dv have all else, the kernel. */
 void fattni_bwd_cuda_huge_args(const fattn_ctx *ctx, const fattni_problem *p, const fattni_bwd_huge *parts,
                                fattni_cuda_args *a);
-fattn_status fattni_bwd_cuda_huge(fattn_ctx *ctx, const fattni_problem *p, const fattni_cuda_args *a);
+fattn_status fattni_bwd_cuda_huge(fattn_ctx *ctx, const fattni_problem *p, const fattni_cuda_kernel *after,
+                                  const fattni_cuda_args *a);
 
 /* d_bias = 0 before the main kernel, dsink from its parts after it; nothing when not wanted. */
 fattn_status fattni_bwd_cuda_zero(fattn_ctx *ctx, const fattni_problem *p,

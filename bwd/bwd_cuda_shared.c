@@ -93,8 +93,15 @@ void fattni_bwd_cuda_huge_args(const fattn_ctx *ctx, const fattni_problem *p, co
     a->huge_block = fattni_cuda_find_huge(ctx, p)->BM;
 }
 
-fattn_status fattni_bwd_cuda_huge(fattn_ctx *ctx, const fattni_problem *p, const fattni_cuda_args *a) {
+fattn_status fattni_bwd_cuda_huge(fattn_ctx *ctx, const fattni_problem *p, const fattni_cuda_kernel *after,
+                                  const fattni_cuda_args *a) {
     const fattni_cuda_kernel *const k = fattni_cuda_find_huge(ctx, p);
     const int64_t tasks = fattni_bwd_cuda_row_grid(p, k) + fattni_bwd_cuda_key_grid(p, k);
-    return fattni_cuda_start(ctx, k->name, k->kernel, fattni_min(tasks, ctx->gpu.sms), k->threads, k->shared, a);
+    /* With as much shared memory as the kernel before: an SM that divides its memory anew has to be empty first. */
+    size_t shared = k->shared;
+#ifndef HUGE_NO_PAD
+    if (after->shared > shared) shared = after->shared;
+    if (shared > fattni_cuda_most_shared(ctx)) shared = fattni_cuda_most_shared(ctx);
+#endif
+    return fattni_cuda_start(ctx, k->name, k->kernel, fattni_min(tasks, ctx->gpu.sms), k->threads, shared, a);
 }

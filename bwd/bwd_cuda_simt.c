@@ -44,7 +44,7 @@ static fattn_status run(fattn_ctx *ctx, const fattni_problem *p) {
     FATTNI_TRY(a.f64 ? FATTNI_START(ctx, fattn_bwd_rows_f64, row_grid, 256, &a)
                      : FATTNI_START(ctx, fattn_bwd_rows_f32, row_grid, 256, &a));
     FATTNI_TRY(fattni_cuda_start(ctx, k->name, k->kernel, key_grid, k->threads, k->shared, &a));
-    FATTNI_TRY(fattni_bwd_cuda_huge(ctx, p, &a));
+    FATTNI_TRY(fattni_bwd_cuda_huge(ctx, p, k, &a));
     return fattni_bwd_cuda_sink(ctx, p, &a);
 }
 

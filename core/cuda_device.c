@@ -56,6 +56,10 @@ static const void *pointer_of(fattni_cuda_any f) {
     return p;
 }
 
+size_t fattni_cuda_most_shared(const fattn_ctx *ctx) {
+    return ctx->gpu.shared_limit - 1024; /* a kernel's static part is less */
+}
+
 static fattn_status look(fattn_ctx *ctx) {
     int major = 0, minor = 0, sms = 0, shared = 0, l2 = 0;
     const int id = ctx->device_id;
@@ -81,12 +85,7 @@ static fattn_status look(fattn_ctx *ctx) {
         if (k->shared > ctx->gpu.shared_limit) continue;
         FATTNI_TRY(fattni_cuda_check(
             ctx, cudaFuncSetAttribute(pointer_of(k->kernel), cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                      (int)k->shared),
-            k->name));
-        /* One division of the SM's memory for all of them: another one has to wait until the SM is empty. */
-        FATTNI_TRY(fattni_cuda_check(
-            ctx, cudaFuncSetAttribute(pointer_of(k->kernel), cudaFuncAttributePreferredSharedMemoryCarveout,
-                                      cudaSharedmemCarveoutMaxShared),
+                                      (int)(k->mask == FATTNI_MASK_HUGE ? fattni_cuda_most_shared(ctx) : k->shared)),
             k->name));
     }
     return FATTN_OK;

@@ -12,6 +12,8 @@
 fattn_status fattni_cuda_open(fattn_ctx *ctx);
 void fattni_cuda_close(fattn_ctx *ctx);
 fattn_allocator fattni_cuda_allocator(void);
+/* Dynamic shared memory that a block may have beside a kilobyte of its kernel's own. */
+size_t fattni_cuda_most_shared(const fattn_ctx *ctx);
 
 /* From the validated problem to the kernel's view of it. */
 fattni_cuda_args fattni_cuda_args_of(const fattni_problem *p);

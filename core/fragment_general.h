@@ -250,7 +250,7 @@ DEVICE row_result general_row(const fattni_cuda_args *a, row_result row, float t
     const float sink = a->sink.p ? float_at(&a->sink, h) : -INFINITY;
     if (sink > -INFINITY) {
         const float above = fmaf(sink - row.shift, 1.4426950408889634f, -top); /* one rounding, of the difference */
-        if (sink == INFINITY || (is_far(above) && above > 0)) { /* it takes all */
+        if (sink == INFINITY || above > FATTNI_FAR_SCORE) { /* it takes all, or there is nothing else */
             row.scale = 0.0f, row.L = 0.0f, row.shift = sink;
         } else {
             const float most = fmaxf(above, 0.0f), weight = exp2f(-most), total = sum * weight + exp2f(above - most);

@@ -287,18 +287,19 @@ typedef struct driver {
     CUresult (*pop)(CUcontext *), (*destroy)(CUcontext);
 } driver;
 
-static void *driver_function(const char *name) {
+static void *driver_function(const char *name, unsigned version) {
     void *f = NULL;
     enum cudaDriverEntryPointQueryResult found;
-    must(cudaGetDriverEntryPointByVersion(name, &f, 12000, cudaEnableDefault, &found), name);
+    must(cudaGetDriverEntryPointByVersion(name, &f, version, cudaEnableDefault, &found), name);
     cr_assert_eq(found, cudaDriverEntryPointSuccess, "%s", name);
     return f;
 }
 
 static driver open_driver(void) {
     driver d;
-    void *const f[] = {driver_function("cuCtxGetCurrent"), driver_function("cuCtxCreate"),
-                       driver_function("cuCtxPopCurrent"), driver_function("cuCtxDestroy")};
+    /* cuCtxCreate of CUDA 4 has no parameters that came later. */
+    void *const f[] = {driver_function("cuCtxGetCurrent", 12000), driver_function("cuCtxCreate", 4000),
+                       driver_function("cuCtxPopCurrent", 12000), driver_function("cuCtxDestroy", 12000)};
     memcpy(&d.get_current, &f[0], sizeof f[0]), memcpy(&d.create, &f[1], sizeof f[1]);
     memcpy(&d.pop, &f[2], sizeof f[2]), memcpy(&d.destroy, &f[3], sizeof f[3]);
     return d;
