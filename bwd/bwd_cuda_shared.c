@@ -98,10 +98,7 @@ fattn_status fattni_bwd_cuda_huge(fattn_ctx *ctx, const fattni_problem *p, const
     const fattni_cuda_kernel *const k = fattni_cuda_find_huge(ctx, p);
     const int64_t tasks = fattni_bwd_cuda_row_grid(p, k) + fattni_bwd_cuda_key_grid(p, k);
     /* With as much shared memory as the kernel before: an SM that divides its memory anew has to be empty first. */
-    size_t shared = k->shared;
-#ifndef HUGE_NO_PAD
-    if (after->shared > shared) shared = after->shared;
-    if (shared > fattni_cuda_most_shared(ctx)) shared = fattni_cuda_most_shared(ctx);
-#endif
+    const size_t most = fattni_cuda_most_shared(ctx);
+    const size_t shared = after->shared > most ? most : after->shared > k->shared ? after->shared : k->shared;
     return fattni_cuda_start(ctx, k->name, k->kernel, fattni_min(tasks, ctx->gpu.sms), k->threads, shared, a);
 }
