@@ -188,9 +188,13 @@ def check(library, device, dtypes):
     return worst
 
 
+SLEEP = 1500000  # cycles, about 0.9 ms: longer than the host takes for a batch
+
+
 def batch_ms(call, count):
-    """Device time of one call out of `count` calls in a row."""
+    """Device time of one call out of `count` in a row, which the host enqueues while the device sleeps."""
     a, b = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    torch.cuda._sleep(SLEEP)
     a.record()
     for _ in range(count):
         call()
@@ -200,8 +204,8 @@ def batch_ms(call, count):
 
 
 def interleaved(calls, rounds):
-    """Median device times in ms. Batches of about 1.5 ms hide what the host costs per call; the libraries
-    take turns, so that the card's clock, which follows its power, is the same for all."""
+    """Median device times in ms of batches of about 1.5 ms. The libraries take turns, so that the card's clock,
+    which follows its power, is the same for all."""
     for call in calls.values():
         call()
     count = max(1, round(1.5 / batch_ms(next(iter(calls.values())), 3) + 0.5))
@@ -294,7 +298,7 @@ def bench(library, device, a):
                         print("fa3 computes something else here")
                 line = f"d{d:<4}{'causal' if causal else 'full':7}{N:<6}"
                 for k, factor in ((0, 1.0), (1, 2.5)):
-                    ms = interleaved(passes[k], 9)
+                    ms = interleaved(passes[k], 21)
                     for n in ms:
                         line += f" {n} {flops * factor / ms[n] * 1e-9:5.{digits}f}"
                         if n != "ours":

@@ -100,5 +100,5 @@ fattn_status fattni_bwd_cuda_huge(fattn_ctx *ctx, const fattni_problem *p, const
     /* With as much shared memory as the kernel before: an SM that divides its memory anew has to be empty first. */
     const size_t most = fattni_cuda_most_shared(ctx);
     const size_t shared = after->shared > most ? most : after->shared > k->shared ? after->shared : k->shared;
-    return fattni_cuda_start(ctx, k->name, k->kernel, fattni_min(tasks, ctx->gpu.sms), k->threads, shared, a);
+    return fattni_cuda_start_early(ctx, k->name, k->kernel, fattni_min(tasks, ctx->gpu.sms), k->threads, shared, a);
 }

@@ -19,6 +19,7 @@
 #include "fragment_general.h"
 #include "huge.h"
 #include "ptx/acquire.h"
+#include "ptx/grid.h"
 #include "quad.h"
 
 #define LOG2E 1.4426950408889634f
@@ -309,6 +310,7 @@ DEVICE void key_block(const fattni_cuda_args *a, const tiles *t, int task, const
 extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS)
     K_NAME(const __grid_constant__ fattni_cuda_args a) {
     extern __shared__ __align__(1024) unsigned char shared[];
+    await_last_grid();
     if (*(volatile const int32_t *)a.huge == 0) return;
     const uint32_t at = shared_address(shared);
     const tiles t = {at, at + TILE, at + 2 * TILE, at + 3 * TILE, at + 4 * TILE, at + 4 * TILE + TILE_S,

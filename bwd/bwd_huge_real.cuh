@@ -9,6 +9,7 @@
 #include "cuda_dropout.h"
 #include "huge.h"
 #include "ptx/acquire.h"
+#include "ptx/grid.h"
 #include "real.h"
 
 enum {
@@ -246,6 +247,7 @@ DEVICE void key_block(const fattni_cuda_args *a, const tiles *t, int task) {
 extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS)
     K_NAME(const __grid_constant__ fattni_cuda_args a) {
     extern __shared__ __align__(128) unsigned char shared[];
+    await_last_grid();
     if (*(volatile const int32_t *)a.huge == 0) return;
     real *const x = (real *)shared, *const s = x + 4 * EDGE * PITCH, *const rows = s + 2 * EDGE * S_PITCH;
     const tiles t = {x, x + EDGE * PITCH, x + 2 * EDGE * PITCH, x + 3 * EDGE * PITCH, s, s + EDGE * S_PITCH,

@@ -365,7 +365,7 @@ DEVICE void multiply(const fattni_sm90_args *p, const task *t, int number, uint3
     uint32_t thread = threadIdx.x % 128;
     asm volatile("" : "+r"(thread));
     const int key = first_key(&done, consumer, thread);
-    store_keys(&a->dv, &done, key, 0, D, dv, a->dv_scale, a->Dv, a->dv_f32, a->flags & FATTN_ACC_DV);
+    store_keys(&a->dv, &done, key, 0, D, dv, scale_of_dv(a), a->Dv, a->dv_f32, a->flags & FATTN_ACC_DV);
     store_keys(&a->dk, &done, key, 0, D, dk, a->dk_scale, a->D, a->dk_f32, a->flags & FATTN_ACC_DK);
 }
 

@@ -267,7 +267,7 @@ DEVICE void consume(const fattni_sm90_args *p, const task *t, uint32_t shared,
     else if (t->steps)
         walk_with_ds(t, shared, memory, dk, dv);
     const int column0 = consumer * COLUMNS, key = first_key(t);
-    store_keys(&a->dv, t, key, column0, COLUMNS, dv, a->dv_scale, a->Dv, a->dv_f32,
+    store_keys(&a->dv, t, key, column0, COLUMNS, dv, scale_of_dv(a), a->Dv, a->dv_f32,
                a->flags & FATTN_ACC_DV);
     store_keys(&a->dk, t, key, column0, COLUMNS, dk, a->dk_scale, a->D, a->dk_f32,
                a->flags & FATTN_ACC_DK);

@@ -221,6 +221,9 @@ DEVICE void score_gradients(uint32_t *ds, const float *s, const float *dp, int c
     }
 }
 
+/* What dV is multiplied by, known here to be 1 for most: dropout's scale, and in F16 what P is scaled by. */
+DEVICE float scale_of_dv(const fattni_cuda_args *a) { return GENERAL || !K_BF16 ? a->dv_scale : 1.0f; }
+
 /* This thread's two keys of a gradient, `columns` columns from column0 on. */
 DEVICE void store_keys(const fattni_view *view, const task *t, int key, int column0, int columns,
                        const float *x, float scale, int width, int f32, int add) {

@@ -224,7 +224,7 @@ DEVICE void consume(const fattni_sm90_args *p, const task *t, uint32_t shared,
     for (int i = 0; i < COLUMNS / 2; ++i) dk[i] = dv[i] = 0.0f;
     if (t->steps) walk(a, t, shared, memory, &mine, dk, dv);
     const int column0 = consumer * COLUMNS;
-    store_keys(&a->dv, t, mine.key, column0, COLUMNS, dv, a->dv_scale, a->Dv, a->dv_f32,
+    store_keys(&a->dv, t, mine.key, column0, COLUMNS, dv, scale_of_dv(a), a->Dv, a->dv_f32,
                a->flags & FATTN_ACC_DV);
     store_keys(&a->dk, t, mine.key, column0, COLUMNS, dk, a->dk_scale, a->D, a->dk_f32,
                a->flags & FATTN_ACC_DK);

@@ -60,6 +60,17 @@ size_t fattni_cuda_most_shared(const fattn_ctx *ctx) {
     return ctx->gpu.shared_limit - 1024; /* a kernel's static part is less */
 }
 
+/* A kernel waits for the one before only if its code is for 9.0 or later; what one for huge rows is for, the others are.
+   Graphs know of it from CUDA 12.3 on. */
+static fattn_status look_for_overlap(fattn_ctx *ctx, const fattni_cuda_kernel *k) {
+    struct cudaFuncAttributes code;
+    int driver = 0;
+    FATTNI_TRY(fattni_cuda_check(ctx, cudaFuncGetAttributes(&code, pointer_of(k->kernel)), k->name));
+    FATTNI_TRY(fattni_cuda_check(ctx, cudaDriverGetVersion(&driver), "cudaDriverGetVersion"));
+    ctx->gpu.overlaps = code.ptxVersion >= 90 && driver >= 12030;
+    return FATTN_OK;
+}
+
 static fattn_status look(fattn_ctx *ctx) {
     int major = 0, minor = 0, sms = 0, shared = 0, l2 = 0;
     const int id = ctx->device_id;
@@ -87,6 +98,7 @@ static fattn_status look(fattn_ctx *ctx) {
             ctx, cudaFuncSetAttribute(pointer_of(k->kernel), cudaFuncAttributeMaxDynamicSharedMemorySize,
                                       (int)(k->mask == FATTNI_MASK_HUGE ? fattni_cuda_most_shared(ctx) : k->shared)),
             k->name));
+        if (k->mask == FATTNI_MASK_HUGE && ctx->gpu.arch >= 90) FATTNI_TRY(look_for_overlap(ctx, k));
     }
     return FATTN_OK;
 }
@@ -162,8 +174,8 @@ fattn_status fattni_cuda_sync(fattn_ctx *ctx) {
     return fattni_cuda_check(ctx, error, "cudaStreamSynchronize");
 }
 
-fattn_status fattni_cuda_start(fattn_ctx *ctx, const char *name, fattni_cuda_any kernel,
-                               int64_t grid, int block, size_t shared, const void *args) {
+static fattn_status start(fattn_ctx *ctx, const char *name, fattni_cuda_any kernel, int64_t grid, int block,
+                          size_t shared, const void *args, bool early) {
     if (grid == 0) return FATTN_OK;
     if (grid > INT32_MAX)
         return fattn_ctx_fail(ctx, FATTN_E_UNSUPPORTED, "%s: %lld blocks exceed CUDA's 2^31-1", name,
@@ -171,11 +183,26 @@ fattn_status fattni_cuda_start(fattn_ctx *ctx, const char *name, fattni_cuda_any
     bool entered;
     FATTNI_TRY(fattni_cuda_enter(ctx, &entered));
     void *arguments[] = {(void *)(uintptr_t)args};
-    const cudaError_t error = cudaLaunchKernel(pointer_of(kernel), (dim3){(unsigned)grid, 1, 1},
-                                               (dim3){(unsigned)block, 1, 1}, arguments, shared,
-                                               ctx->stream);
+    cudaLaunchAttribute overlap = {.id = cudaLaunchAttributeProgrammaticStreamSerialization};
+    overlap.val.programmaticStreamSerializationAllowed = 1;
+    const cudaLaunchConfig_t config = {.gridDim = {(unsigned)grid, 1, 1},
+                                       .blockDim = {(unsigned)block, 1, 1},
+                                       .dynamicSmemBytes = shared,
+                                       .stream = ctx->stream,
+                                       .attrs = &overlap,
+                                       .numAttrs = early && ctx->gpu.overlaps};
+    const cudaError_t error = cudaLaunchKernelExC(&config, pointer_of(kernel), arguments);
     fattni_cuda_leave(ctx, entered);
     return fattni_cuda_check(ctx, error, name);
+}
+
+fattn_status fattni_cuda_start(fattn_ctx *ctx, const char *name, fattni_cuda_any kernel,
+                               int64_t grid, int block, size_t shared, const void *args) {
+    return start(ctx, name, kernel, grid, block, shared, args, false);
+}
+fattn_status fattni_cuda_start_early(fattn_ctx *ctx, const char *name, fattni_cuda_any kernel,
+                                     int64_t grid, int block, size_t shared, const void *args) {
+    return start(ctx, name, kernel, grid, block, shared, args, true);
 }
 
 fattn_status fattni_cuda_move(fattn_ctx *ctx, void *dst, const void *src, size_t bytes) {

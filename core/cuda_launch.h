@@ -20,6 +20,10 @@ typedef void (*fattni_cuda_any)(void); /* a kernel's host stub, whatever its arg
    struct that is passed by value: `args` points to it. */
 fattn_status fattni_cuda_start(fattn_ctx *ctx, const char *name, fattni_cuda_any kernel,
                                int64_t grid, int block, size_t shared, const void *args);
+/* The same, but CTAs may begin as soon as those of the kernel before it on the stream have ended, where the device does
+   that: they wait for its writes themselves (ptx/grid.h). */
+fattn_status fattni_cuda_start_early(fattn_ctx *ctx, const char *name, fattni_cuda_any kernel,
+                                     int64_t grid, int block, size_t shared, const void *args);
 #define FATTNI_START(ctx, kernel, grid, block, args) \
     fattni_cuda_start(ctx, #kernel, (fattni_cuda_any)(kernel), grid, block, 0, args)
 /* Enqueued like a kernel. A copy between host and device may wait for the stream. */

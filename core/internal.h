@@ -16,6 +16,7 @@ enum { FATTNI_MOST_THREADS = 4096 }; /* of a context: per-thread memory stays co
 typedef struct fattni_gpu {
     int arch; /* 90 for sm_90, capped by arch_cap */
     int sms;  /* capped by sm_limit */
+    bool overlaps; /* a kernel may begin before the last one's writes are there (fattni_cuda_start_early) */
     size_t shared_limit, l2_bytes;
     struct fattni_cuda_blas *blas; /* NULL: cuBLAS was not found */
     struct fattni_cuda_driver *driver;

@@ -356,11 +356,14 @@ DEVICE int any_below(const rows *r, const float base[2]) {
 }
 
 DEVICE int has_shifts(const rows *r) { return r->slack == -INFINITY; }
+/* Whether shift_row has to be called for rows of this warp, whose scores are as high. */
+DEVICE int any_far(const rows *r, const float high[2]) {
+    return __any_sync(ALL_LANES, has_shifts(r) || is_far(high[0]) || is_far(high[1]));
+}
 /* Scores that floats do not resolve (is_far) become small: those of row e less a shift, which is 0 for a row whose
    maximum is not far, and a new one where scores are far above the last, or the row's first. Shifts are products as they
-   are, in shared memory; there for all rows of a warp or none. high[e]: the row's largest score, of this thread or, afterwards, of all. */
-DEVICE void shift_row(float s[BN / 2], rows *r, const measure *m, unsigned char *memory, int e, float high[2]) {
-    if (__builtin_expect(!__any_sync(ALL_LANES, has_shifts(r) || is_far(high[e])), 1)) return;
+   are, in shared memory; there for all rows of a warp or none. Gives the row's largest score afterwards. */
+DEVICE float shift_row(float s[BN / 2], rows *r, const measure *m, unsigned char *memory, int e) {
     const int thread = thread_again(), row = (thread / 128 - 1) * 64 + first_row(thread, 0);
     float *const shift = shift_of(memory, row + 8 * e);
     const float raw = quad_max(maximum(s, e)), old = has_shifts(r) ? *shift : 0.0f, distance = (raw - old) * m->unit;
@@ -374,7 +377,7 @@ DEVICE void shift_row(float s[BN / 2], rows *r, const measure *m, unsigned char 
     r->top[e] += (old - base) * m->unit;
 #pragma unroll
     for (int n = 0; n < BN / 4; ++n) s[n / 2 * 4 + 2 * e + n % 2] -= base;
-    high[e] = fmaf(raw - base, m->unit, GENERAL ? m->base[e] : 0.0f);
+    return fmaf(raw - base, m->unit, GENERAL ? m->base[e] : 0.0f);
 }
 
 /* O at the new maxima. */
@@ -521,36 +524,47 @@ DEVICE void end_store(const leaving *x, float o[D / 2]) {
 /* What the middle of a softmax waits for, the next K, and frees, the last V. */
 typedef struct meanwhile {
     uint32_t k_full, k_parity, v_empty;
-    int await_k, free_v;
+    int await_k, free_v, shifted;
     uint32_t zero; /* of the arguments: what the compiler does not know to be 0 */
 } meanwhile;
 /* A block's softmax: S becomes P, rounded. The first row's exponentials run beside P V of the block before
    and hide the second row's maximum; then O is there. Or O is there before, and the maxima of both rows are asked about
    at once. K is waited for here and not where it is needed because a branch keeps the compiler from moving the
-   wait for O up. */
-DEVICE void softmax(uint32_t p[BN / 4], float s[BN / 2], float o[D / 2], rows *r, const measure *m,
-                    enum manner how, meanwhile due, const dropout *dropping, const leaving *last_o,
-                    unsigned char *memory) {
+   wait for O up.
+   Rows with far scores get shifts, which must cost others nothing: ROWS_TOGETHER asks before the wait and begins again
+   after it; the others leave with 0, O being there, are to be shifted and come again. */
+DEVICE int softmax(uint32_t p[BN / 4], float s[BN / 2], float o[D / 2], rows *r, const measure *m,
+                   enum manner how, meanwhile due, const dropout *dropping, const leaving *last_o,
+                   unsigned char *memory) {
     const int k_came = mbarrier_test(due.k_full, due.k_parity);
-    float high[2] = {level(how == CAREFUL ? maximum(s, 0) : positive_maximum(s, 0), m, 0, how),
-                     level(how == CAREFUL ? maximum(s, 1) : positive_maximum(s, 1), m, 1, how)};
+    const float high[2] = {level(how == CAREFUL ? maximum(s, 0) : positive_maximum(s, 0), m, 0, how),
+                           level(how == CAREFUL ? maximum(s, 1) : positive_maximum(s, 1), m, 1, how)};
     r->alpha[0] = 1.0f;
     if (ROWS_TOGETHER) r->alpha[1] = 1.0f;
     const int above = high[0] > r->top[0] + r->slack || (ROWS_TOGETHER && high[1] > r->top[1] + r->slack);
     r->rise = how == CAREFUL || __any_sync(ALL_LANES, above);
+    const rows before = *r;
     if (r->rise) {
-        if (how == CAREFUL && !dropping) {
-            shift_row(s, r, m, memory, 0, high);
-            if (ROWS_TOGETHER) shift_row(s, r, m, memory, 1, high);
-        }
         raise(r, quad_max(high[0]), 0, how);
         if (ROWS_TOGETHER) raise(r, quad_max(high[1]), 1, how);
+    }
+    const int far = how == CAREFUL && !dropping && !due.shifted && any_far(r, high);
+    if (!ROWS_TOGETHER && far) {
+        wgmma_wait(0);
+        PIN(o, D / 2);
+        *r = before;
+        return 0;
     }
     if (!ROWS_TOGETHER) exponentials(s, r, m, 0, how);
     if (due.await_k && !k_came) mbarrier_wait(due.k_full, due.k_parity);
     wgmma_wait(0);
     PIN(o, D / 2);
     if (due.free_v) release(due.v_empty);
+    if (ROWS_TOGETHER && far) {
+        *r = before;
+#pragma unroll
+        for (int e = 0; e < 2; ++e) raise(r, shift_row(s, r, m, memory, e), e, how);
+    }
     if (ROWS_TOGETHER) {
         /* Maxima that seem to hang on O: the exponentials do not begin before the wait, where ptxas would have them. */
         if (how == PLAIN)
@@ -561,7 +575,6 @@ DEVICE void softmax(uint32_t p[BN / 4], float s[BN / 2], float o[D / 2], rows *r
     }
     if (how == CAREFUL) begin_store(last_o, o);
     if (!ROWS_TOGETHER) {
-        if (how == CAREFUL && !dropping) shift_row(s, r, m, memory, 1, high);
         const float all = quad_max(high[1]);
         const int rises = how == CAREFUL || __any_sync(ALL_LANES, all > r->top[1] + r->slack);
         raise(r, rises ? all : -INFINITY, 1, how);
@@ -572,6 +585,7 @@ DEVICE void softmax(uint32_t p[BN / 4], float s[BN / 2], float o[D / 2], rows *r
     for (int i = 0; i < BN / 4; ++i) p[i] = pack(s[2 * i], s[2 * i + 1]);
     if (dropping) drop(p, *dropping); /* here, among the exponentials */
     if (how == CAREFUL) end_store(last_o, o);
+    return 1;
 }
 /* The buffer may hold anything beyond a sequence's last key, and 0 times NaN is NaN: zeros into the rest of V's
    block x, the tile's rightmost and perhaps the sequence's last; by every group for itself. */
@@ -643,10 +657,10 @@ DEVICE void consume(const fattni_sm90_args *p, uint32_t shared, unsigned char *m
     weights done = 0.0f;
     span plain = plain_blocks(a, tile_slot(memory, 0), &t, group);
     int plain_end = 0; /* while a maximum of this warp is below its base, no block is plain */
-    int n = 0, j = t.first + t.blocks - 1;
+    int n = 0, j = t.first + t.blocks - 1, shifted = 0; /* whether this block's S is */
     for (;;) {
         const int first = j == t.first + t.blocks - 1, last = j == t.first;
-        const meanwhile due = {shared + k_full(x + 1), stage_parity(x + 1), shared + v_empty(x - 1), !last, x > 0, p->zero};
+        const meanwhile due = {shared + k_full(x + 1), stage_parity(x + 1), shared + v_empty(x - 1), !last, x > 0, shifted, p->zero};
         if (alibi) {
             find_base(&line, slant.slope, slant.corner - j * BN, mine);
             plain_end = any_below(&r, line.base) ? 0 : plain.end;
@@ -654,7 +668,7 @@ DEVICE void consume(const fattni_sm90_args *p, uint32_t shared, unsigned char *m
         const int clear = fast && j < plain_end && (!BANDS || j >= plain.begin);
         if (clear && !capped) {
             softmax(pr, s, o, &r, &line, PLAIN, due, 0, 0, memory);
-        } else if (clear && all_within(s, largest(s), inner, CAP_LIMIT)) {
+        } else if (clear && !shifted && all_within(s, largest(s), inner, CAP_LIMIT)) {
             const measure curve = capped_measure(a, inner);
             softmax(pr, s, o, &r, &curve, CAPPED, due, 0, 0, memory);
         } else {
@@ -663,7 +677,7 @@ DEVICE void consume(const fattni_sm90_args *p, uint32_t shared, unsigned char *m
             const leaving last_o = {p, tile_slot(memory, n - 1), shared, row0, first && n > 0, done};
             const int column = j * BN + thread % 4 * 2, row = its.i0 + row0;
 
-            if (terms) {
+            if (terms && !shifted) {
                 const sequence now = read_sequence(a, tile_slot(memory, n), its.b);
                 general_scores((float(*)[4])s, 0, BN / 8, 0, a, &now, slope_of(a, its.h), its.b, its.h, row, column);
             }
@@ -673,13 +687,16 @@ DEVICE void consume(const fattni_sm90_args *p, uint32_t shared, unsigned char *m
             }
             if (GENERAL && a->drop_T) {
                 const dropout dropping = dropout_of(a, its.b, its.h, row, column);
-                float high[2] = {level(maximum(s, 0), &line, 0, CAREFUL), level(maximum(s, 1), &line, 1, CAREFUL)};
-                shift_row(s, &r, &line, memory, 0, high); /* not beside random numbers: there are no registers */
-                shift_row(s, &r, &line, memory, 1, high);
+                const float high[2] = {level(maximum(s, 0), &line, 0, CAREFUL), level(maximum(s, 1), &line, 1, CAREFUL)};
+                if (any_far(&r, high)) /* not beside random numbers: there are no registers */
+                    shift_row(s, &r, &line, memory, 0), shift_row(s, &r, &line, memory, 1);
                 softmax(pr, s, o, &r, &line, CAREFUL, due, &dropping, &last_o, memory);
-            } else {
-                softmax(pr, s, o, &r, &line, CAREFUL, due, 0, &last_o, memory);
+            } else if (!softmax(pr, s, o, &r, &line, CAREFUL, due, 0, &last_o, memory)) {
+                shift_row(s, &r, &line, memory, 0), shift_row(s, &r, &line, memory, 1);
+                shifted = 1;
+                continue;
             }
+            shifted = 0;
             plain_end = any_below(&r, line.base) ? 0 : plain.end;
         }
 
