@@ -1,5 +1,5 @@
-/* Rows of layernorm and rmsnorm on the device: a warp per row where it fits in registers, else a
-   block; sums over rows in parts, in the same pass as dx where a warp has the row in float. */
+/* Rows of layernorm and rmsnorm on the device: in the registers of a warp or a block where they fit, else read again
+   for each sum; sums over rows in parts, in the same pass as dx where a warp has the row in float. */
 #include "op_cuda.h"
 #include "op_norm.h"
 #include "rows.h"
@@ -8,6 +8,12 @@ FATTNI_KERNEL(norm, fattni_norm_args);
 FATTNI_KERNEL(norm_back, fattni_norm_args);
 FATTNI_KERNEL(norm_warp, fattni_norm_args);
 FATTNI_KERNEL(norm_warp_back, fattni_norm_args);
+FATTNI_KERNEL(norm_block1, fattni_norm_args);
+FATTNI_KERNEL(norm_block2, fattni_norm_args);
+FATTNI_KERNEL(norm_block4, fattni_norm_args);
+FATTNI_KERNEL(norm_block1_back, fattni_norm_args);
+FATTNI_KERNEL(norm_block2_back, fattni_norm_args);
+FATTNI_KERNEL(norm_block4_back, fattni_norm_args);
 FATTNI_KERNEL(norm_sums, fattni_norm_args);
 FATTNI_KERNEL(norm_pack_sums, fattni_norm_args);
 /* Of rows of at most so many warps' packs. */
@@ -17,7 +23,6 @@ extern void fattn_rmsnorm_back1(fattni_norm_args), fattn_rmsnorm_back2(fattni_no
     fattn_layernorm_back3(fattni_norm_args), fattn_layernorm_back4(fattni_norm_args);
 
 enum { X = FATTNI_NORM_X, GAIN = FATTNI_NORM_GAIN, BIAS = FATTNI_NORM_BIAS };
-enum { WARPS = 8, MOST_IN_A_WARP = FATTNI_NORM_PACKS * 32 * FATTNI_PACK };
 enum { ROW_THREADS = 256, ROWS_OF_A_PART = 32, MOST_PARTS = 256 };
 
 static int64_t parts_of(int64_t rows) {
@@ -51,13 +56,21 @@ static fattni_norm_args args_of(const fattn_op_call *c) {
                               .centred = n->centred};
 }
 
-/* A warp can hold a row of x, y or dy, and dx. */
-static bool fits_a_warp(const fattn_op_call *c, const fattn_tensor *y, const fattn_tensor *dx) {
+/* Who holds a row of x, y or dy, and dx: a warp, or a block in as many packs per thread; or it is read again. */
+enum holder { WARP, BLOCK1, BLOCK2, BLOCK4, NOBODY };
+static enum holder holder_of(const fattn_op_call *c, const fattn_tensor *y, const fattn_tensor *dx) {
     const fattn_tensor *const bias = c->n_in > BIAS ? &c->in[BIAS] : NULL;
-    return c->in[GAIN].shape[0] <= MOST_IN_A_WARP && fattni_rows_in_packs(&c->in[X]) &&
-           fattni_rows_in_packs(y) && fattni_rows_in_packs(&c->in[GAIN]) &&
-           (!bias || !bias->data || fattni_rows_in_packs(bias)) &&
-           (!dx || fattni_rows_in_packs(dx));
+    const bool packs = fattni_rows_in_packs(&c->in[X]) && fattni_rows_in_packs(y) &&
+                       fattni_rows_in_packs(&c->in[GAIN]) &&
+                       (!bias || !bias->data || fattni_rows_in_packs(bias)) &&
+                       (!dx || fattni_rows_in_packs(dx));
+    const int64_t C = c->in[GAIN].shape[0], block = ROW_THREADS * FATTNI_PACK;
+    if (!packs || C > 4 * block) return NOBODY;
+    if (C <= 32 * FATTNI_PACK * FATTNI_NORM_PACKS) return WARP;
+    return C <= block ? BLOCK1 : C <= 2 * block ? BLOCK2 : BLOCK4;
+}
+static int64_t blocks_of(const fattni_norm_args *a, enum holder held) {
+    return held == WARP ? fattni_ceil_div(a->rows, ROW_THREADS / 32) : a->rows;
 }
 
 static int32_t dtype_of(const fattni_norm_args *a) {
@@ -68,18 +81,28 @@ static int32_t dtype_of(const fattni_norm_args *a) {
 static fattn_status forward(fattn_op_call *c) {
     fattni_norm_args a = args_of(c);
     a.dtype = dtype_of(&a);
-    if (fits_a_warp(c, &c->out[0], NULL))
-        return FATTNI_START_REAL(c->ctx, a.in.dtype, norm_warp, fattni_ceil_div(a.rows, WARPS),
-                                 ROW_THREADS, &a);
-    return FATTNI_START_REAL(c->ctx, a.in.dtype, norm, a.rows, ROW_THREADS, &a);
+    const enum holder held = holder_of(c, &c->out[0], NULL);
+    const int64_t blocks = blocks_of(&a, held);
+    switch (held) {
+    case WARP: return FATTNI_START_REAL(c->ctx, a.in.dtype, norm_warp, blocks, ROW_THREADS, &a);
+    case BLOCK1: return FATTNI_START_REAL(c->ctx, a.in.dtype, norm_block1, blocks, ROW_THREADS, &a);
+    case BLOCK2: return FATTNI_START_REAL(c->ctx, a.in.dtype, norm_block2, blocks, ROW_THREADS, &a);
+    case BLOCK4: return FATTNI_START_REAL(c->ctx, a.in.dtype, norm_block4, blocks, ROW_THREADS, &a);
+    default: return FATTNI_START_REAL(c->ctx, a.in.dtype, norm, blocks, ROW_THREADS, &a);
+    }
 }
 
 /* dx alone. */
 static fattn_status rows_back(fattn_op_call *c, const fattni_norm_args *a) {
-    if (fits_a_warp(c, &c->d_out[0], &c->d_in[X]))
-        return FATTNI_START_REAL(c->ctx, a->in.dtype, norm_warp_back,
-                                 fattni_ceil_div(a->rows, WARPS), ROW_THREADS, a);
-    return FATTNI_START_REAL(c->ctx, a->in.dtype, norm_back, a->rows, ROW_THREADS, a);
+    const enum holder held = holder_of(c, &c->d_out[0], &c->d_in[X]);
+    const int64_t blocks = blocks_of(a, held);
+    switch (held) {
+    case WARP: return FATTNI_START_REAL(c->ctx, a->in.dtype, norm_warp_back, blocks, ROW_THREADS, a);
+    case BLOCK1: return FATTNI_START_REAL(c->ctx, a->in.dtype, norm_block1_back, blocks, ROW_THREADS, a);
+    case BLOCK2: return FATTNI_START_REAL(c->ctx, a->in.dtype, norm_block2_back, blocks, ROW_THREADS, a);
+    case BLOCK4: return FATTNI_START_REAL(c->ctx, a->in.dtype, norm_block4_back, blocks, ROW_THREADS, a);
+    default: return FATTNI_START_REAL(c->ctx, a->in.dtype, norm_back, blocks, ROW_THREADS, a);
+    }
 }
 
 /* The sums over rows alone. */
@@ -115,7 +138,7 @@ static fattn_status backward(fattn_op_call *c) {
     }
     if (sums) a.partial = c->workspace;
     a.dtype = dtype_of(&a);
-    if (rows && sums && a.in.dtype != FATTN_F64 && fits_a_warp(c, &c->d_out[0], &c->d_in[X])) {
+    if (rows && sums && a.in.dtype != FATTN_F64 && holder_of(c, &c->d_out[0], &c->d_in[X]) == WARP) {
         FATTNI_TRY(both_back(c, &a));
     } else {
         if (rows) FATTNI_TRY(rows_back(c, &a));

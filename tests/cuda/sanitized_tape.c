@@ -20,6 +20,7 @@ static const sizes all_sizes[] = {
     {.S = 33, .V = 131, .H = 3, .D = 10, .hidden = 35}, /* no packs anywhere */
     {.S = 40, .V = 136, .H = 5, .D = 16, .hidden = 72}, /* packs, rows of a part of a warp's */
     {.S = 72, .V = 3000, .H = 9, .D = 64, .hidden = 600},
+    {.S = 9, .V = 40, .H = 17, .D = 64, .hidden = 40}, /* rows of a norm for a block */
 };
 
 typedef struct run {

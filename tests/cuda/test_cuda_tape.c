@@ -201,7 +201,8 @@ static void run_graph(const pair *p, fattn_ctx *ctx, fattn_graph_fn graph, const
             continue;
         }
         MUST(ctx, fattn_tensor_alloc(ctx, dtype, in[i].ndim, in[i].shape, &q->value));
-        MUST(ctx, fattn_tensor_alloc(ctx, FATTN_F32, in[i].ndim, in[i].shape, &q->grad));
+        MUST(ctx, fattn_tensor_alloc(ctx, dtype == FATTN_F64 ? FATTN_F64 : FATTN_F32, in[i].ndim, in[i].shape,
+                                     &q->grad));
         MUST(p->gpu, fattn_tensor_copy(p->gpu, &q->value, &in[i]));
         MUST(ctx, fattn_tensor_normal(ctx, &q->grad, 0, 0, (fattn_rng){0}));
         x[i] = fattn_use(tape, q);
@@ -296,32 +297,40 @@ static fattn_var wide(fattn_tape *t, const fattn_var *in, int n, void *user) {
     return fattn_op_add(t, fattn_op_silu(t, in[0]), fattn_op_mul(t, y, in[1]));
 }
 
-/* F32 on both devices. Sums over 300 rows or a thousand columns: 64 units of the last place of the
-   largest number are beyond any chance. */
+/* The same on both devices. Sums over 300 rows or thousands of columns: 64 units of the last place of the
+   largest number are beyond any chance; in F64 RoPE's angles, which double holds in all dtypes, add theirs, of 150
+   each and twice that for sine and cosine. Rows of a norm are a warp's up to 1024 columns, a block's up to 8192 where
+   they are multiples of 8, and read several times else. */
+static void check_wide(pair *p, int heads, int width, fattn_dtype dtype) {
+    const int64_t columns = heads * width;
+    fattn_tensor got[8], want[8];
+    fattn_tensor in[] = {normal(p->gpu, 1, 3, (int64_t[]){2, 150, columns}),
+                         normal(p->gpu, 2, 1, &columns), normal(p->gpu, 3, 1, &columns)};
+    int shape[2] = {heads, width};
+    run_graph(p, p->gpu, wide, in, 3, dtype, shape, got);
+    run_graph(p, p->cpu, wide, in, 3, dtype, shape, want);
+    for (int i = 0; i < 4; ++i) {
+        double most = 0, error = 0;
+        for (int64_t e = 0; e < fattn_tensor_numel(&got[i]); ++e) {
+            const double x = ((double *)got[i].data)[e], y = ((double *)want[i].data)[e];
+            most = fmax(most, fabs(y));
+            error = isnan(x) ? INFINITY : fmax(error, fabs(x - y));
+        }
+        cr_expect(error <= (dtype == FATTN_F64 ? (64 + 300) * 0x1p-53 : 64 * 0x1p-24) * most, "%s, %lld columns, %s %d: error %g of %g",
+                  fattn_dtype_name(dtype), (long long)columns, i < 3 ? "gradient" : "output", i, error, most);
+        fattn_tensor_free(p->cpu, &got[i]);
+        fattn_tensor_free(p->cpu, &want[i]);
+        if (i < 3) fattn_tensor_free(p->gpu, &in[i]);
+    }
+}
+
 Test(cuda_tape, large) {
     pair p = pair_or_skip(0);
-    static const int heads[][2] = {{8, 64}, {12, 86}, {5, 30}, {3, 8}, {33, 32}};
-    for (int k = 0; k < 5; ++k) {
-        const int64_t columns = heads[k][0] * heads[k][1];
-        fattn_tensor got[8], want[8];
-        fattn_tensor in[] = {normal(p.gpu, 1, 3, (int64_t[]){2, 150, columns}),
-                             normal(p.gpu, 2, 1, &columns), normal(p.gpu, 3, 1, &columns)};
-        int shape[2] = {heads[k][0], heads[k][1]};
-        run_graph(&p, p.gpu, wide, in, 3, FATTN_F32, shape, got);
-        run_graph(&p, p.cpu, wide, in, 3, FATTN_F32, shape, want);
-        for (int i = 0; i < 4; ++i) {
-            double most = 0, error = 0;
-            for (int64_t e = 0; e < fattn_tensor_numel(&got[i]); ++e) {
-                const double x = ((double *)got[i].data)[e], y = ((double *)want[i].data)[e];
-                most = fmax(most, fabs(y));
-                error = isnan(x) ? INFINITY : fmax(error, fabs(x - y));
-            }
-            cr_expect(error <= 64 * 0x1p-24 * most, "%lld columns, %s %d: error %g of %g",
-                      (long long)columns, i < 3 ? "gradient" : "output", i, error, most);
-            fattn_tensor_free(p.cpu, &got[i]);
-            fattn_tensor_free(p.cpu, &want[i]);
-            if (i < 3) fattn_tensor_free(p.gpu, &in[i]);
-        }
+    static const int heads[][2] = {{8, 64}, {12, 86},  {5, 30},   {3, 8},    {33, 32},
+                                   {16, 64}, {25, 64}, {50, 64},  {128, 64}, {129, 64}, {3, 346}};
+    for (size_t k = 0; k < sizeof heads / sizeof heads[0]; ++k) {
+        check_wide(&p, heads[k][0], heads[k][1], FATTN_F32);
+        check_wide(&p, heads[k][0], heads[k][1], FATTN_F64);
     }
     pair_free(&p);
 }
