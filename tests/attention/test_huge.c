@@ -18,10 +18,10 @@ static void check(int isa, int32_t algorithm) {
     }
 }
 
-Test(huge, baseline, .timeout = 100) { check(FATTNI_ISA_BASELINE, FATTN_ALGO_AUTO); }
-Test(huge, avx2, .timeout = 100) { check(FATTNI_ISA_AVX2, FATTN_ALGO_AUTO); }
-Test(huge, avx512, .timeout = 100) { check(FATTNI_ISA_AVX512, FATTN_ALGO_AUTO); }
-Test(huge, flash1, .timeout = 100) { check(FATTNI_ISA_BASELINE, FATTN_ALGO_FLASH1); }
+Test(huge, baseline, .timeout = 600) { check(FATTNI_ISA_BASELINE, FATTN_ALGO_AUTO); }
+Test(huge, avx2, .timeout = 600) { check(FATTNI_ISA_AVX2, FATTN_ALGO_AUTO); }
+Test(huge, avx512, .timeout = 600) { check(FATTNI_ISA_AVX512, FATTN_ALGO_AUTO); }
+Test(huge, flash1, .timeout = 600) { check(FATTNI_ISA_BASELINE, FATTN_ALGO_FLASH1); }
 
 Test(huge, parts) {
     for (int isa = FATTNI_ISA_BASELINE; isa <= FATTNI_ISA_AVX512; ++isa) {
