@@ -1,5 +1,5 @@
 /* Every backward kernel, best first. */
-#include "kernel.h"
+#include "core/attention/kernel.h"
 
 extern const fattni_kernel fattni_bwd_cpu, fattni_bwd_standard;
 #ifdef FATTNI_HAVE_CUDA

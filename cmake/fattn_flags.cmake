@@ -25,7 +25,7 @@ set(fattn_avx512_options -mavx512f -mavx512bw -mavx512dq -mavx512vl -mfma)
 function(fattn_add_objects name)
   add_library(${name} OBJECT ${ARGN})
   target_include_directories(${name} PUBLIC ${PROJECT_SOURCE_DIR}/include
-    PRIVATE ${PROJECT_SOURCE_DIR}/core)
+    PRIVATE ${PROJECT_SOURCE_DIR})
   target_include_directories(${name} SYSTEM PRIVATE ${RANDOM123_INCLUDE})
   foreach(source IN LISTS ARGN)
     if(source MATCHES "_(cpu|baseline|avx2|avx512|neon)\\.c$")

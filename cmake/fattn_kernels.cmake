@@ -15,7 +15,7 @@ set(kernel_sources_simt)
 set(kernel_sources_sm90)
 set(kernel_line "^K\\(([a-z0-9]+), *([a-z0-9]+), *([0-9]+), *([a-z]+), *([0-9]+), *([0-9]+), *([0-9]+), *([0-9]+)\\)")
 foreach(pass fwd bwd)
-  set(table ${PROJECT_SOURCE_DIR}/${pass}/${pass}_kernels.def)
+  set(table ${PROJECT_SOURCE_DIR}/${pass}/cuda/${pass}_kernels.def)
   set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${table})
   file(STRINGS ${table} lines REGEX "^K\\(")
   set(kept)
@@ -50,7 +50,7 @@ foreach(pass fwd bwd)
   endforeach()
   file(CONFIGURE OUTPUT ${PROJECT_BINARY_DIR}/kernels/${pass}_kernels.def CONTENT "${kept}")
 endforeach()
-file(GLOB helper_kernels CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/core/*.cu
+file(GLOB_RECURSE helper_kernels CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/core/*.cu
   ${PROJECT_SOURCE_DIR}/fwd/*.cu ${PROJECT_SOURCE_DIR}/bwd/*.cu ${PROJECT_SOURCE_DIR}/autograd_c/*.cu)
 
 # wgmma and setmaxnreg exist for sm_90a alone; everything else runs from sm_80 on.
@@ -66,8 +66,7 @@ if(kernel_sources_sm90)
   endif()
 endif()
 foreach(kernels IN LISTS kernel_libraries)
-  target_include_directories(${kernels} PRIVATE ${PROJECT_SOURCE_DIR}/include
-    ${PROJECT_SOURCE_DIR}/core ${PROJECT_SOURCE_DIR})
+  target_include_directories(${kernels} PRIVATE ${PROJECT_SOURCE_DIR}/include ${PROJECT_SOURCE_DIR})
   target_compile_options(${kernels} PRIVATE -Xptxas=--warn-on-spills,-v)
   set_property(TARGET ${kernels} PROPERTY RULE_LAUNCH_COMPILE
     "sh ${PROJECT_SOURCE_DIR}/cmake/keep_ptxas.sh")

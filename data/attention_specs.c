@@ -1,7 +1,7 @@
 /* The attention cases of attention_small.h5, masks.h5 and dropout.h5. */
 #include "generator.h"
 
-#include "philox.h"
+#include "core/tensor/philox.h"
 
 #include <math.h>
 

@@ -5,7 +5,7 @@
 #include <fattn/fattn.h>
 #include <fattn/fixture.h>
 
-#include "internal.h"
+#include "core/base/internal.h"
 
 /* An open file, and how many random numbers its cases have drawn: each tensor has a stream. */
 typedef struct writer {

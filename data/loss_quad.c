@@ -1,7 +1,7 @@
 /* sum dO O + sum dL L in IEEE binary128, and its central differences. */
 #include "generator.h"
 
-#include "ref.h"
+#include "core/attention/ref.h"
 
 #ifdef __clang__
 typedef __float128 quad;
@@ -42,7 +42,7 @@ static void add_to_loss(const fattni_array *a, int64_t n, quad x) {
 #define REAL_FN(name) name##f128
 #define FWD_REF forward_quad
 fattn_status forward_quad(fattn_ctx *ctx, const fattni_problem *p);
-#include "../fwd/fwd_ref.inc"
+#include "fwd/ref/fwd_ref.inc"
 
 fattn_status quad_quotient(attention_case *c, const double *at, double step, double *out) {
     quad loss[2];

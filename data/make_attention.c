@@ -1,7 +1,7 @@
 /* One attention case of a fixture file: inputs from Philox, results from the fp64 reference. */
 #include "generator.h"
 
-#include "ref.h"
+#include "core/attention/ref.h"
 
 #include <math.h>
 #include <stddef.h>

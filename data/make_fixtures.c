@@ -2,7 +2,7 @@
  */
 #include "generator.h"
 
-#include "philox.h"
+#include "core/tensor/philox.h"
 
 #include <float.h>
 #include <math.h>

@@ -1,8 +1,8 @@
 /* From a case's attribute "op" to calls of the tape. */
 #include "op_graphs.h"
 
-#include "internal.h"
-#include "numeric.h"
+#include "core/base/internal.h"
+#include "core/tensor/numeric.h"
 
 #include <math.h>
 #include <stdio.h>

@@ -3,7 +3,7 @@
 #include "generator.h"
 #include "op_graphs.h"
 
-#include "philox.h"
+#include "core/tensor/philox.h"
 
 #include <math.h>
 #include <stdio.h>

@@ -1,5 +1,5 @@
 /* Every forward kernel, best first. */
-#include "kernel.h"
+#include "core/attention/kernel.h"
 
 extern const fattni_kernel fattni_fwd_cpu, fattni_fwd_flash1, fattni_fwd_standard;
 #ifdef FATTNI_HAVE_CUDA

@@ -39,7 +39,7 @@ def sentence(code):
 def main(build):
     found, total, silent = counts(build), 0, 0
     for part in PARTS:
-        for path in sorted((ROOT / part).iterdir()):
+        for path in sorted((ROOT / part).rglob("*")):
             if path not in found:
                 continue
             text = path.read_text()

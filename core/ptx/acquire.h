@@ -1,8 +1,8 @@
 /* A load that acquires and an addition that releases, between CTAs of the device (PTX ISA, "memory
    consistency model"): what one thread's CTA wrote before the addition, another sees after the
    load. */
-#ifndef FATTNI_PTX_ACQUIRE_H
-#define FATTNI_PTX_ACQUIRE_H
+#ifndef FATTNI_CORE_PTX_ACQUIRE_H
+#define FATTNI_CORE_PTX_ACQUIRE_H
 
 #include <stdint.h>
 

@@ -1,6 +1,6 @@
 /* The multiprocessor's clock, for waits of a few hundred cycles; it wraps around. */
-#ifndef FATTNI_PTX_CLOCK_H
-#define FATTNI_PTX_CLOCK_H
+#ifndef FATTNI_CORE_PTX_CLOCK_H
+#define FATTNI_CORE_PTX_CLOCK_H
 
 #include <stdint.h>
 

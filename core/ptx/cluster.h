@@ -1,9 +1,9 @@
 /* Clusters: CTAs that run at once and reach each other's shared memory (PTX ISA, "Cluster of CTAs",
    "mapa", "cp.async.bulk"). Needs sm_90. */
-#ifndef FATTNI_PTX_CLUSTER_H
-#define FATTNI_PTX_CLUSTER_H
+#ifndef FATTNI_CORE_PTX_CLUSTER_H
+#define FATTNI_CORE_PTX_CLUSTER_H
 
-#include "ptx/mbarrier.h"
+#include "core/ptx/mbarrier.h"
 
 #include <stdint.h>
 

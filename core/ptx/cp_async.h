@@ -1,6 +1,6 @@
 /* cp.async: from global to shared memory without passing through registers. */
-#ifndef FATTNI_PTX_CP_ASYNC_H
-#define FATTNI_PTX_CP_ASYNC_H
+#ifndef FATTNI_CORE_PTX_CP_ASYNC_H
+#define FATTNI_CORE_PTX_CP_ASYNC_H
 
 #include <stdint.h>
 

@@ -1,6 +1,6 @@
 /* Stores to global memory (PTX ISA, "st"). */
-#ifndef FATTNI_PTX_GLOBAL_H
-#define FATTNI_PTX_GLOBAL_H
+#ifndef FATTNI_CORE_PTX_GLOBAL_H
+#define FATTNI_CORE_PTX_GLOBAL_H
 
 #include <stdint.h>
 

@@ -1,6 +1,6 @@
 /* Kernels of a stream that overlap (PTX ISA, griddepcontrol; CUDA's "programmatic dependent launch"), from sm_90 on. */
-#ifndef FATTNI_PTX_GRID_H
-#define FATTNI_PTX_GRID_H
+#ifndef FATTNI_CORE_PTX_GRID_H
+#define FATTNI_CORE_PTX_GRID_H
 
 /* Until the kernel before, on the stream, has ended and what it wrote is to be seen: what one does first that
    fattni_cuda_start_early started. In others, and before sm_90, that is so from the beginning. */

@@ -1,7 +1,7 @@
 /* ldmatrix: four 8x8 matrices of 16-bit elements from shared memory into mma fragments. Lane l gives
    the address of row l%8 of matrix l/8; register n holds matrix n. */
-#ifndef FATTNI_PTX_LDMATRIX_H
-#define FATTNI_PTX_LDMATRIX_H
+#ifndef FATTNI_CORE_PTX_LDMATRIX_H
+#define FATTNI_CORE_PTX_LDMATRIX_H
 
 #include <stdint.h>
 

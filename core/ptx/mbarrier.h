@@ -1,8 +1,8 @@
 /* Barriers in shared memory that count arrivals and bytes (PTX ISA, "mbarrier"), and named barriers of
    warps. An mbarrier completes one phase after the other; a wait names the parity of the phase, and a
    wait for parity 1 on a fresh one passes. Needs sm_90. */
-#ifndef FATTNI_PTX_MBARRIER_H
-#define FATTNI_PTX_MBARRIER_H
+#ifndef FATTNI_CORE_PTX_MBARRIER_H
+#define FATTNI_CORE_PTX_MBARRIER_H
 
 #include <stdint.h>
 

@@ -1,7 +1,7 @@
 /* mma.sync m16n8k16: D[16,8] += A[16,16] B[16,8], fp32 accumulators; then TF32 and F64. PTX ISA,
    "Matrix Fragments for mma.m16n8k16". With g = lane/4, t = lane%4: d[0..1] is row g, columns 2t, 2t+1; d[2..3] row g+8. */
-#ifndef FATTNI_PTX_MMA_H
-#define FATTNI_PTX_MMA_H
+#ifndef FATTNI_CORE_PTX_MMA_H
+#define FATTNI_CORE_PTX_MMA_H
 
 #include <stdint.h>
 

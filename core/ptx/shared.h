@@ -1,6 +1,6 @@
 /* Loads and stores of shared memory by its 32-bit addresses; 16-byte ones at multiples of 16. */
-#ifndef FATTNI_PTX_SHARED_H
-#define FATTNI_PTX_SHARED_H
+#ifndef FATTNI_CORE_PTX_SHARED_H
+#define FATTNI_CORE_PTX_SHARED_H
 
 #include <stdint.h>
 

@@ -1,7 +1,7 @@
 /* stmatrix: four 8x8 matrices of 16-bit elements from mma fragments to shared memory, the inverse of
    ldmatrix. Lane l gives the address of row l%8 of matrix l/8. Needs sm_90. */
-#ifndef FATTNI_PTX_STMATRIX_H
-#define FATTNI_PTX_STMATRIX_H
+#ifndef FATTNI_CORE_PTX_STMATRIX_H
+#define FATTNI_CORE_PTX_STMATRIX_H
 
 #include <stdint.h>
 

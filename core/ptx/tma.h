@@ -1,7 +1,7 @@
 /* Tensor copies by the TMA unit (PTX ISA, "cp.async.bulk"): boxes of a 4-D tensor map to shared memory,
    and shared memory added to global memory. One thread issues, the unit does the rest. Needs sm_90. */
-#ifndef FATTNI_PTX_TMA_H
-#define FATTNI_PTX_TMA_H
+#ifndef FATTNI_CORE_PTX_TMA_H
+#define FATTNI_CORE_PTX_TMA_H
 
 #include <cuda.h>
 #include <stdint.h>

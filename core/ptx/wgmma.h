@@ -10,8 +10,8 @@
    Thread x of the warpgroup, with warp w = x/32, g = x%32/4, t = x%4, holds in d[4i .. 4i+3] row 16w + g,
    columns 8i + 2t, 8i + 2t + 1, and the same of row 16w + g + 8. `accumulate` 0 starts from zero.
    Registers of D and A must not be touched between the product and the wait for it. */
-#ifndef FATTNI_PTX_WGMMA_H
-#define FATTNI_PTX_WGMMA_H
+#ifndef FATTNI_CORE_PTX_WGMMA_H
+#define FATTNI_CORE_PTX_WGMMA_H
 
 #include <stdint.h>
 

@@ -1,6 +1,6 @@
 /* fattn_dropout_mask shows the very bits that both passes use. */
 #include "attention.h"
-#include "philox.h"
+#include "core/tensor/philox.h"
 
 #include <criterion/criterion.h>
 #include <math.h>

@@ -1,7 +1,7 @@
 /* Where other libraries broke: the oracle in double, FATTN_ALGO_STANDARD and the tiles against the
    oracle in 128 bits, and against what must hold exactly. */
 #include "attention.h"
-#include "ref.h"
+#include "core/attention/ref.h"
 
 #include <criterion/criterion.h>
 #include <math.h>

@@ -1,7 +1,7 @@
 /* The forward oracle against the definition, written down once more from the case and the tensors'
    elements alone: no problem, no band, no strides. */
 #include "attention.h"
-#include "philox.h"
+#include "core/tensor/philox.h"
 
 #include <criterion/criterion.h>
 #include <math.h>

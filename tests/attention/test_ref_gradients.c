@@ -1,6 +1,6 @@
 /* The backward oracle against central differences of the forward oracle, every coordinate. */
 #include "attention.h"
-#include "ref.h"
+#include "core/attention/ref.h"
 
 #include <criterion/criterion.h>
 #include <float.h>

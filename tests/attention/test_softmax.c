@@ -1,5 +1,5 @@
 /* The safe and the online softmax, against each other and against long double. */
-#include "softmax.h"
+#include "fwd/cpu/softmax.h"
 
 #include <criterion/criterion.h>
 #include <float.h>

@@ -3,7 +3,7 @@
 #include <criterion/criterion.h>
 #include <criterion/redirect.h>
 
-#include "durable.h"
+#include "cli/train/durable.h"
 
 #include <signal.h>
 #include <stdio.h>

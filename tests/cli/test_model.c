@@ -2,8 +2,8 @@
    learning rate and memory; how symbols are drawn. */
 #include <criterion/criterion.h>
 
-#include "sample.h"
-#include "trainer.h"
+#include "cli/train/sample.h"
+#include "cli/train/trainer.h"
 
 #include <math.h>
 #include <stdlib.h>

@@ -1,7 +1,7 @@
 /* Witten-Bell n-grams against the definition, written out with plain counting. */
 #include <criterion/criterion.h>
 
-#include "ngram.h"
+#include "cli/train/ngram.h"
 
 #include <math.h>
 #include <stdlib.h>

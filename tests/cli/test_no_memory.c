@@ -6,9 +6,9 @@
 #include <criterion/redirect.h>
 
 #include "fixtures.h"
-#include "ngram.h"
-#include "sample.h"
-#include "train_options.h"
+#include "cli/train/ngram.h"
+#include "cli/train/sample.h"
+#include "cli/train/train_options.h"
 
 #include <fattn/check.h>
 #include <stdlib.h>

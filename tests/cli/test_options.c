@@ -2,7 +2,7 @@
 #include <criterion/criterion.h>
 #include <criterion/redirect.h>
 
-#include "cli.h"
+#include "cli/base/cli.h"
 
 #include <stdio.h>
 #include <string.h>

@@ -4,10 +4,10 @@
 #include <criterion/criterion.h>
 #include <criterion/redirect.h>
 
-#include "cli.h"
-#include "json.h"
-#include "plot.h"
-#include "progress.h"
+#include "cli/base/cli.h"
+#include "cli/output/json.h"
+#include "cli/output/plot.h"
+#include "cli/output/progress.h"
 
 #include <math.h>
 #include <stdio.h>

@@ -3,7 +3,7 @@
 #include <criterion/criterion.h>
 #include <criterion/redirect.h>
 
-#include "task.h"
+#include "cli/train/task.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,6 +1,6 @@
 #include "device.h"
 
-#include "numeric.h"
+#include "core/tensor/numeric.h"
 
 #include <criterion/criterion.h>
 #include <cuda_runtime_api.h>

@@ -1,10 +1,10 @@
 /* What the host's side of the CUDA backend decides, looked at without a GPU: bytes of workspaces, sizes
    that it refuses, before anything is enqueued, and whose CUDA context is current meanwhile. The context
    is none that was created; nothing here reaches CUDA. */
-#include "cuda_blas.h"
-#include "cuda_driver.h"
-#include "cuda_sm90.h"
-#include "kernel.h"
+#include "core/cuda/blas.h"
+#include "core/cuda/driver.h"
+#include "core/cuda/sm90.h"
+#include "core/attention/kernel.h"
 #include "plans.h"
 
 #include <criterion/criterion.h>

@@ -1,5 +1,5 @@
 /* Prints name, threads and dynamic shared memory of each attention kernel of this build. */
-#include "cuda_kernels.h"
+#include "core/cuda/kernels.h"
 
 #include <stdio.h>
 

@@ -1,4 +1,4 @@
-/* cuRAND's Philox4x32-10 and the dropout map of core/philox.h against Random123.
+/* cuRAND's Philox4x32-10 and the dropout map of core/tensor/philox.h against Random123.
    argv[1]: "host" = cuRAND's functions compiled for the host, "device" = on the GPU. */
 #define QUALIFIERS static inline __host__ __device__ /* cuRAND's own hook */
 #include <curand_kernel.h>

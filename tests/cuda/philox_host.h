@@ -1,9 +1,9 @@
 #ifndef PHILOX_HOST_H
 #define PHILOX_HOST_H
 
-#include "philox.h"
+#include "core/tensor/philox.h"
 
-/* core/philox.h as the CPU uses it: Random123. */
+/* core/tensor/philox.h as the CPU uses it: Random123. */
 #ifdef __cplusplus
 extern "C"
 #endif

@@ -1,9 +1,9 @@
-/* The layouts that core/ptx and core/sm90_tile.h promise, each against a plain loop on the host: TMA boxes
+/* The layouts that core/ptx and core/device/sm90_tile.cuh promise, each against a plain loop on the host: TMA boxes
    and their swizzle, wgmma's operands and accumulators, mma's fragments, stmatrix and ldmatrix, bulk
    copies and reductions. Values are small integers, so that every sum is exact. K_BF16 from outside. */
-#include "sm90_tile.h"
-#include "ptx/mma.h"
-#include "ptx/stmatrix.h"
+#include "core/device/sm90_tile.cuh"
+#include "core/ptx/mma.h"
+#include "core/ptx/stmatrix.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -3,7 +3,7 @@
    has the significands of F16, and so its bound. F32 and F64 have the bounds of the CPU tiles. */
 #include "device.h"
 
-#include "numeric.h"
+#include "core/tensor/numeric.h"
 #include "tiles.h"
 
 #include <criterion/criterion.h>

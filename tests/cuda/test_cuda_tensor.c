@@ -2,7 +2,7 @@
    the last ones of log, sin and cos. */
 #include "device.h"
 
-#include "numeric.h"
+#include "core/tensor/numeric.h"
 
 #include <criterion/criterion.h>
 #include <cuda_runtime_api.h>

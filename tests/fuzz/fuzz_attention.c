@@ -3,8 +3,8 @@
    the memory that its plan says, allocates nothing, and comes close to the reference. */
 #include "fuzz_call.h"
 
-#include "numeric.h"
-#include "ref.h"
+#include "core/tensor/numeric.h"
+#include "core/attention/ref.h"
 
 #include <math.h>
 #include <string.h>

@@ -1,6 +1,6 @@
 #include "fuzz_call.h"
 
-#include "numeric.h"
+#include "core/tensor/numeric.h"
 
 #include <math.h>
 #include <string.h>

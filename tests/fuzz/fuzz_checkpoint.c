@@ -1,8 +1,8 @@
 /* Checkpoints of `fattn train`, starting from a sound one. Damage of any byte is found. Contents that are
    sealed but wrong are refused, or are a run that can go on. */
-#include "durable.h"
+#include "cli/train/durable.h"
 #include "fuzz_hdf5.h"
-#include "train_options.h"
+#include "cli/train/train_options.h"
 
 #include <limits.h>
 #include <string.h>

@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "numeric.h"
+#include "core/tensor/numeric.h"
 
 static failing_alloc memory;
 static fattn_ctx *ctx;

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "internal.h"
+#include "core/base/internal.h"
 
 static fattn_ctx *ctx;
 static fattn_tape *tape;

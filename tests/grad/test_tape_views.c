@@ -8,8 +8,8 @@
 
 #include <math.h>
 
-#include "../../autograd_c/tape_nodes.h"
-#include "philox.h"
+#include "autograd_c/tape/tape_nodes.h"
+#include "core/tensor/philox.h"
 
 static failing_alloc memory;
 static fattn_ctx *ctx;

@@ -4,8 +4,8 @@
 set -eu
 case $(uname -m) in x86_64) ;; *) echo "no x86-64 code in this build"; exit 0 ;; esac
 for isa in avx2:ymm avx512:zmm; do
-    object=$(find "$FATTN_BUILD" -path "*fattn_core.dir*cpu_tile_${isa%:*}.c.o" | head -n 1)
-    [ -n "$object" ] || { echo "no object of cpu_tile_${isa%:*}.c below $FATTN_BUILD"; exit 1; }
+    object=$(find "$FATTN_BUILD" -path "*fattn_core.dir*/tile_${isa%:*}.c.o" | head -n 1)
+    [ -n "$object" ] || { echo "no object of tile_${isa%:*}.c below $FATTN_BUILD"; exit 1; }
     for type in ps pd; do
         found=$(objdump -d "$object" | grep -c "vfmadd[0-9]*$type.*%${isa#*:}" || true)
         echo "${isa%:*}: $found vfmadd...$type on ${isa#*:} registers"

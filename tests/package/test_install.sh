@@ -40,7 +40,7 @@ consume "$work/shared" ''
 readelf -d "$work/shared-attend" | grep -q 'NEEDED.*libfattn\.so\.0\.1\]'
 
 cmake -S "$FATTN_SOURCE" -B "$work/static-build" -DBUILD_SHARED_LIBS=OFF -DFATTN_BUILD_TESTS=OFF \
-    -DFATTN_BUILD_CLI=OFF -DFATTN_BUILD_BENCH=OFF -DFATTN_CUDA=OFF \
+    -DFATTN_BUILD_CLI=OFF -DFATTN_CUDA=OFF \
     -DCMAKE_BUILD_TYPE=Debug > /dev/null
 cmake --build "$work/static-build" -j 2 > /dev/null
 cmake --install "$work/static-build" --prefix "$work/elsewhere" > /dev/null

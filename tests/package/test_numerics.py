@@ -18,8 +18,8 @@ def check(right, what):
 for name in QUOTED + re.findall(r"\]\(([^)]+)\)", TEXT):
     name = name.split(" ")[0]
     if re.fullmatch(r"[\w./*-]+\.(c|h|md|py|inc|cu|cuh|def|h5)", name):
-        found = [name] if "/" in name else [name, "tests/*/" + name, "*/" + name]
-        check(any(any(ROOT.glob(pattern)) for pattern in found), f"there is no {name}")
+        found = [name] if "/" in name else ["**/" + name]
+        check(any("build" not in path.parts for pattern in found for path in ROOT.glob(pattern)), f"there is no {name}")
 
 # Tests: `suite: name`, `suite: *`, and a name after others.
 tests = {}
@@ -38,20 +38,20 @@ for quoted in QUOTED:
         named += 1
     elif re.fullmatch(r"[a-z]\w*_\w*_\w+", quoted):
         source = any(quoted in path.read_text() for folder in ("core", "fwd", "bwd", "tests/support", "include/fattn")
-                     for path in (ROOT / folder).glob("*.*") if path.suffix in (".c", ".h", ".cuh", ".inc"))
+                     for path in (ROOT / folder).rglob("*.*") if path.suffix in (".c", ".h", ".cuh", ".inc"))
         check(source or any(quoted in names for names in tests.values()), f"nothing is called {quoted}")
 check(named > 20, f"only {named} tests are named")
 
 # Constants, as the sources have them.
 for file, line, said in (
-        ("core/huge.h", "#define FATTNI_HUGE_L 1024.0f", "abs L > 1024"),
-        ("core/huge.h", f"#define FATTNI_HUGE_ROUNDING_F32 {2.0**-18}f", "2^-18"),
-        ("core/huge.h", f"#define FATTNI_HUGE_ROUNDING_F64 {2.0**-47}", "2^-47"),
-        ("core/fragment_general.h", f"#define FATTNI_FAR_SCORE {2**22}.0f", "beyond 2^22"),
-        ("fwd/fwd_sm90.cuh", "#define DOMINANT 0.25f", "a quarter of the sum"),
-        ("core/cuda_kernels.h", "enum { FATTNI_SHORT = 1024 };", "Sq <= 1024"),
-        ("bwd/bwd_cuda.c", "k < 15 && p->Sk >> (12 + k) > 1", "floor(log2 Sk) - 12, at most 15"),
-        ("core/problem.c", "MAX_POSITION", "0 to 2^29")):
+        ("core/attention/huge.h", "#define FATTNI_HUGE_L 1024.0f", "abs L > 1024"),
+        ("core/attention/huge.h", f"#define FATTNI_HUGE_ROUNDING_F32 {2.0**-18}f", "2^-18"),
+        ("core/attention/huge.h", f"#define FATTNI_HUGE_ROUNDING_F64 {2.0**-47}", "2^-47"),
+        ("core/device/score_terms_mma.cuh", f"#define FATTNI_FAR_SCORE {2**22}.0f", "beyond 2^22"),
+        ("fwd/cuda/fwd_sm90.cuh", "#define DOMINANT 0.25f", "a quarter of the sum"),
+        ("core/cuda/kernels.h", "enum { FATTNI_SHORT = 1024 };", "Sq <= 1024"),
+        ("bwd/cuda/bwd_cuda.c", "k < 15 && p->Sk >> (12 + k) > 1", "floor(log2 Sk) - 12, at most 15"),
+        ("core/attention/problem.c", "MAX_POSITION", "0 to 2^29")):
     check(line in (ROOT / file).read_text(), f"{file} has no longer: {line}")
     check(said in TEXT, f"the text has no longer: {said}")
 
@@ -64,7 +64,7 @@ for arch, title in (("sm90", "Hopper"), ("sm80", "sm_80")):
         said = [set(re.findall(r"\d+ x \d+", cell)) for cell in row[1].split("|")]
         have = [set() for _ in said]
         short = "fwd" if way == "forward" else "bwd"
-        kernels = (ROOT / short / f"{short}_kernels.def").read_text()
+        kernels = (ROOT / short / "cuda" / f"{short}_kernels.def").read_text()
         for dim, mask, rows, keys in re.findall(
                 rf"^K\({arch}, b?f16, +(\d+), (\w+), +(\d+), +(\d+)", kernels, re.M):
             pair = 2 if (arch, way, dim) == ("sm90", "backward", "256") else 1 # CTAs side by side

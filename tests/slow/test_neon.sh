@@ -15,8 +15,8 @@ for header in cblas.h openblas_config.h; do # of any architecture's OpenBLAS
     cp "$(find /usr/include -path '*openblas*' -name $header | head -n 1)" "$out/include/"
 done
 
-flags="-O2 -std=gnu11 -fopenmp -Iinclude -Icore -Itests/support -Itests/tsan -isystem $out/include"
-for file in core/*.c fwd/*.c bwd/*.c tests/support/attention.c tests/support/cases.c tests/support/tiles.c \
+flags="-O2 -std=gnu11 -fopenmp -Iinclude -I. -Itests/support -Itests/tsan -isystem $out/include"
+for file in $(find core fwd bwd -name "*.c") tests/support/attention.c tests/support/cases.c tests/support/tiles.c \
     tests/support/ref_*.c tests/slow/plain_blas.c; do
     case $file in
     *cuda*) continue ;;
@@ -25,7 +25,7 @@ for file in core/*.c fwd/*.c bwd/*.c tests/support/attention.c tests/support/cas
     esac
     $cc $flags -ffp-contract=$contract -DTSAN_NO_MAIN -c "$file" -o "$out/$(basename "$file" .c).o"
 done
-aarch64-linux-gnu-objdump -d "$out/cpu_tile_baseline.o" | grep -q 'fmla.*v[0-9]*\.4s' ||
+aarch64-linux-gnu-objdump -d "$out/tile_baseline.o" | grep -q 'fmla.*v[0-9]*\.4s' ||
     { echo "no vector multiply-add in the tiles"; exit 1; }
 
 # run FILE [TEST]: its tests, or that one, each in a process of its own

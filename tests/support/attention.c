@@ -1,7 +1,7 @@
 #include "attention.h"
 
-#include "numeric.h"
-#include "ref.h"
+#include "core/tensor/numeric.h"
+#include "core/attention/ref.h"
 
 #include <criterion/criterion.h>
 #include <math.h>

@@ -12,7 +12,7 @@
 
 #include <fattn/check.h>
 
-#include "problem.h"
+#include "core/attention/problem.h"
 
 enum tensor_id {
     T_Q, T_K, T_V, T_O, T_LSE, T_BIAS, T_ALIBI, T_SINK, T_SEQLENS_Q, T_SEQLENS_K, T_CU_Q, T_CU_K,

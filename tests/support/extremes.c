@@ -1,6 +1,6 @@
 #include "extremes.h"
 
-#include "numeric.h"
+#include "core/tensor/numeric.h"
 
 #include <criterion/criterion.h>
 #include <float.h>

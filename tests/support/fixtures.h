@@ -4,7 +4,7 @@
 
 #include <fattn/fixture.h>
 
-#include "problem.h"
+#include "core/attention/problem.h"
 
 /* The oracles in single precision (ref_single.c). */
 fattn_status fwd_ref_single(fattn_ctx *ctx, const fattni_problem *p);

@@ -170,7 +170,7 @@ static void check_mass(attention *a, enum engine by) {
         attention_index(&a->t[T_DV], e, at);
         if (at[3] == 0 && attention_in_use(a, T_DV, at)) mass += attention_get(&a->t[T_DV], at);
     }
-    /* Each row: roundings of P, and those of L where that is all that is known of the row (core/huge.h). */
+    /* Each row: roundings of P, and those of L where that is all that is known of the row (core/attention/huge.h). */
     const double ulp = a->c.dtype == FATTN_F64 ? 0x1p-52 : 0x1p-23;
     double most = 0;
     for (int64_t e = 0; e < fattn_tensor_numel(&a->t[T_LSE]); ++e) {

@@ -1,7 +1,7 @@
 #include "opcheck.h"
 
-#include "internal.h"
-#include "numeric.h"
+#include "core/base/internal.h"
+#include "core/tensor/numeric.h"
 
 #include <criterion/criterion.h>
 

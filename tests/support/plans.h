@@ -2,7 +2,7 @@
 #ifndef TEST_PLANS_H
 #define TEST_PLANS_H
 
-#include "internal.h"
+#include "core/base/internal.h"
 
 /* Queries about calls of all dtypes, algorithms, lengths and features: the bytes do not depend on where
    tensors lie, and without d_o suffice for each d_o that backward takes. No address is followed, so a

@@ -1,7 +1,7 @@
 /* The unfused computation in f16: what keeping N x N matrices in that dtype costs in accuracy. */
 #include "attention.h"
 
-#include "numeric.h"
+#include "core/tensor/numeric.h"
 
 static double stored(double x) {
     uint16_t cell;
@@ -14,5 +14,5 @@ static double stored(double x) {
 #define STORED(x) stored(x)
 #define FWD_REF fwd_ref_f16
 #define BWD_REF bwd_ref_f16
-#include "../../bwd/bwd_ref.inc"
-#include "../../fwd/fwd_ref.inc"
+#include "bwd/ref/bwd_ref.inc"
+#include "fwd/ref/fwd_ref.inc"

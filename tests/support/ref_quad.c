@@ -14,5 +14,5 @@ quad expf128(quad), logf128(quad), log1pf128(quad), tanhf128(quad), fabsf128(qua
 #define REAL_FN(name) name##f128
 #define FWD_REF fwd_ref_quad
 #define BWD_REF bwd_ref_quad
-#include "../../bwd/bwd_ref.inc"
-#include "../../fwd/fwd_ref.inc"
+#include "bwd/ref/bwd_ref.inc"
+#include "fwd/ref/fwd_ref.inc"

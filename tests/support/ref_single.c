@@ -5,5 +5,5 @@
 #define REAL_FN(name) name##f
 #define FWD_REF fwd_ref_single
 #define BWD_REF bwd_ref_single
-#include "../../bwd/bwd_ref.inc"
-#include "../../fwd/fwd_ref.inc"
+#include "bwd/ref/bwd_ref.inc"
+#include "fwd/ref/fwd_ref.inc"

@@ -88,7 +88,7 @@ def full_disks(folder):
 
 
 def spoil(path, name, value):
-    """Another value of a counter, under a seal that fits (cli/durable.c)."""
+    """Another value of a counter, under a seal that fits (cli/train/durable.c)."""
     with open(path, "rb") as f:
         mark = f.read()[-16:-8]
     with h5py.File(path, "r+") as f:

@@ -1,6 +1,6 @@
 /* The allocation hook: alignment, counters, exhaustion. */
-#include "../../autograd_c/arena.h"
-#include "internal.h"
+#include "autograd_c/tape/arena.h"
+#include "core/base/internal.h"
 
 #include <criterion/criterion.h>
 #include <stdint.h>

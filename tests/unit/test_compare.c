@@ -2,7 +2,7 @@
 #include <criterion/criterion.h>
 #include <fattn/fattn.h>
 
-#include "internal.h"
+#include "core/base/internal.h"
 
 #include <math.h>
 #include <string.h>

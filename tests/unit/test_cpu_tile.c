@@ -1,7 +1,7 @@
 /* The tile kernels one by one, for every instruction set and both types. */
 #include "attention.h"
-#include "cpu_tile.h"
-#include "philox.h"
+#include "core/cpu/tile.h"
+#include "core/tensor/philox.h"
 
 #include <criterion/criterion.h>
 #include <math.h>

@@ -1,5 +1,5 @@
 /* From a problem to a kernel: order, refusals, the memory that a kernel asks for. */
-#include "kernel.h"
+#include "core/attention/kernel.h"
 
 #include <criterion/criterion.h>
 #include <string.h>

@@ -1,5 +1,5 @@
 /* The float exponential of the ops' loops against libm's in double. */
-#include "../../autograd_c/expf.h"
+#include "autograd_c/ops/expf.h"
 
 #include <criterion/criterion.h>
 

@@ -1,6 +1,6 @@
 /* Matrix products against sums in double, with the textbook bound of a dot product's rounding
    error, for every transpose, ragged blocks, pitches, and the split of a long K. */
-#include "gemm_cpu.h"
+#include "core/cpu/gemm_cpu.h"
 
 #include <criterion/criterion.h>
 #include <fattn/fattn.h>

@@ -1,5 +1,5 @@
 /* 16-bit floats and element access, exhaustively, against arithmetic in double. */
-#include "numeric.h"
+#include "core/tensor/numeric.h"
 
 #include <criterion/criterion.h>
 #include <math.h>

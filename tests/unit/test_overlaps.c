@@ -1,6 +1,6 @@
 /* Outputs, workspace and saved that share memory with something else of the call: refused where addresses
    prove it, never where they do not. */
-#include "kernel.h"
+#include "core/attention/kernel.h"
 
 #include <criterion/criterion.h>
 

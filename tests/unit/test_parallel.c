@@ -1,5 +1,5 @@
 /* Numbered tasks: each runs once, on a thread that exists, whatever surrounds the call. */
-#include "internal.h"
+#include "core/base/internal.h"
 
 #include <criterion/criterion.h>
 #include <omp.h>

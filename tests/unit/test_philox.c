@@ -1,5 +1,5 @@
 /* Philox4x32-10 against its published vectors and the paper; the dropout map against its text. */
-#include "philox.h"
+#include "core/tensor/philox.h"
 
 #include <criterion/criterion.h>
 #include <math.h>

@@ -1,5 +1,5 @@
-/* Validation of attention calls: every sentence of core/problem.c, and what a good call becomes. */
-#include "kernel.h"
+/* Validation of attention calls: every sentence of core/attention/problem.c, and what a good call becomes. */
+#include "core/attention/kernel.h"
 
 #include <criterion/criterion.h>
 #include <math.h>

@@ -1,6 +1,6 @@
 /* Tensors: views, allocation, copy between all dtypes and strides, normal numbers, refusals. */
-#include "numeric.h"
-#include "philox.h"
+#include "core/tensor/numeric.h"
+#include "core/tensor/philox.h"
 
 #include <criterion/criterion.h>
 #include <fattn/fattn.h>

@@ -1,6 +1,6 @@
 /* The integer predicates of masks: ranges against a search over all pairs. */
-#include "internal.h"
-#include "tile.h"
+#include "core/base/internal.h"
+#include "core/attention/mask_band.h"
 
 #include <criterion/criterion.h>
 

@@ -3,8 +3,8 @@
    beyond a sequence in its buffer is NaN. */
 #include "fields.h"
 
-#include "bwd/bwd_sm90.cuh"
-#include "cuda_dropout.h"
+#include "bwd/cuda/bwd_sm90.cuh"
+#include "core/device/dropout.cuh"
 
 typedef struct test_case {
     const char *name;
@@ -163,7 +163,7 @@ static void expect_row(problem *p, const sequence *s, int b, int h, int i) {
         }
     }
 }
-/* As bwd_delta.cu leaves the workspace: rows beyond the end have L = inf, delta = 0. Or as it was. */
+/* As bwd/cuda/bwd_preprocess.cu leaves the workspace: rows beyond the end have L = inf, delta = 0. Or as it was. */
 static void expect(problem *p) {
     const fattni_cuda_args *const a = &p->args.a;
     for (int b = 0; b < a->B; ++b) {
@@ -178,7 +178,7 @@ static void expect(problem *p) {
     }
 }
 
-/* dQ(i, d) without its scale, where bwd_finish.cu finds it: two parts, each in wgmma's order. */
+/* dQ(i, d) without its scale, where bwd/cuda/bwd_postprocess.cu finds it: two parts, each in wgmma's order. */
 static float accumulated(const problem *p, int64_t base, int i, int d) {
     const int i0 = i / K_BM * K_BM, r = i - i0;
     const int by_rows = K_BM > 64, width = by_rows ? 64 : K_D % 64 ? 48 : K_D / 2;

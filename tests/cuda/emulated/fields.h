@@ -4,7 +4,7 @@
 
 #include "ptx.h"
 
-#include "sm90_args.h"
+#include "core/cuda/sm90_args.h"
 
 #include <random>
 #include <vector>

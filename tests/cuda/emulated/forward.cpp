@@ -3,7 +3,7 @@
    sequence in its buffer is NaN. */
 #include "fields.h"
 
-#include "fwd/fwd_sm90.cuh"
+#include "fwd/cuda/fwd_sm90.cuh"
 
 typedef struct test_case {
     const char *name;

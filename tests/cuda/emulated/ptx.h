@@ -12,18 +12,18 @@
 #include <deque>
 #include <vector>
 
-#define FATTNI_PTX_ACQUIRE_H
-#define FATTNI_PTX_CLOCK_H
-#define FATTNI_PTX_CLUSTER_H
-#define FATTNI_PTX_GLOBAL_H
-#define FATTNI_PTX_LDMATRIX_H
-#define FATTNI_PTX_MBARRIER_H
-#define FATTNI_PTX_MMA_H
-#define FATTNI_PTX_SHARED_H
-#define FATTNI_PTX_STMATRIX_H
-#define FATTNI_PTX_THREAD_H
-#define FATTNI_PTX_TMA_H
-#define FATTNI_PTX_WGMMA_H
+#define FATTNI_CORE_PTX_ACQUIRE_H
+#define FATTNI_CORE_PTX_CLOCK_H
+#define FATTNI_CORE_PTX_CLUSTER_H
+#define FATTNI_CORE_PTX_GLOBAL_H
+#define FATTNI_CORE_PTX_LDMATRIX_H
+#define FATTNI_CORE_PTX_MBARRIER_H
+#define FATTNI_CORE_PTX_MMA_H
+#define FATTNI_CORE_PTX_SHARED_H
+#define FATTNI_CORE_PTX_STMATRIX_H
+#define FATTNI_CORE_PTX_THREAD_H
+#define FATTNI_CORE_PTX_TMA_H
+#define FATTNI_CORE_PTX_WGMMA_H
 
 static inline float value_of(uint16_t bits) {
     const uint32_t wide = (uint32_t)bits << 16;

@@ -5,11 +5,11 @@
 
 #include "machine.h"
 
-#define FATTNI_PTX_ACQUIRE_H
-#define FATTNI_PTX_CP_ASYNC_H
-#define FATTNI_PTX_LDMATRIX_H
-#define FATTNI_PTX_MBARRIER_H
-#define FATTNI_PTX_MMA_H
+#define FATTNI_CORE_PTX_ACQUIRE_H
+#define FATTNI_CORE_PTX_CP_ASYNC_H
+#define FATTNI_CORE_PTX_LDMATRIX_H
+#define FATTNI_CORE_PTX_MBARRIER_H
+#define FATTNI_CORE_PTX_MMA_H
 #define shared memory /* the kernels' name of their shared memory */
 
 static inline int load_acquire(const int32_t *p) {

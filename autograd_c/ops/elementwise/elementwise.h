@@ -1,0 +1,18 @@
+/* Names of the functions of elements: host and device. */
+#ifndef FATTNI_AUTOGRAD_OPS_ELEMENTWISE_ELEMENTWISE_H
+#define FATTNI_AUTOGRAD_OPS_ELEMENTWISE_ELEMENTWISE_H
+
+/* What is done with each element: d is operand 0, x and y follow. On the device one kernel does all
+   (op_each.cu). */
+enum fattni_element {
+    FATTNI_FILL,      /* d (+)= value */
+    FATTNI_PUT,       /* d (+)= x */
+    FATTNI_ADD,       /* d (+)= x + y */
+    FATTNI_MUL,       /* d (+)= x y */
+    FATTNI_GELU,      /* d (+)= gelu(x) */
+    FATTNI_GELU_BACK, /* d (+)= y gelu'(x) */
+    FATTNI_SILU,
+    FATTNI_SILU_BACK
+};
+
+#endif

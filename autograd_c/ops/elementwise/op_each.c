@@ -1,0 +1,274 @@
+/* Loops over the elements of several tensors at once, and sums over broadcast dimensions. */
+#include "core/tensor/numeric.h"
+#include "autograd_c/ops/ops.h"
+
+#include <string.h>
+
+/* Dimensions that all operands walk together, outermost first. One of them has more than one element;
+   neighbours that every operand walks with one stride are joined. */
+enum { GRID_DIMS = FATTN_MAX_DIMS + 1 };
+typedef struct grid {
+    int n;
+    int64_t count;
+    int64_t shape[GRID_DIMS], stride[GRID_DIMS][FATTNI_OPERANDS];
+} grid;
+
+static void push(grid *g, int64_t shape, const int64_t *stride) {
+    g->count *= shape;
+    if (shape == 1) return;
+    bool joins = g->n > 0;
+    for (int k = 0; k < FATTNI_OPERANDS && joins; ++k)
+        joins = g->stride[g->n - 1][k] == shape * stride[k];
+    if (!joins) g->shape[g->n++] = 1;
+    g->shape[g->n - 1] *= shape;
+    memcpy(g->stride[g->n - 1], stride, sizeof g->stride[0]);
+}
+
+/* t[0] and what broadcasts to it. */
+static grid grid_of(const fattn_tensor *const *t, int n) {
+    grid g = {.count = 1};
+    for (int d = 0; d < t[0]->ndim; ++d) {
+        int64_t stride[FATTNI_OPERANDS] = {0};
+        for (int k = 0; k < n; ++k) {
+            const int own = d - (t[0]->ndim - t[k]->ndim);
+            if (own >= 0 && t[k]->shape[own] > 1) stride[k] = t[k]->stride[own];
+        }
+        push(&g, t[0]->shape[d], stride);
+    }
+    return g;
+}
+
+static grid without_last(const grid *g) {
+    grid rows = *g;
+    if (g->n > 0) rows.count /= rows.shape[--rows.n];
+    return rows;
+}
+
+/* Where the operands stand at position `at` of the row-major count. */
+static void offsets(const grid *g, int64_t at, int64_t *out) {
+    memset(out, 0, FATTNI_OPERANDS * sizeof *out);
+    for (int d = g->n - 1; d >= 0; --d) {
+        const int64_t i = d > 0 ? at % g->shape[d] : at;
+        for (int k = 0; k < FATTNI_OPERANDS; ++k)
+            out[k] += i * g->stride[d][k];
+        if (d > 0) at /= g->shape[d];
+    }
+}
+
+bool fattni_broadcasts(const fattn_tensor *b, const fattn_tensor *a) {
+    const int ahead = a->ndim - b->ndim;
+    bool fits = ahead >= 0;
+    for (int d = 0; fits && d < b->ndim; ++d)
+        fits = b->shape[d] == a->shape[ahead + d] || b->shape[d] == 1;
+    return fits;
+}
+
+enum { ELEMENTS_PER_TASK = 16384 };
+
+typedef struct walk {
+    int n; /* operands */
+    grid rows;
+    int64_t width, chunk; /* of the last dimension */
+    int64_t chunks, rows_per_task;
+    int64_t step[FATTNI_OPERANDS];
+    size_t size[FATTNI_OPERANDS];
+    char *data[FATTNI_OPERANDS];
+    fattni_piece run;
+    const void *arg;
+} walk;
+
+static void walk_rows(void *arg, int64_t task, int thread) {
+    (void)thread;
+    const walk *w = arg;
+    const int64_t first = task % w->chunks * w->chunk, begin = task / w->chunks * w->rows_per_task;
+    const int64_t end = fattni_min(w->rows.count, begin + w->rows_per_task);
+    for (int64_t row = begin; row < end; ++row) {
+        int64_t offset[FATTNI_OPERANDS];
+        void *p[FATTNI_OPERANDS] = {NULL};
+        offsets(&w->rows, row, offset);
+        for (int k = 0; k < w->n; ++k)
+            p[k] = w->data[k] + (offset[k] + first * w->step[k]) * (int64_t)w->size[k];
+        w->run(p, w->step, fattni_min(w->chunk, w->width - first), w->arg);
+    }
+}
+
+void fattni_each(const fattn_ctx *ctx, const fattn_tensor *const *t, int n, fattni_piece run,
+                 const void *arg) {
+    const grid g = grid_of(t, n);
+    if (g.count == 0) return;
+    walk w = {.n = n, .rows = without_last(&g), .width = 1, .run = run, .arg = arg};
+    for (int k = 0; k < FATTNI_OPERANDS; ++k)
+        w.step[k] = 1;
+    if (g.n > 0) {
+        w.width = g.shape[g.n - 1];
+        memcpy(w.step, g.stride[g.n - 1], sizeof w.step);
+    }
+    for (int k = 0; k < n; ++k) {
+        w.data[k] = t[k]->data;
+        w.size[k] = fattn_dtype_size((fattn_dtype)t[k]->dtype);
+    }
+    w.chunk = fattni_min(w.width, ELEMENTS_PER_TASK);
+    w.chunks = fattni_ceil_div(w.width, w.chunk);
+    w.rows_per_task = ELEMENTS_PER_TASK / w.chunk;
+    fattni_parallel(ctx, fattni_ceil_div(w.rows.count, w.rows_per_task) * w.chunks, walk_rows, &w);
+}
+
+/* d[kept] (+)= sum over the reduced positions of x y. Cells are what is summed side by side: up to
+   CELL neighbours of one kept row, or one element when the reduced dimension is the inner one. */
+enum { CELL = 256, D = 0, X = 1, Y = 2, MOST_PARTS = 64, LEAST_PART = 64 };
+typedef struct reduction {
+    grid kept, reduced;            /* rows, without the inner dimension */
+    int64_t width;                 /* of the inner dimension when it is kept, else 1 */
+    int64_t run;                   /* of the inner dimension when it is reduced, else 1 */
+    int64_t step[FATTNI_OPERANDS]; /* of the inner dimension */
+    int64_t cells_per_row, cells_per_task, tasks_per_part;
+    int64_t parts, length; /* what is reduced is `length` positions, cut in `parts` */
+    int64_t part_stride;   /* from part to part of d */
+    bool fresh;
+    void *d;
+    const void *x, *y;
+} reduction;
+
+#define BODY "autograd_c/ops/elementwise/op_each.inc"
+#include "autograd_c/ops/for_each_real.inc"
+
+typedef struct filling {
+    double value;
+    int32_t dtype;
+    bool fresh;
+} filling;
+
+static void accumulate_any(void *const *p, const int64_t *step, int64_t n, const void *arg) {
+    const int32_t *dtype = arg; /* of d, of x, fresh */
+    for (int64_t i = 0; i < n; ++i) {
+        const double old = dtype[2] ? 0 : fattni_load(p[0], dtype[0], i * step[0]);
+        fattni_store(p[0], dtype[0], i * step[0], old + fattni_load(p[1], dtype[1], i * step[1]));
+    }
+}
+
+static void fill_any(void *const *p, const int64_t *step, int64_t n, const void *arg) {
+    const filling *f = arg;
+    for (int64_t i = 0; i < n; ++i)
+        fattni_store(p[0], f->dtype, i * step[0],
+                     f->value + (f->fresh ? 0 : fattni_load(p[0], f->dtype, i * step[0])));
+}
+
+fattn_status fattni_fill(fattn_ctx *ctx, const fattn_tensor *d, double value, bool fresh) {
+#ifdef FATTNI_HAVE_CUDA
+    if (ctx->device == FATTN_CUDA)
+        return fattni_cuda_each(ctx, FATTNI_FILL, &d, 1, fresh, value);
+#endif
+    fattni_each(ctx, &d, 1, fill_any, &(filling){value, d->dtype, fresh});
+    return FATTN_OK;
+}
+
+fattn_status fattni_each_element(fattn_ctx *ctx, const fattni_elements *f,
+                                 const fattn_tensor *const *t, int n, bool fresh) {
+#ifdef FATTNI_HAVE_CUDA
+    if (ctx->device == FATTN_CUDA) return fattni_cuda_each(ctx, f->what, t, n, fresh, 0);
+#endif
+    fattni_each(ctx, t, n, t[0]->dtype == FATTN_F64 ? f->f64 : f->f32, &fresh);
+    return FATTN_OK;
+}
+
+fattn_status fattni_accumulate(fattn_ctx *ctx, const fattn_tensor *d, const fattn_tensor *x,
+                               bool fresh) {
+    const fattn_tensor *const t[] = {d, x};
+#ifdef FATTNI_HAVE_CUDA
+    if (ctx->device == FATTN_CUDA) return fattni_cuda_each(ctx, FATTNI_PUT, t, 2, fresh, 0);
+#endif
+    const int32_t any[] = {d->dtype, x->dtype, fresh};
+    if (d->dtype != x->dtype)
+        fattni_each(ctx, t, 2, accumulate_any, any);
+    else if (d->dtype == FATTN_F64)
+        fattni_each(ctx, t, 2, put_f64, &fresh);
+    else if (d->dtype == FATTN_F32)
+        fattni_each(ctx, t, 2, put_f32, &fresh);
+    else
+        fattni_each(ctx, t, 2, accumulate_any, any);
+    return FATTN_OK;
+}
+
+static void reduce_f32_task(void *arg, int64_t task, int thread) {
+    (void)thread;
+    reduce_f32(arg, task);
+}
+
+static void reduce_f64_task(void *arg, int64_t task, int thread) {
+    (void)thread;
+    reduce_f64(arg, task);
+}
+
+static void reduce(const fattn_ctx *ctx, const grid *g, int32_t dtype, reduction s) {
+    s.kept.count = s.reduced.count = 1;
+    s.width = s.run = s.length = 1;
+    for (int d = 0; d < g->n; ++d) {
+        const bool inner = d == g->n - 1, keep = g->stride[d][D] != 0;
+        if (!keep) s.length *= g->shape[d];
+        if (!inner) {
+            push(keep ? &s.kept : &s.reduced, g->shape[d], g->stride[d]);
+            continue;
+        }
+        *(keep ? &s.width : &s.run) = g->shape[d];
+        memcpy(s.step, g->stride[d], sizeof s.step);
+    }
+    s.cells_per_row = fattni_ceil_div(s.width, CELL);
+    const int64_t cells = s.kept.count * s.cells_per_row;
+    const int64_t work = fattni_min(s.width, CELL) * fattni_ceil_div(s.length, s.parts);
+    s.cells_per_task = fattni_max(1, ELEMENTS_PER_TASK / fattni_max(1, work));
+    s.tasks_per_part = fattni_ceil_div(cells, s.cells_per_task);
+    fattni_parallel(ctx, s.tasks_per_part * s.parts,
+                    dtype == FATTN_F64 ? reduce_f64_task : reduce_f32_task, &s);
+}
+
+/* A few sums over much are cut in parts. */
+static int64_t parts_of(const fattn_tensor *d, const fattn_tensor *x) {
+    const int64_t kept = fattn_tensor_numel(d);
+    if (kept == 0) return 1;
+    const int64_t cells = fattni_ceil_div(kept, CELL), length = fattn_tensor_numel(x) / kept;
+    return fattni_max(1, fattni_min(MOST_PARTS / cells, length / LEAST_PART));
+}
+
+size_t fattni_reduce_workspace(const fattn_tensor *d, const fattn_tensor *x) {
+#ifdef FATTNI_HAVE_CUDA
+    if (x->device == FATTN_CUDA) return fattni_cuda_reduce_workspace(d, x);
+#endif
+    const int64_t parts = parts_of(d, x);
+    return parts > 1 ? fattni_tensor_bytes(d) * (size_t)parts : 0;
+}
+
+fattn_status fattni_reduce(fattn_ctx *ctx, const fattn_tensor *d, bool fresh, const fattn_tensor *x,
+                           const fattn_tensor *y, void *workspace) {
+#ifdef FATTNI_HAVE_CUDA
+    if (ctx->device == FATTN_CUDA) return fattni_cuda_reduce(ctx, d, fresh, x, y, workspace);
+#endif
+    const int64_t parts = parts_of(d, x), kept = fattn_tensor_numel(d);
+    if (kept == 0) return FATTN_OK;
+    fattn_tensor target = *d;
+    if (parts > 1)
+        target = fattn_tensor_view(workspace, (fattn_dtype)d->dtype, (fattn_device)d->device,
+                                   d->device_id, d->ndim, d->shape);
+    /* x leads the grid, for it has every dimension; then operands change places. */
+    const fattn_tensor *const t[] = {x, &target, y ? y : x};
+    grid g = grid_of(t, 3);
+    for (int i = 0; i < g.n; ++i) {
+        const int64_t swap = g.stride[i][0];
+        g.stride[i][0] = g.stride[i][1];
+        g.stride[i][1] = swap;
+    }
+    reduce(ctx, &g, d->dtype,
+           (reduction){.parts = parts,
+                       .part_stride = kept,
+                       .fresh = fresh || parts > 1,
+                       .d = target.data,
+                       .x = x->data,
+                       .y = y ? y->data : NULL});
+    if (parts == 1) return FATTN_OK;
+    grid sums = {.count = 1};
+    push(&sums, parts, (const int64_t[FATTNI_OPERANDS]){0, kept});
+    for (int i = 0; i < d->ndim; ++i)
+        push(&sums, d->shape[i], (const int64_t[FATTNI_OPERANDS]){d->stride[i], target.stride[i]});
+    reduce(ctx, &sums, d->dtype,
+           (reduction){.parts = 1, .fresh = fresh, .d = d->data, .x = workspace});
+    return FATTN_OK;
+}

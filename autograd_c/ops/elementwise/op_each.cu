@@ -1,0 +1,8 @@
+/* Functions of one or two elements, and sums over what broadcasts: element.h says which. */
+#include "autograd_c/ops/elementwise/elementwise.h"
+#include "autograd_c/ops/op_cuda.h"
+
+#include "core/device/any_dtype.cuh"
+
+#define BODY "autograd_c/ops/elementwise/op_each_cuda.inc"
+#include "core/device/for_each_real.inc"

@@ -1,0 +1,130 @@
+/* Elements and sums on the device: grids, and how much of them a thread takes. */
+#include "autograd_c/ops/op_cuda.h"
+
+#include "core/tensor/rows.h"
+
+FATTNI_KERNEL(each, fattni_element_args);
+FATTNI_KERNEL(sum, fattni_sum_args);
+FATTNI_KERNEL(add_parts, fattni_parts_args);
+
+enum { ROW_THREADS = 256 };
+/* Sums are cut in parts, of at least LEAST_PART terms, until about THREADS threads have work. */
+enum { THREADS = 1 << 18, LEAST_PART = 64, MOST_PARTS = 1024, FEW_SUMS = 2048 };
+
+fattni_walk fattni_walk_of(const fattn_tensor *t) {
+    const fattni_rows r = fattni_rows_of(t);
+    fattni_walk w = {.n = r.n};
+    for (int d = 0; d < r.n; ++d) {
+        w.shape[d] = r.shape[d];
+        w.stride[d] = r.stride[d];
+    }
+    return w;
+}
+
+int32_t fattni_common_dtype(const fattni_place *const *t, int n) {
+    int32_t dtype = t[0]->dtype;
+    for (int k = 1; k < n; ++k)
+        if (t[k]->p && t[k]->dtype != dtype) dtype = 0;
+    return dtype;
+}
+
+bool fattni_rows_in_packs(const fattn_tensor *t) {
+    const int last = t->ndim - 1;
+    bool fits = last >= 0 && (uintptr_t)t->data % 16 == 0 && t->shape[last] % FATTNI_PACK == 0 &&
+                (t->stride[last] == 1 || t->shape[last] == 1);
+    for (int d = 0; d < last && fits; ++d)
+        fits = t->shape[d] == 1 || t->stride[d] % FATTNI_PACK == 0;
+    return fits;
+}
+
+/* All operands in one run, side by side or one element repeated, and 16-byte aligned. */
+static bool is_vector(const fattni_element_args *a) {
+    bool fits = a->grid.n == 1 && a->grid.stride[0][0] == 1;
+    for (int k = 0; k < a->operands && fits; ++k) {
+        const int64_t stride = a->grid.stride[0][k];
+        fits = (a->t[k].dtype == FATTN_F64) == (a->t[0].dtype == FATTN_F64) &&
+               (stride == 0 || (stride == 1 && (uintptr_t)a->t[k].p % 16 == 0));
+    }
+    return fits;
+}
+
+fattn_status fattni_cuda_each(fattn_ctx *ctx, enum fattni_element what,
+                              const fattn_tensor *const *t, int operands, bool fresh,
+                              double value) {
+    fattni_element_args a = {.grid = fattni_grid_of(t, operands),
+                             .value = value,
+                             .what = (int32_t)what,
+                             .fresh = fresh,
+                             .operands = operands};
+    if (a.grid.count == 0) return FATTN_OK;
+    for (int k = 0; k < operands; ++k) a.t[k] = fattni_place_of(t[k]);
+    a.vector = is_vector(&a);
+    a.dtype = fattni_common_dtype((const fattni_place *[]){&a.t[0], &a.t[1], &a.t[2]}, operands);
+    return FATTNI_START_REAL(ctx, t[0]->dtype, each,
+                             fattni_grid_blocks(&a.grid, a.vector ? FATTNI_PACK : 1),
+                             FATTNI_GRID_THREADS, &a);
+}
+
+static int lanes_of(const fattn_tensor *d) {
+    return fattn_tensor_numel(d) < FEW_SUMS ? ROW_THREADS : 1;
+}
+
+static int64_t parts_of(const fattn_tensor *d, const fattn_tensor *x) {
+    const int64_t kept = fattn_tensor_numel(d);
+    if (kept == 0) return 1;
+    const int64_t length = fattn_tensor_numel(x) / kept, lanes = lanes_of(d);
+    const int64_t useful = fattni_min(MOST_PARTS, length / (LEAST_PART * lanes));
+    return fattni_max(1, fattni_min(useful, THREADS / (kept * lanes)));
+}
+
+size_t fattni_cuda_reduce_workspace(const fattn_tensor *d, const fattn_tensor *x) {
+    const int64_t parts = parts_of(d, x);
+    return parts > 1 ? (size_t)(parts * fattn_tensor_numel(d)) * sizeof(double) : 0;
+}
+
+/* Appends dimension d of g. */
+static void append(fattni_grid *to, const fattni_grid *g, int d) {
+    to->shape[to->n] = g->shape[d];
+    for (int k = 0; k < FATTNI_GRID_OPERANDS; ++k) to->stride[to->n][k] = g->stride[d][k];
+    to->n += 1;
+    to->count *= g->shape[d];
+}
+
+fattn_status fattni_cuda_reduce(fattn_ctx *ctx, const fattn_tensor *d, bool fresh,
+                                const fattn_tensor *x, const fattn_tensor *y, void *workspace) {
+    if (fattn_tensor_numel(d) == 0) return FATTN_OK;
+    /* x leads the grid, for it has every dimension; then operands change places. */
+    const fattn_tensor *const t[] = {x, d, y ? y : x};
+    fattni_grid g = fattni_grid_of(t, 3);
+    fattni_sum_args a = {.kept = {.count = 1},
+                         .reduced = {.count = g.count ? 1 : 0},
+                         .d = fattni_place_of(d),
+                         .x = fattni_place_of(x),
+                         .partial = workspace,
+                         .parts = parts_of(d, x),
+                         .fresh = fresh,
+                         .lanes = lanes_of(d)};
+    if (y) a.y = fattni_place_of(y);
+    for (int i = 0; i < g.n; ++i) {
+        const int64_t of_x = g.stride[i][0];
+        g.stride[i][0] = g.stride[i][1];
+        g.stride[i][1] = of_x;
+        append(g.stride[i][0] ? &a.kept : &a.reduced, &g, i);
+    }
+    const int64_t blocks = fattni_ceil_div(a.kept.count * a.lanes, ROW_THREADS) * a.parts;
+    FATTNI_TRY(FATTNI_START_REAL(ctx, d->dtype, sum, blocks, ROW_THREADS, &a));
+    if (a.parts == 1) return FATTN_OK;
+    return fattni_cuda_add_parts(ctx, d, fresh, workspace, a.parts, a.kept.count);
+}
+
+fattn_status fattni_cuda_add_parts(fattn_ctx *ctx, const fattn_tensor *d, bool fresh,
+                                   const double *partial, int64_t parts, int64_t stride) {
+    const fattni_parts_args a = {.grid = fattni_grid_of(&d, 1),
+                                 .d = fattni_place_of(d),
+                                 .partial = partial,
+                                 .parts = parts,
+                                 .stride = stride,
+                                 .fresh = fresh};
+    return FATTNI_START_REAL(ctx, d->dtype, add_parts, fattni_ceil_div(a.grid.count, 32),
+                             ROW_THREADS, &a);
+}

@@ -1,0 +1,205 @@
+/* loss = cross_entropy(x w^T, target); x [..,K] seen as R rows, w [V,K], target I32 [..].
+
+   Logits exist for one chunk of rows at a time, in the workspace. Forward turns them into
+   G = (softmax - onehot) / kept in place and at once takes dx = G w and dw += G^T x, which it saves;
+   backward scales both by dloss. So the head costs three products, as if logits were kept. To compute
+   them again in backward would make it four; what that saves, one dx and one dw, lives from forward to
+   backward only, which follow one another when the loss is the end of the graph. When no gradient is
+   wanted, forward computes the loss alone. */
+#include "autograd_c/ops/expf.h"
+#include "autograd_c/ops/loss/op_loss.h"
+#include "autograd_c/ops/loss/targets.h"
+
+#include <math.h>
+#include <string.h>
+
+enum { X = FATTNI_LOSS_X, W = FATTNI_LOSS_W, TARGET = FATTNI_LINEAR_CROSS_ENTROPY_TARGET };
+/* A chunk has about a million logits, yet enough rows for the products to be fast. */
+enum { CHUNK_LOGITS = 1 << 20, LEAST_ROWS = 256, MOST_ROWS = 2048, ELEMENTS_PER_TASK = 16384 };
+
+/* Shapes, and how the work is cut: by shape alone. */
+typedef struct plan {
+    fattni_flat x;
+    fattn_tensor w;
+    int64_t R, V, K, chunk, rows_per_task;
+    bool want_dx, want_dw;
+} plan;
+
+static plan plan_of(const fattn_op_call *c) {
+    plan p = {.x = fattni_flatten(&c->in[X]),
+              .w = c->in[W],
+              .want_dx = c->wanted[X],
+              .want_dw = c->wanted[W]};
+    p.R = p.x.t.shape[0], p.K = p.x.t.shape[1], p.V = p.w.shape[0];
+    const int64_t rows = CHUNK_LOGITS / fattni_max(1, p.V);
+    p.chunk = fattni_max(1, fattni_min(p.R, fattni_max(LEAST_ROWS, fattni_min(MOST_ROWS, rows))));
+    p.rows_per_task = fattni_max(1, ELEMENTS_PER_TASK / fattni_max(1, p.V));
+    return p;
+}
+
+static fattn_tensor matrix(const plan *p, int64_t rows, int64_t columns, void *data) {
+    return fattn_tensor_view(data, (fattn_dtype)p->w.dtype, (fattn_device)p->w.device,
+                             p->w.device_id, 2, (const int64_t[]){rows, columns});
+}
+
+/* What one chunk of rows is put through. */
+typedef struct products {
+    fattn_tensor x, logits, dx, dw;
+    fattni_product forward, to_dx, to_dw;
+} products;
+
+static void products_of(const plan *p, int64_t begin, int64_t rows, void *logits, void *dx,
+                        void *dw, products *out) {
+    out->x = fattn_tensor_slice(&p->x.t, 0, begin, begin + rows);
+    out->logits = matrix(p, rows, p->V, logits);
+    out->dx = matrix(p, p->R, p->K, dx);
+    out->dx = fattn_tensor_slice(&out->dx, 0, begin, begin + rows);
+    out->dw = matrix(p, p->V, p->K, dw);
+    out->forward = (fattni_product){.a = &out->x, .b = &p->w, .c = &out->logits, .trans_b = true};
+    out->to_dx = (fattni_product){.a = &out->logits, .b = &p->w, .c = &out->dx};
+    out->to_dw = (fattni_product){
+        .a = &out->logits, .b = &out->x, .c = &out->dw, .trans_a = true, .add = begin > 0};
+}
+
+static size_t product_room(const plan *p, int64_t rows) {
+    products q;
+    products_of(p, 0, rows, NULL, NULL, NULL, &q);
+    size_t bytes = fattni_product_workspace(&q.forward);
+    const size_t dx = fattni_product_workspace(&q.to_dx), dw = fattni_product_workspace(&q.to_dw);
+    if (p->want_dx && dx > bytes) bytes = dx;
+    if (p->want_dw && dw > bytes) bytes = dw;
+    return bytes;
+}
+
+static size_t loss_bytes(const plan *p) {
+    return (size_t)fattni_ceil_div(p->chunk, p->rows_per_task) * sizeof(double);
+}
+
+static fattn_status infer(fattn_op_call *c) {
+    const char *const op = "linear_cross_entropy";
+    FATTNI_TRY(fattni_check_real(c, op, "x", X));
+    FATTNI_TRY(fattni_check_real(c, op, "w", W));
+    FATTNI_TRY(fattni_check_i32(c, op, "target", TARGET));
+    const fattn_tensor *x = &c->in[X], *w = &c->in[W];
+    if (w->ndim != 2 || x->ndim < 1 || x->shape[x->ndim - 1] != w->shape[1])
+        return fattni_misfit(c, op, "x", X, "w", W, "[..,K] and [V,K] are needed");
+    FATTNI_TRY(fattni_check_per_row(c, op, "target", TARGET, "x", X));
+    FATTNI_TRY(fattni_check_extents(c, op));
+    const plan p = plan_of(c);
+    FATTNI_TRY(fattni_check_product(c, op, p.R, p.V, p.K));
+    c->out[0].dtype = x->dtype == FATTN_F64 ? FATTN_F64 : FATTN_F32;
+    fattni_code_of(c, FATTNI_LINEAR_CROSS_ENTROPY)->plan(c);
+    return FATTN_OK;
+}
+
+static void plan_cpu(fattn_op_call *c) {
+    const plan p = plan_of(c);
+    const fattn_tensor logits = matrix(&p, p.chunk, p.V, NULL);
+    const size_t full = product_room(&p, p.chunk), last = product_room(&p, p.R % p.chunk);
+    c->fwd_workspace = fattni_room(fattni_flat_bytes(&p.x)) + fattni_room(loss_bytes(&p)) +
+                       fattni_room(fattni_tensor_bytes(&logits)) + (full > last ? full : last);
+    if (p.want_dx) c->saved_bytes += fattni_room(fattni_tensor_bytes(&c->in[X]));
+    if (p.want_dw) c->saved_bytes += fattni_room(fattni_tensor_bytes(&c->in[W]));
+}
+
+typedef struct job {
+    const plan *p;
+    fattni_targets target;
+    int64_t begin, rows; /* of the chunk */
+    double weight;       /* of a kept row */
+    void *logits;
+    double *loss; /* [tasks of a chunk] */
+} job;
+
+typedef struct scaling {
+    double by;
+    bool fresh;
+} scaling;
+
+#define BODY "autograd_c/ops/loss/op_linear_cross_entropy.inc"
+#include "autograd_c/ops/for_each_real.inc"
+
+/* The loss of one chunk, summed; its gradients into what is saved. */
+static fattn_status run_chunk(fattn_ctx *ctx, job *j, void *dx, void *dw, void *workspace,
+                              double *loss) {
+    const plan *p = j->p;
+    products q;
+    products_of(p, j->begin, j->rows, j->logits, dx, dw, &q);
+    FATTNI_TRY(fattni_product_run(ctx, &q.forward, workspace));
+    const int64_t tasks = fattni_ceil_div(j->rows, p->rows_per_task);
+    fattni_parallel(ctx, tasks, p->w.dtype == FATTN_F64 ? rows_f64 : rows_f32, j);
+    for (int64_t i = 0; i < tasks; ++i)
+        *loss += j->loss[i];
+    if (p->want_dx) FATTNI_TRY(fattni_product_run(ctx, &q.to_dx, workspace));
+    if (p->want_dw) FATTNI_TRY(fattni_product_run(ctx, &q.to_dw, workspace));
+    return FATTN_OK;
+}
+
+/* Where saved gradients lie: dx, then dw. */
+static void *saved_dw(const fattn_op_call *c) {
+    const size_t dx = c->wanted[X] ? fattni_room(fattni_tensor_bytes(&c->in[X])) : 0;
+    return c->wanted[W] ? (char *)c->saved + dx : NULL;
+}
+
+static fattn_status forward_cpu(fattn_op_call *c) {
+    plan p = plan_of(c);
+    job j = {.p = &p, .target = fattni_targets_of(&c->in[TARGET], *(const int32_t *)c->attr)};
+    int64_t kept;
+    FATTNI_TRY(fattni_targets_check(c->ctx, "linear_cross_entropy", &j.target, p.V, &kept));
+    j.weight = kept > 0 ? 1 / (double)kept : 0;
+    void *workspace = c->workspace, *const dw = saved_dw(c);
+    FATTNI_TRY(fattni_flat_read(c->ctx, &p.x, &c->in[X], &workspace));
+    j.loss = fattni_carve(&workspace, loss_bytes(&p));
+    const fattn_tensor logits = matrix(&p, p.chunk, p.V, NULL);
+    j.logits = fattni_carve(&workspace, fattni_tensor_bytes(&logits));
+    double loss = 0;
+    for (; j.begin < p.R; j.begin += p.chunk) {
+        j.rows = fattni_min(p.chunk, p.R - j.begin);
+        FATTNI_TRY(run_chunk(c->ctx, &j, c->saved, dw, workspace, &loss));
+    }
+    if (p.R == 0 && dw) memset(dw, 0, fattni_tensor_bytes(&p.w));
+    loss *= j.weight;
+    if (p.w.dtype == FATTN_F64)
+        *(double *)c->out[0].data = loss;
+    else
+        *(float *)c->out[0].data = (float)loss;
+    return FATTN_OK;
+}
+
+static fattn_status backward_cpu(fattn_op_call *c) {
+    const bool wide = c->in[X].dtype == FATTN_F64;
+    const void *d = c->d_out[0].data;
+    for (int i = X; i <= W; ++i) {
+        if (!c->d_in[i].data) continue;
+        const fattn_tensor saved = fattni_row_major(&c->in[i], i == X ? c->saved : saved_dw(c));
+        const fattn_tensor *const t[] = {&c->d_in[i], &saved};
+        const scaling s = {wide ? *(const double *)d : (double)*(const float *)d, c->d_in_fresh[i]};
+        fattni_each(c->ctx, t, 2, wide ? scale_f64 : scale_f32, &s);
+    }
+    return FATTN_OK;
+}
+
+const fattni_code fattni_linear_cross_entropy_cpu = {plan_cpu, forward_cpu, backward_cpu};
+
+static fattn_status forward(fattn_op_call *c) {
+    return fattni_code_of(c, FATTNI_LINEAR_CROSS_ENTROPY)->forward(c);
+}
+
+static fattn_status backward(fattn_op_call *c) {
+    FATTNI_TRY(fattni_check_gradients(c, "linear_cross_entropy"));
+    return fattni_code_of(c, FATTNI_LINEAR_CROSS_ENTROPY)->backward(c);
+}
+
+const fattn_op_def fattni_op_linear_cross_entropy = {.struct_size = sizeof(fattn_op_def),
+                                                     .attr_size = sizeof(int32_t),
+                                                     .n_out = 1,
+                                                     .name = "linear_cross_entropy",
+                                                     .infer = infer,
+                                                     .forward = forward,
+                                                     .backward = backward};
+
+fattn_var fattn_op_linear_cross_entropy(fattn_tape *t, fattn_var x, fattn_var w, fattn_var target,
+                                        int32_t ignore) {
+    return fattn_op_custom(t, &fattni_op_linear_cross_entropy, (fattn_var[]){x, w, target}, 3,
+                           &ignore);
+}

@@ -1,0 +1,13 @@
+/* cross_entropy and linear_cross_entropy: what their loops on every device share. */
+#ifndef FATTNI_AUTOGRAD_OPS_LOSS_OP_LOSS_H
+#define FATTNI_AUTOGRAD_OPS_LOSS_OP_LOSS_H
+
+#include "autograd_c/ops/op_device.h"
+
+enum { FATTNI_LOSS_LOGITS = 0, FATTNI_LOSS_X = 0, FATTNI_LOSS_W = 1 };
+enum { FATTNI_CROSS_ENTROPY_TARGET = 1, FATTNI_LINEAR_CROSS_ENTROPY_TARGET = 2 };
+
+extern const fattni_code fattni_cross_entropy_cpu, fattni_cross_entropy_cuda,
+    fattni_linear_cross_entropy_cpu, fattni_linear_cross_entropy_cuda;
+
+#endif

@@ -1,0 +1,90 @@
+/* y = x w^T + b; x [..,K] seen as R rows, w [N,K], b [N] or absent.
+   Backward: dx = dy w, dw = dy^T x, db = the sum of dy over rows. Saves nothing. */
+#include "autograd_c/ops/ops.h"
+
+enum { X = 0, W = 1, BIAS = 2 };
+
+static fattn_status check(const fattn_op_call *c) {
+    const fattn_tensor *x = &c->in[X], *w = &c->in[W], *bias = &c->in[BIAS];
+    FATTNI_TRY(fattni_check_real(c, "linear", "x", X));
+    FATTNI_TRY(fattni_check_real(c, "linear", "w", W));
+    if (w->ndim != 2 || x->ndim < 1 || x->shape[x->ndim - 1] != w->shape[1])
+        return fattni_misfit(c, "linear", "x", X, "w", W, "[..,K] and [N,K] are needed");
+    if (fattni_absent(bias)) return FATTN_OK;
+    FATTNI_TRY(fattni_check_real(c, "linear", "bias", BIAS));
+    FATTNI_TRY(fattni_check_contiguous(c, "linear", "bias", BIAS));
+    if (bias->ndim != 1 || bias->shape[0] != w->shape[0])
+        return fattni_misfit(c, "linear", "w", W, "bias", BIAS, "[N,K] and [N] are needed");
+    return FATTN_OK;
+}
+
+static fattn_status infer(fattn_op_call *c) {
+    FATTNI_TRY(check(c));
+    const fattn_tensor *w = &c->in[W];
+    fattni_out_like(c, X);
+    c->out[0].shape[c->in[X].ndim - 1] = w->shape[0];
+    FATTNI_TRY(fattni_check_extents(c, "linear"));
+
+    /* The three gradients are computed one after the other in the same workspace. */
+    const fattn_tensor y = fattni_row_major(&c->out[0], NULL);
+    const fattni_flat x = fattni_flatten(&c->in[X]), dy = fattni_flatten(&y);
+    FATTNI_TRY(fattni_check_product(c, "linear", x.t.shape[0], w->shape[0], w->shape[1]));
+    const size_t copy = fattni_room(fattni_flat_bytes(&x));
+    const fattni_product forward = {.a = &x.t, .b = w, .c = &dy.t, .trans_b = true};
+    const fattni_product dx = {.a = &dy.t, .b = w, .c = &x.t};
+    const fattni_product dw = {.a = &dy.t, .b = &x.t, .c = w, .trans_a = true};
+    const size_t stages[] = {copy + fattni_product_workspace(&dx),
+                             copy + fattni_product_workspace(&dw),
+                             fattni_reduce_workspace(&c->in[BIAS], &dy.t)};
+    c->fwd_workspace = copy + fattni_product_workspace(&forward);
+    for (int i = X; i <= BIAS; ++i)
+        if (c->wanted[i] && stages[i] > c->bwd_workspace) c->bwd_workspace = stages[i];
+    return FATTN_OK;
+}
+
+static fattn_status forward(fattn_op_call *c) {
+    void *workspace = c->workspace;
+    fattni_flat x = fattni_flatten(&c->in[X]);
+    const fattni_flat y = fattni_flatten(&c->out[0]);
+    FATTNI_TRY(fattni_flat_read(c->ctx, &x, &c->in[X], &workspace));
+    const fattni_product p = {
+        .a = &x.t, .b = &c->in[W], .c = &y.t, .trans_b = true, .row = c->in[BIAS].data};
+    return fattni_product_run(c->ctx, &p, workspace);
+}
+
+static fattn_status backward(fattn_op_call *c) {
+    FATTNI_TRY(fattni_check_gradients(c, "linear"));
+    const fattn_tensor *dx = &c->d_in[X], *dw = &c->d_in[W], *db = &c->d_in[BIAS];
+    const fattni_flat dy = fattni_flatten(&c->d_out[0]);
+    if (dx->data) {
+        void *workspace = c->workspace;
+        fattni_flat flat = fattni_flatten(dx);
+        fattni_flat_place(&flat, &workspace);
+        const fattni_product p = {
+            .a = &dy.t, .b = &c->in[W], .c = &flat.t, .add = flat.in_place && !c->d_in_fresh[X]};
+        FATTNI_TRY(fattni_product_run(c->ctx, &p, workspace));
+        if (!flat.in_place)
+            FATTNI_TRY(fattni_flat_add_to(c->ctx, &flat, dx, c->d_in_fresh[X]));
+    }
+    if (dw->data) {
+        void *workspace = c->workspace;
+        fattni_flat x = fattni_flatten(&c->in[X]);
+        FATTNI_TRY(fattni_flat_read(c->ctx, &x, &c->in[X], &workspace));
+        const fattni_product p = {
+            .a = &dy.t, .b = &x.t, .c = dw, .trans_a = true, .add = !c->d_in_fresh[W]};
+        FATTNI_TRY(fattni_product_run(c->ctx, &p, workspace));
+    }
+    if (!db->data) return FATTN_OK;
+    return fattni_reduce(c->ctx, db, c->d_in_fresh[BIAS], &dy.t, NULL, c->workspace);
+}
+
+const fattn_op_def fattni_op_linear = {.struct_size = sizeof(fattn_op_def),
+                                       .n_out = 1,
+                                       .name = "linear",
+                                       .infer = infer,
+                                       .forward = forward,
+                                       .backward = backward};
+
+fattn_var fattn_op_linear(fattn_tape *t, fattn_var x, fattn_var w, fattn_var bias) {
+    return fattn_op_custom(t, &fattni_op_linear, (fattn_var[]){x, w, bias}, 3, NULL);
+}

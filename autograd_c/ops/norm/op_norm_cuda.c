@@ -1,0 +1,154 @@
+/* Rows of layernorm and rmsnorm on the device: in the registers of a warp or a block where they fit, else read again
+   for each sum; sums over rows in parts, in the same pass as dx where a warp has the row in float. */
+#include "autograd_c/ops/op_cuda.h"
+#include "autograd_c/ops/norm/op_norm.h"
+#include "core/tensor/rows.h"
+
+FATTNI_KERNEL(norm, fattni_norm_args);
+FATTNI_KERNEL(norm_back, fattni_norm_args);
+FATTNI_KERNEL(norm_warp, fattni_norm_args);
+FATTNI_KERNEL(norm_warp_back, fattni_norm_args);
+FATTNI_KERNEL(norm_block1, fattni_norm_args);
+FATTNI_KERNEL(norm_block2, fattni_norm_args);
+FATTNI_KERNEL(norm_block4, fattni_norm_args);
+FATTNI_KERNEL(norm_block1_back, fattni_norm_args);
+FATTNI_KERNEL(norm_block2_back, fattni_norm_args);
+FATTNI_KERNEL(norm_block4_back, fattni_norm_args);
+FATTNI_KERNEL(norm_sums, fattni_norm_args);
+FATTNI_KERNEL(norm_pack_sums, fattni_norm_args);
+/* Of rows of at most so many warps' packs. */
+extern void fattn_rmsnorm_back1(fattni_norm_args), fattn_rmsnorm_back2(fattni_norm_args),
+    fattn_rmsnorm_back3(fattni_norm_args), fattn_rmsnorm_back4(fattni_norm_args),
+    fattn_layernorm_back1(fattni_norm_args), fattn_layernorm_back2(fattni_norm_args),
+    fattn_layernorm_back3(fattni_norm_args), fattn_layernorm_back4(fattni_norm_args);
+
+enum { X = FATTNI_NORM_X, GAIN = FATTNI_NORM_GAIN, BIAS = FATTNI_NORM_BIAS };
+enum { ROW_THREADS = 256, ROWS_OF_A_PART = 32, MOST_PARTS = 256 };
+
+static int64_t parts_of(int64_t rows) {
+    return fattni_max(1, fattni_min(MOST_PARTS, rows / ROWS_OF_A_PART));
+}
+
+static void plan(fattn_op_call *c) {
+    const fattni_norm *const n = c->attr;
+    const fattni_rows x = fattni_rows_of(&c->in[X]);
+    const size_t real = c->in[X].dtype == FATTN_F64 ? sizeof(double) : sizeof(float);
+    const bool sums = c->wanted[GAIN] || (c->n_in > BIAS && c->wanted[BIAS]);
+    c->saved_bytes = (size_t)x.count * real * (n->centred ? 2 : 1);
+    if (sums) c->bwd_workspace = (size_t)(parts_of(x.count) * 2 * x.columns) * sizeof(double);
+}
+
+static fattni_norm_args args_of(const fattn_op_call *c) {
+    const fattni_norm *const n = c->attr;
+    const fattni_rows x = fattni_rows_of(&c->in[X]);
+    return (fattni_norm_args){.x = fattni_walk_of(&c->in[X]),
+                              .y = fattni_walk_of(&c->out[0]),
+                              .in = fattni_place_of(&c->in[X]),
+                              .out = fattni_place_of(&c->out[0]),
+                              .gain = fattni_place_of(&c->in[GAIN]),
+                              .bias = c->n_in > BIAS ? fattni_place_of(&c->in[BIAS])
+                                                     : (fattni_place){0},
+                              .statistics = c->saved,
+                              .eps = (double)n->eps,
+                              .rows = x.count,
+                              .C = x.columns,
+                              .parts = parts_of(x.count),
+                              .centred = n->centred};
+}
+
+/* Who holds a row of x, y or dy, and dx: a warp, or a block in as many packs per thread; or it is read again. */
+enum holder { WARP, BLOCK1, BLOCK2, BLOCK4, NOBODY };
+static enum holder holder_of(const fattn_op_call *c, const fattn_tensor *y, const fattn_tensor *dx) {
+    const fattn_tensor *const bias = c->n_in > BIAS ? &c->in[BIAS] : NULL;
+    const bool packs = fattni_rows_in_packs(&c->in[X]) && fattni_rows_in_packs(y) &&
+                       fattni_rows_in_packs(&c->in[GAIN]) &&
+                       (!bias || !bias->data || fattni_rows_in_packs(bias)) &&
+                       (!dx || fattni_rows_in_packs(dx));
+    const int64_t C = c->in[GAIN].shape[0], block = ROW_THREADS * FATTNI_PACK;
+    if (!packs || C > 4 * block) return NOBODY;
+    if (C <= 32 * FATTNI_PACK * FATTNI_NORM_PACKS) return WARP;
+    return C <= block ? BLOCK1 : C <= 2 * block ? BLOCK2 : BLOCK4;
+}
+static int64_t blocks_of(const fattni_norm_args *a, enum holder held) {
+    return held == WARP ? fattni_ceil_div(a->rows, ROW_THREADS / 32) : a->rows;
+}
+
+static int32_t dtype_of(const fattni_norm_args *a) {
+    return fattni_common_dtype(
+        (const fattni_place *[]){&a->in, &a->out, &a->gain, &a->bias, &a->d_in}, 5);
+}
+
+static fattn_status forward(fattn_op_call *c) {
+    fattni_norm_args a = args_of(c);
+    a.dtype = dtype_of(&a);
+    const enum holder held = holder_of(c, &c->out[0], NULL);
+    const int64_t blocks = blocks_of(&a, held);
+    switch (held) {
+    case WARP: return FATTNI_START_REAL(c->ctx, a.in.dtype, norm_warp, blocks, ROW_THREADS, &a);
+    case BLOCK1: return FATTNI_START_REAL(c->ctx, a.in.dtype, norm_block1, blocks, ROW_THREADS, &a);
+    case BLOCK2: return FATTNI_START_REAL(c->ctx, a.in.dtype, norm_block2, blocks, ROW_THREADS, &a);
+    case BLOCK4: return FATTNI_START_REAL(c->ctx, a.in.dtype, norm_block4, blocks, ROW_THREADS, &a);
+    default: return FATTNI_START_REAL(c->ctx, a.in.dtype, norm, blocks, ROW_THREADS, &a);
+    }
+}
+
+/* dx alone. */
+static fattn_status rows_back(fattn_op_call *c, const fattni_norm_args *a) {
+    const enum holder held = holder_of(c, &c->d_out[0], &c->d_in[X]);
+    const int64_t blocks = blocks_of(a, held);
+    switch (held) {
+    case WARP: return FATTNI_START_REAL(c->ctx, a->in.dtype, norm_warp_back, blocks, ROW_THREADS, a);
+    case BLOCK1: return FATTNI_START_REAL(c->ctx, a->in.dtype, norm_block1_back, blocks, ROW_THREADS, a);
+    case BLOCK2: return FATTNI_START_REAL(c->ctx, a->in.dtype, norm_block2_back, blocks, ROW_THREADS, a);
+    case BLOCK4: return FATTNI_START_REAL(c->ctx, a->in.dtype, norm_block4_back, blocks, ROW_THREADS, a);
+    default: return FATTNI_START_REAL(c->ctx, a->in.dtype, norm_back, blocks, ROW_THREADS, a);
+    }
+}
+
+/* The sums over rows alone. */
+static fattn_status sums_back(fattn_op_call *c, const fattni_norm_args *a) {
+    const bool packs = fattni_rows_in_packs(&c->in[X]) && fattni_rows_in_packs(&c->d_out[0]);
+    const int64_t columns = packs ? 32 * FATTNI_PACK : ROW_THREADS; /* of a block */
+    const int64_t blocks = fattni_ceil_div(a->C, columns) * a->parts;
+    if (packs)
+        return FATTNI_START_REAL(c->ctx, a->in.dtype, norm_pack_sums, blocks, ROW_THREADS, a);
+    return FATTNI_START_REAL(c->ctx, a->in.dtype, norm_sums, blocks, ROW_THREADS, a);
+}
+
+/* Both in one pass. */
+static fattn_status both_back(fattn_op_call *c, const fattni_norm_args *a) {
+    static void (*const kernels[2][FATTNI_NORM_PACKS])(fattni_norm_args) = {
+        {fattn_rmsnorm_back1, fattn_rmsnorm_back2, fattn_rmsnorm_back3, fattn_rmsnorm_back4},
+        {fattn_layernorm_back1, fattn_layernorm_back2, fattn_layernorm_back3,
+         fattn_layernorm_back4}};
+    const int64_t packs = fattni_max(1, fattni_ceil_div(a->C, 32 * FATTNI_PACK));
+    return fattni_cuda_start(c->ctx, "norm_back", (fattni_cuda_any)kernels[a->centred != 0][packs - 1],
+                             a->parts, ROW_THREADS, 0, a);
+}
+
+static fattn_status backward(fattn_op_call *c) {
+    fattni_norm_args a = args_of(c);
+    const fattn_tensor *const d[] = {&c->d_in[GAIN], c->n_in > BIAS ? &c->d_in[BIAS] : NULL};
+    const bool rows = c->d_in[X].data, sums = d[0]->data || (d[1] && d[1]->data);
+    a.out = fattni_place_of(&c->d_out[0]);
+    if (rows) {
+        a.dx = fattni_walk_of(&c->d_in[X]);
+        a.d_in = fattni_place_of(&c->d_in[X]);
+        a.fresh = c->d_in_fresh[X];
+    }
+    if (sums) a.partial = c->workspace;
+    a.dtype = dtype_of(&a);
+    if (rows && sums && a.in.dtype != FATTN_F64 && holder_of(c, &c->d_out[0], &c->d_in[X]) == WARP) {
+        FATTNI_TRY(both_back(c, &a));
+    } else {
+        if (rows) FATTNI_TRY(rows_back(c, &a));
+        if (sums) FATTNI_TRY(sums_back(c, &a));
+    }
+    for (int which = 0; which < 2 && sums; ++which)
+        if (d[which] && d[which]->data)
+            FATTNI_TRY(fattni_cuda_add_parts(c->ctx, d[which], c->d_in_fresh[GAIN + which],
+                                             a.partial + which * a.C, a.parts, 2 * a.C));
+    return FATTN_OK;
+}
+
+const fattni_code fattni_norm_cuda = {plan, forward, backward};

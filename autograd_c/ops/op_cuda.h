@@ -1,0 +1,140 @@
+/* The tape's kernels: their arguments, and the host functions in front of them.
+
+   Kernels compute in float or double. Float kernels read and write F32, F16 and BF16 in any
+   mixture: a 16-bit variable may have an F32 gradient. Sums over many elements are in double, in an
+   order that shapes alone decide. */
+#ifndef FATTNI_AUTOGRAD_OPS_OP_CUDA_H
+#define FATTNI_AUTOGRAD_OPS_OP_CUDA_H
+
+#include "core/cuda/grid.h"
+
+enum { FATTNI_PACK = 8 }; /* elements that a thread takes at once where they lie side by side */
+
+/* Rows of a tensor (core/tensor/rows.h): row number n begins walk_offset(n) elements after the first. */
+typedef struct fattni_walk {
+    int64_t shape[FATTN_MAX_DIMS], stride[FATTN_MAX_DIMS];
+    int32_t n, reserved;
+} fattni_walk;
+
+typedef struct fattni_place { /* a tensor's elements */
+    void *p;
+    int32_t dtype, reserved;
+} fattni_place;
+
+/* d (+)= f(x, y) over a grid whose operand 0 is d (op_each.cu). */
+typedef struct fattni_element_args {
+    fattni_grid grid;
+    fattni_place t[3];
+    double value;
+    int32_t what;   /* enum fattni_element */
+    int32_t fresh;
+    int32_t vector; /* all lie side by side, or are one element; 16-byte accesses */
+    int32_t operands;
+    int32_t dtype; /* of all operands; 0: they differ */
+    int32_t reserved;
+} fattni_element_args;
+
+/* d (+)= sum of x y over what d broadcasts: operands d, x, y. parts > 1: sums of each part to
+   partial[part][kept] instead. `lanes` threads share one sum. */
+typedef struct fattni_sum_args {
+    fattni_grid kept, reduced;
+    fattni_place d, x, y;
+    double *partial;
+    int64_t parts;
+    int32_t fresh, lanes;
+} fattni_sum_args;
+
+/* d (+)= sum over parts of partial[part * stride + e], e < grid.count. */
+typedef struct fattni_parts_args {
+    fattni_grid grid;
+    fattni_place d;
+    const double *partial;
+    int64_t parts, stride;
+    int32_t fresh, reserved;
+} fattni_parts_args;
+
+enum { FATTNI_NORM_PACKS = 4 }; /* of a lane, where a warp holds a row */
+typedef struct fattni_norm_args {
+    fattni_walk x, y, dx; /* y: output, and its gradient in backward */
+    fattni_place in, out, gain, bias, d_in;
+    void *statistics;     /* REAL r[rows], mean[rows] */
+    double *partial;      /* [parts][2][C]: sums of dy h, and of dy */
+    double eps;
+    int64_t rows, C, parts;
+    int32_t centred, fresh;
+    int32_t dtype, reserved; /* of all operands; 0: they differ */
+} fattni_norm_args;
+
+typedef struct fattni_rope_args {
+    fattni_place to, from;
+    int64_t shape[4], to_stride[4], from_stride[4]; /* [B,H,S,D] */
+    void *turns;                                    /* REAL [S][2][D/2] */
+    double base, position;
+    int32_t back, fresh;
+    int32_t pack;           /* pairs of a thread: 1 or FATTNI_PACK */
+    int32_t heads_inside;   /* both lie as [B,S,H,D]: so are threads numbered */
+    int32_t dtype, reserved; /* of both; 0: they differ */
+} fattni_rope_args;
+
+typedef struct fattni_embedding_args {
+    fattni_walk table, ids, out;
+    int64_t id_columns, id_step; /* of a row of ids */
+    fattni_place rows, entries;  /* [R,C] and [V,C] */
+    const int32_t *id;
+    int64_t R, V, C;
+    int32_t pack, reserved; /* elements of a thread: 1 or FATTNI_PACK */
+} fattni_embedding_args;
+
+enum { FATTNI_LOSS_THREADS = 768 }; /* of a row, at most */
+/* Rows of logits against targets (op_cross_entropy.cu). `kept` counts the rows that are not
+   ignored. */
+typedef struct fattni_loss_args {
+    fattni_walk x, dx, target;
+    int64_t target_columns, target_step;
+    fattni_place logits, d, out; /* out: the scalar, or the gradient that reaches it */
+    const int32_t *id;
+    double *kept, *loss;         /* loss[row] */
+    double *state;               /* [row][2]: maximum, sum of exp(x - max); NULL: not kept */
+    int64_t first, rows, all, V; /* rows first..first+rows-1 of `all` */
+    int32_t ignore, fresh, gradients;
+    int32_t pack;                /* elements of a thread at once: 1 or FATTNI_PACK */
+    int32_t dtype, reserved;     /* of logits and d; 0: they differ */
+} fattni_loss_args;
+
+#ifdef __CUDACC__
+static __device__ inline int64_t walk_offset(const fattni_walk *w, int64_t row) {
+    int64_t offset = 0;
+    for (int d = w->n - 1; d > 0; --d) {
+        offset += row % w->shape[d] * w->stride[d];
+        row /= w->shape[d];
+    }
+    return offset + row * w->stride[0];
+}
+#else
+#include "core/cuda/launch.h"
+#include "autograd_c/ops/op_device.h"
+
+/* Rows can be read and written in packs. */
+bool fattni_rows_in_packs(const fattn_tensor *t);
+
+static inline fattni_place fattni_place_of(const fattn_tensor *t) {
+    return (fattni_place){t->data, t->dtype, 0};
+}
+fattni_walk fattni_walk_of(const fattn_tensor *t);
+/* The dtype that all of them have, but for those that are absent (NULL); 0: none. */
+int32_t fattni_common_dtype(const fattni_place *const *t, int n);
+
+/* Starts name_f64 or name_f32, by the dtype in which it computes. */
+#define FATTNI_START_REAL(ctx, dtype, name, grid, block, args)                       \
+    ((dtype) == FATTN_F64 ? FATTNI_START(ctx, fattn_##name##_f64, grid, block, args) \
+                          : FATTNI_START(ctx, fattn_##name##_f32, grid, block, args))
+#define FATTNI_KERNEL(name, type)          \
+    extern void fattn_##name##_f32(type);  \
+    extern void fattn_##name##_f64(type)
+
+/* d (+)= the sum of `parts` partial results, `stride` apart, one per element of d. */
+fattn_status fattni_cuda_add_parts(fattn_ctx *ctx, const fattn_tensor *d, bool fresh,
+                                   const double *partial, int64_t parts, int64_t stride);
+#endif
+
+#endif

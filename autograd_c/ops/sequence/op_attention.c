@@ -1,0 +1,199 @@
+/* The fused attention as an op: inputs q, k, v and the optional ones, outputs o and L. Keeps
+   nothing beyond them, but for FATTN_ALGO_STANDARD, whose P is `saved`.
+
+   o is laid out [B,S,H,D], so that merging the heads is a view. Gradients go straight to where the
+   tape wants them, d_in_fresh 0 being a FATTN_ACC flag. */
+#include "autograd_c/ops/op_device.h"
+#include "autograd_c/tape/tape_nodes.h"
+
+#include <string.h>
+
+enum { Q, K, V, BIAS, ALIBI, SINK, SEQLENS_Q, SEQLENS_K, CU_SEQLENS_Q, CU_SEQLENS_K, INPUTS };
+enum { O, LSE, OUTPUTS };
+enum { MAX_HEAD_DIM = 256 };
+
+static const uint32_t accumulate_flags =
+    FATTN_ACC_DQ | FATTN_ACC_DK | FATTN_ACC_DV | FATTN_ACC_DBIAS | FATTN_ACC_DSINK;
+
+static const fattn_tensor *if_given(const fattn_tensor *t) { return t->dtype ? t : NULL; }
+static const fattn_tensor *if_data(const fattn_tensor *t) { return t->data ? t : NULL; }
+
+static fattn_attention_io forward_io(const fattn_op_call *c) {
+    return (fattn_attention_io){
+        .struct_size = sizeof(fattn_attention_io),
+        .q = if_given(&c->in[Q]),
+        .k = if_given(&c->in[K]),
+        .v = if_given(&c->in[V]),
+        .o = &c->out[O],
+        .lse = &c->out[LSE],
+        .bias = if_given(&c->in[BIAS]),
+        .alibi = if_given(&c->in[ALIBI]),
+        .sink = if_given(&c->in[SINK]),
+        .seqlens_q = if_given(&c->in[SEQLENS_Q]),
+        .seqlens_k = if_given(&c->in[SEQLENS_K]),
+        .cu_seqlens_q = if_given(&c->in[CU_SEQLENS_Q]),
+        .cu_seqlens_k = if_given(&c->in[CU_SEQLENS_K]),
+        .saved = c->saved,
+        .saved_bytes = c->saved_bytes,
+        .workspace = c->workspace,
+        .workspace_bytes = c->fwd_workspace,
+    };
+}
+
+/* Attention leaves rows past the end of a sequence alone; on the tape they are zero. */
+static bool has_lengths(const fattn_op_call *c) {
+    return c->in[SEQLENS_Q].dtype || c->in[SEQLENS_K].dtype || c->in[CU_SEQLENS_Q].dtype;
+}
+
+static fattn_status check(const fattn_op_call *c) {
+    const fattn_attention_params *p = c->attr;
+    static const char *const names[] = {"q", "k", "v"};
+    for (int i = Q; i <= V; ++i) {
+        if (!c->in[i].dtype)
+            return fattn_ctx_fail(c->ctx, FATTN_E_ARG, "attention: %s is absent", names[i]);
+        if (c->in[i].ndim != 4)
+            return fattn_ctx_fail(c->ctx, FATTN_E_SHAPE,
+                                  "attention: %s has %d dimensions, wants 4: [B,H,S,D]", names[i],
+                                  c->in[i].ndim);
+    }
+    if (p->flags & (accumulate_flags | FATTN_MERGE))
+        return fattn_ctx_fail(c->ctx, FATTN_E_ARG,
+                              "attention: flags 0x%x: MERGE and ACC_* are not for a tape's op",
+                              p->flags);
+    if (c->wanted[ALIBI])
+        return fattn_ctx_fail(c->ctx, FATTN_E_UNSUPPORTED,
+                              "attention: ALiBi slopes have no gradient: make them an input or a "
+                              "frozen parameter");
+    return FATTN_OK;
+}
+
+/* A row of zeros at the end of backward's workspace, where the host's are out of reach. */
+static size_t zeros_room(const fattn_op_call *c) {
+    return c->ctx->device == FATTN_CPU ? 0 : MAX_HEAD_DIM * sizeof(double);
+}
+
+/* Backward will see the same set of gradients as the query that plans for it. */
+static bool will_write(const fattn_op_call *c, int i) {
+    return c->wanted[i] && fattn_tensor_numel(&c->in[i]) > 0;
+}
+
+static fattn_status infer(fattn_op_call *c) {
+    FATTNI_TRY(check(c));
+    const int64_t *const q = c->in[Q].shape, Dv = c->in[V].shape[3];
+    const int64_t B = q[0], H = q[1], S = q[2];
+    c->out[O].ndim = 4;
+    c->out[O].dtype = c->in[Q].dtype;
+    memcpy(c->out[O].shape, (int64_t[]){B, H, S, Dv}, 4 * sizeof(int64_t));
+    memcpy(c->out[O].stride, (int64_t[]){S * H * Dv, Dv, H * Dv, 1}, 4 * sizeof(int64_t));
+    c->out[LSE].ndim = 3;
+    c->out[LSE].dtype = c->in[Q].dtype == FATTN_F64 ? FATTN_F64 : FATTN_F32;
+    memcpy(c->out[LSE].shape, (int64_t[]){B, H, S}, 3 * sizeof(int64_t));
+    memcpy(c->out[LSE].stride, (int64_t[]){H * S, S, 1}, 3 * sizeof(int64_t));
+
+    /* The query looks at no data, but wants addresses. */
+    fattn_tensor o = c->out[O], lse = c->out[LSE], d[SINK + 1];
+    o.data = lse.data = c->ctx;
+    fattn_attention_io io = forward_io(c);
+    io.o = io.d_o = &o;
+    io.lse = io.d_lse = &lse;
+    memcpy(d, c->in, sizeof d);
+    if (will_write(c, Q)) io.dq = &d[Q];
+    if (will_write(c, K)) io.dk = &d[K];
+    if (will_write(c, V)) io.dv = &d[V];
+    if (will_write(c, BIAS)) io.d_bias = &d[BIAS];
+    if (will_write(c, SINK)) io.d_sink = &d[SINK];
+    fattn_attention_plan plan = {.struct_size = sizeof plan};
+    FATTNI_TRY(fattn_attention_query(c->ctx, c->attr, &io, &plan));
+    c->fwd_workspace = plan.fwd_workspace;
+    c->bwd_workspace = plan.bwd_workspace + zeros_room(c);
+    c->saved_bytes = plan.saved_bytes;
+    return FATTN_OK;
+}
+
+static fattn_status forward(fattn_op_call *c) {
+    const fattn_attention_io io = forward_io(c);
+    for (int i = O; i < OUTPUTS && has_lengths(c); ++i)
+        FATTNI_TRY(fattni_fill(c->ctx, &c->out[i], 0, true));
+    return fattn_attention_fwd(c->ctx, c->attr, &io);
+}
+
+static fattn_status backward(fattn_op_call *c) {
+    /* Without a gradient of o, only L matters. */
+    static const double zeros[MAX_HEAD_DIM];
+    fattn_tensor no_d_o = c->out[O];
+    memset(no_d_o.stride, 0, sizeof no_d_o.stride);
+    no_d_o.stride[3] = 1;
+    memcpy(&no_d_o.data, &(const void *){zeros}, sizeof no_d_o.data); /* only read */
+    const size_t room = zeros_room(c), workspace = c->bwd_workspace - room;
+    if (room && !c->d_out[O].data) {
+        no_d_o.data = (char *)c->workspace + workspace;
+        FATTNI_TRY(fattni_zero(c->ctx, no_d_o.data, room, room, 1));
+    }
+
+    fattn_attention_io io = forward_io(c);
+    io.workspace_bytes = workspace;
+    io.d_o = c->d_out[O].data ? &c->d_out[O] : &no_d_o;
+    io.d_lse = if_data(&c->d_out[LSE]);
+    io.dq = if_data(&c->d_in[Q]);
+    io.dk = if_data(&c->d_in[K]);
+    io.dv = if_data(&c->d_in[V]);
+    io.d_bias = if_data(&c->d_in[BIAS]);
+    io.d_sink = if_data(&c->d_in[SINK]);
+
+    static const struct {
+        int input;
+        uint32_t accumulate;
+    } gradients[] = {{Q, FATTN_ACC_DQ},
+                     {K, FATTN_ACC_DK},
+                     {V, FATTN_ACC_DV},
+                     {BIAS, FATTN_ACC_DBIAS},
+                     {SINK, FATTN_ACC_DSINK}};
+    fattn_attention_params p;
+    memcpy(&p, c->attr, sizeof p);
+    for (size_t n = 0; n < sizeof gradients / sizeof *gradients; ++n) {
+        const int i = gradients[n].input;
+        if (!c->d_in[i].data) continue;
+        if (!c->d_in_fresh[i])
+            p.flags |= gradients[n].accumulate;
+        else if (has_lengths(c))
+            FATTNI_TRY(fattni_fill(c->ctx, &c->d_in[i], 0, true));
+    }
+    return fattn_attention_bwd(c->ctx, &p, &io);
+}
+
+static const fattn_op_def attention = {
+    .struct_size = sizeof attention,
+    .attr_size = sizeof(fattn_attention_params),
+    .n_out = OUTPUTS,
+    .name = "attention",
+    .infer = infer,
+    .forward = forward,
+    .backward = backward,
+};
+
+fattn_var fattn_op_attention_ex(fattn_tape *t, const fattn_attention_vars *x,
+                                const fattn_attention_params *p, fattn_var *lse) {
+    if (lse) *lse = (fattn_var){0};
+    if (!t || t->status) return (fattn_var){0};
+    fattn_attention_vars vars = {0};
+    fattn_attention_params params = {.struct_size = sizeof params};
+    fattn_status s = FATTN_OK;
+    if (!x) s = fattn_ctx_fail(t->ctx, FATTN_E_ARG, "attention: the variables are NULL");
+    if (!s) s = fattni_take_struct(t->ctx, "fattn_attention_vars", x, &vars, sizeof vars);
+    if (!s && p)
+        s = fattni_take_struct(t->ctx, "fattn_attention_params", p, &params, sizeof params);
+    params.struct_size = sizeof params;
+    if (fattni_tape_fail(t, s)) return (fattn_var){0};
+    const fattn_var in[INPUTS] = {
+        vars.q,    vars.k,         vars.v,         vars.bias,         vars.alibi,
+        vars.sink, vars.seqlens_q, vars.seqlens_k, vars.cu_seqlens_q, vars.cu_seqlens_k};
+    const fattn_var o = fattn_op_custom(t, &attention, in, INPUTS, &params);
+    if (lse && o.id) *lse = (fattn_var){o.id + LSE};
+    return o;
+}
+
+fattn_var fattn_op_attention(fattn_tape *t, fattn_var q, fattn_var k, fattn_var v,
+                             const fattn_attention_params *p) {
+    const fattn_attention_vars vars = {.struct_size = sizeof vars, .q = q, .k = k, .v = v};
+    return fattn_op_attention_ex(t, &vars, p, NULL);
+}

@@ -1,0 +1,123 @@
+/* AdamW on the device: norm of all parameters' chunks, one thread that decides, update. */
+#include "autograd_c/optim/adamw_cuda.h"
+
+#include "core/device/any_dtype.cuh"
+
+/* The parameter of this block's chunk, and the chunk's elements [begin, end) of it. */
+DEVICE const fattni_adamw_part *part_of(const fattni_adamw_args *a, int64_t *begin, int64_t *end) {
+    const int64_t chunk = a->first_chunk + blockIdx.x;
+    int low = 0, high = a->parts - 1; /* the last one that begins at or before the chunk */
+    while (low < high) {
+        const int middle = (low + high + 1) / 2;
+        if (a->part[middle].first_chunk <= chunk)
+            low = middle;
+        else
+            high = middle - 1;
+    }
+    const fattni_adamw_part *const p = &a->part[low];
+    *begin = (chunk - p->first_chunk) * FATTNI_ADAMW_CHUNK;
+    *end = min(p->count, *begin + FATTNI_ADAMW_CHUNK);
+    return p;
+}
+
+/* Over the block: of g's elements [i, end), times factor. */
+DEVICE double sum_squares(const fattni_adamw_part *p, int64_t i, int64_t end, double factor) {
+    const int64_t in_packs = p->packs && i < end ? end - end % 4 : i;
+    const int64_t rest = in_packs;
+    double sum = 0;
+#pragma unroll 4
+    for (i += 4 * threadIdx.x; i < in_packs; i += 4 * ROW_THREADS) {
+        const float4 g = *(const float4 *)((const float *)p->grad + i);
+        sum += (double)g.x * g.x + (double)g.y * g.y + (double)g.z * g.z + (double)g.w * g.w;
+    }
+#pragma unroll 8
+    for (i = rest + threadIdx.x; i < end; i += ROW_THREADS) {
+        const double g = load_f64(p->grad, p->grad_dtype, i) * factor;
+        sum += g * g;
+    }
+    return block_sum_f64(sum);
+}
+
+/* A norm may be finite though its squares are not. Those of packs, which are F32, are. */
+DEVICE double norm_of(const fattni_adamw_part *p, int64_t begin, int64_t end) {
+    const double squares = sum_squares(p, begin, end, 1), unit = FATTNI_ADAMW_UNIT;
+    if (p->packs || isfinite(squares)) return sqrt(squares);
+    return sqrt(sum_squares(p, begin, end, 1 / unit)) * unit;
+}
+
+/* partial[chunk] = the norm of g over a chunk. */
+extern "C" __global__ void __launch_bounds__(ROW_THREADS)
+    fattn_adamw_norm(const __grid_constant__ fattni_adamw_args a) {
+    int64_t i, end;
+    const fattni_adamw_part *const p = part_of(&a, &i, &end);
+    if (p->frozen) end = i; /* since creation: there may be no gradient */
+    const double norm = norm_of(p, i, end);
+    if (threadIdx.x == 0) a.partial[a.first_chunk + blockIdx.x] = norm;
+}
+
+/* One block: the norm of all, then what the step will do. */
+extern "C" __global__ void __launch_bounds__(ROW_THREADS)
+    fattn_adamw_begin(const __grid_constant__ fattni_adamw_args a) {
+    const fattni_adamw_part norms = {.grad = a.partial, .grad_dtype = FATTN_F64};
+    const double norm = norm_of(&norms, 0, a.chunks);
+    if (threadIdx.x == 0) fattni_adamw_begin(a.state, norm, a.limit, a.beta1, a.beta2);
+}
+
+extern "C" __global__ void fattn_adamw_set(const __grid_constant__ fattni_adamw_args a) {
+    if (a.lr >= 0) a.state->lr = a.lr;
+    if (a.step >= 0) a.state->step = a.step;
+}
+
+#define ADAMW_MOST_f32 FATTNI_ADAMW_MOST_F32
+#define ADAMW_MOST_f64 FATTNI_ADAMW_MOST_F64
+#define BODY "autograd_c/optim/adamw_cuda.inc"
+#include "core/device/for_each_real.inc"
+
+extern "C" __global__ void __launch_bounds__(ROW_THREADS)
+    fattn_adamw_update_f64(const __grid_constant__ fattni_adamw_args a) {
+    int64_t i, end;
+    const fattni_adamw_part *const p = part_of(&a, &i, &end);
+    const fattni_adamw_rule_f64 r = rule_f64(&a, p);
+    if (!p->frozen) update_elements_f64(p, &r, i + threadIdx.x, end, ROW_THREADS);
+}
+
+/* F32 moments: in packs of four where that is possible; the last elements of a parameter, which fill
+   none, are one thread's. */
+extern "C" __global__ void __launch_bounds__(ROW_THREADS)
+    fattn_adamw_update_f32(const __grid_constant__ fattni_adamw_args a) {
+    int64_t i, end;
+    const fattni_adamw_part *const p = part_of(&a, &i, &end);
+    if (p->frozen) return;
+    const fattni_adamw_rule_f32 r = rule_f32(&a, p);
+    if (!p->packs) {
+        update_elements_f32(p, &r, i + threadIdx.x, end, ROW_THREADS);
+        return;
+    }
+    float *const master = (float *)(p->master ? p->master : p->value);
+#pragma unroll 2
+    for (i += 4 * threadIdx.x; i + 4 <= end; i += 4 * ROW_THREADS) {
+        if (!r.skip) {
+            float g[4], m[4], v[4], w[4];
+            *(float4 *)g = *(const float4 *)((const float *)p->grad + i);
+            *(float4 *)m = *(const float4 *)((const float *)p->m + i);
+            *(float4 *)v = *(const float4 *)((const float *)p->v + i);
+            *(float4 *)w = *(const float4 *)(master + i);
+#pragma unroll
+            for (int e = 0; e < 4; ++e) update_one_f32(&r, g[e], &m[e], &v[e], &w[e]);
+            *(float4 *)((float *)p->m + i) = *(const float4 *)m;
+            *(float4 *)((float *)p->v + i) = *(const float4 *)v;
+            *(float4 *)(master + i) = *(const float4 *)w;
+            if (p->value_dtype == FATTN_BF16) {
+                const __nv_bfloat162 pair[2] = {__floats2bfloat162_rn(w[0], w[1]),
+                                                __floats2bfloat162_rn(w[2], w[3])};
+                *(uint2 *)((uint16_t *)p->value + i) = *(const uint2 *)pair;
+            } else if (p->value_dtype == FATTN_F16) {
+                const __half2 pair[2] = {__floats2half2_rn(w[0], w[1]),
+                                         __floats2half2_rn(w[2], w[3])};
+                *(uint2 *)((uint16_t *)p->value + i) = *(const uint2 *)pair;
+            }
+        }
+        *(float4 *)((float *)p->grad + i) = make_float4(0, 0, 0, 0);
+    }
+    if (i < end) update_elements_f32(p, &r, i, min(end, i + 4), 1);
+}

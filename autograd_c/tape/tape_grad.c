@@ -1,0 +1,297 @@
+/* Gradient memory of the tape: where a writer writes, what is zeroed and when, what is recycled. */
+#include "autograd_c/ops/op_device.h"
+#include "autograd_c/tape/tape_nodes.h"
+
+static int64_t step_of(int64_t stride) { return stride < 0 ? -stride : stride; }
+
+/* Dimensions of more than one element, by ascending distance between elements. */
+typedef struct layout {
+    int64_t shape[FATTN_MAX_DIMS], stride[FATTN_MAX_DIMS];
+    int ndim;
+} layout;
+
+static layout layout_of(const fattn_tensor *t) {
+    layout l = {.ndim = 0};
+    for (int d = 0; d < t->ndim; ++d) {
+        if (t->shape[d] <= 1) continue;
+        int at = l.ndim++;
+        const int64_t step = step_of(t->stride[d]);
+        for (; at > 0 && l.stride[at - 1] > step; --at) {
+            l.stride[at] = l.stride[at - 1];
+            l.shape[at] = l.shape[at - 1];
+        }
+        l.stride[at] = step;
+        l.shape[at] = t->shape[d];
+    }
+    return l;
+}
+
+int64_t fattni_extent(const fattn_tensor *t) {
+    int64_t extent = 1;
+    for (int d = 0; d < t->ndim; ++d) {
+        if (t->shape[d] == 0) return 0;
+        extent += (t->shape[d] - 1) * step_of(t->stride[d]);
+    }
+    return extent;
+}
+
+int64_t fattni_before(const fattn_tensor *t) {
+    int64_t before = 0;
+    for (int d = 0; d < t->ndim; ++d) {
+        if (t->shape[d] == 0) return 0;
+        if (t->stride[d] < 0) before -= (t->shape[d] - 1) * t->stride[d];
+    }
+    return before;
+}
+
+fattn_status fattni_check_layout(fattn_ctx *ctx, const char *who, const fattn_tensor *t) {
+    const layout l = layout_of(t);
+    int64_t reach = 0; /* of the dimensions so far: the next stride must step over it */
+    if (fattn_tensor_numel(t) == 0) return FATTN_OK;
+    for (int d = 0; d < l.ndim; ++d) {
+        if (l.stride[d] <= reach)
+            return fattn_ctx_fail(ctx, FATTN_E_SHAPE,
+                                  "%s: stride %lld of a dimension of %lld: elements overlap", who,
+                                  (long long)l.stride[d], (long long)l.shape[d]);
+        reach += (l.shape[d] - 1) * l.stride[d];
+    }
+    return FATTN_OK;
+}
+
+static const fattni_variable *base_of(const fattn_tape *t, int32_t id) {
+    return &t->variables[t->variables[id].base];
+}
+
+static int64_t offset_in_base(const fattni_variable *v, const fattni_variable *base) {
+    return ((const char *)v->value.data - (const char *)base->value.data) /
+           (int64_t)fattn_dtype_size((fattn_dtype)v->value.dtype);
+}
+
+static fattni_columns columns_of(const fattni_variable *v, const fattni_variable *base) {
+    const layout l = layout_of(&v->value);
+    const int64_t extent = fattni_extent(&base->value);
+    const int64_t begin = offset_in_base(v, base) - fattni_before(&v->value);
+    int64_t run = 1, rows = 1;
+    int d = 0;
+    while (d < l.ndim && l.stride[d] == run) run *= l.shape[d++];
+    if (d == l.ndim) return (fattni_columns){.pitch = extent, .begin = begin, .end = begin + run};
+    const int64_t pitch = l.stride[d];
+    while (d < l.ndim && l.stride[d] == pitch * rows) rows *= l.shape[d++];
+    /* In every row, and inside the base: then begin + run <= pitch, too. */
+    const bool is_columns = d == l.ndim && rows == fattni_ceil_div(extent, pitch);
+    return is_columns ? (fattni_columns){pitch, begin, begin + run} : (fattni_columns){0};
+}
+
+/* The place of id's gradient in the gradient of its base, which must exist. */
+static fattn_tensor place_of(const fattn_tape *t, int32_t id) {
+    const fattni_variable *v = &t->variables[id], *base = base_of(t, id);
+    fattn_tensor g = v->value;
+    g.dtype = base->grad.dtype;
+    g.data = (char *)base->grad.data +
+             offset_in_base(v, base) * (int64_t)fattn_dtype_size((fattn_dtype)g.dtype);
+    return g;
+}
+
+static fattn_status zero_untouched(fattn_ctx *ctx, fattni_variable *base) {
+    fattni_cover *c = &base->cover;
+    if (c->all) return FATTN_OK;
+    const int64_t extent = fattni_extent(&base->value);
+    const size_t size = fattn_dtype_size((fattn_dtype)base->grad.dtype);
+    const int64_t pitch = c->runs ? c->pitch : extent;
+    for (int gap = 0; gap <= c->runs && extent > 0; ++gap) {
+        const int64_t begin = gap ? c->end[gap - 1] : 0, end = gap < c->runs ? c->begin[gap] : pitch;
+        const int64_t rows = extent / pitch, rest = fattni_min(end, extent % pitch);
+        char *const first = (char *)base->grad.data + (size_t)begin * size;
+        const size_t step = (size_t)pitch * size;
+        if (begin < end)
+            FATTNI_TRY(fattni_zero(ctx, first, step, (size_t)(end - begin) * size, rows));
+        if (begin < rest) /* of the last row, which may be short */
+            FATTNI_TRY(fattni_zero(ctx, first + (size_t)rows * step, step,
+                                   (size_t)(rest - begin) * size, 1));
+    }
+    c->all = true;
+    return FATTN_OK;
+}
+
+/* Enters [begin, end) into the sorted runs, joining neighbours; false when there are too many. */
+static bool insert_run(fattni_cover *c, int64_t begin, int64_t end) {
+    int at = 0;
+    while (at < c->runs && c->end[at] < begin) ++at;
+    if (at < c->runs && c->end[at] == begin) {
+        c->end[at] = end;
+        if (at + 1 < c->runs && c->begin[at + 1] == end) {
+            c->end[at] = c->end[at + 1];
+            --c->runs;
+            for (int r = at + 1; r < c->runs; ++r)
+                c->begin[r] = c->begin[r + 1], c->end[r] = c->end[r + 1];
+        }
+    } else if (at < c->runs && c->begin[at] == end) {
+        c->begin[at] = begin;
+    } else {
+        if (c->runs == FATTNI_COVER_RUNS) return false;
+        for (int r = c->runs++; r > at; --r)
+            c->begin[r] = c->begin[r - 1], c->end[r] = c->end[r - 1];
+        c->begin[at] = begin, c->end[at] = end;
+    }
+    c->all = c->runs == 1 && c->begin[0] == 0 && c->end[0] == c->pitch;
+    return true;
+}
+
+/* *fresh: the region of v is untouched; it and whatever had to be zeroed is written then. */
+static fattn_status mark_written(fattn_ctx *ctx, fattni_variable *base, const fattni_variable *v,
+                                 uint8_t *fresh) {
+    fattni_cover *c = &base->cover;
+    *fresh = 0;
+    if (c->all) return FATTN_OK;
+    const fattni_columns region = columns_of(v, base);
+    if (region.pitch && region.begin == 0 && region.end == region.pitch && !c->runs) {
+        c->all = true;
+        *fresh = 1;
+        return FATTN_OK;
+    }
+    if (region.pitch && (!c->runs || c->pitch == region.pitch)) {
+        bool disjoint = true;
+        for (int r = 0; r < c->runs; ++r) {
+            if (region.begin >= c->begin[r] && region.end <= c->end[r]) return FATTN_OK;
+            disjoint = disjoint && (region.end <= c->begin[r] || region.begin >= c->end[r]);
+        }
+        c->pitch = region.pitch;
+        if (disjoint && insert_run(c, region.begin, region.end)) {
+            *fresh = 1;
+            return FATTN_OK;
+        }
+    }
+    return zero_untouched(ctx, base);
+}
+
+static int class_of(size_t bytes) { return 63 - __builtin_clzll((unsigned long long)bytes); }
+
+fattn_status fattni_piece_take(fattn_tape *t, fattni_arena *from, size_t bytes,
+                               fattni_piece **out) {
+    if (bytes > (size_t)PTRDIFF_MAX / 2)
+        return fattn_ctx_fail(t->ctx, FATTN_E_NOMEM, "no memory for %zu bytes", bytes);
+    bytes = (bytes + FATTNI_ALIGN - 1) / FATTNI_ALIGN * FATTNI_ALIGN;
+    fattni_piece **best = NULL;
+    for (int class = class_of(bytes); class <= class_of(bytes) + 1; ++class) {
+        fattni_piece **free = &t->free_pieces[class];
+        for (int seen = 0; *free && seen < FATTNI_PIECES_SEEN; ++seen, free = &(*free)->next)
+            if ((*free)->bytes >= bytes && (*free)->bytes / 2 <= bytes &&
+                (!best || (*free)->bytes < (*best)->bytes))
+                best = free;
+    }
+    if (best) {
+        *out = *best;
+        *best = (*best)->next;
+        return FATTN_OK;
+    }
+    void *record, *p;
+    FATTNI_TRY(fattni_arena_take(&t->records, sizeof(fattni_piece), &record));
+    FATTNI_TRY(fattni_arena_take(from, bytes, &p));
+    *out = record;
+    **out = (fattni_piece){.p = p, .bytes = bytes};
+    return FATTN_OK;
+}
+
+void fattni_piece_give(fattn_tape *t, fattni_piece *piece) {
+    if (!piece) return;
+    if (piece->shares > 0) {
+        piece->shares -= 1;
+        return;
+    }
+    fattni_piece **list = &t->free_pieces[class_of(piece->bytes)];
+    piece->next = *list;
+    *list = piece;
+}
+
+static size_t grad_bytes(const fattni_variable *base) {
+    return (size_t)fattni_extent(&base->value) * fattn_dtype_size((fattn_dtype)base->value.dtype);
+}
+
+/* Before a writer: a gradient that shares its memory moves to a piece of its own. */
+static fattn_status stop_sharing(fattn_tape *t, fattni_variable *base) {
+    fattni_piece *const shared = base->memory;
+    if (!shared || shared->shares == 0) return FATTN_OK;
+    const fattn_tensor old = base->grad;
+    FATTNI_TRY(fattni_piece_take(t, &t->grads, grad_bytes(base), &base->memory));
+    base->grad.data = base->memory->p;
+    shared->shares -= 1;
+    return fattni_accumulate(t->ctx, &base->grad, &old, true);
+}
+
+static bool same_layout(const fattn_tensor *a, const fattn_tensor *b) {
+    bool same = a->dtype == b->dtype;
+    for (int d = 0; d < a->ndim && same; ++d) same = a->shape[d] <= 1 || a->stride[d] == b->stride[d];
+    return same;
+}
+
+fattn_status fattni_grad_pass(fattn_tape *t, int32_t from, int32_t to) {
+    fattni_variable *const y = &t->variables[from], *const x = &t->variables[to];
+    if (!y->grad.data) return FATTN_OK;
+    const bool shares = x->base == to && !x->is_param && !x->grad.data && y->memory &&
+                        same_layout(&x->value, &y->value);
+    if (shares) {
+        x->memory = y->memory;
+        x->memory->shares += 1;
+        x->grad = x->value;
+        x->grad.data = y->grad.data;
+        x->cover = (fattni_cover){.all = true};
+        return FATTN_OK;
+    }
+    fattn_tensor d;
+    uint8_t fresh;
+    FATTNI_TRY(fattni_grad_open(t, to, &d, &fresh));
+    return d.data ? fattni_accumulate(t->ctx, &d, &y->grad, fresh) : FATTN_OK;
+}
+
+fattn_status fattni_grad_open(fattn_tape *t, int32_t id, fattn_tensor *d, uint8_t *fresh) {
+    fattni_variable *v = &t->variables[id], *base = &t->variables[v->base];
+    *d = v->value;
+    d->data = NULL;
+    *fresh = 0;
+    if (!v->wants_grad || fattn_tensor_numel(&v->value) == 0) return FATTN_OK;
+    if (!base->grad.data) {
+        FATTNI_TRY(fattni_piece_take(t, &t->grads, grad_bytes(base), &base->memory));
+        base->grad = base->value;
+        base->grad.data = base->memory->p;
+        base->cover = (fattni_cover){0};
+    }
+    FATTNI_TRY(stop_sharing(t, base));
+    FATTNI_TRY(mark_written(t->ctx, base, v, fresh));
+    *d = place_of(t, id);
+    return FATTN_OK;
+}
+
+fattn_status fattni_grad_read(fattn_tape *t, int32_t id, fattn_tensor *d) {
+    fattni_variable *v = &t->variables[id], *base = &t->variables[v->base];
+    *d = v->value;
+    d->data = NULL;
+    if (!v->wants_grad || !base->grad.data) return FATTN_OK;
+    FATTNI_TRY(zero_untouched(t->ctx, base));
+    *d = place_of(t, id);
+    return FATTN_OK;
+}
+
+void fattni_grad_release(fattn_tape *t, int32_t id) {
+    fattni_variable *v = &t->variables[id];
+    if (v->base != id || !v->memory || v->keep_grad) return;
+    fattni_piece_give(t, v->memory);
+    v->memory = NULL;
+    v->grad.data = NULL;
+}
+
+bool fattni_grads_overlap(const fattn_tape *t, int32_t a, int32_t b) {
+    const fattni_variable *const base_a = base_of(t, a), *const base_b = base_of(t, b);
+    if (base_a == base_b) {
+        const fattni_columns x = columns_of(&t->variables[a], base_a);
+        const fattni_columns y = columns_of(&t->variables[b], base_b);
+        return !x.pitch || x.pitch != y.pitch || (x.begin < y.end && y.begin < x.end);
+    }
+    /* Two parameters may share one gradient. */
+    const fattn_tensor x = place_of(t, a), y = place_of(t, b);
+    const int64_t size_x = (int64_t)fattn_dtype_size((fattn_dtype)x.dtype);
+    const int64_t size_y = (int64_t)fattn_dtype_size((fattn_dtype)y.dtype);
+    const char *const begin_x = (const char *)x.data - fattni_before(&x) * size_x;
+    const char *const begin_y = (const char *)y.data - fattni_before(&y) * size_y;
+    return begin_x < begin_y + fattni_extent(&y) * size_y &&
+           begin_y < begin_x + fattni_extent(&x) * size_x;
+}

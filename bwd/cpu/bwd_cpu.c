@@ -1,0 +1,300 @@
+/* Flash attention backward on the CPU (FlashAttention-2's order, Dao 2023): column blocks of keys,
+   each once through all rows that see it, S and P computed again from L. See bwd/README.md.
+
+   Every sum has one order, whatever the threads do: dQ over key tiles, dK and dV over the query
+   heads of the group and the row blocks in them, all ascending. So three ways give the same bits, and
+   the choice between them may look at the number of threads: a task per (sequence, key head); a task
+   per column block of one, in a chain, where each waits at a block of rows until the one before has
+   added to its dQ; and two passes, one for dQ by row blocks and one for dK, dV by column blocks. */
+#include "bwd/cpu/bwd_row_block.h"
+#include "core/attention/kernel.h"
+
+#include <stdio.h>
+#include <string.h>
+
+/* ---- chains ---- */
+
+static int64_t row_block(const fattni_bwd *w, int64_t b, int64_t h, int64_t i0) {
+    return (b * w->p->Hq + h) * w->row_blocks + i0 / w->k->rows;
+}
+
+/* The column block whose turn it is to add to dQ of these rows; 0 before the first. */
+static atomic_int *turn_of(const fattni_bwd *w, int64_t b, int64_t h, int64_t i0) {
+    return (atomic_int *)((char *)w->p->workspace + w->turns) + row_block(w, b, h, i0);
+}
+
+/* Tasks begin in ascending order, and column blocks of one head are in that order: the one waited for
+   is under way or done. */
+static void wait_for_turn(const fattni_bwd *w, const fattni_bwd_rows *r, int64_t block) {
+    atomic_int *const turn = turn_of(w, r->b, r->h, r->i0);
+    for (int n = 0; atomic_load_explicit(turn, memory_order_acquire) != block; ++n) fattni_pause(n);
+}
+static void pass_turn(const fattni_bwd *w, const fattni_bwd_rows *r, int64_t block) {
+    atomic_store_explicit(turn_of(w, r->b, r->h, r->i0), (int)block + 1, memory_order_release);
+}
+
+/* ---- before: delta, and zero gradients of rows that no key reaches ---- */
+
+/* Rows that see some key: one run, because every mask is a band. */
+static fattni_range live_rows(const fattni_sequence *seq) {
+    if (seq->band.Sk == 0) return (fattni_range){0, 0};
+    return fattni_rows_of(&seq->band, 0, seq->band.Sk);
+}
+
+static void zero_rows(const fattni_array *a, int64_t columns, int64_t batch, int64_t h,
+                      int64_t begin, int64_t end) {
+    const size_t bytes = (size_t)columns * fattn_dtype_size((fattn_dtype)a->dtype);
+    for (int64_t i = begin; i < end; ++i) memset(fattni_at(a, batch, h, i), 0, bytes);
+}
+
+/* Task: one block of rows of one head. */
+static void prepare(void *arg, int64_t task, int thread) {
+    (void)thread;
+    fattni_bwd *const w = arg;
+    const fattni_problem *const p = w->p;
+    const int64_t bh = task / w->row_blocks, b = bh / p->Hq, h = bh % p->Hq;
+    const fattni_sequence seq = fattni_sequence_of(p, b);
+    const int64_t i0 = task % w->row_blocks * w->k->rows, row = seq.q0 + i0;
+    if (w->chained) atomic_init(turn_of(w, b, h, i0), 0);
+    const int64_t rows = fattni_min(w->k->rows, seq.band.Sq - i0);
+    if (rows <= 0) return;
+    if (fattni_bwd_has_huge_rows(w, &seq, h, i0, rows)) atomic_store(&w->any_huge, true);
+    if (!p->delta.present) {
+        char *const delta = p->workspace;
+        const int64_t at = fattni_bwd_row_at(p, seq.batch, h, row);
+        w->k->dots(rows, p->Dv, (fattn_dtype)p->d_o.dtype, fattni_at(&p->d_o, seq.batch, h, row),
+                   p->d_o.s[2], (fattn_dtype)p->o.dtype, fattni_at(&p->o, seq.batch, h, row),
+                   p->o.s[2], delta + at * (int64_t)fattn_dtype_size(w->k->dtype));
+        for (int64_t i = 0; p->d_lse.present && i < rows; ++i)
+            fattni_store(delta, w->k->dtype, at + i,
+                         fattni_load(delta, w->k->dtype, at + i) -
+                             fattni_get(&p->d_lse, seq.batch, h, row + i, 0));
+    }
+    if (!(w->want & WANT_DQ) || (p->flags & FATTN_ACC_DQ)) return;
+    const fattni_range live = live_rows(&seq);
+    zero_rows(&p->dq, p->D, seq.batch, h, row, seq.q0 + fattni_clamp(live.begin, i0, i0 + rows));
+    zero_rows(&p->dq, p->D, seq.batch, h, seq.q0 + fattni_clamp(live.end, i0, i0 + rows),
+              row + rows);
+}
+
+/* Every w->threads-th block of rows, for so many threads have scratch. */
+static void huge_task(void *arg, int64_t task, int thread) {
+    const fattni_bwd *const w = arg;
+    const fattni_problem *const p = w->p;
+    for (int64_t n = task; n < p->B * p->Hq * w->row_blocks; n += w->threads) {
+        const int64_t b = n / w->row_blocks / p->Hq, i0 = n % w->row_blocks * w->k->rows;
+        const fattni_sequence seq = fattni_sequence_of(p, b);
+        fattni_bwd_row_sums(w, &seq, b, n / w->row_blocks % p->Hq, i0,
+                            fattni_bwd_scratch(w, thread));
+    }
+}
+
+/* ---- tiles ---- */
+
+/* The rows' part in dQ^T, and in dK and dV of the keys [columns.begin, columns.end), tile by tile.
+   Wants these keys loaded. */
+static void backward_tiles(const fattni_bwd *w, const fattni_bwd_rows *r, fattni_range columns,
+                           unsigned want, void *dq) {
+    const fattni_problem *const p = w->p;
+    const fattni_cpu_kernels *const k = w->k;
+    const fattni_range keys = fattni_keys_of(&r->seq->band, r->i0, r->i0 + r->rows);
+    const int64_t end = fattni_min(keys.end, columns.end);
+    const int64_t real = (int64_t)fattn_dtype_size(k->dtype);
+    char *const s = r->scratch;
+    /* Tiles lie on one grid, whatever the mask and the pass. */
+    int64_t j = fattni_max(keys.begin, columns.begin) / FATTNI_TILE_KEYS * FATTNI_TILE_KEYS;
+    for (; j < end; j += FATTNI_TILE_KEYS) {
+        const int64_t count = fattni_min(FATTNI_TILE_KEYS, end - j);
+        const fattni_place at = fattni_bwd_place(w, r, columns.begin, j, count);
+        fattni_bwd_probabilities(w, r, &at, p->softcap > 0 ? 1 : p->scale);
+        if (p->softcap > 0) k->multiply(&at.tile, s + w->at.bend, s + w->at.ds);
+        if (want & WANT_DV) {
+            if (p->drop_T) k->multiply(&at.tile, s + w->at.keep, s + w->at.p);
+            k->add_rows(&at.tile, w->Dv_pad, s + w->at.p, r->d_o, r->d_o_stride,
+                        s + w->at.dv + (j - columns.begin) * w->Dv_pad * real);
+        }
+        if (want & WANT_DK)
+            k->add_rows(&at.tile, w->D_pad, s + w->at.ds, r->q, r->q_stride,
+                        s + w->at.dk + (j - columns.begin) * w->D_pad * real);
+        if (want & WANT_DQ)
+            k->add_keys(&at.tile, p->D, at.key, at.key_stride, s + w->at.ds, NULL, dq);
+    }
+}
+
+/* Where dQ^T of these rows lies. */
+static void *packed_dq(const fattni_bwd *w, const fattni_bwd_rows *r) {
+    const int64_t block = r->h % w->p->group * w->row_blocks + r->i0 / w->k->rows;
+    const size_t bytes = (size_t)w->p->D * FATTNI_TILE_ROW_BYTES;
+    if (w->keeps_dq && w->chained)
+        return (char *)w->p->workspace + w->shared_dq +
+               (size_t)row_block(w, r->b, r->h, r->i0) * bytes;
+    return r->scratch + w->at.dq + (w->keeps_dq ? (size_t)block * bytes : 0);
+}
+
+/* dQ^T starts from zero, or goes on where the column blocks before have left it, in place or in dq.
+   A caller's dq to which this is added is there from the start, or is added at the end when it has
+   only 16 bits. */
+static void load_dq(const fattni_bwd *w, const fattni_bwd_rows *r, bool first) {
+    const fattni_problem *const p = w->p;
+    const bool narrow = p->dq.dtype != (int32_t)w->k->dtype;
+    void *const dq = packed_dq(w, r);
+    if (narrow ? first : first && !(p->flags & FATTN_ACC_DQ))
+        memset(dq, 0, (size_t)p->D * FATTNI_TILE_ROW_BYTES);
+    else if (!narrow)
+        w->k->pack(r->rows, p->D, w->k->dtype,
+                   fattni_at(&p->dq, r->seq->batch, r->h, r->seq->q0 + r->i0), p->dq.s[2], NULL,
+                   dq);
+}
+
+static void store_dq(const fattni_bwd *w, const fattni_bwd_rows *r, bool last) {
+    const fattni_problem *const p = w->p;
+    const fattni_range live = live_rows(r->seq);
+    const int64_t begin = fattni_clamp(live.begin - r->i0, 0, r->rows);
+    const int64_t end = fattni_clamp(live.end - r->i0, 0, r->rows), row = r->seq->q0 + r->i0;
+    if (p->dq.dtype == (int32_t)w->k->dtype) {
+        w->k->unpack(begin, end, p->D, packed_dq(w, r), NULL,
+                     fattni_at(&p->dq, r->seq->batch, r->h, row), p->dq.s[2]);
+    } else if (last && end > begin) {
+        char *const rows = r->scratch + w->at.q_rows; /* Q's are not needed any more */
+        w->k->unpack(begin, end, p->D, packed_dq(w, r), NULL, rows, p->D);
+        w->k->put(end - begin, p->D, rows + begin * p->D * (int64_t)sizeof(float), p->D,
+                  p->flags & FATTN_ACC_DQ, (fattn_dtype)p->dq.dtype,
+                  fattni_at(&p->dq, r->seq->batch, r->h, row + begin), p->dq.s[2]);
+    }
+}
+
+/* Sums of the column block that begins at key `begin` go to dk or dv. Nothing is added to keys that
+   no row sees. */
+static void store_keys(const fattni_bwd *w, const fattni_sequence *seq, const fattni_array *a,
+                       int64_t g, int64_t width, int64_t pad, const char *sums, bool add,
+                       fattni_range keys) {
+    const int64_t begin = keys.begin;
+    if (add) {
+        const fattni_range live = fattni_keys_of(&seq->band, 0, fattni_max(seq->band.Sq, 1));
+        keys.begin = fattni_clamp(live.begin, keys.begin, keys.end);
+        keys.end = seq->band.Sq ? fattni_clamp(live.end, keys.begin, keys.end) : keys.begin;
+    }
+    if (keys.end <= keys.begin) return;
+    const int64_t real = (int64_t)fattn_dtype_size(w->k->dtype);
+    w->k->put(keys.end - keys.begin, width, sums + (keys.begin - begin) * pad * real, pad, add,
+              (fattn_dtype)a->dtype, fattni_at(a, seq->batch, g, seq->k0 + keys.begin), a->s[2]);
+}
+
+/* Column block number `block` of one key head, against all rows of its query heads. */
+static void column_block(const fattni_bwd *w, const fattni_sequence *seq, int64_t b, int64_t g,
+                         int64_t block, unsigned want, char *scratch) {
+    const fattni_problem *const p = w->p;
+    const size_t real = fattn_dtype_size(w->k->dtype);
+    const fattni_range columns = {block * w->columns,
+                                  fattni_min((block + 1) * w->columns, seq->band.Sk)};
+    if (columns.end <= columns.begin) return;
+    const size_t count = (size_t)(columns.end - columns.begin);
+    if (want & WANT_DK) memset(scratch + w->at.dk, 0, count * (size_t)w->D_pad * real);
+    if (want & WANT_DV) memset(scratch + w->at.dv, 0, count * (size_t)w->Dv_pad * real);
+    fattni_bwd_load_keys(w, seq, g, columns, scratch);
+    const fattni_range rows = fattni_rows_of(&seq->band, columns.begin, columns.end);
+    const int64_t i_begin = rows.begin < rows.end ? rows.begin / w->k->rows * w->k->rows : rows.end;
+    for (int64_t h = g * p->group; h < (g + 1) * p->group; ++h)
+        for (int64_t i0 = i_begin; i0 < rows.end; i0 += w->k->rows) {
+            const fattni_bwd_rows r = fattni_bwd_pack(w, seq, b, h, i0, scratch);
+            const fattni_range keys = fattni_keys_of(&seq->band, i0, i0 + r.rows);
+            const bool first = keys.begin >= columns.begin;
+            if (w->chained && !first) wait_for_turn(w, &r, block);
+            if (want & WANT_DQ) load_dq(w, &r, first);
+            backward_tiles(w, &r, columns, want, packed_dq(w, &r));
+            if (want & WANT_DQ) store_dq(w, &r, keys.end <= columns.end);
+            if (w->chained) pass_turn(w, &r, block);
+        }
+    if (want & WANT_DK)
+        store_keys(w, seq, &p->dk, g, p->D, w->D_pad, scratch + w->at.dk, p->flags & FATTN_ACC_DK,
+                   columns);
+    if (want & WANT_DV)
+        store_keys(w, seq, &p->dv, g, p->Dv, w->Dv_pad, scratch + w->at.dv, p->flags & FATTN_ACC_DV,
+                   columns);
+}
+
+/* ---- tasks ---- */
+
+/* One key head: everything. */
+static void head_task(void *arg, int64_t task, int thread) {
+    const fattni_bwd *const w = arg;
+    const int64_t b = task / w->p->Hkv, g = task % w->p->Hkv;
+    const fattni_sequence seq = fattni_sequence_of(w->p, b);
+    for (int64_t n = 0; n < w->column_blocks; ++n)
+        column_block(w, &seq, b, g, n, w->want, fattni_bwd_scratch(w, thread));
+}
+
+/* One column block of one key head: dK and dV, in a chain dQ, too. The first blocks see most rows when
+   a mask is causal; as in forward, long tasks come first. */
+static void column_task(void *arg, int64_t task, int thread) {
+    const fattni_bwd *const w = arg;
+    const int64_t pairs = w->p->B * w->p->Hkv, pair = task % pairs, b = pair / w->p->Hkv;
+    const fattni_sequence seq = fattni_sequence_of(w->p, b);
+    column_block(w, &seq, b, pair % w->p->Hkv, task / pairs,
+                 w->chained ? w->want : w->want & WANT_KEYS, fattni_bwd_scratch(w, thread));
+}
+
+/* One row block of one query head: dQ. */
+static void row_task(void *arg, int64_t task, int thread) {
+    const fattni_bwd *const w = arg;
+    const fattni_problem *const p = w->p;
+    const int64_t planes = p->B * p->Hq, b = task % planes / p->Hq, h = task % p->Hq;
+    const fattni_sequence seq = fattni_sequence_of(p, b);
+    const int64_t i0 = (w->row_blocks - 1 - task / planes) * w->k->rows;
+    const fattni_range live = live_rows(&seq);
+    if (i0 >= live.end || i0 + w->k->rows <= live.begin) return;
+    const fattni_bwd_rows r = fattni_bwd_pack(w, &seq, b, h, i0, fattni_bwd_scratch(w, thread));
+    const fattni_range keys = fattni_keys_of(&seq.band, i0, i0 + r.rows);
+    load_dq(w, &r, true);
+    for (int64_t j = keys.begin / w->columns * w->columns; j < keys.end; j += w->columns) {
+        const fattni_range columns = {
+            fattni_max(j, keys.begin / FATTNI_TILE_KEYS * FATTNI_TILE_KEYS),
+            fattni_min(j + w->columns, keys.end)};
+        fattni_bwd_load_keys(w, &seq, h / p->group, columns, r.scratch);
+        backward_tiles(w, &r, columns, WANT_DQ, packed_dq(w, &r));
+    }
+    store_dq(w, &r, true);
+}
+
+/* Both passes in one go: what the longer column blocks leave idle, row blocks fill. */
+static void two_pass_task(void *arg, int64_t task, int thread) {
+    const fattni_bwd *const w = arg;
+    if (task < w->column_tasks) column_task(arg, task, thread);
+    else row_task(arg, task - w->column_tasks, thread);
+}
+
+/* ---- the table's row ---- */
+
+/* Every feature, every dtype. */
+static const char *refuses(const fattn_ctx *ctx, const fattni_problem *p) {
+    (void)ctx, (void)p;
+    return NULL;
+}
+
+static void plan(const fattn_ctx *ctx, const fattni_problem *p, fattni_kernel_plan *out) {
+    const fattni_bwd w = fattni_bwd_plan(ctx, p);
+    out->workspace = w.shared_bytes + (size_t)w.threads * w.at.bytes;
+    out->deterministic = true;
+    snprintf(out->name, sizeof out->name, "fattn_bwd_cpu_%s_%s", w.k->isa,
+             fattn_dtype_name(p->dtype));
+}
+
+static fattn_status run(fattn_ctx *ctx, const fattni_problem *p) {
+    fattni_bwd w = fattni_bwd_plan(ctx, p);
+    fattni_parallel(ctx, p->B * p->Hq * w.row_blocks, prepare, &w);
+    if (atomic_load(&w.any_huge)) fattni_parallel(ctx, w.threads, huge_task, &w);
+    if (w.one_pass) fattni_parallel(ctx, p->B * p->Hkv, head_task, &w);
+    else fattni_parallel(ctx, w.row_tasks + w.column_tasks, two_pass_task, &w);
+    fattni_bwd_bias(ctx, &w);
+    fattni_bwd_sink(ctx, &w);
+    return FATTN_OK;
+}
+
+const fattni_kernel fattni_bwd_cpu = {
+    .family = "fattn_bwd_cpu",
+    .device = FATTN_CPU,
+    .algorithms = 1u << FATTN_ALGO_AUTO | 1u << FATTN_ALGO_FLASH1 | 1u << FATTN_ALGO_FLASH2,
+    .refuses = refuses,
+    .plan = plan,
+    .run = run,
+};

@@ -1,0 +1,256 @@
+#include "bwd/cpu/bwd_row_block.h"
+
+#include "core/attention/huge.h"
+
+#include <math.h>
+#include <string.h>
+
+static const double log2_e = 1.4426950408889634;
+
+/* What belongs to a column block stays in the second-level cache. */
+enum { COLUMN_BYTES = 256 << 10, FEWEST_COLUMNS = 2 * FATTNI_TILE_KEYS, MOST_COLUMNS = 512 };
+
+static int64_t column_size(const fattni_bwd *w) {
+    const int64_t copies = fattni_is_narrow(w->p) ? 2 : 1; /* K and V beside dK and dV */
+    const int64_t key_bytes =
+        copies * (w->D_pad + w->Dv_pad) * (int64_t)fattn_dtype_size(w->k->dtype);
+    const int64_t size = COLUMN_BYTES / key_bytes / FATTNI_TILE_KEYS * FATTNI_TILE_KEYS;
+    const int64_t needed = fattni_round_up(fattni_max(w->p->Sk, 1), FATTNI_TILE_KEYS);
+    return fattni_min(fattni_clamp(size, FEWEST_COLUMNS, MOST_COLUMNS), needed);
+}
+
+static fattni_bwd_layout lay_out(const fattni_bwd *w) {
+    const fattni_problem *const p = w->p;
+    const size_t real = fattn_dtype_size(w->k->dtype), row = FATTNI_TILE_ROW_BYTES;
+    const size_t tile = FATTNI_TILE_BYTES, D = (size_t)p->D, Dv = (size_t)p->Dv;
+    const size_t columns = (size_t)w->columns, D_pad = (size_t)w->D_pad, Dv_pad = (size_t)w->Dv_pad;
+    const size_t wide = fattni_is_narrow(p) ? columns * real : 0;
+    const size_t dq_blocks = !w->keeps_dq ? 1 : w->chained ? 0 : (size_t)(p->group * w->row_blocks);
+    fattni_bwd_layout at = {0};
+    at.q = fattni_append(&at.bytes, D * row);
+    at.d_o = fattni_append(&at.bytes, Dv * row);
+    at.dq = fattni_append(&at.bytes, w->want & WANT_DQ ? dq_blocks * D * row : 0);
+    at.lse = fattni_append(&at.bytes, 3 * row);
+    at.delta = fattni_append(&at.bytes, row);
+    at.p = fattni_append(&at.bytes, tile);
+    at.ds = fattni_append(&at.bytes, tile);
+    at.keep = fattni_append(&at.bytes, p->drop_T ? tile : 0);
+    at.bend = fattni_append(&at.bytes, p->softcap > 0 ? tile : 0);
+    at.bias = fattni_append(&at.bytes, fattni_scores_scratch(p));
+    at.q_rows = fattni_append(&at.bytes, w->copy_q ? D_pad * row : 0);
+    at.d_o_rows = fattni_append(&at.bytes, w->copy_d_o ? Dv_pad * row : 0);
+    at.key = fattni_append(&at.bytes, D * wide);
+    at.value = fattni_append(&at.bytes, Dv * wide);
+    at.dk = fattni_append(&at.bytes, w->want & WANT_DK ? columns * D_pad * real : 0);
+    at.dv = fattni_append(&at.bytes, w->want & WANT_DV ? columns * Dv_pad * real : 0);
+    return at;
+}
+
+fattni_bwd fattni_bwd_plan(const fattn_ctx *ctx, const fattni_problem *p) {
+    fattni_bwd w = {.p = p, .k = fattni_cpu_kernels_of(ctx, p->dtype)};
+    w.want = (p->dq.present ? WANT_DQ : 0u) | (p->dk.present ? WANT_DK : 0u) |
+             (p->dv.present ? WANT_DV : 0u);
+    w.D_pad = fattni_round_up(p->D, w.k->lanes);
+    w.Dv_pad = fattni_round_up(p->Dv, w.k->lanes);
+    w.row_blocks = fattni_ceil_div(p->Sq, w.k->rows);
+    w.columns = column_size(&w);
+
+    /* One pass is 5 products per tile, by key heads or, when that would leave more than 2 of 7 threads
+       idle, in chains of column blocks. Two are 7, but have more tasks. */
+    const int64_t pairs = p->B * p->Hkv, threads = ctx->cpu_threads;
+    const bool both = (w.want & WANT_DQ) && (w.want & WANT_KEYS);
+    w.one_pass = both && 5 * fattni_ceil_div(pairs, threads) * threads <= 7 * pairs;
+    if (!w.one_pass) {
+        const int64_t enough = fattni_ceil_div(4 * threads, fattni_max(pairs, 1));
+        const int64_t size = fattni_ceil_div(fattni_max(p->Sk, 1), enough);
+        w.columns = fattni_min(w.columns, fattni_round_up(size, FATTNI_TILE_KEYS));
+    }
+    w.column_blocks = fattni_ceil_div(p->Sk, w.columns);
+    w.chained = both && !w.one_pass && 7 * pairs * w.column_blocks >= 5 * threads;
+
+    const bool narrow = fattni_is_narrow(p);
+    w.copy_q = narrow || ((w.want & WANT_DK) && w.D_pad != p->D);
+    w.copy_d_o = p->d_o.dtype != (int32_t)w.k->dtype || ((w.want & WANT_DV) && w.Dv_pad != p->Dv);
+    w.keeps_dq = (w.one_pass || w.chained) && w.column_blocks > 1 &&
+                 p->dq.dtype != (int32_t)w.k->dtype;
+
+    w.bias_tasks = fattni_bwd_bias_tasks(p, w.k);
+    if (!w.one_pass) {
+        w.row_tasks = (w.want & WANT_DQ) && !w.chained ? p->B * p->Hq * w.row_blocks : 0;
+        w.column_tasks = w.want & WANT_KEYS ? pairs * w.column_blocks : 0;
+    }
+    const int64_t tasks = w.one_pass ? pairs : w.row_tasks + w.column_tasks;
+    w.threads = fattni_min(threads, fattni_max(fattni_max(tasks, w.bias_tasks), p->d_sink.present));
+    w.at = lay_out(&w);
+    const size_t planes = (size_t)p->Hq * (p->packed ? 1 : (size_t)p->B);
+    const size_t per_row = planes * (size_t)p->rows_q * fattn_dtype_size(w.k->dtype);
+    if (!p->delta.present) fattni_append(&w.shared_bytes, per_row);
+    w.max = fattni_append(&w.shared_bytes, per_row);
+    w.log_sum = fattni_append(&w.shared_bytes, per_row);
+    const size_t blocks = w.chained ? (size_t)(p->B * p->Hq * w.row_blocks) : 0;
+    w.turns = fattni_append(&w.shared_bytes, blocks * sizeof(atomic_int));
+    w.shared_dq = fattni_append(&w.shared_bytes,
+                                w.keeps_dq ? blocks * (size_t)p->D * FATTNI_TILE_ROW_BYTES : 0);
+    return w;
+}
+
+int64_t fattni_bwd_row_at(const fattni_problem *p, int64_t batch, int64_t h, int64_t row) {
+    return (batch * p->Hq + h) * p->rows_q + row;
+}
+
+double fattni_bwd_delta(const fattni_bwd *w, int64_t batch, int64_t h, int64_t row) {
+    const fattni_problem *const p = w->p;
+    if (p->delta.present) return fattni_get(&p->delta, batch, h, row, 0);
+    return fattni_load(p->workspace, w->k->dtype, fattni_bwd_row_at(p, batch, h, row));
+}
+
+fattni_row_sum fattni_bwd_row_sum(const fattni_bwd *w, int64_t batch, int64_t h, int64_t row) {
+    const double L = fattni_get(&w->p->lse, batch, h, row, 0);
+    if (!FATTNI_IS_HUGE(L)) return (fattni_row_sum){0, L};
+    const char *const workspace = w->p->workspace;
+    const int64_t at = fattni_bwd_row_at(w->p, batch, h, row);
+    return (fattni_row_sum){fattni_load(workspace + w->max, w->k->dtype, at),
+                            fattni_load(workspace + w->log_sum, w->k->dtype, at)};
+}
+
+/* A row without keys, and the padding, get l = +inf, which makes P = 0. */
+static void pack_statistics(const fattni_bwd *w, const fattni_bwd_rows *r) {
+    const fattn_dtype type = w->k->dtype;
+    char *const base = r->scratch + w->at.lse, *const delta = r->scratch + w->at.delta;
+    char *const lse = base + FATTNI_TILE_ROW_BYTES;
+    const int64_t batch = r->seq->batch, row = r->seq->q0 + r->i0;
+    for (int64_t i = 0; i < w->k->rows; ++i) {
+        fattni_row_sum x = {0, -INFINITY};
+        if (i < r->rows) x = fattni_bwd_row_sum(w, batch, r->h, row + i);
+        const bool empty = x.log_sum == -INFINITY;
+        const double whole = empty ? INFINITY : x.log_sum * log2_e;
+        fattni_store(base, type, i, x.max);
+        fattni_store(lse, type, i, whole);
+        const double rounded = fattni_load(lse, type, i);
+        fattni_store(lse, type, w->k->rows + i, isfinite(rounded) ? whole - rounded : 0);
+        fattni_store(delta, type, i, empty ? 0 : fattni_bwd_delta(w, batch, r->h, row + i));
+    }
+}
+
+/* The rows of q. */
+static fattni_bwd_rows pack_q(const fattni_bwd *w, const fattni_sequence *seq, int64_t b, int64_t h,
+                              int64_t i0, char *scratch) {
+    const fattni_problem *const p = w->p;
+    fattni_bwd_rows r = {
+        .seq = seq, .b = b, .h = h, .i0 = i0, .rows = fattni_min(w->k->rows, seq->band.Sq - i0),
+        .scratch = scratch, .q = fattni_at(&p->q, seq->batch, h, seq->q0 + i0),
+        .q_stride = p->q.s[2],
+    };
+    if (w->copy_q) {
+        void *const copy = scratch + w->at.q_rows;
+        w->k->widen(r.rows, p->D, p->dtype, r.q, r.q_stride, copy, w->D_pad);
+        r.q = copy, r.q_stride = w->D_pad;
+    }
+    w->k->pack(r.rows, p->D, w->k->dtype, r.q, r.q_stride, NULL, scratch + w->at.q);
+    return r;
+}
+
+fattni_bwd_rows fattni_bwd_pack(const fattni_bwd *w, const fattni_sequence *seq, int64_t b,
+                                int64_t h, int64_t i0, char *scratch) {
+    const fattni_problem *const p = w->p;
+    fattni_bwd_rows r = pack_q(w, seq, b, h, i0, scratch);
+    r.d_o = fattni_at(&p->d_o, seq->batch, h, seq->q0 + i0), r.d_o_stride = p->d_o.s[2];
+    if (w->copy_d_o) {
+        void *const copy = scratch + w->at.d_o_rows;
+        w->k->widen(r.rows, p->Dv, (fattn_dtype)p->d_o.dtype, r.d_o, r.d_o_stride, copy, w->Dv_pad);
+        r.d_o = copy, r.d_o_stride = w->Dv_pad;
+    }
+    w->k->pack(r.rows, p->Dv, w->k->dtype, r.d_o, r.d_o_stride, NULL, scratch + w->at.d_o);
+    pack_statistics(w, &r);
+    return r;
+}
+
+void fattni_bwd_load_keys(const fattni_bwd *w, const fattni_sequence *seq, int64_t g,
+                          fattni_range columns, char *scratch) {
+    if (fattni_is_narrow(w->p))
+        fattni_widen_keys(w->p, w->k, seq, g, columns, scratch + w->at.key, scratch + w->at.value);
+}
+
+fattni_place fattni_bwd_place(const fattni_bwd *w, const fattni_bwd_rows *r, int64_t j0, int64_t j,
+                              int64_t keys) {
+    const fattni_problem *const p = w->p;
+    fattni_place at = fattni_place_of(p, w->k, r->seq, r->b, r->h, r->i0, r->rows, j, keys);
+    if (!fattni_is_narrow(p)) return at;
+    const int64_t real = (int64_t)fattn_dtype_size(w->k->dtype);
+    at.key = r->scratch + w->at.key + (j - j0) * p->D * real, at.key_stride = p->D;
+    at.value = r->scratch + w->at.value + (j - j0) * p->Dv * real, at.value_stride = p->Dv;
+    return at;
+}
+
+bool fattni_bwd_has_huge_rows(const fattni_bwd *w, const fattni_sequence *seq, int64_t h, int64_t i0,
+                              int64_t rows) {
+    for (int64_t i = 0; i < rows; ++i)
+        if (FATTNI_IS_HUGE(fattni_get(&w->p->lse, seq->batch, h, seq->q0 + i0 + i, 0))) return true;
+    return false;
+}
+
+double fattni_bwd_sink_above(const fattni_bwd *w, double sink, double max) {
+    const fattni_logit x = fattni_logit_of(w->p, w->k, sink);
+    return max == x.score ? x.rest : sink - max * fattni_score_unit(w->p);
+}
+
+/* The online softmax of forward, on the tiles of backward, without V. Max, sum and decay lie where
+   pack_statistics puts L later. */
+void fattni_bwd_row_sums(const fattni_bwd *w, const fattni_sequence *seq, int64_t b, int64_t h,
+                         int64_t i0, char *scratch) {
+    const fattni_problem *const p = w->p;
+    const fattni_cpu_kernels *const k = w->k;
+    const int64_t rows = fattni_min(k->rows, seq->band.Sq - i0);
+    if (!fattni_bwd_has_huge_rows(w, seq, h, i0, rows)) return;
+    const double unit = fattni_score_unit(p);
+    const double sink = p->sink.present ? fattni_get(&p->sink, h, 0, 0, 0) : -INFINITY;
+    const fattni_bwd_rows r = pack_q(w, seq, b, h, i0, scratch);
+    char *const max = scratch + w->at.lse, *const sum = max + FATTNI_TILE_ROW_BYTES,
+         *const decay = sum + FATTNI_TILE_ROW_BYTES;
+    const bool none = sink == -INFINITY;
+    const fattni_logit first = fattni_logit_of(p, k, sink); /* a sink is a key that was there first */
+    for (int64_t i = 0; i < k->rows; ++i) {
+        fattni_store(max, k->dtype, i, none ? sink : first.score);
+        fattni_store(sum, k->dtype, i, none ? 0 : exp(first.rest));
+    }
+    const fattni_range keys = fattni_keys_of(&seq->band, i0, i0 + rows);
+    for (int64_t j = keys.begin / FATTNI_TILE_KEYS * FATTNI_TILE_KEYS; j < keys.end;
+         j += FATTNI_TILE_KEYS) {
+        const int64_t count = fattni_min(FATTNI_TILE_KEYS, keys.end - j);
+        fattni_bwd_load_keys(w, seq, h / p->group, (fattni_range){j, j + count}, scratch);
+        const fattni_place at = fattni_bwd_place(w, &r, j, j, count);
+        fattni_scores(&at, scratch + w->at.q, scratch + w->at.bias, scratch + w->at.p, NULL);
+        k->softmax(&at.tile, fattni_log2_factor(p), scratch + w->at.p, max, sum, decay);
+    }
+    const double rounding =
+        k->dtype == FATTN_F64 ? FATTNI_HUGE_ROUNDING_F64 : (double)FATTNI_HUGE_ROUNDING_F32;
+    char *const workspace = p->workspace;
+    for (int64_t i = 0; i < rows; ++i) {
+        const int64_t row = seq->q0 + i0 + i, to = fattni_bwd_row_at(p, seq->batch, h, row);
+        const double L = fattni_get(&p->lse, seq->batch, h, row, 0);
+        const bool empty = fattni_load(sum, k->dtype, i) == 0;
+        const double m = empty ? 0 : fattni_load(max, k->dtype, i);
+        double log_sum = empty ? INFINITY : log(fattni_load(sum, k->dtype, i));
+        const double top = m == first.score && !none ? sink - first.rest : m * unit;
+        const double more = L - (top + log_sum); /* than rounding: L is of other keys, too */
+        if (!empty && fabs(more) > fabs(L) * rounding) log_sum += more;
+        fattni_store(workspace + w->max, k->dtype, to, m);
+        fattni_store(workspace + w->log_sum, k->dtype, to, log_sum);
+    }
+}
+
+void fattni_bwd_probabilities(const fattni_bwd *w, const fattni_bwd_rows *r, const fattni_place *at,
+                              double scale) {
+    const fattni_problem *const p = w->p;
+    const fattni_cpu_kernels *const k = w->k;
+    char *const s = r->scratch;
+    void *const bend = p->softcap > 0 ? s + w->at.bend : NULL;
+    fattni_scores(at, s + w->at.q, s + w->at.bias, s + w->at.p, bend);
+    k->scores(&at->tile, p->Dv, at->value, at->value_stride, s + w->at.d_o, s + w->at.ds);
+    if (p->drop_T) {
+        fattni_keep_mask(at, s + w->at.keep);
+        k->multiply(&at->tile, s + w->at.keep, s + w->at.ds);
+    }
+    k->gradient(&at->tile, fattni_log2_factor(p), scale, s + w->at.lse, s + w->at.delta,
+                s + w->at.p, s + w->at.ds);
+}

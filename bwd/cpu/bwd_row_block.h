@@ -1,0 +1,102 @@
+/* Backward on the CPU, one block of rows: what the passes for dQ, dK and dV (bwd_cpu.c) and for
+   dbias and dsink (bwd_bias.c) have in common. */
+#ifndef FATTNI_BWD_CPU_BWD_ROW_BLOCK_H
+#define FATTNI_BWD_CPU_BWD_ROW_BLOCK_H
+
+#include "core/cpu/scores.h"
+
+#include <stdatomic.h>
+
+enum { WANT_DQ = 1, WANT_DK = 2, WANT_DV = 4, WANT_KEYS = WANT_DK | WANT_DV };
+
+/* Offsets in bytes from a thread's scratch. [..][row] arrays hold one block of rows. */
+typedef struct fattni_bwd_layout {
+    size_t q, d_o;           /* Q^T [D], dO^T [Dv] */
+    size_t dq;               /* dQ^T [D]; with keeps_dq in one pass of all row blocks of the group */
+    size_t lse, delta;       /* what P is relative to: kernels->gradient's base, l and its rounding */
+    size_t p, ds;            /* P^T, dS^T [keys] */
+    size_t keep, bend, bias; /* [keys]: dropout mask, derivative of the softcap, bias */
+    size_t q_rows, d_o_rows; /* [row][D_pad], [row][Dv_pad]: copies in whole vectors of reals */
+    size_t key, value;       /* [column block][D], [column block][Dv]: copies as reals */
+    size_t dk, dv;           /* [column block][D_pad], [..][Dv_pad] */
+    size_t bytes;
+} fattni_bwd_layout;
+
+/* A call: delta at the workspace's beginning, then m and log l of huge rows, what a chain shares, and
+   the threads' scratch. */
+typedef struct fattni_bwd {
+    const fattni_problem *p;
+    const fattni_cpu_kernels *k;
+    fattni_bwd_layout at;
+    size_t max, log_sum;               /* offsets, [batch][h][row]: written for huge rows (huge.h) */
+    size_t turns, shared_dq;           /* of a chain, offsets: [b][h][row block], an int and dQ^T each */
+    size_t shared_bytes;               /* delta [batch][h][row], unless the caller gave it, and these */
+    atomic_bool any_huge;
+    unsigned want;
+    bool one_pass;                     /* dQ, dK and dV from the same tiles, a task per key head */
+    bool chained;                      /* the same with a task per column block: each adds to dQ of a
+                                          block of rows when the one before has */
+    bool copy_q, copy_d_o;             /* the caller's are of another type, or not whole vectors */
+    bool keeps_dq;                     /* dq, of 16 bits, cannot hold sums that go on */
+    int64_t row_blocks, column_blocks; /* in the longest sequence */
+    int64_t columns;                   /* of a column block */
+    int64_t D_pad, Dv_pad;             /* whole vectors */
+    int64_t row_tasks, column_tasks;   /* of two passes, each 0 when nobody wants its result */
+    int64_t bias_tasks, threads;       /* threads: those that have scratch */
+} fattni_bwd;
+
+fattni_bwd fattni_bwd_plan(const fattn_ctx *ctx, const fattni_problem *p);
+
+static inline char *fattni_bwd_scratch(const fattni_bwd *w, int thread) {
+    return (char *)w->p->workspace + w->shared_bytes + (size_t)thread * w->at.bytes;
+}
+
+/* Where delta, m and log l of a row lie in their parts of the workspace, in reals. */
+int64_t fattni_bwd_row_at(const fattni_problem *p, int64_t batch, int64_t h, int64_t row);
+double fattni_bwd_delta(const fattni_bwd *w, int64_t batch, int64_t h, int64_t row);
+
+/* P = exp(unit (s - max) - log_sum) for a score s of fattni_scores: 0 and L, but for huge rows, whose
+   max and log_sum fattni_bwd_row_sums has left. */
+typedef struct fattni_row_sum {
+    double max, log_sum;
+} fattni_row_sum;
+fattni_row_sum fattni_bwd_row_sum(const fattni_bwd *w, int64_t batch, int64_t h, int64_t row);
+/* sink - unit max, for the same formula. */
+double fattni_bwd_sink_above(const fattni_bwd *w, double sink, double max);
+bool fattni_bwd_has_huge_rows(const fattni_bwd *w, const fattni_sequence *seq, int64_t h, int64_t i0,
+                              int64_t rows);
+/* The block of rows at i0, when it has huge ones: one pass over its keys. */
+void fattni_bwd_row_sums(const fattni_bwd *w, const fattni_sequence *seq, int64_t b, int64_t h,
+                         int64_t i0, char *scratch);
+
+/* Rows [i0, i0 + rows) of query head h of sequence b, packed into a thread's scratch. */
+typedef struct fattni_bwd_rows {
+    const fattni_sequence *seq;
+    int64_t b, h, i0, rows;
+    char *scratch;
+    const void *q, *d_o; /* [row][..] for dK and dV: the caller's, or copies */
+    int64_t q_stride, d_o_stride;
+} fattni_bwd_rows;
+
+fattni_bwd_rows fattni_bwd_pack(const fattni_bwd *w, const fattni_sequence *seq, int64_t b,
+                                int64_t h, int64_t i0, char *scratch);
+
+/* Of 16-bit inputs, the keys and values of at most a column block go into scratch for the tiles to
+   come. */
+void fattni_bwd_load_keys(const fattni_bwd *w, const fattni_sequence *seq, int64_t g,
+                          fattni_range columns, char *scratch);
+/* The tile of these rows and the keys [j, j + keys), in the column block that begins at j0. */
+fattni_place fattni_bwd_place(const fattni_bwd *w, const fattni_bwd_rows *r, int64_t j0, int64_t j,
+                              int64_t keys);
+
+/* P^T and G^T = P (dP - delta), times `scale`, into scratch; with dropout the keep mask, too, and
+   with a softcap its derivative times p->scale. */
+void fattni_bwd_probabilities(const fattni_bwd *w, const fattni_bwd_rows *r, const fattni_place *at,
+                              double scale);
+
+/* d_bias, summed over its broadcast dimensions; d_sink. After delta. */
+int64_t fattni_bwd_bias_tasks(const fattni_problem *p, const fattni_cpu_kernels *k);
+void fattni_bwd_bias(const fattn_ctx *ctx, fattni_bwd *w);
+void fattni_bwd_sink(const fattn_ctx *ctx, fattni_bwd *w);
+
+#endif

@@ -1,0 +1,73 @@
+/* The frame of every command of `fattn`: options from a table, errors, exit codes, interrupts.
+
+   A command is a cli_command with a struct for its options and a table that says where each option
+   goes. main parses, prints --help from the same table, and calls run. */
+#ifndef FATTNI_CLI_BASE_CLI_H
+#define FATTNI_CLI_BASE_CLI_H
+
+#include <fattn/context.h>
+
+#include <stdbool.h>
+
+enum cli_exit { CLI_OK = 0, CLI_FAILURE = 1, CLI_USAGE = 2, CLI_INTERRUPTED = 130 };
+
+enum { CLI_LIST_MAX = 32 };
+typedef struct cli_list {
+    int count;
+    int64_t at[CLI_LIST_MAX];
+} cli_list;
+
+/* The field of the options struct:
+   FLAG    bool; takes no value
+   INT     int64_t in [min, max]
+   REAL    double in [min, max]; finite
+   TEXT    const char *, not empty; default NULL = none
+   CHOICE  int, index into choices
+   INTS    cli_list, each in [min, max]: "512,1000" or, doubling, "512..8192" */
+typedef enum cli_type { CLI_FLAG, CLI_INT, CLI_REAL, CLI_TEXT, CLI_CHOICE, CLI_INTS } cli_type;
+
+typedef struct cli_option {
+    const char *name; /* without dashes; NULL ends the table */
+    cli_type type;
+    size_t offset;       /* offsetof(struct, field) */
+    const char *value;   /* what --help calls the value: "N", "FILE" */
+    double min, max;     /* inclusive; exact up to 2^53 */
+    const char *choices; /* "recall|text" */
+    const char *help; /* "learning rate": lower case, no full stop; default and range are added */
+} cli_option;
+
+typedef struct cli_command {
+    const char *name;     /* "check" */
+    const char *operands; /* "[CASE...]"; NULL: takes none */
+    const char *summary;  /* one line for `fattn --help` */
+    const char *details;  /* further text of `fattn check --help`, lines of at most 80 columns */
+    const cli_option *options;
+    const void *defaults; /* initial value of the options struct */
+    size_t size;          /* its bytes */
+    int (*run)(const void *options, int n_operands, char *const *operands); /* enum cli_exit */
+} cli_command;
+
+/* One line per command file; main.c lists them. */
+extern const cli_command cmd_info, cmd_check, cmd_memory, cmd_bench, cmd_train;
+
+/* Finds the command, parses, runs; returns the exit code. A failed write to standard output, seen
+   or not by the command, is a failure. */
+int cli_main(const cli_command *const *commands, int argc, char **argv);
+
+/* Is the value that a field holds in the option's range? Of a CHOICE, one of them; a REAL, finite. */
+bool cli_in_range(const cli_option *o, const void *field);
+
+/* "fattn check: <sentence>" on standard error; returns the code it is given. */
+int cli_fail(int code, const char *format, ...) FATTN_PRINTF(2, 3);
+/* The same for a library call that returned s: what, the context's sentence, the status' name. */
+int cli_status(const fattn_ctx *ctx, fattn_status s, const char *what);
+
+/* From now on Ctrl-C and SIGTERM only set a flag, for commands that must finish something; a second
+   one ends the process. Commands that do not call this are simply ended. */
+void cli_catch_interrupts(void);
+bool cli_interrupted(void);
+
+/* Creates the folders above path. False with errno when that fails. */
+bool cli_make_parents(const char *path);
+
+#endif

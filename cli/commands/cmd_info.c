@@ -1,0 +1,137 @@
+/* fattn info: what this build is and what it would run here. */
+#include "cli/base/cli.h"
+#include "cli/measure/layer.h"
+#include "cli/output/progress.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { SENTENCE = 512 };
+
+struct options {
+    int64_t rows, head_dim, threads;
+    bool causal;
+};
+
+static const struct options defaults = {.rows = 1024, .head_dim = 64};
+
+static const cli_option table[] = {
+    {"n", CLI_INT, offsetof(struct options, rows), "N", 0, 1e9, NULL, "kernels: sequence length"},
+    {"d", CLI_INT, offsetof(struct options, head_dim), "D", 1, 256, NULL,
+     "kernels: head dimension"},
+    {"causal", CLI_FLAG, offsetof(struct options, causal), NULL, 0, 0, NULL,
+     "kernels: causal mask"},
+    {"threads", CLI_INT, offsetof(struct options, threads), "T", 0, 1024, NULL,
+     "CPU threads; 0: OpenMP's choice"},
+    {0}};
+
+static void print_build(void) {
+    const int v = fattn_version();
+    printf("fattn    %d.%d.%d\n", v / 10000, v / 100 % 100, v % 100);
+#if defined(__clang__)
+    printf("build    clang %s", __clang_version__);
+#elif defined(__GNUC__)
+    printf("build    gcc %s", __VERSION__);
+#else
+    printf("build    unknown compiler");
+#endif
+    printf(", %s\n", FATTN_BUILD_TYPE);
+}
+
+static void print_cpu(void) {
+    printf("cpu      %ld cores online", sysconf(_SC_NPROCESSORS_ONLN));
+    const char *threads = getenv("OMP_NUM_THREADS");
+    printf(", OMP_NUM_THREADS %s", threads && *threads ? threads : "not set");
+#if defined(__x86_64__) && defined(__GNUC__)
+    __builtin_cpu_init();
+#define SAY(feature)                                                                               \
+    if (__builtin_cpu_supports(feature)) fputs(" " feature, stdout)
+    fputs(";", stdout);
+    SAY("sse4.2");
+    SAY("avx");
+    SAY("fma");
+    SAY("avx2");
+    SAY("avx512f");
+    SAY("avx512bw");
+    SAY("avx512vl");
+    SAY("avx512bf16");
+#undef SAY
+#endif
+    putchar('\n');
+}
+
+static void keep(void *user, fattn_log level, const char *text) {
+    if (level == FATTN_LOG_ERROR) snprintf(user, SENTENCE, "%s", text);
+    else if (level == FATTN_LOG_WARN) printf("warning  %s\n", text);
+}
+
+/* A context on the device; NULL after printing why there is none. why: SENTENCE bytes that live as
+   long as the context, whose log goes there. */
+static fattn_ctx *open_device(fattn_device device, int threads, char *why) {
+    fattn_ctx *ctx;
+    const fattn_ctx_options o = {.struct_size = sizeof o,
+                                 .device = device,
+                                 .cpu_threads = device == FATTN_CPU ? threads : 0,
+                                 .log = keep,
+                                 .log_user = why};
+    const fattn_status s = fattn_ctx_create(&o, &ctx);
+    if (s == FATTN_OK) return ctx;
+    printf("%-8s no: %s\n", device == FATTN_CPU ? "cpu" : "cuda",
+           *why ? why : fattn_status_text(s));
+    return NULL;
+}
+
+static void print_kernels(fattn_ctx *ctx, const struct options *o) {
+    static const char *const names[] = {"auto", "standard", "flash1", "flash2"};
+    static const fattn_dtype dtypes[] = {FATTN_F32, FATTN_F64, FATTN_BF16, FATTN_F16};
+    printf("\nkernels for B 1, H 8, N %lld, d %lld%s\n", (long long)o->rows, (long long)o->head_dim,
+           o->causal ? ", causal" : "");
+    printf("%-10s%-7s%-32s%-32s%10s%11s\n", "algorithm", "dtype", "forward", "backward", "saved",
+           "workspace");
+    for (int a = FATTN_ALGO_AUTO; a <= FATTN_ALGO_FLASH2; ++a) {
+        for (size_t d = 0; d < sizeof dtypes / sizeof *dtypes; ++d) {
+            const layer_shape shape = {dtypes[d], 1, 8, 8, o->rows, o->rows, o->head_dim};
+            layer l;
+            const fattn_status s =
+                layer_plan(&l, ctx, &shape, (fattn_algorithm)a, o->causal ? FATTN_CAUSAL : 0);
+            printf("%-10s%-7s", names[a], fattn_dtype_name(dtypes[d]));
+            char saved[32], workspace[32];
+            if (s == FATTN_OK)
+                printf("%-32s%-32s%10s%11s\n", l.plan.fwd_kernel, l.plan.bwd_kernel,
+                       text_of_bytes((double)l.plan.saved_bytes, saved),
+                       text_of_bytes((double)l.plan.bwd_workspace, workspace));
+            else
+                printf("%s\n", s == FATTN_E_UNSUPPORTED ? "not supported" : fattn_ctx_error(ctx));
+        }
+    }
+}
+
+static int run(const void *options, int n_operands, char *const *operands) {
+    (void)n_operands, (void)operands;
+    const struct options *o = options;
+    print_build();
+    print_cpu();
+    char why[SENTENCE] = "";
+    fattn_ctx *const cuda = open_device(FATTN_CUDA, 0, why);
+    if (cuda) printf("cuda     device 0\n");
+    fattn_ctx_destroy(cuda);
+    fattn_ctx *const cpu = open_device(FATTN_CPU, (int)o->threads, why);
+    if (!cpu) return CLI_FAILURE;
+    print_kernels(cpu, o);
+    fattn_ctx_destroy(cpu);
+    return CLI_OK;
+}
+
+const cli_command cmd_info = {
+    .name = "info",
+    .summary = "Version, build, devices, instruction sets and kernels",
+    .details =
+        "The kernels are those that the library would choose for the shape that the options\n"
+        "give, for each algorithm and data type, and the memory that they would need.",
+    .options = table,
+    .defaults = &defaults,
+    .size = sizeof defaults,
+    .run = run,
+};

@@ -1,8 +1,0 @@
-/* The clock of the first GPU, as its driver's management library tells. */
-#ifndef CLI_DEVICE_CLOCK_H
-#define CLI_DEVICE_CLOCK_H
-
-/* MHz of the multiprocessors now; 0 without that library or device. */
-int device_clock(void);
-
-#endif

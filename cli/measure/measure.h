@@ -1,0 +1,32 @@
+/* Time and memory as the commands measure them. */
+#ifndef FATTNI_CLI_MEASURE_MEASURE_H
+#define FATTNI_CLI_MEASURE_MEASURE_H
+
+#include <fattn/tensor.h>
+
+typedef struct timing {
+    double best, median;
+} timing; /* seconds */
+
+/* Calls run once to warm up, then up to `repeat` times, at least once, and no more once `budget`
+   seconds are spent. The first status that is not FATTN_OK ends it. */
+typedef fattn_status (*timed)(void *arg);
+fattn_status measure_time(timed run, void *arg, int64_t repeat, double budget, timing *out);
+
+/* FLOP/s of `count` matrix products n x n x n through the library (OpenBLAS on ctx's threads, or
+   cuBLAS), the time until all are done: what the attention kernels are compared with. Best of
+   `repeat`. */
+fattn_status measure_product(fattn_ctx *ctx, fattn_dtype dtype, int64_t n, int64_t count,
+                             int64_t repeat, double *flops);
+
+/* FLOP/s in float32 that the multiply-add units can do on so many threads, 0 for OpenMP's choice. */
+double measure_fma_peak(int threads);
+
+/* Bytes that this process could still use without swapping: the system's and its group's limits. */
+double memory_available(void);
+/* High-water mark of the resident memory of this process; a forked child starts anew. 0 = unknown.
+ */
+double memory_high_water(void);
+double memory_resident(void); /* of this process now; 0 = unknown */
+
+#endif

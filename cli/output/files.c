@@ -1,0 +1,108 @@
+#include "cli/output/files.h"
+
+#include "cli/base/cli.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+/* ---- input ---- */
+
+static const char *kind_of(mode_t mode) {
+    return S_ISDIR(mode)    ? "a folder"
+           : S_ISFIFO(mode) ? "a pipe"
+           : S_ISSOCK(mode) ? "a socket"
+                            : "a device";
+}
+
+FILE *input_open(const char *path) {
+    struct stat status = {0};
+    FILE *file = NULL;
+    int number = -1;
+    bool known = stat(path, &status) == 0;
+    if (known && S_ISREG(status.st_mode)) {
+        /* Should it be another one by now: without O_NONBLOCK a pipe would wait for a writer. */
+        number = open(path, O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
+        known = number >= 0 && fstat(number, &status) == 0;
+        if (known && S_ISREG(status.st_mode)) file = fdopen(number, "rb");
+    }
+    if (file) return file;
+    if (known && !S_ISREG(status.st_mode))
+        cli_fail(CLI_FAILURE, "cannot read %s: it is %s, not a file", path, kind_of(status.st_mode));
+    else
+        cli_fail(CLI_FAILURE, "cannot read %s: %s", path, strerror(errno));
+    if (number >= 0) close(number);
+    return NULL;
+}
+
+/* ---- output ---- */
+
+bool output_is_stdout(const char *path) { return path && strcmp(path, "-") == 0; }
+
+bool output_differ(const char *json, const char *plot) {
+    struct stat x, y;
+    bool same = json && plot && strcmp(json, plot) == 0;
+    if (json && plot && stat(json, &x) == 0 && stat(plot, &y) == 0)
+        same = same || (S_ISREG(x.st_mode) && x.st_dev == y.st_dev && x.st_ino == y.st_ino);
+    if (same) cli_fail(CLI_USAGE, "--json and --plot are both %s: name two files", json);
+    return !same;
+}
+
+/* Standard output becomes this stream; what is printed to stdout goes to standard error. */
+static FILE *take_stdout(void) {
+    fflush(stdout);
+    const int number = fcntl(STDOUT_FILENO, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
+    if (number < 0 || dup2(STDERR_FILENO, STDOUT_FILENO) < 0) return NULL;
+    return fdopen(number, "w");
+}
+
+static FILE *open_file(output *o, output_mode mode) {
+    const int flags = O_WRONLY | O_CREAT | O_CLOEXEC | O_NOCTTY |
+                      (mode == OUTPUT_REPLACE  ? O_TRUNC
+                       : mode == OUTPUT_APPEND ? O_APPEND
+                                               : 0);
+    if (!cli_make_parents(o->path)) return NULL;
+    int number = open(o->path, flags | O_EXCL, 0666);
+    o->made = number >= 0;
+    if (number < 0 && errno == EEXIST) number = open(o->path, flags, 0666);
+    return number < 0 ? NULL : fdopen(number, mode == OUTPUT_APPEND ? "a" : "w");
+}
+
+bool output_open(output *o, const char *path, output_mode mode) {
+    *o = (output){.path = path, .name = path};
+    if (!path) return true;
+    if (!output_is_stdout(path)) {
+        o->file = open_file(o, mode);
+    } else {
+        o->name = "standard output";
+        o->file = take_stdout();
+    }
+    if (!o->file) cli_fail(CLI_FAILURE, "cannot write %s: %s", o->name, strerror(errno));
+    return o->file != NULL;
+}
+
+static bool is_regular(const output *o, struct stat *status) {
+    return fstat(fileno(o->file), status) == 0 && S_ISREG(status->st_mode);
+}
+
+void output_restart(output *o) {
+    struct stat status;
+    if (!is_regular(o, &status)) return;
+    rewind(o->file);
+    if (ftruncate(fileno(o->file), 0) != 0 && !o->error) o->error = errno;
+}
+
+bool output_close(output *o) {
+    if (!o->file) return true;
+    struct stat status;
+    errno = 0;
+    const bool failed = ferror(o->file) != 0, flushed = fflush(o->file) == 0;
+    if ((failed || !flushed) && !o->error) o->error = errno ? errno : EIO;
+    if (o->made && is_regular(o, &status) && status.st_size == 0) unlink(o->path);
+    if (fclose(o->file) != 0 && !o->error) o->error = errno ? errno : EIO;
+    o->file = NULL;
+    if (o->error) cli_fail(CLI_FAILURE, "cannot write %s: %s", o->name, strerror(o->error));
+    return o->error == 0;
+}

@@ -1,0 +1,509 @@
+#include "cli/train/checkpoint.h"
+
+#include "cli/base/device.h"
+#include "cli/train/durable.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <hdf5.h>
+#include <limits.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum { MAX_TEXTS = 16, OLD_TEXT_BYTES = 4096, NAME_BYTES = 64 };
+
+struct checkpoint {
+    hid_t file;
+    int64_t newest;
+    char path[PATH_MAX];
+    char *texts[MAX_TEXTS];
+    int n_texts;
+};
+
+/* ---- names ---- */
+
+static void name_of(int64_t step, char name[NAME_BYTES]) {
+    snprintf(name, NAME_BYTES, "step-%09lld.h5", (long long)step);
+}
+
+/* The step in a file's name; -1 for other files. */
+static int64_t step_of(const char *name) {
+    char same[NAME_BYTES];
+    if (strncmp(name, "step-", 5) != 0) return -1;
+    const int64_t step = strtoll(name + 5, NULL, 10);
+    name_of(step, same);
+    return strcmp(name, same) == 0 ? step : -1;
+}
+
+/* The newest checkpoint in the folder before step `limit`; -1 when there is none. */
+static int64_t newest_before(const char *folder, int64_t limit) {
+    int64_t newest = -1;
+    DIR *d = opendir(folder);
+    for (struct dirent *e; d && (e = readdir(d));) {
+        const int64_t step = step_of(e->d_name);
+        if (step < limit && step > newest) newest = step;
+    }
+    if (d) closedir(d);
+    return newest;
+}
+
+int64_t checkpoint_after(const char *folder, int64_t step, char names[CHECKPOINT_NAMES]) {
+    enum { NAMED = 4 };
+    int64_t count = 0, at = INT64_MAX;
+    size_t used = 0;
+    names[0] = 0;
+    while ((at = newest_before(folder, at)) > step) {
+        char name[NAME_BYTES];
+        name_of(at, name);
+        if (count++ < NAMED)
+            used += (size_t)snprintf(names + used, CHECKPOINT_NAMES - used, "%s%s",
+                                     count > 1 ? ", " : "", name);
+    }
+    if (count > NAMED)
+        snprintf(names + used, CHECKPOINT_NAMES - used, " and %lld more", (long long)(count - NAMED));
+    return count;
+}
+
+/* Removes the folder's checkpoints of steps after `after` but for two. */
+static bool remove_but(const char *folder, int64_t after, int64_t keep, int64_t keep_too) {
+    bool ok = true;
+    DIR *d = opendir(folder);
+    for (struct dirent *e; d && (e = readdir(d));) {
+        char path[PATH_MAX];
+        const int64_t step = step_of(e->d_name);
+        if (step <= after || step == keep || step == keep_too) continue;
+        snprintf(path, sizeof path, "%s/%s", folder, e->d_name);
+        if (unlink(path) == 0) continue;
+        cli_fail(CLI_FAILURE, "cannot remove %s: %s", path, strerror(errno));
+        ok = false;
+    }
+    if (d) closedir(d);
+    return ok;
+}
+
+bool checkpoint_remove_after(const char *folder, int64_t step) {
+    return remove_but(folder, step, -1, -1);
+}
+
+/* ---- values in HDF5 ---- */
+
+static bool put_attribute(hid_t object, const char *name, hid_t type, const void *value) {
+    const hid_t space = H5Screate(H5S_SCALAR);
+    const hid_t a = H5Acreate2(object, name, type, space, H5P_DEFAULT, H5P_DEFAULT);
+    const bool ok = a >= 0 && H5Awrite(a, type, value) >= 0;
+    if (a >= 0) H5Aclose(a);
+    H5Sclose(space);
+    return ok;
+}
+
+static bool get_attribute(hid_t object, const char *name, hid_t type, void *value) {
+    if (H5Aexists(object, name) <= 0) return false;
+    const hid_t a = H5Aopen(object, name, H5P_DEFAULT);
+    const hid_t space = H5Aget_space(a), stored = H5Aget_type(a);
+    const bool ok = H5Sget_simple_extent_npoints(space) == 1 &&
+                    H5Tget_class(stored) == H5Tget_class(type) && H5Aread(a, type, value) >= 0;
+    H5Tclose(stored);
+    H5Sclose(space);
+    H5Aclose(a);
+    return ok;
+}
+
+static bool put_array(hid_t file, const char *path, hid_t type, int ndim, const int64_t *shape,
+                      const void *data) {
+    hsize_t extent[FATTN_MAX_DIMS];
+    for (int d = 0; d < ndim; ++d)
+        extent[d] = (hsize_t)shape[d];
+    const hid_t space = H5Screate_simple(ndim, extent, NULL);
+    const hid_t links = H5Pcreate(H5P_LINK_CREATE), create = H5Pcreate(H5P_DATASET_CREATE);
+    H5Pset_create_intermediate_group(links, 1);
+    H5Pset_obj_track_times(create, false); /* equal states make equal files */
+    const hid_t set = H5Dcreate2(file, path, type, space, links, create, H5P_DEFAULT);
+    const bool empty = H5Sget_simple_extent_npoints(space) == 0;
+    const bool ok =
+        set >= 0 && (empty || H5Dwrite(set, type, H5S_ALL, H5S_ALL, H5P_DEFAULT, data) >= 0);
+    if (set >= 0) H5Dclose(set);
+    H5Pclose(create);
+    H5Pclose(links);
+    H5Sclose(space);
+    return ok;
+}
+
+/* Are count elements stored in the file itself, in one piece? HDF5 would make up what is not there. */
+static bool is_whole(hid_t set, hsize_t count) {
+    hsize_t size;
+    const hid_t file = H5Iget_file_id(set);
+    const hid_t list = H5Dget_create_plist(set), type = H5Dget_type(set);
+    const H5D_layout_t layout = H5Pget_layout(list);
+    const bool whole = (layout == H5D_CONTIGUOUS || layout == H5D_COMPACT) &&
+                       H5Pget_external_count(list) == 0 && H5Fget_filesize(file, &size) >= 0 &&
+                       count <= size && H5Dget_storage_size(set) == count * H5Tget_size(type);
+    H5Tclose(type);
+    H5Pclose(list);
+    H5Fclose(file);
+    return whole;
+}
+
+/* Extent of a dataset; -1 dimensions when it is not there as a whole. */
+static int shape_of(hid_t file, const char *path, int64_t shape[FATTN_MAX_DIMS]) {
+    if (H5Lexists(file, path, H5P_DEFAULT) <= 0) return -1;
+    const hid_t set = H5Dopen2(file, path, H5P_DEFAULT);
+    if (set < 0) return -1;
+    const hid_t space = H5Dget_space(set);
+    hsize_t extent[H5S_MAX_RANK];
+    int ndim = H5Sget_simple_extent_dims(space, extent, NULL);
+    const hssize_t count = H5Sget_simple_extent_npoints(space);
+    if (ndim > FATTN_MAX_DIMS || count < 0 || !is_whole(set, (hsize_t)count)) ndim = -1;
+    for (int d = 0; d < ndim; ++d)
+        shape[d] = (int64_t)extent[d];
+    H5Sclose(space);
+    H5Dclose(set);
+    return ndim;
+}
+
+static bool get_array(hid_t file, const char *path, hid_t type, int ndim, const int64_t *shape,
+                      void *data) {
+    int64_t found[FATTN_MAX_DIMS];
+    if (shape_of(file, path, found) != ndim) return false;
+    int64_t n = 1;
+    for (int d = 0; d < ndim; ++d) {
+        if (found[d] != shape[d]) return false;
+        n *= found[d];
+    }
+    const hid_t set = H5Dopen2(file, path, H5P_DEFAULT);
+    const bool ok = n == 0 || H5Dread(set, type, H5S_ALL, H5S_ALL, H5P_DEFAULT, data) >= 0;
+    H5Dclose(set);
+    return ok;
+}
+
+/* A text is a row of bytes of any length: an attribute holds 64 KiB at most. */
+static bool put_text(hid_t group, const char *name, const char *value) {
+    const int64_t length = (int64_t)strlen(value);
+    return put_array(group, name, H5T_NATIVE_UCHAR, 1, &length, value);
+}
+
+static char *get_text(hid_t group, const char *name) {
+    int64_t length[FATTN_MAX_DIMS];
+    if (H5Lexists(group, name, H5P_DEFAULT) > 0) {
+        if (shape_of(group, name, length) != 1) return NULL;
+        char *const text = calloc(1, (size_t)length[0] + 1);
+        if (text && get_array(group, name, H5T_NATIVE_UCHAR, 1, length, text)) return text;
+        free(text);
+        return NULL;
+    }
+    const hid_t type = H5Tcopy(H5T_C_S1); /* as texts were stored once */
+    char *text = calloc(1, OLD_TEXT_BYTES + 1);
+    if (text && (H5Tset_size(type, OLD_TEXT_BYTES) < 0 || !get_attribute(group, name, type, text))) {
+        free(text);
+        text = NULL;
+    }
+    H5Tclose(type);
+    return text;
+}
+
+/* ---- options ---- */
+
+static bool is_stored(const cli_option *o, const char *const *skip) {
+    for (; *skip; ++skip)
+        if (strcmp(o->name, *skip) == 0) return false;
+    return o->type != CLI_INTS;
+}
+
+static bool put_option(hid_t group, const cli_option *o, const void *field) {
+    switch (o->type) {
+    case CLI_FLAG: {
+        const int value = *(const bool *)field;
+        return put_attribute(group, o->name, H5T_NATIVE_INT, &value);
+    }
+    case CLI_INT: return put_attribute(group, o->name, H5T_NATIVE_INT64, field);
+    case CLI_REAL: return put_attribute(group, o->name, H5T_NATIVE_DOUBLE, field);
+    case CLI_CHOICE: return put_attribute(group, o->name, H5T_NATIVE_INT, field);
+    case CLI_TEXT: return !*(char *const *)field || put_text(group, o->name, *(char *const *)field);
+    default: return false;
+    }
+}
+
+static bool read_option(checkpoint *c, hid_t group, const cli_option *o, void *field) {
+    switch (o->type) {
+    case CLI_FLAG: {
+        int value;
+        if (!get_attribute(group, o->name, H5T_NATIVE_INT, &value)) return false;
+        *(bool *)field = value != 0;
+        return true;
+    }
+    case CLI_INT: return get_attribute(group, o->name, H5T_NATIVE_INT64, field);
+    case CLI_REAL: return get_attribute(group, o->name, H5T_NATIVE_DOUBLE, field);
+    case CLI_CHOICE: return get_attribute(group, o->name, H5T_NATIVE_INT, field);
+    case CLI_TEXT: {
+        *(const char **)field = NULL;
+        if (H5Aexists(group, o->name) <= 0 && H5Lexists(group, o->name, H5P_DEFAULT) <= 0) return true;
+        char *text = c->n_texts < MAX_TEXTS ? get_text(group, o->name) : NULL;
+        if (!text) return false;
+        *(const char **)field = c->texts[c->n_texts++] = text;
+        return true;
+    }
+    default: return false;
+    }
+}
+
+/* The file may be sound and still hold what no option allows. */
+static bool get_option(checkpoint *c, hid_t group, const cli_option *o, void *field) {
+    return read_option(c, group, o, field) && cli_in_range(o, field);
+}
+
+/* ---- the state of a run ---- */
+
+/* A tensor through a buffer of F32 on the host. */
+static bool put_tensor(hid_t file, const char *path, fattn_ctx *ctx, const fattn_tensor *t) {
+    float *numbers = malloc((size_t)fattn_tensor_numel(t) * sizeof *numbers + 1);
+    const bool ok = numbers && device_read(ctx, t, numbers) == FATTN_OK &&
+                    put_array(file, path, H5T_NATIVE_FLOAT, t->ndim, t->shape, numbers);
+    free(numbers);
+    return ok;
+}
+static bool get_tensor(hid_t file, const char *path, fattn_ctx *ctx, const fattn_tensor *t) {
+    float *numbers = malloc((size_t)fattn_tensor_numel(t) * sizeof *numbers + 1);
+    const bool ok = numbers &&
+                    get_array(file, path, H5T_NATIVE_FLOAT, t->ndim, t->shape, numbers) &&
+                    device_write(ctx, t, numbers) == FATTN_OK;
+    free(numbers);
+    return ok;
+}
+
+typedef bool (*array_fn)(hid_t file, const char *path, fattn_ctx *ctx, const fattn_tensor *t);
+
+/* Every parameter and its two moments, to or from the file. The numbers of a 16-bit parameter are those
+   of its master; reading fills both. */
+static bool each_tensor(hid_t file, const trainer *r, array_fn move) {
+    int n;
+    fattn_param *const *params = model_params(r->model, &n);
+    for (int i = 0; i < n; ++i) {
+        char path[NAME_BYTES * 2];
+        fattn_tensor numbers = params[i]->value, m, v;
+        const bool has_master = numbers.dtype != FATTN_F32;
+        if (has_master &&
+            fattn_adamw_state(r->adamw, i, FATTN_ADAM_MASTER, &numbers) != FATTN_OK)
+            return false;
+        snprintf(path, sizeof path, "/params/%s", params[i]->name);
+        if (!move(file, path, r->ctx, &numbers)) return false;
+        if (has_master && fattn_tensor_copy(r->ctx, &params[i]->value, &numbers) != FATTN_OK)
+            return false;
+        if (fattn_adamw_state(r->adamw, i, FATTN_ADAM_M, &m) != FATTN_OK) return false;
+        if (fattn_adamw_state(r->adamw, i, FATTN_ADAM_V, &v) != FATTN_OK) return false;
+        snprintf(path, sizeof path, "/adam/m/%s", params[i]->name);
+        if (!move(file, path, r->ctx, &m)) return false;
+        snprintf(path, sizeof path, "/adam/v/%s", params[i]->name);
+        if (!move(file, path, r->ctx, &v)) return false;
+    }
+    return true;
+}
+
+typedef struct counters {
+    int64_t step, cursor, adam_step;
+    double elapsed;
+    uint64_t fingerprint;
+} counters;
+
+static bool put_counters(hid_t group, const counters *c) {
+    return put_attribute(group, "step", H5T_NATIVE_INT64, &c->step) &&
+           put_attribute(group, "cursor", H5T_NATIVE_INT64, &c->cursor) &&
+           put_attribute(group, "adam_step", H5T_NATIVE_INT64, &c->adam_step) &&
+           put_attribute(group, "elapsed", H5T_NATIVE_DOUBLE, &c->elapsed) &&
+           put_attribute(group, "fingerprint", H5T_NATIVE_UINT64, &c->fingerprint);
+}
+static bool get_counters(hid_t group, counters *c) {
+    return get_attribute(group, "step", H5T_NATIVE_INT64, &c->step) &&
+           get_attribute(group, "cursor", H5T_NATIVE_INT64, &c->cursor) &&
+           get_attribute(group, "adam_step", H5T_NATIVE_INT64, &c->adam_step) &&
+           get_attribute(group, "elapsed", H5T_NATIVE_DOUBLE, &c->elapsed) &&
+           get_attribute(group, "fingerprint", H5T_NATIVE_UINT64, &c->fingerprint);
+}
+
+/* Counters go on from there: they must not overflow. */
+static bool are_sound(const counters *c) {
+    const int64_t limit = INT64_MAX / 2;
+    return c->step >= 0 && c->step < limit && c->cursor >= 0 && c->cursor < limit &&
+           isfinite(c->elapsed) && c->elapsed >= 0; /* adam_step: fattn_adamw_set_step looks */
+}
+
+static bool put_history(hid_t file, const history *h) {
+    return put_array(file, "/history/loss", H5T_NATIVE_DOUBLE, 1, &h->steps, h->loss) &&
+           put_array(file, "/history/eval_step", H5T_NATIVE_DOUBLE, 1, &h->evals, h->eval_step) &&
+           put_array(file, "/history/eval_loss", H5T_NATIVE_DOUBLE, 1, &h->evals, h->eval_loss) &&
+           put_array(file, "/history/eval_right", H5T_NATIVE_DOUBLE, 1, &h->evals, h->eval_right);
+}
+
+static bool get_history(hid_t file, fattn_ctx *ctx, history *h) {
+    int64_t steps[FATTN_MAX_DIMS], evals[FATTN_MAX_DIMS];
+    if (shape_of(file, "/history/loss", steps) != 1) return false;
+    if (shape_of(file, "/history/eval_step", evals) != 1) return false;
+    if (history_resize(ctx, h, steps[0], evals[0]) != FATTN_OK) return false;
+    return get_array(file, "/history/loss", H5T_NATIVE_DOUBLE, 1, &h->steps, h->loss) &&
+           get_array(file, "/history/eval_step", H5T_NATIVE_DOUBLE, 1, &h->evals, h->eval_step) &&
+           get_array(file, "/history/eval_loss", H5T_NATIVE_DOUBLE, 1, &h->evals, h->eval_loss) &&
+           get_array(file, "/history/eval_right", H5T_NATIVE_DOUBLE, 1, &h->evals, h->eval_right);
+}
+
+static hid_t make_group(hid_t file, const char *path) {
+    return H5Gcreate2(file, path, H5P_DEFAULT, H5P_DEFAULT, H5P_DEFAULT);
+}
+
+static bool put_all(hid_t file, const cli_option *table, const void *options,
+                    const char *const *skip, const trainer *r) {
+    counters c = {.step = r->step,
+                  .cursor = r->cursor,
+                  .elapsed = r->elapsed,
+                  .fingerprint = r->task->fingerprint};
+    bool ok = fattn_adamw_get_step(r->adamw, &c.adam_step) == FATTN_OK;
+    const hid_t config = make_group(file, "/config"), state = make_group(file, "/state");
+    for (const cli_option *o = table; ok && o->name; ++o) {
+        if (is_stored(o, skip)) ok = put_option(config, o, (const char *)options + o->offset);
+    }
+    ok = ok && put_counters(state, &c) && each_tensor(file, r, put_tensor) &&
+         put_history(file, &r->history);
+    H5Gclose(config);
+    H5Gclose(state);
+    return ok;
+}
+
+/* An HDF5 file in memory: nothing reaches the disk but through durable_write, whose errors are
+   exact. image NULL: a new one. Files that are open together need different names. */
+static hid_t open_in_memory(void *image, size_t size) {
+    const hid_t access = H5Pcreate(H5P_FILE_ACCESS);
+    H5Eset_auto2(H5E_DEFAULT, NULL, NULL); /* HDF5 prints nothing */
+    H5Pset_fapl_core(access, 1 << 20, false);
+    if (image) H5Pset_file_image(access, image, size);
+    const hid_t file = image ? H5Fopen("read", H5F_ACC_RDONLY, access)
+                             : H5Fcreate("written", H5F_ACC_TRUNC, H5P_DEFAULT, access);
+    H5Pclose(access);
+    return file;
+}
+
+bool checkpoint_save(const char *folder, const cli_option *table, const void *options,
+                     const char *const *skip, const trainer *r) {
+    unsigned char *image = NULL;
+    const hid_t file = open_in_memory(NULL, 0);
+    bool ok = file >= 0 && put_all(file, table, options, skip, r) &&
+              H5Fflush(file, H5F_SCOPE_GLOBAL) >= 0;
+    const ssize_t size = ok ? H5Fget_file_image(file, NULL, 0) : -1;
+    if (size > 0) image = malloc((size_t)size + DURABLE_SEAL);
+    ok = image && H5Fget_file_image(file, image, (size_t)size) == size;
+    if (file >= 0) H5Fclose(file);
+    if (!ok)
+        cli_fail(CLI_FAILURE, "cannot build a checkpoint of step %lld: no memory?",
+                 (long long)r->step);
+    char name[NAME_BYTES];
+    name_of(r->step, name);
+    const int64_t before = newest_before(folder, r->step);
+    ok = ok && durable_write(folder, name, image, (size_t)size + DURABLE_SEAL) &&
+         remove_but(folder, -1, r->step, before);
+    free(image);
+    return ok;
+}
+
+/* ---- reading ---- */
+
+static checkpoint *open_file(const char *path) {
+    size_t size;
+    unsigned char *image = durable_read(path, &size);
+    if (!image) return NULL;
+    checkpoint *c = calloc(1, sizeof *c);
+    if (c) {
+        snprintf(c->path, sizeof c->path, "%s", path);
+        c->newest = -1;
+        c->file = open_in_memory(image, size);
+    }
+    free(image);
+    if (c && c->file >= 0) return c;
+    cli_fail(CLI_FAILURE, "cannot open %s: %s", path, c ? "HDF5 refuses it" : "no memory");
+    free(c);
+    return NULL;
+}
+
+checkpoint *checkpoint_open(const char *path) {
+    struct stat status;
+    if (stat(path, &status) != 0 || !S_ISDIR(status.st_mode)) return open_file(path);
+    int64_t newest = newest_before(path, INT64_MAX), step = newest;
+    if (step < 0) cli_fail(CLI_FAILURE, "%s holds no checkpoint", path);
+    checkpoint *c = NULL;
+    while (!c && step >= 0) {
+        char name[NAME_BYTES], file[PATH_MAX];
+        name_of(step, name);
+        snprintf(file, sizeof file, "%s/%s", path, name);
+        c = open_file(file);
+        if (c) c->newest = newest;
+        if (c) break;
+        const int64_t now = newest_before(path, INT64_MAX); /* another process may have saved since */
+        step = now > newest ? now : newest_before(path, step);
+        if (step >= 0)
+            cli_fail(CLI_OK, "going %s to step %lld", now > newest ? "on" : "back", (long long)step);
+        if (now > newest) newest = now;
+    }
+    return c;
+}
+
+int64_t checkpoint_newest(const checkpoint *c) { return c->newest; }
+const char *checkpoint_path(const checkpoint *c) { return c->path; }
+
+bool checkpoint_options(checkpoint *c, const cli_option *table, void *options,
+                        const char *const *skip) {
+    const hid_t group = H5Gopen2(c->file, "/config", H5P_DEFAULT);
+    bool ok = group >= 0;
+    for (const cli_option *o = table; ok && o->name; ++o) {
+        if (!is_stored(o, skip)) continue;
+        ok = get_option(c, group, o, (char *)options + o->offset);
+        if (!ok)
+            cli_fail(CLI_FAILURE, "%s was written by another version: no %s, or none in its range",
+                     c->path, o->name);
+    }
+    if (group >= 0)
+        H5Gclose(group);
+    else
+        cli_fail(CLI_FAILURE, "%s holds no configuration", c->path);
+    return ok;
+}
+
+bool checkpoint_restore(checkpoint *c, trainer *r) {
+    counters found;
+    const hid_t group = H5Gopen2(c->file, "/state", H5P_DEFAULT);
+    bool ok = group >= 0 && get_counters(group, &found) && are_sound(&found);
+    if (group >= 0) H5Gclose(group);
+    int64_t embedding[FATTN_MAX_DIMS];
+    if (ok && shape_of(c->file, "/params/embedding", embedding) == 2 &&
+        embedding[0] != r->task->vocab) {
+        cli_fail(CLI_FAILURE,
+                 "%s: its model has %lld symbols, this program's has %lld: another version wrote it "
+                 "(a text's symbols are its bytes now), and the run cannot go on",
+                 c->path, (long long)embedding[0], (long long)r->task->vocab);
+        return false;
+    }
+    if (ok && found.fingerprint != r->task->fingerprint) {
+        cli_fail(CLI_FAILURE, "%s: the run was trained on another text", c->path);
+        return false;
+    }
+    ok = ok && each_tensor(c->file, r, get_tensor) && get_history(c->file, r->ctx, &r->history) &&
+         r->history.steps == found.step;
+    if (ok && fattn_adamw_set_step(r->adamw, found.adam_step) != FATTN_OK) {
+        cli_fail(CLI_FAILURE, "%s: %s", c->path, fattn_ctx_error(r->ctx));
+        return false;
+    }
+    if (!ok) {
+        cli_fail(CLI_FAILURE, "%s does not hold the state of such a model", c->path);
+        return false;
+    }
+    r->step = found.step;
+    r->cursor = found.cursor;
+    r->elapsed = found.elapsed;
+    return true;
+}
+
+void checkpoint_close(checkpoint *c) {
+    if (!c) return;
+    for (int i = 0; i < c->n_texts; ++i)
+        free(c->texts[i]);
+    H5Fclose(c->file);
+    free(c);
+}

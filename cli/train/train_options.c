@@ -1,0 +1,247 @@
+#include "cli/train/train_options.h"
+
+#include "cli/base/device.h"
+#include "cli/output/files.h"
+
+#include <stddef.h>
+#include <string.h>
+
+#define FIELD(name) offsetof(train_options, name)
+static const double ANY = 9e15;
+
+const cli_option train_table[] = {
+    {"preset", CLI_CHOICE, FIELD(preset), "P", 0, 0, "gpt2-124m",
+     "random tokens in bf16 (--device cuda) for a model of the size of GPT-2 124M; what else is "
+     "given counts"},
+    {"task", CLI_CHOICE, FIELD(task), "TASK", 0, 0, "recall|text|tokens", "what to learn"},
+    {"text", CLI_TEXT, FIELD(text), "FILE", 0, 0, NULL,
+     "text to learn: a file, or a folder of fortune files"},
+    {"vocab", CLI_INT, FIELD(vocab), "V", 0, 1 << 20, NULL, "of random tokens, at least 2"},
+    {"layers", CLI_INT, FIELD(layers), "N", 1, 1000, NULL, "transformer blocks"},
+    {"channels", CLI_INT, FIELD(channels), "N", 2, 65536, NULL, "width of the residual stream"},
+    {"heads", CLI_INT, FIELD(heads), "N", 1, 1024, NULL, "query heads; must divide the channels"},
+    {"kv-heads", CLI_INT, FIELD(kv_heads), "N", 1, 1024, NULL,
+     "key and value heads; must divide the heads"},
+    {"mlp", CLI_INT, FIELD(mlp), "N", 1, 64, NULL, "hidden width of the MLP in channels"},
+    {"context", CLI_INT, FIELD(context), "N", 8, 1 << 20, NULL, "tokens of a sequence"},
+    {"batch", CLI_INT, FIELD(batch), "N", 1, 65536, NULL, "sequences of a step"},
+    {"steps", CLI_INT, FIELD(steps), "N", 0, ANY, NULL, "stop after so many steps; 0 = no limit"},
+    {"seconds", CLI_REAL, FIELD(seconds), "S", 0, ANY, NULL,
+     "stop after so much time, of all parts of a resumed run; 0 = no limit"},
+    {"lr", CLI_REAL, FIELD(lr), "LR", 0, 10, NULL, "peak learning rate"},
+    {"warmup", CLI_INT, FIELD(warmup), "N", 0, ANY, NULL, "steps until the peak learning rate"},
+    {"weight-decay", CLI_REAL, FIELD(weight_decay), "W", 0, 10, NULL, "AdamW's, of matrices"},
+    {"clip", CLI_REAL, FIELD(clip), "G", 0, ANY, NULL, "largest norm of a gradient; 0 = no limit"},
+    {"dropout", CLI_REAL, FIELD(dropout), "P", 0, 0.9, NULL, "of attention weights"},
+    {"seed", CLI_INT, FIELD(seed), "N", 0, ANY, NULL, "of weights, data, dropout and the sample"},
+    {"algorithm", CLI_CHOICE, FIELD(algorithm), "A", 0, 0, "flash|standard",
+     "attention that keeps O and L, or the one that stores N x N"},
+    {"deterministic", CLI_FLAG, FIELD(deterministic), NULL, 0, 0, NULL,
+     "bitwise repeatable gradients, or an error (a CPU's always are)"},
+    {"device", CLI_CHOICE, FIELD(device), "D", 0, 0, "cpu|cuda",
+     "where to compute; a run may go on on another"},
+    {"dtype", CLI_CHOICE, FIELD(dtype), "T", 0, 0, "f32|bf16",
+     "of weights and activations; bf16 has F32 masters and gradients, and needs a GPU"},
+    {"threads", CLI_INT, FIELD(threads), "N", 0, 1024, NULL, "0 = one per processor"},
+    {"target", CLI_REAL, FIELD(target), "A", 0, 1, NULL,
+     "stop when this share of held-out answers is right; 0 = never"},
+    {"eval-every", CLI_INT, FIELD(eval_every), "N", 1, ANY, NULL,
+     "steps between held-out evaluations"},
+    {"eval-sequences", CLI_INT, FIELD(eval_sequences), "N", 1, ANY, NULL,
+     "held-out sequences of each; the last one uses all"},
+    {"checkpoint", CLI_TEXT, FIELD(checkpoint), "DIR", 0, 0, NULL,
+     "folder for checkpoints, the last two are kept; - = none"},
+    {"checkpoint-every", CLI_INT, FIELD(checkpoint_every), "N", 1, ANY, NULL,
+     "steps between checkpoints"},
+    {"overwrite", CLI_FLAG, FIELD(overwrite), NULL, 0, 0, NULL,
+     "remove checkpoints in that folder that are not the run's, or are later; cut the log of one"},
+    {"resume", CLI_TEXT, FIELD(resume), "DIR", 0, 0, NULL,
+     "go on from the newest checkpoint there, or from a file"},
+    {"json", CLI_TEXT, FIELD(json), "FILE", 0, 0, NULL, "log as JSON lines; - = standard output"},
+    {"plot", CLI_TEXT, FIELD(plot), "FILE", 0, 0, NULL, "loss curve as SVG; - = standard output"},
+    {"sample", CLI_INT, FIELD(sample), "N", 0, 1 << 20, NULL, "bytes to write at the end"},
+    {"prompt", CLI_TEXT, FIELD(prompt), "TEXT", 0, 0, NULL, "what the sample goes on from"},
+    {"temperature", CLI_REAL, FIELD(temperature), "T", 0, 100, NULL, "of the sample; 0 = greedy"},
+    {"top-k", CLI_INT, FIELD(top_k), "K", 0, ANY, NULL,
+     "choose among the K likeliest symbols; 0 = all"},
+    {NULL}};
+
+enum { UNSET = -1 };
+const train_options train_unset = {
+    .preset = UNSET, .task = UNSET, .algorithm = UNSET, .device = UNSET, .dtype = UNSET, .vocab = UNSET, .layers = UNSET, .channels = UNSET, .heads = UNSET,
+    .kv_heads = UNSET, .mlp = UNSET, .context = UNSET, .batch = UNSET, .steps = UNSET,
+    .warmup = UNSET, .seed = UNSET, .threads = UNSET, .eval_every = UNSET, .eval_sequences = UNSET,
+    .checkpoint_every = UNSET, .sample = UNSET, .top_k = UNSET, .seconds = UNSET, .lr = UNSET,
+    .weight_decay = UNSET, .clip = UNSET, .dropout = UNSET, .target = UNSET, .temperature = UNSET};
+
+static const train_options defaults[] = {
+    [TASK_RECALL] = {.task = TASK_RECALL, .layers = 2, .channels = 64, .heads = 2, .kv_heads = 2,
+                     .mlp = 2, .context = 64, .batch = 32, .steps = 4000, .warmup = 50, .seed = 1,
+                     .eval_every = 50, .eval_sequences = 128, .checkpoint_every = 200,
+                     .seconds = 0, .lr = 3e-3, .weight_decay = 0.01, .clip = 1, .target = 0.995,
+                     .checkpoint = "fattn-recall", .prompt = "-", .temperature = 1},
+    [TASK_TEXT] = {.task = TASK_TEXT, .layers = 4, .channels = 128, .heads = 4, .kv_heads = 4,
+                   .mlp = 4, .context = 256, .batch = 8, .warmup = 50, .seed = 1,
+                   .eval_every = 50, .eval_sequences = 32, .checkpoint_every = 200, .sample = 400,
+                   .seconds = 120, .lr = 2e-3, .weight_decay = 0.1, .clip = 1, .temperature = 0.8,
+                   .text = "/usr/share/games/fortunes", .checkpoint = "fattn-text",
+                   .prompt = "\n"},
+    [TASK_TOKENS] = {.task = TASK_TOKENS, .vocab = 50304, .layers = 12, .channels = 768, .heads = 12,
+                     .kv_heads = 12, .mlp = 4, .context = 1024, .batch = 64, .warmup = 50, .seed = 1,
+                     .steps = 30, .eval_every = 1000000, .eval_sequences = 1, .lr = 6e-4,
+                     .checkpoint_every = 1000000, .weight_decay = 0.1, .clip = 1, .checkpoint = "-",
+                     .prompt = "-", .temperature = 1}};
+
+/* What --preset gpt2-124m says; the rest is its task's. */
+static train_options gpt2_124m(void) {
+    train_options o = train_unset;
+    o.task = TASK_TOKENS, o.dtype = 1;
+    o.vocab = 50304, o.layers = 12, o.channels = 768, o.heads = 12, o.mlp = 4;
+    o.context = 1024, o.batch = 64;
+    return o;
+}
+
+const char train_details[] =
+    "recall: key-value pairs, then the keys again: the model must answer with the\n"
+    "values. It stops when held-out answers are right, and fails when they never are.\n"
+    "text: a model of a text's bytes, Debian's fortunes by default, in any encoding;\n"
+    "about a tenth of the records is held out.\n"
+    "tokens: random ones, for a measurement: tokens/s and memory of a model of any size.\n"
+    "\n"
+    "Defaults that depend on the task (shown as -1 or not at all below):\n"
+    "          layers channels heads context batch   lr  budget      checkpoints\n"
+    "  recall       2       64     2      64    32 3e-3  4000 steps  fattn-recall\n"
+    "  text         4      128     4     256     8 2e-3  120 s       fattn-text\n"
+    "  tokens      12      768    12    1024    64 6e-4  30 steps    none\n"
+    "\n"
+    "Ctrl-C or SIGTERM ends after the step at hand, with a checkpoint and exit code\n"
+    "130. --resume goes on bitwise as if nothing had happened, with the options of\n"
+    "the checkpoint; those of the model, the data and the optimiser cannot change.\n"
+    "What is for people goes to standard error when an output is standard output.\n"
+    "A folder is one run's at a time. A run that would replace checkpoints of another,\n"
+    "or ones later than the step that it goes on from, is refused without --overwrite.\n"
+    "A resumed run cuts its log back to that step; another run's it leaves as it is.";
+
+const char *const train_not_stored[] = {"preset", "resume", "overwrite", "device", NULL};
+
+/* Options that a resumed run shares with its first part, or it would be another run. The text may
+   have moved: its fingerprint is compared. */
+static const char *const fixed[] = {"vocab", "task",   "layers", "channels",     "heads", "kv-heads",
+                                    "mlp",    "context", "batch",       "lr",    "warmup",
+                                    "weight-decay", "clip", "dropout", "seed",  NULL};
+
+static size_t size_of(const cli_option *o) {
+    switch (o->type) {
+    case CLI_FLAG: return sizeof(bool);
+    case CLI_INT: return sizeof(int64_t);
+    case CLI_REAL: return sizeof(double);
+    case CLI_TEXT: return sizeof(const char *);
+    case CLI_CHOICE: return sizeof(int);
+    case CLI_INTS: return sizeof(cli_list);
+    }
+    return 0;
+}
+
+static bool contains(const char *const *names, const char *name) {
+    while (*names && strcmp(*names, name) != 0) ++names;
+    return *names != NULL;
+}
+
+/* Options that were not given take the field of `from`; given ones that are fixed must equal it. */
+static int take_missing(train_options *o, const train_options *from, bool check) {
+    for (const cli_option *p = train_table; p->name; ++p) {
+        char *field = (char *)o + p->offset;
+        const char *other = (const char *)from + p->offset;
+        const char *unset = (const char *)&train_unset + p->offset;
+        if (memcmp(field, unset, size_of(p)) == 0)
+            memcpy(field, other, size_of(p));
+        else if (check && contains(fixed, p->name) && memcmp(field, other, size_of(p)) != 0)
+            return cli_fail(CLI_FAILURE,
+                            "--%s differs from the checkpoint's: a resumed run keeps it", p->name);
+    }
+    return CLI_OK;
+}
+
+static int check(const train_options *o, bool by_preset) {
+    if (o->task != TASK_TEXT && o->text)
+        return cli_fail(CLI_USAGE, "--text goes with --task text");
+    if (o->task == TASK_TEXT && !o->text) return cli_fail(CLI_USAGE, "--task text needs a --text");
+    if (o->sample > 0 && (!o->prompt || !*o->prompt))
+        return cli_fail(CLI_USAGE, "--sample goes on from a --prompt of at least one byte");
+    if (o->task != TASK_TOKENS && o->vocab)
+        return cli_fail(CLI_USAGE, "--vocab goes with --task tokens");
+    if (o->task == TASK_TOKENS && o->vocab < 2)
+        return cli_fail(CLI_USAGE, "--vocab %lld: random tokens need at least 2",
+                        (long long)o->vocab);
+    if (o->task == TASK_RECALL && o->context % 4 != 0)
+        return cli_fail(CLI_USAGE, "--context %lld: recall needs a multiple of 4",
+                        (long long)o->context);
+    if (o->dtype == 1 && o->device != ON_CUDA)
+        return cli_fail(CLI_USAGE,
+                        "%s bf16 is computed on a GPU only: add --device cuda, or --dtype f32",
+                        by_preset ? "--preset gpt2-124m:" : "--dtype");
+    if (o->channels % o->heads != 0 || o->channels / o->heads % 2 != 0)
+        return cli_fail(CLI_USAGE,
+                        "--channels %lld --heads %lld: channels/heads must be an even number",
+                        (long long)o->channels, (long long)o->heads);
+    if (o->heads % o->kv_heads != 0)
+        return cli_fail(CLI_USAGE, "--heads %lld is no multiple of --kv-heads %lld",
+                        (long long)o->heads, (long long)o->kv_heads);
+    if (!output_differ(o->json, o->plot)) return CLI_USAGE;
+    if (o->steps == 0 && o->seconds == 0)
+        return cli_fail(CLI_USAGE, "a run needs --steps or --seconds above 0");
+    return CLI_OK;
+}
+
+int train_options_complete(train_options *o, checkpoint *from) {
+    /* One budget given replaces both of the default or the checkpoint. */
+    if (o->steps != UNSET && o->seconds == UNSET) o->seconds = 0;
+    if (o->steps == UNSET && o->seconds != UNSET) o->steps = 0;
+    if (from && o->preset != UNSET)
+        return cli_fail(CLI_USAGE, "--preset goes with a new run: a resumed one keeps its sizes");
+    if (from) {
+        train_options stored = train_unset;
+        if (!checkpoint_options(from, train_table, &stored, train_not_stored)) return CLI_FAILURE;
+        if (o->device == UNSET) o->device = 0;
+        o->same_log = !o->json || (stored.json && strcmp(o->json, stored.json) == 0);
+        const int code = take_missing(o, &stored, true);
+        return code ? code : check(o, false);
+    }
+    const bool by_preset = o->preset != UNSET;
+    if (by_preset) {
+        const train_options preset = gpt2_124m();
+        take_missing(o, &preset, false);
+        if (o->task != preset.task)
+            return cli_fail(CLI_USAGE, "--preset gpt2-124m goes with --task tokens");
+    }
+    if (o->task == UNSET) return cli_fail(CLI_USAGE, "say what to learn: --task recall, text or tokens");
+    if (o->kv_heads == UNSET) o->kv_heads = o->heads;
+    take_missing(o, &defaults[o->task], false);
+    return check(o, by_preset);
+}
+
+model_config train_model_config(const train_options *o, int64_t vocab) {
+    return (model_config){
+        .vocab = vocab,
+        .context = o->context,
+        .channels = o->channels,
+        .layers = (int)o->layers,
+        .heads = (int)o->heads,
+        .kv_heads = (int)o->kv_heads,
+        .mlp_ratio = (int)o->mlp,
+        .algorithm = o->algorithm == 1 ? FATTN_ALGO_STANDARD : FATTN_ALGO_AUTO,
+        .dtype = o->dtype == 1 ? FATTN_BF16 : FATTN_F32,
+        .dropout = (float)o->dropout,
+        .seed = (uint64_t)o->seed,
+    };
+}
+
+trainer_config train_trainer_config(const train_options *o) {
+    return (trainer_config){.batch = o->batch,
+                            .steps = o->steps,
+                            .warmup = o->warmup,
+                            .seconds = o->seconds,
+                            .lr = o->lr,
+                            .weight_decay = o->weight_decay,
+                            .clip = o->clip};
+}

@@ -1,0 +1,34 @@
+/* The options of `fattn train`: what the user said, completed by the task's defaults or by a
+   checkpoint's configuration. */
+#ifndef FATTNI_CLI_TRAIN_TRAIN_OPTIONS_H
+#define FATTNI_CLI_TRAIN_TRAIN_OPTIONS_H
+
+#include "cli/train/checkpoint.h"
+
+enum { TASK_RECALL, TASK_TEXT, TASK_TOKENS };
+
+typedef struct train_options {
+    int preset, task, algorithm, device, dtype;
+    bool deterministic, overwrite;
+    const char *text, *checkpoint, *resume, *json, *plot, *prompt;
+    int64_t vocab, layers, channels, heads, kv_heads, mlp, context, batch;
+    int64_t steps, warmup, seed, threads, eval_every, eval_sequences, checkpoint_every;
+    int64_t sample, top_k;
+    double seconds, lr, weight_decay, clip, dropout, target, temperature;
+    bool same_log; /* a resumed run's log is the one of its first part; no option */
+} train_options;
+
+extern const cli_option train_table[];
+extern const train_options train_unset; /* nothing given: outside every range */
+extern const char train_details[];
+extern const char *const train_not_stored[]; /* for checkpoint_save */
+
+/* Fills what was not given: from the checkpoint when there is one (then what must not change is
+   checked), else with the task's defaults; and checks what options demand of each other. Returns
+   CLI_OK, or another code after a sentence. */
+int train_options_complete(train_options *o, checkpoint *from);
+
+model_config train_model_config(const train_options *o, int64_t vocab);
+trainer_config train_trainer_config(const train_options *o);
+
+#endif

@@ -1,0 +1,213 @@
+#include "cli/train/trainer.h"
+
+#include "cli/base/device.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+/* Of a batch, to be looked at one by one: 256 MiB. With more an evaluation is the loss alone. */
+static const size_t MOST_LOGITS = 1 << 26;
+
+enum { NONE = -1 };
+
+static fattn_status create_parts(trainer *r, const model_config *config) {
+    const int64_t shape[2] = {r->config.batch, r->task->context};
+    fattn_status s = model_create(r->ctx, config, &r->model);
+    if (!s) s = fattn_tape_create(r->ctx, &r->tape);
+    if (!s) s = fattn_tensor_alloc(r->ctx, FATTN_I32, 2, shape, &r->ids);
+    if (!s) s = fattn_tensor_alloc(r->ctx, FATTN_I32, 2, shape, &r->targets);
+    const size_t tokens = (size_t)(shape[0] * shape[1]);
+    for (int i = 0; i < 2; ++i) r->symbols[i] = malloc(tokens * sizeof *r->symbols[i]);
+    const size_t logits = tokens * (size_t)r->task->vocab;
+    if (logits <= MOST_LOGITS) r->logits = malloc(logits * sizeof *r->logits);
+    if (!s && !(r->symbols[0] && r->symbols[1] && (r->logits || logits > MOST_LOGITS)))
+        s = fattn_ctx_fail(r->ctx, FATTN_E_NOMEM, "no memory for a batch");
+    if (s) return s;
+    fattn_adamw_options options = {.struct_size = sizeof options};
+    fattn_adamw_defaults(&options);
+    options.beta2 = 0.99f; /* short runs: the second moment must follow within a hundred steps */
+    options.weight_decay = (float)r->config.weight_decay;
+    options.max_grad_norm = (float)r->config.clip;
+    int n;
+    fattn_param *const *params = model_params(r->model, &n);
+    return fattn_adamw_create(r->ctx, &options, params, n, &r->adamw);
+}
+
+fattn_status trainer_create(trainer *r, fattn_ctx *ctx, task *t, const model_config *shape,
+                            const trainer_config *config) {
+    *r = (trainer){.config = *config, .ctx = ctx, .task = t, .prepared = NONE};
+    const fattn_status s = create_parts(r, shape);
+    if (s) trainer_destroy(r);
+    return s;
+}
+
+void trainer_destroy(trainer *r) {
+    fattn_adamw_destroy(r->adamw);
+    fattn_tape_destroy(r->tape);
+    model_destroy(r->model);
+    if (r->ctx) {
+        fattn_tensor_free(r->ctx, &r->ids);
+        fattn_tensor_free(r->ctx, &r->targets);
+    }
+    free(r->symbols[0]);
+    free(r->symbols[1]);
+    free(r->logits);
+    free(r->history.loss);
+    free(r->history.eval_step);
+    free(r->history.eval_loss);
+    free(r->history.eval_right);
+    *r = (trainer){0};
+}
+
+/* ---- history ---- */
+
+static bool grow(double **values, int64_t capacity) {
+    double *larger = realloc(*values, (size_t)capacity * sizeof **values);
+    if (larger) *values = larger;
+    return larger != NULL;
+}
+
+fattn_status history_resize(fattn_ctx *ctx, history *h, int64_t steps, int64_t evals) {
+    bool ok = true;
+    if (steps > h->step_capacity) {
+        const int64_t capacity = 2 * steps;
+        ok = grow(&h->loss, capacity);
+        if (ok) h->step_capacity = capacity;
+    }
+    if (ok && evals > h->eval_capacity) {
+        const int64_t capacity = 2 * evals;
+        ok = grow(&h->eval_step, capacity) && grow(&h->eval_loss, capacity) &&
+             grow(&h->eval_right, capacity);
+        if (ok) h->eval_capacity = capacity;
+    }
+    if (!ok)
+        return fattn_ctx_fail(ctx, FATTN_E_NOMEM, "no memory for the history of %lld steps",
+                              (long long)steps);
+    h->steps = steps;
+    h->evals = evals;
+    return FATTN_OK;
+}
+
+fattn_status trainer_note(trainer *r, const evaluation *e) {
+    history *h = &r->history;
+    const int64_t i = h->evals;
+    const fattn_status s = history_resize(r->ctx, h, h->steps, i + 1);
+    if (s) return s;
+    h->eval_step[i] = (double)r->step;
+    h->eval_loss[i] = e->loss;
+    h->eval_right[i] = e->right;
+    return FATTN_OK;
+}
+
+/* ---- steps ---- */
+
+double trainer_used(const trainer *r) {
+    const trainer_config *c = &r->config;
+    const double steps = c->steps > 0 ? (double)r->step / (double)c->steps : 0;
+    const double time = c->seconds > 0 ? r->elapsed / c->seconds : 0;
+    return fmax(steps, time);
+}
+
+double trainer_lr(const trainer *r) {
+    const double pi = 3.14159265358979323846, least = 0.1;
+    const double used = fmin(trainer_used(r), 1);
+    const double cosine = least + (1 - least) * 0.5 * (1 + cos(pi * used));
+    const double warm = (double)(r->step + 1) / (double)(r->config.warmup + 1);
+    return r->config.lr * cosine * fmin(warm, 1);
+}
+
+typedef void (*sequence_fn)(task *t, int64_t index, int32_t *ids, int32_t *targets);
+
+static void put_sequence(trainer *r, int64_t row, sequence_fn sequence, int64_t index) {
+    const int64_t at = row * r->task->context;
+    sequence(r->task, index, r->symbols[0] + at, r->symbols[1] + at);
+}
+
+static fattn_status send_batch(trainer *r) {
+    const fattn_status s = device_write_i32(r->ctx, &r->ids, r->symbols[0]);
+    return s ? s : device_write_i32(r->ctx, &r->targets, r->symbols[1]);
+}
+
+/* The batch of training sequences from `cursor` on, on the host. */
+static void prepare(trainer *r, int64_t cursor) {
+    if (r->prepared == cursor) return;
+    for (int64_t row = 0; row < r->config.batch; ++row)
+        put_sequence(r, row, r->task->train, cursor + row);
+    r->prepared = cursor;
+}
+
+fattn_status trainer_step(trainer *r) {
+    prepare(r, r->cursor);
+    fattn_status s = send_batch(r);
+    if (s) return s;
+    fattn_tape_reset(r->tape);
+    const fattn_var loss = model_loss(r->model, r->tape, &r->ids, &r->targets, r->step);
+    double value;
+    r->lr = trainer_lr(r);
+    s = fattn_tape_backward(r->tape, loss);
+    prepare(r, r->cursor + r->config.batch); /* while a GPU still works */
+    if (!s) s = fattn_tape_item(r->tape, loss, &value);
+    if (!s && !isfinite(value))
+        s = fattn_ctx_fail(r->ctx, FATTN_E_MISMATCH, "the loss of step %lld is %g: lower --lr?",
+                           (long long)(r->step + 1), value);
+    if (!s) s = fattn_adamw_set_lr(r->adamw, (float)r->lr);
+    if (!s) s = fattn_adamw_step(r->adamw);
+    if (!s) s = fattn_adamw_grad_norm(r->adamw, &r->grad_norm);
+    if (!s) s = history_resize(r->ctx, &r->history, r->step + 1, r->history.evals);
+    if (s) return s;
+    r->history.loss[r->step] = value;
+    r->cursor += r->config.batch;
+    r->step += 1;
+    return FATTN_OK;
+}
+
+/* ---- evaluation ---- */
+
+/* Adds the rows of logits [n, vocab] whose target counts to the sums in e. */
+static void add_rows(const float *logits, const int32_t *targets, int64_t n, int64_t vocab,
+                     evaluation *e) {
+    for (int64_t i = 0; i < n; ++i) {
+        const float *row = logits + i * vocab;
+        if (targets[i] == TASK_IGNORE) continue;
+        int64_t best = 0;
+        for (int64_t v = 1; v < vocab; ++v)
+            if (row[v] > row[best]) best = v;
+        double sum = 0;
+        for (int64_t v = 0; v < vocab; ++v)
+            sum += exp((double)row[v] - (double)row[best]);
+        e->loss += log(sum) + (double)row[best] - (double)row[targets[i]];
+        e->right += best == targets[i];
+        e->targets += 1;
+    }
+}
+
+fattn_status trainer_evaluate(trainer *r, int64_t count, evaluation *out) {
+    evaluation e = {0};
+    const int64_t all = r->task->held_out, batch = r->config.batch;
+    const int64_t n = count < all ? count : all;
+    for (int64_t first = 0; first < n; first += batch) {
+        const int64_t rows = first + batch < n ? batch : n - first;
+        r->prepared = NONE;
+        for (int64_t row = 0; row < batch; ++row) /* the last batch repeats its first sequence */
+            put_sequence(r, row, r->task->test, (first + (row < rows ? row : 0)) * all / n);
+        fattn_status s = send_batch(r);
+        if (s) return s;
+        fattn_tape_reset(r->tape);
+        if (!r->logits) {
+            double loss;
+            s = fattn_tape_item(r->tape, model_test_loss(r->model, r->tape, &r->ids, &r->targets),
+                                &loss);
+            if (s) return s;
+            e.loss += loss * (double)(batch * r->task->context);
+            e.targets += batch * r->task->context;
+            continue;
+        }
+        fattn_tensor view;
+        s = fattn_tape_value(r->tape, model_logits(r->model, r->tape, &r->ids), &view);
+        if (!s) s = device_read(r->ctx, &view, r->logits);
+        if (s) return s;
+        add_rows(r->logits, r->symbols[1], rows * r->task->context, r->task->vocab, &e);
+    }
+    *out = (evaluation){e.loss / (double)e.targets, e.right / (double)e.targets, e.targets};
+    return FATTN_OK;
+}

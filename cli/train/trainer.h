@@ -1,0 +1,69 @@
+/* A run: a model learning a task with AdamW. Its whole state is the parameters, the moments, and
+   the few integers in here; batches and dropout are functions of them. */
+#ifndef FATTNI_CLI_TRAIN_TRAINER_H
+#define FATTNI_CLI_TRAIN_TRAINER_H
+
+#include "cli/train/model.h"
+#include "cli/train/task.h"
+
+#include <fattn/optim.h>
+
+typedef struct trainer_config {
+    int64_t batch, steps, warmup;  /* sequences per step; steps 0 = no limit */
+    double seconds;                /* wall-clock budget; 0 = no limit */
+    double lr, weight_decay, clip; /* peak learning rate; clip 0 = none */
+} trainer_config;
+
+/* What has been measured, for the plot: it belongs to the checkpoint. */
+typedef struct history {
+    double *loss;                               /* of step i, i < steps; NULL when steps is 0 */
+    double *eval_step, *eval_loss, *eval_right; /* of held-out evaluation i */
+    int64_t steps, evals, step_capacity, eval_capacity;
+} history;
+
+typedef struct trainer {
+    trainer_config config;
+    fattn_ctx *ctx;
+    task *task;
+    model *model;
+    fattn_tape *tape;
+    fattn_adamw *adamw;
+    fattn_tensor ids, targets; /* I32 [batch, context], on the context's device */
+    int32_t *symbols[2];       /* the same on the host */
+    float *logits;             /* of a batch, on the host; NULL when they are too many */
+    int64_t step;              /* taken; numbers the dropout masks */
+    int64_t cursor;            /* training sequences used; numbers the next one */
+    int64_t prepared;          /* cursor of the batch in symbols; -1: none */
+    double elapsed;            /* seconds, of all parts of the run */
+    double lr, grad_norm;      /* of the last step */
+    history history;
+} trainer;
+
+/* Borrows ctx and t. On failure nothing is left behind, and ctx has the sentence. */
+fattn_status trainer_create(trainer *r, fattn_ctx *ctx, task *t, const model_config *shape,
+                            const trainer_config *config);
+void trainer_destroy(trainer *r);
+
+/* How much of the budget is used, the larger of steps and seconds, at least 0; 1 = over. */
+double trainer_used(const trainer *r);
+/* Linear warm-up, then a cosine from config.lr to a tenth of it over the budget. Without a time
+   budget it depends on the step alone. */
+double trainer_lr(const trainer *r);
+
+/* One batch forward, backward, AdamW. A loss that is not finite is FATTN_E_MISMATCH, and the
+   parameters are those of the step before. */
+fattn_status trainer_step(trainer *r);
+
+typedef struct evaluation {
+    double loss;  /* mean -log p, nats */
+    double right; /* share of the targets that are the model's first choice; 0 without logits */
+    int64_t targets;
+} evaluation;
+/* On `count` of the task's held-out sequences, evenly spaced; all when count is larger. */
+fattn_status trainer_evaluate(trainer *r, int64_t count, evaluation *out);
+/* Notes an evaluation in the history, at the present step. */
+fattn_status trainer_note(trainer *r, const evaluation *e);
+/* Room for a history that is about to be read: sets steps and evals. */
+fattn_status history_resize(fattn_ctx *ctx, history *h, int64_t steps, int64_t evals);
+
+#endif

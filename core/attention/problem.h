@@ -1,0 +1,94 @@
+/* An attention call after validation: everything a kernel needs, nothing left to parse. */
+#ifndef FATTNI_CORE_ATTENTION_PROBLEM_H
+#define FATTNI_CORE_ATTENTION_PROBLEM_H
+
+#include "core/base/internal.h"
+#include "core/attention/mask_band.h"
+
+enum fattni_pass { FATTNI_FWD, FATTNI_BWD };
+
+/* A tensor with normalised strides: 0 where a dimension has one element or broadcasts. */
+typedef struct fattni_array {
+    void *p;
+    int64_t n[4];  /* shape as given: 1 where a dimension broadcasts without a stride */
+    int64_t s[4];  /* elements, per (b, h, row, column); missing dimensions have stride 0 */
+    int32_t dtype;
+    bool present;  /* false: the optional tensor was not given */
+    bool empty;    /* has no element */
+} fattni_array;
+
+typedef struct fattni_problem {
+    enum fattni_pass pass;
+    fattn_dtype dtype;               /* of q, k, v */
+    int64_t B, Hq, Hkv, group;       /* B counts sequences; group = Hq / Hkv */
+    int64_t Sq, Sk, D, Dv;           /* Sq, Sk: bounds over all sequences */
+    int64_t rows_q, rows_k;          /* rows of the buffers: totals when packed, else Sq, Sk */
+    int64_t max_q, max_k;            /* size biases and masks: max_seqlen, else Sq, Sk */
+    bool packed, padded;             /* cu_seqlens given; a seqlens given */
+    uint32_t flags;
+    int32_t algorithm;
+    double scale, softcap;           /* softcap 0 = off */
+    int64_t q_pos0, k_pos0;
+    int64_t window_left, window_right; /* FATTNI_UNBOUNDED without */
+    uint32_t drop_T;                 /* 0 = no dropout */
+    double keep_scale;               /* 65536 / (65536 - T) */
+    fattn_rng rng;
+    int64_t rng_batch0, rng_head0, rng_heads;
+    fattni_array q, k, v, o, lse, bias, alibi, sink, seqlens_q, seqlens_k, cu_seqlens_q,
+        cu_seqlens_k, rng_step;
+    fattni_array d_o, d_lse, delta, dq, dk, dv, d_bias, d_sink;
+    bool any_d_o; /* a query without d_o, where it looks like o: the call may bring another one */
+    void *saved, *workspace;
+    size_t saved_bytes, workspace_bytes;
+} fattni_problem;
+
+/* One sequence of the batch. Rows i in [0, band.Sq) of it lie at q.p + batch*s[0] + (q0 + i)*s[2]. */
+typedef struct fattni_sequence {
+    fattni_band band;
+    int64_t batch;    /* index along dimension 0 of q..lse: b, or 0 when packed */
+    int64_t q0, k0;   /* first row and key in the buffer */
+    int64_t diagonal; /* i' + off - j' = i - j + diagonal: what ALiBi measures */
+} fattni_sequence;
+
+/* What the caller gave, checked: ABI, ARG, SHAPE, DTYPE, DEVICE with a sentence, or a problem. For a
+   query `running` is false: no tensor is read, the workspace is not looked at, backward's tensors
+   may be missing. Running on the CPU also checks the contents of the length tensors. */
+fattn_status fattni_problem_init(fattn_ctx *ctx, const fattn_attention_params *p,
+                                 const fattn_attention_io *io, enum fattni_pass pass, bool running,
+                                 fattni_problem *out);
+
+/* FATTN_E_ARG with both names and ranges when addresses prove that a result, the workspace or what is
+   saved, of which a kernel needs so many bytes, shares memory with anything else of the call. Ranges of
+   strided tensors may cross without that: slices of one buffer are fine. */
+fattn_status fattni_check_overlaps(fattn_ctx *ctx, const fattni_problem *p, size_t workspace,
+                                   size_t saved);
+
+/* Host only: reads the length tensors. */
+fattni_sequence fattni_sequence_of(const fattni_problem *p, int64_t b);
+
+/* The plane number of the dropout counter, and *rng_step. */
+static inline uint32_t fattni_dropout_plane(const fattni_problem *p, int64_t b, int64_t h) {
+    return ((uint32_t)b + (uint32_t)p->rng_batch0) * (uint32_t)p->rng_heads + (uint32_t)h +
+           (uint32_t)p->rng_head0;
+}
+static inline uint32_t fattni_dropout_step(const fattni_problem *p) {
+    return p->rng_step.present ? (uint32_t)*(const int32_t *)p->rng_step.p : 0u;
+}
+
+/* Address of element (b, h, row, 0). */
+static inline void *fattni_at(const fattni_array *a, int64_t b, int64_t h, int64_t row) {
+    const int64_t element = b * a->s[0] + h * a->s[1] + row * a->s[2];
+    return (char *)a->p + element * (int64_t)fattn_dtype_size((fattn_dtype)a->dtype);
+}
+static inline double fattni_get(const fattni_array *a, int64_t b, int64_t h, int64_t i, int64_t j) {
+    return fattni_load(a->p, a->dtype, b * a->s[0] + h * a->s[1] + i * a->s[2] + j * a->s[3]);
+}
+static inline void fattni_set(const fattni_array *a, int64_t b, int64_t h, int64_t i, int64_t j,
+                              double x) {
+    fattni_store(a->p, a->dtype, b * a->s[0] + h * a->s[1] + i * a->s[2] + j * a->s[3], x);
+}
+
+/* "q [2,8,77,64] f32, k ..." for dispatch's sentences. */
+void fattni_problem_text(const fattni_problem *p, char *buffer, size_t size);
+
+#endif

@@ -1,0 +1,157 @@
+#include "core/cpu/gemm_cpu.h"
+
+#include <cblas.h>
+#include <string.h>
+
+/* Blocks of C, largest first: large enough for OpenBLAS to run at full speed, small enough that a
+   small transformer still feeds 16 threads. A part of K is as long as a block's packing needs to
+   pay. */
+static const struct { int64_t rows, columns; } block_sizes[] = {{256, 512}, {256, 256}, {128, 128}};
+enum { BLOCK_SIZES = 3, ENOUGH_BLOCKS = 16, LEAST_PART = 512 };
+
+typedef struct cut {
+    int64_t rows, columns;         /* of a block */
+    int64_t across, blocks, parts; /* blocks per row of blocks, blocks, parts of K */
+} cut;
+
+static cut cut_of(const fattni_gemm *g) {
+    cut s = {.parts = 1};
+    for (int i = 0; i < BLOCK_SIZES && s.blocks < ENOUGH_BLOCKS; ++i) {
+        s.rows = block_sizes[i].rows;
+        s.columns = block_sizes[i].columns;
+        s.across = fattni_ceil_div(g->N, s.columns);
+        s.blocks = fattni_ceil_div(g->M, s.rows) * s.across;
+    }
+    if (s.blocks > 0 && s.blocks < ENOUGH_BLOCKS && !g->row)
+        s.parts = fattni_max(1, fattni_min(ENOUGH_BLOCKS / s.blocks, g->K / LEAST_PART));
+    return s;
+}
+
+static void *at(const fattni_gemm *g, const void *p, int64_t element) {
+    return (char *)p + element * (int64_t)fattn_dtype_size(g->dtype);
+}
+
+void fattni_gemm_task(const fattni_gemm *g) {
+    if (g->M <= 0 || g->N <= 0) return;
+    double beta = g->beta;
+    if (g->row) {
+        const size_t bytes = (size_t)g->N * fattn_dtype_size(g->dtype);
+        for (int64_t m = 0; m < g->M; ++m)
+            memcpy(at(g, g->c, m * g->ldc), g->row, bytes);
+        beta = 1;
+    }
+    const CBLAS_TRANSPOSE ta = g->trans_a ? CblasTrans : CblasNoTrans;
+    const CBLAS_TRANSPOSE tb = g->trans_b ? CblasTrans : CblasNoTrans;
+    const blasint M = (blasint)g->M, N = (blasint)g->N, K = (blasint)g->K;
+    const blasint lda = (blasint)fattni_max(g->lda, 1), ldb = (blasint)fattni_max(g->ldb, 1);
+    const blasint ldc = (blasint)fattni_max(g->ldc, 1);
+    if (g->dtype == FATTN_F64)
+        cblas_dgemm(CblasRowMajor, ta, tb, M, N, K, g->alpha, g->a, lda, g->b, ldb, beta, g->c,
+                    ldc);
+    else
+        cblas_sgemm(CblasRowMajor, ta, tb, M, N, K, (float)g->alpha, g->a, lda, g->b, ldb,
+                    (float)beta, g->c, ldc);
+}
+
+static fattni_gemm block_of(const fattni_gemm *g, const cut *s, int64_t block) {
+    const int64_t m = block / s->across * s->rows, n = block % s->across * s->columns;
+    fattni_gemm part = *g;
+    part.M = fattni_min(s->rows, g->M - m);
+    part.N = fattni_min(s->columns, g->N - n);
+    part.a = at(g, g->a, m * (g->trans_a ? 1 : g->lda));
+    part.b = at(g, g->b, n * (g->trans_b ? g->ldb : 1));
+    part.c = at(g, g->c, m * g->ldc + n);
+    if (g->row) part.row = at(g, g->row, n);
+    return part;
+}
+
+int64_t fattni_gemm_blocks(const fattni_gemm *g) { return cut_of(g).blocks; }
+
+void fattni_gemm_block(const fattni_gemm *g, int64_t block) {
+    const cut s = cut_of(g);
+    const fattni_gemm part = block_of(g, &s, block);
+    fattni_gemm_task(&part);
+}
+
+typedef struct job {
+    const fattni_gemm *g;
+    cut s;
+} job;
+
+static void run_block(void *arg, int64_t task, int thread) {
+    (void)thread;
+    const job *j = arg;
+    const fattni_gemm part = block_of(j->g, &j->s, task);
+    fattni_gemm_task(&part);
+}
+
+/* Part p of K of one block, into slice p of the workspace [parts, M, N]. */
+static void run_part(void *arg, int64_t task, int thread) {
+    (void)thread;
+    const job *j = arg;
+    const fattni_gemm *g = j->g;
+    const int64_t p = task / j->s.blocks, k = g->K * p / j->s.parts;
+    fattni_gemm slice = *g;
+    slice.c = at(g, g->workspace, p * g->M * g->N);
+    slice.ldc = g->N;
+    slice.beta = 0;
+    fattni_gemm part = block_of(&slice, &j->s, task % j->s.blocks);
+    part.K = g->K * (p + 1) / j->s.parts - k;
+    part.a = at(g, part.a, k * (g->trans_a ? g->lda : 1));
+    part.b = at(g, part.b, k * (g->trans_b ? 1 : g->ldb));
+    fattni_gemm_task(&part);
+}
+
+enum { ROWS_PER_SUM = 32 };
+
+/* c = beta c + sum of the slices, in the order of k, for some rows of C. */
+static void sum_parts(void *arg, int64_t task, int thread) {
+    (void)thread;
+    const job *j = arg;
+    const fattni_gemm *g = j->g;
+    const blasint N = (blasint)g->N;
+    const int64_t begin = task * ROWS_PER_SUM, end = fattni_min(g->M, begin + ROWS_PER_SUM);
+    for (int64_t m = begin; m < end; ++m) {
+        void *c = at(g, g->c, m * g->ldc);
+        if (g->beta == 0)
+            memset(c, 0, (size_t)g->N * fattn_dtype_size(g->dtype));
+        else if (g->dtype == FATTN_F64)
+            cblas_dscal(N, g->beta, c, 1);
+        else
+            cblas_sscal(N, (float)g->beta, c, 1);
+        for (int64_t p = 0; p < j->s.parts; ++p) {
+            const void *slice = at(g, g->workspace, (p * g->M + m) * g->N);
+            if (g->dtype == FATTN_F64)
+                cblas_daxpy(N, 1.0, slice, 1, c, 1);
+            else
+                cblas_saxpy(N, 1.0f, slice, 1, c, 1);
+        }
+    }
+}
+
+size_t fattni_gemm_workspace(const fattni_gemm *g) {
+    const cut s = cut_of(g);
+    if (s.parts < 2) return 0;
+    return (size_t)(s.parts * g->M * g->N) * fattn_dtype_size(g->dtype);
+}
+
+void fattni_gemm_cpu(const fattn_ctx *ctx, const fattni_gemm *g) {
+    job j = {.g = g, .s = cut_of(g)};
+    if (j.s.parts > 1 && g->workspace) {
+        fattni_parallel(ctx, j.s.parts * j.s.blocks, run_part, &j);
+        fattni_parallel(ctx, fattni_ceil_div(g->M, ROWS_PER_SUM), sum_parts, &j);
+    } else {
+        fattni_parallel(ctx, j.s.blocks, run_block, &j);
+    }
+}
+
+/* OpenBLAS chooses its kernels when it is loaded, by the model of the CPU. On one that is younger
+   it falls back to SSE3: an eighth of the speed on one with AVX-512. */
+const char *fattni_gemm_warning(int isa) {
+    if (isa < FATTNI_ISA_AVX2 || strcmp(openblas_get_corename(), "Prescott") != 0) return NULL;
+    return isa == FATTNI_ISA_AVX512
+               ? "OpenBLAS does not know this CPU and multiplies matrices without AVX-512, several "
+                 "times slower: start the program with OPENBLAS_CORETYPE=SkylakeX"
+               : "OpenBLAS does not know this CPU and multiplies matrices without AVX2, several "
+                 "times slower: start the program with OPENBLAS_CORETYPE=Haswell";
+}

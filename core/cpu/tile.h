@@ -1,0 +1,117 @@
+/* Tile kernels of the CPU: the arithmetic of one block of rows against one block of keys.
+
+   A tile of scores is held transposed, S^T = K Q^T: [key][row], rows along the vector. Maxima, sums
+   and corrections of the softmax are then plain vector arithmetic, and elements of K and V enter as
+   broadcast scalars, straight from the caller's tensors. Only rows are packed: [column][row].
+
+   One source, tile.inc, is compiled for each instruction set and for float and double. The
+   drivers (fwd_cpu.c, bwd_cpu.c) know no type: pointers are to `real`s of the table's type, strides
+   count elements. 16-bit numbers are what tensors may store: `pack`, `widen`, `put` and `dots` read
+   and write them, all else is float. Kernels allocate nothing and may run at the same time. */
+#ifndef FATTNI_CORE_CPU_TILE_H
+#define FATTNI_CORE_CPU_TILE_H
+
+#include "core/base/internal.h"
+
+/* A tile has at most 64 keys and 192 bytes of rows, 48 floats or 24 doubles: three AVX-512 vectors,
+   with the 8 x 3 micro-kernel all but 5 of 32 registers; and 12 KiB per tile, so that S and a
+   packed operand of 64 columns share the first-level cache. */
+enum {
+    FATTNI_TILE_KEYS = 64,
+    FATTNI_TILE_ROW_BYTES = 192,
+    FATTNI_TILE_BYTES = FATTNI_TILE_KEYS * FATTNI_TILE_ROW_BYTES
+};
+
+typedef struct fattni_tile {
+    int64_t rows, keys; /* in use; packed rows beyond are zero */
+    int64_t lo, hi;     /* row i sees key j when i + lo <= j <= i + hi, both counted in the tile */
+} fattni_tile;
+
+/* What comes between q.k and the softmax. */
+typedef struct fattni_adjustment {
+    double scale, cap; /* t = cap tanh(scale s / cap), or scale s when cap is 0 */
+    double slope;      /* ALiBi: t - slope |i - j + distance| */
+    int64_t distance;
+    const void *bias;  /* [key][row], or NULL */
+    void *derivative;  /* NULL, or takes dt/ds = scale (1 - (t / cap)^2), [key][row]; cap > 0 */
+} fattni_adjustment;
+
+/* Where a tile lies in the dropout mask (philox.h). */
+typedef struct fattni_dropout {
+    uint64_t seed;
+    uint32_t stream, step, plane, T;
+    int64_t i, j;      /* positions of row 0 and key 0 in the whole sequence */
+    double scale;      /* of what is kept */
+} fattni_dropout;
+
+typedef struct fattni_cpu_kernels {
+    const char *isa;
+    fattn_dtype dtype;   /* FATTN_F32 or FATTN_F64: what a `real` is */
+    int64_t rows;        /* reals of a block, also the pitch of all [..][row] arrays */
+    int64_t lanes;       /* reals of a vector */
+
+    /* packed[d][i] = x[i][d] * factor[i], or 0 where factor is 0 or i >= rows; NULL means 1. x is
+       real or 16-bit. */
+    void (*pack)(int64_t rows, int64_t columns, fattn_dtype from, const void *x, int64_t stride,
+                 const void *factor, void *packed);
+    /* x[i][d] = packed[d][i] * factor[i] for first <= i < rows; factor NULL means 1. */
+    void (*unpack)(int64_t first, int64_t rows, int64_t columns, const void *packed,
+                   const void *factor, void *x, int64_t stride);
+    /* out[i][d] = x[i][d], which is real or 16-bit; zero for columns <= d < pitch. */
+    void (*widen)(int64_t rows, int64_t columns, fattn_dtype from, const void *x, int64_t stride,
+                  void *out, int64_t pitch);
+    /* y[i][d] = x[i][d], or +=, where y is real or 16-bit. */
+    void (*put)(int64_t rows, int64_t columns, const void *x, int64_t x_stride, bool add,
+                fattn_dtype to, void *y, int64_t y_stride);
+    /* out[i] = sum_d x[i][d] y[i][d] */
+    void (*dots)(int64_t rows, int64_t columns, fattn_dtype x_type, const void *x, int64_t x_stride,
+                 fattn_dtype y_type, const void *y, int64_t y_stride, void *out);
+
+    /* s[j][i] = sum_d k[j][d] packed[d][i], at least where row i sees key j. */
+    void (*scores)(const fattni_tile *t, int64_t columns, const void *k, int64_t stride,
+                   const void *packed, void *s);
+    /* s = t - slope |i - j + distance| + bias, where row i sees key j. */
+    void (*adjust)(const fattni_tile *t, const fattni_adjustment *a, void *s);
+    /* mask[j][i] = scale where the element is kept, 0 where it is dropped. */
+    void (*keep)(const fattni_tile *t, const fattni_dropout *d, void *mask);
+    /* x[j][i] *= y[j][i], where row i sees key j. */
+    void (*multiply)(const fattni_tile *t, const void *y, void *x);
+    /* Online softmax: max' = max(max, max_j s), s[j][i] = 2^(factor (s - max')),
+       sum = decay * sum + sum_j s, decay = 2^(factor (max - max')): exponents are at most 0 however
+       large scores are, because the difference comes first. Unseen keys give exactly 0; a row that
+       has seen none keeps max = -inf, sum = 0. */
+    void (*softmax)(const fattni_tile *t, double factor, void *s, void *max, void *sum,
+                    void *decay);
+    /* acc[d][i] = decay[i] * acc[d][i] + sum_j v[j][d] s[j][i]; decay NULL means 1. */
+    void (*add_keys)(const fattni_tile *t, int64_t columns, const void *v, int64_t stride,
+                     const void *s, const void *decay, void *acc);
+    /* p = 2^(factor (p - base) - l), ds = scale * p * (ds - delta); both exactly 0 where row i does
+       not see key j. On entry p holds the scores and ds holds dP. lse[3][row]: base, l, and what the
+       rounding of l took away, for that is an error of the whole row. */
+    void (*gradient)(const fattni_tile *t, double factor, double scale, const void *lse,
+                     const void *delta, void *p, void *ds);
+    /* acc[j][d] += sum_i s[j][i] x[i][d]; columns is a multiple of lanes and the pitch of acc. */
+    void (*add_rows)(const fattni_tile *t, int64_t columns, const void *s, const void *x,
+                     int64_t stride, void *acc);
+    /* dst[i * row + j * column] += g[j][i]; a stride of 0 sums. */
+    void (*add_elements)(const fattni_tile *t, const void *g, void *dst, int64_t row,
+                         int64_t column);
+} fattni_cpu_kernels;
+
+/* Appends a part of that many bytes to a workspace of *end bytes; returns where it begins. */
+static inline size_t fattni_append(size_t *end, size_t bytes) {
+    const size_t begin = *end;
+    *end += (bytes + FATTNI_ALIGN - 1) / FATTNI_ALIGN * FATTNI_ALIGN;
+    return begin;
+}
+
+/* Index 0: float, 1: double. */
+extern const fattni_cpu_kernels fattni_cpu_baseline[2];
+#if defined(__x86_64__)
+extern const fattni_cpu_kernels fattni_cpu_avx2[2], fattni_cpu_avx512[2];
+#endif
+
+/* What this context runs for tensors of this dtype; 16-bit types compute in float. */
+const fattni_cpu_kernels *fattni_cpu_kernels_of(const fattn_ctx *ctx, fattn_dtype dtype);
+
+#endif

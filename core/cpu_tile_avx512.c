@@ -1,9 +1,0 @@
-/* Tiles with AVX-512 (F, BW, DQ, VL); empty on other architectures. */
-#include "cpu_tile.h"
-
-#if defined(__x86_64__)
-#define ISA "avx512"
-#define TABLE fattni_cpu_avx512
-#define VECTOR_BYTES 64
-#include "cpu_tile.inc"
-#endif

@@ -1,0 +1,144 @@
+#include "core/cuda/blas.h"
+
+#include "core/cuda/launch.h"
+#include "core/cuda/tuned.h"
+
+#include <cublas_v2.h>
+#include <dlfcn.h>
+#include <string.h>
+
+/* The functions in use, by the names under which the library exports them. */
+#define FUNCTIONS(X)                                  \
+    X(create, cublasCreate_v2)                        \
+    X(destroy, cublasDestroy_v2)                      \
+    X(set_stream, cublasSetStream_v2)                 \
+    X(set_workspace, cublasSetWorkspace_v2)           \
+    X(multiply, cublasGemmStridedBatchedEx_64)
+
+struct fattni_cuda_blas {
+    void *library;
+    cublasHandle_t handle;
+    struct fattni_cuda_tuned *tuned; /* NULL: not asked for, or no cuBLASLt */
+#define X(name, symbol) __typeof__(symbol) *name;
+    FUNCTIONS(X)
+#undef X
+};
+
+#define TEXT_OF(x) #x
+#define TEXT(x) TEXT_OF(x)
+#define SONAME "libcublas.so." TEXT(CUBLAS_VER_MAJOR)
+
+/* dlsym gives an object pointer, which ISO C does not convert to a function's. */
+static bool look_up(struct fattni_cuda_blas *b) {
+    const struct { const char *symbol; void *to; } wanted[] = {
+#define X(name, symbol) {#symbol, &b->name},
+        FUNCTIONS(X)
+#undef X
+    };
+    for (size_t n = 0; n < sizeof wanted / sizeof wanted[0]; ++n) {
+        void *const f = dlsym(b->library, wanted[n].symbol);
+        if (!f) return false;
+        memcpy(wanted[n].to, &f, sizeof f);
+    }
+    return true;
+}
+
+static bool load(struct fattni_cuda_blas *b) {
+    /* It stays until the process ends: it keeps state of its own with the driver. */
+    b->library = dlopen(SONAME, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
+    return b->library && look_up(b) && b->create(&b->handle) == CUBLAS_STATUS_SUCCESS;
+}
+
+fattn_status fattni_cuda_blas_open(fattn_ctx *ctx) {
+    void *p;
+    FATTNI_TRY(fattni_host_alloc(ctx, sizeof(struct fattni_cuda_blas), &p));
+    memset(p, 0, sizeof(struct fattni_cuda_blas));
+    ctx->gpu.blas = p;
+    if (!load(ctx->gpu.blas)) {
+        fattni_cuda_blas_close(ctx);
+        return FATTN_OK;
+    }
+    if (!(ctx->flags & FATTN_CTX_TUNE)) return FATTN_OK;
+    return fattni_cuda_tuned_open(ctx, ctx->gpu.blas->handle, &ctx->gpu.blas->tuned);
+}
+
+void fattni_cuda_blas_close(fattn_ctx *ctx) {
+    struct fattni_cuda_blas *const b = ctx->gpu.blas;
+    if (!b) return;
+    fattni_cuda_tuned_close(ctx, b->tuned);
+    if (b->handle) b->destroy(b->handle);
+    if (b->library) dlclose(b->library);
+    fattni_host_free(ctx, b, sizeof *b);
+    ctx->gpu.blas = NULL;
+}
+
+const char *fattni_cuda_blas_missing(const fattn_ctx *ctx) {
+    return ctx->gpu.blas ? NULL : "needs cuBLAS (" SONAME "), which was not found";
+}
+
+int fattni_cuda_blas_type(fattn_dtype t) {
+    switch (t) {
+    case FATTN_F64: return CUDA_R_64F;
+    case FATTN_F16: return CUDA_R_16F;
+    case FATTN_BF16: return CUDA_R_16BF;
+    default: return CUDA_R_32F;
+    }
+}
+
+static cublasComputeType_t compute_type(const fattni_cuda_gemm *g) {
+    if (g->dtype == FATTN_F64) return CUBLAS_COMPUTE_64F;
+    return g->dtype == FATTN_F32 && g->tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F;
+}
+
+static fattn_status blas_check(fattn_ctx *ctx, cublasStatus_t s, const char *what) {
+    if (s == CUBLAS_STATUS_SUCCESS) return FATTN_OK;
+    return fattn_ctx_fail(ctx, FATTN_E_CUDA, "%s: cuBLAS status %d", what, (int)s);
+}
+
+/* An empty sum. */
+static fattn_status clear(fattn_ctx *ctx, const fattni_cuda_gemm *g) {
+    const size_t size = fattn_dtype_size(g->c_dtype);
+    for (int64_t n = 0; n < g->batches; ++n)
+        FATTNI_TRY(fattni_cuda_zero_rows(ctx, (char *)g->c + (size_t)(n * g->stride_c) * size,
+                                         (size_t)g->ldc * size, (size_t)g->N * size, g->M));
+    return FATTN_OK;
+}
+
+static fattn_status multiply(fattn_ctx *ctx, const fattni_cuda_gemm *g, void *workspace) {
+    struct fattni_cuda_blas *const b = ctx->gpu.blas;
+    bool done = false;
+    if (b->tuned) FATTNI_TRY(fattni_cuda_tuned_multiply(ctx, b->tuned, g, workspace, &done));
+    if (done) return FATTN_OK;
+
+    /* A new stream resets the workspace, so both are set for each product, and in this order. */
+    FATTNI_TRY(blas_check(ctx, b->set_stream(b->handle, ctx->stream), "cublasSetStream"));
+    FATTNI_TRY(blas_check(ctx,
+                          b->set_workspace(b->handle, workspace, FATTNI_CUDA_BLAS_WORKSPACE),
+                          "cublasSetWorkspace"));
+    const double wide[2] = {g->alpha, g->beta};
+    const float narrow[2] = {(float)g->alpha, (float)g->beta};
+    const bool is_wide = g->dtype == FATTN_F64;
+    const void *const alpha = is_wide ? (const void *)&wide[0] : &narrow[0];
+    const void *const beta = is_wide ? (const void *)&wide[1] : &narrow[1];
+    const int type = fattni_cuda_blas_type(g->dtype);
+    /* cuBLAS counts by columns: it sees the transposes, C^T = op(B)^T op(A)^T. */
+    const cublasStatus_t s = b->multiply(
+        b->handle, g->trans_b ? CUBLAS_OP_T : CUBLAS_OP_N, g->trans_a ? CUBLAS_OP_T : CUBLAS_OP_N,
+        g->N, g->M, g->K, alpha, g->b, type, g->ldb, g->stride_b, g->a, type, g->lda, g->stride_a,
+        beta, g->c, fattni_cuda_blas_type(g->c_dtype), g->ldc, g->stride_c, g->batches,
+        compute_type(g), CUBLAS_GEMM_DEFAULT);
+    return blas_check(ctx, s, "cublasGemmStridedBatchedEx");
+}
+
+fattn_status fattni_cuda_multiply(fattn_ctx *ctx, const fattni_cuda_gemm *g, void *workspace) {
+    bool entered;
+    if (!ctx->gpu.blas)
+        return fattn_ctx_fail(ctx, FATTN_E_UNSUPPORTED, "a matrix product %s",
+                              fattni_cuda_blas_missing(ctx));
+    if (g->batches == 0 || g->M == 0 || g->N == 0) return FATTN_OK;
+    if (g->K == 0) return g->beta == 0 ? clear(ctx, g) : FATTN_OK;
+    FATTNI_TRY(fattni_cuda_enter(ctx, &entered)); /* a handle belongs to a CUDA context */
+    const fattn_status s = multiply(ctx, g, workspace);
+    fattni_cuda_leave(ctx, entered);
+    return s;
+}

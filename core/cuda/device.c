@@ -1,0 +1,247 @@
+#include "core/cuda/device.h"
+
+#include "core/cuda/blas.h"
+#include "core/cuda/driver.h"
+#include "core/cuda/kernels.h"
+
+#include <cuda_runtime_api.h>
+#include <string.h>
+
+fattn_status fattni_cuda_check(fattn_ctx *ctx, int error, const char *what) {
+    if (error == cudaSuccess) return FATTN_OK;
+    return fattn_ctx_fail(ctx, FATTN_E_CUDA, "%s: %s", what,
+                          cudaGetErrorString((cudaError_t)error));
+}
+
+fattn_status fattni_cuda_enter(fattn_ctx *ctx, bool *entered) {
+    const struct fattni_cuda_driver *const d = ctx->gpu.driver;
+    CUcontext current = NULL;
+    *entered = false;
+    if (d->get_current(&current) == CUDA_SUCCESS && current == d->context) return FATTN_OK;
+    const CUresult result = d->push(d->context);
+    if (result != CUDA_SUCCESS)
+        return fattn_ctx_fail(ctx, FATTN_E_CUDA, "cuCtxPushCurrent of device %d: result %d", ctx->device_id,
+                              (int)result);
+    *entered = true;
+    return FATTN_OK;
+}
+
+void fattni_cuda_leave(const fattn_ctx *ctx, bool entered) {
+    CUcontext popped;
+    if (entered) ctx->gpu.driver->pop(&popped);
+}
+
+static void *device_alloc(void *user, size_t bytes, size_t align, fattn_stream s) {
+    (void)user, (void)align; /* CUDA's pools align to 512 bytes */
+    void *p = NULL;
+    if (cudaMallocAsync(&p, bytes, s) == cudaSuccess) return p;
+    cudaGetLastError(); /* out of memory is our caller's status, not a pending error */
+    return NULL;
+}
+
+static void device_free(void *user, void *p, size_t bytes, fattn_stream s) {
+    (void)user, (void)bytes;
+    cudaFreeAsync(p, s);
+}
+
+fattn_allocator fattni_cuda_allocator(void) {
+    return (fattn_allocator){.alloc = device_alloc, .free = device_free};
+}
+
+/* CUDA's C interface takes functions as objects, which ISO C does not convert. */
+static const void *pointer_of(fattni_cuda_any f) {
+    const void *p;
+    _Static_assert(sizeof p == sizeof f, "function and object pointers");
+    memcpy(&p, &f, sizeof p);
+    return p;
+}
+
+size_t fattni_cuda_most_shared(const fattn_ctx *ctx) {
+    return ctx->gpu.shared_limit - 1024; /* a kernel's static part is less */
+}
+
+/* A kernel waits for the one before only if its code is for 9.0 or later; what one for huge rows is for, the others are.
+   Graphs know of it from CUDA 12.3 on. */
+static fattn_status look_for_overlap(fattn_ctx *ctx, const fattni_cuda_kernel *k) {
+    struct cudaFuncAttributes code;
+    int driver = 0;
+    FATTNI_TRY(fattni_cuda_check(ctx, cudaFuncGetAttributes(&code, pointer_of(k->kernel)), k->name));
+    FATTNI_TRY(fattni_cuda_check(ctx, cudaDriverGetVersion(&driver), "cudaDriverGetVersion"));
+    ctx->gpu.overlaps = code.ptxVersion >= 90 && driver >= 12030;
+    return FATTN_OK;
+}
+
+static fattn_status look(fattn_ctx *ctx) {
+    int major = 0, minor = 0, sms = 0, shared = 0, l2 = 0;
+    const int id = ctx->device_id;
+    const struct { int *value; enum cudaDeviceAttr which; } wanted[] = {
+        {&major, cudaDevAttrComputeCapabilityMajor},
+        {&minor, cudaDevAttrComputeCapabilityMinor},
+        {&sms, cudaDevAttrMultiProcessorCount},
+        {&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin},
+        {&l2, cudaDevAttrL2CacheSize},
+    };
+    for (size_t n = 0; n < sizeof wanted / sizeof wanted[0]; ++n)
+        FATTNI_TRY(fattni_cuda_check(ctx, cudaDeviceGetAttribute(wanted[n].value, wanted[n].which, id),
+                                     "cudaDeviceGetAttribute"));
+    const int arch = 10 * major + minor;
+    if (arch < 80)
+        return fattn_ctx_fail(ctx, FATTN_E_UNSUPPORTED, "device %d is sm_%d, the kernels need sm_80",
+                              id, arch);
+    ctx->gpu.arch = ctx->arch_cap >= 80 && ctx->arch_cap < arch ? ctx->arch_cap : arch;
+    ctx->gpu.sms = ctx->sm_limit > 0 && ctx->sm_limit < sms ? ctx->sm_limit : sms;
+    ctx->gpu.shared_limit = (size_t)shared;
+    ctx->gpu.l2_bytes = (size_t)l2;
+    for (const fattni_cuda_kernel *k = fattni_cuda_kernels; k->name; ++k) {
+        if (k->shared > ctx->gpu.shared_limit) continue;
+        FATTNI_TRY(fattni_cuda_check(
+            ctx, cudaFuncSetAttribute(pointer_of(k->kernel), cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                      (int)(k->mask == FATTNI_MASK_HUGE ? fattni_cuda_most_shared(ctx) : k->shared)),
+            k->name));
+        if (k->mask == FATTNI_MASK_HUGE && ctx->gpu.arch >= 90) FATTNI_TRY(look_for_overlap(ctx, k));
+    }
+    return FATTN_OK;
+}
+
+static fattn_status driver_function(fattn_ctx *ctx, const char *symbol, void *to) {
+    void *f = NULL;
+    enum cudaDriverEntryPointQueryResult found;
+    FATTNI_TRY(fattni_cuda_check(
+        ctx, cudaGetDriverEntryPointByVersion(symbol, &f, 12000, cudaEnableDefault, &found), symbol));
+    if (found != cudaDriverEntryPointSuccess)
+        return fattn_ctx_fail(ctx, FATTN_E_CUDA, "the driver has no %s (result %d)", symbol, (int)found);
+    memcpy(to, &f, sizeof f);
+    return FATTN_OK;
+}
+
+/* The CUDA context that is current, if it is one of this device, else the device's primary one, which
+   is never given back: CUDA's runtime keeps it to the end, too. No context is made current for good. */
+static fattn_status find_context(fattn_ctx *ctx) {
+    struct fattni_cuda_driver *const d = ctx->gpu.driver;
+    CUdevice wanted = 0, device = -1;
+    CUresult result = d->device(&wanted, ctx->device_id);
+    if (!result) result = d->get_current(&d->context);
+    if (!result && d->context) result = d->device_of_current(&device);
+    if (!result && (!d->context || device != wanted)) result = d->retain(&d->context, wanted);
+    if (result == CUDA_SUCCESS) return FATTN_OK;
+    return fattn_ctx_fail(ctx, FATTN_E_CUDA, "no CUDA context on device %d: result %d", ctx->device_id,
+                          (int)result);
+}
+
+static fattn_status open_driver(fattn_ctx *ctx) {
+    void *p;
+    FATTNI_TRY(fattni_host_alloc(ctx, sizeof(struct fattni_cuda_driver), &p));
+    memset(p, 0, sizeof(struct fattni_cuda_driver));
+    struct fattni_cuda_driver *const d = ctx->gpu.driver = p;
+#define X(name, symbol) FATTNI_TRY(driver_function(ctx, #symbol, &d->name));
+    FATTNI_DRIVER_FUNCTIONS(X)
+#undef X
+    return find_context(ctx);
+}
+
+fattn_status fattni_cuda_open(fattn_ctx *ctx) {
+    int devices = 0;
+    bool entered;
+    if (cudaGetDeviceCount(&devices) != cudaSuccess) {
+        cudaGetLastError();
+        devices = 0;
+    }
+    if (ctx->device_id < 0 || ctx->device_id >= devices)
+        return fattn_ctx_fail(ctx, FATTN_E_UNSUPPORTED, "CUDA device %d: this machine has %d",
+                              ctx->device_id, devices);
+    FATTNI_TRY(open_driver(ctx));
+    FATTNI_TRY(fattni_cuda_enter(ctx, &entered));
+    fattn_status s = look(ctx);
+    if (!s) s = fattni_cuda_blas_open(ctx);
+    fattni_cuda_leave(ctx, entered);
+    return s;
+}
+
+void fattni_cuda_close(fattn_ctx *ctx) {
+    bool entered;
+    if (ctx->gpu.blas && !fattni_cuda_enter(ctx, &entered)) {
+        fattni_cuda_blas_close(ctx);
+        fattni_cuda_leave(ctx, entered);
+    }
+    fattni_host_free(ctx, ctx->gpu.driver, sizeof(struct fattni_cuda_driver));
+}
+
+fattn_status fattni_cuda_sync(fattn_ctx *ctx) {
+    bool entered;
+    FATTNI_TRY(fattni_cuda_enter(ctx, &entered));
+    const cudaError_t error = cudaStreamSynchronize(ctx->stream);
+    fattni_cuda_leave(ctx, entered);
+    return fattni_cuda_check(ctx, error, "cudaStreamSynchronize");
+}
+
+static fattn_status start(fattn_ctx *ctx, const char *name, fattni_cuda_any kernel, int64_t grid, int block,
+                          size_t shared, const void *args, bool early) {
+    if (grid == 0) return FATTN_OK;
+    if (grid > INT32_MAX)
+        return fattn_ctx_fail(ctx, FATTN_E_UNSUPPORTED, "%s: %lld blocks exceed CUDA's 2^31-1", name,
+                              (long long)grid);
+    bool entered;
+    FATTNI_TRY(fattni_cuda_enter(ctx, &entered));
+    void *arguments[] = {(void *)(uintptr_t)args};
+    cudaLaunchAttribute overlap = {.id = cudaLaunchAttributeProgrammaticStreamSerialization};
+    overlap.val.programmaticStreamSerializationAllowed = 1;
+    const cudaLaunchConfig_t config = {.gridDim = {(unsigned)grid, 1, 1},
+                                       .blockDim = {(unsigned)block, 1, 1},
+                                       .dynamicSmemBytes = shared,
+                                       .stream = ctx->stream,
+                                       .attrs = &overlap,
+                                       .numAttrs = early && ctx->gpu.overlaps};
+    const cudaError_t error = cudaLaunchKernelExC(&config, pointer_of(kernel), arguments);
+    fattni_cuda_leave(ctx, entered);
+    return fattni_cuda_check(ctx, error, name);
+}
+
+fattn_status fattni_cuda_start(fattn_ctx *ctx, const char *name, fattni_cuda_any kernel,
+                               int64_t grid, int block, size_t shared, const void *args) {
+    return start(ctx, name, kernel, grid, block, shared, args, false);
+}
+fattn_status fattni_cuda_start_early(fattn_ctx *ctx, const char *name, fattni_cuda_any kernel,
+                                     int64_t grid, int block, size_t shared, const void *args) {
+    return start(ctx, name, kernel, grid, block, shared, args, true);
+}
+
+fattn_status fattni_cuda_move(fattn_ctx *ctx, void *dst, const void *src, size_t bytes) {
+    if (bytes == 0) return FATTN_OK;
+    bool entered;
+    FATTNI_TRY(fattni_cuda_enter(ctx, &entered));
+    const cudaError_t error = cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDefault, ctx->stream);
+    fattni_cuda_leave(ctx, entered);
+    return fattni_cuda_check(ctx, error, "cudaMemcpyAsync");
+}
+
+fattn_status fattni_cuda_move_rows(fattn_ctx *ctx, void *dst, int64_t dst_pitch, const void *src,
+                                   int64_t src_pitch, size_t width, int64_t rows) {
+    if (width == 0 || rows == 0) return FATTN_OK;
+    bool entered;
+    FATTNI_TRY(fattni_cuda_enter(ctx, &entered));
+    const cudaError_t error =
+        cudaMemcpy2DAsync(dst, (size_t)dst_pitch, src, (size_t)src_pitch, width, (size_t)rows,
+                          cudaMemcpyDeviceToDevice, ctx->stream);
+    fattni_cuda_leave(ctx, entered);
+    return fattni_cuda_check(ctx, error, "cudaMemcpy2DAsync");
+}
+
+fattn_status fattni_cuda_zero(fattn_ctx *ctx, void *p, size_t bytes) {
+    if (bytes == 0) return FATTN_OK;
+    bool entered;
+    FATTNI_TRY(fattni_cuda_enter(ctx, &entered));
+    const cudaError_t error = cudaMemsetAsync(p, 0, bytes, ctx->stream);
+    fattni_cuda_leave(ctx, entered);
+    return fattni_cuda_check(ctx, error, "cudaMemsetAsync");
+}
+
+fattn_status fattni_cuda_zero_rows(fattn_ctx *ctx, void *p, size_t pitch, size_t width,
+                                   int64_t rows) {
+    if (width == 0 || rows == 0) return FATTN_OK;
+    if (rows == 1 || width == pitch) return fattni_cuda_zero(ctx, p, width * (size_t)rows);
+    bool entered;
+    FATTNI_TRY(fattni_cuda_enter(ctx, &entered));
+    const cudaError_t error = cudaMemset2DAsync(p, pitch, 0, width, (size_t)rows, ctx->stream);
+    fattni_cuda_leave(ctx, entered);
+    return fattni_cuda_check(ctx, error, "cudaMemset2DAsync");
+}

@@ -1,0 +1,41 @@
+/* Work for a context's stream: kernels and moves of memory. */
+#ifndef FATTNI_CORE_CUDA_LAUNCH_H
+#define FATTNI_CORE_CUDA_LAUNCH_H
+
+#include "core/base/internal.h"
+
+/* FATTN_OK, or FATTN_E_CUDA with "what: CUDA's text". The argument is a cudaError_t. */
+fattn_status fattni_cuda_check(fattn_ctx *ctx, int error, const char *what);
+
+/* Around every call of CUDA and its libraries: between them this thread works on the context's device,
+   whatever its own device and CUDA context are and whether it has any; afterwards it has those again.
+   They nest. A thread that is there already pays for one look. */
+fattn_status fattni_cuda_enter(fattn_ctx *ctx, bool *entered);
+void fattni_cuda_leave(const fattn_ctx *ctx, bool entered);
+
+typedef void (*fattni_cuda_any)(void); /* a kernel's host stub, whatever its argument */
+
+/* The one way to launch: on the context's device and stream. grid and block are one-dimensional, so
+   that no grid limit below 2^31 - 1 matters; grid 0 is nothing to do. A kernel has one argument, a
+   struct that is passed by value: `args` points to it. */
+fattn_status fattni_cuda_start(fattn_ctx *ctx, const char *name, fattni_cuda_any kernel,
+                               int64_t grid, int block, size_t shared, const void *args);
+/* The same, but CTAs may begin as soon as those of the kernel before it on the stream have ended, where the device does
+   that: they wait for its writes themselves (ptx/grid.h). */
+fattn_status fattni_cuda_start_early(fattn_ctx *ctx, const char *name, fattni_cuda_any kernel,
+                                     int64_t grid, int block, size_t shared, const void *args);
+#define FATTNI_START(ctx, kernel, grid, block, args) \
+    fattni_cuda_start(ctx, #kernel, (fattni_cuda_any)(kernel), grid, block, 0, args)
+/* Enqueued like a kernel. A copy between host and device may wait for the stream. */
+fattn_status fattni_cuda_move(fattn_ctx *ctx, void *dst, const void *src, size_t bytes);
+/* The same for `rows` times `width` bytes on the device; pitches in bytes. */
+fattn_status fattni_cuda_move_rows(fattn_ctx *ctx, void *dst, int64_t dst_pitch, const void *src,
+                                   int64_t src_pitch, size_t width, int64_t rows);
+fattn_status fattni_cuda_zero(fattn_ctx *ctx, void *p, size_t bytes);
+/* `rows` times `width` bytes, `pitch` bytes apart. */
+fattn_status fattni_cuda_zero_rows(fattn_ctx *ctx, void *p, size_t pitch, size_t width,
+                                   int64_t rows);
+/* Blocks until all of it is done; reports faults. */
+fattn_status fattni_cuda_sync(fattn_ctx *ctx);
+
+#endif

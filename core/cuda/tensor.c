@@ -1,0 +1,159 @@
+/* Copies between host and device go through a row-major buffer on either side that is not dense;
+   values are converted on the device. */
+#include "core/cuda/tensor.h"
+
+#include "core/cuda/launch.h"
+#include "core/attention/dropout.h"
+
+extern void fattn_copy(fattni_copy_args);
+extern void fattn_normal(fattni_normal_args);
+extern void fattn_mask(fattni_mask_args);
+
+static size_t bytes_of(const fattn_tensor *t) {
+    return (size_t)fattn_tensor_numel(t) * fattn_dtype_size((fattn_dtype)t->dtype);
+}
+
+/* Long rows, which the driver copies fastest; within its limits of a pitch. */
+static bool is_rows(const fattni_grid *g) {
+    bool fits = g->n == 2 && g->shape[1] >= 1024;
+    for (int k = 0; k < 2 && fits; ++k)
+        fits = g->stride[1][k] == 1 && g->stride[0][k] >= g->shape[1] &&
+               g->stride[0][k] <= INT32_MAX / 8;
+    return fits;
+}
+
+/* Both on the device. */
+static fattn_status convert(fattn_ctx *ctx, const fattn_tensor *dst, const fattn_tensor *src) {
+    const fattn_tensor *const t[] = {dst, src};
+    const fattni_copy_args a = {.grid = fattni_grid_of(t, 2),
+                                .to = dst->data,
+                                .from = src->data,
+                                .to_dtype = dst->dtype,
+                                .from_dtype = src->dtype};
+    const fattni_grid *g = &a.grid;
+    if (dst->dtype == src->dtype &&
+        (g->n == 0 || (g->n == 1 && g->stride[0][0] == 1 && g->stride[0][1] == 1)))
+        return fattni_cuda_move(ctx, dst->data, src->data, bytes_of(dst));
+    const int64_t size = (int64_t)fattn_dtype_size((fattn_dtype)dst->dtype);
+    if (dst->dtype == src->dtype && is_rows(g))
+        return fattni_cuda_move_rows(ctx, dst->data, g->stride[0][0] * size, src->data,
+                                     g->stride[0][1] * size, (size_t)(g->shape[1] * size),
+                                     g->shape[0]);
+    return FATTNI_START(ctx, fattn_copy, fattni_grid_blocks(g, 1), FATTNI_GRID_THREADS, &a);
+}
+
+fattn_status fattni_cuda_add(fattn_ctx *ctx, const fattn_tensor *dst, const fattn_tensor *src) {
+    const fattn_tensor *const t[] = {dst, src};
+    const fattni_copy_args a = {.grid = fattni_grid_of(t, 2),
+                                .to = dst->data,
+                                .from = src->data,
+                                .to_dtype = dst->dtype,
+                                .from_dtype = src->dtype,
+                                .add = true};
+    return FATTNI_START(ctx, fattn_copy, fattni_grid_blocks(&a.grid, 1), FATTNI_GRID_THREADS, &a);
+}
+
+/* t's shape, row-major, in memory of the device that `like` names. */
+static fattn_tensor dense(const fattn_tensor *t, fattn_dtype dtype, const fattn_tensor *like,
+                          void *data) {
+    return fattn_tensor_view(data, dtype, (fattn_device)like->device, like->device_id, t->ndim,
+                             t->shape);
+}
+
+static fattn_status to_device(fattn_ctx *ctx, const fattn_tensor *dst, const fattn_tensor *src) {
+    const size_t bytes = bytes_of(src);
+    const bool direct = fattni_is_row_major(dst) && dst->dtype == src->dtype;
+    void *on_host = NULL, *on_device = NULL;
+    fattn_tensor from = *src;
+    fattn_status s = FATTN_OK;
+    if (!fattni_is_row_major(src)) {
+        s = fattni_host_alloc(ctx, bytes, &on_host);
+        if (s) goto done;
+        from = dense(src, (fattn_dtype)src->dtype, src, on_host);
+        fattni_host_copy(ctx, &from, src);
+    }
+    if (!direct) s = fattni_alloc(ctx, bytes, &on_device);
+    if (!s) s = fattni_cuda_move(ctx, direct ? dst->data : on_device, from.data, bytes);
+    if (!s && !direct) {
+        const fattn_tensor arrived = dense(src, (fattn_dtype)src->dtype, dst, on_device);
+        s = convert(ctx, dst, &arrived);
+    }
+    if (!s) s = fattni_cuda_sync(ctx);
+done:
+    fattni_free(ctx, on_device, bytes);
+    fattni_host_free(ctx, on_host, bytes);
+    return s;
+}
+
+static fattn_status to_host(fattn_ctx *ctx, const fattn_tensor *dst, const fattn_tensor *src) {
+    const size_t bytes = bytes_of(dst);
+    const bool direct = fattni_is_row_major(src) && dst->dtype == src->dtype;
+    void *on_host = NULL, *on_device = NULL;
+    fattn_status s = FATTN_OK;
+    if (!direct) {
+        s = fattni_alloc(ctx, bytes, &on_device);
+        if (s) goto done;
+        const fattn_tensor leaving = dense(dst, (fattn_dtype)dst->dtype, src, on_device);
+        s = convert(ctx, &leaving, src);
+    }
+    if (!s && !fattni_is_row_major(dst)) s = fattni_host_alloc(ctx, bytes, &on_host);
+    if (!s)
+        s = fattni_cuda_move(ctx, on_host ? on_host : dst->data, direct ? src->data : on_device,
+                             bytes);
+    if (!s) s = fattni_cuda_sync(ctx);
+    if (!s && on_host) {
+        const fattn_tensor arrived = dense(dst, (fattn_dtype)dst->dtype, dst, on_host);
+        fattni_host_copy(ctx, dst, &arrived);
+    }
+done:
+    fattni_free(ctx, on_device, bytes);
+    fattni_host_free(ctx, on_host, bytes);
+    return s;
+}
+
+fattn_status fattni_cuda_copy(fattn_ctx *ctx, const fattn_tensor *dst, const fattn_tensor *src) {
+    if (src->device == FATTN_CPU) return to_device(ctx, dst, src);
+    if (dst->device == FATTN_CPU) return to_host(ctx, dst, src);
+    return convert(ctx, dst, src);
+}
+
+fattn_status fattni_cuda_normal(fattn_ctx *ctx, const fattn_tensor *dst, double mean, double std,
+                                fattn_rng rng) {
+    const fattni_normal_args a = {.grid = fattni_grid_of(&dst, 1),
+                                  .to = dst->data,
+                                  .dtype = dst->dtype,
+                                  .mean = mean,
+                                  .std = std,
+                                  .rng = rng};
+    return FATTNI_START(ctx, fattn_normal, fattni_grid_blocks(&a.grid, 1), FATTNI_GRID_THREADS, &a);
+}
+
+/* Patches that positions [pos0, pos0 + n) reach into. */
+static int64_t patches(int64_t pos0, int64_t n) {
+    return fattni_ceil_div(pos0 + n, 16) - pos0 / 16;
+}
+
+fattn_status fattni_cuda_mask(fattn_ctx *ctx, const fattni_problem *p, uint8_t *keep,
+                              const int64_t stride[4], int64_t rows, int64_t columns) {
+    const fattni_mask_args a = {
+        .keep = keep,
+        .stride = {stride[0], stride[1], stride[2], stride[3]},
+        .step = p->rng_step.p,
+        .seed = p->rng.seed,
+        .rows = rows,
+        .columns = columns,
+        .q_pos0 = p->q_pos0,
+        .k_pos0 = p->k_pos0,
+        .patches_q = patches(p->q_pos0, rows),
+        .patches_k = patches(p->k_pos0, columns),
+        .planes = p->B * p->Hq,
+        .stream = p->rng.stream,
+        .plane0 = fattni_dropout_plane(p, 0, 0),
+        .plane_heads = (uint32_t)p->rng_heads,
+        .T = p->drop_T,
+        .Hq = (int32_t)p->Hq,
+    };
+    const int64_t warps = a.planes * a.patches_q * a.patches_k;
+    return FATTNI_START(ctx, fattn_mask, fattni_ceil_div(warps * 32, FATTNI_GRID_THREADS),
+                        FATTNI_GRID_THREADS, &a);
+}

@@ -1,0 +1,84 @@
+/* Copies with conversion, normal numbers and dropout masks: a thread per element or Philox block. */
+#include "core/cuda/tensor.h"
+#include "core/tensor/normal.h"
+
+static __device__ inline int64_t thread_number() {
+    return (int64_t)blockIdx.x * FATTNI_GRID_THREADS + threadIdx.x;
+}
+
+static __device__ inline bool is_narrow_float(int32_t t) {
+    return t == FATTN_F32 || t == FATTN_F16 || t == FATTN_BF16;
+}
+
+static __device__ inline float load_float(const void *p, int32_t t, int64_t i) {
+    if (t == FATTN_F32) return ((const float *)p)[i];
+    const uint16_t h = ((const uint16_t *)p)[i];
+    return t == FATTN_BF16 ? fattni_bf16_to_float(h) : fattni_f16_to_float(h);
+}
+
+static __device__ inline void store_float(void *p, int32_t t, int64_t i, float x) {
+    if (t == FATTN_F32)
+        ((float *)p)[i] = x;
+    else
+        ((uint16_t *)p)[i] = t == FATTN_BF16 ? fattni_float_to_bf16(x) : fattni_float_to_f16(x);
+}
+
+/* The host's arithmetic (numeric.h), so the host's bits. Between equal dtypes bits move, not
+   values. */
+static __device__ inline void copy_element(const fattni_copy_args *a, int64_t to, int64_t from) {
+    const int32_t t = a->to_dtype, f = a->from_dtype;
+    if (a->add)
+        fattni_store(a->to, t, to, fattni_load(a->to, t, to) + fattni_load(a->from, f, from));
+    else if (t == f && t == FATTN_F64)
+        ((uint64_t *)a->to)[to] = ((const uint64_t *)a->from)[from];
+    else if (t == f && (t == FATTN_F32 || t == FATTN_I32))
+        ((uint32_t *)a->to)[to] = ((const uint32_t *)a->from)[from];
+    else if (t == f && t != FATTN_U8)
+        ((uint16_t *)a->to)[to] = ((const uint16_t *)a->from)[from];
+    else if (t == f)
+        ((uint8_t *)a->to)[to] = ((const uint8_t *)a->from)[from];
+    else if (is_narrow_float(t) && is_narrow_float(f))
+        store_float(a->to, t, to, load_float(a->from, f, from));
+    else
+        fattni_store(a->to, t, to, fattni_load(a->from, f, from));
+}
+
+extern "C" __global__ void __launch_bounds__(FATTNI_GRID_THREADS)
+    fattn_copy(const __grid_constant__ fattni_copy_args a) {
+    const int64_t n = thread_number();
+    if (n >= a.grid.count) return;
+    int64_t offset[FATTNI_GRID_OPERANDS];
+    grid_offsets(&a.grid, n, offset);
+    copy_element(&a, offset[0], offset[1]);
+}
+
+extern "C" __global__ void __launch_bounds__(FATTNI_GRID_THREADS)
+    fattn_normal(const __grid_constant__ fattni_normal_args a) {
+    const int64_t n = thread_number();
+    if (n >= a.grid.count) return;
+    int64_t offset[FATTNI_GRID_OPERANDS];
+    grid_offsets(&a.grid, n, offset);
+    fattni_store(a.to, a.dtype, offset[0], a.mean + a.std * fattni_normal_at(&a.rng, n));
+}
+
+/* One warp per 16 x 16 patch: a lane's block is rows {i, i+8} by columns {j, j+1, j+8, j+9}. */
+extern "C" __global__ void __launch_bounds__(FATTNI_GRID_THREADS)
+    fattn_mask(const __grid_constant__ fattni_mask_args a) {
+    const int64_t patch = thread_number() / 32, plane = patch / a.patches_k / a.patches_q;
+    const int lane = (int)threadIdx.x % 32;
+    if (plane >= a.planes) return;
+    const int64_t h = plane % a.Hq, b = plane / a.Hq;
+    const int64_t i = (patch / a.patches_k % a.patches_q + a.q_pos0 / 16) * 16 + lane / 4;
+    const int64_t j = (patch % a.patches_k + a.k_pos0 / 16) * 16 + lane % 4 * 2;
+    const uint32_t number = a.plane0 + (uint32_t)b * a.plane_heads + (uint32_t)h;
+    const uint32_t step = a.step ? (uint32_t)*a.step : 0u;
+    const fattni_block r =
+        fattni_philox(a.seed, fattni_dropout_counter(a.stream, step, number, i, j));
+    for (int e = 0; e < 8; ++e) {
+        const int64_t y = i + (e & 2) * 4, x = j + (e & 1) + (e & 4) * 2;
+        const int64_t row = y - a.q_pos0, column = x - a.k_pos0;
+        if (row < 0 || row >= a.rows || column < 0 || column >= a.columns) continue;
+        a.keep[b * a.stride[0] + h * a.stride[1] + row * a.stride[2] + column * a.stride[3]] =
+            fattni_lane16(r, fattni_dropout_lane(y, x)) >= a.T;
+    }
+}

@@ -1,0 +1,47 @@
+/* Copies, random numbers and dropout masks on the device: host side and the kernels' arguments. */
+#ifndef FATTNI_CORE_CUDA_TENSOR_H
+#define FATTNI_CORE_CUDA_TENSOR_H
+
+#include "core/cuda/grid.h"
+
+#ifndef __CUDACC__
+#include "core/base/internal.h"
+
+/* The device's part of fattn_tensor_copy, _add and _normal: checked, not empty. At least one
+   tensor of a copy lies on the device. */
+fattn_status fattni_cuda_copy(fattn_ctx *ctx, const fattn_tensor *dst, const fattn_tensor *src);
+fattn_status fattni_cuda_add(fattn_ctx *ctx, const fattn_tensor *dst, const fattn_tensor *src);
+fattn_status fattni_cuda_normal(fattn_ctx *ctx, const fattn_tensor *dst, double mean, double std,
+                                fattn_rng rng);
+#endif
+
+/* Operand 0 is written, operand 1 read. */
+typedef struct fattni_copy_args {
+    fattni_grid grid;
+    void *to;
+    const void *from;
+    int32_t to_dtype, from_dtype;
+    int32_t add, reserved; /* to += from */
+} fattni_copy_args;
+
+typedef struct fattni_normal_args {
+    fattni_grid grid;
+    void *to;
+    int32_t dtype, reserved;
+    double mean, std;
+    fattn_rng rng;
+} fattni_normal_args;
+
+typedef struct fattni_mask_args {
+    uint8_t *keep;
+    int64_t stride[4];
+    const int32_t *step;
+    uint64_t seed;
+    int64_t rows, columns, q_pos0, k_pos0;
+    int64_t patches_q, patches_k; /* 16 x 16 patches of whole-sequence positions */
+    int64_t planes;               /* B Hq */
+    uint32_t stream, plane0, plane_heads, T;
+    int32_t Hq, reserved;
+} fattni_mask_args;
+
+#endif

@@ -1,0 +1,248 @@
+#include "core/cuda/tuned.h"
+
+#include "core/cuda/launch.h"
+
+#include <cublasLt.h>
+#include <cuda_runtime_api.h>
+#include <dlfcn.h>
+#include <float.h>
+#include <string.h>
+
+#define FUNCTIONS(X)                                          \
+    X(multiply, cublasLtMatmul)                               \
+    X(candidates, cublasLtMatmulAlgoGetHeuristic)             \
+    X(new_product, cublasLtMatmulDescCreate)                  \
+    X(set_product, cublasLtMatmulDescSetAttribute)            \
+    X(delete_product, cublasLtMatmulDescDestroy)              \
+    X(new_matrix, cublasLtMatrixLayoutCreate)                 \
+    X(set_matrix, cublasLtMatrixLayoutSetAttribute)           \
+    X(delete_matrix, cublasLtMatrixLayoutDestroy)             \
+    X(new_wish, cublasLtMatmulPreferenceCreate)               \
+    X(set_wish, cublasLtMatmulPreferenceSetAttribute)         \
+    X(delete_wish, cublasLtMatmulPreferenceDestroy)
+
+/* Timings are sums over RUNS, after one that warms up. */
+enum { CANDIDATES = 8, RUNS = 3, FIRST_CAPACITY = 32, ALIGNMENT = 16 };
+
+/* What a choice depends on; no padding, for it is compared by its bytes. */
+typedef struct shape {
+    int64_t dtype, c_dtype, trans_a, trans_b, tf32, adds;
+    int64_t batches, M, N, K, lda, ldb, ldc, stride_a, stride_b, stride_c;
+} shape;
+
+typedef struct choice {
+    shape of;
+    bool usable;
+    cublasLtMatmulDesc_t product;
+    cublasLtMatrixLayout_t a, b, c; /* of the transposes: cuBLAS counts by columns */
+    cublasLtMatmulAlgo_t algorithm;
+} choice;
+
+struct fattni_cuda_tuned {
+    void *library;
+    cublasLtHandle_t handle;
+    cudaEvent_t begin, end;
+    choice *choices;
+    int count, capacity;
+#define X(name, symbol) __typeof__(symbol) *name;
+    FUNCTIONS(X)
+#undef X
+};
+
+#define TEXT_OF(x) #x
+#define TEXT(x) TEXT_OF(x)
+#define SONAME "libcublasLt.so." TEXT(CUBLAS_VER_MAJOR)
+
+static bool load(struct fattni_cuda_tuned *t) {
+    t->library = dlopen(SONAME, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
+    if (!t->library) return false;
+    const struct { const char *symbol; void *to; } wanted[] = {
+#define X(name, symbol) {#symbol, &t->name},
+        FUNCTIONS(X)
+#undef X
+    };
+    for (size_t n = 0; n < sizeof wanted / sizeof wanted[0]; ++n) {
+        void *const f = dlsym(t->library, wanted[n].symbol);
+        if (!f) return false;
+        memcpy(wanted[n].to, &f, sizeof f);
+    }
+    return cudaEventCreate(&t->begin) == cudaSuccess && cudaEventCreate(&t->end) == cudaSuccess;
+}
+
+fattn_status fattni_cuda_tuned_open(fattn_ctx *ctx, void *handle, struct fattni_cuda_tuned **out) {
+    void *p;
+    *out = NULL;
+    FATTNI_TRY(fattni_host_alloc(ctx, sizeof **out, &p));
+    memset(p, 0, sizeof **out);
+    *out = p;
+    (*out)->handle = handle;
+    if (load(*out)) return FATTN_OK;
+    fattni_cuda_tuned_close(ctx, *out);
+    *out = NULL;
+    return FATTN_OK;
+}
+
+static void forget(struct fattni_cuda_tuned *t, choice *c) {
+    if (c->product) t->delete_product(c->product);
+    if (c->a) t->delete_matrix(c->a);
+    if (c->b) t->delete_matrix(c->b);
+    if (c->c) t->delete_matrix(c->c);
+}
+
+void fattni_cuda_tuned_close(fattn_ctx *ctx, struct fattni_cuda_tuned *t) {
+    if (!t) return;
+    for (int n = 0; n < t->count; ++n) forget(t, &t->choices[n]);
+    if (t->begin) cudaEventDestroy(t->begin);
+    if (t->end) cudaEventDestroy(t->end);
+    if (t->library) dlclose(t->library);
+    fattni_host_free(ctx, t->choices, (size_t)t->capacity * sizeof *t->choices);
+    fattni_host_free(ctx, t, sizeof *t);
+}
+
+static shape shape_of(const fattni_cuda_gemm *g) {
+    return (shape){g->dtype, g->c_dtype, g->trans_a, g->trans_b,  g->tf32,     g->beta != 0,
+                   g->batches, g->M,     g->N,       g->K,        g->lda,      g->ldb,
+                   g->ldc,   g->stride_a, g->stride_b, g->stride_c};
+}
+
+static cublasStatus_t matrix(const struct fattni_cuda_tuned *t, const fattni_cuda_gemm *g,
+                             fattn_dtype dtype, int64_t rows, int64_t columns, int64_t pitch,
+                             int64_t stride, cublasLtMatrixLayout_t *out) {
+    const int32_t batches = (int32_t)g->batches;
+    cublasStatus_t s = t->new_matrix(out, fattni_cuda_blas_type(dtype), (uint64_t)rows,
+                                     (uint64_t)columns, pitch);
+    if (!s && batches > 1)
+        s = t->set_matrix(*out, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &batches, sizeof batches);
+    if (!s && batches > 1)
+        s = t->set_matrix(*out, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &stride,
+                          sizeof stride);
+    return s;
+}
+
+/* C^T = op(B)^T op(A)^T */
+static cublasStatus_t describe(const struct fattni_cuda_tuned *t, const fattni_cuda_gemm *g,
+                               choice *c) {
+    const cublasOperation_t first = g->trans_b ? CUBLAS_OP_T : CUBLAS_OP_N;
+    const cublasOperation_t second = g->trans_a ? CUBLAS_OP_T : CUBLAS_OP_N;
+    cublasStatus_t s = t->new_product(&c->product,
+                                      g->dtype == FATTN_F32 && g->tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32
+                                                                       : CUBLAS_COMPUTE_32F,
+                                      CUDA_R_32F);
+    if (!s) s = t->set_product(c->product, CUBLASLT_MATMUL_DESC_TRANSA, &first, sizeof first);
+    if (!s) s = t->set_product(c->product, CUBLASLT_MATMUL_DESC_TRANSB, &second, sizeof second);
+    if (!s) s = matrix(t, g, g->dtype, g->trans_b ? g->K : g->N, g->trans_b ? g->N : g->K, g->ldb,
+                       g->stride_b, &c->a);
+    if (!s) s = matrix(t, g, g->dtype, g->trans_a ? g->M : g->K, g->trans_a ? g->K : g->M, g->lda,
+                       g->stride_a, &c->b);
+    if (!s) s = matrix(t, g, g->c_dtype, g->N, g->M, g->ldc, g->stride_c, &c->c);
+    return s;
+}
+
+static int ask(const struct fattni_cuda_tuned *t, const choice *c,
+               cublasLtMatmulHeuristicResult_t out[CANDIDATES]) {
+    const uint64_t workspace = FATTNI_CUDA_BLAS_WORKSPACE;
+    const uint32_t alignment = ALIGNMENT;
+    static const cublasLtMatmulPreferenceAttributes_t aligned[] = {
+        CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+        CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES};
+    cublasLtMatmulPreference_t wish = NULL;
+    int found = 0;
+    cublasStatus_t s = t->new_wish(&wish);
+    if (!s) s = t->set_wish(wish, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace,
+                            sizeof workspace);
+    for (int n = 0; n < 4 && !s; ++n) s = t->set_wish(wish, aligned[n], &alignment, sizeof alignment);
+    if (!s) s = t->candidates(t->handle, c->product, c->a, c->b, c->c, c->c, wish, CANDIDATES, out,
+                              &found);
+    if (wish) t->delete_wish(wish);
+    return s ? 0 : found;
+}
+
+static cublasStatus_t run(const fattn_ctx *ctx, const struct fattni_cuda_tuned *t, const choice *c,
+                          const fattni_cuda_gemm *g, float alpha, void *workspace) {
+    const float beta = (float)g->beta;
+    return t->multiply(t->handle, c->product, &alpha, g->b, c->a, g->a, c->b, &beta, g->c, c->c,
+                       g->c, c->c, &c->algorithm, workspace, FATTNI_CUDA_BLAS_WORKSPACE,
+                       ctx->stream);
+}
+
+/* Milliseconds; below 0 when it does not run. Where C is added to, products times the smallest number
+   vanish beside whatever C holds, but cost what they cost. */
+static float measure(const fattn_ctx *ctx, const struct fattni_cuda_tuned *t, const choice *c,
+                     const fattni_cuda_gemm *g, void *workspace) {
+    const float alpha = g->beta != 0 ? FLT_MIN / 8388608 : (float)g->alpha;
+    float time = -1;
+    for (int n = 0; n <= RUNS; ++n) {
+        if (n == 1 && cudaEventRecord(t->begin, ctx->stream)) return -1;
+        if (run(ctx, t, c, g, alpha, workspace)) return -1;
+    }
+    if (cudaEventRecord(t->end, ctx->stream) || cudaEventSynchronize(t->end) ||
+        cudaEventElapsedTime(&time, t->begin, t->end))
+        return -1;
+    return time;
+}
+
+static void choose(const fattn_ctx *ctx, const struct fattni_cuda_tuned *t,
+                   const fattni_cuda_gemm *g, void *workspace, choice *c) {
+    cublasLtMatmulHeuristicResult_t found[CANDIDATES];
+    const int count = describe(t, g, c) ? 0 : ask(t, c, found);
+    float best = -1;
+    for (int n = 0; n < count; ++n) {
+        choice candidate = *c;
+        candidate.algorithm = found[n].algo;
+        const float time = measure(ctx, t, &candidate, g, workspace);
+        if (time < 0 || (best >= 0 && time >= best)) continue;
+        best = time;
+        c->algorithm = found[n].algo;
+        c->usable = true;
+    }
+}
+
+static fattn_status reserve(fattn_ctx *ctx, struct fattni_cuda_tuned *t) {
+    if (t->count < t->capacity) return FATTN_OK;
+    const int capacity = t->capacity ? 2 * t->capacity : FIRST_CAPACITY;
+    void *p;
+    FATTNI_TRY(fattni_host_alloc(ctx, (size_t)capacity * sizeof *t->choices, &p));
+    if (t->count) memcpy(p, t->choices, (size_t)t->count * sizeof *t->choices);
+    fattni_host_free(ctx, t->choices, (size_t)t->capacity * sizeof *t->choices);
+    t->choices = p;
+    t->capacity = capacity;
+    return FATTN_OK;
+}
+
+/* NULL: none, and none can be made now. */
+static fattn_status find(fattn_ctx *ctx, struct fattni_cuda_tuned *t, const fattni_cuda_gemm *g,
+                         void *workspace, const choice **out) {
+    const shape wanted = shape_of(g);
+    *out = NULL;
+    for (int n = 0; n < t->count && !*out; ++n)
+        if (memcmp(&t->choices[n].of, &wanted, sizeof wanted) == 0) *out = &t->choices[n];
+    if (*out) return FATTN_OK;
+    enum cudaStreamCaptureStatus capturing = cudaStreamCaptureStatusNone;
+    FATTNI_TRY(fattni_cuda_check(ctx, cudaStreamIsCapturing(ctx->stream, &capturing),
+                                 "cudaStreamIsCapturing"));
+    if (capturing != cudaStreamCaptureStatusNone) return FATTN_OK;
+    FATTNI_TRY(reserve(ctx, t));
+    choice *const c = &t->choices[t->count++];
+    memset(c, 0, sizeof *c);
+    c->of = wanted;
+    choose(ctx, t, g, workspace, c);
+    *out = c;
+    return FATTN_OK;
+}
+
+static bool is_aligned(const void *p) { return (uintptr_t)p % ALIGNMENT == 0; }
+
+fattn_status fattni_cuda_tuned_multiply(fattn_ctx *ctx, struct fattni_cuda_tuned *t,
+                                        const fattni_cuda_gemm *g, void *workspace, bool *done) {
+    const choice *c = NULL;
+    *done = false;
+    if (g->dtype == FATTN_F64 || g->batches > INT32_MAX || !is_aligned(g->a) || !is_aligned(g->b) ||
+        !is_aligned(g->c))
+        return FATTN_OK;
+    FATTNI_TRY(find(ctx, t, g, workspace, &c));
+    if (!c || !c->usable) return FATTN_OK;
+    const cublasStatus_t s = run(ctx, t, c, g, (float)g->alpha, workspace);
+    if (s) return fattn_ctx_fail(ctx, FATTN_E_CUDA, "cublasLtMatmul: cuBLAS status %d", (int)s);
+    *done = true;
+    return FATTN_OK;
+}

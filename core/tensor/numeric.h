@@ -1,0 +1,109 @@
+/* 16-bit floating point in software, and element access by dtype. Host and device. */
+#ifndef FATTNI_CORE_TENSOR_NUMERIC_H
+#define FATTNI_CORE_TENSOR_NUMERIC_H
+
+#include <fattn/tensor.h>
+
+#include <string.h>
+
+#ifdef __CUDACC__
+#define FATTNI_INLINE static inline __host__ __device__
+#else
+#define FATTNI_INLINE static inline
+#endif
+
+FATTNI_INLINE uint32_t fattni_float_bits(float x) {
+    uint32_t u;
+    memcpy(&u, &x, sizeof u);
+    return u;
+}
+
+FATTNI_INLINE float fattni_bits_float(uint32_t u) {
+    float x;
+    memcpy(&x, &u, sizeof x);
+    return x;
+}
+
+FATTNI_INLINE float fattni_bf16_to_float(uint16_t h) {
+    return fattni_bits_float((uint32_t)h << 16);
+}
+
+/* Round to nearest even; NaN stays a quiet NaN. */
+FATTNI_INLINE uint16_t fattni_float_to_bf16(float x) {
+    const uint32_t u = fattni_float_bits(x);
+    if ((u & 0x7fffffffu) > 0x7f800000u) return (uint16_t)((u >> 16) | 0x40u);
+    return (uint16_t)((u + 0x7fffu + ((u >> 16) & 1u)) >> 16);
+}
+
+FATTNI_INLINE float fattni_f16_to_float(uint16_t h) {
+    const uint32_t sign = (uint32_t)(h & 0x8000u) << 16, magnitude = h & 0x7fffu;
+    if (magnitude >= 0x7c00u) /* Inf, NaN */
+        return fattni_bits_float(sign | 0x7f800000u | ((magnitude & 0x3ffu) << 13));
+    if (magnitude >= 0x400u) return fattni_bits_float(sign | ((magnitude << 13) + 0x38000000u));
+    const float subnormal = (float)magnitude * 0x1p-24f;
+    return sign ? -subnormal : subnormal;
+}
+
+FATTNI_INLINE uint16_t fattni_float_to_f16(float x) {
+    const uint32_t u = fattni_float_bits(x), sign = (u >> 16) & 0x8000u;
+    const uint32_t magnitude = u & 0x7fffffffu;
+    if (magnitude > 0x7f800000u) return (uint16_t)(sign | 0x7e00u | ((u >> 13) & 0x1ffu));
+    if (magnitude >= 0x477ff000u) return (uint16_t)(sign | 0x7c00u); /* 65520 and up: Inf */
+    if (magnitude >= 0x38800000u) { /* normal */
+        const uint32_t r = magnitude + 0xfffu + ((magnitude >> 13) & 1u);
+        return (uint16_t)(sign | ((r - 0x38000000u) >> 13));
+    }
+    /* Adding 0.5 aligns the last bit of a half's subnormals with the last bit of the float. */
+    const float aligned = fattni_bits_float(magnitude) + 0.5f;
+    return (uint16_t)(sign | (fattni_float_bits(aligned) - 0x3f000000u));
+}
+
+/* Rounds once, from double straight to the 16-bit type. Going through float would round twice: so
+   the float is first made to lean to the side of the remainder (round to odd). */
+FATTNI_INLINE float fattni_double_to_float_odd(double x) {
+    const float f = (float)x;
+    if ((double)f == x || f != f || f - f != 0.0f) return f;
+    const double magnitude = x < 0 ? -x : x;
+    uint32_t u = fattni_float_bits(f);
+    if ((double)fattni_bits_float(u & 0x7fffffffu) > magnitude) u -= 1; /* truncate */
+    return fattni_bits_float(u | 1u);
+}
+
+/* Element i of an array of dtype t, as double. */
+FATTNI_INLINE double fattni_load(const void *p, int32_t t, int64_t i) {
+    switch (t) {
+    case FATTN_F64: return ((const double *)p)[i];
+    case FATTN_F32: return (double)((const float *)p)[i];
+    case FATTN_F16: return (double)fattni_f16_to_float(((const uint16_t *)p)[i]);
+    case FATTN_BF16: return (double)fattni_bf16_to_float(((const uint16_t *)p)[i]);
+    case FATTN_I32: return (double)((const int32_t *)p)[i];
+    default: return (double)((const uint8_t *)p)[i];
+    }
+}
+
+/* Integers saturate, NaN becomes 0. */
+FATTNI_INLINE double fattni_clamp_integer(double x, double low, double high) {
+    if (x != x) return 0.0;
+    const double r = x < low ? low : x > high ? high : x;
+    const double truncated = (double)(int64_t)r;
+    const double rest = r - truncated; /* nearest even by hand: rint depends on the rounding mode */
+    const int64_t odd = (int64_t)truncated & 1;
+    if (rest > 0.5 || (rest == 0.5 && odd)) return truncated + 1.0;
+    if (rest < -0.5 || (rest == -0.5 && odd)) return truncated - 1.0;
+    return truncated;
+}
+
+FATTNI_INLINE void fattni_store(void *p, int32_t t, int64_t i, double x) {
+    switch (t) {
+    case FATTN_F64: ((double *)p)[i] = x; break;
+    case FATTN_F32: ((float *)p)[i] = (float)x; break;
+    case FATTN_F16: ((uint16_t *)p)[i] = fattni_float_to_f16(fattni_double_to_float_odd(x)); break;
+    case FATTN_BF16: ((uint16_t *)p)[i] = fattni_float_to_bf16(fattni_double_to_float_odd(x)); break;
+    case FATTN_I32:
+        ((int32_t *)p)[i] = (int32_t)fattni_clamp_integer(x, -2147483648.0, 2147483647.0);
+        break;
+    default: ((uint8_t *)p)[i] = (uint8_t)fattni_clamp_integer(x, 0.0, 255.0); break;
+    }
+}
+
+#endif

@@ -1,0 +1,68 @@
+/* The dropout mask: a pure function of (seed, stream, step, b*Hq+h, i, j), never of tile, thread or
+   backend. Philox4x32-10 (Salmon et al. 2011), through Random123 on the host, cuRAND on the device.
+
+   One block of four words covers rows {r, r+8} by columns {c, c+1, c+8, c+9} of a 16 x 16 patch:
+   what one thread holds in two neighbouring accumulator tiles of mma.m16n8 or wgmma. */
+#ifndef FATTNI_CORE_TENSOR_PHILOX_H
+#define FATTNI_CORE_TENSOR_PHILOX_H
+
+#include "core/tensor/numeric.h"
+
+#ifdef __CUDACC__
+/* Not curand_kernel.h, which puts 200 KB of tables into every object. */
+#include <curand_philox4x32_x.h>
+#else
+#include <Random123/philox.h>
+#endif
+
+typedef struct fattni_block { uint32_t w[4]; } fattni_block;
+
+#ifdef __CUDACC__
+static __device__ inline fattni_block fattni_philox(uint64_t seed, fattni_block counter) {
+    const uint4 c = make_uint4(counter.w[0], counter.w[1], counter.w[2], counter.w[3]);
+    const uint2 key = make_uint2((uint32_t)seed, (uint32_t)(seed >> 32));
+    const uint4 r = curand_Philox4x32_10(c, key);
+    const fattni_block out = {{r.x, r.y, r.z, r.w}};
+    return out;
+}
+#define FATTNI_RANDOM static __device__ inline
+#else
+static inline fattni_block fattni_philox(uint64_t seed, fattni_block counter) {
+    const philox4x32_ctr_t c = {{counter.w[0], counter.w[1], counter.w[2], counter.w[3]}};
+    const philox4x32_key_t key = {{(uint32_t)seed, (uint32_t)(seed >> 32)}};
+    const philox4x32_ctr_t r = philox4x32_R(10, c, key);
+    const fattni_block out = {{r.v[0], r.v[1], r.v[2], r.v[3]}};
+    return out;
+}
+#define FATTNI_RANDOM static inline
+#endif
+
+/* Counter of the block that holds element (i, j) of plane bh; i, j are whole-sequence positions. */
+FATTNI_INLINE fattni_block fattni_dropout_counter(uint32_t stream, uint32_t step, uint32_t bh,
+                                                  int64_t i, int64_t j) {
+    fattni_block c;
+    c.w[0] = (uint32_t)((j >> 4) * 4 + ((j & 7) >> 1));
+    c.w[1] = (uint32_t)((i >> 4) * 8 + (i & 7));
+    c.w[2] = bh;
+    c.w[3] = stream + 0x9E3779B1u * step;
+    return c;
+}
+
+/* Which of the block's eight 16-bit lanes, low half first, belongs to (i, j). */
+FATTNI_INLINE int fattni_dropout_lane(int64_t i, int64_t j) {
+    return (int)(((j >> 3) & 1) * 4 + ((i >> 3) & 1) * 2 + (j & 1));
+}
+
+FATTNI_INLINE uint32_t fattni_lane16(fattni_block r, int lane) {
+    const uint32_t low = lane & 2 ? r.w[1] : r.w[0], high = lane & 2 ? r.w[3] : r.w[2];
+    return ((lane & 4 ? high : low) >> (16 * (lane & 1))) & 0xffffu; /* no array that is indexed: registers */
+}
+
+/* One element, one block: for oracles and edges. T = lround(65536 p). */
+FATTNI_RANDOM int fattni_keep(uint64_t seed, uint32_t stream, uint32_t step, uint32_t bh, int64_t i,
+                              int64_t j, uint32_t T) {
+    const fattni_block r = fattni_philox(seed, fattni_dropout_counter(stream, step, bh, i, j));
+    return fattni_lane16(r, fattni_dropout_lane(i, j)) >= T;
+}
+
+#endif

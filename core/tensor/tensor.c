@@ -1,0 +1,324 @@
+/* Views, and the two operations on any dtype and strides: copy and random fill. */
+#include "core/base/internal.h"
+#include "core/tensor/normal.h"
+#include "core/tensor/rows.h"
+#ifdef FATTNI_HAVE_CUDA
+#include "core/cuda/tensor.h"
+#endif
+
+#include <math.h>
+#include <stdio.h>
+
+size_t fattn_dtype_size(fattn_dtype t) {
+    switch (t) {
+    case FATTN_F64: return 8;
+    case FATTN_F32:
+    case FATTN_I32: return 4;
+    case FATTN_F16:
+    case FATTN_BF16: return 2;
+    case FATTN_U8: return 1;
+    default: return 0;
+    }
+}
+
+const char *fattn_dtype_name(fattn_dtype t) {
+    switch (t) {
+    case FATTN_F64: return "f64";
+    case FATTN_F32: return "f32";
+    case FATTN_F16: return "f16";
+    case FATTN_BF16: return "bf16";
+    case FATTN_I32: return "i32";
+    case FATTN_U8: return "u8";
+    default: return "?";
+    }
+}
+
+int64_t fattn_tensor_numel(const fattn_tensor *t) {
+    int64_t n = 1;
+    for (int d = 0; d < t->ndim; ++d)
+        if (t->shape[d] == 0) return 0; /* before the others' product overflows */
+    for (int d = 0; d < t->ndim; ++d)
+        if (__builtin_mul_overflow(n, t->shape[d], &n)) return INT64_MAX; /* no tensor has as many */
+    return n;
+}
+
+fattn_tensor fattn_tensor_view(void *data, fattn_dtype t, fattn_device dev, int32_t id, int ndim,
+                               const int64_t *shape) {
+    fattn_tensor v = {.data = data, .ndim = ndim, .dtype = t, .device = dev, .device_id = id};
+    uint64_t stride = 1; /* may wrap, where another dimension is 0 and no element is reached */
+    for (int d = ndim - 1; d >= 0; --d) {
+        v.shape[d] = shape[d];
+        v.stride[d] = (int64_t)stride;
+        stride *= (uint64_t)shape[d];
+    }
+    return v;
+}
+
+fattn_tensor fattn_tensor_permute(const fattn_tensor *t, const int *order) {
+    fattn_tensor v = *t;
+    for (int d = 0; d < t->ndim; ++d) {
+        v.shape[d] = t->shape[order[d]];
+        v.stride[d] = t->stride[order[d]];
+    }
+    return v;
+}
+
+fattn_tensor fattn_tensor_slice(const fattn_tensor *t, int dim, int64_t begin, int64_t end) {
+    fattn_tensor v = *t;
+    begin = fattni_max(0, fattni_min(begin, t->shape[dim]));
+    end = fattni_max(begin, fattni_min(end, t->shape[dim]));
+    v.shape[dim] = end - begin;
+    if (begin > 0 && fattn_tensor_numel(t) > 0) /* or strides mean nothing */
+        v.data = (char *)t->data +
+                 begin * t->stride[dim] * (int64_t)fattn_dtype_size((fattn_dtype)t->dtype);
+    return v;
+}
+
+bool fattni_is_row_major(const fattn_tensor *t) {
+    int64_t stride = 1;
+    if (fattn_tensor_numel(t) == 0) return true;
+    for (int d = t->ndim - 1; d >= 0; --d) {
+        if (t->shape[d] > 1 && t->stride[d] != stride) return false;
+        stride *= t->shape[d];
+    }
+    return true;
+}
+
+bool fattni_bytes(int64_t count, size_t element, size_t *out) {
+    return !__builtin_mul_overflow((size_t)count, element, out) && *out <= (size_t)PTRDIFF_MAX;
+}
+
+const char *fattni_shape_text(const fattn_tensor *t, char *buffer, size_t size) {
+    size_t used = (size_t)snprintf(buffer, size, "[");
+    for (int d = 0; d < t->ndim && d < FATTN_MAX_DIMS && used < size; ++d)
+        used += (size_t)snprintf(buffer + used, size - used, "%s%lld", d ? "," : "",
+                                 (long long)t->shape[d]);
+    if (used < size) snprintf(buffer + used, size - used, "]");
+    return buffer;
+}
+
+fattn_status fattni_check_tensor(fattn_ctx *ctx, const char *name, const fattn_tensor *t) {
+    if (!t) return fattn_ctx_fail(ctx, FATTN_E_ARG, "%s: NULL, but it is required", name);
+    if (t->ndim < 0 || t->ndim > FATTN_MAX_DIMS)
+        return fattn_ctx_fail(ctx, FATTN_E_SHAPE, "%s: ndim %d is not in 0..%d", name, t->ndim,
+                              FATTN_MAX_DIMS);
+    const size_t size = fattn_dtype_size((fattn_dtype)t->dtype);
+    if (!size) return fattn_ctx_fail(ctx, FATTN_E_DTYPE, "%s: unknown dtype %d", name, t->dtype);
+    if (t->device != (int32_t)ctx->device || t->device_id != ctx->device_id)
+        return fattn_ctx_fail(ctx, FATTN_E_DEVICE, "%s: on device %d:%d, the context on %d:%d",
+                              name, t->device, t->device_id, (int)ctx->device, ctx->device_id);
+    int64_t count = 1, reach = 0;
+    bool fits = true;
+    for (int d = 0; d < t->ndim; ++d) {
+        if (t->shape[d] < 0)
+            return fattn_ctx_fail(ctx, FATTN_E_SHAPE, "%s: shape[%d] is %lld", name, d,
+                                  (long long)t->shape[d]);
+        if (t->shape[d] == 0) count = 0;
+    }
+    for (int d = 0; d < t->ndim && count; ++d) {
+        int64_t span;
+        fits = fits && !__builtin_mul_overflow(count, t->shape[d], &count) &&
+               (t->shape[d] <= 1 ||
+                (t->stride[d] != INT64_MIN &&
+                 !__builtin_mul_overflow(t->shape[d] - 1,
+                                         t->stride[d] < 0 ? -t->stride[d] : t->stride[d], &span) &&
+                 !__builtin_add_overflow(reach, span, &reach)));
+    }
+    const int64_t limit = INT64_MAX / 2 / (int64_t)size;
+    if (!fits || count > limit || reach > limit)
+        return fattn_ctx_fail(ctx, FATTN_E_SHAPE, "%s: its extent does not fit in 62 bits", name);
+    if (count && !t->data)
+        return fattn_ctx_fail(ctx, FATTN_E_ARG, "%s: data is NULL, but it has %lld elements", name,
+                              (long long)count);
+    if (count && (uintptr_t)t->data % size)
+        return fattn_ctx_fail(ctx, FATTN_E_ARG,
+                              "%s: data %p is not aligned to its %zu-byte elements", name, t->data,
+                              size);
+    return FATTN_OK;
+}
+
+fattn_status fattn_tensor_alloc(fattn_ctx *ctx, fattn_dtype t, int ndim, const int64_t *shape,
+                                fattn_tensor *out) {
+    if (!ctx) return FATTN_E_ARG;
+    if (!out || (ndim > 0 && !shape))
+        return fattn_ctx_fail(ctx, FATTN_E_ARG, "tensor_alloc: out or shape is NULL");
+    if (ndim < 0 || ndim > FATTN_MAX_DIMS)
+        return fattn_ctx_fail(ctx, FATTN_E_ARG, "tensor_alloc: ndim %d is not in 0..%d", ndim,
+                              FATTN_MAX_DIMS);
+    const size_t size = fattn_dtype_size(t);
+    if (!size) return fattn_ctx_fail(ctx, FATTN_E_DTYPE, "tensor_alloc: unknown dtype %d", (int)t);
+    bool empty = false, fits = true;
+    for (int d = 0; d < ndim; ++d) {
+        if (shape[d] < 0)
+            return fattn_ctx_fail(ctx, FATTN_E_ARG, "tensor_alloc: shape[%d] is %lld", d,
+                                  (long long)shape[d]);
+        if (shape[d] == 0) empty = true;
+    }
+    int64_t count = empty ? 0 : 1;
+    for (int d = 0; d < ndim && !empty; ++d)
+        fits = fits && !__builtin_mul_overflow(count, shape[d], &count);
+    size_t bytes;
+    if (!fits || !fattni_bytes(count, size, &bytes))
+        return fattn_ctx_fail(ctx, FATTN_E_NOMEM, "tensor_alloc: the byte count overflows");
+    void *data;
+    FATTNI_TRY(fattni_alloc(ctx, bytes, &data));
+    *out = fattn_tensor_view(data, t, ctx->device, ctx->device_id, ndim, shape);
+    return FATTN_OK;
+}
+
+void fattn_tensor_free(fattn_ctx *ctx, fattn_tensor *t) {
+    if (!ctx || !t || !t->data) return;
+    fattni_free(ctx, t->data,
+                (size_t)fattn_tensor_numel(t) * fattn_dtype_size((fattn_dtype)t->dtype));
+    t->data = NULL;
+}
+
+static bool on_host(const fattn_tensor *t) { return t->device == FATTN_CPU; }
+
+/* A copy may also read or write the host's memory. */
+static fattn_status check_anywhere(fattn_ctx *ctx, const char *name, const fattn_tensor *t) {
+    if (!t || !on_host(t)) return fattni_check_tensor(ctx, name, t);
+    fattn_tensor here = *t;
+    here.device = (int32_t)ctx->device;
+    if (ctx->device != FATTN_CPU) here.device_id = ctx->device_id;
+    return fattni_check_tensor(ctx, name, &here);
+}
+
+static fattn_status check_writable(fattn_ctx *ctx, const char *name, const fattn_tensor *t) {
+    FATTNI_TRY(check_anywhere(ctx, name, t));
+    const bool empty = fattn_tensor_numel(t) == 0; /* its strides mean nothing */
+    for (int d = 0; d < t->ndim && !empty; ++d)
+        if (t->shape[d] > 1 && t->stride[d] == 0)
+            return fattn_ctx_fail(ctx, FATTN_E_SHAPE,
+                                  "%s: stride[%d] is 0: several elements share one place", name, d);
+    return FATTN_OK;
+}
+
+enum { ROWS_PER_TASK = 256 };
+
+typedef struct copy_job {
+    const fattn_tensor *dst, *src;
+    fattni_rows to, from;
+    bool add;
+} copy_job;
+
+static void copy_rows(void *arg, int64_t task, int thread) {
+    (void)thread;
+    const copy_job *job = arg;
+    const int64_t width = job->to.columns, step_to = job->to.step, step_from = job->from.step;
+    const size_t size = fattn_dtype_size((fattn_dtype)job->dst->dtype);
+    const int64_t end = fattni_min(job->to.count, (task + 1) * ROWS_PER_TASK);
+    for (int64_t row = task * ROWS_PER_TASK; row < end; ++row) {
+        const int64_t to = fattni_row(&job->to, row), from = fattni_row(&job->from, row);
+        if (job->dst->dtype == job->src->dtype && !job->add) { /* bits, not values: NaN payloads survive */
+            const char *in = (const char *)job->src->data + from * (int64_t)size;
+            char *out = (char *)job->dst->data + to * (int64_t)size;
+            if (step_to == 1 && step_from == 1) {
+                memmove(out, in, (size_t)width * size);
+                continue;
+            }
+            for (int64_t i = 0; i < width; ++i)
+                memmove(out + i * step_to * (int64_t)size, in + i * step_from * (int64_t)size,
+                        size);
+            continue;
+        }
+        if (job->add && job->dst->dtype == FATTN_F32 && job->src->dtype == FATTN_F32) {
+            float *const d = (float *)job->dst->data + to;
+            const float *const x = (const float *)job->src->data + from;
+            for (int64_t i = 0; i < width; ++i) d[i * step_to] += x[i * step_from];
+            continue;
+        }
+        for (int64_t i = 0; i < width; ++i) {
+            const int64_t at = to + i * step_to;
+            const double old = job->add ? fattni_load(job->dst->data, job->dst->dtype, at) : 0;
+            const double x = fattni_load(job->src->data, job->src->dtype, from + i * step_from);
+            fattni_store(job->dst->data, job->dst->dtype, at, job->add ? old + x : x);
+        }
+    }
+}
+
+static fattn_status check_shapes(fattn_ctx *ctx, const char *who, const fattn_tensor *dst,
+                                 const fattn_tensor *src) {
+    bool same = dst->ndim == src->ndim;
+    for (int d = 0; same && d < dst->ndim; ++d) same = dst->shape[d] == src->shape[d];
+    char a[96], b[96];
+    if (same) return FATTN_OK;
+    return fattn_ctx_fail(ctx, FATTN_E_SHAPE, "%s: dst is %s, src is %s", who,
+                          fattni_shape_text(dst, a, sizeof a), fattni_shape_text(src, b, sizeof b));
+}
+
+void fattni_host_copy(const fattn_ctx *ctx, const fattn_tensor *dst, const fattn_tensor *src) {
+    copy_job job = {.dst = dst, .src = src, .to = fattni_rows_of(dst), .from = fattni_rows_of(src)};
+    fattni_parallel(ctx, fattni_ceil_div(job.to.count, ROWS_PER_TASK), copy_rows, &job);
+}
+
+fattn_status fattn_tensor_copy(fattn_ctx *ctx, const fattn_tensor *dst, const fattn_tensor *src) {
+    if (!ctx) return FATTN_E_ARG;
+    FATTNI_TRY(check_writable(ctx, "dst", dst));
+    FATTNI_TRY(check_anywhere(ctx, "src", src));
+    FATTNI_TRY(check_shapes(ctx, "tensor_copy", dst, src));
+    if (fattn_tensor_numel(dst) == 0) return FATTN_OK;
+#ifdef FATTNI_HAVE_CUDA
+    if (!on_host(dst) || !on_host(src)) return fattni_cuda_copy(ctx, dst, src);
+#endif
+    fattni_host_copy(ctx, dst, src);
+    return FATTN_OK;
+}
+
+fattn_status fattn_tensor_add(fattn_ctx *ctx, const fattn_tensor *dst, const fattn_tensor *src) {
+    if (!ctx) return FATTN_E_ARG;
+    FATTNI_TRY(check_writable(ctx, "dst", dst));
+    FATTNI_TRY(fattni_check_tensor(ctx, "dst", dst));
+    FATTNI_TRY(fattni_check_tensor(ctx, "src", src));
+    const fattn_tensor *const both[] = {dst, src};
+    for (int n = 0; n < 2; ++n)
+        if (both[n]->dtype == FATTN_I32 || both[n]->dtype == FATTN_U8)
+            return fattn_ctx_fail(ctx, FATTN_E_DTYPE, "tensor_add: %s is %s, not a float type",
+                                  n ? "src" : "dst", fattn_dtype_name((fattn_dtype)both[n]->dtype));
+    FATTNI_TRY(check_shapes(ctx, "tensor_add", dst, src));
+    if (fattn_tensor_numel(dst) == 0) return FATTN_OK;
+#ifdef FATTNI_HAVE_CUDA
+    if (ctx->device == FATTN_CUDA) return fattni_cuda_add(ctx, dst, src);
+#endif
+    copy_job job = {dst, src, fattni_rows_of(dst), fattni_rows_of(src), true};
+    fattni_parallel(ctx, fattni_ceil_div(job.to.count, ROWS_PER_TASK), copy_rows, &job);
+    return FATTN_OK;
+}
+
+typedef struct normal_job {
+    const fattn_tensor *dst;
+    fattni_rows to;
+    double mean, std;
+    fattn_rng rng;
+} normal_job;
+
+static void normal_rows(void *arg, int64_t task, int thread) {
+    (void)thread;
+    const normal_job *job = arg;
+    const int64_t width = job->to.columns;
+    const int64_t end = fattni_min(job->to.count, (task + 1) * ROWS_PER_TASK);
+    for (int64_t row = task * ROWS_PER_TASK; row < end; ++row) {
+        const int64_t to = fattni_row(&job->to, row);
+        for (int64_t i = 0; i < width; ++i)
+            fattni_store(job->dst->data, job->dst->dtype, to + i * job->to.step,
+                         job->mean + job->std * fattni_normal_at(&job->rng, row * width + i));
+    }
+}
+
+fattn_status fattn_tensor_normal(fattn_ctx *ctx, const fattn_tensor *dst, double mean, double std,
+                                 fattn_rng rng) {
+    if (!ctx) return FATTN_E_ARG;
+    FATTNI_TRY(check_writable(ctx, "dst", dst));
+    if (dst->dtype == FATTN_I32 || dst->dtype == FATTN_U8)
+        return fattn_ctx_fail(ctx, FATTN_E_DTYPE, "tensor_normal: dst is %s, not a float type",
+                              fattn_dtype_name((fattn_dtype)dst->dtype));
+    if (!(isfinite(mean) && isfinite(std) && std >= 0))
+        return fattn_ctx_fail(ctx, FATTN_E_ARG, "tensor_normal: mean %g, std %g", mean, std);
+    if (fattn_tensor_numel(dst) == 0) return FATTN_OK;
+#ifdef FATTNI_HAVE_CUDA
+    if (!on_host(dst)) return fattni_cuda_normal(ctx, dst, mean, std, rng);
+#endif
+    normal_job job = {.dst = dst, .to = fattni_rows_of(dst), .mean = mean, .std = std, .rng = rng};
+    fattni_parallel(ctx, fattni_ceil_div(job.to.count, ROWS_PER_TASK), normal_rows, &job);
+    return FATTN_OK;
+}

@@ -1,0 +1,150 @@
+#include "fwd/cpu/fwd_row_block.h"
+
+#include <math.h>
+#include <string.h>
+
+fattni_fwd_layout fattni_fwd_lay_out(const fattni_problem *p, int64_t blocks) {
+    const size_t row = FATTNI_TILE_ROW_BYTES;
+    fattni_fwd_layout at = {0};
+    at.s = fattni_append(&at.bytes, FATTNI_TILE_BYTES);
+    at.decay = fattni_append(&at.bytes, row);
+    const size_t bias = fattni_scores_scratch(p);
+    at.extra = fattni_append(&at.bytes, bias ? bias : p->drop_T ? FATTNI_TILE_BYTES : 0);
+    const size_t wide = fattni_is_narrow(p) ? FATTNI_TILE_KEYS * sizeof(float) : 0;
+    at.key = fattni_append(&at.bytes, (size_t)p->D * wide);
+    at.value = fattni_append(&at.bytes, (size_t)p->Dv * wide);
+    const size_t shared = at.bytes;
+    at.q = fattni_append(&at.bytes, (size_t)p->D * row);
+    at.max = fattni_append(&at.bytes, row);
+    at.sum = fattni_append(&at.bytes, row);
+    at.o = fattni_append(&at.bytes, (size_t)p->Dv * row);
+    at.block = at.bytes - shared;
+    at.bytes = shared + (size_t)blocks * at.block;
+    return at;
+}
+
+fattni_fwd_rows fattni_fwd_rows_of(const fattni_problem *p, const fattni_cpu_kernels *k,
+                                   const fattni_fwd_layout *at, const fattni_sequence *seq,
+                                   int64_t b, int64_t h, int64_t i0, char *scratch, int64_t n) {
+    char *const block = scratch + (size_t)n * at->block;
+    return (fattni_fwd_rows){
+        .p = p, .k = k, .seq = seq, .b = b, .h = h, .i0 = i0,
+        .rows = fattni_min(k->rows, seq->band.Sq - i0),
+        .s = scratch + at->s, .decay = scratch + at->decay, .extra = scratch + at->extra,
+        .key = scratch + at->key, .value = scratch + at->value,
+        .q = block + at->q, .o = block + at->o, .max = block + at->max, .sum = block + at->sum,
+    };
+}
+
+static void *rows_at(const fattni_fwd_rows *r, const fattni_array *a) {
+    return fattni_at(a, r->seq->batch, r->h, r->seq->q0 + r->i0);
+}
+
+void fattni_fwd_load_q(const fattni_fwd_rows *r) {
+    const fattni_array *const q = &r->p->q;
+    r->k->pack(r->rows, r->p->D, (fattn_dtype)q->dtype, rows_at(r, q), q->s[2], NULL, r->q);
+}
+
+/* What row i starts from: a sink, and L over the keys of an earlier call; -inf: none. */
+typedef struct start {
+    double sink, before, most; /* the larger of both */
+    double max;                /* that, as the softmax keeps it */
+    double rest;               /* e to the power of what rounding took away */
+} start;
+
+static start start_of(const fattni_fwd_rows *r, int64_t i) {
+    const fattni_problem *const p = r->p;
+    const int64_t row = r->seq->q0 + r->i0 + i;
+    const bool merge = (p->flags & FATTN_MERGE) && i < r->rows;
+    start x = {-INFINITY, -INFINITY, -INFINITY, -INFINITY, .rest = 1};
+    if (p->sink.present) x.sink = fattni_get(&p->sink, r->h, 0, 0, 0);
+    if (merge) x.before = fattni_get(&p->lse, r->seq->batch, r->h, row, 0);
+    x.most = x.sink > x.before ? x.sink : x.before; /* before, when that is NaN */
+    if (x.most == -INFINITY) return x;
+    const fattni_logit most = fattni_logit_of(p, r->k, x.most);
+    x.max = most.score;
+    x.rest = exp(most.rest);
+    return x;
+}
+
+/* exp(part - most): never inf - inf. */
+static double weight(double part, double most) {
+    if (part == -INFINITY) return 0;
+    return part == most ? 1 : exp(part - most);
+}
+
+static bool starts_from_nothing(const fattni_problem *p) {
+    return !p->sink.present && !(p->flags & FATTN_MERGE);
+}
+
+void fattni_fwd_start(const fattni_fwd_rows *r) {
+    const fattni_problem *const p = r->p;
+    const fattn_dtype type = r->k->dtype;
+    void *const kept = r->decay; /* the weight of o as it stands */
+    if (starts_from_nothing(p)) {
+        for (int64_t i = 0; i < r->k->rows; ++i) fattni_store(r->max, type, i, -INFINITY);
+        memset(r->sum, 0, FATTNI_TILE_ROW_BYTES);
+        memset(r->o, 0, (size_t)p->Dv * FATTNI_TILE_ROW_BYTES);
+        return;
+    }
+    for (int64_t i = 0; i < r->k->rows; ++i) {
+        const start x = start_of(r, i);
+        const double old = weight(x.before, x.most), sink = weight(x.sink, x.most);
+        fattni_store(r->max, type, i, x.max);
+        fattni_store(r->sum, type, i, x.most == INFINITY ? 1 : x.rest * (old + sink));
+        fattni_store(kept, type, i, x.rest * old);
+    }
+    if (p->flags & FATTN_MERGE)
+        r->k->pack(r->rows, p->Dv, type, rows_at(r, &p->o), p->o.s[2], kept, r->o);
+    else
+        memset(r->o, 0, (size_t)p->Dv * FATTNI_TILE_ROW_BYTES);
+}
+
+void fattni_fwd_load_keys(const fattni_fwd_rows *r, fattni_range keys) {
+    if (fattni_is_narrow(r->p))
+        fattni_widen_keys(r->p, r->k, r->seq, r->h / r->p->group, keys, r->key, r->value);
+}
+
+void fattni_fwd_tile(const fattni_fwd_rows *r, int64_t first, fattni_range keys) {
+    const fattni_problem *const p = r->p;
+    const int64_t j = keys.begin, skip = j - first;
+    fattni_place at =
+        fattni_place_of(p, r->k, r->seq, r->b, r->h, r->i0, r->rows, j, keys.end - j);
+    if (fattni_is_narrow(p)) {
+        at.key = (const float *)r->key + skip * p->D, at.key_stride = p->D;
+        at.value = (const float *)r->value + skip * p->Dv, at.value_stride = p->Dv;
+    }
+    fattni_scores(&at, r->q, r->extra, r->s, NULL);
+    r->k->softmax(&at.tile, fattni_log2_factor(p), r->s, r->max, r->sum, r->decay);
+    if (p->drop_T) {
+        fattni_keep_mask(&at, r->extra);
+        r->k->multiply(&at.tile, r->extra, r->s);
+    }
+    r->k->add_keys(&at.tile, p->Dv, at.value, at.value_stride, r->s, r->decay, r->o);
+}
+
+void fattni_fwd_finish(const fattni_fwd_rows *r) {
+    const fattni_problem *const p = r->p;
+    const fattn_dtype type = r->k->dtype;
+    const bool fresh = starts_from_nothing(p);
+    void *const inverse = r->decay;
+    for (int64_t i = 0; i < r->rows; ++i) {
+        const double max = fattni_load(r->max, type, i), sum = fattni_load(r->sum, type, i);
+        double L = sum == 0 ? -INFINITY : max * fattni_score_unit(p) + log(sum);
+        double scale = sum == 0 ? 0 : 1 / sum;
+        if (!fresh && sum != 0) {
+            const start x = start_of(r, i);
+            if (max == x.max) L = x.most + log(sum / x.rest); /* exactly a sink of 1e38 */
+            if (x.most == INFINITY) L = INFINITY, scale = 0;
+        }
+        fattni_store(inverse, type, i, scale);
+        fattni_set(&p->lse, r->seq->batch, r->h, r->seq->q0 + r->i0 + i, 0, L);
+    }
+    void *const o = rows_at(r, &p->o);
+    if ((int32_t)type == p->o.dtype) {
+        r->k->unpack(0, r->rows, p->Dv, r->o, inverse, o, p->o.s[2]);
+    } else {
+        r->k->unpack(0, r->rows, p->Dv, r->o, inverse, r->value, p->Dv);
+        r->k->put(r->rows, p->Dv, r->value, p->Dv, false, (fattn_dtype)p->o.dtype, o, p->o.s[2]);
+    }
+}

@@ -1,0 +1,17 @@
+/* Forward in FlashAttention-1's order (Dao et al. 2022, algorithm 1), to be compared: one block per
+   (sequence, head); the outer loop runs over tiles of keys, the inner one over rows, so that O, max
+   and sum go to memory and back once per tile. A warp has a row, a lane a key of the tile (for Q
+   K^T) or columns of O (for P V).
+
+   Shared memory: K tile [keys][D+1], V tile [keys][Dv], one row of Q per warp [D]. */
+#include "fwd/cuda/fwd_flash1_cuda.h"
+
+#include "core/device/any_dtype.cuh"
+#include "core/tensor/philox.h"
+
+enum { FLASH1_THREADS = 256, FLASH1_WARPS = FLASH1_THREADS / 32 };
+
+extern __shared__ double flash1_tiles[];
+
+#define BODY "fwd/cuda/fwd_flash1_head.inc"
+#include "core/device/for_each_real.inc"

@@ -1,9 +1,0 @@
-/* The textbook's softmax on the device: S [B Hq Sq][Sk] becomes P, L and, with dropout, keep P. One
-   block per row, three passes over it: scores and their maximum, exponentials and their sum,
-   quotients. Keys that a row does not see, and rows past the end of a sequence, get P = 0. */
-#include "core/cuda_standard.h"
-
-#include "cuda_element.h"
-
-#define BODY "fwd/fwd_standard_row.inc"
-#include "cuda_reals.inc"
