@@ -67,7 +67,7 @@ if(kernel_sources_sm90)
 endif()
 foreach(kernels IN LISTS kernel_libraries)
   target_include_directories(${kernels} PRIVATE ${PROJECT_SOURCE_DIR}/include ${PROJECT_SOURCE_DIR})
-  target_compile_options(${kernels} PRIVATE -Xptxas=--warn-on-spills,-v)
+  target_compile_options(${kernels} PRIVATE -Xptxas=-v)
   set_property(TARGET ${kernels} PROPERTY RULE_LAUNCH_COMPILE
     "sh ${PROJECT_SOURCE_DIR}/cmake/keep_ptxas.sh")
 endforeach()

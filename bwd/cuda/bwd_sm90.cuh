@@ -231,7 +231,6 @@ DEVICE uint32_t dq_to(uint32_t shared, int consumer, uint32_t thread) {
 /* When the Q of step n is there. */
 DEVICE void load_early(float2 *early, const task *t, int n, uint32_t shared, const unsigned char *memory,
                        uint32_t thread) {
-    if (!EARLY) return;
 #pragma unroll
     for (int i = 0; i < EARLY; ++i) FORGET(&early[4 * i].x, 2);
     if (n == t->steps) return;
@@ -265,7 +264,7 @@ DEVICE void multiply(const fattni_sm90_args *p, const task *t, int number, uint3
     }
     if (GENERAL && t->j0 + BN > t->s.Sk && t->steps)
         clear_tails(shared, shared + V_AT, BN, t->s.Sk - t->j0, CLEARED);
-    load_early(early, t, 0, shared, memory, threadIdx.x);
+    if (EARLY) load_early(early, t, 0, shared, memory, threadIdx.x);
     place rows = first_place(t, a->group);
     for (int n = 0; n < t->steps; ++n, go_on(&rows, t)) {
         uint32_t thread = threadIdx.x % 128;
@@ -344,7 +343,7 @@ DEVICE void multiply(const fattni_sm90_args *p, const task *t, int number, uint3
         wgmma_fence();
         accumulate(dk, ds, operand(q, BM * 128));
         wgmma_commit();
-        load_early(early, t, n + 1, shared, memory, thread);
+        if (EARLY) load_early(early, t, n + 1, shared, memory, thread);
         wgmma_wait(1); /* dQ */
         named_barrier_sync(DQ_EMPTY + consumer, 160);
         PIN(dq, COLUMNS / 2);
