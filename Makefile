@@ -1,4 +1,4 @@
-# Each target does its own set-up: missing Debian packages, configure, build. `make help` lists them.
+# Each target installs missing Debian packages, configures and builds. `make help` lists the targets.
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 MAKEFLAGS += --no-print-directory
@@ -19,15 +19,15 @@ SECONDS        := 600
 
 help:
 	@echo 'make demo      gradient checks, two trainings, memory comparison (5 minutes on 2 cores)'
-	@echo 'make test      everything, then once more under ASan and UBSan'
-	@echo 'make test-gpu  the tests that need a GPU; reported as skipped without one'
-	@echo 'make test-slow minutes: 2000 random attention calls, long sequences, NEON under qemu'
+	@echo 'make test      all CPU tests, then again under ASan and UBSan'
+	@echo 'make test-gpu  tests that need a GPU; reported as skipped without one'
+	@echo 'make test-slow takes minutes: 2000 random attention calls, long sequences, NEON under qemu'
 	@echo 'make tsan      the tests under the thread sanitizer (clang)'
 	@echo 'make fuzz      libFuzzer on calls and files, SECONDS=600 for each of the three targets (clang)'
 	@echo 'make bench     speed of the attention kernels'
-	@echo 'make all       libraries and programs, into build/release'
-	@echo 'make plots     pictures of bench/ from its committed results'
-	@echo 'make install   the same, installed under PREFIX (default /usr/local)'
+	@echo 'make all       builds libraries and programs in build/release'
+	@echo 'make plots     draws the plots of bench/ from its committed results'
+	@echo 'make install   builds and installs under PREFIX (default /usr/local)'
 	@echo 'make clean     removes build/'
 
 # $(call build,preset): configure once, build always.
@@ -37,7 +37,7 @@ cmake --build --preset $(1) -j $(JOBS)
 endef
 
 fattn := build/release/bin/fattn
-# $(call into,name): where a training of the demo leaves its curve, log and checkpoints.
+# $(call into,name): output files of a training of the demo: curve, log, checkpoints.
 into = --plot out/$(1).svg --json out/$(1).jsonl --checkpoint out/$(1) --overwrite
 
 all:

@@ -1,18 +1,13 @@
-/* Every backward kernel, best first. */
+/* All backward kernels, in order of preference. */
 #include "core/attention/kernel.h"
+#include "core/base/with_cuda.h"
 
 extern const fattni_kernel fattni_bwd_cpu, fattni_bwd_standard;
-#ifdef FATTNI_HAVE_CUDA
-extern const fattni_kernel fattni_bwd_cuda, fattni_bwd_cuda_simt, fattni_bwd_standard_cuda;
-#endif
+extern const fattni_kernel fattni_bwd_cuda, fattni_bwd_cuda_real, fattni_bwd_standard_cuda;
 
 const fattni_kernel *const fattni_bwd_table[] = {
     &fattni_bwd_cpu,
     &fattni_bwd_standard,
-#ifdef FATTNI_HAVE_CUDA
-    &fattni_bwd_cuda,
-    &fattni_bwd_cuda_simt,
-    &fattni_bwd_standard_cuda,
-#endif
+    FATTNI_WITH_CUDA(&fattni_bwd_cuda, &fattni_bwd_cuda_real, &fattni_bwd_standard_cuda, )
     NULL,
 };

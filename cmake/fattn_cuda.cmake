@@ -1,6 +1,8 @@
-# FATTN_HAVE_CUDA: whether nvcc was found and is wanted. Nothing else depends on a toolkit. Sanitizers
-# see nothing of device code, and nvcc links with a compiler of its own: AUTO leaves CUDA out then.
+# FATTN_HAVE_CUDA: whether to build with CUDA. Only this depends on a toolkit. AUTO builds for the CPU
+# when there is no toolkit, when it is too old, and with sanitizers, which do not see device code and
+# whose runtime nvcc's host compiler does not link.
 set(FATTN_HAVE_CUDA OFF)
+set(FATTN_CUDA_MINIMUM 12.5) # has cudaGetDriverEntryPointByVersion
 if(FATTN_CUDA STREQUAL "ON" OR (FATTN_CUDA STREQUAL "AUTO" AND NOT FATTN_SANITIZE))
   if(NOT CMAKE_CUDA_COMPILER AND NOT DEFINED ENV{CUDACXX})
     find_program(FATTN_NVCC nvcc HINTS $ENV{CUDA_PATH}/bin $ENV{CUDA_HOME}/bin /usr/local/cuda/bin)
@@ -16,12 +18,21 @@ if(FATTN_CUDA STREQUAL "ON" OR (FATTN_CUDA STREQUAL "AUTO" AND NOT FATTN_SANITIZ
   if(CMAKE_CUDA_COMPILER)
     enable_language(CUDA)
     find_package(CUDAToolkit REQUIRED)
-    set(FATTN_HAVE_CUDA ON)
-    message(STATUS "CUDA: ${CUDAToolkit_VERSION}, tests of the device code are built")
+    if(CUDAToolkit_VERSION VERSION_GREATER_EQUAL FATTN_CUDA_MINIMUM)
+      set(FATTN_HAVE_CUDA ON)
+      message(STATUS "CUDA: ${CUDAToolkit_VERSION}, tests of the device code are built")
+    elseif(FATTN_CUDA STREQUAL "ON")
+      message(FATAL_ERROR "FATTN_CUDA=ON needs CUDA ${FATTN_CUDA_MINIMUM} or newer, found "
+        "${CUDAToolkit_VERSION} in ${CUDAToolkit_BIN_DIR} (set CMAKE_CUDA_COMPILER)")
+    else()
+      message(STATUS "CUDA: ${CUDAToolkit_VERSION} is older than ${FATTN_CUDA_MINIMUM}, "
+        "building for the CPU only")
+    endif()
   elseif(FATTN_CUDA STREQUAL "ON")
-    message(FATAL_ERROR "FATTN_CUDA=ON, but no CUDA compiler was found (set CMAKE_CUDA_COMPILER)")
+    message(FATAL_ERROR "FATTN_CUDA=ON, but no CUDA compiler of version ${FATTN_CUDA_MINIMUM} or newer was "
+      "found (set CMAKE_CUDA_COMPILER)")
   else()
-    message(STATUS "CUDA: no toolkit found, building for the CPU only")
+    message(STATUS "CUDA: no toolkit of version ${FATTN_CUDA_MINIMUM} or newer found, building for the CPU only")
   endif()
 endif()
 if(FATTN_CUDA_KERNELS STREQUAL "AUTO")

@@ -8,7 +8,7 @@ if(FATTN_BUILD_FIXTURE)
   pkg_check_modules(ZLIB REQUIRED IMPORTED_TARGET zlib)
 endif()
 
-# The pthread build of OpenBLAS brings its own thread pool into every task of ours: slow, and its
+# The pthread build of OpenBLAS would use its own thread pool in each of our tasks: slow, and its
 # results depend on the number of threads.
 if(NOT CMAKE_CROSSCOMPILING AND NOT DEFINED FATTN_OPENBLAS_IS_OPENMP)
   file(WRITE ${PROJECT_BINARY_DIR}/CMakeFiles/openblas_parallel.c
@@ -17,7 +17,7 @@ if(NOT CMAKE_CROSSCOMPILING AND NOT DEFINED FATTN_OPENBLAS_IS_OPENMP)
     ${PROJECT_BINARY_DIR}/CMakeFiles/openblas_parallel.c
     LINK_LIBRARIES PkgConfig::OPENBLAS OpenMP::OpenMP_C)
   if(NOT compiled OR NOT result EQUAL 0)
-    message(FATAL_ERROR "OpenBLAS must be its OpenMP build: install libopenblas-openmp-dev; when "
+    message(FATAL_ERROR "The OpenMP build of OpenBLAS is required: install libopenblas-openmp-dev; if "
       "another build is installed, too, select this one with update-alternatives.")
   endif()
   set(FATTN_OPENBLAS_IS_OPENMP ON CACHE INTERNAL "")

@@ -1,7 +1,7 @@
-# Warnings, sanitizers and the flags that change numbers; how libraries are put together.
+# Warnings, sanitizers, flags that affect floating-point results; functions that define libraries.
 add_compile_options("$<$<COMPILE_LANGUAGE:C,CXX>:-Wall;-Wextra;-Wpedantic;-Wshadow;-Wconversion;-Wno-missing-field-initializers>"
   "$<$<COMPILE_LANGUAGE:C>:-Wstrict-prototypes;-Wmissing-prototypes>")
-if(CMAKE_C_COMPILER_ID MATCHES "Clang") # gcc's idea of -Wconversion; omp simd is a hint, not a promise
+if(CMAKE_C_COMPILER_ID MATCHES "Clang") # -Wconversion as in gcc; omp simd is only a hint
   add_compile_options(-Wno-sign-conversion -Wno-pass-failed)
 endif()
 if(FATTN_WERROR)
@@ -12,23 +12,37 @@ if(FATTN_SANITIZE)
   add_link_options("$<$<LINK_LANGUAGE:C,CXX>:-fsanitize=${FATTN_SANITIZE}>")
   if(FATTN_SANITIZE MATCHES "undefined")
     add_compile_options("$<$<COMPILE_LANGUAGE:C,CXX>:-fno-sanitize-recover=undefined>")
-    if(CMAKE_C_COMPILER_ID MATCHES "Clang") # refuses NULL + 0, the first row of nothing; N3322 does not
+    if(CMAKE_C_COMPILER_ID MATCHES "Clang") # reports NULL + 0 for empty tensors, which N3322 allows
       add_compile_options(-fno-sanitize=pointer-overflow)
     endif()
   endif()
 endif()
 
-# References are computed as they are written; fast tiles may contract a*b+c, which -std=c11 alone
-# would forbid gcc.
+# a*b+c is not contracted: the reference code relies on that, and loops that must give the same bits on every
+# instruction set. Only these files, the CPU's attention and matrix products, may contract it to an FMA, which gcc
+# does not do with -std=c11 alone.
+set(fattn_contracted
+  core/cpu/gemm_cpu.c
+  core/cpu/tile_baseline.c
+  core/cpu/tile_avx2.c
+  core/cpu/tile_avx512.c
+  fwd/cpu/fwd_cpu.c
+  bwd/cpu/bwd_cpu.c)
+foreach(source IN LISTS fattn_contracted)
+  if(NOT EXISTS ${PROJECT_SOURCE_DIR}/${source})
+    message(FATAL_ERROR "fattn_contracted: there is no ${source}")
+  endif()
+endforeach()
 set(fattn_avx2_options -mavx2 -mfma -mf16c)
 set(fattn_avx512_options -mavx512f -mavx512bw -mavx512dq -mavx512vl -mfma)
+# Sources are paths from the root.
 function(fattn_add_objects name)
   add_library(${name} OBJECT ${ARGN})
   target_include_directories(${name} PUBLIC ${PROJECT_SOURCE_DIR}/include
     PRIVATE ${PROJECT_SOURCE_DIR})
   target_include_directories(${name} SYSTEM PRIVATE ${RANDOM123_INCLUDE})
   foreach(source IN LISTS ARGN)
-    if(source MATCHES "_(cpu|baseline|avx2|avx512|neon)\\.c$")
+    if(source IN_LIST fattn_contracted)
       set_property(SOURCE ${source} APPEND PROPERTY COMPILE_OPTIONS -ffp-contract=fast)
     else()
       set_property(SOURCE ${source} APPEND PROPERTY COMPILE_OPTIONS -ffp-contract=off)
@@ -36,15 +50,15 @@ function(fattn_add_objects name)
     if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64" AND source MATCHES "_(avx2|avx512)\\.c$")
       set_property(SOURCE ${source} APPEND PROPERTY COMPILE_OPTIONS ${fattn_${CMAKE_MATCH_1}_options})
     endif()
-    # gcc before 12.4 lays 64-byte vectors of the stack of freed frames at 32 bytes (its bug 110027).
+    # gcc before 12.4 aligns 64-byte vectors only to 32 bytes on ASan's fake stack (gcc bug 110027).
     if(CMAKE_C_COMPILER_ID STREQUAL "GNU" AND FATTN_SANITIZE MATCHES "address" AND source MATCHES "_avx512\\.c$")
       set_property(SOURCE ${source} APPEND PROPERTY COMPILE_OPTIONS --param=asan-use-after-return=0)
     endif()
   endforeach()
 endfunction()
 
-# <name>: what is installed. <name>_internal: the same objects as a static library, for programs of
-# this tree that look inside.
+# <name>: the installed library. <name>_internal: the same objects as a static library, for tests and
+# programs of this tree that use internal functions.
 function(fattn_add_library name)
   add_library(${name} ${ARGN})
   add_library(${name}_internal STATIC ${ARGN})

@@ -1,5 +1,6 @@
-# What all tests share. fattn_label(TEST LABEL...): cpu or gpu, the area; package = independent of
-# compiler flags, once is enough; slow = minutes, neither in `make test` nor under sanitizers.
+# Shared by all tests. fattn_label(TEST LABEL...): cpu or gpu; the area; package = independent of
+# compiler flags, so it runs in one build only; slow = takes minutes, neither in `make test` nor under
+# sanitizers.
 enable_testing()
 set(fattn_test_environment FATTN_BUILD=${PROJECT_BINARY_DIR} FATTN_SOURCE=${PROJECT_SOURCE_DIR}
   OMP_WAIT_POLICY=passive LC_ALL=C UBSAN_OPTIONS=print_stacktrace=1
@@ -11,7 +12,7 @@ if(FATTN_SANITIZE)
   set(fattn_test_timeout 1500)
 endif()
 
-# Criterion takes a test that ends with a sanitizer's report for passed: hence the expression.
+# Criterion counts a test that ends with a sanitizer's report as passed: hence the expression.
 function(fattn_label name)
   set(timeout ${fattn_test_timeout})
   if("slow" IN_LIST ARGN)

@@ -1,6 +1,6 @@
 #!/bin/sh
-# keep_ptxas.sh COMPILER ARGUMENT...: runs the compiler; what ptxas tells of each kernel goes into
-# OBJECT.ptxas beside the object (tests/cuda/test_kernel_resources.py reads it), the rest to stderr.
+# keep_ptxas.sh COMPILER ARGUMENT...: runs the compiler; writes ptxas's report of each kernel to
+# OBJECT.ptxas beside the object (tests/cuda/test_kernel_resources.py reads it), other messages to stderr.
 object=
 previous=
 for word in "$@"; do

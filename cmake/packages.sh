@@ -3,7 +3,7 @@
 set -eu
 
 if ! command -v dpkg-query > /dev/null; then
-    echo "packages: this is not Debian; going on with what is there. Needed are what Debian calls: $*"
+    echo "packages: this is not Debian, nothing is installed. The Debian names of what is needed: $*"
     exit 0
 fi
 missing=
@@ -37,6 +37,6 @@ install() {
 # shellcheck disable=SC2086
 if ! install update || ! install -y --no-install-recommends install $missing; then
     cat "$log" >&2
-    echo "packages: apt-get failed, its words are above" >&2
+    echo "packages: apt-get failed, its output is above" >&2
     exit 1
 fi

@@ -70,7 +70,7 @@ static void set(attention_case *c, enum slot s, double x) {
     for (int64_t n = 0; n < fattn_tensor_numel(&c->t[s]); ++n) at[n] = x;
 }
 
-/* Scores about -100: a tail of zeros that a kernel does not mask would have exp(0 + 100). */
+/* Scores about -100: zero padding that a kernel does not mask would contribute exp(0 + 100). */
 static void scores_of_minus_100(attention_case *c) {
     double *const q = c->t[Q].data, *const k = c->t[K].data;
     const double scale = sqrt((double)c->t[Q].shape[3]);
@@ -101,7 +101,7 @@ static void sinks_at_infinity(attention_case *c) { /* of four heads */
     sink[2] = (double)-1e38f, sink[3] = (double)1e38f;
 }
 
-/* The partial result of odd rows is over no keys: L = -inf, and o says nothing. */
+/* The partial result of odd rows is over no keys: L = -inf, and o has arbitrary values. */
 static void merge_with_empty(attention_case *c) {
     double *const lse = c->initial[LSE].data;
     for (int64_t n = 1; n < fattn_tensor_numel(&c->t[LSE]); n += 2) lse[n] = -INFINITY;
@@ -211,7 +211,7 @@ const attention_spec mask_specs[] = {
 };
 const int mask_count = COUNT(mask_specs);
 
-/* p such that T is the very 16 bits of element (0, 0): kept, though no smaller number is. */
+/* p such that T equals the 16 bits of element (0, 0), the smallest number that is kept. */
 static void threshold_at_an_element(attention_case *c) {
     const fattn_rng rng = c->params.rng;
     const fattni_block block =
@@ -219,7 +219,7 @@ static void threshold_at_an_element(attention_case *c) {
     c->params.dropout_p = (float)fattni_lane16(block, fattni_dropout_lane(0, 0)) / 65536;
 }
 
-/* The mask is a pure function of seed, stream, step, place and position. */
+/* The mask is a pure function of seed, stream, step, batch, head and position. */
 #define SEED .rng = {.seed = 0xfedcba9876543210u, .stream = 7}
 const attention_spec dropout_specs[] = {
     {"plain", "one in ten", .B = 2, SMALL, .params = {.dropout_p = 0.1f, SEED}},

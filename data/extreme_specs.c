@@ -1,7 +1,7 @@
-/* The cases of extremes.h5: scores of 1e5 to 1e38. All their terms are integers times powers of two whose
-   products and sums, in any order, F32 holds where the softmax can tell; so every dtype and every algorithm has
-   the same scores, and errors do not grow with them. Where `far` is so large that F32's steps are above 1, the
-   weights of a row are what is left: equal ones for the keys that reach its maximum. */
+/* The cases of extremes.h5: scores of 1e5 to 1e38. All their terms are integers times powers of two, whose
+   products and sums, in any order, are exact in F32 wherever they affect the softmax. So every dtype and every
+   algorithm has the same scores, and errors do not grow with them. Where `far` is so large that F32's steps
+   exceed 1, the keys that reach the maximum of a row have equal weights, and all others none. */
 #include "generator.h"
 
 #include <math.h>
@@ -11,21 +11,21 @@ static uint32_t scatter(int64_t n, uint32_t salt) {
     x = (x ^ x >> 15) * 0xc2b2ae35u;
     return x ^ x >> 13;
 }
-/* 1, -1, or 0 as often as both. */
+/* 1 or -1 with probability 1/4 each, else 0. */
 static double digit(int64_t n, uint32_t salt) {
     const uint32_t x = scatter(n, salt) % 4;
     return x == 0 ? 1 : x == 1 ? -1 : 0;
 }
 
-/* Rows of one head, by position, which are far out. */
+/* Selects the rows of a head, by position, that have far scores. */
 typedef bool rows(int64_t i);
 static bool every(int64_t i) { return (void)i, true; }
 static bool odd(int64_t i) { return i % 2 == 1; }
 enum { PADDING = 10 };
 static bool padding(int64_t i) { return i < PADDING; }
 
-/* q.k of digits: a few quarters. In rows that are far out of quarters of grain, or, in every other one of
-   them, nothing at all, as padding has. */
+/* q.k of digits: a few quarters. In far rows multiples of grain / 4, or, in every other one of them, 0, as
+   in padding. */
 static void near_scores(attention_case *c, rows *far) {
     const double grain = c->spec->grain > 0 ? c->spec->grain : 1;
     double *const q = c->t[Q].data, *const k = c->t[K].data;
@@ -37,7 +37,7 @@ static void near_scores(attention_case *c, rows *far) {
     for (int64_t n = 0; n < fattn_tensor_numel(&c->t[K]); ++n) k[n] = digit(n, 2);
 }
 
-/* far on every key of the rows that are, quarters elsewhere. */
+/* A bias of far on every key of the far rows, quarters elsewhere. */
 static void mask_rows(attention_case *c, rows *far) {
     double *const bias = c->t[BIAS_IN].data;
     const int64_t Sq = c->t[BIAS_IN].shape[2], Sk = c->t[BIAS_IN].shape[3];
@@ -48,14 +48,15 @@ static void mask_rows(attention_case *c, rows *far) {
 static void odd_rows(attention_case *c) { mask_rows(c, odd); }
 static void every_row(attention_case *c) { mask_rows(c, every); }
 
-/* far on the padding. */
+/* A bias of far on the padding. */
 static void left_padding(attention_case *c) {
     double *const bias = c->t[BIAS_IN].data;
     near_scores(c, padding);
     for (int64_t j = 0; j < fattn_tensor_numel(&c->t[BIAS_IN]); ++j)
         bias[j] = padding(j) ? c->spec->far : (double)(scatter(j, 3) % 4) / 4;
 }
-/* far on all but the first five keys, for the second head on all but the last; in odd rows on all. */
+/* A bias of far on all but the first five keys, for the second head on all but the last five; in odd rows
+   on all. */
 static void all_but_five_keys(attention_case *c) {
     double *const bias = c->t[BIAS_IN].data;
     const int64_t *const n = c->t[BIAS_IN].shape;
@@ -73,7 +74,7 @@ static void slopes(attention_case *c) {
     for (int64_t h = 0; h < fattn_tensor_numel(&c->t[ALIBI]); ++h)
         slope[h] = h % 2 ? -c->spec->far : c->spec->far;
 }
-/* A bias that takes back what the slopes do, but for far. */
+/* A bias that cancels the slopes' terms, except far. */
 static void slopes_and_bias(attention_case *c) {
     slopes(c);
     double *const bias = c->t[BIAS_IN].data;
@@ -100,7 +101,7 @@ static void far_scores(attention_case *c) {
                : n % 2 == 1 ? digit(n, 2)
                             : 0;
 }
-/* As far_scores, with keys of either sign: tanh is 1 or -1 under a cap that is a thousandth. */
+/* As far_scores, with keys of either sign: with a cap of a thousandth of the scores tanh is 1 or -1. */
 static void far_scores_capped(attention_case *c) {
     double *const k = c->t[K].data;
     const int64_t D = c->t[K].shape[3];
@@ -109,14 +110,14 @@ static void far_scores_capped(attention_case *c) {
         k[n] = c->spec->far * 0x1p-13 * (scatter(n, 2) % 2 ? 1 : -1);
 }
 
-/* As large as the scores beside it. */
+/* Sinks as large as the scores of their row. */
 static void far_sinks(attention_case *c) {
     double *const sink = c->t[SINK].data;
     mask_rows(c, every);
     for (int64_t h = 0; h < fattn_tensor_numel(&c->t[SINK]); ++h)
         sink[h] = c->spec->far + (double)h * c->spec->grain / 4;
 }
-/* The first takes all of a masked row, the second as much as a key does. */
+/* The first takes all probability of a masked row, the second as much as one key. */
 static void near_and_far_sinks(attention_case *c) {
     double *const sink = c->t[SINK].data;
     mask_rows(c, odd);

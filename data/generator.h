@@ -7,7 +7,7 @@
 
 #include "core/base/internal.h"
 
-/* An open file, and how many random numbers its cases have drawn: each tensor has a stream. */
+/* An open file, and the number of random streams its cases have used: one per tensor. */
 typedef struct writer {
     fattn_ctx *ctx;
     fattn_fixture *file;
@@ -17,24 +17,24 @@ typedef struct writer {
 
 /* Normal numbers of the file's next stream, rounded to `exact` (FATTN_F32, ...), as F64. */
 fattn_status draw(writer *w, fattn_dtype exact, int ndim, const int64_t *shape, fattn_tensor *out);
-/* Puts an F64 tensor of numbers that F32 holds exactly as F32. */
+/* Puts an F64 tensor, whose values are exact in F32, as F32. */
 fattn_status put_f32(writer *w, const char *path, const fattn_tensor *t);
 
-/* Central differences of loss at a sample of the elements of x, its first and last among them, but
-   none that is infinite or, like rows past the end of a sequence, has no gradient. Puts
+/* Central differences of loss at a sample of the elements of x, with the first and last, without infinite
+   elements and those that have no gradient, such as rows past the end of a sequence. Puts
    /cases/<name>/fd/<input>_index and _value. */
 typedef struct difference {
     const char *name, *input;
     fattn_tensor x, gradient; /* F64, row-major, one shape */
     fattn_status (*loss)(void *user, double *out);
     void *user;
-    /* NULL, or the quotient of loss where fp64 would not resolve it, with a step of its own. */
+    /* NULL, or a quotient of higher precision, with its own step, where fp64 would not resolve it. */
     fattn_status (*quotient)(void *user, const double *at, double step, double *out);
     double step; /* of that */
 } difference;
 fattn_status put_differences(writer *w, const difference *d);
 
-/* What a sink, a bias or a row of scores is made to be, after everything was drawn. */
+/* Sets a sink, a bias or a row of scores to special values, after everything was drawn. */
 typedef struct attention_case attention_case;
 typedef void (*adjust_fn)(attention_case *c);
 
@@ -51,9 +51,9 @@ typedef struct attention_spec {
     fattn_attention_params params;     /* without struct_size and max_seqlen */
     unsigned bias;
     bool alibi, sink, d_lse, delta, sum_d_o, step;
-    bool empty; /* a size of 0 above is meant */
+    bool empty; /* a size of 0 above is intended */
     bool steep; /* no differences: the scores are too large for them */
-    double far; /* extremes: scores of this size; those beside it in a row differ by multiples of */
+    double far; /* extremes: scores of this size; scores of the same row differ by multiples of */
     double grain; /* grain / 4, which are exact in F32; 0: of 1/4 */
     lengths lengths;
     int32_t length_q[MAX_SEQUENCES], length_k[MAX_SEQUENCES];
@@ -70,7 +70,7 @@ struct attention_case {
     fattn_attention_params params;
     fattn_attention_io io;       /* points to t */
     fattn_tensor t[SLOTS];       /* F64 or I32, row-major */
-    fattn_tensor initial[SLOTS]; /* outputs: what MERGE and ACC_* find; else no memory */
+    fattn_tensor initial[SLOTS]; /* outputs: the values that MERGE and ACC_* add to; else no memory */
 };
 /* Draws the inputs, computes the rest with the fp64 reference, puts all of it. */
 fattn_status put_attention(writer *w, const attention_spec *spec);
@@ -79,8 +79,8 @@ fattn_status put_attention(writer *w, const attention_spec *spec);
 fattn_status put_ops(writer *w);
 fattn_status put_blocks(writer *w);
 
-/* A central difference of sum dO O + sum dL L by the oracle in 128 bits, *at being an element of one of the
-   inputs: exact scores stay exact, L is not rounded to fp64. */
+/* A central difference of sum dO O + sum dL L by the reference in 128 bits, where *at is an element of one of
+   the inputs: exact scores stay exact, L is not rounded to fp64. */
 fattn_status quad_quotient(attention_case *c, const double *at, double step, double *out);
 
 extern const attention_spec small_specs[], mask_specs[], dropout_specs[], extreme_specs[];

@@ -9,10 +9,10 @@ typedef __float128 quad;
 __extension__ typedef _Float128 quad;
 #endif
 
-/* In glibc's libm, behind names that ISO C11 does not know. */
+/* In glibc's libm, under names that are not part of ISO C11. */
 quad expf128(quad), logf128(quad), log1pf128(quad), tanhf128(quad), fabsf128(quad);
 
-/* What the oracle adds to one of the elements that it reads, and what becomes of its results. The generator has
+/* The step that the reference adds to one element that it reads, and the sum of its results. The generator has
    one thread. */
 static struct {
     const double *at;
@@ -39,10 +39,10 @@ static void add_to_loss(const fattni_array *a, int64_t n, quad x) {
 #define GET(a, b, h, i, j) moved(a, b, h, i, j)
 #define PUT(a, b, h, i, j, x) add_to_loss(a, index_of(a, b, h, i, j), x)
 #define REAL quad
-#define REAL_FN(name) name##f128
-#define FWD_REF forward_quad
-fattn_status forward_quad(fattn_ctx *ctx, const fattni_problem *p);
-#include "fwd/ref/fwd_ref.inc"
+#define FN(name) name##_quad
+#define MATH(name) name##f128
+fattn_status fwd_ref_quad(fattn_ctx *ctx, const fattni_problem *p);
+#include "fwd/ref/fwd_ref.c"
 
 fattn_status quad_quotient(attention_case *c, const double *at, double step, double *out) {
     quad loss[2];
@@ -53,7 +53,7 @@ fattn_status quad_quotient(attention_case *c, const double *at, double step, dou
         run.by = n == 0 ? step : -step;
         run.loss = 0;
         run.of = c;
-        FATTNI_TRY(forward_quad(c->w->ctx, &p));
+        FATTNI_TRY(fwd_ref_quad(c->w->ctx, &p));
         loss[n] = run.loss;
     }
     *out = (double)((loss[0] - loss[1]) / (2 * (quad)step));

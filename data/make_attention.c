@@ -49,7 +49,7 @@ static int64_t total(const int32_t *each, int64_t count) {
     return sum;
 }
 
-/* Packed buffers have rows of no sequence at their end: they must stay as they are. */
+/* Packed buffers have rows of no sequence at their end: they must not be written. */
 static sizes sizes_of(const attention_spec *s) {
     enum { SPARE_ROWS = 2 };
     sizes z = {.B = s->B || s->empty ? s->B : 1, .Hq = s->Hq ? s->Hq : 2, .Sq = s->Sq, .D = s->D};
@@ -89,7 +89,7 @@ static fattn_status take_lengths(attention_case *c, const sizes *z) {
     return FATTN_OK;
 }
 
-/* Zero where no sequence has the row: loaders of padded batches do the same. */
+/* Zero in rows that belong to no sequence, as in padded batches in practice. */
 static void clear_padding(attention_case *c, enum slot s, const int32_t *used) {
     fattn_tensor *const t = &c->t[s];
     const bool packed = c->spec->lengths == PACKED;
@@ -164,7 +164,7 @@ static fattn_status take_outputs(attention_case *c) {
     return FATTN_OK;
 }
 
-/* Outputs as a call finds them: NaN, or what it adds to. */
+/* Outputs before a call: NaN, or the values that it adds to. */
 static fattn_status reset(attention_case *c, enum slot first, enum slot last) {
     for (int s = (int)first; s <= (int)last; ++s) {
         double *const x = c->t[s].data;
@@ -207,7 +207,7 @@ static fattn_status take_delta(attention_case *c) {
     return FATTN_OK;
 }
 
-/* sum dO O + sum dL L over what forward writes; a row without keys has L = -inf, a constant. */
+/* sum dO O + sum dL L over the elements that forward writes; a row without keys has L = -inf, a constant. */
 static fattn_status loss(void *user, double *out) {
     attention_case *const c = user;
     FATTNI_TRY(forward(c));
@@ -216,7 +216,7 @@ static fattn_status loss(void *user, double *out) {
     const int64_t Dv = c->t[O].shape[3], rows = fattn_tensor_numel(&c->t[LSE]);
     double sum = 0;
     for (int64_t n = 0; n < rows; ++n) {
-        if (isnan(lse[n])) continue; /* of no sequence */
+        if (isnan(lse[n])) continue; /* belongs to no sequence */
         for (int64_t d = 0; d < Dv; ++d)
             sum += o[n * Dv + d] * d_o[c->spec->sum_d_o ? d : n * Dv + d];
         if (d_lse && isfinite(lse[n])) sum += d_lse[n] * lse[n];
@@ -259,8 +259,8 @@ static double largest(const fattn_tensor *t) {
     return most;
 }
 
-/* The size of the terms that a result is the sum of, where scores are exact. v and dO being normal numbers, dP and
-   delta are as large as sqrt(Dv), and so are the roundings of dS, of which scale k makes dq, scale q dk. */
+/* The size of the terms of the sum that gives a result, where scores are exact. v and dO are normal numbers, so dP and
+   delta have the size sqrt(Dv), and so do the roundings of dS; dq multiplies these by scale k, dk by scale q. */
 static double unit_of(const attention_case *c, enum slot result) {
     if (result == O || result == LSE || result == DV) return 1;
     const double dp = sqrt((double)c->t[V].shape[3]), scale = (double)c->params.scale;
@@ -268,7 +268,7 @@ static double unit_of(const attention_case *c, enum slot result) {
     return dp;
 }
 
-/* Where scores are exact, errors do not grow with them: a reader learns that, and what they grow with. */
+/* Where scores are exact, errors do not grow with them: stores the sizes that they grow with. */
 static fattn_status put_units(attention_case *c) {
     double unit[D_SINK - O + 1];
     const int64_t count = D_SINK - O + 1;
@@ -310,7 +310,7 @@ static fattn_status build(attention_case *c) {
     if (c->spec->adjust) c->spec->adjust(c);
     for (int s = 0; s < SLOTS; ++s)
         if (c->t[s].dtype) *(const fattn_tensor **)((char *)&c->io + slots[s].io) = &c->t[s];
-    fattn_tensor every_row = c->t[D_O]; /* one row stands for all */
+    fattn_tensor every_row = c->t[D_O]; /* one row for all */
     if (c->spec->sum_d_o) {
         for (int d = 0; d < 3; ++d)
             every_row.shape[d] = c->t[O].shape[d], every_row.stride[d] = 0;
@@ -325,7 +325,7 @@ static fattn_status build(attention_case *c) {
     FATTNI_TRY(put_attributes(c));
     FATTNI_TRY(put_tensors(c));
     if (c->spec->far != 0) FATTNI_TRY(put_units(c));
-    /* A rounded delta, and a gradient that is added to, are not what differences measure. */
+    /* Differences do not apply to a rounded delta, nor to a gradient that is added to. */
     const bool adds = c->params.flags & (FATTN_ACC_DQ | FATTN_ACC_DK | FATTN_ACC_DV |
                                          FATTN_ACC_DBIAS | FATTN_ACC_DSINK);
     return c->spec->steep || c->spec->delta || adds ? FATTN_OK : put_sample(c);

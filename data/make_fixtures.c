@@ -1,5 +1,4 @@
-/* make_fixtures FOLDER: writes the fixture files there. Two runs of one build give the same bytes.
- */
+/* make_fixtures FOLDER: writes the fixture files there. Runs of the same build give the same bytes. */
 #include "generator.h"
 
 #include "core/tensor/philox.h"
@@ -36,7 +35,7 @@ static int ascending(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-/* Different elements that are finite and have a gradient; returns how many. */
+/* Chooses distinct elements that are finite and have a gradient; returns their number. */
 static int choose(writer *w, const difference *d, int32_t *out) {
     const int64_t count = fattn_tensor_numel(&d->x);
     const double *const x = d->x.data, *const gradient = d->gradient.data;
@@ -56,7 +55,7 @@ static int choose(writer *w, const difference *d, int32_t *out) {
     return chosen;
 }
 
-/* The quotient of the points as they are stored; h = DBL_EPSILON^(1/3) max(1, |x|). */
+/* The quotient over the distance of the points as stored; h = DBL_EPSILON^(1/3) max(1, |x|). */
 static fattn_status quotient(const difference *d, int32_t at, double *out) {
     double *const x = (double *)d->x.data + at, value = *x;
     const double h = cbrt(DBL_EPSILON) * fmax(1, fabs(value));
@@ -126,7 +125,7 @@ static fattn_status make(fattn_ctx *ctx, const char *folder, int n) {
     const int cases = fattn_fixture_count(w.file);
     if (status == FATTN_OK)
         status = fattn_fixture_close(w.file);
-    else if (fattn_fixture_close(w.file) != FATTN_OK) /* the first sentence is the one to show */
+    else if (fattn_fixture_close(w.file) != FATTN_OK) /* the first error message is the one to show */
         return status;
     if (status == FATTN_OK) printf("%s: %d cases\n", path, cases);
     return status;

@@ -87,8 +87,8 @@ static void attention_ex(builder *b) {
     b->out[0] = fattn_op_attention_ex(b->t, &x, &p, &b->out[1]);
 }
 
-/* x + attention(norm x), then x + mlp(norm x), as in Llama but for the gate: RMSNorm, rotated
-   positions, SiLU. Inputs: gain, wqkv, wo, gain, wup, wdown. */
+/* x + attention(norm x), then x + mlp(norm x), as in Llama but without the gate: RMSNorm, rotary positions,
+   SiLU. Inputs: gain, wqkv, wo, gain, wup, wdown. */
 static fattn_var rotary_block(builder *b, fattn_var x, const fattn_var *w) {
     fattn_tape *const t = b->t;
     const fattn_var none = {0};
@@ -125,8 +125,8 @@ static void block_gpt(builder *b) {
     b->out[0] = fattn_op_add(t, x, fattn_op_linear(t, fattn_op_gelu(t, h), in[10], none));
 }
 
-/* A language model of one rotary block; the embedding is the head, too. Inputs: ids, targets,
-   embedding, the block's six, gain. */
+/* A language model of one rotary block with a tied embedding. Inputs: ids, targets, embedding, the block's
+   six, gain. */
 static void model(builder *b) {
     fattn_tape *const t = b->t;
     const fattn_var *const in = b->in;
@@ -165,7 +165,7 @@ static const struct {
 };
 enum { GRAPHS = sizeof graphs / sizeof *graphs };
 
-/* --- sum out*d_out, as an op: L = -inf of a row without keys does not count ------------------- */
+/* --- sum out*d_out, as an op: L = -inf of a row without keys is left out ------------------- */
 
 static int64_t offset_of(const fattn_tensor *t, int64_t n) {
     int64_t offset = 0;
@@ -185,7 +185,7 @@ static fattn_status contract_infer(fattn_op_call *c) {
     return FATTN_OK;
 }
 
-/* On a GPU nobody looks at the sum. */
+/* On a GPU the sum is not used. */
 static fattn_status contract_forward(fattn_op_call *c) {
     if (fattn_ctx_device(c->ctx) != FATTN_CPU)
         return fattn_tensor_normal(c->ctx, &c->out[0], 0, 0, (fattn_rng){0});
@@ -220,7 +220,7 @@ static fattn_status zero(fattn_ctx *ctx, const fattn_tensor *t) {
     return fattn_tensor_normal(ctx, t, 0, 0, (fattn_rng){0});
 }
 
-/* A tensor of the file, where the tape runs. */
+/* A tensor of the file, copied to the tape's device. */
 static fattn_status get(op_case *c, const char *path, fattn_dtype as, fattn_tensor *out) {
     fattn_tensor here;
     FATTNI_TRY(fattn_fixture_get(c->file, path, as, c->on == c->ctx ? out : &here));

@@ -1,5 +1,5 @@
-/* The cases of ops.h5 and block.h5: inputs from Philox, results from the tape in fp64, gradients
-   beside central differences. */
+/* The cases of ops.h5 and block.h5: inputs from Philox, results from the tape in fp64, gradients and
+   central differences. */
 #include "generator.h"
 #include "op_graphs.h"
 
@@ -166,7 +166,7 @@ static fattn_status put_attributes(writer *w, const op_spec *s) {
     return s->params ? fattn_fixture_put_params(w->file, s->name, s->params) : FATTN_OK;
 }
 
-/* The outputs of a first run say what shape the upstream gradients have. */
+/* A first run gives the outputs, whose shapes the upstream gradients have. */
 static fattn_status put_upstream(writer *w, const op_spec *s) {
     char path[128];
     op_case c;
@@ -182,7 +182,7 @@ static fattn_status put_upstream(writer *w, const op_spec *s) {
     return status;
 }
 
-/* sum d_out*out, where infinities (L of rows without keys) do not count. */
+/* sum d_out*out without infinities (L of rows without keys). */
 static fattn_status loss(void *user, double *out) {
     op_case *const c = user;
     FATTNI_TRY(op_case_run(c, false));

@@ -1,6 +1,8 @@
-/* A whole training step as a CUDA graph: recorded once, replayed with one call, no launch costs.
-   The first step runs eagerly, so that memory and kernels are there; from the second on nothing is
-   allocated, and a step can be captured. */
+/* A whole training step as a CUDA graph: captured once, replayed with one call.
+
+   The first step runs eagerly: it allocates the tape's memory in chunks and loads the kernels. The reset
+   after it replaces the chunks by one block of the same total size, which allocates once more. Later steps
+   of the same shapes, and their resets, allocate nothing, so that a step can be captured. */
 #include <cuda_runtime_api.h>
 #include <fattn/fattn.h>
 #include <stdio.h>
@@ -15,7 +17,7 @@ enum { UP, DOWN, PARAMS };
     } while (0)
 #define CUDA(call) if ((call) != cudaSuccess) return printf("%s\n", #call), FATTN_E_CUDA
 
-/* loss = cross_entropy(gelu(x UP^T) DOWN^T, target), its gradients, AdamW: enqueued, not awaited. */
+/* loss = cross_entropy(gelu(x UP^T) DOWN^T, target), its gradients, AdamW: enqueued only. */
 static fattn_status step(fattn_ctx *ctx, fattn_tape *t, fattn_adamw *opt, fattn_param *p,
                          const fattn_tensor *x, const fattn_tensor *target, fattn_var *loss) {
     const fattn_var none = {0};
@@ -44,7 +46,7 @@ static fattn_status create(fattn_ctx *ctx, fattn_param *p, fattn_tensor *x, fatt
     TRY(fattn_tensor_alloc(ctx, FATTN_F32, 2, rows, x));
     TRY(fattn_tensor_normal(ctx, x, 0, 1, (fattn_rng){.seed = 2}));
     TRY(fattn_tensor_alloc(ctx, FATTN_I32, 1, rows, target));
-    TRY(fattn_tensor_copy(ctx, target, &here)); /* from the host: waits */
+    TRY(fattn_tensor_copy(ctx, target, &here)); /* a copy from the host synchronises */
     return FATTN_OK;
 }
 
@@ -56,13 +58,13 @@ static fattn_status train(fattn_ctx *ctx, cudaStream_t stream, fattn_tape *t, fa
     double first = 0, last = 0;
     TRY(step(ctx, t, opt, p, x, target, &loss));
     TRY(fattn_tape_item(t, loss, &first));
-    fattn_tape_reset(t); /* the arena becomes one piece */
+    fattn_tape_reset(t); /* consolidates the arena into one block */
     CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
     TRY(step(ctx, t, opt, p, x, target, &loss));
     CUDA(cudaStreamEndCapture(stream, &graph));
     CUDA(cudaGraphInstantiate(&replay, graph, 0));
     for (int n = 0; n < REPLAYS; ++n) {
-        /* The learning rate lies on the device, and so does the step count. */
+        /* The learning rate and the step count are in device memory. */
         TRY(fattn_adamw_set_lr(opt, 0.01f * (float)(REPLAYS - n) / REPLAYS));
         CUDA(cudaGraphLaunch(replay, stream));
     }

@@ -1,7 +1,7 @@
-/* An op of your own: y = max(0, x)^2, with its gradient checked against finite differences.
+/* A custom op: y = max(0, x)^2, with its gradient checked against finite differences.
 
-   The built-in ops are defined the same way: infer says what comes out, forward computes it, backward
-   turns d_out into d_in. Then a wrong gradient, to see that the check finds it. */
+   The built-in ops are defined the same way: infer sets the outputs' shapes, forward computes them, backward
+   computes d_in from d_out. A second check, of a wrong gradient, must fail. */
 #include <fattn/fattn.h>
 #include <stdio.h>
 #include <string.h>
@@ -50,7 +50,7 @@ static const fattn_op_def square_relu_def = {
     .backward = backward,
 };
 
-/* The graph to check: the op behind a matrix product. */
+/* The graph to check: the op after a matrix product. */
 static fattn_var graph(fattn_tape *t, const fattn_var *in, int n_in, void *user) {
     (void)n_in;
     const fattn_var h = fattn_op_linear(t, in[0], in[1], (fattn_var){0});
@@ -78,7 +78,7 @@ int main(void) {
         ok = ok && !fattn_tensor_normal(ctx, &inputs[i], 0, 1, (fattn_rng){.seed = 1, .stream = i});
     ok = ok && check(ctx, inputs, 2) == FATTN_OK;
     ok = ok && check(ctx, inputs, 2.0001) == FATTN_E_MISMATCH;
-    if (ok) printf("as it should be: %s\n", fattn_ctx_error(ctx));
+    if (ok) printf("failed as expected: %s\n", fattn_ctx_error(ctx));
     else fprintf(stderr, "%s\n", fattn_ctx_error(ctx));
     fattn_ctx_destroy(ctx);
     return !ok;

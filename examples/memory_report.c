@@ -1,5 +1,5 @@
-/* What one attention layer needs in memory, forward and backward: the library's prediction beside
-   what its allocator counted, with N x N stored and without. */
+/* Memory of one attention layer, forward and backward: the library's prediction and what its allocator
+   counted, with and without N x N stored. */
 #include <fattn/fattn.h>
 #include <stdio.h>
 
@@ -12,7 +12,7 @@ typedef struct layer {
     fattn_attention_plan plan;
 } layer;
 
-/* Bytes of a tensor are its saved state or a workspace: nothing but the library looks inside. */
+/* Memory for a saved buffer or a workspace, as a tensor of bytes. */
 static fattn_status bytes(fattn_ctx *ctx, size_t n, fattn_tensor *out) {
     return fattn_tensor_alloc(ctx, FATTN_U8, 1, (int64_t[]){(int64_t)n}, out);
 }
@@ -41,7 +41,7 @@ static void close_layer(fattn_ctx *ctx, layer *l) {
     fattn_tensor_free(ctx, &l->lse);
 }
 
-/* Runs both passes; *peak: what they took on top of q, k, v, o, L and the gradients. */
+/* Runs both passes; *peak: their memory beyond q, k, v, o, L and the gradients. */
 static fattn_status run(fattn_ctx *ctx, layer *l, size_t *peak) {
     const size_t before = fattn_ctx_mem(ctx).live;
     fattn_ctx_mem_reset_peak(ctx);

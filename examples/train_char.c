@@ -48,7 +48,7 @@ static fattn_status train(fattn_tape *t, fattn_adamw *opt, int step, double *los
     return s ? s : fattn_tape_item(t, l, loss);
 }
 
-/* The likeliest character after a window of T. */
+/* The most likely character after a window of T. */
 static fattn_status predict(fattn_tape *t, int32_t *window, int32_t *best) {
     const fattn_tensor x = fattn_tensor_view(window, FATTN_I32, FATTN_CPU, 0, 2, (int64_t[]){1, T});
     fattn_var table;

@@ -1,19 +1,14 @@
-/* Every forward kernel, best first. */
+/* All forward kernels, in order of preference. */
 #include "core/attention/kernel.h"
+#include "core/base/with_cuda.h"
 
 extern const fattni_kernel fattni_fwd_cpu, fattni_fwd_flash1, fattni_fwd_standard;
-#ifdef FATTNI_HAVE_CUDA
 extern const fattni_kernel fattni_fwd_cuda, fattni_fwd_flash1_cuda, fattni_fwd_standard_cuda;
-#endif
 
 const fattni_kernel *const fattni_fwd_table[] = {
     &fattni_fwd_cpu,
     &fattni_fwd_flash1,
     &fattni_fwd_standard,
-#ifdef FATTNI_HAVE_CUDA
-    &fattni_fwd_cuda,
-    &fattni_fwd_flash1_cuda,
-    &fattni_fwd_standard_cuda,
-#endif
+    FATTNI_WITH_CUDA(&fattni_fwd_cuda, &fattni_fwd_flash1_cuda, &fattni_fwd_standard_cuda, )
     NULL,
 };

@@ -16,15 +16,15 @@ typedef struct fattni_walk {
     int32_t n, reserved;
 } fattni_walk;
 
-typedef struct fattni_place { /* a tensor's elements */
+typedef struct fattni_operand { /* a tensor's elements */
     void *p;
     int32_t dtype, reserved;
-} fattni_place;
+} fattni_operand;
 
 /* d (+)= f(x, y) over a grid whose operand 0 is d (op_each.cu). */
 typedef struct fattni_element_args {
     fattni_grid grid;
-    fattni_place t[3];
+    fattni_operand t[3];
     double value;
     int32_t what;   /* enum fattni_element */
     int32_t fresh;
@@ -38,7 +38,7 @@ typedef struct fattni_element_args {
    partial[part][kept] instead. `lanes` threads share one sum. */
 typedef struct fattni_sum_args {
     fattni_grid kept, reduced;
-    fattni_place d, x, y;
+    fattni_operand d, x, y;
     double *partial;
     int64_t parts;
     int32_t fresh, lanes;
@@ -47,7 +47,7 @@ typedef struct fattni_sum_args {
 /* d (+)= sum over parts of partial[part * stride + e], e < grid.count. */
 typedef struct fattni_parts_args {
     fattni_grid grid;
-    fattni_place d;
+    fattni_operand d;
     const double *partial;
     int64_t parts, stride;
     int32_t fresh, reserved;
@@ -56,7 +56,7 @@ typedef struct fattni_parts_args {
 enum { FATTNI_NORM_PACKS = 4 }; /* of a lane, where a warp holds a row */
 typedef struct fattni_norm_args {
     fattni_walk x, y, dx; /* y: output, and its gradient in backward */
-    fattni_place in, out, gain, bias, d_in;
+    fattni_operand in, out, gain, bias, d_in;
     void *statistics;     /* REAL r[rows], mean[rows] */
     double *partial;      /* [parts][2][C]: sums of dy h, and of dy */
     double eps;
@@ -66,9 +66,9 @@ typedef struct fattni_norm_args {
 } fattni_norm_args;
 
 typedef struct fattni_rope_args {
-    fattni_place to, from;
+    fattni_operand to, from;
     int64_t shape[4], to_stride[4], from_stride[4]; /* [B,H,S,D] */
-    void *turns;                                    /* REAL [S][2][D/2] */
+    void *cos_sin;                                    /* REAL [S][2][D/2] */
     double base, position;
     int32_t back, fresh;
     int32_t pack;           /* pairs of a thread: 1 or FATTNI_PACK */
@@ -79,7 +79,7 @@ typedef struct fattni_rope_args {
 typedef struct fattni_embedding_args {
     fattni_walk table, ids, out;
     int64_t id_columns, id_step; /* of a row of ids */
-    fattni_place rows, entries;  /* [R,C] and [V,C] */
+    fattni_operand rows, entries;  /* [R,C] and [V,C] */
     const int32_t *id;
     int64_t R, V, C;
     int32_t pack, reserved; /* elements of a thread: 1 or FATTNI_PACK */
@@ -91,7 +91,7 @@ enum { FATTNI_LOSS_THREADS = 768 }; /* of a row, at most */
 typedef struct fattni_loss_args {
     fattni_walk x, dx, target;
     int64_t target_columns, target_step;
-    fattni_place logits, d, out; /* out: the scalar, or the gradient that reaches it */
+    fattni_operand logits, d, out; /* out: the scalar, or the gradient that reaches it */
     const int32_t *id;
     double *kept, *loss;         /* loss[row] */
     double *state;               /* [row][2]: maximum, sum of exp(x - max); NULL: not kept */
@@ -117,12 +117,12 @@ static __device__ inline int64_t walk_offset(const fattni_walk *w, int64_t row) 
 /* Rows can be read and written in packs. */
 bool fattni_rows_in_packs(const fattn_tensor *t);
 
-static inline fattni_place fattni_place_of(const fattn_tensor *t) {
-    return (fattni_place){t->data, t->dtype, 0};
+static inline fattni_operand fattni_operand_of(const fattn_tensor *t) {
+    return (fattni_operand){t->data, t->dtype, 0};
 }
 fattni_walk fattni_walk_of(const fattn_tensor *t);
 /* The dtype that all of them have, but for those that are absent (NULL); 0: none. */
-int32_t fattni_common_dtype(const fattni_place *const *t, int n);
+int32_t fattni_common_dtype(const fattni_operand *const *t, int n);
 
 /* Starts name_f64 or name_f32, by the dtype in which it computes. */
 #define FATTNI_START_REAL(ctx, dtype, name, grid, block, args)                       \
@@ -132,6 +132,9 @@ int32_t fattni_common_dtype(const fattni_place *const *t, int n);
     extern void fattn_##name##_f32(type);  \
     extern void fattn_##name##_f64(type)
 
+/* d (+)= f(x, y), t = {d, x, y} or fewer; value is FATTNI_FILL's. */
+fattn_status fattni_cuda_each(fattn_ctx *ctx, enum fattni_element what,
+                              const fattn_tensor *const *t, int operands, bool fresh, double value);
 /* d (+)= the sum of `parts` partial results, `stride` apart, one per element of d. */
 fattn_status fattni_cuda_add_parts(fattn_ctx *ctx, const fattn_tensor *d, bool fresh,
                                    const double *partial, int64_t parts, int64_t stride);

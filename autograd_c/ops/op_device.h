@@ -1,15 +1,20 @@
 /* Devices behind the tape's ops.
 
-   Most ops are made of a few primitives that know their device: elements, sums, products (ops.h)
-   and copies. Ops with loops of their own have them once per device: a fattni_code each, and one
-   line in op_device.c that names both. Checks and shapes are the op's own, whatever the device. */
+   Most ops are made of a few primitives that know their device: elements, sums, products (ops.h) and what
+   every context's device does (core/base/device.h). Ops with loops of their own have them once per device: a
+   fattni_code each, and one line in op_device.c that names it. Checks and shapes are the op's own, whatever
+   the device. */
 #ifndef FATTNI_AUTOGRAD_OPS_OP_DEVICE_H
 #define FATTNI_AUTOGRAD_OPS_OP_DEVICE_H
 
 #include "autograd_c/ops/elementwise/elementwise.h"
-#include "core/base/internal.h"
+#include "core/base/device.h"
 
 #include <fattn/tape.h>
+
+struct fattni_batched_product; /* autograd_c/ops/matrix/product.h */
+struct fattni_elements;        /* autograd_c/ops/ops.h */
+struct fattni_gemm;            /* core/cpu/gemm_cpu.h */
 
 typedef struct fattni_code {
     void (*plan)(fattn_op_call *c); /* at the end of infer: saved_bytes and workspaces */
@@ -18,20 +23,40 @@ typedef struct fattni_code {
 } fattni_code;
 
 enum fattni_coded {
-    FATTNI_NORM, FATTNI_ROPE, FATTNI_EMBEDDING, FATTNI_CROSS_ENTROPY, FATTNI_LINEAR_CROSS_ENTROPY
+    FATTNI_NORM, FATTNI_ROPE, FATTNI_EMBEDDING, FATTNI_CROSS_ENTROPY, FATTNI_LINEAR_CROSS_ENTROPY,
+    FATTNI_CODED /* how many there are */
 };
-const fattni_code *fattni_code_of(const fattn_op_call *c, enum fattni_coded op);
 
-#ifdef FATTNI_HAVE_CUDA
-fattn_status fattni_cuda_each(fattn_ctx *ctx, enum fattni_element what,
-                              const fattn_tensor *const *t, int operands, bool fresh, double value);
-size_t fattni_cuda_reduce_workspace(const fattn_tensor *d, const fattn_tensor *x);
-fattn_status fattni_cuda_reduce(fattn_ctx *ctx, const fattn_tensor *d, bool fresh,
-                                const fattn_tensor *x, const fattn_tensor *y, void *workspace);
-#endif
+/* fattni_fill and the others below and in ops.h, for one device. */
+typedef struct fattni_element_code {
+    fattn_status (*fill)(fattn_ctx *ctx, const fattn_tensor *d, double value, bool fresh);
+    fattn_status (*accumulate)(fattn_ctx *ctx, const fattn_tensor *d, const fattn_tensor *x, bool fresh);
+    fattn_status (*each)(fattn_ctx *ctx, const struct fattni_elements *f, const fattn_tensor *const *t, int n,
+                         bool fresh);
+    size_t (*reduce_workspace)(const fattn_tensor *d, const fattn_tensor *x);
+    fattn_status (*reduce)(fattn_ctx *ctx, const fattn_tensor *d, bool fresh, const fattn_tensor *x,
+                           const fattn_tensor *y, void *workspace);
+} fattni_element_code;
 
-/* `rows` times `width` bytes, `pitch` apart, become zero; bytes of a context's memory. */
-fattn_status fattni_zero(fattn_ctx *ctx, void *p, size_t pitch, size_t width, int64_t rows);
+/* What product.c needs of a BLAS. */
+typedef struct fattni_product_code {
+    bool one_stride; /* leads from each matrix of a batch to the next, upwards; else they lie anywhere */
+    size_t (*workspace)(const struct fattni_gemm *first, int64_t batches);
+    fattn_status (*run)(fattn_ctx *ctx, const struct fattni_batched_product *p, void *workspace);
+} fattni_product_code;
+
+typedef struct fattni_op_device {
+    const fattni_element_code *elements;
+    const fattni_product_code *products;
+    const fattni_code *code[FATTNI_CODED];
+} fattni_op_device;
+
+const fattni_op_device *fattni_op_device_of(const fattn_ctx *ctx);
+
+static inline const fattni_code *fattni_code_of(const fattn_op_call *c, enum fattni_coded op) {
+    return fattni_op_device_of(c->ctx)->code[op];
+}
+
 /* d (+)= value in every element. */
 fattn_status fattni_fill(fattn_ctx *ctx, const fattn_tensor *d, double value, bool fresh);
 /* d = x when fresh, else d += x. Same shape, floating dtypes, any strides. */

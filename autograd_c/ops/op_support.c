@@ -1,4 +1,4 @@
-/* Checks that the built-in ops share; each failure is a sentence with shapes or dtypes. */
+/* Checks that the built-in ops share; each failure is an error message with shapes or dtypes. */
 #include "autograd_c/ops/ops.h"
 
 static const int64_t MOST_ELEMENTS = INT64_C(1) << 47;
@@ -57,6 +57,14 @@ fattn_status fattni_misfit(const fattn_op_call *c, const char *op, const char *n
     return fattn_ctx_fail(c->ctx, FATTN_E_SHAPE, "%s: %s is %s, %s is %s: %s", op, name,
                           fattni_shape_text(&c->in[i], a, sizeof a), other,
                           fattni_shape_text(&c->in[j], b, sizeof b), rule);
+}
+
+bool fattni_broadcasts(const fattn_tensor *b, const fattn_tensor *a) {
+    const int ahead = a->ndim - b->ndim;
+    bool fits = ahead >= 0;
+    for (int d = 0; fits && d < b->ndim; ++d)
+        fits = b->shape[d] == a->shape[ahead + d] || b->shape[d] == 1;
+    return fits;
 }
 
 static bool is_countable(const fattn_tensor *t) {

@@ -1,10 +1,10 @@
 /* The built-in ops: one const fattn_op_def each, recorded through fattn_op_custom like anybody's own.
 
-   On the CPU they take F32 and F64; 16-bit types are FATTN_E_UNSUPPORTED with a sentence, but for
+   On the CPU they take F32 and F64; 16-bit types are FATTN_E_UNSUPPORTED with an error message, but for
    cast, which converts. On a GPU they take all four, and compute 16-bit types in float. Row ops (norms, rope, embedding, losses) want rows whose elements are
    contiguous, as those of every variable made by an op are; the others take any strides. Work is
    split by shape alone, so bits do not depend on the number of threads. Code for both types is in
-   op_<name>.inc, which reals.inc includes once for each. */
+   op_<name>.inc, which for_each_real.inc includes once for each. */
 #ifndef FATTNI_AUTOGRAD_OPS_OPS_H
 #define FATTNI_AUTOGRAD_OPS_OPS_H
 
@@ -16,7 +16,7 @@ extern const fattn_op_def fattni_op_linear, fattni_op_matmul, fattni_op_add, fat
     fattni_op_rope, fattni_op_heads, fattni_op_merge, fattni_op_cast, fattni_op_cross_entropy,
     fattni_op_linear_cross_entropy;
 
-/* Checks of infer. op and name are for the sentence: "linear: w is absent". */
+/* Checks of infer. op and name are for the error message: "linear: w is absent". */
 
 static inline bool fattni_absent(const fattn_tensor *t) { return t->dtype == 0; }
 /* in[i] is there, floating, and of in[0]'s dtype; 16 bits on a GPU only. */
@@ -64,17 +64,17 @@ static inline size_t fattni_widest_bytes(const fattn_tensor *t) {
     return (size_t)fattn_tensor_numel(t) * (size < sizeof(float) ? sizeof(float) : size);
 }
 
-/* Loops over elements (op_each.c). Operand k of a piece begins at p[k], step[k] elements apart. */
+/* Loops over elements on the CPU (op_each.c). Operand k of a piece begins at p[k], step[k] elements apart. */
 enum { FATTNI_OPERANDS = 4 };
-typedef void (*fattni_piece)(void *const *p, const int64_t *step, int64_t n, const void *arg);
+typedef void (*fattni_loop)(void *const *p, const int64_t *step, int64_t n, const void *arg);
 /* Runs `run` over the elements of t[0] in pieces. The others have its shape or broadcast to it:
    trailing dimensions aligned, 1 or missing repeats. */
-void fattni_each(const fattn_ctx *ctx, const fattn_tensor *const *t, int n, fattni_piece run,
+void fattni_each(const fattn_ctx *ctx, const fattn_tensor *const *t, int n, fattni_loop run,
                  const void *arg);
 /* The same for one function of elements, on the context's device: its loops on the CPU, and its name for
-   the device's kernel. fresh: whether d is overwritten or added to; a loop gets its address. */
+   a GPU's kernel. fresh: whether d is overwritten or added to; a loop gets its address. */
 typedef struct fattni_elements {
-    fattni_piece f32, f64;
+    fattni_loop f32, f64;
     enum fattni_element what;
 } fattni_elements;
 extern const fattni_elements fattni_elementwise_product; /* d (+)= x y (op_mul.c) */
@@ -83,20 +83,20 @@ fattn_status fattni_each_element(fattn_ctx *ctx, const fattni_elements *f,
 /* True when b broadcasts to a's shape. */
 bool fattni_broadcasts(const fattn_tensor *b, const fattn_tensor *a);
 /* d (+)= the sum of x, or of x*y, over the dimensions in which d broadcasts to x; fixed order.
-   y NULL, or broadcasting to x. The workspace depends on the shapes of d and x alone. */
-size_t fattni_reduce_workspace(const fattn_tensor *d, const fattn_tensor *x);
+   y NULL, or broadcasting to x. The workspace depends on the device and the shapes of d and x alone. */
+size_t fattni_reduce_workspace(const fattn_ctx *ctx, const fattn_tensor *d, const fattn_tensor *x);
 fattn_status fattni_reduce(fattn_ctx *ctx, const fattn_tensor *d, bool fresh, const fattn_tensor *x,
                            const fattn_tensor *y, void *workspace);
 
 /* Products through OpenBLAS or cuBLAS (product.c). C[..,M,N] = op(A) op(B) (+ C) over the same leading
    dimensions, any strides: what a BLAS cannot read or write in its place goes through the
-   workspace, whose size depends on shapes and strides alone. */
+   workspace, whose size depends on the device, shapes and strides alone. */
 typedef struct fattni_product {
     const fattn_tensor *a, *b, *c;
     bool trans_a, trans_b, add;
     const void *row; /* [N] added to every row of C, not with add; NULL: none */
 } fattni_product;
-size_t fattni_product_workspace(const fattni_product *p);
+size_t fattni_product_workspace(const fattn_ctx *ctx, const fattni_product *p);
 fattn_status fattni_product_run(fattn_ctx *ctx, const fattni_product *p, void *workspace);
 
 /* x [..,K] as a matrix t [R,K]: x itself when one stride walks all its rows, else a row-major copy

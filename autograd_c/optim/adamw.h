@@ -15,8 +15,19 @@ typedef struct fattni_adamw_slot {
     bool frozen; /* at creation: no state, no chunk */
 } fattni_adamw_slot;
 
+/* The code for one device. On a GPU all is enqueued, and but for open nothing is allocated. */
+typedef struct fattni_adamw_code {
+    fattn_status (*open)(fattn_adamw *a); /* the device's state, as `own` is */
+    void (*close)(fattn_adamw *a);        /* also after an open that failed or was not reached */
+    fattn_status (*step)(fattn_adamw *a);
+    fattn_status (*set)(fattn_adamw *a, double lr, int64_t step); /* negative: keep */
+    /* As it stands after all that is enqueued, for which it waits. */
+    fattn_status (*read)(const fattn_adamw *a, fattni_adamw_state *out);
+} fattni_adamw_code;
+
 struct fattn_adamw {
     fattn_ctx *ctx;
+    const fattni_adamw_code *code;
     fattn_adamw_options opt;
     bool stepped;
     fattni_adamw_slot *slots;
@@ -28,12 +39,5 @@ struct fattn_adamw {
 };
 
 static inline bool fattni_is_frozen(const fattn_param *p) { return p->flags & FATTN_PARAM_FROZEN; }
-
-#ifdef FATTNI_HAVE_CUDA
-/* Enqueued; nothing is allocated. */
-fattn_status fattni_cuda_adamw_step(fattn_adamw *a);
-fattn_status fattni_cuda_adamw_set(fattn_adamw *a, double lr, int64_t step); /* negative: keep */
-fattn_status fattni_cuda_adamw_read(const fattn_adamw *a, fattni_adamw_state *out); /* waits */
-#endif
 
 #endif

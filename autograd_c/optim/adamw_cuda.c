@@ -51,7 +51,7 @@ static void gather(const fattn_adamw *a, int *next, fattni_adamw_args *out) {
     }
 }
 
-fattn_status fattni_cuda_adamw_step(fattn_adamw *a) {
+static fattn_status step(fattn_adamw *a) {
     fattni_adamw_args x = {.state = a->device,
                            .partial = a->partial,
                            .beta1 = (double)a->opt.beta1,
@@ -76,12 +76,23 @@ fattn_status fattni_cuda_adamw_step(fattn_adamw *a) {
     return FATTN_OK;
 }
 
-fattn_status fattni_cuda_adamw_set(fattn_adamw *a, double lr, int64_t step) {
-    const fattni_adamw_args x = {.state = a->device, .lr = lr, .step = step};
+static fattn_status set(fattn_adamw *a, double lr, int64_t steps) {
+    const fattni_adamw_args x = {.state = a->device, .lr = lr, .step = steps};
     return FATTNI_START(a->ctx, fattn_adamw_set, 1, 1, &x);
 }
 
-fattn_status fattni_cuda_adamw_read(const fattn_adamw *a, fattni_adamw_state *out) {
+static fattn_status open_state(fattn_adamw *a) {
+    void *p;
+    FATTNI_TRY(fattni_alloc(a->ctx, sizeof *a->device, &p));
+    a->device = p;
+    return set(a, a->own.lr, a->own.step);
+}
+
+static void close_state(fattn_adamw *a) { fattni_free(a->ctx, a->device, sizeof *a->device); }
+
+static fattn_status read_state(const fattn_adamw *a, fattni_adamw_state *out) {
     FATTNI_TRY(fattni_cuda_move(a->ctx, out, a->device, sizeof *out));
     return fattni_cuda_sync(a->ctx);
 }
+
+const fattni_adamw_code fattni_adamw_cuda = {open_state, close_state, step, set, read_state};

@@ -12,8 +12,8 @@ static void give_back(const fattni_arena *a, void *p, size_t bytes) {
     (a->on_host ? fattni_host_free : fattni_free)(a->ctx, p, bytes);
 }
 
-/* Chunks are made as large as the piece that needs them, not in powers of two: the peak of the
-   first step is then the true need, too. */
+/* A chunk is as large as the block that needs it, not a power of two, so that the first step's peak is not
+   larger than needed. */
 static fattn_status add_chunk(fattni_arena *a, size_t bytes) {
     if (a->count == a->capacity) {
         const int capacity = a->capacity ? 2 * a->capacity : FIRST_CAPACITY;
@@ -57,7 +57,7 @@ static void free_chunks(fattni_arena *a) {
 void fattni_arena_reset(fattni_arena *a) {
     if (a->count > 1) {
         free_chunks(a);
-        /* Without memory now, the next take will try again and report. */
+        /* If there is no memory now, the next take tries again and reports it. */
         (void)!add_chunk(a, a->used);
     }
     if (a->count) a->chunks[0].used = 0;

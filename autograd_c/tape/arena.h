@@ -1,4 +1,4 @@
-/* Bump allocation in chunks that survive from step to step. */
+/* A bump allocator whose chunks are kept from step to step. */
 #ifndef FATTNI_AUTOGRAD_TAPE_ARENA_H
 #define FATTNI_AUTOGRAD_TAPE_ARENA_H
 
@@ -9,21 +9,21 @@ typedef struct fattni_chunk {
     size_t bytes, used;
 } fattni_chunk;
 
-/* Start from {.ctx, .align, .least}. */
+/* Initialise with {.ctx, .align, .least}. */
 typedef struct fattni_arena {
     fattn_ctx *ctx;
-    size_t align; /* of each piece, a power of two up to FATTNI_ALIGN */
+    size_t align; /* of each block, a power of two up to FATTNI_ALIGN */
     size_t least; /* bytes of the smallest chunk */
-    bool on_host; /* records: in the host's memory also beside a GPU */
+    bool on_host; /* for records: host memory, also when the context is on a GPU */
     fattni_chunk *chunks;
     int count, capacity;
     size_t used; /* bytes handed out since the last reset, padding included */
 } fattni_arena;
 
-/* Contents undefined; valid until reset, however much the arena grows. 0 bytes give NULL. */
+/* Contents undefined; valid until reset, also while the arena grows. 0 bytes give NULL. */
 fattn_status fattni_arena_take(fattni_arena *a, size_t bytes, void **out);
-/* Forgets all pieces. What needed several chunks now gets one, just large enough: the same requests
-   in the same order will not allocate again. */
+/* Frees all blocks. Several chunks are replaced by one that is just large enough: after that, the same
+   requests do not allocate. */
 void fattni_arena_reset(fattni_arena *a);
 /* Returns all memory; the arena can be used again. */
 void fattni_arena_free(fattni_arena *a);

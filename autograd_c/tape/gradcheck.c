@@ -3,9 +3,9 @@
    The output y is contracted with a random cotangent c: got = d(c.y)/dx from the tape; want =
    c.(y(x+h) - y(x-h)) / 2h, or with five points
    c.(8 (y(x+h) - y(x-h)) - (y(x+2h) - y(x-2h))) / 12h.
-   Outputs are subtracted before they are summed: those that a coordinate does not reach cancel
-   exactly. Graphs run on the context's device; coordinates, outputs and sums are the host's. The
-   tape's gradients are of the inputs' dtype, differences always of F64 at the same points. */
+   Outputs are subtracted before they are summed, so that those that do not depend on the coordinate
+   cancel exactly. Graphs run on the context's device; coordinates, outputs and sums are on the host.
+   The tape's gradients have the inputs' dtype, differences are always taken in F64 at the same points. */
 #include "autograd_c/ops/ops.h"
 #include "core/tensor/philox.h"
 
@@ -30,19 +30,19 @@ typedef struct checker {
     fattn_param *narrow;    /* [n] the same in dtype, with gradients; F64: params */
     fattn_var *in;          /* [n] */
     fattn_tensor cotangent; /* as y in dtype, row-major */
-    fattn_tensor x, dx;     /* of the input in turn, on the host */
+    fattn_tensor x, dx;     /* of the current input, on the host */
     fattn_tensor weights;   /* the cotangent on the host */
     fattn_tensor high, low; /* as y, row-major, on the host: y at x + kh and x - kh */
     fattn_report report;
     double aa, bb, ab, squares, worst; /* worst: largest error over its bound */
-    double size;                       /* what atol is for, of the input in turn */
-    bool rounds;                       /* ... is its largest gradient, at least 1 */
+    double size;                       /* factor of atol for the current input: 1, or */
+    bool rounds;                       /* if set, its largest gradient where that exceeds 1 */
 } checker;
 
-/* The op on top of the user's graph: sum of y*c, differentiated with respect to y. */
+/* The last op of the graph: sum of y*c, differentiated with respect to y. */
 static fattn_status dot_infer(fattn_op_call *c) {
     c->out[0].dtype = c->in[0].dtype;
-    c->fwd_workspace = fattni_reduce_workspace(&c->out[0], &c->in[0]);
+    c->fwd_workspace = fattni_reduce_workspace(c->ctx, &c->out[0], &c->in[0]);
     return FATTN_OK;
 }
 
@@ -63,7 +63,7 @@ static const fattn_op_def dot = {.struct_size = sizeof dot,
                                  .forward = dot_forward,
                                  .backward = dot_backward};
 
-/* Records the user's graph over these parameters anew; y is its output. */
+/* Records the user's graph over these parameters; y is its output. */
 static fattn_status evaluate(checker *k, fattn_param *params, bool with_gradient, fattn_var *out,
                              fattn_tensor *y) {
     const fattn_dtype dtype = with_gradient ? k->dtype : FATTN_F64;
@@ -82,7 +82,7 @@ static fattn_status evaluate(checker *k, fattn_param *params, bool with_gradient
     return FATTN_OK;
 }
 
-/* A row-major F64 tensor in the host's memory, of the shape of another. */
+/* A row-major F64 tensor in host memory, with the shape of `like`. */
 static fattn_status host_tensor(checker *k, const fattn_tensor *like, fattn_tensor *out) {
     fattn_tensor t = fattn_tensor_view(NULL, FATTN_F64, FATTN_CPU, 0, like->ndim, like->shape);
     FATTNI_TRY(fattni_host_alloc(k->ctx, fattni_tensor_bytes(&t), &t.data));
@@ -125,7 +125,7 @@ static fattn_status move_to(checker *k, const coordinate *at, double value) {
     return fattn_tensor_copy(k->ctx, &place, &here);
 }
 
-/* c.(y(x + step) - y(x - step)); the coordinate is left as it was. */
+/* c.(y(x + step) - y(x - step)); restores the coordinate. */
 static fattn_status difference(checker *k, const coordinate *at, double step, double *out) {
     fattn_tensor *const sides[] = {&k->high, &k->low};
     fattn_status s = FATTN_OK;
@@ -134,7 +134,7 @@ static fattn_status difference(checker *k, const coordinate *at, double step, do
         fattn_tensor y;
         s = move_to(k, at, side ? at->x - step : at->x + step);
         if (!s) s = evaluate(k, k->params, false, &ignored, &y);
-        if (!s) s = fattn_tensor_copy(k->ctx, sides[side], &y); /* refuses another shape */
+        if (!s) s = fattn_tensor_copy(k->ctx, sides[side], &y); /* fails if the shape changed */
     }
     if (!s) s = move_to(k, at, at->x);
     if (s) return s;
@@ -148,7 +148,7 @@ static fattn_status difference(checker *k, const coordinate *at, double step, do
 
 static fattn_status quotient(checker *k, const coordinate *at, double *out) {
     const double x = at->x, size = k->opt.step * fmax(1, fabs(x));
-    const volatile double moved = x + size; /* volatile: rounded to double, and not folded away */
+    const volatile double moved = x + size; /* volatile: rounds to double and is not optimised away */
     const double h = moved - x;
     double one, two;
     FATTNI_TRY(difference(k, at, h, &one));
@@ -189,7 +189,7 @@ static void compare(checker *k, int input, int64_t e, double got, double want) {
     }
 }
 
-/* Coordinate number k of m out of n: one from each of m ranges of nearly equal size, both ends. */
+/* The k-th of m coordinates out of n: one from each of m ranges of nearly equal size, with the first and last. */
 static int64_t sample(uint64_t seed, int input, int64_t k, int64_t m, int64_t n) {
     if (k == 0) return 0;
     if (k == m - 1) return n - 1;
@@ -238,8 +238,8 @@ static fattn_status take_options(checker *k, const fattn_gradcheck_options *opt)
                                   numbers[0], numbers[1], numbers[2], numbers[3], numbers[4]);
     if (o.order == 0) o.order = 2;
     if (o.step == 0) o.step = pow(DBL_EPSILON, 1.0 / (o.order + 1));
-    /* F32: 256 roundings, of terms as large as an input's largest gradient where that exceeds 1: a smaller one is a sum
-       of such. */
+    /* F32: 256 roundings of terms as large as the input's largest gradient, or 1: a smaller gradient may be a sum of
+       such terms. */
     const bool exact = k->dtype == FATTN_F64;
     k->rounds = !exact && o.tol.atol == 0;
     if (o.tol.atol == 0) o.tol.atol = exact ? 1e-8 : 0x1p-16;
@@ -248,7 +248,7 @@ static fattn_status take_options(checker *k, const fattn_gradcheck_options *opt)
     return FATTN_OK;
 }
 
-/* Also finds the dtype of the differentiable ones. */
+/* Also sets the dtype of the differentiable inputs. */
 static fattn_status check_inputs(checker *k) {
     for (int i = 0; i < k->n; ++i) {
         char name[32];
@@ -269,7 +269,7 @@ static fattn_status check_inputs(checker *k) {
                           k->n);
 }
 
-/* Row-major copies of the differentiable inputs in this dtype; gradients of zeros where asked for. */
+/* Row-major copies of the differentiable inputs in this dtype; with zeroed gradients if requested. */
 static fattn_status make_params(checker *k, fattn_dtype dtype, bool gradients, fattn_param **out) {
     void *params;
     FATTNI_TRY(fattni_host_alloc(k->ctx, (size_t)k->n * sizeof **out, &params));
@@ -320,7 +320,7 @@ static void release(checker *k) {
     free_params(k, k->params);
 }
 
-/* Completes the report; MISMATCH with a sentence. */
+/* Completes the report; MISMATCH with an error message. */
 static fattn_status judge(checker *k) {
     fattn_report *r = &k->report;
     const int64_t finite = r->checked - r->nonfinite;

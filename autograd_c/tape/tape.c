@@ -1,4 +1,4 @@
-/* Recording ops and running them back. Knows no op: see tape_nodes.h for the memory. */
+/* Records ops and runs their backward. Independent of the ops; memory is described in tape_nodes.h. */
 #include "core/tensor/numeric.h"
 #include "autograd_c/ops/op_device.h"
 #include "autograd_c/tape/tape_nodes.h"
@@ -14,11 +14,11 @@ fattn_status fattni_tape_fail(fattn_tape *t, fattn_status s) {
     return s;
 }
 
-/* An op's functions must not change the tape that runs them: it is in the middle of a change. */
+/* An op's functions must not change the tape that calls them. */
 static fattn_status check_idle(fattn_tape *t, const char *what) {
     if (!t->running) return FATTN_OK;
     return fattni_tape_fail(t, fattn_ctx_fail(t->ctx, FATTN_E_STATE,
-                                              "%s: not while the tape runs the %s of op %s; use "
+                                              "%s: not allowed while the tape runs the %s of op %s; use "
                                               "another tape there",
                                               what, t->stage, t->running->def.name));
 }
@@ -63,7 +63,7 @@ void fattn_tape_reset(fattn_tape *t) {
     fattni_arena_reset(&t->records);
     fattni_arena_reset(&t->values);
     fattni_arena_reset(&t->grads);
-    memset(t->free_pieces, 0, sizeof t->free_pieces);
+    memset(t->free_blocks, 0, sizeof t->free_blocks);
     t->last = NULL;
     t->count = 0;
     t->ran_back = false;
@@ -91,17 +91,17 @@ static bool is_float(int32_t dtype) {
     return dtype == FATTN_F64 || dtype == FATTN_F32 || dtype == FATTN_F16 || dtype == FATTN_BF16;
 }
 
-/* Strides of a tensor without elements mean nothing: ops get to see row-major ones. */
-static fattn_tensor tidy(const fattn_tensor *t) {
+/* The strides of a tensor without elements may have any value: ops get row-major ones. */
+static fattn_tensor with_strides(const fattn_tensor *t) {
     if (fattn_tensor_numel(t)) return *t;
     return fattn_tensor_view(t->data, (fattn_dtype)t->dtype, (fattn_device)t->device, t->device_id,
                              t->ndim, t->shape);
 }
 
-/* Room must have been reserved. */
+/* Capacity must have been reserved. */
 static fattni_variable *add_variable(fattn_tape *t, const fattn_tensor *value) {
     fattni_variable *v = &t->variables[++t->count];
-    *v = (fattni_variable){.value = tidy(value), .base = t->count};
+    *v = (fattni_variable){.value = with_strides(value), .base = t->count};
     return v;
 }
 
@@ -163,7 +163,7 @@ fattn_var fattn_use(fattn_tape *t, fattn_param *p) {
     return (fattn_var){t->count};
 }
 
-/* One block serves all calls in turn. */
+/* One block is shared by all calls. */
 static fattn_status grow_workspace(fattn_tape *t, size_t bytes) {
     if (bytes <= t->workspace_bytes) return FATTN_OK;
     fattni_free(t->ctx, t->workspace, t->workspace_bytes);
@@ -174,7 +174,7 @@ static fattn_status grow_workspace(fattn_tape *t, size_t bytes) {
     return FATTN_OK;
 }
 
-/* Runs one function of an op; an op that leaves no sentence gets one. */
+/* Runs one function of an op; adds an error message if the op has set none. */
 static fattn_status run(fattn_tape *t, const fattni_node *n, const char *stage,
                         fattn_status (*f)(fattn_op_call *), fattn_op_call *c) {
     fattn_ctx *ctx = c->ctx;
@@ -183,7 +183,7 @@ static fattn_status run(fattn_tape *t, const fattni_node *n, const char *stage,
     t->running = n, t->stage = stage;
     fattn_status s = f(c);
     t->running = NULL;
-    if (t->status) s = t->status; /* check_idle's */
+    if (t->status) s = t->status; /* set by check_idle */
     if (s && !ctx->error[0])
         return fattn_ctx_fail(ctx, s, "%s: %s returned %s", n->def.name, stage,
                               fattn_status_name(s));
@@ -202,7 +202,7 @@ static fattn_status check_def(fattn_ctx *ctx, const fattn_op_def *def, const fat
                               known->flags);
     if (known->n_out < 1 || known->n_out > MAX_OPERANDS || n_in < 0 || n_in > MAX_OPERANDS)
         return fattn_ctx_fail(ctx, FATTN_E_ARG,
-                              "%s: %d inputs (0..%d) and %d outputs (1..%d) are not possible",
+                              "%s: %d inputs (must be 0..%d), %d outputs (must be 1..%d)",
                               known->name, n_in, MAX_OPERANDS, known->n_out, MAX_OPERANDS);
     if ((n_in && !in) || (known->attr_size && !attr))
         return fattn_ctx_fail(ctx, FATTN_E_ARG, "%s: %s is NULL", known->name,
@@ -210,7 +210,7 @@ static fattn_status check_def(fattn_ctx *ctx, const fattn_op_def *def, const fat
     return FATTN_OK;
 }
 
-/* A node with everything that infer may look at. */
+/* A node with everything that infer may read. */
 static fattn_status new_node(fattn_tape *t, const fattn_op_def *def, const fattn_var *in, int n_in,
                              const void *attr, fattni_node **out) {
     fattn_op_def known;
@@ -221,7 +221,7 @@ static fattn_status new_node(fattn_tape *t, const fattn_op_def *def, const fattn
     FATTNI_TRY(new_records(t, ni, sizeof(int32_t), &ids));
     FATTNI_TRY(new_records(t, 2 * (ni + no), sizeof(fattn_tensor), &tensors));
     FATTNI_TRY(new_records(t, 2 * ni, sizeof(uint8_t), &flags));
-    FATTNI_TRY(new_records(t, ni, sizeof(fattni_piece *), &apart));
+    FATTNI_TRY(new_records(t, ni, sizeof(fattni_tape_block *), &apart));
     FATTNI_TRY(new_records(t, known.attr_size, 1, &copy));
     if (known.attr_size) memcpy(copy, attr, known.attr_size);
 
@@ -267,19 +267,19 @@ static bool lies_inside(const fattn_tensor *part, const fattn_tensor *whole) {
     const uintptr_t begin = (uintptr_t)part->data - (uintptr_t)(fattni_before(part) * size);
     const uintptr_t whole_begin = (uintptr_t)whole->data - (uintptr_t)(fattni_before(whole) * size);
     return begin >= whole_begin && (begin - whole_begin) % (uintptr_t)size == 0 &&
-           begin + (uintptr_t)(fattni_extent(part) * size) <=
-               whole_begin + (uintptr_t)(fattni_extent(whole) * size);
+           begin + (uintptr_t)(fattni_footprint(part) * size) <=
+               whole_begin + (uintptr_t)(fattni_footprint(whole) * size);
 }
 
-/* Checks out[o] as infer left it and completes its strides. viewed: the input that it lies in, or
-   -1 for memory of its own. */
+/* Checks out[o] as infer has set it and completes its strides. viewed: the input whose memory it shares,
+   or -1 for memory of its own. */
 static fattn_status check_output(const fattni_node *n, int o, int *viewed) {
     const fattn_op_call *c = &n->call;
     fattn_tensor *y = &c->out[o];
     char who[80];
     snprintf(who, sizeof who, "%s: output %d", n->def.name, o);
     fattn_tensor located = *y;
-    if (!y->data) located.data = c->ctx; /* any aligned address: memory comes later */
+    if (!y->data) located.data = c->ctx; /* any aligned address: memory is allocated later */
     FATTNI_TRY(fattni_check_tensor(c->ctx, who, &located));
     bool strided = false;
     for (int d = 0; d < y->ndim; ++d) strided = strided || y->stride[d];
@@ -311,7 +311,7 @@ static fattn_status check_output(const fattni_node *n, int o, int *viewed) {
 /* From the node's inputs to its outputs: infer, memory, forward. */
 static fattn_status run_forward(fattn_tape *t, fattni_node *n) {
     fattn_op_call *c = &n->call;
-    /* Without a forward, what is no view has no element: a gradient passes that nobody writes. */
+    /* Without a forward, outputs that are no views are empty. */
     bool wants_grad = false, owns = false;
     for (int i = 0; i < c->n_in; ++i)
         wants_grad = wants_grad || c->wanted[i] ||
@@ -325,7 +325,7 @@ static fattn_status run_forward(fattn_tape *t, fattni_node *n) {
         fattn_tensor *y = &c->out[o];
         if (!s && viewed < 0) {
             const size_t size = fattn_dtype_size((fattn_dtype)y->dtype);
-            s = fattni_arena_take(&t->values, (size_t)fattni_extent(y) * size, &y->data);
+            s = fattni_arena_take(&t->values, (size_t)fattni_footprint(y) * size, &y->data);
             owns = owns || y->data;
         }
         if (s) {
@@ -343,7 +343,7 @@ static fattn_status run_forward(fattn_tape *t, fattni_node *n) {
         }
     }
     fattn_status s = FATTN_OK;
-    if (c->saved_bytes) s = fattni_piece_take(t, &t->values, c->saved_bytes, &n->saved);
+    if (c->saved_bytes) s = fattni_tape_block_take(t, &t->values, c->saved_bytes, &n->saved);
     if (!s) s = grow_workspace(t, c->fwd_workspace);
     if (!s && owns) {
         c->saved = n->saved ? n->saved->p : NULL;
@@ -364,12 +364,12 @@ fattn_var fattn_op_custom(fattn_tape *t, const fattn_op_def *def, const fattn_va
     if (n->wants_backward) {
         t->last = n;
     } else {
-        fattni_piece_give(t, n->saved);
+        fattni_tape_block_give(t, n->saved);
     }
     return (fattn_var){n->first_out};
 }
 
-/* Whether in[i]'s gradient is out[0]'s itself. */
+/* Whether in[i]'s gradient is out[0]'s (FATTN_OP_PASS_GRAD). */
 static bool passes(const fattn_tape *t, const fattni_node *n, int i) {
     const fattn_tensor *const x = &n->call.in[i], *const y = &n->call.out[0];
     bool same = n->def.flags & FATTN_OP_PASS_GRAD && n->call.wanted[i] && x->dtype == y->dtype &&
@@ -378,8 +378,8 @@ static bool passes(const fattn_tape *t, const fattni_node *n, int i) {
     return same;
 }
 
-/* Gradient places of all inputs, but for those that take over out[0]'s. Two that may share elements
-   must not both be written by the op: the later one gets memory of its own, to be added afterwards. */
+/* Gradient tensors of all inputs except those that pass on out[0]'s. If two may share elements, the op must
+   not write both: the later one gets separate memory, which is added afterwards. */
 static fattn_status open_inputs(fattn_tape *t, fattni_node *n) {
     const fattn_op_call *c = &n->call;
     for (int i = 0; i < c->n_in; ++i) {
@@ -394,8 +394,8 @@ static fattn_status open_inputs(fattn_tape *t, fattni_node *n) {
             overlaps = overlaps || (n->d_in[j].data && fattni_grads_overlap(t, n->in[i], n->in[j]));
         if (!overlaps) continue;
         const size_t size = fattn_dtype_size((fattn_dtype)n->d_in[i].dtype);
-        FATTNI_TRY(fattni_piece_take(t, &t->grads, (size_t)fattni_extent(&n->d_in[i]) * size,
-                                     &n->apart[i]));
+        FATTNI_TRY(fattni_tape_block_take(t, &t->grads, (size_t)fattni_footprint(&n->d_in[i]) * size,
+                                          &n->apart[i]));
         n->d_in[i].data = (char *)n->apart[i]->p + (size_t)fattni_before(&n->d_in[i]) * size;
         n->fresh[i] = 1;
     }
@@ -413,7 +413,7 @@ static fattn_status run_back(fattn_tape *t, fattni_node *n) {
         reached = reached || n->d_out[o].data;
     }
     if (!reached) {
-        fattni_piece_give(t, n->saved);
+        fattni_tape_block_give(t, n->saved);
         return FATTN_OK;
     }
     FATTNI_TRY(open_inputs(t, n));
@@ -428,12 +428,12 @@ static fattn_status run_back(fattn_tape *t, fattni_node *n) {
         fattn_tensor total;
         FATTNI_TRY(fattni_grad_read(t, n->in[i], &total));
         FATTNI_TRY(fattni_accumulate(t->ctx, &total, &n->d_in[i], false));
-        fattni_piece_give(t, n->apart[i]);
+        fattni_tape_block_give(t, n->apart[i]);
     }
     for (int i = 0; i < c->n_in; ++i)
         if (passes(t, n, i)) FATTNI_TRY(fattni_grad_pass(t, n->first_out, n->in[i]));
     for (int o = 0; o < c->n_out; ++o) fattni_grad_release(t, n->first_out + o);
-    fattni_piece_give(t, n->saved);
+    fattni_tape_block_give(t, n->saved);
     return FATTN_OK;
 }
 
@@ -446,10 +446,10 @@ static fattn_status backward(fattn_tape *t, fattn_var scalar) {
                               scalar.id, fattni_shape_text(&v->value, text, sizeof text));
     if (t->ran_back)
         return fattn_ctx_fail(t->ctx, FATTN_E_STATE,
-                              "backward: has run on this graph; reset the tape and record again");
+                              "backward: has already run on this graph; reset the tape and record again");
     if (!v->wants_grad)
         return fattn_ctx_fail(t->ctx, FATTN_E_STATE,
-                              "backward: variable %d depends on no parameter that wants a gradient",
+                              "backward: variable %d depends on no parameter that needs a gradient",
                               scalar.id);
     t->ran_back = true;
     fattn_tensor seed;
@@ -483,7 +483,7 @@ fattn_status fattn_tape_keep_grad(fattn_tape *t, fattn_var v) {
         return fattn_ctx_fail(t->ctx, FATTN_E_STATE, "keep_grad: variable %d has no gradient",
                               v.id);
     if (t->ran_back)
-        return fattn_ctx_fail(t->ctx, FATTN_E_STATE, "keep_grad: backward has run already");
+        return fattn_ctx_fail(t->ctx, FATTN_E_STATE, "keep_grad: backward has already run");
     t->variables[t->variables[v.id].base].keep_grad = true;
     return FATTN_OK;
 }
@@ -521,7 +521,7 @@ fattn_status fattn_tape_item(fattn_tape *t, fattn_var v, double *out) {
     if (fattn_tensor_numel(x) != 1)
         return fattn_ctx_fail(t->ctx, FATTN_E_SHAPE, "item: variable %d is %s, not one number",
                               v.id, fattni_shape_text(x, text, sizeof text));
-    double cell; /* room and alignment for one element of any dtype */
+    double cell; /* storage for one element of any dtype */
     const fattn_tensor here = fattn_tensor_view(&cell, (fattn_dtype)x->dtype, FATTN_CPU, 0, x->ndim,
                                                 x->shape);
     FATTNI_TRY(fattn_tensor_copy(t->ctx, &here, x)); /* waits, on a GPU */

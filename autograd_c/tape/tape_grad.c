@@ -1,4 +1,4 @@
-/* Gradient memory of the tape: where a writer writes, what is zeroed and when, what is recycled. */
+/* Gradient memory of the tape: where gradients are written, when they are zeroed, when memory is reused. */
 #include "autograd_c/ops/op_device.h"
 #include "autograd_c/tape/tape_nodes.h"
 
@@ -26,7 +26,7 @@ static layout layout_of(const fattn_tensor *t) {
     return l;
 }
 
-int64_t fattni_extent(const fattn_tensor *t) {
+int64_t fattni_footprint(const fattn_tensor *t) {
     int64_t extent = 1;
     for (int d = 0; d < t->ndim; ++d) {
         if (t->shape[d] == 0) return 0;
@@ -46,7 +46,7 @@ int64_t fattni_before(const fattn_tensor *t) {
 
 fattn_status fattni_check_layout(fattn_ctx *ctx, const char *who, const fattn_tensor *t) {
     const layout l = layout_of(t);
-    int64_t reach = 0; /* of the dimensions so far: the next stride must step over it */
+    int64_t reach = 0; /* largest offset of the dimensions so far: the next stride must exceed it */
     if (fattn_tensor_numel(t) == 0) return FATTN_OK;
     for (int d = 0; d < l.ndim; ++d) {
         if (l.stride[d] <= reach)
@@ -69,7 +69,7 @@ static int64_t offset_in_base(const fattni_variable *v, const fattni_variable *b
 
 static fattni_columns columns_of(const fattni_variable *v, const fattni_variable *base) {
     const layout l = layout_of(&v->value);
-    const int64_t extent = fattni_extent(&base->value);
+    const int64_t extent = fattni_footprint(&base->value);
     const int64_t begin = offset_in_base(v, base) - fattni_before(&v->value);
     int64_t run = 1, rows = 1;
     int d = 0;
@@ -77,12 +77,12 @@ static fattni_columns columns_of(const fattni_variable *v, const fattni_variable
     if (d == l.ndim) return (fattni_columns){.pitch = extent, .begin = begin, .end = begin + run};
     const int64_t pitch = l.stride[d];
     while (d < l.ndim && l.stride[d] == pitch * rows) rows *= l.shape[d++];
-    /* In every row, and inside the base: then begin + run <= pitch, too. */
+    /* In every row, and inside the base, which implies begin + run <= pitch. */
     const bool is_columns = d == l.ndim && rows == fattni_ceil_div(extent, pitch);
     return is_columns ? (fattni_columns){pitch, begin, begin + run} : (fattni_columns){0};
 }
 
-/* The place of id's gradient in the gradient of its base, which must exist. */
+/* The gradient of id as a view of the gradient of its base, which must exist. */
 static fattn_tensor place_of(const fattn_tape *t, int32_t id) {
     const fattni_variable *v = &t->variables[id], *base = base_of(t, id);
     fattn_tensor g = v->value;
@@ -95,7 +95,7 @@ static fattn_tensor place_of(const fattn_tape *t, int32_t id) {
 static fattn_status zero_untouched(fattn_ctx *ctx, fattni_variable *base) {
     fattni_cover *c = &base->cover;
     if (c->all) return FATTN_OK;
-    const int64_t extent = fattni_extent(&base->value);
+    const int64_t extent = fattni_footprint(&base->value);
     const size_t size = fattn_dtype_size((fattn_dtype)base->grad.dtype);
     const int64_t pitch = c->runs ? c->pitch : extent;
     for (int gap = 0; gap <= c->runs && extent > 0; ++gap) {
@@ -104,16 +104,16 @@ static fattn_status zero_untouched(fattn_ctx *ctx, fattni_variable *base) {
         char *const first = (char *)base->grad.data + (size_t)begin * size;
         const size_t step = (size_t)pitch * size;
         if (begin < end)
-            FATTNI_TRY(fattni_zero(ctx, first, step, (size_t)(end - begin) * size, rows));
-        if (begin < rest) /* of the last row, which may be short */
-            FATTNI_TRY(fattni_zero(ctx, first + (size_t)rows * step, step,
+            FATTNI_TRY(ctx->ops->zero_rows(ctx, first, step, (size_t)(end - begin) * size, rows));
+        if (begin < rest) /* the last row, which may be shorter */
+            FATTNI_TRY(ctx->ops->zero_rows(ctx, first + (size_t)rows * step, step,
                                    (size_t)(rest - begin) * size, 1));
     }
     c->all = true;
     return FATTN_OK;
 }
 
-/* Enters [begin, end) into the sorted runs, joining neighbours; false when there are too many. */
+/* Inserts [begin, end) into the sorted runs, merging neighbours; false when there are too many. */
 static bool insert_run(fattni_cover *c, int64_t begin, int64_t end) {
     int at = 0;
     while (at < c->runs && c->end[at] < begin) ++at;
@@ -137,7 +137,7 @@ static bool insert_run(fattni_cover *c, int64_t begin, int64_t end) {
     return true;
 }
 
-/* *fresh: the region of v is untouched; it and whatever had to be zeroed is written then. */
+/* *fresh: the region of v was not written before. Marks it as written, and zeroes what must be zeroed. */
 static fattn_status mark_written(fattn_ctx *ctx, fattni_variable *base, const fattni_variable *v,
                                  uint8_t *fresh) {
     fattni_cover *c = &base->cover;
@@ -166,14 +166,14 @@ static fattn_status mark_written(fattn_ctx *ctx, fattni_variable *base, const fa
 
 static int class_of(size_t bytes) { return 63 - __builtin_clzll((unsigned long long)bytes); }
 
-fattn_status fattni_piece_take(fattn_tape *t, fattni_arena *from, size_t bytes,
-                               fattni_piece **out) {
+fattn_status fattni_tape_block_take(fattn_tape *t, fattni_arena *from, size_t bytes,
+                                    fattni_tape_block **out) {
     if (bytes > (size_t)PTRDIFF_MAX / 2)
         return fattn_ctx_fail(t->ctx, FATTN_E_NOMEM, "no memory for %zu bytes", bytes);
     bytes = (bytes + FATTNI_ALIGN - 1) / FATTNI_ALIGN * FATTNI_ALIGN;
-    fattni_piece **best = NULL;
+    fattni_tape_block **best = NULL;
     for (int class = class_of(bytes); class <= class_of(bytes) + 1; ++class) {
-        fattni_piece **free = &t->free_pieces[class];
+        fattni_tape_block **free = &t->free_blocks[class];
         for (int seen = 0; *free && seen < FATTNI_PIECES_SEEN; ++seen, free = &(*free)->next)
             if ((*free)->bytes >= bytes && (*free)->bytes / 2 <= bytes &&
                 (!best || (*free)->bytes < (*best)->bytes))
@@ -185,34 +185,34 @@ fattn_status fattni_piece_take(fattn_tape *t, fattni_arena *from, size_t bytes,
         return FATTN_OK;
     }
     void *record, *p;
-    FATTNI_TRY(fattni_arena_take(&t->records, sizeof(fattni_piece), &record));
+    FATTNI_TRY(fattni_arena_take(&t->records, sizeof(fattni_tape_block), &record));
     FATTNI_TRY(fattni_arena_take(from, bytes, &p));
     *out = record;
-    **out = (fattni_piece){.p = p, .bytes = bytes};
+    **out = (fattni_tape_block){.p = p, .bytes = bytes};
     return FATTN_OK;
 }
 
-void fattni_piece_give(fattn_tape *t, fattni_piece *piece) {
-    if (!piece) return;
-    if (piece->shares > 0) {
-        piece->shares -= 1;
+void fattni_tape_block_give(fattn_tape *t, fattni_tape_block *block) {
+    if (!block) return;
+    if (block->shares > 0) {
+        block->shares -= 1;
         return;
     }
-    fattni_piece **list = &t->free_pieces[class_of(piece->bytes)];
-    piece->next = *list;
-    *list = piece;
+    fattni_tape_block **list = &t->free_blocks[class_of(block->bytes)];
+    block->next = *list;
+    *list = block;
 }
 
 static size_t grad_bytes(const fattni_variable *base) {
-    return (size_t)fattni_extent(&base->value) * fattn_dtype_size((fattn_dtype)base->value.dtype);
+    return (size_t)fattni_footprint(&base->value) * fattn_dtype_size((fattn_dtype)base->value.dtype);
 }
 
-/* Before a writer: a gradient that shares its memory moves to a piece of its own. */
+/* Before a write: a gradient that shares its memory is copied to a block of its own. */
 static fattn_status stop_sharing(fattn_tape *t, fattni_variable *base) {
-    fattni_piece *const shared = base->memory;
+    fattni_tape_block *const shared = base->memory;
     if (!shared || shared->shares == 0) return FATTN_OK;
     const fattn_tensor old = base->grad;
-    FATTNI_TRY(fattni_piece_take(t, &t->grads, grad_bytes(base), &base->memory));
+    FATTNI_TRY(fattni_tape_block_take(t, &t->grads, grad_bytes(base), &base->memory));
     base->grad.data = base->memory->p;
     shared->shares -= 1;
     return fattni_accumulate(t->ctx, &base->grad, &old, true);
@@ -250,7 +250,7 @@ fattn_status fattni_grad_open(fattn_tape *t, int32_t id, fattn_tensor *d, uint8_
     *fresh = 0;
     if (!v->wants_grad || fattn_tensor_numel(&v->value) == 0) return FATTN_OK;
     if (!base->grad.data) {
-        FATTNI_TRY(fattni_piece_take(t, &t->grads, grad_bytes(base), &base->memory));
+        FATTNI_TRY(fattni_tape_block_take(t, &t->grads, grad_bytes(base), &base->memory));
         base->grad = base->value;
         base->grad.data = base->memory->p;
         base->cover = (fattni_cover){0};
@@ -274,7 +274,7 @@ fattn_status fattni_grad_read(fattn_tape *t, int32_t id, fattn_tensor *d) {
 void fattni_grad_release(fattn_tape *t, int32_t id) {
     fattni_variable *v = &t->variables[id];
     if (v->base != id || !v->memory || v->keep_grad) return;
-    fattni_piece_give(t, v->memory);
+    fattni_tape_block_give(t, v->memory);
     v->memory = NULL;
     v->grad.data = NULL;
 }
@@ -292,6 +292,6 @@ bool fattni_grads_overlap(const fattn_tape *t, int32_t a, int32_t b) {
     const int64_t size_y = (int64_t)fattn_dtype_size((fattn_dtype)y.dtype);
     const char *const begin_x = (const char *)x.data - fattni_before(&x) * size_x;
     const char *const begin_y = (const char *)y.data - fattni_before(&y) * size_y;
-    return begin_x < begin_y + fattni_extent(&y) * size_y &&
-           begin_y < begin_x + fattni_extent(&x) * size_x;
+    return begin_x < begin_y + fattni_footprint(&y) * size_y &&
+           begin_y < begin_x + fattni_footprint(&x) * size_x;
 }

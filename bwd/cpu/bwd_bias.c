@@ -8,13 +8,8 @@
 
 #include <math.h>
 
-/* What a loop over dimension d of d_bias covers: distinct elements. */
-static int64_t extent(const fattni_array *a, int d) {
-    return a->s[d] ? a->n[d] : fattni_min(a->n[d], 1);
-}
-
 /* Blocks of rows when d_bias has rows, else of keys when it has keys, else one. */
-static int64_t units(const fattni_array *a, int64_t rows) {
+static int64_t blocks_of(const fattni_array *a, int64_t rows) {
     if (a->s[2]) return fattni_ceil_div(a->n[2], rows);
     if (a->s[3]) return fattni_ceil_div(a->n[3], FATTNI_TILE_KEYS);
     return 1;
@@ -22,11 +17,11 @@ static int64_t units(const fattni_array *a, int64_t rows) {
 
 int64_t fattni_bwd_bias_tasks(const fattni_problem *p, const fattni_cpu_kernels *k) {
     const fattni_array *const a = &p->d_bias;
-    return a->present ? extent(a, 0) * extent(a, 1) * units(a, k->rows) : 0;
+    return a->present ? fattni_distinct(a, 0) * fattni_distinct(a, 1) * blocks_of(a, k->rows) : 0;
 }
 
 /* [begin, begin + size) of a dimension, clipped to what it has. */
-static fattni_range part(int64_t begin, int64_t size, int64_t end) {
+static fattni_range clip(int64_t begin, int64_t size, int64_t end) {
     return (fattni_range){fattni_min(begin, end), fattni_min(begin + size, end)};
 }
 
@@ -51,11 +46,11 @@ static void add_head(const fattni_bwd *w, int64_t b, int64_t h, fattni_range row
         for (; j < last; j += FATTNI_TILE_KEYS) {
             const int64_t count = fattni_min(FATTNI_TILE_KEYS, last - j);
             fattni_bwd_load_keys(w, &seq, h / w->p->group, (fattni_range){j, j + count}, scratch);
-            const fattni_place at = fattni_bwd_place(w, &r, j, j, count);
+            const fattni_score_tile at = fattni_bwd_score_tile(w, &r, j, j, count);
             fattni_bwd_probabilities(w, &r, &at, 1);
             const int64_t first = b * a->s[0] + h * a->s[1] + i0 * a->s[2] + j * a->s[3];
             char *const to = (char *)a->p + first * (int64_t)fattn_dtype_size(w->k->dtype);
-            w->k->add_elements(&at.tile, scratch + w->at.ds, to, a->s[2], a->s[3]);
+            w->k->add_elements(&at.tile, scratch + w->layout.ds, to, a->s[2], a->s[3]);
         }
     }
 }
@@ -64,12 +59,13 @@ static void bias_task(void *arg, int64_t task, int thread) {
     const fattni_bwd *const w = arg;
     const fattni_problem *const p = w->p;
     const fattni_array *const a = &p->d_bias;
-    const int64_t count = units(a, w->k->rows), unit = task % count, plane = task / count;
-    const int64_t b0 = plane / extent(a, 1), h0 = plane % extent(a, 1);
+    const int64_t count = blocks_of(a, w->k->rows), block = task % count, plane = task / count;
+    const int64_t b0 = plane / fattni_distinct(a, 1), h0 = plane % fattni_distinct(a, 1);
     fattni_range rows = {0, p->Sq}, keys = {0, p->Sk};
-    fattni_range i = {0, extent(a, 2)}, j = {0, extent(a, 3)}; /* what this task owns */
-    if (a->s[2]) rows = i = part(unit * w->k->rows, w->k->rows, a->n[2]);
-    else if (a->s[3]) keys = j = part(unit * FATTNI_TILE_KEYS, FATTNI_TILE_KEYS, a->n[3]);
+    /* What this task owns. */
+    fattni_range i = {0, fattni_distinct(a, 2)}, j = {0, fattni_distinct(a, 3)};
+    if (a->s[2]) rows = i = clip(block * w->k->rows, w->k->rows, a->n[2]);
+    else if (a->s[3]) keys = j = clip(block * FATTNI_TILE_KEYS, FATTNI_TILE_KEYS, a->n[3]);
     if (!(p->flags & FATTN_ACC_DBIAS)) zero(a, b0, h0, i, j);
     const int64_t b_end = a->s[0] ? b0 + 1 : p->B, h_end = a->s[1] ? h0 + 1 : p->Hq;
     for (int64_t b = b0; b < b_end; ++b)

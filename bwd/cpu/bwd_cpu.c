@@ -1,7 +1,7 @@
 /* Flash attention backward on the CPU (FlashAttention-2's order, Dao 2023): column blocks of keys,
    each once through all rows that see it, S and P computed again from L. See bwd/README.md.
 
-   Every sum has one order, whatever the threads do: dQ over key tiles, dK and dV over the query
+   Every sum has one order, independent of the threads: dQ over key tiles, dK and dV over the query
    heads of the group and the row blocks in them, all ascending. So three ways give the same bits, and
    the choice between them may look at the number of threads: a task per (sequence, key head); a task
    per column block of one, in a chain, where each waits at a block of rows until the one before has
@@ -12,33 +12,35 @@
 #include <stdio.h>
 #include <string.h>
 
-/* ---- chains ---- */
+/* ---- chains: column blocks add to dQ in ascending order ---- */
 
 static int64_t row_block(const fattni_bwd *w, int64_t b, int64_t h, int64_t i0) {
     return (b * w->p->Hq + h) * w->row_blocks + i0 / w->k->rows;
 }
 
-/* The column block whose turn it is to add to dQ of these rows; 0 before the first. */
-static atomic_int *turn_of(const fattni_bwd *w, int64_t b, int64_t h, int64_t i0) {
-    return (atomic_int *)((char *)w->p->workspace + w->turns) + row_block(w, b, h, i0);
+/* Of a block of rows: the number of the column block that may add to its dQ; 0 at first. */
+static atomic_int *dq_semaphore_of(const fattni_bwd *w, int64_t b, int64_t h, int64_t i0) {
+    return (atomic_int *)((char *)w->p->workspace + w->dq_semaphores) + row_block(w, b, h, i0);
 }
 
 /* Tasks begin in ascending order, and column blocks of one head are in that order: the one waited for
    is under way or done. */
-static void wait_for_turn(const fattni_bwd *w, const fattni_bwd_rows *r, int64_t block) {
-    atomic_int *const turn = turn_of(w, r->b, r->h, r->i0);
-    for (int n = 0; atomic_load_explicit(turn, memory_order_acquire) != block; ++n) fattni_pause(n);
+static void wait_for_dq(const fattni_bwd *w, const fattni_bwd_rows *r, int64_t block) {
+    atomic_int *const semaphore = dq_semaphore_of(w, r->b, r->h, r->i0);
+    for (int n = 0; atomic_load_explicit(semaphore, memory_order_acquire) != block; ++n)
+        fattni_pause(n);
 }
-static void pass_turn(const fattni_bwd *w, const fattni_bwd_rows *r, int64_t block) {
-    atomic_store_explicit(turn_of(w, r->b, r->h, r->i0), (int)block + 1, memory_order_release);
+static void release_dq(const fattni_bwd *w, const fattni_bwd_rows *r, int64_t block) {
+    atomic_store_explicit(dq_semaphore_of(w, r->b, r->h, r->i0), (int)block + 1,
+                          memory_order_release);
 }
 
 /* ---- before: delta, and zero gradients of rows that no key reaches ---- */
 
-/* Rows that see some key: one run, because every mask is a band. */
+/* Rows that see some key: contiguous, because every mask is a band. */
 static fattni_range live_rows(const fattni_sequence *seq) {
     if (seq->band.Sk == 0) return (fattni_range){0, 0};
-    return fattni_rows_of(&seq->band, 0, seq->band.Sk);
+    return fattni_band_rows(&seq->band, 0, seq->band.Sk);
 }
 
 static void zero_rows(const fattni_array *a, int64_t columns, int64_t batch, int64_t h,
@@ -55,7 +57,7 @@ static void prepare(void *arg, int64_t task, int thread) {
     const int64_t bh = task / w->row_blocks, b = bh / p->Hq, h = bh % p->Hq;
     const fattni_sequence seq = fattni_sequence_of(p, b);
     const int64_t i0 = task % w->row_blocks * w->k->rows, row = seq.q0 + i0;
-    if (w->chained) atomic_init(turn_of(w, b, h, i0), 0);
+    if (w->chained) atomic_init(dq_semaphore_of(w, b, h, i0), 0);
     const int64_t rows = fattni_min(w->k->rows, seq.band.Sq - i0);
     if (rows <= 0) return;
     if (fattni_bwd_has_huge_rows(w, &seq, h, i0, rows)) atomic_store(&w->any_huge, true);
@@ -101,23 +103,23 @@ static void backward_tiles(const fattni_bwd *w, const fattni_bwd_rows *r, fattni
     const int64_t end = fattni_min(keys.end, columns.end);
     const int64_t real = (int64_t)fattn_dtype_size(k->dtype);
     char *const s = r->scratch;
-    /* Tiles lie on one grid, whatever the mask and the pass. */
+    /* Tiles lie on one grid, independent of mask and pass. */
     int64_t j = fattni_max(keys.begin, columns.begin) / FATTNI_TILE_KEYS * FATTNI_TILE_KEYS;
     for (; j < end; j += FATTNI_TILE_KEYS) {
         const int64_t count = fattni_min(FATTNI_TILE_KEYS, end - j);
-        const fattni_place at = fattni_bwd_place(w, r, columns.begin, j, count);
+        const fattni_score_tile at = fattni_bwd_score_tile(w, r, columns.begin, j, count);
         fattni_bwd_probabilities(w, r, &at, p->softcap > 0 ? 1 : p->scale);
-        if (p->softcap > 0) k->multiply(&at.tile, s + w->at.bend, s + w->at.ds);
+        if (p->softcap > 0) k->multiply(&at.tile, s + w->layout.dcap, s + w->layout.ds);
         if (want & WANT_DV) {
-            if (p->drop_T) k->multiply(&at.tile, s + w->at.keep, s + w->at.p);
-            k->add_rows(&at.tile, w->Dv_pad, s + w->at.p, r->d_o, r->d_o_stride,
-                        s + w->at.dv + (j - columns.begin) * w->Dv_pad * real);
+            if (p->drop_T) k->multiply(&at.tile, s + w->layout.keep, s + w->layout.p);
+            k->add_rows(&at.tile, w->Dv_pad, s + w->layout.p, r->d_o, r->d_o_stride,
+                        s + w->layout.dv + (j - columns.begin) * w->Dv_pad * real);
         }
         if (want & WANT_DK)
-            k->add_rows(&at.tile, w->D_pad, s + w->at.ds, r->q, r->q_stride,
-                        s + w->at.dk + (j - columns.begin) * w->D_pad * real);
+            k->add_rows(&at.tile, w->D_pad, s + w->layout.ds, r->q, r->q_stride,
+                        s + w->layout.dk + (j - columns.begin) * w->D_pad * real);
         if (want & WANT_DQ)
-            k->add_keys(&at.tile, p->D, at.key, at.key_stride, s + w->at.ds, NULL, dq);
+            k->add_keys(&at.tile, p->D, at.key, at.key_stride, s + w->layout.ds, NULL, dq);
     }
 }
 
@@ -128,10 +130,10 @@ static void *packed_dq(const fattni_bwd *w, const fattni_bwd_rows *r) {
     if (w->keeps_dq && w->chained)
         return (char *)w->p->workspace + w->shared_dq +
                (size_t)row_block(w, r->b, r->h, r->i0) * bytes;
-    return r->scratch + w->at.dq + (w->keeps_dq ? (size_t)block * bytes : 0);
+    return r->scratch + w->layout.dq + (w->keeps_dq ? (size_t)block * bytes : 0);
 }
 
-/* dQ^T starts from zero, or goes on where the column blocks before have left it, in place or in dq.
+/* dQ^T starts from zero, or from the sum over the column blocks before, in place or in dq.
    A caller's dq to which this is added is there from the start, or is added at the end when it has
    only 16 bits. */
 static void load_dq(const fattni_bwd *w, const fattni_bwd_rows *r, bool first) {
@@ -155,7 +157,7 @@ static void store_dq(const fattni_bwd *w, const fattni_bwd_rows *r, bool last) {
         w->k->unpack(begin, end, p->D, packed_dq(w, r), NULL,
                      fattni_at(&p->dq, r->seq->batch, r->h, row), p->dq.s[2]);
     } else if (last && end > begin) {
-        char *const rows = r->scratch + w->at.q_rows; /* Q's are not needed any more */
+        char *const rows = r->scratch + w->layout.q_rows; /* Q's are not needed any more */
         w->k->unpack(begin, end, p->D, packed_dq(w, r), NULL, rows, p->D);
         w->k->put(end - begin, p->D, rows + begin * p->D * (int64_t)sizeof(float), p->D,
                   p->flags & FATTN_ACC_DQ, (fattn_dtype)p->dq.dtype,
@@ -189,28 +191,28 @@ static void column_block(const fattni_bwd *w, const fattni_sequence *seq, int64_
                                   fattni_min((block + 1) * w->columns, seq->band.Sk)};
     if (columns.end <= columns.begin) return;
     const size_t count = (size_t)(columns.end - columns.begin);
-    if (want & WANT_DK) memset(scratch + w->at.dk, 0, count * (size_t)w->D_pad * real);
-    if (want & WANT_DV) memset(scratch + w->at.dv, 0, count * (size_t)w->Dv_pad * real);
+    if (want & WANT_DK) memset(scratch + w->layout.dk, 0, count * (size_t)w->D_pad * real);
+    if (want & WANT_DV) memset(scratch + w->layout.dv, 0, count * (size_t)w->Dv_pad * real);
     fattni_bwd_load_keys(w, seq, g, columns, scratch);
-    const fattni_range rows = fattni_rows_of(&seq->band, columns.begin, columns.end);
+    const fattni_range rows = fattni_band_rows(&seq->band, columns.begin, columns.end);
     const int64_t i_begin = rows.begin < rows.end ? rows.begin / w->k->rows * w->k->rows : rows.end;
     for (int64_t h = g * p->group; h < (g + 1) * p->group; ++h)
         for (int64_t i0 = i_begin; i0 < rows.end; i0 += w->k->rows) {
             const fattni_bwd_rows r = fattni_bwd_pack(w, seq, b, h, i0, scratch);
             const fattni_range keys = fattni_keys_of(&seq->band, i0, i0 + r.rows);
             const bool first = keys.begin >= columns.begin;
-            if (w->chained && !first) wait_for_turn(w, &r, block);
+            if (w->chained && !first) wait_for_dq(w, &r, block);
             if (want & WANT_DQ) load_dq(w, &r, first);
             backward_tiles(w, &r, columns, want, packed_dq(w, &r));
             if (want & WANT_DQ) store_dq(w, &r, keys.end <= columns.end);
-            if (w->chained) pass_turn(w, &r, block);
+            if (w->chained) release_dq(w, &r, block);
         }
     if (want & WANT_DK)
-        store_keys(w, seq, &p->dk, g, p->D, w->D_pad, scratch + w->at.dk, p->flags & FATTN_ACC_DK,
-                   columns);
+        store_keys(w, seq, &p->dk, g, p->D, w->D_pad, scratch + w->layout.dk,
+                   p->flags & FATTN_ACC_DK, columns);
     if (want & WANT_DV)
-        store_keys(w, seq, &p->dv, g, p->Dv, w->Dv_pad, scratch + w->at.dv, p->flags & FATTN_ACC_DV,
-                   columns);
+        store_keys(w, seq, &p->dv, g, p->Dv, w->Dv_pad, scratch + w->layout.dv,
+                   p->flags & FATTN_ACC_DV, columns);
 }
 
 /* ---- tasks ---- */
@@ -256,7 +258,8 @@ static void row_task(void *arg, int64_t task, int thread) {
     store_dq(w, &r, true);
 }
 
-/* Both passes in one go: what the longer column blocks leave idle, row blocks fill. */
+/* Both passes in one parallel loop: row blocks fill the threads that finish their column blocks
+   early. */
 static void two_pass_task(void *arg, int64_t task, int thread) {
     const fattni_bwd *const w = arg;
     if (task < w->column_tasks) column_task(arg, task, thread);
@@ -266,20 +269,17 @@ static void two_pass_task(void *arg, int64_t task, int thread) {
 /* ---- the table's row ---- */
 
 /* Every feature, every dtype. */
-static const char *refuses(const fattn_ctx *ctx, const fattni_problem *p) {
-    (void)ctx, (void)p;
-    return NULL;
-}
-
-static void plan(const fattn_ctx *ctx, const fattni_problem *p, fattni_kernel_plan *out) {
+static const char *plan(const fattn_ctx *ctx, const fattni_problem *p, fattni_kernel_plan *out) {
     const fattni_bwd w = fattni_bwd_plan(ctx, p);
-    out->workspace = w.shared_bytes + (size_t)w.threads * w.at.bytes;
+    out->workspace = w.shared_bytes + (size_t)w.threads * w.layout.bytes;
     out->deterministic = true;
     snprintf(out->name, sizeof out->name, "fattn_bwd_cpu_%s_%s", w.k->isa,
              fattn_dtype_name(p->dtype));
+    return NULL;
 }
 
-static fattn_status run(fattn_ctx *ctx, const fattni_problem *p) {
+static fattn_status run(fattn_ctx *ctx, const fattni_problem *p, const fattni_kernel_plan *plan) {
+    (void)plan;
     fattni_bwd w = fattni_bwd_plan(ctx, p);
     fattni_parallel(ctx, p->B * p->Hq * w.row_blocks, prepare, &w);
     if (atomic_load(&w.any_huge)) fattni_parallel(ctx, w.threads, huge_task, &w);
@@ -294,7 +294,6 @@ const fattni_kernel fattni_bwd_cpu = {
     .family = "fattn_bwd_cpu",
     .device = FATTN_CPU,
     .algorithms = 1u << FATTN_ALGO_AUTO | 1u << FATTN_ALGO_FLASH1 | 1u << FATTN_ALGO_FLASH2,
-    .refuses = refuses,
     .plan = plan,
     .run = run,
 };

@@ -26,24 +26,24 @@ static fattni_bwd_layout lay_out(const fattni_bwd *w) {
     const size_t columns = (size_t)w->columns, D_pad = (size_t)w->D_pad, Dv_pad = (size_t)w->Dv_pad;
     const size_t wide = fattni_is_narrow(p) ? columns * real : 0;
     const size_t dq_blocks = !w->keeps_dq ? 1 : w->chained ? 0 : (size_t)(p->group * w->row_blocks);
-    fattni_bwd_layout at = {0};
-    at.q = fattni_append(&at.bytes, D * row);
-    at.d_o = fattni_append(&at.bytes, Dv * row);
-    at.dq = fattni_append(&at.bytes, w->want & WANT_DQ ? dq_blocks * D * row : 0);
-    at.lse = fattni_append(&at.bytes, 3 * row);
-    at.delta = fattni_append(&at.bytes, row);
-    at.p = fattni_append(&at.bytes, tile);
-    at.ds = fattni_append(&at.bytes, tile);
-    at.keep = fattni_append(&at.bytes, p->drop_T ? tile : 0);
-    at.bend = fattni_append(&at.bytes, p->softcap > 0 ? tile : 0);
-    at.bias = fattni_append(&at.bytes, fattni_scores_scratch(p));
-    at.q_rows = fattni_append(&at.bytes, w->copy_q ? D_pad * row : 0);
-    at.d_o_rows = fattni_append(&at.bytes, w->copy_d_o ? Dv_pad * row : 0);
-    at.key = fattni_append(&at.bytes, D * wide);
-    at.value = fattni_append(&at.bytes, Dv * wide);
-    at.dk = fattni_append(&at.bytes, w->want & WANT_DK ? columns * D_pad * real : 0);
-    at.dv = fattni_append(&at.bytes, w->want & WANT_DV ? columns * Dv_pad * real : 0);
-    return at;
+    fattni_bwd_layout l = {0};
+    l.q = fattni_append(&l.bytes, D * row);
+    l.d_o = fattni_append(&l.bytes, Dv * row);
+    l.dq = fattni_append(&l.bytes, w->want & WANT_DQ ? dq_blocks * D * row : 0);
+    l.lse = fattni_append(&l.bytes, 3 * row);
+    l.delta = fattni_append(&l.bytes, row);
+    l.p = fattni_append(&l.bytes, tile);
+    l.ds = fattni_append(&l.bytes, tile);
+    l.keep = fattni_append(&l.bytes, p->drop_T ? tile : 0);
+    l.dcap = fattni_append(&l.bytes, p->softcap > 0 ? tile : 0);
+    l.bias = fattni_append(&l.bytes, fattni_scores_scratch(p));
+    l.q_rows = fattni_append(&l.bytes, w->copy_q ? D_pad * row : 0);
+    l.d_o_rows = fattni_append(&l.bytes, w->copy_d_o ? Dv_pad * row : 0);
+    l.key = fattni_append(&l.bytes, D * wide);
+    l.value = fattni_append(&l.bytes, Dv * wide);
+    l.dk = fattni_append(&l.bytes, w->want & WANT_DK ? columns * D_pad * real : 0);
+    l.dv = fattni_append(&l.bytes, w->want & WANT_DV ? columns * Dv_pad * real : 0);
+    return l;
 }
 
 fattni_bwd fattni_bwd_plan(const fattn_ctx *ctx, const fattni_problem *p) {
@@ -81,14 +81,14 @@ fattni_bwd fattni_bwd_plan(const fattn_ctx *ctx, const fattni_problem *p) {
     }
     const int64_t tasks = w.one_pass ? pairs : w.row_tasks + w.column_tasks;
     w.threads = fattni_min(threads, fattni_max(fattni_max(tasks, w.bias_tasks), p->d_sink.present));
-    w.at = lay_out(&w);
+    w.layout = lay_out(&w);
     const size_t planes = (size_t)p->Hq * (p->packed ? 1 : (size_t)p->B);
     const size_t per_row = planes * (size_t)p->rows_q * fattn_dtype_size(w.k->dtype);
     if (!p->delta.present) fattni_append(&w.shared_bytes, per_row);
     w.max = fattni_append(&w.shared_bytes, per_row);
     w.log_sum = fattni_append(&w.shared_bytes, per_row);
     const size_t blocks = w.chained ? (size_t)(p->B * p->Hq * w.row_blocks) : 0;
-    w.turns = fattni_append(&w.shared_bytes, blocks * sizeof(atomic_int));
+    w.dq_semaphores = fattni_append(&w.shared_bytes, blocks * sizeof(atomic_int));
     w.shared_dq = fattni_append(&w.shared_bytes,
                                 w.keeps_dq ? blocks * (size_t)p->D * FATTNI_TILE_ROW_BYTES : 0);
     return w;
@@ -116,7 +116,7 @@ fattni_row_sum fattni_bwd_row_sum(const fattni_bwd *w, int64_t batch, int64_t h,
 /* A row without keys, and the padding, get l = +inf, which makes P = 0. */
 static void pack_statistics(const fattni_bwd *w, const fattni_bwd_rows *r) {
     const fattn_dtype type = w->k->dtype;
-    char *const base = r->scratch + w->at.lse, *const delta = r->scratch + w->at.delta;
+    char *const base = r->scratch + w->layout.lse, *const delta = r->scratch + w->layout.delta;
     char *const lse = base + FATTNI_TILE_ROW_BYTES;
     const int64_t batch = r->seq->batch, row = r->seq->q0 + r->i0;
     for (int64_t i = 0; i < w->k->rows; ++i) {
@@ -142,11 +142,11 @@ static fattni_bwd_rows pack_q(const fattni_bwd *w, const fattni_sequence *seq, i
         .q_stride = p->q.s[2],
     };
     if (w->copy_q) {
-        void *const copy = scratch + w->at.q_rows;
+        void *const copy = scratch + w->layout.q_rows;
         w->k->widen(r.rows, p->D, p->dtype, r.q, r.q_stride, copy, w->D_pad);
         r.q = copy, r.q_stride = w->D_pad;
     }
-    w->k->pack(r.rows, p->D, w->k->dtype, r.q, r.q_stride, NULL, scratch + w->at.q);
+    w->k->pack(r.rows, p->D, w->k->dtype, r.q, r.q_stride, NULL, scratch + w->layout.q);
     return r;
 }
 
@@ -156,11 +156,11 @@ fattni_bwd_rows fattni_bwd_pack(const fattni_bwd *w, const fattni_sequence *seq,
     fattni_bwd_rows r = pack_q(w, seq, b, h, i0, scratch);
     r.d_o = fattni_at(&p->d_o, seq->batch, h, seq->q0 + i0), r.d_o_stride = p->d_o.s[2];
     if (w->copy_d_o) {
-        void *const copy = scratch + w->at.d_o_rows;
+        void *const copy = scratch + w->layout.d_o_rows;
         w->k->widen(r.rows, p->Dv, (fattn_dtype)p->d_o.dtype, r.d_o, r.d_o_stride, copy, w->Dv_pad);
         r.d_o = copy, r.d_o_stride = w->Dv_pad;
     }
-    w->k->pack(r.rows, p->Dv, w->k->dtype, r.d_o, r.d_o_stride, NULL, scratch + w->at.d_o);
+    w->k->pack(r.rows, p->Dv, w->k->dtype, r.d_o, r.d_o_stride, NULL, scratch + w->layout.d_o);
     pack_statistics(w, &r);
     return r;
 }
@@ -168,17 +168,18 @@ fattni_bwd_rows fattni_bwd_pack(const fattni_bwd *w, const fattni_sequence *seq,
 void fattni_bwd_load_keys(const fattni_bwd *w, const fattni_sequence *seq, int64_t g,
                           fattni_range columns, char *scratch) {
     if (fattni_is_narrow(w->p))
-        fattni_widen_keys(w->p, w->k, seq, g, columns, scratch + w->at.key, scratch + w->at.value);
+        fattni_widen_keys(w->p, w->k, seq, g, columns, scratch + w->layout.key,
+                          scratch + w->layout.value);
 }
 
-fattni_place fattni_bwd_place(const fattni_bwd *w, const fattni_bwd_rows *r, int64_t j0, int64_t j,
-                              int64_t keys) {
+fattni_score_tile fattni_bwd_score_tile(const fattni_bwd *w, const fattni_bwd_rows *r, int64_t j0,
+                                        int64_t j, int64_t keys) {
     const fattni_problem *const p = w->p;
-    fattni_place at = fattni_place_of(p, w->k, r->seq, r->b, r->h, r->i0, r->rows, j, keys);
+    fattni_score_tile at = fattni_score_tile_of(p, w->k, r->seq, r->b, r->h, r->i0, r->rows, j, keys);
     if (!fattni_is_narrow(p)) return at;
     const int64_t real = (int64_t)fattn_dtype_size(w->k->dtype);
-    at.key = r->scratch + w->at.key + (j - j0) * p->D * real, at.key_stride = p->D;
-    at.value = r->scratch + w->at.value + (j - j0) * p->Dv * real, at.value_stride = p->Dv;
+    at.key = r->scratch + w->layout.key + (j - j0) * p->D * real, at.key_stride = p->D;
+    at.value = r->scratch + w->layout.value + (j - j0) * p->Dv * real, at.value_stride = p->Dv;
     return at;
 }
 
@@ -205,8 +206,8 @@ void fattni_bwd_row_sums(const fattni_bwd *w, const fattni_sequence *seq, int64_
     const double unit = fattni_score_unit(p);
     const double sink = p->sink.present ? fattni_get(&p->sink, h, 0, 0, 0) : -INFINITY;
     const fattni_bwd_rows r = pack_q(w, seq, b, h, i0, scratch);
-    char *const max = scratch + w->at.lse, *const sum = max + FATTNI_TILE_ROW_BYTES,
-         *const decay = sum + FATTNI_TILE_ROW_BYTES;
+    char *const max = scratch + w->layout.lse, *const sum = max + FATTNI_TILE_ROW_BYTES,
+                *const decay = sum + FATTNI_TILE_ROW_BYTES;
     const bool none = sink == -INFINITY;
     const fattni_logit first = fattni_logit_of(p, k, sink); /* a sink is a key that was there first */
     for (int64_t i = 0; i < k->rows; ++i) {
@@ -218,9 +219,10 @@ void fattni_bwd_row_sums(const fattni_bwd *w, const fattni_sequence *seq, int64_
          j += FATTNI_TILE_KEYS) {
         const int64_t count = fattni_min(FATTNI_TILE_KEYS, keys.end - j);
         fattni_bwd_load_keys(w, seq, h / p->group, (fattni_range){j, j + count}, scratch);
-        const fattni_place at = fattni_bwd_place(w, &r, j, j, count);
-        fattni_scores(&at, scratch + w->at.q, scratch + w->at.bias, scratch + w->at.p, NULL);
-        k->softmax(&at.tile, fattni_log2_factor(p), scratch + w->at.p, max, sum, decay);
+        const fattni_score_tile at = fattni_bwd_score_tile(w, &r, j, j, count);
+        fattni_scores(&at, scratch + w->layout.q, scratch + w->layout.bias, scratch + w->layout.p,
+                      NULL);
+        k->softmax(&at.tile, fattni_log2_factor(p), scratch + w->layout.p, max, sum, decay);
     }
     const double rounding =
         k->dtype == FATTN_F64 ? FATTNI_HUGE_ROUNDING_F64 : (double)FATTNI_HUGE_ROUNDING_F32;
@@ -239,18 +241,18 @@ void fattni_bwd_row_sums(const fattni_bwd *w, const fattni_sequence *seq, int64_
     }
 }
 
-void fattni_bwd_probabilities(const fattni_bwd *w, const fattni_bwd_rows *r, const fattni_place *at,
+void fattni_bwd_probabilities(const fattni_bwd *w, const fattni_bwd_rows *r, const fattni_score_tile *at,
                               double scale) {
     const fattni_problem *const p = w->p;
     const fattni_cpu_kernels *const k = w->k;
     char *const s = r->scratch;
-    void *const bend = p->softcap > 0 ? s + w->at.bend : NULL;
-    fattni_scores(at, s + w->at.q, s + w->at.bias, s + w->at.p, bend);
-    k->scores(&at->tile, p->Dv, at->value, at->value_stride, s + w->at.d_o, s + w->at.ds);
+    void *const dcap = p->softcap > 0 ? s + w->layout.dcap : NULL;
+    fattni_scores(at, s + w->layout.q, s + w->layout.bias, s + w->layout.p, dcap);
+    k->scores(&at->tile, p->Dv, at->value, at->value_stride, s + w->layout.d_o, s + w->layout.ds);
     if (p->drop_T) {
-        fattni_keep_mask(at, s + w->at.keep);
-        k->multiply(&at->tile, s + w->at.keep, s + w->at.ds);
+        fattni_keep_mask(at, s + w->layout.keep);
+        k->multiply(&at->tile, s + w->layout.keep, s + w->layout.ds);
     }
-    k->gradient(&at->tile, fattni_log2_factor(p), scale, s + w->at.lse, s + w->at.delta,
-                s + w->at.p, s + w->at.ds);
+    k->gradient(&at->tile, fattni_log2_factor(p), scale, s + w->layout.lse, s + w->layout.delta,
+                s + w->layout.p, s + w->layout.ds);
 }

@@ -15,7 +15,7 @@ typedef struct fattni_bwd_layout {
     size_t dq;               /* dQ^T [D]; with keeps_dq in one pass of all row blocks of the group */
     size_t lse, delta;       /* what P is relative to: kernels->gradient's base, l and its rounding */
     size_t p, ds;            /* P^T, dS^T [keys] */
-    size_t keep, bend, bias; /* [keys]: dropout mask, derivative of the softcap, bias */
+    size_t keep, dcap, bias; /* [keys]: dropout mask, derivative of the softcap, bias */
     size_t q_rows, d_o_rows; /* [row][D_pad], [row][Dv_pad]: copies in whole vectors of reals */
     size_t key, value;       /* [column block][D], [column block][Dv]: copies as reals */
     size_t dk, dv;           /* [column block][D_pad], [..][Dv_pad] */
@@ -27,28 +27,28 @@ typedef struct fattni_bwd_layout {
 typedef struct fattni_bwd {
     const fattni_problem *p;
     const fattni_cpu_kernels *k;
-    fattni_bwd_layout at;
+    fattni_bwd_layout layout;
     size_t max, log_sum;               /* offsets, [batch][h][row]: written for huge rows (huge.h) */
-    size_t turns, shared_dq;           /* of a chain, offsets: [b][h][row block], an int and dQ^T each */
+    size_t dq_semaphores, shared_dq;   /* with `chained`: an int and dQ^T per [b][h][row block] */
     size_t shared_bytes;               /* delta [batch][h][row], unless the caller gave it, and these */
     atomic_bool any_huge;
     unsigned want;
     bool one_pass;                     /* dQ, dK and dV from the same tiles, a task per key head */
-    bool chained;                      /* the same with a task per column block: each adds to dQ of a
-                                          block of rows when the one before has */
+    bool chained;                      /* the same with a task per column block: at each block of
+                                          rows it waits until the one before has added to dQ */
     bool copy_q, copy_d_o;             /* the caller's are of another type, or not whole vectors */
-    bool keeps_dq;                     /* dq, of 16 bits, cannot hold sums that go on */
+    bool keeps_dq;                     /* dq has 16 bits: partial sums of dQ are kept as reals */
     int64_t row_blocks, column_blocks; /* in the longest sequence */
     int64_t columns;                   /* of a column block */
     int64_t D_pad, Dv_pad;             /* whole vectors */
-    int64_t row_tasks, column_tasks;   /* of two passes, each 0 when nobody wants its result */
+    int64_t row_tasks, column_tasks;   /* of two passes, 0 where the result is not wanted */
     int64_t bias_tasks, threads;       /* threads: those that have scratch */
 } fattni_bwd;
 
 fattni_bwd fattni_bwd_plan(const fattn_ctx *ctx, const fattni_problem *p);
 
 static inline char *fattni_bwd_scratch(const fattni_bwd *w, int thread) {
-    return (char *)w->p->workspace + w->shared_bytes + (size_t)thread * w->at.bytes;
+    return (char *)w->p->workspace + w->shared_bytes + (size_t)thread * w->layout.bytes;
 }
 
 /* Where delta, m and log l of a row lie in their parts of the workspace, in reals. */
@@ -86,12 +86,12 @@ fattni_bwd_rows fattni_bwd_pack(const fattni_bwd *w, const fattni_sequence *seq,
 void fattni_bwd_load_keys(const fattni_bwd *w, const fattni_sequence *seq, int64_t g,
                           fattni_range columns, char *scratch);
 /* The tile of these rows and the keys [j, j + keys), in the column block that begins at j0. */
-fattni_place fattni_bwd_place(const fattni_bwd *w, const fattni_bwd_rows *r, int64_t j0, int64_t j,
-                              int64_t keys);
+fattni_score_tile fattni_bwd_score_tile(const fattni_bwd *w, const fattni_bwd_rows *r, int64_t j0,
+                                        int64_t j, int64_t keys);
 
 /* P^T and G^T = P (dP - delta), times `scale`, into scratch; with dropout the keep mask, too, and
    with a softcap its derivative times p->scale. */
-void fattni_bwd_probabilities(const fattni_bwd *w, const fattni_bwd_rows *r, const fattni_place *at,
+void fattni_bwd_probabilities(const fattni_bwd *w, const fattni_bwd_rows *r, const fattni_score_tile *at,
                               double scale);
 
 /* d_bias, summed over its broadcast dimensions; d_sink. After delta. */

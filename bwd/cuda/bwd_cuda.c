@@ -1,21 +1,20 @@
-/* The CUDA row of the backward table for BF16 and F16: delta, the main kernel, finish, huge rows, dsink. Most calls of Hopper's
-   kernels do without delta and finish. */
+/* The CUDA row of the backward table for BF16 and F16: preprocess, the main kernel, postprocess, huge rows, dsink. Most
+   calls of the Hopper kernels have no separate preprocess and postprocess: the main kernel does their work. */
 #include "bwd/cuda/bwd_cuda.h"
 #include "core/cuda/sm90.h"
 
 #include <math.h>
-#include <string.h>
 
-extern void fattn_bwd_delta(fattni_cuda_args);
-extern void fattn_bwd_finish(fattni_cuda_args);
+extern void fattn_bwd_preprocess(fattni_bwd_args);
+extern void fattn_bwd_postprocess(fattni_bwd_args);
 
-/* The workspace: one stretch of padded rows per (sequence, head); packed sequences share stretches
-   of their head and may waste a row block each. */
+/* The workspace: a range of padded rows per (sequence, head); packed sequences share one range per head, with up to one
+   row block of padding each. */
 typedef struct layout {
     int64_t padded_rows, rows;
-    size_t lse2, delta, dq, d_o, sink, turns; /* offsets; an absent part has no bytes */
+    size_t lse2, delta, dq, d_o, sink, dq_semaphore; /* offsets; an absent part has size 0 */
     fattni_bwd_huge huge;
-    size_t pieces, bytes; /* after what is 0 at the start, and 0, too */
+    size_t counters, bytes; /* counters: zeroed together with the end of `huge`, which precedes them */
 } layout;
 
 /* An F32 d_o is copied to [B,Hq,rows,D] of the 16-bit dtype. */
@@ -23,7 +22,7 @@ static size_t copied_rows(const fattni_problem *p) {
     return (size_t)((p->packed ? 1 : p->B) * p->Hq * p->rows_q);
 }
 
-/* The problem with that copy for its d_o. */
+/* The problem with that copy as its d_o. */
 static fattni_problem with_copy(const fattni_problem *p, const fattni_view *copy) {
     fattni_problem copied = *p;
     copied.d_o = (fattni_array){.p = copy->p, .n = {p->packed ? 1 : p->B, p->Hq, p->rows_q, p->Dv},
@@ -32,16 +31,16 @@ static fattni_problem with_copy(const fattni_problem *p, const fattni_view *copy
     return copied;
 }
 
-/* Hopper's kernels cut their work into pieces (bwd_sm90_scheduler.cuh). */
-static bool is_hopper(const fattni_cuda_kernel *k) { return k->arch == 90; }
+static bool is_sm90(const fattni_cuda_kernel *k) { return k->arch == 90; }
 static bool is_plain(const fattni_cuda_kernel *k) {
-    return k->mask == FATTNI_MASK_FULL || k->mask == FATTNI_MASK_CAUSAL;
+    return k->variant == FATTNI_VARIANT_FULL || k->variant == FATTNI_VARIANT_CAUSAL;
 }
-static size_t piece_bytes(int64_t sections) {
-    return (size_t)fattni_round_up((1 + FATTNI_COUNTERS * sections) * 4, FATTNI_ALIGN);
+/* Global counters of the Hopper kernels: next_tile and the progress of each head group (bwd_sm90_scheduler.cuh). */
+static size_t counter_bytes(int64_t head_groups) {
+    return (size_t)fattni_round_up((1 + FATTNI_COUNTERS * head_groups) * 4, FATTNI_ALIGN);
 }
 
-static layout layout_of(const fattn_ctx *ctx, const fattni_problem *p, const fattni_cuda_kernel *k) {
+static layout layout_of(const fattni_problem *p, const fattni_cuda_kernel *k, const fattni_cuda_kernel *huge) {
     layout l = {0};
     l.padded_rows = fattni_round_up(p->packed ? p->rows_q + p->B * k->BM : p->Sq, k->BM);
     l.rows = l.padded_rows * p->Hq * (p->packed ? 1 : p->B);
@@ -51,115 +50,145 @@ static layout layout_of(const fattn_ctx *ctx, const fattni_problem *p, const fat
     l.dq = 2 * vector;
     l.d_o = l.dq + (p->dq.present ? (size_t)l.rows * (size_t)k->D * 4 : 0);
     l.sink = l.d_o + (p->d_o.dtype == FATTN_F32 ? copied_rows(p) * (size_t)k->D * 2 : 0);
-    l.turns = l.sink + fattni_bwd_cuda_sink_bytes(p, k);
-    l.huge = fattni_bwd_cuda_huge_parts(ctx, p, l.turns + fattni_bwd_cuda_turns_bytes(p, k), l.rows);
-    l.pieces = l.huge.end;
-    l.bytes = l.pieces + (is_hopper(k) ? piece_bytes(p->B * p->Hkv) : 0);
+    l.dq_semaphore = l.sink + fattni_bwd_cuda_sink_bytes(p, k);
+    l.huge = fattni_bwd_cuda_huge_parts(p, huge, l.dq_semaphore + fattni_bwd_cuda_semaphore_bytes(p, k), l.rows);
+    l.counters = l.huge.end;
+    l.bytes = l.counters + (is_sm90(k) ? counter_bytes(p->B * p->Hkv) : 0);
     return l;
 }
 
-/* Whether pieces of rows know this call: 16-bit tensors by 16 bytes, not packed, dq overwritten, delta not given, no
-   dsink. */
-static bool does_rows(const fattni_cuda_kernel *k, const fattni_cuda_args *a) {
-    return is_hopper(k) && a->vector_gradients && !a->o_f32 && !a->d_o_f32 && !a->dq_f32 &&
-           !a->given_delta.p && !a->d_sink.p && !a->cu_seqlens_q.p && !(a->flags & FATTN_ACC_DQ);
-}
-
-static const char *refuses(const fattn_ctx *ctx, const fattni_problem *p) {
-    const char *reason = fattni_bwd_cuda_refuses(ctx, p);
+static const char *plan(const fattn_ctx *ctx, const fattni_problem *p, fattni_kernel_plan *out) {
+    fattni_bwd_choice c;
+    const char *const reason = fattni_bwd_cuda_choose(ctx, p, &c);
     if (reason) return reason;
-    if (layout_of(ctx, p, fattni_cuda_find(ctx, p)).padded_rows > INT32_MAX)
-        return "pads the rows of packed sequences to more than 2^31-1";
+    const fattni_cuda_kernel *const either[] = {c.aligned, c.portable};
+    for (int n = 0; n < 2; ++n) {
+        if (!either[n] || (n && either[1] == either[0])) continue;
+        const layout l = layout_of(p, either[n], c.huge);
+        if (either[n] == c.main && l.padded_rows > INT32_MAX)
+            return "pads the rows of packed sequences to more than 2^31-1";
+        if (l.bytes > out->workspace) out->workspace = l.bytes;
+    }
+    fattni_bwd_cuda_keep_choice(&c, p, out);
     return NULL;
 }
 
-static void plan(const fattn_ctx *ctx, const fattni_problem *p, fattni_kernel_plan *out) {
-    const fattni_cuda_kernel *const k = fattni_cuda_find(ctx, p);
-    const fattni_cuda_kernel *const either[] = {fattni_cuda_find_aligned(ctx, p),
-                                                fattni_cuda_find_portable(ctx, p)};
-    for (int n = 0; n < 2; ++n) {
-        const size_t bytes = either[n] ? layout_of(ctx, p, either[n]).bytes : 0;
-        if (bytes > out->workspace) out->workspace = bytes;
-    }
-    out->deterministic = fattni_bwd_cuda_repeats(p);
-    strncpy(out->name, k->name, sizeof out->name - 1);
+/* ---- Hopper ---- */
+
+/* Whether the main kernel can also do preprocess and postprocess: 16-bit tensors with 16-byte accesses, not packed, dq
+   overwritten, delta not given, no dsink. */
+static bool does_rows(const fattni_cuda_kernel *k, const fattni_bwd_args *x) {
+    return is_sm90(k) && x->vector_gradients && !x->a.o_f32 && !x->d_o_f32 && !x->dq_f32 && !x->given_delta.p &&
+           !x->d_sink.p && !x->a.cu_seqlens_q.p && !(x->a.flags & FATTN_ACC_DQ);
 }
 
-/* What the main kernel on Hopper is told; `rows`: it also does what is done before and after it. */
-static fattn_status hopper_args(fattn_ctx *ctx, const fattni_problem *p, const fattni_cuda_kernel *k,
-                                const fattni_cuda_args *a, void *counters, bool rows, fattni_sm90_args *out) {
-    const fattni_problem mapped = a->d_o_copy.p ? with_copy(p, &a->d_o_copy) : *p;
-    FATTNI_TRY(fattni_sm90_args_of(ctx, &mapped, k, out));
-    out->a = *a;
-    out->next_tile = counters;
-    if (rows) fattni_cut(out, k->cluster);
-    return FATTN_OK;
+static fattn_status make_maps(fattn_ctx *ctx, const fattni_problem *p, const fattni_cuda_kernel *k,
+                              fattni_bwd_sm90_args *x) {
+    FATTNI_TRY(fattni_sm90_map(ctx, &p->q, p->dtype, p->D, k->BM, &x->q, &x->q_step));
+    FATTNI_TRY(fattni_sm90_map(ctx, &p->k, p->dtype, p->D, k->BN, &x->k, &x->k_step));
+    FATTNI_TRY(fattni_sm90_map(ctx, &p->v, p->dtype, p->Dv, k->BN, &x->v, &x->v_step));
+    return fattni_sm90_map(ctx, &p->d_o, p->dtype, p->Dv, k->BM, &x->d_o, &x->d_o_step);
 }
 
-/* As many CTAs as SMs share the pieces, or a cluster has one of them. */
-static fattn_status start_hopper(fattn_ctx *ctx, const fattni_cuda_kernel *k, const fattni_sm90_args *s) {
-    const int64_t grid = k->cluster == 1 ? fattni_min(s->pieces, ctx->gpu.sms) : (int64_t)s->pieces * k->cluster;
-    return fattni_cuda_start(ctx, k->name, k->kernel, grid, k->threads, k->shared, s);
+/* Heads that are processed together: at most two and a half waves of CTAs, the longest work items first, so that their
+   dQ accumulators fit L2. For clusters in short sequences half a wave, since each of their row work items has its own
+   CTA. Deterministic: concurrent key blocks of one head wait for each other, so a larger group has fewer of them. */
+static int64_t head_group_of(const fattn_ctx *ctx, const fattni_problem *p, const fattni_cuda_kernel *k,
+                             int64_t blocks) {
+    const int64_t half_waves = k->cluster > 1 && blocks <= FATTNI_SHORT_BLOCKS ? 1 : 5;
+    int64_t n = 1;
+    while (2 * (2 * n * blocks * k->cluster) <= half_waves * ctx->gpu.sms) n *= 2;
+    if ((p->flags & FATTN_DETERMINISTIC) && blocks > FATTNI_SHORT_BLOCKS)
+        n = fattni_max(n, k->variant == FATTNI_VARIANT_FULL ? 16 : 32);
+    return n;
 }
 
-/* In F16 a P of 1 / Sk is no normal number from Sk = 16384 on, and loses bits: P and dS of long rows are computed
-   times 2^k, at most 2^12 times 1 / Sk, so that a P of 1 is in range and a dS has lost as few bits as may be. */
-static void scale_gradients(const fattni_problem *p, fattni_cuda_args *a) {
+fattn_status fattni_bwd_sm90_args_of(fattn_ctx *ctx, const fattni_problem *p, const fattni_cuda_kernel *k,
+                                     const fattni_bwd_args *bwd, void *counters, bool rows,
+                                     fattni_bwd_sm90_args *x) {
+    const fattni_problem mapped = bwd->d_o_copy.p ? with_copy(p, &bwd->d_o_copy) : *p;
+    const int64_t blocks = fattni_ceil_div(p->Sk, (int64_t)k->BN * k->cluster);
+    bool entered;
+    *x = (fattni_bwd_sm90_args){.bwd = *bwd};
+    FATTNI_TRY(fattni_cuda_enter(ctx, &entered)); /* encoding a tensor map needs a current context */
+    const fattn_status s = make_maps(ctx, &mapped, k, x);
+    fattni_cuda_leave(ctx, entered);
+    x->schedule = fattni_sm90_schedule_of(blocks, p->Hkv * p->B, head_group_of(ctx, p, k, blocks));
+    x->schedule.next_tile = counters;
+    x->items = x->schedule.tiles;
+    if (rows) fattni_schedule_backward(x, k->cluster);
+    return s;
+}
+
+/* Persistent: one CTA per SM takes work items. With clusters: one cluster per work item. */
+static fattn_status launch_sm90(fattn_ctx *ctx, const fattni_cuda_kernel *k, const fattni_bwd_sm90_args *x) {
+    const int64_t grid = k->cluster == 1 ? fattni_min(x->items, ctx->gpu.sms) : (int64_t)x->items * k->cluster;
+    return fattni_cuda_launch(ctx, k, grid, x, sizeof *x);
+}
+
+/* ---- the call ---- */
+
+/* In F16 a P of 1 / Sk is subnormal for Sk > 16384 and loses bits: P and dS of long rows are computed times 2^k, with
+   2^k <= Sk / 2^12, so that a P of 1 does not overflow and dS loses as few bits as possible. */
+static void scale_gradients(const fattni_problem *p, fattni_bwd_args *x) {
     int k = 0;
     while (p->dtype == FATTN_F16 && k < 15 && p->Sk >> (12 + k) > 1) ++k;
     const float unit = ldexpf(1.0f, -k);
-    a->lse_shift = (float)(k * 0.6931471805599453);
-    a->dq_scale = a->dk_scale = a->scale * unit;
-    a->dv_scale = a->keep_scale * unit;
-    a->dbias_scale = unit;
+    x->lse_shift = (float)(k * 0.6931471805599453);
+    x->dq_scale = x->dk_scale = x->a.scale * unit;
+    x->dv_scale = x->a.keep_scale * unit;
+    x->dbias_scale = unit;
 }
 
-static fattn_status run(fattn_ctx *ctx, const fattni_problem *p) {
-    const fattni_cuda_kernel *k = fattni_cuda_find(ctx, p);
-    const layout l = layout_of(ctx, p, k);
-    fattni_cuda_args a = fattni_cuda_args_of(p);
-    a.padded_rows = (int32_t)l.padded_rows;
-    a.row_block = k->BM;
-    const bool hopper = is_hopper(k); /* its accumulator: two warpgroups, 16 rows to a warp */
-    a.dq_threads = hopper ? 256 : k->threads;
-    a.dq_group = hopper ? 128 : k->threads;
-    a.dq_warp_rows = hopper ? 16 : 32;
-    a.D_padded = k->D;
-    a.lse2 = (float *)((char *)p->workspace + l.lse2);
-    a.lse_factor =
-        FATTNI_BEGINS_WITH_L(is_hopper(k) && is_plain(k), k->D, k->BM) ? (float)(-1 / p->scale) : 1.4426950408889634f;
-    scale_gradients(p, &a);
-    a.delta = (float *)((char *)p->workspace + l.delta);
-    a.sink_parts = (char *)p->workspace + l.sink;
-    if (l.huge.max > l.turns) a.turns = (int32_t *)((char *)p->workspace + l.turns);
-    if (p->d_o.dtype == FATTN_F32) {
-        const int64_t D = k->D;
-        a.d_o_copy = (fattni_view){(char *)p->workspace + l.d_o, p->Hq * p->rows_q * D, p->rows_q * D,
-                                   D, 1};
-    }
-    if (p->dq.present) a.dq_accumulator = (float *)((char *)p->workspace + l.dq);
+static fattni_bwd_args args_of(const fattni_problem *p, const fattni_cuda_kernel *k, const layout *l) {
+    char *const workspace = p->workspace;
+    const bool sm90 = is_sm90(k); /* its dQ accumulator: two warpgroups, 16 rows per warp */
+    fattni_bwd_args x = fattni_bwd_args_of(p);
+    x.padded_rows = (int32_t)l->padded_rows;
+    x.row_block = k->BM;
+    x.dq_threads = sm90 ? 256 : k->threads;
+    x.dq_group = sm90 ? 128 : k->threads;
+    x.dq_warp_rows = sm90 ? 16 : 32;
+    x.D_padded = k->D;
+    x.lse2 = (float *)(workspace + l->lse2);
+    x.lse_factor = FATTNI_BEGINS_WITH_L(sm90 && is_plain(k), k->D, k->BM) ? (float)(-1 / p->scale) : 1.4426950408889634f;
+    scale_gradients(p, &x);
+    x.delta = (float *)(workspace + l->delta);
+    x.sink_parts = workspace + l->sink;
+    if (l->huge.max > l->dq_semaphore) x.dq_semaphore = (int32_t *)(workspace + l->dq_semaphore);
+    if (p->d_o.dtype == FATTN_F32)
+        x.d_o_copy = (fattni_view){workspace + l->d_o, p->Hq * p->rows_q * k->D, p->rows_q * k->D, k->D, 1};
+    if (p->dq.present) x.dq_accumulator = (float *)(workspace + l->dq);
+    return x;
+}
+
+static fattn_status run(fattn_ctx *ctx, const fattni_problem *p, const fattni_kernel_plan *plan) {
+    const fattni_cuda_kernel *const k = plan->choice[0], *const huge = plan->choice[1];
+    const layout l = layout_of(p, k, huge);
+    fattni_bwd_args x = args_of(p, k, &l);
+    fattni_bwd_cuda_huge_args(p, huge, &l.huge, &x);
     const int64_t row_grid = fattni_bwd_cuda_row_grid(p, k), key_grid = fattni_bwd_cuda_key_grid(p, k);
-    const bool rows = does_rows(k, &a); /* the main kernel is delta and finish, too */
-    fattni_bwd_cuda_huge_args(ctx, p, &l.huge, &a);
-    fattni_cuda_args main = a;
-    if (a.d_o_copy.p) main.d_o = a.d_o_copy;
-    fattni_sm90_args s;
-    if (hopper) /* what may fail comes before what writes */
-        FATTNI_TRY(hopper_args(ctx, p, k, &main, (char *)p->workspace + l.pieces, rows, &s));
+    const bool rows = does_rows(k, &x);
+    fattni_bwd_args main = x; /* reads the copy of dO */
+    if (x.d_o_copy.p) main.d_o = x.d_o_copy;
+    fattni_bwd_sm90_args s;
+    if (is_sm90(k)) /* steps that may fail come before those that write */
+        FATTNI_TRY(fattni_bwd_sm90_args_of(ctx, p, k, &main, (char *)p->workspace + l.counters, rows, &s));
     FATTNI_TRY(fattni_cuda_zero(ctx, (char *)p->workspace + l.huge.zero, l.bytes - l.huge.zero));
-    FATTNI_TRY(fattni_bwd_cuda_zero(ctx, p, &a));
-    if (!rows) FATTNI_TRY(FATTNI_START(ctx, fattn_bwd_delta, row_grid, 256, &a));
-    if (hopper)
-        FATTNI_TRY(start_hopper(ctx, k, &s));
-    else
-        FATTNI_TRY(fattni_cuda_start(ctx, k->name, k->kernel, key_grid, k->threads, k->shared, &main));
+    FATTNI_TRY(fattni_bwd_cuda_zero(ctx, p, &x));
+    if (!rows) FATTNI_TRY(FATTNI_START(ctx, fattn_bwd_preprocess, row_grid, 256, &x));
+    FATTNI_TRY(is_sm90(k) ? launch_sm90(ctx, k, &s) : fattni_cuda_launch(ctx, k, key_grid, &main, sizeof main));
     if (p->dq.present && !rows)
-        FATTNI_TRY(FATTNI_START(ctx, fattn_bwd_finish, row_grid, a.dq_threads, &a));
-    FATTNI_TRY(fattni_bwd_cuda_huge(ctx, p, k, &main));
-    return fattni_bwd_cuda_sink(ctx, p, &a);
+        FATTNI_TRY(FATTNI_START(ctx, fattn_bwd_postprocess, row_grid, x.dq_threads, &x));
+    FATTNI_TRY(fattni_bwd_cuda_huge(ctx, p, huge, k, &main));
+    return fattni_bwd_cuda_sink(ctx, p, &x);
 }
 
 const fattni_kernel fattni_bwd_cuda = {
-    "fattn_bwd_sm80", FATTN_CUDA,
-    1u << FATTN_ALGO_AUTO | 1u << FATTN_ALGO_FLASH1 | 1u << FATTN_ALGO_FLASH2, refuses, plan, run,
-    1u << FATTN_BF16 | 1u << FATTN_F16};
+    .family = "fattn_bwd",
+    .device = FATTN_CUDA,
+    .algorithms = 1u << FATTN_ALGO_AUTO | 1u << FATTN_ALGO_FLASH1 | 1u << FATTN_ALGO_FLASH2,
+    .plan = plan,
+    .run = run,
+    .dtypes = 1u << FATTN_BF16 | 1u << FATTN_F16,
+};

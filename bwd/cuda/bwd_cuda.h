@@ -1,43 +1,58 @@
-/* What the CUDA rows of the backward table share. */
+/* Shared by the CUDA rows of the backward table. */
 #ifndef FATTNI_BWD_CUDA_BWD_CUDA_H
 #define FATTNI_BWD_CUDA_BWD_CUDA_H
 
+#include "bwd/cuda/bwd_args.h"
+#include "core/attention/kernel.h"
 #include "core/cuda/device.h"
 #include "core/cuda/kernels.h"
-#include "core/attention/kernel.h"
 
-/* NULL, or why no CUDA backward kernel takes it: as fattni_cuda_refuses, and what
-   FATTN_DETERMINISTIC or a grid cannot have. */
-const char *fattni_bwd_cuda_refuses(const fattn_ctx *ctx, const fattni_problem *p);
+/* The kernels of a call, found in one pass over the list. main is `aligned` or `portable`, depending on addresses: a
+   plan covers both. Hopper kernels can only be `aligned`. */
+typedef struct fattni_bwd_choice {
+    const fattni_cuda_kernel *main, *huge; /* huge: for the huge rows, which main skips */
+    const fattni_cuda_kernel *aligned;     /* main if all addresses are multiples of 16 bytes */
+    const fattni_cuda_kernel *portable;    /* the first for sm_80 and later */
+} fattni_bwd_choice;
+/* NULL and the choice, or why no CUDA backward kernel supports the call. */
+const char *fattni_bwd_cuda_choose(const fattn_ctx *ctx, const fattni_problem *p, fattni_bwd_choice *out);
+/* Stores main and huge in the plan, for run; also name and determinism. */
+void fattni_bwd_cuda_keep_choice(const fattni_bwd_choice *choice, const fattni_problem *p, fattni_kernel_plan *out);
 
-/* Gradients repeat bitwise: asked for, or no dQ and no dbias whose terms come in any order. */
-bool fattni_bwd_cuda_repeats(const fattni_problem *p);
+/* The call's tensors; the workspace's fields are 0. */
+fattni_bwd_args fattni_bwd_args_of(const fattni_problem *p);
 
-/* Blocks of rows and of keys, of all heads: grids of what runs beside the main kernel, and of it. */
+/* For a Hopper kernel; encodes the tensor maps: host work only. counters: zeroed by the caller; rows: the kernel also
+   does the work of preprocess and postprocess. */
+fattn_status fattni_bwd_sm90_args_of(fattn_ctx *ctx, const fattni_problem *p, const fattni_cuda_kernel *k,
+                                     const fattni_bwd_args *bwd, void *counters, bool rows,
+                                     fattni_bwd_sm90_args *out);
+
+/* Blocks of rows and of keys of all heads: grids of the auxiliary kernels and of the main kernel. */
 int64_t fattni_bwd_cuda_row_grid(const fattni_problem *p, const fattni_cuda_kernel *k);
 int64_t fattni_bwd_cuda_key_grid(const fattni_problem *p, const fattni_cuda_kernel *k);
 
-/* Parts of the workspace that both have, each aligned, 0 bytes when absent: for dsink and for the
-   turns of FATTN_DETERMINISTIC. */
+/* Sizes of workspace parts that both rows have, aligned, 0 when absent: partial sums of dsink, and the semaphores of
+   deterministic accumulation. */
 size_t fattni_bwd_cuda_sink_bytes(const fattni_problem *p, const fattni_cuda_kernel *k);
-size_t fattni_bwd_cuda_turns_bytes(const fattni_problem *p, const fattni_cuda_kernel *k);
+size_t fattni_bwd_cuda_semaphore_bytes(const fattni_problem *p, const fattni_cuda_kernel *k);
 
-/* Parts of the workspace for huge rows (core/attention/huge.h) from offset `begin` on, `rows` of them in m and
-   log l. What is 0 at the start of a call comes last, from `zero` to `end`. */
+/* Parts of the workspace for huge rows (core/attention/huge.h) from offset `begin` on, with `rows` values of m and of
+   log l; k: the kernel for huge rows. The parts from `zero` to `end` must be zeroed before a call. */
 typedef struct fattni_bwd_huge {
     size_t max, log_sum, blocks, zero, counters, sink, end;
 } fattni_bwd_huge;
-fattni_bwd_huge fattni_bwd_cuda_huge_parts(const fattn_ctx *ctx, const fattni_problem *p, size_t begin, int64_t rows);
-/* Their addresses in the arguments of all kernels of the call; then, after dq, dk and dv have all else, the kernel. */
-void fattni_bwd_cuda_huge_args(const fattn_ctx *ctx, const fattni_problem *p, const fattni_bwd_huge *parts,
-                               fattni_cuda_args *a);
-fattn_status fattni_bwd_cuda_huge(fattn_ctx *ctx, const fattni_problem *p, const fattni_cuda_kernel *after,
-                                  const fattni_cuda_args *a);
+fattni_bwd_huge fattni_bwd_cuda_huge_parts(const fattni_problem *p, const fattni_cuda_kernel *k, size_t begin,
+                                           int64_t rows);
+/* Sets their addresses in the arguments, for all kernels of the call. */
+void fattni_bwd_cuda_huge_args(const fattni_problem *p, const fattni_cuda_kernel *k, const fattni_bwd_huge *parts,
+                               fattni_bwd_args *bwd);
+/* Launches the kernel for huge rows k; `after`: the main kernel, which must have written dq, dk and dv. */
+fattn_status fattni_bwd_cuda_huge(fattn_ctx *ctx, const fattni_problem *p, const fattni_cuda_kernel *k,
+                                  const fattni_cuda_kernel *after, const fattni_bwd_args *bwd);
 
-/* d_bias = 0 before the main kernel, dsink from its parts after it; nothing when not wanted. */
-fattn_status fattni_bwd_cuda_zero(fattn_ctx *ctx, const fattni_problem *p,
-                                  const fattni_cuda_args *a);
-fattn_status fattni_bwd_cuda_sink(fattn_ctx *ctx, const fattni_problem *p,
-                                  const fattni_cuda_args *a);
+/* Sets d_bias to 0 before the main kernel; sums dsink from its parts after it. No-ops when not needed. */
+fattn_status fattni_bwd_cuda_zero(fattn_ctx *ctx, const fattni_problem *p, const fattni_bwd_args *bwd);
+fattn_status fattni_bwd_cuda_sink(fattn_ctx *ctx, const fattni_problem *p, const fattni_bwd_args *bwd);
 
 #endif

@@ -1,34 +1,31 @@
-/* bwd_cuda.h: what the CUDA rows of the backward table share. */
+/* Code that the CUDA rows of the backward table share (bwd_cuda.h). */
 #include "bwd/cuda/bwd_cuda.h"
 
-extern void fattn_bwd_zero(fattni_cuda_args);
-extern void fattn_bwd_sink_f32(fattni_cuda_args);
-extern void fattn_bwd_sink_f64(fattni_cuda_args);
+extern void fattn_bwd_zero(fattni_bwd_args);
+extern void fattn_bwd_sink_f32(fattni_bwd_args);
+extern void fattn_bwd_sink_f64(fattni_bwd_args);
 
-/* Whether an element of d_bias is a sum over heads, sequences, rows or keys. */
-static bool sums_bias(const fattni_problem *p) {
-    const int64_t n[4] = {p->B, p->Hq, p->max_q, p->max_k};
-    bool sums = false;
-    for (int d = 0; d < 4; ++d) sums |= p->d_bias.present && p->d_bias.s[d] == 0 && n[d] > 1;
-    return sums;
+static bool vector_if_present(const fattni_array *a, int64_t width) {
+    return !a->present || fattni_cuda_vector(a, width);
 }
 
-const char *fattni_bwd_cuda_refuses(const fattn_ctx *ctx, const fattni_problem *p) {
-    const char *reason = fattni_cuda_refuses(p);
-    if (reason) return reason;
-    if ((p->flags & FATTN_DETERMINISTIC) && sums_bias(p))
-        return "adds a dbias that broadcasts atomically: it is not deterministic";
-    const fattni_cuda_kernel *const k = fattni_cuda_find(ctx, p);
-    if (!k) return "has no kernel for this dtype, head_dim and these features on this device";
-    const fattni_cuda_kernel *const huge = fattni_cuda_find_huge(ctx, p);
-    if (!huge) return "has no kernel for huge rows of this dtype and head_dim on this device";
-    const int64_t tasks = fattni_bwd_cuda_row_grid(p, huge) + fattni_bwd_cuda_key_grid(p, huge);
-    return fattni_cuda_refuses_grid(
-        fattni_max(tasks, fattni_max(fattni_bwd_cuda_row_grid(p, k), fattni_bwd_cuda_key_grid(p, k))));
-}
-
-bool fattni_bwd_cuda_repeats(const fattni_problem *p) {
-    return (p->flags & FATTN_DETERMINISTIC) || !(p->dq.present || sums_bias(p));
+fattni_bwd_args fattni_bwd_args_of(const fattni_problem *p) {
+    const bool half = p->dtype == FATTN_BF16 || p->dtype == FATTN_F16;
+    fattni_bwd_args x = {
+        .a = fattni_cuda_args_of(p),
+        .d_o = fattni_cuda_view_of(&p->d_o), .d_lse = fattni_cuda_view_of(&p->d_lse),
+        .given_delta = fattni_cuda_view_of(&p->delta),
+        .dq = fattni_cuda_view_of(&p->dq), .dk = fattni_cuda_view_of(&p->dk), .dv = fattni_cuda_view_of(&p->dv),
+        .d_bias = fattni_cuda_view_of(&p->d_bias), .d_sink = fattni_cuda_line_of(&p->d_sink),
+        .d_o_f32 = half && p->d_o.dtype == FATTN_F32, .dq_f32 = half && p->dq.dtype == FATTN_F32,
+        .dk_f32 = half && p->dk.dtype == FATTN_F32, .dv_f32 = half && p->dv.dtype == FATTN_F32,
+    };
+    for (int d = 0; d < 4; ++d)
+        x.d_bias_n[d] = p->d_bias.s[d] ? p->d_bias.n[d] : fattni_min(p->d_bias.n[d], 1);
+    x.a.vector_qkv = x.a.vector_qkv && (x.d_o_f32 || fattni_cuda_vector(&p->d_o, p->Dv));
+    x.vector_gradients = x.a.vector_qkv && vector_if_present(&p->dq, p->D) && vector_if_present(&p->dk, p->D) &&
+                         vector_if_present(&p->dv, p->Dv);
+    return x;
 }
 
 int64_t fattni_bwd_cuda_row_grid(const fattni_problem *p, const fattni_cuda_kernel *k) {
@@ -52,26 +49,26 @@ size_t fattni_bwd_cuda_sink_bytes(const fattni_problem *p, const fattni_cuda_ker
                : 0;
 }
 
-size_t fattni_bwd_cuda_turns_bytes(const fattni_problem *p, const fattni_cuda_kernel *k) {
-    const bool turns = (p->flags & FATTN_DETERMINISTIC) && p->dq.present;
-    return turns ? aligned(row_blocks(p, k) * sizeof(int32_t)) : 0;
+size_t fattni_bwd_cuda_semaphore_bytes(const fattni_problem *p, const fattni_cuda_kernel *k) {
+    const bool ordered = (p->flags & FATTN_DETERMINISTIC) && p->dq.present;
+    return ordered ? aligned(row_blocks(p, k) * sizeof(int32_t)) : 0;
 }
 
 fattn_status fattni_bwd_cuda_zero(fattn_ctx *ctx, const fattni_problem *p,
-                                  const fattni_cuda_args *a) {
+                                  const fattni_bwd_args *bwd) {
     if (!p->d_bias.present || (p->flags & FATTN_ACC_DBIAS)) return FATTN_OK;
-    return FATTNI_START(ctx, fattn_bwd_zero, ctx->gpu.sms, 256, a);
+    return FATTNI_START(ctx, fattn_bwd_zero, ctx->gpu.sms, 256, bwd);
 }
 
 fattn_status fattni_bwd_cuda_sink(fattn_ctx *ctx, const fattni_problem *p,
-                                  const fattni_cuda_args *a) {
+                                  const fattni_bwd_args *bwd) {
     if (!p->d_sink.present) return FATTN_OK;
-    return a->f64 ? FATTNI_START(ctx, fattn_bwd_sink_f64, p->Hq, 256, a)
-                  : FATTNI_START(ctx, fattn_bwd_sink_f32, p->Hq, 256, a);
+    return bwd->a.f64 ? FATTNI_START(ctx, fattn_bwd_sink_f64, p->Hq, 256, bwd)
+                  : FATTNI_START(ctx, fattn_bwd_sink_f32, p->Hq, 256, bwd);
 }
 
-fattni_bwd_huge fattni_bwd_cuda_huge_parts(const fattn_ctx *ctx, const fattni_problem *p, size_t begin, int64_t rows) {
-    const fattni_cuda_kernel *const k = fattni_cuda_find_huge(ctx, p);
+fattni_bwd_huge fattni_bwd_cuda_huge_parts(const fattni_problem *p, const fattni_cuda_kernel *k, size_t begin,
+                                           int64_t rows) {
     const size_t real = fattn_dtype_size((fattn_dtype)p->lse.dtype), blocks = row_blocks(p, k);
     fattni_bwd_huge at = {.max = begin};
     at.log_sum = at.max + aligned((size_t)rows * real);
@@ -82,23 +79,23 @@ fattni_bwd_huge fattni_bwd_cuda_huge_parts(const fattn_ctx *ctx, const fattni_pr
     return at;
 }
 
-void fattni_bwd_cuda_huge_args(const fattn_ctx *ctx, const fattni_problem *p, const fattni_bwd_huge *parts,
-                               fattni_cuda_args *a) {
+void fattni_bwd_cuda_huge_args(const fattni_problem *p, const fattni_cuda_kernel *k, const fattni_bwd_huge *parts,
+                               fattni_bwd_args *bwd) {
     char *const workspace = p->workspace;
-    a->huge = (int32_t *)(workspace + parts->counters);
-    a->huge_blocks = (int32_t *)(workspace + parts->blocks);
-    a->huge_max = workspace + parts->max;
-    a->huge_log_sum = workspace + parts->log_sum;
-    a->huge_sink = workspace + parts->sink;
-    a->huge_block = fattni_cuda_find_huge(ctx, p)->BM;
+    bwd->huge = (int32_t *)(workspace + parts->counters);
+    bwd->huge_blocks = (int32_t *)(workspace + parts->blocks);
+    bwd->huge_max = workspace + parts->max;
+    bwd->huge_log_sum = workspace + parts->log_sum;
+    bwd->huge_sink = workspace + parts->sink;
+    bwd->huge_block = k->BM;
 }
 
-fattn_status fattni_bwd_cuda_huge(fattn_ctx *ctx, const fattni_problem *p, const fattni_cuda_kernel *after,
-                                  const fattni_cuda_args *a) {
-    const fattni_cuda_kernel *const k = fattni_cuda_find_huge(ctx, p);
+fattn_status fattni_bwd_cuda_huge(fattn_ctx *ctx, const fattni_problem *p, const fattni_cuda_kernel *k,
+                                  const fattni_cuda_kernel *after, const fattni_bwd_args *bwd) {
     const int64_t tasks = fattni_bwd_cuda_row_grid(p, k) + fattni_bwd_cuda_key_grid(p, k);
-    /* With as much shared memory as the kernel before: an SM that divides its memory anew has to be empty first. */
+    /* With as much shared memory as the kernel before: an SM must be idle to change its split of L1 and shared memory. */
     const size_t most = fattni_cuda_most_shared(ctx);
     const size_t shared = after->shared > most ? most : after->shared > k->shared ? after->shared : k->shared;
-    return fattni_cuda_start_early(ctx, k->name, k->kernel, fattni_min(tasks, ctx->gpu.sms), k->threads, shared, a);
+    return fattni_cuda_start_early(ctx, k->name, k->stub, fattni_min(tasks, ctx->gpu.sms), k->threads, shared,
+                                   bwd);
 }

@@ -1,35 +1,38 @@
-/* Backward attention of huge rows in F32 and F64 (core/attention/huge.h says which and why): bwd_huge.cuh by fused
-   multiply-add. Its tasks and their order; TF32 calls are computed in F32, too.
+/* Backward attention of huge rows in F32 and F64 (core/attention/huge.h says which and why): as bwd_huge.cuh, by fused
+   multiply-add. TF32 calls are computed in F32, too.
 
    Tensors     q, d_o [b,h,i,d], k, v, dk, dv [b,g,j,d], lse [b,h,i]; delta of bwd_preprocess_real.cuh; dq, dk,
                dv are added to.
    Threads     of S: a row's neighbours have keys side by side; of gradients: threads have columns.
-   Shared      Q, dO, K, V [EDGE][D + 1], P and dS [EDGE][EDGE + 1], statistics of the rows.
+   Shared      struct shared_memory.
 
-   Instances: bwd_kernels.def. */
+   Instances: bwd_kernels.def. Macros in: cmake/instance.cu.in. */
+#include "core/device/describe.cuh"
+#include "bwd/cuda/bwd_args.h"
 #include "core/device/dropout.cuh"
-#include "core/attention/huge.h"
-#include "core/ptx/acquire.h"
-#include "core/ptx/grid.h"
 #include "core/device/float_types.cuh"
 
 enum {
-    D = K_D, PITCH = D + 1, EDGE = K_BM, THREADS = 32 * K_WARPS, S_PITCH = EDGE + 1,
-    PLACES = EDGE * EDGE / THREADS, /* of S, a thread's */
+    D = K_D, PITCH = D + 1, EDGE = K_BM, BM = EDGE, BN = EDGE, THREADS = 32 * K_WARPS, S_PITCH = EDGE + 1,
+    ELEMENTS = EDGE * EDGE / THREADS, /* elements of S that a thread has */
     ACROSS = D < THREADS ? D : THREADS, SUMS = EDGE * D / THREADS /* of a gradient */
 };
 static_assert(EDGE == K_BN && (EDGE == 16 || EDGE == 32), "a row of S lies in one warp");
 static_assert(THREADS % D == 0 && SUMS * THREADS == EDGE * D, "gradients");
 
-/* Per row: m and log l, +inf where the row is not huge, and delta. */
-typedef struct tiles {
-    real *q, *d_o, *k, *v, *p, *ds, *max, *log_sum, *delta;
-} tiles;
+typedef struct shared_memory {
+    real q[EDGE * PITCH], d_o[EDGE * PITCH], k[EDGE * PITCH], v[EDGE * PITCH], p[EDGE * S_PITCH], ds[EDGE * S_PITCH];
+    real max[EDGE], log_sum[EDGE], delta[EDGE]; /* per row: m; log l, +inf where the row is not huge */
+} shared_memory;
+typedef shared_memory cta_memory;
+enum { SHARED_BYTES = sizeof(shared_memory) };
+
+#include "bwd/cuda/bwd_huge_common.cuh"
 
 /* Element n of S of this thread. */
-DEVICE int place_row(int n) { return (int)threadIdx.x / EDGE + n * (THREADS / EDGE); }
-DEVICE int place_key(void) { return (int)threadIdx.x % EDGE; }
-/* Sum n of a gradient's. */
+DEVICE int element_row(int n) { return (int)threadIdx.x / EDGE + n * (THREADS / EDGE); }
+DEVICE int element_key(void) { return (int)threadIdx.x % EDGE; }
+/* Sum n of this thread's part of a gradient. */
 DEVICE int sum_row(int n) { return (int)threadIdx.x / ACROSS + n * (THREADS / ACROSS); }
 DEVICE int sum_column(void) { return (int)threadIdx.x % ACROSS; }
 
@@ -39,13 +42,14 @@ DEVICE void load_tile(real *tile, const real *from, int64_t pitch, int valid, in
         tile[row * PITCH + d] = row < valid && d < width ? from[row * pitch + d] : (real)0;
     }
 }
-DEVICE void load_rows(const fattni_cuda_args *a, const sequence *s, const tiles *t, int h, int i0) {
-    load_tile(t->q, row_at(&a->q, s, h, s->q0 + i0), a->q.row, s->Sq - i0, a->D);
-    load_tile(t->d_o, row_at(&a->d_o, s, h, s->q0 + i0), a->d_o.row, s->Sq - i0, a->Dv);
+DEVICE void load_rows(const fattni_bwd_args *bwd, const sequence *s, cta_memory *m, int h, int i0) {
+    const fattni_attention_args *const a = &bwd->a;
+    load_tile(m->q, row_at(&a->q, s, h, s->q0 + i0), a->q.row, s->Sq - i0, a->D);
+    load_tile(m->d_o, row_at(&bwd->d_o, s, h, s->q0 + i0), bwd->d_o.row, s->Sq - i0, a->Dv);
 }
-DEVICE void load_keys(const fattni_cuda_args *a, const sequence *s, const tiles *t, int hk, int j0) {
-    load_tile(t->k, row_at(&a->k, s, hk, s->k0 + j0), a->k.row, s->Sk - j0, a->D);
-    load_tile(t->v, row_at(&a->v, s, hk, s->k0 + j0), a->v.row, s->Sk - j0, a->Dv);
+DEVICE void load_keys(const fattni_attention_args *a, const sequence *s, cta_memory *m, int hk, int j0) {
+    load_tile(m->k, row_at(&a->k, s, hk, s->k0 + j0), a->k.row, s->Sk - j0, a->D);
+    load_tile(m->v, row_at(&a->v, s, hk, s->k0 + j0), a->v.row, s->Sk - j0, a->Dv);
 }
 
 DEVICE real dot(const real *x, const real *y) {
@@ -56,13 +60,13 @@ DEVICE real dot(const real *x, const real *y) {
 }
 
 /* Score of row i and key j from its dot product, -inf where the row does not see the key; every step rounded by
-   itself, so that the bits are the same wherever this is inlined. steepness: 1 - tanh^2 under a softcap. */
-DEVICE real score(real x, real *steepness, const fattni_cuda_args *a, const sequence *s, int b, int h, int i, int j) {
+   itself, so that the bits are the same wherever this is inlined. dcap: 1 - tanh^2 under a softcap. */
+DEVICE real score(real x, real *dcap, const fattni_attention_args *a, const sequence *s, int b, int h, int i, int j) {
     if (i >= s->Sq || j >= s->Sk || j < i + s->lo || j > i + s->hi) return -(real)INFINITY;
     x = rounded_product(ARG(a, scale), x);
     if (ARG(a, softcap) > 0) {
         const real t = tanh(x / ARG(a, softcap));
-        *steepness = 1 - t * t;
+        *dcap = 1 - t * t;
         x = rounded_product(ARG(a, softcap), t);
     }
     if (a->alibi.p) x = fma(-real_at(&a->alibi, h), fabs((real)(i - j + s->diagonal)), x);
@@ -80,89 +84,71 @@ DEVICE real row_sum(real x) {
     return x;
 }
 
-/* Whether some row of the block is huge. All threads. */
-DEVICE int has_huge_rows(const fattni_cuda_args *a, const sequence *s, int h, int i0) {
-    const int i = i0 + (int)threadIdx.x;
-    int huge = 0;
-    if ((int)threadIdx.x < EDGE && i < s->Sq) {
-        const real L = *row_at(&a->lse, s, h, s->q0 + i);
-        huge = FATTNI_IS_HUGE(L);
-    }
-    return __syncthreads_or(huge);
-}
-
-/* m and l over all keys, to shared memory and, for the key blocks, to the workspace; the rows' part in dsink. */
-DEVICE void find_statistics(const fattni_cuda_args *a, const sequence *s, const tiles *t, int b, int h, int i0,
+/* m and l over all keys, to shared memory and, for the key blocks, to the workspace; the rows' part of dsink. */
+DEVICE void find_statistics(const fattni_bwd_args *bwd, const sequence *s, cta_memory *m, int b, int h, int i0,
                             int begin, int end) {
+    const fattni_attention_args *const a = &bwd->a;
     __shared__ real sinks[EDGE];
-    real max[PLACES], sum[PLACES], unused;
+    real max[ELEMENTS], sum[ELEMENTS], unused;
     const real sink = a->sink.p ? real_at(&a->sink, h) : -(real)INFINITY;
 #pragma unroll
-    for (int n = 0; n < PLACES; ++n) max[n] = sink, sum[n] = sink > -(real)INFINITY ? 1 : 0;
+    for (int n = 0; n < ELEMENTS; ++n) max[n] = sink, sum[n] = sink > -(real)INFINITY ? 1 : 0;
     for (int j0 = begin / EDGE * EDGE; j0 < end; j0 += EDGE) {
-        __syncthreads(); /* nobody reads the last keys */
-        load_keys(a, s, t, h / a->group, j0);
+        __syncthreads(); /* no warp reads the last keys */
+        load_keys(a, s, m, h / a->group, j0);
         __syncthreads();
 #pragma unroll
-        for (int n = 0; n < PLACES; ++n) {
-            const real x = score(dot(t->q + place_row(n) * PITCH, t->k + place_key() * PITCH), &unused, a, s, b, h,
-                                 i0 + place_row(n), j0 + place_key());
+        for (int n = 0; n < ELEMENTS; ++n) {
+            const real x = score(dot(m->q + element_row(n) * PITCH, m->k + element_key() * PITCH), &unused, a, s, b, h,
+                                 i0 + element_row(n), j0 + element_key());
             const real top = fmax(max[n], row_max(x)), base = top == -(real)INFINITY ? (real)0 : top;
             sum[n] = sum[n] * exp(max[n] - base) + row_sum(exp(x - base));
             max[n] = top;
         }
     }
 #pragma unroll
-    for (int n = 0; n < PLACES; ++n) {
-        const int r = place_row(n), i = i0 + r;
-        if (place_key() != 0) continue;
-        const real L = i < s->Sq ? *row_at(&a->lse, s, h, s->q0 + i) : (real)INFINITY;
+    for (int n = 0; n < ELEMENTS; ++n) {
+        const int r = element_row(n), i = i0 + r;
+        if (element_key() != 0) continue;
+        const real L = lse_at(a, s, h, i);
         const int counts = FATTNI_IS_HUGE(L) && sum[n] > 0;
-        real log_sum = (real)INFINITY, delta = 0;
-        if (counts) {
-            log_sum = log(sum[n]);
-            const real more = L - max[n] - log_sum; /* than rounding: L is of other keys, too */
-            if (fabs(more) > fabs(L) * (K_F64 ? (real)FATTNI_HUGE_ROUNDING_F64 : (real)FATTNI_HUGE_ROUNDING_F32)) log_sum += more;
-        }
+        const real log_sum = counts ? log_sum_of(L, max[n], sum[n]) : (real)INFINITY;
+        real delta = 0;
         if (i < s->Sq) {
             const int64_t at = row_number(a, s, h, i);
-            delta = ((const real *)a->delta)[at];
-            ((real *)a->huge_max)[at] = counts ? max[n] : (real)0, ((real *)a->huge_log_sum)[at] = log_sum;
+            delta = ((const real *)bwd->delta)[at];
+            ((real *)bwd->huge_max)[at] = counts ? max[n] : (real)0, ((real *)bwd->huge_log_sum)[at] = log_sum;
         }
-        t->max[r] = counts ? max[n] : (real)0;
-        t->log_sum[r] = log_sum;
-        t->delta[r] = delta;
-        sinks[r] = counts && a->d_sink.p ? -exp(sink - max[n] - log_sum) * delta : (real)0;
+        m->max[r] = counts ? max[n] : (real)0;
+        m->log_sum[r] = log_sum;
+        m->delta[r] = delta;
+        sinks[r] = counts && bwd->d_sink.p ? -exp(sink - max[n] - log_sum) * delta : (real)0;
     }
     __syncthreads();
-    if (a->d_sink.p && threadIdx.x == 0) {
-        real gradient = 0;
-        for (int n = 0; n < EDGE; ++n) gradient += sinks[n];
-        const int blocks = (a->Sq + EDGE - 1) / EDGE;
-        ((real *)a->huge_sink)[((int64_t)h * a->B + b) * blocks + i0 / EDGE] = gradient;
-    }
+    if (bwd->d_sink.p && threadIdx.x == 0) store_sink_part(bwd, b, h, i0, sinks);
 }
 
-/* P, of what dropout keeps, and dS of one tile to shared memory; dbias, if it is to have its part. All threads. */
-DEVICE void gradients(const fattni_cuda_args *a, const sequence *s, const tiles *t, int b, int h, int i0, int j0,
+/* P, of what dropout keeps, and dS of one tile to shared memory; adds to dbias on demand. All threads. */
+DEVICE void gradients(const fattni_bwd_args *bwd, const sequence *s, cta_memory *m, int b, int h, int i0, int j0,
                       int with_bias) {
+    const fattni_attention_args *const a = &bwd->a;
     const dropout_plane plane = dropout_plane_of(a, b, h);
 #pragma unroll
-    for (int n = 0; n < PLACES; ++n) {
-        const int r = place_row(n), c = place_key(), i = i0 + r, j = j0 + c;
-        real steepness = 1;
-        const real x = score(dot(t->q + r * PITCH, t->k + c * PITCH), &steepness, a, s, b, h, i, j);
-        real p = x == -(real)INFINITY ? (real)0 : exp(x - t->max[r] - t->log_sum[r]), g = 0;
+    for (int n = 0; n < ELEMENTS; ++n) {
+        const int r = element_row(n), c = element_key(), i = i0 + r, j = j0 + c;
+        real dcap = 1;
+        const real x = score(dot(m->q + r * PITCH, m->k + c * PITCH), &dcap, a, s, b, h, i, j);
+        real p = x == -(real)INFINITY ? (real)0 : exp(x - m->max[r] - m->log_sum[r]), g = 0;
         const int kept = !a->drop_T || keep_at(a, &plane, i, j);
         if (p != 0) {
-            const real dp = kept ? ARG(a, keep_scale) * dot(t->d_o + r * PITCH, t->v + c * PITCH) : (real)0;
-            g = p * (dp - t->delta[r]);
-            if (with_bias && a->d_bias.p)
-                atomicAdd((real *)a->d_bias.p + b * a->d_bias.b + h * a->d_bias.h + i * a->d_bias.row +
-                              j * a->d_bias.column, g);
+            const real dp = kept ? ARG(a, keep_scale) * dot(m->d_o + r * PITCH, m->v + c * PITCH) : (real)0;
+            g = p * (dp - m->delta[r]);
+            if (with_bias && bwd->d_bias.p)
+                atomicAdd((real *)bwd->d_bias.p + b * bwd->d_bias.b + h * bwd->d_bias.h + i * bwd->d_bias.row +
+                              j * bwd->d_bias.column, g);
         }
-        t->p[r * S_PITCH + c] = kept ? p : (real)0;
-        t->ds[r * S_PITCH + c] = g * steepness;
+        m->p[r * S_PITCH + c] = kept ? p : (real)0;
+        m->ds[r * S_PITCH + c] = g * dcap;
     }
     __syncthreads();
 }
@@ -176,102 +162,75 @@ DEVICE void add_rows(const real sums[SUMS], const fattni_view *to, const sequenc
             row_at(to, s, head, row + sum_row(n))[sum_column()] += scale * sums[n];
 }
 
-DEVICE void row_block(const fattni_cuda_args *a, const tiles *t, int task) {
-    const int blocks = (a->Sq + EDGE - 1) / EDGE, plane = task / blocks, h = plane % a->Hq, b = plane / a->Hq;
-    const int i0 = task % blocks * EDGE;
+DEVICE void row_task(const fattni_bwd_args *bwd, cta_memory *m, int task) {
+    const fattni_attention_args *const a = &bwd->a;
+    const block_position at = block_at((unsigned)task, a->Sq, EDGE, a->Hq);
+    const int b = at.b, h = at.h, i0 = at.first;
     const sequence s = sequence_of(a, b);
     const int huge = i0 < s.Sq && has_huge_rows(a, &s, h, i0);
-    if (threadIdx.x == 0) a->huge_blocks[task] = huge;
+    if (threadIdx.x == 0) bwd->huge_blocks[task] = huge;
     if (!huge) return;
-    load_rows(a, &s, t, h, i0);
+    load_rows(bwd, &s, m, h, i0);
     __syncthreads();
     const int rows = min(EDGE, s.Sq - i0);
-    const int begin = max(0, min(i0 + s.lo, s.Sk)), end = max(0, min(i0 + rows + s.hi, s.Sk));
-    find_statistics(a, &s, t, b, h, i0, begin, end);
-    if (!a->dq.p && !a->d_bias.p) return;
+    const interval keys = keys_seen_by(&s, i0, rows);
+    find_statistics(bwd, &s, m, b, h, i0, keys.begin, keys.end);
+    if (!bwd->dq.p && !bwd->d_bias.p) return;
     real dq[SUMS];
 #pragma unroll
     for (int n = 0; n < SUMS; ++n) dq[n] = 0;
-    for (int j0 = begin / EDGE * EDGE; j0 < end; j0 += EDGE) {
-        __syncthreads(); /* nobody reads the last tiles */
-        load_keys(a, &s, t, h / a->group, j0);
+    for (int j0 = keys.begin / EDGE * EDGE; j0 < keys.end; j0 += EDGE) {
+        __syncthreads(); /* no warp reads the last tiles */
+        load_keys(a, &s, m, h / a->group, j0);
         __syncthreads();
-        gradients(a, &s, t, b, h, i0, j0, 1);
+        gradients(bwd, &s, m, b, h, i0, j0, 1);
         for (int c = 0; c < EDGE; ++c)
 #pragma unroll
             for (int n = 0; n < SUMS; ++n)
-                dq[n] = fma(t->ds[sum_row(n) * S_PITCH + c], t->k[c * PITCH + sum_column()], dq[n]);
+                dq[n] = fma(m->ds[sum_row(n) * S_PITCH + c], m->k[c * PITCH + sum_column()], dq[n]);
     }
-    if (a->dq.p) add_rows(dq, &a->dq, &s, h, s.q0 + i0, ARG(a, scale), rows, a->D);
+    if (bwd->dq.p) add_rows(dq, &bwd->dq, &s, h, s.q0 + i0, ARG(a, scale), rows, a->D);
 }
 
-DEVICE void key_block(const fattni_cuda_args *a, const tiles *t, int task) {
-    const int blocks = (a->Sk + EDGE - 1) / EDGE, plane = task / blocks, hk = plane % a->Hkv, b = plane / a->Hkv;
-    const int j0 = task % blocks * EDGE, row_blocks = (a->Sq + EDGE - 1) / EDGE;
+DEVICE void key_task(const fattni_bwd_args *bwd, cta_memory *m, int task) {
+    const fattni_attention_args *const a = &bwd->a;
+    const block_position at = block_at((unsigned)task, a->Sk, EDGE, a->Hkv);
+    const int b = at.b, hk = at.h, j0 = at.first, row_blocks = (a->Sq + EDGE - 1) / EDGE;
     const sequence s = sequence_of(a, b);
-    if (j0 >= s.Sk || !(a->dk.p || a->dv.p)) return;
+    if (j0 >= s.Sk || !(bwd->dk.p || bwd->dv.p)) return;
     const int keys = min(EDGE, s.Sk - j0);
-    const int begin = max(0, min(j0 - s.hi, s.Sq)), end = max(0, min(j0 + keys - s.lo, s.Sq));
+    const interval rows = rows_that_see(&s, j0, keys);
     real dk[SUMS], dv[SUMS];
     int any = 0;
 #pragma unroll
     for (int n = 0; n < SUMS; ++n) dk[n] = dv[n] = 0;
     for (int h = hk * a->group; h < (hk + 1) * a->group; ++h)
-        for (int block = begin / EDGE; block * EDGE < end; ++block) {
-            if (!a->huge_blocks[(b * a->Hq + h) * (int64_t)row_blocks + block]) continue;
-            const int i0 = block * EDGE, i = i0 + (int)threadIdx.x;
-            __syncthreads(); /* nobody reads the last tiles */
-            if (!any) load_keys(a, &s, t, hk, j0);
+        for (int block = rows.begin / EDGE; block * EDGE < rows.end; ++block) {
+            if (!bwd->huge_blocks[(b * a->Hq + h) * (int64_t)row_blocks + block]) continue;
+            const int i0 = block * EDGE, r = (int)threadIdx.x, inside = i0 + r < s.Sq;
+            __syncthreads(); /* no warp reads the last tiles */
+            if (!any) load_keys(a, &s, m, hk, j0);
             any = 1;
-            load_rows(a, &s, t, h, i0);
-            if ((int)threadIdx.x < EDGE) {
-                const int inside = i < s.Sq;
-                const int64_t at = inside ? row_number(a, &s, h, i) : 0;
-                t->max[threadIdx.x] = inside ? ((const real *)a->huge_max)[at] : (real)0;
-                t->log_sum[threadIdx.x] = inside ? ((const real *)a->huge_log_sum)[at] : (real)INFINITY;
-                t->delta[threadIdx.x] = inside ? ((const real *)a->delta)[at] : (real)0;
-            }
+            load_rows(bwd, &s, m, h, i0);
+            if (r < EDGE) load_statistics(m, bwd, r, inside ? row_number(a, &s, h, i0 + r) : 0, inside);
             __syncthreads();
-            gradients(a, &s, t, b, h, i0, j0, 0);
+            gradients(bwd, &s, m, b, h, i0, j0, 0);
             for (int r = 0; r < EDGE; ++r)
 #pragma unroll
                 for (int n = 0; n < SUMS; ++n) {
-                    dk[n] = fma(t->ds[r * S_PITCH + sum_row(n)], t->q[r * PITCH + sum_column()], dk[n]);
-                    dv[n] = fma(t->p[r * S_PITCH + sum_row(n)], t->d_o[r * PITCH + sum_column()], dv[n]);
+                    dk[n] = fma(m->ds[r * S_PITCH + sum_row(n)], m->q[r * PITCH + sum_column()], dk[n]);
+                    dv[n] = fma(m->p[r * S_PITCH + sum_row(n)], m->d_o[r * PITCH + sum_column()], dv[n]);
                 }
         }
     if (!any) return;
-    if (a->dk.p) add_rows(dk, &a->dk, &s, hk, s.k0 + j0, ARG(a, scale), keys, a->D);
-    if (a->dv.p) add_rows(dv, &a->dv, &s, hk, s.k0 + j0, ARG(a, keep_scale), keys, a->Dv);
+    if (bwd->dk.p) add_rows(dk, &bwd->dk, &s, hk, s.k0 + j0, ARG(a, scale), keys, a->D);
+    if (bwd->dv.p) add_rows(dv, &bwd->dv, &s, hk, s.k0 + j0, ARG(a, keep_scale), keys, a->Dv);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS)
-    K_NAME(const __grid_constant__ fattni_cuda_args a) {
-    extern __shared__ __align__(128) unsigned char shared[];
-    await_last_grid();
-    if (*(volatile const int32_t *)a.huge == 0) return;
-    real *const x = (real *)shared, *const s = x + 4 * EDGE * PITCH, *const rows = s + 2 * EDGE * S_PITCH;
-    const tiles t = {x, x + EDGE * PITCH, x + 2 * EDGE * PITCH, x + 3 * EDGE * PITCH, s, s + EDGE * S_PITCH,
-                     rows, rows + EDGE, rows + 2 * EDGE};
-    const int row_tasks = a.B * a.Hq * ((a.Sq + EDGE - 1) / EDGE),
-              key_tasks = a.B * a.Hkv * ((a.Sk + EDGE - 1) / EDGE);
-    for (;;) {
-        __shared__ int claimed;
-        __syncthreads();
-        if (threadIdx.x == 0) claimed = atomicAdd(a.huge + 1, 1);
-        __syncthreads();
-        const int task = claimed;
-        if (task >= row_tasks + key_tasks) return;
-        if (task < row_tasks) {
-            row_block(&a, &t, task);
-            __threadfence();
-            __syncthreads();
-            if (threadIdx.x == 0) add_release(a.huge + 2, 1);
-            continue;
-        }
-        if (threadIdx.x == 0)
-            while (load_acquire(a.huge + 2) < row_tasks) {}
-        __syncthreads();
-        key_block(&a, &t, task - row_tasks);
-    }
+    K_NAME(const __grid_constant__ fattni_bwd_args args) {
+    extern __shared__ __align__(128) unsigned char bytes[];
+    if (has_tasks(&args)) run_tasks(&args, (shared_memory *)bytes);
 }
+
+DESCRIBE_KERNEL(fattni_bwd_args, SHARED_BYTES, 1);

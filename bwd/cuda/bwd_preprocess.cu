@@ -1,12 +1,12 @@
-/* Before the main kernel: delta = rowsum(dO * O) - dL and lse2 = L log2(e) for every padded row, a dQ
-   accumulator of zeros, this row block's part of dsink, and a 16-bit copy of an F32 dO. Hopper's
-   kernels do the usual part themselves (bwd_sm90_scheduler.cuh).
+/* Before the main kernel in 16 bits: delta = rowsum(dO * O) - dL and lse2 (bwd_workspace.cuh) for every padded row, a
+   zeroed dQ accumulator, this row block's part of dsink, and a 16-bit copy of an F32 dO. In most calls Hopper's kernels
+   do this themselves (bwd_sm90_scheduler.cuh).
 
-   One CTA per row block of one (sequence, head). A group of 8, 16 or 32 lanes owns a row. */
+   One CTA per row block of one (sequence, head). A group of 8, 16 or 32 lanes has a row. */
 #define K_BF16 1
-#include "bwd/cuda/bwd_layout.cuh"
-
-#include "core/device/helpers.cuh"
+#include "bwd/cuda/bwd_blocks.cuh"
+#include "bwd/cuda/bwd_workspace.cuh"
+#include "core/device/half_types.cuh"
 
 enum { THREADS = 256 };
 
@@ -31,51 +31,53 @@ DEVICE void load_8(float x[8], const void *row, int kind, int c, int width, int 
 }
 
 /* Eight elements of d_o's 16-bit copy. */
-DEVICE void store_8(const fattni_cuda_args *a, int64_t at, const float x[8]) {
+DEVICE void store_8(const fattni_bwd_args *bwd, int64_t at, const float x[8]) {
+    const fattni_attention_args *const a = &bwd->a;
     uint32_t pairs[4];
 #pragma unroll
     for (int e = 0; e < 4; ++e)
         pairs[e] = a->kind == KIND_BF16 ? pack_bf16(x[2 * e], x[2 * e + 1]) : pack_f16(x[2 * e], x[2 * e + 1]);
-    *(uint4 *)((uint16_t *)a->d_o_copy.p + at) = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
+    *(uint4 *)((uint16_t *)bwd->d_o_copy.p + at) = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    fattn_bwd_delta(const __grid_constant__ fattni_cuda_args a) {
-    const int BM = a.row_block, blocks = (a.Sq + BM - 1) / BM;
-    const int plane = (int)(blockIdx.x / (unsigned)blocks), h = plane % a.Hq, b = plane / a.Hq;
-    const int i0 = (int)(blockIdx.x % (unsigned)blocks) * BM;
-    const sequence s = sequence_of(&a, b);
-    if (a.turns && threadIdx.x == 0) a.turns[blockIdx.x] = 0;
-    float *const sink_part =
-        (float *)a.sink_parts + ((int64_t)h * a.B + b) * blocks + blockIdx.x % (unsigned)blocks;
+    fattn_bwd_preprocess(const __grid_constant__ fattni_bwd_args args) {
+    const fattni_bwd_args *const bwd = &args;
+    const fattni_attention_args *const a = &args.a;
+    const int BM = bwd->row_block, blocks = (a->Sq + BM - 1) / BM;
+    const block_position at = block_at(blockIdx.x, a->Sq, BM, a->Hq);
+    const int b = at.b, h = at.h, i0 = at.first;
+    const sequence s = sequence_of(a, b);
+    if (bwd->dq_semaphore && threadIdx.x == 0) bwd->dq_semaphore[blockIdx.x] = 0;
+    float *const sink_part = (float *)bwd->sink_parts + ((int64_t)h * a->B + b) * blocks + (unsigned)at.index;
     if (i0 >= s.Sq) {
-        if (a.d_sink.p && threadIdx.x == 0) *sink_part = 0.0f;
+        if (bwd->d_sink.p && threadIdx.x == 0) *sink_part = 0.0f;
         return;
     }
-    const int64_t base = row_base(&a, &s, b, h) + i0;
-    const int lanes = a.D_padded > 128 ? 32 : a.D_padded > 64 ? 16 : 8;
+    const int64_t base = row_base(bwd, &s, b, h) + i0;
+    const int lanes = bwd->D_padded > 128 ? 32 : bwd->D_padded > 64 ? 16 : 8;
     const int group = (int)threadIdx.x / lanes, lane = (int)threadIdx.x % lanes;
-    const int kind_o = a.o_f32 ? KIND_F32 : a.kind, kind_do = a.d_o_f32 ? KIND_F32 : a.kind;
+    const int kind_o = a->o_f32 ? KIND_F32 : a->kind, kind_do = bwd->d_o_f32 ? KIND_F32 : a->kind;
     const size_t size_o = kind_o == KIND_F32 ? 4 : 2, size_do = kind_do == KIND_F32 ? 4 : 2;
 
     float sink_gradient = 0.0f;
     for (int r = group; r < BM; r += THREADS / lanes) {
         const int i = i0 + r;
         float sum = 0.0f;
-        if (i < s.Sq && (!a.given_delta.p || a.d_o_copy.p)) {
+        if (i < s.Sq && (!bwd->given_delta.p || bwd->d_o_copy.p)) {
             const int64_t row = s.q0 + i;
-            const char *const o = (const char *)a.o.p +
-                                  (s.batch * a.o.b + h * a.o.h + row * a.o.row) * (int64_t)size_o;
-            const char *const d_o = (const char *)a.d_o.p +
-                                    (s.batch * a.d_o.b + h * a.d_o.h + row * a.d_o.row) * (int64_t)size_do;
+            const char *const o = (const char *)a->o.p +
+                                  (s.batch * a->o.b + h * a->o.h + row * a->o.row) * (int64_t)size_o;
+            const char *const d_o = (const char *)bwd->d_o.p +
+                                    (s.batch * bwd->d_o.b + h * bwd->d_o.h + row * bwd->d_o.row) * (int64_t)size_do;
             float x[8], y[8];
-            load_8(x, o, kind_o, 8 * lane, a.Dv, a.vector_gradients);
-            load_8(y, d_o, kind_do, 8 * lane, a.Dv, a.vector_gradients);
+            load_8(x, o, kind_o, 8 * lane, a->Dv, bwd->vector_gradients);
+            load_8(y, d_o, kind_do, 8 * lane, a->Dv, bwd->vector_gradients);
 #pragma unroll
             for (int e = 0; e < 8; ++e) sum += x[e] * y[e];
-            if (a.d_o_copy.p && 8 * lane < a.D_padded)
-                store_8(&a,
-                        s.batch * a.d_o_copy.b + h * a.d_o_copy.h + row * a.d_o_copy.row + 8 * lane,
+            if (bwd->d_o_copy.p && 8 * lane < bwd->D_padded)
+                store_8(bwd,
+                        s.batch * bwd->d_o_copy.b + h * bwd->d_o_copy.h + row * bwd->d_o_copy.row + 8 * lane,
                         y);
         }
         for (int step = lanes / 2; step > 0; step /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);
@@ -83,21 +85,21 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         float L = INFINITY;
         if (i < s.Sq) {
             const int64_t row = s.q0 + i;
-            L = ((const float *)a.lse.p)[s.batch * a.lse.b + h * a.lse.h + row * a.lse.row];
-            if (a.given_delta.p)
-                sum = ((const float *)a.given_delta.p)[s.batch * a.given_delta.b +
-                                                       h * a.given_delta.h + row * a.given_delta.row];
-            else if (a.d_lse.p)
-                sum -= ((const float *)a.d_lse.p)[s.batch * a.d_lse.b + h * a.d_lse.h +
-                                                  row * a.d_lse.row];
-            if (a.d_sink.p && L != -INFINITY && !FATTNI_IS_HUGE(L)) { /* the sink's share of the row's P */
-                const float sink = float_at(&a.sink, h), share = sink == L ? 1.0f : expf(sink - L);
+            L = ((const float *)a->lse.p)[s.batch * a->lse.b + h * a->lse.h + row * a->lse.row];
+            if (bwd->given_delta.p)
+                sum = ((const float *)bwd->given_delta.p)[s.batch * bwd->given_delta.b +
+                                                       h * bwd->given_delta.h + row * bwd->given_delta.row];
+            else if (bwd->d_lse.p)
+                sum -= ((const float *)bwd->d_lse.p)[s.batch * bwd->d_lse.b + h * bwd->d_lse.h +
+                                                  row * bwd->d_lse.row];
+            if (bwd->d_sink.p && L != -INFINITY && !FATTNI_IS_HUGE(L)) { /* the sink's share of the row's P */
+                const float sink = float_at(&a->sink, h), share = sink == L ? 1.0f : expf(sink - L);
                 sink_gradient -= share * sum;
             }
         }
-        store_statistics(&a, base + r, L, sum);
+        store_statistics(bwd, base + r, L, sum);
     }
-    if (a.d_sink.p) {
+    if (bwd->d_sink.p) {
         __shared__ float warps[THREADS / 32];
         for (int step = 16; step > 0; step /= 2)
             sink_gradient += __shfl_xor_sync(0xffffffffu, sink_gradient, step);
@@ -109,23 +111,25 @@ extern "C" __global__ void __launch_bounds__(THREADS)
             *sink_part = sum;
         }
     }
-    if (!a.dq_accumulator) return;
-    float4 *const zero = (float4 *)(a.dq_accumulator + base * a.D_padded);
-    for (int n = (int)threadIdx.x; n < BM * a.D_padded / 4; n += THREADS)
+    if (!bwd->dq_accumulator) return;
+    float4 *const zero = (float4 *)(bwd->dq_accumulator + base * bwd->D_padded);
+    for (int n = (int)threadIdx.x; n < BM * bwd->D_padded / 4; n += THREADS)
         zero[n] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 }
 
 /* Zeroes d_bias, which the main kernel adds to. */
 extern "C" __global__ void __launch_bounds__(THREADS)
-    fattn_bwd_zero(const __grid_constant__ fattni_cuda_args a) {
+    fattn_bwd_zero(const __grid_constant__ fattni_bwd_args args) {
+    const fattni_bwd_args *const bwd = &args;
+    const fattni_attention_args *const a = &args.a;
     const int64_t first = (int64_t)blockIdx.x * THREADS + threadIdx.x;
-    const int64_t *const n = a.d_bias_n;
+    const int64_t *const n = bwd->d_bias_n;
     const int64_t count = n[0] * n[1] * n[2] * n[3];
     for (int64_t at = first; at < count; at += (int64_t)gridDim.x * THREADS) {
         const int64_t j = at % n[3], i = at / n[3] % n[2], h = at / n[3] / n[2] % n[1],
                       b = at / n[3] / n[2] / n[1];
-        const int64_t to = b * a.d_bias.b + h * a.d_bias.h + i * a.d_bias.row + j * a.d_bias.column;
-        if (a.f64) ((double *)a.d_bias.p)[to] = 0.0;
-        else ((float *)a.d_bias.p)[to] = 0.0f;
+        const int64_t to = b * bwd->d_bias.b + h * bwd->d_bias.h + i * bwd->d_bias.row + j * bwd->d_bias.column;
+        if (a->f64) ((double *)bwd->d_bias.p)[to] = 0.0;
+        else ((float *)bwd->d_bias.p)[to] = 0.0f;
     }
 }

@@ -1,6 +1,6 @@
-/* The textbook backward on the device, between its products: rows (delta, G, keep P), gradients of
+/* Materialized backward on the device, between the products: rows (delta, G, keep P), gradients of
    a bias and of the sinks, dX. See bwd_standard_cuda.c for the order. */
-#include "core/materialized/standard_cuda.h"
+#include "bwd/materialized/bwd_standard_cuda.h"
 
 #include "core/device/any_dtype.cuh"
 #include "core/attention/huge.h"

@@ -28,13 +28,13 @@ int cli_fail(int code, const char *format, ...) {
 }
 
 int cli_status(const fattn_ctx *ctx, fattn_status s, const char *what) {
-    const char *sentence = ctx ? fattn_ctx_error(ctx) : "";
-    return cli_fail(CLI_FAILURE, "%s: %s (%s)", what, *sentence ? sentence : fattn_status_text(s),
+    const char *message = ctx ? fattn_ctx_error(ctx) : "";
+    return cli_fail(CLI_FAILURE, "%s: %s (%s)", what, *message ? message : fattn_status_text(s),
                     fattn_status_name(s));
 }
 
 static void note_interrupt(int number) {
-    signal(number, SIG_DFL); /* the next one ends the process */
+    signal(number, SIG_DFL); /* a second one ends the process */
     interrupted = 1;
 }
 
@@ -246,7 +246,7 @@ static const cli_option *find_option(const cli_command *c, const char *name, siz
     return NULL;
 }
 
-/* argv[*i] is "--name", "--name=value" or "--name value"; moves *i past what it used. */
+/* argv[*i] is "--name", "--name=value" or "--name value"; moves *i past the words it used. */
 static bool take_option(const cli_command *c, int argc, char **argv, int *i, void *options) {
     const char *word = argv[*i];
     const char *name = word + 2, *equals = strchr(name, '=');
@@ -313,8 +313,8 @@ static int run_command(const cli_command *c, int argc, char **argv) {
     return code;
 }
 
-/* A stream that was closed would be the number of the next file that is opened, and what is printed
-   would end in it. Standard output becomes something that cannot be written to. */
+/* If a standard stream is closed, the next file that is opened would get its number, and printed text
+   would go into that file. A closed standard output is replaced by a file that cannot be written. */
 static void open_standard_streams(void) {
     for (int number = STDIN_FILENO; number <= STDERR_FILENO; ++number)
         if (fcntl(number, F_GETFD) < 0)
@@ -323,7 +323,7 @@ static void open_standard_streams(void) {
 
 int cli_main(const cli_command *const *commands, int argc, char **argv) {
     snprintf(speaker, sizeof speaker, "fattn");
-    signal(SIGPIPE, SIG_IGN); /* a closed pipe is a failed write, with a sentence */
+    signal(SIGPIPE, SIG_IGN); /* a closed pipe is a failed write, with an error message */
     signal(SIGXFSZ, SIG_IGN); /* and so is a file larger than the shell's limit */
     open_standard_streams();
     int code = CLI_OK;

@@ -1,7 +1,7 @@
-/* The frame of every command of `fattn`: options from a table, errors, exit codes, interrupts.
+/* Shared by all commands of `fattn`: options from a table, errors, exit codes, interrupts.
 
-   A command is a cli_command with a struct for its options and a table that says where each option
-   goes. main parses, prints --help from the same table, and calls run. */
+   A command is a cli_command with a struct for its options and a table that maps each option to a field.
+   main parses, prints --help from the same table, and calls run. */
 #ifndef FATTNI_CLI_BASE_CLI_H
 #define FATTNI_CLI_BASE_CLI_H
 
@@ -50,20 +50,20 @@ typedef struct cli_command {
 /* One line per command file; main.c lists them. */
 extern const cli_command cmd_info, cmd_check, cmd_memory, cmd_bench, cmd_train;
 
-/* Finds the command, parses, runs; returns the exit code. A failed write to standard output, seen
-   or not by the command, is a failure. */
+/* Finds the command, parses, runs; returns the exit code. A failed write to standard output is a failure,
+   even if the command did not check it. */
 int cli_main(const cli_command *const *commands, int argc, char **argv);
 
-/* Is the value that a field holds in the option's range? Of a CHOICE, one of them; a REAL, finite. */
+/* Whether a field's value is in the option's range; a CHOICE must be one of them, a REAL finite. */
 bool cli_in_range(const cli_option *o, const void *field);
 
-/* "fattn check: <sentence>" on standard error; returns the code it is given. */
+/* Prints "fattn check: <error message>" on standard error; returns `code`. */
 int cli_fail(int code, const char *format, ...) FATTN_PRINTF(2, 3);
-/* The same for a library call that returned s: what, the context's sentence, the status' name. */
+/* The same for a library call that returned s: what, the context's error message, the status' name. */
 int cli_status(const fattn_ctx *ctx, fattn_status s, const char *what);
 
-/* From now on Ctrl-C and SIGTERM only set a flag, for commands that must finish something; a second
-   one ends the process. Commands that do not call this are simply ended. */
+/* From now on Ctrl-C and SIGTERM only set a flag, for commands that must finish their work; a second one
+   ends the process. Commands that do not call this end at the first. */
 void cli_catch_interrupts(void);
 bool cli_interrupted(void);
 

@@ -5,11 +5,11 @@
 #include <stdio.h>
 
 static void keep(void *user, fattn_log level, const char *text) {
-    if (level == FATTN_LOG_ERROR) snprintf(user, DEVICE_SENTENCE, "%s", text);
+    if (level == FATTN_LOG_ERROR) snprintf(user, DEVICE_MESSAGE, "%s", text);
     else if (level == FATTN_LOG_WARN) fprintf(stderr, "fattn: %s\n", text);
 }
 
-fattn_status device_create(int device, uint32_t flags, int64_t threads, char why[DEVICE_SENTENCE],
+fattn_status device_create(int device, uint32_t flags, int64_t threads, char why[DEVICE_MESSAGE],
                            fattn_ctx **out) {
     const fattn_ctx_options o = {.struct_size = sizeof o,
                                  .flags = flags,
@@ -21,7 +21,7 @@ fattn_status device_create(int device, uint32_t flags, int64_t threads, char why
     return fattn_ctx_create(&o, out);
 }
 
-int device_open(int device, uint32_t flags, int64_t threads, char why[DEVICE_SENTENCE],
+int device_open(int device, uint32_t flags, int64_t threads, char why[DEVICE_MESSAGE],
                 fattn_ctx **out) {
     const fattn_status s = device_create(device, flags, threads, why, out);
     if (!s) return CLI_OK;

@@ -15,21 +15,21 @@
 
 enum { FILES_MAX = 64, FILE_NAME = 128 };
 
-/* What central differences of order 2 in fp64 can show: fattn_gradcheck's defaults. */
+/* The accuracy of central differences of order 2 in fp64: fattn_gradcheck's defaults. */
 static const double fd_atol = 1e-8, fd_rtol = 1e-6;
 
 static const uint32_t accumulates[FATTN_FIXTURE_GRADIENTS] = {
     FATTN_ACC_DQ, FATTN_ACC_DK, FATTN_ACC_DV, FATTN_ACC_DBIAS, FATTN_ACC_DSINK};
 
-/* Keeps the first failure's sentence, with what it was about. */
-static void fail(check_way *way, const char *about, const char *sentence) {
+/* Keeps the error message of the first failure; `about` names the result. */
+static void fail(check_way *way, const char *about, const char *message) {
     if (way->state == CHECK_FAILED) return;
     way->state = CHECK_FAILED;
-    snprintf(way->sentence, sizeof way->sentence, "%s: %s", about, sentence);
+    snprintf(way->message, sizeof way->message, "%s: %s", about, message);
 }
 
-/* An error of a score is a relative error of P: where scores are large, so are all errors. L tells
-   how large they are; one beyond 1e6 is a sink's. */
+/* An error of a score is a relative error of P: with large scores all errors are large. L estimates the size
+   of the scores; an L above 1e6 comes from a sink. */
 static double score_size(const fattn_fixture_attention *c) {
     const double *const lse = c->want_lse.data;
     double size = 1;
@@ -49,14 +49,14 @@ static void compare(check_run *run, check_way *way, const char *about, const fat
     if (s != FATTN_OK) fail(way, about, fattn_ctx_error(run->host));
 }
 
-/* What errors may be: of a result `relative` to itself and, beside that, to the size of its terms. */
+/* Tolerances: `relative` to the result, plus a term relative to the size of the terms of its sum. */
 enum { RESULTS = 2 + FATTN_FIXTURE_GRADIENTS }; /* o, lse, dq, dk, dv, d_bias, d_sink */
 typedef struct allowance {
     double relative, unit[RESULTS];
 } allowance;
 
-/* F64: 1e-12 leaves room for any order of summation. F32: what rounds a sum of the case's longest
-   length, as a random walk, and a few roundings besides. */
+/* F64: 1e-12 allows any order of summation. F32: the rounding of a sum of the case's longest length, as a
+   random walk, and a few roundings. */
 static double rounding(const check_run *run, const fattn_fixture_attention *c) {
     if (run->dtype == FATTN_F64) return 1e-12;
     int64_t terms = 1;
@@ -68,8 +68,8 @@ static double rounding(const check_run *run, const fattn_fixture_attention *c) {
     return 0x1p-24 * (8 + sqrt((double)terms));
 }
 
-/* Errors grow with the scores, unless the file says how large the terms of each result are: then the
-   scores are exact in F32, however large. */
+/* Errors grow with the scores, unless the file has the size of the terms of each result: then the scores
+   are exact in F32, however large. */
 static fattn_status allow(check_run *run, fattn_fixture *f, const char *name,
                           const fattn_fixture_attention *c, allowance *out) {
     char path[192];
@@ -91,7 +91,7 @@ static fattn_status allow(check_run *run, fattn_fixture *f, const char *name,
     for (int i = 0; s == FATTN_OK && i < RESULTS; ++i) {
         out->unit[i] = sizes[i];
         if (!(sizes[i] > 0 && isfinite(sizes[i])))
-            s = fattn_ctx_fail(run->host, FATTN_E_IO, "%s[%d] is %.9g: no size", path, i, sizes[i]);
+            s = fattn_ctx_fail(run->host, FATTN_E_IO, "%s[%d] is %.9g, which is not a size", path, i, sizes[i]);
     }
     fattn_tensor_free(run->host, &unit);
     return s;
@@ -113,7 +113,7 @@ static void compare_differences(check_way *way, const fattn_fixture_gradient *g,
     for (int64_t i = 0; i < n; ++i) {
         const int32_t at = ((const int32_t *)g->fd_index.data)[i];
         if (at < 0 || at >= fattn_tensor_numel(g->got)) {
-            fail(way, g->name, "the file's finite differences name an element that is not there");
+            fail(way, g->name, "the file's finite differences have an index out of range");
             return;
         }
         const double got = element(g->got, at), want = ((const double *)g->fd_value.data)[i];
@@ -138,7 +138,7 @@ static void compare_all(check_run *run, check_way *way, const fattn_fixture_atte
     }
 }
 
-/* The case's memory, byte for byte. */
+/* The case's memory as bytes. */
 enum { TENSORS = sizeof((fattn_fixture_attention *)0)->tensor / sizeof(fattn_tensor) };
 static fattn_tensor bytes_of(const fattn_tensor *memory) {
     const int64_t bytes = fattn_tensor_numel(memory) *
@@ -146,7 +146,7 @@ static fattn_tensor bytes_of(const fattn_tensor *memory) {
     return fattn_tensor_view(memory->data, FATTN_U8, FATTN_CPU, 0, 1, &bytes);
 }
 
-/* Runs the case on the device: its memory goes there, strides and all, and comes back. */
+/* Runs the case on the device: copies its memory there, with its strides, and back. */
 static fattn_status run_elsewhere(fattn_ctx *ctx, fattn_fixture_attention *c) {
     fattn_tensor there[TENSORS] = {{0}};
     void *home[TENSORS];
@@ -183,7 +183,7 @@ static fattn_status run_case(fattn_ctx *ctx, fattn_fixture_attention *c) {
     return run_elsewhere(ctx, c);
 }
 
-/* Loads the case anew for each algorithm: a call may add to what its outputs hold. */
+/* Loads the case again for each algorithm, since a call may add to its outputs. */
 static void check_way_of(check_run *run, fattn_fixture *f, const char *name, int w,
                          check_result *r) {
     check_way *const way = &r->way[w];
@@ -201,14 +201,14 @@ static void check_way_of(check_run *run, fattn_fixture *f, const char *name, int
         way->state = CHECK_OK;
         compare_all(run, way, &c, &a);
     } else if (s == FATTN_E_UNSUPPORTED) {
-        snprintf(way->sentence, sizeof way->sentence, "%s", fattn_ctx_error(run->ctx));
+        snprintf(way->message, sizeof way->message, "%s", fattn_ctx_error(run->ctx));
     } else {
         fail(way, fattn_status_name(s), fattn_ctx_error(run->ctx));
     }
     fattn_fixture_attention_free(run->host, &c);
 }
 
-/* A case of the tape's ops has no q: those are for the library's tests. */
+/* Cases of the tape's ops have no q; only the library's tests run them. */
 static bool is_attention(fattn_fixture *f, const char *name) {
     char path[128];
     snprintf(path, sizeof path, "/cases/%s/q", name);

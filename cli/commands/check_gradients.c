@@ -1,4 +1,4 @@
-/* Gradient checks of the fused op and of what is built around it, through the public tape. */
+/* Gradient checks of the fused op, of a transformer block and of a model, through the public tape. */
 #include "cli/commands/check.h"
 #include "cli/base/device.h"
 #include "cli/output/progress.h"
@@ -9,14 +9,14 @@
 
 enum { INPUTS_MAX = 10 };
 
-/* One description serves attention and block: a block has Hq heads of width D. */
+/* One struct for attention and block cases: a block has Hq heads of width D. */
 typedef struct grad_case {
     const char *name;
     int64_t B, Hq, Hkv, Sq, Sk, D, Dv;
     uint32_t flags;
     int64_t sample; /* coordinates per input; 0 = all */
     bool lse;       /* the output is L, not O */
-    int algorithm;  /* set in turn */
+    int algorithm;  /* set for each run */
 } grad_case;
 
 static const grad_case attention_cases[] = {
@@ -130,7 +130,7 @@ static void check(check_run *run, check_result *r, fattn_graph_fn graph, grad_ca
                                                 : CHECK_FAILED;
         way->checked = report.checked;
         way->worst = check_worst(&report, run->dtype == FATTN_F64 ? 1e-2 : 1);
-        snprintf(way->sentence, sizeof way->sentence, "%s", fattn_ctx_error(run->ctx));
+        snprintf(way->message, sizeof way->message, "%s", fattn_ctx_error(run->ctx));
     }
     r->seconds = seconds_now() - begin;
     for (int i = 0; i < in->n; ++i)

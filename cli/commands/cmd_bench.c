@@ -1,4 +1,4 @@
-/* fattn bench: speed, on this machine, in this run. */
+/* fattn bench: measures the speed on this machine. */
 #include "cli/measure/bench.h"
 #include "cli/base/device.h"
 
@@ -8,7 +8,7 @@
 static const bench_options defaults = {
     .repeat = 20, .seconds = 2, .dtype = -1, .algorithm = -1};
 
-/* What the CPU measures unless told otherwise; a GPU: bench_cuda.c. */
+/* Defaults on the CPU; those for a GPU are in bench_cuda.c. */
 static bench_options on_cpu(const bench_options *given) {
     bench_options o = *given;
     if (o.rows.count == 0) o.rows = (cli_list){5, {128, 256, 512, 1024, 2048}};
@@ -43,13 +43,13 @@ static int run(const void *options, int n_operands, char *const *operands) {
     const bench_options *o = options;
     for (int i = 0; i < n_operands; ++i) {
         if (strcmp(operands[i], "attention") != 0)
-            return cli_fail(CLI_USAGE, "\"%s\" is nothing to measure; there is: attention",
+            return cli_fail(CLI_USAGE, "\"%s\" cannot be measured; there is: attention",
                             operands[i]);
     }
     json j;
     if (!json_open(&j, o->json, false)) return CLI_FAILURE;
     fattn_ctx *ctx = NULL;
-    char why[DEVICE_SENTENCE];
+    char why[DEVICE_MESSAGE];
     int code = device_open(o->device, 0, o->threads, why, &ctx);
     if (!code && o->device == ON_CUDA) {
         code = bench_attention_cuda(ctx, o, &j);

@@ -1,4 +1,4 @@
-/* fattn check: is every gradient right, on this machine, in this build? */
+/* fattn check: checks all gradients on this machine, in this build. */
 #include "cli/commands/check.h"
 #include "cli/base/cli.h"
 #include "cli/base/device.h"
@@ -49,7 +49,7 @@ bool check_begin(check_run *run, const char *name) {
         wanted = run->found[i] = true;
     }
     if (wanted && run->list) puts(name);
-    return wanted && !run->list && !json_failed(&run->log); /* json_close says why */
+    return wanted && !run->list && !json_failed(&run->log); /* json_close reports it */
 }
 
 double check_worst(const fattn_report *r, double unit) {
@@ -79,7 +79,7 @@ static void log_way(json *j, const check_result *r, int w) {
     json_text(j, "state", word[v->state]);
     json_int(j, "checked", v->checked);
     json_real(j, "worst_relative_error", v->state == CHECK_SKIPPED ? NAN : v->worst);
-    if (v->state != CHECK_OK) json_text(j, "sentence", v->sentence);
+    if (v->state != CHECK_OK) json_text(j, "message", v->message);
     json_end(j);
 }
 
@@ -102,12 +102,12 @@ void check_end(check_run *run, const check_result *r) {
     printf("%9.2f\n", r->seconds);
     for (int w = 0; w < CHECK_WAYS; ++w) {
         if (r->way[w].state == CHECK_FAILED)
-            printf("      %s: %s\n", check_way_name[w], r->way[w].sentence);
+            printf("      %s: %s\n", check_way_name[w], r->way[w].message);
     }
     fflush(stdout);
 }
 
-/* ./data, or share/fattn beside the folder that this program lies in; NULL: neither is there. */
+/* ./data, or share/fattn next to the folder of this program; NULL: neither exists. */
 static const char *default_folder(char *buffer, size_t size) {
     if (access("data", R_OK) == 0) return "data";
     const ssize_t length = readlink("/proc/self/exe", buffer, size - 1);
@@ -165,7 +165,7 @@ static int check_all(check_run *run, const struct options *o) {
 static int run(const void *options, int n_operands, char *const *operands) {
     const struct options *o = options;
     check_run run = {.dtype = o->dtype ? FATTN_F32 : FATTN_F64, .n_wanted = n_operands, .wanted = operands, .list = o->list};
-    char why[2][DEVICE_SENTENCE];
+    char why[2][DEVICE_MESSAGE];
     if (!json_open(&run.log, o->json, false)) return CLI_FAILURE;
     run.found = calloc((size_t)n_operands + 1, sizeof *run.found);
     int code = run.found ? CLI_OK : cli_fail(CLI_FAILURE, "no memory");

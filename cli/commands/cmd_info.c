@@ -1,4 +1,4 @@
-/* fattn info: what this build is and what it would run here. */
+/* fattn info: version and build, devices, and the kernels that would run here. */
 #include "cli/base/cli.h"
 #include "cli/measure/layer.h"
 #include "cli/output/progress.h"
@@ -8,7 +8,7 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { SENTENCE = 512 };
+enum { MESSAGE_BYTES = 512 };
 
 struct options {
     int64_t rows, head_dim, threads;
@@ -63,12 +63,12 @@ static void print_cpu(void) {
 }
 
 static void keep(void *user, fattn_log level, const char *text) {
-    if (level == FATTN_LOG_ERROR) snprintf(user, SENTENCE, "%s", text);
+    if (level == FATTN_LOG_ERROR) snprintf(user, MESSAGE_BYTES, "%s", text);
     else if (level == FATTN_LOG_WARN) printf("warning  %s\n", text);
 }
 
-/* A context on the device; NULL after printing why there is none. why: SENTENCE bytes that live as
-   long as the context, whose log goes there. */
+/* A context on the device; NULL after printing why there is none. why: MESSAGE_BYTES bytes that live as
+   long as the context, whose log is written there. */
 static fattn_ctx *open_device(fattn_device device, int threads, char *why) {
     fattn_ctx *ctx;
     const fattn_ctx_options o = {.struct_size = sizeof o,
@@ -113,7 +113,7 @@ static int run(const void *options, int n_operands, char *const *operands) {
     const struct options *o = options;
     print_build();
     print_cpu();
-    char why[SENTENCE] = "";
+    char why[MESSAGE_BYTES] = "";
     fattn_ctx *const cuda = open_device(FATTN_CUDA, 0, why);
     if (cuda) printf("cuda     device 0\n");
     fattn_ctx_destroy(cuda);

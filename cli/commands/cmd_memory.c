@@ -1,8 +1,8 @@
 /* fattn memory: peak memory of a training step, N x N stored against flash, predicted and measured.
 
-   Every size runs in a forked child, so that one row's high-water mark says nothing about another's
-   and a row that the system ends for memory takes nothing with it. This process itself must neither run
-   a parallel region nor open a GPU: OpenMP and CUDA do not survive a fork. */
+   Every size runs in a forked child, so that each row has its own high-water mark, and a row that the system
+   kills for lack of memory does not end the command. This process itself must neither run a parallel region
+   nor open a GPU: OpenMP and CUDA do not survive a fork. */
 #include "cli/base/cli.h"
 #include "cli/base/device.h"
 #include "cli/output/json.h"
@@ -68,15 +68,15 @@ static const char *const name_of[WAYS] = {"standard", "flash"};
 typedef enum state { MEASURED, NO_FIT, KILLED, FAILED } state;
 typedef struct reading {
     state state;
-    double predicted;        /* bytes by the library's query; of a whole model: at least */
+    double predicted;        /* bytes, from the library's query; for a whole model a lower bound */
     double counted, process; /* measured: by the allocator, by the system (NAN on a GPU) */
-    double matrix_to_statistics; /* N x N storage : L */
+    double matrix_to_statistics; /* ratio of N x N storage to L */
     char text[512];          /* FAILED: why */
 } reading;
 
 /* ---- in the child ---- */
 
-/* Backs every page at once: what is asked for is what is charged, written to or not. */
+/* Touches every page, so that all allocated memory becomes resident, even if it is never written. */
 static void *touching_alloc(void *user, size_t bytes, size_t align, fattn_stream stream) {
     (void)user, (void)stream;
     unsigned char *p = aligned_alloc(align, (bytes + align - 1) / align * align);
@@ -150,7 +150,7 @@ static fattn_status step(kind what, fattn_ctx *ctx, const struct options *o, int
     return what == ONE_LAYER ? layer_step(ctx, o, n, algorithm) : model_step(ctx, o, n, algorithm);
 }
 
-/* A context that counts what really is there: on the CPU every page is touched. */
+/* A context whose counters match the resident memory: on the CPU every page is touched. */
 static fattn_status open_context(const struct options *o, reading *r, fattn_ctx **ctx) {
     if (o->device == ON_CUDA)
         return device_create(ON_CUDA, 0, 0, r->text, ctx);
@@ -161,7 +161,7 @@ static fattn_status open_context(const struct options *o, reading *r, fattn_ctx 
     return fattn_ctx_create(&options, ctx);
 }
 
-/* What the library says before anything is allocated. */
+/* The library's prediction, before anything is allocated. */
 static fattn_status predict(kind what, fattn_ctx *ctx, const struct options *o, int64_t n, int way,
                             reading *r) {
     const layer_shape shape = {what == WHOLE_MODEL ? model_dtype(o) : dtypes[o->dtype],
@@ -181,7 +181,7 @@ static fattn_status predict(kind what, fattn_ctx *ctx, const struct options *o, 
     return FATTN_OK;
 }
 
-/* A tiny step first: threads, code pages and a BLAS's buffers are not the algorithm's. */
+/* A tiny step first, so that threads, code pages and buffers of a BLAS are not counted. */
 static void measure(kind what, const struct options *o, int64_t n, int way, reading *r) {
     fattn_ctx *ctx = NULL;
     fattn_status s = open_context(o, r, &ctx);
@@ -204,8 +204,8 @@ static void measure(kind what, const struct options *o, int64_t n, int way, read
         r->process = o->device == ON_CUDA ? NAN : memory_high_water() - before;
     }
     r->state = s == FATTN_OK ? MEASURED : s == FATTN_E_NOMEM ? KILLED : FAILED;
-    const char *sentence = fattn_ctx_error(ctx);
-    if (ctx) snprintf(r->text, sizeof r->text, "%s", *sentence ? sentence : fattn_status_text(s));
+    const char *message = fattn_ctx_error(ctx);
+    if (ctx) snprintf(r->text, sizeof r->text, "%s", *message ? message : fattn_status_text(s));
     fattn_ctx_destroy(ctx);
 }
 
@@ -260,7 +260,7 @@ static const char *measured_text(const reading *r, double bytes, char *buffer) {
     return isnan(bytes) ? "-" : text_of_bytes(bytes, buffer);
 }
 
-/* How many times more the stored way needs, as far as that is known. */
+/* The ratio of N x N stored to flash, as far as both are known. */
 static void ratio_text(const row *r, char *buffer, size_t size) {
     const reading *stored = &r->way[STORED], *flash = &r->way[FLASH];
     if (flash->state != MEASURED)
@@ -306,7 +306,7 @@ static void log_row(json *j, kind what, int64_t n, const row *r) {
 
 static int run_table(kind what, const struct options *o, row *rows, json *j) {
     const bool one = what == ONE_LAYER;
-    const int width = one ? 33 : 22; /* of one way's columns */
+    const int width = one ? 33 : 22; /* of the columns of one algorithm */
     printf("%7s %*s %*s\n", "", width, "N x N stored", width, "flash");
     printf("%7s ", "N");
     for (int w = 0; w < WAYS; ++w) {
@@ -325,7 +325,7 @@ static int run_table(kind what, const struct options *o, row *rows, json *j) {
         }
         print_row(what, n, &rows[i]);
         log_row(j, what, n, &rows[i]);
-        if (json_failed(j)) return CLI_FAILURE; /* json_close says why */
+        if (json_failed(j)) return CLI_FAILURE; /* json_close reports it */
     }
     return CLI_OK;
 }

@@ -27,14 +27,14 @@ typedef struct session {
     progress bar;
     int64_t first_step; /* of this part of the run */
     durable_lock lock;  /* of the folder of checkpoints */
-    bool at_home;       /* that folder is the one that the run goes on from */
-    int64_t keep;       /* checkpoints there up to this step are the run's own; -1 = none */
+    bool same_folder;   /* whether that folder is the one that the run was resumed from */
+    int64_t keep;       /* checkpoints there up to this step belong to this run; -1 = none */
     int64_t saved_step; /* of the last checkpoint, -1 = none */
     double origin;      /* monotonic clock minus elapsed */
     evaluation last;    /* the latest on held-out data */
     bool reached;       /* the target */
-    char why[DEVICE_SENTENCE]; /* the context's log */
-    int64_t warm_step;         /* from here on the speed counts: after memory and kernels are there */
+    char why[DEVICE_MESSAGE]; /* the context's log */
+    int64_t warm_step;         /* speed is measured from here on: after allocations and loading of kernels */
     double warm_elapsed;
 } session;
 
@@ -128,7 +128,7 @@ static int evaluate(session *s, int64_t sequences) {
     return CLI_OK;
 }
 
-/* Until the budget is used, the target reached, or somebody interrupts. */
+/* Until the budget is used, the target is reached, or a signal interrupts. */
 static int learn(session *s) {
     trainer *r = &s->r;
     int code = CLI_OK, saved = CLI_OK;
@@ -141,11 +141,11 @@ static int learn(session *s) {
         log_step(s);
         if (r->step % s->o.eval_every == 0) code = evaluate(s, s->o.eval_sequences);
         if (!code && r->step % s->o.checkpoint_every == 0) code = saved = save(s);
-        if (json_failed(&s->log)) code = CLI_FAILURE; /* json_close says why */
+        if (json_failed(&s->log)) code = CLI_FAILURE; /* json_close reports it */
         if (!code) show_progress(s);
     }
     progress_end(&s->bar);
-    if (!saved) saved = save(s); /* what failed has been said */
+    if (!saved) saved = save(s); /* save prints its error message */
     return code ? code : saved;
 }
 
@@ -240,7 +240,7 @@ static int summarize_text(session *s) {
     printf("\nheld out, nats per byte (%s bytes):\n  this model  %.3f\n",
            text_of_count((double)s->last.targets, bytes), s->last.loss);
     plot_level levels[NGRAM_ORDERS];
-    char names[NGRAM_ORDERS][16];
+    char names[NGRAM_ORDERS][20];
     json_begin(&s->log);
     json_text(&s->log, "event", "ngrams");
     for (int i = 0; i < NGRAM_ORDERS; ++i) {
@@ -256,8 +256,8 @@ static int summarize_text(session *s) {
     return code;
 }
 
-/* Speed after the first steps. Operations: 6 per parameter and token, and those of causal attention,
-   forward and backward (7 products of half a square). */
+/* Speed after the first steps. Operations: 6 per parameter and token, plus those of causal attention,
+   forward and backward (7 products, each over half of the N x N matrix). */
 static int summarize_tokens(session *s) {
     char rate[32], memory[32];
     const train_options *o = &s->o;
@@ -277,7 +277,7 @@ static int summarize_tokens(session *s) {
     return s->o.plot && !draw(s, levels, 1) ? CLI_FAILURE : CLI_OK;
 }
 
-/* Held-out figures on all of it, then what belongs to the task, then where things lie. */
+/* The final evaluation on all held-out data, the summary of the task, the files written. */
 static int summarize(session *s) {
     char tokens[32], time[32];
     int code = evaluate(s, s->task->held_out);
@@ -317,7 +317,7 @@ static void print_header(const session *s) {
         printf("task: %lld key-value pairs, then every key once more; %lld symbols\n",
                (long long)o->context / 4, (long long)s->task->vocab);
     if (s->from)
-        printf("going on from %s, after step %lld\n", checkpoint_path(s->from),
+        printf("resumed from %s, after step %lld\n", checkpoint_path(s->from),
                (long long)s->r.step);
     fflush(stdout);
 }
@@ -327,29 +327,28 @@ static bool same_folder(const char *a, const char *b) {
     return stat(a, &x) == 0 && stat(b, &y) == 0 && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
 }
 
-/* Makes the folder this run's own. There must be nothing in it that its checkpoints would mix with or
-   replace: of another run, or of the same run after the step that it goes on from. `home` is where the
-   checkpoint that the run goes on from lies. */
+/* Locks the folder for this run. It must have no checkpoints of another run, nor of this run after the step
+   that it resumes from. `home` is the folder of the checkpoint that the run resumes from. */
 static int claim_folder(session *s, const char *home) {
     char names[CHECKPOINT_NAMES];
     const char *folder = s->o.checkpoint;
     s->keep = -1;
     if (!wants_checkpoints(s)) return CLI_OK;
     if (!durable_hold(&s->lock, folder)) return CLI_FAILURE;
-    s->at_home = s->from && same_folder(home, folder);
-    if (s->at_home) { /* what is damaged after the step is known to be, and nothing to keep */
+    s->same_folder = s->from && same_folder(home, folder);
+    if (s->same_folder) { /* a damaged checkpoint after the step has been reported, and need not be kept */
         const int64_t newest = checkpoint_newest(s->from);
         s->keep = newest > s->r.step ? newest : s->r.step;
     }
     if (s->o.overwrite || checkpoint_after(folder, s->keep, names) == 0) return CLI_OK;
-    if (s->at_home)
+    if (s->same_folder)
         return cli_fail(CLI_FAILURE,
-                        "%s holds checkpoints after step %lld: %s; go on from the newest with "
+                        "%s has checkpoints after step %lld: %s; resume from the newest with "
                         "--resume %s, remove them with --overwrite, or name another folder with "
                         "--checkpoint",
                         folder, (long long)s->keep, names, folder);
     return cli_fail(CLI_FAILURE,
-                    "%s holds the checkpoints of another run: %s; go on with --resume %s, remove "
+                    "%s has the checkpoints of another run: %s; resume that with --resume %s, remove "
                     "them with --overwrite, or name another folder with --checkpoint",
                     folder, names, folder);
 }
@@ -365,7 +364,7 @@ static int set_up(session *s, char *folder, size_t size) {
             slash[slash == folder] = 0; /* "/" stays */
         else
             snprintf(folder, size, ".");
-        if (!o->checkpoint) o->checkpoint = folder; /* it may have moved */
+        if (!o->checkpoint) o->checkpoint = folder; /* the folder may have been moved */
     }
     int code = train_options_complete(o, s->from);
     if (code) return code;
@@ -390,10 +389,10 @@ static int set_up(session *s, char *folder, size_t size) {
     if (code) return code;
     if (!output_open(&s->plot, o->plot, OUTPUT_LATER)) return CLI_FAILURE;
     const bool logs = s->from ? json_resume(&s->log, o->json, s->r.step,
-                                            o->overwrite || (o->same_log && s->at_home))
+                                            o->overwrite || (o->same_log && s->same_folder))
                               : json_open(&s->log, o->json, false);
     if (!logs) return CLI_FAILURE;
-    /* Nothing is left that could fail before the first step. */
+    /* After this nothing can fail before the first step. */
     const bool clear = wants_checkpoints(s) && o->overwrite;
     return !clear || checkpoint_remove_after(o->checkpoint, s->keep) ? CLI_OK : CLI_FAILURE;
 }
@@ -415,7 +414,7 @@ static int run(const void *options, int n_operands, char *const *operands) {
             code = CLI_INTERRUPTED;
             if (s.o.plot && s.r.step > 0 && !draw(&s, NULL, 0)) code = CLI_FAILURE;
             cli_fail(code, "interrupted after step %lld%s%s", (long long)s.r.step,
-                     wants_checkpoints(&s) ? "; go on with --resume " : "",
+                     wants_checkpoints(&s) ? "; continue with --resume " : "",
                      wants_checkpoints(&s) ? s.o.checkpoint : "");
         } else if (!code) {
             code = summarize(&s);

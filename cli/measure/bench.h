@@ -1,4 +1,4 @@
-/* What `fattn bench` can measure. */
+/* The measurements of `fattn bench`. */
 #ifndef FATTNI_CLI_MEASURE_BENCH_H
 #define FATTNI_CLI_MEASURE_BENCH_H
 
@@ -10,7 +10,7 @@
 enum { SGEMM_N = 2048 };
 enum { BENCH_ALGORITHMS = 4 };
 
-typedef struct bench_options { /* what is 0, or -1 for a choice, was not given */
+typedef struct bench_options { /* 0, or -1 for a choice: not given */
     cli_list rows;
     int64_t head_dim, heads, batch, threads, repeat;
     double seconds;
@@ -35,7 +35,7 @@ double bench_work(const layer_shape *s, bool causal);
 int bench_attention(fattn_ctx *ctx, const bench_options *o, json *j);
 int bench_attention_cuda(fattn_ctx *ctx, const bench_options *o, json *j);
 
-/* What both tables log of a row, between json_begin and json_end. */
+/* The log entries of a row that both tables share, between json_begin and json_end. */
 void bench_log(json *j, const layer *l, bool causal, const bench_speed *forward,
                const bench_speed *backward);
 

@@ -1,5 +1,5 @@
-/* Speed of the attention kernels, beside the matrix product's on the same threads in the same run
-   and the peak of the multiply-add units. */
+/* Speed of the attention kernels, with the speed of a matrix product on the same threads in the same run and
+   the peak of the FMA units. */
 #include "cli/measure/bench.h"
 #include "cli/output/progress.h"
 
@@ -17,7 +17,7 @@ double bench_work(const layer_shape *s, bool causal) {
     return 4 * pairs * (double)s->head_dim * (causal ? 0.5 : 1);
 }
 
-typedef struct yardsticks { double sgemm, peak; } yardsticks; /* FLOP/s in float32 */
+typedef struct references { double sgemm, peak; } references; /* FLOP/s in float32 */
 
 static fattn_status forward(void *arg) { return layer_forward(arg); }
 static fattn_status backward(void *arg) { return layer_backward(arg); }
@@ -55,7 +55,7 @@ void bench_log(json *j, const layer *l, bool causal, const bench_speed *f, const
 }
 
 static void log_row(json *j, const bench_options *o, const layer *l, const bench_speed *f,
-                    const bench_speed *b, const yardsticks *y) {
+                    const bench_speed *b, const references *y) {
     json_begin(j);
     bench_log(j, l, o->causal, f, b);
     json_real(j, "sgemm_gflops", 1e-9 * y->sgemm);
@@ -63,13 +63,13 @@ static void log_row(json *j, const bench_options *o, const layer *l, const bench
     json_end(j);
 }
 
-static void print_pass(const bench_speed *s, const yardsticks *y) {
+static void print_pass(const bench_speed *s, const references *y) {
     printf(" %9.3f %9.3f %7.1f %5.1f%% %5.1f%% ", 1e3 * s->time.best, 1e3 * s->time.median,
            1e-9 * s->flops, 100 * s->flops / y->sgemm, 100 * s->flops / y->peak);
 }
 
 static int bench_row(fattn_ctx *ctx, const bench_options *o, int64_t n, int algorithm,
-                     const yardsticks *y, json *j) {
+                     const references *y, json *j) {
     const layer_shape shape = {bench_dtype(o->dtype), o->batch, o->heads, o->heads, n, n, o->head_dim};
     layer l;
     fattn_status s =
@@ -97,12 +97,12 @@ static int bench_row(fattn_ctx *ctx, const bench_options *o, int64_t n, int algo
     printf(" %9s\n", text_of_bytes((double)l.predicted_peak, text));
     fflush(stdout);
     log_row(j, o, &l, &f, &b, y);
-    return json_failed(j) ? CLI_FAILURE : CLI_OK; /* json_close says why */
+    return json_failed(j) ? CLI_FAILURE : CLI_OK; /* json_close reports it */
 }
 
-/* Raises both: other programs on the machine can only make it look slower than it is. */
-static int measure_yardsticks(fattn_ctx *ctx, const bench_options *o, int64_t repeat,
-                              yardsticks *y) {
+/* Keeps the larger values: other programs on the machine can only lower them. */
+static int measure_references(fattn_ctx *ctx, const bench_options *o, int64_t repeat,
+                              references *y) {
     double flops = 0;
     const fattn_status s =
         measure_product(ctx, FATTN_F32, SGEMM_N, 1, o->repeat < repeat ? o->repeat : repeat, &flops);
@@ -114,8 +114,8 @@ static int measure_yardsticks(fattn_ctx *ctx, const bench_options *o, int64_t re
 }
 
 int bench_attention(fattn_ctx *ctx, const bench_options *o, json *j) {
-    yardsticks y = {0, 0};
-    int code = measure_yardsticks(ctx, o, 10, &y);
+    references y = {0, 0};
+    int code = measure_references(ctx, o, 10, &y);
     if (code != CLI_OK) return code;
     printf(
         "attention, %s, B %lld, H %lld, d %lld, %s\n"
@@ -130,7 +130,7 @@ int bench_attention(fattn_ctx *ctx, const bench_options *o, json *j) {
         printf(" %9s %9s %7s %6s %6s ", "best ms", "median ms", "GF/s", "sgemm", "peak");
     printf(" %9s\n", "memory");
     for (int i = 0; code == CLI_OK && i < o->rows.count; ++i) {
-        if (i > 0) code = measure_yardsticks(ctx, o, 3, &y);
+        if (i > 0) code = measure_references(ctx, o, 3, &y);
         for (int a = 0; code == CLI_OK && a < BENCH_ALGORITHMS; ++a) {
             const bool wanted = o->algorithm == a || (o->algorithm == BENCH_ALGORITHMS && a > 0);
             if (wanted) code = bench_row(ctx, o, o->rows.at[i], a, &y, j);

@@ -1,6 +1,6 @@
-/* Speed of the attention kernels on a GPU, beside a matrix product and a copy in the same run.
+/* Speed of the attention kernels on a GPU, with that of a matrix product and a copy in the same run.
 
-   A time is that of a batch of calls until all are done, long enough to hide what waiting costs. */
+   A timing covers a batch of calls and one synchronisation; the batch is long enough to hide the latter's cost. */
 #include "cli/measure/bench.h"
 #include "cli/measure/device_clock.h"
 #include "cli/output/progress.h"
@@ -17,7 +17,7 @@ typedef struct ceilings {
 
 typedef fattn_status pass(fattn_ctx *, const fattn_attention_params *, const fattn_attention_io *);
 
-/* `count` calls of one pass, and the wait for them. */
+/* `count` calls of one pass, and a synchronisation. */
 typedef struct batch {
     layer *l;
     pass *run;
@@ -52,7 +52,7 @@ static fattn_status measure_pass(layer *l, pass *run, const bench_options *o, do
     return s;
 }
 
-/* The clock while forward calls run: long enough for the driver's library to start. */
+/* The clock while forward calls run, enough of them for NVML to start. */
 static fattn_status clock_under_load(layer *l, const bench_speed *f, int *mhz) {
     const batch b = {l, fattn_attention_fwd, (int64_t)(10 * batch_seconds / f->time.best) + 1};
     const fattn_status s = enqueue(&b);
@@ -114,7 +114,7 @@ static int bench_row(fattn_ctx *ctx, const bench_options *o, int64_t n, int64_t 
     json_real(j, "product_gflops", 1e-9 * c->product);
     json_real(j, "copy_gbytes_per_second", 1e-9 * c->copy);
     json_int(j, "clock_mhz", mhz);
-    return json_end(j) ? CLI_OK : CLI_FAILURE; /* json_close says why */
+    return json_end(j) ? CLI_OK : CLI_FAILURE; /* json_close reports it */
 }
 
 typedef struct copy {

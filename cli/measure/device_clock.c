@@ -9,7 +9,7 @@ typedef int nvml_init(void);
 typedef int nvml_device(unsigned, void **);
 typedef int nvml_clock(void *, int, unsigned *);
 
-/* dlsym returns an object pointer: POSIX promises that it can hold a function's. */
+/* dlsym returns an object pointer, which POSIX allows to be converted to a function pointer. */
 static void *symbol(void *library, const char *name) { return dlsym(library, name); }
 
 int device_clock(void) {

@@ -1,8 +1,8 @@
-/* The clock of the first GPU, as its driver's management library tells. */
+/* The clock of the first GPU, from NVML. */
 #ifndef FATTNI_CLI_MEASURE_DEVICE_CLOCK_H
 #define FATTNI_CLI_MEASURE_DEVICE_CLOCK_H
 
-/* MHz of the multiprocessors now; 0 without that library or device. */
+/* Current MHz of the multiprocessors; 0 without NVML or a device. */
 int device_clock(void);
 
 #endif

@@ -1,5 +1,5 @@
-/* What the multiply-add units of this machine do at most: chains of multiply-adds in registers,
-   enough of them to hide the latency, on every thread at once. */
+/* The peak of this machine's FMA units: chains of multiply-adds in registers, enough of them to hide the
+   latency, on all threads. */
 #include "cli/measure/measure.h"
 #include "cli/output/progress.h"
 
@@ -10,7 +10,7 @@ enum { CHAINS = 12, ROUNDS = 1 << 22, TRIALS = 5, MOST_THREADS = 1024 };
 
 typedef float (*chains)(void);
 
-/* x = x a + b, CHAINS times beside each other; the result keeps the compiler from dropping it. */
+/* x = x a + b, in CHAINS independent chains; returning the result prevents dead-code elimination. */
 #define DEFINE_CHAINS(name, attribute, vector, splat, multiply_add)                          \
     attribute static float name(void) {                                                      \
         vector x[CHAINS];                                                                    \

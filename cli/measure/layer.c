@@ -29,7 +29,7 @@ fattn_status layer_plan(layer *l, fattn_ctx *ctx, const layer_shape *s, fattn_al
     l->io.d_o = &t[LAYER_DO];
     l->io.dq = &t[LAYER_DQ], l->io.dk = &t[LAYER_DK], l->io.dv = &t[LAYER_DV];
 
-    /* A query reads no data but wants pointers: addresses in a row, never followed. */
+    /* A query reads no data but needs pointers: distinct addresses that are never dereferenced. */
     uintptr_t address = 4096;
     for (int i = 0; i < LAYER_TENSORS; ++i) {
         t[i].data = (void *)address;
@@ -52,7 +52,7 @@ fattn_status layer_plan(layer *l, fattn_ctx *ctx, const layer_shape *s, fattn_al
     return FATTN_OK;
 }
 
-/* Allocates tensors begin..end-1 that are not there yet. */
+/* Allocates those of the tensors begin..end-1 that are not allocated yet. */
 static fattn_status allocate(layer *l, int begin, int end) {
     for (int i = begin; i < end; ++i) {
         fattn_tensor *t = &l->tensor[i];

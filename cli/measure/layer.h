@@ -1,5 +1,5 @@
-/* One attention layer on random numbers: its plan without memory, then its tensors and its passes.
-   Through the public attention calls only, as a client's own layer would be. */
+/* One attention layer on random numbers: its plan, which needs no memory, its tensors and its passes. Uses the
+   public attention calls only. */
 #ifndef FATTNI_CLI_MEASURE_LAYER_H
 #define FATTNI_CLI_MEASURE_LAYER_H
 
@@ -20,7 +20,7 @@ typedef struct layer { /* points into itself: do not copy */
     fattn_attention_params params;
     fattn_attention_io io;
     fattn_attention_plan plan;
-    fattn_tensor tensor[LAYER_TENSORS]; /* below LAYER_FORWARD: what forward leaves for backward */
+    fattn_tensor tensor[LAYER_TENSORS]; /* below LAYER_FORWARD: kept from forward to backward */
     fattn_tensor workspace;
     size_t predicted_peak; /* bytes of a step: layer_start, _forward, _backward */
 } layer;
@@ -34,6 +34,6 @@ fattn_status layer_start(layer *l);
 fattn_status layer_forward(layer *l);
 /* The same with dO (random) and the gradients. */
 fattn_status layer_backward(layer *l);
-void layer_free(layer *l); /* after a failure, too */
+void layer_free(layer *l); /* also after a failure */
 
 #endif

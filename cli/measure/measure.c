@@ -21,7 +21,7 @@ fattn_status measure_time(timed run, void *arg, int64_t repeat, double budget, t
     const double begin = seconds_now();
     fattn_status s = run(arg);
     if (s != FATTN_OK) return s;
-    sample[0] = seconds_now() - begin; /* all there is when one run takes the whole budget */
+    sample[0] = seconds_now() - begin; /* the only sample when one run takes the whole budget */
     int n = 0;
     while (n < SAMPLES_MAX && n < repeat && seconds_now() - begin < budget) {
         const double start = seconds_now();

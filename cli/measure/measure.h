@@ -1,4 +1,4 @@
-/* Time and memory as the commands measure them. */
+/* Measurement of time and memory. */
 #ifndef FATTNI_CLI_MEASURE_MEASURE_H
 #define FATTNI_CLI_MEASURE_MEASURE_H
 
@@ -14,15 +14,14 @@ typedef fattn_status (*timed)(void *arg);
 fattn_status measure_time(timed run, void *arg, int64_t repeat, double budget, timing *out);
 
 /* FLOP/s of `count` matrix products n x n x n through the library (OpenBLAS on ctx's threads, or
-   cuBLAS), the time until all are done: what the attention kernels are compared with. Best of
-   `repeat`. */
+   cuBLAS), timed until all are done; attention kernels are compared with it. Best of `repeat`. */
 fattn_status measure_product(fattn_ctx *ctx, fattn_dtype dtype, int64_t n, int64_t count,
                              int64_t repeat, double *flops);
 
-/* FLOP/s in float32 that the multiply-add units can do on so many threads, 0 for OpenMP's choice. */
+/* Peak FLOP/s of the FMA units in float32 on `threads` threads, 0 for OpenMP's choice. */
 double measure_fma_peak(int threads);
 
-/* Bytes that this process could still use without swapping: the system's and its group's limits. */
+/* Bytes that this process could still use without swapping, within the limits of the system and its cgroup. */
 double memory_available(void);
 /* High-water mark of the resident memory of this process; a forked child starts anew. 0 = unknown.
  */

@@ -23,7 +23,7 @@ FILE *input_open(const char *path) {
     int number = -1;
     bool known = stat(path, &status) == 0;
     if (known && S_ISREG(status.st_mode)) {
-        /* Should it be another one by now: without O_NONBLOCK a pipe would wait for a writer. */
+        /* O_NONBLOCK: the path may have become a pipe since, which would wait for a writer. */
         number = open(path, O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
         known = number >= 0 && fstat(number, &status) == 0;
         if (known && S_ISREG(status.st_mode)) file = fdopen(number, "rb");
@@ -50,7 +50,7 @@ bool output_differ(const char *json, const char *plot) {
     return !same;
 }
 
-/* Standard output becomes this stream; what is printed to stdout goes to standard error. */
+/* Returns a stream for standard output; text printed to stdout goes to standard error from now on. */
 static FILE *take_stdout(void) {
     fflush(stdout);
     const int number = fcntl(STDOUT_FILENO, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);

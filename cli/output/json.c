@@ -14,9 +14,9 @@ bool json_open(json *j, const char *path, bool append) {
     return output_open(&j->to, path, append ? OUTPUT_APPEND : OUTPUT_REPLACE);
 }
 
-/* Bytes of the log up to the first line that is of a later step or has no end. */
+/* Bytes of the log up to the first line that has a later step or is incomplete. */
 static int64_t length_until(FILE *file, int64_t step) {
-    static const char key[] = ", \"step\": "; /* within a text its quotes would be escaped */
+    static const char key[] = ", \"step\": "; /* cannot occur inside a string, where quotes are escaped */
     char *line = NULL;
     size_t capacity = 0;
     int64_t length = 0;
@@ -40,7 +40,7 @@ bool json_resume(json *j, const char *path, int64_t step, bool may_cut) {
     fclose(old);
     if (!whole && !may_cut)
         cli_fail(CLI_FAILURE,
-                 "%s goes on after step %lld, from which this run goes on elsewhere: name another "
+                 "%s has lines after step %lld, from which this run resumes elsewhere: give another "
                  "file with --json, or cut it there with --overwrite",
                  path, (long long)step);
     if (!whole && may_cut && ftruncate(fileno(j->to.file), length) != 0) j->to.error = errno;
@@ -55,7 +55,7 @@ static void put(json *j, const char *text) {
     if (j->to.file) check(j, fputs(text, j->to.file) >= 0);
 }
 
-/* Bytes of the UTF-8 character that begins at c; 0: none does. */
+/* Bytes of the UTF-8 character that begins at c; 0: it is not UTF-8. */
 static int character(const unsigned char *c) {
     const int n = c[0] < 0x80   ? 1
                   : c[0] < 0xc2 ? 0
@@ -64,7 +64,7 @@ static int character(const unsigned char *c) {
                   : c[0] < 0xf5 ? 4
                                 : 0;
     for (int i = 1; i < n; ++i)
-        if ((c[i] & 0xc0) != 0x80) return 0; /* the end is 0, too */
+        if ((c[i] & 0xc0) != 0x80) return 0; /* also at the terminating 0 */
     const bool longer = (c[0] == 0xe0 && c[1] < 0xa0) || (c[0] == 0xf0 && c[1] < 0x90);
     const bool beyond = (c[0] == 0xed && c[1] >= 0xa0) || (c[0] == 0xf4 && c[1] >= 0x90);
     return longer || beyond ? 0 : n;

@@ -1,5 +1,5 @@
 /* SVG line charts: a frame, ticks, curves, levels, a legend. Colours come in two sets, chosen by
-   the page's colour scheme; a viewer that knows no media queries shows the light set. */
+   the page's colour scheme; a viewer without media queries shows the light set. */
 #include "cli/output/plot.h"
 
 #include "cli/output/progress.h"
@@ -32,7 +32,7 @@ static const char style[] =
     ".m{stroke:#0d1117}.m0{fill:#58a6ff}.m1{fill:#f0883e}.m2{fill:#3fb950}.m3{fill:#bc8cff}"
     ".m4{fill:#f778ba}.m5{fill:#8b949e}}\n";
 
-/* An axis laid out: values are transformed (log or not), then mapped linearly to pixels. */
+/* The layout of an axis: values are transformed (log or not), then mapped linearly to pixels. */
 typedef struct layout {
     const plot_axis *axis;
     double low, high;  /* transformed */
@@ -136,7 +136,7 @@ static void put_line(FILE *f, const char *class, double x1, double y1, double x2
             y1, x2, y2);
 }
 
-/* Columns that a UTF-8 text takes. */
+/* The number of characters of a UTF-8 text. */
 static int letters(const char *text) {
     int n = 0;
     for (; *text; ++text)
@@ -200,7 +200,7 @@ static void put_series(FILE *f, const plot_series *s, const layout *x, const lay
     }
 }
 
-/* Labels stand right of the frame, at their line's height or as near as the neighbours allow. */
+/* Labels are right of the frame, at their line's height or as near as their neighbours allow. */
 static void put_levels(FILE *f, const plot *p, const layout *x, const layout *y) {
     int order[LEVELS_MAX], n = 0;
     for (int i = 0; i < p->n_levels && n < LEVELS_MAX; ++i) {

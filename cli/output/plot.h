@@ -41,7 +41,7 @@ typedef struct plot {
     int n_levels;
 } plot;
 
-/* Writes and closes an output that was opened with OUTPUT_LATER. False after a sentence. */
+/* Writes and closes an output that was opened with OUTPUT_LATER. False after an error message. */
 bool plot_write(const plot *p, output *to);
 
 #endif

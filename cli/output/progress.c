@@ -1,4 +1,4 @@
-/* Progress on a terminal or in a log; numbers as people read them. */
+/* Progress on a terminal or in a log; human-readable numbers. */
 #include "cli/output/progress.h"
 
 #include <stdarg.h>
@@ -26,7 +26,7 @@ const char *text_of_bytes(double bytes, char *buffer) {
     static const char *const unit[] = {"B", "KiB", "MiB", "GiB", "TiB"};
     int u = 0;
     for (; u < 4 && bytes >= 1000; ++u)
-        bytes /= 1024; /* 1000, so that three digits are enough */
+        bytes /= 1024; /* the limit is 1000, so that three digits suffice */
     snprintf(buffer, 32, "%.*f %s",
              u == 0 || bytes >= 100 ? 0
              : bytes >= 10          ? 1

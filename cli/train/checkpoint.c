@@ -68,7 +68,7 @@ int64_t checkpoint_after(const char *folder, int64_t step, char names[CHECKPOINT
     return count;
 }
 
-/* Removes the folder's checkpoints of steps after `after` but for two. */
+/* Removes the folder's checkpoints of steps after `after`, except two. */
 static bool remove_but(const char *folder, int64_t after, int64_t keep, int64_t keep_too) {
     bool ok = true;
     DIR *d = opendir(folder);
@@ -120,7 +120,7 @@ static bool put_array(hid_t file, const char *path, hid_t type, int ndim, const 
     const hid_t space = H5Screate_simple(ndim, extent, NULL);
     const hid_t links = H5Pcreate(H5P_LINK_CREATE), create = H5Pcreate(H5P_DATASET_CREATE);
     H5Pset_create_intermediate_group(links, 1);
-    H5Pset_obj_track_times(create, false); /* equal states make equal files */
+    H5Pset_obj_track_times(create, false); /* equal states give equal files */
     const hid_t set = H5Dcreate2(file, path, type, space, links, create, H5P_DEFAULT);
     const bool empty = H5Sget_simple_extent_npoints(space) == 0;
     const bool ok =
@@ -132,7 +132,7 @@ static bool put_array(hid_t file, const char *path, hid_t type, int ndim, const 
     return ok;
 }
 
-/* Are count elements stored in the file itself, in one piece? HDF5 would make up what is not there. */
+/* Whether count elements are stored contiguously in the file itself; HDF5 would fill in missing data. */
 static bool is_whole(hid_t set, hsize_t count) {
     hsize_t size;
     const hid_t file = H5Iget_file_id(set);
@@ -147,7 +147,7 @@ static bool is_whole(hid_t set, hsize_t count) {
     return whole;
 }
 
-/* Extent of a dataset; -1 dimensions when it is not there as a whole. */
+/* Extent of a dataset; -1 dimensions when it is missing or incomplete. */
 static int shape_of(hid_t file, const char *path, int64_t shape[FATTN_MAX_DIMS]) {
     if (H5Lexists(file, path, H5P_DEFAULT) <= 0) return -1;
     const hid_t set = H5Dopen2(file, path, H5P_DEFAULT);
@@ -179,7 +179,7 @@ static bool get_array(hid_t file, const char *path, hid_t type, int ndim, const 
     return ok;
 }
 
-/* A text is a row of bytes of any length: an attribute holds 64 KiB at most. */
+/* A text is a dataset of bytes, since an attribute has at most 64 KiB. */
 static bool put_text(hid_t group, const char *name, const char *value) {
     const int64_t length = (int64_t)strlen(value);
     return put_array(group, name, H5T_NATIVE_UCHAR, 1, &length, value);
@@ -194,7 +194,7 @@ static char *get_text(hid_t group, const char *name) {
         free(text);
         return NULL;
     }
-    const hid_t type = H5Tcopy(H5T_C_S1); /* as texts were stored once */
+    const hid_t type = H5Tcopy(H5T_C_S1); /* the format of older versions */
     char *text = calloc(1, OLD_TEXT_BYTES + 1);
     if (text && (H5Tset_size(type, OLD_TEXT_BYTES) < 0 || !get_attribute(group, name, type, text))) {
         free(text);
@@ -249,14 +249,14 @@ static bool read_option(checkpoint *c, hid_t group, const cli_option *o, void *f
     }
 }
 
-/* The file may be sound and still hold what no option allows. */
+/* A valid file may still have values outside an option's range. */
 static bool get_option(checkpoint *c, hid_t group, const cli_option *o, void *field) {
     return read_option(c, group, o, field) && cli_in_range(o, field);
 }
 
 /* ---- the state of a run ---- */
 
-/* A tensor through a buffer of F32 on the host. */
+/* Stores a tensor through a buffer of F32 on the host. */
 static bool put_tensor(hid_t file, const char *path, fattn_ctx *ctx, const fattn_tensor *t) {
     float *numbers = malloc((size_t)fattn_tensor_numel(t) * sizeof *numbers + 1);
     const bool ok = numbers && device_read(ctx, t, numbers) == FATTN_OK &&
@@ -275,8 +275,8 @@ static bool get_tensor(hid_t file, const char *path, fattn_ctx *ctx, const fattn
 
 typedef bool (*array_fn)(hid_t file, const char *path, fattn_ctx *ctx, const fattn_tensor *t);
 
-/* Every parameter and its two moments, to or from the file. The numbers of a 16-bit parameter are those
-   of its master; reading fills both. */
+/* All parameters and their two moments, to or from the file. For a 16-bit parameter its F32 master is
+   stored; reading fills both. */
 static bool each_tensor(hid_t file, const trainer *r, array_fn move) {
     int n;
     fattn_param *const *params = model_params(r->model, &n);
@@ -322,11 +322,11 @@ static bool get_counters(hid_t group, counters *c) {
            get_attribute(group, "fingerprint", H5T_NATIVE_UINT64, &c->fingerprint);
 }
 
-/* Counters go on from there: they must not overflow. */
-static bool are_sound(const counters *c) {
+/* Counters will be incremented: they must not overflow. */
+static bool are_valid(const counters *c) {
     const int64_t limit = INT64_MAX / 2;
     return c->step >= 0 && c->step < limit && c->cursor >= 0 && c->cursor < limit &&
-           isfinite(c->elapsed) && c->elapsed >= 0; /* adam_step: fattn_adamw_set_step looks */
+           isfinite(c->elapsed) && c->elapsed >= 0; /* adam_step is checked by fattn_adamw_set_step */
 }
 
 static bool put_history(hid_t file, const history *h) {
@@ -369,8 +369,8 @@ static bool put_all(hid_t file, const cli_option *table, const void *options,
     return ok;
 }
 
-/* An HDF5 file in memory: nothing reaches the disk but through durable_write, whose errors are
-   exact. image NULL: a new one. Files that are open together need different names. */
+/* An HDF5 file in memory: only durable_write writes to the disk, and reports errors reliably. image NULL: a
+   new file. Files that are open at the same time need different names. */
 static hid_t open_in_memory(void *image, size_t size) {
     const hid_t access = H5Pcreate(H5P_FILE_ACCESS);
     H5Eset_auto2(H5E_DEFAULT, NULL, NULL); /* HDF5 prints nothing */
@@ -418,7 +418,7 @@ static checkpoint *open_file(const char *path) {
     }
     free(image);
     if (c && c->file >= 0) return c;
-    cli_fail(CLI_FAILURE, "cannot open %s: %s", path, c ? "HDF5 refuses it" : "no memory");
+    cli_fail(CLI_FAILURE, "cannot open %s: %s", path, c ? "HDF5 cannot read it" : "no memory");
     free(c);
     return NULL;
 }
@@ -427,7 +427,7 @@ checkpoint *checkpoint_open(const char *path) {
     struct stat status;
     if (stat(path, &status) != 0 || !S_ISDIR(status.st_mode)) return open_file(path);
     int64_t newest = newest_before(path, INT64_MAX), step = newest;
-    if (step < 0) cli_fail(CLI_FAILURE, "%s holds no checkpoint", path);
+    if (step < 0) cli_fail(CLI_FAILURE, "%s has no checkpoint", path);
     checkpoint *c = NULL;
     while (!c && step >= 0) {
         char name[NAME_BYTES], file[PATH_MAX];
@@ -462,21 +462,21 @@ bool checkpoint_options(checkpoint *c, const cli_option *table, void *options,
     if (group >= 0)
         H5Gclose(group);
     else
-        cli_fail(CLI_FAILURE, "%s holds no configuration", c->path);
+        cli_fail(CLI_FAILURE, "%s has no configuration", c->path);
     return ok;
 }
 
 bool checkpoint_restore(checkpoint *c, trainer *r) {
     counters found;
     const hid_t group = H5Gopen2(c->file, "/state", H5P_DEFAULT);
-    bool ok = group >= 0 && get_counters(group, &found) && are_sound(&found);
+    bool ok = group >= 0 && get_counters(group, &found) && are_valid(&found);
     if (group >= 0) H5Gclose(group);
     int64_t embedding[FATTN_MAX_DIMS];
     if (ok && shape_of(c->file, "/params/embedding", embedding) == 2 &&
         embedding[0] != r->task->vocab) {
         cli_fail(CLI_FAILURE,
-                 "%s: its model has %lld symbols, this program's has %lld: another version wrote it "
-                 "(a text's symbols are its bytes now), and the run cannot go on",
+                 "%s: its model has %lld symbols, this program's has %lld: it was written by another version "
+                 "(symbols of a text are now its bytes), and the run cannot be resumed",
                  c->path, (long long)embedding[0], (long long)r->task->vocab);
         return false;
     }

@@ -13,7 +13,7 @@
 enum { PIECE = 1024, HELD_OUT_ONE_IN = 10, PATH_BYTES = 4096 };
 static const int64_t LARGEST = 1 << 30; /* bytes of a file */
 
-/* What is read, before it is split. */
+/* The text as it is read, before it is split. */
 typedef struct record {
     uint64_t hash;
     int64_t begin, n;
@@ -69,7 +69,7 @@ done:
     return ok;
 }
 
-/* FNV-1a, going on from `hash`. */
+/* FNV-1a, continued from `hash`. */
 static uint64_t hash_on(uint64_t hash, const uint8_t *symbols, int64_t n) {
     for (int64_t i = 0; i < n; ++i)
         hash = (hash ^ symbols[i]) * 0x100000001b3ull;
@@ -89,13 +89,13 @@ static bool add_record(reading *r, int64_t begin, int64_t n) {
         r->capacity = capacity;
     }
     uint64_t hash = hash_on(HASH_START, r->text.symbols + begin, n);
-    hash = (hash ^ hash >> 33) * 0xff51afd7ed558ccdull; /* the last bytes reach all bits, too */
+    hash = (hash ^ hash >> 33) * 0xff51afd7ed558ccdull; /* mixes the last bytes into all bits */
     hash = (hash ^ hash >> 33) * 0xc4ceb9fe1a85ec53ull;
     r->records[r->n++] = (record){hash, begin, n, false};
     return true;
 }
 
-/* The end of the next record in t from `begin`: behind a line that holds only '%', or t's end. */
+/* The end of the next record in t from `begin`: after a line with only '%', or t's end. */
 static int64_t end_of_record(const text_buffer *t, int64_t begin) {
     for (int64_t line = begin; line < t->n;) {
         const uint8_t *const at = t->symbols + line;
@@ -159,7 +159,7 @@ static int by_place(const void *a, const void *b) {
     return (x->begin > y->begin) - (x->begin < y->begin);
 }
 
-/* Chooses what is held out, by corpus.h's rule; false when that is less than enough. */
+/* Chooses the held-out records by the rule in corpus.h; false when they have less than `enough` bytes. */
 static bool choose(reading *r, int64_t most, int64_t enough) {
     int64_t held = 0;
     qsort(r->records, (size_t)r->n, sizeof *r->records, by_hash);
@@ -168,7 +168,7 @@ static bool choose(reading *r, int64_t most, int64_t enough) {
         for (next = i; next < r->n && r->records[next].hash == r->records[i].hash; ++next)
             copies += r->records[next].n;
         if (held + copies > most) {
-            if (held >= enough) break; /* or small records would be preferred */
+            if (held >= enough) break; /* otherwise small records would be preferred */
             continue;
         }
         for (int64_t k = i; k < next; ++k)

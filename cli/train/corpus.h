@@ -5,7 +5,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-enum { TEXT_SYMBOLS = 256 }; /* a symbol is a byte: any encoding comes back as it was */
+enum { TEXT_SYMBOLS = 256 }; /* a symbol is a byte, so that any encoding works */
 
 typedef struct text_buffer {
     uint8_t *symbols; /* bytes */
@@ -16,15 +16,14 @@ typedef struct corpus {
     uint64_t fingerprint; /* hash of both */
 } corpus;
 
-/* path: a file, or a folder whose files are read in the order of their names, but for links, *.dat
-   (indices of fortune files) and hidden ones. Records end at lines that hold only '%', and keep
-   that line; a file without such lines is cut into records of 1024 bytes. Records in the order of a
-   hash of their bytes are held out, copies together, as long as a tenth of all bytes is not
-   exceeded. Where that gives less than a twentieth, the records being few, large or all the same,
-   the last tenth of the text is held out instead. Either is 2 bytes at least, if there are any.
-   False after a sentence. */
+/* path: a file, or a folder whose files are read in the order of their names, except links, *.dat
+   (indices of fortune files) and hidden files. A record ends with a line that has only '%', which it
+   includes; a file without such lines is cut into records of 1024 bytes. Records are held out in the
+   order of a hash of their bytes, copies together, up to a tenth of all bytes. If that gives less than a
+   twentieth, because records are few, large or all equal, the last tenth of the text is held out instead.
+   Each part has at least 2 bytes, if there are any. False after an error message. */
 bool corpus_read(corpus *c, const char *path);
-/* The least bytes of a text that leave `train` to train on: the split leaves nine tenths. */
+/* The smallest text, in bytes, that leaves `train` bytes to train on: the split leaves nine tenths. */
 int64_t corpus_needed(int64_t train);
 void corpus_free(corpus *c);
 

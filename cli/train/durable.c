@@ -37,7 +37,7 @@ static bool write_all(int file, const unsigned char *bytes, size_t size) {
     return true;
 }
 
-/* A new file that nobody else knows of; its path. An existing one, or a link, is left alone. */
+/* Creates a new file with a unique name, and its path. Never opens an existing file or link. */
 static int open_unfinished(const char *folder, char path[PATH_MAX]) {
     int file = -1;
     errno = EEXIST;
@@ -48,7 +48,7 @@ static int open_unfinished(const char *folder, char path[PATH_MAX]) {
     return file;
 }
 
-/* True when all of it is known to be on the disk. */
+/* True when all bytes are on the disk. */
 static bool write_file(int file, const unsigned char *bytes, size_t size) {
     const bool ok = write_all(file, bytes, size) && fsync(file) == 0;
     const int error = errno;
@@ -57,7 +57,7 @@ static bool write_file(int file, const unsigned char *bytes, size_t size) {
     return ok && closed;
 }
 
-/* A name is on the disk when its folder is. */
+/* A new name is on the disk when its folder is synced. */
 static bool sync_folder(const char *folder) {
     const int file = open(folder, O_RDONLY | O_DIRECTORY);
     if (file < 0) return false;
@@ -85,7 +85,7 @@ bool durable_write(const char *folder, const char *name, unsigned char *bytes, s
     bool ok = length > 0 && length + NAME_BYTES < PATH_MAX;
     if (!ok) errno = ENAMETOOLONG;
     ok = ok && (try_to_write(folder, path, bytes, size) ||
-                (errno == ENOENT && try_to_write(folder, path, bytes, size))); /* it went meanwhile */
+                (errno == ENOENT && try_to_write(folder, path, bytes, size))); /* the folder was removed meanwhile */
     if (!ok) cli_fail(CLI_FAILURE, "cannot write %s/%s: %s", folder, name, strerror(errno));
     return ok;
 }
@@ -104,20 +104,20 @@ static void remove_unfinished(const char *folder) {
     if (d) closedir(d);
 }
 
-/* Is the file that l holds the one of that name? Whoever ends removes it, and so may a user. */
+/* Whether the locked file still has its name: a process that ends removes it, and a user may. */
 static bool is_there(const durable_lock *l) {
     struct stat held, named;
     return fstat(l->file, &held) == 0 && lstat(l->path, &named) == 0 &&
            held.st_dev == named.st_dev && held.st_ino == named.st_ino;
 }
 
-static bool refuse(const durable_lock *l, const char *folder) {
+static bool fail_locked(const durable_lock *l, const char *folder) {
     struct flock other = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
     char who[40] = "";
     if (fcntl(l->file, F_GETLK, &other) == 0 && other.l_type != F_UNLCK && other.l_pid > 0)
         snprintf(who, sizeof who, " (process %ld)", (long)other.l_pid);
     cli_fail(CLI_FAILURE,
-             "another run%s saves its checkpoints in %s: wait for its end, or name another folder "
+             "another run%s saves its checkpoints in %s: wait for its end, or give another folder "
              "with --checkpoint",
              who, folder);
     return false;
@@ -141,11 +141,11 @@ bool durable_hold(durable_lock *l, const char *folder) {
         struct flock all = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
         if (fcntl(l->file, F_SETLK, &all) != 0) {
             if (errno == EACCES || errno == EAGAIN) {
-                refuse(l, folder);
+                fail_locked(l, folder);
                 close(l->file);
                 return false;
             }
-            cli_fail(CLI_OK, "cannot lock %s: %s; another run there would not be noticed", l->path,
+            cli_fail(CLI_OK, "cannot lock %s: %s; another run there would not be detected", l->path,
                      strerror(errno));
         }
         l->held = true;
@@ -175,16 +175,16 @@ unsigned char *durable_read(const char *path, size_t *size) {
     }
     if (!ok)
         cli_fail(CLI_FAILURE, "cannot read %s: %s", path,
-                 errno ? strerror(errno) : "it became shorter meanwhile");
+                 errno ? strerror(errno) : "it was truncated while it was read");
     fclose(file);
     unsigned char seal[DURABLE_SEAL];
     if (ok && (n < sizeof seal || memcmp(bytes + n - sizeof seal, MARK, sizeof MARK) != 0)) {
-        cli_fail(CLI_FAILURE, "%s is no checkpoint of fattn, or its end is missing", path);
+        cli_fail(CLI_FAILURE, "%s is not a checkpoint of fattn, or is truncated", path);
         ok = false;
     } else if (ok) {
         seal_of(bytes, n - sizeof seal, seal);
         ok = memcmp(bytes + n - sizeof seal, seal, sizeof seal) == 0;
-        if (!ok) cli_fail(CLI_FAILURE, "%s is damaged: its checksum does not fit", path);
+        if (!ok) cli_fail(CLI_FAILURE, "%s is damaged: its checksum does not match", path);
     }
     if (ok) {
         *size = n - sizeof seal;

@@ -7,8 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-/* Embedding and shift come before the blocks, the last gain after. Parameters of a block, in this
-   order: */
+/* Embedding and shift come before the blocks, the last gain after them. Parameters of a block, in order: */
 enum block_param { ATTN_NORM, QKV, ATTN_OUT, MLP_NORM, MLP_UP, MLP_DOWN, BLOCK_PARAMS };
 enum { EMBEDDING, SHIFT, FIRST_BLOCK, NAME_BYTES = 32 };
 static const float NORM_EPS = 1e-5f, ROPE_BASE = 1e4f;
@@ -138,14 +137,14 @@ static fattn_var attend(const model_config *c, fattn_tape *t, fattn_param *p, fa
     return fattn_op_add(t, x, fattn_op_linear(t, o, fattn_use(t, &p[ATTN_OUT]), none));
 }
 
-static fattn_var think(fattn_tape *t, fattn_param *p, fattn_var x) {
+static fattn_var mlp(fattn_tape *t, fattn_param *p, fattn_var x) {
     const fattn_var none = {0};
     const fattn_var h = fattn_op_rmsnorm(t, x, fattn_use(t, &p[MLP_NORM]), NORM_EPS);
     const fattn_var up = fattn_op_gelu(t, fattn_op_linear(t, h, fattn_use(t, &p[MLP_UP]), none));
     return fattn_op_add(t, x, fattn_op_linear(t, up, fattn_use(t, &p[MLP_DOWN]), none));
 }
 
-/* norm(x) after the last block, [B,S,C], and the embedding as it is used on this tape. */
+/* norm(x) after the last block, [B,S,C], and the embedding's variable on this tape. */
 static fattn_var trunk(model *m, fattn_tape *t, const fattn_tensor *ids, float dropout,
                        int64_t step, fattn_var *embedding) {
     const model_config *c = &m->config;
@@ -163,7 +162,7 @@ static fattn_var trunk(model *m, fattn_tape *t, const fattn_tensor *ids, float d
             .rng = {.seed = c->seed, .stream = (uint32_t)(step * c->layers + layer)},
         };
         x = attend(c, t, p, x, &params);
-        x = think(t, p, x);
+        x = mlp(t, p, x);
     }
     return fattn_op_rmsnorm(t, x, fattn_use(t, &m->params[m->n_params - 1]), NORM_EPS);
 }

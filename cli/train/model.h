@@ -1,6 +1,6 @@
 /* A GPT on the tape: pre-norm blocks, RMSNorm (Zhang and Sennrich 2019), rotary positions (Su et al.
-   2021), grouped-query attention, GELU, tied embedding, no biases. Each token also sees the one before
-   it (token shift, Peng et al. 2023): matching a key with its value then takes one attention layer.
+   2021), grouped-query attention, GELU, tied embedding, no biases. Each token is mixed with the one before
+   it (token shift, Peng et al. 2023), so that one attention layer can match a key with its value.
 
        x = E[ids];  x += W_s shift(x);   for each block:  x += W_o attention(rope(q), rope(k), v),  q,k,v = W_qkv norm(x)
                                       x += W_down gelu(W_up norm(x))
@@ -23,17 +23,17 @@ typedef struct model_config {
 
 typedef struct model model;
 
-/* Weights are normal with standard deviation 1/sqrt(channels), those that write into the residual stream
+/* Weights are normal with standard deviation 1/sqrt(channels), those of projections to the residual stream
    that / sqrt(2 layers) (Radford et al. 2019), the embedding 0.02; gains 1, gradients 0. ctx must outlive
    the model. */
 fattn_status model_create(fattn_ctx *ctx, const model_config *config, model **out);
-void model_destroy(model *m); /* NULL is fine */
+void model_destroy(model *m); /* NULL is allowed */
 const model_config *model_get_config(const model *m);
 fattn_param *const *model_params(const model *m, int *count);
-int64_t model_size(const model *m); /* numbers in all parameters */
+int64_t model_size(const model *m); /* elements of all parameters */
 
 /* ids, targets: I32 [B,S], S <= context. The mean over targets >= 0 of -log p(target), a scalar.
-   `step` selects the dropout masks. Failures are the tape's. */
+   `step` selects the dropout masks. A failure sets the tape's status. */
 fattn_var model_loss(model *m, fattn_tape *t, const fattn_tensor *ids, const fattn_tensor *targets,
                      int64_t step);
 /* The same without dropout. */

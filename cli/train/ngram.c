@@ -27,7 +27,7 @@ static gram *find(const table *t, uint64_t key) {
     return &t->slots[i];
 }
 
-/* The same, its own from now on. */
+/* The same, inserted if it is missing. */
 static gram *claim(table *t, uint64_t key) {
     gram *g = find(t, key);
     t->used += g->key == 0;
@@ -49,7 +49,7 @@ static bool make_room(table *t) {
     return true;
 }
 
-/* The text is taken as a circle, so that every gram is followed by something: N(h) = sum N(hc). */
+/* The text is treated as circular, so that every gram has a successor: N(h) = sum N(hc). */
 static bool count_grams(table *t, gram *root, const uint8_t *text, int64_t n) {
     uint64_t recent = 0;
     for (int64_t i = NGRAM_ORDERS - 1; i > 0; --i)
@@ -61,7 +61,7 @@ static bool count_grams(table *t, gram *root, const uint8_t *text, int64_t n) {
         root->count += 1;
         for (int length = 1; length <= NGRAM_ORDERS; ++length) {
             gram *g = claim(t, key_of(recent, length));
-            if (g->count == 0) { /* the context may come at the end only, and is kept for it */
+            if (g->count == 0) { /* keep the context, which may occur only at the end */
                 gram *context = length == 1 ? root : claim(t, key_of(before, length - 1));
                 context->types += 1;
             }
@@ -81,7 +81,7 @@ static void measure(const table *t, const gram *root, const uint8_t *text, int64
         double p = 1.0 / vocab;
         for (int order = 1; order <= NGRAM_ORDERS; ++order) {
             const gram *h = order == 1 ? root : find(t, key_of(before, order - 1));
-            if (h->count > 0 && order <= i + 1) /* else the shorter context's probability stays */
+            if (h->count > 0 && order <= i + 1) /* otherwise the shorter context's probability is used */
                 p = (find(t, key_of(recent, order))->count + h->types * p) / (h->count + h->types);
             sum[order - 1] -= log(p);
         }

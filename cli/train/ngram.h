@@ -1,4 +1,4 @@
-/* What counting can do: n-grams of bytes with Witten-Bell smoothing (Witten and Bell 1991). */
+/* Baselines: n-grams of bytes with Witten-Bell smoothing (Witten and Bell 1991). */
 #ifndef FATTNI_CLI_TRAIN_NGRAM_H
 #define FATTNI_CLI_TRAIN_NGRAM_H
 

@@ -1,4 +1,4 @@
-/* A custom op of the program's own: y[b,s] = x[b,s-1], y[b,0] = 0, along the rows of a sequence. */
+/* A custom op of this program: y[b,s] = x[b,s-1], y[b,0] = 0, along the rows of a sequence. */
 #ifndef FATTNI_CLI_TRAIN_OP_SHIFT_H
 #define FATTNI_CLI_TRAIN_OP_SHIFT_H
 

@@ -1,6 +1,5 @@
-/* Random numbers of the training program: Philox4x32-10, counter based. A draw is a pure function
-   of (seed, stream, index, how many came before), so the state of a run is a handful of integers.
- */
+/* Random numbers of the training program: Philox4x32-10, counter based. A draw is a pure function of (seed,
+   stream, index, number of draws before), so the state of a run is a few integers. */
 #ifndef FATTNI_CLI_TRAIN_RANDOM_H
 #define FATTNI_CLI_TRAIN_RANDOM_H
 

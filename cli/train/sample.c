@@ -7,8 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Rounding lengths up keeps the number of different shapes small; what lies behind the last symbol
-   is invisible to it, attention being causal. */
+/* Rounding lengths up keeps the number of different shapes small; attention is causal, so the padding after
+   the last symbol has no effect. */
 enum { LENGTH_STEP = 64 };
 
 /* How many logits are above this one, or equal and earlier. */
@@ -26,8 +26,7 @@ int64_t sample_choose(const float *logits, int64_t n, const sample_options *o, i
     if (o->temperature <= 0) return best;
     const int64_t k = o->top_k > 0 ? o->top_k : n;
     draws d = draws_at(o->seed, RANDOM_SAMPLE, (uint64_t)number);
-    /* Gumbel's trick: the largest of logit/temperature - log(-log u) has the wanted distribution.
-     */
+    /* Gumbel's trick: the index of the largest logit/temperature - log(-log u) has this distribution. */
     int64_t chosen = best;
     double highest = -INFINITY;
     for (int64_t i = 0; i < n; ++i) {

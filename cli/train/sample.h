@@ -10,12 +10,12 @@ typedef struct sample_options {
     uint64_t seed;
 } sample_options;
 
-/* One of 0..n-1 with probability softmax(logits/temperature) over the top_k; `number` numbers the
-   draws of a seed. */
+/* One of 0..n-1 with probability softmax(logits/temperature) over the top_k; `number` is the index of the
+   draw for a seed. */
 int64_t sample_choose(const float *logits, int64_t n, const sample_options *o, int64_t number);
 
-/* Continues symbols[0..n_prompt-1], n_prompt >= 1, up to symbols[n-1]; the model sees as many
-   symbols before each as its context holds. Resets the tape. */
+/* Continues symbols[0..n_prompt-1], n_prompt >= 1, up to symbols[n-1]; each symbol depends on as many before
+   it as the model's context has. Resets the tape. */
 fattn_status sample_symbols(fattn_ctx *ctx, model *m, fattn_tape *t, const sample_options *o,
                             int32_t *symbols, int64_t n_prompt, int64_t n);
 

@@ -12,8 +12,8 @@ typedef struct text_task {
     int64_t windows; /* of an epoch */
 } text_task;
 
-/* The place of number i < n in a random order of 0..n-1 that depends on seed and epoch: a Feistel
-   network over the next even power of two, walked until it lands inside. No table, no state. */
+/* A random permutation of 0..n-1 that depends on seed and epoch, without a table: a Feistel network over the
+   next even power of two, repeated until the result is below n. */
 static int64_t shuffled(uint64_t seed, int64_t epoch, int64_t i, int64_t n) {
     enum { ROUNDS = 4 };
     int half = 1;
@@ -35,7 +35,7 @@ static int64_t shuffled(uint64_t seed, int64_t epoch, int64_t i, int64_t n) {
     return (int64_t)x;
 }
 
-/* Tokens begin..begin+context of t; what lies past its end is a 0 that no loss counts. */
+/* Tokens begin..begin+context of t; past its end they are 0, and the loss ignores them. */
 static void copy_window(const text_buffer *t, int64_t begin, int64_t context, int32_t *ids,
                         int32_t *targets) {
     for (int64_t i = 0; i < context; ++i) {
@@ -89,7 +89,7 @@ task *text_open(const char *path, uint64_t seed, int64_t context) {
                      .test = test,
                      .close = close_text};
     t->seed = seed;
-    t->windows = (n - context) / context; /* whatever the offset, the last one fits */
+    t->windows = (n - context) / context; /* the last one fits at any offset */
     return &t->base;
 failed:
     close_text(&t->base);

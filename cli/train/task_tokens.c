@@ -1,4 +1,4 @@
-/* Random tokens: nothing to learn, but any size of model to be measured. */
+/* Random tokens: for measurements of models of any size. */
 #include "cli/base/cli.h"
 #include "cli/train/random.h"
 #include "cli/train/task.h"

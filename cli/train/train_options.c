@@ -11,8 +11,8 @@ static const double ANY = 9e15;
 
 const cli_option train_table[] = {
     {"preset", CLI_CHOICE, FIELD(preset), "P", 0, 0, "gpt2-124m",
-     "random tokens in bf16 (--device cuda) for a model of the size of GPT-2 124M; what else is "
-     "given counts"},
+     "random tokens in bf16 (--device cuda) for a model of the size of GPT-2 124M; other "
+     "options override it"},
     {"task", CLI_CHOICE, FIELD(task), "TASK", 0, 0, "recall|text|tokens", "what to learn"},
     {"text", CLI_TEXT, FIELD(text), "FILE", 0, 0, NULL,
      "text to learn: a file, or a folder of fortune files"},
@@ -25,9 +25,9 @@ const cli_option train_table[] = {
     {"mlp", CLI_INT, FIELD(mlp), "N", 1, 64, NULL, "hidden width of the MLP in channels"},
     {"context", CLI_INT, FIELD(context), "N", 8, 1 << 20, NULL, "tokens of a sequence"},
     {"batch", CLI_INT, FIELD(batch), "N", 1, 65536, NULL, "sequences of a step"},
-    {"steps", CLI_INT, FIELD(steps), "N", 0, ANY, NULL, "stop after so many steps; 0 = no limit"},
+    {"steps", CLI_INT, FIELD(steps), "N", 0, ANY, NULL, "stop after N steps; 0 = no limit"},
     {"seconds", CLI_REAL, FIELD(seconds), "S", 0, ANY, NULL,
-     "stop after so much time, of all parts of a resumed run; 0 = no limit"},
+     "stop after S seconds, of all parts of a resumed run; 0 = no limit"},
     {"lr", CLI_REAL, FIELD(lr), "LR", 0, 10, NULL, "peak learning rate"},
     {"warmup", CLI_INT, FIELD(warmup), "N", 0, ANY, NULL, "steps until the peak learning rate"},
     {"weight-decay", CLI_REAL, FIELD(weight_decay), "W", 0, 10, NULL, "AdamW's, of matrices"},
@@ -39,7 +39,7 @@ const cli_option train_table[] = {
     {"deterministic", CLI_FLAG, FIELD(deterministic), NULL, 0, 0, NULL,
      "bitwise repeatable gradients, or an error (a CPU's always are)"},
     {"device", CLI_CHOICE, FIELD(device), "D", 0, 0, "cpu|cuda",
-     "where to compute; a run may go on on another"},
+     "where to compute; a run may be resumed on another"},
     {"dtype", CLI_CHOICE, FIELD(dtype), "T", 0, 0, "f32|bf16",
      "of weights and activations; bf16 has F32 masters and gradients, and needs a GPU"},
     {"threads", CLI_INT, FIELD(threads), "N", 0, 1024, NULL, "0 = one per processor"},
@@ -54,13 +54,13 @@ const cli_option train_table[] = {
     {"checkpoint-every", CLI_INT, FIELD(checkpoint_every), "N", 1, ANY, NULL,
      "steps between checkpoints"},
     {"overwrite", CLI_FLAG, FIELD(overwrite), NULL, 0, 0, NULL,
-     "remove checkpoints in that folder that are not the run's, or are later; cut the log of one"},
+     "remove checkpoints of other runs, or of later steps, in that folder; cut its log"},
     {"resume", CLI_TEXT, FIELD(resume), "DIR", 0, 0, NULL,
-     "go on from the newest checkpoint there, or from a file"},
+     "resume from the newest checkpoint there, or from a file"},
     {"json", CLI_TEXT, FIELD(json), "FILE", 0, 0, NULL, "log as JSON lines; - = standard output"},
     {"plot", CLI_TEXT, FIELD(plot), "FILE", 0, 0, NULL, "loss curve as SVG; - = standard output"},
     {"sample", CLI_INT, FIELD(sample), "N", 0, 1 << 20, NULL, "bytes to write at the end"},
-    {"prompt", CLI_TEXT, FIELD(prompt), "TEXT", 0, 0, NULL, "what the sample goes on from"},
+    {"prompt", CLI_TEXT, FIELD(prompt), "TEXT", 0, 0, NULL, "text that the sample continues"},
     {"temperature", CLI_REAL, FIELD(temperature), "T", 0, 100, NULL, "of the sample; 0 = greedy"},
     {"top-k", CLI_INT, FIELD(top_k), "K", 0, ANY, NULL,
      "choose among the K likeliest symbols; 0 = all"},
@@ -92,7 +92,7 @@ static const train_options defaults[] = {
                      .checkpoint_every = 1000000, .weight_decay = 0.1, .clip = 1, .checkpoint = "-",
                      .prompt = "-", .temperature = 1}};
 
-/* What --preset gpt2-124m says; the rest is its task's. */
+/* The values of --preset gpt2-124m; the other defaults come from its task. */
 static train_options gpt2_124m(void) {
     train_options o = train_unset;
     o.task = TASK_TOKENS, o.dtype = 1;
@@ -103,10 +103,10 @@ static train_options gpt2_124m(void) {
 
 const char train_details[] =
     "recall: key-value pairs, then the keys again: the model must answer with the\n"
-    "values. It stops when held-out answers are right, and fails when they never are.\n"
+    "values. It stops when held-out answers are right, and fails if they never are.\n"
     "text: a model of a text's bytes, Debian's fortunes by default, in any encoding;\n"
     "about a tenth of the records is held out.\n"
-    "tokens: random ones, for a measurement: tokens/s and memory of a model of any size.\n"
+    "tokens: random tokens, to measure tokens/s and memory of a model of any size.\n"
     "\n"
     "Defaults that depend on the task (shown as -1 or not at all below):\n"
     "          layers channels heads context batch   lr  budget      checkpoints\n"
@@ -114,18 +114,19 @@ const char train_details[] =
     "  text         4      128     4     256     8 2e-3  120 s       fattn-text\n"
     "  tokens      12      768    12    1024    64 6e-4  30 steps    none\n"
     "\n"
-    "Ctrl-C or SIGTERM ends after the step at hand, with a checkpoint and exit code\n"
-    "130. --resume goes on bitwise as if nothing had happened, with the options of\n"
-    "the checkpoint; those of the model, the data and the optimiser cannot change.\n"
-    "What is for people goes to standard error when an output is standard output.\n"
-    "A folder is one run's at a time. A run that would replace checkpoints of another,\n"
-    "or ones later than the step that it goes on from, is refused without --overwrite.\n"
-    "A resumed run cuts its log back to that step; another run's it leaves as it is.";
+    "Ctrl-C or SIGTERM ends the run after the current step, with a checkpoint and\n"
+    "exit code 130. --resume continues a run with bitwise the same results as without\n"
+    "the interruption. It takes the options of the checkpoint; those of the model, the\n"
+    "data and the optimiser cannot be changed. Human-readable text goes to standard\n"
+    "error when an output is standard output. Only one run at a time can use a folder.\n"
+    "A run replaces checkpoints of another run, or later ones than the step that it\n"
+    "resumes from, only with --overwrite. A resumed run cuts its own log back to that\n"
+    "step, but not the log of another run.";
 
 const char *const train_not_stored[] = {"preset", "resume", "overwrite", "device", NULL};
 
-/* Options that a resumed run shares with its first part, or it would be another run. The text may
-   have moved: its fingerprint is compared. */
+/* Options that a resumed run must not change. The path of the text may differ: its fingerprint is
+   compared. */
 static const char *const fixed[] = {"vocab", "task",   "layers", "channels",     "heads", "kv-heads",
                                     "mlp",    "context", "batch",       "lr",    "warmup",
                                     "weight-decay", "clip", "dropout", "seed",  NULL};
@@ -147,7 +148,7 @@ static bool contains(const char *const *names, const char *name) {
     return *names != NULL;
 }
 
-/* Options that were not given take the field of `from`; given ones that are fixed must equal it. */
+/* Options that were not given take the value of `from`; fixed ones that were given must equal it. */
 static int take_missing(train_options *o, const train_options *from, bool check) {
     for (const cli_option *p = train_table; p->name; ++p) {
         char *field = (char *)o + p->offset;
@@ -157,19 +158,19 @@ static int take_missing(train_options *o, const train_options *from, bool check)
             memcpy(field, other, size_of(p));
         else if (check && contains(fixed, p->name) && memcmp(field, other, size_of(p)) != 0)
             return cli_fail(CLI_FAILURE,
-                            "--%s differs from the checkpoint's: a resumed run keeps it", p->name);
+                            "--%s differs from the checkpoint's: a resumed run cannot change it", p->name);
     }
     return CLI_OK;
 }
 
 static int check(const train_options *o, bool by_preset) {
     if (o->task != TASK_TEXT && o->text)
-        return cli_fail(CLI_USAGE, "--text goes with --task text");
+        return cli_fail(CLI_USAGE, "--text needs --task text");
     if (o->task == TASK_TEXT && !o->text) return cli_fail(CLI_USAGE, "--task text needs a --text");
     if (o->sample > 0 && (!o->prompt || !*o->prompt))
-        return cli_fail(CLI_USAGE, "--sample goes on from a --prompt of at least one byte");
+        return cli_fail(CLI_USAGE, "--sample needs a --prompt of at least one byte");
     if (o->task != TASK_TOKENS && o->vocab)
-        return cli_fail(CLI_USAGE, "--vocab goes with --task tokens");
+        return cli_fail(CLI_USAGE, "--vocab needs --task tokens");
     if (o->task == TASK_TOKENS && o->vocab < 2)
         return cli_fail(CLI_USAGE, "--vocab %lld: random tokens need at least 2",
                         (long long)o->vocab);
@@ -185,7 +186,7 @@ static int check(const train_options *o, bool by_preset) {
                         "--channels %lld --heads %lld: channels/heads must be an even number",
                         (long long)o->channels, (long long)o->heads);
     if (o->heads % o->kv_heads != 0)
-        return cli_fail(CLI_USAGE, "--heads %lld is no multiple of --kv-heads %lld",
+        return cli_fail(CLI_USAGE, "--heads %lld is not a multiple of --kv-heads %lld",
                         (long long)o->heads, (long long)o->kv_heads);
     if (!output_differ(o->json, o->plot)) return CLI_USAGE;
     if (o->steps == 0 && o->seconds == 0)
@@ -194,11 +195,11 @@ static int check(const train_options *o, bool by_preset) {
 }
 
 int train_options_complete(train_options *o, checkpoint *from) {
-    /* One budget given replaces both of the default or the checkpoint. */
+    /* If one budget is given, both of the default or the checkpoint are dropped. */
     if (o->steps != UNSET && o->seconds == UNSET) o->seconds = 0;
     if (o->steps == UNSET && o->seconds != UNSET) o->steps = 0;
     if (from && o->preset != UNSET)
-        return cli_fail(CLI_USAGE, "--preset goes with a new run: a resumed one keeps its sizes");
+        return cli_fail(CLI_USAGE, "--preset needs a new run: a resumed one keeps its sizes");
     if (from) {
         train_options stored = train_unset;
         if (!checkpoint_options(from, train_table, &stored, train_not_stored)) return CLI_FAILURE;
@@ -212,9 +213,9 @@ int train_options_complete(train_options *o, checkpoint *from) {
         const train_options preset = gpt2_124m();
         take_missing(o, &preset, false);
         if (o->task != preset.task)
-            return cli_fail(CLI_USAGE, "--preset gpt2-124m goes with --task tokens");
+            return cli_fail(CLI_USAGE, "--preset gpt2-124m needs --task tokens");
     }
-    if (o->task == UNSET) return cli_fail(CLI_USAGE, "say what to learn: --task recall, text or tokens");
+    if (o->task == UNSET) return cli_fail(CLI_USAGE, "no task given: --task recall, text or tokens");
     if (o->kv_heads == UNSET) o->kv_heads = o->heads;
     take_missing(o, &defaults[o->task], false);
     return check(o, by_preset);

@@ -1,4 +1,4 @@
-/* The options of `fattn train`: what the user said, completed by the task's defaults or by a
+/* The options of `fattn train`: those given by the user, completed by the task's defaults or by a
    checkpoint's configuration. */
 #ifndef FATTNI_CLI_TRAIN_TRAIN_OPTIONS_H
 #define FATTNI_CLI_TRAIN_TRAIN_OPTIONS_H
@@ -15,7 +15,7 @@ typedef struct train_options {
     int64_t steps, warmup, seed, threads, eval_every, eval_sequences, checkpoint_every;
     int64_t sample, top_k;
     double seconds, lr, weight_decay, clip, dropout, target, temperature;
-    bool same_log; /* a resumed run's log is the one of its first part; no option */
+    bool same_log; /* not an option: the log file is the one of the run's first part */
 } train_options;
 
 extern const cli_option train_table[];
@@ -23,9 +23,9 @@ extern const train_options train_unset; /* nothing given: outside every range */
 extern const char train_details[];
 extern const char *const train_not_stored[]; /* for checkpoint_save */
 
-/* Fills what was not given: from the checkpoint when there is one (then what must not change is
-   checked), else with the task's defaults; and checks what options demand of each other. Returns
-   CLI_OK, or another code after a sentence. */
+/* Fills in options that were not given: from the checkpoint if there is one (fixed options are compared with
+   it), else the task's defaults; and checks that options are consistent. Returns CLI_OK, or another code
+   after an error message. */
 int train_options_complete(train_options *o, checkpoint *from);
 
 model_config train_model_config(const train_options *o, int64_t vocab);

@@ -5,7 +5,7 @@
 #include <math.h>
 #include <stdlib.h>
 
-/* Of a batch, to be looked at one by one: 256 MiB. With more an evaluation is the loss alone. */
+/* Logits of a batch that are copied to the host: up to 256 MiB. With more, an evaluation has only the loss. */
 static const size_t MOST_LOGITS = 1 << 26;
 
 enum { NONE = -1 };
@@ -25,7 +25,7 @@ static fattn_status create_parts(trainer *r, const model_config *config) {
     if (s) return s;
     fattn_adamw_options options = {.struct_size = sizeof options};
     fattn_adamw_defaults(&options);
-    options.beta2 = 0.99f; /* short runs: the second moment must follow within a hundred steps */
+    options.beta2 = 0.99f; /* runs are short: the second moment must adapt within a hundred steps */
     options.weight_decay = (float)r->config.weight_decay;
     options.max_grad_norm = (float)r->config.clip;
     int n;
@@ -145,7 +145,7 @@ fattn_status trainer_step(trainer *r) {
     double value;
     r->lr = trainer_lr(r);
     s = fattn_tape_backward(r->tape, loss);
-    prepare(r, r->cursor + r->config.batch); /* while a GPU still works */
+    prepare(r, r->cursor + r->config.batch); /* overlaps with the GPU's work */
     if (!s) s = fattn_tape_item(r->tape, loss, &value);
     if (!s && !isfinite(value))
         s = fattn_ctx_fail(r->ctx, FATTN_E_MISMATCH, "the loss of step %lld is %g: lower --lr?",
@@ -163,7 +163,7 @@ fattn_status trainer_step(trainer *r) {
 
 /* ---- evaluation ---- */
 
-/* Adds the rows of logits [n, vocab] whose target counts to the sums in e. */
+/* Adds the rows of logits [n, vocab] whose target is not ignored to the sums in e. */
 static void add_rows(const float *logits, const int32_t *targets, int64_t n, int64_t vocab,
                      evaluation *e) {
     for (int64_t i = 0; i < n; ++i) {

@@ -1,5 +1,5 @@
-/* A run: a model learning a task with AdamW. Its whole state is the parameters, the moments, and
-   the few integers in here; batches and dropout are functions of them. */
+/* A run: a model trained on a task with AdamW. Its complete state is the parameters, the moments and a few
+   integers in this struct; batches and dropout masks are functions of them. */
 #ifndef FATTNI_CLI_TRAIN_TRAINER_H
 #define FATTNI_CLI_TRAIN_TRAINER_H
 
@@ -14,7 +14,7 @@ typedef struct trainer_config {
     double lr, weight_decay, clip; /* peak learning rate; clip 0 = none */
 } trainer_config;
 
-/* What has been measured, for the plot: it belongs to the checkpoint. */
+/* The losses so far, for the plot; part of a checkpoint. */
 typedef struct history {
     double *loss;                               /* of step i, i < steps; NULL when steps is 0 */
     double *eval_step, *eval_loss, *eval_right; /* of held-out evaluation i */
@@ -39,12 +39,12 @@ typedef struct trainer {
     history history;
 } trainer;
 
-/* Borrows ctx and t. On failure nothing is left behind, and ctx has the sentence. */
+/* Borrows ctx and t. On failure everything is freed, and ctx has the error message. */
 fattn_status trainer_create(trainer *r, fattn_ctx *ctx, task *t, const model_config *shape,
                             const trainer_config *config);
 void trainer_destroy(trainer *r);
 
-/* How much of the budget is used, the larger of steps and seconds, at least 0; 1 = over. */
+/* The used share of the budget, the larger one of steps and seconds, at least 0; 1 = used up. */
 double trainer_used(const trainer *r);
 /* Linear warm-up, then a cosine from config.lr to a tenth of it over the budget. Without a time
    budget it depends on the step alone. */
@@ -61,9 +61,9 @@ typedef struct evaluation {
 } evaluation;
 /* On `count` of the task's held-out sequences, evenly spaced; all when count is larger. */
 fattn_status trainer_evaluate(trainer *r, int64_t count, evaluation *out);
-/* Notes an evaluation in the history, at the present step. */
+/* Adds an evaluation to the history, at the current step. */
 fattn_status trainer_note(trainer *r, const evaluation *e);
-/* Room for a history that is about to be read: sets steps and evals. */
+/* Allocates a history that is about to be read: sets steps and evals. */
 fattn_status history_resize(fattn_ctx *ctx, history *h, int64_t steps, int64_t evals);
 
 #endif

@@ -9,19 +9,20 @@ static const char *algorithm_name(int32_t a) {
 }
 
 fattn_status fattni_pick(fattn_ctx *ctx, const fattni_kernel *const *table, const fattni_problem *p,
-                         const fattni_kernel **out) {
+                         const fattni_kernel **out, fattni_kernel_plan *plan) {
     const char *reason = "has no kernel for this algorithm", *family = "this build";
     for (; *table; ++table) {
         const fattni_kernel *const k = *table;
         if (k->device != ctx->device || !(k->algorithms & (1u << p->algorithm)) ||
             (k->dtypes && !(k->dtypes & (1u << p->dtype))))
             continue;
-        const char *refusal = k->refuses(ctx, p);
-        if (!refusal) {
+        *plan = (fattni_kernel_plan){0};
+        const char *const why_not = k->plan(ctx, p, plan);
+        if (!why_not) {
             *out = k;
             return FATTN_OK;
         }
-        reason = refusal;
+        reason = why_not;
         family = k->family;
     }
     char text[160];
@@ -42,17 +43,41 @@ static fattn_status check_memory(fattn_ctx *ctx, const char *name, const void *p
     return FATTN_OK;
 }
 
-fattn_status fattni_run(fattn_ctx *ctx, const fattn_attention_params *params,
-                        const fattn_attention_io *io, enum fattni_pass pass,
-                        const fattni_kernel *const *table) {
-    fattni_problem p;
-    FATTNI_TRY(fattni_problem_init(ctx, params, io, pass, true, &p));
-    const fattni_kernel *kernel;
-    FATTNI_TRY(fattni_pick(ctx, table, &p, &kernel));
-    fattni_kernel_plan plan = {0};
-    kernel->plan(ctx, &p, &plan);
-    FATTNI_TRY(check_memory(ctx, "workspace", p.workspace, p.workspace_bytes, plan.workspace));
-    FATTNI_TRY(check_memory(ctx, "saved", p.saved, p.saved_bytes, plan.saved));
-    FATTNI_TRY(fattni_check_overlaps(ctx, &p, plan.workspace, plan.saved));
-    return kernel->run(ctx, &p);
+fattn_status fattni_prepare(fattn_ctx *ctx, const fattn_attention_params *params, const fattn_attention_io *io,
+                            enum fattni_pass pass, const fattni_kernel *const *table, fattni_call *out) {
+    FATTNI_TRY(fattni_problem_init(ctx, params, io, pass, true, &out->p));
+    return fattni_pick(ctx, table, &out->p, &out->kernel, &out->plan);
+}
+
+/* Without d_o: the largest sizes over all d_o that a call may pass: of q's dtype or F32, and with strides that every
+   kernel supports. */
+static void plan_any_d_o(const fattn_ctx *ctx, fattni_call *call) {
+    const int32_t dtypes[2] = {(int32_t)call->p.dtype, call->p.lse.dtype};
+    for (int n = 0; n < 2; ++n) {
+        fattni_problem with = call->p;
+        fattni_kernel_plan plan = {0};
+        with.d_o.p = NULL, with.d_o.dtype = dtypes[n];
+        with.d_o.s[0] = with.d_o.s[1] = 0, with.d_o.s[2] = fattni_round_up(with.Dv, FATTNI_ALIGN);
+        if (!call->kernel->plan(ctx, &with, &plan) && plan.workspace > call->plan.workspace)
+            call->plan.workspace = plan.workspace;
+    }
+}
+
+fattn_status fattni_prepare_both(fattn_ctx *ctx, const fattn_attention_params *params, const fattn_attention_io *io,
+                                 fattni_call *fwd, fattni_call *bwd) {
+    FATTNI_TRY(fattni_problem_init(ctx, params, io, FATTNI_BWD, false, &bwd->p));
+    fwd->p = fattni_forward_of(&bwd->p);
+    FATTNI_TRY(fattni_pick(ctx, fattni_fwd_table, &fwd->p, &fwd->kernel, &fwd->plan));
+    FATTNI_TRY(fattni_pick(ctx, fattni_bwd_table, &bwd->p, &bwd->kernel, &bwd->plan));
+    if (bwd->p.any_d_o) plan_any_d_o(ctx, bwd);
+    return FATTN_OK;
+}
+
+fattn_status fattni_run(fattn_ctx *ctx, const fattni_call *call) {
+    const fattni_problem *const p = &call->p;
+    const fattni_kernel_plan *const plan = &call->plan;
+    FATTNI_TRY(check_memory(ctx, "workspace", p->workspace, p->workspace_bytes, plan->workspace));
+    FATTNI_TRY(check_memory(ctx, "saved", p->saved, p->saved_bytes, plan->saved));
+    FATTNI_TRY(fattni_check_overlaps(ctx, p, plan->workspace, plan->saved));
+    return call->kernel->run(ctx, p, plan);
 }

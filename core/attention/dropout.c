@@ -1,5 +1,6 @@
 #include "core/attention/dropout.h"
 
+#include "core/base/device.h"
 #include "core/tensor/philox.h"
 
 enum { PATCH = 16, ROWS_PER_TASK = 4 * PATCH };
@@ -46,7 +47,9 @@ void fattni_dropout_rows(const fattni_problem *p, int64_t b, int64_t h, int64_t 
 
 typedef struct mask_job {
     const fattni_problem *p;
-    const fattn_tensor *keep;
+    uint8_t *keep;
+    const int64_t *stride;
+    int64_t rows, columns;
     int64_t blocks; /* of rows, per plane */
 } mask_job;
 
@@ -54,12 +57,20 @@ static void mask_rows(void *arg, int64_t task, int thread) {
     (void)thread;
     const mask_job *job = arg;
     const fattni_problem *p = job->p;
-    const int64_t *const s = job->keep->stride;
+    const int64_t *const s = job->stride;
     const int64_t block = task % job->blocks, plane = task / job->blocks;
     const int64_t b = plane / p->Hq, h = plane % p->Hq;
-    const int64_t begin = block * ROWS_PER_TASK, end = fattni_min(p->max_q, begin + ROWS_PER_TASK);
-    uint8_t *const at = (uint8_t *)job->keep->data + b * s[0] + h * s[1] + begin * s[2];
-    fattni_dropout_rows(p, b, h, begin, end, p->max_k, at, s[2], s[3]);
+    const int64_t begin = block * ROWS_PER_TASK, end = fattni_min(job->rows, begin + ROWS_PER_TASK);
+    uint8_t *const at = job->keep + b * s[0] + h * s[1] + begin * s[2];
+    fattni_dropout_rows(p, b, h, begin, end, job->columns, at, s[2], s[3]);
+}
+
+fattn_status fattni_host_mask(fattn_ctx *ctx, const fattni_problem *p, uint8_t *keep, const int64_t stride[4],
+                              int64_t rows, int64_t columns) {
+    mask_job job = {.p = p, .keep = keep, .stride = stride, .rows = rows, .columns = columns};
+    job.blocks = fattni_ceil_div(rows, ROWS_PER_TASK);
+    fattni_parallel(ctx, p->B * p->Hq * job.blocks, mask_rows, &job);
+    return FATTN_OK;
 }
 
 fattn_status fattn_dropout_mask(fattn_ctx *ctx, const fattn_attention_params *params,
@@ -83,12 +94,6 @@ fattn_status fattn_dropout_mask(fattn_ctx *ctx, const fattn_attention_params *pa
     for (int d = 0; d < 4; ++d)
         if (keep->shape[d] > 1 && keep->stride[d] == 0)
             return fattn_ctx_fail(ctx, FATTN_E_SHAPE,
-                                  "keep: stride[%d] is 0: several results share one place", d);
-#ifdef FATTNI_HAVE_CUDA
-    if (ctx->device == FATTN_CUDA)
-        return fattni_cuda_mask(ctx, &p, keep->data, keep->stride, p.max_q, p.max_k);
-#endif
-    mask_job job = {.p = &p, .keep = keep, .blocks = fattni_ceil_div(p.max_q, ROWS_PER_TASK)};
-    fattni_parallel(ctx, p.B * p.Hq * job.blocks, mask_rows, &job);
-    return FATTN_OK;
+                                  "keep: stride[%d] is 0: several results share one address", d);
+    return ctx->ops->dropout_mask(ctx, &p, keep->data, keep->stride, p.max_q, p.max_k);
 }

@@ -1,4 +1,4 @@
-/* The dropout mask as memory, for the algorithm that stores it. */
+/* The dropout mask stored in memory, for FATTN_ALGO_STANDARD and fattn_dropout_mask. */
 #ifndef FATTNI_CORE_ATTENTION_DROPOUT_H
 #define FATTNI_CORE_ATTENTION_DROPOUT_H
 
@@ -9,11 +9,8 @@
 void fattni_dropout_rows(const fattni_problem *p, int64_t b, int64_t h, int64_t begin, int64_t end,
                          int64_t Sk, uint8_t *keep, int64_t row, int64_t column);
 
-#ifdef FATTNI_HAVE_CUDA
-/* The same on the device: keep[b,h,i,j] for i < rows, j < columns of every plane; strides in
-   elements. */
-fattn_status fattni_cuda_mask(fattn_ctx *ctx, const fattni_problem *p, uint8_t *keep,
-                              const int64_t stride[4], int64_t rows, int64_t columns);
-#endif
+/* fattni_device_ops.dropout_mask in host memory. Always FATTN_OK. */
+fattn_status fattni_host_mask(fattn_ctx *ctx, const fattni_problem *p, uint8_t *keep, const int64_t stride[4],
+                              int64_t rows, int64_t columns);
 
 #endif

@@ -1,7 +1,7 @@
-/* Which keys a row sees: integer predicates shared by all kernels, host and device.
+/* Which keys a row may attend to ("sees"): integer predicates shared by all kernels, host and device.
 
-   Causal masks and windows, with positions and either alignment, all say the same thing: row i sees
-   the keys j with i + lo <= j <= i + hi, inside [0, Sk). One band, two diagonals. */
+   Causal masks and windows, with positions and either alignment, are all one band: row i sees the keys
+   j with i + lo <= j <= i + hi, inside [0, Sk). */
 #ifndef FATTNI_CORE_ATTENTION_MASK_BAND_H
 #define FATTNI_CORE_ATTENTION_MASK_BAND_H
 
@@ -34,7 +34,7 @@ FATTNI_INLINE fattni_range fattni_keys_of(const fattni_band *m, int64_t i0, int6
 }
 
 /* Rows that see some key of [j0, j1); j1 > j0. */
-FATTNI_INLINE fattni_range fattni_rows_of(const fattni_band *m, int64_t j0, int64_t j1) {
+FATTNI_INLINE fattni_range fattni_band_rows(const fattni_band *m, int64_t j0, int64_t j1) {
     fattni_range r;
     r.begin = fattni_clamp(j0 - m->hi, 0, m->Sq);
     r.end = fattni_clamp(j1 - m->lo, 0, m->Sq);

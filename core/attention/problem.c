@@ -6,8 +6,8 @@
 #include <string.h>
 
 enum { MAX_HEAD_DIM = 256 };
-static const int64_t MAX_POSITION = (int64_t)1 << 29; /* of a row 0: a GPU adds positions in 32 bits */
-static const int64_t MAX_ROWS = (int64_t)1 << 48; /* of all heads: their bytes stay below 2^63 */
+static const int64_t MAX_POSITION = (int64_t)1 << 29; /* of row 0: a GPU adds positions in 32 bits */
+static const int64_t MAX_ROWS = (int64_t)1 << 48; /* of all heads: sizes in bytes stay below 2^63 */
 static const uint32_t known_flags = FATTN_CAUSAL | FATTN_CAUSAL_TOP_LEFT | FATTN_WINDOW |
                                     FATTN_DETERMINISTIC | FATTN_TF32 | FATTN_MERGE | FATTN_ACC_DQ |
                                     FATTN_ACC_DK | FATTN_ACC_DV | FATTN_ACC_DBIAS | FATTN_ACC_DSINK;
@@ -21,25 +21,25 @@ typedef struct expect {
     int ndim;
     int64_t shape[4];
     uint32_t dtypes;
-    bool output;     /* no two elements may share a place */
+    bool output;     /* no two elements may share an address */
     bool contiguous; /* the last dimension has stride 1 */
     bool broadcast;  /* a dimension may also be 1 */
 } expect;
 
-/* Checks t against e and normalises it into a. Absent tensors (NULL) are fine here. */
+/* Checks t against e and normalises it into a. t may be NULL (absent). */
 static fattn_status take(fattn_ctx *ctx, const fattn_tensor *t, const expect *e, fattni_array *a) {
     *a = (fattni_array){0};
     if (!t) return FATTN_OK;
     FATTNI_TRY(fattni_check_tensor(ctx, e->name, t));
     char text[96];
     if (t->ndim != e->ndim)
-        return fattn_ctx_fail(ctx, FATTN_E_SHAPE, "%s: has %d dimensions %s, wants %d", e->name,
+        return fattn_ctx_fail(ctx, FATTN_E_SHAPE, "%s: has %d dimensions %s, must have %d", e->name,
                               t->ndim, fattni_shape_text(t, text, sizeof text), e->ndim);
     if (!(e->dtypes & BIT(t->dtype)))
-        return fattn_ctx_fail(ctx, FATTN_E_DTYPE, "%s: dtype %s does not go with the others",
+        return fattn_ctx_fail(ctx, FATTN_E_DTYPE, "%s: dtype %s does not match the other tensors",
                               e->name, fattn_dtype_name((fattn_dtype)t->dtype));
     *a = (fattni_array){.p = t->data, .dtype = t->dtype, .present = true};
-    const bool empty = a->empty = fattn_tensor_numel(t) == 0; /* its strides mean nothing */
+    const bool empty = a->empty = fattn_tensor_numel(t) == 0; /* its strides are not read */
     for (int d = 0; d < t->ndim; ++d) {
         const int64_t want = e->shape[d], got = t->shape[d];
         if (got != want && !(e->broadcast && got == 1))
@@ -50,7 +50,7 @@ static fattn_status take(fattn_ctx *ctx, const fattn_tensor *t, const expect *e,
         a->s[d] = got > 1 && !empty ? t->stride[d] : 0;
         if (e->output && got > 1 && a->s[d] == 0 && !e->broadcast && !empty)
             return fattn_ctx_fail(ctx, FATTN_E_SHAPE,
-                                  "%s: stride[%d] is 0: several results share one place", e->name,
+                                  "%s: stride[%d] is 0: several results share one address", e->name,
                                   d);
     }
     if (e->contiguous && !empty && t->shape[e->ndim - 1] > 1 && t->stride[e->ndim - 1] != 1)
@@ -132,7 +132,7 @@ static fattn_status take_sizes(fattn_ctx *ctx, const fattn_attention_params *par
     for (int n = 0; n < 3; ++n) {
         FATTNI_TRY(fattni_check_tensor(ctx, names[n], qkv[n]));
         if (qkv[n]->ndim != 4)
-            return fattn_ctx_fail(ctx, FATTN_E_SHAPE, "%s: has %d dimensions, wants 4: [B,H,S,D]",
+            return fattn_ctx_fail(ctx, FATTN_E_SHAPE, "%s: has %d dimensions, must have 4: [B,H,S,D]",
                                   names[n], qkv[n]->ndim);
         if (!(FLOATS & BIT(qkv[n]->dtype)))
             return fattn_ctx_fail(ctx, FATTN_E_DTYPE, "%s: dtype %s is not a float type", names[n],
@@ -150,7 +150,7 @@ static fattn_status take_sizes(fattn_ctx *ctx, const fattn_attention_params *par
         return fattn_ctx_fail(ctx, FATTN_E_SHAPE, "q: D=%lld but k: D=%lld", (long long)q[3],
                               (long long)k[3]);
     if (k[1] != v[1] || q[0] != k[0] || q[0] != v[0])
-        return fattn_ctx_fail(ctx, FATTN_E_SHAPE, "k is %s, v is %s, q has B=%lld: they disagree",
+        return fattn_ctx_fail(ctx, FATTN_E_SHAPE, "k is %s, v is %s, q has B=%lld: they do not match",
                               fattni_shape_text(io->k, a, sizeof a),
                               fattni_shape_text(io->v, b, sizeof b), (long long)q[0]);
     if (q[1] < 1 || k[1] < 1 || q[1] % k[1])
@@ -166,7 +166,7 @@ static fattn_status take_sizes(fattn_ctx *ctx, const fattn_attention_params *par
     p->D = q[3], p->Dv = v[3];
 
     if (!io->cu_seqlens_q != !io->cu_seqlens_k)
-        return fattn_ctx_fail(ctx, FATTN_E_ARG, "cu_seqlens_q and cu_seqlens_k go together");
+        return fattn_ctx_fail(ctx, FATTN_E_ARG, "cu_seqlens_q and cu_seqlens_k: only one is given");
     if (io->cu_seqlens_q && (io->seqlens_q || io->seqlens_k))
         return fattn_ctx_fail(ctx, FATTN_E_ARG,
                               "cu_seqlens (packed) and seqlens (padded) exclude each other");
@@ -194,7 +194,7 @@ static fattn_status take_sizes(fattn_ctx *ctx, const fattn_attention_params *par
         return fattn_ctx_fail(ctx, FATTN_E_SHAPE,
                               "sequence: Sq=%lld, Sk=%lld with positions do not fit in 31 bits",
                               (long long)p->Sq, (long long)p->Sk);
-    int64_t rows, held; /* of all heads; tensors that are empty or broadcast may claim any number */
+    int64_t rows, held; /* of all heads; tensors that are empty or broadcast may have any number */
     const int64_t longest = fattni_max(fattni_max(p->max_q, p->max_k), 1);
     if (__builtin_mul_overflow(fattni_max(p->B, 1), p->Hq, &rows) ||
         __builtin_mul_overflow(rows, longest, &rows) || rows > MAX_ROWS ||
@@ -290,8 +290,9 @@ static int32_t length_at(const fattni_array *a, int64_t b) {
     return ((const int32_t *)a->p)[b * a->s[0]];
 }
 
-/* The CPU can look: wrong lengths are refused before anything is computed. */
-static fattn_status check_lengths(fattn_ctx *ctx, const fattni_problem *p) {
+/* On the CPU invalid lengths are rejected before anything is computed. */
+fattn_status fattni_check_lengths(fattn_ctx *ctx, const fattni_problem *p) {
+    if (ctx->device != FATTN_CPU) return FATTN_OK;
     const fattni_array *const padded[2] = {&p->seqlens_q, &p->seqlens_k};
     const fattni_array *const packed[2] = {&p->cu_seqlens_q, &p->cu_seqlens_k};
     const int64_t bound[2] = {p->Sq, p->Sk}, rows[2] = {p->rows_q, p->rows_k};
@@ -323,8 +324,8 @@ static fattn_status check_lengths(fattn_ctx *ctx, const fattni_problem *p) {
     return FATTN_OK;
 }
 
-/* A query that names no gradient plans for all of them. */
-static void want_all_unless_some(fattni_problem *p) {
+/* A query that gives no gradient tensor plans for all of them. */
+static void want_all_gradients_if_none(fattni_problem *p) {
     if (p->dq.present || p->dk.present || p->dv.present || p->d_bias.present || p->d_sink.present)
         return;
     const fattni_array wanted = {.dtype = p->dtype, .present = true};
@@ -353,17 +354,26 @@ fattn_status fattni_problem_init(fattn_ctx *ctx, const fattn_attention_params *p
     fattni_problem p = {.pass = pass};
     FATTNI_TRY(take_params(ctx, &known_params, &p));
     FATTNI_TRY(take_sizes(ctx, &known_params, &known_io, &p));
-    /* A query plans both passes from one io: backward's tensors are checked as far as they are
-       there. Running forward leaves them alone. */
+    /* A query plans both passes from one io: those of backward's tensors that are given are checked.
+       A forward call does not read them. */
     const bool backward = pass == FATTNI_BWD;
     if (backward && !running && !known_io.d_o) known_io.d_o = known_io.o, p.any_d_o = true;
     FATTNI_TRY(take_tensors(ctx, &known_io, backward, &p));
-    if (backward && !running) want_all_unless_some(&p);
-    if (running && ctx->device == FATTN_CPU) FATTNI_TRY(check_lengths(ctx, &p));
+    if (backward && !running) want_all_gradients_if_none(&p);
+    if (running) FATTNI_TRY(fattni_check_lengths(ctx, &p));
     p.saved = known_io.saved, p.saved_bytes = known_io.saved_bytes;
     p.workspace = known_io.workspace, p.workspace_bytes = known_io.workspace_bytes;
     *out = p;
     return FATTN_OK;
+}
+
+fattni_problem fattni_forward_of(const fattni_problem *bwd) {
+    fattni_problem p = *bwd;
+    const fattni_array none = {0};
+    p.pass = FATTNI_FWD;
+    p.d_o = p.d_lse = p.delta = p.dq = p.dk = p.dv = p.d_bias = p.d_sink = none;
+    p.any_d_o = false;
+    return p;
 }
 
 /* ---- overlaps ---- */
@@ -371,7 +381,7 @@ fattn_status fattni_problem_init(fattn_ctx *ctx, const fattn_attention_params *p
 typedef struct span {
     const char *name;
     uintptr_t begin, end;  /* of all bytes between the lowest and the highest element */
-    const fattni_array *a; /* NULL: one block */
+    const fattni_array *a; /* NULL: contiguous memory */
 } span;
 
 static void add_array(span *all, int *n, const char *name, const fattni_array *a) {
@@ -392,8 +402,8 @@ static void add_memory(span *all, int *n, const char *name, const void *p, size_
     if (bytes) all[(*n)++] = (span){name, (uintptr_t)p, (uintptr_t)p + bytes, NULL};
 }
 
-/* Bytes at either end of the span that elements fill without a gap: all of them in a dense tensor. */
-static uintptr_t solid_bytes(const span *s) {
+/* Bytes at each end of the span that are occupied by elements without gaps: all bytes of a dense tensor. */
+static uintptr_t contiguous_bytes(const span *s) {
     const fattni_array *const a = s->a;
     if (!a) return s->end - s->begin;
     int64_t run = 1;
@@ -405,9 +415,9 @@ static uintptr_t solid_bytes(const span *s) {
     return (uintptr_t)run * fattn_dtype_size((fattn_dtype)a->dtype);
 }
 
-/* Whether one of the ends of a, which are full of elements, meets one of b's. */
+/* Whether a contiguous end of a overlaps one of b. */
 static bool share_memory(const span *a, const span *b) {
-    const uintptr_t x = solid_bytes(a), y = solid_bytes(b);
+    const uintptr_t x = contiguous_bytes(a), y = contiguous_bytes(b);
     const uintptr_t of_a[2] = {a->begin, a->end - x}, of_b[2] = {b->begin, b->end - y};
     for (int n = 0; n < 4; ++n)
         if (of_a[n / 2] < of_b[n % 2] + y && of_b[n % 2] < of_a[n / 2] + x) return true;

@@ -1,4 +1,4 @@
-/* An attention call after validation: everything a kernel needs, nothing left to parse. */
+/* An attention call after validation, in the form that kernels use. */
 #ifndef FATTNI_CORE_ATTENTION_PROBLEM_H
 #define FATTNI_CORE_ATTENTION_PROBLEM_H
 
@@ -23,7 +23,7 @@ typedef struct fattni_problem {
     int64_t B, Hq, Hkv, group;       /* B counts sequences; group = Hq / Hkv */
     int64_t Sq, Sk, D, Dv;           /* Sq, Sk: bounds over all sequences */
     int64_t rows_q, rows_k;          /* rows of the buffers: totals when packed, else Sq, Sk */
-    int64_t max_q, max_k;            /* size biases and masks: max_seqlen, else Sq, Sk */
+    int64_t max_q, max_k;            /* extents of bias and dropout mask: max_seqlen, else Sq, Sk */
     bool packed, padded;             /* cu_seqlens given; a seqlens given */
     uint32_t flags;
     int32_t algorithm;
@@ -37,7 +37,7 @@ typedef struct fattni_problem {
     fattni_array q, k, v, o, lse, bias, alibi, sink, seqlens_q, seqlens_k, cu_seqlens_q,
         cu_seqlens_k, rng_step;
     fattni_array d_o, d_lse, delta, dq, dk, dv, d_bias, d_sink;
-    bool any_d_o; /* a query without d_o, where it looks like o: the call may bring another one */
+    bool any_d_o; /* a query without d_o, which is planned like o: the call may pass another one */
     void *saved, *workspace;
     size_t saved_bytes, workspace_bytes;
 } fattni_problem;
@@ -47,26 +47,32 @@ typedef struct fattni_sequence {
     fattni_band band;
     int64_t batch;    /* index along dimension 0 of q..lse: b, or 0 when packed */
     int64_t q0, k0;   /* first row and key in the buffer */
-    int64_t diagonal; /* i' + off - j' = i - j + diagonal: what ALiBi measures */
+    int64_t diagonal; /* i' + off - j' = i - j + diagonal: ALiBi's distance */
 } fattni_sequence;
 
-/* What the caller gave, checked: ABI, ARG, SHAPE, DTYPE, DEVICE with a sentence, or a problem. For a
-   query `running` is false: no tensor is read, the workspace is not looked at, backward's tensors
+/* Checks the arguments of a call and makes a problem of them: ABI, ARG, SHAPE, DTYPE, DEVICE with an error
+   message. For a query `running` is false: no tensor is read, the workspace is ignored, backward's tensors
    may be missing. Running on the CPU also checks the contents of the length tensors. */
 fattn_status fattni_problem_init(fattn_ctx *ctx, const fattn_attention_params *p,
                                  const fattn_attention_io *io, enum fattni_pass pass, bool running,
                                  fattni_problem *out);
 
-/* FATTN_E_ARG with both names and ranges when addresses prove that a result, the workspace or what is
-   saved, of which a kernel needs so many bytes, shares memory with anything else of the call. Ranges of
-   strided tensors may cross without that: slices of one buffer are fine. */
+/* The forward call of the same tensors. */
+fattni_problem fattni_forward_of(const fattni_problem *bwd);
+
+/* FATTN_E_ARG when a length tensor on the CPU has an invalid value; one on a GPU is not read. */
+fattn_status fattni_check_lengths(fattn_ctx *ctx, const fattni_problem *p);
+
+/* FATTN_E_ARG with both names and ranges when addresses prove that a result, the workspace or the saved
+   buffer (of the given sizes in bytes) shares memory with another tensor of the call. Address ranges of
+   strided tensors may intersect: slices of one buffer are allowed. */
 fattn_status fattni_check_overlaps(fattn_ctx *ctx, const fattni_problem *p, size_t workspace,
                                    size_t saved);
 
 /* Host only: reads the length tensors. */
 fattni_sequence fattni_sequence_of(const fattni_problem *p, int64_t b);
 
-/* The plane number of the dropout counter, and *rng_step. */
+/* The plane number in the dropout counter, and *rng_step. */
 static inline uint32_t fattni_dropout_plane(const fattni_problem *p, int64_t b, int64_t h) {
     return ((uint32_t)b + (uint32_t)p->rng_batch0) * (uint32_t)p->rng_heads + (uint32_t)h +
            (uint32_t)p->rng_head0;
@@ -88,7 +94,12 @@ static inline void fattni_set(const fattni_array *a, int64_t b, int64_t h, int64
     fattni_store(a->p, a->dtype, b * a->s[0] + h * a->s[1] + i * a->s[2] + j * a->s[3], x);
 }
 
-/* "q [2,8,77,64] f32, k ..." for dispatch's sentences. */
+/* Distinct elements along dimension d. */
+static inline int64_t fattni_distinct(const fattni_array *a, int d) {
+    return a->s[d] ? a->n[d] : fattni_min(a->n[d], 1);
+}
+
+/* "q [2,8,77,64] f32, k ..." for dispatch's error messages. */
 void fattni_problem_text(const fattni_problem *p, char *buffer, size_t size);
 
 #endif

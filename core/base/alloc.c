@@ -1,8 +1,5 @@
-/* The one place where heap memory comes from, and where it is counted. */
-#include "core/base/internal.h"
-#ifdef FATTNI_HAVE_CUDA
-#include "core/cuda/launch.h"
-#endif
+/* All heap allocation of the library, and its counters. */
+#include "core/base/device.h"
 
 #include <stdlib.h>
 
@@ -21,31 +18,13 @@ fattn_allocator fattni_default_allocator(void) {
     return (fattn_allocator){.alloc = host_alloc, .free = host_free};
 }
 
-/* Allocators find a GPU's context on its own device, whoever calls. */
-static fattn_status enter(fattn_ctx *ctx, bool *entered) {
-    *entered = false;
-#ifdef FATTNI_HAVE_CUDA
-    if (ctx->device == FATTN_CUDA) return fattni_cuda_enter(ctx, entered);
-#endif
-    (void)ctx;
-    return FATTN_OK;
-}
-
-static void leave(const fattn_ctx *ctx, bool entered) {
-#ifdef FATTNI_HAVE_CUDA
-    fattni_cuda_leave(ctx, entered);
-#else
-    (void)ctx, (void)entered;
-#endif
-}
-
 fattn_status fattni_alloc(fattn_ctx *ctx, size_t bytes, void **out) {
     bool entered;
     *out = NULL;
     if (bytes == 0) return FATTN_OK;
-    FATTNI_TRY(enter(ctx, &entered));
+    FATTNI_TRY(ctx->ops->enter(ctx, &entered));
     void *p = ctx->allocator.alloc(ctx->allocator.user, bytes, FATTNI_ALIGN, ctx->stream);
-    leave(ctx, entered);
+    ctx->ops->leave(ctx, entered);
     if (!p)
         return fattn_ctx_fail(ctx, FATTN_E_NOMEM, "no memory for %zu bytes (%zu in use)", bytes,
                               ctx->mem.live);
@@ -59,14 +38,14 @@ fattn_status fattni_alloc(fattn_ctx *ctx, size_t bytes, void **out) {
 void fattni_free(fattn_ctx *ctx, void *p, size_t bytes) {
     if (!p) return;
     bool entered;
-    if (enter(ctx, &entered) != FATTN_OK) entered = false; /* its memory goes all the same */
+    if (ctx->ops->enter(ctx, &entered) != FATTN_OK) entered = false; /* free all the same */
     ctx->allocator.free(ctx->allocator.user, p, bytes, ctx->stream);
-    leave(ctx, entered);
+    ctx->ops->leave(ctx, entered);
     ctx->mem.live -= bytes;
 }
 
 fattn_status fattni_host_alloc(fattn_ctx *ctx, size_t bytes, void **out) {
-    if (ctx->device == FATTN_CPU) return fattni_alloc(ctx, bytes, out);
+    if (ctx->ops->on_host) return fattni_alloc(ctx, bytes, out);
     *out = NULL;
     if (bytes == 0) return FATTN_OK;
     *out = host_alloc(NULL, bytes, FATTNI_ALIGN, NULL);
@@ -75,7 +54,7 @@ fattn_status fattni_host_alloc(fattn_ctx *ctx, size_t bytes, void **out) {
 }
 
 void fattni_host_free(fattn_ctx *ctx, void *p, size_t bytes) {
-    if (ctx->device == FATTN_CPU)
+    if (ctx->ops->on_host)
         fattni_free(ctx, p, bytes);
     else
         free(p);

@@ -1,12 +1,12 @@
-/* Numbered tasks on threads. OpenMP lives in this file only. */
+/* Numbered tasks on threads. OpenMP is used in this file only. */
 #include "core/base/internal.h"
 
 #include <omp.h>
 #include <sched.h>
 
-/* libomp is not built for the thread sanitizer, and its tool for that (Archer) misses edges on a busy
-   machine. The only order between threads is told here: a team starts after what came before it and
-   ends before what comes after it. */
+/* libomp is not instrumented for the thread sanitizer, and its tool for that (Archer) misses
+   synchronisations on a busy machine. These annotations state the only ones: a parallel region starts
+   after the code before it and ends before the code after it. */
 #if defined(__has_feature)
 #if __has_feature(thread_sanitizer)
 #include <sanitizer/tsan_interface.h>
@@ -35,7 +35,7 @@ void fattni_parallel(const fattn_ctx *ctx, int64_t count, fattni_task run, void 
 #pragma omp parallel num_threads(threads)
     {
         ACQUIRE(&fork);
-        /* Sets this team's own default only: a BLAS called from a task stays on one thread even
+        /* Sets the default of this thread only: a BLAS called from a task stays on one thread even
            when the team is a single thread, which OpenMP does not count as parallel. */
         omp_set_num_threads(1);
 #pragma omp for schedule(monotonic : dynamic, 1)

@@ -3,19 +3,21 @@
 #include <cblas.h>
 #include <string.h>
 
-/* Blocks of C, largest first: large enough for OpenBLAS to run at full speed, small enough that a
-   small transformer still feeds 16 threads. A part of K is as long as a block's packing needs to
-   pay. */
+/* Sizes of a block of C, largest first: large enough for OpenBLAS to run at full speed, small
+   enough that a small transformer still has work for 16 threads. With few blocks K is split as
+   well (split-K), into parts long enough to pay for the packing of a block. */
 static const struct { int64_t rows, columns; } block_sizes[] = {{256, 512}, {256, 256}, {128, 128}};
-enum { BLOCK_SIZES = 3, ENOUGH_BLOCKS = 16, LEAST_PART = 512 };
+enum { BLOCK_SIZES = 3, ENOUGH_BLOCKS = 16, LEAST_K = 512 };
 
-typedef struct cut {
-    int64_t rows, columns;         /* of a block */
-    int64_t across, blocks, parts; /* blocks per row of blocks, blocks, parts of K */
-} cut;
+typedef struct blocking {
+    int64_t rows, columns; /* of a block */
+    int64_t across;        /* blocks beside each other */
+    int64_t blocks;        /* in all */
+    int64_t parts;         /* of K */
+} blocking;
 
-static cut cut_of(const fattni_gemm *g) {
-    cut s = {.parts = 1};
+static blocking blocking_of(const fattni_gemm *g) {
+    blocking s = {.parts = 1};
     for (int i = 0; i < BLOCK_SIZES && s.blocks < ENOUGH_BLOCKS; ++i) {
         s.rows = block_sizes[i].rows;
         s.columns = block_sizes[i].columns;
@@ -23,7 +25,7 @@ static cut cut_of(const fattni_gemm *g) {
         s.blocks = fattni_ceil_div(g->M, s.rows) * s.across;
     }
     if (s.blocks > 0 && s.blocks < ENOUGH_BLOCKS && !g->row)
-        s.parts = fattni_max(1, fattni_min(ENOUGH_BLOCKS / s.blocks, g->K / LEAST_PART));
+        s.parts = fattni_max(1, fattni_min(ENOUGH_BLOCKS / s.blocks, g->K / LEAST_K));
     return s;
 }
 
@@ -53,7 +55,7 @@ void fattni_gemm_task(const fattni_gemm *g) {
                     (float)beta, g->c, ldc);
 }
 
-static fattni_gemm block_of(const fattni_gemm *g, const cut *s, int64_t block) {
+static fattni_gemm block_of(const fattni_gemm *g, const blocking *s, int64_t block) {
     const int64_t m = block / s->across * s->rows, n = block % s->across * s->columns;
     fattni_gemm part = *g;
     part.M = fattni_min(s->rows, g->M - m);
@@ -65,17 +67,17 @@ static fattni_gemm block_of(const fattni_gemm *g, const cut *s, int64_t block) {
     return part;
 }
 
-int64_t fattni_gemm_blocks(const fattni_gemm *g) { return cut_of(g).blocks; }
+int64_t fattni_gemm_blocks(const fattni_gemm *g) { return blocking_of(g).blocks; }
 
 void fattni_gemm_block(const fattni_gemm *g, int64_t block) {
-    const cut s = cut_of(g);
+    const blocking s = blocking_of(g);
     const fattni_gemm part = block_of(g, &s, block);
     fattni_gemm_task(&part);
 }
 
 typedef struct job {
     const fattni_gemm *g;
-    cut s;
+    blocking s;
 } job;
 
 static void run_block(void *arg, int64_t task, int thread) {
@@ -130,13 +132,13 @@ static void sum_parts(void *arg, int64_t task, int thread) {
 }
 
 size_t fattni_gemm_workspace(const fattni_gemm *g) {
-    const cut s = cut_of(g);
+    const blocking s = blocking_of(g);
     if (s.parts < 2) return 0;
     return (size_t)(s.parts * g->M * g->N) * fattn_dtype_size(g->dtype);
 }
 
 void fattni_gemm_cpu(const fattn_ctx *ctx, const fattni_gemm *g) {
-    job j = {.g = g, .s = cut_of(g)};
+    job j = {.g = g, .s = blocking_of(g)};
     if (j.s.parts > 1 && g->workspace) {
         fattni_parallel(ctx, j.s.parts * j.s.blocks, run_part, &j);
         fattni_parallel(ctx, fattni_ceil_div(g->M, ROWS_PER_SUM), sum_parts, &j);

@@ -31,7 +31,7 @@ void fattni_gemm_block(const fattni_gemm *g, int64_t block);
 /* On the calling thread; for use inside a task. */
 void fattni_gemm_task(const fattni_gemm *g);
 
-/* NULL, or a sentence: OpenBLAS does not know this machine of that instruction set. */
+/* NULL, or an error message: OpenBLAS does not know this machine of that instruction set. */
 const char *fattni_gemm_warning(int isa);
 
 #endif

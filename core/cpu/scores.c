@@ -4,11 +4,11 @@
 
 static const double log2_e = 1.4426950408889634;
 
-fattni_place fattni_place_of(const fattni_problem *p, const fattni_cpu_kernels *k,
+fattni_score_tile fattni_score_tile_of(const fattni_problem *p, const fattni_cpu_kernels *k,
                              const fattni_sequence *seq, int64_t b, int64_t h, int64_t i0,
                              int64_t rows, int64_t j0, int64_t keys) {
     const int64_t g = h / p->group, row = seq->k0 + j0;
-    fattni_place at = {
+    fattni_score_tile at = {
         .p = p, .k = k, .seq = seq, .b = b, .h = h, .i0 = i0, .j0 = j0,
         .tile = {rows, keys, .lo = seq->band.lo + i0 - j0, .hi = seq->band.hi + i0 - j0},
     };
@@ -38,16 +38,17 @@ double fattni_score_unit(const fattni_problem *p) { return fattni_adjusts(p) ? 1
 double fattni_log2_factor(const fattni_problem *p) { return fattni_score_unit(p) * log2_e; }
 
 fattni_logit fattni_logit_of(const fattni_problem *p, const fattni_cpu_kernels *k, double logit) {
-    const double most = k->dtype == FATTN_F64 ? 0x1.8p1023 : 0x1.8p127, unit = fattni_score_unit(p);
+    const double limit = k->dtype == FATTN_F64 ? 0x1.8p1023 : 0x1.8p127,
+                 unit = fattni_score_unit(p);
     double score = logit / unit;
-    score = score > most ? most : score < -most ? -most : score;
+    score = score > limit ? limit : score < -limit ? -limit : score;
     if (k->dtype == FATTN_F32) score = (double)(float)score;
     const double rest = logit - score * unit;
     return (fattni_logit){score, fabs(rest) <= 40 ? rest : 0};
 }
 
 /* bias[b, h, rows, keys] into [key][row]. */
-static void load_bias(const fattni_place *at, void *tile) {
+static void load_bias(const fattni_score_tile *at, void *tile) {
     const fattni_array *const bias = &at->p->bias;
     const fattni_tile *const t = &at->tile;
     const fattni_cpu_kernels *const k = at->k;
@@ -66,7 +67,7 @@ static void load_bias(const fattni_place *at, void *tile) {
                                      first + i * bias->s[2] + j * bias->s[3]));
 }
 
-void fattni_scores(const fattni_place *at, const void *q, void *scratch, void *s,
+void fattni_scores(const fattni_score_tile *at, const void *q, void *scratch, void *s,
                    void *derivative) {
     const fattni_problem *const p = at->p;
     at->k->scores(&at->tile, p->D, at->key, at->key_stride, q, s);
@@ -83,7 +84,7 @@ void fattni_scores(const fattni_place *at, const void *q, void *scratch, void *s
     at->k->adjust(&at->tile, &a, s);
 }
 
-void fattni_keep_mask(const fattni_place *at, void *mask) {
+void fattni_keep_mask(const fattni_score_tile *at, void *mask) {
     const fattni_problem *const p = at->p;
     const fattni_dropout d = {
         .seed = p->rng.seed,

@@ -7,7 +7,7 @@
 #include "core/attention/problem.h"
 
 /* A tile of query head h of sequence b: rows from i0, keys from j0 on. */
-typedef struct fattni_place {
+typedef struct fattni_score_tile {
     const fattni_problem *p;
     const fattni_cpu_kernels *k;
     const fattni_sequence *seq;
@@ -15,10 +15,10 @@ typedef struct fattni_place {
     fattni_tile tile;
     const void *key, *value; /* [key][D], [key][Dv] in reals: the caller's, or a copy */
     int64_t key_stride, value_stride;
-} fattni_place;
+} fattni_score_tile;
 
 /* Key and value are the caller's; of a 16-bit dtype they are not set. */
-fattni_place fattni_place_of(const fattni_problem *p, const fattni_cpu_kernels *k,
+fattni_score_tile fattni_score_tile_of(const fattni_problem *p, const fattni_cpu_kernels *k,
                              const fattni_sequence *seq, int64_t b, int64_t h, int64_t i0,
                              int64_t rows, int64_t j0, int64_t keys);
 
@@ -50,9 +50,9 @@ fattni_logit fattni_logit_of(const fattni_problem *p, const fattni_cpu_kernels *
 
 /* s[key][row] from Q^T; derivative, wanted with a softcap in backward, else NULL, takes
    dt / d(q.k). */
-void fattni_scores(const fattni_place *at, const void *q, void *scratch, void *s, void *derivative);
+void fattni_scores(const fattni_score_tile *at, const void *q, void *scratch, void *s, void *derivative);
 
 /* mask[key][row]: 0 where dropped, else 1 / (1 - p). */
-void fattni_keep_mask(const fattni_place *at, void *mask);
+void fattni_keep_mask(const fattni_score_tile *at, void *mask);
 
 #endif

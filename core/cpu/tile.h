@@ -15,7 +15,7 @@
 
 /* A tile has at most 64 keys and 192 bytes of rows, 48 floats or 24 doubles: three AVX-512 vectors,
    with the 8 x 3 micro-kernel all but 5 of 32 registers; and 12 KiB per tile, so that S and a
-   packed operand of 64 columns share the first-level cache. */
+   packed operand of 64 columns fit into the first-level cache together. */
 enum {
     FATTNI_TILE_KEYS = 64,
     FATTNI_TILE_ROW_BYTES = 192,

@@ -2,8 +2,6 @@
 #include "core/cpu/tile.h"
 
 #if defined(__x86_64__)
-#define ISA "avx512"
-#define TABLE fattni_cpu_avx512
-#define VECTOR_BYTES 64
+#define ISA avx512
 #include "core/cpu/tile.inc"
 #endif

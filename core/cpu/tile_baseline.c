@@ -1,11 +1,5 @@
 /* Tiles with what every CPU of the architecture has: SSE2, NEON; and the choice among all. */
-#if defined(__aarch64__)
-#define ISA "neon"
-#else
-#define ISA "baseline"
-#endif
-#define TABLE fattni_cpu_baseline
-#define VECTOR_BYTES 16
+#define ISA baseline
 #include "core/cpu/tile.inc"
 
 const fattni_cpu_kernels *fattni_cpu_kernels_of(const fattn_ctx *ctx, fattn_dtype dtype) {

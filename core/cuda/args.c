@@ -1,11 +1,11 @@
 /* From a validated problem to the kernels' arguments. */
 #include "core/cuda/device.h"
 
-static fattni_view view_of(const fattni_array *a) {
+fattni_view fattni_cuda_view_of(const fattni_array *a) {
     return (fattni_view){a->p, a->s[0], a->s[1], a->s[2], a->s[3]};
 }
 
-static fattni_line line_of(const fattni_array *a) { return (fattni_line){a->p, a->s[0]}; }
+fattni_line fattni_cuda_line_of(const fattni_array *a) { return (fattni_line){a->p, a->s[0]}; }
 
 bool fattni_cuda_vector(const fattni_array *a, int64_t width) {
     const int64_t step = 16 / (int64_t)fattn_dtype_size((fattn_dtype)a->dtype);
@@ -13,40 +13,34 @@ bool fattni_cuda_vector(const fattni_array *a, int64_t width) {
            a->s[1] % step == 0 && a->s[2] % step == 0;
 }
 
-static bool vector_if_present(const fattni_array *a, int64_t width) {
-    return !a->present || fattni_cuda_vector(a, width);
-}
-
-const char *fattni_cuda_refuses(const fattni_problem *p) {
+const char *fattni_cuda_why_unsupported(const fattni_problem *p) {
     const int64_t most = 1 << 28;
     if (p->Sq > most || p->Sk > most || p->rows_q > most || p->rows_k > most)
-        return "takes at most 2^28 rows";
+        return "supports at most 2^28 rows";
     if (p->B > INT32_MAX || p->Hq > INT32_MAX || p->B * p->Hq > INT32_MAX)
-        return "takes at most 2^31-1 heads of all sequences";
+        return "supports at most 2^31-1 heads of all sequences";
     return NULL;
 }
 
-const char *fattni_cuda_refuses_grid(int64_t blocks) {
-    return blocks > INT32_MAX ? "has more blocks of work than CUDA's 2^31-1" : NULL;
+const char *fattni_cuda_why_grid_unsupported(int64_t blocks) {
+    return blocks > INT32_MAX ? "needs more blocks than CUDA's limit of 2^31-1" : NULL;
 }
 
-fattni_cuda_args fattni_cuda_args_of(const fattni_problem *p) {
+fattni_attention_args fattni_cuda_args_of(const fattni_problem *p) {
     const bool causal = p->flags & (FATTN_CAUSAL | FATTN_CAUSAL_TOP_LEFT);
-    /* A side of a window that ends beyond what any row could see is none: so sums of rows, keys and
-       diagonals have 31 bits, with at most 2^28 rows and positions of at most 2^29. */
+    /* A window bound that masks nothing is dropped. Sums of rows, keys and diagonals then fit 31 bits, with
+       at most 2^28 rows and positions of at most 2^29. */
     const int64_t shift = p->q_pos0 - p->k_pos0, reach = p->Sq + p->Sk;
     const int64_t left = p->window_left < reach + shift ? p->window_left : FATTNI_FAR;
     const int64_t right = causal ? 0 : p->window_right < reach - shift ? p->window_right : FATTNI_FAR;
     const bool half = p->dtype == FATTN_BF16 || p->dtype == FATTN_F16;
-    fattni_cuda_args a = {
-        .q = view_of(&p->q), .k = view_of(&p->k), .v = view_of(&p->v), .o = view_of(&p->o),
-        .lse = view_of(&p->lse), .given_delta = view_of(&p->delta), .d_o = view_of(&p->d_o),
-        .d_lse = view_of(&p->d_lse),
-        .dq = view_of(&p->dq), .dk = view_of(&p->dk), .dv = view_of(&p->dv),
-        .bias = view_of(&p->bias), .d_bias = view_of(&p->d_bias),
-        .alibi = line_of(&p->alibi), .sink = line_of(&p->sink), .d_sink = line_of(&p->d_sink),
-        .seqlens_q = line_of(&p->seqlens_q), .seqlens_k = line_of(&p->seqlens_k),
-        .cu_seqlens_q = line_of(&p->cu_seqlens_q), .cu_seqlens_k = line_of(&p->cu_seqlens_k),
+    fattni_attention_args a = {
+        .q = fattni_cuda_view_of(&p->q), .k = fattni_cuda_view_of(&p->k), .v = fattni_cuda_view_of(&p->v), .o = fattni_cuda_view_of(&p->o),
+        .lse = fattni_cuda_view_of(&p->lse),
+        .bias = fattni_cuda_view_of(&p->bias),
+        .alibi = fattni_cuda_line_of(&p->alibi), .sink = fattni_cuda_line_of(&p->sink),
+        .seqlens_q = fattni_cuda_line_of(&p->seqlens_q), .seqlens_k = fattni_cuda_line_of(&p->seqlens_k),
+        .cu_seqlens_q = fattni_cuda_line_of(&p->cu_seqlens_q), .cu_seqlens_k = fattni_cuda_line_of(&p->cu_seqlens_k),
         .rng_step = p->rng_step.p,
         .B = (int32_t)p->B, .Hq = (int32_t)p->Hq, .Hkv = (int32_t)p->Hkv,
         .group = (int32_t)p->group, .Sq = (int32_t)p->Sq, .Sk = (int32_t)p->Sk,
@@ -62,18 +56,9 @@ fattni_cuda_args fattni_cuda_args_of(const fattni_problem *p) {
         .rng_heads = (uint32_t)p->rng_heads, .q_pos0 = (int32_t)p->q_pos0,
         .k_pos0 = (int32_t)p->k_pos0,
         .o_f32 = half && p->o.dtype == FATTN_F32, .bias_f32 = half && p->bias.dtype == FATTN_F32,
-        .dq_f32 = half && p->dq.dtype == FATTN_F32, .dk_f32 = half && p->dk.dtype == FATTN_F32,
-        .dv_f32 = half && p->dv.dtype == FATTN_F32, .d_o_f32 = half && p->d_o.dtype == FATTN_F32,
         .kind = p->dtype == FATTN_BF16, .f64 = p->dtype == FATTN_F64, .flags = p->flags,
     };
     a.vector_qkv = fattni_cuda_vector(&p->q, p->D) && fattni_cuda_vector(&p->k, p->D) &&
                    fattni_cuda_vector(&p->v, p->Dv) && (a.o_f32 || fattni_cuda_vector(&p->o, p->Dv));
-    for (int d = 0; d < 4; ++d)
-        a.d_bias_n[d] = p->d_bias.s[d] ? p->d_bias.n[d] : fattni_min(p->d_bias.n[d], 1);
-    if (p->pass == FATTNI_BWD) {
-        a.vector_qkv = a.vector_qkv && (a.d_o_f32 || fattni_cuda_vector(&p->d_o, p->Dv));
-        a.vector_gradients = a.vector_qkv && vector_if_present(&p->dq, p->D) &&
-                             vector_if_present(&p->dk, p->D) && vector_if_present(&p->dv, p->Dv);
-    }
     return a;
 }

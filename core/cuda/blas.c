@@ -18,7 +18,7 @@
 struct fattni_cuda_blas {
     void *library;
     cublasHandle_t handle;
-    struct fattni_cuda_tuned *tuned; /* NULL: not asked for, or no cuBLASLt */
+    struct fattni_cuda_tuned *tuned; /* NULL: no FATTN_CTX_TUNE, or no cuBLASLt */
 #define X(name, symbol) __typeof__(symbol) *name;
     FUNCTIONS(X)
 #undef X
@@ -28,7 +28,7 @@ struct fattni_cuda_blas {
 #define TEXT(x) TEXT_OF(x)
 #define SONAME "libcublas.so." TEXT(CUBLAS_VER_MAJOR)
 
-/* dlsym gives an object pointer, which ISO C does not convert to a function's. */
+/* dlsym returns an object pointer, which ISO C does not convert to a function pointer. */
 static bool look_up(struct fattni_cuda_blas *b) {
     const struct { const char *symbol; void *to; } wanted[] = {
 #define X(name, symbol) {#symbol, &b->name},
@@ -44,7 +44,7 @@ static bool look_up(struct fattni_cuda_blas *b) {
 }
 
 static bool load(struct fattni_cuda_blas *b) {
-    /* It stays until the process ends: it keeps state of its own with the driver. */
+    /* Never unloaded: cuBLAS keeps state in the driver until the process ends. */
     b->library = dlopen(SONAME, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
     return b->library && look_up(b) && b->create(&b->handle) == CUBLAS_STATUS_SUCCESS;
 }
@@ -95,7 +95,7 @@ static fattn_status blas_check(fattn_ctx *ctx, cublasStatus_t s, const char *wha
     return fattn_ctx_fail(ctx, FATTN_E_CUDA, "%s: cuBLAS status %d", what, (int)s);
 }
 
-/* An empty sum. */
+/* K is 0: the product is an empty sum. */
 static fattn_status clear(fattn_ctx *ctx, const fattni_cuda_gemm *g) {
     const size_t size = fattn_dtype_size(g->c_dtype);
     for (int64_t n = 0; n < g->batches; ++n)
@@ -110,7 +110,7 @@ static fattn_status multiply(fattn_ctx *ctx, const fattni_cuda_gemm *g, void *wo
     if (b->tuned) FATTNI_TRY(fattni_cuda_tuned_multiply(ctx, b->tuned, g, workspace, &done));
     if (done) return FATTN_OK;
 
-    /* A new stream resets the workspace, so both are set for each product, and in this order. */
+    /* Setting the stream resets the workspace, so both are set for each product, in this order. */
     FATTNI_TRY(blas_check(ctx, b->set_stream(b->handle, ctx->stream), "cublasSetStream"));
     FATTNI_TRY(blas_check(ctx,
                           b->set_workspace(b->handle, workspace, FATTNI_CUDA_BLAS_WORKSPACE),
@@ -121,7 +121,7 @@ static fattn_status multiply(fattn_ctx *ctx, const fattni_cuda_gemm *g, void *wo
     const void *const alpha = is_wide ? (const void *)&wide[0] : &narrow[0];
     const void *const beta = is_wide ? (const void *)&wide[1] : &narrow[1];
     const int type = fattni_cuda_blas_type(g->dtype);
-    /* cuBLAS counts by columns: it sees the transposes, C^T = op(B)^T op(A)^T. */
+    /* cuBLAS is column-major: it computes the transposes, C^T = op(B)^T op(A)^T. */
     const cublasStatus_t s = b->multiply(
         b->handle, g->trans_b ? CUBLAS_OP_T : CUBLAS_OP_N, g->trans_a ? CUBLAS_OP_T : CUBLAS_OP_N,
         g->N, g->M, g->K, alpha, g->b, type, g->ldb, g->stride_b, g->a, type, g->lda, g->stride_a,

@@ -1,8 +1,10 @@
 #include "core/cuda/device.h"
 
+#include "core/base/device.h"
 #include "core/cuda/blas.h"
 #include "core/cuda/driver.h"
 #include "core/cuda/kernels.h"
+#include "core/cuda/tensor.h"
 
 #include <cuda_runtime_api.h>
 #include <string.h>
@@ -35,7 +37,7 @@ static void *device_alloc(void *user, size_t bytes, size_t align, fattn_stream s
     (void)user, (void)align; /* CUDA's pools align to 512 bytes */
     void *p = NULL;
     if (cudaMallocAsync(&p, bytes, s) == cudaSuccess) return p;
-    cudaGetLastError(); /* out of memory is our caller's status, not a pending error */
+    cudaGetLastError(); /* clears the pending error: out of memory is reported as a status */
     return NULL;
 }
 
@@ -44,11 +46,11 @@ static void device_free(void *user, void *p, size_t bytes, fattn_stream s) {
     cudaFreeAsync(p, s);
 }
 
-fattn_allocator fattni_cuda_allocator(void) {
+static fattn_allocator device_allocator(void) {
     return (fattn_allocator){.alloc = device_alloc, .free = device_free};
 }
 
-/* CUDA's C interface takes functions as objects, which ISO C does not convert. */
+/* CUDA's C interface takes object pointers to kernels, to which ISO C does not convert function pointers. */
 static const void *pointer_of(fattni_cuda_any f) {
     const void *p;
     _Static_assert(sizeof p == sizeof f, "function and object pointers");
@@ -57,21 +59,37 @@ static const void *pointer_of(fattni_cuda_any f) {
 }
 
 size_t fattni_cuda_most_shared(const fattn_ctx *ctx) {
-    return ctx->gpu.shared_limit - 1024; /* a kernel's static part is less */
+    return ctx->gpu.shared_limit - 1024; /* static shared memory of any kernel is less */
 }
 
-/* A kernel waits for the one before only if its code is for 9.0 or later; what one for huge rows is for, the others are.
-   Graphs know of it from CUDA 12.3 on. */
-static fattn_status look_for_overlap(fattn_ctx *ctx, const fattni_cuda_kernel *k) {
+/* griddepcontrol exists only in code for 9.0 or later: whether one kernel for huge rows has such code tells it of all.
+   Graphs support programmatic launches from CUDA 12.3 on. */
+static fattn_status detect_overlap(fattn_ctx *ctx, const fattni_cuda_kernel *k) {
     struct cudaFuncAttributes code;
     int driver = 0;
-    FATTNI_TRY(fattni_cuda_check(ctx, cudaFuncGetAttributes(&code, pointer_of(k->kernel)), k->name));
+    FATTNI_TRY(fattni_cuda_check(ctx, cudaFuncGetAttributes(&code, pointer_of(k->stub)), k->name));
     FATTNI_TRY(fattni_cuda_check(ctx, cudaDriverGetVersion(&driver), "cudaDriverGetVersion"));
     ctx->gpu.overlaps = code.ptxVersion >= 90 && driver >= 12030;
     return FATTN_OK;
 }
 
-static fattn_status look(fattn_ctx *ctx) {
+/* Raises the limit of dynamic shared memory for each kernel that this device can run. Those for huge rows get the
+   maximum, since they are launched with as much as the kernel before them (fattni_bwd_cuda_huge). */
+static fattn_status allow_shared(fattn_ctx *ctx, const fattni_cuda_kernel *const *list) {
+    for (; *list; ++list) {
+        const fattni_cuda_kernel *const k = *list;
+        const bool huge = k->variant == FATTNI_VARIANT_HUGE;
+        if (!fattni_cuda_has_code(k, ctx) || k->shared > ctx->gpu.shared_limit) continue;
+        FATTNI_TRY(fattni_cuda_check(
+            ctx, cudaFuncSetAttribute(pointer_of(k->stub), cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                      (int)(huge ? fattni_cuda_most_shared(ctx) : k->shared)),
+            k->name));
+        if (huge && ctx->gpu.arch >= 90) FATTNI_TRY(detect_overlap(ctx, k));
+    }
+    return FATTN_OK;
+}
+
+static fattn_status read_properties(fattn_ctx *ctx) {
     int major = 0, minor = 0, sms = 0, shared = 0, l2 = 0;
     const int id = ctx->device_id;
     const struct { int *value; enum cudaDeviceAttr which; } wanted[] = {
@@ -92,14 +110,8 @@ static fattn_status look(fattn_ctx *ctx) {
     ctx->gpu.sms = ctx->sm_limit > 0 && ctx->sm_limit < sms ? ctx->sm_limit : sms;
     ctx->gpu.shared_limit = (size_t)shared;
     ctx->gpu.l2_bytes = (size_t)l2;
-    for (const fattni_cuda_kernel *k = fattni_cuda_kernels; k->name; ++k) {
-        if (k->shared > ctx->gpu.shared_limit) continue;
-        FATTNI_TRY(fattni_cuda_check(
-            ctx, cudaFuncSetAttribute(pointer_of(k->kernel), cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                      (int)(k->mask == FATTNI_MASK_HUGE ? fattni_cuda_most_shared(ctx) : k->shared)),
-            k->name));
-        if (k->mask == FATTNI_MASK_HUGE && ctx->gpu.arch >= 90) FATTNI_TRY(look_for_overlap(ctx, k));
-    }
+    FATTNI_TRY(allow_shared(ctx, fattni_fwd_cuda_kernels));
+    FATTNI_TRY(allow_shared(ctx, fattni_bwd_cuda_kernels));
     return FATTN_OK;
 }
 
@@ -114,8 +126,8 @@ static fattn_status driver_function(fattn_ctx *ctx, const char *symbol, void *to
     return FATTN_OK;
 }
 
-/* The CUDA context that is current, if it is one of this device, else the device's primary one, which
-   is never given back: CUDA's runtime keeps it to the end, too. No context is made current for good. */
+/* The CUDA context that is current, if it belongs to this device, else the device's primary one. That is
+   never released: CUDA's runtime keeps it, too. The thread's current context is restored. */
 static fattn_status find_context(fattn_ctx *ctx) {
     struct fattni_cuda_driver *const d = ctx->gpu.driver;
     CUdevice wanted = 0, device = -1;
@@ -139,7 +151,10 @@ static fattn_status open_driver(fattn_ctx *ctx) {
     return find_context(ctx);
 }
 
-fattn_status fattni_cuda_open(fattn_ctx *ctx) {
+/* Fills ctx->gpu for device ctx->device_id and sets the limit of dynamic shared memory of every kernel in
+   both tables, once. UNSUPPORTED when there is no such device or it is older than sm_80; CUDA for
+   faults. */
+static fattn_status open_gpu(fattn_ctx *ctx) {
     int devices = 0;
     bool entered;
     if (cudaGetDeviceCount(&devices) != cudaSuccess) {
@@ -147,17 +162,17 @@ fattn_status fattni_cuda_open(fattn_ctx *ctx) {
         devices = 0;
     }
     if (ctx->device_id < 0 || ctx->device_id >= devices)
-        return fattn_ctx_fail(ctx, FATTN_E_UNSUPPORTED, "CUDA device %d: this machine has %d",
+        return fattn_ctx_fail(ctx, FATTN_E_UNSUPPORTED, "CUDA device %d: not found, this machine has %d",
                               ctx->device_id, devices);
     FATTNI_TRY(open_driver(ctx));
     FATTNI_TRY(fattni_cuda_enter(ctx, &entered));
-    fattn_status s = look(ctx);
+    fattn_status s = read_properties(ctx);
     if (!s) s = fattni_cuda_blas_open(ctx);
     fattni_cuda_leave(ctx, entered);
     return s;
 }
 
-void fattni_cuda_close(fattn_ctx *ctx) {
+static void close_gpu(fattn_ctx *ctx) {
     bool entered;
     if (ctx->gpu.blas && !fattni_cuda_enter(ctx, &entered)) {
         fattni_cuda_blas_close(ctx);
@@ -178,7 +193,7 @@ static fattn_status start(fattn_ctx *ctx, const char *name, fattni_cuda_any kern
                           size_t shared, const void *args, bool early) {
     if (grid == 0) return FATTN_OK;
     if (grid > INT32_MAX)
-        return fattn_ctx_fail(ctx, FATTN_E_UNSUPPORTED, "%s: %lld blocks exceed CUDA's 2^31-1", name,
+        return fattn_ctx_fail(ctx, FATTN_E_UNSUPPORTED, "%s: %lld blocks exceed CUDA's limit of 2^31-1", name,
                               (long long)grid);
     bool entered;
     FATTNI_TRY(fattni_cuda_enter(ctx, &entered));
@@ -245,3 +260,19 @@ fattn_status fattni_cuda_zero_rows(fattn_ctx *ctx, void *p, size_t pitch, size_t
     fattni_cuda_leave(ctx, entered);
     return fattni_cuda_check(ctx, error, "cudaMemset2DAsync");
 }
+
+const fattni_device_ops fattni_cuda_device = {
+    .name = "GPU",
+    .has_streams = true,
+    .default_allocator = device_allocator,
+    .open = open_gpu,
+    .close = close_gpu,
+    .sync = fattni_cuda_sync,
+    .enter = fattni_cuda_enter,
+    .leave = fattni_cuda_leave,
+    .copy = fattni_cuda_copy,
+    .add = fattni_cuda_add,
+    .normal = fattni_cuda_normal,
+    .zero_rows = fattni_cuda_zero_rows,
+    .dropout_mask = fattni_cuda_mask,
+};

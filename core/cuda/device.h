@@ -1,4 +1,4 @@
-/* The GPU behind a context. Host C; needs only CUDA's runtime API. */
+/* The GPU of a context. Host C; needs only CUDA's runtime API. */
 #ifndef FATTNI_CORE_CUDA_DEVICE_H
 #define FATTNI_CORE_CUDA_DEVICE_H
 
@@ -6,21 +6,21 @@
 #include "core/cuda/launch.h"
 #include "core/attention/problem.h"
 
-/* Looks at device ctx->device_id and fills ctx->gpu; every kernel of both tables is allowed its
-   dynamic shared memory here, once. UNSUPPORTED when there is no such device or it is older than
-   sm_80; CUDA for faults. */
-fattn_status fattni_cuda_open(fattn_ctx *ctx);
-void fattni_cuda_close(fattn_ctx *ctx);
-fattn_allocator fattni_cuda_allocator(void);
-/* Dynamic shared memory that a block may have beside a kilobyte of its kernel's own. */
+/* Dynamic shared memory that a block may have, with 1 KiB reserved for static shared memory. */
 size_t fattni_cuda_most_shared(const fattn_ctx *ctx);
 
+/* fattni_device_ops.dropout_mask (core/base/device.h). */
+fattn_status fattni_cuda_mask(fattn_ctx *ctx, const fattni_problem *p, uint8_t *keep,
+                              const int64_t stride[4], int64_t rows, int64_t columns);
+
 /* From the validated problem to the kernel's view of it. */
-fattni_cuda_args fattni_cuda_args_of(const fattni_problem *p);
+fattni_attention_args fattni_cuda_args_of(const fattni_problem *p);
+fattni_view fattni_cuda_view_of(const fattni_array *a);
+fattni_line fattni_cuda_line_of(const fattni_array *a);
 /* NULL, or why 32-bit indices cannot hold the problem. */
-const char *fattni_cuda_refuses(const fattni_problem *p);
-/* NULL, or why a launch of so many blocks cannot be: asked before anything is written. */
-const char *fattni_cuda_refuses_grid(int64_t blocks);
+const char *fattni_cuda_why_unsupported(const fattni_problem *p);
+/* NULL, or why a grid of this many blocks cannot be launched. */
+const char *fattni_cuda_why_grid_unsupported(int64_t blocks);
 /* 16-byte accesses are possible for this tensor's rows. */
 bool fattni_cuda_vector(const fattni_array *a, int64_t width);
 

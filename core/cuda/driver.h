@@ -1,5 +1,5 @@
-/* What CUDA's runtime cannot do: the driver's functions that a context uses, found at run time, so that
-   nothing is linked with the driver. */
+/* The functions of the CUDA driver that a context uses because the runtime lacks them. They are looked up at run
+   time, so that the library is not linked with the driver. */
 #ifndef FATTNI_CORE_CUDA_DRIVER_H
 #define FATTNI_CORE_CUDA_DRIVER_H
 
@@ -15,7 +15,7 @@
     X(encode, cuTensorMapEncodeTiled)
 
 struct fattni_cuda_driver {
-    CUcontext context; /* where everything of a fattn_ctx lives */
+    CUcontext context; /* in which everything of a fattn_ctx is created */
 #define X(name, symbol) __typeof__(symbol) *name;
     FATTNI_DRIVER_FUNCTIONS(X)
 #undef X

@@ -1,4 +1,4 @@
-/* Elements of several strided tensors, numbered together: how a thread finds its element. */
+/* A common index over the elements of several strided tensors, for elementwise kernels. */
 #ifndef FATTNI_CORE_CUDA_GRID_H
 #define FATTNI_CORE_CUDA_GRID_H
 
@@ -6,9 +6,9 @@
 
 enum { FATTNI_GRID_OPERANDS = 4, FATTNI_GRID_THREADS = 256 };
 
-/* Row-major over shape[n]; strides in elements, 0 where an operand repeats. Dimensions of one
-   element are left out, and neighbours that every operand walks with one stride are joined: n is 0
-   or 1, and the stride 1, when all lie side by side. */
+/* Row-major over shape[n]; strides in elements, 0 where an operand broadcasts. Dimensions of one element
+   are removed, and neighbouring dimensions are merged when one stride covers both in every operand: when
+   all operands are contiguous, n is 0 or 1 and the stride 1. */
 typedef struct fattni_grid {
     int64_t count;
     int64_t shape[FATTN_MAX_DIMS + 1];
@@ -16,13 +16,13 @@ typedef struct fattni_grid {
     int32_t n, reserved;
 } fattni_grid;
 
-/* t[0] and what broadcasts to it: trailing dimensions aligned, 1 or missing repeats. */
+/* t[0], and operands that broadcast to it: trailing dimensions aligned, 1 or missing broadcasts. */
 fattni_grid fattni_grid_of(const fattn_tensor *const *t, int operands);
 /* Blocks of FATTNI_GRID_THREADS threads of `each` elements. */
 int64_t fattni_grid_blocks(const fattni_grid *g, int each);
 
 #ifdef __CUDACC__
-/* Where the operands stand at element `at`; 32-bit divisions, as long as they do. */
+/* The operands' offsets of element `at`; 32-bit divisions where they suffice. */
 static __device__ inline void grid_offsets(const fattni_grid *g, int64_t at,
                                            int64_t offset[FATTNI_GRID_OPERANDS]) {
 #pragma unroll

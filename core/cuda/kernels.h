@@ -1,43 +1,24 @@
-/* Every CUDA attention kernel, from fwd_kernels.def and bwd_kernels.def. */
+/* The lists of CUDA attention kernels, the criteria for choosing among them, and their launch. */
 #ifndef FATTNI_CORE_CUDA_KERNELS_H
 #define FATTNI_CORE_CUDA_KERNELS_H
 
-#include "core/cuda/device.h"
+#include "core/attention/problem.h"
+#include "core/cuda/kernel.h"
 
-/* BANDED: windows, lengths, sink, merge. GENERAL: also softcap, ALiBi, bias, dropout.
-   CAPPED: general with a softcap. HUGE: any, but only rows whose L does not tell their P (huge.h). SHORT: causal, at most FATTNI_SHORT rows; lower tiles waste less at the
-   diagonal. */
-enum fattni_mask {
-    FATTNI_MASK_FULL, FATTNI_MASK_CAUSAL, FATTNI_MASK_GENERAL, FATTNI_MASK_BANDED, FATTNI_MASK_SHORT,
-    FATTNI_MASK_CAPPED, FATTNI_MASK_HUGE
-};
-enum { FATTNI_SHORT = 1024 };
+/* fwd/cuda/fwd_kernels.c and bwd/cuda/bwd_kernels.c: in order of preference, then NULL. */
+extern const fattni_cuda_kernel *const fattni_fwd_cuda_kernels[];
+extern const fattni_cuda_kernel *const fattni_bwd_cuda_kernels[];
 
-typedef struct fattni_cuda_kernel {
-    const char *name;    /* symbol, file and profiler name: fattn_fwd_sm80_bf16_d64_causal */
-    fattni_cuda_any kernel;
-    int pass;            /* enum fattni_pass */
-    int arch;            /* 80: sm_80 and later, takes fattni_cuda_args; 90: sm_90a, fattni_sm90_args */
-    fattn_dtype dtype;
-    bool tf32;           /* rounds F32 to TF32: only for those who allow it */
-    int D;               /* head dims up to this, rounded up in shared memory */
-    enum fattni_mask mask;
-    int BM, BN, threads;
-    int cluster; /* so many CTAs work together on neighbouring blocks; a grid is a multiple of it */
-    size_t shared;
-} fattni_cuda_kernel;
+/* The FATTNI_VARIANT that a call needs: FULL, CAUSAL, BANDED or GENERAL. `banded`: the caller has other reasons for at
+   least BANDED. */
+int fattni_cuda_variant_of(const fattni_problem *p, bool banded);
+/* Whether the context's device, limited by arch_cap, runs the kernel's machine code. */
+bool fattni_cuda_has_code(const fattni_cuda_kernel *k, const fattn_ctx *ctx);
+/* Whether dtype, head_dim, machine code and shared memory allow it; mask, features and addresses are not checked. */
+bool fattni_cuda_can_run(const fattni_cuda_kernel *k, const fattn_ctx *ctx, const fattni_problem *p);
 
-/* In order of preference; ends with name NULL. */
-extern const fattni_cuda_kernel fattni_cuda_kernels[];
-
-/* The first that holds the problem on this device, or NULL. A general kernel holds any mask, a banded
-   one those without terms and dropout. */
-const fattni_cuda_kernel *fattni_cuda_find(const fattn_ctx *ctx, const fattni_problem *p);
-/* The same where all tensors lie at multiples of 16 bytes, and among the kernels for sm_80 and later: what
-   the first one finds is one of these two, by addresses, so that a plan covers both. Either may be NULL. */
-const fattni_cuda_kernel *fattni_cuda_find_aligned(const fattn_ctx *ctx, const fattni_problem *p);
-const fattni_cuda_kernel *fattni_cuda_find_portable(const fattn_ctx *ctx, const fattni_problem *p);
-/* Backward: the one for huge rows. */
-const fattni_cuda_kernel *fattni_cuda_find_huge(const fattn_ctx *ctx, const fattni_problem *p);
+/* Launches an attention kernel; args_bytes, the size of the struct that args points to, must equal the kernel's. */
+fattn_status fattni_cuda_launch(fattn_ctx *ctx, const fattni_cuda_kernel *k, int64_t grid, const void *args,
+                                size_t args_bytes);
 
 #endif

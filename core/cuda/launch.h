@@ -1,27 +1,26 @@
-/* Work for a context's stream: kernels and moves of memory. */
+/* Enqueues kernels, copies and memsets on a context's stream. */
 #ifndef FATTNI_CORE_CUDA_LAUNCH_H
 #define FATTNI_CORE_CUDA_LAUNCH_H
 
 #include "core/base/internal.h"
+#include "core/cuda/kernel.h"
 
 /* FATTN_OK, or FATTN_E_CUDA with "what: CUDA's text". The argument is a cudaError_t. */
 fattn_status fattni_cuda_check(fattn_ctx *ctx, int error, const char *what);
 
-/* Around every call of CUDA and its libraries: between them this thread works on the context's device,
-   whatever its own device and CUDA context are and whether it has any; afterwards it has those again.
-   They nest. A thread that is there already pays for one look. */
+/* Around every call of CUDA and its libraries: enter makes the context's device and CUDA context current for
+   this thread, leave restores what was current before. They nest. If it is current already, enter costs one
+   query. */
 fattn_status fattni_cuda_enter(fattn_ctx *ctx, bool *entered);
 void fattni_cuda_leave(const fattn_ctx *ctx, bool entered);
 
-typedef void (*fattni_cuda_any)(void); /* a kernel's host stub, whatever its argument */
-
-/* The one way to launch: on the context's device and stream. grid and block are one-dimensional, so
-   that no grid limit below 2^31 - 1 matters; grid 0 is nothing to do. A kernel has one argument, a
-   struct that is passed by value: `args` points to it. */
+/* All kernel launches, on the context's device and stream. grid and block are one-dimensional, so that the
+   only grid limit is 2^31 - 1; with grid 0 nothing is launched. A kernel has one argument, a struct that is
+   passed by value: `args` points to it. */
 fattn_status fattni_cuda_start(fattn_ctx *ctx, const char *name, fattni_cuda_any kernel,
                                int64_t grid, int block, size_t shared, const void *args);
-/* The same, but CTAs may begin as soon as those of the kernel before it on the stream have ended, where the device does
-   that: they wait for its writes themselves (ptx/grid.h). */
+/* The same as a programmatic dependent launch, where the device supports it: CTAs may start before the kernel before it
+   on the stream has completed, and wait for its writes themselves (core/ptx/grid.h). */
 fattn_status fattni_cuda_start_early(fattn_ctx *ctx, const char *name, fattni_cuda_any kernel,
                                      int64_t grid, int block, size_t shared, const void *args);
 #define FATTNI_START(ctx, kernel, grid, block, args) \
@@ -35,7 +34,7 @@ fattn_status fattni_cuda_zero(fattn_ctx *ctx, void *p, size_t bytes);
 /* `rows` times `width` bytes, `pitch` bytes apart. */
 fattn_status fattni_cuda_zero_rows(fattn_ctx *ctx, void *p, size_t pitch, size_t width,
                                    int64_t rows);
-/* Blocks until all of it is done; reports faults. */
+/* Blocks until the stream's work is done; reports faults. */
 fattn_status fattni_cuda_sync(fattn_ctx *ctx);
 
 #endif

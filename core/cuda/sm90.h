@@ -1,20 +1,23 @@
-/* Hopper's host side: tensor maps and the persistent schedule. */
+/* Host code for the Hopper kernels of both passes: tensor maps and the persistent schedule. */
 #ifndef FATTNI_CORE_CUDA_SM90_H
 #define FATTNI_CORE_CUDA_SM90_H
 
 #include "core/cuda/kernels.h"
 #include "core/cuda/sm90_args.h"
 
-/* Whether tensor maps can describe q, k, v (and d_o): rows of 16-byte multiples at 16-byte addresses,
-   strides of 16-byte multiples that are not negative; there are rows and keys; with dropout positions start
-   at multiples of 16; and forward a bias only up to head_dim 128. */
-bool fattni_sm90_fits(const fattni_problem *p);
-/* Whether kernel k can count the call's tiles, steps and pieces. */
-bool fattni_sm90_counts(const fattni_problem *p, const fattni_cuda_kernel *k);
-/* Whether O has a tensor map: forward kernels for plain masks up to head_dim 128 and short ones store by it alone. */
-bool fattni_sm90_maps_o(const fattni_problem *p);
-/* Everything but next_tile and what fattni_cut sets. The maps are encoded here: host work only. */
-fattn_status fattni_sm90_args_of(fattn_ctx *ctx, const fattni_problem *p,
-                                 const fattni_cuda_kernel *k, fattni_sm90_args *out);
+/* Whether a tensor map can describe it: rows that start at and are multiples of 16 bytes, strides that are multiples of
+   16 bytes, not negative and below 2^40 bytes. */
+bool fattni_sm90_maps(const fattni_array *a, int64_t width);
+/* The same for q, k and v, which must not be empty. */
+bool fattni_sm90_maps_inputs(const fattni_problem *p);
+
+/* {width, rows, heads, batches} of `a`, boxes of 64 columns and `box` rows. Host work only; in the context's CUDA
+   context (fattni_cuda_enter). */
+fattn_status fattni_sm90_map(fattn_ctx *ctx, const fattni_array *a, fattn_dtype dtype, int64_t width, int box,
+                             CUtensorMap *map, fattni_map_step *step);
+/* Tiles, blocks and planes of a call with `blocks` blocks in each of `planes` (b, h); the caller sets next_tile. */
+fattni_sm90_schedule fattni_sm90_schedule_of(int64_t blocks, int64_t planes, int64_t head_group);
+/* Whether their numbers fit 32 bits. */
+bool fattni_sm90_counts(int64_t blocks, int64_t planes);
 
 #endif

@@ -1,9 +1,9 @@
-/* Copies between host and device go through a row-major buffer on either side that is not dense;
-   values are converted on the device. */
+/* Copies between host and device use a row-major staging buffer on each side that is not dense; values are
+   converted on the device. */
 #include "core/cuda/tensor.h"
 
-#include "core/cuda/launch.h"
-#include "core/attention/dropout.h"
+#include "core/cuda/device.h"
+#include "core/tensor/host.h"
 
 extern void fattn_copy(fattni_copy_args);
 extern void fattn_normal(fattni_normal_args);
@@ -13,7 +13,7 @@ static size_t bytes_of(const fattn_tensor *t) {
     return (size_t)fattn_tensor_numel(t) * fattn_dtype_size((fattn_dtype)t->dtype);
 }
 
-/* Long rows, which the driver copies fastest; within its limits of a pitch. */
+/* Whether the driver's 2D copy can do it, which is fastest: long rows, and a pitch within its limit. */
 static bool is_rows(const fattni_grid *g) {
     bool fits = g->n == 2 && g->shape[1] >= 1024;
     for (int k = 0; k < 2 && fits; ++k)
@@ -53,7 +53,7 @@ fattn_status fattni_cuda_add(fattn_ctx *ctx, const fattn_tensor *dst, const fatt
     return FATTNI_START(ctx, fattn_copy, fattni_grid_blocks(&a.grid, 1), FATTNI_GRID_THREADS, &a);
 }
 
-/* t's shape, row-major, in memory of the device that `like` names. */
+/* t's shape, row-major, on the device of `like`. */
 static fattn_tensor dense(const fattn_tensor *t, fattn_dtype dtype, const fattn_tensor *like,
                           void *data) {
     return fattn_tensor_view(data, dtype, (fattn_device)like->device, like->device_id, t->ndim,
@@ -70,9 +70,9 @@ static fattn_status to_device(fattn_ctx *ctx, const fattn_tensor *dst, const fat
         s = fattni_host_alloc(ctx, bytes, &on_host);
         if (s) goto done;
         from = dense(src, (fattn_dtype)src->dtype, src, on_host);
-        fattni_host_copy(ctx, &from, src);
+        s = fattni_host_copy(ctx, &from, src);
     }
-    if (!direct) s = fattni_alloc(ctx, bytes, &on_device);
+    if (!s && !direct) s = fattni_alloc(ctx, bytes, &on_device);
     if (!s) s = fattni_cuda_move(ctx, direct ? dst->data : on_device, from.data, bytes);
     if (!s && !direct) {
         const fattn_tensor arrived = dense(src, (fattn_dtype)src->dtype, dst, on_device);
@@ -103,7 +103,7 @@ static fattn_status to_host(fattn_ctx *ctx, const fattn_tensor *dst, const fattn
     if (!s) s = fattni_cuda_sync(ctx);
     if (!s && on_host) {
         const fattn_tensor arrived = dense(dst, (fattn_dtype)dst->dtype, dst, on_host);
-        fattni_host_copy(ctx, dst, &arrived);
+        s = fattni_host_copy(ctx, dst, &arrived);
     }
 done:
     fattni_free(ctx, on_device, bytes);
@@ -112,13 +112,16 @@ done:
 }
 
 fattn_status fattni_cuda_copy(fattn_ctx *ctx, const fattn_tensor *dst, const fattn_tensor *src) {
-    if (src->device == FATTN_CPU) return to_device(ctx, dst, src);
-    if (dst->device == FATTN_CPU) return to_host(ctx, dst, src);
+    const bool from_host = src->device == FATTN_CPU, into_host = dst->device == FATTN_CPU;
+    if (from_host && into_host) return fattni_host_copy(ctx, dst, src);
+    if (from_host) return to_device(ctx, dst, src);
+    if (into_host) return to_host(ctx, dst, src);
     return convert(ctx, dst, src);
 }
 
 fattn_status fattni_cuda_normal(fattn_ctx *ctx, const fattn_tensor *dst, double mean, double std,
                                 fattn_rng rng) {
+    if (dst->device == FATTN_CPU) return fattni_host_normal(ctx, dst, mean, std, rng);
     const fattni_normal_args a = {.grid = fattni_grid_of(&dst, 1),
                                   .to = dst->data,
                                   .dtype = dst->dtype,
@@ -128,7 +131,7 @@ fattn_status fattni_cuda_normal(fattn_ctx *ctx, const fattn_tensor *dst, double 
     return FATTNI_START(ctx, fattn_normal, fattni_grid_blocks(&a.grid, 1), FATTNI_GRID_THREADS, &a);
 }
 
-/* Patches that positions [pos0, pos0 + n) reach into. */
+/* Patches that intersect the positions [pos0, pos0 + n). */
 static int64_t patches(int64_t pos0, int64_t n) {
     return fattni_ceil_div(pos0 + n, 16) - pos0 / 16;
 }

@@ -7,8 +7,7 @@
 #ifndef __CUDACC__
 #include "core/base/internal.h"
 
-/* The device's part of fattn_tensor_copy, _add and _normal: checked, not empty. At least one
-   tensor of a copy lies on the device. */
+/* Of fattni_device_ops (core/base/device.h). */
 fattn_status fattni_cuda_copy(fattn_ctx *ctx, const fattn_tensor *dst, const fattn_tensor *src);
 fattn_status fattni_cuda_add(fattn_ctx *ctx, const fattn_tensor *dst, const fattn_tensor *src);
 fattn_status fattni_cuda_normal(fattn_ctx *ctx, const fattn_tensor *dst, double mean, double std,

@@ -21,10 +21,10 @@
     X(set_wish, cublasLtMatmulPreferenceSetAttribute)         \
     X(delete_wish, cublasLtMatmulPreferenceDestroy)
 
-/* Timings are sums over RUNS, after one that warms up. */
+/* A timing is the sum of RUNS runs after one warm-up. */
 enum { CANDIDATES = 8, RUNS = 3, FIRST_CAPACITY = 32, ALIGNMENT = 16 };
 
-/* What a choice depends on; no padding, for it is compared by its bytes. */
+/* The key of a choice; without padding, since it is compared with memcmp. */
 typedef struct shape {
     int64_t dtype, c_dtype, trans_a, trans_b, tf32, adds;
     int64_t batches, M, N, K, lda, ldb, ldc, stride_a, stride_b, stride_c;
@@ -34,7 +34,7 @@ typedef struct choice {
     shape of;
     bool usable;
     cublasLtMatmulDesc_t product;
-    cublasLtMatrixLayout_t a, b, c; /* of the transposes: cuBLAS counts by columns */
+    cublasLtMatrixLayout_t a, b, c; /* of the transposes: cuBLAS is column-major */
     cublasLtMatmulAlgo_t algorithm;
 } choice;
 
@@ -165,8 +165,8 @@ static cublasStatus_t run(const fattn_ctx *ctx, const struct fattni_cuda_tuned *
                        ctx->stream);
 }
 
-/* Milliseconds; below 0 when it does not run. Where C is added to, products times the smallest number
-   vanish beside whatever C holds, but cost what they cost. */
+/* Milliseconds; below 0 when it fails. With beta != 0, alpha is the smallest number, so that a timing does
+   not change C. */
 static float measure(const fattn_ctx *ctx, const struct fattni_cuda_tuned *t, const choice *c,
                      const fattni_cuda_gemm *g, void *workspace) {
     const float alpha = g->beta != 0 ? FLT_MIN / 8388608 : (float)g->alpha;
@@ -209,7 +209,7 @@ static fattn_status reserve(fattn_ctx *ctx, struct fattni_cuda_tuned *t) {
     return FATTN_OK;
 }
 
-/* NULL: none, and none can be made now. */
+/* NULL: there is no choice yet, and none can be made now. */
 static fattn_status find(fattn_ctx *ctx, struct fattni_cuda_tuned *t, const fattni_cuda_gemm *g,
                          void *workspace, const choice **out) {
     const shape wanted = shape_of(g);

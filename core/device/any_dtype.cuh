@@ -34,16 +34,8 @@ DEVICE void store_f64(void *p, int32_t, int64_t i, double x) { ((double *)p)[i] 
 /* x y, rounded: not fused with the subtraction of a maximum, which has been rounded. */
 DEVICE float product_f32(float x, float y) { return __fmul_rn(x, y); }
 DEVICE double product_f64(double x, double y) { return __dmul_rn(x, y); }
-DEVICE float exp_f32(float x) { return expf(x); }
-DEVICE double exp_f64(double x) { return exp(x); }
 DEVICE float exp2_f32(float x) { return exp2_approx(x); }
 DEVICE double exp2_f64(double x) { return exp2(x); }
-DEVICE float log_f32(float x) { return logf(x); }
-DEVICE double log_f64(double x) { return log(x); }
-DEVICE float tanh_f32(float x) { return tanhf(x); }
-DEVICE double tanh_f64(double x) { return tanh(x); }
-DEVICE float sqrt_f32(float x) { return sqrtf(x); }
-DEVICE double sqrt_f64(double x) { return sqrt(x); }
 
 /* 1/x within two units of the last place; 0 beyond 2^126. */
 DEVICE float inverse_f32(float x) { return __fdividef(1.0f, x); }

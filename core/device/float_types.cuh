@@ -25,7 +25,7 @@ DEVICE real real_at(const fattni_line *line, int n) {
 DEVICE real *row_at(const fattni_view *view, const sequence *s, int head, int64_t row) {
     return (real *)view->p + s->batch * view->b + head * view->h + row * view->row;
 }
-DEVICE int64_t row_number(const fattni_cuda_args *a, const sequence *s, int h, int i) {
+DEVICE int64_t row_number(const fattni_attention_args *a, const sequence *s, int h, int i) {
     return ((int64_t)s->batch * a->Hq + h) * a->rows_q + s->q0 + i;
 }
 

@@ -1,12 +1,10 @@
-/* The four lanes of a quad share the rows of an mma or wgmma accumulator: lane t has columns 2t, 2t+1 of
+/* A quad: the four lanes that share the rows of an mma or wgmma accumulator; lane t of it has columns 2t, 2t+1 of
    every 8. */
 #ifndef FATTNI_CORE_DEVICE_QUAD_H
 #define FATTNI_CORE_DEVICE_QUAD_H
 
 #include "core/device/half_types.cuh"
 #include "core/ptx/global.h"
-
-#define ALL_LANES 0xffffffffu
 
 DEVICE float quad_max(float x) {
     x = fmaxf(x, __shfl_xor_sync(ALL_LANES, x, 1));
@@ -17,7 +15,7 @@ DEVICE float quad_sum(float x) {
     return x + __shfl_xor_sync(ALL_LANES, x, 2);
 }
 
-/* Lane t has r[n] = columns 2t, 2t+1 of chunk n, n in 0..3; afterwards r = the whole chunk t. */
+/* Lane t has in r[n] columns 2t, 2t+1 of chunk n, n in 0..3; afterwards it has in r[0..3] the whole chunk t. */
 DEVICE void transpose_quad(uint32_t r[4]) {
     const int t = (int)threadIdx.x & 3;
 #pragma unroll
@@ -30,10 +28,10 @@ DEVICE void transpose_quad(uint32_t r[4]) {
     }
 }
 
-/* Columns [0, width) of a row to global memory, times `scale`: x[4c], x[4c + 1] are this lane's columns
-   8c + 2t and 8c + 2t + 1 for c < `chunks`. F32 or the 16-bit dtype, added to what is there on demand.
-   A plain 16-bit row must lie at multiples of 16 bytes. All lanes take part; those whose row is not
-   `inside` store nothing. */
+/* Columns [0, width) of a row to global memory, times `scale`: x[4c], x[4c + 1] are this lane's columns 8c + 2t and
+   8c + 2t + 1 for c < `chunks`. F32 or the 16-bit dtype; `accumulate`: added to the row. A 16-bit row that is not
+   accumulated must start at a multiple of 16 bytes. All lanes take part; those whose row is not `inside` store
+   nothing. */
 DEVICE void store_row(void *row, const float *x, int chunks, float scale, int inside, int width, int f32,
                       int accumulate) {
     const int t = (int)threadIdx.x & 3;

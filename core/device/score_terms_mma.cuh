@@ -1,9 +1,9 @@
-/* The rarer features as inline steps on accumulators of mma and of wgmma, which hold the same
-   elements per thread: the GENERAL variants call them, forward and backward, sm_80 and Hopper.
+/* Score terms for general variants of the 16-bit kernels: softcap, ALiBi, bias and dropout on accumulators of mma and
+   wgmma, which have the same elements per thread, and what sink and merge do to a row. Forward and backward.
 
-   x[tiles][4] is a thread's part of S (forward) or of S^T (backward). In S, element e of tile n is
-   row i + 8 (e/2), column j + 8 n + e%2; in S^T it is row i + 8 n + e%2, column j + 8 (e/2). The
-   number of tiles is a constant; whoever has few registers takes a few tiles at a time. */
+   x[tiles][4] is a thread's part of S (forward) or of S^T (backward). In S, element e of tile n is row i + 8 (e/2),
+   column j + 8 n + e%2; in S^T it is row i + 8 n + e%2, column j + 8 (e/2). The number of tiles is a constant; a kernel
+   that is short of registers passes a few tiles at a time. */
 #ifndef FATTNI_CORE_DEVICE_SCORE_TERMS_MMA_H
 #define FATTNI_CORE_DEVICE_SCORE_TERMS_MMA_H
 
@@ -17,31 +17,30 @@ DEVICE int column_of(int transposed, int j, int n, int e) {
     return transposed ? j + (e >= 2 ? 8 : 0) : j + 8 * n + (e & 1);
 }
 
-#ifndef HAS_BIAS /* 0 in kernels whose registers it would exceed */
+#ifndef HAS_BIAS /* 0 in kernels that have no registers for it, which do not take calls with a bias */
 #define HAS_BIAS 1
 #endif
 
-/* A score in units of log2 that floats resolve no better than 1/2: log2(e) times it would be rounded as far off, and
-   so would be the row's P. Then the difference of two scores has to come before the product. */
+/* A "far" score: in units of log2 beyond this floats resolve no better than 1/2, and the rounding of log2(e) times it
+   would be as large, and show in the row's P. Then the difference of two scores has to be taken before the product. */
 #define FATTNI_FAR_SCORE 4194304.0f
 DEVICE int is_far(float x) { return fabsf(x) > FATTNI_FAR_SCORE && fabsf(x) < INFINITY; }
 
-/* Whether scores are more than scale x. */
-DEVICE int has_terms(const fattni_cuda_args *a) {
+/* Whether a score is more than scale q.k. */
+DEVICE int has_terms(const fattni_attention_args *a) {
     return a->softcap > 0 || a->alibi.p || a->bias.p;
 }
-DEVICE float slope_of(const fattni_cuda_args *a, int h) {
+DEVICE float slope_of(const fattni_attention_args *a, int h) {
     return a->alibi.p ? float_at(&a->alibi, h) : 0.0f;
 }
 
-/* tanh(x) = 1 - 2 / (e^2x + 1), to 3e-7 whatever x is; tanh.approx is off by 2^-11. */
+/* tanh(x) = 1 - 2 / (e^2x + 1), with an absolute error of 3e-7 for all x; tanh.approx has 2^-11. */
 DEVICE float tanh_of(float x) {
     return fmaf(-2.0f, __fdividef(1.0f, 1.0f + exp2_approx(x * 2.8853900817779268f)), 1.0f);
 }
-/* x = outer tanh(inner x), to 3e-7. With y = 5 inner x, a warp
-   whose y are all below 2 (most scores are capped by a few per cent) takes a polynomial, y Q(y^2), with a
-   relative error of 1e-7, else 1 - 2 / (2^ky + 1). The bits of floats below 2 never have the highest bit of
-   the exponent, nor has their union. */
+/* x = outer tanh(inner x), with an absolute error of 3e-7 outer. With y = 5 inner x, a warp whose |y| are all below 2
+   (most scores are changed by a few per cent) takes a polynomial y Q(y^2) with a relative error of 1e-7, others
+   1 - 2 / (2^ky + 1). Floats below 2 do not have the exponent's highest bit set, nor has the OR of their bits. */
 DEVICE void cap(float (*x)[4], int tiles, float inner, float outer) {
     uint32_t bits = 0;
 #pragma unroll
@@ -51,7 +50,7 @@ DEVICE void cap(float (*x)[4], int tiles, float inner, float outer) {
             x[n][e] *= 5.0f * inner;
             bits |= __float_as_uint(x[n][e]);
         }
-    if (__any_sync(0xffffffffu, bits & 0x40000000u)) {
+    if (__any_sync(ALL_LANES, bits & 0x40000000u)) {
 #pragma unroll
         for (int n = 0; n < tiles; ++n)
 #pragma unroll
@@ -72,7 +71,7 @@ DEVICE void cap(float (*x)[4], int tiles, float inner, float outer) {
         }
 }
 
-DEVICE void add_bias(float (*x)[4], int tiles, int transposed, const fattni_cuda_args *a,
+DEVICE void add_bias(float (*x)[4], int tiles, int transposed, const fattni_attention_args *a,
                      const sequence *s, int b, int h, int i, int j) {
     const int64_t plane = b * a->bias.b + h * a->bias.h;
 #pragma unroll
@@ -87,8 +86,9 @@ DEVICE void add_bias(float (*x)[4], int tiles, int transposed, const fattni_cuda
         }
 }
 
-/* The same, of the 16-bit dtype, for S where two columns are one aligned word (pairs_of_bias). */
-DEVICE void add_bias_pairs(float (*x)[4], int tiles, const fattni_cuda_args *a, const sequence *s, int b,
+/* add_bias for S and a bias of the 16-bit dtype in which a thread's two columns are one aligned word
+   (pairs_of_bias). */
+DEVICE void add_bias_pairs(float (*x)[4], int tiles, const fattni_attention_args *a, const sequence *s, int b,
                            int h, int i, int j) {
     const half_type *const corner = (const half_type *)a->bias.p + b * a->bias.b + h * a->bias.h +
                                     (int64_t)i * a->bias.row + j;
@@ -105,13 +105,13 @@ DEVICE void add_bias_pairs(float (*x)[4], int tiles, const fattni_cuda_args *a, 
         }
     }
 }
-DEVICE int pairs_of_bias(const fattni_cuda_args *a, const sequence *s) {
+DEVICE int pairs_of_bias(const fattni_attention_args *a, const sequence *s) {
     const int64_t odd = (int64_t)((uintptr_t)a->bias.p >> 1) | a->bias.b | a->bias.h | a->bias.row | s->Sk;
     return a->bias.column == 1 && !a->bias_f32 && !(odd & 1);
 }
 
 /* Scores in natural units: x += bias - slope |i' + off - j'|. */
-DEVICE void add_terms(float (*x)[4], int tiles, int transposed, const fattni_cuda_args *a,
+DEVICE void add_terms(float (*x)[4], int tiles, int transposed, const fattni_attention_args *a,
                       const sequence *s, float slope, int b, int h, int i, int j) {
     if (a->alibi.p) {
         const float corner = slope * (float)(i - j + s->diagonal);
@@ -130,23 +130,23 @@ DEVICE void add_terms(float (*x)[4], int tiles, int transposed, const fattni_cud
     else if (a->bias.p) add_bias(x, tiles, transposed, a, s, b, h, i, j);
 }
 
-/* x = outer tanh(scale x / softcap) with a relative error of 3e-7, for softcaps above FATTNI_LARGE_CAP. Where the quotient is
-   too small to matter, or to be a normal number, tanh is not asked. */
+/* x = outer tanh(scale x / softcap) with a relative error of 3e-7, for softcaps above FATTNI_LARGE_CAP. Where the
+   quotient is so small that tanh does not change it, or that it might be subnormal, it is not computed. */
 DEVICE void large_cap(float (*x)[4], int tiles, float scale, float softcap, float outer) {
-    const float inverse = 1.0f / softcap, whole = outer == softcap ? 1.0f : inverse;
+    const float inverse = 1.0f / softcap, linear = outer == softcap ? 1.0f : inverse;
 #pragma unroll
     for (int n = 0; n < tiles; ++n)
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
             const float y = scale * x[n][e];
-            x[n][e] = fabsf(y) < softcap * 0x1p-14f ? whole * y : outer * tanhf(y * inverse);
+            x[n][e] = fabsf(y) < softcap * 0x1p-14f ? linear * y : outer * tanhf(y * inverse);
         }
 }
 
-/* Raw products to scores in natural units: s = cap(scale x) - slope |i' + off - j'| + bias. With
-   `tanhs` the value of tanh is kept: backward needs 1 - tanh^2. */
+/* Products q.k to scores in natural units: s = cap(scale x) - slope |i' + off - j'| + bias. `tanhs`, unless NULL, gets
+   the values of tanh: backward needs 1 - tanh^2. */
 DEVICE void general_scores(float (*x)[4], float (*tanhs)[4], int tiles, int transposed,
-                           const fattni_cuda_args *a, const sequence *s, float slope, int b, int h,
+                           const fattni_attention_args *a, const sequence *s, float slope, int b, int h,
                            int i, int j) {
     if (a->softcap > FATTNI_LARGE_CAP)
         large_cap(x, tiles, a->scale, a->softcap, tanhs ? 1.0f : a->softcap);
@@ -164,8 +164,8 @@ DEVICE void general_scores(float (*x)[4], float (*tanhs)[4], int tiles, int tran
     add_terms(x, tiles, transposed, a, s, slope, b, h, i, j);
 }
 
-/* Which halves of a block's words are kept, low or high ones: word k gives bit 2 k of S, or of S^T
-   bit 0, 4, 2 or 6, times `unit`. */
+/* Keep bits from the low or from the high halves of a Philox block's words: word k gives bit 2 k in S, and bit 0, 4, 2
+   or 6 in S^T, times `unit`. */
 DEVICE uint32_t kept_halves(fattni_block r, int high, int transposed, uint32_t T, uint32_t unit) {
     uint32_t bits = 0;
 #pragma unroll
@@ -175,19 +175,19 @@ DEVICE uint32_t kept_halves(fattni_block r, int high, int transposed, uint32_t T
     return bits;
 }
 
-/* Keep bits of `tiles` neighbouring tiles, an even number: the elements of tile n are bits
-   4 (n % 8) and on of keep[n / 8]. A block covers rows {r, r+8} by columns {c, c+1, c+8, c+9}, as long as
-   the tile's corner lies at a multiple of 16 in the whole sequence; else each element asks for
-   itself. Of S these are a lane's eight elements. Of S^T two blocks hold the elements of two lanes,
-   whose keys are neighbours: each makes one. All lanes of the warp take part. */
-DEVICE void keep_tiles(uint32_t *keep, int tiles, const fattni_cuda_args *a,
+/* Keep bits of `tiles` neighbouring tiles, an even number: the elements of tile n are bits 4 (n % 8) and on of
+   keep[n / 8]. Where the tile's corner lies at a multiple of 16 in the whole sequence, a Philox block covers rows
+   {r, r+8} by columns {c, c+1, c+8, c+9}. In S these are a lane's eight elements; in S^T two blocks hold the elements of
+   two lanes, whose keys are neighbours, and each lane computes one. Elsewhere a block is computed for each element. All
+   lanes of the warp take part. */
+DEVICE void keep_tiles(uint32_t *keep, int tiles, const fattni_attention_args *a,
                        const dropout_plane *plane, int transposed, int i, int j) {
     if (((a->q_pos0 | a->k_pos0) & 15) == 0) {
         const int odd = transposed ? j & 1 : 0;
 #pragma unroll
         for (int word = 0; word < (tiles + 7) / 8; ++word) {
             uint32_t low = 0, high = 0;
-#pragma unroll 1 /* there are registers for two blocks at once, not for four */
+#pragma unroll 1 /* there are registers for two blocks at a time, not for four */
             for (int n = 8 * word; n < min(tiles, 8 * word + 8); n += 4)
 #pragma unroll
                 for (int m = 0; m < min(tiles, 4); m += 2) {
@@ -199,7 +199,7 @@ DEVICE void keep_tiles(uint32_t *keep, int tiles, const fattni_cuda_args *a,
                 }
             keep[word] = low | high << 1;
             if (!transposed) continue;
-            const uint32_t other = __shfl_xor_sync(0xffffffffu, odd ? low : high, 4);
+            const uint32_t other = __shfl_xor_sync(ALL_LANES, odd ? low : high, 4);
             keep[word] = odd ? high << 1 | other : low | other << 1;
         }
         return;
@@ -216,46 +216,46 @@ DEVICE void keep_tiles(uint32_t *keep, int tiles, const fattni_cuda_args *a,
     }
 }
 
-/* dbias += G = P (dP - delta), a part of S or S^T. */
-DEVICE void add_dbias(const float (*x)[4], int tiles, int transposed, const fattni_cuda_args *a,
+/* dbias += scale G, G = P (dP - delta), a part of S or S^T. */
+DEVICE void add_dbias(const float (*x)[4], int tiles, int transposed, const fattni_view *d_bias, float scale,
                       const sequence *s, int b, int h, int i, int j) {
-    float *const plane = (float *)a->d_bias.p + b * a->d_bias.b + h * a->d_bias.h;
+    float *const plane = (float *)d_bias->p + b * d_bias->b + h * d_bias->h;
 #pragma unroll
     for (int n = 0; n < tiles; ++n)
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
             const int row = row_of(transposed, i, n, e), column = column_of(transposed, j, n, e);
             if (row < s->Sq && column < s->Sk && x[n][e] != 0.0f)
-                atomicAdd(plane + row * a->d_bias.row + column * a->d_bias.column,
-                          a->dbias_scale * x[n][e]);
+                atomicAdd(plane + row * d_bias->row + column * d_bias->column, scale * x[n][e]);
         }
 }
 
-/* Through the derivative of the softcap: x (1 - tanh^2). */
-DEVICE void through_cap(float (*x)[4], const float (*tanhs)[4], int tiles) {
+/* Backward of the softcap: x (1 - tanh^2). */
+DEVICE void softcap_backward(float (*x)[4], const float (*tanhs)[4], int tiles) {
 #pragma unroll
     for (int n = 0; n < tiles; ++n)
 #pragma unroll
         for (int e = 0; e < 4; ++e) x[n][e] *= 1.0f - tanhs[n][e] * tanhs[n][e];
 }
 
-/* How a row leaves: O = scale * accumulator + keep_old * old O, and its L, which is L + shift: far logits (is_far) and
-   those near them are kept relative to one of them. */
+/* Row epilogue: O = scale * accumulator + keep_old * old O, and the row's logsumexp is L + shift: with far scores
+   (is_far) L is relative to a shift, one of the row's scores. */
 typedef struct row_result { float scale, L, keep_old, shift; } row_result;
 
-/* Adds the sink's mass, dropout's scale and the merge with an earlier partial result. `top` is the
-   row's maximum in log2 units, relative to row.shift, `sum` its sum of 2^(s - top). */
-DEVICE row_result general_row(const fattni_cuda_args *a, row_result row, float top, float sum,
-                              int h, const float *old_lse) {
+/* The sink as one more term of the row's sum, dropout's scale, and the merge with an earlier partial result. `top` is
+   the row's maximum in units of log2, relative to row.shift, `sum` its sum of 2^(s - top). old_lse: NULL outside of the
+   sequence. */
+DEVICE row_result general_row(const fattni_attention_args *a, row_result row, float top, float sum, int h,
+                              const float *old_lse) {
     const float sink = a->sink.p ? float_at(&a->sink, h) : -INFINITY;
     if (sink > -INFINITY) {
-        const float above = fmaf(sink - row.shift, 1.4426950408889634f, -top); /* one rounding, of the difference */
-        if (sink == INFINITY || above > FATTNI_FAR_SCORE) { /* it takes all, or there is nothing else */
+        const float above = fmaf(sink - row.shift, LOG2E, -top); /* one rounding, of the difference */
+        if (sink == INFINITY || above > FATTNI_FAR_SCORE) { /* O = 0, and L is the sink */
             row.scale = 0.0f, row.L = 0.0f, row.shift = sink;
         } else {
-            const float most = fmaxf(above, 0.0f), weight = exp2f(-most), total = sum * weight + exp2f(above - most);
+            const float high = fmaxf(above, 0.0f), weight = exp2f(-high), total = sum * weight + exp2f(above - high);
             row.scale = weight / total;
-            row.L = (above > 0 ? sink - row.shift : top * 0.6931471805599453f) + logf(total);
+            row.L = (above > 0 ? sink - row.shift : top * LN2) + logf(total);
         }
     }
     row.scale *= a->keep_scale;

@@ -1,15 +1,14 @@
-/* One sequence of the batch, as a kernel finds it: lengths and masks are read on the device. */
+/* One sequence of the batch: its lengths, which are read on the device, and its mask. */
 #ifndef FATTNI_CORE_DEVICE_SEQUENCE_H
 #define FATTNI_CORE_DEVICE_SEQUENCE_H
 
 #include "core/cuda/args.h"
 #include "core/device/helpers.cuh"
 
-/* One sequence as the kernel sees it. */
 typedef struct sequence {
-    int Sq, Sk, q0, k0, batch; /* rows, keys, first row and key in the buffers, buffer batch */
+    int Sq, Sk, q0, k0, batch; /* rows, keys, its first row and key in the buffers, its batch index there */
     int diagonal;              /* i' + off - j' = i - j + diagonal */
-    int lo, hi;                /* row i sees keys i + lo .. i + hi */
+    int lo, hi;                /* the band: row i sees keys i + lo .. i + hi */
 } sequence;
 
 DEVICE int integer_at(const fattni_line *line, int n) {
@@ -19,19 +18,19 @@ DEVICE float float_at(const fattni_line *line, int n) {
     return ((const float *)line->p)[n * line->step];
 }
 
-/* What ALiBi and masks measure from, for a sequence of Sq rows and Sk keys. */
-DEVICE int diagonal_of(const fattni_cuda_args *a, int Sq, int Sk) {
+/* `diagonal` of a sequence of Sq rows and Sk keys. */
+DEVICE int diagonal_of(const fattni_attention_args *a, int Sq, int Sk) {
     return a->shift + (a->top_left ? 0 : Sk - Sq);
 }
 
-/* Diagonals from the lengths. */
-DEVICE void find_band(const fattni_cuda_args *a, sequence *s) {
+/* diagonal, lo and hi from the lengths. */
+DEVICE void find_band(const fattni_attention_args *a, sequence *s) {
     s->diagonal = diagonal_of(a, s->Sq, s->Sk);
     s->lo = a->left == FATTNI_FAR ? -FATTNI_FAR : s->diagonal - a->left;
     s->hi = a->right == FATTNI_FAR ? FATTNI_FAR : s->diagonal + a->right;
 }
 
-DEVICE sequence sequence_of(const fattni_cuda_args *a, int b) {
+DEVICE sequence sequence_of(const fattni_attention_args *a, int b) {
     sequence s;
     s.Sq = a->Sq, s.Sk = a->Sk, s.q0 = 0, s.k0 = 0, s.batch = b;
     if (a->cu_seqlens_q.p) {
@@ -47,8 +46,8 @@ DEVICE sequence sequence_of(const fattni_cuda_args *a, int b) {
     return s;
 }
 
-/* What full and causal calls know of every sequence. */
-DEVICE sequence whole_sequence(const fattni_cuda_args *a, int b, int causal) {
+/* In full and causal variants, where all sequences have Sq rows and Sk keys. */
+DEVICE sequence whole_sequence(const fattni_attention_args *a, int b, int causal) {
     const int diagonal = causal ? diagonal_of(a, a->Sq, a->Sk) : FATTNI_FAR;
     const sequence s = {a->Sq, a->Sk, 0, 0, b, diagonal, -FATTNI_FAR, diagonal};
     return s;

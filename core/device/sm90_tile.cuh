@@ -1,6 +1,6 @@
-/* 16-bit tiles in shared memory as wgmma and the TMA unit know them: panels of 64 columns, [rows][64]
-   each, 128-byte swizzle: the chunk of 16 bytes at column c of row r lies at chunk (c/8) ^ (r%8).
-   Tiles start at multiples of 1024. Include after defining K_BF16. */
+/* 16-bit tiles in shared memory in the layout of wgmma and TMA: panels of 64 columns, [rows][64] each, with the
+   128-byte swizzle: chunk c of 16 bytes of row r lies at chunk c ^ (r%8) (swizzled_chunk). Tiles start at multiples of
+   1024. Include after defining K_BF16. */
 #ifndef FATTNI_CORE_DEVICE_SM90_TILE_H
 #define FATTNI_CORE_DEVICE_SM90_TILE_H
 
@@ -18,53 +18,54 @@
 #define PASTE_(a, b) a##b
 #define PASTE(a, b) PASTE_(a, b)
 
-/* The matrix descriptor of an operand (PTX ISA, "wgmma matrix descriptor"): 128-byte swizzle, eight rows
-   every 1024 bytes. `panel` is the stride of panels in bytes, for operands whose N dimension is
-   contiguous and crosses panels. Adding bytes/16 to it moves the operand. */
-DEVICE uint64_t operand(uint32_t address, uint32_t panel) {
+/* The matrix descriptor of an operand (PTX ISA, "wgmma matrix descriptor"): 128-byte swizzle, 1024 bytes from eight
+   rows to the next eight (stride byte offset). `panel`: bytes from one panel to the next (leading byte offset), for
+   MN-major operands that are wider than a panel. Adding n to the descriptor moves the operand by 16 n bytes. */
+DEVICE uint64_t operand_descriptor(uint32_t address, uint32_t panel) {
     const uint32_t low = ((address & 0x3FFFF) >> 4) | (panel >> 4) << 16;
     return (uint64_t)(1024 >> 4 | 1u << 30) << 32 | low;
 }
-/* Steps of 16 along an operand, in the descriptor's units. `rows` of its tile. */
-DEVICE uint32_t along_columns(int step, int rows) {
+/* 16 `step` columns, or rows, further in an operand, in the descriptor's units. `rows` of its tile. */
+DEVICE uint32_t advance_columns(int step, int rows) {
     return (uint32_t)((step / 4) * (rows * 8) + (step % 4) * 2);
 }
-DEVICE uint32_t along_rows(int step) { return (uint32_t)step * 128; }
+DEVICE uint32_t advance_rows(int step) { return (uint32_t)step * 128; }
 
-/* Tile `number` of the call: its (b, h) and which of that plane's blocks it is. Causal: block 0 is to be the
-   heaviest; heads are taken in sections, and within one they vary fastest. */
+/* Tile `number` of the persistent schedule: its plane (b, h) and its block in that. Causal: by rising block, so callers
+   make block 0 the longest; planes in groups of head_group, varying fastest within a group. */
 typedef struct position {
     int plane, block;
 } position;
-DEVICE position position_of(const fattni_sm90_args *p, int heads, int number, int causal) {
+DEVICE position position_of(const fattni_sm90_schedule *p, int number, int causal) {
     if (!causal) {
         const position at = {number / p->blocks, number % p->blocks};
         return at;
     }
-    const int whole = p->section * p->blocks, section = number / whole, rest = number % whole;
-    const int here = min(p->section, p->a.B * heads - section * p->section);
-    const position at = {section * p->section + rest % here, rest / here};
+    const int tiles_of_group = p->head_group * p->blocks, group = number / tiles_of_group,
+              rest = number % tiles_of_group;
+    const int planes = min(p->head_group, p->planes - group * p->head_group); /* fewer in the last group */
+    const position at = {group * p->head_group + rest % planes, rest / planes};
     return at;
 }
 
-/* Producer warps: all lanes take part, so that the compiler knows a copy's operands to be the same in all of
-   them, and lane 0 issues it. Few instructions: the consumers' warps of the same scheduler wait for each. */
+/* In producer warps all lanes compute a copy's operands, so that the compiler knows they are the same in the whole
+   warp, and lane 0 issues it. Few instructions: they take issue slots of the consumer warps of the same scheduler. */
 DEVICE int is_leader(void) { return threadIdx.x % 32 == 0; }
-DEVICE int of_leader(int x) { return __shfl_sync(ALL_LANES, x, 0); }
+DEVICE int from_leader(int x) { return __shfl_sync(ALL_LANES, x, 0); }
 
-/* Each warp arrives once; not behind a branch, where FATTN_DELAYS would let lane 0 alone pause, so that the warp
-   comes to its next product in parts. */
-DEVICE void release(uint32_t bar) { mbarrier_arrive_if(bar, is_leader()); }
+/* One arrival per warp. Without a branch: behind one, FATTN_DELAYS would delay lane 0 alone, and the warp would reach
+   its next product divergent. */
+DEVICE void arrive_once_per_warp(uint32_t bar) { mbarrier_arrive_if(bar, is_leader()); }
 
-/* Rows [row, row + rows) of one (head, batch), all panels, counting on `bar`. */
+/* Rows [row, row + rows) of one (head, batch), all panels; their bytes count on mbarrier `bar`. */
 DEVICE void load_panels(uint32_t to, const CUtensorMap *map, uint32_t bar, int panels, int rows, int row,
                         int head, int batch) {
     for (int x = 0; x < panels; ++x) tma_load(to + x * rows * 128, map, bar, 64 * x, row, head, batch);
 }
 
-/* Rows [from, rows) of a tile that has arrived become 0, by 16 bytes of each of `threads` threads: beyond
-   a sequence's end its buffer may hold anything, and 0 times that need not be 0. A barrier of these threads
-   must follow before wgmma reads the tile. */
+/* Zeros into rows [from, rows) of a tile that has been loaded, 16 bytes at a time by each of `threads` threads: beyond
+   a sequence's end its buffer may hold anything, and 0 times that need not be 0. These threads must meet at a barrier
+   before wgmma reads the tile. */
 DEVICE void clear_rows(uint32_t tile, int panels, int rows, int from, int thread, int threads) {
     const float zero[4] = {0.0f, 0.0f, 0.0f, 0.0f};
     for (int x = 0; x < panels; ++x)

@@ -1,33 +1,36 @@
 #include "core/materialized/standard.h"
 
+#include "core/cpu/gemm_cpu.h"
+
+#include <stdio.h>
+
 /* P, the mask and dP must stay countable; q, k, v and their copies are, by validation. */
-bool fattni_standard_fits(const fattni_problem *p) {
+const char *fattni_standard_why_unsupported(const fattni_problem *p) {
     int64_t elements;
-    return !__builtin_mul_overflow(p->B * p->Hq, p->Sq, &elements) &&
-           !__builtin_mul_overflow(elements, p->Sk, &elements) && elements < (int64_t)1 << 56;
+    const bool fits = !__builtin_mul_overflow(p->B * p->Hq, p->Sq, &elements) &&
+                      !__builtin_mul_overflow(elements, p->Sk, &elements) &&
+                      elements < (int64_t)1 << 56;
+    return fits ? NULL : "stores B Hq Sq Sk probabilities: more than 2^56";
 }
 
-const char *fattni_standard_refuses(const fattn_ctx *ctx, const fattni_problem *p) {
-    (void)ctx;
-    return fattni_standard_fits(p) ? NULL : "stores B Hq Sq Sk probabilities: more than 2^56";
+static size_t bytes_of_P(const fattni_problem *p) {
+    return (size_t)fattni_standard_at(p, p->B, 0, 0) * fattn_dtype_size(p->dtype);
 }
 
-static size_t elements(const fattni_problem *p) {
-    return (size_t)fattni_standard_at(p, p->B, 0, 0);
-}
-
-size_t fattni_standard_saved(const fattni_problem *p) {
-    return elements(p) * (fattn_dtype_size(p->dtype) + (p->drop_T ? 1 : 0));
+void fattni_standard_plan(const fattni_problem *p, const char *family, size_t workspace,
+                          fattni_kernel_plan *out) {
+    const size_t mask = p->drop_T ? (size_t)fattni_standard_at(p, p->B, 0, 0) : 0;
+    out->workspace = workspace;
+    out->saved = bytes_of_P(p) + mask;
+    out->deterministic = true;
+    snprintf(out->name, sizeof out->name, "%s_%s", family, fattn_dtype_name(p->dtype));
 }
 
 uint8_t *fattni_standard_mask(const fattni_problem *p) {
-    return p->drop_T ? (uint8_t *)p->saved + elements(p) * fattn_dtype_size(p->dtype) : NULL;
+    return p->drop_T ? (uint8_t *)p->saved + bytes_of_P(p) : NULL;
 }
 
-bool fattni_standard_direct(const fattni_array *a, int64_t width) {
-    if (a->dtype != FATTN_F32 && a->dtype != FATTN_F64) return false;
-    return a->n[2] <= 1 || (a->s[2] >= width && a->s[2] <= INT32_MAX);
-}
+/* ---- on the CPU ---- */
 
 int64_t fattni_standard_threads(const fattn_ctx *ctx, const fattni_problem *p) {
     const int64_t blocks = fattni_ceil_div(fattni_max(p->max_q, p->Sk), FATTNI_STANDARD_ROWS);
@@ -35,8 +38,64 @@ int64_t fattni_standard_threads(const fattn_ctx *ctx, const fattni_problem *p) {
     return fattni_min(ctx->cpu_threads, fattni_max(p->B, 1) * p->Hq * fattni_max(blocks, 1));
 }
 
-size_t fattni_standard_reserve(size_t *bytes, int64_t count, size_t element) {
-    const size_t offset = *bytes;
-    *bytes += (size_t)fattni_round_up(count * (int64_t)element, FATTNI_ALIGN);
-    return offset;
+bool fattni_standard_direct(const fattni_array *a, int64_t width) {
+    if (a->dtype != FATTN_F32 && a->dtype != FATTN_F64) return false;
+    return a->n[2] <= 1 || (a->s[2] >= width && a->s[2] <= INT32_MAX);
+}
+
+fattni_matrix fattni_standard_rows(const fattni_cpu_kernels *k, const fattni_array *a, int64_t b,
+                                   int64_t h, int64_t row, int64_t count, int64_t width,
+                                   void *copy) {
+    const void *const first = fattni_at(a, b, h, row);
+    if (fattni_standard_direct(a, width))
+        return (fattni_matrix){first, a->n[2] <= 1 ? width : a->s[2]};
+    k->widen(count, width, (fattn_dtype)a->dtype, first, a->s[2], copy, width);
+    return (fattni_matrix){copy, width};
+}
+
+/* c of rows of N. */
+static fattni_gemm product(const fattni_cpu_kernels *k, int64_t M, int64_t N, int64_t K,
+                           double alpha, fattni_matrix a, fattni_matrix b, void *c) {
+    return (fattni_gemm){.dtype = k->dtype,
+                         .M = M,
+                         .N = N,
+                         .K = K,
+                         .alpha = alpha,
+                         .a = a.p,
+                         .lda = a.ld,
+                         .b = b.p,
+                         .ldb = b.ld,
+                         .c = c,
+                         .ldc = N};
+}
+
+void fattni_standard_a_bt(const fattni_cpu_kernels *k, int64_t M, int64_t N, int64_t K,
+                          double alpha, fattni_matrix a, fattni_matrix b, void *c, int64_t ldc) {
+    fattni_gemm g = product(k, M, N, K, alpha, a, b, c);
+    g.trans_b = true;
+    g.ldc = ldc;
+    fattni_gemm_task(&g);
+}
+
+void fattni_standard_a_b(const fattni_cpu_kernels *k, int64_t M, int64_t N, int64_t K, double alpha,
+                         fattni_matrix a, fattni_matrix b, void *c) {
+    const fattni_gemm g = product(k, M, N, K, alpha, a, b, c);
+    fattni_gemm_task(&g);
+}
+
+void fattni_standard_add_at_b(const fattni_cpu_kernels *k, int64_t M, int64_t N, int64_t K,
+                              double alpha, fattni_matrix a, fattni_matrix b, void *c) {
+    fattni_gemm g = product(k, M, N, K, alpha, a, b, c);
+    g.trans_a = true;
+    g.beta = 1;
+    fattni_gemm_task(&g);
+}
+
+#define BODY "core/materialized/standard.inc"
+#include "core/base/for_each_real.inc"
+
+void fattni_standard_drop(const fattni_cpu_kernels *k, fattn_dtype dtype, const void *P,
+                          const uint8_t *keep, int64_t ld, int64_t rows, int64_t keys, void *out) {
+    k->widen(rows, keys, dtype, P, ld, out, keys);
+    if (keep) (k->dtype == FATTN_F64 ? drop_f64 : drop_f32)(keep, ld, rows, keys, out);
 }

@@ -5,7 +5,7 @@
 extern void fattn_gather(fattni_dense_args);
 extern void fattn_scatter(fattni_dense_args);
 
-enum { THREADS = 256 };
+enum { THREADS = FATTNI_STANDARD_THREADS };
 
 /* Threads of the largest launch: elements of P, of a dense buffer, of d_bias. */
 static int64_t most_threads(const fattni_problem *p) {
@@ -16,13 +16,13 @@ static int64_t most_threads(const fattni_problem *p) {
     return fattni_max(fattni_max(rows * fattni_max(p->Sk, width), keys * width), bias);
 }
 
-const char *fattni_cuda_standard_refuses(const fattn_ctx *ctx, const fattni_problem *p) {
-    const char *reason = fattni_cuda_refuses(p);
+const char *fattni_cuda_standard_why_unsupported(const fattn_ctx *ctx, const fattni_problem *p) {
+    const char *reason = fattni_cuda_why_unsupported(p);
     if (!reason) reason = fattni_cuda_blas_missing(ctx);
+    if (!reason) reason = fattni_standard_why_unsupported(p);
     if (reason) return reason;
-    if (!fattni_standard_fits(p)) return "stores B Hq Sq Sk probabilities: more than 2^56";
     if (p->B * p->Hq > INT32_MAX / fattni_max(p->Sq, 1)) return "takes at most 2^31-1 rows";
-    return fattni_cuda_refuses_grid(fattni_ceil_div(most_threads(p), THREADS));
+    return fattni_cuda_why_grid_unsupported(fattni_ceil_div(most_threads(p), THREADS));
 }
 
 fattni_standard_args fattni_standard_args_of(const fattni_problem *p) {
@@ -33,9 +33,7 @@ fattni_standard_args fattni_standard_args_of(const fattni_problem *p) {
         .keep_scale = p->keep_scale,
         .dtype = p->dtype,
         .o_dtype = p->o.dtype,
-        .d_o_dtype = p->d_o.dtype,
         .bias_dtype = p->bias.dtype,
-        .given_dtype = p->lse.dtype,
         .P = p->saved,
         .keep = p->saved ? fattni_standard_mask(p) : NULL,
     };
@@ -80,56 +78,80 @@ fattn_status fattni_standard_scatter_o(fattn_ctx *ctx, const fattni_problem *p,
     fattni_dense_args x = dense_args(p, d);
     x.scale = p->keep_scale;
     x.kept = rows->kept;
-    x.weight = rows->weight;
+    x.o_scale = rows->o_scale;
     return FATTNI_START(ctx, fattn_scatter, blocks(p, &x), THREADS, &x);
 }
 
-/* Sizes and strides are those of C; the callers fill in the operands. */
-static fattni_cuda_gemm product(const fattni_problem *p, int64_t M, int64_t N, int64_t K) {
-    return (fattni_cuda_gemm){.dtype = p->dtype,
-                              .c_dtype = fattni_standard_real(p),
-                              .tf32 = p->flags & FATTN_TF32,
-                              .batches = p->B * p->Hkv,
-                              .M = M,
-                              .N = N,
-                              .K = K,
-                              .ldc = N,
-                              .stride_c = M * N,
-                              .alpha = 1};
+fattni_standard_input_layout fattni_standard_lay_out_inputs(const fattni_problem *p,
+                                                            size_t *bytes) {
+    const size_t element = fattn_dtype_size(p->dtype);
+    const int64_t rows = p->B * p->Hq * p->Sq, keys = p->B * p->Hkv * p->Sk;
+    fattni_standard_input_layout at;
+    at.q = fattni_standard_reserve(bytes, rows * p->D, element);
+    at.k = fattni_standard_reserve(bytes, keys * p->D, element);
+    at.v = fattni_standard_reserve(bytes, keys * p->Dv, element);
+    at.dropped = fattni_standard_reserve(bytes, p->drop_T ? rows * p->Sk : 0, element);
+    return at;
+}
+
+fattn_status fattni_standard_gather_inputs(fattn_ctx *ctx, const fattni_problem *p,
+                                           const fattni_standard_input_layout *at,
+                                           fattni_standard_inputs *out) {
+    char *const w = p->workspace;
+    *out = (fattni_standard_inputs){
+        .q = {&p->q, w + at->q, p->dtype, p->D, false},
+        .k = {&p->k, w + at->k, p->dtype, p->D, true},
+        .v = {&p->v, w + at->v, p->dtype, p->Dv, true},
+        .dropped = p->drop_T ? w + at->dropped : NULL,
+    };
+    FATTNI_TRY(fattni_standard_gather(ctx, p, &out->q));
+    FATTNI_TRY(fattni_standard_gather(ctx, p, &out->k));
+    return fattni_standard_gather(ctx, p, &out->v);
+}
+
+/* c[M,N] = alpha op(a) op(b), each [B Hkv] matrices that lie dense, one after the other. */
+static fattn_status multiply(fattn_ctx *ctx, const fattni_problem *p, bool trans_a, bool trans_b,
+                             int64_t M, int64_t N, int64_t K, double alpha, const void *a,
+                             const void *b, void *c, void *workspace) {
+    const fattni_cuda_gemm g = {.dtype = p->dtype,
+                                .c_dtype = fattni_standard_real(p),
+                                .tf32 = p->flags & FATTN_TF32,
+                                .trans_a = trans_a,
+                                .trans_b = trans_b,
+                                .batches = p->B * p->Hkv,
+                                .M = M,
+                                .N = N,
+                                .K = K,
+                                .alpha = alpha,
+                                .a = a,
+                                .b = b,
+                                .c = c,
+                                .lda = fattni_max(trans_a ? M : K, 1),
+                                .ldb = fattni_max(trans_b ? K : N, 1),
+                                .ldc = N,
+                                .stride_a = M * K,
+                                .stride_b = K * N,
+                                .stride_c = M * N};
+    return fattni_cuda_multiply(ctx, &g, workspace);
 }
 
 fattn_status fattni_standard_rows_by_keys(fattn_ctx *ctx, const fattni_problem *p, int64_t width,
                                           double alpha, const void *rows, const void *keys, void *c,
                                           void *workspace) {
-    const int64_t G = p->group * p->Sq;
-    fattni_cuda_gemm g = product(p, G, p->Sk, width);
-    g.alpha = alpha;
-    g.trans_b = true;
-    g.a = rows, g.lda = width, g.stride_a = G * width;
-    g.b = keys, g.ldb = width, g.stride_b = p->Sk * width;
-    g.c = c;
-    return fattni_cuda_multiply(ctx, &g, workspace);
+    return multiply(ctx, p, false, true, p->group * p->Sq, p->Sk, width, alpha, rows, keys, c,
+                    workspace);
 }
 
 fattn_status fattni_standard_matrix_by_keys(fattn_ctx *ctx, const fattni_problem *p, int64_t width,
                                             const void *matrix, const void *keys, void *c,
                                             void *workspace) {
-    const int64_t G = p->group * p->Sq;
-    fattni_cuda_gemm g = product(p, G, width, p->Sk);
-    g.a = matrix, g.lda = fattni_max(p->Sk, 1), g.stride_a = G * p->Sk;
-    g.b = keys, g.ldb = width, g.stride_b = p->Sk * width;
-    g.c = c;
-    return fattni_cuda_multiply(ctx, &g, workspace);
+    return multiply(ctx, p, false, false, p->group * p->Sq, width, p->Sk, 1, matrix, keys, c,
+                    workspace);
 }
 
 fattn_status fattni_standard_matrix_by_rows(fattn_ctx *ctx, const fattni_problem *p, int64_t width,
                                             const void *matrix, const void *rows, void *c,
                                             void *workspace) {
-    const int64_t G = p->group * p->Sq;
-    fattni_cuda_gemm g = product(p, p->Sk, width, G);
-    g.trans_a = true;
-    g.a = matrix, g.lda = fattni_max(p->Sk, 1), g.stride_a = G * p->Sk;
-    g.b = rows, g.ldb = width, g.stride_b = G * width;
-    g.c = c;
-    return fattni_cuda_multiply(ctx, &g, workspace);
+    return multiply(ctx, p, true, false, p->Sk, width, p->group * p->Sq, 1, matrix, rows, c,
+                    workspace);
 }

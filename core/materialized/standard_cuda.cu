@@ -3,7 +3,8 @@
 
 #include "core/device/any_dtype.cuh"
 
-enum { THREADS = 256 };
+enum { THREADS = FATTNI_STANDARD_THREADS };
+static_assert((int)THREADS == (int)ROW_THREADS, "block_sum and block_max want blocks of ROW_THREADS");
 
 /* Element n of the dense buffer: its row, its place in the view; false past a sequence's end. */
 DEVICE int locate(const fattni_dense_args *x, int64_t n, int64_t *row, int64_t *at) {
@@ -27,7 +28,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         store_f32(x.dense, x.dense_dtype, n, inside ? load_f32(x.view.p, x.view_dtype, at) : 0.0f);
 }
 
-#define BODY "core/device/scatter.inc"
+#define BODY "core/materialized/standard_cuda.inc"
 #include "core/device/for_each_real.inc"
 
 extern "C" __global__ void __launch_bounds__(THREADS)

@@ -1,6 +1,6 @@
-/* A load that acquires and an addition that releases, between CTAs of the device (PTX ISA, "memory
-   consistency model"): what one thread's CTA wrote before the addition, another sees after the
-   load. */
+/* A load with acquire and an addition with release semantics, between CTAs of the device (PTX ISA, "memory consistency
+   model"): a thread that loads the sum sees what was written before the addition, also by other threads of that CTA if
+   a CTA barrier came in between. */
 #ifndef FATTNI_CORE_PTX_ACQUIRE_H
 #define FATTNI_CORE_PTX_ACQUIRE_H
 

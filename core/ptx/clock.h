@@ -1,4 +1,4 @@
-/* The multiprocessor's clock, for waits of a few hundred cycles; it wraps around. */
+/* The SM's cycle counter, for waits of a few hundred cycles; 32 bits, so it wraps around. */
 #ifndef FATTNI_CORE_PTX_CLOCK_H
 #define FATTNI_CORE_PTX_CLOCK_H
 

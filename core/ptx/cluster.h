@@ -1,4 +1,4 @@
-/* Clusters: CTAs that run at once and reach each other's shared memory (PTX ISA, "Cluster of CTAs",
+/* Clusters: CTAs that run at the same time and can access each other's shared memory (PTX ISA, "Cluster of CTAs",
    "mapa", "cp.async.bulk"). Needs sm_90. */
 #ifndef FATTNI_CORE_PTX_CLUSTER_H
 #define FATTNI_CORE_PTX_CLUSTER_H
@@ -7,24 +7,25 @@
 
 #include <stdint.h>
 
-/* All threads of all CTAs; what they wrote before is seen after. */
+/* A barrier of all threads of the cluster; writes before it are visible after it. */
 static __device__ __forceinline__ void cluster_sync(void) {
     asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
 }
-/* Where CTA `rank` of the cluster has what lies at `address` here. */
+/* The cluster address of `address` in the shared memory of CTA `rank`. */
 static __device__ __forceinline__ uint32_t cluster_address(uint32_t address, uint32_t rank) {
     uint32_t there;
     asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
     return there;
 }
-/* Arrives on another CTA's barrier, a cluster address. Orders nothing: for what products have
-   read, which are over once waited for; a release here would wait for every reduction before it. */
+/* Arrives on an mbarrier of another CTA, given by a cluster address. Relaxed, it orders no memory accesses: enough to
+   say that wgmma has read a tile, since that is complete after wgmma_wait. A release would wait for all earlier
+   reductions of this thread. */
 static __device__ __forceinline__ void cluster_arrive(uint32_t bar) {
     random_delay();
     asm volatile("mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [%0];" ::"r"(bar)
                  : "memory");
 }
-/* `bytes` of this CTA's shared memory, a multiple of 16, to another's; they count on `bar`
+/* Copies `bytes`, a multiple of 16, from this CTA's shared memory to another's, and completes them on mbarrier `bar`
    there. `to` and `bar` are cluster addresses. */
 static __device__ __forceinline__ void cluster_copy(uint32_t to, uint32_t from, int bytes,
                                                     uint32_t bar) {

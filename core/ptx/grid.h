@@ -1,10 +1,12 @@
-/* Kernels of a stream that overlap (PTX ISA, griddepcontrol; CUDA's "programmatic dependent launch"), from sm_90 on. */
+/* Programmatic dependent launch: consecutive kernels of a stream that overlap (PTX ISA, "griddepcontrol"). From sm_90
+   on. */
 #ifndef FATTNI_CORE_PTX_GRID_H
 #define FATTNI_CORE_PTX_GRID_H
 
-/* Until the kernel before, on the stream, has ended and what it wrote is to be seen: what one does first that
-   fattni_cuda_start_early started. In others, and before sm_90, that is so from the beginning. */
-static __device__ __forceinline__ void await_last_grid(void) {
+/* Waits until the stream's previous kernel has ended and its writes are visible. A kernel launched by
+   fattni_cuda_start_early must call it before it reads them; in others it returns at once. Before sm_90 kernels do not
+   overlap. */
+static __device__ __forceinline__ void grid_dependency_wait(void) {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif

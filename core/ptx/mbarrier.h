@@ -1,13 +1,13 @@
-/* Barriers in shared memory that count arrivals and bytes (PTX ISA, "mbarrier"), and named barriers of
-   warps. An mbarrier completes one phase after the other; a wait names the parity of the phase, and a
-   wait for parity 1 on a fresh one passes. Needs sm_90. */
+/* mbarriers, in shared memory, which count arrivals and transferred bytes (PTX ISA, "mbarrier"), and named barriers
+   ("barrier"). An mbarrier completes one phase after the other; a wait is for the phase of a given parity, and a wait
+   for parity 1 on a new mbarrier returns at once. Needs sm_90. */
 #ifndef FATTNI_CORE_PTX_MBARRIER_H
 #define FATTNI_CORE_PTX_MBARRIER_H
 
 #include <stdint.h>
 
-/* In builds with FATTN_DELAYS every arrival and every wait may take a random time, up to 2 us, so that a test can find
-   what only holds by luck. Without a branch, which would change the code around it. */
+/* In builds with FATTN_DELAYS every arrival and every wait takes a random time, up to 2 us, so that tests find missing
+   synchronisation. Without a branch, which would change the code around it. */
 static __device__ __forceinline__ void random_delay(void) {
 #ifdef FATTN_DELAYS
     const uint32_t x = ((uint32_t)clock64() ^ threadIdx.x / 32 * 0x9E3779B9u ^ blockIdx.x) * 2654435761u;
@@ -21,7 +21,7 @@ static __device__ __forceinline__ void random_delay(void) {
 static __device__ __forceinline__ void mbarrier_init(uint32_t bar, int arrivals) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(arrivals) : "memory");
 }
-/* Makes the initialised barriers visible to the asynchronous proxy; a CTA barrier must follow. */
+/* Makes initialised mbarriers visible to the async proxy and to the cluster; a CTA or cluster barrier must follow. */
 static __device__ __forceinline__ void mbarrier_init_fence(void) {
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
@@ -29,8 +29,8 @@ static __device__ __forceinline__ void mbarrier_arrive(uint32_t bar) {
     random_delay();
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory");
 }
-/* Arrives where `condition` is not 0, without a branch: behind one that lanes take differently, at the end of a
-   loop, the compiler no longer knows that the warp is together. */
+/* Arrives if `condition`, without a branch: after a divergent one at the end of a loop the compiler no longer assumes
+   that the warp has converged. */
 static __device__ __forceinline__ void mbarrier_arrive_if(uint32_t bar, int condition) {
     random_delay();
     asm volatile("{.reg .pred p;\n"
@@ -38,14 +38,14 @@ static __device__ __forceinline__ void mbarrier_arrive_if(uint32_t bar, int cond
                  "@p mbarrier.arrive.shared::cta.b64 _, [%0];}" ::"r"(bar), "r"(condition)
                  : "memory");
 }
-/* Arrives, and the phase also waits for `bytes` from bulk copies. */
+/* Arrives, and makes the phase wait for `bytes` of bulk copies, too (expect_tx). */
 static __device__ __forceinline__ void mbarrier_expect(uint32_t bar, int bytes) {
     random_delay();
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes)
                  : "memory");
 }
-/* Sleeps until the phase is over, or about 10 ms. Without that number of ns it would ask again every 40 clk,
-   which costs the other warps of its scheduler a tenth of their time. */
+/* Sleeps until the phase is complete, or for about 10 ms: gives whether it is. Without this time limit, in ns, the
+   hardware polls every 40 cycles, which takes a tenth of the issue slots from the other warps of the scheduler. */
 static __device__ __forceinline__ int mbarrier_try(uint32_t bar, uint32_t parity) {
     int done;
     asm volatile("{.reg .pred p;\n"
@@ -56,7 +56,7 @@ static __device__ __forceinline__ int mbarrier_try(uint32_t bar, uint32_t parity
                  : "memory");
     return done;
 }
-/* Whether the phase is over, without waiting. */
+/* Whether the phase is complete, without waiting. */
 static __device__ __forceinline__ int mbarrier_test(uint32_t bar, uint32_t parity) {
     int done;
     asm volatile("{.reg .pred p;\n"
@@ -72,7 +72,7 @@ static __device__ __forceinline__ void mbarrier_wait(uint32_t bar, uint32_t pari
     random_delay();
 }
 
-/* Named barriers 1..15 for `threads` threads: sync waits, arrive does not. */
+/* Named barriers 1..15 of `threads` threads, a multiple of 32: sync arrives and waits, arrive does not wait. */
 static __device__ __forceinline__ void named_barrier_sync(int id, int threads) {
     random_delay();
     asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");

@@ -1,5 +1,7 @@
-/* mma.sync m16n8k16: D[16,8] += A[16,16] B[16,8], fp32 accumulators; then TF32 and F64. PTX ISA,
-   "Matrix Fragments for mma.m16n8k16". With g = lane/4, t = lane%4: d[0..1] is row g, columns 2t, 2t+1; d[2..3] row g+8. */
+/* mma.sync, and the arithmetic around it: conversions, approximations, reductions.
+
+   m16n8k16: D[16,8] += A[16,16] B[16,8], 16-bit operands, fp32 accumulators. PTX ISA, "Matrix Fragments for
+   mma.m16n8k16". With g = lane/4, t = lane%4: d[0..1] is row g, columns 2t, 2t+1; d[2..3] is row g+8. */
 #ifndef FATTNI_CORE_PTX_MMA_H
 #define FATTNI_CORE_PTX_MMA_H
 
@@ -21,8 +23,8 @@ static __device__ __forceinline__ void mma_f16(float d[4], const uint32_t a[4], 
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-/* mma.sync m16n8k8: D[16,8] += A[16,8] B[8,8]. a = (g, t), (g + 8, t), (g, t + 4), (g + 8, t + 4);
-   b = (t, g), (t + 4, g); d as above. TF32: the operands' low 13 bits are ignored. */
+/* m16n8k8: D[16,8] += A[16,8] B[8,8]. a = (g, t), (g + 8, t), (g, t + 4), (g + 8, t + 4); b = (t, g), (t + 4, g); d as
+   above. TF32: the low 13 bits of operands are ignored. */
 static __device__ __forceinline__ void mma_tf32(float d[4], const float a[4], float b0, float b1) {
     asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, "
                  "{%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
@@ -31,14 +33,14 @@ static __device__ __forceinline__ void mma_tf32(float d[4], const float a[4], fl
                    "r"(__float_as_uint(a[2])), "r"(__float_as_uint(a[3])),
                    "r"(__float_as_uint(b0)), "r"(__float_as_uint(b1)));
 }
-/* x to the nearest of TF32's numbers, ties away from 0. */
+/* x rounded to the nearest TF32 number, ties away from 0. */
 static __device__ __forceinline__ float round_tf32(float x) {
     uint32_t r;
     asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(r) : "f"(x));
     return __uint_as_float(r);
 }
 
-/* m8n8k4, all that sm_80 has: rows g of D alone, a = (g, t), b = (t, g). */
+/* m8n8k4, the only shape of sm_80: D[8,8] += A[8,4] B[4,8], d = (g, 2t), (g, 2t + 1), a = (g, t), b = (t, g). */
 static __device__ __forceinline__ void mma_f64_m8n8k4(double d[2], double a, double b) {
     asm volatile("mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 {%0, %1}, {%2}, {%3}, {%0, %1};"
                  : "+d"(d[0]), "+d"(d[1])
@@ -59,7 +61,7 @@ static __device__ __forceinline__ void mma_f64(double d[4], const double a[4], d
 #endif
 }
 
-/* Two floats to one register, `low` in the low half, round to nearest even. */
+/* Two floats as one register of 16-bit numbers, `low` in the low half, rounded to nearest even. */
 static __device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
     uint32_t r;
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
@@ -78,7 +80,8 @@ static __device__ __forceinline__ float exp2_approx(float x) {
     return y;
 }
 
-/* 1 / x and log2 x, relative errors 2^-23 and 2^-22, the latter's 2^-22 between 0.5 and 2; subnormal x is 0. */
+/* 1 / x, relative error 2^-23, and log2 x, relative error 2^-22, but for x between 0.5 and 2 absolute error 2^-22.
+   Subnormal x count as 0. */
 static __device__ __forceinline__ float reciprocal_approx(float x) {
     float y;
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -90,7 +93,7 @@ static __device__ __forceinline__ float log2_approx(float x) {
     return y;
 }
 
-/* *p += x at L2, no return. */
+/* *p += x in L2, without a result. */
 static __device__ __forceinline__ void reduce_add(float *p, float x) {
     asm volatile("red.global.add.f32 [%0], %1;" ::"l"(p), "f"(x) : "memory");
 }
@@ -99,7 +102,7 @@ static __device__ __forceinline__ void reduce_add(double *p, double x) {
     asm volatile("red.global.add.f64 [%0], %1;" ::"l"(p), "d"(x) : "memory");
 }
 
-/* p[0..3] += x; vector reductions exist from sm_90 on. p: a multiple of 16 bytes. */
+/* p[0..3] += x; one vector reduction from sm_90 on. p: a multiple of 16 bytes. */
 static __device__ __forceinline__ void reduce_add_4(float *p, const float x[4]) {
 #if __CUDA_ARCH__ >= 900
     asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(p), "f"(x[0]), "f"(x[1]),

@@ -1,4 +1,4 @@
-/* Loads and stores of shared memory by its 32-bit addresses; 16-byte ones at multiples of 16. */
+/* Loads and stores of shared memory by 32-bit addresses; those of 16 bytes at multiples of 16. */
 #ifndef FATTNI_CORE_PTX_SHARED_H
 #define FATTNI_CORE_PTX_SHARED_H
 

@@ -1,15 +1,16 @@
-/* Matrix products of a warpgroup (PTX ISA, "wgmma"): D[64,N] (+)= A[64,16] B[16,N], fp32 accumulators,
-   16-bit operands of the type that K_BF16 says. Needs sm_90a.
+/* Matrix products of a warpgroup (PTX ISA, "wgmma"): D[64,N] (+)= A[64,16] B[16,N], fp32 accumulators, 16-bit operands:
+   BF16 with K_BF16, else F16. Needs sm_90a.
 
-   wgmma_ss_nN      A from shared memory, K-major; B from shared memory, K-major (rows are columns of B)
-   wgmma_rs_nN      A from registers (the layout of D, packed), B MN-major (rows are rows of B)
-   wgmma_st_nN      A from shared memory, K-major; B MN-major
-   wgmma_tt_nN      both from shared memory, MN-major
-   wgmma_KK_new_nN  D = A B; what D held is dead, so that it need not be kept in registers before
+   wgmma_ss_nN      A and B from shared memory, both K-major (rows of B's tile are columns of B)
+   wgmma_rs_nN      A from registers (packed accumulators); B from shared memory, MN-major (rows of its tile are rows
+                    of B)
+   wgmma_st_nN      A and B from shared memory, A K-major, B MN-major
+   wgmma_tt_nN      A and B from shared memory, both MN-major
+   wgmma_KK_new_nN  D = A B, KK one of the above: D is output only, so its old values need no registers
 
    Thread x of the warpgroup, with warp w = x/32, g = x%32/4, t = x%4, holds in d[4i .. 4i+3] row 16w + g,
-   columns 8i + 2t, 8i + 2t + 1, and the same of row 16w + g + 8. `accumulate` 0 starts from zero.
-   Registers of D and A must not be touched between the product and the wait for it. */
+   columns 8i + 2t, 8i + 2t + 1, and the same of row 16w + g + 8. `accumulate` 0: D = A B.
+   Registers of D and A must not be accessed between the product and wgmma_wait. */
 #ifndef FATTNI_CORE_PTX_WGMMA_H
 #define FATTNI_CORE_PTX_WGMMA_H
 
@@ -130,27 +131,28 @@ WGMMA(256, 128, 128, 129, 130, 131, 132, 133)
 #undef O64
 #undef O128
 
-/* Before the first product and after registers of D or A were written. */
+/* Before the first product, and again after registers of D or A have been written. */
 static __device__ __forceinline__ void wgmma_fence(void) {
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 }
 static __device__ __forceinline__ void wgmma_commit(void) {
     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
-/* Until at most `groups` of the committed groups are unfinished. */
+/* Waits until at most the `groups` newest committed groups are pending; a constant. */
 #define wgmma_wait(groups) asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(groups) : "memory")
 
-/* Registers that the compiler must have in place here: keeps their uses behind a wait. */
+/* x[0..n-1] must be in their registers here: keeps the compiler from moving their uses before a wait. */
 #define PIN(x, n)                                                                                      \
     _Pragma("unroll") for (int pin = 0; pin < (n); ++pin) asm volatile("" : "+f"((x)[pin])::"memory")
 #define PIN_INTEGERS(x, n)                                                                             \
     _Pragma("unroll") for (int pin = 0; pin < (n); ++pin) asm volatile("" : "+r"((x)[pin])::"memory")
 
-/* Their values so far are not wanted: without this, what a branch may load lives on from the last time. */
+/* x[0..n-1] are undefined from here on: without this, registers that are only set in a branch stay live from the last
+   iteration. */
 #define FORGET(x, n)                                                                                   \
     _Pragma("unroll") for (int pin = 0; pin < (n); ++pin) asm volatile("" : "=f"((x)[pin]))
 
-/* The registers of each thread of this warpgroup, a multiple of 8 in 24..256. */
+/* setmaxnreg: registers of each thread of this warpgroup, a multiple of 8 in 24..256. */
 #define registers_raise(n) asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(n))
 #define registers_lower(n) asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(n))
 

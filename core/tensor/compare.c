@@ -1,4 +1,4 @@
-/* fattn_compare: one tensor against another, with a bound that has a reason. */
+/* fattn_compare: one tensor against another, with a derived bound. */
 #include "core/base/internal.h"
 #include "core/tensor/numeric.h"
 
@@ -7,7 +7,7 @@
 #include <math.h>
 #include <string.h>
 
-/* Two roundings' worth for an O(1) value of the dtype: what equal mathematics may differ by. */
+/* A few roundings of a value of size 1: two correct computations may differ by that much. */
 static fattn_tolerance default_tolerance(int32_t dtype) {
     switch (dtype) {
     case FATTN_F64: return (fattn_tolerance){1e-12, 1e-12, 1e-12};
@@ -28,10 +28,10 @@ static double unit_roundoff(int32_t dtype) {
     }
 }
 
-/* How far one rounding carries a value of this size in the dtype. |want + 0.3 - 0.3 - want| keeps
-   it above zero for results that cancel, such as the gradient of a softmax over one key. */
+/* The error of rounding a value of this size to the dtype. |want + 0.3 - 0.3 - want| keeps it above
+   zero for results that cancel, such as the gradient of a softmax over one key. */
 static double rounding_floor(int32_t dtype, double want) {
-    double cell; /* room and alignment for one element of any dtype */
+    double cell; /* storage for one element of any dtype */
     fattni_store(&cell, dtype, 0, want + 0.3);
     fattni_store(&cell, dtype, 0, fattni_load(&cell, dtype, 0) - 0.3);
     return fmax(fabs(fattni_load(&cell, dtype, 0) - want), unit_roundoff(dtype) * fabs(want));
@@ -58,7 +58,7 @@ static double element(const fattn_tensor *t, const int64_t *at) {
     return fattni_load(t->data, t->dtype, offset);
 }
 
-/* Equal as limits: both NaN, or the same infinity. */
+/* Both NaN, or the same infinity. */
 static bool same_nonfinite(double a, double b) { return (isnan(a) && isnan(b)) || a == b; }
 
 static void baseline_bound(const fattn_tensor *want, const fattn_tensor *baseline, int32_t dtype,
@@ -137,8 +137,8 @@ fattn_status fattn_compare(fattn_ctx *ctx, const fattn_tensor *got, const fattn_
         } while (next(want, at));
     r.rms = finite ? sqrt(squares / (double)finite) : 0;
     r.cosine = aa + bb > 0 ? 1 - 2 * ab / (aa + bb) : 0;
-    /* Elementwise errors within their bounds may still all lean one way. Tiny tensors, and those
-       whose squares overflow (NaN here), are left to the elementwise rule. */
+    /* The cosine distance finds errors that are within their bounds but biased. It is not tested for
+       tensors of tiny values and those whose squares overflow (NaN here). */
     const bool aligned = baseline || rtol >= 1 || aa + bb <= 2 * atol * atol * (double)count ||
                          !(r.cosine > cosine) || r.max_abs <= atol;
     r.passed = r.failed == 0 && aligned;

@@ -6,9 +6,9 @@
 
 #include <math.h>
 
-/* Box-Muller: elements 2n and 2n + 1 are the cosine and the sine of pair n. Counter words: pair
-   number, its high half, 0, stream: disjoint from dropout's use of the same seed only by the
-   stream, as with any two call sites. */
+/* Box-Muller: elements 2n and 2n + 1 are the cosine and the sine of pair n. Counter words: low half
+   of the pair number, high half, 0, stream. As between any two call sites, only a different stream
+   separates these numbers from the dropout bits of the same seed. */
 FATTNI_RANDOM double fattni_normal_at(const fattn_rng *rng, int64_t element) {
     const uint64_t pair = (uint64_t)element >> 1;
     const fattni_block counter = {{(uint32_t)pair, (uint32_t)(pair >> 32), 0, rng->stream}};

@@ -58,8 +58,8 @@ FATTNI_INLINE uint16_t fattni_float_to_f16(float x) {
     return (uint16_t)(sign | (fattni_float_bits(aligned) - 0x3f000000u));
 }
 
-/* Rounds once, from double straight to the 16-bit type. Going through float would round twice: so
-   the float is first made to lean to the side of the remainder (round to odd). */
+/* Double to float by round-to-odd, so that the rounding to a 16-bit type that follows gives the same
+   as one rounding from double. */
 FATTNI_INLINE float fattni_double_to_float_odd(double x) {
     const float f = (float)x;
     if ((double)f == x || f != f || f - f != 0.0f) return f;
@@ -86,7 +86,7 @@ FATTNI_INLINE double fattni_clamp_integer(double x, double low, double high) {
     if (x != x) return 0.0;
     const double r = x < low ? low : x > high ? high : x;
     const double truncated = (double)(int64_t)r;
-    const double rest = r - truncated; /* nearest even by hand: rint depends on the rounding mode */
+    const double rest = r - truncated; /* round to nearest even; rint would depend on the rounding mode */
     const int64_t odd = (int64_t)truncated & 1;
     if (rest > 0.5 || (rest == 0.5 && odd)) return truncated + 1.0;
     if (rest < -0.5 || (rest == -0.5 && odd)) return truncated - 1.0;

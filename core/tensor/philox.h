@@ -1,15 +1,15 @@
 /* The dropout mask: a pure function of (seed, stream, step, b*Hq+h, i, j), never of tile, thread or
    backend. Philox4x32-10 (Salmon et al. 2011), through Random123 on the host, cuRAND on the device.
 
-   One block of four words covers rows {r, r+8} by columns {c, c+1, c+8, c+9} of a 16 x 16 patch:
-   what one thread holds in two neighbouring accumulator tiles of mma.m16n8 or wgmma. */
+   One block of four words covers rows {r, r+8} by columns {c, c+1, c+8, c+9} of a 16 x 16 patch: the
+   elements that one thread holds in two neighbouring accumulator tiles of mma.m16n8 or wgmma. */
 #ifndef FATTNI_CORE_TENSOR_PHILOX_H
 #define FATTNI_CORE_TENSOR_PHILOX_H
 
 #include "core/tensor/numeric.h"
 
 #ifdef __CUDACC__
-/* Not curand_kernel.h, which puts 200 KB of tables into every object. */
+/* Not curand_kernel.h: it adds 200 KB of tables to every object file. */
 #include <curand_philox4x32_x.h>
 #else
 #include <Random123/philox.h>
@@ -55,10 +55,10 @@ FATTNI_INLINE int fattni_dropout_lane(int64_t i, int64_t j) {
 
 FATTNI_INLINE uint32_t fattni_lane16(fattni_block r, int lane) {
     const uint32_t low = lane & 2 ? r.w[1] : r.w[0], high = lane & 2 ? r.w[3] : r.w[2];
-    return ((lane & 4 ? high : low) >> (16 * (lane & 1))) & 0xffffu; /* no array that is indexed: registers */
+    return ((lane & 4 ? high : low) >> (16 * (lane & 1))) & 0xffffu; /* no indexed array, which would not stay in registers */
 }
 
-/* One element, one block: for oracles and edges. T = lround(65536 p). */
+/* One element, at the cost of a whole block: for reference code and edges. T = lround(65536 p). */
 FATTNI_RANDOM int fattni_keep(uint64_t seed, uint32_t stream, uint32_t step, uint32_t bh, int64_t i,
                               int64_t j, uint32_t T) {
     const fattni_block r = fattni_philox(seed, fattni_dropout_counter(stream, step, bh, i, j));

@@ -7,7 +7,7 @@
 typedef struct fattni_rows {
     int64_t count, columns;
     int64_t step; /* from element to element of a row; 1 when a row has at most one */
-    int n;        /* leading dimensions after joining those that one stride walks; at least 1 */
+    int n;        /* leading dimensions, after merging those that one stride covers; at least 1 */
     int64_t shape[FATTN_MAX_DIMS], stride[FATTN_MAX_DIMS];
 } fattni_rows;
 

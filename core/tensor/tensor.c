@@ -1,10 +1,5 @@
-/* Views, and the two operations on any dtype and strides: copy and random fill. */
-#include "core/base/internal.h"
-#include "core/tensor/normal.h"
-#include "core/tensor/rows.h"
-#ifdef FATTNI_HAVE_CUDA
-#include "core/cuda/tensor.h"
-#endif
+/* Views, and the checks before a device copies, adds or fills tensors of any dtype and strides. */
+#include "core/base/device.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -36,9 +31,9 @@ const char *fattn_dtype_name(fattn_dtype t) {
 int64_t fattn_tensor_numel(const fattn_tensor *t) {
     int64_t n = 1;
     for (int d = 0; d < t->ndim; ++d)
-        if (t->shape[d] == 0) return 0; /* before the others' product overflows */
+        if (t->shape[d] == 0) return 0; /* before the product of the others overflows */
     for (int d = 0; d < t->ndim; ++d)
-        if (__builtin_mul_overflow(n, t->shape[d], &n)) return INT64_MAX; /* no tensor has as many */
+        if (__builtin_mul_overflow(n, t->shape[d], &n)) return INT64_MAX; /* saturates */
     return n;
 }
 
@@ -68,7 +63,7 @@ fattn_tensor fattn_tensor_slice(const fattn_tensor *t, int dim, int64_t begin, i
     begin = fattni_max(0, fattni_min(begin, t->shape[dim]));
     end = fattni_max(begin, fattni_min(end, t->shape[dim]));
     v.shape[dim] = end - begin;
-    if (begin > 0 && fattn_tensor_numel(t) > 0) /* or strides mean nothing */
+    if (begin > 0 && fattn_tensor_numel(t) > 0) /* strides of empty tensors are not read */
         v.data = (char *)t->data +
                  begin * t->stride[dim] * (int64_t)fattn_dtype_size((fattn_dtype)t->dtype);
     return v;
@@ -105,7 +100,7 @@ fattn_status fattni_check_tensor(fattn_ctx *ctx, const char *name, const fattn_t
     const size_t size = fattn_dtype_size((fattn_dtype)t->dtype);
     if (!size) return fattn_ctx_fail(ctx, FATTN_E_DTYPE, "%s: unknown dtype %d", name, t->dtype);
     if (t->device != (int32_t)ctx->device || t->device_id != ctx->device_id)
-        return fattn_ctx_fail(ctx, FATTN_E_DEVICE, "%s: on device %d:%d, the context on %d:%d",
+        return fattn_ctx_fail(ctx, FATTN_E_DEVICE, "%s: is on device %d:%d, the context on %d:%d",
                               name, t->device, t->device_id, (int)ctx->device, ctx->device_id);
     int64_t count = 1, reach = 0;
     bool fits = true;
@@ -175,7 +170,7 @@ void fattn_tensor_free(fattn_ctx *ctx, fattn_tensor *t) {
 
 static bool on_host(const fattn_tensor *t) { return t->device == FATTN_CPU; }
 
-/* A copy may also read or write the host's memory. */
+/* A copy may also read or write host memory. */
 static fattn_status check_anywhere(fattn_ctx *ctx, const char *name, const fattn_tensor *t) {
     if (!t || !on_host(t)) return fattni_check_tensor(ctx, name, t);
     fattn_tensor here = *t;
@@ -186,55 +181,12 @@ static fattn_status check_anywhere(fattn_ctx *ctx, const char *name, const fattn
 
 static fattn_status check_writable(fattn_ctx *ctx, const char *name, const fattn_tensor *t) {
     FATTNI_TRY(check_anywhere(ctx, name, t));
-    const bool empty = fattn_tensor_numel(t) == 0; /* its strides mean nothing */
+    const bool empty = fattn_tensor_numel(t) == 0; /* its strides are not read */
     for (int d = 0; d < t->ndim && !empty; ++d)
         if (t->shape[d] > 1 && t->stride[d] == 0)
             return fattn_ctx_fail(ctx, FATTN_E_SHAPE,
-                                  "%s: stride[%d] is 0: several elements share one place", name, d);
+                                  "%s: stride[%d] is 0: several elements share one address", name, d);
     return FATTN_OK;
-}
-
-enum { ROWS_PER_TASK = 256 };
-
-typedef struct copy_job {
-    const fattn_tensor *dst, *src;
-    fattni_rows to, from;
-    bool add;
-} copy_job;
-
-static void copy_rows(void *arg, int64_t task, int thread) {
-    (void)thread;
-    const copy_job *job = arg;
-    const int64_t width = job->to.columns, step_to = job->to.step, step_from = job->from.step;
-    const size_t size = fattn_dtype_size((fattn_dtype)job->dst->dtype);
-    const int64_t end = fattni_min(job->to.count, (task + 1) * ROWS_PER_TASK);
-    for (int64_t row = task * ROWS_PER_TASK; row < end; ++row) {
-        const int64_t to = fattni_row(&job->to, row), from = fattni_row(&job->from, row);
-        if (job->dst->dtype == job->src->dtype && !job->add) { /* bits, not values: NaN payloads survive */
-            const char *in = (const char *)job->src->data + from * (int64_t)size;
-            char *out = (char *)job->dst->data + to * (int64_t)size;
-            if (step_to == 1 && step_from == 1) {
-                memmove(out, in, (size_t)width * size);
-                continue;
-            }
-            for (int64_t i = 0; i < width; ++i)
-                memmove(out + i * step_to * (int64_t)size, in + i * step_from * (int64_t)size,
-                        size);
-            continue;
-        }
-        if (job->add && job->dst->dtype == FATTN_F32 && job->src->dtype == FATTN_F32) {
-            float *const d = (float *)job->dst->data + to;
-            const float *const x = (const float *)job->src->data + from;
-            for (int64_t i = 0; i < width; ++i) d[i * step_to] += x[i * step_from];
-            continue;
-        }
-        for (int64_t i = 0; i < width; ++i) {
-            const int64_t at = to + i * step_to;
-            const double old = job->add ? fattni_load(job->dst->data, job->dst->dtype, at) : 0;
-            const double x = fattni_load(job->src->data, job->src->dtype, from + i * step_from);
-            fattni_store(job->dst->data, job->dst->dtype, at, job->add ? old + x : x);
-        }
-    }
 }
 
 static fattn_status check_shapes(fattn_ctx *ctx, const char *who, const fattn_tensor *dst,
@@ -247,22 +199,13 @@ static fattn_status check_shapes(fattn_ctx *ctx, const char *who, const fattn_te
                           fattni_shape_text(dst, a, sizeof a), fattni_shape_text(src, b, sizeof b));
 }
 
-void fattni_host_copy(const fattn_ctx *ctx, const fattn_tensor *dst, const fattn_tensor *src) {
-    copy_job job = {.dst = dst, .src = src, .to = fattni_rows_of(dst), .from = fattni_rows_of(src)};
-    fattni_parallel(ctx, fattni_ceil_div(job.to.count, ROWS_PER_TASK), copy_rows, &job);
-}
-
 fattn_status fattn_tensor_copy(fattn_ctx *ctx, const fattn_tensor *dst, const fattn_tensor *src) {
     if (!ctx) return FATTN_E_ARG;
     FATTNI_TRY(check_writable(ctx, "dst", dst));
     FATTNI_TRY(check_anywhere(ctx, "src", src));
     FATTNI_TRY(check_shapes(ctx, "tensor_copy", dst, src));
     if (fattn_tensor_numel(dst) == 0) return FATTN_OK;
-#ifdef FATTNI_HAVE_CUDA
-    if (!on_host(dst) || !on_host(src)) return fattni_cuda_copy(ctx, dst, src);
-#endif
-    fattni_host_copy(ctx, dst, src);
-    return FATTN_OK;
+    return ctx->ops->copy(ctx, dst, src);
 }
 
 fattn_status fattn_tensor_add(fattn_ctx *ctx, const fattn_tensor *dst, const fattn_tensor *src) {
@@ -277,32 +220,7 @@ fattn_status fattn_tensor_add(fattn_ctx *ctx, const fattn_tensor *dst, const fat
                                   n ? "src" : "dst", fattn_dtype_name((fattn_dtype)both[n]->dtype));
     FATTNI_TRY(check_shapes(ctx, "tensor_add", dst, src));
     if (fattn_tensor_numel(dst) == 0) return FATTN_OK;
-#ifdef FATTNI_HAVE_CUDA
-    if (ctx->device == FATTN_CUDA) return fattni_cuda_add(ctx, dst, src);
-#endif
-    copy_job job = {dst, src, fattni_rows_of(dst), fattni_rows_of(src), true};
-    fattni_parallel(ctx, fattni_ceil_div(job.to.count, ROWS_PER_TASK), copy_rows, &job);
-    return FATTN_OK;
-}
-
-typedef struct normal_job {
-    const fattn_tensor *dst;
-    fattni_rows to;
-    double mean, std;
-    fattn_rng rng;
-} normal_job;
-
-static void normal_rows(void *arg, int64_t task, int thread) {
-    (void)thread;
-    const normal_job *job = arg;
-    const int64_t width = job->to.columns;
-    const int64_t end = fattni_min(job->to.count, (task + 1) * ROWS_PER_TASK);
-    for (int64_t row = task * ROWS_PER_TASK; row < end; ++row) {
-        const int64_t to = fattni_row(&job->to, row);
-        for (int64_t i = 0; i < width; ++i)
-            fattni_store(job->dst->data, job->dst->dtype, to + i * job->to.step,
-                         job->mean + job->std * fattni_normal_at(&job->rng, row * width + i));
-    }
+    return ctx->ops->add(ctx, dst, src);
 }
 
 fattn_status fattn_tensor_normal(fattn_ctx *ctx, const fattn_tensor *dst, double mean, double std,
@@ -315,10 +233,5 @@ fattn_status fattn_tensor_normal(fattn_ctx *ctx, const fattn_tensor *dst, double
     if (!(isfinite(mean) && isfinite(std) && std >= 0))
         return fattn_ctx_fail(ctx, FATTN_E_ARG, "tensor_normal: mean %g, std %g", mean, std);
     if (fattn_tensor_numel(dst) == 0) return FATTN_OK;
-#ifdef FATTNI_HAVE_CUDA
-    if (!on_host(dst)) return fattni_cuda_normal(ctx, dst, mean, std, rng);
-#endif
-    normal_job job = {.dst = dst, .to = fattni_rows_of(dst), .mean = mean, .std = std, .rng = rng};
-    fattni_parallel(ctx, fattni_ceil_div(job.to.count, ROWS_PER_TASK), normal_rows, &job);
-    return FATTN_OK;
+    return ctx->ops->normal(ctx, dst, mean, std, rng);
 }

@@ -6,17 +6,17 @@
 
 #include <stdio.h>
 
-/* Up to MOST_BLOCKS neighbouring blocks of a head are one task and take in each tile of keys one
-   after the other, while it is in cache: worth most where keys lie a large power of two apart, and
-   in 16 bits, where a tile first becomes floats, an eighth of a block's time. The blocks of a head
-   that come last stay tasks of their own, so that threads end together. A block's results do not
-   depend on the task it is in. */
+/* Up to MOST_BLOCKS neighbouring blocks of a head are one task, which takes each tile of keys
+   through all of them while it is in cache. That pays most where keys lie a large power of two
+   apart, and in 16 bits, where a tile is first converted to floats, an eighth of a block's time.
+   The last blocks of a head stay tasks of their own, so that threads end at about the same time.
+   A block's results do not depend on the task it is in. */
 enum { MOST_BLOCKS = 4, LONE_PER_THREAD = 4 };
 
 typedef struct forward {
     const fattni_problem *p;
     const fattni_cpu_kernels *k;
-    fattni_fwd_layout at;
+    fattni_fwd_layout layout;
     int64_t planes, blocks; /* heads of sequences; blocks of rows in the longest sequence */
     int64_t grouped;        /* blocks of a plane whose tasks have several */
     int64_t groups, tasks;  /* tasks of a plane for those, tasks in all */
@@ -30,7 +30,7 @@ static forward plan_forward(const fattn_ctx *ctx, const fattni_problem *p) {
     f.grouped = fattni_max(f.blocks - lone, 0);
     f.groups = fattni_ceil_div(f.grouped, MOST_BLOCKS);
     f.tasks = f.planes * (f.groups + f.blocks - f.grouped);
-    f.at = fattni_fwd_lay_out(p, fattni_clamp(f.grouped, 1, MOST_BLOCKS));
+    f.layout = fattni_fwd_lay_out(p, fattni_clamp(f.grouped, 1, MOST_BLOCKS));
     return f;
 }
 
@@ -49,12 +49,12 @@ static void attend(void *arg, int64_t task, int thread) {
     const int64_t plane = task % f->planes, b = plane / p->Hq, h = plane % p->Hq;
     const fattni_range blocks = blocks_of(f, task / f->planes);
     const fattni_sequence seq = fattni_sequence_of(p, b);
-    char *const scratch = (char *)p->workspace + (size_t)thread * f->at.bytes;
+    char *const scratch = (char *)p->workspace + (size_t)thread * f->layout.bytes;
     fattni_fwd_rows r[MOST_BLOCKS];
     fattni_range seen[MOST_BLOCKS];
     int64_t count = 0;
     for (int64_t i0 = blocks.begin * f->k->rows; count < blocks.end - blocks.begin; ++count) {
-        r[count] = fattni_fwd_rows_of(p, f->k, &f->at, &seq, b, h, i0, scratch, count);
+        r[count] = fattni_fwd_rows_of(p, f->k, &f->layout, &seq, b, h, i0, scratch, count);
         if (r[count].rows <= 0) break; /* past the end of a shorter sequence */
         seen[count] = fattni_keys_of(&seq.band, i0, i0 + r[count].rows);
         fattni_fwd_load_q(&r[count]);
@@ -78,20 +78,17 @@ static void attend(void *arg, int64_t task, int thread) {
 }
 
 /* Every feature, every dtype. */
-static const char *refuses(const fattn_ctx *ctx, const fattni_problem *p) {
-    (void)ctx, (void)p;
-    return NULL;
-}
-
-static void plan(const fattn_ctx *ctx, const fattni_problem *p, fattni_kernel_plan *out) {
+static const char *plan(const fattn_ctx *ctx, const fattni_problem *p, fattni_kernel_plan *out) {
     const forward f = plan_forward(ctx, p);
-    out->workspace = (size_t)fattni_min(ctx->cpu_threads, f.tasks) * f.at.bytes;
+    out->workspace = (size_t)fattni_min(ctx->cpu_threads, f.tasks) * f.layout.bytes;
     out->deterministic = true;
     snprintf(out->name, sizeof out->name, "fattn_fwd_cpu_%s_%s", f.k->isa,
              fattn_dtype_name(p->dtype));
+    return NULL;
 }
 
-static fattn_status run(fattn_ctx *ctx, const fattni_problem *p) {
+static fattn_status run(fattn_ctx *ctx, const fattni_problem *p, const fattni_kernel_plan *plan) {
+    (void)plan;
     forward f = plan_forward(ctx, p);
     fattni_parallel(ctx, f.tasks, attend, &f);
     return FATTN_OK;
@@ -101,7 +98,6 @@ const fattni_kernel fattni_fwd_cpu = {
     .family = "fattn_fwd_cpu",
     .device = FATTN_CPU,
     .algorithms = 1u << FATTN_ALGO_AUTO | 1u << FATTN_ALGO_FLASH2,
-    .refuses = refuses,
     .plan = plan,
     .run = run,
 };

@@ -13,17 +13,18 @@
 typedef struct forward {
     const fattni_problem *p;
     const fattni_cpu_kernels *k;
-    fattni_fwd_layout at;
-    size_t max, sum, o; /* of all rows: after at.bytes */
+    fattni_fwd_layout layout;
+    size_t max, sum, o; /* of all rows: after layout.bytes */
     bool own_o;
     size_t bytes;
 } forward;
 
 static forward plan_forward(const fattn_ctx *ctx, const fattni_problem *p) {
-    forward f = {.p = p, .k = fattni_cpu_kernels_of(ctx, p->dtype), .at = fattni_fwd_lay_out(p, 1)};
+    forward f = {
+        .p = p, .k = fattni_cpu_kernels_of(ctx, p->dtype), .layout = fattni_fwd_lay_out(p, 1)};
     const size_t rows = (size_t)fattni_ceil_div(p->Sq, f.k->rows) * FATTNI_TILE_ROW_BYTES;
     f.own_o = p->o.dtype != (int32_t)f.k->dtype;
-    f.bytes = f.at.bytes;
+    f.bytes = f.layout.bytes;
     f.max = fattni_append(&f.bytes, rows);
     f.sum = fattni_append(&f.bytes, rows);
     f.o = fattni_append(&f.bytes, f.own_o ? rows * (size_t)p->Dv : 0);
@@ -32,7 +33,7 @@ static forward plan_forward(const fattn_ctx *ctx, const fattni_problem *p) {
 
 static fattni_fwd_rows block_of(const forward *f, const fattni_sequence *seq, int64_t b, int64_t h,
                                 int64_t i0, char *scratch) {
-    fattni_fwd_rows r = fattni_fwd_rows_of(f->p, f->k, &f->at, seq, b, h, i0, scratch, 0);
+    fattni_fwd_rows r = fattni_fwd_rows_of(f->p, f->k, &f->layout, seq, b, h, i0, scratch, 0);
     const size_t state = (size_t)(i0 / f->k->rows) * FATTNI_TILE_ROW_BYTES;
     r.max = scratch + f->max + state;
     r.sum = scratch + f->sum + state;
@@ -68,7 +69,7 @@ static void attend(void *arg, int64_t task, int thread) {
     }
     for (int64_t j = 0; j < seq.band.Sk; j += FATTNI_TILE_KEYS) {
         const fattni_range keys = {j, fattni_min(j + FATTNI_TILE_KEYS, seq.band.Sk)};
-        const fattni_range rows = fattni_rows_of(&seq.band, keys.begin, keys.end);
+        const fattni_range rows = fattni_band_rows(&seq.band, keys.begin, keys.end);
         if (rows.begin >= rows.end) continue;
         const fattni_fwd_rows head = block_of(f, &seq, b, h, 0, scratch);
         fattni_fwd_load_keys(&head, keys);
@@ -87,20 +88,17 @@ static void attend(void *arg, int64_t task, int thread) {
     }
 }
 
-static const char *refuses(const fattn_ctx *ctx, const fattni_problem *p) {
-    (void)ctx, (void)p;
-    return NULL;
-}
-
-static void plan(const fattn_ctx *ctx, const fattni_problem *p, fattni_kernel_plan *out) {
+static const char *plan(const fattn_ctx *ctx, const fattni_problem *p, fattni_kernel_plan *out) {
     const forward f = plan_forward(ctx, p);
     out->workspace = (size_t)fattni_min(ctx->cpu_threads, p->B * p->Hq) * f.bytes;
     out->deterministic = true;
     snprintf(out->name, sizeof out->name, "fattn_fwd_flash1_%s_%s", f.k->isa,
              fattn_dtype_name(p->dtype));
+    return NULL;
 }
 
-static fattn_status run(fattn_ctx *ctx, const fattni_problem *p) {
+static fattn_status run(fattn_ctx *ctx, const fattni_problem *p, const fattni_kernel_plan *plan) {
+    (void)plan;
     forward f = plan_forward(ctx, p);
     fattni_parallel(ctx, p->B * p->Hq, attend, &f);
     return FATTN_OK;
@@ -110,7 +108,6 @@ const fattni_kernel fattni_fwd_flash1 = {
     .family = "fattn_fwd_flash1",
     .device = FATTN_CPU,
     .algorithms = 1u << FATTN_ALGO_FLASH1,
-    .refuses = refuses,
     .plan = plan,
     .run = run,
 };

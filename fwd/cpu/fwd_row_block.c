@@ -5,34 +5,45 @@
 
 fattni_fwd_layout fattni_fwd_lay_out(const fattni_problem *p, int64_t blocks) {
     const size_t row = FATTNI_TILE_ROW_BYTES;
-    fattni_fwd_layout at = {0};
-    at.s = fattni_append(&at.bytes, FATTNI_TILE_BYTES);
-    at.decay = fattni_append(&at.bytes, row);
+    fattni_fwd_layout l = {0};
+    l.s = fattni_append(&l.bytes, FATTNI_TILE_BYTES);
+    l.decay = fattni_append(&l.bytes, row);
     const size_t bias = fattni_scores_scratch(p);
-    at.extra = fattni_append(&at.bytes, bias ? bias : p->drop_T ? FATTNI_TILE_BYTES : 0);
+    l.extra = fattni_append(&l.bytes, bias ? bias : p->drop_T ? FATTNI_TILE_BYTES : 0);
     const size_t wide = fattni_is_narrow(p) ? FATTNI_TILE_KEYS * sizeof(float) : 0;
-    at.key = fattni_append(&at.bytes, (size_t)p->D * wide);
-    at.value = fattni_append(&at.bytes, (size_t)p->Dv * wide);
-    const size_t shared = at.bytes;
-    at.q = fattni_append(&at.bytes, (size_t)p->D * row);
-    at.max = fattni_append(&at.bytes, row);
-    at.sum = fattni_append(&at.bytes, row);
-    at.o = fattni_append(&at.bytes, (size_t)p->Dv * row);
-    at.block = at.bytes - shared;
-    at.bytes = shared + (size_t)blocks * at.block;
-    return at;
+    l.key = fattni_append(&l.bytes, (size_t)p->D * wide);
+    l.value = fattni_append(&l.bytes, (size_t)p->Dv * wide);
+    const size_t shared = l.bytes;
+    l.q = fattni_append(&l.bytes, (size_t)p->D * row);
+    l.max = fattni_append(&l.bytes, row);
+    l.sum = fattni_append(&l.bytes, row);
+    l.o = fattni_append(&l.bytes, (size_t)p->Dv * row);
+    l.block = l.bytes - shared;
+    l.bytes = shared + (size_t)blocks * l.block;
+    return l;
 }
 
 fattni_fwd_rows fattni_fwd_rows_of(const fattni_problem *p, const fattni_cpu_kernels *k,
-                                   const fattni_fwd_layout *at, const fattni_sequence *seq,
+                                   const fattni_fwd_layout *layout, const fattni_sequence *seq,
                                    int64_t b, int64_t h, int64_t i0, char *scratch, int64_t n) {
-    char *const block = scratch + (size_t)n * at->block;
+    char *const block = scratch + (size_t)n * layout->block;
     return (fattni_fwd_rows){
-        .p = p, .k = k, .seq = seq, .b = b, .h = h, .i0 = i0,
+        .p = p,
+        .k = k,
+        .seq = seq,
+        .b = b,
+        .h = h,
+        .i0 = i0,
         .rows = fattni_min(k->rows, seq->band.Sq - i0),
-        .s = scratch + at->s, .decay = scratch + at->decay, .extra = scratch + at->extra,
-        .key = scratch + at->key, .value = scratch + at->value,
-        .q = block + at->q, .o = block + at->o, .max = block + at->max, .sum = block + at->sum,
+        .s = scratch + layout->s,
+        .decay = scratch + layout->decay,
+        .extra = scratch + layout->extra,
+        .key = scratch + layout->key,
+        .value = scratch + layout->value,
+        .q = block + layout->q,
+        .o = block + layout->o,
+        .max = block + layout->max,
+        .sum = block + layout->sum,
     };
 }
 
@@ -45,11 +56,13 @@ void fattni_fwd_load_q(const fattni_fwd_rows *r) {
     r->k->pack(r->rows, r->p->D, (fattn_dtype)q->dtype, rows_at(r, q), q->s[2], NULL, r->q);
 }
 
-/* What row i starts from: a sink, and L over the keys of an earlier call; -inf: none. */
+/* What the softmax of row i starts from; -inf: none. */
 typedef struct start {
-    double sink, before, most; /* the larger of both */
-    double max;                /* that, as the softmax keeps it */
-    double rest;               /* e to the power of what rounding took away */
+    double sink;   /* a logit without a value */
+    double before; /* L over the keys of an earlier call */
+    double larger; /* of both */
+    double max;    /* the same in the softmax's units, rounded */
+    double rest;   /* exp of what the rounding took away */
 } start;
 
 static start start_of(const fattni_fwd_rows *r, int64_t i) {
@@ -59,18 +72,18 @@ static start start_of(const fattni_fwd_rows *r, int64_t i) {
     start x = {-INFINITY, -INFINITY, -INFINITY, -INFINITY, .rest = 1};
     if (p->sink.present) x.sink = fattni_get(&p->sink, r->h, 0, 0, 0);
     if (merge) x.before = fattni_get(&p->lse, r->seq->batch, r->h, row, 0);
-    x.most = x.sink > x.before ? x.sink : x.before; /* before, when that is NaN */
-    if (x.most == -INFINITY) return x;
-    const fattni_logit most = fattni_logit_of(p, r->k, x.most);
-    x.max = most.score;
-    x.rest = exp(most.rest);
+    x.larger = x.sink > x.before ? x.sink : x.before; /* before, when that is NaN */
+    if (x.larger == -INFINITY) return x;
+    const fattni_logit logit = fattni_logit_of(p, r->k, x.larger);
+    x.max = logit.score;
+    x.rest = exp(logit.rest);
     return x;
 }
 
-/* exp(part - most): never inf - inf. */
-static double weight(double part, double most) {
+/* exp(part - larger): never inf - inf. */
+static double weight(double part, double larger) {
     if (part == -INFINITY) return 0;
-    return part == most ? 1 : exp(part - most);
+    return part == larger ? 1 : exp(part - larger);
 }
 
 static bool starts_from_nothing(const fattni_problem *p) {
@@ -80,7 +93,7 @@ static bool starts_from_nothing(const fattni_problem *p) {
 void fattni_fwd_start(const fattni_fwd_rows *r) {
     const fattni_problem *const p = r->p;
     const fattn_dtype type = r->k->dtype;
-    void *const kept = r->decay; /* the weight of o as it stands */
+    void *const kept = r->decay; /* the weight of the o that is there */
     if (starts_from_nothing(p)) {
         for (int64_t i = 0; i < r->k->rows; ++i) fattni_store(r->max, type, i, -INFINITY);
         memset(r->sum, 0, FATTNI_TILE_ROW_BYTES);
@@ -89,9 +102,9 @@ void fattni_fwd_start(const fattni_fwd_rows *r) {
     }
     for (int64_t i = 0; i < r->k->rows; ++i) {
         const start x = start_of(r, i);
-        const double old = weight(x.before, x.most), sink = weight(x.sink, x.most);
+        const double old = weight(x.before, x.larger), sink = weight(x.sink, x.larger);
         fattni_store(r->max, type, i, x.max);
-        fattni_store(r->sum, type, i, x.most == INFINITY ? 1 : x.rest * (old + sink));
+        fattni_store(r->sum, type, i, x.larger == INFINITY ? 1 : x.rest * (old + sink));
         fattni_store(kept, type, i, x.rest * old);
     }
     if (p->flags & FATTN_MERGE)
@@ -108,8 +121,8 @@ void fattni_fwd_load_keys(const fattni_fwd_rows *r, fattni_range keys) {
 void fattni_fwd_tile(const fattni_fwd_rows *r, int64_t first, fattni_range keys) {
     const fattni_problem *const p = r->p;
     const int64_t j = keys.begin, skip = j - first;
-    fattni_place at =
-        fattni_place_of(p, r->k, r->seq, r->b, r->h, r->i0, r->rows, j, keys.end - j);
+    fattni_score_tile at =
+        fattni_score_tile_of(p, r->k, r->seq, r->b, r->h, r->i0, r->rows, j, keys.end - j);
     if (fattni_is_narrow(p)) {
         at.key = (const float *)r->key + skip * p->D, at.key_stride = p->D;
         at.value = (const float *)r->value + skip * p->Dv, at.value_stride = p->Dv;
@@ -134,8 +147,8 @@ void fattni_fwd_finish(const fattni_fwd_rows *r) {
         double scale = sum == 0 ? 0 : 1 / sum;
         if (!fresh && sum != 0) {
             const start x = start_of(r, i);
-            if (max == x.max) L = x.most + log(sum / x.rest); /* exactly a sink of 1e38 */
-            if (x.most == INFINITY) L = INFINITY, scale = 0;
+            if (max == x.max) L = x.larger + log(sum / x.rest); /* exactly a sink of 1e38 */
+            if (x.larger == INFINITY) L = INFINITY, scale = 0;
         }
         fattni_store(inverse, type, i, scale);
         fattni_set(&p->lse, r->seq->batch, r->h, r->seq->q0 + r->i0 + i, 0, L);

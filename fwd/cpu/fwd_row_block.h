@@ -7,7 +7,7 @@
 
 /* Offsets in bytes from a thread's scratch. [..][row] arrays hold one block of rows. */
 typedef struct fattni_fwd_layout {
-    size_t s, decay;       /* S^T [keys], what it makes of the sum before */
+    size_t s, decay;       /* S^T [keys]; the factor of the sums so far (tile.h, softmax) */
     size_t extra;          /* for a bias, then for a dropout mask */
     size_t key, value;     /* 16-bit inputs: [keys][D], [keys][Dv] as floats */
     size_t q, o, max, sum; /* Q^T [D], O^T [Dv], the online softmax in units of S: of block 0, */
@@ -15,7 +15,7 @@ typedef struct fattni_fwd_layout {
     size_t bytes;
 } fattni_fwd_layout;
 
-/* For so many blocks of rows that take in the same keys. */
+/* For so many blocks of rows that a task takes through the keys together. */
 fattni_fwd_layout fattni_fwd_lay_out(const fattni_problem *p, int64_t blocks);
 
 /* Rows [i0, i0 + rows) of query head h of sequence b, and where their state lies. */
@@ -30,7 +30,7 @@ typedef struct fattni_fwd_rows {
 /* The block that begins at row i0, its state in scratch as block n; rows <= 0 past the sequence's
    end. */
 fattni_fwd_rows fattni_fwd_rows_of(const fattni_problem *p, const fattni_cpu_kernels *k,
-                                   const fattni_fwd_layout *at, const fattni_sequence *seq,
+                                   const fattni_fwd_layout *layout, const fattni_sequence *seq,
                                    int64_t b, int64_t h, int64_t i0, char *scratch, int64_t n);
 
 /* Before the first key: max = -inf, sum = 0. A sink is a key without value that was there first;
@@ -39,7 +39,8 @@ void fattni_fwd_start(const fattni_fwd_rows *r);
 /* Of 16-bit inputs, these keys and values, at most FATTNI_TILE_KEYS, become floats for the tiles of
    all blocks to come. */
 void fattni_fwd_load_keys(const fattni_fwd_rows *r, fattni_range keys);
-/* Takes in the keys, of those loaded from key `first` on. Wants Q^T, O^T, max and sum. */
+/* One step of the online softmax, over keys among those that were loaded, from key `first` on.
+   Reads Q^T, updates O^T, max and sum. */
 void fattni_fwd_tile(const fattni_fwd_rows *r, int64_t first, fattni_range keys);
 /* o = O^T / sum, lse = max + log sum; a row that saw nothing gives 0 and -inf. */
 void fattni_fwd_finish(const fattni_fwd_rows *r);

@@ -16,22 +16,26 @@ float fattni_softmax_f32(const float *s, int64_t n, float sink, float *P);
 /* The online softmax (Milakov and Gimelshein 2018) reads the row once. After any part of it, m is
    the maximum and l = sum exp(s_j - m); nothing yet: m = -inf, l = 0. FlashAttention is this, with
    the sum of P V rescaled along with l. */
-typedef struct fattni_softmax_f64_state { double m, l; } fattni_softmax_f64_state;
-typedef struct fattni_softmax_f32_state { float m, l; } fattni_softmax_f32_state;
+typedef struct fattni_softmax_state_f64 {
+    double m, l;
+} fattni_softmax_state_f64;
+typedef struct fattni_softmax_state_f32 {
+    float m, l;
+} fattni_softmax_state_f32;
 
-fattni_softmax_f64_state fattni_softmax_f64_start(void);
-fattni_softmax_f64_state fattni_softmax_f64_add(fattni_softmax_f64_state x, const double *s,
+fattni_softmax_state_f64 fattni_softmax_start_f64(void);
+fattni_softmax_state_f64 fattni_softmax_add_f64(fattni_softmax_state_f64 x, const double *s,
                                                 int64_t n);
 /* The state of two disjoint parts of a row together. */
-fattni_softmax_f64_state fattni_softmax_f64_merge(fattni_softmax_f64_state x,
-                                                  fattni_softmax_f64_state y);
-double fattni_softmax_f64_lse(fattni_softmax_f64_state x); /* L of what it has seen */
+fattni_softmax_state_f64 fattni_softmax_merge_f64(fattni_softmax_state_f64 x,
+                                                  fattni_softmax_state_f64 y);
+double fattni_softmax_lse_f64(fattni_softmax_state_f64 x); /* L of what it has seen */
 
-fattni_softmax_f32_state fattni_softmax_f32_start(void);
-fattni_softmax_f32_state fattni_softmax_f32_add(fattni_softmax_f32_state x, const float *s,
+fattni_softmax_state_f32 fattni_softmax_start_f32(void);
+fattni_softmax_state_f32 fattni_softmax_add_f32(fattni_softmax_state_f32 x, const float *s,
                                                 int64_t n);
-fattni_softmax_f32_state fattni_softmax_f32_merge(fattni_softmax_f32_state x,
-                                                  fattni_softmax_f32_state y);
-float fattni_softmax_f32_lse(fattni_softmax_f32_state x);
+fattni_softmax_state_f32 fattni_softmax_merge_f32(fattni_softmax_state_f32 x,
+                                                  fattni_softmax_state_f32 y);
+float fattni_softmax_lse_f32(fattni_softmax_state_f32 x);
 
 #endif

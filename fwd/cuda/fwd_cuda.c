@@ -1,46 +1,128 @@
-/* The CUDA row of the forward table: picks an instance of fwd_kernels.def and launches it. */
-#include "core/cuda/sm90.h"
+/* The CUDA row of the forward table: chooses a kernel of fwd_kernels.def, fills its arguments and launches it. */
+#include "fwd/cuda/fwd_cuda.h"
+
 #include "core/attention/kernel.h"
+#include "core/cuda/device.h"
+#include "core/cuda/sm90.h"
 
 #include <string.h>
 
+/* ---- the choice ---- */
+
+/* The properties of a call that kernels are chosen by. */
+typedef struct traits {
+    int variant;
+    bool sm90;   /* the Hopper kernels support it */
+    bool maps_o; /* O has a tensor map */
+} traits;
+
+/* o is stored with 16-byte accesses, unless it is F32; positions must be multiples of dropout's 16 x 16 blocks; beyond
+   head_dim 128 there are no registers left for a bias. */
+static bool sm90_supports(const fattni_problem *p) {
+    if (p->drop_T && ((p->q_pos0 | p->k_pos0) & 15)) return false;
+    if (p->bias.present && fattni_max(p->D, p->Dv) > 128) return false;
+    return fattni_sm90_maps_inputs(p) && (p->o.dtype == FATTN_F32 || fattni_cuda_vector(&p->o, p->Dv));
+}
+
+static traits traits_of(const fattn_ctx *ctx, const fattni_problem *p) {
+    return (traits){.variant = fattni_cuda_variant_of(p, p->flags & FATTN_MERGE),
+                    .sm90 = ctx->gpu.arch == 90 && sm90_supports(p),
+                    .maps_o = p->o.dtype == (int32_t)p->dtype && fattni_sm90_maps(&p->o, p->Dv)};
+}
+
+static int64_t blocks_of(const fattni_problem *p, const fattni_cuda_kernel *k) { return fattni_ceil_div(p->Sq, k->BM); }
+
+static bool matches(const fattni_cuda_kernel *k, const fattni_problem *p, const traits *t) {
+    const bool plain = k->variant == FATTNI_VARIANT_FULL || k->variant == FATTNI_VARIANT_CAUSAL;
+    if (k->arch == 90 && !t->maps_o && ((plain && k->D <= 128) || k->variant == FATTNI_VARIANT_SHORT))
+        return false; /* these store O only by its tensor map; the banded ones do not need it */
+    switch (k->variant) {
+    case FATTNI_VARIANT_SHORT: return t->variant == FATTNI_VARIANT_CAUSAL && p->Sq <= FATTNI_SHORT_ROWS;
+    case FATTNI_VARIANT_BANDED: return t->variant != FATTNI_VARIANT_GENERAL;
+    case FATTNI_VARIANT_GENERAL: return true;
+    default: return k->variant == t->variant;
+    }
+}
+
+const fattni_cuda_kernel *fattni_fwd_cuda_choose(const fattn_ctx *ctx, const fattni_problem *p) {
+    const traits t = traits_of(ctx, p);
+    for (const fattni_cuda_kernel *const *k = fattni_fwd_cuda_kernels; *k; ++k) {
+        if ((*k)->arch == 90 && !(t.sm90 && fattni_sm90_counts(blocks_of(p, *k), p->Hq * p->B))) continue;
+        if (fattni_cuda_can_run(*k, ctx, p) && matches(*k, p, &t)) return *k;
+    }
+    return NULL;
+}
+
 static int64_t grid_of(const fattn_ctx *ctx, const fattni_problem *p, const fattni_cuda_kernel *k) {
-    const int64_t tiles = fattni_ceil_div(p->Sq, k->BM) * p->Hq * p->B;
+    const int64_t tiles = blocks_of(p, k) * p->Hq * p->B;
     return k->arch == 90 ? fattni_min(tiles, ctx->gpu.sms) : tiles;
 }
 
-static const char *refuses(const fattn_ctx *ctx, const fattni_problem *p) {
-    const char *reason = fattni_cuda_refuses(p);
+static const char *plan(const fattn_ctx *ctx, const fattni_problem *p, fattni_kernel_plan *out) {
+    const char *const reason = fattni_cuda_why_unsupported(p);
     if (reason) return reason;
-    const fattni_cuda_kernel *const k = fattni_cuda_find(ctx, p);
+    const fattni_cuda_kernel *const k = fattni_fwd_cuda_choose(ctx, p);
     if (!k) return "has no kernel for this dtype, head_dim and mask on this device";
-    return fattni_cuda_refuses_grid(grid_of(ctx, p, k));
-}
-
-static void plan(const fattn_ctx *ctx, const fattni_problem *p, fattni_kernel_plan *out) {
-    const fattni_cuda_kernel *k = fattni_cuda_find(ctx, p);
+    out->choice[0] = k;
     out->deterministic = true;
-    /* The tile counter of the persistent kernels; whether one runs may hang on an address. */
+    /* The tile counter of the persistent kernels, always planned: which kernel runs may depend on addresses. */
     if (ctx->gpu.arch == 90) out->workspace = FATTNI_ALIGN;
     strncpy(out->name, k->name, sizeof out->name - 1);
+    return fattni_cuda_why_grid_unsupported(grid_of(ctx, p, k));
 }
 
-static fattn_status run_persistent(fattn_ctx *ctx, const fattni_problem *p,
-                                   const fattni_cuda_kernel *k) {
-    fattni_sm90_args a;
-    FATTNI_TRY(fattni_sm90_args_of(ctx, p, k, &a));
-    a.next_tile = p->workspace;
-    if (k->mask != FATTNI_MASK_FULL)
-        FATTNI_TRY(fattni_cuda_zero(ctx, a.next_tile, sizeof *a.next_tile));
-    return fattni_cuda_start(ctx, k->name, k->kernel, grid_of(ctx, p, k), k->threads, k->shared, &a);
+/* ---- arguments, launch ---- */
+
+static fattn_status make_maps(fattn_ctx *ctx, const fattni_problem *p, const fattni_cuda_kernel *k,
+                              fattni_fwd_sm90_args *x) {
+    const int q_rows = FATTNI_FWD_SM90_Q_ROWS(k->D, k->BM);
+    FATTNI_TRY(fattni_sm90_map(ctx, &p->q, p->dtype, p->D, q_rows, &x->q, &x->q_step));
+    FATTNI_TRY(fattni_sm90_map(ctx, &p->k, p->dtype, p->D, k->BN, &x->k, &x->k_step));
+    FATTNI_TRY(fattni_sm90_map(ctx, &p->v, p->dtype, p->Dv, k->BN, &x->v, &x->v_step));
+    return x->o_by_tma ? fattni_sm90_map(ctx, &p->o, p->dtype, p->Dv, 16, &x->o, &x->o_step) : FATTN_OK;
 }
 
-static fattn_status run(fattn_ctx *ctx, const fattni_problem *p) {
-    const fattni_cuda_kernel *k = fattni_cuda_find(ctx, p);
-    if (k->arch == 90) return run_persistent(ctx, p, k);
-    const fattni_cuda_args a = fattni_cuda_args_of(p);
-    return fattni_cuda_start(ctx, k->name, k->kernel, grid_of(ctx, p, k), k->threads, k->shared, &a);
+/* The query heads of n K/V heads, n a power of two, whose K and V fit five eighths of L2. */
+static int64_t head_group_of(const fattn_ctx *ctx, const fattni_problem *p) {
+    const int64_t bytes = p->Sk * 2 * (p->D + p->Dv), fit = (int64_t)ctx->gpu.l2_bytes * 5 / 8 / fattni_max(bytes, 1);
+    int64_t n = 1;
+    while (2 * n <= fit) n *= 2;
+    return n * p->group;
+}
+
+fattn_status fattni_fwd_sm90_args_of(fattn_ctx *ctx, const fattni_problem *p, const fattni_cuda_kernel *k,
+                                     fattni_fwd_sm90_args *out) {
+    bool entered;
+    *out = (fattni_fwd_sm90_args){.a = fattni_cuda_args_of(p),
+                                  .o_by_tma = p->o.dtype == (int32_t)p->dtype && fattni_sm90_maps(&p->o, p->Dv)};
+    out->scale_log2 = out->a.scale * 1.4426950408889634f;
+    out->schedule = fattni_sm90_schedule_of(blocks_of(p, k), p->Hq * p->B, head_group_of(ctx, p));
+    out->schedule.next_tile = p->workspace;
+    FATTNI_TRY(fattni_cuda_enter(ctx, &entered)); /* encoding a tensor map needs a current context */
+    const fattn_status s = make_maps(ctx, p, k, out);
+    fattni_cuda_leave(ctx, entered);
+    return s;
+}
+
+static fattn_status run_sm90(fattn_ctx *ctx, const fattni_problem *p, const fattni_cuda_kernel *k) {
+    fattni_fwd_sm90_args x;
+    FATTNI_TRY(fattni_fwd_sm90_args_of(ctx, p, k, &x));
+    if (k->variant != FATTNI_VARIANT_FULL)
+        FATTNI_TRY(fattni_cuda_zero(ctx, x.schedule.next_tile, sizeof *x.schedule.next_tile));
+    return fattni_cuda_launch(ctx, k, grid_of(ctx, p, k), &x, sizeof x);
+}
+
+static fattn_status run(fattn_ctx *ctx, const fattni_problem *p, const fattni_kernel_plan *plan) {
+    const fattni_cuda_kernel *const k = plan->choice[0];
+    if (k->arch == 90) return run_sm90(ctx, p, k);
+    const fattni_attention_args a = fattni_cuda_args_of(p);
+    return fattni_cuda_launch(ctx, k, grid_of(ctx, p, k), &a, sizeof a);
 }
 
 const fattni_kernel fattni_fwd_cuda = {
-    "fattn_fwd", FATTN_CUDA, 1u << FATTN_ALGO_AUTO | 1u << FATTN_ALGO_FLASH2, refuses, plan, run};
+    .family = "fattn_fwd",
+    .device = FATTN_CUDA,
+    .algorithms = 1u << FATTN_ALGO_AUTO | 1u << FATTN_ALGO_FLASH2,
+    .plan = plan,
+    .run = run,
+};

@@ -1,9 +1,8 @@
-/* Forward in FlashAttention-1's order (Dao et al. 2022, algorithm 1), to be compared: one block per
-   (sequence, head); the outer loop runs over tiles of keys, the inner one over rows, so that O, max
-   and sum go to memory and back once per tile. A warp has a row, a lane a key of the tile (for Q
-   K^T) or columns of O (for P V).
+/* Forward in FlashAttention-1's order (Dao et al. 2022, algorithm 1), for comparison: one CTA per (sequence, head); the
+   outer loop runs over tiles of keys, the inner one over rows, so O, max and sum are read from and written to global
+   memory once per tile. A warp takes a row; a lane a key of the tile (Q K^T) or columns of O (P V).
 
-   Shared memory: K tile [keys][D+1], V tile [keys][Dv], one row of Q per warp [D]. */
+   Dynamic shared memory, sized by the host: K tile [keys][D+1], V tile [keys][Dv], one row of Q per warp [D]. */
 #include "fwd/cuda/fwd_flash1_cuda.h"
 
 #include "core/device/any_dtype.cuh"

@@ -1,5 +1,5 @@
-/* FATTN_ALGO_FLASH1, forward on the device; fwd_flash1.cu says how. Its backward is that of the
-   others: already the first paper's runs over column blocks. */
+/* FATTN_ALGO_FLASH1, forward on the device (kernel: fwd_flash1.cu). Its backward is that of FLASH2: the
+   first paper's loops over column blocks, too. */
 #include "fwd/cuda/fwd_flash1_cuda.h"
 
 #include "core/cuda/device.h"
@@ -9,7 +9,7 @@
 extern void fattn_fwd_flash1_f32(fattni_flash1_args);
 extern void fattn_fwd_flash1_f64(fattni_flash1_args);
 
-/* A tile has a key per lane, or as many as fit beside each other in what every device has. */
+/* A tile has one key per lane, or fewer if they do not fit the 48 KiB of shared memory of every device. */
 enum { THREADS = 256, SHARED = 48 << 10, MOST_KEYS = 32 };
 
 typedef struct layout {
@@ -29,19 +29,18 @@ static layout layout_of(const fattni_problem *p) {
     return l;
 }
 
-static const char *refuses(const fattn_ctx *ctx, const fattni_problem *p) {
-    (void)ctx;
-    return fattni_cuda_refuses(p);
-}
-
-static void plan(const fattn_ctx *ctx, const fattni_problem *p, fattni_kernel_plan *out) {
+static const char *plan(const fattn_ctx *ctx, const fattni_problem *p, fattni_kernel_plan *out) {
+    const char *const reason = fattni_cuda_why_unsupported(p);
+    if (reason) return reason;
     (void)ctx;
     out->workspace = layout_of(p).bytes;
     out->deterministic = true;
     snprintf(out->name, sizeof out->name, "fattn_fwd_flash1_cuda_%s", fattn_dtype_name(p->dtype));
+    return NULL;
 }
 
-static fattn_status run(fattn_ctx *ctx, const fattni_problem *p) {
+static fattn_status run(fattn_ctx *ctx, const fattni_problem *p, const fattni_kernel_plan *plan) {
+    (void)plan;
     const layout l = layout_of(p);
     char *const w = p->workspace;
     const fattni_flash1_args f = {.x = fattni_standard_args_of(p),
@@ -61,7 +60,6 @@ const fattni_kernel fattni_fwd_flash1_cuda = {
     .family = "fattn_fwd_flash1_cuda",
     .device = FATTN_CUDA,
     .algorithms = 1u << FATTN_ALGO_FLASH1,
-    .refuses = refuses,
     .plan = plan,
     .run = run,
 };

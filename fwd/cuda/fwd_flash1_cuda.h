@@ -1,4 +1,4 @@
-/* What FlashAttention-1's forward on the device is told. */
+/* Arguments of FlashAttention-1's forward kernel. */
 #ifndef FATTNI_FWD_CUDA_FWD_FLASH1_CUDA_H
 #define FATTNI_FWD_CUDA_FWD_FLASH1_CUDA_H
 

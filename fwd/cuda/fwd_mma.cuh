@@ -1,52 +1,65 @@
 /* Forward attention in F64, and in F32 rounded to TF32, on tensor cores: one CTA per row block,
    FlashAttention-2's order, every feature.
 
-   S = scale Q K^T, P = exp(S - m), O = P V / l, L = m + ln l, online, key blocks right to left.
+   S = scale Q K^T, P = exp(S - m), O = P V / l, L = m + ln l, with an online softmax, key blocks from right to left.
 
    Tensors     q, o [b,h,i,d], k, v [b,g,j,d], lse [b,h,i]; any strides, d contiguous.
-   Threads     WARPS warps, each with ROW_TILES times 16 rows and all keys; P stays in registers.
-               Where O is too wide for that, SPLIT = 2 mates share 16 rows: each has half of the
-               columns of O and half of the depth of S; they add up S, each keeps eight rows for
-               the softmax, and they exchange P. All of it goes from lane to same lane.
-   Shared      Q [BM][D], K, V [BN][D], swizzled (core/device/mma_tile.cuh); what mates exchange.
-   Loads       cp.async: V(n) flies under Q K^T, K(n-1) under softmax and P V.
-   Rounding    TF32: Q, K, V as they arrive, P before P V; sums, softmax and O are F32.
+   Threads     WARPS warps, each with ROW_TILES times 16 rows and all keys; P stays in registers. Where O is too wide
+               for that, SPLIT = 2 partner warps share 16 rows: each computes half of the columns of O, and sums S over
+               half of head_dim. They add up S, each does the softmax of eight of the rows, and they exchange P. Each
+               lane exchanges with the same lane of the partner.
+   Shared      struct shared_memory: Q, K, V, swizzled (core/device/mma_tile.cuh), and what partners exchange.
+   Loads       cp.async: the load of V(n) overlaps Q K^T, that of K(n-1) softmax and P V.
+   Rounding    TF32: Q, K, V in shared memory, P before P V; sums, softmax and O are F32.
 
-   Instances: fwd_kernels.def. */
+   Instances: fwd_kernels.def. Macros in: cmake/instance.cu.in. */
+#include "core/device/describe.cuh"
+#include "fwd/cuda/fwd_row_block.cuh"
 #include "core/device/mma_tile.cuh"
 #include "core/ptx/mbarrier.h"
 
 enum {
     SPLIT = 16 * WARPS > BM ? 16 * WARPS / BM : 1, ROW_TILES = BM * SPLIT / (16 * WARPS),
     KEY_TILES = BN / 8, GROUPS = D / SPLIT / GROUP,
-    HALVES = 2 / SPLIT, PLACES = KEY_TILES * HALVES * 2 /* of one row tile */
+    HALVES = 2 / SPLIT, ELEMENTS = KEY_TILES * HALVES * 2 /* elements of S of a thread in one row tile */
 };
+
+/* Exchange buffers: pairs of all threads, one after the other, for each key tile. sums: S; shares: P, and in one more
+   pair a number of the row. Each also serves for one number of the row at the end. */
+typedef struct shared_memory {
+    real q[BM * D], k[BN * D], v[BN * D];
+    pair sums[SPLIT > 1 ? KEY_TILES * THREADS : 0];
+    pair shares[SPLIT > 1 ? (KEY_TILES + 1) * THREADS : 0];
+} shared_memory;
+enum { SHARED_BYTES = sizeof(shared_memory) };
 static_assert(ROW_TILES * 16 * WARPS == BM * SPLIT && ROW_TILES * SPLIT <= 2, "rows");
 static_assert(BN % 8 == 0 && GROUPS * SPLIT * GROUP == D, "columns");
-static_assert(THREADS * PLACES <= BN * D, "the features' scratch is the K tile");
+static_assert(THREADS * ELEMENTS <= BN * D, "general_scores keeps S in the K tile");
 
-/* Mates are neighbouring warps; part h keeps half h of a tile's rows, those from 8 h on. */
+/* Partners are neighbouring warps; part h does the softmax of rows 8 h to 8 h + 7 of their row tile. Each pair has a
+   named barrier, from PARTNER_BARRIER on; 0 is __syncthreads. */
+enum named_barrier { PARTNER_BARRIER = 1 };
 DEVICE int part_of_warp(void) { return SPLIT > 1 ? (int)threadIdx.x / 32 % SPLIT : 0; }
 DEVICE int row_of_warp(void) { return (int)threadIdx.x / (32 * SPLIT) * 16 * ROW_TILES; }
-DEVICE void meet_mates(void) {
-    if (SPLIT > 1) named_barrier_sync(1 + (int)threadIdx.x / (32 * SPLIT), 32 * SPLIT);
+DEVICE void sync_partners(void) {
+    if (SPLIT > 1) named_barrier_sync(PARTNER_BARRIER + (int)threadIdx.x / (32 * SPLIT), 32 * SPLIT);
     else __syncwarp();
 }
 
-/* In the first row tile of this thread's warp. */
-DEVICE int place_row(int n) {
+/* Row and column in the block of element n of this thread's S, in the warp's first row tile. */
+DEVICE int element_row(int n) {
     const int half = SPLIT > 1 ? part_of_warp() : n / 2 % 2;
     return row_of_warp() + lane_of() / 4 + half * 8;
 }
-DEVICE int place_column(int n) {
+DEVICE int element_column(int n) {
     return n / (2 * HALVES) * 8 + lane_of() % 4 * 2 + n % 2;
 }
 
 #include "core/device/score_terms_fma.cuh"
 
-/* x[KEY_TILES][4] is this thread's part of the sums of S, [.][4] being pairs of both halves: keeps
-   its half of their total in p. room: one pair per key tile of all threads. */
-DEVICE void sum_mates(real p[PLACES], const real (*x)[4], pair *room) {
+/* p = S of this part's eight rows: x[KEY_TILES][4] of both partners added up, x[n][0..1] belonging to the upper rows,
+   x[n][2..3] to the lower ones. room: a pair per key tile of all threads. */
+DEVICE void sum_with_partner(real p[ELEMENTS], const real (*x)[4], pair *room) {
     const int upper = part_of_warp() == 0;
     pair *const mine = room + threadIdx.x, *const other = room + (threadIdx.x ^ 32);
 #pragma unroll
@@ -54,7 +67,7 @@ DEVICE void sum_mates(real p[PLACES], const real (*x)[4], pair *room) {
         const pair given = {upper ? x[n][2] : x[n][0], upper ? x[n][3] : x[n][1]};
         mine[n * THREADS] = given;
     }
-    meet_mates();
+    sync_partners();
 #pragma unroll
     for (int n = 0; n < KEY_TILES; ++n) {
         const pair got = other[n * THREADS];
@@ -63,9 +76,9 @@ DEVICE void sum_mates(real p[PLACES], const real (*x)[4], pair *room) {
     }
 }
 
-/* What each mate has of its half, both have of both afterwards: x[4] of P for each key tile, and
-   one number of the row. room: one more pair. */
-DEVICE void share_with_mate(real (*x)[4], int key_tiles, const real *p, real both[2], pair *room) {
+/* Partners exchange what they have of their eight rows: x[key_tiles][4] becomes P of all 16 rows, and both[2], from a
+   number of this part's row in both[0], that of both parts. room: as above and one pair more. */
+DEVICE void exchange_with_partner(real (*x)[4], int key_tiles, const real *p, real both[2], pair *room) {
     const int lower = part_of_warp();
     pair *const mine = room + threadIdx.x, *const other = room + (threadIdx.x ^ 32);
 #pragma unroll
@@ -74,7 +87,7 @@ DEVICE void share_with_mate(real (*x)[4], int key_tiles, const real *p, real bot
         mine[n * THREADS] = given;
     }
     mine[key_tiles * THREADS].low = both[0];
-    meet_mates();
+    sync_partners();
 #pragma unroll
     for (int n = 0; n < key_tiles; ++n) {
         const pair got = other[n * THREADS];
@@ -86,21 +99,16 @@ DEVICE void share_with_mate(real (*x)[4], int key_tiles, const real *p, real bot
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS)
-    K_NAME(const __grid_constant__ fattni_cuda_args a) {
-    extern __shared__ __align__(128) unsigned char shared[];
-    real *const q_tile = (real *)shared, *const k_tile = q_tile + BM * D,
-               *const v_tile = k_tile + BN * D;
-    pair *const sums = (pair *)(v_tile + BN * D), *const shares = sums + KEY_TILES * THREADS;
+    K_NAME(const __grid_constant__ fattni_attention_args a) {
+    extern __shared__ __align__(128) unsigned char memory[];
+    shared_memory *const smem = (shared_memory *)memory;
+    real *const q_tile = smem->q, *const k_tile = smem->k, *const v_tile = smem->v;
     const int t = lane_of() % 4, row0 = row_of_warp(), column0 = part_of_warp() * (D / SPLIT);
 
-    /* Row blocks vary fastest, the longest first. */
-    const int blocks = (a.Sq + BM - 1) / BM;
-    const int plane = (int)(blockIdx.x / (unsigned)blocks), h = plane % a.Hq, b = plane / a.Hq;
-    const int i0 = (blocks - 1 - (int)(blockIdx.x % (unsigned)blocks)) * BM;
-    const sequence s = sequence_of(&a, b);
-    if (i0 >= s.Sq) return;
-    const int rows = min(BM, s.Sq - i0);
-    const int begin = max(0, min(i0 + s.lo, s.Sk)), end = max(0, min(i0 + rows + s.hi, s.Sk));
+    row_block work;
+    if (!find_row_block(&a, BM, &work)) return;
+    const int b = work.b, h = work.h, i0 = work.i0, rows = work.rows, begin = work.begin, end = work.end;
+    const sequence s = work.s;
     const int depth = (a.D + 15) / 16 * 16;
 
     const real *const k = row_at(&a.k, &s, h / a.group, s.k0),
@@ -131,7 +139,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS)
         const int j0 = block * BN;
         cp_async_wait(0);
         round_tile(k_tile, BN);
-        __syncthreads(); /* K(n) is there, and nobody reads V(n+1) any more */
+        __syncthreads(); /* K(n) has arrived, and all warps have read V(n+1) */
         load_tile(v_tile, BN, v + (int64_t)j0 * a.v.row, a.v.row, s.Sk - j0, a.Dv, a.vector_qkv);
         cp_async_commit();
 
@@ -142,20 +150,20 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS)
 #pragma unroll
             for (int step = 0; step < 16; step += 8)
                 step_nt(x, ROW_TILES, KEY_TILES, q_tile, row0, k_tile, 0, D, at, step);
-        real p[ROW_TILES][PLACES];
+        real p[ROW_TILES][ELEMENTS];
         if (SPLIT > 1) {
-            sum_mates(p[0], x, sums);
+            sum_with_partner(p[0], x, smem->sums);
         } else {
 #pragma unroll
-            for (int n = 0; n < ROW_TILES * PLACES; ++n)
-                p[n / PLACES][n % PLACES] = x[n / 4][n % 4];
+            for (int n = 0; n < ROW_TILES * ELEMENTS; ++n)
+                p[n / ELEMENTS][n % ELEMENTS] = x[n / 4][n % 4];
         }
 #pragma unroll
         for (int r = 0; r < ROW_TILES; ++r)
 #pragma unroll
-            for (int n = 0; n < PLACES; ++n) p[r][n] = rounded_product(ARG(&a, scale), p[r][n]);
+            for (int n = 0; n < ELEMENTS; ++n) p[r][n] = rounded_product(ARG(&a, scale), p[r][n]);
         if (scores_change(&a)) {
-            __syncthreads(); /* nobody reads K(n) any more */
+            __syncthreads(); /* all warps have read K(n), whose tile is used here */
 #pragma unroll
             for (int r = 0; r < ROW_TILES; ++r)
                 general_scores(p[r], 0, k_tile, &a, &s, b, h, i0 + 16 * r, j0);
@@ -164,14 +172,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS)
 #pragma unroll
             for (int r = 0; r < ROW_TILES; ++r)
 #pragma unroll
-                for (int n = 0; n < PLACES; ++n)
-                    if (!visible(&s, i0 + 16 * r + place_row(n), j0 + place_column(n)))
+                for (int n = 0; n < ELEMENTS; ++n)
+                    if (!visible(&s, i0 + 16 * r + element_row(n), j0 + element_column(n)))
                         p[r][n] = -(real)INFINITY;
         }
 
         cp_async_wait(0);
         round_tile(v_tile, BN);
-        __syncthreads(); /* V(n) is there, and nobody reads K(n) any more */
+        __syncthreads(); /* V(n) has arrived, and all warps have read K(n) */
         if (block > first)
             load_tile(k_tile, BN, k + (int64_t)(j0 - BN) * a.k.row, a.k.row, BN, a.D, a.vector_qkv);
         cp_async_commit();
@@ -183,7 +191,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS)
             for (int half = 0; half < HALVES; ++half) {
                 real top = m[r][half];
 #pragma unroll
-                for (int n = 2 * half; n < PLACES; n += 2 * HALVES)
+                for (int n = 2 * half; n < ELEMENTS; n += 2 * HALVES)
                     top = fmax(top, fmax(p[r][n], p[r][n + 1]));
                 top = row_max(top);
                 const real base = top == -(real)INFINITY ? (real)0 : top;
@@ -191,7 +199,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS)
                 m[r][half] = top;
                 l[r][half] *= correction[r][half];
 #pragma unroll
-                for (int n = 2 * half; n < PLACES; n += 2 * HALVES)
+                for (int n = 2 * half; n < ELEMENTS; n += 2 * HALVES)
 #pragma unroll
                     for (int e = n; e < n + 2; ++e) {
                         p[r][e] = exponential(p[r][e] - base);
@@ -203,22 +211,22 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS)
             for (int r = 0; r < ROW_TILES; ++r) {
                 const uint64_t keep = kept(&a, b, h, i0 + 16 * r, j0);
 #pragma unroll
-                for (int n = 0; n < PLACES; ++n)
+                for (int n = 0; n < ELEMENTS; ++n)
                     if (!(keep >> n & 1)) p[r][n] = 0;
             }
         }
         if (SPLIT > 1) {
-            share_with_mate(x, KEY_TILES, p[0], correction[0], shares);
+            exchange_with_partner(x, KEY_TILES, p[0], correction[0], smem->shares);
         } else {
 #pragma unroll
-            for (int n = 0; n < ROW_TILES * PLACES; ++n)
-                x[n / 4][n % 4] = p[n / PLACES][n % PLACES];
+            for (int n = 0; n < ROW_TILES * ELEMENTS; ++n)
+                x[n / 4][n % 4] = p[n / ELEMENTS][n % ELEMENTS];
         }
 #pragma unroll
         for (int r = 0; r < ROW_TILES; ++r)
 #pragma unroll
             for (int half = 0; half < 2; ++half)
-                if (__any_sync(0xffffffffu, correction[r][half] != 1)) {
+                if (__any_sync(ALL_LANES, correction[r][half] != 1)) {
 #pragma unroll
                     for (int c = 0; c < GROUPS * VECTOR; ++c) {
                         o[r * GROUPS * VECTOR + c][2 * half] *= correction[r][half];
@@ -228,7 +236,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS)
         product_registers(o, ROW_TILES, GROUPS, BN, x, v_tile, D, column0);
     }
 
-    /* A row without keys gives O = 0, L = -inf. */
+    /* Row epilogue; a row without keys gives O = 0, L = -inf. */
     cp_async_wait(0);
     real top[ROW_TILES][2], sum[ROW_TILES][2], old_L[ROW_TILES][2];
 #pragma unroll
@@ -237,8 +245,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS)
         for (int half = 0; half < HALVES; ++half)
             top[r][half] = m[r][half], sum[r][half] = row_sum(l[r][half]);
         if (SPLIT > 1) {
-            share_with_mate(0, 0, 0, top[r], sums);
-            share_with_mate(0, 0, 0, sum[r], shares);
+            exchange_with_partner(0, 0, 0, top[r], smem->sums);
+            exchange_with_partner(0, 0, 0, sum[r], smem->shares);
         }
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
@@ -248,7 +256,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS)
                                  : -(real)INFINITY;
         }
     }
-    meet_mates(); /* all threads of the rows have read lse */
+    sync_partners(); /* all threads of the rows have read lse */
 #pragma unroll
     for (int r = 0; r < ROW_TILES; ++r)
 #pragma unroll
@@ -261,7 +269,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS)
 #pragma unroll
             for (int c = 0; c < GROUPS; ++c)
 #pragma unroll
-                for (int n = 0; n < 2; ++n) { /* VECTOR columns, one of each fragment */
+                for (int n = 0; n < 2; ++n) { /* VECTOR columns, one from each fragment of the group */
                     const int d0 = column0 + c * GROUP + (2 * t + n) * VECTOR;
                     vector x = columns_of(o, r * GROUPS + c, half, n);
 #pragma unroll
@@ -278,3 +286,5 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS)
                 }
         }
 }
+
+DESCRIBE_KERNEL(fattni_attention_args, SHARED_BYTES, 1);

@@ -1,6 +1,7 @@
-/* The textbook's softmax on the device: S [B Hq Sq][Sk] becomes P, L and, with dropout, keep P. One
-   block per row, three passes over it: scores and their maximum, exponentials and their sum,
-   quotients. Keys that a row does not see, and rows past the end of a sequence, get P = 0. */
+/* The softmax of materialized attention on the device: from S [B Hq Sq][Sk] P, L and, with
+   dropout, keep P. One block per row, three passes over it: scores and their maximum,
+   exponentials and their sum, quotients. Keys that a row does not see, and rows past the end of
+   a sequence, get P = 0. */
 #include "core/materialized/standard_cuda.h"
 
 #include "core/device/any_dtype.cuh"

@@ -5,73 +5,58 @@
 #include "core/cuda/device.h"
 #include "core/attention/dropout.h"
 
-#include <stdio.h>
-
-extern void fattn_fwd_standard_rows_f32(fattni_standard_args);
-extern void fattn_fwd_standard_rows_f64(fattni_standard_args);
-
-enum { ROW_THREADS = 256 };
+FATTNI_STANDARD_KERNEL(fwd_standard_rows, fattni_standard_args);
 
 /* Byte offsets in the workspace. */
 typedef struct layout {
-    size_t blas, S, dropped, q, k, v, o, kept, weight, bytes;
+    size_t blas, S, o, kept, o_scale, bytes;
+    fattni_standard_input_layout in;
 } layout;
 
 static layout layout_of(const fattni_problem *p) {
     const size_t element = fattn_dtype_size(p->dtype);
     const size_t real = fattn_dtype_size(fattni_standard_real(p));
-    const int64_t rows = p->B * p->Hq * p->Sq, keys = p->B * p->Hkv * p->Sk;
+    const int64_t rows = p->B * p->Hq * p->Sq;
     layout l = {0};
     l.blas = fattni_standard_reserve(&l.bytes, FATTNI_CUDA_BLAS_WORKSPACE, 1);
     l.S = fattni_standard_reserve(&l.bytes, element == real ? 0 : rows * p->Sk, real);
-    l.dropped = fattni_standard_reserve(&l.bytes, p->drop_T ? rows * p->Sk : 0, element);
-    l.q = fattni_standard_reserve(&l.bytes, rows * p->D, element);
-    l.k = fattni_standard_reserve(&l.bytes, keys * p->D, element);
-    l.v = fattni_standard_reserve(&l.bytes, keys * p->Dv, element);
+    l.in = fattni_standard_lay_out_inputs(p, &l.bytes);
     l.o = fattni_standard_reserve(&l.bytes, rows * p->Dv, real);
     l.kept = fattni_standard_reserve(&l.bytes, p->flags & FATTN_MERGE ? rows : 0, real);
-    l.weight = fattni_standard_reserve(&l.bytes, element == real ? 0 : rows, real);
+    l.o_scale = fattni_standard_reserve(&l.bytes, element == real ? 0 : rows, real);
     return l;
 }
 
-static void plan(const fattn_ctx *ctx, const fattni_problem *p, fattni_kernel_plan *out) {
-    (void)ctx;
-    out->workspace = layout_of(p).bytes;
-    out->saved = fattni_standard_saved(p);
-    out->deterministic = true;
-    snprintf(out->name, sizeof out->name, "fattn_fwd_standard_cuda_%s", fattn_dtype_name(p->dtype));
+static const char *plan(const fattn_ctx *ctx, const fattni_problem *p, fattni_kernel_plan *out) {
+    const char *const reason = fattni_cuda_standard_why_unsupported(ctx, p);
+    if (reason) return reason;
+    fattni_standard_plan(p, "fattn_fwd_standard_cuda", layout_of(p).bytes, out);
+    return NULL;
 }
 
-static fattn_status run(fattn_ctx *ctx, const fattni_problem *p) {
+static fattn_status run(fattn_ctx *ctx, const fattni_problem *p, const fattni_kernel_plan *plan) {
+    (void)plan;
     const layout l = layout_of(p);
     char *const w = p->workspace;
     const fattn_dtype real = fattni_standard_real(p);
-    const fattni_dense q = {&p->q, w + l.q, p->dtype, p->D, false};
-    const fattni_dense k = {&p->k, w + l.k, p->dtype, p->D, true};
-    const fattni_dense v = {&p->v, w + l.v, p->dtype, p->Dv, true};
     const fattni_dense o = {&p->o, w + l.o, real, p->Dv, false};
-    FATTNI_TRY(fattni_standard_gather(ctx, p, &q));
-    FATTNI_TRY(fattni_standard_gather(ctx, p, &k));
-    FATTNI_TRY(fattni_standard_gather(ctx, p, &v));
+    fattni_standard_inputs in;
+    FATTNI_TRY(fattni_standard_gather_inputs(ctx, p, &l.in, &in));
 
     fattni_standard_args x = fattni_standard_args_of(p);
     x.S = p->dtype == real ? p->saved : w + l.S;
+    x.dropped = in.dropped;
     if (p->drop_T) {
         const int64_t stride[4] = {p->Hq * p->Sq * p->Sk, p->Sq * p->Sk, p->Sk, 1};
         FATTNI_TRY(fattni_cuda_mask(ctx, p, x.keep, stride, p->Sq, p->Sk));
-        x.dropped = w + l.dropped;
     }
     if (p->flags & FATTN_MERGE) x.kept = w + l.kept;
-    if (p->dtype != real) x.weight = w + l.weight;
-    FATTNI_TRY(fattni_standard_rows_by_keys(ctx, p, p->D, p->scale, q.dense, k.dense, x.S,
+    if (p->dtype != real) x.o_scale = w + l.o_scale;
+    FATTNI_TRY(fattni_standard_rows_by_keys(ctx, p, p->D, p->scale, in.q.dense, in.k.dense, x.S,
                                             w + l.blas));
-    const int64_t rows = p->B * p->Hq * p->Sq;
-    if (real == FATTN_F64)
-        FATTNI_TRY(FATTNI_START(ctx, fattn_fwd_standard_rows_f64, rows, ROW_THREADS, &x));
-    else
-        FATTNI_TRY(FATTNI_START(ctx, fattn_fwd_standard_rows_f32, rows, ROW_THREADS, &x));
-    FATTNI_TRY(fattni_standard_matrix_by_keys(ctx, p, p->Dv, x.dropped ? x.dropped : x.P, v.dense,
-                                              o.dense, w + l.blas));
+    FATTNI_TRY(FATTNI_STANDARD_START(ctx, p, fwd_standard_rows, p->B * p->Hq * p->Sq, &x));
+    FATTNI_TRY(fattni_standard_matrix_by_keys(ctx, p, p->Dv, x.dropped ? x.dropped : x.P,
+                                              in.v.dense, o.dense, w + l.blas));
     return fattni_standard_scatter_o(ctx, p, &o, &x);
 }
 
@@ -79,7 +64,6 @@ const fattni_kernel fattni_fwd_standard_cuda = {
     .family = "fattn_fwd_standard_cuda",
     .device = FATTN_CUDA,
     .algorithms = 1u << FATTN_ALGO_STANDARD,
-    .refuses = fattni_cuda_standard_refuses,
     .plan = plan,
     .run = run,
 };

@@ -4,10 +4,10 @@
    P = exp(s - L), O = (keep*P) V / (1-p). FlashAttention (Dao et al. 2022), FlashAttention-2
    (Dao 2023). i' = i + q_pos0, j' = j + k_pos0, off = Sk - Sq (0 when top-left aligned).
 
-   q.k, x, t, s and dO V must be finite in F32 (F64), up to its end; a bias of -inf masks. A NaN
-   may reach rows and keys of its tile that the mask keeps from it, none past a length. F16 results
-   end at 65504; parts of a merged result are as good as their L, rounded to F32 (F64), tell them
-   apart. NUMERICS.md has precisions, ranges, NaN, what repeats, and every tolerance. */
+   q.k, x, t, s and dO V must be finite in F32 (F64), whose whole range may be used; a bias of -inf
+   masks. A NaN may reach masked rows and keys of the same tile, but none past a sequence's length.
+   F16 results are limited to 65504. A merged result weighs its parts by their L, which are rounded
+   to F32 (F64). NUMERICS.md: precisions, ranges, NaN, determinism, and every tolerance. */
 #ifndef FATTN_ATTENTION_H
 #define FATTN_ATTENTION_H
 
@@ -28,10 +28,12 @@ enum {
     FATTN_ACC_DSINK = 1u << 12
 };
 
-/* Auto is the fastest that fits. The others exist to be compared: same inputs, same results. */
+/* Auto is the fastest that supports the call. The others are for comparison: same inputs, same
+   results within rounding. */
 typedef enum fattn_algorithm {
     FATTN_ALGO_AUTO = 0,
-    FATTN_ALGO_STANDARD, /* stores P, N x N, in io.saved: the textbook and the memory baseline */
+    FATTN_ALGO_STANDARD, /* stores P, N x N, in io.saved: the unfused reference, and the baseline
+                            for memory */
     FATTN_ALGO_FLASH1,   /* FlashAttention 1 forward: outer loop over K/V blocks, O, l, m in
                             memory; parallel over B*H only */
     FATTN_ALGO_FLASH2    /* row blocks in parallel forward, column blocks backward */
@@ -59,8 +61,8 @@ typedef struct fattn_attention_params {
 
 /* Fill once: forward reads q to rng_step, backward reads all. Any strides with D contiguous:
    [B,H,S,D], a permuted [B,S,H,D], a slice of [B,S,3,H,D]. Outputs, workspace and saved must not
-   overlap inputs or each other: ARG where addresses alone prove it. NULL = absent, unless it says
-   required. All tensors lie on the context's device. */
+   overlap inputs or each other: ARG where addresses alone prove it. NULL = absent, unless marked
+   required. All tensors are on the context's device. */
 typedef struct fattn_attention_io {
     uint32_t struct_size;
     uint32_t reserved;         /* 0 */
@@ -77,39 +79,39 @@ typedef struct fattn_attention_io {
     const fattn_tensor *rng_step;                    /* I32 scalar on the device: captured graphs */
     /* backward */
     const fattn_tensor *d_o;           /* [B,Hq,Sq,Dv] q's dtype, or F32 beside 16 bits; required */
-    const fattn_tensor *d_lse;         /* [B,Hq,Sq]    as lse: gradient that reaches L itself */
+    const fattn_tensor *d_lse;         /* [B,Hq,Sq]    as lse: gradient of the loss with respect to L */
     const fattn_tensor *delta;         /* [B,Hq,Sq]    as lse: sum_d dO*O - dL, when already known */
     const fattn_tensor *dq, *dk, *dv;  /* as q, k, v; same dtype or F32; NULL = not wanted */
     const fattn_tensor *d_bias;        /* as bias, reduced over its broadcast dimensions; F32 (F64) */
     const fattn_tensor *d_sink;        /* as sink */
-    void *saved;                       /* forward to backward; nothing for flash, P for STANDARD */
+    void *saved;                       /* from forward to backward; empty for flash, P for STANDARD */
     size_t saved_bytes;
-    void *workspace;                   /* this call only; 256-byte aligned */
+    void *workspace;                   /* used during the call only; 256-byte aligned */
     size_t workspace_bytes;
 } fattn_attention_io;
 
 /* Packed: q is [1,Hq,total_q,D], b counts sequences, i and j count inside one, bias is
    [Nseq,Hq,max_seqlen_q,max_seqlen_k]. A GPU clamps lengths to max_seqlen and total; the CPU
-   refuses wrong ones with FATTN_E_ARG. Rows past the end of a sequence are not touched.
+   rejects invalid ones with FATTN_E_ARG. Rows past the end of a sequence are not touched.
 
-   Sizes. Sq + q_pos0 and Sk + k_pos0 are below 2^31-1, all heads have at most 2^48 rows. A GPU takes up to
-   2^28 rows and keys of a sequence or a packed buffer, 2^31-1 heads of all sequences and as many blocks
-   of 16 rows or more; beyond that it is FATTN_E_UNSUPPORTED. */
+   Sizes. Sq + q_pos0 and Sk + k_pos0 are below 2^31-1; all heads together have at most 2^48 rows. On a
+   GPU a sequence or a packed buffer has at most 2^28 rows and keys, and all sequences together at most
+   2^31-1 heads and 2^31-1 row blocks (of 16 rows or more); larger calls are FATTN_E_UNSUPPORTED. */
 
 typedef struct fattn_attention_plan {
     uint32_t struct_size;
     uint32_t deterministic;               /* 1 = gradients repeat bitwise */
     size_t fwd_workspace, bwd_workspace;  /* bytes: enough for every call with the same tensors
-                                             present, shapes, strides, dtypes and params, wherever
-                                             they lie; without d_o for any d_o that is allowed */
+                                             present, shapes, strides, dtypes and params, at any
+                                             addresses; a query without d_o covers every valid d_o */
     size_t saved_bytes;                   /* what io.saved must hold: 0 for flash */
     size_t lse_bytes;                     /* L */
     size_t materialized_bytes;            /* what N x N storage would take: P, and the keep mask */
     char fwd_kernel[48], bwd_kernel[48];  /* "fattn_bwd_sm90a_bf16_d128_causal" */
 } fattn_attention_plan;
 
-/* Pure: reads shapes and strides only, touches no data. d_o may be NULL here; when no gradient is
-   given, all are wanted. Errors as for _fwd and _bwd, but for workspace and saved. */
+/* Pure: reads shapes and strides only, no data. d_o may be NULL here; when no gradient tensor is
+   given, all are planned. Errors as for _fwd and _bwd, except for workspace and saved. */
 FATTN_API FATTN_CHECKED fattn_status fattn_attention_query(fattn_ctx *ctx,
                                                            const fattn_attention_params *p,
                                                            const fattn_attention_io *io,
@@ -122,13 +124,13 @@ FATTN_API FATTN_CHECKED fattn_status fattn_attention_fwd(fattn_ctx *ctx,
                                                          const fattn_attention_io *io);
 /* delta = rowsum(dO*O) - dL, dP = keep*(dO V^T)/(1-p), G = P*(dP - delta); dbias = sum G;
    dX = G*(1-(t/cap)^2), dQ = scale dX K, dK = scale dX^T Q, dV = (keep*P)^T dO/(1-p),
-   dsink = -sum exp(sink - L) delta. Reads o and lse as forward left them. */
+   dsink = -sum exp(sink - L) delta. Reads o and lse as written by forward. */
 FATTN_API FATTN_CHECKED fattn_status fattn_attention_bwd(fattn_ctx *ctx,
                                                          const fattn_attention_params *p,
                                                          const fattn_attention_io *io);
 
-/* keep[b,h,i,j], U8 [B,Hq,Sq,Sk] (packed: [Nseq,Hq,max_q,max_k]), the very bits that fwd and bwd
-   use for these params and shapes, without masks. It is N x N: for tests. */
+/* keep[b,h,i,j], U8 [B,Hq,Sq,Sk] (packed: [Nseq,Hq,max_q,max_k]): the dropout bits that fwd and bwd
+   use for these params and shapes; other masks are not applied. N x N bytes: meant for tests. */
 FATTN_API FATTN_CHECKED fattn_status fattn_dropout_mask(fattn_ctx *ctx,
                                                         const fattn_attention_params *p,
                                                         const fattn_attention_io *io,

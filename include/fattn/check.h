@@ -12,7 +12,7 @@ typedef struct fattn_report {
     int64_t checked, failed, nonfinite;     /* nonfinite: NaN or Inf on one side only, in a gradcheck
                                                on either side: also failed */
     double max_abs, max_rel, rms;           /* of got - want; max_rel relative to max(|want|, atol) */
-    double cosine;                          /* 1 - 2<a,b>/(<a,a>+<b,b>): sees scale, too */
+    double cosine;                          /* distance 1 - 2<a,b>/(<a,a>+<b,b>): depends on scale, too */
     int32_t worst_input, reserved;          /* gradcheck: which input */
     int64_t worst_at[FATTN_MAX_DIMS];
     double worst_got, worst_want;
@@ -36,15 +36,15 @@ typedef struct fattn_gradcheck_options {
     int32_t order;       /* 0 = 2: central; 4: five-point */
     double step;         /* 0 = DBL_EPSILON^(1/3), order 4: ^(1/5); times max(1,|x|), rounded so
                             that x+h is exact */
-    int64_t max_coords;  /* per input; 0 = all, else a Philox sample, at least the two ends */
-    uint64_t seed;       /* of the random cotangent that turns any output into a scalar */
+    int64_t max_coords;  /* per input; 0 = all, else a Philox sample that contains the first and last */
+    uint64_t seed;       /* of the random cotangent that is contracted with the output */
     fattn_tolerance tol; /* 0 = atol 1e-8, rtol 1e-6; F32 2^-16 both, that atol times the input's
                             largest gradient where it exceeds 1; any cosine distance */
 } fattn_gradcheck_options;
 
 /* Inputs are all F64 or all F32, on the context's device; I32 inputs are passed on and not
    differentiated. With F32 the gradients are computed in F32; differences are always taken in F64, at
-   the same points: fn must build its graph of either dtype. Returns FATTN_E_MISMATCH when a
+   the same points: fn must be able to build its graph in both dtypes. Returns FATTN_E_MISMATCH when a
    coordinate fails; the report is written either way. */
 FATTN_API FATTN_CHECKED fattn_status fattn_gradcheck(fattn_ctx *ctx, fattn_graph_fn fn, void *user,
                                                      const fattn_tensor *inputs, int n,

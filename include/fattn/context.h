@@ -1,20 +1,20 @@
-/* fattn/context.h - one device, one stream, one allocator, one error sentence.
+/* fattn/context.h - one device, one stream, one allocator, one error message.
 
-   Threads. A context and what was made with it (tapes, optimizers, tensors) belong to no thread: made by
-   one, used by others, destroyed by another, but used by one at a time; the caller sees to that, for the
-   sentence of fattn_ctx_error, too, which the next failure overwrites. Calls on different contexts run
-   at the same time. A fattn_param is the caller's: tapes of different contexts may read its value at
-   once, but add to its grad, and optimizers step, one after the other. The library keeps nothing else:
-   no state of the process, none of a thread.
-   On a GPU a context lives in the CUDA context that is current when it is made, if that is one of its
-   device, else in the device's primary one; a stream and memory that it is given must fit that. Calls
-   leave the thread's current device and CUDA context as they found them, or without any. What two
-   contexts enqueue is ordered by a stream that they share or by the caller's events, by nothing else.
-   fork. A context on the CPU, its memory and what was made with it are good in the child. But OpenMP does
-   not survive a fork by a thread that has run a team: there a call on several threads never returns
-   (GCC's libgomp). So call omp_pause_resource_all(omp_pause_hard) before fork, or fork on a thread that
-   has not computed, or compute with cpu_threads 1 in the child. Of a context on a GPU nothing may be used
-   in the child, not even fattn_ctx_destroy: CUDA forbids it. */
+   Threads. A context and the objects made with it (tapes, optimizers, tensors) are not bound to a thread,
+   but only one thread at a time may use them. The caller must ensure that, also for the error message of
+   fattn_ctx_error, which the next failure overwrites. Different contexts can be used concurrently. A
+   fattn_param belongs to the caller: tapes of different contexts may read its value concurrently, but
+   adding to its grad and optimizer steps must be serialised. The library has no other state: none of the
+   process, none of a thread.
+   On a GPU a context uses the CUDA context that is current when it is created, if that belongs to its
+   device, else the device's primary context; the stream and memory that it is given must belong to the
+   same. Calls restore the thread's current device and CUDA context. Work of two contexts is ordered only
+   by a stream that they share or by the caller's events.
+   fork. A context on the CPU, its memory and the objects made with it can be used in the child. But OpenMP
+   does not survive a fork by a thread that has run a parallel region: in the child a call on several
+   threads then never returns (GCC's libgomp). So call omp_pause_resource_all(omp_pause_hard) before fork,
+   or fork from a thread that has not computed, or compute with cpu_threads 1 in the child. A context on a
+   GPU must not be used in the child, not even by fattn_ctx_destroy: CUDA does not allow it. */
 #ifndef FATTN_CONTEXT_H
 #define FATTN_CONTEXT_H
 
@@ -24,10 +24,10 @@ typedef enum fattn_device { FATTN_CPU = 1, FATTN_CUDA = 2 } fattn_device; /* DLP
 typedef struct CUstream_st *fattn_stream; /* is cudaStream_t; no CUDA header needed */
 typedef struct fattn_ctx fattn_ctx;
 
-/* All heap memory of a context comes from here. Never called by a function that was handed a
-   workspace. `align` is a power of two; alloc returns NULL when there is no memory. Called by the
-   thread that called the library, on a GPU with the context's device current; one allocator of
-   several contexts must stand calls at the same time. So must a log function. */
+/* All heap memory of a context comes from here. A function that takes a workspace does not allocate.
+   `align` is a power of two; alloc returns NULL when there is no memory. Called by the thread that
+   called the library, on a GPU with the context's device current. An allocator or log function that
+   several contexts share must be thread-safe. */
 typedef struct fattn_allocator {
     void *(*alloc)(void *user, size_t bytes, size_t align, fattn_stream s);
     void (*free)(void *user, void *p, size_t bytes, fattn_stream s);
@@ -38,10 +38,10 @@ typedef enum fattn_log { FATTN_LOG_ERROR = 1, FATTN_LOG_WARN, FATTN_LOG_INFO } f
 typedef void (*fattn_log_fn)(void *user, fattn_log level, const char *text);
 
 enum {
-    FATTN_CTX_DETERMINISTIC = 1u << 0, /* every call on this context, as if asked for there */
-    FATTN_CTX_TUNE = 1u << 1 /* matrix products on a GPU: the first one of a shape tries what cuBLAS
-                                offers and waits for the device, later ones take the fastest; runs may
-                                differ in their roundings. Not with DETERMINISTIC */
+    FATTN_CTX_DETERMINISTIC = 1u << 0, /* as if every call on this context had FATTN_DETERMINISTIC */
+    FATTN_CTX_TUNE = 1u << 1 /* matrix products on a GPU: the first product of a shape times cuBLASLt's
+                                candidates and waits for the device, later ones use the fastest; results
+                                may differ in rounding from run to run. Not with DETERMINISTIC */
 };
 
 typedef struct fattn_ctx_options {
@@ -59,22 +59,22 @@ typedef struct fattn_ctx_options {
     void *log_user;
 } fattn_ctx_options;
 
-/* Bytes that this context holds now, the most it ever held, and the number of allocations. */
+/* Bytes allocated by this context now, their peak, and the number of allocations. */
 typedef struct fattn_mem { size_t live, peak, allocs; } fattn_mem;
 
 /* opt may be NULL: the CPU, all defaults. On failure *out is NULL. A device that this build or
-   machine lacks is FATTN_E_UNSUPPORTED; the sentence goes to opt->log, for want of a context. */
+   machine lacks is FATTN_E_UNSUPPORTED; the error message goes to opt->log, as there is no context. */
 FATTN_API FATTN_CHECKED fattn_status fattn_ctx_create(const fattn_ctx_options *opt,
                                                       fattn_ctx **out);
-/* Everything allocated through the context must be freed before. NULL is fine. */
+/* Everything allocated through the context must be freed before. NULL is allowed. */
 FATTN_API void fattn_ctx_destroy(fattn_ctx *ctx);
 FATTN_API fattn_device fattn_ctx_device(const fattn_ctx *ctx);
 FATTN_API FATTN_CHECKED fattn_status fattn_ctx_set_stream(fattn_ctx *ctx, fattn_stream s);
 /* Blocks until all enqueued work is done; reports asynchronous faults. A no-op on the CPU. */
 FATTN_API FATTN_CHECKED fattn_status fattn_ctx_sync(fattn_ctx *ctx);
-/* The sentence of the last failure, with names and numbers; "" before the first. Never NULL. */
+/* The error message of the last failure, with names and numbers; "" before the first. Never NULL. */
 FATTN_API const char *fattn_ctx_error(const fattn_ctx *ctx);
-/* For ops and companion libraries: leave a sentence (at most 511 bytes) and return s. */
+/* For ops and companion libraries: sets the error message (at most 511 bytes) and returns s. */
 FATTN_API fattn_status fattn_ctx_fail(fattn_ctx *ctx, fattn_status s, const char *format, ...)
     FATTN_PRINTF(3, 4);
 FATTN_API fattn_mem fattn_ctx_mem(const fattn_ctx *ctx);

@@ -1,10 +1,11 @@
 /* fattn/dlpack.h - DLTensor <-> fattn_tensor. Opt-in: include <dlpack/dlpack.h> (DLPack 0.6 or later)
-   yourself before this header; no other header of fattn knows it.
+   yourself before this header; no other header of fattn uses it.
 
-   Both are views. Importing borrows: call the producer's deleter when the last use of the view is
-   over. There is no context here, hence a status without a sentence: ARG (NULL), DTYPE (complex,
-   bool, lanes, sizes that fattn lacks), DEVICE (neither CPU, CUDA nor pinned host memory), SHAPE
-   (more than FATTN_MAX_DIMS dimensions, a negative one). *out is written on success only. */
+   Both are views. An imported tensor borrows its memory: call the producer's deleter after the last
+   use of the view. There is no context here, so a failure has a status but no error message: ARG
+   (NULL), DTYPE (complex, bool, lanes, sizes that fattn lacks), DEVICE (neither CPU, CUDA nor pinned
+   host memory), SHAPE (more than FATTN_MAX_DIMS dimensions, or a negative one). *out is written on
+   success only. */
 #ifndef FATTN_DLPACK_H
 #define FATTN_DLPACK_H
 

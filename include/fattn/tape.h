@@ -1,9 +1,9 @@
-/* fattn/tape.h - eager reverse-mode autograd. An op runs at once and records how to run back.
+/* fattn/tape.h - eager reverse-mode autograd. An op runs at once and records what backward needs.
 
-   Values live in the tape's arena, which grows during the first step, becomes one piece at the next
-   reset and is reused from then on: no allocation in a later step of the same shapes. Gradients of
-   intermediate variables are recycled as backward goes, unless kept. Gradients of gradients are not
-   computed. */
+   Values are in the tape's arena. It grows during the first step; the reset after it replaces its
+   chunks by one block, which later steps reuse: a step of the same shapes does not allocate. Memory of
+   gradients of intermediate variables is reused during backward, unless kept. Second derivatives are
+   not supported. */
 #ifndef FATTN_TAPE_H
 #define FATTN_TAPE_H
 
@@ -12,23 +12,23 @@
 typedef struct fattn_tape fattn_tape;
 typedef struct fattn_var { int32_t id; } fattn_var; /* index on its tape; 0 = none or failed */
 enum { FATTN_PARAM_FROZEN = 1u << 0, FATTN_PARAM_NO_DECAY = 1u << 1 };
-typedef struct fattn_param { /* lives across steps; the caller owns both tensors */
+typedef struct fattn_param { /* outlives the steps; the caller owns both tensors */
     fattn_tensor value, grad; /* row-major; grad: value's shape and dtype, or F32; the caller zeroes
-                                 it once, fattn_adamw_step after each use */
+                                 it at first, fattn_adamw_step after each use */
     const char *name;
     uint32_t flags, reserved;
 } fattn_param;
 
 FATTN_API FATTN_CHECKED fattn_status fattn_tape_create(fattn_ctx *ctx, fattn_tape **out);
-FATTN_API void fattn_tape_destroy(fattn_tape *t); /* NULL is fine */
-FATTN_API void fattn_tape_reset(fattn_tape *t);   /* forget nodes and status, keep the arena */
+FATTN_API void fattn_tape_destroy(fattn_tape *t); /* NULL is allowed */
+FATTN_API void fattn_tape_reset(fattn_tape *t);   /* clears nodes and status, keeps the memory */
 FATTN_API FATTN_CHECKED fattn_status fattn_tape_status(const fattn_tape *t); /* first failure, sticky */
-/* Adds d(scalar)/d(param) into the grad of every param in use; scalar has one element. STATE: a
-   second time on one graph, or no param wants a gradient. A failure in an op's backward leaves the
-   gradients of params partly added. */
+/* Adds d(scalar)/d(param) into the grad of every param in use; scalar has one element. STATE: called
+   twice on one graph, or scalar depends on no param that is not frozen. A failure in an op's backward
+   leaves the gradients of params partly added. */
 FATTN_API FATTN_CHECKED fattn_status fattn_tape_backward(fattn_tape *t, fattn_var scalar);
 /* Views into the arena, valid until reset. grad: after backward, of a param in use or a variable
-   that was kept; STATE otherwise. A view and its base share one gradient, with what reached either. */
+   that was kept; STATE otherwise. A view and its base share one gradient, the sum of both. */
 FATTN_API FATTN_CHECKED fattn_status fattn_tape_value(fattn_tape *t, fattn_var v,
                                                       fattn_tensor *view);
 FATTN_API FATTN_CHECKED fattn_status fattn_tape_grad(fattn_tape *t, fattn_var v,
@@ -41,8 +41,9 @@ FATTN_API fattn_var fattn_input(fattn_tape *t, const fattn_tensor *x); /* no gra
 FATTN_API fattn_var fattn_use(fattn_tape *t, fattn_param *p); /* gradient is added into p->grad */
 
 /* After a failure every op returns {0} and does nothing: check once, at backward. [..] = any
-   leading dimensions. Floating dtypes agree unless said otherwise. An id or a target out of range is
-   ARG on the CPU; a GPU, which cannot tell without waiting, makes its row or the loss NaN. */
+   leading dimensions. Floating dtypes must agree unless stated otherwise. An id or a target out of
+   range is ARG on the CPU; on a GPU, where checking would need a synchronisation, its row or the loss
+   becomes NaN. */
 FATTN_API fattn_var fattn_op_linear(fattn_tape *t, fattn_var x, fattn_var w,
                                     fattn_var bias); /* x [..,K] w [N,K] bias [N] or {0}: x w^T + b */
 FATTN_API fattn_var fattn_op_matmul(fattn_tape *t, fattn_var a, fattn_var b, int trans_a,
@@ -75,12 +76,13 @@ FATTN_API fattn_var fattn_op_cast(fattn_tape *t, fattn_var x, fattn_dtype to);
    logits [..,V], target I32 [..]; the result is a scalar, F32 (F64 for F64 logits). */
 FATTN_API fattn_var fattn_op_cross_entropy(fattn_tape *t, fattn_var logits, fattn_var target,
                                            int32_t ignore);
-/* cross_entropy(linear(x, w)): logits never exist whole; chunks of rows, loss and gradient at once. */
+/* cross_entropy(linear(x, w)) by chunks of rows, loss and gradient together: the logits are never
+   stored as a whole. */
 FATTN_API fattn_var fattn_op_linear_cross_entropy(fattn_tape *t, fattn_var x, fattn_var w,
                                                   fattn_var target, int32_t ignore);
 
-/* Your own op. The built-in ones above are defined with nothing more than this. Its functions may use
-   other tapes and look at values of this one, but not record on it, reset it, run it back or destroy
+/* User-defined ops. The built-in ops above use the same interface. The functions of an op may use
+   other tapes and read values of this one, but not record on it, reset it, run its backward or destroy
    it: STATE. */
 typedef struct fattn_op_call {
     uint32_t struct_size, reserved;
@@ -89,23 +91,23 @@ typedef struct fattn_op_call {
     const fattn_tensor *in;    /* absent optional input: ndim 0, dtype 0, data NULL */
     int32_t n_in, n_out;
     fattn_tensor *out;         /* infer fills ndim, shape, dtype; strides 0 everywhere = row-major;
-                                  data inside in[i] = a view of that input: no memory, never
-                                  written, and gradients pass through it without backward; only
-                                  views may have negative strides */
+                                  data inside in[i] = a view of that input: it gets no memory, is
+                                  not written, and its gradient is the input's, without a call of
+                                  backward; only views may have negative strides */
     const fattn_tensor *d_out; /* backward: read; out's strides; data NULL = has no gradient */
-    const fattn_tensor *d_in;  /* backward: write; in's strides; data NULL = not wanted. No two of
+    const fattn_tensor *d_in;  /* backward: write; in's strides; data NULL = not needed. No two of
                                   them overlap */
     const uint8_t *d_in_fresh; /* per input, 1: first writer, overwrite every element; 0: add */
-    void *saved;               /* infer sizes it; lives from forward to backward; 256-byte aligned */
+    void *saved;               /* sized by infer; valid from forward to backward; 256-byte aligned */
     size_t saved_bytes;
-    void *workspace;           /* infer sizes both; lives for one call; 256-byte aligned */
+    void *workspace;           /* sized by infer; valid during one call; 256-byte aligned */
     size_t fwd_workspace, bwd_workspace;
-    const uint8_t *wanted;     /* per input, from infer on, 1: backward will ask for its gradient */
+    const uint8_t *wanted;     /* per input, from infer on, 1: backward must compute its gradient */
 } fattn_op_call;
 enum {
     FATTN_OP_MAY_VIEW = 1u << 0, /* an op with a forward may also return views */
     FATTN_OP_PASS_GRAD = 1u << 1 /* out[0]'s gradient is also that of each input of its shape and dtype:
-                                    the tape passes it on, without a copy where it can, and backward
+                                    the tape passes it on, if possible without a copy, and backward
                                     gets d_in[i].data NULL for them */
 };
 typedef struct fattn_op_def {
@@ -119,7 +121,7 @@ typedef struct fattn_op_def {
     fattn_status (*backward)(fattn_op_call *c); /* NULL: gradients pass through views only */
 } fattn_op_def;
 /* Records and runs def; its name and functions must outlive the tape's graph. Outputs have
-   consecutive ids, the first is returned. in[i].id 0 = absent. At most 64 inputs and outputs. */
+   consecutive ids, the first is returned. in[i].id 0 = absent. At most 64 inputs and 64 outputs. */
 FATTN_API fattn_var fattn_op_custom(fattn_tape *t, const fattn_op_def *def, const fattn_var *in,
                                     int n_in, const void *attr);
 

@@ -1,4 +1,4 @@
-/* fattn/tensor.h - a strided view. Plain value, owns nothing, copy it freely. */
+/* fattn/tensor.h - a strided view: a plain value that owns nothing and can be copied. */
 #ifndef FATTN_TENSOR_H
 #define FATTN_TENSOR_H
 
@@ -12,19 +12,19 @@ typedef enum fattn_dtype {
 typedef struct fattn_tensor {
     void *data;                     /* first element; NULL only when the tensor has no element */
     int64_t shape[FATTN_MAX_DIMS];  /* elements, each >= 0 */
-    int64_t stride[FATTN_MAX_DIMS]; /* in elements, as in DLPack; 0 broadcasts; without an element any
-                                       will do */
+    int64_t stride[FATTN_MAX_DIMS]; /* in elements, as in DLPack; 0 broadcasts; not read when the
+                                       tensor has no element */
     int32_t ndim, dtype, device, device_id;
 } fattn_tensor;
 
-/* A place in the Philox4x32-10 sequence: same seed and stream, same numbers, on every backend. */
+/* A position in the Philox4x32-10 sequence: same seed and stream, same numbers, on every backend. */
 typedef struct fattn_rng { uint64_t seed; uint32_t stream; uint32_t reserved; } fattn_rng;
 
 FATTN_API size_t fattn_dtype_size(fattn_dtype t);      /* bytes; 0 for an unknown code */
 FATTN_API const char *fattn_dtype_name(fattn_dtype t); /* "bf16"; "?" for an unknown code */
 FATTN_API int64_t fattn_tensor_numel(const fattn_tensor *t); /* product of the shape; 1 for ndim 0;
-                                                                 INT64_MAX where it is more */
-/* Row-major over memory of the caller's. Pure; arguments are taken as they are. */
+                                                                 saturates at INT64_MAX */
+/* Row-major over the caller's memory. Pure; arguments are not checked. */
 FATTN_API fattn_tensor fattn_tensor_view(void *data, fattn_dtype t, fattn_device dev, int32_t id,
                                          int ndim, const int64_t *shape);
 /* Dimension d of the result is dimension order[d] of t. */
@@ -37,15 +37,16 @@ FATTN_API fattn_tensor fattn_tensor_slice(const fattn_tensor *t, int dim, int64_
    Errors: ARG (ndim, negative shape), DTYPE, NOMEM (also when the byte count overflows). */
 FATTN_API FATTN_CHECKED fattn_status fattn_tensor_alloc(fattn_ctx *ctx, fattn_dtype t, int ndim,
                                                         const int64_t *shape, fattn_tensor *out);
-/* Only what alloc gave, unchanged. Sets data to NULL; a tensor with data NULL is fine. */
+/* Frees a tensor of fattn_tensor_alloc, which must be unchanged. Sets data to NULL; data NULL is
+   allowed. */
 FATTN_API void fattn_tensor_free(fattn_ctx *ctx, fattn_tensor *t);
-/* dst[...] = src[...], any dtypes and strides, round to nearest even; stride 0 in dst is refused.
-   The two must not overlap unless they are the same view. On a GPU's context either may lie in the
-   host's memory (device FATTN_CPU): then the call waits until the copy is done. */
+/* dst[...] = src[...], any dtypes and strides, round to nearest even; stride 0 in dst is an error.
+   The two must not overlap unless they are the same view. With a context on a GPU either may be in host
+   memory (device FATTN_CPU): then the call waits until the copy is done. */
 FATTN_API FATTN_CHECKED fattn_status fattn_tensor_copy(fattn_ctx *ctx, const fattn_tensor *dst,
                                                        const fattn_tensor *src);
-/* dst[...] += src[...], floating dtypes, any strides, both on the context's device: what an op of your
-   own does where its gradient is not the first (d_in_fresh 0). */
+/* dst[...] += src[...], floating dtypes, any strides, both on the context's device. A user-defined op
+   needs it when d_in_fresh is 0. */
 FATTN_API FATTN_CHECKED fattn_status fattn_tensor_add(fattn_ctx *ctx, const fattn_tensor *dst,
                                                       const fattn_tensor *src);
 /* Independent normal numbers (Box-Muller over Philox), element e in row-major order from counter

@@ -7,7 +7,7 @@
 static const int thread_counts[] = {1, 2, 3, 8, 16};
 static const fattn_dtype dtypes[4] = {FATTN_F64, FATTN_F32, FATTN_F16, FATTN_BF16};
 
-/* At one thread backward goes once over (sequence, key head), at 16 by rows and by columns. */
+/* With one thread backward makes one pass over (sequence, key head), with 16 one by rows and one by columns. */
 static void check(const attention_case *c) {
     fattn_ctx *const one = attention_context(1);
     attention *const want = attention_new(one, c);
@@ -64,7 +64,7 @@ Test(determinism, flash1) {
     }
 }
 
-/* 50 runs on threads that outnumber the cores. */
+/* 50 runs with more threads than cores. */
 Test(determinism, under_load) {
     const attention_case c = {.name = "under load", .dtype = FATTN_F32, .B = 2, .Hq = 4, .Hkv = 2,
                               .Sq = 257, .Sk = 300, .D = 40, .flags = FATTN_CAUSAL};

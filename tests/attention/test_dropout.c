@@ -1,4 +1,4 @@
-/* fattn_dropout_mask shows the very bits that both passes use. */
+/* fattn_dropout_mask returns the bits that both passes use. */
 #include "attention.h"
 #include "core/tensor/philox.h"
 
@@ -29,7 +29,7 @@ static const attention_case cases[] = {
 };
 enum { CASES = sizeof cases / sizeof *cases };
 
-/* Every element, also where nothing is visible, is what one Philox block of its own says. */
+/* Every element, also masked ones, equals the result of its own Philox block. */
 Test(dropout, mask_is_philox_of_the_position) {
     fattn_ctx *const ctx = attention_context(1);
     for (int n = 0; n < CASES; ++n) {
@@ -80,8 +80,8 @@ Test(dropout, mask_goes_to_any_strides) {
     fattn_ctx_destroy(ctx);
 }
 
-/* With V = 1 and one key block after another visible, O shows the mask of forward, and with dO = 1
-   dV that of backward: V and dO are unit matrices, as wide as keys and rows are many. */
+/* With V a unit matrix, and one key block after another visible, O gives the mask of forward; with dO a unit
+   matrix dV gives that of backward. The matrices are as wide as the number of keys and rows. */
 static void check_bits(enum engine by, int32_t algorithm) {
     fattn_ctx *const ctx = attention_context(1);
     const attention_case c = {"bits", .B = 2, .Hq = 2, .Sq = 40, .Sk = 40, .D = 3, .Dv = 40,
@@ -202,7 +202,7 @@ Test(dropout, another_seed_stream_or_step_is_another_mask) {
     fattn_ctx_destroy(ctx);
 }
 
-/* p = 0 is no dropout, to the bit, whatever the seed; and the mask is all ones. */
+/* p = 0 is bitwise no dropout for any seed; and the mask is all ones. */
 Test(dropout, zero_is_none) {
     fattn_ctx *const ctx = attention_context(1);
     for (int way = 0; way < 5; ++way) {
@@ -224,7 +224,7 @@ Test(dropout, zero_is_none) {
     fattn_ctx_destroy(ctx);
 }
 
-Test(dropout, refusals) {
+Test(dropout, errors) {
     fattn_ctx *const ctx = attention_context(1);
     attention *const a = attention_new(ctx, &cases[0]);
     fattn_tensor keep;

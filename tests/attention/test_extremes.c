@@ -1,5 +1,5 @@
-/* Where other libraries broke: the oracle in double, FATTN_ALGO_STANDARD and the tiles against the
-   oracle in 128 bits, and against what must hold exactly. */
+/* Inputs on which other libraries failed: the reference in double, FATTN_ALGO_STANDARD and the tiles against
+   the reference in 128 bits, and against exact properties. */
 #include "attention.h"
 #include "core/attention/ref.h"
 
@@ -50,26 +50,26 @@ static bool all_finite(const attention *a, enum tensor_id id) {
     return true;
 }
 
-/* What this file holds against the 128-bit oracle. */
-typedef struct contender { enum engine by; fattn_dtype dtype; int32_t algorithm; } contender;
-static const contender contenders[] = {
+/* The implementations that are compared with the 128-bit reference. */
+typedef struct implementation { enum engine by; fattn_dtype dtype; int32_t algorithm; } implementation;
+static const implementation implementations[] = {
     {REFERENCE, FATTN_F64, 0},
     {LIBRARY, FATTN_F64, FATTN_ALGO_STANDARD}, {LIBRARY, FATTN_F32, FATTN_ALGO_STANDARD},
     {LIBRARY, FATTN_F64, FATTN_ALGO_AUTO}, {LIBRARY, FATTN_F32, FATTN_ALGO_AUTO},
     {LIBRARY, FATTN_F64, FATTN_ALGO_FLASH1}, {LIBRARY, FATTN_F32, FATTN_ALGO_FLASH1}};
-enum { CONTENDERS = sizeof contenders / sizeof *contenders };
+enum { IMPLEMENTATIONS = sizeof implementations / sizeof *implementations };
 
-static attention *contend(fattn_ctx *ctx, const attention_case *c, int n) {
+static attention *with_implementation(fattn_ctx *ctx, const attention_case *c, int n) {
     attention_case one = *c;
-    one.algorithm = contenders[n].algorithm;
-    one.dtype = contenders[n].dtype;
+    one.algorithm = implementations[n].algorithm;
+    one.dtype = implementations[n].dtype;
     return attention_new(ctx, &one);
 }
 
-/* Runs a and its twin in 128 bits; everything finite, everything within rounding. */
+/* Runs a and its twin in 128 bits; all results must be finite and within rounding. */
 static void check_against_quad(attention *a, int n) {
     attention *const want = attention_twin(a, FATTN_F64);
-    attention_run(a, contenders[n].by);
+    attention_run(a, implementations[n].by);
     attention_run(want, QUAD);
     for (int out = 0; out < 7; ++out)
         if (a->present[attention_outputs[out]]) {
@@ -94,13 +94,13 @@ Test(extremes, logits_far_from_zero) {
     fattn_ctx *const ctx = attention_context(1);
     for (int s = 0; s < 5; ++s)
         for (int level = 0; level < 4; ++level)
-            for (int n = 0; n < CONTENDERS; ++n) {
+            for (int n = 0; n < IMPLEMENTATIONS; ++n) {
                 char name[64];
                 snprintf(name, sizeof name, "logits %g, %lld keys", levels[level],
                          (long long)keys[s]);
                 const attention_case c = {name, .B = 1, .Hq = 2, .Hkv = 1, .Sq = 1 + 4 * (s == 0),
                                           .Sk = keys[s], .D = 8, .d_lse = true};
-                attention *const a = contend(ctx, &c, n);
+                attention *const a = with_implementation(ctx, &c, n);
                 shift_logits(a, levels[level]);
                 check_against_quad(a, n);
                 attention_free(a);
@@ -108,16 +108,16 @@ Test(extremes, logits_far_from_zero) {
     fattn_ctx_destroy(ctx);
 }
 
-/* The same beside keys that are masked, and rows that see none. */
+/* The same with masked keys, and rows that see none. */
 Test(extremes, very_negative_L_under_a_mask) {
     fattn_ctx *const ctx = attention_context(1);
-    for (int n = 0; n < CONTENDERS; ++n) {
+    for (int n = 0; n < IMPLEMENTATIONS; ++n) {
         const attention_case c = {"masked", .B = 2, .Hq = 2, .Sq = 40, .Sk = 33, .D = 4,
                                   .flags = FATTN_CAUSAL};
-        attention *const a = contend(ctx, &c, n);
+        attention *const a = with_implementation(ctx, &c, n);
         shift_logits(a, -300);
         attention *const want = attention_twin(a, FATTN_F64);
-        attention_run(a, contenders[n].by);
+        attention_run(a, implementations[n].by);
         attention_run(want, QUAD);
         cr_assert(all_finite(a, T_O) && all_finite(a, T_DQ) && all_finite(a, T_DK) &&
                   all_finite(a, T_DV));
@@ -130,11 +130,11 @@ Test(extremes, very_negative_L_under_a_mask) {
 
 Test(extremes, rows_without_keys) {
     fattn_ctx *const ctx = attention_context(1);
-    for (int n = 0; n < CONTENDERS; ++n) {
+    for (int n = 0; n < IMPLEMENTATIONS; ++n) {
         const attention_case c = {"no keys", .B = 1, .Hq = 2, .Sq = 9, .Sk = 5, .D = 3,
                                   .flags = FATTN_CAUSAL, .d_lse = true};
-        attention *const a = contend(ctx, &c, n);
-        attention_run(a, contenders[n].by);
+        attention *const a = with_implementation(ctx, &c, n);
+        attention_run(a, implementations[n].by);
         for (int64_t h = 0; h < 2; ++h)
             for (int64_t i = 0; i < 9; ++i) {
                 const int64_t row[4] = {0, h, i, 0};
@@ -151,22 +151,22 @@ Test(extremes, rows_without_keys) {
     fattn_ctx_destroy(ctx);
 }
 
-/* A row with L = -inf contributes nothing, not even the NaN that upstream makes of its L. */
+/* A row with L = -inf contributes nothing, not even if its dL is NaN. */
 Test(extremes, gradient_of_an_infinite_L_is_not_read) {
     fattn_ctx *const ctx = attention_context(1);
-    for (int n = 0; n < CONTENDERS; ++n) {
+    for (int n = 0; n < IMPLEMENTATIONS; ++n) {
         const attention_case c = {"no keys", .B = 1, .Hq = 2, .Sq = 9, .Sk = 5, .D = 3,
                                   .flags = FATTN_CAUSAL, .d_lse = true, .sink = true,
                                   .bias = BIAS | BIAS_OVER_I};
-        attention *const a = contend(ctx, &c, n), *const want = contend(ctx, &c, n);
+        attention *const a = with_implementation(ctx, &c, n), *const want = with_implementation(ctx, &c, n);
         for (int64_t row = 0; row < 2 * 9; ++row) {
             const int64_t at[3] = {0, row / 9, row % 9};
             if (row % 9 < 4) attention_set(&a->t[T_D_LSE], at, NAN);
         }
         set_all(a, T_SINK, -INFINITY);
         set_all(want, T_SINK, -INFINITY);
-        attention_run(a, contenders[n].by);
-        attention_run(want, contenders[n].by);
+        attention_run(a, implementations[n].by);
+        attention_run(want, implementations[n].by);
         attention_same_bits(a, want);
         attention_free(a);
         attention_free(want);
@@ -176,12 +176,12 @@ Test(extremes, gradient_of_an_infinite_L_is_not_read) {
 
 Test(extremes, sink_of_plus_infinity_takes_all) {
     fattn_ctx *const ctx = attention_context(1);
-    for (int n = 0; n < CONTENDERS; ++n) {
+    for (int n = 0; n < IMPLEMENTATIONS; ++n) {
         const attention_case c = {"sink", .B = 2, .Hq = 1, .Sq = 3, .Sk = 4, .D = 2, .sink = true,
                                   .d_lse = true};
-        attention *const a = contend(ctx, &c, n);
+        attention *const a = with_implementation(ctx, &c, n);
         set_all(a, T_SINK, INFINITY);
-        attention_run(a, contenders[n].by);
+        attention_run(a, implementations[n].by);
         cr_assert(all_equal(a, T_O, 0) && all_equal(a, T_LSE, INFINITY));
         cr_assert(all_equal(a, T_DQ, 0) && all_equal(a, T_DK, 0) && all_equal(a, T_DV, 0));
         double sum = 0; /* dL/dsink = 1 in each of six rows */
@@ -199,44 +199,44 @@ Test(extremes, sink_of_plus_infinity_takes_all) {
 
 Test(extremes, sinks_of_1e38_and_minus_infinity) {
     fattn_ctx *const ctx = attention_context(1);
-    for (int n = 0; n < CONTENDERS; ++n) {
+    for (int n = 0; n < IMPLEMENTATIONS; ++n) {
         attention_case c = {"sink", .B = 1, .Hq = 2, .Sq = 3, .Sk = 4, .D = 2};
-        attention *const none = contend(ctx, &c, n);
-        attention_run(none, contenders[n].by);
+        attention *const none = with_implementation(ctx, &c, n);
+        attention_run(none, implementations[n].by);
         c.sink = true;
         static const double far[] = {-INFINITY, -1e38};
         for (int s = 0; s < 2; ++s) {
-            attention *const a = contend(ctx, &c, n);
+            attention *const a = with_implementation(ctx, &c, n);
             set_all(a, T_SINK, far[s]);
-            attention_run(a, contenders[n].by);
+            attention_run(a, implementations[n].by);
             attention_same_bits(a, none);
             cr_assert(all_equal(a, T_D_SINK, 0));
             attention_free(a);
         }
-        attention *const a = contend(ctx, &c, n);
+        attention *const a = with_implementation(ctx, &c, n);
         set_all(a, T_SINK, 1e38);
-        attention_run(a, contenders[n].by);
+        attention_run(a, implementations[n].by);
         cr_assert(all_equal(a, T_O, 0) && all_equal(a, T_DQ, 0) && all_equal(a, T_DK, 0));
-        cr_assert(all_equal(a, T_LSE, contenders[n].dtype == FATTN_F32 ? (double)1e38f : 1e38));
+        cr_assert(all_equal(a, T_LSE, implementations[n].dtype == FATTN_F32 ? (double)1e38f : 1e38));
         attention_free(a);
         attention_free(none);
     }
     fattn_ctx_destroy(ctx);
 }
 
-/* Capped scores lie in -cap..cap; what bias adds after that is not capped. */
+/* Capped scores are in -cap..cap; the bias is added after that and not capped. */
 Test(extremes, bias_comes_after_softcap) {
     fattn_ctx *const ctx = attention_context(1);
-    for (int n = 0; n < CONTENDERS; ++n) {
+    for (int n = 0; n < IMPLEMENTATIONS; ++n) {
         const attention_case c = {"order", .B = 1, .Hq = 1, .Sq = 4, .Sk = 1, .D = 2, .softcap = 2,
                                   .bias = BIAS};
-        attention *const a = contend(ctx, &c, n);
+        attention *const a = with_implementation(ctx, &c, n);
         set_all(a, T_Q, 1e4);
         set_all(a, T_K, 1e4);
         set_all(a, T_BIAS, 50);
-        attention_run(a, contenders[n].by);
-        /* cap tanh(large) + bias, one key; to units of log2 and back it is rounded twice each. */
-        const double u = contenders[n].dtype == FATTN_F32 ? 0x1p-24 : 0x1p-53;
+        attention_run(a, implementations[n].by);
+        /* cap tanh(large) + bias, one key; converted to units of log2 and back, with two roundings each. */
+        const double u = implementations[n].dtype == FATTN_F32 ? 0x1p-24 : 0x1p-53;
         cr_assert(all_near(a, T_LSE, 52, 4 * 52 * u));
         cr_assert(all_equal(a, T_DQ, 0) && all_finite(a, T_D_BIAS));
         attention_free(a);
@@ -244,16 +244,16 @@ Test(extremes, bias_comes_after_softcap) {
     fattn_ctx_destroy(ctx);
 }
 
-/* A NaN that a row sees reaches its result; one past the end of the keys does not (the guards of
-   every other test hold it there). */
+/* A NaN that a row sees reaches its result; one past the end of the keys does not (all other tests have
+   NaN there). */
 Test(extremes, visible_nan_shows) {
     fattn_ctx *const ctx = attention_context(1);
-    for (int n = 0; n < CONTENDERS; ++n) {
+    for (int n = 0; n < IMPLEMENTATIONS; ++n) {
         const attention_case c = {"nan", .B = 1, .Hq = 1, .Sq = 2, .Sk = 3, .D = 2};
-        attention *const a = contend(ctx, &c, n);
+        attention *const a = with_implementation(ctx, &c, n);
         const int64_t at[4] = {0, 0, 1, 1};
         attention_set(&a->t[T_K], at, NAN);
-        attention_run(a, contenders[n].by);
+        attention_run(a, implementations[n].by);
         const int64_t row[4] = {0, 0, 0, 0};
         cr_assert(isnan(attention_get(&a->t[T_O], row)) && isnan(attention_get(&a->t[T_LSE], row)));
         cr_assert(isnan(attention_get(&a->t[T_DQ], row)));
@@ -264,7 +264,7 @@ Test(extremes, visible_nan_shows) {
 
 /* --- keys in parts ---------------------------------------------------------------------------- */
 
-/* Runs a pass on keys begin..end-1 of a: what a ring of devices does with each other's keys. */
+/* Runs a pass on keys begin..end-1 of a, as in ring attention. */
 static void run_part(attention *a, enum engine by, enum fattni_pass pass, uint32_t flags,
                      int64_t begin, int64_t end) {
     fattn_tensor part[4];
@@ -286,7 +286,7 @@ static void run_part(attention *a, enum engine by, enum fattni_pass pass, uint32
     cr_assert_eq(s, FATTN_OK, "%s", fattn_ctx_error(a->ctx));
 }
 
-/* Forward over the parts one by one, merging; then backward over each with the joint O and L. */
+/* Forward over the parts one by one, merging; then backward over each with the merged O and L. */
 static void check_parts(fattn_ctx *ctx, enum engine by, const attention_case *c,
                         const int64_t *ends, int parts) {
     attention *const whole = attention_new(ctx, c), *const split = attention_new(ctx, c);
@@ -313,8 +313,8 @@ Test(extremes, parts_merge_to_the_whole) {
         {"window", .B = 1, .Hq = 2, .Sq = 9, .Sk = 11, .D = 3, .window_left = 1,
          .flags = FATTN_CAUSAL_TOP_LEFT | FATTN_WINDOW},
     };
-    /* With causal keys the last parts are empty for the first rows, and with a window the first for
-       the last; parts without any key stand at the start, in the middle, at the end. */
+    /* With a causal mask the last parts are empty for the first rows, and with a window the first parts for
+       the last rows; parts without any key are at the start, in the middle, at the end. */
     static const int64_t ends[][5] = {{4, 11, 11, 11, 11}, {0, 3, 3, 8, 11}, {1, 2, 10, 11, 11}};
     for (size_t n = 0; n < sizeof cases / sizeof *cases; ++n)
         for (int way = 0; way < 6; ++way)
@@ -322,33 +322,33 @@ Test(extremes, parts_merge_to_the_whole) {
     fattn_ctx_destroy(ctx);
 }
 
-/* A result over no keys weighs nothing, whatever its o holds; two of them make another. */
+/* A result over no keys has weight 0, whatever its o holds; merging two of them gives another. */
 Test(extremes, merge_with_empty_results) {
     fattn_ctx *const ctx = attention_context(1);
-    for (int n = 0; n < CONTENDERS; ++n) {
+    for (int n = 0; n < IMPLEMENTATIONS; ++n) {
         attention_case c = {"merge", .B = 1, .Hq = 2, .Sq = 3, .Sk = 4, .D = 2};
-        attention *const alone = contend(ctx, &c, n);
-        attention_run(alone, contenders[n].by);
+        attention *const alone = with_implementation(ctx, &c, n);
+        attention_run(alone, implementations[n].by);
         c.flags = FATTN_MERGE;
         for (int filler = 0; filler < 2; ++filler) {
-            attention *const a = contend(ctx, &c, n);
+            attention *const a = with_implementation(ctx, &c, n);
             attention_start(a, T_LSE, -INFINITY);
             attention_start(a, T_O, filler ? NAN : 0);
-            attention_run(a, contenders[n].by);
+            attention_run(a, implementations[n].by);
             attention_same_bits(a, alone);
             attention_free(a);
         }
         c.k_pos0 = 100; /* and no key of this call is visible */
         c.flags |= FATTN_CAUSAL;
-        attention *const empty = contend(ctx, &c, n);
+        attention *const empty = with_implementation(ctx, &c, n);
         attention_start(empty, T_LSE, -INFINITY);
         attention_start(empty, T_O, NAN);
-        attention_run(empty, contenders[n].by);
+        attention_run(empty, implementations[n].by);
         cr_assert(all_equal(empty, T_O, 0) && all_equal(empty, T_LSE, -INFINITY));
         cr_assert(all_equal(empty, T_DQ, 0) && all_equal(empty, T_DV, 0));
         attention_start(empty, T_LSE, 1.5);
         attention_start(empty, T_O, 0.25);
-        attention_run(empty, contenders[n].by);
+        attention_run(empty, implementations[n].by);
         cr_assert(all_equal(empty, T_O, 0.25) && all_equal(empty, T_LSE, 1.5));
         cr_assert(all_equal(empty, T_DQ, 0) && all_equal(empty, T_DV, 0));
         attention_free(alone);
@@ -357,18 +357,18 @@ Test(extremes, merge_with_empty_results) {
     fattn_ctx_destroy(ctx);
 }
 
-/* An infinite sink in one part or the other: all mass is there, nothing is inf - inf. */
+/* An infinite sink in one part or the other takes all probability; no inf - inf occurs. */
 Test(extremes, merge_with_infinite_sinks) {
     fattn_ctx *const ctx = attention_context(1);
-    for (int n = 0; n < CONTENDERS; ++n)
+    for (int n = 0; n < IMPLEMENTATIONS; ++n)
         for (int where = 1; where < 4; ++where) { /* 1: before, 2: in this call, 3: both */
             const attention_case c = {"merge", .B = 1, .Hq = 2, .Sq = 3, .Sk = 4, .D = 2,
                                       .flags = FATTN_MERGE, .sink = true};
-            attention *const a = contend(ctx, &c, n);
+            attention *const a = with_implementation(ctx, &c, n);
             attention_start(a, T_LSE, where & 1 ? INFINITY : 0.5);
             attention_start(a, T_O, where & 1 ? 0 : 3);
             set_all(a, T_SINK, where & 2 ? INFINITY : 0.5);
-            attention_run(a, contenders[n].by);
+            attention_run(a, implementations[n].by);
             cr_assert(all_equal(a, T_LSE, INFINITY) && all_equal(a, T_O, 0), "%d", where);
             cr_assert(all_equal(a, T_DQ, 0) && all_equal(a, T_DK, 0) && all_equal(a, T_DV, 0));
             attention_free(a);
@@ -376,7 +376,7 @@ Test(extremes, merge_with_infinite_sinks) {
     fattn_ctx_destroy(ctx);
 }
 
-/* Everything at once, in double, against 128 bits. */
+/* All features together, in double, against 128 bits. */
 Test(extremes, every_feature_in_quad) {
     fattn_ctx *const ctx = attention_context(1);
     for (int n = 0; n < attention_feature_count; ++n) {

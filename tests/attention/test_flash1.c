@@ -1,4 +1,4 @@
-/* FlashAttention-1's order gives the same results; its state is what lies in memory. */
+/* FlashAttention-1's loop order gives the same results; its state is in the workspace. */
 #include "tiles.h"
 
 #include <criterion/criterion.h>
@@ -45,7 +45,7 @@ Test(flash1, workspace) {
         bytes[n] = plan.fwd_workspace;
         attention_free(a);
     }
-    /* 480 rows more, 3 heads at work, 2 floats; each part rounded up to 256 bytes */
+    /* 480 more rows, 3 heads at a time, 2 floats; each part rounded up to 256 bytes */
     const size_t more = bytes[1] - bytes[0];
     cr_assert(more > 3 * (480 * 8 - 512) && more < 3 * (480 * 8 + 512), "%zu", more);
     fattn_ctx_destroy(ctx);

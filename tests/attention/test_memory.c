@@ -1,5 +1,5 @@
-/* What attention takes: nothing from the heap, a workspace that the query knows to the byte, and
-   never anything of size Sq*Sk. The guards around all buffers are attention_run's. */
+/* Memory of attention: nothing from the heap, a workspace of exactly the size that the query returns, and
+   nothing of size Sq*Sk. attention_run has guards around all buffers. */
 #include "tiles.h"
 
 #include <criterion/criterion.h>
@@ -24,8 +24,8 @@ static const attention_case base = {.name = "memory",
                                     .D = 64,
                                     .flags = FATTN_CAUSAL};
 
-/* 64 columns or keys of 192 bytes: S^T; for each block of rows of a task Q^T and O^T. decay; max and
-   sum. A task has one block, or four when that leaves enough tasks. */
+/* 64 columns or keys of 192 bytes: S^T; for each row block of a task Q^T and O^T, decay, max and sum. A task
+   has one row block, or four when that leaves enough tasks. */
 Test(memory, forward_scratch_is_per_thread_and_independent_of_length) {
     const size_t shared = 64 * 192 + 256, block = 2 * 64 * 192 + 2 * 256;
     fattn_ctx *const two = attention_context(2), *const eight = attention_context(8);
@@ -41,7 +41,7 @@ Test(memory, forward_scratch_is_per_thread_and_independent_of_length) {
     fattn_ctx_destroy(eight);
 }
 
-/* delta, and m and log l of huge rows, are a number per row each; all else belongs to threads and does not grow
+/* delta, and m and log l of huge rows, have one number per row each; the rest is per thread and does not grow
    with the length. */
 Test(memory, backward_grows_with_rows_only) {
     fattn_ctx *const ctx = attention_context(2);
@@ -61,7 +61,7 @@ Test(memory, backward_grows_with_rows_only) {
     fattn_ctx_destroy(ctx);
 }
 
-/* Threads that could have no task have no scratch. */
+/* Threads without a task have no scratch. */
 Test(memory, no_more_scratch_than_tasks) {
     fattn_ctx *const few = attention_context(3), *const many = attention_context(16);
     attention_case c = base;
@@ -74,7 +74,7 @@ Test(memory, no_more_scratch_than_tasks) {
     fattn_ctx_destroy(many);
 }
 
-/* A gradient that nobody wants costs no scratch. */
+/* A gradient that is not requested needs no scratch. */
 Test(memory, unwanted_gradients) {
     fattn_ctx *const ctx = attention_context(1);
     attention_case c = base;
@@ -93,7 +93,7 @@ static fattn_status run(attention *a, bool backward) {
                     : fattn_attention_fwd(a->ctx, &a->params, &a->io);
 }
 
-Test(memory, a_byte_less_or_misaligned_is_refused) {
+Test(memory, a_byte_less_or_misaligned_is_rejected) {
     fattn_ctx *const ctx = attention_context(2);
     attention *const a = attention_new(ctx, &base);
     attention_run(a, LIBRARY);
@@ -113,8 +113,8 @@ Test(memory, a_byte_less_or_misaligned_is_refused) {
     fattn_ctx_destroy(ctx);
 }
 
-/* The peak of a layer, forward and backward, on the allocator's ruler: a step with N x N stored
-   holds P as well. */
+/* The peak of a layer, forward and backward, as counted by the allocator: a step with N x N stored also
+   holds P. */
 Test(memory, plan_against_materialised) {
     fattn_ctx *const ctx = attention_context(2);
     attention_case c = base;
@@ -131,7 +131,7 @@ Test(memory, plan_against_materialised) {
 
 static const fattn_dtype dtypes[4] = {FATTN_F64, FATTN_F32, FATTN_F16, FATTN_BF16};
 
-/* Sizes at which every part of a workspace is full; each feature that has a part of its own. */
+/* Sizes that use every part of a workspace completely; each feature that has its own part. */
 #define FULL .B = 1, .Hq = 2, .Hkv = 1, .Sq = 192, .Sk = 512, .D = 64
 static const attention_case full[] = {
     {"plain", FULL},
@@ -150,16 +150,16 @@ static const attention_case full[] = {
 };
 enum { FULL_COUNT = sizeof full / sizeof *full };
 
-/* The end of what a pass has written into the workspace, in bytes. */
+/* The end of the bytes of the workspace that a pass has written. */
 static size_t used(const attention *a) {
     size_t end = a->workspace.size;
     while (end > 0 && a->workspace.memory[end - 1] == a->workspace.initial[end - 1]) --end;
     return end > FATTNI_ALIGN ? end - FATTNI_ALIGN : 0;
 }
 
-/* What the query asks for is written to its last part; a pass that wrote beyond it, or beside
-   anything else, would fail in the guards that attention_run keeps. */
-Test(memory, all_that_is_asked_for_is_used) {
+/* A pass writes the last part of the workspace that the query requests; writes outside of it would fail in the
+   guards of attention_run. */
+Test(memory, the_whole_workspace_is_used) {
     fattn_ctx *const ctx = attention_context(1);
     for (int n = 0; n < 4 * FULL_COUNT; ++n)
         for (int way = 0; way < 2; ++way) {
@@ -181,12 +181,12 @@ Test(memory, all_that_is_asked_for_is_used) {
     fattn_ctx_destroy(ctx);
 }
 
-/* Room for as many threads as a context may have, and as many tasks: every algorithm's sizes stay
-   below what one thread needs, times the threads. */
+/* With the maximum of threads, and as many tasks: every algorithm's sizes are at most that of one thread times
+   the threads. */
 Test(memory, the_most_threads_do_not_wrap_sizes) {
     fattn_ctx *const one = attention_context(1), *const most = attention_context(FATTNI_MOST_THREADS);
     static double nothing[256];
-    const int64_t shape[] = {1 << 16, 16, 1 << 16, 256}; /* stride 0: nothing of it exists */
+    const int64_t shape[] = {1 << 16, 16, 1 << 16, 256}; /* stride 0: no memory behind it */
     for (int n = 0; n < 4; ++n)
         for (int32_t algorithm = FATTN_ALGO_AUTO; algorithm <= FATTN_ALGO_FLASH2; ++algorithm) {
             fattn_tensor x = fattn_tensor_view(nothing, dtypes[n], FATTN_CPU, 0, 4, shape), y, lse;
@@ -211,7 +211,7 @@ Test(memory, the_most_threads_do_not_wrap_sizes) {
     fattn_ctx_destroy(most);
 }
 
-/* Counts what the library asks for. */
+/* Counts the library's allocations. */
 typedef struct counter { size_t live, peak, calls; } counter;
 
 static void *count_alloc(void *user, size_t bytes, size_t align, fattn_stream stream) {
@@ -227,8 +227,8 @@ static void count_free(void *user, void *p, size_t bytes, fattn_stream stream) {
     free(p);
 }
 
-/* A layer as a caller has it: its tensors, then room for one pass and for the other. The allocator
-   sees the sum of the tensors, of what the query says, and nothing else. */
+/* A layer as in a caller's program: its tensors, then the workspace of one pass and of the other. The allocator
+   counts the tensors, the sizes of the query, and nothing else. */
 static void check_peak(const attention_case *given, int threads) {
     counter count = {0};
     const fattn_ctx_options o = {.struct_size = sizeof o, .cpu_threads = threads,
@@ -288,19 +288,19 @@ static void check_peak(const attention_case *given, int threads) {
     fattn_ctx_destroy(plain);
 }
 
-Test(memory, every_byte_that_passes_the_allocator) {
+Test(memory, predicted_peak_equals_the_allocators) {
     for (int n = 0; n < 4 * FULL_COUNT; ++n)
         for (int32_t algorithm = 0; algorithm <= FATTN_ALGO_FLASH2; ++algorithm) {
             attention_case c = full[n / 4];
             c.dtype = dtypes[n % 4];
             c.algorithm = algorithm;
-            c.Sq = 50, c.Sk = 130; /* any size will do */
+            c.Sq = 50, c.Sk = 130; /* any size */
             check_peak(&c, 1 + n % 5);
         }
 }
 
-/* What N x N would take: P in the inputs' type, a byte per element of the dropout mask; and L. */
-Test(memory, what_n_x_n_would_take) {
+/* materialized_bytes: P in the inputs' dtype, a byte per element of the dropout mask; and lse_bytes. */
+Test(memory, materialized_bytes) {
     fattn_ctx *const ctx = attention_context(2);
     for (int n = 0; n < 8; ++n) {
         attention_case c = {.name = "N x N", .B = 3, .Hq = 4, .Hkv = 2, .Sq = 70, .Sk = 90, .D = 8,

@@ -1,5 +1,5 @@
-/* The forward oracle against the definition, written down once more from the case and the tensors'
-   elements alone: no problem, no band, no strides. */
+/* The forward reference against the definition, implemented again from the case and the tensors' elements
+   alone: without problem, band or strides. */
 #include "attention.h"
 #include "core/tensor/philox.h"
 
@@ -142,7 +142,7 @@ Test(ref_forward, mixed_features) {
     fattn_ctx_destroy(ctx);
 }
 
-/* Rounding on the way in and out is all that 16-bit tensors change. */
+/* 16-bit tensors change only the rounding of inputs and outputs. */
 Test(ref_forward, every_dtype) {
     static const fattn_dtype dtypes[] = {FATTN_F32, FATTN_F16, FATTN_BF16};
     static const double half_ulp[] = {0x1p-24, 0x1p-11, 0x1p-8};

@@ -1,4 +1,4 @@
-/* The backward oracle against central differences of the forward oracle, every coordinate. */
+/* The backward reference against central differences of the forward reference, every coordinate. */
 #include "attention.h"
 #include "core/attention/ref.h"
 
@@ -9,8 +9,8 @@
 
 static const double relative = 1e-6, absolute = 1e-8;
 
-/* sum dO O + sum dL L: any output, contracted with a random cotangent. A row without keys has
-   L = -inf whatever the inputs are. */
+/* sum dO O + sum dL L: the outputs contracted with a random cotangent. A row without keys has L = -inf for
+   all inputs. */
 static double contract(const attention *a) {
     const fattn_tensor *const o = &a->t[T_O], *const lse = &a->t[T_LSE];
     int64_t at[FATTN_MAX_DIMS] = {0};
@@ -39,7 +39,7 @@ static double difference(attention *a, const fattni_problem *p, enum tensor_id i
                          const int64_t *at) {
     const fattn_tensor *const t = &a->t[id];
     const double x = attention_get(t, at), h = cbrt(DBL_EPSILON) * fmax(1, fabs(x));
-    const double above = x + h, below = x - h; /* what is stored: the quotient uses these */
+    const double above = x + h, below = x - h; /* the stored values: the quotient uses these */
     attention_set(t, at, above);
     const double up = loss(a, p);
     attention_set(t, at, below);

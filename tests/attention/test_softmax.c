@@ -61,7 +61,7 @@ Test(softmax, safe_f32) {
     }
 }
 
-/* A row cut at random places, the parts read forwards and merged in two orders, says the same. */
+/* A row split at random positions, with parts merged in two orders, gives the same result. */
 Test(softmax, online_in_any_split) {
     double s[MOST];
     float low[MOST];
@@ -70,33 +70,33 @@ Test(softmax, online_in_any_split) {
         const int64_t n = sizes[round % SIZES];
         fill(s, n, (uint32_t)round, (uint32_t)round % 4);
         for (int64_t j = 0; j < n; ++j) s[j] = low[j] = (float)s[j];
-        fattni_softmax_f64_state one = fattni_softmax_f64_start(), left = one, right = one;
-        fattni_softmax_f32_state one32 = fattni_softmax_f32_start();
-        fattni_softmax_f32_state left32 = one32, right32 = one32;
-        one = fattni_softmax_f64_add(one, s, n);
-        one32 = fattni_softmax_f32_add(one32, low, n);
+        fattni_softmax_state_f64 one = fattni_softmax_start_f64(), left = one, right = one;
+        fattni_softmax_state_f32 one32 = fattni_softmax_start_f32();
+        fattni_softmax_state_f32 left32 = one32, right32 = one32;
+        one = fattni_softmax_add_f64(one, s, n);
+        one32 = fattni_softmax_add_f32(one32, low, n);
         for (int64_t begin = 0; begin < n;) {
             seed = seed * 1664525u + 1013904223u;
             const int64_t size = fattni_min(n - begin, (seed >> 16) % 40); /* may be empty */
-            const fattni_softmax_f64_state part =
-                fattni_softmax_f64_add(fattni_softmax_f64_start(), s + begin, size);
-            const fattni_softmax_f32_state part32 =
-                fattni_softmax_f32_add(fattni_softmax_f32_start(), low + begin, size);
-            left = fattni_softmax_f64_merge(left, part);
-            right = fattni_softmax_f64_merge(part, right);
-            left32 = fattni_softmax_f32_merge(left32, part32);
-            right32 = fattni_softmax_f32_merge(part32, right32);
+            const fattni_softmax_state_f64 part =
+                fattni_softmax_add_f64(fattni_softmax_start_f64(), s + begin, size);
+            const fattni_softmax_state_f32 part32 =
+                fattni_softmax_add_f32(fattni_softmax_start_f32(), low + begin, size);
+            left = fattni_softmax_merge_f64(left, part);
+            right = fattni_softmax_merge_f64(part, right);
+            left32 = fattni_softmax_merge_f32(left32, part32);
+            right32 = fattni_softmax_merge_f32(part32, right32);
             begin += size;
         }
         const double want = (double)true_lse(s, n, -INFINITY);
-        const double got[3] = {fattni_softmax_f64_lse(one), fattni_softmax_f64_lse(left),
-                               fattni_softmax_f64_lse(right)};
-        const float got32[3] = {fattni_softmax_f32_lse(one32), fattni_softmax_f32_lse(left32),
-                                fattni_softmax_f32_lse(right32)};
+        const double got[3] = {fattni_softmax_lse_f64(one), fattni_softmax_lse_f64(left),
+                               fattni_softmax_lse_f64(right)};
+        const float got32[3] = {fattni_softmax_lse_f32(one32), fattni_softmax_lse_f32(left32),
+                                fattni_softmax_lse_f32(right32)};
         for (int way = 0; way < 3; ++way) {
             cr_assert(got[way] == want || fabs(got[way] - want) < 2e-13, "%.17g, not %.17g",
                       got[way], want);
-            /* The sum gathers one rounding per element: n u at most. */
+            /* The sum has one rounding per element: n u at most. */
             const double bound = (double)FLT_EPSILON * (8 + (double)n / 2);
             cr_assert((double)got32[way] == want || fabs((double)got32[way] - want) < bound,
                       "%.9g, not %.9g", (double)got32[way], want);
@@ -111,8 +111,8 @@ Test(softmax, far_from_zero) {
     cr_assert_float_eq(L, -1e4 + log1p(exp(-1)), 1e-11);
     cr_assert_float_eq(P[0] + P[1], 1, 1e-15);
     cr_assert_eq(P[2], 0);
-    const fattni_softmax_f64_state x = fattni_softmax_f64_add(fattni_softmax_f64_start(), s, 3);
-    cr_assert_float_eq(fattni_softmax_f64_lse(x), L, 1e-11);
+    const fattni_softmax_state_f64 x = fattni_softmax_add_f64(fattni_softmax_start_f64(), s, 3);
+    cr_assert_float_eq(fattni_softmax_lse_f64(x), L, 1e-11);
     const float high[2] = {3e38f, -3e38f};
     float Pf[2];
     cr_assert_eq(fattni_softmax_f32(high, 2, -INFINITY, Pf), 3e38f);
@@ -122,20 +122,20 @@ Test(softmax, far_from_zero) {
 Test(softmax, nothing_and_everything_masked) {
     const double masked[2] = {-INFINITY, -INFINITY};
     double P[2] = {7, 7};
-    const fattni_softmax_f64_state start = fattni_softmax_f64_start();
+    const fattni_softmax_state_f64 start = fattni_softmax_start_f64();
     cr_assert_eq(fattni_softmax_f64(NULL, 0, -INFINITY, NULL), -INFINITY);
     cr_assert_eq(fattni_softmax_f64(NULL, 0, 2, NULL), 2);
     cr_assert_eq(fattni_softmax_f64(masked, 2, -INFINITY, P), -INFINITY);
     cr_assert(P[0] == 0 && P[1] == 0);
     cr_assert_eq(fattni_softmax_f64(masked, 2, -5, P), -5);
     cr_assert(P[0] == 0 && P[1] == 0);
-    const fattni_softmax_f64_state none = fattni_softmax_f64_add(start, masked, 2);
-    cr_assert_eq(fattni_softmax_f64_lse(none), -INFINITY);
-    cr_assert_eq(fattni_softmax_f64_lse(fattni_softmax_f64_merge(none, start)), -INFINITY);
+    const fattni_softmax_state_f64 none = fattni_softmax_add_f64(start, masked, 2);
+    cr_assert_eq(fattni_softmax_lse_f64(none), -INFINITY);
+    cr_assert_eq(fattni_softmax_lse_f64(fattni_softmax_merge_f64(none, start)), -INFINITY);
     const double two = 2;
-    const fattni_softmax_f64_state some = fattni_softmax_f64_add(start, &two, 1);
-    cr_assert_eq(fattni_softmax_f64_lse(fattni_softmax_f64_merge(none, some)), 2);
-    cr_assert_eq(fattni_softmax_f64_lse(fattni_softmax_f64_merge(some, none)), 2);
+    const fattni_softmax_state_f64 some = fattni_softmax_add_f64(start, &two, 1);
+    cr_assert_eq(fattni_softmax_lse_f64(fattni_softmax_merge_f64(none, some)), 2);
+    cr_assert_eq(fattni_softmax_lse_f64(fattni_softmax_merge_f64(some, none)), 2);
 }
 
 Test(softmax, sinks_at_the_ends) {
@@ -151,8 +151,8 @@ Test(softmax, sinks_at_the_ends) {
     cr_assert(P[0] == 0 && P[1] == 0);
 }
 
-/* Neither hides a NaN or an infinite logit, wherever it stands. */
-Test(softmax, what_is_not_finite_shows) {
+/* Neither hides a NaN or an infinite logit at any position. */
+Test(softmax, non_finite_logits_show) {
     const double bad[2] = {NAN, INFINITY};
     for (int kind = 0; kind < 2; ++kind)
         for (int place = 0; place < 3; ++place) {
@@ -162,12 +162,12 @@ Test(softmax, what_is_not_finite_shows) {
             for (int j = 0; j < 3; ++j)
                 cr_assert(s[j] == -INFINITY ? P[j] == 0 : isnan(P[j]) || P[j] == 0);
             cr_assert(isnan(P[place]));
-            const fattni_softmax_f64_state start = fattni_softmax_f64_start();
-            const fattni_softmax_f64_state all = fattni_softmax_f64_add(start, s, 3);
-            const fattni_softmax_f64_state head = fattni_softmax_f64_add(start, s, 1);
-            const fattni_softmax_f64_state tail = fattni_softmax_f64_add(start, s + 1, 2);
-            cr_assert(isnan(fattni_softmax_f64_lse(all)));
-            cr_assert(isnan(fattni_softmax_f64_lse(fattni_softmax_f64_merge(head, tail))));
-            cr_assert(isnan(fattni_softmax_f64_lse(fattni_softmax_f64_merge(tail, head))));
+            const fattni_softmax_state_f64 start = fattni_softmax_start_f64();
+            const fattni_softmax_state_f64 all = fattni_softmax_add_f64(start, s, 3);
+            const fattni_softmax_state_f64 head = fattni_softmax_add_f64(start, s, 1);
+            const fattni_softmax_state_f64 tail = fattni_softmax_add_f64(start, s + 1, 2);
+            cr_assert(isnan(fattni_softmax_lse_f64(all)));
+            cr_assert(isnan(fattni_softmax_lse_f64(fattni_softmax_merge_f64(head, tail))));
+            cr_assert(isnan(fattni_softmax_lse_f64(fattni_softmax_merge_f64(tail, head))));
         }
 }

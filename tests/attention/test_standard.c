@@ -1,4 +1,4 @@
-/* FATTN_ALGO_STANDARD against the oracle: every feature, layout, shape and dtype. */
+/* FATTN_ALGO_STANDARD against the reference: every feature, layout, shape and dtype. */
 #include "tiles.h"
 
 #include <criterion/criterion.h>
@@ -141,8 +141,8 @@ Test(standard, bits_do_not_depend_on_threads) {
     fattn_ctx_destroy(one);
 }
 
-/* A query touches no data, so that it can be asked about any size. */
-Test(standard, what_no_memory_holds_is_refused) {
+/* A query reads no data, so that any size can be queried. */
+Test(standard, sizes_beyond_any_memory_are_rejected) {
     fattn_ctx *const ctx = attention_context(1);
     double one = 0;
     const int64_t shape[4] = {1 << 10, 1 << 6, 1 << 28, 1}; /* 2^44 rows of 2^28 keys */
@@ -160,8 +160,8 @@ Test(standard, what_no_memory_holds_is_refused) {
     fattn_ctx_destroy(ctx);
 }
 
-/* P is there, as the header says: rows that see a key sum to one, up to what rounding each of their
-   elements does; with dropout, the mask behind it is fattn_dropout_mask's. */
+/* saved has P, as documented in the header: rows that see a key sum to one, up to the rounding of each element;
+   with dropout it is followed by the mask of fattn_dropout_mask. */
 static void check_saved(fattn_ctx *ctx, fattn_dtype dtype, double rounding) {
     const attention_case c = {"saved", .B = 2, .Hq = 3, .Sq = 70, .Sk = 33, .D = 4,
                               .dropout_p = 0.4f, .flags = FATTN_CAUSAL, .dtype = dtype,

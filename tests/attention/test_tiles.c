@@ -1,4 +1,4 @@
-/* The CPU's tiles against the oracle: O, L and every gradient, in every dtype, on every instruction
+/* The CPU's tiles against the reference: O, L and every gradient, in every dtype, on every instruction
    set. */
 #include "tiles.h"
 

@@ -1,5 +1,5 @@
-/* How accurate the tiles are beside a computation that keeps N x N matrices in the same type:
-   largest errors, errors that lean one way, and L. Against the oracle in F64 on the same inputs. */
+/* The accuracy of the tiles compared with a computation that stores N x N matrices in the same type: largest
+   errors, biased errors, and L. Against the reference in F64 on the same inputs. */
 #include "tiles.h"
 
 #include <criterion/criterion.h>
@@ -65,9 +65,9 @@ Test(tiles_accuracy, wide_outputs_of_16_bit_inputs_are_exact_to_f32) {
     }
 }
 
-/* A rounding that leans one way, as truncation does, has destroyed trainings. With V > 0 a lean of
-   P or O does not cancel. Rows are independent: their mean error, over its standard error, is a
-   normal number or nearly. */
+/* Biased rounding, such as truncation, can make a training diverge. With V > 0 a bias of P or O does not
+   cancel. Rows are independent, so their mean error over its standard error is nearly a standard normal
+   number. */
 static void positive(attention *a) {
     int64_t at[FATTN_MAX_DIMS] = {0};
     for (int64_t n = 0; n < fattn_tensor_numel(&a->t[T_V]); ++n) {
@@ -76,7 +76,7 @@ static void positive(attention *a) {
     }
 }
 
-static double lean(const attention *got, const attention *want, enum tensor_id id) {
+static double bias_in_errors(const attention *got, const attention *want, enum tensor_id id) {
     const int64_t columns = id == T_LSE ? 1 : got->c.Dv,
                   rows = fattn_tensor_numel(&got->t[id]) / columns;
     int64_t at[FATTN_MAX_DIMS] = {0};
@@ -94,7 +94,7 @@ static double lean(const attention *got, const attention *want, enum tensor_id i
     return mean / sqrt(variance);
 }
 
-Test(tiles_accuracy, errors_of_o_do_not_lean) {
+Test(tiles_accuracy, errors_of_o_have_no_bias) {
     fattn_ctx *const ctx = attention_context(2);
     static const fattn_dtype dtypes[] = {FATTN_F32, FATTN_F16, FATTN_BF16};
     for (int n = 0; n < 6; ++n) {
@@ -105,7 +105,7 @@ Test(tiles_accuracy, errors_of_o_do_not_lean) {
         attention *const want = attention_twin(got, FATTN_F64);
         attention_forward(want, REFERENCE);
         attention_forward(got, LIBRARY);
-        const double t = lean(got, want, T_O);
+        const double t = bias_in_errors(got, want, T_O);
         cr_assert(fabs(t) < 5, "%s: the mean error of O is %.1f standard errors from 0",
                   fattn_dtype_name(c.dtype), t);
         attention_free(got);
@@ -114,8 +114,7 @@ Test(tiles_accuracy, errors_of_o_do_not_lean) {
     fattn_ctx_destroy(ctx);
 }
 
-/* L itself: a natural logarithm, right to a few roundings of a float, whatever is stored in 16
-   bits. */
+/* L, a natural logarithm, is correct to a few roundings of a float, also with 16-bit inputs. */
 Test(tiles_accuracy, l_is_exact_to_f32) {
     fattn_ctx *const ctx = attention_context(2);
     static const fattn_dtype dtypes[] = {FATTN_F32, FATTN_F16, FATTN_BF16};

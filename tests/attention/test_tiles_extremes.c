@@ -1,19 +1,19 @@
-/* What broke attention kernels elsewhere, and the test that holds the CPU's tiles to it:
+/* Known failures of other attention kernels, and the tests of the CPU's tiles for them:
 
-   very negative L beside keys that are not there    very_negative_logits, huge_logits
+   very negative L next to padded keys               very_negative_logits, huge_logits
    0 times NaN beyond the mask                       how_far_a_nan_reaches
    rows without keys                                 rows_without_keys_contribute_nothing
    merging with empty parts                          extremes: parts_merge_to_the_whole
    nothing to do, sequences of length zero           nothing_to_do, zero_length_sequences
    masks with Sq != Sk, both alignments              masks_of_unequal_lengths
    packed rows past the last sequence                zero_length_sequences: NaN, and guarded
-   32-bit indices: far apart, many                   strides_beyond_32_bits, ten_thousand_sequences
+   32-bit indices: large strides, many sequences     strides_beyond_32_bits, ten_thousand_sequences
    strides: dO, sums, slices, pitches, reversed      layouts; tiles: slices_of_qkv
    races                                             determinism: under_load
-   adding 0.0 to what nobody touches                 untouched_rows_keep_their_bits
+   adding 0.0 to rows without a contribution         untouched_rows_keep_their_bits
    softcap's order and derivative                    extremes: bias_comes_after_softcap
    dropout's mask, the same everywhere               dropout
-   L in other units, L wrong and unnoticed           every check compares L
+   L in other units, wrong L                         every check compares L
    sinks at the ends                                 sinks_at_the_ends
    sums over a group in 16 bits                      group_sums_are_floats
    head dimensions                                   every_head_dimension
@@ -33,7 +33,7 @@ static const fattn_dtype dtypes[4] = {FATTN_F64, FATTN_F32, FATTN_F16, FATTN_BF1
 
 enum { MOST = 1280 };
 
-/* Every logit is near -100, L near -93: where exp(0 - L) of a key that is not there overflows. */
+/* Every logit is near -100, L near -93: exp(0 - L) of a padded key would overflow. */
 static void very_negative(attention *a) {
     const double root = sqrt(100 / sqrt((double)a->c.D));
     tiles_fill(a, T_Q, root);
@@ -57,7 +57,7 @@ Test(tiles_extremes, very_negative_logits) {
     }
 }
 
-/* Scores of +-1e4: one key takes all, or none does by much. */
+/* Scores of +-1e4: one key takes all probability, or several nearly equal ones share it. */
 static void huge(attention *a) {
     int64_t at[FATTN_MAX_DIMS] = {0};
     for (int64_t n = 0; n < fattn_tensor_numel(&a->t[T_Q]); ++n) {
@@ -87,8 +87,7 @@ static bool finite_row(const attention *a, enum tensor_id id, int64_t row) {
     return true;
 }
 
-/* Rows from first on, or the only one, see the damage; what it may reach besides, as 0 times NaN, lies in
-   [low, high], and nothing else. */
+/* Rows first..last must not be finite; other rows may be affected, as 0 times NaN, only within [low, high]. */
 static void check_reach(const attention *a, enum tensor_id id, int64_t first, int64_t last, int64_t low,
                         int64_t high) {
     for (int64_t i = 0; i < 100; ++i) {
@@ -188,8 +187,8 @@ static void copy_row(const attention *to, int64_t head, int64_t i, const attenti
                       attention_get(&from->t[id], (int64_t[4]){0, other_head, other, d}));
 }
 
-/* Rows 17 to 116 of one head alone, or as one of three heads, with the rows 17, 22, .. as they were and the
-   others' queries 4000 times as large; at addresses that are no multiples of a vector. */
+/* Rows 17 to 116 of one head alone, or in one of three heads, where rows 17, 22, .. are unchanged and the other
+   rows have queries 4000 times as large; at addresses that are not multiples of a vector. */
 Test(tiles_extremes, a_row_s_bits_are_its_own) {
     enum { FIRST = 17, ROWS = 100 };
     for (int isa = FATTNI_ISA_BASELINE; isa <= FATTNI_ISA_AVX512; ++isa)
@@ -229,7 +228,7 @@ Test(tiles_extremes, a_row_s_bits_are_its_own) {
         }
 }
 
-/* Rows that see nothing, where dO is infinite: gradients stay clean. */
+/* Rows without visible keys, with an infinite dO: gradients stay finite. */
 static void dead_rows(attention *a) {
     int64_t at[FATTN_MAX_DIMS] = {0};
     for (int64_t n = 0; n < fattn_tensor_numel(&a->t[T_D_O]); ++n) {
@@ -248,7 +247,7 @@ Test(tiles_extremes, rows_without_keys_contribute_nothing) {
     }
 }
 
-/* Logits that leave nothing to any key, or take nothing; L is the sink then, to the bit. */
+/* Sinks that take all probability, where L is the sink bitwise, or none. */
 static void sinks_at_the_ends(attention *a) {
     static const double ends[] = {-INFINITY, -3e38, -1e38, -1e30, 1e30, 1e38, 3e38, INFINITY};
     for (int64_t h = 0; h < a->c.Hq; ++h) attention_set(&a->t[T_SINK], &h, ends[h]);
@@ -309,7 +308,7 @@ Test(tiles_extremes, nothing_to_do) {
     }
 }
 
-/* Empty first, in the middle, last, on either side; in buffers with rows that no sequence has. */
+/* Empty sequences first, in the middle and last, in q or in k; in buffers with rows of no sequence. */
 Test(tiles_extremes, zero_length_sequences) {
     for (int n = 0; n < 16; ++n) {
         const attention_case c = {.name = "zero-length sequences",
@@ -386,8 +385,8 @@ Test(tiles_extremes, layouts) {
     }
 }
 
-/* Two sequences 2^33 bytes and more apart in memory that is only reserved: the same bits as side by
-   side. */
+/* Two sequences at least 2^33 bytes apart, in memory that is only reserved: the same bits as in adjacent
+   memory. */
 Test(tiles_extremes, strides_beyond_32_bits) {
     enum { MOVED = 9 };
     static const enum tensor_id ids[MOVED] = {T_Q, T_K, T_V, T_O, T_D_O, T_DQ, T_DK, T_DV, T_BIAS};
@@ -398,7 +397,7 @@ Test(tiles_extremes, strides_beyond_32_bits) {
         attention *const near = attention_new(ctx, &c), *const far = attention_new(ctx, &c);
         const int64_t stride = ((int64_t)1 << 32) + 64; /* elements, of 2 bytes at least */
         attention_run(near, LIBRARY);
-        attention_run(far, LIBRARY); /* a workspace; what is moved is overwritten */
+        attention_run(far, LIBRARY); /* allocates a workspace; the moved results are overwritten */
         void *reserved[MOVED];
         const size_t bytes = (size_t)stride * fattn_dtype_size(FATTN_F64) + (1 << 20);
         for (int m = 0; m < MOVED; ++m) {
@@ -487,8 +486,8 @@ Test(tiles_extremes, untouched_rows_keep_their_bits) {
     }
 }
 
-/* One key head for 16 query heads and rows enough that a sum in 16 bits would stop growing: dK and
-   dV are off by one rounding. */
+/* One key head for 16 query heads, and enough rows that a sum in 16 bits would stagnate: dK and dV must have
+   only one rounding. */
 static void positive(attention *a) {
     static const enum tensor_id ids[3] = {T_Q, T_V, T_D_O};
     int64_t at[FATTN_MAX_DIMS] = {0};
@@ -507,8 +506,8 @@ Test(tiles_extremes, group_sums_are_floats) {
     }
 }
 
-/* Column blocks that no row sees come after the last block of rows, and must not add its dQ again: Sq ends
-   within a block of rows, dQ has fewer bits than its sum. 400 keys are several blocks for one thread, too. */
+/* Column blocks that no row sees come after the last row block, and must not add its dQ again: Sq ends within a
+   row block, dQ has fewer bits than its sum. 400 keys are several blocks also with one thread. */
 Test(tiles_extremes, keys_beyond_the_last_row_add_nothing) {
     for (int n = 0; n < 4; ++n) {
         const attention_case c = {.name = "50 rows, keys beyond",

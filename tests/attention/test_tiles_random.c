@@ -1,4 +1,4 @@
-/* 200 random configurations of the CPU's tiles against the oracle; tests/slow has 2000 others. */
+/* 200 random configurations of the CPU's tiles against the reference; tests/slow has 2000 others. */
 #include "tiles.h"
 
 #include <criterion/criterion.h>

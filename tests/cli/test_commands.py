@@ -1,4 +1,4 @@
-"""What check, memory and bench compute: run small, read their JSON lines, compare."""
+"""The results of check, memory and bench: small runs, whose JSON lines are compared."""
 import json
 import os
 import shutil
@@ -100,8 +100,8 @@ def check_fails():
 
 
 def check_extremes():
-    """An L of 1e9 that is off by a hundredth is found, and a gradient by 1e-9 of its terms; what is no size of
-    terms is refused, not believed."""
+    """Finds an L of 1e9 that is off by a hundredth, and a gradient off by 1e-9 of its terms; rejects an invalid
+    size of terms."""
     wrongs = {"lse": (0.01, "lse: compare"), "dk": (4e-7, "dk: compare"), "unit": (-1e9, "unit[0] is -"),
               "right": (0, "")}
     with h5py.File(os.path.join(DATA, "extremes.h5")) as right, \
@@ -118,8 +118,8 @@ def check_extremes():
         cases["short/unit"] = [1.0, 1.0, 1.0]
     text = fattn("check", "extremes", "--fixtures", "wrong", code=1)
     assert "1 ok, 4 failed" in text and "unit has 3 numbers, not 7" in text, text
-    for _, sentence in wrongs.values():
-        assert sentence in text, (sentence, text)
+    for _, message in wrongs.values():
+        assert message in text, (message, text)
     os.unlink("wrong/extremes.h5")
 
 
@@ -132,7 +132,7 @@ def memory_is_as_predicted():
             row = rows["layer", algorithm, n]
             assert row["state"] == "measured", row
             assert row["counted_bytes"] == row["predicted_bytes"], row
-            # The system counts pages, and what is no tensor: a few pages, and never much less.
+            # The system counts pages, and memory other than tensors: a few pages more, and never much less.
             if not SANITIZED:
                 assert abs(row["process_bytes"] - row["counted_bytes"]) < 2 << 20, row
         for what in ("layer", "model"):
@@ -168,11 +168,11 @@ def bench_measures():
         fattn("bench", "--n", "64", "--heads", "1", "--repeat", "1", "--dtype", dtype, "--algorithm", "auto",
               "--json", "bench.json")
         assert [r["dtype"] for r in lines("bench.json")] == [dtype]
-    assert '"cake" is nothing to measure' in fattn("bench", "cake", code=2)
+    assert '"cake" cannot be measured' in fattn("bench", "cake", code=2)
 
 
 def bench_on_a_gpu():
-    """Its table where there is a GPU, else a sentence."""
+    """Its table where there is a GPU, else an error message."""
     words = ["bench", "--device", "cuda", "--n", "256", "--d", "64", "--repeat", "2", "--seconds", "1"]
     done = subprocess.run([FATTN, *words, "--json", "gpu.json"], capture_output=True, text=True)
     if done.returncode == 1:

@@ -1,4 +1,4 @@
-/* Files that are whole or absent: writing over, damage, a full disk. */
+/* Atomically written files: overwriting, damage, a full disk. */
 #define _XOPEN_SOURCE 700 /* mkdtemp, symlink, setrlimit */
 #include <criterion/criterion.h>
 #include <criterion/redirect.h>
@@ -55,8 +55,8 @@ Test(durable, comes_back_and_is_replaced) {
     assert_holds(2, 10);
 }
 
-Test(durable, every_damaged_byte_and_every_lost_end_is_seen) {
-    cr_redirect_stderr(); /* 230 sentences */
+Test(durable, every_damaged_byte_and_truncation_is_detected) {
+    cr_redirect_stderr(); /* 230 error messages */
     cr_assert(put(3, 100));
     unsigned char bytes[100 + DURABLE_SEAL];
     FILE *f = fopen(path, "rb");
@@ -77,7 +77,7 @@ Test(durable, every_damaged_byte_and_every_lost_end_is_seen) {
     cr_assert_null(durable_read("/nonexistent", &n));
 }
 
-/* A limit on file sizes is a full disk that needs no root. */
+/* A limit on file sizes acts like a full disk and needs no root. */
 Test(durable, a_full_disk_keeps_the_file_before) {
     cr_assert(put(4, SIZE));
     signal(SIGXFSZ, SIG_IGN);
@@ -96,8 +96,8 @@ Test(durable, a_full_disk_keeps_the_file_before) {
     cr_assert_eq(system(command), 0, "nothing is left behind");
 }
 
-/* Somebody made links of the names that a temporary file may get: they and their target stay. */
-Test(durable, names_that_are_taken_are_left_alone) {
+/* Links exist with the names that a temporary file may get: they and their target are kept. */
+Test(durable, existing_names_are_not_overwritten) {
     char name[4200], victim[4200], byte;
     cr_assert(put(6, SIZE));
     snprintf(victim, sizeof victim, "%s/victim", folder);
@@ -124,7 +124,7 @@ static void make_inner(void) {
 }
 TestSuite(lock, .init = make_inner, .fini = remove_folder);
 
-/* In a process of its own, which ends without letting go. */
+/* In another process, which ends without releasing the lock. */
 static bool another_can_hold(void) {
     fflush(NULL);
     const pid_t child = fork();
@@ -140,7 +140,7 @@ static bool another_can_hold(void) {
 Test(lock, one_process_at_a_time_until_it_ends) {
     durable_lock l = {0};
     cr_assert(another_can_hold());
-    cr_assert(durable_hold(&l, inner), "whoever ended is gone");
+    cr_assert(durable_hold(&l, inner), "the lock of an ended process is free");
     cr_assert(durable_hold(&l, inner), "again");
     cr_assert_not(another_can_hold());
     fflush(stderr);
@@ -154,7 +154,7 @@ Test(lock, one_process_at_a_time_until_it_ends) {
     cr_assert(another_can_hold());
 }
 
-/* The folder goes, another process makes it anew: it is that one's now. */
+/* The folder is removed and created again by another process, which then has the lock. */
 Test(lock, a_removed_folder_is_taken_again_unless_another_has_it) {
     durable_lock l = {0}, fresh = {0};
     cr_assert(durable_hold(&l, inner));

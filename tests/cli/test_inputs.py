@@ -1,4 +1,4 @@
-"""What is no file is refused at once, wherever the program reads one: it never waits for a pipe."""
+"""Anything but a regular file is rejected at once as an input: the program never waits for a pipe."""
 import os
 import socket
 import subprocess
@@ -8,7 +8,7 @@ import tempfile
 FATTN = os.path.join(os.environ["FATTN_BUILD"], "bin", "fattn")
 
 
-def refused(*words, says):
+def rejected(*words, says):
     done = subprocess.run([FATTN, *words], capture_output=True, text=True, timeout=20)
     assert done.returncode == 1 and says in done.stderr and done.stderr.count("\n") == 1, (words, done)
 
@@ -28,10 +28,10 @@ def main():
                      "/dev/null": "a device"}
             for path, kind in kinds.items():
                 says = f"cannot read {path}: it is {kind}, not a file"
-                refused("train", "--resume", path, says=says)
-                refused("train", "--task", "text", "--text", path, "--checkpoint", "-", says=says)
-                refused("check", "--list", "attention/plain", "--fixtures", path, says=path)
-            refused("train", "--resume", "steps", says="step-000000004.h5: it is a pipe, not a file")
+                rejected("train", "--resume", path, says=says)
+                rejected("train", "--task", "text", "--text", path, "--checkpoint", "-", says=says)
+                rejected("check", "--list", "attention/plain", "--fixtures", path, says=path)
+            rejected("train", "--resume", "steps", says="step-000000004.h5: it is a pipe, not a file")
             done = subprocess.run([FATTN, "check", "--list", "--fixtures", "fixtures"], timeout=20,
                                   capture_output=True, text=True)
             assert done.returncode == 1 and "fixtures/a.h5" in done.stderr, done

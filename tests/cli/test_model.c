@@ -1,5 +1,5 @@
-/* The GPT of `fattn train`: initialisation, causality, its two heads agree, it overfits; the trainer's
-   learning rate and memory; how symbols are drawn. */
+/* The GPT of `fattn train`: initialisation, causality, agreement of its two losses, overfitting; the trainer's
+   learning rate and memory; sampling of symbols. */
 #include <criterion/criterion.h>
 
 #include "cli/train/sample.h"
@@ -22,7 +22,7 @@ static model_config small(void) {
                           .seed = 3};
 }
 
-/* A task of BATCH fixed sequences of random symbols; the last target of each does not count. */
+/* A task of BATCH fixed sequences of random symbols; the last target of each is ignored. */
 static void fixed_sequence(task *t, int64_t index, int32_t *ids, int32_t *targets) {
     uint32_t state = (uint32_t)(index % BATCH + 1) * 2654435769u;
     for (int64_t i = 0; i < t->context; ++i) {
@@ -87,7 +87,7 @@ Test(model, overfits_64_tokens) {
     cr_assert_eq(trainer_evaluate(&r, BATCH, &e), FATTN_OK);
     cr_assert_lt(e.loss, 0.05);
     cr_assert_eq(e.right, 1);
-    /* and says them again, greedily, from the first symbol */
+    /* and reproduces them with greedy sampling from the first symbol */
     int32_t ids[CONTEXT], targets[CONTEXT], said[CONTEXT];
     for (int64_t s = 0; s < BATCH; ++s) {
         fixed_sequence(&fixed, s, ids, targets);
@@ -137,7 +137,7 @@ Test(model, learning_rate_warms_up_and_falls_to_a_tenth) {
     cr_assert_float_eq(trainer_lr(&r), 1e-3, 1e-12);
     r.step = 10;
     r.config.seconds = 100;
-    r.elapsed = 50; /* the larger share counts */
+    r.elapsed = 50; /* the larger share is used */
     cr_assert_float_eq(trainer_used(&r), 0.5, 1e-12);
     cr_assert_float_eq(trainer_lr(&r), 1e-2 * 0.55, 1e-12);
 }

@@ -1,4 +1,4 @@
-/* Witten-Bell n-grams against the definition, written out with plain counting. */
+/* Witten-Bell n-grams against the definition, implemented with plain counting. */
 #include <criterion/criterion.h>
 
 #include "cli/train/ngram.h"
@@ -71,7 +71,7 @@ static void check_against_definition(int n_symbols, int apart, int vocab) {
 }
 
 Test(ngram, equals_the_definition) { check_against_definition(5, 1, 5); }
-/* 0, 64, 128, 192: a key that keeps fewer bits of a symbol takes some for others. */
+/* 0, 64, 128, 192: a key with fewer bits per symbol would mix some of them up. */
 Test(ngram, symbols_are_whole_bytes) { check_against_definition(4, 64, NGRAM_MAX_VOCAB); }
 
 Test(ngram, probabilities_sum_to_one) {
@@ -94,8 +94,8 @@ Test(ngram, probabilities_sum_to_one) {
     }
 }
 
-/* What comes at the text's end only is followed by its beginning: also when the table grows between. */
-Test(ngram, the_end_counts_what_follows_it) {
+/* A gram that occurs only at the text's end is followed by the text's start: also when the table grows meanwhile. */
+Test(ngram, the_text_is_circular) {
     enum { N = 60000, VOCAB = 256 };
     uint8_t *text = malloc(N);
     fill(text, N - 8, VOCAB - 8, 5);
@@ -108,8 +108,8 @@ Test(ngram, the_end_counts_what_follows_it) {
     free(text);
 }
 
-/* More grams than the first table holds. */
-Test(ngram, a_long_text_of_one_rhythm_is_predicted) {
+/* More grams than fit in the first table. */
+Test(ngram, a_long_periodic_text_is_predicted) {
     enum { N = 1 << 18, PERIOD = 50021, VOCAB = 96 };
     uint8_t *text = malloc(N);
     fill(text, PERIOD, VOCAB, 5);

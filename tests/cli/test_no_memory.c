@@ -1,6 +1,6 @@
-/* Every allocation of a whole run fails once: of the context, the fixture library and the program, malloc
-   and all (the linker puts the functions below in their place). The step at hand reports it, nothing
-   stays behind, and the same step works when there is memory. */
+/* Every allocation of a whole run fails once: of the context, the fixture library and the program, including
+   malloc (the linker replaces it by the functions below). The current step reports it, nothing leaks, and the
+   same step works when there is memory. */
 #define _XOPEN_SOURCE 700 /* mkdtemp */
 #include <criterion/criterion.h>
 #include <criterion/redirect.h>
@@ -17,8 +17,8 @@
 
 /* ---- the heap ---- */
 
-static long left = -1; /* allocations that still succeed; negative = without end */
-static long live;      /* blocks that are out */
+static long left = -1; /* allocations that still succeed; negative = no limit */
+static long live;      /* allocated blocks */
 
 void *__real_malloc(size_t bytes);
 void *__real_calloc(size_t n, size_t bytes);

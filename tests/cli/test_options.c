@@ -1,4 +1,4 @@
-/* The frame of the commands: values, sentences, help, exit codes. */
+/* Parsing of commands: values, error messages, help, exit codes. */
 #include <criterion/criterion.h>
 #include <criterion/redirect.h>
 
@@ -28,7 +28,7 @@ static const cli_option table[] = {
     {"sizes", CLI_INTS, FIELD(sizes), "N,...", 1, 1e6, NULL, "sizes"},
     {0}};
 
-static options seen; /* what run was given; tests run in processes of their own */
+static options seen; /* the options that run received; each test has its own process */
 static int n_seen;
 static char operand_seen[64];
 
@@ -91,7 +91,7 @@ Test(options, every_type_both_spellings) {
     cr_assert_eq(memcmp(seen.sizes.at, sizes, sizeof sizes), 0);
 }
 
-Test(options, a_range_ends_at_its_end) {
+Test(options, a_range_includes_its_end) {
     cr_assert_eq(fattn("plain --sizes 3..20"), CLI_OK);
     static const int64_t sizes[] = {3, 6, 12, 20};
     cr_assert_eq(seen.sizes.count, 4);
@@ -108,7 +108,7 @@ Test(options, operands) {
 }
 
 Test(options, wrong_values_are_named) {
-    static const struct { const char *words, *sentence; } wrong[] = {
+    static const struct { const char *words, *message; } wrong[] = {
         {"plain --count 0", "fattn plain: --count: \"0\" is not a whole number from 1 to 100"},
         {"plain --count 101", "\"101\" is not"},
         {"plain --count 3x", "\"3x\" is not"},
@@ -138,7 +138,7 @@ Test(options, wrong_values_are_named) {
         stderr = old;
         cr_assert_eq(code, CLI_USAGE, "%s gives %d", wrong[i].words, code);
         rewind(file);
-        expect_text(file, wrong[i].sentence);
+        expect_text(file, wrong[i].message);
         fclose(file);
     }
 }

@@ -1,5 +1,4 @@
-/* JSON lines, progress lines, plots, folders: what the program writes, and that it notices when it
-   cannot. */
+/* JSON lines, progress lines, plots, folders: the program's output, and detection of failed writes. */
 #define _XOPEN_SOURCE 700 /* mkdtemp */
 #include <criterion/criterion.h>
 #include <criterion/redirect.h>
@@ -70,7 +69,7 @@ Test(json, lines, .init = make_folder, .fini = remove_folder) {
 }
 
 /* Names of files are bytes; a log is UTF-8. */
-Test(json, what_is_not_utf8_is_replaced, .init = make_folder, .fini = remove_folder) {
+Test(json, invalid_utf8_is_replaced, .init = make_folder, .fini = remove_folder) {
     static const char *const cases[][2] = {
         {"\xc3\xa9\xe2\x82\xac\xf0\x9f\x98\x80", "\xc3\xa9\xe2\x82\xac\xf0\x9f\x98\x80"},
         {"caf\xe9", "caf\\ufffd"},
@@ -92,8 +91,8 @@ Test(json, what_is_not_utf8_is_replaced, .init = make_folder, .fini = remove_fol
     }
 }
 
-/* What is there stays until something is written; what was made and stayed empty goes. */
-Test(output, keeps_what_is_there_until_it_restarts, .init = make_folder, .fini = remove_folder) {
+/* An existing file is kept until something is written; a new file that stays empty is removed. */
+Test(output, keeps_an_existing_file_until_it_restarts, .init = make_folder, .fini = remove_folder) {
     output o;
     char text[64];
     cr_assert(output_open(&o, in_folder("log"), OUTPUT_LATER));
@@ -251,7 +250,7 @@ Test(plot, is_an_svg_file, .init = make_folder, .fini = remove_folder) {
     cr_assert_eq(moves, 2, "the gap splits the curve");
 }
 
-Test(plot, nothing_to_show_is_still_a_picture, .init = make_folder, .fini = remove_folder) {
+Test(plot, without_points_the_file_is_valid, .init = make_folder, .fini = remove_folder) {
     const plot_series series = {"curve", xs, ys, 0, PLOT_LINE, 0};
     plot p = example(&series, NULL);
     p.n_levels = 0;

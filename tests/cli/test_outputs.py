@@ -1,4 +1,4 @@
-"""Files that commands write: - is standard output, alone; what cannot be written is known before the work."""
+"""Files that commands write: - is standard output, and only that; unwritable files are reported before the work."""
 import json
 import os
 import resource
@@ -16,7 +16,7 @@ QUICK = {"train": [*RECALL, "--steps", "4"],
          "check": ["check", "attention/one_key", "attention/one_row"],
          "memory": ["memory", "--n", "32", "--layers", "0"],
          "bench": ["bench", "--n", "16", "--heads", "1", "--repeat", "1", "--algorithm", "auto"]}
-# Minutes of work, were it begun.
+# Runs that would take minutes if they were started.
 LONG = {"train": [*RECALL, "--steps", "0", "--seconds", "600"], "check": ["check"],
         "memory": ["memory", "--n", "16,128,1024,8192", "--layers", "8"],
         "bench": ["bench", "--n", "128,65536"]}
@@ -51,7 +51,7 @@ def dash_is_standard_output():
                 done = run(*words, "--plot", path, "--json", path, code=2)
                 assert f"both {path}" in done.stderr and done.stdout == "", done
     assert "-" not in os.listdir(".")
-    # Nobody reads, or the disk is full: a failure that names it.
+    # No reader, or a full disk: a failure whose error message names it.
     for command, words in QUICK.items():
         with open("/dev/full", "w") as full:
             done = subprocess.run([FATTN, *words, "--json", "-"], stdout=full, stderr=subprocess.PIPE)
@@ -73,7 +73,7 @@ def unwritable_is_known_before():
 
 
 def what_was_there_stays():
-    """Until there is something to replace it with."""
+    """An existing file is kept until there is something to replace it with."""
     with open("old.svg", "w") as f:
         f.write("<old/>")
     os.symlink("new.svg", "dangling")
@@ -97,8 +97,8 @@ def a_plot_that_failed_is_not_named():
 
 
 def a_limit_on_sizes_is_a_full_disk():
-    """With the signal's own action, as a shell leaves it."""
-    with open(FATTN, "rb") as program: # the thread sanitizer writes a file of its own
+    """With the default action of the signal, as in a shell."""
+    with open(FATTN, "rb") as program: # the thread sanitizer writes its own file
         if b"__tsan_init" in program.read():
             return
     def limit():

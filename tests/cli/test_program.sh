@@ -1,4 +1,4 @@
-# The program as a user meets it: exit codes, sentences, help of every command, full disks, bad files.
+# The program from the outside: exit codes, error messages, help of every command, full disks, bad files.
 set -u
 fattn=$FATTN_BUILD/bin/fattn
 work=$(mktemp -d)
@@ -49,7 +49,7 @@ expect 2 '--d: "257" is not a whole number from 1 to 256' info --d 257
 expect 2 'unexpected "more"' info more
 full 'cannot write to standard output' info
 
-# A BLAS that does not know the CPU multiplies many times slower.
+# An OpenBLAS that does not know the CPU is many times slower.
 if grep -q ' avx2 ' /proc/cpuinfo; then
     export OPENBLAS_CORETYPE=Prescott
     expect 0 'OpenBLAS does not know this CPU' info

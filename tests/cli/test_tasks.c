@@ -13,7 +13,7 @@
 
 /* ---- tokens ---- */
 
-Test(tokens, targets_follow_and_all_symbols_come) {
+Test(tokens, targets_follow_and_all_symbols_occur) {
     enum { LENGTH = 200, SYMBOLS = 37 };
     task *const t = tokens_open(7, LENGTH, SYMBOLS), *const other = tokens_open(8, LENGTH, SYMBOLS);
     int32_t ids[LENGTH], targets[LENGTH], again[LENGTH];
@@ -62,7 +62,7 @@ static void check_recall_sequence(const int32_t *ids, const int32_t *targets) {
     }
 }
 
-Test(recall, every_key_is_asked_once_and_only_answers_count) {
+Test(recall, every_key_is_queried_once_and_only_values_are_targets) {
     task *t = recall_open(7, CONTEXT);
     cr_assert_not_null(t);
     cr_assert_eq(t->vocab, CONTEXT);
@@ -92,8 +92,8 @@ Test(recall, sequences_are_functions_of_seed_side_and_number) {
     other->close(other);
 }
 
-/* Frequencies of the first key and of the answer's place: 5 sigma. */
-Test(recall, keys_and_places_are_uniform) {
+/* Frequencies of the first key and of the answer's position: 5 sigma. */
+Test(recall, keys_and_positions_are_uniform) {
     enum { N = 20000 };
     task *t = recall_open(1, CONTEXT);
     int keys[2 * PAIRS] = {0}, places[PAIRS] = {0};
@@ -111,7 +111,7 @@ Test(recall, keys_and_places_are_uniform) {
     t->close(t);
 }
 
-Test(recall, refuses_other_lengths) {
+Test(recall, rejects_other_lengths) {
     cr_assert_null(recall_open(1, 66));
     cr_assert_null(recall_open(1, 4));
 }
@@ -135,8 +135,8 @@ static const char *put_file(const char *name, const char *content, size_t n) {
 }
 TestSuite(text, .init = make_folder, .fini = remove_folder);
 
-/* Every byte there is, and what used to vanish or to become '?': texts come back as they were. */
-Test(text, bytes_stay_what_they_are) {
+/* All byte values: texts are read without a change. */
+Test(text, bytes_are_unchanged) {
     enum { N = 4096 };
     unsigned char raw[N];
     for (int i = 0; i < N; ++i) raw[i] = (unsigned char)(i * 37 + i / 256);
@@ -155,7 +155,7 @@ Test(text, bytes_stay_what_they_are) {
     t->close(t);
 }
 
-/* What texts there are: random ones, one line for ever, records of any size, with and without copies. */
+/* Kinds of texts: random, one line repeated, records of any size, with and without copies. */
 enum { KINDS = 6 };
 static int64_t fill_text(char *content, int64_t n, int kind, uint32_t seed) {
     uint32_t state = seed * 2654435761u + 1;
@@ -167,13 +167,13 @@ static int64_t fill_text(char *content, int64_t n, int kind, uint32_t seed) {
     for (int64_t i = 0; kind == 2 && i + 8 < n; i += 8) memcpy(content + i, "same\r\n%\n", 8);
     for (int64_t i = 0; kind == 3 && i + 99 < n; i += 90) memcpy(content + i, "\n%\n", 3);
     for (int64_t i = 40; kind == 4 && i + 9 < n; i += n / 3 + 1) memcpy(content + i, "\n%\r\n", 4);
-    if (kind == 5 && n > 8) memcpy(content, "x\n%\n", 4); /* a small record, and all the rest */
+    if (kind == 5 && n > 8) memcpy(content, "x\n%\n", 4); /* a small record, and one with the rest */
     return n;
 }
 
-/* A text of the length that is said to be needed can be used, whatever stands in it; one byte less is
-   refused, with both lengths. Held out is at most a tenth, and not much less. */
-Test(text, is_refused_for_its_length_only) {
+/* Any text of the documented minimum length can be used; with one byte less it is rejected, with both lengths in
+   the error message. At most a tenth is held out, and not much less. */
+Test(text, only_its_length_matters) {
     enum { MOST = 40000 };
     static const int64_t contexts[] = {8, 9, 31, 64, 256, 1024, 4099};
     char *const content = malloc(MOST);
@@ -206,7 +206,7 @@ Test(text, is_refused_for_its_length_only) {
     free(content);
 }
 
-/* Windows line ends do not hide the records. */
+/* Records are found with Windows line ends, too. */
 Test(text, records_end_at_either_line_end) {
     enum { RECORDS = 500 };
     char *const content = calloc(RECORDS, 32);
@@ -252,8 +252,8 @@ Test(text, a_tenth_of_the_records_is_held_out_with_their_copies) {
     free(content);
 }
 
-/* A text without records: every byte of the training side once per epoch but for the ragged
-   ends, each held-out byte but the first predicted exactly once. */
+/* A text without records: every byte of the training part once per epoch, except the ragged ends; each held-out
+   byte except the first is predicted exactly once. */
 Test(text, windows_cover_the_text) {
     enum { N = 50000, WINDOW = 32 };
     char *content = malloc(N);
@@ -307,7 +307,7 @@ Test(text, windows_cover_the_text) {
     free(content);
 }
 
-Test(text, refuses_what_it_cannot_use) {
+Test(text, rejects_unusable_files) {
     cr_assert_null(text_open("/nonexistent/text", 1, 32));
     cr_assert_null(text_open(put_file("empty", "", 0), 1, 32));
     cr_assert_null(text_open(put_file("short", "a few words\n", 12), 1, 32));

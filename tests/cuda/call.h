@@ -1,6 +1,6 @@
-/* One attention call on tensors of its own, row-major, without an oracle: for tests that compare
-   runs with each other. Fails by a sentence and exit(1), so that programs without Criterion can
-   use it, too. Works on any context. */
+/* One attention call with its own row-major tensors, without a reference: for tests that compare runs with
+   each other. Fails with an error message and exit(1), so that programs without Criterion can use it, too.
+   Works on any context. */
 #ifndef TEST_CUDA_CALL_H
 #define TEST_CUDA_CALL_H
 
@@ -29,7 +29,7 @@ void call_free(call *c);
 
 void call_forward(call *c);
 void call_backward(call *c);
-void call_run(call *c); /* both; then the results of the last are there */
+void call_run(call *c); /* both */
 
 /* All elements of a tensor, row-major, as double; the caller frees them. Waits for the stream. */
 double *call_read(call *c, enum call_tensor id);
@@ -39,7 +39,7 @@ void call_fill(call *c, enum call_tensor id, double x);
 /* A number made of all bits of the tensors first to last. Waits for the stream. */
 uint64_t call_bits(call *c, enum call_tensor first, enum call_tensor last);
 
-/* Exits with the context's sentence unless s is FATTN_OK. */
+/* Exits with the context's error message unless s is FATTN_OK. */
 void call_must(fattn_ctx *ctx, fattn_status s, const char *what);
 
 #endif

@@ -40,7 +40,7 @@ static unsigned char *to_device(const void *p, size_t bytes) {
 
 enum { GUARD = 256 };
 
-/* Poisoned memory between guards: NaN in every float type. */
+/* Memory between guards, filled with NaN of every float type. */
 static unsigned char *workspace_new(size_t bytes) {
     void *d = NULL;
     must(cudaMalloc(&d, bytes + 2 * GUARD), "cudaMalloc");
@@ -59,7 +59,7 @@ static void workspace_check(const attention *a, unsigned char *d, size_t bytes, 
     must(cudaFree(d), "cudaFree");
 }
 
-/* What forward left for backward. */
+/* The saved buffer, from forward to backward. */
 static unsigned char *saved;
 
 static fattn_status run_pass(const attention *a, enum fattni_pass pass,
@@ -71,7 +71,7 @@ static fattn_status run_pass(const attention *a, enum fattni_pass pass,
     return s;
 }
 
-/* The pass as a graph: whatever allocates or waits would break the capture. */
+/* The pass as a CUDA graph: an allocation or synchronisation would make the capture fail. */
 static fattn_status run_captured(const attention *a, enum fattni_pass pass,
                                  const fattn_attention_io *io) {
     cudaStream_t stream;
@@ -138,12 +138,12 @@ fattn_status device_run(attention *a, enum fattni_pass pass) {
     return s;
 }
 
-/* An F32 d_o is rounded on its way to the tensor cores: let it be exact in the dtype. */
+/* An F32 d_o is rounded to 16 bits for the tensor cores: makes it exact in the dtype. */
 static void round_d_o(attention *a, fattn_dtype dtype) {
     const fattn_tensor *const t = &a->t[T_D_O];
     int64_t at[FATTN_MAX_DIMS] = {0};
     for (int64_t n = 0; n < fattn_tensor_numel(t); ++n) {
-        double cell; /* room for one element of any dtype */
+        double cell; /* storage for one element of any dtype */
         attention_index(t, n, at);
         fattni_store(&cell, dtype, 0, attention_get(t, at));
         attention_set(t, at, fattni_load(&cell, dtype, 0));

@@ -1,4 +1,4 @@
-/* The public headers under nvcc, and one kernel: the toolkit works, a stream needs no cast. */
+/* The public headers under nvcc, and one kernel: the toolkit works, and a cudaStream_t needs no cast. */
 #include <fattn/fattn.h>
 
 #include <stdio.h>

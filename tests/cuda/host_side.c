@@ -1,9 +1,11 @@
-/* What the host's side of the CUDA backend decides, looked at without a GPU: bytes of workspaces, sizes
-   that it refuses, before anything is enqueued, and whose CUDA context is current meanwhile. The context
-   is none that was created; nothing here reaches CUDA. */
+/* Decisions of the CUDA backend's host code, tested without a GPU: sizes of workspaces, sizes that are rejected
+   before anything is enqueued, and which CUDA context is current. The contexts are fakes; nothing calls
+   CUDA. */
+#include "core/base/device.h"
 #include "core/cuda/blas.h"
 #include "core/cuda/driver.h"
-#include "core/cuda/sm90.h"
+#include "bwd/cuda/bwd_cuda.h"
+#include "fwd/cuda/fwd_cuda.h"
 #include "core/attention/kernel.h"
 #include "plans.h"
 
@@ -12,7 +14,7 @@
 
 static const fattn_dtype dtypes[4] = {FATTN_BF16, FATTN_F16, FATTN_F32, FATTN_F64};
 
-/* The driver of one thread, which has this stack of contexts. */
+/* A fake driver of one thread, with a stack of CUDA contexts. */
 enum { DEPTH = 8 };
 static struct { CUcontext stack[DEPTH]; int depth, looks, encoded, stray; } driver_state;
 static CUcontext other(int n) { return (CUcontext)(uintptr_t)(4096 + n); }
@@ -56,24 +58,25 @@ static void note_free(void *user, void *p, size_t bytes, fattn_stream s) {
     driver_state.stray += top() != other(0);
 }
 
-/* A Hopper, or one that is capped at sm_80. */
+/* A Hopper GPU, or one capped at sm_80. */
 static fattn_ctx context_of(int arch) {
     driver.context = other(0);
     return (fattn_ctx){.device = FATTN_CUDA,
+                       .ops = fattni_device_ops_of(FATTN_CUDA),
                        .gpu = {.arch = arch, .sms = 132, .l2_bytes = (size_t)50 << 20,
                                .shared_limit = 232448, .driver = &driver},
                        .allocator = {note_alloc, note_free, NULL}};
 }
 
-Test(host_side, bytes_do_not_depend_on_places_or_d_o, .timeout = 120) {
+Test(host_side, sizes_do_not_depend_on_addresses_or_d_o, .timeout = 120) {
     for (int arch = 80; arch <= 90; arch += 10) {
         fattn_ctx ctx = context_of(arch);
-        ctx.gpu.blas = (struct fattni_cuda_blas *)&driver; /* STANDARD wants to know that there is one */
+        ctx.gpu.blas = (struct fattni_cuda_blas *)&driver; /* STANDARD checks that it is not NULL */
         cr_assert_gt(plans_check(&ctx), 100000);
     }
 }
 
-/* ---- whose context is current ---- */
+/* ---- the current CUDA context ---- */
 
 enum { Q, K, V, O, D_O, DQ, DK, DV, TENSORS };
 typedef struct shapes {
@@ -82,7 +85,7 @@ typedef struct shapes {
     fattn_attention_io io;
 } shapes;
 
-/* Where tensor n, the workspace and saved could be: far from each other. */
+/* Addresses of tensor n, the workspace and saved, far from each other. */
 static void *place(int n) { return (void *)((uintptr_t)(n + 1) << 50); }
 
 static void describe(shapes *x, fattn_dtype dtype, int64_t H, int64_t Sq, int64_t Sk, int64_t D) {
@@ -102,12 +105,19 @@ static void check_maps(fattn_ctx *ctx, int depth) {
     describe(&x, FATTN_BF16, 2, 300, 300, 64);
     for (int pass = FATTNI_FWD; pass <= FATTNI_BWD; ++pass) {
         fattni_problem p;
-        fattni_sm90_args args;
+        fattni_fwd_sm90_args fwd;
+        fattni_bwd_sm90_args bwd;
+        fattni_bwd_choice choice;
         cr_assert_eq(fattni_problem_init(ctx, &x.p, &x.io, (enum fattni_pass)pass, true, &p), FATTN_OK);
-        const fattni_cuda_kernel *const k = fattni_cuda_find(ctx, &p);
+        cr_assert(pass == FATTNI_FWD || !fattni_bwd_cuda_choose(ctx, &p, &choice));
+        const fattni_cuda_kernel *const k = pass == FATTNI_FWD ? fattni_fwd_cuda_choose(ctx, &p) : choice.main;
         cr_assert(k && k->arch == 90);
+        fattni_bwd_args args = {0};
+        if (pass == FATTNI_BWD) args = fattni_bwd_args_of(&p);
         driver_state.encoded = 0;
-        cr_assert_eq(fattni_sm90_args_of(ctx, &p, k, &args), FATTN_OK, "%s", fattn_ctx_error(ctx));
+        const fattn_status s = pass == FATTNI_FWD ? fattni_fwd_sm90_args_of(ctx, &p, k, &fwd)
+                                                  : fattni_bwd_sm90_args_of(ctx, &p, k, &args, place(0), false, &bwd);
+        cr_assert_eq(s, FATTN_OK, "%s", fattn_ctx_error(ctx));
         cr_assert_eq(driver_state.encoded, 4);
         cr_assert_eq(driver_state.depth, depth);
     }
@@ -121,8 +131,8 @@ static void check_memory(fattn_ctx *ctx, int depth) {
     cr_assert_eq(driver_state.depth, depth);
 }
 
-/* A thread without a context, with another one's, with the right one. */
-Test(host_side, what_is_called_finds_its_context_current) {
+/* A thread without a CUDA context, with another one, with the right one. */
+Test(host_side, calls_run_in_the_right_cuda_context) {
     fattn_ctx ctx = context_of(90);
     for (int n = 0; n < 3; ++n) {
         if (n) push(other(n == 1));
@@ -142,8 +152,8 @@ Test(host_side, what_is_called_finds_its_context_current) {
 
 /* ---- sizes ---- */
 
-/* What is enqueued looks whose context is current first: so no look, nothing written. */
-static void refused(fattn_ctx *ctx, const shapes *x, enum fattni_pass pass, fattn_status status, const char *says) {
+/* Enqueuing queries the current CUDA context first: without such a query nothing was written. */
+static void rejected(fattn_ctx *ctx, const shapes *x, enum fattni_pass pass, fattn_status status, const char *says) {
     fattn_attention_plan plan = {.struct_size = sizeof plan};
     fattn_attention_io io = x->io;
     io.workspace = place(1 << 10), io.workspace_bytes = (size_t)1 << 60;
@@ -156,7 +166,7 @@ static void refused(fattn_ctx *ctx, const shapes *x, enum fattni_pass pass, fatt
 }
 
 /* More blocks than a grid has, in each algorithm and dtype, with a d_bias that would be cleared first. */
-Test(host_side, grids_are_refused_before_anything_is_written) {
+Test(host_side, grids_are_rejected_before_anything_is_written) {
     for (int arch = 80; arch <= 90; arch += 10)
         for (int n = 0; n < 4; ++n)
             for (int algorithm = FATTN_ALGO_AUTO; algorithm <= FATTN_ALGO_FLASH2; ++algorithm) {
@@ -171,17 +181,17 @@ Test(host_side, grids_are_refused_before_anything_is_written) {
                 x.p.algorithm = algorithm;
                 x.io.bias = &bias[0], x.io.d_bias = &bias[1];
                 const bool standard = algorithm == FATTN_ALGO_STANDARD;
-                refused(&ctx, &x, FATTNI_BWD, FATTN_E_UNSUPPORTED, standard ? "2^31-1 rows" : "2^31-1");
+                rejected(&ctx, &x, FATTNI_BWD, FATTN_E_UNSUPPORTED, standard ? "2^31-1 rows" : "2^31-1");
                 if (algorithm == FATTN_ALGO_FLASH1) continue; /* forward has a block for each head */
-                refused(&ctx, &x, FATTNI_FWD, FATTN_E_UNSUPPORTED, "2^31-1");
+                rejected(&ctx, &x, FATTNI_FWD, FATTN_E_UNSUPPORTED, "2^31-1");
             }
     fattn_ctx ctx = context_of(90);
     ctx.gpu.blas = (struct fattni_cuda_blas *)&driver;
     shapes x; /* few rows, but more elements of P and of K than 2^31-1 blocks have threads */
     describe(&x, FATTN_F32, 1 << 12, 64, 1 << 28, 64);
     x.p.algorithm = FATTN_ALGO_STANDARD;
-    refused(&ctx, &x, FATTNI_FWD, FATTN_E_UNSUPPORTED, "blocks of work");
-    refused(&ctx, &x, FATTNI_BWD, FATTN_E_UNSUPPORTED, "blocks of work");
+    rejected(&ctx, &x, FATTNI_FWD, FATTN_E_UNSUPPORTED, "more blocks than");
+    rejected(&ctx, &x, FATTNI_BWD, FATTN_E_UNSUPPORTED, "more blocks than");
 }
 
 Test(host_side, many_packed_sequences) {
@@ -193,12 +203,12 @@ Test(host_side, many_packed_sequences) {
             fattn_tensor_view(place(50), FATTN_I32, FATTN_CUDA, 0, 1, (int64_t[]){((int64_t)1 << 25) + 1});
         x.io.cu_seqlens_q = x.io.cu_seqlens_k = &lengths;
         x.p.max_seqlen_q = x.p.max_seqlen_k = 100;
-        refused(&ctx, &x, FATTNI_BWD, FATTN_E_UNSUPPORTED, "pads the rows of packed sequences");
+        rejected(&ctx, &x, FATTNI_BWD, FATTN_E_UNSUPPORTED, "pads the rows of packed sequences");
     }
 }
 
-/* What Hopper's kernels cannot count, others compute. */
-Test(host_side, counts_beyond_hopper_s) {
+/* Calls with too many tiles for the Hopper kernels use other kernels. */
+Test(host_side, too_many_tiles_for_hopper) {
     fattn_ctx ctx = context_of(90);
     for (int n = 0; n < 4; ++n) {
         shapes x;
@@ -206,11 +216,11 @@ Test(host_side, counts_beyond_hopper_s) {
         const int64_t H = n % 2 ? 1 << 27 : 1 << 20;
         describe(&x, dtypes[n / 2], H, 100, n % 2 ? 64 : 100, 64);
         cr_assert_eq(fattn_attention_query(&ctx, &x.p, &x.io, &plan), FATTN_OK, "%s", fattn_ctx_error(&ctx));
-        cr_assert(strstr(plan.bwd_kernel, n % 2 ? "sm80" : "sm90"), "%s", plan.bwd_kernel);
+        cr_assert(strstr(plan.bwd_kernel, n % 2 ? "mma16" : "sm90"), "%s", plan.bwd_kernel);
     }
 }
 
-/* The longest rows and furthest positions: diagonals and what is added to them stay in 31 bits. */
+/* The longest rows and largest positions: diagonals and sums with them stay within 31 bits. */
 Test(host_side, diagonals_of_far_positions) {
     fattn_ctx ctx = context_of(90);
     static const int64_t rows[] = {1, 100, 1 << 28}, places[] = {0, 1000, 1 << 29};
@@ -225,7 +235,7 @@ Test(host_side, diagonals_of_far_positions) {
             x.p.q_pos0 = places[m / 9 % 3], x.p.k_pos0 = places[m / 27];
             x.p.window_left = windows[w % 8], x.p.window_right = windows[w / 8];
             cr_assert_eq(fattni_problem_init(&ctx, &x.p, &x.io, FATTNI_FWD, true, &p), FATTN_OK);
-            const fattni_cuda_args a = fattni_cuda_args_of(&p);
+            const fattni_attention_args a = fattni_cuda_args_of(&p);
             const fattni_band want = fattni_sequence_of(&p, 0).band;
             const int64_t diagonal = a.shift + Sk - Sq;
             cr_assert_eq(a.shift, x.p.q_pos0 - x.p.k_pos0);

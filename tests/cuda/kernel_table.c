@@ -4,7 +4,9 @@
 #include <stdio.h>
 
 int main(void) {
-    for (const fattni_cuda_kernel *k = fattni_cuda_kernels; k->name; ++k)
-        printf("%s %d %zu\n", k->name, k->threads, k->shared);
+    const fattni_cuda_kernel *const *const lists[] = {fattni_fwd_cuda_kernels, fattni_bwd_cuda_kernels};
+    for (int n = 0; n < 2; ++n)
+        for (const fattni_cuda_kernel *const *k = lists[n]; *k; ++k)
+            printf("%s %d %zu\n", (*k)->name, (*k)->threads, (*k)->shared);
     return 0;
 }

@@ -1,4 +1,4 @@
-/* cuRAND's Philox4x32-10 and the dropout map of core/tensor/philox.h against Random123.
+/* cuRAND's Philox4x32-10 and the dropout mask of core/tensor/philox.h against Random123.
    argv[1]: "host" = cuRAND's functions compiled for the host, "device" = on the GPU. */
 #define QUALIFIERS static inline __host__ __device__ /* cuRAND's own hook */
 #include <curand_kernel.h>
@@ -20,11 +20,11 @@ typedef struct one {
     uint32_t stream, step, plane, threshold;
 } one;
 
-typedef struct answer {
+typedef struct result {
     uint32_t block[4];    /* curand_Philox4x32_10 */
     uint32_t sequence[4]; /* curand_init, curand4 */
     uint32_t keep, reserved;
-} answer;
+} result;
 
 /* The sequence API reaches w1 < 2^30 (an offset counts single words), which is every row that a
    31-bit position has. */
@@ -50,49 +50,49 @@ static __host__ __device__ void ask_curand(const one *c, uint32_t *block, uint32
     sequence[0] = y.x, sequence[1] = y.y, sequence[2] = y.z, sequence[3] = y.w;
 }
 
-__global__ void answer_cases(const one *cases, answer *answers, int count) {
+__global__ void compute_cases(const one *cases, result *results, int count) {
     const int n = (int)(blockIdx.x * blockDim.x + threadIdx.x);
     if (n >= count) return;
     const one c = cases[n];
-    ask_curand(&c, answers[n].block, answers[n].sequence);
-    answers[n].keep =
+    ask_curand(&c, results[n].block, results[n].sequence);
+    results[n].keep =
         (uint32_t)fattni_keep(c.seed, c.stream, c.step, c.plane, c.i, c.j, c.threshold);
 }
 
-static int check(const one *cases, const answer *answers, bool with_keep) {
+static int check(const one *cases, const result *results, bool with_keep) {
     int wrong = 0, kept = 0;
     for (int n = 0; n < COUNT; ++n) {
         const one *const c = &cases[n];
         const fattni_block want = philox_host(c->seed, c->counter);
         const uint32_t draw = fattni_lane16(want, fattni_dropout_lane(c->i, c->j));
-        wrong += memcmp(answers[n].block, want.w, sizeof want.w) != 0;
-        wrong += memcmp(answers[n].sequence, want.w, sizeof want.w) != 0;
-        if (with_keep) wrong += answers[n].keep != (draw >= c->threshold);
-        kept += (int)answers[n].keep;
+        wrong += memcmp(results[n].block, want.w, sizeof want.w) != 0;
+        wrong += memcmp(results[n].sequence, want.w, sizeof want.w) != 0;
+        if (with_keep) wrong += results[n].keep != (draw >= c->threshold);
+        kept += (int)results[n].keep;
     }
-    printf("%d cases, %d answers differ from Random123", COUNT, wrong);
+    printf("%d cases, %d results differ from Random123", COUNT, wrong);
     if (with_keep) printf(", %d kept", kept);
     printf("\n");
     return wrong != 0 || (with_keep && (kept < COUNT * 0.49 || kept > COUNT * 0.51));
 }
 
-static int on_the_device(const one *cases, answer *answers) {
+static int on_the_device(const one *cases, result *results) {
     one *device_cases = NULL;
-    answer *device_answers = NULL;
+    result *device_results = NULL;
     cudaError_t e = cudaMalloc((void **)&device_cases, COUNT * sizeof *cases);
-    if (e == cudaSuccess) e = cudaMalloc((void **)&device_answers, COUNT * sizeof *answers);
+    if (e == cudaSuccess) e = cudaMalloc((void **)&device_results, COUNT * sizeof *results);
     if (e == cudaSuccess)
         e = cudaMemcpy(device_cases, cases, COUNT * sizeof *cases, cudaMemcpyHostToDevice);
     if (e == cudaSuccess) {
-        answer_cases<<<(COUNT + 255) / 256, 256>>>(device_cases, device_answers, COUNT);
+        compute_cases<<<(COUNT + 255) / 256, 256>>>(device_cases, device_results, COUNT);
         e = cudaGetLastError();
     }
     if (e == cudaSuccess)
-        e = cudaMemcpy(answers, device_answers, COUNT * sizeof *answers, cudaMemcpyDeviceToHost);
+        e = cudaMemcpy(results, device_results, COUNT * sizeof *results, cudaMemcpyDeviceToHost);
     cudaFree(device_cases);
-    cudaFree(device_answers);
+    cudaFree(device_results);
     if (e != cudaSuccess) printf("%s\n", cudaGetErrorString(e));
-    return e != cudaSuccess || check(cases, answers, true);
+    return e != cudaSuccess || check(cases, results, true);
 }
 
 int main(int argc, char **argv) {
@@ -103,15 +103,15 @@ int main(int argc, char **argv) {
         return SKIPPED;
     }
     one *const cases = (one *)malloc(COUNT * sizeof *cases);
-    answer *const answers = (answer *)calloc(COUNT, sizeof *answers);
-    if (!cases || !answers) return 1;
+    result *const results = (result *)calloc(COUNT, sizeof *results);
+    if (!cases || !results) return 1;
     for (uint32_t n = 0; n < COUNT; ++n)
         cases[n] = make_case(n);
     if (!device)
         for (int n = 0; n < COUNT; ++n)
-            ask_curand(&cases[n], answers[n].block, answers[n].sequence);
-    const int failed = device ? on_the_device(cases, answers) : check(cases, answers, false);
+            ask_curand(&cases[n], results[n].block, results[n].sequence);
+    const int failed = device ? on_the_device(cases, results) : check(cases, results, false);
     free(cases);
-    free(answers);
+    free(results);
     return failed;
 }

@@ -1,6 +1,6 @@
-/* The layouts that core/ptx and core/device/sm90_tile.cuh promise, each against a plain loop on the host: TMA boxes
+/* The layouts of core/ptx and core/device/sm90_tile.cuh, each against a plain loop on the host: TMA boxes
    and their swizzle, wgmma's operands and accumulators, mma's fragments, stmatrix and ldmatrix, bulk
-   copies and reductions. Values are small integers, so that every sum is exact. K_BF16 from outside. */
+   copies and reductions. Values are small integers, so that every sum is exact. K_BF16 is set by the build. */
 #include "core/device/sm90_tile.cuh"
 #include "core/ptx/mma.h"
 #include "core/ptx/stmatrix.h"
@@ -76,7 +76,7 @@ static matrix matrix_new(int rows, int columns, int box, unsigned seed) {
 
 /* ---- wgmma ---- */
 
-/* How the operands come. */
+/* Where the operands are: shared memory (S), transposed (T), registers (R). */
 enum { SS, ST, TT, RS, NEW_SS, NEW_ST, NEW_TT, KINDS };
 static const char *const kind_names[] = {"wgmma_ss", "wgmma_st", "wgmma_tt", "wgmma_rs",
                                          "wgmma_ss_new", "wgmma_st_new", "wgmma_tt_new"};
@@ -90,9 +90,9 @@ typedef struct operands {
     _Pragma("unroll") for (int e = 0; e < DEPTH / 16; ++e) {                                           \
         if (e >= (from)) product;                                                                      \
     }
-#define ALONG_A along_columns(e, M)
-#define ALONG_B(N) along_columns(e, N)
-#define ALONG_ROWS along_rows(e)
+#define ALONG_A advance_columns(e, M)
+#define ALONG_B(N) advance_columns(e, N)
+#define ALONG_ROWS advance_rows(e)
 
 /* out[M][N] = 3 A B: one product from zero, two added, over all of DEPTH each time. */
 #define PRODUCTS(N)                                                                                    \
@@ -124,8 +124,8 @@ typedef struct operands {
         PIN(d, N / 2);                                                                                 \
         for (int n = 0; n < 3; ++n) {                                                                  \
             wgmma_fence();                                                                             \
-            const uint64_t ka = operand(a, 0), kb = operand(b, 0);                                     \
-            const uint64_t ma = operand(a_t, DEPTH * 128), mb = operand(b_t, DEPTH * 128);             \
+            const uint64_t ka = operand_descriptor(a, 0), kb = operand_descriptor(b, 0);                                     \
+            const uint64_t ma = operand_descriptor(a_t, DEPTH * 128), mb = operand_descriptor(b_t, DEPTH * 128);             \
             const int add = n > 0, fresh = kind >= NEW_SS && !add;                                     \
             if (kind == NEW_SS && fresh) wgmma_ss_new_n##N(d, ka, kb);                                 \
             if (kind == NEW_ST && fresh) wgmma_st_new_n##N(d, ka, mb);                                 \

@@ -1,7 +1,7 @@
-/* Every attention kernel of this build again and again: O, L, dK and dV must have the same bits each
-   time, dQ the same numbers but for the order of its sums. A context with all of the device's
-   multiprocessors and one with three, so that a CTA has many tiles. Built with FATTN_DELAYS, waits inside
-   the Hopper kernels take random times (core/ptx/mbarrier.h): a forgotten barrier shows itself.
+/* Repeats every attention kernel of this build: O, L, dK and dV must have the same bits each time, dQ the same
+   numbers up to the order of its sums. One context uses all SMs, another three, so that a CTA has many tiles.
+   Built with FATTN_DELAYS, waits inside the Hopper kernels take random times (core/ptx/mbarrier.h), which
+   exposes missing barriers.
    Arguments: runs of each case, one head_dim instead of all. Returns 77 without a device. */
 #include "call.h"
 
@@ -15,7 +15,7 @@ enum { SKIPPED = 77 };
 static const attention_case cases[] = {
     {SHAPE, .name = "full"},
     {SHAPE, .name = "causal", .flags = FATTN_CAUSAL},
-    {SHAPE, .name = "in turns", .flags = FATTN_CAUSAL | FATTN_DETERMINISTIC},
+    {SHAPE, .name = "ordered", .flags = FATTN_CAUSAL | FATTN_DETERMINISTIC},
     {SHAPE, .name = "window", .flags = FATTN_WINDOW, .window_left = 100, .window_right = 7,
      .softcap = 5, .alibi = true, .sink = true},
     {SHAPE, .name = "dropout", .dropout_p = 0.2f},
@@ -32,7 +32,7 @@ static int64_t apart(const double *x, const double *y, int64_t count, double ulp
     return wrong;
 }
 
-/* Failures among the runs. */
+/* The number of failed runs. */
 static int64_t repeat(fattn_ctx *ctx, const attention_case *a, int runs) {
     call *const c = call_new(ctx, a);
     const int64_t count = fattn_tensor_numel(&c->t[CALL_DQ]);

@@ -1,6 +1,6 @@
 /* For compute-sanitizer: every kernel of this build once or twice, on sizes that end inside of
-   tiles. One process without forks; results are only looked at for NaN. An argument, 64 or 128,
-   leaves out wider heads: races take longer to look for. Returns 77 without a device. */
+   tiles. One process without forks; results are only checked for NaN. An argument, 64 or 128, leaves out
+   wider heads, since racecheck is slow. Returns 77 without a device. */
 #include "call.h"
 
 #include <math.h>

@@ -1,9 +1,9 @@
 /* For compute-sanitizer: every op of the tape forward and backward and AdamW, in all dtypes, with sizes
    that fill packs, warps and chunks and sizes that do not. One process without forks; losses are only
-   looked at for NaN. Returns 77 without a device.
+   checked for NaN. Returns 77 without a device.
 
-   initcheck does not see what is stored by bulk copies, as cuBLAS does in 16 bits where rows are multiples
-   of 16 bytes: with the argument "initcheck" those runs are left out. */
+   initcheck does not track bulk copies, which cuBLAS uses in 16 bits where rows are multiples of 16 bytes:
+   with the argument "initcheck" those runs are left out. */
 #include <fattn/fattn.h>
 
 #include <math.h>
@@ -93,7 +93,7 @@ static void end(run *r) {
 
 static fattn_var use(run *r, int i) { return fattn_use(r->tape, &r->p[i]); }
 
-/* A block in which every op has its place; two losses. */
+/* A block that uses every op; two losses. */
 static fattn_var forward(run *r) {
     const fattn_attention_params p = {.struct_size = sizeof p, .flags = FATTN_CAUSAL,
                                       .algorithm = FATTN_ALGO_STANDARD};

@@ -1,6 +1,6 @@
-/* The CUDA kernels against the fp64 oracle on the same rounded inputs. In 16 bits the bound is the
-   error of the unfused computation in the same dtype: twice it forward, three times backward. TF32
-   has the significands of F16, and so its bound. F32 and F64 have the bounds of the CPU tiles. */
+/* The CUDA kernels against the fp64 reference on the same rounded inputs. In 16 bits the bound is twice
+   (backward three times) the error of the unfused computation in the same dtype. TF32 has F16's
+   significand, and so its bound. F32 and F64 have the bounds of the CPU tiles. */
 #include "device.h"
 
 #include "core/tensor/numeric.h"
@@ -11,12 +11,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-/* An F32 d_o is rounded on its way to the tensor cores: let it be exact in the dtype. */
+/* An F32 d_o is rounded to 16 bits for the tensor cores: makes it exact in the dtype. */
 static void round_d_o(attention *a, fattn_dtype dtype) {
     const fattn_tensor *const t = &a->t[T_D_O];
     int64_t at[FATTN_MAX_DIMS] = {0};
     for (int64_t n = 0; n < fattn_tensor_numel(t); ++n) {
-        double cell; /* room for any dtype */
+        double cell; /* storage for any dtype */
         attention_index(t, n, at);
         fattni_store(&cell, dtype, 0, attention_get(t, at));
         attention_set(t, at, fattni_load(&cell, dtype, 0));
@@ -39,12 +39,12 @@ static void check_rounded(fattn_ctx *cpu, const attention_case *c, fattn_dtype d
     attention_run(want, REFERENCE);
     attention_run(low, UNFUSED);
     attention_run(got, ON_DEVICE);
-    /* Sums over many rows of what each row should cancel to: a row's rest is dO.(O - rounded O). */
+    /* Sums over many rows of terms that cancel within a row up to dO.(O - rounded O). */
     const double eps = rounding == FATTN_BF16 ? 0x1p-9 : 0x1p-12;
     const double rows = (double)(got->c.B * got->c.Hq * (got->c.Sq + 1) * (got->c.Dv + 1));
     const bool sums[2] = {got->present[T_D_BIAS], got->present[T_D_SINK]};
     got->present[T_D_BIAS] = got->present[T_D_SINK] = false;
-    /* The largest of a few errors is no yardstick: then what rounding O leaves in delta. */
+    /* With few numbers the baseline's largest error is unreliable: then delta's error from rounding O. */
     const bool few = rows < 4096;
     const double floor = few ? eps * sqrt((double)got->c.Dv) / (1 - (double)c->dropout_p) : 2e-6;
     attention_match(got, want, low, 3, (fattn_tolerance){.atol = floor});
@@ -141,7 +141,7 @@ Test(cuda_attention, mixtures, .timeout = 400) {
         for (int b = 0; b < MAX_SEQUENCES; ++b) c.length_q[b] *= (int32_t)factor, c.length_k[b] *= (int32_t)factor;
         const double D = (double)c.D;
         c.D = dims[n % 10], c.Dv = dims[(n / 10) % 10];
-        if (c.scale > 0) /* scores stay of the size that the bounds know */
+        if (c.scale > 0) /* keeps scores at the size that the bounds assume */
             c.scale *= (float)fmin(1, sqrt(D / (double)c.D));
         check(cpu, &c, n % 2 ? FATTN_BF16 : FATTN_F16);
         check_real(&c, n % 2 ? FATTN_F64 : FATTN_F32);

@@ -1,5 +1,5 @@
-/* What a CUDA context promises beyond numbers: repeatable bits, streams, threads, graphs,
-   conventions for rows without keys. */
+/* Contracts of a CUDA context other than accuracy: determinism, streams, threads, graphs, conventions for rows
+   without keys. */
 #include "call.h"
 
 #include <criterion/criterion.h>
@@ -84,8 +84,8 @@ Test(cuda_contracts, deterministic_gradients_repeat, .timeout = 200) {
     must(cudaStreamDestroy(other), "stream");
 }
 
-/* What one CTA owns repeats without the flag, too: a race would show. */
-Test(cuda_contracts, results_of_one_owner_repeat, .timeout = 200) {
+/* Results that one CTA writes are deterministic without the flag, too: a race would show. */
+Test(cuda_contracts, results_of_one_cta_repeat, .timeout = 200) {
     fattn_ctx *const ctx = context_or_skip();
     for (int n = 0; n < WIDE_CASES; ++n) {
         attention_case a = wide_case(n);
@@ -106,7 +106,7 @@ Test(cuda_contracts, results_of_one_owner_repeat, .timeout = 200) {
     fattn_ctx_destroy(ctx);
 }
 
-/* Of numbers that were added in two orders, at most 22 blocks, each addition half a unit off; 16-bit results round once
+/* Sums of at most 22 blocks in two orders, each addition with an error of half a unit; 16-bit results are rounded once
    more. */
 static void assert_same_sums(call *a, call *b, fattn_dtype dtype, enum call_tensor id, bool same_kernel, int n) {
     double *const x = call_read(a, id), *const y = call_read(b, id);
@@ -124,7 +124,7 @@ static void assert_same_sums(call *a, call *b, fattn_dtype dtype, enum call_tens
     free(y);
 }
 
-Test(cuda_contracts, deterministic_and_free_order_agree, .timeout = 100) {
+Test(cuda_contracts, deterministic_and_atomic_sums_agree, .timeout = 100) {
     fattn_ctx *const ctx = context_or_skip();
     for (int n = 0; n < WIDE_CASES; ++n) {
         attention_case a = wide_case(n);
@@ -145,7 +145,7 @@ Test(cuda_contracts, deterministic_and_free_order_agree, .timeout = 100) {
     fattn_ctx_destroy(ctx);
 }
 
-Test(cuda_contracts, what_cannot_repeat_is_refused) {
+Test(cuda_contracts, nondeterministic_calls_are_rejected) {
     fattn_ctx *const ctx = context_or_skip();
     attention_case a = wide_case(1);
     a.bias = BIAS | BIAS_OVER_B, a.flags = 0;
@@ -186,8 +186,8 @@ static void all_finite(call *c, enum call_tensor first, enum call_tensor last) {
     }
 }
 
-/* A query with every tensor at its best place and without d_o: its bytes do for tensors an element
-   further on, one or all of them, and for an F32 d_o. */
+/* A query with aligned tensors and without d_o: its sizes suffice when one or all tensors are moved by an
+   element, and for an F32 d_o. */
 Test(cuda_contracts, workspace_of_a_query_suffices_anywhere, .timeout = 100) {
     fattn_ctx *const ctx = context_or_skip();
     static const enum call_tensor moved[] = {CALL_Q,  CALL_K,  CALL_V,  CALL_O,
@@ -279,7 +279,7 @@ Test(cuda_contracts, contexts_on_threads_and_streams, .timeout = 100) {
     fattn_ctx_destroy(ctx);
 }
 
-/* ---- a context on threads that did not make it ---- */
+/* ---- a context on threads that did not create it ---- */
 
 /* Functions of the driver, which the tests are not linked with. */
 typedef struct driver {
@@ -305,8 +305,8 @@ static driver open_driver(void) {
     return d;
 }
 
-/* An attention call in each dtype, plain and with every feature; a product by cuBLAS; copies. The same
-   bits from every context of the same options. */
+/* An attention call in each dtype, plain and with every feature; a product by cuBLAS; copies. Contexts with the
+   same options give the same bits. */
 enum { KINDS = 8 };
 static uint64_t bits_of_kind(fattn_ctx *ctx, int n) {
     const attention_case a = wide_case(n < 4 ? n : 4 + n);
@@ -330,8 +330,8 @@ static uint64_t bits_of_kind(fattn_ctx *ctx, int n) {
     return bits;
 }
 
-/* A thread that has never called CUDA makes a context, uses it, destroys it: each one of them, or all.
-   Counts what was wrong: bits, and a device or a CUDA context that is not what it was. */
+/* A thread that has never called CUDA creates, uses or destroys a context, or all of these. Counts errors: wrong
+   bits, and a changed current device or CUDA context. */
 enum { MAKE = 1, USE = 2, DESTROY = 4 };
 typedef struct visit {
     int what, from, device, wrong;
@@ -396,8 +396,8 @@ Test(cuda_contracts, contexts_move_between_threads, .timeout = 200) {
         for (int n = 0; n < VISITORS; ++n)
             v[n] = (visit){.what = MAKE, .from = n, .driver = &d, .want = want, .stream = streams[n]};
         visit_at_once(v, VISITORS, "made");
-        for (int turn = 0; turn < 2; ++turn) { /* each on another thread, all at once */
-            for (int n = 0; n < VISITORS; ++n) v[n].what = USE, v[n].from = n + turn;
+        for (int pass = 0; pass < 2; ++pass) { /* each on another thread, all at once */
+            for (int n = 0; n < VISITORS; ++n) v[n].what = USE, v[n].from = n + pass;
             visit_at_once(v, VISITORS, "used");
         }
         for (int n = 0; n < VISITORS; ++n) v[n].what = DESTROY;
@@ -406,7 +406,7 @@ Test(cuda_contracts, contexts_move_between_threads, .timeout = 200) {
     }
 }
 
-Test(cuda_contracts, one_context_for_threads_that_take_turns, .timeout = 200) {
+Test(cuda_contracts, one_context_for_alternating_threads, .timeout = 200) {
     uint64_t want[KINDS];
     wanted_bits(want);
     const driver d = open_driver();
@@ -416,7 +416,7 @@ Test(cuda_contracts, one_context_for_threads_that_take_turns, .timeout = 200) {
     for (int n = 0; n < VISITORS; ++n)
         v[n] = (visit){.what = USE, .from = 2 * n, .driver = &d, .want = want, .ctx = ctx,
                        .one_at_a_time = &mutex};
-    for (int round = 0; round < 5; ++round) visit_at_once(v, VISITORS, "taking turns");
+    for (int round = 0; round < 5; ++round) visit_at_once(v, VISITORS, "alternating");
     fattn_ctx_destroy(ctx);
 }
 
@@ -451,7 +451,7 @@ Test(cuda_contracts, the_caller_s_device_stays, .timeout = 200) {
     fattn_ctx_destroy(ctx);
 }
 
-/* A stream is captured by a thread that has nothing of CUDA but that. */
+/* A stream is captured by a thread without any other CUDA state. */
 static void *capture(void *arg) {
     visit *const v = arg;
     const attention_case a = wide_case(8);
@@ -554,7 +554,7 @@ Test(cuda_contracts, merging_into_nothing_does_not_read_o) {
     fattn_ctx_destroy(ctx);
 }
 
-/* Causal with more rows than keys: the first rows see nothing and have L = -inf. */
+/* Causal with more rows than keys: the first rows have no keys and L = -inf. */
 Test(cuda_contracts, rows_without_keys_ignore_d_lse) {
     fattn_ctx *const ctx = context_or_skip();
     for (int n = 0; n < 4; ++n) {
@@ -602,7 +602,7 @@ Test(cuda_contracts, a_sink_of_infinity) {
     fattn_ctx_destroy(ctx);
 }
 
-/* Lengths are read on the device, which cannot refuse: they are clamped. */
+/* Lengths are read on the device, which cannot report errors: they are clamped. */
 Test(cuda_contracts, lengths_are_clamped) {
     fattn_ctx *const ctx = context_or_skip();
     static const double wrong[4][4] = {
@@ -682,8 +682,8 @@ Test(cuda_contracts, far_strides, .timeout = 60) {
     fattn_ctx_destroy(ctx);
 }
 
-/* As tests/unit/test_overlaps.c: what addresses prove is refused before anything is enqueued. */
-Test(cuda_contracts, results_that_share_memory_are_refused) {
+/* As tests/unit/test_overlaps.c: overlaps that addresses prove are rejected before anything is enqueued. */
+Test(cuda_contracts, results_that_share_memory_are_rejected) {
     fattn_ctx *const ctx = context_or_skip();
     for (int n = 0; n < 4; ++n) {
         const attention_case a = {.name = "overlaps", .dtype = dtypes[n], .B = 2, .Hq = 2, .Sq = 64,
@@ -710,7 +710,7 @@ Test(cuda_contracts, results_that_share_memory_are_refused) {
     fattn_ctx_destroy(ctx);
 }
 
-/* Positions as far as they may be: what only their difference decides is as near 0; a window reaches over it. */
+/* The largest positions: results that depend only on their difference are those near 0; a window covers it. */
 Test(cuda_contracts, far_positions) {
     fattn_ctx *const ctx = context_or_skip();
     const int64_t far = (int64_t)1 << 29;
@@ -737,8 +737,8 @@ Test(cuda_contracts, far_positions) {
     fattn_ctx_destroy(ctx);
 }
 
-/* A call that is refused has not cleared d_bias; all else of it is nowhere. */
-Test(cuda_contracts, a_refused_call_writes_nothing) {
+/* A rejected call has not cleared d_bias; its other tensors have no memory. */
+Test(cuda_contracts, a_rejected_call_writes_nothing) {
     fattn_ctx *const ctx = context_or_skip();
     for (int n = 0; n < 4; ++n)
         for (int algorithm = FATTN_ALGO_AUTO; algorithm <= FATTN_ALGO_FLASH2; ++algorithm) {
@@ -810,7 +810,7 @@ static void need_memory(size_t bytes) {
     if (free_bytes < bytes) cr_skip_test("%zu bytes of %zu are free", free_bytes, bytes);
 }
 
-/* Every row sees the same FEW keys: so rows of a long call are those of a short one. */
+/* Every row sees the same FEW keys, so that rows of a long call equal those of a short one. */
 static void check_long_rows(fattn_dtype dtype, int64_t D, int64_t S, int arch_cap) {
     need_memory((size_t)90 << 30);
     fattn_ctx *const ctx = context_of(NULL, 0, arch_cap);
@@ -875,7 +875,7 @@ Test(cuda_contracts, long_rows_f64, .timeout = 60) {
     check_long_rows(FATTN_F64, 64, (1 << 25) + RAGGED, 0);
 }
 
-/* Few rows see so many keys: L is that of so many normal scores, and gradients reach the last key. */
+/* Few rows and very many keys: L is that of as many normal scores, and gradients reach the last key. */
 Test(cuda_contracts, long_keys, .timeout = 60) {
     fattn_ctx_destroy(context_or_skip());
     need_memory((size_t)75 << 30);

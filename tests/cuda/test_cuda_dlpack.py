@@ -1,5 +1,5 @@
-"""fattn/dlpack.h with arrays of PyTorch and CuPy in a GPU's memory: what they export, fattn computes
-on, and what fattn allocates, they read. Skipped (77) where neither finds a GPU."""
+"""fattn/dlpack.h with arrays of PyTorch and CuPy in GPU memory: fattn computes on what they export, and they
+read what fattn allocates. Skipped (77) where neither finds a GPU."""
 
 import ctypes as c
 import importlib
@@ -185,7 +185,7 @@ def found(name, works):
     try:
         library = importlib.import_module(name)
         return library if works(library) else None
-    except Exception as e:  # a library that is there and finds no driver raises what it likes
+    except Exception as e:  # an installed library without a driver may raise any exception
         print(f"{name}: {e}")
         return None
 

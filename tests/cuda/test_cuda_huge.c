@@ -1,5 +1,5 @@
 /* Scores up to the largest float on a device: every dtype, head_dim and both families of 16-bit kernels; and 16-bit
-   gradients of rows so long that a P of 1 / Sk is no normal number of F16. */
+   gradients of rows so long that a P of 1 / Sk is subnormal in F16. */
 #include "call.h"
 #include "device.h"
 #include "huge_scores.h"
@@ -48,7 +48,7 @@ Test(cuda_huge, parts) {
     fattn_ctx_destroy(ctx);
 }
 
-/* Weights of 1 / 262144: dV of F16 beside that of F32 on the same numbers, relative to its size. */
+/* Weights of 1 / 262144: dV in F16 against F32 on the same numbers, relative to its size. */
 static double error_of_dv(fattn_ctx *ctx, fattn_dtype dtype, int64_t Sk, uint32_t flags) {
     attention_case c = {.name = "long rows", .dtype = dtype, .B = 1, .Hq = 1, .Sq = 512, .Sk = Sk, .D = 64,
                         .wide = true, .flags = flags};
@@ -92,7 +92,7 @@ Test(cuda_huge, f16_weights_of_long_rows, .timeout = 100) {
     }
 }
 
-/* Keys of far scores that come late (NUMERICS.md, "What cannot be right"): right up to 2^28 in units of log2, NaN beyond
+/* Keys of far scores that come late (NUMERICS.md, "Limits"): right up to 2^28 in units of log2, NaN beyond
    on Hopper, right everywhere else. Rows and all keys are alike but for key 3, which is visited last. */
 Test(cuda_huge, late_scores, .timeout = 100) {
     for (int portable = 0; portable < 2; ++portable) {

@@ -1,5 +1,5 @@
-/* Memory as the device sees it: attention's calls and later steps of a tape take nothing from it, and
-   what the context counts is what its pool holds. */
+/* Memory as the device reports it: attention calls and later steps of a tape allocate nothing, and the context's
+   counters match its pool. */
 #include "call.h"
 
 #include <criterion/criterion.h>
@@ -47,8 +47,8 @@ Test(cuda_memory, calls_take_nothing_from_the_device) {
     fattn_ctx_destroy(ctx);
 }
 
-/* The default allocator is the device's default pool: its high-water mark is the context's peak, but
-   for the pool's granularity in each of the call's tensors. */
+/* The default allocator is the device's default pool: its high-water mark is the context's peak, up to the pool's
+   granularity for each of the call's tensors. */
 Test(cuda_memory, the_pool_holds_what_is_counted) {
     enum { GRANULARITY = 2 << 20 };
     fattn_ctx *const ctx = context_or_skip();

@@ -1,5 +1,5 @@
-/* FATTN_ALGO_STANDARD and FATTN_ALGO_FLASH1 on the device against the oracle: every feature and
-   dtype; as graphs; what is not there is refused with a sentence. */
+/* FATTN_ALGO_STANDARD and FATTN_ALGO_FLASH1 on the device against the reference: every feature and dtype; as
+   graphs; unsupported calls have an error message. */
 #include "device.h"
 
 #include <criterion/criterion.h>
@@ -77,7 +77,7 @@ static const attention_case all_at_once = {
     .d_lse = true, .bias = BIAS | BIAS_OVER_B, .lengths = LENGTHS_PADDED, .length_q = {70, 31},
     .length_k = {90, 47}};
 
-/* Eager, then captured: the same bits: nothing allocates, waits or adds in an order of its own. */
+/* Eager, then captured: the same bits; nothing allocates, synchronises or adds in a random order. */
 Test(cuda_standard, graph) {
     fattn_ctx *const gpu = device_or_skip(), *const cpu = attention_context(0);
     for (int k = 0; k < 4; ++k) {

@@ -1,5 +1,5 @@
-/* The tape on the device: the recorded cases of every op and of whole blocks; gradients against
-   central differences taken on the device; AdamW and a training run against the CPU twin. */
+/* The tape on the device: the recorded cases of every op and of whole blocks; gradients against central
+   differences taken on the device; AdamW and a training run against the CPU. */
 #include "device.h"
 #include "extremes.h"
 #include "op_graphs.h"
@@ -38,7 +38,7 @@ static void pair_free(pair *p) {
 
 /* ---- recorded cases ---- */
 
-/* Numbers on the device, or anywhere, as F64 on the host. */
+/* A tensor on either device as F64 on the host. */
 static fattn_tensor to_host(const pair *p, const fattn_tensor *t) {
     fattn_tensor here;
     MUST(p->cpu, fattn_tensor_alloc(p->cpu, FATTN_F64, t->ndim, t->shape, &here));
@@ -61,7 +61,7 @@ static void compare(const pair *p, fattn_fixture *f, const op_case *c, const cha
     fattn_tensor_free(p->cpu, &here);
 }
 
-/* As tests/fixture/test_fixture_ops.c, where F64 may differ by another BLAS and libm. */
+/* As tests/fixture/test_fixture_ops.c; F64 may differ because of another BLAS and libm. */
 static double tolerance(const op_case *c, bool block) {
     if (c->dtype == FATTN_F64) return 1e-12;
     int64_t terms = 1;
@@ -186,8 +186,8 @@ Test(cuda_tape, differences) {
 
 /* ---- 16 bits ---- */
 
-/* The graph on either context, on inputs of the device: its output, and the gradients of the loss
-   that it is, or of its rows' cross-entropy against class 0; in F64 on the host. */
+/* The graph on either context, with inputs on the device: its output, and the gradients of its output if that is
+   a loss, else of its rows' cross-entropy against class 0; in F64 on the host. */
 static void run_graph(const pair *p, fattn_ctx *ctx, fattn_graph_fn graph, const fattn_tensor *in,
                       int n, fattn_dtype dtype, void *user, fattn_tensor out[8]) {
     fattn_tape *tape;
@@ -261,7 +261,7 @@ static void check_narrow(const pair *p, fattn_graph_fn graph, fattn_tensor *in, 
             }
             cr_expect(error <= 16 * ulp[k] * most, "%s, %s %d: error %g of %g",
                       fattn_dtype_name(types[k]), i < n ? "gradient" : "output", i, error, most);
-            cr_expect_gt(error, 0); /* or nothing was rounded */
+            cr_expect_gt(error, 0); /* 0 would mean that nothing was rounded */
             fattn_tensor_free(p->cpu, &got[i]);
             fattn_tensor_free(p->cpu, &want[i]);
         }
@@ -297,10 +297,10 @@ static fattn_var wide(fattn_tape *t, const fattn_var *in, int n, void *user) {
     return fattn_op_add(t, fattn_op_silu(t, in[0]), fattn_op_mul(t, y, in[1]));
 }
 
-/* The same on both devices. Sums over 300 rows or thousands of columns: 64 units of the last place of the
-   largest number are beyond any chance; in F64 RoPE's angles, which double holds in all dtypes, add theirs, of 150
-   each and twice that for sine and cosine. Rows of a norm are a warp's up to 1024 columns, a block's up to 8192 where
-   they are multiples of 8, and read several times else. */
+/* The same on both devices. Sums over 300 rows or thousands of columns: a bound of 64 ulps of the largest number; in
+   F64 plus RoPE's angles, which are double in all dtypes, with 150 ulps each for sine and cosine. A row of a norm is
+   processed by a warp up to 1024 columns, by a block up to 8192 if they are multiples of 8, and otherwise read several
+   times. */
 static void check_wide(pair *p, int heads, int width, fattn_dtype dtype) {
     const int64_t columns = heads * width;
     fattn_tensor got[8], want[8];
@@ -335,7 +335,7 @@ Test(cuda_tape, large) {
     pair_free(&p);
 }
 
-/* ---- training: the CPU's twin ---- */
+/* ---- training: compared with the CPU ---- */
 
 enum { V = 13, C = 16, H = 2, B = 3, S = 8, PARAMS = 4, STEPS = 12 };
 
@@ -380,7 +380,7 @@ static void run_start(run *r, fattn_ctx *ctx, fattn_dtype dtype) {
     MUST(ctx, fattn_adamw_create(ctx, &o, r->list, PARAMS, &r->adamw));
 }
 
-/* What the loss is taken of, and the embedding as it is used. */
+/* The input of the loss, and the embedding's variable. */
 static fattn_var hidden(run *r, int step, fattn_var *embedding) {
     const fattn_attention_params p = {.struct_size = sizeof p, .flags = FATTN_CAUSAL,
                                       .algorithm = FATTN_ALGO_STANDARD, .dropout_p = 0.1f,
@@ -454,9 +454,8 @@ static double distance(const pair *p, const run *a, const run *b) {
     return most;
 }
 
-/* Loss curves of CPU and GPU; from the second step on nothing is allocated. AdamW divides by the
-   root of v: where a gradient is near nothing, its sign decides, so F32 may drift by a few steps of
-   lr. */
+/* Loss curves of CPU and GPU; after the first step and its reset nothing is allocated. AdamW divides by the root of
+   v: where a gradient is nearly 0, its sign decides, so F32 may drift by a few steps of lr. */
 static void follow_the_cpu(const pair *p, fattn_dtype dtype, double bound) {
     run gpu, cpu;
     size_t allocs = 0;
@@ -489,8 +488,7 @@ Test(cuda_tape, training) {
     pair_free(&p);
 }
 
-/* Whichever candidate is taken, it is the same product; trying them leaves no trace in gradients that
-   are added to. */
+/* All candidates compute the same product; timing them does not change gradients that are added to. */
 Test(cuda_tape, training_with_tuned_products) {
     pair p = pair_or_skip(FATTN_CTX_TUNE);
     follow_the_cpu(&p, FATTN_F64, 1e-9);
@@ -498,9 +496,9 @@ Test(cuda_tape, training_with_tuned_products) {
     pair_free(&p);
 }
 
-/* BF16 with F32 masters follows F32: both learn, and their losses stay within a few of the
-   roundings 2^-9 of weights, activations and gradients; and within two of a logit's, since a loss is
-   the difference of one and of a weighted mean of them. */
+/* BF16 with F32 masters follows F32: both learn, and their losses differ by at most a few roundings 2^-9 of weights,
+   activations and gradients, plus two of a logit, since a loss is the difference of a logit and a weighted mean of
+   logits. */
 Test(cuda_tape, training_in_bf16) {
     pair p = pair_or_skip(0);
     run narrow, wide;
@@ -535,8 +533,8 @@ Test(cuda_tape, deterministic) {
     pair_free(&p);
 }
 
-/* A step is captured on its second run; replays, each with a learning rate of its own, give the
-   weights of eager steps to the bit. */
+/* A step is captured on its second run; replays, each with its own learning rate, give bitwise the weights of eager
+   steps. */
 Test(cuda_tape, graph) {
     pair p = pair_or_skip(FATTN_CTX_DETERMINISTIC);
     cudaStream_t stream;
@@ -661,7 +659,7 @@ Test(cuda_tape, adamw_takes_any_finite_gradient) {
     pair_free(&p);
 }
 
-/* An id and a target that nobody could check: NaN, not a crash. */
+/* An id and a target out of range, which the host cannot check: NaN, not a crash. */
 Test(cuda_tape, wrong_ids) {
     pair p = pair_or_skip(0);
     run r;
@@ -676,7 +674,7 @@ Test(cuda_tape, wrong_ids) {
     pair_free(&p);
 }
 
-/* As tests/grad/test_empty.c: the strides of a tensor without elements mean nothing. */
+/* As tests/grad/test_empty.c: the strides of an empty tensor are not used. */
 Test(cuda_tape, strides_of_nothing) {
     static const int64_t strides[] = {0, -3, INT64_MAX, INT64_MIN};
     static const fattn_dtype types[] = {FATTN_F64, FATTN_F32, FATTN_BF16, FATTN_F16};
@@ -713,8 +711,8 @@ Test(cuda_tape, strides_of_nothing) {
     pair_free(&c);
 }
 
-/* As tests/grad/test_reversed.c, with the first two dimensions of x [4,6,24] in either direction: numbers
-   that are near those of a copy, since another kernel may compute them. */
+/* As tests/grad/test_reversed.c, with the first two dimensions of x [4,6,24] in either direction: close to the results
+   for a copy, which another kernel may compute. */
 Test(cuda_tape, inputs_with_negative_strides) {
     static const fattn_dtype types[] = {FATTN_F64, FATTN_F32, FATTN_BF16, FATTN_F16};
     enum { OUTPUTS = 8 };

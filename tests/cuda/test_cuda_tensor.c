@@ -1,5 +1,5 @@
-/* Copies, normal numbers and dropout masks on the device against the CPU: the same bits, but for
-   the last ones of log, sin and cos. */
+/* Copies, normal numbers and dropout masks on the device against the CPU: the same bits, except the last bits of
+   log, sin and cos. */
 #include "device.h"
 
 #include "core/tensor/numeric.h"
@@ -27,8 +27,8 @@ static fattn_ctx *device_or_skip(void) {
 
 static void must(cudaError_t e) { cr_assert_eq(e, cudaSuccess, "%s", cudaGetErrorString(e)); }
 
-/* [3,5,37] as it lies in memory: dense, the dimensions turned round, rows apart, rows backwards,
-   one row repeated. */
+/* Layouts of [3,5,37]: dense, dimensions in reverse order, rows with gaps, rows backwards, one row
+   repeated. */
 static fattn_tensor lay_out(int layout, fattn_dtype dtype, void *memory) {
     static const int64_t strides[LAYOUTS][3] = {
         {185, 37, 1}, {1, 3, 15}, {300, 41, 1}, {185, -37, 1}, {37, 0, 1}};
@@ -125,7 +125,7 @@ Test(cuda_tensor, normal) {
         cr_assert_eq(fattn_ctx_sync(gpu), FATTN_OK);
         must(cudaMemcpy(got, device_memory(&p), p.bytes, cudaMemcpyDeviceToHost));
         cr_assert_eq(differing(&p, got, 4 * ulp[n % 4]), 0);
-        /* Rounding hides the last bit of a double, but for a rare tie. */
+        /* Rounding hides the last bit of a double, except in rare ties. */
         if (n % 4) cr_assert_leq(differing(&p, got, 0), 1);
         free(got);
         pair_free(&p);

@@ -1,5 +1,5 @@
-"""fattn train on CPU and GPU: loss curves lie on each other, checkpoints go from one to the other,
-deterministic runs repeat their bits. FATTN_BUILD/bin/fattn; 77 without a device."""
+"""fattn train on CPU and GPU: loss curves agree, checkpoints can be resumed on the other device, deterministic
+runs repeat their bits. FATTN_BUILD/bin/fattn; 77 without a device."""
 import json
 import math
 import os

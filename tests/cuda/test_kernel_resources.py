@@ -1,4 +1,4 @@
-"""What ptxas said of each attention kernel of this build, against tests/golden/kernels-<nvcc version>.txt.
+"""ptxas's report of each attention kernel of this build against tests/golden/kernels-<nvcc version>.txt.
 
     test_kernel_resources.py BUILD GOLDEN [TABLE] [--update]
 

@@ -1,6 +1,5 @@
-/* What the fuzz targets share. A target is one function from bytes to a verdict: it returns, or it
-   ends the process. libFuzzer drives it in the preset cpu-fuzz; everywhere else replay.c does, with
-   the seeds. */
+/* Shared by the fuzz targets. A target is one function of a byte string: it returns, or it ends the process.
+   libFuzzer calls it in the preset cpu-fuzz; otherwise replay.c does, with the seeds. */
 #ifndef FUZZ_H
 #define FUZZ_H
 
@@ -20,7 +19,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
         abort();                                                                                   \
     } while (0)
 
-/* The input as a row of choices. After its end all are 0, which is the plainest choice. */
+/* The input as a sequence of choices. After its end all are 0, the simplest choice. */
 typedef struct fuzz_input { const uint8_t *next, *end; } fuzz_input;
 
 static inline unsigned fuzz_byte(fuzz_input *in) { return in->next < in->end ? *in->next++ : 0; }
@@ -32,7 +31,7 @@ static inline uint64_t fuzz_word(fuzz_input *in, int bytes) {
     return word;
 }
 
-/* A size, stride, count or code that nobody should pass. */
+/* An invalid or extreme size, stride, count or code. */
 static inline int64_t fuzz_hostile(fuzz_input *in) {
     static const int64_t common[] = {0,         -1,        1,         2,         3,         5,
                                      255,       257,       65535,     65536,     INT32_MAX, INT32_MIN,

@@ -16,7 +16,7 @@ LONGEST, SEED_BYTES, MOST_SEEDS = 160, 64, 200  # bytes, bytes, inputs
 OPTIONS = [f"-max_len={LONGEST}", "-len_control=0", "-rss_limit_mb=3000", "-timeout=60",
            "-print_final_stats=1",
            "-detect_leaks=0"]  # HDF5 keeps pools; the targets count memory and objects themselves
-QUIET = {"checkpoint"}  # prints a sentence for every refusal
+QUIET = {"checkpoint"}  # prints an error message for every error
 ENVIRONMENT = {"ASAN_OPTIONS": "allocator_may_return_null=1:malloc_context_size=4",
                "UBSAN_OPTIONS": "print_stacktrace=1", "OMP_WAIT_POLICY": "passive"}
 

@@ -1,6 +1,6 @@
-/* Attention calls of any kind. Each is planned; when its tensors are small, it runs, in memory of just
-   their size. A call that is refused has a sentence and has written nothing; a sound one runs, in
-   the memory that its plan says, allocates nothing, and comes close to the reference. */
+/* Arbitrary attention calls. Each is planned; when its tensors are small, it runs, in memory of exactly their
+   size. A call that is rejected has an error message and has written nothing; a valid one runs with the memory
+   of its plan, allocates nothing, and agrees with the reference. */
 #include "fuzz_call.h"
 
 #include "core/tensor/numeric.h"
@@ -11,10 +11,10 @@
 
 static const double MOST_WORK = 5e5, MOST_COMPARED = 1e5;
 
-static void check_sentence(const fuzz_call *c, fattn_status s) {
+static void check_message(const fuzz_call *c, fattn_status s) {
     if (s == FATTN_OK) return;
     FUZZ_CHECK(s > FATTN_OK && s < FATTN_STATUS_COUNT, "status %d", (int)s);
-    FUZZ_CHECK(fattn_ctx_error(c->ctx)[0], "%s without a sentence", fattn_status_name(s));
+    FUZZ_CHECK(fattn_ctx_error(c->ctx)[0], "%s without a message", fattn_status_name(s));
 }
 
 static void check_untouched(const fuzz_call *c, const char *after) {
@@ -30,7 +30,7 @@ static void check_inputs(const fuzz_call *c) {
                    "%s has changed", fuzz_tensor_name(n));
 }
 
-/* Exactly as much as the plan says, aligned as it says. */
+/* Memory of exactly the planned size and alignment. */
 static void *scratch(size_t bytes) {
     void *p = NULL;
     FUZZ_CHECK(bytes < (size_t)1 << 30, "%zu bytes for a small call", bytes);
@@ -45,13 +45,13 @@ static fattn_status run(fuzz_call *c, enum fattni_pass pass, size_t workspace) {
     const size_t allocations = fattn_ctx_mem(c->ctx).allocs;
     const fattn_status s = pass == FATTNI_FWD ? fattn_attention_fwd(c->ctx, c->params, &c->io)
                                               : fattn_attention_bwd(c->ctx, c->params, &c->io);
-    FUZZ_CHECK(fattn_ctx_mem(c->ctx).allocs == allocations, "it has allocated");
-    check_sentence(c, s);
+    FUZZ_CHECK(fattn_ctx_mem(c->ctx).allocs == allocations, "the call allocated");
+    check_message(c, s);
     free(c->io.workspace);
     return s;
 }
 
-/* One byte too little, and none at all, are refused. */
+/* A workspace that is one byte too small, or absent, is rejected. */
 static void check_too_little(fuzz_call *c, size_t workspace) {
     if (!workspace) return;
     const fattn_status s = run(c, FATTNI_FWD, workspace - 1);
@@ -59,8 +59,8 @@ static void check_too_little(fuzz_call *c, size_t workspace) {
     check_untouched(c, "too small a workspace");
 }
 
-/* Relative to the largest element. Scores go up to some hundreds, gradients multiply their rounding
-   errors by as much: what must be seen here is a wrong index or mask. */
+/* Relative to the largest element. Scores may be some hundreds, and gradients multiply their rounding errors by
+   as much: this test finds wrong indices and masks. */
 static double tolerance(fattn_dtype t) {
     switch (t) {
     case FATTN_F64: return 1e-9;
@@ -138,7 +138,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     fuzz_call_open(&c, &in);
     fattn_attention_plan plan = {.struct_size = sizeof plan};
     const fattn_status s = fattn_attention_query(c.ctx, c.params, &c.io, &plan);
-    check_sentence(&c, s);
+    check_message(&c, s);
     check_untouched(&c, "query");
     if (c.runnable && c.work <= MOST_WORK) try_to_run(&c, s, &plan);
     fuzz_call_close(&c);

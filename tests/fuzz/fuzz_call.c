@@ -89,7 +89,7 @@ static void choose_sizes(fuzz_input *in, sizes *s, fattn_attention_params *p) {
     }
 }
 
-/* One or two sizes that do not exist on this machine, in all tensors alike. */
+/* One or two sizes too large for any machine, in all tensors alike. */
 static void spoil_sizes(fuzz_input *in, sizes *s, fattn_attention_params *p) {
     static const char letters[] = "NBHGRCDVqk";
     for (unsigned n = fuzz_below(in, 3); n > 0; --n)
@@ -120,11 +120,11 @@ static void choose_params(fuzz_input *in, fattn_attention_params *p) {
 
 /* --- tensors ---------------------------------------------------------------------------------- */
 
-/* Row-major; [B,S,H,D]; gaps between rows and nonsense for single ones; rows in reverse. */
+/* Row-major; [B,S,H,D]; gaps between rows and arbitrary strides for single ones; rows in reverse. */
 static void lay_out(fattn_tensor *t, unsigned layout) {
     static const int row_major[] = {0, 1, 2, 3}, permuted[] = {0, 2, 1, 3};
     const int *const order = layout == 1 && t->ndim >= 3 ? permuted : row_major;
-    uint64_t stride = 1; /* may wrap: then the tensor is refused */
+    uint64_t stride = 1; /* may wrap: then the tensor is rejected */
     for (int n = t->ndim - 1; n >= 0; --n) {
         t->stride[order[n]] = (int64_t)stride;
         stride *= (uint64_t)t->shape[order[n]];
@@ -192,7 +192,7 @@ static void choose_tensors(fuzz_input *in, fuzz_call *c, const sizes *s) {
         *slot(c, n) = present[n] ? &c->t[n] : NULL;
 }
 
-/* One field of a tensor, of the params or of io becomes nonsense. */
+/* Sets one field of a tensor, of the params or of io to an invalid value. */
 static void edit(fuzz_input *in, fuzz_call *c) {
     const unsigned what = fuzz_below(in, 10);
     fattn_tensor *const x = &c->t[fuzz_below(in, TENSORS)];
@@ -206,7 +206,7 @@ static void edit(fuzz_input *in, fuzz_call *c) {
     case 3: x->dtype = (int32_t)value; break;
     case 4: x->device = (int32_t)value; break;
     case 5: x->device_id = (int32_t)value; break;
-    case 6: { /* absent, or there after all */
+    case 6: { /* absent, or present again */
         const fattn_tensor **const field = slot(c, (int)(x - c->t));
         *field = *field ? NULL : x;
         break;
@@ -229,8 +229,8 @@ static void edit(fuzz_input *in, fuzz_call *c) {
 
 /* --- memory ----------------------------------------------------------------------------------- */
 
-/* Elements before the first one, and all that it spans; false when they are too many, or no dtype tells
-   their size. */
+/* Elements before the first one, and the number of elements spanned; false when they are too many, or the dtype
+   is unknown. */
 static bool span(const fattn_tensor *t, int64_t *before, int64_t *count) {
     double low = 0, high = 0;
     if (t->ndim < 0 || t->ndim > FATTN_MAX_DIMS || !fattn_dtype_size((fattn_dtype)t->dtype))
@@ -252,7 +252,7 @@ static bool span(const fattn_tensor *t, int64_t *before, int64_t *count) {
     return small;
 }
 
-/* The same numbers each time: making them anew would take longer than the calls. */
+/* The same numbers each time: generating them would take longer than the calls. */
 static void fill(fattn_ctx *ctx, void *memory, fattn_dtype t, int64_t count) {
     static unsigned char normals[FATTN_U8 + 1][NORMALS * sizeof(double)];
     static bool made[FATTN_U8 + 1];
@@ -307,7 +307,7 @@ static void put_lengths(fuzz_call *c, const sizes *s) {
     put(c, RNG_STEP, 0, 7);
 }
 
-/* One element becomes extreme. */
+/* Sets one element to an extreme value. */
 static void spoil_element(fuzz_input *in, fuzz_call *c) {
     static const double extremes[] = {NAN, INFINITY, -INFINITY, 1e38, -1e38, 1e-40, -1, 1e9, 70000};
     const int n = (int)fuzz_below(in, TENSORS);
@@ -325,7 +325,7 @@ static void spoil_element(fuzz_input *in, fuzz_call *c) {
 
 /* --- a call ----------------------------------------------------------------------------------- */
 
-/* With the surplus of a newer caller when struct_size says so, up to some bytes. */
+/* With extra bytes of a newer caller when struct_size includes them, up to a limit. */
 static void resize_params(fuzz_call *c) {
     enum { SURPLUS = 16 };
     const size_t known = sizeof *c->params;

@@ -15,13 +15,13 @@ enum fuzz_tensor {
 
 typedef struct fuzz_call {
     fattn_ctx *ctx;
-    fattn_attention_params *params; /* on the heap, as long as its struct_size says */
+    fattn_attention_params *params; /* on the heap, struct_size bytes */
     fattn_attention_io io;          /* points to t */
     fattn_tensor t[TENSORS];
-    void *memory[TENSORS]; /* just what t spans, when runnable; else t.data may not be touched */
+    void *memory[TENSORS]; /* exactly the span of t, when runnable; else t.data must not be accessed */
     void *before[TENSORS]; /* its bytes before the call */
     size_t bytes[TENSORS];
-    bool edited;   /* something does not fit the rest any more */
+    bool edited;   /* a field may be inconsistent with the others */
     bool runnable; /* all tensors are small */
     double work;   /* multiplications of a pass, about */
 } fuzz_call;
@@ -29,7 +29,7 @@ typedef struct fuzz_call {
 const char *fuzz_tensor_name(int tensor);
 bool fuzz_is_output(int tensor);
 
-/* Never fails: what cannot be had is absent. Inputs are normal numbers, but where they are spoiled. */
+/* Never fails: tensors that cannot be made are absent. Inputs are normal numbers, except those that were edited. */
 void fuzz_call_open(fuzz_call *c, fuzz_input *in);
 void fuzz_call_close(fuzz_call *c);
 

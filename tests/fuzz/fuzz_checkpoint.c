@@ -1,5 +1,5 @@
-/* Checkpoints of `fattn train`, starting from a sound one. Damage of any byte is found. Contents that are
-   sealed but wrong are refused, or are a run that can go on. */
+/* Checkpoints of `fattn train`, starting from a valid one. Damage of any byte is found. Wrong contents with a valid
+   seal are rejected, or give a run that can be resumed. */
 #include "cli/train/durable.h"
 #include "fuzz_hdf5.h"
 #include "cli/train/train_options.h"
@@ -54,7 +54,7 @@ static void make_sample(void) {
     snprintf(name, sizeof name, "%s/step-000000002.h5", fuzz_folder());
     sample.bytes = durable_read(name, &sample.size);
     FUZZ_CHECK(sample.bytes, "no checkpoint");
-    sample.size += DURABLE_SEAL; /* durable_read leaves the seal behind the rest */
+    sample.size += DURABLE_SEAL; /* durable_read keeps the seal after the data */
     unlink(name);
     atexit(free_sample);
 }
@@ -92,7 +92,7 @@ static const char *const attributes[] = {
     "heads", "kv-heads", "channels", "context", "batch",       "lr",       "algorithm",
     "seed", "text",    "seconds",   "steps",   "checkpoint",  "eval-every", NULL};
 
-/* Seals the file anew, or the hash would tell. */
+/* Recomputes the seal, so that the hash is valid. */
 static void replace(fuzz_input *in) {
     fuzz_file_write(sample.bytes, sample.size - DURABLE_SEAL);
     const hid_t file = H5Fopen(fuzz_file(), H5F_ACC_RDWR, H5P_DEFAULT);
@@ -106,7 +106,7 @@ static void replace(fuzz_input *in) {
     free(bytes);
 }
 
-/* What `fattn train --resume` does. */
+/* The steps of `fattn train --resume`. */
 static bool resume(void) {
     checkpoint *const c = checkpoint_open(fuzz_file());
     if (!c) return false;

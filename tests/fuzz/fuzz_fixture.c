@@ -1,6 +1,6 @@
-/* Fixture files, starting from a sound sample. Either bytes of it are damaged, or objects in it are
-   replaced by others. All of the file is read, and what can run as a case runs: a status, never a
-   crash, a leak, or memory out of proportion. */
+/* Fixture files, starting from a valid sample. Either bytes of it are damaged, or objects in it are replaced. The
+   whole file is read, and cases that can run are run: the result is a status, never a crash, a leak, or excessive
+   memory. */
 #include "fixtures.h"
 #include "fuzz_hdf5.h"
 
@@ -24,7 +24,7 @@ static void make_sample(fattn_ctx *ctx) {
     atexit(free_sample);
 }
 
-/* Returns whether the seal was made to fit again. */
+/* Returns whether the seal was recomputed. */
 static bool damage(fuzz_input *in) {
     unsigned char *const bytes = malloc(sample.size);
     FUZZ_CHECK(bytes, "no memory");
@@ -74,7 +74,7 @@ static void run_cases(fattn_ctx *ctx, unsigned dtype) {
         const fattn_dtype t = (fattn_dtype)(FATTN_F64 + dtype % 4);
         if (fattn_fixture_attention_load(f, fattn_fixture_case(f, n), t, &c) != FATTN_OK) continue;
         const fattn_status s = fattn_fixture_attention_run(ctx, &c);
-        FUZZ_CHECK(s == FATTN_OK || fattn_ctx_error(ctx)[0], "no sentence");
+        FUZZ_CHECK(s == FATTN_OK || fattn_ctx_error(ctx)[0], "no message");
         fattn_fixture_attention_free(ctx, &c);
     }
     const fattn_status s = fattn_fixture_close(f);
@@ -89,14 +89,14 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     H5Eset_auto2(H5E_DEFAULT, NULL, NULL);
     if (!sample.bytes) make_sample(ctx);
     const unsigned dtype = fuzz_byte(&in);
-    bool sealed = false; /* the seal must tell */
+    bool sealed = false; /* true: the seal must detect the damage */
     if (dtype & 64) sealed = !damage(&in);
     else replace(&in);
     uint64_t digest;
     fattn_ctx_mem_reset_peak(ctx);
     const fattn_status s = fixture_read_all(ctx, fuzz_file(), &digest);
     FUZZ_CHECK(s != FATTN_E_STATE, "a failed open has left a fixture");
-    FUZZ_CHECK(s == FATTN_OK || fattn_ctx_error(ctx)[0], "%s, no sentence", fattn_status_name(s));
+    FUZZ_CHECK(s == FATTN_OK || fattn_ctx_error(ctx)[0], "%s, no message", fattn_status_name(s));
     FUZZ_CHECK(!sealed || s != FATTN_OK || digest == sample.digest, "damage was not found");
     run_cases(ctx, dtype);
     FUZZ_CHECK(H5Fget_obj_count(H5F_OBJ_ALL, H5F_OBJ_ALL) == 0, "objects of HDF5 are left");

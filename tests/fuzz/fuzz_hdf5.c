@@ -85,7 +85,7 @@ static hid_t a_type(fuzz_input *in) {
     return type;
 }
 
-/* HDF5 1.10 does not survive the writing of an attribute that is too large for the memory. */
+/* HDF5 1.10 crashes when it writes an attribute that is too large for the memory. */
 static hid_t a_space(fuzz_input *in, bool huge, int *rank, hsize_t dims[H5S_MAX_RANK]) {
     static const uint8_t likely[] = {2, 1, 17, 8, 5, 3, 0, 4}; /* the sample's, and their neighbours */
     static const uint8_t ranks[] = {4, 0, 1, 3, 2, 5, 6, 32};
@@ -160,7 +160,7 @@ static hid_t a_storage(fuzz_input *in, int rank, const hsize_t *dims) {
     return list;
 }
 
-/* One chunk gets bytes that its filters have not made. */
+/* Writes bytes to one chunk that its filters have not produced. */
 static void put_raw_chunk(fuzz_input *in, hid_t set) {
     unsigned char bytes[256];
     const hsize_t at[H5S_MAX_RANK] = {0};

@@ -1,4 +1,4 @@
-/* HDF5 files for fuzz targets: damaged, or sound with contents that nobody expects. */
+/* HDF5 files for fuzz targets: damaged, or valid with unexpected contents. */
 #ifndef FUZZ_HDF5_H
 #define FUZZ_HDF5_H
 

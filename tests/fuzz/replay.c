@@ -20,7 +20,7 @@ static int parse(const char *line, uint8_t bytes[LONGEST]) {
     return line[0] == '\n' ? size : -1;
 }
 
-/* In memory of its own size: reading past the end is seen. */
+/* In memory of exactly its size, so that sanitizers find reads past the end. */
 static void run(const uint8_t *bytes, size_t size) {
     uint8_t *const copy = malloc(size ? size : 1);
     FUZZ_CHECK(copy, "no memory");
@@ -44,7 +44,7 @@ static void run_variants(uint8_t *bytes, int size) {
 
 int main(int count, char **arguments) {
     FILE *const file = count == 2 ? fopen(arguments[1], "r") : NULL;
-    FUZZ_CHECK(file, "one readable file of seeds is wanted");
+    FUZZ_CHECK(file, "the argument must be a readable file of seeds");
     static char line[2 * LONGEST + 2];
     int inputs = 0;
     for (int number = 1; fgets(line, sizeof line, file); ++number) {
@@ -57,7 +57,7 @@ int main(int count, char **arguments) {
         ++inputs;
     }
     fclose(file);
-    FUZZ_CHECK(inputs > 0, "%s holds no input", arguments[1]);
+    FUZZ_CHECK(inputs > 0, "%s has no input", arguments[1]);
     printf("%d seeds, %d variants of each\n", inputs, VARIANTS);
     return 0;
 }

@@ -1,5 +1,5 @@
-/* AdamW against the published rule written out for one number, and its life: clipping, decay,
-   frozen parameters, masters, resuming, threads. */
+/* AdamW against the published rule implemented for one number; clipping, decay, frozen parameters, masters,
+   resuming, threads. */
 #include "failing_alloc.h"
 
 #include <criterion/criterion.h>
@@ -142,7 +142,7 @@ Test(adamw, f32_clips) { against_reference(FATTN_F32, FATTN_F32, 20, 8e-7); }
 /* The float32 gradient of an F64 parameter is exact in double. */
 Test(adamw, f64_takes_f32_gradients) { against_reference(FATTN_F64, FATTN_F32, 0, 1e-14); }
 
-Test(adamw, masters_carry_what_16_bits_cannot) {
+Test(adamw, masters_keep_updates_below_16_bit_precision) {
     const fattn_dtype types[] = {FATTN_BF16, FATTN_F16};
     for (int n = 0; n < 2; ++n) {
         model half, full;
@@ -167,7 +167,7 @@ Test(adamw, masters_carry_what_16_bits_cannot) {
             fattn_tensor master;
             cr_assert_eq(fattn_adamw_state(a, i, FATTN_ADAM_MASTER, &master), FATTN_OK);
             for (int64_t e = 0; e < lengths[i]; ++e) {
-                double cell; /* room for any dtype */
+                double cell; /* storage for any dtype */
                 const double want = get(&full.p[i].value, e);
                 cr_assert_eq(get(&master, e), want, "bit for bit the float32 run");
                 fattni_store(&cell, (int32_t)types[n], 0, want);
@@ -299,21 +299,21 @@ Test(adamw, defaults_fill_what_the_caller_knows) {
     fattn_adamw_defaults(NULL);
 }
 
-static void refused(fattn_adamw_options o, fattn_status want) {
+static void rejected(fattn_adamw_options o, fattn_status want) {
     fattn_adamw *a = (fattn_adamw *)&o;
     cr_assert_eq(fattn_adamw_create(ctx, &o, NULL, 0, &a), want, "%s", fattn_ctx_error(ctx));
     cr_assert_null(a);
 }
 
-Test(adamw, bad_options_are_refused) {
+Test(adamw, bad_options_are_rejected) {
     fattn_adamw_options good = {.struct_size = sizeof good}, o;
     fattn_adamw_defaults(&good);
-    o = good, o.struct_size = 0, refused(o, FATTN_E_ABI);
-    o = good, o.beta1 = 1, refused(o, FATTN_E_ARG);
-    o = good, o.beta2 = -0.1f, refused(o, FATTN_E_ARG);
-    o = good, o.eps = 0, refused(o, FATTN_E_ARG);
-    o = good, o.weight_decay = NAN, refused(o, FATTN_E_ARG);
-    o = good, o.max_grad_norm = -1, refused(o, FATTN_E_ARG);
+    o = good, o.struct_size = 0, rejected(o, FATTN_E_ABI);
+    o = good, o.beta1 = 1, rejected(o, FATTN_E_ARG);
+    o = good, o.beta2 = -0.1f, rejected(o, FATTN_E_ARG);
+    o = good, o.eps = 0, rejected(o, FATTN_E_ARG);
+    o = good, o.weight_decay = NAN, rejected(o, FATTN_E_ARG);
+    o = good, o.max_grad_norm = -1, rejected(o, FATTN_E_ARG);
     fattn_adamw *none;
     cr_assert_eq(fattn_adamw_create(ctx, &good, NULL, 0, &none), FATTN_OK, "no params: a no-op");
     cr_assert_eq(fattn_adamw_step(none), FATTN_OK);
@@ -321,7 +321,7 @@ Test(adamw, bad_options_are_refused) {
     fattn_adamw_destroy(NULL);
 }
 
-Test(adamw, calls_out_of_order_are_refused) {
+Test(adamw, calls_out_of_order_are_rejected) {
     model m;
     model_new(&m, ctx, FATTN_F32, FATTN_F32);
     fattn_adamw *a;
@@ -349,14 +349,14 @@ Test(adamw, calls_out_of_order_are_refused) {
 
     set_gradients(&m, ctx, 1);
     const double before = get(&m.p[0].value, 0), gradient = get(&m.p[0].grad, 0);
-    m.p[4].flags = 0; /* thawed */
+    m.p[4].flags = 0; /* no longer frozen */
     cr_assert_eq(fattn_adamw_step(a), FATTN_E_STATE);
     m.p[4].flags = FATTN_PARAM_FROZEN;
     m.p[5].value.shape[0] = m.p[5].grad.shape[0] = 1; /* shrunk */
     cr_assert_eq(fattn_adamw_step(a), FATTN_E_STATE);
     m.p[5].value.shape[0] = m.p[5].grad.shape[0] = lengths[5];
     cr_assert(get(&m.p[0].value, 0) == before && get(&m.p[0].grad, 0) == gradient);
-    m.p[0].flags = FATTN_PARAM_FROZEN; /* freezing later is fine */
+    m.p[0].flags = FATTN_PARAM_FROZEN; /* freezing later is allowed */
     double squares = 0;
     for (int i = 1; i < PARAMS; ++i)
         for (int64_t e = 0; e < lengths[i] && i != 4; ++e)
@@ -394,7 +394,7 @@ Test(adamw, every_allocation_may_fail) {
     model_free(&m, ctx);
 }
 
-/* One param of four elements: what a step makes of any finite gradients. */
+/* One param of four elements: the result of a step with arbitrary finite gradients. */
 typedef struct four {
     fattn_param p;
     fattn_adamw *a;
@@ -487,11 +487,11 @@ Test(adamw, step_counts_are_bounded) {
     int64_t t;
     four_new(&f, FATTN_F32, FATTN_F32, 0);
     cr_assert_eq(fattn_adamw_set_step(f.a, 7), FATTN_OK);
-    const int64_t refused[] = {INT64_MAX, INT64_MAX - 1, most + 1, -1, INT64_MIN};
+    const int64_t rejected[] = {INT64_MAX, INT64_MAX - 1, most + 1, -1, INT64_MIN};
     for (int n = 0; n < 5; ++n) {
         char text[32];
-        snprintf(text, sizeof text, "%lld", (long long)refused[n]);
-        cr_assert_eq(fattn_adamw_set_step(f.a, refused[n]), FATTN_E_ARG, "%s", text);
+        snprintf(text, sizeof text, "%lld", (long long)rejected[n]);
+        cr_assert_eq(fattn_adamw_set_step(f.a, rejected[n]), FATTN_E_ARG, "%s", text);
         cr_assert(strstr(fattn_ctx_error(ctx), text), "%s", fattn_ctx_error(ctx));
         cr_assert(strstr(fattn_ctx_error(ctx), "9007199254740992"), "%s", fattn_ctx_error(ctx));
         cr_assert_eq(fattn_adamw_get_step(f.a, &t), FATTN_OK);

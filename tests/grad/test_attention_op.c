@@ -1,5 +1,5 @@
-/* The fused attention as a tape op: every feature through the gradient check, gradients in place,
-   what is kept, what is refused. */
+/* The fused attention as a tape op: every feature through the gradient check, gradients in place, saved memory,
+   errors. */
 #include "failing_alloc.h"
 #include "tape_ops.h"
 
@@ -173,7 +173,7 @@ static fattn_var packed_graph(fattn_tape *t, const fattn_var *in, int n_in, void
     const fattn_var x = mul(t, in[0], in[1]);
     const fattn_var q = part(t, x, 0), k = part(t, x, H), v = part(t, x, 2 * H);
     const fattn_var once = fattn_op_attention(t, q, k, v, &p);
-    /* k and v again, by a query that is the first answer: gradients add up. */
+    /* k and v again, with the first result as query: gradients add up. */
     return fattn_op_attention(t, once, k, v, NULL);
 }
 
@@ -206,7 +206,7 @@ Test(attention_op, one_variable_three_times) {
                  fattn_ctx_error(ctx));
 }
 
-/* ---- what it leaves behind ---- */
+/* ---- memory kept for backward ---- */
 
 static fattn_tape *tape;
 static fattn_param params[3];
@@ -318,7 +318,7 @@ Test(attention_op, rows_past_the_end_are_zero) {
     end();
 }
 
-/* With threads: a plan for another set of gradients would ask for another workspace. */
+/* With threads: a plan for another set of gradients would need another workspace. */
 Test(attention_op, empty_problems) {
     fattn_ctx_destroy(ctx);
     ctx = failing_context(&memory, 4);
@@ -348,9 +348,9 @@ Test(attention_op, empty_problems) {
         }
 }
 
-/* ---- refusals ---- */
+/* ---- errors ---- */
 
-static void refused(fattn_var o, fattn_status want, const char *words) {
+static void rejected(fattn_var o, fattn_status want, const char *words) {
     cr_assert_eq(o.id, 0);
     cr_assert_eq(fattn_tape_status(tape), want, "%s", fattn_ctx_error(ctx));
     cr_assert(strstr(fattn_ctx_error(ctx), words), "\"%s\" lacks \"%s\"", fattn_ctx_error(ctx),
@@ -358,18 +358,18 @@ static void refused(fattn_var o, fattn_status want, const char *words) {
     fattn_tape_reset(tape);
 }
 
-Test(attention_op, refusals) {
+Test(attention_op, errors) {
     const int64_t shapes[3][4] = {{1, 2, 4, 3}, {1, 2, 5, 3}, {1, 2, 5, 3}};
     begin(FATTN_F64, shapes);
     fattn_var lse = {77};
     fattn_attention_vars x = use_all();
-    refused(fattn_op_attention_ex(tape, NULL, NULL, &lse), FATTN_E_ARG, "NULL");
+    rejected(fattn_op_attention_ex(tape, NULL, NULL, &lse), FATTN_E_ARG, "NULL");
     cr_assert_eq(lse.id, 0);
     x = use_all(), x.struct_size = 0;
-    refused(fattn_op_attention_ex(tape, &x, NULL, NULL), FATTN_E_ABI, "fattn_attention_vars");
+    rejected(fattn_op_attention_ex(tape, &x, NULL, NULL), FATTN_E_ABI, "fattn_attention_vars");
     fattn_attention_params p = {0};
     x = use_all();
-    refused(fattn_op_attention_ex(tape, &x, &p, NULL), FATTN_E_ABI, "fattn_attention_params");
+    rejected(fattn_op_attention_ex(tape, &x, &p, NULL), FATTN_E_ABI, "fattn_attention_params");
     struct newer {
         fattn_attention_params p;
         uint64_t future;
@@ -379,30 +379,30 @@ Test(attention_op, refusals) {
                   fattn_ctx_error(ctx));
     newer.future = 1;
     x = use_all();
-    refused(fattn_op_attention_ex(tape, &x, &newer.p, NULL), FATTN_E_ABI, "fattn_attention_params");
+    rejected(fattn_op_attention_ex(tape, &x, &newer.p, NULL), FATTN_E_ABI, "fattn_attention_params");
     p.struct_size = sizeof p;
     p.flags = FATTN_ACC_DK;
     x = use_all();
-    refused(fattn_op_attention_ex(tape, &x, &p, NULL), FATTN_E_ARG, "0x200");
+    rejected(fattn_op_attention_ex(tape, &x, &p, NULL), FATTN_E_ARG, "0x200");
     p.flags = FATTN_MERGE;
     x = use_all();
-    refused(fattn_op_attention_ex(tape, &x, &p, NULL), FATTN_E_ARG, "MERGE");
+    rejected(fattn_op_attention_ex(tape, &x, &p, NULL), FATTN_E_ARG, "MERGE");
     p.flags = 0, p.scale = -1;
     x = use_all();
-    refused(fattn_op_attention_ex(tape, &x, &p, NULL), FATTN_E_ARG, "scale");
+    rejected(fattn_op_attention_ex(tape, &x, &p, NULL), FATTN_E_ARG, "scale");
     x = use_all(), x.v = (fattn_var){0};
-    refused(fattn_op_attention_ex(tape, &x, NULL, NULL), FATTN_E_ARG, "v is absent");
+    rejected(fattn_op_attention_ex(tape, &x, NULL, NULL), FATTN_E_ARG, "v is absent");
     x = use_all();
-    refused(fattn_op_attention(tape, x.q, x.k, sum(tape, x.v), NULL), FATTN_E_SHAPE, "v has 0");
+    rejected(fattn_op_attention(tape, x.q, x.k, sum(tape, x.v), NULL), FATTN_E_SHAPE, "v has 0");
     x = use_all();
-    refused(fattn_op_attention(tape, x.q, x.k, x.q, NULL), FATTN_E_SHAPE, "Sk=5");
+    rejected(fattn_op_attention(tape, x.q, x.k, x.q, NULL), FATTN_E_SHAPE, "Sk=5");
     double two[2] = {1, 2}, gradients[2];
     fattn_param alibi = {
         .value = fattn_tensor_view(two, FATTN_F64, FATTN_CPU, 0, 1, (int64_t[]){2}),
         .grad = fattn_tensor_view(gradients, FATTN_F64, FATTN_CPU, 0, 1, (int64_t[]){2})};
     p = (fattn_attention_params){.struct_size = sizeof p, .algorithm = FATTN_ALGO_STANDARD};
     x = use_all(), x.alibi = fattn_use(tape, &alibi);
-    refused(fattn_op_attention_ex(tape, &x, &p, NULL), FATTN_E_UNSUPPORTED, "ALiBi");
+    rejected(fattn_op_attention_ex(tape, &x, &p, NULL), FATTN_E_UNSUPPORTED, "ALiBi");
     alibi.flags = FATTN_PARAM_FROZEN;
     x = use_all(), x.alibi = fattn_use(tape, &alibi);
     cr_assert_neq(fattn_op_attention_ex(tape, &x, &p, NULL).id, 0, "%s", fattn_ctx_error(ctx));

@@ -17,7 +17,7 @@ typedef struct variant {
 
 enum { BATCH = 2, ROWS = 5, WORDS = 7, WIDEN = 2, MOST_INPUTS = 64 };
 
-/* Hands the inputs out in the order in which `shapes` below lists them. */
+/* Returns the inputs in the order of `shapes` below. */
 typedef struct cursor {
     const fattn_var *in;
     int at;
@@ -47,7 +47,7 @@ static fattn_var block(fattn_tape *t, const variant *m, cursor *c, fattn_var x) 
     return fattn_op_add(t, x, linear(t, m, c, h));
 }
 
-/* in: ids, targets, table, then per layer and at the end what `shapes` says. */
+/* in: ids, targets, table, then the inputs per layer and at the end as listed in `shapes`. */
 static fattn_var model(fattn_tape *t, const fattn_var *in, int n_in, void *user) {
     const variant *m = user;
     cursor c = {in, 3};
@@ -122,7 +122,7 @@ Test(block, gpt_like) {
                      .p = {.algorithm = FATTN_ALGO_STANDARD, .dropout_p = 0.25f, .softcap = 3}});
 }
 
-/* ---- the step that the README shows ---- */
+/* ---- the training step of the README ---- */
 
 enum { H = 4, D = 16, C = H * D, VOCABULARY = 32, B = 2, S = 24 };
 struct model {

@@ -1,5 +1,5 @@
-/* A user's op with all that the public struct offers: attributes, an absent input, two outputs, saved
-   memory, workspace, strided inputs; among views and in several places of a graph. */
+/* A custom op that uses all of the public struct: attributes, an absent input, two outputs, saved memory,
+   workspace, strided inputs; with views and several times in a graph. */
 #include "failing_alloc.h"
 #include "tape_ops.h"
 
@@ -122,7 +122,7 @@ static fattn_var graph(fattn_tape *t, const fattn_var *in, int n_in, void *user)
     return p->outputs == 1 ? probabilities : p->outputs == 2 ? logs : join(t, probabilities, logs);
 }
 
-enum { SIZE = 4 }; /* square, so that a transposed x takes the same bias */
+enum { SIZE = 4 }; /* square, so that a transposed x fits the same bias */
 static fattn_status check(plan p, fattn_report *r) {
     double x[SIZE * SIZE], bias[SIZE];
     const fattn_tensor in[2] = {
@@ -134,7 +134,7 @@ static fattn_status check(plan p, fattn_report *r) {
     return fattn_gradcheck(ctx, graph, &p, in, p.biased ? 2 : 1, NULL, r);
 }
 
-Test(custom_op, right_in_every_place) {
+Test(custom_op, right_everywhere_in_a_graph) {
     for (int n = 0; n < 12; ++n) {
         fattn_report r;
         const plan p = {
@@ -154,7 +154,7 @@ Test(custom_op, usual_mistakes_are_found) {
     }
 }
 
-Test(custom_op, its_refusals_reach_the_caller) {
+Test(custom_op, its_errors_reach_the_caller) {
     fattn_tape *t;
     double data[6] = {0};
     const softmax f = {.temperature = 1};

@@ -1,5 +1,5 @@
-/* The strides of a tensor without elements mean nothing: NumPy's are all 0, others' may be anything.
-   Attention, tensors, params and every op take them. */
+/* The strides of a tensor without elements are not used: NumPy's are all 0, others may have any value.
+   Attention, tensors, params and every op accept them. */
 #include <criterion/criterion.h>
 #include <fattn/fattn.h>
 
@@ -49,7 +49,7 @@ Test(empty, attention) {
             const int64_t *const of = sizes[n / 4 % 5], B = of[0], Q = of[1], K = of[2];
             const fattn_dtype t = types[n % 4], w = t == FATTN_F64 ? t : FATTN_F32;
             const int64_t s = strides[n / 20];
-            double *at = memory; /* outputs lie apart */
+            double *at = memory; /* outputs at different addresses */
             fattn_tensor q = T(t, s, B, 4, Q, 8), k = T(t, s, B, 2, K, 8), v = T(t, s, B, 2, K, 6);
             fattn_tensor bias = T(t, s, B, 4, Q, K), lengths = T(FATTN_I32, s, B);
             fattn_tensor o = T(t, s, B, 4, Q, 6), lse = T(w, s, B, 4, Q), d_bias = T(w, s, B, 4, Q, K);
@@ -112,7 +112,7 @@ Test(empty, tensors) {
     }
 }
 
-/* Views and rows of nothing, through every op, forward and backward. */
+/* Empty views and rows through every op, forward and backward. */
 static void every_op(fattn_dtype t, int64_t s, int64_t B, int64_t S) {
     const fattn_attention_params p = {.struct_size = sizeof p, .algorithm = FATTN_ALGO_AUTO};
     const fattn_tensor x = T(t, s, B, S, 12), ids = T(FATTN_I32, s, B, S);
@@ -162,7 +162,7 @@ Test(empty, ops) {
         }
 }
 
-/* The tape shows row-major strides to an op of one's own, and takes any from its infer. */
+/* The tape passes row-major strides to a custom op, and accepts any from its infer. */
 static fattn_status infer(fattn_op_call *c) {
     const fattn_tensor *const x = &c->in[0];
     cr_assert(x->stride[0] == 0 && x->stride[1] == 5 && x->stride[2] == 1);
@@ -171,7 +171,7 @@ static fattn_status infer(fattn_op_call *c) {
     return FATTN_OK;
 }
 
-Test(empty, views_of_one_s_own) {
+Test(empty, views_of_a_custom_op) {
     const fattn_op_def def = {.struct_size = sizeof def, .attr_size = sizeof(int64_t), .n_out = 1,
                               .name = "mine", .infer = infer};
     for (int n = 0; n < STRIDES; ++n) {

@@ -1,4 +1,4 @@
-/* The gradient check: passes for right gradients, fails for wrong ones, says where. */
+/* The gradient check: passes for right gradients, fails for wrong ones, reports the position. */
 #include "failing_alloc.h"
 #include "tape_ops.h"
 
@@ -8,7 +8,7 @@
 #include <math.h>
 #include <string.h>
 
-/* y = a sin(w b), elementwise, with a fault in the gradient of b when asked for. */
+/* y = a sin(w b), elementwise, optionally with an error in the gradient of b. */
 typedef struct wave {
     double w;
     double stretch;  /* all of d_b is multiplied by this */
@@ -57,7 +57,7 @@ static const fattn_op_def wave_def = {
 
 static fattn_var wave_graph(fattn_tape *t, const fattn_var *in, int n_in, void *user) {
     cr_assert_eq(n_in, 3);
-    fattn_tensor ids; /* integers arrive as they are */
+    fattn_tensor ids; /* integers are passed on unchanged */
     if (fattn_tape_value(t, in[2], &ids)) return (fattn_var){0};
     cr_assert_eq(ids.dtype, FATTN_I32);
     cr_assert_eq(((const int32_t *)ids.data)[1], 8);
@@ -76,7 +76,7 @@ static void set_up(void) {
     memory = (failing_alloc){.left = -1};
     ctx = failing_context(&memory, 1);
     inputs[0] = fattn_tensor_view(a_data, FATTN_F64, FATTN_CPU, 0, 2, (int64_t[]){ROWS, COLUMNS});
-    /* The second one lies transposed. */
+    /* The second one is transposed. */
     inputs[1] = fattn_tensor_view(b_data, FATTN_F64, FATTN_CPU, 0, 2, (int64_t[]){COLUMNS, ROWS});
     inputs[1] = fattn_tensor_permute(&inputs[1], (int[]){1, 0});
     inputs[2] = fattn_tensor_view(id_data, FATTN_I32, FATTN_CPU, 0, 1, (int64_t[]){2});
@@ -148,7 +148,7 @@ Test(gradcheck, a_small_factor_is_found) {
     fattn_report r;
     const fattn_tolerance loose = {.rtol = 1e-4};
     cr_assert_eq(check(wrong, (fattn_gradcheck_options){.tol = loose}, &r), FATTN_OK);
-    /* Twice the gradient is seen by the cosine distance, too: 1 - 2*2/(1+4). */
+    /* The cosine distance finds twice the gradient, too: 1 - 2*2/(1+4). */
     const wave twice = {.w = 2, .stretch = 2};
     const fattn_tolerance cosine = {.atol = 100, .rtol = 100, .cosine = 1e-3};
     cr_assert_eq(check(twice, (fattn_gradcheck_options){.tol = cosine}, &r), FATTN_E_MISMATCH);
@@ -169,7 +169,7 @@ Test(gradcheck, a_sample_has_both_ends) {
     }
 }
 
-/* Notes which coordinates of in[0] differ from a_data: those that are looked at. */
+/* Records which coordinates of in[0] differ from a_data: those that are checked. */
 typedef struct watch {
     int evaluations, differentiated;
     bool moved[COUNT];
@@ -293,7 +293,7 @@ static fattn_var no_graph(fattn_tape *t, const fattn_var *in, int n_in, void *us
     return (fattn_var){0};
 }
 
-Test(gradcheck, bad_arguments_are_refused_and_write_nothing) {
+Test(gradcheck, bad_arguments_are_rejected_and_write_nothing) {
     const wave right = {.w = 2, .stretch = 1};
     fattn_report r = {.struct_size = sizeof r, .checked = -5};
     cr_assert_eq(fattn_gradcheck(NULL, no_graph, NULL, inputs, 1, NULL, &r), FATTN_E_ARG);
@@ -376,7 +376,8 @@ static fattn_var linear(fattn_tape *t, const fattn_var *in, int n_in, void *user
     return fattn_op_linear(t, in[0], in[1], (fattn_var){0});
 }
 
-/* Among 3000 gradients of about 6e4 some are below 100: they round as the large terms that they are sums of. */
+/* Among 3000 gradients of about 6e4 some are below 100: their rounding errors are those of the large terms of their
+   sums. */
 Test(gradcheck, f32_rounds_in_units_of_the_largest_gradient) {
     enum { N = 40, K = 600 };
     static float x[ROWS * K], w[N * K];
@@ -390,7 +391,7 @@ Test(gradcheck, f32_rounds_in_units_of_the_largest_gradient) {
     fattn_gradcheck_options o = {.struct_size = sizeof o, .max_coords = ROWS * K};
     fattn_report r = {.struct_size = sizeof r};
     cr_assert_eq(fattn_gradcheck(ctx, linear, NULL, in, 2, &o, &r), FATTN_OK, "%s", fattn_ctx_error(ctx));
-    o.tol.atol = 0x1p-16; /* what is given is taken as it is */
+    o.tol.atol = 0x1p-16; /* a given tolerance is used unchanged */
     cr_assert_eq(fattn_gradcheck(ctx, linear, NULL, in, 2, &o, &r), FATTN_E_MISMATCH);
     cr_assert(r.failed > 0 && r.failed < ROWS * K / 10 && r.worst_input == 0, "%lld", (long long)r.failed);
 }

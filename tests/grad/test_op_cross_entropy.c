@@ -187,7 +187,7 @@ static void linear_gradient(const double *const *in, const int32_t *const *ids, 
     free(logits), free(g);
 }
 
-/* A logit is a sum of K terms and moves the loss and its gradients by as much. */
+/* A logit is a sum of K terms, and its error is also that of the loss and its gradients. */
 static op_case linear(int ndim, int64_t rows, int64_t classes, int64_t columns) {
     const op_case l = loss(ndim, rows, classes, -1);
     K = columns;
@@ -269,15 +269,15 @@ static size_t peak_of(int64_t rows, int64_t classes, int64_t columns, bool chunk
     return peak;
 }
 
-Test(linear_cross_entropy, logits_are_never_whole) {
+Test(linear_cross_entropy, logits_are_never_stored_whole) {
     const int64_t rows = 8192, classes = 2000, columns = 8;
     const size_t logits = (size_t)(rows * classes) * sizeof(float);
     cr_assert_gt(peak_of(rows, classes, columns, false), 2 * logits); /* and their gradient */
     cr_assert_lt(peak_of(rows, classes, columns, true), logits / 8);
 }
 
-Test(cross_entropy, refusals) {
-    const op_refusal list[] = {
+Test(cross_entropy, errors) {
+    const op_error list[] = {
         {cross_entropy,
          FATTN_E_ARG,
          "target[0] is 96, the classes are 0..95 and -1 is ignored",
@@ -353,5 +353,5 @@ Test(cross_entropy, refusals) {
          {{FATTN_F32, 2, {3, 4}}, {FATTN_F32, 2, {96, 4}}}},
     };
     ignore = -1;
-    opcheck_refusals(list, sizeof list / sizeof *list);
+    opcheck_errors(list, sizeof list / sizeof *list);
 }

@@ -26,7 +26,7 @@ static int64_t count_a(void) {
     return n;
 }
 
-/* Where the element of b lies that meets element e of a. */
+/* The index of b's element that is combined with element e of a. */
 static int64_t place_in_b(int64_t e) {
     int64_t place = 0, stride = 1;
     for (int d = sizes.n - 1; d >= 0; --d) {
@@ -150,8 +150,8 @@ Test(broadcast, nothing) {
     }
 }
 
-Test(broadcast, refusals) {
-    const op_refusal list[] = {
+Test(broadcast, errors) {
+    const op_error list[] = {
         {add,
          FATTN_E_SHAPE,
          "a is [3,4], b is [3]: b must broadcast to a",
@@ -173,7 +173,7 @@ Test(broadcast, refusals) {
         {add, FATTN_E_ARG, "add: b is absent", 1, {{FATTN_F32, 1, {4}}}},
         {mul, FATTN_E_ARG, "mul: b is absent", 1, {{FATTN_F32, 1, {4}}}},
     };
-    opcheck_refusals(list, sizeof list / sizeof *list);
+    opcheck_errors(list, sizeof list / sizeof *list);
 }
 
 static fattn_var gelu(fattn_tape *t, const fattn_var *in) { return fattn_op_gelu(t, in[0]); }
@@ -226,8 +226,8 @@ Test(unary, large_and_nothing) {
     }
 }
 
-/* Tails, where exponentials over- and underflow: the error stays below 16 roundings of |x|, and what
-   should vanish does. */
+/* Tails, where exponentials over- and underflow: the error is below 16 roundings of |x|, and results that should be 0
+   are 0. */
 Test(unary, every_magnitude_in_f32) {
     fattn_ctx *ctx;
     fattn_tape *t;
@@ -292,12 +292,12 @@ Test(unary, every_instruction_set_gives_the_same_bits) {
     }
 }
 
-Test(unary, refusals) {
-    const op_refusal list[] = {
+Test(unary, errors) {
+    const op_error list[] = {
         {gelu, FATTN_E_UNSUPPORTED, "gelu: x is bf16", 1, {{FATTN_BF16, 1, {4}}}},
         {silu, FATTN_E_DTYPE, "silu: x is i32", 1, {{FATTN_I32, 1, {4}}}},
         {gelu, FATTN_E_ARG, "gelu: x is absent", 1, {{0}}},
         {silu, FATTN_E_ARG, "silu: x is absent", 1, {{0}}},
     };
-    opcheck_refusals(list, sizeof list / sizeof *list);
+    opcheck_errors(list, sizeof list / sizeof *list);
 }

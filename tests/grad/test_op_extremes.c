@@ -1,4 +1,4 @@
-/* Every finite number has a right answer: ops near the ends of F32 and F64. */
+/* Ops near the limits of F32 and F64. */
 #include "extremes.h"
 
 #include <criterion/criterion.h>

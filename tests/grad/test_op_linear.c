@@ -9,7 +9,7 @@ static fattn_var linear(fattn_tape *t, const fattn_var *in) {
     return fattn_op_linear(t, in[0], in[1], in[2]);
 }
 
-/* Whatever the sizes: they are set by the test that uses the reference. */
+/* Sizes, set by the test that uses the reference. */
 static int64_t R, M, N, K;
 
 static void linear_reference(const double *const *in, const int32_t *const *ids, double *y) {
@@ -111,7 +111,7 @@ Test(linear, nothing) {
     }
 }
 
-/* Inputs that OpenBLAS cannot read as they are: one row for all, rows in reverse order. */
+/* Inputs that OpenBLAS cannot read directly: one row for all, rows in reverse order. */
 Test(linear, repeated_and_reversed_rows) {
     fattn_ctx *ctx;
     fattn_tape *t;
@@ -139,8 +139,8 @@ Test(linear, repeated_and_reversed_rows) {
     fattn_ctx_destroy(ctx);
 }
 
-Test(linear, refusals) {
-    const op_refusal list[] = {
+Test(linear, errors) {
+    const op_error list[] = {
         {linear,
          FATTN_E_SHAPE,
          "x is [2,77], w is [96,76]",
@@ -186,7 +186,7 @@ Test(linear, refusals) {
         {linear, FATTN_E_ARG, "w is absent", 2, {{FATTN_F32, 2, {2, 7}}}},
         {linear, FATTN_E_ARG, "x is absent", 1, {{0}}},
     };
-    opcheck_refusals(list, sizeof list / sizeof *list);
+    opcheck_errors(list, sizeof list / sizeof *list);
 }
 
 static fattn_var matmul_nn(fattn_tape *t, const fattn_var *in) {
@@ -289,8 +289,8 @@ Test(matmul, nothing) {
     }
 }
 
-Test(matmul, refusals) {
-    const op_refusal list[] = {
+Test(matmul, errors) {
+    const op_error list[] = {
         {matmul_nn,
          FATTN_E_SHAPE,
          "a is [2,3], b is [4,5]: [..,M,K] x [..,K,N]",
@@ -330,5 +330,5 @@ Test(matmul, refusals) {
         {matmul_nn, FATTN_E_DTYPE, "b is f64", 2, {{FATTN_F32, 2, {2, 3}}, {FATTN_F64, 2, {3, 5}}}},
         {matmul_nn, FATTN_E_ARG, "b is absent", 1, {{FATTN_F32, 2, {2, 3}}}},
     };
-    opcheck_refusals(list, sizeof list / sizeof *list);
+    opcheck_errors(list, sizeof list / sizeof *list);
 }

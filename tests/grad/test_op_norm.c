@@ -110,7 +110,7 @@ Test(norm, nothing) {
     }
 }
 
-/* The mean is taken off before squares are summed: a large one does not drown the variance. */
+/* The mean is subtracted before squares are summed, so that the variance is accurate with a large mean. */
 Test(norm, large_mean) {
     fattn_ctx *ctx;
     fattn_tape *t;
@@ -141,8 +141,8 @@ static fattn_var infinite_eps(fattn_tape *t, const fattn_var *in) {
     return fattn_op_layernorm(t, in[0], in[1], in[2], INFINITY);
 }
 
-Test(norm, refusals) {
-    const op_refusal list[] = {
+Test(norm, errors) {
+    const op_error list[] = {
         {layernorm,
          FATTN_E_SHAPE,
          "layernorm: x is [3,4], gain is [5]",
@@ -171,5 +171,5 @@ Test(norm, refusals) {
         {negative_eps, FATTN_E_ARG, "eps is -1e-05", 2, {{FATTN_F32, 1, {4}}, {FATTN_F32, 1, {4}}}},
         {infinite_eps, FATTN_E_ARG, "eps is inf", 2, {{FATTN_F32, 1, {4}}, {FATTN_F32, 1, {4}}}},
     };
-    opcheck_refusals(list, sizeof list / sizeof *list);
+    opcheck_errors(list, sizeof list / sizeof *list);
 }

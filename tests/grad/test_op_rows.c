@@ -90,8 +90,8 @@ Test(embedding, strided_ids) {
     fattn_ctx_destroy(ctx);
 }
 
-Test(embedding, refusals) {
-    const op_refusal list[] = {
+Test(embedding, errors) {
+    const op_error list[] = {
         {embedding,
          FATTN_E_ARG,
          "ids[0] is 97, the table has rows 0..95",
@@ -126,7 +126,7 @@ Test(embedding, refusals) {
         {embedding, FATTN_E_ARG, "table is absent", 1, {{0}}},
         {embedding, FATTN_E_ARG, "ids is absent", 1, {{FATTN_F32, 2, {96, 4}}}},
     };
-    opcheck_refusals(list, sizeof list / sizeof *list);
+    opcheck_errors(list, sizeof list / sizeof *list);
 }
 
 static int64_t B, H, S, D, position;
@@ -148,7 +148,7 @@ static void rope_reference(const double *const *in, const int32_t *const *ids, d
         }
 }
 
-static op_case turn(int64_t b, int64_t h, int64_t s, int64_t d, int64_t at) {
+static op_case rope_case(int64_t b, int64_t h, int64_t s, int64_t d, int64_t at) {
     B = b, H = h, S = s, D = d, position = at, base = 1e4f;
     return (op_case){.name = "rope",
                      .graph = rope,
@@ -161,20 +161,20 @@ static op_case turn(int64_t b, int64_t h, int64_t s, int64_t d, int64_t at) {
 Test(rope, gradients) {
     const int64_t sizes[][5] = {{2, 3, 5, 4, 0}, {1, 1, 1, 2, 7}, {2, 1, 9, 6, 3}};
     for (int i = 0; i < 3; ++i) {
-        const op_case c = turn(sizes[i][0], sizes[i][1], sizes[i][2], sizes[i][3], sizes[i][4]);
+        const op_case c = rope_case(sizes[i][0], sizes[i][1], sizes[i][2], sizes[i][3], sizes[i][4]);
         opcheck(&c);
     }
 }
 
 Test(rope, large_and_nothing) {
-    op_case c = turn(3, 4, 131, 66, 1000);
+    op_case c = rope_case(3, 4, 131, 66, 1000);
     opcheck_f32(&c);
     opcheck_threads(&c);
-    c.roundings *= 1131; /* of the angle, in double, in whichever way it is computed */
+    c.roundings *= 1131; /* rounding of the angle, in double */
     opcheck_values(&c);
     const int64_t empty[][4] = {{0, 3, 5, 4}, {2, 0, 5, 4}, {2, 3, 0, 4}, {2, 3, 5, 0}};
     for (int i = 0; i < 4; ++i) {
-        const op_case none = turn(empty[i][0], empty[i][1], empty[i][2], empty[i][3], 0);
+        const op_case none = rope_case(empty[i][0], empty[i][1], empty[i][2], empty[i][3], 0);
         opcheck_values(&none);
     }
 }
@@ -183,7 +183,7 @@ Test(rope, large_and_nothing) {
 Test(rope, products_depend_on_distance) {
     double far[2];
     for (int k = 0; k < 2; ++k) {
-        const op_case c = turn(1, 1, 3, 8, k ? 1000000 : 5);
+        const op_case c = rope_case(1, 1, 3, 8, k ? 1000000 : 5);
         op_result r = op_run(&c, OP_PLAIN, FATTN_F64, 1);
         const double *y = r.y.data;
         far[k] = 0;
@@ -198,8 +198,8 @@ static fattn_var odd_base(fattn_tape *t, const fattn_var *in) {
     return fattn_op_rope(t, in[0], -3.0f, 0);
 }
 
-Test(rope, refusals) {
-    const op_refusal list[] = {
+Test(rope, errors) {
+    const op_error list[] = {
         {rope,
          FATTN_E_SHAPE,
          "x is [1,2,3,5], not [B,H,S,D] with D even",
@@ -211,7 +211,7 @@ Test(rope, refusals) {
         {rope, FATTN_E_ARG, "x is absent", 1, {{0}}},
     };
     base = 1e4f, position = 0;
-    opcheck_refusals(list, sizeof list / sizeof *list);
+    opcheck_errors(list, sizeof list / sizeof *list);
 }
 
 static int first, heads_taken;
@@ -251,8 +251,8 @@ Test(heads, gradients) {
                               .roundings = 4});
 }
 
-Test(heads, refusals) {
-    const op_refusal list[] = {
+Test(heads, errors) {
+    const op_error list[] = {
         {heads,
          FATTN_E_ARG,
          "2 heads of 4 from head 3 on do not lie in [2,3,16]",
@@ -262,13 +262,13 @@ Test(heads, refusals) {
         {heads, FATTN_E_ARG, "x is absent", 1, {{0}}},
     };
     D = 4, first = 3, heads_taken = 2;
-    opcheck_refusals(list, 3);
+    opcheck_errors(list, 3);
     first = -1;
-    opcheck_refusals(
-        &(op_refusal){heads, FATTN_E_ARG, "from head -1 on", 1, {{FATTN_F32, 3, {2, 3, 16}}}}, 1);
+    opcheck_errors(
+        &(op_error){heads, FATTN_E_ARG, "from head -1 on", 1, {{FATTN_F32, 3, {2, 3, 16}}}}, 1);
     first = 0, heads_taken = 0;
-    opcheck_refusals(
-        &(op_refusal){heads, FATTN_E_ARG, "0 heads of 4", 1, {{FATTN_F32, 3, {2, 3, 16}}}}, 1);
+    opcheck_errors(
+        &(op_error){heads, FATTN_E_ARG, "0 heads of 4", 1, {{FATTN_F32, 3, {2, 3, 16}}}}, 1);
 }
 
 static fattn_var merge(fattn_tape *t, const fattn_var *in) { return fattn_op_merge(t, in[0]); }
@@ -304,7 +304,7 @@ Test(merge, gradients) {
                               .roundings = 4});
 }
 
-/* What heads takes apart, merge puts together without a copy. */
+/* merge after heads is a view: no copy. */
 Test(merge, undoes_heads_in_place) {
     fattn_ctx *ctx;
     fattn_tape *t;
@@ -326,17 +326,17 @@ Test(merge, undoes_heads_in_place) {
     fattn_ctx_destroy(ctx);
 }
 
-Test(merge, refusals) {
-    const op_refusal list[] = {
+Test(merge, errors) {
+    const op_error list[] = {
         {merge, FATTN_E_SHAPE, "x is [2,3,4], not [B,H,S,D]", 1, {{FATTN_F32, 3, {2, 3, 4}}}},
         {merge, FATTN_E_ARG, "x is absent", 1, {{0}}},
     };
-    opcheck_refusals(list, 2);
+    opcheck_errors(list, 2);
 }
 
 static fattn_dtype via;
 
-/* There and back: the way the gradient takes, too. */
+/* To the type and back, as the gradient. */
 static fattn_var cast(fattn_tape *t, const fattn_var *in) {
     return fattn_op_cast(t, fattn_op_cast(t, in[0], via), FATTN_F64);
 }
@@ -399,13 +399,13 @@ Test(cast, to_its_own_type_is_a_view) {
     fattn_ctx_destroy(ctx);
 }
 
-Test(cast, refusals) {
-    const op_refusal list[] = {
+Test(cast, errors) {
+    const op_error list[] = {
         {to_nothing, FATTN_E_DTYPE, "f32 to ?", 1, {{FATTN_F32, 1, {4}}}},
         {to_integer, FATTN_E_DTYPE, "f32 to i32", 1, {{FATTN_F32, 1, {4}}}},
         {cast, FATTN_E_DTYPE, "i32 to f64", 1, {{FATTN_I32, 1, {4}}}},
         {cast, FATTN_E_ARG, "x is absent", 1, {{0}}},
     };
     via = FATTN_F64;
-    opcheck_refusals(list, sizeof list / sizeof *list);
+    opcheck_errors(list, sizeof list / sizeof *list);
 }

@@ -1,5 +1,4 @@
-/* Inputs with negative strides, as NumPy's x[::-1], mean the numbers that they mean: every op gives the
-   bits that it gives for a copy. */
+/* Inputs with negative strides, as NumPy's x[::-1]: every op gives the same bits as for a copy. */
 #include <criterion/criterion.h>
 #include <fattn/fattn.h>
 
@@ -31,7 +30,7 @@ static fattn_tensor flipped(fattn_tensor t, int dim) {
     return t;
 }
 
-/* The ops of x [B,S,C], w [6,C], g [C] and ids [B,S] into `out`; their number. Those that want rows of
+/* Records ops of x [B,S,C], w [6,C], g [C] and ids [B,S] into `out`; returns their number. Ops that need rows of
    contiguous elements only with `rows`. */
 static int graph(fattn_var x, fattn_var w, fattn_var g, fattn_var ids, bool rows, fattn_var *out) {
     const fattn_attention_params p = {.struct_size = sizeof p, .flags = FATTN_CAUSAL};
@@ -61,7 +60,7 @@ static int graph(fattn_var x, fattn_var w, fattn_var g, fattn_var ids, bool rows
 }
 enum { OPS = 18 };
 
-/* Runs the ops on x as it lies, or on a row-major copy of the same elements, and keeps their results. */
+/* Runs the ops on x itself, or on a row-major copy of the same elements, and keeps their results. */
 static int results(const fattn_tensor *x, const fattn_tensor *w, const fattn_tensor *g,
                    const fattn_tensor *ids, bool rows, fattn_tensor *to) {
     fattn_var out[OPS];
@@ -106,7 +105,7 @@ static void check(fattn_dtype dtype, unsigned set) {
             if (set >> bit & 1) of[i] = flipped(of[i], d);
         copy[i] = copy_of(&of[i]);
     }
-    const bool rows = !(set & (1u << 2 | 1u << 4 | 1u << 5)); /* last dimensions, but for ids' */
+    const bool rows = !(set & (1u << 2 | 1u << 4 | 1u << 5)); /* last dimensions, except those of ids */
     const int n = results(&of[0], &of[1], &of[2], &of[3], rows, got);
     results(&copy[0], &copy[1], &copy[2], &copy[3], rows, want);
     for (int i = 0; i < n; ++i) {

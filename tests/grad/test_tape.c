@@ -1,4 +1,4 @@
-/* The tape itself: order, accumulation, what is run at all, memory from step to step, errors. */
+/* The tape: order, accumulation, skipped work, memory from step to step, errors. */
 #include "failing_alloc.h"
 #include "tape_ops.h"
 
@@ -33,7 +33,7 @@ Test(tape, values_and_gradients) {
     leaf a, b;
     leaf_init(&a, 2, (int64_t[]){3, 4});
     leaf_init(&b, 2, (int64_t[]){3, 4});
-    b.grad[5] = 100; /* gradients are added to what is there */
+    b.grad[5] = 100; /* gradients are added to existing values */
     const fattn_var s = sum(tape, mul(tape, fattn_use(tape, &a.p), fattn_use(tape, &b.p)));
     double want = 0, got = 0;
     for (int i = 0; i < 12; ++i) want += a.value[i] * b.value[i];
@@ -122,7 +122,7 @@ Test(tape, gradients_of_variables_can_be_kept) {
     cr_assert_eq(fattn_tape_status(tape), FATTN_OK, "questions do not break a tape");
 }
 
-/* x -> y = x + x^2 -> y + y: whoever only reads a gradient shares it, whoever adds to it gets its own. */
+/* x -> y = x + x^2 -> y + y: gradients that are only read share memory, those that are added to get their own. */
 Test(tape, sums_pass_their_gradient_on) {
     leaf a, b;
     leaf_init(&a, 1, (int64_t[]){5});
@@ -145,7 +145,7 @@ Test(tape, sums_pass_their_gradient_on) {
     }
 }
 
-/* Not shared: parameters, which have a gradient already, views, another layout, what broadcasts. */
+/* Not shared: parameters, which have a gradient already, views, another layout, broadcasts. */
 Test(tape, sums_that_cannot_pass_add) {
     leaf a, b, c;
     leaf_init(&a, 2, (int64_t[]){3, 4});
@@ -280,7 +280,7 @@ Test(tape, later_steps_allocate_nothing) {
     step(&later, BIG, 500);
     cr_assert_eq(fattn_ctx_mem(ctx).allocs, allocs);
 
-    fattn_tape_reset(tape); /* and hold no more than a tape that knew no other shape */
+    fattn_tape_reset(tape); /* and use no more memory than a tape that has seen no other shape */
     const size_t live = fattn_ctx_mem(ctx).live;
     fattn_tape_destroy(tape);
     cr_assert_eq(fattn_tape_create(ctx, &tape), FATTN_OK);
@@ -351,7 +351,7 @@ Test(tape, saved_memory_is_reused_for_gradients) {
     fattn_tensor_free(ctx, &p.grad);
 }
 
-/* Gradients of a chain live one or two at a time, however long it is. */
+/* Only one or two gradients of a chain exist at a time, for any length. */
 Test(tape, gradients_are_recycled) {
     size_t bytes[2];
     enum { SHORT = 10, LONG = 30 };
@@ -378,7 +378,7 @@ Test(tape, gradients_are_recycled) {
     fattn_tensor_free(ctx, &p.grad);
 }
 
-/* The gradient of a residual stream stays in one place while branches come and go. */
+/* The gradient of a residual stream stays in one block through all branches. */
 Test(tape, residual_streams_share_their_gradient) {
     fattn_param p = {.name = "large"};
     const int64_t shape[] = {LARGE};
@@ -426,7 +426,7 @@ Test(tape, every_allocation_may_fail) {
         cr_assert(isfinite(step(&a, 5, 2)), "the next step works");
     }
     cr_assert_gt(n, 10);
-    memory.left = 0; /* the arena cannot be put together: reset goes on without */
+    memory.left = 0; /* the arena cannot be consolidated: reset continues without it */
     fattn_tape_reset(tape);
     cr_assert_eq(sum(tape, fattn_use(tape, &a.p)).id, 0);
     cr_assert_eq(fattn_tape_status(tape), FATTN_E_NOMEM);

@@ -1,4 +1,4 @@
-/* Every refusal of the tape: its status, its sentence, and that it sticks. */
+/* Every error of the tape: its status, its error message, and that the status is kept. */
 #include "failing_alloc.h"
 #include "tape_ops.h"
 
@@ -28,8 +28,8 @@ static void close_tape(void) {
 }
 TestSuite(tape_errors, .init = open_tape, .fini = close_tape);
 
-/* The op failed with this status and a sentence that has these words; everything after it fails the
-   same way; reset forgets. */
+/* The op failed with this status and an error message that contains these words; all later ops fail with the same
+   status; reset clears it. */
 static void failed(fattn_var result, fattn_status want, const char *words) {
     double item;
     fattn_tensor view;
@@ -47,14 +47,14 @@ static void failed(fattn_var result, fattn_status want, const char *words) {
     cr_assert_eq(fattn_tape_grad(tape, x, &view), want);
     cr_assert_eq(fattn_tape_keep_grad(tape, x), want);
     cr_assert_eq(fattn_tape_item(tape, x, &item), want);
-    cr_assert(strstr(fattn_ctx_error(ctx), words), "the sentence stays: %s", fattn_ctx_error(ctx));
+    cr_assert(strstr(fattn_ctx_error(ctx), words), "the message stays: %s", fattn_ctx_error(ctx));
     fattn_tape_reset(tape);
     cr_assert_eq(fattn_tape_status(tape), FATTN_OK);
     x = fattn_use(tape, &a.p);
     cr_assert_eq(x.id, 1);
 }
 
-Test(tape_errors, null_is_refused) {
+Test(tape_errors, null_is_rejected) {
     fattn_tensor view;
     double item;
     fattn_tape *none = (fattn_tape *)&item;
@@ -79,7 +79,7 @@ Test(tape_errors, null_is_refused) {
     failed(fattn_input(tape, NULL), FATTN_E_ARG, "NULL");
 }
 
-Test(tape_errors, unknown_variables_are_refused) {
+Test(tape_errors, unknown_variables_are_rejected) {
     fattn_tensor view;
     cr_assert_eq(fattn_tape_value(tape, (fattn_var){2}, &view), FATTN_E_ARG);
     cr_assert_eq(fattn_tape_value(tape, (fattn_var){0}, &view), FATTN_E_ARG);
@@ -112,7 +112,7 @@ Test(tape_errors, only_what_has_a_gradient_can_keep_one) {
               fattn_ctx_error(ctx));
 }
 
-/* What the checks of built-in ops say; none reads an element. */
+/* Error messages of the checks of built-in ops; none reads an element. */
 Test(tape_errors, operands_of_built_in_ops) {
     const int64_t shape[] = {3, 4}, many[] = {1 << 16, 1 << 16};
     fattn_tensor t = fattn_tensor_permute(&a.p.value, (int[]){1, 0});
@@ -129,13 +129,13 @@ Test(tape_errors, operands_of_built_in_ops) {
                    "gelu: input 0 is f64, its gradient f32; on the CPU they must agree");
 }
 
-Test(tape_errors, item_wants_one_number) {
+Test(tape_errors, item_needs_one_element) {
     double item;
     cr_assert_eq(fattn_tape_item(tape, x, &item), FATTN_E_SHAPE);
     cr_assert(strstr(fattn_ctx_error(ctx), "[3,4]"), "%s", fattn_ctx_error(ctx));
 }
 
-Test(tape_errors, bad_parameters_are_refused) {
+Test(tape_errors, bad_parameters_are_rejected) {
     leaf b;
     const int64_t shape[] = {3, 4};
     leaf_init(&b, 2, shape), b.p.value.dtype = FATTN_I32;
@@ -155,7 +155,7 @@ Test(tape_errors, bad_parameters_are_refused) {
     failed(fattn_use(tape, &b.p), FATTN_E_DEVICE, "param");
 }
 
-/* An op whose infer does what its attribute says. */
+/* An op whose infer has the fault of its attribute. */
 typedef enum fault {
     FINE,
     NO_DTYPE,
@@ -192,11 +192,11 @@ static fattn_status faulty_infer(fattn_op_call *c) {
     case ELSEWHERE: y->data = elsewhere; break;
     case BEYOND: y->data = (double *)c->in[0].data + 1; break;
     case OTHER_TYPE: y->data = c->in[0].data, y->dtype = FATTN_I32; break;
-    case COPIES_X: *y = c->in[0]; break; /* forgets to clear data */
+    case COPIES_X: *y = c->in[0]; break; /* does not clear data */
     case HUGE_SAVED: c->saved_bytes = SIZE_MAX; break;
     case HUGE_WORKSPACE: c->fwd_workspace = (size_t)1 << 60; break;
     case INFER_FAILS: return FATTN_E_UNSUPPORTED;
-    case SPEAKS: return fattn_ctx_fail(c->ctx, FATTN_E_IO, "a sentence of the op's own");
+    case SPEAKS: return fattn_ctx_fail(c->ctx, FATTN_E_IO, "a message of the op's own");
     default: break;
     }
     return FATTN_OK;
@@ -242,12 +242,12 @@ Test(tape_errors, failing_ops_stop_the_tape) {
     failed(faulty(FORWARD_FAILS), FATTN_E_MISMATCH, "faulty: forward returned FATTN_E_MISMATCH");
     failed(faulty(SPEAKS), FATTN_E_IO, "own");
     backward_fails(sum(tape, faulty(BACKWARD_FAILS)), FATTN_E_NOMEM, "faulty: backward");
-    fattn_ctx_fail(ctx, FATTN_E_IO, "an older sentence");
+    fattn_ctx_fail(ctx, FATTN_E_IO, "an older message");
     cr_assert_neq(faulty(FINE).id, 0);
-    cr_assert_str_eq(fattn_ctx_error(ctx), "an older sentence");
+    cr_assert_str_eq(fattn_ctx_error(ctx), "an older message");
 }
 
-Test(tape_errors, bad_definitions_are_refused) {
+Test(tape_errors, bad_definitions_are_rejected) {
     const fault fine = FINE;
     fattn_op_def d;
     failed(fattn_op_custom(tape, NULL, &x, 1, NULL), FATTN_E_ARG, "NULL");
@@ -267,13 +267,13 @@ Test(tape_errors, bad_definitions_are_refused) {
     failed(fattn_op_custom(tape, &faulty_def, &x, 65, &fine), FATTN_E_ARG, "65 inputs");
     failed(fattn_op_custom(tape, &faulty_def, NULL, 1, &fine), FATTN_E_ARG, "in is NULL");
     failed(fattn_op_custom(tape, &faulty_def, &x, 1, NULL), FATTN_E_ARG, "attr is NULL");
-    /* Without backward, gradients end here. */
+    /* Without backward, no gradient is passed on. */
     d = faulty_def, d.backward = NULL;
     backward_fails(sum(tape, fattn_op_custom(tape, &d, &x, 1, &fine)), FATTN_E_STATE,
                    "no parameter");
 }
 
-/* An op whose functions do things to tapes. */
+/* An op whose functions call tape functions. */
 enum deed { NOTHING, INPUT, USE, ADD, CUSTOM, RESET, BACKWARD, GRAD, DESTROY, LOOK, OTHER, DEEDS };
 typedef struct doing {
     enum deed deed;
@@ -346,7 +346,7 @@ Test(tape_errors, an_op_cannot_change_the_tape_that_runs_it) {
         cr_assert_eq(s, fine ? FATTN_OK : FATTN_E_STATE, "deed %d in %s: %s", (int)todo.deed,
                      stages[todo.stage], fattn_ctx_error(ctx));
         if (fine) continue;
-        cr_assert(strstr(fattn_ctx_error(ctx), "not while the tape runs the"), "%s",
+        cr_assert(strstr(fattn_ctx_error(ctx), "not allowed while the tape runs the"), "%s",
                   fattn_ctx_error(ctx));
         cr_assert(strstr(fattn_ctx_error(ctx), stages[todo.stage]), "%s", fattn_ctx_error(ctx));
         cr_assert(strstr(fattn_ctx_error(ctx), "acting"), "%s", fattn_ctx_error(ctx));

@@ -1,5 +1,5 @@
-/* Views share memory with their base, and so do their gradients: who overwrites, who adds, what is
-   zeroed. Fresh memory is NaN here, so a gradient that was neither written nor zeroed shows. */
+/* Views share memory with their base, and so do their gradients: which writes overwrite or add, and what is zeroed.
+   New memory is NaN here, so that a gradient that was neither written nor zeroed is found. */
 #include "failing_alloc.h"
 #include "tape_ops.h"
 
@@ -30,26 +30,26 @@ TestSuite(tape_views, .init = open_tape, .fini = close_tape);
 
 /* A variable with memory of its own. */
 static fattn_var base_of_shape(int ndim, const int64_t *shape) {
-    fattn_tape_destroy(tape); /* for memory that nobody has written */
+    fattn_tape_destroy(tape); /* for unwritten memory */
     cr_assert_eq(fattn_tape_create(ctx, &tape), FATTN_OK);
     leaf_init(&a, ndim, shape);
     leaf_init(&b, ndim, shape);
     return mul(tape, fattn_use(tape, &a.p), fattn_use(tape, &b.p));
 }
 
-/* As a writer of v's gradient would: 1 = overwrites, 0 = adds; then writes x everywhere. */
+/* Opens v's gradient as an op does, with 1 = overwrites, 0 = adds; then writes x to all elements. */
 static int write(fattn_var v, double x) {
     fattn_tensor d;
     uint8_t fresh;
     cr_assert_neq(v.id, 0, "%s", fattn_ctx_error(ctx));
     cr_assert_eq(fattni_grad_open(tape, v.id, &d, &fresh), FATTN_OK);
     for (int64_t e = 0; e < fattn_tensor_numel(&d); ++e) {
-        if (!fresh) cr_assert_not(isnan(*element(&d, e)), "adds to what nobody wrote");
+        if (!fresh) cr_assert_not(isnan(*element(&d, e)), "adds to unwritten memory");
         *element(&d, e) = x + (fresh ? 0 : *element(&d, e));
     }
     return fresh;
 }
-/* Element of the base's gradient; NaN = untouched. */
+/* Element of the base's gradient; NaN = not written. */
 static double peek(fattn_var base, int64_t e) {
     return *element(&tape->variables[base.id].grad, e);
 }
@@ -134,14 +134,14 @@ Test(tape_views, overlaps_and_other_forms_zero_the_rest_first) {
     for (int64_t e = 0; e < 24; ++e) cr_assert_eq(read(x, e), 1 + (e % 6 == 5));
 }
 
-Test(tape_views, more_pieces_than_can_be_tracked) {
+Test(tape_views, more_runs_than_can_be_tracked) {
     const fattn_var x = base_of_shape(2, (int64_t[]){2, 30});
     for (int64_t j = 0; j < 30; j += 2) /* every second column: 15 runs */
         cr_assert_eq(write(slice(tape, x, 1, j, j + 1), 1), j < 2 * FATTNI_COVER_RUNS);
     for (int64_t e = 0; e < 60; ++e) cr_assert_eq(read(x, e), e % 2 == 0);
 }
 
-Test(tape_views, disjoint_slices_in_one_call_need_no_detour) {
+Test(tape_views, disjoint_slices_in_one_call_need_no_copy) {
     const fattn_var x = base_of_shape(2, (int64_t[]){3, 4});
     const fattn_var left = slice(tape, x, 1, 0, 2), right = slice(tape, x, 1, 2, 4);
     const fattn_var y = mul(tape, left, right);
@@ -223,7 +223,7 @@ static fattn_var random_view(fattn_tape *t, dice *d, fattn_var x) {
     }
     return x;
 }
-/* Slices both to the common shape: they may overlap, or be the same. */
+/* Slices both to their common shape: the slices may overlap, or be equal. */
 static fattn_var product(fattn_tape *t, dice *d, fattn_var x, fattn_var y) {
     for (int dim = 0; dim < 3; ++dim) {
         const int64_t m = value_of(t, x).shape[dim], n = value_of(t, y).shape[dim];

@@ -1,5 +1,5 @@
-"""fattn/dlpack.h with NumPy arrays, through ctypes: what NumPy exports, fattn reads; what fattn
-exports, NumPy reads; what cannot be is refused."""
+"""fattn/dlpack.h with NumPy arrays, through ctypes: fattn reads what NumPy exports, NumPy reads what fattn
+exports, and unsupported arrays are rejected."""
 
 import ctypes as c
 import os
@@ -114,7 +114,7 @@ class Dlpack(unittest.TestCase):
         self.assertEqual(t.ndim, 0)
         self.assertEqual(self.through_fattn(np.array(2.5), np.float32), 2.5)
 
-    def test_broadcast_is_read_with_stride_0_and_refused_as_output(self):
+    def test_broadcast_is_read_with_stride_0_and_rejected_as_output(self):
         row = np.arange(3.0)
         view = np.lib.stride_tricks.as_strided(row, (4, 3), (0, 8))
         t, keep = imported(view)
@@ -125,7 +125,7 @@ class Dlpack(unittest.TestCase):
         np.testing.assert_array_equal(row, [0, 1, 2])
 
     def test_read_only(self):
-        """NumPy's DLPack 0.x export refuses; a producer of 1.0 sets a flag, and fattn looks."""
+        """NumPy's DLPack 0.x export raises an error; a producer of 1.0 sets a flag, which fattn checks."""
         array = np.ones(3)
         x, keep = dl_tensor(array)
         array.flags.writeable = False
@@ -160,7 +160,7 @@ class Dlpack(unittest.TestCase):
                 self.assertEqual(list(t.stride[:array.ndim]), want.tolist(), array.shape)
                 self.assertEqual(self.copy(t, t), OK)
 
-    def test_refusals_write_nothing(self):
+    def test_errors_write_nothing(self):
         array = np.ones((2, 2))
         shape = (c.c_int64 * 6)(2, 2, 1, 1, 1, 1)
         good = dict(data=array.ctypes.data, device_type=1, ndim=2, code=2, bits=64, lanes=1,
@@ -201,7 +201,7 @@ class Dlpack(unittest.TestCase):
                     self.assertEqual(back.ctypes.data, view.ctypes.data)
                 del back  # before e: NumPy then looks for a deleter in e.managed
 
-    def test_export_of_bf16_and_refusals(self):
+    def test_export_of_bf16_and_errors(self):
         t = Tensor(data=4096, ndim=1, dtype=BF16, device=2, device_id=1)
         e = Exporter(t)
         x = e.managed.dl_tensor

@@ -40,20 +40,20 @@ for library in hdf5 criterion; do
     fi
 done
 if ! readelf -d "$FATTN_BUILD/lib/libfattn_fixture.so" | grep -q 'NEEDED.*hdf5'; then
-    echo 'libfattn_fixture.so does not need hdf5: this test looks at the wrong file'
+    echo 'libfattn_fixture.so does not need hdf5: the test reads the wrong file'
     status=1
 fi
 
-# No way out of the library but a return: neither printing nor leaving. The static library has the same
-# objects, without CUDA's runtime, which reads the environment.
+# The library neither prints nor ends the process. The static library has the same objects, without CUDA's
+# runtime, which reads the environment.
 forbidden='^(abort|exit|_exit|printf|puts|putchar|fprintf|fputs|__printf_chk|__fprintf_chk|getenv)$'
 nm --undefined-only "$FATTN_BUILD/lib/libfattn_internal.a" > "$work/undefined" 2> /dev/null
 grep -q ' malloc$\| aligned_alloc$' "$work/undefined" || {
-    echo 'libfattn_internal.a allocates nothing: this test looks at the wrong file'
+    echo 'libfattn_internal.a allocates nothing: the test reads the wrong file'
     status=1
 }
 if awk '$1 == "U" { print $2 }' "$work/undefined" | sort -u | grep -E "$forbidden"; then
-    echo 'libfattn.so calls what a library must not call'
+    echo 'libfattn.so calls functions that a library must not call'
     status=1
 fi
 exit $status

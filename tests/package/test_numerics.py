@@ -1,4 +1,4 @@
-"""NUMERICS.md names files, tests and constants that are there, and the tiles that the kernels have."""
+"""Checks that files, tests, constants and tile sizes named in NUMERICS.md exist in the sources."""
 import os
 import pathlib
 import re
@@ -48,8 +48,8 @@ for file, line, said in (
         ("core/attention/huge.h", f"#define FATTNI_HUGE_ROUNDING_F32 {2.0**-18}f", "2^-18"),
         ("core/attention/huge.h", f"#define FATTNI_HUGE_ROUNDING_F64 {2.0**-47}", "2^-47"),
         ("core/device/score_terms_mma.cuh", f"#define FATTNI_FAR_SCORE {2**22}.0f", "beyond 2^22"),
-        ("fwd/cuda/fwd_sm90.cuh", "#define DOMINANT 0.25f", "a quarter of the sum"),
-        ("core/cuda/kernels.h", "enum { FATTNI_SHORT = 1024 };", "Sq <= 1024"),
+        ("fwd/cuda/sm90/fwd_sm90.cuh", "#define DOMINANT 0.25f", "a quarter of the sum"),
+        ("core/cuda/kernel.h", "enum { FATTNI_SHORT_ROWS = 1024 };", "Sq <= 1024"),
         ("bwd/cuda/bwd_cuda.c", "k < 15 && p->Sk >> (12 + k) > 1", "floor(log2 Sk) - 12, at most 15"),
         ("core/attention/problem.c", "MAX_POSITION", "0 to 2^29")):
     check(line in (ROOT / file).read_text(), f"{file} has no longer: {line}")
@@ -57,7 +57,7 @@ for file, line, said in (
 
 # Tiles of the 16-bit kernels.
 column_of = {64: 0, 80: 1, 96: 1, 128: 2, 256: 3}
-for arch, title in (("sm90", "Hopper"), ("sm80", "sm_80")):
+for family, title in (("sm90", "Hopper"), ("mma16", "sm_80")):
     for way in ("forward", "backward"):
         row = re.search(rf"^\| {title} {way} \|(.*)\|$", TEXT, re.M)
         check(row, f"no row of {title} {way}")
@@ -65,11 +65,9 @@ for arch, title in (("sm90", "Hopper"), ("sm80", "sm_80")):
         have = [set() for _ in said]
         short = "fwd" if way == "forward" else "bwd"
         kernels = (ROOT / short / "cuda" / f"{short}_kernels.def").read_text()
-        for dim, mask, rows, keys in re.findall(
-                rf"^K\({arch}, b?f16, +(\d+), (\w+), +(\d+), +(\d+)", kernels, re.M):
-            pair = 2 if (arch, way, dim) == ("sm90", "backward", "256") else 1 # CTAs side by side
-            if mask != "huge":
-                have[column_of[int(dim)]].add(f"{rows} x {pair * int(keys)}")
+        for cluster, dim, rows, keys in re.findall(
+                rf"^K\(\d+, {family}(_cluster)?, +b?f16, +(\d+), +\w+, +(\d+), +(\d+)", kernels, re.M):
+            have[column_of[int(dim)]].add(f"{rows} x {(2 if cluster else 1) * int(keys)}") # CTAs side by side
         check(said == have, f"{title} {way}: {said}, the kernels have {have}")
 
 for line in wrong:

@@ -1,6 +1,6 @@
 #!/bin/sh
-# README.md tells the truth: its training step compiles and trains, its make targets, presets, files
-# and public names exist.
+# Checks README.md: its attention call computes attention and its gradients, its training step trains, its
+# make targets, presets, files, links and public names exist.
 set -eu
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -11,13 +11,34 @@ complain() {
     status=1
 }
 
-# The first ```c block, and a main for it.
-sed -n '/^```c$/,/^```$/p' README.md | sed '/^```/d' > "$work/step.c"
+# block N FILE: the N-th ```c block; build NAME FLAG...: $work/NAME from $work/NAME.c.
+block() {
+    awk -v wanted="$1" '/^```c$/ { inside = ++n == wanted; next } /^```$/ { inside = 0 } inside' README.md > "$2"
+}
+build() {
+    name=$1
+    shift
+    gcc -std=c11 -O1 -Wall -Wextra -Werror -Wno-missing-prototypes -Iinclude "$@" "$work/$name.c" -o "$work/$name" \
+        -L"$FATTN_BUILD/lib" -lfattn -lm -Wl,-rpath,"$FATTN_BUILD/lib"
+}
+[ "$(grep -c '^```c$' README.md)" -eq 2 ] || complain 'README.md: not two blocks of C'
+
+# The first one is a program; then with a main that gives it inputs and looks at its results.
+block 1 "$work/call.c"
+lines=$(wc -l < "$work/call.c")
+[ "$lines" -le 50 ] && [ "$lines" -ge 25 ] || complain "the attention call has $lines lines"
+build call
+"$work/call" || complain 'the attention call fails'
+cat "$work/call.c" tests/package/readme_main.c > "$work/checked_call.c"
+build checked_call -Dmain=readme_call -DREADME_CALL
+"$work/checked_call" || complain 'the attention call is not attention'
+
+# The second one, and a main for it.
+block 2 "$work/step.c"
 lines=$(wc -l < "$work/step.c")
 [ "$lines" -le 50 ] && [ "$lines" -ge 30 ] || complain "the training step has $lines lines"
 cat tests/package/readme_main.c >> "$work/step.c"
-gcc -std=c11 -O1 -Wall -Wextra -Werror -Wno-missing-prototypes -Iinclude "$work/step.c" -o "$work/step" \
-    -L"$FATTN_BUILD/lib" -lfattn -Wl,-rpath,"$FATTN_BUILD/lib"
+build step
 "$work/step" || complain 'the training step does not train'
 
 for text in README.md CONTRIBUTING.md STYLE.md; do
@@ -38,14 +59,19 @@ for text in README.md CONTRIBUTING.md STYLE.md; do
     for name in $(grep -oE '\bfattn_(op_)?[a-z]+_[a-z_]+\(' $text | tr -d '(' | sort -u); do
         grep -qw "$name" include/fattn/*.h || complain "$text: $name is not in the headers"
     done
-    for link in $(grep -oE '\]\([A-Za-z.]+\)' $text | tr -d '()]'); do
+    for link in $(grep -oE '\]\([A-Za-z][A-Za-z0-9_./-]*\)' $text | tr -d '()]'); do
         [ -e "$link" ] || complain "$text: link to $link"
     done
+done
+for name in $(grep -oE '\b(fattn|FATTN)_[A-Za-z0-9_]*[A-Za-z0-9]\b' README.md | sort -u); do
+    grep -qw "$name" include/fattn/*.h CMakeLists.txt cmake/*.cmake || complain "README.md: $name does not exist"
 done
 for command in $(grep -oE '`fattn [a-z]+`' README.md | tr -d '`' | sed 's/fattn //' | sort -u); do
     "$FATTN_BUILD/bin/fattn" "$command" --help > "$work/help" || complain "README.md: fattn $command"
 done
-for op in $(sed -n '/^Autograd, F32/,/own op/p' README.md | grep -oE '\b[a-z_]+,' | tr -d ,); do
+ops=$(sed -n '/^Ops: /,/own op/p' README.md | sed 's/^Ops: //' | grep -oE '\b[a-z_]+,' | tr -d ,)
+[ "$(echo "$ops" | wc -w)" -ge 10 ] || complain 'README.md: no list of ops'
+for op in $ops; do
     grep -q "fattn_op_$op(" include/fattn/tape.h || complain "README.md: no op $op"
 done
 exit $status

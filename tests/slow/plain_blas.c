@@ -1,5 +1,4 @@
-/* The few BLAS functions that the library calls, as their definitions say, for machines without a
-   BLAS. */
+/* Plain implementations of the BLAS functions that the library calls, for machines without a BLAS. */
 #include <cblas.h>
 
 #define GEMM(name, real)                                                                           \

@@ -1,6 +1,6 @@
 #!/bin/sh
-# The CPU's tiles as NEON code: cross-compiled and run under qemu, with the small stand-in for Criterion that
-# the thread sanitizer uses, and a BLAS as its definition says.
+# The CPU's tiles as NEON code: cross-compiled and run under qemu, with the replacement of Criterion that is
+# also used with the thread sanitizer, and a plain BLAS.
 set -eu
 cc=aarch64-linux-gnu-gcc
 for tool in $cc qemu-aarch64; do

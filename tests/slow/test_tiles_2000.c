@@ -1,4 +1,4 @@
-/* 2000 random configurations of the CPU's tiles against the oracle, and a long sequence. */
+/* 2000 random configurations of the CPU's tiles against the reference, and a long sequence. */
 #include "tiles.h"
 
 #include <criterion/criterion.h>

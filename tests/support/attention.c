@@ -13,7 +13,7 @@ const char *const attention_names[T_COUNT] = {
     "cu_seqlens_k", "rng_step", "d_o", "d_lse", "delta", "dq", "dk", "dv", "d_bias", "d_sink"};
 
 enum { GUARD = FATTNI_ALIGN };
-enum { SLACK_FRONT = 1, SLACK_BACK = 2 }; /* rows of a packed buffer that no sequence has */
+enum { SLACK_FRONT = 1, SLACK_BACK = 2 }; /* rows of a packed buffer that belong to no sequence */
 
 /* --- elements --------------------------------------------------------------------------------- */
 
@@ -41,7 +41,7 @@ void attention_set(const fattn_tensor *t, const int64_t *at, double x) {
 /* t with each element once: a dimension that broadcasts by stride 0 shrinks to one. */
 static fattn_tensor distinct(const fattn_tensor *t) {
     fattn_tensor view = *t;
-    const bool empty = fattn_tensor_numel(t) == 0; /* its strides say nothing */
+    const bool empty = fattn_tensor_numel(t) == 0; /* its strides are not read */
     for (int d = 0; d < t->ndim && !empty; ++d)
         if (t->stride[d] == 0 && t->shape[d] > 1) view.shape[d] = 1;
     return view;
@@ -76,7 +76,7 @@ static bool row_in_use(const attention *a, char side, int64_t b, int64_t row) {
     return row < length(a, side, b);
 }
 
-/* Does some sequence have this row and key, where the dimensions that broadcast stand for all? */
+/* Whether some sequence has this row and key; a dimension that broadcasts stands for all its indices. */
 static bool bias_in_use(const attention *a, const int64_t *at) {
     const unsigned over = a->c.bias;
     for (int64_t b = 0; b < a->c.B; ++b) {
@@ -94,13 +94,13 @@ bool attention_in_use(const attention *a, enum tensor_id id, const int64_t *at) 
         return row_in_use(a, 'q', at[0], at[2]);
     case T_K: case T_V: case T_DK: case T_DV: return row_in_use(a, 'k', at[0], at[2]);
     case T_BIAS: return bias_in_use(a, at);
-    default: return true; /* d_bias and d_sink are written whole */
+    default: return true; /* all elements of d_bias and d_sink are written */
     }
 }
 
 /* --- memory ----------------------------------------------------------------------------------- */
 
-/* Quiet NaNs in every float type of at least `element` bytes, different from place to place. */
+/* Quiet NaNs in every float type of at least `element` bytes, with a different payload at each address. */
 static void fill_with_nan(unsigned char *p, size_t bytes, size_t element) {
     for (size_t n = 0; n < bytes; ++n) {
         const uint32_t place = (uint32_t)(n / 4 * 2654435761u) >> 13;
@@ -212,7 +212,7 @@ static void place_all(attention *a) {
     else place(a, T_D_O, out, 4, o, LAYOUT_BHSD);
     if (c->d_lse) place(a, T_D_LSE, statistic, 3, o, rest);
     if (c->delta) place(a, T_DELTA, statistic, 3, o, rest);
-    place(a, T_DQ, out, 4, q, qkv); /* in this order: the slices lie in dq's field */
+    place(a, T_DQ, out, 4, q, qkv); /* dq first: dk and dv are slices of its field */
     place(a, T_DK, out, 4, k, qkv);
     place(a, T_DV, out, 4, v, qkv);
     if (c->bias) place_bias(a, T_D_BIAS, statistic, layout);
@@ -228,7 +228,7 @@ static void fill(attention *a, enum tensor_id id, double mean, double std) {
                  fattn_ctx_error(a->ctx));
 }
 
-/* Rows that nobody may read, or write. */
+/* Fills rows that must be neither read nor written. */
 static void poison_unused(attention *a, enum tensor_id id) {
     const fattn_tensor view = distinct(&a->t[id]);
     int64_t at[FATTN_MAX_DIMS] = {0};
@@ -269,7 +269,7 @@ static void fill_inputs(attention *a) {
     fill_integers(a);
 }
 
-/* What FATTN_MERGE and the FATTN_ACC flags start from. Every fourth row has seen no key yet. */
+/* The values that FATTN_MERGE and the FATTN_ACC flags add to. Every fourth row has no keys yet. */
 static void fill_partial_results(attention *a) {
     if (a->c.flags & FATTN_MERGE) {
         fill(a, T_O, 0, 1);
@@ -397,7 +397,7 @@ void attention_start(attention *a, enum tensor_id id, double x) {
     memcpy(f->initial, f->memory, f->size);
 }
 
-/* sum_d dO O - dL, as a caller of a previous pass would have it. */
+/* sum_d dO O - dL, as a caller may have computed it before. */
 static void fill_delta(attention *a) {
     const fattn_tensor *const d_o = &a->t[T_D_O], *const delta = &a->t[T_DELTA];
     int64_t at[FATTN_MAX_DIMS] = {0};
@@ -439,7 +439,7 @@ static void open_tensor(const attention *a, enum tensor_id id, unsigned char *op
 
 enum { FIELDS = T_COUNT + 2 };
 
-/* A copy of all memory, and what may change in it. */
+/* A copy of all memory, and the bytes that may change. */
 typedef struct watch {
     const field *fields[FIELDS];
     unsigned char *before[FIELDS], *open[FIELDS];
@@ -567,8 +567,8 @@ static double largest(const attention *a, enum tensor_id id) {
 }
 
 /* Error of a sum of n products, relative to the sum of magnitudes, in units of u, half the distance
-   from 1 to the next number: n in the worst case, and with a certainty beyond any test's 8 sqrt(n),
-   since roundings do not conspire (Higham and Mary 2019). */
+   from 1 to the next number: n in the worst case, and at most 8 sqrt(n) with a probability of failure
+   that no test will see (Higham and Mary 2019). */
 static double growth(int64_t n) { return fmin((double)n, 8 * sqrt((double)n)); }
 
 /* First-order error analysis with maximum norms: |x| is the largest magnitude of a tensor, all
@@ -611,7 +611,7 @@ void attention_match_rounded(const attention *got, const attention *want) {
     };
     for (int n = 0; n < 7; ++n) {
         const enum tensor_id id = attention_outputs[n];
-        const double stored = 4 * largest(want, id); /* and what it was added to */
+        const double stored = 4 * largest(want, id); /* and the values that it was added to */
         const fattn_tolerance tol = {u * (bounds[n] + stored) + 1e-300, 1e-30, 0};
         match_one(got, want, NULL, id, 0, tol);
     }
@@ -644,9 +644,9 @@ fattn_ctx *attention_context_isa(int threads, int isa) {
     return NULL;
 }
 
-/* Gradients of a bias and of sinks are sums over many rows of what each row should cancel to: a
-   row's rest is dO.(O - rounded O). The others have the error of the unfused computation as their
-   yardstick, or, where the largest of a few errors is none, what rounding O leaves in delta. */
+/* Gradients of a bias and of sinks are sums over many rows of terms that cancel within a row up to
+   dO.(O - rounded O). Other outputs are compared with the error of the unfused computation, or, where
+   too few numbers make its largest error unreliable, with the error of delta from rounding O. */
 void attention_match_16_bits(const attention *got, const attention *want, const attention *low) {
     const attention_case *const c = &got->c;
     const double eps = c->dtype == FATTN_BF16 ? 0x1p-9 : 0x1p-12;

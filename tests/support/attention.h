@@ -1,8 +1,8 @@
-/* Builds the attention problem of a case, runs it guarded, compares it.
+/* Builds the attention problem of a case, runs it with guards around its memory, compares results.
 
-   Every output, workspace, padding and row past a sequence's end is filled with NaN, whose bits
-   tell its place; before and after each buffer lie guards of the same. Each pass is checked to have
-   changed no byte but those of its results, and to have allocated nothing.
+   Every output, workspace, padding and row past a sequence's end is filled with NaN, with a different
+   payload at each address, and so are guards before and after each buffer. Each pass is checked to
+   change no byte except its results, and to allocate nothing.
 
    Failures are Criterion assertions that name the case. */
 #ifndef TEST_ATTENTION_H
@@ -27,7 +27,7 @@ enum engine {
     LIBRARY,   /* fattn_attention_fwd and _bwd, with the case's algorithm */
     REFERENCE, /* fattni_fwd_ref and fattni_bwd_ref */
     QUAD,      /* the same in 128-bit floating point */
-    UNFUSED,   /* the same with S, P, dP and dS kept in the case's 16-bit dtype: the baseline */
+    UNFUSED,   /* the same with S, P, dP and dS stored in the case's 16-bit dtype: the baseline */
     ON_DEVICE  /* the library through a->on_device */
 };
 
@@ -48,8 +48,8 @@ struct attention {
     fattn_tensor t[T_COUNT];
     bool present[T_COUNT];
     field fields[T_COUNT], workspace, saved;
-    enum tensor_id home[T_COUNT]; /* whose field a tensor lies in */
-    /* Carries all fields to another device, runs the pass there, brings them back. */
+    enum tensor_id home[T_COUNT]; /* the tensor whose field holds its memory */
+    /* Copies all fields to another device, runs the pass there, copies them back. */
     fattn_status (*on_device)(attention *a, enum fattni_pass pass);
 };
 
@@ -59,20 +59,20 @@ attention *attention_new(fattn_ctx *ctx, const attention_case *c);
 attention *attention_twin(const attention *a, fattn_dtype dtype);
 void attention_free(attention *a);
 
-/* Each refills its outputs first, so that it can be run again. Backward wants a forward before. */
+/* Each refills its outputs first, so that it can be repeated. Backward needs a forward before. */
 void attention_forward(attention *a, enum engine by);
 void attention_backward(attention *a, enum engine by);
 void attention_run(attention *a, enum engine by); /* both */
 /* NaN, or the partial result and the gradients to add to: as attention_new left them. */
 void attention_reset(attention *a);
-/* Lets attention_reset put x everywhere into one of them. */
+/* Makes attention_reset fill one of them with x. */
 void attention_start(attention *a, enum tensor_id id, double x);
 
 /* All outputs of got against those of want (fattn_compare). */
 void attention_match(const attention *got, const attention *want, const attention *baseline,
                      double factor, fattn_tolerance tol);
-/* The same, each output within the rounding errors that arithmetic in got's dtype may make on these
-   very numbers (derived in attention.c). */
+/* The same, each output within the rounding errors of arithmetic in got's dtype for these inputs
+   (derived in attention.c). */
 void attention_match_rounded(const attention *got, const attention *want);
 /* 16 bits: each output at most 3 times as far off as the unfused computation `low` of the same case
    in that dtype, which rounds S, P, dP and dS. */
@@ -80,7 +80,7 @@ void attention_match_16_bits(const attention *got, const attention *want, const 
 /* The outputs, padding and all, of two runs of one case. */
 void attention_same_bits(const attention *a, const attention *b);
 
-/* Is the element read, or written, at all? False past the end of a sequence. */
+/* Whether the element is read or written; false past the end of a sequence. */
 bool attention_in_use(const attention *a, enum tensor_id id, const int64_t *at);
 /* Index number n of the tensor, row-major. */
 void attention_index(const fattn_tensor *t, int64_t n, int64_t *at);
@@ -97,7 +97,7 @@ fattn_status bwd_ref_bf16(fattn_ctx *ctx, const fattni_problem *p);
 fattn_status fwd_ref_f16(fattn_ctx *ctx, const fattni_problem *p);
 fattn_status bwd_ref_f16(fattn_ctx *ctx, const fattni_problem *p);
 
-/* The oracles in 128-bit floating point (ref_quad.c). */
+/* The references in 128-bit floating point (ref_quad.c). */
 fattn_status fwd_ref_quad(fattn_ctx *ctx, const fattni_problem *p);
 fattn_status bwd_ref_quad(fattn_ctx *ctx, const fattni_problem *p);
 

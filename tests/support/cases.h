@@ -1,5 +1,5 @@
-/* What the attention tests compute: shapes, features, layouts. Plain values, no pointers but names,
-   so that a CUDA test can walk the same lists. */
+/* The cases of the attention tests: shapes, features, layouts. Plain values without pointers except
+   names, so that CUDA tests can use the same lists. */
 #ifndef TEST_CASES_H
 #define TEST_CASES_H
 
@@ -7,14 +7,14 @@
 
 #include <stdbool.h>
 
-/* How q, k, v, their gradients, o and lse lie in memory. d_o always lies as BHSD, so that its
-   strides differ from o's in the others. */
+/* Memory layouts of q, k, v, their gradients, o and lse. d_o is always BHSD, so that its strides differ
+   from o's in the other layouts. */
 enum layout {
     LAYOUT_BHSD,  /* row-major */
     LAYOUT_BSHD,  /* a permuted [B,S,H,D]; lse a permuted [B,S,H]; broadcast by stride 0 */
-    LAYOUT_QKV,   /* slices of one [B,S,3,H,D], gradients too; o as BSHD. Wants equal shapes */
-    LAYOUT_PITCH, /* rows D+1 apart, data aligned to the element only; a dimension of size 1 has a
-                     senseless stride */
+    LAYOUT_QKV,   /* slices of one [B,S,3,H,D], gradients too; o as BSHD. Needs equal shapes */
+    LAYOUT_PITCH, /* rows D+1 apart, data aligned to the element only; a dimension of size 1 has an
+                     arbitrary stride */
     LAYOUT_REVERSED /* rows last to first: a negative stride */
 };
 

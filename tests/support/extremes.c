@@ -11,7 +11,7 @@
 #include <string.h>
 
 typedef long double wide; /* x87's exponent: squares of the largest double are finite */
-_Static_assert(LDBL_MAX_EXP > 2 * DBL_MAX_EXP, "the references want a wider exponent");
+_Static_assert(LDBL_MAX_EXP > 2 * DBL_MAX_EXP, "the references need a wider exponent");
 
 enum { INPUTS = 3 };
 
@@ -92,7 +92,7 @@ static void run(fattn_ctx *ctx, fattn_dtype dtype, graph g, const void *user, in
     fattn_tape_destroy(t);
 }
 
-/* As the dtype holds it. */
+/* x rounded to the dtype. */
 static double rounded(fattn_dtype dtype, double x) {
     double cell;
     fattni_store(&cell, (int32_t)dtype, 0, x);

@@ -1,4 +1,4 @@
-/* Ops of the tape on numbers near the ends of their type, against their definition in long double. */
+/* Ops of the tape on numbers near the limits of their type, against their definition in long double. */
 #ifndef FATTN_TEST_EXTREMES_H
 #define FATTN_TEST_EXTREMES_H
 

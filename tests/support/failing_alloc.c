@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Filled with 0xff: NaN to whoever reads before writing. */
+/* Filled with 0xff: a read before the first write gives NaN. */
 static void *take(void *user, size_t bytes, size_t align, fattn_stream s) {
     (void)s;
     failing_alloc *a = user;
@@ -21,7 +21,7 @@ static void *take(void *user, size_t bytes, size_t align, fattn_stream s) {
 static void give(void *user, void *p, size_t bytes, fattn_stream s) {
     (void)s;
     failing_alloc *a = user;
-    memset(p, 0xff, bytes); /* NaN to whoever reads after the end */
+    memset(p, 0xff, bytes); /* a read after free gives NaN */
     --a->live;
     free(p);
 }

@@ -1,4 +1,4 @@
-/* A sample file and what reads all of a file: for tests and for fuzz targets, which have no Criterion. */
+/* A sample file, and a function that reads all of a file: for tests, and for fuzz targets without Criterion. */
 #include "fixtures.h"
 
 #include <stdio.h>

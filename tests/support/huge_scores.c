@@ -18,7 +18,7 @@ static int exponent_of(int n) { return exponents[n / SOURCES % EXPONENTS]; }
 static int sign_of(int n) { return n / SOURCES / EXPONENTS % 2 ? 1 : -1; }
 static int shape_of(int n) { return n / SOURCES / EXPONENTS / 2; }
 
-/* The largest exponent that leaves room for the distances, and of what a dtype holds. */
+/* The largest exponent that the dtype can hold, also when multiplied by distances. */
 static int exponent_for(int n, fattn_dtype dtype) {
     const int most = source_of(n) == ON_ALIBI ? 118 : source_of(n) == ON_SCORES ? 120 : 127;
     const int of_dtype = dtype == FATTN_F16 && source_of(n) == ON_SCORES ? 31 : most; /* 1.5 2^15 */
@@ -68,14 +68,14 @@ static void set_all(int n, attention *a, enum tensor_id id, value *of) {
     }
 }
 
-/* A row's entries are mostly 0, so that a score is a small multiple of 1/4. Of q.k = 2^x: q and k each have
-   their share of the exponent. */
+/* A row's entries are mostly 0, so that a score is a small multiple of 1/4. For q.k = 2^x, q and k each have
+   a part of the exponent. */
 static double q_or_k(int n, const attention *a, const int64_t *at, uint32_t salt) {
     const int exponent = exponent_for(n, a->c.dtype);
     const int share = source_of(n) == ON_SCORES ? exponent / 2 : 0;
-    const int digit = (int)(scatter(at, salt) % 16) - 8; /* -1, 0 or 1, one in eight is not 0 */
+    const int digit = (int)(scatter(at, salt) % 16) - 8; /* -1, 0 or 1; one in eight is not 0 */
     const double x = digit == 0 ? 1 : digit == 1 ? -1 : 0;
-    /* Column 0 gives every row its own sign and a score of the size that is asked for. */
+    /* Column 0 gives every row its sign and scores of the requested size. */
     if (at[3] == 0 && source_of(n) == ON_SCORES) {
         const double one = salt == 1 ? (double)sign_of(n) : 1 + (double)(scatter(at, salt) % 3) / 4;
         return ldexp(one, share);
@@ -85,8 +85,8 @@ static double q_or_k(int n, const attention *a, const int64_t *at, uint32_t salt
 static double of_q(int n, const attention *a, const int64_t *at) { return q_or_k(n, a, at, 1); }
 static double of_k(int n, const attention *a, const int64_t *at) { return q_or_k(n, a, at, 2); }
 
-/* The first half of the rows is masked whole, with some keys further away; of the others a few keys. Beside a
-   sink all rows are. */
+/* In the first half of the rows all keys are masked, some more than others; in the other rows a few keys. With
+   a sink, all rows are like the first half. */
 static double of_bias(int n, const attention *a, const int64_t *at) {
     const double far = ldexp((double)sign_of(n), exponent_for(n, a->c.dtype) - 1);
     const int whole = at[2] < a->c.Sq / 2 || source_of(n) == ON_SINK;
@@ -124,14 +124,14 @@ static double largest(const attention *a, enum tensor_id id) {
     return most;
 }
 
-/* Errors of an element in units of an ulp of the dtype: of numbers as large as the terms of the sum that it is,
-   which walk at random over rows. Both sides round P and O. dP and delta have terms of size dO V. */
+/* The scale of an element's error, in ulps of the dtype: the size of the terms of its sum, whose roundings are a
+   random walk over rows. Both sides round P and O. dP and delta have terms of size dO V. */
 static double scale_of(const attention *a, enum tensor_id id) {
     const double rows = sqrt((double)(a->c.B * a->c.Hq * a->c.Sq)), keys = sqrt((double)a->c.Sk);
     const double kept = 1 / (1 - (double)a->c.dropout_p), dp = 4 * sqrt((double)a->c.Dv) * kept;
     switch (id) {
     case T_O: return 1.5 * kept * largest(a, T_V);
-    case T_LSE: return 1; /* relative, below */
+    case T_LSE: return 1; /* relative, see below */
     case T_DQ: return 0.25 * largest(a, T_K) * dp * keys;
     case T_DK: return 0.25 * largest(a, T_Q) * dp * rows;
     case T_DV: return 4 * kept * rows;
@@ -170,7 +170,7 @@ static void check_mass(attention *a, enum engine by) {
         attention_index(&a->t[T_DV], e, at);
         if (at[3] == 0 && attention_in_use(a, T_DV, at)) mass += attention_get(&a->t[T_DV], at);
     }
-    /* Each row: roundings of P, and those of L where that is all that is known of the row (core/attention/huge.h). */
+    /* Each row: roundings of P, and of L where backward uses only L (core/attention/huge.h). */
     const double ulp = a->c.dtype == FATTN_F64 ? 0x1p-52 : 0x1p-23;
     double most = 0;
     for (int64_t e = 0; e < fattn_tensor_numel(&a->t[T_LSE]); ++e) {
@@ -201,7 +201,7 @@ void huge_check(fattn_ctx *ctx, int n, const attention_case *c, enum engine by,
     attention_free(want);
 }
 
-/* What merges into a result over other keys, whose share of a row goes down to 1e-4. */
+/* Calls that merge into a result over other keys, whose share of a row goes down to 1e-4. */
 void huge_check_parts(fattn_ctx *ctx, enum engine by,
                       fattn_status (*on_device)(attention *a, enum fattni_pass pass)) {
     static const double levels[] = {1100, 1e4, -1e4, 1e6};

@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Memory that is not a number until it is written. */
+/* Memory filled with NaN. */
 static void *poisoned(void *user, size_t bytes, size_t align, fattn_stream s) {
     (void)user, (void)s;
     void *p = aligned_alloc(align, (bytes + align - 1) / align * align);
@@ -145,7 +145,7 @@ fattn_var op_contract(fattn_tape *t, fattn_var x) {
     return fattn_op_custom(t, &contract_def, &x, 1, NULL);
 }
 
-/* Where an input lies in its parameter. Gaps are 2 elements, the offset 1. */
+/* The position of an input in its parameter. Gaps are 2 elements, the offset 1. */
 static layout layout_of(const op_input *x, op_surrounding how) {
     layout l = {.ndim = x->ndim};
     memcpy(l.shape, x->shape, sizeof l.shape);
@@ -171,7 +171,7 @@ static layout layout_of(const op_input *x, op_surrounding how) {
 
 static bool is_moved(op_surrounding how) { return how == OP_VIEWS || how == OP_STRIDED; }
 
-/* The op on variables for the parameters as they lie in this surrounding. */
+/* Records the op on the parameters in this surrounding. */
 static fattn_var surround(fattn_tape *t, const op_case *c, op_surrounding how,
                           const fattn_var *params) {
     fattn_var in[OPCHECK_INPUTS] = {{0}};
@@ -217,7 +217,7 @@ static fattn_tensor parameter(fattn_ctx *ctx, const op_case *c, int i, op_surrou
     else
         cr_assert_eq(fattn_tensor_alloc(ctx, own, x->ndim, x->shape, &t), FATTN_OK);
     for (int64_t e = 0; e < fattn_tensor_numel(&t); ++e)
-        store(&t, e, 99); /* what lies between the elements is no input */
+        store(&t, e, 99); /* gaps between the elements are not part of the input */
     fattn_tensor view = t;
     view.data = t.data ? (char *)t.data + l.offset * (int64_t)fattn_dtype_size(own) : NULL;
     view.ndim = x->ndim;
@@ -295,8 +295,8 @@ static const char *const surroundings[] = {"plain", "fresh", "twice", "views", "
 
 static bool applies(const op_case *c, int how) { return how != OP_STRIDED || c->any_strides; }
 
-/* |got - want| <= roundings eps (largest |want|): every rounding, of numbers no larger than what the
-   sums of this case reach, adds up in the worst case. Two more are op_run's, of gradients. */
+/* |got - want| <= roundings eps (largest |want|): in the worst case all roundings, of numbers no larger than
+   the sums of this case, add up. Two more come from op_run's gradients. */
 static void compare(const op_case *c, const char *what, const fattn_tensor *got,
                     const fattn_tensor *want, double factor) {
     const double eps = got->dtype == FATTN_F32 ? FLT_EPSILON : DBL_EPSILON;
@@ -408,7 +408,7 @@ void opcheck_f32(const op_case *c) {
 
 static void same_bits(const op_case *c, const fattn_tensor *a, const fattn_tensor *b) {
     const size_t bytes = (size_t)fattn_tensor_numel(a) * fattn_dtype_size((fattn_dtype)a->dtype);
-    if (bytes) cr_assert(memcmp(a->data, b->data, bytes) == 0, "%s: threads change bits", c->name);
+    if (bytes) cr_assert(memcmp(a->data, b->data, bytes) == 0, "%s: bits depend on the threads", c->name);
 }
 
 void opcheck_threads(const op_case *c) {
@@ -433,9 +433,9 @@ void opcheck(const op_case *c) {
     opcheck_threads(c);
 }
 
-void opcheck_refusals(const op_refusal *list, int count) {
+void opcheck_errors(const op_error *list, int count) {
     for (int k = 0; k < count; ++k) {
-        const op_refusal *r = &list[k];
+        const op_error *r = &list[k];
         fattn_ctx *ctx = context(2);
         fattn_tape *t;
         cr_assert_eq(fattn_tape_create(ctx, &t), FATTN_OK);
@@ -450,11 +450,11 @@ void opcheck_refusals(const op_refusal *list, int count) {
                 store(&x[i], e, r->in[i].fill);
             in[i] = fattn_input(t, &x[i]);
         }
-        cr_assert_eq(r->graph(t, in).id, 0, "%s: accepted", r->sentence);
-        cr_assert_eq(fattn_tape_status(t), r->status, "%s: %s", r->sentence,
+        cr_assert_eq(r->graph(t, in).id, 0, "%s: accepted", r->message);
+        cr_assert_eq(fattn_tape_status(t), r->status, "%s: %s", r->message,
                      fattn_status_name(fattn_tape_status(t)));
-        cr_assert(strstr(fattn_ctx_error(ctx), r->sentence), "\"%s\" lacks \"%s\"",
-                  fattn_ctx_error(ctx), r->sentence);
+        cr_assert(strstr(fattn_ctx_error(ctx), r->message), "\"%s\" lacks \"%s\"",
+                  fattn_ctx_error(ctx), r->message);
         for (int i = 0; i < r->n; ++i)
             if (r->in[i].dtype) fattn_tensor_free(ctx, &x[i]);
         fattn_tape_destroy(t);

@@ -1,4 +1,4 @@
-/* Checks of one op in every surrounding a tape can give it: parameters, whose gradients are added to;
+/* Checks of one op with all kinds of inputs on a tape: parameters, whose gradients are added to;
    intermediate variables, whose first gradient overwrites; variables used twice; strided views. */
 #ifndef FATTN_TEST_OPCHECK_H
 #define FATTN_TEST_OPCHECK_H
@@ -29,11 +29,11 @@ typedef struct op_case {
     const char *name;
     op_graph graph;
     op_reference reference;
-    op_gradient gradient; /* NULL: only opcheck_gradients looks at gradients in F64 */
+    op_gradient gradient; /* NULL: only opcheck_gradients checks gradients in F64 */
     int n;
     op_input in[OPCHECK_INPUTS];
     bool any_strides; /* the last dimension of inputs may be strided, too */
-    double roundings; /* on the longest way from an input to y or to a gradient */
+    double roundings; /* on the longest path from an input to y or to a gradient */
 } op_case;
 
 typedef enum op_surrounding {
@@ -62,10 +62,10 @@ void opcheck_threads(const op_case *c);   /* equal bits on 1, 2 and 3 threads, b
 void opcheck(const op_case *c);           /* all four */
 
 /* An op that must fail, on inputs of given dtypes and shapes, without a gradient. */
-typedef struct op_refusal {
+typedef struct op_error {
     op_graph graph;
     fattn_status status;
-    const char *sentence; /* a part of it */
+    const char *message; /* a part of it */
     int n;
     struct {
         fattn_dtype dtype;
@@ -73,8 +73,8 @@ typedef struct op_refusal {
         int64_t shape[FATTN_MAX_DIMS];
         int32_t fill;
     } in[4];
-} op_refusal;
-void opcheck_refusals(const op_refusal *r, int count);
+} op_error;
+void opcheck_errors(const op_error *r, int count);
 
 /* The scalar sum of x*w for a fixed pseudo-random w; backward: w. */
 fattn_var op_contract(fattn_tape *t, fattn_var x);

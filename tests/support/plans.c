@@ -11,7 +11,7 @@ typedef struct question {
     fattn_attention_io io;
 } question;
 
-/* Which calls there are: everything below is a number of a choice. */
+/* A call: each field is an index into the choices below. */
 typedef struct choice {
     int dtype, wide, algorithm, sizes, layout, feature, wanted;
 } choice;
@@ -33,7 +33,7 @@ static fattn_tensor laid_out(fattn_dtype dtype, int layout, const int64_t *n) {
     return t;
 }
 
-/* Each tensor somewhere else, at a multiple of 256 bytes. */
+/* Gives each tensor another address, a multiple of 256 bytes. */
 static void place(const fattn_ctx *ctx, question *x) {
     for (int n = 0; n < TENSORS; ++n) {
         x->t[n].data = (void *)((uintptr_t)(n + 1) << 40);
@@ -94,7 +94,7 @@ static void fits(const fattn_attention_plan *call, const fattn_attention_plan *p
                  const char *what, int n) {
     cr_assert(call->fwd_workspace <= plan->fwd_workspace && call->bwd_workspace <= plan->bwd_workspace &&
                   call->saved_bytes <= plan->saved_bytes,
-              "%s %d wants %zu, %zu, %zu bytes (%s), the query said %zu, %zu, %zu (%s): %s, o %s, algorithm %d, "
+              "%s %d needs %zu, %zu, %zu bytes (%s), the query gave %zu, %zu, %zu (%s): %s, o %s, algorithm %d, "
               "sizes %d, layout %d, feature %d, wanted %d",
               what, n, call->fwd_workspace, call->bwd_workspace, call->saved_bytes, call->bwd_kernel,
               plan->fwd_workspace, plan->bwd_workspace, plan->saved_bytes, plan->bwd_kernel,
@@ -102,8 +102,8 @@ static void fits(const fattn_attention_plan *call, const fattn_attention_plan *p
               c->feature, c->wanted);
 }
 
-/* A query with the tensors at their best places, and without d_o; then with one, two, all of them an
-   element further on; with each d_o. */
+/* A query with aligned tensors, and one without d_o; then with one, two, all of them moved by one element; with
+   each d_o. */
 static int check(fattn_ctx *ctx, const choice *c) {
     question x;
     ask(ctx, c, &x);

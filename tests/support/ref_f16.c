@@ -1,4 +1,4 @@
-/* The unfused computation in f16: what keeping N x N matrices in that dtype costs in accuracy. */
+/* The unfused computation in f16: the error of storing N x N matrices in that dtype. */
 #include "attention.h"
 
 #include "core/tensor/numeric.h"
@@ -10,9 +10,8 @@ static double stored(double x) {
 }
 
 #define REAL double
-#define REAL_FN(name) name
+#define FN(name) name##_f16
+#define MATH(name) name
 #define STORED(x) stored(x)
-#define FWD_REF fwd_ref_f16
-#define BWD_REF bwd_ref_f16
-#include "bwd/ref/bwd_ref.inc"
-#include "fwd/ref/fwd_ref.inc"
+#include "bwd/ref/bwd_ref.c"
+#include "fwd/ref/fwd_ref.c"

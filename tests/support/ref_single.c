@@ -1,9 +1,8 @@
-/* The unfused computation in single precision: the yardstick for what float32 kernels may lose. */
+/* The unfused computation in single precision: the baseline for the errors of float32 kernels. */
 #include "fixtures.h"
 
 #define REAL float
-#define REAL_FN(name) name##f
-#define FWD_REF fwd_ref_single
-#define BWD_REF bwd_ref_single
-#include "bwd/ref/bwd_ref.inc"
-#include "fwd/ref/fwd_ref.inc"
+#define FN(name) name##_single
+#define MATH(name) name##f
+#include "bwd/ref/bwd_ref.c"
+#include "fwd/ref/fwd_ref.c"

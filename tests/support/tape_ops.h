@@ -1,4 +1,4 @@
-/* F64 ops of a few lines, to test the tape with: any shape, any strides, nothing clever. */
+/* Simple F64 ops for tests of the tape: any shape, any strides. */
 #ifndef TEST_TAPE_OPS_H
 #define TEST_TAPE_OPS_H
 
@@ -7,7 +7,7 @@
 /* Element number e in row-major order. */
 double *element(const fattn_tensor *t, int64_t e);
 
-/* a*b of one shape. Uses saved memory and workspace, and dirties both; writes d_b before d_a. */
+/* a*b of one shape. Uses and overwrites saved memory and workspace; writes d_b before d_a. */
 fattn_var mul(fattn_tape *t, fattn_var a, fattn_var b);
 fattn_var add(fattn_tape *t, fattn_var a, fattn_var b);
 /* Sum over everything: a scalar. */

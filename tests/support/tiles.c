@@ -54,9 +54,9 @@ attention_case tiles_random(int n) {
     c.wide = cases_below(&r, 3) == 0 || c.flags & FATTN_MERGE;
     if (c.bias && cases_below(&r, 2)) c.bias |= BIAS_F32;
     if (cases_below(&r, 4) == 0)
-        c.omit = (unsigned)cases_below(&r, 7); /* one of dq, dk, dv stays */
+        c.omit = (unsigned)cases_below(&r, 7); /* at least one of dq, dk, dv is computed */
     c.sum_d_o = cases_below(&r, 8) == 0;
-    /* The oracle, one element at a time, takes a second for 10^8 products. */
+    /* The reference takes a second for 10^8 products. */
     while ((double)(c.B * c.Hq * c.Sq * c.Sk) * (double)(c.D + c.Dv) > 1e7 && c.D + c.Dv > 20)
         c.D = (c.D + 1) / 2, c.Dv = (c.Dv + 1) / 2;
     return c;
@@ -64,7 +64,7 @@ attention_case tiles_random(int n) {
 
 /* ---- what is expected ---- */
 
-/* What a type may store in place of 1. */
+/* The rounding error of storing 1 in a type. */
 static double half_unit(int32_t dtype) {
     switch (dtype) {
     case FATTN_F64: return 0x1p-53;
@@ -74,9 +74,9 @@ static double half_unit(int32_t dtype) {
     }
 }
 
-/* The oracle's results in F64. All but F64 is also computed by FATTN_ALGO_STANDARD in F32, from the
-   same inputs: tiles may be twice as far from the oracle as that is. Of 16 bits, O is stored
-   rounded, and that is what backward reads, here as in the library: `rounded` has it for all. */
+/* The reference's results in F64. For other dtypes FATTN_ALGO_STANDARD also computes them in F32, from the
+   same inputs: the tiles may have twice its error. With 16 bits, O is stored rounded, and backward reads the
+   rounded O, here as in the library: `rounded` has it for all. */
 typedef struct expected {
     attention *want, *gradients; /* O, L; the others: the same unless O is rounded */
     attention *rounded;
@@ -152,14 +152,14 @@ static double largest(const fattn_tensor *t) {
     return most;
 }
 
-/* Errors of F32 arithmetic that are granted beside twice the baseline's, whose largest may by
-   chance be small where few numbers are compared. Half units walk at random along D products of a
-   score and sums over S keys and rows. Scores are of size 8 (with ALiBi, of the size of the
-   distances), dP is of size 3 sqrt(Dv) before delta is taken away: s and L, which the baseline does
-   not go through, P and dP carry as many half units, and what is made of them a relative error of
-   as much. dP and delta are sums whose roundings, in units of their size sqrt(k) after k terms, add
-   up to Dv / sqrt(6): three times that, times elements of size 4, is left of a G that should be 0.
-   What is summed over rows adds up as a random walk, also where the sum itself is 0. */
+/* Errors of F32 arithmetic that are allowed in addition to twice the baseline's, whose largest error may by
+   chance be small where few numbers are compared. Roundings of half a unit are a random walk over the D
+   products of a score and over sums of S keys and rows. Scores have size 8 (with ALiBi, that of the
+   distances), dP has size 3 sqrt(Dv) before delta is subtracted: s and L, which the baseline does not
+   compute, P and dP have errors of that many half units, and results computed from them the same relative
+   error. dP and delta are sums whose roundings, in units of their size sqrt(k) after k terms, add up to
+   Dv / sqrt(6): a G that should be 0 has an error of three times that, times elements of size 4. Errors
+   summed over rows add up as a random walk, also where the sum itself is 0. */
 static double granted(const attention *want, enum tensor_id id) {
     const attention_case *const c = &want->c;
     const int64_t off = c->q_pos0 - c->k_pos0, reach = c->Sq + c->Sk + (off < 0 ? -off : off);
@@ -227,7 +227,7 @@ void tiles_check_changed(const attention_case *given, bool backward, void (*chan
         for (int threads = 1; threads <= 16; threads += 15) { /* backward: one pass; chains, or two */
             fattn_ctx *const ctx = attention_context_isa(threads, isa);
             if (!ctx) continue;
-            if (threads == 1 || isa == one->isa) /* with 16 the best will do */
+            if (threads == 1 || isa == one->isa) /* with 16 only the best instruction set */
                 check_on(&c, &e, ctx, backward, change, tol, NULL);
             fattn_ctx_destroy(ctx);
         }

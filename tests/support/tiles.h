@@ -1,23 +1,21 @@
-/* What the tests of the CPU tiles share. */
+/* Shared by the tests of the CPU tiles. */
 #ifndef TEST_TILES_H
 #define TEST_TILES_H
 
 #include "attention.h"
 
-/* Case number n of a walk over shapes, head dimensions, masks, head groups and layouts. */
+/* Case number n of a list over shapes, head dimensions, masks, head groups and layouts. */
 attention_case tiles_case(int n, fattn_dtype dtype);
 
-/* The same features on sizes that cross tiles: of a small case such as attention_features and
-   attention_mix have. */
+/* A small case, such as those of attention_features and attention_mix, with sizes that cross tiles. */
 attention_case tiles_enlarge(const attention_case *c, int n);
 
 /* Case number n of an endless list: features mixed at random, dtypes, layouts, sizes. */
 attention_case tiles_random(int n);
 
-/* The library, on every instruction set of this machine, against the oracle in F64 on the same
-   inputs: forward only, or both passes. F64 to 1e-12; F32 to twice the error of FATTN_ALGO_STANDARD
-   and what few numbers are granted; 16 bits to that and one rounding of the result, for they are
-   only stored. */
+/* The library, on every instruction set of this machine, against the reference in F64 on the same inputs:
+   forward only, or both passes. Bounds: F64 1e-12; F32 twice the error of FATTN_ALGO_STANDARD plus `granted`
+   (tiles.c); 16 bits, which are only a storage format, that plus one rounding of the result. */
 void tiles_check_forward(const attention_case *c);
 void tiles_check_backward(const attention_case *c);
 /* The same, with inputs that `change` has changed, and a tolerance of its own: with an rtol it

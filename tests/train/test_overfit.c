@@ -1,6 +1,6 @@
-/* Training, the whole way: a small character model learns 64 characters by heart; the bits depend on
-   the seed only; steps after the first allocate nothing; a first step that runs out of memory
-   anywhere leaves nothing behind. */
+/* Training from start to end: a small character model memorises 64 characters; the bits depend on the seed
+   only; steps after the first allocate nothing; a first step that runs out of memory at any allocation leaks
+   nothing. */
 #include "failing_alloc.h"
 
 #include <criterion/criterion.h>
@@ -48,7 +48,7 @@ static fattn_status make_params(trainer *r, uint64_t seed) {
     return FATTN_OK;
 }
 
-/* Everything but the context; what a user does before the first step. */
+/* The set-up of a user before the first step, without the context. */
 static fattn_status prepare(trainer *r, uint64_t seed) {
     fattn_status s = make_params(r, seed);
     if (!s) s = fattn_tape_create(r->ctx, &r->tape);
@@ -62,7 +62,7 @@ static fattn_status prepare(trainer *r, uint64_t seed) {
     for (int i = 0; i < S; ++i) r->ids[i] = text[i], r->next[i] = text[(i + 1) % S];
     return s;
 }
-static void give_up(trainer *r) {
+static void free_all(trainer *r) {
     fattn_adamw_destroy(r->opt);
     fattn_tape_destroy(r->tape);
     r->opt = NULL, r->tape = NULL;
@@ -81,7 +81,7 @@ static void start(trainer *r, int threads, uint64_t seed) {
     cr_assert_eq(prepare(r, seed), FATTN_OK, "%s", fattn_ctx_error(r->ctx));
 }
 static void stop(trainer *r) {
-    give_up(r);
+    free_all(r);
     fattn_ctx_destroy(r->ctx);
 }
 
@@ -124,7 +124,7 @@ static double steps(trainer *r, int count) {
     return loss;
 }
 
-Test(overfit, a_small_model_learns_64_characters_by_heart) {
+Test(overfit, a_small_model_memorises_64_characters) {
     trainer r;
     start(&r, 1, 1);
     const double first = steps(&r, 1);
@@ -187,7 +187,7 @@ Test(overfit, later_steps_allocate_nothing) {
         r.algorithm = algorithm;
         steps(&r, 1);
         const size_t peak = fattn_ctx_mem(r.ctx).peak;
-        fattn_tape_reset(r.tape); /* puts the arena into one piece */
+        fattn_tape_reset(r.tape); /* consolidates the arena into one block */
         const fattn_mem before = fattn_ctx_mem(r.ctx);
         r.memory.left = 0;
         steps(&r, 5);
@@ -214,7 +214,7 @@ Test(overfit, every_allocation_of_the_first_step_may_fail) {
         cr_assert_eq(s, FATTN_E_NOMEM, "allocation %ld: %s", n, fattn_ctx_error(r.ctx));
         cr_assert(strstr(fattn_ctx_error(r.ctx), "no memory"), "%s", fattn_ctx_error(r.ctx));
         if (prepared && n % 5 == 0) cr_assert_eq(step(&r, &loss), FATTN_OK, "the next step works");
-        give_up(&r);
+        free_all(&r);
     }
     cr_assert_gt(n, 2 * TENSORS + 20);
     stop(&r);

@@ -1,4 +1,4 @@
-"""Killed at random moments and resumed, a run ends with the bits of one that nobody disturbed."""
+"""A run that is killed at random times and resumed ends with the same bits as an undisturbed one."""
 import os
 import random
 import signal
@@ -51,7 +51,7 @@ def assert_same(a, b):
 
 
 def interrupt(process, folder, at, how):
-    """Waits for a checkpoint of step `at` or later, then for a random moment, then strikes."""
+    """Waits for a checkpoint of step `at` or later, then for a random time, then sends the signal."""
     while not [step for step in steps_in(folder) if step >= at]:
         assert process.poll() is None, process.communicate()[0]
         time.sleep(0.001)
@@ -79,13 +79,13 @@ def main():
             interrupt(process, struck, at, signal.SIGKILL)
             process.communicate(timeout=120)
             kills += process.returncode == -signal.SIGKILL
-            assert len(steps_in(struck)) <= 3  # struck before the oldest was removed
+            assert len(steps_in(struck)) <= 3  # killed before the oldest was removed
             process = train("--resume", struck)
         finish(process)
         assert kills == 3, f"{kills} of 3 kills came before the end"
         assert_same(datasets(struck, STEPS), want)
 
-        # A polite end saves the step at hand; another number of threads changes no bit.
+        # After SIGTERM the current step is saved; another number of threads changes no bit.
         process = train(*RUN, "--text", text, "--checkpoint", single, "--threads", "1")
         interrupt(process, single, EVERY, signal.SIGINT)
         output = finish(process, 130)
@@ -98,7 +98,7 @@ def main():
         finish(train("--resume", single))
         assert_same(datasets(single, STEPS), want)
 
-        # The newest checkpoint is damaged: back to the one before, and the same end again.
+        # The newest checkpoint is damaged: the run resumes from the one before, with the same results.
         newest = os.path.join(single, f"step-{STEPS:09d}.h5")
         with open(newest, "r+b") as f:
             f.seek(5000)

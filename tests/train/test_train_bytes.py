@@ -1,5 +1,5 @@
-"""Texts are bytes: in any encoding they are learned and come back, prompts and samples are what they are,
-any text that is long enough will do, and a checkpoint from before says that it is one."""
+"""Texts are bytes: they are learned and sampled in any encoding, prompts and samples are exact,
+any text that is long enough works, and an old checkpoint is reported as such."""
 import os
 import re
 import subprocess
@@ -33,7 +33,7 @@ def write(path, content):
 
 
 def encodings_come_back(folder):
-    """A rhythm learned by heart: greedily continued, it is the text's own bytes."""
+    """A memorised periodic text: greedy sampling gives the text's bytes."""
     for encoding in ("utf-8", "latin-1", "utf-16-le"):
         rhythm = "déjà vu ".encode(encoding)
         text = write(os.path.join(folder, "text"), rhythm * 6000)
@@ -57,7 +57,7 @@ def prompts_count_whole(folder):
 
 
 def any_text_that_is_long_enough(folder):
-    """Forty texts of a few kB; one line for ever; the whole text one record."""
+    """Forty texts of a few kB; one line repeated; the whole text one record."""
     texts = [b"".join(b"%d: %x\n" % (seed, (seed + 40 * i) * 2654435761 % 2**32) for i in range(200))
              for seed in range(40)]
     texts += [b"the same line\n" * 400, b"a" * 3000, b"one record " * 300 + b"\n%\n", b"%\n" * 2000]

@@ -1,4 +1,4 @@
-"""What `fattn train` says, and with which exit code it ends, when something is wrong."""
+"""Error messages and exit codes of `fattn train`."""
 import json
 import os
 import resource
@@ -33,9 +33,9 @@ def run(*options, code, says="", limit=None):
 def usage(folder):
     off = ["--checkpoint", "-"]
     run(code=2, says="--task recall, text or tokens")
-    run("--task", "recall", "--vocab", "50", code=2, says="--vocab goes with --task tokens")
+    run("--task", "recall", "--vocab", "50", code=2, says="--vocab needs --task tokens")
     run("--task", "tokens", "--vocab", "1", code=2, says="at least 2")
-    run("--preset", "gpt2-124m", "--task", "recall", code=2, says="goes with --task tokens")
+    run("--preset", "gpt2-124m", "--task", "recall", code=2, says="needs --task tokens")
     run("--preset", "gpt3", code=2, says="gpt2-124m")
     run("--preset", "gpt2-124m", code=2, says="--preset gpt2-124m: bf16 is computed on a GPU only: add --device cuda")
     run(*TINY, *off, "--dtype", "bf16", code=2, says="--dtype bf16 is computed on a GPU only: add --device cuda")
@@ -76,7 +76,7 @@ def full_disks(folder):
     p = run(*TINY, "--checkpoint", here, "--plot", "/dev/full", code=1, says="/dev/full")
     assert "loss curve" not in p.stdout, p.stdout
     shutil.rmtree(here, ignore_errors=True)
-    with open(FATTN, "rb") as program: # the thread sanitizer writes a file of its own
+    with open(FATTN, "rb") as program: # the thread sanitizer writes its own file
         limited = b"__tsan_init" not in program.read()
     if limited:
         said = run(*TINY, "--checkpoint", here, code=1, says="cannot write", limit=1000).stderr
@@ -88,7 +88,7 @@ def full_disks(folder):
 
 
 def spoil(path, name, value):
-    """Another value of a counter, under a seal that fits (cli/train/durable.c)."""
+    """Changes the value of a counter, with a valid seal (cli/train/durable.c)."""
     with open(path, "rb") as f:
         mark = f.read()[-16:-8]
     with h5py.File(path, "r+") as f:
@@ -117,14 +117,14 @@ def checkpoints(folder):
     run(*TINY, "--checkpoint", here, code=1, says="--overwrite")
     run("--resume", here, "--layers", "2", code=1, says="--layers")
     run("--resume", here, "--seed", "2", code=1, says="--seed")
-    run("--resume", here, "--preset", "gpt2-124m", code=2, says="--preset goes with a new run")
+    run("--resume", here, "--preset", "gpt2-124m", code=2, says="--preset needs a new run")
     run("--resume", here, "--steps", "6", code=0)
     names = sorted(os.listdir(here))
     assert names == ["step-000000004.h5", "step-000000006.h5"], names
     run(*TINY, "--checkpoint", here, "--overwrite", code=0)
     assert sorted(os.listdir(here)) == ["step-000000002.h5", "step-000000004.h5"]
 
-    # Counters that cannot go on.
+    # Counters that are out of range.
     for name, value, says in (("adam_step", 2**63 - 1, "9223372036854775807 is not in 0.."),
                               ("adam_step", 2**53 + 1, "9007199254740993 is not in 0.."),
                               ("adam_step", -1, "-1 is not in 0.."),
@@ -138,10 +138,10 @@ def checkpoints(folder):
 
     run("--resume", os.path.join(folder, "nowhere"), code=1, says="No such file")
     run("--resume", folder, code=1, says="no checkpoint")
-    run("--resume", log, code=1, says="no checkpoint of fattn")
+    run("--resume", log, code=1, says="not a checkpoint of fattn")
     for name in os.listdir(here):
         os.truncate(os.path.join(here, name), 3000)
-    run("--resume", here, code=1, says="end is missing")
+    run("--resume", here, code=1, says="is truncated")
 
     # A text that has changed since.
     text = os.path.join(folder, "text")

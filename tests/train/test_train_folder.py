@@ -1,4 +1,4 @@
-"""A folder of checkpoints is one run's at a time, and nothing in it goes that nobody asked to lose."""
+"""Only one run at a time uses a folder of checkpoints, and nothing in it is removed without --overwrite."""
 import os
 import shutil
 import signal
@@ -55,7 +55,7 @@ def later_checkpoints_stay(folder):
     for words in (["--steps", "10"], ["--steps", "7"], ["--checkpoint", here + "/../run"]):
         run("--resume", older, *words, code=1, says="step-000000008.h5")
         assert state(here) == before
-    # In another folder: what the run left stays, and what another run has there.
+    # In another folder: checkpoints of this run and of another run are kept.
     run("--resume", older, "--steps", "10", "--checkpoint", other, code=1, says="step-000000002.h5")
     run("--resume", here, "--steps", "10", "--checkpoint", other, code=1, says="--overwrite")
     assert state(other) == of_other
@@ -67,7 +67,7 @@ def later_checkpoints_stay(folder):
     shutil.copy(older, os.path.join(here, "best.h5"))
     run("--resume", os.path.join(here, "best.h5"), "--steps", "10", code=1, says="step-000000008.h5")
     os.remove(os.path.join(here, "best.h5"))
-    # With leave, but not before everything else is in order.
+    # With --overwrite, but only after all other checks.
     run("--resume", older, "--steps", "9", "--overwrite", "--json", "/proc/none/log", code=1)
     run(*TINY, "--overwrite", "--checkpoint", here, "--json", "/proc/none/log", code=1)
     run("--task", "text", "--text", "/nonexistent", "--overwrite", "--checkpoint", here, code=1)
@@ -86,13 +86,13 @@ def two_runs_do_not_share(folder):
     for words in ([*TINY, "--checkpoint", here], [*TINY, "--checkpoint", here, "--overwrite"],
                   [*TINY, "--checkpoint", os.path.join(folder, "link"), "--overwrite"],
                   ["--resume", here], ["--resume", here, "--overwrite"]):
-        for attempt in range(2): # the second sees what the first left
+        for attempt in range(2): # the second finds the files of the first
             said = run(*words, "--steps", "4", code=1, says=here if "link" not in words[-2] else "link")
             assert f"process {first.pid}" in said, said
-    # Its checkpoints can be read at any moment.
+    # Its checkpoints can be read at any time.
     for attempt in range(10):
         run("--resume", here, "--seconds", "0.001", "--checkpoint", os.path.join(folder, f"copy{attempt}"))
-    # A death, and what it left, is no obstacle.
+    # A killed run, and the files it leaves, do not block the next one.
     for name in ("unfinished.tmp", "unfinished-123-0.tmp"):
         with open(os.path.join(here, name), "w") as f:
             f.write("half")
@@ -107,7 +107,7 @@ def two_runs_do_not_share(folder):
 
 
 def one_of_two_wins(folder):
-    """Started together, also where the lock's file is being removed."""
+    """Two runs started at the same time, also while the lock's file is being removed."""
     here = os.path.join(folder, "run")
     for attempt in range(6):
         runs = [start(*TINY, "--steps", "100", "--overwrite", "--checkpoint", here) for _ in range(3)]
@@ -133,16 +133,16 @@ def links_are_not_followed(folder):
 
 
 def a_folder_that_goes_away(folder):
-    """Removed in the middle, it is made again; the name now being a file's, the run ends with a sentence."""
+    """A folder removed during a run is created again; if its name is a file's, the run ends with an error message."""
     here, moved = os.path.join(folder, "run"), os.path.join(folder, "moved")
     process = start(*ENDLESS, "--checkpoint", here)
     for _ in range(3):
         wait_for_checkpoint(process, here)
-        os.rename(here, moved) # rmtree would meet files that come while it works
+        os.rename(here, moved) # rmtree would fail on files that are created meanwhile
         shutil.rmtree(moved)
     wait_for_checkpoint(process, here)
     run(*TINY, "--checkpoint", here, "--overwrite", code=1, says=f"process {process.pid}")
-    process.send_signal(signal.SIGSTOP) # or it makes the folder again first
+    process.send_signal(signal.SIGSTOP) # otherwise it creates the folder again first
     os.rename(here, moved)
     open(here, "w").close()
     process.send_signal(signal.SIGCONT)
@@ -161,7 +161,7 @@ def folders_that_cannot_be_written(folder):
 
 
 def texts_of_any_length_are_saved(folder):
-    """What options say is in the checkpoint as a whole, or the run does not start."""
+    """Option values are stored in the checkpoint completely, or the run does not start."""
     here, text = os.path.join(folder, "run"), os.path.join(folder, "text")
     with open(text, "w") as f:
         f.writelines(f"{i} and {i * i}\n" for i in range(3000))

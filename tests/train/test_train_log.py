@@ -1,4 +1,4 @@
-"""The log of a run that was killed and resumed says every step once, and no other log is cut."""
+"""The log of a run that was killed and resumed has every step once, and no other log is cut."""
 import json
 import os
 import shutil
@@ -32,7 +32,7 @@ def lines(path):
 
 
 def facts(path):
-    """What does not depend on time, of steps and of evaluations on the way."""
+    """The values of steps and evaluations that do not depend on time."""
     return [{k: e[k] for k in ("event", "step", "loss", "lr", "val_loss") if k in e} for e in lines(path)
             if e["event"] in ("step", "eval")]
 
@@ -66,7 +66,7 @@ def killed_and_resumed(folder):
     assert process.returncode == 0, said
     assert facts(log) == want, [e["step"] for e in facts(log)]
     assert [e["event"] for e in lines(log)].count("resume") >= 1
-    # Politely ended, nothing is cut.
+    # After SIGTERM nothing is cut.
     os.remove(log)
     process = start(*RUN, "--checkpoint", here, "--json", log, "--overwrite")
     while not os.path.exists(log) or content(log).count(b'"event": "step"') < 10:
@@ -90,18 +90,18 @@ def what_is_not_the_runs_stays(folder):
         run("--resume", older, *words, "--steps", str(STEPS + 1), code=1, says="--json")
     run("--resume", here, "--json", other, code=1, says="--json")
     assert content(log) == before and content(other) == of_other
-    # Another name, standard output and what is no file are fine.
+    # Another name, standard output and a device are allowed.
     fresh = os.path.join(folder, "fresh")
     run("--resume", older, "--checkpoint", branch, "--json", fresh)
     assert steps_of(fresh) == list(range(57, STEPS + 1)) and content(log) == before
     run("--resume", older, "--checkpoint", "-", "--json", "-")
     run("--resume", older, "--checkpoint", "-", "--json", "/dev/null")
-    # With leave the log is cut where the run goes on.
+    # With --overwrite the log is cut where the run resumes.
     run("--resume", older, "--overwrite")
     assert steps_of(log) == list(range(1, STEPS + 1)), steps_of(log)
     run("--resume", here, "--json", other, "--overwrite", "--steps", str(STEPS + 2))
     assert content(other).startswith(b'notes\n{"event": "step", "step": 3}\n{"event": "resume"')
-    # A text that looks like a step is none.
+    # A string that looks like a step is not a step.
     run(*RUN[:-1], "3", "--checkpoint", here, "--overwrite", "--json", log, "--prompt", ', "step": 99')
     before = content(log)
     run("--resume", here, "--steps", "5")

@@ -1,6 +1,6 @@
-/* The binary interface: size and place of every public field, value of every public constant, as
-   tests/golden/abi.txt has them. Growth is append-only; a difference in an existing line breaks
-   programs that were built before. */
+/* The binary interface: size and offset of every public field, value of every public constant, compared with
+   tests/golden/abi.txt. Changes are append-only; a change of an existing line breaks programs that were built
+   before. */
 #include <criterion/criterion.h>
 #include <fattn/fattn.h>
 #include <fattn/fixture.h>
@@ -301,7 +301,7 @@ static size_t slurp(const char *path, char *buffer, size_t size) {
     return n;
 }
 
-/* Each "typedef struct fattn_x {" of the headers has its lines above. */
+/* Each "typedef struct fattn_x {" of the headers must be listed above. */
 static void every_struct_is_listed(const char *header) {
     char path[512], source[1 << 15];
     snprintf(path, sizeof path, "%s/include/fattn/%s", FATTN_SOURCE, header);
@@ -338,6 +338,6 @@ Test(abi, equals_the_golden_file) {
     fclose(f);
     static char golden[1 << 15];
     slurp(FATTN_SOURCE "/tests/golden/abi.txt", golden, sizeof golden);
-    cr_assert(strcmp(golden, text) == 0, "if the change is meant: cp %s/abi.txt tests/golden/",
+    cr_assert(strcmp(golden, text) == 0, "if the change is intended: cp %s/abi.txt tests/golden/",
               FATTN_BUILD);
 }

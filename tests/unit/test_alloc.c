@@ -1,6 +1,6 @@
 /* The allocation hook: alignment, counters, exhaustion. */
 #include "autograd_c/tape/arena.h"
-#include "core/base/internal.h"
+#include "core/base/device.h"
 
 #include <criterion/criterion.h>
 #include <stdint.h>
@@ -37,7 +37,7 @@ Test(alloc, memory_is_aligned_writable_and_counted) {
     fattn_ctx_destroy(ctx);
 }
 
-Test(alloc, nothing_is_nothing) {
+Test(alloc, zero_bytes_give_null) {
     fattn_ctx *ctx;
     cr_assert_eq(fattn_ctx_create(NULL, &ctx), FATTN_OK);
     void *p = ctx;
@@ -50,7 +50,7 @@ Test(alloc, nothing_is_nothing) {
     fattn_ctx_destroy(ctx);
 }
 
-Test(alloc, too_much_is_refused_with_the_numbers) {
+Test(alloc, too_much_is_rejected_with_the_numbers) {
     fattn_ctx *ctx;
     cr_assert_eq(fattn_ctx_create(NULL, &ctx), FATTN_OK);
     void *kept, *p = ctx;
@@ -72,8 +72,8 @@ Test(alloc, byte_counts_do_not_wrap) {
     cr_assert_not(fattni_bytes((int64_t)1 << 61, 8, &bytes));
 }
 
-/* Sizes that no memory has are refused before they overflow anything. */
-Test(alloc, an_arena_refuses_what_cannot_be_added_to) {
+/* Sizes beyond any memory are rejected before an overflow. */
+Test(alloc, an_arena_rejects_sizes_that_overflow) {
     fattn_ctx *ctx;
     cr_assert_eq(fattn_ctx_create(NULL, &ctx), FATTN_OK);
     fattni_arena arena = {.ctx = ctx, .align = 64, .least = 4096};
@@ -90,9 +90,10 @@ Test(alloc, an_arena_refuses_what_cannot_be_added_to) {
     fattn_ctx_destroy(ctx);
 }
 
-/* Beside a GPU small things lie in the host's memory, which can give out, too. */
-Test(alloc, the_hosts_memory_gives_out) {
-    fattn_ctx gpu = {.device = FATTN_CUDA};
+/* With a GPU, records are in host memory, whose allocation may fail, too. */
+Test(alloc, no_host_memory) {
+    static const fattni_device_ops elsewhere = {.on_host = false};
+    fattn_ctx gpu = {.device = FATTN_CUDA, .ops = &elsewhere};
     void *p = &gpu;
     cr_assert_eq(fattni_host_alloc(&gpu, (size_t)PTRDIFF_MAX - FATTNI_ALIGN, &p), FATTN_E_NOMEM);
     cr_assert_null(p);

@@ -1,4 +1,4 @@
-/* fattn_compare: what passes, what fails, and what the report says. */
+/* fattn_compare: which tensors pass or fail, and the report. */
 #include <criterion/criterion.h>
 #include <fattn/fattn.h>
 
@@ -82,9 +82,9 @@ Test(compare, non_finite_values_must_sit_in_the_same_places) {
     }
 }
 
-/* Every element within 1e-2, yet the whole is 1 % too long: the cosine distance, which sees scale,
-   says so. 1 - 2<a,b>/(<a,a>+<b,b>) for b = (1+e)a is e^2/(1+(1+e)^2). */
-Test(compare, a_common_lean_fails_by_cosine) {
+/* Every element is within 1e-2, but all are 1 % too large: the cosine distance, which depends on scale, finds
+   that. 1 - 2<a,b>/(<a,a>+<b,b>) for b = (1+e)a is e^2/(1+(1+e)^2). */
+Test(compare, a_common_factor_fails_by_cosine) {
     enum { N = 1000 };
     double a[N], b[N];
     for (int i = 0; i < N; ++i)
@@ -96,7 +96,7 @@ Test(compare, a_common_lean_fails_by_cosine) {
     cr_assert_float_eq(r.cosine, 1e-4 / (1 + 1.0201), 1e-12);
     const fattn_tolerance both = {.atol = 1e-9, .rtol = 0.02, .cosine = 4e-5};
     cr_assert_eq(fattn_compare(ctx, &got, &want, NULL, 0, both, &r), FATTN_E_MISMATCH);
-    cr_assert_eq(r.failed, 0, "no single element is to blame");
+    cr_assert_eq(r.failed, 0, "no single element fails");
 }
 
 /* |got - want| <= factor * max|baseline - want| + floor. */
@@ -177,7 +177,7 @@ Test(compare, huge_values_do_not_fail_by_overflow) {
     cr_assert_eq(fattn_compare(ctx, &got, &want, NULL, 0, by_dtype, &r), FATTN_OK);
 }
 
-Test(compare, bad_calls_are_refused_and_leave_the_report_alone) {
+Test(compare, bad_calls_are_rejected_and_leave_the_report_alone) {
     double a[6] = {0};
     const fattn_tensor six = row(a, FATTN_F64, 6), five = row(a, FATTN_F64, 5);
     const fattn_tensor none = row(NULL, FATTN_F64, 5);
@@ -201,8 +201,8 @@ Test(compare, bad_calls_are_refused_and_leave_the_report_alone) {
     cr_assert_eq(fattn_compare(ctx, &six, &six, NULL, 0, by_dtype, &r), FATTN_E_ABI);
 }
 
-/* What lies on a GPU is not read: nothing here needs one. */
-Test(compare, a_context_of_a_gpu_is_refused) {
+/* Tensors on a GPU are not read: no GPU is needed here. */
+Test(compare, a_context_of_a_gpu_is_rejected) {
     double a[1] = {1};
     fattn_ctx gpu = {.device = FATTN_CUDA};
     fattn_tensor t = row(a, FATTN_F64, 1);
@@ -213,7 +213,7 @@ Test(compare, a_context_of_a_gpu_is_refused) {
     cr_assert_eq(r.passed, 77);
 }
 
-/* A caller built against an older, shorter report gets just that much. */
+/* For a caller built with an older, shorter report only its fields are written. */
 Test(compare, a_shorter_report_is_filled_as_far_as_it_goes) {
     double a[1] = {1};
     const fattn_tensor t = row(a, FATTN_F64, 1);

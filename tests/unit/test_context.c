@@ -1,4 +1,4 @@
-/* Context: options, ABI rule, error sentences, memory counters. */
+/* Context: options, ABI rule, error messages, memory counters. */
 #include <criterion/criterion.h>
 #include <fattn/fattn.h>
 
@@ -19,7 +19,7 @@ static void keep_text(void *user, fattn_log level, const char *text) {
     strncpy(user, text, 255);
 }
 
-Test(context, cuda_is_refused_with_a_sentence) {
+Test(context, cuda_is_rejected_with_a_message) {
     char text[256] = "";
     const fattn_ctx_options o = {
         .struct_size = sizeof o, .device = FATTN_CUDA, .log = keep_text, .log_user = text};
@@ -43,7 +43,7 @@ Test(context, abi_rule) {
     cr_assert_eq(fattn_ctx_create(&newer.o, &ctx), FATTN_E_ABI);
 }
 
-static void *refuse_large(void *user, size_t bytes, size_t align, fattn_stream s) {
+static void *fail_large(void *user, size_t bytes, size_t align, fattn_stream s) {
     (void)s;
     ++*(int *)user;
     return bytes > 4096 ? NULL : aligned_alloc(align, (bytes + align - 1) / align * align);
@@ -57,7 +57,7 @@ static void count_free(void *user, void *p, size_t bytes, fattn_stream s) {
 Test(context, allocator_is_used_and_counted) {
     int live = 0;
     const fattn_ctx_options o = {.struct_size = sizeof o,
-                                 .allocator = {refuse_large, count_free, &live}};
+                                 .allocator = {fail_large, count_free, &live}};
     fattn_ctx *ctx;
     cr_assert_eq(fattn_ctx_create(&o, &ctx), FATTN_OK);
     fattn_tensor small, large = {0};
@@ -73,8 +73,8 @@ Test(context, allocator_is_used_and_counted) {
     cr_assert_eq(live, 1, "the failed call is the only one left"); /* counted, never freed */
 }
 
-/* A refused context says why through its log, since there is nothing else to ask. */
-static void refused(fattn_ctx_options o, fattn_status status, const char *says) {
+/* If no context is created, the error message goes to the log. */
+static void rejected(fattn_ctx_options o, fattn_status status, const char *says) {
     char text[256] = "";
     o.struct_size = sizeof o;
     o.log = keep_text, o.log_user = text;
@@ -89,25 +89,25 @@ static void *no_memory(void *user, size_t bytes, size_t align, fattn_stream s) {
     return NULL;
 }
 
-Test(context, every_refusal) {
+Test(context, every_error) {
     int place;
     const fattn_stream stream = (fattn_stream)(void *)&place;
-    refused((fattn_ctx_options){.device = 7}, FATTN_E_ARG, "device: 7");
-    refused((fattn_ctx_options){.device_id = 2}, FATTN_E_ARG, "not device_id 2");
-    refused((fattn_ctx_options){.stream = stream}, FATTN_E_ARG, "device_id 0 with a stream");
-    refused((fattn_ctx_options){.flags = 12}, FATTN_E_ARG, "unknown flags 0xc");
-    refused((fattn_ctx_options){.flags = FATTN_CTX_DETERMINISTIC | FATTN_CTX_TUNE}, FATTN_E_ARG,
+    rejected((fattn_ctx_options){.device = 7}, FATTN_E_ARG, "device: 7");
+    rejected((fattn_ctx_options){.device_id = 2}, FATTN_E_ARG, "not device_id 2");
+    rejected((fattn_ctx_options){.stream = stream}, FATTN_E_ARG, "device_id 0 with a stream");
+    rejected((fattn_ctx_options){.flags = 12}, FATTN_E_ARG, "unknown flags 0xc");
+    rejected((fattn_ctx_options){.flags = FATTN_CTX_DETERMINISTIC | FATTN_CTX_TUNE}, FATTN_E_ARG,
             "exclude each other");
-    refused((fattn_ctx_options){.reserved = 5}, FATTN_E_ARG, "reserved field 5");
-    refused((fattn_ctx_options){.cpu_threads = -1}, FATTN_E_ARG, "negative cpu_threads -1");
-    refused((fattn_ctx_options){.cpu_threads = 4097}, FATTN_E_ARG, "cpu_threads: 4097");
-    refused((fattn_ctx_options){.cpu_threads = 2000000000}, FATTN_E_ARG, "not in 0..4096");
-    refused((fattn_ctx_options){.cpu_threads = INT32_MAX}, FATTN_E_ARG, "2147483647");
-    refused((fattn_ctx_options){.arch_cap = -2}, FATTN_E_ARG, "arch_cap -2");
-    refused((fattn_ctx_options){.sm_limit = -3}, FATTN_E_ARG, "sm_limit -3");
-    refused((fattn_ctx_options){.allocator = {.alloc = no_memory}}, FATTN_E_ARG, "go together");
-    refused((fattn_ctx_options){.allocator = {.free = count_free}}, FATTN_E_ARG, "go together");
-    refused((fattn_ctx_options){.allocator = {no_memory, count_free, NULL}}, FATTN_E_NOMEM,
+    rejected((fattn_ctx_options){.reserved = 5}, FATTN_E_ARG, "reserved field 5");
+    rejected((fattn_ctx_options){.cpu_threads = -1}, FATTN_E_ARG, "negative cpu_threads -1");
+    rejected((fattn_ctx_options){.cpu_threads = 4097}, FATTN_E_ARG, "cpu_threads: 4097");
+    rejected((fattn_ctx_options){.cpu_threads = 2000000000}, FATTN_E_ARG, "not in 0..4096");
+    rejected((fattn_ctx_options){.cpu_threads = INT32_MAX}, FATTN_E_ARG, "2147483647");
+    rejected((fattn_ctx_options){.arch_cap = -2}, FATTN_E_ARG, "arch_cap -2");
+    rejected((fattn_ctx_options){.sm_limit = -3}, FATTN_E_ARG, "sm_limit -3");
+    rejected((fattn_ctx_options){.allocator = {.alloc = no_memory}}, FATTN_E_ARG, "must both be set");
+    rejected((fattn_ctx_options){.allocator = {.free = count_free}}, FATTN_E_ARG, "must both be set");
+    rejected((fattn_ctx_options){.allocator = {no_memory, count_free, NULL}}, FATTN_E_NOMEM,
             "no memory");
     cr_assert_eq(fattn_ctx_create(NULL, NULL), FATTN_E_ARG);
     fattn_ctx_destroy(NULL);
@@ -125,7 +125,7 @@ Test(context, the_cpu_has_no_stream_and_nothing_to_wait_for) {
     fattn_ctx_destroy(ctx);
 }
 
-Test(context, sentences_are_cut_not_overrun_and_may_quote_each_other) {
+Test(context, messages_are_truncated_and_may_quote_each_other) {
     fattn_ctx *ctx;
     cr_assert_eq(fattn_ctx_create(NULL, &ctx), FATTN_OK);
     cr_assert_eq(fattn_ctx_fail(ctx, FATTN_E_STATE, "k: Sk=%d but v: Sk=%d", 77, 76),

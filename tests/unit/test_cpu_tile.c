@@ -35,7 +35,7 @@ static double at(reals r, int64_t n) { return fattni_load(r.p, r.k->dtype, n); }
 static void set(reals r, int64_t n, double x) { fattni_store(r.p, r.k->dtype, n, x); }
 static char *from(reals r, int64_t n) { return r.p + n * (int64_t)fattn_dtype_size(r.k->dtype); }
 
-/* Where a tile is cut by a diagonal, elements outside are no one's. */
+/* Where a diagonal cuts a tile, elements outside of the band are not used. */
 static bool seen(const fattni_tile *t, int64_t i, int64_t j) {
     return i < t->rows && j < t->keys && j >= i + t->lo && j <= i + t->hi;
 }
@@ -123,7 +123,7 @@ static void widens(const fattni_cpu_kernels *k) {
 }
 Test(cpu_tile, widen_every_16_bit_number) { each(widens); }
 
-/* 16-bit numbers are packed as the floats that they stand for. */
+/* 16-bit numbers are packed as floats of the same value. */
 static void packs_halves(const fattni_cpu_kernels *k) {
     if (k->dtype != FATTN_F32) return;
     enum { STRIDE = 67, MOST = 48 };
@@ -145,8 +145,8 @@ static void packs_halves(const fattni_cpu_kernels *k) {
 }
 Test(cpu_tile, pack_16_bits) { each(packs_halves); }
 
-/* The halfway points between neighbours, the floats next to them, and floats from everywhere are
-   rounded as numeric.h does it, to the bit; nothing beyond the columns is touched. */
+/* The halfway points between neighbours, the floats next to them, and floats of all sizes are rounded bitwise
+   as in numeric.h; nothing beyond the columns is written. */
 static void narrows(const fattni_cpu_kernels *k) {
     if (k->dtype != FATTN_F32) return;
     enum { WIDTH = 67 };
@@ -220,7 +220,7 @@ static void products(const fattni_cpu_kernels *k) {
                 for (int64_t d = 0; d < D; ++d)
                     want += at(a, j * stride + d) * at(packed, d * k->rows + i);
                 if (seen(&t, i, j)) cr_assert_eq(at(s, j * k->rows + i), want, "n %d", n);
-                else set(s, j * k->rows + i, 0); /* as softmax and gradient leave it */
+                else set(s, j * k->rows + i, 0); /* as written by softmax and gradient */
             }
         k->add_keys(&t, D, a.p, stride, s.p, n % 2 ? decay.p : NULL, keys_sum.p);
         k->add_rows(&t, pad, s.p, x.p, pad, rows_sum.p);
@@ -249,7 +249,7 @@ Test(cpu_tile, products) { each(products); }
 static void adjusts(const fattni_cpu_kernels *k) {
     const double eps = k->dtype == FATTN_F64 ? 0x1p-52 : 0x1p-23;
     reals bias = reals_new(k, FATTNI_TILE_KEYS * k->rows, 0), s = reals_new(k, bias.count, 0);
-    reals bend = reals_new(k, bias.count, 0), x = reals_new(k, bias.count, 0);
+    reals dcap = reals_new(k, bias.count, 0), x = reals_new(k, bias.count, 0);
     for (int n = 0; n < 16; ++n) {
         const fattni_tile t = {.rows = k->rows - n % 5, .keys = FATTNI_TILE_KEYS - n, .lo = -1000,
                                .hi = n % 2 ? 1000 : 3};
@@ -258,7 +258,7 @@ static void adjusts(const fattni_cpu_kernels *k) {
                                      .slope = n & 4 ? 0.25 : 0,
                                      .distance = n - 30,
                                      .bias = n & 8 ? bias.p : NULL,
-                                     .derivative = n & 2 ? bend.p : NULL};
+                                     .derivative = n & 2 ? dcap.p : NULL};
         for (int64_t e = 0; e < s.count; ++e) {
             const double size = pow(10, (double)(e % 9) - 6); /* 1e-6 to 100 */
             set(x, e, (e % 2 ? -1 : 1) * size * (1 + (double)(e % 13) / 17));
@@ -277,15 +277,15 @@ static void adjusts(const fattni_cpu_kernels *k) {
             cr_assert_float_eq(at(s, e), want, most, "%s %d: %g for %g, %g", k->isa, n, at(s, e),
                                want, fabs(at(s, e) - want) / most);
             const double slope =
-                0.7 * (1 - u) * (1 + u); /* tiny where tanh is 1 but for rounding */
-            if (a.cap > 0) cr_assert_float_eq(at(bend, e), slope, 8 * eps * slope + 4 * eps);
+                0.7 * (1 - u) * (1 + u); /* tiny where tanh is 1 up to rounding */
+            if (a.cap > 0) cr_assert_float_eq(at(dcap, e), slope, 8 * eps * slope + 4 * eps);
         }
     }
-    reals_free(bias), reals_free(s), reals_free(bend), reals_free(x);
+    reals_free(bias), reals_free(s), reals_free(dcap), reals_free(x);
 }
 Test(cpu_tile, softcap_alibi_bias) { each(adjusts); }
 
-/* The mask of a tile, anywhere, is the map of philox.h element by element. */
+/* The mask of a tile at any position equals that of philox.h for each element. */
 static void keeps(const fattni_cpu_kernels *k) {
     reals mask = reals_new(k, FATTNI_TILE_KEYS * k->rows, 0);
     for (int n = 0; n < 40; ++n) {
@@ -347,8 +347,8 @@ static double power(const fattni_cpu_kernels *k, double x) {
 
 static void exponential(const fattni_cpu_kernels *k) {
     const bool wide = k->dtype == FATTN_F64;
-    /* The polynomial's error and a rounding per step; an exponent is whole, so that results next to
-       the end of the range are already infinite. */
+    /* The polynomial's error and a rounding per step; the exponent is rounded to an integer, so that results
+       near the end of the range are already infinite. */
     const double low = wide ? -1022 : -126, high = wide ? 1023.5 : 127.5,
                  most = wide ? 4e-16 : 2e-7;
     double worst = 0;
@@ -372,7 +372,7 @@ static void exponential(const fattni_cpu_kernels *k) {
 }
 Test(cpu_tile, exponential) { each(exponential); }
 
-/* Masked elements of a tile give exactly 0 whatever they hold: here NaN and infinities. */
+/* Masked elements of a tile give exactly 0 for any value, here NaN and infinities. */
 static void masked(const fattni_cpu_kernels *k) {
     reals p = reals_new(k, FATTNI_TILE_KEYS * k->rows, 0), ds = reals_new(k, p.count, 0);
     reals max = reals_new(k, k->rows, -INFINITY), sum = reals_new(k, k->rows, 0);
@@ -393,7 +393,7 @@ static void masked(const fattni_cpu_kernels *k) {
             const int64_t j = e / k->rows, i = e % k->rows;
             const double keys = (double)fattni_clamp(FATTNI_TILE_KEYS - i - 2, 0, 3);
             if (n == 0 && !seen(&t, i, j))
-                continue; /* softmax may leave keys that a whole vector misses */
+                continue; /* softmax may skip keys that no row of a vector sees */
             cr_assert_eq(at(p, e), seen(&t, i, j), "%s %d: %g", k->isa, n, at(p, e));
             if (n == 1) cr_assert_eq(at(ds, e), seen(&t, i, j) ? 1 - keys : 0);
         }

@@ -1,5 +1,5 @@
-/* 64-bit indices: tensors whose rows, heads or batches lie more than 2^31 and 2^32 elements apart, in
-   memory that is only reserved. Every operation gives the bits that it gives on dense tensors. */
+/* 64-bit indices: tensors whose rows, heads or batches are more than 2^31 and 2^32 elements apart, in memory
+   that is only reserved. Every operation gives the same bits as on dense tensors. */
 #define _DEFAULT_SOURCE /* MAP_ANONYMOUS, MAP_NORESERVE */
 #include "attention.h"
 
@@ -30,7 +30,7 @@ static void close_context(void) {
 }
 TestSuite(far_strides, .init = open_context, .fini = close_context);
 
-/* t's dtype and shape, dense but for dimension dim, in fresh memory. */
+/* t's dtype and shape, dense except for dimension dim, in new memory. */
 static fattn_tensor far_apart(const fattn_tensor *t, int dim, int64_t distance) {
     fattn_tensor far = fattn_tensor_view(NULL, (fattn_dtype)t->dtype, FATTN_CPU, 0, t->ndim, t->shape);
     const size_t element = fattn_dtype_size((fattn_dtype)t->dtype);
@@ -98,7 +98,7 @@ Test(far_strides, copy_add_normal_compare) {
     fattn_tensor_free(ctx, &sum), fattn_tensor_free(ctx, &half);
 }
 
-/* A product whose operand is far apart goes through a copy; elements and losses do not. */
+/* A matrix product copies an operand with large strides; elementwise ops and losses do not. */
 static double train(const fattn_tensor *x, fattn_param *w, const fattn_tensor *target) {
     fattn_tape *t;
     double loss = 0;

@@ -1,5 +1,5 @@
-/* Matrix products against sums in double, with the textbook bound of a dot product's rounding
-   error, for every transpose, ragged blocks, pitches, and the split of a long K. */
+/* Matrix products against sums in double, with the standard bound of a dot product's rounding error, for every
+   transpose, ragged blocks, pitches, and the split of a long K. */
 #include "core/cpu/gemm_cpu.h"
 
 #include <criterion/criterion.h>
@@ -14,7 +14,7 @@ typedef struct shape {
     int64_t M, N, K;
 } shape;
 
-/* 1, block - 1, block, block + 1, primes; K above and below what is split; nothing to sum. */
+/* 1, block - 1, block, block + 1, primes; K above and below the limit of the split; K = 0. */
 static const shape shapes[] = {
     {1, 1, 1}, {1, 300, 7},     {127, 1, 128},  {128, 128, 129}, {129, 257, 31},
     {3, 5, 0}, {257, 131, 2},   {17, 13, 1100}, {64, 96, 2048},  {0, 4, 3},
@@ -29,7 +29,7 @@ static fattn_ctx *context(int threads) {
     return ctx;
 }
 
-static double value(int64_t i) { /* in (-1, 1), no pattern that a transpose would keep */
+static double value(int64_t i) { /* in (-1, 1), not symmetric */
     const uint64_t x = (uint64_t)i * 0x9e3779b97f4a7c15u;
     return (double)(int64_t)(x ^ (x >> 29)) * 0x1p-63;
 }
@@ -50,7 +50,7 @@ static void *matrix(fattn_dtype t, int64_t rows, int64_t pitch, int64_t seed) {
     return p;
 }
 
-/* One product; c is [M, N + 3], its last three columns must stay. */
+/* One product; c is [M, N + 3], its last three columns must not change. */
 typedef struct product {
     fattni_gemm g;
     void *a, *b, *c, *row, *workspace;
@@ -173,8 +173,8 @@ Test(gemm, bits_do_not_depend_on_threads) {
     }
 }
 
-/* As in an op's tasks, where OpenBLAS has one thread: of several it splits a block, and some of its kernels round
-   the edges otherwise. */
+/* As in an op's tasks, where OpenBLAS has one thread: with several threads it splits a block, and some of its kernels
+   round differently at the edges. */
 static void all_blocks_backwards(void *arg, int64_t task, int thread) {
     (void)task, (void)thread;
     const fattni_gemm *g = arg;

@@ -66,7 +66,7 @@ Test(numeric, every_pattern_means_what_the_format_says_and_survives) {
         }
 }
 
-/* Between two neighbours there is one place that matters: the middle. */
+/* Between two neighbours only the midpoint matters. */
 Test(numeric, rounding_is_to_nearest_even_and_happens_once) {
     for (size_t n = 0; n < 2; ++n) {
         const format *const f = &formats[n];
@@ -74,7 +74,7 @@ Test(numeric, rounding_is_to_nearest_even_and_happens_once) {
         for (uint16_t low = 0; low < infinity; ++low) {
             const uint16_t high = (uint16_t)(low + 1), even = low & 1 ? high : low;
             const double a = value_of(f, low);
-            /* Infinity stands where the next value would be. */
+            /* Infinity is at the position of the next value. */
             const double b =
                 high == infinity ? 2 * a - value_of(f, (uint16_t)(low - 1)) : value_of(f, high);
             const double middle = a + (b - a) / 2; /* exact */
@@ -113,7 +113,7 @@ Test(numeric, the_ends_of_the_range) {
     cr_assert_eq(stored(FATTN_BF16, 3.3961775292304957e38), 0x7f80, "halfway to 2^128");
 }
 
-/* A NaN whose payload lies in the bits that are dropped must not become an infinity. */
+/* A NaN whose payload is in the dropped bits must not become an infinity. */
 Test(numeric, nan_stays_nan) {
     for (uint32_t payload = 1; payload < 0x800000; payload = payload * 2 + 1)
         for (int sign = 0; sign < 2; ++sign) {

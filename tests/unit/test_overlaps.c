@@ -1,5 +1,5 @@
-/* Outputs, workspace and saved that share memory with something else of the call: refused where addresses
-   prove it, never where they do not. */
+/* Outputs, workspace and saved that share memory with another tensor of the call are rejected exactly when
+   addresses prove it. */
 #include "core/attention/kernel.h"
 
 #include <criterion/criterion.h>
@@ -12,7 +12,7 @@ enum { B = 2, HQ = 4, HKV = 2, SQ = 6, SK = 8, D = 8, ROOM = 1 << 18, PLACES = 2
 enum { WORKSPACE = 21, SAVED = 22 };
 
 static fattn_ctx *ctx;
-static char *memory; /* a place of ROOM bytes for each tensor, workspace and saved */
+static char *memory; /* ROOM bytes for each tensor, workspace and saved */
 
 static void set_up(void) {
     const fattn_ctx_options o = {.struct_size = sizeof o, .cpu_threads = 1};
@@ -101,7 +101,7 @@ static bool is_used(int n, bool forward, bool packed, bool saves) {
 }
 
 /* Each result at the first element of each other tensor, in every dtype and algorithm. */
-Test(overlaps, one_place_for_two_is_refused) {
+Test(overlaps, one_place_for_two_is_rejected) {
     static const fattn_dtype types[] = {FATTN_F64, FATTN_F32, FATTN_F16, FATTN_BF16};
     for (int n = 0; n < 4 * 2 * 2 * 4; ++n) {
         const fattn_dtype dtype = types[n % 4];
@@ -144,7 +144,7 @@ static fattn_tensor part_of(void *data, int64_t H, int64_t S, int64_t parts, int
     return t;
 }
 
-/* Ranges cross; no element is shared. */
+/* Address ranges intersect, but no element is shared. */
 Test(overlaps, slices_of_one_buffer_are_fine) {
     for (int layout = 0; layout < 3; ++layout) {
         call c;
@@ -194,9 +194,9 @@ static int64_t roll(int64_t n) {
     return (int64_t)(state >> 33) % n;
 }
 
-Test(overlaps, what_is_refused_shares_an_element) {
+Test(overlaps, what_is_rejected_shares_an_element) {
     enum { CELLS = 400 };
-    int refused = 0, missed = 0, fine = 0;
+    int rejected = 0, missed = 0, fine = 0;
     for (int n = 0; n < 30000; ++n) {
         fattni_problem p = {.pass = FATTNI_FWD};
         fattni_array *const both[2] = {&p.o, &p.q};
@@ -242,13 +242,13 @@ Test(overlaps, what_is_refused_shares_an_element) {
         const bool proven = fattni_check_overlaps(ctx, &p, 0, 0) != FATTN_OK;
         cr_assert(!proven || shares, "call %d: nothing is shared, but: %s", n, fattn_ctx_error(ctx));
         const bool nests = dense && shares;
-        refused += proven, fine += !shares, missed += nests && !proven;
+        rejected += proven, fine += !shares, missed += nests && !proven;
     }
-    /* Overlapping windows may be dense without nesting; all others are seen. */
-    printf("%d refused, %d fine, %d dense and missed\n", refused, fine, missed);
-    cr_assert_gt(refused, 1500);
+    /* Tensors with overlapping windows may be dense without nesting; all others are detected. */
+    printf("%d rejected, %d fine, %d dense and missed\n", rejected, fine, missed);
+    cr_assert_gt(rejected, 1500);
     cr_assert_gt(fine, 3000);
-    cr_assert_lt(missed, refused / 100);
+    cr_assert_lt(missed, rejected / 100);
 }
 
 Test(overlaps, flags_that_add_change_nothing) {
@@ -265,7 +265,7 @@ Test(overlaps, flags_that_add_change_nothing) {
     cr_assert(strstr(fattn_ctx_error(ctx), "workspace and"), "%s", fattn_ctx_error(ctx));
 }
 
-/* More room than a kernel needs may be said to reach anywhere. */
+/* Only the bytes that a kernel needs are checked, not all of workspace_bytes. */
 Test(overlaps, only_what_is_needed_of_the_workspace_counts) {
     call c;
     fill(&c, FATTN_F32, FATTN_ALGO_AUTO, false);

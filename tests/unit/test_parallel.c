@@ -1,4 +1,4 @@
-/* Numbered tasks: each runs once, on a thread that exists, whatever surrounds the call. */
+/* Numbered tasks: each runs once, on a valid thread number, also in nested calls. */
 #include "core/base/internal.h"
 
 #include <criterion/criterion.h>
@@ -41,7 +41,7 @@ static void expect_runs(const record *r, int64_t count, int times) {
     for (int64_t task = 0; task < MOST; ++task)
         cr_assert_eq(r->runs[task], task < count ? times : 0, "task %lld", (long long)task);
     cr_assert_eq(r->bad_thread, 0);
-    cr_assert_eq(r->bad_team, 0, "a BLAS inside a task would start threads of its own");
+    cr_assert_eq(r->bad_team, 0, "a BLAS inside a task would start its own threads");
 }
 
 Test(parallel, every_task_runs_once) {

@@ -1,4 +1,4 @@
-/* Philox4x32-10 against its published vectors and the paper; the dropout map against its text. */
+/* Philox4x32-10 against its published vectors and the paper; the dropout mask against its specification. */
 #include "core/tensor/philox.h"
 
 #include <criterion/criterion.h>
@@ -53,7 +53,7 @@ Test(philox, ten_rounds_of_the_paper) {
     }
 }
 
-/* The words and the lane as the public contract states them, in its own arithmetic. */
+/* The words and the lane by the public specification, implemented separately. */
 static uint32_t draw_by_hand(uint64_t seed, uint32_t stream, uint32_t step, uint32_t plane,
                              uint64_t i, uint64_t j) {
     const fattni_block counter = {{(uint32_t)(j / 16 * 4 + j % 8 / 2),

@@ -1,10 +1,10 @@
-/* What a query says suffices for the call, on the CPU; tests/cuda/host_side.c asks the same of a GPU. */
+/* The sizes of a query suffice for the call, on the CPU; tests/cuda/host_side.c tests the same for a GPU. */
 #include "attention.h"
 #include "plans.h"
 
 #include <criterion/criterion.h>
 
-Test(plan, bytes_do_not_depend_on_places_or_d_o, .timeout = 120) {
+Test(plan, sizes_do_not_depend_on_addresses_or_d_o, .timeout = 120) {
     static const struct { int threads, isa; } ways[] = {
         {1, FATTNI_ISA_AVX512}, {4, FATTNI_ISA_BASELINE}, {16, FATTNI_ISA_AVX512}};
     for (int n = 0; n < 3; ++n) {

@@ -1,4 +1,4 @@
-/* Validation of attention calls: every sentence of core/attention/problem.c, and what a good call becomes. */
+/* Validation of attention calls: every error message of core/attention/problem.c, and the problem of a valid call. */
 #include "core/attention/kernel.h"
 
 #include <criterion/criterion.h>
@@ -8,7 +8,7 @@
 
 enum { B = 2, HQ = 4, HKV = 2, SQ = 5, SK = 7, D = 8, DV = 6 };
 
-/* A complete, valid call, of which a test spoils one thing. */
+/* A complete, valid call, of which a test changes one field. */
 typedef struct call {
     fattn_attention_params p;
     fattn_attention_io io;
@@ -66,9 +66,9 @@ static void pack(call *c) {
     c->io.cu_seqlens_q = &c->cu_q, c->io.cu_seqlens_k = &c->cu_k;
 }
 
-/* The last arguments spoil call c. It must be refused with the status and a sentence that contains
-   `says`, by backward and by validation alone, and leave the problem alone. */
-#define REFUSED(status, says, ...)                                                                 \
+/* The last arguments make call c invalid. It must be rejected with the status and an error message that contains
+   `says`, by backward and by validation alone, without a change of the problem. */
+#define REJECTED(status, says, ...)                                                                 \
     do {                                                                                           \
         call c;                                                                                    \
         fill(&c);                                                                                  \
@@ -106,15 +106,15 @@ Test(problem, the_valid_calls_are_valid) {
 }
 
 Test(problem, structs) {
-    REFUSED(FATTN_E_ABI, "fattn_attention_params: struct_size is 0", c.p.struct_size = 0);
-    REFUSED(FATTN_E_ABI, "fattn_attention_io: struct_size is 0", c.io.struct_size = 0);
-    REFUSED(FATTN_E_ABI, "fattn_attention_params: struct_size 20 is the size of no version",
+    REJECTED(FATTN_E_ABI, "fattn_attention_params: struct_size is 0", c.p.struct_size = 0);
+    REJECTED(FATTN_E_ABI, "fattn_attention_io: struct_size is 0", c.io.struct_size = 0);
+    REJECTED(FATTN_E_ABI, "fattn_attention_params: struct_size 20 is not the size of any version",
             c.p.struct_size = 20);
-    REFUSED(FATTN_E_ABI, "fattn_attention_io: struct_size 12 is the size of no version",
+    REJECTED(FATTN_E_ABI, "fattn_attention_io: struct_size 12 is not the size of any version",
             c.io.struct_size = 12); /* half of a pointer */
-    REFUSED(FATTN_E_ARG, "io: a reserved field", c.io.reserved = 1);
-    REFUSED(FATTN_E_ARG, "params: a reserved field", c.p.reserved = 1);
-    REFUSED(FATTN_E_ARG, "params: a reserved field", c.p.rng.reserved = 1);
+    REJECTED(FATTN_E_ARG, "io: a reserved field", c.io.reserved = 1);
+    REJECTED(FATTN_E_ARG, "params: a reserved field", c.p.reserved = 1);
+    REJECTED(FATTN_E_ARG, "params: a reserved field", c.p.rng.reserved = 1);
     cr_assert_eq(fattn_attention_fwd(ctx, NULL, NULL), FATTN_E_ARG);
     cr_assert_str_eq(fattn_ctx_error(ctx), "io: NULL");
     cr_assert_eq(fattn_attention_fwd(NULL, NULL, NULL), FATTN_E_ARG);
@@ -142,34 +142,34 @@ Test(problem, structs_grow) {
 }
 
 Test(problem, params) {
-    REFUSED(FATTN_E_ARG, "unknown bits 0x80000040", c.p.flags = FATTN_CAUSAL | 1u << 31 | 1u << 6);
-    REFUSED(FATTN_E_ARG, "exclude each other", c.p.flags = FATTN_CAUSAL | FATTN_CAUSAL_TOP_LEFT);
-    REFUSED(FATTN_E_ARG, "algorithm: -1 is not in 0..3", c.p.algorithm = -1);
-    REFUSED(FATTN_E_ARG, "algorithm: 4 is not in 0..3", c.p.algorithm = 4);
-    REFUSED(FATTN_E_ARG, "scale: -0.5", c.p.scale = -0.5f);
-    REFUSED(FATTN_E_ARG, "scale: inf", c.p.scale = INFINITY);
-    REFUSED(FATTN_E_ARG, "scale: nan", c.p.scale = NAN);
-    REFUSED(FATTN_E_ARG, "softcap: -30", c.p.softcap = -30);
-    REFUSED(FATTN_E_ARG, "softcap: inf", c.p.softcap = INFINITY);
-    REFUSED(FATTN_E_ARG, "softcap: nan", c.p.softcap = NAN);
-    REFUSED(FATTN_E_ARG, "dropout_p: 1 is not in [0, 1)", c.p.dropout_p = 1);
-    REFUSED(FATTN_E_ARG, "dropout_p: -0.1", c.p.dropout_p = -0.1f);
-    REFUSED(FATTN_E_ARG, "dropout_p: nan", c.p.dropout_p = NAN);
-    REFUSED(FATTN_E_ARG, "1e-06 rounds to 0/65536", c.p.dropout_p = 1e-6f);
-    REFUSED(FATTN_E_ARG, "rounds to 65536/65536", c.p.dropout_p = 0.99999994f);
-    REFUSED(FATTN_E_ARG, "q_pos0 -1, k_pos0 0", c.p.q_pos0 = -1);
-    REFUSED(FATTN_E_ARG, "q_pos0 0, k_pos0 -9", c.p.k_pos0 = -9);
-    REFUSED(FATTN_E_ARG, "q_pos0 536870913, k_pos0 0: not in 0..2^29", c.p.q_pos0 = (1 << 29) + 1);
-    REFUSED(FATTN_E_ARG, "q_pos0 0, k_pos0 536870913: not in 0..2^29", c.p.k_pos0 = (1 << 29) + 1);
-    REFUSED(FATTN_E_ARG, "k_pos0 9223372036854775807", c.p.k_pos0 = INT64_MAX);
-    REFUSED(FATTN_E_ARG, "rng_batch0 -1, rng_head0 0, rng_heads 0", c.p.rng_batch0 = -1);
-    REFUSED(FATTN_E_ARG, "rng_batch0 0, rng_head0 -2, rng_heads 0", c.p.rng_head0 = -2);
-    REFUSED(FATTN_E_ARG, "rng_batch0 0, rng_head0 0, rng_heads -3", c.p.rng_heads = -3);
-    REFUSED(FATTN_E_ARG, "rng_head0 3 + Hq 4 is more than rng_heads 6",
+    REJECTED(FATTN_E_ARG, "unknown bits 0x80000040", c.p.flags = FATTN_CAUSAL | 1u << 31 | 1u << 6);
+    REJECTED(FATTN_E_ARG, "exclude each other", c.p.flags = FATTN_CAUSAL | FATTN_CAUSAL_TOP_LEFT);
+    REJECTED(FATTN_E_ARG, "algorithm: -1 is not in 0..3", c.p.algorithm = -1);
+    REJECTED(FATTN_E_ARG, "algorithm: 4 is not in 0..3", c.p.algorithm = 4);
+    REJECTED(FATTN_E_ARG, "scale: -0.5", c.p.scale = -0.5f);
+    REJECTED(FATTN_E_ARG, "scale: inf", c.p.scale = INFINITY);
+    REJECTED(FATTN_E_ARG, "scale: nan", c.p.scale = NAN);
+    REJECTED(FATTN_E_ARG, "softcap: -30", c.p.softcap = -30);
+    REJECTED(FATTN_E_ARG, "softcap: inf", c.p.softcap = INFINITY);
+    REJECTED(FATTN_E_ARG, "softcap: nan", c.p.softcap = NAN);
+    REJECTED(FATTN_E_ARG, "dropout_p: 1 is not in [0, 1)", c.p.dropout_p = 1);
+    REJECTED(FATTN_E_ARG, "dropout_p: -0.1", c.p.dropout_p = -0.1f);
+    REJECTED(FATTN_E_ARG, "dropout_p: nan", c.p.dropout_p = NAN);
+    REJECTED(FATTN_E_ARG, "1e-06 rounds to 0/65536", c.p.dropout_p = 1e-6f);
+    REJECTED(FATTN_E_ARG, "rounds to 65536/65536", c.p.dropout_p = 0.99999994f);
+    REJECTED(FATTN_E_ARG, "q_pos0 -1, k_pos0 0", c.p.q_pos0 = -1);
+    REJECTED(FATTN_E_ARG, "q_pos0 0, k_pos0 -9", c.p.k_pos0 = -9);
+    REJECTED(FATTN_E_ARG, "q_pos0 536870913, k_pos0 0: not in 0..2^29", c.p.q_pos0 = (1 << 29) + 1);
+    REJECTED(FATTN_E_ARG, "q_pos0 0, k_pos0 536870913: not in 0..2^29", c.p.k_pos0 = (1 << 29) + 1);
+    REJECTED(FATTN_E_ARG, "k_pos0 9223372036854775807", c.p.k_pos0 = INT64_MAX);
+    REJECTED(FATTN_E_ARG, "rng_batch0 -1, rng_head0 0, rng_heads 0", c.p.rng_batch0 = -1);
+    REJECTED(FATTN_E_ARG, "rng_batch0 0, rng_head0 -2, rng_heads 0", c.p.rng_head0 = -2);
+    REJECTED(FATTN_E_ARG, "rng_batch0 0, rng_head0 0, rng_heads -3", c.p.rng_heads = -3);
+    REJECTED(FATTN_E_ARG, "rng_head0 3 + Hq 4 is more than rng_heads 6",
             (c.p.dropout_p = 0.5f, c.p.rng_head0 = 3, c.p.rng_heads = 6));
 }
 
-Test(problem, what_params_become) {
+Test(problem, params_of_the_problem) {
     ACCEPTED(plain, FATTNI_BWD, (void)c);
     cr_assert(plain.scale == 1 / sqrt(D) && plain.softcap == 0 && plain.drop_T == 0);
     cr_assert(plain.keep_scale == 1 && plain.rng_heads == HQ && plain.group == HQ / HKV);
@@ -199,43 +199,43 @@ Test(problem, a_deterministic_context_makes_every_call_so) {
 }
 
 Test(problem, required_tensors) {
-    REFUSED(FATTN_E_ARG, "q: NULL", c.io.q = NULL);
-    REFUSED(FATTN_E_ARG, "k: NULL", c.io.k = NULL);
-    REFUSED(FATTN_E_ARG, "v: NULL", c.io.v = NULL);
-    REFUSED(FATTN_E_ARG, "o: NULL", c.io.o = NULL);
-    REFUSED(FATTN_E_ARG, "lse: NULL", c.io.lse = NULL);
-    REFUSED(FATTN_E_ARG, "d_o: NULL", c.io.d_o = NULL);
+    REJECTED(FATTN_E_ARG, "q: NULL", c.io.q = NULL);
+    REJECTED(FATTN_E_ARG, "k: NULL", c.io.k = NULL);
+    REJECTED(FATTN_E_ARG, "v: NULL", c.io.v = NULL);
+    REJECTED(FATTN_E_ARG, "o: NULL", c.io.o = NULL);
+    REJECTED(FATTN_E_ARG, "lse: NULL", c.io.lse = NULL);
+    REJECTED(FATTN_E_ARG, "d_o: NULL", c.io.d_o = NULL);
     ACCEPTED(forward, FATTNI_FWD, c.io.d_o = NULL);
     cr_assert(!forward.d_o.present && !forward.dq.present);
 }
 
 Test(problem, sizes_of_q_k_v) {
-    REFUSED(FATTN_E_SHAPE, "q: has 3 dimensions, wants 4", c.q.ndim = 3);
-    REFUSED(FATTN_E_SHAPE, "v: has 5 dimensions, wants 4", (c.v.ndim = 5, c.v.shape[4] = 1));
-    REFUSED(FATTN_E_DTYPE, "q: dtype i32 is not a float type", c.q.dtype = FATTN_I32);
-    REFUSED(FATTN_E_DTYPE, "k is f64, but q is f32", c.k.dtype = FATTN_F64);
-    REFUSED(FATTN_E_DTYPE, "v is bf16, but q is f32", c.v.dtype = FATTN_BF16);
-    REFUSED(FATTN_E_SHAPE, "k: Sk=7 but v: Sk=6", c.v.shape[2] = 6);
-    REFUSED(FATTN_E_SHAPE, "q: D=8 but k: D=4", c.k.shape[3] = 4);
-    REFUSED(FATTN_E_SHAPE, "k is [2,1,7,8], v is [2,2,7,6], q has B=2", c.k.shape[1] = 1);
-    REFUSED(FATTN_E_SHAPE, "k is [1,2,7,8], v is [2,2,7,6], q has B=2", c.k.shape[0] = 1);
-    REFUSED(FATTN_E_SHAPE, "q has 3 heads, k has 2", c.q.shape[1] = 3);
-    REFUSED(FATTN_E_SHAPE, "q has 0 heads, k has 2", c.q.shape[1] = 0);
-    REFUSED(FATTN_E_SHAPE, "q has 4 heads, k has 0", c.k.shape[1] = c.v.shape[1] = 0);
-    REFUSED(FATTN_E_SHAPE, "D=0, Dv=6 are not in 1..256", c.q.shape[3] = c.k.shape[3] = 0);
-    REFUSED(FATTN_E_SHAPE, "D=8, Dv=257 are not in 1..256", c.v.shape[3] = 257);
+    REJECTED(FATTN_E_SHAPE, "q: has 3 dimensions, must have 4", c.q.ndim = 3);
+    REJECTED(FATTN_E_SHAPE, "v: has 5 dimensions, must have 4", (c.v.ndim = 5, c.v.shape[4] = 1));
+    REJECTED(FATTN_E_DTYPE, "q: dtype i32 is not a float type", c.q.dtype = FATTN_I32);
+    REJECTED(FATTN_E_DTYPE, "k is f64, but q is f32", c.k.dtype = FATTN_F64);
+    REJECTED(FATTN_E_DTYPE, "v is bf16, but q is f32", c.v.dtype = FATTN_BF16);
+    REJECTED(FATTN_E_SHAPE, "k: Sk=7 but v: Sk=6", c.v.shape[2] = 6);
+    REJECTED(FATTN_E_SHAPE, "q: D=8 but k: D=4", c.k.shape[3] = 4);
+    REJECTED(FATTN_E_SHAPE, "k is [2,1,7,8], v is [2,2,7,6], q has B=2", c.k.shape[1] = 1);
+    REJECTED(FATTN_E_SHAPE, "k is [1,2,7,8], v is [2,2,7,6], q has B=2", c.k.shape[0] = 1);
+    REJECTED(FATTN_E_SHAPE, "q has 3 heads, k has 2", c.q.shape[1] = 3);
+    REJECTED(FATTN_E_SHAPE, "q has 0 heads, k has 2", c.q.shape[1] = 0);
+    REJECTED(FATTN_E_SHAPE, "q has 4 heads, k has 0", c.k.shape[1] = c.v.shape[1] = 0);
+    REJECTED(FATTN_E_SHAPE, "D=0, Dv=6 are not in 1..256", c.q.shape[3] = c.k.shape[3] = 0);
+    REJECTED(FATTN_E_SHAPE, "D=8, Dv=257 are not in 1..256", c.v.shape[3] = 257);
     ACCEPTED(last, FATTNI_BWD, c.p.q_pos0 = c.p.k_pos0 = 1 << 29);
     cr_assert_eq(last.q_pos0, 1 << 29);
     const int64_t most = INT32_MAX - 1 - (1 << 29); /* of rows, then */
-    REFUSED(FATTN_E_SHAPE, "Sq=1610612735, Sk=7 with positions", {
+    REJECTED(FATTN_E_SHAPE, "Sq=1610612735, Sk=7 with positions", {
         c.q.shape[2] = most + 1, c.q.stride[2] = 0;
         c.p.q_pos0 = 1 << 29;
     });
-    REFUSED(FATTN_E_SHAPE, "Sq=5, Sk=1610612735 with positions", {
+    REJECTED(FATTN_E_SHAPE, "Sq=5, Sk=1610612735 with positions", {
         c.k.shape[2] = c.v.shape[2] = most + 1, c.k.stride[2] = c.v.stride[2] = 0;
         c.p.k_pos0 = 1 << 29;
     });
-    REFUSED(FATTN_E_SHAPE, "o: [2,4,5,6], but dimension 2 must be 1610612734", {
+    REJECTED(FATTN_E_SHAPE, "o: [2,4,5,6], but dimension 2 must be 1610612734", {
         c.q.shape[2] = most, c.q.stride[2] = 0;
         c.p.q_pos0 = 1 << 29;
     });
@@ -267,36 +267,35 @@ Test(problem, every_tensor_is_checked) {
             fattni_problem p;
             const fattn_status s = fattni_problem_init(ctx, &c.p, &c.io, FATTNI_BWD, true, &p);
             cr_assert_eq(s, want, "%s, fault %d: %s", names[n], fault, fattn_ctx_error(ctx));
-            /* A longer cu_seqlens_q means more sequences: then the bias is the one that is wrong.
-             */
+            /* A longer cu_seqlens_q means more sequences: then the bias has the wrong shape. */
             const char *const named = n == 19 && fault == 3 ? "bias" : names[n];
             cr_assert(strstr(fattn_ctx_error(ctx), named), "%s", fattn_ctx_error(ctx));
-            /* Forward does not look at what only backward uses. */
+            /* Forward does not check tensors that only backward uses. */
             const fattn_status f = fattni_problem_init(ctx, &c.p, &c.io, FATTNI_FWD, true, &p);
             cr_assert_eq(f, n >= FIRST_BACKWARD && n < 19 ? FATTN_OK : want, "%s", names[n]);
         }
 }
 
-Test(problem, sentences_about_one_tensor) {
-    REFUSED(FATTN_E_SHAPE, "o: has 3 dimensions [2,4,5], wants 4", c.o.ndim = 3);
-    REFUSED(FATTN_E_SHAPE, "lse: [2,4,6], but dimension 2 must be 5", c.lse.shape[2] = 6);
-    REFUSED(FATTN_E_SHAPE, "bias: [2,3,5,7], but dimension 1 must be 4", c.bias.shape[1] = 3);
-    REFUSED(FATTN_E_DTYPE, "alibi: dtype f64", c.alibi.dtype = FATTN_F64);
-    REFUSED(FATTN_E_SHAPE, "o: stride[1] is 0", c.o.stride[1] = 0);
-    REFUSED(FATTN_E_SHAPE, "lse: stride[2] is 0", c.lse.stride[2] = 0);
-    REFUSED(FATTN_E_SHAPE, "dk: stride[0] is 0", c.dk.stride[0] = 0);
-    REFUSED(FATTN_E_SHAPE, "d_sink: stride[0] is 0", c.d_sink.stride[0] = 0);
-    REFUSED(FATTN_E_SHAPE, "q: stride[3] is 2", (c.q.shape[2] = 3, c.q.stride[3] = 2));
-    REFUSED(FATTN_E_SHAPE, "d_o: stride[3] is 0", c.d_o.stride[3] = 0);
-    REFUSED(FATTN_E_DTYPE, "f16 cannot hold a partial result", {
+Test(problem, messages_about_one_tensor) {
+    REJECTED(FATTN_E_SHAPE, "o: has 3 dimensions [2,4,5], must have 4", c.o.ndim = 3);
+    REJECTED(FATTN_E_SHAPE, "lse: [2,4,6], but dimension 2 must be 5", c.lse.shape[2] = 6);
+    REJECTED(FATTN_E_SHAPE, "bias: [2,3,5,7], but dimension 1 must be 4", c.bias.shape[1] = 3);
+    REJECTED(FATTN_E_DTYPE, "alibi: dtype f64", c.alibi.dtype = FATTN_F64);
+    REJECTED(FATTN_E_SHAPE, "o: stride[1] is 0", c.o.stride[1] = 0);
+    REJECTED(FATTN_E_SHAPE, "lse: stride[2] is 0", c.lse.stride[2] = 0);
+    REJECTED(FATTN_E_SHAPE, "dk: stride[0] is 0", c.dk.stride[0] = 0);
+    REJECTED(FATTN_E_SHAPE, "d_sink: stride[0] is 0", c.d_sink.stride[0] = 0);
+    REJECTED(FATTN_E_SHAPE, "q: stride[3] is 2", (c.q.shape[2] = 3, c.q.stride[3] = 2));
+    REJECTED(FATTN_E_SHAPE, "d_o: stride[3] is 0", c.d_o.stride[3] = 0);
+    REJECTED(FATTN_E_DTYPE, "f16 cannot hold a partial result", {
         c.q.dtype = c.k.dtype = c.v.dtype = c.o.dtype = FATTN_F16;
         c.p.flags = FATTN_MERGE;
     });
-    REFUSED(FATTN_E_ARG, "d_bias: given without bias", c.io.bias = NULL);
-    REFUSED(FATTN_E_ARG, "d_sink: given without sink", c.io.sink = NULL);
-    REFUSED(FATTN_E_SHAPE, "d_bias: dimension 0 does not broadcast, but bias's does",
+    REJECTED(FATTN_E_ARG, "d_bias: given without bias", c.io.bias = NULL);
+    REJECTED(FATTN_E_ARG, "d_sink: given without sink", c.io.sink = NULL);
+    REJECTED(FATTN_E_SHAPE, "d_bias: dimension 0 does not broadcast, but bias's does",
             c.bias.shape[0] = 1);
-    REFUSED(FATTN_E_SHAPE, "d_bias: dimension 2 broadcasts, but bias's does not",
+    REJECTED(FATTN_E_SHAPE, "d_bias: dimension 2 broadcasts, but bias's does not",
             c.d_bias.stride[2] = 0);
 }
 
@@ -329,50 +328,50 @@ Test(problem, dtypes_that_go_together) {
 }
 
 Test(problem, lengths) {
-    REFUSED(FATTN_E_ARG, "cu_seqlens_q and cu_seqlens_k go together", {
+    REJECTED(FATTN_E_ARG, "cu_seqlens_q and cu_seqlens_k: only one is given", {
         pack(&c);
         c.io.cu_seqlens_k = NULL;
     });
-    REFUSED(FATTN_E_ARG, "cu_seqlens (packed) and seqlens (padded) exclude", {
+    REJECTED(FATTN_E_ARG, "cu_seqlens (packed) and seqlens (padded) exclude", {
         pack(&c);
         c.io.seqlens_q = &c.seqlens_q;
     });
-    REFUSED(FATTN_E_SHAPE, "packed: q is [2,4,5,8] and cu_seqlens_q [4]", {
+    REJECTED(FATTN_E_SHAPE, "packed: q is [2,4,5,8] and cu_seqlens_q [4]", {
         pack(&c);
         c.q.shape[0] = c.k.shape[0] = c.v.shape[0] = 2;
     });
-    REFUSED(FATTN_E_SHAPE, "cu_seqlens_q [0]", {
+    REJECTED(FATTN_E_SHAPE, "cu_seqlens_q [0]", {
         pack(&c);
         c.cu_q.shape[0] = 0;
     });
-    REFUSED(FATTN_E_ARG, "max_seqlen_q -1, max_seqlen_k 4", {
+    REJECTED(FATTN_E_ARG, "max_seqlen_q -1, max_seqlen_k 4", {
         pack(&c);
         c.p.max_seqlen_q = -1;
     });
-    REFUSED(FATTN_E_ARG, "max_seqlen_q 4, max_seqlen_k -2", {
+    REJECTED(FATTN_E_ARG, "max_seqlen_q 4, max_seqlen_k -2", {
         pack(&c);
         c.p.max_seqlen_k = -2;
     });
-    REFUSED(FATTN_E_ARG, "max_seqlen_q 2147483648, max_seqlen_k 4: not in 0..2^31-1", {
+    REJECTED(FATTN_E_ARG, "max_seqlen_q 2147483648, max_seqlen_k 4: not in 0..2^31-1", {
         pack(&c);
         c.p.max_seqlen_q = (int64_t)1 << 31;
     });
     int32_t bad[4] = {0, 2, 2, 6};
-    REFUSED(FATTN_E_ARG, "cu_seqlens_q runs from 0 to 6, the buffer has 5 rows", {
+    REJECTED(FATTN_E_ARG, "cu_seqlens_q runs from 0 to 6, the buffer has 5 rows", {
         pack(&c);
         c.cu_q.data = bad;
     });
     bad[0] = -1, bad[3] = 5;
-    REFUSED(FATTN_E_ARG, "cu_seqlens_k runs from -1 to 5, the buffer has 7 rows", {
+    REJECTED(FATTN_E_ARG, "cu_seqlens_k runs from -1 to 5, the buffer has 7 rows", {
         pack(&c);
         c.cu_k.data = bad;
     });
     bad[0] = 0, bad[1] = 3;
-    REFUSED(FATTN_E_ARG, "cu_seqlens_q: sequence 1 has length -1, not in 0..4 (max_seqlen_q)", {
+    REJECTED(FATTN_E_ARG, "cu_seqlens_q: sequence 1 has length -1, not in 0..4 (max_seqlen_q)", {
         pack(&c);
         c.cu_q.data = bad;
     });
-    REFUSED(FATTN_E_ARG, "cu_seqlens_k: sequence 2 has length 3, not in 0..2 (max_seqlen_k)", {
+    REJECTED(FATTN_E_ARG, "cu_seqlens_k: sequence 2 has length 3, not in 0..2 (max_seqlen_k)", {
         pack(&c);
         c.p.max_seqlen_k = 2;
         bad[0] = 0, bad[1] = 2, bad[2] = 2, bad[3] = 5;
@@ -380,20 +379,20 @@ Test(problem, lengths) {
         c.cu_k.data = bad;
     });
     int32_t negative[B] = {SQ, -1}, large[B] = {SK + 1, 0};
-    REFUSED(FATTN_E_ARG, "seqlens_q[1] = -1 is not in 0..5", {
+    REJECTED(FATTN_E_ARG, "seqlens_q[1] = -1 is not in 0..5", {
         pad(&c);
         c.seqlens_q.data = negative;
     });
-    REFUSED(FATTN_E_ARG, "seqlens_k[0] = 8 is not in 0..7", {
+    REJECTED(FATTN_E_ARG, "seqlens_k[0] = 8 is not in 0..7", {
         pad(&c);
         c.seqlens_k.data = large;
     });
 }
 
-/* No element exists, so no tensor is too large by itself. */
+/* The tensors are empty, so none is too large by itself. */
 Test(problem, more_heads_than_can_be_counted) {
     for (int batch = 40; batch <= 61; batch += 21)
-        REFUSED(FATTN_E_SHAPE, "more than 2^48 rows", {
+        REJECTED(FATTN_E_SHAPE, "more than 2^48 rows", {
             fattn_tensor *const all[] = {&c.q, &c.k, &c.v};
             for (int n = 0; n < 3; ++n) {
                 all[n]->shape[0] = (int64_t)1 << batch;
@@ -402,17 +401,17 @@ Test(problem, more_heads_than_can_be_counted) {
             }
         });
     const int64_t heads[] = {INT64_MAX, (int64_t)1 << 62, (int64_t)1 << 46};
-    for (int h = 0; h < 3; ++h) /* of no batch: plans still multiply heads and rows */
-        REFUSED(FATTN_E_SHAPE, "more than 2^48 rows", {
+    for (int h = 0; h < 3; ++h) /* with batch 0 plans still multiply heads and rows */
+        REJECTED(FATTN_E_SHAPE, "more than 2^48 rows", {
             fattn_tensor *const all[] = {&c.q, &c.k, &c.v};
             for (int n = 0; n < 3; ++n) all[n]->shape[0] = 0, all[n]->shape[1] = heads[h];
             c.p.dropout_p = 0.5f, c.p.rng_head0 = 7;
         });
 }
 
-/* Of a packed buffer the heads count, too. */
+/* The heads of a packed buffer are counted, too. */
 Test(problem, more_rows_of_a_packed_buffer_than_can_be_counted) {
-    REFUSED(FATTN_E_SHAPE, "sequences of 4 in buffers of 562949953421312: more than 2^48 rows", {
+    REJECTED(FATTN_E_SHAPE, "sequences of 4 in buffers of 562949953421312: more than 2^48 rows", {
         pack(&c);
         c.q.shape[1] = c.k.shape[1] = c.v.shape[1] = 1;
         c.q.shape[2] = (int64_t)1 << 49;
@@ -420,19 +419,18 @@ Test(problem, more_rows_of_a_packed_buffer_than_can_be_counted) {
     });
 }
 
-/* max_seqlen is a bound; one that is larger than the whole buffer still shapes the bias. */
+/* max_seqlen is a bound; even if it is larger than the buffer it determines the bias's shape. */
 Test(problem, a_generous_max_seqlen) {
     ACCEPTED(p, FATTNI_BWD, {
         pack(&c);
         c.p.max_seqlen_q = 9, c.p.max_seqlen_k = 8;
         c.bias = c.d_bias = tensor(4, 3, HQ, 9, 8);
     });
-    cr_assert(p.Sq == SQ && p.Sk == SK, "planned for what the buffer holds");
+    cr_assert(p.Sq == SQ && p.Sk == SK, "planned for the rows of the buffer");
     cr_assert_eq(p.bias.s[1], 72);
 }
 
-/* A query reads no tensor, plans for all gradients when none is named, and needs no backward
-   tensors. */
+/* A query reads no tensor, plans for all gradients when none is given, and needs no backward tensors. */
 Test(problem, queries) {
     call c;
     fill(&c);
@@ -454,7 +452,7 @@ Test(problem, strides_are_normalised) {
         c.q.shape[0] = c.k.shape[0] = c.v.shape[0] = c.o.shape[0] = c.lse.shape[0] = 1;
         c.d_o.shape[0] = c.d_lse.shape[0] = c.delta.shape[0] = 1;
         c.dq.shape[0] = c.dk.shape[0] = c.dv.shape[0] = c.bias.shape[0] = c.d_bias.shape[0] = 1;
-        c.q.stride[0] = c.o.stride[0] = 123456789; /* never walked */
+        c.q.stride[0] = c.o.stride[0] = 123456789; /* not used, one element */
         c.bias.shape[2] = c.d_bias.shape[2] = 1;   /* broadcasts */
         c.d_o.stride[1] = 0;
     });
@@ -467,7 +465,7 @@ Test(problem, strides_are_normalised) {
     cr_assert_eq(one.q.s[3], 1, "a head dimension of one element is contiguous");
 }
 
-/* Which keys a row sees, from the definition in positions (numerics, section 1, line 4). */
+/* Whether a row sees a key, from the definition by positions. */
 static bool visible(const fattni_problem *p, int64_t Sq, int64_t Sk, int64_t i, int64_t j) {
     const int64_t at_i = i + p->q_pos0, at_j = j + p->k_pos0;
     const int64_t off = p->flags & FATTN_CAUSAL_TOP_LEFT ? 0 : Sk - Sq;

@@ -1,4 +1,4 @@
-/* Tensors: views, allocation, copy between all dtypes and strides, normal numbers, refusals. */
+/* Tensors: views, allocation, copy between all dtypes and strides, normal numbers, errors. */
 #include "core/tensor/numeric.h"
 #include "core/tensor/philox.h"
 
@@ -70,7 +70,7 @@ Test(tensor, permute_and_slice_move_no_data) {
               "one past the end at most");
 }
 
-/* Heads of a packed [B,S,3,H,D] projection, the way attention takes them. */
+/* Heads of a packed [B,S,3,H,D] projection as inputs of attention. */
 Test(tensor, a_packed_projection_is_sliced_and_permuted) {
     enum { B = 2, S = 3, H = 2, D = 4 };
     float data[B][S][3][H][D];
@@ -107,9 +107,9 @@ Test(tensor, alloc_gives_aligned_counted_memory) {
     fattn_tensor_free(ctx, &t);
 }
 
-/* Small integers: every dtype holds them, so every pair must agree exactly. */
+/* Small integers are exact in every dtype, so every pair must agree exactly. */
 Test(tensor, copy_between_all_dtypes_and_strides) {
-    enum { A = 3, B = 5, C = 300 }; /* 4500 rows when C is in front: several tasks */
+    enum { A = 3, B = 5, C = 300 }; /* 4500 rows when C comes first: several tasks */
     static const int orders[][3] = {{0, 1, 2}, {2, 1, 0}, {1, 2, 0}};
     for (int from = 0; from < DTYPES; ++from)
         for (int to = 0; to < DTYPES; ++to)
@@ -172,7 +172,7 @@ Test(tensor, copy_broadcasts_its_source_and_takes_scalars_and_nothing) {
     cr_assert_eq(fattn_tensor_copy(ctx, &empty, &empty), FATTN_OK);
 }
 
-/* Box-Muller over Philox as tensor.h promises: element e from counter e/2. */
+/* Box-Muller over Philox as specified in tensor.h: element e from counter e/2. */
 static double normal_by_formula(fattn_rng rng, int64_t e) {
     const fattni_block counter = {{(uint32_t)(e / 2), (uint32_t)(e / 2 >> 32), 0, rng.stream}};
     const fattni_block r = fattni_philox(rng.seed, counter);
@@ -254,34 +254,34 @@ Test(tensor, normal_streams_and_seeds_differ) {
         cr_assert(a[i] != b[i] && a[i] != c[i] && b[i] != c[i]);
 }
 
-/* Runs `call`, which must fail with `status` and a sentence that contains `says`. */
-#define REFUSED(status, says, call)                                                                \
+/* Runs `call`, which must fail with `status` and an error message that contains `says`. */
+#define REJECTED(status, says, call)                                                                \
     do {                                                                                           \
         cr_assert_eq(call, status, "%s", fattn_ctx_error(ctx));                                    \
         cr_assert(strstr(fattn_ctx_error(ctx), says), "%s", fattn_ctx_error(ctx));                 \
     } while (0)
 
-Test(tensor, every_refusal_of_alloc) {
+Test(tensor, every_error_of_alloc) {
     fattn_tensor t = {.data = &t};
     const int64_t big = (int64_t)1 << 31;
     cr_assert_eq(fattn_tensor_alloc(NULL, FATTN_F32, 0, NULL, &t), FATTN_E_ARG);
-    REFUSED(FATTN_E_ARG, "NULL", fattn_tensor_alloc(ctx, FATTN_F32, 0, NULL, NULL));
-    REFUSED(FATTN_E_ARG, "NULL", fattn_tensor_alloc(ctx, FATTN_F32, 1, NULL, &t));
-    REFUSED(FATTN_E_ARG, "6 is not in 0..5",
+    REJECTED(FATTN_E_ARG, "NULL", fattn_tensor_alloc(ctx, FATTN_F32, 0, NULL, NULL));
+    REJECTED(FATTN_E_ARG, "NULL", fattn_tensor_alloc(ctx, FATTN_F32, 1, NULL, &t));
+    REJECTED(FATTN_E_ARG, "6 is not in 0..5",
             fattn_tensor_alloc(ctx, FATTN_F32, 6, SHAPE(1, 1, 1, 1, 1, 1), &t));
-    REFUSED(FATTN_E_ARG, "-1 is not in 0..5", fattn_tensor_alloc(ctx, FATTN_F32, -1, SHAPE(1), &t));
-    REFUSED(FATTN_E_DTYPE, "dtype 9", fattn_tensor_alloc(ctx, (fattn_dtype)9, 1, SHAPE(1), &t));
-    REFUSED(FATTN_E_ARG, "shape[1] is -2", fattn_tensor_alloc(ctx, FATTN_F32, 2, SHAPE(1, -2), &t));
-    REFUSED(FATTN_E_NOMEM, "overflows",
+    REJECTED(FATTN_E_ARG, "-1 is not in 0..5", fattn_tensor_alloc(ctx, FATTN_F32, -1, SHAPE(1), &t));
+    REJECTED(FATTN_E_DTYPE, "dtype 9", fattn_tensor_alloc(ctx, (fattn_dtype)9, 1, SHAPE(1), &t));
+    REJECTED(FATTN_E_ARG, "shape[1] is -2", fattn_tensor_alloc(ctx, FATTN_F32, 2, SHAPE(1, -2), &t));
+    REJECTED(FATTN_E_NOMEM, "overflows",
             fattn_tensor_alloc(ctx, FATTN_F32, 3, SHAPE(big, big, big), &t));
-    REFUSED(FATTN_E_NOMEM, "overflows",
+    REJECTED(FATTN_E_NOMEM, "overflows",
             fattn_tensor_alloc(ctx, FATTN_F64, 2, SHAPE(big, big / 2), &t));
-    REFUSED(FATTN_E_NOMEM, "4611686018427387904 bytes",
+    REJECTED(FATTN_E_NOMEM, "4611686018427387904 bytes",
             fattn_tensor_alloc(ctx, FATTN_U8, 2, SHAPE(big, big), &t));
     cr_assert_eq(t.data, &t, "outputs are written on success only");
 }
 
-Test(tensor, every_refusal_of_a_tensor_argument) {
+Test(tensor, every_error_of_a_tensor_argument) {
     double data[8] = {0}, out[8];
     const fattn_tensor good = view(data, FATTN_F64, 2, SHAPE(2, 4));
     const fattn_tensor to = view(out, FATTN_F64, 2, SHAPE(2, 4));
@@ -292,9 +292,9 @@ Test(tensor, every_refusal_of_a_tensor_argument) {
     do {                                                                                           \
         t = good;                                                                                  \
         spoil;                                                                                     \
-        REFUSED(status, "src: " says, fattn_tensor_copy(ctx, &to, &t));                            \
-        REFUSED(status, "dst: " says, fattn_tensor_copy(ctx, &t, &to));                            \
-        REFUSED(status, "dst: " says, fattn_tensor_normal(ctx, &t, 0, 1, (fattn_rng){0}));         \
+        REJECTED(status, "src: " says, fattn_tensor_copy(ctx, &to, &t));                            \
+        REJECTED(status, "dst: " says, fattn_tensor_copy(ctx, &t, &to));                            \
+        REJECTED(status, "dst: " says, fattn_tensor_normal(ctx, &t, 0, 1, (fattn_rng){0}));         \
     } while (0)
     SPOILED(FATTN_E_SHAPE, "ndim 6 is not in 0..5", t.ndim = 6);
     SPOILED(FATTN_E_SHAPE, "ndim -1 is not in 0..5", t.ndim = -1);
@@ -310,22 +310,22 @@ Test(tensor, every_refusal_of_a_tensor_argument) {
     SPOILED(FATTN_E_ARG, "data is NULL, but it has 8 elements", t.data = NULL);
 #undef SPOILED
     t = good, t.data = (char *)data + 4;
-    REFUSED(FATTN_E_ARG, "is not aligned to its 8-byte elements", fattn_tensor_copy(ctx, &to, &t));
-    REFUSED(FATTN_E_ARG, "src: NULL", fattn_tensor_copy(ctx, &to, NULL));
-    REFUSED(FATTN_E_ARG, "dst: NULL", fattn_tensor_copy(ctx, NULL, &good));
+    REJECTED(FATTN_E_ARG, "is not aligned to its 8-byte elements", fattn_tensor_copy(ctx, &to, &t));
+    REJECTED(FATTN_E_ARG, "src: NULL", fattn_tensor_copy(ctx, &to, NULL));
+    REJECTED(FATTN_E_ARG, "dst: NULL", fattn_tensor_copy(ctx, NULL, &good));
     t = to, t.stride[0] = 0;
-    REFUSED(FATTN_E_SHAPE, "dst: stride[0] is 0", fattn_tensor_copy(ctx, &t, &good));
-    REFUSED(FATTN_E_SHAPE, "dst: stride[0] is 0",
+    REJECTED(FATTN_E_SHAPE, "dst: stride[0] is 0", fattn_tensor_copy(ctx, &t, &good));
+    REJECTED(FATTN_E_SHAPE, "dst: stride[0] is 0",
             fattn_tensor_normal(ctx, &t, 0, 1, (fattn_rng){0}));
     t = good, t.shape[1] = 3;
-    REFUSED(FATTN_E_SHAPE, "dst is [2,4], src is [2,3]", fattn_tensor_copy(ctx, &to, &t));
+    REJECTED(FATTN_E_SHAPE, "dst is [2,4], src is [2,3]", fattn_tensor_copy(ctx, &to, &t));
     t = good, t.ndim = 1;
-    REFUSED(FATTN_E_SHAPE, "dst is [2,4], src is [2]", fattn_tensor_copy(ctx, &to, &t));
+    REJECTED(FATTN_E_SHAPE, "dst is [2,4], src is [2]", fattn_tensor_copy(ctx, &to, &t));
     t = to, t.dtype = FATTN_I32;
-    REFUSED(FATTN_E_DTYPE, "i32", fattn_tensor_normal(ctx, &t, 0, 1, (fattn_rng){0}));
-    REFUSED(FATTN_E_ARG, "mean nan, std 1", fattn_tensor_normal(ctx, &to, NAN, 1, (fattn_rng){0}));
-    REFUSED(FATTN_E_ARG, "mean 0, std -1", fattn_tensor_normal(ctx, &to, 0, -1, (fattn_rng){0}));
-    REFUSED(FATTN_E_ARG, "mean 0, std inf",
+    REJECTED(FATTN_E_DTYPE, "i32", fattn_tensor_normal(ctx, &t, 0, 1, (fattn_rng){0}));
+    REJECTED(FATTN_E_ARG, "mean nan, std 1", fattn_tensor_normal(ctx, &to, NAN, 1, (fattn_rng){0}));
+    REJECTED(FATTN_E_ARG, "mean 0, std -1", fattn_tensor_normal(ctx, &to, 0, -1, (fattn_rng){0}));
+    REJECTED(FATTN_E_ARG, "mean 0, std inf",
             fattn_tensor_normal(ctx, &to, 0, INFINITY, (fattn_rng){0}));
     cr_assert_eq(fattn_tensor_copy(NULL, &to, &good), FATTN_E_ARG);
     cr_assert_eq(fattn_tensor_normal(NULL, &to, 0, 1, (fattn_rng){0}), FATTN_E_ARG);
@@ -333,8 +333,8 @@ Test(tensor, every_refusal_of_a_tensor_argument) {
         cr_assert_eq(((unsigned char *)out)[i], 0x5a);
 }
 
-/* A dimension of one element, or a tensor without any, may have whatever strides and data. */
-Test(tensor, strides_that_are_never_walked_do_not_matter) {
+/* A dimension of one element, or an empty tensor, may have any strides and data. */
+Test(tensor, strides_that_are_not_used_do_not_matter) {
     double data[3] = {1, 2, 3}, out[3] = {0};
     fattn_tensor src = view(data, FATTN_F64, 2, SHAPE(1, 3)),
                  dst = view(out, FATTN_F64, 2, SHAPE(1, 3));
@@ -374,7 +374,7 @@ Test(tensor, add) {
     }
 }
 
-/* Nothing here is a tensor of anything: counts saturate, and slices stay where they are. */
+/* Shapes without memory: counts saturate, and slices keep their address. */
 Test(tensor, shapes_that_no_memory_holds) {
     const int64_t shape[] = {(int64_t)1 << 40, (int64_t)1 << 40, 3};
     fattn_tensor t = fattn_tensor_view(NULL, FATTN_F32, FATTN_CPU, 0, 3, shape);

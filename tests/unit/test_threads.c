@@ -1,5 +1,5 @@
-/* What fattn/context.h says of threads and of fork: a context, its tape and its optimizer go from thread
-   to thread; contexts compute at the same time; a child computes under the conditions that it names. */
+/* The rules of fattn/context.h for threads and fork: a context, its tape and its optimizer are used by several
+   threads one after the other; contexts compute concurrently; a child computes under the documented conditions. */
 #define _DEFAULT_SOURCE /* fork, alarm */
 #include <criterion/criterion.h>
 #include <fattn/fattn.h>
@@ -85,8 +85,8 @@ static void *destroy(void *arg) {
     return NULL;
 }
 
-/* All of a model's life. */
-static void *live(void *arg) {
+/* Creates, trains and destroys a model. */
+static void *whole_run(void *arg) {
     model *const m = arg;
     create(m);
     for (int n = 0; n < STEPS && !m->status; ++n) step(m);
@@ -94,10 +94,10 @@ static void *live(void *arg) {
     return NULL;
 }
 
-/* The loss after STEPS, whose bits the number of threads does not change. */
+/* The loss after STEPS; its bits do not depend on the number of threads. */
 static double wanted(void) {
     model m = {.threads = 2};
-    live(&m);
+    whole_run(&m);
     cr_assert_eq(m.status, FATTN_OK);
     return m.loss;
 }
@@ -118,9 +118,9 @@ Test(threads, one_context_on_many) {
         else step(&m);
     cr_assert_eq(m.loss, loss);
     on_a_thread_of_its_own(fail, &m, FATTN_E_ARG);
-    cr_assert(strstr(fattn_ctx_error(m.ctx), "stream"), "a sentence belongs to the context");
+    cr_assert(strstr(fattn_ctx_error(m.ctx), "stream"), "a message belongs to the context");
     m.status = FATTN_OK;
-    pthread_t thread; /* not the helper: its sentence would be read after the end */
+    pthread_t thread; /* not by the helper function, which reads the error message after destruction */
     cr_assert_eq(pthread_create(&thread, NULL, destroy, &m), 0);
     cr_assert_eq(pthread_join(thread, NULL), 0);
 }
@@ -131,7 +131,7 @@ Test(threads, contexts_at_the_same_time) {
         model m[THREADS] = {{.threads = 1}, {.threads = 2}, {.threads = 3}};
         pthread_t threads[THREADS];
         for (int n = 0; n < THREADS; ++n)
-            cr_assert_eq(pthread_create(&threads[n], NULL, live, &m[n]), 0);
+            cr_assert_eq(pthread_create(&threads[n], NULL, whole_run, &m[n]), 0);
         for (int n = 0; n < THREADS; ++n) cr_assert_eq(pthread_join(threads[n], NULL), 0);
         for (int n = 0; n < THREADS; ++n) {
             cr_assert_eq(m[n].status, FATTN_OK);
@@ -144,18 +144,18 @@ Test(threads, contexts_at_the_same_time) {
 
 #if defined(__has_feature)
 #if __has_feature(thread_sanitizer)
-#define UNDER_TSAN 1 /* which does not follow a child that starts threads */
+#define UNDER_TSAN 1 /* TSan does not support a child that starts threads */
 #endif
 #endif
 #ifndef UNDER_TSAN
-/* Whether a child gets the loss, with a context of its own and so many threads, and with `inherited`
-   when there is one; 20 seconds are a hang. */
+/* Whether a child computes the same loss, with its own context and `threads` threads, and with `inherited` if that
+   is given; fails after 20 seconds. */
 static bool child_computes(int threads, model *inherited, double loss) {
     const pid_t child = fork();
     if (child == 0) {
         alarm(20);
         model own = {.threads = threads};
-        live(&own);
+        whole_run(&own);
         bool good = !own.status && own.loss == loss;
         for (int n = 0; inherited && good && n < STEPS; ++n) {
             step(inherited);
@@ -178,19 +178,19 @@ Test(threads, fork_before_anything_was_computed_on_this_thread) {
     pthread_t thread;
     cr_assert_eq(pthread_create(&thread, NULL, keep_wanted, &loss), 0);
     cr_assert_eq(pthread_join(thread, NULL), 0);
-    model m = {.threads = 1}; /* one thread is no team */
+    model m = {.threads = 1}; /* one thread: no parallel region */
     create(&m);
     cr_assert(child_computes(2, &m, loss));
     destroy(&m);
 }
 
-Test(threads, fork_after_a_team_was_given_back) {
+Test(threads, fork_after_the_team_was_released) {
     const double loss = wanted();
     model m = {.threads = 2};
     create(&m);
     cr_assert_eq(omp_pause_resource_all(omp_pause_hard), 0);
     cr_assert(child_computes(2, &m, loss));
-    for (int n = 0; n < STEPS; ++n) step(&m); /* the parent, too, goes on */
+    for (int n = 0; n < STEPS; ++n) step(&m); /* the parent continues, too */
     cr_assert_eq(m.loss, loss);
     destroy(&m);
 }

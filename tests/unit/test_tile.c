@@ -22,7 +22,7 @@ static void check_blocks(const fattni_band *m) {
                 cr_assert(keys.begin == first && keys.end == last + 1);
             cr_assert(keys.begin >= 0 && keys.end <= m->Sk);
             for (int64_t j0 = 0; j0 < m->Sk; ++j0)
-                for (int64_t j1 = j0 + 1; j1 <= m->Sk + 2; ++j1) { /* a block may hang over the end */
+                for (int64_t j1 = j0 + 1; j1 <= m->Sk + 2; ++j1) { /* a block may extend past the end */
                     int all = 1;
                     for (int64_t i = i0; i < i1; ++i)
                         for (int64_t j = j0; j < j1; ++j)
@@ -36,7 +36,7 @@ static void check_blocks(const fattni_band *m) {
             for (int64_t j = j0; j < j1; ++j)
                 for (int64_t i = 0; i < m->Sq; ++i)
                     if (visible(m, i, j)) first = fattni_min(first, i), last = fattni_max(last, i);
-            const fattni_range rows = fattni_rows_of(m, j0, j1);
+            const fattni_range rows = fattni_band_rows(m, j0, j1);
             if (last < 0)
                 cr_assert(rows.end <= rows.begin);
             else
@@ -67,7 +67,7 @@ Test(tile, large_positions) {
     cr_assert(fattni_all_visible(&open, 0, far, 0, far));
     const fattni_band causal = {far, far, -FATTNI_UNBOUNDED, 0};
     cr_assert_eq(fattni_keys_of(&causal, far - 1, far).end, far);
-    cr_assert_eq(fattni_rows_of(&causal, far - 1, far).begin, far - 1);
+    cr_assert_eq(fattni_band_rows(&causal, far - 1, far).begin, far - 1);
     cr_assert_not(fattni_visible(&causal, far - 2, far - 1));
     const fattni_band unseen = {far, far, far, FATTNI_UNBOUNDED};
     const fattni_range keys = fattni_keys_of(&unseen, 0, far);

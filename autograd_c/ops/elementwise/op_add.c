@@ -3,7 +3,7 @@
 #include "autograd_c/ops/ops.h"
 
 #define BODY "autograd_c/ops/elementwise/op_add.inc"
-#include "autograd_c/ops/for_each_real.inc"
+#include "core/base/for_each_real.inc"
 
 static const fattni_elements sum = {add_f32, add_f64, FATTNI_ADD};
 
@@ -14,7 +14,7 @@ static fattn_status infer(fattn_op_call *c) {
         return fattni_misfit(c, "add", "a", 0, "b", 1, "b must broadcast to a");
     fattni_out_like(c, 0);
     FATTNI_TRY(fattni_check_extents(c, "add"));
-    c->bwd_workspace = fattni_reduce_workspace(&c->in[1], &c->out[0]);
+    c->bwd_workspace = fattni_reduce_workspace(c->ctx, &c->in[1], &c->out[0]);
     return FATTN_OK;
 }
 

@@ -1,4 +1,4 @@
-/* Loops over the elements of several tensors at once, and sums over broadcast dimensions. */
+/* On the CPU: loops over the elements of several tensors at once, and sums over broadcast dimensions. */
 #include "core/tensor/numeric.h"
 #include "autograd_c/ops/ops.h"
 
@@ -55,14 +55,6 @@ static void offsets(const grid *g, int64_t at, int64_t *out) {
     }
 }
 
-bool fattni_broadcasts(const fattn_tensor *b, const fattn_tensor *a) {
-    const int ahead = a->ndim - b->ndim;
-    bool fits = ahead >= 0;
-    for (int d = 0; fits && d < b->ndim; ++d)
-        fits = b->shape[d] == a->shape[ahead + d] || b->shape[d] == 1;
-    return fits;
-}
-
 enum { ELEMENTS_PER_TASK = 16384 };
 
 typedef struct walk {
@@ -73,7 +65,7 @@ typedef struct walk {
     int64_t step[FATTNI_OPERANDS];
     size_t size[FATTNI_OPERANDS];
     char *data[FATTNI_OPERANDS];
-    fattni_piece run;
+    fattni_loop run;
     const void *arg;
 } walk;
 
@@ -92,7 +84,7 @@ static void walk_rows(void *arg, int64_t task, int thread) {
     }
 }
 
-void fattni_each(const fattn_ctx *ctx, const fattn_tensor *const *t, int n, fattni_piece run,
+void fattni_each(const fattn_ctx *ctx, const fattn_tensor *const *t, int n, fattni_loop run,
                  const void *arg) {
     const grid g = grid_of(t, n);
     if (g.count == 0) return;
@@ -130,7 +122,7 @@ typedef struct reduction {
 } reduction;
 
 #define BODY "autograd_c/ops/elementwise/op_each.inc"
-#include "autograd_c/ops/for_each_real.inc"
+#include "core/base/for_each_real.inc"
 
 typedef struct filling {
     double value;
@@ -153,30 +145,19 @@ static void fill_any(void *const *p, const int64_t *step, int64_t n, const void 
                      f->value + (f->fresh ? 0 : fattni_load(p[0], f->dtype, i * step[0])));
 }
 
-fattn_status fattni_fill(fattn_ctx *ctx, const fattn_tensor *d, double value, bool fresh) {
-#ifdef FATTNI_HAVE_CUDA
-    if (ctx->device == FATTN_CUDA)
-        return fattni_cuda_each(ctx, FATTNI_FILL, &d, 1, fresh, value);
-#endif
+static fattn_status fill(fattn_ctx *ctx, const fattn_tensor *d, double value, bool fresh) {
     fattni_each(ctx, &d, 1, fill_any, &(filling){value, d->dtype, fresh});
     return FATTN_OK;
 }
 
-fattn_status fattni_each_element(fattn_ctx *ctx, const fattni_elements *f,
-                                 const fattn_tensor *const *t, int n, bool fresh) {
-#ifdef FATTNI_HAVE_CUDA
-    if (ctx->device == FATTN_CUDA) return fattni_cuda_each(ctx, f->what, t, n, fresh, 0);
-#endif
+static fattn_status each(fattn_ctx *ctx, const fattni_elements *f, const fattn_tensor *const *t, int n,
+                         bool fresh) {
     fattni_each(ctx, t, n, t[0]->dtype == FATTN_F64 ? f->f64 : f->f32, &fresh);
     return FATTN_OK;
 }
 
-fattn_status fattni_accumulate(fattn_ctx *ctx, const fattn_tensor *d, const fattn_tensor *x,
-                               bool fresh) {
+static fattn_status accumulate(fattn_ctx *ctx, const fattn_tensor *d, const fattn_tensor *x, bool fresh) {
     const fattn_tensor *const t[] = {d, x};
-#ifdef FATTNI_HAVE_CUDA
-    if (ctx->device == FATTN_CUDA) return fattni_cuda_each(ctx, FATTNI_PUT, t, 2, fresh, 0);
-#endif
     const int32_t any[] = {d->dtype, x->dtype, fresh};
     if (d->dtype != x->dtype)
         fattni_each(ctx, t, 2, accumulate_any, any);
@@ -199,7 +180,7 @@ static void reduce_f64_task(void *arg, int64_t task, int thread) {
     reduce_f64(arg, task);
 }
 
-static void reduce(const fattn_ctx *ctx, const grid *g, int32_t dtype, reduction s) {
+static void run_reduction(const fattn_ctx *ctx, const grid *g, int32_t dtype, reduction s) {
     s.kept.count = s.reduced.count = 1;
     s.width = s.run = s.length = 1;
     for (int d = 0; d < g->n; ++d) {
@@ -229,19 +210,13 @@ static int64_t parts_of(const fattn_tensor *d, const fattn_tensor *x) {
     return fattni_max(1, fattni_min(MOST_PARTS / cells, length / LEAST_PART));
 }
 
-size_t fattni_reduce_workspace(const fattn_tensor *d, const fattn_tensor *x) {
-#ifdef FATTNI_HAVE_CUDA
-    if (x->device == FATTN_CUDA) return fattni_cuda_reduce_workspace(d, x);
-#endif
+static size_t reduce_workspace(const fattn_tensor *d, const fattn_tensor *x) {
     const int64_t parts = parts_of(d, x);
     return parts > 1 ? fattni_tensor_bytes(d) * (size_t)parts : 0;
 }
 
-fattn_status fattni_reduce(fattn_ctx *ctx, const fattn_tensor *d, bool fresh, const fattn_tensor *x,
+static fattn_status reduce(fattn_ctx *ctx, const fattn_tensor *d, bool fresh, const fattn_tensor *x,
                            const fattn_tensor *y, void *workspace) {
-#ifdef FATTNI_HAVE_CUDA
-    if (ctx->device == FATTN_CUDA) return fattni_cuda_reduce(ctx, d, fresh, x, y, workspace);
-#endif
     const int64_t parts = parts_of(d, x), kept = fattn_tensor_numel(d);
     if (kept == 0) return FATTN_OK;
     fattn_tensor target = *d;
@@ -256,19 +231,21 @@ fattn_status fattni_reduce(fattn_ctx *ctx, const fattn_tensor *d, bool fresh, co
         g.stride[i][0] = g.stride[i][1];
         g.stride[i][1] = swap;
     }
-    reduce(ctx, &g, d->dtype,
-           (reduction){.parts = parts,
-                       .part_stride = kept,
-                       .fresh = fresh || parts > 1,
-                       .d = target.data,
-                       .x = x->data,
-                       .y = y ? y->data : NULL});
+    run_reduction(ctx, &g, d->dtype,
+                  (reduction){.parts = parts,
+                              .part_stride = kept,
+                              .fresh = fresh || parts > 1,
+                              .d = target.data,
+                              .x = x->data,
+                              .y = y ? y->data : NULL});
     if (parts == 1) return FATTN_OK;
     grid sums = {.count = 1};
     push(&sums, parts, (const int64_t[FATTNI_OPERANDS]){0, kept});
     for (int i = 0; i < d->ndim; ++i)
         push(&sums, d->shape[i], (const int64_t[FATTNI_OPERANDS]){d->stride[i], target.stride[i]});
-    reduce(ctx, &sums, d->dtype,
-           (reduction){.parts = 1, .fresh = fresh, .d = d->data, .x = workspace});
+    run_reduction(ctx, &sums, d->dtype,
+                  (reduction){.parts = 1, .fresh = fresh, .d = d->data, .x = workspace});
     return FATTN_OK;
 }
+
+const fattni_element_code fattni_elements_cpu = {fill, accumulate, each, reduce_workspace, reduce};

@@ -1,7 +1,7 @@
 /* Elements and sums on the device: grids, and how much of them a thread takes. */
 #include "autograd_c/ops/op_cuda.h"
 
-#include "core/tensor/rows.h"
+#include "autograd_c/ops/ops.h"
 
 FATTNI_KERNEL(each, fattni_element_args);
 FATTNI_KERNEL(sum, fattni_sum_args);
@@ -21,7 +21,7 @@ fattni_walk fattni_walk_of(const fattn_tensor *t) {
     return w;
 }
 
-int32_t fattni_common_dtype(const fattni_place *const *t, int n) {
+int32_t fattni_common_dtype(const fattni_operand *const *t, int n) {
     int32_t dtype = t[0]->dtype;
     for (int k = 1; k < n; ++k)
         if (t[k]->p && t[k]->dtype != dtype) dtype = 0;
@@ -57,12 +57,25 @@ fattn_status fattni_cuda_each(fattn_ctx *ctx, enum fattni_element what,
                              .fresh = fresh,
                              .operands = operands};
     if (a.grid.count == 0) return FATTN_OK;
-    for (int k = 0; k < operands; ++k) a.t[k] = fattni_place_of(t[k]);
+    for (int k = 0; k < operands; ++k) a.t[k] = fattni_operand_of(t[k]);
     a.vector = is_vector(&a);
-    a.dtype = fattni_common_dtype((const fattni_place *[]){&a.t[0], &a.t[1], &a.t[2]}, operands);
+    a.dtype = fattni_common_dtype((const fattni_operand *[]){&a.t[0], &a.t[1], &a.t[2]}, operands);
     return FATTNI_START_REAL(ctx, t[0]->dtype, each,
                              fattni_grid_blocks(&a.grid, a.vector ? FATTNI_PACK : 1),
                              FATTNI_GRID_THREADS, &a);
+}
+
+static fattn_status fill(fattn_ctx *ctx, const fattn_tensor *d, double value, bool fresh) {
+    return fattni_cuda_each(ctx, FATTNI_FILL, &d, 1, fresh, value);
+}
+
+static fattn_status accumulate(fattn_ctx *ctx, const fattn_tensor *d, const fattn_tensor *x, bool fresh) {
+    return fattni_cuda_each(ctx, FATTNI_PUT, (const fattn_tensor *[]){d, x}, 2, fresh, 0);
+}
+
+static fattn_status each(fattn_ctx *ctx, const fattni_elements *f, const fattn_tensor *const *t, int n,
+                         bool fresh) {
+    return fattni_cuda_each(ctx, f->what, t, n, fresh, 0);
 }
 
 static int lanes_of(const fattn_tensor *d) {
@@ -77,7 +90,7 @@ static int64_t parts_of(const fattn_tensor *d, const fattn_tensor *x) {
     return fattni_max(1, fattni_min(useful, THREADS / (kept * lanes)));
 }
 
-size_t fattni_cuda_reduce_workspace(const fattn_tensor *d, const fattn_tensor *x) {
+static size_t reduce_workspace(const fattn_tensor *d, const fattn_tensor *x) {
     const int64_t parts = parts_of(d, x);
     return parts > 1 ? (size_t)(parts * fattn_tensor_numel(d)) * sizeof(double) : 0;
 }
@@ -90,21 +103,21 @@ static void append(fattni_grid *to, const fattni_grid *g, int d) {
     to->count *= g->shape[d];
 }
 
-fattn_status fattni_cuda_reduce(fattn_ctx *ctx, const fattn_tensor *d, bool fresh,
-                                const fattn_tensor *x, const fattn_tensor *y, void *workspace) {
+static fattn_status reduce(fattn_ctx *ctx, const fattn_tensor *d, bool fresh, const fattn_tensor *x,
+                           const fattn_tensor *y, void *workspace) {
     if (fattn_tensor_numel(d) == 0) return FATTN_OK;
     /* x leads the grid, for it has every dimension; then operands change places. */
     const fattn_tensor *const t[] = {x, d, y ? y : x};
     fattni_grid g = fattni_grid_of(t, 3);
     fattni_sum_args a = {.kept = {.count = 1},
                          .reduced = {.count = g.count ? 1 : 0},
-                         .d = fattni_place_of(d),
-                         .x = fattni_place_of(x),
+                         .d = fattni_operand_of(d),
+                         .x = fattni_operand_of(x),
                          .partial = workspace,
                          .parts = parts_of(d, x),
                          .fresh = fresh,
                          .lanes = lanes_of(d)};
-    if (y) a.y = fattni_place_of(y);
+    if (y) a.y = fattni_operand_of(y);
     for (int i = 0; i < g.n; ++i) {
         const int64_t of_x = g.stride[i][0];
         g.stride[i][0] = g.stride[i][1];
@@ -120,7 +133,7 @@ fattn_status fattni_cuda_reduce(fattn_ctx *ctx, const fattn_tensor *d, bool fres
 fattn_status fattni_cuda_add_parts(fattn_ctx *ctx, const fattn_tensor *d, bool fresh,
                                    const double *partial, int64_t parts, int64_t stride) {
     const fattni_parts_args a = {.grid = fattni_grid_of(&d, 1),
-                                 .d = fattni_place_of(d),
+                                 .d = fattni_operand_of(d),
                                  .partial = partial,
                                  .parts = parts,
                                  .stride = stride,
@@ -128,3 +141,5 @@ fattn_status fattni_cuda_add_parts(fattn_ctx *ctx, const fattn_tensor *d, bool f
     return FATTNI_START_REAL(ctx, d->dtype, add_parts, fattni_ceil_div(a.grid.count, 32),
                              ROW_THREADS, &a);
 }
+
+const fattni_element_code fattni_elements_cuda = {fill, accumulate, each, reduce_workspace, reduce};

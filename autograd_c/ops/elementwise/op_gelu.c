@@ -1,12 +1,12 @@
 /* gelu(x) = x/2 (1 + tanh u), u = sqrt(2/pi) (x + 0.044715 x^3), computed as x s with
    s = sigmoid(2u) = (1 + tanh u)/2. Backward: dx = dy (s + x s (1 - s) 2u'). */
-#include "autograd_c/ops/expf.h"
+#include "autograd_c/ops/exp.h"
 #include "autograd_c/ops/elementwise/op_unary.h"
 
 #include <math.h>
 
 #define BODY "autograd_c/ops/elementwise/op_gelu.inc"
-#include "autograd_c/ops/for_each_real.inc"
+#include "core/base/for_each_real.inc"
 
 static const fattni_unary gelu = {"gelu", forward_f32_by_isa, forward_f64_by_isa,
                                   backward_f32_by_isa, backward_f64_by_isa,

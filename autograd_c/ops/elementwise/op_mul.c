@@ -3,7 +3,7 @@
 #include "autograd_c/ops/ops.h"
 
 #define BODY "autograd_c/ops/elementwise/op_mul.inc"
-#include "autograd_c/ops/for_each_real.inc"
+#include "core/base/for_each_real.inc"
 
 const fattni_elements fattni_elementwise_product = {mul_f32, mul_f64, FATTNI_MUL};
 
@@ -14,7 +14,7 @@ static fattn_status infer(fattn_op_call *c) {
         return fattni_misfit(c, "mul", "a", 0, "b", 1, "b must broadcast to a");
     fattni_out_like(c, 0);
     FATTNI_TRY(fattni_check_extents(c, "mul"));
-    c->bwd_workspace = fattni_reduce_workspace(&c->in[1], &c->out[0]);
+    c->bwd_workspace = fattni_reduce_workspace(c->ctx, &c->in[1], &c->out[0]);
     return FATTN_OK;
 }
 

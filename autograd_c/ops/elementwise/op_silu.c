@@ -1,11 +1,11 @@
 /* silu(x) = x s, s = sigmoid(x). Backward: dx = dy s (1 + x (1 - s)). */
-#include "autograd_c/ops/expf.h"
+#include "autograd_c/ops/exp.h"
 #include "autograd_c/ops/elementwise/op_unary.h"
 
 #include <math.h>
 
 #define BODY "autograd_c/ops/elementwise/op_silu.inc"
-#include "autograd_c/ops/for_each_real.inc"
+#include "core/base/for_each_real.inc"
 
 static const fattni_unary silu = {"silu", forward_f32_by_isa, forward_f64_by_isa,
                                   backward_f32_by_isa, backward_f64_by_isa,

@@ -8,7 +8,7 @@
 typedef struct fattni_unary {
     const char *name;
     /* f_by_isa of F32 and of F64 */
-    const fattni_piece *forward_f32, *forward_f64, *backward_f32, *backward_f64;
+    const fattni_loop *forward_f32, *forward_f64, *backward_f32, *backward_f64;
     enum fattni_element on_device, back_on_device;
 } fattni_unary;
 

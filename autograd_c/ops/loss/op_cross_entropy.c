@@ -3,7 +3,7 @@
    Backward: dx = dloss / kept (softmax(x) - onehot(target)), 0 in rows left out. Saves the number of
    kept rows, and of each row its maximum and the sum of exp(x - max): unlike their joint logarithm
    they keep the gradient exact when logits are large. */
-#include "autograd_c/ops/expf.h"
+#include "autograd_c/ops/exp.h"
 #include "autograd_c/ops/loss/op_loss.h"
 #include "autograd_c/ops/loss/targets.h"
 
@@ -28,7 +28,7 @@ typedef struct job {
 } job;
 
 #define BODY "autograd_c/ops/loss/op_cross_entropy.inc"
-#include "autograd_c/ops/for_each_real.inc"
+#include "core/base/for_each_real.inc"
 
 static int64_t rows_per_task(int64_t V) {
     return fattni_max(1, ELEMENTS_PER_TASK / fattni_max(1, V));

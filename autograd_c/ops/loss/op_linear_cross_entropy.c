@@ -6,7 +6,7 @@
    them again in backward would make it four; what that saves, one dx and one dw, lives from forward to
    backward only, which follow one another when the loss is the end of the graph. When no gradient is
    wanted, forward computes the loss alone. */
-#include "autograd_c/ops/expf.h"
+#include "autograd_c/ops/exp.h"
 #include "autograd_c/ops/loss/op_loss.h"
 #include "autograd_c/ops/loss/targets.h"
 
@@ -61,11 +61,12 @@ static void products_of(const plan *p, int64_t begin, int64_t rows, void *logits
         .a = &out->logits, .b = &out->x, .c = &out->dw, .trans_a = true, .add = begin > 0};
 }
 
-static size_t product_room(const plan *p, int64_t rows) {
+static size_t product_room(const fattn_ctx *ctx, const plan *p, int64_t rows) {
     products q;
     products_of(p, 0, rows, NULL, NULL, NULL, &q);
-    size_t bytes = fattni_product_workspace(&q.forward);
-    const size_t dx = fattni_product_workspace(&q.to_dx), dw = fattni_product_workspace(&q.to_dw);
+    size_t bytes = fattni_product_workspace(ctx, &q.forward);
+    const size_t dx = fattni_product_workspace(ctx, &q.to_dx);
+    const size_t dw = fattni_product_workspace(ctx, &q.to_dw);
     if (p->want_dx && dx > bytes) bytes = dx;
     if (p->want_dw && dw > bytes) bytes = dw;
     return bytes;
@@ -95,7 +96,8 @@ static fattn_status infer(fattn_op_call *c) {
 static void plan_cpu(fattn_op_call *c) {
     const plan p = plan_of(c);
     const fattn_tensor logits = matrix(&p, p.chunk, p.V, NULL);
-    const size_t full = product_room(&p, p.chunk), last = product_room(&p, p.R % p.chunk);
+    const size_t full = product_room(c->ctx, &p, p.chunk);
+    const size_t last = product_room(c->ctx, &p, p.R % p.chunk);
     c->fwd_workspace = fattni_room(fattni_flat_bytes(&p.x)) + fattni_room(loss_bytes(&p)) +
                        fattni_room(fattni_tensor_bytes(&logits)) + (full > last ? full : last);
     if (p.want_dx) c->saved_bytes += fattni_room(fattni_tensor_bytes(&c->in[X]));
@@ -117,7 +119,7 @@ typedef struct scaling {
 } scaling;
 
 #define BODY "autograd_c/ops/loss/op_linear_cross_entropy.inc"
-#include "autograd_c/ops/for_each_real.inc"
+#include "core/base/for_each_real.inc"
 
 /* The loss of one chunk, summed; its gradients into what is saved. */
 static fattn_status run_chunk(fattn_ctx *ctx, job *j, void *dx, void *dw, void *workspace,

@@ -1,5 +1,6 @@
-/* Softmax cross-entropy on the device; equations in op_cross_entropy.c. Nobody can look at targets
-   without waiting for them: one that is neither ignored nor a class makes the loss NaN. */
+/* Softmax cross-entropy on the device; equations in op_cross_entropy.c. The host cannot check
+   targets without waiting for the stream: one that is neither ignored nor a class makes the loss
+   NaN. */
 #include "autograd_c/ops/op_cuda.h"
 
 #include "core/device/any_dtype.cuh"

@@ -38,7 +38,7 @@ static void plan_cross_entropy(fattn_op_call *c) {
 static fattni_loss_args cross_entropy_args(const fattn_op_call *c) {
     fattni_loss_args a = targets_of(c, &c->in[FATTNI_CROSS_ENTROPY_TARGET]);
     a.x = fattni_walk_of(&c->in[LOGITS]);
-    a.logits = fattni_place_of(&c->in[LOGITS]);
+    a.logits = fattni_operand_of(&c->in[LOGITS]);
     a.kept = c->saved;
     a.state = a.kept + 2;
     a.rows = a.all;
@@ -48,7 +48,7 @@ static fattni_loss_args cross_entropy_args(const fattn_op_call *c) {
 
 static fattn_status forward_cross_entropy(fattn_op_call *c) {
     fattni_loss_args a = cross_entropy_args(c);
-    a.out = fattni_place_of(&c->out[0]);
+    a.out = fattni_operand_of(&c->out[0]);
     a.loss = c->workspace;
     a.pack = fattni_rows_in_packs(&c->in[LOGITS]) ? FATTNI_PACK : 1;
     a.dtype = a.logits.dtype;
@@ -60,14 +60,14 @@ static fattn_status forward_cross_entropy(fattn_op_call *c) {
 static fattn_status backward_cross_entropy(fattn_op_call *c) {
     if (!c->d_in[LOGITS].data) return FATTN_OK;
     fattni_loss_args a = cross_entropy_args(c);
-    a.out = fattni_place_of(&c->d_out[0]);
+    a.out = fattni_operand_of(&c->d_out[0]);
     a.dx = fattni_walk_of(&c->d_in[LOGITS]);
-    a.d = fattni_place_of(&c->d_in[LOGITS]);
+    a.d = fattni_operand_of(&c->d_in[LOGITS]);
     a.fresh = c->d_in_fresh[LOGITS];
     a.pack = fattni_rows_in_packs(&c->in[LOGITS]) && fattni_rows_in_packs(&c->d_in[LOGITS])
                  ? FATTNI_PACK
                  : 1;
-    a.dtype = fattni_common_dtype((const fattni_place *[]){&a.logits, &a.d}, 2);
+    a.dtype = fattni_common_dtype((const fattni_operand *[]){&a.logits, &a.d}, 2);
     return FATTNI_START_REAL(c->ctx, a.logits.dtype, loss_back, a.rows, threads_of(&a), &a);
 }
 
@@ -136,11 +136,12 @@ static size_t matrix_bytes(const chunks *p, fattn_dtype dtype, int64_t rows, int
     return fattni_tensor_bytes(&t);
 }
 
-static size_t product_room(const chunks *p, int64_t rows) {
+static size_t product_room(const fattn_ctx *ctx, const chunks *p, int64_t rows) {
     products q;
     products_of(p, 0, rows, NULL, NULL, NULL, &q);
-    const size_t needs[] = {fattni_product_workspace(&q.forward),
-                            fattni_product_workspace(&q.to_dx), fattni_product_workspace(&q.to_dw)};
+    const size_t needs[] = {fattni_product_workspace(ctx, &q.forward),
+                            fattni_product_workspace(ctx, &q.to_dx),
+                            fattni_product_workspace(ctx, &q.to_dw)};
     size_t bytes = 0;
     for (int n = 0; n < 3; ++n) bytes = needs[n] > bytes ? needs[n] : bytes;
     return bytes;
@@ -153,7 +154,8 @@ static size_t saved_dx_room(const chunks *p) {
 /* Saved: dx, dw. Workspace: x, kept, the rows' losses, logits, what the products need. */
 static void plan_linear(fattn_op_call *c) {
     const chunks p = chunks_of(c);
-    const size_t full = product_room(&p, p.rows), last = product_room(&p, p.R % p.rows);
+    const size_t full = product_room(c->ctx, &p, p.rows);
+    const size_t last = product_room(c->ctx, &p, p.R % p.rows);
     c->fwd_workspace = fattni_room(fattni_flat_bytes(&p.x)) + fattni_room(sizeof(double)) +
                        fattni_room((size_t)p.R * sizeof(double)) +
                        fattni_room(matrix_bytes(&p, p.dtype, p.rows, p.V)) +
@@ -171,7 +173,7 @@ static fattn_status forward_linear(fattn_op_call *c) {
     a.loss = fattni_carve(&workspace, (size_t)p.R * sizeof(double));
     void *const logits = fattni_carve(&workspace, matrix_bytes(&p, p.dtype, p.rows, p.V));
     void *const dw = p.want_dw ? (char *)c->saved + saved_dx_room(&p) : NULL;
-    a.out = fattni_place_of(&c->out[0]);
+    a.out = fattni_operand_of(&c->out[0]);
     a.V = p.V;
     a.fresh = true;
     a.gradients = p.want_dx || p.want_dw;
@@ -181,7 +183,7 @@ static fattn_status forward_linear(fattn_op_call *c) {
         a.rows = fattni_min(p.rows, p.R - a.first);
         products_of(&p, a.first, a.rows, logits, c->saved, dw, &q);
         a.x = a.dx = fattni_walk_of(&q.logits);
-        a.logits = a.d = fattni_place_of(&q.logits);
+        a.logits = a.d = fattni_operand_of(&q.logits);
         a.pack = fattni_rows_in_packs(&q.logits) ? FATTNI_PACK : 1;
         a.dtype = a.logits.dtype;
         FATTNI_TRY(fattni_product_run(c->ctx, &q.forward, workspace));

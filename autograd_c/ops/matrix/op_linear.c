@@ -33,10 +33,10 @@ static fattn_status infer(fattn_op_call *c) {
     const fattni_product forward = {.a = &x.t, .b = w, .c = &dy.t, .trans_b = true};
     const fattni_product dx = {.a = &dy.t, .b = w, .c = &x.t};
     const fattni_product dw = {.a = &dy.t, .b = &x.t, .c = w, .trans_a = true};
-    const size_t stages[] = {copy + fattni_product_workspace(&dx),
-                             copy + fattni_product_workspace(&dw),
-                             fattni_reduce_workspace(&c->in[BIAS], &dy.t)};
-    c->fwd_workspace = copy + fattni_product_workspace(&forward);
+    const size_t stages[] = {copy + fattni_product_workspace(c->ctx, &dx),
+                             copy + fattni_product_workspace(c->ctx, &dw),
+                             fattni_reduce_workspace(c->ctx, &c->in[BIAS], &dy.t)};
+    c->fwd_workspace = copy + fattni_product_workspace(c->ctx, &forward);
     for (int i = X; i <= BIAS; ++i)
         if (c->wanted[i] && stages[i] > c->bwd_workspace) c->bwd_workspace = stages[i];
     return FATTN_OK;

@@ -45,10 +45,10 @@ static fattn_status infer(fattn_op_call *c) {
 
     const fattn_tensor y = fattni_row_major(&c->out[0], NULL);
     c->fwd_workspace = fattni_product_workspace(
-        &(fattni_product){.a = a, .b = b, .c = &y, .trans_a = m->trans_a, .trans_b = m->trans_b});
+        c->ctx, &(fattni_product){.a = a, .b = b, .c = &y, .trans_a = m->trans_a, .trans_b = m->trans_b});
     for (int i = A; i <= B; ++i) {
         const fattni_product p = gradient_of(m, i, a, b, &y, &c->in[i]);
-        const size_t bytes = c->wanted[i] ? fattni_product_workspace(&p) : 0;
+        const size_t bytes = c->wanted[i] ? fattni_product_workspace(c->ctx, &p) : 0;
         if (bytes > c->bwd_workspace) c->bwd_workspace = bytes;
     }
     return FATTN_OK;

@@ -1,9 +1,5 @@
-/* Products of strided tensors through OpenBLAS, or on a GPU through cuBLAS. */
-#include "core/cpu/gemm_cpu.h"
-#include "autograd_c/ops/ops.h"
-#ifdef FATTNI_HAVE_CUDA
-#include "core/cuda/blas.h"
-#endif
+/* Products of strided tensors, as the BLAS of the context's device takes them. */
+#include "autograd_c/ops/matrix/product.h"
 
 /* The last two dimensions as a BLAS reads them: rows of a pitch, possibly of the transpose. False
    when neither dimension is contiguous, rows overlap, or the pitch does not fit its integers. */
@@ -26,22 +22,23 @@ static fattni_rows batches(const fattn_tensor *t) {
     return fattni_rows_of(&leading);
 }
 
-/* cuBLAS walks all matrices with one stride, upwards. */
-static bool walks(const fattn_tensor *t) {
+static const fattni_product_code *code_of(const fattn_ctx *ctx) { return fattni_op_device_of(ctx)->products; }
+
+static bool walks(const fattn_ctx *ctx, const fattn_tensor *t) {
     const fattni_rows r = batches(t);
-    return t->device == FATTN_CPU || (r.n == 1 && r.stride[0] >= 0);
+    return !code_of(ctx)->one_stride || (r.n == 1 && r.stride[0] >= 0);
 }
 
-static bool is_readable(const fattn_tensor *t) {
+static bool is_readable(const fattn_ctx *ctx, const fattn_tensor *t) {
     bool transposed;
     int64_t pitch;
-    return as_matrix(t, &transposed, &pitch) && walks(t);
+    return as_matrix(t, &transposed, &pitch) && walks(ctx, t);
 }
 
-static bool is_writable(const fattn_tensor *t) {
+static bool is_writable(const fattn_ctx *ctx, const fattn_tensor *t) {
     bool transposed;
     int64_t pitch;
-    return as_matrix(t, &transposed, &pitch) && !transposed && walks(t);
+    return as_matrix(t, &transposed, &pitch) && !transposed && walks(ctx, t);
 }
 
 static fattni_gemm shape_of(const fattni_product *p) {
@@ -54,112 +51,46 @@ static fattni_gemm shape_of(const fattni_product *p) {
                          .row = p->row};
 }
 
-size_t fattni_product_workspace(const fattni_product *p) {
+size_t fattni_product_workspace(const fattn_ctx *ctx, const fattni_product *p) {
     size_t bytes = 0;
-    if (!is_readable(p->a)) bytes += fattni_room(fattni_tensor_bytes(p->a));
-    if (!is_readable(p->b)) bytes += fattni_room(fattni_tensor_bytes(p->b));
-    if (!is_writable(p->c)) bytes += fattni_room(fattni_widest_bytes(p->c));
-#ifdef FATTNI_HAVE_CUDA
-    if (p->c->device == FATTN_CUDA) return bytes + FATTNI_CUDA_BLAS_WORKSPACE;
-#endif
+    if (!is_readable(ctx, p->a)) bytes += fattni_room(fattni_tensor_bytes(p->a));
+    if (!is_readable(ctx, p->b)) bytes += fattni_room(fattni_tensor_bytes(p->b));
+    if (!is_writable(ctx, p->c)) bytes += fattni_room(fattni_widest_bytes(p->c));
     const fattni_gemm g = shape_of(p);
-    if (batches(p->c).count == 1) bytes += fattni_room(fattni_gemm_workspace(&g));
-    return bytes;
-}
-
-typedef struct job {
-    fattni_gemm g; /* of the first batch */
-    fattni_rows a, b, c;
-    int64_t blocks;
-} job;
-
-static void run_block(void *arg, int64_t task, int thread) {
-    (void)thread;
-    const job *j = arg;
-    const int64_t batch = task / j->blocks, size = (int64_t)fattn_dtype_size(j->g.dtype);
-    fattni_gemm g = j->g;
-    g.a = (const char *)g.a + fattni_row(&j->a, batch) * size;
-    g.b = (const char *)g.b + fattni_row(&j->b, batch) * size;
-    g.c = (char *)g.c + fattni_row(&j->c, batch) * size;
-    fattni_gemm_block(&g, task % j->blocks);
+    return bytes + code_of(ctx)->workspace(&g, batches(p->c).count);
 }
 
 /* t, or a row-major copy of it. */
 static fattn_status pack(fattn_ctx *ctx, const fattn_tensor *t, void **workspace,
                          fattn_tensor *out) {
     *out = *t;
-    if (is_readable(t)) return FATTN_OK;
+    if (is_readable(ctx, t)) return FATTN_OK;
     *out = fattni_row_major(t, fattni_carve(workspace, fattni_tensor_bytes(t)));
     return fattn_tensor_copy(ctx, out, t);
-}
-
-#ifdef FATTNI_HAVE_CUDA
-static int64_t batch_stride(const fattni_rows *r) { return r->count > 1 ? r->stride[0] : 0; }
-
-/* The job through cuBLAS; a row that is added to every row is what C holds before. */
-static fattn_status run_cuda(fattn_ctx *ctx, const job *j, const fattn_tensor *a,
-                             const fattn_tensor *c, void *workspace) {
-    const fattni_gemm *const g = &j->g;
-    if (g->row) {
-        const fattn_tensor row = fattn_tensor_view((void *)(uintptr_t)g->row, (fattn_dtype)a->dtype,
-                                                   ctx->device, ctx->device_id, 1, &g->N);
-        const fattn_tensor *const t[] = {c, &row};
-        FATTNI_TRY(fattni_cuda_each(ctx, FATTNI_PUT, t, 2, true, 0));
-    }
-    const fattni_cuda_gemm product = {.dtype = (fattn_dtype)a->dtype,
-                                      .c_dtype = (fattn_dtype)c->dtype,
-                                      .trans_a = g->trans_a,
-                                      .trans_b = g->trans_b,
-                                      .batches = j->c.count,
-                                      .M = g->M,
-                                      .N = g->N,
-                                      .K = g->K,
-                                      .a = g->a,
-                                      .b = g->b,
-                                      .c = g->c,
-                                      .lda = g->lda,
-                                      .ldb = g->ldb,
-                                      .ldc = g->ldc,
-                                      .stride_a = batch_stride(&j->a),
-                                      .stride_b = batch_stride(&j->b),
-                                      .stride_c = batch_stride(&j->c),
-                                      .alpha = 1,
-                                      .beta = g->row ? 1 : g->beta};
-    return fattni_cuda_multiply(ctx, &product, workspace);
-}
-#endif
-
-static void run_cpu(fattn_ctx *ctx, job *j, void *workspace) {
-    if (j->c.count == 1) {
-        j->g.workspace = fattni_carve(&workspace, fattni_gemm_workspace(&j->g));
-        fattni_gemm_cpu(ctx, &j->g);
-    } else {
-        j->blocks = fattni_gemm_blocks(&j->g);
-        fattni_parallel(ctx, j->c.count * j->blocks, run_block, j);
-    }
 }
 
 fattn_status fattni_product_run(fattn_ctx *ctx, const fattni_product *p, void *workspace) {
     fattn_tensor a, b, c = *p->c;
     FATTNI_TRY(pack(ctx, p->a, &workspace, &a));
     FATTNI_TRY(pack(ctx, p->b, &workspace, &b));
-    const bool direct = is_writable(p->c);
+    const bool direct = is_writable(ctx, p->c);
     if (!direct) c = fattni_row_major(p->c, fattni_carve(&workspace, fattni_tensor_bytes(p->c)));
     bool flip_a, flip_b, flip_c;
-    job j = {.g = shape_of(p), .a = batches(&a), .b = batches(&b), .c = batches(&c)};
-    as_matrix(&a, &flip_a, &j.g.lda);
-    as_matrix(&b, &flip_b, &j.g.ldb);
-    as_matrix(&c, &flip_c, &j.g.ldc);
-    j.g.trans_a = p->trans_a ^ flip_a;
-    j.g.trans_b = p->trans_b ^ flip_b;
-    j.g.beta = direct && p->add;
-    j.g.a = a.data, j.g.b = b.data, j.g.c = c.data;
-#ifdef FATTNI_HAVE_CUDA
-    if (ctx->device == FATTN_CUDA)
-        FATTNI_TRY(run_cuda(ctx, &j, &a, &c, workspace));
-    else
-#endif
-        run_cpu(ctx, &j, workspace);
+    fattni_batched_product all = {.first = shape_of(p),
+                                  .operands = (fattn_dtype)a.dtype,
+                                  .a = batches(&a),
+                                  .b = batches(&b),
+                                  .c = batches(&c),
+                                  .to = &c};
+    fattni_gemm *const g = &all.first;
+    as_matrix(&a, &flip_a, &g->lda);
+    as_matrix(&b, &flip_b, &g->ldb);
+    as_matrix(&c, &flip_c, &g->ldc);
+    g->trans_a = p->trans_a ^ flip_a;
+    g->trans_b = p->trans_b ^ flip_b;
+    g->beta = direct && p->add;
+    g->a = a.data, g->b = b.data, g->c = c.data;
+    FATTNI_TRY(code_of(ctx)->run(ctx, &all, workspace));
     return direct ? FATTN_OK : fattni_accumulate(ctx, p->c, &c, !p->add);
 }
 

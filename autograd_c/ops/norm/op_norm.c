@@ -37,7 +37,7 @@ typedef struct job {
 } job;
 
 #define BODY "autograd_c/ops/norm/op_norm.inc"
-#include "autograd_c/ops/for_each_real.inc"
+#include "core/base/for_each_real.inc"
 
 static job job_of(const fattn_op_call *c) {
     const norm *a = c->attr;

@@ -5,7 +5,8 @@
 
 enum { NORM_PACKS = FATTNI_NORM_PACKS };
 
-/* Mean squares outside of (least, 1 / least) are computed again in the other unit. */
+/* A row whose mean square is outside of (least, 1 / least) is scaled by unit or 1 / unit and
+   computed again. */
 #define NORM_LEAST_f32 0x1p-100f
 #define NORM_LEAST_f64 0x1p-900
 #define NORM_UNIT_f32 0x1p-100f
@@ -69,15 +70,16 @@ DEVICE void rows_back(const fattni_norm_args *a, int packs, bool centred, int32_
             store_pack_f32(&a->d_in, dx + i, pack, as);
         }
     }
-    for (int turn = 0; turn < WARPS; ++turn) {
-        if (turn == warp)
+    for (int adding = 0; adding < WARPS; ++adding) { /* one warp after the other */
+        if (adding == warp)
 #pragma unroll
             for (int n = 0; n < packs; ++n)
 #pragma unroll
                 for (int e = 0; e < FATTNI_PACK; ++e) {
                     const int i = first + n * 32 * FATTNI_PACK + e;
-                    back_sums[0][i] = turn ? back_sums[0][i] + d_gain[n][e] : d_gain[n][e];
-                    if (centred) back_sums[1][i] = turn ? back_sums[1][i] + d_bias[n][e] : d_bias[n][e];
+                    back_sums[0][i] = adding ? back_sums[0][i] + d_gain[n][e] : d_gain[n][e];
+                    if (centred)
+                        back_sums[1][i] = adding ? back_sums[1][i] + d_bias[n][e] : d_bias[n][e];
                 }
         __syncthreads();
     }

@@ -43,11 +43,11 @@ static fattni_norm_args args_of(const fattn_op_call *c) {
     const fattni_rows x = fattni_rows_of(&c->in[X]);
     return (fattni_norm_args){.x = fattni_walk_of(&c->in[X]),
                               .y = fattni_walk_of(&c->out[0]),
-                              .in = fattni_place_of(&c->in[X]),
-                              .out = fattni_place_of(&c->out[0]),
-                              .gain = fattni_place_of(&c->in[GAIN]),
-                              .bias = c->n_in > BIAS ? fattni_place_of(&c->in[BIAS])
-                                                     : (fattni_place){0},
+                              .in = fattni_operand_of(&c->in[X]),
+                              .out = fattni_operand_of(&c->out[0]),
+                              .gain = fattni_operand_of(&c->in[GAIN]),
+                              .bias = c->n_in > BIAS ? fattni_operand_of(&c->in[BIAS])
+                                                     : (fattni_operand){0},
                               .statistics = c->saved,
                               .eps = (double)n->eps,
                               .rows = x.count,
@@ -69,40 +69,33 @@ static enum holder holder_of(const fattn_op_call *c, const fattn_tensor *y, cons
     if (C <= 32 * FATTNI_PACK * FATTNI_NORM_PACKS) return WARP;
     return C <= block ? BLOCK1 : C <= 2 * block ? BLOCK2 : BLOCK4;
 }
-static int64_t blocks_of(const fattni_norm_args *a, enum holder held) {
-    return held == WARP ? fattni_ceil_div(a->rows, ROW_THREADS / 32) : a->rows;
-}
 
 static int32_t dtype_of(const fattni_norm_args *a) {
     return fattni_common_dtype(
-        (const fattni_place *[]){&a->in, &a->out, &a->gain, &a->bias, &a->d_in}, 5);
+        (const fattni_operand *[]){&a->in, &a->out, &a->gain, &a->bias, &a->d_in}, 5);
+}
+
+/* y, or with `back` dx alone. */
+static fattn_status start_rows(fattn_ctx *ctx, enum holder holder, bool back,
+                               const fattni_norm_args *a) {
+#define BOTH(name) {fattn_##name##_f32, fattn_##name##_f64}
+    static void (*const kernels[][2][2])(fattni_norm_args) = {
+        [WARP] = {BOTH(norm_warp), BOTH(norm_warp_back)},
+        [BLOCK1] = {BOTH(norm_block1), BOTH(norm_block1_back)},
+        [BLOCK2] = {BOTH(norm_block2), BOTH(norm_block2_back)},
+        [BLOCK4] = {BOTH(norm_block4), BOTH(norm_block4_back)},
+        [NOBODY] = {BOTH(norm), BOTH(norm_back)},
+    };
+#undef BOTH
+    const fattni_cuda_any kernel = (fattni_cuda_any)kernels[holder][back][a->in.dtype == FATTN_F64];
+    const int64_t blocks = holder == WARP ? fattni_ceil_div(a->rows, ROW_THREADS / 32) : a->rows;
+    return fattni_cuda_start(ctx, back ? "norm_back" : "norm", kernel, blocks, ROW_THREADS, 0, a);
 }
 
 static fattn_status forward(fattn_op_call *c) {
     fattni_norm_args a = args_of(c);
     a.dtype = dtype_of(&a);
-    const enum holder held = holder_of(c, &c->out[0], NULL);
-    const int64_t blocks = blocks_of(&a, held);
-    switch (held) {
-    case WARP: return FATTNI_START_REAL(c->ctx, a.in.dtype, norm_warp, blocks, ROW_THREADS, &a);
-    case BLOCK1: return FATTNI_START_REAL(c->ctx, a.in.dtype, norm_block1, blocks, ROW_THREADS, &a);
-    case BLOCK2: return FATTNI_START_REAL(c->ctx, a.in.dtype, norm_block2, blocks, ROW_THREADS, &a);
-    case BLOCK4: return FATTNI_START_REAL(c->ctx, a.in.dtype, norm_block4, blocks, ROW_THREADS, &a);
-    default: return FATTNI_START_REAL(c->ctx, a.in.dtype, norm, blocks, ROW_THREADS, &a);
-    }
-}
-
-/* dx alone. */
-static fattn_status rows_back(fattn_op_call *c, const fattni_norm_args *a) {
-    const enum holder held = holder_of(c, &c->d_out[0], &c->d_in[X]);
-    const int64_t blocks = blocks_of(a, held);
-    switch (held) {
-    case WARP: return FATTNI_START_REAL(c->ctx, a->in.dtype, norm_warp_back, blocks, ROW_THREADS, a);
-    case BLOCK1: return FATTNI_START_REAL(c->ctx, a->in.dtype, norm_block1_back, blocks, ROW_THREADS, a);
-    case BLOCK2: return FATTNI_START_REAL(c->ctx, a->in.dtype, norm_block2_back, blocks, ROW_THREADS, a);
-    case BLOCK4: return FATTNI_START_REAL(c->ctx, a->in.dtype, norm_block4_back, blocks, ROW_THREADS, a);
-    default: return FATTNI_START_REAL(c->ctx, a->in.dtype, norm_back, blocks, ROW_THREADS, a);
-    }
+    return start_rows(c->ctx, holder_of(c, &c->out[0], NULL), false, &a);
 }
 
 /* The sums over rows alone. */
@@ -115,7 +108,7 @@ static fattn_status sums_back(fattn_op_call *c, const fattni_norm_args *a) {
     return FATTNI_START_REAL(c->ctx, a->in.dtype, norm_sums, blocks, ROW_THREADS, a);
 }
 
-/* Both in one pass. */
+/* dx and the sums over rows in one pass. */
 static fattn_status both_back(fattn_op_call *c, const fattni_norm_args *a) {
     static void (*const kernels[2][FATTNI_NORM_PACKS])(fattni_norm_args) = {
         {fattn_rmsnorm_back1, fattn_rmsnorm_back2, fattn_rmsnorm_back3, fattn_rmsnorm_back4},
@@ -130,18 +123,19 @@ static fattn_status backward(fattn_op_call *c) {
     fattni_norm_args a = args_of(c);
     const fattn_tensor *const d[] = {&c->d_in[GAIN], c->n_in > BIAS ? &c->d_in[BIAS] : NULL};
     const bool rows = c->d_in[X].data, sums = d[0]->data || (d[1] && d[1]->data);
-    a.out = fattni_place_of(&c->d_out[0]);
+    a.out = fattni_operand_of(&c->d_out[0]);
     if (rows) {
         a.dx = fattni_walk_of(&c->d_in[X]);
-        a.d_in = fattni_place_of(&c->d_in[X]);
+        a.d_in = fattni_operand_of(&c->d_in[X]);
         a.fresh = c->d_in_fresh[X];
     }
     if (sums) a.partial = c->workspace;
     a.dtype = dtype_of(&a);
-    if (rows && sums && a.in.dtype != FATTN_F64 && holder_of(c, &c->d_out[0], &c->d_in[X]) == WARP) {
+    const enum holder holder = rows ? holder_of(c, &c->d_out[0], &c->d_in[X]) : NOBODY;
+    if (rows && sums && a.in.dtype != FATTN_F64 && holder == WARP) {
         FATTNI_TRY(both_back(c, &a));
     } else {
-        if (rows) FATTNI_TRY(rows_back(c, &a));
+        if (rows) FATTNI_TRY(start_rows(c->ctx, holder, true, &a));
         if (sums) FATTNI_TRY(sums_back(c, &a));
     }
     for (int which = 0; which < 2 && sums; ++which)

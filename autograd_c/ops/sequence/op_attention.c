@@ -1,10 +1,12 @@
 /* The fused attention as an op: inputs q, k, v and the optional ones, outputs o and L. Keeps
    nothing beyond them, but for FATTN_ALGO_STANDARD, whose P is `saved`.
 
-   o is laid out [B,S,H,D], so that merging the heads is a view. Gradients go straight to where the
+   infer validates the call and chooses its kernel; forward runs what infer prepared. o is laid out
+   [B,S,H,D], so that merging the heads is a view. Gradients go straight to where the
    tape wants them, d_in_fresh 0 being a FATTN_ACC flag. */
 #include "autograd_c/ops/op_device.h"
 #include "autograd_c/tape/tape_nodes.h"
+#include "core/attention/kernel.h"
 
 #include <string.h>
 
@@ -14,6 +16,12 @@ enum { MAX_HEAD_DIM = 256 };
 
 static const uint32_t accumulate_flags =
     FATTN_ACC_DQ | FATTN_ACC_DK | FATTN_ACC_DV | FATTN_ACC_DBIAS | FATTN_ACC_DSINK;
+
+/* What the tape keeps beside the inputs. */
+typedef struct attribute {
+    fattn_attention_params params;
+    fattni_call forward; /* made by infer; outputs and memory have no addresses yet */
+} attribute;
 
 static const fattn_tensor *if_given(const fattn_tensor *t) { return t->dtype ? t : NULL; }
 static const fattn_tensor *if_data(const fattn_tensor *t) { return t->data ? t : NULL; }
@@ -46,7 +54,7 @@ static bool has_lengths(const fattn_op_call *c) {
 }
 
 static fattn_status check(const fattn_op_call *c) {
-    const fattn_attention_params *p = c->attr;
+    const fattn_attention_params *p = &((const attribute *)c->attr)->params;
     static const char *const names[] = {"q", "k", "v"};
     for (int i = Q; i <= V; ++i) {
         if (!c->in[i].dtype)
@@ -77,6 +85,13 @@ static bool will_write(const fattn_op_call *c, int i) {
     return c->wanted[i] && fattn_tensor_numel(&c->in[i]) > 0;
 }
 
+/* The tape's copy, which is this op's to write. */
+static attribute *attribute_of(const fattn_op_call *c) {
+    attribute *own;
+    memcpy(&own, &c->attr, sizeof own);
+    return own;
+}
+
 static fattn_status infer(fattn_op_call *c) {
     FATTNI_TRY(check(c));
     const int64_t *const q = c->in[Q].shape, Dv = c->in[V].shape[3];
@@ -90,7 +105,7 @@ static fattn_status infer(fattn_op_call *c) {
     memcpy(c->out[LSE].shape, (int64_t[]){B, H, S}, 3 * sizeof(int64_t));
     memcpy(c->out[LSE].stride, (int64_t[]){H * S, S, 1}, 3 * sizeof(int64_t));
 
-    /* The query looks at no data, but wants addresses. */
+    /* Nothing is read, but addresses are wanted: such multiples of 16 as the tape gives. */
     fattn_tensor o = c->out[O], lse = c->out[LSE], d[SINK + 1];
     o.data = lse.data = c->ctx;
     fattn_attention_io io = forward_io(c);
@@ -102,19 +117,24 @@ static fattn_status infer(fattn_op_call *c) {
     if (will_write(c, V)) io.dv = &d[V];
     if (will_write(c, BIAS)) io.d_bias = &d[BIAS];
     if (will_write(c, SINK)) io.d_sink = &d[SINK];
-    fattn_attention_plan plan = {.struct_size = sizeof plan};
-    FATTNI_TRY(fattn_attention_query(c->ctx, c->attr, &io, &plan));
-    c->fwd_workspace = plan.fwd_workspace;
-    c->bwd_workspace = plan.bwd_workspace + zeros_room(c);
-    c->saved_bytes = plan.saved_bytes;
+    attribute *const own = attribute_of(c);
+    fattni_call b;
+    FATTNI_TRY(fattni_prepare_both(c->ctx, &own->params, &io, &own->forward, &b));
+    c->fwd_workspace = own->forward.plan.workspace;
+    c->bwd_workspace = b.plan.workspace + zeros_room(c);
+    c->saved_bytes = own->forward.plan.saved;
     return FATTN_OK;
 }
 
 static fattn_status forward(fattn_op_call *c) {
-    const fattn_attention_io io = forward_io(c);
+    fattni_call *const call = &attribute_of(c)->forward;
     for (int i = O; i < OUTPUTS && has_lengths(c); ++i)
         FATTNI_TRY(fattni_fill(c->ctx, &c->out[i], 0, true));
-    return fattn_attention_fwd(c->ctx, c->attr, &io);
+    call->p.o.p = c->out[O].data, call->p.lse.p = c->out[LSE].data;
+    call->p.saved = c->saved, call->p.saved_bytes = c->saved_bytes;
+    call->p.workspace = c->workspace, call->p.workspace_bytes = c->fwd_workspace;
+    FATTNI_TRY(fattni_check_lengths(c->ctx, &call->p));
+    return fattni_run(c->ctx, call);
 }
 
 static fattn_status backward(fattn_op_call *c) {
@@ -127,7 +147,7 @@ static fattn_status backward(fattn_op_call *c) {
     const size_t room = zeros_room(c), workspace = c->bwd_workspace - room;
     if (room && !c->d_out[O].data) {
         no_d_o.data = (char *)c->workspace + workspace;
-        FATTNI_TRY(fattni_zero(c->ctx, no_d_o.data, room, room, 1));
+        FATTNI_TRY(c->ctx->ops->zero_rows(c->ctx, no_d_o.data, room, room, 1));
     }
 
     fattn_attention_io io = forward_io(c);
@@ -148,8 +168,7 @@ static fattn_status backward(fattn_op_call *c) {
                      {V, FATTN_ACC_DV},
                      {BIAS, FATTN_ACC_DBIAS},
                      {SINK, FATTN_ACC_DSINK}};
-    fattn_attention_params p;
-    memcpy(&p, c->attr, sizeof p);
+    fattn_attention_params p = attribute_of(c)->params;
     for (size_t n = 0; n < sizeof gradients / sizeof *gradients; ++n) {
         const int i = gradients[n].input;
         if (!c->d_in[i].data) continue;
@@ -163,7 +182,7 @@ static fattn_status backward(fattn_op_call *c) {
 
 static const fattn_op_def attention = {
     .struct_size = sizeof attention,
-    .attr_size = sizeof(fattn_attention_params),
+    .attr_size = sizeof(attribute),
     .n_out = OUTPUTS,
     .name = "attention",
     .infer = infer,
@@ -176,18 +195,18 @@ fattn_var fattn_op_attention_ex(fattn_tape *t, const fattn_attention_vars *x,
     if (lse) *lse = (fattn_var){0};
     if (!t || t->status) return (fattn_var){0};
     fattn_attention_vars vars = {0};
-    fattn_attention_params params = {.struct_size = sizeof params};
+    attribute own = {0};
     fattn_status s = FATTN_OK;
     if (!x) s = fattn_ctx_fail(t->ctx, FATTN_E_ARG, "attention: the variables are NULL");
     if (!s) s = fattni_take_struct(t->ctx, "fattn_attention_vars", x, &vars, sizeof vars);
     if (!s && p)
-        s = fattni_take_struct(t->ctx, "fattn_attention_params", p, &params, sizeof params);
-    params.struct_size = sizeof params;
+        s = fattni_take_struct(t->ctx, "fattn_attention_params", p, &own.params, sizeof own.params);
+    own.params.struct_size = sizeof own.params;
     if (fattni_tape_fail(t, s)) return (fattn_var){0};
     const fattn_var in[INPUTS] = {
         vars.q,    vars.k,         vars.v,         vars.bias,         vars.alibi,
         vars.sink, vars.seqlens_q, vars.seqlens_k, vars.cu_seqlens_q, vars.cu_seqlens_k};
-    const fattn_var o = fattn_op_custom(t, &attention, in, INPUTS, &params);
+    const fattn_var o = fattn_op_custom(t, &attention, in, INPUTS, &own);
     if (lse && o.id) *lse = (fattn_var){o.id + LSE};
     return o;
 }

@@ -84,7 +84,7 @@ static fattn_status forward_cpu(fattn_op_call *c) {
 }
 
 #define BODY "autograd_c/ops/sequence/op_embedding.inc"
-#include "autograd_c/ops/for_each_real.inc"
+#include "core/base/for_each_real.inc"
 
 static void sort_rows(job *j, int32_t *end, int32_t *row) {
     const fattn_tensor *ids = &j->c->in[IDS];

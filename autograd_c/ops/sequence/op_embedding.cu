@@ -1,5 +1,5 @@
-/* Rows of a table on the device; see op_embedding.c. Nobody can look at ids without waiting for
-   them: an id outside the table gives a row of NaN, and no gradient. */
+/* Rows of a table on the device; see op_embedding.c. The host cannot check ids without waiting
+   for the stream: an id outside the table gives a row of NaN, and no gradient. */
 #include "autograd_c/ops/op_cuda.h"
 
 #include "core/device/any_dtype.cuh"

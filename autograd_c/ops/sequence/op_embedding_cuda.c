@@ -30,8 +30,8 @@ static int pack_of(const fattn_tensor *table, const fattn_tensor *rows) {
 static fattn_status forward(fattn_op_call *c) {
     fattni_embedding_args a = args_of(c);
     a.table = fattni_walk_of(&c->in[TABLE]);
-    a.entries = fattni_place_of(&c->in[TABLE]);
-    a.rows = fattni_place_of(&c->out[0]);
+    a.entries = fattni_operand_of(&c->in[TABLE]);
+    a.rows = fattni_operand_of(&c->out[0]);
     a.pack = pack_of(&c->in[TABLE], &c->out[0]);
     return FATTNI_START_REAL(c->ctx, a.entries.dtype, embedding,
                              fattni_ceil_div(a.R * a.C, ROW_THREADS * a.pack), ROW_THREADS, &a);
@@ -43,8 +43,8 @@ static fattn_status backward(fattn_op_call *c) {
     fattni_embedding_args a = args_of(c);
     a.table = fattni_walk_of(d);
     a.out = fattni_walk_of(&c->d_out[0]);
-    a.entries = fattni_place_of(d);
-    a.rows = fattni_place_of(&c->d_out[0]);
+    a.entries = fattni_operand_of(d);
+    a.rows = fattni_operand_of(&c->d_out[0]);
     if (c->d_in_fresh[TABLE]) FATTNI_TRY(fattni_fill(c->ctx, d, 0, true));
     const bool wide = d->dtype == FATTN_F32 || d->dtype == FATTN_F64;
     a.pack = pack_of(d, &c->d_out[0]);

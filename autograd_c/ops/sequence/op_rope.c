@@ -17,13 +17,13 @@ enum { POSITIONS_PER_TASK = 16, ELEMENTS_PER_TASK = 8192 };
 typedef struct job {
     const fattn_tensor *to, *from;
     const rope *attr;
-    void *turns; /* [S][2][D/2]: cosines and sines */
+    void *cos_sin; /* [S][2][D/2]: cosines and sines */
     int64_t rows_per_task, tasks_per_sequence;
     bool back, fresh;
 } job;
 
 #define BODY "autograd_c/ops/sequence/op_rope.inc"
-#include "autograd_c/ops/for_each_real.inc"
+#include "core/base/for_each_real.inc"
 
 static fattn_status infer(fattn_op_call *c) {
     const rope *a = c->attr;
@@ -54,12 +54,12 @@ static void turn(const fattn_op_call *c, job j) {
     const bool wide = x->dtype == FATTN_F64;
     if (fattn_tensor_numel(x) == 0) return;
     j.attr = c->attr;
-    j.turns = c->workspace;
+    j.cos_sin = c->workspace;
     j.rows_per_task = fattni_max(1, ELEMENTS_PER_TASK / (H * D));
     j.tasks_per_sequence = fattni_ceil_div(S, j.rows_per_task);
     fattni_parallel(c->ctx, fattni_ceil_div(S, POSITIONS_PER_TASK), wide ? angles_f64 : angles_f32,
                     &j);
-    fattni_parallel(c->ctx, B * j.tasks_per_sequence, wide ? turn_f64 : turn_f32, &j);
+    fattni_parallel(c->ctx, B * j.tasks_per_sequence, wide ? rotate_f64 : rotate_f32, &j);
 }
 
 static fattn_status forward_cpu(fattn_op_call *c) {

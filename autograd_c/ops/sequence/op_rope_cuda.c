@@ -28,9 +28,9 @@ static void plan(fattn_op_call *c) {
 static fattn_status turn(const fattn_op_call *c, const fattn_tensor *to, const fattn_tensor *from,
                          bool back, bool fresh) {
     const fattni_rope *const r = c->attr;
-    fattni_rope_args a = {.to = fattni_place_of(to),
-                          .from = fattni_place_of(from),
-                          .turns = c->workspace,
+    fattni_rope_args a = {.to = fattni_operand_of(to),
+                          .from = fattni_operand_of(from),
+                          .cos_sin = c->workspace,
                           .base = (double)r->base,
                           .position = (double)r->position,
                           .back = back,
@@ -47,7 +47,7 @@ static fattn_status turn(const fattn_op_call *c, const fattn_tensor *to, const f
     const bool packs = fattni_rows_in_packs(to) && fattni_rows_in_packs(from) &&
                        to->shape[3] / 2 % FATTNI_PACK == 0;
     a.pack = packs ? FATTNI_PACK : 1;
-    a.dtype = fattni_common_dtype((const fattni_place *[]){&a.to, &a.from}, 2);
+    a.dtype = fattni_common_dtype((const fattni_operand *[]){&a.to, &a.from}, 2);
     const int64_t angles = to->shape[2] * to->shape[3] / 2;
     const int32_t dtype = c->in[0].dtype;
     FATTNI_TRY(FATTNI_START_REAL(c->ctx, dtype, rope_angles, fattni_ceil_div(angles, THREADS),

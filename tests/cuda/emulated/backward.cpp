@@ -1,9 +1,10 @@
-/* A Hopper backward kernel on the host, one instance per program (K_D, K_MASK, K_BM, K_BN), against
-   the formulas of bwd/README.md in double: layouts, masks, features, lengths, turns. What lies
+/* A Hopper backward kernel on the host, one line of bwd_kernels.def per program (K_INSTANCE), against
+   the formulas of bwd/README.md in double: layouts, masks, features, lengths, deterministic
+   accumulation. What lies
    beyond a sequence in its buffer is NaN. */
 #include "fields.h"
 
-#include "bwd/cuda/bwd_sm90.cuh"
+#include K_INSTANCE
 #include "core/device/dropout.cuh"
 
 typedef struct test_case {
@@ -11,10 +12,10 @@ typedef struct test_case {
     int B, Hq, Hkv, Sq, Sk, D;
     int causal, left, right; /* window: -1 is unbounded */
     float dropout;
-    int alibi, bias, q_pos0, turns;
+    int alibi, bias, q_pos0, dq_semaphore;
     int packed, padded;
     int length_q[3], length_k[3];
-    int rows; /* the kernel also prepares rows and finishes dQ, in sections of so many key heads */
+    int rows; /* the kernel also prepares rows and finishes dQ, in head groups of so many key heads */
 } test_case;
 
 static const float SOFTCAP = 0.8f;
@@ -23,10 +24,10 @@ static const float SOFTCAP = 0.8f;
 typedef struct problem {
     field q, k, v, o, d_o, dq, dk, dv;
     std::vector<float> slopes, bias, d_bias, lse, d_lse, lse2, delta, accumulator;
-    std::vector<int32_t> turns, counters;
+    std::vector<int32_t> dq_semaphore, counters;
     lengths of; /* the sequences */
     std::vector<double> want_dq, want_dk, want_dv, want_d_bias;
-    fattni_sm90_args args;
+    fattni_bwd_sm90_args args;
 } problem;
 
 static void set_up(problem *p, const test_case *c) {
@@ -53,53 +54,55 @@ static void set_up(problem *p, const test_case *c) {
     p->d_bias.resize(p->bias.size());
 
     memset(&p->args, 0, sizeof p->args);
-    fattni_cuda_args *const a = &p->args.a;
+    fattni_bwd_args *const bwd = &p->args.bwd;
+    fattni_attention_args *const a = &bwd->a;
     a->B = c->B, a->Hq = c->Hq, a->Hkv = c->Hkv, a->group = c->Hq / c->Hkv;
     a->Sq = c->Sq, a->Sk = c->Sk, a->D = a->Dv = c->D, a->rows_q = rows_q, a->rows_k = rows_k;
     a->left = c->left < 0 ? FATTNI_FAR : c->left;
     a->right = c->causal ? 0 : c->right < 0 ? FATTNI_FAR : c->right;
     a->shift = a->q_pos0 = c->q_pos0;
     a->scale = 1 / sqrtf((float)c->D);
-    a->lse_factor = FATTNI_BEGINS_WITH_L(!GENERAL, K_D, K_BM) ? -1 / a->scale : 1 / logf(2.0f);
-    a->softcap = K_MASK == 3 ? SOFTCAP : 0.0f;
+    bwd->lse_factor = FATTNI_BEGINS_WITH_L(!GENERAL, K_D, K_BM) ? -1 / a->scale : 1 / logf(2.0f);
+    a->softcap = K_VARIANT == FATTNI_VARIANT_CAPPED ? SOFTCAP : 0.0f;
     a->drop_T = (uint32_t)lroundf(65536 * c->dropout);
     a->keep_scale = 65536.0f / (float)(65536 - a->drop_T);
-    a->dq_scale = a->dk_scale = a->scale, a->dv_scale = a->keep_scale, a->dbias_scale = 1;
+    bwd->dq_scale = bwd->dk_scale = a->scale, bwd->dv_scale = a->keep_scale, bwd->dbias_scale = 1;
     a->seed = 99, a->rng_heads = (uint32_t)c->Hq;
-    a->o = view_of(&p->o), a->d_o = view_of(&p->d_o);
-    a->dq = view_of(&p->dq), a->dk = view_of(&p->dk), a->dv = view_of(&p->dv);
+    a->o = view_of(&p->o), bwd->d_o = view_of(&p->d_o);
+    bwd->dq = view_of(&p->dq), bwd->dk = view_of(&p->dk), bwd->dv = view_of(&p->dv);
     const fattni_line slopes = {p->slopes.data(), 1};
     if (c->alibi) a->alibi = slopes;
     give_lengths(a, &p->of, c->packed, c->padded);
     const fattni_view bias = {p->bias.data(), 0, (int64_t)c->Sq * c->Sk, c->Sk, 1};
-    if (c->bias) a->bias = a->d_bias = bias, a->d_bias.p = p->d_bias.data(), a->bias_f32 = 1;
+    if (c->bias) a->bias = bwd->d_bias = bias, bwd->d_bias.p = p->d_bias.data(), a->bias_f32 = 1;
 
-    a->row_block = K_BM, a->D_padded = K_D;
-    a->padded_rows = ((c->packed ? rows_q + c->B * K_BM : c->Sq) + K_BM - 1) / K_BM * K_BM;
-    const size_t rows = (size_t)a->padded_rows * (size_t)(c->Hq * batches);
+    bwd->row_block = K_BM, bwd->D_padded = K_D;
+    bwd->padded_rows = ((c->packed ? rows_q + c->B * K_BM : c->Sq) + K_BM - 1) / K_BM * K_BM;
+    const size_t rows = (size_t)bwd->padded_rows * (size_t)(c->Hq * batches);
     p->lse2.assign(rows + 4, NAN), p->delta.assign(rows + 4, NAN);
     p->accumulator.assign(rows * K_D, NAN);
-    p->turns.assign((size_t)((c->Sq + K_BM - 1) / K_BM * c->Hq * c->B), 0);
-    a->lse2 = p->lse2.data(), a->delta = p->delta.data(), a->dq_accumulator = p->accumulator.data();
-    if (c->turns) a->turns = p->turns.data();
+    p->dq_semaphore.assign((size_t)((c->Sq + K_BM - 1) / K_BM * c->Hq * c->B), 0);
+    bwd->lse2 = p->lse2.data(), bwd->delta = p->delta.data(), bwd->dq_accumulator = p->accumulator.data();
+    if (c->dq_semaphore) bwd->dq_semaphore = p->dq_semaphore.data();
 
     p->args.q = map_of(&p->q, K_BM), p->args.d_o = map_of(&p->d_o, K_BM);
     p->args.k = map_of(&p->k, K_BN), p->args.v = map_of(&p->v, K_BN);
     const fattni_map_step step = {1, batches > 1};
     p->args.q_step = p->args.k_step = p->args.v_step = p->args.d_o_step = step;
-    p->args.blocks = (c->Sk + CTAS * K_BN - 1) / (CTAS * K_BN);
-    p->args.tiles = p->args.blocks * c->Hkv * c->B;
-    p->args.section = c->rows ? c->rows : 2;
-    p->args.pieces = p->args.tiles;
+    p->args.schedule.blocks = (c->Sk + CTAS * K_BN - 1) / (CTAS * K_BN);
+    p->args.schedule.planes = c->Hkv * c->B;
+    p->args.schedule.tiles = p->args.schedule.blocks * p->args.schedule.planes;
+    p->args.schedule.head_group = c->rows ? c->rows : 2;
+    p->args.items = p->args.schedule.tiles;
     p->counters.assign((size_t)(1 + FATTNI_COUNTERS * c->B * c->Hkv), 0);
-    p->args.next_tile = p->counters.data();
+    p->args.schedule.next_tile = p->counters.data();
     p->lse.assign((size_t)(c->B * c->Hq * c->Sq), -INFINITY), p->d_lse.resize(p->lse.size());
     const fattni_view lse = {p->lse.data(), (int64_t)c->Hq * c->Sq, c->Sq, 1, 1};
     if (c->rows) {
         for (float &x : p->d_lse) x = normal();
-        a->lse = a->d_lse = lse, a->d_lse.p = p->d_lse.data();
-        fattni_cut(&p->args, CTAS);
-        p->turns.assign(p->turns.size(), 1);
+        a->lse = bwd->d_lse = lse, bwd->d_lse.p = p->d_lse.data();
+        fattni_schedule_backward(&p->args, CTAS);
+        p->dq_semaphore.assign(p->dq_semaphore.size(), 1);
     }
     p->want_dq.resize(p->q.x.size()), p->want_dk.resize(p->k.x.size()),
         p->want_dv.resize(p->v.x.size());
@@ -108,7 +111,7 @@ static void set_up(problem *p, const test_case *c) {
 
 /* One row of the formulas: its L and delta to the kernel, its share to what is wanted. */
 static void expect_row(problem *p, const sequence *s, int b, int h, int i) {
-    const fattni_cuda_args *const a = &p->args.a;
+    const fattni_attention_args *const a = &p->args.bwd.a;
     const int hk = h / a->group, D = a->D, row = s->q0 + i;
     const dropout_plane plane = dropout_plane_of(a, b, h);
     std::vector<double> score(s->Sk), dp(s->Sk), slope(s->Sk);
@@ -122,9 +125,9 @@ static void expect_row(problem *p, const sequence *s, int b, int h, int i) {
             y += p->d_o.get(s->batch, h, row, d) * p->v.get(s->batch, hk, s->k0 + j, d);
         }
         x *= a->scale;
-        const double t = K_MASK == 3 ? tanh(x / a->softcap) : 0;
+        const double t = K_VARIANT == FATTNI_VARIANT_CAPPED ? tanh(x / a->softcap) : 0;
         slope[j] = 1 - t * t;
-        if (K_MASK == 3) x = a->softcap * t;
+        if (K_VARIANT == FATTNI_VARIANT_CAPPED) x = a->softcap * t;
         if (a->alibi.p) x -= p->slopes[h] * fabs((double)(i - j + s->diagonal));
         if (a->bias.p) x += p->bias[((size_t)h * a->Sq + i) * a->Sk + j];
         keep[j] = !a->drop_T || keep_at(a, &plane, i, j);
@@ -146,8 +149,8 @@ static void expect_row(problem *p, const sequence *s, int b, int h, int i) {
         p->lse[at] = (float)L;
         delta -= p->d_lse[at];
     } else {
-        const int64_t at = row_base(a, s, b, h) + i;
-        p->lse2[at] = (float)(a->lse_factor * L);
+        const int64_t at = row_base(&p->args.bwd, s, b, h) + i;
+        p->lse2[at] = (float)(p->args.bwd.lse_factor * L);
         p->delta[at] = (float)delta;
     }
     for (int j = begin; j < end; ++j) {
@@ -165,14 +168,14 @@ static void expect_row(problem *p, const sequence *s, int b, int h, int i) {
 }
 /* As bwd/cuda/bwd_preprocess.cu leaves the workspace: rows beyond the end have L = inf, delta = 0. Or as it was. */
 static void expect(problem *p) {
-    const fattni_cuda_args *const a = &p->args.a;
+    const fattni_attention_args *const a = &p->args.bwd.a;
     for (int b = 0; b < a->B; ++b) {
         const sequence s = sequence_of(a, b);
         for (int h = 0; h < a->Hq; ++h)
             for (int i = 0; i < (s.Sq + K_BM - 1) / K_BM * K_BM; ++i) {
-                const int64_t at = row_base(a, &s, b, h) + i;
+                const int64_t at = row_base(&p->args.bwd, &s, b, h) + i;
                 for (int d = 0; d < K_D && !p->args.progress; ++d)
-                    p->lse2[at] = p->args.a.lse_factor * INFINITY, p->delta[at] = 0, p->accumulator[at * K_D + d] = 0;
+                    p->lse2[at] = p->args.bwd.lse_factor * INFINITY, p->delta[at] = 0, p->accumulator[at * K_D + d] = 0;
                 if (i < s.Sq) expect_row(p, &s, b, h, i);
             }
     }
@@ -188,7 +191,7 @@ static float accumulated(const problem *p, int64_t base, int i, int d) {
                           row % 16 / 8 * 2 + column % 2];
 }
 
-static const fattni_sm90_args *args_of_run;
+static const fattni_bwd_sm90_args *args_of_run;
 static void run_kernel(void) { K_NAME(*args_of_run); }
 
 /* Relative errors: P and dS are rounded to 2^-9, of which sums of many terms keep a part. */
@@ -197,11 +200,11 @@ static int check(const test_case *c) {
     set_up(&p, c);
     expect(&p);
     args_of_run = &p.args;
-    if (CTAS == 1) /* two CTAs share the pieces */
+    if (CTAS == 1) /* two CTAs share the work items */
         machine_run(0, 2, 32 * K_WARPS, 0, run_kernel);
-    for (int n = 0; n < p.args.pieces && CTAS > 1; ++n)
+    for (int n = 0; n < p.args.items && CTAS > 1; ++n)
         machine_run(n * CTAS, CTAS, 32 * K_WARPS, (unsigned)n, run_kernel);
-    const fattni_cuda_args *const a = &p.args.a;
+    const fattni_attention_args *const a = &p.args.bwd.a;
     error dq = {0, 0}, dk = {0, 0}, dv = {0, 0}, d_bias = {0, 0};
     for (int b = 0; b < c->B; ++b) {
         const sequence s = sequence_of(a, b);
@@ -210,7 +213,7 @@ static int check(const test_case *c) {
                 for (int d = 0; d < c->D; ++d) {
                     const size_t at = p.q.at(s.batch, h, s.q0 + i, d);
                     if (c->rows) add(&dq, value_of(p.dq.x[at]), a->scale * p.want_dq[at]);
-                    else add(&dq, accumulated(&p, row_base(a, &s, b, h), i, d), p.want_dq[at]);
+                    else add(&dq, accumulated(&p, row_base(&p.args.bwd, &s, b, h), i, d), p.want_dq[at]);
                     p.dq.x[at] = UNTOUCHED;
                 }
         for (int h = 0; h < c->Hkv; ++h)
@@ -237,19 +240,19 @@ static int check(const test_case *c) {
 }
 
 static const test_case cases[] = {
-#if K_MASK == 0
+#if K_VARIANT == FATTNI_VARIANT_FULL
     {"full", 1, 2, 1, 150, 200, K_D, 0, -1, -1},
-    {"full, short rows, turns", 1, 1, 1, 70, 280, K_D - 8, 0, -1, -1, 0, 0, 0, 0, 1},
+    {"full, short rows, deterministic", 1, 1, 1, 70, 280, K_D - 8, 0, -1, -1, 0, 0, 0, 0, 1},
     {"full, with rows", 1, 4, 2, 150, 140, K_D, 0, -1, -1, 0, 0, 0, 0, 0, 0, 0, {}, {}, 1},
-#if K_D <= 128 /* CTAs that share pieces */
-    {"full, one section", 1, 1, 1, 150, 300, K_D, 0, -1, -1, 0, 0, 0, 0, 0, 0, 0, {}, {}, 2},
+#if K_D <= 128 /* CTAs that share work items */
+    {"full, one head group", 1, 1, 1, 150, 300, K_D, 0, -1, -1, 0, 0, 0, 0, 0, 0, 0, {}, {}, 2},
 #endif
     {"full, many heads", 6, 1, 1, 70, 50, K_D - 8, 0, -1, -1, 0, 0, 0, 0, 0, 0, 0, {}, {}, 1},
-#elif K_MASK == 1
+#elif K_VARIANT == FATTNI_VARIANT_CAUSAL
     {"causal", 1, 2, 1, 200, 150, K_D, 1, -1, -1},
-    {"causal, short rows, turns", 2, 1, 1, 150, 280, K_D - 8, 1, -1, -1, 0, 0, 0, 0, 1},
+    {"causal, short rows, deterministic", 2, 1, 1, 150, 280, K_D - 8, 1, -1, -1, 0, 0, 0, 0, 1},
     {"causal, with rows", 1, 6, 3, 150, 140, K_D, 1, -1, -1, 0, 0, 0, 0, 0, 0, 0, {}, {}, 2},
-    {"causal, with rows, turns", 2, 1, 1, 100, 280, K_D - 8, 1, -1, -1, 0, 0, 0, 0, 1, 0, 0, {}, {}, 1},
+    {"causal, with rows, deterministic", 2, 1, 1, 100, 280, K_D - 8, 1, -1, -1, 0, 0, 0, 0, 1, 0, 0, {}, {}, 1},
 #else
     {"no feature", 1, 2, 1, 150, 200, K_D, 0, -1, -1},
     {"window", 1, 1, 1, 200, 170, K_D, 0, 50, 21},
@@ -261,11 +264,11 @@ static const test_case cases[] = {
     {"packed, full", 3, 1, 1, 80, 150, K_D, 0, -1, -1, 0, 0, 0, 0, 0, 1, 0,
      {50, 80, 33}, {71, 130, 150}},
     {"padded", 2, 2, 1, 100, 150, K_D, 1, -1, -1, 0, 0, 0, 0, 0, 0, 1, {50, 100}, {150, 71}},
-    {"all, turns", 2, 2, 1, 100, 150, K_D - 8, 1, 90, -1, 0.2f, 1, 1, 16, 1, 0, 1,
+    {"all, deterministic", 2, 2, 1, 100, 150, K_D - 8, 1, 90, -1, 0.2f, 1, 1, 16, 1, 0, 1,
      {90, 70}, {150, 131}},
-    {"window, turns", 1, 1, 1, 300, 300, K_D, 0, 40, 70, 0, 0, 0, 0, 1},
+    {"window, deterministic", 1, 1, 1, 300, 300, K_D, 0, 40, 70, 0, 0, 0, 0, 1},
     {"window, with rows", 1, 4, 2, 200, 300, K_D, 0, 50, 21, 0, 1, 0, 0, 0, 0, 0, {}, {}, 1},
-    {"padded, with rows, turns", 2, 2, 1, 200, 290, K_D - 8, 1, -1, -1, 0, 0, 0, 0, 1, 0, 1, {50, 200}, {290, 71}, 1},
+    {"padded, with rows, deterministic", 2, 2, 1, 200, 290, K_D - 8, 1, -1, -1, 0, 0, 0, 0, 1, 0, 1, {50, 200}, {290, 71}, 1},
     {"padded, a sequence without keys, with rows", 3, 1, 1, 100, 150, K_D, 0, -1, -1, 0, 0, 0, 0, 0, 0, 1, {50, 100, 0},
      {130, 0, 40}, 2},
 #endif

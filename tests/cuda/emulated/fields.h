@@ -64,7 +64,7 @@ static inline lengths lengths_of(int sequences, const int *q, const int *k) {
     }
     return l;
 }
-static inline void give_lengths(fattni_cuda_args *a, lengths *l, int packed, int padded) {
+static inline void give_lengths(fattni_attention_args *a, lengths *l, int packed, int padded) {
     const fattni_line cu_q = {l->cu_q.data(), 1}, cu_k = {l->cu_k.data(), 1}, q = {l->q.data(), 1},
                       k = {l->k.data(), 1};
     if (packed) a->cu_seqlens_q = cu_q, a->cu_seqlens_k = cu_k;

@@ -1,9 +1,11 @@
-/* A Hopper forward kernel on the host, one instance per program (K_D, K_MASK, K_BM, K_BN, K_WARPS), against
+/* A Hopper forward kernel on the host, one line of fwd_kernels.def per program (K_INSTANCE), against
    the formulas of fwd/README.md in double: layouts, masks, features, lengths, schedule. What lies beyond a
    sequence in its buffer is NaN. */
 #include "fields.h"
 
-#include "fwd/cuda/fwd_sm90.cuh"
+#include K_INSTANCE
+
+#define CAUSAL_VARIANT (K_VARIANT == FATTNI_VARIANT_CAUSAL || K_VARIANT == FATTNI_VARIANT_SHORT)
 
 typedef struct test_case {
     const char *name;
@@ -29,7 +31,7 @@ typedef struct problem {
     std::vector<uint16_t> half_o;
     lengths of; /* the sequences */
     int32_t next_tile;
-    fattni_sm90_args args;
+    fattni_fwd_sm90_args args;
 } problem;
 
 static size_t row_of_o(const problem *p, int batch, int h, int row) {
@@ -37,7 +39,7 @@ static size_t row_of_o(const problem *p, int batch, int h, int row) {
 }
 
 /* Kernels for plain masks that store by the TMA unit know no other way. */
-static int is_half(const test_case *c) { return c->half_o || (K_MASK < 2 && (K_D <= 128 || K_BN <= 64)); }
+static int is_half(const test_case *c) { return c->half_o || (K_VARIANT < FATTNI_VARIANT_BANDED && (K_D <= 128 || K_BN <= 64)); }
 
 /* Of all rows alike, before scale; exact in bf16. 1: a few keys, the last that are visited, far above. 2: all far
    below. 3: the first ones far above, others less far. 4: the first ones far below. 5: as 1, further than a plain
@@ -101,7 +103,7 @@ static void set_up(problem *p, const test_case *c) {
     p->old_o = p->o, p->old_lse = p->lse;
 
     memset(&p->args, 0, sizeof p->args);
-    fattni_cuda_args *const a = &p->args.a;
+    fattni_attention_args *const a = &p->args.a;
     a->B = c->B, a->Hq = c->Hq, a->Hkv = c->Hkv, a->group = c->Hq / c->Hkv;
     a->Sq = c->Sq, a->Sk = c->Sk, a->D = c->D, a->Dv = c->Dv, a->rows_q = rows_q, a->rows_k = rows_k;
     a->left = c->left < 0 ? FATTNI_FAR : c->left;
@@ -138,16 +140,17 @@ static void set_up(problem *p, const test_case *c) {
     p->args.k = map_of(&p->k, K_BN), p->args.v = map_of(&p->v, K_BN);
     const fattni_map_step step = {1, batches > 1};
     p->args.q_step = p->args.k_step = p->args.v_step = p->args.o_step = step;
-    p->args.blocks = (c->Sq + K_BM - 1) / K_BM;
-    p->args.tiles = p->args.blocks * c->Hq * c->B;
-    p->args.section = 2;
+    p->args.schedule.blocks = (c->Sq + K_BM - 1) / K_BM;
+    p->args.schedule.planes = c->Hq * c->B;
+    p->args.schedule.tiles = p->args.schedule.blocks * p->args.schedule.planes;
+    p->args.schedule.head_group = 2;
     p->next_tile = 0;
-    p->args.next_tile = &p->next_tile;
+    p->args.schedule.next_tile = &p->next_tile;
 }
 
 /* One row of the formulas against what the kernel stored, which becomes UNWRITTEN again. */
 static void compare_row(problem *p, const sequence *s, int b, int h, int i, error *o, double *worst_L) {
-    const fattni_cuda_args *const a = &p->args.a;
+    const fattni_attention_args *const a = &p->args.a;
     const int hk = h / a->group, row = s->q0 + i;
     const dropout_plane plane = dropout_plane_of(a, b, h);
     std::vector<double> want((size_t)a->Dv, 0.0);
@@ -187,7 +190,7 @@ static void compare_row(problem *p, const sequence *s, int b, int h, int i, erro
     p->lse[at] = UNWRITTEN;
 }
 
-static const fattni_sm90_args *args_of_run;
+static const fattni_fwd_sm90_args *args_of_run;
 static void run_kernel(void) { K_NAME(*args_of_run); }
 
 static int check(const test_case *c) {
@@ -196,7 +199,7 @@ static int check(const test_case *c) {
     args_of_run = &p.args;
     gridDim.x = 2;
     for (int n = 0; n < (int)gridDim.x; ++n) machine_run(n, 1, 32 * K_WARPS, (unsigned)n, run_kernel);
-    const fattni_cuda_args *const a = &p.args.a;
+    const fattni_attention_args *const a = &p.args.a;
     for (size_t n = 0; n < p.o.size() && is_half(c); ++n) p.o[n] = value_of(p.half_o[n]);
     int late = 0;
     for (int i = 0; i < c->Sq && c->far == 5; ++i) late += isnan(p.lse[i]) && isnan(p.o[(size_t)(i * c->Dv)]);
@@ -226,28 +229,28 @@ static int check(const test_case *c) {
     .name = N, .B = B_, .Hq = HQ, .Hkv = HKV, .Sq = SQ, .Sk = SK, .D = D_, .Dv = DV, .causal = C,      \
     .left = L, .right = R
 static const test_case cases[] = {
-#if K_MASK < 2
-    {CASE("tiles", 1, 2, 1, 450, 600, K_D, K_D, K_MASK == 1, -1, -1), .half_o = 1},
-    {CASE("two sequences, short rows", 2, 1, 1, 70, 60, K_D - 8, K_D, K_MASK == 1, -1, -1)},
-    {CASE("more rows than keys", 1, 1, 1, 300, 150, K_D, K_D - 16, K_MASK == 1, -1, -1), .top_left = 1,
+#if K_VARIANT < FATTNI_VARIANT_BANDED
+    {CASE("tiles", 1, 2, 1, 450, 600, K_D, K_D, CAUSAL_VARIANT, -1, -1), .half_o = 1},
+    {CASE("two sequences, short rows", 2, 1, 1, 70, 60, K_D - 8, K_D, CAUSAL_VARIANT, -1, -1)},
+    {CASE("more rows than keys", 1, 1, 1, 300, 150, K_D, K_D - 16, CAUSAL_VARIANT, -1, -1), .top_left = 1,
      .half_o = 1},
-    {CASE("large scores", 1, 1, 1, 200, 400, K_D, K_D, K_MASK == 1, -1, -1), .q_factor = 40},
-    {CASE("scores that grow slowly", 1, 1, 1, 200, 900, K_D, K_D, K_MASK == 1, -1, -1), .growth = 9},
-    {CASE("scores that grow fast", 1, 1, 1, 200, 900, K_D, K_D, K_MASK == 1, -1, -1), .growth = 80},
+    {CASE("large scores", 1, 1, 1, 200, 400, K_D, K_D, CAUSAL_VARIANT, -1, -1), .q_factor = 40},
+    {CASE("scores that grow slowly", 1, 1, 1, 200, 900, K_D, K_D, CAUSAL_VARIANT, -1, -1), .growth = 9},
+    {CASE("scores that grow fast", 1, 1, 1, 200, 900, K_D, K_D, CAUSAL_VARIANT, -1, -1), .growth = 80},
 #else
     {CASE("no feature", 1, 2, 1, 350, 400, K_D, K_D, 0, -1, -1)},
     {CASE("far below, window, sink", 1, 2, 1, 300, 400, K_D, K_D, 0, 120, 90), .sink = 1, .far = 2},
     {CASE("the first far below, sink, merge", 1, 1, 1, 200, 400, K_D, K_D, 0, -1, -1), .sink = 1, .merge = 1, .far = 4},
 #endif
-    {CASE("far above, the last", 1, 1, 1, 200, 600, K_D, K_D, K_MASK == 1, -1, -1), .far = 1},
-    {CASE("further than it may be, the last", 1, 1, 1, 200, 600, K_D, K_D, K_MASK == 1, -1, -1), .far = 5},
-    {CASE("far below", 1, 1, 1, 200, 400, K_D, K_D, K_MASK == 1, -1, -1), .far = 2},
-    {CASE("far above, the first furthest", 1, 1, 1, 400, 400, K_D, K_D, K_MASK == 1, -1, -1), .far = 3},
-    {CASE("the first far below", 1, 1, 1, 200, 600, K_D, K_D, K_MASK == 1, -1, -1), .far = 4},
-#if K_MASK != 1 && !(K_MASK == 0 && K_D <= 128)
+    {CASE("far above, the last", 1, 1, 1, 200, 600, K_D, K_D, CAUSAL_VARIANT, -1, -1), .far = 1},
+    {CASE("further than it may be, the last", 1, 1, 1, 200, 600, K_D, K_D, CAUSAL_VARIANT, -1, -1), .far = 5},
+    {CASE("far below", 1, 1, 1, 200, 400, K_D, K_D, CAUSAL_VARIANT, -1, -1), .far = 2},
+    {CASE("far above, the first furthest", 1, 1, 1, 400, 400, K_D, K_D, CAUSAL_VARIANT, -1, -1), .far = 3},
+    {CASE("the first far below", 1, 1, 1, 200, 600, K_D, K_D, CAUSAL_VARIANT, -1, -1), .far = 4},
+#if !CAUSAL_VARIANT && !(K_VARIANT == FATTNI_VARIANT_FULL && K_D <= 128)
     {CASE("one key that dominates, the last", 1, 1, 1, 200, 280, K_D, K_D, 0, -1, -1), .q_factor = 0.05f, .peak = 7.5f},
 #endif
-#if K_MASK >= 2
+#if K_VARIANT >= FATTNI_VARIANT_BANDED
     {CASE("window", 1, 1, 1, 400, 370, K_D, K_D, 0, 50, 21)},
     {CASE("wide window", 1, 1, 1, 330, 700, K_D, K_D, 0, 300, 200)},
     {CASE("causal window", 1, 1, 1, 300, 500, K_D, K_D, 1, 130, -1), .half_o = 1},
@@ -262,7 +265,7 @@ static const test_case cases[] = {
      .length_q = {100, 50}, .length_k = {0, 150}},
     {CASE("padded", 2, 2, 1, 300, 250, K_D, K_D, 1, -1, -1), .padded = 1,
      .length_q = {50, 300}, .length_k = {250, 71}, .half_o = 1},
-#if K_MASK == 2
+#if K_VARIANT == FATTNI_VARIANT_GENERAL
     {CASE("softcap", 1, 1, 1, 200, 300, K_D, K_D, 1, -1, -1), .softcap = 5},
     {CASE("wide softcap", 1, 2, 1, 330, 500, K_D, K_D, 1, -1, -1), .softcap = 30},
     {CASE("wide softcap, window, large scores", 1, 1, 1, 300, 500, K_D, K_D, 0, 200, 150), .softcap = 50,

@@ -10,7 +10,7 @@
 #include <vector>
 
 enum {
-    WARP = 32, BARRIERS = 16, STACK_BYTES = 256 * 1024, LONGEST_PAUSE = 1000, PATIENCE = 4000,
+    WARP = 32, BARRIERS = 16, STACK_BYTES = 256 * 1024, LONGEST_PAUSE = 1000, MOST_IDLE_ROUNDS = 4000,
     MOST_CTAS = 8
 };
 
@@ -21,7 +21,7 @@ typedef struct fiber {
     bool done;
 } fiber;
 
-typedef struct copy { /* on its way */
+typedef struct copy { /* pending */
     void *to;
     const void *from;
     int bytes;
@@ -29,7 +29,7 @@ typedef struct copy { /* on its way */
     void *where;
 } copy;
 
-/* Of a CTA, which has a thread of its own. */
+/* State of a CTA. Each has a host thread of its own. */
 alignas(1024) __thread unsigned char memory[MEMORY_BYTES];
 __thread index1 threadIdx, blockIdx;
 static thread_local std::vector<fiber> fibers;
@@ -37,15 +37,15 @@ static thread_local ucontext_t scheduler;
 static thread_local meeting named[BARRIERS], warps[32];
 static thread_local four given[32][WARP]; /* by machine_gather */
 
-/* Of the cluster. One CTA runs at a time, for a round of its warps. */
+/* State of the cluster. One CTA runs at a time, for a round of its warps. */
 index1 gridDim = {1};
 static unsigned char *memories[MOST_CTAS];
 static std::vector<copy> copies;
-static std::mutex baton;
-static std::condition_variable passed_on;
+static std::mutex cluster_lock;
+static std::condition_variable next_cta;
 static int cluster_ctas, running, ctas_left;
 static meeting cluster;
-static long events; /* arrivals: what shows that threads go on */
+static long events; /* arrivals and copies: without any for many rounds there is a deadlock */
 static void (*entry)(void);
 
 void machine_fail(const char *why) {
@@ -91,7 +91,7 @@ static void run_fiber(void) {
     machine_yield();
 }
 
-/* Some copies on their way are over, by chance. */
+/* Carries out some of the pending copies, at random. */
 static void end_copies(std::mt19937 *random) {
     for (size_t n = 0; n < copies.size();) {
         const copy c = copies[n];
@@ -106,16 +106,16 @@ static void end_copies(std::mt19937 *random) {
     }
 }
 
-/* Until the others have run a round. */
-static void pass_on(std::unique_lock<std::mutex> *held, int rank, int ctas) {
+/* Waits while the other CTAs run a round. */
+static void run_others(std::unique_lock<std::mutex> *held, int rank, int ctas) {
     running = (rank + 1) % ctas;
-    passed_on.notify_all();
-    passed_on.wait(*held, [=] { return running == rank; });
+    next_cta.notify_all();
+    next_cta.wait(*held, [=] { return running == rank; });
 }
 
 static void run_cta(int block, int rank, int ctas, int threads, unsigned seed) {
-    std::unique_lock<std::mutex> held(baton);
-    passed_on.wait(held, [=] { return running == rank; });
+    std::unique_lock<std::mutex> held(cluster_lock);
+    next_cta.wait(held, [=] { return running == rank; });
     blockIdx.x = (unsigned)block;
     memories[rank] = memory;
     memset(memory, 0xff, MEMORY_BYTES);
@@ -128,13 +128,13 @@ static void run_cta(int block, int rank, int ctas, int threads, unsigned seed) {
         f.context.uc_stack.ss_size = STACK_BYTES;
         makecontext(&f.context, run_fiber, 0);
     }
-    pass_on(&held, rank, ctas);
+    run_others(&held, rank, ctas);
     std::mt19937 random(seed);
     std::vector<int> order((size_t)threads / WARP);
     for (size_t w = 0; w < order.size(); ++w) order[w] = (int)w;
-    std::vector<int> pause(order.size()); /* rounds that a warp stands still: the others go ahead */
+    std::vector<int> pause(order.size()); /* rounds for which a warp does not run */
     long before = events;
-    for (int left = threads, idle = 0; ctas_left > 0; pass_on(&held, rank, ctas)) {
+    for (int left = threads, idle = 0; ctas_left > 0; run_others(&held, rank, ctas)) {
         const int had = left;
         std::shuffle(order.begin(), order.end(), random);
         for (int w : order) {
@@ -153,10 +153,10 @@ static void run_cta(int block, int rank, int ctas, int threads, unsigned seed) {
         if (had > 0 && left == 0) --ctas_left;
         idle = events == before && left == had ? idle + 1 : 0;
         before = events;
-        if (idle > PATIENCE) machine_fail("threads wait for each other: deadlock");
+        if (idle > MOST_IDLE_ROUNDS) machine_fail("deadlock: threads wait for each other");
     }
     running = (rank + 1) % ctas;
-    passed_on.notify_all();
+    next_cta.notify_all();
 }
 
 void machine_run(int block, int ctas, int threads, unsigned seed, void (*kernel)(void)) {

@@ -1,6 +1,5 @@
-/* One CTA on the host, or a cluster: their threads are fibers that run until they wait for each
-   other, warps in random order and with random pauses, in which the others go ahead. And what
-   device code finds in CUDA's headers, as far as the Hopper kernels use it. */
+/* A CTA, or a cluster of CTAs, on the host: device threads are fibers that run until they wait for each other; warps
+   run in random order and with random pauses. And host versions of the CUDA built-ins that the kernels use. */
 #ifndef EMULATED_MACHINE_H
 #define EMULATED_MACHINE_H
 
@@ -32,26 +31,25 @@ extern index1 gridDim;
 extern __thread unsigned char memory[]; /* shared memory; its addresses are offsets */
 enum { MEMORY_BYTES = 227 * 1024, MOST_THREADS = 1024 };
 
-/* Runs `kernel` as a cluster of `ctas` CTAs, from number `block` on, of `threads` threads over
-   poisoned shared memory. Exits with a sentence when no thread can go on. `seed` chooses the
-   order of warps. */
+/* Runs `kernel` as a cluster of `ctas` CTAs, from blockIdx `block` on, of `threads` threads each. Shared memory starts
+   as 0xff in all bytes, which are NaN. Exits with an error message on a deadlock. `seed` chooses the order of warps. */
 void machine_run(int block, int ctas, int threads, unsigned seed, void (*kernel)(void));
 
 int machine_threads(void);
 void machine_yield(void);
 void machine_fail(const char *why);
-/* All lanes of the calling warp; all `threads` that name the barrier. */
+/* Barriers: of all lanes of the calling warp; a named one of `threads` threads; of all threads of the cluster. */
 void machine_meet_warp(void);
 void machine_arrive(int barrier, int threads);
 void machine_meet(int barrier, int threads);
 void machine_meet_cluster(void);
 /* Shared memory of the cluster's CTA `rank`. */
 unsigned char *machine_memory(int rank);
-/* A copy that is over some time later, and is followed by done(where, bytes). */
+/* An asynchronous copy: takes place some time later, and then calls done(where, bytes). */
 void machine_copy(void *to, const void *from, int bytes, void (*done)(void *, int), void *where);
 
-/* All lanes of the warp give four words and may read everybody's, [lane][word], until they meet
-   again. */
+/* Each lane of the warp gives four words and gets those of all lanes, [lane][word], valid until the next meeting of the
+   warp. */
 typedef uint32_t four[4];
 const four *machine_gather(const uint32_t x[4]);
 

@@ -1,7 +1,7 @@
-/* Stand-ins for core/ptx/: the same names and meanings, carried out at once, but for copies
-   between CTAs and products of shared memory, which take place late. So a missing fence is not
-   noticed here, nor a missing wait for other copies; layouts, counts of barriers and everything
-   between the wrappers are. Included before the kernel, it keeps the real wrappers out. bf16. */
+/* Stand-ins for core/ptx/ on the host, with the same names and meanings, for BF16. Most take effect at once; copies
+   between CTAs, TMA stores and products of two operands in shared memory take effect as late as they may. So this finds
+   wrong layouts, wrong counts of barriers and everything between the wrappers, but no missing fence and no missing wait
+   for other copies. Include before the kernel: it defines the include guards of the real wrappers. */
 #ifndef EMULATED_PTX_H
 #define EMULATED_PTX_H
 
@@ -66,7 +66,7 @@ static inline void reduce_add_4(float *p, const float x[4]) {
     for (int e = 0; e < 4; ++e) p[e] += x[e];
 }
 
-static inline int thread_again(void) { return (int)threadIdx.x; }
+static inline int reload_thread_index(void) { return (int)threadIdx.x; }
 
 static inline uint32_t clock_now(void) {
     static uint32_t cycles;
@@ -128,7 +128,7 @@ static inline unsigned char *cluster_at(uint32_t address) {
 }
 static inline void cluster_arrive(uint32_t bar) { mbarrier_arrive_at((mbarrier *)cluster_at(bar), 0); }
 static inline void cluster_copy(uint32_t to, uint32_t from, int bytes, uint32_t bar) {
-    if ((to | from | (uint32_t)bytes) % 16) machine_fail("a copy between CTAs off its 16 bytes");
+    if ((to | from | (uint32_t)bytes) % 16) machine_fail("a copy between CTAs is not aligned to 16 bytes");
     machine_copy(cluster_at(to), memory + from, bytes, mbarrier_complete_at, cluster_at(bar));
 }
 
@@ -140,7 +140,7 @@ typedef struct plain_map {
 } plain_map;
 static_assert(sizeof(plain_map) <= sizeof(CUtensorMap), "a description fits");
 
-/* Where byte `at` of a tile lies under the 128-byte swizzle. */
+/* The address of byte `at` of a tile under the 128-byte swizzle. */
 static inline uint32_t swizzled(uint32_t at) { return at ^ (at >> 7 & 7) << 4; }
 
 static inline void tma_load(uint32_t to, const CUtensorMap *map, uint32_t bar, int column, int row,
@@ -162,8 +162,7 @@ static inline void tma_load(uint32_t to, const CUtensorMap *map, uint32_t bar, i
     mbarrier_complete(bar, (int)m.box * 128);
 }
 static inline void must_be_aligned(const void *global, uint32_t shared, int bytes) {
-    if (((uintptr_t)global | shared | (uint32_t)bytes) % 16)
-        machine_fail("a bulk copy off its 16 bytes");
+    if (((uintptr_t)global | shared | (uint32_t)bytes) % 16) machine_fail("a bulk copy is not aligned to 16 bytes");
 }
 static inline void bulk_load(uint32_t to, const void *from, int bytes, uint32_t bar) {
     must_be_aligned(from, to, bytes);
@@ -175,7 +174,7 @@ static inline void bulk_reduce_add(float *to, uint32_t from, int bytes) {
     must_be_aligned(to, from, bytes);
     for (int n = 0; n < bytes / 4; ++n) to[n] += ((const float *)(memory + from))[n];
 }
-/* Stores happen as late as they may: when their thread waits for them. */
+/* A store takes place when its thread waits for it. */
 typedef struct stored_box {
     plain_map map;
     uint32_t from;
@@ -185,7 +184,7 @@ static std::vector<stored_box> stores_of_thread[1024];
 static inline void tma_store(const CUtensorMap *map, uint32_t from, int column, int row, int head, int batch) {
     stored_box box = {{}, from, column, row, head, batch};
     memcpy(&box.map, map, sizeof box.map);
-    if (from % 1024) machine_fail("a swizzled box off its 1024 bytes");
+    if (from % 1024) machine_fail("a swizzled box does not start at a multiple of 1024");
     stores_of_thread[threadIdx.x].push_back(box);
 }
 static inline void bulk_commit(void) {}
@@ -243,7 +242,7 @@ static inline void load_shared_4(uint32_t x[4], uint32_t address) { memcpy(x, me
 
 /* ---- wgmma ---- */
 
-/* Element (x, k) of an operand, x along M or N: as the descriptor says. */
+/* Element (x, k) of the operand that a matrix descriptor describes, x along M or N. */
 static inline float operand_element(uint64_t descriptor, int x, int k, int mn_major) {
     const uint32_t start = (uint32_t)(descriptor & 0x3fff) << 4,
                    panel = (uint32_t)(descriptor >> 16 & 0x3fff) << 4,
@@ -284,8 +283,8 @@ static inline void product(int N, float *d, uint64_t a, const uint32_t *register
             d[4 * i + 2 + e] = x[1];
         }
 }
-/* A product of two operands in shared memory is carried out when its thread waits for it, the
-   latest time at which the tensor cores may read them. */
+/* A product of two operands in shared memory takes place when its thread waits for it, the latest time at which the
+   tensor cores may read them. */
 typedef struct queued_product {
     int N, accumulate, a_mn_major, b_mn_major, end_of_group;
     float *d;
@@ -330,7 +329,7 @@ static inline void wgmma_commit(void) {
     queue->back().end_of_group = 1;
     ++groups[threadIdx.x];
 }
-/* A warp's lanes go on together, as on the device: one of them tells others that all have read. */
+/* The lanes of a warp continue together, as on the device: one of them releases the operands for all. */
 static inline void wgmma_wait(int left) {
     std::deque<queued_product> *const queue = &products[threadIdx.x];
     while (groups[threadIdx.x] > left) {

@@ -1,9 +1,10 @@
-/* A kernel for F32 or F64 on the host, one instance per program (K_FILE, K_FORWARD, K_F64, K_D, K_BM, K_BN,
-   K_WARPS), against the formulas of fwd/README.md and bwd/README.md in double: tiles, masks, features,
-   lengths, turns. What lies beyond a sequence in its buffer is NaN. */
+/* A kernel for F32 or F64 on the host, one line of a list per program (K_INSTANCE; K_FORWARD: of which), against
+   the formulas of fwd/README.md and bwd/README.md in double: tiles, masks, features,
+   lengths, deterministic accumulation. What lies beyond a sequence in its buffer is NaN. */
 #include "real.h"
 
-#include K_FILE
+#include K_INSTANCE
+#include "bwd/cuda/bwd_args.h"
 
 #include <random>
 #include <vector>
@@ -13,7 +14,7 @@ typedef struct test_case {
     int B, Hq, Hkv, Sq, Sk, D, Dv, vectors;
     int causal, left, right; /* window: -1 is unbounded */
     float softcap, dropout;
-    int alibi, bias, sink, merge, turns, padded;
+    int alibi, bias, sink, merge, dq_semaphore, padded;
     int length_q[2], length_k[2];
 } test_case;
 
@@ -21,8 +22,8 @@ typedef std::vector<real> reals;
 typedef struct problem {
     reals q, k, v, o, lse, d_o, dq, dk, dv, delta, slopes, sinks, bias, d_bias, old_o, old_lse;
     std::vector<double> want_o, want_L, want_dq, want_dk, want_dv, want_d_bias;
-    std::vector<int32_t> lengths_q, lengths_k, turns;
-    fattni_cuda_args args;
+    std::vector<int32_t> lengths_q, lengths_k, dq_semaphore;
+    fattni_bwd_args args; /* forward: its head */
 } problem;
 
 static const real UNWRITTEN = 1232;
@@ -71,10 +72,11 @@ static void set_up(problem *p, const test_case *c) {
     p->want_o.assign(p->o.begin(), p->o.end()), p->want_L.assign(p->lse.begin(), p->lse.end());
     p->want_dq.resize(p->q.size()), p->want_dk.resize(p->k.size()), p->want_dv.resize(p->v.size());
     p->want_d_bias.resize(p->bias.size());
-    p->turns.assign((size_t)((Sq + K_BM - 1) / K_BM * Hq * B), 0);
+    p->dq_semaphore.assign((size_t)((Sq + K_BM - 1) / K_BM * Hq * B), 0);
 
-    fattni_cuda_args *const a = &p->args;
-    memset(a, 0, sizeof *a);
+    fattni_bwd_args *const bwd = &p->args;
+    fattni_attention_args *const a = &bwd->a;
+    memset(bwd, 0, sizeof *bwd);
     a->B = B, a->Hq = Hq, a->Hkv = Hkv, a->group = Hq / Hkv;
     a->Sq = a->rows_q = Sq, a->Sk = a->rows_k = Sk, a->D = c->D, a->Dv = c->Dv;
     a->left = c->left < 0 ? FATTNI_FAR : c->left;
@@ -84,28 +86,28 @@ static void set_up(problem *p, const test_case *c) {
     a->drop_T = (uint32_t)lroundf(65536 * c->dropout);
     a->keep_scale_f64 = a->keep_scale = 65536.0f / (float)(65536 - a->drop_T);
     a->seed = 99, a->rng_heads = (uint32_t)Hq;
-    a->vector_qkv = a->vector_gradients = c->vectors;
-    a->q = view_of(&p->q, Hq, Sq, c->D), a->d_o = view_of(&p->d_o, Hq, Sq, c->Dv);
+    a->vector_qkv = bwd->vector_gradients = c->vectors;
+    a->q = view_of(&p->q, Hq, Sq, c->D), bwd->d_o = view_of(&p->d_o, Hq, Sq, c->Dv);
     a->k = view_of(&p->k, Hkv, Sk, c->D), a->v = view_of(&p->v, Hkv, Sk, c->Dv);
     a->o = view_of(&p->o, Hq, Sq, c->Dv), a->lse = view_of(&p->lse, Hq, Sq, 1);
-    a->dq = view_of(&p->dq, Hq, Sq, c->D);
-    a->dk = view_of(&p->dk, Hkv, Sk, c->D), a->dv = view_of(&p->dv, Hkv, Sk, c->Dv);
-    a->delta = (float *)p->delta.data(), a->row_block = K_BM;
+    bwd->dq = view_of(&p->dq, Hq, Sq, c->D);
+    bwd->dk = view_of(&p->dk, Hkv, Sk, c->D), bwd->dv = view_of(&p->dv, Hkv, Sk, c->Dv);
+    bwd->delta = (float *)p->delta.data(), bwd->row_block = K_BM;
     const fattni_line slopes = {p->slopes.data(), 1}, sinks = {p->sinks.data(), 1},
                       lengths_q = {p->lengths_q.data(), 1}, lengths_k = {p->lengths_k.data(), 1};
     if (c->alibi) a->alibi = slopes;
     if (c->sink) a->sink = sinks;
     if (c->padded) a->seqlens_q = lengths_q, a->seqlens_k = lengths_k;
     if (c->merge) a->flags = FATTN_MERGE;
-    if (c->turns) a->turns = p->turns.data();
+    if (c->dq_semaphore) bwd->dq_semaphore = p->dq_semaphore.data();
     const fattni_view bias = {p->bias.data(), 0, (int64_t)Sq * Sk, Sk, 1};
-    if (c->bias) a->bias = a->d_bias = bias, a->d_bias.p = p->d_bias.data();
+    if (c->bias) a->bias = bwd->d_bias = bias, bwd->d_bias.p = p->d_bias.data();
 }
 
 /* Row i of (b, h) by the formulas: O and L, and for the backward kernel its share of the gradients,
    L and delta. */
 static void expect_row(problem *p, const sequence *s, int b, int h, int i) {
-    const fattni_cuda_args *const a = &p->args;
+    const fattni_attention_args *const a = &p->args.a;
     const int hk = h / a->group, D = a->D, Dv = a->Dv;
     const size_t row = ((size_t)b * a->Hq + h) * a->Sq + i, keys = ((size_t)b * a->Hkv + hk) * a->Sk;
     const dropout_plane plane = dropout_plane_of(a, b, h);
@@ -166,15 +168,19 @@ static double difference(const reals &got, const std::vector<double> &want) {
     return sqrt(off / (size > 0 ? size : 1));
 }
 
-static const fattni_cuda_args *args_of_run;
+static const fattni_bwd_args *args_of_run;
+#if K_FORWARD
+static void run_kernel(void) { K_NAME(args_of_run->a); }
+#else
 static void run_kernel(void) { K_NAME(*args_of_run); }
+#endif
 
 static int check(const test_case *c) {
     problem p;
     set_up(&p, c);
     args_of_run = &p.args;
     for (int b = 0; b < c->B; ++b) {
-        const sequence s = sequence_of(&p.args, b);
+        const sequence s = sequence_of(&p.args.a, b);
         for (int h = 0; h < c->Hq; ++h)
             for (int i = 0; i < s.Sq; ++i) expect_row(&p, &s, b, h, i);
         for (int h = 0; h < c->Hkv; ++h)
@@ -210,9 +216,9 @@ static int check(const test_case *c) {
 static const test_case cases[] = {
     {CASE("full", 1, 2, 1, 2 * K_BM + 5, 2 * K_BN + 3, K_D, K_D, 1, 0, -1, -1)},
     {CASE("causal, odd head", 1, 1, 1, 70, 83, K_D - 7, K_D - 3, 0, 1, -1, -1)},
-    {CASE("window, turns", 2, 1, 1, 90, 100, K_D - 8, K_D - 16, 1, 0, 40, 21), .turns = 1},
+    {CASE("window, deterministic", 2, 1, 1, 90, 100, K_D - 8, K_D - 16, 1, 0, 40, 21), .dq_semaphore = 1},
     {CASE("all", 2, 2, 1, 100, 90, K_D - 8, K_D, 1, 1, 90, -1), .softcap = 3, .dropout = 0.2f, .alibi = 1,
-     .bias = 1, .sink = K_FORWARD, .merge = K_FORWARD, .turns = 1, .padded = 1, .length_q = {90, 70},
+     .bias = 1, .sink = K_FORWARD, .merge = K_FORWARD, .dq_semaphore = 1, .padded = 1, .length_q = {90, 70},
      .length_k = {86, 61}},
     {CASE("no keys", 2, 1, 1, 40, 30, K_D, K_D, 1, 0, -1, -1), .padded = 1, .length_q = {40, 17},
      .length_k = {0, 30}},

@@ -1,5 +1,5 @@
-/* Stand-ins for what the F32 and F64 kernels use of core/ptx/ and of CUDA, beyond machine.h.
-   Included before the kernel, it keeps the real wrappers out. */
+/* Stand-ins on the host for what the F32 and F64 kernels use of core/ptx/ and CUDA, beyond machine.h. Include before
+   the kernel: it defines the include guards of the real wrappers. */
 #ifndef EMULATED_REAL_H
 #define EMULATED_REAL_H
 
@@ -10,7 +10,7 @@
 #define FATTNI_CORE_PTX_LDMATRIX_H
 #define FATTNI_CORE_PTX_MBARRIER_H
 #define FATTNI_CORE_PTX_MMA_H
-#define shared memory /* the kernels' name of their shared memory */
+#define shared memory /* what backward kernels call their shared memory */
 
 static inline int load_acquire(const int32_t *p) {
     machine_yield();
@@ -23,7 +23,7 @@ static inline uint32_t shared_address(const void *p) {
     return (uint32_t)((const unsigned char *)p - memory);
 }
 static inline void cp_async_16(uint32_t to, const void *from, int bytes) {
-    if ((to | (uintptr_t)from) % 16) machine_fail("a copy off its 16 bytes");
+    if ((to | (uintptr_t)from) % 16) machine_fail("cp.async is not aligned to 16 bytes");
     memset(memory + to, 0, 16);
     memcpy(memory + to, from, (size_t)bytes);
 }
@@ -40,7 +40,7 @@ static inline void atomicAdd(double *p, double x) { *p += x; }
 static inline void reduce_add(double *p, double x) { *p += x; }
 static inline void reduce_add(float *p, float x) { *p += x; }
 static inline void reduce_add_4(float *p, const float x[4]) {
-    if ((uintptr_t)p % 16) machine_fail("a vector reduction off its 16 bytes");
+    if ((uintptr_t)p % 16) machine_fail("a vector reduction is not aligned to 16 bytes");
     for (int e = 0; e < 4; ++e) p[e] += x[e];
 }
 static inline double __shfl_xor_sync(uint32_t, double x, int mask) {

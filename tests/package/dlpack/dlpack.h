@@ -1,5 +1,5 @@
-/* What DLPack 1.0 specifies, as far as fattn/dlpack.h needs it: enough to test without the package
-   libdlpack-dev, whose header is older. */
+/* The part of DLPack 1.0 that fattn/dlpack.h needs, for tests without the package libdlpack-dev, whose header
+   is older. */
 #ifndef TEST_DLPACK_H
 #define TEST_DLPACK_H
 

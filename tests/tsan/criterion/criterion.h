@@ -1,6 +1,6 @@
-/* The part of Criterion that the tests use, for the thread sanitizer only: Criterion's sandbox maps
-   memory at addresses that the sanitizer keeps for itself. Each test runs in a process of its own:
-   the program calls itself with the test's name. */
+/* The part of Criterion that the tests use, for the thread sanitizer: Criterion's sandbox maps memory at
+   addresses that the sanitizer reserves. Each test runs in its own process: the program calls itself with
+   the test's name. */
 #ifndef TSAN_CRITERION_H
 #define TSAN_CRITERION_H
 #pragma GCC system_header

@@ -1,0 +1,76 @@
+/* The arguments of backward kernels: those of both passes, gradients, and the call's workspace. */
+#ifndef FATTNI_BWD_CUDA_BWD_ARGS_H
+#define FATTNI_BWD_CUDA_BWD_ARGS_H
+
+#include "core/cuda/sm90_args.h"
+
+typedef struct fattni_bwd_args {
+    fattni_attention_args a;
+    fattni_view d_o, d_lse, given_delta, dq, dk, dv, d_bias;
+    fattni_line d_sink;
+    int64_t d_bias_n[4]; /* elements of d_bias that are stored */
+    int32_t d_o_f32, dq_f32, dk_f32, dv_f32; /* F32 beside 16-bit q, k, v */
+    int32_t vector_gradients;                /* dq, dk, dv allow 16-byte accesses */
+    /* Workspace. Rows are padded to the row block, one range of them per (sequence, head). */
+    float *delta, *lse2, *dq_accumulator; /* delta of F64 kernels is double */
+    /* lse2 = lse_factor (L - lse_shift): the factor is log2(e), or -1/scale (FATTNI_BEGINS_WITH_L). In F16 P and dS are
+       computed e^lse_shift times too large, a power of two that keeps long rows in the normal range. The scales of the
+       gradients divide by it again; else they are scale, keep_scale or 1. */
+    float lse_factor, lse_shift;
+    float dq_scale, dk_scale, dv_scale, dbias_scale;
+    /* bwd_huge_common.cuh. huge: whether there are huge rows, tasks claimed, row blocks done; huge_blocks: per row
+       block of huge_block rows whether it has any; per row m and log l; per row block its part of dsink. */
+    int32_t *huge, *huge_blocks;
+    void *huge_max, *huge_log_sum, *huge_sink;
+    int32_t huge_block;
+    void *sink_parts;              /* of dsink, per (head, sequence, row block); float or double */
+    int32_t *dq_semaphore;         /* FATTN_DETERMINISTIC: bwd_dq_semaphore.cuh; else NULL */
+    fattni_view d_o_copy;          /* an F32 d_o, rounded to the 16-bit dtype; else p NULL */
+    int32_t padded_rows, row_block; /* row_block: BM of the backward kernel */
+    /* Fragment order of the dQ accumulator of a row block: threads that add, rows of a warp, and of how many threads
+       (dq_group) the float4s of a tile follow each other. */
+    int32_t dq_threads, dq_warp_rows, dq_group, D_padded;
+} fattni_bwd_args;
+
+/* RING: head groups that have dQ accumulators at a time. LAG: postprocess of a head group comes so many head groups
+   later. ROWS_AT_ONCE: rows of a PREPROCESS or POSTPROCESS work item, a multiple of every row block. */
+enum { FATTNI_RING = 5, FATTNI_LAG = 2 };
+#define FATTNI_ROWS_AT_ONCE(D) ((D) > 128 ? 256 : (D) > 64 ? 512 : 1024)
+/* A call with at most so many key blocks per head, those of a cluster counted as one, is short. */
+enum { FATTNI_SHORT_BLOCKS = 8 };
+
+/* Kernels whose S starts with -L / scale instead of 0 (bwd_sm90.cuh says why). `plain`: FULL or CAUSAL. */
+#define FATTNI_BEGINS_WITH_L(plain, D, BM) ((plain) && (D) <= 128 && (BM) == 64)
+
+/* Of Hopper's kernels. schedule.next_tile counts work items (bwd_sm90_scheduler.cuh). */
+typedef struct fattni_bwd_sm90_args {
+    CUtensorMap q, k, v, d_o; /* {d, row, head, batch}, boxes of 64 columns */
+    fattni_bwd_args bwd;
+    fattni_sm90_schedule schedule;
+    fattni_map_step q_step, k_step, v_step, d_o_step;
+    /* FATTNI_COUNTERS for each head group, 0 at the start, where the kernel also does the work of bwd_preprocess.cu and
+       bwd_postprocess.cu; else NULL: then all work items are MAINLOOP. */
+    int32_t *progress;
+    int32_t items, head_groups;
+    /* Work items of a head group's rows, for each of both kinds; into how many a head is divided; heads in one. */
+    int32_t row_items, row_chunks, row_heads;
+} fattni_bwd_sm90_args;
+
+/* Divides a backward call whose schedule and padded_rows are set into work items, one for each `cluster` CTAs. The
+   counters follow next_tile in memory. */
+enum { FATTNI_COUNTERS = 3 };
+static inline void fattni_schedule_backward(fattni_bwd_sm90_args *s, int32_t cluster) {
+    const fattni_attention_args *const a = &s->bwd.a;
+    const int32_t rows = FATTNI_ROWS_AT_ONCE(s->bwd.D_padded), head_group = s->schedule.head_group,
+                  heads = head_group * a->group;
+    s->progress = s->schedule.next_tile + 1;
+    s->head_groups = (a->B * a->Hkv + head_group - 1) / head_group;
+    s->row_chunks = (s->bwd.padded_rows + rows - 1) / rows;
+    s->row_heads = s->row_chunks > 1 ? 1 : rows / s->bwd.padded_rows;
+    s->row_items = s->row_chunks * ((heads + s->row_heads - 1) / s->row_heads);
+    s->row_items = (s->row_items + cluster - 1) / cluster;
+    s->items = (1 + FATTNI_LAG) * s->row_items +
+               s->head_groups * (2 * s->row_items + head_group * s->schedule.blocks);
+}
+
+#endif

@@ -1,0 +1,90 @@
+/* Which kernel of bwd_kernels.def runs a call. */
+#include "bwd/cuda/bwd_cuda.h"
+#include "core/cuda/sm90.h"
+
+#include <string.h>
+
+/* Whether an element of d_bias is a sum over heads, sequences, rows or keys. */
+static bool sums_bias(const fattni_problem *p) {
+    const int64_t n[4] = {p->B, p->Hq, p->max_q, p->max_k};
+    bool sums = false;
+    for (int d = 0; d < 4; ++d) sums |= p->d_bias.present && p->d_bias.s[d] == 0 && n[d] > 1;
+    return sums;
+}
+
+/* A gradient is stored with 16-byte accesses, unless it is F32 or added to. */
+static bool can_store(const fattni_array *a, int64_t width, bool added) {
+    return !a->present || a->dtype == FATTN_F32 || added || fattni_cuda_vector(a, width);
+}
+
+/* The Hopper kernels always compute dQ, and may divide L by scale. An F32 d_o needs no tensor map: it is copied. */
+static bool sm90_supports(const fattni_problem *p) {
+    return fattni_sm90_maps_inputs(p) && (p->o.dtype == FATTN_F32 || fattni_cuda_vector(&p->o, p->Dv)) &&
+           p->scale > 1e-30 && (p->d_o.dtype == FATTN_F32 || fattni_sm90_maps(&p->d_o, p->Dv)) && p->dq.present &&
+           can_store(&p->dk, p->D, p->flags & FATTN_ACC_DK) && can_store(&p->dv, p->Dv, p->flags & FATTN_ACC_DV);
+}
+
+static bool sm90_supports_aligned(const fattni_problem *p) {
+    fattni_problem aligned = *p;
+    fattni_array *const all[] = {&aligned.q,   &aligned.k,  &aligned.v,  &aligned.o,
+                                 &aligned.d_o, &aligned.dq, &aligned.dk, &aligned.dv};
+    for (size_t n = 0; n < sizeof all / sizeof all[0]; ++n) all[n]->p = NULL;
+    return sm90_supports(&aligned);
+}
+
+/* Whether all counts fit 32 bits. fattni_schedule_backward makes at most 7 row work items for each row block of a head,
+   none when packed, and 2 work items for each tile, 1 with clusters of two. A task has one step for each row block of a
+   head group. */
+static bool counts_fit(const fattni_problem *p, const fattni_cuda_kernel *k) {
+    const int64_t blocks = fattni_ceil_div(p->Sk, (int64_t)k->BN * k->cluster);
+    const int64_t rows = fattni_ceil_div(p->Sq, k->BM) * (p->packed ? p->group : p->Hq * p->B);
+    return fattni_sm90_counts(blocks, p->Hkv * p->B) && rows <= 1 << 26;
+}
+
+/* Hopper has separate kernels for a softcap (CAPPED). */
+static bool matches(const fattni_cuda_kernel *k, const fattni_problem *p, int variant) {
+    switch (k->variant) {
+    case FATTNI_VARIANT_CAPPED: return p->softcap > 0 && p->softcap <= FATTNI_LARGE_CAP;
+    case FATTNI_VARIANT_GENERAL: return k->arch != 90 || !(p->softcap > 0);
+    default: return k->variant == variant;
+    }
+}
+
+static fattni_bwd_choice choose(const fattn_ctx *ctx, const fattni_problem *p) {
+    fattni_bwd_choice c = {0};
+    const int variant = fattni_cuda_variant_of(p, false);
+    const fattni_cuda_kernel *sm90 = NULL;
+    for (const fattni_cuda_kernel *const *k = fattni_bwd_cuda_kernels; *k; ++k) {
+        if (!fattni_cuda_can_run(*k, ctx, p)) continue;
+        if ((*k)->variant == FATTNI_VARIANT_HUGE) {
+            if (!c.huge) c.huge = *k;
+        } else if (matches(*k, p, variant)) {
+            if ((*k)->arch == 90 && !sm90 && counts_fit(p, *k)) sm90 = *k;
+            if ((*k)->arch != 90 && !c.portable) c.portable = *k;
+        }
+    }
+    c.aligned = sm90 && sm90_supports_aligned(p) ? sm90 : c.portable;
+    c.main = sm90 && sm90_supports(p) ? sm90 : c.portable;
+    return c;
+}
+
+const char *fattni_bwd_cuda_choose(const fattn_ctx *ctx, const fattni_problem *p, fattni_bwd_choice *out) {
+    const char *reason = fattni_cuda_why_unsupported(p);
+    if (reason) return reason;
+    if ((p->flags & FATTN_DETERMINISTIC) && sums_bias(p))
+        return "sums a dbias that broadcasts by atomic adds: it is not deterministic";
+    *out = choose(ctx, p);
+    if (!out->main) return "has no kernel for this dtype, head_dim and these features on this device";
+    if (!out->huge) return "has no kernel for huge rows of this dtype and head_dim on this device";
+    const int64_t tasks = fattni_bwd_cuda_row_grid(p, out->huge) + fattni_bwd_cuda_key_grid(p, out->huge);
+    return fattni_cuda_why_grid_unsupported(fattni_max(
+        tasks, fattni_max(fattni_bwd_cuda_row_grid(p, out->main), fattni_bwd_cuda_key_grid(p, out->main))));
+}
+
+void fattni_bwd_cuda_keep_choice(const fattni_bwd_choice *choice, const fattni_problem *p, fattni_kernel_plan *out) {
+    out->choice[0] = choice->main;
+    out->choice[1] = choice->huge;
+    /* Requested, or neither dQ nor a broadcast dbias, whose terms are added in any order. */
+    out->deterministic = (p->flags & FATTN_DETERMINISTIC) || !(p->dq.present || sums_bias(p));
+    strncpy(out->name, choice->main->name, sizeof out->name - 1);
+}

@@ -1,0 +1,12 @@
+/* The backward kernels of this build, from bwd_kernels.def: CMake writes the names of those that it compiles. */
+#include "core/cuda/kernels.h"
+
+#define K(name) extern const fattni_cuda_kernel name##_description;
+#include "bwd_kernel_names.def"
+#undef K
+
+const fattni_cuda_kernel *const fattni_bwd_cuda_kernels[] = {
+#define K(name) &name##_description,
+#include "bwd_kernel_names.def"
+#undef K
+    NULL};

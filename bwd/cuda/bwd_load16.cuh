@@ -1,0 +1,29 @@
+/* Loads of 16-bit tiles for the kernels of mma.sync. Include after mma16_tile.cuh and the enumerators BM, BN, PITCH
+   (columns of a tile) and THREADS. */
+#ifndef FATTNI_BWD_CUDA_BWD_LOAD16_H
+#define FATTNI_BWD_CUDA_BWD_LOAD16_H
+
+#include "bwd/cuda/bwd_args.h"
+#include "core/device/mma16_tile.cuh"
+
+DEVICE const half_type *half_row_at(const fattni_view *v, const sequence *s, int head, int64_t row) {
+    return (const half_type *)v->p + s->batch * v->b + head * v->h + row * v->row;
+}
+/* Q and dO of the row block at i0. */
+DEVICE void load_rows(uint32_t q_tile, uint32_t do_tile, const fattni_bwd_args *bwd, const sequence *s, int h, int i0) {
+    const fattni_attention_args *const a = &bwd->a;
+    load_tile(q_tile, PITCH, BM, THREADS, half_row_at(&a->q, s, h, s->q0 + i0), a->q.row, s->Sq - i0, a->D,
+              a->vector_qkv);
+    load_tile(do_tile, PITCH, BM, THREADS, half_row_at(&bwd->d_o, s, h, s->q0 + i0), bwd->d_o.row, s->Sq - i0, a->Dv,
+              a->vector_qkv);
+}
+/* K and V of the key block at j0. */
+DEVICE void load_keys(uint32_t k_tile, uint32_t v_tile, const fattni_attention_args *a, const sequence *s, int hk,
+                      int j0) {
+    load_tile(k_tile, PITCH, BN, THREADS, half_row_at(&a->k, s, hk, s->k0 + j0), a->k.row, s->Sk - j0, a->D,
+              a->vector_qkv);
+    load_tile(v_tile, PITCH, BN, THREADS, half_row_at(&a->v, s, hk, s->k0 + j0), a->v.row, s->Sk - j0, a->Dv,
+              a->vector_qkv);
+}
+
+#endif

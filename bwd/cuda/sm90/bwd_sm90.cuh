@@ -1,0 +1,470 @@
+/* Backward attention for Hopper, head_dim up to 128 (beyond: bwd_sm90_cluster.cuh): TMA, wgmma. One persistent CTA per
+   SM claims work items: key blocks of BN keys, and the rows of pre- and postprocess (bwd_sm90_scheduler.cuh).
+
+   For each row block: S^T = K Q^T, P = exp(S - L), dP^T = V dO^T, dS = P (dP - delta),
+   dV += P^T dO, dK += dS^T Q, dQ += dS K.
+
+   Tensors     q, d_o [b,h,i,d], k, v, dk, dv [b,g,j,d]; lse2 and delta (bwd_workspace.cuh) of padded rows. q, k,
+               v, d_o with strides that tensor maps can take.
+   Ownership   dK, dV of BN keys stay in registers over all row blocks of all query heads of the group;
+               dQ is added to an fp32 accumulator in L2 by bulk reductions.
+   Threads     warpgroup 0: warp 0 claims work items and loads, warps 1 and 2 add the dQ of consumer 0 and 1, warp 3
+               posts the dQ semaphores. Two consumer warpgroups own 64 keys each: S^T and dP^T are computed
+               transposed, so that P^T and dS^T are the register operands of dV and dK. dQ: a consumer has half of
+               128 rows, or all of 64 rows and half of the columns.
+   Overlap     Exponentials overlap with dP. While wgmma reads both operands from shared memory a load from there
+               waits, for 64x64 until the products are over. So where a row block has 64 rows S starts with
+               -L / scale, and of 128 rows half of lse2 is loaded before, beside dK (there are no registers for more).
+   Shared      struct shared_memory. Stages continue from task to task: the next K, V, Q and dO are loaded while dK
+               and dV are stored.
+   Rounding    P and dS to the input dtype, accumulation fp32; scale is applied to dK here, to dQ in postprocess.
+   Variants    GENERAL has windows, lengths, ALiBi, bias, sink and dropout, CAPPED a softcap, too: other steps from S
+               to dS (bwd_sm90_general.cuh). FULL and CAUSAL have none of them.
+   dQ order    FATTN_DETERMINISTIC: the adding warps wait for the key blocks before theirs (bwd_dq_semaphore.cuh).
+
+   Instances: bwd_kernels.def. Macros in: cmake/instance.cu.in. */
+#include "core/device/describe.cuh"
+#include "bwd/cuda/bwd_args.h"
+#include "core/device/sm90_tile.cuh"
+
+enum {
+    D = K_D, BM = K_BM, BN = K_BN, THREADS = 32 * K_WARPS, CTAS = 1,
+    CAUSAL = K_VARIANT == FATTNI_VARIANT_CAUSAL, GENERAL = K_VARIANT >= FATTNI_VARIANT_GENERAL,
+    CAPPED = K_VARIANT == FATTNI_VARIANT_CAPPED,
+    PANELS = (D + 63) / 64, KEY_BYTES = BN * PANELS * 128, ROW_BYTES = BM * PANELS * 128, DS_BYTES = BN * BM * 2,
+    BEGINS_WITH_L = FATTNI_BEGINS_WITH_L(!GENERAL, D, BM),
+    LSE_AHEAD = GENERAL || BEGINS_WITH_L ? 0 : 3, /* of lse2: tiles of 8 rows that are loaded a step before */
+    /* dQ: a consumer has half of 128 rows, or of 64 rows half of the columns. The halves of head_dim 80 are 48 columns
+       and overlap in REPEATED; K's second panel starts with the second half. */
+    SPLIT_ROWS = BM > 64, COLUMNS = D > 96 || SPLIT_ROWS ? 64 : 48,
+    REPEATED = SPLIT_ROWS ? 0 : 2 * COLUMNS - D, SLICE = 64 * COLUMNS, /* floats */
+    K_PANEL = D % 64 ? D - COLUMNS : 64                                 /* columns from panel to panel of K */
+};
+static_assert(BN == 128 && K_WARPS == 12, "two consumers of 64 keys");
+static_assert(D == 64 ? BM == 128 : D % 16 == 0 && BM == 64, "two slices of dQ");
+
+/* A work item and its task, as the producer passes them to the other warps. */
+typedef struct work_slot {
+    uint4 steps; /* j0, from, to, (steps_before, kv_phase, steps) */
+    uint4 item;  /* kind, head_group, number, accumulator_shift */
+    uint4 head;  /* b, hk */
+} work_slot;
+typedef struct shared_memory {
+    half_type k[BN * PANELS * 64], v[BN * PANELS * 64];
+    half_type q[2][BM * PANELS * 64], d_o[2][BM * PANELS * 64];
+    half_type ds[2][BN * BM];
+    float dq[BM * D];
+    float lse2[2][BM], delta[2][BM];
+    uint64_t k_full, v_full, q_full[2], q_empty[2], do_full[2], do_empty[2];
+    uint64_t work_full[2], work_empty[2], keys_empty, dq_added, dq_added_seen;
+    work_slot work[2];
+} shared_memory;
+enum { SHARED_BYTES = sizeof(shared_memory) };
+static_assert(SHARED_BYTES <= 227 * 1024, "shared memory");
+
+/* Named barriers; DQ_FULL and DQ_EMPTY one per consumer. */
+enum { DS_WRITTEN = 1, DQ_FULL = 2, DQ_EMPTY = 4, CLEARED = 6, ROWS_DONE = 7 };
+
+#include "bwd/cuda/sm90/bwd_sm90_general.cuh"
+#include "bwd/cuda/sm90/bwd_sm90_scheduler.cuh"
+
+static_assert(offsetof(shared_memory, v) % 1024 == 0 && offsetof(shared_memory, q) % 1024 == 0 &&
+                  offsetof(shared_memory, d_o) % 1024 == 0 && offsetof(shared_memory, ds) % 1024 == 0 &&
+                  ROW_BYTES % 1024 == 0 && DS_BYTES % 1024 == 0,
+              "swizzled tiles");
+
+/* ---- work items, from the producer to the other warps ---- */
+
+DEVICE void init_work_slots(uint32_t shared, int deterministic) {
+    if (threadIdx.x > 0) return;
+    for (int n = 0; n < 2; ++n) {
+        mbarrier_init(ELEMENT_ADDRESS(shared, work_full, n), 1);
+        /* warps: 8 of consumers, 2 that add dQ, one that posts semaphores */
+        mbarrier_init(ELEMENT_ADDRESS(shared, work_empty, n), 10 + deterministic);
+    }
+    mbarrier_init_fence();
+}
+DEVICE uint32_t slot_at(uint32_t shared, int n) { return ELEMENT_ADDRESS(shared, work, n & 1); }
+DEVICE void write_work(uint32_t slot, const work_item *x, const task *t) {
+    const uint32_t steps[4] = {(uint32_t)t->j0, (uint32_t)t->from, (uint32_t)t->to,
+                               (uint32_t)(t->steps_before | t->kv_phase << 2 | t->steps << 3)},
+                   item[4] = {(uint32_t)x->kind, (uint32_t)x->head_group, (uint32_t)x->number,
+                              (uint32_t)t->accumulator_shift},
+                   head[4] = {(uint32_t)t->b, (uint32_t)t->hk, 0, 0};
+    store_shared_words(slot + offsetof(work_slot, steps), steps);
+    store_shared_words(slot + offsetof(work_slot, item), item);
+    store_shared_words(slot + offsetof(work_slot, head), head);
+}
+DEVICE work_item read_work(uint32_t slot) {
+    uint32_t item[4];
+    load_shared_4(item, slot + offsetof(work_slot, item));
+    const work_item x = {(int)item[0], (int)item[1], (int)item[2]};
+    return x;
+}
+DEVICE task read_task(const fattni_attention_args *a, uint32_t slot) {
+    uint32_t steps[4], item[4], head[4];
+    load_shared_4(steps, slot + offsetof(work_slot, steps));
+    task t = {0, 0, (int)steps[0], (int)steps[1], (int)steps[2], (int)(steps[3] >> 3)};
+    t.steps_before = steps[3] & 3, t.kv_phase = steps[3] >> 2 & 1;
+    t.s = whole_sequence(a, 0, CAUSAL);
+    load_shared_4(item, slot + offsetof(work_slot, item));
+    load_shared_4(head, slot + offsetof(work_slot, head));
+    t.head_group = item[1], t.accumulator_shift = item[3];
+    t.b = t.s.batch = head[0], t.hk = head[1];
+    if (GENERAL) t.s = sequence_of(a, t.b);
+    return t;
+}
+
+/* ---- producer and dQ warps ---- */
+
+/* K and V to L2, while those of the last task are still in use. */
+DEVICE void prefetch_keys(const fattni_bwd_sm90_args *p, const task *t) {
+    const int key = t->s.k0 + t->j0;
+    for (int x = 0; x < PANELS; ++x) {
+        tma_prefetch(&p->k, K_PANEL * x, key, t->hk * p->k_step.head, t->s.batch * p->k_step.batch);
+        tma_prefetch(&p->v, 64 * x, key, t->hk * p->v_step.head, t->s.batch * p->v_step.batch);
+    }
+}
+/* K and V, once those of the last task are released. */
+DEVICE void load_keys(const fattni_bwd_sm90_args *p, const task *t, uint32_t shared) {
+    const int key = t->s.k0 + t->j0;
+    mbarrier_wait(MEMBER_ADDRESS(shared, keys_empty), (uint32_t)t->kv_phase ^ 1);
+    mbarrier_expect(MEMBER_ADDRESS(shared, k_full), KEY_BYTES);
+    for (int x = 0; x < PANELS; ++x)
+        tma_load(MEMBER_ADDRESS(shared, k) + x * BN * 128, &p->k, MEMBER_ADDRESS(shared, k_full), K_PANEL * x, key,
+                 t->hk * p->k_step.head, t->s.batch * p->k_step.batch);
+    mbarrier_expect(MEMBER_ADDRESS(shared, v_full), KEY_BYTES);
+    load_panels(MEMBER_ADDRESS(shared, v), &p->v, MEMBER_ADDRESS(shared, v_full), PANELS, BN, key,
+                t->hk * p->v_step.head, t->s.batch * p->v_step.batch);
+}
+
+/* All that a task reads. One thread. */
+DEVICE void load(const fattni_bwd_sm90_args *p, const task *t, uint32_t shared) {
+    if (p->progress) wait_counter(p, t->head_group, PREPROCESSED, p->row_items);
+    row_cursor at = first_rows(t, p->bwd.a.group);
+    for (int n = 0; n < t->steps; ++n, next_rows(&at, t)) {
+        const step s = step_at(&at, t, n);
+        const int64_t row = padded_row(&p->bwd, t, &s);
+        load_q(p, t, &s, row, shared);
+        if (n == 0) load_keys(p, t, shared);
+        load_d_o(p, t, &s, row, s.stage, s.parity, shared);
+    }
+}
+
+/* Adds a consumer's slices of dQ to the accumulator. One warp. */
+DEVICE void add_dq(const fattni_bwd_sm90_args *p, const task *t, uint32_t shared, int consumer) {
+    const fattni_bwd_args *const bwd = &p->bwd;
+    const fattni_attention_args *const a = &p->bwd.a;
+    const int leader = is_leader();
+    if (leader && p->progress) wait_counter(p, t->head_group, PREPROCESSED, p->row_items);
+    __syncwarp();
+    if (t->steps) named_barrier_arrive(DQ_EMPTY + consumer, 160);
+    row_cursor at = first_rows(t, a->group);
+    for (int n = 0; n < t->steps; ++n, next_rows(&at, t)) {
+        const step s = step_at(&at, t, n);
+        asm volatile("" : "+r"(consumer)); /* hides it: addresses are recomputed, 40 registers do not hold them */
+        if (leader && bwd->dq_semaphore) wait_dq_semaphore_of_step(dq_semaphore_of_step(bwd, t, &s), t, &s);
+        __syncwarp();
+        named_barrier_sync(DQ_FULL + consumer, 160);
+        if (leader) {
+            bulk_reduce_add(accumulator_at(bwd, t, &s) + consumer * SLICE,
+                            MEMBER_ADDRESS(shared, dq) + consumer * SLICE * 4, SLICE * 4 - consumer * REPEATED * 256);
+            bulk_commit();
+            bulk_wait_read();
+        }
+        __syncwarp();
+        if (n + 1 < t->steps) named_barrier_arrive(DQ_EMPTY + consumer, 160);
+        if (leader && bwd->dq_semaphore) {
+            bulk_wait();
+            report_dq_added(&s, shared);
+        }
+    }
+    if (!leader) return;
+    bulk_wait();
+    if (p->progress) count_dq_addition(p, t->head_group);
+}
+
+/* ---- consumers ---- */
+
+/* advance_columns where the second panel starts at column `panel`. */
+DEVICE uint32_t advance_keys(int step, int panel) {
+    return step < 4 ? step * 2 : BN * 8 + (step * 16 - panel) / 8;
+}
+/* x = A B^T, or x += A B^T: 64 keys x BM rows, over D. */
+DEVICE void keys_by_rows(float x[BM / 2], uint64_t keys, int panel, uint64_t rows, int add) {
+#pragma unroll
+    for (int e = 0; e < D / 16; ++e)
+        if (e == 0 && !add) PASTE(wgmma_ss_new_n, K_BM)(x, keys, rows);
+        else PASTE(wgmma_ss_n, K_BM)(x, keys + advance_keys(e, panel), rows + advance_columns(e, BM), 1);
+}
+/* x = the rows' -L / scale, for both of this thread's keys. */
+DEVICE void begin_rows(float x[BM / 2], const float2 *lse2) {
+#pragma unroll
+    for (int i = 0; i < BM / 8; ++i) {
+        const float2 y = lse2[4 * i];
+        x[4 * i] = x[4 * i + 2] = y.x;
+        x[4 * i + 1] = x[4 * i + 3] = y.y;
+    }
+    PIN(x, BM / 2);
+}
+/* dV or dK += X^T rows: 64 keys x D, over BM. */
+DEVICE void accumulate(float x[D / 2], const uint32_t left[BM / 4], uint64_t rows) {
+#pragma unroll
+    for (int e = 0; e < BM / 16; ++e)
+        PASTE(wgmma_rs_n, K_D)(x, left + 4 * e, rows + advance_rows(e), 1);
+}
+/* dQ = dS K: 64 x COLUMNS, over BN. */
+DEVICE void dq_product(float x[COLUMNS / 2], uint64_t ds, uint64_t keys) {
+#pragma unroll
+    for (int e = 0; e < BN / 16; ++e) {
+        const uint64_t left = ds + advance_columns(e, BM), right = keys + advance_rows(e);
+        if (COLUMNS == 48 && e == 0) wgmma_st_new_n48(x, left, right);
+        else if (COLUMNS == 48) wgmma_st_n48(x, left, right, 1);
+        else if (e == 0) wgmma_st_new_n64(x, left, right);
+        else wgmma_st_n64(x, left, right, 1);
+    }
+}
+
+/* Of thread 0..127 of a consumer: its first key, the second is 8 keys on. */
+DEVICE int first_key(const task *t, int consumer, uint32_t thread) {
+    return t->j0 + consumer * 64 + (int)(thread / 32 * 16 + thread % 32 / 4);
+}
+/* Where it stores its part of dS by stmatrix, in matrices of 8 rows i by 8 keys: lanes 0-7 and 8-15 point at keys 0-7
+   and 8-15 of the warp, lanes 16-31 at the same keys 8 rows on. */
+DEVICE uint32_t ds_to(uint32_t shared, int consumer, uint32_t thread) {
+    const uint32_t lane = thread % 32, chunk = thread / 32 * 2 + (lane >> 3 & 1);
+    return MEMBER_ADDRESS(shared, ds) + consumer * (BM * 128) + (8 * (lane >> 4) + (lane & 7)) * 128 +
+           ((chunk ^ (lane & 7)) << 4);
+}
+/* And its part of dQ. */
+DEVICE uint32_t dq_to(uint32_t shared, int consumer, uint32_t thread) {
+    return MEMBER_ADDRESS(shared, dq) + consumer * (SLICE - REPEATED * 64) * 4 + thread * 16;
+}
+
+/* Zeroes rows [from, rows) of two tiles that have arrived. Both consumers. */
+DEVICE void clear_tails(uint32_t tile0, uint32_t tile1, int rows, int from) {
+    clear_rows(tile0, PANELS, rows, from, (int)threadIdx.x - 128, 256);
+    clear_rows(tile1, PANELS, rows, from, (int)threadIdx.x - 128, 256);
+    named_barrier_sync(CLEARED, 256);
+}
+
+/* The first LSE_AHEAD tiles of step n's lse2, once its Q has arrived. */
+DEVICE void load_lse2_ahead(float2 *ahead, const task *t, int n, uint32_t shared, const shared_memory *memory,
+                            uint32_t thread) {
+#pragma unroll
+    for (int i = 0; i < LSE_AHEAD; ++i) FORGET(&ahead[4 * i].x, 2);
+    if (n == t->steps) return;
+    const row_cursor any = {0, 0};
+    const step s = step_at(&any, t, n);
+    mbarrier_wait(ELEMENT_ADDRESS(shared, q_full, s.stage), s.parity);
+    const float2 *const lse2 = statistics(memory->lse2[s.stage], (int)(thread % 4 * 2));
+#pragma unroll
+    for (int i = 0; i < LSE_AHEAD; ++i) ahead[4 * i] = lse2[4 * i];
+}
+
+/* dK, dV and this consumer's part of dQ of a task, the CTA's work item `number`. */
+DEVICE void main_loop(const fattni_bwd_sm90_args *p, const task *t, int number, uint32_t shared,
+                      const shared_memory *memory, int consumer) {
+    const fattni_bwd_args *const bwd = &p->bwd;
+    const fattni_attention_args *const a = &p->bwd.a;
+    const float unit = a->scale * LOG2E;
+    const uint64_t k_keys = operand_descriptor(MEMBER_ADDRESS(shared, k) + consumer * 8192, 0);
+    const uint64_t v_keys = operand_descriptor(MEMBER_ADDRESS(shared, v) + consumer * 8192, 0);
+    const uint32_t ds_rows = SPLIT_ROWS ? consumer * 8192 : 0;
+    const uint32_t k_columns = SPLIT_ROWS ? 0 : consumer * (BN * 128);
+    const uint64_t k_depth = operand_descriptor(MEMBER_ADDRESS(shared, k) + k_columns, 0);
+    float dk[D / 2], dv[D / 2], s[BM / 2], dp[BM / 2], dq[COLUMNS / 2];
+    uint32_t pr[BM / 4], ds[BM / 4]; /* P and dS, rounded */
+    float2 ahead[BM / 2] = {}; /* lse2, every fourth as `statistics` has it; LSE_AHEAD are loaded a step before */
+#pragma unroll
+    for (int i = 0; i < D / 2; ++i) dk[i] = dv[i] = 0.0f;
+
+    if (t->steps) {
+        mbarrier_wait(MEMBER_ADDRESS(shared, k_full), (uint32_t)t->kv_phase);
+        mbarrier_wait(MEMBER_ADDRESS(shared, v_full), (uint32_t)t->kv_phase);
+    }
+    if (GENERAL && t->j0 + BN > t->s.Sk && t->steps)
+        clear_tails(MEMBER_ADDRESS(shared, k), MEMBER_ADDRESS(shared, v), BN, t->s.Sk - t->j0);
+    if (LSE_AHEAD) load_lse2_ahead(ahead, t, 0, shared, memory, threadIdx.x);
+    row_cursor rows = first_rows(t, a->group);
+    for (int n = 0; n < t->steps; ++n, next_rows(&rows, t)) {
+        uint32_t thread = threadIdx.x % 128;
+        asm volatile("" : "+r"(number), "+r"(thread)); /* hides them: what depends on them is recomputed */
+        const int key = first_key(t, consumer, thread), row0 = (int)(thread % 4 * 2);
+        const step now = step_at(&rows, t, n);
+        const uint32_t q = ELEMENT_ADDRESS(shared, q, now.stage), d_o = ELEMENT_ADDRESS(shared, d_o, now.stage);
+        const float2 *const lse2 = statistics(memory->lse2[now.stage], row0);
+        const float2 *const delta = statistics(memory->delta[now.stage], row0);
+        mbarrier_wait(ELEMENT_ADDRESS(shared, q_full, now.stage), now.parity);
+        if (GENERAL && now.i0 + BM > t->s.Sq) {
+            mbarrier_wait(ELEMENT_ADDRESS(shared, do_full, now.stage), now.parity);
+            clear_tails(q, d_o, BM, t->s.Sq - now.i0);
+        }
+        if (BEGINS_WITH_L) begin_rows(s, lse2);
+        wgmma_fence();
+        keys_by_rows(s, k_keys, K_PANEL, operand_descriptor(q, 0), BEGINS_WITH_L);
+        wgmma_commit();
+        mbarrier_wait(ELEMENT_ADDRESS(shared, do_full, now.stage), now.parity);
+        wgmma_fence();
+        keys_by_rows(dp, v_keys, 64, operand_descriptor(d_o, 0), 0);
+        wgmma_commit();
+
+        origin at = {t->b, now.h, now.i0 + row0, key, 0.0f};
+        uint32_t keep[(BM + 63) / 64];
+        if (GENERAL) {
+            at.slope = slope_of(a, now.h);
+            if (a->drop_T) keep_rows(keep, BM, a, &at);
+        }
+        wgmma_wait(1);
+        PIN(s, BM / 2);
+        const int edge = crosses_edge(&t->s, now.i0, t->j0);
+        if (GENERAL) {
+            general_probabilities(s, BM, lse2, a, &t->s, &at, edge);
+        } else {
+            mask_edge(s, BM, edge, a->Sk, t->s.hi, now.i0, row0, key);
+            if (BEGINS_WITH_L) {
+#pragma unroll
+                for (int e = 0; e < BM / 2; ++e) s[e] = exp2_approx(s[e] * unit);
+                round_pairs(pr, s, BM / 2);
+            } else {
+#pragma unroll
+                for (int i = LSE_AHEAD; i < BM / 8; ++i) ahead[4 * i] = lse2[4 * i];
+                exponentials((float(*)[4])s, BM / 8, unit, ahead);
+            }
+            PIN(s, BM / 2);
+            /* Again: ptxas moves the wait for dP up to the last branch. */
+            mbarrier_wait(ELEMENT_ADDRESS(shared, do_full, now.stage), now.parity);
+        }
+        wgmma_wait(0);
+        PIN(dp, BM / 2);
+        if (GENERAL) {
+            general_gradients(pr, ds, s, dp, BM, lse2, delta, keep, bwd, &t->s, &at, edge);
+        } else {
+            if (!BEGINS_WITH_L) round_pairs(pr, s, BM / 2); /* there were no registers for pr before */
+            score_gradients(ds, s, dp, BM, delta);
+        }
+#pragma unroll
+        for (int i = 0; i < BM / 16; ++i)
+            stmatrix_x4_trans(ds_to(shared, consumer, thread) + now.stage * DS_BYTES + i * 2048, ds + 4 * i);
+
+        /* dV is issued before the proxy fence, so that the fence costs nothing. */
+        wgmma_fence();
+        accumulate(dv, pr, operand_descriptor(d_o, BM * 128));
+        wgmma_commit();
+        async_proxy_fence();
+        named_barrier_sync(DS_WRITTEN, 256);
+        wgmma_fence();
+        dq_product(dq, operand_descriptor(ELEMENT_ADDRESS(shared, ds, now.stage) + ds_rows, 0), k_depth);
+        wgmma_commit();
+        wgmma_wait(1); /* dV */
+        PIN_INTEGERS(pr, BM / 4);
+        arrive_once_per_warp(ELEMENT_ADDRESS(shared, do_empty, now.stage));
+        wgmma_fence();
+        accumulate(dk, ds, operand_descriptor(q, BM * 128));
+        wgmma_commit();
+        if (LSE_AHEAD) load_lse2_ahead(ahead, t, n + 1, shared, memory, thread);
+        wgmma_wait(1); /* dQ */
+        named_barrier_sync(DQ_EMPTY + consumer, 160);
+        PIN(dq, COLUMNS / 2);
+#pragma unroll
+        for (int i = 0; i < COLUMNS / 8; ++i)
+            if (i >= REPEATED / 8 || consumer == 0)
+                store_shared_4(dq_to(shared, consumer, thread) + i * 2048, dq + 4 * i);
+        async_proxy_fence();
+        named_barrier_arrive(DQ_FULL + consumer, 160);
+        wgmma_wait(0); /* dK */
+        PIN_INTEGERS(ds, BM / 4);
+        arrive_once_per_warp(ELEMENT_ADDRESS(shared, q_empty, now.stage));
+    }
+    PIN(dk, D / 2);
+    PIN(dv, D / 2);
+    const task done = read_task(a, slot_at(shared, number));
+    if (done.steps) arrive_once_per_warp(MEMBER_ADDRESS(shared, keys_empty));
+    uint32_t thread = threadIdx.x % 128;
+    asm volatile("" : "+r"(thread));
+    const int key = first_key(&done, consumer, thread);
+    store_dv_dk(bwd, &done, key, 0, D, dv, dk);
+}
+
+/* ---- loops over work items ---- */
+
+/* The producer claims a work item when all loads of the last one have been issued. One thread. */
+DEVICE void produce(const fattni_bwd_sm90_args *p, uint32_t shared) {
+    for (int n = 0, steps_before = 0, kv_phase = 0;; ++n) {
+        work_item x = {NOTHING, 0, 0};
+        task t = {0};
+        while (x.kind == NOTHING) {
+            x = work_item_of(p, atomicAdd(p->schedule.next_tile, 1));
+            if (x.kind == MAINLOOP) t = task_of(p, &x);
+            if (x.kind == MAINLOOP && !p->progress && t.j0 >= t.s.Sk) x.kind = NOTHING;
+        }
+        if (x.kind == MAINLOOP) prefetch_keys(p, &t);
+        t.steps_before = steps_before, t.kv_phase = kv_phase;
+        mbarrier_wait(ELEMENT_ADDRESS(shared, work_empty, n & 1), (uint32_t)(n >> 1 & 1) ^ 1);
+        write_work(slot_at(shared, n), &x, &t);
+        mbarrier_arrive(ELEMENT_ADDRESS(shared, work_full, n & 1));
+        if (x.kind == END) return;
+        if (x.kind != MAINLOOP) continue;
+        load(p, &t, shared);
+        steps_before = (steps_before + t.steps) & 3, kv_phase ^= t.steps > 0;
+    }
+}
+
+/* Warps 1 and 2 add dQ, warp 3 posts semaphores. */
+DEVICE void add_and_post(const fattni_bwd_sm90_args *p, uint32_t shared, int warp) {
+    for (int n = 0;; ++n) {
+        const uint32_t slot = slot_at(shared, n);
+        mbarrier_wait(ELEMENT_ADDRESS(shared, work_full, n & 1), (uint32_t)(n >> 1 & 1));
+        const int kind = read_work(slot).kind;
+        const task t = read_task(&p->bwd.a, slot);
+        __syncwarp();
+        arrive_once_per_warp(ELEMENT_ADDRESS(shared, work_empty, n & 1));
+        if (kind == END) return;
+        if (kind != MAINLOOP) continue;
+        if (warp < 3) add_dq(p, &t, shared, warp - 1);
+        else if (is_leader()) post_dq_semaphores(&p->bwd, &t, shared);
+        __syncwarp();
+    }
+}
+
+DEVICE void consume(const fattni_bwd_sm90_args *p, uint32_t shared, const shared_memory *memory, int consumer) {
+    for (int n = 0;; ++n) {
+        const uint32_t slot = slot_at(shared, n);
+        int thread = (int)threadIdx.x - 128;
+        asm volatile("" : "+r"(thread)); /* hides it: what depends on it is recomputed */
+        mbarrier_wait(ELEMENT_ADDRESS(shared, work_full, n & 1), (uint32_t)(n >> 1 & 1));
+        const work_item x = read_work(slot);
+        if (x.kind == END) return;
+        if (x.kind == MAINLOOP) {
+            const task t = read_task(&p->bwd.a, slot);
+            main_loop(p, &t, n, shared, memory, consumer);
+        } else if (x.kind == PREPROCESS) {
+            preprocess(p, &x, thread, 256);
+        } else {
+            postprocess(p, &x, thread, 256);
+        }
+        __syncwarp();
+        arrive_once_per_warp(ELEMENT_ADDRESS(shared, work_empty, n & 1));
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+    K_NAME(const __grid_constant__ fattni_bwd_sm90_args p) {
+    extern __shared__ __align__(1024) unsigned char memory[];
+    const uint32_t shared = shared_address(memory);
+    const int role = __shfl_sync(ALL_LANES, (int)threadIdx.x / 128, 0);
+    const int warp = (int)threadIdx.x / 32;
+    init_barriers(shared, 2);
+    init_work_slots(shared, p.bwd.dq_semaphore != 0);
+    __syncthreads();
+    if (role == 0) {
+        registers_lower(40);
+        if (threadIdx.x == 0) produce(&p, shared);
+        else if (warp == 1 || warp == 2 || (warp == 3 && p.bwd.dq_semaphore)) add_and_post(&p, shared, warp);
+    } else {
+        registers_raise(232);
+        consume(&p, shared, (const shared_memory *)memory, role - 1);
+    }
+}
+
+DESCRIBE_KERNEL(fattni_bwd_sm90_args, SHARED_BYTES, CTAS);

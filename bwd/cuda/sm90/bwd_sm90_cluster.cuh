@@ -1,0 +1,266 @@
+/* Backward attention for Hopper, head_dim above 128: as bwd_sm90.cuh, with another division of labour. dK and dV of
+   64 keys fill the registers of two warpgroups, and adding 64 x D floats of dQ for each 64 keys is more than L2 takes
+   beside the products. So two CTAs, a cluster, have neighbouring keys and the same row blocks: they exchange dS^T, and
+   each adds half of the columns of dQ for the keys of both, dS = [this CTA's | the other's], K likewise.
+
+   For each row block: S^T = K Q^T, P = exp(S - L), dP^T = V dO^T, dS = P (dP - delta),
+   dV += P^T dO, dK += dS^T Q, dQ += dS K.
+
+   Threads     warpgroup 0 loads, and waits for and posts dQ semaphores. Two consumer warpgroups have S, P, dP, dS and
+               half of the columns of dV and dK each (bwd_sm90_cluster_plain.cuh, bwd_sm90_cluster_general.cuh). The
+               last warpgroup has dQ.
+   Overlap     Products are issued about four at a time, so each warpgroup computes while others multiply.
+   Shared      struct shared_memory. A stage of dS^T is full with this CTA's part and the one the other CTA has sent,
+               and empty when the dQ warpgroups of both CTAs have read it.
+   dQ order    FATTN_DETERMINISTIC: clusters wait for those with keys before theirs (bwd_dq_semaphore.cuh); each CTA
+               adds one of two parts.
+   Work        A cluster has one work item (bwd_sm90_scheduler.cuh).
+
+   Instances: bwd_kernels.def. Macros in: cmake/instance.cu.in. */
+#include "core/device/describe.cuh"
+#include "bwd/cuda/bwd_args.h"
+#include "core/device/sm90_tile.cuh"
+
+enum {
+    D = K_D, BM = K_BM, BN = K_BN, THREADS = 32 * K_WARPS, CTAS = 2,
+    CAUSAL = K_VARIANT == FATTNI_VARIANT_CAUSAL, GENERAL = K_VARIANT >= FATTNI_VARIANT_GENERAL,
+    CAPPED = K_VARIANT == FATTNI_VARIANT_CAPPED,
+    PANELS = D / 64, KEY_BYTES = BN * D * 2, ROW_BYTES = BM * D * 2, TILE_BYTES = BM * BN * 2,
+    COLUMNS = D / 2,                     /* of dV and dK for a consumer, of dQ for a CTA */
+    SLICE = BM * COLUMNS,                /* floats of a row block's accumulator that a CTA adds */
+    DQ_COLUMNS = GENERAL ? 64 : COLUMNS, /* at a time: what the dQ warpgroup has registers for */
+    DQ_PAUSE = GENERAL ? 0 : 90,         /* cycles between two reductions of a warp */
+    DQ_REGISTERS = GENERAL ? 72 : 104, CONSUMER_REGISTERS = GENERAL ? 208 : 192
+};
+static_assert(BN == 64 && BM == 64 && D == 256 && K_WARPS == 16, "the division of labour");
+
+typedef struct shared_memory {
+    half_type k[BN * D], v[BN * D];
+    half_type other_k[BN * D / 2]; /* of the other CTA: the columns of dQ that this CTA has */
+    half_type q[2][BM * D], d_o[1][BM * D];
+    half_type p[2][BN * BM];       /* P^T; GENERAL: two stages, else P rounded and what was rounded off */
+    half_type ds[2][BN * BM], other_ds[2][BN * BM]; /* dS^T, and the other CTA's */
+    float lse2[2][BM], delta[1][BM];
+    uint64_t k_full, v_full, q_full[2], q_empty[2], do_full[2], do_empty[2]; /* the second of dO's is unused */
+    uint64_t ds_full[2], ds_empty[2], keys_empty, dq_added, dq_added_seen, dq_granted; /* keys_empty is unused */
+    int32_t steps, reserved[3]; /* steps: of the task; the second consumer has no register for them */
+} shared_memory;
+enum {
+    SHARED_BYTES = sizeof(shared_memory),
+    TO_OTHER_DS = offsetof(shared_memory, other_ds) - offsetof(shared_memory, ds)
+};
+static_assert(SHARED_BYTES <= 227 * 1024, "shared memory");
+
+/* Named barriers; 1 to 4 are the consumers'. */
+enum { DQ_READY = 5, ROWS_DONE = 7 };
+
+#include "bwd/cuda/sm90/bwd_sm90_scheduler.cuh"
+#include "core/ptx/clock.h"
+#include "core/ptx/cluster.h"
+
+static_assert(offsetof(shared_memory, v) % 1024 == 0 && offsetof(shared_memory, other_k) % 1024 == 0 &&
+                  offsetof(shared_memory, q) % 1024 == 0 && offsetof(shared_memory, d_o) % 1024 == 0 &&
+                  offsetof(shared_memory, p) % 1024 == 0 && offsetof(shared_memory, ds) % 1024 == 0 &&
+                  offsetof(shared_memory, other_ds) % 1024 == 0 && ROW_BYTES % 1024 == 0 && TILE_BYTES % 1024 == 0,
+              "swizzled tiles");
+
+/* Stages of tiles are addressed by MEMBER_ADDRESS + stage * bytes: ELEMENT_ADDRESS adds in an order that ptxas makes
+   other code of. */
+DEVICE int cta(void) { return (int)blockIdx.x % CTAS; }
+DEVICE uint32_t other_cta(void) { return (uint32_t)cta() ^ 1; }
+
+/* init_barriers, the mbarriers of dS and dQ, and a cluster barrier: after it the other CTA may arrive. 4 warps of each
+   CTA release a stage of dS. */
+DEVICE void init_cluster_barriers(uint32_t shared) {
+    init_barriers(shared, 4);
+    if (threadIdx.x == 0) {
+        for (int n = 0; n < 2; ++n) {
+            mbarrier_init(ELEMENT_ADDRESS(shared, ds_full, n), 1);
+            mbarrier_init(ELEMENT_ADDRESS(shared, ds_empty, n), 8);
+        }
+        mbarrier_init(MEMBER_ADDRESS(shared, dq_granted), 1);
+        mbarrier_init_fence();
+    }
+    cluster_sync();
+}
+
+/* ---- the producer ---- */
+
+/* All that a task reads. One thread. */
+DEVICE void load(const fattni_bwd_sm90_args *p, const task *t, uint32_t shared) {
+    const int key = t->s.k0 + t->j0, other_key = t->s.k0 + (t->j0 ^ BN);
+    const int k_head = t->hk * p->k_step.head, k_batch = t->s.batch * p->k_step.batch;
+    mbarrier_expect(MEMBER_ADDRESS(shared, k_full), KEY_BYTES + KEY_BYTES / 2);
+    load_panels(MEMBER_ADDRESS(shared, k), &p->k, MEMBER_ADDRESS(shared, k_full), PANELS, BN, key, k_head, k_batch);
+    for (int x = 0; x < PANELS / 2; ++x)
+        tma_load(MEMBER_ADDRESS(shared, other_k) + x * BN * 128, &p->k, MEMBER_ADDRESS(shared, k_full),
+                 64 * (PANELS / 2 * cta() + x), other_key, k_head, k_batch);
+    if (p->progress) wait_counter(p, t->head_group, PREPROCESSED, p->row_items * CTAS);
+    row_cursor at = first_rows(t, p->bwd.a.group);
+    for (int n = 0; n < t->steps; ++n, next_rows(&at, t)) {
+        const step s = step_at(&at, t, n);
+        const int64_t row = padded_row(&p->bwd, t, &s);
+        load_q(p, t, &s, row, shared);
+        if (n == 0) {
+            mbarrier_expect(MEMBER_ADDRESS(shared, v_full), KEY_BYTES);
+            load_panels(MEMBER_ADDRESS(shared, v), &p->v, MEMBER_ADDRESS(shared, v_full), PANELS, BN, key,
+                        t->hk * p->v_step.head, t->s.batch * p->v_step.batch);
+        }
+        load_d_o(p, t, &s, row, 0, (uint32_t)(n & 1), shared); /* one stage */
+    }
+}
+
+/* One thread of warpgroup 0: waits for the semaphores, so that the dQ warpgroup need not. */
+DEVICE void wait_dq_semaphores(const fattni_bwd_sm90_args *p, const task *t, uint32_t shared) {
+    const fattni_bwd_args *const bwd = &p->bwd;
+    const fattni_attention_args *const a = &p->bwd.a;
+    if (p->progress) wait_counter(p, t->head_group, PREPROCESSED, p->row_items * CTAS);
+    row_cursor at = first_rows(t, a->group);
+    for (int n = 0; n < t->steps; ++n, next_rows(&at, t)) {
+        const step s = step_at(&at, t, n);
+        wait_dq_semaphore_of_step(dq_semaphore_of_step(bwd, t, &s), t, &s);
+        /* The last grant has been used. */
+        mbarrier_wait(MEMBER_ADDRESS(shared, dq_added_seen), (uint32_t)s.stage ^ 1);
+        mbarrier_arrive(MEMBER_ADDRESS(shared, dq_granted));
+    }
+}
+
+/* ---- the dQ warpgroup ---- */
+
+/* 64 rows x DQ_COLUMNS, over the keys of both CTAs; shared memory holds dS^T. */
+DEVICE void dq_product(float x[DQ_COLUMNS / 2], uint32_t ds, uint32_t keys, uint32_t other_keys) {
+#pragma unroll
+    for (int part = 0; part < 2; ++part) {
+        const uint64_t left = operand_descriptor(ds + (part ? TO_OTHER_DS : 0), 0),
+                       right = operand_descriptor(part ? other_keys : keys, BN * 128);
+#pragma unroll
+        for (int e = 0; e < BN / 16; ++e) {
+            const uint64_t a = left + advance_rows(e), b = right + advance_rows(e);
+            if (DQ_COLUMNS == 128 && part + e == 0)
+                wgmma_tt_new_n128(x, a, b);
+            else if (DQ_COLUMNS == 128)
+                wgmma_tt_n128(x, a, b, 1);
+            else if (part + e == 0)
+                wgmma_tt_new_n64(x, a, b);
+            else
+                wgmma_tt_n64(x, a, b, 1);
+        }
+    }
+}
+
+/* Reductions wait for L2, and other warps' accesses to shared memory queue up behind them: hence a warpgroup that does
+   nothing else, and pauses. */
+DEVICE void add_dq(const fattni_bwd_sm90_args *p, const task *t, uint32_t shared) {
+    const fattni_bwd_args *const bwd = &p->bwd;
+    const fattni_attention_args *const a = &p->bwd.a;
+    const int leader = threadIdx.x % 128 == 0;
+    if (p->progress) {
+        if (leader) wait_counter(p, t->head_group, PREPROCESSED, p->row_items * CTAS);
+        __syncwarp();
+        named_barrier_sync(DQ_READY, 128);
+    }
+    mbarrier_wait(MEMBER_ADDRESS(shared, k_full), 0);
+    row_cursor at = first_rows(t, a->group);
+    for (int n = 0; n < t->steps; ++n, next_rows(&at, t)) {
+        const step s = step_at(&at, t, n);
+        const uint32_t ds = MEMBER_ADDRESS(shared, ds) + s.stage * TILE_BYTES,
+                       empty = ELEMENT_ADDRESS(shared, ds_empty, s.stage);
+        uint32_t keys = MEMBER_ADDRESS(shared, k) + cta() * (KEY_BYTES / 2),
+                 other_keys = MEMBER_ADDRESS(shared, other_k);
+        float *to = accumulator_at(bwd, t, &s) + cta() * SLICE + (threadIdx.x & 127) * 4;
+        mbarrier_wait(ELEMENT_ADDRESS(shared, ds_full, s.stage), s.parity);
+#pragma unroll 1
+        for (int columns = DQ_COLUMNS; columns <= COLUMNS; columns += DQ_COLUMNS) {
+            float dq[DQ_COLUMNS / 2];
+            wgmma_fence();
+            dq_product(dq, ds, keys, other_keys);
+            wgmma_commit();
+            if (columns == DQ_COLUMNS && bwd->dq_semaphore)
+                mbarrier_wait(MEMBER_ADDRESS(shared, dq_granted), (uint32_t)(n & 1));
+            wgmma_wait(0);
+            PIN(dq, DQ_COLUMNS / 2);
+            if (columns == COLUMNS) {
+                arrive_once_per_warp(empty);
+                if (threadIdx.x % 32 == 0) cluster_arrive(cluster_address(empty, other_cta()));
+            }
+            const uint32_t begin = clock_now(), offset = threadIdx.x / 32 % 4 * (DQ_PAUSE / 4);
+#pragma unroll
+            for (int i = 0; i < DQ_COLUMNS / 8; ++i) {
+                while (DQ_PAUSE && clock_now() - begin < offset + i * DQ_PAUSE) {}
+                reduce_add_4(to + i * 512, dq + 4 * i);
+            }
+            to += BM * DQ_COLUMNS;
+            keys += BN * DQ_COLUMNS * 2;
+            other_keys += BN * DQ_COLUMNS * 2;
+        }
+        if (bwd->dq_semaphore) {
+            __threadfence_block(); /* reductions before the arrival */
+            __syncwarp();
+            if (is_leader()) report_dq_added(&s, shared);
+        }
+    }
+    if (p->progress) {
+        named_barrier_sync(DQ_READY, 128);
+        if (leader) count_dq_addition(p, t->head_group);
+    }
+}
+
+/* ---- consumers ---- */
+
+/* One thread, when the consumers have stored dS^T: it is full for this CTA's dQ, and copied to the other CTA. */
+DEVICE void send_ds(uint32_t shared, int stage) {
+    const uint32_t ds = MEMBER_ADDRESS(shared, ds) + stage * TILE_BYTES, full = ELEMENT_ADDRESS(shared, ds_full, stage);
+    mbarrier_expect(full, TILE_BYTES); /* which the other CTA sends */
+    cluster_copy(cluster_address(ds + TO_OTHER_DS, other_cta()), ds, TILE_BYTES, cluster_address(full, other_cta()));
+}
+
+/* This thread's first key of dK and dV; the second is 8 keys on. */
+DEVICE int first_key(const task *t) {
+    return t->j0 + (int)threadIdx.x / 32 % 4 * 16 + (int)threadIdx.x % 32 / 4;
+}
+
+/* main_loop: adds a task to dK and dV, nothing where it has no steps. */
+#if K_VARIANT >= FATTNI_VARIANT_GENERAL
+#include "bwd/cuda/sm90/bwd_sm90_cluster_general.cuh"
+#else
+#include "bwd/cuda/sm90/bwd_sm90_cluster_plain.cuh"
+#endif
+
+DEVICE void consume(const fattni_bwd_sm90_args *p, const task *t, uint32_t shared, const shared_memory *memory,
+                    int consumer) {
+    float dk[COLUMNS / 2], dv[COLUMNS / 2];
+#pragma unroll
+    for (int i = 0; i < COLUMNS / 2; ++i) dk[i] = dv[i] = 0.0f;
+    main_loop(&p->bwd, t, shared, memory, consumer, dk, dv);
+    store_dv_dk(&p->bwd, t, first_key(t), consumer * COLUMNS, COLUMNS, dv, dk);
+}
+
+extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREADS, 1)
+    K_NAME(const __grid_constant__ fattni_bwd_sm90_args p) {
+    extern __shared__ __align__(1024) unsigned char memory[];
+    const uint32_t shared = shared_address(memory);
+    const int role = __shfl_sync(ALL_LANES, (int)threadIdx.x / 128, 0);
+    const work_item x = work_item_of(&p, (int)blockIdx.x / CTAS);
+    if (x.kind == PREPROCESS) preprocess(&p, &x, (int)threadIdx.x, THREADS);
+    if (x.kind == POSTPROCESS) postprocess(&p, &x, (int)threadIdx.x, THREADS);
+    if (x.kind != MAINLOOP) return;
+    const task t = task_of(&p, &x);
+    if (GENERAL && !p.progress && (t.j0 & ~BN) >= t.s.Sk) return;
+    if (!GENERAL && threadIdx.x == 0) ((volatile shared_memory *)memory)->steps = t.steps;
+    init_cluster_barriers(shared);
+    if (role == 0) {
+        registers_lower(24);
+        if (threadIdx.x == 0) load(&p, &t, shared);
+        else if (threadIdx.x == 32 && p.bwd.dq_semaphore) wait_dq_semaphores(&p, &t, shared);
+        else if (threadIdx.x == 64 && p.bwd.dq_semaphore) post_dq_semaphores(&p.bwd, &t, shared);
+    } else if (role == 3) {
+        registers_lower((int)DQ_REGISTERS);
+        add_dq(&p, &t, shared);
+    } else {
+        registers_raise((int)CONSUMER_REGISTERS);
+        consume(&p, &t, shared, (const shared_memory *)memory, role - 1);
+    }
+    cluster_sync(); /* neither exits while the other sends to it or reads from it */
+}
+
+DESCRIBE_KERNEL(fattni_bwd_sm90_args, SHARED_BYTES, CTAS);

@@ -1,0 +1,201 @@
+/* The consumers of bwd_sm90_cluster.cuh in FULL and CAUSAL instances. The first has S and P, the second dP and dS: one
+   product of 64 keys x 64 rows reads a third less from shared memory than two of 64 x 32. Of dV and dK each has half of
+   the columns. P reaches the second as two numbers of the input dtype: P rounded, for dV, and what was rounded off. The
+   first goes on to the next S while the second has dS. */
+#ifndef FATTNI_BWD_CUDA_SM90_BWD_SM90_CLUSTER_PLAIN_H
+#define FATTNI_BWD_CUDA_SM90_BWD_SM90_CLUSTER_PLAIN_H
+
+/* Named barriers: of one consumer's warps, and of both consumers. */
+enum { P_STORED = 1, P_WRITTEN = 2, DS_STORED = 3, DS_WRITTEN = 4 };
+
+/* x = A B^T: 64 keys x 64 rows, over D. */
+DEVICE void keys_by_rows(float x[BM / 2], uint32_t keys, uint32_t rows) {
+    const uint64_t left = operand_descriptor(keys, 0), right = operand_descriptor(rows, 0);
+    wgmma_ss_new_n64(x, left, right);
+#pragma unroll
+    for (int e = 1; e < D / 16; ++e)
+        wgmma_ss_n64(x, left + advance_columns(e, BN), right + advance_columns(e, BM), 1);
+}
+/* dV or dK += X^T rows: 64 keys x a consumer's half of the columns, over BM. */
+DEVICE void accumulate(float x[COLUMNS / 2], uint32_t tile, uint32_t rows, int half) {
+    const uint64_t left = operand_descriptor(tile, 0), right = operand_descriptor(rows + half * (ROW_BYTES / 2), BM * 128);
+#pragma unroll
+    for (int e = 0; e < BM / 16; ++e)
+        wgmma_st_n128(x, left + advance_columns(e, BN), right + advance_rows(e), 1);
+}
+
+/* Where this thread stores or loads matrices of its warp's 16 keys in a tile [BN][BM]: chunk 0 of 8 rows (lanes 0-15)
+   or chunk 1; XOR 32 n: chunks 2n and 2n + 1. */
+DEVICE uint32_t matrices_at(uint32_t tile, int thread) {
+    const int warp = thread / 32 % 4, lane = thread % 32;
+    return tile + (warp * 16 + (lane & 15)) * 128 + (((lane >> 4) ^ (lane & 7)) << 4);
+}
+DEVICE int first_row(int thread) { return thread % 4 * 2; }
+
+/* S of step n to P, in shared memory as two numbers. */
+DEVICE void store_p(float s[BM / 2], const float2 lse2[BM / 2], const fattni_attention_args *a, const task *t,
+                    const step *now, int n, uint32_t shared) {
+    const int key = first_key(t);
+    mask_edge(s, BM, crosses_edge(&t->s, now->i0, t->j0), a->Sk, t->s.hi, now->i0, first_row((int)threadIdx.x), key);
+    mbarrier_wait(MEMBER_ADDRESS(shared, do_empty[0]), n & 1 ^ 1); /* both consumers' dV has read the last P */
+    const uint32_t to = matrices_at(MEMBER_ADDRESS(shared, p[0]), (int)threadIdx.x);
+#pragma unroll
+    for (int i = 0; i < BM / 16; ++i) {
+        uint32_t rounded[4], rest[4];
+        float *const p = s + 8 * i;
+        exponentials((float(*)[4])p, 2, a->scale * LOG2E, lse2 + 8 * i);
+        round_pairs(rounded, p, 8);
+        stmatrix_x4(to ^ 32 * i, rounded);
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+            const float2 high = unpack(rounded[e]);
+            rest[e] = pack(p[2 * e] - high.x, p[2 * e + 1] - high.y);
+        }
+        stmatrix_x4((to ^ 32 * i) + TILE_BYTES, rest);
+    }
+    async_proxy_fence();
+    named_barrier_sync(P_STORED, 128);
+    named_barrier_arrive(P_WRITTEN, 256);
+}
+
+/* The first consumer. */
+DEVICE void main_loop_of_p(const fattni_attention_args *a, const task *t, uint32_t shared, const shared_memory *memory,
+                           float dk[COLUMNS / 2], float dv[COLUMNS / 2]) {
+    float s[BM / 2];
+    float2 lse2[BM / 2]; /* every fourth, as `statistics` has it */
+    row_cursor rows = first_rows(t, a->group);
+    step now = step_at(&rows, t, 0);
+    mbarrier_wait(MEMBER_ADDRESS(shared, k_full), 0);
+    mbarrier_wait(MEMBER_ADDRESS(shared, q_full[0]), 0);
+    wgmma_fence();
+    keys_by_rows(s, MEMBER_ADDRESS(shared, k), MEMBER_ADDRESS(shared, q[0]));
+    wgmma_commit();
+    wgmma_wait(0);
+    PIN(s, BM / 2);
+    store_p(s, statistics(memory->lse2[0], first_row((int)threadIdx.x)), a, t, &now, 0, shared);
+    for (int n = 0; n + 1 < t->steps; ++n) {
+        next_rows(&rows, t);
+        const step next = step_at(&rows, t, n + 1);
+        uint32_t base = shared;
+        asm volatile("" : "+r"(base)); /* hides it: descriptors are recomputed, kept from above the loop they spill */
+        mbarrier_wait(MEMBER_ADDRESS(base, do_full[0]), n & 1);
+        PIN(dv, COLUMNS / 2);
+        wgmma_fence();
+        accumulate(dv, MEMBER_ADDRESS(base, p[0]), MEMBER_ADDRESS(base, d_o[0]), 0);
+        wgmma_commit();
+        wgmma_wait(0);
+        PIN(dv, COLUMNS / 2);
+        arrive_once_per_warp(MEMBER_ADDRESS(base, do_empty[0]));
+        mbarrier_wait(ELEMENT_ADDRESS(base, q_full, next.stage), next.parity);
+        const float2 *const from = statistics(memory->lse2[next.stage], first_row((int)threadIdx.x));
+#pragma unroll /* before the products are issued: beside them loads are slow */
+        for (int i = 0; i < BM / 2; i += 4) lse2[i] = from[i];
+        wgmma_fence();
+        keys_by_rows(s, MEMBER_ADDRESS(base, k), MEMBER_ADDRESS(base, q) + next.stage * ROW_BYTES);
+        wgmma_commit();
+        named_barrier_sync(DS_WRITTEN, 256);
+        wgmma_fence();
+        accumulate(dk, MEMBER_ADDRESS(base, ds) + now.stage * TILE_BYTES,
+                   MEMBER_ADDRESS(base, q) + now.stage * ROW_BYTES, 0);
+        wgmma_commit();
+        wgmma_wait(1);
+        PIN(s, BM / 2);
+        store_p(s, lse2, a, t, &next, n + 1, base);
+        wgmma_wait(0);
+        PIN(dk, COLUMNS / 2);
+        arrive_once_per_warp(ELEMENT_ADDRESS(base, q_empty, now.stage));
+        now = next;
+    }
+    mbarrier_wait(MEMBER_ADDRESS(shared, do_full[0]), t->steps - 1 & 1);
+    PIN(dv, COLUMNS / 2);
+    wgmma_fence();
+    accumulate(dv, MEMBER_ADDRESS(shared, p[0]), MEMBER_ADDRESS(shared, d_o[0]), 0);
+    wgmma_commit();
+    named_barrier_sync(DS_WRITTEN, 256);
+    PIN(dk, COLUMNS / 2);
+    wgmma_fence();
+    accumulate(dk, MEMBER_ADDRESS(shared, ds) + now.stage * TILE_BYTES,
+               MEMBER_ADDRESS(shared, q) + now.stage * ROW_BYTES, 0);
+    wgmma_commit();
+    wgmma_wait(0);
+    PIN(dv, COLUMNS / 2);
+    PIN(dk, COLUMNS / 2);
+}
+
+/* dS of step n from dP, after whose product that of dV has been issued, and P; stored here and in the other CTA. On
+   return dV is done, too. */
+DEVICE void store_ds(float dp[BM / 2], int n, int stage, uint32_t shared, const shared_memory *memory, int thread) {
+    const float2 *const delta = statistics(memory->delta[0], first_row(thread));
+    const uint32_t from = matrices_at(MEMBER_ADDRESS(shared, p[0]), thread),
+                   to = from + (int)(offsetof(shared_memory, ds) - offsetof(shared_memory, p)) + stage * TILE_BYTES;
+    uint32_t ds[BM / 4];
+#pragma unroll
+    for (int i = 0; i < BM / 16; ++i) {
+        uint32_t rounded[4], rest[4];
+        ldmatrix_x4(rounded, from ^ 32 * i);
+        ldmatrix_x4(rest, (from ^ 32 * i) + TILE_BYTES);
+        const float2 delta_of_rows[5] = {delta[8 * i], {0, 0}, {0, 0}, {0, 0}, delta[8 * i + 4]};
+        float p[8];
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+            const float2 high = unpack(rounded[e]), low = unpack(rest[e]);
+            p[2 * e] = high.x + low.x;
+            p[2 * e + 1] = high.y + low.y;
+        }
+        if (i == 0) {
+            wgmma_wait(1);
+            PIN(dp, BM / 2);
+        }
+        score_gradients(ds + 4 * i, p, dp + 8 * i, 16, delta_of_rows);
+    }
+    wgmma_wait(0);
+    mbarrier_wait(ELEMENT_ADDRESS(shared, ds_empty, stage), n >> 1 & 1 ^ 1);
+    mbarrier_wait(ELEMENT_ADDRESS(shared, q_empty, stage), n >> 1 & 1 ^ 1); /* dK has read the last dS of the stage */
+#pragma unroll
+    for (int i = 0; i < BM / 16; ++i) stmatrix_x4(to ^ 32 * i, ds + 4 * i);
+    /* After dS, which needs delta: a load that is still in flight may complete after an arrival. */
+    arrive_once_per_warp(MEMBER_ADDRESS(shared, do_empty[0]));
+    async_proxy_fence();
+    named_barrier_sync(DS_STORED, 128);
+    named_barrier_arrive(DS_WRITTEN, 256);
+    if (threadIdx.x % 128 == 0) send_ds(shared, stage);
+}
+
+/* The second. */
+DEVICE void main_loop_of_ds(uint32_t shared, const shared_memory *memory, float dk[COLUMNS / 2],
+                            float dv[COLUMNS / 2]) {
+    float dp[BM / 2];
+    mbarrier_wait(MEMBER_ADDRESS(shared, v_full), 0);
+    for (int n = 0; n < ((const volatile shared_memory *)memory)->steps; ++n) {
+        const int stage = n & 1;
+        uint32_t base = shared;
+        int thread = (int)threadIdx.x;
+        asm volatile("" : "+r"(base), "+r"(thread));
+        mbarrier_wait(MEMBER_ADDRESS(base, do_full[0]), n & 1);
+        wgmma_fence();
+        keys_by_rows(dp, MEMBER_ADDRESS(base, v), MEMBER_ADDRESS(base, d_o[0]));
+        wgmma_commit();
+        named_barrier_sync(P_WRITTEN, 256);
+        PIN(dv, COLUMNS / 2);
+        wgmma_fence();
+        accumulate(dv, MEMBER_ADDRESS(base, p[0]), MEMBER_ADDRESS(base, d_o[0]), 1);
+        wgmma_commit();
+        store_ds(dp, n, stage, base, memory, thread);
+        PIN(dv, COLUMNS / 2);
+        mbarrier_wait(ELEMENT_ADDRESS(base, q_full, stage), n >> 1 & 1);
+        wgmma_fence();
+        accumulate(dk, MEMBER_ADDRESS(base, ds) + stage * TILE_BYTES, MEMBER_ADDRESS(base, q) + stage * ROW_BYTES, 1);
+        wgmma_commit();
+        wgmma_wait(0);
+        PIN(dk, COLUMNS / 2);
+        arrive_once_per_warp(ELEMENT_ADDRESS(base, q_empty, stage));
+    }
+}
+
+DEVICE void main_loop(const fattni_bwd_args *bwd, const task *t, uint32_t shared, const shared_memory *memory,
+                      int consumer, float dk[COLUMNS / 2], float dv[COLUMNS / 2]) {
+    if (t->steps && consumer == 0) main_loop_of_p(&bwd->a, t, shared, memory, dk, dv);
+    else if (t->steps) main_loop_of_ds(shared, memory, dk, dv);
+}
+
+#endif

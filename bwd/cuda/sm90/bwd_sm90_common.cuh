@@ -1,0 +1,245 @@
+/* What the Hopper backward kernels share: mbarriers, tasks, the producer's loads, masking, exponentials, and the
+   epilogue of dK and dV. An includer defines before:
+
+   D, BM, BN, CTAS      head_dim, tile, CTAs of a cluster: these have neighbouring key blocks and the same row blocks
+   CAUSAL, GENERAL      of the variant
+   PANELS, ROW_BYTES    panels of 64 columns, and bytes, of a tile of Q or dO
+   ROWS_DONE            a named barrier, for work items of rows
+   shared_memory        a struct with the tiles q[stages], d_o[stages], the floats lse2[stages][BM],
+                        delta[stages][BM], and the mbarriers k_full, v_full, keys_empty, q_full[2], q_empty[2],
+                        do_full[2], do_empty[2], dq_added, dq_added_seen */
+#ifndef FATTNI_BWD_CUDA_SM90_BWD_SM90_COMMON_H
+#define FATTNI_BWD_CUDA_SM90_BWD_SM90_COMMON_H
+
+#include "bwd/cuda/bwd_dq_semaphore.cuh"
+#include "bwd/cuda/bwd_workspace.cuh"
+#include "core/device/sm90_tile.cuh"
+
+
+/* 8 consumer warps release a stage; `dq_adders` warps or threads add the dQ of a step. A CTA barrier must follow. */
+DEVICE void init_barriers(uint32_t shared, int dq_adders) {
+    if (threadIdx.x == 0) {
+        mbarrier_init(MEMBER_ADDRESS(shared, k_full), 1);
+        mbarrier_init(MEMBER_ADDRESS(shared, v_full), 1);
+        mbarrier_init(MEMBER_ADDRESS(shared, keys_empty), 8);
+        mbarrier_init(MEMBER_ADDRESS(shared, dq_added), dq_adders);
+        mbarrier_init(MEMBER_ADDRESS(shared, dq_added_seen), 1);
+        for (int n = 0; n < 2; ++n) {
+            mbarrier_init(ELEMENT_ADDRESS(shared, q_full, n), 1);
+            mbarrier_init(ELEMENT_ADDRESS(shared, do_full, n), 1);
+            mbarrier_init(ELEMENT_ADDRESS(shared, q_empty, n), 8);
+            mbarrier_init(ELEMENT_ADDRESS(shared, do_empty, n), 8);
+        }
+        mbarrier_init_fence();
+    }
+}
+
+/* What a CTA, or a cluster, does at a time: work item `number` of its kind (bwd_sm90_scheduler.cuh). NOTHING: the next
+   one. */
+enum { MAINLOOP, PREPROCESS, POSTPROCESS, NOTHING, END };
+typedef struct work_item {
+    int kind, head_group, number;
+} work_item;
+
+/* A MAINLOOP work item: keys [j0, j0 + BN) of (b, hk), and for each head of the group the row blocks that see one of
+   the cluster's keys, from the one at row `from` to the one at row `to`. The last rows come first, so that all CTAs of
+   a head start at the same ones, and with a deterministic dQ wait little at the start. Short sequences without it begin
+   with the first rows, so that CTAs start at different ones. */
+typedef struct task {
+    int b, hk, j0, from, to, steps; /* steps: row blocks of all heads of the group */
+    int head_group;
+    int accumulator_shift; /* head h adds to the dQ accumulator of head h + accumulator_shift; not when packed */
+    int steps_before;      /* of this CTA's earlier tasks, modulo 4: stages continue from task to task */
+    int kv_phase;          /* parity of K's and V's mbarriers */
+    sequence s;
+} task;
+
+DEVICE task task_of(const fattni_bwd_sm90_args *p, const work_item *x) {
+    const fattni_bwd_args *const bwd = &p->bwd;
+    const fattni_attention_args *const a = &p->bwd.a;
+    /* Below a diagonal the first keys have most rows; with a deterministic dQ they add first. */
+    const int by_head_group = CAUSAL || bwd->dq_semaphore != 0 || (GENERAL && a->right < FATTNI_FAR);
+    const position at = position_of(&p->schedule, x->number, by_head_group);
+    const int j0 = at.block * (CTAS * BN);
+    task t = {at.plane / a->Hkv, at.plane % a->Hkv, j0 + (int)blockIdx.x % CTAS * BN, 0, 0, 0};
+    const int accumulator = p->progress ? x->head_group % FATTNI_RING * p->schedule.head_group + at.plane -
+                                              x->head_group * p->schedule.head_group
+                                        : at.plane;
+    t.head_group = x->head_group;
+    t.accumulator_shift = (accumulator - t.hk) * a->group;
+    t.s = GENERAL ? sequence_of(a, t.b) : whole_sequence(a, t.b, CAUSAL);
+    const int keys = min(CTAS * BN, t.s.Sk - j0);
+    const int begin = max(0, j0 - t.s.hi), end = GENERAL ? min(j0 + keys - t.s.lo, t.s.Sq) : t.s.Sq;
+    if (begin >= end || keys <= 0) return t;
+    const int first = begin / BM, last = (end - 1) / BM,
+              upwards = !bwd->dq_semaphore && p->schedule.blocks <= FATTNI_SHORT_BLOCKS;
+    t.from = (upwards ? first : last) * BM;
+    t.to = (upwards ? last : first) * BM;
+    t.steps = (last - first + 1) * a->group;
+    return t;
+}
+/* The row block of a query head that belongs to a step of the task. Advanced without branches: whatever stands before
+   a step's first product delays all of it. */
+typedef struct row_cursor {
+    int h, i0;
+} row_cursor;
+DEVICE row_cursor first_rows(const task *t, int group) {
+    const row_cursor x = {t->hk * group, t->from};
+    return x;
+}
+DEVICE void next_rows(row_cursor *x, const task *t) {
+    const int last = x->i0 == t->to; /* of its head */
+    x->i0 = last ? t->from : x->i0 + (t->from <= t->to ? BM : -BM);
+    x->h += last;
+}
+/* Step n of the task: its rows, and the stage and parity of their tiles. */
+typedef struct step {
+    int h, i0, stage;
+    uint32_t parity;
+} step;
+DEVICE step step_at(const row_cursor *x, const task *t, int n) {
+    const int count = t->steps_before + n;
+    const step s = {x->h, x->i0, count & 1, (uint32_t)(count >> 1 & 1)};
+    return s;
+}
+/* Whether some row of the block at i0 does not see some key of the block at j0. */
+DEVICE int crosses_edge(const sequence *s, int i0, int j0) {
+    if (j0 + BN > s->Sk) return 1;
+    if (GENERAL && j0 < i0 + BM - 1 + s->lo) return 1;
+    return (CAUSAL || GENERAL) && i0 + s->hi < j0 + BN - 1;
+}
+DEVICE int64_t padded_row(const fattni_bwd_args *bwd, const task *t, const step *s) {
+    const fattni_attention_args *const a = &bwd->a;
+    if (GENERAL) return row_base(bwd, &t->s, t->b, s->h) + s->i0;
+    return ((int64_t)t->b * a->Hq + s->h) * bwd->padded_rows + s->i0;
+}
+
+DEVICE float *accumulator_at(const fattni_bwd_args *bwd, const task *t, const step *s) {
+    const fattni_attention_args *const a = &bwd->a;
+    const int packed = GENERAL && a->cu_seqlens_q.p != 0;
+    const int64_t row =
+        packed ? padded_row(bwd, t, s) : (int64_t)(t->accumulator_shift + s->h) * bwd->padded_rows + s->i0;
+    return bwd->dq_accumulator + row * D;
+}
+
+/* ---- deterministic dQ (bwd_dq_semaphore.cuh) ---- */
+
+/* dq_semaphore_at, without divisions. It counts in halves: a key block is done after two additions, of the two
+   consumers or of the two CTAs of a cluster. */
+DEVICE int32_t *dq_semaphore_of_step(const fattni_bwd_args *bwd, const task *t, const step *s) {
+    const fattni_attention_args *const a = &bwd->a;
+    return bwd->dq_semaphore + ((int64_t)t->b * a->Hq + s->h) * ((a->Sq + BM - 1) / BM) + s->i0 / BM;
+}
+DEVICE void wait_dq_semaphore_of_step(int32_t *semaphore, const task *t, const step *s) {
+    acquire_dq_semaphore(semaphore, 2 * dq_ticket_of(&t->s, s->i0, t->j0, CTAS * BN));
+}
+/* A release waits for the additions of all, which takes a third of a step: a thread does nothing else
+   (post_dq_semaphores). This tells it that the caller's additions of a step are complete. */
+DEVICE void report_dq_added(const step *s, uint32_t shared) {
+    mbarrier_wait(MEMBER_ADDRESS(shared, dq_added_seen), (uint32_t)s->stage ^ 1); /* of the last step */
+    mbarrier_arrive(MEMBER_ADDRESS(shared, dq_added));
+}
+DEVICE void post_dq_semaphores(const fattni_bwd_args *bwd, const task *t, uint32_t shared) {
+    const fattni_attention_args *const a = &bwd->a;
+    row_cursor at = first_rows(t, a->group);
+    for (int n = 0; n < t->steps; ++n, next_rows(&at, t)) {
+        const step s = step_at(&at, t, n);
+        mbarrier_wait(MEMBER_ADDRESS(shared, dq_added), (uint32_t)s.stage);
+        mbarrier_arrive(MEMBER_ADDRESS(shared, dq_added_seen));
+        add_release(dq_semaphore_of_step(bwd, t, &s), 2 / CTAS);
+    }
+}
+
+/* ---- the producer ---- */
+
+/* Q and lse2 of a step, whose rows begin at padded row `at`, to its stage. */
+DEVICE void load_q(const fattni_bwd_sm90_args *p, const task *t, const step *s, int64_t at, uint32_t shared) {
+    const uint32_t full = ELEMENT_ADDRESS(shared, q_full, s->stage);
+    mbarrier_wait(ELEMENT_ADDRESS(shared, q_empty, s->stage), s->parity ^ 1);
+    mbarrier_expect(full, ROW_BYTES + BM * 4);
+    load_panels(ELEMENT_ADDRESS(shared, q, s->stage), &p->q, full, PANELS, BM, t->s.q0 + s->i0, s->h * p->q_step.head,
+                t->s.batch * p->q_step.batch);
+    bulk_load(ELEMENT_ADDRESS(shared, lse2, s->stage), p->bwd.lse2 + at, BM * 4, full);
+}
+/* dO and delta, to a stage and phase of their own: bwd_sm90_cluster.cuh has one stage. */
+DEVICE void load_d_o(const fattni_bwd_sm90_args *p, const task *t, const step *s, int64_t at, int stage,
+                     uint32_t parity, uint32_t shared) {
+    const uint32_t full = ELEMENT_ADDRESS(shared, do_full, stage);
+    mbarrier_wait(ELEMENT_ADDRESS(shared, do_empty, stage), parity ^ 1);
+    mbarrier_expect(full, ROW_BYTES + BM * 4);
+    load_panels(ELEMENT_ADDRESS(shared, d_o, stage), &p->d_o, full, PANELS, BM, t->s.q0 + s->i0,
+                s->h * p->d_o_step.head, t->s.batch * p->d_o_step.batch);
+    bulk_load(ELEMENT_ADDRESS(shared, delta, stage), p->bwd.delta + at, BM * 4, full);
+}
+
+/* ---- consumers ---- */
+
+/* A stage of lse2 or delta, from row0 on: element 4n has rows row0 + 8n and row0 + 8n + 1. */
+DEVICE const float2 *statistics(const float rows[BM], int row0) { return (const float2 *)rows + row0 / 2; }
+
+/* S^T of this thread's two keys, `columns` rows of S: -inf where 8i + e < limit of the key. */
+DEVICE void mask(float *s, int columns, int limit0, int limit1) {
+#pragma unroll
+    for (int i = 0; i < columns / 8; ++i)
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+            if (8 * i + e < limit0) s[4 * i + e] = -INFINITY;
+            if (8 * i + e < limit1) s[4 * i + 2 + e] = -INFINITY;
+        }
+}
+
+/* The same at the edge of a FULL or CAUSAL mask; row i0 + row0 is the thread's first and sees keys up to + hi. */
+DEVICE void mask_edge(float *s, int columns, int edge, int Sk, int hi, int i0, int row0, int key) {
+    if (edge) {
+        const int far = 1 << 20, first = CAUSAL ? key - hi - i0 - row0 : -far;
+        mask(s, columns, key < Sk ? first : far, key + 8 < Sk ? first + 8 : far);
+    }
+}
+
+/* x = 2^(unit x - lse2), in tiles of 8 rows; lse2 as `statistics` returns it. */
+DEVICE void exponentials(float (*x)[4], int tiles, float unit, const float2 *lse2) {
+#pragma unroll
+    for (int n = 0; n < tiles; ++n) {
+        const float2 l = lse2[4 * n];
+#pragma unroll
+        for (int e = 0; e < 4; ++e) x[n][e] = exp2_approx(fmaf(x[n][e], unit, e & 1 ? -l.y : -l.x));
+    }
+}
+DEVICE void round_pairs(uint32_t *r, const float *x, int count) {
+#pragma unroll
+    for (int n = 0; n < count / 2; ++n) r[n] = pack(x[2 * n], x[2 * n + 1]);
+}
+/* ds = P (dP - delta), rounded. */
+DEVICE void score_gradients(uint32_t *ds, const float *s, const float *dp, int columns, const float2 *delta) {
+#pragma unroll
+    for (int i = 0; i < columns / 8; ++i) {
+        const float2 x = delta[4 * i];
+        ds[2 * i] = pack(s[4 * i] * (dp[4 * i] - x.x), s[4 * i + 1] * (dp[4 * i + 1] - x.y));
+        ds[2 * i + 1] = pack(s[4 * i + 2] * (dp[4 * i + 2] - x.x), s[4 * i + 3] * (dp[4 * i + 3] - x.y));
+    }
+}
+
+/* The factor of dV, of dropout and of F16's scaled P (lse_shift); else 1, as a constant. */
+DEVICE float scale_of_dv(const fattni_bwd_args *bwd) { return GENERAL || !K_BF16 ? bwd->dv_scale : 1.0f; }
+
+/* This thread's two keys of dK or dV, `columns` columns from column0 on, to the caller's tensor. */
+DEVICE void store_keys(const fattni_view *view, const task *t, int key, int column0, int columns, const float *x,
+                       float scale, int width, int f32, int add) {
+    if (!view->p) return;
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+        const int64_t at = t->s.batch * view->b + t->hk * view->h +
+                           (int64_t)(t->s.k0 + key + 8 * e) * view->row + column0;
+        store_row((char *)view->p + at * (f32 ? 4 : 2), x + 2 * e, columns / 8, scale, key + 8 * e < t->s.Sk,
+                  width - column0, f32, add);
+    }
+}
+/* dV and dK of this thread's two keys. */
+DEVICE void store_dv_dk(const fattni_bwd_args *bwd, const task *t, int key, int column0, int columns, const float *dv,
+                        const float *dk) {
+    const fattni_attention_args *const a = &bwd->a;
+    store_keys(&bwd->dv, t, key, column0, columns, dv, scale_of_dv(bwd), a->Dv, bwd->dv_f32, a->flags & FATTN_ACC_DV);
+    store_keys(&bwd->dk, t, key, column0, columns, dk, bwd->dk_scale, a->D, bwd->dk_f32, a->flags & FATTN_ACC_DK);
+}
+
+#endif

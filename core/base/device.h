@@ -1,0 +1,42 @@
+/* The functions of a device: one const table for each device, listed in devices.c and defined in the device's own
+   folder (core/cpu/device.c, core/cuda/device.c). The tape's functions are in autograd_c/ops/op_device.h. */
+#ifndef FATTNI_CORE_BASE_DEVICE_H
+#define FATTNI_CORE_BASE_DEVICE_H
+
+#include "core/base/internal.h"
+
+struct fattni_problem;
+
+typedef struct fattni_device_ops {
+    const char *name; /* "CPU", in error messages */
+    bool on_host;     /* its memory is host memory, which then also holds the context and its records */
+    bool has_streams; /* false: the stream must be NULL and device_id 0 */
+
+    /* ---- contexts ---- */
+    fattn_allocator (*default_allocator)(void);
+    /* Completes a context whose options are set. After a failure, close frees what it has allocated. */
+    fattn_status (*open)(fattn_ctx *ctx);
+    void (*close)(fattn_ctx *ctx);
+    fattn_status (*sync)(fattn_ctx *ctx); /* fattn_ctx_sync */
+    /* Around calls of an allocator: make the device current for the calling thread, and restore. They nest;
+       leave gets the value of entered that enter stored. */
+    fattn_status (*enter)(fattn_ctx *ctx, bool *entered);
+    void (*leave)(const fattn_ctx *ctx, bool entered);
+
+    /* ---- tensors: checked by the caller, not empty, on the device unless stated otherwise ---- */
+    /* fattn_tensor_copy: either may be in host memory. */
+    fattn_status (*copy)(fattn_ctx *ctx, const fattn_tensor *dst, const fattn_tensor *src);
+    fattn_status (*add)(fattn_ctx *ctx, const fattn_tensor *dst, const fattn_tensor *src);
+    /* fattn_tensor_normal: dst may be in host memory. */
+    fattn_status (*normal)(fattn_ctx *ctx, const fattn_tensor *dst, double mean, double std, fattn_rng rng);
+    /* Sets `rows` times `width` bytes, `pitch` bytes apart, to zero; each of the three may be 0. */
+    fattn_status (*zero_rows)(fattn_ctx *ctx, void *p, size_t pitch, size_t width, int64_t rows);
+    /* The dropout mask: keep[b,h,i,j] = 1 or 0 for i < rows, j < columns of every plane; strides in elements. */
+    fattn_status (*dropout_mask)(fattn_ctx *ctx, const struct fattni_problem *p, uint8_t *keep,
+                                 const int64_t stride[4], int64_t rows, int64_t columns);
+} fattni_device_ops;
+
+/* NULL: this build has no code for the device. */
+const fattni_device_ops *fattni_device_ops_of(fattn_device device);
+
+#endif

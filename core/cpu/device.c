@@ -1,0 +1,44 @@
+/* The CPU as a device. */
+#include "core/base/device.h"
+
+#include "core/attention/dropout.h"
+#include "core/cpu/gemm_cpu.h"
+#include "core/tensor/host.h"
+
+static fattn_status open_cpu(fattn_ctx *ctx) {
+    const char *const warning = fattni_gemm_warning(fattni_cpu_isa());
+    if (warning && ctx->log) ctx->log(ctx->log_user, FATTN_LOG_WARN, warning);
+    return FATTN_OK;
+}
+
+static void close_cpu(fattn_ctx *ctx) { (void)ctx; }
+
+/* Calls return when their work is done. */
+static fattn_status sync_cpu(fattn_ctx *ctx) {
+    (void)ctx;
+    return FATTN_OK;
+}
+
+static fattn_status enter(fattn_ctx *ctx, bool *entered) {
+    (void)ctx;
+    *entered = false;
+    return FATTN_OK;
+}
+
+static void leave(const fattn_ctx *ctx, bool entered) { (void)ctx, (void)entered; }
+
+const fattni_device_ops fattni_cpu_device = {
+    .name = "CPU",
+    .on_host = true,
+    .default_allocator = fattni_default_allocator,
+    .open = open_cpu,
+    .close = close_cpu,
+    .sync = sync_cpu,
+    .enter = enter,
+    .leave = leave,
+    .copy = fattni_host_copy,
+    .add = fattni_host_add,
+    .normal = fattni_host_normal,
+    .zero_rows = fattni_host_zero_rows,
+    .dropout_mask = fattni_host_mask,
+};

@@ -1,0 +1,39 @@
+/* The host's description of a CUDA attention kernel. Each instance defines its own (core/device/describe.cuh); a pass
+   lists its kernels in order of preference. Plain C and C++: device code includes it, too. */
+#ifndef FATTNI_CORE_CUDA_KERNEL_H
+#define FATTNI_CORE_CUDA_KERNEL_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+/* The variant: the masks and features that a kernel supports. Not an enum, since kernels compare them in #if. FULL and
+   CAUSAL: that mask and nothing else. SHORT: causal, at most FATTNI_SHORT_ROWS rows; its smaller BM wastes less at the
+   diagonal. BANDED: windows, lengths, sink, merge. GENERAL: also softcap, ALiBi, bias, dropout. CAPPED: general with a
+   softcap. HUGE: all features, but only for huge rows (core/attention/huge.h). */
+#define FATTNI_VARIANT_FULL 0
+#define FATTNI_VARIANT_CAUSAL 1
+#define FATTNI_VARIANT_SHORT 2
+#define FATTNI_VARIANT_BANDED 3
+#define FATTNI_VARIANT_GENERAL 4
+#define FATTNI_VARIANT_CAPPED 5
+#define FATTNI_VARIANT_HUGE 6
+
+enum { FATTNI_SHORT_ROWS = 1024 };
+
+typedef void (*fattni_cuda_any)(void); /* a kernel's host stub, of any argument type */
+
+typedef struct fattni_cuda_kernel {
+    const char *name;    /* symbol, file and profiler name: fattn_fwd_mma16_bf16_d64_causal_128x128 */
+    fattni_cuda_any stub;
+    size_t args_bytes;   /* of its one argument, a struct passed by value */
+    size_t shared;       /* dynamic shared memory of a CTA, bytes */
+    int32_t arch;        /* 80: sm_80 and later; 90: sm_90a only */
+    int32_t dtype;       /* fattn_dtype of q, k, v */
+    int32_t tf32;        /* rounds F32 to TF32: only for calls with FATTN_TF32 */
+    int32_t D;           /* the largest head_dim; smaller ones are padded to it in shared memory */
+    int32_t variant;     /* FATTNI_VARIANT_* */
+    int32_t BM, BN, threads;
+    int32_t cluster;     /* CTAs per cluster, which work on neighbouring blocks; the grid is a multiple of it */
+} fattni_cuda_kernel;
+
+#endif

@@ -1,0 +1,19 @@
+/* DESCRIBE_KERNEL(type of the kernel's argument, bytes of dynamic shared memory, CTAs of a cluster) is the last line of
+   a kernel's file. It defines <name>_description, which the host finds through the pass's list of kernels. The other
+   fields come from the kernel's line in that list, by the macros of cmake/instance.cu.in. */
+#ifndef FATTNI_CORE_DEVICE_DESCRIBE_H
+#define FATTNI_CORE_DEVICE_DESCRIBE_H
+
+#include "core/cuda/kernel.h"
+
+#define DESCRIPTION_OF_(name) name##_description
+#define DESCRIPTION_OF(name) DESCRIPTION_OF_(name)
+#define TEXT_OF_(x) #x
+#define TEXT_OF(x) TEXT_OF_(x)
+
+#define DESCRIBE_KERNEL(args, shared_bytes, ctas_of_cluster)                                                           \
+    extern "C" const fattni_cuda_kernel DESCRIPTION_OF(K_NAME) = {                                                     \
+        TEXT_OF(K_NAME), (fattni_cuda_any)K_NAME, sizeof(args), shared_bytes, K_ARCH, K_DTYPE, K_TF32, K_D, K_VARIANT, \
+        K_BM, K_BN, 32 * K_WARPS, ctas_of_cluster}
+
+#endif

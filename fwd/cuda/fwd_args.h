@@ -1,0 +1,20 @@
+/* The argument of Hopper's forward kernels; the others take fattni_attention_args. */
+#ifndef FATTNI_FWD_CUDA_FWD_ARGS_H
+#define FATTNI_FWD_CUDA_FWD_ARGS_H
+
+#include "core/cuda/sm90_args.h"
+
+/* Rows of one load of Q: above head_dim 128 those of one consumer warpgroup. */
+#define FATTNI_FWD_SM90_Q_ROWS(D, BM) ((D) > 128 ? 64 : (BM))
+
+typedef struct fattni_fwd_sm90_args {
+    CUtensorMap q, k, v, o; /* {d, row, head, batch}, boxes of 64 columns; o: of the 16 rows of a warp */
+    fattni_attention_args a;
+    fattni_sm90_schedule schedule;
+    fattni_map_step q_step, k_step, v_step, o_step;
+    int32_t o_by_tma; /* whether O has a map */
+    float scale_log2; /* scale times log2 e: read from constant memory, it takes no register */
+    uint32_t zero;    /* 0, which the compiler does not know (fwd_sm90.cuh) */
+} fattni_fwd_sm90_args;
+
+#endif

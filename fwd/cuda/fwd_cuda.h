@@ -1,0 +1,14 @@
+/* The steps of the CUDA row of the forward table, for tests. */
+#ifndef FATTNI_FWD_CUDA_FWD_CUDA_H
+#define FATTNI_FWD_CUDA_FWD_CUDA_H
+
+#include "core/cuda/kernels.h"
+#include "fwd/cuda/fwd_args.h"
+
+/* The first kernel of fwd_kernels.def that supports the call, or NULL. */
+const fattni_cuda_kernel *fattni_fwd_cuda_choose(const fattn_ctx *ctx, const fattni_problem *p);
+/* For a Hopper kernel; encodes the tensor maps: host work only. */
+fattn_status fattni_fwd_sm90_args_of(fattn_ctx *ctx, const fattni_problem *p, const fattni_cuda_kernel *k,
+                                     fattni_fwd_sm90_args *out);
+
+#endif

@@ -1,0 +1,263 @@
+/* Forward attention with mma.sync, sm_80 and later: one CTA per row block, FlashAttention-2's order.
+
+   S = Q K^T, P = exp(scale S - m), O = P V / l, L = m + ln l, with an online softmax over key blocks from right to
+   left, so that the blocks that need a mask come first.
+
+   Tensors     q, o [b,h,i,d], k, v [b,g,j,d], lse [b,h,i]; any strides, d contiguous.
+   Threads     WARPS warps; each owns ROW_TILES times 16 rows of the block and all keys. A thread holds
+               rows g, g+8 and columns 2t, 2t+1 of each 16x8 tile (g = lane/4, t = lane%4).
+   Shared      struct shared_memory: Q, K, V, swizzled (core/device/mma16_tile.cuh). O is stored through Q's tile.
+   Loads       cp.async: the load of V(n) overlaps Q K^T, that of K(n-1) softmax and P V.
+   Rounding    P to the input dtype before P V, unscaled; everything else fp32.
+   Variants    general has window, softcap, ALiBi, bias, sink, dropout, lengths and merge as uniform branches; full
+               and causal have none of them.
+
+   Instances: fwd_kernels.def. Macros in: cmake/instance.cu.in. */
+#include "core/device/describe.cuh"
+#include "fwd/cuda/fwd_row_block.cuh"
+#include "core/device/quad.cuh"
+#include "core/device/mma16_tile.cuh"
+#include "core/device/score_terms_mma.cuh"
+
+enum {
+    D = K_D, PITCH = (D + 63) / 64 * 64, BM = K_BM, BN = K_BN, WARPS = K_WARPS,
+    THREADS = 32 * WARPS, ROW_TILES = BM / (16 * WARPS), KEY_TILES = BN / 8, COLUMN_TILES = D / 8,
+    CAUSAL = K_VARIANT == FATTNI_VARIANT_CAUSAL, GENERAL = K_VARIANT == FATTNI_VARIANT_GENERAL
+};
+
+/* Tiles of 16-bit elements. */
+typedef struct shared_memory {
+    uint16_t q[BM][PITCH], k[BN][PITCH], v[BN][PITCH];
+} shared_memory;
+enum { SHARED_BYTES = sizeof(shared_memory) };
+static_assert(BM % (16 * WARPS) == 0 && BN % 16 == 0 && D % 16 == 0, "tile shape");
+static_assert(BM * PITCH / 8 % THREADS == 0 && BN * PITCH / 8 % THREADS == 0, "each thread loads as much");
+static_assert(offsetof(shared_memory, k) % 512 == 0 && offsetof(shared_memory, v) % 512 == 0,
+              "swizzled tiles start at multiples of 512");
+static_assert(SHARED_BYTES <= 227 * 1024, "shared memory");
+
+/* O += P V: accumulators of S are laid out as the A fragment is. B fragments are loaded one product ahead. */
+DEVICE void accumulate(float o[ROW_TILES][COLUMN_TILES][4], const float p[ROW_TILES][KEY_TILES][4],
+                       uint32_t v_lane) {
+    uint32_t b[2][4];
+    load_b_trans(b[0], v_lane, PITCH, 0, 0);
+#pragma unroll
+    for (int step = 0; step < BN / 16; ++step) {
+        uint32_t a[ROW_TILES][4];
+#pragma unroll
+        for (int r = 0; r < ROW_TILES; ++r) {
+            a[r][0] = pack(p[r][2 * step][0], p[r][2 * step][1]);
+            a[r][1] = pack(p[r][2 * step][2], p[r][2 * step][3]);
+            a[r][2] = pack(p[r][2 * step + 1][0], p[r][2 * step + 1][1]);
+            a[r][3] = pack(p[r][2 * step + 1][2], p[r][2 * step + 1][3]);
+        }
+#pragma unroll
+        for (int c = 0; c < COLUMN_TILES / 2; ++c) {
+            const int at = step * (COLUMN_TILES / 2) + c, next = at + 1;
+            if (next < BN / 16 * (COLUMN_TILES / 2))
+                load_b_trans(b[next & 1], v_lane, PITCH, 16 * (next / (COLUMN_TILES / 2)),
+                             16 * (next % (COLUMN_TILES / 2)));
+#pragma unroll
+            for (int r = 0; r < ROW_TILES; ++r) {
+                mma(o[r][2 * c], a[r], b[at & 1][0], b[at & 1][1]);
+                mma(o[r][2 * c + 1], a[r], b[at & 1][2], b[at & 1][3]);
+            }
+        }
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS)
+    K_NAME(const __grid_constant__ fattni_attention_args a) {
+    extern __shared__ __align__(1024) unsigned char memory[];
+    const uint32_t shared = shared_address(memory), q_tile = MEMBER_ADDRESS(shared, q),
+                   k_tile = MEMBER_ADDRESS(shared, k), v_tile = MEMBER_ADDRESS(shared, v);
+    const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
+    const int g = lane / 4, t = lane % 4, row0 = warp * 16 * ROW_TILES;
+    const uint32_t q_lane = lane_16(q_tile + row0 * PITCH * 2, PITCH),
+                   k_lane = lane_8(k_tile, PITCH), v_lane = lane_16(v_tile, PITCH);
+
+    row_block work;
+    if (!find_row_block(&a, BM, &work)) return;
+    const int b = work.b, h = work.h, i0 = work.i0, rows = work.rows, begin = work.begin, end = work.end;
+    const sequence s = work.s;
+
+    const half_type *const q = (const half_type *)a.q.p + s.batch * a.q.b + h * a.q.h +
+                               (int64_t)(s.q0 + i0) * a.q.row;
+    const half_type *const k = (const half_type *)a.k.p + s.batch * a.k.b + h / a.group * a.k.h +
+                               (int64_t)s.k0 * a.k.row;
+    const half_type *const v = (const half_type *)a.v.p + s.batch * a.v.b + h / a.group * a.v.h +
+                               (int64_t)s.k0 * a.v.row;
+
+    float o[ROW_TILES][COLUMN_TILES][4];
+    float m[ROW_TILES][2], l[ROW_TILES][2]; /* running maximum of the scores before `unit`; sum of this thread's P */
+#pragma unroll
+    for (int r = 0; r < ROW_TILES; ++r) {
+#pragma unroll
+        for (int c = 0; c < COLUMN_TILES; ++c)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) o[r][c][e] = 0.0f;
+        m[r][0] = m[r][1] = -INFINITY;
+        l[r][0] = l[r][1] = 0.0f;
+    }
+    /* From scores to units of log2: the general variant scales them in general_scores, the others in the exponent. */
+    const float unit = GENERAL ? LOG2E : a.scale * LOG2E;
+
+    const int first = begin / BN;
+    int block = (end + BN - 1) / BN - 1;
+    if (end <= begin) block = first - 1;
+    load_tile(q_tile, PITCH, BM, THREADS, q, a.q.row, rows, a.D, a.vector_qkv);
+    if (block >= first)
+        load_tile(k_tile, PITCH, BN, THREADS, k + (int64_t)block * BN * a.k.row, a.k.row,
+                  s.Sk - block * BN, a.D, a.vector_qkv);
+    cp_async_commit();
+
+    for (; block >= first; --block) {
+        const int j0 = block * BN;
+        cp_async_wait(0);
+        __syncthreads(); /* K(n) has arrived, and all warps have read V(n+1) */
+        load_tile(v_tile, PITCH, BN, THREADS, v + (int64_t)j0 * a.v.row, a.v.row, s.Sk - j0, a.Dv,
+                  a.vector_qkv);
+        cp_async_commit();
+
+        float p[ROW_TILES][KEY_TILES][4];
+        product_nt(&p[0][0], ROW_TILES, KEY_TILES, D, q_lane, 0, k_lane, 0, PITCH);
+        if (GENERAL)
+#pragma unroll
+            for (int r = 0; r < ROW_TILES; ++r)
+                general_scores(p[r], 0, KEY_TILES, 0, &a, &s, slope_of(&a, h), b, h,
+                               i0 + row0 + 16 * r + g, j0 + 2 * t);
+
+        const int unmasked = i0 + BM - 1 + s.lo <= j0 && j0 + BN - 1 <= i0 + s.hi && j0 + BN <= s.Sk;
+        if (!unmasked) {
+#pragma unroll
+            for (int r = 0; r < ROW_TILES; ++r)
+#pragma unroll
+                for (int e = 0; e < 4; ++e) {
+                    const int i = i0 + row0 + 16 * r + g + (e >= 2 ? 8 : 0);
+                    const int low = i + s.lo - j0 - 2 * t - (e & 1);
+                    const int high = min(i + s.hi, s.Sk - 1) - j0 - 2 * t - (e & 1);
+#pragma unroll
+                    for (int n = 0; n < KEY_TILES; ++n)
+                        if (8 * n > high || ((GENERAL) && 8 * n < low)) p[r][n][e] = -INFINITY;
+                }
+        }
+
+        cp_async_wait(0);
+        __syncthreads(); /* V(n) has arrived, and all warps have read K(n) */
+        if (block > first)
+            load_tile(k_tile, PITCH, BN, THREADS, k + (int64_t)(j0 - BN) * a.k.row, a.k.row,
+                      s.Sk - (j0 - BN), a.D, a.vector_qkv);
+        cp_async_commit();
+
+        float correction[ROW_TILES][2]; /* 2^(old - new maximum) */
+        int rose = 0;                   /* whether some row's maximum did: only then O is rescaled */
+#pragma unroll
+        for (int r = 0; r < ROW_TILES; ++r)
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                float top = m[r][half];
+#pragma unroll
+                for (int n = 0; n < KEY_TILES; ++n)
+                    top = fmaxf(top, fmaxf(p[r][n][2 * half], p[r][n][2 * half + 1]));
+                top = quad_max(top);
+                rose |= top != m[r][half];
+                float base = top == -INFINITY ? 0.0f : __fmul_rn(top, unit), shift = 0.0f;
+                if (is_far(base)) { /* the difference comes before the product */
+                    base = 0.0f, shift = top;
+#pragma unroll
+                    for (int n = 0; n < KEY_TILES; ++n)
+                        p[r][n][2 * half] -= top, p[r][n][2 * half + 1] -= top;
+                }
+                /* The product is rounded as base is, so that this is 2^0 where the maximum stays. */
+                correction[r][half] = exp2_approx(__fmul_rn(m[r][half] - shift, unit) - base);
+                m[r][half] = top;
+                float sum = 0.0f;
+#pragma unroll
+                for (int n = 0; n < KEY_TILES; ++n) {
+                    p[r][n][2 * half] = exp2_approx(p[r][n][2 * half] * unit - base);
+                    p[r][n][2 * half + 1] = exp2_approx(p[r][n][2 * half + 1] * unit - base);
+                    sum += p[r][n][2 * half] + p[r][n][2 * half + 1];
+                }
+                l[r][half] = l[r][half] * correction[r][half] + sum;
+            }
+        if (__any_sync(ALL_LANES, rose)) {
+#pragma unroll
+            for (int r = 0; r < ROW_TILES; ++r)
+#pragma unroll
+                for (int c = 0; c < COLUMN_TILES; ++c)
+#pragma unroll
+                    for (int e = 0; e < 4; ++e) o[r][c][e] *= correction[r][e / 2];
+        }
+        if (GENERAL && a.drop_T) {
+            const dropout_plane plane_rng = dropout_plane_of(&a, b, h);
+#pragma unroll
+            for (int r = 0; r < ROW_TILES; ++r) {
+                uint32_t keep[(KEY_TILES + 7) / 8];
+                keep_tiles(keep, KEY_TILES, &a, &plane_rng, 0, i0 + row0 + 16 * r + g, j0 + 2 * t);
+#pragma unroll
+                for (int n = 0; n < KEY_TILES; ++n)
+#pragma unroll
+                    for (int e = 0; e < 4; ++e)
+                        if (!(keep[n / 8] >> (4 * (n % 8) + e) & 1)) p[r][n][e] = 0.0f;
+            }
+        }
+        accumulate(o, p, v_lane);
+    }
+
+    /* Row epilogue: O / l, L = m + ln l; a row without keys gives O = 0, L = -inf. */
+    cp_async_wait(0);
+    __syncthreads();
+    float *const lse = (float *)a.lse.p + s.batch * a.lse.b + h * a.lse.h;
+#pragma unroll
+    for (int r = 0; r < ROW_TILES; ++r)
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const int i = row0 + 16 * r + g + 8 * half;
+            const float sum = quad_sum(l[r][half]);
+            const int far = is_far(m[r][half] * unit);
+            const float shift = far ? m[r][half] * (GENERAL ? 1.0f : a.scale) : 0.0f;
+            const float top = far ? 0.0f : m[r][half] * unit;
+            row_result row = {sum > 0 ? 1.0f / sum : 0.0f, top * LN2 + logf(sum), 0.0f, shift};
+            if (!(sum > 0) && sum == sum) row.L = -INFINITY;
+            if (GENERAL)
+                row = general_row(&a, row, top, sum, h,
+                                  i < rows ? &lse[(int64_t)(s.q0 + i0 + i) * a.lse.row] : 0);
+            row.L += row.shift;
+#pragma unroll
+            for (int c = 0; c < COLUMN_TILES; ++c) {
+                o[r][c][2 * half] *= row.scale;
+                o[r][c][2 * half + 1] *= row.scale;
+            }
+            if (GENERAL && (a.flags & FATTN_MERGE) && i < rows) {
+                const float *const old = (const float *)a.o.p + s.batch * a.o.b + h * a.o.h +
+                                         (int64_t)(s.q0 + i0 + i) * a.o.row;
+#pragma unroll
+                for (int c = 0; c < COLUMN_TILES; ++c)
+#pragma unroll
+                    for (int e = 0; e < 2; ++e)
+                        if (8 * c + 2 * t + e < a.Dv && row.keep_old > 0)
+                            o[r][c][2 * half + e] += row.keep_old * old[8 * c + 2 * t + e];
+            }
+            if (GENERAL) __syncwarp(); /* all threads of the row have read the old L */
+            if (t == 0 && i < rows) lse[(int64_t)(s.q0 + i0 + i) * a.lse.row] = row.L;
+        }
+    if (a.o_f32) {
+        float *const out = (float *)a.o.p + s.batch * a.o.b + h * a.o.h + (int64_t)(s.q0 + i0) * a.o.row;
+#pragma unroll
+        for (int r = 0; r < ROW_TILES; ++r)
+#pragma unroll
+            for (int c = 0; c < COLUMN_TILES; ++c)
+#pragma unroll
+                for (int e = 0; e < 4; ++e) {
+                    const int i = row0 + 16 * r + g + (e >= 2 ? 8 : 0), d = 8 * c + 2 * t + (e & 1);
+                    if (i < rows && d < a.Dv) out[i * a.o.row + d] = o[r][c][e];
+                }
+        return;
+    }
+    half_type *const out =
+        (half_type *)a.o.p + s.batch * a.o.b + h * a.o.h + (int64_t)(s.q0 + i0) * a.o.row;
+    store_rows(o, ROW_TILES, COLUMN_TILES, q_tile, PITCH, row0, out, a.o.row, rows, a.Dv,
+               a.vector_qkv);
+}
+
+DESCRIBE_KERNEL(fattni_attention_args, SHARED_BYTES, 1);

@@ -1,0 +1,830 @@
+/* Forward attention for Hopper: TMA, wgmma, one producer warpgroup and two or three consumer warpgroups.
+
+   S = Q K^T, P = exp(scale S - m), O = P V / l, L = m + ln l, with an online softmax over key blocks from right to
+   left, so that the blocks that need a mask come first.
+
+   Tensors     q, o [b,h,i,d], k, v [b,g,j,d], lse [b,h,i]; q, k, v with strides that tensor maps can
+               take (fattni_sm90_fits), o and lse any.
+   CTAs        one per SM, persistent. A tile is BM rows of one (b, h). Full: tiles at a fixed stride; all others:
+               the longest first, from an atomic counter.
+   Threads     warpgroup 0 is the producer, of which one warp loads. Each consumer warpgroup owns 64 rows of the tile
+               and all keys. Layout of S and O in registers: core/ptx/wgmma.h.
+   Shared      struct shared_memory. K and V have two stages each. Up to d 128 Q has two stages, too, and O a buffer
+               of its own. Above, Q has one stage: each consumer's rows are loaded as soon as it has read the last
+               tile's, from L2, to which they were prefetched.
+   Pipeline    one loop over the key blocks of all tiles. S(n) is issued before P V(n-1), also across tiles, and the
+               softmax of block n overlaps P V(n-1); so a tile's O is stored during the next tile's first softmax.
+               Warpgroup order barriers let the consumers issue their products one after the other
+               (FlashAttention-3's ping-pong). O is rescaled while S runs, or before S is issued where products
+               take all of the time (PRODUCTS_TOGETHER).
+   Softmax     a thread's two rows one after the other: the first one's exponentials overlap the second one's maximum
+               and P V of the block before; up to d 64, where P V is over by then, both at once. P is relative to
+               a maximum that is updated only where that matters (FlashAttention-4's conditional rescaling, with a
+               bound on the error: rescale_threshold); then O is multiplied by 2^(old - new maximum). Blocks that
+               cross an edge of the mask, and all blocks until every maximum of the warp is positive, take the exact
+               path: maxima of floats, rows without keys.
+   Store       O by stmatrix to shared memory in the middle of the next tile's first softmax and from there by TMA,
+               16 rows of a warp at a time; above d 128 in two parts in short kernels, and in the others, whose
+               shared memory is full, from registers, 16 bytes per thread.
+   Rounding    P to the input dtype before P V, unscaled; everything else fp32.
+   Variants    full, causal and short have no other feature; banded has windows, lengths, sink and merge, general
+               also softcap, ALiBi, bias and dropout, as uniform branches.
+   ALiBi       is what the accumulators of S start from; beside a softcap or a bias it is added to S instead.
+   Softcap     of small scores: a polynomial whose last multiplication is the exponent's multiply-add; otherwise, and
+               beside other terms, general_scores.
+
+   Instances: fwd_kernels.def. Macros in: cmake/instance.cu.in. */
+#define HAS_BIAS (K_D <= 128)
+#include "core/device/describe.cuh"
+#include "fwd/cuda/fwd_args.h"
+#include "core/ptx/thread.h"
+#include "core/device/sm90_tile.cuh"
+
+enum {
+    D = K_D, BM = K_BM, BN = K_BN, THREADS = 32 * K_WARPS, CONSUMERS = K_WARPS / 4 - 1,
+    CAUSAL = K_VARIANT == FATTNI_VARIANT_CAUSAL || K_VARIANT == FATTNI_VARIANT_SHORT,
+    BANDS = K_VARIANT >= FATTNI_VARIANT_BANDED, GENERAL = K_VARIANT == FATTNI_VARIANT_GENERAL,
+    COUNTED = CAUSAL || BANDS, /* tiles come from the counter */
+    PANELS = (D + 63) / 64, Q_STAGES = D > 128 ? 1 : 2, KV_STAGES = 2,
+    Q_BY_PANELS = Q_STAGES == 1 && !GENERAL, /* a barrier for each panel of Q; general has no registers for that */
+    ROWS_TOGETHER = D <= 64, /* softmax of both rows at once: P V of the block before is over by then */
+    PRODUCTS_TOGETHER = D > 128, /* S and P V are issued without a pause in between: they fill the time of a block */
+    Q_ROWS = FATTNI_FWD_SM90_Q_ROWS(D, BM), /* of one load */
+    Q_BYTES = PANELS * BM * 128, KV_BYTES = PANELS * BN * 128,
+    STAGED_O = D <= 128 || BN <= 64, /* O is stored through shared memory; otherwise that is full */
+    O_PARTS = D > 128 ? 2 : 1, O_PANELS = PANELS / O_PARTS, /* parts of O go through its buffer one after the other */
+    O_BYTES = O_PANELS * 16 * 128, /* of a warp */
+    TILE_SLOTS = 4 /* a tile is stored when the next but one may have been announced */
+};
+
+/* Named barriers; 0 is __syncthreads. Each consumer has its own, at + consumer. ORDER_BARRIER is the warpgroup order
+   barrier: a consumer waits at its own before it issues its products, and arrives at the next one's afterwards.
+   TAIL_BARRIER: all threads of the consumer have cleared their part of V. */
+enum named_barrier { ORDER_BARRIER = 1, TAIL_BARRIER = 4 };
+enum { ORDER_THREADS = 2 * 128, TAIL_THREADS = 128 };
+static_assert(CONSUMERS <= TAIL_BARRIER - ORDER_BARRIER, "named barriers");
+
+/* A tile as the producer announces it to the consumers. */
+typedef struct __align__(32) tile_slot {
+    int i0, h, b, blocks;  /* as in struct tile */
+    int first, Sq, Sk, q0; /* BANDS: its first block; of its sequence */
+} tile_slot;
+
+/* Tiles of Q, K, V and O are panels of 64 columns (core/device/sm90_tile.cuh). Q has two barriers of each kind: for its
+   two stages or, where it has one stage, for the rows of the two consumers. */
+typedef struct shared_memory {
+    unsigned char q[Q_STAGES][Q_BYTES], k[KV_STAGES][KV_BYTES], v[KV_STAGES][KV_BYTES];
+    unsigned char o[STAGED_O ? BM / 16 : 0][O_BYTES]; /* of each warp */
+    uint64_t q_full[2], q_empty[2];
+    uint64_t k_full[KV_STAGES], k_empty[KV_STAGES], v_full[KV_STAGES], v_empty[KV_STAGES];
+    uint64_t q_panel_full[3][2]; /* Q_BY_PANELS: of panels 1, 2 and 3 */
+    tile_slot tiles[TILE_SLOTS];
+    int64_t lse[TILE_SLOTS]; /* element of lse at which the tile's rows begin */
+    float shifts[BM];        /* what a row's scores are relative to (shift_row) */
+} shared_memory;
+enum { SHARED_BYTES = sizeof(shared_memory) };
+static_assert(BM == 64 * CONSUMERS && BN % 16 == 0 && D % 16 == 0, "tile shape");
+static_assert(offsetof(shared_memory, k) % 1024 == 0 && offsetof(shared_memory, v) % 1024 == 0 &&
+                  offsetof(shared_memory, o) % 1024 == 0 && KV_BYTES % 1024 == 0 && O_BYTES % 1024 == 0,
+              "swizzled tiles start at multiples of 1024");
+static_assert(SHARED_BYTES <= 227 * 1024, "shared memory");
+
+/* Scores of rows without shifts are relative to 0. Where such a row's maximum, in units of log2, is beyond this, floats
+   are 32 apart, and the exponents of its P might be off by as much: O and L become NaN (NUMERICS.md). */
+#define LARGEST_MAX 268435456.0f
+
+#include "fwd/cuda/sm90/fwd_sm90_general.cuh"
+
+/* Addresses of mbarriers. kv counts key blocks over all tiles; `part` of Q is a stage or, where it has one stage, the
+   rows of a consumer. */
+DEVICE uint32_t q_full(uint32_t shared, int part) { return ELEMENT_ADDRESS(shared, q_full, part); }
+DEVICE uint32_t q_panel_full(uint32_t shared, int part, int panel) {
+    return panel ? ELEMENT_ADDRESS(shared, q_panel_full, panel - 1) + 8 * part : q_full(shared, part);
+}
+DEVICE uint32_t q_empty(uint32_t shared, int part) { return ELEMENT_ADDRESS(shared, q_empty, part); }
+DEVICE uint32_t k_full(uint32_t shared, uint32_t kv) { return ELEMENT_ADDRESS(shared, k_full, kv % KV_STAGES); }
+DEVICE uint32_t k_empty(uint32_t shared, uint32_t kv) { return ELEMENT_ADDRESS(shared, k_empty, kv % KV_STAGES); }
+DEVICE uint32_t v_full(uint32_t shared, uint32_t kv) { return ELEMENT_ADDRESS(shared, v_full, kv % KV_STAGES); }
+DEVICE uint32_t v_empty(uint32_t shared, uint32_t kv) { return ELEMENT_ADDRESS(shared, v_empty, kv % KV_STAGES); }
+DEVICE uint32_t kv_parity(uint32_t kv) { return kv / KV_STAGES & 1; }
+DEVICE uint32_t q_parity(uint32_t tile) { return tile / Q_STAGES & 1; }
+/* The part of Q that a consumer reads for tile n. */
+DEVICE int part_of(int n, int consumer) { return Q_STAGES > 1 ? n % Q_STAGES : consumer; }
+
+typedef struct tile {
+    int i0, h, b;
+    int first, blocks; /* of keys; at least one, so that all roles agree; 0 = no tile is left */
+} tile;
+
+/* Also the tile's sequence. blocks = 0: the rows lie beyond its end. */
+DEVICE tile tile_of(const fattni_fwd_sm90_args *p, int number, sequence *s) {
+    const position at = position_of(&p->schedule, number, COUNTED);
+    const int block = COUNTED ? p->schedule.blocks - 1 - at.block : at.block; /* the last rows see most keys */
+    tile t = {block * BM, at.plane % p->a.Hq, at.plane / p->a.Hq, 0, 0};
+    *s = BANDS ? sequence_of(&p->a, t.b) : whole_sequence(&p->a, t.b, CAUSAL);
+    if (BANDS && t.i0 >= s->Sq) return t;
+    const int end = COUNTED ? min(s->Sk, t.i0 + BM + s->hi) : s->Sk;
+    if (BANDS) t.first = max(0, min(t.i0 + s->lo, end - 1)) / BN;
+    t.blocks = max(1, (end + BN - 1) / BN - t.first);
+    return t;
+}
+
+/* Tile and sequence are read from the slot again wherever they are needed, so that they take no registers in
+   between. */
+DEVICE volatile tile_slot *slot_of(shared_memory *smem, int n) { return &smem->tiles[n % TILE_SLOTS]; }
+DEVICE volatile int64_t *lse_of(shared_memory *smem, int n) { return &smem->lse[n % TILE_SLOTS]; }
+DEVICE void write_tile(volatile tile_slot *to, const tile *t, const sequence *s) {
+    to->i0 = t->i0, to->h = t->h, to->b = t->b, to->blocks = t->blocks;
+    if (BANDS) to->first = t->first, to->Sq = s->Sq, to->Sk = s->Sk, to->q0 = s->q0;
+}
+DEVICE tile read_tile(const volatile tile_slot *from) {
+    const tile t = {from->i0, from->h, from->b, BANDS ? __shfl_sync(ALL_LANES, from->first, 0) : 0,
+                    __shfl_sync(ALL_LANES, from->blocks, 0)};
+    return t;
+}
+DEVICE sequence read_sequence(const fattni_attention_args *a, const volatile tile_slot *from, int b) {
+    sequence s = whole_sequence(a, b, CAUSAL);
+    if (BANDS) {
+        s.Sq = from->Sq, s.Sk = from->Sk, s.q0 = from->q0;
+        if (a->cu_seqlens_q.p) s.batch = 0;
+        find_band(a, &s);
+    }
+    return s;
+}
+
+/* ---- producer ---- */
+
+/* Lane 0's values to all lanes: so the compiler knows that they are the same in the whole warp. */
+DEVICE void broadcast_tile(tile *t, sequence *s) {
+    t->h = from_leader(t->h), s->batch = from_leader(s->batch);
+    if (BANDS) s->q0 = from_leader(s->q0), s->k0 = from_leader(s->k0), t->first = from_leader(t->first);
+}
+
+/* Coordinates of a block of K and V in their tensor maps. */
+typedef struct key_location {
+    int row, k_head, k_batch, v_head, v_batch;
+} key_location;
+
+DEVICE void load_k(const fattni_fwd_sm90_args *p, uint32_t shared, uint32_t kv, const key_location *at) {
+    mbarrier_wait(k_empty(shared, kv), kv_parity(kv) ^ 1);
+    if (!is_leader()) return;
+    mbarrier_expect(k_full(shared, kv), KV_BYTES);
+    load_panels(ELEMENT_ADDRESS(shared, k, kv % KV_STAGES), &p->k, k_full(shared, kv), PANELS, BN, at->row, at->k_head,
+                at->k_batch);
+}
+DEVICE void load_v(const fattni_fwd_sm90_args *p, uint32_t shared, uint32_t kv, const key_location *at) {
+    mbarrier_wait(v_empty(shared, kv), kv_parity(kv) ^ 1);
+    if (!is_leader()) return;
+    mbarrier_expect(v_full(shared, kv), KV_BYTES);
+    load_panels(ELEMENT_ADDRESS(shared, v, kv % KV_STAGES), &p->v, v_full(shared, kv), PANELS, BN, at->row, at->v_head,
+                at->v_batch);
+}
+
+/* By lane 0. */
+DEVICE void load_q(const fattni_fwd_sm90_args *p, uint32_t shared, int part, int row, int head, int batch) {
+    const uint32_t to = MEMBER_ADDRESS(shared, q) + part * (Q_STAGES > 1 ? Q_BYTES : Q_ROWS * 128);
+    for (int x = 0; x < PANELS; ++x) {
+        const uint32_t full = Q_BY_PANELS ? q_panel_full(shared, part, x) : q_full(shared, part);
+        if (Q_BY_PANELS || x == 0) mbarrier_expect(full, (Q_BY_PANELS ? 1 : PANELS) * Q_ROWS * 128);
+        tma_load(to + x * BM * 128, &p->q, full, 64 * x, row, head, batch);
+    }
+}
+
+/* With one stage, Q can only be loaded between the last S of one tile and the first S of the next, in the time of one
+   softmax: so it is brought to L2 before. By lane 0. */
+DEVICE void prefetch_q(const fattni_fwd_sm90_args *p, int row, int head, int batch) {
+    for (int y = 0; y < BM; y += Q_ROWS)
+        for (int x = 0; x < PANELS; ++x) tma_prefetch(&p->q, 64 * x, row + y, head, batch);
+}
+
+/* The number of the tile after `number`, in lane 0. */
+DEVICE int next_number(const fattni_fwd_sm90_args *p, int number) {
+    if (!COUNTED) return (int)gridDim.x + number;
+    return is_leader() ? (int)gridDim.x + atomicAdd(p->schedule.next_tile, 1) : 0;
+}
+
+/* Order of loads: K(0), K(1), V(0), K(2), V(1), ... over all tiles, as the consumers need them. Q comes before its
+   tile's first K; with one stage, where the consumers must have finished with the last tile's Q, after it. */
+DEVICE void produce(const fattni_fwd_sm90_args *p, uint32_t shared, shared_memory *smem) {
+    int number = (int)blockIdx.x;
+    uint32_t kv = 0; /* key blocks loaded */
+    key_location last = {0, 0, 0, 0, 0};
+    for (int n = 0;; ++n) {
+        if (Q_STAGES > 1) mbarrier_wait(q_empty(shared, part_of(n, 0)), q_parity(n) ^ 1);
+        sequence s = whole_sequence(&p->a, 0, CAUSAL);
+        tile t = {0, 0, 0, 0, 0};
+        if (number < p->schedule.tiles) t = tile_of(p, number, &s);
+        while (BANDS && t.blocks == 0 && number < p->schedule.tiles) { /* skips tiles without rows */
+            number = from_leader(next_number(p, number));
+            if (number < p->schedule.tiles) t = tile_of(p, number, &s);
+        }
+        if (Q_STAGES == 1) {
+            if (t.blocks && is_leader()) prefetch_q(p, s.q0 + t.i0, t.h * p->q_step.head, s.batch * p->q_step.batch);
+            __syncwarp();
+            if (kv > 0) load_v(p, shared, kv - 1, &last);
+            if (t.blocks) {
+                broadcast_tile(&t, &s);
+                const key_location first = {s.k0 + (t.first + t.blocks - 1) * BN, t.h / p->a.group * p->k_step.head,
+                                            s.batch * p->k_step.batch, 0, 0};
+                load_k(p, shared, kv, &first);
+            }
+        }
+        if (is_leader()) {
+            write_tile(slot_of(smem, n), &t, &s);
+            *lse_of(smem, n) = s.batch * p->a.lse.b + t.h * p->a.lse.h + (int64_t)(s.q0 + t.i0) * p->a.lse.row;
+        }
+        if (BANDS) __syncwarp(); /* otherwise the compiler assumes divergence from here on */
+        broadcast_tile(&t, &s);
+        for (int y = 0; y < BM; y += Q_ROWS) {
+            const int part = part_of(n, y / Q_ROWS);
+            if (Q_STAGES == 1) mbarrier_wait(q_empty(shared, part), q_parity(n) ^ 1);
+            if (is_leader() && t.blocks)
+                load_q(p, shared, part, s.q0 + t.i0 + y, t.h * p->q_step.head, s.batch * p->q_step.batch);
+            else if (is_leader())
+                mbarrier_arrive(q_full(shared, part));
+        }
+        if (t.blocks == 0) break;
+        const int g = t.h / p->a.group, rightmost = t.first + t.blocks - 1;
+        key_location at = {s.k0 + rightmost * BN, g * p->k_step.head, s.batch * p->k_step.batch,
+                           g * p->v_step.head, s.batch * p->v_step.batch};
+        int next = 0;
+        for (int j = rightmost; j >= t.first; --j, ++kv) {
+            if (j == t.first) next = next_number(p, number); /* not earlier: the counter hands out the longest first */
+            const int loaded = Q_STAGES == 1 && j == rightmost; /* before Q */
+            if (!loaded) load_k(p, shared, kv, &at);
+            if (kv > 0 && !loaded) load_v(p, shared, kv - 1, &last);
+            last = at;
+            at.row -= BN;
+        }
+        number = from_leader(next);
+    }
+    if (Q_STAGES > 1 && kv > 0) load_v(p, shared, kv - 1, &last);
+}
+
+/* ---- consumers ---- */
+
+/* arrive_once_per_warp() on a condition, for the end of a loop (mbarrier_arrive_if says why). */
+DEVICE void arrive_once_per_warp_if(uint32_t bar, int condition) {
+    mbarrier_arrive_if(bar, condition && is_leader());
+}
+
+/* The first of a thread's two rows in the tile; the other one is eight rows below. */
+DEVICE int first_row(int thread, int consumer) { return consumer * 64 + thread % 128 / 32 * 16 + thread % 32 / 4; }
+
+/* The online softmax of a thread's two rows. */
+typedef struct row_state {
+    float m[2];      /* what P is relative to, in units of log2: the maximum so far, or an earlier one. Rounded once, so
+                        that P and L refer to the same number */
+    float l[2];      /* sum of this thread's P */
+    float alpha[2];  /* what O is to be multiplied by */
+    float threshold; /* m is updated when a score is more than this above it; -inf (always) where rows have shifts */
+    int updated;     /* whether m was, in a row of this warp */
+} row_state;
+
+/* S (+)= Q K^T, 64 x BN. Q_BY_PANELS: the first S of a tile starts while Q is still arriving; it must `await` each
+   panel. */
+DEVICE void scores(float s[BN / 2], uint64_t q, uint64_t k, int add, uint32_t shared, int part, uint32_t parity,
+                   int await) {
+#pragma unroll
+    for (int e = 0; e < D / 16; ++e) {
+        if (Q_BY_PANELS && e > 0 && e % 4 == 0) {
+            if (await) mbarrier_wait(q_panel_full(shared, part, e / 4), parity);
+            wgmma_fence();
+        }
+        PASTE(wgmma_ss_n, K_BN)(s, q + advance_columns(e, BM), k + advance_columns(e, BN), e > 0 ? 1 : add);
+    }
+}
+/* O (+)= P V. */
+DEVICE void accumulate(float o[D / 2], const uint32_t p[BN / 4], uint64_t v, int add) {
+#pragma unroll
+    for (int e = 0; e < BN / 16; ++e)
+        PASTE(wgmma_rs_n, K_D)(o, p + 4 * e, v + advance_rows(e), e > 0 ? 1 : add);
+}
+
+/* Masked scores become -inf. Column 8i + e of the thread is visible to its first row where low <= 8i + e <= high, to
+   its second row where low + 8 <= 8i + e <= high + 8, and to neither beyond `last`. */
+DEVICE void mask(float s[BN / 2], int low, int high, int last) {
+    const int high0 = min(high, last), high1 = min(high + 8, last);
+#pragma unroll
+    for (int i = 0; i < BN / 8; ++i)
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+            if (8 * i + e > high0 || (BANDS && 8 * i + e < low)) s[4 * i + e] = -INFINITY;
+            if (8 * i + e > high1 || (BANDS && 8 * i + e < low + 8)) s[4 * i + 2 + e] = -INFINITY;
+        }
+}
+
+/* The largest of this thread's scores in row e. */
+DEVICE float maximum(const float s[BN / 2], int e) {
+    float x[2] = {s[2 * e], s[2 * e + 1]};
+#pragma unroll
+    for (int n = 2; n < BN / 4; ++n) x[n % 2] = fmaxf(x[n % 2], s[n / 2 * 4 + 2 * e + n % 2]);
+    return fmaxf(x[0], x[1]);
+}
+/* The same if it is positive, otherwise any of the scores: floats compared as integers, which are in the same order as
+   long as one is positive. Three at a time, in half the instructions. */
+DEVICE float positive_maximum(const float s[BN / 2], int e) {
+    int x[4];
+#pragma unroll
+    for (int n = 0; n < 4; ++n) x[n] = __float_as_int(s[n / 2 * 4 + 2 * e + n % 2]);
+#pragma unroll
+    for (int n = 4; n < BN / 4; n += 2)
+        x[n / 2 % 4] = __vimax3_s32(x[n / 2 % 4], __float_as_int(s[n / 2 * 4 + 2 * e]),
+                                    __float_as_int(s[n / 2 * 4 + 2 * e + 1]));
+    return __int_as_float(max(x[3], __vimax3_s32(x[0], x[1], x[2])));
+}
+/* Of both rows. */
+DEVICE float largest(const float s[BN / 2]) { return fmaxf(positive_maximum(s, 0), positive_maximum(s, 1)); }
+
+/* FAST_PATH: no mask; m of each row is at least its base. EXACT_PATH: rows may see no key. CAPPED_PATH: FAST_PATH with
+   a softcap. */
+enum softmax_path { FAST_PATH, EXACT_PATH, CAPPED_PATH };
+
+/* Score x of row e in units of log2. */
+DEVICE float log2_score(float x, const logit_scale *logits, int e, enum softmax_path path) {
+    if (path == CAPPED_PATH) return __fmul_rn(x, cap_factor(x, logits));
+    return GENERAL ? fmaf(x, logits->unit, logits->base[e]) : __fmul_rn(x, logits->unit);
+}
+/* m of row e becomes the maximum of m and `high`, which is the same in the lane quad. */
+DEVICE void update_max(row_state *r, float high, int e, enum softmax_path path) {
+    const float m = fmaxf(r->m[e], high);
+    r->alpha[e] = exp2_approx(r->m[e] - (path == EXACT_PATH && m == -INFINITY ? 0.0f : m));
+    r->l[e] *= r->alpha[e];
+    r->m[e] = m;
+}
+/* How far above m a score may be. A score whose P is more than DOMINANT of its thread's sum must become m: the rounding
+   of its P would show in O, and P = 1 has none. And P must stay in the range of F16. */
+#define DOMINANT 0.25f
+DEVICE float rescale_threshold(const row_state *r) {
+    return fminf(fmaxf(log2_approx(DOMINANT * fminf(r->l[0], r->l[1])), 0.0f), 8.0f);
+}
+
+/* Row e of the scores becomes P. */
+DEVICE void exponentials(float s[BN / 2], row_state *r, const logit_scale *logits, int e, enum softmax_path path) {
+    const float m = path == EXACT_PATH && r->m[e] == -INFINITY ? 0.0f : r->m[e];
+    const float base = GENERAL ? logits->base[e] - m : -m;
+    float sum[2] = {0.0f, 0.0f};
+#pragma unroll
+    for (int n = 0; n < BN / 4; ++n) {
+        float *const x = s + n / 2 * 4 + 2 * e + n % 2;
+        *x = exp2_approx(fmaf(*x, path == CAPPED_PATH ? cap_factor(*x, logits) : logits->unit, base));
+        sum[n % 2] += *x;
+    }
+    r->l[e] += sum[0] + sum[1];
+}
+/* Whether m of some row of this warp is below the row's base. Then FAST_PATH, which only finds maxima of positive
+   products, might miss a score above m. */
+DEVICE int any_below(const row_state *r, const float base[2]) {
+    return __any_sync(ALL_LANES, !(r->m[0] >= base[0] && r->m[1] >= base[1] && r->threshold >= 0.0f));
+}
+
+DEVICE int has_shifts(const row_state *r) { return r->threshold == -INFINITY; }
+/* Whether shift_row has to be called for the rows of this warp; `high`: the largest scores of this thread's rows. */
+DEVICE int any_far(const row_state *r, const float high[2]) {
+    return __any_sync(ALL_LANES, has_shifts(r) || is_far(high[0]) || is_far(high[1]));
+}
+/* Scores that are too large for floats to resolve (is_far) become small: from those of row e a shift is subtracted. It
+   is 0 for a row whose maximum is not far, and is chosen anew for a row's first block and where scores are far above
+   it. Shifts are products q.k, kept in shared memory, for all rows of a warp or for none. Gives the row's largest score
+   afterwards, in units of log2. */
+DEVICE float shift_row(float s[BN / 2], row_state *r, const logit_scale *logits, shared_memory *smem, int e) {
+    const int thread = reload_thread_index(), row = (thread / 128 - 1) * 64 + first_row(thread, 0);
+    float *const shift = &smem->shifts[row + 8 * e];
+    const float raw = quad_max(maximum(s, e)), old = has_shifts(r) ? *shift : 0.0f,
+                distance = (raw - old) * logits->unit;
+    float base = old;
+    if (is_far(distance) && (distance > 0 || r->m[e] == -INFINITY)) base = is_far(raw * logits->unit) ? raw : 0.0f;
+    __syncwarp(); /* all threads of the row have read the old one */
+    if (!has_shifts(r)) smem->shifts[row + 8 * (1 - e)] = 0.0f;
+    *shift = base;
+    __syncwarp();
+    r->threshold = -INFINITY;
+    r->m[e] += (old - base) * logits->unit;
+#pragma unroll
+    for (int n = 0; n < BN / 4; ++n) s[n / 2 * 4 + 2 * e + n % 2] -= base;
+    return fmaf(raw - base, logits->unit, GENERAL ? logits->base[e] : 0.0f);
+}
+
+/* O relative to the new m. */
+DEVICE void rescale(float o[D / 2], row_state *r) {
+    if (!r->updated) return;
+    if (!has_shifts(r)) r->threshold = rescale_threshold(r);
+#pragma unroll
+    for (int i = 0; i < D / 2; ++i) o[i] *= r->alpha[i % 4 / 2];
+}
+
+/* O += weight times `row` of the earlier O, in F32; lane t of a quad has columns 8c + 2t, 8c + 2t + 1. */
+DEVICE void merge_row(float o[D / 2], const float *row, float weight, int width) {
+#pragma unroll
+    for (int c = 0; c < D / 8; ++c)
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+            const int d = 8 * c + 2 * ((int)threadIdx.x % 4) + e;
+            if (d < width) o[4 * c + e] += weight * row[d];
+        }
+}
+
+/* Factors of a quad's two rows of O when they are stored: of the accumulators in lanes 0 and 1, of the earlier O in
+   lanes 2 and 3. One register: they are kept until the next tile's first softmax. */
+typedef float o_scale;
+DEVICE o_scale o_scale_of(const float scale[2], const float keep_old[2]) {
+    const int lane = (int)threadIdx.x % 4;
+    const float own = lane == 0 ? scale[0] : scale[1];
+    return BANDS && lane > 1 ? (lane == 2 ? keep_old[0] : keep_old[1]) : own;
+}
+DEVICE float scale_of(o_scale x, int e) { return __shfl_sync(ALL_LANES, x, e, 4); }
+DEVICE float keep_old_of(o_scale x, int e) { return BANDS ? __shfl_sync(ALL_LANES, x, 2 + e, 4) : 0.0f; }
+/* log2 x for x > 0, with an absolute error of 2^-21 plus the rounding of the result; NaN stays NaN. */
+DEVICE float log2_of(float x) {
+    const int exponent = (__float_as_int(x) - 0x3f3504f3) & 0xff800000; /* x = 2^k times 0.7 to 1.4 */
+    return fmaf(0.0f, x, (float)(exponent >> 23)) + log2_approx(__int_as_float(__float_as_int(x) - exponent));
+}
+/* Row epilogue of a tile that has seen all its keys: stores L, gives the factors of O. A row without keys gives O = 0,
+   L = -inf. Both rows at once and in few instructions: the next tile's S is ready before they end. */
+DEVICE o_scale finish_rows(const fattni_attention_args *a, const volatile tile_slot *from, int64_t lse, int row0,
+                           const row_state *r, const logit_scale *logits, shared_memory *smem) {
+    int Sq = a->Sq;
+    if (BANDS) Sq = from->Sq; /* not by ?:, which would read a->Sq as volatile, too, from a copy */
+    const int i = from->i0 + row0;
+    float *const to = (float *)a->lse.p + lse + row0 * a->lse.row;
+    /* For both rows, which takes fewer instructions. */
+    const float too_large = fmaxf(r->m[0], r->m[1]) > LARGEST_MAX ? NAN : 0.0f;
+    const float sum[2] = {quad_sum(r->l[0]) + too_large, quad_sum(r->l[1]) + too_large};
+    float scale[2], keep_old[2];
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+        const float inverse = reciprocal_approx(sum[e]), L = fmaf(r->m[e], LN2, LN2 * log2_of(sum[e]));
+        row_result result = {sum[e] == 0.0f ? 0.0f : inverse, sum[e] == 0.0f ? -INFINITY : L, 0.0f, 0.0f};
+        float *const row_lse = to + 8 * e * a->lse.row;
+        const int inside = i + 8 * e < Sq;
+        if (has_shifts(r))
+            result.shift = smem->shifts[row0 + 8 * e] * (GENERAL && logits->unit == LOG2E ? 1.0f : a->scale);
+        if (BANDS) {
+            result = general_row(a, result, r->m[e], sum[e], from->h, inside ? row_lse : 0);
+            __syncwarp(); /* all threads of the row have read the old L */
+        }
+        if (BANDS || has_shifts(r)) result.L += result.shift;
+        scale[e] = result.scale, keep_old[e] = result.keep_old;
+        if (threadIdx.x % 4 == 0 && inside) *row_lse = result.L;
+    }
+    return o_scale_of(scale, keep_old);
+}
+
+/* The store of the last tile's O. Two steps with other work in between: by stmatrix to this warp's buffer, and from
+   there by TMA. Or one step, from registers, 16 bytes per thread: where O has no buffer, some of the warp's 16 rows
+   belong to another sequence, O is F32, or no tensor map takes its strides. */
+typedef struct epilogue_state {
+    const fattni_fwd_sm90_args *p;
+    const volatile tile_slot *from;
+    uint32_t shared;
+    int row0, pending; /* pending: there is an O to store */
+    o_scale scale;
+} epilogue_state;
+DEVICE int by_tma(const epilogue_state *x) {
+    if (!BANDS) return STAGED_O;
+    return STAGED_O && x->p->o_by_tma && x->from->i0 + x->row0 / 16 * 16 + 16 <= x->from->Sq;
+}
+DEVICE uint32_t o_of_warp(const epilogue_state *x) {
+    return MEMBER_ADDRESS(x->shared, o) + x->row0 / 16 * O_BYTES;
+}
+
+DEVICE void store_from_registers(const epilogue_state *x, float o[D / 2]) {
+    const fattni_attention_args *const a = &x->p->a;
+    const tile t = read_tile(x->from);
+    const sequence s = read_sequence(a, x->from, t.b);
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+        const int i = t.i0 + x->row0 + 8 * e;
+        const int64_t at = s.batch * a->o.b + t.h * a->o.h + (int64_t)(s.q0 + i) * a->o.row;
+        const float keep_old = keep_old_of(x->scale, e);
+        float scale = scale_of(x->scale, e);
+        if (keep_old > 0) { /* then O is F32 */
+#pragma unroll
+            for (int c = 0; c < D / 2; ++c)
+                if ((c & 2) == 2 * e) o[c] *= scale;
+            merge_row(o + 2 * e, (const float *)a->o.p + at, keep_old, a->Dv);
+            scale = 1.0f;
+        }
+        store_row((char *)a->o.p + at * (a->o_f32 ? 4 : 2), o + 2 * e, D / 8, scale, i < s.Sq, a->Dv, a->o_f32, 0);
+    }
+}
+/* A part of O to this warp's buffer. */
+DEVICE void stage_part(const epilogue_state *x, const float o[D / 2 / O_PARTS]) {
+    /* d 64 without bands has registers to keep what depends on the lane alone, and is faster with that. */
+    const int lane = (D == 64 && !BANDS ? (int)threadIdx.x : reload_thread_index()) % 32;
+    const uint32_t row = o_of_warp(x) + reload_thread_index() % 16 * 128;
+    const float scale[2] = {scale_of(x->scale, 0), scale_of(x->scale, 1)};
+    if (is_leader()) bulk_wait_read(); /* the part before has been read */
+    __syncwarp();
+#pragma unroll
+    for (int n = 0; n < D / 16 / O_PARTS; ++n) { /* 16 columns */
+        uint32_t r[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+            r[i] = pack(o[8 * n + 2 * i] * scale[i % 2], o[8 * n + 2 * i + 1] * scale[i % 2]);
+        stmatrix_x4(row + n / 4 * 2048 + swizzled_chunk(2 * (n % 4) + lane / 16, lane % 8), r);
+    }
+}
+/* The buffer to global memory, by TMA. */
+DEVICE void store_part(const epilogue_state *x, int part) {
+    async_proxy_fence();
+    __syncwarp();
+    if (!is_leader()) return;
+    const tile t = {x->from->i0, x->from->h, x->from->b, 0, 0};
+    const sequence s = read_sequence(&x->p->a, x->from, t.b);
+    for (int n = 0; n < O_PANELS; ++n)
+        tma_store(&x->p->o, o_of_warp(x) + n * 2048, 64 * (part * O_PANELS + n), s.q0 + t.i0 + x->row0 / 16 * 16,
+                  t.h * x->p->o_step.head, s.batch * x->p->o_step.batch);
+    bulk_commit();
+}
+DEVICE void begin_store(const epilogue_state *x, const float o[D / 2]) {
+    if (!x->pending || !by_tma(x)) return;
+    stage_part(x, o);
+    if (O_PARTS > 1) store_part(x, 0);
+}
+DEVICE void end_store(const epilogue_state *x, float o[D / 2]) {
+    if (!x->pending) return;
+    if (!by_tma(x)) {
+        store_from_registers(x, o);
+        return;
+    }
+    if (O_PARTS > 1) stage_part(x, o + D / 4);
+    store_part(x, O_PARTS - 1);
+}
+
+/* What a softmax waits for and releases in its middle: the next K, and V of the block before. */
+typedef struct pipeline_state {
+    uint32_t k_full, k_parity, v_empty;
+    int await_k, free_v, shifted; /* shifted: the rows of this block have had shift_row */
+    uint32_t zero; /* an argument of the kernel: the compiler does not know that it is 0 */
+} pipeline_state;
+/* The softmax of a block: S becomes P, rounded. Row 0's exponentials overlap P V of the block before and row 1's
+   maximum; after the wait for that P V, row 1's follow. ROWS_TOGETHER: both maxima come before the wait, all
+   exponentials after it. The wait for the next K is here and not before its use because its branch keeps the compiler
+   from moving wgmma_wait up.
+   Rows with far scores have to be shifted first, which must cost other rows nothing. ROWS_TOGETHER finds out before the
+   wait and computes the maxima again after it; the others return 0 after the wait, the caller shifts the rows and calls
+   again. */
+DEVICE int softmax(uint32_t p[BN / 4], float s[BN / 2], float o[D / 2], row_state *r, const logit_scale *logits,
+                   enum softmax_path path, pipeline_state pipe, const dropout *dropping, const epilogue_state *last_o,
+                   shared_memory *smem) {
+    const int k_arrived = mbarrier_test(pipe.k_full, pipe.k_parity);
+    const float high[2] = {
+        log2_score(path == EXACT_PATH ? maximum(s, 0) : positive_maximum(s, 0), logits, 0, path),
+        log2_score(path == EXACT_PATH ? maximum(s, 1) : positive_maximum(s, 1), logits, 1, path)};
+    r->alpha[0] = 1.0f;
+    if (ROWS_TOGETHER) r->alpha[1] = 1.0f;
+    const int above = high[0] > r->m[0] + r->threshold || (ROWS_TOGETHER && high[1] > r->m[1] + r->threshold);
+    r->updated = path == EXACT_PATH || __any_sync(ALL_LANES, above);
+    const row_state before = *r;
+    if (r->updated) {
+        update_max(r, quad_max(high[0]), 0, path);
+        if (ROWS_TOGETHER) update_max(r, quad_max(high[1]), 1, path);
+    }
+    const int far = path == EXACT_PATH && !dropping && !pipe.shifted && any_far(r, high);
+    if (!ROWS_TOGETHER && far) {
+        wgmma_wait(0);
+        PIN(o, D / 2);
+        *r = before;
+        return 0;
+    }
+    if (!ROWS_TOGETHER) exponentials(s, r, logits, 0, path);
+    if (pipe.await_k && !k_arrived) mbarrier_wait(pipe.k_full, pipe.k_parity);
+    wgmma_wait(0);
+    PIN(o, D / 2);
+    if (pipe.free_v) arrive_once_per_warp(pipe.v_empty);
+    if (ROWS_TOGETHER && far) {
+        *r = before;
+#pragma unroll
+        for (int e = 0; e < 2; ++e) update_max(r, shift_row(s, r, logits, smem, e), e, path);
+    }
+    if (ROWS_TOGETHER) {
+        /* Makes m depend on O, so that ptxas leaves the exponentials after the wait. */
+        if (path == FAST_PATH)
+#pragma unroll
+            for (int e = 0; e < 2; ++e)
+                r->m[e] = __int_as_float(__float_as_int(r->m[e]) | (__float_as_int(o[0]) & (int)pipe.zero));
+        exponentials(s, r, logits, 0, path);
+    }
+    if (path == EXACT_PATH) begin_store(last_o, o);
+    if (!ROWS_TOGETHER) {
+        const float row_high = quad_max(high[1]);
+        const int updated = path == EXACT_PATH || __any_sync(ALL_LANES, row_high > r->m[1] + r->threshold);
+        update_max(r, updated ? row_high : -INFINITY, 1, path);
+        r->updated |= updated;
+    }
+    exponentials(s, r, logits, 1, path);
+#pragma unroll
+    for (int i = 0; i < BN / 4; ++i) p[i] = pack(s[2 * i], s[2 * i + 1]);
+    if (dropping) drop(p, *dropping); /* here, so that it overlaps the exponentials */
+    if (path == EXACT_PATH) end_store(last_o, o);
+    return 1;
+}
+/* The buffer may hold anything beyond a sequence's last key, and 0 times NaN is NaN: zeros into those rows of key block
+   kv of V, the tile's rightmost and perhaps the sequence's last. Each consumer does it for itself. */
+DEVICE void clear_tail(const fattni_attention_args *a, const volatile tile_slot *from, uint32_t shared, uint32_t kv,
+                       int consumer) {
+    const tile t = read_tile(from);
+    const int valid = read_sequence(a, from, t.b).Sk - (t.first + t.blocks - 1) * BN;
+    if (valid >= BN || !(a->cu_seqlens_k.p || a->seqlens_k.p)) return;
+    clear_rows(ELEMENT_ADDRESS(shared, v, kv % KV_STAGES), PANELS, BN, max(valid, 0), (int)threadIdx.x % 128, 128);
+    named_barrier_sync(TAIL_BARRIER + consumer, TAIL_THREADS);
+}
+
+/* The blocks of keys [begin, end) that need no mask in any row of a consumer. */
+typedef struct span {
+    int begin, end;
+} span;
+DEVICE span unmasked_blocks(const fattni_attention_args *a, const volatile tile_slot *from, const tile *t,
+                            int consumer) {
+    const sequence s = read_sequence(a, from, t->b);
+    const int row = t->i0 + consumer * 64;
+    span x = {0, s.Sk / BN};
+    if (COUNTED) x.end = min(x.end, max(0, row + s.hi + 1) / BN);
+    if (BANDS) x.begin = (max(0, row + 63 + s.lo) + BN - 1) / BN;
+    return x;
+}
+
+DEVICE alibi_ramp tile_ramp(const fattni_attention_args *a, const volatile tile_slot *from, const tile *t,
+                            int consumer) {
+    const alibi_ramp none = {0.0f, 0};
+    return GENERAL ? ramp_of(a, t->h, read_sequence(a, from, t->b).diagonal, t->i0 + consumer * 64) : none;
+}
+
+DEVICE void consume(const fattni_fwd_sm90_args *p, uint32_t shared, shared_memory *smem, int consumer) {
+    const fattni_attention_args *const a = &p->a;
+    const int warp = (int)threadIdx.x / 32 % 4, lane = (int)threadIdx.x % 32;
+    const int offset = warp * 16 + lane / 4 - lane % 4 * 2; /* first row less first column of this thread */
+    const int order_barrier = ORDER_BARRIER + consumer,
+              next_order_barrier = ORDER_BARRIER + (consumer + 1) % CONSUMERS;
+    const int terms = GENERAL && (a->softcap > 0 || a->bias.p || is_steep(a)), alibi = GENERAL && a->alibi.p && !terms;
+    const int fast = !GENERAL || !(a->bias.p || a->drop_T || (a->alibi.p && terms) || a->softcap > FATTNI_LARGE_CAP),
+              capped = fast && terms;
+    const float inner = capped ? __fdividef(a->scale, a->softcap) : 0.0f;
+    logit_scale linear = {terms ? LOG2E : p->scale_log2, {0.0f, 0.0f}, 0.0f, 0.0f};
+    const uint64_t q_rows = operand_descriptor(MEMBER_ADDRESS(shared, q) + consumer * 8192, 0),
+                   k_keys = operand_descriptor(MEMBER_ADDRESS(shared, k), 0),
+                   v_keys = operand_descriptor(MEMBER_ADDRESS(shared, v), BN * 128);
+    float s[BN / 2], o[D / 2];
+    uint32_t pr[BN / 4]; /* P, rounded */
+    uint32_t kv = 0;     /* key blocks whose S was issued before this one */
+    if (consumer == CONSUMERS - 1) named_barrier_arrive(ORDER_BARRIER, ORDER_THREADS); /* consumer 0 begins */
+#pragma unroll
+    for (int i = 0; i < D / 2; ++i) o[i] = 0.0f;
+
+    mbarrier_wait(q_full(shared, part_of(0, consumer)), 0);
+    tile t = read_tile(slot_of(smem, 0));
+    if (t.blocks == 0) return;
+    alibi_ramp ramp = tile_ramp(a, slot_of(smem, 0), &t, consumer);
+    if (alibi) begin_scores(s, ramp.slope, ramp.corner - (t.first + t.blocks - 1) * BN, offset);
+    mbarrier_wait(k_full(shared, 0), 0);
+    wgmma_fence();
+    scores(s, q_rows, k_keys, alibi, shared, part_of(0, consumer), 0, 1);
+    wgmma_commit();
+    wgmma_wait(0);
+    PIN(s, BN / 2);
+    arrive_once_per_warp(k_empty(shared, 0));
+
+    arrive_once_per_warp_if(q_empty(shared, part_of(0, consumer)), t.blocks == 1);
+
+    /* One loop over the blocks of all tiles. At its top S of block j is complete, and P V of the block before, of this
+       tile or of the last, is under way. */
+    const row_state none = {{-INFINITY, -INFINITY}, {0.0f, 0.0f}, {0.0f, 0.0f}, 0.0f, 0};
+    row_state r = none;
+    o_scale last_scale = 0.0f;
+    span unmasked = unmasked_blocks(a, slot_of(smem, 0), &t, consumer);
+    int fast_end = 0; /* the fast path is for blocks left of this one: none while any_below */
+    int n = 0, j = t.first + t.blocks - 1, shifted = 0; /* shifted: this block's S has had shift_row */
+    for (;;) {
+        const int first = j == t.first + t.blocks - 1, last = j == t.first;
+        const pipeline_state pipe = {k_full(shared, kv + 1), kv_parity(kv + 1), v_empty(shared, kv - 1), !last,
+                                     kv > 0, shifted, p->zero};
+        if (alibi) {
+            find_base(&linear, ramp.slope, ramp.corner - j * BN, offset);
+            fast_end = any_below(&r, linear.base) ? 0 : unmasked.end;
+        }
+        const int on_fast_path = fast && j < fast_end && (!BANDS || j >= unmasked.begin);
+        if (on_fast_path && !capped) {
+            softmax(pr, s, o, &r, &linear, FAST_PATH, pipe, 0, 0, smem);
+        } else if (on_fast_path && !shifted && all_within(s, largest(s), inner, CAP_LIMIT)) {
+            const logit_scale cubic = capped_scale(a, inner);
+            softmax(pr, s, o, &r, &cubic, CAPPED_PATH, pipe, 0, 0, smem);
+        } else {
+            const tile current = read_tile(slot_of(smem, n)); /* again, so that it is not kept in registers */
+            const int thread = reload_thread_index(), row0 = first_row(thread, consumer);
+            const epilogue_state last_o = {p, slot_of(smem, n - 1), shared, row0, first && n > 0, last_scale};
+            const int column = j * BN + thread % 4 * 2, row = current.i0 + row0;
+
+            if (terms && !shifted) {
+                const sequence seq = read_sequence(a, slot_of(smem, n), current.b);
+                general_scores((float(*)[4])s, 0, BN / 8, 0, a, &seq, slope_of(a, current.h), current.b, current.h, row,
+                               column);
+            }
+            if (j >= unmasked.end || (BANDS && j < unmasked.begin)) {
+                const sequence seq = read_sequence(a, slot_of(smem, n), current.b);
+                mask(s, row + seq.lo - column, row + seq.hi - column, seq.Sk - 1 - column);
+            }
+            if (GENERAL && a->drop_T) {
+                const dropout dropping = dropout_of(a, current.b, current.h, row, column);
+                const float high[2] = {log2_score(maximum(s, 0), &linear, 0, EXACT_PATH),
+                                       log2_score(maximum(s, 1), &linear, 1, EXACT_PATH)};
+                if (any_far(&r, high)) /* not in softmax: beside random numbers there are no registers for it */
+                    shift_row(s, &r, &linear, smem, 0), shift_row(s, &r, &linear, smem, 1);
+                softmax(pr, s, o, &r, &linear, EXACT_PATH, pipe, &dropping, &last_o, smem);
+            } else if (!softmax(pr, s, o, &r, &linear, EXACT_PATH, pipe, 0, &last_o, smem)) {
+                shift_row(s, &r, &linear, smem, 0), shift_row(s, &r, &linear, smem, 1);
+                shifted = 1;
+                continue;
+            }
+            shifted = 0;
+            fast_end = any_below(&r, linear.base) ? 0 : unmasked.end;
+        }
+
+        ++kv;
+        const int stage = (n + last) % Q_STAGES, part = part_of(n + last, consumer);
+        --j;
+        if (last) { /* and the next tile's first S */
+            mbarrier_wait(q_full(shared, part), q_parity(n + 1));
+            t = read_tile(slot_of(smem, n + 1));
+            ramp = tile_ramp(a, slot_of(smem, n + 1), &t, consumer);
+            if (t.blocks) mbarrier_wait(k_full(shared, kv), kv_parity(kv));
+            j = t.first + t.blocks - 1;
+        }
+        if (alibi) begin_scores(s, ramp.slope, ramp.corner - j * BN, offset);
+        if (PRODUCTS_TOGETHER) {
+            mbarrier_wait(v_full(shared, kv - 1), kv_parity(kv - 1));
+            if (!first) rescale(o, &r);
+        }
+        named_barrier_sync(order_barrier, ORDER_THREADS);
+        wgmma_fence();
+        /* After the last tile the result is garbage that nothing reads. */
+        scores(s, q_rows + stage * (Q_BYTES >> 4), k_keys + kv % KV_STAGES * (KV_BYTES >> 4), alibi, shared,
+               part, q_parity(n + 1), last && t.blocks);
+        wgmma_commit();
+        if (!PRODUCTS_TOGETHER) {
+            mbarrier_wait(v_full(shared, kv - 1), kv_parity(kv - 1));
+            if (!first) rescale(o, &r); /* while S runs */
+        }
+        if (BANDS && first) clear_tail(a, slot_of(smem, n), shared, kv - 1, consumer);
+        wgmma_fence();
+        accumulate(o, pr, v_keys + (kv - 1) % KV_STAGES * (KV_BYTES >> 4), !first);
+        wgmma_commit();
+        named_barrier_arrive(next_order_barrier, ORDER_THREADS);
+        if (last) {
+            last_scale = finish_rows(a, slot_of(smem, n), *lse_of(smem, n), first_row(reload_thread_index(), consumer),
+                                     &r, &linear, smem);
+            ++n;
+            r = none;
+            unmasked = unmasked_blocks(a, slot_of(smem, n), &t, consumer);
+            fast_end = 0;
+        }
+        wgmma_wait(1);
+        PIN(s, BN / 2);
+        if (t.blocks == 0) break;
+        arrive_once_per_warp(k_empty(shared, kv));
+        arrive_once_per_warp_if(q_empty(shared, part), j == t.first);
+    }
+    wgmma_wait(0);
+    PIN(o, D / 2);
+    const epilogue_state last_o = {p, slot_of(smem, n - 1), shared, first_row(reload_thread_index(), consumer), 1,
+                                   last_scale};
+    begin_store(&last_o, o);
+    end_store(&last_o, o);
+    if (STAGED_O && is_leader()) bulk_wait_read(); /* shared memory ends with the CTA */
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+    K_NAME(const __grid_constant__ fattni_fwd_sm90_args p) {
+    extern __shared__ __align__(1024) unsigned char memory[];
+    shared_memory *const smem = (shared_memory *)memory;
+    const uint32_t shared = shared_address(memory);
+    const int role = __shfl_sync(ALL_LANES, (int)threadIdx.x / 128, 0);
+    if (threadIdx.x == 0) {
+        for (int n = 1; n < PANELS && Q_BY_PANELS; ++n)
+            for (int part = 0; part < 2; ++part) mbarrier_init(q_panel_full(shared, part, n), 1);
+        for (int n = 0; n < 2; ++n) {
+            mbarrier_init(q_full(shared, n), 1);
+            mbarrier_init(k_full(shared, n), 1);
+            mbarrier_init(v_full(shared, n), 1);
+            mbarrier_init(q_empty(shared, n), Q_STAGES > 1 ? 4 * CONSUMERS : 4); /* warps that read it */
+            mbarrier_init(k_empty(shared, n), 4 * CONSUMERS);
+            mbarrier_init(v_empty(shared, n), 4 * CONSUMERS);
+        }
+        mbarrier_init_fence();
+    }
+    __syncthreads();
+    /* All registers of the CTA: 512 or 504 for a thread of each of four or three warpgroups. */
+    if (role == 0) {
+        if (CONSUMERS == 3) registers_lower(32);
+        else if (BANDS) registers_lower(40);
+        else registers_lower(24);
+        if (threadIdx.x < 32) produce(&p, shared, smem);
+    } else {
+        if (CONSUMERS == 3) registers_raise(160);
+        else if (BANDS) registers_raise(232);
+        else registers_raise(240);
+        consume(&p, shared, smem, role - 1);
+    }
+}
+
+DESCRIBE_KERNEL(fattni_fwd_sm90_args, SHARED_BYTES, 1);
