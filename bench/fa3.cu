@@ -36,26 +36,25 @@ static void describe(Flash_fwd_params *p, void *q, void *k, void *v, void *o, vo
     cudaDeviceGetAttribute(&p->num_sm, cudaDevAttrMultiProcessorCount, 0);
 }
 
-extern "C" int PASTE(fa3_fwd_, HEAD_DIM)(void *q, void *k, void *v, void *o, void *lse, int B, int S, int H,
-                                         int causal, int *counter, cudaStream_t stream) {
+extern "C" int PASTE(fa3_fwd_, HEAD_DIM)(void *q, void *k, void *v, void *o, void *lse, int B, int S, int H, int causal,
+                                         int *counter, cudaStream_t stream) {
     Flash_fwd_params p = {};
     describe(&p, q, k, v, o, lse, B, S, H, causal, counter);
     if (causal) {
         cudaMemsetAsync(counter, 0, sizeof *counter, stream);
-        run_flash_fwd<90, D, D, 1, element, element, true, false, false, false, false, false, false, false,
-                      false, false>(p, stream);
+        run_flash_fwd<90, D, D, 1, element, element, true, false, false, false, false, false, false, false, false,
+                      false>(p, stream);
     } else {
-        run_flash_fwd<90, D, D, D >= 128 ? 2 : 1, element, element, false, false, false, false, false, false,
-                      false, false, false, false>(p, stream);
+        run_flash_fwd<90, D, D, D >= 128 ? 2 : 1, element, element, false, false, false, false, false, false, false,
+                      false, false, false>(p, stream);
     }
     return (int)cudaGetLastError();
 }
 
 /* sums: float [B,H,S + 256,D]; lse2, delta: float [B,H,S + 256]. */
-extern "C" int PASTE(fa3_bwd_, HEAD_DIM)(void *q, void *k, void *v, void *o, void *lse, void *d_o, void *dq,
-                                         void *dk, void *dv, float *sums, float *lse2, float *delta,
-                                         int *semaphores, int B, int S, int H, int causal,
-                                         cudaStream_t stream) {
+extern "C" int PASTE(fa3_bwd_, HEAD_DIM)(void *q, void *k, void *v, void *o, void *lse, void *d_o, void *dq, void *dk,
+                                         void *dv, float *sums, float *lse2, float *delta, int *semaphores, int B,
+                                         int S, int H, int causal, cudaStream_t stream) {
     const int64_t row = (int64_t)H * D, batch = row * S;
     const int BM = D == 64 ? 128 : D == 128 && !causal ? 80 : 64, BN = D == 256 ? 80 : 128;
     Flash_bwd_params p = {};
@@ -67,17 +66,23 @@ extern "C" int PASTE(fa3_bwd_, HEAD_DIM)(void *q, void *k, void *v, void *o, voi
     p.do_batch_stride = p.dq_batch_stride = p.dk_batch_stride = p.dv_batch_stride = batch;
     p.seqlen_q_rounded = (S + BM - 1) / BM * BM, p.seqlen_k_rounded = (S + BN - 1) / BN * BN;
     /* <arch, D, BM, BN, element, causal, local, softcap, varlen, deterministic, GQA, stages and layouts> */
-#define RUN(M, N, CAUSAL, ...)                                                                         \
+#define RUN(M, N, CAUSAL, ...)                                                                                         \
     run_flash_bwd<90, D, M, N, element, CAUSAL, false, false, false, false, false, __VA_ARGS__>(p, stream)
 #if HEAD_DIM == 64
-    if (causal) RUN(128, 128, true, 2, 2, true, false, false, 2, 1, 2, 2, false);
-    else RUN(128, 128, false, 2, 2, true, false, false, 2, 1, 2, 2, false);
+    if (causal)
+        RUN(128, 128, true, 2, 2, true, false, false, 2, 1, 2, 2, false);
+    else
+        RUN(128, 128, false, 2, 2, true, false, false, 2, 1, 2, 2, false);
 #elif HEAD_DIM == 128
-    if (causal) RUN(64, 128, true, 2, 2, true, false, false, 2, 1, 2, 1, false);
-    else RUN(80, 128, false, 2, 2, true, false, true, 2, 1, 2, 1, false);
+    if (causal)
+        RUN(64, 128, true, 2, 2, true, false, false, 2, 1, 2, 1, false);
+    else
+        RUN(80, 128, false, 2, 2, true, false, true, 2, 1, 2, 1, false);
 #else
-    if (causal) RUN(64, 80, true, 1, 1, false, true, true, 2, 1, 1, 1, false);
-    else RUN(64, 80, false, 1, 1, false, true, true, 2, 1, 1, 1, false);
+    if (causal)
+        RUN(64, 80, true, 1, 1, false, true, true, 2, 1, 1, 1, false);
+    else
+        RUN(64, 80, false, 1, 1, false, true, true, 2, 1, 1, 1, false);
 #endif
     return (int)cudaGetLastError();
 }

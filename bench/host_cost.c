@@ -69,15 +69,18 @@ static void row(fattn_dtype dtype, int64_t D, uint32_t flags) {
     call c = {.params = {.struct_size = sizeof c.params, .flags = flags}, .io = {.struct_size = sizeof c.io}};
     const int64_t shape[] = {2, 8, 512, D};
     check(NULL, cudaStreamCreateWithFlags(&c.stream, cudaStreamNonBlocking), "stream");
-    check(NULL, (int)fattn_ctx_create(&(fattn_ctx_options){.struct_size = sizeof(fattn_ctx_options),
-                                                          .device = FATTN_CUDA, .stream = c.stream}, &c.ctx), "context");
+    check(NULL,
+          (int)fattn_ctx_create(
+              &(fattn_ctx_options){.struct_size = sizeof(fattn_ctx_options), .device = FATTN_CUDA, .stream = c.stream},
+              &c.ctx),
+          "context");
     for (int n = 0; n < 8; ++n) check(c.ctx, (int)fattn_tensor_alloc(c.ctx, dtype, 4, shape, &c.x[n]), "alloc");
     check(c.ctx, (int)fattn_tensor_alloc(c.ctx, dtype == FATTN_F64 ? FATTN_F64 : FATTN_F32, 3, shape, &c.lse), "alloc");
     c.io.q = &c.x[0], c.io.k = &c.x[1], c.io.v = &c.x[2], c.io.o = &c.x[3], c.io.lse = &c.lse;
     c.io.d_o = &c.x[4], c.io.dq = &c.x[5], c.io.dk = &c.x[6], c.io.dv = &c.x[7];
     query(&c);
-    const int64_t bytes[] = {(int64_t)(c.plan.fwd_workspace > c.plan.bwd_workspace ? c.plan.fwd_workspace
-                                                                                   : c.plan.bwd_workspace)};
+    const int64_t bytes[] = {
+        (int64_t)(c.plan.fwd_workspace > c.plan.bwd_workspace ? c.plan.fwd_workspace : c.plan.bwd_workspace)};
     check(c.ctx, (int)fattn_tensor_alloc(c.ctx, FATTN_U8, 1, bytes, &c.workspace), "alloc");
     c.io.workspace = c.workspace.data, c.io.workspace_bytes = (size_t)bytes[0];
     forward(&c), backward(&c); /* kernels are loaded here, not in a capture */

@@ -8,6 +8,5 @@ extern const fattni_kernel fattni_bwd_cuda, fattni_bwd_cuda_real, fattni_bwd_sta
 const fattni_kernel *const fattni_bwd_table[] = {
     &fattni_bwd_cpu,
     &fattni_bwd_standard,
-    FATTNI_WITH_CUDA(&fattni_bwd_cuda, &fattni_bwd_cuda_real, &fattni_bwd_standard_cuda, )
-    NULL,
+    FATTNI_WITH_CUDA(&fattni_bwd_cuda, &fattni_bwd_cuda_real, &fattni_bwd_standard_cuda, ) NULL,
 };

@@ -71,8 +71,7 @@ static void all_but_five_keys(attention_case *c) {
 static void slopes(attention_case *c) {
     double *const slope = c->t[ALIBI].data;
     near_scores(c, every);
-    for (int64_t h = 0; h < fattn_tensor_numel(&c->t[ALIBI]); ++h)
-        slope[h] = h % 2 ? -c->spec->far : c->spec->far;
+    for (int64_t h = 0; h < fattn_tensor_numel(&c->t[ALIBI]); ++h) slope[h] = h % 2 ? -c->spec->far : c->spec->far;
 }
 /* A bias that cancels the slopes' terms, except far. */
 static void slopes_and_bias(attention_case *c) {
@@ -83,8 +82,7 @@ static void slopes_and_bias(attention_case *c) {
     for (int64_t h = 0; h < n[1]; ++h)
         for (int64_t i = 0; i < n[2]; ++i)
             for (int64_t j = 0; j < n[3]; ++j)
-                bias[(h * n[2] + i) * n[3] + j] =
-                    slope[h] * fabs((double)(i + n[3] - n[2] - j)) - 8 * c->spec->far;
+                bias[(h * n[2] + i) * n[3] + j] = slope[h] * fabs((double)(i + n[3] - n[2] - j)) - 8 * c->spec->far;
 }
 
 /* scale q.k = far or 3/2 far, for the second head 8 times that, of either sign by rows, from column 0 alone:
@@ -93,9 +91,7 @@ static void far_scores(attention_case *c) {
     double *const q = c->t[Q].data, *const k = c->t[K].data;
     const int64_t D = c->t[Q].shape[3], head = D * c->t[Q].shape[2];
     for (int64_t n = 0; n < fattn_tensor_numel(&c->t[Q]); ++n)
-        q[n] = n % D == 0   ? (n < head ? 0x1p15 : 0x1p18) * (scatter(n, 1) % 2 ? 1 : -1)
-               : n % 2 == 0 ? digit(n, 1)
-                            : 0;
+        q[n] = n % D == 0 ? (n < head ? 0x1p15 : 0x1p18) * (scatter(n, 1) % 2 ? 1 : -1) : n % 2 == 0 ? digit(n, 1) : 0;
     for (int64_t n = 0; n < fattn_tensor_numel(&c->t[K]); ++n)
         k[n] = n % D == 0   ? c->spec->far * 0x1p-13 * (1 + (double)(scatter(n, 2) % 2) / 2)
                : n % 2 == 1 ? digit(n, 2)
@@ -130,43 +126,42 @@ static void near_and_far_sinks(attention_case *c) {
 #define ONE_HEAD .Hq = 1, .Sq = 6, .Sk = 9, .D = 8, .Dv = 4, .params.scale = 0.25f
 /* -2^30 is a mask of -1e9; F32 has steps of 128 there. */
 const attention_spec extreme_specs[] = {
-    {"rows_masked_2_17", "a bias of -2^17 on every key of odd rows", ONE_HEAD, .bias = BIAS,
-     .d_lse = true, .adjust = odd_rows, .far = -0x1p17},
+    {"rows_masked_2_17", "a bias of -2^17 on every key of odd rows", ONE_HEAD, .bias = BIAS, .d_lse = true,
+     .adjust = odd_rows, .far = -0x1p17},
     {"rows_masked_2_30", "a mask of -1e9 on every key of odd rows, values that bf16 holds", SMALL, .bias = BIAS,
      .exact = FATTN_BF16, .adjust = odd_rows, .far = -0x1p30, .grain = 512},
-    {"rows_masked_2_66", "where F64 has steps of 2^13", ONE_HEAD, .bias = BIAS, .adjust = odd_rows,
-     .far = -0x1p66, .grain = 0x1p45},
+    {"rows_masked_2_66", "where F64 has steps of 2^13", ONE_HEAD, .bias = BIAS, .adjust = odd_rows, .far = -0x1p66,
+     .grain = 0x1p45},
     {"rows_raised_2_30", "a bias of 2^30 on every key of odd rows", ONE_HEAD, .bias = BIAS, .d_lse = true,
      .adjust = odd_rows, .far = 0x1p30, .grain = 512},
-    {"rows_masked_causal", "a bias per row, two key heads, wider keys than values", .Hq = 4, .Hkv = 2, .Sq = 5,
-     .Sk = 9, .D = 8, .Dv = 3, .bias = BIAS | OVER_H | OVER_KEYS, .d_lse = true, .adjust = odd_rows,
-     .far = -0x1p30, .grain = 512, .params = {.flags = FATTN_CAUSAL, SCALE}},
+    {"rows_masked_causal", "a bias per row, two key heads, wider keys than values", .Hq = 4, .Hkv = 2, .Sq = 5, .Sk = 9,
+     .D = 8, .Dv = 3, .bias = BIAS | OVER_H | OVER_KEYS, .d_lse = true, .adjust = odd_rows, .far = -0x1p30,
+     .grain = 512, .params = {.flags = FATTN_CAUSAL, SCALE}},
     {"rows_masked_window", "few keys, of which one in four is dropped: L knows nothing of it", .Hq = 1, .Sq = 9,
      .Sk = 13, .D = 8, .Dv = 4, .bias = BIAS, .adjust = odd_rows, .far = -0x1p30, .grain = 512,
-     .params = {.flags = FATTN_WINDOW, SCALE, .window_left = 4, .window_right = 3, .dropout_p = 0.25f,
-                .rng = {.seed = 6}}},
+     .params =
+         {.flags = FATTN_WINDOW, SCALE, .window_left = 4, .window_right = 3, .dropout_p = 0.25f, .rng = {.seed = 6}}},
     {"rows_masked_packed", "every row of three sequences", .B = 3, .Hkv = 1, .Sq = 6, .Sk = 7, .D = 8, .Dv = 4,
      .lengths = PACKED, .length_q = {6, 2, 3}, .length_k = {7, 5, 3}, .bias = BIAS | OVER_H, .d_lse = true,
      .adjust = every_row, .far = -0x1p30, .grain = 512, .params = {.flags = FATTN_CAUSAL, SCALE}},
     {"rows_masked_sink", "a sink of 1/2 takes all of a masked row: O = 0; one of -2^30 its share", SMALL,
-     .bias = BIAS | OVER_H, .sink = true, .d_lse = true, .adjust = near_and_far_sinks, .far = -0x1p30,
-     .grain = 512},
-    {"keys_masked", "all but five keys, right or left, are padding, in odd rows all; more than a block",
-     .Hkv = 1, .Sq = 4, .Sk = 70, .D = 8, .Dv = 2, .bias = BIAS, .adjust = all_but_five_keys, .far = -0x1p30,
-     .grain = 512, .params = {SCALE}},
+     .bias = BIAS | OVER_H, .sink = true, .d_lse = true, .adjust = near_and_far_sinks, .far = -0x1p30, .grain = 512},
+    {"keys_masked", "all but five keys, right or left, are padding, in odd rows all; more than a block", .Hkv = 1,
+     .Sq = 4, .Sk = 70, .D = 8, .Dv = 2, .bias = BIAS, .adjust = all_but_five_keys, .far = -0x1p30, .grain = 512,
+     .params = {SCALE}},
     {"keys_masked_causal", "the first rows see only padding, by a mask of -1e9", .Hq = 1, .Sq = 16, .D = 8, .Dv = 4,
      .bias = BIAS | OVER_ROWS, .d_lse = true, .adjust = left_padding, .far = -0x1p30, .grain = 512,
      .params = {.flags = FATTN_CAUSAL, SCALE}},
-    {"alibi_2_20", "slopes of 2^20 and -2^20", SMALL, .alibi = true, .d_lse = true, .adjust = slopes,
-     .far = 0x1p20, .grain = 8},
+    {"alibi_2_20", "slopes of 2^20 and -2^20", SMALL, .alibi = true, .d_lse = true, .adjust = slopes, .far = 0x1p20,
+     .grain = 8},
     {"alibi_taken_back", "a bias takes slopes of 2^20 and -2^20 back, but for -2^23", SMALL, .alibi = true,
      .bias = BIAS, .d_lse = true, .adjust = slopes_and_bias, .far = 0x1p20, .grain = 8},
     {"scores_2_33", "q.k of 2^30 and 3/2 of that, for the second head of 2^33; either sign, causal", SIZES,
      .d_lse = true, .adjust = far_scores, .far = 0x1p30, .params = {.flags = FATTN_CAUSAL, SCALE}},
     {"sink_2_30", "a sink as large as the scores", SMALL, .bias = BIAS | OVER_H, .sink = true, .d_lse = true,
      .adjust = far_sinks, .far = 0x1p30, .grain = 512},
-    {"softcap_2_127", "a cap at the end of the range, a mask of -2^20 on odd rows", .Hq = 1, .Sq = 6, .Sk = 9,
-     .D = 8, .Dv = 4, .bias = BIAS, .adjust = odd_rows, .far = -0x1p20, .params = {SCALE, .softcap = 0x1p127f}},
+    {"softcap_2_127", "a cap at the end of the range, a mask of -2^20 on odd rows", .Hq = 1, .Sq = 6, .Sk = 9, .D = 8,
+     .Dv = 4, .bias = BIAS, .adjust = odd_rows, .far = -0x1p20, .params = {SCALE, .softcap = 0x1p127f}},
     {"softcap_reached", "a cap of 2^30 far below the scores: no gradient passes", SIZES, .d_lse = true,
      .adjust = far_scores_capped, .far = 0x1p40, .params = {SCALE, .softcap = 0x1p30f}},
 };

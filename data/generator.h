@@ -51,9 +51,9 @@ typedef struct attention_spec {
     fattn_attention_params params;     /* without struct_size and max_seqlen */
     unsigned bias;
     bool alibi, sink, d_lse, delta, sum_d_o, step;
-    bool empty; /* a size of 0 above is intended */
-    bool steep; /* no differences: the scores are too large for them */
-    double far; /* extremes: scores of this size; scores of the same row differ by multiples of */
+    bool empty;   /* a size of 0 above is intended */
+    bool steep;   /* no differences: the scores are too large for them */
+    double far;   /* extremes: scores of this size; scores of the same row differ by multiples of */
     double grain; /* grain / 4, which are exact in F32; 0: of 1/4 */
     lengths lengths;
     int32_t length_q[MAX_SEQUENCES], length_k[MAX_SEQUENCES];
@@ -61,8 +61,28 @@ typedef struct attention_spec {
 } attention_spec;
 
 enum slot {
-    Q, K, V, D_O, BIAS_IN, ALIBI, SINK, D_LSE, DELTA, SEQLENS_Q, SEQLENS_K, CU_Q, CU_K, STEP,
-    O, LSE, DQ, DK, DV, D_BIAS, D_SINK, SLOTS
+    Q,
+    K,
+    V,
+    D_O,
+    BIAS_IN,
+    ALIBI,
+    SINK,
+    D_LSE,
+    DELTA,
+    SEQLENS_Q,
+    SEQLENS_K,
+    CU_Q,
+    CU_K,
+    STEP,
+    O,
+    LSE,
+    DQ,
+    DK,
+    DV,
+    D_BIAS,
+    D_SINK,
+    SLOTS
 };
 struct attention_case {
     writer *w;

@@ -44,8 +44,7 @@ typedef struct sizes {
 
 static int64_t total(const int32_t *each, int64_t count) {
     int64_t sum = 0;
-    for (int64_t n = 0; n < count; ++n)
-        sum += each[n];
+    for (int64_t n = 0; n < count; ++n) sum += each[n];
     return sum;
 }
 
@@ -62,8 +61,7 @@ static sizes sizes_of(const attention_spec *s) {
     return z;
 }
 
-static fattn_status integers(attention_case *c, enum slot s, const int32_t *values, int64_t count,
-                             bool sums) {
+static fattn_status integers(attention_case *c, enum slot s, const int32_t *values, int64_t count, bool sums) {
     FATTNI_TRY(fattn_tensor_alloc(c->w->ctx, FATTN_I32, 1, &count, &c->t[s]));
     int32_t *const out = c->t[s].data, sum = 0;
     for (int64_t n = 0; n < count; ++n) {
@@ -82,10 +80,8 @@ static fattn_status take_lengths(attention_case *c, const sizes *z) {
         c->params.max_seqlen_q = z->Sq;
         c->params.max_seqlen_k = z->Sk;
     }
-    if (both || s->lengths == PADDED_Q)
-        FATTNI_TRY(integers(c, SEQLENS_Q, s->length_q, z->B, false));
-    if (both || s->lengths == PADDED_K)
-        FATTNI_TRY(integers(c, SEQLENS_K, s->length_k, z->B, false));
+    if (both || s->lengths == PADDED_Q) FATTNI_TRY(integers(c, SEQLENS_Q, s->length_q, z->B, false));
+    if (both || s->lengths == PADDED_K) FATTNI_TRY(integers(c, SEQLENS_K, s->length_k, z->B, false));
     return FATTN_OK;
 }
 
@@ -98,16 +94,14 @@ static void clear_padding(attention_case *c, enum slot s, const int32_t *used) {
     for (int64_t n = 0; n < fattn_tensor_numel(t) / (width ? width : 1); ++n) {
         const int64_t b = n / (t->shape[1] * rows), i = n % rows;
         const int64_t end = packed ? total(used, c->spec->B) : used[b];
-        for (int64_t d = 0; i >= end && d < width; ++d)
-            x[n * width + d] = 0;
+        for (int64_t d = 0; i >= end && d < width; ++d) x[n * width + d] = 0;
     }
 }
 
 /* The published slopes, 2^(-8 (h+1)/H): powers of two here, exact in every type. */
 static fattn_status take_slopes(attention_case *c, int64_t heads) {
     FATTNI_TRY(fattn_tensor_alloc(c->w->ctx, FATTN_F64, 1, &heads, &c->t[ALIBI]));
-    for (int64_t h = 0; h < heads; ++h)
-        ((double *)c->t[ALIBI].data)[h] = ldexp(1, (int)(-8 * (h + 1) / heads));
+    for (int64_t h = 0; h < heads; ++h) ((double *)c->t[ALIBI].data)[h] = ldexp(1, (int)(-8 * (h + 1) / heads));
     return FATTN_OK;
 }
 
@@ -118,8 +112,8 @@ static fattn_status draw_inputs(attention_case *c, const sizes *z) {
     const int64_t q[4] = {B, z->Hq, z->rows_q, z->D}, k[4] = {B, z->Hkv, z->rows_k, z->D};
     const int64_t v[4] = {B, z->Hkv, z->rows_k, z->Dv}, o[4] = {B, z->Hq, z->rows_q, z->Dv};
     const int64_t one[4] = {1, 1, 1, z->Dv}, none[1] = {0};
-    const int64_t bias[4] = {s->bias & OVER_B ? 1 : z->B, s->bias & OVER_H ? 1 : z->Hq,
-                             s->bias & OVER_ROWS ? 1 : z->Sq, s->bias & OVER_KEYS ? 1 : z->Sk};
+    const int64_t bias[4] = {s->bias & OVER_B ? 1 : z->B, s->bias & OVER_H ? 1 : z->Hq, s->bias & OVER_ROWS ? 1 : z->Sq,
+                             s->bias & OVER_KEYS ? 1 : z->Sk};
     FATTNI_TRY(draw(c->w, exact, 4, q, &c->t[Q]));
     FATTNI_TRY(draw(c->w, exact, 4, k, &c->t[K]));
     FATTNI_TRY(draw(c->w, exact, 4, v, &c->t[V]));
@@ -171,8 +165,7 @@ static fattn_status reset(attention_case *c, enum slot first, enum slot last) {
         if (c->initial[s].data) {
             FATTNI_TRY(fattn_tensor_copy(c->w->ctx, &c->t[s], &c->initial[s]));
         } else if (x) {
-            for (int64_t n = 0; n < fattn_tensor_numel(&c->t[s]); ++n)
-                x[n] = NAN;
+            for (int64_t n = 0; n < fattn_tensor_numel(&c->t[s]); ++n) x[n] = NAN;
         }
     }
     return FATTN_OK;
@@ -200,8 +193,7 @@ static fattn_status take_delta(attention_case *c) {
     const double *const x = o->data, *const d_o = c->t[D_O].data, *const d_lse = c->t[D_LSE].data;
     for (int64_t n = 0; n < fattn_tensor_numel(&c->t[DELTA]); ++n) {
         double sum = d_lse ? -d_lse[n] : 0;
-        for (int64_t d = 0; d < Dv; ++d)
-            sum += x[n * Dv + d] * d_o[n * Dv + d];
+        for (int64_t d = 0; d < Dv; ++d) sum += x[n * Dv + d] * d_o[n * Dv + d];
         ((double *)c->t[DELTA].data)[n] = (double)(float)sum;
     }
     return FATTN_OK;
@@ -217,8 +209,7 @@ static fattn_status loss(void *user, double *out) {
     double sum = 0;
     for (int64_t n = 0; n < rows; ++n) {
         if (isnan(lse[n])) continue; /* belongs to no sequence */
-        for (int64_t d = 0; d < Dv; ++d)
-            sum += o[n * Dv + d] * d_o[c->spec->sum_d_o ? d : n * Dv + d];
+        for (int64_t d = 0; d < Dv; ++d) sum += o[n * Dv + d] * d_o[c->spec->sum_d_o ? d : n * Dv + d];
         if (d_lse && isfinite(lse[n])) sum += d_lse[n] * lse[n];
     }
     *out = sum;
@@ -248,8 +239,7 @@ static fattn_status put_attributes(attention_case *c) {
     FATTNI_TRY(fattn_fixture_put_params(c->w->file, s->name, &c->params));
     FATTNI_TRY(fattn_fixture_put_text(c->w->file, path, "note", s->note));
     FATTNI_TRY(fattn_fixture_put_text(c->w->file, path, "layout", s->layout ? s->layout : "bhsd"));
-    return fattn_fixture_put_text(c->w->file, path, "exact",
-                                  fattn_dtype_name(s->exact ? s->exact : FATTN_F32));
+    return fattn_fixture_put_text(c->w->file, path, "exact", fattn_dtype_name(s->exact ? s->exact : FATTN_F32));
 }
 
 static double largest(const fattn_tensor *t) {
@@ -312,8 +302,7 @@ static fattn_status build(attention_case *c) {
         if (c->t[s].dtype) *(const fattn_tensor **)((char *)&c->io + slots[s].io) = &c->t[s];
     fattn_tensor every_row = c->t[D_O]; /* one row for all */
     if (c->spec->sum_d_o) {
-        for (int d = 0; d < 3; ++d)
-            every_row.shape[d] = c->t[O].shape[d], every_row.stride[d] = 0;
+        for (int d = 0; d < 3; ++d) every_row.shape[d] = c->t[O].shape[d], every_row.stride[d] = 0;
         c->io.d_o = &every_row;
     }
     FATTNI_TRY(forward(c));
@@ -326,14 +315,13 @@ static fattn_status build(attention_case *c) {
     FATTNI_TRY(put_tensors(c));
     if (c->spec->far != 0) FATTNI_TRY(put_units(c));
     /* Differences do not apply to a rounded delta, nor to a gradient that is added to. */
-    const bool adds = c->params.flags & (FATTN_ACC_DQ | FATTN_ACC_DK | FATTN_ACC_DV |
-                                         FATTN_ACC_DBIAS | FATTN_ACC_DSINK);
+    const bool adds =
+        c->params.flags & (FATTN_ACC_DQ | FATTN_ACC_DK | FATTN_ACC_DV | FATTN_ACC_DBIAS | FATTN_ACC_DSINK);
     return c->spec->steep || c->spec->delta || adds ? FATTN_OK : put_sample(c);
 }
 
 fattn_status put_attention(writer *w, const attention_spec *spec) {
-    attention_case c = {
-        .w = w, .spec = spec, .params = spec->params, .io = {.struct_size = sizeof c.io}};
+    attention_case c = {.w = w, .spec = spec, .params = spec->params, .io = {.struct_size = sizeof c.io}};
     c.params.struct_size = sizeof c.params;
     const fattn_status status = build(&c);
     for (int s = 0; s < SLOTS; ++s) {

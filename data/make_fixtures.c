@@ -43,12 +43,9 @@ static int choose(writer *w, const difference *d, int32_t *out) {
     int chosen = 0;
     for (uint32_t n = 0; count > 0 && n < TRIES && chosen < SAMPLE; ++n) {
         const fattni_block random = fattni_philox(w->seed, (fattni_block){{n, 0, 0, stream}});
-        const int32_t at = (int32_t)(n == 0   ? 0
-                                     : n == 1 ? count - 1
-                                              : (int64_t)(random.w[0] % (uint64_t)count));
+        const int32_t at = (int32_t)(n == 0 ? 0 : n == 1 ? count - 1 : (int64_t)(random.w[0] % (uint64_t)count));
         bool fresh = isfinite(x[at]) && isfinite(gradient[at]);
-        for (int m = 0; m < chosen; ++m)
-            fresh = fresh && out[m] != at;
+        for (int m = 0; m < chosen; ++m) fresh = fresh && out[m] != at;
         if (fresh) out[chosen++] = at;
     }
     qsort(out, (size_t)chosen, sizeof *out, ascending);
@@ -77,8 +74,7 @@ fattn_status put_differences(writer *w, const difference *d) {
     const int64_t count = choose(w, d, index);
     for (int n = 0; n < count; ++n) {
         const double *const x = (const double *)d->x.data + index[n];
-        FATTNI_TRY(d->quotient ? d->quotient(d->user, x, d->step, &value[n])
-                               : quotient(d, index[n], &value[n]));
+        FATTNI_TRY(d->quotient ? d->quotient(d->user, x, d->step, &value[n]) : quotient(d, index[n], &value[n]));
     }
     const fattn_tensor i = fattn_tensor_view(index, FATTN_I32, FATTN_CPU, 0, 1, &count);
     const fattn_tensor v = fattn_tensor_view(value, FATTN_F64, FATTN_CPU, 0, 1, &count);
@@ -90,18 +86,13 @@ fattn_status put_differences(writer *w, const difference *d) {
 }
 
 static fattn_status put_attentions(writer *w, const attention_spec *specs, int count) {
-    for (int n = 0; n < count; ++n)
-        FATTNI_TRY(put_attention(w, &specs[n]));
+    for (int n = 0; n < count; ++n) FATTNI_TRY(put_attention(w, &specs[n]));
     return FATTN_OK;
 }
 static fattn_status put_small(writer *w) { return put_attentions(w, small_specs, small_count); }
 static fattn_status put_masks(writer *w) { return put_attentions(w, mask_specs, mask_count); }
-static fattn_status put_dropout(writer *w) {
-    return put_attentions(w, dropout_specs, dropout_count);
-}
-static fattn_status put_extremes(writer *w) {
-    return put_attentions(w, extreme_specs, extreme_count);
-}
+static fattn_status put_dropout(writer *w) { return put_attentions(w, dropout_specs, dropout_count); }
+static fattn_status put_extremes(writer *w) { return put_attentions(w, extreme_specs, extreme_count); }
 
 static const struct {
     const char *name;
@@ -119,8 +110,7 @@ static fattn_status make(fattn_ctx *ctx, const char *folder, int n) {
     writer w = {.ctx = ctx, .seed = files[n].seed};
     FATTNI_TRY(fattn_fixture_open(ctx, path, 1, &w.file));
     fattn_status status = fattn_fixture_put_text(w.file, "/", "generator", "make_fixtures 1");
-    if (status == FATTN_OK)
-        status = fattn_fixture_put_f64(w.file, "/", "seed", (double)files[n].seed);
+    if (status == FATTN_OK) status = fattn_fixture_put_f64(w.file, "/", "seed", (double)files[n].seed);
     if (status == FATTN_OK) status = files[n].put(&w);
     const int cases = fattn_fixture_count(w.file);
     if (status == FATTN_OK)
@@ -144,10 +134,8 @@ int main(int argc, char **argv) {
         return 1;
     }
     const int count = sizeof files / sizeof *files;
-    for (int n = 0; n < count && status == FATTN_OK; ++n)
-        status = make(ctx, argv[1], n);
-    if (status != FATTN_OK)
-        fprintf(stderr, "make_fixtures: %s: %s\n", fattn_status_name(status), fattn_ctx_error(ctx));
+    for (int n = 0; n < count && status == FATTN_OK; ++n) status = make(ctx, argv[1], n);
+    if (status != FATTN_OK) fprintf(stderr, "make_fixtures: %s: %s\n", fattn_status_name(status), fattn_ctx_error(ctx));
     fattn_ctx_destroy(ctx);
     return status != FATTN_OK;
 }

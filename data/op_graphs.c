@@ -35,9 +35,7 @@ static void silu(builder *b) { b->out[0] = fattn_op_silu(b->t, b->in[0]); }
 static void layernorm(builder *b) {
     b->out[0] = fattn_op_layernorm(b->t, b->in[0], b->in[1], b->in[2], (float)number(b, "eps"));
 }
-static void rmsnorm(builder *b) {
-    b->out[0] = fattn_op_rmsnorm(b->t, b->in[0], b->in[1], (float)number(b, "eps"));
-}
+static void rmsnorm(builder *b) { b->out[0] = fattn_op_rmsnorm(b->t, b->in[0], b->in[1], (float)number(b, "eps")); }
 static void embedding(builder *b) { b->out[0] = fattn_op_embedding(b->t, b->in[0], b->in[1]); }
 static void rope(builder *b) {
     const float base = (float)number(b, "base");
@@ -48,15 +46,12 @@ static void heads(builder *b) {
     b->out[0] = fattn_op_heads(b->t, b->in[0], first, n, head_dim);
 }
 static void merge(builder *b) { b->out[0] = fattn_op_merge(b->t, b->in[0]); }
-static void cast(builder *b) {
-    b->out[0] = fattn_op_cast(b->t, b->in[0], (fattn_dtype)whole(b, "to"));
-}
+static void cast(builder *b) { b->out[0] = fattn_op_cast(b->t, b->in[0], (fattn_dtype)whole(b, "to")); }
 static void cross_entropy(builder *b) {
     b->out[0] = fattn_op_cross_entropy(b->t, b->in[0], b->in[1], whole(b, "ignore"));
 }
 static void linear_cross_entropy(builder *b) {
-    b->out[0] =
-        fattn_op_linear_cross_entropy(b->t, b->in[0], b->in[1], b->in[2], whole(b, "ignore"));
+    b->out[0] = fattn_op_linear_cross_entropy(b->t, b->in[0], b->in[1], b->in[2], whole(b, "ignore"));
 }
 
 static fattn_attention_params params(builder *b) {
@@ -176,9 +171,7 @@ static int64_t offset_of(const fattn_tensor *t, int64_t n) {
     return offset;
 }
 
-static double element(const fattn_tensor *t, int64_t n) {
-    return fattni_load(t->data, t->dtype, offset_of(t, n));
-}
+static double element(const fattn_tensor *t, int64_t n) { return fattni_load(t->data, t->dtype, offset_of(t, n)); }
 
 static fattn_status contract_infer(fattn_op_call *c) {
     c->out[0].dtype = FATTN_F64;
@@ -187,8 +180,7 @@ static fattn_status contract_infer(fattn_op_call *c) {
 
 /* On a GPU the sum is not used. */
 static fattn_status contract_forward(fattn_op_call *c) {
-    if (fattn_ctx_device(c->ctx) != FATTN_CPU)
-        return fattn_tensor_normal(c->ctx, &c->out[0], 0, 0, (fattn_rng){0});
+    if (fattn_ctx_device(c->ctx) != FATTN_CPU) return fattn_tensor_normal(c->ctx, &c->out[0], 0, 0, (fattn_rng){0});
     double sum = 0;
     for (int i = 0; i < c->n_in; i += 2)
         for (int64_t n = 0; n < fattn_tensor_numel(&c->in[i]); ++n) {
@@ -202,8 +194,7 @@ static fattn_status contract_forward(fattn_op_call *c) {
 static fattn_status contract_backward(fattn_op_call *c) {
     for (int i = 0; i < c->n_in; i += 2)
         if (c->d_in[i].data)
-            FATTNI_TRY((c->d_in_fresh[i] ? fattn_tensor_copy : fattn_tensor_add)(
-                c->ctx, &c->d_in[i], &c->in[i + 1]));
+            FATTNI_TRY((c->d_in_fresh[i] ? fattn_tensor_copy : fattn_tensor_add)(c->ctx, &c->d_in[i], &c->in[i + 1]));
     return FATTN_OK;
 }
 
@@ -254,19 +245,17 @@ static fattn_status load(op_case *c) {
     }
     for (int i = 0; i < OP_OUTPUTS; ++i) {
         snprintf(path, sizeof path, "%s/d_out%d", c->path, i);
-        if (fattn_fixture_has(c->file, path))
-            FATTNI_TRY(get(c, path, FATTN_F64, &c->d_out[i]));
+        if (fattn_fixture_has(c->file, path)) FATTNI_TRY(get(c, path, FATTN_F64, &c->d_out[i]));
     }
     return fattn_tape_create(c->on, &c->tape);
 }
 
-fattn_status op_case_load(fattn_ctx *ctx, fattn_fixture *file, const char *name, fattn_dtype dtype,
-                          op_case *out) {
+fattn_status op_case_load(fattn_ctx *ctx, fattn_fixture *file, const char *name, fattn_dtype dtype, op_case *out) {
     return op_case_load_on(ctx, ctx, file, name, dtype, out);
 }
 
-fattn_status op_case_load_on(fattn_ctx *ctx, fattn_ctx *on, fattn_fixture *file, const char *name,
-                             fattn_dtype dtype, op_case *out) {
+fattn_status op_case_load_on(fattn_ctx *ctx, fattn_ctx *on, fattn_fixture *file, const char *name, fattn_dtype dtype,
+                             op_case *out) {
     *out = (op_case){.ctx = ctx, .on = on, .file = file, .name = name, .dtype = dtype};
     snprintf(out->path, sizeof out->path, "/cases/%s", name);
     const fattn_status status = load(out);
@@ -277,8 +266,7 @@ fattn_status op_case_load_on(fattn_ctx *ctx, fattn_ctx *on, fattn_fixture *file,
 static fattn_status take_output(op_case *c, fattn_var v, int i) {
     fattn_tensor y;
     FATTNI_TRY(fattn_tape_value(c->tape, v, &y));
-    if (c->out[i].dtype == 0)
-        FATTNI_TRY(fattn_tensor_alloc(c->ctx, FATTN_F64, y.ndim, y.shape, &c->out[i]));
+    if (c->out[i].dtype == 0) FATTNI_TRY(fattn_tensor_alloc(c->ctx, FATTN_F64, y.ndim, y.shape, &c->out[i]));
     return fattn_tensor_copy(c->on, &c->out[i], &y);
 }
 
@@ -302,8 +290,7 @@ fattn_status op_case_run(op_case *c, bool gradients) {
         FATTNI_TRY(take_output(c, b.out[c->n_out], c->n_out));
     }
     if (!gradients) return FATTN_OK;
-    return fattn_tape_backward(c->tape,
-                               fattn_op_custom(c->tape, &contract, pairs, 2 * c->n_out, NULL));
+    return fattn_tape_backward(c->tape, fattn_op_custom(c->tape, &contract, pairs, 2 * c->n_out, NULL));
 }
 
 void op_case_free(op_case *c) {

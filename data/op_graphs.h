@@ -26,11 +26,10 @@ typedef struct op_case {
 } op_case;
 
 /* IO: no such case, or not as described above. */
-fattn_status op_case_load(fattn_ctx *ctx, fattn_fixture *file, const char *name, fattn_dtype dtype,
-                          op_case *out);
+fattn_status op_case_load(fattn_ctx *ctx, fattn_fixture *file, const char *name, fattn_dtype dtype, op_case *out);
 /* The same for a tape on another context's device. */
-fattn_status op_case_load_on(fattn_ctx *ctx, fattn_ctx *on, fattn_fixture *file, const char *name,
-                             fattn_dtype dtype, op_case *out);
+fattn_status op_case_load_on(fattn_ctx *ctx, fattn_ctx *on, fattn_fixture *file, const char *name, fattn_dtype dtype,
+                             op_case *out);
 /* Forward, and with `gradients` backward from sum d_out*out. Can be called repeatedly. */
 fattn_status op_case_run(op_case *c, bool gradients);
 void op_case_free(op_case *c);

@@ -20,27 +20,37 @@ typedef struct input {
 typedef struct op_spec {
     const char *name, *op, *note;
     input in[OP_INPUTS]; /* ends with the first of ndim 0 that is not absent */
-    struct { const char *name; double value; } attributes[6];
+    struct {
+        const char *name;
+        double value;
+    } attributes[6];
     const fattn_attention_params *params; /* NULL: the op takes none */
     double size;                          /* of the inputs; 0 = 1 */
     bool rounds;                          /* output is a step function: no differences */
 } op_spec;
 
-#define X(...) {.ndim = sizeof((int64_t[]){__VA_ARGS__}) / sizeof(int64_t), .shape = {__VA_ARGS__}}
-#define IDS(limit, ...)                                                                            \
-    {.ndim = sizeof((int64_t[]){__VA_ARGS__}) / sizeof(int64_t), .shape = {__VA_ARGS__},           \
-     .below = limit}
-#define TARGETS(limit, ...)                                                                        \
-    {.ndim = sizeof((int64_t[]){__VA_ARGS__}) / sizeof(int64_t), .shape = {__VA_ARGS__},           \
-     .below = limit, .masked = true}
-#define ABSENT {.absent = true}
+#define X(...)                                                                                                         \
+    {                                                                                                                  \
+        .ndim = sizeof((int64_t[]){__VA_ARGS__}) / sizeof(int64_t), .shape = { __VA_ARGS__ }                           \
+    }
+#define IDS(limit, ...)                                                                                                \
+    { .ndim = sizeof((int64_t[]){__VA_ARGS__}) / sizeof(int64_t), .shape = {__VA_ARGS__}, .below = limit }
+#define TARGETS(limit, ...)                                                                                            \
+    {                                                                                                                  \
+        .ndim = sizeof((int64_t[]){__VA_ARGS__}) / sizeof(int64_t), .shape = {__VA_ARGS__}, .below = limit,            \
+        .masked = true                                                                                                 \
+    }
+#define ABSENT                                                                                                         \
+    { .absent = true }
 
 static const fattn_attention_params causal = {.struct_size = sizeof causal, .flags = FATTN_CAUSAL};
-static const fattn_attention_params standard = {
-    .struct_size = sizeof standard, .flags = FATTN_CAUSAL, .algorithm = FATTN_ALGO_STANDARD,
-    .softcap = 2, .dropout_p = 0.2f, .rng = {.seed = 12}};
-static const fattn_attention_params padded = {.struct_size = sizeof padded,
-                                              .flags = FATTN_CAUSAL_TOP_LEFT};
+static const fattn_attention_params standard = {.struct_size = sizeof standard,
+                                                .flags = FATTN_CAUSAL,
+                                                .algorithm = FATTN_ALGO_STANDARD,
+                                                .softcap = 2,
+                                                .dropout_p = 0.2f,
+                                                .rng = {.seed = 12}};
+static const fattn_attention_params padded = {.struct_size = sizeof padded, .flags = FATTN_CAUSAL_TOP_LEFT};
 
 static const op_spec op_specs[] = {
     {"linear", "linear", "x w^T", {X(5, 4), X(3, 4)}},
@@ -49,7 +59,10 @@ static const op_spec op_specs[] = {
     {"matmul", "matmul", "a b", {X(5, 4), X(4, 3)}, {{"trans_a", 0}, {"trans_b", 0}}},
     {"matmul_ta", "matmul", "a^T b", {X(4, 5), X(4, 3)}, {{"trans_a", 1}, {"trans_b", 0}}},
     {"matmul_tb", "matmul", "a b^T", {X(5, 4), X(3, 4)}, {{"trans_a", 0}, {"trans_b", 1}}},
-    {"matmul_batched", "matmul", "a^T b^T, two leading dimensions", {X(2, 3, 4, 5), X(2, 3, 2, 4)},
+    {"matmul_batched",
+     "matmul",
+     "a^T b^T, two leading dimensions",
+     {X(2, 3, 4, 5), X(2, 3, 2, 4)},
      {{"trans_a", 1}, {"trans_b", 1}}},
     {"add", "add", "the same shape", {X(3, 4), X(3, 4)}},
     {"add_row", "add", "a row for every row", {X(2, 3, 4), X(4)}},
@@ -61,51 +74,72 @@ static const op_spec op_specs[] = {
     {"gelu_far", "gelu", "where it is x or 0", {X(4, 9)}, .size = 6},
     {"silu", "silu", "x sigmoid(x)", {X(4, 9)}},
     {"silu_far", "silu", "where it is x or 0", {X(4, 9)}, .size = 12},
-    {"layernorm", "layernorm", "over the last dimension", {X(2, 3, 7), X(7), X(7)},
-     {{"eps", 1e-5f}}},
+    {"layernorm", "layernorm", "over the last dimension", {X(2, 3, 7), X(7), X(7)}, {{"eps", 1e-5f}}},
     {"layernorm_plain", "layernorm", "without bias", {X(5, 7), X(7)}, {{"eps", 1e-5f}}},
     {"rmsnorm", "rmsnorm", "over the last dimension", {X(2, 3, 7), X(7)}, {{"eps", 1e-5f}}},
     {"rmsnorm_small", "rmsnorm", "where eps weighs", {X(5, 7), X(7)}, {{"eps", 0.5f}}},
     {"embedding", "embedding", "ids that repeat", {X(5, 3), IDS(5, 2, 7)}},
     {"rope", "rope", "from position 0", {X(2, 2, 5, 6)}, {{"base", 10000}, {"position", 0}}},
-    {"rope_later", "rope", "from position 100", {X(1, 2, 3, 4)},
-     {{"base", 500}, {"position", 100}}},
-    {"heads", "heads", "heads 1 and 2 of four", {X(2, 3, 12)},
-     {{"first", 1}, {"n", 2}, {"head_dim", 3}}},
+    {"rope_later", "rope", "from position 100", {X(1, 2, 3, 4)}, {{"base", 500}, {"position", 100}}},
+    {"heads", "heads", "heads 1 and 2 of four", {X(2, 3, 12)}, {{"first", 1}, {"n", 2}, {"head_dim", 3}}},
     {"merge", "merge", "[B,H,S,D] to [B,S,H*D]", {X(2, 3, 4, 5)}},
-    {"attention", "attention", "causal, two query heads for a key head",
-     {X(2, 4, 5, 3), X(2, 2, 6, 3), X(2, 2, 6, 4)}, .params = &causal},
-    {"attention_ex", "attention_ex", "bias, slopes, sink, cap, dropout; the gradient of L",
-     {X(2, 2, 5, 3), X(2, 2, 6, 3), X(2, 2, 6, 4), X(1, 2, 5, 6), X(2), X(2)}, .params = &standard},
-    {"attention_padded", "attention_ex", "lengths; rows past the end are zero on a tape",
+    {"attention",
+     "attention",
+     "causal, two query heads for a key head",
+     {X(2, 4, 5, 3), X(2, 2, 6, 3), X(2, 2, 6, 4)},
+     .params = &causal},
+    {"attention_ex",
+     "attention_ex",
+     "bias, slopes, sink, cap, dropout; the gradient of L",
+     {X(2, 2, 5, 3), X(2, 2, 6, 3), X(2, 2, 6, 4), X(1, 2, 5, 6), X(2), X(2)},
+     .params = &standard},
+    {"attention_padded",
+     "attention_ex",
+     "lengths; rows past the end are zero on a tape",
      {X(3, 2, 5, 3), X(3, 2, 6, 3), X(3, 2, 6, 3), ABSENT, ABSENT, ABSENT, IDS(6, 3), IDS(7, 3)},
      .params = &padded},
     {"cast_f16", "cast", "rounded to nearest even", {X(4, 9)}, {{"to", FATTN_F16}}, .rounds = true},
-    {"cast_bf16", "cast", "rounded to nearest even", {X(4, 9)}, {{"to", FATTN_BF16}},
-     .rounds = true},
-    {"cross_entropy", "cross_entropy", "mean over the rows", {X(2, 5, 7), IDS(7, 2, 5)},
+    {"cast_bf16", "cast", "rounded to nearest even", {X(4, 9)}, {{"to", FATTN_BF16}}, .rounds = true},
+    {"cross_entropy", "cross_entropy", "mean over the rows", {X(2, 5, 7), IDS(7, 2, 5)}, {{"ignore", -1}}},
+    {"cross_entropy_ignore",
+     "cross_entropy",
+     "a third of the rows left out",
+     {X(9, 7), TARGETS(7, 9)},
      {{"ignore", -1}}},
-    {"cross_entropy_ignore", "cross_entropy", "a third of the rows left out",
-     {X(9, 7), TARGETS(7, 9)}, {{"ignore", -1}}},
-    {"cross_entropy_nothing", "cross_entropy", "all rows left out: 0", {X(4, 3), IDS(1, 4)},
-     {{"ignore", 0}}},
-    {"linear_cross_entropy", "linear_cross_entropy", "logits never whole",
-     {X(2, 5, 4), X(7, 4), TARGETS(7, 2, 5)}, {{"ignore", -1}}},
+    {"cross_entropy_nothing", "cross_entropy", "all rows left out: 0", {X(4, 3), IDS(1, 4)}, {{"ignore", 0}}},
+    {"linear_cross_entropy",
+     "linear_cross_entropy",
+     "logits never whole",
+     {X(2, 5, 4), X(7, 4), TARGETS(7, 2, 5)},
+     {{"ignore", -1}}},
 };
 
 enum { B = 2, T = 6, C = 8, H = 2, D = 4, F = 12, VOCABULARY = 11 };
-#define BLOCK_ATTRIBUTES {"heads", H}, {"head_dim", D}, {"eps", 1e-5f}
+#define BLOCK_ATTRIBUTES                                                                                               \
+    {"heads", H}, {"head_dim", D}, { "eps", 1e-5f }
 static const op_spec block_specs[] = {
-    {"block_rotary", "block_rotary", "RMSNorm, rotated positions, SiLU",
+    {"block_rotary",
+     "block_rotary",
+     "RMSNorm, rotated positions, SiLU",
      {X(B, T, C), X(C), X(3 * C, C), X(C, C), X(C), X(F, C), X(C, F)},
-     {BLOCK_ATTRIBUTES, {"base", 10000}}, .params = &causal, .size = 0.5},
-    {"block_gpt", "block_gpt", "LayerNorm and biases, GELU",
+     {BLOCK_ATTRIBUTES, {"base", 10000}},
+     .params = &causal,
+     .size = 0.5},
+    {"block_gpt",
+     "block_gpt",
+     "LayerNorm and biases, GELU",
      {X(B, T, C), X(C), X(C), X(3 * C, C), X(3 * C), X(C, C), X(C), X(C), X(F, C), X(F), X(C, F)},
-     {BLOCK_ATTRIBUTES}, .params = &causal, .size = 0.5},
-    {"model", "model", "a language model; its embedding is its head",
-     {IDS(VOCABULARY, B, T), TARGETS(VOCABULARY, B, T), X(VOCABULARY, C), X(C), X(3 * C, C),
-      X(C, C), X(C), X(F, C), X(C, F), X(C)},
-     {BLOCK_ATTRIBUTES, {"base", 10000}, {"ignore", -1}}, .params = &causal, .size = 0.5},
+     {BLOCK_ATTRIBUTES},
+     .params = &causal,
+     .size = 0.5},
+    {"model",
+     "model",
+     "a language model; its embedding is its head",
+     {IDS(VOCABULARY, B, T), TARGETS(VOCABULARY, B, T), X(VOCABULARY, C), X(C), X(3 * C, C), X(C, C), X(C), X(F, C),
+      X(C, F), X(C)},
+     {BLOCK_ATTRIBUTES, {"base", 10000}, {"ignore", -1}},
+     .params = &causal,
+     .size = 0.5},
 };
 
 /* --- from a spec to a case -------------------------------------------------------------------- */
@@ -122,8 +156,7 @@ static fattn_status put_integers(writer *w, const char *path, const input *in) {
     int32_t *const x = t.data;
     const uint32_t stream = w->stream++;
     for (int64_t n = 0; n < fattn_tensor_numel(&t); ++n) {
-        const fattni_block random =
-            fattni_philox(w->seed, (fattni_block){{(uint32_t)n, 0, 0, stream}});
+        const fattni_block random = fattni_philox(w->seed, (fattni_block){{(uint32_t)n, 0, 0, stream}});
         x[n] = in->masked && n % 3 == 1 ? -1 : (int32_t)(random.w[0] % (uint32_t)in->below);
     }
     const fattn_status status = fattn_fixture_put(w->file, path, &t);
@@ -131,12 +164,11 @@ static fattn_status put_integers(writer *w, const char *path, const input *in) {
     return status;
 }
 
-static fattn_status put_normal(writer *w, const char *path, int ndim, const int64_t *shape,
-                               double size, fattn_dtype exact) {
+static fattn_status put_normal(writer *w, const char *path, int ndim, const int64_t *shape, double size,
+                               fattn_dtype exact) {
     fattn_tensor t = {0};
     fattn_status status = draw(w, exact, ndim, shape, &t);
-    for (int64_t n = 0; status == FATTN_OK && n < fattn_tensor_numel(&t); ++n)
-        ((double *)t.data)[n] *= size;
+    for (int64_t n = 0; status == FATTN_OK && n < fattn_tensor_numel(&t); ++n) ((double *)t.data)[n] *= size;
     if (status == FATTN_OK) status = put_f32(w, path, &t);
     fattn_tensor_free(w->ctx, &t);
     return status;
@@ -161,8 +193,7 @@ static fattn_status put_attributes(writer *w, const op_spec *s) {
     FATTNI_TRY(fattn_fixture_put_text(w->file, path, "op", s->op));
     FATTNI_TRY(fattn_fixture_put_text(w->file, path, "note", s->note));
     for (int n = 0; n < 6 && s->attributes[n].name; ++n)
-        FATTNI_TRY(fattn_fixture_put_f64(w->file, path, s->attributes[n].name,
-                                         s->attributes[n].value));
+        FATTNI_TRY(fattn_fixture_put_f64(w->file, path, s->attributes[n].name, s->attributes[n].value));
     return s->params ? fattn_fixture_put_params(w->file, s->name, s->params) : FATTN_OK;
 }
 
@@ -229,13 +260,11 @@ static fattn_status put_op(writer *w, const op_spec *s) {
 }
 
 fattn_status put_ops(writer *w) {
-    for (size_t n = 0; n < sizeof op_specs / sizeof *op_specs; ++n)
-        FATTNI_TRY(put_op(w, &op_specs[n]));
+    for (size_t n = 0; n < sizeof op_specs / sizeof *op_specs; ++n) FATTNI_TRY(put_op(w, &op_specs[n]));
     return FATTN_OK;
 }
 
 fattn_status put_blocks(writer *w) {
-    for (size_t n = 0; n < sizeof block_specs / sizeof *block_specs; ++n)
-        FATTNI_TRY(put_op(w, &block_specs[n]));
+    for (size_t n = 0; n < sizeof block_specs / sizeof *block_specs; ++n) FATTNI_TRY(put_op(w, &block_specs[n]));
     return FATTN_OK;
 }

@@ -10,21 +10,20 @@
 enum { N = 256, C = 64, HIDDEN = 256, CLASSES = 10, REPLAYS = 200, SKIPPED = 77 };
 enum { UP, DOWN, PARAMS };
 
-#define TRY(call)                                                                          \
-    do {                                                                                   \
-        const fattn_status s = (call);                                                     \
-        if (s) return printf("%s: %s\n", fattn_status_name(s), fattn_ctx_error(ctx)), s;   \
+#define TRY(call)                                                                                                      \
+    do {                                                                                                               \
+        const fattn_status s = (call);                                                                                 \
+        if (s) return printf("%s: %s\n", fattn_status_name(s), fattn_ctx_error(ctx)), s;                               \
     } while (0)
-#define CUDA(call) if ((call) != cudaSuccess) return printf("%s\n", #call), FATTN_E_CUDA
+#define CUDA(call)                                                                                                     \
+    if ((call) != cudaSuccess) return printf("%s\n", #call), FATTN_E_CUDA
 
 /* loss = cross_entropy(gelu(x UP^T) DOWN^T, target), its gradients, AdamW: enqueued only. */
-static fattn_status step(fattn_ctx *ctx, fattn_tape *t, fattn_adamw *opt, fattn_param *p,
-                         const fattn_tensor *x, const fattn_tensor *target, fattn_var *loss) {
+static fattn_status step(fattn_ctx *ctx, fattn_tape *t, fattn_adamw *opt, fattn_param *p, const fattn_tensor *x,
+                         const fattn_tensor *target, fattn_var *loss) {
     const fattn_var none = {0};
-    const fattn_var h =
-        fattn_op_gelu(t, fattn_op_linear(t, fattn_input(t, x), fattn_use(t, &p[UP]), none));
-    *loss = fattn_op_cross_entropy(t, fattn_op_linear(t, h, fattn_use(t, &p[DOWN]), none),
-                                   fattn_input(t, target), -1);
+    const fattn_var h = fattn_op_gelu(t, fattn_op_linear(t, fattn_input(t, x), fattn_use(t, &p[UP]), none));
+    *loss = fattn_op_cross_entropy(t, fattn_op_linear(t, h, fattn_use(t, &p[DOWN]), none), fattn_input(t, target), -1);
     TRY(fattn_tape_backward(t, *loss));
     TRY(fattn_adamw_step(opt));
     return FATTN_OK;
@@ -50,8 +49,8 @@ static fattn_status create(fattn_ctx *ctx, fattn_param *p, fattn_tensor *x, fatt
     return FATTN_OK;
 }
 
-static fattn_status train(fattn_ctx *ctx, cudaStream_t stream, fattn_tape *t, fattn_adamw *opt,
-                          fattn_param *p, const fattn_tensor *x, const fattn_tensor *target) {
+static fattn_status train(fattn_ctx *ctx, cudaStream_t stream, fattn_tape *t, fattn_adamw *opt, fattn_param *p,
+                          const fattn_tensor *x, const fattn_tensor *target) {
     cudaGraph_t graph;
     cudaGraphExec_t replay;
     fattn_var loss;
@@ -86,8 +85,7 @@ int main(void) {
     fattn_ctx *ctx = NULL;
     fattn_tape *t = NULL;
     fattn_adamw *opt = NULL;
-    fattn_tensor x, target, *const all[] = {&x,           &target,        &p[UP].value,
-                                            &p[UP].grad, &p[DOWN].value, &p[DOWN].grad};
+    fattn_tensor x, target, *const all[] = {&x, &target, &p[UP].value, &p[UP].grad, &p[DOWN].value, &p[DOWN].grad};
     TRY(fattn_ctx_create(&o, &ctx));
     TRY(create(ctx, p, &x, &target));
     TRY(fattn_tape_create(ctx, &t));

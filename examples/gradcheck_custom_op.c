@@ -6,7 +6,9 @@
 #include <stdio.h>
 #include <string.h>
 
-typedef struct square_relu { double slope; } square_relu; /* of the gradient: 2 is right */
+typedef struct square_relu {
+    double slope;
+} square_relu; /* of the gradient: 2 is right */
 
 static fattn_status infer(fattn_op_call *c) {
     const fattn_tensor *x = &c->in[0];
@@ -26,8 +28,7 @@ static fattn_status infer(fattn_op_call *c) {
 static fattn_status forward(fattn_op_call *c) {
     const double *x = c->in[0].data;
     double *y = c->out[0].data;
-    for (int64_t i = 0, n = fattn_tensor_numel(&c->in[0]); i < n; ++i)
-        y[i] = x[i] > 0 ? x[i] * x[i] : 0;
+    for (int64_t i = 0, n = fattn_tensor_numel(&c->in[0]); i < n; ++i) y[i] = x[i] > 0 ? x[i] * x[i] : 0;
     return FATTN_OK;
 }
 
@@ -70,16 +71,17 @@ int main(void) {
     fattn_ctx *ctx;
     if (fattn_ctx_create(NULL, &ctx) != FATTN_OK) return 1;
     double x_data[5 * 4], w_data[6 * 4];
-    const fattn_tensor inputs[] = {
-        fattn_tensor_view(x_data, FATTN_F64, FATTN_CPU, 0, 2, (int64_t[]){5, 4}),
-        fattn_tensor_view(w_data, FATTN_F64, FATTN_CPU, 0, 2, (int64_t[]){6, 4})};
+    const fattn_tensor inputs[] = {fattn_tensor_view(x_data, FATTN_F64, FATTN_CPU, 0, 2, (int64_t[]){5, 4}),
+                                   fattn_tensor_view(w_data, FATTN_F64, FATTN_CPU, 0, 2, (int64_t[]){6, 4})};
     int ok = 1;
     for (uint32_t i = 0; i < 2; ++i)
         ok = ok && !fattn_tensor_normal(ctx, &inputs[i], 0, 1, (fattn_rng){.seed = 1, .stream = i});
     ok = ok && check(ctx, inputs, 2) == FATTN_OK;
     ok = ok && check(ctx, inputs, 2.0001) == FATTN_E_MISMATCH;
-    if (ok) printf("failed as expected: %s\n", fattn_ctx_error(ctx));
-    else fprintf(stderr, "%s\n", fattn_ctx_error(ctx));
+    if (ok)
+        printf("failed as expected: %s\n", fattn_ctx_error(ctx));
+    else
+        fprintf(stderr, "%s\n", fattn_ctx_error(ctx));
     fattn_ctx_destroy(ctx);
     return !ok;
 }

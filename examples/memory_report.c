@@ -18,10 +18,9 @@ static fattn_status bytes(fattn_ctx *ctx, size_t n, fattn_tensor *out) {
 }
 
 static fattn_status open_layer(fattn_ctx *ctx, fattn_algorithm algorithm, int64_t N, layer *l) {
-    *l = (layer){
-        .params = {.struct_size = sizeof l->params, .flags = FATTN_CAUSAL, .algorithm = algorithm},
-        .io = {.struct_size = sizeof l->io},
-        .plan = {.struct_size = sizeof l->plan}};
+    *l = (layer){.params = {.struct_size = sizeof l->params, .flags = FATTN_CAUSAL, .algorithm = algorithm},
+                 .io = {.struct_size = sizeof l->io},
+                 .plan = {.struct_size = sizeof l->plan}};
     const int64_t shape[4] = {1, H, N, D};
     fattn_status s = fattn_tensor_alloc(ctx, FATTN_F32, 3, shape, &l->lse);
     for (uint32_t i = 0; i < TENSORS && !s; ++i) {
@@ -36,8 +35,7 @@ static fattn_status open_layer(fattn_ctx *ctx, fattn_algorithm algorithm, int64_
 }
 
 static void close_layer(fattn_ctx *ctx, layer *l) {
-    for (int i = 0; i < TENSORS; ++i)
-        fattn_tensor_free(ctx, &l->t[i]);
+    for (int i = 0; i < TENSORS; ++i) fattn_tensor_free(ctx, &l->t[i]);
     fattn_tensor_free(ctx, &l->lse);
 }
 
@@ -67,8 +65,7 @@ int main(void) {
     int wrong = 0;
     if (fattn_ctx_create(NULL, &ctx)) return 1;
     printf("one causal layer, f32, %d heads of %d; KiB beside q, k, v, o, L and gradients\n", H, D);
-    printf("%6s %-9s %10s %10s %10s %10s\n", "N", "", "saved", "workspace", "predicted",
-           "measured");
+    printf("%6s %-9s %10s %10s %10s %10s\n", "N", "", "saved", "workspace", "predicted", "measured");
     for (int64_t N = 128; N <= 1024 && !s; N *= 2)
         for (int flash = 0; flash <= 1 && !s; ++flash) {
             layer l;
@@ -78,9 +75,9 @@ int main(void) {
             const size_t f = l.plan.fwd_workspace, b = l.plan.bwd_workspace, most = f > b ? f : b;
             const size_t predicted = l.plan.saved_bytes + most;
             if (!s)
-                printf("%6lld %-9s %10.1f %10.1f %10.1f %10.1f\n", (long long)N,
-                       flash ? "flash" : "N x N", (double)l.plan.saved_bytes / 1024,
-                       (double)most / 1024, (double)predicted / 1024, (double)measured / 1024);
+                printf("%6lld %-9s %10.1f %10.1f %10.1f %10.1f\n", (long long)N, flash ? "flash" : "N x N",
+                       (double)l.plan.saved_bytes / 1024, (double)most / 1024, (double)predicted / 1024,
+                       (double)measured / 1024);
             wrong += measured != predicted;
             close_layer(ctx, &l);
         }

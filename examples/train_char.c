@@ -7,11 +7,10 @@ enum { EMB, G1, WQKV, WO, G2, WUP, WDN, GF, PARAMS };
 static float values[PARAMS][4 * C * C], gradients[PARAMS][4 * C * C];
 static fattn_param p[PARAMS];
 
-static const char text[] =
-    "Tyger Tyger, burning bright,\nIn the forests of the night;\nWhat immortal hand or eye,\n"
-    "Could frame thy fearful symmetry?\n\nIn what distant deeps or skies,\n"
-    "Burnt the fire of thine eyes?\nOn what wings dare he aspire?\n"
-    "What the hand, dare seize the fire?\n";
+static const char text[] = "Tyger Tyger, burning bright,\nIn the forests of the night;\nWhat immortal hand or eye,\n"
+                           "Could frame thy fearful symmetry?\n\nIn what distant deeps or skies,\n"
+                           "Burnt the fire of thine eyes?\nOn what wings dare he aspire?\n"
+                           "What the hand, dare seize the fire?\n";
 
 /* ids [..,T] to features [..,T,C]; *table is the embedding, which also makes the logits. */
 static fattn_var forward(fattn_tape *t, const fattn_tensor *ids, fattn_var *table) {
@@ -54,16 +53,14 @@ static fattn_status predict(fattn_tape *t, int32_t *window, int32_t *best) {
     fattn_var table;
     fattn_tensor logits;
     const fattn_var h = forward(t, &x, &table);
-    const fattn_status s =
-        fattn_tape_value(t, fattn_op_linear(t, h, table, (fattn_var){0}), &logits);
+    const fattn_status s = fattn_tape_value(t, fattn_op_linear(t, h, table, (fattn_var){0}), &logits);
     const float *last = s ? NULL : (const float *)logits.data + (T - 1) * V;
     for (int32_t v = *best = 0; last && v < V; ++v) *best = last[v] > last[*best] ? v : *best;
     return s;
 }
 
 int main(void) {
-    static const int64_t sizes[PARAMS][2] = {{V, C}, {C},        {3 * C, C}, {C, C},
-                                             {C},    {4 * C, C}, {C, 4 * C}, {C}};
+    static const int64_t sizes[PARAMS][2] = {{V, C}, {C}, {3 * C, C}, {C, C}, {C}, {4 * C, C}, {C, 4 * C}, {C}};
     fattn_param *list[PARAMS];
     fattn_ctx *ctx;
     fattn_tape *tape = NULL;
@@ -76,8 +73,7 @@ int main(void) {
         list[i] = &p[i];
         p[i].value = fattn_tensor_view(values[i], FATTN_F32, FATTN_CPU, 0, ndim, sizes[i]);
         p[i].grad = fattn_tensor_view(gradients[i], FATTN_F32, FATTN_CPU, 0, ndim, sizes[i]);
-        s = fattn_tensor_normal(ctx, &p[i].value, ndim == 1, ndim == 1 ? 0 : 0.08,
-                                (fattn_rng){1, i, 0});
+        s = fattn_tensor_normal(ctx, &p[i].value, ndim == 1, ndim == 1 ? 0 : 0.08, (fattn_rng){1, i, 0});
     }
     if (!s) s = fattn_adamw_create(ctx, NULL, list, PARAMS, &opt);
     if (!s) s = fattn_adamw_set_lr(opt, 3e-3f);

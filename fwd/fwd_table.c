@@ -9,6 +9,5 @@ const fattni_kernel *const fattni_fwd_table[] = {
     &fattni_fwd_cpu,
     &fattni_fwd_flash1,
     &fattni_fwd_standard,
-    FATTNI_WITH_CUDA(&fattni_fwd_cuda, &fattni_fwd_flash1_cuda, &fattni_fwd_standard_cuda, )
-    NULL,
+    FATTNI_WITH_CUDA(&fattni_fwd_cuda, &fattni_fwd_flash1_cuda, &fattni_fwd_standard_cuda, ) NULL,
 };

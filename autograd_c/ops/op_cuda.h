@@ -26,7 +26,7 @@ typedef struct fattni_element_args {
     fattni_grid grid;
     fattni_operand t[3];
     double value;
-    int32_t what;   /* enum fattni_element */
+    int32_t what; /* enum fattni_element */
     int32_t fresh;
     int32_t vector; /* all lie side by side, or are one element; 16-byte accesses */
     int32_t operands;
@@ -57,8 +57,8 @@ enum { FATTNI_NORM_PACKS = 4 }; /* of a lane, where a warp holds a row */
 typedef struct fattni_norm_args {
     fattni_walk x, y, dx; /* y: output, and its gradient in backward */
     fattni_operand in, out, gain, bias, d_in;
-    void *statistics;     /* REAL r[rows], mean[rows] */
-    double *partial;      /* [parts][2][C]: sums of dy h, and of dy */
+    void *statistics; /* REAL r[rows], mean[rows] */
+    double *partial;  /* [parts][2][C]: sums of dy h, and of dy */
     double eps;
     int64_t rows, C, parts;
     int32_t centred, fresh;
@@ -68,18 +68,18 @@ typedef struct fattni_norm_args {
 typedef struct fattni_rope_args {
     fattni_operand to, from;
     int64_t shape[4], to_stride[4], from_stride[4]; /* [B,H,S,D] */
-    void *cos_sin;                                    /* REAL [S][2][D/2] */
+    void *cos_sin;                                  /* REAL [S][2][D/2] */
     double base, position;
     int32_t back, fresh;
-    int32_t pack;           /* pairs of a thread: 1 or FATTNI_PACK */
-    int32_t heads_inside;   /* both lie as [B,S,H,D]: so are threads numbered */
+    int32_t pack;            /* pairs of a thread: 1 or FATTNI_PACK */
+    int32_t heads_inside;    /* both lie as [B,S,H,D]: so are threads numbered */
     int32_t dtype, reserved; /* of both; 0: they differ */
 } fattni_rope_args;
 
 typedef struct fattni_embedding_args {
     fattni_walk table, ids, out;
-    int64_t id_columns, id_step; /* of a row of ids */
-    fattni_operand rows, entries;  /* [R,C] and [V,C] */
+    int64_t id_columns, id_step;  /* of a row of ids */
+    fattni_operand rows, entries; /* [R,C] and [V,C] */
     const int32_t *id;
     int64_t R, V, C;
     int32_t pack, reserved; /* elements of a thread: 1 or FATTNI_PACK */
@@ -97,8 +97,8 @@ typedef struct fattni_loss_args {
     double *state;               /* [row][2]: maximum, sum of exp(x - max); NULL: not kept */
     int64_t first, rows, all, V; /* rows first..first+rows-1 of `all` */
     int32_t ignore, fresh, gradients;
-    int32_t pack;                /* elements of a thread at once: 1 or FATTNI_PACK */
-    int32_t dtype, reserved;     /* of logits and d; 0: they differ */
+    int32_t pack;            /* elements of a thread at once: 1 or FATTNI_PACK */
+    int32_t dtype, reserved; /* of logits and d; 0: they differ */
 } fattni_loss_args;
 
 #ifdef __CUDACC__
@@ -117,27 +117,25 @@ static __device__ inline int64_t walk_offset(const fattni_walk *w, int64_t row) 
 /* Rows can be read and written in packs. */
 bool fattni_rows_in_packs(const fattn_tensor *t);
 
-static inline fattni_operand fattni_operand_of(const fattn_tensor *t) {
-    return (fattni_operand){t->data, t->dtype, 0};
-}
+static inline fattni_operand fattni_operand_of(const fattn_tensor *t) { return (fattni_operand){t->data, t->dtype, 0}; }
 fattni_walk fattni_walk_of(const fattn_tensor *t);
 /* The dtype that all of them have, but for those that are absent (NULL); 0: none. */
 int32_t fattni_common_dtype(const fattni_operand *const *t, int n);
 
 /* Starts name_f64 or name_f32, by the dtype in which it computes. */
-#define FATTNI_START_REAL(ctx, dtype, name, grid, block, args)                       \
-    ((dtype) == FATTN_F64 ? FATTNI_START(ctx, fattn_##name##_f64, grid, block, args) \
+#define FATTNI_START_REAL(ctx, dtype, name, grid, block, args)                                                         \
+    ((dtype) == FATTN_F64 ? FATTNI_START(ctx, fattn_##name##_f64, grid, block, args)                                   \
                           : FATTNI_START(ctx, fattn_##name##_f32, grid, block, args))
-#define FATTNI_KERNEL(name, type)          \
-    extern void fattn_##name##_f32(type);  \
+#define FATTNI_KERNEL(name, type)                                                                                      \
+    extern void fattn_##name##_f32(type);                                                                              \
     extern void fattn_##name##_f64(type)
 
 /* d (+)= f(x, y), t = {d, x, y} or fewer; value is FATTNI_FILL's. */
-fattn_status fattni_cuda_each(fattn_ctx *ctx, enum fattni_element what,
-                              const fattn_tensor *const *t, int operands, bool fresh, double value);
+fattn_status fattni_cuda_each(fattn_ctx *ctx, enum fattni_element what, const fattn_tensor *const *t, int operands,
+                              bool fresh, double value);
 /* d (+)= the sum of `parts` partial results, `stride` apart, one per element of d. */
-fattn_status fattni_cuda_add_parts(fattn_ctx *ctx, const fattn_tensor *d, bool fresh,
-                                   const double *partial, int64_t parts, int64_t stride);
+fattn_status fattni_cuda_add_parts(fattn_ctx *ctx, const fattn_tensor *d, bool fresh, const double *partial,
+                                   int64_t parts, int64_t stride);
 #endif
 
 #endif

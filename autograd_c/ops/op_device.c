@@ -10,23 +10,19 @@
 extern const fattni_element_code fattni_elements_cpu, fattni_elements_cuda;
 extern const fattni_product_code fattni_products_cpu, fattni_products_cuda;
 
-#define CODE(on)                                                                   \
-    {                                                                              \
-        .elements = &fattni_elements_##on,                                         \
-        .products = &fattni_products_##on,                                         \
-        .code = {                                                                  \
-            [FATTNI_NORM] = &fattni_norm_##on,                                     \
-            [FATTNI_ROPE] = &fattni_rope_##on,                                     \
-            [FATTNI_EMBEDDING] = &fattni_embedding_##on,                           \
-            [FATTNI_CROSS_ENTROPY] = &fattni_cross_entropy_##on,                   \
-            [FATTNI_LINEAR_CROSS_ENTROPY] = &fattni_linear_cross_entropy_##on,     \
-        },                                                                         \
+#define CODE(on)                                                                                                       \
+    {                                                                                                                  \
+        .elements = &fattni_elements_##on, .products = &fattni_products_##on,                                          \
+        .code = {                                                                                                      \
+            [FATTNI_NORM] = &fattni_norm_##on,                                                                         \
+            [FATTNI_ROPE] = &fattni_rope_##on,                                                                         \
+            [FATTNI_EMBEDDING] = &fattni_embedding_##on,                                                               \
+            [FATTNI_CROSS_ENTROPY] = &fattni_cross_entropy_##on,                                                       \
+            [FATTNI_LINEAR_CROSS_ENTROPY] = &fattni_linear_cross_entropy_##on,                                         \
+        },                                                                                                             \
     }
 
-static const fattni_op_device devices[] = {
-    [FATTN_CPU] = CODE(cpu),
-    FATTNI_WITH_CUDA([FATTN_CUDA] = CODE(cuda))
-};
+static const fattni_op_device devices[] = {[FATTN_CPU] = CODE(cpu), FATTNI_WITH_CUDA([FATTN_CUDA] = CODE(cuda))};
 
 const fattni_op_device *fattni_op_device_of(const fattn_ctx *ctx) { return &devices[ctx->device]; }
 
@@ -34,13 +30,12 @@ fattn_status fattni_fill(fattn_ctx *ctx, const fattn_tensor *d, double value, bo
     return fattni_op_device_of(ctx)->elements->fill(ctx, d, value, fresh);
 }
 
-fattn_status fattni_accumulate(fattn_ctx *ctx, const fattn_tensor *d, const fattn_tensor *x,
-                               bool fresh) {
+fattn_status fattni_accumulate(fattn_ctx *ctx, const fattn_tensor *d, const fattn_tensor *x, bool fresh) {
     return fattni_op_device_of(ctx)->elements->accumulate(ctx, d, x, fresh);
 }
 
-fattn_status fattni_each_element(fattn_ctx *ctx, const fattni_elements *f,
-                                 const fattn_tensor *const *t, int n, bool fresh) {
+fattn_status fattni_each_element(fattn_ctx *ctx, const fattni_elements *f, const fattn_tensor *const *t, int n,
+                                 bool fresh) {
     return fattni_op_device_of(ctx)->elements->each(ctx, f, t, n, fresh);
 }
 

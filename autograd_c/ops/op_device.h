@@ -23,7 +23,11 @@ typedef struct fattni_code {
 } fattni_code;
 
 enum fattni_coded {
-    FATTNI_NORM, FATTNI_ROPE, FATTNI_EMBEDDING, FATTNI_CROSS_ENTROPY, FATTNI_LINEAR_CROSS_ENTROPY,
+    FATTNI_NORM,
+    FATTNI_ROPE,
+    FATTNI_EMBEDDING,
+    FATTNI_CROSS_ENTROPY,
+    FATTNI_LINEAR_CROSS_ENTROPY,
     FATTNI_CODED /* how many there are */
 };
 
@@ -60,7 +64,6 @@ static inline const fattni_code *fattni_code_of(const fattn_op_call *c, enum fat
 /* d (+)= value in every element. */
 fattn_status fattni_fill(fattn_ctx *ctx, const fattn_tensor *d, double value, bool fresh);
 /* d = x when fresh, else d += x. Same shape, floating dtypes, any strides. */
-fattn_status fattni_accumulate(fattn_ctx *ctx, const fattn_tensor *d, const fattn_tensor *x,
-                               bool fresh);
+fattn_status fattni_accumulate(fattn_ctx *ctx, const fattn_tensor *d, const fattn_tensor *x, bool fresh);
 
 #endif

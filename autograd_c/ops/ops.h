@@ -11,10 +11,9 @@
 #include "autograd_c/ops/op_device.h"
 #include "core/tensor/rows.h"
 
-extern const fattn_op_def fattni_op_linear, fattni_op_matmul, fattni_op_add, fattni_op_mul,
-    fattni_op_gelu, fattni_op_silu, fattni_op_layernorm, fattni_op_rmsnorm, fattni_op_embedding,
-    fattni_op_rope, fattni_op_heads, fattni_op_merge, fattni_op_cast, fattni_op_cross_entropy,
-    fattni_op_linear_cross_entropy;
+extern const fattn_op_def fattni_op_linear, fattni_op_matmul, fattni_op_add, fattni_op_mul, fattni_op_gelu,
+    fattni_op_silu, fattni_op_layernorm, fattni_op_rmsnorm, fattni_op_embedding, fattni_op_rope, fattni_op_heads,
+    fattni_op_merge, fattni_op_cast, fattni_op_cross_entropy, fattni_op_linear_cross_entropy;
 
 /* Checks of infer. op and name are for the error message: "linear: w is absent". */
 
@@ -23,20 +22,18 @@ static inline bool fattni_absent(const fattn_tensor *t) { return t->dtype == 0; 
 fattn_status fattni_check_real(const fattn_op_call *c, const char *op, const char *name, int i);
 fattn_status fattni_check_i32(const fattn_op_call *c, const char *op, const char *name, int i);
 /* The elements of each row of in[i] follow one another. */
-fattn_status fattni_check_contiguous(const fattn_op_call *c, const char *op, const char *name,
-                                     int i);
+fattn_status fattni_check_contiguous(const fattn_op_call *c, const char *op, const char *name, int i);
 /* in[i]'s shape is in[j]'s without the last dimension: one number per row. */
-fattn_status fattni_check_per_row(const fattn_op_call *c, const char *op, const char *name, int i,
-                                  const char *of, int j);
+fattn_status fattni_check_per_row(const fattn_op_call *c, const char *op, const char *name, int i, const char *of,
+                                  int j);
 /* Inputs and out[0], counted without dimensions of 0, have at most 2^47 elements: sizes that are
    computed from them do not overflow. */
 fattn_status fattni_check_extents(const fattn_op_call *c, const char *op);
 /* The sizes of a product fit OpenBLAS's integers. */
-fattn_status fattni_check_product(const fattn_op_call *c, const char *op, int64_t M, int64_t N,
-                                  int64_t K);
+fattn_status fattni_check_product(const fattn_op_call *c, const char *op, int64_t M, int64_t N, int64_t K);
 /* FATTN_E_SHAPE: "<op>: <name> is [..], <other> is [..]: <rule>". */
-fattn_status fattni_misfit(const fattn_op_call *c, const char *op, const char *name, int i,
-                           const char *other, int j, const char *rule);
+fattn_status fattni_misfit(const fattn_op_call *c, const char *op, const char *name, int i, const char *other, int j,
+                           const char *rule);
 /* First line of a backward: wanted gradients have their inputs' dtypes; on a GPU they may be F32 beside
    16 bits. */
 fattn_status fattni_check_gradients(const fattn_op_call *c, const char *op);
@@ -46,9 +43,7 @@ fattn_tensor fattni_row_major(const fattn_tensor *t, void *data);
 void fattni_out_like(fattn_op_call *c, int i);
 
 /* Workspace in pieces of 256 aligned bytes: room in infer, carve in the same order when it runs. */
-static inline size_t fattni_room(size_t bytes) {
-    return (bytes + FATTNI_ALIGN - 1) / FATTNI_ALIGN * FATTNI_ALIGN;
-}
+static inline size_t fattni_room(size_t bytes) { return (bytes + FATTNI_ALIGN - 1) / FATTNI_ALIGN * FATTNI_ALIGN; }
 static inline void *fattni_carve(void **workspace, size_t bytes) {
     char *p = *workspace;
     *workspace = bytes ? p + fattni_room(bytes) : p;
@@ -69,8 +64,7 @@ enum { FATTNI_OPERANDS = 4 };
 typedef void (*fattni_loop)(void *const *p, const int64_t *step, int64_t n, const void *arg);
 /* Runs `run` over the elements of t[0] in pieces. The others have its shape or broadcast to it:
    trailing dimensions aligned, 1 or missing repeats. */
-void fattni_each(const fattn_ctx *ctx, const fattn_tensor *const *t, int n, fattni_loop run,
-                 const void *arg);
+void fattni_each(const fattn_ctx *ctx, const fattn_tensor *const *t, int n, fattni_loop run, const void *arg);
 /* The same for one function of elements, on the context's device: its loops on the CPU, and its name for
    a GPU's kernel. fresh: whether d is overwritten or added to; a loop gets its address. */
 typedef struct fattni_elements {
@@ -78,8 +72,8 @@ typedef struct fattni_elements {
     enum fattni_element what;
 } fattni_elements;
 extern const fattni_elements fattni_elementwise_product; /* d (+)= x y (op_mul.c) */
-fattn_status fattni_each_element(fattn_ctx *ctx, const fattni_elements *f,
-                                 const fattn_tensor *const *t, int n, bool fresh);
+fattn_status fattni_each_element(fattn_ctx *ctx, const fattni_elements *f, const fattn_tensor *const *t, int n,
+                                 bool fresh);
 /* True when b broadcasts to a's shape. */
 bool fattni_broadcasts(const fattn_tensor *b, const fattn_tensor *a);
 /* d (+)= the sum of x, or of x*y, over the dimensions in which d broadcasts to x; fixed order.
@@ -106,15 +100,11 @@ typedef struct fattni_flat {
     bool in_place;
 } fattni_flat;
 fattni_flat fattni_flatten(const fattn_tensor *x); /* of a copy, t.data is NULL */
-static inline size_t fattni_flat_bytes(const fattni_flat *f) {
-    return f->in_place ? 0 : fattni_widest_bytes(&f->t);
-}
+static inline size_t fattni_flat_bytes(const fattni_flat *f) { return f->in_place ? 0 : fattni_widest_bytes(&f->t); }
 /* Takes the copy's place from the workspace; read also fills it from x. */
 void fattni_flat_place(fattni_flat *f, void **workspace);
-fattn_status fattni_flat_read(fattn_ctx *ctx, fattni_flat *f, const fattn_tensor *x,
-                              void **workspace);
+fattn_status fattni_flat_read(fattn_ctx *ctx, fattni_flat *f, const fattn_tensor *x, void **workspace);
 /* d (+)= the copy, with d's dimensions. */
-fattn_status fattni_flat_add_to(fattn_ctx *ctx, const fattni_flat *f, const fattn_tensor *d,
-                                bool fresh);
+fattn_status fattni_flat_add_to(fattn_ctx *ctx, const fattni_flat *f, const fattn_tensor *d, bool fresh);
 
 #endif

@@ -108,12 +108,10 @@ extern "C" __global__ void __launch_bounds__(ROW_THREADS)
             *(float4 *)((float *)p->v + i) = *(const float4 *)v;
             *(float4 *)(master + i) = *(const float4 *)w;
             if (p->value_dtype == FATTN_BF16) {
-                const __nv_bfloat162 pair[2] = {__floats2bfloat162_rn(w[0], w[1]),
-                                                __floats2bfloat162_rn(w[2], w[3])};
+                const __nv_bfloat162 pair[2] = {__floats2bfloat162_rn(w[0], w[1]), __floats2bfloat162_rn(w[2], w[3])};
                 *(uint2 *)((uint16_t *)p->value + i) = *(const uint2 *)pair;
             } else if (p->value_dtype == FATTN_F16) {
-                const __half2 pair[2] = {__floats2half2_rn(w[0], w[1]),
-                                         __floats2half2_rn(w[2], w[3])};
+                const __half2 pair[2] = {__floats2half2_rn(w[0], w[1]), __floats2half2_rn(w[2], w[3])};
                 *(uint2 *)((uint16_t *)p->value + i) = *(const uint2 *)pair;
             }
         }

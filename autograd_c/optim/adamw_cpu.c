@@ -56,9 +56,7 @@ static void chunk_norm(void *arg, int64_t chunk, int thread) {
     (void)thread;
     const fattn_adamw *a = arg;
     const piece part = piece_of(a, chunk);
-    a->partial[chunk] = fattni_is_frozen(part.slot->param)
-                            ? 0
-                            : norm_of(&part.slot->param->grad, part.begin, part.end);
+    a->partial[chunk] = fattni_is_frozen(part.slot->param) ? 0 : norm_of(&part.slot->param->grad, part.begin, part.end);
 }
 
 /* What one step does to every element. */
@@ -73,10 +71,9 @@ typedef struct update_job {
 } update_job;
 
 static void update_f32(const rule *r, float *p, const float *g, float *m, float *v, int64_t n) {
-    const float clip = (float)r->clip, shrink = (float)r->shrink, rate = (float)r->rate,
-                eps = (float)r->eps, beta1 = (float)r->beta1, beta2 = (float)r->beta2,
-                rest1 = (float)(1 - r->beta1), rest2 = (float)(1 - r->beta2),
-                correction2 = (float)r->correction2;
+    const float clip = (float)r->clip, shrink = (float)r->shrink, rate = (float)r->rate, eps = (float)r->eps,
+                beta1 = (float)r->beta1, beta2 = (float)r->beta2, rest1 = (float)(1 - r->beta1),
+                rest2 = (float)(1 - r->beta2), correction2 = (float)r->correction2;
     for (int64_t i = 0; i < n; ++i) {
         const float x = clip * g[i];
         m[i] = beta1 * m[i] + rest1 * x;
@@ -114,8 +111,7 @@ static void update_piece(const rule *r, const piece *part) {
             update_f64(r, (double *)p->data + begin, direct ? (double *)grad->data + begin : buffer,
                        (double *)s->m.data + begin, (double *)s->v.data + begin, n);
         else
-            update_f32(r, (float *)p->data + begin,
-                       direct ? (float *)grad->data + begin : (float *)(void *)buffer,
+            update_f32(r, (float *)p->data + begin, direct ? (float *)grad->data + begin : (float *)(void *)buffer,
                        (float *)s->m.data + begin, (float *)s->v.data + begin, n);
         for (int64_t i = begin; i < begin + n && s->master.data; ++i)
             fattni_store(value->data, value->dtype, i, (double)((const float *)p->data)[i]);
@@ -131,18 +127,15 @@ static void run_update(void *arg, int64_t chunk, int thread) {
     const bool decays = !(part.slot->param->flags & FATTN_PARAM_NO_DECAY);
     if (!job->skip) update_piece(decays ? &job->decayed : &job->plain, &part);
     const size_t size = fattn_dtype_size((fattn_dtype)grad->dtype);
-    memset((char *)grad->data + (size_t)part.begin * size, 0,
-           (size_t)(part.end - part.begin) * size);
+    memset((char *)grad->data + (size_t)part.begin * size, 0, (size_t)(part.end - part.begin) * size);
 }
 
 static fattn_status step(fattn_adamw *a) {
     fattni_parallel(a->ctx, a->chunks, chunk_norm, a);
-    const fattn_tensor norms =
-        fattn_tensor_view(a->partial, FATTN_F64, FATTN_CPU, 0, 1, &a->chunks);
+    const fattn_tensor norms = fattn_tensor_view(a->partial, FATTN_F64, FATTN_CPU, 0, 1, &a->chunks);
     const fattn_adamw_options *o = &a->opt;
     const double beta1 = (double)o->beta1, beta2 = (double)o->beta2;
-    fattni_adamw_begin(&a->own, norm_of(&norms, 0, a->chunks), (double)o->max_grad_norm, beta1,
-                       beta2);
+    fattni_adamw_begin(&a->own, norm_of(&norms, 0, a->chunks), (double)o->max_grad_norm, beta1, beta2);
     update_job job = {.a = a, .skip = a->own.skip};
     job.plain = (rule){
         .norm = a->own.norm,

@@ -29,8 +29,8 @@ static fattni_adamw_part part_of(const fattni_adamw_slot *s) {
         .grad_dtype = p->grad.dtype,
         .decays = !(p->flags & FATTN_PARAM_NO_DECAY),
         .frozen = fattni_is_frozen(p),
-        .packs = p->grad.dtype == FATTN_F32 && is_aligned(p->grad.data, 16) &&
-                 is_aligned(p->value.data, is_half ? 8 : 16),
+        .packs =
+            p->grad.dtype == FATTN_F32 && is_aligned(p->grad.data, 16) && is_aligned(p->value.data, is_half ? 8 : 16),
     };
 }
 

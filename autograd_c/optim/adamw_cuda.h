@@ -20,10 +20,10 @@ enum { FATTNI_ADAMW_PARTS = 48 };
 typedef struct fattni_adamw_args {
     fattni_adamw_part part[FATTNI_ADAMW_PARTS];
     fattni_adamw_state *state;
-    double *partial;              /* [chunks of all]: norms */
-    int64_t first_chunk, chunks;  /* of the launch; for begin, of all */
+    double *partial;             /* [chunks of all]: norms */
+    int64_t first_chunk, chunks; /* of the launch; for begin, of all */
     double beta1, beta2, eps, weight_decay, limit;
-    double lr;                    /* to set; negative: keep */
+    double lr; /* to set; negative: keep */
     int64_t step;
     int32_t parts, reserved;
 } fattni_adamw_args;

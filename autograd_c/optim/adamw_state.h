@@ -24,8 +24,7 @@ typedef struct fattni_adamw_state {
 } fattni_adamw_state;
 
 /* Between norm and update. limit 0: no clip. */
-FATTNI_INLINE void fattni_adamw_begin(fattni_adamw_state *s, double norm, double limit,
-                                      double beta1, double beta2) {
+FATTNI_INLINE void fattni_adamw_begin(fattni_adamw_state *s, double norm, double limit, double beta1, double beta2) {
     s->norm = norm;
     s->skip = !(s->norm - s->norm == 0);
     if (!s->skip) s->step += 1;

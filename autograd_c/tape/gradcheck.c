@@ -64,14 +64,12 @@ static const fattn_op_def dot = {.struct_size = sizeof dot,
                                  .backward = dot_backward};
 
 /* Records the user's graph over these parameters; y is its output. */
-static fattn_status evaluate(checker *k, fattn_param *params, bool with_gradient, fattn_var *out,
-                             fattn_tensor *y) {
+static fattn_status evaluate(checker *k, fattn_param *params, bool with_gradient, fattn_var *out, fattn_tensor *y) {
     const fattn_dtype dtype = with_gradient ? k->dtype : FATTN_F64;
     fattn_tape_reset(k->tape);
     for (int i = 0; i < k->n; ++i) {
         params[i].flags = with_gradient ? 0 : FATTN_PARAM_FROZEN;
-        k->in[i] = params[i].value.data ? fattn_use(k->tape, &params[i])
-                                        : fattn_input(k->tape, &k->inputs[i]);
+        k->in[i] = params[i].value.data ? fattn_use(k->tape, &params[i]) : fattn_input(k->tape, &k->inputs[i]);
     }
     *out = k->fn(k->tape, k->in, k->n, k->user);
     FATTNI_TRY(fattn_tape_status(k->tape));
@@ -118,9 +116,8 @@ typedef struct coordinate {
 } coordinate;
 
 static fattn_status move_to(checker *k, const coordinate *at, double value) {
-    const fattn_tensor place =
-        fattn_tensor_view((double *)at->input->data + at->e, FATTN_F64,
-                          (fattn_device)at->input->device, at->input->device_id, 0, NULL);
+    const fattn_tensor place = fattn_tensor_view((double *)at->input->data + at->e, FATTN_F64,
+                                                 (fattn_device)at->input->device, at->input->device_id, 0, NULL);
     const fattn_tensor here = fattn_tensor_view(&value, FATTN_F64, FATTN_CPU, 0, 0, NULL);
     return fattn_tensor_copy(k->ctx, &place, &here);
 }
@@ -194,8 +191,7 @@ static int64_t sample(uint64_t seed, int input, int64_t k, int64_t m, int64_t n)
     if (k == 0) return 0;
     if (k == m - 1) return n - 1;
     const int64_t begin = k * (n / m) + fattni_min(k, n % m), size = n / m + (k < n % m);
-    const fattni_block counter = {
-        {(uint32_t)k, (uint32_t)(k >> 32), (uint32_t)input, SAMPLE_STREAM}};
+    const fattni_block counter = {{(uint32_t)k, (uint32_t)(k >> 32), (uint32_t)input, SAMPLE_STREAM}};
     return begin + (int64_t)(fattni_philox(seed, counter).w[0] % (uint64_t)size);
 }
 
@@ -209,8 +205,7 @@ static fattn_status check_input(checker *k, int input) {
     FATTNI_TRY(fattn_tensor_copy(k->ctx, &k->dx, dx));
     k->size = 1;
     for (int64_t e = 0; e < n && k->rounds; ++e)
-        if (isfinite(((const double *)k->dx.data)[e]))
-            k->size = fmax(k->size, fabs(((const double *)k->dx.data)[e]));
+        if (isfinite(((const double *)k->dx.data)[e])) k->size = fmax(k->size, fabs(((const double *)k->dx.data)[e]));
     for (int64_t c = 0; c < m; ++c) {
         const int64_t e = sample(k->opt.seed, input, c, m, n);
         const coordinate at = {x, e, ((const double *)k->x.data)[e]};
@@ -227,8 +222,7 @@ static fattn_status take_options(checker *k, const fattn_gradcheck_options *opt)
     fattn_gradcheck_options o = {.struct_size = sizeof o};
     if (opt) FATTNI_TRY(fattni_take_struct(k->ctx, "fattn_gradcheck_options", opt, &o, sizeof o));
     if (o.order != 0 && o.order != 2 && o.order != 4)
-        return fattn_ctx_fail(k->ctx, FATTN_E_ARG, "gradcheck: order %d is neither 2 nor 4",
-                              o.order);
+        return fattn_ctx_fail(k->ctx, FATTN_E_ARG, "gradcheck: order %d is neither 2 nor 4", o.order);
     const double numbers[] = {o.step, o.tol.atol, o.tol.rtol, o.tol.cosine, (double)o.max_coords};
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; ++i)
         if (!(numbers[i] >= 0 && isfinite(numbers[i])))
@@ -260,13 +254,12 @@ static fattn_status check_inputs(checker *k) {
             return fattn_ctx_fail(k->ctx, FATTN_E_DTYPE, "%s is %s, neither f64, f32 nor i32", name,
                                   fattn_dtype_name(dtype));
         if (k->differentiable++ && dtype != k->dtype)
-            return fattn_ctx_fail(k->ctx, FATTN_E_DTYPE, "%s is %s, another is %s", name,
-                                  fattn_dtype_name(dtype), fattn_dtype_name(k->dtype));
+            return fattn_ctx_fail(k->ctx, FATTN_E_DTYPE, "%s is %s, another is %s", name, fattn_dtype_name(dtype),
+                                  fattn_dtype_name(k->dtype));
         k->dtype = dtype;
     }
     if (k->differentiable) return FATTN_OK;
-    return fattn_ctx_fail(k->ctx, FATTN_E_ARG, "gradcheck: none of the %d inputs is f64 or f32",
-                          k->n);
+    return fattn_ctx_fail(k->ctx, FATTN_E_ARG, "gradcheck: none of the %d inputs is f64 or f32", k->n);
 }
 
 /* Row-major copies of the differentiable inputs in this dtype; with zeroed gradients if requested. */
@@ -293,8 +286,10 @@ static fattn_status run(checker *k) {
     FATTNI_TRY(fattni_host_alloc(k->ctx, (size_t)k->n * sizeof *k->in, &in));
     k->in = in;
     FATTNI_TRY(make_params(k, FATTN_F64, k->dtype == FATTN_F64, &k->params));
-    if (k->dtype == FATTN_F64) k->narrow = k->params;
-    else FATTNI_TRY(make_params(k, k->dtype, true, &k->narrow));
+    if (k->dtype == FATTN_F64)
+        k->narrow = k->params;
+    else
+        FATTNI_TRY(make_params(k, k->dtype, true, &k->narrow));
     FATTNI_TRY(fattn_tape_create(k->ctx, &k->tape));
     FATTNI_TRY(analytic(k));
     for (int i = 0; i < k->n; ++i)
@@ -332,20 +327,17 @@ static fattn_status judge(checker *k) {
                           "gradcheck: %lld of %lld coordinates fail (%lld non-finite), cosine "
                           "distance %.3g; worst: input %d at [%lld,%lld,%lld,%lld,%lld]: gradient "
                           "%.12g, difference quotient %.12g",
-                          (long long)r->failed, (long long)r->checked, (long long)r->nonfinite,
-                          r->cosine, r->worst_input, (long long)r->worst_at[0],
-                          (long long)r->worst_at[1], (long long)r->worst_at[2],
-                          (long long)r->worst_at[3], (long long)r->worst_at[4], r->worst_got,
+                          (long long)r->failed, (long long)r->checked, (long long)r->nonfinite, r->cosine,
+                          r->worst_input, (long long)r->worst_at[0], (long long)r->worst_at[1],
+                          (long long)r->worst_at[2], (long long)r->worst_at[3], (long long)r->worst_at[4], r->worst_got,
                           r->worst_want);
 }
 
-fattn_status fattn_gradcheck(fattn_ctx *ctx, fattn_graph_fn fn, void *user,
-                             const fattn_tensor *inputs, int n, const fattn_gradcheck_options *opt,
-                             fattn_report *out) {
+fattn_status fattn_gradcheck(fattn_ctx *ctx, fattn_graph_fn fn, void *user, const fattn_tensor *inputs, int n,
+                             const fattn_gradcheck_options *opt, fattn_report *out) {
     if (!ctx) return FATTN_E_ARG;
     if (!fn || !inputs || n < 1 || !out)
-        return fattn_ctx_fail(ctx, FATTN_E_ARG,
-                              "gradcheck: fn, inputs or report is NULL, or n is %d", n);
+        return fattn_ctx_fail(ctx, FATTN_E_ARG, "gradcheck: fn, inputs or report is NULL, or n is %d", n);
     checker k = {.ctx = ctx, .fn = fn, .user = user, .inputs = inputs, .n = n, .worst = -1};
     FATTNI_TRY(fattni_take_struct(ctx, "fattn_report", out, &k.report, sizeof k.report));
     const uint32_t size = k.report.struct_size;

@@ -94,8 +94,7 @@ static bool is_float(int32_t dtype) {
 /* The strides of a tensor without elements may have any value: ops get row-major ones. */
 static fattn_tensor with_strides(const fattn_tensor *t) {
     if (fattn_tensor_numel(t)) return *t;
-    return fattn_tensor_view(t->data, (fattn_dtype)t->dtype, (fattn_device)t->device, t->device_id,
-                             t->ndim, t->shape);
+    return fattn_tensor_view(t->data, (fattn_dtype)t->dtype, (fattn_device)t->device, t->device_id, t->ndim, t->shape);
 }
 
 /* Capacity must have been reserved. */
@@ -107,8 +106,7 @@ static fattni_variable *add_variable(fattn_tape *t, const fattn_tensor *value) {
 
 static fattn_status check_variable(fattn_tape *t, const char *who, fattn_var v) {
     if (v.id >= 1 && v.id <= t->count) return FATTN_OK;
-    return fattn_ctx_fail(t->ctx, FATTN_E_ARG,
-                          "%s: variable %d is not on this tape, which has 1..%d", who, v.id,
+    return fattn_ctx_fail(t->ctx, FATTN_E_ARG, "%s: variable %d is not on this tape, which has 1..%d", who, v.id,
                           t->count);
 }
 
@@ -136,13 +134,11 @@ fattn_status fattni_check_param(fattn_ctx *ctx, const fattn_param *p) {
                                   fattn_dtype_name((fattn_dtype)p->value.dtype),
                                   fattn_dtype_name((fattn_dtype)p->grad.dtype));
         bool same = p->grad.ndim == p->value.ndim;
-        for (int d = 0; same && d < p->value.ndim; ++d)
-            same = p->grad.shape[d] == p->value.shape[d];
+        for (int d = 0; same && d < p->value.ndim; ++d) same = p->grad.shape[d] == p->value.shape[d];
         char a[96], b[96];
         if (!same)
             return fattn_ctx_fail(ctx, FATTN_E_SHAPE, "%s: the value is %s, the gradient %s", name,
-                                  fattni_shape_text(&p->value, a, sizeof a),
-                                  fattni_shape_text(&p->grad, b, sizeof b));
+                                  fattni_shape_text(&p->value, a, sizeof a), fattni_shape_text(&p->grad, b, sizeof b));
     }
     if (!fattni_is_row_major(&p->value) || (!frozen && !fattni_is_row_major(&p->grad)))
         return fattn_ctx_fail(ctx, FATTN_E_SHAPE, "%s: value and gradient must be row-major", name);
@@ -175,8 +171,8 @@ static fattn_status grow_workspace(fattn_tape *t, size_t bytes) {
 }
 
 /* Runs one function of an op; adds an error message if the op has set none. */
-static fattn_status run(fattn_tape *t, const fattni_node *n, const char *stage,
-                        fattn_status (*f)(fattn_op_call *), fattn_op_call *c) {
+static fattn_status run(fattn_tape *t, const fattni_node *n, const char *stage, fattn_status (*f)(fattn_op_call *),
+                        fattn_op_call *c) {
     fattn_ctx *ctx = c->ctx;
     const char before = ctx->error[0];
     ctx->error[0] = 0;
@@ -185,34 +181,30 @@ static fattn_status run(fattn_tape *t, const fattni_node *n, const char *stage,
     t->running = NULL;
     if (t->status) s = t->status; /* set by check_idle */
     if (s && !ctx->error[0])
-        return fattn_ctx_fail(ctx, s, "%s: %s returned %s", n->def.name, stage,
-                              fattn_status_name(s));
+        return fattn_ctx_fail(ctx, s, "%s: %s returned %s", n->def.name, stage, fattn_status_name(s));
     if (!ctx->error[0]) ctx->error[0] = before;
     return s;
 }
 
-static fattn_status check_def(fattn_ctx *ctx, const fattn_op_def *def, const fattn_var *in,
-                              int n_in, const void *attr, fattn_op_def *known) {
+static fattn_status check_def(fattn_ctx *ctx, const fattn_op_def *def, const fattn_var *in, int n_in, const void *attr,
+                              fattn_op_def *known) {
     if (!def) return fattn_ctx_fail(ctx, FATTN_E_ARG, "op_custom: def is NULL");
     FATTNI_TRY(fattni_take_struct(ctx, "fattn_op_def", def, known, sizeof *known));
     if (!known->name) known->name = "op";
     if (!known->infer) return fattn_ctx_fail(ctx, FATTN_E_ARG, "%s: infer is NULL", known->name);
     if (known->flags & ~(uint32_t)(FATTN_OP_MAY_VIEW | FATTN_OP_PASS_GRAD))
-        return fattn_ctx_fail(ctx, FATTN_E_ARG, "%s: unknown flags 0x%x", known->name,
-                              known->flags);
+        return fattn_ctx_fail(ctx, FATTN_E_ARG, "%s: unknown flags 0x%x", known->name, known->flags);
     if (known->n_out < 1 || known->n_out > MAX_OPERANDS || n_in < 0 || n_in > MAX_OPERANDS)
-        return fattn_ctx_fail(ctx, FATTN_E_ARG,
-                              "%s: %d inputs (must be 0..%d), %d outputs (must be 1..%d)",
+        return fattn_ctx_fail(ctx, FATTN_E_ARG, "%s: %d inputs (must be 0..%d), %d outputs (must be 1..%d)",
                               known->name, n_in, MAX_OPERANDS, known->n_out, MAX_OPERANDS);
     if ((n_in && !in) || (known->attr_size && !attr))
-        return fattn_ctx_fail(ctx, FATTN_E_ARG, "%s: %s is NULL", known->name,
-                              n_in && !in ? "in" : "attr");
+        return fattn_ctx_fail(ctx, FATTN_E_ARG, "%s: %s is NULL", known->name, n_in && !in ? "in" : "attr");
     return FATTN_OK;
 }
 
 /* A node with everything that infer may read. */
-static fattn_status new_node(fattn_tape *t, const fattn_op_def *def, const fattn_var *in, int n_in,
-                             const void *attr, fattni_node **out) {
+static fattn_status new_node(fattn_tape *t, const fattn_op_def *def, const fattn_var *in, int n_in, const void *attr,
+                             fattni_node **out) {
     fattn_op_def known;
     FATTNI_TRY(check_def(t->ctx, def, in, n_in, attr, &known));
     const size_t ni = (size_t)n_in, no = (size_t)known.n_out;
@@ -245,8 +237,7 @@ static fattn_status new_node(fattn_tape *t, const fattn_op_def *def, const fattn
         wanted[i] = v->wants_grad && known.backward;
     }
     for (size_t o = 0; o < no; ++o)
-        values[ni + o] =
-            (fattn_tensor){.device = (int32_t)t->ctx->device, .device_id = t->ctx->device_id};
+        values[ni + o] = (fattn_tensor){.device = (int32_t)t->ctx->device, .device_id = t->ctx->device_id};
     n->call = (fattn_op_call){
         .struct_size = sizeof n->call,
         .ctx = t->ctx,
@@ -284,8 +275,8 @@ static fattn_status check_output(const fattni_node *n, int o, int *viewed) {
     bool strided = false;
     for (int d = 0; d < y->ndim; ++d) strided = strided || y->stride[d];
     if (!strided || fattn_tensor_numel(y) == 0)
-        *y = fattn_tensor_view(y->data, (fattn_dtype)y->dtype, c->ctx->device, c->ctx->device_id,
-                               y->ndim, located.shape);
+        *y = fattn_tensor_view(y->data, (fattn_dtype)y->dtype, c->ctx->device, c->ctx->device_id, y->ndim,
+                               located.shape);
     *viewed = -1;
     if (y->data && n->def.forward && !(n->def.flags & FATTN_OP_MAY_VIEW))
         return fattn_ctx_fail(c->ctx, FATTN_E_ARG,
@@ -295,16 +286,14 @@ static fattn_status check_output(const fattni_node *n, int o, int *viewed) {
     for (int i = 0; i < c->n_in && y->data && *viewed < 0; ++i)
         if (n->in[i] && lies_inside(y, &c->in[i])) *viewed = i;
     if (y->data && *viewed < 0)
-        return fattn_ctx_fail(c->ctx, FATTN_E_ARG, "%s: infer set data, but not inside an input",
-                              who);
+        return fattn_ctx_fail(c->ctx, FATTN_E_ARG, "%s: infer set data, but not inside an input", who);
     if (*viewed < 0 && !n->def.forward && fattn_tensor_numel(y))
-        return fattn_ctx_fail(c->ctx, FATTN_E_ARG, "%s: not a view, and the op has no forward",
-                              who);
+        return fattn_ctx_fail(c->ctx, FATTN_E_ARG, "%s: not a view, and the op has no forward", who);
     for (int d = 0; d < y->ndim && *viewed < 0; ++d)
         if (y->shape[d] > 1 && y->stride[d] < 0)
             return fattn_ctx_fail(c->ctx, FATTN_E_SHAPE,
-                                  "%s: stride %lld of dimension %d is negative, but it is not a view",
-                                  who, (long long)y->stride[d], d);
+                                  "%s: stride %lld of dimension %d is negative, but it is not a view", who,
+                                  (long long)y->stride[d], d);
     return fattni_check_layout(c->ctx, who, y);
 }
 
@@ -314,8 +303,7 @@ static fattn_status run_forward(fattn_tape *t, fattni_node *n) {
     /* Without a forward, outputs that are no views are empty. */
     bool wants_grad = false, owns = false;
     for (int i = 0; i < c->n_in; ++i)
-        wants_grad = wants_grad || c->wanted[i] ||
-                     (!n->def.forward && n->in[i] && t->variables[n->in[i]].wants_grad);
+        wants_grad = wants_grad || c->wanted[i] || (!n->def.forward && n->in[i] && t->variables[n->in[i]].wants_grad);
     FATTNI_TRY(run(t, n, "infer", n->def.infer, c));
     FATTNI_TRY(reserve(t, c->n_out));
     const int32_t count = t->count;
@@ -354,8 +342,7 @@ static fattn_status run_forward(fattn_tape *t, fattni_node *n) {
     return s;
 }
 
-fattn_var fattn_op_custom(fattn_tape *t, const fattn_op_def *def, const fattn_var *in, int n_in,
-                          const void *attr) {
+fattn_var fattn_op_custom(fattn_tape *t, const fattn_op_def *def, const fattn_var *in, int n_in, const void *attr) {
     if (!t || t->status || check_idle(t, "recording an op")) return (fattn_var){0};
     fattni_node *n;
     fattn_status s = new_node(t, def, in, n_in, attr, &n);
@@ -372,8 +359,8 @@ fattn_var fattn_op_custom(fattn_tape *t, const fattn_op_def *def, const fattn_va
 /* Whether in[i]'s gradient is out[0]'s (FATTN_OP_PASS_GRAD). */
 static bool passes(const fattn_tape *t, const fattni_node *n, int i) {
     const fattn_tensor *const x = &n->call.in[i], *const y = &n->call.out[0];
-    bool same = n->def.flags & FATTN_OP_PASS_GRAD && n->call.wanted[i] && x->dtype == y->dtype &&
-                x->ndim == y->ndim && t->variables[n->first_out].base == n->first_out;
+    bool same = n->def.flags & FATTN_OP_PASS_GRAD && n->call.wanted[i] && x->dtype == y->dtype && x->ndim == y->ndim &&
+                t->variables[n->first_out].base == n->first_out;
     for (int d = 0; d < y->ndim && same; ++d) same = x->shape[d] == y->shape[d];
     return same;
 }
@@ -394,8 +381,7 @@ static fattn_status open_inputs(fattn_tape *t, fattni_node *n) {
             overlaps = overlaps || (n->d_in[j].data && fattni_grads_overlap(t, n->in[i], n->in[j]));
         if (!overlaps) continue;
         const size_t size = fattn_dtype_size((fattn_dtype)n->d_in[i].dtype);
-        FATTNI_TRY(fattni_tape_block_take(t, &t->grads, (size_t)fattni_footprint(&n->d_in[i]) * size,
-                                          &n->apart[i]));
+        FATTNI_TRY(fattni_tape_block_take(t, &t->grads, (size_t)fattni_footprint(&n->d_in[i]) * size, &n->apart[i]));
         n->d_in[i].data = (char *)n->apart[i]->p + (size_t)fattni_before(&n->d_in[i]) * size;
         n->fresh[i] = 1;
     }
@@ -442,15 +428,14 @@ static fattn_status backward(fattn_tape *t, fattn_var scalar) {
     const fattni_variable *v = &t->variables[scalar.id];
     char text[96];
     if (fattn_tensor_numel(&v->value) != 1)
-        return fattn_ctx_fail(t->ctx, FATTN_E_SHAPE, "backward: variable %d is %s, not a scalar",
-                              scalar.id, fattni_shape_text(&v->value, text, sizeof text));
+        return fattn_ctx_fail(t->ctx, FATTN_E_SHAPE, "backward: variable %d is %s, not a scalar", scalar.id,
+                              fattni_shape_text(&v->value, text, sizeof text));
     if (t->ran_back)
         return fattn_ctx_fail(t->ctx, FATTN_E_STATE,
                               "backward: has already run on this graph; reset the tape and record again");
     if (!v->wants_grad)
         return fattn_ctx_fail(t->ctx, FATTN_E_STATE,
-                              "backward: variable %d depends on no parameter that needs a gradient",
-                              scalar.id);
+                              "backward: variable %d depends on no parameter that needs a gradient", scalar.id);
     t->ran_back = true;
     fattn_tensor seed;
     uint8_t fresh;
@@ -480,10 +465,8 @@ fattn_status fattn_tape_keep_grad(fattn_tape *t, fattn_var v) {
     if (t->status) return t->status;
     FATTNI_TRY(check_variable(t, "keep_grad", v));
     if (!t->variables[v.id].wants_grad)
-        return fattn_ctx_fail(t->ctx, FATTN_E_STATE, "keep_grad: variable %d has no gradient",
-                              v.id);
-    if (t->ran_back)
-        return fattn_ctx_fail(t->ctx, FATTN_E_STATE, "keep_grad: backward has already run");
+        return fattn_ctx_fail(t->ctx, FATTN_E_STATE, "keep_grad: variable %d has no gradient", v.id);
+    if (t->ran_back) return fattn_ctx_fail(t->ctx, FATTN_E_STATE, "keep_grad: backward has already run");
     t->variables[t->variables[v.id].base].keep_grad = true;
     return FATTN_OK;
 }
@@ -496,8 +479,7 @@ fattn_status fattn_tape_grad(fattn_tape *t, fattn_var v, fattn_tensor *view) {
     FATTNI_TRY(check_variable(t, "grad", v));
     if (!t->ran_back) return fattn_ctx_fail(t->ctx, FATTN_E_STATE, "grad: backward has not run");
     const fattni_variable *x = &t->variables[v.id], *base = &t->variables[x->base];
-    if (!x->wants_grad)
-        return fattn_ctx_fail(t->ctx, FATTN_E_STATE, "grad: variable %d has no gradient", v.id);
+    if (!x->wants_grad) return fattn_ctx_fail(t->ctx, FATTN_E_STATE, "grad: variable %d has no gradient", v.id);
     if (!base->is_param && !base->keep_grad)
         return fattn_ctx_fail(t->ctx, FATTN_E_STATE,
                               "grad: the gradient of variable %d was not kept; call "
@@ -519,11 +501,10 @@ fattn_status fattn_tape_item(fattn_tape *t, fattn_var v, double *out) {
     const fattn_tensor *x = &t->variables[v.id].value;
     char text[96];
     if (fattn_tensor_numel(x) != 1)
-        return fattn_ctx_fail(t->ctx, FATTN_E_SHAPE, "item: variable %d is %s, not one number",
-                              v.id, fattni_shape_text(x, text, sizeof text));
+        return fattn_ctx_fail(t->ctx, FATTN_E_SHAPE, "item: variable %d is %s, not one number", v.id,
+                              fattni_shape_text(x, text, sizeof text));
     double cell; /* storage for one element of any dtype */
-    const fattn_tensor here = fattn_tensor_view(&cell, (fattn_dtype)x->dtype, FATTN_CPU, 0, x->ndim,
-                                                x->shape);
+    const fattn_tensor here = fattn_tensor_view(&cell, (fattn_dtype)x->dtype, FATTN_CPU, 0, x->ndim, x->shape);
     FATTNI_TRY(fattn_tensor_copy(t->ctx, &here, x)); /* waits, on a GPU */
     *out = fattni_load(&cell, x->dtype, 0);
     return FATTN_OK;

@@ -50,17 +50,14 @@ fattn_status fattni_check_layout(fattn_ctx *ctx, const char *who, const fattn_te
     if (fattn_tensor_numel(t) == 0) return FATTN_OK;
     for (int d = 0; d < l.ndim; ++d) {
         if (l.stride[d] <= reach)
-            return fattn_ctx_fail(ctx, FATTN_E_SHAPE,
-                                  "%s: stride %lld of a dimension of %lld: elements overlap", who,
+            return fattn_ctx_fail(ctx, FATTN_E_SHAPE, "%s: stride %lld of a dimension of %lld: elements overlap", who,
                                   (long long)l.stride[d], (long long)l.shape[d]);
         reach += (l.shape[d] - 1) * l.stride[d];
     }
     return FATTN_OK;
 }
 
-static const fattni_variable *base_of(const fattn_tape *t, int32_t id) {
-    return &t->variables[t->variables[id].base];
-}
+static const fattni_variable *base_of(const fattn_tape *t, int32_t id) { return &t->variables[t->variables[id].base]; }
 
 static int64_t offset_in_base(const fattni_variable *v, const fattni_variable *base) {
     return ((const char *)v->value.data - (const char *)base->value.data) /
@@ -87,8 +84,7 @@ static fattn_tensor place_of(const fattn_tape *t, int32_t id) {
     const fattni_variable *v = &t->variables[id], *base = base_of(t, id);
     fattn_tensor g = v->value;
     g.dtype = base->grad.dtype;
-    g.data = (char *)base->grad.data +
-             offset_in_base(v, base) * (int64_t)fattn_dtype_size((fattn_dtype)g.dtype);
+    g.data = (char *)base->grad.data + offset_in_base(v, base) * (int64_t)fattn_dtype_size((fattn_dtype)g.dtype);
     return g;
 }
 
@@ -103,11 +99,9 @@ static fattn_status zero_untouched(fattn_ctx *ctx, fattni_variable *base) {
         const int64_t rows = extent / pitch, rest = fattni_min(end, extent % pitch);
         char *const first = (char *)base->grad.data + (size_t)begin * size;
         const size_t step = (size_t)pitch * size;
-        if (begin < end)
-            FATTNI_TRY(ctx->ops->zero_rows(ctx, first, step, (size_t)(end - begin) * size, rows));
+        if (begin < end) FATTNI_TRY(ctx->ops->zero_rows(ctx, first, step, (size_t)(end - begin) * size, rows));
         if (begin < rest) /* the last row, which may be shorter */
-            FATTNI_TRY(ctx->ops->zero_rows(ctx, first + (size_t)rows * step, step,
-                                   (size_t)(rest - begin) * size, 1));
+            FATTNI_TRY(ctx->ops->zero_rows(ctx, first + (size_t)rows * step, step, (size_t)(rest - begin) * size, 1));
     }
     c->all = true;
     return FATTN_OK;
@@ -122,15 +116,13 @@ static bool insert_run(fattni_cover *c, int64_t begin, int64_t end) {
         if (at + 1 < c->runs && c->begin[at + 1] == end) {
             c->end[at] = c->end[at + 1];
             --c->runs;
-            for (int r = at + 1; r < c->runs; ++r)
-                c->begin[r] = c->begin[r + 1], c->end[r] = c->end[r + 1];
+            for (int r = at + 1; r < c->runs; ++r) c->begin[r] = c->begin[r + 1], c->end[r] = c->end[r + 1];
         }
     } else if (at < c->runs && c->begin[at] == end) {
         c->begin[at] = begin;
     } else {
         if (c->runs == FATTNI_COVER_RUNS) return false;
-        for (int r = c->runs++; r > at; --r)
-            c->begin[r] = c->begin[r - 1], c->end[r] = c->end[r - 1];
+        for (int r = c->runs++; r > at; --r) c->begin[r] = c->begin[r - 1], c->end[r] = c->end[r - 1];
         c->begin[at] = begin, c->end[at] = end;
     }
     c->all = c->runs == 1 && c->begin[0] == 0 && c->end[0] == c->pitch;
@@ -138,8 +130,7 @@ static bool insert_run(fattni_cover *c, int64_t begin, int64_t end) {
 }
 
 /* *fresh: the region of v was not written before. Marks it as written, and zeroes what must be zeroed. */
-static fattn_status mark_written(fattn_ctx *ctx, fattni_variable *base, const fattni_variable *v,
-                                 uint8_t *fresh) {
+static fattn_status mark_written(fattn_ctx *ctx, fattni_variable *base, const fattni_variable *v, uint8_t *fresh) {
     fattni_cover *c = &base->cover;
     *fresh = 0;
     if (c->all) return FATTN_OK;
@@ -166,17 +157,14 @@ static fattn_status mark_written(fattn_ctx *ctx, fattni_variable *base, const fa
 
 static int class_of(size_t bytes) { return 63 - __builtin_clzll((unsigned long long)bytes); }
 
-fattn_status fattni_tape_block_take(fattn_tape *t, fattni_arena *from, size_t bytes,
-                                    fattni_tape_block **out) {
-    if (bytes > (size_t)PTRDIFF_MAX / 2)
-        return fattn_ctx_fail(t->ctx, FATTN_E_NOMEM, "no memory for %zu bytes", bytes);
+fattn_status fattni_tape_block_take(fattn_tape *t, fattni_arena *from, size_t bytes, fattni_tape_block **out) {
+    if (bytes > (size_t)PTRDIFF_MAX / 2) return fattn_ctx_fail(t->ctx, FATTN_E_NOMEM, "no memory for %zu bytes", bytes);
     bytes = (bytes + FATTNI_ALIGN - 1) / FATTNI_ALIGN * FATTNI_ALIGN;
     fattni_tape_block **best = NULL;
     for (int class = class_of(bytes); class <= class_of(bytes) + 1; ++class) {
         fattni_tape_block **free = &t->free_blocks[class];
         for (int seen = 0; *free && seen < FATTNI_PIECES_SEEN; ++seen, free = &(*free)->next)
-            if ((*free)->bytes >= bytes && (*free)->bytes / 2 <= bytes &&
-                (!best || (*free)->bytes < (*best)->bytes))
+            if ((*free)->bytes >= bytes && (*free)->bytes / 2 <= bytes && (!best || (*free)->bytes < (*best)->bytes))
                 best = free;
     }
     if (best) {
@@ -227,8 +215,8 @@ static bool same_layout(const fattn_tensor *a, const fattn_tensor *b) {
 fattn_status fattni_grad_pass(fattn_tape *t, int32_t from, int32_t to) {
     fattni_variable *const y = &t->variables[from], *const x = &t->variables[to];
     if (!y->grad.data) return FATTN_OK;
-    const bool shares = x->base == to && !x->is_param && !x->grad.data && y->memory &&
-                        same_layout(&x->value, &y->value);
+    const bool shares =
+        x->base == to && !x->is_param && !x->grad.data && y->memory && same_layout(&x->value, &y->value);
     if (shares) {
         x->memory = y->memory;
         x->memory->shares += 1;
@@ -292,6 +280,5 @@ bool fattni_grads_overlap(const fattn_tape *t, int32_t a, int32_t b) {
     const int64_t size_y = (int64_t)fattn_dtype_size((fattn_dtype)y.dtype);
     const char *const begin_x = (const char *)x.data - fattni_before(&x) * size_x;
     const char *const begin_y = (const char *)y.data - fattni_before(&y) * size_y;
-    return begin_x < begin_y + fattni_footprint(&y) * size_y &&
-           begin_y < begin_x + fattni_footprint(&x) * size_x;
+    return begin_x < begin_y + fattni_footprint(&y) * size_y && begin_y < begin_x + fattni_footprint(&x) * size_x;
 }

@@ -68,7 +68,7 @@ typedef struct fattni_variable {
     bool keep_grad; /* do not recycle the gradient */
     bool is_param;  /* grad belongs to the caller and is always added to */
     /* of bases only */
-    fattn_tensor grad; /* data NULL before the first writer and after release */
+    fattn_tensor grad;         /* data NULL before the first writer and after release */
     fattni_tape_block *memory; /* of grad; NULL for a parameter */
     fattni_cover cover;
 } fattni_variable;
@@ -79,7 +79,7 @@ typedef struct fattni_node {
     const int32_t *in; /* ids [n_in] */
     int32_t first_out; /* id of the first output */
     bool wants_backward;
-    fattni_tape_block *saved; /* memory of call.saved; NULL when there is none */
+    fattni_tape_block *saved;   /* memory of call.saved; NULL when there is none */
     fattn_op_call call;         /* as forward saw it; backward fills the rest */
     fattn_tensor *d_out, *d_in; /* what call's const pointers point to */
     uint8_t *fresh;
@@ -115,8 +115,7 @@ int64_t fattni_before(const fattn_tensor *t);
 fattn_status fattni_check_layout(fattn_ctx *ctx, const char *who, const fattn_tensor *t);
 
 /* A block of at least `bytes`, a free one if possible, else from `from`. */
-fattn_status fattni_tape_block_take(fattn_tape *t, fattni_arena *from, size_t bytes,
-                                    fattni_tape_block **out);
+fattn_status fattni_tape_block_take(fattn_tape *t, fattni_arena *from, size_t bytes, fattni_tape_block **out);
 void fattni_tape_block_give(fattn_tape *t, fattni_tape_block *block); /* or one share of it; NULL is fine */
 
 /* The tensor for the next write of id's gradient, and whether that overwrites or adds; marks it as

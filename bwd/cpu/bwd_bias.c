@@ -25,15 +25,13 @@ static fattni_range clip(int64_t begin, int64_t size, int64_t end) {
     return (fattni_range){fattni_min(begin, end), fattni_min(begin + size, end)};
 }
 
-static void zero(const fattni_array *a, int64_t b, int64_t h, fattni_range rows,
-                 fattni_range keys) {
+static void zero(const fattni_array *a, int64_t b, int64_t h, fattni_range rows, fattni_range keys) {
     for (int64_t i = rows.begin; i < rows.end; ++i)
         for (int64_t j = keys.begin; j < keys.end; ++j) fattni_set(a, b, h, i, j, 0);
 }
 
 /* What one head of one sequence adds to rows x keys. */
-static void add_head(const fattni_bwd *w, int64_t b, int64_t h, fattni_range rows,
-                     fattni_range keys, char *scratch) {
+static void add_head(const fattni_bwd *w, int64_t b, int64_t h, fattni_range rows, fattni_range keys, char *scratch) {
     const fattni_array *const a = &w->p->d_bias;
     const fattni_sequence seq = fattni_sequence_of(w->p, b);
     const int64_t end = fattni_min(rows.end, seq.band.Sq);
@@ -64,18 +62,17 @@ static void bias_task(void *arg, int64_t task, int thread) {
     fattni_range rows = {0, p->Sq}, keys = {0, p->Sk};
     /* What this task owns. */
     fattni_range i = {0, fattni_distinct(a, 2)}, j = {0, fattni_distinct(a, 3)};
-    if (a->s[2]) rows = i = clip(block * w->k->rows, w->k->rows, a->n[2]);
-    else if (a->s[3]) keys = j = clip(block * FATTNI_TILE_KEYS, FATTNI_TILE_KEYS, a->n[3]);
+    if (a->s[2])
+        rows = i = clip(block * w->k->rows, w->k->rows, a->n[2]);
+    else if (a->s[3])
+        keys = j = clip(block * FATTNI_TILE_KEYS, FATTNI_TILE_KEYS, a->n[3]);
     if (!(p->flags & FATTN_ACC_DBIAS)) zero(a, b0, h0, i, j);
     const int64_t b_end = a->s[0] ? b0 + 1 : p->B, h_end = a->s[1] ? h0 + 1 : p->Hq;
     for (int64_t b = b0; b < b_end; ++b)
-        for (int64_t h = h0; h < h_end; ++h)
-            add_head(w, b, h, rows, keys, fattni_bwd_scratch(w, thread));
+        for (int64_t h = h0; h < h_end; ++h) add_head(w, b, h, rows, keys, fattni_bwd_scratch(w, thread));
 }
 
-void fattni_bwd_bias(const fattn_ctx *ctx, fattni_bwd *w) {
-    fattni_parallel(ctx, w->bias_tasks, bias_task, w);
-}
+void fattni_bwd_bias(const fattn_ctx *ctx, fattni_bwd *w) { fattni_parallel(ctx, w->bias_tasks, bias_task, w); }
 
 /* Task: one head. dsink = -sum exp(sink - L) delta over its rows, in ascending order, in double. */
 static void sink_task(void *arg, int64_t h, int thread) {

@@ -27,12 +27,10 @@ static atomic_int *dq_semaphore_of(const fattni_bwd *w, int64_t b, int64_t h, in
    is under way or done. */
 static void wait_for_dq(const fattni_bwd *w, const fattni_bwd_rows *r, int64_t block) {
     atomic_int *const semaphore = dq_semaphore_of(w, r->b, r->h, r->i0);
-    for (int n = 0; atomic_load_explicit(semaphore, memory_order_acquire) != block; ++n)
-        fattni_pause(n);
+    for (int n = 0; atomic_load_explicit(semaphore, memory_order_acquire) != block; ++n) fattni_pause(n);
 }
 static void release_dq(const fattni_bwd *w, const fattni_bwd_rows *r, int64_t block) {
-    atomic_store_explicit(dq_semaphore_of(w, r->b, r->h, r->i0), (int)block + 1,
-                          memory_order_release);
+    atomic_store_explicit(dq_semaphore_of(w, r->b, r->h, r->i0), (int)block + 1, memory_order_release);
 }
 
 /* ---- before: delta, and zero gradients of rows that no key reaches ---- */
@@ -43,8 +41,7 @@ static fattni_range live_rows(const fattni_sequence *seq) {
     return fattni_band_rows(&seq->band, 0, seq->band.Sk);
 }
 
-static void zero_rows(const fattni_array *a, int64_t columns, int64_t batch, int64_t h,
-                      int64_t begin, int64_t end) {
+static void zero_rows(const fattni_array *a, int64_t columns, int64_t batch, int64_t h, int64_t begin, int64_t end) {
     const size_t bytes = (size_t)columns * fattn_dtype_size((fattn_dtype)a->dtype);
     for (int64_t i = begin; i < end; ++i) memset(fattni_at(a, batch, h, i), 0, bytes);
 }
@@ -64,19 +61,17 @@ static void prepare(void *arg, int64_t task, int thread) {
     if (!p->delta.present) {
         char *const delta = p->workspace;
         const int64_t at = fattni_bwd_row_at(p, seq.batch, h, row);
-        w->k->dots(rows, p->Dv, (fattn_dtype)p->d_o.dtype, fattni_at(&p->d_o, seq.batch, h, row),
-                   p->d_o.s[2], (fattn_dtype)p->o.dtype, fattni_at(&p->o, seq.batch, h, row),
-                   p->o.s[2], delta + at * (int64_t)fattn_dtype_size(w->k->dtype));
+        w->k->dots(rows, p->Dv, (fattn_dtype)p->d_o.dtype, fattni_at(&p->d_o, seq.batch, h, row), p->d_o.s[2],
+                   (fattn_dtype)p->o.dtype, fattni_at(&p->o, seq.batch, h, row), p->o.s[2],
+                   delta + at * (int64_t)fattn_dtype_size(w->k->dtype));
         for (int64_t i = 0; p->d_lse.present && i < rows; ++i)
             fattni_store(delta, w->k->dtype, at + i,
-                         fattni_load(delta, w->k->dtype, at + i) -
-                             fattni_get(&p->d_lse, seq.batch, h, row + i, 0));
+                         fattni_load(delta, w->k->dtype, at + i) - fattni_get(&p->d_lse, seq.batch, h, row + i, 0));
     }
     if (!(w->want & WANT_DQ) || (p->flags & FATTN_ACC_DQ)) return;
     const fattni_range live = live_rows(&seq);
     zero_rows(&p->dq, p->D, seq.batch, h, row, seq.q0 + fattni_clamp(live.begin, i0, i0 + rows));
-    zero_rows(&p->dq, p->D, seq.batch, h, seq.q0 + fattni_clamp(live.end, i0, i0 + rows),
-              row + rows);
+    zero_rows(&p->dq, p->D, seq.batch, h, seq.q0 + fattni_clamp(live.end, i0, i0 + rows), row + rows);
 }
 
 /* Every w->threads-th block of rows, for so many threads have scratch. */
@@ -86,8 +81,7 @@ static void huge_task(void *arg, int64_t task, int thread) {
     for (int64_t n = task; n < p->B * p->Hq * w->row_blocks; n += w->threads) {
         const int64_t b = n / w->row_blocks / p->Hq, i0 = n % w->row_blocks * w->k->rows;
         const fattni_sequence seq = fattni_sequence_of(p, b);
-        fattni_bwd_row_sums(w, &seq, b, n / w->row_blocks % p->Hq, i0,
-                            fattni_bwd_scratch(w, thread));
+        fattni_bwd_row_sums(w, &seq, b, n / w->row_blocks % p->Hq, i0, fattni_bwd_scratch(w, thread));
     }
 }
 
@@ -95,8 +89,8 @@ static void huge_task(void *arg, int64_t task, int thread) {
 
 /* The rows' part in dQ^T, and in dK and dV of the keys [columns.begin, columns.end), tile by tile.
    Wants these keys loaded. */
-static void backward_tiles(const fattni_bwd *w, const fattni_bwd_rows *r, fattni_range columns,
-                           unsigned want, void *dq) {
+static void backward_tiles(const fattni_bwd *w, const fattni_bwd_rows *r, fattni_range columns, unsigned want,
+                           void *dq) {
     const fattni_problem *const p = w->p;
     const fattni_cpu_kernels *const k = w->k;
     const fattni_range keys = fattni_keys_of(&r->seq->band, r->i0, r->i0 + r->rows);
@@ -118,8 +112,7 @@ static void backward_tiles(const fattni_bwd *w, const fattni_bwd_rows *r, fattni
         if (want & WANT_DK)
             k->add_rows(&at.tile, w->D_pad, s + w->layout.ds, r->q, r->q_stride,
                         s + w->layout.dk + (j - columns.begin) * w->D_pad * real);
-        if (want & WANT_DQ)
-            k->add_keys(&at.tile, p->D, at.key, at.key_stride, s + w->layout.ds, NULL, dq);
+        if (want & WANT_DQ) k->add_keys(&at.tile, p->D, at.key, at.key_stride, s + w->layout.ds, NULL, dq);
     }
 }
 
@@ -128,8 +121,7 @@ static void *packed_dq(const fattni_bwd *w, const fattni_bwd_rows *r) {
     const int64_t block = r->h % w->p->group * w->row_blocks + r->i0 / w->k->rows;
     const size_t bytes = (size_t)w->p->D * FATTNI_TILE_ROW_BYTES;
     if (w->keeps_dq && w->chained)
-        return (char *)w->p->workspace + w->shared_dq +
-               (size_t)row_block(w, r->b, r->h, r->i0) * bytes;
+        return (char *)w->p->workspace + w->shared_dq + (size_t)row_block(w, r->b, r->h, r->i0) * bytes;
     return r->scratch + w->layout.dq + (w->keeps_dq ? (size_t)block * bytes : 0);
 }
 
@@ -143,9 +135,8 @@ static void load_dq(const fattni_bwd *w, const fattni_bwd_rows *r, bool first) {
     if (narrow ? first : first && !(p->flags & FATTN_ACC_DQ))
         memset(dq, 0, (size_t)p->D * FATTNI_TILE_ROW_BYTES);
     else if (!narrow)
-        w->k->pack(r->rows, p->D, w->k->dtype,
-                   fattni_at(&p->dq, r->seq->batch, r->h, r->seq->q0 + r->i0), p->dq.s[2], NULL,
-                   dq);
+        w->k->pack(r->rows, p->D, w->k->dtype, fattni_at(&p->dq, r->seq->batch, r->h, r->seq->q0 + r->i0), p->dq.s[2],
+                   NULL, dq);
 }
 
 static void store_dq(const fattni_bwd *w, const fattni_bwd_rows *r, bool last) {
@@ -154,22 +145,19 @@ static void store_dq(const fattni_bwd *w, const fattni_bwd_rows *r, bool last) {
     const int64_t begin = fattni_clamp(live.begin - r->i0, 0, r->rows);
     const int64_t end = fattni_clamp(live.end - r->i0, 0, r->rows), row = r->seq->q0 + r->i0;
     if (p->dq.dtype == (int32_t)w->k->dtype) {
-        w->k->unpack(begin, end, p->D, packed_dq(w, r), NULL,
-                     fattni_at(&p->dq, r->seq->batch, r->h, row), p->dq.s[2]);
+        w->k->unpack(begin, end, p->D, packed_dq(w, r), NULL, fattni_at(&p->dq, r->seq->batch, r->h, row), p->dq.s[2]);
     } else if (last && end > begin) {
         char *const rows = r->scratch + w->layout.q_rows; /* Q's are not needed any more */
         w->k->unpack(begin, end, p->D, packed_dq(w, r), NULL, rows, p->D);
-        w->k->put(end - begin, p->D, rows + begin * p->D * (int64_t)sizeof(float), p->D,
-                  p->flags & FATTN_ACC_DQ, (fattn_dtype)p->dq.dtype,
-                  fattni_at(&p->dq, r->seq->batch, r->h, row + begin), p->dq.s[2]);
+        w->k->put(end - begin, p->D, rows + begin * p->D * (int64_t)sizeof(float), p->D, p->flags & FATTN_ACC_DQ,
+                  (fattn_dtype)p->dq.dtype, fattni_at(&p->dq, r->seq->batch, r->h, row + begin), p->dq.s[2]);
     }
 }
 
 /* Sums of the column block that begins at key `begin` go to dk or dv. Nothing is added to keys that
    no row sees. */
-static void store_keys(const fattni_bwd *w, const fattni_sequence *seq, const fattni_array *a,
-                       int64_t g, int64_t width, int64_t pad, const char *sums, bool add,
-                       fattni_range keys) {
+static void store_keys(const fattni_bwd *w, const fattni_sequence *seq, const fattni_array *a, int64_t g, int64_t width,
+                       int64_t pad, const char *sums, bool add, fattni_range keys) {
     const int64_t begin = keys.begin;
     if (add) {
         const fattni_range live = fattni_keys_of(&seq->band, 0, fattni_max(seq->band.Sq, 1));
@@ -178,17 +166,16 @@ static void store_keys(const fattni_bwd *w, const fattni_sequence *seq, const fa
     }
     if (keys.end <= keys.begin) return;
     const int64_t real = (int64_t)fattn_dtype_size(w->k->dtype);
-    w->k->put(keys.end - keys.begin, width, sums + (keys.begin - begin) * pad * real, pad, add,
-              (fattn_dtype)a->dtype, fattni_at(a, seq->batch, g, seq->k0 + keys.begin), a->s[2]);
+    w->k->put(keys.end - keys.begin, width, sums + (keys.begin - begin) * pad * real, pad, add, (fattn_dtype)a->dtype,
+              fattni_at(a, seq->batch, g, seq->k0 + keys.begin), a->s[2]);
 }
 
 /* Column block number `block` of one key head, against all rows of its query heads. */
-static void column_block(const fattni_bwd *w, const fattni_sequence *seq, int64_t b, int64_t g,
-                         int64_t block, unsigned want, char *scratch) {
+static void column_block(const fattni_bwd *w, const fattni_sequence *seq, int64_t b, int64_t g, int64_t block,
+                         unsigned want, char *scratch) {
     const fattni_problem *const p = w->p;
     const size_t real = fattn_dtype_size(w->k->dtype);
-    const fattni_range columns = {block * w->columns,
-                                  fattni_min((block + 1) * w->columns, seq->band.Sk)};
+    const fattni_range columns = {block * w->columns, fattni_min((block + 1) * w->columns, seq->band.Sk)};
     if (columns.end <= columns.begin) return;
     const size_t count = (size_t)(columns.end - columns.begin);
     if (want & WANT_DK) memset(scratch + w->layout.dk, 0, count * (size_t)w->D_pad * real);
@@ -208,11 +195,9 @@ static void column_block(const fattni_bwd *w, const fattni_sequence *seq, int64_
             if (w->chained) release_dq(w, &r, block);
         }
     if (want & WANT_DK)
-        store_keys(w, seq, &p->dk, g, p->D, w->D_pad, scratch + w->layout.dk,
-                   p->flags & FATTN_ACC_DK, columns);
+        store_keys(w, seq, &p->dk, g, p->D, w->D_pad, scratch + w->layout.dk, p->flags & FATTN_ACC_DK, columns);
     if (want & WANT_DV)
-        store_keys(w, seq, &p->dv, g, p->Dv, w->Dv_pad, scratch + w->layout.dv,
-                   p->flags & FATTN_ACC_DV, columns);
+        store_keys(w, seq, &p->dv, g, p->Dv, w->Dv_pad, scratch + w->layout.dv, p->flags & FATTN_ACC_DV, columns);
 }
 
 /* ---- tasks ---- */
@@ -232,8 +217,8 @@ static void column_task(void *arg, int64_t task, int thread) {
     const fattni_bwd *const w = arg;
     const int64_t pairs = w->p->B * w->p->Hkv, pair = task % pairs, b = pair / w->p->Hkv;
     const fattni_sequence seq = fattni_sequence_of(w->p, b);
-    column_block(w, &seq, b, pair % w->p->Hkv, task / pairs,
-                 w->chained ? w->want : w->want & WANT_KEYS, fattni_bwd_scratch(w, thread));
+    column_block(w, &seq, b, pair % w->p->Hkv, task / pairs, w->chained ? w->want : w->want & WANT_KEYS,
+                 fattni_bwd_scratch(w, thread));
 }
 
 /* One row block of one query head: dQ. */
@@ -249,9 +234,8 @@ static void row_task(void *arg, int64_t task, int thread) {
     const fattni_range keys = fattni_keys_of(&seq.band, i0, i0 + r.rows);
     load_dq(w, &r, true);
     for (int64_t j = keys.begin / w->columns * w->columns; j < keys.end; j += w->columns) {
-        const fattni_range columns = {
-            fattni_max(j, keys.begin / FATTNI_TILE_KEYS * FATTNI_TILE_KEYS),
-            fattni_min(j + w->columns, keys.end)};
+        const fattni_range columns = {fattni_max(j, keys.begin / FATTNI_TILE_KEYS * FATTNI_TILE_KEYS),
+                                      fattni_min(j + w->columns, keys.end)};
         fattni_bwd_load_keys(w, &seq, h / p->group, columns, r.scratch);
         backward_tiles(w, &r, columns, WANT_DQ, packed_dq(w, &r));
     }
@@ -262,8 +246,10 @@ static void row_task(void *arg, int64_t task, int thread) {
    early. */
 static void two_pass_task(void *arg, int64_t task, int thread) {
     const fattni_bwd *const w = arg;
-    if (task < w->column_tasks) column_task(arg, task, thread);
-    else row_task(arg, task - w->column_tasks, thread);
+    if (task < w->column_tasks)
+        column_task(arg, task, thread);
+    else
+        row_task(arg, task - w->column_tasks, thread);
 }
 
 /* ---- the table's row ---- */
@@ -273,8 +259,7 @@ static const char *plan(const fattn_ctx *ctx, const fattni_problem *p, fattni_ke
     const fattni_bwd w = fattni_bwd_plan(ctx, p);
     out->workspace = w.shared_bytes + (size_t)w.threads * w.layout.bytes;
     out->deterministic = true;
-    snprintf(out->name, sizeof out->name, "fattn_bwd_cpu_%s_%s", w.k->isa,
-             fattn_dtype_name(p->dtype));
+    snprintf(out->name, sizeof out->name, "fattn_bwd_cpu_%s_%s", w.k->isa, fattn_dtype_name(p->dtype));
     return NULL;
 }
 
@@ -283,8 +268,10 @@ static fattn_status run(fattn_ctx *ctx, const fattni_problem *p, const fattni_ke
     fattni_bwd w = fattni_bwd_plan(ctx, p);
     fattni_parallel(ctx, p->B * p->Hq * w.row_blocks, prepare, &w);
     if (atomic_load(&w.any_huge)) fattni_parallel(ctx, w.threads, huge_task, &w);
-    if (w.one_pass) fattni_parallel(ctx, p->B * p->Hkv, head_task, &w);
-    else fattni_parallel(ctx, w.row_tasks + w.column_tasks, two_pass_task, &w);
+    if (w.one_pass)
+        fattni_parallel(ctx, p->B * p->Hkv, head_task, &w);
+    else
+        fattni_parallel(ctx, w.row_tasks + w.column_tasks, two_pass_task, &w);
     fattni_bwd_bias(ctx, &w);
     fattni_bwd_sink(ctx, &w);
     return FATTN_OK;

@@ -12,8 +12,7 @@ enum { COLUMN_BYTES = 256 << 10, FEWEST_COLUMNS = 2 * FATTNI_TILE_KEYS, MOST_COL
 
 static int64_t column_size(const fattni_bwd *w) {
     const int64_t copies = fattni_is_narrow(w->p) ? 2 : 1; /* K and V beside dK and dV */
-    const int64_t key_bytes =
-        copies * (w->D_pad + w->Dv_pad) * (int64_t)fattn_dtype_size(w->k->dtype);
+    const int64_t key_bytes = copies * (w->D_pad + w->Dv_pad) * (int64_t)fattn_dtype_size(w->k->dtype);
     const int64_t size = COLUMN_BYTES / key_bytes / FATTNI_TILE_KEYS * FATTNI_TILE_KEYS;
     const int64_t needed = fattni_round_up(fattni_max(w->p->Sk, 1), FATTNI_TILE_KEYS);
     return fattni_min(fattni_clamp(size, FEWEST_COLUMNS, MOST_COLUMNS), needed);
@@ -48,8 +47,7 @@ static fattni_bwd_layout lay_out(const fattni_bwd *w) {
 
 fattni_bwd fattni_bwd_plan(const fattn_ctx *ctx, const fattni_problem *p) {
     fattni_bwd w = {.p = p, .k = fattni_cpu_kernels_of(ctx, p->dtype)};
-    w.want = (p->dq.present ? WANT_DQ : 0u) | (p->dk.present ? WANT_DK : 0u) |
-             (p->dv.present ? WANT_DV : 0u);
+    w.want = (p->dq.present ? WANT_DQ : 0u) | (p->dk.present ? WANT_DK : 0u) | (p->dv.present ? WANT_DV : 0u);
     w.D_pad = fattni_round_up(p->D, w.k->lanes);
     w.Dv_pad = fattni_round_up(p->Dv, w.k->lanes);
     w.row_blocks = fattni_ceil_div(p->Sq, w.k->rows);
@@ -71,8 +69,7 @@ fattni_bwd fattni_bwd_plan(const fattn_ctx *ctx, const fattni_problem *p) {
     const bool narrow = fattni_is_narrow(p);
     w.copy_q = narrow || ((w.want & WANT_DK) && w.D_pad != p->D);
     w.copy_d_o = p->d_o.dtype != (int32_t)w.k->dtype || ((w.want & WANT_DV) && w.Dv_pad != p->Dv);
-    w.keeps_dq = (w.one_pass || w.chained) && w.column_blocks > 1 &&
-                 p->dq.dtype != (int32_t)w.k->dtype;
+    w.keeps_dq = (w.one_pass || w.chained) && w.column_blocks > 1 && p->dq.dtype != (int32_t)w.k->dtype;
 
     w.bias_tasks = fattni_bwd_bias_tasks(p, w.k);
     if (!w.one_pass) {
@@ -89,8 +86,7 @@ fattni_bwd fattni_bwd_plan(const fattn_ctx *ctx, const fattni_problem *p) {
     w.log_sum = fattni_append(&w.shared_bytes, per_row);
     const size_t blocks = w.chained ? (size_t)(p->B * p->Hq * w.row_blocks) : 0;
     w.dq_semaphores = fattni_append(&w.shared_bytes, blocks * sizeof(atomic_int));
-    w.shared_dq = fattni_append(&w.shared_bytes,
-                                w.keeps_dq ? blocks * (size_t)p->D * FATTNI_TILE_ROW_BYTES : 0);
+    w.shared_dq = fattni_append(&w.shared_bytes, w.keeps_dq ? blocks * (size_t)p->D * FATTNI_TILE_ROW_BYTES : 0);
     return w;
 }
 
@@ -133,12 +129,17 @@ static void pack_statistics(const fattni_bwd *w, const fattni_bwd_rows *r) {
 }
 
 /* The rows of q. */
-static fattni_bwd_rows pack_q(const fattni_bwd *w, const fattni_sequence *seq, int64_t b, int64_t h,
-                              int64_t i0, char *scratch) {
+static fattni_bwd_rows pack_q(const fattni_bwd *w, const fattni_sequence *seq, int64_t b, int64_t h, int64_t i0,
+                              char *scratch) {
     const fattni_problem *const p = w->p;
     fattni_bwd_rows r = {
-        .seq = seq, .b = b, .h = h, .i0 = i0, .rows = fattni_min(w->k->rows, seq->band.Sq - i0),
-        .scratch = scratch, .q = fattni_at(&p->q, seq->batch, h, seq->q0 + i0),
+        .seq = seq,
+        .b = b,
+        .h = h,
+        .i0 = i0,
+        .rows = fattni_min(w->k->rows, seq->band.Sq - i0),
+        .scratch = scratch,
+        .q = fattni_at(&p->q, seq->batch, h, seq->q0 + i0),
         .q_stride = p->q.s[2],
     };
     if (w->copy_q) {
@@ -150,8 +151,8 @@ static fattni_bwd_rows pack_q(const fattni_bwd *w, const fattni_sequence *seq, i
     return r;
 }
 
-fattni_bwd_rows fattni_bwd_pack(const fattni_bwd *w, const fattni_sequence *seq, int64_t b,
-                                int64_t h, int64_t i0, char *scratch) {
+fattni_bwd_rows fattni_bwd_pack(const fattni_bwd *w, const fattni_sequence *seq, int64_t b, int64_t h, int64_t i0,
+                                char *scratch) {
     const fattni_problem *const p = w->p;
     fattni_bwd_rows r = pack_q(w, seq, b, h, i0, scratch);
     r.d_o = fattni_at(&p->d_o, seq->batch, h, seq->q0 + i0), r.d_o_stride = p->d_o.s[2];
@@ -165,15 +166,14 @@ fattni_bwd_rows fattni_bwd_pack(const fattni_bwd *w, const fattni_sequence *seq,
     return r;
 }
 
-void fattni_bwd_load_keys(const fattni_bwd *w, const fattni_sequence *seq, int64_t g,
-                          fattni_range columns, char *scratch) {
+void fattni_bwd_load_keys(const fattni_bwd *w, const fattni_sequence *seq, int64_t g, fattni_range columns,
+                          char *scratch) {
     if (fattni_is_narrow(w->p))
-        fattni_widen_keys(w->p, w->k, seq, g, columns, scratch + w->layout.key,
-                          scratch + w->layout.value);
+        fattni_widen_keys(w->p, w->k, seq, g, columns, scratch + w->layout.key, scratch + w->layout.value);
 }
 
-fattni_score_tile fattni_bwd_score_tile(const fattni_bwd *w, const fattni_bwd_rows *r, int64_t j0,
-                                        int64_t j, int64_t keys) {
+fattni_score_tile fattni_bwd_score_tile(const fattni_bwd *w, const fattni_bwd_rows *r, int64_t j0, int64_t j,
+                                        int64_t keys) {
     const fattni_problem *const p = w->p;
     fattni_score_tile at = fattni_score_tile_of(p, w->k, r->seq, r->b, r->h, r->i0, r->rows, j, keys);
     if (!fattni_is_narrow(p)) return at;
@@ -183,8 +183,7 @@ fattni_score_tile fattni_bwd_score_tile(const fattni_bwd *w, const fattni_bwd_ro
     return at;
 }
 
-bool fattni_bwd_has_huge_rows(const fattni_bwd *w, const fattni_sequence *seq, int64_t h, int64_t i0,
-                              int64_t rows) {
+bool fattni_bwd_has_huge_rows(const fattni_bwd *w, const fattni_sequence *seq, int64_t h, int64_t i0, int64_t rows) {
     for (int64_t i = 0; i < rows; ++i)
         if (FATTNI_IS_HUGE(fattni_get(&w->p->lse, seq->batch, h, seq->q0 + i0 + i, 0))) return true;
     return false;
@@ -197,8 +196,8 @@ double fattni_bwd_sink_above(const fattni_bwd *w, double sink, double max) {
 
 /* The online softmax of forward, on the tiles of backward, without V. Max, sum and decay lie where
    pack_statistics puts L later. */
-void fattni_bwd_row_sums(const fattni_bwd *w, const fattni_sequence *seq, int64_t b, int64_t h,
-                         int64_t i0, char *scratch) {
+void fattni_bwd_row_sums(const fattni_bwd *w, const fattni_sequence *seq, int64_t b, int64_t h, int64_t i0,
+                         char *scratch) {
     const fattni_problem *const p = w->p;
     const fattni_cpu_kernels *const k = w->k;
     const int64_t rows = fattni_min(k->rows, seq->band.Sq - i0);
@@ -215,17 +214,14 @@ void fattni_bwd_row_sums(const fattni_bwd *w, const fattni_sequence *seq, int64_
         fattni_store(sum, k->dtype, i, none ? 0 : exp(first.rest));
     }
     const fattni_range keys = fattni_keys_of(&seq->band, i0, i0 + rows);
-    for (int64_t j = keys.begin / FATTNI_TILE_KEYS * FATTNI_TILE_KEYS; j < keys.end;
-         j += FATTNI_TILE_KEYS) {
+    for (int64_t j = keys.begin / FATTNI_TILE_KEYS * FATTNI_TILE_KEYS; j < keys.end; j += FATTNI_TILE_KEYS) {
         const int64_t count = fattni_min(FATTNI_TILE_KEYS, keys.end - j);
         fattni_bwd_load_keys(w, seq, h / p->group, (fattni_range){j, j + count}, scratch);
         const fattni_score_tile at = fattni_bwd_score_tile(w, &r, j, j, count);
-        fattni_scores(&at, scratch + w->layout.q, scratch + w->layout.bias, scratch + w->layout.p,
-                      NULL);
+        fattni_scores(&at, scratch + w->layout.q, scratch + w->layout.bias, scratch + w->layout.p, NULL);
         k->softmax(&at.tile, fattni_log2_factor(p), scratch + w->layout.p, max, sum, decay);
     }
-    const double rounding =
-        k->dtype == FATTN_F64 ? FATTNI_HUGE_ROUNDING_F64 : (double)FATTNI_HUGE_ROUNDING_F32;
+    const double rounding = k->dtype == FATTN_F64 ? FATTNI_HUGE_ROUNDING_F64 : (double)FATTNI_HUGE_ROUNDING_F32;
     char *const workspace = p->workspace;
     for (int64_t i = 0; i < rows; ++i) {
         const int64_t row = seq->q0 + i0 + i, to = fattni_bwd_row_at(p, seq->batch, h, row);
@@ -253,6 +249,6 @@ void fattni_bwd_probabilities(const fattni_bwd *w, const fattni_bwd_rows *r, con
         fattni_keep_mask(at, s + w->layout.keep);
         k->multiply(&at->tile, s + w->layout.keep, s + w->layout.ds);
     }
-    k->gradient(&at->tile, fattni_log2_factor(p), scale, s + w->layout.lse, s + w->layout.delta,
-                s + w->layout.p, s + w->layout.ds);
+    k->gradient(&at->tile, fattni_log2_factor(p), scale, s + w->layout.lse, s + w->layout.delta, s + w->layout.p,
+                s + w->layout.ds);
 }

@@ -28,9 +28,9 @@ typedef struct fattni_bwd {
     const fattni_problem *p;
     const fattni_cpu_kernels *k;
     fattni_bwd_layout layout;
-    size_t max, log_sum;               /* offsets, [batch][h][row]: written for huge rows (huge.h) */
-    size_t dq_semaphores, shared_dq;   /* with `chained`: an int and dQ^T per [b][h][row block] */
-    size_t shared_bytes;               /* delta [batch][h][row], unless the caller gave it, and these */
+    size_t max, log_sum;             /* offsets, [batch][h][row]: written for huge rows (huge.h) */
+    size_t dq_semaphores, shared_dq; /* with `chained`: an int and dQ^T per [b][h][row block] */
+    size_t shared_bytes;             /* delta [batch][h][row], unless the caller gave it, and these */
     atomic_bool any_huge;
     unsigned want;
     bool one_pass;                     /* dQ, dK and dV from the same tiles, a task per key head */
@@ -63,11 +63,10 @@ typedef struct fattni_row_sum {
 fattni_row_sum fattni_bwd_row_sum(const fattni_bwd *w, int64_t batch, int64_t h, int64_t row);
 /* sink - unit max, for the same formula. */
 double fattni_bwd_sink_above(const fattni_bwd *w, double sink, double max);
-bool fattni_bwd_has_huge_rows(const fattni_bwd *w, const fattni_sequence *seq, int64_t h, int64_t i0,
-                              int64_t rows);
+bool fattni_bwd_has_huge_rows(const fattni_bwd *w, const fattni_sequence *seq, int64_t h, int64_t i0, int64_t rows);
 /* The block of rows at i0, when it has huge ones: one pass over its keys. */
-void fattni_bwd_row_sums(const fattni_bwd *w, const fattni_sequence *seq, int64_t b, int64_t h,
-                         int64_t i0, char *scratch);
+void fattni_bwd_row_sums(const fattni_bwd *w, const fattni_sequence *seq, int64_t b, int64_t h, int64_t i0,
+                         char *scratch);
 
 /* Rows [i0, i0 + rows) of query head h of sequence b, packed into a thread's scratch. */
 typedef struct fattni_bwd_rows {
@@ -78,21 +77,20 @@ typedef struct fattni_bwd_rows {
     int64_t q_stride, d_o_stride;
 } fattni_bwd_rows;
 
-fattni_bwd_rows fattni_bwd_pack(const fattni_bwd *w, const fattni_sequence *seq, int64_t b,
-                                int64_t h, int64_t i0, char *scratch);
+fattni_bwd_rows fattni_bwd_pack(const fattni_bwd *w, const fattni_sequence *seq, int64_t b, int64_t h, int64_t i0,
+                                char *scratch);
 
 /* Of 16-bit inputs, the keys and values of at most a column block go into scratch for the tiles to
    come. */
-void fattni_bwd_load_keys(const fattni_bwd *w, const fattni_sequence *seq, int64_t g,
-                          fattni_range columns, char *scratch);
+void fattni_bwd_load_keys(const fattni_bwd *w, const fattni_sequence *seq, int64_t g, fattni_range columns,
+                          char *scratch);
 /* The tile of these rows and the keys [j, j + keys), in the column block that begins at j0. */
-fattni_score_tile fattni_bwd_score_tile(const fattni_bwd *w, const fattni_bwd_rows *r, int64_t j0,
-                                        int64_t j, int64_t keys);
+fattni_score_tile fattni_bwd_score_tile(const fattni_bwd *w, const fattni_bwd_rows *r, int64_t j0, int64_t j,
+                                        int64_t keys);
 
 /* P^T and G^T = P (dP - delta), times `scale`, into scratch; with dropout the keep mask, too, and
    with a softcap its derivative times p->scale. */
-void fattni_bwd_probabilities(const fattni_bwd *w, const fattni_bwd_rows *r, const fattni_score_tile *at,
-                              double scale);
+void fattni_bwd_probabilities(const fattni_bwd *w, const fattni_bwd_rows *r, const fattni_score_tile *at, double scale);
 
 /* d_bias, summed over its broadcast dimensions; d_sink. After delta. */
 int64_t fattni_bwd_bias_tasks(const fattni_problem *p, const fattni_cpu_kernels *k);

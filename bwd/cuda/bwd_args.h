@@ -8,7 +8,7 @@ typedef struct fattni_bwd_args {
     fattni_attention_args a;
     fattni_view d_o, d_lse, given_delta, dq, dk, dv, d_bias;
     fattni_line d_sink;
-    int64_t d_bias_n[4]; /* elements of d_bias that are stored */
+    int64_t d_bias_n[4];                     /* elements of d_bias that are stored */
     int32_t d_o_f32, dq_f32, dk_f32, dv_f32; /* F32 beside 16-bit q, k, v */
     int32_t vector_gradients;                /* dq, dk, dv allow 16-byte accesses */
     /* Workspace. Rows are padded to the row block, one range of them per (sequence, head). */
@@ -23,9 +23,9 @@ typedef struct fattni_bwd_args {
     int32_t *huge, *huge_blocks;
     void *huge_max, *huge_log_sum, *huge_sink;
     int32_t huge_block;
-    void *sink_parts;              /* of dsink, per (head, sequence, row block); float or double */
-    int32_t *dq_semaphore;         /* FATTN_DETERMINISTIC: bwd_dq_semaphore.cuh; else NULL */
-    fattni_view d_o_copy;          /* an F32 d_o, rounded to the 16-bit dtype; else p NULL */
+    void *sink_parts;               /* of dsink, per (head, sequence, row block); float or double */
+    int32_t *dq_semaphore;          /* FATTN_DETERMINISTIC: bwd_dq_semaphore.cuh; else NULL */
+    fattni_view d_o_copy;           /* an F32 d_o, rounded to the 16-bit dtype; else p NULL */
     int32_t padded_rows, row_block; /* row_block: BM of the backward kernel */
     /* Fragment order of the dQ accumulator of a row block: threads that add, rows of a warp, and of how many threads
        (dq_group) the float4s of a tile follow each other. */
@@ -69,8 +69,7 @@ static inline void fattni_schedule_backward(fattni_bwd_sm90_args *s, int32_t clu
     s->row_heads = s->row_chunks > 1 ? 1 : rows / s->bwd.padded_rows;
     s->row_items = s->row_chunks * ((heads + s->row_heads - 1) / s->row_heads);
     s->row_items = (s->row_items + cluster - 1) / cluster;
-    s->items = (1 + FATTNI_LAG) * s->row_items +
-               s->head_groups * (2 * s->row_items + head_group * s->schedule.blocks);
+    s->items = (1 + FATTNI_LAG) * s->row_items + s->head_groups * (2 * s->row_items + head_group * s->schedule.blocks);
 }
 
 #endif

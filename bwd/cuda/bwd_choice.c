@@ -77,8 +77,8 @@ const char *fattni_bwd_cuda_choose(const fattn_ctx *ctx, const fattni_problem *p
     if (!out->main) return "has no kernel for this dtype, head_dim and these features on this device";
     if (!out->huge) return "has no kernel for huge rows of this dtype and head_dim on this device";
     const int64_t tasks = fattni_bwd_cuda_row_grid(p, out->huge) + fattni_bwd_cuda_key_grid(p, out->huge);
-    return fattni_cuda_why_grid_unsupported(fattni_max(
-        tasks, fattni_max(fattni_bwd_cuda_row_grid(p, out->main), fattni_bwd_cuda_key_grid(p, out->main))));
+    return fattni_cuda_why_grid_unsupported(
+        fattni_max(tasks, fattni_max(fattni_bwd_cuda_row_grid(p, out->main), fattni_bwd_cuda_key_grid(p, out->main))));
 }
 
 void fattni_bwd_cuda_keep_choice(const fattni_bwd_choice *choice, const fattni_problem *p, fattni_kernel_plan *out) {

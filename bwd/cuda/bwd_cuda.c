@@ -18,16 +18,16 @@ typedef struct layout {
 } layout;
 
 /* An F32 d_o is copied to [B,Hq,rows,D] of the 16-bit dtype. */
-static size_t copied_rows(const fattni_problem *p) {
-    return (size_t)((p->packed ? 1 : p->B) * p->Hq * p->rows_q);
-}
+static size_t copied_rows(const fattni_problem *p) { return (size_t)((p->packed ? 1 : p->B) * p->Hq * p->rows_q); }
 
 /* The problem with that copy as its d_o. */
 static fattni_problem with_copy(const fattni_problem *p, const fattni_view *copy) {
     fattni_problem copied = *p;
-    copied.d_o = (fattni_array){.p = copy->p, .n = {p->packed ? 1 : p->B, p->Hq, p->rows_q, p->Dv},
+    copied.d_o = (fattni_array){.p = copy->p,
+                                .n = {p->packed ? 1 : p->B, p->Hq, p->rows_q, p->Dv},
                                 .s = {p->packed ? 0 : copy->b, copy->h, copy->row, 1},
-                                .dtype = (int32_t)p->dtype, .present = true};
+                                .dtype = (int32_t)p->dtype,
+                                .present = true};
     return copied;
 }
 
@@ -104,8 +104,7 @@ static int64_t head_group_of(const fattn_ctx *ctx, const fattni_problem *p, cons
 }
 
 fattn_status fattni_bwd_sm90_args_of(fattn_ctx *ctx, const fattni_problem *p, const fattni_cuda_kernel *k,
-                                     const fattni_bwd_args *bwd, void *counters, bool rows,
-                                     fattni_bwd_sm90_args *x) {
+                                     const fattni_bwd_args *bwd, void *counters, bool rows, fattni_bwd_sm90_args *x) {
     const fattni_problem mapped = bwd->d_o_copy.p ? with_copy(p, &bwd->d_o_copy) : *p;
     const int64_t blocks = fattni_ceil_div(p->Sk, (int64_t)k->BN * k->cluster);
     bool entered;
@@ -151,7 +150,8 @@ static fattni_bwd_args args_of(const fattni_problem *p, const fattni_cuda_kernel
     x.dq_warp_rows = sm90 ? 16 : 32;
     x.D_padded = k->D;
     x.lse2 = (float *)(workspace + l->lse2);
-    x.lse_factor = FATTNI_BEGINS_WITH_L(sm90 && is_plain(k), k->D, k->BM) ? (float)(-1 / p->scale) : 1.4426950408889634f;
+    x.lse_factor =
+        FATTNI_BEGINS_WITH_L(sm90 && is_plain(k), k->D, k->BM) ? (float)(-1 / p->scale) : 1.4426950408889634f;
     scale_gradients(p, &x);
     x.delta = (float *)(workspace + l->delta);
     x.sink_parts = workspace + l->sink;
@@ -178,8 +178,7 @@ static fattn_status run(fattn_ctx *ctx, const fattni_problem *p, const fattni_ke
     FATTNI_TRY(fattni_bwd_cuda_zero(ctx, p, &x));
     if (!rows) FATTNI_TRY(FATTNI_START(ctx, fattn_bwd_preprocess, row_grid, 256, &x));
     FATTNI_TRY(is_sm90(k) ? launch_sm90(ctx, k, &s) : fattni_cuda_launch(ctx, k, key_grid, &main, sizeof main));
-    if (p->dq.present && !rows)
-        FATTNI_TRY(FATTNI_START(ctx, fattn_bwd_postprocess, row_grid, x.dq_threads, &x));
+    if (p->dq.present && !rows) FATTNI_TRY(FATTNI_START(ctx, fattn_bwd_postprocess, row_grid, x.dq_threads, &x));
     FATTNI_TRY(fattni_bwd_cuda_huge(ctx, p, huge, k, &main));
     return fattni_bwd_cuda_sink(ctx, p, &x);
 }

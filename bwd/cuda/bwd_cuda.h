@@ -25,8 +25,7 @@ fattni_bwd_args fattni_bwd_args_of(const fattni_problem *p);
 /* For a Hopper kernel; encodes the tensor maps: host work only. counters: zeroed by the caller; rows: the kernel also
    does the work of preprocess and postprocess. */
 fattn_status fattni_bwd_sm90_args_of(fattn_ctx *ctx, const fattni_problem *p, const fattni_cuda_kernel *k,
-                                     const fattni_bwd_args *bwd, void *counters, bool rows,
-                                     fattni_bwd_sm90_args *out);
+                                     const fattni_bwd_args *bwd, void *counters, bool rows, fattni_bwd_sm90_args *out);
 
 /* Blocks of rows and of keys of all heads: grids of the auxiliary kernels and of the main kernel. */
 int64_t fattni_bwd_cuda_row_grid(const fattni_problem *p, const fattni_cuda_kernel *k);

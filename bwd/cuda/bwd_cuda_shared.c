@@ -13,15 +13,20 @@ fattni_bwd_args fattni_bwd_args_of(const fattni_problem *p) {
     const bool half = p->dtype == FATTN_BF16 || p->dtype == FATTN_F16;
     fattni_bwd_args x = {
         .a = fattni_cuda_args_of(p),
-        .d_o = fattni_cuda_view_of(&p->d_o), .d_lse = fattni_cuda_view_of(&p->d_lse),
+        .d_o = fattni_cuda_view_of(&p->d_o),
+        .d_lse = fattni_cuda_view_of(&p->d_lse),
         .given_delta = fattni_cuda_view_of(&p->delta),
-        .dq = fattni_cuda_view_of(&p->dq), .dk = fattni_cuda_view_of(&p->dk), .dv = fattni_cuda_view_of(&p->dv),
-        .d_bias = fattni_cuda_view_of(&p->d_bias), .d_sink = fattni_cuda_line_of(&p->d_sink),
-        .d_o_f32 = half && p->d_o.dtype == FATTN_F32, .dq_f32 = half && p->dq.dtype == FATTN_F32,
-        .dk_f32 = half && p->dk.dtype == FATTN_F32, .dv_f32 = half && p->dv.dtype == FATTN_F32,
+        .dq = fattni_cuda_view_of(&p->dq),
+        .dk = fattni_cuda_view_of(&p->dk),
+        .dv = fattni_cuda_view_of(&p->dv),
+        .d_bias = fattni_cuda_view_of(&p->d_bias),
+        .d_sink = fattni_cuda_line_of(&p->d_sink),
+        .d_o_f32 = half && p->d_o.dtype == FATTN_F32,
+        .dq_f32 = half && p->dq.dtype == FATTN_F32,
+        .dk_f32 = half && p->dk.dtype == FATTN_F32,
+        .dv_f32 = half && p->dv.dtype == FATTN_F32,
     };
-    for (int d = 0; d < 4; ++d)
-        x.d_bias_n[d] = p->d_bias.s[d] ? p->d_bias.n[d] : fattni_min(p->d_bias.n[d], 1);
+    for (int d = 0; d < 4; ++d) x.d_bias_n[d] = p->d_bias.s[d] ? p->d_bias.n[d] : fattni_min(p->d_bias.n[d], 1);
     x.a.vector_qkv = x.a.vector_qkv && (x.d_o_f32 || fattni_cuda_vector(&p->d_o, p->Dv));
     x.vector_gradients = x.a.vector_qkv && vector_if_present(&p->dq, p->D) && vector_if_present(&p->dk, p->D) &&
                          vector_if_present(&p->dv, p->Dv);
@@ -39,14 +44,10 @@ static size_t row_blocks(const fattni_problem *p, const fattni_cuda_kernel *k) {
     return (size_t)fattni_bwd_cuda_row_grid(p, k);
 }
 
-static size_t aligned(size_t bytes) {
-    return (size_t)fattni_round_up((int64_t)bytes, FATTNI_ALIGN);
-}
+static size_t aligned(size_t bytes) { return (size_t)fattni_round_up((int64_t)bytes, FATTNI_ALIGN); }
 
 size_t fattni_bwd_cuda_sink_bytes(const fattni_problem *p, const fattni_cuda_kernel *k) {
-    return p->d_sink.present
-               ? aligned(row_blocks(p, k) * fattn_dtype_size((fattn_dtype)p->lse.dtype))
-               : 0;
+    return p->d_sink.present ? aligned(row_blocks(p, k) * fattn_dtype_size((fattn_dtype)p->lse.dtype)) : 0;
 }
 
 size_t fattni_bwd_cuda_semaphore_bytes(const fattni_problem *p, const fattni_cuda_kernel *k) {
@@ -54,17 +55,15 @@ size_t fattni_bwd_cuda_semaphore_bytes(const fattni_problem *p, const fattni_cud
     return ordered ? aligned(row_blocks(p, k) * sizeof(int32_t)) : 0;
 }
 
-fattn_status fattni_bwd_cuda_zero(fattn_ctx *ctx, const fattni_problem *p,
-                                  const fattni_bwd_args *bwd) {
+fattn_status fattni_bwd_cuda_zero(fattn_ctx *ctx, const fattni_problem *p, const fattni_bwd_args *bwd) {
     if (!p->d_bias.present || (p->flags & FATTN_ACC_DBIAS)) return FATTN_OK;
     return FATTNI_START(ctx, fattn_bwd_zero, ctx->gpu.sms, 256, bwd);
 }
 
-fattn_status fattni_bwd_cuda_sink(fattn_ctx *ctx, const fattni_problem *p,
-                                  const fattni_bwd_args *bwd) {
+fattn_status fattni_bwd_cuda_sink(fattn_ctx *ctx, const fattni_problem *p, const fattni_bwd_args *bwd) {
     if (!p->d_sink.present) return FATTN_OK;
     return bwd->a.f64 ? FATTNI_START(ctx, fattn_bwd_sink_f64, p->Hq, 256, bwd)
-                  : FATTNI_START(ctx, fattn_bwd_sink_f32, p->Hq, 256, bwd);
+                      : FATTNI_START(ctx, fattn_bwd_sink_f32, p->Hq, 256, bwd);
 }
 
 fattni_bwd_huge fattni_bwd_cuda_huge_parts(const fattni_problem *p, const fattni_cuda_kernel *k, size_t begin,
@@ -96,6 +95,5 @@ fattn_status fattni_bwd_cuda_huge(fattn_ctx *ctx, const fattni_problem *p, const
     /* With as much shared memory as the kernel before: an SM must be idle to change its split of L1 and shared memory. */
     const size_t most = fattni_cuda_most_shared(ctx);
     const size_t shared = after->shared > most ? most : after->shared > k->shared ? after->shared : k->shared;
-    return fattni_cuda_start_early(ctx, k->name, k->stub, fattni_min(tasks, ctx->gpu.sms), k->threads, shared,
-                                   bwd);
+    return fattni_cuda_start_early(ctx, k->name, k->stub, fattni_min(tasks, ctx->gpu.sms), k->threads, shared, bwd);
 }

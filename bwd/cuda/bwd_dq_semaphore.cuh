@@ -19,9 +19,7 @@ DEVICE int32_t *dq_semaphore_at(const fattni_bwd_args *bwd, int b, int h, int i0
 }
 
 /* How many key blocks of BN keys add to the row block at i0 before the one at j0. */
-DEVICE int dq_ticket_of(const sequence *s, int i0, int j0, int BN) {
-    return j0 / BN - max(0, i0 + s->lo) / BN;
-}
+DEVICE int dq_ticket_of(const sequence *s, int i0, int j0, int BN) { return j0 / BN - max(0, i0 + s->lo) / BN; }
 
 /* One thread. */
 DEVICE void acquire_dq_semaphore(const int32_t *semaphore, int ticket) {
@@ -29,8 +27,7 @@ DEVICE void acquire_dq_semaphore(const int32_t *semaphore, int ticket) {
 }
 
 /* All threads, before and after the additions; nothing without FATTN_DETERMINISTIC. */
-DEVICE void wait_dq_semaphore(const fattni_bwd_args *bwd, const sequence *s, int b, int h, int i0, int j0,
-                      int BN) {
+DEVICE void wait_dq_semaphore(const fattni_bwd_args *bwd, const sequence *s, int b, int h, int i0, int j0, int BN) {
     if (!bwd->dq_semaphore) return;
     if (threadIdx.x == 0) acquire_dq_semaphore(dq_semaphore_at(bwd, b, h, i0), dq_ticket_of(s, i0, j0, BN));
     __syncthreads();

@@ -37,8 +37,8 @@ DEVICE void load_rows(real *tile, const fattni_view *view, const sequence *s, in
 }
 
 /* Sums a block of dK or dV over the KEY_SPLIT threads that share it, and stores this thread's part. */
-DEVICE void store_gradient(vector *x, real factor, const fattni_view *view, const sequence *s,
-                           int head, int j0, int width, int accumulate) {
+DEVICE void store_gradient(vector *x, real factor, const fattni_view *view, const sequence *s, int head, int j0,
+                           int width, int accumulate) {
     const block at = block_of(D / BLOCK, KEY_SPLIT);
 #pragma unroll
     for (int n = 0; n < 2 * BLOCK; ++n)
@@ -60,14 +60,13 @@ DEVICE void store_gradient(vector *x, real factor, const fattni_view *view, cons
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS)
-    K_NAME(const __grid_constant__ fattni_bwd_args args) {
+extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS) K_NAME(const __grid_constant__ fattni_bwd_args args) {
     const fattni_bwd_args *const bwd = &args;
     const fattni_attention_args *const a = &args.a;
     extern __shared__ __align__(128) unsigned char shared[];
     shared_memory *const tiles = (shared_memory *)shared;
-    real *const k_tile = tiles->k, *const v_tile = tiles->v, *const q_tile = tiles->q,
-               *const do_tile = tiles->d_o, *const s_tile = tiles->s;
+    real *const k_tile = tiles->k, *const v_tile = tiles->v, *const q_tile = tiles->q, *const do_tile = tiles->d_o,
+                *const s_tile = tiles->s;
 
     const block_position at = block_at(blockIdx.x, a->Sk, BN, a->Hkv);
     const int b = at.b, hk = at.h, j0 = at.first;
@@ -86,10 +85,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS)
     row_statistics loaded = {0, 0};
     if (steps > 0) {
         const row_block first = row_block_of(&rows, 0);
-        load_tile(k_tile, PAIRED, BN, row_at(&a->k, &s, hk, s.k0 + j0), a->k.row, keys, a->D,
-                  a->vector_qkv);
-        load_tile(v_tile, PAIRED, BN, row_at(&a->v, &s, hk, s.k0 + j0), a->v.row, keys, a->Dv,
-                  a->vector_qkv);
+        load_tile(k_tile, PAIRED, BN, row_at(&a->k, &s, hk, s.k0 + j0), a->k.row, keys, a->D, a->vector_qkv);
+        load_tile(v_tile, PAIRED, BN, row_at(&a->v, &s, hk, s.k0 + j0), a->v.row, keys, a->Dv, a->vector_qkv);
         load_rows(q_tile, &a->q, &s, first.h, first.i0, a->D, a->vector_qkv);
         load_rows(do_tile, &bwd->d_o, &s, first.h, first.i0, a->Dv, a->vector_qkv);
         cp_async_commit();

@@ -21,10 +21,15 @@
 #include "core/device/quad.cuh"
 #include "core/device/score_terms_mma.cuh"
 
-
 enum {
-    D = K_D, PITCH = D, BM = K_BM, BN = K_BN, THREADS = 32 * K_WARPS, KEY_TILES = BN / 16,
-    COLUMNS = D / 2, COLUMN_TILES = COLUMNS / 8
+    D = K_D,
+    PITCH = D,
+    BM = K_BM,
+    BN = K_BN,
+    THREADS = 32 * K_WARPS,
+    KEY_TILES = BN / 16,
+    COLUMNS = D / 2,
+    COLUMN_TILES = COLUMNS / 8
 };
 static_assert(BM == 64 && BN == 64 && K_WARPS == 8 && D % 64 == 0, "four warps of 16 rows or keys, twice");
 
@@ -90,8 +95,7 @@ DEVICE void sum_scores(float max[2], float sum[2], const float x[KEY_TILES][4]) 
         sum[half] *= exp2_approx((max[half] - top) * LOG2E);
         max[half] = top;
 #pragma unroll
-        for (int n = 0; n < 2 * KEY_TILES; ++n)
-            sum[half] += exp2_approx((x[n / 2][2 * half + n % 2] - top) * LOG2E);
+        for (int n = 0; n < 2 * KEY_TILES; ++n) sum[half] += exp2_approx((x[n / 2][2 * half + n % 2] - top) * LOG2E);
     }
 }
 /* Adds another maximum and sum of the same row. */
@@ -262,8 +266,7 @@ DEVICE void key_gradients(const fattni_bwd_args *bwd, const cta_memory *m, int t
             load_rows(MEMBER_ADDRESS(m->shared, q), MEMBER_ADDRESS(m->shared, d_o), bwd, &s, h, i0);
             cp_async_commit();
             const int r = (int)threadIdx.x;
-            if (r < BM)
-                load_statistics(m->memory, bwd, r, row_base(bwd, &s, b, h) + i0 + r, i0 + r < s.Sq);
+            if (r < BM) load_statistics(m->memory, bwd, r, row_base(bwd, &s, b, h) + i0 + r, i0 + r < s.Sq);
             wait_loads();
             gradients(bwd, &s, m, b, h, i0, j0, 0);
             if (want & DV)
@@ -281,12 +284,13 @@ DEVICE void key_gradients(const fattni_bwd_args *bwd, const cta_memory *m, int t
 }
 
 DEVICE void key_task(const fattni_bwd_args *bwd, cta_memory *m, int task) {
-    if (D <= 128) key_gradients(bwd, m, task, DK | DV);
-    else key_gradients(bwd, m, task, DV), key_gradients(bwd, m, task, DK);
+    if (D <= 128)
+        key_gradients(bwd, m, task, DK | DV);
+    else
+        key_gradients(bwd, m, task, DV), key_gradients(bwd, m, task, DK);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS)
-    K_NAME(const __grid_constant__ fattni_bwd_args args) {
+extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS) K_NAME(const __grid_constant__ fattni_bwd_args args) {
     extern __shared__ __align__(1024) unsigned char bytes[];
     cta_memory m = {shared_address(bytes), (shared_memory *)bytes};
     if (has_tasks(&args)) run_tasks(&args, &m);

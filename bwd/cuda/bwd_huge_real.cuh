@@ -13,9 +13,16 @@
 #include "core/device/float_types.cuh"
 
 enum {
-    D = K_D, PITCH = D + 1, EDGE = K_BM, BM = EDGE, BN = EDGE, THREADS = 32 * K_WARPS, S_PITCH = EDGE + 1,
+    D = K_D,
+    PITCH = D + 1,
+    EDGE = K_BM,
+    BM = EDGE,
+    BN = EDGE,
+    THREADS = 32 * K_WARPS,
+    S_PITCH = EDGE + 1,
     ELEMENTS = EDGE * EDGE / THREADS, /* elements of S that a thread has */
-    ACROSS = D < THREADS ? D : THREADS, SUMS = EDGE * D / THREADS /* of a gradient */
+    ACROSS = D < THREADS ? D : THREADS,
+    SUMS = EDGE * D / THREADS /* of a gradient */
 };
 static_assert(EDGE == K_BN && (EDGE == 16 || EDGE == 32), "a row of S lies in one warp");
 static_assert(THREADS % D == 0 && SUMS * THREADS == EDGE * D, "gradients");
@@ -145,7 +152,8 @@ DEVICE void gradients(const fattni_bwd_args *bwd, const sequence *s, cta_memory 
             g = p * (dp - m->delta[r]);
             if (with_bias && bwd->d_bias.p)
                 atomicAdd((real *)bwd->d_bias.p + b * bwd->d_bias.b + h * bwd->d_bias.h + i * bwd->d_bias.row +
-                              j * bwd->d_bias.column, g);
+                              j * bwd->d_bias.column,
+                          g);
         }
         m->p[r * S_PITCH + c] = kept ? p : (real)0;
         m->ds[r * S_PITCH + c] = g * dcap;
@@ -227,8 +235,7 @@ DEVICE void key_task(const fattni_bwd_args *bwd, cta_memory *m, int task) {
     if (bwd->dv.p) add_rows(dv, &bwd->dv, &s, hk, s.k0 + j0, ARG(a, keep_scale), keys, a->Dv);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS)
-    K_NAME(const __grid_constant__ fattni_bwd_args args) {
+extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS) K_NAME(const __grid_constant__ fattni_bwd_args args) {
     extern __shared__ __align__(128) unsigned char bytes[];
     if (has_tasks(&args)) run_tasks(&args, (shared_memory *)bytes);
 }

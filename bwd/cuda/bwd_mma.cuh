@@ -24,14 +24,21 @@
 
 enum {
     /* S, dP */
-    KEY_WARPS = BN / 16, SPLIT = WARPS / KEY_WARPS,
-    DEPTH_SPLIT = SPLIT > 1 && BM / SPLIT < 16 ? SPLIT : 1, ROWS = BM * DEPTH_SPLIT / SPLIT,
-    ROW_TILES = ROWS / 8, PAIRS = ROW_TILES * 2 / DEPTH_SPLIT, ELEMENTS = 2 * PAIRS,
-    /* dK, dV */
-    KEY_TILES = SPLIT > 1 && KEY_WARPS > 1 ? 2 : 1, PARTS = SPLIT * KEY_TILES,
+    KEY_WARPS = BN / 16,
+    SPLIT = WARPS / KEY_WARPS,
+    DEPTH_SPLIT = SPLIT > 1 &&
+                          BM / SPLIT<16 ? SPLIT : 1, ROWS = BM * DEPTH_SPLIT / SPLIT, ROW_TILES = ROWS / 8,
+                                     PAIRS = ROW_TILES * 2 / DEPTH_SPLIT, ELEMENTS = 2 * PAIRS,
+                                     /* dK, dV */
+                                     KEY_TILES = SPLIT> 1 &&
+                          KEY_WARPS > 1
+                      ? 2
+                      : 1,
+    PARTS = SPLIT * KEY_TILES,
     GROUPS = D / PARTS / GROUP,
     /* dQ */
-    DQ_WARPS = BM / ROWS_TN, DQ_GROUPS = D / GROUP * DQ_WARPS / WARPS,
+    DQ_WARPS = BM / ROWS_TN,
+    DQ_GROUPS = D / GROUP * DQ_WARPS / WARPS,
     SUMS = BM * BN < 8 * THREADS ? (16 * WARPS - BN) * BM * 2 : 0 /* that warps with the same keys exchange */
 };
 static_assert(KEY_WARPS * 16 == BN && KEY_WARPS * SPLIT == WARPS && ROWS % 8 == 0, "S");
@@ -41,7 +48,7 @@ static_assert(DQ_WARPS * ROWS_TN == BM && DQ_GROUPS * WARPS == D / GROUP * DQ_WA
 
 typedef struct shared_memory {
     real k[BN * D], v[BN * D], q[BM * D], d_o[BM * D];
-    real ds[BN * BM], p[SPLIT > 1 ? BN * BM : 0]; /* transposed; without a split P^T is in registers alone */
+    real ds[BN * BM], p[SPLIT > 1 ? BN *BM : 0]; /* transposed; without a split P^T is in registers alone */
     real L[BM], delta[BM];
     real sums[SUMS]; /* S^T and dP^T over parts of the depth */
 } shared_memory;
@@ -56,15 +63,12 @@ DEVICE int key_of_warp(void) { return (int)threadIdx.x / 32 % KEY_WARPS * 16; }
 DEVICE int part_of_warp(void) { return (int)threadIdx.x / 32 / KEY_WARPS; }
 DEVICE int pair_of_element(int n) { return (DEPTH_SPLIT > 1 ? part_of_warp() * PAIRS : 0) + n / 2; }
 DEVICE int element_row(int n) {
-    return (DEPTH_SPLIT > 1 ? 0 : part_of_warp() * ROWS) + pair_of_element(n) / 2 * 8 +
-           lane_of() % 4 * 2 + n % 2;
+    return (DEPTH_SPLIT > 1 ? 0 : part_of_warp() * ROWS) + pair_of_element(n) / 2 * 8 + lane_of() % 4 * 2 + n % 2;
 }
 DEVICE int element_column(int n) { return key_of_warp() + lane_of() / 4 + pair_of_element(n) % 2 * 8; }
 
 /* Of dK and dV. The warps of KEY_TILES * 16 keys are those of the same keys of S^T. */
-DEVICE int gradient_key(void) {
-    return (int)threadIdx.x / 32 % KEY_WARPS / KEY_TILES * (KEY_TILES * 16);
-}
+DEVICE int gradient_key(void) { return (int)threadIdx.x / 32 % KEY_WARPS / KEY_TILES * (KEY_TILES * 16); }
 DEVICE int gradient_column(void) {
     return (part_of_warp() * KEY_TILES + (int)threadIdx.x / 32 % KEY_TILES) * (D / PARTS);
 }
@@ -78,8 +82,7 @@ DEVICE void load_rows(real *tile, const fattni_view *view, const sequence *s, in
 
 /* Sums S^T and dP^T over the DEPTH_SPLIT warps of the same keys; warp n of them gets pairs n * PAIRS and on. `sums`
    has room for (DEPTH_SPLIT - 1) * PAIRS pairs of all threads, twice. */
-DEVICE void sum_depth(real p[ELEMENTS], real ds[ELEMENTS], const real (*x)[4], const real (*y)[4],
-                      real *sums) {
+DEVICE void sum_depth(real p[ELEMENTS], real ds[ELEMENTS], const real (*x)[4], const real (*y)[4], real *sums) {
     pair *const to = (pair *)sums, *const to_ds = to + (DEPTH_SPLIT - 1) * PAIRS * THREADS;
     const int part = part_of_warp();
 #pragma unroll
@@ -98,8 +101,7 @@ DEVICE void sum_depth(real p[ELEMENTS], real ds[ELEMENTS], const real (*x)[4], c
 #pragma unroll
     for (int n = 0; n < (DEPTH_SPLIT - 1) * PAIRS; ++n) {
         const int distance = n / PAIRS + 1, from = (part - distance + DEPTH_SPLIT) % DEPTH_SPLIT;
-        const int i = n % PAIRS,
-                  at = n * THREADS + key_of_warp() * 2 + from * 32 * KEY_WARPS + lane_of();
+        const int i = n % PAIRS, at = n * THREADS + key_of_warp() * 2 + from * 32 * KEY_WARPS + lane_of();
         p[2 * i] += to[at].low, p[2 * i + 1] += to[at].high;
         ds[2 * i] += to_ds[at].low, ds[2 * i + 1] += to_ds[at].high;
     }
@@ -117,9 +119,9 @@ DEVICE void store_rounded(real *tile, const real x[ELEMENTS]) {
 /* x[KEY_TILES * 16 keys][D / PARTS] += P^T B: P^T from shared memory, or this warp's own. */
 DEVICE void add_product(real (*x)[4], real *p_tile, const real (*p)[4], real *b_tile) {
     if (SPLIT > 1)
-        product_nn(x, KEY_TILES, GROUPS, BM, p_tile, gradient_key(), BM, b_tile, D,
-                   gradient_column());
-    else product_registers(x, 1, GROUPS, BM, p, b_tile, D, 0);
+        product_nn(x, KEY_TILES, GROUPS, BM, p_tile, gradient_key(), BM, b_tile, D, gradient_column());
+    else
+        product_registers(x, 1, GROUPS, BM, p, b_tile, D, 0);
 }
 
 #if K_F64
@@ -149,9 +151,8 @@ DEVICE void add_row(real *row, real x[8], int width) {
 #endif
 
 /* This warp's part of a block of dK or dV. */
-DEVICE void store_gradient(const real (*x)[4], real factor, const fattni_view *view,
-                           const sequence *s, int head, int j0, int width, int accumulate,
-                           int vectors) {
+DEVICE void store_gradient(const real (*x)[4], real factor, const fattni_view *view, const sequence *s, int head,
+                           int j0, int width, int accumulate, int vectors) {
     if (!view->p) return;
 #pragma unroll
     for (int half = 0; half < 2 * KEY_TILES; ++half) {
@@ -175,14 +176,13 @@ DEVICE void store_gradient(const real (*x)[4], real factor, const fattni_view *v
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS)
-    K_NAME(const __grid_constant__ fattni_bwd_args args) {
+extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS) K_NAME(const __grid_constant__ fattni_bwd_args args) {
     const fattni_bwd_args *const bwd = &args;
     const fattni_attention_args *const a = &args.a;
     extern __shared__ __align__(128) unsigned char shared[];
     shared_memory *const tiles = (shared_memory *)shared;
-    real *const k_tile = tiles->k, *const v_tile = tiles->v, *const q_tile = tiles->q,
-               *const do_tile = tiles->d_o, *const ds_tile = tiles->ds, *const p_tile = tiles->p;
+    real *const k_tile = tiles->k, *const v_tile = tiles->v, *const q_tile = tiles->q, *const do_tile = tiles->d_o,
+                *const ds_tile = tiles->ds, *const p_tile = tiles->p;
     const int key0 = key_of_warp(), warp = (int)threadIdx.x / 32;
     const int dq_row = warp % DQ_WARPS * ROWS_TN, dq_column = warp / DQ_WARPS * DQ_GROUPS * GROUP;
 
@@ -251,8 +251,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS)
             __syncthreads(); /* all threads are done with their places in the tile */
         }
 #pragma unroll
-        for (int n = 0; n < ELEMENTS; ++n)
-            p[n] = exponential(p[n] - tiles->L[element_row(n)]);
+        for (int n = 0; n < ELEMENTS; ++n) p[n] = exponential(p[n] - tiles->L[element_row(n)]);
         mask_probabilities(p, &s, i0, j0);
         const uint64_t keep = a->drop_T ? kept(a, b, h, i0, j0) : ~(uint64_t)0;
 #pragma unroll
@@ -307,10 +306,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS)
         post_dq_semaphore(bwd, b, h, i0);
     }
     cp_async_wait(0);
-    store_gradient(dk, ARG(a, scale), &bwd->dk, &s, hk, j0, a->D, a->flags & FATTN_ACC_DK,
-                   bwd->vector_gradients);
-    store_gradient(dv, ARG(a, keep_scale), &bwd->dv, &s, hk, j0, a->Dv, a->flags & FATTN_ACC_DV,
-                   bwd->vector_gradients);
+    store_gradient(dk, ARG(a, scale), &bwd->dk, &s, hk, j0, a->D, a->flags & FATTN_ACC_DK, bwd->vector_gradients);
+    store_gradient(dv, ARG(a, keep_scale), &bwd->dv, &s, hk, j0, a->Dv, a->flags & FATTN_ACC_DV, bwd->vector_gradients);
 }
 
 DESCRIBE_KERNEL(fattni_bwd_args, SHARED_BYTES, 1);

@@ -24,19 +24,27 @@
 #include "core/device/score_terms_mma.cuh"
 
 enum {
-    D = K_D, PITCH = (D + 63) / 64 * 64, BM = K_BM, BN = K_BN, WARPS = K_WARPS,
+    D = K_D,
+    PITCH = (D + 63) / 64 * 64,
+    BM = K_BM,
+    BN = K_BN,
+    WARPS = K_WARPS,
     THREADS = 32 * WARPS,
     GENERAL = K_VARIANT == FATTNI_VARIANT_GENERAL,
-    KEY_WARPS = BN / 32, SPLIT = WARPS / KEY_WARPS,
-    ROWS_PER_WARP = BM / SPLIT, ROW_TILES = ROWS_PER_WARP / 8,         /* columns of S^T */
-    COLUMNS_PER_WARP = D / SPLIT, COLUMN_TILES = COLUMNS_PER_WARP / 8, /* of dK, dV */
-    DQ_ROW_WARPS = BM / 32, DQ_COLUMNS = D / (WARPS / DQ_ROW_WARPS), DQ_TILES = DQ_COLUMNS / 8,
+    KEY_WARPS = BN / 32,
+    SPLIT = WARPS / KEY_WARPS,
+    ROWS_PER_WARP = BM / SPLIT,
+    ROW_TILES = ROWS_PER_WARP / 8, /* columns of S^T */
+    COLUMNS_PER_WARP = D / SPLIT,
+    COLUMN_TILES = COLUMNS_PER_WARP / 8, /* of dK, dV */
+    DQ_ROW_WARPS = BM / 32,
+    DQ_COLUMNS = D / (WARPS / DQ_ROW_WARPS),
+    DQ_TILES = DQ_COLUMNS / 8,
     TILE_M = BM * PITCH * 2 /* bytes */
 };
 static_assert(KEY_WARPS * SPLIT == WARPS && ROW_TILES % 2 == 0 && COLUMN_TILES % 2 == 0, "S, dK, dV");
 static_assert(DQ_ROW_WARPS * (WARPS / DQ_ROW_WARPS) == WARPS && DQ_TILES % 2 == 0, "dQ");
-static_assert(BM * PITCH / 8 % THREADS == 0 && BN * PITCH / 8 % THREADS == 0,
-              "loads divide evenly");
+static_assert(BM * PITCH / 8 % THREADS == 0 && BN * PITCH / 8 % THREADS == 0, "loads divide evenly");
 static_assert(BM % 64 == 0, "P and dS are stored in chunks of 64 rows");
 
 typedef struct row_statistics {
@@ -50,14 +58,15 @@ typedef struct shared_memory {
 } shared_memory;
 enum { SHARED_BYTES = sizeof(shared_memory) };
 
-
 #include "bwd/cuda/bwd_load16.cuh"
 
 /* lse2 and delta of the row block at padded row `at` to shared memory. */
 DEVICE void load_statistics(uint32_t rows, const fattni_bwd_args *bwd, int64_t at) {
     const int n = (int)threadIdx.x * 4;
-    if (n < BM) cp_async_16(rows + 4 * n, bwd->lse2 + at + n, 16);
-    else if (n < 2 * BM) cp_async_16(rows + 4 * n, bwd->delta + at + n - BM, 16);
+    if (n < BM)
+        cp_async_16(rows + 4 * n, bwd->lse2 + at + n, 16);
+    else if (n < 2 * BM)
+        cp_async_16(rows + 4 * n, bwd->delta + at + n - BM, 16);
 }
 
 /* The dQ accumulator of a row block is in fragment order: each warp has 32 rows, two row tiles of as many column tiles,
@@ -66,9 +75,9 @@ DEVICE int64_t dq_offset(int tile) { return ((int64_t)tile * THREADS + threadIdx
 
 /* A warp's 32 rows (row0..) and columns (column0..) of a dK or dV block to global memory; x has two row
    tiles. `tile` has room for the block in shared memory, and only this warp uses its part. */
-DEVICE void store_gradient(const float (*x)[4], int column_tiles, uint32_t tile, int columns, int row0,
-                           int column0, const fattni_view *view, int batch, int head, int first_row,
-                           int rows, int width, int f32, int accumulate, int vector) {
+DEVICE void store_gradient(const float (*x)[4], int column_tiles, uint32_t tile, int columns, int row0, int column0,
+                           const fattni_view *view, int batch, int head, int first_row, int rows, int width, int f32,
+                           int accumulate, int vector) {
     if (!view->p) return;
     const int lane = (int)threadIdx.x & 31, g = lane / 4, t = lane % 4;
     const int64_t at = batch * view->b + head * view->h + (int64_t)first_row * view->row;
@@ -121,8 +130,7 @@ DEVICE void store_transposed(uint32_t tile, const float x[2][ROW_TILES][4], int 
         }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS)
-    K_NAME(const __grid_constant__ fattni_bwd_args args) {
+extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS) K_NAME(const __grid_constant__ fattni_bwd_args args) {
     const fattni_bwd_args *const bwd = &args;
     const fattni_attention_args *const a = &args.a;
     extern __shared__ __align__(128) unsigned char bytes[];
@@ -171,20 +179,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS)
             const row_block next = row_block_of(&rows, step + 1);
             const uint32_t other = (uint32_t)TILE_M - stage;
             load_rows(q_tiles + other, do_tiles + other, bwd, &s, next.h, next.i0);
-            load_statistics(ELEMENT_ADDRESS(shared, rows, (step + 1) & 1), bwd,
-                            row_base(bwd, &s, b, next.h) + next.i0);
+            load_statistics(ELEMENT_ADDRESS(shared, rows, (step + 1) & 1), bwd, row_base(bwd, &s, b, next.h) + next.i0);
             cp_async_commit();
         }
 
         float p[2][ROW_TILES][4], ds[2][ROW_TILES][4];
-        product_nt(p[0], 2, ROW_TILES, D, lane_16(k_tile, PITCH), key0, lane_8(q_tile, PITCH), row0,
-                   PITCH);
+        product_nt(p[0], 2, ROW_TILES, D, lane_16(k_tile, PITCH), key0, lane_8(q_tile, PITCH), row0, PITCH);
         float tanhs[2][ROW_TILES][4];
         if (GENERAL)
 #pragma unroll
             for (int k = 0; k < 2; ++k)
-                general_scores(p[k], tanhs[k], ROW_TILES, 1, a, &s, slope_of(a, h), b, h,
-                               i0 + row0 + 2 * t, j0 + key0 + 16 * k + g);
+                general_scores(p[k], tanhs[k], ROW_TILES, 1, a, &s, slope_of(a, h), b, h, i0 + row0 + 2 * t,
+                               j0 + key0 + 16 * k + g);
         const int all = j0 >= i0 + BM - 1 + s.lo && j0 + BN - 1 <= i0 + s.hi && keys == BN;
 #pragma unroll
         for (int n = 0; n < ROW_TILES; ++n) {
@@ -192,8 +198,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS)
 #pragma unroll
             for (int k = 0; k < 2; ++k)
 #pragma unroll
-                for (int e = 0; e < 4; ++e)
-                    p[k][n][e] = exp2_approx(p[k][n][e] * unit - (e & 1 ? base.y : base.x));
+                for (int e = 0; e < 4; ++e) p[k][n][e] = exp2_approx(p[k][n][e] * unit - (e & 1 ? base.y : base.x));
         }
         if (!all) { /* after the exponential: a masked P is 0, whatever L is */
 #pragma unroll
@@ -215,8 +220,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS)
             float kept[2][ROW_TILES][4];
 #pragma unroll
             for (int k = 0; k < 2; ++k) {
-                keep_tiles(keep[k], ROW_TILES, a, &plane_rng, 1, i0 + row0 + 2 * t,
-                           j0 + key0 + 16 * k + g);
+                keep_tiles(keep[k], ROW_TILES, a, &plane_rng, 1, i0 + row0 + 2 * t, j0 + key0 + 16 * k + g);
 #pragma unroll
                 for (int n = 0; n < ROW_TILES; ++n)
 #pragma unroll
@@ -227,8 +231,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS)
         } else {
             store_transposed(p_tile, p, key0, row0);
         }
-        product_nt(ds[0], 2, ROW_TILES, D, lane_16(v_tile, PITCH), key0, lane_8(do_tile, PITCH),
-                   row0, PITCH);
+        product_nt(ds[0], 2, ROW_TILES, D, lane_16(v_tile, PITCH), key0, lane_8(do_tile, PITCH), row0, PITCH);
 #pragma unroll
         for (int n = 0; n < ROW_TILES; ++n) {
             const float2 base = *(const float2 *)&delta[row0 + 8 * n + 2 * t];
@@ -237,8 +240,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS)
 #pragma unroll
                 for (int e = 0; e < 4; ++e) {
                     float dp = ds[k][n][e];
-                    if (GENERAL && a->drop_T)
-                        dp = keep[k][n / 8] >> (4 * (n % 8) + e) & 1 ? dp * a->keep_scale : 0.0f;
+                    if (GENERAL && a->drop_T) dp = keep[k][n / 8] >> (4 * (n % 8) + e) & 1 ? dp * a->keep_scale : 0.0f;
                     ds[k][n][e] = p[k][n][e] * (dp - (e & 1 ? base.y : base.x));
                 }
         }
@@ -254,15 +256,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS)
         store_transposed(ds_tile, ds, key0, row0);
         __syncthreads(); /* P and dS are in shared memory */
 
-        product_nn(dv, 2, COLUMN_TILES, BM, lane_16(p_tile, BM), key0, BM, 0,
-                   lane_16(do_tile, PITCH), column0, PITCH);
+        product_nn(dv, 2, COLUMN_TILES, BM, lane_16(p_tile, BM), key0, BM, 0, lane_16(do_tile, PITCH), column0, PITCH);
         float dq[2 * DQ_TILES][4];
 #pragma unroll
         for (int c = 0; c < 2 * DQ_TILES; ++c)
 #pragma unroll
             for (int e = 0; e < 4; ++e) dq[c][e] = 0.0f;
-        product_nn(dq, 2, DQ_TILES, BN, lane_8(ds_tile, BM), dq_row0, BM, 1, lane_16(k_tile, PITCH),
-                   dq_column0, PITCH);
+        product_nn(dq, 2, DQ_TILES, BN, lane_8(ds_tile, BM), dq_row0, BM, 1, lane_16(k_tile, PITCH), dq_column0, PITCH);
         if (bwd->dq_accumulator) {
             float *const to = bwd->dq_accumulator + (row_base(bwd, &s, b, h) + i0) * D;
             wait_dq_semaphore(bwd, &s, b, h, i0, j0, BN);
@@ -270,8 +270,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS)
             for (int c = 0; c < 2 * DQ_TILES; ++c) reduce_add_4(to + dq_offset(c), dq[c]);
             post_dq_semaphore(bwd, b, h, i0);
         }
-        product_nn(dk, 2, COLUMN_TILES, BM, lane_16(ds_tile, BM), key0, BM, 0,
-                   lane_16(q_tile, PITCH), column0, PITCH);
+        product_nn(dk, 2, COLUMN_TILES, BM, lane_16(ds_tile, BM), key0, BM, 0, lane_16(q_tile, PITCH), column0, PITCH);
     }
 
     /* dK = scale dS^T Q and dV are stored by way of the K and V tiles. */
@@ -284,10 +283,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS)
             dk[c][e] *= bwd->dk_scale;
             dv[c][e] *= bwd->dv_scale;
         }
-    store_gradient(dk, COLUMN_TILES, k_tile, PITCH, key0, column0, &bwd->dk, s.batch, hk, s.k0 + j0,
-                   keys, a->D, bwd->dk_f32, a->flags & FATTN_ACC_DK, bwd->vector_gradients);
-    store_gradient(dv, COLUMN_TILES, v_tile, PITCH, key0, column0, &bwd->dv, s.batch, hk, s.k0 + j0,
-                   keys, a->Dv, bwd->dv_f32, a->flags & FATTN_ACC_DV, bwd->vector_gradients);
+    store_gradient(dk, COLUMN_TILES, k_tile, PITCH, key0, column0, &bwd->dk, s.batch, hk, s.k0 + j0, keys, a->D,
+                   bwd->dk_f32, a->flags & FATTN_ACC_DK, bwd->vector_gradients);
+    store_gradient(dv, COLUMN_TILES, v_tile, PITCH, key0, column0, &bwd->dv, s.batch, hk, s.k0 + j0, keys, a->Dv,
+                   bwd->dv_f32, a->flags & FATTN_ACC_DV, bwd->vector_gradients);
 }
 
 DESCRIBE_KERNEL(fattni_bwd_args, SHARED_BYTES, 1);

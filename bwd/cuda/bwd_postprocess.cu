@@ -20,8 +20,7 @@ DEVICE void store_dq(const fattni_bwd_args *bwd, int64_t at, float x) {
 }
 
 /* One CTA per row block, with as many threads as added to it: thread x stores what thread x added. */
-extern "C" __global__ void __launch_bounds__(256)
-    fattn_bwd_postprocess(const __grid_constant__ fattni_bwd_args args) {
+extern "C" __global__ void __launch_bounds__(256) fattn_bwd_postprocess(const __grid_constant__ fattni_bwd_args args) {
     const fattni_bwd_args *const bwd = &args;
     const fattni_attention_args *const a = &args.a;
     const int BM = bwd->row_block;
@@ -36,9 +35,9 @@ extern "C" __global__ void __launch_bounds__(256)
     const int row0 = i0 + warp % row_warps * bwd->dq_warp_rows + thread % 32 / 4;
     const int column0 = warp / row_warps * columns, tiles = min(columns, bwd->D_padded - column0) / 8;
     const int row_tiles = bwd->dq_warp_rows / 16, count = row_tiles * tiles;
-    const float4 *const from =
-        (const float4 *)(bwd->dq_accumulator + (row_base(bwd, &s, b, h) + i0) * bwd->D_padded) +
-        thread / bwd->dq_group * (bwd->dq_group * row_tiles * columns / 8) + thread % bwd->dq_group;
+    const float4 *const from = (const float4 *)(bwd->dq_accumulator + (row_base(bwd, &s, b, h) + i0) * bwd->D_padded) +
+                               thread / bwd->dq_group * (bwd->dq_group * row_tiles * columns / 8) +
+                               thread % bwd->dq_group;
     const int64_t to = s.batch * bwd->dq.b + h * bwd->dq.h + (int64_t)s.q0 * bwd->dq.row;
     const int whole = tiles % 2 == 0 && bwd->vector_gradients && !bwd->dq_f32 && !(a->flags & FATTN_ACC_DQ);
     if (whole) { /* two tiles at a time: each lane of a quad stores 16 bytes, of one tile and row */

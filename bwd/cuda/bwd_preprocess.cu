@@ -66,8 +66,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         float sum = 0.0f;
         if (i < s.Sq && (!bwd->given_delta.p || bwd->d_o_copy.p)) {
             const int64_t row = s.q0 + i;
-            const char *const o = (const char *)a->o.p +
-                                  (s.batch * a->o.b + h * a->o.h + row * a->o.row) * (int64_t)size_o;
+            const char *const o =
+                (const char *)a->o.p + (s.batch * a->o.b + h * a->o.h + row * a->o.row) * (int64_t)size_o;
             const char *const d_o = (const char *)bwd->d_o.p +
                                     (s.batch * bwd->d_o.b + h * bwd->d_o.h + row * bwd->d_o.row) * (int64_t)size_do;
             float x[8], y[8];
@@ -76,9 +76,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #pragma unroll
             for (int e = 0; e < 8; ++e) sum += x[e] * y[e];
             if (bwd->d_o_copy.p && 8 * lane < bwd->D_padded)
-                store_8(bwd,
-                        s.batch * bwd->d_o_copy.b + h * bwd->d_o_copy.h + row * bwd->d_o_copy.row + 8 * lane,
-                        y);
+                store_8(bwd, s.batch * bwd->d_o_copy.b + h * bwd->d_o_copy.h + row * bwd->d_o_copy.row + 8 * lane, y);
         }
         for (int step = lanes / 2; step > 0; step /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);
         if (lane != 0) continue;
@@ -87,11 +85,10 @@ extern "C" __global__ void __launch_bounds__(THREADS)
             const int64_t row = s.q0 + i;
             L = ((const float *)a->lse.p)[s.batch * a->lse.b + h * a->lse.h + row * a->lse.row];
             if (bwd->given_delta.p)
-                sum = ((const float *)bwd->given_delta.p)[s.batch * bwd->given_delta.b +
-                                                       h * bwd->given_delta.h + row * bwd->given_delta.row];
+                sum = ((const float *)bwd->given_delta
+                           .p)[s.batch * bwd->given_delta.b + h * bwd->given_delta.h + row * bwd->given_delta.row];
             else if (bwd->d_lse.p)
-                sum -= ((const float *)bwd->d_lse.p)[s.batch * bwd->d_lse.b + h * bwd->d_lse.h +
-                                                  row * bwd->d_lse.row];
+                sum -= ((const float *)bwd->d_lse.p)[s.batch * bwd->d_lse.b + h * bwd->d_lse.h + row * bwd->d_lse.row];
             if (bwd->d_sink.p && L != -INFINITY && !FATTNI_IS_HUGE(L)) { /* the sink's share of the row's P */
                 const float sink = float_at(&a->sink, h), share = sink == L ? 1.0f : expf(sink - L);
                 sink_gradient -= share * sum;
@@ -101,8 +98,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     }
     if (bwd->d_sink.p) {
         __shared__ float warps[THREADS / 32];
-        for (int step = 16; step > 0; step /= 2)
-            sink_gradient += __shfl_xor_sync(0xffffffffu, sink_gradient, step);
+        for (int step = 16; step > 0; step /= 2) sink_gradient += __shfl_xor_sync(0xffffffffu, sink_gradient, step);
         if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = sink_gradient;
         __syncthreads();
         if (threadIdx.x == 0) {
@@ -118,18 +114,18 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 }
 
 /* Zeroes d_bias, which the main kernel adds to. */
-extern "C" __global__ void __launch_bounds__(THREADS)
-    fattn_bwd_zero(const __grid_constant__ fattni_bwd_args args) {
+extern "C" __global__ void __launch_bounds__(THREADS) fattn_bwd_zero(const __grid_constant__ fattni_bwd_args args) {
     const fattni_bwd_args *const bwd = &args;
     const fattni_attention_args *const a = &args.a;
     const int64_t first = (int64_t)blockIdx.x * THREADS + threadIdx.x;
     const int64_t *const n = bwd->d_bias_n;
     const int64_t count = n[0] * n[1] * n[2] * n[3];
     for (int64_t at = first; at < count; at += (int64_t)gridDim.x * THREADS) {
-        const int64_t j = at % n[3], i = at / n[3] % n[2], h = at / n[3] / n[2] % n[1],
-                      b = at / n[3] / n[2] / n[1];
+        const int64_t j = at % n[3], i = at / n[3] % n[2], h = at / n[3] / n[2] % n[1], b = at / n[3] / n[2] / n[1];
         const int64_t to = b * bwd->d_bias.b + h * bwd->d_bias.h + i * bwd->d_bias.row + j * bwd->d_bias.column;
-        if (a->f64) ((double *)bwd->d_bias.p)[to] = 0.0;
-        else ((float *)bwd->d_bias.p)[to] = 0.0f;
+        if (a->f64)
+            ((double *)bwd->d_bias.p)[to] = 0.0;
+        else
+            ((float *)bwd->d_bias.p)[to] = 0.0f;
     }
 }

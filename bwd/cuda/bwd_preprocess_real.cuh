@@ -20,8 +20,7 @@ DEVICE real block_sum(real x) {
 
 /* delta = rowsum(dO * O) - dL unless it is given, dQ = 0 unless it is added to, and this row
    block's part of dsink. One CTA per row block of one (sequence, head), one warp per row. */
-extern "C" __global__ void __launch_bounds__(THREADS)
-    K_ROWS_NAME(const __grid_constant__ fattni_bwd_args args) {
+extern "C" __global__ void __launch_bounds__(THREADS) K_ROWS_NAME(const __grid_constant__ fattni_bwd_args args) {
     const fattni_bwd_args *const bwd = &args;
     const fattni_attention_args *const a = &args.a;
     const int BM = bwd->row_block, blocks = (a->Sq + BM - 1) / BM;
@@ -39,8 +38,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         } else {
             const real *const o = row_at(&a->o, &s, h, row), *const d_o = row_at(&bwd->d_o, &s, h, row);
             for (int d = lane; d < a->Dv; d += 32) delta += o[d] * d_o[d];
-            for (int step = 16; step > 0; step /= 2)
-                delta += __shfl_xor_sync(0xffffffffu, delta, step);
+            for (int step = 16; step > 0; step /= 2) delta += __shfl_xor_sync(0xffffffffu, delta, step);
             if (bwd->d_lse.p) delta -= *row_at(&bwd->d_lse, &s, h, row);
         }
         if (bwd->dq.p && !(a->flags & FATTN_ACC_DQ)) {
@@ -57,13 +55,11 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     }
     if (!bwd->d_sink.p) return;
     sink_gradient = block_sum(sink_gradient);
-    if (threadIdx.x == 0)
-        ((real *)bwd->sink_parts)[((int64_t)h * a->B + b) * blocks + at.index] = sink_gradient;
+    if (threadIdx.x == 0) ((real *)bwd->sink_parts)[((int64_t)h * a->B + b) * blocks + at.index] = sink_gradient;
 }
 
 /* dsink from its parts, one CTA per head. */
-extern "C" __global__ void __launch_bounds__(THREADS)
-    K_SINK_NAME(const __grid_constant__ fattni_bwd_args args) {
+extern "C" __global__ void __launch_bounds__(THREADS) K_SINK_NAME(const __grid_constant__ fattni_bwd_args args) {
     const fattni_bwd_args *const bwd = &args;
     const fattni_attention_args *const a = &args.a;
     const int h = (int)blockIdx.x;

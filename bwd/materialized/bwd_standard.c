@@ -46,8 +46,7 @@ static layout layout_of(const fattni_problem *p) {
     l.dropped = fattni_standard_reserve(&l.thread, p->drop_T || narrow ? rows * rows : 0, element);
     l.grad = fattni_standard_reserve(&l.thread, rows * p->D, element);
     l.dv = fattni_standard_reserve(&l.thread, rows * p->Dv, element);
-    l.sums = fattni_standard_reserve(&l.thread, p->bias.present ? fattni_max(p->max_k, 1) : 0,
-                                     sizeof(double));
+    l.sums = fattni_standard_reserve(&l.thread, p->bias.present ? fattni_max(p->max_k, 1) : 0, sizeof(double));
     return l;
 }
 
@@ -83,8 +82,8 @@ static part part_of(const job *w, int64_t task, int64_t heads, bool of_keys) {
 }
 
 /* Rows of a gradient from x[count, width]: overwritten or added to. */
-static void put(const job *w, const fattni_array *a, bool add, int64_t b, int64_t h, int64_t row,
-                int64_t count, int64_t width, const void *x) {
+static void put(const job *w, const fattni_array *a, bool add, int64_t b, int64_t h, int64_t row, int64_t count,
+                int64_t width, const void *x) {
     w->k->put(count, width, x, width, add, (fattn_dtype)a->dtype, fattni_at(a, b, h, row), a->s[2]);
 }
 
@@ -103,8 +102,7 @@ static int64_t bias_blocks(const fattni_problem *p) {
 }
 
 /* dv += (keep P)^T dO/(1-p) for one query head; P's element `at` is of the block's first key. */
-static void add_value_gradients(const job *w, int thread, const part *x, int64_t at,
-                                fattni_matrix d_o, void *dv) {
+static void add_value_gradients(const job *w, int thread, const part *x, int64_t at, fattni_matrix d_o, void *dv) {
     const fattni_problem *const p = w->p;
     const int64_t Sq = x->seq.band.Sq;
     const uint8_t *const mask = fattni_standard_mask(p);
@@ -117,12 +115,11 @@ static void add_value_gradients(const job *w, int thread, const part *x, int64_t
     const size_t real = fattn_dtype_size(w->k->dtype);
     for (int64_t i = 0; i < Sq; i += FATTNI_STANDARD_ROWS) {
         const int64_t rows = fattni_min(FATTNI_STANDARD_ROWS, Sq - i), first = at + i * p->Sk;
-        const fattni_matrix rows_of_d_o = {(const char *)d_o.p + (size_t)(i * d_o.ld) * real,
-                                           d_o.ld};
-        fattni_standard_drop(w->k, p->dtype, stored_P(p, first), mask ? mask + first : NULL, p->Sk,
-                             rows, x->count, dropped);
-        fattni_standard_add_at_b(w->k, x->count, p->Dv, rows, p->keep_scale,
-                                 (fattni_matrix){dropped, x->count}, rows_of_d_o, dv);
+        const fattni_matrix rows_of_d_o = {(const char *)d_o.p + (size_t)(i * d_o.ld) * real, d_o.ld};
+        fattni_standard_drop(w->k, p->dtype, stored_P(p, first), mask ? mask + first : NULL, p->Sk, rows, x->count,
+                             dropped);
+        fattni_standard_add_at_b(w->k, x->count, p->Dv, rows, p->keep_scale, (fattni_matrix){dropped, x->count},
+                                 rows_of_d_o, dv);
     }
 }
 
@@ -142,13 +139,13 @@ static void key_gradients(void *arg, int64_t task, int thread) {
         const int64_t at = fattni_standard_at(p, x.b, h, 0) + x.begin;
         if (p->dk.present) {
             const fattni_matrix dX = {real_at(w, w->layout.dP, at), p->Sk};
-            const fattni_matrix q = fattni_standard_rows(w->k, &p->q, batch, h, x.seq.q0, Sq, p->D,
-                                                         in_scratch(w, thread, w->layout.q));
+            const fattni_matrix q =
+                fattni_standard_rows(w->k, &p->q, batch, h, x.seq.q0, Sq, p->D, in_scratch(w, thread, w->layout.q));
             fattni_standard_add_at_b(w->k, x.count, p->D, Sq, p->scale, dX, q, dk);
         }
         if (p->dv.present) {
-            const fattni_matrix d_o = fattni_standard_rows(
-                w->k, &p->d_o, batch, h, x.seq.q0, Sq, p->Dv, in_scratch(w, thread, w->layout.d_o));
+            const fattni_matrix d_o = fattni_standard_rows(w->k, &p->d_o, batch, h, x.seq.q0, Sq, p->Dv,
+                                                           in_scratch(w, thread, w->layout.d_o));
             add_value_gradients(w, thread, &x, at, d_o, dv);
         }
     }
@@ -175,24 +172,16 @@ static fattn_status run(fattn_ctx *ctx, const fattni_problem *p, const fattni_ke
     const bool f64 = p->dtype == FATTN_F64;
     const int64_t row_blocks = fattni_ceil_div(p->Sq, FATTNI_STANDARD_ROWS);
     const int64_t key_blocks = fattni_ceil_div(p->Sk, FATTNI_STANDARD_ROWS);
-    job w = {.p = p,
-             .k = fattni_cpu_kernels_of(ctx, p->dtype),
-             .layout = layout_of(p),
-             .blocks = row_blocks};
-    fattni_parallel(ctx, p->B * p->Hq * row_blocks, f64 ? score_gradients_f64 : score_gradients_f32,
-                    &w);
+    job w = {.p = p, .k = fattni_cpu_kernels_of(ctx, p->dtype), .layout = layout_of(p), .blocks = row_blocks};
+    fattni_parallel(ctx, p->B * p->Hq * row_blocks, f64 ? score_gradients_f64 : score_gradients_f32, &w);
     if (p->d_bias.present)
-        fattni_parallel(
-            ctx, fattni_distinct(&p->d_bias, 0) * fattni_distinct(&p->d_bias, 1) * bias_blocks(p),
-            f64 ? bias_gradients_f64 : bias_gradients_f32, &w);
+        fattni_parallel(ctx, fattni_distinct(&p->d_bias, 0) * fattni_distinct(&p->d_bias, 1) * bias_blocks(p),
+                        f64 ? bias_gradients_f64 : bias_gradients_f32, &w);
     if (p->dq.present || p->softcap > 0)
-        fattni_parallel(ctx, p->B * p->Hq * row_blocks,
-                        f64 ? query_gradients_f64 : query_gradients_f32, &w);
+        fattni_parallel(ctx, p->B * p->Hq * row_blocks, f64 ? query_gradients_f64 : query_gradients_f32, &w);
     w.blocks = key_blocks;
-    if (p->dk.present || p->dv.present)
-        fattni_parallel(ctx, p->B * p->Hkv * key_blocks, key_gradients, &w);
-    if (p->d_sink.present)
-        fattni_parallel(ctx, p->Hq, f64 ? sink_gradient_f64 : sink_gradient_f32, &w);
+    if (p->dk.present || p->dv.present) fattni_parallel(ctx, p->B * p->Hkv * key_blocks, key_gradients, &w);
+    if (p->d_sink.present) fattni_parallel(ctx, p->Hq, f64 ? sink_gradient_f64 : sink_gradient_f32, &w);
     return FATTN_OK;
 }
 

@@ -47,13 +47,11 @@ static const char *plan(const fattn_ctx *ctx, const fattni_problem *p, fattni_ke
 }
 
 /* Many elements have a thread each, few a block each. */
-static fattn_status bias_gradient(fattn_ctx *ctx, const fattni_problem *p,
-                                  fattni_bwd_standard_args *x) {
+static fattn_status bias_gradient(fattn_ctx *ctx, const fattni_problem *p, fattni_bwd_standard_args *x) {
     const int64_t *const n = x->bwd.d_bias_n, elements = n[0] * n[1] * n[2] * n[3];
     x->d_bias_lanes = elements < 1 << 14 ? FATTNI_STANDARD_THREADS : 1;
-    return FATTNI_STANDARD_START(
-        ctx, p, bwd_standard_bias,
-        fattni_ceil_div(elements * x->d_bias_lanes, FATTNI_STANDARD_THREADS), x);
+    return FATTNI_STANDARD_START(ctx, p, bwd_standard_bias,
+                                 fattni_ceil_div(elements * x->d_bias_lanes, FATTNI_STANDARD_THREADS), x);
 }
 
 static fattn_status run(fattn_ctx *ctx, const fattni_problem *p, const fattni_kernel_plan *plan) {
@@ -81,13 +79,12 @@ static fattn_status run(fattn_ctx *ctx, const fattni_problem *p, const fattni_ke
 
     if (p->softcap > 0) {
         x.X = w + l.X;
-        FATTNI_TRY(fattni_standard_rows_by_keys(ctx, p, p->D, p->scale / p->softcap, in.q.dense,
-                                                in.k.dense, x.X, blas));
+        FATTNI_TRY(
+            fattni_standard_rows_by_keys(ctx, p, p->D, p->scale / p->softcap, in.q.dense, in.k.dense, x.X, blas));
     }
     if (x.X || p->dtype != real)
         FATTNI_TRY(FATTNI_STANDARD_START(ctx, p, bwd_standard_scores,
-                                         fattni_ceil_div(rows * p->Sk, FATTNI_STANDARD_THREADS),
-                                         &x));
+                                         fattni_ceil_div(rows * p->Sk, FATTNI_STANDARD_THREADS), &x));
 
     void *const gradient = w + l.gradient;
     if (p->dq.present) {
@@ -102,8 +99,8 @@ static fattn_status run(fattn_ctx *ctx, const fattni_problem *p, const fattni_ke
     }
     if (p->dv.present) {
         const fattni_dense dv = {&p->dv, gradient, real, p->Dv, true};
-        FATTNI_TRY(fattni_standard_matrix_by_rows(ctx, p, p->Dv, x.x.dropped ? x.x.dropped : x.x.P,
-                                                  d_o.dense, gradient, blas));
+        FATTNI_TRY(fattni_standard_matrix_by_rows(ctx, p, p->Dv, x.x.dropped ? x.x.dropped : x.x.P, d_o.dense, gradient,
+                                                  blas));
         FATTNI_TRY(fattni_standard_scatter(ctx, p, &dv, p->keep_scale, p->flags & FATTN_ACC_DV));
     }
     return FATTN_OK;

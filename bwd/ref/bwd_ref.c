@@ -48,13 +48,11 @@ static int64_t lay_out(const fattni_problem *p, REAL *block, scratch *out) {
     out->s = take(&rest, p->Sk);
     out->d_sink = take(&rest, p->Hq);
     out->d_bias = take(&rest, bias);
-    for (int64_t n = 0; n < count; ++n)
-        block[n] = 0;
+    for (int64_t n = 0; n < count; ++n) block[n] = 0;
     return count;
 }
 
-static void put(const fattni_array *a, bool add, int64_t b, int64_t h, int64_t i, int64_t j,
-                REAL x) {
+static void put(const fattni_array *a, bool add, int64_t b, int64_t h, int64_t i, int64_t j, REAL x) {
     fattni_set(a, b, h, i, j, (double)(add ? get(a, b, h, i, j) + x : x));
 }
 
@@ -67,8 +65,7 @@ typedef struct normalizer {
 static normalizer normalizer_of(REAL L, REAL sink, int64_t Sk, const REAL *s, REAL rounding) {
     if (!FATTNI_IS_HUGE(L)) return (normalizer){L, 0};
     REAL max = sink, sum = 0;
-    for (int64_t j = 0; j < Sk; ++j)
-        max = s[j] > max ? s[j] : max;
+    for (int64_t j = 0; j < Sk; ++j) max = s[j] > max ? s[j] : max;
     if (is_masked(max)) return (normalizer){L, 0};
     if (!is_masked(sink)) sum = MATH(exp)(sink - max);
     for (int64_t j = 0; j < Sk; ++j)
@@ -85,11 +82,10 @@ static REAL sink_probability(REAL sink, normalizer n) {
     return sink == n.max ? MATH(exp)(-n.log_sum) : MATH(exp)(sink - n.max - n.log_sum);
 }
 
-static void backward_row(const fattni_problem *p, const fattni_sequence *seq, int64_t b, int64_t h,
-                         int64_t i, scratch *w) {
+static void backward_row(const fattni_problem *p, const fattni_sequence *seq, int64_t b, int64_t h, int64_t i,
+                         scratch *w) {
     const int64_t batch = seq->batch, row = seq->q0 + i;
-    for (int64_t d = 0; d < p->D; ++d)
-        w->dq[d] = 0;
+    for (int64_t d = 0; d < p->D; ++d) w->dq[d] = 0;
     const REAL L = get(&p->lse, batch, h, row, 0);
     if (is_masked(L)) return; /* the row has no visible key */
 
@@ -99,13 +95,11 @@ static void backward_row(const fattni_problem *p, const fattni_sequence *seq, in
     if (p->delta.present) {
         delta = get(&p->delta, batch, h, row, 0);
     } else {
-        for (int64_t d = 0; d < p->Dv; ++d)
-            delta += w->d_o[d] * get(&p->o, batch, h, row, d);
+        for (int64_t d = 0; d < p->Dv; ++d) delta += w->d_o[d] * get(&p->o, batch, h, row, d);
         if (p->d_lse.present) delta -= get(&p->d_lse, batch, h, row, 0);
     }
     score_row(p, seq, b, h, i, w->q, w->k, w->t, w->s);
-    const double rounding =
-        p->lse.dtype == FATTN_F64 ? FATTNI_HUGE_ROUNDING_F64 : FATTNI_HUGE_ROUNDING_F32;
+    const double rounding = p->lse.dtype == FATTN_F64 ? FATTNI_HUGE_ROUNDING_F64 : FATTNI_HUGE_ROUNDING_F32;
     const normalizer n = normalizer_of(L, sink_of(p, h), seq->band.Sk, w->s, (REAL)rounding);
     w->d_sink[h] -= sink_probability(sink_of(p, h), n) * delta;
     for (int64_t j = 0; j < seq->band.Sk; ++j) {
@@ -122,8 +116,7 @@ static void backward_row(const fattni_problem *p, const fattni_sequence *seq, in
             w->dq[d] += dX * w->k[j * p->D + d];
             w->dk[j * p->D + d] += dX * w->q[d];
         }
-        for (int64_t d = 0; d < p->Dv; ++d)
-            w->dv[j * p->Dv + d] += P * factor * w->d_o[d];
+        for (int64_t d = 0; d < p->Dv; ++d) w->dv[j * p->Dv + d] += P * factor * w->d_o[d];
     }
 }
 
@@ -132,14 +125,12 @@ static void store_bias(const fattni_problem *p, const scratch *w) {
     const bool add = p->flags & FATTN_ACC_DBIAS;
     const int64_t *const s = w->bias_s;
     int64_t n[4]; /* extents of what is stored: broadcast dimensions hold one element */
-    for (int d = 0; d < 4; ++d)
-        n[d] = s[d] ? p->d_bias.n[d] : fattni_min(p->d_bias.n[d], 1);
+    for (int d = 0; d < 4; ++d) n[d] = s[d] ? p->d_bias.n[d] : fattni_min(p->d_bias.n[d], 1);
     for (int64_t b = 0; b < n[0]; ++b)
         for (int64_t h = 0; h < n[1]; ++h)
             for (int64_t i = 0; i < n[2]; ++i)
                 for (int64_t j = 0; j < n[3]; ++j)
-                    put(&p->d_bias, add, b, h, i, j,
-                        w->d_bias[b * s[0] + h * s[1] + i * s[2] + j * s[3]]);
+                    put(&p->d_bias, add, b, h, i, j, w->d_bias[b * s[0] + h * s[1] + i * s[2] + j * s[3]]);
 }
 
 fattn_status FN(bwd_ref)(fattn_ctx *ctx, const fattni_problem *p) {
@@ -154,10 +145,8 @@ fattn_status FN(bwd_ref)(fattn_ctx *ctx, const fattni_problem *p) {
         for (int64_t g = 0; g < p->Hkv; ++g) {
             load(&p->k, batch, g, seq.k0, Sk, p->D, w.k);
             load(&p->v, batch, g, seq.k0, Sk, p->Dv, w.v);
-            for (int64_t n = 0; n < Sk * p->D; ++n)
-                w.dk[n] = 0;
-            for (int64_t n = 0; n < Sk * p->Dv; ++n)
-                w.dv[n] = 0;
+            for (int64_t n = 0; n < Sk * p->D; ++n) w.dk[n] = 0;
+            for (int64_t n = 0; n < Sk * p->Dv; ++n) w.dv[n] = 0;
             for (int64_t h = g * p->group; h < (g + 1) * p->group; ++h)
                 for (int64_t i = 0; i < seq.band.Sq; ++i) {
                     backward_row(p, &seq, b, h, i, &w);
@@ -166,11 +155,9 @@ fattn_status FN(bwd_ref)(fattn_ctx *ctx, const fattni_problem *p) {
                 }
             for (int64_t j = 0; j < Sk; ++j) {
                 for (int64_t d = 0; p->dk.present && d < p->D; ++d)
-                    put(&p->dk, p->flags & FATTN_ACC_DK, batch, g, seq.k0 + j, d,
-                        w.dk[j * p->D + d]);
+                    put(&p->dk, p->flags & FATTN_ACC_DK, batch, g, seq.k0 + j, d, w.dk[j * p->D + d]);
                 for (int64_t d = 0; p->dv.present && d < p->Dv; ++d)
-                    put(&p->dv, p->flags & FATTN_ACC_DV, batch, g, seq.k0 + j, d,
-                        w.dv[j * p->Dv + d]);
+                    put(&p->dv, p->flags & FATTN_ACC_DV, batch, g, seq.k0 + j, d, w.dv[j * p->Dv + d]);
             }
         }
     }

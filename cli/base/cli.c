@@ -29,8 +29,7 @@ int cli_fail(int code, const char *format, ...) {
 
 int cli_status(const fattn_ctx *ctx, fattn_status s, const char *what) {
     const char *message = ctx ? fattn_ctx_error(ctx) : "";
-    return cli_fail(CLI_FAILURE, "%s: %s (%s)", what, *message ? message : fattn_status_text(s),
-                    fattn_status_name(s));
+    return cli_fail(CLI_FAILURE, "%s: %s (%s)", what, *message ? message : fattn_status_text(s), fattn_status_name(s));
 }
 
 static void note_interrupt(int number) {
@@ -184,8 +183,7 @@ static void print_default(const cli_option *o, const void *field) {
     switch (o->type) {
     case CLI_FLAG: break;
     case CLI_INT:
-        if ((double)*(const int64_t *)field >= o->min)
-            printf(" [%lld]", (long long)*(const int64_t *)field);
+        if ((double)*(const int64_t *)field >= o->min) printf(" [%lld]", (long long)*(const int64_t *)field);
         break;
     case CLI_REAL:
         if (*(const double *)field >= o->min) printf(" [%.6g]", *(const double *)field);
@@ -194,13 +192,11 @@ static void print_default(const cli_option *o, const void *field) {
         if (*(const char *const *)field) printf(" [%s]", *(const char *const *)field);
         break;
     case CLI_CHOICE:
-        if (choice_at(o->choices, *(const int *)field, choice, sizeof choice))
-            printf(" [%s]", choice);
+        if (choice_at(o->choices, *(const int *)field, choice, sizeof choice)) printf(" [%s]", choice);
         break;
     case CLI_INTS: {
         const cli_list *list = field;
-        for (int i = 0; i < list->count; ++i)
-            printf("%s%lld", i ? "," : " [", (long long)list->at[i]);
+        for (int i = 0; i < list->count; ++i) printf("%s%lld", i ? "," : " [", (long long)list->at[i]);
         if (list->count) printf("]");
         break;
     }
@@ -208,14 +204,13 @@ static void print_default(const cli_option *o, const void *field) {
 }
 
 static void print_command_help(const cli_command *c) {
-    printf("usage: fattn %s [OPTION]...%s%s\n\n%s.\n", c->name, c->operands ? " " : "",
-           c->operands ? c->operands : "", c->summary);
+    printf("usage: fattn %s [OPTION]...%s%s\n\n%s.\n", c->name, c->operands ? " " : "", c->operands ? c->operands : "",
+           c->summary);
     if (c->details) printf("\n%s\n", c->details);
     printf("\noptions [default]:\n");
     for (const cli_option *o = c->options; o->name; ++o) {
         char left[40], expected[160];
-        snprintf(left, sizeof left, "--%s%s%s", o->name, o->value ? " " : "",
-                 o->value ? o->value : "");
+        snprintf(left, sizeof left, "--%s%s%s", o->name, o->value ? " " : "", o->value ? o->value : "");
         printf("  %-22s %s", left, o->help);
         if (o->type == CLI_CHOICE) printf(": %s", o->choices);
         print_default(o, (const char *)c->defaults + o->offset);
@@ -230,11 +225,9 @@ static void print_help(const cli_command *const *commands) {
     printf("usage: fattn COMMAND [OPTION]...\n\n"
            "FlashAttention training in C: exact attention, forward and backward, without the\n"
            "N x N matrix.\n\ncommands:\n");
-    for (; *commands; ++commands)
-        printf("  %-8s %s\n", (*commands)->name, (*commands)->summary);
-    printf(
-        "\n`fattn COMMAND --help` lists the options of a command; `fattn --version` the version.\n"
-        "Exit codes: 0 success, 1 failure, 2 wrong usage, 130 interrupted.\n");
+    for (; *commands; ++commands) printf("  %-8s %s\n", (*commands)->name, (*commands)->summary);
+    printf("\n`fattn COMMAND --help` lists the options of a command; `fattn --version` the version.\n"
+           "Exit codes: 0 success, 1 failure, 2 wrong usage, 130 interrupted.\n");
 }
 
 /* ---- parsing ---- */
@@ -264,13 +257,11 @@ static bool take_option(const cli_command *c, int argc, char **argv, int *i, voi
     if (o->type != CLI_FLAG && !value) value = *i + 1 < argc ? argv[++*i] : NULL;
     char expected[160];
     if (o->type != CLI_FLAG && !value) {
-        cli_fail(CLI_USAGE, "--%s needs a value: %s", o->name,
-                 expectation(o, expected, sizeof expected));
+        cli_fail(CLI_USAGE, "--%s needs a value: %s", o->name, expectation(o, expected, sizeof expected));
         return false;
     }
     if (!take_value(o, value, (char *)options + o->offset)) {
-        cli_fail(CLI_USAGE, "--%s: \"%s\" is not %s", o->name, value,
-                 expectation(o, expected, sizeof expected));
+        cli_fail(CLI_USAGE, "--%s: \"%s\" is not %s", o->name, value, expectation(o, expected, sizeof expected));
         return false;
     }
     return true;
@@ -317,8 +308,7 @@ static int run_command(const cli_command *c, int argc, char **argv) {
    would go into that file. A closed standard output is replaced by a file that cannot be written. */
 static void open_standard_streams(void) {
     for (int number = STDIN_FILENO; number <= STDERR_FILENO; ++number)
-        if (fcntl(number, F_GETFD) < 0)
-            (void)open("/dev/null", number == STDERR_FILENO ? O_WRONLY : O_RDONLY);
+        if (fcntl(number, F_GETFD) < 0) (void)open("/dev/null", number == STDERR_FILENO ? O_WRONLY : O_RDONLY);
 }
 
 int cli_main(const cli_command *const *commands, int argc, char **argv) {
@@ -338,16 +328,14 @@ int cli_main(const cli_command *const *commands, int argc, char **argv) {
         printf("fattn %d.%d.%d\n", v / 10000, v / 100 % 100, v % 100);
     } else {
         const cli_command *const *c = commands;
-        while (*c && strcmp((*c)->name, word) != 0)
-            ++c;
+        while (*c && strcmp((*c)->name, word) != 0) ++c;
         code = *c ? run_command(*c, argc - 1, argv + 1)
                   : cli_fail(CLI_USAGE, "unknown command \"%s\"; see fattn --help", word);
     }
     errno = 0;
     if (fflush(stdout) != 0 || ferror(stdout)) {
         const int error = errno;
-        cli_fail(CLI_FAILURE, "cannot write to standard output%s%s", error ? ": " : "",
-                 error ? strerror(error) : "");
+        cli_fail(CLI_FAILURE, "cannot write to standard output%s%s", error ? ": " : "", error ? strerror(error) : "");
         if (code == CLI_OK) code = CLI_FAILURE;
     }
     return code;

@@ -33,7 +33,7 @@ typedef struct cli_option {
     const char *value;   /* what --help calls the value: "N", "FILE" */
     double min, max;     /* inclusive; exact up to 2^53 */
     const char *choices; /* "recall|text" */
-    const char *help; /* "learning rate": lower case, no full stop; default and range are added */
+    const char *help;    /* "learning rate": lower case, no full stop; default and range are added */
 } cli_option;
 
 typedef struct cli_command {
@@ -42,8 +42,8 @@ typedef struct cli_command {
     const char *summary;  /* one line for `fattn --help` */
     const char *details;  /* further text of `fattn check --help`, lines of at most 80 columns */
     const cli_option *options;
-    const void *defaults; /* initial value of the options struct */
-    size_t size;          /* its bytes */
+    const void *defaults;                                                   /* initial value of the options struct */
+    size_t size;                                                            /* its bytes */
     int (*run)(const void *options, int n_operands, char *const *operands); /* enum cli_exit */
 } cli_command;
 

@@ -5,12 +5,13 @@
 #include <stdio.h>
 
 static void keep(void *user, fattn_log level, const char *text) {
-    if (level == FATTN_LOG_ERROR) snprintf(user, DEVICE_MESSAGE, "%s", text);
-    else if (level == FATTN_LOG_WARN) fprintf(stderr, "fattn: %s\n", text);
+    if (level == FATTN_LOG_ERROR)
+        snprintf(user, DEVICE_MESSAGE, "%s", text);
+    else if (level == FATTN_LOG_WARN)
+        fprintf(stderr, "fattn: %s\n", text);
 }
 
-fattn_status device_create(int device, uint32_t flags, int64_t threads, char why[DEVICE_MESSAGE],
-                           fattn_ctx **out) {
+fattn_status device_create(int device, uint32_t flags, int64_t threads, char why[DEVICE_MESSAGE], fattn_ctx **out) {
     const fattn_ctx_options o = {.struct_size = sizeof o,
                                  .flags = flags,
                                  .device = device == ON_CUDA ? FATTN_CUDA : FATTN_CPU,
@@ -21,12 +22,10 @@ fattn_status device_create(int device, uint32_t flags, int64_t threads, char why
     return fattn_ctx_create(&o, out);
 }
 
-int device_open(int device, uint32_t flags, int64_t threads, char why[DEVICE_MESSAGE],
-                fattn_ctx **out) {
+int device_open(int device, uint32_t flags, int64_t threads, char why[DEVICE_MESSAGE], fattn_ctx **out) {
     const fattn_status s = device_create(device, flags, threads, why, out);
     if (!s) return CLI_OK;
-    return cli_fail(CLI_FAILURE, "context: %s (%s)", *why ? why : fattn_status_text(s),
-                    fattn_status_name(s));
+    return cli_fail(CLI_FAILURE, "context: %s (%s)", *why ? why : fattn_status_text(s), fattn_status_name(s));
 }
 
 static fattn_tensor here(const fattn_tensor *t, fattn_dtype dtype, const void *data) {

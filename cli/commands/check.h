@@ -14,9 +14,9 @@ extern const char *const check_way_name[CHECK_WAYS];
 static inline int check_algorithm(int way) { return FATTN_ALGO_STANDARD + way; }
 
 typedef struct check_run {
-    fattn_ctx *ctx;      /* computes */
-    fattn_ctx *host;     /* reads files and compares: the CPU's */
-    fattn_dtype dtype;   /* of the computation: F64 or F32 */
+    fattn_ctx *ctx;    /* computes */
+    fattn_ctx *host;   /* reads files and compares: the CPU's */
+    fattn_dtype dtype; /* of the computation: F64 or F32 */
     int n_wanted;
     char *const *wanted; /* names, or parts or patterns of them; none: all cases */
     bool *found;         /* per wanted: whether a case matches it */
@@ -27,9 +27,9 @@ typedef struct check_run {
 } check_run;
 
 typedef struct check_way {
-    check_state state;  /* SKIPPED: no kernel of this version covers the case */
-    int64_t checked;    /* numbers compared */
-    double worst;       /* largest relative error, see check_worst */
+    check_state state; /* SKIPPED: no kernel of this version covers the case */
+    int64_t checked;   /* numbers compared */
+    double worst;      /* largest relative error, see check_worst */
     char message[512]; /* of the first failure, or why it was skipped */
 } check_way;
 
@@ -41,8 +41,7 @@ typedef struct check_result {
 } check_result;
 
 /* r->what: "2, 4/2, 7 x 7, 8/8". */
-void check_sizes(check_result *r, int64_t B, int64_t Hq, int64_t Hkv, int64_t Sq, int64_t Sk,
-                 int64_t D, int64_t Dv);
+void check_sizes(check_result *r, int64_t B, int64_t Hq, int64_t Hkv, int64_t Sq, int64_t Sk, int64_t D, int64_t Dv);
 void check_heading(const char *text);
 /* Whether the case is to be run. In a listing it prints the name and returns false. */
 bool check_begin(check_run *run, const char *name);

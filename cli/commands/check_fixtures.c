@@ -18,8 +18,8 @@ enum { FILES_MAX = 64, FILE_NAME = 128 };
 /* The accuracy of central differences of order 2 in fp64: fattn_gradcheck's defaults. */
 static const double fd_atol = 1e-8, fd_rtol = 1e-6;
 
-static const uint32_t accumulates[FATTN_FIXTURE_GRADIENTS] = {
-    FATTN_ACC_DQ, FATTN_ACC_DK, FATTN_ACC_DV, FATTN_ACC_DBIAS, FATTN_ACC_DSINK};
+static const uint32_t accumulates[FATTN_FIXTURE_GRADIENTS] = {FATTN_ACC_DQ, FATTN_ACC_DK, FATTN_ACC_DV, FATTN_ACC_DBIAS,
+                                                              FATTN_ACC_DSINK};
 
 /* Keeps the error message of the first failure; `about` names the result. */
 static void fail(check_way *way, const char *about, const char *message) {
@@ -70,8 +70,8 @@ static double rounding(const check_run *run, const fattn_fixture_attention *c) {
 
 /* Errors grow with the scores, unless the file has the size of the terms of each result: then the scores
    are exact in F32, however large. */
-static fattn_status allow(check_run *run, fattn_fixture *f, const char *name,
-                          const fattn_fixture_attention *c, allowance *out) {
+static fattn_status allow(check_run *run, fattn_fixture *f, const char *name, const fattn_fixture_attention *c,
+                          allowance *out) {
     char path[192];
     fattn_tensor unit;
     out->relative = rounding(run, c);
@@ -86,8 +86,7 @@ static fattn_status allow(check_run *run, fattn_fixture *f, const char *name,
     const double *const sizes = unit.data;
     const int64_t count = fattn_tensor_numel(&unit);
     if (count != RESULTS)
-        s = fattn_ctx_fail(run->host, FATTN_E_IO, "%s has %lld numbers, not %d", path,
-                           (long long)count, (int)RESULTS);
+        s = fattn_ctx_fail(run->host, FATTN_E_IO, "%s has %lld numbers, not %d", path, (long long)count, (int)RESULTS);
     for (int i = 0; s == FATTN_OK && i < RESULTS; ++i) {
         out->unit[i] = sizes[i];
         if (!(sizes[i] > 0 && isfinite(sizes[i])))
@@ -107,8 +106,7 @@ static double element(const fattn_tensor *t, int64_t n) {
     return t->dtype == FATTN_F32 ? ((const float *)t->data)[offset] : ((const double *)t->data)[offset];
 }
 
-static void compare_differences(check_way *way, const fattn_fixture_gradient *g, double tolerance,
-                                double unit) {
+static void compare_differences(check_way *way, const fattn_fixture_gradient *g, double tolerance, double unit) {
     const int64_t n = g->fd_index.data ? fattn_tensor_numel(&g->fd_index) : 0;
     for (int64_t i = 0; i < n; ++i) {
         const int32_t at = ((const int32_t *)g->fd_index.data)[i];
@@ -120,14 +118,12 @@ static void compare_differences(check_way *way, const fattn_fixture_gradient *g,
         way->checked += 1;
         if (fabs(got - want) <= fd_atol + tolerance * unit + (fd_rtol + tolerance) * fabs(want)) continue;
         char text[160];
-        snprintf(text, sizeof text, "element %d is %.9g, its central difference %.9g", at, got,
-                 want);
+        snprintf(text, sizeof text, "element %d is %.9g, its central difference %.9g", at, got, want);
         fail(way, g->name, text);
     }
 }
 
-static void compare_all(check_run *run, check_way *way, const fattn_fixture_attention *c,
-                        const allowance *a) {
+static void compare_all(check_run *run, check_way *way, const fattn_fixture_attention *c, const allowance *a) {
     compare(run, way, "o", c->io.o, &c->want_o, a->relative, a->unit[0]);
     compare(run, way, "lse", c->io.lse, &c->want_lse, a->relative, a->unit[1]);
     for (int i = 0; i < FATTN_FIXTURE_GRADIENTS; ++i) {
@@ -141,8 +137,7 @@ static void compare_all(check_run *run, check_way *way, const fattn_fixture_atte
 /* The case's memory as bytes. */
 enum { TENSORS = sizeof((fattn_fixture_attention *)0)->tensor / sizeof(fattn_tensor) };
 static fattn_tensor bytes_of(const fattn_tensor *memory) {
-    const int64_t bytes = fattn_tensor_numel(memory) *
-                          (int64_t)fattn_dtype_size((fattn_dtype)memory->dtype);
+    const int64_t bytes = fattn_tensor_numel(memory) * (int64_t)fattn_dtype_size((fattn_dtype)memory->dtype);
     return fattn_tensor_view(memory->data, FATTN_U8, FATTN_CPU, 0, 1, &bytes);
 }
 
@@ -163,8 +158,7 @@ static fattn_status run_elsewhere(fattn_ctx *ctx, fattn_fixture_attention *c) {
         for (int m = 0; m < TENSORS && home[i]; ++m) {
             const fattn_tensor here = bytes_of(&c->memory[m]);
             const char *const begin = here.data, *const at = home[i];
-            if (begin && at >= begin && at < begin + here.shape[0])
-                t->data = (char *)there[m].data + (at - begin);
+            if (begin && at >= begin && at < begin + here.shape[0]) t->data = (char *)there[m].data + (at - begin);
         }
     }
     if (!s) s = fattn_fixture_attention_run(ctx, c);
@@ -184,16 +178,15 @@ static fattn_status run_case(fattn_ctx *ctx, fattn_fixture_attention *c) {
 }
 
 /* Loads the case again for each algorithm, since a call may add to its outputs. */
-static void check_way_of(check_run *run, fattn_fixture *f, const char *name, int w,
-                         check_result *r) {
+static void check_way_of(check_run *run, fattn_fixture *f, const char *name, int w, check_result *r) {
     check_way *const way = &r->way[w];
     fattn_fixture_attention c = {.struct_size = sizeof c};
     allowance a;
     fattn_status s = fattn_fixture_attention_load(f, name, run->dtype, &c);
     if (s == FATTN_OK) s = allow(run, f, name, &c, &a);
     if (s == FATTN_OK) {
-        check_sizes(r, c.io.q->shape[0], c.io.q->shape[1], c.io.k->shape[1], c.io.q->shape[2],
-                    c.io.k->shape[2], c.io.q->shape[3], c.io.v->shape[3]);
+        check_sizes(r, c.io.q->shape[0], c.io.q->shape[1], c.io.k->shape[1], c.io.q->shape[2], c.io.k->shape[2],
+                    c.io.q->shape[3], c.io.v->shape[3]);
         c.params.algorithm = check_algorithm(w);
         s = run_case(run->ctx, &c);
     }
@@ -222,8 +215,7 @@ static void check_case(check_run *run, fattn_fixture *f, const char *file, const
     if (!check_begin(run, full)) return;
     check_result r = {.name = full};
     const double begin = seconds_now();
-    for (int w = 0; w < CHECK_WAYS; ++w)
-        check_way_of(run, f, name, w, &r);
+    for (int w = 0; w < CHECK_WAYS; ++w) check_way_of(run, f, name, w, &r);
     r.seconds = seconds_now() - begin;
     check_end(run, &r);
 }
@@ -238,8 +230,7 @@ static int list_files(const char *folder, char (*names)[FILE_NAME]) {
         const bool fixture = length > 3 && strcmp(e->d_name + length - 3, ".h5") == 0;
         if (!fixture || length >= FILE_NAME || n == FILES_MAX) continue;
         int at = n++;
-        for (; at > 0 && strcmp(names[at - 1], e->d_name) > 0; --at)
-            memcpy(names[at], names[at - 1], FILE_NAME);
+        for (; at > 0 && strcmp(names[at - 1], e->d_name) > 0; --at) memcpy(names[at], names[at - 1], FILE_NAME);
         memcpy(names[at], e->d_name, length + 1);
     }
     closedir(d);
@@ -264,8 +255,7 @@ bool check_fixtures(check_run *run, const char *folder) {
             cli_status(run->host, s, "fixtures");
             return false;
         }
-        for (int c = 0; c < fattn_fixture_count(f); ++c)
-            check_case(run, f, names[i], fattn_fixture_case(f, c));
+        for (int c = 0; c < fattn_fixture_count(f); ++c) check_case(run, f, names[i], fattn_fixture_case(f, c));
         if (fattn_fixture_close(f) != FATTN_OK) return false;
     }
     return true;

@@ -39,8 +39,7 @@ static const grad_case attention_cases[] = {
 static fattn_var attention(fattn_tape *t, const fattn_var *in, int n_in, void *user) {
     (void)n_in;
     const grad_case *c = user;
-    const fattn_attention_params p = {
-        .struct_size = sizeof p, .flags = c->flags, .algorithm = c->algorithm};
+    const fattn_attention_params p = {.struct_size = sizeof p, .flags = c->flags, .algorithm = c->algorithm};
     const fattn_attention_vars x = {.struct_size = sizeof x, .q = in[0], .k = in[1], .v = in[2]};
     fattn_var lse;
     const fattn_var o = fattn_op_attention_ex(t, &x, &p, c->lse ? &lse : NULL);
@@ -52,8 +51,7 @@ static fattn_var attention(fattn_tape *t, const fattn_var *in, int n_in, void *u
 static fattn_var block(fattn_tape *t, const fattn_var *in, int n_in, void *user) {
     (void)n_in;
     const grad_case *c = user;
-    const fattn_attention_params p = {
-        .struct_size = sizeof p, .flags = c->flags, .algorithm = c->algorithm};
+    const fattn_attention_params p = {.struct_size = sizeof p, .flags = c->flags, .algorithm = c->algorithm};
     const fattn_var none = {0};
     const int hq = (int)c->Hq, hkv = (int)c->Hkv, d = (int)c->D;
     fattn_var h = fattn_op_rmsnorm(t, in[0], in[1], 1e-5f);
@@ -71,8 +69,7 @@ static fattn_var block(fattn_tape *t, const fattn_var *in, int n_in, void *user)
 /* in: table [V,C], ids [B,S], then a block's weights, targets [B,S]: loss with a tied embedding. */
 static fattn_var model(fattn_tape *t, const fattn_var *in, int n_in, void *user) {
     fattn_var x[7] = {fattn_op_embedding(t, in[0], in[1])};
-    for (int i = 1; i < 7; ++i)
-        x[i] = in[i + 1];
+    for (int i = 1; i < 7; ++i) x[i] = in[i + 1];
     return fattn_op_linear_cross_entropy(t, block(t, x, 7, user), in[0], in[n_in - 1], -1);
 }
 
@@ -89,8 +86,7 @@ static void add_normal(check_run *run, inputs *in, double std, int ndim, const i
     fattn_tensor *t = &in->at[in->n++];
     in->status = fattn_tensor_alloc(run->ctx, run->dtype, ndim, shape, t);
     if (in->status == FATTN_OK)
-        in->status = fattn_tensor_normal(run->ctx, t, 0, std,
-                                         (fattn_rng){.seed = 7, .stream = (uint32_t)in->n});
+        in->status = fattn_tensor_normal(run->ctx, t, 0, std, (fattn_rng){.seed = 7, .stream = (uint32_t)in->n});
 }
 
 /* [B,S] of symbols below `vocab`; every fifth is -1 where `holes`. */
@@ -99,8 +95,7 @@ static void add_symbols(check_run *run, inputs *in, const grad_case *c, int voca
     int32_t symbols[SYMBOLS_MAX];
     if (in->status != FATTN_OK) return;
     fattn_tensor *t = &in->at[in->n++];
-    for (int32_t i = 0; i < c->B * c->Sq; ++i)
-        symbols[i] = holes && i % 5 == 4 ? -1 : (7 * i + in->n) % vocab;
+    for (int32_t i = 0; i < c->B * c->Sq; ++i) symbols[i] = holes && i % 5 == 4 ? -1 : (7 * i + in->n) % vocab;
     in->status = fattn_tensor_alloc(run->ctx, FATTN_I32, 2, (int64_t[]){c->B, c->Sq}, t);
     if (in->status == FATTN_OK) in->status = device_write_i32(run->ctx, t, symbols);
 }
@@ -116,8 +111,7 @@ static void add_weights(check_run *run, inputs *in, const grad_case *c) {
 }
 
 static void check(check_run *run, check_result *r, fattn_graph_fn graph, grad_case *c, inputs *in) {
-    const fattn_gradcheck_options o = {
-        .struct_size = sizeof o, .max_coords = c->sample, .seed = 11};
+    const fattn_gradcheck_options o = {.struct_size = sizeof o, .max_coords = c->sample, .seed = 11};
     const double begin = seconds_now();
     for (int w = 0; w < CHECK_WAYS; ++w) {
         check_way *way = &r->way[w];
@@ -125,16 +119,13 @@ static void check(check_run *run, check_result *r, fattn_graph_fn graph, grad_ca
         c->algorithm = check_algorithm(w);
         fattn_status s = in->status;
         if (s == FATTN_OK) s = fattn_gradcheck(run->ctx, graph, c, in->at, in->n, &o, &report);
-        way->state = s == FATTN_OK              ? CHECK_OK
-                     : s == FATTN_E_UNSUPPORTED ? CHECK_SKIPPED
-                                                : CHECK_FAILED;
+        way->state = s == FATTN_OK ? CHECK_OK : s == FATTN_E_UNSUPPORTED ? CHECK_SKIPPED : CHECK_FAILED;
         way->checked = report.checked;
         way->worst = check_worst(&report, run->dtype == FATTN_F64 ? 1e-2 : 1);
         snprintf(way->message, sizeof way->message, "%s", fattn_ctx_error(run->ctx));
     }
     r->seconds = seconds_now() - begin;
-    for (int i = 0; i < in->n; ++i)
-        fattn_tensor_free(run->ctx, &in->at[i]);
+    for (int i = 0; i < in->n; ++i) fattn_tensor_free(run->ctx, &in->at[i]);
     check_end(run, r);
 }
 

@@ -5,8 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
-static const bench_options defaults = {
-    .repeat = 20, .seconds = 2, .dtype = -1, .algorithm = -1};
+static const bench_options defaults = {.repeat = 20, .seconds = 2, .dtype = -1, .algorithm = -1};
 
 /* Defaults on the CPU; those for a GPU are in bench_cuda.c. */
 static bench_options on_cpu(const bench_options *given) {
@@ -29,22 +28,18 @@ static const cli_option table[] = {
     {"batch", CLI_INT, FIELD(batch), "B", 1, 65536, NULL, "sequences"},
     {"causal", CLI_FLAG, FIELD(causal), NULL, 0, 0, NULL, "causal mask"},
     {"dtype", CLI_CHOICE, FIELD(dtype), "T", 0, 0, "f32|f64|f16|bf16", "type of the tensors"},
-    {"algorithm", CLI_CHOICE, FIELD(algorithm), "A", 0, 0, "auto|standard|flash1|flash2|all",
-     "which to run"},
+    {"algorithm", CLI_CHOICE, FIELD(algorithm), "A", 0, 0, "auto|standard|flash1|flash2|all", "which to run"},
     {"threads", CLI_INT, FIELD(threads), "T", 0, 1024, NULL, "CPU threads; 0: OpenMP's choice"},
     {"repeat", CLI_INT, FIELD(repeat), "R", 1, 101, NULL, "runs of each pass, at most"},
-    {"seconds", CLI_REAL, FIELD(seconds), "S", 0, 3600, NULL,
-     "start no further run of a pass after S seconds"},
-    {"json", CLI_TEXT, FIELD(json), "FILE", 0, 0, NULL,
-     "write one JSON object per row; - = standard output"},
+    {"seconds", CLI_REAL, FIELD(seconds), "S", 0, 3600, NULL, "start no further run of a pass after S seconds"},
+    {"json", CLI_TEXT, FIELD(json), "FILE", 0, 0, NULL, "write one JSON object per row; - = standard output"},
     {0}};
 
 static int run(const void *options, int n_operands, char *const *operands) {
     const bench_options *o = options;
     for (int i = 0; i < n_operands; ++i) {
         if (strcmp(operands[i], "attention") != 0)
-            return cli_fail(CLI_USAGE, "\"%s\" cannot be measured; there is: attention",
-                            operands[i]);
+            return cli_fail(CLI_USAGE, "\"%s\" cannot be measured; there is: attention", operands[i]);
     }
     json j;
     if (!json_open(&j, o->json, false)) return CLI_FAILURE;
@@ -66,16 +61,15 @@ const cli_command cmd_bench = {
     .name = "bench",
     .operands = "[attention]",
     .summary = "Measure the speed of the attention kernels",
-    .details =
-        "GFLOP/s forward and backward, their share of what OpenBLAS's float32 matrix product\n"
-        "reaches on the same threads in the same run, and their share of the multiply-add\n"
-        "units' peak. standard is the composition of products and a softmax that stores N x N.\n"
-        "Without options: f32, 8 heads of dimension 64, N 128 to 2048, all algorithms.\n"
-        "\n"
-        "--device cuda: TFLOP/s, with the rate of a matrix product and of a copy measured in\n"
-        "the same run and the clock of the multiprocessors under load. Without options: bf16,\n"
-        "16384 tokens, heads of 64, 128 and 256 that make 2048 columns, full and causal,\n"
-        "N 512 to 16384, the algorithm that the library would choose.",
+    .details = "GFLOP/s forward and backward, their share of what OpenBLAS's float32 matrix product\n"
+               "reaches on the same threads in the same run, and their share of the multiply-add\n"
+               "units' peak. standard is the composition of products and a softmax that stores N x N.\n"
+               "Without options: f32, 8 heads of dimension 64, N 128 to 2048, all algorithms.\n"
+               "\n"
+               "--device cuda: TFLOP/s, with the rate of a matrix product and of a copy measured in\n"
+               "the same run and the clock of the multiprocessors under load. Without options: bf16,\n"
+               "16384 tokens, heads of 64, 128 and 256 that make 2048 columns, full and causal,\n"
+               "N 512 to 16384, the algorithm that the library would choose.",
     .options = table,
     .defaults = &defaults,
     .size = sizeof defaults,

@@ -32,8 +32,7 @@ static const cli_option table[] = {
     {0}};
 
 const char *const check_way_name[CHECK_WAYS] = {"standard", "flash1", "flash2"};
-static const char *const word[] = {
-    [CHECK_SKIPPED] = "skip", [CHECK_OK] = "ok", [CHECK_FAILED] = "FAIL"};
+static const char *const word[] = {[CHECK_SKIPPED] = "skip", [CHECK_OK] = "ok", [CHECK_FAILED] = "FAIL"};
 
 /* The whole name, the part before a slash, or a pattern. */
 static bool matches(const char *name, const char *wanted) {
@@ -56,17 +55,14 @@ double check_worst(const fattn_report *r, double unit) {
     return fabs(r->worst_got - r->worst_want) / (fabs(r->worst_want) + unit);
 }
 
-void check_sizes(check_result *r, int64_t B, int64_t Hq, int64_t Hkv, int64_t Sq, int64_t Sk,
-                 int64_t D, int64_t Dv) {
-    snprintf(r->what, sizeof r->what, "%lld, %lld/%lld, %lld x %lld, %lld/%lld", (long long)B,
-             (long long)Hq, (long long)Hkv, (long long)Sq, (long long)Sk, (long long)D,
-             (long long)Dv);
+void check_sizes(check_result *r, int64_t B, int64_t Hq, int64_t Hkv, int64_t Sq, int64_t Sk, int64_t D, int64_t Dv) {
+    snprintf(r->what, sizeof r->what, "%lld, %lld/%lld, %lld x %lld, %lld/%lld", (long long)B, (long long)Hq,
+             (long long)Hkv, (long long)Sq, (long long)Sk, (long long)D, (long long)Dv);
 }
 
 void check_heading(const char *text) {
     printf("%s\n\n%-4s  %-34s%-36s%8s", text, "", "case", "B, Hq/Hkv, Sq x Sk, D/Dv", "numbers");
-    for (int w = 0; w < CHECK_WAYS; ++w)
-        printf("%10s", check_way_name[w]);
+    for (int w = 0; w < CHECK_WAYS; ++w) printf("%10s", check_way_name[w]);
     printf("%9s\n", "seconds");
 }
 
@@ -101,8 +97,7 @@ void check_end(check_run *run, const check_result *r) {
     }
     printf("%9.2f\n", r->seconds);
     for (int w = 0; w < CHECK_WAYS; ++w) {
-        if (r->way[w].state == CHECK_FAILED)
-            printf("      %s: %s\n", check_way_name[w], r->way[w].message);
+        if (r->way[w].state == CHECK_FAILED) printf("      %s: %s\n", check_way_name[w], r->way[w].message);
     }
     fflush(stdout);
 }
@@ -138,24 +133,22 @@ static int check_all(check_run *run, const struct options *o) {
         fprintf(stderr, "fixtures: no folder ./data and none installed; see --fixtures\n");
     } else {
         char text[4400];
-        snprintf(
-            text, sizeof text,
-            "\nFixtures in %s: O, L and gradients against the fp64 reference, |error| / (|x| + 1),"
-            "\nat most %s times the size of the scores, or |error| / (|x| + unit) where a case has units;"
-            "\nand against its finite differences.",
-            folder, run->dtype == FATTN_F64 ? "1e-12" : "2^-24 (8 + sqrt(terms))");
+        snprintf(text, sizeof text,
+                 "\nFixtures in %s: O, L and gradients against the fp64 reference, |error| / (|x| + 1),"
+                 "\nat most %s times the size of the scores, or |error| / (|x| + unit) where a case has units;"
+                 "\nand against its finite differences.",
+                 folder, run->dtype == FATTN_F64 ? "1e-12" : "2^-24 (8 + sqrt(terms))");
         if (!run->list) check_heading(text);
         if (!check_fixtures(run, folder)) return CLI_FAILURE;
     }
     for (int i = 0; i < run->n_wanted; ++i) {
         if (!run->found[i])
-            return cli_fail(CLI_USAGE, "no case is called \"%s\"; see fattn check --list",
-                            run->wanted[i]);
+            return cli_fail(CLI_USAGE, "no case is called \"%s\"; see fattn check --list", run->wanted[i]);
     }
     if (run->list) return CLI_OK;
     const int *n = run->cases, total = n[CHECK_OK] + n[CHECK_FAILED] + n[CHECK_SKIPPED];
-    printf("\n%d cases: %d ok, %d failed, %d skipped; computed by", total, n[CHECK_OK],
-           n[CHECK_FAILED], n[CHECK_SKIPPED]);
+    printf("\n%d cases: %d ok, %d failed, %d skipped; computed by", total, n[CHECK_OK], n[CHECK_FAILED],
+           n[CHECK_SKIPPED]);
     for (int w = 0; w < CHECK_WAYS; ++w)
         printf(" %s %d%s", check_way_name[w], run->computed[w], w + 1 < CHECK_WAYS ? "," : "");
     printf(" (-: no kernel yet); %.1f s\n", seconds_now() - begin);
@@ -164,7 +157,8 @@ static int check_all(check_run *run, const struct options *o) {
 
 static int run(const void *options, int n_operands, char *const *operands) {
     const struct options *o = options;
-    check_run run = {.dtype = o->dtype ? FATTN_F32 : FATTN_F64, .n_wanted = n_operands, .wanted = operands, .list = o->list};
+    check_run run = {
+        .dtype = o->dtype ? FATTN_F32 : FATTN_F64, .n_wanted = n_operands, .wanted = operands, .list = o->list};
     char why[2][DEVICE_MESSAGE];
     if (!json_open(&run.log, o->json, false)) return CLI_FAILURE;
     run.found = calloc((size_t)n_operands + 1, sizeof *run.found);
@@ -183,10 +177,9 @@ const cli_command cmd_check = {
     .name = "check",
     .operands = "[CASE...]",
     .summary = "Check gradients: against central differences, and against fixtures",
-    .details =
-        "A CASE is a name (--list), the part of one before its slash, or a pattern: '*causal*'.\n"
-        "Without any, all cases run, each with every algorithm. A dash: no kernel of this\n"
-        "version covers the case; --json says why. Exit code 1 when a case fails.",
+    .details = "A CASE is a name (--list), the part of one before its slash, or a pattern: '*causal*'.\n"
+               "Without any, all cases run, each with every algorithm. A dash: no kernel of this\n"
+               "version covers the case; --json says why. Exit code 1 when a case fails.",
     .options = table,
     .defaults = &defaults,
     .size = sizeof defaults,

@@ -19,12 +19,9 @@ static const struct options defaults = {.rows = 1024, .head_dim = 64};
 
 static const cli_option table[] = {
     {"n", CLI_INT, offsetof(struct options, rows), "N", 0, 1e9, NULL, "kernels: sequence length"},
-    {"d", CLI_INT, offsetof(struct options, head_dim), "D", 1, 256, NULL,
-     "kernels: head dimension"},
-    {"causal", CLI_FLAG, offsetof(struct options, causal), NULL, 0, 0, NULL,
-     "kernels: causal mask"},
-    {"threads", CLI_INT, offsetof(struct options, threads), "T", 0, 1024, NULL,
-     "CPU threads; 0: OpenMP's choice"},
+    {"d", CLI_INT, offsetof(struct options, head_dim), "D", 1, 256, NULL, "kernels: head dimension"},
+    {"causal", CLI_FLAG, offsetof(struct options, causal), NULL, 0, 0, NULL, "kernels: causal mask"},
+    {"threads", CLI_INT, offsetof(struct options, threads), "T", 0, 1024, NULL, "CPU threads; 0: OpenMP's choice"},
     {0}};
 
 static void print_build(void) {
@@ -46,7 +43,7 @@ static void print_cpu(void) {
     printf(", OMP_NUM_THREADS %s", threads && *threads ? threads : "not set");
 #if defined(__x86_64__) && defined(__GNUC__)
     __builtin_cpu_init();
-#define SAY(feature)                                                                               \
+#define SAY(feature)                                                                                                   \
     if (__builtin_cpu_supports(feature)) fputs(" " feature, stdout)
     fputs(";", stdout);
     SAY("sse4.2");
@@ -63,8 +60,10 @@ static void print_cpu(void) {
 }
 
 static void keep(void *user, fattn_log level, const char *text) {
-    if (level == FATTN_LOG_ERROR) snprintf(user, MESSAGE_BYTES, "%s", text);
-    else if (level == FATTN_LOG_WARN) printf("warning  %s\n", text);
+    if (level == FATTN_LOG_ERROR)
+        snprintf(user, MESSAGE_BYTES, "%s", text);
+    else if (level == FATTN_LOG_WARN)
+        printf("warning  %s\n", text);
 }
 
 /* A context on the device; NULL after printing why there is none. why: MESSAGE_BYTES bytes that live as
@@ -78,8 +77,7 @@ static fattn_ctx *open_device(fattn_device device, int threads, char *why) {
                                  .log_user = why};
     const fattn_status s = fattn_ctx_create(&o, &ctx);
     if (s == FATTN_OK) return ctx;
-    printf("%-8s no: %s\n", device == FATTN_CPU ? "cpu" : "cuda",
-           *why ? why : fattn_status_text(s));
+    printf("%-8s no: %s\n", device == FATTN_CPU ? "cpu" : "cuda", *why ? why : fattn_status_text(s));
     return NULL;
 }
 
@@ -88,14 +86,12 @@ static void print_kernels(fattn_ctx *ctx, const struct options *o) {
     static const fattn_dtype dtypes[] = {FATTN_F32, FATTN_F64, FATTN_BF16, FATTN_F16};
     printf("\nkernels for B 1, H 8, N %lld, d %lld%s\n", (long long)o->rows, (long long)o->head_dim,
            o->causal ? ", causal" : "");
-    printf("%-10s%-7s%-32s%-32s%10s%11s\n", "algorithm", "dtype", "forward", "backward", "saved",
-           "workspace");
+    printf("%-10s%-7s%-32s%-32s%10s%11s\n", "algorithm", "dtype", "forward", "backward", "saved", "workspace");
     for (int a = FATTN_ALGO_AUTO; a <= FATTN_ALGO_FLASH2; ++a) {
         for (size_t d = 0; d < sizeof dtypes / sizeof *dtypes; ++d) {
             const layer_shape shape = {dtypes[d], 1, 8, 8, o->rows, o->rows, o->head_dim};
             layer l;
-            const fattn_status s =
-                layer_plan(&l, ctx, &shape, (fattn_algorithm)a, o->causal ? FATTN_CAUSAL : 0);
+            const fattn_status s = layer_plan(&l, ctx, &shape, (fattn_algorithm)a, o->causal ? FATTN_CAUSAL : 0);
             printf("%-10s%-7s", names[a], fattn_dtype_name(dtypes[d]));
             char saved[32], workspace[32];
             if (s == FATTN_OK)
@@ -127,9 +123,8 @@ static int run(const void *options, int n_operands, char *const *operands) {
 const cli_command cmd_info = {
     .name = "info",
     .summary = "Version, build, devices, instruction sets and kernels",
-    .details =
-        "The kernels are those that the library would choose for the shape that the options\n"
-        "give, for each algorithm and data type, and the memory that they would need.",
+    .details = "The kernels are those that the library would choose for the shape that the options\n"
+               "give, for each algorithm and data type, and the memory that they would need.",
     .options = table,
     .defaults = &defaults,
     .size = sizeof defaults,

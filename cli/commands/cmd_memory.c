@@ -29,12 +29,8 @@ struct options {
     const char *plot, *json;
 };
 
-static const struct options defaults = {.rows = {5, {512, 1024, 2048, 4096, 8192}},
-                                        .head_dim = 64,
-                                        .heads = 2,
-                                        .batch = 1,
-                                        .layers = 2,
-                                        .vocab = 96};
+static const struct options defaults = {
+    .rows = {5, {512, 1024, 2048, 4096, 8192}}, .head_dim = 64, .heads = 2, .batch = 1, .layers = 2, .vocab = 96};
 
 #define FIELD(name) offsetof(struct options, name)
 static const cli_option table[] = {
@@ -42,8 +38,7 @@ static const cli_option table[] = {
     {"d", CLI_INT, FIELD(head_dim), "D", 2, 256, NULL, "head dimension, even"},
     {"heads", CLI_INT, FIELD(heads), "H", 1, 1024, NULL, "heads"},
     {"batch", CLI_INT, FIELD(batch), "B", 1, 1024, NULL, "sequences"},
-    {"layers", CLI_INT, FIELD(layers), "L", 0, 96, NULL,
-     "layers of the whole model; 0: leave it out"},
+    {"layers", CLI_INT, FIELD(layers), "L", 0, 96, NULL, "layers of the whole model; 0: leave it out"},
     {"vocab", CLI_INT, FIELD(vocab), "V", 2, 1e6, NULL, "symbols of the whole model"},
     {"dtype", CLI_CHOICE, FIELD(dtype), "T", 0, 0, "f32|f64|bf16|f16",
      "of the attention layer; with bf16 of the model, too"},
@@ -52,10 +47,8 @@ static const cli_option table[] = {
     {"limit", CLI_INT, FIELD(limit), "MIB", 0, 1e9, NULL,
      "start no row predicted to need more MiB; 0: what is available (a GPU says so itself)"},
     {"threads", CLI_INT, FIELD(threads), "T", 0, 1024, NULL, "CPU threads; 0: OpenMP's choice"},
-    {"plot", CLI_TEXT, FIELD(plot), "FILE", 0, 0, NULL,
-     "write a log-log picture, SVG; - = standard output"},
-    {"json", CLI_TEXT, FIELD(json), "FILE", 0, 0, NULL,
-     "write one JSON object per row; - = standard output"},
+    {"plot", CLI_TEXT, FIELD(plot), "FILE", 0, 0, NULL, "write a log-log picture, SVG; - = standard output"},
+    {"json", CLI_TEXT, FIELD(json), "FILE", 0, 0, NULL, "write one JSON object per row; - = standard output"},
     {0}};
 
 typedef enum kind { ONE_LAYER, WHOLE_MODEL } kind;
@@ -68,10 +61,10 @@ static const char *const name_of[WAYS] = {"standard", "flash"};
 typedef enum state { MEASURED, NO_FIT, KILLED, FAILED } state;
 typedef struct reading {
     state state;
-    double predicted;        /* bytes, from the library's query; for a whole model a lower bound */
-    double counted, process; /* measured: by the allocator, by the system (NAN on a GPU) */
+    double predicted;            /* bytes, from the library's query; for a whole model a lower bound */
+    double counted, process;     /* measured: by the allocator, by the system (NAN on a GPU) */
     double matrix_to_statistics; /* ratio of N x N storage to L */
-    char text[512];          /* FAILED: why */
+    char text[512];              /* FAILED: why */
 } reading;
 
 /* ---- in the child ---- */
@@ -80,8 +73,7 @@ typedef struct reading {
 static void *touching_alloc(void *user, size_t bytes, size_t align, fattn_stream stream) {
     (void)user, (void)stream;
     unsigned char *p = aligned_alloc(align, (bytes + align - 1) / align * align);
-    for (size_t i = 0; p && i < bytes; i += 4096)
-        p[i] = 0xff;
+    for (size_t i = 0; p && i < bytes; i += 4096) p[i] = 0xff;
     return p;
 }
 
@@ -90,8 +82,7 @@ static void touching_free(void *user, void *p, size_t bytes, fattn_stream stream
     free(p);
 }
 
-static fattn_status layer_step(fattn_ctx *ctx, const struct options *o, int64_t n,
-                               fattn_algorithm algorithm) {
+static fattn_status layer_step(fattn_ctx *ctx, const struct options *o, int64_t n, fattn_algorithm algorithm) {
     const layer_shape shape = {dtypes[o->dtype], o->batch, o->heads, o->heads, n, n, o->head_dim};
     layer l;
     fattn_status s = layer_plan(&l, ctx, &shape, algorithm, o->mask == 0 ? FATTN_CAUSAL : 0);
@@ -107,8 +98,7 @@ static fattn_dtype model_dtype(const struct options *o) {
 }
 
 /* Forward, backward and AdamW of a small language model on arbitrary symbols. */
-static fattn_status model_step(fattn_ctx *ctx, const struct options *o, int64_t n,
-                               fattn_algorithm algorithm) {
+static fattn_status model_step(fattn_ctx *ctx, const struct options *o, int64_t n, fattn_algorithm algorithm) {
     const model_config config = {.vocab = o->vocab,
                                  .context = n,
                                  .channels = o->heads * o->head_dim,
@@ -145,35 +135,25 @@ done:
     return s;
 }
 
-static fattn_status step(kind what, fattn_ctx *ctx, const struct options *o, int64_t n,
-                         fattn_algorithm algorithm) {
+static fattn_status step(kind what, fattn_ctx *ctx, const struct options *o, int64_t n, fattn_algorithm algorithm) {
     return what == ONE_LAYER ? layer_step(ctx, o, n, algorithm) : model_step(ctx, o, n, algorithm);
 }
 
 /* A context whose counters match the resident memory: on the CPU every page is touched. */
 static fattn_status open_context(const struct options *o, reading *r, fattn_ctx **ctx) {
-    if (o->device == ON_CUDA)
-        return device_create(ON_CUDA, 0, 0, r->text, ctx);
-    const fattn_ctx_options options = {
-        .struct_size = sizeof options,
-        .cpu_threads = (int)o->threads,
-        .allocator = {.alloc = touching_alloc, .free = touching_free}};
+    if (o->device == ON_CUDA) return device_create(ON_CUDA, 0, 0, r->text, ctx);
+    const fattn_ctx_options options = {.struct_size = sizeof options,
+                                       .cpu_threads = (int)o->threads,
+                                       .allocator = {.alloc = touching_alloc, .free = touching_free}};
     return fattn_ctx_create(&options, ctx);
 }
 
 /* The library's prediction, before anything is allocated. */
-static fattn_status predict(kind what, fattn_ctx *ctx, const struct options *o, int64_t n, int way,
-                            reading *r) {
-    const layer_shape shape = {what == WHOLE_MODEL ? model_dtype(o) : dtypes[o->dtype],
-                               o->batch,
-                               o->heads,
-                               o->heads,
-                               n,
-                               n,
-                               o->head_dim};
+static fattn_status predict(kind what, fattn_ctx *ctx, const struct options *o, int64_t n, int way, reading *r) {
+    const layer_shape shape = {
+        what == WHOLE_MODEL ? model_dtype(o) : dtypes[o->dtype], o->batch, o->heads, o->heads, n, n, o->head_dim};
     layer l;
-    const fattn_status s =
-        layer_plan(&l, ctx, &shape, algorithm_of[way], o->mask == 0 ? FATTN_CAUSAL : 0);
+    const fattn_status s = layer_plan(&l, ctx, &shape, algorithm_of[way], o->mask == 0 ? FATTN_CAUSAL : 0);
     if (s != FATTN_OK) return s;
     r->matrix_to_statistics = (double)l.plan.materialized_bytes / (double)l.plan.lse_bytes;
     r->predicted = (double)l.predicted_peak;
@@ -186,7 +166,7 @@ static void measure(kind what, const struct options *o, int64_t n, int way, read
     fattn_ctx *ctx = NULL;
     fattn_status s = open_context(o, r, &ctx);
     if (s == FATTN_OK) s = predict(what, ctx, o, n, way, r);
-    const double most = o->limit                ? 1048576.0 * (double)o->limit
+    const double most = o->limit               ? 1048576.0 * (double)o->limit
                         : o->device == ON_CUDA ? INFINITY
                                                : 0.9 * memory_available();
     if (s == FATTN_OK && r->predicted > most) {
@@ -254,8 +234,7 @@ typedef struct row {
 } row;
 
 static const char *measured_text(const reading *r, double bytes, char *buffer) {
-    static const char *const other[] = {
-        [NO_FIT] = "no fit", [KILLED] = "no memory", [FAILED] = "failed"};
+    static const char *const other[] = {[NO_FIT] = "no fit", [KILLED] = "no memory", [FAILED] = "failed"};
     if (r->state != MEASURED) return other[r->state];
     return isnan(bytes) ? "-" : text_of_bytes(bytes, buffer);
 }
@@ -296,8 +275,7 @@ static void log_row(json *j, kind what, int64_t n, const row *r) {
         json_text(j, "algorithm", name_of[w]);
         json_int(j, "n", n);
         json_text(j, "state", states[v->state]);
-        json_real(j, what == ONE_LAYER ? "predicted_bytes" : "predicted_at_least_bytes",
-                  v->predicted);
+        json_real(j, what == ONE_LAYER ? "predicted_bytes" : "predicted_at_least_bytes", v->predicted);
         json_real(j, "counted_bytes", v->state == MEASURED ? v->counted : NAN);
         json_real(j, "process_bytes", v->state == MEASURED ? v->process : NAN); /* null on a GPU */
         json_end(j);
@@ -320,8 +298,7 @@ static int run_table(kind what, const struct options *o, row *rows, json *j) {
         for (int w = 0; w < WAYS; ++w) {
             reading *r = &rows[i].way[w];
             measure_in_child(what, o, n, w, r);
-            if (r->state == FAILED)
-                return cli_fail(CLI_FAILURE, "N %lld, %s: %s", (long long)n, name_of[w], r->text);
+            if (r->state == FAILED) return cli_fail(CLI_FAILURE, "N %lld, %s: %s", (long long)n, name_of[w], r->text);
         }
         print_row(what, n, &rows[i]);
         log_row(j, what, n, &rows[i]);
@@ -353,11 +330,10 @@ static bool draw(const struct options *o, row rows[2][CLI_LIST_MAX], output *to)
     };
     char subtitle[200], more[48] = "";
     if (o->layers > 0) snprintf(more, sizeof more, ", and a model of %lld", (long long)o->layers);
-    snprintf(
-        subtitle, sizeof subtitle,
-        "Points measured, dashes predicted: one attention layer%s; B %lld, H %lld, d %lld, %s, %s",
-        more, (long long)o->batch, (long long)o->heads, (long long)o->head_dim,
-        dtype_names[o->dtype], o->mask == 0 ? "causal" : "full");
+    snprintf(subtitle, sizeof subtitle,
+             "Points measured, dashes predicted: one attention layer%s; B %lld, H %lld, d %lld, %s, %s", more,
+             (long long)o->batch, (long long)o->heads, (long long)o->head_dim, dtype_names[o->dtype],
+             o->mask == 0 ? "causal" : "full");
     const plot p = {.title = "Peak memory of a training step",
                     .subtitle = subtitle,
                     .x = {"sequence length N", PLOT_LOG2, PLOT_NUMBER, 0, 0},
@@ -386,19 +362,16 @@ static int run(const void *options, int n_operands, char *const *operands) {
     printf("Peak memory of one training step. B %lld, %lld heads, d %lld, %s mask.\n"
            "predicted: by fattn_attention_query. counted: the context's allocator. process: the\n"
            "high-water mark of the resident set of a process of its own, above its start.\n",
-           (long long)o->batch, (long long)o->heads, (long long)o->head_dim,
-           o->mask == 0 ? "causal" : "full");
-    printf(
-        "\none attention layer, %s, forward and backward; N x N : L is the ratio of what attention\n"
-        "alone keeps for backward\n\n",
-        dtype_names[o->dtype]);
+           (long long)o->batch, (long long)o->heads, (long long)o->head_dim, o->mask == 0 ? "causal" : "full");
+    printf("\none attention layer, %s, forward and backward; N x N : L is the ratio of what attention\n"
+           "alone keeps for backward\n\n",
+           dtype_names[o->dtype]);
     int code = run_table(ONE_LAYER, o, rows[ONE_LAYER], &j);
     if (code == CLI_OK && o->layers > 0) {
-        printf(
-            "\nwhole model, %s: %lld layers, %lld channels, %lld symbols; parameters, gradients, "
-            "AdamW,\nactivations\n\n",
-            fattn_dtype_name(model_dtype(o)), (long long)o->layers,
-            (long long)(o->heads * o->head_dim), (long long)o->vocab);
+        printf("\nwhole model, %s: %lld layers, %lld channels, %lld symbols; parameters, gradients, "
+               "AdamW,\nactivations\n\n",
+               fattn_dtype_name(model_dtype(o)), (long long)o->layers, (long long)(o->heads * o->head_dim),
+               (long long)o->vocab);
         code = run_table(WHOLE_MODEL, o, rows[WHOLE_MODEL], &j);
     }
     if (!json_close(&j)) code = CLI_FAILURE;
@@ -413,9 +386,8 @@ static int run(const void *options, int n_operands, char *const *operands) {
 const cli_command cmd_memory = {
     .name = "memory",
     .summary = "Compare the peak memory of a training step: N x N stored against flash",
-    .details =
-        "Each size runs in a process of its own. A row that is predicted not to fit is not started\n"
-        "(\"no fit\"); one that runs out of memory says \"no memory\".",
+    .details = "Each size runs in a process of its own. A row that is predicted not to fit is not started\n"
+               "(\"no fit\"); one that runs out of memory says \"no memory\".",
     .options = table,
     .defaults = &defaults,
     .size = sizeof defaults,

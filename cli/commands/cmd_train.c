@@ -25,16 +25,16 @@ typedef struct session {
     output plot;
     bool drawn; /* the plot is written */
     progress bar;
-    int64_t first_step; /* of this part of the run */
-    durable_lock lock;  /* of the folder of checkpoints */
-    bool same_folder;   /* whether that folder is the one that the run was resumed from */
-    int64_t keep;       /* checkpoints there up to this step belong to this run; -1 = none */
-    int64_t saved_step; /* of the last checkpoint, -1 = none */
-    double origin;      /* monotonic clock minus elapsed */
-    evaluation last;    /* the latest on held-out data */
-    bool reached;       /* the target */
+    int64_t first_step;       /* of this part of the run */
+    durable_lock lock;        /* of the folder of checkpoints */
+    bool same_folder;         /* whether that folder is the one that the run was resumed from */
+    int64_t keep;             /* checkpoints there up to this step belong to this run; -1 = none */
+    int64_t saved_step;       /* of the last checkpoint, -1 = none */
+    double origin;            /* monotonic clock minus elapsed */
+    evaluation last;          /* the latest on held-out data */
+    bool reached;             /* the target */
     char why[DEVICE_MESSAGE]; /* the context's log */
-    int64_t warm_step;         /* speed is measured from here on: after allocations and loading of kernels */
+    int64_t warm_step;        /* speed is measured from here on: after allocations and loading of kernels */
     double warm_elapsed;
 } session;
 
@@ -53,8 +53,7 @@ static void log_start(session *s) {
         const char *field = (const char *)&s->o + p->offset;
         if (p->type == CLI_INT) json_int(&s->log, p->name, *(const int64_t *)field);
         if (p->type == CLI_REAL) json_real(&s->log, p->name, *(const double *)field);
-        if (p->type == CLI_TEXT && *(char *const *)field)
-            json_text(&s->log, p->name, *(char *const *)field);
+        if (p->type == CLI_TEXT && *(char *const *)field) json_text(&s->log, p->name, *(char *const *)field);
     }
     json_text(&s->log, "task", task_names[s->o.task]);
     json_int(&s->log, "parameters", model_size(s->r.model));
@@ -102,8 +101,7 @@ static void show_progress(session *s) {
     if (s->bar.total <= r->step && !over) s->bar.total = r->step + 1;
     if (!progress_due(&s->bar, r->step)) return;
     char rate[32], memory[32], right[32] = "";
-    if (s->o.task == TASK_RECALL)
-        snprintf(right, sizeof right, " right %.1f%%", 100 * s->last.right);
+    if (s->o.task == TASK_RECALL) snprintf(right, sizeof right, " right %.1f%%", 100 * s->last.right);
     progress_update(&s->bar, r->step, "loss %.3f val %.3f%s |g| %.2g lr %.2g %s tok/s mem %s",
                     r->history.loss[r->step - 1], s->last.loss, right, r->grad_norm, r->lr,
                     text_of_count(tokens_per_second(s), rate),
@@ -158,8 +156,7 @@ static int64_t smooth(const double *loss, int64_t steps, int64_t bins, double *x
     for (int64_t begin = 0; begin < steps; begin += size, ++n) {
         const int64_t end = begin + size < steps ? begin + size : steps;
         double sum = 0;
-        for (int64_t i = begin; i < end; ++i)
-            sum += loss[i];
+        for (int64_t i = begin; i < end; ++i) sum += loss[i];
         x[n] = 0.5 * (double)(begin + 1 + end);
         y[n] = sum / (double)(end - begin);
     }
@@ -173,17 +170,12 @@ static bool draw(session *s, const plot_level *levels, int n_levels) {
     const int64_t n = smooth(h->loss, h->steps, BINS, x, y);
     const plot_series series[] = {
         {.name = "training", .x = x, .y = y, .n = n, .style = PLOT_LINE, .color = 0},
-        {.name = "held out",
-         .x = h->eval_step,
-         .y = h->eval_loss,
-         .n = h->evals,
-         .style = PLOT_MARKED,
-         .color = 1}};
+        {.name = "held out", .x = h->eval_step, .y = h->eval_loss, .n = h->evals, .style = PLOT_MARKED, .color = 1}};
     static const char *const titles[] = {"Associative recall", "Text model", "Random tokens"};
     char subtitle[160], size[32];
     snprintf(subtitle, sizeof subtitle, "%lld layers, %lld channels, %s parameters, context %lld",
-             (long long)s->o.layers, (long long)s->o.channels,
-             text_of_count((double)model_size(s->r.model), size), (long long)s->o.context);
+             (long long)s->o.layers, (long long)s->o.channels, text_of_count((double)model_size(s->r.model), size),
+             (long long)s->o.context);
     const plot p = {.title = titles[s->o.task],
                     .subtitle = subtitle,
                     .x = {.label = "step"},
@@ -200,30 +192,24 @@ static int summarize_recall(session *s) {
     const double pairs = (double)(s->o.context / 4);
     printf("recall: %.2f %% of %s answers right on unseen sequences (guessing among the "
            "values in sight: %.1f %%), loss %.4f\n",
-           100 * s->last.right, text_of_count((double)s->last.targets, queries), 100 / pairs,
-           s->last.loss);
-    const plot_level levels[] = {{"no idea", log((double)s->task->vocab)},
-                                 {"values in sight", log(pairs)}};
+           100 * s->last.right, text_of_count((double)s->last.targets, queries), 100 / pairs, s->last.loss);
+    const plot_level levels[] = {{"no idea", log((double)s->task->vocab)}, {"values in sight", log(pairs)}};
     if (s->o.plot && !draw(s, levels, 2)) return CLI_FAILURE;
     if (s->o.target <= 0 || s->last.right >= s->o.target) return CLI_OK;
-    return cli_fail(CLI_FAILURE, "%.2f %% of the answers are right, not %.2f %%: more --steps?",
-                    100 * s->last.right, 100 * s->o.target);
+    return cli_fail(CLI_FAILURE, "%.2f %% of the answers are right, not %.2f %%: more --steps?", 100 * s->last.right,
+                    100 * s->o.target);
 }
 
 static int print_sample(session *s) {
     const int64_t n_prompt = (int64_t)strlen(s->o.prompt), n = n_prompt + s->o.sample;
     int32_t *symbols = malloc((size_t)n * sizeof *symbols);
     if (!symbols) return cli_fail(CLI_FAILURE, "no memory for a sample");
-    for (int64_t i = 0; i < n_prompt; ++i)
-        symbols[i] = (unsigned char)s->o.prompt[i];
-    const sample_options options = {
-        .temperature = s->o.temperature, .top_k = s->o.top_k, .seed = (uint64_t)s->o.seed};
-    const fattn_status status =
-        sample_symbols(s->ctx, s->r.model, s->r.tape, &options, symbols, n_prompt, n);
+    for (int64_t i = 0; i < n_prompt; ++i) symbols[i] = (unsigned char)s->o.prompt[i];
+    const sample_options options = {.temperature = s->o.temperature, .top_k = s->o.top_k, .seed = (uint64_t)s->o.seed};
+    const fattn_status status = sample_symbols(s->ctx, s->r.model, s->r.tape, &options, symbols, n_prompt, n);
     if (!status) {
         printf("sample (temperature %.2g):\n", s->o.temperature);
-        for (int64_t i = 0; i < n; ++i)
-            putchar(symbols[i]);
+        for (int64_t i = 0; i < n; ++i) putchar(symbols[i]);
         fputs("\n\n", stdout);
     }
     free(symbols);
@@ -234,11 +220,10 @@ static int summarize_text(session *s) {
     const corpus *c = text_corpus(s->task);
     double loss[NGRAM_ORDERS];
     char bytes[32];
-    if (!ngram_losses(c->train.symbols, c->train.n, c->held_out.symbols, c->held_out.n,
-                      TEXT_SYMBOLS, loss))
+    if (!ngram_losses(c->train.symbols, c->train.n, c->held_out.symbols, c->held_out.n, TEXT_SYMBOLS, loss))
         return cli_fail(CLI_FAILURE, "no memory for the n-gram baselines");
-    printf("\nheld out, nats per byte (%s bytes):\n  this model  %.3f\n",
-           text_of_count((double)s->last.targets, bytes), s->last.loss);
+    printf("\nheld out, nats per byte (%s bytes):\n  this model  %.3f\n", text_of_count((double)s->last.targets, bytes),
+           s->last.loss);
     plot_level levels[NGRAM_ORDERS];
     char names[NGRAM_ORDERS][20];
     json_begin(&s->log);
@@ -263,10 +248,9 @@ static int summarize_tokens(session *s) {
     const train_options *o = &s->o;
     const double tokens = (double)((s->r.step - s->warm_step) * o->batch * o->context);
     const double time = s->r.elapsed - s->warm_elapsed, speed = time > 0 ? tokens / time : 0;
-    const double work = 6.0 * (double)model_size(s->r.model) +
-                        7.0 * (double)(o->layers * o->context * o->channels);
-    printf("tokens: %s per second, %.1f TFLOP/s, peak memory %s\n", text_of_count(speed, rate),
-           1e-12 * work * speed, text_of_bytes((double)fattn_ctx_mem(s->ctx).peak, memory));
+    const double work = 6.0 * (double)model_size(s->r.model) + 7.0 * (double)(o->layers * o->context * o->channels);
+    printf("tokens: %s per second, %.1f TFLOP/s, peak memory %s\n", text_of_count(speed, rate), 1e-12 * work * speed,
+           text_of_bytes((double)fattn_ctx_mem(s->ctx).peak, memory));
     json_begin(&s->log);
     json_text(&s->log, "event", "speed");
     json_real(&s->log, "tokens_per_second", speed);
@@ -284,16 +268,12 @@ static int summarize(session *s) {
     if (code) return code;
     log_evaluation(s, "end");
     printf("%lld steps, %s tokens, %s\n", (long long)s->r.step,
-           text_of_count((double)(s->r.cursor * s->o.context), tokens),
-           text_of_seconds(s->r.elapsed, time));
-    static int (*const summaries[])(session *) = {summarize_recall, summarize_text,
-                                                  summarize_tokens};
+           text_of_count((double)(s->r.cursor * s->o.context), tokens), text_of_seconds(s->r.elapsed, time));
+    static int (*const summaries[])(session *) = {summarize_recall, summarize_text, summarize_tokens};
     code = summaries[s->o.task](s);
-    if (wants_checkpoints(s))
-        printf("checkpoint: %s/, step %lld\n", s->o.checkpoint, (long long)s->saved_step);
+    if (wants_checkpoints(s)) printf("checkpoint: %s/, step %lld\n", s->o.checkpoint, (long long)s->saved_step);
     if (s->drawn && !output_is_stdout(s->o.plot)) printf("loss curve: %s\n", s->o.plot);
-    if (s->o.json && !json_failed(&s->log) && !output_is_stdout(s->o.json))
-        printf("log: %s\n", s->o.json);
+    if (s->o.json && !json_failed(&s->log) && !output_is_stdout(s->o.json)) printf("log: %s\n", s->o.json);
     return code;
 }
 
@@ -304,9 +284,8 @@ static void print_header(const session *s) {
     const train_options *o = &s->o;
     printf("model: %lld layers, %lld channels, %lld heads (%lld for keys and values), "
            "context %lld, %s parameters\n",
-           (long long)o->layers, (long long)o->channels, (long long)o->heads,
-           (long long)o->kv_heads, (long long)o->context,
-           text_of_count((double)model_size(s->r.model), size));
+           (long long)o->layers, (long long)o->channels, (long long)o->heads, (long long)o->kv_heads,
+           (long long)o->context, text_of_count((double)model_size(s->r.model), size));
     if (o->task == TASK_TEXT)
         printf("text: %s, %s bytes to train on, %s held out\n", o->text,
                text_of_count((double)text_corpus(s->task)->train.n, train),
@@ -314,11 +293,9 @@ static void print_header(const session *s) {
     else if (o->task == TASK_TOKENS)
         printf("task: random tokens out of %lld\n", (long long)s->task->vocab);
     else
-        printf("task: %lld key-value pairs, then every key once more; %lld symbols\n",
-               (long long)o->context / 4, (long long)s->task->vocab);
-    if (s->from)
-        printf("resumed from %s, after step %lld\n", checkpoint_path(s->from),
-               (long long)s->r.step);
+        printf("task: %lld key-value pairs, then every key once more; %lld symbols\n", (long long)o->context / 4,
+               (long long)s->task->vocab);
+    if (s->from) printf("resumed from %s, after step %lld\n", checkpoint_path(s->from), (long long)s->r.step);
     fflush(stdout);
 }
 
@@ -368,8 +345,8 @@ static int set_up(session *s, char *folder, size_t size) {
     }
     int code = train_options_complete(o, s->from);
     if (code) return code;
-    code = device_open(o->device, o->deterministic ? FATTN_CTX_DETERMINISTIC : FATTN_CTX_TUNE,
-                       o->threads, s->why, &s->ctx);
+    code = device_open(o->device, o->deterministic ? FATTN_CTX_DETERMINISTIC : FATTN_CTX_TUNE, o->threads, s->why,
+                       &s->ctx);
     if (code) return code;
     const uint64_t seed = (uint64_t)o->seed;
     if (o->task == TASK_RECALL) s->task = recall_open(seed, o->context);
@@ -382,15 +359,13 @@ static int set_up(session *s, char *folder, size_t size) {
     if (status) return cli_status(s->ctx, status, "model");
     if (s->from && !checkpoint_restore(s->from, &s->r)) return CLI_FAILURE;
     const history *h = &s->r.history;
-    if (h->evals > 0)
-        s->last = (evaluation){.loss = h->eval_loss[h->evals - 1],
-                               .right = h->eval_right[h->evals - 1]};
+    if (h->evals > 0) s->last = (evaluation){.loss = h->eval_loss[h->evals - 1], .right = h->eval_right[h->evals - 1]};
     code = claim_folder(s, folder);
     if (code) return code;
     if (!output_open(&s->plot, o->plot, OUTPUT_LATER)) return CLI_FAILURE;
-    const bool logs = s->from ? json_resume(&s->log, o->json, s->r.step,
-                                            o->overwrite || (o->same_log && s->same_folder))
-                              : json_open(&s->log, o->json, false);
+    const bool logs = s->from
+                          ? json_resume(&s->log, o->json, s->r.step, o->overwrite || (o->same_log && s->same_folder))
+                          : json_open(&s->log, o->json, false);
     if (!logs) return CLI_FAILURE;
     /* After this nothing can fail before the first step. */
     const bool clear = wants_checkpoints(s) && o->overwrite;

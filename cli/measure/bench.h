@@ -36,7 +36,6 @@ int bench_attention(fattn_ctx *ctx, const bench_options *o, json *j);
 int bench_attention_cuda(fattn_ctx *ctx, const bench_options *o, json *j);
 
 /* The log entries of a row that both tables share, between json_begin and json_end. */
-void bench_log(json *j, const layer *l, bool causal, const bench_speed *forward,
-               const bench_speed *backward);
+void bench_log(json *j, const layer *l, bool causal, const bench_speed *forward, const bench_speed *backward);
 
 #endif

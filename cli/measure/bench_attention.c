@@ -17,13 +17,14 @@ double bench_work(const layer_shape *s, bool causal) {
     return 4 * pairs * (double)s->head_dim * (causal ? 0.5 : 1);
 }
 
-typedef struct references { double sgemm, peak; } references; /* FLOP/s in float32 */
+typedef struct references {
+    double sgemm, peak;
+} references; /* FLOP/s in float32 */
 
 static fattn_status forward(void *arg) { return layer_forward(arg); }
 static fattn_status backward(void *arg) { return layer_backward(arg); }
 
-static fattn_status measure(layer *l, const bench_options *o, double work,
-                            bench_speed *f, bench_speed *b) {
+static fattn_status measure(layer *l, const bench_options *o, double work, bench_speed *f, bench_speed *b) {
     fattn_status s = layer_start(l);
     if (s == FATTN_OK) s = measure_time(forward, l, o->repeat, o->seconds, &f->time);
     if (s == FATTN_OK) s = measure_time(backward, l, o->repeat, o->seconds, &b->time);
@@ -54,8 +55,8 @@ void bench_log(json *j, const layer *l, bool causal, const bench_speed *f, const
     json_real(j, "peak_bytes", (double)l->predicted_peak);
 }
 
-static void log_row(json *j, const bench_options *o, const layer *l, const bench_speed *f,
-                    const bench_speed *b, const references *y) {
+static void log_row(json *j, const bench_options *o, const layer *l, const bench_speed *f, const bench_speed *b,
+                    const references *y) {
     json_begin(j);
     bench_log(j, l, o->causal, f, b);
     json_real(j, "sgemm_gflops", 1e-9 * y->sgemm);
@@ -64,16 +65,14 @@ static void log_row(json *j, const bench_options *o, const layer *l, const bench
 }
 
 static void print_pass(const bench_speed *s, const references *y) {
-    printf(" %9.3f %9.3f %7.1f %5.1f%% %5.1f%% ", 1e3 * s->time.best, 1e3 * s->time.median,
-           1e-9 * s->flops, 100 * s->flops / y->sgemm, 100 * s->flops / y->peak);
+    printf(" %9.3f %9.3f %7.1f %5.1f%% %5.1f%% ", 1e3 * s->time.best, 1e3 * s->time.median, 1e-9 * s->flops,
+           100 * s->flops / y->sgemm, 100 * s->flops / y->peak);
 }
 
-static int bench_row(fattn_ctx *ctx, const bench_options *o, int64_t n, int algorithm,
-                     const references *y, json *j) {
+static int bench_row(fattn_ctx *ctx, const bench_options *o, int64_t n, int algorithm, const references *y, json *j) {
     const layer_shape shape = {bench_dtype(o->dtype), o->batch, o->heads, o->heads, n, n, o->head_dim};
     layer l;
-    fattn_status s =
-        layer_plan(&l, ctx, &shape, (fattn_algorithm)algorithm, o->causal ? FATTN_CAUSAL : 0);
+    fattn_status s = layer_plan(&l, ctx, &shape, (fattn_algorithm)algorithm, o->causal ? FATTN_CAUSAL : 0);
     printf("%7lld  %-9s", (long long)n, bench_algorithms[algorithm]);
     char text[32];
     if (s == FATTN_E_UNSUPPORTED) {
@@ -101,11 +100,9 @@ static int bench_row(fattn_ctx *ctx, const bench_options *o, int64_t n, int algo
 }
 
 /* Keeps the larger values: other programs on the machine can only lower them. */
-static int measure_references(fattn_ctx *ctx, const bench_options *o, int64_t repeat,
-                              references *y) {
+static int measure_references(fattn_ctx *ctx, const bench_options *o, int64_t repeat, references *y) {
     double flops = 0;
-    const fattn_status s =
-        measure_product(ctx, FATTN_F32, SGEMM_N, 1, o->repeat < repeat ? o->repeat : repeat, &flops);
+    const fattn_status s = measure_product(ctx, FATTN_F32, SGEMM_N, 1, o->repeat < repeat ? o->repeat : repeat, &flops);
     if (s != FATTN_OK) return cli_status(ctx, s, "sgemm");
     if (flops > y->sgemm) y->sgemm = flops;
     const double peak = measure_fma_peak((int)o->threads);
@@ -117,13 +114,12 @@ int bench_attention(fattn_ctx *ctx, const bench_options *o, json *j) {
     references y = {0, 0};
     int code = measure_references(ctx, o, 10, &y);
     if (code != CLI_OK) return code;
-    printf(
-        "attention, %s, B %lld, H %lld, d %lld, %s\n"
-        "on the same threads: sgemm %d^3 %.1f GFLOP/s, peak of the multiply-adds %.1f GFLOP/s\n"
-        "forward is 4 B H N^2 d FLOP%s, backward 2.5 times as much; GFLOP/s of the best run\n\n",
-        fattn_dtype_name(bench_dtype(o->dtype)), (long long)o->batch, (long long)o->heads,
-        (long long)o->head_dim, o->causal ? "causal" : "full", SGEMM_N, 1e-9 * y.sgemm,
-        1e-9 * y.peak, o->causal ? ", half of it when causal" : "");
+    printf("attention, %s, B %lld, H %lld, d %lld, %s\n"
+           "on the same threads: sgemm %d^3 %.1f GFLOP/s, peak of the multiply-adds %.1f GFLOP/s\n"
+           "forward is 4 B H N^2 d FLOP%s, backward 2.5 times as much; GFLOP/s of the best run\n\n",
+           fattn_dtype_name(bench_dtype(o->dtype)), (long long)o->batch, (long long)o->heads, (long long)o->head_dim,
+           o->causal ? "causal" : "full", SGEMM_N, 1e-9 * y.sgemm, 1e-9 * y.peak,
+           o->causal ? ", half of it when causal" : "");
     printf("%7s  %-9s %-41s %-41s\n", "", "", "forward", "backward");
     printf("%7s  %-9s", "N", "algorithm");
     for (int pass = 0; pass < 2; ++pass)

@@ -38,8 +38,7 @@ static fattn_status run_batch(void *arg) {
     return s == FATTN_OK ? fattn_ctx_sync(b->l->ctx) : s;
 }
 
-static fattn_status measure_pass(layer *l, pass *run, const bench_options *o, double work,
-                                 bench_speed *out) {
+static fattn_status measure_pass(layer *l, pass *run, const bench_options *o, double work, bench_speed *out) {
     batch b = {l, run, 3};
     timing t = {0};
     fattn_status s = measure_time(run_batch, &b, 1, o->seconds, &t);
@@ -61,8 +60,8 @@ static fattn_status clock_under_load(layer *l, const bench_speed *f, int *mhz) {
     return s == FATTN_OK ? done : s;
 }
 
-static fattn_status measure_layer(layer *l, const bench_options *o, double work, bench_speed *f,
-                                  bench_speed *b, int *mhz) {
+static fattn_status measure_layer(layer *l, const bench_options *o, double work, bench_speed *f, bench_speed *b,
+                                  int *mhz) {
     const size_t forward = l->plan.fwd_workspace, backward = l->plan.bwd_workspace;
     const int64_t bytes[1] = {(int64_t)(forward > backward ? forward : backward)};
     fattn_status s = layer_start(l);
@@ -77,16 +76,15 @@ static fattn_status measure_layer(layer *l, const bench_options *o, double work,
     return s;
 }
 
-static int bench_row(fattn_ctx *ctx, const bench_options *o, int64_t n, int64_t head_dim,
-                     bool causal, int algorithm, const ceilings *c, json *j) {
+static int bench_row(fattn_ctx *ctx, const bench_options *o, int64_t n, int64_t head_dim, bool causal, int algorithm,
+                     const ceilings *c, json *j) {
     const int64_t sequences = o->batch ? o->batch : n < TOKENS ? TOKENS / n : 1;
     const int64_t heads = o->heads ? o->heads : head_dim < COLUMNS ? COLUMNS / head_dim : 1;
     const layer_shape shape = {bench_dtype(o->dtype), sequences, heads, heads, n, n, head_dim};
     layer l;
     bench_speed f, b;
     int mhz = 0;
-    fattn_status s =
-        layer_plan(&l, ctx, &shape, (fattn_algorithm)algorithm, causal ? FATTN_CAUSAL : 0);
+    fattn_status s = layer_plan(&l, ctx, &shape, (fattn_algorithm)algorithm, causal ? FATTN_CAUSAL : 0);
     printf("%4lld  %-6s %6lld  %-9s", (long long)head_dim, causal ? "causal" : "full", (long long)n,
            bench_algorithms[algorithm]);
     if (s == FATTN_E_UNSUPPORTED) {
@@ -106,8 +104,7 @@ static int bench_row(fattn_ctx *ctx, const bench_options *o, int64_t n, int64_t 
         return cli_status(ctx, s, bench_algorithms[algorithm]);
     }
     printf(" %9.3f %7.1f %5.1f%%  %9.3f %7.1f %5.1f%% %6d\n", 1e3 * f.time.best, 1e-12 * f.flops,
-           100 * f.flops / c->product, 1e3 * b.time.best, 1e-12 * b.flops,
-           100 * b.flops / c->product, mhz);
+           100 * f.flops / c->product, 1e3 * b.time.best, 1e-12 * b.flops, 100 * b.flops / c->product, mhz);
     fflush(stdout);
     json_begin(j);
     bench_log(j, &l, causal, &f, &b);
@@ -135,8 +132,7 @@ static fattn_status measure_copy(fattn_ctx *ctx, double *rate) {
     const int64_t count[1] = {copy_bytes / 4};
     fattn_status s = fattn_tensor_alloc(ctx, FATTN_F32, 1, count, &c.from);
     if (s == FATTN_OK) s = fattn_tensor_alloc(ctx, FATTN_F32, 1, count, &c.to);
-    if (s == FATTN_OK)
-        s = fattn_tensor_normal(ctx, &c.from, 0, 1, (fattn_rng){.seed = 1});
+    if (s == FATTN_OK) s = fattn_tensor_normal(ctx, &c.from, 0, 1, (fattn_rng){.seed = 1});
     if (s == FATTN_OK) s = measure_time(run_copy, &c, 5, 5, &t);
     if (s == FATTN_OK) *rate = 10 * 2 * (double)copy_bytes / t.best;
     fattn_tensor_free(ctx, &c.to);
@@ -154,8 +150,8 @@ static int measure_ceilings(fattn_ctx *ctx, fattn_dtype dtype, ceilings *c) {
            "forward is 4 B H N^2 d FLOP, half of it when causal, backward 2.5 times as much; "
            "best of the batches\n\n",
            fattn_dtype_name(dtype), (long long)n, 1e-12 * c->product, 1e-12 * c->copy);
-    printf("%4s  %-6s %6s  %-9s %9s %7s %6s  %9s %7s %6s %6s\n", "d", "mask", "N", "algorithm",
-           "fwd ms", "TF/s", "share", "bwd ms", "TF/s", "share", "MHz");
+    printf("%4s  %-6s %6s  %-9s %9s %7s %6s  %9s %7s %6s %6s\n", "d", "mask", "N", "algorithm", "fwd ms", "TF/s",
+           "share", "bwd ms", "TF/s", "share", "MHz");
     return CLI_OK;
 }
 
@@ -173,8 +169,7 @@ int bench_attention_cuda(fattn_ctx *ctx, const bench_options *given, json *j) {
                 for (int a = 0; a < BENCH_ALGORITHMS; ++a) {
                     const bool wanted = o.algorithm == a || (o.algorithm == BENCH_ALGORITHMS && a);
                     if (code == CLI_OK && wanted)
-                        code = bench_row(ctx, &o, o.rows.at[i], o.head_dim ? o.head_dim : usual[d],
-                                         causal, a, &c, j);
+                        code = bench_row(ctx, &o, o.rows.at[i], o.head_dim ? o.head_dim : usual[d], causal, a, &c, j);
                 }
     return code;
 }

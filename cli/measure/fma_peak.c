@@ -11,26 +11,24 @@ enum { CHAINS = 12, ROUNDS = 1 << 22, TRIALS = 5, MOST_THREADS = 1024 };
 typedef float (*chains)(void);
 
 /* x = x a + b, in CHAINS independent chains; returning the result prevents dead-code elimination. */
-#define DEFINE_CHAINS(name, attribute, vector, splat, multiply_add)                          \
-    attribute static float name(void) {                                                      \
-        vector x[CHAINS];                                                                    \
-        const vector a = splat(0.999f), b = splat(0.001f);                                   \
-        for (int n = 0; n < CHAINS; ++n) x[n] = splat((float)n);                             \
-        for (int round = 0; round < ROUNDS; ++round)                                         \
-            for (int n = 0; n < CHAINS; ++n) x[n] = multiply_add(x[n], a, b);                \
-        float sum = 0;                                                                       \
-        for (int n = 0; n < CHAINS; ++n) sum += ((const float *)&x[n])[0];                   \
-        return sum;                                                                          \
+#define DEFINE_CHAINS(name, attribute, vector, splat, multiply_add)                                                    \
+    attribute static float name(void) {                                                                                \
+        vector x[CHAINS];                                                                                              \
+        const vector a = splat(0.999f), b = splat(0.001f);                                                             \
+        for (int n = 0; n < CHAINS; ++n) x[n] = splat((float)n);                                                       \
+        for (int round = 0; round < ROUNDS; ++round)                                                                   \
+            for (int n = 0; n < CHAINS; ++n) x[n] = multiply_add(x[n], a, b);                                          \
+        float sum = 0;                                                                                                 \
+        for (int n = 0; n < CHAINS; ++n) sum += ((const float *)&x[n])[0];                                             \
+        return sum;                                                                                                    \
     }
 
 #if defined(__x86_64__)
 #include <immintrin.h>
 #define MULTIPLY_ADD_SSE(x, a, b) _mm_add_ps(_mm_mul_ps(x, a), b)
 DEFINE_CHAINS(chains_sse, , __m128, _mm_set1_ps, MULTIPLY_ADD_SSE)
-DEFINE_CHAINS(chains_avx2, __attribute__((target("avx2,fma"))), __m256, _mm256_set1_ps,
-              _mm256_fmadd_ps)
-DEFINE_CHAINS(chains_avx512, __attribute__((target("avx512f"))), __m512, _mm512_set1_ps,
-              _mm512_fmadd_ps)
+DEFINE_CHAINS(chains_avx2, __attribute__((target("avx2,fma"))), __m256, _mm256_set1_ps, _mm256_fmadd_ps)
+DEFINE_CHAINS(chains_avx512, __attribute__((target("avx512f"))), __m512, _mm512_set1_ps, _mm512_fmadd_ps)
 
 static chains widest(int *lanes) {
     __builtin_cpu_init();
@@ -50,7 +48,11 @@ DEFINE_CHAINS(chains_scalar, , float, SPLAT, MULTIPLY_ADD)
 static chains widest(int *lanes) { return *lanes = 1, chains_scalar; }
 #endif
 
-typedef struct worker { pthread_t thread; chains run; float result; } worker;
+typedef struct worker {
+    pthread_t thread;
+    chains run;
+    float result;
+} worker;
 
 static void *work(void *arg) {
     worker *const w = arg;

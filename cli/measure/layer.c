@@ -6,18 +6,15 @@ static size_t bytes(const fattn_tensor *t) {
     return (size_t)fattn_tensor_numel(t) * fattn_dtype_size((fattn_dtype)t->dtype);
 }
 
-static fattn_tensor describe(const fattn_ctx *ctx, fattn_dtype dtype, int ndim,
-                             const int64_t *shape) {
+static fattn_tensor describe(const fattn_ctx *ctx, fattn_dtype dtype, int ndim, const int64_t *shape) {
     return fattn_tensor_view(NULL, dtype, fattn_ctx_device(ctx), 0, ndim, shape);
 }
 
-fattn_status layer_plan(layer *l, fattn_ctx *ctx, const layer_shape *s, fattn_algorithm algorithm,
-                        uint32_t flags) {
-    *l =
-        (layer){.ctx = ctx,
-                .params = {.struct_size = sizeof l->params, .flags = flags, .algorithm = algorithm},
-                .io = {.struct_size = sizeof l->io},
-                .plan = {.struct_size = sizeof l->plan}};
+fattn_status layer_plan(layer *l, fattn_ctx *ctx, const layer_shape *s, fattn_algorithm algorithm, uint32_t flags) {
+    *l = (layer){.ctx = ctx,
+                 .params = {.struct_size = sizeof l->params, .flags = flags, .algorithm = algorithm},
+                 .io = {.struct_size = sizeof l->io},
+                 .plan = {.struct_size = sizeof l->plan}};
     const int64_t q[4] = {s->batch, s->heads, s->rows, s->head_dim};
     const int64_t k[4] = {s->batch, s->kv_heads, s->keys, s->head_dim};
     fattn_tensor *const t = l->tensor;
@@ -36,16 +33,13 @@ fattn_status layer_plan(layer *l, fattn_ctx *ctx, const layer_shape *s, fattn_al
         address += (bytes(&t[i]) + 4095) / 4096 * 4096;
     }
     const fattn_status status = fattn_attention_query(ctx, &l->params, &l->io, &l->plan);
-    for (int i = 0; i < LAYER_TENSORS; ++i)
-        t[i].data = NULL;
+    for (int i = 0; i < LAYER_TENSORS; ++i) t[i].data = NULL;
     if (status != FATTN_OK) return status;
 
     t[LAYER_SAVED] = describe(ctx, FATTN_U8, 1, (int64_t[]){(int64_t)l->plan.saved_bytes});
     size_t forward = 0, gradients = 0;
-    for (int i = 0; i < LAYER_FORWARD; ++i)
-        forward += bytes(&t[i]);
-    for (int i = LAYER_FORWARD; i < LAYER_TENSORS; ++i)
-        gradients += bytes(&t[i]);
+    for (int i = 0; i < LAYER_FORWARD; ++i) forward += bytes(&t[i]);
+    for (int i = LAYER_FORWARD; i < LAYER_TENSORS; ++i) gradients += bytes(&t[i]);
     const size_t in_forward = forward + l->plan.fwd_workspace;
     const size_t in_backward = forward + gradients + l->plan.bwd_workspace;
     l->predicted_peak = in_forward > in_backward ? in_forward : in_backward;
@@ -57,30 +51,26 @@ static fattn_status allocate(layer *l, int begin, int end) {
     for (int i = begin; i < end; ++i) {
         fattn_tensor *t = &l->tensor[i];
         if (t->data) continue;
-        const fattn_status s =
-            fattn_tensor_alloc(l->ctx, (fattn_dtype)t->dtype, t->ndim, t->shape, t);
+        const fattn_status s = fattn_tensor_alloc(l->ctx, (fattn_dtype)t->dtype, t->ndim, t->shape, t);
         if (s != FATTN_OK) return s;
     }
     return FATTN_OK;
 }
 
 static fattn_status randomise(layer *l, int i) {
-    return fattn_tensor_normal(l->ctx, &l->tensor[i], 0, 1,
-                               (fattn_rng){.seed = 1, .stream = (uint32_t)i});
+    return fattn_tensor_normal(l->ctx, &l->tensor[i], 0, 1, (fattn_rng){.seed = 1, .stream = (uint32_t)i});
 }
 
 fattn_status layer_start(layer *l) {
     fattn_status s = allocate(l, LAYER_Q, LAYER_V + 1);
-    for (int i = LAYER_Q; s == FATTN_OK && i <= LAYER_V; ++i)
-        s = randomise(l, i);
+    for (int i = LAYER_Q; s == FATTN_OK && i <= LAYER_V; ++i) s = randomise(l, i);
     return s;
 }
 
 typedef fattn_status pass(fattn_ctx *, const fattn_attention_params *, const fattn_attention_io *);
 
 static fattn_status with_workspace(layer *l, size_t size, pass *run) {
-    fattn_status s =
-        fattn_tensor_alloc(l->ctx, FATTN_U8, 1, (int64_t[]){(int64_t)size}, &l->workspace);
+    fattn_status s = fattn_tensor_alloc(l->ctx, FATTN_U8, 1, (int64_t[]){(int64_t)size}, &l->workspace);
     if (s != FATTN_OK) return s;
     l->io.saved = l->tensor[LAYER_SAVED].data;
     l->io.saved_bytes = l->plan.saved_bytes;
@@ -104,7 +94,6 @@ fattn_status layer_backward(layer *l) {
 }
 
 void layer_free(layer *l) {
-    for (int i = 0; i < LAYER_TENSORS; ++i)
-        fattn_tensor_free(l->ctx, &l->tensor[i]);
+    for (int i = 0; i < LAYER_TENSORS; ++i) fattn_tensor_free(l->ctx, &l->tensor[i]);
     fattn_tensor_free(l->ctx, &l->workspace);
 }

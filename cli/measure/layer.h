@@ -26,8 +26,7 @@ typedef struct layer { /* points into itself: do not copy */
 } layer;
 
 /* Fills plan and predicted_peak; allocates nothing. Causal keys are bottom-right aligned. */
-fattn_status layer_plan(layer *l, fattn_ctx *ctx, const layer_shape *shape,
-                        fattn_algorithm algorithm, uint32_t flags);
+fattn_status layer_plan(layer *l, fattn_ctx *ctx, const layer_shape *shape, fattn_algorithm algorithm, uint32_t flags);
 /* Allocates and fills q, k, v. */
 fattn_status layer_start(layer *l);
 /* Allocates o, lse, saved once, and the workspace for this call only. */

@@ -52,8 +52,8 @@ static fattn_status multiply(void *arg) {
     return s == FATTN_OK ? fattn_ctx_sync(p->ctx) : s;
 }
 
-fattn_status measure_product(fattn_ctx *ctx, fattn_dtype dtype, int64_t n, int64_t count,
-                             int64_t repeat, double *flops) {
+fattn_status measure_product(fattn_ctx *ctx, fattn_dtype dtype, int64_t n, int64_t count, int64_t repeat,
+                             double *flops) {
     product p = {.count = count, .ctx = ctx};
     timing t = {0};
     const int64_t shape[2] = {n, n};
@@ -64,8 +64,7 @@ fattn_status measure_product(fattn_ctx *ctx, fattn_dtype dtype, int64_t n, int64
     if (s == FATTN_OK) s = fattn_tensor_normal(ctx, &p.a, 0, 1, rng);
     if (s == FATTN_OK) s = fattn_tensor_normal(ctx, &p.b, 0, 1, rng);
     if (s == FATTN_OK) s = measure_time(multiply, &p, repeat, 60, &t);
-    if (s == FATTN_OK)
-        *flops = 2 * (double)count * (double)n * (double)n * (double)n / t.best;
+    if (s == FATTN_OK) *flops = 2 * (double)count * (double)n * (double)n * (double)n / t.best;
     fattn_tensor_free(ctx, &p.b);
     fattn_tensor_free(ctx, &p.a);
     fattn_tape_destroy(p.tape);

@@ -15,8 +15,8 @@ fattn_status measure_time(timed run, void *arg, int64_t repeat, double budget, t
 
 /* FLOP/s of `count` matrix products n x n x n through the library (OpenBLAS on ctx's threads, or
    cuBLAS), timed until all are done; attention kernels are compared with it. Best of `repeat`. */
-fattn_status measure_product(fattn_ctx *ctx, fattn_dtype dtype, int64_t n, int64_t count,
-                             int64_t repeat, double *flops);
+fattn_status measure_product(fattn_ctx *ctx, fattn_dtype dtype, int64_t n, int64_t count, int64_t repeat,
+                             double *flops);
 
 /* Peak FLOP/s of the FMA units in float32 on `threads` threads, 0 for OpenMP's choice. */
 double measure_fma_peak(int threads);

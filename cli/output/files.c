@@ -11,10 +11,7 @@
 /* ---- input ---- */
 
 static const char *kind_of(mode_t mode) {
-    return S_ISDIR(mode)    ? "a folder"
-           : S_ISFIFO(mode) ? "a pipe"
-           : S_ISSOCK(mode) ? "a socket"
-                            : "a device";
+    return S_ISDIR(mode) ? "a folder" : S_ISFIFO(mode) ? "a pipe" : S_ISSOCK(mode) ? "a socket" : "a device";
 }
 
 FILE *input_open(const char *path) {

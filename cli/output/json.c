@@ -31,8 +31,7 @@ static int64_t length_until(FILE *file, int64_t step) {
 bool json_resume(json *j, const char *path, int64_t step, bool may_cut) {
     struct stat status;
     if (!json_open(j, path, true)) return false;
-    if (!j->to.file || fstat(fileno(j->to.file), &status) != 0 || !S_ISREG(status.st_mode))
-        return true;
+    if (!j->to.file || fstat(fileno(j->to.file), &status) != 0 || !S_ISREG(status.st_mode)) return true;
     FILE *const old = input_open(path);
     if (!old) return false;
     const int64_t length = length_until(old, step);
@@ -57,12 +56,7 @@ static void put(json *j, const char *text) {
 
 /* Bytes of the UTF-8 character that begins at c; 0: it is not UTF-8. */
 static int character(const unsigned char *c) {
-    const int n = c[0] < 0x80   ? 1
-                  : c[0] < 0xc2 ? 0
-                  : c[0] < 0xe0 ? 2
-                  : c[0] < 0xf0 ? 3
-                  : c[0] < 0xf5 ? 4
-                                : 0;
+    const int n = c[0] < 0x80 ? 1 : c[0] < 0xc2 ? 0 : c[0] < 0xe0 ? 2 : c[0] < 0xf0 ? 3 : c[0] < 0xf5 ? 4 : 0;
     for (int i = 1; i < n; ++i)
         if ((c[i] & 0xc0) != 0x80) return 0; /* also at the terminating 0 */
     const bool longer = (c[0] == 0xe0 && c[1] < 0xa0) || (c[0] == 0xf0 && c[1] < 0x90);

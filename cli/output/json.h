@@ -18,12 +18,10 @@ bool json_open(json *j, const char *path, bool append);
    all lines after it are removed. may_cut false: a log with such lines is an error. False after an error
    message. */
 bool json_resume(json *j, const char *path, int64_t step, bool may_cut);
-void json_begin(json *j); /* { */
-void json_text(json *j, const char *key,
-               const char *value); /* invalid UTF-8 becomes U+FFFD */
+void json_begin(json *j);                                    /* { */
+void json_text(json *j, const char *key, const char *value); /* invalid UTF-8 becomes U+FFFD */
 void json_int(json *j, const char *key, int64_t value);
-void json_real(json *j, const char *key,
-               double value); /* shortest that reads back; null if not finite */
+void json_real(json *j, const char *key, double value); /* shortest that reads back; null if not finite */
 void json_bool(json *j, const char *key, bool value);
 /* } and a line end, flushed. False when this or an earlier write failed. */
 bool json_end(json *j);

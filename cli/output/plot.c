@@ -102,8 +102,7 @@ static const char *tick_text(const layout *l, double t, char *buffer) {
         static const char *const unit[] = {"B", "KiB", "MiB", "GiB", "TiB"};
         int u = 0;
         double scaled = v;
-        for (; u < 4 && scaled >= 1024; ++u)
-            scaled /= 1024;
+        for (; u < 4 && scaled >= 1024; ++u) scaled /= 1024;
         snprintf(buffer, 32, "%.4g %s", scaled, unit[u]);
     } else if (a->scale == PLOT_LINEAR && fabs(v) < 10000) {
         const int decimals = (int)fmax(0, -floor(log10(l->step) + 1e-9));
@@ -132,15 +131,13 @@ static void put_text(FILE *f, const char *attributes, double x, double y, const 
 }
 
 static void put_line(FILE *f, const char *class, double x1, double y1, double x2, double y2) {
-    fprintf(f, "<line class=\"%s\" x1=\"%.1f\" y1=\"%.1f\" x2=\"%.1f\" y2=\"%.1f\"/>\n", class, x1,
-            y1, x2, y2);
+    fprintf(f, "<line class=\"%s\" x1=\"%.1f\" y1=\"%.1f\" x2=\"%.1f\" y2=\"%.1f\"/>\n", class, x1, y1, x2, y2);
 }
 
 /* The number of characters of a UTF-8 text. */
 static int letters(const char *text) {
     int n = 0;
-    for (; *text; ++text)
-        n += (*text & 0xc0) != 0x80;
+    for (; *text; ++text) n += (*text & 0xc0) != 0x80;
     return n;
 }
 
@@ -157,15 +154,13 @@ static void put_axes(FILE *f, const layout *x, const layout *y) {
     for (int i = 0; i < x->n_ticks; ++i) {
         const double at = pixel(x, value_at(x->axis, x->tick[i]));
         put_line(f, "axis", at, y->begin, at, y->begin + 5);
-        put_text(f, "class=\"soft\" text-anchor=\"middle\"", at, y->begin + 21,
-                 tick_text(x, x->tick[i], text));
+        put_text(f, "class=\"soft\" text-anchor=\"middle\"", at, y->begin + 21, tick_text(x, x->tick[i], text));
     }
     put_line(f, "axis", x->begin, y->begin, x->end, y->begin);
     put_text(f, "text-anchor=\"middle\"", (x->begin + x->end) / 2, HEIGHT - 14, x->axis->label);
     const double middle = (y->begin + y->end) / 2, left = fmax(16, LEFT - 22 - 8.5 * widest);
     char turned[96];
-    snprintf(turned, sizeof turned, "text-anchor=\"middle\" transform=\"rotate(-90 %.1f %.1f)\"",
-             left, middle);
+    snprintf(turned, sizeof turned, "text-anchor=\"middle\" transform=\"rotate(-90 %.1f %.1f)\"", left, middle);
     put_text(f, turned, left, middle, y->axis->label);
 }
 
@@ -188,15 +183,13 @@ static void put_series(FILE *f, const plot_series *s, const layout *x, const lay
         fprintf(f, "<path class=\"%s c%d\" d=\"", line_class(s->style), color);
         for (int64_t i = 0; i < s->n; ++i) {
             const bool seen = visible(x, y, s->x[i], s->y[i]);
-            if (seen)
-                fprintf(f, "%c%.1f %.1f", down ? 'L' : 'M', pixel(x, s->x[i]), pixel(y, s->y[i]));
+            if (seen) fprintf(f, "%c%.1f %.1f", down ? 'L' : 'M', pixel(x, s->x[i]), pixel(y, s->y[i]));
             down = seen;
         }
         fputs("\"/>\n", f);
     }
     for (int64_t i = 0; has_marks(s->style) && i < s->n; ++i) {
-        if (visible(x, y, s->x[i], s->y[i]))
-            put_mark(f, color, pixel(x, s->x[i]), pixel(y, s->y[i]));
+        if (visible(x, y, s->x[i], s->y[i])) put_mark(f, color, pixel(x, s->x[i]), pixel(y, s->y[i]));
     }
 }
 
@@ -206,8 +199,7 @@ static void put_levels(FILE *f, const plot *p, const layout *x, const layout *y)
     for (int i = 0; i < p->n_levels && n < LEVELS_MAX; ++i) {
         if (!visible(x, y, value_at(x->axis, x->low), p->levels[i].y)) continue;
         int at = n++;
-        for (; at > 0 && p->levels[order[at - 1]].y < p->levels[i].y; --at)
-            order[at] = order[at - 1];
+        for (; at > 0 && p->levels[order[at - 1]].y < p->levels[i].y; --at) order[at] = order[at - 1];
         order[at] = i; /* from the top of the picture down */
     }
     const double spacing = 15;
@@ -216,8 +208,7 @@ static void put_levels(FILE *f, const plot *p, const layout *x, const layout *y)
         label[i] = pixel(y, p->levels[order[i]].y);
         if (i > 0) label[i] = fmax(label[i], label[i - 1] + spacing);
     }
-    for (int i = n - 1; i >= 0; --i)
-        label[i] = fmin(label[i], y->begin - spacing * (n - 1 - i));
+    for (int i = n - 1; i >= 0; --i) label[i] = fmin(label[i], y->begin - spacing * (n - 1 - i));
     for (int i = 0; i < n; ++i) {
         const double at = pixel(y, p->levels[order[i]].y);
         put_line(f, "level", x->begin, at, x->end, at);
@@ -240,8 +231,7 @@ static double put_legend(FILE *f, const plot *p, double y) {
         if (f) {
             const int color = s->color % COLORS;
             if (s->style != PLOT_POINTS)
-                fprintf(f, "<path class=\"%s c%d\" d=\"M%.1f %.1fh28\"/>\n", line_class(s->style),
-                        color, x, y - 4.5);
+                fprintf(f, "<path class=\"%s c%d\" d=\"M%.1f %.1fh28\"/>\n", line_class(s->style), color, x, y - 4.5);
             if (has_marks(s->style)) put_mark(f, color, x + 14, y - 4.5);
             put_text(f, "", x + 36, y, s->name);
         }
@@ -261,8 +251,7 @@ static void draw(FILE *f, const plot *p) {
             widen(&y, py);
         }
     }
-    for (int i = 0; i < p->n_levels; ++i)
-        widen(&y, p->levels[i].y);
+    for (int i = 0; i < p->n_levels; ++i) widen(&y, p->levels[i].y);
     lay_out(&x, 9);
     lay_out(&y, 7);
 
@@ -279,8 +268,7 @@ static void draw(FILE *f, const plot *p) {
     if (p->subtitle) put_text(f, "class=\"soft\"", LEFT, title + 22, p->subtitle);
     put_axes(f, &x, &y);
     put_levels(f, p, &x, &y);
-    for (int s = 0; s < p->n_series; ++s)
-        put_series(f, &p->series[s], &x, &y);
+    for (int s = 0; s < p->n_series; ++s) put_series(f, &p->series[s], &x, &y);
     put_legend(f, p, legend);
     fputs("</svg>\n", f);
 }

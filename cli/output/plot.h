@@ -19,9 +19,8 @@ typedef struct plot_axis {
 typedef enum plot_style { PLOT_LINE, PLOT_MARKED, PLOT_DASHED, PLOT_POINTS } plot_style;
 
 typedef struct plot_series {
-    const char *name; /* label at the curve's end and in the legend */
-    const double *x,
-        *y; /* points that are not finite, or not positive on a log axis, leave a gap */
+    const char *name;    /* label at the curve's end and in the legend */
+    const double *x, *y; /* points that are not finite, or not positive on a log axis, leave a gap */
     int64_t n;
     plot_style style;
     int color; /* 0..5; same colour = same thing, e.g. measured and predicted */

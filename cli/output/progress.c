@@ -25,13 +25,8 @@ const char *text_of_count(double count, char *buffer) {
 const char *text_of_bytes(double bytes, char *buffer) {
     static const char *const unit[] = {"B", "KiB", "MiB", "GiB", "TiB"};
     int u = 0;
-    for (; u < 4 && bytes >= 1000; ++u)
-        bytes /= 1024; /* the limit is 1000, so that three digits suffice */
-    snprintf(buffer, 32, "%.*f %s",
-             u == 0 || bytes >= 100 ? 0
-             : bytes >= 10          ? 1
-                                    : 2,
-             bytes, unit[u]);
+    for (; u < 4 && bytes >= 1000; ++u) bytes /= 1024; /* the limit is 1000, so that three digits suffice */
+    snprintf(buffer, 32, "%.*f %s", u == 0 || bytes >= 100 ? 0 : bytes >= 10 ? 1 : 2, bytes, unit[u]);
     return buffer;
 }
 
@@ -89,9 +84,8 @@ void progress_update(progress *p, int64_t done, const char *format, ...) {
     const bool finished = done >= p->total;
     const double remaining = here > 0 ? elapsed / (double)here * (double)(p->total - done) : 0;
     text_of_seconds(finished ? elapsed : remaining, left);
-    snprintf(line, sizeof line, "%s %lld/%lld%s %s %s %s", p->label, (long long)done,
-             (long long)p->total, bar, text, finished ? "time" : "eta",
-             finished || here > 0 ? left : "?");
+    snprintf(line, sizeof line, "%s %lld/%lld%s %s %s %s", p->label, (long long)done, (long long)p->total, bar, text,
+             finished ? "time" : "eta", finished || here > 0 ? left : "?");
     if (p->terminal)
         fprintf(p->stream, "\r%.*s\033[K", columns(p) - 1, line);
     else

@@ -60,11 +60,9 @@ int64_t checkpoint_after(const char *folder, int64_t step, char names[CHECKPOINT
         char name[NAME_BYTES];
         name_of(at, name);
         if (count++ < NAMED)
-            used += (size_t)snprintf(names + used, CHECKPOINT_NAMES - used, "%s%s",
-                                     count > 1 ? ", " : "", name);
+            used += (size_t)snprintf(names + used, CHECKPOINT_NAMES - used, "%s%s", count > 1 ? ", " : "", name);
     }
-    if (count > NAMED)
-        snprintf(names + used, CHECKPOINT_NAMES - used, " and %lld more", (long long)(count - NAMED));
+    if (count > NAMED) snprintf(names + used, CHECKPOINT_NAMES - used, " and %lld more", (long long)(count - NAMED));
     return count;
 }
 
@@ -85,9 +83,7 @@ static bool remove_but(const char *folder, int64_t after, int64_t keep, int64_t 
     return ok;
 }
 
-bool checkpoint_remove_after(const char *folder, int64_t step) {
-    return remove_but(folder, step, -1, -1);
-}
+bool checkpoint_remove_after(const char *folder, int64_t step) { return remove_but(folder, step, -1, -1); }
 
 /* ---- values in HDF5 ---- */
 
@@ -104,27 +100,24 @@ static bool get_attribute(hid_t object, const char *name, hid_t type, void *valu
     if (H5Aexists(object, name) <= 0) return false;
     const hid_t a = H5Aopen(object, name, H5P_DEFAULT);
     const hid_t space = H5Aget_space(a), stored = H5Aget_type(a);
-    const bool ok = H5Sget_simple_extent_npoints(space) == 1 &&
-                    H5Tget_class(stored) == H5Tget_class(type) && H5Aread(a, type, value) >= 0;
+    const bool ok = H5Sget_simple_extent_npoints(space) == 1 && H5Tget_class(stored) == H5Tget_class(type) &&
+                    H5Aread(a, type, value) >= 0;
     H5Tclose(stored);
     H5Sclose(space);
     H5Aclose(a);
     return ok;
 }
 
-static bool put_array(hid_t file, const char *path, hid_t type, int ndim, const int64_t *shape,
-                      const void *data) {
+static bool put_array(hid_t file, const char *path, hid_t type, int ndim, const int64_t *shape, const void *data) {
     hsize_t extent[FATTN_MAX_DIMS];
-    for (int d = 0; d < ndim; ++d)
-        extent[d] = (hsize_t)shape[d];
+    for (int d = 0; d < ndim; ++d) extent[d] = (hsize_t)shape[d];
     const hid_t space = H5Screate_simple(ndim, extent, NULL);
     const hid_t links = H5Pcreate(H5P_LINK_CREATE), create = H5Pcreate(H5P_DATASET_CREATE);
     H5Pset_create_intermediate_group(links, 1);
     H5Pset_obj_track_times(create, false); /* equal states give equal files */
     const hid_t set = H5Dcreate2(file, path, type, space, links, create, H5P_DEFAULT);
     const bool empty = H5Sget_simple_extent_npoints(space) == 0;
-    const bool ok =
-        set >= 0 && (empty || H5Dwrite(set, type, H5S_ALL, H5S_ALL, H5P_DEFAULT, data) >= 0);
+    const bool ok = set >= 0 && (empty || H5Dwrite(set, type, H5S_ALL, H5S_ALL, H5P_DEFAULT, data) >= 0);
     if (set >= 0) H5Dclose(set);
     H5Pclose(create);
     H5Pclose(links);
@@ -138,9 +131,9 @@ static bool is_whole(hid_t set, hsize_t count) {
     const hid_t file = H5Iget_file_id(set);
     const hid_t list = H5Dget_create_plist(set), type = H5Dget_type(set);
     const H5D_layout_t layout = H5Pget_layout(list);
-    const bool whole = (layout == H5D_CONTIGUOUS || layout == H5D_COMPACT) &&
-                       H5Pget_external_count(list) == 0 && H5Fget_filesize(file, &size) >= 0 &&
-                       count <= size && H5Dget_storage_size(set) == count * H5Tget_size(type);
+    const bool whole = (layout == H5D_CONTIGUOUS || layout == H5D_COMPACT) && H5Pget_external_count(list) == 0 &&
+                       H5Fget_filesize(file, &size) >= 0 && count <= size &&
+                       H5Dget_storage_size(set) == count * H5Tget_size(type);
     H5Tclose(type);
     H5Pclose(list);
     H5Fclose(file);
@@ -157,15 +150,13 @@ static int shape_of(hid_t file, const char *path, int64_t shape[FATTN_MAX_DIMS])
     int ndim = H5Sget_simple_extent_dims(space, extent, NULL);
     const hssize_t count = H5Sget_simple_extent_npoints(space);
     if (ndim > FATTN_MAX_DIMS || count < 0 || !is_whole(set, (hsize_t)count)) ndim = -1;
-    for (int d = 0; d < ndim; ++d)
-        shape[d] = (int64_t)extent[d];
+    for (int d = 0; d < ndim; ++d) shape[d] = (int64_t)extent[d];
     H5Sclose(space);
     H5Dclose(set);
     return ndim;
 }
 
-static bool get_array(hid_t file, const char *path, hid_t type, int ndim, const int64_t *shape,
-                      void *data) {
+static bool get_array(hid_t file, const char *path, hid_t type, int ndim, const int64_t *shape, void *data) {
     int64_t found[FATTN_MAX_DIMS];
     if (shape_of(file, path, found) != ndim) return false;
     int64_t n = 1;
@@ -266,8 +257,7 @@ static bool put_tensor(hid_t file, const char *path, fattn_ctx *ctx, const fattn
 }
 static bool get_tensor(hid_t file, const char *path, fattn_ctx *ctx, const fattn_tensor *t) {
     float *numbers = malloc((size_t)fattn_tensor_numel(t) * sizeof *numbers + 1);
-    const bool ok = numbers &&
-                    get_array(file, path, H5T_NATIVE_FLOAT, t->ndim, t->shape, numbers) &&
+    const bool ok = numbers && get_array(file, path, H5T_NATIVE_FLOAT, t->ndim, t->shape, numbers) &&
                     device_write(ctx, t, numbers) == FATTN_OK;
     free(numbers);
     return ok;
@@ -284,13 +274,10 @@ static bool each_tensor(hid_t file, const trainer *r, array_fn move) {
         char path[NAME_BYTES * 2];
         fattn_tensor numbers = params[i]->value, m, v;
         const bool has_master = numbers.dtype != FATTN_F32;
-        if (has_master &&
-            fattn_adamw_state(r->adamw, i, FATTN_ADAM_MASTER, &numbers) != FATTN_OK)
-            return false;
+        if (has_master && fattn_adamw_state(r->adamw, i, FATTN_ADAM_MASTER, &numbers) != FATTN_OK) return false;
         snprintf(path, sizeof path, "/params/%s", params[i]->name);
         if (!move(file, path, r->ctx, &numbers)) return false;
-        if (has_master && fattn_tensor_copy(r->ctx, &params[i]->value, &numbers) != FATTN_OK)
-            return false;
+        if (has_master && fattn_tensor_copy(r->ctx, &params[i]->value, &numbers) != FATTN_OK) return false;
         if (fattn_adamw_state(r->adamw, i, FATTN_ADAM_M, &m) != FATTN_OK) return false;
         if (fattn_adamw_state(r->adamw, i, FATTN_ADAM_V, &v) != FATTN_OK) return false;
         snprintf(path, sizeof path, "/adam/m/%s", params[i]->name);
@@ -325,8 +312,8 @@ static bool get_counters(hid_t group, counters *c) {
 /* Counters will be incremented: they must not overflow. */
 static bool are_valid(const counters *c) {
     const int64_t limit = INT64_MAX / 2;
-    return c->step >= 0 && c->step < limit && c->cursor >= 0 && c->cursor < limit &&
-           isfinite(c->elapsed) && c->elapsed >= 0; /* adam_step is checked by fattn_adamw_set_step */
+    return c->step >= 0 && c->step < limit && c->cursor >= 0 && c->cursor < limit && isfinite(c->elapsed) &&
+           c->elapsed >= 0; /* adam_step is checked by fattn_adamw_set_step */
 }
 
 static bool put_history(hid_t file, const history *h) {
@@ -351,19 +338,15 @@ static hid_t make_group(hid_t file, const char *path) {
     return H5Gcreate2(file, path, H5P_DEFAULT, H5P_DEFAULT, H5P_DEFAULT);
 }
 
-static bool put_all(hid_t file, const cli_option *table, const void *options,
-                    const char *const *skip, const trainer *r) {
-    counters c = {.step = r->step,
-                  .cursor = r->cursor,
-                  .elapsed = r->elapsed,
-                  .fingerprint = r->task->fingerprint};
+static bool put_all(hid_t file, const cli_option *table, const void *options, const char *const *skip,
+                    const trainer *r) {
+    counters c = {.step = r->step, .cursor = r->cursor, .elapsed = r->elapsed, .fingerprint = r->task->fingerprint};
     bool ok = fattn_adamw_get_step(r->adamw, &c.adam_step) == FATTN_OK;
     const hid_t config = make_group(file, "/config"), state = make_group(file, "/state");
     for (const cli_option *o = table; ok && o->name; ++o) {
         if (is_stored(o, skip)) ok = put_option(config, o, (const char *)options + o->offset);
     }
-    ok = ok && put_counters(state, &c) && each_tensor(file, r, put_tensor) &&
-         put_history(file, &r->history);
+    ok = ok && put_counters(state, &c) && each_tensor(file, r, put_tensor) && put_history(file, &r->history);
     H5Gclose(config);
     H5Gclose(state);
     return ok;
@@ -376,25 +359,22 @@ static hid_t open_in_memory(void *image, size_t size) {
     H5Eset_auto2(H5E_DEFAULT, NULL, NULL); /* HDF5 prints nothing */
     H5Pset_fapl_core(access, 1 << 20, false);
     if (image) H5Pset_file_image(access, image, size);
-    const hid_t file = image ? H5Fopen("read", H5F_ACC_RDONLY, access)
-                             : H5Fcreate("written", H5F_ACC_TRUNC, H5P_DEFAULT, access);
+    const hid_t file =
+        image ? H5Fopen("read", H5F_ACC_RDONLY, access) : H5Fcreate("written", H5F_ACC_TRUNC, H5P_DEFAULT, access);
     H5Pclose(access);
     return file;
 }
 
-bool checkpoint_save(const char *folder, const cli_option *table, const void *options,
-                     const char *const *skip, const trainer *r) {
+bool checkpoint_save(const char *folder, const cli_option *table, const void *options, const char *const *skip,
+                     const trainer *r) {
     unsigned char *image = NULL;
     const hid_t file = open_in_memory(NULL, 0);
-    bool ok = file >= 0 && put_all(file, table, options, skip, r) &&
-              H5Fflush(file, H5F_SCOPE_GLOBAL) >= 0;
+    bool ok = file >= 0 && put_all(file, table, options, skip, r) && H5Fflush(file, H5F_SCOPE_GLOBAL) >= 0;
     const ssize_t size = ok ? H5Fget_file_image(file, NULL, 0) : -1;
     if (size > 0) image = malloc((size_t)size + DURABLE_SEAL);
     ok = image && H5Fget_file_image(file, image, (size_t)size) == size;
     if (file >= 0) H5Fclose(file);
-    if (!ok)
-        cli_fail(CLI_FAILURE, "cannot build a checkpoint of step %lld: no memory?",
-                 (long long)r->step);
+    if (!ok) cli_fail(CLI_FAILURE, "cannot build a checkpoint of step %lld: no memory?", (long long)r->step);
     char name[NAME_BYTES];
     name_of(r->step, name);
     const int64_t before = newest_before(folder, r->step);
@@ -438,8 +418,7 @@ checkpoint *checkpoint_open(const char *path) {
         if (c) break;
         const int64_t now = newest_before(path, INT64_MAX); /* another process may have saved since */
         step = now > newest ? now : newest_before(path, step);
-        if (step >= 0)
-            cli_fail(CLI_OK, "going %s to step %lld", now > newest ? "on" : "back", (long long)step);
+        if (step >= 0) cli_fail(CLI_OK, "going %s to step %lld", now > newest ? "on" : "back", (long long)step);
         if (now > newest) newest = now;
     }
     return c;
@@ -448,16 +427,14 @@ checkpoint *checkpoint_open(const char *path) {
 int64_t checkpoint_newest(const checkpoint *c) { return c->newest; }
 const char *checkpoint_path(const checkpoint *c) { return c->path; }
 
-bool checkpoint_options(checkpoint *c, const cli_option *table, void *options,
-                        const char *const *skip) {
+bool checkpoint_options(checkpoint *c, const cli_option *table, void *options, const char *const *skip) {
     const hid_t group = H5Gopen2(c->file, "/config", H5P_DEFAULT);
     bool ok = group >= 0;
     for (const cli_option *o = table; ok && o->name; ++o) {
         if (!is_stored(o, skip)) continue;
         ok = get_option(c, group, o, (char *)options + o->offset);
         if (!ok)
-            cli_fail(CLI_FAILURE, "%s was written by another version: no %s, or none in its range",
-                     c->path, o->name);
+            cli_fail(CLI_FAILURE, "%s was written by another version: no %s, or none in its range", c->path, o->name);
     }
     if (group >= 0)
         H5Gclose(group);
@@ -472,8 +449,7 @@ bool checkpoint_restore(checkpoint *c, trainer *r) {
     bool ok = group >= 0 && get_counters(group, &found) && are_valid(&found);
     if (group >= 0) H5Gclose(group);
     int64_t embedding[FATTN_MAX_DIMS];
-    if (ok && shape_of(c->file, "/params/embedding", embedding) == 2 &&
-        embedding[0] != r->task->vocab) {
+    if (ok && shape_of(c->file, "/params/embedding", embedding) == 2 && embedding[0] != r->task->vocab) {
         cli_fail(CLI_FAILURE,
                  "%s: its model has %lld symbols, this program's has %lld: it was written by another version "
                  "(symbols of a text are now its bytes), and the run cannot be resumed",
@@ -502,8 +478,7 @@ bool checkpoint_restore(checkpoint *c, trainer *r) {
 
 void checkpoint_close(checkpoint *c) {
     if (!c) return;
-    for (int i = 0; i < c->n_texts; ++i)
-        free(c->texts[i]);
+    for (int i = 0; i < c->n_texts; ++i) free(c->texts[i]);
     H5Fclose(c->file);
     free(c);
 }

@@ -18,8 +18,8 @@
    checkpoint there except the latest earlier one. False after an error message; the folder's checkpoints are
    then unchanged. options: the values that the table describes; fields of type CLI_INTS and those
    named in `skip` (NULL ends it) are not stored. */
-bool checkpoint_save(const char *folder, const cli_option *table, const void *options,
-                     const char *const *skip, const trainer *r);
+bool checkpoint_save(const char *folder, const cli_option *table, const void *options, const char *const *skip,
+                     const trainer *r);
 
 /* The number of checkpoints of steps after `step` in the folder, -1: of all; 0 when there is no such
    folder. names: of the newest, for an error message. */
@@ -36,8 +36,7 @@ const char *checkpoint_path(const checkpoint *c); /* of the file that was opened
 /* The newest step in the folder that was opened, even if its file is damaged; -1 for a file. */
 int64_t checkpoint_newest(const checkpoint *c);
 /* Reads the stored options; their texts live as long as c. False after an error message. */
-bool checkpoint_options(checkpoint *c, const cli_option *table, void *options,
-                        const char *const *skip);
+bool checkpoint_options(checkpoint *c, const cli_option *table, void *options, const char *const *skip);
 /* Restores a trainer that was created with these options. False after an error message: different data
    fingerprint, vocabulary (in older versions texts had 96 symbols), parameters or shapes. */
 bool checkpoint_restore(checkpoint *c, trainer *r);

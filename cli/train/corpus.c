@@ -56,8 +56,7 @@ static bool read_file(text_buffer *t, const char *path) {
     while ((n = fread(bytes, 1, sizeof bytes, file)) > 0) {
         total += (int64_t)n;
         if (total > LARGEST) {
-            cli_fail(CLI_FAILURE, "%s: a text may have %lld bytes at most", path,
-                     (long long)LARGEST);
+            cli_fail(CLI_FAILURE, "%s: a text may have %lld bytes at most", path, (long long)LARGEST);
             goto done;
         }
         if (!append(t, bytes, (int64_t)n)) goto done;
@@ -71,8 +70,7 @@ done:
 
 /* FNV-1a, continued from `hash`. */
 static uint64_t hash_on(uint64_t hash, const uint8_t *symbols, int64_t n) {
-    for (int64_t i = 0; i < n; ++i)
-        hash = (hash ^ symbols[i]) * 0x100000001b3ull;
+    for (int64_t i = 0; i < n; ++i) hash = (hash ^ symbols[i]) * 0x100000001b3ull;
     return hash;
 }
 static const uint64_t HASH_START = 0xcbf29ce484222325ull;
@@ -124,9 +122,7 @@ static int is_text_name(const struct dirent *entry) {
     const char *dot = strrchr(entry->d_name, '.');
     return entry->d_name[0] != '.' && !(dot && strcmp(dot, ".dat") == 0);
 }
-static int by_name(const struct dirent **a, const struct dirent **b) {
-    return strcmp((*a)->d_name, (*b)->d_name);
-}
+static int by_name(const struct dirent **a, const struct dirent **b) { return strcmp((*a)->d_name, (*b)->d_name); }
 
 static bool add_folder(reading *r, const char *folder) {
     struct dirent **entries;
@@ -140,8 +136,7 @@ static bool add_folder(reading *r, const char *folder) {
         char path[PATH_BYTES];
         struct stat status;
         const int length = snprintf(path, sizeof path, "%s/%s", folder, entries[i]->d_name);
-        if (ok && length < PATH_BYTES && lstat(path, &status) == 0 && S_ISREG(status.st_mode))
-            ok = add_file(r, path);
+        if (ok && length < PATH_BYTES && lstat(path, &status) == 0 && S_ISREG(status.st_mode)) ok = add_file(r, path);
         free(entries[i]);
     }
     free(entries);
@@ -165,14 +160,12 @@ static bool choose(reading *r, int64_t most, int64_t enough) {
     qsort(r->records, (size_t)r->n, sizeof *r->records, by_hash);
     for (int64_t i = 0, next; i < r->n; i = next) {
         int64_t copies = 0; /* bytes of this record and its copies */
-        for (next = i; next < r->n && r->records[next].hash == r->records[i].hash; ++next)
-            copies += r->records[next].n;
+        for (next = i; next < r->n && r->records[next].hash == r->records[i].hash; ++next) copies += r->records[next].n;
         if (held + copies > most) {
             if (held >= enough) break; /* otherwise small records would be preferred */
             continue;
         }
-        for (int64_t k = i; k < next; ++k)
-            r->records[k].out = true;
+        for (int64_t k = i; k < next; ++k) r->records[k].out = true;
         held += copies;
     }
     qsort(r->records, (size_t)r->n, sizeof *r->records, by_place);
@@ -187,8 +180,7 @@ static bool split(corpus *c, reading *r) {
     if (r->n == 0) return true;
     if (!choose(r, most, at_least_2(most / 2))) {
         const int64_t begin = t->n > most ? t->n - most : 0;
-        return append(&c->train, t->symbols, begin) &&
-               append(&c->held_out, t->symbols + begin, t->n - begin);
+        return append(&c->train, t->symbols, begin) && append(&c->held_out, t->symbols + begin, t->n - begin);
     }
     for (int64_t i = 0; i < r->n; ++i) {
         const record *const a = &r->records[i];
@@ -211,8 +203,7 @@ bool corpus_read(corpus *c, const char *path) {
         corpus_free(c);
         return false;
     }
-    c->fingerprint = hash_on(hash_on(HASH_START, c->train.symbols, c->train.n), c->held_out.symbols,
-                             c->held_out.n);
+    c->fingerprint = hash_on(hash_on(HASH_START, c->train.symbols, c->train.n), c->held_out.symbols, c->held_out.n);
     return true;
 }
 

@@ -19,11 +19,9 @@ static const char MARK[DURABLE_SEAL / 2] = {'f', 'a', 't', 't', 'n', 'c', 'k', '
 /* FNV-1a over the bytes, as 8 bytes, lowest first. */
 static void seal_of(const unsigned char *bytes, size_t size, unsigned char seal[DURABLE_SEAL]) {
     uint64_t hash = 0xcbf29ce484222325ull;
-    for (size_t i = 0; i < size; ++i)
-        hash = (hash ^ bytes[i]) * 0x100000001b3ull;
+    for (size_t i = 0; i < size; ++i) hash = (hash ^ bytes[i]) * 0x100000001b3ull;
     memcpy(seal, MARK, sizeof MARK);
-    for (size_t i = 0; i < sizeof hash; ++i)
-        seal[sizeof MARK + i] = (unsigned char)(hash >> (8 * i));
+    for (size_t i = 0; i < sizeof hash; ++i) seal[sizeof MARK + i] = (unsigned char)(hash >> (8 * i));
 }
 
 static bool write_all(int file, const unsigned char *bytes, size_t size) {
@@ -107,8 +105,8 @@ static void remove_unfinished(const char *folder) {
 /* Whether the locked file still has its name: a process that ends removes it, and a user may. */
 static bool is_there(const durable_lock *l) {
     struct stat held, named;
-    return fstat(l->file, &held) == 0 && lstat(l->path, &named) == 0 &&
-           held.st_dev == named.st_dev && held.st_ino == named.st_ino;
+    return fstat(l->file, &held) == 0 && lstat(l->path, &named) == 0 && held.st_dev == named.st_dev &&
+           held.st_ino == named.st_ino;
 }
 
 static bool fail_locked(const durable_lock *l, const char *folder) {
@@ -145,8 +143,7 @@ bool durable_hold(durable_lock *l, const char *folder) {
                 close(l->file);
                 return false;
             }
-            cli_fail(CLI_OK, "cannot lock %s: %s; another run there would not be detected", l->path,
-                     strerror(errno));
+            cli_fail(CLI_OK, "cannot lock %s: %s; another run there would not be detected", l->path, strerror(errno));
         }
         l->held = true;
     } while (!is_there(l));

@@ -39,8 +39,7 @@ static shape block_shape(const model_config *c, enum block_param p) {
     }
 }
 
-static fattn_status fill(fattn_ctx *ctx, const fattn_tensor *t, double mean, double std,
-                         uint64_t seed, int index) {
+static fattn_status fill(fattn_ctx *ctx, const fattn_tensor *t, double mean, double std, uint64_t seed, int index) {
     const fattn_rng rng = {.seed = seed, .stream = RANDOM_INIT + (uint32_t)index};
     return fattn_tensor_normal(ctx, t, mean, std, rng);
 }
@@ -58,8 +57,7 @@ static fattn_status create_param(model *m, int index, shape s) {
 }
 
 fattn_status model_create(fattn_ctx *ctx, const model_config *config, model **out) {
-    static const char *const names[BLOCK_PARAMS] = {"attn_norm", "qkv",    "attn_out",
-                                                    "mlp_norm",  "mlp_up", "mlp_down"};
+    static const char *const names[BLOCK_PARAMS] = {"attn_norm", "qkv", "attn_out", "mlp_norm", "mlp_up", "mlp_down"};
     *out = NULL;
     const int n = FIRST_BLOCK + config->layers * BLOCK_PARAMS + 1;
     model *m = calloc(1, sizeof *m);
@@ -118,8 +116,7 @@ fattn_param *const *model_params(const model *m, int *count) {
 
 int64_t model_size(const model *m) {
     int64_t size = 0;
-    for (int i = 0; i < m->n_params; ++i)
-        size += fattn_tensor_numel(&m->params[i].value);
+    for (int i = 0; i < m->n_params; ++i) size += fattn_tensor_numel(&m->params[i].value);
     return size;
 }
 
@@ -145,8 +142,8 @@ static fattn_var mlp(fattn_tape *t, fattn_param *p, fattn_var x) {
 }
 
 /* norm(x) after the last block, [B,S,C], and the embedding's variable on this tape. */
-static fattn_var trunk(model *m, fattn_tape *t, const fattn_tensor *ids, float dropout,
-                       int64_t step, fattn_var *embedding) {
+static fattn_var trunk(model *m, fattn_tape *t, const fattn_tensor *ids, float dropout, int64_t step,
+                       fattn_var *embedding) {
     const model_config *c = &m->config;
     const fattn_var none = {0};
     *embedding = fattn_use(t, &m->params[EMBEDDING]);
@@ -167,15 +164,13 @@ static fattn_var trunk(model *m, fattn_tape *t, const fattn_tensor *ids, float d
     return fattn_op_rmsnorm(t, x, fattn_use(t, &m->params[m->n_params - 1]), NORM_EPS);
 }
 
-fattn_var model_loss(model *m, fattn_tape *t, const fattn_tensor *ids, const fattn_tensor *targets,
-                     int64_t step) {
+fattn_var model_loss(model *m, fattn_tape *t, const fattn_tensor *ids, const fattn_tensor *targets, int64_t step) {
     fattn_var embedding;
     const fattn_var x = trunk(m, t, ids, m->config.dropout, step, &embedding);
     return fattn_op_linear_cross_entropy(t, x, embedding, fattn_input(t, targets), -1);
 }
 
-fattn_var model_test_loss(model *m, fattn_tape *t, const fattn_tensor *ids,
-                          const fattn_tensor *targets) {
+fattn_var model_test_loss(model *m, fattn_tape *t, const fattn_tensor *ids, const fattn_tensor *targets) {
     fattn_var embedding;
     const fattn_var x = trunk(m, t, ids, 0, 0, &embedding);
     return fattn_op_linear_cross_entropy(t, x, embedding, fattn_input(t, targets), -1);

@@ -22,8 +22,7 @@ static gram *find(const table *t, uint64_t key) {
     uint64_t hash = key * 0x9E3779B97F4A7C15ull;
     hash ^= hash >> 32;
     uint64_t i = hash & t->mask;
-    while (t->slots[i].key != 0 && t->slots[i].key != key)
-        i = (i + 1) & t->mask;
+    while (t->slots[i].key != 0 && t->slots[i].key != key) i = (i + 1) & t->mask;
     return &t->slots[i];
 }
 
@@ -52,8 +51,7 @@ static bool make_room(table *t) {
 /* The text is treated as circular, so that every gram has a successor: N(h) = sum N(hc). */
 static bool count_grams(table *t, gram *root, const uint8_t *text, int64_t n) {
     uint64_t recent = 0;
-    for (int64_t i = NGRAM_ORDERS - 1; i > 0; --i)
-        recent = recent << 8 | text[(n - i % n) % n];
+    for (int64_t i = NGRAM_ORDERS - 1; i > 0; --i) recent = recent << 8 | text[(n - i % n) % n];
     for (int64_t i = 0; i < n; ++i) {
         if (!make_room(t)) return false;
         const uint64_t before = recent;
@@ -86,12 +84,11 @@ static void measure(const table *t, const gram *root, const uint8_t *text, int64
             sum[order - 1] -= log(p);
         }
     }
-    for (int order = 1; order <= NGRAM_ORDERS; ++order)
-        loss[order - 1] = sum[order - 1] / (double)(n - 1);
+    for (int order = 1; order <= NGRAM_ORDERS; ++order) loss[order - 1] = sum[order - 1] / (double)(n - 1);
 }
 
-bool ngram_losses(const uint8_t *train, int64_t n_train, const uint8_t *test, int64_t n_test,
-                  int vocab, double loss[NGRAM_ORDERS]) {
+bool ngram_losses(const uint8_t *train, int64_t n_train, const uint8_t *test, int64_t n_test, int vocab,
+                  double loss[NGRAM_ORDERS]) {
     table t = {0};
     gram root = {0};
     const bool counted = count_grams(&t, &root, train, n_train);

@@ -12,7 +12,7 @@ enum { NGRAM_ORDERS = 6, NGRAM_MAX_VOCAB = 256 };
    occurrences and T(h) the number of different symbols seen after it,
        p(c|h) = (N(hc) + T(h) p(c|h')) / (N(h) + T(h)),   p(c|h') = 1/vocab below the first order.
    Both texts need at least two symbols below vocab <= NGRAM_MAX_VOCAB. False: no memory. */
-bool ngram_losses(const uint8_t *train, int64_t n_train, const uint8_t *test, int64_t n_test,
-                  int vocab, double loss[NGRAM_ORDERS]);
+bool ngram_losses(const uint8_t *train, int64_t n_train, const uint8_t *test, int64_t n_test, int vocab,
+                  double loss[NGRAM_ORDERS]);
 
 #endif

@@ -5,8 +5,7 @@
 static fattn_status infer(fattn_op_call *c) {
     const fattn_tensor *x = &c->in[0];
     if (x->ndim != 3)
-        return fattn_ctx_fail(c->ctx, FATTN_E_SHAPE, "shift: x has %d dimensions, must have 3: [B,S,C]",
-                              x->ndim);
+        return fattn_ctx_fail(c->ctx, FATTN_E_SHAPE, "shift: x has %d dimensions, must have 3: [B,S,C]", x->ndim);
     fattn_tensor *y = &c->out[0];
     y->ndim = x->ndim;
     y->dtype = x->dtype;

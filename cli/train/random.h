@@ -38,8 +38,7 @@ static inline uint32_t draw_word(draws *d) {
 static inline uint32_t draw_below(draws *d, uint32_t n) {
     const uint32_t threshold = (0u - n) % n;
     uint64_t product = (uint64_t)draw_word(d) * n;
-    while ((uint32_t)product < threshold)
-        product = (uint64_t)draw_word(d) * n;
+    while ((uint32_t)product < threshold) product = (uint64_t)draw_word(d) * n;
     return (uint32_t)(product >> 32);
 }
 

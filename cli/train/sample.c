@@ -14,8 +14,7 @@ enum { LENGTH_STEP = 64 };
 /* How many logits are above this one, or equal and earlier. */
 static int64_t rank_of(const float *logits, int64_t n, int64_t which) {
     int64_t above = 0;
-    for (int64_t i = 0; i < n; ++i)
-        above += logits[i] > logits[which] || (logits[i] == logits[which] && i < which);
+    for (int64_t i = 0; i < n; ++i) above += logits[i] > logits[which] || (logits[i] == logits[which] && i < which);
     return above;
 }
 
@@ -31,8 +30,7 @@ int64_t sample_choose(const float *logits, int64_t n, const sample_options *o, i
     double highest = -INFINITY;
     for (int64_t i = 0; i < n; ++i) {
         const double u = draw_unit(&d) + 0x1p-33; /* in (0, 1) */
-        const double score =
-            ((double)logits[i] - (double)logits[best]) / o->temperature - log(-log(u));
+        const double score = ((double)logits[i] - (double)logits[best]) / o->temperature - log(-log(u));
         if (score > highest && (k >= n || rank_of(logits, n, i) < k)) {
             highest = score;
             chosen = i;
@@ -41,8 +39,8 @@ int64_t sample_choose(const float *logits, int64_t n, const sample_options *o, i
     return chosen;
 }
 
-fattn_status sample_symbols(fattn_ctx *ctx, model *m, fattn_tape *t, const sample_options *o,
-                            int32_t *symbols, int64_t n_prompt, int64_t n) {
+fattn_status sample_symbols(fattn_ctx *ctx, model *m, fattn_tape *t, const sample_options *o, int32_t *symbols,
+                            int64_t n_prompt, int64_t n) {
     const model_config *c = model_get_config(m);
     int32_t *window = calloc((size_t)c->context, sizeof *window);
     float *row = malloc((size_t)c->vocab * sizeof *row);
@@ -53,9 +51,8 @@ fattn_status sample_symbols(fattn_ctx *ctx, model *m, fattn_tape *t, const sampl
         const int64_t seen = have < c->context ? have : c->context;
         const int64_t up = (seen + LENGTH_STEP - 1) / LENGTH_STEP * LENGTH_STEP;
         const int64_t shape[2] = {1, up < c->context ? up : c->context};
-        const fattn_tensor ids = fattn_tensor_view(buffer.data, FATTN_I32,
-                                                   (fattn_device)buffer.device, buffer.device_id, 2,
-                                                   shape);
+        const fattn_tensor ids =
+            fattn_tensor_view(buffer.data, FATTN_I32, (fattn_device)buffer.device, buffer.device_id, 2, shape);
         memcpy(window, symbols + have - seen, (size_t)seen * sizeof *window);
         s = device_write_i32(ctx, &ids, window);
         if (s) break;

@@ -16,7 +16,7 @@ int64_t sample_choose(const float *logits, int64_t n, const sample_options *o, i
 
 /* Continues symbols[0..n_prompt-1], n_prompt >= 1, up to symbols[n-1]; each symbol depends on as many before
    it as the model's context has. Resets the tape. */
-fattn_status sample_symbols(fattn_ctx *ctx, model *m, fattn_tape *t, const sample_options *o,
-                            int32_t *symbols, int64_t n_prompt, int64_t n);
+fattn_status sample_symbols(fattn_ctx *ctx, model *m, fattn_tape *t, const sample_options *o, int32_t *symbols,
+                            int64_t n_prompt, int64_t n);
 
 #endif

@@ -26,10 +26,8 @@ static void shuffle_first(draws *d, int32_t *items, uint32_t n, uint32_t first) 
 /* Keys are 0..2n-1, values 2n..4n-1, for n pairs: half of the keys appear, values may repeat. */
 static void make_sequence(recall *r, draws d, int32_t *ids, int32_t *targets) {
     const uint32_t n = r->pairs;
-    for (uint32_t i = 0; i < 2 * n; ++i)
-        r->keys[i] = (int32_t)i;
-    for (uint32_t i = 0; i < n; ++i)
-        r->order[i] = (int32_t)i;
+    for (uint32_t i = 0; i < 2 * n; ++i) r->keys[i] = (int32_t)i;
+    for (uint32_t i = 0; i < n; ++i) r->order[i] = (int32_t)i;
     shuffle_first(&d, r->keys, 2 * n, n);
     shuffle_first(&d, r->order, n, n);
     for (uint32_t i = 0; i < n; ++i) {
@@ -65,8 +63,7 @@ static void close_recall(task *t) {
 
 task *recall_open(uint64_t seed, int64_t context) {
     if (context < 8 || context % 4 != 0) {
-        cli_fail(CLI_USAGE, "--context %lld: recall needs a multiple of 4, at least 8",
-                 (long long)context);
+        cli_fail(CLI_USAGE, "--context %lld: recall needs a multiple of 4, at least 8", (long long)context);
         return NULL;
     }
     const size_t pairs = (size_t)context / 4;

@@ -17,8 +17,7 @@ typedef struct text_task {
 static int64_t shuffled(uint64_t seed, int64_t epoch, int64_t i, int64_t n) {
     enum { ROUNDS = 4 };
     int half = 1;
-    while (n > (int64_t)1 << 2 * half)
-        ++half;
+    while (n > (int64_t)1 << 2 * half) ++half;
     const uint32_t mask = (1u << half) - 1;
     uint64_t x = (uint64_t)i;
     do {
@@ -36,8 +35,7 @@ static int64_t shuffled(uint64_t seed, int64_t epoch, int64_t i, int64_t n) {
 }
 
 /* Tokens begin..begin+context of t; past its end they are 0, and the loss ignores them. */
-static void copy_window(const text_buffer *t, int64_t begin, int64_t context, int32_t *ids,
-                        int32_t *targets) {
+static void copy_window(const text_buffer *t, int64_t begin, int64_t context, int32_t *ids, int32_t *targets) {
     for (int64_t i = 0; i < context; ++i) {
         const int64_t at = begin + i;
         ids[i] = at < t->n ? t->symbols[at] : 0;

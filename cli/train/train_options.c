@@ -14,14 +14,12 @@ const cli_option train_table[] = {
      "random tokens in bf16 (--device cuda) for a model of the size of GPT-2 124M; other "
      "options override it"},
     {"task", CLI_CHOICE, FIELD(task), "TASK", 0, 0, "recall|text|tokens", "what to learn"},
-    {"text", CLI_TEXT, FIELD(text), "FILE", 0, 0, NULL,
-     "text to learn: a file, or a folder of fortune files"},
+    {"text", CLI_TEXT, FIELD(text), "FILE", 0, 0, NULL, "text to learn: a file, or a folder of fortune files"},
     {"vocab", CLI_INT, FIELD(vocab), "V", 0, 1 << 20, NULL, "of random tokens, at least 2"},
     {"layers", CLI_INT, FIELD(layers), "N", 1, 1000, NULL, "transformer blocks"},
     {"channels", CLI_INT, FIELD(channels), "N", 2, 65536, NULL, "width of the residual stream"},
     {"heads", CLI_INT, FIELD(heads), "N", 1, 1024, NULL, "query heads; must divide the channels"},
-    {"kv-heads", CLI_INT, FIELD(kv_heads), "N", 1, 1024, NULL,
-     "key and value heads; must divide the heads"},
+    {"kv-heads", CLI_INT, FIELD(kv_heads), "N", 1, 1024, NULL, "key and value heads; must divide the heads"},
     {"mlp", CLI_INT, FIELD(mlp), "N", 1, 64, NULL, "hidden width of the MLP in channels"},
     {"context", CLI_INT, FIELD(context), "N", 8, 1 << 20, NULL, "tokens of a sequence"},
     {"batch", CLI_INT, FIELD(batch), "N", 1, 65536, NULL, "sequences of a step"},
@@ -38,59 +36,125 @@ const cli_option train_table[] = {
      "attention that keeps O and L, or the one that stores N x N"},
     {"deterministic", CLI_FLAG, FIELD(deterministic), NULL, 0, 0, NULL,
      "bitwise repeatable gradients, or an error (a CPU's always are)"},
-    {"device", CLI_CHOICE, FIELD(device), "D", 0, 0, "cpu|cuda",
-     "where to compute; a run may be resumed on another"},
+    {"device", CLI_CHOICE, FIELD(device), "D", 0, 0, "cpu|cuda", "where to compute; a run may be resumed on another"},
     {"dtype", CLI_CHOICE, FIELD(dtype), "T", 0, 0, "f32|bf16",
      "of weights and activations; bf16 has F32 masters and gradients, and needs a GPU"},
     {"threads", CLI_INT, FIELD(threads), "N", 0, 1024, NULL, "0 = one per processor"},
     {"target", CLI_REAL, FIELD(target), "A", 0, 1, NULL,
      "stop when this share of held-out answers is right; 0 = never"},
-    {"eval-every", CLI_INT, FIELD(eval_every), "N", 1, ANY, NULL,
-     "steps between held-out evaluations"},
+    {"eval-every", CLI_INT, FIELD(eval_every), "N", 1, ANY, NULL, "steps between held-out evaluations"},
     {"eval-sequences", CLI_INT, FIELD(eval_sequences), "N", 1, ANY, NULL,
      "held-out sequences of each; the last one uses all"},
     {"checkpoint", CLI_TEXT, FIELD(checkpoint), "DIR", 0, 0, NULL,
      "folder for checkpoints, the last two are kept; - = none"},
-    {"checkpoint-every", CLI_INT, FIELD(checkpoint_every), "N", 1, ANY, NULL,
-     "steps between checkpoints"},
+    {"checkpoint-every", CLI_INT, FIELD(checkpoint_every), "N", 1, ANY, NULL, "steps between checkpoints"},
     {"overwrite", CLI_FLAG, FIELD(overwrite), NULL, 0, 0, NULL,
      "remove checkpoints of other runs, or of later steps, in that folder; cut its log"},
-    {"resume", CLI_TEXT, FIELD(resume), "DIR", 0, 0, NULL,
-     "resume from the newest checkpoint there, or from a file"},
+    {"resume", CLI_TEXT, FIELD(resume), "DIR", 0, 0, NULL, "resume from the newest checkpoint there, or from a file"},
     {"json", CLI_TEXT, FIELD(json), "FILE", 0, 0, NULL, "log as JSON lines; - = standard output"},
     {"plot", CLI_TEXT, FIELD(plot), "FILE", 0, 0, NULL, "loss curve as SVG; - = standard output"},
     {"sample", CLI_INT, FIELD(sample), "N", 0, 1 << 20, NULL, "bytes to write at the end"},
     {"prompt", CLI_TEXT, FIELD(prompt), "TEXT", 0, 0, NULL, "text that the sample continues"},
     {"temperature", CLI_REAL, FIELD(temperature), "T", 0, 100, NULL, "of the sample; 0 = greedy"},
-    {"top-k", CLI_INT, FIELD(top_k), "K", 0, ANY, NULL,
-     "choose among the K likeliest symbols; 0 = all"},
+    {"top-k", CLI_INT, FIELD(top_k), "K", 0, ANY, NULL, "choose among the K likeliest symbols; 0 = all"},
     {NULL}};
 
 enum { UNSET = -1 };
-const train_options train_unset = {
-    .preset = UNSET, .task = UNSET, .algorithm = UNSET, .device = UNSET, .dtype = UNSET, .vocab = UNSET, .layers = UNSET, .channels = UNSET, .heads = UNSET,
-    .kv_heads = UNSET, .mlp = UNSET, .context = UNSET, .batch = UNSET, .steps = UNSET,
-    .warmup = UNSET, .seed = UNSET, .threads = UNSET, .eval_every = UNSET, .eval_sequences = UNSET,
-    .checkpoint_every = UNSET, .sample = UNSET, .top_k = UNSET, .seconds = UNSET, .lr = UNSET,
-    .weight_decay = UNSET, .clip = UNSET, .dropout = UNSET, .target = UNSET, .temperature = UNSET};
+const train_options train_unset = {.preset = UNSET,
+                                   .task = UNSET,
+                                   .algorithm = UNSET,
+                                   .device = UNSET,
+                                   .dtype = UNSET,
+                                   .vocab = UNSET,
+                                   .layers = UNSET,
+                                   .channels = UNSET,
+                                   .heads = UNSET,
+                                   .kv_heads = UNSET,
+                                   .mlp = UNSET,
+                                   .context = UNSET,
+                                   .batch = UNSET,
+                                   .steps = UNSET,
+                                   .warmup = UNSET,
+                                   .seed = UNSET,
+                                   .threads = UNSET,
+                                   .eval_every = UNSET,
+                                   .eval_sequences = UNSET,
+                                   .checkpoint_every = UNSET,
+                                   .sample = UNSET,
+                                   .top_k = UNSET,
+                                   .seconds = UNSET,
+                                   .lr = UNSET,
+                                   .weight_decay = UNSET,
+                                   .clip = UNSET,
+                                   .dropout = UNSET,
+                                   .target = UNSET,
+                                   .temperature = UNSET};
 
-static const train_options defaults[] = {
-    [TASK_RECALL] = {.task = TASK_RECALL, .layers = 2, .channels = 64, .heads = 2, .kv_heads = 2,
-                     .mlp = 2, .context = 64, .batch = 32, .steps = 4000, .warmup = 50, .seed = 1,
-                     .eval_every = 50, .eval_sequences = 128, .checkpoint_every = 200,
-                     .seconds = 0, .lr = 3e-3, .weight_decay = 0.01, .clip = 1, .target = 0.995,
-                     .checkpoint = "fattn-recall", .prompt = "-", .temperature = 1},
-    [TASK_TEXT] = {.task = TASK_TEXT, .layers = 4, .channels = 128, .heads = 4, .kv_heads = 4,
-                   .mlp = 4, .context = 256, .batch = 8, .warmup = 50, .seed = 1,
-                   .eval_every = 50, .eval_sequences = 32, .checkpoint_every = 200, .sample = 400,
-                   .seconds = 120, .lr = 2e-3, .weight_decay = 0.1, .clip = 1, .temperature = 0.8,
-                   .text = "/usr/share/games/fortunes", .checkpoint = "fattn-text",
-                   .prompt = "\n"},
-    [TASK_TOKENS] = {.task = TASK_TOKENS, .vocab = 50304, .layers = 12, .channels = 768, .heads = 12,
-                     .kv_heads = 12, .mlp = 4, .context = 1024, .batch = 64, .warmup = 50, .seed = 1,
-                     .steps = 30, .eval_every = 1000000, .eval_sequences = 1, .lr = 6e-4,
-                     .checkpoint_every = 1000000, .weight_decay = 0.1, .clip = 1, .checkpoint = "-",
-                     .prompt = "-", .temperature = 1}};
+static const train_options defaults[] = {[TASK_RECALL] = {.task = TASK_RECALL,
+                                                          .layers = 2,
+                                                          .channels = 64,
+                                                          .heads = 2,
+                                                          .kv_heads = 2,
+                                                          .mlp = 2,
+                                                          .context = 64,
+                                                          .batch = 32,
+                                                          .steps = 4000,
+                                                          .warmup = 50,
+                                                          .seed = 1,
+                                                          .eval_every = 50,
+                                                          .eval_sequences = 128,
+                                                          .checkpoint_every = 200,
+                                                          .seconds = 0,
+                                                          .lr = 3e-3,
+                                                          .weight_decay = 0.01,
+                                                          .clip = 1,
+                                                          .target = 0.995,
+                                                          .checkpoint = "fattn-recall",
+                                                          .prompt = "-",
+                                                          .temperature = 1},
+                                         [TASK_TEXT] = {.task = TASK_TEXT,
+                                                        .layers = 4,
+                                                        .channels = 128,
+                                                        .heads = 4,
+                                                        .kv_heads = 4,
+                                                        .mlp = 4,
+                                                        .context = 256,
+                                                        .batch = 8,
+                                                        .warmup = 50,
+                                                        .seed = 1,
+                                                        .eval_every = 50,
+                                                        .eval_sequences = 32,
+                                                        .checkpoint_every = 200,
+                                                        .sample = 400,
+                                                        .seconds = 120,
+                                                        .lr = 2e-3,
+                                                        .weight_decay = 0.1,
+                                                        .clip = 1,
+                                                        .temperature = 0.8,
+                                                        .text = "/usr/share/games/fortunes",
+                                                        .checkpoint = "fattn-text",
+                                                        .prompt = "\n"},
+                                         [TASK_TOKENS] = {.task = TASK_TOKENS,
+                                                          .vocab = 50304,
+                                                          .layers = 12,
+                                                          .channels = 768,
+                                                          .heads = 12,
+                                                          .kv_heads = 12,
+                                                          .mlp = 4,
+                                                          .context = 1024,
+                                                          .batch = 64,
+                                                          .warmup = 50,
+                                                          .seed = 1,
+                                                          .steps = 30,
+                                                          .eval_every = 1000000,
+                                                          .eval_sequences = 1,
+                                                          .lr = 6e-4,
+                                                          .checkpoint_every = 1000000,
+                                                          .weight_decay = 0.1,
+                                                          .clip = 1,
+                                                          .checkpoint = "-",
+                                                          .prompt = "-",
+                                                          .temperature = 1}};
 
 /* The values of --preset gpt2-124m; the other defaults come from its task. */
 static train_options gpt2_124m(void) {
@@ -101,35 +165,33 @@ static train_options gpt2_124m(void) {
     return o;
 }
 
-const char train_details[] =
-    "recall: key-value pairs, then the keys again: the model must answer with the\n"
-    "values. It stops when held-out answers are right, and fails if they never are.\n"
-    "text: a model of a text's bytes, Debian's fortunes by default, in any encoding;\n"
-    "about a tenth of the records is held out.\n"
-    "tokens: random tokens, to measure tokens/s and memory of a model of any size.\n"
-    "\n"
-    "Defaults that depend on the task (shown as -1 or not at all below):\n"
-    "          layers channels heads context batch   lr  budget      checkpoints\n"
-    "  recall       2       64     2      64    32 3e-3  4000 steps  fattn-recall\n"
-    "  text         4      128     4     256     8 2e-3  120 s       fattn-text\n"
-    "  tokens      12      768    12    1024    64 6e-4  30 steps    none\n"
-    "\n"
-    "Ctrl-C or SIGTERM ends the run after the current step, with a checkpoint and\n"
-    "exit code 130. --resume continues a run with bitwise the same results as without\n"
-    "the interruption. It takes the options of the checkpoint; those of the model, the\n"
-    "data and the optimiser cannot be changed. Human-readable text goes to standard\n"
-    "error when an output is standard output. Only one run at a time can use a folder.\n"
-    "A run replaces checkpoints of another run, or later ones than the step that it\n"
-    "resumes from, only with --overwrite. A resumed run cuts its own log back to that\n"
-    "step, but not the log of another run.";
+const char train_details[] = "recall: key-value pairs, then the keys again: the model must answer with the\n"
+                             "values. It stops when held-out answers are right, and fails if they never are.\n"
+                             "text: a model of a text's bytes, Debian's fortunes by default, in any encoding;\n"
+                             "about a tenth of the records is held out.\n"
+                             "tokens: random tokens, to measure tokens/s and memory of a model of any size.\n"
+                             "\n"
+                             "Defaults that depend on the task (shown as -1 or not at all below):\n"
+                             "          layers channels heads context batch   lr  budget      checkpoints\n"
+                             "  recall       2       64     2      64    32 3e-3  4000 steps  fattn-recall\n"
+                             "  text         4      128     4     256     8 2e-3  120 s       fattn-text\n"
+                             "  tokens      12      768    12    1024    64 6e-4  30 steps    none\n"
+                             "\n"
+                             "Ctrl-C or SIGTERM ends the run after the current step, with a checkpoint and\n"
+                             "exit code 130. --resume continues a run with bitwise the same results as without\n"
+                             "the interruption. It takes the options of the checkpoint; those of the model, the\n"
+                             "data and the optimiser cannot be changed. Human-readable text goes to standard\n"
+                             "error when an output is standard output. Only one run at a time can use a folder.\n"
+                             "A run replaces checkpoints of another run, or later ones than the step that it\n"
+                             "resumes from, only with --overwrite. A resumed run cuts its own log back to that\n"
+                             "step, but not the log of another run.";
 
 const char *const train_not_stored[] = {"preset", "resume", "overwrite", "device", NULL};
 
 /* Options that a resumed run must not change. The path of the text may differ: its fingerprint is
    compared. */
-static const char *const fixed[] = {"vocab", "task",   "layers", "channels",     "heads", "kv-heads",
-                                    "mlp",    "context", "batch",       "lr",    "warmup",
-                                    "weight-decay", "clip", "dropout", "seed",  NULL};
+static const char *const fixed[] = {"vocab", "task", "layers", "channels",     "heads", "kv-heads", "mlp",  "context",
+                                    "batch", "lr",   "warmup", "weight-decay", "clip",  "dropout",  "seed", NULL};
 
 static size_t size_of(const cli_option *o) {
     switch (o->type) {
@@ -157,40 +219,32 @@ static int take_missing(train_options *o, const train_options *from, bool check)
         if (memcmp(field, unset, size_of(p)) == 0)
             memcpy(field, other, size_of(p));
         else if (check && contains(fixed, p->name) && memcmp(field, other, size_of(p)) != 0)
-            return cli_fail(CLI_FAILURE,
-                            "--%s differs from the checkpoint's: a resumed run cannot change it", p->name);
+            return cli_fail(CLI_FAILURE, "--%s differs from the checkpoint's: a resumed run cannot change it", p->name);
     }
     return CLI_OK;
 }
 
 static int check(const train_options *o, bool by_preset) {
-    if (o->task != TASK_TEXT && o->text)
-        return cli_fail(CLI_USAGE, "--text needs --task text");
+    if (o->task != TASK_TEXT && o->text) return cli_fail(CLI_USAGE, "--text needs --task text");
     if (o->task == TASK_TEXT && !o->text) return cli_fail(CLI_USAGE, "--task text needs a --text");
     if (o->sample > 0 && (!o->prompt || !*o->prompt))
         return cli_fail(CLI_USAGE, "--sample needs a --prompt of at least one byte");
-    if (o->task != TASK_TOKENS && o->vocab)
-        return cli_fail(CLI_USAGE, "--vocab needs --task tokens");
+    if (o->task != TASK_TOKENS && o->vocab) return cli_fail(CLI_USAGE, "--vocab needs --task tokens");
     if (o->task == TASK_TOKENS && o->vocab < 2)
-        return cli_fail(CLI_USAGE, "--vocab %lld: random tokens need at least 2",
-                        (long long)o->vocab);
+        return cli_fail(CLI_USAGE, "--vocab %lld: random tokens need at least 2", (long long)o->vocab);
     if (o->task == TASK_RECALL && o->context % 4 != 0)
-        return cli_fail(CLI_USAGE, "--context %lld: recall needs a multiple of 4",
-                        (long long)o->context);
+        return cli_fail(CLI_USAGE, "--context %lld: recall needs a multiple of 4", (long long)o->context);
     if (o->dtype == 1 && o->device != ON_CUDA)
-        return cli_fail(CLI_USAGE,
-                        "%s bf16 is computed on a GPU only: add --device cuda, or --dtype f32",
+        return cli_fail(CLI_USAGE, "%s bf16 is computed on a GPU only: add --device cuda, or --dtype f32",
                         by_preset ? "--preset gpt2-124m:" : "--dtype");
     if (o->channels % o->heads != 0 || o->channels / o->heads % 2 != 0)
-        return cli_fail(CLI_USAGE,
-                        "--channels %lld --heads %lld: channels/heads must be an even number",
+        return cli_fail(CLI_USAGE, "--channels %lld --heads %lld: channels/heads must be an even number",
                         (long long)o->channels, (long long)o->heads);
     if (o->heads % o->kv_heads != 0)
-        return cli_fail(CLI_USAGE, "--heads %lld is not a multiple of --kv-heads %lld",
-                        (long long)o->heads, (long long)o->kv_heads);
+        return cli_fail(CLI_USAGE, "--heads %lld is not a multiple of --kv-heads %lld", (long long)o->heads,
+                        (long long)o->kv_heads);
     if (!output_differ(o->json, o->plot)) return CLI_USAGE;
-    if (o->steps == 0 && o->seconds == 0)
-        return cli_fail(CLI_USAGE, "a run needs --steps or --seconds above 0");
+    if (o->steps == 0 && o->seconds == 0) return cli_fail(CLI_USAGE, "a run needs --steps or --seconds above 0");
     return CLI_OK;
 }
 
@@ -212,8 +266,7 @@ int train_options_complete(train_options *o, checkpoint *from) {
     if (by_preset) {
         const train_options preset = gpt2_124m();
         take_missing(o, &preset, false);
-        if (o->task != preset.task)
-            return cli_fail(CLI_USAGE, "--preset gpt2-124m needs --task tokens");
+        if (o->task != preset.task) return cli_fail(CLI_USAGE, "--preset gpt2-124m needs --task tokens");
     }
     if (o->task == UNSET) return cli_fail(CLI_USAGE, "no task given: --task recall, text or tokens");
     if (o->kv_heads == UNSET) o->kv_heads = o->heads;

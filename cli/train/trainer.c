@@ -76,13 +76,10 @@ fattn_status history_resize(fattn_ctx *ctx, history *h, int64_t steps, int64_t e
     }
     if (ok && evals > h->eval_capacity) {
         const int64_t capacity = 2 * evals;
-        ok = grow(&h->eval_step, capacity) && grow(&h->eval_loss, capacity) &&
-             grow(&h->eval_right, capacity);
+        ok = grow(&h->eval_step, capacity) && grow(&h->eval_loss, capacity) && grow(&h->eval_right, capacity);
         if (ok) h->eval_capacity = capacity;
     }
-    if (!ok)
-        return fattn_ctx_fail(ctx, FATTN_E_NOMEM, "no memory for the history of %lld steps",
-                              (long long)steps);
+    if (!ok) return fattn_ctx_fail(ctx, FATTN_E_NOMEM, "no memory for the history of %lld steps", (long long)steps);
     h->steps = steps;
     h->evals = evals;
     return FATTN_OK;
@@ -131,8 +128,7 @@ static fattn_status send_batch(trainer *r) {
 /* The batch of training sequences from `cursor` on, on the host. */
 static void prepare(trainer *r, int64_t cursor) {
     if (r->prepared == cursor) return;
-    for (int64_t row = 0; row < r->config.batch; ++row)
-        put_sequence(r, row, r->task->train, cursor + row);
+    for (int64_t row = 0; row < r->config.batch; ++row) put_sequence(r, row, r->task->train, cursor + row);
     r->prepared = cursor;
 }
 
@@ -164,8 +160,7 @@ fattn_status trainer_step(trainer *r) {
 /* ---- evaluation ---- */
 
 /* Adds the rows of logits [n, vocab] whose target is not ignored to the sums in e. */
-static void add_rows(const float *logits, const int32_t *targets, int64_t n, int64_t vocab,
-                     evaluation *e) {
+static void add_rows(const float *logits, const int32_t *targets, int64_t n, int64_t vocab, evaluation *e) {
     for (int64_t i = 0; i < n; ++i) {
         const float *row = logits + i * vocab;
         if (targets[i] == TASK_IGNORE) continue;
@@ -173,8 +168,7 @@ static void add_rows(const float *logits, const int32_t *targets, int64_t n, int
         for (int64_t v = 1; v < vocab; ++v)
             if (row[v] > row[best]) best = v;
         double sum = 0;
-        for (int64_t v = 0; v < vocab; ++v)
-            sum += exp((double)row[v] - (double)row[best]);
+        for (int64_t v = 0; v < vocab; ++v) sum += exp((double)row[v] - (double)row[best]);
         e->loss += log(sum) + (double)row[best] - (double)row[targets[i]];
         e->right += best == targets[i];
         e->targets += 1;
@@ -195,8 +189,7 @@ fattn_status trainer_evaluate(trainer *r, int64_t count, evaluation *out) {
         fattn_tape_reset(r->tape);
         if (!r->logits) {
             double loss;
-            s = fattn_tape_item(r->tape, model_test_loss(r->model, r->tape, &r->ids, &r->targets),
-                                &loss);
+            s = fattn_tape_item(r->tape, model_test_loss(r->model, r->tape, &r->ids, &r->targets), &loss);
             if (s) return s;
             e.loss += loss * (double)(batch * r->task->context);
             e.targets += batch * r->task->context;

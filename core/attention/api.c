@@ -11,8 +11,8 @@ static size_t times(size_t a, size_t b) {
     return __builtin_mul_overflow(a, b, &product) ? SIZE_MAX : product;
 }
 
-fattn_status fattn_attention_query(fattn_ctx *ctx, const fattn_attention_params *p,
-                                   const fattn_attention_io *io, fattn_attention_plan *out) {
+fattn_status fattn_attention_query(fattn_ctx *ctx, const fattn_attention_params *p, const fattn_attention_io *io,
+                                   fattn_attention_plan *out) {
     if (!ctx) return FATTN_E_ARG;
     if (!out) return fattn_ctx_fail(ctx, FATTN_E_ARG, "query: out is NULL");
     fattn_attention_plan plan;
@@ -22,8 +22,7 @@ fattn_status fattn_attention_query(fattn_ctx *ctx, const fattn_attention_params 
     FATTNI_TRY(fattni_prepare_both(ctx, p, io, &f, &b));
     const fattni_problem *const fwd = &f.p;
 
-    const size_t rows = fwd->packed ? (size_t)fwd->rows_q * (size_t)fwd->Hq
-                                   : planes(fwd) * (size_t)fwd->Sq;
+    const size_t rows = fwd->packed ? (size_t)fwd->rows_q * (size_t)fwd->Hq : planes(fwd) * (size_t)fwd->Sq;
     const size_t matrix = times(planes(fwd) * (size_t)fwd->Sq, (size_t)fwd->Sk);
     plan = (fattn_attention_plan){
         .struct_size = size,
@@ -40,15 +39,13 @@ fattn_status fattn_attention_query(fattn_ctx *ctx, const fattn_attention_params 
     return FATTN_OK;
 }
 
-fattn_status fattn_attention_fwd(fattn_ctx *ctx, const fattn_attention_params *p,
-                                 const fattn_attention_io *io) {
+fattn_status fattn_attention_fwd(fattn_ctx *ctx, const fattn_attention_params *p, const fattn_attention_io *io) {
     fattni_call call;
     FATTNI_TRY(fattni_prepare(ctx, p, io, FATTNI_FWD, fattni_fwd_table, &call));
     return fattni_run(ctx, &call);
 }
 
-fattn_status fattn_attention_bwd(fattn_ctx *ctx, const fattn_attention_params *p,
-                                 const fattn_attention_io *io) {
+fattn_status fattn_attention_bwd(fattn_ctx *ctx, const fattn_attention_params *p, const fattn_attention_io *io) {
     fattni_call call;
     FATTNI_TRY(fattni_prepare(ctx, p, io, FATTNI_BWD, fattni_bwd_table, &call));
     return fattni_run(ctx, &call);

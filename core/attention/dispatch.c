@@ -27,19 +27,17 @@ fattn_status fattni_pick(fattn_ctx *ctx, const fattni_kernel *const *table, cons
     }
     char text[160];
     fattni_problem_text(p, text, sizeof text);
-    return fattn_ctx_fail(ctx, FATTN_E_UNSUPPORTED, "%s, algorithm %s: %s %s", text,
-                          algorithm_name(p->algorithm), family, reason);
+    return fattn_ctx_fail(ctx, FATTN_E_UNSUPPORTED, "%s, algorithm %s: %s %s", text, algorithm_name(p->algorithm),
+                          family, reason);
 }
 
-static fattn_status check_memory(fattn_ctx *ctx, const char *name, const void *p, size_t given,
-                                 size_t needed) {
+static fattn_status check_memory(fattn_ctx *ctx, const char *name, const void *p, size_t given, size_t needed) {
     if (needed == 0) return FATTN_OK;
     if (!p || given < needed)
-        return fattn_ctx_fail(ctx, FATTN_E_WORKSPACE, "%s: %zu bytes needed, %zu given%s", name, needed,
-                              p ? given : 0, p ? "" : " (NULL)");
+        return fattn_ctx_fail(ctx, FATTN_E_WORKSPACE, "%s: %zu bytes needed, %zu given%s", name, needed, p ? given : 0,
+                              p ? "" : " (NULL)");
     if ((uintptr_t)p % FATTNI_ALIGN)
-        return fattn_ctx_fail(ctx, FATTN_E_WORKSPACE, "%s: %p is not aligned to %d bytes", name, p,
-                              FATTNI_ALIGN);
+        return fattn_ctx_fail(ctx, FATTN_E_WORKSPACE, "%s: %p is not aligned to %d bytes", name, p, FATTNI_ALIGN);
     return FATTN_OK;
 }
 

@@ -26,16 +26,13 @@ static void store_block(const rectangle *r, fattni_block block, int64_t i, int64
     }
 }
 
-static fattni_block block_of(const fattni_problem *p, uint32_t plane, uint32_t step, int64_t i,
-                             int64_t j) {
-    return fattni_philox(p->rng.seed,
-                         fattni_dropout_counter(p->rng.stream, step, plane, i, j));
+static fattni_block block_of(const fattni_problem *p, uint32_t plane, uint32_t step, int64_t i, int64_t j) {
+    return fattni_philox(p->rng.seed, fattni_dropout_counter(p->rng.stream, step, plane, i, j));
 }
 
-void fattni_dropout_rows(const fattni_problem *p, int64_t b, int64_t h, int64_t begin, int64_t end,
-                         int64_t Sk, uint8_t *keep, int64_t row, int64_t column) {
-    const rectangle r = {
-        begin + p->q_pos0, end + p->q_pos0, p->k_pos0, Sk + p->k_pos0, keep, row, column};
+void fattni_dropout_rows(const fattni_problem *p, int64_t b, int64_t h, int64_t begin, int64_t end, int64_t Sk,
+                         uint8_t *keep, int64_t row, int64_t column) {
+    const rectangle r = {begin + p->q_pos0, end + p->q_pos0, p->k_pos0, Sk + p->k_pos0, keep, row, column};
     const uint32_t plane = fattni_dropout_plane(p, b, h), step = fattni_dropout_step(p);
     for (int64_t patch = r.i0 / PATCH * PATCH; patch < r.i1; patch += PATCH)
         for (int64_t i = patch; i < patch + 8; ++i) {
@@ -73,8 +70,8 @@ fattn_status fattni_host_mask(fattn_ctx *ctx, const fattni_problem *p, uint8_t *
     return FATTN_OK;
 }
 
-fattn_status fattn_dropout_mask(fattn_ctx *ctx, const fattn_attention_params *params,
-                                const fattn_attention_io *io, const fattn_tensor *keep) {
+fattn_status fattn_dropout_mask(fattn_ctx *ctx, const fattn_attention_params *params, const fattn_attention_io *io,
+                                const fattn_tensor *keep) {
     fattni_problem p;
     FATTNI_TRY(fattni_problem_init(ctx, params, io, FATTNI_FWD, true, &p));
     FATTNI_TRY(fattni_check_tensor(ctx, "keep", keep));
@@ -87,13 +84,12 @@ fattn_status fattn_dropout_mask(fattn_ctx *ctx, const fattn_attention_params *pa
     if (!fits) {
         char text[96];
         return fattn_ctx_fail(ctx, FATTN_E_SHAPE, "keep: %s, must be [%lld,%lld,%lld,%lld]",
-                              fattni_shape_text(keep, text, sizeof text), (long long)want[0],
-                              (long long)want[1], (long long)want[2], (long long)want[3]);
+                              fattni_shape_text(keep, text, sizeof text), (long long)want[0], (long long)want[1],
+                              (long long)want[2], (long long)want[3]);
     }
     if (fattn_tensor_numel(keep) == 0) return FATTN_OK;
     for (int d = 0; d < 4; ++d)
         if (keep->shape[d] > 1 && keep->stride[d] == 0)
-            return fattn_ctx_fail(ctx, FATTN_E_SHAPE,
-                                  "keep: stride[%d] is 0: several results share one address", d);
+            return fattn_ctx_fail(ctx, FATTN_E_SHAPE, "keep: stride[%d] is 0: several results share one address", d);
     return ctx->ops->dropout_mask(ctx, &p, keep->data, keep->stride, p.max_q, p.max_k);
 }

@@ -13,11 +13,10 @@
 #define FATTNI_CORE_ATTENTION_HUGE_H
 
 #define FATTNI_HUGE_L 1024.0f
-#define FATTNI_HUGE_ROUNDING_F32 3.814697265625e-06f    /* 2^-18 */
+#define FATTNI_HUGE_ROUNDING_F32 3.814697265625e-06f   /* 2^-18 */
 #define FATTNI_HUGE_ROUNDING_F64 7.105427357601002e-15 /* 2^-47 */
 
 /* False for NaN, and for the infinite L of rows that contribute nothing. */
-#define FATTNI_IS_HUGE(L) \
-    (((L) > FATTNI_HUGE_L || (L) < -FATTNI_HUGE_L) && (L) - (L) == 0)
+#define FATTNI_IS_HUGE(L) (((L) > FATTNI_HUGE_L || (L) < -FATTNI_HUGE_L) && (L) - (L) == 0)
 
 #endif

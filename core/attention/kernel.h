@@ -9,11 +9,11 @@ typedef struct fattni_kernel_plan {
     size_t workspace, saved; /* bytes */
     bool deterministic;
     char name[48];
-    const void *choice[2];   /* private to the row: the kernel instances that it will launch */
+    const void *choice[2]; /* private to the row: the kernel instances that it will launch */
 } fattni_kernel_plan;
 
 typedef struct fattni_kernel {
-    const char *family;  /* "fattn_fwd_cpu": file and prefix of the plan's name */
+    const char *family; /* "fattn_fwd_cpu": file and prefix of the plan's name */
     fattn_device device;
     uint32_t algorithms; /* bit a set: implements fattn_algorithm a */
     /* NULL if the row supports the call, whose plan it fills in (zero before). Else why not, as the end of an error

@@ -11,15 +11,15 @@
 #define FATTNI_UNBOUNDED ((int64_t)1 << 60)
 
 typedef struct fattni_band {
-    int64_t Sq, Sk;  /* rows and keys of this sequence */
-    int64_t lo, hi;  /* the diagonals; -+FATTNI_UNBOUNDED when there is none */
+    int64_t Sq, Sk; /* rows and keys of this sequence */
+    int64_t lo, hi; /* the diagonals; -+FATTNI_UNBOUNDED when there is none */
 } fattni_band;
 
-typedef struct fattni_range { int64_t begin, end; } fattni_range; /* end <= begin: empty */
+typedef struct fattni_range {
+    int64_t begin, end;
+} fattni_range; /* end <= begin: empty */
 
-FATTNI_INLINE int64_t fattni_clamp(int64_t x, int64_t low, int64_t high) {
-    return x < low ? low : x > high ? high : x;
-}
+FATTNI_INLINE int64_t fattni_clamp(int64_t x, int64_t low, int64_t high) { return x < low ? low : x > high ? high : x; }
 
 FATTNI_INLINE int fattni_visible(const fattni_band *m, int64_t i, int64_t j) {
     return j >= i + m->lo && j <= i + m->hi && j < m->Sk;
@@ -42,8 +42,7 @@ FATTNI_INLINE fattni_range fattni_band_rows(const fattni_band *m, int64_t j0, in
 }
 
 /* Every row of [i0, i1) sees every key of [j0, j1): no element test needed. */
-FATTNI_INLINE int fattni_all_visible(const fattni_band *m, int64_t i0, int64_t i1, int64_t j0,
-                                     int64_t j1) {
+FATTNI_INLINE int fattni_all_visible(const fattni_band *m, int64_t i0, int64_t i1, int64_t j0, int64_t j1) {
     return j0 >= i1 - 1 + m->lo && j1 - 1 <= i0 + m->hi && j1 <= m->Sk;
 }
 

@@ -7,10 +7,10 @@
 
 enum { MAX_HEAD_DIM = 256 };
 static const int64_t MAX_POSITION = (int64_t)1 << 29; /* of row 0: a GPU adds positions in 32 bits */
-static const int64_t MAX_ROWS = (int64_t)1 << 48; /* of all heads: sizes in bytes stay below 2^63 */
-static const uint32_t known_flags = FATTN_CAUSAL | FATTN_CAUSAL_TOP_LEFT | FATTN_WINDOW |
-                                    FATTN_DETERMINISTIC | FATTN_TF32 | FATTN_MERGE | FATTN_ACC_DQ |
-                                    FATTN_ACC_DK | FATTN_ACC_DV | FATTN_ACC_DBIAS | FATTN_ACC_DSINK;
+static const int64_t MAX_ROWS = (int64_t)1 << 48;     /* of all heads: sizes in bytes stay below 2^63 */
+static const uint32_t known_flags = FATTN_CAUSAL | FATTN_CAUSAL_TOP_LEFT | FATTN_WINDOW | FATTN_DETERMINISTIC |
+                                    FATTN_TF32 | FATTN_MERGE | FATTN_ACC_DQ | FATTN_ACC_DK | FATTN_ACC_DV |
+                                    FATTN_ACC_DBIAS | FATTN_ACC_DSINK;
 
 /* Dtype sets as bit masks. */
 #define BIT(dtype) (1u << (dtype))
@@ -33,29 +33,26 @@ static fattn_status take(fattn_ctx *ctx, const fattn_tensor *t, const expect *e,
     FATTNI_TRY(fattni_check_tensor(ctx, e->name, t));
     char text[96];
     if (t->ndim != e->ndim)
-        return fattn_ctx_fail(ctx, FATTN_E_SHAPE, "%s: has %d dimensions %s, must have %d", e->name,
-                              t->ndim, fattni_shape_text(t, text, sizeof text), e->ndim);
+        return fattn_ctx_fail(ctx, FATTN_E_SHAPE, "%s: has %d dimensions %s, must have %d", e->name, t->ndim,
+                              fattni_shape_text(t, text, sizeof text), e->ndim);
     if (!(e->dtypes & BIT(t->dtype)))
-        return fattn_ctx_fail(ctx, FATTN_E_DTYPE, "%s: dtype %s does not match the other tensors",
-                              e->name, fattn_dtype_name((fattn_dtype)t->dtype));
+        return fattn_ctx_fail(ctx, FATTN_E_DTYPE, "%s: dtype %s does not match the other tensors", e->name,
+                              fattn_dtype_name((fattn_dtype)t->dtype));
     *a = (fattni_array){.p = t->data, .dtype = t->dtype, .present = true};
     const bool empty = a->empty = fattn_tensor_numel(t) == 0; /* its strides are not read */
     for (int d = 0; d < t->ndim; ++d) {
         const int64_t want = e->shape[d], got = t->shape[d];
         if (got != want && !(e->broadcast && got == 1))
-            return fattn_ctx_fail(ctx, FATTN_E_SHAPE, "%s: %s, but dimension %d must be %lld",
-                                  e->name, fattni_shape_text(t, text, sizeof text), d,
-                                  (long long)want);
+            return fattn_ctx_fail(ctx, FATTN_E_SHAPE, "%s: %s, but dimension %d must be %lld", e->name,
+                                  fattni_shape_text(t, text, sizeof text), d, (long long)want);
         a->n[d] = got;
         a->s[d] = got > 1 && !empty ? t->stride[d] : 0;
         if (e->output && got > 1 && a->s[d] == 0 && !e->broadcast && !empty)
-            return fattn_ctx_fail(ctx, FATTN_E_SHAPE,
-                                  "%s: stride[%d] is 0: several results share one address", e->name,
+            return fattn_ctx_fail(ctx, FATTN_E_SHAPE, "%s: stride[%d] is 0: several results share one address", e->name,
                                   d);
     }
     if (e->contiguous && !empty && t->shape[e->ndim - 1] > 1 && t->stride[e->ndim - 1] != 1)
-        return fattn_ctx_fail(ctx, FATTN_E_SHAPE,
-                              "%s: stride[%d] is %lld, the head dimension must be contiguous",
+        return fattn_ctx_fail(ctx, FATTN_E_SHAPE, "%s: stride[%d] is %lld, the head dimension must be contiguous",
                               e->name, e->ndim - 1, (long long)t->stride[e->ndim - 1]);
     if (e->contiguous) a->s[e->ndim - 1] = 1;
     return FATTN_OK;
@@ -66,44 +63,34 @@ static fattn_status require(fattn_ctx *ctx, const char *name, const fattn_tensor
     return fattn_ctx_fail(ctx, FATTN_E_ARG, "%s: NULL, but it is required", name);
 }
 
-static fattn_status take_params(fattn_ctx *ctx, const fattn_attention_params *p,
-                                fattni_problem *out) {
+static fattn_status take_params(fattn_ctx *ctx, const fattn_attention_params *p, fattni_problem *out) {
     if (p->flags & ~known_flags)
-        return fattn_ctx_fail(ctx, FATTN_E_ARG, "flags: unknown bits 0x%x",
-                              p->flags & ~known_flags);
-    if (p->reserved || p->rng.reserved)
-        return fattn_ctx_fail(ctx, FATTN_E_ARG, "params: a reserved field is not zero");
+        return fattn_ctx_fail(ctx, FATTN_E_ARG, "flags: unknown bits 0x%x", p->flags & ~known_flags);
+    if (p->reserved || p->rng.reserved) return fattn_ctx_fail(ctx, FATTN_E_ARG, "params: a reserved field is not zero");
     if ((p->flags & FATTN_CAUSAL) && (p->flags & FATTN_CAUSAL_TOP_LEFT))
-        return fattn_ctx_fail(ctx, FATTN_E_ARG,
-                              "flags: FATTN_CAUSAL and FATTN_CAUSAL_TOP_LEFT exclude each other");
+        return fattn_ctx_fail(ctx, FATTN_E_ARG, "flags: FATTN_CAUSAL and FATTN_CAUSAL_TOP_LEFT exclude each other");
     if (p->algorithm < FATTN_ALGO_AUTO || p->algorithm > FATTN_ALGO_FLASH2)
-        return fattn_ctx_fail(ctx, FATTN_E_ARG, "algorithm: %d is not in %d..%d", p->algorithm,
-                              FATTN_ALGO_AUTO, FATTN_ALGO_FLASH2);
+        return fattn_ctx_fail(ctx, FATTN_E_ARG, "algorithm: %d is not in %d..%d", p->algorithm, FATTN_ALGO_AUTO,
+                              FATTN_ALGO_FLASH2);
     if (p->scale != 0 && !(isfinite(p->scale) && p->scale > 0))
-        return fattn_ctx_fail(ctx, FATTN_E_ARG,
-                              "scale: %g is not finite and positive (0 = default)",
-                              (double)p->scale);
+        return fattn_ctx_fail(ctx, FATTN_E_ARG, "scale: %g is not finite and positive (0 = default)", (double)p->scale);
     if (p->softcap != 0 && !(isfinite(p->softcap) && p->softcap > 0))
-        return fattn_ctx_fail(ctx, FATTN_E_ARG, "softcap: %g is not finite and positive (0 = off)",
-                              (double)p->softcap);
+        return fattn_ctx_fail(ctx, FATTN_E_ARG, "softcap: %g is not finite and positive (0 = off)", (double)p->softcap);
     if (!(p->dropout_p >= 0 && p->dropout_p < 1))
-        return fattn_ctx_fail(ctx, FATTN_E_ARG, "dropout_p: %g is not in [0, 1)",
-                              (double)p->dropout_p);
+        return fattn_ctx_fail(ctx, FATTN_E_ARG, "dropout_p: %g is not in [0, 1)", (double)p->dropout_p);
     if (p->dropout_p > 0) {
         const long T = lround(65536.0 * (double)p->dropout_p);
         if (T < 1 || T > 65535)
-            return fattn_ctx_fail(ctx, FATTN_E_ARG,
-                                  "dropout_p: %g rounds to %ld/65536, which is outside 1..65535",
+            return fattn_ctx_fail(ctx, FATTN_E_ARG, "dropout_p: %g rounds to %ld/65536, which is outside 1..65535",
                                   (double)p->dropout_p, T);
         out->drop_T = (uint32_t)T;
     }
     out->keep_scale = 65536.0 / (65536.0 - (double)out->drop_T);
     if (p->q_pos0 < 0 || p->k_pos0 < 0 || p->q_pos0 > MAX_POSITION || p->k_pos0 > MAX_POSITION)
-        return fattn_ctx_fail(ctx, FATTN_E_ARG, "q_pos0 %lld, k_pos0 %lld: not in 0..2^29",
-                              (long long)p->q_pos0, (long long)p->k_pos0);
+        return fattn_ctx_fail(ctx, FATTN_E_ARG, "q_pos0 %lld, k_pos0 %lld: not in 0..2^29", (long long)p->q_pos0,
+                              (long long)p->k_pos0);
     if (p->rng_batch0 < 0 || p->rng_head0 < 0 || p->rng_heads < 0)
-        return fattn_ctx_fail(ctx, FATTN_E_ARG,
-                              "rng_batch0 %d, rng_head0 %d, rng_heads %d: negative", p->rng_batch0,
+        return fattn_ctx_fail(ctx, FATTN_E_ARG, "rng_batch0 %d, rng_head0 %d, rng_heads %d: negative", p->rng_batch0,
                               p->rng_head0, p->rng_heads);
     out->flags = p->flags | (ctx->flags & FATTN_CTX_DETERMINISTIC ? FATTN_DETERMINISTIC : 0u);
     out->algorithm = p->algorithm;
@@ -124,16 +111,16 @@ static fattn_status take_params(fattn_ctx *ctx, const fattn_attention_params *p,
 }
 
 /* q, k, v fix all sizes; B, Sq, Sk of a packed batch come from cu_seqlens and max_seqlen. */
-static fattn_status take_sizes(fattn_ctx *ctx, const fattn_attention_params *params,
-                               const fattn_attention_io *io, fattni_problem *p) {
+static fattn_status take_sizes(fattn_ctx *ctx, const fattn_attention_params *params, const fattn_attention_io *io,
+                               fattni_problem *p) {
     const fattn_tensor *const qkv[3] = {io->q, io->k, io->v};
     static const char *const names[3] = {"q", "k", "v"};
     char a[96], b[96];
     for (int n = 0; n < 3; ++n) {
         FATTNI_TRY(fattni_check_tensor(ctx, names[n], qkv[n]));
         if (qkv[n]->ndim != 4)
-            return fattn_ctx_fail(ctx, FATTN_E_SHAPE, "%s: has %d dimensions, must have 4: [B,H,S,D]",
-                                  names[n], qkv[n]->ndim);
+            return fattn_ctx_fail(ctx, FATTN_E_SHAPE, "%s: has %d dimensions, must have 4: [B,H,S,D]", names[n],
+                                  qkv[n]->ndim);
         if (!(FLOATS & BIT(qkv[n]->dtype)))
             return fattn_ctx_fail(ctx, FATTN_E_DTYPE, "%s: dtype %s is not a float type", names[n],
                                   fattn_dtype_name((fattn_dtype)qkv[n]->dtype));
@@ -144,22 +131,19 @@ static fattn_status take_sizes(fattn_ctx *ctx, const fattn_attention_params *par
     }
     const int64_t *const q = io->q->shape, *const k = io->k->shape, *const v = io->v->shape;
     if (k[2] != v[2])
-        return fattn_ctx_fail(ctx, FATTN_E_SHAPE, "k: Sk=%lld but v: Sk=%lld", (long long)k[2],
-                              (long long)v[2]);
+        return fattn_ctx_fail(ctx, FATTN_E_SHAPE, "k: Sk=%lld but v: Sk=%lld", (long long)k[2], (long long)v[2]);
     if (q[3] != k[3])
-        return fattn_ctx_fail(ctx, FATTN_E_SHAPE, "q: D=%lld but k: D=%lld", (long long)q[3],
-                              (long long)k[3]);
+        return fattn_ctx_fail(ctx, FATTN_E_SHAPE, "q: D=%lld but k: D=%lld", (long long)q[3], (long long)k[3]);
     if (k[1] != v[1] || q[0] != k[0] || q[0] != v[0])
         return fattn_ctx_fail(ctx, FATTN_E_SHAPE, "k is %s, v is %s, q has B=%lld: they do not match",
-                              fattni_shape_text(io->k, a, sizeof a),
-                              fattni_shape_text(io->v, b, sizeof b), (long long)q[0]);
+                              fattni_shape_text(io->k, a, sizeof a), fattni_shape_text(io->v, b, sizeof b),
+                              (long long)q[0]);
     if (q[1] < 1 || k[1] < 1 || q[1] % k[1])
-        return fattn_ctx_fail(ctx, FATTN_E_SHAPE,
-                              "q has %lld heads, k has %lld: not a positive multiple",
+        return fattn_ctx_fail(ctx, FATTN_E_SHAPE, "q has %lld heads, k has %lld: not a positive multiple",
                               (long long)q[1], (long long)k[1]);
     if (q[3] < 1 || q[3] > MAX_HEAD_DIM || v[3] < 1 || v[3] > MAX_HEAD_DIM)
-        return fattn_ctx_fail(ctx, FATTN_E_SHAPE, "head_dim: D=%lld, Dv=%lld are not in 1..%d",
-                              (long long)q[3], (long long)v[3], MAX_HEAD_DIM);
+        return fattn_ctx_fail(ctx, FATTN_E_SHAPE, "head_dim: D=%lld, Dv=%lld are not in 1..%d", (long long)q[3],
+                              (long long)v[3], MAX_HEAD_DIM);
     p->dtype = (fattn_dtype)io->q->dtype;
     p->B = q[0], p->Hq = q[1], p->Hkv = k[1], p->group = q[1] / k[1];
     p->Sq = p->max_q = p->rows_q = q[2], p->Sk = p->max_k = p->rows_k = k[2];
@@ -168,8 +152,7 @@ static fattn_status take_sizes(fattn_ctx *ctx, const fattn_attention_params *par
     if (!io->cu_seqlens_q != !io->cu_seqlens_k)
         return fattn_ctx_fail(ctx, FATTN_E_ARG, "cu_seqlens_q and cu_seqlens_k: only one is given");
     if (io->cu_seqlens_q && (io->seqlens_q || io->seqlens_k))
-        return fattn_ctx_fail(ctx, FATTN_E_ARG,
-                              "cu_seqlens (packed) and seqlens (padded) exclude each other");
+        return fattn_ctx_fail(ctx, FATTN_E_ARG, "cu_seqlens (packed) and seqlens (padded) exclude each other");
     p->padded = io->seqlens_q || io->seqlens_k;
     p->packed = io->cu_seqlens_q;
     if (p->packed) {
@@ -180,10 +163,9 @@ static fattn_status take_sizes(fattn_ctx *ctx, const fattn_attention_params *par
                                   "[Nseq+1]",
                                   fattni_shape_text(io->q, a, sizeof a),
                                   fattni_shape_text(io->cu_seqlens_q, b, sizeof b));
-        if (params->max_seqlen_q < 0 || params->max_seqlen_q > INT32_MAX ||
-            params->max_seqlen_k < 0 || params->max_seqlen_k > INT32_MAX)
-            return fattn_ctx_fail(ctx, FATTN_E_ARG,
-                                  "max_seqlen_q %lld, max_seqlen_k %lld: not in 0..2^31-1",
+        if (params->max_seqlen_q < 0 || params->max_seqlen_q > INT32_MAX || params->max_seqlen_k < 0 ||
+            params->max_seqlen_k > INT32_MAX)
+            return fattn_ctx_fail(ctx, FATTN_E_ARG, "max_seqlen_q %lld, max_seqlen_k %lld: not in 0..2^31-1",
                                   (long long)params->max_seqlen_q, (long long)params->max_seqlen_k);
         p->B = io->cu_seqlens_q->shape[0] - 1;
         p->max_q = params->max_seqlen_q, p->max_k = params->max_seqlen_k;
@@ -191,29 +173,24 @@ static fattn_status take_sizes(fattn_ctx *ctx, const fattn_attention_params *par
         p->Sk = fattni_min(p->max_k, p->rows_k);
     }
     if (p->Sq > INT32_MAX - 1 - p->q_pos0 || p->Sk > INT32_MAX - 1 - p->k_pos0)
-        return fattn_ctx_fail(ctx, FATTN_E_SHAPE,
-                              "sequence: Sq=%lld, Sk=%lld with positions do not fit in 31 bits",
+        return fattn_ctx_fail(ctx, FATTN_E_SHAPE, "sequence: Sq=%lld, Sk=%lld with positions do not fit in 31 bits",
                               (long long)p->Sq, (long long)p->Sk);
     int64_t rows, held; /* of all heads; tensors that are empty or broadcast may have any number */
     const int64_t longest = fattni_max(fattni_max(p->max_q, p->max_k), 1);
-    if (__builtin_mul_overflow(fattni_max(p->B, 1), p->Hq, &rows) ||
-        __builtin_mul_overflow(rows, longest, &rows) || rows > MAX_ROWS ||
-        __builtin_mul_overflow(p->Hq, fattni_max(p->rows_q, p->rows_k), &held) || held > MAX_ROWS)
-        return fattn_ctx_fail(ctx, FATTN_E_SHAPE,
-                              "B=%lld Hq=%lld, sequences of %lld in buffers of %lld: more than 2^48 rows",
-                              (long long)p->B, (long long)p->Hq, (long long)longest,
-                              (long long)fattni_max(p->rows_q, p->rows_k));
+    if (__builtin_mul_overflow(fattni_max(p->B, 1), p->Hq, &rows) || __builtin_mul_overflow(rows, longest, &rows) ||
+        rows > MAX_ROWS || __builtin_mul_overflow(p->Hq, fattni_max(p->rows_q, p->rows_k), &held) || held > MAX_ROWS)
+        return fattn_ctx_fail(
+            ctx, FATTN_E_SHAPE, "B=%lld Hq=%lld, sequences of %lld in buffers of %lld: more than 2^48 rows",
+            (long long)p->B, (long long)p->Hq, (long long)longest, (long long)fattni_max(p->rows_q, p->rows_k));
     if (p->scale == 0) p->scale = 1 / sqrt((double)p->D);
     if (p->rng_heads == 0) p->rng_heads = p->Hq;
     if (p->drop_T && p->rng_head0 + p->Hq > p->rng_heads)
-        return fattn_ctx_fail(ctx, FATTN_E_ARG,
-                              "rng_head0 %lld + Hq %lld is more than rng_heads %lld",
+        return fattn_ctx_fail(ctx, FATTN_E_ARG, "rng_head0 %lld + Hq %lld is more than rng_heads %lld",
                               (long long)p->rng_head0, (long long)p->Hq, (long long)p->rng_heads);
     return FATTN_OK;
 }
 
-static fattn_status take_tensors(fattn_ctx *ctx, const fattn_attention_io *io, bool backward,
-                                 fattni_problem *p) {
+static fattn_status take_tensors(fattn_ctx *ctx, const fattn_attention_io *io, bool backward, fattni_problem *p) {
     const int64_t Bt = p->packed ? 1 : p->B; /* dimension 0 of the buffers */
     const uint32_t same = BIT(p->dtype);
     const uint32_t wide = p->dtype == FATTN_F64 ? same : BIT(FATTN_F32); /* statistics */
@@ -247,8 +224,7 @@ static fattn_status take_tensors(fattn_ctx *ctx, const fattn_attention_io *io, b
     FATTNI_TRY(take(ctx, io->cu_seqlens_k, &cu_k, &p->cu_seqlens_k));
     FATTNI_TRY(take(ctx, io->rng_step, &step, &p->rng_step));
     if ((p->flags & FATTN_MERGE) && !(wide & BIT(p->o.dtype)))
-        return fattn_ctx_fail(ctx, FATTN_E_DTYPE,
-                              "o: %s cannot hold a partial result (MERGE): use f32",
+        return fattn_ctx_fail(ctx, FATTN_E_DTYPE, "o: %s cannot hold a partial result (MERGE): use f32",
                               fattn_dtype_name((fattn_dtype)p->o.dtype));
 
     if (p->pass == FATTNI_BWD && backward) FATTNI_TRY(require(ctx, "d_o", io->d_o));
@@ -261,8 +237,7 @@ static fattn_status take_tensors(fattn_ctx *ctx, const fattn_attention_io *io, b
     dk.name = "dk", dk.output = true, dk.dtypes = either;
     dv.name = "dv", dv.output = true, dv.dtypes = either;
     d_sink.name = "d_sink", d_sink.output = true;
-    const expect d_bias = {"d_bias", 4, {p->B, p->Hq, p->max_q, p->max_k}, wide, .output = true,
-                           .broadcast = true};
+    const expect d_bias = {"d_bias", 4, {p->B, p->Hq, p->max_q, p->max_k}, wide, .output = true, .broadcast = true};
     FATTNI_TRY(take(ctx, io->d_o, &d_o, &p->d_o));
     FATTNI_TRY(take(ctx, io->d_lse, &d_lse, &p->d_lse));
     FATTNI_TRY(take(ctx, io->delta, &delta, &p->delta));
@@ -271,24 +246,18 @@ static fattn_status take_tensors(fattn_ctx *ctx, const fattn_attention_io *io, b
     FATTNI_TRY(take(ctx, io->dv, &dv, &p->dv));
     FATTNI_TRY(take(ctx, io->d_bias, &d_bias, &p->d_bias));
     FATTNI_TRY(take(ctx, io->d_sink, &d_sink, &p->d_sink));
-    if (p->d_bias.present && !p->bias.present)
-        return fattn_ctx_fail(ctx, FATTN_E_ARG, "d_bias: given without bias");
-    if (p->d_sink.present && !p->sink.present)
-        return fattn_ctx_fail(ctx, FATTN_E_ARG, "d_sink: given without sink");
-    const bool sums = p->d_bias.present && fattn_tensor_numel(io->bias) > 0 &&
-                      fattn_tensor_numel(io->d_bias) > 0;
+    if (p->d_bias.present && !p->bias.present) return fattn_ctx_fail(ctx, FATTN_E_ARG, "d_bias: given without bias");
+    if (p->d_sink.present && !p->sink.present) return fattn_ctx_fail(ctx, FATTN_E_ARG, "d_sink: given without sink");
+    const bool sums = p->d_bias.present && fattn_tensor_numel(io->bias) > 0 && fattn_tensor_numel(io->d_bias) > 0;
     for (int d = 0; sums && d < 4; ++d)
         if (bias.shape[d] > 1 && !p->d_bias.s[d] != !p->bias.s[d])
-            return fattn_ctx_fail(ctx, FATTN_E_SHAPE,
-                                  "d_bias: dimension %d %s, but bias's %s: both or neither", d,
+            return fattn_ctx_fail(ctx, FATTN_E_SHAPE, "d_bias: dimension %d %s, but bias's %s: both or neither", d,
                                   p->d_bias.s[d] ? "does not broadcast" : "broadcasts",
                                   p->bias.s[d] ? "does not" : "does");
     return FATTN_OK;
 }
 
-static int32_t length_at(const fattni_array *a, int64_t b) {
-    return ((const int32_t *)a->p)[b * a->s[0]];
-}
+static int32_t length_at(const fattni_array *a, int64_t b) { return ((const int32_t *)a->p)[b * a->s[0]]; }
 
 /* On the CPU invalid lengths are rejected before anything is computed. */
 fattn_status fattni_check_lengths(fattn_ctx *ctx, const fattni_problem *p) {
@@ -301,24 +270,21 @@ fattn_status fattni_check_lengths(fattn_ctx *ctx, const fattni_problem *p) {
         for (int64_t b = 0; padded[n]->present && b < p->B; ++b) {
             const int32_t length = length_at(padded[n], b);
             if (length < 0 || length > bound[n])
-                return fattn_ctx_fail(ctx, FATTN_E_ARG, "seqlens_%c[%lld] = %d is not in 0..%lld",
-                                      side, (long long)b, length, (long long)bound[n]);
+                return fattn_ctx_fail(ctx, FATTN_E_ARG, "seqlens_%c[%lld] = %d is not in 0..%lld", side, (long long)b,
+                                      length, (long long)bound[n]);
         }
         if (!packed[n]->present) continue;
         const int32_t first = length_at(packed[n], 0), last = length_at(packed[n], p->B);
         if (first < 0 || last > rows[n])
-            return fattn_ctx_fail(ctx, FATTN_E_ARG,
-                                  "cu_seqlens_%c runs from %d to %d, the buffer has %lld rows",
-                                  side, first, last, (long long)rows[n]);
+            return fattn_ctx_fail(ctx, FATTN_E_ARG, "cu_seqlens_%c runs from %d to %d, the buffer has %lld rows", side,
+                                  first, last, (long long)rows[n]);
         for (int64_t b = 0; b < p->B; ++b) {
-            const int64_t length =
-                (int64_t)length_at(packed[n], b + 1) - (int64_t)length_at(packed[n], b);
+            const int64_t length = (int64_t)length_at(packed[n], b + 1) - (int64_t)length_at(packed[n], b);
             if (length < 0 || length > bound[n])
                 return fattn_ctx_fail(ctx, FATTN_E_ARG,
                                       "cu_seqlens_%c: sequence %lld has length %lld, not in 0..%lld "
                                       "(max_seqlen_%c)",
-                                      side, (long long)b, (long long)length, (long long)bound[n],
-                                      side);
+                                      side, (long long)b, (long long)length, (long long)bound[n], side);
         }
     }
     return FATTN_OK;
@@ -326,8 +292,7 @@ fattn_status fattni_check_lengths(fattn_ctx *ctx, const fattni_problem *p) {
 
 /* A query that gives no gradient tensor plans for all of them. */
 static void want_all_gradients_if_none(fattni_problem *p) {
-    if (p->dq.present || p->dk.present || p->dv.present || p->d_bias.present || p->d_sink.present)
-        return;
+    if (p->dq.present || p->dk.present || p->dv.present || p->d_bias.present || p->d_sink.present) return;
     const fattni_array wanted = {.dtype = p->dtype, .present = true};
     p->dq = p->dk = p->dv = wanted;
     const fattni_array statistic = {.dtype = p->lse.dtype, .present = true};
@@ -338,19 +303,16 @@ static void want_all_gradients_if_none(fattni_problem *p) {
     if (p->sink.present) p->d_sink = statistic;
 }
 
-fattn_status fattni_problem_init(fattn_ctx *ctx, const fattn_attention_params *params,
-                                 const fattn_attention_io *io, enum fattni_pass pass, bool running,
-                                 fattni_problem *out) {
+fattn_status fattni_problem_init(fattn_ctx *ctx, const fattn_attention_params *params, const fattn_attention_io *io,
+                                 enum fattni_pass pass, bool running, fattni_problem *out) {
     if (!ctx) return FATTN_E_ARG;
     if (!io) return fattn_ctx_fail(ctx, FATTN_E_ARG, "io: NULL");
     fattn_attention_params known_params = {.struct_size = sizeof known_params};
     fattn_attention_io known_io;
     if (params)
-        FATTNI_TRY(fattni_take_struct(ctx, "fattn_attention_params", params, &known_params,
-                                      sizeof known_params));
+        FATTNI_TRY(fattni_take_struct(ctx, "fattn_attention_params", params, &known_params, sizeof known_params));
     FATTNI_TRY(fattni_take_struct(ctx, "fattn_attention_io", io, &known_io, sizeof known_io));
-    if (known_io.reserved)
-        return fattn_ctx_fail(ctx, FATTN_E_ARG, "io: a reserved field is not zero");
+    if (known_io.reserved) return fattn_ctx_fail(ctx, FATTN_E_ARG, "io: a reserved field is not zero");
     fattni_problem p = {.pass = pass};
     FATTNI_TRY(take_params(ctx, &known_params, &p));
     FATTNI_TRY(take_sizes(ctx, &known_params, &known_io, &p));
@@ -424,8 +386,7 @@ static bool share_memory(const span *a, const span *b) {
     return false;
 }
 
-fattn_status fattni_check_overlaps(fattn_ctx *ctx, const fattni_problem *p, size_t workspace,
-                                   size_t saved) {
+fattn_status fattni_check_overlaps(fattn_ctx *ctx, const fattni_problem *p, size_t workspace, size_t saved) {
     const bool forward = p->pass == FATTNI_FWD;
     span all[24]; /* what is written comes first */
     int n = 0;
@@ -465,9 +426,8 @@ fattn_status fattni_check_overlaps(fattn_ctx *ctx, const fattni_problem *p, size
         for (int j = i + 1; j < n; ++j) {
             const span *const a = &all[i], *const b = &all[j];
             if (a->end <= b->begin || b->end <= a->begin || !share_memory(a, b)) continue;
-            return fattn_ctx_fail(ctx, FATTN_E_ARG,
-                                  "%s and %s overlap: bytes 0x%llx..0x%llx and 0x%llx..0x%llx", a->name,
-                                  b->name, (unsigned long long)a->begin, (unsigned long long)a->end - 1,
+            return fattn_ctx_fail(ctx, FATTN_E_ARG, "%s and %s overlap: bytes 0x%llx..0x%llx and 0x%llx..0x%llx",
+                                  a->name, b->name, (unsigned long long)a->begin, (unsigned long long)a->end - 1,
                                   (unsigned long long)b->begin, (unsigned long long)b->end - 1);
         }
     return FATTN_OK;
@@ -487,14 +447,13 @@ fattni_sequence fattni_sequence_of(const fattni_problem *p, int64_t b) {
     s.diagonal = p->q_pos0 + off - p->k_pos0;
     const bool causal = p->flags & (FATTN_CAUSAL | FATTN_CAUSAL_TOP_LEFT);
     const int64_t right = causal ? 0 : p->window_right;
-    s.band.lo =
-        p->window_left == FATTNI_UNBOUNDED ? -FATTNI_UNBOUNDED : s.diagonal - p->window_left;
+    s.band.lo = p->window_left == FATTNI_UNBOUNDED ? -FATTNI_UNBOUNDED : s.diagonal - p->window_left;
     s.band.hi = right == FATTNI_UNBOUNDED ? FATTNI_UNBOUNDED : s.diagonal + right;
     return s;
 }
 
 void fattni_problem_text(const fattni_problem *p, char *buffer, size_t size) {
-    snprintf(buffer, size, "%s, B=%lld Hq=%lld Hkv=%lld Sq=%lld Sk=%lld D=%lld Dv=%lld",
-             fattn_dtype_name(p->dtype), (long long)p->B, (long long)p->Hq, (long long)p->Hkv,
-             (long long)p->Sq, (long long)p->Sk, (long long)p->D, (long long)p->Dv);
+    snprintf(buffer, size, "%s, B=%lld Hq=%lld Hkv=%lld Sq=%lld Sk=%lld D=%lld Dv=%lld", fattn_dtype_name(p->dtype),
+             (long long)p->B, (long long)p->Hq, (long long)p->Hkv, (long long)p->Sq, (long long)p->Sk, (long long)p->D,
+             (long long)p->Dv);
 }

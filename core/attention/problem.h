@@ -10,32 +10,31 @@ enum fattni_pass { FATTNI_FWD, FATTNI_BWD };
 /* A tensor with normalised strides: 0 where a dimension has one element or broadcasts. */
 typedef struct fattni_array {
     void *p;
-    int64_t n[4];  /* shape as given: 1 where a dimension broadcasts without a stride */
-    int64_t s[4];  /* elements, per (b, h, row, column); missing dimensions have stride 0 */
+    int64_t n[4]; /* shape as given: 1 where a dimension broadcasts without a stride */
+    int64_t s[4]; /* elements, per (b, h, row, column); missing dimensions have stride 0 */
     int32_t dtype;
-    bool present;  /* false: the optional tensor was not given */
-    bool empty;    /* has no element */
+    bool present; /* false: the optional tensor was not given */
+    bool empty;   /* has no element */
 } fattni_array;
 
 typedef struct fattni_problem {
     enum fattni_pass pass;
-    fattn_dtype dtype;               /* of q, k, v */
-    int64_t B, Hq, Hkv, group;       /* B counts sequences; group = Hq / Hkv */
-    int64_t Sq, Sk, D, Dv;           /* Sq, Sk: bounds over all sequences */
-    int64_t rows_q, rows_k;          /* rows of the buffers: totals when packed, else Sq, Sk */
-    int64_t max_q, max_k;            /* extents of bias and dropout mask: max_seqlen, else Sq, Sk */
-    bool packed, padded;             /* cu_seqlens given; a seqlens given */
+    fattn_dtype dtype;         /* of q, k, v */
+    int64_t B, Hq, Hkv, group; /* B counts sequences; group = Hq / Hkv */
+    int64_t Sq, Sk, D, Dv;     /* Sq, Sk: bounds over all sequences */
+    int64_t rows_q, rows_k;    /* rows of the buffers: totals when packed, else Sq, Sk */
+    int64_t max_q, max_k;      /* extents of bias and dropout mask: max_seqlen, else Sq, Sk */
+    bool packed, padded;       /* cu_seqlens given; a seqlens given */
     uint32_t flags;
     int32_t algorithm;
-    double scale, softcap;           /* softcap 0 = off */
+    double scale, softcap; /* softcap 0 = off */
     int64_t q_pos0, k_pos0;
     int64_t window_left, window_right; /* FATTNI_UNBOUNDED without */
-    uint32_t drop_T;                 /* 0 = no dropout */
-    double keep_scale;               /* 65536 / (65536 - T) */
+    uint32_t drop_T;                   /* 0 = no dropout */
+    double keep_scale;                 /* 65536 / (65536 - T) */
     fattn_rng rng;
     int64_t rng_batch0, rng_head0, rng_heads;
-    fattni_array q, k, v, o, lse, bias, alibi, sink, seqlens_q, seqlens_k, cu_seqlens_q,
-        cu_seqlens_k, rng_step;
+    fattni_array q, k, v, o, lse, bias, alibi, sink, seqlens_q, seqlens_k, cu_seqlens_q, cu_seqlens_k, rng_step;
     fattni_array d_o, d_lse, delta, dq, dk, dv, d_bias, d_sink;
     bool any_d_o; /* a query without d_o, which is planned like o: the call may pass another one */
     void *saved, *workspace;
@@ -53,9 +52,8 @@ typedef struct fattni_sequence {
 /* Checks the arguments of a call and makes a problem of them: ABI, ARG, SHAPE, DTYPE, DEVICE with an error
    message. For a query `running` is false: no tensor is read, the workspace is ignored, backward's tensors
    may be missing. Running on the CPU also checks the contents of the length tensors. */
-fattn_status fattni_problem_init(fattn_ctx *ctx, const fattn_attention_params *p,
-                                 const fattn_attention_io *io, enum fattni_pass pass, bool running,
-                                 fattni_problem *out);
+fattn_status fattni_problem_init(fattn_ctx *ctx, const fattn_attention_params *p, const fattn_attention_io *io,
+                                 enum fattni_pass pass, bool running, fattni_problem *out);
 
 /* The forward call of the same tensors. */
 fattni_problem fattni_forward_of(const fattni_problem *bwd);
@@ -66,19 +64,17 @@ fattn_status fattni_check_lengths(fattn_ctx *ctx, const fattni_problem *p);
 /* FATTN_E_ARG with both names and ranges when addresses prove that a result, the workspace or the saved
    buffer (of the given sizes in bytes) shares memory with another tensor of the call. Address ranges of
    strided tensors may intersect: slices of one buffer are allowed. */
-fattn_status fattni_check_overlaps(fattn_ctx *ctx, const fattni_problem *p, size_t workspace,
-                                   size_t saved);
+fattn_status fattni_check_overlaps(fattn_ctx *ctx, const fattni_problem *p, size_t workspace, size_t saved);
 
 /* Host only: reads the length tensors. */
 fattni_sequence fattni_sequence_of(const fattni_problem *p, int64_t b);
 
 /* The plane number in the dropout counter, and *rng_step. */
 static inline uint32_t fattni_dropout_plane(const fattni_problem *p, int64_t b, int64_t h) {
-    return ((uint32_t)b + (uint32_t)p->rng_batch0) * (uint32_t)p->rng_heads + (uint32_t)h +
-           (uint32_t)p->rng_head0;
+    return ((uint32_t)b + (uint32_t)p->rng_batch0) * (uint32_t)p->rng_heads + (uint32_t)h + (uint32_t)p->rng_head0;
 }
 static inline uint32_t fattni_dropout_step(const fattni_problem *p) {
-    return p->rng_step.present ? (uint32_t)*(const int32_t *)p->rng_step.p : 0u;
+    return p->rng_step.present ? (uint32_t) * (const int32_t *)p->rng_step.p : 0u;
 }
 
 /* Address of element (b, h, row, 0). */
@@ -89,8 +85,7 @@ static inline void *fattni_at(const fattni_array *a, int64_t b, int64_t h, int64
 static inline double fattni_get(const fattni_array *a, int64_t b, int64_t h, int64_t i, int64_t j) {
     return fattni_load(a->p, a->dtype, b * a->s[0] + h * a->s[1] + i * a->s[2] + j * a->s[3]);
 }
-static inline void fattni_set(const fattni_array *a, int64_t b, int64_t h, int64_t i, int64_t j,
-                              double x) {
+static inline void fattni_set(const fattni_array *a, int64_t b, int64_t h, int64_t i, int64_t j, double x) {
     fattni_store(a->p, a->dtype, b * a->s[0] + h * a->s[1] + i * a->s[2] + j * a->s[3], x);
 }
 

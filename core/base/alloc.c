@@ -14,9 +14,7 @@ static void host_free(void *user, void *p, size_t bytes, fattn_stream s) {
     free(p);
 }
 
-fattn_allocator fattni_default_allocator(void) {
-    return (fattn_allocator){.alloc = host_alloc, .free = host_free};
-}
+fattn_allocator fattni_default_allocator(void) { return (fattn_allocator){.alloc = host_alloc, .free = host_free}; }
 
 fattn_status fattni_alloc(fattn_ctx *ctx, size_t bytes, void **out) {
     bool entered;
@@ -25,9 +23,7 @@ fattn_status fattni_alloc(fattn_ctx *ctx, size_t bytes, void **out) {
     FATTNI_TRY(ctx->ops->enter(ctx, &entered));
     void *p = ctx->allocator.alloc(ctx->allocator.user, bytes, FATTNI_ALIGN, ctx->stream);
     ctx->ops->leave(ctx, entered);
-    if (!p)
-        return fattn_ctx_fail(ctx, FATTN_E_NOMEM, "no memory for %zu bytes (%zu in use)", bytes,
-                              ctx->mem.live);
+    if (!p) return fattn_ctx_fail(ctx, FATTN_E_NOMEM, "no memory for %zu bytes (%zu in use)", bytes, ctx->mem.live);
     ctx->mem.live += bytes;
     ctx->mem.allocs += 1;
     if (ctx->mem.live > ctx->mem.peak) ctx->mem.peak = ctx->mem.live;

@@ -28,36 +28,34 @@ fattn_status fattn_ctx_create(const fattn_ctx_options *opt, fattn_ctx **out) {
     if (o.device == 0) o.device = FATTN_CPU;
     char text[160];
     if (o.device != FATTN_CPU && o.device != FATTN_CUDA) {
-        snprintf(text, sizeof text, "device: %d is neither FATTN_CPU (1) nor FATTN_CUDA (2)",
-                 o.device);
+        snprintf(text, sizeof text, "device: %d is neither FATTN_CPU (1) nor FATTN_CUDA (2)", o.device);
         return fail_create(&o, FATTN_E_ARG, text);
     }
     const fattni_device_ops *const ops = fattni_device_ops_of((fattn_device)o.device);
     if (!ops)
         return fail_create(&o, FATTN_E_UNSUPPORTED,
-                      "device: this library was built without CUDA (device 2), it supports the CPU only");
+                           "device: this library was built without CUDA (device 2), it supports the CPU only");
     if (!ops->has_streams && (o.device_id != 0 || o.stream)) {
-        snprintf(text, sizeof text, "the %s has device_id 0 and no stream, not device_id %d%s",
-                 ops->name, o.device_id, o.stream ? " with a stream" : "");
+        snprintf(text, sizeof text, "the %s has device_id 0 and no stream, not device_id %d%s", ops->name, o.device_id,
+                 o.stream ? " with a stream" : "");
         return fail_create(&o, FATTN_E_ARG, text);
     }
     if (o.flags & ~(uint32_t)(FATTN_CTX_DETERMINISTIC | FATTN_CTX_TUNE) || o.reserved) {
-        snprintf(text, sizeof text, "unknown flags 0x%x or non-zero reserved field %d", o.flags,
-                 o.reserved);
+        snprintf(text, sizeof text, "unknown flags 0x%x or non-zero reserved field %d", o.flags, o.reserved);
         return fail_create(&o, FATTN_E_ARG, text);
     }
     if (o.flags & FATTN_CTX_DETERMINISTIC && o.flags & FATTN_CTX_TUNE)
         return fail_create(&o, FATTN_E_ARG,
-                      "FATTN_CTX_DETERMINISTIC and FATTN_CTX_TUNE exclude each other: tuning chooses "
-                      "by measured times");
+                           "FATTN_CTX_DETERMINISTIC and FATTN_CTX_TUNE exclude each other: tuning chooses "
+                           "by measured times");
     if (o.cpu_threads < 0 || o.arch_cap < 0 || o.sm_limit < 0) {
-        snprintf(text, sizeof text, "negative cpu_threads %d, arch_cap %d or sm_limit %d",
-                 o.cpu_threads, o.arch_cap, o.sm_limit);
+        snprintf(text, sizeof text, "negative cpu_threads %d, arch_cap %d or sm_limit %d", o.cpu_threads, o.arch_cap,
+                 o.sm_limit);
         return fail_create(&o, FATTN_E_ARG, text);
     }
     if (o.cpu_threads > FATTNI_MOST_THREADS) {
-        snprintf(text, sizeof text, "cpu_threads: %d is not in 0..%d (0 = OpenMP's choice)",
-                 o.cpu_threads, FATTNI_MOST_THREADS);
+        snprintf(text, sizeof text, "cpu_threads: %d is not in 0..%d (0 = OpenMP's choice)", o.cpu_threads,
+                 FATTNI_MOST_THREADS);
         return fail_create(&o, FATTN_E_ARG, text);
     }
     if (!o.allocator.alloc != !o.allocator.free)
@@ -106,9 +104,7 @@ fattn_status fattn_ctx_set_stream(fattn_ctx *ctx, fattn_stream s) {
     return FATTN_OK;
 }
 
-fattn_status fattn_ctx_sync(fattn_ctx *ctx) {
-    return ctx ? ctx->ops->sync(ctx) : FATTN_E_ARG;
-}
+fattn_status fattn_ctx_sync(fattn_ctx *ctx) { return ctx ? ctx->ops->sync(ctx) : FATTN_E_ARG; }
 
 const char *fattn_ctx_error(const fattn_ctx *ctx) { return ctx ? ctx->error : ""; }
 
@@ -132,16 +128,13 @@ void fattn_ctx_mem_reset_peak(fattn_ctx *ctx) {
     if (ctx) ctx->mem.peak = ctx->mem.live;
 }
 
-fattn_status fattni_take_struct(fattn_ctx *ctx, const char *name, const void *src, void *dst,
-                                size_t dst_size) {
+fattn_status fattni_take_struct(fattn_ctx *ctx, const char *name, const void *src, void *dst, size_t dst_size) {
     uint32_t size = 0;
     memcpy(&size, src, sizeof size);
     if (size < 2 * sizeof size)
-        return fattn_ctx_fail(ctx, FATTN_E_ABI, "%s: struct_size is %u: set it to sizeof(%s)", name,
-                              size, name);
+        return fattn_ctx_fail(ctx, FATTN_E_ABI, "%s: struct_size is %u: set it to sizeof(%s)", name, size, name);
     if (size < dst_size && size % sizeof(void *)) /* would end inside a pointer or a 64-bit field */
-        return fattn_ctx_fail(ctx, FATTN_E_ABI, "%s: struct_size %u is not the size of any version", name,
-                              size);
+        return fattn_ctx_fail(ctx, FATTN_E_ABI, "%s: struct_size %u is not the size of any version", name, size);
     const size_t known = size < dst_size ? size : dst_size;
     for (size_t i = known; i < size; ++i) {
         if (((const unsigned char *)src)[i])

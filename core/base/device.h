@@ -32,8 +32,8 @@ typedef struct fattni_device_ops {
     /* Sets `rows` times `width` bytes, `pitch` bytes apart, to zero; each of the three may be 0. */
     fattn_status (*zero_rows)(fattn_ctx *ctx, void *p, size_t pitch, size_t width, int64_t rows);
     /* The dropout mask: keep[b,h,i,j] = 1 or 0 for i < rows, j < columns of every plane; strides in elements. */
-    fattn_status (*dropout_mask)(fattn_ctx *ctx, const struct fattni_problem *p, uint8_t *keep,
-                                 const int64_t stride[4], int64_t rows, int64_t columns);
+    fattn_status (*dropout_mask)(fattn_ctx *ctx, const struct fattni_problem *p, uint8_t *keep, const int64_t stride[4],
+                                 int64_t rows, int64_t columns);
 } fattni_device_ops;
 
 /* NULL: this build has no code for the device. */

@@ -14,8 +14,8 @@ enum { FATTNI_MOST_THREADS = 4096 }; /* of a context: bounds the sizes of per-th
 
 /* Properties of a context's GPU; zero on the CPU. */
 typedef struct fattni_gpu {
-    int arch; /* 90 for sm_90, capped by arch_cap */
-    int sms;  /* capped by sm_limit */
+    int arch;      /* 90 for sm_90, capped by arch_cap */
+    int sms;       /* capped by sm_limit */
     bool overlaps; /* programmatic dependent launch is available (fattni_cuda_start_early) */
     size_t shared_limit, l2_bytes;
     struct fattni_cuda_blas *blas; /* NULL: cuBLAS was not found */
@@ -39,10 +39,10 @@ struct fattn_ctx {
     char error[FATTNI_ERROR_BYTES];
 };
 
-#define FATTNI_TRY(expression)                          \
-    do {                                                \
-        const fattn_status try_status = (expression);   \
-        if (try_status != FATTN_OK) return try_status;  \
+#define FATTNI_TRY(expression)                                                                                         \
+    do {                                                                                                               \
+        const fattn_status try_status = (expression);                                                                  \
+        if (try_status != FATTN_OK) return try_status;                                                                 \
     } while (0)
 
 static inline int64_t fattni_min(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -62,8 +62,7 @@ void fattni_host_free(fattn_ctx *ctx, void *p, size_t bytes);
 /* Copies the first struct_size bytes of an options struct into dst and zeroes the rest. A struct_size
    that is 0, ends inside a field, or is larger than dst_size with non-zero bytes beyond it, is
    FATTN_E_ABI. `name` is for the error message. */
-fattn_status fattni_take_struct(fattn_ctx *ctx, const char *name, const void *src, void *dst,
-                                size_t dst_size);
+fattn_status fattni_take_struct(fattn_ctx *ctx, const char *name, const void *src, void *dst, size_t dst_size);
 
 /* Bytes of an array of count elements; false when it does not fit in PTRDIFF_MAX. */
 bool fattni_bytes(int64_t count, size_t element, size_t *out);

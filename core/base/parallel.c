@@ -23,9 +23,7 @@ void fattni_pause(int n) {
     if (n % 64 == 63) sched_yield(); /* there may be fewer cores than threads */
 }
 
-int fattni_default_threads(void) {
-    return (int)fattni_min(omp_get_max_threads(), FATTNI_MOST_THREADS);
-}
+int fattni_default_threads(void) { return (int)fattni_min(omp_get_max_threads(), FATTNI_MOST_THREADS); }
 
 void fattni_parallel(const fattn_ctx *ctx, int64_t count, fattni_task run, void *arg) {
     const int threads = (int)fattni_min(ctx->cpu_threads, count);

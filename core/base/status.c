@@ -4,7 +4,8 @@ int fattn_version(void) { return FATTN_VERSION; }
 
 const char *fattn_status_name(fattn_status s) {
     switch (s) {
-#define FATTN_X(name, value, text) case name: return #name;
+#define FATTN_X(name, value, text)                                                                                     \
+    case name: return #name;
         FATTN_STATUS_MAP(FATTN_X)
 #undef FATTN_X
     default: return "FATTN_E_UNKNOWN";
@@ -13,7 +14,8 @@ const char *fattn_status_name(fattn_status s) {
 
 const char *fattn_status_text(fattn_status s) {
     switch (s) {
-#define FATTN_X(name, value, text) case name: return text;
+#define FATTN_X(name, value, text)                                                                                     \
+    case name: return text;
         FATTN_STATUS_MAP(FATTN_X)
 #undef FATTN_X
     default: return "unknown status code";

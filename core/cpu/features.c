@@ -15,11 +15,10 @@ int fattni_cpu_isa(void) {
 #if defined(__x86_64__) && defined(__GNUC__)
     /* The builtins ask cpuid and the operating system's saved state, once per process. */
     __builtin_cpu_init();
-    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
+    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+        __builtin_cpu_supports("avx512vl"))
         return FATTNI_ISA_AVX512;
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c())
-        return FATTNI_ISA_AVX2;
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c()) return FATTNI_ISA_AVX2;
 #endif
     return FATTNI_ISA_BASELINE;
 }

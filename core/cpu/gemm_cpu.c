@@ -38,8 +38,7 @@ void fattni_gemm_task(const fattni_gemm *g) {
     double beta = g->beta;
     if (g->row) {
         const size_t bytes = (size_t)g->N * fattn_dtype_size(g->dtype);
-        for (int64_t m = 0; m < g->M; ++m)
-            memcpy(at(g, g->c, m * g->ldc), g->row, bytes);
+        for (int64_t m = 0; m < g->M; ++m) memcpy(at(g, g->c, m * g->ldc), g->row, bytes);
         beta = 1;
     }
     const CBLAS_TRANSPOSE ta = g->trans_a ? CblasTrans : CblasNoTrans;
@@ -48,11 +47,9 @@ void fattni_gemm_task(const fattni_gemm *g) {
     const blasint lda = (blasint)fattni_max(g->lda, 1), ldb = (blasint)fattni_max(g->ldb, 1);
     const blasint ldc = (blasint)fattni_max(g->ldc, 1);
     if (g->dtype == FATTN_F64)
-        cblas_dgemm(CblasRowMajor, ta, tb, M, N, K, g->alpha, g->a, lda, g->b, ldb, beta, g->c,
-                    ldc);
+        cblas_dgemm(CblasRowMajor, ta, tb, M, N, K, g->alpha, g->a, lda, g->b, ldb, beta, g->c, ldc);
     else
-        cblas_sgemm(CblasRowMajor, ta, tb, M, N, K, (float)g->alpha, g->a, lda, g->b, ldb,
-                    (float)beta, g->c, ldc);
+        cblas_sgemm(CblasRowMajor, ta, tb, M, N, K, (float)g->alpha, g->a, lda, g->b, ldb, (float)beta, g->c, ldc);
 }
 
 static fattni_gemm block_of(const fattni_gemm *g, const blocking *s, int64_t block) {

@@ -4,12 +4,17 @@
 
 static const double log2_e = 1.4426950408889634;
 
-fattni_score_tile fattni_score_tile_of(const fattni_problem *p, const fattni_cpu_kernels *k,
-                             const fattni_sequence *seq, int64_t b, int64_t h, int64_t i0,
-                             int64_t rows, int64_t j0, int64_t keys) {
+fattni_score_tile fattni_score_tile_of(const fattni_problem *p, const fattni_cpu_kernels *k, const fattni_sequence *seq,
+                                       int64_t b, int64_t h, int64_t i0, int64_t rows, int64_t j0, int64_t keys) {
     const int64_t g = h / p->group, row = seq->k0 + j0;
     fattni_score_tile at = {
-        .p = p, .k = k, .seq = seq, .b = b, .h = h, .i0 = i0, .j0 = j0,
+        .p = p,
+        .k = k,
+        .seq = seq,
+        .b = b,
+        .h = h,
+        .i0 = i0,
+        .j0 = j0,
         .tile = {rows, keys, .lo = seq->band.lo + i0 - j0, .hi = seq->band.hi + i0 - j0},
     };
     if (fattni_is_narrow(p)) return at;
@@ -18,28 +23,22 @@ fattni_score_tile fattni_score_tile_of(const fattni_problem *p, const fattni_cpu
     return at;
 }
 
-void fattni_widen_keys(const fattni_problem *p, const fattni_cpu_kernels *k,
-                       const fattni_sequence *seq, int64_t g, fattni_range keys, void *key,
-                       void *value) {
+void fattni_widen_keys(const fattni_problem *p, const fattni_cpu_kernels *k, const fattni_sequence *seq, int64_t g,
+                       fattni_range keys, void *key, void *value) {
     const int64_t row = seq->k0 + keys.begin, count = keys.end - keys.begin;
     k->widen(count, p->D, p->dtype, fattni_at(&p->k, seq->batch, g, row), p->k.s[2], key, p->D);
     k->widen(count, p->Dv, p->dtype, fattni_at(&p->v, seq->batch, g, row), p->v.s[2], value, p->Dv);
 }
 
-size_t fattni_scores_scratch(const fattni_problem *p) {
-    return p->bias.present ? FATTNI_TILE_BYTES : 0;
-}
+size_t fattni_scores_scratch(const fattni_problem *p) { return p->bias.present ? FATTNI_TILE_BYTES : 0; }
 
-bool fattni_adjusts(const fattni_problem *p) {
-    return p->softcap > 0 || p->alibi.present || p->bias.present;
-}
+bool fattni_adjusts(const fattni_problem *p) { return p->softcap > 0 || p->alibi.present || p->bias.present; }
 
 double fattni_score_unit(const fattni_problem *p) { return fattni_adjusts(p) ? 1 : p->scale; }
 double fattni_log2_factor(const fattni_problem *p) { return fattni_score_unit(p) * log2_e; }
 
 fattni_logit fattni_logit_of(const fattni_problem *p, const fattni_cpu_kernels *k, double logit) {
-    const double limit = k->dtype == FATTN_F64 ? 0x1.8p1023 : 0x1.8p127,
-                 unit = fattni_score_unit(p);
+    const double limit = k->dtype == FATTN_F64 ? 0x1.8p1023 : 0x1.8p127, unit = fattni_score_unit(p);
     double score = logit / unit;
     score = score > limit ? limit : score < -limit ? -limit : score;
     if (k->dtype == FATTN_F32) score = (double)(float)score;
@@ -52,8 +51,7 @@ static void load_bias(const fattni_score_tile *at, void *tile) {
     const fattni_array *const bias = &at->p->bias;
     const fattni_tile *const t = &at->tile;
     const fattni_cpu_kernels *const k = at->k;
-    const int64_t first = at->b * bias->s[0] + at->h * bias->s[1] + at->i0 * bias->s[2] +
-                          at->j0 * bias->s[3];
+    const int64_t first = at->b * bias->s[0] + at->h * bias->s[1] + at->i0 * bias->s[2] + at->j0 * bias->s[3];
     if (bias->s[3] == 1) {
         const fattn_dtype from = (fattn_dtype)bias->dtype;
         const char *const x = (const char *)bias->p + first * (int64_t)fattn_dtype_size(from);
@@ -63,12 +61,10 @@ static void load_bias(const fattni_score_tile *at, void *tile) {
     for (int64_t j = 0; j < t->keys; ++j)
         for (int64_t i = 0; i < t->rows; ++i)
             fattni_store(tile, k->dtype, j * k->rows + i,
-                         fattni_load(bias->p, bias->dtype,
-                                     first + i * bias->s[2] + j * bias->s[3]));
+                         fattni_load(bias->p, bias->dtype, first + i * bias->s[2] + j * bias->s[3]));
 }
 
-void fattni_scores(const fattni_score_tile *at, const void *q, void *scratch, void *s,
-                   void *derivative) {
+void fattni_scores(const fattni_score_tile *at, const void *q, void *scratch, void *s, void *derivative) {
     const fattni_problem *const p = at->p;
     at->k->scores(&at->tile, p->D, at->key, at->key_stride, q, s);
     if (!fattni_adjusts(p)) return;

@@ -18,20 +18,16 @@ typedef struct fattni_score_tile {
 } fattni_score_tile;
 
 /* Key and value are the caller's; of a 16-bit dtype they are not set. */
-fattni_score_tile fattni_score_tile_of(const fattni_problem *p, const fattni_cpu_kernels *k,
-                             const fattni_sequence *seq, int64_t b, int64_t h, int64_t i0,
-                             int64_t rows, int64_t j0, int64_t keys);
+fattni_score_tile fattni_score_tile_of(const fattni_problem *p, const fattni_cpu_kernels *k, const fattni_sequence *seq,
+                                       int64_t b, int64_t h, int64_t i0, int64_t rows, int64_t j0, int64_t keys);
 
 /* The type of all arithmetic, and whether q, k and v are of another, 16-bit one. */
-static inline fattn_dtype fattni_real(const fattni_problem *p) {
-    return p->dtype == FATTN_F64 ? FATTN_F64 : FATTN_F32;
-}
+static inline fattn_dtype fattni_real(const fattni_problem *p) { return p->dtype == FATTN_F64 ? FATTN_F64 : FATTN_F32; }
 static inline bool fattni_is_narrow(const fattni_problem *p) { return fattni_real(p) != p->dtype; }
 
 /* Keys and values [begin, end) of key head g as reals, rows of D and Dv. */
-void fattni_widen_keys(const fattni_problem *p, const fattni_cpu_kernels *k,
-                       const fattni_sequence *seq, int64_t g, fattni_range keys, void *key,
-                       void *value);
+void fattni_widen_keys(const fattni_problem *p, const fattni_cpu_kernels *k, const fattni_sequence *seq, int64_t g,
+                       fattni_range keys, void *key, void *value);
 
 /* Bytes of the scratch that fattni_scores uses: a tile of bias. */
 size_t fattni_scores_scratch(const fattni_problem *p);

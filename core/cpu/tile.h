@@ -32,44 +32,43 @@ typedef struct fattni_adjustment {
     double scale, cap; /* t = cap tanh(scale s / cap), or scale s when cap is 0 */
     double slope;      /* ALiBi: t - slope |i - j + distance| */
     int64_t distance;
-    const void *bias;  /* [key][row], or NULL */
-    void *derivative;  /* NULL, or takes dt/ds = scale (1 - (t / cap)^2), [key][row]; cap > 0 */
+    const void *bias; /* [key][row], or NULL */
+    void *derivative; /* NULL, or takes dt/ds = scale (1 - (t / cap)^2), [key][row]; cap > 0 */
 } fattni_adjustment;
 
 /* Where a tile lies in the dropout mask (philox.h). */
 typedef struct fattni_dropout {
     uint64_t seed;
     uint32_t stream, step, plane, T;
-    int64_t i, j;      /* positions of row 0 and key 0 in the whole sequence */
-    double scale;      /* of what is kept */
+    int64_t i, j; /* positions of row 0 and key 0 in the whole sequence */
+    double scale; /* of what is kept */
 } fattni_dropout;
 
 typedef struct fattni_cpu_kernels {
     const char *isa;
-    fattn_dtype dtype;   /* FATTN_F32 or FATTN_F64: what a `real` is */
-    int64_t rows;        /* reals of a block, also the pitch of all [..][row] arrays */
-    int64_t lanes;       /* reals of a vector */
+    fattn_dtype dtype; /* FATTN_F32 or FATTN_F64: what a `real` is */
+    int64_t rows;      /* reals of a block, also the pitch of all [..][row] arrays */
+    int64_t lanes;     /* reals of a vector */
 
     /* packed[d][i] = x[i][d] * factor[i], or 0 where factor is 0 or i >= rows; NULL means 1. x is
        real or 16-bit. */
-    void (*pack)(int64_t rows, int64_t columns, fattn_dtype from, const void *x, int64_t stride,
-                 const void *factor, void *packed);
+    void (*pack)(int64_t rows, int64_t columns, fattn_dtype from, const void *x, int64_t stride, const void *factor,
+                 void *packed);
     /* x[i][d] = packed[d][i] * factor[i] for first <= i < rows; factor NULL means 1. */
-    void (*unpack)(int64_t first, int64_t rows, int64_t columns, const void *packed,
-                   const void *factor, void *x, int64_t stride);
+    void (*unpack)(int64_t first, int64_t rows, int64_t columns, const void *packed, const void *factor, void *x,
+                   int64_t stride);
     /* out[i][d] = x[i][d], which is real or 16-bit; zero for columns <= d < pitch. */
-    void (*widen)(int64_t rows, int64_t columns, fattn_dtype from, const void *x, int64_t stride,
-                  void *out, int64_t pitch);
+    void (*widen)(int64_t rows, int64_t columns, fattn_dtype from, const void *x, int64_t stride, void *out,
+                  int64_t pitch);
     /* y[i][d] = x[i][d], or +=, where y is real or 16-bit. */
-    void (*put)(int64_t rows, int64_t columns, const void *x, int64_t x_stride, bool add,
-                fattn_dtype to, void *y, int64_t y_stride);
+    void (*put)(int64_t rows, int64_t columns, const void *x, int64_t x_stride, bool add, fattn_dtype to, void *y,
+                int64_t y_stride);
     /* out[i] = sum_d x[i][d] y[i][d] */
-    void (*dots)(int64_t rows, int64_t columns, fattn_dtype x_type, const void *x, int64_t x_stride,
-                 fattn_dtype y_type, const void *y, int64_t y_stride, void *out);
+    void (*dots)(int64_t rows, int64_t columns, fattn_dtype x_type, const void *x, int64_t x_stride, fattn_dtype y_type,
+                 const void *y, int64_t y_stride, void *out);
 
     /* s[j][i] = sum_d k[j][d] packed[d][i], at least where row i sees key j. */
-    void (*scores)(const fattni_tile *t, int64_t columns, const void *k, int64_t stride,
-                   const void *packed, void *s);
+    void (*scores)(const fattni_tile *t, int64_t columns, const void *k, int64_t stride, const void *packed, void *s);
     /* s = t - slope |i - j + distance| + bias, where row i sees key j. */
     void (*adjust)(const fattni_tile *t, const fattni_adjustment *a, void *s);
     /* mask[j][i] = scale where the element is kept, 0 where it is dropped. */
@@ -80,22 +79,19 @@ typedef struct fattni_cpu_kernels {
        sum = decay * sum + sum_j s, decay = 2^(factor (max - max')): exponents are at most 0 however
        large scores are, because the difference comes first. Unseen keys give exactly 0; a row that
        has seen none keeps max = -inf, sum = 0. */
-    void (*softmax)(const fattni_tile *t, double factor, void *s, void *max, void *sum,
-                    void *decay);
+    void (*softmax)(const fattni_tile *t, double factor, void *s, void *max, void *sum, void *decay);
     /* acc[d][i] = decay[i] * acc[d][i] + sum_j v[j][d] s[j][i]; decay NULL means 1. */
-    void (*add_keys)(const fattni_tile *t, int64_t columns, const void *v, int64_t stride,
-                     const void *s, const void *decay, void *acc);
+    void (*add_keys)(const fattni_tile *t, int64_t columns, const void *v, int64_t stride, const void *s,
+                     const void *decay, void *acc);
     /* p = 2^(factor (p - base) - l), ds = scale * p * (ds - delta); both exactly 0 where row i does
        not see key j. On entry p holds the scores and ds holds dP. lse[3][row]: base, l, and what the
        rounding of l took away, for that is an error of the whole row. */
-    void (*gradient)(const fattni_tile *t, double factor, double scale, const void *lse,
-                     const void *delta, void *p, void *ds);
+    void (*gradient)(const fattni_tile *t, double factor, double scale, const void *lse, const void *delta, void *p,
+                     void *ds);
     /* acc[j][d] += sum_i s[j][i] x[i][d]; columns is a multiple of lanes and the pitch of acc. */
-    void (*add_rows)(const fattni_tile *t, int64_t columns, const void *s, const void *x,
-                     int64_t stride, void *acc);
+    void (*add_rows)(const fattni_tile *t, int64_t columns, const void *s, const void *x, int64_t stride, void *acc);
     /* dst[i * row + j * column] += g[j][i]; a stride of 0 sums. */
-    void (*add_elements)(const fattni_tile *t, const void *g, void *dst, int64_t row,
-                         int64_t column);
+    void (*add_elements)(const fattni_tile *t, const void *g, void *dst, int64_t row, int64_t column);
 } fattni_cpu_kernels;
 
 /* Appends a part of that many bytes to a workspace of *end bytes; returns where it begins. */

@@ -9,14 +9,13 @@ fattni_line fattni_cuda_line_of(const fattni_array *a) { return (fattni_line){a-
 
 bool fattni_cuda_vector(const fattni_array *a, int64_t width) {
     const int64_t step = 16 / (int64_t)fattn_dtype_size((fattn_dtype)a->dtype);
-    return width % step == 0 && (uintptr_t)a->p % 16 == 0 && a->s[0] % step == 0 &&
-           a->s[1] % step == 0 && a->s[2] % step == 0;
+    return width % step == 0 && (uintptr_t)a->p % 16 == 0 && a->s[0] % step == 0 && a->s[1] % step == 0 &&
+           a->s[2] % step == 0;
 }
 
 const char *fattni_cuda_why_unsupported(const fattni_problem *p) {
     const int64_t most = 1 << 28;
-    if (p->Sq > most || p->Sk > most || p->rows_q > most || p->rows_k > most)
-        return "supports at most 2^28 rows";
+    if (p->Sq > most || p->Sk > most || p->rows_q > most || p->rows_k > most) return "supports at most 2^28 rows";
     if (p->B > INT32_MAX || p->Hq > INT32_MAX || p->B * p->Hq > INT32_MAX)
         return "supports at most 2^31-1 heads of all sequences";
     return NULL;
@@ -35,28 +34,51 @@ fattni_attention_args fattni_cuda_args_of(const fattni_problem *p) {
     const int64_t right = causal ? 0 : p->window_right < reach - shift ? p->window_right : FATTNI_FAR;
     const bool half = p->dtype == FATTN_BF16 || p->dtype == FATTN_F16;
     fattni_attention_args a = {
-        .q = fattni_cuda_view_of(&p->q), .k = fattni_cuda_view_of(&p->k), .v = fattni_cuda_view_of(&p->v), .o = fattni_cuda_view_of(&p->o),
+        .q = fattni_cuda_view_of(&p->q),
+        .k = fattni_cuda_view_of(&p->k),
+        .v = fattni_cuda_view_of(&p->v),
+        .o = fattni_cuda_view_of(&p->o),
         .lse = fattni_cuda_view_of(&p->lse),
         .bias = fattni_cuda_view_of(&p->bias),
-        .alibi = fattni_cuda_line_of(&p->alibi), .sink = fattni_cuda_line_of(&p->sink),
-        .seqlens_q = fattni_cuda_line_of(&p->seqlens_q), .seqlens_k = fattni_cuda_line_of(&p->seqlens_k),
-        .cu_seqlens_q = fattni_cuda_line_of(&p->cu_seqlens_q), .cu_seqlens_k = fattni_cuda_line_of(&p->cu_seqlens_k),
+        .alibi = fattni_cuda_line_of(&p->alibi),
+        .sink = fattni_cuda_line_of(&p->sink),
+        .seqlens_q = fattni_cuda_line_of(&p->seqlens_q),
+        .seqlens_k = fattni_cuda_line_of(&p->seqlens_k),
+        .cu_seqlens_q = fattni_cuda_line_of(&p->cu_seqlens_q),
+        .cu_seqlens_k = fattni_cuda_line_of(&p->cu_seqlens_k),
         .rng_step = p->rng_step.p,
-        .B = (int32_t)p->B, .Hq = (int32_t)p->Hq, .Hkv = (int32_t)p->Hkv,
-        .group = (int32_t)p->group, .Sq = (int32_t)p->Sq, .Sk = (int32_t)p->Sk,
-        .D = (int32_t)p->D, .Dv = (int32_t)p->Dv,
-        .rows_q = (int32_t)p->rows_q, .rows_k = (int32_t)p->rows_k,
+        .B = (int32_t)p->B,
+        .Hq = (int32_t)p->Hq,
+        .Hkv = (int32_t)p->Hkv,
+        .group = (int32_t)p->group,
+        .Sq = (int32_t)p->Sq,
+        .Sk = (int32_t)p->Sk,
+        .D = (int32_t)p->D,
+        .Dv = (int32_t)p->Dv,
+        .rows_q = (int32_t)p->rows_q,
+        .rows_k = (int32_t)p->rows_k,
         .top_left = (p->flags & FATTN_CAUSAL_TOP_LEFT) != 0,
-        .shift = (int32_t)shift, .left = (int32_t)left, .right = (int32_t)right,
-        .scale = (float)p->scale, .softcap = (float)p->softcap, .scale_f64 = p->scale,
-        .softcap_f64 = p->softcap, .keep_scale_f64 = p->keep_scale, .drop_T = p->drop_T,
-        .keep_scale = (float)p->keep_scale, .seed = p->rng.seed,
+        .shift = (int32_t)shift,
+        .left = (int32_t)left,
+        .right = (int32_t)right,
+        .scale = (float)p->scale,
+        .softcap = (float)p->softcap,
+        .scale_f64 = p->scale,
+        .softcap_f64 = p->softcap,
+        .keep_scale_f64 = p->keep_scale,
+        .drop_T = p->drop_T,
+        .keep_scale = (float)p->keep_scale,
+        .seed = p->rng.seed,
         .stream = p->rng.stream,
         .rng_plane0 = fattni_dropout_plane(p, 0, 0),
-        .rng_heads = (uint32_t)p->rng_heads, .q_pos0 = (int32_t)p->q_pos0,
+        .rng_heads = (uint32_t)p->rng_heads,
+        .q_pos0 = (int32_t)p->q_pos0,
         .k_pos0 = (int32_t)p->k_pos0,
-        .o_f32 = half && p->o.dtype == FATTN_F32, .bias_f32 = half && p->bias.dtype == FATTN_F32,
-        .kind = p->dtype == FATTN_BF16, .f64 = p->dtype == FATTN_F64, .flags = p->flags,
+        .o_f32 = half && p->o.dtype == FATTN_F32,
+        .bias_f32 = half && p->bias.dtype == FATTN_F32,
+        .kind = p->dtype == FATTN_BF16,
+        .f64 = p->dtype == FATTN_F64,
+        .flags = p->flags,
     };
     a.vector_qkv = fattni_cuda_vector(&p->q, p->D) && fattni_cuda_vector(&p->k, p->D) &&
                    fattni_cuda_vector(&p->v, p->Dv) && (a.o_f32 || fattni_cuda_vector(&p->o, p->Dv));

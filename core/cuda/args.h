@@ -30,24 +30,24 @@ typedef struct fattni_attention_args {
     fattni_line seqlens_q, seqlens_k, cu_seqlens_q, cu_seqlens_k;
     const int32_t *rng_step;
     int32_t B, Hq, Hkv, group;
-    int32_t Sq, Sk, D, Dv;         /* Sq, Sk: bounds over all sequences */
-    int32_t rows_q, rows_k;        /* of the buffers */
-    int32_t top_left;              /* 1: off = 0, else Sk - Sq of each sequence */
-    int32_t shift;                 /* q_pos0 - k_pos0 */
-    int32_t left, right;           /* window, FATTNI_FAR = unbounded; causal: right = 0 */
-    float scale;                   /* of q.k */
-    float softcap;                 /* 0 = off */
-    uint32_t drop_T;               /* 0 = no dropout */
+    int32_t Sq, Sk, D, Dv;  /* Sq, Sk: bounds over all sequences */
+    int32_t rows_q, rows_k; /* of the buffers */
+    int32_t top_left;       /* 1: off = 0, else Sk - Sq of each sequence */
+    int32_t shift;          /* q_pos0 - k_pos0 */
+    int32_t left, right;    /* window, FATTNI_FAR = unbounded; causal: right = 0 */
+    float scale;            /* of q.k */
+    float softcap;          /* 0 = off */
+    uint32_t drop_T;        /* 0 = no dropout */
     float keep_scale;
     double scale_f64, softcap_f64, keep_scale_f64; /* the same, for F64 kernels */
     uint64_t seed;
     uint32_t stream, rng_plane0, rng_heads;
     int32_t q_pos0, k_pos0;
-    int32_t vector_qkv;            /* q, k, v and o (backward: and d_o) allow 16-byte accesses */
-    int32_t o_f32, bias_f32;       /* o, bias are F32 and q, k, v have 16 bits */
-    uint32_t flags;                /* FATTN_MERGE, FATTN_ACC_* */
-    int32_t kind;                  /* KIND_F16 or KIND_BF16 */
-    int32_t f64;                   /* statistics, bias and gradients are F64 */
+    int32_t vector_qkv;      /* q, k, v and o (backward: and d_o) allow 16-byte accesses */
+    int32_t o_f32, bias_f32; /* o, bias are F32 and q, k, v have 16 bits */
+    uint32_t flags;          /* FATTN_MERGE, FATTN_ACC_* */
+    int32_t kind;            /* KIND_F16 or KIND_BF16 */
+    int32_t f64;             /* statistics, bias and gradients are F64 */
 } fattni_attention_args;
 
 #endif

@@ -8,11 +8,11 @@
 #include <string.h>
 
 /* The functions in use, by the names under which the library exports them. */
-#define FUNCTIONS(X)                                  \
-    X(create, cublasCreate_v2)                        \
-    X(destroy, cublasDestroy_v2)                      \
-    X(set_stream, cublasSetStream_v2)                 \
-    X(set_workspace, cublasSetWorkspace_v2)           \
+#define FUNCTIONS(X)                                                                                                   \
+    X(create, cublasCreate_v2)                                                                                         \
+    X(destroy, cublasDestroy_v2)                                                                                       \
+    X(set_stream, cublasSetStream_v2)                                                                                  \
+    X(set_workspace, cublasSetWorkspace_v2)                                                                            \
     X(multiply, cublasGemmStridedBatchedEx_64)
 
 struct fattni_cuda_blas {
@@ -30,7 +30,10 @@ struct fattni_cuda_blas {
 
 /* dlsym returns an object pointer, which ISO C does not convert to a function pointer. */
 static bool look_up(struct fattni_cuda_blas *b) {
-    const struct { const char *symbol; void *to; } wanted[] = {
+    const struct {
+        const char *symbol;
+        void *to;
+    } wanted[] = {
 #define X(name, symbol) {#symbol, &b->name},
         FUNCTIONS(X)
 #undef X
@@ -99,8 +102,8 @@ static fattn_status blas_check(fattn_ctx *ctx, cublasStatus_t s, const char *wha
 static fattn_status clear(fattn_ctx *ctx, const fattni_cuda_gemm *g) {
     const size_t size = fattn_dtype_size(g->c_dtype);
     for (int64_t n = 0; n < g->batches; ++n)
-        FATTNI_TRY(fattni_cuda_zero_rows(ctx, (char *)g->c + (size_t)(n * g->stride_c) * size,
-                                         (size_t)g->ldc * size, (size_t)g->N * size, g->M));
+        FATTNI_TRY(fattni_cuda_zero_rows(ctx, (char *)g->c + (size_t)(n * g->stride_c) * size, (size_t)g->ldc * size,
+                                         (size_t)g->N * size, g->M));
     return FATTN_OK;
 }
 
@@ -112,9 +115,8 @@ static fattn_status multiply(fattn_ctx *ctx, const fattni_cuda_gemm *g, void *wo
 
     /* Setting the stream resets the workspace, so both are set for each product, in this order. */
     FATTNI_TRY(blas_check(ctx, b->set_stream(b->handle, ctx->stream), "cublasSetStream"));
-    FATTNI_TRY(blas_check(ctx,
-                          b->set_workspace(b->handle, workspace, FATTNI_CUDA_BLAS_WORKSPACE),
-                          "cublasSetWorkspace"));
+    FATTNI_TRY(
+        blas_check(ctx, b->set_workspace(b->handle, workspace, FATTNI_CUDA_BLAS_WORKSPACE), "cublasSetWorkspace"));
     const double wide[2] = {g->alpha, g->beta};
     const float narrow[2] = {(float)g->alpha, (float)g->beta};
     const bool is_wide = g->dtype == FATTN_F64;
@@ -123,18 +125,16 @@ static fattn_status multiply(fattn_ctx *ctx, const fattni_cuda_gemm *g, void *wo
     const int type = fattni_cuda_blas_type(g->dtype);
     /* cuBLAS is column-major: it computes the transposes, C^T = op(B)^T op(A)^T. */
     const cublasStatus_t s = b->multiply(
-        b->handle, g->trans_b ? CUBLAS_OP_T : CUBLAS_OP_N, g->trans_a ? CUBLAS_OP_T : CUBLAS_OP_N,
-        g->N, g->M, g->K, alpha, g->b, type, g->ldb, g->stride_b, g->a, type, g->lda, g->stride_a,
-        beta, g->c, fattni_cuda_blas_type(g->c_dtype), g->ldc, g->stride_c, g->batches,
-        compute_type(g), CUBLAS_GEMM_DEFAULT);
+        b->handle, g->trans_b ? CUBLAS_OP_T : CUBLAS_OP_N, g->trans_a ? CUBLAS_OP_T : CUBLAS_OP_N, g->N, g->M, g->K,
+        alpha, g->b, type, g->ldb, g->stride_b, g->a, type, g->lda, g->stride_a, beta, g->c,
+        fattni_cuda_blas_type(g->c_dtype), g->ldc, g->stride_c, g->batches, compute_type(g), CUBLAS_GEMM_DEFAULT);
     return blas_check(ctx, s, "cublasGemmStridedBatchedEx");
 }
 
 fattn_status fattni_cuda_multiply(fattn_ctx *ctx, const fattni_cuda_gemm *g, void *workspace) {
     bool entered;
     if (!ctx->gpu.blas)
-        return fattn_ctx_fail(ctx, FATTN_E_UNSUPPORTED, "a matrix product %s",
-                              fattni_cuda_blas_missing(ctx));
+        return fattn_ctx_fail(ctx, FATTN_E_UNSUPPORTED, "a matrix product %s", fattni_cuda_blas_missing(ctx));
     if (g->batches == 0 || g->M == 0 || g->N == 0) return FATTN_OK;
     if (g->K == 0) return g->beta == 0 ? clear(ctx, g) : FATTN_OK;
     FATTNI_TRY(fattni_cuda_enter(ctx, &entered)); /* a handle belongs to a CUDA context */

@@ -11,8 +11,7 @@
 
 fattn_status fattni_cuda_check(fattn_ctx *ctx, int error, const char *what) {
     if (error == cudaSuccess) return FATTN_OK;
-    return fattn_ctx_fail(ctx, FATTN_E_CUDA, "%s: %s", what,
-                          cudaGetErrorString((cudaError_t)error));
+    return fattn_ctx_fail(ctx, FATTN_E_CUDA, "%s: %s", what, cudaGetErrorString((cudaError_t)error));
 }
 
 fattn_status fattni_cuda_enter(fattn_ctx *ctx, bool *entered) {
@@ -46,9 +45,7 @@ static void device_free(void *user, void *p, size_t bytes, fattn_stream s) {
     cudaFreeAsync(p, s);
 }
 
-static fattn_allocator device_allocator(void) {
-    return (fattn_allocator){.alloc = device_alloc, .free = device_free};
-}
+static fattn_allocator device_allocator(void) { return (fattn_allocator){.alloc = device_alloc, .free = device_free}; }
 
 /* CUDA's C interface takes object pointers to kernels, to which ISO C does not convert function pointers. */
 static const void *pointer_of(fattni_cuda_any f) {
@@ -80,10 +77,11 @@ static fattn_status allow_shared(fattn_ctx *ctx, const fattni_cuda_kernel *const
         const fattni_cuda_kernel *const k = *list;
         const bool huge = k->variant == FATTNI_VARIANT_HUGE;
         if (!fattni_cuda_has_code(k, ctx) || k->shared > ctx->gpu.shared_limit) continue;
-        FATTNI_TRY(fattni_cuda_check(
-            ctx, cudaFuncSetAttribute(pointer_of(k->stub), cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                      (int)(huge ? fattni_cuda_most_shared(ctx) : k->shared)),
-            k->name));
+        FATTNI_TRY(
+            fattni_cuda_check(ctx,
+                              cudaFuncSetAttribute(pointer_of(k->stub), cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                                   (int)(huge ? fattni_cuda_most_shared(ctx) : k->shared)),
+                              k->name));
         if (huge && ctx->gpu.arch >= 90) FATTNI_TRY(detect_overlap(ctx, k));
     }
     return FATTN_OK;
@@ -92,7 +90,10 @@ static fattn_status allow_shared(fattn_ctx *ctx, const fattni_cuda_kernel *const
 static fattn_status read_properties(fattn_ctx *ctx) {
     int major = 0, minor = 0, sms = 0, shared = 0, l2 = 0;
     const int id = ctx->device_id;
-    const struct { int *value; enum cudaDeviceAttr which; } wanted[] = {
+    const struct {
+        int *value;
+        enum cudaDeviceAttr which;
+    } wanted[] = {
         {&major, cudaDevAttrComputeCapabilityMajor},
         {&minor, cudaDevAttrComputeCapabilityMinor},
         {&sms, cudaDevAttrMultiProcessorCount},
@@ -104,8 +105,7 @@ static fattn_status read_properties(fattn_ctx *ctx) {
                                      "cudaDeviceGetAttribute"));
     const int arch = 10 * major + minor;
     if (arch < 80)
-        return fattn_ctx_fail(ctx, FATTN_E_UNSUPPORTED, "device %d is sm_%d, the kernels need sm_80",
-                              id, arch);
+        return fattn_ctx_fail(ctx, FATTN_E_UNSUPPORTED, "device %d is sm_%d, the kernels need sm_80", id, arch);
     ctx->gpu.arch = ctx->arch_cap >= 80 && ctx->arch_cap < arch ? ctx->arch_cap : arch;
     ctx->gpu.sms = ctx->sm_limit > 0 && ctx->sm_limit < sms ? ctx->sm_limit : sms;
     ctx->gpu.shared_limit = (size_t)shared;
@@ -118,8 +118,8 @@ static fattn_status read_properties(fattn_ctx *ctx) {
 static fattn_status driver_function(fattn_ctx *ctx, const char *symbol, void *to) {
     void *f = NULL;
     enum cudaDriverEntryPointQueryResult found;
-    FATTNI_TRY(fattni_cuda_check(
-        ctx, cudaGetDriverEntryPointByVersion(symbol, &f, 12000, cudaEnableDefault, &found), symbol));
+    FATTNI_TRY(
+        fattni_cuda_check(ctx, cudaGetDriverEntryPointByVersion(symbol, &f, 12000, cudaEnableDefault, &found), symbol));
     if (found != cudaDriverEntryPointSuccess)
         return fattn_ctx_fail(ctx, FATTN_E_CUDA, "the driver has no %s (result %d)", symbol, (int)found);
     memcpy(to, &f, sizeof f);
@@ -136,8 +136,7 @@ static fattn_status find_context(fattn_ctx *ctx) {
     if (!result && d->context) result = d->device_of_current(&device);
     if (!result && (!d->context || device != wanted)) result = d->retain(&d->context, wanted);
     if (result == CUDA_SUCCESS) return FATTN_OK;
-    return fattn_ctx_fail(ctx, FATTN_E_CUDA, "no CUDA context on device %d: result %d", ctx->device_id,
-                          (int)result);
+    return fattn_ctx_fail(ctx, FATTN_E_CUDA, "no CUDA context on device %d: result %d", ctx->device_id, (int)result);
 }
 
 static fattn_status open_driver(fattn_ctx *ctx) {
@@ -211,12 +210,12 @@ static fattn_status start(fattn_ctx *ctx, const char *name, fattni_cuda_any kern
     return fattni_cuda_check(ctx, error, name);
 }
 
-fattn_status fattni_cuda_start(fattn_ctx *ctx, const char *name, fattni_cuda_any kernel,
-                               int64_t grid, int block, size_t shared, const void *args) {
+fattn_status fattni_cuda_start(fattn_ctx *ctx, const char *name, fattni_cuda_any kernel, int64_t grid, int block,
+                               size_t shared, const void *args) {
     return start(ctx, name, kernel, grid, block, shared, args, false);
 }
-fattn_status fattni_cuda_start_early(fattn_ctx *ctx, const char *name, fattni_cuda_any kernel,
-                                     int64_t grid, int block, size_t shared, const void *args) {
+fattn_status fattni_cuda_start_early(fattn_ctx *ctx, const char *name, fattni_cuda_any kernel, int64_t grid, int block,
+                                     size_t shared, const void *args) {
     return start(ctx, name, kernel, grid, block, shared, args, true);
 }
 
@@ -229,14 +228,13 @@ fattn_status fattni_cuda_move(fattn_ctx *ctx, void *dst, const void *src, size_t
     return fattni_cuda_check(ctx, error, "cudaMemcpyAsync");
 }
 
-fattn_status fattni_cuda_move_rows(fattn_ctx *ctx, void *dst, int64_t dst_pitch, const void *src,
-                                   int64_t src_pitch, size_t width, int64_t rows) {
+fattn_status fattni_cuda_move_rows(fattn_ctx *ctx, void *dst, int64_t dst_pitch, const void *src, int64_t src_pitch,
+                                   size_t width, int64_t rows) {
     if (width == 0 || rows == 0) return FATTN_OK;
     bool entered;
     FATTNI_TRY(fattni_cuda_enter(ctx, &entered));
-    const cudaError_t error =
-        cudaMemcpy2DAsync(dst, (size_t)dst_pitch, src, (size_t)src_pitch, width, (size_t)rows,
-                          cudaMemcpyDeviceToDevice, ctx->stream);
+    const cudaError_t error = cudaMemcpy2DAsync(dst, (size_t)dst_pitch, src, (size_t)src_pitch, width, (size_t)rows,
+                                                cudaMemcpyDeviceToDevice, ctx->stream);
     fattni_cuda_leave(ctx, entered);
     return fattni_cuda_check(ctx, error, "cudaMemcpy2DAsync");
 }
@@ -250,8 +248,7 @@ fattn_status fattni_cuda_zero(fattn_ctx *ctx, void *p, size_t bytes) {
     return fattni_cuda_check(ctx, error, "cudaMemsetAsync");
 }
 
-fattn_status fattni_cuda_zero_rows(fattn_ctx *ctx, void *p, size_t pitch, size_t width,
-                                   int64_t rows) {
+fattn_status fattni_cuda_zero_rows(fattn_ctx *ctx, void *p, size_t pitch, size_t width, int64_t rows) {
     if (width == 0 || rows == 0) return FATTN_OK;
     if (rows == 1 || width == pitch) return fattni_cuda_zero(ctx, p, width * (size_t)rows);
     bool entered;

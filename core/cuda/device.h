@@ -10,8 +10,8 @@
 size_t fattni_cuda_most_shared(const fattn_ctx *ctx);
 
 /* fattni_device_ops.dropout_mask (core/base/device.h). */
-fattn_status fattni_cuda_mask(fattn_ctx *ctx, const fattni_problem *p, uint8_t *keep,
-                              const int64_t stride[4], int64_t rows, int64_t columns);
+fattn_status fattni_cuda_mask(fattn_ctx *ctx, const fattni_problem *p, uint8_t *keep, const int64_t stride[4],
+                              int64_t rows, int64_t columns);
 
 /* From the validated problem to the kernel's view of it. */
 fattni_attention_args fattni_cuda_args_of(const fattni_problem *p);

@@ -5,13 +5,13 @@
 
 #include <cuda.h>
 
-#define FATTNI_DRIVER_FUNCTIONS(X)               \
-    X(get_current, cuCtxGetCurrent)              \
-    X(push, cuCtxPushCurrent)                    \
-    X(pop, cuCtxPopCurrent)                      \
-    X(device_of_current, cuCtxGetDevice)         \
-    X(device, cuDeviceGet)                       \
-    X(retain, cuDevicePrimaryCtxRetain)          \
+#define FATTNI_DRIVER_FUNCTIONS(X)                                                                                     \
+    X(get_current, cuCtxGetCurrent)                                                                                    \
+    X(push, cuCtxPushCurrent)                                                                                          \
+    X(pop, cuCtxPopCurrent)                                                                                            \
+    X(device_of_current, cuCtxGetDevice)                                                                               \
+    X(device, cuDeviceGet)                                                                                             \
+    X(retain, cuDevicePrimaryCtxRetain)                                                                                \
     X(encode, cuTensorMapEncodeTiled)
 
 struct fattni_cuda_driver {

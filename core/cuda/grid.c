@@ -8,8 +8,7 @@ static void push(fattni_grid *g, int64_t shape, const int64_t *stride) {
     g->count *= shape;
     if (shape == 1) return;
     bool joins = g->n > 0;
-    for (int k = 0; k < FATTNI_GRID_OPERANDS && joins; ++k)
-        joins = g->stride[g->n - 1][k] == shape * stride[k];
+    for (int k = 0; k < FATTNI_GRID_OPERANDS && joins; ++k) joins = g->stride[g->n - 1][k] == shape * stride[k];
     if (!joins) g->shape[g->n++] = 1;
     g->shape[g->n - 1] *= shape;
     memcpy(g->stride[g->n - 1], stride, sizeof g->stride[0]);

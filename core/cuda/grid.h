@@ -23,8 +23,7 @@ int64_t fattni_grid_blocks(const fattni_grid *g, int each);
 
 #ifdef __CUDACC__
 /* The operands' offsets of element `at`; 32-bit divisions where they suffice. */
-static __device__ inline void grid_offsets(const fattni_grid *g, int64_t at,
-                                           int64_t offset[FATTNI_GRID_OPERANDS]) {
+static __device__ inline void grid_offsets(const fattni_grid *g, int64_t at, int64_t offset[FATTNI_GRID_OPERANDS]) {
 #pragma unroll
     for (int k = 0; k < FATTNI_GRID_OPERANDS; ++k) offset[k] = 0;
     const bool narrow = g->count <= 0x7fffffff;

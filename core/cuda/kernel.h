@@ -23,17 +23,17 @@ enum { FATTNI_SHORT_ROWS = 1024 };
 typedef void (*fattni_cuda_any)(void); /* a kernel's host stub, of any argument type */
 
 typedef struct fattni_cuda_kernel {
-    const char *name;    /* symbol, file and profiler name: fattn_fwd_mma16_bf16_d64_causal_128x128 */
+    const char *name; /* symbol, file and profiler name: fattn_fwd_mma16_bf16_d64_causal_128x128 */
     fattni_cuda_any stub;
-    size_t args_bytes;   /* of its one argument, a struct passed by value */
-    size_t shared;       /* dynamic shared memory of a CTA, bytes */
-    int32_t arch;        /* 80: sm_80 and later; 90: sm_90a only */
-    int32_t dtype;       /* fattn_dtype of q, k, v */
-    int32_t tf32;        /* rounds F32 to TF32: only for calls with FATTN_TF32 */
-    int32_t D;           /* the largest head_dim; smaller ones are padded to it in shared memory */
-    int32_t variant;     /* FATTNI_VARIANT_* */
+    size_t args_bytes; /* of its one argument, a struct passed by value */
+    size_t shared;     /* dynamic shared memory of a CTA, bytes */
+    int32_t arch;      /* 80: sm_80 and later; 90: sm_90a only */
+    int32_t dtype;     /* fattn_dtype of q, k, v */
+    int32_t tf32;      /* rounds F32 to TF32: only for calls with FATTN_TF32 */
+    int32_t D;         /* the largest head_dim; smaller ones are padded to it in shared memory */
+    int32_t variant;   /* FATTNI_VARIANT_* */
     int32_t BM, BN, threads;
-    int32_t cluster;     /* CTAs per cluster, which work on neighbouring blocks; the grid is a multiple of it */
+    int32_t cluster; /* CTAs per cluster, which work on neighbouring blocks; the grid is a multiple of it */
 } fattni_cuda_kernel;
 
 #endif

@@ -17,23 +17,22 @@ void fattni_cuda_leave(const fattn_ctx *ctx, bool entered);
 /* All kernel launches, on the context's device and stream. grid and block are one-dimensional, so that the
    only grid limit is 2^31 - 1; with grid 0 nothing is launched. A kernel has one argument, a struct that is
    passed by value: `args` points to it. */
-fattn_status fattni_cuda_start(fattn_ctx *ctx, const char *name, fattni_cuda_any kernel,
-                               int64_t grid, int block, size_t shared, const void *args);
+fattn_status fattni_cuda_start(fattn_ctx *ctx, const char *name, fattni_cuda_any kernel, int64_t grid, int block,
+                               size_t shared, const void *args);
 /* The same as a programmatic dependent launch, where the device supports it: CTAs may start before the kernel before it
    on the stream has completed, and wait for its writes themselves (core/ptx/grid.h). */
-fattn_status fattni_cuda_start_early(fattn_ctx *ctx, const char *name, fattni_cuda_any kernel,
-                                     int64_t grid, int block, size_t shared, const void *args);
-#define FATTNI_START(ctx, kernel, grid, block, args) \
+fattn_status fattni_cuda_start_early(fattn_ctx *ctx, const char *name, fattni_cuda_any kernel, int64_t grid, int block,
+                                     size_t shared, const void *args);
+#define FATTNI_START(ctx, kernel, grid, block, args)                                                                   \
     fattni_cuda_start(ctx, #kernel, (fattni_cuda_any)(kernel), grid, block, 0, args)
 /* Enqueued like a kernel. A copy between host and device may wait for the stream. */
 fattn_status fattni_cuda_move(fattn_ctx *ctx, void *dst, const void *src, size_t bytes);
 /* The same for `rows` times `width` bytes on the device; pitches in bytes. */
-fattn_status fattni_cuda_move_rows(fattn_ctx *ctx, void *dst, int64_t dst_pitch, const void *src,
-                                   int64_t src_pitch, size_t width, int64_t rows);
+fattn_status fattni_cuda_move_rows(fattn_ctx *ctx, void *dst, int64_t dst_pitch, const void *src, int64_t src_pitch,
+                                   size_t width, int64_t rows);
 fattn_status fattni_cuda_zero(fattn_ctx *ctx, void *p, size_t bytes);
 /* `rows` times `width` bytes, `pitch` bytes apart. */
-fattn_status fattni_cuda_zero_rows(fattn_ctx *ctx, void *p, size_t pitch, size_t width,
-                                   int64_t rows);
+fattn_status fattni_cuda_zero_rows(fattn_ctx *ctx, void *p, size_t pitch, size_t width, int64_t rows);
 /* Blocks until the stream's work is done; reports faults. */
 fattn_status fattni_cuda_sync(fattn_ctx *ctx);
 

@@ -17,8 +17,7 @@ static size_t bytes_of(const fattn_tensor *t) {
 static bool is_rows(const fattni_grid *g) {
     bool fits = g->n == 2 && g->shape[1] >= 1024;
     for (int k = 0; k < 2 && fits; ++k)
-        fits = g->stride[1][k] == 1 && g->stride[0][k] >= g->shape[1] &&
-               g->stride[0][k] <= INT32_MAX / 8;
+        fits = g->stride[1][k] == 1 && g->stride[0][k] >= g->shape[1] && g->stride[0][k] <= INT32_MAX / 8;
     return fits;
 }
 
@@ -31,14 +30,12 @@ static fattn_status convert(fattn_ctx *ctx, const fattn_tensor *dst, const fattn
                                 .to_dtype = dst->dtype,
                                 .from_dtype = src->dtype};
     const fattni_grid *g = &a.grid;
-    if (dst->dtype == src->dtype &&
-        (g->n == 0 || (g->n == 1 && g->stride[0][0] == 1 && g->stride[0][1] == 1)))
+    if (dst->dtype == src->dtype && (g->n == 0 || (g->n == 1 && g->stride[0][0] == 1 && g->stride[0][1] == 1)))
         return fattni_cuda_move(ctx, dst->data, src->data, bytes_of(dst));
     const int64_t size = (int64_t)fattn_dtype_size((fattn_dtype)dst->dtype);
     if (dst->dtype == src->dtype && is_rows(g))
-        return fattni_cuda_move_rows(ctx, dst->data, g->stride[0][0] * size, src->data,
-                                     g->stride[0][1] * size, (size_t)(g->shape[1] * size),
-                                     g->shape[0]);
+        return fattni_cuda_move_rows(ctx, dst->data, g->stride[0][0] * size, src->data, g->stride[0][1] * size,
+                                     (size_t)(g->shape[1] * size), g->shape[0]);
     return FATTNI_START(ctx, fattn_copy, fattni_grid_blocks(g, 1), FATTNI_GRID_THREADS, &a);
 }
 
@@ -54,10 +51,8 @@ fattn_status fattni_cuda_add(fattn_ctx *ctx, const fattn_tensor *dst, const fatt
 }
 
 /* t's shape, row-major, on the device of `like`. */
-static fattn_tensor dense(const fattn_tensor *t, fattn_dtype dtype, const fattn_tensor *like,
-                          void *data) {
-    return fattn_tensor_view(data, dtype, (fattn_device)like->device, like->device_id, t->ndim,
-                             t->shape);
+static fattn_tensor dense(const fattn_tensor *t, fattn_dtype dtype, const fattn_tensor *like, void *data) {
+    return fattn_tensor_view(data, dtype, (fattn_device)like->device, like->device_id, t->ndim, t->shape);
 }
 
 static fattn_status to_device(fattn_ctx *ctx, const fattn_tensor *dst, const fattn_tensor *src) {
@@ -97,9 +92,7 @@ static fattn_status to_host(fattn_ctx *ctx, const fattn_tensor *dst, const fattn
         s = convert(ctx, &leaving, src);
     }
     if (!s && !fattni_is_row_major(dst)) s = fattni_host_alloc(ctx, bytes, &on_host);
-    if (!s)
-        s = fattni_cuda_move(ctx, on_host ? on_host : dst->data, direct ? src->data : on_device,
-                             bytes);
+    if (!s) s = fattni_cuda_move(ctx, on_host ? on_host : dst->data, direct ? src->data : on_device, bytes);
     if (!s) s = fattni_cuda_sync(ctx);
     if (!s && on_host) {
         const fattn_tensor arrived = dense(dst, (fattn_dtype)dst->dtype, dst, on_host);
@@ -119,25 +112,18 @@ fattn_status fattni_cuda_copy(fattn_ctx *ctx, const fattn_tensor *dst, const fat
     return convert(ctx, dst, src);
 }
 
-fattn_status fattni_cuda_normal(fattn_ctx *ctx, const fattn_tensor *dst, double mean, double std,
-                                fattn_rng rng) {
+fattn_status fattni_cuda_normal(fattn_ctx *ctx, const fattn_tensor *dst, double mean, double std, fattn_rng rng) {
     if (dst->device == FATTN_CPU) return fattni_host_normal(ctx, dst, mean, std, rng);
-    const fattni_normal_args a = {.grid = fattni_grid_of(&dst, 1),
-                                  .to = dst->data,
-                                  .dtype = dst->dtype,
-                                  .mean = mean,
-                                  .std = std,
-                                  .rng = rng};
+    const fattni_normal_args a = {
+        .grid = fattni_grid_of(&dst, 1), .to = dst->data, .dtype = dst->dtype, .mean = mean, .std = std, .rng = rng};
     return FATTNI_START(ctx, fattn_normal, fattni_grid_blocks(&a.grid, 1), FATTNI_GRID_THREADS, &a);
 }
 
 /* Patches that intersect the positions [pos0, pos0 + n). */
-static int64_t patches(int64_t pos0, int64_t n) {
-    return fattni_ceil_div(pos0 + n, 16) - pos0 / 16;
-}
+static int64_t patches(int64_t pos0, int64_t n) { return fattni_ceil_div(pos0 + n, 16) - pos0 / 16; }
 
-fattn_status fattni_cuda_mask(fattn_ctx *ctx, const fattni_problem *p, uint8_t *keep,
-                              const int64_t stride[4], int64_t rows, int64_t columns) {
+fattn_status fattni_cuda_mask(fattn_ctx *ctx, const fattni_problem *p, uint8_t *keep, const int64_t stride[4],
+                              int64_t rows, int64_t columns) {
     const fattni_mask_args a = {
         .keep = keep,
         .stride = {stride[0], stride[1], stride[2], stride[3]},
@@ -157,6 +143,5 @@ fattn_status fattni_cuda_mask(fattn_ctx *ctx, const fattni_problem *p, uint8_t *
         .Hq = (int32_t)p->Hq,
     };
     const int64_t warps = a.planes * a.patches_q * a.patches_k;
-    return FATTNI_START(ctx, fattn_mask, fattni_ceil_div(warps * 32, FATTNI_GRID_THREADS),
-                        FATTNI_GRID_THREADS, &a);
+    return FATTNI_START(ctx, fattn_mask, fattni_ceil_div(warps * 32, FATTNI_GRID_THREADS), FATTNI_GRID_THREADS, &a);
 }

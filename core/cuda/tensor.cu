@@ -2,13 +2,9 @@
 #include "core/cuda/tensor.h"
 #include "core/tensor/normal.h"
 
-static __device__ inline int64_t thread_number() {
-    return (int64_t)blockIdx.x * FATTNI_GRID_THREADS + threadIdx.x;
-}
+static __device__ inline int64_t thread_number() { return (int64_t)blockIdx.x * FATTNI_GRID_THREADS + threadIdx.x; }
 
-static __device__ inline bool is_narrow_float(int32_t t) {
-    return t == FATTN_F32 || t == FATTN_F16 || t == FATTN_BF16;
-}
+static __device__ inline bool is_narrow_float(int32_t t) { return t == FATTN_F32 || t == FATTN_F16 || t == FATTN_BF16; }
 
 static __device__ inline float load_float(const void *p, int32_t t, int64_t i) {
     if (t == FATTN_F32) return ((const float *)p)[i];
@@ -72,8 +68,7 @@ extern "C" __global__ void __launch_bounds__(FATTNI_GRID_THREADS)
     const int64_t j = (patch % a.patches_k + a.k_pos0 / 16) * 16 + lane % 4 * 2;
     const uint32_t number = a.plane0 + (uint32_t)b * a.plane_heads + (uint32_t)h;
     const uint32_t step = a.step ? (uint32_t)*a.step : 0u;
-    const fattni_block r =
-        fattni_philox(a.seed, fattni_dropout_counter(a.stream, step, number, i, j));
+    const fattni_block r = fattni_philox(a.seed, fattni_dropout_counter(a.stream, step, number, i, j));
     for (int e = 0; e < 8; ++e) {
         const int64_t y = i + (e & 2) * 4, x = j + (e & 1) + (e & 4) * 2;
         const int64_t row = y - a.q_pos0, column = x - a.k_pos0;

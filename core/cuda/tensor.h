@@ -10,8 +10,7 @@
 /* Of fattni_device_ops (core/base/device.h). */
 fattn_status fattni_cuda_copy(fattn_ctx *ctx, const fattn_tensor *dst, const fattn_tensor *src);
 fattn_status fattni_cuda_add(fattn_ctx *ctx, const fattn_tensor *dst, const fattn_tensor *src);
-fattn_status fattni_cuda_normal(fattn_ctx *ctx, const fattn_tensor *dst, double mean, double std,
-                                fattn_rng rng);
+fattn_status fattni_cuda_normal(fattn_ctx *ctx, const fattn_tensor *dst, double mean, double std, fattn_rng rng);
 #endif
 
 /* Operand 0 is written, operand 1 read. */

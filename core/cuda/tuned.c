@@ -8,17 +8,17 @@
 #include <float.h>
 #include <string.h>
 
-#define FUNCTIONS(X)                                          \
-    X(multiply, cublasLtMatmul)                               \
-    X(candidates, cublasLtMatmulAlgoGetHeuristic)             \
-    X(new_product, cublasLtMatmulDescCreate)                  \
-    X(set_product, cublasLtMatmulDescSetAttribute)            \
-    X(delete_product, cublasLtMatmulDescDestroy)              \
-    X(new_matrix, cublasLtMatrixLayoutCreate)                 \
-    X(set_matrix, cublasLtMatrixLayoutSetAttribute)           \
-    X(delete_matrix, cublasLtMatrixLayoutDestroy)             \
-    X(new_wish, cublasLtMatmulPreferenceCreate)               \
-    X(set_wish, cublasLtMatmulPreferenceSetAttribute)         \
+#define FUNCTIONS(X)                                                                                                   \
+    X(multiply, cublasLtMatmul)                                                                                        \
+    X(candidates, cublasLtMatmulAlgoGetHeuristic)                                                                      \
+    X(new_product, cublasLtMatmulDescCreate)                                                                           \
+    X(set_product, cublasLtMatmulDescSetAttribute)                                                                     \
+    X(delete_product, cublasLtMatmulDescDestroy)                                                                       \
+    X(new_matrix, cublasLtMatrixLayoutCreate)                                                                          \
+    X(set_matrix, cublasLtMatrixLayoutSetAttribute)                                                                    \
+    X(delete_matrix, cublasLtMatrixLayoutDestroy)                                                                      \
+    X(new_wish, cublasLtMatmulPreferenceCreate)                                                                        \
+    X(set_wish, cublasLtMatmulPreferenceSetAttribute)                                                                  \
     X(delete_wish, cublasLtMatmulPreferenceDestroy)
 
 /* A timing is the sum of RUNS runs after one warm-up. */
@@ -56,7 +56,10 @@ struct fattni_cuda_tuned {
 static bool load(struct fattni_cuda_tuned *t) {
     t->library = dlopen(SONAME, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
     if (!t->library) return false;
-    const struct { const char *symbol; void *to; } wanted[] = {
+    const struct {
+        const char *symbol;
+        void *to;
+    } wanted[] = {
 #define X(name, symbol) {#symbol, &t->name},
         FUNCTIONS(X)
 #undef X
@@ -100,46 +103,35 @@ void fattni_cuda_tuned_close(fattn_ctx *ctx, struct fattni_cuda_tuned *t) {
 }
 
 static shape shape_of(const fattni_cuda_gemm *g) {
-    return (shape){g->dtype, g->c_dtype, g->trans_a, g->trans_b,  g->tf32,     g->beta != 0,
-                   g->batches, g->M,     g->N,       g->K,        g->lda,      g->ldb,
-                   g->ldc,   g->stride_a, g->stride_b, g->stride_c};
+    return (shape){g->dtype, g->c_dtype, g->trans_a, g->trans_b, g->tf32, g->beta != 0, g->batches,  g->M,
+                   g->N,     g->K,       g->lda,     g->ldb,     g->ldc,  g->stride_a,  g->stride_b, g->stride_c};
 }
 
-static cublasStatus_t matrix(const struct fattni_cuda_tuned *t, const fattni_cuda_gemm *g,
-                             fattn_dtype dtype, int64_t rows, int64_t columns, int64_t pitch,
-                             int64_t stride, cublasLtMatrixLayout_t *out) {
+static cublasStatus_t matrix(const struct fattni_cuda_tuned *t, const fattni_cuda_gemm *g, fattn_dtype dtype,
+                             int64_t rows, int64_t columns, int64_t pitch, int64_t stride,
+                             cublasLtMatrixLayout_t *out) {
     const int32_t batches = (int32_t)g->batches;
-    cublasStatus_t s = t->new_matrix(out, fattni_cuda_blas_type(dtype), (uint64_t)rows,
-                                     (uint64_t)columns, pitch);
-    if (!s && batches > 1)
-        s = t->set_matrix(*out, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &batches, sizeof batches);
-    if (!s && batches > 1)
-        s = t->set_matrix(*out, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &stride,
-                          sizeof stride);
+    cublasStatus_t s = t->new_matrix(out, fattni_cuda_blas_type(dtype), (uint64_t)rows, (uint64_t)columns, pitch);
+    if (!s && batches > 1) s = t->set_matrix(*out, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &batches, sizeof batches);
+    if (!s && batches > 1) s = t->set_matrix(*out, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &stride, sizeof stride);
     return s;
 }
 
 /* C^T = op(B)^T op(A)^T */
-static cublasStatus_t describe(const struct fattni_cuda_tuned *t, const fattni_cuda_gemm *g,
-                               choice *c) {
+static cublasStatus_t describe(const struct fattni_cuda_tuned *t, const fattni_cuda_gemm *g, choice *c) {
     const cublasOperation_t first = g->trans_b ? CUBLAS_OP_T : CUBLAS_OP_N;
     const cublasOperation_t second = g->trans_a ? CUBLAS_OP_T : CUBLAS_OP_N;
-    cublasStatus_t s = t->new_product(&c->product,
-                                      g->dtype == FATTN_F32 && g->tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32
-                                                                       : CUBLAS_COMPUTE_32F,
-                                      CUDA_R_32F);
+    cublasStatus_t s = t->new_product(
+        &c->product, g->dtype == FATTN_F32 && g->tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F, CUDA_R_32F);
     if (!s) s = t->set_product(c->product, CUBLASLT_MATMUL_DESC_TRANSA, &first, sizeof first);
     if (!s) s = t->set_product(c->product, CUBLASLT_MATMUL_DESC_TRANSB, &second, sizeof second);
-    if (!s) s = matrix(t, g, g->dtype, g->trans_b ? g->K : g->N, g->trans_b ? g->N : g->K, g->ldb,
-                       g->stride_b, &c->a);
-    if (!s) s = matrix(t, g, g->dtype, g->trans_a ? g->M : g->K, g->trans_a ? g->K : g->M, g->lda,
-                       g->stride_a, &c->b);
+    if (!s) s = matrix(t, g, g->dtype, g->trans_b ? g->K : g->N, g->trans_b ? g->N : g->K, g->ldb, g->stride_b, &c->a);
+    if (!s) s = matrix(t, g, g->dtype, g->trans_a ? g->M : g->K, g->trans_a ? g->K : g->M, g->lda, g->stride_a, &c->b);
     if (!s) s = matrix(t, g, g->c_dtype, g->N, g->M, g->ldc, g->stride_c, &c->c);
     return s;
 }
 
-static int ask(const struct fattni_cuda_tuned *t, const choice *c,
-               cublasLtMatmulHeuristicResult_t out[CANDIDATES]) {
+static int ask(const struct fattni_cuda_tuned *t, const choice *c, cublasLtMatmulHeuristicResult_t out[CANDIDATES]) {
     const uint64_t workspace = FATTNI_CUDA_BLAS_WORKSPACE;
     const uint32_t alignment = ALIGNMENT;
     static const cublasLtMatmulPreferenceAttributes_t aligned[] = {
@@ -148,11 +140,9 @@ static int ask(const struct fattni_cuda_tuned *t, const choice *c,
     cublasLtMatmulPreference_t wish = NULL;
     int found = 0;
     cublasStatus_t s = t->new_wish(&wish);
-    if (!s) s = t->set_wish(wish, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace,
-                            sizeof workspace);
+    if (!s) s = t->set_wish(wish, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace, sizeof workspace);
     for (int n = 0; n < 4 && !s; ++n) s = t->set_wish(wish, aligned[n], &alignment, sizeof alignment);
-    if (!s) s = t->candidates(t->handle, c->product, c->a, c->b, c->c, c->c, wish, CANDIDATES, out,
-                              &found);
+    if (!s) s = t->candidates(t->handle, c->product, c->a, c->b, c->c, c->c, wish, CANDIDATES, out, &found);
     if (wish) t->delete_wish(wish);
     return s ? 0 : found;
 }
@@ -160,9 +150,8 @@ static int ask(const struct fattni_cuda_tuned *t, const choice *c,
 static cublasStatus_t run(const fattn_ctx *ctx, const struct fattni_cuda_tuned *t, const choice *c,
                           const fattni_cuda_gemm *g, float alpha, void *workspace) {
     const float beta = (float)g->beta;
-    return t->multiply(t->handle, c->product, &alpha, g->b, c->a, g->a, c->b, &beta, g->c, c->c,
-                       g->c, c->c, &c->algorithm, workspace, FATTNI_CUDA_BLAS_WORKSPACE,
-                       ctx->stream);
+    return t->multiply(t->handle, c->product, &alpha, g->b, c->a, g->a, c->b, &beta, g->c, c->c, g->c, c->c,
+                       &c->algorithm, workspace, FATTNI_CUDA_BLAS_WORKSPACE, ctx->stream);
 }
 
 /* Milliseconds; below 0 when it fails. With beta != 0, alpha is the smallest number, so that a timing does
@@ -181,8 +170,8 @@ static float measure(const fattn_ctx *ctx, const struct fattni_cuda_tuned *t, co
     return time;
 }
 
-static void choose(const fattn_ctx *ctx, const struct fattni_cuda_tuned *t,
-                   const fattni_cuda_gemm *g, void *workspace, choice *c) {
+static void choose(const fattn_ctx *ctx, const struct fattni_cuda_tuned *t, const fattni_cuda_gemm *g, void *workspace,
+                   choice *c) {
     cublasLtMatmulHeuristicResult_t found[CANDIDATES];
     const int count = describe(t, g, c) ? 0 : ask(t, c, found);
     float best = -1;
@@ -210,16 +199,15 @@ static fattn_status reserve(fattn_ctx *ctx, struct fattni_cuda_tuned *t) {
 }
 
 /* NULL: there is no choice yet, and none can be made now. */
-static fattn_status find(fattn_ctx *ctx, struct fattni_cuda_tuned *t, const fattni_cuda_gemm *g,
-                         void *workspace, const choice **out) {
+static fattn_status find(fattn_ctx *ctx, struct fattni_cuda_tuned *t, const fattni_cuda_gemm *g, void *workspace,
+                         const choice **out) {
     const shape wanted = shape_of(g);
     *out = NULL;
     for (int n = 0; n < t->count && !*out; ++n)
         if (memcmp(&t->choices[n].of, &wanted, sizeof wanted) == 0) *out = &t->choices[n];
     if (*out) return FATTN_OK;
     enum cudaStreamCaptureStatus capturing = cudaStreamCaptureStatusNone;
-    FATTNI_TRY(fattni_cuda_check(ctx, cudaStreamIsCapturing(ctx->stream, &capturing),
-                                 "cudaStreamIsCapturing"));
+    FATTNI_TRY(fattni_cuda_check(ctx, cudaStreamIsCapturing(ctx->stream, &capturing), "cudaStreamIsCapturing"));
     if (capturing != cudaStreamCaptureStatusNone) return FATTN_OK;
     FATTNI_TRY(reserve(ctx, t));
     choice *const c = &t->choices[t->count++];
@@ -232,12 +220,11 @@ static fattn_status find(fattn_ctx *ctx, struct fattni_cuda_tuned *t, const fatt
 
 static bool is_aligned(const void *p) { return (uintptr_t)p % ALIGNMENT == 0; }
 
-fattn_status fattni_cuda_tuned_multiply(fattn_ctx *ctx, struct fattni_cuda_tuned *t,
-                                        const fattni_cuda_gemm *g, void *workspace, bool *done) {
+fattn_status fattni_cuda_tuned_multiply(fattn_ctx *ctx, struct fattni_cuda_tuned *t, const fattni_cuda_gemm *g,
+                                        void *workspace, bool *done) {
     const choice *c = NULL;
     *done = false;
-    if (g->dtype == FATTN_F64 || g->batches > INT32_MAX || !is_aligned(g->a) || !is_aligned(g->b) ||
-        !is_aligned(g->c))
+    if (g->dtype == FATTN_F64 || g->batches > INT32_MAX || !is_aligned(g->a) || !is_aligned(g->b) || !is_aligned(g->c))
         return FATTN_OK;
     FATTNI_TRY(find(ctx, t, g, workspace, &c));
     if (!c || !c->usable) return FATTN_OK;

@@ -16,7 +16,7 @@ fattn_status fattni_cuda_tuned_open(fattn_ctx *ctx, void *handle, struct fattni_
 void fattni_cuda_tuned_close(fattn_ctx *ctx, struct fattni_cuda_tuned *t); /* NULL is allowed */
 /* As fattni_cuda_multiply, for a product that is not empty. *done is false when nothing was enqueued: no
    candidate supports the shape, or it is new while the stream is being captured. */
-fattn_status fattni_cuda_tuned_multiply(fattn_ctx *ctx, struct fattni_cuda_tuned *t,
-                                        const fattni_cuda_gemm *g, void *workspace, bool *done);
+fattn_status fattni_cuda_tuned_multiply(fattn_ctx *ctx, struct fattni_cuda_tuned *t, const fattni_cuda_gemm *g,
+                                        void *workspace, bool *done);
 
 #endif

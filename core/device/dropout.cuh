@@ -12,9 +12,8 @@ typedef struct dropout_plane {
 } dropout_plane;
 
 DEVICE dropout_plane dropout_plane_of(const fattni_attention_args *a, int b, int h) {
-    const fattni_block c = fattni_dropout_counter(
-        a->stream, a->rng_step ? (uint32_t)*a->rng_step : 0u,
-        a->rng_plane0 + (uint32_t)b * a->rng_heads + (uint32_t)h, 0, 0);
+    const fattni_block c = fattni_dropout_counter(a->stream, a->rng_step ? (uint32_t)*a->rng_step : 0u,
+                                                  a->rng_plane0 + (uint32_t)b * a->rng_heads + (uint32_t)h, 0, 0);
     const dropout_plane plane = {a->seed, c.w[2], c.w[3]};
     return plane;
 }

@@ -15,11 +15,12 @@ typedef float real;
 #endif
 
 enum { VECTOR = 16 / sizeof(real) };
-typedef struct __align__(16) vector { real e[VECTOR]; } vector;
-
-DEVICE real real_at(const fattni_line *line, int n) {
-    return ((const real *)line->p)[n * line->step];
+typedef struct __align__(16) vector {
+    real e[VECTOR];
 }
+vector;
+
+DEVICE real real_at(const fattni_line *line, int n) { return ((const real *)line->p)[n * line->step]; }
 
 /* Where row i of (sequence, head) lies in a view, and in arrays [B,Hq,rows_q] of the workspace. */
 DEVICE real *row_at(const fattni_view *view, const sequence *s, int head, int64_t row) {

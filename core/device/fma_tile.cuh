@@ -24,8 +24,13 @@
 #include "core/device/float_types.cuh"
 
 enum {
-    D = K_D, BM = K_BM, BN = K_BN, THREADS = 32 * K_WARPS, BLOCK = 8,
-    S_SPLIT = BLOCK * BLOCK * THREADS / (BM * BN), S_ROWS = BLOCK / S_SPLIT,
+    D = K_D,
+    BM = K_BM,
+    BN = K_BN,
+    THREADS = 32 * K_WARPS,
+    BLOCK = 8,
+    S_SPLIT = BLOCK * BLOCK * THREADS / (BM * BN),
+    S_ROWS = BLOCK / S_SPLIT,
     ELEMENTS = S_ROWS * BLOCK /* elements of S of a thread */
 };
 static_assert(VECTOR == 4 && BM % BLOCK == 0 && BN % BLOCK == 0, "tiles");
@@ -33,9 +38,7 @@ static_assert(S_SPLIT * BM * BN == BLOCK * BLOCK * THREADS && S_ROWS >= 1, "S");
 
 /* The size of a tile in elements, and the index of one of them. */
 #define TILE(rows, columns) ((rows) * (columns) + (rows) / BLOCK * VECTOR)
-DEVICE int tile_index(int columns, int row, int column) {
-    return row * columns + row / BLOCK * VECTOR + column;
-}
+DEVICE int tile_index(int columns, int row, int column) { return row * columns + row / BLOCK * VECTOR + column; }
 
 /* The column at which column `column` of a paired tile is stored. */
 DEVICE int paired(int row, int column) { return column ^ (row & 1); }
@@ -43,8 +46,8 @@ DEVICE int paired(int row, int column) { return column ^ (row & 1); }
 /* Loads rows [0, rows) of a tile of D columns; beyond `valid` rows or `width` columns it gets zeros. base: row 0; pitch
    in elements; vectors: 16-byte accesses are possible. */
 enum { PLAIN, PAIRED };
-DEVICE void load_tile(real *tile, int layout, int rows, const real *base, int64_t pitch, int valid,
-                      int width, int vectors) {
+DEVICE void load_tile(real *tile, int layout, int rows, const real *base, int64_t pitch, int valid, int width,
+                      int vectors) {
     enum { ACROSS = D / VECTOR, STEP = THREADS / ACROSS }; /* rows at a time */
     const int first = (int)threadIdx.x / ACROSS, column = (int)threadIdx.x % ACROSS * VECTOR;
     const real *from = base + first * pitch + column;
@@ -58,8 +61,7 @@ DEVICE void load_tile(real *tile, int layout, int rows, const real *base, int64_
             if (layout == PAIRED && (first + row) % 2) {
 #pragma unroll
                 for (int e = 0; e < VECTOR; ++e)
-                    cp_async_4(to + (uint32_t)(e ^ 1) * 4, source + (inside ? e : 0),
-                               inside ? 4 : 0);
+                    cp_async_4(to + (uint32_t)(e ^ 1) * 4, source + (inside ? e : 0), inside ? 4 : 0);
             } else {
                 cp_async_16(to, source, inside ? 16 : 0);
             }
@@ -90,8 +92,8 @@ DEVICE block block_of(int across, int split) {
     const int x = (lane & 1) | (lane >> 1 & 2) | (split == 1 ? lane >> 2 & 4 : lane >> 1 & 4);
     const int y = (lane >> 1 & 1) | (split == 1 ? lane >> 2 & 2 : 0);
     const int warps = across / LANES_X(split); /* in a row */
-    const block at = {warp / warps * LANES_Y(split) + y,
-                      warp % warps * LANES_X(split) + x % LANES_X(split), lane / (32 / split)};
+    const block at = {warp / warps * LANES_Y(split) + y, warp % warps * LANES_X(split) + x % LANES_X(split),
+                      lane / (32 / split)};
     return at;
 }
 
@@ -116,8 +118,7 @@ DEVICE void product_nt(real x[ELEMENTS], const real *a, const real *b, int depth
     const block at = s_block();
     const real *const b0 = b + tile_index(D, at.x * BLOCK, 0), *a0[S_SPLIT];
 #pragma unroll
-    for (int g = 0; g < S_SPLIT; ++g)
-        a0[g] = a + tile_index(D, at.y * BLOCK, 0) + (g ^ at.part) * (S_ROWS * D);
+    for (int g = 0; g < S_SPLIT; ++g) a0[g] = a + tile_index(D, at.y * BLOCK, 0) + (g ^ at.part) * (S_ROWS * D);
     real sum[BLOCK * BLOCK];
 #pragma unroll
     for (int n = 0; n < BLOCK * BLOCK; ++n) sum[n] = 0;
@@ -147,8 +148,7 @@ DEVICE void product_nt(real x[ELEMENTS], const real *a, const real *b, int depth
 
 /* x[BLOCK][vectors] += A B over BN rows of b, a tile of that layout; a is [..][BN], paired. Vector c of a block is
    c * D / vectors columns after the first. split: 1 or 2; rows are in the order of sum_parts. */
-DEVICE void product_nn(vector *x, int vectors, int split, const real *a, const real *b,
-                       int layout) {
+DEVICE void product_nn(vector *x, int vectors, int split, const real *a, const real *b, int layout) {
     const block at = block_of(D / (VECTOR * vectors), split);
     const int kept = BLOCK / split; /* rows */
     const real *b0 = b + at.x * VECTOR + at.part * (VECTOR * D), *a0[2];
@@ -161,8 +161,7 @@ DEVICE void product_nn(vector *x, int vectors, int split, const real *a, const r
         for (int n = 0; n < BLOCK; n += VECTOR * split) {
             vector u[BLOCK];
 #pragma unroll
-            for (int r = 0; r < BLOCK; ++r)
-                u[r] = *(const vector *)(a0[r / kept] + r % kept * BN + k + n);
+            for (int r = 0; r < BLOCK; ++r) u[r] = *(const vector *)(a0[r / kept] + r % kept * BN + k + n);
 #pragma unroll
             for (int m = 0; m < VECTOR; ++m)
 #pragma unroll
@@ -174,8 +173,7 @@ DEVICE void product_nn(vector *x, int vectors, int split, const real *a, const r
                         for (int i = 0; i < BLOCK; ++i) {
                             const int r = e % 2 ? BLOCK - 1 - i : i;
                             real *const sum = &x[r * vectors + c].e[e];
-                            *sum = fma(u[r].e[paired(r, m)],
-                                       w.e[layout == PAIRED ? paired(m, e) : e], *sum);
+                            *sum = fma(u[r].e[paired(r, m)], w.e[layout == PAIRED ? paired(m, e) : e], *sum);
                         }
                 }
         }
@@ -185,25 +183,21 @@ DEVICE void product_nn(vector *x, int vectors, int split, const real *a, const r
    of every 2 split rows. */
 DEVICE void product_tn(vector *x, int split, const real *a, const real *b) {
     const block at = block_of(D / BLOCK, split);
-    const real *a0 = a + at.y * BLOCK + at.part * (2 * BN),
-               *b0 = b + at.x * VECTOR + at.part * (2 * D);
+    const real *a0 = a + at.y * BLOCK + at.part * (2 * BN), *b0 = b + at.x * VECTOR + at.part * (2 * D);
 #pragma unroll 1
     for (int k = 0; k < BM; k += BLOCK, a0 += TILE(BLOCK, BN), b0 += TILE(BLOCK, D))
 #pragma unroll
         for (int i = 0; i < BLOCK / split; ++i) {
             const int n = i / 2 * 2 * split + i % 2;
-            const vector u[2] = {*(const vector *)(a0 + n * BN),
-                                 *(const vector *)(a0 + n * BN + VECTOR)},
-                         w[2] = {*(const vector *)(b0 + n * D),
-                                 *(const vector *)(b0 + n * D + D / 2)};
+            const vector u[2] = {*(const vector *)(a0 + n * BN), *(const vector *)(a0 + n * BN + VECTOR)},
+                         w[2] = {*(const vector *)(b0 + n * D), *(const vector *)(b0 + n * D + D / 2)};
 #pragma unroll
             for (int r = 0; r < BLOCK; ++r)
 #pragma unroll
                 for (int q = 0; q < BLOCK; ++q) {
                     const int j = r % 2 ? BLOCK - 1 - q : q;
                     real *const sum = &x[r * 2 + j / VECTOR].e[j % VECTOR];
-                    *sum = fma(u[r / VECTOR].e[paired(n, r % VECTOR)], w[j / VECTOR].e[j % VECTOR],
-                               *sum);
+                    *sum = fma(u[r / VECTOR].e[paired(n, r % VECTOR)], w[j / VECTOR].e[j % VECTOR], *sum);
                 }
         }
 }

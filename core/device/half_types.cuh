@@ -14,9 +14,7 @@ DEVICE uint32_t pack(float low, float high) { return pack_bf16(low, high); }
 DEVICE void mma(float d[4], const uint32_t a[4], uint32_t b0, uint32_t b1) { mma_bf16(d, a, b0, b1); }
 DEVICE float to_float(half_type x) { return __bfloat162float(x); }
 DEVICE half_type to_half(float x) { return __float2bfloat16_rn(x); }
-DEVICE float2 unpack(uint32_t x) {
-    return make_float2(__uint_as_float(x << 16), __uint_as_float(x & 0xffff0000u));
-}
+DEVICE float2 unpack(uint32_t x) { return make_float2(__uint_as_float(x << 16), __uint_as_float(x & 0xffff0000u)); }
 #else
 typedef __half half_type;
 DEVICE uint32_t pack(float low, float high) { return pack_f16(low, high); }

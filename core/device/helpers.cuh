@@ -17,8 +17,8 @@
    address `base`, and of element n of a member that is an array. */
 #define MEMBER_ADDRESS(base, member) ((base) + (uint32_t)offsetof(shared_memory, member))
 #define ELEMENT_ADDRESS(base, member, n)                                                                               \
-    ((base) + ((uint32_t)offsetof(shared_memory, member) +                                                             \
-               (uint32_t)sizeof(((shared_memory *)0)->member[0]) * (uint32_t)(n)))
+    ((base) +                                                                                                          \
+     ((uint32_t)offsetof(shared_memory, member) + (uint32_t)sizeof(((shared_memory *)0)->member[0]) * (uint32_t)(n)))
 
 /* Where chunk `chunk` of 16 bytes lies in its row, in bytes, under the XOR swizzle of 16-bit tiles, which keeps equal
    chunks of eight rows in different banks; row8: the row modulo 8. In a panel of 64 columns this is the TMA unit's

@@ -19,8 +19,8 @@ DEVICE uint32_t tile_offset(int columns, int row, int chunk) {
 
 /* Rows [0, rows) of a tile from global memory; rows at or beyond `valid`, and columns at or beyond `width` (the call's
    head_dim), become zero. base: row 0; pitch in elements; vector: 16-byte accesses are possible. */
-DEVICE void load_tile(uint32_t tile, int columns, int rows, int threads, const half_type *base,
-                      int64_t pitch, int valid, int width, int vector) {
+DEVICE void load_tile(uint32_t tile, int columns, int rows, int threads, const half_type *base, int64_t pitch,
+                      int valid, int width, int vector) {
     const int chunks = columns / 8, rows_at_once = threads / chunks;
     const int chunk = (int)threadIdx.x % chunks, row0 = (int)threadIdx.x / chunks;
     if (vector) {
@@ -36,8 +36,7 @@ DEVICE void load_tile(uint32_t tile, int columns, int rows, int threads, const h
 #pragma unroll
         for (int row = 0; row < rows; row += rows_at_once) {
             const int inside = row0 + row < valid && chunk * 8 < width;
-            cp_async_16(tile + tile_offset(columns, row0 + row, chunk), inside ? from : base,
-                        inside ? 16 : 0);
+            cp_async_16(tile + tile_offset(columns, row0 + row, chunk), inside ? from : base, inside ? 16 : 0);
             from += rows_at_once * pitch;
         }
         return;
@@ -45,8 +44,7 @@ DEVICE void load_tile(uint32_t tile, int columns, int rows, int threads, const h
 #pragma unroll 1
     for (int at = (int)threadIdx.x; at < rows * columns; at += threads) {
         const int row = at / columns, column = at % columns;
-        const half_type x =
-            row < valid && column < width ? base[row * pitch + column] : to_half(0.0f);
+        const half_type x = row < valid && column < width ? base[row * pitch + column] : to_half(0.0f);
         const uint32_t to = tile + tile_offset(columns, row, column / 8) + (uint32_t)(column % 8) * 2;
         store_shared_half(to, *(const uint16_t *)&x);
     }
@@ -89,8 +87,8 @@ DEVICE void load_a_trans(uint32_t a[4], uint32_t lane_address, int columns, int 
    constants; fragments are loaded one product ahead. */
 
 /* x = A B^T over `depth`: rows a_row.. of one tile (lane_16) and b_row.. of another (lane_8). */
-DEVICE void product_nt(float (*x)[4], int row_tiles, int column_tiles, int depth, uint32_t a_lane,
-                       int a_row, uint32_t b_lane, int b_row, int columns) {
+DEVICE void product_nt(float (*x)[4], int row_tiles, int column_tiles, int depth, uint32_t a_lane, int a_row,
+                       uint32_t b_lane, int b_row, int columns) {
     const int steps = depth / 16, pairs = column_tiles / 2;
     uint32_t a[2][2][4], b[2][4];
 #pragma unroll
@@ -121,9 +119,8 @@ DEVICE void product_nt(float (*x)[4], int row_tiles, int column_tiles, int depth
 
 /* x += A B over `depth`, B[k][n] = b tile[k][b_column + n] (lane_16). A[m][k] = a tile[a_at + m][k]
    (lane_16), or transposed a tile[k][a_at + m] (lane_8). */
-DEVICE void product_nn(float (*x)[4], int row_tiles, int column_tiles, int depth, uint32_t a_lane,
-                       int a_at, int a_columns, int transposed, uint32_t b_lane, int b_column,
-                       int b_columns) {
+DEVICE void product_nn(float (*x)[4], int row_tiles, int column_tiles, int depth, uint32_t a_lane, int a_at,
+                       int a_columns, int transposed, uint32_t b_lane, int b_column, int b_columns) {
     const int steps = depth / 16, pairs = column_tiles / 2;
     uint32_t a[2][2][4], b[2][4];
     load_b_trans(b[0], b_lane, b_columns, 0, b_column);
@@ -142,8 +139,7 @@ DEVICE void product_nn(float (*x)[4], int row_tiles, int column_tiles, int depth
         for (int n = 0; n < pairs; ++n) {
             const int at = (step - 1) * pairs + n, next = at + 1;
             if (next < steps * pairs)
-                load_b_trans(b[next & 1], b_lane, b_columns, 16 * (next / pairs),
-                             b_column + 16 * (next % pairs));
+                load_b_trans(b[next & 1], b_lane, b_columns, 16 * (next / pairs), b_column + 16 * (next % pairs));
 #pragma unroll
             for (int r = 0; r < row_tiles; ++r) {
                 mma(x[r * column_tiles + 2 * n], a[(step - 1) & 1][r], b[at & 1][0], b[at & 1][1]);
@@ -161,9 +157,8 @@ DEVICE uint4 load_chunk(uint32_t address) {
 
 /* A warp's accumulators [row_tiles][column_tiles][4], rows row0.. of a block, to `out` (row 0 of the block), rows below
    `rows` and columns below `width`: through rows of a shared tile that only this warp uses. */
-DEVICE void store_rows(const void *accumulators, int row_tiles, int column_tiles, uint32_t tile,
-                       int columns, int row0, half_type *out, int64_t pitch, int rows, int width,
-                       int vector) {
+DEVICE void store_rows(const void *accumulators, int row_tiles, int column_tiles, uint32_t tile, int columns, int row0,
+                       half_type *out, int64_t pitch, int rows, int width, int vector) {
     const float(*const acc)[4] = (const float(*)[4])accumulators;
     const int lane = (int)threadIdx.x & 31, g = lane / 4, t = lane % 4;
     __syncwarp();

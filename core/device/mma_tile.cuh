@@ -27,7 +27,10 @@
 
 enum { D = K_D, BM = K_BM, BN = K_BN, WARPS = K_WARPS, THREADS = 32 * WARPS, GROUP = 8 * VECTOR };
 
-typedef struct __align__(2 * sizeof(real)) pair { real low, high; } pair;
+typedef struct __align__(2 * sizeof(real)) pair {
+    real low, high;
+}
+pair;
 
 DEVICE int lane_of(void) { return (int)threadIdx.x & 31; }
 
@@ -53,8 +56,7 @@ DEVICE pair *pair_at(real *tile, int columns, int row, int column) {
 
 /* Loads rows [0, rows) of a tile of D columns; beyond `valid` rows or `width` columns it gets zeros. base: row 0; pitch
    in elements; vectors: 16-byte accesses are possible. */
-DEVICE void load_tile(real *tile, int rows, const real *base, int64_t pitch, int valid, int width,
-                      int vectors) {
+DEVICE void load_tile(real *tile, int rows, const real *base, int64_t pitch, int valid, int width, int vectors) {
     enum { ACROSS = D / VECTOR, STEP = THREADS / ACROSS }; /* rows at a time */
     const int first = (int)threadIdx.x / ACROSS, column = (int)threadIdx.x % ACROSS * VECTOR;
     const real *from = base + first * pitch + column;
@@ -62,16 +64,15 @@ DEVICE void load_tile(real *tile, int rows, const real *base, int64_t pitch, int
         const int most = column < width ? valid - first : 0;
 #pragma unroll 8
         for (int row = 0; row < rows; row += STEP, from += STEP * pitch)
-            cp_async_16(shared_address(chunk_at(tile, D, first + row, column)),
-                        row < most ? from : base, row < most ? 16 : 0);
+            cp_async_16(shared_address(chunk_at(tile, D, first + row, column)), row < most ? from : base,
+                        row < most ? 16 : 0);
         return;
     }
 #pragma unroll 1
     for (int row = first; row < rows; row += STEP, from += STEP * pitch)
 #pragma unroll
         for (int e = 0; e < VECTOR; ++e)
-            chunk_at(tile, D, row, column)[e] =
-                row < valid && column + e < width ? from[e] : (real)0;
+            chunk_at(tile, D, row, column)[e] = row < valid && column + e < width ? from[e] : (real)0;
 }
 
 /* x as an operand: rounded to TF32's 11 bits, or F64 as it is. */
@@ -87,8 +88,7 @@ DEVICE real operand(real x) {
 DEVICE void round_tile(real *tile, int rows) {
 #if !K_F64
     for (int n = (int)threadIdx.x; n < rows * (D / VECTOR); n += THREADS) {
-        vector *const chunk =
-            (vector *)chunk_at(tile, D, n / (D / VECTOR), n % (D / VECTOR) * VECTOR);
+        vector *const chunk = (vector *)chunk_at(tile, D, n / (D / VECTOR), n % (D / VECTOR) * VECTOR);
         vector x = *chunk;
 #pragma unroll
         for (int e = 0; e < VECTOR; ++e) x.e[e] = operand(x.e[e]);
@@ -139,9 +139,7 @@ DEVICE pair load_k_major(real *tile, int columns, int first, int row, int block,
 /* This thread's two rows of eight in an MN-major operand; `a_from`: A is loaded from a tile, or is accumulators. */
 enum { FROM_TILE, FROM_REGISTERS };
 DEVICE int low_row(int a_from) { return lane_of() % 4 * (K_F64 && a_from == FROM_TILE ? 1 : 2); }
-DEVICE int high_row(int a_from) {
-    return low_row(a_from) + (K_F64 && a_from == FROM_TILE ? 4 : 1);
-}
+DEVICE int high_row(int a_from) { return low_row(a_from) + (K_F64 && a_from == FROM_TILE ? 4 : 1); }
 
 /* MN-major: a group of B fragments, this thread's two rows of the eight from `step` on, from column `column` on. */
 typedef struct fragment_group {
@@ -181,8 +179,8 @@ DEVICE void accumulators_as_a(real a[4], const real x[4]) {
 
 /* One step of k of x[m_tiles][n_tiles] += A B^T: columns block + step and on of rows a_row.. and b_row.. of two tiles,
    both K-major. */
-DEVICE void step_nt(real (*x)[4], int m_tiles, int n_tiles, real *a_tile, int a_row, real *b_tile,
-                    int b_row, int columns, int block, int step) {
+DEVICE void step_nt(real (*x)[4], int m_tiles, int n_tiles, real *a_tile, int a_row, real *b_tile, int b_row,
+                    int columns, int block, int step) {
     real a[2][4];
 #pragma unroll
     for (int m = 0; m < m_tiles; ++m) load_a(a[m], a_tile, columns, a_row + 16 * m, block, step);
@@ -196,22 +194,21 @@ DEVICE void step_nt(real (*x)[4], int m_tiles, int n_tiles, real *a_tile, int a_
 
 /* One step of k of x[m_tiles][groups * VECTOR] += A B: A fragments a[m]; rows `step` and on of B, MN-major, from column
    `column` on. */
-DEVICE void step_nn(real (*x)[4], int m_tiles, int groups, const real (*a)[4], int a_from,
-                    real *b_tile, int columns, int step, int column) {
+DEVICE void step_nn(real (*x)[4], int m_tiles, int groups, const real (*a)[4], int a_from, real *b_tile, int columns,
+                    int step, int column) {
 #pragma unroll
     for (int c = 0; c < groups; ++c) {
         const fragment_group b = load_mn_major(b_tile, columns, step, a_from, column + c * GROUP);
 #pragma unroll
         for (int e = 0; e < VECTOR; ++e)
 #pragma unroll
-            for (int m = 0; m < m_tiles; ++m)
-                multiply(x[(m * groups + c) * VECTOR + e], a[m], b.low[e], b.high[e]);
+            for (int m = 0; m < m_tiles; ++m) multiply(x[(m * groups + c) * VECTOR + e], a[m], b.low[e], b.high[e]);
     }
 }
 
 /* x += P B, P being accumulators p[m_tiles][depth / 8]; depth: the extent of k. */
-DEVICE void product_registers(real (*x)[4], int m_tiles, int groups, int depth, const real (*p)[4],
-                              real *b_tile, int columns, int column) {
+DEVICE void product_registers(real (*x)[4], int m_tiles, int groups, int depth, const real (*p)[4], real *b_tile,
+                              int columns, int column) {
 #pragma unroll
     for (int n = 0; n < depth / 8; ++n) {
         real a[2][4];
@@ -222,14 +219,13 @@ DEVICE void product_registers(real (*x)[4], int m_tiles, int groups, int depth, 
 }
 
 /* x += A B: rows a_row.. of A, K-major. */
-DEVICE void product_nn(real (*x)[4], int m_tiles, int groups, int depth, real *a_tile, int a_row,
-                       int a_columns, real *b_tile, int columns, int column) {
+DEVICE void product_nn(real (*x)[4], int m_tiles, int groups, int depth, real *a_tile, int a_row, int a_columns,
+                       real *b_tile, int columns, int column) {
 #pragma unroll
     for (int step = 0; step < depth; step += 8) {
         real a[2][4];
 #pragma unroll
-        for (int m = 0; m < m_tiles; ++m)
-            load_a(a[m], a_tile, a_columns, a_row + 16 * m, step & -16, step & 15);
+        for (int m = 0; m < m_tiles; ++m) load_a(a[m], a_tile, a_columns, a_row + 16 * m, step & -16, step & 15);
         step_nn(x, m_tiles, groups, a, FROM_TILE, b_tile, columns, step, column);
     }
 }
@@ -259,8 +255,8 @@ DEVICE void load_tn(real (*a)[4], real *a_tile, int a_columns, int step, int a_c
     }
 #endif
 }
-DEVICE void product_tn(real (*x)[4], int groups, int depth, real *a_tile, int a_column,
-                       int a_columns, real *b_tile, int columns, int column) {
+DEVICE void product_tn(real (*x)[4], int groups, int depth, real *a_tile, int a_column, int a_columns, real *b_tile,
+                       int columns, int column) {
     clear(x, ROWS_TN / 16 * groups * VECTOR);
 #pragma unroll 2
     for (int step = 0; step < depth; step += 8) {
@@ -275,8 +271,7 @@ DEVICE void product_tn(real (*x)[4], int groups, int depth, real *a_tile, int a_
 DEVICE vector columns_of(const real (*x)[4], int c, int half, int n) {
     vector y;
 #pragma unroll
-    for (int e = 0; e < VECTOR; ++e)
-        y.e[e] = K_F64 ? x[c * VECTOR + n][2 * half + e] : x[c * VECTOR + e][2 * half + n];
+    for (int e = 0; e < VECTOR; ++e) y.e[e] = K_F64 ? x[c * VECTOR + n][2 * half + e] : x[c * VECTOR + e][2 * half + n];
     return y;
 }
 
@@ -298,8 +293,10 @@ DEVICE void transpose_quad(real x[4]) {
         const int other = 3 - step; /* the pairs (0, step) and (other, 3) */
         const real first = __shfl_xor_sync(ALL_LANES, t & step ? x[0] : x[step], step);
         const real second = __shfl_xor_sync(ALL_LANES, t & step ? x[other] : x[3], step);
-        if (t & step) x[0] = first, x[other] = second;
-        else x[step] = first, x[3] = second;
+        if (t & step)
+            x[0] = first, x[other] = second;
+        else
+            x[step] = first, x[3] = second;
     }
 }
 

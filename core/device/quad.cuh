@@ -23,8 +23,10 @@ DEVICE void transpose_quad(uint32_t r[4]) {
         const int other = 3 - step; /* the pairs (0, step) and (other, 3) */
         const uint32_t x = __shfl_xor_sync(ALL_LANES, t & step ? r[0] : r[step], step);
         const uint32_t y = __shfl_xor_sync(ALL_LANES, t & step ? r[other] : r[3], step);
-        if (t & step) r[0] = x, r[other] = y;
-        else r[step] = x, r[3] = y;
+        if (t & step)
+            r[0] = x, r[other] = y;
+        else
+            r[step] = x, r[3] = y;
     }
 }
 

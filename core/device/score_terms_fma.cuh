@@ -22,17 +22,15 @@ DEVICE int64_t bias_offset(const fattni_view *v, int b, int h, int i, int j) {
 }
 
 /* Whether general_scores, and general_gradients, have anything to do. */
-DEVICE int scores_change(const fattni_attention_args *a) {
-    return a->softcap > 0 || a->alibi.p || a->bias.p;
-}
+DEVICE int scores_change(const fattni_attention_args *a) { return a->softcap > 0 || a->alibi.p || a->bias.p; }
 DEVICE int gradients_change(const fattni_attention_args *a, const fattni_view *d_bias) {
     return a->softcap > 0 || d_bias->p;
 }
 
 /* x = scale q.k to s = cap(x) - slope |i' + off - j'| + bias, for the block at (i0, j0). `dcap`, unless NULL, gets
    1 - tanh^2 of each element where there is a softcap. */
-DEVICE void general_scores(real x[ELEMENTS], real *dcap, real *tile, const fattni_attention_args *a,
-                           const sequence *s, int b, int h, int i0, int j0) {
+DEVICE void general_scores(real x[ELEMENTS], real *dcap, real *tile, const fattni_attention_args *a, const sequence *s,
+                           int b, int h, int i0, int j0) {
     if (!scores_change(a)) return;
     const real slope = a->alibi.p ? real_at(&a->alibi, h) : (real)0, cap = ARG(a, softcap);
     store_elements(tile, x);
@@ -57,9 +55,7 @@ DEVICE void general_scores(real x[ELEMENTS], real *dcap, real *tile, const fattn
 DEVICE int all_visible(const sequence *s, int i0, int j0) {
     return j0 >= i0 + BM - 1 + s->lo && j0 + BN - 1 <= i0 + s->hi && j0 + BN <= s->Sk;
 }
-DEVICE int visible(const sequence *s, int i, int j) {
-    return j >= i + s->lo && j <= i + s->hi && j < s->Sk;
-}
+DEVICE int visible(const sequence *s, int i, int j) { return j >= i + s->lo && j <= i + s->hi && j < s->Sk; }
 
 /* Dropout: bit n is set where element n of the block at (i0, j0) is kept. */
 DEVICE uint64_t kept(const fattni_attention_args *a, int b, int h, int i0, int j0) {
@@ -73,8 +69,8 @@ DEVICE uint64_t kept(const fattni_attention_args *a, int b, int h, int i0, int j
 static_assert(ELEMENTS <= 64, "one bit per element");
 
 /* The tile has G = P (dP - delta): dbias += G, and the tile becomes dX = G (1 - tanh^2). */
-DEVICE void general_gradients(real *tile, const real *dcap, const fattni_attention_args *a,
-                              const fattni_view *d_bias, const sequence *s, int b, int h, int i0, int j0) {
+DEVICE void general_gradients(real *tile, const real *dcap, const fattni_attention_args *a, const fattni_view *d_bias,
+                              const sequence *s, int b, int h, int i0, int j0) {
     if (!gradients_change(a, d_bias)) return;
 #pragma unroll 1
     for (int n = 0; n < ELEMENTS; ++n) {
@@ -87,7 +83,9 @@ DEVICE void general_gradients(real *tile, const real *dcap, const fattni_attenti
 }
 
 /* Row epilogue: O = scale * accumulator + keep_old * old O, and the row's L. */
-typedef struct row_result { real scale, L, keep_old; } row_result;
+typedef struct row_result {
+    real scale, L, keep_old;
+} row_result;
 
 /* top: the row's maximum; sum: its sum of exp(s - top); old_L: L of the earlier partial result, -inf without one, and
    then its O is not read. */
@@ -106,9 +104,7 @@ DEVICE row_result finish_row(const fattni_attention_args *a, real top, real sum,
     row.scale *= ARG(a, keep_scale);
     if (old_L == -(real)INFINITY) return row;
     const real high = old_L > row.L ? old_L : row.L, low = old_L > row.L ? row.L : old_L;
-    const real joint = low == -(real)INFINITY || high == (real)INFINITY
-                           ? high
-                           : high + log1p(exp(low - high));
+    const real joint = low == -(real)INFINITY || high == (real)INFINITY ? high : high + log1p(exp(low - high));
     row.keep_old = share_of(old_L, joint);
     row.scale *= share_of(row.L, joint);
     row.L = joint;

@@ -27,12 +27,8 @@ DEVICE int column_of(int transposed, int j, int n, int e) {
 DEVICE int is_far(float x) { return fabsf(x) > FATTNI_FAR_SCORE && fabsf(x) < INFINITY; }
 
 /* Whether a score is more than scale q.k. */
-DEVICE int has_terms(const fattni_attention_args *a) {
-    return a->softcap > 0 || a->alibi.p || a->bias.p;
-}
-DEVICE float slope_of(const fattni_attention_args *a, int h) {
-    return a->alibi.p ? float_at(&a->alibi, h) : 0.0f;
-}
+DEVICE int has_terms(const fattni_attention_args *a) { return a->softcap > 0 || a->alibi.p || a->bias.p; }
+DEVICE float slope_of(const fattni_attention_args *a, int h) { return a->alibi.p ? float_at(&a->alibi, h) : 0.0f; }
 
 /* tanh(x) = 1 - 2 / (e^2x + 1), with an absolute error of 3e-7 for all x; tanh.approx has 2^-11. */
 DEVICE float tanh_of(float x) {
@@ -71,8 +67,8 @@ DEVICE void cap(float (*x)[4], int tiles, float inner, float outer) {
         }
 }
 
-DEVICE void add_bias(float (*x)[4], int tiles, int transposed, const fattni_attention_args *a,
-                     const sequence *s, int b, int h, int i, int j) {
+DEVICE void add_bias(float (*x)[4], int tiles, int transposed, const fattni_attention_args *a, const sequence *s, int b,
+                     int h, int i, int j) {
     const int64_t plane = b * a->bias.b + h * a->bias.h;
 #pragma unroll
     for (int n = 0; n < tiles; ++n)
@@ -81,17 +77,16 @@ DEVICE void add_bias(float (*x)[4], int tiles, int transposed, const fattni_atte
             const int row = row_of(transposed, i, n, e), column = column_of(transposed, j, n, e);
             if (row >= s->Sq || column >= s->Sk) continue;
             const int64_t at = plane + row * a->bias.row + column * a->bias.column;
-            x[n][e] += a->bias_f32 ? ((const float *)a->bias.p)[at]
-                                   : to_float(((const half_type *)a->bias.p)[at]);
+            x[n][e] += a->bias_f32 ? ((const float *)a->bias.p)[at] : to_float(((const half_type *)a->bias.p)[at]);
         }
 }
 
 /* add_bias for S and a bias of the 16-bit dtype in which a thread's two columns are one aligned word
    (pairs_of_bias). */
-DEVICE void add_bias_pairs(float (*x)[4], int tiles, const fattni_attention_args *a, const sequence *s, int b,
-                           int h, int i, int j) {
-    const half_type *const corner = (const half_type *)a->bias.p + b * a->bias.b + h * a->bias.h +
-                                    (int64_t)i * a->bias.row + j;
+DEVICE void add_bias_pairs(float (*x)[4], int tiles, const fattni_attention_args *a, const sequence *s, int b, int h,
+                           int i, int j) {
+    const half_type *const corner =
+        (const half_type *)a->bias.p + b * a->bias.b + h * a->bias.h + (int64_t)i * a->bias.row + j;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
         const half_type *const row = corner + 8 * half * a->bias.row;
@@ -111,8 +106,8 @@ DEVICE int pairs_of_bias(const fattni_attention_args *a, const sequence *s) {
 }
 
 /* Scores in natural units: x += bias - slope |i' + off - j'|. */
-DEVICE void add_terms(float (*x)[4], int tiles, int transposed, const fattni_attention_args *a,
-                      const sequence *s, float slope, int b, int h, int i, int j) {
+DEVICE void add_terms(float (*x)[4], int tiles, int transposed, const fattni_attention_args *a, const sequence *s,
+                      float slope, int b, int h, int i, int j) {
     if (a->alibi.p) {
         const float corner = slope * (float)(i - j + s->diagonal);
         const uint32_t minus = slope >= 0 ? 0x80000000u : 0u; /* a slope may be negative */
@@ -120,14 +115,16 @@ DEVICE void add_terms(float (*x)[4], int tiles, int transposed, const fattni_att
         for (int n = 0; n < tiles; ++n)
 #pragma unroll
             for (int e = 0; e < 4; ++e) {
-                const float y = fmaf(slope, (float)(row_of(transposed, 0, n, e) -
-                                                    column_of(transposed, 0, n, e)), corner);
+                const float y =
+                    fmaf(slope, (float)(row_of(transposed, 0, n, e) - column_of(transposed, 0, n, e)), corner);
                 x[n][e] += __uint_as_float((__float_as_uint(y) & 0x7fffffffu) | minus);
             }
     }
     if (!HAS_BIAS) return;
-    if (!transposed && a->bias.p && pairs_of_bias(a, s)) add_bias_pairs(x, tiles, a, s, b, h, i, j);
-    else if (a->bias.p) add_bias(x, tiles, transposed, a, s, b, h, i, j);
+    if (!transposed && a->bias.p && pairs_of_bias(a, s))
+        add_bias_pairs(x, tiles, a, s, b, h, i, j);
+    else if (a->bias.p)
+        add_bias(x, tiles, transposed, a, s, b, h, i, j);
 }
 
 /* x = outer tanh(scale x / softcap) with a relative error of 3e-7, for softcaps above FATTNI_LARGE_CAP. Where the
@@ -145,9 +142,8 @@ DEVICE void large_cap(float (*x)[4], int tiles, float scale, float softcap, floa
 
 /* Products q.k to scores in natural units: s = cap(scale x) - slope |i' + off - j'| + bias. `tanhs`, unless NULL, gets
    the values of tanh: backward needs 1 - tanh^2. */
-DEVICE void general_scores(float (*x)[4], float (*tanhs)[4], int tiles, int transposed,
-                           const fattni_attention_args *a, const sequence *s, float slope, int b, int h,
-                           int i, int j) {
+DEVICE void general_scores(float (*x)[4], float (*tanhs)[4], int tiles, int transposed, const fattni_attention_args *a,
+                           const sequence *s, float slope, int b, int h, int i, int j) {
     if (a->softcap > FATTNI_LARGE_CAP)
         large_cap(x, tiles, a->scale, a->softcap, tanhs ? 1.0f : a->softcap);
     else if (a->softcap > 0)
@@ -170,8 +166,7 @@ DEVICE uint32_t kept_halves(fattni_block r, int high, int transposed, uint32_t T
     uint32_t bits = 0;
 #pragma unroll
     for (int k = 0; k < 4; ++k)
-        if ((high ? r.w[k] : r.w[k] << 16) >= T << 16)
-            bits |= unit << (transposed ? (k & 1) * 4 + (k & 2) : 2 * k);
+        if ((high ? r.w[k] : r.w[k] << 16) >= T << 16) bits |= unit << (transposed ? (k & 1) * 4 + (k & 2) : 2 * k);
     return bits;
 }
 
@@ -180,8 +175,8 @@ DEVICE uint32_t kept_halves(fattni_block r, int high, int transposed, uint32_t T
    {r, r+8} by columns {c, c+1, c+8, c+9}. In S these are a lane's eight elements; in S^T two blocks hold the elements of
    two lanes, whose keys are neighbours, and each lane computes one. Elsewhere a block is computed for each element. All
    lanes of the warp take part. */
-DEVICE void keep_tiles(uint32_t *keep, int tiles, const fattni_attention_args *a,
-                       const dropout_plane *plane, int transposed, int i, int j) {
+DEVICE void keep_tiles(uint32_t *keep, int tiles, const fattni_attention_args *a, const dropout_plane *plane,
+                       int transposed, int i, int j) {
     if (((a->q_pos0 | a->k_pos0) & 15) == 0) {
         const int odd = transposed ? j & 1 : 0;
 #pragma unroll
@@ -209,10 +204,9 @@ DEVICE void keep_tiles(uint32_t *keep, int tiles, const fattni_attention_args *a
         keep[word] = 0;
 #pragma unroll 1
         for (int e = 0; e < 4 * min(8, tiles - 8 * word); ++e)
-            keep[word] |=
-                (uint32_t)keep_at(a, plane, row_of(transposed, i, 8 * word + e / 4, e % 4),
-                                  column_of(transposed, j, 8 * word + e / 4, e % 4))
-                << e;
+            keep[word] |= (uint32_t)keep_at(a, plane, row_of(transposed, i, 8 * word + e / 4, e % 4),
+                                            column_of(transposed, j, 8 * word + e / 4, e % 4))
+                          << e;
     }
 }
 
@@ -240,7 +234,9 @@ DEVICE void softcap_backward(float (*x)[4], const float (*tanhs)[4], int tiles) 
 
 /* Row epilogue: O = scale * accumulator + keep_old * old O, and the row's logsumexp is L + shift: with far scores
    (is_far) L is relative to a shift, one of the row's scores. */
-typedef struct row_result { float scale, L, keep_old, shift; } row_result;
+typedef struct row_result {
+    float scale, L, keep_old, shift;
+} row_result;
 
 /* The sink as one more term of the row's sum, dropout's scale, and the merge with an earlier partial result. `top` is
    the row's maximum in units of log2, relative to row.shift, `sum` its sum of 2^(s - top). old_lse: NULL outside of the
@@ -250,7 +246,7 @@ DEVICE row_result general_row(const fattni_attention_args *a, row_result row, fl
     const float sink = a->sink.p ? float_at(&a->sink, h) : -INFINITY;
     if (sink > -INFINITY) {
         const float above = fmaf(sink - row.shift, LOG2E, -top); /* one rounding, of the difference */
-        if (sink == INFINITY || above > FATTNI_FAR_SCORE) { /* O = 0, and L is the sink */
+        if (sink == INFINITY || above > FATTNI_FAR_SCORE) {      /* O = 0, and L is the sink */
             row.scale = 0.0f, row.L = 0.0f, row.shift = sink;
         } else {
             const float high = fmaxf(above, 0.0f), weight = exp2f(-high), total = sum * weight + exp2f(above - high);

@@ -11,12 +11,8 @@ typedef struct sequence {
     int lo, hi;                /* the band: row i sees keys i + lo .. i + hi */
 } sequence;
 
-DEVICE int integer_at(const fattni_line *line, int n) {
-    return ((const int32_t *)line->p)[n * line->step];
-}
-DEVICE float float_at(const fattni_line *line, int n) {
-    return ((const float *)line->p)[n * line->step];
-}
+DEVICE int integer_at(const fattni_line *line, int n) { return ((const int32_t *)line->p)[n * line->step]; }
+DEVICE float float_at(const fattni_line *line, int n) { return ((const float *)line->p)[n * line->step]; }
 
 /* `diagonal` of a sequence of Sq rows and Sk keys. */
 DEVICE int diagonal_of(const fattni_attention_args *a, int Sq, int Sk) {

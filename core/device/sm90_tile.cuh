@@ -26,9 +26,7 @@ DEVICE uint64_t operand_descriptor(uint32_t address, uint32_t panel) {
     return (uint64_t)(1024 >> 4 | 1u << 30) << 32 | low;
 }
 /* 16 `step` columns, or rows, further in an operand, in the descriptor's units. `rows` of its tile. */
-DEVICE uint32_t advance_columns(int step, int rows) {
-    return (uint32_t)((step / 4) * (rows * 8) + (step % 4) * 2);
-}
+DEVICE uint32_t advance_columns(int step, int rows) { return (uint32_t)((step / 4) * (rows * 8) + (step % 4) * 2); }
 DEVICE uint32_t advance_rows(int step) { return (uint32_t)step * 128; }
 
 /* Tile `number` of the persistent schedule: its plane (b, h) and its block in that. Causal: by rising block, so callers
@@ -58,8 +56,8 @@ DEVICE int from_leader(int x) { return __shfl_sync(ALL_LANES, x, 0); }
 DEVICE void arrive_once_per_warp(uint32_t bar) { mbarrier_arrive_if(bar, is_leader()); }
 
 /* Rows [row, row + rows) of one (head, batch), all panels; their bytes count on mbarrier `bar`. */
-DEVICE void load_panels(uint32_t to, const CUtensorMap *map, uint32_t bar, int panels, int rows, int row,
-                        int head, int batch) {
+DEVICE void load_panels(uint32_t to, const CUtensorMap *map, uint32_t bar, int panels, int rows, int row, int head,
+                        int batch) {
     for (int x = 0; x < panels; ++x) tma_load(to + x * rows * 128, map, bar, 64 * x, row, head, batch);
 }
 

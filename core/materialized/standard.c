@@ -8,8 +8,7 @@
 const char *fattni_standard_why_unsupported(const fattni_problem *p) {
     int64_t elements;
     const bool fits = !__builtin_mul_overflow(p->B * p->Hq, p->Sq, &elements) &&
-                      !__builtin_mul_overflow(elements, p->Sk, &elements) &&
-                      elements < (int64_t)1 << 56;
+                      !__builtin_mul_overflow(elements, p->Sk, &elements) && elements < (int64_t)1 << 56;
     return fits ? NULL : "stores B Hq Sq Sk probabilities: more than 2^56";
 }
 
@@ -17,8 +16,7 @@ static size_t bytes_of_P(const fattni_problem *p) {
     return (size_t)fattni_standard_at(p, p->B, 0, 0) * fattn_dtype_size(p->dtype);
 }
 
-void fattni_standard_plan(const fattni_problem *p, const char *family, size_t workspace,
-                          fattni_kernel_plan *out) {
+void fattni_standard_plan(const fattni_problem *p, const char *family, size_t workspace, fattni_kernel_plan *out) {
     const size_t mask = p->drop_T ? (size_t)fattni_standard_at(p, p->B, 0, 0) : 0;
     out->workspace = workspace;
     out->saved = bytes_of_P(p) + mask;
@@ -43,19 +41,17 @@ bool fattni_standard_direct(const fattni_array *a, int64_t width) {
     return a->n[2] <= 1 || (a->s[2] >= width && a->s[2] <= INT32_MAX);
 }
 
-fattni_matrix fattni_standard_rows(const fattni_cpu_kernels *k, const fattni_array *a, int64_t b,
-                                   int64_t h, int64_t row, int64_t count, int64_t width,
-                                   void *copy) {
+fattni_matrix fattni_standard_rows(const fattni_cpu_kernels *k, const fattni_array *a, int64_t b, int64_t h,
+                                   int64_t row, int64_t count, int64_t width, void *copy) {
     const void *const first = fattni_at(a, b, h, row);
-    if (fattni_standard_direct(a, width))
-        return (fattni_matrix){first, a->n[2] <= 1 ? width : a->s[2]};
+    if (fattni_standard_direct(a, width)) return (fattni_matrix){first, a->n[2] <= 1 ? width : a->s[2]};
     k->widen(count, width, (fattn_dtype)a->dtype, first, a->s[2], copy, width);
     return (fattni_matrix){copy, width};
 }
 
 /* c of rows of N. */
-static fattni_gemm product(const fattni_cpu_kernels *k, int64_t M, int64_t N, int64_t K,
-                           double alpha, fattni_matrix a, fattni_matrix b, void *c) {
+static fattni_gemm product(const fattni_cpu_kernels *k, int64_t M, int64_t N, int64_t K, double alpha, fattni_matrix a,
+                           fattni_matrix b, void *c) {
     return (fattni_gemm){.dtype = k->dtype,
                          .M = M,
                          .N = N,
@@ -69,22 +65,22 @@ static fattni_gemm product(const fattni_cpu_kernels *k, int64_t M, int64_t N, in
                          .ldc = N};
 }
 
-void fattni_standard_a_bt(const fattni_cpu_kernels *k, int64_t M, int64_t N, int64_t K,
-                          double alpha, fattni_matrix a, fattni_matrix b, void *c, int64_t ldc) {
+void fattni_standard_a_bt(const fattni_cpu_kernels *k, int64_t M, int64_t N, int64_t K, double alpha, fattni_matrix a,
+                          fattni_matrix b, void *c, int64_t ldc) {
     fattni_gemm g = product(k, M, N, K, alpha, a, b, c);
     g.trans_b = true;
     g.ldc = ldc;
     fattni_gemm_task(&g);
 }
 
-void fattni_standard_a_b(const fattni_cpu_kernels *k, int64_t M, int64_t N, int64_t K, double alpha,
-                         fattni_matrix a, fattni_matrix b, void *c) {
+void fattni_standard_a_b(const fattni_cpu_kernels *k, int64_t M, int64_t N, int64_t K, double alpha, fattni_matrix a,
+                         fattni_matrix b, void *c) {
     const fattni_gemm g = product(k, M, N, K, alpha, a, b, c);
     fattni_gemm_task(&g);
 }
 
-void fattni_standard_add_at_b(const fattni_cpu_kernels *k, int64_t M, int64_t N, int64_t K,
-                              double alpha, fattni_matrix a, fattni_matrix b, void *c) {
+void fattni_standard_add_at_b(const fattni_cpu_kernels *k, int64_t M, int64_t N, int64_t K, double alpha,
+                              fattni_matrix a, fattni_matrix b, void *c) {
     fattni_gemm g = product(k, M, N, K, alpha, a, b, c);
     g.trans_a = true;
     g.beta = 1;
@@ -94,8 +90,8 @@ void fattni_standard_add_at_b(const fattni_cpu_kernels *k, int64_t M, int64_t N,
 #define BODY "core/materialized/standard.inc"
 #include "core/base/for_each_real.inc"
 
-void fattni_standard_drop(const fattni_cpu_kernels *k, fattn_dtype dtype, const void *P,
-                          const uint8_t *keep, int64_t ld, int64_t rows, int64_t keys, void *out) {
+void fattni_standard_drop(const fattni_cpu_kernels *k, fattn_dtype dtype, const void *P, const uint8_t *keep,
+                          int64_t ld, int64_t rows, int64_t keys, void *out) {
     k->widen(rows, keys, dtype, P, ld, out, keys);
     if (keep) (k->dtype == FATTN_F64 ? drop_f64 : drop_f32)(keep, ld, rows, keys, out);
 }

@@ -12,8 +12,7 @@
 /* NULL, or why: P has too many elements to be counted. */
 const char *fattni_standard_why_unsupported(const fattni_problem *p);
 /* fattni_kernel.plan, but for the workspace's bytes, which the caller knows. */
-void fattni_standard_plan(const fattni_problem *p, const char *family, size_t workspace,
-                          fattni_kernel_plan *out);
+void fattni_standard_plan(const fattni_problem *p, const char *family, size_t workspace, fattni_kernel_plan *out);
 
 /* Elements of P before (b, h, i, 0). */
 static inline int64_t fattni_standard_at(const fattni_problem *p, int64_t b, int64_t h, int64_t i) {
@@ -46,24 +45,23 @@ typedef struct fattni_matrix {
 bool fattni_standard_direct(const fattni_array *a, int64_t width);
 /* Rows [row, row + count) of head h of batch b: where they lie when that is possible, else
    copied to copy[count, width]. */
-fattni_matrix fattni_standard_rows(const fattni_cpu_kernels *k, const fattni_array *a, int64_t b,
-                                   int64_t h, int64_t row, int64_t count, int64_t width,
-                                   void *copy);
+fattni_matrix fattni_standard_rows(const fattni_cpu_kernels *k, const fattni_array *a, int64_t b, int64_t h,
+                                   int64_t row, int64_t count, int64_t width, void *copy);
 
 /* Products of one block, as tasks need them; all operands are reals of k's dtype. */
 /* c[M, N] = alpha a b^T, K columns each; `ldc` apart. */
-void fattni_standard_a_bt(const fattni_cpu_kernels *k, int64_t M, int64_t N, int64_t K,
-                          double alpha, fattni_matrix a, fattni_matrix b, void *c, int64_t ldc);
+void fattni_standard_a_bt(const fattni_cpu_kernels *k, int64_t M, int64_t N, int64_t K, double alpha, fattni_matrix a,
+                          fattni_matrix b, void *c, int64_t ldc);
 /* c[M, N] = alpha a[M, K] b[K, N] */
-void fattni_standard_a_b(const fattni_cpu_kernels *k, int64_t M, int64_t N, int64_t K, double alpha,
-                         fattni_matrix a, fattni_matrix b, void *c);
+void fattni_standard_a_b(const fattni_cpu_kernels *k, int64_t M, int64_t N, int64_t K, double alpha, fattni_matrix a,
+                         fattni_matrix b, void *c);
 /* c[M, N] += alpha a[K, M]^T b[K, N] */
-void fattni_standard_add_at_b(const fattni_cpu_kernels *k, int64_t M, int64_t N, int64_t K,
-                              double alpha, fattni_matrix a, fattni_matrix b, void *c);
+void fattni_standard_add_at_b(const fattni_cpu_kernels *k, int64_t M, int64_t N, int64_t K, double alpha,
+                              fattni_matrix a, fattni_matrix b, void *c);
 
 /* out[rows, keys] = P where kept, else 0. P is of that dtype; its rows and the mask's are `ld`
    elements apart; keep NULL: all. */
-void fattni_standard_drop(const fattni_cpu_kernels *k, fattn_dtype dtype, const void *P,
-                          const uint8_t *keep, int64_t ld, int64_t rows, int64_t keys, void *out);
+void fattni_standard_drop(const fattni_cpu_kernels *k, fattn_dtype dtype, const void *P, const uint8_t *keep,
+                          int64_t ld, int64_t rows, int64_t keys, void *out);
 
 #endif

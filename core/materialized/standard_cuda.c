@@ -59,22 +59,21 @@ static int64_t blocks(const fattni_problem *p, const fattni_dense_args *x) {
     return fattni_ceil_div(p->B * x->heads * x->rows * x->width, THREADS);
 }
 
-fattn_status fattni_standard_gather(fattn_ctx *ctx, const fattni_problem *p,
-                                    const fattni_dense *d) {
+fattn_status fattni_standard_gather(fattn_ctx *ctx, const fattni_problem *p, const fattni_dense *d) {
     const fattni_dense_args x = dense_args(p, d);
     return FATTNI_START(ctx, fattn_gather, blocks(p, &x), THREADS, &x);
 }
 
-fattn_status fattni_standard_scatter(fattn_ctx *ctx, const fattni_problem *p, const fattni_dense *d,
-                                     double scale, bool add) {
+fattn_status fattni_standard_scatter(fattn_ctx *ctx, const fattni_problem *p, const fattni_dense *d, double scale,
+                                     bool add) {
     fattni_dense_args x = dense_args(p, d);
     x.scale = scale;
     x.add = add;
     return FATTNI_START(ctx, fattn_scatter, blocks(p, &x), THREADS, &x);
 }
 
-fattn_status fattni_standard_scatter_o(fattn_ctx *ctx, const fattni_problem *p,
-                                       const fattni_dense *d, const fattni_standard_args *rows) {
+fattn_status fattni_standard_scatter_o(fattn_ctx *ctx, const fattni_problem *p, const fattni_dense *d,
+                                       const fattni_standard_args *rows) {
     fattni_dense_args x = dense_args(p, d);
     x.scale = p->keep_scale;
     x.kept = rows->kept;
@@ -82,8 +81,7 @@ fattn_status fattni_standard_scatter_o(fattn_ctx *ctx, const fattni_problem *p,
     return FATTNI_START(ctx, fattn_scatter, blocks(p, &x), THREADS, &x);
 }
 
-fattni_standard_input_layout fattni_standard_lay_out_inputs(const fattni_problem *p,
-                                                            size_t *bytes) {
+fattni_standard_input_layout fattni_standard_lay_out_inputs(const fattni_problem *p, size_t *bytes) {
     const size_t element = fattn_dtype_size(p->dtype);
     const int64_t rows = p->B * p->Hq * p->Sq, keys = p->B * p->Hkv * p->Sk;
     fattni_standard_input_layout at;
@@ -95,8 +93,7 @@ fattni_standard_input_layout fattni_standard_lay_out_inputs(const fattni_problem
 }
 
 fattn_status fattni_standard_gather_inputs(fattn_ctx *ctx, const fattni_problem *p,
-                                           const fattni_standard_input_layout *at,
-                                           fattni_standard_inputs *out) {
+                                           const fattni_standard_input_layout *at, fattni_standard_inputs *out) {
     char *const w = p->workspace;
     *out = (fattni_standard_inputs){
         .q = {&p->q, w + at->q, p->dtype, p->D, false},
@@ -110,9 +107,8 @@ fattn_status fattni_standard_gather_inputs(fattn_ctx *ctx, const fattni_problem 
 }
 
 /* c[M,N] = alpha op(a) op(b), each [B Hkv] matrices that lie dense, one after the other. */
-static fattn_status multiply(fattn_ctx *ctx, const fattni_problem *p, bool trans_a, bool trans_b,
-                             int64_t M, int64_t N, int64_t K, double alpha, const void *a,
-                             const void *b, void *c, void *workspace) {
+static fattn_status multiply(fattn_ctx *ctx, const fattni_problem *p, bool trans_a, bool trans_b, int64_t M, int64_t N,
+                             int64_t K, double alpha, const void *a, const void *b, void *c, void *workspace) {
     const fattni_cuda_gemm g = {.dtype = p->dtype,
                                 .c_dtype = fattni_standard_real(p),
                                 .tf32 = p->flags & FATTN_TF32,
@@ -135,23 +131,17 @@ static fattn_status multiply(fattn_ctx *ctx, const fattni_problem *p, bool trans
     return fattni_cuda_multiply(ctx, &g, workspace);
 }
 
-fattn_status fattni_standard_rows_by_keys(fattn_ctx *ctx, const fattni_problem *p, int64_t width,
-                                          double alpha, const void *rows, const void *keys, void *c,
-                                          void *workspace) {
-    return multiply(ctx, p, false, true, p->group * p->Sq, p->Sk, width, alpha, rows, keys, c,
-                    workspace);
+fattn_status fattni_standard_rows_by_keys(fattn_ctx *ctx, const fattni_problem *p, int64_t width, double alpha,
+                                          const void *rows, const void *keys, void *c, void *workspace) {
+    return multiply(ctx, p, false, true, p->group * p->Sq, p->Sk, width, alpha, rows, keys, c, workspace);
 }
 
-fattn_status fattni_standard_matrix_by_keys(fattn_ctx *ctx, const fattni_problem *p, int64_t width,
-                                            const void *matrix, const void *keys, void *c,
-                                            void *workspace) {
-    return multiply(ctx, p, false, false, p->group * p->Sq, width, p->Sk, 1, matrix, keys, c,
-                    workspace);
+fattn_status fattni_standard_matrix_by_keys(fattn_ctx *ctx, const fattni_problem *p, int64_t width, const void *matrix,
+                                            const void *keys, void *c, void *workspace) {
+    return multiply(ctx, p, false, false, p->group * p->Sq, width, p->Sk, 1, matrix, keys, c, workspace);
 }
 
-fattn_status fattni_standard_matrix_by_rows(fattn_ctx *ctx, const fattni_problem *p, int64_t width,
-                                            const void *matrix, const void *rows, void *c,
-                                            void *workspace) {
-    return multiply(ctx, p, true, false, p->Sk, width, p->group * p->Sq, 1, matrix, rows, c,
-                    workspace);
+fattn_status fattni_standard_matrix_by_rows(fattn_ctx *ctx, const fattni_problem *p, int64_t width, const void *matrix,
+                                            const void *rows, void *c, void *workspace) {
+    return multiply(ctx, p, true, false, p->Sk, width, p->group * p->Sq, 1, matrix, rows, c, workspace);
 }

@@ -31,14 +31,14 @@ typedef struct fattni_standard_args {
 typedef struct fattni_dense_args {
     fattni_attention_args a;
     fattni_view view;
-    void *dense;          /* [B,heads,rows,width] */
-    const void *kept;     /* REAL per dense row, or NULL: view = scale*dense + kept*view */
-    const void *o_scale;  /* REAL per dense row that multiplies dense, or NULL */
+    void *dense;         /* [B,heads,rows,width] */
+    const void *kept;    /* REAL per dense row, or NULL: view = scale*dense + kept*view */
+    const void *o_scale; /* REAL per dense row that multiplies dense, or NULL */
     double scale;
     int64_t rows, width;
     int32_t view_dtype, dense_dtype;
     int32_t heads;
-    int32_t keys;         /* rows are keys: k0 and Sk of a sequence */
+    int32_t keys;          /* rows are keys: k0 and Sk of a sequence */
     int32_t add, reserved; /* view += scale*dense */
 } fattni_dense_args;
 
@@ -58,11 +58,11 @@ typedef struct fattni_dense {
     void *dense;
     fattn_dtype dtype; /* of the dense side */
     int64_t width;
-    bool keys;         /* [B,Hkv,Sk,..], not [B,Hq,Sq,..] */
+    bool keys; /* [B,Hkv,Sk,..], not [B,Hq,Sq,..] */
 } fattni_dense;
 fattn_status fattni_standard_gather(fattn_ctx *ctx, const fattni_problem *p, const fattni_dense *d);
-fattn_status fattni_standard_scatter(fattn_ctx *ctx, const fattni_problem *p, const fattni_dense *d,
-                                     double scale, bool add);
+fattn_status fattni_standard_scatter(fattn_ctx *ctx, const fattni_problem *p, const fattni_dense *d, double scale,
+                                     bool add);
 /* q, k, v and, with dropout, keep P: what both passes have in their workspace. */
 typedef struct fattni_standard_inputs {
     fattni_dense q, k, v;
@@ -75,32 +75,30 @@ typedef struct fattni_standard_input_layout {
 fattni_standard_input_layout fattni_standard_lay_out_inputs(const fattni_problem *p, size_t *bytes);
 /* Gathers q, k and v. */
 fattn_status fattni_standard_gather_inputs(fattn_ctx *ctx, const fattni_problem *p,
-                                           const fattni_standard_input_layout *at,
-                                           fattni_standard_inputs *out);
+                                           const fattni_standard_input_layout *at, fattni_standard_inputs *out);
 
 /* Starts fattn_name_f32 or fattn_name_f64, by the type in which the problem is computed. */
-#define FATTNI_STANDARD_KERNEL(name, args)                                                         \
-    extern void fattn_##name##_f32(args);                                                          \
+#define FATTNI_STANDARD_KERNEL(name, args)                                                                             \
+    extern void fattn_##name##_f32(args);                                                                              \
     extern void fattn_##name##_f64(args)
-#define FATTNI_STANDARD_START(ctx, p, name, grid, x)                                               \
-    ((p)->dtype == FATTN_F64                                                                       \
-         ? FATTNI_START(ctx, fattn_##name##_f64, grid, FATTNI_STANDARD_THREADS, x)                 \
-         : FATTNI_START(ctx, fattn_##name##_f32, grid, FATTNI_STANDARD_THREADS, x))
+#define FATTNI_STANDARD_START(ctx, p, name, grid, x)                                                                   \
+    ((p)->dtype == FATTN_F64 ? FATTNI_START(ctx, fattn_##name##_f64, grid, FATTNI_STANDARD_THREADS, x)                 \
+                             : FATTNI_START(ctx, fattn_##name##_f32, grid, FATTNI_STANDARD_THREADS, x))
 
 /* o from forward's rows. */
-fattn_status fattni_standard_scatter_o(fattn_ctx *ctx, const fattni_problem *p,
-                                       const fattni_dense *d, const fattni_standard_args *x);
+fattn_status fattni_standard_scatter_o(fattn_ctx *ctx, const fattni_problem *p, const fattni_dense *d,
+                                       const fattni_standard_args *x);
 
 /* Products of all (b, key head): rows of queries G = group*Sq, keys Sk. a and b have q's dtype, c
    is REAL. */
-fattn_status fattni_standard_rows_by_keys(fattn_ctx *ctx, const fattni_problem *p, int64_t width,
-                                          double alpha, const void *rows, const void *keys, void *c,
+fattn_status fattni_standard_rows_by_keys(fattn_ctx *ctx, const fattni_problem *p, int64_t width, double alpha,
+                                          const void *rows, const void *keys, void *c,
                                           void *workspace); /* c[G,Sk] = alpha rows keys^T */
-fattn_status fattni_standard_matrix_by_keys(fattn_ctx *ctx, const fattni_problem *p, int64_t width,
-                                            const void *matrix, const void *keys, void *c,
+fattn_status fattni_standard_matrix_by_keys(fattn_ctx *ctx, const fattni_problem *p, int64_t width, const void *matrix,
+                                            const void *keys, void *c,
                                             void *workspace); /* c[G,width] = matrix[G,Sk] keys */
-fattn_status fattni_standard_matrix_by_rows(fattn_ctx *ctx, const fattni_problem *p, int64_t width,
-                                            const void *matrix, const void *rows, void *c,
+fattn_status fattni_standard_matrix_by_rows(fattn_ctx *ctx, const fattni_problem *p, int64_t width, const void *matrix,
+                                            const void *rows, void *c,
                                             void *workspace); /* c[Sk,width] = matrix^T rows */
 #endif
 

@@ -22,13 +22,11 @@ static __device__ __forceinline__ uint32_t cluster_address(uint32_t address, uin
    reductions of this thread. */
 static __device__ __forceinline__ void cluster_arrive(uint32_t bar) {
     random_delay();
-    asm volatile("mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [%0];" ::"r"(bar)
-                 : "memory");
+    asm volatile("mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [%0];" ::"r"(bar) : "memory");
 }
 /* Copies `bytes`, a multiple of 16, from this CTA's shared memory to another's, and completes them on mbarrier `bar`
    there. `to` and `bar` are cluster addresses. */
-static __device__ __forceinline__ void cluster_copy(uint32_t to, uint32_t from, int bytes,
-                                                    uint32_t bar) {
+static __device__ __forceinline__ void cluster_copy(uint32_t to, uint32_t from, int bytes, uint32_t bar) {
     random_delay();
     asm volatile("cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes "
                  "[%0], [%1], %2, [%3];" ::"r"(to),

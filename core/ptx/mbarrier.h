@@ -13,7 +13,8 @@ static __device__ __forceinline__ void random_delay(void) {
     const uint32_t x = ((uint32_t)clock64() ^ threadIdx.x / 32 * 0x9E3779B9u ^ blockIdx.x) * 2654435761u;
     asm volatile("{.reg .pred p;\n"
                  "setp.eq.u32 p, %0, 0;\n"
-                 "@p nanosleep.u32 %1;}" ::"r"(x >> 29), "r"(x >> 17 & 2047)
+                 "@p nanosleep.u32 %1;}" ::"r"(x >> 29),
+                 "r"(x >> 17 & 2047)
                  : "memory");
 #endif
 }
@@ -35,14 +36,14 @@ static __device__ __forceinline__ void mbarrier_arrive_if(uint32_t bar, int cond
     random_delay();
     asm volatile("{.reg .pred p;\n"
                  "setp.ne.s32 p, %1, 0;\n"
-                 "@p mbarrier.arrive.shared::cta.b64 _, [%0];}" ::"r"(bar), "r"(condition)
+                 "@p mbarrier.arrive.shared::cta.b64 _, [%0];}" ::"r"(bar),
+                 "r"(condition)
                  : "memory");
 }
 /* Arrives, and makes the phase wait for `bytes` of bulk copies, too (expect_tx). */
 static __device__ __forceinline__ void mbarrier_expect(uint32_t bar, int bytes) {
     random_delay();
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes)
-                 : "memory");
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes) : "memory");
 }
 /* Sleeps until the phase is complete, or for about 10 ms: gives whether it is. Without this time limit, in ns, the
    hardware polls every 40 cycles, which takes a tenth of the issue slots from the other warps of the scheduler. */

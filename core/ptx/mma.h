@@ -7,16 +7,14 @@
 
 #include <stdint.h>
 
-static __device__ __forceinline__ void mma_bf16(float d[4], const uint32_t a[4], uint32_t b0,
-                                                uint32_t b1) {
+static __device__ __forceinline__ void mma_bf16(float d[4], const uint32_t a[4], uint32_t b0, uint32_t b1) {
     asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, "
                  "{%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
                  : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-static __device__ __forceinline__ void mma_f16(float d[4], const uint32_t a[4], uint32_t b0,
-                                               uint32_t b1) {
+static __device__ __forceinline__ void mma_f16(float d[4], const uint32_t a[4], uint32_t b0, uint32_t b1) {
     asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, "
                  "{%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
                  : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
@@ -29,9 +27,8 @@ static __device__ __forceinline__ void mma_tf32(float d[4], const float a[4], fl
     asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, "
                  "{%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
                  : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-                 : "r"(__float_as_uint(a[0])), "r"(__float_as_uint(a[1])),
-                   "r"(__float_as_uint(a[2])), "r"(__float_as_uint(a[3])),
-                   "r"(__float_as_uint(b0)), "r"(__float_as_uint(b1)));
+                 : "r"(__float_as_uint(a[0])), "r"(__float_as_uint(a[1])), "r"(__float_as_uint(a[2])),
+                   "r"(__float_as_uint(a[3])), "r"(__float_as_uint(b0)), "r"(__float_as_uint(b1)));
 }
 /* x rounded to the nearest TF32 number, ties away from 0. */
 static __device__ __forceinline__ float round_tf32(float x) {
@@ -46,8 +43,7 @@ static __device__ __forceinline__ void mma_f64_m8n8k4(double d[2], double a, dou
                  : "+d"(d[0]), "+d"(d[1])
                  : "d"(a), "d"(b));
 }
-static __device__ __forceinline__ void mma_f64(double d[4], const double a[4], double b0,
-                                               double b1) {
+static __device__ __forceinline__ void mma_f64(double d[4], const double a[4], double b0, double b1) {
 #if __CUDA_ARCH__ >= 900
     asm volatile("mma.sync.aligned.m16n8k8.row.col.f64.f64.f64.f64 {%0, %1, %2, %3}, "
                  "{%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
@@ -105,8 +101,7 @@ static __device__ __forceinline__ void reduce_add(double *p, double x) {
 /* p[0..3] += x; one vector reduction from sm_90 on. p: a multiple of 16 bytes. */
 static __device__ __forceinline__ void reduce_add_4(float *p, const float x[4]) {
 #if __CUDA_ARCH__ >= 900
-    asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(p), "f"(x[0]), "f"(x[1]),
-                 "f"(x[2]), "f"(x[3])
+    asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(p), "f"(x[0]), "f"(x[1]), "f"(x[2]), "f"(x[3])
                  : "memory");
 #else
 #pragma unroll

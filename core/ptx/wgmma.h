@@ -26,20 +26,23 @@
 #define R8(a, b, c, d, e, f, g, h) "%" #a ",%" #b ",%" #c ",%" #d ",%" #e ",%" #f ",%" #g ",%" #h
 #define T16 R8(0, 1, 2, 3, 4, 5, 6, 7) "," R8(8, 9, 10, 11, 12, 13, 14, 15)
 #define T24 T16 "," R8(16, 17, 18, 19, 20, 21, 22, 23)
-#define T32                                                                                            \
-    R8(0, 1, 2, 3, 4, 5, 6, 7) "," R8(8, 9, 10, 11, 12, 13, 14, 15) ","                                \
-    R8(16, 17, 18, 19, 20, 21, 22, 23) "," R8(24, 25, 26, 27, 28, 29, 30, 31)
+#define T32                                                                                                            \
+    R8(0, 1, 2, 3, 4, 5, 6, 7)                                                                                         \
+    "," R8(8, 9, 10, 11, 12, 13, 14, 15) "," R8(16, 17, 18, 19, 20, 21, 22, 23) "," R8(24, 25, 26, 27, 28, 29, 30, 31)
 #define T40 T32 "," R8(32, 33, 34, 35, 36, 37, 38, 39)
 #define T48 T40 "," R8(40, 41, 42, 43, 44, 45, 46, 47)
 #define T64 T48 "," R8(48, 49, 50, 51, 52, 53, 54, 55) "," R8(56, 57, 58, 59, 60, 61, 62, 63)
-#define T128                                                                                           \
-    T64 "," R8(64, 65, 66, 67, 68, 69, 70, 71) "," R8(72, 73, 74, 75, 76, 77, 78, 79) ","              \
-    R8(80, 81, 82, 83, 84, 85, 86, 87) "," R8(88, 89, 90, 91, 92, 93, 94, 95) ","                      \
-    R8(96, 97, 98, 99, 100, 101, 102, 103) "," R8(104, 105, 106, 107, 108, 109, 110, 111) ","          \
-    R8(112, 113, 114, 115, 116, 117, 118, 119) "," R8(120, 121, 122, 123, 124, 125, 126, 127)
-#define C8(i)                                                                                          \
-    "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]),        \
-        "+f"(d[i + 6]), "+f"(d[i + 7])
+#define T128                                                                                                           \
+    T64 "," R8(64, 65, 66, 67, 68, 69, 70, 71) "," R8(72, 73, 74, 75, 76, 77, 78, 79) "," R8(                          \
+        80, 81, 82, 83, 84, 85, 86, 87) "," R8(88, 89, 90, 91, 92, 93, 94,                                             \
+                                               95) "," R8(96, 97, 98, 99, 100, 101, 102,                               \
+                                                          103) "," R8(104, 105, 106, 107, 108, 109, 110,               \
+                                                                      111) "," R8(112, 113, 114, 115, 116, 117, 118,   \
+                                                                                  119) "," R8(120, 121, 122, 123, 124, \
+                                                                                              125, 126, 127)
+#define C8(i)                                                                                                          \
+    "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]),        \
+        "+f"(d[i + 7])
 #define C16 C8(0), C8(8)
 #define C24 C16, C8(16)
 #define C32 C8(0), C8(8), C8(16), C8(24)
@@ -48,9 +51,9 @@
 #define C64 C48, C8(48), C8(56)
 #define C128 C64, C8(64), C8(72), C8(80), C8(88), C8(96), C8(104), C8(112), C8(120)
 
-#define O8(i)                                                                                          \
-    "=f"(d[i]), "=f"(d[i + 1]), "=f"(d[i + 2]), "=f"(d[i + 3]), "=f"(d[i + 4]), "=f"(d[i + 5]),        \
-        "=f"(d[i + 6]), "=f"(d[i + 7])
+#define O8(i)                                                                                                          \
+    "=f"(d[i]), "=f"(d[i + 1]), "=f"(d[i + 2]), "=f"(d[i + 3]), "=f"(d[i + 4]), "=f"(d[i + 5]), "=f"(d[i + 6]),        \
+        "=f"(d[i + 7])
 #define O16 O8(0), O8(8)
 #define O24 O16, O8(16)
 #define O32 O16, O8(16), O8(24)
@@ -60,39 +63,37 @@
 #define O128 O64, O8(64), O8(72), O8(80), O8(88), O8(96), O8(104), O8(112), O8(120)
 
 /* R = N/2 accumulators are operands 0..R-1; X, Y, Z, ... are the numbers of those that follow. */
-#define WGMMA_SHARED(KIND, TRANSPOSED_A, TRANSPOSED_B, N, R, X, Y, Z)                                                \
-    static __device__ __forceinline__ void wgmma_##KIND##_n##N(float *d, uint64_t a, uint64_t b,       \
-                                                               int accumulate) {                       \
-        asm volatile("{.reg .pred p;\nsetp.ne.b32 p, %" #Z ", 0;\n"                                    \
-                     "wgmma.mma_async.sync.aligned.m64n" #N "k16." WGMMA_TYPES " {" T##R "}, %" #X     \
-                     ", %" #Y ", p, 1, 1, " #TRANSPOSED_A ", " #TRANSPOSED_B ";}"                      \
-                     : C##R                                                                            \
-                     : "l"(a), "l"(b), "r"(accumulate));                                               \
+#define WGMMA_SHARED(KIND, TRANSPOSED_A, TRANSPOSED_B, N, R, X, Y, Z)                                                  \
+    static __device__ __forceinline__ void wgmma_##KIND##_n##N(float *d, uint64_t a, uint64_t b, int accumulate) {     \
+        asm volatile("{.reg .pred p;\nsetp.ne.b32 p, %" #Z ", 0;\n"                                                    \
+                     "wgmma.mma_async.sync.aligned.m64n" #N "k16." WGMMA_TYPES " {" T##R                               \
+                     "}, %" #X ", %" #Y ", p, 1, 1, " #TRANSPOSED_A ", " #TRANSPOSED_B ";}"                            \
+                     : C##R                                                                                            \
+                     : "l"(a), "l"(b), "r"(accumulate));                                                               \
     }
-#define WGMMA_NEW(KIND, TRANSPOSED_A, TRANSPOSED_B, N, R, X, Y)                                        \
-    static __device__ __forceinline__ void wgmma_##KIND##_new_n##N(float *d, uint64_t a, uint64_t b) { \
-        asm volatile("{.reg .pred p;\nsetp.ne.b32 p, 0, 0;\n"                                          \
-                     "wgmma.mma_async.sync.aligned.m64n" #N "k16." WGMMA_TYPES " {" T##R "}, %" #X     \
-                     ", %" #Y ", p, 1, 1, " #TRANSPOSED_A ", " #TRANSPOSED_B ";}"                      \
-                     : O##R                                                                            \
-                     : "l"(a), "l"(b));                                                                \
+#define WGMMA_NEW(KIND, TRANSPOSED_A, TRANSPOSED_B, N, R, X, Y)                                                        \
+    static __device__ __forceinline__ void wgmma_##KIND##_new_n##N(float *d, uint64_t a, uint64_t b) {                 \
+        asm volatile("{.reg .pred p;\nsetp.ne.b32 p, 0, 0;\n"                                                          \
+                     "wgmma.mma_async.sync.aligned.m64n" #N "k16." WGMMA_TYPES " {" T##R                               \
+                     "}, %" #X ", %" #Y ", p, 1, 1, " #TRANSPOSED_A ", " #TRANSPOSED_B ";}"                            \
+                     : O##R                                                                                            \
+                     : "l"(a), "l"(b));                                                                                \
     }
-#define WGMMA_REGISTERS(N, R, W, X, Y, Z, U, V)                                                        \
-    static __device__ __forceinline__ void wgmma_rs_n##N(float *d, const uint32_t *a, uint64_t b,      \
-                                                         int accumulate) {                             \
-        asm volatile("{.reg .pred p;\nsetp.ne.b32 p, %" #V ", 0;\n"                                    \
-                     "wgmma.mma_async.sync.aligned.m64n" #N "k16." WGMMA_TYPES " {" T##R "}, {%" #W    \
-                     ", %" #X ", %" #Y ", %" #Z "}, %" #U ", p, 1, 1, 1;}"                             \
-                     : C##R                                                                            \
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));           \
+#define WGMMA_REGISTERS(N, R, W, X, Y, Z, U, V)                                                                        \
+    static __device__ __forceinline__ void wgmma_rs_n##N(float *d, const uint32_t *a, uint64_t b, int accumulate) {    \
+        asm volatile("{.reg .pred p;\nsetp.ne.b32 p, %" #V ", 0;\n"                                                    \
+                     "wgmma.mma_async.sync.aligned.m64n" #N "k16." WGMMA_TYPES " {" T##R                               \
+                     "}, {%" #W ", %" #X ", %" #Y ", %" #Z "}, %" #U ", p, 1, 1, 1;}"                                  \
+                     : C##R                                                                                            \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));                           \
     }
-#define WGMMA(N, R, W, X, Y, Z, U, V)                                                                  \
-    WGMMA_SHARED(ss, 0, 0, N, R, W, X, Y)                                                              \
-    WGMMA_SHARED(st, 0, 1, N, R, W, X, Y)                                                              \
-    WGMMA_SHARED(tt, 1, 1, N, R, W, X, Y)                                                              \
-    WGMMA_NEW(ss, 0, 0, N, R, W, X)                                                                    \
-    WGMMA_NEW(tt, 1, 1, N, R, W, X)                                                                    \
-    WGMMA_NEW(st, 0, 1, N, R, W, X)                                                                    \
+#define WGMMA(N, R, W, X, Y, Z, U, V)                                                                                  \
+    WGMMA_SHARED(ss, 0, 0, N, R, W, X, Y)                                                                              \
+    WGMMA_SHARED(st, 0, 1, N, R, W, X, Y)                                                                              \
+    WGMMA_SHARED(tt, 1, 1, N, R, W, X, Y)                                                                              \
+    WGMMA_NEW(ss, 0, 0, N, R, W, X)                                                                                    \
+    WGMMA_NEW(tt, 1, 1, N, R, W, X)                                                                                    \
+    WGMMA_NEW(st, 0, 1, N, R, W, X)                                                                                    \
     WGMMA_REGISTERS(N, R, W, X, Y, Z, U, V)
 WGMMA(32, 16, 16, 17, 18, 19, 20, 21)
 WGMMA(48, 24, 24, 25, 26, 27, 28, 29)
@@ -132,9 +133,7 @@ WGMMA(256, 128, 128, 129, 130, 131, 132, 133)
 #undef O128
 
 /* Before the first product, and again after registers of D or A have been written. */
-static __device__ __forceinline__ void wgmma_fence(void) {
-    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-}
+static __device__ __forceinline__ void wgmma_fence(void) { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 static __device__ __forceinline__ void wgmma_commit(void) {
     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
@@ -142,15 +141,13 @@ static __device__ __forceinline__ void wgmma_commit(void) {
 #define wgmma_wait(groups) asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(groups) : "memory")
 
 /* x[0..n-1] must be in their registers here: keeps the compiler from moving their uses before a wait. */
-#define PIN(x, n)                                                                                      \
-    _Pragma("unroll") for (int pin = 0; pin < (n); ++pin) asm volatile("" : "+f"((x)[pin])::"memory")
-#define PIN_INTEGERS(x, n)                                                                             \
+#define PIN(x, n) _Pragma("unroll") for (int pin = 0; pin < (n); ++pin) asm volatile("" : "+f"((x)[pin])::"memory")
+#define PIN_INTEGERS(x, n)                                                                                             \
     _Pragma("unroll") for (int pin = 0; pin < (n); ++pin) asm volatile("" : "+r"((x)[pin])::"memory")
 
 /* x[0..n-1] are undefined from here on: without this, registers that are only set in a branch stay live from the last
    iteration. */
-#define FORGET(x, n)                                                                                   \
-    _Pragma("unroll") for (int pin = 0; pin < (n); ++pin) asm volatile("" : "=f"((x)[pin]))
+#define FORGET(x, n) _Pragma("unroll") for (int pin = 0; pin < (n); ++pin) asm volatile("" : "=f"((x)[pin]))
 
 /* setmaxnreg: registers of each thread of this warpgroup, a multiple of 8 in 24..256. */
 #define registers_raise(n) asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(n))

@@ -61,8 +61,8 @@ static double element(const fattn_tensor *t, const int64_t *at) {
 /* Both NaN, or the same infinity. */
 static bool same_nonfinite(double a, double b) { return (isnan(a) && isnan(b)) || a == b; }
 
-static void baseline_bound(const fattn_tensor *want, const fattn_tensor *baseline, int32_t dtype,
-                           double *worst, double *floor) {
+static void baseline_bound(const fattn_tensor *want, const fattn_tensor *baseline, int32_t dtype, double *worst,
+                           double *floor) {
     *worst = *floor = 0;
     if (fattn_tensor_numel(want) == 0) return;
     int64_t at[FATTN_MAX_DIMS] = {0};
@@ -74,8 +74,7 @@ static void baseline_bound(const fattn_tensor *want, const fattn_tensor *baselin
 }
 
 fattn_status fattn_compare(fattn_ctx *ctx, const fattn_tensor *got, const fattn_tensor *want,
-                           const fattn_tensor *baseline, double factor, fattn_tolerance tol,
-                           fattn_report *out) {
+                           const fattn_tensor *baseline, double factor, fattn_tolerance tol, fattn_report *out) {
     if (!ctx) return FATTN_E_ARG;
     if (!out) return fattn_ctx_fail(ctx, FATTN_E_ARG, "compare: report is NULL");
     fattn_report r;
@@ -87,16 +86,13 @@ fattn_status fattn_compare(fattn_ctx *ctx, const fattn_tensor *got, const fattn_
     char a[96], b[96];
     if (!same_shape(got, want) || (baseline && !same_shape(baseline, want)))
         return fattn_ctx_fail(ctx, FATTN_E_SHAPE, "compare: got is %s, want is %s%s",
-                              fattni_shape_text(got, a, sizeof a),
-                              fattni_shape_text(want, b, sizeof b),
+                              fattni_shape_text(got, a, sizeof a), fattni_shape_text(want, b, sizeof b),
                               baseline ? ", baseline must be as want" : "");
-    if (ctx->device != FATTN_CPU)
-        return fattn_ctx_fail(ctx, FATTN_E_DEVICE, "compare: tensors must be on the CPU");
+    if (ctx->device != FATTN_CPU) return fattn_ctx_fail(ctx, FATTN_E_DEVICE, "compare: tensors must be on the CPU");
     if (!(tol.atol >= 0 && tol.rtol >= 0 && tol.cosine >= 0))
-        return fattn_ctx_fail(ctx, FATTN_E_ARG, "compare: tolerances %g, %g, %g: one is negative",
-                              tol.atol, tol.rtol, tol.cosine);
-    if (baseline && !(factor >= 0))
-        return fattn_ctx_fail(ctx, FATTN_E_ARG, "compare: factor %g is negative", factor);
+        return fattn_ctx_fail(ctx, FATTN_E_ARG, "compare: tolerances %g, %g, %g: one is negative", tol.atol, tol.rtol,
+                              tol.cosine);
+    if (baseline && !(factor >= 0)) return fattn_ctx_fail(ctx, FATTN_E_ARG, "compare: factor %g is negative", factor);
     const fattn_tolerance by_dtype = default_tolerance(got->dtype);
     const double atol = tol.atol > 0 ? tol.atol : by_dtype.atol;
     const double rtol = tol.rtol > 0 ? tol.rtol : by_dtype.rtol;
@@ -139,16 +135,15 @@ fattn_status fattn_compare(fattn_ctx *ctx, const fattn_tensor *got, const fattn_
     r.cosine = aa + bb > 0 ? 1 - 2 * ab / (aa + bb) : 0;
     /* The cosine distance finds errors that are within their bounds but biased. It is not tested for
        tensors of tiny values and those whose squares overflow (NaN here). */
-    const bool aligned = baseline || rtol >= 1 || aa + bb <= 2 * atol * atol * (double)count ||
-                         !(r.cosine > cosine) || r.max_abs <= atol;
+    const bool aligned = baseline || rtol >= 1 || aa + bb <= 2 * atol * atol * (double)count || !(r.cosine > cosine) ||
+                         r.max_abs <= atol;
     r.passed = r.failed == 0 && aligned;
     memcpy(out, &r, report_size < sizeof r ? report_size : sizeof r);
     if (r.passed) return FATTN_OK;
     return fattn_ctx_fail(ctx, FATTN_E_MISMATCH,
                           "compare: %lld of %lld differ (%lld non-finite), largest error %.3g, got "
                           "%.9g want %.9g at [%lld,%lld,%lld,%lld], cosine distance %.3g",
-                          (long long)r.failed, (long long)r.checked, (long long)r.nonfinite,
-                          r.max_abs, r.worst_got, r.worst_want, (long long)r.worst_at[0],
-                          (long long)r.worst_at[1], (long long)r.worst_at[2],
+                          (long long)r.failed, (long long)r.checked, (long long)r.nonfinite, r.max_abs, r.worst_got,
+                          r.worst_want, (long long)r.worst_at[0], (long long)r.worst_at[1], (long long)r.worst_at[2],
                           (long long)r.worst_at[3], r.cosine);
 }

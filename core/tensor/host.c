@@ -29,8 +29,7 @@ static void copy_rows(void *arg, int64_t task, int thread) {
                 continue;
             }
             for (int64_t i = 0; i < width; ++i)
-                memmove(out + i * step_to * (int64_t)size, in + i * step_from * (int64_t)size,
-                        size);
+                memmove(out + i * step_to * (int64_t)size, in + i * step_from * (int64_t)size, size);
             continue;
         }
         if (job->add && job->dst->dtype == FATTN_F32 && job->src->dtype == FATTN_F32) {
@@ -49,8 +48,7 @@ static void copy_rows(void *arg, int64_t task, int thread) {
 }
 
 static fattn_status run_copy(const fattn_ctx *ctx, const fattn_tensor *dst, const fattn_tensor *src, bool add) {
-    copy_job job = {
-        .dst = dst, .src = src, .to = fattni_rows_of(dst), .from = fattni_rows_of(src), .add = add};
+    copy_job job = {.dst = dst, .src = src, .to = fattni_rows_of(dst), .from = fattni_rows_of(src), .add = add};
     fattni_parallel(ctx, fattni_ceil_div(job.to.count, ROWS_PER_TASK), copy_rows, &job);
     return FATTN_OK;
 }
@@ -83,8 +81,7 @@ static void normal_rows(void *arg, int64_t task, int thread) {
     }
 }
 
-fattn_status fattni_host_normal(fattn_ctx *ctx, const fattn_tensor *dst, double mean, double std,
-                                fattn_rng rng) {
+fattn_status fattni_host_normal(fattn_ctx *ctx, const fattn_tensor *dst, double mean, double std, fattn_rng rng) {
     normal_job job = {.dst = dst, .to = fattni_rows_of(dst), .mean = mean, .std = std, .rng = rng};
     fattni_parallel(ctx, fattni_ceil_div(job.to.count, ROWS_PER_TASK), normal_rows, &job);
     return FATTN_OK;
@@ -92,7 +89,6 @@ fattn_status fattni_host_normal(fattn_ctx *ctx, const fattn_tensor *dst, double 
 
 fattn_status fattni_host_zero_rows(fattn_ctx *ctx, void *p, size_t pitch, size_t width, int64_t rows) {
     (void)ctx;
-    for (int64_t row = 0; row < rows && width > 0; ++row)
-        memset((char *)p + (size_t)row * pitch, 0, width);
+    for (int64_t row = 0; row < rows && width > 0; ++row) memset((char *)p + (size_t)row * pitch, 0, width);
     return FATTN_OK;
 }

@@ -7,8 +7,7 @@
 
 fattn_status fattni_host_copy(fattn_ctx *ctx, const fattn_tensor *dst, const fattn_tensor *src);
 fattn_status fattni_host_add(fattn_ctx *ctx, const fattn_tensor *dst, const fattn_tensor *src);
-fattn_status fattni_host_normal(fattn_ctx *ctx, const fattn_tensor *dst, double mean, double std,
-                                fattn_rng rng);
+fattn_status fattni_host_normal(fattn_ctx *ctx, const fattn_tensor *dst, double mean, double std, fattn_rng rng);
 fattn_status fattni_host_zero_rows(fattn_ctx *ctx, void *p, size_t pitch, size_t width, int64_t rows);
 
 #endif

@@ -14,8 +14,7 @@ FATTNI_RANDOM double fattni_normal_at(const fattn_rng *rng, int64_t element) {
     const fattni_block counter = {{(uint32_t)pair, (uint32_t)(pair >> 32), 0, rng->stream}};
     const fattni_block r = fattni_philox(rng->seed, counter);
     const double u = ((double)((uint64_t)r.w[0] << 20 | r.w[1] >> 12) + 1.0) * 0x1p-52; /* (0, 1] */
-    const double angle =
-        (double)((uint64_t)r.w[2] << 20 | r.w[3] >> 12) * (0x1p-52 * 6.283185307179586476925);
+    const double angle = (double)((uint64_t)r.w[2] << 20 | r.w[3] >> 12) * (0x1p-52 * 6.283185307179586476925);
     const double radius = sqrt(-2.0 * log(u));
     return radius * (element & 1 ? sin(angle) : cos(angle));
 }

@@ -24,9 +24,7 @@ FATTNI_INLINE float fattni_bits_float(uint32_t u) {
     return x;
 }
 
-FATTNI_INLINE float fattni_bf16_to_float(uint16_t h) {
-    return fattni_bits_float((uint32_t)h << 16);
-}
+FATTNI_INLINE float fattni_bf16_to_float(uint16_t h) { return fattni_bits_float((uint32_t)h << 16); }
 
 /* Round to nearest even; NaN stays a quiet NaN. */
 FATTNI_INLINE uint16_t fattni_float_to_bf16(float x) {
@@ -49,7 +47,7 @@ FATTNI_INLINE uint16_t fattni_float_to_f16(float x) {
     const uint32_t magnitude = u & 0x7fffffffu;
     if (magnitude > 0x7f800000u) return (uint16_t)(sign | 0x7e00u | ((u >> 13) & 0x1ffu));
     if (magnitude >= 0x477ff000u) return (uint16_t)(sign | 0x7c00u); /* 65520 and up: Inf */
-    if (magnitude >= 0x38800000u) { /* normal */
+    if (magnitude >= 0x38800000u) {                                  /* normal */
         const uint32_t r = magnitude + 0xfffu + ((magnitude >> 13) & 1u);
         return (uint16_t)(sign | ((r - 0x38000000u) >> 13));
     }
@@ -99,9 +97,7 @@ FATTNI_INLINE void fattni_store(void *p, int32_t t, int64_t i, double x) {
     case FATTN_F32: ((float *)p)[i] = (float)x; break;
     case FATTN_F16: ((uint16_t *)p)[i] = fattni_float_to_f16(fattni_double_to_float_odd(x)); break;
     case FATTN_BF16: ((uint16_t *)p)[i] = fattni_float_to_bf16(fattni_double_to_float_odd(x)); break;
-    case FATTN_I32:
-        ((int32_t *)p)[i] = (int32_t)fattni_clamp_integer(x, -2147483648.0, 2147483647.0);
-        break;
+    case FATTN_I32: ((int32_t *)p)[i] = (int32_t)fattni_clamp_integer(x, -2147483648.0, 2147483647.0); break;
     default: ((uint8_t *)p)[i] = (uint8_t)fattni_clamp_integer(x, 0.0, 255.0); break;
     }
 }

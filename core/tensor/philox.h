@@ -15,7 +15,9 @@
 #include <Random123/philox.h>
 #endif
 
-typedef struct fattni_block { uint32_t w[4]; } fattni_block;
+typedef struct fattni_block {
+    uint32_t w[4];
+} fattni_block;
 
 #ifdef __CUDACC__
 static __device__ inline fattni_block fattni_philox(uint64_t seed, fattni_block counter) {
@@ -38,8 +40,7 @@ static inline fattni_block fattni_philox(uint64_t seed, fattni_block counter) {
 #endif
 
 /* Counter of the block that holds element (i, j) of plane bh; i, j are whole-sequence positions. */
-FATTNI_INLINE fattni_block fattni_dropout_counter(uint32_t stream, uint32_t step, uint32_t bh,
-                                                  int64_t i, int64_t j) {
+FATTNI_INLINE fattni_block fattni_dropout_counter(uint32_t stream, uint32_t step, uint32_t bh, int64_t i, int64_t j) {
     fattni_block c;
     c.w[0] = (uint32_t)((j >> 4) * 4 + ((j & 7) >> 1));
     c.w[1] = (uint32_t)((i >> 4) * 8 + (i & 7));
@@ -55,12 +56,13 @@ FATTNI_INLINE int fattni_dropout_lane(int64_t i, int64_t j) {
 
 FATTNI_INLINE uint32_t fattni_lane16(fattni_block r, int lane) {
     const uint32_t low = lane & 2 ? r.w[1] : r.w[0], high = lane & 2 ? r.w[3] : r.w[2];
-    return ((lane & 4 ? high : low) >> (16 * (lane & 1))) & 0xffffu; /* no indexed array, which would not stay in registers */
+    return ((lane & 4 ? high : low) >> (16 * (lane & 1))) &
+           0xffffu; /* no indexed array, which would not stay in registers */
 }
 
 /* One element, at the cost of a whole block: for reference code and edges. T = lround(65536 p). */
-FATTNI_RANDOM int fattni_keep(uint64_t seed, uint32_t stream, uint32_t step, uint32_t bh, int64_t i,
-                              int64_t j, uint32_t T) {
+FATTNI_RANDOM int fattni_keep(uint64_t seed, uint32_t stream, uint32_t step, uint32_t bh, int64_t i, int64_t j,
+                              uint32_t T) {
     const fattni_block r = fattni_philox(seed, fattni_dropout_counter(stream, step, bh, i, j));
     return fattni_lane16(r, fattni_dropout_lane(i, j)) >= T;
 }

@@ -14,8 +14,7 @@ typedef struct fattni_rows {
 static inline fattni_rows fattni_rows_of(const fattn_tensor *t) {
     const int last = t->ndim - 1;
     fattni_rows r = {.count = 1, .columns = last >= 0 ? t->shape[last] : 1, .step = 1};
-    for (int d = 0; d < last; ++d)
-        r.count *= t->shape[d];
+    for (int d = 0; d < last; ++d) r.count *= t->shape[d];
     if (r.columns > 1) r.step = t->stride[last];
     for (int d = 0; d < last && r.count > 0; ++d) {
         if (t->shape[d] == 1) continue;

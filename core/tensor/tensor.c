@@ -64,8 +64,7 @@ fattn_tensor fattn_tensor_slice(const fattn_tensor *t, int dim, int64_t begin, i
     end = fattni_max(begin, fattni_min(end, t->shape[dim]));
     v.shape[dim] = end - begin;
     if (begin > 0 && fattn_tensor_numel(t) > 0) /* strides of empty tensors are not read */
-        v.data = (char *)t->data +
-                 begin * t->stride[dim] * (int64_t)fattn_dtype_size((fattn_dtype)t->dtype);
+        v.data = (char *)t->data + begin * t->stride[dim] * (int64_t)fattn_dtype_size((fattn_dtype)t->dtype);
     return v;
 }
 
@@ -86,8 +85,7 @@ bool fattni_bytes(int64_t count, size_t element, size_t *out) {
 const char *fattni_shape_text(const fattn_tensor *t, char *buffer, size_t size) {
     size_t used = (size_t)snprintf(buffer, size, "[");
     for (int d = 0; d < t->ndim && d < FATTN_MAX_DIMS && used < size; ++d)
-        used += (size_t)snprintf(buffer + used, size - used, "%s%lld", d ? "," : "",
-                                 (long long)t->shape[d]);
+        used += (size_t)snprintf(buffer + used, size - used, "%s%lld", d ? "," : "", (long long)t->shape[d]);
     if (used < size) snprintf(buffer + used, size - used, "]");
     return buffer;
 }
@@ -95,19 +93,17 @@ const char *fattni_shape_text(const fattn_tensor *t, char *buffer, size_t size) 
 fattn_status fattni_check_tensor(fattn_ctx *ctx, const char *name, const fattn_tensor *t) {
     if (!t) return fattn_ctx_fail(ctx, FATTN_E_ARG, "%s: NULL, but it is required", name);
     if (t->ndim < 0 || t->ndim > FATTN_MAX_DIMS)
-        return fattn_ctx_fail(ctx, FATTN_E_SHAPE, "%s: ndim %d is not in 0..%d", name, t->ndim,
-                              FATTN_MAX_DIMS);
+        return fattn_ctx_fail(ctx, FATTN_E_SHAPE, "%s: ndim %d is not in 0..%d", name, t->ndim, FATTN_MAX_DIMS);
     const size_t size = fattn_dtype_size((fattn_dtype)t->dtype);
     if (!size) return fattn_ctx_fail(ctx, FATTN_E_DTYPE, "%s: unknown dtype %d", name, t->dtype);
     if (t->device != (int32_t)ctx->device || t->device_id != ctx->device_id)
-        return fattn_ctx_fail(ctx, FATTN_E_DEVICE, "%s: is on device %d:%d, the context on %d:%d",
-                              name, t->device, t->device_id, (int)ctx->device, ctx->device_id);
+        return fattn_ctx_fail(ctx, FATTN_E_DEVICE, "%s: is on device %d:%d, the context on %d:%d", name, t->device,
+                              t->device_id, (int)ctx->device, ctx->device_id);
     int64_t count = 1, reach = 0;
     bool fits = true;
     for (int d = 0; d < t->ndim; ++d) {
         if (t->shape[d] < 0)
-            return fattn_ctx_fail(ctx, FATTN_E_SHAPE, "%s: shape[%d] is %lld", name, d,
-                                  (long long)t->shape[d]);
+            return fattn_ctx_fail(ctx, FATTN_E_SHAPE, "%s: shape[%d] is %lld", name, d, (long long)t->shape[d]);
         if (t->shape[d] == 0) count = 0;
     }
     for (int d = 0; d < t->ndim && count; ++d) {
@@ -115,43 +111,35 @@ fattn_status fattni_check_tensor(fattn_ctx *ctx, const char *name, const fattn_t
         fits = fits && !__builtin_mul_overflow(count, t->shape[d], &count) &&
                (t->shape[d] <= 1 ||
                 (t->stride[d] != INT64_MIN &&
-                 !__builtin_mul_overflow(t->shape[d] - 1,
-                                         t->stride[d] < 0 ? -t->stride[d] : t->stride[d], &span) &&
+                 !__builtin_mul_overflow(t->shape[d] - 1, t->stride[d] < 0 ? -t->stride[d] : t->stride[d], &span) &&
                  !__builtin_add_overflow(reach, span, &reach)));
     }
     const int64_t limit = INT64_MAX / 2 / (int64_t)size;
     if (!fits || count > limit || reach > limit)
         return fattn_ctx_fail(ctx, FATTN_E_SHAPE, "%s: its extent does not fit in 62 bits", name);
     if (count && !t->data)
-        return fattn_ctx_fail(ctx, FATTN_E_ARG, "%s: data is NULL, but it has %lld elements", name,
-                              (long long)count);
+        return fattn_ctx_fail(ctx, FATTN_E_ARG, "%s: data is NULL, but it has %lld elements", name, (long long)count);
     if (count && (uintptr_t)t->data % size)
-        return fattn_ctx_fail(ctx, FATTN_E_ARG,
-                              "%s: data %p is not aligned to its %zu-byte elements", name, t->data,
+        return fattn_ctx_fail(ctx, FATTN_E_ARG, "%s: data %p is not aligned to its %zu-byte elements", name, t->data,
                               size);
     return FATTN_OK;
 }
 
-fattn_status fattn_tensor_alloc(fattn_ctx *ctx, fattn_dtype t, int ndim, const int64_t *shape,
-                                fattn_tensor *out) {
+fattn_status fattn_tensor_alloc(fattn_ctx *ctx, fattn_dtype t, int ndim, const int64_t *shape, fattn_tensor *out) {
     if (!ctx) return FATTN_E_ARG;
-    if (!out || (ndim > 0 && !shape))
-        return fattn_ctx_fail(ctx, FATTN_E_ARG, "tensor_alloc: out or shape is NULL");
+    if (!out || (ndim > 0 && !shape)) return fattn_ctx_fail(ctx, FATTN_E_ARG, "tensor_alloc: out or shape is NULL");
     if (ndim < 0 || ndim > FATTN_MAX_DIMS)
-        return fattn_ctx_fail(ctx, FATTN_E_ARG, "tensor_alloc: ndim %d is not in 0..%d", ndim,
-                              FATTN_MAX_DIMS);
+        return fattn_ctx_fail(ctx, FATTN_E_ARG, "tensor_alloc: ndim %d is not in 0..%d", ndim, FATTN_MAX_DIMS);
     const size_t size = fattn_dtype_size(t);
     if (!size) return fattn_ctx_fail(ctx, FATTN_E_DTYPE, "tensor_alloc: unknown dtype %d", (int)t);
     bool empty = false, fits = true;
     for (int d = 0; d < ndim; ++d) {
         if (shape[d] < 0)
-            return fattn_ctx_fail(ctx, FATTN_E_ARG, "tensor_alloc: shape[%d] is %lld", d,
-                                  (long long)shape[d]);
+            return fattn_ctx_fail(ctx, FATTN_E_ARG, "tensor_alloc: shape[%d] is %lld", d, (long long)shape[d]);
         if (shape[d] == 0) empty = true;
     }
     int64_t count = empty ? 0 : 1;
-    for (int d = 0; d < ndim && !empty; ++d)
-        fits = fits && !__builtin_mul_overflow(count, shape[d], &count);
+    for (int d = 0; d < ndim && !empty; ++d) fits = fits && !__builtin_mul_overflow(count, shape[d], &count);
     size_t bytes;
     if (!fits || !fattni_bytes(count, size, &bytes))
         return fattn_ctx_fail(ctx, FATTN_E_NOMEM, "tensor_alloc: the byte count overflows");
@@ -163,8 +151,7 @@ fattn_status fattn_tensor_alloc(fattn_ctx *ctx, fattn_dtype t, int ndim, const i
 
 void fattn_tensor_free(fattn_ctx *ctx, fattn_tensor *t) {
     if (!ctx || !t || !t->data) return;
-    fattni_free(ctx, t->data,
-                (size_t)fattn_tensor_numel(t) * fattn_dtype_size((fattn_dtype)t->dtype));
+    fattni_free(ctx, t->data, (size_t)fattn_tensor_numel(t) * fattn_dtype_size((fattn_dtype)t->dtype));
     t->data = NULL;
 }
 
@@ -184,19 +171,18 @@ static fattn_status check_writable(fattn_ctx *ctx, const char *name, const fattn
     const bool empty = fattn_tensor_numel(t) == 0; /* its strides are not read */
     for (int d = 0; d < t->ndim && !empty; ++d)
         if (t->shape[d] > 1 && t->stride[d] == 0)
-            return fattn_ctx_fail(ctx, FATTN_E_SHAPE,
-                                  "%s: stride[%d] is 0: several elements share one address", name, d);
+            return fattn_ctx_fail(ctx, FATTN_E_SHAPE, "%s: stride[%d] is 0: several elements share one address", name,
+                                  d);
     return FATTN_OK;
 }
 
-static fattn_status check_shapes(fattn_ctx *ctx, const char *who, const fattn_tensor *dst,
-                                 const fattn_tensor *src) {
+static fattn_status check_shapes(fattn_ctx *ctx, const char *who, const fattn_tensor *dst, const fattn_tensor *src) {
     bool same = dst->ndim == src->ndim;
     for (int d = 0; same && d < dst->ndim; ++d) same = dst->shape[d] == src->shape[d];
     char a[96], b[96];
     if (same) return FATTN_OK;
-    return fattn_ctx_fail(ctx, FATTN_E_SHAPE, "%s: dst is %s, src is %s", who,
-                          fattni_shape_text(dst, a, sizeof a), fattni_shape_text(src, b, sizeof b));
+    return fattn_ctx_fail(ctx, FATTN_E_SHAPE, "%s: dst is %s, src is %s", who, fattni_shape_text(dst, a, sizeof a),
+                          fattni_shape_text(src, b, sizeof b));
 }
 
 fattn_status fattn_tensor_copy(fattn_ctx *ctx, const fattn_tensor *dst, const fattn_tensor *src) {
@@ -216,15 +202,14 @@ fattn_status fattn_tensor_add(fattn_ctx *ctx, const fattn_tensor *dst, const fat
     const fattn_tensor *const both[] = {dst, src};
     for (int n = 0; n < 2; ++n)
         if (both[n]->dtype == FATTN_I32 || both[n]->dtype == FATTN_U8)
-            return fattn_ctx_fail(ctx, FATTN_E_DTYPE, "tensor_add: %s is %s, not a float type",
-                                  n ? "src" : "dst", fattn_dtype_name((fattn_dtype)both[n]->dtype));
+            return fattn_ctx_fail(ctx, FATTN_E_DTYPE, "tensor_add: %s is %s, not a float type", n ? "src" : "dst",
+                                  fattn_dtype_name((fattn_dtype)both[n]->dtype));
     FATTNI_TRY(check_shapes(ctx, "tensor_add", dst, src));
     if (fattn_tensor_numel(dst) == 0) return FATTN_OK;
     return ctx->ops->add(ctx, dst, src);
 }
 
-fattn_status fattn_tensor_normal(fattn_ctx *ctx, const fattn_tensor *dst, double mean, double std,
-                                 fattn_rng rng) {
+fattn_status fattn_tensor_normal(fattn_ctx *ctx, const fattn_tensor *dst, double mean, double std, fattn_rng rng) {
     if (!ctx) return FATTN_E_ARG;
     FATTNI_TRY(check_writable(ctx, "dst", dst));
     if (dst->dtype == FATTN_I32 || dst->dtype == FATTN_U8)

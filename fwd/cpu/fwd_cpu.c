@@ -25,8 +25,7 @@ typedef struct forward {
 static forward plan_forward(const fattn_ctx *ctx, const fattni_problem *p) {
     forward f = {.p = p, .k = fattni_cpu_kernels_of(ctx, p->dtype), .planes = p->B * p->Hq};
     f.blocks = fattni_ceil_div(p->Sq, f.k->rows);
-    const int64_t lone =
-        fattni_ceil_div(LONE_PER_THREAD * ctx->cpu_threads, fattni_max(f.planes, 1));
+    const int64_t lone = fattni_ceil_div(LONE_PER_THREAD * ctx->cpu_threads, fattni_max(f.planes, 1));
     f.grouped = fattni_max(f.blocks - lone, 0);
     f.groups = fattni_ceil_div(f.grouped, MOST_BLOCKS);
     f.tasks = f.planes * (f.groups + f.blocks - f.grouped);
@@ -65,8 +64,7 @@ static void attend(void *arg, int64_t task, int thread) {
 
     /* Tiles lie on one grid. The first block's keys begin first, the last one's end last. */
     const fattni_range keys = {seen[0].begin, seen[count - 1].end};
-    for (int64_t j = keys.begin / FATTNI_TILE_KEYS * FATTNI_TILE_KEYS; j < keys.end;
-         j += FATTNI_TILE_KEYS) {
+    for (int64_t j = keys.begin / FATTNI_TILE_KEYS * FATTNI_TILE_KEYS; j < keys.end; j += FATTNI_TILE_KEYS) {
         const int64_t first = fattni_max(j, keys.begin), end = j + FATTNI_TILE_KEYS;
         fattni_fwd_load_keys(r, (fattni_range){first, fattni_min(end, keys.end)});
         for (int64_t n = 0; n < count; ++n) {
@@ -82,8 +80,7 @@ static const char *plan(const fattn_ctx *ctx, const fattni_problem *p, fattni_ke
     const forward f = plan_forward(ctx, p);
     out->workspace = (size_t)fattni_min(ctx->cpu_threads, f.tasks) * f.layout.bytes;
     out->deterministic = true;
-    snprintf(out->name, sizeof out->name, "fattn_fwd_cpu_%s_%s", f.k->isa,
-             fattn_dtype_name(p->dtype));
+    snprintf(out->name, sizeof out->name, "fattn_fwd_cpu_%s_%s", f.k->isa, fattn_dtype_name(p->dtype));
     return NULL;
 }
 

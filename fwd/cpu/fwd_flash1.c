@@ -20,8 +20,7 @@ typedef struct forward {
 } forward;
 
 static forward plan_forward(const fattn_ctx *ctx, const fattni_problem *p) {
-    forward f = {
-        .p = p, .k = fattni_cpu_kernels_of(ctx, p->dtype), .layout = fattni_fwd_lay_out(p, 1)};
+    forward f = {.p = p, .k = fattni_cpu_kernels_of(ctx, p->dtype), .layout = fattni_fwd_lay_out(p, 1)};
     const size_t rows = (size_t)fattni_ceil_div(p->Sq, f.k->rows) * FATTNI_TILE_ROW_BYTES;
     f.own_o = p->o.dtype != (int32_t)f.k->dtype;
     f.bytes = f.layout.bytes;
@@ -31,8 +30,8 @@ static forward plan_forward(const fattn_ctx *ctx, const fattni_problem *p) {
     return f;
 }
 
-static fattni_fwd_rows block_of(const forward *f, const fattni_sequence *seq, int64_t b, int64_t h,
-                                int64_t i0, char *scratch) {
+static fattni_fwd_rows block_of(const forward *f, const fattni_sequence *seq, int64_t b, int64_t h, int64_t i0,
+                                char *scratch) {
     fattni_fwd_rows r = fattni_fwd_rows_of(f->p, f->k, &f->layout, seq, b, h, i0, scratch, 0);
     const size_t state = (size_t)(i0 / f->k->rows) * FATTNI_TILE_ROW_BYTES;
     r.max = scratch + f->max + state;
@@ -92,8 +91,7 @@ static const char *plan(const fattn_ctx *ctx, const fattni_problem *p, fattni_ke
     const forward f = plan_forward(ctx, p);
     out->workspace = (size_t)fattni_min(ctx->cpu_threads, p->B * p->Hq) * f.bytes;
     out->deterministic = true;
-    snprintf(out->name, sizeof out->name, "fattn_fwd_flash1_%s_%s", f.k->isa,
-             fattn_dtype_name(p->dtype));
+    snprintf(out->name, sizeof out->name, "fattn_fwd_flash1_%s_%s", f.k->isa, fattn_dtype_name(p->dtype));
     return NULL;
 }
 

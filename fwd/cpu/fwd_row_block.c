@@ -24,8 +24,8 @@ fattni_fwd_layout fattni_fwd_lay_out(const fattni_problem *p, int64_t blocks) {
 }
 
 fattni_fwd_rows fattni_fwd_rows_of(const fattni_problem *p, const fattni_cpu_kernels *k,
-                                   const fattni_fwd_layout *layout, const fattni_sequence *seq,
-                                   int64_t b, int64_t h, int64_t i0, char *scratch, int64_t n) {
+                                   const fattni_fwd_layout *layout, const fattni_sequence *seq, int64_t b, int64_t h,
+                                   int64_t i0, char *scratch, int64_t n) {
     char *const block = scratch + (size_t)n * layout->block;
     return (fattni_fwd_rows){
         .p = p,
@@ -86,9 +86,7 @@ static double weight(double part, double larger) {
     return part == larger ? 1 : exp(part - larger);
 }
 
-static bool starts_from_nothing(const fattni_problem *p) {
-    return !p->sink.present && !(p->flags & FATTN_MERGE);
-}
+static bool starts_from_nothing(const fattni_problem *p) { return !p->sink.present && !(p->flags & FATTN_MERGE); }
 
 void fattni_fwd_start(const fattni_fwd_rows *r) {
     const fattni_problem *const p = r->p;
@@ -114,15 +112,13 @@ void fattni_fwd_start(const fattni_fwd_rows *r) {
 }
 
 void fattni_fwd_load_keys(const fattni_fwd_rows *r, fattni_range keys) {
-    if (fattni_is_narrow(r->p))
-        fattni_widen_keys(r->p, r->k, r->seq, r->h / r->p->group, keys, r->key, r->value);
+    if (fattni_is_narrow(r->p)) fattni_widen_keys(r->p, r->k, r->seq, r->h / r->p->group, keys, r->key, r->value);
 }
 
 void fattni_fwd_tile(const fattni_fwd_rows *r, int64_t first, fattni_range keys) {
     const fattni_problem *const p = r->p;
     const int64_t j = keys.begin, skip = j - first;
-    fattni_score_tile at =
-        fattni_score_tile_of(p, r->k, r->seq, r->b, r->h, r->i0, r->rows, j, keys.end - j);
+    fattni_score_tile at = fattni_score_tile_of(p, r->k, r->seq, r->b, r->h, r->i0, r->rows, j, keys.end - j);
     if (fattni_is_narrow(p)) {
         at.key = (const float *)r->key + skip * p->D, at.key_stride = p->D;
         at.value = (const float *)r->value + skip * p->Dv, at.value_stride = p->Dv;

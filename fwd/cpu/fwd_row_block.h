@@ -30,8 +30,8 @@ typedef struct fattni_fwd_rows {
 /* The block that begins at row i0, its state in scratch as block n; rows <= 0 past the sequence's
    end. */
 fattni_fwd_rows fattni_fwd_rows_of(const fattni_problem *p, const fattni_cpu_kernels *k,
-                                   const fattni_fwd_layout *layout, const fattni_sequence *seq,
-                                   int64_t b, int64_t h, int64_t i0, char *scratch, int64_t n);
+                                   const fattni_fwd_layout *layout, const fattni_sequence *seq, int64_t b, int64_t h,
+                                   int64_t i0, char *scratch, int64_t n);
 
 /* Before the first key: max = -inf, sum = 0. A sink is a key without value that was there first;
    what FATTN_MERGE continues is one whose value is o. */

@@ -24,18 +24,14 @@ typedef struct fattni_softmax_state_f32 {
 } fattni_softmax_state_f32;
 
 fattni_softmax_state_f64 fattni_softmax_start_f64(void);
-fattni_softmax_state_f64 fattni_softmax_add_f64(fattni_softmax_state_f64 x, const double *s,
-                                                int64_t n);
+fattni_softmax_state_f64 fattni_softmax_add_f64(fattni_softmax_state_f64 x, const double *s, int64_t n);
 /* The state of two disjoint parts of a row together. */
-fattni_softmax_state_f64 fattni_softmax_merge_f64(fattni_softmax_state_f64 x,
-                                                  fattni_softmax_state_f64 y);
+fattni_softmax_state_f64 fattni_softmax_merge_f64(fattni_softmax_state_f64 x, fattni_softmax_state_f64 y);
 double fattni_softmax_lse_f64(fattni_softmax_state_f64 x); /* L of what it has seen */
 
 fattni_softmax_state_f32 fattni_softmax_start_f32(void);
-fattni_softmax_state_f32 fattni_softmax_add_f32(fattni_softmax_state_f32 x, const float *s,
-                                                int64_t n);
-fattni_softmax_state_f32 fattni_softmax_merge_f32(fattni_softmax_state_f32 x,
-                                                  fattni_softmax_state_f32 y);
+fattni_softmax_state_f32 fattni_softmax_add_f32(fattni_softmax_state_f32 x, const float *s, int64_t n);
+fattni_softmax_state_f32 fattni_softmax_merge_f32(fattni_softmax_state_f32 x, fattni_softmax_state_f32 y);
 float fattni_softmax_lse_f32(fattni_softmax_state_f32 x);
 
 #endif

@@ -43,16 +43,12 @@ static fattn_status run(fattn_ctx *ctx, const fattni_problem *p, const fattni_ke
     (void)plan;
     const layout l = layout_of(p);
     char *const w = p->workspace;
-    const fattni_flash1_args f = {.x = fattni_standard_args_of(p),
-                                  .O = w + l.o,
-                                  .max = w + l.max,
-                                  .sum = w + l.sum,
-                                  .keys = l.keys};
+    const fattni_flash1_args f = {
+        .x = fattni_standard_args_of(p), .O = w + l.o, .max = w + l.max, .sum = w + l.sum, .keys = l.keys};
     const bool wide = fattni_standard_real(p) == FATTN_F64;
     const int64_t heads = p->Sq > 0 ? p->B * p->Hq : 0;
     return fattni_cuda_start(ctx, "fattn_fwd_flash1",
-                             wide ? (fattni_cuda_any)fattn_fwd_flash1_f64
-                                  : (fattni_cuda_any)fattn_fwd_flash1_f32,
+                             wide ? (fattni_cuda_any)fattn_fwd_flash1_f64 : (fattni_cuda_any)fattn_fwd_flash1_f32,
                              heads, THREADS, l.shared, &f);
 }
 

@@ -39,12 +39,11 @@ DEVICE real row_max(real x) {
     return LANES_X(S_SPLIT) > 4 ? fmax(x, __shfl_xor_sync(ALL_LANES, x, THIRD_BIT)) : x;
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS)
-    K_NAME(const __grid_constant__ fattni_attention_args a) {
+extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS) K_NAME(const __grid_constant__ fattni_attention_args a) {
     extern __shared__ __align__(128) unsigned char memory[];
     shared_memory *const smem = (shared_memory *)memory;
     real *const q_tile = smem->q, *const k_tile = smem->k, *const v_tile = smem->v, *const p_tile = smem->p,
-               *const factors = smem->factors, *const old_factors = smem->old_factors;
+                *const factors = smem->factors, *const old_factors = smem->old_factors;
     const block mine = s_block(), out = block_of(D / (VECTOR * VECTORS), 1);
 
     row_block work;
@@ -53,8 +52,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS)
     const sequence s = work.s;
     const int depth = (a.D + S_DEPTH - 1) / S_DEPTH * S_DEPTH;
 
-    const real *const k = row_at(&a.k, &s, h / a.group, s.k0),
-               *const v = row_at(&a.v, &s, h / a.group, s.k0);
+    const real *const k = row_at(&a.k, &s, h / a.group, s.k0), *const v = row_at(&a.v, &s, h / a.group, s.k0);
 
     vector o[BLOCK * VECTORS];
     real m[S_ROWS], l[S_ROWS]; /* running maximum; sum of this thread's exponentials */
@@ -66,16 +64,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS)
     int block = end > begin ? (end + BN - 1) / BN - 1 : first - 1;
     load_tile(q_tile, PLAIN, BM, row_at(&a.q, &s, h, s.q0 + i0), a.q.row, rows, a.D, a.vector_qkv);
     if (block >= first)
-        load_tile(k_tile, PAIRED, BN, k + (int64_t)block * BN * a.k.row, a.k.row,
-                  s.Sk - block * BN, a.D, a.vector_qkv);
+        load_tile(k_tile, PAIRED, BN, k + (int64_t)block * BN * a.k.row, a.k.row, s.Sk - block * BN, a.D, a.vector_qkv);
     cp_async_commit();
 
     for (; block >= first; --block) {
         const int j0 = block * BN;
         cp_async_wait(0);
         __syncthreads(); /* K(n) has arrived, and all warps have read V(n+1) and P(n+1) */
-        load_tile(v_tile, PLAIN, BN, v + (int64_t)j0 * a.v.row, a.v.row, s.Sk - j0, a.Dv,
-                  a.vector_qkv);
+        load_tile(v_tile, PLAIN, BN, v + (int64_t)j0 * a.v.row, a.v.row, s.Sk - j0, a.Dv, a.vector_qkv);
         cp_async_commit();
 
         real p[ELEMENTS];
@@ -116,8 +112,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS)
         cp_async_wait(0);
         __syncthreads(); /* P(n) is written, V(n) has arrived, and all warps have read K(n) */
         if (block > first)
-            load_tile(k_tile, PAIRED, BN, k + (int64_t)(j0 - BN) * a.k.row, a.k.row, BN, a.D,
-                      a.vector_qkv);
+            load_tile(k_tile, PAIRED, BN, k + (int64_t)(j0 - BN) * a.k.row, a.k.row, BN, a.D, a.vector_qkv);
         cp_async_commit();
 #pragma unroll
         for (int r = 0; r < BLOCK; ++r) {

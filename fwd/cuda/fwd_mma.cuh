@@ -19,16 +19,19 @@
 #include "core/ptx/mbarrier.h"
 
 enum {
-    SPLIT = 16 * WARPS > BM ? 16 * WARPS / BM : 1, ROW_TILES = BM * SPLIT / (16 * WARPS),
-    KEY_TILES = BN / 8, GROUPS = D / SPLIT / GROUP,
-    HALVES = 2 / SPLIT, ELEMENTS = KEY_TILES * HALVES * 2 /* elements of S of a thread in one row tile */
+    SPLIT = 16 * WARPS > BM ? 16 * WARPS / BM : 1,
+    ROW_TILES = BM * SPLIT / (16 * WARPS),
+    KEY_TILES = BN / 8,
+    GROUPS = D / SPLIT / GROUP,
+    HALVES = 2 / SPLIT,
+    ELEMENTS = KEY_TILES * HALVES * 2 /* elements of S of a thread in one row tile */
 };
 
 /* Exchange buffers: pairs of all threads, one after the other, for each key tile. sums: S; shares: P, and in one more
    pair a number of the row. Each also serves for one number of the row at the end. */
 typedef struct shared_memory {
     real q[BM * D], k[BN * D], v[BN * D];
-    pair sums[SPLIT > 1 ? KEY_TILES * THREADS : 0];
+    pair sums[SPLIT > 1 ? KEY_TILES *THREADS : 0];
     pair shares[SPLIT > 1 ? (KEY_TILES + 1) * THREADS : 0];
 } shared_memory;
 enum { SHARED_BYTES = sizeof(shared_memory) };
@@ -42,8 +45,10 @@ enum named_barrier { PARTNER_BARRIER = 1 };
 DEVICE int part_of_warp(void) { return SPLIT > 1 ? (int)threadIdx.x / 32 % SPLIT : 0; }
 DEVICE int row_of_warp(void) { return (int)threadIdx.x / (32 * SPLIT) * 16 * ROW_TILES; }
 DEVICE void sync_partners(void) {
-    if (SPLIT > 1) named_barrier_sync(PARTNER_BARRIER + (int)threadIdx.x / (32 * SPLIT), 32 * SPLIT);
-    else __syncwarp();
+    if (SPLIT > 1)
+        named_barrier_sync(PARTNER_BARRIER + (int)threadIdx.x / (32 * SPLIT), 32 * SPLIT);
+    else
+        __syncwarp();
 }
 
 /* Row and column in the block of element n of this thread's S, in the warp's first row tile. */
@@ -51,9 +56,7 @@ DEVICE int element_row(int n) {
     const int half = SPLIT > 1 ? part_of_warp() : n / 2 % 2;
     return row_of_warp() + lane_of() / 4 + half * 8;
 }
-DEVICE int element_column(int n) {
-    return n / (2 * HALVES) * 8 + lane_of() % 4 * 2 + n % 2;
-}
+DEVICE int element_column(int n) { return n / (2 * HALVES) * 8 + lane_of() % 4 * 2 + n % 2; }
 
 #include "core/device/score_terms_fma.cuh"
 
@@ -98,8 +101,7 @@ DEVICE void exchange_with_partner(real (*x)[4], int key_tiles, const real *p, re
     both[0] = lower ? got : own, both[1] = lower ? own : got;
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS)
-    K_NAME(const __grid_constant__ fattni_attention_args a) {
+extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS) K_NAME(const __grid_constant__ fattni_attention_args a) {
     extern __shared__ __align__(128) unsigned char memory[];
     shared_memory *const smem = (shared_memory *)memory;
     real *const q_tile = smem->q, *const k_tile = smem->k, *const v_tile = smem->v;
@@ -111,8 +113,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS)
     const sequence s = work.s;
     const int depth = (a.D + 15) / 16 * 16;
 
-    const real *const k = row_at(&a.k, &s, h / a.group, s.k0),
-               *const v = row_at(&a.v, &s, h / a.group, s.k0);
+    const real *const k = row_at(&a.k, &s, h / a.group, s.k0), *const v = row_at(&a.v, &s, h / a.group, s.k0);
 
     real o[ROW_TILES * GROUPS * VECTOR][4];
     real m[ROW_TILES][HALVES], l[ROW_TILES][HALVES]; /* running maximum; this thread's sum */
@@ -127,8 +128,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS)
     int block = end > begin ? (end + BN - 1) / BN - 1 : first - 1;
     load_tile(q_tile, BM, row_at(&a.q, &s, h, s.q0 + i0), a.q.row, rows, a.D, a.vector_qkv);
     if (block >= first)
-        load_tile(k_tile, BN, k + (int64_t)block * BN * a.k.row, a.k.row, s.Sk - block * BN, a.D,
-                  a.vector_qkv);
+        load_tile(k_tile, BN, k + (int64_t)block * BN * a.k.row, a.k.row, s.Sk - block * BN, a.D, a.vector_qkv);
     cp_async_commit();
     if (!K_F64) {
         cp_async_wait(0);
@@ -155,8 +155,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS)
             sum_with_partner(p[0], x, smem->sums);
         } else {
 #pragma unroll
-            for (int n = 0; n < ROW_TILES * ELEMENTS; ++n)
-                p[n / ELEMENTS][n % ELEMENTS] = x[n / 4][n % 4];
+            for (int n = 0; n < ROW_TILES * ELEMENTS; ++n) p[n / ELEMENTS][n % ELEMENTS] = x[n / 4][n % 4];
         }
 #pragma unroll
         for (int r = 0; r < ROW_TILES; ++r)
@@ -165,23 +164,20 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS)
         if (scores_change(&a)) {
             __syncthreads(); /* all warps have read K(n), whose tile is used here */
 #pragma unroll
-            for (int r = 0; r < ROW_TILES; ++r)
-                general_scores(p[r], 0, k_tile, &a, &s, b, h, i0 + 16 * r, j0);
+            for (int r = 0; r < ROW_TILES; ++r) general_scores(p[r], 0, k_tile, &a, &s, b, h, i0 + 16 * r, j0);
         }
         if (!all_visible(&s, i0, j0)) {
 #pragma unroll
             for (int r = 0; r < ROW_TILES; ++r)
 #pragma unroll
                 for (int n = 0; n < ELEMENTS; ++n)
-                    if (!visible(&s, i0 + 16 * r + element_row(n), j0 + element_column(n)))
-                        p[r][n] = -(real)INFINITY;
+                    if (!visible(&s, i0 + 16 * r + element_row(n), j0 + element_column(n))) p[r][n] = -(real)INFINITY;
         }
 
         cp_async_wait(0);
         round_tile(v_tile, BN);
         __syncthreads(); /* V(n) has arrived, and all warps have read K(n) */
-        if (block > first)
-            load_tile(k_tile, BN, k + (int64_t)(j0 - BN) * a.k.row, a.k.row, BN, a.D, a.vector_qkv);
+        if (block > first) load_tile(k_tile, BN, k + (int64_t)(j0 - BN) * a.k.row, a.k.row, BN, a.D, a.vector_qkv);
         cp_async_commit();
 
         real correction[ROW_TILES][2];
@@ -191,8 +187,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS)
             for (int half = 0; half < HALVES; ++half) {
                 real top = m[r][half];
 #pragma unroll
-                for (int n = 2 * half; n < ELEMENTS; n += 2 * HALVES)
-                    top = fmax(top, fmax(p[r][n], p[r][n + 1]));
+                for (int n = 2 * half; n < ELEMENTS; n += 2 * HALVES) top = fmax(top, fmax(p[r][n], p[r][n + 1]));
                 top = row_max(top);
                 const real base = top == -(real)INFINITY ? (real)0 : top;
                 correction[r][half] = exponential(m[r][half] - base);
@@ -219,8 +214,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS)
             exchange_with_partner(x, KEY_TILES, p[0], correction[0], smem->shares);
         } else {
 #pragma unroll
-            for (int n = 0; n < ROW_TILES * ELEMENTS; ++n)
-                x[n / 4][n % 4] = p[n / ELEMENTS][n % ELEMENTS];
+            for (int n = 0; n < ROW_TILES * ELEMENTS; ++n) x[n / 4][n % 4] = p[n / ELEMENTS][n % ELEMENTS];
         }
 #pragma unroll
         for (int r = 0; r < ROW_TILES; ++r)
@@ -242,8 +236,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS)
 #pragma unroll
     for (int r = 0; r < ROW_TILES; ++r) {
 #pragma unroll
-        for (int half = 0; half < HALVES; ++half)
-            top[r][half] = m[r][half], sum[r][half] = row_sum(l[r][half]);
+        for (int half = 0; half < HALVES; ++half) top[r][half] = m[r][half], sum[r][half] = row_sum(l[r][half]);
         if (SPLIT > 1) {
             exchange_with_partner(0, 0, 0, top[r], smem->sums);
             exchange_with_partner(0, 0, 0, sum[r], smem->shares);
@@ -251,9 +244,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS)
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             const int i = row0 + 16 * r + lane_of() / 4 + 8 * half;
-            old_L[r][half] = i < rows && (a.flags & FATTN_MERGE)
-                                 ? *row_at(&a.lse, &s, h, s.q0 + i0 + i)
-                                 : -(real)INFINITY;
+            old_L[r][half] =
+                i < rows && (a.flags & FATTN_MERGE) ? *row_at(&a.lse, &s, h, s.q0 + i0 + i) : -(real)INFINITY;
         }
     }
     sync_partners(); /* all threads of the rows have read lse */
@@ -281,8 +273,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS)
 #pragma unroll
                     for (int e = 0; e < VECTOR; ++e)
                         if (d0 + e < a.Dv)
-                            out[d0 + e] = row.keep_old > 0 ? x.e[e] + row.keep_old * out[d0 + e]
-                                                           : x.e[e];
+                            out[d0 + e] = row.keep_old > 0 ? x.e[e] + row.keep_old * out[d0 + e] : x.e[e];
                 }
         }
 }

@@ -20,9 +20,17 @@
 #include "core/device/score_terms_mma.cuh"
 
 enum {
-    D = K_D, PITCH = (D + 63) / 64 * 64, BM = K_BM, BN = K_BN, WARPS = K_WARPS,
-    THREADS = 32 * WARPS, ROW_TILES = BM / (16 * WARPS), KEY_TILES = BN / 8, COLUMN_TILES = D / 8,
-    CAUSAL = K_VARIANT == FATTNI_VARIANT_CAUSAL, GENERAL = K_VARIANT == FATTNI_VARIANT_GENERAL
+    D = K_D,
+    PITCH = (D + 63) / 64 * 64,
+    BM = K_BM,
+    BN = K_BN,
+    WARPS = K_WARPS,
+    THREADS = 32 * WARPS,
+    ROW_TILES = BM / (16 * WARPS),
+    KEY_TILES = BN / 8,
+    COLUMN_TILES = D / 8,
+    CAUSAL = K_VARIANT == FATTNI_VARIANT_CAUSAL,
+    GENERAL = K_VARIANT == FATTNI_VARIANT_GENERAL
 };
 
 /* Tiles of 16-bit elements. */
@@ -37,8 +45,7 @@ static_assert(offsetof(shared_memory, k) % 512 == 0 && offsetof(shared_memory, v
 static_assert(SHARED_BYTES <= 227 * 1024, "shared memory");
 
 /* O += P V: accumulators of S are laid out as the A fragment is. B fragments are loaded one product ahead. */
-DEVICE void accumulate(float o[ROW_TILES][COLUMN_TILES][4], const float p[ROW_TILES][KEY_TILES][4],
-                       uint32_t v_lane) {
+DEVICE void accumulate(float o[ROW_TILES][COLUMN_TILES][4], const float p[ROW_TILES][KEY_TILES][4], uint32_t v_lane) {
     uint32_t b[2][4];
     load_b_trans(b[0], v_lane, PITCH, 0, 0);
 #pragma unroll
@@ -66,27 +73,25 @@ DEVICE void accumulate(float o[ROW_TILES][COLUMN_TILES][4], const float p[ROW_TI
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS)
-    K_NAME(const __grid_constant__ fattni_attention_args a) {
+extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS) K_NAME(const __grid_constant__ fattni_attention_args a) {
     extern __shared__ __align__(1024) unsigned char memory[];
     const uint32_t shared = shared_address(memory), q_tile = MEMBER_ADDRESS(shared, q),
                    k_tile = MEMBER_ADDRESS(shared, k), v_tile = MEMBER_ADDRESS(shared, v);
     const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
     const int g = lane / 4, t = lane % 4, row0 = warp * 16 * ROW_TILES;
-    const uint32_t q_lane = lane_16(q_tile + row0 * PITCH * 2, PITCH),
-                   k_lane = lane_8(k_tile, PITCH), v_lane = lane_16(v_tile, PITCH);
+    const uint32_t q_lane = lane_16(q_tile + row0 * PITCH * 2, PITCH), k_lane = lane_8(k_tile, PITCH),
+                   v_lane = lane_16(v_tile, PITCH);
 
     row_block work;
     if (!find_row_block(&a, BM, &work)) return;
     const int b = work.b, h = work.h, i0 = work.i0, rows = work.rows, begin = work.begin, end = work.end;
     const sequence s = work.s;
 
-    const half_type *const q = (const half_type *)a.q.p + s.batch * a.q.b + h * a.q.h +
-                               (int64_t)(s.q0 + i0) * a.q.row;
-    const half_type *const k = (const half_type *)a.k.p + s.batch * a.k.b + h / a.group * a.k.h +
-                               (int64_t)s.k0 * a.k.row;
-    const half_type *const v = (const half_type *)a.v.p + s.batch * a.v.b + h / a.group * a.v.h +
-                               (int64_t)s.k0 * a.v.row;
+    const half_type *const q = (const half_type *)a.q.p + s.batch * a.q.b + h * a.q.h + (int64_t)(s.q0 + i0) * a.q.row;
+    const half_type *const k =
+        (const half_type *)a.k.p + s.batch * a.k.b + h / a.group * a.k.h + (int64_t)s.k0 * a.k.row;
+    const half_type *const v =
+        (const half_type *)a.v.p + s.batch * a.v.b + h / a.group * a.v.h + (int64_t)s.k0 * a.v.row;
 
     float o[ROW_TILES][COLUMN_TILES][4];
     float m[ROW_TILES][2], l[ROW_TILES][2]; /* running maximum of the scores before `unit`; sum of this thread's P */
@@ -107,16 +112,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS)
     if (end <= begin) block = first - 1;
     load_tile(q_tile, PITCH, BM, THREADS, q, a.q.row, rows, a.D, a.vector_qkv);
     if (block >= first)
-        load_tile(k_tile, PITCH, BN, THREADS, k + (int64_t)block * BN * a.k.row, a.k.row,
-                  s.Sk - block * BN, a.D, a.vector_qkv);
+        load_tile(k_tile, PITCH, BN, THREADS, k + (int64_t)block * BN * a.k.row, a.k.row, s.Sk - block * BN, a.D,
+                  a.vector_qkv);
     cp_async_commit();
 
     for (; block >= first; --block) {
         const int j0 = block * BN;
         cp_async_wait(0);
         __syncthreads(); /* K(n) has arrived, and all warps have read V(n+1) */
-        load_tile(v_tile, PITCH, BN, THREADS, v + (int64_t)j0 * a.v.row, a.v.row, s.Sk - j0, a.Dv,
-                  a.vector_qkv);
+        load_tile(v_tile, PITCH, BN, THREADS, v + (int64_t)j0 * a.v.row, a.v.row, s.Sk - j0, a.Dv, a.vector_qkv);
         cp_async_commit();
 
         float p[ROW_TILES][KEY_TILES][4];
@@ -124,8 +128,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS)
         if (GENERAL)
 #pragma unroll
             for (int r = 0; r < ROW_TILES; ++r)
-                general_scores(p[r], 0, KEY_TILES, 0, &a, &s, slope_of(&a, h), b, h,
-                               i0 + row0 + 16 * r + g, j0 + 2 * t);
+                general_scores(p[r], 0, KEY_TILES, 0, &a, &s, slope_of(&a, h), b, h, i0 + row0 + 16 * r + g,
+                               j0 + 2 * t);
 
         const int unmasked = i0 + BM - 1 + s.lo <= j0 && j0 + BN - 1 <= i0 + s.hi && j0 + BN <= s.Sk;
         if (!unmasked) {
@@ -145,8 +149,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS)
         cp_async_wait(0);
         __syncthreads(); /* V(n) has arrived, and all warps have read K(n) */
         if (block > first)
-            load_tile(k_tile, PITCH, BN, THREADS, k + (int64_t)(j0 - BN) * a.k.row, a.k.row,
-                      s.Sk - (j0 - BN), a.D, a.vector_qkv);
+            load_tile(k_tile, PITCH, BN, THREADS, k + (int64_t)(j0 - BN) * a.k.row, a.k.row, s.Sk - (j0 - BN), a.D,
+                      a.vector_qkv);
         cp_async_commit();
 
         float correction[ROW_TILES][2]; /* 2^(old - new maximum) */
@@ -157,16 +161,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS)
             for (int half = 0; half < 2; ++half) {
                 float top = m[r][half];
 #pragma unroll
-                for (int n = 0; n < KEY_TILES; ++n)
-                    top = fmaxf(top, fmaxf(p[r][n][2 * half], p[r][n][2 * half + 1]));
+                for (int n = 0; n < KEY_TILES; ++n) top = fmaxf(top, fmaxf(p[r][n][2 * half], p[r][n][2 * half + 1]));
                 top = quad_max(top);
                 rose |= top != m[r][half];
                 float base = top == -INFINITY ? 0.0f : __fmul_rn(top, unit), shift = 0.0f;
                 if (is_far(base)) { /* the difference comes before the product */
                     base = 0.0f, shift = top;
 #pragma unroll
-                    for (int n = 0; n < KEY_TILES; ++n)
-                        p[r][n][2 * half] -= top, p[r][n][2 * half + 1] -= top;
+                    for (int n = 0; n < KEY_TILES; ++n) p[r][n][2 * half] -= top, p[r][n][2 * half + 1] -= top;
                 }
                 /* The product is rounded as base is, so that this is 2^0 where the maximum stays. */
                 correction[r][half] = exp2_approx(__fmul_rn(m[r][half] - shift, unit) - base);
@@ -220,8 +222,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS)
             row_result row = {sum > 0 ? 1.0f / sum : 0.0f, top * LN2 + logf(sum), 0.0f, shift};
             if (!(sum > 0) && sum == sum) row.L = -INFINITY;
             if (GENERAL)
-                row = general_row(&a, row, top, sum, h,
-                                  i < rows ? &lse[(int64_t)(s.q0 + i0 + i) * a.lse.row] : 0);
+                row = general_row(&a, row, top, sum, h, i < rows ? &lse[(int64_t)(s.q0 + i0 + i) * a.lse.row] : 0);
             row.L += row.shift;
 #pragma unroll
             for (int c = 0; c < COLUMN_TILES; ++c) {
@@ -229,8 +230,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS)
                 o[r][c][2 * half + 1] *= row.scale;
             }
             if (GENERAL && (a.flags & FATTN_MERGE) && i < rows) {
-                const float *const old = (const float *)a.o.p + s.batch * a.o.b + h * a.o.h +
-                                         (int64_t)(s.q0 + i0 + i) * a.o.row;
+                const float *const old =
+                    (const float *)a.o.p + s.batch * a.o.b + h * a.o.h + (int64_t)(s.q0 + i0 + i) * a.o.row;
 #pragma unroll
                 for (int c = 0; c < COLUMN_TILES; ++c)
 #pragma unroll
@@ -254,10 +255,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS)
                 }
         return;
     }
-    half_type *const out =
-        (half_type *)a.o.p + s.batch * a.o.b + h * a.o.h + (int64_t)(s.q0 + i0) * a.o.row;
-    store_rows(o, ROW_TILES, COLUMN_TILES, q_tile, PITCH, row0, out, a.o.row, rows, a.Dv,
-               a.vector_qkv);
+    half_type *const out = (half_type *)a.o.p + s.batch * a.o.b + h * a.o.h + (int64_t)(s.q0 + i0) * a.o.row;
+    store_rows(o, ROW_TILES, COLUMN_TILES, q_tile, PITCH, row0, out, a.o.row, rows, a.Dv, a.vector_qkv);
 }
 
 DESCRIBE_KERNEL(fattni_attention_args, SHARED_BYTES, 1);

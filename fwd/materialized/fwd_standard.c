@@ -20,12 +20,9 @@ static layout layout_of(const fattni_problem *p) {
     const size_t element = fattn_dtype_size(fattni_real(p));
     const int64_t rows = fattni_min(p->Sq, FATTNI_STANDARD_ROWS);
     layout s = {0};
-    s.q = fattni_standard_reserve(&s.bytes, fattni_standard_direct(&p->q, p->D) ? 0 : rows * p->D,
-                                  element);
-    s.k = fattni_standard_reserve(&s.bytes, fattni_standard_direct(&p->k, p->D) ? 0 : p->Sk * p->D,
-                                  element);
-    s.v = fattni_standard_reserve(
-        &s.bytes, fattni_standard_direct(&p->v, p->Dv) ? 0 : p->Sk * p->Dv, element);
+    s.q = fattni_standard_reserve(&s.bytes, fattni_standard_direct(&p->q, p->D) ? 0 : rows * p->D, element);
+    s.k = fattni_standard_reserve(&s.bytes, fattni_standard_direct(&p->k, p->D) ? 0 : p->Sk * p->D, element);
+    s.v = fattni_standard_reserve(&s.bytes, fattni_standard_direct(&p->v, p->Dv) ? 0 : p->Sk * p->Dv, element);
     s.P = fattni_standard_reserve(&s.bytes, fattni_is_narrow(p) ? rows * p->Sk : 0, element);
     s.dropped = fattni_standard_reserve(&s.bytes, p->drop_T ? rows * p->Sk : 0, element);
     s.o = fattni_standard_reserve(&s.bytes, rows * p->Dv, element);
@@ -56,8 +53,7 @@ static fattn_status run(fattn_ctx *ctx, const fattni_problem *p, const fattni_ke
              .k = fattni_cpu_kernels_of(ctx, p->dtype),
              .layout = layout_of(p),
              .blocks = fattni_ceil_div(p->Sq, FATTNI_STANDARD_ROWS)};
-    fattni_parallel(ctx, p->B * p->Hq * w.blocks,
-                    p->dtype == FATTN_F64 ? forward_block_f64 : forward_block_f32, &w);
+    fattni_parallel(ctx, p->B * p->Hq * w.blocks, p->dtype == FATTN_F64 ? forward_block_f64 : forward_block_f32, &w);
     return FATTN_OK;
 }
 

@@ -52,11 +52,10 @@ static fattn_status run(fattn_ctx *ctx, const fattni_problem *p, const fattni_ke
     }
     if (p->flags & FATTN_MERGE) x.kept = w + l.kept;
     if (p->dtype != real) x.o_scale = w + l.o_scale;
-    FATTNI_TRY(fattni_standard_rows_by_keys(ctx, p, p->D, p->scale, in.q.dense, in.k.dense, x.S,
-                                            w + l.blas));
+    FATTNI_TRY(fattni_standard_rows_by_keys(ctx, p, p->D, p->scale, in.q.dense, in.k.dense, x.S, w + l.blas));
     FATTNI_TRY(FATTNI_STANDARD_START(ctx, p, fwd_standard_rows, p->B * p->Hq * p->Sq, &x));
-    FATTNI_TRY(fattni_standard_matrix_by_keys(ctx, p, p->Dv, x.dropped ? x.dropped : x.P,
-                                              in.v.dense, o.dense, w + l.blas));
+    FATTNI_TRY(
+        fattni_standard_matrix_by_keys(ctx, p, p->Dv, x.dropped ? x.dropped : x.P, in.v.dense, o.dense, w + l.blas));
     return fattni_standard_scatter_o(ctx, p, &o, &x);
 }
 

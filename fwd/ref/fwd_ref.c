@@ -3,15 +3,13 @@
 #include "core/attention/ref_row.inc"
 
 /* Attention of row i: returns L, writes o[Dv]. s is a row of scores. */
-static REAL attend(const fattni_problem *p, int64_t b, int64_t h, int64_t i, int64_t Sk,
-                   const REAL *s, const REAL *v, REAL *o) {
+static REAL attend(const fattni_problem *p, int64_t b, int64_t h, int64_t i, int64_t Sk, const REAL *s, const REAL *v,
+                   REAL *o) {
     const REAL sink = sink_of(p, h);
-    for (int64_t d = 0; d < p->Dv; ++d)
-        o[d] = 0;
+    for (int64_t d = 0; d < p->Dv; ++d) o[d] = 0;
     if (sink == (REAL)INFINITY) return sink;
     REAL max = sink;
-    for (int64_t j = 0; j < Sk; ++j)
-        max = s[j] > max ? s[j] : max;
+    for (int64_t j = 0; j < Sk; ++j) max = s[j] > max ? s[j] : max;
     REAL sum = is_masked(sink) ? 0 : MATH(exp)(sink - max);
     bool empty = is_masked(sink);
     for (int64_t j = 0; j < Sk; ++j) {
@@ -19,12 +17,10 @@ static REAL attend(const fattni_problem *p, int64_t b, int64_t h, int64_t i, int
         empty = false;
         const REAL e = MATH(exp)(s[j] - max), w = STORED(e) * dropout_factor(p, b, h, i, j);
         sum += e;
-        for (int64_t d = 0; d < p->Dv; ++d)
-            o[d] += w * v[j * p->Dv + d];
+        for (int64_t d = 0; d < p->Dv; ++d) o[d] += w * v[j * p->Dv + d];
     }
     if (empty) return -(REAL)INFINITY;
-    for (int64_t d = 0; d < p->Dv; ++d)
-        o[d] /= sum;
+    for (int64_t d = 0; d < p->Dv; ++d) o[d] /= sum;
     return max + MATH(log)(sum);
 }
 
@@ -45,8 +41,7 @@ static REAL merge(const fattni_problem *p, int64_t batch, int64_t h, int64_t row
     if (is_masked(before)) return L;
     const REAL joint = add_logs(before, L);
     const REAL kept = share(before, joint), added = share(L, joint);
-    for (int64_t d = 0; d < p->Dv; ++d)
-        o[d] = kept * get(&p->o, batch, h, row, d) + added * o[d];
+    for (int64_t d = 0; d < p->Dv; ++d) o[d] = kept * get(&p->o, batch, h, row, d) + added * o[d];
     return joint;
 }
 
@@ -67,8 +62,7 @@ fattn_status FN(fwd_ref)(fattn_ctx *ctx, const fattni_problem *p) {
                 score_row(p, &seq, b, h, i, q, k, t, s);
                 REAL L = attend(p, b, h, i, seq.band.Sk, s, v, o);
                 if (p->flags & FATTN_MERGE) L = merge(p, seq.batch, h, row, L, o);
-                for (int64_t d = 0; d < p->Dv; ++d)
-                    PUT(&p->o, seq.batch, h, row, d, o[d]);
+                for (int64_t d = 0; d < p->Dv; ++d) PUT(&p->o, seq.batch, h, row, d, o[d]);
                 PUT(&p->lse, seq.batch, h, row, 0, L);
             }
         }

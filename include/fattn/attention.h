@@ -65,28 +65,28 @@ typedef struct fattn_attention_params {
    required. All tensors are on the context's device. */
 typedef struct fattn_attention_io {
     uint32_t struct_size;
-    uint32_t reserved;         /* 0 */
-    const fattn_tensor *q;     /* [B,Hq ,Sq,D]  F64 F32 F16 BF16; required */
-    const fattn_tensor *k;     /* [B,Hkv,Sk,D]  q's dtype; Hq % Hkv == 0; required */
-    const fattn_tensor *v;     /* [B,Hkv,Sk,Dv] q's dtype; required */
-    const fattn_tensor *o;     /* [B,Hq ,Sq,Dv] written by forward: q's dtype or F32; required */
-    const fattn_tensor *lse;   /* [B,Hq ,Sq]    F32 (F64 when q is F64): natural log; required */
-    const fattn_tensor *bias;  /* [B,Hq,Sq,Sk]  q's dtype or F32; dimensions may broadcast (stride 0) */
-    const fattn_tensor *alibi; /* [Hq] slopes   F32 (F64 when q is F64) */
-    const fattn_tensor *sink;  /* [Hq] logits   F32 (F64 when q is F64) */
-    const fattn_tensor *seqlens_q, *seqlens_k;       /* [B] I32: rows, keys in use; padded batch */
+    uint32_t reserved;                         /* 0 */
+    const fattn_tensor *q;                     /* [B,Hq ,Sq,D]  F64 F32 F16 BF16; required */
+    const fattn_tensor *k;                     /* [B,Hkv,Sk,D]  q's dtype; Hq % Hkv == 0; required */
+    const fattn_tensor *v;                     /* [B,Hkv,Sk,Dv] q's dtype; required */
+    const fattn_tensor *o;                     /* [B,Hq ,Sq,Dv] written by forward: q's dtype or F32; required */
+    const fattn_tensor *lse;                   /* [B,Hq ,Sq]    F32 (F64 when q is F64): natural log; required */
+    const fattn_tensor *bias;                  /* [B,Hq,Sq,Sk]  q's dtype or F32; dimensions may broadcast (stride 0) */
+    const fattn_tensor *alibi;                 /* [Hq] slopes   F32 (F64 when q is F64) */
+    const fattn_tensor *sink;                  /* [Hq] logits   F32 (F64 when q is F64) */
+    const fattn_tensor *seqlens_q, *seqlens_k; /* [B] I32: rows, keys in use; padded batch */
     const fattn_tensor *cu_seqlens_q, *cu_seqlens_k; /* [Nseq+1] I32, both or neither: packed */
     const fattn_tensor *rng_step;                    /* I32 scalar on the device: captured graphs */
     /* backward */
-    const fattn_tensor *d_o;           /* [B,Hq,Sq,Dv] q's dtype, or F32 beside 16 bits; required */
-    const fattn_tensor *d_lse;         /* [B,Hq,Sq]    as lse: gradient of the loss with respect to L */
-    const fattn_tensor *delta;         /* [B,Hq,Sq]    as lse: sum_d dO*O - dL, when already known */
-    const fattn_tensor *dq, *dk, *dv;  /* as q, k, v; same dtype or F32; NULL = not wanted */
-    const fattn_tensor *d_bias;        /* as bias, reduced over its broadcast dimensions; F32 (F64) */
-    const fattn_tensor *d_sink;        /* as sink */
-    void *saved;                       /* from forward to backward; empty for flash, P for STANDARD */
+    const fattn_tensor *d_o;          /* [B,Hq,Sq,Dv] q's dtype, or F32 beside 16 bits; required */
+    const fattn_tensor *d_lse;        /* [B,Hq,Sq]    as lse: gradient of the loss with respect to L */
+    const fattn_tensor *delta;        /* [B,Hq,Sq]    as lse: sum_d dO*O - dL, when already known */
+    const fattn_tensor *dq, *dk, *dv; /* as q, k, v; same dtype or F32; NULL = not wanted */
+    const fattn_tensor *d_bias;       /* as bias, reduced over its broadcast dimensions; F32 (F64) */
+    const fattn_tensor *d_sink;       /* as sink */
+    void *saved;                      /* from forward to backward; empty for flash, P for STANDARD */
     size_t saved_bytes;
-    void *workspace;                   /* used during the call only; 256-byte aligned */
+    void *workspace; /* used during the call only; 256-byte aligned */
     size_t workspace_bytes;
 } fattn_attention_io;
 
@@ -100,40 +100,34 @@ typedef struct fattn_attention_io {
 
 typedef struct fattn_attention_plan {
     uint32_t struct_size;
-    uint32_t deterministic;               /* 1 = gradients repeat bitwise */
-    size_t fwd_workspace, bwd_workspace;  /* bytes: enough for every call with the same tensors
+    uint32_t deterministic;              /* 1 = gradients repeat bitwise */
+    size_t fwd_workspace, bwd_workspace; /* bytes: enough for every call with the same tensors
                                              present, shapes, strides, dtypes and params, at any
                                              addresses; a query without d_o covers every valid d_o */
-    size_t saved_bytes;                   /* what io.saved must hold: 0 for flash */
-    size_t lse_bytes;                     /* L */
-    size_t materialized_bytes;            /* what N x N storage would take: P, and the keep mask */
-    char fwd_kernel[48], bwd_kernel[48];  /* "fattn_bwd_sm90a_bf16_d128_causal" */
+    size_t saved_bytes;                  /* what io.saved must hold: 0 for flash */
+    size_t lse_bytes;                    /* L */
+    size_t materialized_bytes;           /* what N x N storage would take: P, and the keep mask */
+    char fwd_kernel[48], bwd_kernel[48]; /* "fattn_bwd_sm90a_bf16_d128_causal" */
 } fattn_attention_plan;
 
 /* Pure: reads shapes and strides only, no data. d_o may be NULL here; when no gradient tensor is
    given, all are planned. Errors as for _fwd and _bwd, except for workspace and saved. */
-FATTN_API FATTN_CHECKED fattn_status fattn_attention_query(fattn_ctx *ctx,
-                                                           const fattn_attention_params *p,
-                                                           const fattn_attention_io *io,
-                                                           fattn_attention_plan *out);
+FATTN_API FATTN_CHECKED fattn_status fattn_attention_query(fattn_ctx *ctx, const fattn_attention_params *p,
+                                                           const fattn_attention_io *io, fattn_attention_plan *out);
 
 /* Enqueue only: no allocation, no synchronisation, no host read of device data. Capturable.
    Errors: ARG, ABI, SHAPE, DTYPE, DEVICE, UNSUPPORTED, WORKSPACE; nothing is written then. */
-FATTN_API FATTN_CHECKED fattn_status fattn_attention_fwd(fattn_ctx *ctx,
-                                                         const fattn_attention_params *p,
+FATTN_API FATTN_CHECKED fattn_status fattn_attention_fwd(fattn_ctx *ctx, const fattn_attention_params *p,
                                                          const fattn_attention_io *io);
 /* delta = rowsum(dO*O) - dL, dP = keep*(dO V^T)/(1-p), G = P*(dP - delta); dbias = sum G;
    dX = G*(1-(t/cap)^2), dQ = scale dX K, dK = scale dX^T Q, dV = (keep*P)^T dO/(1-p),
    dsink = -sum exp(sink - L) delta. Reads o and lse as written by forward. */
-FATTN_API FATTN_CHECKED fattn_status fattn_attention_bwd(fattn_ctx *ctx,
-                                                         const fattn_attention_params *p,
+FATTN_API FATTN_CHECKED fattn_status fattn_attention_bwd(fattn_ctx *ctx, const fattn_attention_params *p,
                                                          const fattn_attention_io *io);
 
 /* keep[b,h,i,j], U8 [B,Hq,Sq,Sk] (packed: [Nseq,Hq,max_q,max_k]): the dropout bits that fwd and bwd
    use for these params and shapes; other masks are not applied. N x N bytes: meant for tests. */
-FATTN_API FATTN_CHECKED fattn_status fattn_dropout_mask(fattn_ctx *ctx,
-                                                        const fattn_attention_params *p,
-                                                        const fattn_attention_io *io,
-                                                        const fattn_tensor *keep);
+FATTN_API FATTN_CHECKED fattn_status fattn_dropout_mask(fattn_ctx *ctx, const fattn_attention_params *p,
+                                                        const fattn_attention_io *io, const fattn_tensor *keep);
 
 #endif

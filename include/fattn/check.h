@@ -4,29 +4,30 @@
 
 #include <fattn/tape.h>
 
-typedef struct fattn_tolerance { double atol, rtol, cosine; } fattn_tolerance; /* 0 = from dtype */
+typedef struct fattn_tolerance {
+    double atol, rtol, cosine;
+} fattn_tolerance; /* 0 = from dtype */
 
 typedef struct fattn_report {
     uint32_t struct_size;
     int32_t passed;
-    int64_t checked, failed, nonfinite;     /* nonfinite: NaN or Inf on one side only, in a gradcheck
+    int64_t checked, failed, nonfinite; /* nonfinite: NaN or Inf on one side only, in a gradcheck
                                                on either side: also failed */
-    double max_abs, max_rel, rms;           /* of got - want; max_rel relative to max(|want|, atol) */
-    double cosine;                          /* distance 1 - 2<a,b>/(<a,a>+<b,b>): depends on scale, too */
-    int32_t worst_input, reserved;          /* gradcheck: which input */
+    double max_abs, max_rel, rms;       /* of got - want; max_rel relative to max(|want|, atol) */
+    double cosine;                      /* distance 1 - 2<a,b>/(<a,a>+<b,b>): depends on scale, too */
+    int32_t worst_input, reserved;      /* gradcheck: which input */
     int64_t worst_at[FATTN_MAX_DIMS];
     double worst_got, worst_want;
-    double baseline;                        /* compare: max_abs of the low-precision reference */
+    double baseline; /* compare: max_abs of the low-precision reference */
 } fattn_report;
 
 /* got against want, element by element: |got - want| <= atol + rtol*|want|. With baseline != NULL
    the bound is factor times the largest error that an unfused implementation in the same dtype
    makes against want, plus a floor of two roundings of want in got's dtype.
    FATTN_E_MISMATCH when an element fails; the report is written either way. */
-FATTN_API FATTN_CHECKED fattn_status fattn_compare(fattn_ctx *ctx, const fattn_tensor *got,
-                                                   const fattn_tensor *want,
-                                                   const fattn_tensor *baseline, double factor,
-                                                   fattn_tolerance tol, fattn_report *out);
+FATTN_API FATTN_CHECKED fattn_status fattn_compare(fattn_ctx *ctx, const fattn_tensor *got, const fattn_tensor *want,
+                                                   const fattn_tensor *baseline, double factor, fattn_tolerance tol,
+                                                   fattn_report *out);
 
 /* Builds a graph over in[0..n_in-1]; returns its output, any shape. */
 typedef fattn_var (*fattn_graph_fn)(fattn_tape *t, const fattn_var *in, int n_in, void *user);
@@ -48,7 +49,6 @@ typedef struct fattn_gradcheck_options {
    coordinate fails; the report is written either way. */
 FATTN_API FATTN_CHECKED fattn_status fattn_gradcheck(fattn_ctx *ctx, fattn_graph_fn fn, void *user,
                                                      const fattn_tensor *inputs, int n,
-                                                     const fattn_gradcheck_options *opt,
-                                                     fattn_report *out);
+                                                     const fattn_gradcheck_options *opt, fattn_report *out);
 
 #endif

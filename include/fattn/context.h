@@ -21,7 +21,7 @@
 #include <fattn/base.h>
 
 typedef enum fattn_device { FATTN_CPU = 1, FATTN_CUDA = 2 } fattn_device; /* DLPack's codes */
-typedef struct CUstream_st *fattn_stream; /* is cudaStream_t; no CUDA header needed */
+typedef struct CUstream_st *fattn_stream;                                 /* is cudaStream_t; no CUDA header needed */
 typedef struct fattn_ctx fattn_ctx;
 
 /* All heap memory of a context comes from here. A function that takes a workspace does not allocate.
@@ -39,7 +39,7 @@ typedef void (*fattn_log_fn)(void *user, fattn_log level, const char *text);
 
 enum {
     FATTN_CTX_DETERMINISTIC = 1u << 0, /* as if every call on this context had FATTN_DETERMINISTIC */
-    FATTN_CTX_TUNE = 1u << 1 /* matrix products on a GPU: the first product of a shape times cuBLASLt's
+    FATTN_CTX_TUNE = 1u << 1           /* matrix products on a GPU: the first product of a shape times cuBLASLt's
                                 candidates and waits for the device, later ones use the fastest; results
                                 may differ in rounding from run to run. Not with DETERMINISTIC */
 };
@@ -49,23 +49,24 @@ typedef struct fattn_ctx_options {
     uint32_t flags;
     int32_t device; /* fattn_device; 0 = FATTN_CPU */
     int32_t device_id;
-    fattn_stream stream;  /* 0 = the device's default stream */
-    int32_t cpu_threads;  /* 0..4096; 0 = OpenMP's choice now; never calls omp_set_num_threads */
-    int32_t arch_cap;     /* tests: 1 = baseline CPU code, 2 = AVX2 at most; 80 = sm_80; 0 = best */
-    int32_t sm_limit;     /* persistent kernels use at most this many SMs; 0 = all */
-    int32_t reserved;     /* 0 */
+    fattn_stream stream;       /* 0 = the device's default stream */
+    int32_t cpu_threads;       /* 0..4096; 0 = OpenMP's choice now; never calls omp_set_num_threads */
+    int32_t arch_cap;          /* tests: 1 = baseline CPU code, 2 = AVX2 at most; 80 = sm_80; 0 = best */
+    int32_t sm_limit;          /* persistent kernels use at most this many SMs; 0 = all */
+    int32_t reserved;          /* 0 */
     fattn_allocator allocator; /* all zero = malloc, or cudaMallocAsync on a GPU */
     fattn_log_fn log;          /* NULL = silent: the library never prints */
     void *log_user;
 } fattn_ctx_options;
 
 /* Bytes allocated by this context now, their peak, and the number of allocations. */
-typedef struct fattn_mem { size_t live, peak, allocs; } fattn_mem;
+typedef struct fattn_mem {
+    size_t live, peak, allocs;
+} fattn_mem;
 
 /* opt may be NULL: the CPU, all defaults. On failure *out is NULL. A device that this build or
    machine lacks is FATTN_E_UNSUPPORTED; the error message goes to opt->log, as there is no context. */
-FATTN_API FATTN_CHECKED fattn_status fattn_ctx_create(const fattn_ctx_options *opt,
-                                                      fattn_ctx **out);
+FATTN_API FATTN_CHECKED fattn_status fattn_ctx_create(const fattn_ctx_options *opt, fattn_ctx **out);
 /* Everything allocated through the context must be freed before. NULL is allowed. */
 FATTN_API void fattn_ctx_destroy(fattn_ctx *ctx);
 FATTN_API fattn_device fattn_ctx_device(const fattn_ctx *ctx);
@@ -75,8 +76,7 @@ FATTN_API FATTN_CHECKED fattn_status fattn_ctx_sync(fattn_ctx *ctx);
 /* The error message of the last failure, with names and numbers; "" before the first. Never NULL. */
 FATTN_API const char *fattn_ctx_error(const fattn_ctx *ctx);
 /* For ops and companion libraries: sets the error message (at most 511 bytes) and returns s. */
-FATTN_API fattn_status fattn_ctx_fail(fattn_ctx *ctx, fattn_status s, const char *format, ...)
-    FATTN_PRINTF(3, 4);
+FATTN_API fattn_status fattn_ctx_fail(fattn_ctx *ctx, fattn_status s, const char *format, ...) FATTN_PRINTF(3, 4);
 FATTN_API fattn_mem fattn_ctx_mem(const fattn_ctx *ctx);
 FATTN_API void fattn_ctx_mem_reset_peak(fattn_ctx *ctx); /* peak = live */
 

@@ -25,8 +25,7 @@ static inline fattn_dtype fattn_dtype_from_dlpack(DLDataType t) {
 
 /* A DLTensor does not say whether it may be written: an array that its producer calls read-only must
    not become an output. Producers of DLPack 1.0 do say so: see _versioned below. */
-FATTN_CHECKED static inline fattn_status fattn_tensor_from_dlpack(const DLTensor *x,
-                                                                  fattn_tensor *out) {
+FATTN_CHECKED static inline fattn_status fattn_tensor_from_dlpack(const DLTensor *x, fattn_tensor *out) {
     if (!x || !out || (x->ndim > 0 && !x->shape)) return FATTN_E_ARG;
     const fattn_dtype dtype = fattn_dtype_from_dlpack(x->dtype);
     if (!dtype) return FATTN_E_DTYPE;
@@ -35,9 +34,8 @@ FATTN_CHECKED static inline fattn_status fattn_tensor_from_dlpack(const DLTensor
     if (!on_cpu && !on_gpu) return FATTN_E_DEVICE;
     if (x->ndim < 0 || x->ndim > FATTN_MAX_DIMS) return FATTN_E_SHAPE;
     int64_t none[1] = {0};
-    fattn_tensor t =
-        fattn_tensor_view(0, dtype, on_gpu ? FATTN_CUDA : FATTN_CPU,
-                          on_gpu ? x->device.device_id : 0, x->ndim, x->ndim ? x->shape : none);
+    fattn_tensor t = fattn_tensor_view(0, dtype, on_gpu ? FATTN_CUDA : FATTN_CPU, on_gpu ? x->device.device_id : 0,
+                                       x->ndim, x->ndim ? x->shape : none);
     const int empty = fattn_tensor_numel(&t) == 0; /* NumPy's strides are all 0 then */
     for (int d = 0; d < x->ndim; ++d) {
         if (x->shape[d] < 0) return FATTN_E_SHAPE;
@@ -49,10 +47,8 @@ FATTN_CHECKED static inline fattn_status fattn_tensor_from_dlpack(const DLTensor
 }
 
 /* out points into shape and strides, which must live as long as it does; so must t's memory. */
-FATTN_CHECKED static inline fattn_status fattn_tensor_to_dlpack(const fattn_tensor *t,
-                                                                int64_t shape[FATTN_MAX_DIMS],
-                                                                int64_t strides[FATTN_MAX_DIMS],
-                                                                DLTensor *out) {
+FATTN_CHECKED static inline fattn_status fattn_tensor_to_dlpack(const fattn_tensor *t, int64_t shape[FATTN_MAX_DIMS],
+                                                                int64_t strides[FATTN_MAX_DIMS], DLTensor *out) {
     if (!t || !shape || !strides || !out) return FATTN_E_ARG;
     if (t->ndim < 0 || t->ndim > FATTN_MAX_DIMS) return FATTN_E_SHAPE;
     const size_t size = fattn_dtype_size((fattn_dtype)t->dtype);
@@ -81,8 +77,8 @@ FATTN_CHECKED static inline fattn_status fattn_tensor_to_dlpack(const fattn_tens
 #ifdef DLPACK_MAJOR_VERSION
 /* `write`: the tensor will be an output. ARG for an output that is read-only, ABI for a producer of
    a later major version. */
-FATTN_CHECKED static inline fattn_status fattn_tensor_from_dlpack_versioned(
-    const DLManagedTensorVersioned *m, int write, fattn_tensor *out) {
+FATTN_CHECKED static inline fattn_status fattn_tensor_from_dlpack_versioned(const DLManagedTensorVersioned *m,
+                                                                            int write, fattn_tensor *out) {
     if (!m) return FATTN_E_ARG;
     if (m->version.major != DLPACK_MAJOR_VERSION) return FATTN_E_ABI;
     if (write && (m->flags & DLPACK_FLAG_BITMASK_READ_ONLY)) return FATTN_E_ARG;

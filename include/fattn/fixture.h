@@ -20,8 +20,8 @@ enum { FATTN_FIXTURE_SCHEMA = 1 }; /* attribute "schema" on "/"; other values ar
 /* create 0: read only; 1: a new file, replacing an old one. The context, on the CPU, allocates memory
    and receives error messages; it must outlive the fixture. On failure *out is NULL. A file that
    is missing, damaged, of another schema or larger than 1 GiB is FATTN_E_IO. */
-FATTN_API FATTN_CHECKED fattn_status fattn_fixture_open(fattn_ctx *ctx, const char *path,
-                                                        int create, fattn_fixture **out);
+FATTN_API FATTN_CHECKED fattn_status fattn_fixture_open(fattn_ctx *ctx, const char *path, int create,
+                                                        fattn_fixture **out);
 /* Writes a created file. IO when it could not be completed; f is freed in any case. NULL is allowed. */
 FATTN_API FATTN_CHECKED fattn_status fattn_fixture_close(fattn_fixture *f);
 FATTN_API int fattn_fixture_count(const fattn_fixture *f);               /* groups in /cases */
@@ -32,24 +32,22 @@ FATTN_API int fattn_fixture_has(fattn_fixture *f, const char *path);
 /* The dataset at path ("/cases/causal/q"), converted to `as`, row-major, from the context's memory:
    free with fattn_tensor_free. IO: absent, damaged, more than 5 dimensions, not F64, F32, I32 or
    U8. */
-FATTN_API FATTN_CHECKED fattn_status fattn_fixture_get(fattn_fixture *f, const char *path,
-                                                       fattn_dtype as, fattn_tensor *out);
+FATTN_API FATTN_CHECKED fattn_status fattn_fixture_get(fattn_fixture *f, const char *path, fattn_dtype as,
+                                                       fattn_tensor *out);
 /* F64, F32, I32 and U8 (DTYPE otherwise), any strides. Creates the groups above it; an existing object
    is not replaced (ARG). This and the other puts: NOMEM when there is no memory for the larger file;
    what was put before is kept. */
-FATTN_API FATTN_CHECKED fattn_status fattn_fixture_put(fattn_fixture *f, const char *path,
-                                                       const fattn_tensor *t);
+FATTN_API FATTN_CHECKED fattn_status fattn_fixture_put(fattn_fixture *f, const char *path, const fattn_tensor *t);
 /* Attribute attr of the object at path; "/" is the file. Any number is returned as double.
    put creates the group if there is nothing at path. Text: at most 4095 bytes. */
-FATTN_API FATTN_CHECKED fattn_status fattn_fixture_get_f64(fattn_fixture *f, const char *path,
-                                                           const char *attr, double *out);
-FATTN_API FATTN_CHECKED fattn_status fattn_fixture_put_f64(fattn_fixture *f, const char *path,
-                                                           const char *attr, double value);
-FATTN_API FATTN_CHECKED fattn_status fattn_fixture_get_text(fattn_fixture *f, const char *path,
-                                                            const char *attr, char *out,
-                                                            size_t size);
-FATTN_API FATTN_CHECKED fattn_status fattn_fixture_put_text(fattn_fixture *f, const char *path,
-                                                            const char *attr, const char *text);
+FATTN_API FATTN_CHECKED fattn_status fattn_fixture_get_f64(fattn_fixture *f, const char *path, const char *attr,
+                                                           double *out);
+FATTN_API FATTN_CHECKED fattn_status fattn_fixture_put_f64(fattn_fixture *f, const char *path, const char *attr,
+                                                           double value);
+FATTN_API FATTN_CHECKED fattn_status fattn_fixture_get_text(fattn_fixture *f, const char *path, const char *attr,
+                                                            char *out, size_t size);
+FATTN_API FATTN_CHECKED fattn_status fattn_fixture_put_text(fattn_fixture *f, const char *path, const char *attr,
+                                                            const char *text);
 /* Reads and writes the attributes of /cases/<name> as params: one attribute per field, the seed as a
    64-bit integer. Set out->struct_size. IO when one is absent or does not fit its field. */
 FATTN_API FATTN_CHECKED fattn_status fattn_fixture_params(fattn_fixture *f, const char *name,
@@ -83,13 +81,10 @@ typedef struct fattn_fixture_attention {
 /* Inputs in dtype, statistics in F32 (F64), with the strides that the case specifies. Outputs are
    filled with NaN, or with the values that MERGE and ACC_* add to. DTYPE when a value of the case is not
    exact in dtype: the expected results would not apply. Free each case that was loaded, and no other. */
-FATTN_API FATTN_CHECKED fattn_status fattn_fixture_attention_load(fattn_fixture *f,
-                                                                  const char *name,
-                                                                  fattn_dtype dtype,
+FATTN_API FATTN_CHECKED fattn_status fattn_fixture_attention_load(fattn_fixture *f, const char *name, fattn_dtype dtype,
                                                                   fattn_fixture_attention *out);
 /* Query, then forward and backward, in memory from the context. Once after each load. */
-FATTN_API FATTN_CHECKED fattn_status fattn_fixture_attention_run(fattn_ctx *ctx,
-                                                                 fattn_fixture_attention *c);
+FATTN_API FATTN_CHECKED fattn_status fattn_fixture_attention_run(fattn_ctx *ctx, fattn_fixture_attention *c);
 FATTN_API void fattn_fixture_attention_free(fattn_ctx *ctx, fattn_fixture_attention *c);
 
 #endif

@@ -16,10 +16,8 @@ typedef struct fattn_adamw_options {
 FATTN_API void fattn_adamw_defaults(fattn_adamw_options *opt); /* fills opt->struct_size bytes */
 /* Keeps the pointers, which must differ; frozen params are skipped, and must stay frozen.
    Learning rate 1e-3 until set. opt NULL = defaults. */
-FATTN_API FATTN_CHECKED fattn_status fattn_adamw_create(fattn_ctx *ctx,
-                                                        const fattn_adamw_options *opt,
-                                                        fattn_param *const *params, int n,
-                                                        fattn_adamw **out);
+FATTN_API FATTN_CHECKED fattn_status fattn_adamw_create(fattn_ctx *ctx, const fattn_adamw_options *opt,
+                                                        fattn_param *const *params, int n, fattn_adamw **out);
 /* lr and the step count are in device memory, so that captured graphs replay correctly. */
 FATTN_API FATTN_CHECKED fattn_status fattn_adamw_set_lr(fattn_adamw *a, float lr);
 /* Clip, update, zero the gradients: g *= min(1, max_grad_norm/|g|); p *= 1 - lr*weight_decay unless
@@ -32,8 +30,8 @@ FATTN_API FATTN_CHECKED fattn_status fattn_adamw_step(fattn_adamw *a);
 FATTN_API FATTN_CHECKED fattn_status fattn_adamw_grad_norm(fattn_adamw *a, double *out);
 typedef enum fattn_adam_state { FATTN_ADAM_M = 1, FATTN_ADAM_V, FATTN_ADAM_MASTER } fattn_adam_state;
 /* View of the state of params[i], for checkpoints; MASTER exists for 16-bit parameters only. */
-FATTN_API FATTN_CHECKED fattn_status fattn_adamw_state(fattn_adamw *a, int i,
-                                                       fattn_adam_state which, fattn_tensor *view);
+FATTN_API FATTN_CHECKED fattn_status fattn_adamw_state(fattn_adamw *a, int i, fattn_adam_state which,
+                                                       fattn_tensor *view);
 FATTN_API FATTN_CHECKED fattn_status fattn_adamw_get_step(fattn_adamw *a, int64_t *t);
 /* t in 0..2^53: the integers that a double represents. */
 FATTN_API FATTN_CHECKED fattn_status fattn_adamw_set_step(fattn_adamw *a, int64_t t);

@@ -35,12 +35,19 @@ Test(determinism, shapes) {
 /* Several column blocks, window, accumulation, few heads and many. */
 Test(determinism, long_sequences) {
     for (int n = 0; n < 8; ++n) {
-        const attention_case c = {
-            .name = "long", .dtype = dtypes[n % 4], .B = 1, .Hq = n < 4 ? 2 : 6,
-            .Hkv = n < 4 ? 1 : 3, .Sq = 700, .Sk = 613, .D = 64, .layout = LAYOUT_BSHD,
-            .flags = (n & 2 ? FATTN_CAUSAL : FATTN_WINDOW) |
-                     (n & 4 ? FATTN_ACC_DQ | FATTN_ACC_DK | FATTN_ACC_DV : 0u),
-            .window_left = 150, .window_right = 90};
+        const attention_case c = {.name = "long",
+                                  .dtype = dtypes[n % 4],
+                                  .B = 1,
+                                  .Hq = n < 4 ? 2 : 6,
+                                  .Hkv = n < 4 ? 1 : 3,
+                                  .Sq = 700,
+                                  .Sk = 613,
+                                  .D = 64,
+                                  .layout = LAYOUT_BSHD,
+                                  .flags = (n & 2 ? FATTN_CAUSAL : FATTN_WINDOW) |
+                                           (n & 4 ? FATTN_ACC_DQ | FATTN_ACC_DK | FATTN_ACC_DV : 0u),
+                                  .window_left = 150,
+                                  .window_right = 90};
         check(&c);
     }
 }
@@ -66,8 +73,15 @@ Test(determinism, flash1) {
 
 /* 50 runs with more threads than cores. */
 Test(determinism, under_load) {
-    const attention_case c = {.name = "under load", .dtype = FATTN_F32, .B = 2, .Hq = 4, .Hkv = 2,
-                              .Sq = 257, .Sk = 300, .D = 40, .flags = FATTN_CAUSAL};
+    const attention_case c = {.name = "under load",
+                              .dtype = FATTN_F32,
+                              .B = 2,
+                              .Hq = 4,
+                              .Hkv = 2,
+                              .Sq = 257,
+                              .Sk = 300,
+                              .D = 40,
+                              .flags = FATTN_CAUSAL};
     fattn_ctx *const one = attention_context(1), *const many = attention_context(13);
     attention *const want = attention_new(one, &c), *const got = attention_new(many, &c);
     attention_run(want, LIBRARY);

@@ -11,21 +11,19 @@ static void make_mask(const attention *a, fattn_tensor *keep) {
     const int64_t shape[4] = {a->c.B, a->c.Hq, a->c.Sq, a->c.Sk};
     cr_assert_eq(fattn_tensor_alloc(a->ctx, FATTN_U8, 4, shape, keep), FATTN_OK);
     memset(keep->data, 7, (size_t)fattn_tensor_numel(keep));
-    cr_assert_eq(fattn_dropout_mask(a->ctx, &a->params, &a->io, keep), FATTN_OK, "%s: %s",
-                 a->c.name, fattn_ctx_error(a->ctx));
+    cr_assert_eq(fattn_dropout_mask(a->ctx, &a->params, &a->io, keep), FATTN_OK, "%s: %s", a->c.name,
+                 fattn_ctx_error(a->ctx));
 }
 
 static const attention_case cases[] = {
     {"plain", .B = 2, .Hq = 3, .Sq = 37, .Sk = 50, .D = 2, .dropout_p = 0.3f},
     {"one element", .B = 1, .Hq = 1, .Sq = 1, .Sk = 1, .D = 2, .dropout_p = 0.5f},
-    {"positions", .B = 1, .Hq = 2, .Sq = 70, .Sk = 21, .D = 2, .dropout_p = 0.6f, .q_pos0 = 13,
-     .k_pos0 = 1003},
-    {"slice of a batch, step", .B = 2, .Hq = 2, .Sq = 20, .Sk = 20, .D = 2, .dropout_p = 0.1f,
-     .rng_step = true},
-    {"padded", .B = 3, .Hq = 2, .Sq = 9, .Sk = 18, .D = 2, .dropout_p = 0.5f,
-     .lengths = LENGTHS_PADDED, .length_q = {9, 0, 4}, .length_k = {1, 18, 7}},
-    {"packed", .B = 3, .Hq = 2, .Sq = 90, .Sk = 18, .D = 2, .dropout_p = 0.5f,
-     .lengths = LENGTHS_PACKED, .length_q = {9, 0, 4}, .length_k = {1, 18, 7}},
+    {"positions", .B = 1, .Hq = 2, .Sq = 70, .Sk = 21, .D = 2, .dropout_p = 0.6f, .q_pos0 = 13, .k_pos0 = 1003},
+    {"slice of a batch, step", .B = 2, .Hq = 2, .Sq = 20, .Sk = 20, .D = 2, .dropout_p = 0.1f, .rng_step = true},
+    {"padded", .B = 3, .Hq = 2, .Sq = 9, .Sk = 18, .D = 2, .dropout_p = 0.5f, .lengths = LENGTHS_PADDED,
+     .length_q = {9, 0, 4}, .length_k = {1, 18, 7}},
+    {"packed", .B = 3, .Hq = 2, .Sq = 90, .Sk = 18, .D = 2, .dropout_p = 0.5f, .lengths = LENGTHS_PACKED,
+     .length_q = {9, 0, 4}, .length_k = {1, 18, 7}},
 };
 enum { CASES = sizeof cases / sizeof *cases };
 
@@ -42,12 +40,11 @@ Test(dropout, mask_is_philox_of_the_position) {
         int64_t at[4];
         for (int64_t e = 0; e < fattn_tensor_numel(&keep); ++e) {
             attention_index(&keep, e, at);
-            const uint32_t plane =
-                (uint32_t)((at[0] + p->rng_batch0) * heads + at[1] + p->rng_head0);
-            const int want = fattni_keep(p->rng.seed, p->rng.stream, a->c.rng_step ? 7 : 0, plane,
-                                         at[2] + p->q_pos0, at[3] + p->k_pos0, T);
-            cr_assert_eq((int)attention_get(&keep, at), want, "%s [%lld,%lld,%lld,%lld]", a->c.name,
-                         (long long)at[0], (long long)at[1], (long long)at[2], (long long)at[3]);
+            const uint32_t plane = (uint32_t)((at[0] + p->rng_batch0) * heads + at[1] + p->rng_head0);
+            const int want = fattni_keep(p->rng.seed, p->rng.stream, a->c.rng_step ? 7 : 0, plane, at[2] + p->q_pos0,
+                                         at[3] + p->k_pos0, T);
+            cr_assert_eq((int)attention_get(&keep, at), want, "%s [%lld,%lld,%lld,%lld]", a->c.name, (long long)at[0],
+                         (long long)at[1], (long long)at[2], (long long)at[3]);
         }
         fattn_tensor_free(ctx, &keep);
         attention_free(a);
@@ -84,8 +81,9 @@ Test(dropout, mask_goes_to_any_strides) {
    matrix dV gives that of backward. The matrices are as wide as the number of keys and rows. */
 static void check_bits(enum engine by, int32_t algorithm) {
     fattn_ctx *const ctx = attention_context(1);
-    const attention_case c = {"bits", .B = 2, .Hq = 2, .Sq = 40, .Sk = 40, .D = 3, .Dv = 40,
-                              .dropout_p = 0.35f, .algorithm = algorithm, .q_pos0 = 5};
+    const attention_case c = {
+        "bits",     .B = 2, .Hq = 2, .Sq = 40, .Sk = 40, .D = 3, .Dv = 40, .dropout_p = 0.35f, .algorithm = algorithm,
+        .q_pos0 = 5};
     attention *const a = attention_new(ctx, &c);
     fattn_tensor keep;
     make_mask(a, &keep);
@@ -110,8 +108,7 @@ static void check_bits(enum engine by, int32_t algorithm) {
 
 Test(dropout, forward_and_backward_use_the_mask) {
     check_bits(REFERENCE, 0);
-    for (int32_t algorithm = 0; algorithm <= FATTN_ALGO_FLASH2; ++algorithm)
-        check_bits(LIBRARY, algorithm);
+    for (int32_t algorithm = 0; algorithm <= FATTN_ALGO_FLASH2; ++algorithm) check_bits(LIBRARY, algorithm);
 }
 
 /* The number kept is binomial; p takes effect as T/65536. */
@@ -119,18 +116,16 @@ Test(dropout, keep_rate) {
     static const float rates[] = {0x1p-16f, 0.001f, 0.1f, 0.5f, 0.9f, 65535.0f / 65536};
     fattn_ctx *const ctx = attention_context(1);
     for (int n = 0; n < 6; ++n) {
-        const attention_case c = {"rate", .B = 2, .Hq = 4, .Sq = 256, .Sk = 256, .D = 1,
-                                  .dropout_p = rates[n]};
+        const attention_case c = {"rate", .B = 2, .Hq = 4, .Sq = 256, .Sk = 256, .D = 1, .dropout_p = rates[n]};
         attention *const a = attention_new(ctx, &c);
         fattn_tensor keep;
         make_mask(a, &keep);
         const double count = (double)fattn_tensor_numel(&keep);
         const double p = 1 - round(65536 * (double)rates[n]) / 65536;
         double kept = 0;
-        for (int64_t e = 0; e < fattn_tensor_numel(&keep); ++e)
-            kept += ((const uint8_t *)keep.data)[e];
-        cr_assert_leq(fabs(kept - count * p), 5 * sqrt(count * p * (1 - p)), "%g: %g of %g kept",
-                      (double)rates[n], kept, count);
+        for (int64_t e = 0; e < fattn_tensor_numel(&keep); ++e) kept += ((const uint8_t *)keep.data)[e];
+        cr_assert_leq(fabs(kept - count * p), 5 * sqrt(count * p * (1 - p)), "%g: %g of %g kept", (double)rates[n],
+                      kept, count);
         fattn_tensor_free(ctx, &keep);
         attention_free(a);
     }
@@ -139,19 +134,17 @@ Test(dropout, keep_rate) {
 
 /* Of two independent masks at p = 1/2, half of the elements agree. */
 static void check_independent(double same, double count, const char *what) {
-    cr_assert_leq(fabs(same - count / 2), 5 * sqrt(count) / 2, "%s: %g of %g agree", what, same,
-                  count);
+    cr_assert_leq(fabs(same - count / 2), 5 * sqrt(count) / 2, "%s: %g of %g agree", what, same, count);
 }
 
 /* A mask and itself, moved in b, h, i or j. */
 Test(dropout, masks_of_neighbours_are_independent) {
     fattn_ctx *const ctx = attention_context(1);
-    const attention_case c = {"pairs", .B = 2, .Hq = 2, .Sq = 257, .Sk = 257, .D = 1,
-                              .dropout_p = 0.5f};
+    const attention_case c = {"pairs", .B = 2, .Hq = 2, .Sq = 257, .Sk = 257, .D = 1, .dropout_p = 0.5f};
     attention *const a = attention_new(ctx, &c);
     fattn_tensor keep;
     make_mask(a, &keep);
-    static const int64_t shifts[][4] = {{1, 0, 0, 0}, {0, 1, 0, 0}, {0, 0, 1, 0}, {0, 0, 8, 0},
+    static const int64_t shifts[][4] = {{1, 0, 0, 0},  {0, 1, 0, 0}, {0, 0, 1, 0}, {0, 0, 8, 0},
                                         {0, 0, 16, 0}, {0, 0, 0, 1}, {0, 0, 0, 8}, {0, 0, 0, 16}};
     for (int n = 0; n < 8; ++n) {
         double same = 0, count = 0;
@@ -178,8 +171,8 @@ Test(dropout, masks_of_neighbours_are_independent) {
 Test(dropout, another_seed_stream_or_step_is_another_mask) {
     static const char *const changed[3] = {"seed", "stream", "step"};
     fattn_ctx *const ctx = attention_context(1);
-    const attention_case c = {"change", .B = 1, .Hq = 2, .Sq = 200, .Sk = 200, .D = 1,
-                              .dropout_p = 0.5f, .rng_step = true};
+    const attention_case c = {"change",  .B = 1, .Hq = 2,           .Sq = 200,
+                              .Sk = 200, .D = 1, .dropout_p = 0.5f, .rng_step = true};
     attention *const a = attention_new(ctx, &c);
     fattn_tensor before, after;
     make_mask(a, &before);
@@ -206,8 +199,7 @@ Test(dropout, another_seed_stream_or_step_is_another_mask) {
 Test(dropout, zero_is_none) {
     fattn_ctx *const ctx = attention_context(1);
     for (int way = 0; way < 5; ++way) {
-        const attention_case c = {"p = 0", .B = 1, .Hq = 2, .Sq = 20, .Sk = 30, .D = 3,
-                                  .algorithm = way % 4};
+        const attention_case c = {"p = 0", .B = 1, .Hq = 2, .Sq = 20, .Sk = 30, .D = 3, .algorithm = way % 4};
         attention *const a = attention_new(ctx, &c), *const b = attention_new(ctx, &c);
         b->params.rng = (fattn_rng){.seed = 99, .stream = 1};
         attention_run(a, way ? LIBRARY : REFERENCE);
@@ -215,8 +207,7 @@ Test(dropout, zero_is_none) {
         attention_same_bits(a, b);
         fattn_tensor keep;
         make_mask(b, &keep);
-        for (int64_t e = 0; e < fattn_tensor_numel(&keep); ++e)
-            cr_assert_eq(((const uint8_t *)keep.data)[e], 1);
+        for (int64_t e = 0; e < fattn_tensor_numel(&keep); ++e) cr_assert_eq(((const uint8_t *)keep.data)[e], 1);
         fattn_tensor_free(ctx, &keep);
         attention_free(a);
         attention_free(b);

@@ -36,9 +36,7 @@ static bool all_near(const attention *a, enum tensor_id id, double x, double mos
     }
     return true;
 }
-static bool all_equal(const attention *a, enum tensor_id id, double x) {
-    return all_near(a, id, x, 0);
-}
+static bool all_equal(const attention *a, enum tensor_id id, double x) { return all_near(a, id, x, 0); }
 
 static bool all_finite(const attention *a, enum tensor_id id) {
     const fattn_tensor *const t = &a->t[id];
@@ -51,12 +49,18 @@ static bool all_finite(const attention *a, enum tensor_id id) {
 }
 
 /* The implementations that are compared with the 128-bit reference. */
-typedef struct implementation { enum engine by; fattn_dtype dtype; int32_t algorithm; } implementation;
-static const implementation implementations[] = {
-    {REFERENCE, FATTN_F64, 0},
-    {LIBRARY, FATTN_F64, FATTN_ALGO_STANDARD}, {LIBRARY, FATTN_F32, FATTN_ALGO_STANDARD},
-    {LIBRARY, FATTN_F64, FATTN_ALGO_AUTO}, {LIBRARY, FATTN_F32, FATTN_ALGO_AUTO},
-    {LIBRARY, FATTN_F64, FATTN_ALGO_FLASH1}, {LIBRARY, FATTN_F32, FATTN_ALGO_FLASH1}};
+typedef struct implementation {
+    enum engine by;
+    fattn_dtype dtype;
+    int32_t algorithm;
+} implementation;
+static const implementation implementations[] = {{REFERENCE, FATTN_F64, 0},
+                                                 {LIBRARY, FATTN_F64, FATTN_ALGO_STANDARD},
+                                                 {LIBRARY, FATTN_F32, FATTN_ALGO_STANDARD},
+                                                 {LIBRARY, FATTN_F64, FATTN_ALGO_AUTO},
+                                                 {LIBRARY, FATTN_F32, FATTN_ALGO_AUTO},
+                                                 {LIBRARY, FATTN_F64, FATTN_ALGO_FLASH1},
+                                                 {LIBRARY, FATTN_F32, FATTN_ALGO_FLASH1}};
 enum { IMPLEMENTATIONS = sizeof implementations / sizeof *implementations };
 
 static attention *with_implementation(fattn_ctx *ctx, const attention_case *c, int n) {
@@ -96,9 +100,8 @@ Test(extremes, logits_far_from_zero) {
         for (int level = 0; level < 4; ++level)
             for (int n = 0; n < IMPLEMENTATIONS; ++n) {
                 char name[64];
-                snprintf(name, sizeof name, "logits %g, %lld keys", levels[level],
-                         (long long)keys[s]);
-                const attention_case c = {name, .B = 1, .Hq = 2, .Hkv = 1, .Sq = 1 + 4 * (s == 0),
+                snprintf(name, sizeof name, "logits %g, %lld keys", levels[level], (long long)keys[s]);
+                const attention_case c = {name,          .B = 1, .Hq = 2,      .Hkv = 1, .Sq = 1 + 4 * (s == 0),
                                           .Sk = keys[s], .D = 8, .d_lse = true};
                 attention *const a = with_implementation(ctx, &c, n);
                 shift_logits(a, levels[level]);
@@ -112,15 +115,13 @@ Test(extremes, logits_far_from_zero) {
 Test(extremes, very_negative_L_under_a_mask) {
     fattn_ctx *const ctx = attention_context(1);
     for (int n = 0; n < IMPLEMENTATIONS; ++n) {
-        const attention_case c = {"masked", .B = 2, .Hq = 2, .Sq = 40, .Sk = 33, .D = 4,
-                                  .flags = FATTN_CAUSAL};
+        const attention_case c = {"masked", .B = 2, .Hq = 2, .Sq = 40, .Sk = 33, .D = 4, .flags = FATTN_CAUSAL};
         attention *const a = with_implementation(ctx, &c, n);
         shift_logits(a, -300);
         attention *const want = attention_twin(a, FATTN_F64);
         attention_run(a, implementations[n].by);
         attention_run(want, QUAD);
-        cr_assert(all_finite(a, T_O) && all_finite(a, T_DQ) && all_finite(a, T_DK) &&
-                  all_finite(a, T_DV));
+        cr_assert(all_finite(a, T_O) && all_finite(a, T_DQ) && all_finite(a, T_DK) && all_finite(a, T_DV));
         attention_match_rounded(a, want);
         attention_free(a);
         attention_free(want);
@@ -131,8 +132,8 @@ Test(extremes, very_negative_L_under_a_mask) {
 Test(extremes, rows_without_keys) {
     fattn_ctx *const ctx = attention_context(1);
     for (int n = 0; n < IMPLEMENTATIONS; ++n) {
-        const attention_case c = {"no keys", .B = 1, .Hq = 2, .Sq = 9, .Sk = 5, .D = 3,
-                                  .flags = FATTN_CAUSAL, .d_lse = true};
+        const attention_case c = {"no keys",    .B = 1, .Hq = 2, .Sq = 9, .Sk = 5, .D = 3, .flags = FATTN_CAUSAL,
+                                  .d_lse = true};
         attention *const a = with_implementation(ctx, &c, n);
         attention_run(a, implementations[n].by);
         for (int64_t h = 0; h < 2; ++h)
@@ -155,8 +156,15 @@ Test(extremes, rows_without_keys) {
 Test(extremes, gradient_of_an_infinite_L_is_not_read) {
     fattn_ctx *const ctx = attention_context(1);
     for (int n = 0; n < IMPLEMENTATIONS; ++n) {
-        const attention_case c = {"no keys", .B = 1, .Hq = 2, .Sq = 9, .Sk = 5, .D = 3,
-                                  .flags = FATTN_CAUSAL, .d_lse = true, .sink = true,
+        const attention_case c = {"no keys",
+                                  .B = 1,
+                                  .Hq = 2,
+                                  .Sq = 9,
+                                  .Sk = 5,
+                                  .D = 3,
+                                  .flags = FATTN_CAUSAL,
+                                  .d_lse = true,
+                                  .sink = true,
                                   .bias = BIAS | BIAS_OVER_I};
         attention *const a = with_implementation(ctx, &c, n), *const want = with_implementation(ctx, &c, n);
         for (int64_t row = 0; row < 2 * 9; ++row) {
@@ -177,8 +185,7 @@ Test(extremes, gradient_of_an_infinite_L_is_not_read) {
 Test(extremes, sink_of_plus_infinity_takes_all) {
     fattn_ctx *const ctx = attention_context(1);
     for (int n = 0; n < IMPLEMENTATIONS; ++n) {
-        const attention_case c = {"sink", .B = 2, .Hq = 1, .Sq = 3, .Sk = 4, .D = 2, .sink = true,
-                                  .d_lse = true};
+        const attention_case c = {"sink", .B = 2, .Hq = 1, .Sq = 3, .Sk = 4, .D = 2, .sink = true, .d_lse = true};
         attention *const a = with_implementation(ctx, &c, n);
         set_all(a, T_SINK, INFINITY);
         attention_run(a, implementations[n].by);
@@ -228,8 +235,7 @@ Test(extremes, sinks_of_1e38_and_minus_infinity) {
 Test(extremes, bias_comes_after_softcap) {
     fattn_ctx *const ctx = attention_context(1);
     for (int n = 0; n < IMPLEMENTATIONS; ++n) {
-        const attention_case c = {"order", .B = 1, .Hq = 1, .Sq = 4, .Sk = 1, .D = 2, .softcap = 2,
-                                  .bias = BIAS};
+        const attention_case c = {"order", .B = 1, .Hq = 1, .Sq = 4, .Sk = 1, .D = 2, .softcap = 2, .bias = BIAS};
         attention *const a = with_implementation(ctx, &c, n);
         set_all(a, T_Q, 1e4);
         set_all(a, T_K, 1e4);
@@ -265,8 +271,7 @@ Test(extremes, visible_nan_shows) {
 /* --- keys in parts ---------------------------------------------------------------------------- */
 
 /* Runs a pass on keys begin..end-1 of a, as in ring attention. */
-static void run_part(attention *a, enum engine by, enum fattni_pass pass, uint32_t flags,
-                     int64_t begin, int64_t end) {
+static void run_part(attention *a, enum engine by, enum fattni_pass pass, uint32_t flags, int64_t begin, int64_t end) {
     fattn_tensor part[4];
     static const enum tensor_id ids[4] = {T_K, T_V, T_DK, T_DV};
     for (int n = 0; n < 4; ++n) part[n] = fattn_tensor_slice(&a->t[ids[n]], 2, begin, end);
@@ -287,18 +292,15 @@ static void run_part(attention *a, enum engine by, enum fattni_pass pass, uint32
 }
 
 /* Forward over the parts one by one, merging; then backward over each with the merged O and L. */
-static void check_parts(fattn_ctx *ctx, enum engine by, const attention_case *c,
-                        const int64_t *ends, int parts) {
+static void check_parts(fattn_ctx *ctx, enum engine by, const attention_case *c, const int64_t *ends, int parts) {
     attention *const whole = attention_new(ctx, c), *const split = attention_new(ctx, c);
     attention_run(whole, REFERENCE);
     attention_run(split, by); /* gives it a workspace, too */
     const size_t forward = split->plan.fwd_workspace, backward = split->plan.bwd_workspace;
     split->io.workspace_bytes = forward > backward ? forward : backward;
     attention_reset(split);
-    for (int n = 0; n < parts; ++n)
-        run_part(split, by, FATTNI_FWD, n ? FATTN_MERGE : 0, n ? ends[n - 1] : 0, ends[n]);
-    for (int n = 0; n < parts; ++n)
-        run_part(split, by, FATTNI_BWD, n ? FATTN_ACC_DQ : 0, n ? ends[n - 1] : 0, ends[n]);
+    for (int n = 0; n < parts; ++n) run_part(split, by, FATTNI_FWD, n ? FATTN_MERGE : 0, n ? ends[n - 1] : 0, ends[n]);
+    for (int n = 0; n < parts; ++n) run_part(split, by, FATTNI_BWD, n ? FATTN_ACC_DQ : 0, n ? ends[n - 1] : 0, ends[n]);
     attention_match(split, whole, NULL, 0, (fattn_tolerance){1e-13, 1e-12, 0});
     attention_free(whole);
     attention_free(split);
@@ -308,8 +310,8 @@ Test(extremes, parts_merge_to_the_whole) {
     fattn_ctx *const ctx = attention_context(1);
     static const attention_case cases[] = {
         {"plain", .B = 2, .Hq = 2, .Hkv = 1, .Sq = 6, .Sk = 11, .D = 3, .d_lse = true},
-        {"causal, dropout, ALiBi", .B = 1, .Hq = 2, .Sq = 9, .Sk = 11, .D = 3, .dropout_p = 0.3f,
-         .alibi = true, .flags = FATTN_CAUSAL_TOP_LEFT},
+        {"causal, dropout, ALiBi", .B = 1, .Hq = 2, .Sq = 9, .Sk = 11, .D = 3, .dropout_p = 0.3f, .alibi = true,
+         .flags = FATTN_CAUSAL_TOP_LEFT},
         {"window", .B = 1, .Hq = 2, .Sq = 9, .Sk = 11, .D = 3, .window_left = 1,
          .flags = FATTN_CAUSAL_TOP_LEFT | FATTN_WINDOW},
     };
@@ -317,8 +319,7 @@ Test(extremes, parts_merge_to_the_whole) {
        the last rows; parts without any key are at the start, in the middle, at the end. */
     static const int64_t ends[][5] = {{4, 11, 11, 11, 11}, {0, 3, 3, 8, 11}, {1, 2, 10, 11, 11}};
     for (size_t n = 0; n < sizeof cases / sizeof *cases; ++n)
-        for (int way = 0; way < 6; ++way)
-            check_parts(ctx, way < 3 ? REFERENCE : LIBRARY, &cases[n], ends[way % 3], 5);
+        for (int way = 0; way < 6; ++way) check_parts(ctx, way < 3 ? REFERENCE : LIBRARY, &cases[n], ends[way % 3], 5);
     fattn_ctx_destroy(ctx);
 }
 
@@ -362,8 +363,8 @@ Test(extremes, merge_with_infinite_sinks) {
     fattn_ctx *const ctx = attention_context(1);
     for (int n = 0; n < IMPLEMENTATIONS; ++n)
         for (int where = 1; where < 4; ++where) { /* 1: before, 2: in this call, 3: both */
-            const attention_case c = {"merge", .B = 1, .Hq = 2, .Sq = 3, .Sk = 4, .D = 2,
-                                      .flags = FATTN_MERGE, .sink = true};
+            const attention_case c = {"merge",     .B = 1, .Hq = 2, .Sq = 3, .Sk = 4, .D = 2, .flags = FATTN_MERGE,
+                                      .sink = true};
             attention *const a = with_implementation(ctx, &c, n);
             attention_start(a, T_LSE, where & 1 ? INFINITY : 0.5);
             attention_start(a, T_O, where & 1 ? 0 : 3);

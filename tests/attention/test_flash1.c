@@ -34,8 +34,13 @@ Test(flash1, workspace) {
     fattn_ctx *const ctx = attention_context(16);
     size_t bytes[2];
     for (int n = 0; n < 2; ++n) {
-        const attention_case c = {.name = "workspace", .dtype = FATTN_F32, .B = 1, .Hq = 3,
-                                  .Sq = 480 << n, .Sk = 100, .D = 64,
+        const attention_case c = {.name = "workspace",
+                                  .dtype = FATTN_F32,
+                                  .B = 1,
+                                  .Hq = 3,
+                                  .Sq = 480 << n,
+                                  .Sk = 100,
+                                  .D = 64,
                                   .algorithm = FATTN_ALGO_FLASH1};
         attention *const a = attention_new(ctx, &c);
         fattn_attention_plan plan = {.struct_size = sizeof plan};

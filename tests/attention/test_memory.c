@@ -9,20 +9,13 @@
 static fattn_attention_plan plan_of(fattn_ctx *ctx, const attention_case *c) {
     attention *const a = attention_new(ctx, c);
     fattn_attention_plan plan = {.struct_size = sizeof plan};
-    cr_assert_eq(fattn_attention_query(ctx, &a->params, &a->io, &plan), FATTN_OK, "%s",
-                 fattn_ctx_error(ctx));
+    cr_assert_eq(fattn_attention_query(ctx, &a->params, &a->io, &plan), FATTN_OK, "%s", fattn_ctx_error(ctx));
     attention_free(a);
     return plan;
 }
 
-static const attention_case base = {.name = "memory",
-                                    .dtype = FATTN_F32,
-                                    .B = 1,
-                                    .Hq = 2,
-                                    .Sq = 512,
-                                    .Sk = 512,
-                                    .D = 64,
-                                    .flags = FATTN_CAUSAL};
+static const attention_case base = {
+    .name = "memory", .dtype = FATTN_F32, .B = 1, .Hq = 2, .Sq = 512, .Sk = 512, .D = 64, .flags = FATTN_CAUSAL};
 
 /* 64 columns or keys of 192 bytes: S^T; for each row block of a task Q^T and O^T, decay, max and sum. A task
    has one row block, or four when that leaves enough tasks. */
@@ -89,8 +82,7 @@ Test(memory, unwanted_gradients) {
 }
 
 static fattn_status run(attention *a, bool backward) {
-    return backward ? fattn_attention_bwd(a->ctx, &a->params, &a->io)
-                    : fattn_attention_fwd(a->ctx, &a->params, &a->io);
+    return backward ? fattn_attention_bwd(a->ctx, &a->params, &a->io) : fattn_attention_fwd(a->ctx, &a->params, &a->io);
 }
 
 Test(memory, a_byte_less_or_misaligned_is_rejected) {
@@ -122,8 +114,7 @@ Test(memory, plan_against_materialised) {
     const fattn_attention_plan plan = plan_of(ctx, &c);
     cr_assert_eq(plan.materialized_bytes, 2u * 2048 * 2048 * sizeof(float));
     cr_assert_eq(plan.lse_bytes, 2u * 2048 * sizeof(float));
-    cr_assert_lt(plan.fwd_workspace + plan.bwd_workspace + plan.lse_bytes,
-                 plan.materialized_bytes / 20);
+    cr_assert_lt(plan.fwd_workspace + plan.bwd_workspace + plan.lse_bytes, plan.materialized_bytes / 20);
     fattn_ctx_destroy(ctx);
 }
 
@@ -141,8 +132,7 @@ static const attention_case full[] = {
     {"dropout", FULL, .dropout_p = 0.2f},
     {"delta", FULL, .delta = true},
     {"F32 outputs", FULL, .wide = true},
-    {"whole vectors need padding", .B = 1, .Hq = 2, .Hkv = 1, .Sq = 192, .Sk = 512, .D = 60,
-     .Dv = 44},
+    {"whole vectors need padding", .B = 1, .Hq = 2, .Hkv = 1, .Sq = 192, .Sk = 512, .D = 60, .Dv = 44},
     {"all", FULL, .bias = BIAS, .softcap = 2, .dropout_p = 0.2f, .sink = true, .alibi = true},
     {"only dQ", FULL, .omit = NO_DK | NO_DV},
     {"only dK", FULL, .omit = NO_DQ | NO_DV},
@@ -168,14 +158,12 @@ Test(memory, the_whole_workspace_is_used) {
             c.algorithm = way ? FATTN_ALGO_FLASH1 : FATTN_ALGO_AUTO;
             attention *const a = attention_new(ctx, &c);
             attention_forward(a, LIBRARY);
-            cr_assert_gt(used(a) + FATTNI_ALIGN, a->plan.fwd_workspace,
-                         "%s %s: forward uses %zu of %zu", c.name, fattn_dtype_name(c.dtype),
-                         used(a), a->plan.fwd_workspace);
+            cr_assert_gt(used(a) + FATTNI_ALIGN, a->plan.fwd_workspace, "%s %s: forward uses %zu of %zu", c.name,
+                         fattn_dtype_name(c.dtype), used(a), a->plan.fwd_workspace);
             memcpy(a->workspace.memory, a->workspace.initial, a->workspace.size);
             attention_backward(a, LIBRARY);
-            cr_assert_gt(used(a) + FATTNI_ALIGN, a->plan.bwd_workspace,
-                         "%s %s: backward uses %zu of %zu", c.name, fattn_dtype_name(c.dtype),
-                         used(a), a->plan.bwd_workspace);
+            cr_assert_gt(used(a) + FATTNI_ALIGN, a->plan.bwd_workspace, "%s %s: backward uses %zu of %zu", c.name,
+                         fattn_dtype_name(c.dtype), used(a), a->plan.bwd_workspace);
             attention_free(a);
         }
     fattn_ctx_destroy(ctx);
@@ -195,14 +183,11 @@ Test(memory, the_most_threads_do_not_wrap_sizes) {
             const fattn_dtype wide = dtypes[n] == FATTN_F64 ? FATTN_F64 : FATTN_F32;
             lse = fattn_tensor_view(nothing, wide, FATTN_CPU, 0, 3, shape);
             const fattn_attention_params p = {.struct_size = sizeof p, .algorithm = algorithm};
-            const fattn_attention_io io = {
-                .struct_size = sizeof io, .q = &x, .k = &x, .v = &x, .o = &y, .lse = &lse};
+            const fattn_attention_io io = {.struct_size = sizeof io, .q = &x, .k = &x, .v = &x, .o = &y, .lse = &lse};
             fattn_attention_plan a = {.struct_size = sizeof a}, b = a;
-            cr_assert_eq(fattn_attention_query(one, &p, &io, &a), FATTN_OK, "%s",
-                         fattn_ctx_error(one));
+            cr_assert_eq(fattn_attention_query(one, &p, &io, &a), FATTN_OK, "%s", fattn_ctx_error(one));
             cr_assert_eq(fattn_attention_query(most, &p, &io, &b), FATTN_OK);
-            cr_assert(b.fwd_workspace >= a.fwd_workspace &&
-                          b.fwd_workspace / FATTNI_MOST_THREADS <= a.fwd_workspace,
+            cr_assert(b.fwd_workspace >= a.fwd_workspace && b.fwd_workspace / FATTNI_MOST_THREADS <= a.fwd_workspace,
                       "%d: %zu, %zu", algorithm, a.fwd_workspace, b.fwd_workspace);
             cr_assert_leq(b.bwd_workspace / FATTNI_MOST_THREADS, a.bwd_workspace);
             cr_assert_lt(b.bwd_workspace, (size_t)1 << 62);
@@ -212,7 +197,9 @@ Test(memory, the_most_threads_do_not_wrap_sizes) {
 }
 
 /* Counts the library's allocations. */
-typedef struct counter { size_t live, peak, calls; } counter;
+typedef struct counter {
+    size_t live, peak, calls;
+} counter;
 
 static void *count_alloc(void *user, size_t bytes, size_t align, fattn_stream stream) {
     (void)stream;
@@ -231,33 +218,31 @@ static void count_free(void *user, void *p, size_t bytes, fattn_stream stream) {
    counts the tensors, the sizes of the query, and nothing else. */
 static void check_peak(const attention_case *given, int threads) {
     counter count = {0};
-    const fattn_ctx_options o = {.struct_size = sizeof o, .cpu_threads = threads,
-                                 .allocator = {count_alloc, count_free, &count}};
+    const fattn_ctx_options o = {
+        .struct_size = sizeof o, .cpu_threads = threads, .allocator = {count_alloc, count_free, &count}};
     fattn_ctx *counted, *const plain = attention_context(threads);
     cr_assert_eq(fattn_ctx_create(&o, &counted), FATTN_OK);
     const size_t before = count.live;
     attention *const a = attention_new(plain, given);
     fattn_attention_io io = a->io;
-    const fattn_tensor **const slots[] = {
-        &io.q,   &io.k,     &io.v,     &io.o,  &io.lse, &io.bias, &io.alibi,  &io.sink,
-        &io.d_o, &io.d_lse, &io.delta, &io.dq, &io.dk,  &io.dv,   &io.d_bias, &io.d_sink};
+    const fattn_tensor **const slots[] = {&io.q,     &io.k,    &io.v,      &io.o,     &io.lse,   &io.bias,
+                                          &io.alibi, &io.sink, &io.d_o,    &io.d_lse, &io.delta, &io.dq,
+                                          &io.dk,    &io.dv,   &io.d_bias, &io.d_sink};
     enum { SLOTS = sizeof slots / sizeof *slots };
     fattn_tensor t[SLOTS], room;
     size_t tensors = 0;
     for (int n = 0; n < SLOTS; ++n) {
         if (!*slots[n]) continue;
         const fattn_tensor *const like = *slots[n];
-        cr_assert_eq(
-            fattn_tensor_alloc(counted, (fattn_dtype)like->dtype, like->ndim, like->shape, &t[n]),
-            FATTN_OK);
+        cr_assert_eq(fattn_tensor_alloc(counted, (fattn_dtype)like->dtype, like->ndim, like->shape, &t[n]), FATTN_OK);
         cr_assert_eq(fattn_tensor_copy(plain, &t[n], like), FATTN_OK);
         *slots[n] = &t[n];
         tensors += (size_t)fattn_tensor_numel(like) * fattn_dtype_size((fattn_dtype)like->dtype);
     }
     fattn_attention_plan plan = {.struct_size = sizeof plan};
     cr_assert_eq(fattn_attention_query(counted, &a->params, &io, &plan), FATTN_OK);
-    cr_assert_eq(count.live - before, tensors, "%s: %zu bytes of tensors, %zu counted", given->name,
-                 tensors, count.live - before);
+    cr_assert_eq(count.live - before, tensors, "%s: %zu bytes of tensors, %zu counted", given->name, tensors,
+                 count.live - before);
     fattn_tensor saved = {0};
     const int64_t kept = (int64_t)plan.saved_bytes;
     if (kept) cr_assert_eq(fattn_tensor_alloc(counted, FATTN_U8, 1, &kept, &saved), FATTN_OK);
@@ -270,13 +255,12 @@ static void check_peak(const attention_case *given, int threads) {
         if (size) cr_assert_eq(fattn_tensor_alloc(counted, FATTN_U8, 1, &size, &room), FATTN_OK);
         io.workspace = room.data, io.workspace_bytes = bytes;
         const size_t calls = count.calls;
-        cr_assert_eq((pass ? fattn_attention_bwd : fattn_attention_fwd)(counted, &a->params, &io),
-                     FATTN_OK, "%s", fattn_ctx_error(counted));
+        cr_assert_eq((pass ? fattn_attention_bwd : fattn_attention_fwd)(counted, &a->params, &io), FATTN_OK, "%s",
+                     fattn_ctx_error(counted));
         cr_assert_eq(count.calls, calls, "%s: the call allocated", given->name);
         if (size) fattn_tensor_free(counted, &room);
-        cr_assert_eq(count.peak - before, tensors + plan.saved_bytes + bytes,
-                     "%s: predicted %zu, counted %zu", given->name,
-                     tensors + plan.saved_bytes + bytes, count.peak - before);
+        cr_assert_eq(count.peak - before, tensors + plan.saved_bytes + bytes, "%s: predicted %zu, counted %zu",
+                     given->name, tensors + plan.saved_bytes + bytes, count.peak - before);
     }
     cr_assert_eq(fattn_ctx_mem(counted).live, count.live - before);
     if (kept) fattn_tensor_free(counted, &saved);
@@ -303,12 +287,18 @@ Test(memory, predicted_peak_equals_the_allocators) {
 Test(memory, materialized_bytes) {
     fattn_ctx *const ctx = attention_context(2);
     for (int n = 0; n < 8; ++n) {
-        attention_case c = {.name = "N x N", .B = 3, .Hq = 4, .Hkv = 2, .Sq = 70, .Sk = 90, .D = 8,
-                            .dtype = dtypes[n / 2], .dropout_p = n % 2 ? 0.5f : 0};
+        attention_case c = {.name = "N x N",
+                            .B = 3,
+                            .Hq = 4,
+                            .Hkv = 2,
+                            .Sq = 70,
+                            .Sk = 90,
+                            .D = 8,
+                            .dtype = dtypes[n / 2],
+                            .dropout_p = n % 2 ? 0.5f : 0};
         const fattn_attention_plan plan = plan_of(ctx, &c);
         const size_t matrix = 3 * 4 * 70 * 90, statistic = c.dtype == FATTN_F64 ? 8 : 4;
-        cr_assert_eq(plan.materialized_bytes,
-                     matrix * (fattn_dtype_size(c.dtype) + (c.dropout_p > 0)));
+        cr_assert_eq(plan.materialized_bytes, matrix * (fattn_dtype_size(c.dtype) + (c.dropout_p > 0)));
         cr_assert_eq(plan.lse_bytes, 3 * 4 * 70 * statistic);
         cr_assert_eq(plan.saved_bytes, 0);
         c.algorithm = FATTN_ALGO_STANDARD;

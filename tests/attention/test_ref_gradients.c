@@ -17,14 +17,12 @@ static double contract(const attention *a) {
     double sum = 0;
     for (int64_t n = 0; n < fattn_tensor_numel(o); ++n) {
         attention_index(o, n, at);
-        if (attention_in_use(a, T_O, at))
-            sum += attention_get(o, at) * attention_get(&a->t[T_D_O], at);
+        if (attention_in_use(a, T_O, at)) sum += attention_get(o, at) * attention_get(&a->t[T_D_O], at);
     }
     for (int64_t n = 0; a->present[T_D_LSE] && n < fattn_tensor_numel(lse); ++n) {
         attention_index(lse, n, at);
         const double L = attention_get(lse, at);
-        if (attention_in_use(a, T_LSE, at) && isfinite(L))
-            sum += L * attention_get(&a->t[T_D_LSE], at);
+        if (attention_in_use(a, T_LSE, at) && isfinite(L)) sum += L * attention_get(&a->t[T_D_LSE], at);
     }
     return sum;
 }
@@ -35,8 +33,7 @@ static double loss(attention *a, const fattni_problem *p) {
     return contract(a);
 }
 
-static double difference(attention *a, const fattni_problem *p, enum tensor_id id,
-                         const int64_t *at) {
+static double difference(attention *a, const fattni_problem *p, enum tensor_id id, const int64_t *at) {
     const fattn_tensor *const t = &a->t[id];
     const double x = attention_get(t, at), h = cbrt(DBL_EPSILON) * fmax(1, fabs(x));
     const double above = x + h, below = x - h; /* the stored values: the quotient uses these */
@@ -48,8 +45,8 @@ static double difference(attention *a, const fattni_problem *p, enum tensor_id i
     return (up - down) / (above - below);
 }
 
-static int64_t check_input(attention *a, const attention *got, const fattni_problem *p,
-                           enum tensor_id id, enum tensor_id gradient, uint32_t add) {
+static int64_t check_input(attention *a, const attention *got, const fattni_problem *p, enum tensor_id id,
+                           enum tensor_id gradient, uint32_t add) {
     if (!a->present[gradient]) return 0;
     attention_reset(a);
     const fattn_tensor *const t = &a->t[id], *const d = &got->t[gradient];
@@ -64,9 +61,9 @@ static int64_t check_input(attention *a, const attention *got, const fattni_prob
         const double have = attention_get(d, at) - start;
         const double error = fabs(have - want);
         cr_assert(error <= (moves ? absolute + relative * fabs(want) : 0),
-                  "%s: %s at [%lld,%lld,%lld,%lld] is %.12g, the difference quotient %.12g",
-                  a->c.name, attention_names[gradient], (long long)at[0], (long long)at[1],
-                  (long long)at[2], (long long)at[3], have, want);
+                  "%s: %s at [%lld,%lld,%lld,%lld] is %.12g, the difference quotient %.12g", a->c.name,
+                  attention_names[gradient], (long long)at[0], (long long)at[1], (long long)at[2], (long long)at[3],
+                  have, want);
         checked += 1;
     }
     return checked;
@@ -77,8 +74,8 @@ static int64_t check(fattn_ctx *ctx, const attention_case *c) {
     attention *const a = attention_new(ctx, c), *const got = attention_new(ctx, c);
     attention_run(got, REFERENCE);
     fattni_problem p;
-    cr_assert_eq(fattni_problem_init(ctx, &a->params, &a->io, FATTNI_FWD, true, &p), FATTN_OK,
-                 "%s: %s", c->name, fattn_ctx_error(ctx));
+    cr_assert_eq(fattni_problem_init(ctx, &a->params, &a->io, FATTNI_FWD, true, &p), FATTN_OK, "%s: %s", c->name,
+                 fattn_ctx_error(ctx));
     int64_t checked = check_input(a, got, &p, T_Q, T_DQ, FATTN_ACC_DQ);
     checked += check_input(a, got, &p, T_K, T_DK, FATTN_ACC_DK);
     checked += check_input(a, got, &p, T_V, T_DV, FATTN_ACC_DV);

@@ -38,8 +38,10 @@ Test(softmax, safe_f64) {
                 const long double want = true_lse(s, sizes[n], sink);
                 cr_assert(L == want || fabsl(L - want) < 1e-14L, "%g, not %Lg", L, want);
                 for (int64_t j = 0; j < sizes[n]; ++j) {
-                    if (s[j] == -INFINITY) cr_assert_eq(P[j], 0);
-                    else cr_assert_float_eq(P[j], (double)expl(s[j] - want), 4e-15);
+                    if (s[j] == -INFINITY)
+                        cr_assert_eq(P[j], 0);
+                    else
+                        cr_assert_float_eq(P[j], (double)expl(s[j] - want), 4e-15);
                 }
                 fattni_softmax_f64(s, sizes[n], sink, s); /* in place */
                 for (int64_t j = 0; j < sizes[n]; ++j) cr_assert_eq(s[j], P[j]);
@@ -56,8 +58,7 @@ Test(softmax, safe_f32) {
         const long double want = true_lse(s, sizes[n], 1.5);
         cr_assert_float_eq(L, (double)want, 16 * (double)FLT_EPSILON);
         for (int64_t j = 0; j < sizes[n]; ++j)
-            cr_assert_float_eq(P[j], (double)expl(s[j] - want),
-                               24 * (double)FLT_EPSILON * P[j] + 1e-38);
+            cr_assert_float_eq(P[j], (double)expl(s[j] - want), 24 * (double)FLT_EPSILON * P[j] + 1e-38);
     }
 }
 
@@ -78,8 +79,7 @@ Test(softmax, online_in_any_split) {
         for (int64_t begin = 0; begin < n;) {
             seed = seed * 1664525u + 1013904223u;
             const int64_t size = fattni_min(n - begin, (seed >> 16) % 40); /* may be empty */
-            const fattni_softmax_state_f64 part =
-                fattni_softmax_add_f64(fattni_softmax_start_f64(), s + begin, size);
+            const fattni_softmax_state_f64 part = fattni_softmax_add_f64(fattni_softmax_start_f64(), s + begin, size);
             const fattni_softmax_state_f32 part32 =
                 fattni_softmax_add_f32(fattni_softmax_start_f32(), low + begin, size);
             left = fattni_softmax_merge_f64(left, part);
@@ -94,12 +94,11 @@ Test(softmax, online_in_any_split) {
         const float got32[3] = {fattni_softmax_lse_f32(one32), fattni_softmax_lse_f32(left32),
                                 fattni_softmax_lse_f32(right32)};
         for (int way = 0; way < 3; ++way) {
-            cr_assert(got[way] == want || fabs(got[way] - want) < 2e-13, "%.17g, not %.17g",
-                      got[way], want);
+            cr_assert(got[way] == want || fabs(got[way] - want) < 2e-13, "%.17g, not %.17g", got[way], want);
             /* The sum has one rounding per element: n u at most. */
             const double bound = (double)FLT_EPSILON * (8 + (double)n / 2);
-            cr_assert((double)got32[way] == want || fabs((double)got32[way] - want) < bound,
-                      "%.9g, not %.9g", (double)got32[way], want);
+            cr_assert((double)got32[way] == want || fabs((double)got32[way] - want) < bound, "%.9g, not %.9g",
+                      (double)got32[way], want);
         }
     }
 }
@@ -159,8 +158,7 @@ Test(softmax, non_finite_logits_show) {
             double s[3] = {0.5, -INFINITY, 1}, P[3];
             s[place] = bad[kind];
             cr_assert(isnan(fattni_softmax_f64(s, 3, -INFINITY, P)));
-            for (int j = 0; j < 3; ++j)
-                cr_assert(s[j] == -INFINITY ? P[j] == 0 : isnan(P[j]) || P[j] == 0);
+            for (int j = 0; j < 3; ++j) cr_assert(s[j] == -INFINITY ? P[j] == 0 : isnan(P[j]) || P[j] == 0);
             cr_assert(isnan(P[place]));
             const fattni_softmax_state_f64 start = fattni_softmax_start_f64();
             const fattni_softmax_state_f64 all = fattni_softmax_add_f64(start, s, 3);

@@ -93,9 +93,9 @@ static const attention_case crossing[] = {
     {"plain", .B = 1, .Hq = 2, .D = 16},
     {"causal, GQA", .B = 1, .Hq = 4, .Hkv = 2, .D = 8, .flags = FATTN_CAUSAL},
     {"slices", .B = 2, .Hq = 1, .D = 8, .layout = LAYOUT_QKV},
-    {"all", .B = 1, .Hq = 2, .Hkv = 1, .D = 5, .Dv = 7, .flags = FATTN_CAUSAL | FATTN_WINDOW,
-     .window_left = 50, .softcap = 2, .dropout_p = 0.3f, .alibi = true, .sink = true, .d_lse = true,
-     .bias = BIAS | BIAS_OVER_H, .q_pos0 = 5, .k_pos0 = 3},
+    {"all", .B = 1, .Hq = 2, .Hkv = 1, .D = 5, .Dv = 7, .flags = FATTN_CAUSAL | FATTN_WINDOW, .window_left = 50,
+     .softcap = 2, .dropout_p = 0.3f, .alibi = true, .sink = true, .d_lse = true, .bias = BIAS | BIAS_OVER_H,
+     .q_pos0 = 5, .k_pos0 = 3},
 };
 
 Test(standard, every_shape) {
@@ -106,8 +106,7 @@ Test(standard, every_shape) {
             c.Sq = attention_shapes[shape].Sq;
             c.Sk = c.layout == LAYOUT_QKV ? c.Sq : attention_shapes[shape].Sk;
             char name[64];
-            snprintf(name, sizeof name, "%s, %lld x %lld", c.name, (long long)c.Sq,
-                     (long long)c.Sk);
+            snprintf(name, sizeof name, "%s, %lld x %lld", c.name, (long long)c.Sq, (long long)c.Sk);
             c.name = name;
             check_f64(ctx, &c);
             check_f32(ctx, &c);
@@ -148,8 +147,7 @@ Test(standard, sizes_beyond_any_memory_are_rejected) {
     const int64_t shape[4] = {1 << 10, 1 << 6, 1 << 28, 1}; /* 2^44 rows of 2^28 keys */
     const fattn_tensor t = fattn_tensor_view(&one, FATTN_F64, FATTN_CPU, 0, 4, shape);
     const fattn_tensor lse = fattn_tensor_view(&one, FATTN_F64, FATTN_CPU, 0, 3, shape);
-    const fattn_attention_io io = {.struct_size = sizeof io, .q = &t, .k = &t, .v = &t, .o = &t,
-                                   .lse = &lse};
+    const fattn_attention_io io = {.struct_size = sizeof io, .q = &t, .k = &t, .v = &t, .o = &t, .lse = &lse};
     fattn_attention_params p = {.struct_size = sizeof p, .algorithm = FATTN_ALGO_STANDARD};
     fattn_attention_plan plan = {.struct_size = sizeof plan};
     cr_assert_eq(fattn_attention_query(ctx, &p, &io, &plan), FATTN_E_UNSUPPORTED);
@@ -163,9 +161,11 @@ Test(standard, sizes_beyond_any_memory_are_rejected) {
 /* saved has P, as documented in the header: rows that see a key sum to one, up to the rounding of each element;
    with dropout it is followed by the mask of fattn_dropout_mask. */
 static void check_saved(fattn_ctx *ctx, fattn_dtype dtype, double rounding) {
-    const attention_case c = {"saved", .B = 2, .Hq = 3, .Sq = 70, .Sk = 33, .D = 4,
-                              .dropout_p = 0.4f, .flags = FATTN_CAUSAL, .dtype = dtype,
-                              .algorithm = FATTN_ALGO_STANDARD};
+    const attention_case c = {"saved",           .B = 2,
+                              .Hq = 3,           .Sq = 70,
+                              .Sk = 33,          .D = 4,
+                              .dropout_p = 0.4f, .flags = FATTN_CAUSAL,
+                              .dtype = dtype,    .algorithm = FATTN_ALGO_STANDARD};
     attention *const a = attention_new(ctx, &c);
     attention_run(a, LIBRARY);
     const int64_t rows = c.B * c.Hq * c.Sq, shape[4] = {c.B, c.Hq, c.Sq, c.Sk};

@@ -16,8 +16,7 @@ static void check_rule(fattn_ctx *ctx, const attention_case *c) {
     attention_run(low, UNFUSED);
     attention_run(got, LIBRARY);
     attention forward = *got, backward = *got;
-    for (int n = 0; n < 7; ++n)
-        (n < 2 ? &backward : &forward)->present[attention_outputs[n]] = false;
+    for (int n = 0; n < 7; ++n) (n < 2 ? &backward : &forward)->present[attention_outputs[n]] = false;
     attention_match(&forward, want, low, 2, (fattn_tolerance){0});
     attention_match(&backward, want, low, 3, (fattn_tolerance){0});
     attention_free(got);
@@ -38,10 +37,10 @@ static const attention_case usual[] = {
     {"dropout", USUAL, .dropout_p = 0.3f},
     {"merge", USUAL, .flags = FATTN_MERGE, .wide = true},
     {"accumulate", USUAL, .flags = FATTN_ACC_DQ | FATTN_ACC_DK | FATTN_ACC_DV},
-    {"packed", .B = 3, .Hq = 2, .Sq = 130, .Sk = 130, .D = 64, .lengths = LENGTHS_PACKED,
-     .length_q = {130, 47, 90}, .length_k = {64, 130, 65}, .flags = FATTN_CAUSAL},
-    {"many at once", USUAL, .flags = FATTN_CAUSAL, .softcap = 3, .alibi = true, .sink = true,
-     .dropout_p = 0.2f, .bias = BIAS | BIAS_OVER_B, .wide = true},
+    {"packed", .B = 3, .Hq = 2, .Sq = 130, .Sk = 130, .D = 64, .lengths = LENGTHS_PACKED, .length_q = {130, 47, 90},
+     .length_k = {64, 130, 65}, .flags = FATTN_CAUSAL},
+    {"many at once", USUAL, .flags = FATTN_CAUSAL, .softcap = 3, .alibi = true, .sink = true, .dropout_p = 0.2f,
+     .bias = BIAS | BIAS_OVER_B, .wide = true},
 };
 enum { USUAL_COUNT = sizeof usual / sizeof *usual };
 
@@ -77,8 +76,7 @@ static void positive(attention *a) {
 }
 
 static double bias_in_errors(const attention *got, const attention *want, enum tensor_id id) {
-    const int64_t columns = id == T_LSE ? 1 : got->c.Dv,
-                  rows = fattn_tensor_numel(&got->t[id]) / columns;
+    const int64_t columns = id == T_LSE ? 1 : got->c.Dv, rows = fattn_tensor_numel(&got->t[id]) / columns;
     int64_t at[FATTN_MAX_DIMS] = {0};
     double sum = 0, squares = 0;
     for (int64_t row = 0; row < rows; ++row) {
@@ -98,16 +96,21 @@ Test(tiles_accuracy, errors_of_o_have_no_bias) {
     fattn_ctx *const ctx = attention_context(2);
     static const fattn_dtype dtypes[] = {FATTN_F32, FATTN_F16, FATTN_BF16};
     for (int n = 0; n < 6; ++n) {
-        const attention_case c = {.name = "lean", .B = 1, .Hq = 4, .Sq = 400, .Sk = 300, .D = 64,
-                                  .dtype = dtypes[n / 2], .flags = n % 2 ? FATTN_CAUSAL : 0};
+        const attention_case c = {.name = "lean",
+                                  .B = 1,
+                                  .Hq = 4,
+                                  .Sq = 400,
+                                  .Sk = 300,
+                                  .D = 64,
+                                  .dtype = dtypes[n / 2],
+                                  .flags = n % 2 ? FATTN_CAUSAL : 0};
         attention *const got = attention_new(ctx, &c);
         positive(got);
         attention *const want = attention_twin(got, FATTN_F64);
         attention_forward(want, REFERENCE);
         attention_forward(got, LIBRARY);
         const double t = bias_in_errors(got, want, T_O);
-        cr_assert(fabs(t) < 5, "%s: the mean error of O is %.1f standard errors from 0",
-                  fattn_dtype_name(c.dtype), t);
+        cr_assert(fabs(t) < 5, "%s: the mean error of O is %.1f standard errors from 0", fattn_dtype_name(c.dtype), t);
         attention_free(got);
         attention_free(want);
     }

@@ -47,8 +47,12 @@ static void very_negative(attention *a) {
 Test(tiles_extremes, very_negative_logits) {
     static const int64_t S[] = {64, 192, 1000, 1216, MOST};
     for (int n = 0; n < 20; ++n) {
-        const attention_case c = {.name = "very negative logits", .B = 1, .Hq = 1,
-                                  .Sq = n % 2 ? 1 : S[n / 4] / 8 + 1, .Sk = S[n / 4], .D = 16,
+        const attention_case c = {.name = "very negative logits",
+                                  .B = 1,
+                                  .Hq = 1,
+                                  .Sq = n % 2 ? 1 : S[n / 4] / 8 + 1,
+                                  .Sk = S[n / 4],
+                                  .D = 16,
                                   .dtype = n % 4 < 2 ? FATTN_F64 : FATTN_F32,
                                   .flags = n % 3 ? FATTN_CAUSAL : 0};
         /* |s| = 100 roundings of a unit each, and the gradients are differences of O(1) sums */
@@ -71,8 +75,8 @@ static void huge(attention *a) {
 }
 
 Test(tiles_extremes, huge_logits) {
-    const attention_case c = {.name = "huge logits", .B = 2, .Hq = 2, .Sq = 70, .Sk = 97, .D = 8,
-                              .flags = FATTN_CAUSAL};
+    const attention_case c = {
+        .name = "huge logits", .B = 2, .Hq = 2, .Sq = 70, .Sk = 97, .D = 8, .flags = FATTN_CAUSAL};
     /* an error of |s| eps in the exponent, times K = 50 in dQ, Q = 100 in dK */
     const double error = 100 * 2e4 * 2.3e-16;
     tiles_check_changed(&c, true, huge, (fattn_tolerance){100 * error, error, 1});
@@ -88,13 +92,11 @@ static bool finite_row(const attention *a, enum tensor_id id, int64_t row) {
 }
 
 /* Rows first..last must not be finite; other rows may be affected, as 0 times NaN, only within [low, high]. */
-static void check_reach(const attention *a, enum tensor_id id, int64_t first, int64_t last, int64_t low,
-                        int64_t high) {
+static void check_reach(const attention *a, enum tensor_id id, int64_t first, int64_t last, int64_t low, int64_t high) {
     for (int64_t i = 0; i < 100; ++i) {
         const bool hit = !finite_row(a, id, i);
         cr_assert(hit || i < first || i > last, "%s: %s[%d] is finite", a->c.name, attention_names[id], (int)i);
-        cr_assert(!hit || (i >= low && i <= high), "%s: %s[%d] is not finite", a->c.name, attention_names[id],
-                  (int)i);
+        cr_assert(!hit || (i >= low && i <= high), "%s: %s[%d] is not finite", a->c.name, attention_names[id], (int)i);
     }
 }
 
@@ -134,10 +136,16 @@ Test(tiles_extremes, how_far_a_nan_reaches) {
             if (!ctx) continue;
             const fattn_dtype dtype = dtypes[n / 5 % 4];
             char name[64];
-            snprintf(name, sizeof name, "NaN in %s, %s, %s", attention_names[ids[n % 5]],
-                     fattn_dtype_name(dtype), fattni_isa_name(isa));
-            const attention_case c = {.name = name, .B = 1, .Hq = 1, .Sq = 100, .Sk = 100, .D = 8,
-                                      .dtype = dtype, .flags = FATTN_CAUSAL,
+            snprintf(name, sizeof name, "NaN in %s, %s, %s", attention_names[ids[n % 5]], fattn_dtype_name(dtype),
+                     fattni_isa_name(isa));
+            const attention_case c = {.name = name,
+                                      .B = 1,
+                                      .Hq = 1,
+                                      .Sq = 100,
+                                      .Sk = 100,
+                                      .D = 8,
+                                      .dtype = dtype,
+                                      .flags = FATTN_CAUSAL,
                                       .algorithm = n < 20 ? FATTN_ALGO_AUTO : FATTN_ALGO_FLASH1};
             const int64_t bytes = isa == FATTNI_ISA_AVX512 ? 64 : isa == FATTNI_ISA_AVX2 ? 32 : 16;
             damage_and_check(ctx, &c, ids[n % 5], bytes / (dtype == FATTN_F64 ? 8 : 4));
@@ -151,8 +159,14 @@ Test(tiles_extremes, infinity_of_a_key_stays_with_its_rows) {
         for (int n = 0; n < 8; ++n) {
             fattn_ctx *const ctx = attention_context_isa(1, isa);
             if (!ctx) continue;
-            const attention_case c = {.name = "infinite key", .B = 1, .Hq = 1, .Sq = 100, .Sk = 100,
-                                      .D = 8, .dtype = dtypes[n % 4], .flags = FATTN_CAUSAL};
+            const attention_case c = {.name = "infinite key",
+                                      .B = 1,
+                                      .Hq = 1,
+                                      .Sq = 100,
+                                      .Sk = 100,
+                                      .D = 8,
+                                      .dtype = dtypes[n % 4],
+                                      .flags = FATTN_CAUSAL};
             const double x = n < 4 ? INFINITY : -INFINITY;
             attention *const a = attention_new(ctx, &c);
             attention_set(&a->t[T_K], (int64_t[4]){0, 0, 70, 3}, x);
@@ -196,9 +210,16 @@ Test(tiles_extremes, a_row_s_bits_are_its_own) {
             fattn_ctx *const ctx = attention_context_isa(1, isa);
             if (!ctx) continue;
             const bool narrow = n % 4 > 1;
-            attention_case c = {.name = "alone", .B = 1, .Hq = 1, .Sq = 203, .Sk = 203, .D = 24,
-                                .dtype = dtypes[n % 4], .flags = n / 4 % 3 ? FATTN_CAUSAL_TOP_LEFT : 0,
-                                .softcap = n / 12 ? 3 : 0, .dropout_p = n / 12 && n / 4 % 3 == 0 ? 0.25f : 0};
+            attention_case c = {.name = "alone",
+                                .B = 1,
+                                .Hq = 1,
+                                .Sq = 203,
+                                .Sk = 203,
+                                .D = 24,
+                                .dtype = dtypes[n % 4],
+                                .flags = n / 4 % 3 ? FATTN_CAUSAL_TOP_LEFT : 0,
+                                .softcap = n / 12 ? 3 : 0,
+                                .dropout_p = n / 12 && n / 4 % 3 == 0 ? 0.25f : 0};
             if (n / 4 % 3 == 2) c.flags |= FATTN_WINDOW, c.window_left = 31;
             attention *const whole = attention_new(ctx, &c);
             if (c.dropout_p == 0) c.Hq = c.Hkv = 3; /* a head has its own mask */
@@ -239,8 +260,14 @@ static void dead_rows(attention *a) {
 
 Test(tiles_extremes, rows_without_keys_contribute_nothing) {
     for (int n = 0; n < 4; ++n) {
-        const attention_case c = {.name = "rows without keys", .B = 1, .Hq = 2, .Hkv = 1, .Sq = 110,
-                                  .Sk = 60, .D = 8, .dtype = n % 2 ? FATTN_F32 : FATTN_F64,
+        const attention_case c = {.name = "rows without keys",
+                                  .B = 1,
+                                  .Hq = 2,
+                                  .Hkv = 1,
+                                  .Sq = 110,
+                                  .Sk = 60,
+                                  .D = 8,
+                                  .dtype = n % 2 ? FATTN_F32 : FATTN_F64,
                                   .flags = FATTN_CAUSAL | (n / 2 ? (uint32_t)FATTN_ACC_DQ : 0u)};
         const double eps = c.dtype == FATTN_F64 ? 1e-12 : 1e-5;
         tiles_check_changed(&c, true, dead_rows, (fattn_tolerance){eps, eps, 1e-9});
@@ -255,11 +282,18 @@ static void sinks_at_the_ends(attention *a) {
 
 Test(tiles_extremes, sinks_at_the_ends) {
     for (int n = 0; n < 24; ++n) {
-        const attention_case c = {
-            .name = "sinks at the ends", .B = 1, .Hq = 8, .Sq = 70, .Sk = 60, .D = 8, .sink = true,
-            .d_lse = true, .dtype = (fattn_dtype)(FATTN_F64 + n % 4), .wide = n & 4,
-            .flags = (n & 4 ? FATTN_MERGE : 0) | (n & 8 ? FATTN_CAUSAL : 0),
-            .algorithm = n < 16 ? FATTN_ALGO_AUTO : FATTN_ALGO_FLASH1};
+        const attention_case c = {.name = "sinks at the ends",
+                                  .B = 1,
+                                  .Hq = 8,
+                                  .Sq = 70,
+                                  .Sk = 60,
+                                  .D = 8,
+                                  .sink = true,
+                                  .d_lse = true,
+                                  .dtype = (fattn_dtype)(FATTN_F64 + n % 4),
+                                  .wide = n & 4,
+                                  .flags = (n & 4 ? FATTN_MERGE : 0) | (n & 8 ? FATTN_CAUSAL : 0),
+                                  .algorithm = n < 16 ? FATTN_ALGO_AUTO : FATTN_ALGO_FLASH1};
         tiles_check_changed(&c, true, sinks_at_the_ends, (fattn_tolerance){0});
         fattn_ctx *const ctx = attention_context(1);
         attention *const a = attention_new(ctx, &c);
@@ -268,8 +302,7 @@ Test(tiles_extremes, sinks_at_the_ends) {
         attention_forward(a, LIBRARY);
         for (int64_t h = 4; h < 8; ++h)
             for (int64_t i = 0; i < c.Sq; ++i)
-                cr_assert_eq(attention_get(&a->t[T_LSE], (int64_t[]){0, h, i}),
-                             attention_get(&a->t[T_SINK], &h));
+                cr_assert_eq(attention_get(&a->t[T_LSE], (int64_t[]){0, h, i}), attention_get(&a->t[T_SINK], &h));
         attention_free(a);
         fattn_ctx_destroy(ctx);
     }
@@ -278,8 +311,7 @@ Test(tiles_extremes, sinks_at_the_ends) {
 /* A K whose rows repeat one row (stride 0) gives uniform weights; V is its mean. */
 Test(tiles_extremes, equal_keys) {
     fattn_ctx *const ctx = attention_context(2);
-    const attention_case c = {.name = "equal keys", .B = 1, .Hq = 1, .Sq = 30, .Sk = 211, .D = 16,
-                              .dtype = FATTN_F64};
+    const attention_case c = {.name = "equal keys", .B = 1, .Hq = 1, .Sq = 30, .Sk = 211, .D = 16, .dtype = FATTN_F64};
     attention *const a = attention_new(ctx, &c);
     a->t[T_K].stride[2] = 0;
     tiles_fill(a, T_V, 0.25);
@@ -300,9 +332,15 @@ Test(tiles_extremes, nothing_to_do) {
     static const int64_t sizes[][3] = {{0, 30, 30}, {2, 0, 30}, {2, 30, 0}, {2, 0, 0}, {0, 0, 0}};
     for (int n = 0; n < 40; ++n) {
         const int64_t *const size = sizes[n % 5];
-        const attention_case c = {.name = "nothing to do", .B = size[0], .Hq = 2, .Sq = size[1],
-                                  .Sk = size[2], .D = 16, .dtype = dtypes[n / 5 % 4],
-                                  .sink = n >= 20, .bias = n >= 20 ? BIAS | BIAS_OVER_B : 0u,
+        const attention_case c = {.name = "nothing to do",
+                                  .B = size[0],
+                                  .Hq = 2,
+                                  .Sq = size[1],
+                                  .Sk = size[2],
+                                  .D = 16,
+                                  .dtype = dtypes[n / 5 % 4],
+                                  .sink = n >= 20,
+                                  .bias = n >= 20 ? BIAS | BIAS_OVER_B : 0u,
                                   .dropout_p = n >= 20 ? 0.25f : 0};
         tiles_check_backward(&c);
     }
@@ -328,10 +366,8 @@ Test(tiles_extremes, zero_length_sequences) {
 }
 
 Test(tiles_extremes, masks_of_unequal_lengths) {
-    static const int64_t lengths[][2] = {{130, 70}, {70, 130}, {300, 20},
-                                         {20, 300}, {1, 129},  {129, 1}};
-    static const uint32_t masks[] = {FATTN_CAUSAL, FATTN_CAUSAL_TOP_LEFT, FATTN_WINDOW,
-                                     FATTN_CAUSAL | FATTN_WINDOW,
+    static const int64_t lengths[][2] = {{130, 70}, {70, 130}, {300, 20}, {20, 300}, {1, 129}, {129, 1}};
+    static const uint32_t masks[] = {FATTN_CAUSAL, FATTN_CAUSAL_TOP_LEFT, FATTN_WINDOW, FATTN_CAUSAL | FATTN_WINDOW,
                                      FATTN_CAUSAL_TOP_LEFT | FATTN_WINDOW};
     for (int n = 0; n < 30; ++n) {
         const attention_case c = {.name = "unequal lengths",
@@ -365,9 +401,16 @@ Test(tiles_extremes, every_head_dimension) {
 
 Test(tiles_extremes, ten_thousand_sequences) {
     for (int n = 0; n < 2; ++n) {
-        const attention_case c = {.name = "many sequences", .B = 10007, .Hq = 2, .Hkv = 1, .Sq = 3,
-                                  .Sk = 2, .D = 2, .dtype = n ? FATTN_BF16 : FATTN_F32,
-                                  .flags = FATTN_CAUSAL, .sink = true};
+        const attention_case c = {.name = "many sequences",
+                                  .B = 10007,
+                                  .Hq = 2,
+                                  .Hkv = 1,
+                                  .Sq = 3,
+                                  .Sk = 2,
+                                  .D = 2,
+                                  .dtype = n ? FATTN_BF16 : FATTN_F32,
+                                  .flags = FATTN_CAUSAL,
+                                  .sink = true};
         tiles_check_backward(&c);
     }
 }
@@ -376,11 +419,19 @@ Test(tiles_extremes, ten_thousand_sequences) {
 
 Test(tiles_extremes, layouts) {
     for (int n = 0; n < 40; ++n) {
-        const attention_case c = {.name = "layouts", .B = 1 + n % 2, .Hq = 4, .Hkv = n % 3 ? 4 : 1,
-                                  .Sq = 65, .Sk = 49, .D = 20, .Dv = 36, .dtype = dtypes[n % 4],
-                                  .layout = (enum layout[]){LAYOUT_BHSD, LAYOUT_BSHD, LAYOUT_PITCH,
-                                                            LAYOUT_REVERSED}[n / 4 % 4],
-                                  .sum_d_o = n >= 32, .bias = BIAS | BIAS_OVER_B};
+        const attention_case c = {
+            .name = "layouts",
+            .B = 1 + n % 2,
+            .Hq = 4,
+            .Hkv = n % 3 ? 4 : 1,
+            .Sq = 65,
+            .Sk = 49,
+            .D = 20,
+            .Dv = 36,
+            .dtype = dtypes[n % 4],
+            .layout = (enum layout[]){LAYOUT_BHSD, LAYOUT_BSHD, LAYOUT_PITCH, LAYOUT_REVERSED}[n / 4 % 4],
+            .sum_d_o = n >= 32,
+            .bias = BIAS | BIAS_OVER_B};
         tiles_check_backward(&c);
     }
 }
@@ -392,8 +443,8 @@ Test(tiles_extremes, strides_beyond_32_bits) {
     static const enum tensor_id ids[MOVED] = {T_Q, T_K, T_V, T_O, T_D_O, T_DQ, T_DK, T_DV, T_BIAS};
     fattn_ctx *const ctx = attention_context(2);
     for (int n = 0; n < 4; ++n) {
-        const attention_case c = {.name = "far apart", .B = 2, .Hq = 2, .Sq = 70, .Sk = 50, .D = 8,
-                                  .dtype = dtypes[n], .bias = BIAS};
+        const attention_case c = {
+            .name = "far apart", .B = 2, .Hq = 2, .Sq = 70, .Sk = 50, .D = 8, .dtype = dtypes[n], .bias = BIAS};
         attention *const near = attention_new(ctx, &c), *const far = attention_new(ctx, &c);
         const int64_t stride = ((int64_t)1 << 32) + 64; /* elements, of 2 bytes at least */
         attention_run(near, LIBRARY);
@@ -402,10 +453,8 @@ Test(tiles_extremes, strides_beyond_32_bits) {
         const size_t bytes = (size_t)stride * fattn_dtype_size(FATTN_F64) + (1 << 20);
         for (int m = 0; m < MOVED; ++m) {
             fattn_tensor *const t = &far->t[ids[m]];
-            reserved[m] = mmap(NULL, bytes, PROT_READ | PROT_WRITE,
-                               MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-            if (reserved[m] == MAP_FAILED)
-                cr_skip_test("cannot reserve %zu bytes of addresses", bytes);
+            reserved[m] = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+            if (reserved[m] == MAP_FAILED) cr_skip_test("cannot reserve %zu bytes of addresses", bytes);
             t->data = reserved[m];
             t->stride[0] = stride;
             cr_assert_eq(fattn_tensor_copy(ctx, t, &near->t[ids[m]]), FATTN_OK);
@@ -419,9 +468,8 @@ Test(tiles_extremes, strides_beyond_32_bits) {
         for (int m = 0; m < MOVED; ++m)
             for (int64_t e = 0; e < fattn_tensor_numel(&near->t[ids[m]]); ++e) {
                 attention_index(&near->t[ids[m]], e, at);
-                cr_assert_eq(attention_get(&far->t[ids[m]], at),
-                             attention_get(&near->t[ids[m]], at), "%s, %s", attention_names[ids[m]],
-                             fattn_dtype_name(dtypes[n]));
+                cr_assert_eq(attention_get(&far->t[ids[m]], at), attention_get(&near->t[ids[m]], at), "%s, %s",
+                             attention_names[ids[m]], fattn_dtype_name(dtypes[n]));
             }
         for (int m = 0; m < MOVED; ++m) munmap(reserved[m], bytes);
         attention_free(near);
@@ -437,9 +485,7 @@ static uint64_t odd_bits(fattn_dtype t, int64_t n) {
     static const uint64_t negative_zero[] = {1ull << 63, 1u << 31, 1u << 15, 1u << 15};
     static const uint64_t infinity[] = {0x7ffull << 52, 0xffu << 23, 0x1fu << 10, 0xffu << 7};
     const uint64_t small = 1 + (uint64_t)n % 5;
-    return n % 3 == 0   ? negative_zero[t - FATTN_F64]
-           : n % 3 == 1 ? small
-                        : infinity[t - FATTN_F64] + small;
+    return n % 3 == 0 ? negative_zero[t - FATTN_F64] : n % 3 == 1 ? small : infinity[t - FATTN_F64] + small;
 }
 
 /* Gradients that are added to, where the mask leaves nothing to add. */
@@ -455,8 +501,8 @@ Test(tiles_extremes, untouched_rows_keep_their_bits) {
                                   .D = 20,
                                   .dtype = dtypes[n % 4],
                                   .k_pos0 = 40, /* row i sees i - 70 .. i - 40 */
-                                  .flags = FATTN_CAUSAL_TOP_LEFT | FATTN_WINDOW | FATTN_ACC_DQ |
-                                           FATTN_ACC_DK | FATTN_ACC_DV,
+                                  .flags =
+                                      FATTN_CAUSAL_TOP_LEFT | FATTN_WINDOW | FATTN_ACC_DQ | FATTN_ACC_DK | FATTN_ACC_DV,
                                   .window_left = 30,
                                   .window_right = 0};
         attention *const a = attention_new(ctx, &c);
@@ -476,8 +522,7 @@ Test(tiles_extremes, untouched_rows_keep_their_bits) {
                 const int64_t row = m == 0 ? e / c.D % c.Sq : e / c.D % c.Sk;
                 const bool alone = m == 0 ? row < 40 : row > 119 - 40;
                 const bool same = memcmp(now, &odd, element) == 0;
-                cr_assert(!alone || same, "%s %s row %d", fattn_dtype_name(c.dtype),
-                          attention_names[ids[m]], (int)row);
+                cr_assert(!alone || same, "%s %s row %d", fattn_dtype_name(c.dtype), attention_names[ids[m]], (int)row);
                 changed += !same;
             }
         cr_assert_gt(changed, 2 * 80 * 20, "nothing was added");
@@ -500,8 +545,8 @@ static void positive(attention *a) {
 
 Test(tiles_extremes, group_sums_are_floats) {
     for (int n = 0; n < 2; ++n) {
-        const attention_case c = {.name = "group", .B = 1, .Hq = 16, .Hkv = 1, .Sq = 200, .Sk = 5,
-                                  .D = 8, .dtype = dtypes[2 + n]};
+        const attention_case c = {
+            .name = "group", .B = 1, .Hq = 16, .Hkv = 1, .Sq = 200, .Sk = 5, .D = 8, .dtype = dtypes[2 + n]};
         tiles_check_changed(&c, true, positive, (fattn_tolerance){0});
     }
 }

@@ -43,8 +43,7 @@ static void assert_holds(int value, size_t size) {
     unsigned char *bytes = durable_read(path, &n);
     cr_assert_not_null(bytes);
     cr_assert_eq(n, size);
-    for (size_t i = 0; i < n; ++i)
-        cr_assert_eq(bytes[i], value);
+    for (size_t i = 0; i < n; ++i) cr_assert_eq(bytes[i], value);
     free(bytes);
 }
 

@@ -32,11 +32,8 @@ static void fixed_sequence(task *t, int64_t index, int32_t *ids, int32_t *target
     }
 }
 
-static task fixed = {.vocab = VOCAB,
-                     .context = CONTEXT,
-                     .held_out = BATCH,
-                     .train = fixed_sequence,
-                     .test = fixed_sequence};
+static task fixed = {
+    .vocab = VOCAB, .context = CONTEXT, .held_out = BATCH, .train = fixed_sequence, .test = fixed_sequence};
 static const trainer_config schedule = {
     .batch = BATCH, .steps = 150, .warmup = 10, .lr = 1e-2, .weight_decay = 0.01, .clip = 1};
 
@@ -45,8 +42,7 @@ static trainer r;
 static void begin(void) {
     const model_config config = small();
     cr_assert_eq(fattn_ctx_create(NULL, &ctx), FATTN_OK);
-    cr_assert_eq(trainer_create(&r, ctx, &fixed, &config, &schedule), FATTN_OK, "%s",
-                 fattn_ctx_error(ctx));
+    cr_assert_eq(trainer_create(&r, ctx, &fixed, &config, &schedule), FATTN_OK, "%s", fattn_ctx_error(ctx));
 }
 static void end(void) {
     trainer_destroy(&r);
@@ -56,8 +52,7 @@ static void end(void) {
 TestSuite(model, .init = begin, .fini = end);
 
 static void step(int times) {
-    for (int i = 0; i < times; ++i)
-        cr_assert_eq(trainer_step(&r), FATTN_OK, "%s", fattn_ctx_error(ctx));
+    for (int i = 0; i < times; ++i) cr_assert_eq(trainer_step(&r), FATTN_OK, "%s", fattn_ctx_error(ctx));
 }
 static double evaluate(void) {
     evaluation e;
@@ -70,8 +65,7 @@ static double evaluate(void) {
    mean over 60 targets has deviation d/sqrt(60) = 0.015: five of them. */
 Test(model, starts_close_to_the_logarithm_of_the_vocabulary) {
     cr_assert_float_eq(evaluate(), log(VOCAB) + 0.0064, 0.075);
-    cr_assert_eq(model_size(r.model),
-                 VOCAB * 32 + 32 * 32 + 2 * (2 * 32 + 64 * 32 + 32 * 32 + 2 * 64 * 32) + 32);
+    cr_assert_eq(model_size(r.model), VOCAB * 32 + 32 * 32 + 2 * (2 * 32 + 64 * 32 + 32 * 32 + 2 * 64 * 32) + 32);
 }
 
 /* linear_cross_entropy in training, logits in evaluation: the same loss up to float rounding. */
@@ -113,8 +107,7 @@ Test(model, sees_no_future) {
     fattn_tape_reset(r.tape);
     cr_assert_eq(fattn_tape_value(r.tape, model_logits(r.model, r.tape, &x), &logits), FATTN_OK);
     cr_assert_eq(memcmp(before, logits.data, AT * VOCAB * sizeof *before), 0);
-    cr_assert_neq(
-        memcmp(before + AT * VOCAB, (float *)logits.data + AT * VOCAB, VOCAB * sizeof *before), 0);
+    cr_assert_neq(memcmp(before + AT * VOCAB, (float *)logits.data + AT * VOCAB, VOCAB * sizeof *before), 0);
 }
 
 Test(model, memory_stays_after_the_first_steps) {
@@ -161,8 +154,7 @@ Test(sample, chooses_by_probability) {
                          two = {.temperature = 2, .top_k = 2, .seed = 5};
     int count[N] = {0}, count_two[N] = {0};
     double p[N], sum = 0;
-    for (int i = 0; i < N; ++i)
-        sum += p[i] = exp(logits[i] / 2);
+    for (int i = 0; i < N; ++i) sum += p[i] = exp(logits[i] / 2);
     for (int64_t i = 0; i < DRAWS; ++i) {
         count[sample_choose(logits, N, &o, i)] += 1;
         count_two[sample_choose(logits, N, &two, i)] += 1;

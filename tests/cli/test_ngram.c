@@ -12,16 +12,14 @@ static int occurrences(const uint8_t *text, int n, const uint8_t *g, int length)
     int count = 0;
     for (int i = 0; i < n; ++i) {
         int same = 1;
-        for (int j = 0; j < length && same; ++j)
-            same = text[(i + j) % n] == g[j];
+        for (int j = 0; j < length && same; ++j) same = text[(i + j) % n] == g[j];
         count += same;
     }
     return count;
 }
 
 /* p(c | the `length` symbols h) by the recursion of ngram.h. */
-static double probability(const uint8_t *text, int n, const uint8_t *h, int length, uint8_t c,
-                          int vocab) {
+static double probability(const uint8_t *text, int n, const uint8_t *h, int length, uint8_t c, int vocab) {
     double p = 1.0 / vocab;
     for (int k = 0; k <= length; ++k) {
         uint8_t gram[NGRAM_ORDERS];
@@ -43,8 +41,7 @@ static void fill(uint8_t *text, int n, int vocab, uint32_t seed) {
     for (int i = 0; i < n; ++i) {
         seed = seed * 1664525u + 1013904223u;
         const int fresh = (int)(seed >> 24) % vocab;
-        text[i] =
-            (uint8_t)(i > 2 && (seed >> 16) % 4 ? (text[i - 1] + 2 * text[i - 3]) % vocab : fresh);
+        text[i] = (uint8_t)(i > 2 && (seed >> 16) % 4 ? (text[i - 1] + 2 * text[i - 3]) % vocab : fresh);
     }
 }
 
@@ -65,8 +62,7 @@ static void check_against_definition(int n_symbols, int apart, int vocab) {
             want -= log(probability(train, TRAIN, test + i - length, length, test[i], vocab));
         }
         want /= HELD_OUT - 1;
-        cr_assert_float_eq(loss[order - 1], want, 1e-12, "order %d: %.15g, not %.15g", order,
-                           loss[order - 1], want);
+        cr_assert_float_eq(loss[order - 1], want, 1e-12, "order %d: %.15g, not %.15g", order, loss[order - 1], want);
     }
 }
 
@@ -81,16 +77,14 @@ Test(ngram, probabilities_sum_to_one) {
     for (int context = 0; context < 64; ++context) {
         double sum[NGRAM_ORDERS] = {0};
         for (int c = 0; c < VOCAB; ++c) {
-            uint8_t test[4] = {(uint8_t)(context & 3), (uint8_t)(context >> 2 & 3),
-                               (uint8_t)(context >> 4), (uint8_t)c};
+            uint8_t test[4] = {(uint8_t)(context & 3), (uint8_t)(context >> 2 & 3), (uint8_t)(context >> 4),
+                               (uint8_t)c};
             double whole[NGRAM_ORDERS], part[NGRAM_ORDERS];
             cr_assert(ngram_losses(train, TRAIN, test, 4, VOCAB, whole));
             cr_assert(ngram_losses(train, TRAIN, test, 3, VOCAB, part));
-            for (int i = 0; i < NGRAM_ORDERS; ++i)
-                sum[i] += exp(2 * part[i] - 3 * whole[i]);
+            for (int i = 0; i < NGRAM_ORDERS; ++i) sum[i] += exp(2 * part[i] - 3 * whole[i]);
         }
-        for (int i = 0; i < NGRAM_ORDERS; ++i)
-            cr_assert_float_eq(sum[i], 1, 1e-12);
+        for (int i = 0; i < NGRAM_ORDERS; ++i) cr_assert_float_eq(sum[i], 1, 1e-12);
     }
 }
 
@@ -113,8 +107,7 @@ Test(ngram, a_long_periodic_text_is_predicted) {
     enum { N = 1 << 18, PERIOD = 50021, VOCAB = 96 };
     uint8_t *text = malloc(N);
     fill(text, PERIOD, VOCAB, 5);
-    for (int i = PERIOD; i < N; ++i)
-        text[i] = text[i - PERIOD];
+    for (int i = PERIOD; i < N; ++i) text[i] = text[i - PERIOD];
     double loss[NGRAM_ORDERS];
     cr_assert(ngram_losses(text, N, text, N, VOCAB, loss));
     cr_assert_lt(loss[5], 0.7); /* about 5 occurrences of a context: -log(5/6) and a little */

@@ -70,8 +70,7 @@ static void give(void *user, void *p, size_t bytes, fattn_stream s) {
 static char folder[] = "/tmp/fattn-no-memory-XXXXXX", fixture[64], text[64], saved[64];
 
 static fattn_ctx *open_context(void) {
-    const fattn_ctx_options o = {
-        .struct_size = sizeof o, .cpu_threads = 1, .allocator = {take, give, NULL}};
+    const fattn_ctx_options o = {.struct_size = sizeof o, .cpu_threads = 1, .allocator = {take, give, NULL}};
     fattn_ctx *ctx;
     return fattn_ctx_create(&o, &ctx) == FATTN_OK ? ctx : NULL;
 }
@@ -148,8 +147,7 @@ static bool train_from(fattn_ctx *ctx, checkpoint *from, const char *to) {
     if (ok) {
         ok = (!from || checkpoint_restore(from, &r)) && trainer_step(&r) == FATTN_OK &&
              trainer_evaluate(&r, 2, &e) == FATTN_OK && trainer_note(&r, &e) == FATTN_OK &&
-             trainer_step(&r) == FATTN_OK &&
-             sample_symbols(ctx, r.model, r.tape, &greedy, said, 3, 24) == FATTN_OK &&
+             trainer_step(&r) == FATTN_OK && sample_symbols(ctx, r.model, r.tape, &greedy, said, 3, 24) == FATTN_OK &&
              ngram_losses(a->symbols, a->n, b->symbols, b->n, TEXT_SYMBOLS, loss) &&
              (!to || checkpoint_save(to, train_table, &o, train_not_stored, &r));
         trainer_destroy(&r);
@@ -197,10 +195,12 @@ static void remove_files(void) {
 TestSuite(no_memory, .init = make_files, .fini = remove_files);
 
 Test(no_memory, every_allocation_may_fail, .timeout = 200) {
-    static const struct { const char *name; bool (*run)(void); int least; } steps[] = {
-        {"write a fixture", write_fixture, 40}, {"read it", read_fixture, 80},
-        {"run it", run_fixture, 40},            {"check gradients", check_gradients, 10},
-        {"train", train, 60},                   {"resume", resume, 60}};
+    static const struct {
+        const char *name;
+        bool (*run)(void);
+        int least;
+    } steps[] = {{"write a fixture", write_fixture, 40},   {"read it", read_fixture, 80}, {"run it", run_fixture, 40},
+                 {"check gradients", check_gradients, 10}, {"train", train, 60},          {"resume", resume, 60}};
     for (size_t n = 0; n < sizeof steps / sizeof *steps; ++n) {
         const long before = live;
         cr_assert(steps[n].run(), "%s", steps[n].name);
@@ -210,8 +210,8 @@ Test(no_memory, every_allocation_may_fail, .timeout = 200) {
             left = failures;
             const bool ok = steps[n].run(), failed = left == 0;
             left = -1;
-            cr_assert_eq(live, before, "%s without allocation %d: %ld blocks leaked", steps[n].name,
-                         failures, live - before);
+            cr_assert_eq(live, before, "%s without allocation %d: %ld blocks leaked", steps[n].name, failures,
+                         live - before);
             if (ok) break;
             cr_assert(failed, "%s fails without a reason", steps[n].name);
         }

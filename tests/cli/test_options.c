@@ -16,17 +16,15 @@ typedef struct options {
     cli_list sizes;
 } options;
 
-static const options defaults = {
-    .count = 7, .rate = 0.5, .choice = 1, .sizes = {2, {512, 1024}}};
+static const options defaults = {.count = 7, .rate = 0.5, .choice = 1, .sizes = {2, {512, 1024}}};
 #define FIELD(name) offsetof(options, name)
-static const cli_option table[] = {
-    {"flag", CLI_FLAG, FIELD(flag), NULL, 0, 0, NULL, "a flag"},
-    {"count", CLI_INT, FIELD(count), "N", 1, 100, NULL, "a count"},
-    {"rate", CLI_REAL, FIELD(rate), "R", 0, 1, NULL, "a rate"},
-    {"file", CLI_TEXT, FIELD(file), "FILE", 0, 0, NULL, "a file"},
-    {"choice", CLI_CHOICE, FIELD(choice), "C", 0, 0, "red|green|blue", "a colour"},
-    {"sizes", CLI_INTS, FIELD(sizes), "N,...", 1, 1e6, NULL, "sizes"},
-    {0}};
+static const cli_option table[] = {{"flag", CLI_FLAG, FIELD(flag), NULL, 0, 0, NULL, "a flag"},
+                                   {"count", CLI_INT, FIELD(count), "N", 1, 100, NULL, "a count"},
+                                   {"rate", CLI_REAL, FIELD(rate), "R", 0, 1, NULL, "a rate"},
+                                   {"file", CLI_TEXT, FIELD(file), "FILE", 0, 0, NULL, "a file"},
+                                   {"choice", CLI_CHOICE, FIELD(choice), "C", 0, 0, "red|green|blue", "a colour"},
+                                   {"sizes", CLI_INTS, FIELD(sizes), "N,...", 1, 1e6, NULL, "sizes"},
+                                   {0}};
 
 static options seen; /* the options that run received; each test has its own process */
 static int n_seen;
@@ -108,7 +106,9 @@ Test(options, operands) {
 }
 
 Test(options, wrong_values_are_named) {
-    static const struct { const char *words, *message; } wrong[] = {
+    static const struct {
+        const char *words, *message;
+    } wrong[] = {
         {"plain --count 0", "fattn plain: --count: \"0\" is not a whole number from 1 to 100"},
         {"plain --count 101", "\"101\" is not"},
         {"plain --count 3x", "\"3x\" is not"},

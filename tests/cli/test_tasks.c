@@ -101,8 +101,7 @@ Test(recall, keys_and_positions_are_uniform) {
     for (int64_t n = 0; n < N; ++n) {
         t->train(t, n, ids, targets);
         keys[ids[0]] += 1;
-        for (int i = 0; i < PAIRS; ++i)
-            places[i] += ids[2 * i] == ids[2 * PAIRS];
+        for (int i = 0; i < PAIRS; ++i) places[i] += ids[2 * i] == ids[2 * PAIRS];
     }
     for (int i = 0; i < 2 * PAIRS; ++i) /* mean 625, sigma 24.6 */
         cr_assert(abs(keys[i] - N / (2 * PAIRS)) < 123, "key %d: %d times", i, keys[i]);
@@ -186,13 +185,12 @@ Test(text, only_its_length_matters) {
                 const int64_t n = needed + seed * seed * 37;
                 fill_text(content, n, kind, seed);
                 task *const t = text_open(put_file("t", content, (size_t)n), 1, context);
-                cr_assert(t, "%lld bytes, kind %d, context %lld", (long long)n, kind,
-                          (long long)context);
+                cr_assert(t, "%lld bytes, kind %d, context %lld", (long long)n, kind, (long long)context);
                 const corpus *const c = text_corpus(t);
                 const int64_t held = c->held_out.n;
                 cr_assert_eq(c->train.n + held, n);
-                cr_assert(held >= 2 && held >= n / 20 - 1 && (held == 2 || held <= n / 10),
-                          "%lld of %lld held out", (long long)held, (long long)n);
+                cr_assert(held >= 2 && held >= n / 20 - 1 && (held == 2 || held <= n / 10), "%lld of %lld held out",
+                          (long long)held, (long long)n);
                 t->close(t);
             }
             fill_text(content, needed - 1, kind, 1);
@@ -230,8 +228,7 @@ Test(text, a_tenth_of_the_records_is_held_out_with_their_copies) {
     enum { RECORDS = 2000 };
     char *content = calloc(RECORDS, 32);
     size_t n = 0;
-    for (int i = 0; i < RECORDS; ++i)
-        n += (size_t)sprintf(content + n, "record %d\n%%\n", i);
+    for (int i = 0; i < RECORDS; ++i) n += (size_t)sprintf(content + n, "record %d\n%%\n", i);
     put_file("a", content, n);
     put_file("b", content, n);
     put_file("b.dat", "index", 5);
@@ -241,13 +238,11 @@ Test(text, a_tenth_of_the_records_is_held_out_with_their_copies) {
     cr_assert(corpus_read(&c, folder));
     cr_assert_eq(c.train.n + c.held_out.n, 2 * (int64_t)n);
     int held_out = 0;
-    for (int64_t i = 0; i < c.held_out.n; ++i)
-        held_out += c.held_out.symbols[i] == '%';
+    for (int64_t i = 0; i < c.held_out.n; ++i) held_out += c.held_out.symbols[i] == '%';
     cr_assert_eq(held_out % 2, 0);
     cr_assert(abs(held_out / 2 - RECORDS / 10) < 5 * 14, "%d of %d", held_out / 2, RECORDS);
-    cr_assert_eq(
-        memcmp(c.held_out.symbols, c.held_out.symbols + c.held_out.n / 2, (size_t)c.held_out.n / 2),
-        0, "the second file splits like the first");
+    cr_assert_eq(memcmp(c.held_out.symbols, c.held_out.symbols + c.held_out.n / 2, (size_t)c.held_out.n / 2), 0,
+                 "the second file splits like the first");
     corpus_free(&c);
     free(content);
 }
@@ -277,12 +272,11 @@ Test(text, windows_cover_the_text) {
             int64_t at = -1;
             for (int64_t p = 0; p + WINDOW < c->train.n && at < 0; ++p) {
                 int same = 1;
-                for (int j = 0; j < WINDOW && same; ++j)
-                    same = c->train.symbols[p + j] == ids[j];
+                for (int j = 0; j < WINDOW && same; ++j) same = c->train.symbols[p + j] == ids[j];
                 if (same) at = p;
             }
-            cr_assert(at >= 0 && !memchr(seen + at, 1, WINDOW), "epoch %lld window %lld: at %lld",
-                      (long long)epoch, (long long)i, (long long)at);
+            cr_assert(at >= 0 && !memchr(seen + at, 1, WINDOW), "epoch %lld window %lld: at %lld", (long long)epoch,
+                      (long long)i, (long long)at);
             cr_assert_eq(targets[WINDOW - 1], c->train.symbols[at + WINDOW]);
             memset(seen + at, 1, WINDOW);
         }

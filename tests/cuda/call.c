@@ -33,8 +33,7 @@ double *call_read(call *c, enum call_tensor id) {
 }
 
 void call_write(call *c, enum call_tensor id, const double *x) {
-    fattn_tensor h =
-        fattn_tensor_view(NULL, FATTN_F64, FATTN_CPU, 0, c->t[id].ndim, c->t[id].shape);
+    fattn_tensor h = fattn_tensor_view(NULL, FATTN_F64, FATTN_CPU, 0, c->t[id].ndim, c->t[id].shape);
     h.data = (void *)(uintptr_t)x;
     if (fattn_tensor_numel(&h)) call_must(c->ctx, fattn_tensor_copy(c->ctx, &c->t[id], &h), "copy");
 }
@@ -64,8 +63,7 @@ uint64_t call_bits(call *c, enum call_tensor first, enum call_tensor last) {
         if (!t->dtype || !fattn_tensor_numel(t)) continue;
         const fattn_tensor h = host_like(t, (fattn_dtype)t->dtype);
         call_must(c->ctx, fattn_tensor_copy(c->ctx, &h, t), "copy");
-        bits = hash(bits, h.data,
-                    (size_t)fattn_tensor_numel(t) * fattn_dtype_size((fattn_dtype)t->dtype));
+        bits = hash(bits, h.data, (size_t)fattn_tensor_numel(t) * fattn_dtype_size((fattn_dtype)t->dtype));
         free(h.data);
     }
     return bits;
@@ -74,20 +72,23 @@ uint64_t call_bits(call *c, enum call_tensor first, enum call_tensor last) {
 static void give(call *c, enum call_tensor id, fattn_dtype dtype, int ndim, const int64_t *shape) {
     call_must(c->ctx, fattn_tensor_alloc(c->ctx, dtype, ndim, shape, &c->t[id]), "alloc");
     if (dtype == FATTN_I32) return;
-    const bool input = id < CALL_O || (id >= CALL_BIAS && id <= CALL_SINK) ||
-                       (id >= CALL_D_O && id <= CALL_DELTA);
+    const bool input = id < CALL_O || (id >= CALL_BIAS && id <= CALL_SINK) || (id >= CALL_D_O && id <= CALL_DELTA);
     const fattn_rng rng = {.seed = 77, .stream = (uint32_t)id};
     if (!fattn_tensor_numel(&c->t[id])) return;
-    if (input) call_must(c->ctx, fattn_tensor_normal(c->ctx, &c->t[id], 0, 1, rng), "normal");
-    else call_fill(c, id, NAN);
+    if (input)
+        call_must(c->ctx, fattn_tensor_normal(c->ctx, &c->t[id], 0, 1, rng), "normal");
+    else
+        call_fill(c, id, NAN);
 }
 
 static void give_lengths(call *c, const attention_case *a, bool packed) {
     const int64_t n[1] = {a->B + (packed ? 1 : 0)};
     double q[MAX_SEQUENCES + 1] = {0}, k[MAX_SEQUENCES + 1] = {0};
     for (int64_t b = 0; b < a->B; ++b) {
-        if (packed) q[b + 1] = q[b] + a->length_q[b], k[b + 1] = k[b] + a->length_k[b];
-        else q[b] = a->length_q[b], k[b] = a->length_k[b];
+        if (packed)
+            q[b + 1] = q[b] + a->length_q[b], k[b + 1] = k[b] + a->length_k[b];
+        else
+            q[b] = a->length_q[b], k[b] = a->length_k[b];
     }
     give(c, packed ? CALL_CU_Q : CALL_SEQLENS_Q, FATTN_I32, 1, n);
     give(c, packed ? CALL_CU_K : CALL_SEQLENS_K, FATTN_I32, 1, n);
@@ -125,24 +126,29 @@ call *call_new(fattn_ctx *ctx, const attention_case *a) {
     give(c, CALL_DV, out, 4, v);
     if (a->bias) give(c, CALL_BIAS, dtype, 4, bias), give(c, CALL_D_BIAS, statistic, 4, bias);
     if (a->alibi) give(c, CALL_ALIBI, statistic, 1, &a->Hq);
-    if (a->sink)
-        give(c, CALL_SINK, statistic, 1, &a->Hq), give(c, CALL_D_SINK, statistic, 1, &a->Hq);
+    if (a->sink) give(c, CALL_SINK, statistic, 1, &a->Hq), give(c, CALL_D_SINK, statistic, 1, &a->Hq);
     if (a->d_lse) give(c, CALL_D_LSE, statistic, 3, o);
     if (a->rng_step) give(c, CALL_RNG_STEP, FATTN_I32, 0, NULL), call_fill(c, CALL_RNG_STEP, 7);
     if (packed || a->lengths == LENGTHS_PADDED) give_lengths(c, a, packed);
 
-    c->params = (fattn_attention_params){
-        .struct_size = sizeof c->params, .flags = a->flags, .algorithm = a->algorithm,
-        .scale = a->scale, .softcap = a->softcap, .dropout_p = a->dropout_p,
-        .window_left = a->window_left, .window_right = a->window_right, .q_pos0 = a->q_pos0,
-        .k_pos0 = a->k_pos0, .rng = {.seed = 99, .stream = 3}};
+    c->params = (fattn_attention_params){.struct_size = sizeof c->params,
+                                         .flags = a->flags,
+                                         .algorithm = a->algorithm,
+                                         .scale = a->scale,
+                                         .softcap = a->softcap,
+                                         .dropout_p = a->dropout_p,
+                                         .window_left = a->window_left,
+                                         .window_right = a->window_right,
+                                         .q_pos0 = a->q_pos0,
+                                         .k_pos0 = a->k_pos0,
+                                         .rng = {.seed = 99, .stream = 3}};
     if (packed) c->params.max_seqlen_q = a->Sq, c->params.max_seqlen_k = a->Sk;
     c->io = (fattn_attention_io){.struct_size = sizeof c->io};
     const fattn_tensor **const slots[CALL_COUNT] = {
-        &c->io.q, &c->io.k, &c->io.v, &c->io.o, &c->io.lse, &c->io.bias, &c->io.alibi, &c->io.sink,
-        &c->io.seqlens_q, &c->io.seqlens_k, &c->io.cu_seqlens_q, &c->io.cu_seqlens_k,
-        &c->io.rng_step, &c->io.d_o, &c->io.d_lse, &c->io.delta, &c->io.dq, &c->io.dk, &c->io.dv,
-        &c->io.d_bias, &c->io.d_sink};
+        &c->io.q,        &c->io.k,      &c->io.v,         &c->io.o,         &c->io.lse,          &c->io.bias,
+        &c->io.alibi,    &c->io.sink,   &c->io.seqlens_q, &c->io.seqlens_k, &c->io.cu_seqlens_q, &c->io.cu_seqlens_k,
+        &c->io.rng_step, &c->io.d_o,    &c->io.d_lse,     &c->io.delta,     &c->io.dq,           &c->io.dk,
+        &c->io.dv,       &c->io.d_bias, &c->io.d_sink};
     for (int id = 0; id < CALL_COUNT; ++id) *slots[id] = c->t[id].dtype ? &c->t[id] : NULL;
 
     c->plan = (fattn_attention_plan){.struct_size = sizeof c->plan};
@@ -167,12 +173,8 @@ void call_free(call *c) {
     free(c);
 }
 
-void call_forward(call *c) {
-    call_must(c->ctx, fattn_attention_fwd(c->ctx, &c->params, &c->io), c->plan.fwd_kernel);
-}
-void call_backward(call *c) {
-    call_must(c->ctx, fattn_attention_bwd(c->ctx, &c->params, &c->io), c->plan.bwd_kernel);
-}
+void call_forward(call *c) { call_must(c->ctx, fattn_attention_fwd(c->ctx, &c->params, &c->io), c->plan.fwd_kernel); }
+void call_backward(call *c) { call_must(c->ctx, fattn_attention_bwd(c->ctx, &c->params, &c->io), c->plan.bwd_kernel); }
 void call_run(call *c) {
     call_forward(c);
     call_backward(c);

@@ -9,9 +9,28 @@
 #include <stddef.h>
 
 enum call_tensor {
-    CALL_Q, CALL_K, CALL_V, CALL_O, CALL_LSE, CALL_BIAS, CALL_ALIBI, CALL_SINK, CALL_SEQLENS_Q,
-    CALL_SEQLENS_K, CALL_CU_Q, CALL_CU_K, CALL_RNG_STEP, CALL_D_O, CALL_D_LSE, CALL_DELTA, CALL_DQ,
-    CALL_DK, CALL_DV, CALL_D_BIAS, CALL_D_SINK, CALL_COUNT
+    CALL_Q,
+    CALL_K,
+    CALL_V,
+    CALL_O,
+    CALL_LSE,
+    CALL_BIAS,
+    CALL_ALIBI,
+    CALL_SINK,
+    CALL_SEQLENS_Q,
+    CALL_SEQLENS_K,
+    CALL_CU_Q,
+    CALL_CU_K,
+    CALL_RNG_STEP,
+    CALL_D_O,
+    CALL_D_LSE,
+    CALL_DELTA,
+    CALL_DQ,
+    CALL_DK,
+    CALL_DV,
+    CALL_D_BIAS,
+    CALL_D_SINK,
+    CALL_COUNT
 };
 
 typedef struct call {

@@ -14,8 +14,7 @@ static fattn_ctx *device; /* Criterion runs each test in a process of its own */
 fattn_ctx *device_context(int arch_cap) {
     int count = 0;
     if (cudaGetDeviceCount(&count) != cudaSuccess || count == 0) return NULL;
-    const fattn_ctx_options o = {
-        .struct_size = sizeof o, .device = FATTN_CUDA, .arch_cap = arch_cap};
+    const fattn_ctx_options o = {.struct_size = sizeof o, .device = FATTN_CUDA, .arch_cap = arch_cap};
     fattn_ctx *ctx;
     cr_assert_eq(fattn_ctx_create(&o, &ctx), FATTN_OK);
     return ctx;
@@ -54,26 +53,22 @@ static void workspace_check(const attention *a, unsigned char *d, size_t bytes, 
     must(cudaMemcpy(guard[1], d + GUARD + bytes, GUARD, cudaMemcpyDeviceToHost), "guard");
     for (int side = 0; side < 2; ++side)
         for (int n = 0; n < GUARD; ++n)
-            cr_assert_eq(guard[side][n], 0xff, "%s: wrote %s %s", a->c.name,
-                         side ? "behind" : "before", what);
+            cr_assert_eq(guard[side][n], 0xff, "%s: wrote %s %s", a->c.name, side ? "behind" : "before", what);
     must(cudaFree(d), "cudaFree");
 }
 
 /* The saved buffer, from forward to backward. */
 static unsigned char *saved;
 
-static fattn_status run_pass(const attention *a, enum fattni_pass pass,
-                             const fattn_attention_io *io) {
+static fattn_status run_pass(const attention *a, enum fattni_pass pass, const fattn_attention_io *io) {
     const fattn_mem before = fattn_ctx_mem(device);
-    const fattn_status s = (pass == FATTNI_FWD ? fattn_attention_fwd : fattn_attention_bwd)(
-        device, &a->params, io);
+    const fattn_status s = (pass == FATTNI_FWD ? fattn_attention_fwd : fattn_attention_bwd)(device, &a->params, io);
     cr_assert_eq(fattn_ctx_mem(device).allocs, before.allocs, "%s: the call allocated", a->c.name);
     return s;
 }
 
 /* The pass as a CUDA graph: an allocation or synchronisation would make the capture fail. */
-static fattn_status run_captured(const attention *a, enum fattni_pass pass,
-                                 const fattn_attention_io *io) {
+static fattn_status run_captured(const attention *a, enum fattni_pass pass, const fattn_attention_io *io) {
     cudaStream_t stream;
     cudaGraph_t graph;
     cudaGraphExec_t executable;
@@ -98,17 +93,17 @@ fattn_status device_run(attention *a, enum fattni_pass pass) {
     fattn_tensor t[T_COUNT];
     fattn_attention_io io = a->io;
     const fattn_tensor **const slots[T_COUNT] = {
-        &io.q, &io.k, &io.v, &io.o, &io.lse, &io.bias, &io.alibi, &io.sink, &io.seqlens_q,
-        &io.seqlens_k, &io.cu_seqlens_q, &io.cu_seqlens_k, &io.rng_step, &io.d_o, &io.d_lse,
-        &io.delta, &io.dq, &io.dk, &io.dv, &io.d_bias, &io.d_sink};
+        &io.q,        &io.k,      &io.v,         &io.o,         &io.lse,          &io.bias,
+        &io.alibi,    &io.sink,   &io.seqlens_q, &io.seqlens_k, &io.cu_seqlens_q, &io.cu_seqlens_k,
+        &io.rng_step, &io.d_o,    &io.d_lse,     &io.delta,     &io.dq,           &io.dk,
+        &io.dv,       &io.d_bias, &io.d_sink};
     for (int id = 0; id < T_COUNT; ++id)
         if (a->fields[id].memory) fields[id] = to_device(a->fields[id].memory, a->fields[id].size);
     for (int id = 0; id < T_COUNT; ++id) {
         if (!a->present[id]) continue;
         t[id] = a->t[id];
         t[id].device = FATTN_CUDA;
-        t[id].data = fields[a->home[id]] + ((unsigned char *)a->t[id].data -
-                                            a->fields[a->home[id]].memory);
+        t[id].data = fields[a->home[id]] + ((unsigned char *)a->t[id].data - a->fields[a->home[id]].memory);
         *slots[id] = &t[id];
     }
     fattn_attention_plan plan = {.struct_size = sizeof plan};
@@ -130,8 +125,7 @@ fattn_status device_run(attention *a, enum fattni_pass pass) {
     }
     for (int id = 0; id < T_COUNT; ++id) {
         if (!fields[id]) continue;
-        must(cudaMemcpy(a->fields[id].memory, fields[id], a->fields[id].size,
-                        cudaMemcpyDeviceToHost),
+        must(cudaMemcpy(a->fields[id].memory, fields[id], a->fields[id].size, cudaMemcpyDeviceToHost),
              "copy from the device");
         must(cudaFree(fields[id]), "cudaFree");
     }

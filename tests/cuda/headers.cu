@@ -18,8 +18,7 @@ int main(void) {
     }
     cudaStream_t stream;
     int host[COUNT], *device = NULL;
-    for (int i = 0; i < COUNT; ++i)
-        host[i] = i;
+    for (int i = 0; i < COUNT; ++i) host[i] = i;
     if (cudaStreamCreate(&stream) != cudaSuccess) return 1;
     const fattn_stream same = stream;
     if (cudaMalloc((void **)&device, sizeof host) != cudaSuccess) return 1;
@@ -31,8 +30,7 @@ int main(void) {
         return 1;
     }
     int wrong = 0;
-    for (int i = 0; i < COUNT; ++i)
-        wrong += host[i] != i + 1;
+    for (int i = 0; i < COUNT; ++i) wrong += host[i] != i + 1;
     cudaFree(device);
     cudaStreamDestroy(stream);
     printf("%d of %d elements wrong\n", wrong, COUNT);

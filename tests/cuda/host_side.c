@@ -16,11 +16,12 @@ static const fattn_dtype dtypes[4] = {FATTN_BF16, FATTN_F16, FATTN_F32, FATTN_F6
 
 /* A fake driver of one thread, with a stack of CUDA contexts. */
 enum { DEPTH = 8 };
-static struct { CUcontext stack[DEPTH]; int depth, looks, encoded, stray; } driver_state;
+static struct {
+    CUcontext stack[DEPTH];
+    int depth, looks, encoded, stray;
+} driver_state;
 static CUcontext other(int n) { return (CUcontext)(uintptr_t)(4096 + n); }
-static CUcontext top(void) {
-    return driver_state.depth ? driver_state.stack[driver_state.depth - 1] : NULL;
-}
+static CUcontext top(void) { return driver_state.depth ? driver_state.stack[driver_state.depth - 1] : NULL; }
 static CUresult get_current(CUcontext *out) {
     driver_state.looks += 1;
     *out = top();
@@ -61,11 +62,11 @@ static void note_free(void *user, void *p, size_t bytes, fattn_stream s) {
 /* A Hopper GPU, or one capped at sm_80. */
 static fattn_ctx context_of(int arch) {
     driver.context = other(0);
-    return (fattn_ctx){.device = FATTN_CUDA,
-                       .ops = fattni_device_ops_of(FATTN_CUDA),
-                       .gpu = {.arch = arch, .sms = 132, .l2_bytes = (size_t)50 << 20,
-                               .shared_limit = 232448, .driver = &driver},
-                       .allocator = {note_alloc, note_free, NULL}};
+    return (fattn_ctx){
+        .device = FATTN_CUDA,
+        .ops = fattni_device_ops_of(FATTN_CUDA),
+        .gpu = {.arch = arch, .sms = 132, .l2_bytes = (size_t)50 << 20, .shared_limit = 232448, .driver = &driver},
+        .allocator = {note_alloc, note_free, NULL}};
 }
 
 Test(host_side, sizes_do_not_depend_on_addresses_or_d_o, .timeout = 120) {
@@ -93,8 +94,8 @@ static void describe(shapes *x, fattn_dtype dtype, int64_t H, int64_t Sq, int64_
     const int64_t rows[4] = {1, H, Sq, D}, keys[4] = {1, H, Sk, D};
     *x = (shapes){.p = {.struct_size = sizeof x->p}, .io = {.struct_size = sizeof x->io}};
     for (int n = 0; n < TENSORS; ++n)
-        x->t[n] = fattn_tensor_view(place(n), dtype, FATTN_CUDA, 0, 4,
-                                    n == K || n == V || n == DK || n == DV ? keys : rows);
+        x->t[n] =
+            fattn_tensor_view(place(n), dtype, FATTN_CUDA, 0, 4, n == K || n == V || n == DK || n == DV ? keys : rows);
     x->lse = fattn_tensor_view(place(TENSORS), statistic, FATTN_CUDA, 0, 3, rows);
     x->io.q = &x->t[Q], x->io.k = &x->t[K], x->io.v = &x->t[V], x->io.o = &x->t[O], x->io.lse = &x->lse;
     x->io.d_o = &x->t[D_O], x->io.dq = &x->t[DQ], x->io.dk = &x->t[DK], x->io.dv = &x->t[DV];
@@ -242,8 +243,8 @@ Test(host_side, diagonals_of_far_positions) {
             const int64_t lo = a.left == FATTNI_FAR ? -FATTNI_FAR : diagonal - a.left;
             const int64_t hi = a.right == FATTNI_FAR ? FATTNI_FAR : diagonal + a.right;
             /* Sums of a row and a diagonal, 256 rows and keys further on. */
-            cr_assert(lo >= -FATTNI_FAR && hi <= FATTNI_FAR && Sq + 512 + hi <= INT32_MAX, "%lld, %lld",
-                      (long long)lo, (long long)hi);
+            cr_assert(lo >= -FATTNI_FAR && hi <= FATTNI_FAR && Sq + 512 + hi <= INT32_MAX, "%lld, %lld", (long long)lo,
+                      (long long)hi);
             cr_assert(-hi + Sk + 512 <= INT32_MAX && lo + Sq + 512 <= INT32_MAX);
             for (int n = 0; n < 4; ++n) { /* the first and the last row sees what it should */
                 const int64_t i = n % 2 ? Sq - 1 : 0, j = n / 2 ? Sk - 1 : 0;

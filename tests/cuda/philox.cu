@@ -55,8 +55,7 @@ __global__ void compute_cases(const one *cases, result *results, int count) {
     if (n >= count) return;
     const one c = cases[n];
     ask_curand(&c, results[n].block, results[n].sequence);
-    results[n].keep =
-        (uint32_t)fattni_keep(c.seed, c.stream, c.step, c.plane, c.i, c.j, c.threshold);
+    results[n].keep = (uint32_t)fattni_keep(c.seed, c.stream, c.step, c.plane, c.i, c.j, c.threshold);
 }
 
 static int check(const one *cases, const result *results, bool with_keep) {
@@ -81,14 +80,12 @@ static int on_the_device(const one *cases, result *results) {
     result *device_results = NULL;
     cudaError_t e = cudaMalloc((void **)&device_cases, COUNT * sizeof *cases);
     if (e == cudaSuccess) e = cudaMalloc((void **)&device_results, COUNT * sizeof *results);
-    if (e == cudaSuccess)
-        e = cudaMemcpy(device_cases, cases, COUNT * sizeof *cases, cudaMemcpyHostToDevice);
+    if (e == cudaSuccess) e = cudaMemcpy(device_cases, cases, COUNT * sizeof *cases, cudaMemcpyHostToDevice);
     if (e == cudaSuccess) {
         compute_cases<<<(COUNT + 255) / 256, 256>>>(device_cases, device_results, COUNT);
         e = cudaGetLastError();
     }
-    if (e == cudaSuccess)
-        e = cudaMemcpy(results, device_results, COUNT * sizeof *results, cudaMemcpyDeviceToHost);
+    if (e == cudaSuccess) e = cudaMemcpy(results, device_results, COUNT * sizeof *results, cudaMemcpyDeviceToHost);
     cudaFree(device_cases);
     cudaFree(device_results);
     if (e != cudaSuccess) printf("%s\n", cudaGetErrorString(e));
@@ -105,11 +102,9 @@ int main(int argc, char **argv) {
     one *const cases = (one *)malloc(COUNT * sizeof *cases);
     result *const results = (result *)calloc(COUNT, sizeof *results);
     if (!cases || !results) return 1;
-    for (uint32_t n = 0; n < COUNT; ++n)
-        cases[n] = make_case(n);
+    for (uint32_t n = 0; n < COUNT; ++n) cases[n] = make_case(n);
     if (!device)
-        for (int n = 0; n < COUNT; ++n)
-            ask_curand(&cases[n], results[n].block, results[n].sequence);
+        for (int n = 0; n < COUNT; ++n) ask_curand(&cases[n], results[n].block, results[n].sequence);
     const int failed = device ? on_the_device(cases, results) : check(cases, results, false);
     free(cases);
     free(results);

@@ -2,6 +2,4 @@
    define mulhilo32. */
 #include "philox_host.h"
 
-fattni_block philox_host(uint64_t seed, fattni_block counter) {
-    return fattni_philox(seed, counter);
-}
+fattni_block philox_host(uint64_t seed, fattni_block counter) { return fattni_philox(seed, counter); }

@@ -39,17 +39,16 @@ struct matrix {
     float at(int r, int c) const { return (float)host[(size_t)r * columns + c]; }
 };
 
-typedef CUresult (*encode_function)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *,
-                                    const cuuint64_t *, const cuuint64_t *, const cuuint32_t *,
-                                    const cuuint32_t *, CUtensorMapInterleave, CUtensorMapSwizzle,
-                                    CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
+typedef CUresult (*encode_function)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *, const cuuint64_t *,
+                                    const cuuint64_t *, const cuuint32_t *, const cuuint32_t *, CUtensorMapInterleave,
+                                    CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
 
 static matrix matrix_new(int rows, int columns, int box, unsigned seed) {
     static encode_function encode;
     if (!encode) {
         enum cudaDriverEntryPointQueryResult found;
-        cuda(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", (void **)&encode, 12000,
-                                              cudaEnableDefault, &found),
+        cuda(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", (void **)&encode, 12000, cudaEnableDefault,
+                                              &found),
              "cuTensorMapEncodeTiled");
     }
     matrix m = {rows, columns, std::vector<half_type>((size_t)rows * columns), 0, {}};
@@ -63,10 +62,9 @@ static matrix matrix_new(int rows, int columns, int box, unsigned seed) {
     const cuuint64_t stride[3] = {(cuuint64_t)columns * 2, (cuuint64_t)columns * 2, (cuuint64_t)columns * 2};
     const cuuint32_t boxes[4] = {64, (cuuint32_t)box, 1, 1}, unit[4] = {1, 1, 1, 1};
     const CUresult result =
-        encode(&m.map, K_BF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 4,
-               m.device, extent, stride, boxes, unit, CU_TENSOR_MAP_INTERLEAVE_NONE,
-               CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-               CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+        encode(&m.map, K_BF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 4, m.device, extent,
+               stride, boxes, unit, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+               CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     if (result != CUDA_SUCCESS) {
         printf("cuTensorMapEncodeTiled: result %d\n", (int)result);
         exit(1);
@@ -78,7 +76,7 @@ static matrix matrix_new(int rows, int columns, int box, unsigned seed) {
 
 /* Where the operands are: shared memory (S), transposed (T), registers (R). */
 enum { SS, ST, TT, RS, NEW_SS, NEW_ST, NEW_TT, KINDS };
-static const char *const kind_names[] = {"wgmma_ss", "wgmma_st", "wgmma_tt", "wgmma_rs",
+static const char *const kind_names[] = {"wgmma_ss",     "wgmma_st",     "wgmma_tt",    "wgmma_rs",
                                          "wgmma_ss_new", "wgmma_st_new", "wgmma_tt_new"};
 
 typedef struct operands {
@@ -86,63 +84,62 @@ typedef struct operands {
 } operands;
 
 /* All steps of a product, or all but the first. */
-#define STEPS(from, product)                                                                           \
-    _Pragma("unroll") for (int e = 0; e < DEPTH / 16; ++e) {                                           \
-        if (e >= (from)) product;                                                                      \
+#define STEPS(from, product)                                                                                           \
+    _Pragma("unroll") for (int e = 0; e < DEPTH / 16; ++e) {                                                           \
+        if (e >= (from)) product;                                                                                      \
     }
 #define ALONG_A advance_columns(e, M)
 #define ALONG_B(N) advance_columns(e, N)
 #define ALONG_ROWS advance_rows(e)
 
 /* out[M][N] = 3 A B: one product from zero, two added, over all of DEPTH each time. */
-#define PRODUCTS(N)                                                                                    \
-    __global__ void products_##N(const __grid_constant__ operands p, int kind, float *out) {           \
-        extern __shared__ __align__(1024) unsigned char memory[];                                      \
-        __shared__ __align__(8) uint64_t barrier;                                                      \
-        const uint32_t a = shared_address(memory), b = a + A_BYTES, a_t = b + B_BYTES,                 \
-                       b_t = a_t + A_BYTES, bar = shared_address(&barrier);                            \
-        if (threadIdx.x == 0) {                                                                        \
-            mbarrier_init(bar, 1);                                                                     \
-            mbarrier_init_fence();                                                                     \
-            const int panels = (N + 63) / 64;                                                          \
-            mbarrier_expect(bar, 2 * M * DEPTH * 2 + N * DEPTH * 2 + panels * 64 * DEPTH * 2);         \
-            load_panels(a, &p.a, bar, DEPTH / 64, M, 0, 0, 0);                                         \
-            load_panels(b, &p.b, bar, DEPTH / 64, N, 0, 0, 0);                                         \
-            load_panels(a_t, &p.a_t, bar, 1, DEPTH, 0, 0, 0);                                          \
-            load_panels(b_t, &p.b_t, bar, panels, DEPTH, 0, 0, 0);                                     \
-        }                                                                                              \
-        __syncthreads();                                                                               \
-        mbarrier_wait(bar, 0);                                                                         \
-        float d[N / 2];                                                                                \
-        for (int i = 0; i < N / 2; ++i) d[i] = __int_as_float(0x7fc00000);                             \
-        const int warp = (int)threadIdx.x / 32, g = (int)threadIdx.x % 32 / 4, t = (int)threadIdx.x % 4; \
-        uint32_t fragment[DEPTH / 16][4]; /* A of this warp's 16 rows */                               \
-        for (int e = 0; e < DEPTH / 16; ++e) {                                                         \
-            const int row = 16 * warp + (int)threadIdx.x % 16, chunk = 2 * e + (int)threadIdx.x % 32 / 16; \
-            ldmatrix_x4(fragment[e], a + chunk / 8 * M * 128 + row * 128 + (chunk % 8 ^ row % 8) * 16); \
-        }                                                                                              \
-        PIN(d, N / 2);                                                                                 \
-        for (int n = 0; n < 3; ++n) {                                                                  \
-            wgmma_fence();                                                                             \
-            const uint64_t ka = operand_descriptor(a, 0), kb = operand_descriptor(b, 0);                                     \
-            const uint64_t ma = operand_descriptor(a_t, DEPTH * 128), mb = operand_descriptor(b_t, DEPTH * 128);             \
-            const int add = n > 0, fresh = kind >= NEW_SS && !add;                                     \
-            if (kind == NEW_SS && fresh) wgmma_ss_new_n##N(d, ka, kb);                                 \
-            if (kind == NEW_ST && fresh) wgmma_st_new_n##N(d, ka, mb);                                 \
-            if (kind == NEW_TT && fresh) wgmma_tt_new_n##N(d, ma, mb);                                 \
-            if (kind == SS || kind == NEW_SS)                                                          \
-                STEPS(fresh, wgmma_ss_n##N(d, ka + ALONG_A, kb + ALONG_B(N), add || e > 0))            \
-            if (kind == ST || kind == NEW_ST)                                                          \
-                STEPS(fresh, wgmma_st_n##N(d, ka + ALONG_A, mb + ALONG_ROWS, add || e > 0))            \
-            if (kind == TT || kind == NEW_TT)                                                          \
-                STEPS(fresh, wgmma_tt_n##N(d, ma + ALONG_ROWS, mb + ALONG_ROWS, add || e > 0))         \
-            if (kind == RS) STEPS(0, wgmma_rs_n##N(d, fragment[e], mb + ALONG_ROWS, add || e > 0))     \
-            wgmma_commit();                                                                            \
-            wgmma_wait(0);                                                                             \
-            PIN(d, N / 2);                                                                             \
-        }                                                                                              \
-        for (int i = 0; i < N / 2; ++i)                                                                \
-            out[(16 * warp + g + i % 4 / 2 * 8) * N + i / 4 * 8 + 2 * t + i % 2] = d[i];               \
+#define PRODUCTS(N)                                                                                                    \
+    __global__ void products_##N(const __grid_constant__ operands p, int kind, float *out) {                           \
+        extern __shared__ __align__(1024) unsigned char memory[];                                                      \
+        __shared__ __align__(8) uint64_t barrier;                                                                      \
+        const uint32_t a = shared_address(memory), b = a + A_BYTES, a_t = b + B_BYTES, b_t = a_t + A_BYTES,            \
+                       bar = shared_address(&barrier);                                                                 \
+        if (threadIdx.x == 0) {                                                                                        \
+            mbarrier_init(bar, 1);                                                                                     \
+            mbarrier_init_fence();                                                                                     \
+            const int panels = (N + 63) / 64;                                                                          \
+            mbarrier_expect(bar, 2 * M * DEPTH * 2 + N * DEPTH * 2 + panels * 64 * DEPTH * 2);                         \
+            load_panels(a, &p.a, bar, DEPTH / 64, M, 0, 0, 0);                                                         \
+            load_panels(b, &p.b, bar, DEPTH / 64, N, 0, 0, 0);                                                         \
+            load_panels(a_t, &p.a_t, bar, 1, DEPTH, 0, 0, 0);                                                          \
+            load_panels(b_t, &p.b_t, bar, panels, DEPTH, 0, 0, 0);                                                     \
+        }                                                                                                              \
+        __syncthreads();                                                                                               \
+        mbarrier_wait(bar, 0);                                                                                         \
+        float d[N / 2];                                                                                                \
+        for (int i = 0; i < N / 2; ++i) d[i] = __int_as_float(0x7fc00000);                                             \
+        const int warp = (int)threadIdx.x / 32, g = (int)threadIdx.x % 32 / 4, t = (int)threadIdx.x % 4;               \
+        uint32_t fragment[DEPTH / 16][4]; /* A of this warp's 16 rows */                                               \
+        for (int e = 0; e < DEPTH / 16; ++e) {                                                                         \
+            const int row = 16 * warp + (int)threadIdx.x % 16, chunk = 2 * e + (int)threadIdx.x % 32 / 16;             \
+            ldmatrix_x4(fragment[e], a + chunk / 8 * M * 128 + row * 128 + (chunk % 8 ^ row % 8) * 16);                \
+        }                                                                                                              \
+        PIN(d, N / 2);                                                                                                 \
+        for (int n = 0; n < 3; ++n) {                                                                                  \
+            wgmma_fence();                                                                                             \
+            const uint64_t ka = operand_descriptor(a, 0), kb = operand_descriptor(b, 0);                               \
+            const uint64_t ma = operand_descriptor(a_t, DEPTH * 128), mb = operand_descriptor(b_t, DEPTH * 128);       \
+            const int add = n > 0, fresh = kind >= NEW_SS && !add;                                                     \
+            if (kind == NEW_SS && fresh) wgmma_ss_new_n##N(d, ka, kb);                                                 \
+            if (kind == NEW_ST && fresh) wgmma_st_new_n##N(d, ka, mb);                                                 \
+            if (kind == NEW_TT && fresh) wgmma_tt_new_n##N(d, ma, mb);                                                 \
+            if (kind == SS || kind == NEW_SS)                                                                          \
+                STEPS(fresh, wgmma_ss_n##N(d, ka + ALONG_A, kb + ALONG_B(N), add || e > 0))                            \
+            if (kind == ST || kind == NEW_ST)                                                                          \
+                STEPS(fresh, wgmma_st_n##N(d, ka + ALONG_A, mb + ALONG_ROWS, add || e > 0))                            \
+            if (kind == TT || kind == NEW_TT)                                                                          \
+                STEPS(fresh, wgmma_tt_n##N(d, ma + ALONG_ROWS, mb + ALONG_ROWS, add || e > 0))                         \
+            if (kind == RS) STEPS(0, wgmma_rs_n##N(d, fragment[e], mb + ALONG_ROWS, add || e > 0))                     \
+            wgmma_commit();                                                                                            \
+            wgmma_wait(0);                                                                                             \
+            PIN(d, N / 2);                                                                                             \
+        }                                                                                                              \
+        for (int i = 0; i < N / 2; ++i) out[(16 * warp + g + i % 4 / 2 * 8) * N + i / 4 * 8 + 2 * t + i % 2] = d[i];   \
     }
 PRODUCTS(32)
 PRODUCTS(64)
@@ -157,8 +154,7 @@ static void test_products(int N, void (*kernel)(operands, int, float *)) {
     const operands p = {a.map, b.map, a_t.map, b_t.map};
     float *out;
     cuda(cudaMalloc(&out, M * N * sizeof *out), "cudaMalloc");
-    cuda(cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                              SHARED_BYTES),
+    cuda(cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES),
          "cudaFuncSetAttribute");
     for (int kind = 0; kind < KINDS; ++kind) {
         std::vector<float> got(M * N), want(M * N);
@@ -186,8 +182,7 @@ enum { BOX = 32 };
 
 /* The box of 64 columns and BOX rows at (column, row), as it lies in shared memory; rows from `clear` on
    become 0 afterwards. */
-__global__ void box(const __grid_constant__ CUtensorMap map, int column, int row, int clear,
-                    half_type *out) {
+__global__ void box(const __grid_constant__ CUtensorMap map, int column, int row, int clear, half_type *out) {
     __shared__ __align__(1024) half_type tile[BOX * 64];
     __shared__ __align__(8) uint64_t barrier;
     const uint32_t to = shared_address(tile), bar = shared_address(&barrier);
@@ -297,8 +292,7 @@ __global__ void fragments(const half_type *a, const half_type *b, float *d, half
     __shared__ __align__(16) half_type tile[16 * 16];
     const int lane = (int)threadIdx.x, g = lane / 4, t = lane % 4;
     uint32_t x[4], y[2];
-    for (int e = 0; e < 4; ++e)
-        x[e] = *(const uint32_t *)(a + (g + e % 2 * 8) * 16 + e / 2 * 8 + 2 * t);
+    for (int e = 0; e < 4; ++e) x[e] = *(const uint32_t *)(a + (g + e % 2 * 8) * 16 + e / 2 * 8 + 2 * t);
     for (int e = 0; e < 2; ++e)
         y[e] = pack(to_float(b[(8 * e + 2 * t) * 8 + g]), to_float(b[(8 * e + 2 * t + 1) * 8 + g]));
     float z[4] = {0.0f, 0.0f, 0.0f, 0.0f};
@@ -312,8 +306,7 @@ __global__ void fragments(const half_type *a, const half_type *b, float *d, half
     stmatrix_x4(row, x);
     __syncwarp();
     ldmatrix_x4(r, row);
-    for (int e = 0; e < 4; ++e)
-        *(uint32_t *)(back + (g + e % 2 * 8) * 16 + e / 2 * 8 + 2 * t) = r[e];
+    for (int e = 0; e < 4; ++e) *(uint32_t *)(back + (g + e % 2 * 8) * 16 + e / 2 * 8 + 2 * t) = r[e];
     __syncwarp();
     stmatrix_x4_trans(row_t, x); /* the tile is A transposed */
     __syncwarp();
@@ -340,8 +333,7 @@ static void test_fragments(void) {
     cuda(cudaMemcpy(raw.data(), back, 1024, cudaMemcpyDeviceToHost), "fragments");
     for (int i = 0; i < 16; ++i)
         for (int j = 0; j < 8; ++j)
-            for (int k = 0; k < 16; ++k)
-                want[i * 8 + j] += (float)small_a[i * 16 + k] * (float)small_b[k * 8 + j];
+            for (int k = 0; k < 16; ++k) want[i * 8 + j] += (float)small_a[i * 16 + k] * (float)small_b[k * 8 + j];
     expect("mma", 16, got, want);
     got.resize(512), want.resize(512);
     for (int i = 0; i < 512; ++i) got[i] = (float)raw[i], want[i] = (float)small_a[i % 256];

@@ -16,11 +16,18 @@ static const attention_case cases[] = {
     {SHAPE, .name = "full"},
     {SHAPE, .name = "causal", .flags = FATTN_CAUSAL},
     {SHAPE, .name = "ordered", .flags = FATTN_CAUSAL | FATTN_DETERMINISTIC},
-    {SHAPE, .name = "window", .flags = FATTN_WINDOW, .window_left = 100, .window_right = 7,
-     .softcap = 5, .alibi = true, .sink = true},
+    {SHAPE, .name = "window", .flags = FATTN_WINDOW, .window_left = 100, .window_right = 7, .softcap = 5, .alibi = true,
+     .sink = true},
     {SHAPE, .name = "dropout", .dropout_p = 0.2f},
-    {.B = 4, .Hq = 4, .Sq = 330, .Sk = 330, .name = "packed", .flags = FATTN_CAUSAL,
-     .lengths = LENGTHS_PACKED, .length_q = {330, 0, 33, 200}, .length_k = {330, 4, 80, 129}},
+    {.B = 4,
+     .Hq = 4,
+     .Sq = 330,
+     .Sk = 330,
+     .name = "packed",
+     .flags = FATTN_CAUSAL,
+     .lengths = LENGTHS_PACKED,
+     .length_q = {330, 0, 33, 200},
+     .length_k = {330, 4, 80, 129}},
 };
 
 /* dQ of two runs: sums of the same numbers in another order, then rounded: a unit in the last place. */
@@ -57,11 +64,10 @@ static int64_t repeat(fattn_ctx *ctx, const attention_case *a, int runs) {
         if (forward && columns && rows) continue;
         if (failures++ == 0)
             printf("FAILED %s %s, run %d: %s%s%s\n", a->name, fattn_dtype_name(a->dtype), n,
-                   forward ? "" : "O or L differs ", columns ? "" : "dK or dV differs ",
-                   rows ? "" : "dQ differs");
+                   forward ? "" : "O or L differs ", columns ? "" : "dK or dV differs ", rows ? "" : "dQ differs");
     }
-    printf("%-9s %-5s D %-4lld %s %s: %lld of %d runs differ\n", a->name, fattn_dtype_name(a->dtype),
-           (long long)a->D, c->plan.fwd_kernel, c->plan.bwd_kernel, (long long)failures, runs);
+    printf("%-9s %-5s D %-4lld %s %s: %lld of %d runs differ\n", a->name, fattn_dtype_name(a->dtype), (long long)a->D,
+           c->plan.fwd_kernel, c->plan.bwd_kernel, (long long)failures, runs);
     free(dq);
     call_free(c);
     return failures;

@@ -34,10 +34,10 @@ typedef struct run {
 } run;
 enum { EMBEDDING, GAIN, BIAS, QKV, OUT, UP, UP_BIAS, DOWN, SCALE, POSITION };
 
-#define TRY(expression)                                      \
-    do {                                                     \
-        const fattn_status try_status = (expression);        \
-        if (try_status != FATTN_OK) return try_status;       \
+#define TRY(expression)                                                                                                \
+    do {                                                                                                               \
+        const fattn_status try_status = (expression);                                                                  \
+        if (try_status != FATTN_OK) return try_status;                                                                 \
     } while (0)
 
 static fattn_status write_symbols(run *r) {
@@ -68,8 +68,7 @@ static fattn_status start(run *r, fattn_ctx *ctx, const sizes *n, fattn_dtype dt
         r->p[i].flags = ndim == 1 ? FATTN_PARAM_NO_DECAY : 0;
         TRY(fattn_tensor_alloc(ctx, dtype, ndim, shapes[i], &r->p[i].value));
         TRY(fattn_tensor_alloc(ctx, wide, ndim, shapes[i], &r->p[i].grad));
-        TRY(fattn_tensor_normal(ctx, &r->p[i].value, ndim == 1, 0.05,
-                                (fattn_rng){.seed = 3, .stream = (uint32_t)i}));
+        TRY(fattn_tensor_normal(ctx, &r->p[i].value, ndim == 1, 0.05, (fattn_rng){.seed = 3, .stream = (uint32_t)i}));
         TRY(fattn_tensor_normal(ctx, &r->p[i].grad, 0, 0, (fattn_rng){0}));
     }
     fattn_adamw_options o = {.struct_size = sizeof o};
@@ -95,8 +94,7 @@ static fattn_var use(run *r, int i) { return fattn_use(r->tape, &r->p[i]); }
 
 /* A block that uses every op; two losses. */
 static fattn_var forward(run *r) {
-    const fattn_attention_params p = {.struct_size = sizeof p, .flags = FATTN_CAUSAL,
-                                      .algorithm = FATTN_ALGO_STANDARD};
+    const fattn_attention_params p = {.struct_size = sizeof p, .flags = FATTN_CAUSAL, .algorithm = FATTN_ALGO_STANDARD};
     fattn_tape *const t = r->tape;
     const int H = (int)r->n.H, D = (int)r->n.D;
     const fattn_var none = {0}, E = use(r, EMBEDDING);
@@ -117,7 +115,7 @@ static fattn_var forward(run *r) {
     const fattn_var targets = fattn_input(t, &r->targets);
     const fattn_var logits = fattn_op_linear(t, x, E, none);
     x = fattn_op_mul(t, fattn_op_rmsnorm(t, x, use(r, GAIN), 1e-5f), use(r, POSITION)); /* small */
-    x = fattn_op_matmul(t, fattn_op_matmul(t, x, x, 0, 1), x, 0, 0); /* [B,S,S], [B,S,C] */
+    x = fattn_op_matmul(t, fattn_op_matmul(t, x, x, 0, 1), x, 0, 0);                    /* [B,S,S], [B,S,C] */
     fattn_var loss = fattn_op_cross_entropy(t, fattn_op_cast(t, logits, FATTN_F32), targets, -1);
     const fattn_var other = fattn_op_linear_cross_entropy(t, x, E, targets, -1);
     if (r->p[0].value.dtype == FATTN_F64) loss = fattn_op_cast(t, loss, FATTN_F64);
@@ -143,8 +141,7 @@ int main(int argc, char **argv) {
     static const uint32_t flags[] = {0, FATTN_CTX_DETERMINISTIC};
     int runs = 0, bad = 0;
     for (int f = 0; f < 2; ++f) {
-        const fattn_ctx_options o = {
-            .struct_size = sizeof o, .device = FATTN_CUDA, .flags = flags[f]};
+        const fattn_ctx_options o = {.struct_size = sizeof o, .device = FATTN_CUDA, .flags = flags[f]};
         fattn_ctx *ctx;
         if (fattn_ctx_create(&o, &ctx) != FATTN_OK) {
             printf("skipped: no CUDA device\n");
@@ -152,8 +149,7 @@ int main(int argc, char **argv) {
         }
         for (size_t n = 0; n < sizeof all_sizes / sizeof *all_sizes; ++n)
             for (int d = 0; d < 4; ++d) {
-                if (initcheck && is_half(dtypes[d]) && all_sizes[n].H * all_sizes[n].D % 8 == 0)
-                    continue;
+                if (initcheck && is_half(dtypes[d]) && all_sizes[n].H * all_sizes[n].D % 8 == 0) continue;
                 run r;
                 double loss = NAN;
                 fattn_status s = start(&r, ctx, &all_sizes[n], dtypes[d]);

@@ -24,8 +24,7 @@ static void round_d_o(attention *a, fattn_dtype dtype) {
 }
 
 /* Tensors of `dtype`, products of the precision of `rounding`. */
-static void check_rounded(fattn_ctx *cpu, const attention_case *c, fattn_dtype dtype,
-                          fattn_dtype rounding) {
+static void check_rounded(fattn_ctx *cpu, const attention_case *c, fattn_dtype dtype, fattn_dtype rounding) {
     attention_case in_dtype = *c;
     in_dtype.dtype = dtype;
     if (c->flags & FATTN_MERGE) in_dtype.wide = true; /* a partial result is F32 */
@@ -55,9 +54,7 @@ static void check_rounded(fattn_ctx *cpu, const attention_case *c, fattn_dtype d
     attention_free(low);
 }
 
-static void check(fattn_ctx *cpu, const attention_case *c, fattn_dtype dtype) {
-    check_rounded(cpu, c, dtype, dtype);
-}
+static void check(fattn_ctx *cpu, const attention_case *c, fattn_dtype dtype) { check_rounded(cpu, c, dtype, dtype); }
 
 static void check_tf32(fattn_ctx *cpu, const attention_case *c) {
     attention_case allowed = *c;
@@ -115,11 +112,19 @@ Test(cuda_attention, shapes, .timeout = 400) {
     static const uint32_t masks[] = {FATTN_CAUSAL, 0, FATTN_CAUSAL_TOP_LEFT, FATTN_WINDOW};
     for (int n = 0; n < attention_shape_count; ++n)
         for (int k = 0; k < 4 && mine(n); ++k) {
-            const attention_case c = {
-                .name = "shape", .B = 1 + n % 2, .Hq = 2 + 2 * (n % 2), .Hkv = 2, .Sq = attention_shapes[n].Sq,
-                .Sk = attention_shapes[n].Sk, .D = dims[(n + 3 * k) % 10], .Dv = dims[(n + 5 * k) % 10],
-                .flags = masks[k], .window_left = n, .window_right = n / 2,
-                .layout = (enum layout)(n % 2), .d_lse = k == 2};
+            const attention_case c = {.name = "shape",
+                                      .B = 1 + n % 2,
+                                      .Hq = 2 + 2 * (n % 2),
+                                      .Hkv = 2,
+                                      .Sq = attention_shapes[n].Sq,
+                                      .Sk = attention_shapes[n].Sk,
+                                      .D = dims[(n + 3 * k) % 10],
+                                      .Dv = dims[(n + 5 * k) % 10],
+                                      .flags = masks[k],
+                                      .window_left = n,
+                                      .window_right = n / 2,
+                                      .layout = (enum layout)(n % 2),
+                                      .d_lse = k == 2};
             check(cpu, &c, (n + k) % 3 ? FATTN_BF16 : FATTN_F16);
             check_real(&c, (n + k) % 2 ? FATTN_F64 : FATTN_F32);
             if (k == n % 4) check_tf32(cpu, &c);
@@ -156,13 +161,21 @@ Test(cuda_attention, layouts, .timeout = 400) {
     fattn_ctx *const ctx = device_or_skip(), *const cpu = attention_context(0);
     static const fattn_dtype dtypes[] = {FATTN_BF16, FATTN_F32, FATTN_F16, FATTN_F64};
     for (int n = 0; n < 24; ++n) {
-        attention_case c = {.name = "slices of qkv", .B = 2, .Hq = 3, .Sq = 131, .Sk = 131,
-                            .D = dims[n / 4], .layout = LAYOUT_QKV, .sink = n % 3 == 0,
+        attention_case c = {.name = "slices of qkv",
+                            .B = 2,
+                            .Hq = 3,
+                            .Sq = 131,
+                            .Sk = 131,
+                            .D = dims[n / 4],
+                            .layout = LAYOUT_QKV,
+                            .sink = n % 3 == 0,
                             .flags = n % 2 ? FATTN_CAUSAL : FATTN_ACC_DQ | FATTN_ACC_DV};
         for (int k = 0; k < 2; ++k) {
             if (n % 4 == 1) check_tf32(cpu, &c);
-            if (n % 4 == 1 || n % 4 == 3) check_real(&c, dtypes[n % 4]);
-            else check(cpu, &c, dtypes[n % 4]);
+            if (n % 4 == 1 || n % 4 == 3)
+                check_real(&c, dtypes[n % 4]);
+            else
+                check(cpu, &c, dtypes[n % 4]);
             c.name = "reversed", c.layout = LAYOUT_REVERSED;
         }
     }

@@ -21,8 +21,8 @@ static void must(cudaError_t e, const char *what) {
 static fattn_ctx *context_of(fattn_stream stream, int sm_limit, int arch_cap) {
     int count = 0;
     if (cudaGetDeviceCount(&count) != cudaSuccess || count == 0) return NULL;
-    const fattn_ctx_options o = {.struct_size = sizeof o, .device = FATTN_CUDA, .stream = stream,
-                                 .sm_limit = sm_limit, .arch_cap = arch_cap};
+    const fattn_ctx_options o = {
+        .struct_size = sizeof o, .device = FATTN_CUDA, .stream = stream, .sm_limit = sm_limit, .arch_cap = arch_cap};
     fattn_ctx *ctx;
     cr_assert_eq(fattn_ctx_create(&o, &ctx), FATTN_OK);
     return ctx;
@@ -39,8 +39,15 @@ static fattn_ctx *context_or_skip(void) {
 enum { WIDE_CASES = 24 };
 static attention_case wide_case(int n) {
     static const int64_t dims[] = {64, 80, 64, 80, 256, 128};
-    attention_case c = {.name = "many blocks", .dtype = dtypes[n % 4], .B = 3, .Hq = 8, .Hkv = 2,
-                        .Sq = 500, .Sk = 700, .D = dims[n / 4], .flags = FATTN_DETERMINISTIC};
+    attention_case c = {.name = "many blocks",
+                        .dtype = dtypes[n % 4],
+                        .B = 3,
+                        .Hq = 8,
+                        .Hkv = 2,
+                        .Sq = 500,
+                        .Sk = 700,
+                        .D = dims[n / 4],
+                        .flags = FATTN_DETERMINISTIC};
     if (n / 4 == 1) c.flags |= FATTN_CAUSAL;
     if (n / 4 == 2) {
         c.flags |= FATTN_WINDOW;
@@ -49,8 +56,7 @@ static attention_case wide_case(int n) {
     }
     if (n / 4 == 3)
         c.Sq = 300, c.Sk = 310, c.flags |= FATTN_CAUSAL, c.lengths = LENGTHS_PACKED, c.sink = true,
-        memcpy(c.length_q, (int32_t[]){300, 0, 177}, 12),
-        memcpy(c.length_k, (int32_t[]){211, 5, 310}, 12);
+        memcpy(c.length_q, (int32_t[]){300, 0, 177}, 12), memcpy(c.length_k, (int32_t[]){211, 5, 310}, 12);
     if (n / 4 == 4) c.Sq = 200, c.Sk = 330, c.flags |= FATTN_CAUSAL;
     if (n / 4 == 5) c.flags |= FATTN_CAUSAL_TOP_LEFT, c.alibi = true;
     return c;
@@ -135,8 +141,7 @@ Test(cuda_contracts, deterministic_and_atomic_sums_agree, .timeout = 100) {
         call_run(fixed);
         call_run(any);
         const bool same = strcmp(fixed->plan.bwd_kernel, any->plan.bwd_kernel) == 0;
-        cr_assert_eq(call_bits(fixed, CALL_D_SINK, CALL_D_SINK),
-                     call_bits(any, CALL_D_SINK, CALL_D_SINK));
+        cr_assert_eq(call_bits(fixed, CALL_D_SINK, CALL_D_SINK), call_bits(any, CALL_D_SINK, CALL_D_SINK));
         for (int id = CALL_DQ; id <= CALL_DV; ++id)
             assert_same_sums(fixed, any, a.dtype, (enum call_tensor)id, same, n);
         call_free(fixed);
@@ -190,12 +195,18 @@ static void all_finite(call *c, enum call_tensor first, enum call_tensor last) {
    element, and for an F32 d_o. */
 Test(cuda_contracts, workspace_of_a_query_suffices_anywhere, .timeout = 100) {
     fattn_ctx *const ctx = context_or_skip();
-    static const enum call_tensor moved[] = {CALL_Q,  CALL_K,  CALL_V,  CALL_O,
-                                             CALL_D_O, CALL_DQ, CALL_DK, CALL_DV};
+    static const enum call_tensor moved[] = {CALL_Q, CALL_K, CALL_V, CALL_O, CALL_D_O, CALL_DQ, CALL_DK, CALL_DV};
     enum { MOVED = 8 };
     for (int n = 0; n < 8; ++n) {
-        const attention_case a = {.name = "places", .dtype = dtypes[n % 4], .B = 2, .Hq = 4, .Hkv = 2, .Sq = 513,
-                                  .Sk = 513, .D = n < 4 ? 64 : 256, .flags = FATTN_CAUSAL};
+        const attention_case a = {.name = "places",
+                                  .dtype = dtypes[n % 4],
+                                  .B = 2,
+                                  .Hq = 4,
+                                  .Hkv = 2,
+                                  .Sq = 513,
+                                  .Sk = 513,
+                                  .D = n < 4 ? 64 : 256,
+                                  .flags = FATTN_CAUSAL};
         call *const c = call_new(ctx, &a);
         fattn_attention_plan plan = {.struct_size = sizeof plan};
         fattn_attention_io without = c->io;
@@ -211,8 +222,10 @@ Test(cuda_contracts, workspace_of_a_query_suffices_anywhere, .timeout = 100) {
         call_must(ctx, fattn_tensor_copy(ctx, &wide, &c->t[CALL_D_O]), "copy");
         for (int k = 0; k < MOVED; ++k) {
             best[k] = c->t[moved[k]];
-            call_must(ctx, fattn_tensor_alloc(ctx, (fattn_dtype)best[k].dtype, 1,
-                                              (int64_t[]){fattn_tensor_numel(&best[k]) + 1}, &aside[k]), "aside");
+            call_must(ctx,
+                      fattn_tensor_alloc(ctx, (fattn_dtype)best[k].dtype, 1,
+                                         (int64_t[]){fattn_tensor_numel(&best[k]) + 1}, &aside[k]),
+                      "aside");
         }
         for (int k = 0; k < 2 * (MOVED + 2); ++k) { /* none, one, all */
             for (int i = 0; i < MOVED; ++i) {
@@ -268,8 +281,7 @@ Test(cuda_contracts, contexts_on_threads_and_streams, .timeout = 100) {
         call_free(c);
     }
     pthread_t threads[4];
-    for (int t = 0; t < 4; ++t)
-        cr_assert_eq(pthread_create(&threads[t], NULL, work, &workers[t]), 0);
+    for (int t = 0; t < 4; ++t) cr_assert_eq(pthread_create(&threads[t], NULL, work, &workers[t]), 0);
     for (int t = 0; t < 4; ++t) {
         void *finished = NULL;
         cr_assert_eq(pthread_join(threads[t], &finished), 0);
@@ -371,8 +383,7 @@ enum { VISITORS = 4 };
 static void visit_at_once(visit *v, int count, const char *what) {
     pthread_t threads[VISITORS];
     for (int n = 0; n < count; ++n) v[n].wrong = 0;
-    for (int n = 0; n < count; ++n)
-        cr_assert_eq(pthread_create(&threads[n], NULL, visit_context, &v[n]), 0);
+    for (int n = 0; n < count; ++n) cr_assert_eq(pthread_create(&threads[n], NULL, visit_context, &v[n]), 0);
     for (int n = 0; n < count; ++n) cr_assert_eq(pthread_join(threads[n], NULL), 0);
     for (int n = 0; n < count; ++n)
         cr_assert_eq(v[n].wrong, 0, "%s, thread %d: %d of %d checks", what, n, v[n].wrong, 2 * KINDS + 2);
@@ -414,8 +425,7 @@ Test(cuda_contracts, one_context_for_alternating_threads, .timeout = 200) {
     fattn_ctx *const ctx = context(NULL, 0);
     visit v[VISITORS];
     for (int n = 0; n < VISITORS; ++n)
-        v[n] = (visit){.what = USE, .from = 2 * n, .driver = &d, .want = want, .ctx = ctx,
-                       .one_at_a_time = &mutex};
+        v[n] = (visit){.what = USE, .from = 2 * n, .driver = &d, .want = want, .ctx = ctx, .one_at_a_time = &mutex};
     for (int round = 0; round < 5; ++round) visit_at_once(v, VISITORS, "alternating");
     fattn_ctx_destroy(ctx);
 }
@@ -520,8 +530,8 @@ Test(cuda_contracts, graphs_replay_with_rng_step) {
             call_fill(c, CALL_O, NAN);
             call_fill(c, CALL_DQ, NAN);
             must(cudaGraphLaunch(run, stream), "launch");
-            cr_assert_eq(call_bits(c, CALL_O, CALL_LSE) ^ call_bits(c, CALL_DQ, CALL_D_SINK),
-                         direct[step], "%s, step %d", fattn_dtype_name(a.dtype), step);
+            cr_assert_eq(call_bits(c, CALL_O, CALL_LSE) ^ call_bits(c, CALL_DQ, CALL_D_SINK), direct[step],
+                         "%s, step %d", fattn_dtype_name(a.dtype), step);
         }
         must(cudaGraphExecDestroy(run), "destroy");
         must(cudaGraphDestroy(graph), "destroy");
@@ -536,8 +546,14 @@ Test(cuda_contracts, graphs_replay_with_rng_step) {
 Test(cuda_contracts, merging_into_nothing_does_not_read_o) {
     fattn_ctx *const ctx = context_or_skip();
     for (int n = 0; n < 4; ++n) {
-        const attention_case a = {.name = "merge", .dtype = dtypes[n], .B = 2, .Hq = 2, .Sq = 90,
-                                  .Sk = 100, .D = 64, .wide = true,
+        const attention_case a = {.name = "merge",
+                                  .dtype = dtypes[n],
+                                  .B = 2,
+                                  .Hq = 2,
+                                  .Sq = 90,
+                                  .Sk = 100,
+                                  .D = 64,
+                                  .wide = true,
                                   .flags = FATTN_MERGE | FATTN_CAUSAL};
         uint64_t bits[2];
         for (int k = 0; k < 2; ++k) {
@@ -558,8 +574,14 @@ Test(cuda_contracts, merging_into_nothing_does_not_read_o) {
 Test(cuda_contracts, rows_without_keys_ignore_d_lse) {
     fattn_ctx *const ctx = context_or_skip();
     for (int n = 0; n < 4; ++n) {
-        const attention_case a = {.name = "tall", .dtype = dtypes[n], .B = 1, .Hq = 2, .Sq = 150,
-                                  .Sk = 100, .D = 64, .d_lse = true,
+        const attention_case a = {.name = "tall",
+                                  .dtype = dtypes[n],
+                                  .B = 1,
+                                  .Hq = 2,
+                                  .Sq = 150,
+                                  .Sk = 100,
+                                  .D = 64,
+                                  .d_lse = true,
                                   .flags = FATTN_CAUSAL | FATTN_DETERMINISTIC};
         uint64_t bits[2];
         for (int k = 0; k < 2; ++k) {
@@ -582,8 +604,15 @@ Test(cuda_contracts, rows_without_keys_ignore_d_lse) {
 Test(cuda_contracts, a_sink_of_infinity) {
     fattn_ctx *const ctx = context_or_skip();
     for (int n = 0; n < 4; ++n) {
-        const attention_case a = {.name = "sink", .dtype = dtypes[n], .B = 3, .Hq = 2, .Sq = 150,
-                                  .Sk = 70, .D = 40, .d_lse = true, .sink = true};
+        const attention_case a = {.name = "sink",
+                                  .dtype = dtypes[n],
+                                  .B = 3,
+                                  .Hq = 2,
+                                  .Sq = 150,
+                                  .Sk = 70,
+                                  .D = 40,
+                                  .d_lse = true,
+                                  .sink = true};
         call *const c = call_new(ctx, &a);
         call_fill(c, CALL_SINK, INFINITY);
         call_fill(c, CALL_D_LSE, 0.5);
@@ -593,8 +622,8 @@ Test(cuda_contracts, a_sink_of_infinity) {
             const double want = id == CALL_LSE ? INFINITY : id == CALL_D_SINK ? 0.5 * 3 * 150 : 0;
             double *const x = call_read(c, (enum call_tensor)id);
             for (int64_t e = 0; e < fattn_tensor_numel(&c->t[id]); ++e)
-                cr_assert(x[e] == want, "%s: tensor %d, element %lld is %g, not %g",
-                          fattn_dtype_name(a.dtype), id, (long long)e, x[e], want);
+                cr_assert(x[e] == want, "%s: tensor %d, element %lld is %g, not %g", fattn_dtype_name(a.dtype), id,
+                          (long long)e, x[e], want);
             free(x);
         }
         call_free(c);
@@ -605,14 +634,19 @@ Test(cuda_contracts, a_sink_of_infinity) {
 /* Lengths are read on the device, which cannot report errors: they are clamped. */
 Test(cuda_contracts, lengths_are_clamped) {
     fattn_ctx *const ctx = context_or_skip();
-    static const double wrong[4][4] = {
-        {900, -7, 70}, {500, 40, -1}, {-5, 50, 90, 5000}, {0, 30, 999, 999}};
-    static const double right[4][4] = {
-        {80, 0, 70}, {90, 40, 0}, {0, 50, 90, 150}, {0, 30, 150, 150}};
+    static const double wrong[4][4] = {{900, -7, 70}, {500, 40, -1}, {-5, 50, 90, 5000}, {0, 30, 999, 999}};
+    static const double right[4][4] = {{80, 0, 70}, {90, 40, 0}, {0, 50, 90, 150}, {0, 30, 150, 150}};
     for (int n = 0; n < 8; ++n) {
-        attention_case a = {.name = "lengths", .dtype = dtypes[n % 4], .B = 3, .Hq = 2, .Sq = 80,
-                            .Sk = 90, .D = 64, .flags = FATTN_CAUSAL | FATTN_DETERMINISTIC,
-                            .length_q = {50, 50, 50}, .length_k = {50, 50, 50}};
+        attention_case a = {.name = "lengths",
+                            .dtype = dtypes[n % 4],
+                            .B = 3,
+                            .Hq = 2,
+                            .Sq = 80,
+                            .Sk = 90,
+                            .D = 64,
+                            .flags = FATTN_CAUSAL | FATTN_DETERMINISTIC,
+                            .length_q = {50, 50, 50},
+                            .length_k = {50, 50, 50}};
         a.lengths = n < 4 ? LENGTHS_PADDED : LENGTHS_PACKED;
         uint64_t bits[2];
         for (int k = 0; k < 2; ++k) {
@@ -635,8 +669,7 @@ Test(cuda_contracts, too_many_rows) {
     fattn_tensor q = fattn_tensor_view((void *)256, FATTN_F32, FATTN_CUDA, 0, 4, shape);
     fattn_tensor k = fattn_tensor_view((void *)256, FATTN_F32, FATTN_CUDA, 0, 4, keys);
     const fattn_tensor lse = fattn_tensor_view((void *)256, FATTN_F32, FATTN_CUDA, 0, 3, shape);
-    const fattn_attention_io io = {
-        .struct_size = sizeof io, .q = &q, .k = &k, .v = &k, .o = &q, .lse = &lse};
+    const fattn_attention_io io = {.struct_size = sizeof io, .q = &q, .k = &k, .v = &k, .o = &q, .lse = &lse};
     for (int n = 0; n < 4; ++n) {
         q.dtype = k.dtype = (int32_t)dtypes[n];
         if (dtypes[n] == FATTN_F64) continue; /* L would be F64 */
@@ -650,8 +683,14 @@ Test(cuda_contracts, too_many_rows) {
 /* Element numbers beyond 2^31: the second sequence lies 2^31 elements behind the first. */
 Test(cuda_contracts, far_strides, .timeout = 60) {
     fattn_ctx *const ctx = context_or_skip();
-    const attention_case a = {.name = "far", .dtype = FATTN_F32, .B = 2, .Hq = 2, .Sq = 130,
-                              .Sk = 90, .D = 64, .flags = FATTN_CAUSAL | FATTN_DETERMINISTIC};
+    const attention_case a = {.name = "far",
+                              .dtype = FATTN_F32,
+                              .B = 2,
+                              .Hq = 2,
+                              .Sq = 130,
+                              .Sk = 90,
+                              .D = 64,
+                              .flags = FATTN_CAUSAL | FATTN_DETERMINISTIC};
     attention_case half = a;
     half.dtype = FATTN_BF16;
     for (int n = 0; n < 2; ++n) {
@@ -660,8 +699,7 @@ Test(cuda_contracts, far_strides, .timeout = 60) {
         const int64_t apart = ((int64_t)1 << 31) + 64, size[1] = {2 * apart};
         fattn_tensor memory;
         call_must(ctx, fattn_tensor_alloc(ctx, far->t[CALL_Q].dtype, 1, size, &memory), "memory");
-        static const enum call_tensor moved[] = {CALL_Q,  CALL_K, CALL_D_O,
-                                                 CALL_DQ, CALL_O, CALL_DV};
+        static const enum call_tensor moved[] = {CALL_Q, CALL_K, CALL_D_O, CALL_DQ, CALL_O, CALL_DV};
         fattn_tensor before[6];
         for (int k = 0; k < 6; ++k) {
             fattn_tensor *const t = &far->t[moved[k]];
@@ -686,8 +724,15 @@ Test(cuda_contracts, far_strides, .timeout = 60) {
 Test(cuda_contracts, results_that_share_memory_are_rejected) {
     fattn_ctx *const ctx = context_or_skip();
     for (int n = 0; n < 4; ++n) {
-        const attention_case a = {.name = "overlaps", .dtype = dtypes[n], .B = 2, .Hq = 2, .Sq = 64,
-                                  .Sk = 64, .D = 64, .bias = BIAS, .sink = true};
+        const attention_case a = {.name = "overlaps",
+                                  .dtype = dtypes[n],
+                                  .B = 2,
+                                  .Hq = 2,
+                                  .Sq = 64,
+                                  .Sk = 64,
+                                  .D = 64,
+                                  .bias = BIAS,
+                                  .sink = true};
         call *const c = call_new(ctx, &a);
         call_run(c);
         for (int out = 0; out < CALL_COUNT; ++out)
@@ -715,9 +760,18 @@ Test(cuda_contracts, far_positions) {
     fattn_ctx *const ctx = context_or_skip();
     const int64_t far = (int64_t)1 << 29;
     for (int n = 0; n < 12; ++n) {
-        attention_case near = {.name = "positions", .dtype = dtypes[n % 4], .B = 2, .Hq = 2, .Sq = 200, .Sk = 230,
-                               .D = 64, .flags = FATTN_WINDOW | FATTN_DETERMINISTIC, .window_left = 40,
-                               .window_right = 30, .alibi = n < 4, .q_pos0 = 16};
+        attention_case near = {.name = "positions",
+                               .dtype = dtypes[n % 4],
+                               .B = 2,
+                               .Hq = 2,
+                               .Sq = 200,
+                               .Sk = 230,
+                               .D = 64,
+                               .flags = FATTN_WINDOW | FATTN_DETERMINISTIC,
+                               .window_left = 40,
+                               .window_right = 30,
+                               .alibi = n < 4,
+                               .q_pos0 = 16};
         attention_case away = near;
         if (n / 4 == 0) away.q_pos0 = far, away.k_pos0 = far - 16;
         if (n / 4 == 1) away.q_pos0 = far, away.window_left += (int32_t)far - 16, near.window_right = -1;
@@ -757,11 +811,22 @@ Test(cuda_contracts, a_rejected_call_writes_nothing) {
             call_must(ctx, fattn_tensor_alloc(ctx, statistic, 4, one, &bias), "bias");
             call_must(ctx, fattn_tensor_copy(ctx, &bias, &host), "bias");
             const fattn_tensor bias_in = fattn_tensor_view(nowhere, statistic, FATTN_CUDA, 0, 4, one);
-            const fattn_attention_io io = {
-                .struct_size = sizeof io, .q = &q, .k = &k, .v = &k, .o = &o, .lse = &lse, .bias = &bias_in,
-                .d_o = &q, .dq = &dq, .dk = &dk, .dv = &dv, .d_bias = &bias,
-                .workspace = (void *)((uintptr_t)1 << 60), .workspace_bytes = (size_t)1 << 60,
-                .saved = (void *)((uintptr_t)1 << 61), .saved_bytes = (size_t)1 << 60};
+            const fattn_attention_io io = {.struct_size = sizeof io,
+                                           .q = &q,
+                                           .k = &k,
+                                           .v = &k,
+                                           .o = &o,
+                                           .lse = &lse,
+                                           .bias = &bias_in,
+                                           .d_o = &q,
+                                           .dq = &dq,
+                                           .dk = &dk,
+                                           .dv = &dv,
+                                           .d_bias = &bias,
+                                           .workspace = (void *)((uintptr_t)1 << 60),
+                                           .workspace_bytes = (size_t)1 << 60,
+                                           .saved = (void *)((uintptr_t)1 << 61),
+                                           .saved_bytes = (size_t)1 << 60};
             cr_assert_eq(fattn_attention_bwd(ctx, &p, &io), FATTN_E_UNSUPPORTED);
             x = 0;
             call_must(ctx, fattn_tensor_copy(ctx, &host, &bias), "bias");
@@ -776,8 +841,10 @@ Test(cuda_contracts, a_rejected_call_writes_nothing) {
 static fattn_tensor room(fattn_ctx *ctx, fattn_dtype dtype, int64_t rows, int64_t D, uint32_t stream) {
     fattn_tensor t;
     call_must(ctx, fattn_tensor_alloc(ctx, dtype, D ? 4 : 3, (int64_t[]){1, 1, rows, D}, &t), "room");
-    if (stream) call_must(ctx, fattn_tensor_normal(ctx, &t, 0, 1, (fattn_rng){.seed = 5, .stream = stream}), "room");
-    else must(cudaMemset(t.data, 0xff, (size_t)fattn_tensor_numel(&t) * fattn_dtype_size(dtype)), "memset");
+    if (stream)
+        call_must(ctx, fattn_tensor_normal(ctx, &t, 0, 1, (fattn_rng){.seed = 5, .stream = stream}), "room");
+    else
+        must(cudaMemset(t.data, 0xff, (size_t)fattn_tensor_numel(&t) * fattn_dtype_size(dtype)), "memset");
     return t;
 }
 
@@ -817,28 +884,51 @@ static void check_long_rows(fattn_dtype dtype, int64_t D, int64_t S, int arch_ca
     const fattn_dtype statistic = dtype == FATTN_F64 ? FATTN_F64 : FATTN_F32;
     const fattn_tensor k = room(ctx, dtype, FEW, D, 1), v = room(ctx, dtype, FEW, D, 2);
     const fattn_tensor q = room(ctx, dtype, S, D, 3); /* d_o, too */
-    fattn_tensor t[] = {q, k, v, room(ctx, dtype, S, D, 0), room(ctx, statistic, S, 0, 0),
-                        room(ctx, dtype, S, D, 0), room(ctx, dtype, FEW, D, 0), room(ctx, dtype, FEW, D, 0)};
-    run_both(ctx, (fattn_attention_io){.struct_size = sizeof(fattn_attention_io), .q = &q, .k = &k, .v = &v,
-                                       .o = &t[3], .lse = &t[4], .d_o = &q, .dq = &t[5], .dk = &t[6], .dv = &t[7]});
+    fattn_tensor t[] = {q,
+                        k,
+                        v,
+                        room(ctx, dtype, S, D, 0),
+                        room(ctx, statistic, S, 0, 0),
+                        room(ctx, dtype, S, D, 0),
+                        room(ctx, dtype, FEW, D, 0),
+                        room(ctx, dtype, FEW, D, 0)};
+    run_both(ctx, (fattn_attention_io){.struct_size = sizeof(fattn_attention_io),
+                                       .q = &q,
+                                       .k = &k,
+                                       .v = &v,
+                                       .o = &t[3],
+                                       .lse = &t[4],
+                                       .d_o = &q,
+                                       .dq = &t[5],
+                                       .dk = &t[6],
+                                       .dv = &t[7]});
     const int64_t begins[] = {0, ((int64_t)1 << 31) / D - FEW / 2, S / 2, S - FEW};
     for (int n = 0; n < 4; ++n) {
         const fattn_tensor part = fattn_tensor_slice(&q, 2, begins[n], begins[n] + FEW);
-        fattn_tensor few[] = {room(ctx, dtype, FEW, D, 0), room(ctx, statistic, FEW, 0, 0),
-                              room(ctx, dtype, FEW, D, 0), room(ctx, dtype, FEW, D, 0), room(ctx, dtype, FEW, D, 0)};
-        run_both(ctx, (fattn_attention_io){.struct_size = sizeof(fattn_attention_io), .q = &part, .k = &k, .v = &v,
-                                           .o = &few[0], .lse = &few[1], .d_o = &part, .dq = &few[2],
-                                           .dk = &few[3], .dv = &few[4]});
+        fattn_tensor few[] = {room(ctx, dtype, FEW, D, 0), room(ctx, statistic, FEW, 0, 0), room(ctx, dtype, FEW, D, 0),
+                              room(ctx, dtype, FEW, D, 0), room(ctx, dtype, FEW, D, 0)};
+        run_both(ctx, (fattn_attention_io){.struct_size = sizeof(fattn_attention_io),
+                                           .q = &part,
+                                           .k = &k,
+                                           .v = &v,
+                                           .o = &few[0],
+                                           .lse = &few[1],
+                                           .d_o = &part,
+                                           .dq = &few[2],
+                                           .dk = &few[3],
+                                           .dv = &few[4]});
         for (int i = 0; i < 3; ++i) {
             double *const got = rows_of(ctx, &t[3 + i], begins[n], FEW), *const want = rows_of(ctx, &few[i], 0, FEW);
-            const double unit = dtype == FATTN_BF16 ? 0x1p-8 : dtype == FATTN_F16 ? 0x1p-11
-                              : dtype == FATTN_F32 ? 0x1p-20 : 0x1p-45;
+            const double unit = dtype == FATTN_BF16  ? 0x1p-8
+                                : dtype == FATTN_F16 ? 0x1p-11
+                                : dtype == FATTN_F32 ? 0x1p-20
+                                                     : 0x1p-45;
             double most = 0;
             for (int64_t e = 0; e < fattn_tensor_numel(&few[i]); ++e) most = fmax(most, fabs(want[e]));
             for (int64_t e = 0; e < fattn_tensor_numel(&few[i]); ++e)
                 cr_assert(fabs(got[e] - want[e]) <= 4 * unit * most, "%s d %lld, tensor %d, row %lld: %g, not %g",
-                          fattn_dtype_name(dtype), (long long)D, i,
-                          (long long)(begins[n] + e / (i == 1 ? 1 : D)), got[e], want[e]);
+                          fattn_dtype_name(dtype), (long long)D, i, (long long)(begins[n] + e / (i == 1 ? 1 : D)),
+                          got[e], want[e]);
             free(got);
             free(want);
         }
@@ -883,12 +973,19 @@ Test(cuda_contracts, long_keys, .timeout = 60) {
         fattn_ctx *const ctx = context_of(NULL, 0, arch_cap);
         const int64_t S = (1 << 27) + RAGGED, D = 64;
         const fattn_dtype dtype = FATTN_BF16;
-        fattn_tensor t[] = {room(ctx, dtype, FEW, D, 1), room(ctx, dtype, S, D, 2), room(ctx, dtype, S, D, 3),
+        fattn_tensor t[] = {room(ctx, dtype, FEW, D, 1), room(ctx, dtype, S, D, 2),       room(ctx, dtype, S, D, 3),
                             room(ctx, dtype, FEW, D, 0), room(ctx, FATTN_F32, FEW, 0, 0), room(ctx, dtype, FEW, D, 0),
-                            room(ctx, dtype, S, D, 0), room(ctx, dtype, S, D, 0)};
-        run_both(ctx, (fattn_attention_io){.struct_size = sizeof(fattn_attention_io), .q = &t[0], .k = &t[1],
-                                           .v = &t[2], .o = &t[3], .lse = &t[4], .d_o = &t[0], .dq = &t[5],
-                                           .dk = &t[6], .dv = &t[7]});
+                            room(ctx, dtype, S, D, 0),   room(ctx, dtype, S, D, 0)};
+        run_both(ctx, (fattn_attention_io){.struct_size = sizeof(fattn_attention_io),
+                                           .q = &t[0],
+                                           .k = &t[1],
+                                           .v = &t[2],
+                                           .o = &t[3],
+                                           .lse = &t[4],
+                                           .d_o = &t[0],
+                                           .dq = &t[5],
+                                           .dk = &t[6],
+                                           .dv = &t[7]});
         double *const L = rows_of(ctx, &t[4], 0, FEW);
         for (int i = 0; i < FEW; ++i) cr_assert(L[i] > 18.7 && L[i] < 21, "row %d: L %g", i, L[i]);
         free(L);
@@ -896,8 +993,8 @@ Test(cuda_contracts, long_keys, .timeout = 60) {
         for (int n = 0; n < 6; ++n) {
             double *const x = rows_of(ctx, &t[6 + n / 3], begins[n % 3], FEW);
             for (int64_t e = 0; e < FEW * D; ++e)
-                cr_assert(isfinite(x[e]), "%s of key %lld: %g", n / 3 ? "dv" : "dk",
-                          (long long)(begins[n % 3] + e / D), x[e]);
+                cr_assert(isfinite(x[e]), "%s of key %lld: %g", n / 3 ? "dv" : "dk", (long long)(begins[n % 3] + e / D),
+                          x[e]);
             free(x);
         }
         for (int i = 0; i < 8; ++i) fattn_tensor_free(ctx, &t[i]);

@@ -50,8 +50,15 @@ Test(cuda_huge, parts) {
 
 /* Weights of 1 / 262144: dV in F16 against F32 on the same numbers, relative to its size. */
 static double error_of_dv(fattn_ctx *ctx, fattn_dtype dtype, int64_t Sk, uint32_t flags) {
-    attention_case c = {.name = "long rows", .dtype = dtype, .B = 1, .Hq = 1, .Sq = 512, .Sk = Sk, .D = 64,
-                        .wide = true, .flags = flags};
+    attention_case c = {.name = "long rows",
+                        .dtype = dtype,
+                        .B = 1,
+                        .Hq = 1,
+                        .Sq = 512,
+                        .Sk = Sk,
+                        .D = 64,
+                        .wide = true,
+                        .flags = flags};
     attention_case exact = c;
     exact.dtype = FATTN_F32, exact.wide = false;
     call *const got = call_new(ctx, &c), *const want = call_new(ctx, &exact);
@@ -100,12 +107,19 @@ Test(cuda_huge, late_scores, .timeout = 100) {
         if (!ctx) cr_skip_test("no CUDA device");
         for (int n = 0; n < 12; ++n) {
             const int exponent = n % 3 == 0 ? 20 : n % 3 == 1 ? 27 : 30;
-            const attention_case a = {.name = "late", .dtype = n / 3 % 2 ? FATTN_F16 : FATTN_BF16, .B = 1, .Hq = 1,
-                                      .Sq = 256, .Sk = 1024, .D = n / 6 ? 128 : 64, .scale = 1};
+            const attention_case a = {.name = "late",
+                                      .dtype = n / 3 % 2 ? FATTN_F16 : FATTN_BF16,
+                                      .B = 1,
+                                      .Hq = 1,
+                                      .Sq = 256,
+                                      .Sk = 1024,
+                                      .D = n / 6 ? 128 : 64,
+                                      .scale = 1};
             call *const c = call_new(ctx, &a);
             double *const q = call_read(c, CALL_Q), *const k = call_read(c, CALL_K), *const v = call_read(c, CALL_V);
             for (int64_t e = 0; e < a.Sq * a.D; ++e) q[e] = e % a.D ? 0 : ldexp(1, exponent / 2);
-            for (int64_t e = 0; e < a.Sk * a.D; ++e) k[e] = e / a.D == 3 && e % a.D == 0 ? ldexp(1, exponent - exponent / 2) : 0;
+            for (int64_t e = 0; e < a.Sk * a.D; ++e)
+                k[e] = e / a.D == 3 && e % a.D == 0 ? ldexp(1, exponent - exponent / 2) : 0;
             call_write(c, CALL_Q, q);
             call_write(c, CALL_K, k);
             call_run(c);

@@ -23,10 +23,17 @@ static size_t free_memory(void) {
 }
 
 static const attention_case cases[] = {
-    {.name = "flash", .dtype = FATTN_BF16, .B = 1, .Hq = 16, .Sq = 4096, .Sk = 4096, .D = 64,
-     .flags = FATTN_CAUSAL},
-    {.name = "general", .dtype = FATTN_BF16, .B = 1, .Hq = 4, .Sq = 500, .Sk = 700, .D = 64,
-     .flags = FATTN_CAUSAL | FATTN_DETERMINISTIC, .dropout_p = 0.1f, .sink = true},
+    {.name = "flash", .dtype = FATTN_BF16, .B = 1, .Hq = 16, .Sq = 4096, .Sk = 4096, .D = 64, .flags = FATTN_CAUSAL},
+    {.name = "general",
+     .dtype = FATTN_BF16,
+     .B = 1,
+     .Hq = 4,
+     .Sq = 500,
+     .Sk = 700,
+     .D = 64,
+     .flags = FATTN_CAUSAL | FATTN_DETERMINISTIC,
+     .dropout_p = 0.1f,
+     .sink = true},
     {.name = "float", .dtype = FATTN_F32, .B = 1, .Hq = 4, .Sq = 1024, .Sk = 1024, .D = 64},
 };
 
@@ -39,8 +46,8 @@ Test(cuda_memory, calls_take_nothing_from_the_device) {
         const size_t before = free_memory();
         const fattn_mem counted = fattn_ctx_mem(ctx);
         for (int i = 0; i < 3; ++i) call_run(c);
-        cr_expect_eq(free_memory(), before, "%s: the device has other %zu bytes free, not %zu",
-                     cases[n].name, free_memory(), before);
+        cr_expect_eq(free_memory(), before, "%s: the device has other %zu bytes free, not %zu", cases[n].name,
+                     free_memory(), before);
         cr_expect_eq(fattn_ctx_mem(ctx).allocs, counted.allocs, "%s allocated", cases[n].name);
         call_free(c);
     }
@@ -64,8 +71,8 @@ Test(cuda_memory, the_pool_holds_what_is_counted) {
     cr_assert_eq(cudaMemPoolGetAttribute(pool, cudaMemPoolAttrUsedMemHigh, &high), cudaSuccess);
     const fattn_mem counted = fattn_ctx_mem(ctx);
     cr_assert_geq(high, counted.peak);
-    cr_assert_leq(high, counted.peak + counted.allocs * GRANULARITY, "%zu in the pool, %zu counted",
-                  (size_t)high, counted.peak);
+    cr_assert_leq(high, counted.peak + counted.allocs * GRANULARITY, "%zu in the pool, %zu counted", (size_t)high,
+                  counted.peak);
     call_free(c);
     fattn_ctx_destroy(ctx);
 }

@@ -53,11 +53,18 @@ static void check_shapes(int32_t algorithm) {
     fattn_ctx *const gpu = device_or_skip(), *const cpu = attention_context(0);
     for (int n = 0; n < attention_shape_count; ++n)
         for (int k = 0; k < 4; ++k) {
-            const attention_case c = {.name = "shape", .B = 2, .Hq = 4, .Hkv = 2,
-                                      .Sq = attention_shapes[n].Sq, .Sk = attention_shapes[n].Sk,
-                                      .D = dims[(n + k) % 8], .Dv = dims[(n + 3 * k) % 8],
-                                      .flags = n % 2 ? FATTN_CAUSAL : 0, .dtype = types[k],
-                                      .algorithm = algorithm, .d_lse = k == 2};
+            const attention_case c = {.name = "shape",
+                                      .B = 2,
+                                      .Hq = 4,
+                                      .Hkv = 2,
+                                      .Sq = attention_shapes[n].Sq,
+                                      .Sk = attention_shapes[n].Sk,
+                                      .D = dims[(n + k) % 8],
+                                      .Dv = dims[(n + 3 * k) % 8],
+                                      .flags = n % 2 ? FATTN_CAUSAL : 0,
+                                      .dtype = types[k],
+                                      .algorithm = algorithm,
+                                      .d_lse = k == 2};
             device_check(cpu, &c);
         }
     fattn_ctx_destroy(cpu);
@@ -71,11 +78,24 @@ Test(cuda_flash1, features, .timeout = 200) { check_features(FATTN_ALGO_FLASH1);
 Test(cuda_flash1, mixtures, .timeout = 200) { check_mixtures(FATTN_ALGO_FLASH1); }
 Test(cuda_flash1, shapes, .timeout = 200) { check_shapes(FATTN_ALGO_FLASH1); }
 
-static const attention_case all_at_once = {
-    .name = "all", .B = 2, .Hq = 4, .Hkv = 2, .Sq = 70, .Sk = 90, .D = 16, .Dv = 24,
-    .flags = FATTN_CAUSAL, .softcap = 2, .dropout_p = 0.3f, .alibi = true, .sink = true,
-    .d_lse = true, .bias = BIAS | BIAS_OVER_B, .lengths = LENGTHS_PADDED, .length_q = {70, 31},
-    .length_k = {90, 47}};
+static const attention_case all_at_once = {.name = "all",
+                                           .B = 2,
+                                           .Hq = 4,
+                                           .Hkv = 2,
+                                           .Sq = 70,
+                                           .Sk = 90,
+                                           .D = 16,
+                                           .Dv = 24,
+                                           .flags = FATTN_CAUSAL,
+                                           .softcap = 2,
+                                           .dropout_p = 0.3f,
+                                           .alibi = true,
+                                           .sink = true,
+                                           .d_lse = true,
+                                           .bias = BIAS | BIAS_OVER_B,
+                                           .lengths = LENGTHS_PADDED,
+                                           .length_q = {70, 31},
+                                           .length_k = {90, 47}};
 
 /* Eager, then captured: the same bits; nothing allocates, synchronises or adds in a random order. */
 Test(cuda_standard, graph) {
@@ -104,8 +124,7 @@ Test(cuda_standard, plan) {
     const int64_t q[4] = {2, 4, 100, 16}, L[3] = {2, 4, 100};
     fattn_tensor x = fattn_tensor_view(gpu, FATTN_BF16, FATTN_CUDA, 0, 4, q);
     fattn_tensor lse = fattn_tensor_view(gpu, FATTN_F32, FATTN_CUDA, 0, 3, L);
-    const fattn_attention_io io = {.struct_size = sizeof io, .q = &x, .k = &x, .v = &x, .o = &x,
-                                   .lse = &lse};
+    const fattn_attention_io io = {.struct_size = sizeof io, .q = &x, .k = &x, .v = &x, .o = &x, .lse = &lse};
     fattn_attention_params p = {.struct_size = sizeof p, .algorithm = FATTN_ALGO_STANDARD};
     fattn_attention_plan plan = {.struct_size = sizeof plan};
     cr_assert_eq(fattn_attention_query(gpu, &p, &io, &plan), FATTN_OK, "%s", fattn_ctx_error(gpu));

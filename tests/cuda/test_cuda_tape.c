@@ -13,7 +13,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-typedef struct pair { fattn_ctx *gpu, *cpu; } pair;
+typedef struct pair {
+    fattn_ctx *gpu, *cpu;
+} pair;
 
 static pair pair_or_skip(uint32_t flags) {
     pair p = {.gpu = device_context(0)};
@@ -46,15 +48,14 @@ static fattn_tensor to_host(const pair *p, const fattn_tensor *t) {
     return here;
 }
 
-static void compare(const pair *p, fattn_fixture *f, const op_case *c, const char *what, int i,
-                    const fattn_tensor *got, double tolerance) {
+static void compare(const pair *p, fattn_fixture *f, const op_case *c, const char *what, int i, const fattn_tensor *got,
+                    double tolerance) {
     char path[160];
     fattn_tensor want, here = to_host(p, got);
     fattn_report r = {.struct_size = sizeof r};
     snprintf(path, sizeof path, "/cases/%s/%s%d", c->name, what, i);
     MUST(p->cpu, fattn_fixture_get(f, path, FATTN_F64, &want));
-    const fattn_status s = fattn_compare(p->cpu, &here, &want, NULL, 0,
-                                         (fattn_tolerance){tolerance, tolerance, 0}, &r);
+    const fattn_status s = fattn_compare(p->cpu, &here, &want, NULL, 0, (fattn_tolerance){tolerance, tolerance, 0}, &r);
     cr_assert_eq(s, FATTN_OK, "%s, %s, %s%d: %s", c->name, fattn_dtype_name(c->dtype), what, i,
                  fattn_ctx_error(p->cpu));
     fattn_tensor_free(p->cpu, &want);
@@ -72,18 +73,15 @@ static double tolerance(const op_case *c, bool block) {
 }
 
 /* Returns whether the device has kernels for the case: AUTO's attention may lack F32 and F64. */
-static bool check_case(const pair *p, fattn_fixture *f, const char *name, fattn_dtype dtype,
-                       bool block) {
+static bool check_case(const pair *p, fattn_fixture *f, const char *name, fattn_dtype dtype, bool block) {
     op_case c;
     MUST(p->gpu, op_case_load_on(p->cpu, p->gpu, f, name, dtype, &c));
     const fattn_status s = op_case_run(&c, true);
     if (s != FATTN_E_UNSUPPORTED) {
         cr_assert_eq(s, FATTN_OK, "%s: %s", name, fattn_ctx_error(p->gpu));
-        for (int i = 0; i < c.n_out; ++i)
-            compare(p, f, &c, "out", i, &c.out[i], tolerance(&c, block));
+        for (int i = 0; i < c.n_out; ++i) compare(p, f, &c, "out", i, &c.out[i], tolerance(&c, block));
         for (int i = 0; i < OP_INPUTS; ++i)
-            if (c.in[i].grad.dtype)
-                compare(p, f, &c, "d_in", i, &c.in[i].grad, tolerance(&c, block));
+            if (c.in[i].grad.dtype) compare(p, f, &c, "d_in", i, &c.in[i].grad, tolerance(&c, block));
     }
     op_case_free(&c);
     return s == FATTN_OK;
@@ -115,17 +113,14 @@ Test(cuda_tape, recorded_f32) { check_recorded(FATTN_F32); }
 static fattn_var mlp(fattn_tape *t, const fattn_var *in, int n, void *user) {
     (void)n, (void)user;
     const fattn_var none = {0};
-    const fattn_var h = fattn_op_linear(t, fattn_op_layernorm(t, in[0], in[1], in[2], 1e-5f), in[3],
-                                        in[4]);
-    const fattn_var y =
-        fattn_op_add(t, in[0], fattn_op_linear(t, fattn_op_gelu(t, h), in[5], none));
+    const fattn_var h = fattn_op_linear(t, fattn_op_layernorm(t, in[0], in[1], in[2], 1e-5f), in[3], in[4]);
+    const fattn_var y = fattn_op_add(t, in[0], fattn_op_linear(t, fattn_op_gelu(t, h), in[5], none));
     return fattn_op_mul(t, fattn_op_silu(t, y), fattn_op_rmsnorm(t, y, in[1], 1e-5f));
 }
 
 static fattn_var attend(fattn_tape *t, const fattn_var *in, int n, void *user) {
     (void)n, (void)user;
-    const fattn_attention_params p = {.struct_size = sizeof p, .flags = FATTN_CAUSAL,
-                                      .algorithm = FATTN_ALGO_STANDARD};
+    const fattn_attention_params p = {.struct_size = sizeof p, .flags = FATTN_CAUSAL, .algorithm = FATTN_ALGO_STANDARD};
     const fattn_var q = fattn_op_rope(t, fattn_op_heads(t, in[0], 0, 2, 4), 1e4f, 3);
     const fattn_var k = fattn_op_rope(t, fattn_op_heads(t, in[0], 2, 1, 4), 1e4f, 3);
     const fattn_var v = fattn_op_heads(t, in[0], 3, 1, 4);
@@ -161,8 +156,7 @@ static fattn_tensor symbols(const pair *p, int64_t rows, int64_t columns, int cl
 static void check_gradient(const pair *p, fattn_graph_fn graph, fattn_tensor *in, int n) {
     const fattn_gradcheck_options o = {.struct_size = sizeof o, .max_coords = 24};
     fattn_report r = {.struct_size = sizeof r};
-    cr_expect_eq(fattn_gradcheck(p->gpu, graph, NULL, in, n, &o, &r), FATTN_OK, "%s",
-                 fattn_ctx_error(p->gpu));
+    cr_expect_eq(fattn_gradcheck(p->gpu, graph, NULL, in, n, &o, &r), FATTN_OK, "%s", fattn_ctx_error(p->gpu));
     cr_expect_gt(r.checked, 0);
     for (int i = 0; i < n; ++i) fattn_tensor_free(p->gpu, &in[i]);
 }
@@ -170,16 +164,14 @@ static void check_gradient(const pair *p, fattn_graph_fn graph, fattn_tensor *in
 Test(cuda_tape, differences) {
     pair p = pair_or_skip(0);
     fattn_ctx *const g = p.gpu;
-    fattn_tensor of_mlp[] = {
-        normal(g, 1, 3, (int64_t[]){2, 5, 12}), normal(g, 2, 1, (int64_t[]){12}),
-        normal(g, 3, 1, (int64_t[]){12}),       normal(g, 4, 2, (int64_t[]){20, 12}),
-        normal(g, 5, 1, (int64_t[]){20}),       normal(g, 6, 2, (int64_t[]){12, 20})};
+    fattn_tensor of_mlp[] = {normal(g, 1, 3, (int64_t[]){2, 5, 12}), normal(g, 2, 1, (int64_t[]){12}),
+                             normal(g, 3, 1, (int64_t[]){12}),       normal(g, 4, 2, (int64_t[]){20, 12}),
+                             normal(g, 5, 1, (int64_t[]){20}),       normal(g, 6, 2, (int64_t[]){12, 20})};
     check_gradient(&p, mlp, of_mlp, 6);
     fattn_tensor of_attend[] = {normal(g, 7, 3, (int64_t[]){2, 6, 16})};
     check_gradient(&p, attend, of_attend, 1);
     fattn_tensor of_losses[] = {normal(g, 8, 2, (int64_t[]){11, 6}), symbols(&p, 3, 7, 11, false),
-                                symbols(&p, 3, 7, 11, true),
-                                normal(g, 9, 3, (int64_t[]){3, 11, 6})};
+                                symbols(&p, 3, 7, 11, true), normal(g, 9, 3, (int64_t[]){3, 11, 6})};
     check_gradient(&p, losses, of_losses, 4);
     pair_free(&p);
 }
@@ -188,8 +180,8 @@ Test(cuda_tape, differences) {
 
 /* The graph on either context, with inputs on the device: its output, and the gradients of its output if that is
    a loss, else of its rows' cross-entropy against class 0; in F64 on the host. */
-static void run_graph(const pair *p, fattn_ctx *ctx, fattn_graph_fn graph, const fattn_tensor *in,
-                      int n, fattn_dtype dtype, void *user, fattn_tensor out[8]) {
+static void run_graph(const pair *p, fattn_ctx *ctx, fattn_graph_fn graph, const fattn_tensor *in, int n,
+                      fattn_dtype dtype, void *user, fattn_tensor out[8]) {
     fattn_tape *tape;
     fattn_param params[8] = {{.name = NULL}};
     fattn_var x[8];
@@ -201,8 +193,8 @@ static void run_graph(const pair *p, fattn_ctx *ctx, fattn_graph_fn graph, const
             continue;
         }
         MUST(ctx, fattn_tensor_alloc(ctx, dtype, in[i].ndim, in[i].shape, &q->value));
-        MUST(ctx, fattn_tensor_alloc(ctx, dtype == FATTN_F64 ? FATTN_F64 : FATTN_F32, in[i].ndim, in[i].shape,
-                                     &q->grad));
+        MUST(ctx,
+             fattn_tensor_alloc(ctx, dtype == FATTN_F64 ? FATTN_F64 : FATTN_F32, in[i].ndim, in[i].shape, &q->grad));
         MUST(p->gpu, fattn_tensor_copy(p->gpu, &q->value, &in[i]));
         MUST(ctx, fattn_tensor_normal(ctx, &q->grad, 0, 0, (fattn_rng){0}));
         x[i] = fattn_use(tape, q);
@@ -214,8 +206,7 @@ static void run_graph(const pair *p, fattn_ctx *ctx, fattn_graph_fn graph, const
     if (y.ndim > 0) {
         int32_t zeros[512] = {0};
         fattn_tensor ids;
-        const fattn_tensor here =
-            fattn_tensor_view(zeros, FATTN_I32, FATTN_CPU, 0, y.ndim - 1, y.shape);
+        const fattn_tensor here = fattn_tensor_view(zeros, FATTN_I32, FATTN_CPU, 0, y.ndim - 1, y.shape);
         MUST(ctx, fattn_tensor_alloc(ctx, FATTN_I32, y.ndim - 1, y.shape, &ids));
         MUST(p->gpu, fattn_tensor_copy(p->gpu, &ids, &here));
         v = fattn_op_cross_entropy(tape, v, fattn_input(tape, &ids), -1);
@@ -259,8 +250,8 @@ static void check_narrow(const pair *p, fattn_graph_fn graph, fattn_tensor *in, 
                 most = fmax(most, fabs(y));
                 error = fmax(error, fabs(x - y));
             }
-            cr_expect(error <= 16 * ulp[k] * most, "%s, %s %d: error %g of %g",
-                      fattn_dtype_name(types[k]), i < n ? "gradient" : "output", i, error, most);
+            cr_expect(error <= 16 * ulp[k] * most, "%s, %s %d: error %g of %g", fattn_dtype_name(types[k]),
+                      i < n ? "gradient" : "output", i, error, most);
             cr_expect_gt(error, 0); /* 0 would mean that nothing was rounded */
             fattn_tensor_free(p->cpu, &got[i]);
             fattn_tensor_free(p->cpu, &want[i]);
@@ -272,16 +263,14 @@ static void check_narrow(const pair *p, fattn_graph_fn graph, fattn_tensor *in, 
 Test(cuda_tape, sixteen_bits) {
     pair p = pair_or_skip(0);
     fattn_ctx *const g = p.gpu;
-    fattn_tensor of_mlp[] = {
-        normal(g, 1, 3, (int64_t[]){2, 5, 24}), normal(g, 2, 1, (int64_t[]){24}),
-        normal(g, 3, 1, (int64_t[]){24}),       normal(g, 4, 2, (int64_t[]){40, 24}),
-        normal(g, 5, 1, (int64_t[]){40}),       normal(g, 6, 2, (int64_t[]){24, 40})};
+    fattn_tensor of_mlp[] = {normal(g, 1, 3, (int64_t[]){2, 5, 24}), normal(g, 2, 1, (int64_t[]){24}),
+                             normal(g, 3, 1, (int64_t[]){24}),       normal(g, 4, 2, (int64_t[]){40, 24}),
+                             normal(g, 5, 1, (int64_t[]){40}),       normal(g, 6, 2, (int64_t[]){24, 40})};
     check_narrow(&p, mlp, of_mlp, 6);
     fattn_tensor of_attend[] = {normal(g, 7, 3, (int64_t[]){2, 6, 16})};
     check_narrow(&p, attend, of_attend, 1);
     fattn_tensor of_losses[] = {normal(g, 8, 2, (int64_t[]){11, 6}), symbols(&p, 3, 7, 11, false),
-                                symbols(&p, 3, 7, 11, true),
-                                normal(g, 9, 3, (int64_t[]){3, 11, 6})};
+                                symbols(&p, 3, 7, 11, true), normal(g, 9, 3, (int64_t[]){3, 11, 6})};
     check_narrow(&p, losses, of_losses, 4);
     pair_free(&p);
 }
@@ -304,8 +293,8 @@ static fattn_var wide(fattn_tape *t, const fattn_var *in, int n, void *user) {
 static void check_wide(pair *p, int heads, int width, fattn_dtype dtype) {
     const int64_t columns = heads * width;
     fattn_tensor got[8], want[8];
-    fattn_tensor in[] = {normal(p->gpu, 1, 3, (int64_t[]){2, 150, columns}),
-                         normal(p->gpu, 2, 1, &columns), normal(p->gpu, 3, 1, &columns)};
+    fattn_tensor in[] = {normal(p->gpu, 1, 3, (int64_t[]){2, 150, columns}), normal(p->gpu, 2, 1, &columns),
+                         normal(p->gpu, 3, 1, &columns)};
     int shape[2] = {heads, width};
     run_graph(p, p->gpu, wide, in, 3, dtype, shape, got);
     run_graph(p, p->cpu, wide, in, 3, dtype, shape, want);
@@ -316,8 +305,9 @@ static void check_wide(pair *p, int heads, int width, fattn_dtype dtype) {
             most = fmax(most, fabs(y));
             error = isnan(x) ? INFINITY : fmax(error, fabs(x - y));
         }
-        cr_expect(error <= (dtype == FATTN_F64 ? (64 + 300) * 0x1p-53 : 64 * 0x1p-24) * most, "%s, %lld columns, %s %d: error %g of %g",
-                  fattn_dtype_name(dtype), (long long)columns, i < 3 ? "gradient" : "output", i, error, most);
+        cr_expect(error <= (dtype == FATTN_F64 ? (64 + 300) * 0x1p-53 : 64 * 0x1p-24) * most,
+                  "%s, %lld columns, %s %d: error %g of %g", fattn_dtype_name(dtype), (long long)columns,
+                  i < 3 ? "gradient" : "output", i, error, most);
         fattn_tensor_free(p->cpu, &got[i]);
         fattn_tensor_free(p->cpu, &want[i]);
         if (i < 3) fattn_tensor_free(p->gpu, &in[i]);
@@ -326,8 +316,8 @@ static void check_wide(pair *p, int heads, int width, fattn_dtype dtype) {
 
 Test(cuda_tape, large) {
     pair p = pair_or_skip(0);
-    static const int heads[][2] = {{8, 64}, {12, 86},  {5, 30},   {3, 8},    {33, 32},
-                                   {16, 64}, {25, 64}, {50, 64},  {128, 64}, {129, 64}, {3, 346}};
+    static const int heads[][2] = {{8, 64},  {12, 86}, {5, 30},   {3, 8},    {33, 32}, {16, 64},
+                                   {25, 64}, {50, 64}, {128, 64}, {129, 64}, {3, 346}};
     for (size_t k = 0; k < sizeof heads / sizeof heads[0]; ++k) {
         check_wide(&p, heads[k][0], heads[k][1], FATTN_F32);
         check_wide(&p, heads[k][0], heads[k][1], FATTN_F64);
@@ -361,12 +351,11 @@ static void run_start(run *r, fattn_ctx *ctx, fattn_dtype dtype) {
         r->p[i].flags = ndim == 1 ? FATTN_PARAM_NO_DECAY : 0;
         MUST(ctx, fattn_tensor_alloc(ctx, dtype, ndim, shapes[i], &r->p[i].value));
         MUST(ctx, fattn_tensor_alloc(ctx, wide, ndim, shapes[i], &r->p[i].grad));
-        MUST(ctx, fattn_tensor_normal(ctx, &r->p[i].value, ndim == 1, std,
-                                      (fattn_rng){.seed = 3, .stream = (uint32_t)i}));
+        MUST(ctx,
+             fattn_tensor_normal(ctx, &r->p[i].value, ndim == 1, std, (fattn_rng){.seed = 3, .stream = (uint32_t)i}));
         MUST(ctx, fattn_tensor_normal(ctx, &r->p[i].grad, 0, 0, (fattn_rng){0}));
     }
-    for (int i = 0; i < B * S; ++i)
-        host[0][i] = 5 * i % V, host[1][i] = i % 7 == 3 ? -1 : (5 * i + 5) % V;
+    for (int i = 0; i < B * S; ++i) host[0][i] = 5 * i % V, host[1][i] = i % 7 == 3 ? -1 : (5 * i + 5) % V;
     fattn_tensor *const to[] = {&r->ids, &r->targets};
     for (int i = 0; i < 2; ++i) {
         const fattn_tensor here = fattn_tensor_view(host[i], FATTN_I32, FATTN_CPU, 0, 2, tokens);
@@ -382,8 +371,10 @@ static void run_start(run *r, fattn_ctx *ctx, fattn_dtype dtype) {
 
 /* The input of the loss, and the embedding's variable. */
 static fattn_var hidden(run *r, int step, fattn_var *embedding) {
-    const fattn_attention_params p = {.struct_size = sizeof p, .flags = FATTN_CAUSAL,
-                                      .algorithm = FATTN_ALGO_STANDARD, .dropout_p = 0.1f,
+    const fattn_attention_params p = {.struct_size = sizeof p,
+                                      .flags = FATTN_CAUSAL,
+                                      .algorithm = FATTN_ALGO_STANDARD,
+                                      .dropout_p = 0.1f,
                                       .rng = {.seed = 9, .stream = (uint32_t)step}};
     fattn_tape *const t = r->tape;
     const fattn_var none = {0};
@@ -412,8 +403,7 @@ static double largest_logit(const pair *p, run *r, int step) {
     const fattn_var y = hidden(r, step, &E);
     MUST(r->ctx, fattn_tape_value(r->tape, fattn_op_linear(r->tape, y, E, (fattn_var){0}), &logits));
     fattn_tensor here = to_host(p, &logits);
-    for (int64_t n = 0; n < fattn_tensor_numel(&here); ++n)
-        most = fmax(most, fabs(((double *)here.data)[n]));
+    for (int64_t n = 0; n < fattn_tensor_numel(&here); ++n) most = fmax(most, fabs(((double *)here.data)[n]));
     fattn_tensor_free(p->cpu, &here);
     return most;
 }
@@ -463,11 +453,10 @@ static void follow_the_cpu(const pair *p, fattn_dtype dtype, double bound) {
     run_start(&cpu, p->cpu, dtype);
     for (int step = 0; step < STEPS; ++step) {
         const double got = train_step(&gpu, step), want = train_step(&cpu, step);
-        cr_assert(fabs(got - want) <= bound * want, "%s, step %d: %.9g on the GPU, %.9g",
-                  fattn_dtype_name(dtype), step, got, want);
+        cr_assert(fabs(got - want) <= bound * want, "%s, step %d: %.9g on the GPU, %.9g", fattn_dtype_name(dtype), step,
+                  got, want);
         if (step == 1) allocs = fattn_ctx_mem(p->gpu).allocs;
-        if (step > 1)
-            cr_assert_eq(fattn_ctx_mem(p->gpu).allocs, allocs, "step %d allocated", step);
+        if (step > 1) cr_assert_eq(fattn_ctx_mem(p->gpu).allocs, allocs, "step %d allocated", step);
     }
     double norms[2];
     int64_t steps;
@@ -525,8 +514,7 @@ Test(cuda_tape, deterministic) {
     run a, b;
     run_start(&a, p.gpu, FATTN_F32);
     run_start(&b, p.gpu, FATTN_F32);
-    for (int step = 0; step < STEPS; ++step)
-        cr_assert_eq(train_step(&a, step), train_step(&b, step));
+    for (int step = 0; step < STEPS; ++step) cr_assert_eq(train_step(&a, step), train_step(&b, step));
     cr_assert_eq(distance(&p, &a, &b), 0);
     run_end(&a);
     run_end(&b);
@@ -584,10 +572,8 @@ Test(cuda_tape, graph) {
 /* ---- numbers near the ends of their types ---- */
 
 /* x, in the host's memory, as dtype on the device. */
-static fattn_tensor uploaded(const pair *p, fattn_dtype dtype, int ndim, const int64_t *shape,
-                             const double *x) {
-    const fattn_tensor here = fattn_tensor_view((void *)(uintptr_t)x, FATTN_F64, FATTN_CPU, 0, ndim,
-                                                shape);
+static fattn_tensor uploaded(const pair *p, fattn_dtype dtype, int ndim, const int64_t *shape, const double *x) {
+    const fattn_tensor here = fattn_tensor_view((void *)(uintptr_t)x, FATTN_F64, FATTN_CPU, 0, ndim, shape);
     fattn_tensor t;
     MUST(p->gpu, fattn_tensor_alloc(p->gpu, dtype, ndim, shape, &t));
     MUST(p->gpu, fattn_tensor_copy(p->gpu, &t, &here));
@@ -612,9 +598,8 @@ Test(cuda_tape, adamw_takes_any_finite_gradient) {
     static const struct {
         fattn_dtype value, grad;
         double largest;
-    } of[] = {{FATTN_F64, FATTN_F64, 1e308},  {FATTN_F64, FATTN_F32, 3e38},
-              {FATTN_F32, FATTN_F32, 3e38},   {FATTN_BF16, FATTN_BF16, 3e38},
-              {FATTN_BF16, FATTN_F32, 3e38},  {FATTN_F16, FATTN_F32, 3e38},
+    } of[] = {{FATTN_F64, FATTN_F64, 1e308},  {FATTN_F64, FATTN_F32, 3e38},  {FATTN_F32, FATTN_F32, 3e38},
+              {FATTN_BF16, FATTN_BF16, 3e38}, {FATTN_BF16, FATTN_F32, 3e38}, {FATTN_F16, FATTN_F32, 3e38},
               {FATTN_F16, FATTN_F16, 65504}};
     pair p = pair_or_skip(0);
     for (int n = 0; n < 2 * 7; ++n) {
@@ -629,8 +614,7 @@ Test(cuda_tape, adamw_takes_any_finite_gradient) {
         fattn_adamw *a;
         MUST(p.gpu, fattn_adamw_create(p.gpu, &o, (fattn_param *[]){&w}, 1, &a));
         MUST(p.gpu, fattn_adamw_set_lr(a, 0.125f));
-        const fattn_tensor from = fattn_tensor_view((void *)(uintptr_t)g, FATTN_F64, FATTN_CPU, 0, 1,
-                                                    &count);
+        const fattn_tensor from = fattn_tensor_view((void *)(uintptr_t)g, FATTN_F64, FATTN_CPU, 0, 1, &count);
         for (int t = 1; t <= 3; ++t) {
             MUST(p.gpu, fattn_tensor_copy(p.gpu, &w.grad, &from));
             MUST(p.gpu, fattn_adamw_step(a));
@@ -644,8 +628,7 @@ Test(cuda_tape, adamw_takes_any_finite_gradient) {
         fattn_tensor got[3] = {to_host(&p, &w.value), to_host(&p, &m), to_host(&p, &v)};
         const double want[5] = {0.625, 1.375, 0.625, 1, 0.625};
         for (int e = 0; e < 5; ++e) {
-            cr_assert(isfinite(((double *)got[1].data)[e]) && isfinite(((double *)got[2].data)[e]),
-                      "%d [%d]", n, e);
+            cr_assert(isfinite(((double *)got[1].data)[e]) && isfinite(((double *)got[2].data)[e]), "%d [%d]", n, e);
             cr_assert_float_eq(((double *)got[0].data)[e], want[e], 1e-2, "%d [%d]: %g", n, e,
                                ((double *)got[0].data)[e]);
         }
@@ -755,8 +738,7 @@ Test(cuda_tape, inputs_with_negative_strides) {
         for (int i = 0; i < OUTPUTS; ++i) {
             fattn_report r = {.struct_size = sizeof r};
             const double unit = n % 4 == 0 ? 1e-12 : n % 4 == 1 ? 1e-5 : 0x1p-6;
-            cr_assert_eq(fattn_compare(p.cpu, &got[0][i], &got[1][i], NULL, 0,
-                                       (fattn_tolerance){unit, unit, 1}, &r),
+            cr_assert_eq(fattn_compare(p.cpu, &got[0][i], &got[1][i], NULL, 0, (fattn_tolerance){unit, unit, 1}, &r),
                          FATTN_OK, "%d, output %d: %s", n, i, fattn_ctx_error(p.cpu));
             fattn_tensor_free(p.cpu, &got[0][i]);
             fattn_tensor_free(p.cpu, &got[1][i]);

@@ -30,8 +30,7 @@ static void must(cudaError_t e) { cr_assert_eq(e, cudaSuccess, "%s", cudaGetErro
 /* Layouts of [3,5,37]: dense, dimensions in reverse order, rows with gaps, rows backwards, one row
    repeated. */
 static fattn_tensor lay_out(int layout, fattn_dtype dtype, void *memory) {
-    static const int64_t strides[LAYOUTS][3] = {
-        {185, 37, 1}, {1, 3, 15}, {300, 41, 1}, {185, -37, 1}, {37, 0, 1}};
+    static const int64_t strides[LAYOUTS][3] = {{185, 37, 1}, {1, 3, 15}, {300, 41, 1}, {185, -37, 1}, {37, 0, 1}};
     const int64_t shape[3] = {3, 5, 37};
     char *const start = (char *)memory + (layout == 3 ? 4 * 37 * fattn_dtype_size(dtype) : 0);
     fattn_tensor t = fattn_tensor_view(start, dtype, FATTN_CPU, 0, 3, shape);
@@ -40,8 +39,8 @@ static fattn_tensor lay_out(int layout, fattn_dtype dtype, void *memory) {
 }
 
 static pair pair_new(int layout, fattn_dtype dtype, bool filled) {
-    static const double values[] = {0, -0.0, 1, -2.5, 3.5, 0.1, 1e-7, 65519, 65520, -3e38, 7e-40,
-                                    255.5, -1, 2147483648.0, 1e-310, INFINITY, -INFINITY, NAN};
+    static const double values[] = {0,     -0.0,  1,     -2.5, 3.5,          0.1,    1e-7,     65519,     65520,
+                                    -3e38, 7e-40, 255.5, -1,   2147483648.0, 1e-310, INFINITY, -INFINITY, NAN};
     pair p = {.bytes = 1024 * fattn_dtype_size(dtype)};
     p.memory = malloc(p.bytes);
     memset(p.memory, 0xa5, p.bytes);
@@ -67,8 +66,7 @@ static void pair_free(pair *p) {
 
 Test(cuda_tensor, copy, .timeout = 200) {
     fattn_ctx *const gpu = device_or_skip(), *const cpu = attention_context(0);
-    static const fattn_dtype types[DTYPES] = {FATTN_F64, FATTN_F32,  FATTN_F16,
-                                              FATTN_BF16, FATTN_I32, FATTN_U8};
+    static const fattn_dtype types[DTYPES] = {FATTN_F64, FATTN_F32, FATTN_F16, FATTN_BF16, FATTN_I32, FATTN_U8};
     for (int n = 0; n < DTYPES * DTYPES * LAYOUTS * (LAYOUTS - 1) * 3; ++n) {
         const int way = n % 3, to = n / 3 % (LAYOUTS - 1), from = n / 12 % LAYOUTS;
         const fattn_dtype a = types[n / 60 % DTYPES], b = types[n / 60 / DTYPES];
@@ -82,13 +80,12 @@ Test(cuda_tensor, copy, .timeout = 200) {
             cr_assert_eq(fattn_tensor_copy(gpu, &other, &src.device), FATTN_OK);
             memcpy(got, untouched, dst.bytes);
         } else {
-            cr_assert_eq(fattn_tensor_copy(gpu, &dst.device, way ? &src.host : &src.device),
-                         FATTN_OK);
+            cr_assert_eq(fattn_tensor_copy(gpu, &dst.device, way ? &src.host : &src.device), FATTN_OK);
             cr_assert_eq(fattn_ctx_sync(gpu), FATTN_OK);
             must(cudaMemcpy(got, device_memory(&dst), dst.bytes, cudaMemcpyDeviceToHost));
         }
-        cr_assert_eq(memcmp(got, dst.memory, dst.bytes), 0, "%s to %s, layout %d to %d, way %d",
-                     fattn_dtype_name(a), fattn_dtype_name(b), from, to, way);
+        cr_assert_eq(memcmp(got, dst.memory, dst.bytes), 0, "%s to %s, layout %d to %d, way %d", fattn_dtype_name(a),
+                     fattn_dtype_name(b), from, to, way);
         free(untouched);
         free(got);
         pair_free(&src);
@@ -163,8 +160,7 @@ static void check_mask(fattn_ctx *cpu, fattn_ctx *gpu, const attention_case *c) 
         t[T_RNG_STEP].data = step;
         io.rng_step = &t[T_RNG_STEP];
     }
-    cr_assert_eq(fattn_dropout_mask(gpu, &a->params, &io, &device), FATTN_OK, "%s",
-                 fattn_ctx_error(gpu));
+    cr_assert_eq(fattn_dropout_mask(gpu, &a->params, &io, &device), FATTN_OK, "%s", fattn_ctx_error(gpu));
     cr_assert_eq(fattn_ctx_sync(gpu), FATTN_OK);
     must(cudaMemcpy(got, data, bytes + GUARD, cudaMemcpyDeviceToHost));
     for (int n = 0; n < GUARD; ++n) cr_assert_eq(got[bytes + (size_t)n], 0xee, "%s", c->name);
@@ -178,8 +174,7 @@ static void check_mask(fattn_ctx *cpu, fattn_ctx *gpu, const attention_case *c) 
 
 Test(cuda_tensor, mask) {
     fattn_ctx *const gpu = device_or_skip(), *const cpu = attention_context(0);
-    attention_case c = {.name = "mask", .B = 2, .Hq = 3, .Sq = 37, .Sk = 53, .D = 4,
-                        .dropout_p = 0.3f};
+    attention_case c = {.name = "mask", .B = 2, .Hq = 3, .Sq = 37, .Sk = 53, .D = 4, .dropout_p = 0.3f};
     check_mask(cpu, gpu, &c);
     c.name = "rng_step", c.rng_step = true;
     check_mask(cpu, gpu, &c);

@@ -19,14 +19,13 @@ static void check_message(const fuzz_call *c, fattn_status s) {
 
 static void check_untouched(const fuzz_call *c, const char *after) {
     for (int n = 0; n < TENSORS; ++n)
-        FUZZ_CHECK(!c->memory[n] || memcmp(c->memory[n], c->before[n], c->bytes[n]) == 0,
-                   "%s has changed %s", after, fuzz_tensor_name(n));
+        FUZZ_CHECK(!c->memory[n] || memcmp(c->memory[n], c->before[n], c->bytes[n]) == 0, "%s has changed %s", after,
+                   fuzz_tensor_name(n));
 }
 
 static void check_inputs(const fuzz_call *c) {
     for (int n = 0; n < TENSORS; ++n)
-        FUZZ_CHECK(fuzz_is_output(n) || !c->memory[n] ||
-                       memcmp(c->memory[n], c->before[n], c->bytes[n]) == 0,
+        FUZZ_CHECK(fuzz_is_output(n) || !c->memory[n] || memcmp(c->memory[n], c->before[n], c->bytes[n]) == 0,
                    "%s has changed", fuzz_tensor_name(n));
 }
 
@@ -81,9 +80,8 @@ static void check_close(const fuzz_call *c, int tensor, const void *got, fattn_d
     for (int64_t n = 0; n < count; ++n) {
         const double x = fattni_load(got, t, n), want = fattni_load(c->memory[tensor], t, n);
         const bool same = x == want || (isnan(x) && isnan(want));
-        FUZZ_CHECK(same || fabs(x - want) <= tolerance(arithmetic) * largest,
-                   "%s[%lld] is %g, the reference has %g", fuzz_tensor_name(tensor), (long long)n,
-                   x, want);
+        FUZZ_CHECK(same || fabs(x - want) <= tolerance(arithmetic) * largest, "%s[%lld] is %g, the reference has %g",
+                   fuzz_tensor_name(tensor), (long long)n, x, want);
     }
 }
 

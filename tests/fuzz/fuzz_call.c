@@ -83,8 +83,7 @@ static void choose_sizes(fuzz_input *in, sizes *s, fattn_attention_params *p) {
     if (s->packed) { /* lengths of R rows, up to q of them in a sequence */
         of['B'] = 1;
         of['R'] = fuzz_below(in, 3), of['C'] = fuzz_below(in, 3);
-        for (int64_t n = 0; n < N; ++n)
-            of['R'] += s->lengths_q[n], of['C'] += s->lengths_k[n];
+        for (int64_t n = 0; n < N; ++n) of['R'] += s->lengths_q[n], of['C'] += s->lengths_k[n];
         p->max_seqlen_q = of['q'], p->max_seqlen_k = of['k'];
     }
 }
@@ -94,16 +93,17 @@ static void spoil_sizes(fuzz_input *in, sizes *s, fattn_attention_params *p) {
     static const char letters[] = "NBHGRCDVqk";
     for (unsigned n = fuzz_below(in, 3); n > 0; --n)
         s->of[(int)letters[fuzz_below(in, sizeof letters - 1)]] = fuzz_hostile(in);
-    if (s->packed) p->max_seqlen_q = s->of['q'], p->max_seqlen_k = s->of['k'];
-    else s->of['R'] = s->of['q'], s->of['C'] = s->of['k'], s->of['B'] = s->of['N'];
+    if (s->packed)
+        p->max_seqlen_q = s->of['q'], p->max_seqlen_k = s->of['k'];
+    else
+        s->of['R'] = s->of['q'], s->of['C'] = s->of['k'], s->of['B'] = s->of['N'];
     s->of['E'] = s->of['N'] < INT64_MAX ? s->of['N'] + 1 : s->of['N'];
 }
 
 static void choose_params(fuzz_input *in, fattn_attention_params *p) {
-    static const uint32_t flags[] = {FATTN_CAUSAL,  FATTN_CAUSAL_TOP_LEFT, FATTN_WINDOW,
-                                     FATTN_MERGE,   FATTN_ACC_DQ,          FATTN_ACC_DK,
-                                     FATTN_ACC_DV,  FATTN_ACC_DBIAS,       FATTN_ACC_DSINK,
-                                     FATTN_TF32,    FATTN_DETERMINISTIC};
+    static const uint32_t flags[] = {
+        FATTN_CAUSAL, FATTN_CAUSAL_TOP_LEFT, FATTN_WINDOW,    FATTN_MERGE, FATTN_ACC_DQ,       FATTN_ACC_DK,
+        FATTN_ACC_DV, FATTN_ACC_DBIAS,       FATTN_ACC_DSINK, FATTN_TF32,  FATTN_DETERMINISTIC};
     static const float scales[] = {0, 0.5f, 1, 4}, caps[] = {0, 0, 1, 30};
     static const float dropout[] = {0, 0, 0, 0.1f, 0.5f, 0.9f, 1e-9f, 1};
     const uint64_t bits = fuzz_word(in, 2);
@@ -162,8 +162,7 @@ static void choose_tensors(fuzz_input *in, fuzz_call *c, const sizes *s) {
         x->dtype = dtype_of(kinds[n].dtype, t, wide);
         x->device = FATTN_CPU;
         x->ndim = (int32_t)strlen(kinds[n].dims);
-        for (int d = 0; d < x->ndim; ++d)
-            x->shape[d] = s->of[(int)kinds[n].dims[d]];
+        for (int d = 0; d < x->ndim; ++d) x->shape[d] = s->of[(int)kinds[n].dims[d]];
         const bool bias = n == BIAS || n == D_BIAS;
         for (int d = 0; d < 4 && bias; ++d) /* broadcast over it by size */
             if (over >> d & 1) x->shape[d] = 1;
@@ -172,8 +171,7 @@ static void choose_tensors(fuzz_input *in, fuzz_call *c, const sizes *s) {
             if (over >> (d + 4) & 1) x->stride[d] = 0;
     }
     bool present[TENSORS];
-    for (int n = 0; n < TENSORS; ++n)
-        present[n] = true;
+    for (int n = 0; n < TENSORS; ++n) present[n] = true;
     present[BIAS] = inputs & 1;
     present[ALIBI] = inputs & 2;
     present[SINK] = inputs & 4;
@@ -188,8 +186,7 @@ static void choose_tensors(fuzz_input *in, fuzz_call *c, const sizes *s) {
     present[DV] = !(missing & 4);
     present[D_BIAS] = present[BIAS] && !(missing & 8);
     present[D_SINK] = present[SINK] && !(missing & 16);
-    for (int n = 0; n < TENSORS; ++n)
-        *slot(c, n) = present[n] ? &c->t[n] : NULL;
+    for (int n = 0; n < TENSORS; ++n) *slot(c, n) = present[n] ? &c->t[n] : NULL;
 }
 
 /* Sets one field of a tensor, of the params or of io to an invalid value. */
@@ -233,8 +230,7 @@ static void edit(fuzz_input *in, fuzz_call *c) {
    is unknown. */
 static bool span(const fattn_tensor *t, int64_t *before, int64_t *count) {
     double low = 0, high = 0;
-    if (t->ndim < 0 || t->ndim > FATTN_MAX_DIMS || !fattn_dtype_size((fattn_dtype)t->dtype))
-        return false;
+    if (t->ndim < 0 || t->ndim > FATTN_MAX_DIMS || !fattn_dtype_size((fattn_dtype)t->dtype)) return false;
     for (int d = 0; d < t->ndim; ++d) {
         if (t->shape[d] < 0) return false;
         const double reach = (double)(t->shape[d] - 1) * (double)t->stride[d];
@@ -244,8 +240,7 @@ static bool span(const fattn_tensor *t, int64_t *before, int64_t *count) {
     for (int d = 0; d < t->ndim; ++d)
         if (t->shape[d] == 0) low = 0, high = -1;
     double elements = 1; /* more than the span has, where strides are 0 */
-    for (int d = 0; d < t->ndim; ++d)
-        elements *= (double)t->shape[d];
+    for (int d = 0; d < t->ndim; ++d) elements *= (double)t->shape[d];
     const bool small = low + high < MOST_ELEMENTS && elements <= MOST_ELEMENTS;
     *before = small ? (int64_t)low : 0;
     *count = small ? (int64_t)(low + high + 1) : elements > 0;
@@ -364,13 +359,11 @@ void fuzz_call_open(fuzz_call *c, fuzz_input *in) {
     s.of['E'] = s.of['N'] + 1;
     if (spoiled & 1) spoil_sizes(in, &s, c->params), c->edited = true;
     choose_tensors(in, c, &s);
-    for (unsigned n = spoiled >> 1 & 3; n > 0; --n)
-        edit(in, c);
+    for (unsigned n = spoiled >> 1 & 3; n > 0; --n) edit(in, c);
     resize_params(c);
     give_memory(c);
     put_lengths(c, &s);
-    for (unsigned n = spoiled >> 3 & 3; n > 0; --n)
-        spoil_element(in, c);
+    for (unsigned n = spoiled >> 3 & 3; n > 0; --n) spoil_element(in, c);
     c->work = multiplications(&s);
     for (int n = 0; n < TENSORS; ++n)
         if (c->memory[n]) memcpy(c->before[n], c->memory[n], c->bytes[n]);

@@ -9,8 +9,28 @@
 #include <stdbool.h>
 
 enum fuzz_tensor {
-    Q, K, V, O, LSE, BIAS, ALIBI, SINK, SEQLENS_Q, SEQLENS_K, CU_Q, CU_K, RNG_STEP, D_O, D_LSE,
-    DELTA, DQ, DK, DV, D_BIAS, D_SINK, TENSORS
+    Q,
+    K,
+    V,
+    O,
+    LSE,
+    BIAS,
+    ALIBI,
+    SINK,
+    SEQLENS_Q,
+    SEQLENS_K,
+    CU_Q,
+    CU_K,
+    RNG_STEP,
+    D_O,
+    D_LSE,
+    DELTA,
+    DQ,
+    DK,
+    DV,
+    D_BIAS,
+    D_SINK,
+    TENSORS
 };
 
 typedef struct fuzz_call {

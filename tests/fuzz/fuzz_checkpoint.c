@@ -87,18 +87,17 @@ static const char *const objects[] = {"/config",
                                       "/history",
                                       "/",
                                       NULL};
-static const char *const attributes[] = {
-    "step", "cursor",  "adam_step", "elapsed", "fingerprint", "task",     "layers",
-    "heads", "kv-heads", "channels", "context", "batch",       "lr",       "algorithm",
-    "seed", "text",    "seconds",   "steps",   "checkpoint",  "eval-every", NULL};
+static const char *const attributes[] = {"step",       "cursor",     "adam_step", "elapsed",  "fingerprint", "task",
+                                         "layers",     "heads",      "kv-heads",  "channels", "context",     "batch",
+                                         "lr",         "algorithm",  "seed",      "text",     "seconds",     "steps",
+                                         "checkpoint", "eval-every", NULL};
 
 /* Recomputes the seal, so that the hash is valid. */
 static void replace(fuzz_input *in) {
     fuzz_file_write(sample.bytes, sample.size - DURABLE_SEAL);
     const hid_t file = H5Fopen(fuzz_file(), H5F_ACC_RDWR, H5P_DEFAULT);
     FUZZ_CHECK(file >= 0, "HDF5 does not open the sample");
-    for (unsigned n = 1 + fuzz_below(in, 4); n > 0; --n)
-        fuzz_hdf5_replace(in, file, objects, attributes);
+    for (unsigned n = 1 + fuzz_below(in, 4); n > 0; --n) fuzz_hdf5_replace(in, file, objects, attributes);
     H5Fclose(file);
     size_t size;
     unsigned char *const bytes = fuzz_file_read(DURABLE_SEAL, &size);
@@ -129,8 +128,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     H5Eset_auto2(H5E_DEFAULT, NULL, NULL);
     if (!sample.bytes) make_sample();
     bool damaged = false;
-    if (fuzz_byte(&in) & 64) damaged = damage(&in);
-    else replace(&in);
+    if (fuzz_byte(&in) & 64)
+        damaged = damage(&in);
+    else
+        replace(&in);
     const bool resumed = resume();
     FUZZ_CHECK(!damaged || !resumed, "damage was not found");
     FUZZ_CHECK(H5Fget_obj_count(H5F_OBJ_ALL, H5F_OBJ_ALL) == 0, "objects of HDF5 are left");

@@ -19,8 +19,7 @@ static void free_sample(void) { free(sample.bytes); }
 static void make_sample(fattn_ctx *ctx) {
     FUZZ_CHECK(fixture_write_sample(ctx, fuzz_file()) == FATTN_OK, "%s", fattn_ctx_error(ctx));
     sample.bytes = fuzz_file_read(0, &sample.size);
-    FUZZ_CHECK(fixture_read_all(ctx, fuzz_file(), &sample.digest) == FATTN_OK, "%s",
-               fattn_ctx_error(ctx));
+    FUZZ_CHECK(fixture_read_all(ctx, fuzz_file(), &sample.digest) == FATTN_OK, "%s", fattn_ctx_error(ctx));
     atexit(free_sample);
 }
 
@@ -37,30 +36,45 @@ static bool damage(fuzz_input *in) {
     return resealed;
 }
 
-static const char *const objects[] = {
-    "/cases/a/q",          "/cases/a/k",          "/cases/a/lse",       "/cases/a/bias",
-    "/cases/a/sink",       "/cases/a/seqlens_k",  "/cases/a/rng_step",  "/cases/a/o_in",
-    "/cases/a/fd/q_index", "/cases/a/fd/q_value", "/cases/a/alibi",     "/cases/a/cu_seqlens_q",
-    "/cases/a",            "/cases",              "/cases/a/fd",        "/cases/b",
-    "/cases/a/d_o",        "/cases/a/delta",      "/cases/a/seqlens_q", "/",
-    NULL};
-static const char *const attributes[] = {
-    "schema",      "layout",       "note",         "flags",        "algorithm", "scale",
-    "softcap",     "dropout_p",    "window_left",  "window_right", "q_pos0",    "k_pos0",
-    "rng_stream",  "max_seqlen_q", "max_seqlen_k", "rng_batch0",   "rng_head0", "rng_heads",
-    "rng_seed",    "step",         "reserved",     NULL};
+static const char *const objects[] = {"/cases/a/q",
+                                      "/cases/a/k",
+                                      "/cases/a/lse",
+                                      "/cases/a/bias",
+                                      "/cases/a/sink",
+                                      "/cases/a/seqlens_k",
+                                      "/cases/a/rng_step",
+                                      "/cases/a/o_in",
+                                      "/cases/a/fd/q_index",
+                                      "/cases/a/fd/q_value",
+                                      "/cases/a/alibi",
+                                      "/cases/a/cu_seqlens_q",
+                                      "/cases/a",
+                                      "/cases",
+                                      "/cases/a/fd",
+                                      "/cases/b",
+                                      "/cases/a/d_o",
+                                      "/cases/a/delta",
+                                      "/cases/a/seqlens_q",
+                                      "/",
+                                      NULL};
+static const char *const attributes[] = {"schema",     "layout",    "note",       "flags",        "algorithm",
+                                         "scale",      "softcap",   "dropout_p",  "window_left",  "window_right",
+                                         "q_pos0",     "k_pos0",    "rng_stream", "max_seqlen_q", "max_seqlen_k",
+                                         "rng_batch0", "rng_head0", "rng_heads",  "rng_seed",     "step",
+                                         "reserved",   NULL};
 
 static void replace(fuzz_input *in) {
     fuzz_file_write(sample.bytes, sample.size);
     const hid_t file = H5Fopen(fuzz_file(), H5F_ACC_RDWR, H5P_DEFAULT);
     FUZZ_CHECK(file >= 0, "HDF5 does not open the sample");
-    for (unsigned n = 1 + fuzz_below(in, 4); n > 0; --n)
-        fuzz_hdf5_replace(in, file, objects, attributes);
+    for (unsigned n = 1 + fuzz_below(in, 4); n > 0; --n) fuzz_hdf5_replace(in, file, objects, attributes);
     H5Fclose(file);
     size_t size;
     unsigned char *const bytes = fuzz_file_read(0, &size);
-    if (fuzz_below(in, 2)) memset(bytes, 0, FIXTURE_SEAL); /* a file of another program */
-    else fixture_reseal(bytes, size);
+    if (fuzz_below(in, 2))
+        memset(bytes, 0, FIXTURE_SEAL); /* a file of another program */
+    else
+        fixture_reseal(bytes, size);
     fuzz_file_write(bytes, size);
     free(bytes);
 }
@@ -90,8 +104,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     if (!sample.bytes) make_sample(ctx);
     const unsigned dtype = fuzz_byte(&in);
     bool sealed = false; /* true: the seal must detect the damage */
-    if (dtype & 64) sealed = !damage(&in);
-    else replace(&in);
+    if (dtype & 64)
+        sealed = !damage(&in);
+    else
+        replace(&in);
     uint64_t digest;
     fattn_ctx_mem_reset_peak(ctx);
     const fattn_status s = fixture_read_all(ctx, fuzz_file(), &digest);

@@ -23,8 +23,7 @@ static void remove_all(void) {
 
 const char *fuzz_folder(void) {
     if (folder[0]) return folder;
-    strcpy(folder, access("/dev/shm", W_OK) == 0 ? "/dev/shm/fattn_fuzz_XXXXXX"
-                                                 : "/tmp/fattn_fuzz_XXXXXX");
+    strcpy(folder, access("/dev/shm", W_OK) == 0 ? "/dev/shm/fattn_fuzz_XXXXXX" : "/tmp/fattn_fuzz_XXXXXX");
     FUZZ_CHECK(mkdtemp(folder), "no temporary folder");
     snprintf(temporary, sizeof temporary, "%s/%s", folder, FUZZ_FILE);
     atexit(remove_all);
@@ -68,9 +67,8 @@ size_t fuzz_damage(fuzz_input *in, unsigned char *bytes, size_t size) {
 
 /* To be closed. */
 static hid_t a_type(fuzz_input *in) {
-    const hid_t plain[] = {H5T_IEEE_F64LE, H5T_IEEE_F32LE, H5T_STD_I32LE, H5T_STD_U8LE,
-                           H5T_STD_I64LE,  H5T_STD_U64LE,  H5T_IEEE_F64BE, H5T_STD_B8LE,
-                           H5T_STD_REF_OBJ, H5T_C_S1};
+    const hid_t plain[] = {H5T_IEEE_F64LE, H5T_IEEE_F32LE, H5T_STD_I32LE, H5T_STD_U8LE,    H5T_STD_I64LE,
+                           H5T_STD_U64LE,  H5T_IEEE_F64BE, H5T_STD_B8LE,  H5T_STD_REF_OBJ, H5T_C_S1};
     const hid_t type = H5Tcopy(CHOOSE(in, plain));
     switch (fuzz_below(in, 8)) {
     case 5: H5Tset_size(type, 1 + fuzz_word(in, 2)); break;
@@ -102,8 +100,7 @@ static hid_t a_space(fuzz_input *in, bool huge, int *rank, hsize_t dims[H5S_MAX_
 /* Zeros for all elements, to be freed; NULL when they are many, or pointers. */
 static unsigned char *values_of(hid_t type, int rank, const hsize_t *dims) {
     double bytes = (double)H5Tget_size(type);
-    for (int d = 0; d < rank; ++d)
-        bytes *= (double)dims[d];
+    for (int d = 0; d < rank; ++d) bytes *= (double)dims[d];
     if (bytes > MOST_BYTES || H5Tis_variable_str(type) > 0) return NULL;
     unsigned char *const values = calloc(1, (size_t)bytes + sizeof(double));
     FUZZ_CHECK(values, "no memory");
@@ -112,8 +109,7 @@ static unsigned char *values_of(hid_t type, int rank, const hsize_t *dims) {
 
 static void fill(fuzz_input *in, unsigned char *values, size_t size) {
     const unsigned seed = fuzz_byte(in);
-    for (size_t n = 0; n < size; ++n)
-        values[n] = (unsigned char)(seed < 128 ? 0 : (n * seed) >> (n % 8));
+    for (size_t n = 0; n < size; ++n) values[n] = (unsigned char)(seed < 128 ? 0 : (n * seed) >> (n % 8));
 }
 
 static void put_attribute(fuzz_input *in, hid_t object, const char *name) {
@@ -128,9 +124,12 @@ static void put_attribute(fuzz_input *in, hid_t object, const char *name) {
         const double real = (double)(int8_t)fuzz_byte(in) / 4;
         const float narrow = (float)real;
         const int64_t integer = fuzz_hostile(in);
-        if (H5Tget_class(type) != H5T_FLOAT) memcpy(values, &integer, sizeof integer);
-        else if (H5Tget_size(type) == sizeof real) memcpy(values, &real, sizeof real);
-        else memcpy(values, &narrow, sizeof narrow);
+        if (H5Tget_class(type) != H5T_FLOAT)
+            memcpy(values, &integer, sizeof integer);
+        else if (H5Tget_size(type) == sizeof real)
+            memcpy(values, &real, sizeof real);
+        else
+            memcpy(values, &narrow, sizeof narrow);
         H5Awrite(a, type, values);
     }
     free(values);
@@ -175,8 +174,7 @@ static void put_dataset(fuzz_input *in, hid_t file, const char *path) {
     hsize_t dims[H5S_MAX_RANK];
     const hid_t type = a_type(in), space = a_space(in, true, &rank, dims);
     const hid_t list = a_storage(in, rank, dims);
-    const hid_t set =
-        space >= 0 ? H5Dcreate2(file, path, type, space, H5P_DEFAULT, list, H5P_DEFAULT) : -1;
+    const hid_t set = space >= 0 ? H5Dcreate2(file, path, type, space, H5P_DEFAULT, list, H5P_DEFAULT) : -1;
     const unsigned content = fuzz_below(in, 5);
     unsigned char *const values = set >= 0 ? values_of(type, rank, dims) : NULL;
     if (values && content < 3) {
@@ -193,13 +191,11 @@ static void put_dataset(fuzz_input *in, hid_t file, const char *path) {
 
 static const char *one_of(fuzz_input *in, const char *const *names) {
     unsigned count = 0;
-    while (names[count])
-        ++count;
+    while (names[count]) ++count;
     return names[fuzz_below(in, count)];
 }
 
-void fuzz_hdf5_replace(fuzz_input *in, hid_t file, const char *const *objects,
-                       const char *const *attributes) {
+void fuzz_hdf5_replace(fuzz_input *in, hid_t file, const char *const *objects, const char *const *attributes) {
     const char *const path = one_of(in, objects);
     const unsigned what = fuzz_below(in, 10);
     if (what < 3) { /* an attribute of it */

@@ -19,7 +19,6 @@ size_t fuzz_damage(fuzz_input *in, unsigned char *bytes, size_t size);
 
 /* Replaces one of the objects, or one of the attributes of one, by any other: type, shape, storage,
    filters, raw chunks, links, groups, or nothing. NULL ends the lists. */
-void fuzz_hdf5_replace(fuzz_input *in, hid_t file, const char *const *objects,
-                       const char *const *attributes);
+void fuzz_hdf5_replace(fuzz_input *in, hid_t file, const char *const *objects, const char *const *attributes);
 
 #endif

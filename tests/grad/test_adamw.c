@@ -42,8 +42,7 @@ static void model_new(model *m, fattn_ctx *c, fattn_dtype dtype, fattn_dtype gra
         m->list[i] = p;
         cr_assert_eq(fattn_tensor_alloc(c, dtype, 1, &lengths[i], &p->value), FATTN_OK);
         cr_assert_eq(fattn_tensor_alloc(c, grad_dtype, 1, &lengths[i], &p->grad), FATTN_OK);
-        cr_assert_eq(fattn_tensor_normal(c, &p->value, 0, 1, (fattn_rng){.seed = 5, .stream = i}),
-                     FATTN_OK);
+        cr_assert_eq(fattn_tensor_normal(c, &p->value, 0, 1, (fattn_rng){.seed = 5, .stream = i}), FATTN_OK);
     }
     m->p[1].flags = FATTN_PARAM_NO_DECAY;
     m->p[4].flags = FATTN_PARAM_FROZEN;
@@ -66,8 +65,7 @@ static double get(const fattn_tensor *t, int64_t i) { return fattni_load(t->data
 typedef struct number {
     double p, m, v;
 } number;
-static void reference(number *x, double g, const fattn_adamw_options *o, double lr, int64_t t,
-                      bool decay) {
+static void reference(number *x, double g, const fattn_adamw_options *o, double lr, int64_t t, bool decay) {
     const double b1 = (double)o->beta1, b2 = (double)o->beta2;
     if (decay) x->p -= lr * (double)o->weight_decay * x->p;
     x->m = b1 * x->m + (1 - b1) * g;
@@ -97,10 +95,8 @@ static void against_reference(fattn_dtype dtype, fattn_dtype grad_dtype, float l
         double squares = 0, norm;
         set_gradients(&m, ctx, t);
         for (int i = 0; i < PARAMS; ++i)
-            for (int64_t e = 0; e < lengths[i] && i != 4; ++e)
-                squares += get(&m.p[i].grad, e) * get(&m.p[i].grad, e);
-        const double factor =
-            limit > 0 && sqrt(squares) > (double)limit ? (double)limit / sqrt(squares) : 1;
+            for (int64_t e = 0; e < lengths[i] && i != 4; ++e) squares += get(&m.p[i].grad, e) * get(&m.p[i].grad, e);
+        const double factor = limit > 0 && sqrt(squares) > (double)limit ? (double)limit / sqrt(squares) : 1;
         cr_assert(limit > 0 ? factor < 0.5 : factor == 1, "the test is to clip");
         for (int i = 0; i < PARAMS; ++i)
             for (int64_t e = 0; e < lengths[i] && i != 4; ++e)
@@ -113,9 +109,8 @@ static void against_reference(fattn_dtype dtype, fattn_dtype grad_dtype, float l
         for (int i = 0; i < PARAMS; ++i)
             for (int64_t e = 0; e < lengths[i]; ++e) {
                 const double got = get(&m.p[i].value, e);
-                cr_assert_float_eq(got, want[i][e].p, rtol * (1 + fabs(got)),
-                                   "%s step %ld: %g, not %g", fattn_dtype_name(dtype), (long)t, got,
-                                   want[i][e].p);
+                cr_assert_float_eq(got, want[i][e].p, rtol * (1 + fabs(got)), "%s step %ld: %g, not %g",
+                                   fattn_dtype_name(dtype), (long)t, got, want[i][e].p);
                 if (i != 4)
                     cr_assert_eq(get(&m.p[i].grad, e), 0);
                 else
@@ -359,8 +354,7 @@ Test(adamw, calls_out_of_order_are_rejected) {
     m.p[0].flags = FATTN_PARAM_FROZEN; /* freezing later is allowed */
     double squares = 0;
     for (int i = 1; i < PARAMS; ++i)
-        for (int64_t e = 0; e < lengths[i] && i != 4; ++e)
-            squares += get(&m.p[i].grad, e) * get(&m.p[i].grad, e);
+        for (int64_t e = 0; e < lengths[i] && i != 4; ++e) squares += get(&m.p[i].grad, e) * get(&m.p[i].grad, e);
     ((float *)m.p[0].grad.data)[0] = (float)gradient * 1e4f; /* and out of the norm */
     cr_assert_eq(fattn_adamw_step(a), FATTN_OK);
     cr_assert_eq(fattn_adamw_grad_norm(a, &norm), FATTN_OK);
@@ -428,8 +422,8 @@ static const struct pairing {
     fattn_dtype value, grad;
     double largest;
 } pairings[] = {
-    {FATTN_F64, FATTN_F64, 1e308},  {FATTN_F64, FATTN_F32, 3e38}, {FATTN_F32, FATTN_F32, 3e38},
-    {FATTN_BF16, FATTN_BF16, 3e38},   {FATTN_BF16, FATTN_F32, 3e38}, {FATTN_F16, FATTN_F32, 3e38},
+    {FATTN_F64, FATTN_F64, 1e308},  {FATTN_F64, FATTN_F32, 3e38},  {FATTN_F32, FATTN_F32, 3e38},
+    {FATTN_BF16, FATTN_BF16, 3e38}, {FATTN_BF16, FATTN_F32, 3e38}, {FATTN_F16, FATTN_F32, 3e38},
     {FATTN_F16, FATTN_F16, 65504},
 };
 enum { PAIRINGS = sizeof pairings / sizeof *pairings };
@@ -445,12 +439,12 @@ Test(adamw, no_finite_gradient_makes_v_infinite) {
         for (int t = 1; t <= 3; ++t) { /* three: v is at its largest beside its correction */
             four_step(&f, (double[]){x, -x, 1, 0});
             for (int64_t e = 0; e < 3; ++e) {
-                cr_assert(isfinite(get(&m, e)) && isfinite(get(&v, e)) && get(&v, e) > 0,
-                          "%d: m %g, v %g", n, get(&m, e), get(&v, e));
+                cr_assert(isfinite(get(&m, e)) && isfinite(get(&v, e)) && get(&v, e) > 0, "%d: m %g, v %g", n,
+                          get(&m, e), get(&v, e));
                 /* the same gradient again and again: steps of lr each, whatever its size */
                 const double want = e == 1 ? 1 + 0.125 * t : 1 - 0.125 * t;
-                cr_assert_float_eq(get(&f.p.value, e), want, 1e-2, "%d [%d]: %g, not %g", n, (int)e,
-                                   get(&f.p.value, e), want);
+                cr_assert_float_eq(get(&f.p.value, e), want, 1e-2, "%d [%d]: %g, not %g", n, (int)e, get(&f.p.value, e),
+                                   want);
             }
             cr_assert_eq(get(&f.p.value, 3), 1);
         }

@@ -98,16 +98,15 @@ static void run(const setting *base, fattn_algorithm algorithm) {
     s.p.algorithm = (int32_t)algorithm;
     static const int32_t padded_q[] = {4, 0, 2}, padded_k[] = {5, 3, 0};
     static const int32_t cu_q[] = {0, 4, 4, 9}, cu_k[] = {0, 3, 7, 8};
-    const int64_t shapes[INPUTS][4] = {
-        {s.B, s.Hq, s.Sq, s.D},
-        {s.B, s.Hkv, s.Sk, s.D},
-        {s.B, s.Hkv, s.Sk, s.Dv},
-        {s.bias_shape[0], s.bias_shape[1], s.bias_shape[2], s.bias_shape[3]},
-        {s.Hq},
-        {s.B},
-        {s.B},
-        {4},
-        {4}};
+    const int64_t shapes[INPUTS][4] = {{s.B, s.Hq, s.Sq, s.D},
+                                       {s.B, s.Hkv, s.Sk, s.D},
+                                       {s.B, s.Hkv, s.Sk, s.Dv},
+                                       {s.bias_shape[0], s.bias_shape[1], s.bias_shape[2], s.bias_shape[3]},
+                                       {s.Hq},
+                                       {s.B},
+                                       {s.B},
+                                       {4},
+                                       {4}};
     const int ndims[INPUTS] = {4, 4, 4, 4, 1, 1, 1, 1, 1};
     const int32_t *const lengths[INPUTS] = {
         [SEQLENS_Q] = padded_q, [SEQLENS_K] = padded_k, [CU_Q] = cu_q, [CU_K] = cu_k};
@@ -124,8 +123,7 @@ static void run(const setting *base, fattn_algorithm algorithm) {
     }
     fattn_report r = {.struct_size = sizeof r};
     const fattn_status status = fattn_gradcheck(ctx, graph, &s, in, INPUTS, NULL, &r);
-    cr_assert_eq(status, FATTN_OK, "%s, algorithm %d: %s", s.name, (int)algorithm,
-                 fattn_ctx_error(ctx));
+    cr_assert_eq(status, FATTN_OK, "%s, algorithm %d: %s", s.name, (int)algorithm, fattn_ctx_error(ctx));
     cr_assert_geq(r.checked, s.B * (s.Hq * s.Sq + s.Hkv * s.Sk) * s.D);
     for (int i = 0; i < INPUTS; ++i) fattn_tensor_free(ctx, &in[i]);
 }
@@ -133,8 +131,7 @@ static void run(const setting *base, fattn_algorithm algorithm) {
 #define COUNT(list) (sizeof(list) / sizeof *(list))
 
 Test(attention_op, gradients_of_every_algorithm) {
-    const fattn_algorithm all[] = {FATTN_ALGO_AUTO, FATTN_ALGO_STANDARD, FATTN_ALGO_FLASH1,
-                                   FATTN_ALGO_FLASH2};
+    const fattn_algorithm all[] = {FATTN_ALGO_AUTO, FATTN_ALGO_STANDARD, FATTN_ALGO_FLASH1, FATTN_ALGO_FLASH2};
     for (size_t a = 0; a < COUNT(all); ++a)
         for (size_t n = 0; n < COUNT(plain_settings); ++n) run(&plain_settings[n], all[a]);
 }
@@ -158,11 +155,8 @@ static fattn_status part_infer(fattn_op_call *c) {
     return FATTN_OK;
 }
 static fattn_var part(fattn_tape *t, fattn_var x, int first) {
-    static const fattn_op_def def = {.struct_size = sizeof def,
-                                     .attr_size = sizeof(int),
-                                     .n_out = 1,
-                                     .name = "part",
-                                     .infer = part_infer};
+    static const fattn_op_def def = {
+        .struct_size = sizeof def, .attr_size = sizeof(int), .n_out = 1, .name = "part", .infer = part_infer};
     return fattn_op_custom(t, &def, &x, 1, &first);
 }
 
@@ -186,8 +180,8 @@ Test(attention_op, packed_projections_are_used_in_place) {
     }
     for (int32_t algorithm = FATTN_ALGO_AUTO; algorithm <= FATTN_ALGO_STANDARD; ++algorithm) {
         fattn_report r = {.struct_size = sizeof r};
-        cr_assert_eq(fattn_gradcheck(ctx, packed_graph, &algorithm, in, 2, NULL, &r), FATTN_OK,
-                     "%s", fattn_ctx_error(ctx));
+        cr_assert_eq(fattn_gradcheck(ctx, packed_graph, &algorithm, in, 2, NULL, &r), FATTN_OK, "%s",
+                     fattn_ctx_error(ctx));
     }
 }
 
@@ -202,8 +196,7 @@ Test(attention_op, one_variable_three_times) {
     fattn_tensor x = fattn_tensor_view(data, FATTN_F64, FATTN_CPU, 0, 4, (int64_t[]){2, 2, 5, 3});
     cr_assert_eq(fattn_tensor_normal(ctx, &x, 0, 1, (fattn_rng){3, 0, 0}), FATTN_OK);
     fattn_report r = {.struct_size = sizeof r};
-    cr_assert_eq(fattn_gradcheck(ctx, self_graph, NULL, &x, 1, NULL, &r), FATTN_OK, "%s",
-                 fattn_ctx_error(ctx));
+    cr_assert_eq(fattn_gradcheck(ctx, self_graph, NULL, &x, 1, NULL, &r), FATTN_OK, "%s", fattn_ctx_error(ctx));
 }
 
 /* ---- memory kept for backward ---- */
@@ -218,8 +211,7 @@ static void begin(fattn_dtype type, const int64_t (*shapes)[4]) {
         fattn_tensor *const both[] = {&params[i].value, &params[i].grad};
         for (int n = 0; n < 2; ++n) {
             cr_assert_eq(fattn_tensor_alloc(ctx, type, 4, shapes[i], both[n]), FATTN_OK);
-            cr_assert_eq(fattn_tensor_normal(ctx, both[n], 0, n ? 0 : 1, (fattn_rng){4, i, 0}),
-                         FATTN_OK);
+            cr_assert_eq(fattn_tensor_normal(ctx, both[n], 0, n ? 0 : 1, (fattn_rng){4, i, 0}), FATTN_OK);
         }
     }
 }
@@ -265,8 +257,7 @@ Test(attention_op, keeps_o_and_l_only) {
         const fattn_var out = fattn_op_attention_ex(tape, &x, &p, &lse);
         cr_assert_eq(fattn_tape_value(tape, out, &o), FATTN_OK, "%s", fattn_ctx_error(ctx));
         cr_assert_eq(fattn_tape_value(tape, lse, &l), FATTN_OK);
-        cr_assert(o.stride[0] == N * 2 * WIDTH && o.stride[1] == WIDTH &&
-                  o.stride[2] == 2 * WIDTH && o.stride[3] == 1);
+        cr_assert(o.stride[0] == N * 2 * WIDTH && o.stride[1] == WIDTH && o.stride[2] == 2 * WIDTH && o.stride[3] == 1);
         cr_assert(l.ndim == 3 && l.stride[1] == N && l.dtype == FATTN_F32);
         bytes[n] = fattn_ctx_mem(ctx).live - before;
         const size_t o_and_l = sizeof(float) * 2 * N * (WIDTH + 1);
@@ -281,16 +272,13 @@ Test(attention_op, keeps_o_and_l_only) {
 Test(attention_op, rows_past_the_end_are_zero) {
     const int64_t shapes[3][4] = {{2, 2, 6, 3}, {2, 1, 7, 3}, {2, 1, 7, 3}};
     int32_t rows[2] = {4, 0}, keys[2] = {3, 7};
-    const fattn_tensor lengths_q =
-        fattn_tensor_view(rows, FATTN_I32, FATTN_CPU, 0, 1, (int64_t[]){2});
-    const fattn_tensor lengths_k =
-        fattn_tensor_view(keys, FATTN_I32, FATTN_CPU, 0, 1, (int64_t[]){2});
+    const fattn_tensor lengths_q = fattn_tensor_view(rows, FATTN_I32, FATTN_CPU, 0, 1, (int64_t[]){2});
+    const fattn_tensor lengths_k = fattn_tensor_view(keys, FATTN_I32, FATTN_CPU, 0, 1, (int64_t[]){2});
     begin(FATTN_F64, shapes);
     fattn_attention_vars x = use_all();
     /* Products with one: the gradients of q, k, v are then fresh memory of the tape, NaN at first. */
     for (int i = 0; i < 3; ++i)
-        for (int64_t e = 0; e < fattn_tensor_numel(&params[i].value); ++e)
-            *element(&params[i].value, e) = 1;
+        for (int64_t e = 0; e < fattn_tensor_numel(&params[i].value); ++e) *element(&params[i].value, e) = 1;
     x.q = mul(tape, x.q, x.q), x.k = mul(tape, x.k, x.k), x.v = mul(tape, x.v, x.v);
     x.seqlens_q = fattn_input(tape, &lengths_q);
     x.seqlens_k = fattn_input(tape, &lengths_k);
@@ -339,8 +327,7 @@ Test(attention_op, empty_problems) {
             cr_assert_eq(total, 0);
             fattn_tensor l;
             cr_assert_eq(fattn_tape_value(tape, lse, &l), FATTN_OK);
-            for (int64_t e = 0; e < fattn_tensor_numel(&l); ++e)
-                cr_assert_eq(*element(&l, e), -INFINITY);
+            for (int64_t e = 0; e < fattn_tensor_numel(&l); ++e) cr_assert_eq(*element(&l, e), -INFINITY);
             for (int i = 0; i < 3; ++i)
                 for (int64_t e = 0; e < fattn_tensor_numel(&params[i].grad); ++e)
                     cr_assert_eq(*element(&params[i].grad, e), 0);
@@ -353,8 +340,7 @@ Test(attention_op, empty_problems) {
 static void rejected(fattn_var o, fattn_status want, const char *words) {
     cr_assert_eq(o.id, 0);
     cr_assert_eq(fattn_tape_status(tape), want, "%s", fattn_ctx_error(ctx));
-    cr_assert(strstr(fattn_ctx_error(ctx), words), "\"%s\" lacks \"%s\"", fattn_ctx_error(ctx),
-              words);
+    cr_assert(strstr(fattn_ctx_error(ctx), words), "\"%s\" lacks \"%s\"", fattn_ctx_error(ctx), words);
     fattn_tape_reset(tape);
 }
 
@@ -375,8 +361,7 @@ Test(attention_op, errors) {
         uint64_t future;
     } newer = {{.struct_size = sizeof newer}, 0};
     x = use_all(), x.v = x.k;
-    cr_assert_neq(fattn_op_attention_ex(tape, &x, &newer.p, NULL).id, 0, "%s",
-                  fattn_ctx_error(ctx));
+    cr_assert_neq(fattn_op_attention_ex(tape, &x, &newer.p, NULL).id, 0, "%s", fattn_ctx_error(ctx));
     newer.future = 1;
     x = use_all();
     rejected(fattn_op_attention_ex(tape, &x, &newer.p, NULL), FATTN_E_ABI, "fattn_attention_params");
@@ -397,9 +382,8 @@ Test(attention_op, errors) {
     x = use_all();
     rejected(fattn_op_attention(tape, x.q, x.k, x.q, NULL), FATTN_E_SHAPE, "Sk=5");
     double two[2] = {1, 2}, gradients[2];
-    fattn_param alibi = {
-        .value = fattn_tensor_view(two, FATTN_F64, FATTN_CPU, 0, 1, (int64_t[]){2}),
-        .grad = fattn_tensor_view(gradients, FATTN_F64, FATTN_CPU, 0, 1, (int64_t[]){2})};
+    fattn_param alibi = {.value = fattn_tensor_view(two, FATTN_F64, FATTN_CPU, 0, 1, (int64_t[]){2}),
+                         .grad = fattn_tensor_view(gradients, FATTN_F64, FATTN_CPU, 0, 1, (int64_t[]){2})};
     p = (fattn_attention_params){.struct_size = sizeof p, .algorithm = FATTN_ALGO_STANDARD};
     x = use_all(), x.alibi = fattn_use(tape, &alibi);
     rejected(fattn_op_attention_ex(tape, &x, &p, NULL), FATTN_E_UNSUPPORTED, "ALiBi");

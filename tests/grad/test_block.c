@@ -95,8 +95,7 @@ static void check(const variant *base) {
     fattn_tensor in[MOST_INPUTS];
     for (int i = 0; i < s.n; ++i) {
         const int ndim = s.at[i][1] ? 2 : 1;
-        cr_assert_eq(fattn_tensor_alloc(ctx, i < 2 ? FATTN_I32 : FATTN_F64, ndim, s.at[i], &in[i]),
-                     FATTN_OK);
+        cr_assert_eq(fattn_tensor_alloc(ctx, i < 2 ? FATTN_I32 : FATTN_F64, ndim, s.at[i], &in[i]), FATTN_OK);
         for (int32_t e = 0; e < BATCH * ROWS && i < 2; ++e) /* every fourth target is ignored */
             ((int32_t *)in[i].data)[e] = i && e % 4 == 3 ? -1 : (5 * e + 3 * i) % WORDS;
         const fattn_rng rng = {.seed = 21, .stream = (uint32_t)i};
@@ -116,8 +115,8 @@ Test(block, llama_like) {
     check(&(variant){"two layers", 2, 2, 2, 2, .p = {.flags = FATTN_CAUSAL}});
 }
 Test(block, gpt_like) {
-    check(&(variant){"flash", 2, 2, 4, 1, .layernorm = true, .gelu = true, .biased = true,
-                     .tied = true, .p = {.flags = FATTN_CAUSAL}});
+    check(&(variant){"flash", 2, 2, 4, 1, .layernorm = true, .gelu = true, .biased = true, .tied = true,
+                     .p = {.flags = FATTN_CAUSAL}});
     check(&(variant){"stored", 3, 1, 2, 1, .layernorm = true, .gelu = true, .biased = true,
                      .p = {.algorithm = FATTN_ALGO_STANDARD, .dropout_p = 0.25f, .softcap = 3}});
 }
@@ -129,8 +128,7 @@ struct model {
     fattn_param emb, g1, wqkv, wo, g2, wup, wdn, gf;
 };
 
-static fattn_var forward(fattn_tape *t, struct model *m, const fattn_tensor *ids,
-                         const fattn_tensor *next_ids) {
+static fattn_var forward(fattn_tape *t, struct model *m, const fattn_tensor *ids, const fattn_tensor *next_ids) {
     const fattn_attention_params ap = {.struct_size = sizeof ap, .flags = FATTN_CAUSAL};
     const fattn_var none = {0}, E = fattn_use(t, &m->emb);
     fattn_var x = fattn_op_embedding(t, E, fattn_input(t, ids)); /* [B,S,C] */
@@ -149,8 +147,7 @@ static fattn_var forward(fattn_tape *t, struct model *m, const fattn_tensor *ids
 }
 
 static fattn_status train_step(fattn_ctx *ctx, fattn_tape *t, fattn_adamw *opt, struct model *m,
-                               const fattn_tensor *ids, const fattn_tensor *next_ids,
-                               double *loss) {
+                               const fattn_tensor *ids, const fattn_tensor *next_ids, double *loss) {
     fattn_tape_reset(t); /* frees nothing: the arena is reused */
     const fattn_var l = forward(t, m, ids, next_ids);
     fattn_status s = fattn_tape_backward(t, l);
@@ -165,8 +162,7 @@ Test(block, the_step_of_the_readme_learns) {
     fattn_tape *tape;
     fattn_adamw *opt;
     struct model m = {0};
-    const int64_t sizes[8][2] = {{VOCABULARY, C}, {C},        {3 * C, C}, {C, C}, {C},
-                                 {4 * C, C},      {C, 4 * C}, {C}};
+    const int64_t sizes[8][2] = {{VOCABULARY, C}, {C}, {3 * C, C}, {C, C}, {C}, {4 * C, C}, {C, 4 * C}, {C}};
     fattn_param *const list[8] = {&m.emb, &m.g1, &m.wqkv, &m.wo, &m.g2, &m.wup, &m.wdn, &m.gf};
     cr_assert_eq(fattn_ctx_create(NULL, &ctx), FATTN_OK);
     cr_assert_eq(fattn_tape_create(ctx, &tape), FATTN_OK);
@@ -175,9 +171,9 @@ Test(block, the_step_of_the_readme_learns) {
         fattn_param *p = list[i];
         cr_assert_eq(fattn_tensor_alloc(ctx, FATTN_F32, ndim, sizes[i], &p->value), FATTN_OK);
         cr_assert_eq(fattn_tensor_alloc(ctx, FATTN_F32, ndim, sizes[i], &p->grad), FATTN_OK);
-        cr_assert_eq(fattn_tensor_normal(ctx, &p->value, ndim == 1, ndim == 1 ? 0 : 0.05,
-                                         (fattn_rng){.seed = 1, .stream = i}),
-                     FATTN_OK);
+        cr_assert_eq(
+            fattn_tensor_normal(ctx, &p->value, ndim == 1, ndim == 1 ? 0 : 0.05, (fattn_rng){.seed = 1, .stream = i}),
+            FATTN_OK);
         cr_assert_eq(fattn_tensor_normal(ctx, &p->grad, 0, 0, (fattn_rng){0}), FATTN_OK);
     }
     cr_assert_eq(fattn_adamw_create(ctx, NULL, list, 8, &opt), FATTN_OK);
@@ -190,8 +186,7 @@ Test(block, the_step_of_the_readme_learns) {
     following.data = &text[0][1];
     double first = 0, last = 0;
     for (int step = 0; step < 30; ++step)
-        cr_assert_eq(train_step(ctx, tape, opt, &m, &ids, &following, step ? &last : &first),
-                     FATTN_OK);
+        cr_assert_eq(train_step(ctx, tape, opt, &m, &ids, &following, step ? &last : &first), FATTN_OK);
     cr_assert_float_eq(first, log(VOCABULARY), 0.5);
     cr_assert_lt(last, 0.7 * first);
     fattn_adamw_destroy(opt);

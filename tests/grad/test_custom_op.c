@@ -35,8 +35,7 @@ static fattn_status softmax_infer(fattn_op_call *c) {
     if (x->ndim != 2 || x->dtype != FATTN_F64)
         return fattn_ctx_fail(c->ctx, FATTN_E_SHAPE, "softmax: x has %d dimensions", x->ndim);
     if (bias->dtype && (bias->ndim != 1 || bias->shape[0] != x->shape[1]))
-        return fattn_ctx_fail(c->ctx, FATTN_E_SHAPE, "softmax: bias is not [%lld]",
-                              (long long)x->shape[1]);
+        return fattn_ctx_fail(c->ctx, FATTN_E_SHAPE, "softmax: bias is not [%lld]", (long long)x->shape[1]);
     c->out[0].ndim = 2, c->out[1].ndim = 1;
     c->out[0].dtype = c->out[1].dtype = FATTN_F64;
     c->out[0].shape[0] = c->out[1].shape[0] = x->shape[0];
@@ -125,9 +124,8 @@ static fattn_var graph(fattn_tape *t, const fattn_var *in, int n_in, void *user)
 enum { SIZE = 4 }; /* square, so that a transposed x fits the same bias */
 static fattn_status check(plan p, fattn_report *r) {
     double x[SIZE * SIZE], bias[SIZE];
-    const fattn_tensor in[2] = {
-        fattn_tensor_view(x, FATTN_F64, FATTN_CPU, 0, 2, (int64_t[]){SIZE, SIZE}),
-        fattn_tensor_view(bias, FATTN_F64, FATTN_CPU, 0, 1, (int64_t[]){SIZE})};
+    const fattn_tensor in[2] = {fattn_tensor_view(x, FATTN_F64, FATTN_CPU, 0, 2, (int64_t[]){SIZE, SIZE}),
+                                fattn_tensor_view(bias, FATTN_F64, FATTN_CPU, 0, 1, (int64_t[]){SIZE})};
     for (uint32_t i = 0; i < 2; ++i)
         cr_assert_eq(fattn_tensor_normal(ctx, &in[i], 0, 1, (fattn_rng){31, i, 0}), FATTN_OK);
     *r = (fattn_report){.struct_size = sizeof *r};
@@ -137,8 +135,7 @@ static fattn_status check(plan p, fattn_report *r) {
 Test(custom_op, right_everywhere_in_a_graph) {
     for (int n = 0; n < 12; ++n) {
         fattn_report r;
-        const plan p = {
-            {.temperature = 0.7}, .biased = n & 1, .transposed = n & 2, .outputs = 1 + n / 4};
+        const plan p = {{.temperature = 0.7}, .biased = n & 1, .transposed = n & 2, .outputs = 1 + n / 4};
         cr_assert_eq(check(p, &r), FATTN_OK, "%d: %s", n, fattn_ctx_error(ctx));
         cr_assert_eq(r.checked, SIZE * SIZE + (p.biased ? SIZE : 0));
     }

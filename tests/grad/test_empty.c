@@ -31,9 +31,8 @@ static fattn_tensor tensor(fattn_dtype dtype, int ndim, const int64_t *shape, in
     for (int d = 0; d < ndim && fattn_tensor_numel(&t) == 0; ++d) t.stride[d] = stride;
     return t;
 }
-#define T(dtype, stride, ...)                                                   \
-    tensor(dtype, sizeof((int64_t[]){__VA_ARGS__}) / sizeof(int64_t),           \
-           (int64_t[]){__VA_ARGS__}, stride)
+#define T(dtype, stride, ...)                                                                                          \
+    tensor(dtype, sizeof((int64_t[]){__VA_ARGS__}) / sizeof(int64_t), (int64_t[]){__VA_ARGS__}, stride)
 
 #define MUST(call) cr_assert_eq(call, FATTN_OK, "%s", fattn_ctx_error(ctx))
 
@@ -58,11 +57,24 @@ Test(empty, attention) {
             memset(memory, 0, sizeof memory);
             for (int i = 0; i < 7; ++i) outputs[i]->data = at += 256;
             const fattn_attention_params p = {.struct_size = sizeof p, .algorithm = algorithm};
-            const fattn_attention_io io = {
-                .struct_size = sizeof io, .q = &q, .k = &k, .v = &v, .o = &o, .lse = &lse,
-                .bias = &bias, .seqlens_q = &lengths, .seqlens_k = &lengths, .d_o = &d_o,
-                .dq = &dq, .dk = &dk, .dv = &dv, .d_bias = &d_bias, .saved = saved,
-                .saved_bytes = room, .workspace = workspace, .workspace_bytes = room};
+            const fattn_attention_io io = {.struct_size = sizeof io,
+                                           .q = &q,
+                                           .k = &k,
+                                           .v = &v,
+                                           .o = &o,
+                                           .lse = &lse,
+                                           .bias = &bias,
+                                           .seqlens_q = &lengths,
+                                           .seqlens_k = &lengths,
+                                           .d_o = &d_o,
+                                           .dq = &dq,
+                                           .dk = &dk,
+                                           .dv = &dv,
+                                           .d_bias = &d_bias,
+                                           .saved = saved,
+                                           .saved_bytes = room,
+                                           .workspace = workspace,
+                                           .workspace_bytes = room};
             fattn_attention_plan plan = {.struct_size = sizeof plan};
             MUST(fattn_attention_query(ctx, &p, &io, &plan));
             MUST(fattn_attention_fwd(ctx, &p, &io));
@@ -84,10 +96,17 @@ Test(empty, a_bias_and_its_gradient_need_not_broadcast_alike) {
         float sums[40], *const workspace = aligned_alloc(256, 1 << 20);
         for (int i = 0; i < 40; ++i) sums[i] = 3;
         d_bias.data = sums;
-        const fattn_attention_io io = {
-            .struct_size = sizeof io, .q = &q, .k = &k, .v = &v, .o = &o, .lse = &lse,
-            .bias = &bias, .d_o = &d_o, .d_bias = &d_bias, .workspace = workspace,
-            .workspace_bytes = 1 << 20};
+        const fattn_attention_io io = {.struct_size = sizeof io,
+                                       .q = &q,
+                                       .k = &k,
+                                       .v = &v,
+                                       .o = &o,
+                                       .lse = &lse,
+                                       .bias = &bias,
+                                       .d_o = &d_o,
+                                       .d_bias = &d_bias,
+                                       .workspace = workspace,
+                                       .workspace_bytes = 1 << 20};
         MUST(fattn_attention_bwd(ctx, NULL, &io));
         for (int i = 0; i < 40; ++i) cr_assert_eq(sums[i], 0);
         free(workspace);
@@ -142,8 +161,8 @@ static void every_op(fattn_dtype t, int64_t s, int64_t B, int64_t S) {
     h = fattn_op_add(tape, h, fattn_op_embedding(tape, W, id));
     fattn_op_cross_entropy(tape, h, id, -1);
     const fattn_var loss = fattn_op_linear_cross_entropy(tape, h, W, id, -1);
-    cr_assert_eq(fattn_tape_status(tape), FATTN_OK, "%s, strides %lld: %s", fattn_dtype_name(t),
-                 (long long)s, fattn_ctx_error(ctx));
+    cr_assert_eq(fattn_tape_status(tape), FATTN_OK, "%s, strides %lld: %s", fattn_dtype_name(t), (long long)s,
+                 fattn_ctx_error(ctx));
     MUST(fattn_tape_backward(tape, loss));
     for (int i = 0; i < 144; ++i) cr_assert(grads[0][i] == 0 && grads[1][i] == 0);
 
@@ -172,8 +191,8 @@ static fattn_status infer(fattn_op_call *c) {
 }
 
 Test(empty, views_of_a_custom_op) {
-    const fattn_op_def def = {.struct_size = sizeof def, .attr_size = sizeof(int64_t), .n_out = 1,
-                              .name = "mine", .infer = infer};
+    const fattn_op_def def = {
+        .struct_size = sizeof def, .attr_size = sizeof(int64_t), .n_out = 1, .name = "mine", .infer = infer};
     for (int n = 0; n < STRIDES; ++n) {
         const fattn_tensor x = T(FATTN_F32, strides[n], 3, 0, 5);
         fattn_tensor y;

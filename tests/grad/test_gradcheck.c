@@ -33,10 +33,9 @@ static fattn_status wave_backward(fattn_op_call *c) {
     const wave *f = c->attr;
     const int64_t n = fattn_tensor_numel(&c->in[0]);
     for (int64_t e = 0; e < n; ++e) {
-        const double a = *element(&c->in[0], e), b = *element(&c->in[1], e),
-                     d = *element(&c->d_out[0], e);
-        const double gradient[] = {d * sin(f->w * b), f->stretch * d * a * f->w * cos(f->w * b) +
-                                                          (e == n - 1 ? f->at_end : 0)};
+        const double a = *element(&c->in[0], e), b = *element(&c->in[1], e), d = *element(&c->d_out[0], e);
+        const double gradient[] = {d * sin(f->w * b),
+                                   f->stretch * d * a * f->w * cos(f->w * b) + (e == n - 1 ? f->at_end : 0)};
         for (int i = 0; i < 2; ++i) {
             if (!c->d_in[i].data) continue;
             double *to = element(&c->d_in[i], e);
@@ -81,9 +80,7 @@ static void set_up(void) {
     inputs[1] = fattn_tensor_permute(&inputs[1], (int[]){1, 0});
     inputs[2] = fattn_tensor_view(id_data, FATTN_I32, FATTN_CPU, 0, 1, (int64_t[]){2});
     for (uint32_t i = 0; i < 2; ++i)
-        cr_assert_eq(
-            fattn_tensor_normal(ctx, &inputs[i], 0, 1, (fattn_rng){.seed = 1, .stream = i}),
-            FATTN_OK);
+        cr_assert_eq(fattn_tensor_normal(ctx, &inputs[i], 0, 1, (fattn_rng){.seed = 1, .stream = i}), FATTN_OK);
 }
 static void tear_down(void) {
     cr_assert_eq(fattn_ctx_mem(ctx).live, 0, "%zu bytes leaked", fattn_ctx_mem(ctx).live);
@@ -104,8 +101,7 @@ Test(gradcheck, right_gradients_pass) {
     memcpy(before, b_data, sizeof before);
     for (int order = 0; order <= 4; order += 2) {
         fattn_report r;
-        cr_assert_eq(check(right, (fattn_gradcheck_options){.order = order}, &r), FATTN_OK, "%s",
-                     fattn_ctx_error(ctx));
+        cr_assert_eq(check(right, (fattn_gradcheck_options){.order = order}, &r), FATTN_OK, "%s", fattn_ctx_error(ctx));
         cr_assert_eq(r.passed, 1);
         cr_assert_eq(r.checked, 2 * COUNT);
         cr_assert_eq(r.failed + r.nonfinite, 0);
@@ -121,12 +117,8 @@ Test(gradcheck, five_points_are_better_than_two) {
     fattn_report two, four;
     const double step = 1e-3; /* large: what is left is the error of the formula */
     const fattn_tolerance loose = {.atol = 1, .rtol = 1};
-    cr_assert_eq(
-        check(steep, (fattn_gradcheck_options){.order = 2, .step = step, .tol = loose}, &two),
-        FATTN_OK);
-    cr_assert_eq(
-        check(steep, (fattn_gradcheck_options){.order = 4, .step = step, .tol = loose}, &four),
-        FATTN_OK);
+    cr_assert_eq(check(steep, (fattn_gradcheck_options){.order = 2, .step = step, .tol = loose}, &two), FATTN_OK);
+    cr_assert_eq(check(steep, (fattn_gradcheck_options){.order = 4, .step = step, .tol = loose}, &four), FATTN_OK);
     /* sin(w(b+h)): errors (wh)^2/6 and (wh)^4/30, relative to the largest derivative. */
     cr_assert(two.max_abs > 1e-4 && two.max_abs < 3 * 30 * 1.5e-4 * 3, "%g", two.max_abs);
     cr_assert_lt(four.max_abs, two.max_abs / 500);
@@ -199,8 +191,7 @@ Test(gradcheck, a_sample_is_spread_and_the_rest_is_cheap) {
     for (int64_t m = 2; m <= COUNT; ++m) {
         watch w = {0};
         fattn_report r = {.struct_size = sizeof r};
-        const fattn_gradcheck_options o = {
-            .struct_size = sizeof o, .max_coords = m, .seed = (uint64_t)m};
+        const fattn_gradcheck_options o = {.struct_size = sizeof o, .max_coords = m, .seed = (uint64_t)m};
         cr_assert_eq(fattn_gradcheck(ctx, watched_graph, &w, inputs, 1, &o, &r), FATTN_OK);
         int64_t count = 0, gap = 0, widest = 0;
         for (int e = 0; e < COUNT; ++e) {
@@ -230,12 +221,10 @@ Test(gradcheck, steps_are_exact_and_scaled) {
     /* 45 ulps: only a step that x + h and x - h take exactly gives 2 to six places. */
     for (int i = 0; i < COUNT; ++i) a_data[i] = 1.25 + 0.37 * i / COUNT;
     const fattn_gradcheck_options tiny = {.struct_size = sizeof tiny, .step = 1.03e-14};
-    cr_assert_eq(fattn_gradcheck(ctx, double_graph, NULL, inputs, 1, &tiny, &r), FATTN_OK, "%s",
-                 fattn_ctx_error(ctx));
+    cr_assert_eq(fattn_gradcheck(ctx, double_graph, NULL, inputs, 1, &tiny, &r), FATTN_OK, "%s", fattn_ctx_error(ctx));
     /* x^2 near 1e6 is known to 1e-4: an unscaled step of 6e-6 would see nothing else. */
     for (int i = 0; i < COUNT; ++i) a_data[i] = 1e6 / 3 * (1 + i);
-    cr_assert_eq(fattn_gradcheck(ctx, square_graph, NULL, inputs, 1, NULL, &r), FATTN_OK, "%s",
-                 fattn_ctx_error(ctx));
+    cr_assert_eq(fattn_gradcheck(ctx, square_graph, NULL, inputs, 1, NULL, &r), FATTN_OK, "%s", fattn_ctx_error(ctx));
 }
 
 Test(gradcheck, non_finite_gradients_fail) {
@@ -244,8 +233,7 @@ Test(gradcheck, non_finite_gradients_fail) {
     cr_assert_eq(check(wrong, (fattn_gradcheck_options){0}, &r), FATTN_E_MISMATCH);
     cr_assert(r.nonfinite == 1 && r.failed == 1 && isnan(r.worst_got));
     a_data[3] = NAN; /* outputs, and all that is summed with them */
-    cr_assert_eq(check((wave){.w = 2, .stretch = 1}, (fattn_gradcheck_options){0}, &r),
-                 FATTN_E_MISMATCH);
+    cr_assert_eq(check((wave){.w = 2, .stretch = 1}, (fattn_gradcheck_options){0}, &r), FATTN_E_MISMATCH);
     cr_assert_eq(r.nonfinite, 2 * COUNT);
 }
 
@@ -283,8 +271,7 @@ Test(gradcheck, constant_infinities_and_identity_pass) {
     fattn_report r = {.struct_size = sizeof r};
     cr_assert_eq(fattn_gradcheck(ctx, infinite_graph, &unused, inputs, 1, NULL, &r), FATTN_OK, "%s",
                  fattn_ctx_error(ctx));
-    cr_assert_eq(fattn_gradcheck(ctx, identity_graph, NULL, inputs, 1, NULL, &r), FATTN_OK, "%s",
-                 fattn_ctx_error(ctx));
+    cr_assert_eq(fattn_gradcheck(ctx, identity_graph, NULL, inputs, 1, NULL, &r), FATTN_OK, "%s", fattn_ctx_error(ctx));
     cr_assert_eq(r.checked, COUNT);
 }
 
@@ -312,8 +299,7 @@ Test(gradcheck, bad_arguments_are_rejected_and_write_nothing) {
     cr_assert_eq(fattn_gradcheck(ctx, no_graph, NULL, &other[1], 1, NULL, &r), FATTN_E_DTYPE);
     other[1].dtype = FATTN_F32;
     cr_assert_eq(fattn_gradcheck(ctx, no_graph, NULL, other, 2, NULL, &r), FATTN_E_DTYPE);
-    cr_assert(strstr(fattn_ctx_error(ctx), "input 1 is f32, another is f64"), "%s",
-              fattn_ctx_error(ctx));
+    cr_assert(strstr(fattn_ctx_error(ctx), "input 1 is f32, another is f64"), "%s", fattn_ctx_error(ctx));
     cr_assert_eq(r.checked, -5);
 
     cr_assert_eq(check(right, (fattn_gradcheck_options){.order = 3}, &r), FATTN_E_ARG);
@@ -336,8 +322,7 @@ static fattn_var product(fattn_tape *t, const fattn_var *in, int n_in, void *use
     if (a.dtype == FATTN_F64) return y;
     static float factor[COUNT];
     for (int e = 0; e < COUNT; ++e) factor[e] = *(const float *)user;
-    const fattn_tensor f =
-        fattn_tensor_view(factor, FATTN_F32, FATTN_CPU, 0, 2, (int64_t[]){ROWS, COLUMNS});
+    const fattn_tensor f = fattn_tensor_view(factor, FATTN_F32, FATTN_CPU, 0, 2, (int64_t[]){ROWS, COLUMNS});
     return fattn_op_mul(t, y, fattn_input(t, &f));
 }
 
@@ -381,9 +366,8 @@ static fattn_var linear(fattn_tape *t, const fattn_var *in, int n_in, void *user
 Test(gradcheck, f32_rounds_in_units_of_the_largest_gradient) {
     enum { N = 40, K = 600 };
     static float x[ROWS * K], w[N * K];
-    const fattn_tensor in[2] = {
-        fattn_tensor_view(x, FATTN_F32, FATTN_CPU, 0, 2, (int64_t[]){ROWS, K}),
-        fattn_tensor_view(w, FATTN_F32, FATTN_CPU, 0, 2, (int64_t[]){N, K})};
+    const fattn_tensor in[2] = {fattn_tensor_view(x, FATTN_F32, FATTN_CPU, 0, 2, (int64_t[]){ROWS, K}),
+                                fattn_tensor_view(w, FATTN_F32, FATTN_CPU, 0, 2, (int64_t[]){N, K})};
     for (uint32_t i = 0; i < 2; ++i) {
         const fattn_rng rng = {.seed = 3, .stream = i};
         cr_assert_eq(fattn_tensor_normal(ctx, &in[i], 0, i ? 1e4 : 1, rng), FATTN_OK);

@@ -17,21 +17,16 @@ static fattn_var cross_entropy(fattn_tape *t, const fattn_var *in) {
 /* The loss of logits [R,V] and, when d is given, its gradient. */
 static double loss_of(const double *logits, const int32_t *target, double dy, double *d) {
     double loss = 0, kept = 0;
-    for (int64_t r = 0; r < R; ++r)
-        kept += target[r] != ignore;
+    for (int64_t r = 0; r < R; ++r) kept += target[r] != ignore;
     for (int64_t r = 0; r < R; ++r) {
         const double *x = logits + r * V;
         double max = -INFINITY, sum = 0;
-        for (int64_t j = 0; j < V; ++j)
-            max = fmax(max, x[j]);
-        for (int64_t j = 0; j < V; ++j)
-            sum += exp(x[j] - max);
-        for (int64_t j = 0; j < V && d; ++j)
-            d[r * V + j] = 0;
+        for (int64_t j = 0; j < V; ++j) max = fmax(max, x[j]);
+        for (int64_t j = 0; j < V; ++j) sum += exp(x[j] - max);
+        for (int64_t j = 0; j < V && d; ++j) d[r * V + j] = 0;
         if (target[r] == ignore) continue;
         loss += (max + log(sum) - x[target[r]]) / kept;
-        for (int64_t j = 0; j < V && d; ++j)
-            d[r * V + j] = dy * (exp(x[j] - max) / sum - (j == target[r])) / kept;
+        for (int64_t j = 0; j < V && d; ++j) d[r * V + j] = dy * (exp(x[j] - max) / sum - (j == target[r])) / kept;
     }
     return loss;
 }
@@ -40,25 +35,22 @@ static void reference(const double *const *in, const int32_t *const *ids, double
     y[0] = loss_of(in[0], ids[1], 0, NULL);
 }
 
-static void gradient(const double *const *in, const int32_t *const *ids, const double *dy,
-                     double *const *d) {
+static void gradient(const double *const *in, const int32_t *const *ids, const double *dy, double *const *d) {
     loss_of(in[0], ids[1], dy[0], d[0]);
 }
 
 /* Rows of any leading dimensions; every fifth target is ignored. */
 static op_case loss(int ndim, int64_t rows, int64_t classes, int32_t ignored) {
     R = rows, V = classes, ignore = ignored;
-    op_case c = {
-        .name = "cross_entropy",
-        .graph = cross_entropy,
-        .reference = reference,
-        .gradient = gradient,
-        .n = 2,
-        .in = {{.ndim = ndim}, {.ndim = ndim - 1, .classes = (int32_t)V, .ignore = ignored}},
-        .roundings = 16 + (double)V};
+    op_case c = {.name = "cross_entropy",
+                 .graph = cross_entropy,
+                 .reference = reference,
+                 .gradient = gradient,
+                 .n = 2,
+                 .in = {{.ndim = ndim}, {.ndim = ndim - 1, .classes = (int32_t)V, .ignore = ignored}},
+                 .roundings = 16 + (double)V};
     for (int i = 0; i < 2; ++i)
-        for (int d = 0; d < ndim - 1; ++d)
-            c.in[i].shape[d] = d == 0 ? (ndim > 2 ? R / 2 : R) : d == 1 ? 2 : 1;
+        for (int d = 0; d < ndim - 1; ++d) c.in[i].shape[d] = d == 0 ? (ndim > 2 ? R / 2 : R) : d == 1 ? 2 : 1;
     c.in[0].shape[ndim - 1] = V;
     return c;
 }
@@ -92,8 +84,7 @@ Test(cross_entropy, nothing_kept) {
     for (int graph = 0; graph < OP_SURROUNDINGS - 1; ++graph) {
         op_result r = op_run(&c, (op_surrounding)graph, FATTN_F32, 2);
         cr_assert_eq(*(const float *)r.y.data, 0.0f);
-        for (int e = 0; e < 20; ++e)
-            cr_assert_eq(((const float *)r.d[0].data)[e], 0.0f);
+        for (int e = 0; e < 20; ++e) cr_assert_eq(((const float *)r.d[0].data)[e], 0.0f);
         op_release(&r);
     }
 }
@@ -159,8 +150,7 @@ static double *logits_of(const double *const *in) {
     double *logits = malloc(sizeof(double) * (size_t)(R * V + 1));
     for (int64_t e = 0; e < R * V; ++e) {
         logits[e] = 0;
-        for (int64_t k = 0; k < K; ++k)
-            logits[e] += in[0][e / V * K + k] * in[1][e % V * K + k];
+        for (int64_t k = 0; k < K; ++k) logits[e] += in[0][e / V * K + k] * in[1][e % V * K + k];
     }
     return logits;
 }
@@ -171,14 +161,11 @@ static void linear_reference(const double *const *in, const int32_t *const *ids,
     free(logits);
 }
 
-static void linear_gradient(const double *const *in, const int32_t *const *ids, const double *dy,
-                            double *const *d) {
+static void linear_gradient(const double *const *in, const int32_t *const *ids, const double *dy, double *const *d) {
     double *logits = logits_of(in), *g = malloc(sizeof(double) * (size_t)(R * V + 1));
     loss_of(logits, ids[2], dy[0], g);
-    for (int64_t e = 0; e < R * K; ++e)
-        d[0][e] = 0;
-    for (int64_t e = 0; e < V * K; ++e)
-        d[1][e] = 0;
+    for (int64_t e = 0; e < R * K; ++e) d[0][e] = 0;
+    for (int64_t e = 0; e < V * K; ++e) d[1][e] = 0;
     for (int64_t e = 0; e < R * V; ++e)
         for (int64_t k = 0; k < K; ++k) {
             d[0][e / V * K + k] += g[e] * in[1][e % V * K + k];
@@ -230,10 +217,8 @@ Test(linear_cross_entropy, nothing) {
     c.in[2].classes = 1, c.in[2].ignore = 0, ignore = 0; /* all targets are 0, and ignored */
     op_result r = op_run(&c, OP_FRESH, FATTN_F32, 2);
     cr_assert_eq(*(const float *)r.y.data, 0.0f);
-    for (int e = 0; e < 12; ++e)
-        cr_assert_eq(((const float *)r.d[0].data)[e], 0.0f);
-    for (int e = 0; e < 15; ++e)
-        cr_assert_eq(((const float *)r.d[1].data)[e], 0.0f);
+    for (int e = 0; e < 12; ++e) cr_assert_eq(((const float *)r.d[0].data)[e], 0.0f);
+    for (int e = 0; e < 15; ++e) cr_assert_eq(((const float *)r.d[1].data)[e], 0.0f);
     op_release(&r);
 }
 
@@ -252,18 +237,15 @@ static size_t peak_of(int64_t rows, int64_t classes, int64_t columns, bool chunk
     cr_assert_eq(fattn_tensor_alloc(ctx, FATTN_F32, 2, ws, &w.grad), FATTN_OK);
     cr_assert_eq(fattn_tensor_alloc(ctx, FATTN_I32, 1, xs, &target), FATTN_OK);
     fattn_tensor *const all[] = {&x.value, &x.grad, &w.value, &w.grad, &target};
-    for (int i = 0; i < 5; ++i)
-        memset(all[i]->data, 0, (size_t)fattn_tensor_numel(all[i]) * 4);
+    for (int i = 0; i < 5; ++i) memset(all[i]->data, 0, (size_t)fattn_tensor_numel(all[i]) * 4);
     const size_t before = fattn_ctx_mem(ctx).live;
     const fattn_var none = {0}, xv = fattn_use(t, &x), wv = fattn_use(t, &w);
     const fattn_var tv = fattn_input(t, &target);
-    const fattn_var l = chunked
-                            ? fattn_op_linear_cross_entropy(t, xv, wv, tv, -1)
-                            : fattn_op_cross_entropy(t, fattn_op_linear(t, xv, wv, none), tv, -1);
+    const fattn_var l = chunked ? fattn_op_linear_cross_entropy(t, xv, wv, tv, -1)
+                                : fattn_op_cross_entropy(t, fattn_op_linear(t, xv, wv, none), tv, -1);
     cr_assert_eq(fattn_tape_backward(t, l), FATTN_OK, "%s", fattn_ctx_error(ctx));
     const size_t peak = fattn_ctx_mem(ctx).peak - before;
-    for (int i = 0; i < 5; ++i)
-        fattn_tensor_free(ctx, all[i]);
+    for (int i = 0; i < 5; ++i) fattn_tensor_free(ctx, all[i]);
     fattn_tape_destroy(t);
     fattn_ctx_destroy(ctx);
     return peak;
@@ -283,37 +265,17 @@ Test(cross_entropy, errors) {
          "target[0] is 96, the classes are 0..95 and -1 is ignored",
          2,
          {{FATTN_F32, 2, {3, 96}}, {FATTN_I32, 1, {3}, 96}}},
-        {cross_entropy,
-         FATTN_E_ARG,
-         "target[0] is -2",
-         2,
-         {{FATTN_F32, 2, {3, 96}}, {FATTN_I32, 1, {3}, -2}}},
-        {cross_entropy,
-         FATTN_E_ARG,
-         "the classes are 0..-1",
-         2,
-         {{FATTN_F32, 2, {3, 0}}, {FATTN_I32, 1, {3}, 0}}},
+        {cross_entropy, FATTN_E_ARG, "target[0] is -2", 2, {{FATTN_F32, 2, {3, 96}}, {FATTN_I32, 1, {3}, -2}}},
+        {cross_entropy, FATTN_E_ARG, "the classes are 0..-1", 2, {{FATTN_F32, 2, {3, 0}}, {FATTN_I32, 1, {3}, 0}}},
         {cross_entropy,
          FATTN_E_SHAPE,
          "target is [3,1], logits is [3,96]: one number per row",
          2,
          {{FATTN_F32, 2, {3, 96}}, {FATTN_I32, 2, {3, 1}}}},
-        {cross_entropy,
-         FATTN_E_SHAPE,
-         "target is [4]",
-         2,
-         {{FATTN_F32, 2, {3, 96}}, {FATTN_I32, 1, {4}}}},
+        {cross_entropy, FATTN_E_SHAPE, "target is [4]", 2, {{FATTN_F32, 2, {3, 96}}, {FATTN_I32, 1, {4}}}},
         {cross_entropy, FATTN_E_SHAPE, "logits is a scalar", 2, {{FATTN_F32, 0}, {FATTN_I32, 0}}},
-        {cross_entropy,
-         FATTN_E_DTYPE,
-         "target is f32, not i32",
-         2,
-         {{FATTN_F32, 2, {3, 96}}, {FATTN_F32, 1, {3}}}},
-        {cross_entropy,
-         FATTN_E_UNSUPPORTED,
-         "logits is bf16",
-         2,
-         {{FATTN_BF16, 2, {3, 96}}, {FATTN_I32, 1, {3}}}},
+        {cross_entropy, FATTN_E_DTYPE, "target is f32, not i32", 2, {{FATTN_F32, 2, {3, 96}}, {FATTN_F32, 1, {3}}}},
+        {cross_entropy, FATTN_E_UNSUPPORTED, "logits is bf16", 2, {{FATTN_BF16, 2, {3, 96}}, {FATTN_I32, 1, {3}}}},
         {cross_entropy, FATTN_E_ARG, "logits is absent", 1, {{0}}},
         {cross_entropy, FATTN_E_ARG, "target is absent", 1, {{FATTN_F32, 2, {3, 96}}}},
         {linear_loss,
@@ -346,11 +308,7 @@ Test(cross_entropy, errors) {
          "x is f16",
          3,
          {{FATTN_F16, 2, {3, 4}}, {FATTN_F16, 2, {96, 4}}, {FATTN_I32, 1, {3}}}},
-        {linear_loss,
-         FATTN_E_ARG,
-         "target is absent",
-         2,
-         {{FATTN_F32, 2, {3, 4}}, {FATTN_F32, 2, {96, 4}}}},
+        {linear_loss, FATTN_E_ARG, "target is absent", 2, {{FATTN_F32, 2, {3, 4}}, {FATTN_F32, 2, {96, 4}}}},
     };
     ignore = -1;
     opcheck_errors(list, sizeof list / sizeof *list);

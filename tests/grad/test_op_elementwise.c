@@ -21,8 +21,7 @@ static pair sizes;
 
 static int64_t count_a(void) {
     int64_t n = 1;
-    for (int d = 0; d < sizes.n; ++d)
-        n *= sizes.a[d];
+    for (int d = 0; d < sizes.n; ++d) n *= sizes.a[d];
     return n;
 }
 
@@ -42,36 +41,27 @@ static int64_t place_in_b(int64_t e) {
 
 static void add_reference(const double *const *in, const int32_t *const *ids, double *y) {
     (void)ids;
-    for (int64_t e = 0; e < count_a(); ++e)
-        y[e] = in[0][e] + in[1][place_in_b(e)];
+    for (int64_t e = 0; e < count_a(); ++e) y[e] = in[0][e] + in[1][place_in_b(e)];
 }
 
 static void mul_reference(const double *const *in, const int32_t *const *ids, double *y) {
     (void)ids;
-    for (int64_t e = 0; e < count_a(); ++e)
-        y[e] = in[0][e] * in[1][place_in_b(e)];
+    for (int64_t e = 0; e < count_a(); ++e) y[e] = in[0][e] * in[1][place_in_b(e)];
 }
 
-static void add_gradient(const double *const *in, const int32_t *const *ids, const double *dy,
-                         double *const *d) {
+static void add_gradient(const double *const *in, const int32_t *const *ids, const double *dy, double *const *d) {
     (void)in, (void)ids;
     int64_t count_b = 1;
-    for (int k = 0; k < sizes.m; ++k)
-        count_b *= sizes.b[k];
-    for (int64_t e = 0; e < count_b; ++e)
-        d[1][e] = 0;
-    for (int64_t e = 0; e < count_a(); ++e)
-        d[0][e] = dy[e], d[1][place_in_b(e)] += dy[e];
+    for (int k = 0; k < sizes.m; ++k) count_b *= sizes.b[k];
+    for (int64_t e = 0; e < count_b; ++e) d[1][e] = 0;
+    for (int64_t e = 0; e < count_a(); ++e) d[0][e] = dy[e], d[1][place_in_b(e)] += dy[e];
 }
 
-static void mul_gradient(const double *const *in, const int32_t *const *ids, const double *dy,
-                         double *const *d) {
+static void mul_gradient(const double *const *in, const int32_t *const *ids, const double *dy, double *const *d) {
     (void)ids;
     int64_t count_b = 1;
-    for (int k = 0; k < sizes.m; ++k)
-        count_b *= sizes.b[k];
-    for (int64_t e = 0; e < count_b; ++e)
-        d[1][e] = 0;
+    for (int k = 0; k < sizes.m; ++k) count_b *= sizes.b[k];
+    for (int64_t e = 0; e < count_b; ++e) d[1][e] = 0;
     for (int64_t e = 0; e < count_a(); ++e) {
         d[0][e] = dy[e] * in[1][place_in_b(e)];
         d[1][place_in_b(e)] += dy[e] * in[0][e];
@@ -122,12 +112,8 @@ Test(broadcast, shapes) {
 /* Several tasks and parts: rows, columns, everything, a few long and many short sums. */
 Test(broadcast, large) {
     const pair list[] = {
-        {2, {4200, 33}, 1, {33}},
-        {2, {33, 4200}, 2, {33, 1}},
-        {2, {170, 300}, 0, {0}},
-        {2, {3, 40001}, 1, {40001}},
-        {3, {70, 3, 301}, 3, {70, 1, 301}},
-        {2, {300, 301}, 2, {300, 301}},
+        {2, {4200, 33}, 1, {33}},        {2, {33, 4200}, 2, {33, 1}},        {2, {170, 300}, 0, {0}},
+        {2, {3, 40001}, 1, {40001}},     {3, {70, 3, 301}, 3, {70, 1, 301}}, {2, {300, 301}, 2, {300, 301}},
         {3, {130, 5, 70}, 3, {1, 5, 1}},
     };
     for (size_t i = 0; i < sizeof list / sizeof *list * 2; ++i) {
@@ -140,8 +126,7 @@ Test(broadcast, large) {
 }
 
 Test(broadcast, nothing) {
-    const pair list[] = {
-        {2, {0, 4}, 1, {4}}, {2, {3, 0}, 1, {0}}, {2, {0, 4}, 2, {0, 4}}, {2, {3, 0}, 2, {3, 1}}};
+    const pair list[] = {{2, {0, 4}, 1, {4}}, {2, {3, 0}, 1, {0}}, {2, {0, 4}, 2, {0, 4}}, {2, {3, 0}, 2, {3, 1}}};
     for (size_t i = 0; i < sizeof list / sizeof *list * 2; ++i) {
         sizes = list[i / 2];
         const op_case c = binary(i % 2);
@@ -157,16 +142,8 @@ Test(broadcast, errors) {
          "a is [3,4], b is [3]: b must broadcast to a",
          2,
          {{FATTN_F32, 2, {3, 4}}, {FATTN_F32, 1, {3}}}},
-        {add,
-         FATTN_E_SHAPE,
-         "b is [1,3,4]",
-         2,
-         {{FATTN_F32, 2, {3, 4}}, {FATTN_F32, 3, {1, 3, 4}}}},
-        {mul,
-         FATTN_E_SHAPE,
-         "a is [1,4], b is [3,4]",
-         2,
-         {{FATTN_F32, 2, {1, 4}}, {FATTN_F32, 2, {3, 4}}}},
+        {add, FATTN_E_SHAPE, "b is [1,3,4]", 2, {{FATTN_F32, 2, {3, 4}}, {FATTN_F32, 3, {1, 3, 4}}}},
+        {mul, FATTN_E_SHAPE, "a is [1,4], b is [3,4]", 2, {{FATTN_F32, 2, {1, 4}}, {FATTN_F32, 2, {3, 4}}}},
         {add, FATTN_E_DTYPE, "add: b is f64", 2, {{FATTN_F32, 1, {4}}, {FATTN_F64, 1, {4}}}},
         {mul, FATTN_E_DTYPE, "mul: a is u8", 2, {{FATTN_U8, 1, {4}}, {FATTN_U8, 1, {4}}}},
         {mul, FATTN_E_UNSUPPORTED, "mul: a is f16", 2, {{FATTN_F16, 1, {4}}, {FATTN_F16, 1, {4}}}},
@@ -181,20 +158,16 @@ static fattn_var silu(fattn_tape *t, const fattn_var *in) { return fattn_op_silu
 
 static int64_t length;
 
-static double gelu_of(double x) {
-    return 0.5 * x * (1 + tanh(sqrt(2 / acos(-1)) * (x + 0.044715 * x * x * x)));
-}
+static double gelu_of(double x) { return 0.5 * x * (1 + tanh(sqrt(2 / acos(-1)) * (x + 0.044715 * x * x * x))); }
 static double silu_of(double x) { return x / (1 + exp(-x)); }
 
 static void gelu_reference(const double *const *in, const int32_t *const *ids, double *y) {
     (void)ids;
-    for (int64_t e = 0; e < length; ++e)
-        y[e] = gelu_of(in[0][e]);
+    for (int64_t e = 0; e < length; ++e) y[e] = gelu_of(in[0][e]);
 }
 static void silu_reference(const double *const *in, const int32_t *const *ids, double *y) {
     (void)ids;
-    for (int64_t e = 0; e < length; ++e)
-        y[e] = silu_of(in[0][e]);
+    for (int64_t e = 0; e < length; ++e) y[e] = silu_of(in[0][e]);
 }
 
 static op_case unary(bool is_gelu, int64_t n) {
@@ -241,11 +214,9 @@ Test(unary, every_magnitude_in_f32) {
     }
     for (int which = 0; which < 2; ++which) {
         fattn_tape_reset(t);
-        for (int i = 0; i < N; ++i)
-            dx[i] = 0;
-        fattn_param p = {
-            .value = fattn_tensor_view(x, FATTN_F32, FATTN_CPU, 0, 1, (const int64_t[]){N}),
-            .grad = fattn_tensor_view(dx, FATTN_F32, FATTN_CPU, 0, 1, (const int64_t[]){N})};
+        for (int i = 0; i < N; ++i) dx[i] = 0;
+        fattn_param p = {.value = fattn_tensor_view(x, FATTN_F32, FATTN_CPU, 0, 1, (const int64_t[]){N}),
+                         .grad = fattn_tensor_view(dx, FATTN_F32, FATTN_CPU, 0, 1, (const int64_t[]){N})};
         const fattn_var in = fattn_use(t, &p), y = which ? gelu(t, &in) : silu(t, &in);
         fattn_tensor value;
         cr_assert_eq(fattn_tape_value(t, y, &value), FATTN_OK);
@@ -253,8 +224,8 @@ Test(unary, every_magnitude_in_f32) {
         for (int i = 0; i < N; ++i) {
             const double want = which ? gelu_of((double)x[i]) : silu_of((double)x[i]);
             const double got = (double)((const float *)value.data)[i];
-            cr_assert(fabs(got - want) <= 16 * 0x1p-24 * fabs((double)x[i]),
-                      "%d: f(%g) = %g, not %g", which, (double)x[i], got, want);
+            cr_assert(fabs(got - want) <= 16 * 0x1p-24 * fabs((double)x[i]), "%d: f(%g) = %g, not %g", which,
+                      (double)x[i], got, want);
             cr_assert(isfinite(dx[i]), "%d: f'(%g)", which, (double)x[i]);
         }
     }
@@ -265,8 +236,7 @@ Test(unary, every_magnitude_in_f32) {
 Test(unary, every_instruction_set_gives_the_same_bits) {
     enum { N = 1003 };
     float x[N], first[2 * N];
-    for (int i = 0; i < N; ++i)
-        x[i] = (float)(i - N / 2) * 0.2f;
+    for (int i = 0; i < N; ++i) x[i] = (float)(i - N / 2) * 0.2f;
     for (int cap = 1; cap <= 3; ++cap) {
         const fattn_ctx_options o = {.struct_size = sizeof o, .arch_cap = cap};
         fattn_ctx *ctx;

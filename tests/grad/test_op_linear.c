@@ -5,9 +5,7 @@
 
 #include <stdlib.h>
 
-static fattn_var linear(fattn_tape *t, const fattn_var *in) {
-    return fattn_op_linear(t, in[0], in[1], in[2]);
-}
+static fattn_var linear(fattn_tape *t, const fattn_var *in) { return fattn_op_linear(t, in[0], in[1], in[2]); }
 
 /* Sizes, set by the test that uses the reference. */
 static int64_t R, M, N, K;
@@ -17,20 +15,15 @@ static void linear_reference(const double *const *in, const int32_t *const *ids,
     for (int64_t r = 0; r < R; ++r)
         for (int64_t n = 0; n < N; ++n) {
             y[r * N + n] = in[2] ? in[2][n] : 0;
-            for (int64_t k = 0; k < K; ++k)
-                y[r * N + n] += in[0][r * K + k] * in[1][n * K + k];
+            for (int64_t k = 0; k < K; ++k) y[r * N + n] += in[0][r * K + k] * in[1][n * K + k];
         }
 }
 
-static void linear_gradient(const double *const *in, const int32_t *const *ids, const double *dy,
-                            double *const *d) {
+static void linear_gradient(const double *const *in, const int32_t *const *ids, const double *dy, double *const *d) {
     (void)ids;
-    for (int64_t e = 0; e < R * K; ++e)
-        d[0][e] = 0;
-    for (int64_t e = 0; e < N * K; ++e)
-        d[1][e] = 0;
-    for (int64_t n = 0; n < N && d[2]; ++n)
-        d[2][n] = 0;
+    for (int64_t e = 0; e < R * K; ++e) d[0][e] = 0;
+    for (int64_t e = 0; e < N * K; ++e) d[1][e] = 0;
+    for (int64_t n = 0; n < N && d[2]; ++n) d[2][n] = 0;
     for (int64_t r = 0; r < R; ++r)
         for (int64_t n = 0; n < N; ++n) {
             const double g = dy[r * N + n];
@@ -59,8 +52,7 @@ Test(linear, rows_of_many_dimensions) {
                          .in = {{.ndim = d + 1}, {2, {N, K}}, {1, {N}, .absent = !bias}},
                          .any_strides = !bias,
                          .roundings = roundings(12)};
-            for (int k = 0; k < FATTN_MAX_DIMS; ++k)
-                c.in[0].shape[k] = shape[d][k];
+            for (int k = 0; k < FATTN_MAX_DIMS; ++k) c.in[0].shape[k] = shape[d][k];
             R = rows[d];
             opcheck(&c);
         }
@@ -119,8 +111,7 @@ Test(linear, repeated_and_reversed_rows) {
     cr_assert_eq(fattn_tape_create(ctx, &t), FATTN_OK);
     double x[] = {1, 2, 3, 4, 5, 6}, w[] = {1, 10, 100, 1, 0, 0};
     fattn_tensor xt = fattn_tensor_view(x, FATTN_F64, FATTN_CPU, 0, 2, (const int64_t[]){2, 3});
-    const fattn_tensor wt =
-        fattn_tensor_view(w, FATTN_F64, FATTN_CPU, 0, 2, (const int64_t[]){2, 3});
+    const fattn_tensor wt = fattn_tensor_view(w, FATTN_F64, FATTN_CPU, 0, 2, (const int64_t[]){2, 3});
     const fattn_var none = {0}, wv = fattn_input(t, &wt);
     const double want[][4] = {{321, 1, 321, 1}, {654, 4, 321, 1}};
     for (int reversed = 0; reversed < 2; ++reversed) {
@@ -131,8 +122,7 @@ Test(linear, repeated_and_reversed_rows) {
         for (int i = 0; i < 2; ++i) {
             fattn_tensor value;
             cr_assert_eq(fattn_tape_value(t, i ? same : y, &value), FATTN_OK);
-            for (int e = 0; e < 4; ++e)
-                cr_assert_eq(((const double *)value.data)[e], want[reversed][e]);
+            for (int e = 0; e < 4; ++e) cr_assert_eq(((const double *)value.data)[e], want[reversed][e]);
         }
     }
     fattn_tape_destroy(t);
@@ -141,11 +131,7 @@ Test(linear, repeated_and_reversed_rows) {
 
 Test(linear, errors) {
     const op_error list[] = {
-        {linear,
-         FATTN_E_SHAPE,
-         "x is [2,77], w is [96,76]",
-         2,
-         {{FATTN_F32, 2, {2, 77}}, {FATTN_F32, 2, {96, 76}}}},
+        {linear, FATTN_E_SHAPE, "x is [2,77], w is [96,76]", 2, {{FATTN_F32, 2, {2, 77}}, {FATTN_F32, 2, {96, 76}}}},
         {linear, FATTN_E_SHAPE, "[..,K] and [N,K]", 2, {{FATTN_F32, 0}, {FATTN_F32, 2, {96, 76}}}},
         {linear, FATTN_E_SHAPE, "w is [76]", 2, {{FATTN_F32, 2, {2, 76}}, {FATTN_F32, 1, {76}}}},
         {linear,
@@ -163,16 +149,8 @@ Test(linear, errors) {
          "bias is f64",
          3,
          {{FATTN_F32, 2, {2, 7}}, {FATTN_F32, 2, {9, 7}}, {FATTN_F64, 1, {9}}}},
-        {linear,
-         FATTN_E_DTYPE,
-         "x is i32, not a floating type",
-         2,
-         {{FATTN_I32, 2, {2, 7}}, {FATTN_F32, 2, {9, 7}}}},
-        {linear,
-         FATTN_E_UNSUPPORTED,
-         "x is bf16",
-         2,
-         {{FATTN_BF16, 2, {2, 7}}, {FATTN_BF16, 2, {9, 7}}}},
+        {linear, FATTN_E_DTYPE, "x is i32, not a floating type", 2, {{FATTN_I32, 2, {2, 7}}, {FATTN_F32, 2, {9, 7}}}},
+        {linear, FATTN_E_UNSUPPORTED, "x is bf16", 2, {{FATTN_BF16, 2, {2, 7}}, {FATTN_BF16, 2, {9, 7}}}},
         {linear,
          FATTN_E_SHAPE,
          "[1099511627776,1099511627776] is too large",
@@ -189,15 +167,9 @@ Test(linear, errors) {
     opcheck_errors(list, sizeof list / sizeof *list);
 }
 
-static fattn_var matmul_nn(fattn_tape *t, const fattn_var *in) {
-    return fattn_op_matmul(t, in[0], in[1], 0, 0);
-}
-static fattn_var matmul_nt(fattn_tape *t, const fattn_var *in) {
-    return fattn_op_matmul(t, in[0], in[1], 0, 1);
-}
-static fattn_var matmul_tn(fattn_tape *t, const fattn_var *in) {
-    return fattn_op_matmul(t, in[0], in[1], 1, 0);
-}
+static fattn_var matmul_nn(fattn_tape *t, const fattn_var *in) { return fattn_op_matmul(t, in[0], in[1], 0, 0); }
+static fattn_var matmul_nt(fattn_tape *t, const fattn_var *in) { return fattn_op_matmul(t, in[0], in[1], 0, 1); }
+static fattn_var matmul_tn(fattn_tape *t, const fattn_var *in) { return fattn_op_matmul(t, in[0], in[1], 1, 0); }
 static fattn_var matmul_tt(fattn_tape *t, const fattn_var *in) {
     return fattn_op_matmul(t, in[0], in[1], 7, -1); /* anything but 0 */
 }
@@ -212,19 +184,15 @@ static void matmul_reference(const double *const *in, const int32_t *const *ids,
                 const double *const a = in[0] + r * M * K, *const b = in[1] + r * K * N;
                 double sum = 0;
                 for (int64_t k = 0; k < K; ++k)
-                    sum +=
-                        a[flags & 2 ? k * M + m : m * K + k] * b[flags & 1 ? n * K + k : k * N + n];
+                    sum += a[flags & 2 ? k * M + m : m * K + k] * b[flags & 1 ? n * K + k : k * N + n];
                 y[(r * M + m) * N + n] = sum;
             }
 }
 
-static void matmul_gradient(const double *const *in, const int32_t *const *ids, const double *dy,
-                            double *const *d) {
+static void matmul_gradient(const double *const *in, const int32_t *const *ids, const double *dy, double *const *d) {
     (void)ids;
-    for (int64_t e = 0; e < R * M * K; ++e)
-        d[0][e] = 0;
-    for (int64_t e = 0; e < R * N * K; ++e)
-        d[1][e] = 0;
+    for (int64_t e = 0; e < R * M * K; ++e) d[0][e] = 0;
+    for (int64_t e = 0; e < R * N * K; ++e) d[1][e] = 0;
     for (int64_t r = 0; r < R; ++r)
         for (int64_t m = 0; m < M; ++m)
             for (int64_t n = 0; n < N; ++n)
@@ -245,8 +213,7 @@ static op_case matmul(int how) {
                  .n = 2,
                  .any_strides = true,
                  .roundings = roundings(M > K ? (M > N ? M : N) : (K > N ? K : N))};
-    const int64_t a[] = {how & 2 ? K : M, how & 2 ? M : K},
-                  b[] = {how & 1 ? N : K, how & 1 ? K : N};
+    const int64_t a[] = {how & 2 ? K : M, how & 2 ? M : K}, b[] = {how & 1 ? N : K, how & 1 ? K : N};
     const int64_t leading = R == 6 ? 2 : R == 1 ? 0 : 1;
     for (int i = 0; i < 2; ++i) {
         int n = 0;
@@ -260,8 +227,7 @@ static op_case matmul(int how) {
 }
 
 Test(matmul, every_transpose) {
-    const int64_t sizes[][4] = {{6, 3, 4, 5}, {1, 4, 3, 2}, {2, 1, 4, 3},
-                                {3, 4, 1, 3}, {2, 3, 4, 1}, {1, 1, 1, 1}};
+    const int64_t sizes[][4] = {{6, 3, 4, 5}, {1, 4, 3, 2}, {2, 1, 4, 3}, {3, 4, 1, 3}, {2, 3, 4, 1}, {1, 1, 1, 1}};
     for (int i = 0; i < 6 * 4; ++i) {
         R = sizes[i / 4][0], M = sizes[i / 4][1], N = sizes[i / 4][2], K = sizes[i / 4][3];
         const op_case c = matmul(i % 4);
@@ -296,37 +262,17 @@ Test(matmul, errors) {
          "a is [2,3], b is [4,5]: [..,M,K] x [..,K,N]",
          2,
          {{FATTN_F32, 2, {2, 3}}, {FATTN_F32, 2, {4, 5}}}},
-        {matmul_nt,
-         FATTN_E_SHAPE,
-         "[..,M,K] x [..,N,K]",
-         2,
-         {{FATTN_F32, 2, {2, 3}}, {FATTN_F32, 2, {3, 5}}}},
-        {matmul_tn,
-         FATTN_E_SHAPE,
-         "[..,K,M] x [..,K,N]",
-         2,
-         {{FATTN_F32, 2, {2, 3}}, {FATTN_F32, 2, {3, 5}}}},
-        {matmul_tt,
-         FATTN_E_SHAPE,
-         "[..,K,M] x [..,N,K]",
-         2,
-         {{FATTN_F32, 2, {2, 3}}, {FATTN_F32, 2, {5, 3}}}},
+        {matmul_nt, FATTN_E_SHAPE, "[..,M,K] x [..,N,K]", 2, {{FATTN_F32, 2, {2, 3}}, {FATTN_F32, 2, {3, 5}}}},
+        {matmul_tn, FATTN_E_SHAPE, "[..,K,M] x [..,K,N]", 2, {{FATTN_F32, 2, {2, 3}}, {FATTN_F32, 2, {3, 5}}}},
+        {matmul_tt, FATTN_E_SHAPE, "[..,K,M] x [..,N,K]", 2, {{FATTN_F32, 2, {2, 3}}, {FATTN_F32, 2, {5, 3}}}},
         {matmul_nn,
          FATTN_E_SHAPE,
          "a is [7,2,3], b is [6,3,2]",
          2,
          {{FATTN_F32, 3, {7, 2, 3}}, {FATTN_F32, 3, {6, 3, 2}}}},
-        {matmul_nn,
-         FATTN_E_SHAPE,
-         "b is [3,2]",
-         2,
-         {{FATTN_F32, 3, {7, 2, 3}}, {FATTN_F32, 2, {3, 2}}}},
+        {matmul_nn, FATTN_E_SHAPE, "b is [3,2]", 2, {{FATTN_F32, 3, {7, 2, 3}}, {FATTN_F32, 2, {3, 2}}}},
         {matmul_nn, FATTN_E_SHAPE, "a is [3]", 2, {{FATTN_F32, 1, {3}}, {FATTN_F32, 1, {3}}}},
-        {matmul_nn,
-         FATTN_E_UNSUPPORTED,
-         "a is f16",
-         2,
-         {{FATTN_F16, 2, {2, 3}}, {FATTN_F16, 2, {3, 5}}}},
+        {matmul_nn, FATTN_E_UNSUPPORTED, "a is f16", 2, {{FATTN_F16, 2, {2, 3}}, {FATTN_F16, 2, {3, 5}}}},
         {matmul_nn, FATTN_E_DTYPE, "b is f64", 2, {{FATTN_F32, 2, {2, 3}}, {FATTN_F64, 2, {3, 5}}}},
         {matmul_nn, FATTN_E_ARG, "b is absent", 1, {{FATTN_F32, 2, {2, 3}}}},
     };

@@ -12,17 +12,13 @@ static const float eps = 1e-3f;
 static fattn_var layernorm(fattn_tape *t, const fattn_var *in) {
     return fattn_op_layernorm(t, in[0], in[1], in[2], eps);
 }
-static fattn_var rmsnorm(fattn_tape *t, const fattn_var *in) {
-    return fattn_op_rmsnorm(t, in[0], in[1], eps);
-}
+static fattn_var rmsnorm(fattn_tape *t, const fattn_var *in) { return fattn_op_rmsnorm(t, in[0], in[1], eps); }
 
 static void statistics(const double *x, double *mean, double *r) {
     double sum = 0, squares = 0;
-    for (int64_t i = 0; i < C && centred; ++i)
-        sum += x[i];
+    for (int64_t i = 0; i < C && centred; ++i) sum += x[i];
     *mean = sum / (double)C;
-    for (int64_t i = 0; i < C; ++i)
-        squares += (x[i] - *mean) * (x[i] - *mean);
+    for (int64_t i = 0; i < C; ++i) squares += (x[i] - *mean) * (x[i] - *mean);
     *r = 1 / sqrt(squares / (double)C + (double)eps);
 }
 
@@ -37,8 +33,7 @@ static void reference(const double *const *in, const int32_t *const *ids, double
 }
 
 /* dx by the chain rule through mean and r, written out: every element against every other. */
-static void gradient(const double *const *in, const int32_t *const *ids, const double *dy,
-                     double *const *d) {
+static void gradient(const double *const *in, const int32_t *const *ids, const double *dy, double *const *d) {
     (void)ids;
     for (int64_t i = 0; i < C; ++i) {
         d[1][i] = 0;
@@ -56,8 +51,7 @@ static void gradient(const double *const *in, const int32_t *const *ids, const d
         }
         for (int64_t i = 0; i < C; ++i) {
             const double dr = -r * r * r * (x[i] - mean) / (double)C;
-            d[0][row * C + i] =
-                g[i] * in[1][i] * r + through_r * dr + (centred ? through_mean / (double)C : 0);
+            d[0][row * C + i] = g[i] * in[1][i] * r + through_r * dr + (centred ? through_mean / (double)C : 0);
         }
     }
 }
@@ -73,8 +67,7 @@ static op_case norm(bool layer, bool bias, int ndim, int64_t rows, int64_t colum
                  .n = layer ? 3 : 2,
                  .in = {{.ndim = ndim}, {1, {C}}, {1, {C}, .absent = !bias}},
                  .roundings = 64 + 4 * (double)R};
-    for (int d = 0; d < ndim - 1; ++d)
-        c.in[0].shape[d] = d == 0 ? R : 1;
+    for (int d = 0; d < ndim - 1; ++d) c.in[0].shape[d] = d == 0 ? R : 1;
     if (ndim == 4) c.in[0].shape[0] = 2, c.in[0].shape[1] = R / 2;
     c.in[0].shape[ndim - 1] = C;
     return c;
@@ -124,19 +117,15 @@ Test(norm, large_mean) {
     }
     const fattn_tensor xt = fattn_tensor_view(x, FATTN_F64, FATTN_CPU, 0, 1, &n);
     const fattn_tensor gt = fattn_tensor_view(one, FATTN_F64, FATTN_CPU, 0, 1, &n);
-    const fattn_var y =
-        fattn_op_layernorm(t, fattn_input(t, &xt), fattn_input(t, &gt), (fattn_var){0}, 0);
+    const fattn_var y = fattn_op_layernorm(t, fattn_input(t, &xt), fattn_input(t, &gt), (fattn_var){0}, 0);
     fattn_tensor value;
     cr_assert_eq(fattn_tape_value(t, y, &value), FATTN_OK);
-    for (int i = 0; i < n; ++i)
-        cr_assert_float_eq(((const double *)value.data)[i], i & 1 ? 1 : -1, 1e-15);
+    for (int i = 0; i < n; ++i) cr_assert_float_eq(((const double *)value.data)[i], i & 1 ? 1 : -1, 1e-15);
     fattn_tape_destroy(t);
     fattn_ctx_destroy(ctx);
 }
 
-static fattn_var negative_eps(fattn_tape *t, const fattn_var *in) {
-    return fattn_op_rmsnorm(t, in[0], in[1], -1e-5f);
-}
+static fattn_var negative_eps(fattn_tape *t, const fattn_var *in) { return fattn_op_rmsnorm(t, in[0], in[1], -1e-5f); }
 static fattn_var infinite_eps(fattn_tape *t, const fattn_var *in) {
     return fattn_op_layernorm(t, in[0], in[1], in[2], INFINITY);
 }

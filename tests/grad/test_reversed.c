@@ -49,8 +49,7 @@ static int graph(fattn_var x, fattn_var w, fattn_var g, fattn_var ids, bool rows
     out[n++] = fattn_op_cast(tape, x, FATTN_F64);
     if (!rows) return n;
     out[n++] = fattn_op_rope(tape, h, 1e4f, 2);
-    out[n++] = fattn_op_attention(tape, h, fattn_op_heads(tape, x, 0, 3, D),
-                                  fattn_op_heads(tape, x, 2, 3, D), &p);
+    out[n++] = fattn_op_attention(tape, h, fattn_op_heads(tape, x, 0, 3, D), fattn_op_heads(tape, x, 2, 3, D), &p);
     out[n++] = fattn_op_rmsnorm(tape, x, g, 1e-5f);
     out[n++] = fattn_op_layernorm(tape, x, g, g, 1e-5f);
     out[n++] = fattn_op_embedding(tape, w, ids);
@@ -61,12 +60,12 @@ static int graph(fattn_var x, fattn_var w, fattn_var g, fattn_var ids, bool rows
 enum { OPS = 18 };
 
 /* Runs the ops on x itself, or on a row-major copy of the same elements, and keeps their results. */
-static int results(const fattn_tensor *x, const fattn_tensor *w, const fattn_tensor *g,
-                   const fattn_tensor *ids, bool rows, fattn_tensor *to) {
+static int results(const fattn_tensor *x, const fattn_tensor *w, const fattn_tensor *g, const fattn_tensor *ids,
+                   bool rows, fattn_tensor *to) {
     fattn_var out[OPS];
     fattn_tape_reset(tape);
-    const int n = graph(fattn_input(tape, x), fattn_input(tape, w), fattn_input(tape, g),
-                        fattn_input(tape, ids), rows, out);
+    const int n =
+        graph(fattn_input(tape, x), fattn_input(tape, w), fattn_input(tape, g), fattn_input(tape, ids), rows, out);
     cr_assert_eq(fattn_tape_status(tape), FATTN_OK, "%s", fattn_ctx_error(ctx));
     for (int i = 0; i < n; ++i) {
         fattn_tensor y;
@@ -91,16 +90,13 @@ static void check(fattn_dtype dtype, unsigned set) {
     int32_t symbols[B * S];
     memcpy(symbols, ids_values, sizeof symbols);
     symbols[3] = 1;
-    fattn_tensor of[4] = {
-        fattn_tensor_view(values, dtype, FATTN_CPU, 0, 3, (int64_t[]){B, S, C}),
-        fattn_tensor_view(w_values, dtype, FATTN_CPU, 0, 2, (int64_t[]){6, C}),
-        fattn_tensor_view(g_values, dtype, FATTN_CPU, 0, 1, (int64_t[]){C}),
-        fattn_tensor_view(symbols, FATTN_I32, FATTN_CPU, 0, 2, (int64_t[]){B, S})};
+    fattn_tensor of[4] = {fattn_tensor_view(values, dtype, FATTN_CPU, 0, 3, (int64_t[]){B, S, C}),
+                          fattn_tensor_view(w_values, dtype, FATTN_CPU, 0, 2, (int64_t[]){6, C}),
+                          fattn_tensor_view(g_values, dtype, FATTN_CPU, 0, 1, (int64_t[]){C}),
+                          fattn_tensor_view(symbols, FATTN_I32, FATTN_CPU, 0, 2, (int64_t[]){B, S})};
     fattn_tensor copy[4], got[OPS], want[OPS];
     for (int i = 0, bit = 0; i < 4; ++i) {
-        if (i < 3)
-            cr_assert_eq(fattn_tensor_normal(ctx, &of[i], 0, 1, (fattn_rng){.seed = (uint64_t)i}),
-                         FATTN_OK);
+        if (i < 3) cr_assert_eq(fattn_tensor_normal(ctx, &of[i], 0, 1, (fattn_rng){.seed = (uint64_t)i}), FATTN_OK);
         for (int d = 0; d < of[i].ndim; ++d, ++bit)
             if (set >> bit & 1) of[i] = flipped(of[i], d);
         copy[i] = copy_of(&of[i]);
@@ -109,8 +105,7 @@ static void check(fattn_dtype dtype, unsigned set) {
     const int n = results(&of[0], &of[1], &of[2], &of[3], rows, got);
     results(&copy[0], &copy[1], &copy[2], &copy[3], rows, want);
     for (int i = 0; i < n; ++i) {
-        const size_t bytes =
-            (size_t)fattn_tensor_numel(&got[i]) * fattn_dtype_size((fattn_dtype)got[i].dtype);
+        const size_t bytes = (size_t)fattn_tensor_numel(&got[i]) * fattn_dtype_size((fattn_dtype)got[i].dtype);
         cr_assert(memcmp(got[i].data, want[i].data, bytes) == 0, "op %d, set 0x%x, %s", i, set,
                   fattn_dtype_name(dtype));
         fattn_tensor_free(ctx, &got[i]);

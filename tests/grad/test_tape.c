@@ -199,8 +199,7 @@ static fattn_status pair_backward(fattn_op_call *c) {
     cr_assert_null(c->d_out[0].data);
     cr_assert_null(c->d_out[2].data);
     cr_assert_null(c->d_in[1].data);
-    for (int64_t e = 0; e < c->in[0].shape[0]; ++e)
-        *element(&c->d_in[0], e) += 3 * *element(&c->d_out[1], e);
+    for (int64_t e = 0; e < c->in[0].shape[0]; ++e) *element(&c->d_in[0], e) += 3 * *element(&c->d_out[1], e);
     return FATTN_OK;
 }
 
@@ -320,8 +319,7 @@ static fattn_status same_forward(fattn_op_call *c) {
 static fattn_status same_backward(fattn_op_call *c) {
     cr_assert_eq(((char *)c->saved)[c->saved_bytes - 1], 1);
     for (int64_t e = 0; e < c->in[0].shape[0]; ++e)
-        *element(&c->d_in[0], e) =
-            *element(&c->d_out[0], e) + (c->d_in_fresh[0] ? 0 : *element(&c->d_in[0], e));
+        *element(&c->d_in[0], e) = *element(&c->d_out[0], e) + (c->d_in_fresh[0] ? 0 : *element(&c->d_in[0], e));
     return FATTN_OK;
 }
 
@@ -361,8 +359,7 @@ Test(tape, gradients_are_recycled) {
     cr_assert_eq(fattn_tensor_alloc(ctx, FATTN_F64, 1, shape, &p.grad), FATTN_OK);
     for (int n = 0; n < 2; ++n) {
         const int depth = n ? LONG : SHORT;
-        for (int i = 0; i < LARGE; ++i)
-            ((double *)p.value.data)[i] = 1, ((double *)p.grad.data)[i] = 0;
+        for (int i = 0; i < LARGE; ++i) ((double *)p.value.data)[i] = 1, ((double *)p.grad.data)[i] = 0;
         fattn_tape_reset(tape);
         const fattn_var x = fattn_use(tape, &p);
         fattn_var y = x;
@@ -384,12 +381,10 @@ Test(tape, residual_streams_share_their_gradient) {
     const int64_t shape[] = {LARGE};
     cr_assert_eq(fattn_tensor_alloc(ctx, FATTN_F64, 1, shape, &p.value), FATTN_OK);
     cr_assert_eq(fattn_tensor_alloc(ctx, FATTN_F64, 1, shape, &p.grad), FATTN_OK);
-    for (int i = 0; i < LARGE; ++i)
-        ((double *)p.value.data)[i] = 1, ((double *)p.grad.data)[i] = 0;
+    for (int i = 0; i < LARGE; ++i) ((double *)p.value.data)[i] = 1, ((double *)p.grad.data)[i] = 0;
     const fattn_var x = fattn_use(tape, &p);
     fattn_var y = mul(tape, x, x);
-    for (int layer = 0; layer < 10; ++layer) 
-        y = fattn_op_add(tape, y, mul(tape, mul(tape, y, x), x));
+    for (int layer = 0; layer < 10; ++layer) y = fattn_op_add(tape, y, mul(tape, mul(tape, y, x), x));
     const fattn_var s = sum(tape, y);
     const size_t before = fattn_ctx_mem(ctx).live;
     backward(s);

@@ -34,10 +34,9 @@ static void failed(fattn_var result, fattn_status want, const char *words) {
     double item;
     fattn_tensor view;
     cr_assert_eq(result.id, 0);
-    cr_assert_eq(fattn_tape_status(tape), want, "%s: %s",
-                 fattn_status_name(fattn_tape_status(tape)), fattn_ctx_error(ctx));
-    cr_assert(strstr(fattn_ctx_error(ctx), words), "\"%s\" lacks \"%s\"", fattn_ctx_error(ctx),
-              words);
+    cr_assert_eq(fattn_tape_status(tape), want, "%s: %s", fattn_status_name(fattn_tape_status(tape)),
+                 fattn_ctx_error(ctx));
+    cr_assert(strstr(fattn_ctx_error(ctx), words), "\"%s\" lacks \"%s\"", fattn_ctx_error(ctx), words);
     cr_assert_eq(fattn_use(tape, &a.p).id, 0);
     cr_assert_eq(fattn_input(tape, &a.p.value).id, 0);
     cr_assert_eq(mul(tape, x, x).id, 0);
@@ -108,8 +107,7 @@ Test(tape_errors, backward_out_of_order) {
 Test(tape_errors, only_what_has_a_gradient_can_keep_one) {
     const fattn_var constant = fattn_input(tape, &a.p.value);
     cr_assert_eq(fattn_tape_keep_grad(tape, constant), FATTN_E_STATE);
-    cr_assert(strstr(fattn_ctx_error(ctx), "keep_grad: variable 2 has no gradient"), "%s",
-              fattn_ctx_error(ctx));
+    cr_assert(strstr(fattn_ctx_error(ctx), "keep_grad: variable 2 has no gradient"), "%s", fattn_ctx_error(ctx));
 }
 
 /* Error messages of the checks of built-in ops; none reads an element. */
@@ -269,8 +267,7 @@ Test(tape_errors, bad_definitions_are_rejected) {
     failed(fattn_op_custom(tape, &faulty_def, &x, 1, NULL), FATTN_E_ARG, "attr is NULL");
     /* Without backward, no gradient is passed on. */
     d = faulty_def, d.backward = NULL;
-    backward_fails(sum(tape, fattn_op_custom(tape, &d, &x, 1, &fine)), FATTN_E_STATE,
-                   "no parameter");
+    backward_fails(sum(tape, fattn_op_custom(tape, &d, &x, 1, &fine)), FATTN_E_STATE, "no parameter");
 }
 
 /* An op whose functions call tape functions. */
@@ -331,8 +328,12 @@ static fattn_status acting_backward(fattn_op_call *c) {
 
 Test(tape_errors, an_op_cannot_change_the_tape_that_runs_it) {
     static const char *const stages[] = {"infer", "forward", "backward"};
-    const fattn_op_def def = {.struct_size = sizeof def, .attr_size = sizeof(doing), .n_out = 1,
-                              .name = "acting", .infer = acting_infer, .forward = acting_forward,
+    const fattn_op_def def = {.struct_size = sizeof def,
+                              .attr_size = sizeof(doing),
+                              .n_out = 1,
+                              .name = "acting",
+                              .infer = acting_infer,
+                              .forward = acting_forward,
                               .backward = acting_backward};
     for (int n = 0; n < DEEDS * 3 * 2; ++n) {
         const doing todo = {(enum deed)(n / 6), n % 3, n / 3 % 2};
@@ -340,14 +341,13 @@ Test(tape_errors, an_op_cannot_change_the_tape_that_runs_it) {
         x = fattn_use(tape, &a.p);
         const fattn_var copy = mul(tape, x, x), y = fattn_op_custom(tape, &def, &copy, 1, &todo);
         const bool fine = todo.deed == NOTHING || todo.deed == LOOK || todo.deed == OTHER;
-        cr_assert_eq(y.id != 0, fine || todo.stage == 2, "deed %d in %s: id %d", (int)todo.deed,
-                     stages[todo.stage], y.id);
+        cr_assert_eq(y.id != 0, fine || todo.stage == 2, "deed %d in %s: id %d", (int)todo.deed, stages[todo.stage],
+                     y.id);
         const fattn_status s = fattn_tape_backward(tape, y);
-        cr_assert_eq(s, fine ? FATTN_OK : FATTN_E_STATE, "deed %d in %s: %s", (int)todo.deed,
-                     stages[todo.stage], fattn_ctx_error(ctx));
+        cr_assert_eq(s, fine ? FATTN_OK : FATTN_E_STATE, "deed %d in %s: %s", (int)todo.deed, stages[todo.stage],
+                     fattn_ctx_error(ctx));
         if (fine) continue;
-        cr_assert(strstr(fattn_ctx_error(ctx), "not allowed while the tape runs the"), "%s",
-                  fattn_ctx_error(ctx));
+        cr_assert(strstr(fattn_ctx_error(ctx), "not allowed while the tape runs the"), "%s", fattn_ctx_error(ctx));
         cr_assert(strstr(fattn_ctx_error(ctx), stages[todo.stage]), "%s", fattn_ctx_error(ctx));
         cr_assert(strstr(fattn_ctx_error(ctx), "acting"), "%s", fattn_ctx_error(ctx));
     }

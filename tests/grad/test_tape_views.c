@@ -50,9 +50,7 @@ static int write(fattn_var v, double x) {
     return fresh;
 }
 /* Element of the base's gradient; NaN = not written. */
-static double peek(fattn_var base, int64_t e) {
-    return *element(&tape->variables[base.id].grad, e);
-}
+static double peek(fattn_var base, int64_t e) { return *element(&tape->variables[base.id].grad, e); }
 static double read(fattn_var v, int64_t e) {
     fattn_tensor d;
     cr_assert_eq(fattni_grad_read(tape, v.id, &d), FATTN_OK);
@@ -60,8 +58,7 @@ static double read(fattn_var v, int64_t e) {
 }
 
 Test(tape_views, slices_that_tile_are_all_fresh) {
-    static const int orders[6][3] = {{0, 1, 2}, {0, 2, 1}, {1, 0, 2},
-                                     {1, 2, 0}, {2, 0, 1}, {2, 1, 0}};
+    static const int orders[6][3] = {{0, 1, 2}, {0, 2, 1}, {1, 0, 2}, {1, 2, 0}, {2, 0, 1}, {2, 1, 0}};
     for (int n = 0; n < 6; ++n)
         for (int dim = 0; dim < 3; ++dim) {
             const fattn_var x = base_of_shape(3, (int64_t[]){3, 3, 6});
@@ -111,8 +108,7 @@ Test(tape_views, overlaps_and_other_forms_zero_the_rest_first) {
     fattn_var x = base_of_shape(2, (int64_t[]){4, 6});
     cr_assert_eq(write(slice(tape, x, 1, 0, 3), 1), 1);
     cr_assert_eq(write(slice(tape, x, 1, 2, 5), 10), 0);
-    for (int64_t e = 0; e < 24; ++e)
-        cr_assert_eq(read(x, e), (e % 6 < 3) + (e % 6 >= 2 && e % 6 < 5 ? 10 : 0));
+    for (int64_t e = 0; e < 24; ++e) cr_assert_eq(read(x, e), (e % 6 < 3) + (e % 6 >= 2 && e % 6 < 5 ? 10 : 0));
     /* Columns, then rows; rows, then the whole. */
     x = base_of_shape(2, (int64_t[]){4, 6});
     cr_assert_eq(write(slice(tape, x, 1, 0, 3), 1), 1);
@@ -125,8 +121,7 @@ Test(tape_views, overlaps_and_other_forms_zero_the_rest_first) {
     /* A block inside: no column range. */
     x = base_of_shape(2, (int64_t[]){4, 6});
     cr_assert_eq(write(slice(tape, slice(tape, x, 0, 1, 3), 1, 2, 4), 1), 0);
-    for (int64_t e = 0; e < 24; ++e)
-        cr_assert_eq(read(x, e), e / 6 >= 1 && e / 6 < 3 && e % 6 >= 2 && e % 6 < 4);
+    for (int64_t e = 0; e < 24; ++e) cr_assert_eq(read(x, e), e / 6 >= 1 && e / 6 < 3 && e % 6 >= 2 && e % 6 < 4);
     /* The whole, then a part. */
     x = base_of_shape(2, (int64_t[]){4, 6});
     cr_assert_eq(write(transpose(tape, x), 1), 1);
@@ -253,8 +248,7 @@ Test(tape_views, random_graphs_pass_the_gradient_check) {
         fattn_tensor in[2];
         for (uint32_t i = 0; i < 2; ++i) {
             in[i] = fattn_tensor_view(data[i], FATTN_F64, FATTN_CPU, 0, 3, (int64_t[]){2, 3, 4});
-            cr_assert_eq(fattn_tensor_normal(ctx, &in[i], 0, 0.5, (fattn_rng){seed, i, 0}),
-                         FATTN_OK);
+            cr_assert_eq(fattn_tensor_normal(ctx, &in[i], 0, 0.5, (fattn_rng){seed, i, 0}), FATTN_OK);
         }
         dice d = {.seed = seed};
         fattn_report r = {.struct_size = sizeof r};

@@ -24,28 +24,24 @@ static int differs(const char *name, const float *got, const double *want, int c
 
 static double dot(const float *x, const float *y) {
     double sum = 0;
-    for (int d = 0; d < D; ++d)
-        sum += (double)x[d] * y[d];
+    for (int d = 0; d < D; ++d) sum += (double)x[d] * y[d];
     return sum;
 }
 
 static int check_head(int head) {
     static double O[S * D], L[S], dQ[S * D], dK[S * D], dV[S * D], P[S], dP[S];
     const int at = head * S * D;
-    for (int e = 0; e < S * D; ++e)
-        O[e] = dQ[e] = dK[e] = dV[e] = 0;
+    for (int e = 0; e < S * D; ++e) O[e] = dQ[e] = dK[e] = dV[e] = 0;
     for (int i = 0; i < S; ++i) {
         const float *const qi = q + at + i * D, *const gi = d_o + at + i * D;
         double sum = 0, delta = 0;
-        for (int j = 0; j <= i; ++j)
-            sum += exp(dot(qi, k + at + j * D) / 8); /* sqrt(D) */
+        for (int j = 0; j <= i; ++j) sum += exp(dot(qi, k + at + j * D) / 8); /* sqrt(D) */
         L[i] = log(sum);
         for (int j = 0; j <= i; ++j) {
             P[j] = exp(dot(qi, k + at + j * D) / 8 - L[i]);
             dP[j] = dot(gi, v + at + j * D);
             delta += P[j] * dP[j];
-            for (int d = 0; d < D; ++d)
-                O[i * D + d] += P[j] * v[at + j * D + d];
+            for (int d = 0; d < D; ++d) O[i * D + d] += P[j] * v[at + j * D + d];
         }
         for (int j = 0; j <= i; ++j) {
             const double dS = P[j] * (dP[j] - delta) / 8;
@@ -57,8 +53,7 @@ static int check_head(int head) {
         }
     }
     return differs("o", o + at, O, S * D) || differs("lse", lse + head * S, L, S) ||
-           differs("dq", dq + at, dQ, S * D) || differs("dk", dk + at, dK, S * D) ||
-           differs("dv", dv + at, dV, S * D);
+           differs("dq", dq + at, dQ, S * D) || differs("dk", dk + at, dK, S * D) || differs("dv", dv + at, dV, S * D);
 }
 
 int main(void) {
@@ -66,8 +61,7 @@ int main(void) {
     fattn_ctx *ctx;
     if (fattn_ctx_create(NULL, &ctx)) return 1;
     for (uint32_t n = 0; n < 4; ++n)
-        if (fattn_tensor_normal(ctx, &inputs[n], 0, 1, (fattn_rng){.seed = 1, .stream = n}))
-            return 1;
+        if (fattn_tensor_normal(ctx, &inputs[n], 0, 1, (fattn_rng){.seed = 1, .stream = n})) return 1;
     fattn_ctx_destroy(ctx);
     return readme_call() || check_head(0) || check_head(B * H - 1);
 }
@@ -77,8 +71,7 @@ int main(void) {
 /* The training step: the loss on one batch must fall. */
 enum { V = 32, C = H * D, B = 2, S = 16, STEPS = 12, PARAMS = 8 };
 
-static fattn_status make(fattn_ctx *ctx, fattn_param *p, uint32_t stream, int64_t rows,
-                         int64_t columns) {
+static fattn_status make(fattn_ctx *ctx, fattn_param *p, uint32_t stream, int64_t rows, int64_t columns) {
     const int64_t shape[2] = {rows, columns};
     const int ndim = columns ? 2 : 1;
     fattn_status s = fattn_tensor_alloc(ctx, FATTN_F32, ndim, shape, &p->value);
@@ -94,14 +87,12 @@ int main(void) {
     fattn_tape *tape;
     fattn_adamw *opt;
     struct model m = {0};
-    fattn_param *const params[PARAMS] = {&m.emb, &m.g1,  &m.wqkv, &m.wo,
-                                         &m.g2,  &m.wup, &m.wdn,  &m.gf};
+    fattn_param *const params[PARAMS] = {&m.emb, &m.g1, &m.wqkv, &m.wo, &m.g2, &m.wup, &m.wdn, &m.gf};
     static const int64_t shapes[PARAMS][2] = {{V, C}, {C, 0},     {3 * C, C}, {C, C},
                                               {C, 0}, {4 * C, C}, {C, 4 * C}, {C, 0}};
     int32_t ids[B][S], next[B][S];
     for (int b = 0; b < B; ++b)
-        for (int i = 0; i < S; ++i)
-            ids[b][i] = (i * i + 3 * b) % V, next[b][i] = (i * 7 + b) % V;
+        for (int i = 0; i < S; ++i) ids[b][i] = (i * i + 3 * b) % V, next[b][i] = (i * 7 + b) % V;
     const fattn_tensor x = fattn_tensor_view(ids, FATTN_I32, FATTN_CPU, 0, 2, (int64_t[]){B, S});
     const fattn_tensor y = fattn_tensor_view(next, FATTN_I32, FATTN_CPU, 0, 2, (int64_t[]){B, S});
     if (fattn_ctx_create(NULL, &ctx) || fattn_tape_create(ctx, &tape)) return 1;

@@ -9,8 +9,10 @@
 
 const enum tensor_id attention_outputs[7] = {T_O, T_LSE, T_DQ, T_DK, T_DV, T_D_BIAS, T_D_SINK};
 const char *const attention_names[T_COUNT] = {
-    "q", "k", "v", "o", "lse", "bias", "alibi", "sink", "seqlens_q", "seqlens_k", "cu_seqlens_q",
-    "cu_seqlens_k", "rng_step", "d_o", "d_lse", "delta", "dq", "dk", "dv", "d_bias", "d_sink"};
+    "q",        "k",      "v",         "o",         "lse",          "bias",
+    "alibi",    "sink",   "seqlens_q", "seqlens_k", "cu_seqlens_q", "cu_seqlens_k",
+    "rng_step", "d_o",    "d_lse",     "delta",     "dq",           "dk",
+    "dv",       "d_bias", "d_sink"};
 
 enum { GUARD = FATTNI_ALIGN };
 enum { SLACK_FRONT = 1, SLACK_BACK = 2 }; /* rows of a packed buffer that belong to no sequence */
@@ -71,8 +73,7 @@ static int64_t rows(const attention *a, char side) {
 }
 
 static bool row_in_use(const attention *a, char side, int64_t b, int64_t row) {
-    if (a->c.lengths == LENGTHS_PACKED)
-        return row >= start(a, side, 0) && row < start(a, side, a->c.B);
+    if (a->c.lengths == LENGTHS_PACKED) return row >= start(a, side, 0) && row < start(a, side, a->c.B);
     return row < length(a, side, b);
 }
 
@@ -90,9 +91,17 @@ static bool bias_in_use(const attention *a, const int64_t *at) {
 
 bool attention_in_use(const attention *a, enum tensor_id id, const int64_t *at) {
     switch (id) {
-    case T_Q: case T_O: case T_LSE: case T_D_O: case T_D_LSE: case T_DELTA: case T_DQ:
-        return row_in_use(a, 'q', at[0], at[2]);
-    case T_K: case T_V: case T_DK: case T_DV: return row_in_use(a, 'k', at[0], at[2]);
+    case T_Q:
+    case T_O:
+    case T_LSE:
+    case T_D_O:
+    case T_D_LSE:
+    case T_DELTA:
+    case T_DQ: return row_in_use(a, 'q', at[0], at[2]);
+    case T_K:
+    case T_V:
+    case T_DK:
+    case T_DV: return row_in_use(a, 'k', at[0], at[2]);
     case T_BIAS: return bias_in_use(a, at);
     default: return true; /* all elements of d_bias and d_sink are written */
     }
@@ -104,8 +113,7 @@ bool attention_in_use(const attention *a, enum tensor_id id, const int64_t *at) 
 static void fill_with_nan(unsigned char *p, size_t bytes, size_t element) {
     for (size_t n = 0; n < bytes; ++n) {
         const uint32_t place = (uint32_t)(n / 4 * 2654435761u) >> 13;
-        const uint32_t word = element == 2 ? 0x7ff87ff8u | (place & 0x00070007u)
-                                           : 0x7ff80000u | (place & 0x7ffffu);
+        const uint32_t word = element == 2 ? 0x7ff87ff8u | (place & 0x00070007u) : 0x7ff80000u | (place & 0x7ffffu);
         p[n] = (unsigned char)(word >> (8 * (n % 4)));
     }
 }
@@ -144,8 +152,8 @@ static int64_t lay_out(fattn_tensor *t, enum layout layout) {
     return stride;
 }
 
-static void place(attention *a, enum tensor_id id, fattn_dtype dtype, int ndim,
-                  const int64_t *shape, enum layout layout) {
+static void place(attention *a, enum tensor_id id, fattn_dtype dtype, int ndim, const int64_t *shape,
+                  enum layout layout) {
     static const int slices[T_COUNT] = {[T_K] = 1, [T_V] = 2, [T_DK] = 1, [T_DV] = 2};
     const int slice = layout == LAYOUT_QKV ? slices[id] : 0;
     const size_t element = fattn_dtype_size(dtype);
@@ -208,8 +216,10 @@ static void place_all(attention *a) {
     if (packed) place(a, T_CU_Q, FATTN_I32, 1, ends, rest);
     if (packed) place(a, T_CU_K, FATTN_I32, 1, ends, rest);
     if (c->rng_step) place(a, T_RNG_STEP, FATTN_I32, 0, NULL, rest);
-    if (c->sum_d_o) place_sum(a, out, o);
-    else place(a, T_D_O, out, 4, o, LAYOUT_BHSD);
+    if (c->sum_d_o)
+        place_sum(a, out, o);
+    else
+        place(a, T_D_O, out, 4, o, LAYOUT_BHSD);
     if (c->d_lse) place(a, T_D_LSE, statistic, 3, o, rest);
     if (c->delta) place(a, T_DELTA, statistic, 3, o, rest);
     place(a, T_DQ, out, 4, q, qkv); /* dq first: dk and dv are slices of its field */
@@ -224,8 +234,7 @@ static void place_all(attention *a) {
 static void fill(attention *a, enum tensor_id id, double mean, double std) {
     const fattn_tensor view = distinct(&a->t[id]);
     const fattn_rng rng = {.seed = 0x5eedf00d, .stream = (uint32_t)id};
-    cr_assert_eq(fattn_tensor_normal(a->ctx, &view, mean, std, rng), FATTN_OK, "%s",
-                 fattn_ctx_error(a->ctx));
+    cr_assert_eq(fattn_tensor_normal(a->ctx, &view, mean, std, rng), FATTN_OK, "%s", fattn_ctx_error(a->ctx));
 }
 
 /* Fills rows that must be neither read nor written. */
@@ -285,9 +294,14 @@ static void fill_partial_results(attention *a) {
         poison_unused(a, T_O);
         poison_unused(a, T_LSE);
     }
-    static const struct { enum tensor_id id; uint32_t flag; } added[] = {
-        {T_DQ, FATTN_ACC_DQ}, {T_DK, FATTN_ACC_DK}, {T_DV, FATTN_ACC_DV},
-        {T_D_BIAS, FATTN_ACC_DBIAS}, {T_D_SINK, FATTN_ACC_DSINK}};
+    static const struct {
+        enum tensor_id id;
+        uint32_t flag;
+    } added[] = {{T_DQ, FATTN_ACC_DQ},
+                 {T_DK, FATTN_ACC_DK},
+                 {T_DV, FATTN_ACC_DV},
+                 {T_D_BIAS, FATTN_ACC_DBIAS},
+                 {T_D_SINK, FATTN_ACC_DSINK}};
     for (size_t n = 0; n < sizeof added / sizeof *added; ++n)
         if (a->c.flags & added[n].flag && a->present[added[n].id]) {
             fill(a, added[n].id, 0, 1);
@@ -297,8 +311,7 @@ static void fill_partial_results(attention *a) {
 
 static void remember(attention *a) {
     for (int id = 0; id < T_COUNT; ++id)
-        if (a->fields[id].memory)
-            memcpy(a->fields[id].initial, a->fields[id].memory, a->fields[id].size);
+        if (a->fields[id].memory) memcpy(a->fields[id].initial, a->fields[id].memory, a->fields[id].size);
 }
 
 static const fattn_tensor *tensor_or_null(const attention *a, enum tensor_id id) {
@@ -314,33 +327,51 @@ static attention *build(fattn_ctx *ctx, const attention_case *given) {
     if (!c->Dv) c->Dv = c->D;
     if (!c->dtype) c->dtype = FATTN_F64;
     a->ctx = ctx;
-    a->params = (fattn_attention_params){
-        .struct_size = sizeof a->params, .flags = c->flags, .algorithm = c->algorithm,
-        .scale = c->scale, .softcap = c->softcap, .dropout_p = c->dropout_p,
-        .window_left = c->window_left, .window_right = c->window_right, .q_pos0 = c->q_pos0,
-        .k_pos0 = c->k_pos0, .rng = {.seed = 0x123456789abcdefULL, .stream = 5}};
+    a->params = (fattn_attention_params){.struct_size = sizeof a->params,
+                                         .flags = c->flags,
+                                         .algorithm = c->algorithm,
+                                         .scale = c->scale,
+                                         .softcap = c->softcap,
+                                         .dropout_p = c->dropout_p,
+                                         .window_left = c->window_left,
+                                         .window_right = c->window_right,
+                                         .q_pos0 = c->q_pos0,
+                                         .k_pos0 = c->k_pos0,
+                                         .rng = {.seed = 0x123456789abcdefULL, .stream = 5}};
     if (c->rng_step) /* a slice of a larger batch */
         a->params.rng_batch0 = 3, a->params.rng_head0 = 1, a->params.rng_heads = (int)c->Hq + 2;
-    if (c->lengths == LENGTHS_PACKED)
-        a->params.max_seqlen_q = c->Sq, a->params.max_seqlen_k = c->Sk;
+    if (c->lengths == LENGTHS_PACKED) a->params.max_seqlen_q = c->Sq, a->params.max_seqlen_k = c->Sk;
     place_all(a);
 
-    static const struct { enum tensor_id id; unsigned omit; } gradients[] = {
-        {T_DQ, NO_DQ}, {T_DK, NO_DK}, {T_DV, NO_DV}, {T_D_BIAS, NO_DBIAS}, {T_D_SINK, NO_DSINK}};
+    static const struct {
+        enum tensor_id id;
+        unsigned omit;
+    } gradients[] = {{T_DQ, NO_DQ}, {T_DK, NO_DK}, {T_DV, NO_DV}, {T_D_BIAS, NO_DBIAS}, {T_D_SINK, NO_DSINK}};
     for (int id = 0; id < T_COUNT; ++id) a->present[id] = a->t[id].dtype != 0;
     for (size_t n = 0; n < sizeof gradients / sizeof *gradients; ++n)
         if (c->omit & gradients[n].omit) a->present[gradients[n].id] = false;
-    a->io = (fattn_attention_io){
-        .struct_size = sizeof a->io, .q = tensor_or_null(a, T_Q), .k = tensor_or_null(a, T_K),
-        .v = tensor_or_null(a, T_V), .o = tensor_or_null(a, T_O), .lse = tensor_or_null(a, T_LSE),
-        .bias = tensor_or_null(a, T_BIAS), .alibi = tensor_or_null(a, T_ALIBI),
-        .sink = tensor_or_null(a, T_SINK), .seqlens_q = tensor_or_null(a, T_SEQLENS_Q),
-        .seqlens_k = tensor_or_null(a, T_SEQLENS_K), .cu_seqlens_q = tensor_or_null(a, T_CU_Q),
-        .cu_seqlens_k = tensor_or_null(a, T_CU_K), .rng_step = tensor_or_null(a, T_RNG_STEP),
-        .d_o = tensor_or_null(a, T_D_O), .d_lse = tensor_or_null(a, T_D_LSE),
-        .delta = tensor_or_null(a, T_DELTA), .dq = tensor_or_null(a, T_DQ),
-        .dk = tensor_or_null(a, T_DK), .dv = tensor_or_null(a, T_DV),
-        .d_bias = tensor_or_null(a, T_D_BIAS), .d_sink = tensor_or_null(a, T_D_SINK)};
+    a->io = (fattn_attention_io){.struct_size = sizeof a->io,
+                                 .q = tensor_or_null(a, T_Q),
+                                 .k = tensor_or_null(a, T_K),
+                                 .v = tensor_or_null(a, T_V),
+                                 .o = tensor_or_null(a, T_O),
+                                 .lse = tensor_or_null(a, T_LSE),
+                                 .bias = tensor_or_null(a, T_BIAS),
+                                 .alibi = tensor_or_null(a, T_ALIBI),
+                                 .sink = tensor_or_null(a, T_SINK),
+                                 .seqlens_q = tensor_or_null(a, T_SEQLENS_Q),
+                                 .seqlens_k = tensor_or_null(a, T_SEQLENS_K),
+                                 .cu_seqlens_q = tensor_or_null(a, T_CU_Q),
+                                 .cu_seqlens_k = tensor_or_null(a, T_CU_K),
+                                 .rng_step = tensor_or_null(a, T_RNG_STEP),
+                                 .d_o = tensor_or_null(a, T_D_O),
+                                 .d_lse = tensor_or_null(a, T_D_LSE),
+                                 .delta = tensor_or_null(a, T_DELTA),
+                                 .dq = tensor_or_null(a, T_DQ),
+                                 .dk = tensor_or_null(a, T_DK),
+                                 .dv = tensor_or_null(a, T_DV),
+                                 .d_bias = tensor_or_null(a, T_D_BIAS),
+                                 .d_sink = tensor_or_null(a, T_D_SINK)};
     return a;
 }
 
@@ -361,8 +392,7 @@ attention *attention_twin(const attention *a, fattn_dtype dtype) {
     for (int id = 0; id < T_COUNT; ++id) {
         if (!a->present[id]) continue;
         const fattn_tensor to = distinct(&twin->t[id]), from = distinct(&a->t[id]);
-        cr_assert_eq(fattn_tensor_copy(a->ctx, &to, &from), FATTN_OK, "%s",
-                     fattn_ctx_error(a->ctx));
+        cr_assert_eq(fattn_tensor_copy(a->ctx, &to, &from), FATTN_OK, "%s", fattn_ctx_error(a->ctx));
     }
     remember(twin);
     return twin;
@@ -404,8 +434,7 @@ static void fill_delta(attention *a) {
     for (int64_t n = 0; n < fattn_tensor_numel(delta); ++n) {
         attention_index(delta, n, at);
         double sum = a->present[T_D_LSE] ? -attention_get(&a->t[T_D_LSE], at) : 0;
-        for (at[3] = 0; at[3] < a->c.Dv; ++at[3])
-            sum += attention_get(d_o, at) * attention_get(&a->t[T_O], at);
+        for (at[3] = 0; at[3] < a->c.Dv; ++at[3]) sum += attention_get(d_o, at) * attention_get(&a->t[T_O], at);
         attention_set(delta, at, attention_in_use(a, T_DELTA, at) ? sum : NAN);
     }
 }
@@ -413,8 +442,8 @@ static void fill_delta(attention *a) {
 static void plan(attention *a) {
     if (a->workspace.memory) return;
     a->plan = (fattn_attention_plan){.struct_size = sizeof a->plan};
-    cr_assert_eq(fattn_attention_query(a->ctx, &a->params, &a->io, &a->plan), FATTN_OK, "%s: %s",
-                 a->c.name, fattn_ctx_error(a->ctx));
+    cr_assert_eq(fattn_attention_query(a->ctx, &a->params, &a->io, &a->plan), FATTN_OK, "%s: %s", a->c.name,
+                 fattn_ctx_error(a->ctx));
     const size_t f = a->plan.fwd_workspace, b = a->plan.bwd_workspace;
     a->workspace = field_new(f > b ? f : b, 4);
     a->saved = field_new(a->plan.saved_bytes, 4);
@@ -432,8 +461,7 @@ static void open_tensor(const attention *a, enum tensor_id id, unsigned char *op
     int64_t at[FATTN_MAX_DIMS] = {0};
     for (int64_t n = 0; n < fattn_tensor_numel(&view); ++n) {
         attention_index(&view, n, at);
-        if (attention_in_use(a, id, at))
-            memset(open + first + offset_of(&view, at) * (int64_t)element, 1, element);
+        if (attention_in_use(a, id, at)) memset(open + first + offset_of(&view, at) * (int64_t)element, 1, element);
     }
 }
 
@@ -448,9 +476,7 @@ typedef struct watch {
 static watch watch_start(const attention *a, enum fattni_pass pass, size_t workspace) {
     watch w = {{0}};
     for (int n = 0; n < FIELDS; ++n) {
-        const field *const f = n < T_COUNT    ? &a->fields[n]
-                               : n == T_COUNT ? &a->workspace
-                                              : &a->saved;
+        const field *const f = n < T_COUNT ? &a->fields[n] : n == T_COUNT ? &a->workspace : &a->saved;
         if (!f->memory) continue;
         w.fields[n] = f;
         w.before[n] = malloc(f->size);
@@ -460,12 +486,10 @@ static watch watch_start(const attention *a, enum fattni_pass pass, size_t works
     }
     for (int n = 0; n < 7; ++n) {
         const enum tensor_id id = attention_outputs[n];
-        if (a->present[id] && (pass == FATTNI_FWD) == (n < 2))
-            open_tensor(a, id, w.open[a->home[id]]);
+        if (a->present[id] && (pass == FATTNI_FWD) == (n < 2)) open_tensor(a, id, w.open[a->home[id]]);
     }
     if (w.open[T_COUNT]) memset(w.open[T_COUNT] + GUARD, 1, workspace);
-    if (w.open[T_COUNT + 1] && pass == FATTNI_FWD)
-        memset(w.open[T_COUNT + 1] + GUARD, 1, a->plan.saved_bytes);
+    if (w.open[T_COUNT + 1] && pass == FATTNI_FWD) memset(w.open[T_COUNT + 1] + GUARD, 1, a->plan.saved_bytes);
     return w;
 }
 
@@ -473,8 +497,8 @@ static void watch_end(const attention *a, enum fattni_pass pass, watch *w) {
     for (int n = 0; n < FIELDS; ++n) {
         for (size_t byte = 0; w->fields[n] && byte < w->fields[n]->size; ++byte)
             if (w->fields[n]->memory[byte] != w->before[n][byte] && !w->open[n][byte])
-                cr_assert_fail("%s: %s wrote outside of its results, near %s, byte %lld of %zu",
-                               a->c.name, pass == FATTNI_FWD ? "forward" : "backward",
+                cr_assert_fail("%s: %s wrote outside of its results, near %s, byte %lld of %zu", a->c.name,
+                               pass == FATTNI_FWD ? "forward" : "backward",
                                n < T_COUNT    ? attention_names[n]
                                : n == T_COUNT ? "the workspace"
                                               : "saved",
@@ -491,8 +515,7 @@ static fattn_status run_oracle(attention *a, enum fattni_pass pass, enum engine 
     oracle *const by_engine[][2] = {[REFERENCE] = {fattni_fwd_ref, fattni_bwd_ref},
                                     [QUAD] = {fwd_ref_quad, bwd_ref_quad},
                                     [UNFUSED] = {fwd_ref_bf16, bwd_ref_bf16}};
-    if (by == UNFUSED && p.dtype == FATTN_F16)
-        return (pass == FATTNI_FWD ? fwd_ref_f16 : bwd_ref_f16)(a->ctx, &p);
+    if (by == UNFUSED && p.dtype == FATTN_F16) return (pass == FATTNI_FWD ? fwd_ref_f16 : bwd_ref_f16)(a->ctx, &p);
     return by_engine[by][pass](a->ctx, &p);
 }
 
@@ -503,14 +526,17 @@ static void run(attention *a, enum fattni_pass pass, enum engine by) {
     watch w = watch_start(a, pass, workspace);
     const fattn_mem before = fattn_ctx_mem(a->ctx);
     fattn_status s;
-    if (by == ON_DEVICE) s = a->on_device(a, pass);
-    else if (by != LIBRARY) s = run_oracle(a, pass, by);
-    else if (pass == FATTNI_FWD) s = fattn_attention_fwd(a->ctx, &a->params, &a->io);
-    else s = fattn_attention_bwd(a->ctx, &a->params, &a->io);
+    if (by == ON_DEVICE)
+        s = a->on_device(a, pass);
+    else if (by != LIBRARY)
+        s = run_oracle(a, pass, by);
+    else if (pass == FATTNI_FWD)
+        s = fattn_attention_fwd(a->ctx, &a->params, &a->io);
+    else
+        s = fattn_attention_bwd(a->ctx, &a->params, &a->io);
     cr_assert_eq(s, FATTN_OK, "%s: %s", a->c.name, fattn_ctx_error(a->ctx));
     const fattn_mem after = fattn_ctx_mem(a->ctx);
-    cr_assert_eq(after.live, before.live, "%s: %zu bytes leaked", a->c.name,
-                 after.live - before.live);
+    cr_assert_eq(after.live, before.live, "%s: %zu bytes leaked", a->c.name, after.live - before.live);
     cr_assert(by != LIBRARY || after.allocs == before.allocs, "%s: the call allocated", a->c.name);
     watch_end(a, pass, &w);
 }
@@ -534,22 +560,20 @@ void attention_run(attention *a, enum engine by) {
 
 /* --- comparisons ------------------------------------------------------------------------------ */
 
-static void match_one(const attention *got, const attention *want, const attention *baseline,
-                      enum tensor_id id, double factor, fattn_tolerance tol) {
+static void match_one(const attention *got, const attention *want, const attention *baseline, enum tensor_id id,
+                      double factor, fattn_tolerance tol) {
     if (!got->present[id] || !want->present[id]) return;
     const fattn_tensor g = distinct(&got->t[id]), w = distinct(&want->t[id]);
     const fattn_tensor low = baseline ? distinct(&baseline->t[id]) : w;
     fattn_report r = {.struct_size = sizeof r};
-    const fattn_status s =
-        fattn_compare(got->ctx, &g, &w, baseline ? &low : NULL, factor, tol, &r);
-    cr_assert_eq(s, FATTN_OK, "%s (%s): %s: %s", got->c.name, fattn_dtype_name(got->c.dtype),
-                 attention_names[id], fattn_ctx_error(got->ctx));
+    const fattn_status s = fattn_compare(got->ctx, &g, &w, baseline ? &low : NULL, factor, tol, &r);
+    cr_assert_eq(s, FATTN_OK, "%s (%s): %s: %s", got->c.name, fattn_dtype_name(got->c.dtype), attention_names[id],
+                 fattn_ctx_error(got->ctx));
 }
 
-void attention_match(const attention *got, const attention *want, const attention *baseline,
-                     double factor, fattn_tolerance tol) {
-    for (int n = 0; n < 7; ++n)
-        match_one(got, want, baseline, attention_outputs[n], factor, tol);
+void attention_match(const attention *got, const attention *want, const attention *baseline, double factor,
+                     fattn_tolerance tol) {
+    for (int n = 0; n < 7; ++n) match_one(got, want, baseline, attention_outputs[n], factor, tol);
 }
 
 /* Largest finite magnitude. */
@@ -623,8 +647,8 @@ void attention_same_bits(const attention *a, const attention *b) {
         if (!a->present[id] || !b->present[id]) continue;
         const field *const f = &a->fields[a->home[id]], *const g = &b->fields[b->home[id]];
         cr_assert_eq(f->size, g->size);
-        cr_assert_eq(memcmp(f->memory, g->memory, f->size), 0, "%s: the bits of %s differ",
-                     a->c.name, attention_names[id]);
+        cr_assert_eq(memcmp(f->memory, g->memory, f->size), 0, "%s: the bits of %s differ", a->c.name,
+                     attention_names[id]);
     }
 }
 
@@ -651,8 +675,7 @@ void attention_match_16_bits(const attention *got, const attention *want, const 
     const attention_case *const c = &got->c;
     const double eps = c->dtype == FATTN_BF16 ? 0x1p-9 : 0x1p-12;
     const double rows = (double)(c->B * c->Hq * (c->Sq + 1) * (c->Dv + 1));
-    const double floor =
-        rows < 4096 ? eps * sqrt((double)c->Dv) / (1 - (double)c->dropout_p) : 2e-6;
+    const double floor = rows < 4096 ? eps * sqrt((double)c->Dv) / (1 - (double)c->dropout_p) : 2e-6;
     attention rest = *got, sums = *got;
     for (int n = 0; n < 7; ++n) (n > 4 ? &rest : &sums)->present[attention_outputs[n]] = false;
     attention_match(&rest, want, low, 3, (fattn_tolerance){.atol = floor});

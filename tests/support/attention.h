@@ -15,8 +15,28 @@
 #include "core/attention/problem.h"
 
 enum tensor_id {
-    T_Q, T_K, T_V, T_O, T_LSE, T_BIAS, T_ALIBI, T_SINK, T_SEQLENS_Q, T_SEQLENS_K, T_CU_Q, T_CU_K,
-    T_RNG_STEP, T_D_O, T_D_LSE, T_DELTA, T_DQ, T_DK, T_DV, T_D_BIAS, T_D_SINK, T_COUNT
+    T_Q,
+    T_K,
+    T_V,
+    T_O,
+    T_LSE,
+    T_BIAS,
+    T_ALIBI,
+    T_SINK,
+    T_SEQLENS_Q,
+    T_SEQLENS_K,
+    T_CU_Q,
+    T_CU_K,
+    T_RNG_STEP,
+    T_D_O,
+    T_D_LSE,
+    T_DELTA,
+    T_DQ,
+    T_DK,
+    T_DV,
+    T_D_BIAS,
+    T_D_SINK,
+    T_COUNT
 };
 
 /* The order in which results are compared: O, L, then the gradients. */
@@ -69,8 +89,8 @@ void attention_reset(attention *a);
 void attention_start(attention *a, enum tensor_id id, double x);
 
 /* All outputs of got against those of want (fattn_compare). */
-void attention_match(const attention *got, const attention *want, const attention *baseline,
-                     double factor, fattn_tolerance tol);
+void attention_match(const attention *got, const attention *want, const attention *baseline, double factor,
+                     fattn_tolerance tol);
 /* The same, each output within the rounding errors of arithmetic in got's dtype for these inputs
    (derived in attention.c). */
 void attention_match_rounded(const attention *got, const attention *want);

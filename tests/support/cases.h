@@ -10,10 +10,10 @@
 /* Memory layouts of q, k, v, their gradients, o and lse. d_o is always BHSD, so that its strides differ
    from o's in the other layouts. */
 enum layout {
-    LAYOUT_BHSD,  /* row-major */
-    LAYOUT_BSHD,  /* a permuted [B,S,H,D]; lse a permuted [B,S,H]; broadcast by stride 0 */
-    LAYOUT_QKV,   /* slices of one [B,S,3,H,D], gradients too; o as BSHD. Needs equal shapes */
-    LAYOUT_PITCH, /* rows D+1 apart, data aligned to the element only; a dimension of size 1 has an
+    LAYOUT_BHSD,    /* row-major */
+    LAYOUT_BSHD,    /* a permuted [B,S,H,D]; lse a permuted [B,S,H]; broadcast by stride 0 */
+    LAYOUT_QKV,     /* slices of one [B,S,3,H,D], gradients too; o as BSHD. Needs equal shapes */
+    LAYOUT_PITCH,   /* rows D+1 apart, data aligned to the element only; a dimension of size 1 has an
                      arbitrary stride */
     LAYOUT_REVERSED /* rows last to first: a negative stride */
 };
@@ -21,7 +21,7 @@ enum layout {
 enum lengths { LENGTHS_NONE, LENGTHS_PADDED_Q, LENGTHS_PADDED_K, LENGTHS_PADDED, LENGTHS_PACKED };
 
 enum {
-    BIAS = 1,        /* there is one; it broadcasts over the dimensions named */
+    BIAS = 1, /* there is one; it broadcasts over the dimensions named */
     BIAS_OVER_B = 2,
     BIAS_OVER_H = 4,
     BIAS_OVER_I = 8,
@@ -53,7 +53,9 @@ typedef struct attention_case {
     int32_t length_q[MAX_SEQUENCES], length_k[MAX_SEQUENCES];
 } attention_case;
 
-typedef struct attention_shape { int64_t Sq, Sk; } attention_shape;
+typedef struct attention_shape {
+    int64_t Sq, Sk;
+} attention_shape;
 
 /* Sequence lengths around every block size in use: 1, BM-1, BM, BM+1, primes, Sq != Sk. */
 extern const attention_shape attention_shapes[];

@@ -18,8 +18,8 @@ enum { INPUTS = 3 };
 typedef struct input {
     int ndim;
     int64_t shape[4];
-    double *x;      /* NULL: absent */
-    double *d;      /* its gradient */
+    double *x;          /* NULL: absent */
+    double *d;          /* its gradient */
     const int32_t *ids; /* instead of x */
 } input;
 
@@ -38,9 +38,13 @@ static fattn_status seed_backward(fattn_op_call *c) {
     return fattn_tensor_copy(c->ctx, &c->d_in[0], &((const seed *)c->attr)->dy);
 }
 /* A scalar whose gradient is dy, whatever its input is. */
-static const fattn_op_def seed_op = {.struct_size = sizeof seed_op, .attr_size = sizeof(seed),
-                                     .n_out = 1, .name = "seed", .infer = seed_infer,
-                                     .forward = seed_forward, .backward = seed_backward};
+static const fattn_op_def seed_op = {.struct_size = sizeof seed_op,
+                                     .attr_size = sizeof(seed),
+                                     .n_out = 1,
+                                     .name = "seed",
+                                     .infer = seed_infer,
+                                     .forward = seed_forward,
+                                     .backward = seed_backward};
 
 typedef fattn_var (*graph)(fattn_tape *t, const fattn_var *in, const void *user);
 
@@ -51,8 +55,8 @@ static fattn_tensor here(fattn_dtype dtype, int ndim, const int64_t *shape, cons
 #define MUST(call) cr_assert_eq(call, FATTN_OK, "%s", fattn_ctx_error(ctx))
 
 /* y and the inputs' gradients for the gradient dy of y; NULL: y is the loss. */
-static void run(fattn_ctx *ctx, fattn_dtype dtype, graph g, const void *user, input in[INPUTS],
-                const double *dy, double *y) {
+static void run(fattn_ctx *ctx, fattn_dtype dtype, graph g, const void *user, input in[INPUTS], const double *dy,
+                double *y) {
     fattn_tape *t;
     fattn_param p[INPUTS] = {{.name = "x"}, {.name = "gain"}, {.name = "bias"}};
     fattn_tensor ids = {0}, value;
@@ -69,8 +73,7 @@ static void run(fattn_ctx *ctx, fattn_dtype dtype, graph g, const void *user, in
             continue;
         }
         MUST(fattn_tensor_alloc(ctx, dtype, in[i].ndim, in[i].shape, &p[i].value));
-        MUST(fattn_tensor_alloc(ctx, dtype == FATTN_F64 ? FATTN_F64 : FATTN_F32, in[i].ndim,
-                                in[i].shape, &p[i].grad));
+        MUST(fattn_tensor_alloc(ctx, dtype == FATTN_F64 ? FATTN_F64 : FATTN_F32, in[i].ndim, in[i].shape, &p[i].grad));
         MUST(fattn_tensor_copy(ctx, &p[i].value, &from));
         MUST(fattn_tensor_normal(ctx, &p[i].grad, 0, 0, (fattn_rng){0}));
         v[i] = fattn_use(t, &p[i]);
@@ -113,8 +116,8 @@ static void near(fattn_dtype dtype, const char *what, double x, double got, wide
     const double least = dtype == FATTN_F64 ? 0x1p-1070 : dtype == FATTN_F16 ? 0x1p-23 : 0x1p-130;
     const double end = dtype == FATTN_F64 ? DBL_MAX : dtype == FATTN_F16 ? 65504 : (double)FLT_MAX;
     if (fabsl(want) > (wide)end * (1 + (wide)unit)) {
-        cr_assert(isinf(got) && (got > 0) == (want > 0), "%s, %s at %g: %g, not infinite",
-                  fattn_dtype_name(dtype), what, x, got);
+        cr_assert(isinf(got) && (got > 0) == (want > 0), "%s, %s at %g: %g, not infinite", fattn_dtype_name(dtype),
+                  what, x, got);
         return;
     }
     if (fabsl(want) > (wide)end * (1 - (wide)unit) && isinf(got) && (got > 0) == (want > 0)) return;
@@ -142,10 +145,9 @@ static fattn_var gelu_graph(fattn_tape *t, const fattn_var *in, const void *user
 }
 
 void extremes_unary(fattn_ctx *ctx, fattn_dtype dtype) {
-    static const double sizes[] = {0,    1e-300, 1e-45, 1e-38, 1e-7, 0.5,  1,    5,     9,    12,
-                                   20,   63.5,   64,    65,    89,   127,  1e3,  1e4,   6e4,  1e10,
-                                   1e13, 1e19,   1e20,  1e30,  3e38, 1e51, 1e77, 1e103, 1e154, 1e200,
-                                   1e308};
+    static const double sizes[] = {0,    1e-300, 1e-45, 1e-38, 1e-7, 0.5,   1,     5,     9,    12,   20,
+                                   63.5, 64,     65,    89,    127,  1e3,   1e4,   6e4,   1e10, 1e13, 1e19,
+                                   1e20, 1e30,   3e38,  1e51,  1e77, 1e103, 1e154, 1e200, 1e308};
     enum { SIZES = sizeof sizes / sizeof *sizes };
     for (int op = 0; op < 2; ++op) {
         double x[2 * SIZES + 1], y[2 * SIZES + 1], dy[2 * SIZES + 1], d[2 * SIZES + 1];
@@ -161,8 +163,8 @@ void extremes_unary(fattn_ctx *ctx, fattn_dtype dtype) {
             /* The exponent's rounding error counts as that of the gate, which matters up to here. */
             near(dtype, op ? "silu" : "gelu", x[i], y[i], (op ? silu : gelu)((wide)x[i]),
                  fminl(fabsl((wide)x[i]), 100));
-            near(dtype, op ? "silu'" : "gelu'", x[i], d[i],
-                 (op ? silu_slope : gelu_slope)((wide)x[i]), 64); /* x 2u' times 1 - s's rounding */
+            near(dtype, op ? "silu'" : "gelu'", x[i], d[i], (op ? silu_slope : gelu_slope)((wide)x[i]),
+                 64); /* x 2u' times 1 - s's rounding */
         }
     }
 }
@@ -173,25 +175,21 @@ typedef struct norm {
 } norm;
 static fattn_var norm_graph(fattn_tape *t, const fattn_var *in, const void *user) {
     const norm *const n = user;
-    return n->centred ? fattn_op_layernorm(t, in[0], in[1], in[2], n->eps)
-                      : fattn_op_rmsnorm(t, in[0], in[1], n->eps);
+    return n->centred ? fattn_op_layernorm(t, in[0], in[1], in[2], n->eps) : fattn_op_rmsnorm(t, in[0], in[1], n->eps);
 }
 
 /* Row `kind` of C elements. */
 enum { KINDS = 8 };
 static double element(fattn_dtype dtype, int kind, int64_t i, int64_t C, float eps) {
     const double most = largest(dtype), root = dtype == FATTN_F16 ? 300 : sqrt(most);
-    const double small = eps > 0                ? 1e-6
-                         : dtype == FATTN_F64   ? 1e-300
-                         : dtype == FATTN_F16   ? 1e-6
-                                                : 1e-36;
+    const double small = eps > 0 ? 1e-6 : dtype == FATTN_F64 ? 1e-300 : dtype == FATTN_F16 ? 1e-6 : 1e-36;
     switch (kind) {
-    case 0: return i % 2 ? -most : most;           /* x - mean overflows, squares do */
-    case 1: return i == 0 ? most : -most;          /* the mean is near one end */
+    case 0: return i % 2 ? -most : most;                     /* x - mean overflows, squares do */
+    case 1: return i == 0 ? most : -most;                    /* the mean is near one end */
     case 2: return most * (1 - (double)i / (double)(2 * C)); /* the sum overflows */
-    case 3: return i == C / 2 ? most : 1;          /* one large element */
-    case 4: return root * (i % 3 ? 1.5 : -2);      /* squares about overflow */
-    case 5: return small * (double)(i % 5 - 2);    /* squares vanish */
+    case 3: return i == C / 2 ? most : 1;                    /* one large element */
+    case 4: return root * (i % 3 ? 1.5 : -2);                /* squares about overflow */
+    case 5: return small * (double)(i % 5 - 2);              /* squares vanish */
     case 6: return i % 7 == 0 ? 1e-3 : (double)(i % 4);
     default: return root * 1e-3 * (double)(i % 9 - 4) + small;
     }
@@ -201,8 +199,7 @@ static void check_norm(fattn_ctx *ctx, fattn_dtype dtype, const norm *n, int64_t
     const size_t size = (size_t)(KINDS * C) * sizeof(double);
     double *const x = malloc(size), *const y = malloc(size), *const dy = malloc(size);
     double *const d = malloc(size), *const rest = malloc(4 * size);
-    double *const gain = rest, *const bias = rest + C, *const d_gain = rest + 2 * C,
-                 *const d_bias = rest + 3 * C;
+    double *const gain = rest, *const bias = rest + C, *const d_gain = rest + 2 * C, *const d_bias = rest + 3 * C;
     for (int64_t i = 0; i < KINDS * C; ++i) {
         x[i] = rounded(dtype, element(dtype, (int)(i / C), i % C, C, n->eps));
         dy[i] = rounded(dtype, (double)(i % 5) * 0.5 - 0.75);
@@ -231,12 +228,10 @@ static void check_norm(fattn_ctx *ctx, fattn_dtype dtype, const norm *n, int64_t
         /* Roundings of x, r (22 bits where it is subnormal) and of sums of C terms, carried by r. */
         const wide scale = fmaxl(1, 8 * most * r) * (1 + (wide)C / 64);
         char what[64];
-        snprintf(what, sizeof what, "%s, C %d, row %d", n->centred ? "layernorm" : "rmsnorm",
-                 (int)C, kind);
+        snprintf(what, sizeof what, "%s, C %d, row %d", n->centred ? "layernorm" : "rmsnorm", (int)C, kind);
         for (int64_t i = 0; i < C; ++i) {
             const wide h = ((wide)row[i] - mean) * r;
-            near(dtype, what, row[i], y[kind * C + i],
-                 h * (wide)gain[i] + (n->centred ? (wide)bias[i] : 0), scale);
+            near(dtype, what, row[i], y[kind * C + i], h * (wide)gain[i] + (n->centred ? (wide)bias[i] : 0), scale);
             near(dtype == FATTN_F64 ? dtype : FATTN_F32, what, row[i], d[kind * C + i],
                  r * ((wide)g[i] * (wide)gain[i] - g_mean - h * gh_mean), 64 * r * scale);
             sums[i] += (wide)g[i] * h, sums[C + i] += (wide)g[i];
@@ -267,9 +262,9 @@ static fattn_var loss_graph(fattn_tape *t, const fattn_var *in, const void *user
 void extremes_cross_entropy(fattn_ctx *ctx, fattn_dtype dtype) {
     static const int64_t widths[] = {4, 7, 64, 2056};
     const double m = largest(dtype), off = -INFINITY;
-    const double rows[][4] = {{m, m, 1, 0},      {m, -m, 0, m},     {-m, -m, -m, -m},
-                              {off, 1, 2, off},  {off, m, m, off},  {off, -m, -m, -m},
-                              {m / 2, 0, m, 1},  {1e4, 1e4, 9999, off}, {3, off, off, off}};
+    const double rows[][4] = {{m, m, 1, 0},     {m, -m, 0, m},         {-m, -m, -m, -m},
+                              {off, 1, 2, off}, {off, m, m, off},      {off, -m, -m, -m},
+                              {m / 2, 0, m, 1}, {1e4, 1e4, 9999, off}, {3, off, off, off}};
     enum { ROWS = sizeof rows / sizeof *rows };
     for (int n = 0; n < 4 * ROWS; ++n) { /* a row at a time: a loss may be infinite */
         const int64_t V = widths[n / ROWS];
@@ -288,8 +283,7 @@ void extremes_cross_entropy(fattn_ctx *ctx, fattn_dtype dtype) {
             const fattn_dtype of = dtype == FATTN_F64 ? dtype : FATTN_F32;
             near(of, "loss", x[target], y, top - (wide)x[target] + logl(sum), 1);
             for (int64_t i = 0; i < V; ++i)
-                near(of, "softmax - onehot", x[i], d[i],
-                     expl((wide)x[i] - top) / sum - (i == target ? 1 : 0), 1);
+                near(of, "softmax - onehot", x[i], d[i], expl((wide)x[i] - top) / sum - (i == target ? 1 : 0), 1);
             free(x), free(d);
         }
     }
@@ -320,9 +314,7 @@ void extremes_rope(fattn_ctx *ctx, fattn_dtype dtype) {
             const wide a = (wide)x[low], b = (wide)x[high], p = (wide)dy[low], q = (wide)dy[high];
             near(dtype, "rope", x[low], y[low], a * c - b * z, size);
             near(dtype, "rope", x[high], y[high], b * c + a * z, size);
-            near(dtype == FATTN_F64 ? dtype : FATTN_F32, "rope'", x[low], d[low], p * c + q * z,
-                 size);
-            near(dtype == FATTN_F64 ? dtype : FATTN_F32, "rope'", x[high], d[high], q * c - p * z,
-                 size);
+            near(dtype == FATTN_F64 ? dtype : FATTN_F32, "rope'", x[low], d[low], p * c + q * z, size);
+            near(dtype == FATTN_F64 ? dtype : FATTN_F32, "rope'", x[high], d[high], q * c - p * z, size);
         }
 }

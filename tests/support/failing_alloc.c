@@ -28,8 +28,7 @@ static void give(void *user, void *p, size_t bytes, fattn_stream s) {
 
 fattn_ctx *failing_context(failing_alloc *a, int threads) {
     const long left = a->left;
-    const fattn_ctx_options o = {
-        .struct_size = sizeof o, .cpu_threads = threads, .allocator = {take, give, a}};
+    const fattn_ctx_options o = {.struct_size = sizeof o, .cpu_threads = threads, .allocator = {take, give, a}};
     fattn_ctx *ctx;
     a->left = -1;
     cr_assert_eq(fattn_ctx_create(&o, &ctx), FATTN_OK);

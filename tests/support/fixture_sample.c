@@ -8,20 +8,16 @@
 void fixture_reseal(unsigned char *bytes, size_t size) {
     const unsigned long crc = crc32_z(0, bytes + FIXTURE_SEAL, size - FIXTURE_SEAL);
     memset(bytes, 0, FIXTURE_SEAL);
-    snprintf(
-        (char *)bytes, FIXTURE_SEAL,
-        "fattn fixture\nbytes %zu\ncrc32 of bytes 512 and up %08lx\nHDF5 begins at byte 512.\n",
-        size, crc);
+    snprintf((char *)bytes, FIXTURE_SEAL,
+             "fattn fixture\nbytes %zu\ncrc32 of bytes 512 and up %08lx\nHDF5 begins at byte 512.\n", size, crc);
 }
 
 /* FNV-1a */
 static void add(uint64_t *digest, const void *p, size_t bytes) {
-    for (size_t n = 0; n < bytes; ++n)
-        *digest = (*digest ^ ((const unsigned char *)p)[n]) * 0x100000001b3u;
+    for (size_t n = 0; n < bytes; ++n) *digest = (*digest ^ ((const unsigned char *)p)[n]) * 0x100000001b3u;
 }
 
-static fattn_status read_dataset(fattn_ctx *ctx, fattn_fixture *f, const char *path,
-                                 uint64_t *digest) {
+static fattn_status read_dataset(fattn_ctx *ctx, fattn_fixture *f, const char *path, uint64_t *digest) {
     if (!fattn_fixture_has(f, path)) return FATTN_OK;
     fattn_tensor t = {0};
     const fattn_status s = fattn_fixture_get(f, path, FATTN_F64, &t);
@@ -71,8 +67,7 @@ static const char *const datasets[] = {"q",
                                        "fd/sink_index",
                                        "fd/sink_value"};
 
-static fattn_status read_case(fattn_ctx *ctx, fattn_fixture *f, const char *name,
-                              uint64_t *digest) {
+static fattn_status read_case(fattn_ctx *ctx, fattn_fixture *f, const char *name, uint64_t *digest) {
     char path[256], text[4096];
     double step;
     fattn_attention_params p = {.struct_size = sizeof p};
@@ -136,17 +131,30 @@ fattn_status fixture_write_sample(fattn_ctx *ctx, const char *path) {
                                       .scale = 0.5f,
                                       .rng = {.seed = 0x123456789abcdefu}};
     const int64_t x[4] = {B, H, S, D}, bias[4] = {1, 1, 1, S}, heads = H, batch = B, sample = 5;
-    const struct { const char *name; fattn_dtype t; int ndim; const int64_t *shape; } sets[] = {
-        {"q", FATTN_F32, 4, x},           {"k", FATTN_F32, 4, x},
-        {"v", FATTN_F32, 4, x},           {"d_o", FATTN_F32, 4, x},
-        {"o", FATTN_F64, 4, x},           {"lse", FATTN_F64, 3, x},
-        {"o_in", FATTN_F32, 4, x},        {"lse_in", FATTN_F32, 3, x},
-        {"dq", FATTN_F64, 4, x},          {"dk", FATTN_F64, 4, x},
-        {"dv", FATTN_F64, 4, x},          {"bias", FATTN_F32, 4, bias},
-        {"d_bias", FATTN_F64, 4, bias},   {"sink", FATTN_F32, 1, &heads},
-        {"d_sink", FATTN_F64, 1, &heads}, {"seqlens_k", FATTN_I32, 1, &batch},
-        {"rng_step", FATTN_I32, 0, NULL}, {"fd/q_index", FATTN_I32, 1, &sample},
-        {"fd/q_value", FATTN_F64, 1, &sample}};
+    const struct {
+        const char *name;
+        fattn_dtype t;
+        int ndim;
+        const int64_t *shape;
+    } sets[] = {{"q", FATTN_F32, 4, x},
+                {"k", FATTN_F32, 4, x},
+                {"v", FATTN_F32, 4, x},
+                {"d_o", FATTN_F32, 4, x},
+                {"o", FATTN_F64, 4, x},
+                {"lse", FATTN_F64, 3, x},
+                {"o_in", FATTN_F32, 4, x},
+                {"lse_in", FATTN_F32, 3, x},
+                {"dq", FATTN_F64, 4, x},
+                {"dk", FATTN_F64, 4, x},
+                {"dv", FATTN_F64, 4, x},
+                {"bias", FATTN_F32, 4, bias},
+                {"d_bias", FATTN_F64, 4, bias},
+                {"sink", FATTN_F32, 1, &heads},
+                {"d_sink", FATTN_F64, 1, &heads},
+                {"seqlens_k", FATTN_I32, 1, &batch},
+                {"rng_step", FATTN_I32, 0, NULL},
+                {"fd/q_index", FATTN_I32, 1, &sample},
+                {"fd/q_value", FATTN_F64, 1, &sample}};
     fattn_fixture *f;
     fattn_status s = fattn_fixture_open(ctx, path, 1, &f);
     if (s) return s;

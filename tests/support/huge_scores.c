@@ -28,8 +28,8 @@ static int exponent_for(int n, fattn_dtype dtype) {
 
 attention_case huge_case(int n, int64_t D, fattn_dtype dtype) {
     static char name[96];
-    attention_case c = {.name = name, .dtype = dtype, .B = 1, .Hq = 2, .Hkv = 1, .Sq = 150, .Sk = 203,
-                        .D = D, .scale = 0.25f};
+    attention_case c = {
+        .name = name, .dtype = dtype, .B = 1, .Hq = 2, .Hkv = 1, .Sq = 150, .Sk = 203, .D = D, .scale = 0.25f};
     snprintf(name, sizeof name, "huge %d: %s of %c2^%d, d %d", n, source_names[source_of(n)],
              sign_of(n) < 0 ? '-' : '+', exponent_for(n, dtype), (int)D);
     switch (source_of(n)) {
@@ -154,9 +154,9 @@ static void compare(const attention *got, const attention *want, enum tensor_id 
         const double x = attention_get(&got->t[id], at), y = attention_get(&want->t[id], at);
         const double most = id == T_LSE ? relative * (8 + fabs(y)) : bound;
         if (x == y || fabs(x - y) <= most) continue; /* an assertion takes microseconds */
-        cr_assert_fail("%s, %s: %s[%d,%d,%d,%d] is %.8g, STANDARD has %.8g, %.3g apart, bound %.3g",
-                       got->c.name, fattn_dtype_name(got->c.dtype), attention_names[id], (int)at[0],
-                       (int)at[1], (int)at[2], (int)at[3], x, y, fabs(x - y), most);
+        cr_assert_fail("%s, %s: %s[%d,%d,%d,%d] is %.8g, STANDARD has %.8g, %.3g apart, bound %.3g", got->c.name,
+                       fattn_dtype_name(got->c.dtype), attention_names[id], (int)at[0], (int)at[1], (int)at[2],
+                       (int)at[3], x, y, fabs(x - y), most);
     }
 }
 
@@ -181,8 +181,8 @@ static void check_mass(attention *a, enum engine by) {
         rows += 1;
         most += half_unit((fattn_dtype)a->c.dtype) + ulp * (8 + 2 * fmin(fabs(L), 1024));
     }
-    cr_assert_float_eq(mass, rows, most, "%s, %s: weights of %g rows sum to %.17g, bound %.3g",
-                       a->c.name, fattn_dtype_name(a->c.dtype), rows, mass, most);
+    cr_assert_float_eq(mass, rows, most, "%s, %s: weights of %g rows sum to %.17g, bound %.3g", a->c.name,
+                       fattn_dtype_name(a->c.dtype), rows, mass, most);
 }
 
 void huge_check(fattn_ctx *ctx, int n, const attention_case *c, enum engine by,
@@ -202,15 +202,22 @@ void huge_check(fattn_ctx *ctx, int n, const attention_case *c, enum engine by,
 }
 
 /* Calls that merge into a result over other keys, whose share of a row goes down to 1e-4. */
-void huge_check_parts(fattn_ctx *ctx, enum engine by,
-                      fattn_status (*on_device)(attention *a, enum fattni_pass pass)) {
+void huge_check_parts(fattn_ctx *ctx, enum engine by, fattn_status (*on_device)(attention *a, enum fattni_pass pass)) {
     static const double levels[] = {1100, 1e4, -1e4, 1e6};
     for (int n = 0; n < 16; ++n) {
         const double level = levels[n / 4], behind = 3 * (n % 4);
         char name[64];
         snprintf(name, sizeof name, "a part of L %g, the others' %g below", level, behind);
-        const attention_case c = {.name = name, .dtype = FATTN_F64, .B = 1, .Hq = 2, .Hkv = 1, .Sq = 70,
-                                  .Sk = 90, .D = 16, .bias = BIAS | BIAS_OVER_H, .sink = n % 2,
+        const attention_case c = {.name = name,
+                                  .dtype = FATTN_F64,
+                                  .B = 1,
+                                  .Hq = 2,
+                                  .Hkv = 1,
+                                  .Sq = 70,
+                                  .Sk = 90,
+                                  .D = 16,
+                                  .bias = BIAS | BIAS_OVER_H,
+                                  .sink = n % 2,
                                   .flags = FATTN_MERGE | (n % 8 > 3 ? (uint32_t)FATTN_CAUSAL : 0u)};
         attention *const got = attention_new(ctx, &c);
         int64_t at[FATTN_MAX_DIMS] = {0};

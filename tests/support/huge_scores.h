@@ -20,7 +20,6 @@ void huge_check(fattn_ctx *ctx, int n, const attention_case *c, enum engine by,
                 fattn_status (*on_device)(attention *a, enum fattni_pass pass));
 
 /* F64: gradients for a huge L that also covers other keys, against the reference's. */
-void huge_check_parts(fattn_ctx *ctx, enum engine by,
-                      fattn_status (*on_device)(attention *a, enum fattni_pass pass));
+void huge_check_parts(fattn_ctx *ctx, enum engine by, fattn_status (*on_device)(attention *a, enum fattni_pass pass));
 
 #endif

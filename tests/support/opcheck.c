@@ -40,13 +40,9 @@ static int64_t offset_of(const fattn_tensor *t, int64_t e) {
     return offset;
 }
 
-static double load(const fattn_tensor *t, int64_t e) {
-    return fattni_load(t->data, t->dtype, offset_of(t, e));
-}
+static double load(const fattn_tensor *t, int64_t e) { return fattni_load(t->data, t->dtype, offset_of(t, e)); }
 
-static void store(const fattn_tensor *t, int64_t e, double x) {
-    fattni_store(t->data, t->dtype, offset_of(t, e), x);
-}
+static void store(const fattn_tensor *t, int64_t e, double x) { fattni_store(t->data, t->dtype, offset_of(t, e), x); }
 
 /* y = weight[0] in[0] + weight[1] in[1]; one input is a copy. */
 typedef struct weights {
@@ -64,8 +60,7 @@ static fattn_status sum_forward(fattn_op_call *c) {
     const weights *a = c->attr;
     for (int64_t e = 0; e < fattn_tensor_numel(&c->out[0]); ++e) {
         double y = 0;
-        for (int i = 0; i < c->n_in; ++i)
-            y += a->w[i] * load(&c->in[i], e);
+        for (int i = 0; i < c->n_in; ++i) y += a->w[i] * load(&c->in[i], e);
         store(&c->out[0], e, y);
     }
     return FATTN_OK;
@@ -75,8 +70,7 @@ static fattn_status sum_backward(fattn_op_call *c) {
     const weights *a = c->attr;
     for (int i = 0; i < c->n_in; ++i)
         for (int64_t e = 0; e < fattn_tensor_numel(&c->out[0]) && c->d_in[i].data; ++e)
-            store(&c->d_in[i], e,
-                  a->w[i] * load(&c->d_out[0], e) + (c->d_in_fresh[i] ? 0 : load(&c->d_in[i], e)));
+            store(&c->d_in[i], e, a->w[i] * load(&c->d_out[0], e) + (c->d_in_fresh[i] ? 0 : load(&c->d_in[i], e)));
     return FATTN_OK;
 }
 
@@ -106,11 +100,8 @@ static fattn_status view_infer(fattn_op_call *c) {
     return FATTN_OK;
 }
 
-static const fattn_op_def view_def = {.struct_size = sizeof view_def,
-                                      .attr_size = sizeof(layout),
-                                      .n_out = 1,
-                                      .name = "view",
-                                      .infer = view_infer};
+static const fattn_op_def view_def = {
+    .struct_size = sizeof view_def, .attr_size = sizeof(layout), .n_out = 1, .name = "view", .infer = view_infer};
 
 static double cotangent(int64_t e) { return cos(1.0 + 0.7 * (double)e) + 0.25; }
 
@@ -121,8 +112,7 @@ static fattn_status contract_infer(fattn_op_call *c) {
 
 static fattn_status contract_forward(fattn_op_call *c) {
     double sum = 0;
-    for (int64_t e = 0; e < fattn_tensor_numel(&c->in[0]); ++e)
-        sum += cotangent(e) * load(&c->in[0], e);
+    for (int64_t e = 0; e < fattn_tensor_numel(&c->in[0]); ++e) sum += cotangent(e) * load(&c->in[0], e);
     store(&c->out[0], 0, sum);
     return FATTN_OK;
 }
@@ -141,9 +131,7 @@ static const fattn_op_def contract_def = {.struct_size = sizeof contract_def,
                                           .forward = contract_forward,
                                           .backward = contract_backward};
 
-fattn_var op_contract(fattn_tape *t, fattn_var x) {
-    return fattn_op_custom(t, &contract_def, &x, 1, NULL);
-}
+fattn_var op_contract(fattn_tape *t, fattn_var x) { return fattn_op_custom(t, &contract_def, &x, 1, NULL); }
 
 /* The position of an input in its parameter. Gaps are 2 elements, the offset 1. */
 static layout layout_of(const op_input *x, op_surrounding how) {
@@ -153,11 +141,9 @@ static layout layout_of(const op_input *x, op_surrounding how) {
     if (how == OP_VIEWS || how == OP_STRIDED) {
         l.offset = 1;
         if (how == OP_VIEWS && x->ndim) order[n++] = x->ndim - 1;
-        for (int d = 0; n < x->ndim; ++d)
-            order[n++] = d;
+        for (int d = 0; n < x->ndim; ++d) order[n++] = d;
     } else {
-        for (int d = x->ndim - 1; d >= 0; --d)
-            order[n++] = d;
+        for (int d = x->ndim - 1; d >= 0; --d) order[n++] = d;
     }
     int64_t stride = how == OP_STRIDED ? 3 : 1;
     for (int k = 0; k < n; ++k) {
@@ -172,8 +158,7 @@ static layout layout_of(const op_input *x, op_surrounding how) {
 static bool is_moved(op_surrounding how) { return how == OP_VIEWS || how == OP_STRIDED; }
 
 /* Records the op on the parameters in this surrounding. */
-static fattn_var surround(fattn_tape *t, const op_case *c, op_surrounding how,
-                          const fattn_var *params) {
+static fattn_var surround(fattn_tape *t, const op_case *c, op_surrounding how, const fattn_var *params) {
     fattn_var in[OPCHECK_INPUTS] = {{0}};
     for (int i = 0; i < c->n; ++i) {
         if (c->in[i].absent) continue;
@@ -193,20 +178,16 @@ static fattn_var surround(fattn_tape *t, const op_case *c, op_surrounding how,
 /* Numbers of input i, exact in F32: the same for every dtype. */
 static double number(const op_input *x, int i, int64_t e) {
     const uint64_t mixed =
-        ((uint64_t)e * 0x9e3779b97f4a7c15u + (uint64_t)i * 0xda942042e4dd58b5u + 0x1234567u) *
-        0xd1342543de82ef95u;
+        ((uint64_t)e * 0x9e3779b97f4a7c15u + (uint64_t)i * 0xda942042e4dd58b5u + 0x1234567u) * 0xd1342543de82ef95u;
     const uint64_t bits = mixed ^ (mixed >> 31);
-    if (x->classes)
-        return e % 5 == 4 ? (double)x->ignore : (double)((bits >> 8) % (uint64_t)x->classes);
+    if (x->classes) return e % 5 == 4 ? (double)x->ignore : (double)((bits >> 8) % (uint64_t)x->classes);
     double sum = 0; /* of four uniform numbers: nearly normal, within 3.5 */
-    for (int k = 0; k < 4; ++k)
-        sum += (double)(bits >> (16 * k) & 0xffff) * 0x1p-16 - 0.5;
+    for (int k = 0; k < 4; ++k) sum += (double)(bits >> (16 * k) & 0xffff) * 0x1p-16 - 0.5;
     return (double)(float)(sum * 1.7);
 }
 
 /* The parameter of input i: as large as its layout needs. */
-static fattn_tensor parameter(fattn_ctx *ctx, const op_case *c, int i, op_surrounding how,
-                              fattn_dtype dtype) {
+static fattn_tensor parameter(fattn_ctx *ctx, const op_case *c, int i, op_surrounding how, fattn_dtype dtype) {
     const op_input *x = &c->in[i];
     const fattn_dtype own = x->classes ? FATTN_I32 : dtype;
     const bool moved = is_moved(how) && !x->classes;
@@ -223,16 +204,14 @@ static fattn_tensor parameter(fattn_ctx *ctx, const op_case *c, int i, op_surrou
     view.ndim = x->ndim;
     memcpy(view.shape, l.shape, sizeof view.shape);
     memcpy(view.stride, l.stride, sizeof view.stride);
-    for (int64_t e = 0; e < fattn_tensor_numel(&view); ++e)
-        store(&view, e, number(x, i, e));
+    for (int64_t e = 0; e < fattn_tensor_numel(&view); ++e) store(&view, e, number(x, i, e));
     return t;
 }
 
 static fattn_tensor kept(const fattn_tensor *t) {
-    fattn_tensor copy = fattn_tensor_view(malloc((size_t)fattn_tensor_numel(t) * 8 + 8),
-                                          (fattn_dtype)t->dtype, FATTN_CPU, 0, t->ndim, t->shape);
-    for (int64_t e = 0; e < fattn_tensor_numel(t); ++e)
-        store(&copy, e, load(t, e));
+    fattn_tensor copy = fattn_tensor_view(malloc((size_t)fattn_tensor_numel(t) * 8 + 8), (fattn_dtype)t->dtype,
+                                          FATTN_CPU, 0, t->ndim, t->shape);
+    for (int64_t e = 0; e < fattn_tensor_numel(t); ++e) store(&copy, e, load(t, e));
     return copy;
 }
 
@@ -250,8 +229,7 @@ op_result op_run(const op_case *c, op_surrounding how, fattn_dtype dtype, int th
             in[i] = fattn_input(t, &p[i].value);
             continue;
         }
-        cr_assert_eq(fattn_tensor_alloc(ctx, dtype, p[i].value.ndim, p[i].value.shape, &p[i].grad),
-                     FATTN_OK);
+        cr_assert_eq(fattn_tensor_alloc(ctx, dtype, p[i].value.ndim, p[i].value.shape, &p[i].grad), FATTN_OK);
         for (int64_t e = 0; e < fattn_tensor_numel(&p[i].grad); ++e)
             store(&p[i].grad, e, 1); /* gradients are added to what is there */
         in[i] = fattn_use(t, &p[i]);
@@ -267,14 +245,12 @@ op_result op_run(const op_case *c, op_surrounding how, fattn_dtype dtype, int th
         if (!c->in[i].classes) {
             const layout l = layout_of(&c->in[i], how);
             fattn_tensor view = p[i].grad;
-            if (view.data)
-                view.data = (char *)view.data + l.offset * (int64_t)fattn_dtype_size(dtype);
+            if (view.data) view.data = (char *)view.data + l.offset * (int64_t)fattn_dtype_size(dtype);
             view.ndim = l.ndim;
             memcpy(view.shape, l.shape, sizeof view.shape);
             memcpy(view.stride, l.stride, sizeof view.stride);
             r.d[i] = kept(&view);
-            for (int64_t e = 0; e < fattn_tensor_numel(&view); ++e)
-                store(&r.d[i], e, load(&r.d[i], e) - 1);
+            for (int64_t e = 0; e < fattn_tensor_numel(&view); ++e) store(&r.d[i], e, load(&r.d[i], e) - 1);
         }
         fattn_tensor_free(ctx, &p[i].grad);
         fattn_tensor_free(ctx, &p[i].value);
@@ -287,8 +263,7 @@ op_result op_run(const op_case *c, op_surrounding how, fattn_dtype dtype, int th
 
 void op_release(op_result *r) {
     free(r->y.data);
-    for (int i = 0; i < OPCHECK_INPUTS; ++i)
-        free(r->d[i].data);
+    for (int i = 0; i < OPCHECK_INPUTS; ++i) free(r->d[i].data);
 }
 
 static const char *const surroundings[] = {"plain", "fresh", "twice", "views", "strided"};
@@ -297,16 +272,14 @@ static bool applies(const op_case *c, int how) { return how != OP_STRIDED || c->
 
 /* |got - want| <= roundings eps (largest |want|): in the worst case all roundings, of numbers no larger than
    the sums of this case, add up. Two more come from op_run's gradients. */
-static void compare(const op_case *c, const char *what, const fattn_tensor *got,
-                    const fattn_tensor *want, double factor) {
+static void compare(const op_case *c, const char *what, const fattn_tensor *got, const fattn_tensor *want,
+                    double factor) {
     const double eps = got->dtype == FATTN_F32 ? FLT_EPSILON : DBL_EPSILON;
     double largest = 1;
     cr_assert_eq(fattn_tensor_numel(got), fattn_tensor_numel(want), "%s: %s", c->name, what);
+    for (int64_t e = 0; e < fattn_tensor_numel(want); ++e) largest = fmax(largest, fabs(load(want, e)));
     for (int64_t e = 0; e < fattn_tensor_numel(want); ++e)
-        largest = fmax(largest, fabs(load(want, e)));
-    for (int64_t e = 0; e < fattn_tensor_numel(want); ++e)
-        cr_assert(fabs(load(got, e) - factor * load(want, e)) <=
-                      (c->roundings + 2) * eps * factor * largest,
+        cr_assert(fabs(load(got, e) - factor * load(want, e)) <= (c->roundings + 2) * eps * factor * largest,
                   "%s: %s[%lld] is %.17g, not %.17g", c->name, what, (long long)e, load(got, e),
                   factor * load(want, e));
 }
@@ -332,12 +305,10 @@ static op_result expected(const op_case *c, const op_result *like) {
     c->reference((const double *const *)in, (const int32_t *const *)ids, want.y.data);
     const int64_t n = fattn_tensor_numel(&want.y);
     double *dy = malloc((size_t)(n + 1) * sizeof(double));
-    for (int64_t e = 0; e < n; ++e)
-        dy[e] = cotangent(e);
+    for (int64_t e = 0; e < n; ++e) dy[e] = cotangent(e);
     if (c->gradient) c->gradient((const double *const *)in, (const int32_t *const *)ids, dy, d);
     free(dy);
-    for (int i = 0; i < c->n; ++i)
-        free(in[i]), free(ids[i]);
+    for (int i = 0; i < c->n; ++i) free(in[i]), free(ids[i]);
     return want;
 }
 
@@ -383,11 +354,9 @@ void opcheck_gradients(const op_case *c) {
         const fattn_gradcheck_options o = {.struct_size = sizeof o, .order = 4, .seed = 7};
         fattn_report report = {.struct_size = sizeof report};
         const fattn_status status = fattn_gradcheck(ctx, surrounded_graph, &s, in, n, &o, &report);
-        cr_assert_eq(status, FATTN_OK, "%s (%s): %s", c->name, surroundings[how],
-                     fattn_ctx_error(ctx));
+        cr_assert_eq(status, FATTN_OK, "%s (%s): %s", c->name, surroundings[how], fattn_ctx_error(ctx));
         cr_assert_gt(report.checked, 0);
-        for (int i = 0; i < n; ++i)
-            fattn_tensor_free(ctx, &in[i]);
+        for (int i = 0; i < n; ++i) fattn_tensor_free(ctx, &in[i]);
         cr_assert_eq(fattn_ctx_mem(ctx).live, 0);
         fattn_ctx_destroy(ctx);
     }
@@ -418,8 +387,7 @@ void opcheck_threads(const op_case *c) {
         for (int threads = 2; threads <= 3; ++threads) {
             op_result more = op_run(c, OP_FRESH, dtype, threads);
             same_bits(c, &one.y, &more.y);
-            for (int i = 0; i < c->n; ++i)
-                same_bits(c, &one.d[i], &more.d[i]);
+            for (int i = 0; i < c->n; ++i) same_bits(c, &one.d[i], &more.d[i]);
             op_release(&more);
         }
         op_release(&one);
@@ -443,18 +411,13 @@ void opcheck_errors(const op_error *list, int count) {
         fattn_var in[4] = {{0}};
         for (int i = 0; i < r->n; ++i) {
             if (!r->in[i].dtype) continue;
-            cr_assert_eq(
-                fattn_tensor_alloc(ctx, r->in[i].dtype, r->in[i].ndim, r->in[i].shape, &x[i]),
-                FATTN_OK);
-            for (int64_t e = 0; e < fattn_tensor_numel(&x[i]); ++e)
-                store(&x[i], e, r->in[i].fill);
+            cr_assert_eq(fattn_tensor_alloc(ctx, r->in[i].dtype, r->in[i].ndim, r->in[i].shape, &x[i]), FATTN_OK);
+            for (int64_t e = 0; e < fattn_tensor_numel(&x[i]); ++e) store(&x[i], e, r->in[i].fill);
             in[i] = fattn_input(t, &x[i]);
         }
         cr_assert_eq(r->graph(t, in).id, 0, "%s: accepted", r->message);
-        cr_assert_eq(fattn_tape_status(t), r->status, "%s: %s", r->message,
-                     fattn_status_name(fattn_tape_status(t)));
-        cr_assert(strstr(fattn_ctx_error(ctx), r->message), "\"%s\" lacks \"%s\"",
-                  fattn_ctx_error(ctx), r->message);
+        cr_assert_eq(fattn_tape_status(t), r->status, "%s: %s", r->message, fattn_status_name(fattn_tape_status(t)));
+        cr_assert(strstr(fattn_ctx_error(ctx), r->message), "\"%s\" lacks \"%s\"", fattn_ctx_error(ctx), r->message);
         for (int i = 0; i < r->n; ++i)
             if (r->in[i].dtype) fattn_tensor_free(ctx, &x[i]);
         fattn_tape_destroy(t);

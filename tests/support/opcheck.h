@@ -22,8 +22,7 @@ typedef fattn_var (*op_graph)(fattn_tape *t, const fattn_var *in);
 typedef void (*op_reference)(const double *const *in, const int32_t *const *ids, double *y);
 
 /* Its gradients for the gradient dy of y, into d[i]; for cases too large for differences. */
-typedef void (*op_gradient)(const double *const *in, const int32_t *const *ids, const double *dy,
-                            double *const *d);
+typedef void (*op_gradient)(const double *const *in, const int32_t *const *ids, const double *dy, double *const *d);
 
 typedef struct op_case {
     const char *name;

@@ -16,9 +16,10 @@ typedef struct choice {
     int dtype, wide, algorithm, sizes, layout, feature, wanted;
 } choice;
 
-static const int64_t sizes[][6] = { /* Hq, Hkv, Sq, Sk, D, Dv */
-    {2, 2, 513, 513, 64, 64}, {4, 2, 130, 700, 128, 128}, {3, 1, 64, 65, 80, 80},
-    {2, 2, 300, 200, 256, 256}, {2, 1, 100, 100, 20, 40},  {1, 1, 1, 2048, 96, 64},
+static const int64_t sizes[][6] = {
+    /* Hq, Hkv, Sq, Sk, D, Dv */
+    {2, 2, 513, 513, 64, 64},   {4, 2, 130, 700, 128, 128}, {3, 1, 64, 65, 80, 80},
+    {2, 2, 300, 200, 256, 256}, {2, 1, 100, 100, 20, 40},   {1, 1, 1, 2048, 96, 64},
 };
 enum { SIZES = 6, LAYOUTS = 3, FEATURES = 7, WANTED = 4, DTYPES = 4, BATCH = 3 };
 static const fattn_dtype dtypes[DTYPES] = {FATTN_F64, FATTN_F32, FATTN_F16, FATTN_BF16};
@@ -50,8 +51,7 @@ static void ask(const fattn_ctx *ctx, const choice *c, question *x) {
     const int64_t bias[4] = {1, s[0], s[2], s[3]}, lengths[1] = {BATCH + (packed ? 1 : 0)};
     const fattn_dtype dtype = dtypes[c->dtype], statistic = dtype == FATTN_F64 ? dtype : FATTN_F32;
     const fattn_dtype out = c->wide ? statistic : dtype;
-    *x = (question){.p = {.struct_size = sizeof x->p, .algorithm = c->algorithm},
-                    .io = {.struct_size = sizeof x->io}};
+    *x = (question){.p = {.struct_size = sizeof x->p, .algorithm = c->algorithm}, .io = {.struct_size = sizeof x->io}};
     fattn_tensor *const t = x->t;
     t[Q] = laid_out(dtype, c->layout, q), t[K] = laid_out(dtype, c->layout, k);
     t[V] = laid_out(dtype, c->layout, v), t[O] = laid_out(out, c->layout, o);
@@ -90,8 +90,8 @@ static fattn_attention_plan plan_of(fattn_ctx *ctx, const question *x) {
     return plan;
 }
 
-static void fits(const fattn_attention_plan *call, const fattn_attention_plan *plan, const choice *c,
-                 const char *what, int n) {
+static void fits(const fattn_attention_plan *call, const fattn_attention_plan *plan, const choice *c, const char *what,
+                 int n) {
     cr_assert(call->fwd_workspace <= plan->fwd_workspace && call->bwd_workspace <= plan->bwd_workspace &&
                   call->saved_bytes <= plan->saved_bytes,
               "%s %d needs %zu, %zu, %zu bytes (%s), the query gave %zu, %zu, %zu (%s): %s, o %s, algorithm %d, "

@@ -37,8 +37,7 @@ static fattn_status mul_forward(fattn_op_call *c) {
     const int64_t n = fattn_tensor_numel(&c->out[0]);
     memset(c->workspace, 0xff, FWD_WORKSPACE);
     memset(c->saved, (int)(n % 251), SAVED_BYTES);
-    for (int64_t e = 0; e < n; ++e)
-        *element(&c->out[0], e) = *element(&c->in[0], e) * *element(&c->in[1], e);
+    for (int64_t e = 0; e < n; ++e) *element(&c->out[0], e) = *element(&c->in[0], e) * *element(&c->in[1], e);
     return FATTN_OK;
 }
 
@@ -169,11 +168,8 @@ static fattn_status slice_infer(fattn_op_call *c) {
 }
 
 fattn_var slice(fattn_tape *t, fattn_var x, int64_t dim, int64_t begin, int64_t end) {
-    static const fattn_op_def def = {.struct_size = sizeof def,
-                                     .attr_size = sizeof(range),
-                                     .n_out = 1,
-                                     .name = "slice",
-                                     .infer = slice_infer};
+    static const fattn_op_def def = {
+        .struct_size = sizeof def, .attr_size = sizeof(range), .n_out = 1, .name = "slice", .infer = slice_infer};
     const range r = {dim, begin, end};
     return fattn_op_custom(t, &def, &x, 1, &r);
 }
@@ -188,8 +184,8 @@ static fattn_status reverse_infer(fattn_op_call *c) {
 }
 
 fattn_var reverse(fattn_tape *t, fattn_var x, int64_t dim) {
-    static const fattn_op_def def = {.struct_size = sizeof def, .attr_size = sizeof dim, .n_out = 1,
-                                     .name = "reverse", .infer = reverse_infer};
+    static const fattn_op_def def = {
+        .struct_size = sizeof def, .attr_size = sizeof dim, .n_out = 1, .name = "reverse", .infer = reverse_infer};
     return fattn_op_custom(t, &def, &x, 1, &dim);
 }
 

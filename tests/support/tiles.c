@@ -6,15 +6,22 @@
 
 attention_case tiles_case(int n, fattn_dtype dtype) {
     static const int64_t D[] = {64, 1, 128, 3, 96, 8, 59, 256, 80, 16, 111, 32};
-    static const uint32_t masks[] = {FATTN_CAUSAL, 0, FATTN_CAUSAL_TOP_LEFT, FATTN_WINDOW,
-                                     FATTN_CAUSAL | FATTN_WINDOW};
+    static const uint32_t masks[] = {FATTN_CAUSAL, 0, FATTN_CAUSAL_TOP_LEFT, FATTN_WINDOW, FATTN_CAUSAL | FATTN_WINDOW};
     static const enum layout layouts[] = {LAYOUT_BHSD, LAYOUT_BSHD, LAYOUT_PITCH};
     const attention_shape s = attention_shapes[n % attention_shape_count];
-    return (attention_case){
-        .name = "walk", .dtype = dtype, .B = 1 + n % 2, .Hq = 1 + n / 2 % 3, .Hkv = 1,
-        .Sq = s.Sq, .Sk = s.Sk, .D = D[n % 12], .Dv = D[n % 3 ? n % 12 : (n + 5) % 12],
-        .flags = masks[n % 5], .window_left = n % 41, .window_right = n % 29 - 1,
-        .layout = layouts[n % 3]};
+    return (attention_case){.name = "walk",
+                            .dtype = dtype,
+                            .B = 1 + n % 2,
+                            .Hq = 1 + n / 2 % 3,
+                            .Hkv = 1,
+                            .Sq = s.Sq,
+                            .Sk = s.Sk,
+                            .D = D[n % 12],
+                            .Dv = D[n % 3 ? n % 12 : (n + 5) % 12],
+                            .flags = masks[n % 5],
+                            .window_left = n % 41,
+                            .window_right = n % 29 - 1,
+                            .layout = layouts[n % 3]};
 }
 
 attention_case tiles_enlarge(const attention_case *given, int n) {
@@ -53,8 +60,7 @@ attention_case tiles_random(int n) {
     c.algorithm = algorithms[cases_below(&r, 3)];
     c.wide = cases_below(&r, 3) == 0 || c.flags & FATTN_MERGE;
     if (c.bias && cases_below(&r, 2)) c.bias |= BIAS_F32;
-    if (cases_below(&r, 4) == 0)
-        c.omit = (unsigned)cases_below(&r, 7); /* at least one of dq, dk, dv is computed */
+    if (cases_below(&r, 4) == 0) c.omit = (unsigned)cases_below(&r, 7); /* at least one of dq, dk, dv is computed */
     c.sum_d_o = cases_below(&r, 8) == 0;
     /* The reference takes a second for 10^8 products. */
     while ((double)(c.B * c.Hq * c.Sq * c.Sk) * (double)(c.D + c.Dv) > 1e7 && c.D + c.Dv > 20)
@@ -80,7 +86,7 @@ static double half_unit(int32_t dtype) {
 typedef struct expected {
     attention *want, *gradients; /* O, L; the others: the same unless O is rounded */
     attention *rounded;
-    double baseline[7];          /* largest error of the unfused computation, per output */
+    double baseline[7]; /* largest error of the unfused computation, per output */
 } expected;
 
 static void copy(const attention *to, const attention *from, enum tensor_id id) {
@@ -102,19 +108,16 @@ static double largest_error(const attention *got, const attention *want, enum te
 static void measure_baseline(expected *e, const attention *inputs, bool backward) {
     attention *const unfused = attention_twin(inputs, FATTN_F32);
     attention_forward(unfused, LIBRARY);
-    for (int n = 0; n < 2; ++n)
-        e->baseline[n] = largest_error(unfused, e->want, attention_outputs[n]);
+    for (int n = 0; n < 2; ++n) e->baseline[n] = largest_error(unfused, e->want, attention_outputs[n]);
     if (backward) {
         if (e->rounded) copy(unfused, e->rounded, T_O);
         attention_backward(unfused, LIBRARY);
-        for (int n = 2; n < 7; ++n)
-            e->baseline[n] = largest_error(unfused, e->gradients, attention_outputs[n]);
+        for (int n = 2; n < 7; ++n) e->baseline[n] = largest_error(unfused, e->gradients, attention_outputs[n]);
     }
     attention_free(unfused);
 }
 
-static expected expect(fattn_ctx *ctx, const attention_case *c, bool backward,
-                       void (*change)(attention *a)) {
+static expected expect(fattn_ctx *ctx, const attention_case *c, bool backward, void (*change)(attention *a)) {
     attention_case unfused = *c;
     unfused.algorithm = FATTN_ALGO_STANDARD;
     attention *const inputs = attention_new(ctx, &unfused);
@@ -171,12 +174,10 @@ static double granted(const attention *want, enum tensor_id id) {
     const bool sums = id == T_D_BIAS || id == T_D_SINK, products = id == T_DQ || id == T_DK;
     const double walk = sums ? sqrt((double)(c->B * c->Hq * c->Sq + 1)) : 1;
     const double cancelled = products ? 4 * scale * rest : sums ? walk * rest : 0;
-    return 0x1p-24 *
-           fmax(fmax(chains, cancelled), size * fmax(walk, fmax(1, largest(&want->t[id]))));
+    return 0x1p-24 * fmax(fmax(chains, cancelled), size * fmax(walk, fmax(1, largest(&want->t[id]))));
 }
 
-static void match(const attention *got, const expected *e, int first, int last,
-                  fattn_tolerance given) {
+static void match(const attention *got, const expected *e, int first, int last, fattn_tolerance given) {
     for (int n = first; n < last; ++n) {
         const enum tensor_id id = attention_outputs[n];
         const attention *const want = n < 2 ? e->want : e->gradients;
@@ -199,8 +200,7 @@ static void check_on(const attention_case *c, const expected *e, fattn_ctx *ctx,
                      void (*change)(attention *a), fattn_tolerance tol, other_device *on_device) {
     const enum engine by = on_device ? ON_DEVICE : LIBRARY;
     char name[128];
-    snprintf(name, sizeof name, "%s, %s, %d threads", c->name, fattni_isa_name(ctx->isa),
-             ctx->cpu_threads);
+    snprintf(name, sizeof name, "%s, %s, %d threads", c->name, fattni_isa_name(ctx->isa), ctx->cpu_threads);
     attention_case named = *c;
     named.name = name;
     attention *const got = attention_new(ctx, &named);
@@ -259,9 +259,7 @@ void tiles_check_forward(const attention_case *c) {
     tiles_check_changed(&only, false, NULL, (fattn_tolerance){0});
 }
 
-void tiles_check_backward(const attention_case *c) {
-    tiles_check_changed(c, true, NULL, (fattn_tolerance){0});
-}
+void tiles_check_backward(const attention_case *c) { tiles_check_changed(c, true, NULL, (fattn_tolerance){0}); }
 
 void tiles_check_on_device(const attention_case *c, other_device *on_device) {
     fattn_ctx *const ctx = attention_context(1);

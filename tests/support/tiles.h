@@ -20,13 +20,11 @@ void tiles_check_forward(const attention_case *c);
 void tiles_check_backward(const attention_case *c);
 /* The same, with inputs that `change` has changed, and a tolerance of its own: with an rtol it
    replaces the baseline. */
-void tiles_check_changed(const attention_case *c, bool backward, void (*change)(attention *a),
-                         fattn_tolerance tol);
+void tiles_check_changed(const attention_case *c, bool backward, void (*change)(attention *a), fattn_tolerance tol);
 /* Random cases, each on one instruction set and one number of threads. */
 void tiles_check_random(int first, int count);
 /* Both passes of an F32 or F64 case by attention.on_device, within the same bounds. */
-void tiles_check_on_device(const attention_case *c,
-                           fattn_status (*on_device)(attention *a, enum fattni_pass pass));
+void tiles_check_on_device(const attention_case *c, fattn_status (*on_device)(attention *a, enum fattni_pass pass));
 /* Sets all elements of an input. */
 void tiles_fill(attention *a, enum tensor_id id, double x);
 

@@ -27,8 +27,7 @@ typedef struct trainer {
 
 /* Table [V,C], gain [C]; per layer: gain, qkv [3C,C], out [C,C], gain, up [4C,C], down [C,4C]. */
 static fattn_status make_params(trainer *r, uint64_t seed) {
-    static const int64_t shapes[PER_LAYER][2] = {{C}, {3 * C, C}, {C, C},
-                                                 {C}, {4 * C, C}, {C, 4 * C}};
+    static const int64_t shapes[PER_LAYER][2] = {{C}, {3 * C, C}, {C, C}, {C}, {4 * C, C}, {C, 4 * C}};
     for (int i = 0; i < TENSORS; ++i) {
         const int64_t outer[2][2] = {{VOCABULARY, C}, {C}};
         const int64_t *shape = i < 2 ? outer[i] : shapes[(i - 2) % PER_LAYER];
@@ -87,8 +86,7 @@ static void stop(trainer *r) {
 
 static fattn_var layer(trainer *r, fattn_var x, fattn_param *p) {
     fattn_tape *t = r->tape;
-    const fattn_attention_params ap = {
-        .struct_size = sizeof ap, .flags = FATTN_CAUSAL, .algorithm = r->algorithm};
+    const fattn_attention_params ap = {.struct_size = sizeof ap, .flags = FATTN_CAUSAL, .algorithm = r->algorithm};
     const fattn_var none = {0};
     fattn_var h = fattn_op_rmsnorm(t, x, fattn_use(t, &p[0]), 1e-5f);
     h = fattn_op_linear(t, h, fattn_use(t, &p[1]), none);
@@ -119,8 +117,7 @@ static fattn_status step(trainer *r, double *loss) {
 }
 static double steps(trainer *r, int count) {
     double loss = NAN;
-    for (int i = 0; i < count; ++i)
-        cr_assert_eq(step(r, &loss), FATTN_OK, "step %d: %s", i, fattn_ctx_error(r->ctx));
+    for (int i = 0; i < count; ++i) cr_assert_eq(step(r, &loss), FATTN_OK, "step %d: %s", i, fattn_ctx_error(r->ctx));
     return loss;
 }
 
@@ -136,8 +133,7 @@ Test(overfit, a_small_model_memorises_64_characters) {
 static void same_weights(const trainer *a, const trainer *b) {
     for (int i = 0; i < TENSORS; ++i)
         cr_assert_arr_eq(a->params[i].value.data, b->params[i].value.data,
-                         (size_t)fattn_tensor_numel(&a->params[i].value) * sizeof(float),
-                         "parameter %d", i);
+                         (size_t)fattn_tensor_numel(&a->params[i].value) * sizeof(float), "parameter %d", i);
 }
 
 Test(overfit, bits_depend_on_the_seed_only) {

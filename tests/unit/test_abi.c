@@ -25,8 +25,7 @@ static void field(const char *name, size_t offset, size_t size) {
 
 #define STRUCT(type) (end = 0, line(#type, sizeof(type)))
 #define FIELD(type, name) field(#name, offsetof(type, name), sizeof(((type *)0)->name))
-#define END(type)                                                                                  \
-    cr_assert_eq(end, sizeof(type), #type ": padding or a field missing from this test")
+#define END(type) cr_assert_eq(end, sizeof(type), #type ": padding or a field missing from this test")
 #define CONSTANT(name) line(#name, (size_t)(name))
 
 static void context_types(void) {
@@ -320,8 +319,7 @@ static void every_struct_is_listed(const char *header) {
 }
 
 Test(abi, equals_the_golden_file) {
-    used +=
-        (size_t)snprintf(text, sizeof text, "struct bytes; field offset bytes; constant value\n");
+    used += (size_t)snprintf(text, sizeof text, "struct bytes; field offset bytes; constant value\n");
     context_types();
     attention_types();
     tape_types();
@@ -329,8 +327,7 @@ Test(abi, equals_the_golden_file) {
     constants();
     static const char *const headers[] = {"base.h", "context.h", "tensor.h", "attention.h",
                                           "tape.h", "optim.h",   "check.h",  "fixture.h"};
-    for (size_t n = 0; n < sizeof headers / sizeof *headers; ++n)
-        every_struct_is_listed(headers[n]);
+    for (size_t n = 0; n < sizeof headers / sizeof *headers; ++n) every_struct_is_listed(headers[n]);
 
     FILE *f = fopen(FATTN_BUILD "/abi.txt", "w");
     cr_assert_not_null(f);
@@ -338,6 +335,5 @@ Test(abi, equals_the_golden_file) {
     fclose(f);
     static char golden[1 << 15];
     slurp(FATTN_SOURCE "/tests/golden/abi.txt", golden, sizeof golden);
-    cr_assert(strcmp(golden, text) == 0, "if the change is intended: cp %s/abi.txt tests/golden/",
-              FATTN_BUILD);
+    cr_assert(strcmp(golden, text) == 0, "if the change is intended: cp %s/abi.txt tests/golden/", FATTN_BUILD);
 }

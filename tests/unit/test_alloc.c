@@ -81,8 +81,7 @@ Test(alloc, an_arena_rejects_sizes_that_overflow) {
     for (size_t less = 0; less < 64; less += 21) {
         cr_assert_eq(fattni_arena_take(&arena, SIZE_MAX - less, &p), FATTN_E_NOMEM);
         cr_assert_null(p);
-        cr_assert(strstr(fattn_ctx_error(ctx), "no memory for 18446744073709551"), "%s",
-                  fattn_ctx_error(ctx));
+        cr_assert(strstr(fattn_ctx_error(ctx), "no memory for 18446744073709551"), "%s", fattn_ctx_error(ctx));
     }
     cr_assert_eq(fattni_arena_take(&arena, 100, &p), FATTN_OK);
     memset(p, 1, 100);

@@ -41,8 +41,8 @@ Test(compare, one_element_beyond_its_bound_fails_and_is_named) {
     cr_assert_float_eq(r.max_abs, 0.5, 1e-15);
     cr_assert_float_eq(r.max_rel, 0.1, 1e-15);
     cr_assert_float_eq(r.rms, sqrt(0.25 / 6), 1e-15);
-    cr_assert(strstr(fattn_ctx_error(ctx), "1 of 6 differ") && strstr(fattn_ctx_error(ctx), "[1,1"),
-              "%s", fattn_ctx_error(ctx));
+    cr_assert(strstr(fattn_ctx_error(ctx), "1 of 6 differ") && strstr(fattn_ctx_error(ctx), "[1,1"), "%s",
+              fattn_ctx_error(ctx));
 }
 
 /* Zeros, ones and nearly-ones: relative bounds must not hide them. */
@@ -64,21 +64,20 @@ Test(compare, default_tolerances_are_tight) {
 }
 
 Test(compare, non_finite_values_must_sit_in_the_same_places) {
-    static const double cases[][2] = {
-        {NAN, NAN}, {INFINITY, INFINITY}, {-INFINITY, -INFINITY}, {NAN, 1},
-        {1, NAN},   {INFINITY, 1e308},    {INFINITY, -INFINITY},  {NAN, INFINITY}};
+    static const double cases[][2] = {{NAN, NAN}, {INFINITY, INFINITY}, {-INFINITY, -INFINITY}, {NAN, 1},
+                                      {1, NAN},   {INFINITY, 1e308},    {INFINITY, -INFINITY},  {NAN, INFINITY}};
     for (int n = 0; n < 8; ++n) {
         double a[3] = {1, cases[n][0], 2}, b[3] = {1, cases[n][1], 2};
         const fattn_tensor got = row(a, FATTN_F64, 3), want = row(b, FATTN_F64, 3);
         fattn_report r = {.struct_size = sizeof r};
         const int same = n < 3;
-        cr_assert_eq(fattn_compare(ctx, &got, &want, NULL, 0, by_dtype, &r),
-                     same ? FATTN_OK : FATTN_E_MISMATCH, "case %d", n);
+        cr_assert_eq(fattn_compare(ctx, &got, &want, NULL, 0, by_dtype, &r), same ? FATTN_OK : FATTN_E_MISMATCH,
+                     "case %d", n);
         cr_assert(r.nonfinite == !same && r.failed == !same && r.checked == 3);
         if (!same) cr_assert_eq(r.worst_at[0], 1);
         const fattn_tensor base = row(b, FATTN_F64, 3); /* the rule with a baseline agrees */
-        cr_assert_eq(fattn_compare(ctx, &got, &want, &base, 2, by_dtype, &r),
-                     same ? FATTN_OK : FATTN_E_MISMATCH, "case %d", n);
+        cr_assert_eq(fattn_compare(ctx, &got, &want, &base, 2, by_dtype, &r), same ? FATTN_OK : FATTN_E_MISMATCH,
+                     "case %d", n);
     }
 }
 
@@ -87,8 +86,7 @@ Test(compare, non_finite_values_must_sit_in_the_same_places) {
 Test(compare, a_common_factor_fails_by_cosine) {
     enum { N = 1000 };
     double a[N], b[N];
-    for (int i = 0; i < N; ++i)
-        a[i] = i % 2 ? 1 : -1, b[i] = 1.01 * a[i];
+    for (int i = 0; i < N; ++i) a[i] = i % 2 ? 1 : -1, b[i] = 1.01 * a[i];
     const fattn_tensor want = row(a, FATTN_F64, N), got = row(b, FATTN_F64, N);
     fattn_report r = {.struct_size = sizeof r};
     const fattn_tolerance elementwise = {.atol = 1e-9, .rtol = 0.02, .cosine = 1e-4};
@@ -130,8 +128,7 @@ Test(compare, an_exact_baseline_leaves_the_rounding_floor) {
         fattn_report r = {.struct_size = sizeof r};
         got[0] = 1000 + rows[n].ulp;
         cr_assert_eq(fattn_tensor_copy(ctx, &g, &from), FATTN_OK);
-        cr_assert_eq(fattn_compare(ctx, &g, &w, &w, 2, by_dtype, &r), FATTN_OK, "%s",
-                     fattn_ctx_error(ctx));
+        cr_assert_eq(fattn_compare(ctx, &g, &w, &w, 2, by_dtype, &r), FATTN_OK, "%s", fattn_ctx_error(ctx));
         cr_assert(r.baseline == 0 && r.max_abs == rows[n].ulp);
         got[0] = 1000 + 4 * rows[n].ulp;
         cr_assert_eq(fattn_tensor_copy(ctx, &g, &from), FATTN_OK);
@@ -151,11 +148,9 @@ Test(compare, integers_are_equal_or_not) {
 Test(compare, strides_dtypes_and_sizes) {
     float columns[3][2] = {{1, 4}, {2, 5}, {3, 6}};
     double rows[2][3] = {{1, 2, 3}, {4, 5, 6}};
-    const fattn_tensor c =
-        fattn_tensor_view(columns, FATTN_F32, FATTN_CPU, 0, 2, (int64_t[]){3, 2});
+    const fattn_tensor c = fattn_tensor_view(columns, FATTN_F32, FATTN_CPU, 0, 2, (int64_t[]){3, 2});
     const fattn_tensor got = fattn_tensor_permute(&c, (int[]){1, 0});
-    const fattn_tensor want =
-        fattn_tensor_view(rows, FATTN_F64, FATTN_CPU, 0, 2, (int64_t[]){2, 3});
+    const fattn_tensor want = fattn_tensor_view(rows, FATTN_F64, FATTN_CPU, 0, 2, (int64_t[]){2, 3});
     fattn_report r = {.struct_size = sizeof r};
     cr_assert_eq(fattn_compare(ctx, &got, &want, NULL, 0, by_dtype, &r), FATTN_OK);
     cr_assert_eq(r.checked, 6);

@@ -21,8 +21,7 @@ static void keep_text(void *user, fattn_log level, const char *text) {
 
 Test(context, cuda_is_rejected_with_a_message) {
     char text[256] = "";
-    const fattn_ctx_options o = {
-        .struct_size = sizeof o, .device = FATTN_CUDA, .log = keep_text, .log_user = text};
+    const fattn_ctx_options o = {.struct_size = sizeof o, .device = FATTN_CUDA, .log = keep_text, .log_user = text};
     fattn_ctx *ctx = (fattn_ctx *)text;
     cr_assert_eq(fattn_ctx_create(&o, &ctx), FATTN_E_UNSUPPORTED);
     cr_assert_null(ctx);
@@ -56,8 +55,7 @@ static void count_free(void *user, void *p, size_t bytes, fattn_stream s) {
 
 Test(context, allocator_is_used_and_counted) {
     int live = 0;
-    const fattn_ctx_options o = {.struct_size = sizeof o,
-                                 .allocator = {fail_large, count_free, &live}};
+    const fattn_ctx_options o = {.struct_size = sizeof o, .allocator = {fail_large, count_free, &live}};
     fattn_ctx *ctx;
     cr_assert_eq(fattn_ctx_create(&o, &ctx), FATTN_OK);
     fattn_tensor small, large = {0};
@@ -96,8 +94,7 @@ Test(context, every_error) {
     rejected((fattn_ctx_options){.device_id = 2}, FATTN_E_ARG, "not device_id 2");
     rejected((fattn_ctx_options){.stream = stream}, FATTN_E_ARG, "device_id 0 with a stream");
     rejected((fattn_ctx_options){.flags = 12}, FATTN_E_ARG, "unknown flags 0xc");
-    rejected((fattn_ctx_options){.flags = FATTN_CTX_DETERMINISTIC | FATTN_CTX_TUNE}, FATTN_E_ARG,
-            "exclude each other");
+    rejected((fattn_ctx_options){.flags = FATTN_CTX_DETERMINISTIC | FATTN_CTX_TUNE}, FATTN_E_ARG, "exclude each other");
     rejected((fattn_ctx_options){.reserved = 5}, FATTN_E_ARG, "reserved field 5");
     rejected((fattn_ctx_options){.cpu_threads = -1}, FATTN_E_ARG, "negative cpu_threads -1");
     rejected((fattn_ctx_options){.cpu_threads = 4097}, FATTN_E_ARG, "cpu_threads: 4097");
@@ -107,8 +104,7 @@ Test(context, every_error) {
     rejected((fattn_ctx_options){.sm_limit = -3}, FATTN_E_ARG, "sm_limit -3");
     rejected((fattn_ctx_options){.allocator = {.alloc = no_memory}}, FATTN_E_ARG, "must both be set");
     rejected((fattn_ctx_options){.allocator = {.free = count_free}}, FATTN_E_ARG, "must both be set");
-    rejected((fattn_ctx_options){.allocator = {no_memory, count_free, NULL}}, FATTN_E_NOMEM,
-            "no memory");
+    rejected((fattn_ctx_options){.allocator = {no_memory, count_free, NULL}}, FATTN_E_NOMEM, "no memory");
     cr_assert_eq(fattn_ctx_create(NULL, NULL), FATTN_E_ARG);
     fattn_ctx_destroy(NULL);
 }
@@ -128,8 +124,7 @@ Test(context, the_cpu_has_no_stream_and_nothing_to_wait_for) {
 Test(context, messages_are_truncated_and_may_quote_each_other) {
     fattn_ctx *ctx;
     cr_assert_eq(fattn_ctx_create(NULL, &ctx), FATTN_OK);
-    cr_assert_eq(fattn_ctx_fail(ctx, FATTN_E_STATE, "k: Sk=%d but v: Sk=%d", 77, 76),
-                 FATTN_E_STATE);
+    cr_assert_eq(fattn_ctx_fail(ctx, FATTN_E_STATE, "k: Sk=%d but v: Sk=%d", 77, 76), FATTN_E_STATE);
     cr_assert_eq(fattn_ctx_fail(ctx, FATTN_E_IO, "op 3: %s", fattn_ctx_error(ctx)), FATTN_E_IO);
     cr_assert_str_eq(fattn_ctx_error(ctx), "op 3: k: Sk=77 but v: Sk=76");
     cr_assert_eq(fattn_ctx_fail(ctx, FATTN_E_IO, "%*d", 600, 7), FATTN_E_IO);

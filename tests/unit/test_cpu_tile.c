@@ -22,7 +22,11 @@ static void each(void (*test)(const fattni_cpu_kernels *k)) {
 }
 
 /* An array of reals, aligned only to one of them. */
-typedef struct reals { const fattni_cpu_kernels *k; char *p; int64_t count; } reals;
+typedef struct reals {
+    const fattni_cpu_kernels *k;
+    char *p;
+    int64_t count;
+} reals;
 
 static reals reals_new(const fattni_cpu_kernels *k, int64_t count, double x) {
     const size_t size = fattn_dtype_size(k->dtype);
@@ -45,21 +49,18 @@ static void transposes(const fattni_cpu_kernels *k) {
     for (int c = 0; c < 6; ++c)
         for (int64_t rows = 1; rows <= k->rows; rows += rows % 8 ? 1 : 7) {
             const int64_t width = columns[c], stride = width + 3;
-            reals x = reals_new(k, k->rows * stride, NAN),
-                  packed = reals_new(k, width * k->rows, NAN);
+            reals x = reals_new(k, k->rows * stride, NAN), packed = reals_new(k, width * k->rows, NAN);
             for (int64_t i = 0; i < rows; ++i)
                 for (int64_t d = 0; d < width; ++d) set(x, i * stride + d, (double)(i * 1000 + d));
             k->pack(rows, width, k->dtype, x.p, stride, NULL, packed.p);
             for (int64_t i = 0; i < k->rows; ++i)
                 for (int64_t d = 0; d < width; ++d)
-                    cr_assert_eq(at(packed, d * k->rows + i),
-                                 i < rows ? (double)(i * 1000 + d) : 0);
+                    cr_assert_eq(at(packed, d * k->rows + i), i < rows ? (double)(i * 1000 + d) : 0);
 
             reals back = reals_new(k, k->rows * stride, poison), factor = reals_new(k, k->rows, 0);
             for (int64_t i = 0; i < k->rows; ++i) set(factor, i, (double)(i % 3));
             reals weighted = reals_new(k, packed.count, NAN);
-            for (int64_t d = 0; d < width && rows > 3; ++d)
-                set(x, 3 * stride + d, NAN); /* weighs 0 */
+            for (int64_t d = 0; d < width && rows > 3; ++d) set(x, 3 * stride + d, NAN); /* weighs 0 */
             k->pack(rows, width, k->dtype, x.p, stride, factor.p, weighted.p);
             for (int64_t e = 0; e < packed.count; ++e)
                 cr_assert_eq(at(weighted, e), at(packed, e) * (double)(e % k->rows % 3));
@@ -82,8 +83,7 @@ static void puts_and_dots(const fattni_cpu_kernels *k) {
     reals x = reals_new(k, rows * x_stride, 3), y = reals_new(k, rows * y_stride, poison);
     k->put(rows, width, x.p, x_stride, false, k->dtype, y.p, y_stride);
     k->put(rows, width, x.p, x_stride, true, k->dtype, y.p, y_stride);
-    for (int64_t n = 0; n < y.count; ++n)
-        cr_assert_eq(at(y, n), n % y_stride < width ? 6 : poison);
+    for (int64_t n = 0; n < y.count; ++n) cr_assert_eq(at(y, n), n % y_stride < width ? 6 : poison);
     reals out = reals_new(k, rows + 1, poison);
     for (int64_t i = 0; i < rows; ++i) set(y, i * y_stride + width - 1, (double)i);
     k->dots(rows, width, k->dtype, x.p, x_stride, k->dtype, y.p, y_stride, out.p);
@@ -107,16 +107,14 @@ static void widens(const fattni_cpu_kernels *k) {
             uint16_t x[2 * STRIDE];
             float y[2 * PITCH + 1];
             for (int i = 0; i < 2; ++i)
-                for (int d = 0; d < STRIDE; ++d)
-                    x[i * STRIDE + d] = (uint16_t)(first + d + i * 4099);
+                for (int d = 0; d < STRIDE; ++d) x[i * STRIDE + d] = (uint16_t)(first + d + i * 4099);
             y[2 * PITCH] = 3;
             k->widen(2, WIDTH, narrow[n], x, STRIDE, y, PITCH);
             for (int e = 0; e < 2 * PITCH; ++e) {
                 const int d = e % PITCH;
                 const float want = d < WIDTH ? value(narrow[n], x[e / PITCH * STRIDE + d]) : 0;
-                cr_assert(isnan(want) ? isnan(y[e]) : y[e] == want,
-                          "%s %s: column %d gives %g, not %g", k->isa, fattn_dtype_name(narrow[n]),
-                          d, (double)y[e], (double)want);
+                cr_assert(isnan(want) ? isnan(y[e]) : y[e] == want, "%s %s: column %d gives %g, not %g", k->isa,
+                          fattn_dtype_name(narrow[n]), d, (double)y[e], (double)want);
             }
             cr_assert_eq(y[2 * PITCH], 3);
         }
@@ -138,9 +136,8 @@ static void packs_halves(const fattni_cpu_kernels *k) {
                 }
                 k->pack(rows, width, narrow[n], x, STRIDE, NULL, got);
                 k->pack(rows, width, FATTN_F32, wide, STRIDE, NULL, want);
-                cr_assert_eq(memcmp(got, want, (size_t)(width * k->rows) * sizeof(float)), 0,
-                             "%s %s: %lld rows", k->isa, fattn_dtype_name(narrow[n]),
-                             (long long)rows);
+                cr_assert_eq(memcmp(got, want, (size_t)(width * k->rows) * sizeof(float)), 0, "%s %s: %lld rows",
+                             k->isa, fattn_dtype_name(narrow[n]), (long long)rows);
             }
 }
 Test(cpu_tile, pack_16_bits) { each(packs_halves); }
@@ -164,10 +161,9 @@ static void narrows(const fattni_cpu_kernels *k) {
             }
             k->put(1, WIDTH, x, WIDTH, false, narrow[n], y, WIDTH);
             for (int d = 0; d < WIDTH; ++d) {
-                const uint16_t want = narrow[n] == FATTN_F16 ? fattni_float_to_f16(x[d])
-                                                             : fattni_float_to_bf16(x[d]);
-                cr_assert_eq(y[d], want, "%s %s: %a gives %x, not %x", k->isa,
-                             fattn_dtype_name(narrow[n]), (double)x[d], y[d], want);
+                const uint16_t want = narrow[n] == FATTN_F16 ? fattni_float_to_f16(x[d]) : fattni_float_to_bf16(x[d]);
+                cr_assert_eq(y[d], want, "%s %s: %a gives %x, not %x", k->isa, fattn_dtype_name(narrow[n]),
+                             (double)x[d], y[d], want);
             }
             cr_assert_eq(y[WIDTH], 0x1234);
         }
@@ -208,7 +204,8 @@ static void products(const fattni_cpu_kernels *k) {
     for (int64_t n = 0; n < x.count; ++n) set(x, n, (double)(n * 3 % 17 - 8));
     for (int64_t n = 0; n < decay.count; ++n) set(decay, n, (double)(n % 4));
     for (int n = 0; n < 200; ++n) {
-        const fattni_tile t = {.rows = 1 + n * 31 % k->rows, .keys = 1 + n * 17 % keys_most,
+        const fattni_tile t = {.rows = 1 + n * 31 % k->rows,
+                               .keys = 1 + n * 17 % keys_most,
                                .lo = n % 5 ? -FATTNI_UNBOUNDED : n % 70 - 60,
                                .hi = n % 3 ? FATTNI_UNBOUNDED : n % 70 - 60 + n % 50};
         reals s = reals_new(k, keys_most * k->rows, 0), keys_sum = reals_new(k, D * k->rows, 1);
@@ -217,10 +214,11 @@ static void products(const fattni_cpu_kernels *k) {
         for (int64_t j = 0; j < keys_most; ++j)
             for (int64_t i = 0; i < k->rows; ++i) {
                 double want = 0;
-                for (int64_t d = 0; d < D; ++d)
-                    want += at(a, j * stride + d) * at(packed, d * k->rows + i);
-                if (seen(&t, i, j)) cr_assert_eq(at(s, j * k->rows + i), want, "n %d", n);
-                else set(s, j * k->rows + i, 0); /* as written by softmax and gradient */
+                for (int64_t d = 0; d < D; ++d) want += at(a, j * stride + d) * at(packed, d * k->rows + i);
+                if (seen(&t, i, j))
+                    cr_assert_eq(at(s, j * k->rows + i), want, "n %d", n);
+                else
+                    set(s, j * k->rows + i, 0); /* as written by softmax and gradient */
             }
         k->add_keys(&t, D, a.p, stride, s.p, n % 2 ? decay.p : NULL, keys_sum.p);
         k->add_rows(&t, pad, s.p, x.p, pad, rows_sum.p);
@@ -228,16 +226,14 @@ static void products(const fattni_cpu_kernels *k) {
             const bool sees = i + t.hi >= 0 && i + t.lo < t.keys;
             for (int64_t d = 0; sees && d < D; ++d) {
                 double want = n % 2 ? (double)(i % 4) : 1;
-                for (int64_t j = 0; j < t.keys; ++j)
-                    want += at(a, j * stride + d) * at(s, j * k->rows + i);
+                for (int64_t j = 0; j < t.keys; ++j) want += at(a, j * stride + d) * at(s, j * k->rows + i);
                 cr_assert_eq(at(keys_sum, d * k->rows + i), want, "n %d", n);
             }
         }
         for (int64_t j = 0; j < keys_most; ++j)
             for (int64_t d = 0; d < pad; ++d) {
                 double want = 1;
-                for (int64_t i = 0; i < t.rows; ++i)
-                    want += at(s, j * k->rows + i) * at(x, i * pad + d);
+                for (int64_t i = 0; i < t.rows; ++i) want += at(s, j * k->rows + i) * at(x, i * pad + d);
                 cr_assert_eq(at(rows_sum, j * pad + d), want, "n %d", n);
             }
         reals_free(s), reals_free(keys_sum), reals_free(rows_sum);
@@ -251,8 +247,8 @@ static void adjusts(const fattni_cpu_kernels *k) {
     reals bias = reals_new(k, FATTNI_TILE_KEYS * k->rows, 0), s = reals_new(k, bias.count, 0);
     reals dcap = reals_new(k, bias.count, 0), x = reals_new(k, bias.count, 0);
     for (int n = 0; n < 16; ++n) {
-        const fattni_tile t = {.rows = k->rows - n % 5, .keys = FATTNI_TILE_KEYS - n, .lo = -1000,
-                               .hi = n % 2 ? 1000 : 3};
+        const fattni_tile t = {
+            .rows = k->rows - n % 5, .keys = FATTNI_TILE_KEYS - n, .lo = -1000, .hi = n % 2 ? 1000 : 3};
         const fattni_adjustment a = {.scale = 0.7,
                                      .cap = n & 2 ? 1.5 : 0,
                                      .slope = n & 4 ? 0.25 : 0,
@@ -274,10 +270,9 @@ static void adjusts(const fattni_cpu_kernels *k) {
             const double far = a.slope * fabs((double)(i - j + a.distance));
             const double add = a.bias ? at(bias, e) : 0, want = soft - far + add;
             const double most = 6 * eps * (fabs(soft) + far + fabs(add)); /* a dozen roundings */
-            cr_assert_float_eq(at(s, e), want, most, "%s %d: %g for %g, %g", k->isa, n, at(s, e),
-                               want, fabs(at(s, e) - want) / most);
-            const double slope =
-                0.7 * (1 - u) * (1 + u); /* tiny where tanh is 1 up to rounding */
+            cr_assert_float_eq(at(s, e), want, most, "%s %d: %g for %g, %g", k->isa, n, at(s, e), want,
+                               fabs(at(s, e) - want) / most);
+            const double slope = 0.7 * (1 - u) * (1 + u); /* tiny where tanh is 1 up to rounding */
             if (a.cap > 0) cr_assert_float_eq(at(dcap, e), slope, 8 * eps * slope + 4 * eps);
         }
     }
@@ -289,18 +284,24 @@ Test(cpu_tile, softcap_alibi_bias) { each(adjusts); }
 static void keeps(const fattni_cpu_kernels *k) {
     reals mask = reals_new(k, FATTNI_TILE_KEYS * k->rows, 0);
     for (int n = 0; n < 40; ++n) {
-        const fattni_tile t = {.rows = 1 + n * 13 % k->rows, .keys = 1 + n * 29 % FATTNI_TILE_KEYS,
-                               .lo = -FATTNI_UNBOUNDED, .hi = FATTNI_UNBOUNDED};
-        const fattni_dropout d = {.seed = 0x1234567890abcdefu + (uint64_t)n, .stream = 3, .step = 5,
-                                  .plane = (uint32_t)n, .T = 20000, .i = n * 7 % 97,
-                                  .j = n % 4 ? n * 11 % 101 : 2000000000 + n, .scale = 1.25};
+        const fattni_tile t = {.rows = 1 + n * 13 % k->rows,
+                               .keys = 1 + n * 29 % FATTNI_TILE_KEYS,
+                               .lo = -FATTNI_UNBOUNDED,
+                               .hi = FATTNI_UNBOUNDED};
+        const fattni_dropout d = {.seed = 0x1234567890abcdefu + (uint64_t)n,
+                                  .stream = 3,
+                                  .step = 5,
+                                  .plane = (uint32_t)n,
+                                  .T = 20000,
+                                  .i = n * 7 % 97,
+                                  .j = n % 4 ? n * 11 % 101 : 2000000000 + n,
+                                  .scale = 1.25};
         for (int64_t e = 0; e < mask.count; ++e) set(mask, e, poison);
         k->keep(&t, &d, mask.p);
         for (int64_t e = 0; e < mask.count; ++e) {
             const int64_t j = e / k->rows, i = e % k->rows;
             double want = poison;
-            if (i < t.rows && j < t.keys)
-                want = 1.25 * fattni_keep(d.seed, 3, 5, d.plane, d.i + i, d.j + j, d.T);
+            if (i < t.rows && j < t.keys) want = 1.25 * fattni_keep(d.seed, 3, 5, d.plane, d.i + i, d.j + j, d.T);
             cr_assert_eq(at(mask, e), want, "%d: %d %d", n, (int)i, (int)j);
         }
     }
@@ -312,14 +313,11 @@ static void elementwise(const fattni_cpu_kernels *k) {
     reals x = reals_new(k, FATTNI_TILE_KEYS * k->rows, 0), y = reals_new(k, x.count, 0);
     static const int64_t strides[][2] = {{100, 1}, {1, 50}, {1, 0}, {0, 1}, {0, 0}, {0, 3}};
     for (int n = 0; n < 24; ++n) {
-        const fattni_tile t = {.rows = k->rows - n, .keys = 40 + n, .lo = n % 3 ? -1000 : -9,
-                               .hi = n % 2 ? 1000 : 5};
-        for (int64_t e = 0; e < x.count; ++e)
-            set(x, e, (double)(e % 11)), set(y, e, (double)(e % 5));
+        const fattni_tile t = {.rows = k->rows - n, .keys = 40 + n, .lo = n % 3 ? -1000 : -9, .hi = n % 2 ? 1000 : 5};
+        for (int64_t e = 0; e < x.count; ++e) set(x, e, (double)(e % 11)), set(y, e, (double)(e % 5));
         k->multiply(&t, y.p, x.p);
         for (int64_t e = 0; e < x.count; ++e)
-            if (seen(&t, e % k->rows, e / k->rows))
-                cr_assert_eq(at(x, e), (double)(e % 11) * (double)(e % 5));
+            if (seen(&t, e % k->rows, e / k->rows)) cr_assert_eq(at(x, e), (double)(e % 11) * (double)(e % 5));
         const int64_t row = strides[n % 6][0], column = strides[n % 6][1];
         reals sum = reals_new(k, 100 * 64, 1), want = reals_new(k, sum.count, 1);
         k->add_elements(&t, x.p, sum.p, row, column);
@@ -349,8 +347,7 @@ static void exponential(const fattni_cpu_kernels *k) {
     const bool wide = k->dtype == FATTN_F64;
     /* The polynomial's error and a rounding per step; the exponent is rounded to an integer, so that results
        near the end of the range are already infinite. */
-    const double low = wide ? -1022 : -126, high = wide ? 1023.5 : 127.5,
-                 most = wide ? 4e-16 : 2e-7;
+    const double low = wide ? -1022 : -126, high = wide ? 1023.5 : 127.5, most = wide ? 4e-16 : 2e-7;
     double worst = 0;
     for (int n = 0; n <= 20000; ++n) {
         double x = low + (high - low) * n / 20001;
@@ -377,8 +374,7 @@ static void masked(const fattni_cpu_kernels *k) {
     reals p = reals_new(k, FATTNI_TILE_KEYS * k->rows, 0), ds = reals_new(k, p.count, 0);
     reals max = reals_new(k, k->rows, -INFINITY), sum = reals_new(k, k->rows, 0);
     reals decay = reals_new(k, k->rows, NAN), lse = reals_new(k, 3 * k->rows, 0);
-    for (int64_t i = 0; i < k->rows; ++i)
-        set(lse, i, -10010), set(lse, k->rows + i, 9), set(lse, 2 * k->rows + i, 1);
+    for (int64_t i = 0; i < k->rows; ++i) set(lse, i, -10010), set(lse, k->rows + i, 9), set(lse, 2 * k->rows + i, 1);
     const fattni_tile t = {.rows = k->rows, .keys = FATTNI_TILE_KEYS, .lo = 2, .hi = 4};
     static const double junk[] = {NAN, INFINITY, -INFINITY, 1e30};
     for (int n = 0; n < 2; ++n) {
@@ -387,13 +383,14 @@ static void masked(const fattni_cpu_kernels *k) {
             set(p, e, seen(&t, i, j) ? -1e4 : junk[e % 4]);
             set(ds, e, seen(&t, i, j) ? 1 : junk[e / 3 % 4]);
         }
-        if (n == 0) k->softmax(&t, 1, p.p, max.p, sum.p, decay.p);
-        else k->gradient(&t, 1, 1, lse.p, from(sum, 0), p.p, ds.p); /* delta = sum = keys seen */
+        if (n == 0)
+            k->softmax(&t, 1, p.p, max.p, sum.p, decay.p);
+        else
+            k->gradient(&t, 1, 1, lse.p, from(sum, 0), p.p, ds.p); /* delta = sum = keys seen */
         for (int64_t e = 0; e < p.count; ++e) {
             const int64_t j = e / k->rows, i = e % k->rows;
             const double keys = (double)fattni_clamp(FATTNI_TILE_KEYS - i - 2, 0, 3);
-            if (n == 0 && !seen(&t, i, j))
-                continue; /* softmax may skip keys that no row of a vector sees */
+            if (n == 0 && !seen(&t, i, j)) continue; /* softmax may skip keys that no row of a vector sees */
             cr_assert_eq(at(p, e), seen(&t, i, j), "%s %d: %g", k->isa, n, at(p, e));
             if (n == 1) cr_assert_eq(at(ds, e), seen(&t, i, j) ? 1 - keys : 0);
         }
@@ -403,7 +400,6 @@ static void masked(const fattni_cpu_kernels *k) {
             cr_assert_eq(at(max, i), keys > 0 ? -1e4 : -INFINITY);
         }
     }
-    reals_free(p), reals_free(ds), reals_free(max), reals_free(sum), reals_free(decay),
-        reals_free(lse);
+    reals_free(p), reals_free(ds), reals_free(max), reals_free(sum), reals_free(decay), reals_free(lse);
 }
 Test(cpu_tile, masked_elements_are_zero) { each(masked); }

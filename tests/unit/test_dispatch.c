@@ -76,12 +76,12 @@ static fattn_status run(void) {
     return s ? s : fattni_run(ctx, &prepared);
 }
 
-#define REJECTED(status, says)                                                                      \
-    do {                                                                                           \
-        runs = 0;                                                                                  \
-        cr_assert_eq(run(), status, "%s", fattn_ctx_error(ctx));                                   \
-        cr_assert(strstr(fattn_ctx_error(ctx), says), "%s", fattn_ctx_error(ctx));                 \
-        cr_assert_eq(runs, 0);                                                                     \
+#define REJECTED(status, says)                                                                                         \
+    do {                                                                                                               \
+        runs = 0;                                                                                                      \
+        cr_assert_eq(run(), status, "%s", fattn_ctx_error(ctx));                                                       \
+        cr_assert(strstr(fattn_ctx_error(ctx), says), "%s", fattn_ctx_error(ctx));                                     \
+        cr_assert_eq(runs, 0);                                                                                         \
     } while (0)
 
 Test(dispatch, the_first_row_that_supports_the_call_runs) {
@@ -97,7 +97,7 @@ Test(dispatch, without_a_kernel_the_last_reason_is_reported) {
     c.p.flags = FATTN_CAUSAL;
     c.p.algorithm = FATTN_ALGO_STANDARD;
     REJECTED(FATTN_E_UNSUPPORTED, "f32, B=1 Hq=1 Hkv=1 Sq=5 Sk=5 D=4 Dv=4, algorithm STANDARD: "
-                                 "fattn_first has no causal mask");
+                                  "fattn_first has no causal mask");
     c.p.algorithm = FATTN_ALGO_AUTO;
     c.x = fattn_tensor_view(c.room, FATTN_F32, FATTN_CPU, 0, 4, (int64_t[]){1, 1, 5, 8});
     c.o = c.x, c.o.data = c.room[1];

@@ -9,12 +9,14 @@
 #include <string.h>
 #include <sys/mman.h>
 
-static const int64_t distances[] = {((int64_t)1 << 31) + 8, ((int64_t)1 << 32) + 64,
-                                    -((int64_t)1 << 32) - 64};
+static const int64_t distances[] = {((int64_t)1 << 31) + 8, ((int64_t)1 << 32) + 64, -((int64_t)1 << 32) - 64};
 enum { DISTANCES = 3, MOST = 32 };
 
 static fattn_ctx *ctx;
-static struct { void *p; size_t bytes; } reserved[MOST];
+static struct {
+    void *p;
+    size_t bytes;
+} reserved[MOST];
 static int reservations;
 
 static void open_context(void) { ctx = attention_context(2); }
@@ -36,8 +38,7 @@ static fattn_tensor far_apart(const fattn_tensor *t, int dim, int64_t distance) 
     const size_t element = fattn_dtype_size((fattn_dtype)t->dtype);
     const int64_t reach = distance * (t->shape[dim] - 1), length = reach < 0 ? -reach : reach;
     const size_t bytes = ((size_t)length + (size_t)fattn_tensor_numel(t)) * element;
-    void *const p = mmap(NULL, bytes, PROT_READ | PROT_WRITE,
-                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    void *const p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (p == MAP_FAILED) cr_skip_test("cannot reserve %zu bytes of addresses", bytes);
     cr_assert_lt(reservations, MOST);
     reserved[reservations].p = p;
@@ -59,8 +60,7 @@ static void assert_same(const fattn_tensor *got, const fattn_tensor *want, const
     int64_t at[FATTN_MAX_DIMS] = {0};
     for (int64_t n = 0; n < fattn_tensor_numel(want); ++n) {
         attention_index(want, n, at);
-        cr_assert_eq(attention_get(got, at), attention_get(want, at), "%s, element %lld", what,
-                     (long long)n);
+        cr_assert_eq(attention_get(got, at), attention_get(want, at), "%s, element %lld", what, (long long)n);
     }
 }
 
@@ -84,13 +84,11 @@ Test(far_strides, copy_add_normal_compare) {
         cr_assert_eq(fattn_tensor_copy(ctx, &far_sum, &y), FATTN_OK);
         cr_assert_eq(fattn_tensor_add(ctx, &far_sum, &far), FATTN_OK);
         assert_same(&far_sum, &sum, "add");
-        cr_assert_eq(fattn_tensor_normal(ctx, &far, 0, 1, (fattn_rng){.seed = 5, .stream = 2}),
-                     FATTN_OK);
+        cr_assert_eq(fattn_tensor_normal(ctx, &far, 0, 1, (fattn_rng){.seed = 5, .stream = 2}), FATTN_OK);
         assert_same(&far, &y, "normal");
         fattn_report r = {.struct_size = sizeof r};
         cr_assert_eq(fattn_compare(ctx, &far, &y, NULL, 0, (fattn_tolerance){0}, &r), FATTN_OK);
-        cr_assert_eq(fattn_compare(ctx, &far, &x, NULL, 0, (fattn_tolerance){0}, &r),
-                     FATTN_E_MISMATCH);
+        cr_assert_eq(fattn_compare(ctx, &far, &x, NULL, 0, (fattn_tolerance){0}, &r), FATTN_E_MISMATCH);
         cr_assert_eq(r.failed, 30);
         release();
     }
@@ -118,16 +116,14 @@ Test(far_strides, ops) {
     fattn_tensor x = dense(FATTN_F32, 3, shape, 1), target = dense(FATTN_I32, 2, shape, 0);
     fattn_param near = {.value = dense(FATTN_F32, 2, square, 2), .grad = dense(FATTN_F32, 2, square, 3)};
     fattn_param far = {.value = near.value, .grad = dense(FATTN_F32, 2, square, 3)};
-    for (int n = 0; n < 6; ++n)
-        ((int32_t *)target.data)[n] = n;
+    for (int n = 0; n < 6; ++n) ((int32_t *)target.data)[n] = n;
     const double loss = train(&x, &near, &target);
     for (int n = 0; n < DISTANCES * 2; ++n) {
         const fattn_tensor far_x = far_apart(&x, n % 2, distances[n / 2]);
         const fattn_tensor far_target = far_apart(&target, n % 2, distances[n / 2]);
         cr_assert_eq(fattn_tensor_copy(ctx, &far_x, &x), FATTN_OK);
         cr_assert_eq(fattn_tensor_copy(ctx, &far_target, &target), FATTN_OK);
-        cr_assert_eq(fattn_tensor_normal(ctx, &far.grad, 0, 1, (fattn_rng){.seed = 5, .stream = 3}),
-                     FATTN_OK);
+        cr_assert_eq(fattn_tensor_normal(ctx, &far.grad, 0, 1, (fattn_rng){.seed = 5, .stream = 3}), FATTN_OK);
         cr_assert_eq(train(&far_x, &far, &far_target), loss);
         assert_same(&far.grad, &near.grad, "gradient");
         release();
@@ -187,18 +183,35 @@ Test(far_strides, attention) {
     static const fattn_dtype dtypes[] = {FATTN_F32, FATTN_F64, FATTN_F16, FATTN_BF16};
     for (int32_t algorithm = FATTN_ALGO_AUTO; algorithm <= FATTN_ALGO_FLASH2; ++algorithm)
         for (int n = 0; n < (algorithm == FATTN_ALGO_AUTO ? 4 : 1); ++n) {
-            const attention_case c = {.name = "far strides", .B = 2, .Hq = 4, .Hkv = 2, .Sq = 7,
-                                      .Sk = 5, .D = 8, .dtype = dtypes[n], .algorithm = algorithm,
-                                      .flags = FATTN_CAUSAL, .bias = BIAS, .alibi = true,
-                                      .sink = true, .d_lse = true};
+            const attention_case c = {.name = "far strides",
+                                      .B = 2,
+                                      .Hq = 4,
+                                      .Hkv = 2,
+                                      .Sq = 7,
+                                      .Sk = 5,
+                                      .D = 8,
+                                      .dtype = dtypes[n],
+                                      .algorithm = algorithm,
+                                      .flags = FATTN_CAUSAL,
+                                      .bias = BIAS,
+                                      .alibi = true,
+                                      .sink = true,
+                                      .d_lse = true};
             check_attention(&c);
         }
 }
 
 Test(far_strides, lengths) {
-    const attention_case padded = {.name = "far lengths", .B = 3, .Hq = 2, .Sq = 7, .Sk = 5, .D = 8,
-                                   .dtype = FATTN_F32, .lengths = LENGTHS_PADDED,
-                                   .length_q = {7, 0, 3}, .length_k = {2, 5, 5}};
+    const attention_case padded = {.name = "far lengths",
+                                   .B = 3,
+                                   .Hq = 2,
+                                   .Sq = 7,
+                                   .Sk = 5,
+                                   .D = 8,
+                                   .dtype = FATTN_F32,
+                                   .lengths = LENGTHS_PADDED,
+                                   .length_q = {7, 0, 3},
+                                   .length_k = {2, 5, 5}};
     attention_case packed = padded;
     packed.lengths = LENGTHS_PACKED;
     attention_case cases[2] = {padded, packed};

@@ -16,9 +16,8 @@ typedef struct shape {
 
 /* 1, block - 1, block, block + 1, primes; K above and below the limit of the split; K = 0. */
 static const shape shapes[] = {
-    {1, 1, 1}, {1, 300, 7},     {127, 1, 128},  {128, 128, 129}, {129, 257, 31},
-    {3, 5, 0}, {257, 131, 2},   {17, 13, 1100}, {64, 96, 2048},  {0, 4, 3},
-    {4, 0, 3}, {1031, 1100, 5}, {2049, 515, 3},
+    {1, 1, 1},      {1, 300, 7},    {127, 1, 128}, {128, 128, 129}, {129, 257, 31},  {3, 5, 0},      {257, 131, 2},
+    {17, 13, 1100}, {64, 96, 2048}, {0, 4, 3},     {4, 0, 3},       {1031, 1100, 5}, {2049, 515, 3},
 };
 enum { SHAPES = sizeof shapes / sizeof *shapes };
 
@@ -56,8 +55,7 @@ typedef struct product {
     void *a, *b, *c, *row, *workspace;
 } product;
 
-static product make(fattn_dtype t, const shape *s, bool ta, bool tb, double beta, bool row,
-                    bool split) {
+static product make(fattn_dtype t, const shape *s, bool ta, bool tb, double beta, bool row, bool split) {
     const int64_t lda = (ta ? s->M : s->K) + 2, ldb = (tb ? s->K : s->N) + 1, ldc = s->N + 3;
     product p = {.a = matrix(t, ta ? s->K : s->M, lda, 1),
                  .b = matrix(t, tb ? s->N : s->K, ldb, 2),
@@ -83,9 +81,7 @@ static product make(fattn_dtype t, const shape *s, bool ta, bool tb, double beta
     return p;
 }
 
-static void drop(product *p) {
-    free(p->a), free(p->b), free(p->c), free(p->row), free(p->workspace);
-}
+static void drop(product *p) { free(p->a), free(p->b), free(p->c), free(p->row), free(p->workspace); }
 
 /* Each of K products and sums, and the few operations after them, rounds once. */
 static void check(const product *p, const void *before) {
@@ -105,10 +101,9 @@ static void check(const product *p, const void *before) {
             if (g->row) want += get(g->row, g->dtype, n);
             const double got = get(g->c, g->dtype, m * g->ldc + n);
             const double bound = ((double)g->K + 4) * eps * (size + 2);
-            cr_assert(fabs(got - want) <= bound,
-                      "%s %lldx%lldx%lld %d%d: [%lld,%lld] is %g, not %g",
-                      fattn_dtype_name(g->dtype), (long long)g->M, (long long)g->N, (long long)g->K,
-                      g->trans_a, g->trans_b, (long long)m, (long long)n, got, want);
+            cr_assert(fabs(got - want) <= bound, "%s %lldx%lldx%lld %d%d: [%lld,%lld] is %g, not %g",
+                      fattn_dtype_name(g->dtype), (long long)g->M, (long long)g->N, (long long)g->K, g->trans_a,
+                      g->trans_b, (long long)m, (long long)n, got, want);
         }
         for (int64_t n = g->N; n < g->ldc; ++n)
             cr_assert_eq(get(g->c, g->dtype, m * g->ldc + n), get(before, g->dtype, m * g->ldc + n),
@@ -125,8 +120,7 @@ Test(gemm, agrees_with_sums_in_double) {
     for (int i = 0; i < SHAPES * 8; ++i) {
         const fattn_dtype t = i & 4 ? FATTN_F64 : FATTN_F32;
         for (int k = 0; k < 4; ++k) {
-            product p =
-                make(t, &shapes[i / 8], i & 1, i & 2, modes[k].beta, modes[k].row, modes[k].split);
+            product p = make(t, &shapes[i / 8], i & 1, i & 2, modes[k].beta, modes[k].row, modes[k].split);
             void *before = matrix(t, p.g.M, p.g.ldc, 3);
             fattni_gemm_cpu(ctx, &p.g);
             check(&p, before);
@@ -141,13 +135,11 @@ Test(gemm, beta_zero_ignores_what_was_there) {
     fattn_ctx *ctx = context(2);
     for (int i = 0; i < SHAPES * 2; ++i) {
         product p = make(FATTN_F32, &shapes[i / 2], false, true, 0, false, i & 1);
-        for (int64_t e = 0; e < p.g.M * p.g.ldc; ++e)
-            ((float *)p.c)[e] = NAN;
+        for (int64_t e = 0; e < p.g.M * p.g.ldc; ++e) ((float *)p.c)[e] = NAN;
         if (p.workspace) memset(p.workspace, 0xff, fattni_gemm_workspace(&p.g));
         fattni_gemm_cpu(ctx, &p.g);
         for (int64_t m = 0; m < p.g.M; ++m)
-            for (int64_t n = 0; n < p.g.N; ++n)
-                cr_assert(isfinite(get(p.c, FATTN_F32, m * p.g.ldc + n)));
+            for (int64_t n = 0; n < p.g.N; ++n) cr_assert(isfinite(get(p.c, FATTN_F32, m * p.g.ldc + n)));
         drop(&p);
     }
     fattn_ctx_destroy(ctx);

@@ -59,8 +59,7 @@ Test(numeric, every_pattern_means_what_the_format_says_and_survives) {
                 cr_assert_eq(back & 0x8000, bits & 0x8000, "%04x", bits);
                 continue;
             }
-            cr_assert(got == want && !signbit(got) == !signbit(want), "%04x: %g not %g", bits, got,
-                      want);
+            cr_assert(got == want && !signbit(got) == !signbit(want), "%04x: %g not %g", bits, got, want);
             cr_assert_eq(stored(f->dtype, got), bits, "%04x", bits);
             cr_assert_eq(from_float(f->dtype, (float)got), bits, "%04x", bits);
         }
@@ -75,8 +74,7 @@ Test(numeric, rounding_is_to_nearest_even_and_happens_once) {
             const uint16_t high = (uint16_t)(low + 1), even = low & 1 ? high : low;
             const double a = value_of(f, low);
             /* Infinity is at the position of the next value. */
-            const double b =
-                high == infinity ? 2 * a - value_of(f, (uint16_t)(low - 1)) : value_of(f, high);
+            const double b = high == infinity ? 2 * a - value_of(f, (uint16_t)(low - 1)) : value_of(f, high);
             const double middle = a + (b - a) / 2; /* exact */
             for (int sign = -1; sign <= 1; sign += 2) {
                 const int s = sign < 0 ? 0x8000 : 0;
@@ -162,13 +160,10 @@ Test(numeric, integers_saturate_and_round_to_even) {
 }
 
 Test(numeric, load_and_store_index_by_element) {
-    static const int32_t dtypes[] = {FATTN_F64,  FATTN_F32, FATTN_F16,
-                                     FATTN_BF16, FATTN_I32, FATTN_U8};
+    static const int32_t dtypes[] = {FATTN_F64, FATTN_F32, FATTN_F16, FATTN_BF16, FATTN_I32, FATTN_U8};
     for (size_t n = 0; n < 6; ++n) {
         double room[4] = {0};
-        for (int i = 0; i < 4; ++i)
-            fattni_store(room, dtypes[n], i, i + 3);
-        for (int i = 0; i < 4; ++i)
-            cr_assert_eq(fattni_load(room, dtypes[n], i), i + 3);
+        for (int i = 0; i < 4; ++i) fattni_store(room, dtypes[n], i, i + 3);
+        for (int i = 0; i < 4; ++i) cr_assert_eq(fattni_load(room, dtypes[n], i), i + 3);
     }
 }

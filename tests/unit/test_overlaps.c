@@ -27,8 +27,9 @@ static void tear_down(void) {
 TestSuite(overlaps, .init = set_up, .fini = tear_down);
 
 static const char *const names[PLACES] = {
-    "q",    "k",   "v",     "o",     "lse",  "bias", "alibi", "sink", "seqlens_q", "seqlens_k", "rng_step",
-    "cu_seqlens_q", "cu_seqlens_k", "d_o", "d_lse", "delta", "dq", "dk", "dv", "d_bias", "d_sink",
+    "q",         "k",         "v",         "o",        "lse",          "bias",         "alibi",
+    "sink",      "seqlens_q", "seqlens_k", "rng_step", "cu_seqlens_q", "cu_seqlens_k", "d_o",
+    "d_lse",     "delta",     "dq",        "dk",       "dv",           "d_bias",       "d_sink",
     "workspace", "saved"};
 
 typedef struct call {
@@ -44,16 +45,32 @@ static void fill(call *c, fattn_dtype dtype, int32_t algorithm, bool packed) {
         fattn_dtype dtype;
         int ndim;
         int64_t shape[4];
-    } of[WORKSPACE] = {
-        {dtype, 4, {B, HQ, SQ, D}},  {dtype, 4, {B, HKV, SK, D}},    {dtype, 4, {B, HKV, SK, D}},
-        {dtype, 4, {B, HQ, SQ, D}},  {wide, 3, {B, HQ, SQ}},         {dtype, 4, {B, HQ, SQ, SK}},
-        {wide, 1, {HQ}},             {wide, 1, {HQ}},                {FATTN_I32, 1, {B}},
-        {FATTN_I32, 1, {B}},         {FATTN_I32, 0, {0}},            {FATTN_I32, 1, {B + 1}},
-        {FATTN_I32, 1, {B + 1}},     {dtype, 4, {B, HQ, SQ, D}},     {wide, 3, {B, HQ, SQ}},
-        {wide, 3, {B, HQ, SQ}},      {dtype, 4, {B, HQ, SQ, D}},     {dtype, 4, {B, HKV, SK, D}},
-        {dtype, 4, {B, HKV, SK, D}}, {wide, 4, {B, HQ, SQ, SK}},     {wide, 1, {HQ}}};
-    *c = (call){.p = {.struct_size = sizeof c->p, .algorithm = algorithm, .dropout_p = 0.5f,
-                      .max_seqlen_q = SQ, .max_seqlen_k = SK},
+    } of[WORKSPACE] = {{dtype, 4, {B, HQ, SQ, D}},
+                       {dtype, 4, {B, HKV, SK, D}},
+                       {dtype, 4, {B, HKV, SK, D}},
+                       {dtype, 4, {B, HQ, SQ, D}},
+                       {wide, 3, {B, HQ, SQ}},
+                       {dtype, 4, {B, HQ, SQ, SK}},
+                       {wide, 1, {HQ}},
+                       {wide, 1, {HQ}},
+                       {FATTN_I32, 1, {B}},
+                       {FATTN_I32, 1, {B}},
+                       {FATTN_I32, 0, {0}},
+                       {FATTN_I32, 1, {B + 1}},
+                       {FATTN_I32, 1, {B + 1}},
+                       {dtype, 4, {B, HQ, SQ, D}},
+                       {wide, 3, {B, HQ, SQ}},
+                       {wide, 3, {B, HQ, SQ}},
+                       {dtype, 4, {B, HQ, SQ, D}},
+                       {dtype, 4, {B, HKV, SK, D}},
+                       {dtype, 4, {B, HKV, SK, D}},
+                       {wide, 4, {B, HQ, SQ, SK}},
+                       {wide, 1, {HQ}}};
+    *c = (call){.p = {.struct_size = sizeof c->p,
+                      .algorithm = algorithm,
+                      .dropout_p = 0.5f,
+                      .max_seqlen_q = SQ,
+                      .max_seqlen_k = SK},
                 .io = {.struct_size = sizeof c->io}};
     for (int n = 0; n < WORKSPACE; ++n) {
         const bool rows = packed && (n < 5 || (n >= 13 && n < 19)); /* [1,H,total,D] */
@@ -65,8 +82,10 @@ static void fill(call *c, fattn_dtype dtype, int32_t algorithm, bool packed) {
     fattn_attention_io *const io = &c->io;
     io->q = &c->t[0], io->k = &c->t[1], io->v = &c->t[2], io->o = &c->t[3], io->lse = &c->t[4];
     io->bias = &c->t[5], io->alibi = &c->t[6], io->sink = &c->t[7], io->rng_step = &c->t[10];
-    if (packed) io->cu_seqlens_q = &c->t[11], io->cu_seqlens_k = &c->t[12];
-    else io->seqlens_q = &c->t[8], io->seqlens_k = &c->t[9];
+    if (packed)
+        io->cu_seqlens_q = &c->t[11], io->cu_seqlens_k = &c->t[12];
+    else
+        io->seqlens_q = &c->t[8], io->seqlens_k = &c->t[9];
     io->d_o = &c->t[13], io->d_lse = &c->t[14], io->delta = &c->t[15];
     io->dq = &c->t[16], io->dk = &c->t[17], io->dv = &c->t[18];
     io->d_bias = &c->t[19], io->d_sink = &c->t[20];
@@ -79,9 +98,12 @@ static fattn_status run(call *c, bool forward) {
 }
 
 static void move(call *c, int n, char *to) {
-    if (n == WORKSPACE) c->io.workspace = to;
-    else if (n == SAVED) c->io.saved = to;
-    else c->t[n].data = to;
+    if (n == WORKSPACE)
+        c->io.workspace = to;
+    else if (n == SAVED)
+        c->io.saved = to;
+    else
+        c->t[n].data = to;
 }
 static char *place(const call *c, int n) {
     return n == WORKSPACE ? c->io.workspace : n == SAVED ? c->io.saved : c->t[n].data;
@@ -130,8 +152,7 @@ Test(overlaps, one_place_for_two_is_rejected) {
                              forward ? "forward" : "backward", algorithm);
                 const char *const text = fattn_ctx_error(ctx);
                 cr_assert(strstr(text, first) || strstr(text, second), "%s", text);
-                cr_assert(strstr(text, names[a]) && strstr(text, names[b]) && strstr(text, "0x"), "%s",
-                          text);
+                cr_assert(strstr(text, names[a]) && strstr(text, names[b]) && strstr(text, "0x"), "%s", text);
             }
     }
 }
@@ -151,8 +172,7 @@ Test(overlaps, slices_of_one_buffer_are_fine) {
         fill(&c, FATTN_F32, FATTN_ALGO_AUTO, false);
         c.io.bias = c.io.d_bias = NULL;
         for (int n = 0; n < 19; ++n) { /* [B,S,8,H,D]: everything in one buffer */
-            static const int part[19] = {[0] = 0, [1] = 1, [2] = 2, [3] = 3, [13] = 4,
-                                         [16] = 5, [17] = 6, [18] = 7};
+            static const int part[19] = {[0] = 0, [1] = 1, [2] = 2, [3] = 3, [13] = 4, [16] = 5, [17] = 6, [18] = 7};
             if (n > 3 && n != 13 && n < 16) continue;
             c.t[n] = part_of(memory, HQ, SQ, 8, part[n]);
             if (layout == 1) { /* [B,S,H,8 D] */
@@ -160,8 +180,8 @@ Test(overlaps, slices_of_one_buffer_are_fine) {
                 c.t[n].stride[1] = 8 * D, c.t[n].stride[2] = HQ * 8 * D;
             }
             if (layout == 2) { /* [8,D,..]: each dense, side by side */
-                c.t[n] = fattn_tensor_view((float *)(void *)memory + part[n] * B * HQ * SQ * D, FATTN_F32,
-                                           FATTN_CPU, 0, 4, (int64_t[]){B, HQ, SQ, D});
+                c.t[n] = fattn_tensor_view((float *)(void *)memory + part[n] * B * HQ * SQ * D, FATTN_F32, FATTN_CPU, 0,
+                                           4, (int64_t[]){B, HQ, SQ, D});
             }
         }
         for (int forward = 1; forward >= 0; --forward)
@@ -285,6 +305,5 @@ Test(overlaps, tensors_without_elements) {
             if (n >= 8 && n <= 12) continue;
             c.t[n].shape[2] = 0, c.t[n].data = memory;
         }
-    for (int forward = 1; forward >= 0; --forward)
-        cr_assert_eq(run(&c, forward), FATTN_OK, "%s", fattn_ctx_error(ctx));
+    for (int forward = 1; forward >= 0; --forward) cr_assert_eq(run(&c, forward), FATTN_OK, "%s", fattn_ctx_error(ctx));
 }

@@ -22,8 +22,7 @@ Test(philox, published_vectors) {
         memcpy(counter.w, vectors[n].counter, sizeof counter.w);
         const uint64_t seed = (uint64_t)vectors[n].key[1] << 32 | vectors[n].key[0];
         const fattni_block r = fattni_philox(seed, counter);
-        for (int i = 0; i < 4; ++i)
-            cr_assert_eq(r.w[i], vectors[n].result[i], "%d, word %d", n, i);
+        for (int i = 0; i < 4; ++i) cr_assert_eq(r.w[i], vectors[n].result[i], "%d, word %d", n, i);
     }
 }
 
@@ -54,11 +53,9 @@ Test(philox, ten_rounds_of_the_paper) {
 }
 
 /* The words and the lane by the public specification, implemented separately. */
-static uint32_t draw_by_hand(uint64_t seed, uint32_t stream, uint32_t step, uint32_t plane,
-                             uint64_t i, uint64_t j) {
-    const fattni_block counter = {{(uint32_t)(j / 16 * 4 + j % 8 / 2),
-                                   (uint32_t)(i / 16 * 8 + i % 8), plane,
-                                   stream + 2654435761u * step}};
+static uint32_t draw_by_hand(uint64_t seed, uint32_t stream, uint32_t step, uint32_t plane, uint64_t i, uint64_t j) {
+    const fattni_block counter = {
+        {(uint32_t)(j / 16 * 4 + j % 8 / 2), (uint32_t)(i / 16 * 8 + i % 8), plane, stream + 2654435761u * step}};
     const uint64_t lane = j / 8 % 2 * 4 + i / 8 % 2 * 2 + j % 2;
     const fattni_block r = philox_by_hand(seed, counter);
     return lane % 2 ? r.w[lane / 2] >> 16 : r.w[lane / 2] % 65536;
@@ -71,8 +68,7 @@ Test(philox, the_keep_bit_is_a_function_of_the_element) {
         for (int b = 0; b < COUNT; ++b)
             for (uint32_t step = 0; step < 3; ++step) {
                 const uint64_t seed = 0x123456789abcdef0u + (uint64_t)a;
-                const uint32_t draw =
-                    draw_by_hand(seed, 7, step, 11, (uint64_t)at[a], (uint64_t)at[b]);
+                const uint32_t draw = draw_by_hand(seed, 7, step, 11, (uint64_t)at[a], (uint64_t)at[b]);
                 cr_assert(fattni_keep(seed, 7, step, 11, at[a], at[b], draw));
                 cr_assert_not(fattni_keep(seed, 7, step, 11, at[a], at[b], draw + 1));
             }
@@ -85,26 +81,22 @@ Test(philox, a_patch_uses_every_lane_once) {
     for (int64_t i = 0; i < 16; ++i)
         for (int64_t j = 0; j < 16; ++j) {
             const fattni_block c = fattni_dropout_counter(0, 0, 0, i + 32, j + 48);
-            const fattni_block corner =
-                fattni_dropout_counter(0, 0, 0, 32 + i % 8, 48 + j % 8 / 2 * 2);
+            const fattni_block corner = fattni_dropout_counter(0, 0, 0, 32 + i % 8, 48 + j % 8 / 2 * 2);
             cr_assert_arr_eq(c.w, corner.w, sizeof c.w);
             const uint32_t across = c.w[0] - 48 / 16 * 4, down = c.w[1] - 32 / 16 * 8;
             cr_assert(across < 4 && down < 8);
             used[down * 4 + across][fattni_dropout_lane(i, j)] += 1;
         }
     for (int block = 0; block < 32; ++block)
-        for (int lane = 0; lane < 8; ++lane)
-            cr_assert_eq(used[block][lane], 1);
+        for (int lane = 0; lane < 8; ++lane) cr_assert_eq(used[block][lane], 1);
 }
 
 Test(philox, patches_planes_streams_and_steps_do_not_share_blocks) {
     const fattni_block a = fattni_dropout_counter(3, 5, 1, 100, 200);
-    const fattni_block others[] = {
-        fattni_dropout_counter(3, 5, 1, 116, 200), fattni_dropout_counter(3, 5, 1, 100, 216),
-        fattni_dropout_counter(3, 5, 2, 100, 200), fattni_dropout_counter(4, 5, 1, 100, 200),
-        fattni_dropout_counter(3, 6, 1, 100, 200)};
-    for (int n = 0; n < 5; ++n)
-        cr_assert_arr_neq(a.w, others[n].w, sizeof a.w, "%d", n);
+    const fattni_block others[] = {fattni_dropout_counter(3, 5, 1, 116, 200), fattni_dropout_counter(3, 5, 1, 100, 216),
+                                   fattni_dropout_counter(3, 5, 2, 100, 200), fattni_dropout_counter(4, 5, 1, 100, 200),
+                                   fattni_dropout_counter(3, 6, 1, 100, 200)};
+    for (int n = 0; n < 5; ++n) cr_assert_arr_neq(a.w, others[n].w, sizeof a.w, "%d", n);
 }
 
 /* Of n independent draws k are kept: |k - n(1-p)| <= 5 sqrt(n p (1-p)); neighbours in every
@@ -125,8 +117,7 @@ Test(philox, the_keep_rate_is_right_and_neighbours_are_independent) {
         static const int64_t steps[] = {1, 2, 8, 16, SIDE, 8 * SIDE, 16 * SIDE, SIDE + 1};
         for (size_t s = 0; s < sizeof steps / sizeof *steps; ++s) {
             double sum = 0;
-            for (int64_t e = 0; e + steps[s] < COUNT; ++e)
-                sum += (2 * keep[e] - 1) * (2 * keep[e + steps[s]] - 1);
+            for (int64_t e = 0; e + steps[s] < COUNT; ++e) sum += (2 * keep[e] - 1) * (2 * keep[e + steps[s]] - 1);
             cr_assert_leq(fabs(sum), 5 * sqrt(COUNT), "step %lld", (long long)steps[s]);
         }
     }

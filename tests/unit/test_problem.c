@@ -59,8 +59,7 @@ static void pad(call *c) { c->io.seqlens_q = &c->seqlens_q, c->io.seqlens_k = &c
 static void pack(call *c) {
     fattn_tensor *const all[] = {&c->q,     &c->k,     &c->v,  &c->o,  &c->lse, &c->d_o,
                                  &c->d_lse, &c->delta, &c->dq, &c->dk, &c->dv};
-    for (size_t n = 0; n < sizeof all / sizeof *all; ++n)
-        all[n]->shape[0] = 1;
+    for (size_t n = 0; n < sizeof all / sizeof *all; ++n) all[n]->shape[0] = 1;
     c->bias = c->d_bias = tensor(4, 3, HQ, 4, 4);
     c->p.max_seqlen_q = c->p.max_seqlen_k = 4;
     c->io.cu_seqlens_q = &c->cu_q, c->io.cu_seqlens_k = &c->cu_k;
@@ -68,31 +67,30 @@ static void pack(call *c) {
 
 /* The last arguments make call c invalid. It must be rejected with the status and an error message that contains
    `says`, by backward and by validation alone, without a change of the problem. */
-#define REJECTED(status, says, ...)                                                                 \
-    do {                                                                                           \
-        call c;                                                                                    \
-        fill(&c);                                                                                  \
-        __VA_ARGS__;                                                                               \
-        fattni_problem untouched;                                                                  \
-        memset(&untouched, 0x5a, sizeof untouched);                                                \
-        const fattn_status s =                                                                     \
-            fattni_problem_init(ctx, &c.p, &c.io, FATTNI_BWD, true, &untouched);                   \
-        cr_assert_eq(s, status, "%s: %s", fattn_status_name(s), fattn_ctx_error(ctx));             \
-        cr_assert(strstr(fattn_ctx_error(ctx), says), "%s", fattn_ctx_error(ctx));                 \
-        for (size_t byte = 0; byte < sizeof untouched; ++byte)                                     \
-            cr_assert_eq(((unsigned char *)&untouched)[byte], 0x5a);                               \
-        cr_assert_eq(fattn_attention_bwd(ctx, &c.p, &c.io), status);                               \
+#define REJECTED(status, says, ...)                                                                                    \
+    do {                                                                                                               \
+        call c;                                                                                                        \
+        fill(&c);                                                                                                      \
+        __VA_ARGS__;                                                                                                   \
+        fattni_problem untouched;                                                                                      \
+        memset(&untouched, 0x5a, sizeof untouched);                                                                    \
+        const fattn_status s = fattni_problem_init(ctx, &c.p, &c.io, FATTNI_BWD, true, &untouched);                    \
+        cr_assert_eq(s, status, "%s: %s", fattn_status_name(s), fattn_ctx_error(ctx));                                 \
+        cr_assert(strstr(fattn_ctx_error(ctx), says), "%s", fattn_ctx_error(ctx));                                     \
+        for (size_t byte = 0; byte < sizeof untouched; ++byte)                                                         \
+            cr_assert_eq(((unsigned char *)&untouched)[byte], 0x5a);                                                   \
+        cr_assert_eq(fattn_attention_bwd(ctx, &c.p, &c.io), status);                                                   \
     } while (0)
 
 /* The last arguments change call c, which stays valid and becomes `problem`. */
-#define ACCEPTED(problem, pass, ...)                                                               \
-    fattni_problem problem;                                                                        \
-    do {                                                                                           \
-        call c;                                                                                    \
-        fill(&c);                                                                                  \
-        __VA_ARGS__;                                                                               \
-        cr_assert_eq(fattni_problem_init(ctx, &c.p, &c.io, pass, true, &problem), FATTN_OK, "%s",  \
-                     fattn_ctx_error(ctx));                                                        \
+#define ACCEPTED(problem, pass, ...)                                                                                   \
+    fattni_problem problem;                                                                                            \
+    do {                                                                                                               \
+        call c;                                                                                                        \
+        fill(&c);                                                                                                      \
+        __VA_ARGS__;                                                                                                   \
+        cr_assert_eq(fattni_problem_init(ctx, &c.p, &c.io, pass, true, &problem), FATTN_OK, "%s",                      \
+                     fattn_ctx_error(ctx));                                                                            \
     } while (0)
 
 Test(problem, the_valid_calls_are_valid) {
@@ -109,9 +107,9 @@ Test(problem, structs) {
     REJECTED(FATTN_E_ABI, "fattn_attention_params: struct_size is 0", c.p.struct_size = 0);
     REJECTED(FATTN_E_ABI, "fattn_attention_io: struct_size is 0", c.io.struct_size = 0);
     REJECTED(FATTN_E_ABI, "fattn_attention_params: struct_size 20 is not the size of any version",
-            c.p.struct_size = 20);
+             c.p.struct_size = 20);
     REJECTED(FATTN_E_ABI, "fattn_attention_io: struct_size 12 is not the size of any version",
-            c.io.struct_size = 12); /* half of a pointer */
+             c.io.struct_size = 12); /* half of a pointer */
     REJECTED(FATTN_E_ARG, "io: a reserved field", c.io.reserved = 1);
     REJECTED(FATTN_E_ARG, "params: a reserved field", c.p.reserved = 1);
     REJECTED(FATTN_E_ARG, "params: a reserved field", c.p.rng.reserved = 1);
@@ -166,7 +164,7 @@ Test(problem, params) {
     REJECTED(FATTN_E_ARG, "rng_batch0 0, rng_head0 -2, rng_heads 0", c.p.rng_head0 = -2);
     REJECTED(FATTN_E_ARG, "rng_batch0 0, rng_head0 0, rng_heads -3", c.p.rng_heads = -3);
     REJECTED(FATTN_E_ARG, "rng_head0 3 + Hq 4 is more than rng_heads 6",
-            (c.p.dropout_p = 0.5f, c.p.rng_head0 = 3, c.p.rng_heads = 6));
+             (c.p.dropout_p = 0.5f, c.p.rng_head0 = 3, c.p.rng_heads = 6));
 }
 
 Test(problem, params_of_the_problem) {
@@ -179,8 +177,7 @@ Test(problem, params_of_the_problem) {
     cr_assert_float_eq(set.keep_scale, 65536.0 / (65536 - 6554), 1e-15);
     ACCEPTED(off, FATTNI_BWD, c.p.window_left = 3);
     cr_assert(off.window_left == FATTNI_UNBOUNDED, "read only with the flag");
-    ACCEPTED(on, FATTNI_BWD,
-             (c.p.flags = FATTN_WINDOW, c.p.window_left = 3, c.p.window_right = -1));
+    ACCEPTED(on, FATTNI_BWD, (c.p.flags = FATTN_WINDOW, c.p.window_left = 3, c.p.window_right = -1));
     cr_assert(on.window_left == 3 && on.window_right == FATTNI_UNBOUNDED);
     ACCEPTED(slice, FATTNI_BWD, (c.p.dropout_p = 0.5f, c.p.rng_head0 = 2, c.p.rng_heads = 6));
     cr_assert_eq(fattni_dropout_plane(&slice, 1, 3), 1 * 6 + 3 + 2);
@@ -245,18 +242,17 @@ Test(problem, sizes_of_q_k_v) {
 Test(problem, every_tensor_is_checked) {
     enum { TENSORS = 21, FIRST_BACKWARD = 11 };
     static const char *const names[TENSORS] = {
-        "q",    "k",         "v",         "o",        "lse",    "bias",         "alibi",
-        "sink", "seqlens_q", "seqlens_k", "rng_step", "d_o",    "d_lse",        "delta",
-        "dq",   "dk",        "dv",        "d_bias",   "d_sink", "cu_seqlens_q", "cu_seqlens_k"};
+        "q",   "k",     "v",     "o",  "lse", "bias", "alibi",  "sink",   "seqlens_q",    "seqlens_k",   "rng_step",
+        "d_o", "d_lse", "delta", "dq", "dk",  "dv",   "d_bias", "d_sink", "cu_seqlens_q", "cu_seqlens_k"};
     for (int n = 0; n < TENSORS; ++n)
         for (int fault = 0; fault < 5; ++fault) {
             call c;
             fill(&c);
             n < 19 ? pad(&c) : pack(&c);
-            fattn_tensor *const all[TENSORS] = {
-                &c.q,    &c.k,         &c.v,         &c.o,      &c.lse,    &c.bias,  &c.alibi,
-                &c.sink, &c.seqlens_q, &c.seqlens_k, &c.step,   &c.d_o,    &c.d_lse, &c.delta,
-                &c.dq,   &c.dk,        &c.dv,        &c.d_bias, &c.d_sink, &c.cu_q,  &c.cu_k};
+            fattn_tensor *const all[TENSORS] = {&c.q,      &c.k,     &c.v,         &c.o,         &c.lse,  &c.bias,
+                                                &c.alibi,  &c.sink,  &c.seqlens_q, &c.seqlens_k, &c.step, &c.d_o,
+                                                &c.d_lse,  &c.delta, &c.dq,        &c.dk,        &c.dv,   &c.d_bias,
+                                                &c.d_sink, &c.cu_q,  &c.cu_k};
             fattn_tensor *const t = all[n];
             fattn_status want = FATTN_E_SHAPE;
             if (fault == 0) t->device = FATTN_CUDA, want = FATTN_E_DEVICE;
@@ -293,24 +289,18 @@ Test(problem, messages_about_one_tensor) {
     });
     REJECTED(FATTN_E_ARG, "d_bias: given without bias", c.io.bias = NULL);
     REJECTED(FATTN_E_ARG, "d_sink: given without sink", c.io.sink = NULL);
-    REJECTED(FATTN_E_SHAPE, "d_bias: dimension 0 does not broadcast, but bias's does",
-            c.bias.shape[0] = 1);
-    REJECTED(FATTN_E_SHAPE, "d_bias: dimension 2 broadcasts, but bias's does not",
-            c.d_bias.stride[2] = 0);
+    REJECTED(FATTN_E_SHAPE, "d_bias: dimension 0 does not broadcast, but bias's does", c.bias.shape[0] = 1);
+    REJECTED(FATTN_E_SHAPE, "d_bias: dimension 2 broadcasts, but bias's does not", c.d_bias.stride[2] = 0);
 }
 
 Test(problem, dtypes_that_go_together) {
     static const struct {
         fattn_dtype q, o, statistics;
         fattn_status want;
-    } rows[] = {{FATTN_F32, FATTN_F32, FATTN_F32, FATTN_OK},
-                {FATTN_F64, FATTN_F64, FATTN_F64, FATTN_OK},
-                {FATTN_BF16, FATTN_BF16, FATTN_F32, FATTN_OK},
-                {FATTN_F16, FATTN_F32, FATTN_F32, FATTN_OK},
-                {FATTN_F64, FATTN_F32, FATTN_F64, FATTN_E_DTYPE},
-                {FATTN_F64, FATTN_F64, FATTN_F32, FATTN_E_DTYPE},
-                {FATTN_F32, FATTN_F32, FATTN_F64, FATTN_E_DTYPE},
-                {FATTN_BF16, FATTN_F16, FATTN_F32, FATTN_E_DTYPE},
+    } rows[] = {{FATTN_F32, FATTN_F32, FATTN_F32, FATTN_OK},        {FATTN_F64, FATTN_F64, FATTN_F64, FATTN_OK},
+                {FATTN_BF16, FATTN_BF16, FATTN_F32, FATTN_OK},      {FATTN_F16, FATTN_F32, FATTN_F32, FATTN_OK},
+                {FATTN_F64, FATTN_F32, FATTN_F64, FATTN_E_DTYPE},   {FATTN_F64, FATTN_F64, FATTN_F32, FATTN_E_DTYPE},
+                {FATTN_F32, FATTN_F32, FATTN_F64, FATTN_E_DTYPE},   {FATTN_BF16, FATTN_F16, FATTN_F32, FATTN_E_DTYPE},
                 {FATTN_BF16, FATTN_BF16, FATTN_BF16, FATTN_E_DTYPE}};
     for (size_t n = 0; n < sizeof rows / sizeof *rows; ++n) {
         call c;
@@ -319,11 +309,10 @@ Test(problem, dtypes_that_go_together) {
         c.o.dtype = c.d_o.dtype = c.dq.dtype = c.dk.dtype = c.dv.dtype = rows[n].o;
         fattn_tensor *const statistics[] = {&c.lse,  &c.d_lse,  &c.delta,  &c.alibi,
                                             &c.sink, &c.d_sink, &c.d_bias, &c.bias};
-        for (int i = 0; i < 8; ++i)
-            statistics[i]->dtype = rows[n].statistics;
+        for (int i = 0; i < 8; ++i) statistics[i]->dtype = rows[n].statistics;
         fattni_problem p;
-        cr_assert_eq(fattni_problem_init(ctx, &c.p, &c.io, FATTNI_BWD, true, &p), rows[n].want,
-                     "row %zu: %s", n, fattn_ctx_error(ctx));
+        cr_assert_eq(fattni_problem_init(ctx, &c.p, &c.io, FATTNI_BWD, true, &p), rows[n].want, "row %zu: %s", n,
+                     fattn_ctx_error(ctx));
     }
 }
 
@@ -439,8 +428,7 @@ Test(problem, queries) {
     c.cu_q.data = c.cu_k.data = nonsense;
     c.io.d_o = c.io.dq = c.io.dk = c.io.dv = c.io.d_bias = c.io.d_sink = NULL;
     fattni_problem p;
-    cr_assert_eq(fattni_problem_init(ctx, &c.p, &c.io, FATTNI_BWD, false, &p), FATTN_OK, "%s",
-                 fattn_ctx_error(ctx));
+    cr_assert_eq(fattni_problem_init(ctx, &c.p, &c.io, FATTNI_BWD, false, &p), FATTN_OK, "%s", fattn_ctx_error(ctx));
     cr_assert(p.dq.present && p.dk.present && p.dv.present && p.d_bias.present && p.d_sink.present);
     c.io.dk = &c.dk;
     cr_assert_eq(fattni_problem_init(ctx, &c.p, &c.io, FATTNI_BWD, false, &p), FATTN_OK);
@@ -472,14 +460,13 @@ static bool visible(const fattni_problem *p, int64_t Sq, int64_t Sk, int64_t i, 
     if ((p->flags & (FATTN_CAUSAL | FATTN_CAUSAL_TOP_LEFT)) && at_j > at_i + off) return false;
     if (p->flags & FATTN_WINDOW) {
         if (p->window_left != FATTNI_UNBOUNDED && at_j < at_i + off - p->window_left) return false;
-        if (p->window_right != FATTNI_UNBOUNDED && at_j > at_i + off + p->window_right)
-            return false;
+        if (p->window_right != FATTNI_UNBOUNDED && at_j > at_i + off + p->window_right) return false;
     }
     return true;
 }
 
-static int check_sequences(const fattni_problem *p, const int64_t *Sq, const int64_t *Sk,
-                           const int64_t *q0, const int64_t *k0) {
+static int check_sequences(const fattni_problem *p, const int64_t *Sq, const int64_t *Sk, const int64_t *q0,
+                           const int64_t *k0) {
     int seen = 0;
     for (int64_t b = 0; b < p->B; ++b) {
         const fattni_sequence s = fattni_sequence_of(p, b);
@@ -521,15 +508,12 @@ Test(problem, masks_follow_their_definition) {
                             });
                             calls += 1;
                             if (form == 0)
-                                seen += check_sequences(&p, (int64_t[]){SQ, SQ},
-                                                        (int64_t[]){SK, SK}, zeros, zeros);
+                                seen += check_sequences(&p, (int64_t[]){SQ, SQ}, (int64_t[]){SK, SK}, zeros, zeros);
                             if (form == 1)
-                                seen += check_sequences(&p, (int64_t[]){SQ, 2}, (int64_t[]){0, SK},
-                                                        zeros, zeros);
+                                seen += check_sequences(&p, (int64_t[]){SQ, 2}, (int64_t[]){0, SK}, zeros, zeros);
                             if (form == 2)
-                                seen +=
-                                    check_sequences(&p, (int64_t[]){2, 0, 3}, (int64_t[]){3, 1, 3},
-                                                    (int64_t[]){0, 2, 2}, (int64_t[]){0, 3, 4});
+                                seen += check_sequences(&p, (int64_t[]){2, 0, 3}, (int64_t[]){3, 1, 3},
+                                                        (int64_t[]){0, 2, 2}, (int64_t[]){0, 3, 4});
                         }
     cr_assert(calls == 6 * 25 * 9 * 3 && seen > 0);
 }

@@ -5,16 +5,15 @@
 #include <string.h>
 
 Test(status, every_code_has_its_own_name_and_text) {
-#define FATTN_X(name, value, text)                                                                 \
-    cr_assert_eq((int)name, value);                                                                \
-    cr_assert_str_eq(fattn_status_name(name), #name);                                              \
+#define FATTN_X(name, value, text)                                                                                     \
+    cr_assert_eq((int)name, value);                                                                                    \
+    cr_assert_str_eq(fattn_status_name(name), #name);                                                                  \
     cr_assert_str_eq(fattn_status_text(name), text);
     FATTN_STATUS_MAP(FATTN_X)
 #undef FATTN_X
     for (int a = 0; a < FATTN_STATUS_COUNT; ++a)
         for (int b = 0; b < a; ++b)
-            cr_assert_str_neq(fattn_status_text((fattn_status)a),
-                              fattn_status_text((fattn_status)b));
+            cr_assert_str_neq(fattn_status_text((fattn_status)a), fattn_status_text((fattn_status)b));
 }
 
 Test(status, unknown_codes_are_named_too) {

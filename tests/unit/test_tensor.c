@@ -17,8 +17,7 @@ static void close_context(void) {
 }
 TestSuite(tensor, .init = open_context, .fini = close_context);
 
-static const fattn_dtype dtypes[] = {FATTN_F64,  FATTN_F32, FATTN_F16,
-                                     FATTN_BF16, FATTN_I32, FATTN_U8};
+static const fattn_dtype dtypes[] = {FATTN_F64, FATTN_F32, FATTN_F16, FATTN_BF16, FATTN_I32, FATTN_U8};
 enum { DTYPES = sizeof dtypes / sizeof *dtypes };
 #define SHAPE(...) ((const int64_t[]){__VA_ARGS__})
 
@@ -66,8 +65,7 @@ Test(tensor, permute_and_slice_move_no_data) {
     cr_assert_eq(none.shape[1], 0);
     const fattn_tensor beyond = fattn_tensor_slice(&t, 1, 7, 9);
     cr_assert_eq(beyond.shape[1], 0);
-    cr_assert(beyond.data == (char *)(data + 0) + 3 * 4 * sizeof(float),
-              "one past the end at most");
+    cr_assert(beyond.data == (char *)(data + 0) + 3 * 4 * sizeof(float), "one past the end at most");
 }
 
 /* Heads of a packed [B,S,3,H,D] projection as inputs of attention. */
@@ -83,8 +81,7 @@ Test(tensor, a_packed_projection_is_sliced_and_permuted) {
         for (int64_t h = 0; h < H; ++h)
             for (int64_t s = 0; s < S; ++s)
                 for (int64_t d = 0; d < D; ++d)
-                    cr_assert((float *)k.data + b * k.stride[0] + h * k.stride[1] +
-                                  s * k.stride[2] + d * k.stride[3] ==
+                    cr_assert((float *)k.data + b * k.stride[0] + h * k.stride[1] + s * k.stride[2] + d * k.stride[3] ==
                               &data[b][s][1][h][d]);
 }
 
@@ -115,10 +112,8 @@ Test(tensor, copy_between_all_dtypes_and_strides) {
         for (int to = 0; to < DTYPES; ++to)
             for (int o = 0; o < 3; ++o) {
                 fattn_tensor wide, src, dst;
-                cr_assert_eq(fattn_tensor_alloc(ctx, dtypes[from], 3, SHAPE(2 * A, B, C), &src),
-                             FATTN_OK);
-                cr_assert_eq(fattn_tensor_alloc(ctx, dtypes[to], 4, SHAPE(A, B, C, 2), &wide),
-                             FATTN_OK);
+                cr_assert_eq(fattn_tensor_alloc(ctx, dtypes[from], 3, SHAPE(2 * A, B, C), &src), FATTN_OK);
+                cr_assert_eq(fattn_tensor_alloc(ctx, dtypes[to], 4, SHAPE(A, B, C, 2), &wide), FATTN_OK);
                 for (int64_t e = 0; e < 2 * A * B * C; ++e) {
                     fattni_store(src.data, src.dtype, e, (double)(e * 7 % 101));
                     fattni_store(wide.data, wide.dtype, e, 99);
@@ -160,8 +155,7 @@ Test(tensor, copy_broadcasts_its_source_and_takes_scalars_and_nothing) {
     src.stride[0] = 0;
     const fattn_tensor dst = view(out, FATTN_F64, 2, SHAPE(2, 3));
     cr_assert_eq(fattn_tensor_copy(ctx, &dst, &src), FATTN_OK);
-    for (int i = 0; i < 6; ++i)
-        cr_assert_eq(out[i / 3][i % 3], row[i % 3]);
+    for (int i = 0; i < 6; ++i) cr_assert_eq(out[i / 3][i % 3], row[i % 3]);
 
     double one = 5, other = 0;
     const fattn_tensor from = view(&one, FATTN_F64, 0, NULL), to = view(&other, FATTN_F64, 0, NULL);
@@ -187,8 +181,7 @@ Test(tensor, normal_is_box_muller_over_philox) {
     const fattn_rng rng = {.seed = 0xfeedface12345678u, .stream = 5};
     const fattn_tensor t = view(x, FATTN_F64, 1, SHAPE(101));
     cr_assert_eq(fattn_tensor_normal(ctx, &t, 3, 2, rng), FATTN_OK);
-    for (int64_t e = 0; e < 101; ++e)
-        cr_assert_float_eq(x[e], 3 + 2 * normal_by_formula(rng, e), 1e-13);
+    for (int64_t e = 0; e < 101; ++e) cr_assert_float_eq(x[e], 3 + 2 * normal_by_formula(rng, e), 1e-13);
 }
 
 /* Sample moments of n numbers against their standard errors, five sigma: 1/sqrt(n) for the mean,
@@ -201,8 +194,7 @@ Test(tensor, normal_has_the_moments_of_a_normal_distribution) {
     const double *const x = t.data;
     double moment[5] = {0}, pairs = 0;
     for (int64_t e = 0; e < N; ++e) {
-        for (int k = 1; k <= 4; ++k)
-            moment[k] += pow(x[e], k) / N;
+        for (int k = 1; k <= 4; ++k) moment[k] += pow(x[e], k) / N;
         if (e % 2) pairs += x[e] * x[e - 1] / (N / 2);
     }
     cr_assert_lt(fabs(moment[1]), 5 / sqrt(N));
@@ -233,8 +225,7 @@ Test(tensor, normal_is_the_same_for_every_dtype_stride_and_thread_count) {
                 for (int64_t c = 0; c < C; ++c) {
                     double cell;
                     fattni_store(&cell, dtypes[d], 0, want[r][c]);
-                    cr_assert_eq(fattni_load(columns.data, columns.dtype, c * R + r),
-                                 fattni_load(&cell, dtypes[d], 0));
+                    cr_assert_eq(fattni_load(columns.data, columns.dtype, c * R + r), fattni_load(&cell, dtypes[d], 0));
                 }
             fattn_tensor_free(other, &columns);
             fattn_ctx_destroy(other);
@@ -246,19 +237,16 @@ Test(tensor, normal_streams_and_seeds_differ) {
     const fattn_tensor ta = view(a, FATTN_F64, 1, SHAPE(8)), tb = view(b, FATTN_F64, 1, SHAPE(8)),
                        tc = view(c, FATTN_F64, 1, SHAPE(8));
     cr_assert_eq(fattn_tensor_normal(ctx, &ta, 0, 1, (fattn_rng){.seed = 1}), FATTN_OK);
-    cr_assert_eq(fattn_tensor_normal(ctx, &tb, 0, 1, (fattn_rng){.seed = 1, .stream = 1}),
-                 FATTN_OK);
-    cr_assert_eq(fattn_tensor_normal(ctx, &tc, 0, 1, (fattn_rng){.seed = (uint64_t)1 << 32}),
-                 FATTN_OK);
-    for (int i = 0; i < 8; ++i)
-        cr_assert(a[i] != b[i] && a[i] != c[i] && b[i] != c[i]);
+    cr_assert_eq(fattn_tensor_normal(ctx, &tb, 0, 1, (fattn_rng){.seed = 1, .stream = 1}), FATTN_OK);
+    cr_assert_eq(fattn_tensor_normal(ctx, &tc, 0, 1, (fattn_rng){.seed = (uint64_t)1 << 32}), FATTN_OK);
+    for (int i = 0; i < 8; ++i) cr_assert(a[i] != b[i] && a[i] != c[i] && b[i] != c[i]);
 }
 
 /* Runs `call`, which must fail with `status` and an error message that contains `says`. */
-#define REJECTED(status, says, call)                                                                \
-    do {                                                                                           \
-        cr_assert_eq(call, status, "%s", fattn_ctx_error(ctx));                                    \
-        cr_assert(strstr(fattn_ctx_error(ctx), says), "%s", fattn_ctx_error(ctx));                 \
+#define REJECTED(status, says, call)                                                                                   \
+    do {                                                                                                               \
+        cr_assert_eq(call, status, "%s", fattn_ctx_error(ctx));                                                        \
+        cr_assert(strstr(fattn_ctx_error(ctx), says), "%s", fattn_ctx_error(ctx));                                     \
     } while (0)
 
 Test(tensor, every_error_of_alloc) {
@@ -267,17 +255,13 @@ Test(tensor, every_error_of_alloc) {
     cr_assert_eq(fattn_tensor_alloc(NULL, FATTN_F32, 0, NULL, &t), FATTN_E_ARG);
     REJECTED(FATTN_E_ARG, "NULL", fattn_tensor_alloc(ctx, FATTN_F32, 0, NULL, NULL));
     REJECTED(FATTN_E_ARG, "NULL", fattn_tensor_alloc(ctx, FATTN_F32, 1, NULL, &t));
-    REJECTED(FATTN_E_ARG, "6 is not in 0..5",
-            fattn_tensor_alloc(ctx, FATTN_F32, 6, SHAPE(1, 1, 1, 1, 1, 1), &t));
+    REJECTED(FATTN_E_ARG, "6 is not in 0..5", fattn_tensor_alloc(ctx, FATTN_F32, 6, SHAPE(1, 1, 1, 1, 1, 1), &t));
     REJECTED(FATTN_E_ARG, "-1 is not in 0..5", fattn_tensor_alloc(ctx, FATTN_F32, -1, SHAPE(1), &t));
     REJECTED(FATTN_E_DTYPE, "dtype 9", fattn_tensor_alloc(ctx, (fattn_dtype)9, 1, SHAPE(1), &t));
     REJECTED(FATTN_E_ARG, "shape[1] is -2", fattn_tensor_alloc(ctx, FATTN_F32, 2, SHAPE(1, -2), &t));
-    REJECTED(FATTN_E_NOMEM, "overflows",
-            fattn_tensor_alloc(ctx, FATTN_F32, 3, SHAPE(big, big, big), &t));
-    REJECTED(FATTN_E_NOMEM, "overflows",
-            fattn_tensor_alloc(ctx, FATTN_F64, 2, SHAPE(big, big / 2), &t));
-    REJECTED(FATTN_E_NOMEM, "4611686018427387904 bytes",
-            fattn_tensor_alloc(ctx, FATTN_U8, 2, SHAPE(big, big), &t));
+    REJECTED(FATTN_E_NOMEM, "overflows", fattn_tensor_alloc(ctx, FATTN_F32, 3, SHAPE(big, big, big), &t));
+    REJECTED(FATTN_E_NOMEM, "overflows", fattn_tensor_alloc(ctx, FATTN_F64, 2, SHAPE(big, big / 2), &t));
+    REJECTED(FATTN_E_NOMEM, "4611686018427387904 bytes", fattn_tensor_alloc(ctx, FATTN_U8, 2, SHAPE(big, big), &t));
     cr_assert_eq(t.data, &t, "outputs are written on success only");
 }
 
@@ -288,13 +272,13 @@ Test(tensor, every_error_of_a_tensor_argument) {
     const int64_t far = (int64_t)1 << 61;
     memset(out, 0x5a, sizeof out);
     fattn_tensor t;
-#define SPOILED(status, says, spoil)                                                               \
-    do {                                                                                           \
-        t = good;                                                                                  \
-        spoil;                                                                                     \
-        REJECTED(status, "src: " says, fattn_tensor_copy(ctx, &to, &t));                            \
-        REJECTED(status, "dst: " says, fattn_tensor_copy(ctx, &t, &to));                            \
-        REJECTED(status, "dst: " says, fattn_tensor_normal(ctx, &t, 0, 1, (fattn_rng){0}));         \
+#define SPOILED(status, says, spoil)                                                                                   \
+    do {                                                                                                               \
+        t = good;                                                                                                      \
+        spoil;                                                                                                         \
+        REJECTED(status, "src: " says, fattn_tensor_copy(ctx, &to, &t));                                               \
+        REJECTED(status, "dst: " says, fattn_tensor_copy(ctx, &t, &to));                                               \
+        REJECTED(status, "dst: " says, fattn_tensor_normal(ctx, &t, 0, 1, (fattn_rng){0}));                            \
     } while (0)
     SPOILED(FATTN_E_SHAPE, "ndim 6 is not in 0..5", t.ndim = 6);
     SPOILED(FATTN_E_SHAPE, "ndim -1 is not in 0..5", t.ndim = -1);
@@ -305,8 +289,7 @@ Test(tensor, every_error_of_a_tensor_argument) {
     SPOILED(FATTN_E_SHAPE, "its extent does not fit in 62 bits", t.shape[0] = t.shape[1] = far);
     SPOILED(FATTN_E_SHAPE, "its extent does not fit in 62 bits", t.stride[0] = far);
     SPOILED(FATTN_E_SHAPE, "its extent does not fit in 62 bits", t.stride[0] = INT64_MIN);
-    SPOILED(FATTN_E_SHAPE, "its extent does not fit in 62 bits",
-            (t.shape[0] = 9, t.stride[0] = INT64_MAX / 4));
+    SPOILED(FATTN_E_SHAPE, "its extent does not fit in 62 bits", (t.shape[0] = 9, t.stride[0] = INT64_MAX / 4));
     SPOILED(FATTN_E_ARG, "data is NULL, but it has 8 elements", t.data = NULL);
 #undef SPOILED
     t = good, t.data = (char *)data + 4;
@@ -315,8 +298,7 @@ Test(tensor, every_error_of_a_tensor_argument) {
     REJECTED(FATTN_E_ARG, "dst: NULL", fattn_tensor_copy(ctx, NULL, &good));
     t = to, t.stride[0] = 0;
     REJECTED(FATTN_E_SHAPE, "dst: stride[0] is 0", fattn_tensor_copy(ctx, &t, &good));
-    REJECTED(FATTN_E_SHAPE, "dst: stride[0] is 0",
-            fattn_tensor_normal(ctx, &t, 0, 1, (fattn_rng){0}));
+    REJECTED(FATTN_E_SHAPE, "dst: stride[0] is 0", fattn_tensor_normal(ctx, &t, 0, 1, (fattn_rng){0}));
     t = good, t.shape[1] = 3;
     REJECTED(FATTN_E_SHAPE, "dst is [2,4], src is [2,3]", fattn_tensor_copy(ctx, &to, &t));
     t = good, t.ndim = 1;
@@ -325,19 +307,16 @@ Test(tensor, every_error_of_a_tensor_argument) {
     REJECTED(FATTN_E_DTYPE, "i32", fattn_tensor_normal(ctx, &t, 0, 1, (fattn_rng){0}));
     REJECTED(FATTN_E_ARG, "mean nan, std 1", fattn_tensor_normal(ctx, &to, NAN, 1, (fattn_rng){0}));
     REJECTED(FATTN_E_ARG, "mean 0, std -1", fattn_tensor_normal(ctx, &to, 0, -1, (fattn_rng){0}));
-    REJECTED(FATTN_E_ARG, "mean 0, std inf",
-            fattn_tensor_normal(ctx, &to, 0, INFINITY, (fattn_rng){0}));
+    REJECTED(FATTN_E_ARG, "mean 0, std inf", fattn_tensor_normal(ctx, &to, 0, INFINITY, (fattn_rng){0}));
     cr_assert_eq(fattn_tensor_copy(NULL, &to, &good), FATTN_E_ARG);
     cr_assert_eq(fattn_tensor_normal(NULL, &to, 0, 1, (fattn_rng){0}), FATTN_E_ARG);
-    for (size_t i = 0; i < sizeof out; ++i)
-        cr_assert_eq(((unsigned char *)out)[i], 0x5a);
+    for (size_t i = 0; i < sizeof out; ++i) cr_assert_eq(((unsigned char *)out)[i], 0x5a);
 }
 
 /* A dimension of one element, or an empty tensor, may have any strides and data. */
 Test(tensor, strides_that_are_not_used_do_not_matter) {
     double data[3] = {1, 2, 3}, out[3] = {0};
-    fattn_tensor src = view(data, FATTN_F64, 2, SHAPE(1, 3)),
-                 dst = view(out, FATTN_F64, 2, SHAPE(1, 3));
+    fattn_tensor src = view(data, FATTN_F64, 2, SHAPE(1, 3)), dst = view(out, FATTN_F64, 2, SHAPE(1, 3));
     src.stride[0] = INT64_MIN, dst.stride[0] = 0;
     cr_assert_eq(fattn_tensor_copy(ctx, &dst, &src), FATTN_OK);
     cr_assert_eq(out[2], 3);
@@ -365,8 +344,8 @@ Test(tensor, add) {
             fattni_store(want, to, i, fattni_load(sum, to, i) + fattni_load(more, from, at));
         }
         cr_assert_eq(fattn_tensor_add(ctx, &d, &x), FATTN_OK);
-        cr_assert_eq(memcmp(sum, want, 15 * fattn_dtype_size(to)), 0, "%s += %s",
-                     fattn_dtype_name(to), fattn_dtype_name(from));
+        cr_assert_eq(memcmp(sum, want, 15 * fattn_dtype_size(to)), 0, "%s += %s", fattn_dtype_name(to),
+                     fattn_dtype_name(from));
         x.shape[1] = 4;
         cr_assert_eq(fattn_tensor_add(ctx, &d, &x), FATTN_E_SHAPE);
         d.dtype = FATTN_I32;

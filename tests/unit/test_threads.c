@@ -50,8 +50,7 @@ static void *step(void *arg) {
     model *const m = arg;
     fattn_tape *const t = m->tape;
     const fattn_attention_params ap = {.struct_size = sizeof ap, .flags = FATTN_CAUSAL};
-    const fattn_tensor ids =
-        fattn_tensor_view(m->ids, FATTN_I32, FATTN_CPU, 0, 2, (int64_t[]){1, S});
+    const fattn_tensor ids = fattn_tensor_view(m->ids, FATTN_I32, FATTN_CPU, 0, 2, (int64_t[]){1, S});
     const fattn_var none = {0};
     fattn_tape_reset(t);
     const fattn_var table = fattn_use(t, &m->params[0]), x = fattn_input(t, &ids);
@@ -114,8 +113,10 @@ Test(threads, one_context_on_many) {
     model m = {.threads = 2};
     on_a_thread_of_its_own(create, &m, FATTN_OK);
     for (int n = 0; n < STEPS; ++n)
-        if (n % 2) on_a_thread_of_its_own(step, &m, FATTN_OK);
-        else step(&m);
+        if (n % 2)
+            on_a_thread_of_its_own(step, &m, FATTN_OK);
+        else
+            step(&m);
     cr_assert_eq(m.loss, loss);
     on_a_thread_of_its_own(fail, &m, FATTN_E_ARG);
     cr_assert(strstr(fattn_ctx_error(m.ctx), "stream"), "a message belongs to the context");
@@ -130,8 +131,7 @@ Test(threads, contexts_at_the_same_time) {
     for (int round = 0; round < 5; ++round) {
         model m[THREADS] = {{.threads = 1}, {.threads = 2}, {.threads = 3}};
         pthread_t threads[THREADS];
-        for (int n = 0; n < THREADS; ++n)
-            cr_assert_eq(pthread_create(&threads[n], NULL, whole_run, &m[n]), 0);
+        for (int n = 0; n < THREADS; ++n) cr_assert_eq(pthread_create(&threads[n], NULL, whole_run, &m[n]), 0);
         for (int n = 0; n < THREADS; ++n) cr_assert_eq(pthread_join(threads[n], NULL), 0);
         for (int n = 0; n < THREADS; ++n) {
             cr_assert_eq(m[n].status, FATTN_OK);

@@ -25,8 +25,7 @@ static void check_blocks(const fattni_band *m) {
                 for (int64_t j1 = j0 + 1; j1 <= m->Sk + 2; ++j1) { /* a block may extend past the end */
                     int all = 1;
                     for (int64_t i = i0; i < i1; ++i)
-                        for (int64_t j = j0; j < j1; ++j)
-                            all = all && visible(m, i, j);
+                        for (int64_t j = j0; j < j1; ++j) all = all && visible(m, i, j);
                     cr_assert_eq(fattni_all_visible(m, i0, i1, j0, j1), all);
                 }
         }

@@ -2,9 +2,7 @@
    dx = dy in x's type. */
 #include "autograd_c/ops/ops.h"
 
-static bool is_float(int32_t t) {
-    return t == FATTN_F64 || t == FATTN_F32 || t == FATTN_F16 || t == FATTN_BF16;
-}
+static bool is_float(int32_t t) { return t == FATTN_F64 || t == FATTN_F32 || t == FATTN_F16 || t == FATTN_BF16; }
 
 static bool is_dense(const fattn_tensor *x) {
     const fattni_rows r = fattni_rows_of(x);
@@ -16,18 +14,15 @@ static fattn_status infer(fattn_op_call *c) {
     const fattn_tensor *x = &c->in[0];
     if (fattni_absent(x)) return fattn_ctx_fail(c->ctx, FATTN_E_ARG, "cast: x is absent");
     if (!is_float(x->dtype) || !is_float(to))
-        return fattn_ctx_fail(
-            c->ctx, FATTN_E_DTYPE, "cast: %s to %s, but both must be floating types",
-            fattn_dtype_name((fattn_dtype)x->dtype), fattn_dtype_name((fattn_dtype)to));
+        return fattn_ctx_fail(c->ctx, FATTN_E_DTYPE, "cast: %s to %s, but both must be floating types",
+                              fattn_dtype_name((fattn_dtype)x->dtype), fattn_dtype_name((fattn_dtype)to));
     fattni_out_like(c, 0);
     c->out[0].dtype = to;
     if (to == x->dtype && is_dense(x)) c->out[0].data = x->data;
     return FATTN_OK;
 }
 
-static fattn_status forward(fattn_op_call *c) {
-    return fattn_tensor_copy(c->ctx, &c->out[0], &c->in[0]);
-}
+static fattn_status forward(fattn_op_call *c) { return fattn_tensor_copy(c->ctx, &c->out[0], &c->in[0]); }
 
 static fattn_status backward(fattn_op_call *c) {
     if (!c->d_in[0].data) return FATTN_OK;

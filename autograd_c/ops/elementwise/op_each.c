@@ -17,8 +17,7 @@ static void push(grid *g, int64_t shape, const int64_t *stride) {
     g->count *= shape;
     if (shape == 1) return;
     bool joins = g->n > 0;
-    for (int k = 0; k < FATTNI_OPERANDS && joins; ++k)
-        joins = g->stride[g->n - 1][k] == shape * stride[k];
+    for (int k = 0; k < FATTNI_OPERANDS && joins; ++k) joins = g->stride[g->n - 1][k] == shape * stride[k];
     if (!joins) g->shape[g->n++] = 1;
     g->shape[g->n - 1] *= shape;
     memcpy(g->stride[g->n - 1], stride, sizeof g->stride[0]);
@@ -49,8 +48,7 @@ static void offsets(const grid *g, int64_t at, int64_t *out) {
     memset(out, 0, FATTNI_OPERANDS * sizeof *out);
     for (int d = g->n - 1; d >= 0; --d) {
         const int64_t i = d > 0 ? at % g->shape[d] : at;
-        for (int k = 0; k < FATTNI_OPERANDS; ++k)
-            out[k] += i * g->stride[d][k];
+        for (int k = 0; k < FATTNI_OPERANDS; ++k) out[k] += i * g->stride[d][k];
         if (d > 0) at /= g->shape[d];
     }
 }
@@ -78,19 +76,16 @@ static void walk_rows(void *arg, int64_t task, int thread) {
         int64_t offset[FATTNI_OPERANDS];
         void *p[FATTNI_OPERANDS] = {NULL};
         offsets(&w->rows, row, offset);
-        for (int k = 0; k < w->n; ++k)
-            p[k] = w->data[k] + (offset[k] + first * w->step[k]) * (int64_t)w->size[k];
+        for (int k = 0; k < w->n; ++k) p[k] = w->data[k] + (offset[k] + first * w->step[k]) * (int64_t)w->size[k];
         w->run(p, w->step, fattni_min(w->chunk, w->width - first), w->arg);
     }
 }
 
-void fattni_each(const fattn_ctx *ctx, const fattn_tensor *const *t, int n, fattni_loop run,
-                 const void *arg) {
+void fattni_each(const fattn_ctx *ctx, const fattn_tensor *const *t, int n, fattni_loop run, const void *arg) {
     const grid g = grid_of(t, n);
     if (g.count == 0) return;
     walk w = {.n = n, .rows = without_last(&g), .width = 1, .run = run, .arg = arg};
-    for (int k = 0; k < FATTNI_OPERANDS; ++k)
-        w.step[k] = 1;
+    for (int k = 0; k < FATTNI_OPERANDS; ++k) w.step[k] = 1;
     if (g.n > 0) {
         w.width = g.shape[g.n - 1];
         memcpy(w.step, g.stride[g.n - 1], sizeof w.step);
@@ -141,8 +136,7 @@ static void accumulate_any(void *const *p, const int64_t *step, int64_t n, const
 static void fill_any(void *const *p, const int64_t *step, int64_t n, const void *arg) {
     const filling *f = arg;
     for (int64_t i = 0; i < n; ++i)
-        fattni_store(p[0], f->dtype, i * step[0],
-                     f->value + (f->fresh ? 0 : fattni_load(p[0], f->dtype, i * step[0])));
+        fattni_store(p[0], f->dtype, i * step[0], f->value + (f->fresh ? 0 : fattni_load(p[0], f->dtype, i * step[0])));
 }
 
 static fattn_status fill(fattn_ctx *ctx, const fattn_tensor *d, double value, bool fresh) {
@@ -150,8 +144,7 @@ static fattn_status fill(fattn_ctx *ctx, const fattn_tensor *d, double value, bo
     return FATTN_OK;
 }
 
-static fattn_status each(fattn_ctx *ctx, const fattni_elements *f, const fattn_tensor *const *t, int n,
-                         bool fresh) {
+static fattn_status each(fattn_ctx *ctx, const fattni_elements *f, const fattn_tensor *const *t, int n, bool fresh) {
     fattni_each(ctx, t, n, t[0]->dtype == FATTN_F64 ? f->f64 : f->f32, &fresh);
     return FATTN_OK;
 }
@@ -198,8 +191,7 @@ static void run_reduction(const fattn_ctx *ctx, const grid *g, int32_t dtype, re
     const int64_t work = fattni_min(s.width, CELL) * fattni_ceil_div(s.length, s.parts);
     s.cells_per_task = fattni_max(1, ELEMENTS_PER_TASK / fattni_max(1, work));
     s.tasks_per_part = fattni_ceil_div(cells, s.cells_per_task);
-    fattni_parallel(ctx, s.tasks_per_part * s.parts,
-                    dtype == FATTN_F64 ? reduce_f64_task : reduce_f32_task, &s);
+    fattni_parallel(ctx, s.tasks_per_part * s.parts, dtype == FATTN_F64 ? reduce_f64_task : reduce_f32_task, &s);
 }
 
 /* A few sums over much are cut in parts. */
@@ -221,8 +213,8 @@ static fattn_status reduce(fattn_ctx *ctx, const fattn_tensor *d, bool fresh, co
     if (kept == 0) return FATTN_OK;
     fattn_tensor target = *d;
     if (parts > 1)
-        target = fattn_tensor_view(workspace, (fattn_dtype)d->dtype, (fattn_device)d->device,
-                                   d->device_id, d->ndim, d->shape);
+        target = fattn_tensor_view(workspace, (fattn_dtype)d->dtype, (fattn_device)d->device, d->device_id, d->ndim,
+                                   d->shape);
     /* x leads the grid, for it has every dimension; then operands change places. */
     const fattn_tensor *const t[] = {x, &target, y ? y : x};
     grid g = grid_of(t, 3);
@@ -243,8 +235,7 @@ static fattn_status reduce(fattn_ctx *ctx, const fattn_tensor *d, bool fresh, co
     push(&sums, parts, (const int64_t[FATTNI_OPERANDS]){0, kept});
     for (int i = 0; i < d->ndim; ++i)
         push(&sums, d->shape[i], (const int64_t[FATTNI_OPERANDS]){d->stride[i], target.stride[i]});
-    run_reduction(ctx, &sums, d->dtype,
-                  (reduction){.parts = 1, .fresh = fresh, .d = d->data, .x = workspace});
+    run_reduction(ctx, &sums, d->dtype, (reduction){.parts = 1, .fresh = fresh, .d = d->data, .x = workspace});
     return FATTN_OK;
 }
 

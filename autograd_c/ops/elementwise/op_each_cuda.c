@@ -32,8 +32,7 @@ bool fattni_rows_in_packs(const fattn_tensor *t) {
     const int last = t->ndim - 1;
     bool fits = last >= 0 && (uintptr_t)t->data % 16 == 0 && t->shape[last] % FATTNI_PACK == 0 &&
                 (t->stride[last] == 1 || t->shape[last] == 1);
-    for (int d = 0; d < last && fits; ++d)
-        fits = t->shape[d] == 1 || t->stride[d] % FATTNI_PACK == 0;
+    for (int d = 0; d < last && fits; ++d) fits = t->shape[d] == 1 || t->stride[d] % FATTNI_PACK == 0;
     return fits;
 }
 
@@ -48,9 +47,8 @@ static bool is_vector(const fattni_element_args *a) {
     return fits;
 }
 
-fattn_status fattni_cuda_each(fattn_ctx *ctx, enum fattni_element what,
-                              const fattn_tensor *const *t, int operands, bool fresh,
-                              double value) {
+fattn_status fattni_cuda_each(fattn_ctx *ctx, enum fattni_element what, const fattn_tensor *const *t, int operands,
+                              bool fresh, double value) {
     fattni_element_args a = {.grid = fattni_grid_of(t, operands),
                              .value = value,
                              .what = (int32_t)what,
@@ -60,8 +58,7 @@ fattn_status fattni_cuda_each(fattn_ctx *ctx, enum fattni_element what,
     for (int k = 0; k < operands; ++k) a.t[k] = fattni_operand_of(t[k]);
     a.vector = is_vector(&a);
     a.dtype = fattni_common_dtype((const fattni_operand *[]){&a.t[0], &a.t[1], &a.t[2]}, operands);
-    return FATTNI_START_REAL(ctx, t[0]->dtype, each,
-                             fattni_grid_blocks(&a.grid, a.vector ? FATTNI_PACK : 1),
+    return FATTNI_START_REAL(ctx, t[0]->dtype, each, fattni_grid_blocks(&a.grid, a.vector ? FATTNI_PACK : 1),
                              FATTNI_GRID_THREADS, &a);
 }
 
@@ -73,14 +70,11 @@ static fattn_status accumulate(fattn_ctx *ctx, const fattn_tensor *d, const fatt
     return fattni_cuda_each(ctx, FATTNI_PUT, (const fattn_tensor *[]){d, x}, 2, fresh, 0);
 }
 
-static fattn_status each(fattn_ctx *ctx, const fattni_elements *f, const fattn_tensor *const *t, int n,
-                         bool fresh) {
+static fattn_status each(fattn_ctx *ctx, const fattni_elements *f, const fattn_tensor *const *t, int n, bool fresh) {
     return fattni_cuda_each(ctx, f->what, t, n, fresh, 0);
 }
 
-static int lanes_of(const fattn_tensor *d) {
-    return fattn_tensor_numel(d) < FEW_SUMS ? ROW_THREADS : 1;
-}
+static int lanes_of(const fattn_tensor *d) { return fattn_tensor_numel(d) < FEW_SUMS ? ROW_THREADS : 1; }
 
 static int64_t parts_of(const fattn_tensor *d, const fattn_tensor *x) {
     const int64_t kept = fattn_tensor_numel(d);
@@ -130,16 +124,15 @@ static fattn_status reduce(fattn_ctx *ctx, const fattn_tensor *d, bool fresh, co
     return fattni_cuda_add_parts(ctx, d, fresh, workspace, a.parts, a.kept.count);
 }
 
-fattn_status fattni_cuda_add_parts(fattn_ctx *ctx, const fattn_tensor *d, bool fresh,
-                                   const double *partial, int64_t parts, int64_t stride) {
+fattn_status fattni_cuda_add_parts(fattn_ctx *ctx, const fattn_tensor *d, bool fresh, const double *partial,
+                                   int64_t parts, int64_t stride) {
     const fattni_parts_args a = {.grid = fattni_grid_of(&d, 1),
                                  .d = fattni_operand_of(d),
                                  .partial = partial,
                                  .parts = parts,
                                  .stride = stride,
                                  .fresh = fresh};
-    return FATTNI_START_REAL(ctx, d->dtype, add_parts, fattni_ceil_div(a.grid.count, 32),
-                             ROW_THREADS, &a);
+    return FATTNI_START_REAL(ctx, d->dtype, add_parts, fattni_ceil_div(a.grid.count, 32), ROW_THREADS, &a);
 }
 
 const fattni_element_code fattni_elements_cuda = {fill, accumulate, each, reduce_workspace, reduce};

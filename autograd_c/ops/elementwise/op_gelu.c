@@ -8,9 +8,9 @@
 #define BODY "autograd_c/ops/elementwise/op_gelu.inc"
 #include "core/base/for_each_real.inc"
 
-static const fattni_unary gelu = {"gelu", forward_f32_by_isa, forward_f64_by_isa,
-                                  backward_f32_by_isa, backward_f64_by_isa,
-                                  FATTNI_GELU, FATTNI_GELU_BACK};
+static const fattni_unary gelu = {
+    "gelu",      forward_f32_by_isa, forward_f64_by_isa, backward_f32_by_isa, backward_f64_by_isa,
+    FATTNI_GELU, FATTNI_GELU_BACK};
 
 static fattn_status infer(fattn_op_call *c) { return fattni_unary_infer(c, &gelu); }
 static fattn_status forward(fattn_op_call *c) { return fattni_unary_forward(c, &gelu); }
@@ -23,6 +23,4 @@ const fattn_op_def fattni_op_gelu = {.struct_size = sizeof(fattn_op_def),
                                      .forward = forward,
                                      .backward = backward};
 
-fattn_var fattn_op_gelu(fattn_tape *t, fattn_var x) {
-    return fattn_op_custom(t, &fattni_op_gelu, &x, 1, NULL);
-}
+fattn_var fattn_op_gelu(fattn_tape *t, fattn_var x) { return fattn_op_custom(t, &fattni_op_gelu, &x, 1, NULL); }

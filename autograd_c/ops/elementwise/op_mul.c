@@ -18,15 +18,13 @@ static fattn_status infer(fattn_op_call *c) {
     return FATTN_OK;
 }
 
-static fattn_status multiply(const fattn_op_call *c, const fattn_tensor *d, bool fresh,
-                             const fattn_tensor *x, const fattn_tensor *y) {
+static fattn_status multiply(const fattn_op_call *c, const fattn_tensor *d, bool fresh, const fattn_tensor *x,
+                             const fattn_tensor *y) {
     const fattn_tensor *const t[] = {d, x, y};
     return fattni_each_element(c->ctx, &fattni_elementwise_product, t, 3, fresh);
 }
 
-static fattn_status forward(fattn_op_call *c) {
-    return multiply(c, &c->out[0], true, &c->in[0], &c->in[1]);
-}
+static fattn_status forward(fattn_op_call *c) { return multiply(c, &c->out[0], true, &c->in[0], &c->in[1]); }
 
 static fattn_status backward(fattn_op_call *c) {
     FATTNI_TRY(fattni_check_gradients(c, "mul"));
@@ -34,8 +32,7 @@ static fattn_status backward(fattn_op_call *c) {
     const fattn_tensor *da = &c->d_in[0], *db = &c->d_in[1];
     if (da->data) FATTNI_TRY(multiply(c, da, c->d_in_fresh[0], dy, b));
     if (!db->data) return FATTN_OK;
-    if (fattn_tensor_numel(db) == fattn_tensor_numel(dy))
-        return multiply(c, db, c->d_in_fresh[1], dy, a);
+    if (fattn_tensor_numel(db) == fattn_tensor_numel(dy)) return multiply(c, db, c->d_in_fresh[1], dy, a);
     return fattni_reduce(c->ctx, db, c->d_in_fresh[1], dy, a, c->workspace);
 }
 

@@ -30,9 +30,7 @@ typedef struct job {
 #define BODY "autograd_c/ops/loss/op_cross_entropy.inc"
 #include "core/base/for_each_real.inc"
 
-static int64_t rows_per_task(int64_t V) {
-    return fattni_max(1, ELEMENTS_PER_TASK / fattni_max(1, V));
-}
+static int64_t rows_per_task(int64_t V) { return fattni_max(1, ELEMENTS_PER_TASK / fattni_max(1, V)); }
 
 static job job_of(const fattn_op_call *c) {
     job j = {.c = c,
@@ -72,8 +70,7 @@ static fattn_status forward_cpu(fattn_op_call *c) {
     const bool wide = c->out[0].dtype == FATTN_F64;
     fattni_parallel(c->ctx, tasks, wide ? forward_f64 : forward_f32, &j);
     double loss = 0;
-    for (int64_t i = 0; i < tasks; ++i)
-        loss += j.loss[i];
+    for (int64_t i = 0; i < tasks; ++i) loss += j.loss[i];
     if (kept > 0) loss /= (double)kept;
     if (wide)
         *(double *)c->out[0].data = loss;
@@ -86,20 +83,16 @@ static fattn_status backward_cpu(fattn_op_call *c) {
     if (!c->d_in[LOGITS].data) return FATTN_OK;
     job j = job_of(c);
     const bool wide = c->out[0].dtype == FATTN_F64;
-    const double d =
-        wide ? *(const double *)c->d_out[0].data : (double)*(const float *)c->d_out[0].data;
+    const double d = wide ? *(const double *)c->d_out[0].data : (double)*(const float *)c->d_out[0].data;
     j.dx = fattni_rows_of(&c->d_in[LOGITS]);
     j.weight = j.kept[0] > 0 ? d / j.kept[0] : 0;
-    fattni_parallel(c->ctx, fattni_ceil_div(j.x.count, j.rows_per_task),
-                    wide ? backward_f64 : backward_f32, &j);
+    fattni_parallel(c->ctx, fattni_ceil_div(j.x.count, j.rows_per_task), wide ? backward_f64 : backward_f32, &j);
     return FATTN_OK;
 }
 
 const fattni_code fattni_cross_entropy_cpu = {plan_cpu, forward_cpu, backward_cpu};
 
-static fattn_status forward(fattn_op_call *c) {
-    return fattni_code_of(c, FATTNI_CROSS_ENTROPY)->forward(c);
-}
+static fattn_status forward(fattn_op_call *c) { return fattni_code_of(c, FATTNI_CROSS_ENTROPY)->forward(c); }
 
 static fattn_status backward(fattn_op_call *c) {
     FATTNI_TRY(fattni_check_gradients(c, "cross_entropy"));
@@ -114,7 +107,6 @@ const fattn_op_def fattni_op_cross_entropy = {.struct_size = sizeof(fattn_op_def
                                               .forward = forward,
                                               .backward = backward};
 
-fattn_var fattn_op_cross_entropy(fattn_tape *t, fattn_var logits, fattn_var target,
-                                 int32_t ignore) {
+fattn_var fattn_op_cross_entropy(fattn_tape *t, fattn_var logits, fattn_var target, int32_t ignore) {
     return fattn_op_custom(t, &fattni_op_cross_entropy, (fattn_var[]){logits, target}, 2, &ignore);
 }

@@ -26,10 +26,7 @@ typedef struct plan {
 } plan;
 
 static plan plan_of(const fattn_op_call *c) {
-    plan p = {.x = fattni_flatten(&c->in[X]),
-              .w = c->in[W],
-              .want_dx = c->wanted[X],
-              .want_dw = c->wanted[W]};
+    plan p = {.x = fattni_flatten(&c->in[X]), .w = c->in[W], .want_dx = c->wanted[X], .want_dw = c->wanted[W]};
     p.R = p.x.t.shape[0], p.K = p.x.t.shape[1], p.V = p.w.shape[0];
     const int64_t rows = CHUNK_LOGITS / fattni_max(1, p.V);
     p.chunk = fattni_max(1, fattni_min(p.R, fattni_max(LEAST_ROWS, fattni_min(MOST_ROWS, rows))));
@@ -38,8 +35,8 @@ static plan plan_of(const fattn_op_call *c) {
 }
 
 static fattn_tensor matrix(const plan *p, int64_t rows, int64_t columns, void *data) {
-    return fattn_tensor_view(data, (fattn_dtype)p->w.dtype, (fattn_device)p->w.device,
-                             p->w.device_id, 2, (const int64_t[]){rows, columns});
+    return fattn_tensor_view(data, (fattn_dtype)p->w.dtype, (fattn_device)p->w.device, p->w.device_id, 2,
+                             (const int64_t[]){rows, columns});
 }
 
 /* What one chunk of rows is put through. */
@@ -48,8 +45,7 @@ typedef struct products {
     fattni_product forward, to_dx, to_dw;
 } products;
 
-static void products_of(const plan *p, int64_t begin, int64_t rows, void *logits, void *dx,
-                        void *dw, products *out) {
+static void products_of(const plan *p, int64_t begin, int64_t rows, void *logits, void *dx, void *dw, products *out) {
     out->x = fattn_tensor_slice(&p->x.t, 0, begin, begin + rows);
     out->logits = matrix(p, rows, p->V, logits);
     out->dx = matrix(p, p->R, p->K, dx);
@@ -57,8 +53,7 @@ static void products_of(const plan *p, int64_t begin, int64_t rows, void *logits
     out->dw = matrix(p, p->V, p->K, dw);
     out->forward = (fattni_product){.a = &out->x, .b = &p->w, .c = &out->logits, .trans_b = true};
     out->to_dx = (fattni_product){.a = &out->logits, .b = &p->w, .c = &out->dx};
-    out->to_dw = (fattni_product){
-        .a = &out->logits, .b = &out->x, .c = &out->dw, .trans_a = true, .add = begin > 0};
+    out->to_dw = (fattni_product){.a = &out->logits, .b = &out->x, .c = &out->dw, .trans_a = true, .add = begin > 0};
 }
 
 static size_t product_room(const fattn_ctx *ctx, const plan *p, int64_t rows) {
@@ -72,9 +67,7 @@ static size_t product_room(const fattn_ctx *ctx, const plan *p, int64_t rows) {
     return bytes;
 }
 
-static size_t loss_bytes(const plan *p) {
-    return (size_t)fattni_ceil_div(p->chunk, p->rows_per_task) * sizeof(double);
-}
+static size_t loss_bytes(const plan *p) { return (size_t)fattni_ceil_div(p->chunk, p->rows_per_task) * sizeof(double); }
 
 static fattn_status infer(fattn_op_call *c) {
     const char *const op = "linear_cross_entropy";
@@ -122,16 +115,14 @@ typedef struct scaling {
 #include "core/base/for_each_real.inc"
 
 /* The loss of one chunk, summed; its gradients into what is saved. */
-static fattn_status run_chunk(fattn_ctx *ctx, job *j, void *dx, void *dw, void *workspace,
-                              double *loss) {
+static fattn_status run_chunk(fattn_ctx *ctx, job *j, void *dx, void *dw, void *workspace, double *loss) {
     const plan *p = j->p;
     products q;
     products_of(p, j->begin, j->rows, j->logits, dx, dw, &q);
     FATTNI_TRY(fattni_product_run(ctx, &q.forward, workspace));
     const int64_t tasks = fattni_ceil_div(j->rows, p->rows_per_task);
     fattni_parallel(ctx, tasks, p->w.dtype == FATTN_F64 ? rows_f64 : rows_f32, j);
-    for (int64_t i = 0; i < tasks; ++i)
-        *loss += j->loss[i];
+    for (int64_t i = 0; i < tasks; ++i) *loss += j->loss[i];
     if (p->want_dx) FATTNI_TRY(fattni_product_run(ctx, &q.to_dx, workspace));
     if (p->want_dw) FATTNI_TRY(fattni_product_run(ctx, &q.to_dw, workspace));
     return FATTN_OK;
@@ -183,9 +174,7 @@ static fattn_status backward_cpu(fattn_op_call *c) {
 
 const fattni_code fattni_linear_cross_entropy_cpu = {plan_cpu, forward_cpu, backward_cpu};
 
-static fattn_status forward(fattn_op_call *c) {
-    return fattni_code_of(c, FATTNI_LINEAR_CROSS_ENTROPY)->forward(c);
-}
+static fattn_status forward(fattn_op_call *c) { return fattni_code_of(c, FATTNI_LINEAR_CROSS_ENTROPY)->forward(c); }
 
 static fattn_status backward(fattn_op_call *c) {
     FATTNI_TRY(fattni_check_gradients(c, "linear_cross_entropy"));
@@ -200,8 +189,6 @@ const fattn_op_def fattni_op_linear_cross_entropy = {.struct_size = sizeof(fattn
                                                      .forward = forward,
                                                      .backward = backward};
 
-fattn_var fattn_op_linear_cross_entropy(fattn_tape *t, fattn_var x, fattn_var w, fattn_var target,
-                                        int32_t ignore) {
-    return fattn_op_custom(t, &fattni_op_linear_cross_entropy, (fattn_var[]){x, w, target}, 3,
-                           &ignore);
+fattn_var fattn_op_linear_cross_entropy(fattn_tape *t, fattn_var x, fattn_var w, fattn_var target, int32_t ignore) {
+    return fattn_op_custom(t, &fattni_op_linear_cross_entropy, (fattn_var[]){x, w, target}, 3, &ignore);
 }

@@ -9,8 +9,7 @@
 enum { LOSS_BLOCKS_f32 = 2, LOSS_BLOCKS_f64 = 1 };
 
 DEVICE int32_t target_of(const fattni_loss_args *a, int64_t row) {
-    return a->id[walk_offset(&a->target, row / a->target_columns) +
-                 row % a->target_columns * a->target_step];
+    return a->id[walk_offset(&a->target, row / a->target_columns) + row % a->target_columns * a->target_step];
 }
 
 /* Over the block, in one order; every thread gets the result. */
@@ -30,8 +29,7 @@ extern "C" __global__ void __launch_bounds__(FATTNI_LOSS_THREADS)
     fattn_loss_count(const __grid_constant__ fattni_loss_args a) {
     double kept = 0;
 #pragma unroll 8
-    for (int64_t row = threadIdx.x; row < a.all; row += FATTNI_LOSS_THREADS)
-        kept += target_of(&a, row) != a.ignore;
+    for (int64_t row = threadIdx.x; row < a.all; row += FATTNI_LOSS_THREADS) kept += target_of(&a, row) != a.ignore;
     kept = row_sum(kept);
     if (threadIdx.x == 0) *a.kept = kept;
 }

@@ -7,7 +7,7 @@
 enum { FATTNI_LOSS_LOGITS = 0, FATTNI_LOSS_X = 0, FATTNI_LOSS_W = 1 };
 enum { FATTNI_CROSS_ENTROPY_TARGET = 1, FATTNI_LINEAR_CROSS_ENTROPY_TARGET = 2 };
 
-extern const fattni_code fattni_cross_entropy_cpu, fattni_cross_entropy_cuda,
-    fattni_linear_cross_entropy_cpu, fattni_linear_cross_entropy_cuda;
+extern const fattni_code fattni_cross_entropy_cpu, fattni_cross_entropy_cuda, fattni_linear_cross_entropy_cpu,
+    fattni_linear_cross_entropy_cuda;
 
 #endif

@@ -64,15 +64,12 @@ static fattn_status backward_cross_entropy(fattn_op_call *c) {
     a.dx = fattni_walk_of(&c->d_in[LOGITS]);
     a.d = fattni_operand_of(&c->d_in[LOGITS]);
     a.fresh = c->d_in_fresh[LOGITS];
-    a.pack = fattni_rows_in_packs(&c->in[LOGITS]) && fattni_rows_in_packs(&c->d_in[LOGITS])
-                 ? FATTNI_PACK
-                 : 1;
+    a.pack = fattni_rows_in_packs(&c->in[LOGITS]) && fattni_rows_in_packs(&c->d_in[LOGITS]) ? FATTNI_PACK : 1;
     a.dtype = fattni_common_dtype((const fattni_operand *[]){&a.logits, &a.d}, 2);
     return FATTNI_START_REAL(c->ctx, a.logits.dtype, loss_back, a.rows, threads_of(&a), &a);
 }
 
-const fattni_code fattni_cross_entropy_cuda = {plan_cross_entropy, forward_cross_entropy,
-                                               backward_cross_entropy};
+const fattni_code fattni_cross_entropy_cuda = {plan_cross_entropy, forward_cross_entropy, backward_cross_entropy};
 
 /* ---- linear_cross_entropy: as on the CPU (op_linear_cross_entropy.c), with larger chunks ----
 
@@ -92,10 +89,7 @@ typedef struct chunks {
 } chunks;
 
 static chunks chunks_of(const fattn_op_call *c) {
-    chunks p = {.x = fattni_flatten(&c->in[X]),
-                .w = c->in[W],
-                .want_dx = c->wanted[X],
-                .want_dw = c->wanted[W]};
+    chunks p = {.x = fattni_flatten(&c->in[X]), .w = c->in[W], .want_dx = c->wanted[X], .want_dw = c->wanted[W]};
     p.R = p.x.t.shape[0], p.K = p.x.t.shape[1], p.V = p.w.shape[0];
     p.dtype = (fattn_dtype)p.w.dtype;
     const int64_t row_bytes = fattni_max(1, p.V) * (int64_t)fattn_dtype_size(p.dtype);
@@ -106,8 +100,7 @@ static chunks chunks_of(const fattn_op_call *c) {
     return p;
 }
 
-static fattn_tensor matrix(const chunks *p, fattn_dtype dtype, int64_t rows, int64_t columns,
-                           void *data) {
+static fattn_tensor matrix(const chunks *p, fattn_dtype dtype, int64_t rows, int64_t columns, void *data) {
     return fattn_tensor_view(data, dtype, (fattn_device)p->w.device, p->w.device_id, 2,
                              (const int64_t[]){rows, columns});
 }
@@ -118,8 +111,7 @@ typedef struct products {
     fattni_product forward, to_dx, to_dw;
 } products;
 
-static void products_of(const chunks *p, int64_t begin, int64_t rows, void *logits, void *dx,
-                        void *dw, products *out) {
+static void products_of(const chunks *p, int64_t begin, int64_t rows, void *logits, void *dx, void *dw, products *out) {
     out->x = fattn_tensor_slice(&p->x.t, 0, begin, begin + rows);
     out->logits = matrix(p, p->dtype, rows, p->V, logits);
     out->dx = matrix(p, p->dtype, p->R, p->K, dx);
@@ -127,8 +119,7 @@ static void products_of(const chunks *p, int64_t begin, int64_t rows, void *logi
     out->dw = matrix(p, p->real, p->V, p->K, dw);
     out->forward = (fattni_product){.a = &out->x, .b = &p->w, .c = &out->logits, .trans_b = true};
     out->to_dx = (fattni_product){.a = &out->logits, .b = &p->w, .c = &out->dx};
-    out->to_dw = (fattni_product){
-        .a = &out->logits, .b = &out->x, .c = &out->dw, .trans_a = true, .add = begin > 0};
+    out->to_dw = (fattni_product){.a = &out->logits, .b = &out->x, .c = &out->dw, .trans_a = true, .add = begin > 0};
 }
 
 static size_t matrix_bytes(const chunks *p, fattn_dtype dtype, int64_t rows, int64_t columns) {
@@ -139,8 +130,7 @@ static size_t matrix_bytes(const chunks *p, fattn_dtype dtype, int64_t rows, int
 static size_t product_room(const fattn_ctx *ctx, const chunks *p, int64_t rows) {
     products q;
     products_of(p, 0, rows, NULL, NULL, NULL, &q);
-    const size_t needs[] = {fattni_product_workspace(ctx, &q.forward),
-                            fattni_product_workspace(ctx, &q.to_dx),
+    const size_t needs[] = {fattni_product_workspace(ctx, &q.forward), fattni_product_workspace(ctx, &q.to_dx),
                             fattni_product_workspace(ctx, &q.to_dw)};
     size_t bytes = 0;
     for (int n = 0; n < 3; ++n) bytes = needs[n] > bytes ? needs[n] : bytes;
@@ -157,8 +147,7 @@ static void plan_linear(fattn_op_call *c) {
     const size_t full = product_room(c->ctx, &p, p.rows);
     const size_t last = product_room(c->ctx, &p, p.R % p.rows);
     c->fwd_workspace = fattni_room(fattni_flat_bytes(&p.x)) + fattni_room(sizeof(double)) +
-                       fattni_room((size_t)p.R * sizeof(double)) +
-                       fattni_room(matrix_bytes(&p, p.dtype, p.rows, p.V)) +
+                       fattni_room((size_t)p.R * sizeof(double)) + fattni_room(matrix_bytes(&p, p.dtype, p.rows, p.V)) +
                        (full > last ? full : last);
     c->saved_bytes = saved_dx_room(&p);
     if (p.want_dw) c->saved_bytes += fattni_room(matrix_bytes(&p, p.real, p.V, p.K));
@@ -191,8 +180,7 @@ static fattn_status forward_linear(fattn_op_call *c) {
         if (p.want_dx) FATTNI_TRY(fattni_product_run(c->ctx, &q.to_dx, workspace));
         if (p.want_dw) FATTNI_TRY(fattni_product_run(c->ctx, &q.to_dw, workspace));
     }
-    if (p.R == 0 && dw)
-        FATTNI_TRY(fattni_cuda_zero(c->ctx, dw, matrix_bytes(&p, p.real, p.V, p.K)));
+    if (p.R == 0 && dw) FATTNI_TRY(fattni_cuda_zero(c->ctx, dw, matrix_bytes(&p, p.real, p.V, p.K)));
     return FATTNI_START(c->ctx, fattn_loss_mean, 1, FATTNI_LOSS_THREADS, &a);
 }
 
@@ -202,9 +190,8 @@ static fattn_status backward_linear(fattn_op_call *c) {
     for (int i = X; i <= W; ++i) {
         if (!c->d_in[i].data) continue;
         char *const data = (char *)c->saved + (i == W ? saved_dx_room(&p) : 0);
-        const fattn_tensor saved =
-            fattn_tensor_view(data, i == W ? p.real : p.dtype, c->ctx->device, c->ctx->device_id,
-                              c->in[i].ndim, c->in[i].shape);
+        const fattn_tensor saved = fattn_tensor_view(data, i == W ? p.real : p.dtype, c->ctx->device, c->ctx->device_id,
+                                                     c->in[i].ndim, c->in[i].shape);
         const fattn_tensor *const t[] = {&c->d_in[i], &saved, &c->d_out[0]};
         FATTNI_TRY(fattni_cuda_each(c->ctx, FATTNI_MUL, t, 3, c->d_in_fresh[i], 0));
     }

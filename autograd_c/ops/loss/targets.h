@@ -21,7 +21,6 @@ static inline int32_t fattni_target(const fattni_targets *t, int64_t row) {
 }
 
 /* Counts the rows that are kept; a target that is neither ignored nor in 0..V-1 is FATTN_E_ARG. */
-fattn_status fattni_targets_check(fattn_ctx *ctx, const char *op, const fattni_targets *t,
-                                  int64_t V, int64_t *kept);
+fattn_status fattni_targets_check(fattn_ctx *ctx, const char *op, const fattni_targets *t, int64_t V, int64_t *kept);
 
 #endif

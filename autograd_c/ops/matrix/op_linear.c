@@ -33,8 +33,7 @@ static fattn_status infer(fattn_op_call *c) {
     const fattni_product forward = {.a = &x.t, .b = w, .c = &dy.t, .trans_b = true};
     const fattni_product dx = {.a = &dy.t, .b = w, .c = &x.t};
     const fattni_product dw = {.a = &dy.t, .b = &x.t, .c = w, .trans_a = true};
-    const size_t stages[] = {copy + fattni_product_workspace(c->ctx, &dx),
-                             copy + fattni_product_workspace(c->ctx, &dw),
+    const size_t stages[] = {copy + fattni_product_workspace(c->ctx, &dx), copy + fattni_product_workspace(c->ctx, &dw),
                              fattni_reduce_workspace(c->ctx, &c->in[BIAS], &dy.t)};
     c->fwd_workspace = copy + fattni_product_workspace(c->ctx, &forward);
     for (int i = X; i <= BIAS; ++i)
@@ -47,8 +46,7 @@ static fattn_status forward(fattn_op_call *c) {
     fattni_flat x = fattni_flatten(&c->in[X]);
     const fattni_flat y = fattni_flatten(&c->out[0]);
     FATTNI_TRY(fattni_flat_read(c->ctx, &x, &c->in[X], &workspace));
-    const fattni_product p = {
-        .a = &x.t, .b = &c->in[W], .c = &y.t, .trans_b = true, .row = c->in[BIAS].data};
+    const fattni_product p = {.a = &x.t, .b = &c->in[W], .c = &y.t, .trans_b = true, .row = c->in[BIAS].data};
     return fattni_product_run(c->ctx, &p, workspace);
 }
 
@@ -60,18 +58,15 @@ static fattn_status backward(fattn_op_call *c) {
         void *workspace = c->workspace;
         fattni_flat flat = fattni_flatten(dx);
         fattni_flat_place(&flat, &workspace);
-        const fattni_product p = {
-            .a = &dy.t, .b = &c->in[W], .c = &flat.t, .add = flat.in_place && !c->d_in_fresh[X]};
+        const fattni_product p = {.a = &dy.t, .b = &c->in[W], .c = &flat.t, .add = flat.in_place && !c->d_in_fresh[X]};
         FATTNI_TRY(fattni_product_run(c->ctx, &p, workspace));
-        if (!flat.in_place)
-            FATTNI_TRY(fattni_flat_add_to(c->ctx, &flat, dx, c->d_in_fresh[X]));
+        if (!flat.in_place) FATTNI_TRY(fattni_flat_add_to(c->ctx, &flat, dx, c->d_in_fresh[X]));
     }
     if (dw->data) {
         void *workspace = c->workspace;
         fattni_flat x = fattni_flatten(&c->in[X]);
         FATTNI_TRY(fattni_flat_read(c->ctx, &x, &c->in[X], &workspace));
-        const fattni_product p = {
-            .a = &dy.t, .b = &x.t, .c = dw, .trans_a = true, .add = !c->d_in_fresh[W]};
+        const fattni_product p = {.a = &dy.t, .b = &x.t, .c = dw, .trans_a = true, .add = !c->d_in_fresh[W]};
         FATTNI_TRY(fattni_product_run(c->ctx, &p, workspace));
     }
     if (!db->data) return FATTN_OK;

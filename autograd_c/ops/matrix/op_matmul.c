@@ -9,13 +9,11 @@ typedef struct matmul {
 enum { A = 0, B = 1 };
 
 /* What one operand's gradient is a product of. */
-static fattni_product gradient_of(const matmul *m, int which, const fattn_tensor *a,
-                                  const fattn_tensor *b, const fattn_tensor *d_out,
-                                  const fattn_tensor *d_in) {
+static fattni_product gradient_of(const matmul *m, int which, const fattn_tensor *a, const fattn_tensor *b,
+                                  const fattn_tensor *d_out, const fattn_tensor *d_in) {
     const bool ta = m->trans_a, tb = m->trans_b;
     if (which == A && !ta) return (fattni_product){.a = d_out, .b = b, .c = d_in, .trans_b = !tb};
-    if (which == A)
-        return (fattni_product){.a = b, .b = d_out, .c = d_in, .trans_a = tb, .trans_b = true};
+    if (which == A) return (fattni_product){.a = b, .b = d_out, .c = d_in, .trans_a = tb, .trans_b = true};
     if (!tb) return (fattni_product){.a = a, .b = d_out, .c = d_in, .trans_a = !ta};
     return (fattni_product){.a = d_out, .b = a, .c = d_in, .trans_a = true, .trans_b = ta};
 }
@@ -27,14 +25,11 @@ static fattn_status infer(fattn_op_call *c) {
     const fattn_tensor *a = &c->in[A], *b = &c->in[B];
     const int n = a->ndim;
     bool fits = n >= 2 && b->ndim == n;
-    for (int d = 0; fits && d < n - 2; ++d)
-        fits = a->shape[d] == b->shape[d];
+    for (int d = 0; fits && d < n - 2; ++d) fits = a->shape[d] == b->shape[d];
     if (!fits || a->shape[m->trans_a ? n - 2 : n - 1] != b->shape[m->trans_b ? n - 1 : n - 2]) {
-        static const char *const rules[] = {
-            "[..,M,K] x [..,K,N] is needed", "[..,M,K] x [..,N,K] is needed",
-            "[..,K,M] x [..,K,N] is needed", "[..,K,M] x [..,N,K] is needed"};
-        return fattni_misfit(c, "matmul", "a", A, "b", B,
-                             rules[(m->trans_a ? 2 : 0) + (m->trans_b ? 1 : 0)]);
+        static const char *const rules[] = {"[..,M,K] x [..,K,N] is needed", "[..,M,K] x [..,N,K] is needed",
+                                            "[..,K,M] x [..,K,N] is needed", "[..,K,M] x [..,N,K] is needed"};
+        return fattni_misfit(c, "matmul", "a", A, "b", B, rules[(m->trans_a ? 2 : 0) + (m->trans_b ? 1 : 0)]);
     }
     fattni_out_like(c, A);
     c->out[0].shape[n - 2] = a->shape[m->trans_a ? n - 1 : n - 2];
@@ -56,11 +51,8 @@ static fattn_status infer(fattn_op_call *c) {
 
 static fattn_status forward(fattn_op_call *c) {
     const matmul *m = c->attr;
-    const fattni_product p = {.a = &c->in[A],
-                              .b = &c->in[B],
-                              .c = &c->out[0],
-                              .trans_a = m->trans_a,
-                              .trans_b = m->trans_b};
+    const fattni_product p = {
+        .a = &c->in[A], .b = &c->in[B], .c = &c->out[0], .trans_a = m->trans_a, .trans_b = m->trans_b};
     return fattni_product_run(c->ctx, &p, c->workspace);
 }
 
@@ -84,6 +76,5 @@ const fattn_op_def fattni_op_matmul = {.struct_size = sizeof(fattn_op_def),
                                        .backward = backward};
 
 fattn_var fattn_op_matmul(fattn_tape *t, fattn_var a, fattn_var b, int trans_a, int trans_b) {
-    return fattn_op_custom(t, &fattni_op_matmul, (fattn_var[]){a, b}, 2,
-                           &(matmul){trans_a != 0, trans_b != 0});
+    return fattn_op_custom(t, &fattni_op_matmul, (fattn_var[]){a, b}, 2, &(matmul){trans_a != 0, trans_b != 0});
 }

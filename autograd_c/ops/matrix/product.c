@@ -61,8 +61,7 @@ size_t fattni_product_workspace(const fattn_ctx *ctx, const fattni_product *p) {
 }
 
 /* t, or a row-major copy of it. */
-static fattn_status pack(fattn_ctx *ctx, const fattn_tensor *t, void **workspace,
-                         fattn_tensor *out) {
+static fattn_status pack(fattn_ctx *ctx, const fattn_tensor *t, void **workspace, fattn_tensor *out) {
     *out = *t;
     if (is_readable(ctx, t)) return FATTN_OK;
     *out = fattni_row_major(t, fattni_carve(workspace, fattni_tensor_bytes(t)));
@@ -108,16 +107,14 @@ void fattni_flat_place(fattni_flat *f, void **workspace) {
     if (!f->in_place) f->t.data = fattni_carve(workspace, fattni_tensor_bytes(&f->t));
 }
 
-fattn_status fattni_flat_read(fattn_ctx *ctx, fattni_flat *f, const fattn_tensor *x,
-                              void **workspace) {
+fattn_status fattni_flat_read(fattn_ctx *ctx, fattni_flat *f, const fattn_tensor *x, void **workspace) {
     if (f->in_place) return FATTN_OK;
     fattni_flat_place(f, workspace);
     const fattn_tensor copy = fattni_row_major(x, f->t.data);
     return fattn_tensor_copy(ctx, &copy, x);
 }
 
-fattn_status fattni_flat_add_to(fattn_ctx *ctx, const fattni_flat *f, const fattn_tensor *d,
-                                bool fresh) {
+fattn_status fattni_flat_add_to(fattn_ctx *ctx, const fattni_flat *f, const fattn_tensor *d, bool fresh) {
     const fattn_tensor copy = fattni_row_major(d, f->t.data);
     return fattni_accumulate(ctx, d, &copy, fresh);
 }

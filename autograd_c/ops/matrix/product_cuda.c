@@ -14,8 +14,8 @@ static int64_t batch_stride(const fattni_rows *r) { return r->count > 1 ? r->str
 static fattn_status run(fattn_ctx *ctx, const fattni_batched_product *p, void *workspace) {
     const fattni_gemm *const g = &p->first;
     if (g->row) {
-        const fattn_tensor row = fattn_tensor_view((void *)(uintptr_t)g->row, p->operands,
-                                                   ctx->device, ctx->device_id, 1, &g->N);
+        const fattn_tensor row =
+            fattn_tensor_view((void *)(uintptr_t)g->row, p->operands, ctx->device, ctx->device_id, 1, &g->N);
         const fattn_tensor *const t[] = {p->to, &row};
         FATTNI_TRY(fattni_cuda_each(ctx, FATTNI_PUT, t, 2, true, 0));
     }

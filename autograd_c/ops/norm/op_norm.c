@@ -22,9 +22,7 @@ enum { LEAST_ROWS = 16, MOST_BLOCKS = 256, SUMS = 128 };
 #define LEAST_SQUARE 0x1p-900
 #define UNIT 0x1p-700
 
-static int64_t rows_per_task(int64_t rows) {
-    return fattni_max(LEAST_ROWS, fattni_ceil_div(rows, MOST_BLOCKS));
-}
+static int64_t rows_per_task(int64_t rows) { return fattni_max(LEAST_ROWS, fattni_ceil_div(rows, MOST_BLOCKS)); }
 
 typedef struct job {
     const fattn_op_call *c;
@@ -94,8 +92,7 @@ static fattn_status backward_cpu(fattn_op_call *c) {
     const bool wide = c->out[0].dtype == FATTN_F64;
     const fattn_tensor *dgain = &c->d_in[GAIN], *dbias = c->n_in > BIAS ? &c->d_in[BIAS] : NULL;
     if (dgain->data || (dbias && dbias->data)) j.partial = c->workspace;
-    fattni_parallel(c->ctx, fattni_ceil_div(j.x.count, j.rows_per_task),
-                    wide ? backward_f64 : backward_f32, &j);
+    fattni_parallel(c->ctx, fattni_ceil_div(j.x.count, j.rows_per_task), wide ? backward_f64 : backward_f32, &j);
     for (int which = 0; which < 2; ++which) {
         const fattn_tensor *d = which == 0 ? dgain : dbias;
         if (!d || !d->data) continue;
@@ -134,10 +131,8 @@ const fattn_op_def fattni_op_rmsnorm = {.struct_size = sizeof(fattn_op_def),
                                         .forward = forward,
                                         .backward = back_rmsnorm};
 
-fattn_var fattn_op_layernorm(fattn_tape *t, fattn_var x, fattn_var gain, fattn_var bias,
-                             float eps) {
-    return fattn_op_custom(t, &fattni_op_layernorm, (fattn_var[]){x, gain, bias}, 3,
-                           &(norm){.eps = eps, .centred = 1});
+fattn_var fattn_op_layernorm(fattn_tape *t, fattn_var x, fattn_var gain, fattn_var bias, float eps) {
+    return fattn_op_custom(t, &fattni_op_layernorm, (fattn_var[]){x, gain, bias}, 3, &(norm){.eps = eps, .centred = 1});
 }
 
 fattn_var fattn_op_rmsnorm(fattn_tape *t, fattn_var x, fattn_var gain, float eps) {

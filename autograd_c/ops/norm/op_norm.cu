@@ -25,8 +25,7 @@ DEVICE void rows_back(const fattni_norm_args *a, int packs, bool centred, int32_
     const int C = (int)a->C, warp = (int)threadIdx.x / 32;
     const int first = (int)threadIdx.x % 32 * FATTNI_PACK;
     float d_gain[NORM_PACKS][FATTNI_PACK] = {{0}}, d_bias[NORM_PACKS][FATTNI_PACK] = {{0}};
-    for (int64_t row = (int64_t)blockIdx.x * WARPS + warp; row < a->rows;
-         row += (int64_t)gridDim.x * WARPS) {
+    for (int64_t row = (int64_t)blockIdx.x * WARPS + warp; row < a->rows; row += (int64_t)gridDim.x * WARPS) {
         const int64_t x = walk_offset(&a->x, row), y = walk_offset(&a->y, row);
         float h[NORM_PACKS][FATTNI_PACK], g[NORM_PACKS][FATTNI_PACK], pack[FATTNI_PACK];
 #pragma unroll
@@ -78,8 +77,7 @@ DEVICE void rows_back(const fattni_norm_args *a, int packs, bool centred, int32_
                 for (int e = 0; e < FATTNI_PACK; ++e) {
                     const int i = first + n * 32 * FATTNI_PACK + e;
                     back_sums[0][i] = adding ? back_sums[0][i] + d_gain[n][e] : d_gain[n][e];
-                    if (centred)
-                        back_sums[1][i] = adding ? back_sums[1][i] + d_bias[n][e] : d_bias[n][e];
+                    if (centred) back_sums[1][i] = adding ? back_sums[1][i] + d_bias[n][e] : d_bias[n][e];
                 }
         __syncthreads();
     }
@@ -90,13 +88,13 @@ DEVICE void rows_back(const fattni_norm_args *a, int packs, bool centred, int32_
     }
 }
 
-#define ROWS_BACK(name, packs, centred, blocks)                                         \
-    extern "C" __global__ void __launch_bounds__(ROW_THREADS, blocks)                   \
-        name(const __grid_constant__ fattni_norm_args a) {                              \
-        if (a.dtype == FATTN_BF16)                                                      \
-            rows_back(&a, packs, centred, FATTN_BF16);                                  \
-        else                                                                            \
-            rows_back(&a, packs, centred, 0);                                           \
+#define ROWS_BACK(name, packs, centred, blocks)                                                                        \
+    extern "C" __global__ void __launch_bounds__(ROW_THREADS, blocks)                                                  \
+        name(const __grid_constant__ fattni_norm_args a) {                                                             \
+        if (a.dtype == FATTN_BF16)                                                                                     \
+            rows_back(&a, packs, centred, FATTN_BF16);                                                                 \
+        else                                                                                                           \
+            rows_back(&a, packs, centred, 0);                                                                          \
     }
 ROWS_BACK(fattn_rmsnorm_back1, 1, false, 2)
 ROWS_BACK(fattn_rmsnorm_back2, 2, false, 2)

@@ -25,9 +25,7 @@ extern void fattn_rmsnorm_back1(fattni_norm_args), fattn_rmsnorm_back2(fattni_no
 enum { X = FATTNI_NORM_X, GAIN = FATTNI_NORM_GAIN, BIAS = FATTNI_NORM_BIAS };
 enum { ROW_THREADS = 256, ROWS_OF_A_PART = 32, MOST_PARTS = 256 };
 
-static int64_t parts_of(int64_t rows) {
-    return fattni_max(1, fattni_min(MOST_PARTS, rows / ROWS_OF_A_PART));
-}
+static int64_t parts_of(int64_t rows) { return fattni_max(1, fattni_min(MOST_PARTS, rows / ROWS_OF_A_PART)); }
 
 static void plan(fattn_op_call *c) {
     const fattni_norm *const n = c->attr;
@@ -46,8 +44,7 @@ static fattni_norm_args args_of(const fattn_op_call *c) {
                               .in = fattni_operand_of(&c->in[X]),
                               .out = fattni_operand_of(&c->out[0]),
                               .gain = fattni_operand_of(&c->in[GAIN]),
-                              .bias = c->n_in > BIAS ? fattni_operand_of(&c->in[BIAS])
-                                                     : (fattni_operand){0},
+                              .bias = c->n_in > BIAS ? fattni_operand_of(&c->in[BIAS]) : (fattni_operand){0},
                               .statistics = c->saved,
                               .eps = (double)n->eps,
                               .rows = x.count,
@@ -61,8 +58,7 @@ enum holder { WARP, BLOCK1, BLOCK2, BLOCK4, NOBODY };
 static enum holder holder_of(const fattn_op_call *c, const fattn_tensor *y, const fattn_tensor *dx) {
     const fattn_tensor *const bias = c->n_in > BIAS ? &c->in[BIAS] : NULL;
     const bool packs = fattni_rows_in_packs(&c->in[X]) && fattni_rows_in_packs(y) &&
-                       fattni_rows_in_packs(&c->in[GAIN]) &&
-                       (!bias || !bias->data || fattni_rows_in_packs(bias)) &&
+                       fattni_rows_in_packs(&c->in[GAIN]) && (!bias || !bias->data || fattni_rows_in_packs(bias)) &&
                        (!dx || fattni_rows_in_packs(dx));
     const int64_t C = c->in[GAIN].shape[0], block = ROW_THREADS * FATTNI_PACK;
     if (!packs || C > 4 * block) return NOBODY;
@@ -71,14 +67,13 @@ static enum holder holder_of(const fattn_op_call *c, const fattn_tensor *y, cons
 }
 
 static int32_t dtype_of(const fattni_norm_args *a) {
-    return fattni_common_dtype(
-        (const fattni_operand *[]){&a->in, &a->out, &a->gain, &a->bias, &a->d_in}, 5);
+    return fattni_common_dtype((const fattni_operand *[]){&a->in, &a->out, &a->gain, &a->bias, &a->d_in}, 5);
 }
 
 /* y, or with `back` dx alone. */
-static fattn_status start_rows(fattn_ctx *ctx, enum holder holder, bool back,
-                               const fattni_norm_args *a) {
-#define BOTH(name) {fattn_##name##_f32, fattn_##name##_f64}
+static fattn_status start_rows(fattn_ctx *ctx, enum holder holder, bool back, const fattni_norm_args *a) {
+#define BOTH(name)                                                                                                     \
+    { fattn_##name##_f32, fattn_##name##_f64 }
     static void (*const kernels[][2][2])(fattni_norm_args) = {
         [WARP] = {BOTH(norm_warp), BOTH(norm_warp_back)},
         [BLOCK1] = {BOTH(norm_block1), BOTH(norm_block1_back)},
@@ -103,8 +98,7 @@ static fattn_status sums_back(fattn_op_call *c, const fattni_norm_args *a) {
     const bool packs = fattni_rows_in_packs(&c->in[X]) && fattni_rows_in_packs(&c->d_out[0]);
     const int64_t columns = packs ? 32 * FATTNI_PACK : ROW_THREADS; /* of a block */
     const int64_t blocks = fattni_ceil_div(a->C, columns) * a->parts;
-    if (packs)
-        return FATTNI_START_REAL(c->ctx, a->in.dtype, norm_pack_sums, blocks, ROW_THREADS, a);
+    if (packs) return FATTNI_START_REAL(c->ctx, a->in.dtype, norm_pack_sums, blocks, ROW_THREADS, a);
     return FATTNI_START_REAL(c->ctx, a->in.dtype, norm_sums, blocks, ROW_THREADS, a);
 }
 
@@ -112,11 +106,10 @@ static fattn_status sums_back(fattn_op_call *c, const fattni_norm_args *a) {
 static fattn_status both_back(fattn_op_call *c, const fattni_norm_args *a) {
     static void (*const kernels[2][FATTNI_NORM_PACKS])(fattni_norm_args) = {
         {fattn_rmsnorm_back1, fattn_rmsnorm_back2, fattn_rmsnorm_back3, fattn_rmsnorm_back4},
-        {fattn_layernorm_back1, fattn_layernorm_back2, fattn_layernorm_back3,
-         fattn_layernorm_back4}};
+        {fattn_layernorm_back1, fattn_layernorm_back2, fattn_layernorm_back3, fattn_layernorm_back4}};
     const int64_t packs = fattni_max(1, fattni_ceil_div(a->C, 32 * FATTNI_PACK));
-    return fattni_cuda_start(c->ctx, "norm_back", (fattni_cuda_any)kernels[a->centred != 0][packs - 1],
-                             a->parts, ROW_THREADS, 0, a);
+    return fattni_cuda_start(c->ctx, "norm_back", (fattni_cuda_any)kernels[a->centred != 0][packs - 1], a->parts,
+                             ROW_THREADS, 0, a);
 }
 
 static fattn_status backward(fattn_op_call *c) {
@@ -140,8 +133,8 @@ static fattn_status backward(fattn_op_call *c) {
     }
     for (int which = 0; which < 2 && sums; ++which)
         if (d[which] && d[which]->data)
-            FATTNI_TRY(fattni_cuda_add_parts(c->ctx, d[which], c->d_in_fresh[GAIN + which],
-                                             a.partial + which * a.C, a.parts, 2 * a.C));
+            FATTNI_TRY(fattni_cuda_add_parts(c->ctx, d[which], c->d_in_fresh[GAIN + which], a.partial + which * a.C,
+                                             a.parts, 2 * a.C));
     return FATTN_OK;
 }
 

@@ -14,8 +14,7 @@ enum { Q, K, V, BIAS, ALIBI, SINK, SEQLENS_Q, SEQLENS_K, CU_SEQLENS_Q, CU_SEQLEN
 enum { O, LSE, OUTPUTS };
 enum { MAX_HEAD_DIM = 256 };
 
-static const uint32_t accumulate_flags =
-    FATTN_ACC_DQ | FATTN_ACC_DK | FATTN_ACC_DV | FATTN_ACC_DBIAS | FATTN_ACC_DSINK;
+static const uint32_t accumulate_flags = FATTN_ACC_DQ | FATTN_ACC_DK | FATTN_ACC_DV | FATTN_ACC_DBIAS | FATTN_ACC_DSINK;
 
 /* What the tape keeps beside the inputs. */
 typedef struct attribute {
@@ -57,16 +56,13 @@ static fattn_status check(const fattn_op_call *c) {
     const fattn_attention_params *p = &((const attribute *)c->attr)->params;
     static const char *const names[] = {"q", "k", "v"};
     for (int i = Q; i <= V; ++i) {
-        if (!c->in[i].dtype)
-            return fattn_ctx_fail(c->ctx, FATTN_E_ARG, "attention: %s is absent", names[i]);
+        if (!c->in[i].dtype) return fattn_ctx_fail(c->ctx, FATTN_E_ARG, "attention: %s is absent", names[i]);
         if (c->in[i].ndim != 4)
-            return fattn_ctx_fail(c->ctx, FATTN_E_SHAPE,
-                                  "attention: %s has %d dimensions, wants 4: [B,H,S,D]", names[i],
-                                  c->in[i].ndim);
+            return fattn_ctx_fail(c->ctx, FATTN_E_SHAPE, "attention: %s has %d dimensions, wants 4: [B,H,S,D]",
+                                  names[i], c->in[i].ndim);
     }
     if (p->flags & (accumulate_flags | FATTN_MERGE))
-        return fattn_ctx_fail(c->ctx, FATTN_E_ARG,
-                              "attention: flags 0x%x: MERGE and ACC_* are not for a tape's op",
+        return fattn_ctx_fail(c->ctx, FATTN_E_ARG, "attention: flags 0x%x: MERGE and ACC_* are not for a tape's op",
                               p->flags);
     if (c->wanted[ALIBI])
         return fattn_ctx_fail(c->ctx, FATTN_E_UNSUPPORTED,
@@ -81,9 +77,7 @@ static size_t zeros_room(const fattn_op_call *c) {
 }
 
 /* Backward will see the same set of gradients as the query that plans for it. */
-static bool will_write(const fattn_op_call *c, int i) {
-    return c->wanted[i] && fattn_tensor_numel(&c->in[i]) > 0;
-}
+static bool will_write(const fattn_op_call *c, int i) { return c->wanted[i] && fattn_tensor_numel(&c->in[i]) > 0; }
 
 /* The tape's copy, which is this op's to write. */
 static attribute *attribute_of(const fattn_op_call *c) {
@@ -128,8 +122,7 @@ static fattn_status infer(fattn_op_call *c) {
 
 static fattn_status forward(fattn_op_call *c) {
     fattni_call *const call = &attribute_of(c)->forward;
-    for (int i = O; i < OUTPUTS && has_lengths(c); ++i)
-        FATTNI_TRY(fattni_fill(c->ctx, &c->out[i], 0, true));
+    for (int i = O; i < OUTPUTS && has_lengths(c); ++i) FATTNI_TRY(fattni_fill(c->ctx, &c->out[i], 0, true));
     call->p.o.p = c->out[O].data, call->p.lse.p = c->out[LSE].data;
     call->p.saved = c->saved, call->p.saved_bytes = c->saved_bytes;
     call->p.workspace = c->workspace, call->p.workspace_bytes = c->fwd_workspace;
@@ -163,11 +156,8 @@ static fattn_status backward(fattn_op_call *c) {
     static const struct {
         int input;
         uint32_t accumulate;
-    } gradients[] = {{Q, FATTN_ACC_DQ},
-                     {K, FATTN_ACC_DK},
-                     {V, FATTN_ACC_DV},
-                     {BIAS, FATTN_ACC_DBIAS},
-                     {SINK, FATTN_ACC_DSINK}};
+    } gradients[] = {
+        {Q, FATTN_ACC_DQ}, {K, FATTN_ACC_DK}, {V, FATTN_ACC_DV}, {BIAS, FATTN_ACC_DBIAS}, {SINK, FATTN_ACC_DSINK}};
     fattn_attention_params p = attribute_of(c)->params;
     for (size_t n = 0; n < sizeof gradients / sizeof *gradients; ++n) {
         const int i = gradients[n].input;
@@ -190,8 +180,8 @@ static const fattn_op_def attention = {
     .backward = backward,
 };
 
-fattn_var fattn_op_attention_ex(fattn_tape *t, const fattn_attention_vars *x,
-                                const fattn_attention_params *p, fattn_var *lse) {
+fattn_var fattn_op_attention_ex(fattn_tape *t, const fattn_attention_vars *x, const fattn_attention_params *p,
+                                fattn_var *lse) {
     if (lse) *lse = (fattn_var){0};
     if (!t || t->status) return (fattn_var){0};
     fattn_attention_vars vars = {0};
@@ -199,20 +189,17 @@ fattn_var fattn_op_attention_ex(fattn_tape *t, const fattn_attention_vars *x,
     fattn_status s = FATTN_OK;
     if (!x) s = fattn_ctx_fail(t->ctx, FATTN_E_ARG, "attention: the variables are NULL");
     if (!s) s = fattni_take_struct(t->ctx, "fattn_attention_vars", x, &vars, sizeof vars);
-    if (!s && p)
-        s = fattni_take_struct(t->ctx, "fattn_attention_params", p, &own.params, sizeof own.params);
+    if (!s && p) s = fattni_take_struct(t->ctx, "fattn_attention_params", p, &own.params, sizeof own.params);
     own.params.struct_size = sizeof own.params;
     if (fattni_tape_fail(t, s)) return (fattn_var){0};
-    const fattn_var in[INPUTS] = {
-        vars.q,    vars.k,         vars.v,         vars.bias,         vars.alibi,
-        vars.sink, vars.seqlens_q, vars.seqlens_k, vars.cu_seqlens_q, vars.cu_seqlens_k};
+    const fattn_var in[INPUTS] = {vars.q,    vars.k,         vars.v,         vars.bias,         vars.alibi,
+                                  vars.sink, vars.seqlens_q, vars.seqlens_k, vars.cu_seqlens_q, vars.cu_seqlens_k};
     const fattn_var o = fattn_op_custom(t, &attention, in, INPUTS, &own);
     if (lse && o.id) *lse = (fattn_var){o.id + LSE};
     return o;
 }
 
-fattn_var fattn_op_attention(fattn_tape *t, fattn_var q, fattn_var k, fattn_var v,
-                             const fattn_attention_params *p) {
+fattn_var fattn_op_attention(fattn_tape *t, fattn_var q, fattn_var k, fattn_var v, const fattn_attention_params *p) {
     const fattn_attention_vars vars = {.struct_size = sizeof vars, .q = q, .k = k, .v = v};
     return fattn_op_attention_ex(t, &vars, p, NULL);
 }

@@ -20,14 +20,13 @@ static fattn_status infer(fattn_op_call *c) {
                              "table must be [V,C], ids of at most 4 dimensions");
     c->out[0].ndim = ids->ndim + 1;
     c->out[0].dtype = table->dtype;
-    for (int d = 0; d < ids->ndim; ++d)
-        c->out[0].shape[d] = ids->shape[d];
+    for (int d = 0; d < ids->ndim; ++d) c->out[0].shape[d] = ids->shape[d];
     c->out[0].shape[ids->ndim] = table->shape[1];
     FATTNI_TRY(fattni_check_extents(c, "embedding"));
     const int64_t rows = fattn_tensor_numel(ids);
     if (rows > INT32_MAX)
-        return fattn_ctx_fail(c->ctx, FATTN_E_UNSUPPORTED, "embedding: %lld ids, at most %d",
-                              (long long)rows, INT32_MAX);
+        return fattn_ctx_fail(c->ctx, FATTN_E_UNSUPPORTED, "embedding: %lld ids, at most %d", (long long)rows,
+                              INT32_MAX);
     fattni_code_of(c, FATTNI_EMBEDDING)->plan(c);
     return FATTN_OK;
 }
@@ -51,10 +50,8 @@ typedef struct job {
 } job;
 
 static job job_of(const fattn_op_call *c) {
-    return (job){.c = c,
-                 .ids = fattni_rows_of(&c->in[IDS]),
-                 .table = fattni_rows_of(&c->in[TABLE]),
-                 .C = c->in[TABLE].shape[1]};
+    return (job){
+        .c = c, .ids = fattni_rows_of(&c->in[IDS]), .table = fattni_rows_of(&c->in[TABLE]), .C = c->in[TABLE].shape[1]};
 }
 
 static void copy_rows(void *arg, int64_t task, int thread) {
@@ -65,8 +62,7 @@ static void copy_rows(void *arg, int64_t task, int thread) {
     const int64_t end = fattni_min(fattn_tensor_numel(ids), (task + 1) * ROWS_PER_TASK);
     for (int64_t r = task * ROWS_PER_TASK; r < end; ++r)
         memcpy((char *)j->c->out[0].data + r * j->C * size,
-               (const char *)table->data + fattni_row(&j->table, id_at(ids, &j->ids, r)) * size,
-               (size_t)(j->C * size));
+               (const char *)table->data + fattni_row(&j->table, id_at(ids, &j->ids, r)) * size, (size_t)(j->C * size));
 }
 
 static fattn_status forward_cpu(fattn_op_call *c) {
@@ -75,8 +71,7 @@ static fattn_status forward_cpu(fattn_op_call *c) {
     for (int64_t r = 0; r < rows; ++r) {
         const int32_t id = id_at(&c->in[IDS], &j.ids, r);
         if (id < 0 || id >= V)
-            return fattn_ctx_fail(c->ctx, FATTN_E_ARG,
-                                  "embedding: ids[%lld] is %d, the table has rows 0..%lld",
+            return fattn_ctx_fail(c->ctx, FATTN_E_ARG, "embedding: ids[%lld] is %d, the table has rows 0..%lld",
                                   (long long)r, id, (long long)V - 1);
     }
     if (j.C > 0) fattni_parallel(c->ctx, fattni_ceil_div(rows, ROWS_PER_TASK), copy_rows, &j);
@@ -90,13 +85,10 @@ static void sort_rows(job *j, int32_t *end, int32_t *row) {
     const fattn_tensor *ids = &j->c->in[IDS];
     const int64_t rows = fattn_tensor_numel(ids), V = j->c->in[TABLE].shape[0];
     memset(end, 0, (size_t)(V + 1) * sizeof *end);
-    for (int64_t r = 0; r < rows; ++r)
-        end[id_at(ids, &j->ids, r) + 1] += 1;
-    for (int64_t v = 0; v < V; ++v)
-        end[v + 1] += end[v];
+    for (int64_t r = 0; r < rows; ++r) end[id_at(ids, &j->ids, r) + 1] += 1;
+    for (int64_t v = 0; v < V; ++v) end[v + 1] += end[v];
     /* end[v] is where v begins, and moves to where it ends. */
-    for (int64_t r = 0; r < rows; ++r)
-        row[end[id_at(ids, &j->ids, r)]++] = (int32_t)r;
+    for (int64_t r = 0; r < rows; ++r) row[end[id_at(ids, &j->ids, r)]++] = (int32_t)r;
     j->end = end;
     j->row = row;
 }
@@ -116,9 +108,7 @@ static fattn_status backward_cpu(fattn_op_call *c) {
 
 const fattni_code fattni_embedding_cpu = {plan_cpu, forward_cpu, backward_cpu};
 
-static fattn_status forward(fattn_op_call *c) {
-    return fattni_code_of(c, FATTNI_EMBEDDING)->forward(c);
-}
+static fattn_status forward(fattn_op_call *c) { return fattni_code_of(c, FATTNI_EMBEDDING)->forward(c); }
 
 static fattn_status backward(fattn_op_call *c) {
     FATTNI_TRY(fattni_check_gradients(c, "embedding"));

@@ -33,8 +33,8 @@ static fattn_status forward(fattn_op_call *c) {
     a.entries = fattni_operand_of(&c->in[TABLE]);
     a.rows = fattni_operand_of(&c->out[0]);
     a.pack = pack_of(&c->in[TABLE], &c->out[0]);
-    return FATTNI_START_REAL(c->ctx, a.entries.dtype, embedding,
-                             fattni_ceil_div(a.R * a.C, ROW_THREADS * a.pack), ROW_THREADS, &a);
+    return FATTNI_START_REAL(c->ctx, a.entries.dtype, embedding, fattni_ceil_div(a.R * a.C, ROW_THREADS * a.pack),
+                             ROW_THREADS, &a);
 }
 
 static fattn_status backward(fattn_op_call *c) {
@@ -49,8 +49,8 @@ static fattn_status backward(fattn_op_call *c) {
     const bool wide = d->dtype == FATTN_F32 || d->dtype == FATTN_F64;
     a.pack = pack_of(d, &c->d_out[0]);
     if (wide && !(c->ctx->flags & FATTN_CTX_DETERMINISTIC))
-        return FATTNI_START_REAL(c->ctx, d->dtype, embedding_add,
-                                 fattni_ceil_div(a.R * a.C, ROW_THREADS * a.pack), ROW_THREADS, &a);
+        return FATTNI_START_REAL(c->ctx, d->dtype, embedding_add, fattni_ceil_div(a.R * a.C, ROW_THREADS * a.pack),
+                                 ROW_THREADS, &a);
     return FATTNI_START_REAL(c->ctx, d->dtype, embedding_gather, a.C ? a.R : 0, ROW_THREADS, &a);
 }
 

@@ -14,14 +14,11 @@ static fattn_status infer(fattn_op_call *c) {
     if (x->ndim != 3)
         return fattn_ctx_fail(c->ctx, FATTN_E_SHAPE, "heads: x is %s, not [B,S,C]",
                               fattni_shape_text(x, text, sizeof text));
-    if (a->first < 0 || a->n < 1 || a->head_dim < 1 ||
-        (a->first + a->n) * a->head_dim > x->shape[2])
-        return fattn_ctx_fail(c->ctx, FATTN_E_ARG,
-                              "heads: %lld heads of %lld from head %lld on do not lie in %s",
+    if (a->first < 0 || a->n < 1 || a->head_dim < 1 || (a->first + a->n) * a->head_dim > x->shape[2])
+        return fattn_ctx_fail(c->ctx, FATTN_E_ARG, "heads: %lld heads of %lld from head %lld on do not lie in %s",
                               (long long)a->n, (long long)a->head_dim, (long long)a->first,
                               fattni_shape_text(x, text, sizeof text));
-    const fattn_tensor part =
-        fattn_tensor_slice(x, 2, a->first * a->head_dim, (a->first + a->n) * a->head_dim);
+    const fattn_tensor part = fattn_tensor_slice(x, 2, a->first * a->head_dim, (a->first + a->n) * a->head_dim);
     c->out[0] = part;
     c->out[0].ndim = 4;
     const int64_t step = part.stride[2];
@@ -34,11 +31,8 @@ static fattn_status infer(fattn_op_call *c) {
     return FATTN_OK;
 }
 
-const fattn_op_def fattni_op_heads = {.struct_size = sizeof(fattn_op_def),
-                                      .attr_size = sizeof(heads),
-                                      .n_out = 1,
-                                      .name = "heads",
-                                      .infer = infer};
+const fattn_op_def fattni_op_heads = {
+    .struct_size = sizeof(fattn_op_def), .attr_size = sizeof(heads), .n_out = 1, .name = "heads", .infer = infer};
 
 fattn_var fattn_op_heads(fattn_tape *t, fattn_var x, int first, int n, int head_dim) {
     return fattn_op_custom(t, &fattni_op_heads, &x, 1, &(heads){first, n, head_dim});

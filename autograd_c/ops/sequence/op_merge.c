@@ -3,14 +3,11 @@
    copied back. */
 #include "autograd_c/ops/ops.h"
 
-static fattn_tensor by_row(const fattn_tensor *x) {
-    return fattn_tensor_permute(x, (const int[]){0, 2, 1, 3});
-}
+static fattn_tensor by_row(const fattn_tensor *x) { return fattn_tensor_permute(x, (const int[]){0, 2, 1, 3}); }
 
 /* y [B,S,H*D], row-major, as [B,S,H,D]. */
 static fattn_tensor split(const fattn_tensor *y, const fattn_tensor *x) {
-    return fattn_tensor_view(y->data, (fattn_dtype)y->dtype, (fattn_device)y->device, y->device_id,
-                             4,
+    return fattn_tensor_view(y->data, (fattn_dtype)y->dtype, (fattn_device)y->device, y->device_id, 4,
                              (const int64_t[]){x->shape[0], x->shape[2], x->shape[1], x->shape[3]});
 }
 
@@ -55,6 +52,4 @@ const fattn_op_def fattni_op_merge = {.struct_size = sizeof(fattn_op_def),
                                       .forward = forward,
                                       .backward = backward};
 
-fattn_var fattn_op_merge(fattn_tape *t, fattn_var x) {
-    return fattn_op_custom(t, &fattni_op_merge, &x, 1, NULL);
-}
+fattn_var fattn_op_merge(fattn_tape *t, fattn_var x) { return fattn_op_custom(t, &fattni_op_merge, &x, 1, NULL); }

@@ -57,8 +57,7 @@ static void turn(const fattn_op_call *c, job j) {
     j.cos_sin = c->workspace;
     j.rows_per_task = fattni_max(1, ELEMENTS_PER_TASK / (H * D));
     j.tasks_per_sequence = fattni_ceil_div(S, j.rows_per_task);
-    fattni_parallel(c->ctx, fattni_ceil_div(S, POSITIONS_PER_TASK), wide ? angles_f64 : angles_f32,
-                    &j);
+    fattni_parallel(c->ctx, fattni_ceil_div(S, POSITIONS_PER_TASK), wide ? angles_f64 : angles_f32, &j);
     fattni_parallel(c->ctx, B * j.tasks_per_sequence, wide ? rotate_f64 : rotate_f32, &j);
 }
 
@@ -69,9 +68,7 @@ static fattn_status forward_cpu(fattn_op_call *c) {
 
 static fattn_status backward_cpu(fattn_op_call *c) {
     if (c->d_in[0].data)
-        turn(c,
-             (job){
-                 .to = &c->d_in[0], .from = &c->d_out[0], .back = true, .fresh = c->d_in_fresh[0]});
+        turn(c, (job){.to = &c->d_in[0], .from = &c->d_out[0], .back = true, .fresh = c->d_in_fresh[0]});
     return FATTN_OK;
 }
 

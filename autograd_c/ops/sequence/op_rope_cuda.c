@@ -19,14 +19,13 @@ static bool heads_inside(const fattn_tensor *t) {
 static void plan(fattn_op_call *c) {
     const fattn_tensor *const x = &c->in[0];
     const int64_t H = x->shape[1], S = x->shape[2], D = x->shape[3];
-    if (heads_inside(x))
-        memcpy(c->out[0].stride, (const int64_t[]){S * H * D, D, H * D, 1}, 4 * sizeof(int64_t));
+    if (heads_inside(x)) memcpy(c->out[0].stride, (const int64_t[]){S * H * D, D, H * D, 1}, 4 * sizeof(int64_t));
     const size_t real = x->dtype == FATTN_F64 ? sizeof(double) : sizeof(float);
     c->fwd_workspace = c->bwd_workspace = (size_t)(x->shape[2] * x->shape[3]) * real;
 }
 
-static fattn_status turn(const fattn_op_call *c, const fattn_tensor *to, const fattn_tensor *from,
-                         bool back, bool fresh) {
+static fattn_status turn(const fattn_op_call *c, const fattn_tensor *to, const fattn_tensor *from, bool back,
+                         bool fresh) {
     const fattni_rope *const r = c->attr;
     fattni_rope_args a = {.to = fattni_operand_of(to),
                           .from = fattni_operand_of(from),
@@ -44,21 +43,16 @@ static fattn_status turn(const fattn_op_call *c, const fattn_tensor *to, const f
     const int64_t inner = to->shape[a.heads_inside ? 1 : 2];
     if (to->shape[0] * to->shape[1] * to->shape[2] / inner > INT32_MAX || inner > INT32_MAX)
         return fattn_ctx_fail(c->ctx, FATTN_E_UNSUPPORTED, "rope: more than 2^31-1 heads or rows");
-    const bool packs = fattni_rows_in_packs(to) && fattni_rows_in_packs(from) &&
-                       to->shape[3] / 2 % FATTNI_PACK == 0;
+    const bool packs = fattni_rows_in_packs(to) && fattni_rows_in_packs(from) && to->shape[3] / 2 % FATTNI_PACK == 0;
     a.pack = packs ? FATTNI_PACK : 1;
     a.dtype = fattni_common_dtype((const fattni_operand *[]){&a.to, &a.from}, 2);
     const int64_t angles = to->shape[2] * to->shape[3] / 2;
     const int32_t dtype = c->in[0].dtype;
-    FATTNI_TRY(FATTNI_START_REAL(c->ctx, dtype, rope_angles, fattni_ceil_div(angles, THREADS),
-                                 THREADS, &a));
-    return FATTNI_START_REAL(c->ctx, dtype, rope, fattni_ceil_div(pairs / a.pack, THREADS), THREADS,
-                             &a);
+    FATTNI_TRY(FATTNI_START_REAL(c->ctx, dtype, rope_angles, fattni_ceil_div(angles, THREADS), THREADS, &a));
+    return FATTNI_START_REAL(c->ctx, dtype, rope, fattni_ceil_div(pairs / a.pack, THREADS), THREADS, &a);
 }
 
-static fattn_status forward(fattn_op_call *c) {
-    return turn(c, &c->out[0], &c->in[0], false, true);
-}
+static fattn_status forward(fattn_op_call *c) { return turn(c, &c->out[0], &c->in[0], false, true); }
 
 static fattn_status backward(fattn_op_call *c) {
     if (!c->d_in[0].data) return FATTN_OK;

@@ -28,17 +28,27 @@
 #include "core/device/sm90_tile.cuh"
 
 enum {
-    D = K_D, BM = K_BM, BN = K_BN, THREADS = 32 * K_WARPS, CTAS = 1,
-    CAUSAL = K_VARIANT == FATTNI_VARIANT_CAUSAL, GENERAL = K_VARIANT >= FATTNI_VARIANT_GENERAL,
+    D = K_D,
+    BM = K_BM,
+    BN = K_BN,
+    THREADS = 32 * K_WARPS,
+    CTAS = 1,
+    CAUSAL = K_VARIANT == FATTNI_VARIANT_CAUSAL,
+    GENERAL = K_VARIANT >= FATTNI_VARIANT_GENERAL,
     CAPPED = K_VARIANT == FATTNI_VARIANT_CAPPED,
-    PANELS = (D + 63) / 64, KEY_BYTES = BN * PANELS * 128, ROW_BYTES = BM * PANELS * 128, DS_BYTES = BN * BM * 2,
+    PANELS = (D + 63) / 64,
+    KEY_BYTES = BN * PANELS * 128,
+    ROW_BYTES = BM * PANELS * 128,
+    DS_BYTES = BN * BM * 2,
     BEGINS_WITH_L = FATTNI_BEGINS_WITH_L(!GENERAL, D, BM),
     LSE_AHEAD = GENERAL || BEGINS_WITH_L ? 0 : 3, /* of lse2: tiles of 8 rows that are loaded a step before */
     /* dQ: a consumer has half of 128 rows, or of 64 rows half of the columns. The halves of head_dim 80 are 48 columns
        and overlap in REPEATED; K's second panel starts with the second half. */
-    SPLIT_ROWS = BM > 64, COLUMNS = D > 96 || SPLIT_ROWS ? 64 : 48,
-    REPEATED = SPLIT_ROWS ? 0 : 2 * COLUMNS - D, SLICE = 64 * COLUMNS, /* floats */
-    K_PANEL = D % 64 ? D - COLUMNS : 64                                 /* columns from panel to panel of K */
+    SPLIT_ROWS = BM > 64,
+    COLUMNS = D > 96 || SPLIT_ROWS ? 64 : 48,
+    REPEATED = SPLIT_ROWS ? 0 : 2 * COLUMNS - D,
+    SLICE = 64 * COLUMNS,               /* floats */
+    K_PANEL = D % 64 ? D - COLUMNS : 64 /* columns from panel to panel of K */
 };
 static_assert(BN == 128 && K_WARPS == 12, "two consumers of 64 keys");
 static_assert(D == 64 ? BM == 128 : D % 16 == 0 && BM == 64, "two slices of dQ");
@@ -187,15 +197,15 @@ DEVICE void add_dq(const fattni_bwd_sm90_args *p, const task *t, uint32_t shared
 /* ---- consumers ---- */
 
 /* advance_columns where the second panel starts at column `panel`. */
-DEVICE uint32_t advance_keys(int step, int panel) {
-    return step < 4 ? step * 2 : BN * 8 + (step * 16 - panel) / 8;
-}
+DEVICE uint32_t advance_keys(int step, int panel) { return step < 4 ? step * 2 : BN * 8 + (step * 16 - panel) / 8; }
 /* x = A B^T, or x += A B^T: 64 keys x BM rows, over D. */
 DEVICE void keys_by_rows(float x[BM / 2], uint64_t keys, int panel, uint64_t rows, int add) {
 #pragma unroll
     for (int e = 0; e < D / 16; ++e)
-        if (e == 0 && !add) PASTE(wgmma_ss_new_n, K_BM)(x, keys, rows);
-        else PASTE(wgmma_ss_n, K_BM)(x, keys + advance_keys(e, panel), rows + advance_columns(e, BM), 1);
+        if (e == 0 && !add)
+            PASTE(wgmma_ss_new_n, K_BM)(x, keys, rows);
+        else
+            PASTE(wgmma_ss_n, K_BM)(x, keys + advance_keys(e, panel), rows + advance_columns(e, BM), 1);
 }
 /* x = the rows' -L / scale, for both of this thread's keys. */
 DEVICE void begin_rows(float x[BM / 2], const float2 *lse2) {
@@ -210,18 +220,21 @@ DEVICE void begin_rows(float x[BM / 2], const float2 *lse2) {
 /* dV or dK += X^T rows: 64 keys x D, over BM. */
 DEVICE void accumulate(float x[D / 2], const uint32_t left[BM / 4], uint64_t rows) {
 #pragma unroll
-    for (int e = 0; e < BM / 16; ++e)
-        PASTE(wgmma_rs_n, K_D)(x, left + 4 * e, rows + advance_rows(e), 1);
+    for (int e = 0; e < BM / 16; ++e) PASTE(wgmma_rs_n, K_D)(x, left + 4 * e, rows + advance_rows(e), 1);
 }
 /* dQ = dS K: 64 x COLUMNS, over BN. */
 DEVICE void dq_product(float x[COLUMNS / 2], uint64_t ds, uint64_t keys) {
 #pragma unroll
     for (int e = 0; e < BN / 16; ++e) {
         const uint64_t left = ds + advance_columns(e, BM), right = keys + advance_rows(e);
-        if (COLUMNS == 48 && e == 0) wgmma_st_new_n48(x, left, right);
-        else if (COLUMNS == 48) wgmma_st_n48(x, left, right, 1);
-        else if (e == 0) wgmma_st_new_n64(x, left, right);
-        else wgmma_st_n64(x, left, right, 1);
+        if (COLUMNS == 48 && e == 0)
+            wgmma_st_new_n48(x, left, right);
+        else if (COLUMNS == 48)
+            wgmma_st_n48(x, left, right, 1);
+        else if (e == 0)
+            wgmma_st_new_n64(x, left, right);
+        else
+            wgmma_st_n64(x, left, right, 1);
     }
 }
 
@@ -275,7 +288,7 @@ DEVICE void main_loop(const fattni_bwd_sm90_args *p, const task *t, int number, 
     const uint64_t k_depth = operand_descriptor(MEMBER_ADDRESS(shared, k) + k_columns, 0);
     float dk[D / 2], dv[D / 2], s[BM / 2], dp[BM / 2], dq[COLUMNS / 2];
     uint32_t pr[BM / 4], ds[BM / 4]; /* P and dS, rounded */
-    float2 ahead[BM / 2] = {}; /* lse2, every fourth as `statistics` has it; LSE_AHEAD are loaded a step before */
+    float2 ahead[BM / 2] = {};       /* lse2, every fourth as `statistics` has it; LSE_AHEAD are loaded a step before */
 #pragma unroll
     for (int i = 0; i < D / 2; ++i) dk[i] = dv[i] = 0.0f;
 
@@ -421,8 +434,10 @@ DEVICE void add_and_post(const fattni_bwd_sm90_args *p, uint32_t shared, int war
         arrive_once_per_warp(ELEMENT_ADDRESS(shared, work_empty, n & 1));
         if (kind == END) return;
         if (kind != MAINLOOP) continue;
-        if (warp < 3) add_dq(p, &t, shared, warp - 1);
-        else if (is_leader()) post_dq_semaphores(&p->bwd, &t, shared);
+        if (warp < 3)
+            add_dq(p, &t, shared, warp - 1);
+        else if (is_leader())
+            post_dq_semaphores(&p->bwd, &t, shared);
         __syncwarp();
     }
 }
@@ -448,8 +463,7 @@ DEVICE void consume(const fattni_bwd_sm90_args *p, uint32_t shared, const shared
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1)
-    K_NAME(const __grid_constant__ fattni_bwd_sm90_args p) {
+extern "C" __global__ void __launch_bounds__(THREADS, 1) K_NAME(const __grid_constant__ fattni_bwd_sm90_args p) {
     extern __shared__ __align__(1024) unsigned char memory[];
     const uint32_t shared = shared_address(memory);
     const int role = __shfl_sync(ALL_LANES, (int)threadIdx.x / 128, 0);
@@ -459,8 +473,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     __syncthreads();
     if (role == 0) {
         registers_lower(40);
-        if (threadIdx.x == 0) produce(&p, shared);
-        else if (warp == 1 || warp == 2 || (warp == 3 && p.bwd.dq_semaphore)) add_and_post(&p, shared, warp);
+        if (threadIdx.x == 0)
+            produce(&p, shared);
+        else if (warp == 1 || warp == 2 || (warp == 3 && p.bwd.dq_semaphore))
+            add_and_post(&p, shared, warp);
     } else {
         registers_raise(232);
         consume(&p, shared, (const shared_memory *)memory, role - 1);

@@ -22,15 +22,24 @@
 #include "core/device/sm90_tile.cuh"
 
 enum {
-    D = K_D, BM = K_BM, BN = K_BN, THREADS = 32 * K_WARPS, CTAS = 2,
-    CAUSAL = K_VARIANT == FATTNI_VARIANT_CAUSAL, GENERAL = K_VARIANT >= FATTNI_VARIANT_GENERAL,
+    D = K_D,
+    BM = K_BM,
+    BN = K_BN,
+    THREADS = 32 * K_WARPS,
+    CTAS = 2,
+    CAUSAL = K_VARIANT == FATTNI_VARIANT_CAUSAL,
+    GENERAL = K_VARIANT >= FATTNI_VARIANT_GENERAL,
     CAPPED = K_VARIANT == FATTNI_VARIANT_CAPPED,
-    PANELS = D / 64, KEY_BYTES = BN * D * 2, ROW_BYTES = BM * D * 2, TILE_BYTES = BM * BN * 2,
+    PANELS = D / 64,
+    KEY_BYTES = BN * D * 2,
+    ROW_BYTES = BM * D * 2,
+    TILE_BYTES = BM * BN * 2,
     COLUMNS = D / 2,                     /* of dV and dK for a consumer, of dQ for a CTA */
     SLICE = BM * COLUMNS,                /* floats of a row block's accumulator that a CTA adds */
     DQ_COLUMNS = GENERAL ? 64 : COLUMNS, /* at a time: what the dQ warpgroup has registers for */
     DQ_PAUSE = GENERAL ? 0 : 90,         /* cycles between two reductions of a warp */
-    DQ_REGISTERS = GENERAL ? 72 : 104, CONSUMER_REGISTERS = GENERAL ? 208 : 192
+    DQ_REGISTERS = GENERAL ? 72 : 104,
+    CONSUMER_REGISTERS = GENERAL ? 208 : 192
 };
 static_assert(BN == 64 && BM == 64 && D == 256 && K_WARPS == 16, "the division of labour");
 
@@ -38,7 +47,7 @@ typedef struct shared_memory {
     half_type k[BN * D], v[BN * D];
     half_type other_k[BN * D / 2]; /* of the other CTA: the columns of dQ that this CTA has */
     half_type q[2][BM * D], d_o[1][BM * D];
-    half_type p[2][BN * BM];       /* P^T; GENERAL: two stages, else P rounded and what was rounded off */
+    half_type p[2][BN * BM]; /* P^T; GENERAL: two stages, else P rounded and what was rounded off */
     half_type ds[2][BN * BM], other_ds[2][BN * BM]; /* dS^T, and the other CTA's */
     float lse2[2][BM], delta[1][BM];
     uint64_t k_full, v_full, q_full[2], q_empty[2], do_full[2], do_empty[2]; /* the second of dO's is unused */
@@ -215,9 +224,7 @@ DEVICE void send_ds(uint32_t shared, int stage) {
 }
 
 /* This thread's first key of dK and dV; the second is 8 keys on. */
-DEVICE int first_key(const task *t) {
-    return t->j0 + (int)threadIdx.x / 32 % 4 * 16 + (int)threadIdx.x % 32 / 4;
-}
+DEVICE int first_key(const task *t) { return t->j0 + (int)threadIdx.x / 32 % 4 * 16 + (int)threadIdx.x % 32 / 4; }
 
 /* main_loop: adds a task to dK and dV, nothing where it has no steps. */
 #if K_VARIANT >= FATTNI_VARIANT_GENERAL
@@ -250,9 +257,12 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
     init_cluster_barriers(shared);
     if (role == 0) {
         registers_lower(24);
-        if (threadIdx.x == 0) load(&p, &t, shared);
-        else if (threadIdx.x == 32 && p.bwd.dq_semaphore) wait_dq_semaphores(&p, &t, shared);
-        else if (threadIdx.x == 64 && p.bwd.dq_semaphore) post_dq_semaphores(&p.bwd, &t, shared);
+        if (threadIdx.x == 0)
+            load(&p, &t, shared);
+        else if (threadIdx.x == 32 && p.bwd.dq_semaphore)
+            wait_dq_semaphores(&p, &t, shared);
+        else if (threadIdx.x == 64 && p.bwd.dq_semaphore)
+            post_dq_semaphores(&p.bwd, &t, shared);
     } else if (role == 3) {
         registers_lower((int)DQ_REGISTERS);
         add_dq(&p, &t, shared);

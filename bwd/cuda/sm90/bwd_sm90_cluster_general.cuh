@@ -18,14 +18,12 @@ enum { DS_WRITTEN = 1, CLEARED = 2 }; /* named barriers */
 DEVICE void keys_by_rows(float x[ROWS / 2], uint64_t keys, uint64_t rows) {
     wgmma_ss_new_n32(x, keys, rows);
 #pragma unroll
-    for (int e = 1; e < D / 16; ++e)
-        wgmma_ss_n32(x, keys + advance_columns(e, BN), rows + advance_columns(e, BM), 1);
+    for (int e = 1; e < D / 16; ++e) wgmma_ss_n32(x, keys + advance_columns(e, BN), rows + advance_columns(e, BM), 1);
 }
 /* dV or dK += X^T rows: 64 keys x this consumer's columns, over BM. */
 DEVICE void accumulate(float x[COLUMNS / 2], uint64_t left, uint64_t rows) {
 #pragma unroll
-    for (int e = 0; e < BM / 16; ++e)
-        wgmma_st_n128(x, left + advance_columns(e, BN), rows + advance_rows(e), 1);
+    for (int e = 0; e < BM / 16; ++e) wgmma_st_n128(x, left + advance_columns(e, BN), rows + advance_rows(e), 1);
 }
 /* Where this thread's part of S^T begins: row row0 of a row block, and this key. */
 typedef struct part {
@@ -58,8 +56,7 @@ DEVICE void store_part(uint32_t tile, int consumer, const uint32_t x[ROWS / 4]) 
     const int chunk = consumer * (ROWS / 8) + (lane >> 4);
 #pragma unroll
     for (int i = 0; i < ROWS / 16; ++i)
-        stmatrix_x4(tile + (warp * 16 + (lane & 15)) * 128 + (((chunk + 2 * i) ^ (lane & 7)) << 4),
-                    x + 4 * i);
+        stmatrix_x4(tile + (warp * 16 + (lane & 15)) * 128 + (((chunk + 2 * i) ^ (lane & 7)) << 4), x + 4 * i);
 }
 
 DEVICE origin origin_of(const fattni_attention_args *a, const task *t, const step *now, const part *mine) {
@@ -121,8 +118,10 @@ DEVICE void main_loop(const fattni_bwd_args *bwd, const task *t, uint32_t shared
     clear_rows_of(t, &now, MEMBER_ADDRESS(shared, q[0]));
     clear_rows_of(t, &now, MEMBER_ADDRESS(shared, d_o[0]));
     wgmma_fence();
-    keys_by_rows(s, operand_descriptor(MEMBER_ADDRESS(shared, k), 0), operand_descriptor(MEMBER_ADDRESS(shared, q[0]) + rows_at, 0));
-    keys_by_rows(dp, operand_descriptor(MEMBER_ADDRESS(shared, v), 0), operand_descriptor(MEMBER_ADDRESS(shared, d_o[0]) + rows_at, 0));
+    keys_by_rows(s, operand_descriptor(MEMBER_ADDRESS(shared, k), 0),
+                 operand_descriptor(MEMBER_ADDRESS(shared, q[0]) + rows_at, 0));
+    keys_by_rows(dp, operand_descriptor(MEMBER_ADDRESS(shared, v), 0),
+                 operand_descriptor(MEMBER_ADDRESS(shared, d_o[0]) + rows_at, 0));
     wgmma_commit();
     wgmma_wait(0);
     PIN(s, ROWS / 2);
@@ -145,7 +144,8 @@ DEVICE void main_loop(const fattni_bwd_args *bwd, const task *t, uint32_t shared
         mbarrier_wait(ELEMENT_ADDRESS(base, q_full, next.stage), next.parity);
         clear_rows_of(t, &next, next_q);
         wgmma_fence();
-        accumulate(dk, operand_descriptor(MEMBER_ADDRESS(base, ds) + now.stage * TILE_BYTES, 0), operand_descriptor(q + half_at, BM * 128));
+        accumulate(dk, operand_descriptor(MEMBER_ADDRESS(base, ds) + now.stage * TILE_BYTES, 0),
+                   operand_descriptor(q + half_at, BM * 128));
         keys_by_rows(s, operand_descriptor(MEMBER_ADDRESS(base, k), 0), operand_descriptor(next_q + rows_at, 0));
         wgmma_commit();
         wgmma_wait(0);
@@ -156,7 +156,8 @@ DEVICE void main_loop(const fattni_bwd_args *bwd, const task *t, uint32_t shared
         mbarrier_wait(MEMBER_ADDRESS(base, do_full[0]), (n + 1) & 1);
         clear_rows_of(t, &next, MEMBER_ADDRESS(base, d_o[0]));
         wgmma_fence();
-        keys_by_rows(dp, operand_descriptor(MEMBER_ADDRESS(base, v), 0), operand_descriptor(MEMBER_ADDRESS(base, d_o[0]) + rows_at, 0));
+        keys_by_rows(dp, operand_descriptor(MEMBER_ADDRESS(base, v), 0),
+                     operand_descriptor(MEMBER_ADDRESS(base, d_o[0]) + rows_at, 0));
         wgmma_commit();
         wgmma_wait(0);
         PIN(dp, ROWS / 2);

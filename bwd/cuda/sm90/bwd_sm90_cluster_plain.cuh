@@ -13,15 +13,14 @@ DEVICE void keys_by_rows(float x[BM / 2], uint32_t keys, uint32_t rows) {
     const uint64_t left = operand_descriptor(keys, 0), right = operand_descriptor(rows, 0);
     wgmma_ss_new_n64(x, left, right);
 #pragma unroll
-    for (int e = 1; e < D / 16; ++e)
-        wgmma_ss_n64(x, left + advance_columns(e, BN), right + advance_columns(e, BM), 1);
+    for (int e = 1; e < D / 16; ++e) wgmma_ss_n64(x, left + advance_columns(e, BN), right + advance_columns(e, BM), 1);
 }
 /* dV or dK += X^T rows: 64 keys x a consumer's half of the columns, over BM. */
 DEVICE void accumulate(float x[COLUMNS / 2], uint32_t tile, uint32_t rows, int half) {
-    const uint64_t left = operand_descriptor(tile, 0), right = operand_descriptor(rows + half * (ROW_BYTES / 2), BM * 128);
+    const uint64_t left = operand_descriptor(tile, 0),
+                   right = operand_descriptor(rows + half * (ROW_BYTES / 2), BM * 128);
 #pragma unroll
-    for (int e = 0; e < BM / 16; ++e)
-        wgmma_st_n128(x, left + advance_columns(e, BN), right + advance_rows(e), 1);
+    for (int e = 0; e < BM / 16; ++e) wgmma_st_n128(x, left + advance_columns(e, BN), right + advance_rows(e), 1);
 }
 
 /* Where this thread stores or loads matrices of its warp's 16 keys in a tile [BN][BM]: chunk 0 of 8 rows (lanes 0-15)
@@ -194,8 +193,10 @@ DEVICE void main_loop_of_ds(uint32_t shared, const shared_memory *memory, float 
 
 DEVICE void main_loop(const fattni_bwd_args *bwd, const task *t, uint32_t shared, const shared_memory *memory,
                       int consumer, float dk[COLUMNS / 2], float dv[COLUMNS / 2]) {
-    if (t->steps && consumer == 0) main_loop_of_p(&bwd->a, t, shared, memory, dk, dv);
-    else if (t->steps) main_loop_of_ds(shared, memory, dk, dv);
+    if (t->steps && consumer == 0)
+        main_loop_of_p(&bwd->a, t, shared, memory, dk, dv);
+    else if (t->steps)
+        main_loop_of_ds(shared, memory, dk, dv);
 }
 
 #endif

@@ -15,7 +15,6 @@
 #include "bwd/cuda/bwd_workspace.cuh"
 #include "core/device/sm90_tile.cuh"
 
-
 /* 8 consumer warps release a stage; `dq_adders` warps or threads add the dQ of a step. A CTA barrier must follow. */
 DEVICE void init_barriers(uint32_t shared, int dq_adders) {
     if (threadIdx.x == 0) {
@@ -228,8 +227,8 @@ DEVICE void store_keys(const fattni_view *view, const task *t, int key, int colu
     if (!view->p) return;
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
-        const int64_t at = t->s.batch * view->b + t->hk * view->h +
-                           (int64_t)(t->s.k0 + key + 8 * e) * view->row + column0;
+        const int64_t at =
+            t->s.batch * view->b + t->hk * view->h + (int64_t)(t->s.k0 + key + 8 * e) * view->row + column0;
         store_row((char *)view->p + at * (f32 ? 4 : 2), x + 2 * e, columns / 8, scale, key + 8 * e < t->s.Sk,
                   width - column0, f32, add);
     }

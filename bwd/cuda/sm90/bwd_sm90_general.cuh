@@ -30,8 +30,7 @@ DEVICE void mask_outside(float (*p)[4], int tiles, const sequence *s, int i, int
 #pragma unroll
     for (int k = 0; k < 2; ++k) {
         /* row i sees keys i + lo to i + hi: key j is seen by rows j - hi to j - lo */
-        const int from = j + 8 * k < s->Sk ? j + 8 * k - s->hi - i : 1 << 30,
-                  to = j + 8 * k - s->lo - i;
+        const int from = j + 8 * k < s->Sk ? j + 8 * k - s->hi - i : 1 << 30, to = j + 8 * k - s->lo - i;
 #pragma unroll
         for (int n = 0; n < tiles; ++n)
 #pragma unroll
@@ -41,9 +40,8 @@ DEVICE void mask_outside(float (*p)[4], int tiles, const sequence *s, int i, int
 }
 
 /* Products Q K^T to P; in CAPPED to tanh, apply_dcap computes P. `edge`: some elements are masked. */
-DEVICE void general_probabilities(float *raw, int columns, const float2 *lse2,
-                                  const fattni_attention_args *a, const sequence *s, const origin *at,
-                                  int edge) {
+DEVICE void general_probabilities(float *raw, int columns, const float2 *lse2, const fattni_attention_args *a,
+                                  const sequence *s, const origin *at, int edge) {
     float(*const x)[4] = (float(*)[4])raw;
     const int tiles = columns / 8, terms = has_terms(a);
     const float factor = CAPPED ? a->scale / a->softcap : a->scale;
@@ -65,19 +63,18 @@ DEVICE void general_probabilities(float *raw, int columns, const float2 *lse2,
 }
 
 /* dbias += P g in tiles from row i on. */
-DEVICE void add_to_dbias(const float (*p)[4], const float (*g)[4], int tiles,
-                         const fattni_bwd_args *bwd, const sequence *s, const origin *at, int i) {
+DEVICE void add_to_dbias(const float (*p)[4], const float (*g)[4], int tiles, const fattni_bwd_args *bwd,
+                         const sequence *s, const origin *at, int i) {
 #pragma unroll
     for (int n = 0; n < tiles; ++n) {
-        const float product[1][4] = {
-            {p[n][0] * g[n][0], p[n][1] * g[n][1], p[n][2] * g[n][2], p[n][3] * g[n][3]}};
+        const float product[1][4] = {{p[n][0] * g[n][0], p[n][1] * g[n][1], p[n][2] * g[n][2], p[n][3] * g[n][3]}};
         add_dbias(product, 1, 1, &bwd->d_bias, bwd->dbias_scale, s, at->b, at->h, i + 8 * n, at->j);
     }
 }
 
 /* t = tanh becomes P; dbias += P g, then g *= dcap. */
-DEVICE void apply_dcap(float (*t)[4], float (*g)[4], int tiles, const float2 *lse2,
-                        const fattni_bwd_args *bwd, const sequence *s, const origin *at, int edge) {
+DEVICE void apply_dcap(float (*t)[4], float (*g)[4], int tiles, const float2 *lse2, const fattni_bwd_args *bwd,
+                       const sequence *s, const origin *at, int edge) {
     const fattni_attention_args *const a = &bwd->a;
     if (!a->alibi.p && !a->bias.p && !bwd->d_bias.p) {
 #pragma unroll
@@ -112,10 +109,9 @@ DEVICE void apply_dcap(float (*t)[4], float (*g)[4], int tiles, const float2 *ls
 
 /* P and dX = P (dP - delta) dcap, rounded, from what general_probabilities computed and dP. With dropout dP of kept
    elements is dp / (1 - p), of others 0, as is their P for dV. */
-DEVICE void general_gradients(uint32_t *pr, uint32_t *ds, float *s_or_p, float *dp, int columns,
-                              const float2 *lse2, const float2 *delta, const uint32_t *keep,
-                              const fattni_bwd_args *bwd, const sequence *s, const origin *at,
-                              int edge) {
+DEVICE void general_gradients(uint32_t *pr, uint32_t *ds, float *s_or_p, float *dp, int columns, const float2 *lse2,
+                              const float2 *delta, const uint32_t *keep, const fattni_bwd_args *bwd, const sequence *s,
+                              const origin *at, int edge) {
     const fattni_attention_args *const a = &bwd->a;
     float(*const p)[4] = (float(*)[4])s_or_p, (*const g)[4] = (float(*)[4])dp;
     const int tiles = columns / 8;
@@ -123,8 +119,7 @@ DEVICE void general_gradients(uint32_t *pr, uint32_t *ds, float *s_or_p, float *
 #pragma unroll
         for (int n = 0; n < tiles; ++n)
 #pragma unroll
-            for (int e = 0; e < 4; ++e)
-                g[n][e] = keep[n / 8] >> (4 * (n % 8) + e) & 1 ? g[n][e] * a->keep_scale : 0.0f;
+            for (int e = 0; e < 4; ++e) g[n][e] = keep[n / 8] >> (4 * (n % 8) + e) & 1 ? g[n][e] * a->keep_scale : 0.0f;
 #pragma unroll
     for (int n = 0; n < tiles; ++n) {
         const float2 d = delta[4 * n];

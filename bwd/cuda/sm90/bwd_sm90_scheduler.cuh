@@ -71,9 +71,7 @@ DEVICE work_item work_item_of(const fattni_bwd_sm90_args *p, int number) {
     } else if (number - rows < p->head_groups * round) {
         const int head_group = (number - rows) / round, rest = (number - rows) % round;
         x.kind = rest < rows ? PREPROCESS : rest < rows + keys ? MAINLOOP : POSTPROCESS;
-        x.head_group = x.kind == PREPROCESS    ? head_group + 1
-                       : x.kind == POSTPROCESS ? head_group - LAG
-                                               : head_group;
+        x.head_group = x.kind == PREPROCESS ? head_group + 1 : x.kind == POSTPROCESS ? head_group - LAG : head_group;
         x.number = x.kind == PREPROCESS ? rest
                    : x.kind == MAINLOOP ? head_group * keys + rest - rows
                                         : rest - rows - keys;
@@ -83,8 +81,8 @@ DEVICE work_item work_item_of(const fattni_bwd_sm90_args *p, int number) {
         x.head_group = p->head_groups - LAG + rest / rows;
         x.number = rest % rows;
     }
-    const int exists = x.head_group >= 0 && x.head_group < p->head_groups &&
-                       (x.kind != MAINLOOP || x.number < p->schedule.tiles);
+    const int exists =
+        x.head_group >= 0 && x.head_group < p->head_groups && (x.kind != MAINLOOP || x.number < p->schedule.tiles);
     if (!exists) x.kind = NOTHING;
     return x;
 }
@@ -145,8 +143,7 @@ DEVICE void preprocess(const fattni_bwd_sm90_args *p, const work_item *x, int th
     for (int head = s.head; head < s.last; ++head) {
         const query_head at = head_of(p, x->head_group, head);
         const half_type *const o = (const half_type *)a->o.p + at.b * a->o.b + at.h * a->o.h + column;
-        const half_type *const d_o =
-            (const half_type *)bwd->d_o.p + at.b * bwd->d_o.b + at.h * bwd->d_o.h + column;
+        const half_type *const d_o = (const half_type *)bwd->d_o.p + at.b * bwd->d_o.b + at.h * bwd->d_o.h + column;
         float4 *const zero = (float4 *)(accumulator_of(p, x->head_group, head) + (int64_t)s.begin * D);
         const float *const lse = (const float *)a->lse.p + at.b * a->lse.b + at.h * a->lse.h;
         const int64_t base = ((int64_t)at.b * a->Hq + at.h) * bwd->padded_rows;
@@ -167,14 +164,13 @@ DEVICE void preprocess(const fattni_bwd_sm90_args *p, const work_item *x, int th
             const float L = inside ? lse[row * a->lse.row] : INFINITY;
             float delta = 0.0f;
             if (inside && bwd->d_lse.p)
-                delta -= ((const float *)
-                              bwd->d_lse.p)[at.b * bwd->d_lse.b + at.h * bwd->d_lse.h + row * bwd->d_lse.row];
+                delta -=
+                    ((const float *)bwd->d_lse.p)[at.b * bwd->d_lse.b + at.h * bwd->d_lse.h + row * bwd->d_lse.row];
 #pragma unroll
             for (int n = 0; n < AT_ONCE; ++n) {
                 float sum = dot_8(left + n, right + n);
 #pragma unroll
-                for (int step = LANES / 2; step > 0; step /= 2)
-                    sum += __shfl_xor_sync(ALL_LANES, sum, step);
+                for (int step = LANES / 2; step > 0; step /= 2) sum += __shfl_xor_sync(ALL_LANES, sum, step);
                 if (lane == n) delta += sum;
             }
             if (row < s.end && lane < AT_ONCE) store_statistics(bwd, base + row, L, delta);
@@ -189,9 +185,7 @@ DEVICE void preprocess(const fattni_bwd_sm90_args *p, const work_item *x, int th
 /* ---- postprocess ---- */
 
 /* Tiles of 8 columns in a slice of a row block; of head_dim 80 the second slice has fewer. */
-DEVICE int tiles_of(int part, int most) {
-    return BM > 64 || part == 0 ? most : min(most, D / 8 - most);
-}
+DEVICE int tiles_of(int part, int most) { return BM > 64 || part == 0 ? most : min(most, D / 8 - most); }
 
 DEVICE void postprocess(const fattni_bwd_sm90_args *p, const work_item *x, int thread, int threads) {
     /* Tiles of a slice at most; slices of a row block; slices loaded before they are used. */
@@ -216,8 +210,8 @@ DEVICE void postprocess(const fattni_bwd_sm90_args *p, const work_item *x, int t
                 const float4 *const tile = from + (slice / PARTS * (BM * D) + slice % PARTS * SLICE) / 4;
 #pragma unroll
                 for (int c = 0; c < TILES; ++c)
-                    y[n][c] = slice < slices && c < tiles ? __ldcg(tile + c * 128)
-                                                          : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+                    y[n][c] =
+                        slice < slices && c < tiles ? __ldcg(tile + c * 128) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
             }
 #pragma unroll
             for (int n = 0; n < AT_ONCE; ++n) {

@@ -41,20 +41,29 @@
 #include "core/device/sm90_tile.cuh"
 
 enum {
-    D = K_D, BM = K_BM, BN = K_BN, THREADS = 32 * K_WARPS, CONSUMERS = K_WARPS / 4 - 1,
+    D = K_D,
+    BM = K_BM,
+    BN = K_BN,
+    THREADS = 32 * K_WARPS,
+    CONSUMERS = K_WARPS / 4 - 1,
     CAUSAL = K_VARIANT == FATTNI_VARIANT_CAUSAL || K_VARIANT == FATTNI_VARIANT_SHORT,
-    BANDS = K_VARIANT >= FATTNI_VARIANT_BANDED, GENERAL = K_VARIANT == FATTNI_VARIANT_GENERAL,
+    BANDS = K_VARIANT >= FATTNI_VARIANT_BANDED,
+    GENERAL = K_VARIANT == FATTNI_VARIANT_GENERAL,
     COUNTED = CAUSAL || BANDS, /* tiles come from the counter */
-    PANELS = (D + 63) / 64, Q_STAGES = D > 128 ? 1 : 2, KV_STAGES = 2,
+    PANELS = (D + 63) / 64,
+    Q_STAGES = D > 128 ? 1 : 2,
+    KV_STAGES = 2,
     Q_BY_PANELS = Q_STAGES == 1 && !GENERAL, /* a barrier for each panel of Q; general has no registers for that */
-    ROWS_TOGETHER = D <= 64, /* softmax of both rows at once: P V of the block before is over by then */
+    ROWS_TOGETHER = D <= 64,                 /* softmax of both rows at once: P V of the block before is over by then */
     PRODUCTS_TOGETHER = D > 128, /* S and P V are issued without a pause in between: they fill the time of a block */
     Q_ROWS = FATTNI_FWD_SM90_Q_ROWS(D, BM), /* of one load */
-    Q_BYTES = PANELS * BM * 128, KV_BYTES = PANELS * BN * 128,
+    Q_BYTES = PANELS * BM * 128,
+    KV_BYTES = PANELS * BN * 128,
     STAGED_O = D <= 128 || BN <= 64, /* O is stored through shared memory; otherwise that is full */
-    O_PARTS = D > 128 ? 2 : 1, O_PANELS = PANELS / O_PARTS, /* parts of O go through its buffer one after the other */
+    O_PARTS = D > 128 ? 2 : 1,
+    O_PANELS = PANELS / O_PARTS,   /* parts of O go through its buffer one after the other */
     O_BYTES = O_PANELS * 16 * 128, /* of a warp */
-    TILE_SLOTS = 4 /* a tile is stored when the next but one may have been announced */
+    TILE_SLOTS = 4                 /* a tile is stored when the next but one may have been announced */
 };
 
 /* Named barriers; 0 is __syncthreads. Each consumer has its own, at + consumer. ORDER_BARRIER is the warpgroup order
@@ -68,7 +77,8 @@ static_assert(CONSUMERS <= TAIL_BARRIER - ORDER_BARRIER, "named barriers");
 typedef struct __align__(32) tile_slot {
     int i0, h, b, blocks;  /* as in struct tile */
     int first, Sq, Sk, q0; /* BANDS: its first block; of its sequence */
-} tile_slot;
+}
+tile_slot;
 
 /* Tiles of Q, K, V and O are panels of 64 columns (core/device/sm90_tile.cuh). Q has two barriers of each kind: for its
    two stages or, where it has one stage, for the rows of the two consumers. */
@@ -245,8 +255,8 @@ DEVICE void produce(const fattni_fwd_sm90_args *p, uint32_t shared, shared_memor
         }
         if (t.blocks == 0) break;
         const int g = t.h / p->a.group, rightmost = t.first + t.blocks - 1;
-        key_location at = {s.k0 + rightmost * BN, g * p->k_step.head, s.batch * p->k_step.batch,
-                           g * p->v_step.head, s.batch * p->v_step.batch};
+        key_location at = {s.k0 + rightmost * BN, g * p->k_step.head, s.batch * p->k_step.batch, g * p->v_step.head,
+                           s.batch * p->v_step.batch};
         int next = 0;
         for (int j = rightmost; j >= t.first; --j, ++kv) {
             if (j == t.first) next = next_number(p, number); /* not earlier: the counter hands out the longest first */
@@ -264,9 +274,7 @@ DEVICE void produce(const fattni_fwd_sm90_args *p, uint32_t shared, shared_memor
 /* ---- consumers ---- */
 
 /* arrive_once_per_warp() on a condition, for the end of a loop (mbarrier_arrive_if says why). */
-DEVICE void arrive_once_per_warp_if(uint32_t bar, int condition) {
-    mbarrier_arrive_if(bar, condition && is_leader());
-}
+DEVICE void arrive_once_per_warp_if(uint32_t bar, int condition) { mbarrier_arrive_if(bar, condition && is_leader()); }
 
 /* The first of a thread's two rows in the tile; the other one is eight rows below. */
 DEVICE int first_row(int thread, int consumer) { return consumer * 64 + thread % 128 / 32 * 16 + thread % 32 / 4; }
@@ -297,8 +305,7 @@ DEVICE void scores(float s[BN / 2], uint64_t q, uint64_t k, int add, uint32_t sh
 /* O (+)= P V. */
 DEVICE void accumulate(float o[D / 2], const uint32_t p[BN / 4], uint64_t v, int add) {
 #pragma unroll
-    for (int e = 0; e < BN / 16; ++e)
-        PASTE(wgmma_rs_n, K_D)(o, p + 4 * e, v + advance_rows(e), e > 0 ? 1 : add);
+    for (int e = 0; e < BN / 16; ++e) PASTE(wgmma_rs_n, K_D)(o, p + 4 * e, v + advance_rows(e), e > 0 ? 1 : add);
 }
 
 /* Masked scores become -inf. Column 8i + e of the thread is visible to its first row where low <= 8i + e <= high, to
@@ -329,8 +336,8 @@ DEVICE float positive_maximum(const float s[BN / 2], int e) {
     for (int n = 0; n < 4; ++n) x[n] = __float_as_int(s[n / 2 * 4 + 2 * e + n % 2]);
 #pragma unroll
     for (int n = 4; n < BN / 4; n += 2)
-        x[n / 2 % 4] = __vimax3_s32(x[n / 2 % 4], __float_as_int(s[n / 2 * 4 + 2 * e]),
-                                    __float_as_int(s[n / 2 * 4 + 2 * e + 1]));
+        x[n / 2 % 4] =
+            __vimax3_s32(x[n / 2 % 4], __float_as_int(s[n / 2 * 4 + 2 * e]), __float_as_int(s[n / 2 * 4 + 2 * e + 1]));
     return __int_as_float(max(x[3], __vimax3_s32(x[0], x[1], x[2])));
 }
 /* Of both rows. */
@@ -484,9 +491,7 @@ DEVICE int by_tma(const epilogue_state *x) {
     if (!BANDS) return STAGED_O;
     return STAGED_O && x->p->o_by_tma && x->from->i0 + x->row0 / 16 * 16 + 16 <= x->from->Sq;
 }
-DEVICE uint32_t o_of_warp(const epilogue_state *x) {
-    return MEMBER_ADDRESS(x->shared, o) + x->row0 / 16 * O_BYTES;
-}
+DEVICE uint32_t o_of_warp(const epilogue_state *x) { return MEMBER_ADDRESS(x->shared, o) + x->row0 / 16 * O_BYTES; }
 
 DEVICE void store_from_registers(const epilogue_state *x, float o[D / 2]) {
     const fattni_attention_args *const a = &x->p->a;
@@ -520,8 +525,7 @@ DEVICE void stage_part(const epilogue_state *x, const float o[D / 2 / O_PARTS]) 
     for (int n = 0; n < D / 16 / O_PARTS; ++n) { /* 16 columns */
         uint32_t r[4];
 #pragma unroll
-        for (int i = 0; i < 4; ++i)
-            r[i] = pack(o[8 * n + 2 * i] * scale[i % 2], o[8 * n + 2 * i + 1] * scale[i % 2]);
+        for (int i = 0; i < 4; ++i) r[i] = pack(o[8 * n + 2 * i] * scale[i % 2], o[8 * n + 2 * i + 1] * scale[i % 2]);
         stmatrix_x4(row + n / 4 * 2048 + swizzled_chunk(2 * (n % 4) + lane / 16, lane % 8), r);
     }
 }
@@ -556,7 +560,7 @@ DEVICE void end_store(const epilogue_state *x, float o[D / 2]) {
 typedef struct pipeline_state {
     uint32_t k_full, k_parity, v_empty;
     int await_k, free_v, shifted; /* shifted: the rows of this block have had shift_row */
-    uint32_t zero; /* an argument of the kernel: the compiler does not know that it is 0 */
+    uint32_t zero;                /* an argument of the kernel: the compiler does not know that it is 0 */
 } pipeline_state;
 /* The softmax of a block: S becomes P, rounded. Row 0's exponentials overlap P V of the block before and row 1's
    maximum; after the wait for that P V, row 1's follow. ROWS_TOGETHER: both maxima come before the wait, all
@@ -569,9 +573,8 @@ DEVICE int softmax(uint32_t p[BN / 4], float s[BN / 2], float o[D / 2], row_stat
                    enum softmax_path path, pipeline_state pipe, const dropout *dropping, const epilogue_state *last_o,
                    shared_memory *smem) {
     const int k_arrived = mbarrier_test(pipe.k_full, pipe.k_parity);
-    const float high[2] = {
-        log2_score(path == EXACT_PATH ? maximum(s, 0) : positive_maximum(s, 0), logits, 0, path),
-        log2_score(path == EXACT_PATH ? maximum(s, 1) : positive_maximum(s, 1), logits, 1, path)};
+    const float high[2] = {log2_score(path == EXACT_PATH ? maximum(s, 0) : positive_maximum(s, 0), logits, 0, path),
+                           log2_score(path == EXACT_PATH ? maximum(s, 1) : positive_maximum(s, 1), logits, 1, path)};
     r->alpha[0] = 1.0f;
     if (ROWS_TOGETHER) r->alpha[1] = 1.0f;
     const int above = high[0] > r->m[0] + r->threshold || (ROWS_TOGETHER && high[1] > r->m[1] + r->threshold);
@@ -655,8 +658,7 @@ DEVICE void consume(const fattni_fwd_sm90_args *p, uint32_t shared, shared_memor
     const fattni_attention_args *const a = &p->a;
     const int warp = (int)threadIdx.x / 32 % 4, lane = (int)threadIdx.x % 32;
     const int offset = warp * 16 + lane / 4 - lane % 4 * 2; /* first row less first column of this thread */
-    const int order_barrier = ORDER_BARRIER + consumer,
-              next_order_barrier = ORDER_BARRIER + (consumer + 1) % CONSUMERS;
+    const int order_barrier = ORDER_BARRIER + consumer, next_order_barrier = ORDER_BARRIER + (consumer + 1) % CONSUMERS;
     const int terms = GENERAL && (a->softcap > 0 || a->bias.p || is_steep(a)), alibi = GENERAL && a->alibi.p && !terms;
     const int fast = !GENERAL || !(a->bias.p || a->drop_T || (a->alibi.p && terms) || a->softcap > FATTNI_LARGE_CAP),
               capped = fast && terms;
@@ -697,8 +699,8 @@ DEVICE void consume(const fattni_fwd_sm90_args *p, uint32_t shared, shared_memor
     int n = 0, j = t.first + t.blocks - 1, shifted = 0; /* shifted: this block's S has had shift_row */
     for (;;) {
         const int first = j == t.first + t.blocks - 1, last = j == t.first;
-        const pipeline_state pipe = {k_full(shared, kv + 1), kv_parity(kv + 1), v_empty(shared, kv - 1), !last,
-                                     kv > 0, shifted, p->zero};
+        const pipeline_state pipe = {
+            k_full(shared, kv + 1), kv_parity(kv + 1), v_empty(shared, kv - 1), !last, kv > 0, shifted, p->zero};
         if (alibi) {
             find_base(&linear, ramp.slope, ramp.corner - j * BN, offset);
             fast_end = any_below(&r, linear.base) ? 0 : unmasked.end;
@@ -758,8 +760,8 @@ DEVICE void consume(const fattni_fwd_sm90_args *p, uint32_t shared, shared_memor
         named_barrier_sync(order_barrier, ORDER_THREADS);
         wgmma_fence();
         /* After the last tile the result is garbage that nothing reads. */
-        scores(s, q_rows + stage * (Q_BYTES >> 4), k_keys + kv % KV_STAGES * (KV_BYTES >> 4), alibi, shared,
-               part, q_parity(n + 1), last && t.blocks);
+        scores(s, q_rows + stage * (Q_BYTES >> 4), k_keys + kv % KV_STAGES * (KV_BYTES >> 4), alibi, shared, part,
+               q_parity(n + 1), last && t.blocks);
         wgmma_commit();
         if (!PRODUCTS_TOGETHER) {
             mbarrier_wait(v_full(shared, kv - 1), kv_parity(kv - 1));
@@ -786,15 +788,14 @@ DEVICE void consume(const fattni_fwd_sm90_args *p, uint32_t shared, shared_memor
     }
     wgmma_wait(0);
     PIN(o, D / 2);
-    const epilogue_state last_o = {p, slot_of(smem, n - 1), shared, first_row(reload_thread_index(), consumer), 1,
-                                   last_scale};
+    const epilogue_state last_o = {
+        p, slot_of(smem, n - 1), shared, first_row(reload_thread_index(), consumer), 1, last_scale};
     begin_store(&last_o, o);
     end_store(&last_o, o);
     if (STAGED_O && is_leader()) bulk_wait_read(); /* shared memory ends with the CTA */
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1)
-    K_NAME(const __grid_constant__ fattni_fwd_sm90_args p) {
+extern "C" __global__ void __launch_bounds__(THREADS, 1) K_NAME(const __grid_constant__ fattni_fwd_sm90_args p) {
     extern __shared__ __align__(1024) unsigned char memory[];
     shared_memory *const smem = (shared_memory *)memory;
     const uint32_t shared = shared_address(memory);
@@ -815,14 +816,20 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     __syncthreads();
     /* All registers of the CTA: 512 or 504 for a thread of each of four or three warpgroups. */
     if (role == 0) {
-        if (CONSUMERS == 3) registers_lower(32);
-        else if (BANDS) registers_lower(40);
-        else registers_lower(24);
+        if (CONSUMERS == 3)
+            registers_lower(32);
+        else if (BANDS)
+            registers_lower(40);
+        else
+            registers_lower(24);
         if (threadIdx.x < 32) produce(&p, shared, smem);
     } else {
-        if (CONSUMERS == 3) registers_raise(160);
-        else if (BANDS) registers_raise(232);
-        else registers_raise(240);
+        if (CONSUMERS == 3)
+            registers_raise(160);
+        else if (BANDS)
+            registers_raise(232);
+        else
+            registers_raise(240);
         consume(&p, shared, smem, role - 1);
     }
 }

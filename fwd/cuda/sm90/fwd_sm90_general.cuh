@@ -24,8 +24,8 @@ DEVICE float cap_factor(float x, const logit_scale *logits) {
 #define CAP_LIMIT 0.2f
 DEVICE logit_scale capped_scale(const fattni_attention_args *a, float inner) {
     const float unit = a->scale * LOG2E, square = inner * inner;
-    const logit_scale logits = {unit * 0.9999999f, {0.0f, 0.0f}, unit * square * -0.3332859f,
-                                unit * square * square * 0.1301541f};
+    const logit_scale logits = {
+        unit * 0.9999999f, {0.0f, 0.0f}, unit * square * -0.3332859f, unit * square * square * 0.1301541f};
     return logits;
 }
 /* Whether all scores of this warp times `factor` are within +-limit. `largest`: the thread's largest score, if that is
@@ -98,8 +98,7 @@ typedef struct dropout {
 } dropout;
 DEVICE dropout dropout_of(const fattni_attention_args *a, int b, int h, int row, int column) {
     const dropout_plane plane = dropout_plane_of(a, b, h);
-    dropout d = {plane.seed,
-                 fattni_dropout_counter(0, 0, 0, (int64_t)a->q_pos0 + row, (int64_t)a->k_pos0 + column),
+    dropout d = {plane.seed, fattni_dropout_counter(0, 0, 0, (int64_t)a->q_pos0 + row, (int64_t)a->k_pos0 + column),
                  a->drop_T};
     d.at.w[2] = plane.w2, d.at.w[3] = plane.w3;
     return d;
@@ -111,8 +110,7 @@ DEVICE void drop(uint32_t p[BN / 4], dropout d) {
         const fattni_block r = fattni_philox(d.seed, d.at);
 #pragma unroll
         for (int e = 0; e < 4; ++e)
-            p[4 * n + e] &= ((r.w[e] & 0xffffu) >= d.T ? 0x0000ffffu : 0) |
-                            (r.w[e] >> 16 >= d.T ? 0xffff0000u : 0);
+            p[4 * n + e] &= ((r.w[e] & 0xffffu) >= d.T ? 0x0000ffffu : 0) | (r.w[e] >> 16 >= d.T ? 0xffff0000u : 0);
     }
 }
 

@@ -104,8 +104,7 @@ static void set_up(problem *p, const test_case *c) {
         fattni_schedule_backward(&p->args, CTAS);
         p->dq_semaphore.assign(p->dq_semaphore.size(), 1);
     }
-    p->want_dq.resize(p->q.x.size()), p->want_dk.resize(p->k.x.size()),
-        p->want_dv.resize(p->v.x.size());
+    p->want_dq.resize(p->q.x.size()), p->want_dk.resize(p->k.x.size()), p->want_dv.resize(p->v.x.size());
     p->want_d_bias.resize(p->bias.size());
 }
 
@@ -142,8 +141,7 @@ static void expect_row(problem *p, const sequence *s, int b, int h, int i) {
         const size_t at = (size_t)((b * a->Hq + h) * a->Sq + i);
         for (int d = 0; d < D; ++d) {
             double o = 0;
-            for (int j = begin; j < end; ++j)
-                o += exp(score[j] - L) * p->v.get(s->batch, hk, s->k0 + j, d);
+            for (int j = begin; j < end; ++j) o += exp(score[j] - L) * p->v.get(s->batch, hk, s->k0 + j, d);
             p->o.x[p->o.at(b, h, i, d)] = half_of(pack_bf16((float)o, 0), 0);
         }
         p->lse[at] = (float)L;
@@ -158,11 +156,9 @@ static void expect_row(problem *p, const sequence *s, int b, int h, int i) {
         if (a->bias.p) p->want_d_bias[((size_t)h * a->Sq + i) * a->Sk + j] += G;
         for (int d = 0; d < D; ++d) {
             p->want_dq[p->q.at(s->batch, h, row, d)] += dX * p->k.get(s->batch, hk, s->k0 + j, d);
-            p->want_dk[p->k.at(s->batch, hk, s->k0 + j, d)] +=
-                a->scale * dX * p->q.get(s->batch, h, row, d);
+            p->want_dk[p->k.at(s->batch, hk, s->k0 + j, d)] += a->scale * dX * p->q.get(s->batch, h, row, d);
             if (keep[j])
-                p->want_dv[p->v.at(s->batch, hk, s->k0 + j, d)] +=
-                    P * a->keep_scale * p->d_o.get(s->batch, h, row, d);
+                p->want_dv[p->v.at(s->batch, hk, s->k0 + j, d)] += P * a->keep_scale * p->d_o.get(s->batch, h, row, d);
         }
     }
 }
@@ -187,8 +183,8 @@ static float accumulated(const problem *p, int64_t base, int i, int d) {
     const int by_rows = K_BM > 64, width = by_rows ? 64 : K_D % 64 ? 48 : K_D / 2;
     const int part = by_rows ? r / 64 : d / width, row = r % 64, column = by_rows ? d : d % width;
     const int thread = row / 16 * 32 + row % 8 * 4 + column % 8 / 2;
-    return p->accumulator[(base + i0) * K_D + part * 64 * width + (column / 8 * 128 + thread) * 4 +
-                          row % 16 / 8 * 2 + column % 2];
+    return p->accumulator[(base + i0) * K_D + part * 64 * width + (column / 8 * 128 + thread) * 4 + row % 16 / 8 * 2 +
+                          column % 2];
 }
 
 static const fattni_bwd_sm90_args *args_of_run;
@@ -212,8 +208,10 @@ static int check(const test_case *c) {
             for (int i = 0; i < s.Sq; ++i)
                 for (int d = 0; d < c->D; ++d) {
                     const size_t at = p.q.at(s.batch, h, s.q0 + i, d);
-                    if (c->rows) add(&dq, value_of(p.dq.x[at]), a->scale * p.want_dq[at]);
-                    else add(&dq, accumulated(&p, row_base(&p.args.bwd, &s, b, h), i, d), p.want_dq[at]);
+                    if (c->rows)
+                        add(&dq, value_of(p.dq.x[at]), a->scale * p.want_dq[at]);
+                    else
+                        add(&dq, accumulated(&p, row_base(&p.args.bwd, &s, b, h), i, d), p.want_dq[at]);
                     p.dq.x[at] = UNTOUCHED;
                 }
         for (int h = 0; h < c->Hkv; ++h)
@@ -231,11 +229,10 @@ static int check(const test_case *c) {
     for (uint16_t x : p.dk.x) beyond += x != UNTOUCHED;
     for (uint16_t x : p.dv.x) beyond += x != UNTOUCHED;
     const double most = 0x1p-8;
-    const int good = relative(&dq) < most && relative(&dk) < most && relative(&dv) < most &&
-                     relative(&d_bias) < 1e-5 && !beyond;
-    printf("%s d %d: dq %.1e dk %.1e dv %.1e dbias %.1e, %d written beyond the end: %s\n", c->name,
-           K_D, relative(&dq), relative(&dk), relative(&dv), relative(&d_bias), beyond,
-           good ? "ok" : "WRONG");
+    const int good =
+        relative(&dq) < most && relative(&dk) < most && relative(&dv) < most && relative(&d_bias) < 1e-5 && !beyond;
+    printf("%s d %d: dq %.1e dk %.1e dv %.1e dbias %.1e, %d written beyond the end: %s\n", c->name, K_D, relative(&dq),
+           relative(&dk), relative(&dv), relative(&d_bias), beyond, good ? "ok" : "WRONG");
     return !good;
 }
 
@@ -261,22 +258,56 @@ static const test_case cases[] = {
     {"dropout", 1, 1, 1, 150, 200, K_D - 8, 0, -1, -1, 0.3f},
     {"dropout at position 5", 1, 1, 1, 70, 130, K_D, 1, -1, -1, 0.3f, 0, 0, 5},
     {"packed", 3, 1, 1, 140, 150, K_D, 1, -1, -1, 0, 0, 0, 0, 0, 1, 0, {140, 0, 33}, {71, 4, 150}},
-    {"packed, full", 3, 1, 1, 80, 150, K_D, 0, -1, -1, 0, 0, 0, 0, 0, 1, 0,
-     {50, 80, 33}, {71, 130, 150}},
+    {"packed, full", 3, 1, 1, 80, 150, K_D, 0, -1, -1, 0, 0, 0, 0, 0, 1, 0, {50, 80, 33}, {71, 130, 150}},
     {"padded", 2, 2, 1, 100, 150, K_D, 1, -1, -1, 0, 0, 0, 0, 0, 0, 1, {50, 100}, {150, 71}},
-    {"all, deterministic", 2, 2, 1, 100, 150, K_D - 8, 1, 90, -1, 0.2f, 1, 1, 16, 1, 0, 1,
-     {90, 70}, {150, 131}},
+    {"all, deterministic", 2, 2, 1, 100, 150, K_D - 8, 1, 90, -1, 0.2f, 1, 1, 16, 1, 0, 1, {90, 70}, {150, 131}},
     {"window, deterministic", 1, 1, 1, 300, 300, K_D, 0, 40, 70, 0, 0, 0, 0, 1},
     {"window, with rows", 1, 4, 2, 200, 300, K_D, 0, 50, 21, 0, 1, 0, 0, 0, 0, 0, {}, {}, 1},
-    {"padded, with rows, deterministic", 2, 2, 1, 200, 290, K_D - 8, 1, -1, -1, 0, 0, 0, 0, 1, 0, 1, {50, 200}, {290, 71}, 1},
-    {"padded, a sequence without keys, with rows", 3, 1, 1, 100, 150, K_D, 0, -1, -1, 0, 0, 0, 0, 0, 0, 1, {50, 100, 0},
-     {130, 0, 40}, 2},
+    {"padded, with rows, deterministic",
+     2,
+     2,
+     1,
+     200,
+     290,
+     K_D - 8,
+     1,
+     -1,
+     -1,
+     0,
+     0,
+     0,
+     0,
+     1,
+     0,
+     1,
+     {50, 200},
+     {290, 71},
+     1},
+    {"padded, a sequence without keys, with rows",
+     3,
+     1,
+     1,
+     100,
+     150,
+     K_D,
+     0,
+     -1,
+     -1,
+     0,
+     0,
+     0,
+     0,
+     0,
+     0,
+     1,
+     {50, 100, 0},
+     {130, 0, 40},
+     2},
 #endif
 };
 
 int main(void) {
     int wrong = 0;
-    for (size_t n = 0; n < sizeof cases / sizeof *cases; ++n)
-        wrong += check(&cases[n]);
+    for (size_t n = 0; n < sizeof cases / sizeof *cases; ++n) wrong += check(&cases[n]);
     return wrong != 0;
 }

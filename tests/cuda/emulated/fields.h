@@ -14,8 +14,7 @@ typedef struct field {
     int batches, heads, rows, D;
     std::vector<uint16_t> x;
     size_t at(int b, int h, int i, int d) const {
-        return (((size_t)b * (size_t)heads + (size_t)h) * (size_t)rows + (size_t)i) * (size_t)D +
-               (size_t)d;
+        return (((size_t)b * (size_t)heads + (size_t)h) * (size_t)rows + (size_t)i) * (size_t)D + (size_t)d;
     }
     double get(int b, int h, int i, int d) const { return value_of(x[at(b, h, i, d)]); }
 } field;
@@ -38,14 +37,13 @@ static inline void spoil_rows(field *f, int batch, int from) {
             for (int d = 0; d < f->D; ++d) f->x[f->at(batch, h, i, d)] = NAN_BITS;
 }
 static inline fattni_view view_of(field *f) {
-    const fattni_view v = {f->x.data(), f->batches > 1 ? (int64_t)f->at(1, 0, 0, 0) : 0,
-                           (int64_t)f->rows * f->D, f->D, 1};
+    const fattni_view v = {f->x.data(), f->batches > 1 ? (int64_t)f->at(1, 0, 0, 0) : 0, (int64_t)f->rows * f->D, f->D,
+                           1};
     return v;
 }
 static inline CUtensorMap map_of(field *f, int box) {
     const int64_t row = 2 * f->D, head = row * f->rows, batch = head * f->heads;
-    const plain_map plain = {(const char *)f->x.data(), f->D, f->rows, f->heads, f->batches,
-                             row, head, batch, box};
+    const plain_map plain = {(const char *)f->x.data(), f->D, f->rows, f->heads, f->batches, row, head, batch, box};
     CUtensorMap map;
     memset(&map, 0, sizeof map);
     memcpy(&map, &plain, sizeof plain);
@@ -71,7 +69,9 @@ static inline void give_lengths(fattni_attention_args *a, lengths *l, int packed
     if (padded) a->seqlens_q = q, a->seqlens_k = k;
 }
 
-typedef struct error { double off, size; } error;
+typedef struct error {
+    double off, size;
+} error;
 static inline void add(error *e, double got, double want) {
     e->off += (got - want) * (got - want);
     e->size += want * want;

@@ -39,7 +39,9 @@ static size_t row_of_o(const problem *p, int batch, int h, int row) {
 }
 
 /* Kernels for plain masks that store by the TMA unit know no other way. */
-static int is_half(const test_case *c) { return c->half_o || (K_VARIANT < FATTNI_VARIANT_BANDED && (K_D <= 128 || K_BN <= 64)); }
+static int is_half(const test_case *c) {
+    return c->half_o || (K_VARIANT < FATTNI_VARIANT_BANDED && (K_D <= 128 || K_BN <= 64));
+}
 
 /* Of all rows alike, before scale; exact in bf16. 1: a few keys, the last that are visited, far above. 2: all far
    below. 3: the first ones far above, others less far. 4: the first ones far below. 5: as 1, further than a plain
@@ -76,11 +78,10 @@ static void set_up(problem *p, const test_case *c) {
         const float more = c->growth * (float)((size_t)rows_k - key) / (float)rows_k + (key == 3 ? c->peak : 0);
         p->k.x[n] = half_of(pack_bf16(0.6931f * more * sqrtf((float)c->D), 0), 0);
     }
-    for (size_t n = 0; n < p->q.x.size() && c->far; ++n)
-        p->q.x[n] = half_of(pack_bf16(n % (size_t)c->D ? 0 : 1, 0), 0);
+    for (size_t n = 0; n < p->q.x.size() && c->far; ++n) p->q.x[n] = half_of(pack_bf16(n % (size_t)c->D ? 0 : 1, 0), 0);
     for (size_t n = 0; n < p->k.x.size() && c->far; ++n)
-        p->k.x[n] = half_of(pack_bf16(n % (size_t)c->D ? 0 : far_score(c->far, (int)(n / (size_t)c->D) % rows_k, rows_k),
-                                      0), 0);
+        p->k.x[n] = half_of(
+            pack_bf16(n % (size_t)c->D ? 0 : far_score(c->far, (int)(n / (size_t)c->D) % rows_k, rows_k), 0), 0);
     for (int b = 0; b < batches && (c->packed || c->padded); ++b) {
         spoil_rows(&p->q, b, c->packed ? p->of.cu_q.back() : c->length_q[b]);
         const int end_k = c->packed ? p->of.cu_k.back() : c->length_k[b];
@@ -123,8 +124,8 @@ static void set_up(problem *p, const test_case *c) {
     a->o = o, a->lse = lse;
     p->half_o.assign(p->o.size(), half_of(pack_bf16(UNWRITTEN, 0), 0)); /* which is exact */
     if (half) a->o.p = p->half_o.data();
-    const plain_map places = {(const char *)p->half_o.data(), c->Dv, rows_q, c->Hq, batches,
-                             2 * o.row, 2 * o.h, 2 * o.b, 16};
+    const plain_map places = {
+        (const char *)p->half_o.data(), c->Dv, rows_q, c->Hq, batches, 2 * o.row, 2 * o.h, 2 * o.b, 16};
     memcpy(&p->args.o, &places, sizeof places);
     p->args.o_by_tma = half;
     p->args.scale_log2 = a->scale * 1.4426950408889634f;
@@ -172,8 +173,7 @@ static void compare_row(problem *p, const sequence *s, int b, int h, int i, erro
         const double P = exp(score[(size_t)j] - top);
         sum += P;
         if (a->drop_T && !keep_at(a, &plane, i, j)) continue;
-        for (int d = 0; d < a->Dv; ++d)
-            want[(size_t)d] += a->keep_scale * P * p->v.get(s->batch, hk, s->k0 + j, d);
+        for (int d = 0; d < a->Dv; ++d) want[(size_t)d] += a->keep_scale * P * p->v.get(s->batch, hk, s->k0 + j, d);
     }
     const size_t at = row_of_o(p, s->batch, h, row), first = at * (size_t)a->Dv;
     double L = sum > 0 ? top + log(sum) : -INFINITY, weight = sum > 0 ? 1 / sum : 0, old = 0;
@@ -220,20 +220,18 @@ static int check(const test_case *c) {
         return late != c->Sq;
     }
     const int good = relative(&o) < (c->peak > 0 ? 0x1p-11 : 0x1p-8) && worst_L < 32 * 0x1p-24 && !beyond;
-    printf("%s d %d: o %.1e L %.1e, %d written beyond the end: %s\n", c->name, K_D, relative(&o), worst_L,
-           beyond, good ? "ok" : "WRONG");
+    printf("%s d %d: o %.1e L %.1e, %d written beyond the end: %s\n", c->name, K_D, relative(&o), worst_L, beyond,
+           good ? "ok" : "WRONG");
     return !good;
 }
 
-#define CASE(N, B_, HQ, HKV, SQ, SK, D_, DV, C, L, R)                                                  \
-    .name = N, .B = B_, .Hq = HQ, .Hkv = HKV, .Sq = SQ, .Sk = SK, .D = D_, .Dv = DV, .causal = C,      \
-    .left = L, .right = R
+#define CASE(N, B_, HQ, HKV, SQ, SK, D_, DV, C, L, R)                                                                  \
+    .name = N, .B = B_, .Hq = HQ, .Hkv = HKV, .Sq = SQ, .Sk = SK, .D = D_, .Dv = DV, .causal = C, .left = L, .right = R
 static const test_case cases[] = {
 #if K_VARIANT < FATTNI_VARIANT_BANDED
     {CASE("tiles", 1, 2, 1, 450, 600, K_D, K_D, CAUSAL_VARIANT, -1, -1), .half_o = 1},
     {CASE("two sequences, short rows", 2, 1, 1, 70, 60, K_D - 8, K_D, CAUSAL_VARIANT, -1, -1)},
-    {CASE("more rows than keys", 1, 1, 1, 300, 150, K_D, K_D - 16, CAUSAL_VARIANT, -1, -1), .top_left = 1,
-     .half_o = 1},
+    {CASE("more rows than keys", 1, 1, 1, 300, 150, K_D, K_D - 16, CAUSAL_VARIANT, -1, -1), .top_left = 1, .half_o = 1},
     {CASE("large scores", 1, 1, 1, 200, 400, K_D, K_D, CAUSAL_VARIANT, -1, -1), .q_factor = 40},
     {CASE("scores that grow slowly", 1, 1, 1, 200, 900, K_D, K_D, CAUSAL_VARIANT, -1, -1), .growth = 9},
     {CASE("scores that grow fast", 1, 1, 1, 200, 900, K_D, K_D, CAUSAL_VARIANT, -1, -1), .growth = 80},
@@ -257,14 +255,13 @@ static const test_case cases[] = {
     {CASE("window beyond the keys", 1, 1, 1, 300, 100, K_D, K_D, 0, 20, 10)},
     {CASE("sink", 1, 2, 1, 140, 200, K_D, K_D, 1, -1, -1), .sink = 1},
     {CASE("merge", 1, 2, 1, 200, 200, K_D, K_D, 1, -1, -1), .merge = 1},
-    {CASE("packed", 3, 1, 1, 300, 250, K_D, K_D, 1, -1, -1), .packed = 1,
-     .length_q = {300, 0, 33}, .length_k = {171, 4, 250}, .half_o = 1},
-    {CASE("packed, full", 3, 2, 1, 200, 350, K_D, K_D, 0, -1, -1), .packed = 1,
-     .length_q = {50, 200, 133}, .length_k = {71, 130, 350}},
-    {CASE("no keys", 2, 1, 1, 100, 150, K_D, K_D, 0, -1, -1), .packed = 1,
-     .length_q = {100, 50}, .length_k = {0, 150}},
-    {CASE("padded", 2, 2, 1, 300, 250, K_D, K_D, 1, -1, -1), .padded = 1,
-     .length_q = {50, 300}, .length_k = {250, 71}, .half_o = 1},
+    {CASE("packed", 3, 1, 1, 300, 250, K_D, K_D, 1, -1, -1), .packed = 1, .length_q = {300, 0, 33},
+     .length_k = {171, 4, 250}, .half_o = 1},
+    {CASE("packed, full", 3, 2, 1, 200, 350, K_D, K_D, 0, -1, -1), .packed = 1, .length_q = {50, 200, 133},
+     .length_k = {71, 130, 350}},
+    {CASE("no keys", 2, 1, 1, 100, 150, K_D, K_D, 0, -1, -1), .packed = 1, .length_q = {100, 50}, .length_k = {0, 150}},
+    {CASE("padded", 2, 2, 1, 300, 250, K_D, K_D, 1, -1, -1), .padded = 1, .length_q = {50, 300}, .length_k = {250, 71},
+     .half_o = 1},
 #if K_VARIANT == FATTNI_VARIANT_GENERAL
     {CASE("softcap", 1, 1, 1, 200, 300, K_D, K_D, 1, -1, -1), .softcap = 5},
     {CASE("wide softcap", 1, 2, 1, 330, 500, K_D, K_D, 1, -1, -1), .softcap = 30},
@@ -287,8 +284,7 @@ static const test_case cases[] = {
     {CASE("dropout", 1, 2, 1, 350, 300, K_D - 8, K_D, 0, -1, -1), .dropout = 0.3f},
     {CASE("dropout, causal", 2, 1, 1, 300, 600, K_D, K_D, 1, -1, -1), .dropout = 0.7f, .q_pos0 = 16},
     {CASE("all", 2, 2, 1, 200, 250, K_D - 8, K_D, 1, 190, -1), .softcap = 3, .dropout = 0.2f, .alibi = 1,
-     .bias = HAS_BIAS, .sink = 1, .merge = 1, .q_pos0 = 16, .padded = 1, .length_q = {90, 170},
-     .length_k = {250, 131}},
+     .bias = HAS_BIAS, .sink = 1, .merge = 1, .q_pos0 = 16, .padded = 1, .length_q = {90, 170}, .length_k = {250, 131}},
 #endif
 #endif
 };

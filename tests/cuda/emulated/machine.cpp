@@ -10,11 +10,17 @@
 #include <vector>
 
 enum {
-    WARP = 32, BARRIERS = 16, STACK_BYTES = 256 * 1024, LONGEST_PAUSE = 1000, MOST_IDLE_ROUNDS = 4000,
+    WARP = 32,
+    BARRIERS = 16,
+    STACK_BYTES = 256 * 1024,
+    LONGEST_PAUSE = 1000,
+    MOST_IDLE_ROUNDS = 4000,
     MOST_CTAS = 8
 };
 
-typedef struct meeting { int count, number; } meeting;
+typedef struct meeting {
+    int count, number;
+} meeting;
 typedef struct fiber {
     ucontext_t context;
     std::vector<char> stack;

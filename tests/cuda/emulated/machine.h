@@ -25,7 +25,9 @@
 #define __launch_bounds__(...)
 #define __shared__ __thread /* a CTA is a thread of the host */
 
-typedef struct index1 { unsigned x; } index1;
+typedef struct index1 {
+    unsigned x;
+} index1;
 extern __thread index1 threadIdx, blockIdx;
 extern index1 gridDim;
 extern __thread unsigned char memory[]; /* shared memory; its addresses are offsets */

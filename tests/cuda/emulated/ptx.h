@@ -31,9 +31,7 @@ static inline float value_of(uint16_t bits) {
     memcpy(&x, &wide, 4);
     return x;
 }
-static inline uint16_t half_of(uint32_t pair, int high) {
-    return (uint16_t)(high ? pair >> 16 : pair);
-}
+static inline uint16_t half_of(uint32_t pair, int high) { return (uint16_t)(high ? pair >> 16 : pair); }
 
 /* ---- acquire, global, ldmatrix, mma ---- */
 
@@ -46,9 +44,7 @@ static inline int load_acquire(const int32_t *p) {
 }
 static inline void add_release(int32_t *p, int x) { *p += x; }
 
-static inline uint32_t shared_address(const void *p) {
-    return (uint32_t)((const unsigned char *)p - memory);
-}
+static inline uint32_t shared_address(const void *p) { return (uint32_t)((const unsigned char *)p - memory); }
 
 static inline uint32_t pack_bf16(float low, float high) {
     const __nv_bfloat16 x[2] = {__float2bfloat16_rn(low), __float2bfloat16_rn(high)};
@@ -98,9 +94,7 @@ static inline void mbarrier_arrive_at(mbarrier *b, int bytes) {
     b->bytes += bytes;
     mbarrier_settle(b);
 }
-static inline void mbarrier_expect(uint32_t bar, int bytes) {
-    mbarrier_arrive_at(mbarrier_at(bar), bytes);
-}
+static inline void mbarrier_expect(uint32_t bar, int bytes) { mbarrier_arrive_at(mbarrier_at(bar), bytes); }
 static inline void mbarrier_arrive(uint32_t bar) { mbarrier_expect(bar, 0); }
 static inline void mbarrier_arrive_if(uint32_t bar, int condition) {
     if (condition) mbarrier_arrive(bar);
@@ -113,9 +107,7 @@ static inline void mbarrier_complete_at(void *bar, int bytes) {
     ((mbarrier *)bar)->bytes -= bytes;
     mbarrier_settle((mbarrier *)bar);
 }
-static inline void mbarrier_complete(uint32_t bar, int bytes) {
-    mbarrier_complete_at(mbarrier_at(bar), bytes);
-}
+static inline void mbarrier_complete(uint32_t bar, int bytes) { mbarrier_complete_at(mbarrier_at(bar), bytes); }
 static inline void named_barrier_sync(int id, int threads) { machine_meet(id, threads); }
 static inline void named_barrier_arrive(int id, int threads) { machine_arrive(id, threads); }
 
@@ -143,14 +135,13 @@ static_assert(sizeof(plain_map) <= sizeof(CUtensorMap), "a description fits");
 /* The address of byte `at` of a tile under the 128-byte swizzle. */
 static inline uint32_t swizzled(uint32_t at) { return at ^ (at >> 7 & 7) << 4; }
 
-static inline void tma_load(uint32_t to, const CUtensorMap *map, uint32_t bar, int column, int row,
-                            int head, int batch) {
+static inline void tma_load(uint32_t to, const CUtensorMap *map, uint32_t bar, int column, int row, int head,
+                            int batch) {
     plain_map m;
     memcpy(&m, map, sizeof m);
     for (int r = 0; r < m.box; ++r)
         for (int c = 0; c < 64; ++c) {
-            const int inside = column + c < m.columns && row + r < m.rows && head < m.heads &&
-                               batch < m.batches;
+            const int inside = column + c < m.columns && row + r < m.rows && head < m.heads && batch < m.batches;
             uint16_t x = 0;
             if (inside)
                 memcpy(&x,
@@ -218,12 +209,8 @@ static inline void store_matrices(uint32_t address, const uint32_t r[4], int tra
     memcpy(memory + address, out, 16);
     machine_meet_warp();
 }
-static inline void stmatrix_x4(uint32_t address, const uint32_t r[4]) {
-    store_matrices(address, r, 0);
-}
-static inline void stmatrix_x4_trans(uint32_t address, const uint32_t r[4]) {
-    store_matrices(address, r, 1);
-}
+static inline void stmatrix_x4(uint32_t address, const uint32_t r[4]) { store_matrices(address, r, 0); }
+static inline void stmatrix_x4_trans(uint32_t address, const uint32_t r[4]) { store_matrices(address, r, 1); }
 /* The inverse of stmatrix_x4. */
 static inline void ldmatrix_x4(uint32_t r[4], uint32_t address) {
     const int lane = (int)threadIdx.x % 32;
@@ -232,43 +219,36 @@ static inline void ldmatrix_x4(uint32_t r[4], uint32_t address) {
     for (int m = 0; m < 4; ++m) memcpy(&r[m], memory + all[8 * m + lane / 4][0] + lane % 4 * 4, 4);
     machine_meet_warp();
 }
-static inline void store_shared_4(uint32_t address, const float x[4]) {
-    memcpy(memory + address, x, 16);
-}
-static inline void store_shared_words(uint32_t address, const uint32_t x[4]) {
-    memcpy(memory + address, x, 16);
-}
+static inline void store_shared_4(uint32_t address, const float x[4]) { memcpy(memory + address, x, 16); }
+static inline void store_shared_words(uint32_t address, const uint32_t x[4]) { memcpy(memory + address, x, 16); }
 static inline void load_shared_4(uint32_t x[4], uint32_t address) { memcpy(x, memory + address, 16); }
 
 /* ---- wgmma ---- */
 
 /* Element (x, k) of the operand that a matrix descriptor describes, x along M or N. */
 static inline float operand_element(uint64_t descriptor, int x, int k, int mn_major) {
-    const uint32_t start = (uint32_t)(descriptor & 0x3fff) << 4,
-                   panel = (uint32_t)(descriptor >> 16 & 0x3fff) << 4,
+    const uint32_t start = (uint32_t)(descriptor & 0x3fff) << 4, panel = (uint32_t)(descriptor >> 16 & 0x3fff) << 4,
                    rows8 = (uint32_t)(descriptor >> 32 & 0x3fff) << 4;
     const int row = mn_major ? k : x, column = mn_major ? x : k;
     uint16_t bits;
     memcpy(&bits,
            memory + swizzled(start + (uint32_t)(column / 64) * panel + (uint32_t)(row / 8) * rows8 +
-                             (uint32_t)(row % 8 * 128 + column % 64 * 2)), 2);
+                             (uint32_t)(row % 8 * 128 + column % 64 * 2)),
+           2);
     return value_of(bits);
 }
 /* D (+)= A B, N columns; A from `registers` unless NULL. */
-static inline void product(int N, float *d, uint64_t a, const uint32_t *registers, uint64_t b,
-                           int accumulate, int a_mn_major, int b_mn_major) {
-    const int lane = (int)threadIdx.x % 32, g = lane / 4, t = lane % 4,
-              warp = (int)threadIdx.x / 32 % 4;
+static inline void product(int N, float *d, uint64_t a, const uint32_t *registers, uint64_t b, int accumulate,
+                           int a_mn_major, int b_mn_major) {
+    const int lane = (int)threadIdx.x % 32, g = lane / 4, t = lane % 4, warp = (int)threadIdx.x / 32 % 4;
     float left[2][16];
     for (int k = 0; k < 16; ++k)
         for (int half = 0; half < 2; ++half)
-            if (!registers)
-                left[half][k] = operand_element(a, 16 * warp + g + 8 * half, k, a_mn_major);
+            if (!registers) left[half][k] = operand_element(a, 16 * warp + g + 8 * half, k, a_mn_major);
     if (registers) { /* register m: row g + 8 (m%2), columns 8 (m/2) + 2t, + 1 */
         const four *const all = machine_gather(registers);
         for (int m = 0; m < 4; ++m)
-            for (int c = 0; c < 8; ++c)
-                left[m % 2][8 * (m / 2) + c] = value_of(half_of(all[4 * g + c / 2][m], c % 2));
+            for (int c = 0; c < 8; ++c) left[m % 2][8 * (m / 2) + c] = value_of(half_of(all[4 * g + c / 2][m], c % 2));
         machine_meet_warp();
     }
     for (int i = 0; i < N / 8; ++i)
@@ -298,19 +278,17 @@ static inline void queue_product(int N, float *d, uint64_t a, uint64_t b, int ac
     const queued_product p = {N, accumulate, a_mn_major, b_mn_major, 0, d, a, b};
     products[threadIdx.x].push_back(p);
 }
-#define WGMMA_SHARED(KIND, A, B, N)                                                                \
-    static inline void wgmma_##KIND##_n##N(float *d, uint64_t a, uint64_t b, int accumulate) {     \
-        queue_product(N, d, a, b, accumulate, A, B);                                               \
-    }                                                                                              \
-    static inline void wgmma_##KIND##_new_n##N(float *d, uint64_t a, uint64_t b) {                 \
-        queue_product(N, d, a, b, 0, A, B);                                                        \
-    }
-#define WGMMA(N)                                                                                   \
-    WGMMA_SHARED(ss, 0, 0, N)                                                                      \
-    WGMMA_SHARED(st, 0, 1, N)                                                                      \
-    WGMMA_SHARED(tt, 1, 1, N)                                                                      \
-    static inline void wgmma_rs_n##N(float *d, const uint32_t *a, uint64_t b, int accumulate) {    \
-        product(N, d, 0, a, b, accumulate, 0, 1);                                                  \
+#define WGMMA_SHARED(KIND, A, B, N)                                                                                    \
+    static inline void wgmma_##KIND##_n##N(float *d, uint64_t a, uint64_t b, int accumulate) {                         \
+        queue_product(N, d, a, b, accumulate, A, B);                                                                   \
+    }                                                                                                                  \
+    static inline void wgmma_##KIND##_new_n##N(float *d, uint64_t a, uint64_t b) { queue_product(N, d, a, b, 0, A, B); }
+#define WGMMA(N)                                                                                                       \
+    WGMMA_SHARED(ss, 0, 0, N)                                                                                          \
+    WGMMA_SHARED(st, 0, 1, N)                                                                                          \
+    WGMMA_SHARED(tt, 1, 1, N)                                                                                          \
+    static inline void wgmma_rs_n##N(float *d, const uint32_t *a, uint64_t b, int accumulate) {                        \
+        product(N, d, 0, a, b, accumulate, 0, 1);                                                                      \
     }
 WGMMA(32)
 WGMMA(48)

@@ -195,12 +195,10 @@ static int check(const test_case *c) {
     /* TF32 rounds operands to 2^-11; sums in F32 have up to a few hundred terms. */
     const double most = K_F64 ? 1e-14 * c->D : K_TF32 ? 0x1p-9 : 0x1p-24 * 64;
     int good = 1;
-    const double errors[] = {K_FORWARD ? difference(p.o, p.want_o) : 0,
-                             K_FORWARD ? difference(p.lse, p.want_L) : 0,
-                             K_FORWARD ? 0 : difference(p.dq, p.want_dq),
-                             K_FORWARD ? 0 : difference(p.dk, p.want_dk),
-                             K_FORWARD ? 0 : difference(p.dv, p.want_dv),
-                             K_FORWARD ? 0 : difference(p.d_bias, p.want_d_bias)};
+    const double errors[] = {
+        K_FORWARD ? difference(p.o, p.want_o) : 0,   K_FORWARD ? difference(p.lse, p.want_L) : 0,
+        K_FORWARD ? 0 : difference(p.dq, p.want_dq), K_FORWARD ? 0 : difference(p.dk, p.want_dk),
+        K_FORWARD ? 0 : difference(p.dv, p.want_dv), K_FORWARD ? 0 : difference(p.d_bias, p.want_d_bias)};
     printf("%s:", c->name);
     for (double e : errors) {
         printf(" %.1e", e);
@@ -210,18 +208,16 @@ static int check(const test_case *c) {
     return !good;
 }
 
-#define CASE(N, B_, HQ, HKV, SQ, SK, D_, DV, VECTORS, C, L, R)                                         \
-    .name = N, .B = B_, .Hq = HQ, .Hkv = HKV, .Sq = SQ, .Sk = SK, .D = D_, .Dv = DV,                   \
-    .vectors = VECTORS, .causal = C, .left = L, .right = R
+#define CASE(N, B_, HQ, HKV, SQ, SK, D_, DV, VECTORS, C, L, R)                                                         \
+    .name = N, .B = B_, .Hq = HQ, .Hkv = HKV, .Sq = SQ, .Sk = SK, .D = D_, .Dv = DV, .vectors = VECTORS, .causal = C,  \
+    .left = L, .right = R
 static const test_case cases[] = {
     {CASE("full", 1, 2, 1, 2 * K_BM + 5, 2 * K_BN + 3, K_D, K_D, 1, 0, -1, -1)},
     {CASE("causal, odd head", 1, 1, 1, 70, 83, K_D - 7, K_D - 3, 0, 1, -1, -1)},
     {CASE("window, deterministic", 2, 1, 1, 90, 100, K_D - 8, K_D - 16, 1, 0, 40, 21), .dq_semaphore = 1},
-    {CASE("all", 2, 2, 1, 100, 90, K_D - 8, K_D, 1, 1, 90, -1), .softcap = 3, .dropout = 0.2f, .alibi = 1,
-     .bias = 1, .sink = K_FORWARD, .merge = K_FORWARD, .dq_semaphore = 1, .padded = 1, .length_q = {90, 70},
-     .length_k = {86, 61}},
-    {CASE("no keys", 2, 1, 1, 40, 30, K_D, K_D, 1, 0, -1, -1), .padded = 1, .length_q = {40, 17},
-     .length_k = {0, 30}},
+    {CASE("all", 2, 2, 1, 100, 90, K_D - 8, K_D, 1, 1, 90, -1), .softcap = 3, .dropout = 0.2f, .alibi = 1, .bias = 1,
+     .sink = K_FORWARD, .merge = K_FORWARD, .dq_semaphore = 1, .padded = 1, .length_q = {90, 70}, .length_k = {86, 61}},
+    {CASE("no keys", 2, 1, 1, 40, 30, K_D, K_D, 1, 0, -1, -1), .padded = 1, .length_q = {40, 17}, .length_k = {0, 30}},
 };
 
 int main(void) {

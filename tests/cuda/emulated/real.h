@@ -19,9 +19,7 @@ static inline int load_acquire(const int32_t *p) {
 static inline void add_release(int32_t *p, int x) { *p += x; }
 static inline void named_barrier_sync(int id, int threads) { machine_meet(id, threads); }
 
-static inline uint32_t shared_address(const void *p) {
-    return (uint32_t)((const unsigned char *)p - memory);
-}
+static inline uint32_t shared_address(const void *p) { return (uint32_t)((const unsigned char *)p - memory); }
 static inline void cp_async_16(uint32_t to, const void *from, int bytes) {
     if ((to | (uintptr_t)from) % 16) machine_fail("cp.async is not aligned to 16 bytes");
     memset(memory + to, 0, 16);
@@ -51,9 +49,7 @@ static inline double __shfl_xor_sync(uint32_t, double x, int mask) {
     return x;
 }
 static inline float exp2_approx(float x) { return exp2f(x); }
-static inline float round_tf32(float x) {
-    return __int_as_float((int)((__float_as_uint(x) + 0x1000u) & ~0x1fffu));
-}
+static inline float round_tf32(float x) { return __int_as_float((int)((__float_as_uint(x) + 0x1000u) & ~0x1fffu)); }
 
 /* d[16,8] += a[16,8] b[8,8] in the fragments of mma.sync m16n8k8. */
 static double operands[32][32][6]; /* of each warp: [lane][a0..a3, b0, b1] */
@@ -68,9 +64,7 @@ static inline void mma_m16n8k8(double d[4], const double a[4], double b0, double
                     operands[warp][(lane % 4 * 2 + e % 2) * 4 + k % 4][4 + k / 4];
     machine_meet_warp();
 }
-static inline void mma_f64(double d[4], const double a[4], double b0, double b1) {
-    mma_m16n8k8(d, a, b0, b1);
-}
+static inline void mma_f64(double d[4], const double a[4], double b0, double b1) { mma_m16n8k8(d, a, b0, b1); }
 static inline void mma_tf32(float d[4], const float a[4], float b0, float b1) {
     double x[4] = {d[0], d[1], d[2], d[3]};
     const double wide[4] = {a[0], a[1], a[2], a[3]};

@@ -18,8 +18,7 @@ DEVICE real score_of(const fattni_attention_args *a, const sequence *s, int b, i
     real x = a->scale * product;
     if (a->softcap > 0) x = a->softcap * tanhf(x / a->softcap);
     if (a->alibi.p) x -= real_at(&a->alibi, h) * fabsf((real)(i - j + s->diagonal));
-    if (a->bias.p)
-        x += ((const real *)a->bias.p)[b * a->bias.b + h * a->bias.h + i * a->bias.row + j * a->bias.column];
+    if (a->bias.p) x += ((const real *)a->bias.p)[b * a->bias.b + h * a->bias.h + i * a->bias.row + j * a->bias.column];
     return x;
 }
 
@@ -44,7 +43,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS)
     real m = -INFINITY, l = 0, sum[D];
     for (int d = 0; d < D; ++d) sum[d] = 0;
     for (int j = max(0, i + s.lo); j < s.Sk && j <= i + s.hi; ++j) {
-        const real *const k = row_at(&a->k, &s, h / a->group, s.k0 + j), *const v = row_at(&a->v, &s, h / a->group, s.k0 + j);
+        const real *const k = row_at(&a->k, &s, h / a->group, s.k0 + j), *const v =
+                                                                             row_at(&a->v, &s, h / a->group, s.k0 + j);
         real product = 0;
         for (int d = 0; d < a->D; ++d) product += q[d] * k[d];
         const real x = score_of(a, &s, b, h, i, j, product);
@@ -57,7 +57,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS)
     if (sink > m) raise(&m, &l, sum, sink);
     if (sink > -INFINITY) l += expf(sink - m);
     const real L = l > 0 ? m + logf(l) : -(real)INFINITY, before = a->flags & FATTN_MERGE ? *lse : -(real)INFINITY;
-    const real high = fmaxf(L, before), joint = high == -INFINITY ? high : high + logf(expf(L - high) + expf(before - high));
+    const real high = fmaxf(L, before),
+               joint = high == -INFINITY ? high : high + logf(expf(L - high) + expf(before - high));
     const real scale = l > 0 ? a->keep_scale / l * share_of(L, joint) : (real)0;
     for (int d = 0; d < a->Dv; ++d)
         o[d] = scale * sum[d] + (before == -INFINITY ? (real)0 : share_of(before, joint) * o[d]);

@@ -15,8 +15,7 @@ int main(void) {
     const fattn_tensor tv = fattn_tensor_view(v, FATTN_F64, FATTN_CPU, 0, 4, shape);
     const fattn_tensor to = fattn_tensor_view(o, FATTN_F64, FATTN_CPU, 0, 4, shape);
     const fattn_tensor tl = fattn_tensor_view(&lse, FATTN_F64, FATTN_CPU, 0, 3, shape);
-    fattn_attention_io io = {
-        .struct_size = sizeof io, .q = &tq, .k = &tk, .v = &tv, .o = &to, .lse = &tl};
+    fattn_attention_io io = {.struct_size = sizeof io, .q = &tq, .k = &tk, .v = &tv, .o = &to, .lse = &tl};
     fattn_attention_plan plan = {.struct_size = sizeof plan};
 
     fattn_ctx *ctx;
@@ -33,7 +32,6 @@ int main(void) {
     fattn_ctx_destroy(ctx);
     printf("%s: O = %g %g, L = %.15g\n", plan.fwd_kernel, o[0], o[1], lse);
     /* A few roundings each: of exp, of the division by its sum, of scale. */
-    const double error =
-        fmax(fmax(fabs(o[0] / 7 - 1), fabs(o[1] / -9 - 1)), fabs(lse + 2.5 / sqrt(D)));
+    const double error = fmax(fmax(fabs(o[0] / 7 - 1), fabs(o[1] / -9 - 1)), fabs(lse + 2.5 / sqrt(D)));
     return s != FATTN_OK || !(error <= 8 * DBL_EPSILON);
 }

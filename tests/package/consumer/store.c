@@ -5,8 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
-static fattn_status round_trip(fattn_ctx *ctx, const char *path, const fattn_tensor *x,
-                               fattn_tensor *back) {
+static fattn_status round_trip(fattn_ctx *ctx, const char *path, const fattn_tensor *x, fattn_tensor *back) {
     fattn_fixture *f;
     fattn_status s = fattn_fixture_open(ctx, path, 1, &f);
     if (s != FATTN_OK) return s;
@@ -22,8 +21,7 @@ static fattn_status round_trip(fattn_ctx *ctx, const char *path, const fattn_ten
 
 int main(int argc, char **argv) {
     double data[6] = {1, -2, 3.5, 4, 1e300, 0};
-    const fattn_tensor x =
-        fattn_tensor_view(data, FATTN_F64, FATTN_CPU, 0, 2, (const int64_t[]){2, 3});
+    const fattn_tensor x = fattn_tensor_view(data, FATTN_F64, FATTN_CPU, 0, 2, (const int64_t[]){2, 3});
     fattn_tensor back = {0};
     fattn_ctx *ctx;
     if (argc < 2 || fattn_ctx_create(NULL, &ctx) != FATTN_OK) return 2;

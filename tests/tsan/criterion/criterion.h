@@ -21,26 +21,26 @@ struct tsan_case {
 };
 static struct tsan_case *tsan_cases;
 
-#define TSAN_CASE(suite_, name_, run_, ...)                                                   \
-    __attribute__((constructor)) static void suite_##_##name_##_register(void) {              \
-        static struct tsan_case one = {.suite = #suite_, .name = #name_, .run = run_, __VA_ARGS__}; \
-        one.next = tsan_cases;                                                                \
-        tsan_cases = &one;                                                                    \
+#define TSAN_CASE(suite_, name_, run_, ...)                                                                            \
+    __attribute__((constructor)) static void suite_##_##name_##_register(void) {                                       \
+        static struct tsan_case one = {.suite = #suite_, .name = #name_, .run = run_, __VA_ARGS__};                    \
+        one.next = tsan_cases;                                                                                         \
+        tsan_cases = &one;                                                                                             \
     }
-#define Test(suite, name, ...)                                      \
-    static void suite##_##name(void);                               \
-    TSAN_CASE(suite, name, suite##_##name, __VA_ARGS__)             \
+#define Test(suite, name, ...)                                                                                         \
+    static void suite##_##name(void);                                                                                  \
+    TSAN_CASE(suite, name, suite##_##name, __VA_ARGS__)                                                                \
     static void suite##_##name(void)
 #define TestSuite(suite, ...) TSAN_CASE(suite, its_suite, NULL, __VA_ARGS__) struct tsan_case
 
-#define TSAN_CHECK(condition, text, ...)                                   \
-    do {                                                                   \
-        if (!(condition)) {                                                \
-            fprintf(stderr, "%s:%d: not true: %s\n", __FILE__, __LINE__, text); \
-            fprintf(stderr, "" __VA_ARGS__);                               \
-            fputc('\n', stderr);                                           \
-            _Exit(1);                                                      \
-        }                                                                  \
+#define TSAN_CHECK(condition, text, ...)                                                                               \
+    do {                                                                                                               \
+        if (!(condition)) {                                                                                            \
+            fprintf(stderr, "%s:%d: not true: %s\n", __FILE__, __LINE__, text);                                        \
+            fprintf(stderr, "" __VA_ARGS__);                                                                           \
+            fputc('\n', stderr);                                                                                       \
+            _Exit(1);                                                                                                  \
+        }                                                                                                              \
     } while (0)
 #define cr_assert(x, ...) TSAN_CHECK(x, #x, __VA_ARGS__)
 #define cr_assert_not(x, ...) TSAN_CHECK(!(x), "not " #x, __VA_ARGS__)
