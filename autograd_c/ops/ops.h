@@ -1,10 +1,10 @@
-/* The built-in ops: one const fattn_op_def each, recorded through fattn_op_custom like anybody's own.
+/* The built-in ops: one const fattn_op_def each, recorded through fattn_op_custom like any other op.
 
    On the CPU they take F32 and F64; 16-bit types are FATTN_E_UNSUPPORTED with an error message, but for
-   cast, which converts. On a GPU they take all four, and compute 16-bit types in float. Row ops (norms, rope, embedding, losses) want rows whose elements are
-   contiguous, as those of every variable made by an op are; the others take any strides. Work is
-   split by shape alone, so bits do not depend on the number of threads. Code for both types is in
-   op_<name>.inc, which for_each_real.inc includes once for each. */
+   cast, which converts. On a GPU they take all four, and compute 16-bit types in float. Row ops (norms,
+   rope, embedding, losses) need rows whose elements are contiguous, as those of every variable made by an op are;
+   the others take any strides. Work is split by shape alone, so bits do not depend on the number of threads.
+   Code for both types is in op_<name>.inc, which for_each_real.inc includes once for each. */
 #ifndef FATTNI_AUTOGRAD_OPS_OPS_H
 #define FATTNI_AUTOGRAD_OPS_OPS_H
 

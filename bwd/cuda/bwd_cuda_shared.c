@@ -92,7 +92,7 @@ void fattni_bwd_cuda_huge_args(const fattni_problem *p, const fattni_cuda_kernel
 fattn_status fattni_bwd_cuda_huge(fattn_ctx *ctx, const fattni_problem *p, const fattni_cuda_kernel *k,
                                   const fattni_cuda_kernel *after, const fattni_bwd_args *bwd) {
     const int64_t tasks = fattni_bwd_cuda_row_grid(p, k) + fattni_bwd_cuda_key_grid(p, k);
-    /* With as much shared memory as the kernel before: an SM must be idle to change its split of L1 and shared memory. */
+    /* With as much shared memory as the kernel before: only an idle SM changes its split of L1 and shared memory. */
     const size_t most = fattni_cuda_most_shared(ctx);
     const size_t shared = after->shared > most ? most : after->shared > k->shared ? after->shared : k->shared;
     return fattni_cuda_start_early(ctx, k->name, k->stub, fattni_min(tasks, ctx->gpu.sms), k->threads, shared, bwd);

@@ -127,7 +127,8 @@ static int check_all(check_run *run, const struct options *o) {
                 ? "Analytic gradients against central differences, fp64: largest relative error "
                   "per algorithm,\n|error| / (|x| + 0.01), at most 1e-6."
                 : "Analytic gradients in fp32 against central differences in fp64: largest relative "
-                  "error per algorithm,\n|error| / (|x| + 1), at most 2^-16 (1.5e-5) times an input's largest gradient, or 1.");
+                  "error per algorithm,\n|error| / (|x| + 1), at most 2^-16 (1.5e-5) times an input's largest "
+                  "gradient, or 1.");
     check_gradients(run);
     if (!folder) {
         fprintf(stderr, "fixtures: no folder ./data and none installed; see --fixtures\n");

@@ -2,7 +2,7 @@
    2021), grouped-query attention, GELU, tied embedding, no biases. Each token is mixed with the one before
    it (token shift, Peng et al. 2023), so that one attention layer can match a key with its value.
 
-       x = E[ids];  x += W_s shift(x);   for each block:  x += W_o attention(rope(q), rope(k), v),  q,k,v = W_qkv norm(x)
+       x = E[ids];  x += W_s shift(x);   for each block:  x += W_o attention(rope(q), rope(k), v), q,k,v = W_qkv norm(x)
                                       x += W_down gelu(W_up norm(x))
        logits = norm(x) E^T */
 #ifndef FATTNI_CLI_TRAIN_MODEL_H

@@ -172,9 +172,9 @@ DEVICE uint32_t kept_halves(fattni_block r, int high, int transposed, uint32_t T
 
 /* Keep bits of `tiles` neighbouring tiles, an even number: the elements of tile n are bits 4 (n % 8) and on of
    keep[n / 8]. Where the tile's corner lies at a multiple of 16 in the whole sequence, a Philox block covers rows
-   {r, r+8} by columns {c, c+1, c+8, c+9}. In S these are a lane's eight elements; in S^T two blocks hold the elements of
-   two lanes, whose keys are neighbours, and each lane computes one. Elsewhere a block is computed for each element. All
-   lanes of the warp take part. */
+   {r, r+8} by columns {c, c+1, c+8, c+9}. In S these are a lane's eight elements; in S^T two blocks hold the elements
+   of two lanes, whose keys are neighbours, and each lane computes one. Elsewhere a block is computed for each
+   element. All lanes of the warp take part. */
 DEVICE void keep_tiles(uint32_t *keep, int tiles, const fattni_attention_args *a, const dropout_plane *plane,
                        int transposed, int i, int j) {
     if (((a->q_pos0 | a->k_pos0) & 15) == 0) {

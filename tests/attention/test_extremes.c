@@ -77,7 +77,7 @@ static void check_against_quad(attention *a, int n) {
     attention_run(want, QUAD);
     for (int out = 0; out < 7; ++out)
         if (a->present[attention_outputs[out]]) {
-            cr_assert(all_finite(want, attention_outputs[out]), "%s: the oracle itself", a->c.name);
+            cr_assert(all_finite(want, attention_outputs[out]), "%s: the reference itself", a->c.name);
             cr_assert(all_finite(a, attention_outputs[out]), "%s: %s", a->c.name,
                       attention_names[attention_outputs[out]]);
         }

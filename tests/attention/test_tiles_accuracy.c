@@ -7,7 +7,7 @@
 
 static const fattn_dtype narrow[2] = {FATTN_F16, FATTN_BF16};
 
-/* |tiles - oracle| <= factor |unfused - oracle| + two roundings, in the maximum; forward with
+/* |tiles - reference| <= factor |unfused - reference| + two roundings, in the maximum; forward with
    factor 2, backward 3. */
 static void check_rule(fattn_ctx *ctx, const attention_case *c) {
     attention *const got = attention_new(ctx, c), *const low = attention_new(ctx, c);

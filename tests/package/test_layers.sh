@@ -57,7 +57,11 @@ function row(path) { # the rule of the folder or of the one above
     return path
 }
 BEGIN {
-    while ((getline line < rules) > 0) { split(line, w, " +"); key = w[1]; sub(/^[^ ]+ +/, "", line); allowed[key] = line }
+    while ((getline line < rules) > 0) {
+        split(line, w, " +"); key = w[1]
+        sub(/^[^ ]+ +/, "", line)
+        allowed[key] = line
+    }
 }
 {
     from = folder($1); to = folder($2)
@@ -83,8 +87,8 @@ if ! diff "$work/may_ask" "$work/asking"; then
     status=1
 fi
 
-sed 's|/[^/]*$||' "$work/files" | sort | uniq -c | awk '$1 > 25 { print $2 " has " $1 " files"; bad = 1 } END { exit bad }' ||
-    status=1
+sed 's|/[^/]*$||' "$work/files" | sort | uniq -c |
+    awk '$1 > 25 { print $2 " has " $1 " files"; bad = 1 } END { exit bad }' || status=1
 
 grep -E '\.(h|cuh)$' "$work/sources" | xargs grep -hE '^#ifndef [A-Z0-9_]+_H$' | sort | uniq -d > "$work/twice"
 if [ -s "$work/twice" ]; then
@@ -95,7 +99,8 @@ fi
 
 nm --defined-only --extern-only "$FATTN_BUILD/lib/libfattn_internal.a" 2> /dev/null |
     awk '$2 ~ /[TDRBC]/ { print $3 }' | sort > "$work/names"
-grep -q '^fattni_' "$work/names" || { echo 'libfattn_internal.a defines nothing: this test looks at the wrong file'; exit 1; }
+grep -q '^fattni_' "$work/names" ||
+    { echo 'libfattn_internal.a defines nothing: the test reads the wrong file'; exit 1; }
 if uniq -d < "$work/names" | grep .; then
     echo 'these names are defined twice'
     status=1

@@ -33,7 +33,8 @@ run() {
     $cc $flags "$1" "$out"/*.o -lm -o "$out/program"
     grep -o '^Test([a-z0-9_]*, [a-z0-9_]*' "$1" | sed 's/Test(//; s/,//' | grep -w -- "${2:-.*}" |
         while read -r suite name; do
-            qemu-aarch64 -L /usr/aarch64-linux-gnu "$out/program" "$suite" "$name" || { echo "FAILED: $suite::$name"; exit 1; }
+            qemu-aarch64 -L /usr/aarch64-linux-gnu "$out/program" "$suite" "$name" ||
+                { echo "FAILED: $suite::$name"; exit 1; }
             echo "passed: $suite::$name"
         done
 }

@@ -508,13 +508,13 @@ static void watch_end(const attention *a, enum fattni_pass pass, watch *w) {
     }
 }
 
-static fattn_status run_oracle(attention *a, enum fattni_pass pass, enum engine by) {
+static fattn_status run_reference(attention *a, enum fattni_pass pass, enum engine by) {
     fattni_problem p;
     FATTNI_TRY(fattni_problem_init(a->ctx, &a->params, &a->io, pass, true, &p));
-    typedef fattn_status oracle(fattn_ctx *, const fattni_problem *);
-    oracle *const by_engine[][2] = {[REFERENCE] = {fattni_fwd_ref, fattni_bwd_ref},
-                                    [QUAD] = {fwd_ref_quad, bwd_ref_quad},
-                                    [UNFUSED] = {fwd_ref_bf16, bwd_ref_bf16}};
+    typedef fattn_status reference(fattn_ctx *, const fattni_problem *);
+    reference *const by_engine[][2] = {[REFERENCE] = {fattni_fwd_ref, fattni_bwd_ref},
+                                       [QUAD] = {fwd_ref_quad, bwd_ref_quad},
+                                       [UNFUSED] = {fwd_ref_bf16, bwd_ref_bf16}};
     if (by == UNFUSED && p.dtype == FATTN_F16) return (pass == FATTNI_FWD ? fwd_ref_f16 : bwd_ref_f16)(a->ctx, &p);
     return by_engine[by][pass](a->ctx, &p);
 }
@@ -529,7 +529,7 @@ static void run(attention *a, enum fattni_pass pass, enum engine by) {
     if (by == ON_DEVICE)
         s = a->on_device(a, pass);
     else if (by != LIBRARY)
-        s = run_oracle(a, pass, by);
+        s = run_reference(a, pass, by);
     else if (pass == FATTNI_FWD)
         s = fattn_attention_fwd(a->ctx, &a->params, &a->io);
     else

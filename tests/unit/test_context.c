@@ -129,7 +129,7 @@ Test(context, messages_are_truncated_and_may_quote_each_other) {
     cr_assert_str_eq(fattn_ctx_error(ctx), "op 3: k: Sk=77 but v: Sk=76");
     cr_assert_eq(fattn_ctx_fail(ctx, FATTN_E_IO, "%*d", 600, 7), FATTN_E_IO);
     cr_assert_eq(strlen(fattn_ctx_error(ctx)), 511);
-    cr_assert_eq(fattn_ctx_fail(NULL, FATTN_E_IO, "nobody listens"), FATTN_E_IO);
+    cr_assert_eq(fattn_ctx_fail(NULL, FATTN_E_IO, "no context"), FATTN_E_IO);
     cr_assert_str_eq(fattn_ctx_error(NULL), "");
     fattn_ctx_destroy(ctx);
 }

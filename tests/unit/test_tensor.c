@@ -283,8 +283,8 @@ Test(tensor, every_error_of_a_tensor_argument) {
     SPOILED(FATTN_E_SHAPE, "ndim 6 is not in 0..5", t.ndim = 6);
     SPOILED(FATTN_E_SHAPE, "ndim -1 is not in 0..5", t.ndim = -1);
     SPOILED(FATTN_E_DTYPE, "unknown dtype 0", t.dtype = 0);
-    SPOILED(FATTN_E_DEVICE, "on device 2:0, the context on 1:0", t.device = FATTN_CUDA);
-    SPOILED(FATTN_E_DEVICE, "on device 1:3, the context on 1:0", t.device_id = 3);
+    SPOILED(FATTN_E_DEVICE, "is on device 2:0, the context on 1:0", t.device = FATTN_CUDA);
+    SPOILED(FATTN_E_DEVICE, "is on device 1:3, the context on 1:0", t.device_id = 3);
     SPOILED(FATTN_E_SHAPE, "shape[1] is -4", t.shape[1] = -4);
     SPOILED(FATTN_E_SHAPE, "its extent does not fit in 62 bits", t.shape[0] = t.shape[1] = far);
     SPOILED(FATTN_E_SHAPE, "its extent does not fit in 62 bits", t.stride[0] = far);

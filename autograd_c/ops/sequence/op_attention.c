@@ -58,7 +58,7 @@ static fattn_status check(const fattn_op_call *c) {
     for (int i = Q; i <= V; ++i) {
         if (!c->in[i].dtype) return fattn_ctx_fail(c->ctx, FATTN_E_ARG, "attention: %s is absent", names[i]);
         if (c->in[i].ndim != 4)
-            return fattn_ctx_fail(c->ctx, FATTN_E_SHAPE, "attention: %s has %d dimensions, wants 4: [B,H,S,D]",
+            return fattn_ctx_fail(c->ctx, FATTN_E_SHAPE, "attention: %s has %d dimensions instead of 4: [B,H,S,D]",
                                   names[i], c->in[i].ndim);
     }
     if (p->flags & (accumulate_flags | FATTN_MERGE))
