@@ -12,18 +12,19 @@
 #define TEXT_OF(x) TEXT_OF_(x)
 
 #define DESCRIBE_KERNEL(args, shared_bytes, ctas_of_cluster)                                                           \
-    extern "C" const fattni_cuda_kernel DESCRIPTION_OF(K_NAME) = {TEXT_OF(K_NAME),                                     \
-                                                                  (fattni_cuda_any)K_NAME,                             \
-                                                                  sizeof(args),                                        \
-                                                                  shared_bytes,                                        \
-                                                                  K_ARCH,                                              \
-                                                                  K_DTYPE,                                             \
-                                                                  K_TF32,                                              \
-                                                                  K_D,                                                 \
-                                                                  K_VARIANT,                                           \
-                                                                  K_BM,                                                \
-                                                                  K_BN,                                                \
-                                                                  32 * K_WARPS,                                        \
-                                                                  ctas_of_cluster}
+    extern "C" __attribute__((visibility("hidden"))) const fattni_cuda_kernel DESCRIPTION_OF(K_NAME) = {               \
+        TEXT_OF(K_NAME),                                                                                               \
+        (fattni_cuda_any)K_NAME,                                                                                       \
+        sizeof(args),                                                                                                  \
+        shared_bytes,                                                                                                  \
+        K_ARCH,                                                                                                        \
+        K_DTYPE,                                                                                                       \
+        K_TF32,                                                                                                        \
+        K_D,                                                                                                           \
+        K_VARIANT,                                                                                                     \
+        K_BM,                                                                                                          \
+        K_BN,                                                                                                          \
+        32 * K_WARPS,                                                                                                  \
+        ctas_of_cluster}
 
 #endif
