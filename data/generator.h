@@ -103,7 +103,7 @@ fattn_status put_blocks(writer *w);
    the inputs: exact scores stay exact, L is not rounded to fp64. */
 fattn_status quad_quotient(attention_case *c, const double *at, double step, double *out);
 
-extern const attention_spec small_specs[], mask_specs[], dropout_specs[], extreme_specs[];
-extern const int small_count, mask_count, dropout_count, extreme_count;
+extern const attention_spec small_specs[], mask_specs[], dropout_specs[], extreme_specs[], mean_specs[];
+extern const int small_count, mask_count, dropout_count, extreme_count, mean_count;
 
 #endif

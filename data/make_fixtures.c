@@ -93,6 +93,7 @@ static fattn_status put_small(writer *w) { return put_attentions(w, small_specs,
 static fattn_status put_masks(writer *w) { return put_attentions(w, mask_specs, mask_count); }
 static fattn_status put_dropout(writer *w) { return put_attentions(w, dropout_specs, dropout_count); }
 static fattn_status put_extremes(writer *w) { return put_attentions(w, extreme_specs, extreme_count); }
+static fattn_status put_means(writer *w) { return put_attentions(w, mean_specs, mean_count); }
 
 static const struct {
     const char *name;
@@ -102,6 +103,7 @@ static const struct {
     {"attention_small.h5", 1, put_small}, {"masks.h5", 2, put_masks},
     {"dropout.h5", 3, put_dropout},       {"ops.h5", 4, put_ops},
     {"block.h5", 5, put_blocks},          {"extremes.h5", 6, put_extremes},
+    {"means.h5", 7, put_means},
 };
 
 static fattn_status make(fattn_ctx *ctx, const char *folder, int n) {
