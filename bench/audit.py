@@ -35,6 +35,8 @@ zeros. lost: its process ended before."""
 
 def chosen(a):
     cases = [c for c in ac.load(a.fixtures) + ac.generated() if not a.case or a.case in c.name]
+    if not cases:
+        raise SystemExit(f"no case's name contains {a.case}")
     return cases[::4] if a.quick and not a.case else cases
 
 
@@ -280,13 +282,15 @@ def known(a):
     cuda = a.device == "cuda"
     made = {n: ap.make(n, a) for n in ap.names(a)}
     cudnn = torch.backends.cudnn.version() if cuda else 0
-    text = f"version {cudnn // 10000}.{cudnn // 100 % 100}" if cudnn else "not on this device"
-    affected = 92200 <= (cudnn or 0) < 92700
+    text = f"version {cudnn // 10000}.{cudnn // 100 % 100}: " if cudnn else "not on this device"
+    if cudnn:
+        text += "affected" if 92200 <= cudnn < 92700 else "not affected"
     lengths = (200, 1, 129, 64)
     for title, case in (
             (f"cudnn-frontend #462: ragged backward all zero, cuDNN 9.22 to 9.26, head-major statistics and a total "
-             f"length\n   (here: {text}, {'affected' if affected else 'not affected'}; python package "
-             f"nvidia-cudnn-frontend {version_of('nvidia-cudnn-frontend') or 'not installed'}). Packed, causal:",
+             f"length\n   (here: {text}; its Python package: "
+             f"{version_of('nvidia-cudnn-frontend') or 'not installed'}; PyTorch calls it by nested tensors). "
+             f"Packed, causal:",
              packed_case(4, 4, 64, lengths, "packed")),
             ("The same with grouped heads and head_dim 128:", packed_case(4, 1, 128, lengths, "packed, grouped")),
             ("cudnn-frontend #943: an empty sequence, NaN in cuDNN below 9.25:",
@@ -355,6 +359,7 @@ def main():
     if a.device == "cpu":
         torch.set_num_threads(a.threads)
     torch.backends.cuda.matmul.allow_tf32 = False
+    sys.stdout.reconfigure(line_buffering=True)
     begin = time.monotonic()
     heading(a)
     failed, processes = 0, {}
