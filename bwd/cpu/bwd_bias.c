@@ -43,7 +43,7 @@ static void add_head(const fattni_bwd *w, int64_t b, int64_t h, fattni_range row
         const fattni_bwd_rows r = fattni_bwd_pack(w, &seq, b, h, i0, scratch);
         for (; j < last; j += FATTNI_TILE_KEYS) {
             const int64_t count = fattni_min(FATTNI_TILE_KEYS, last - j);
-            fattni_bwd_load_keys(w, &seq, h / w->p->group, (fattni_range){j, j + count}, scratch);
+            fattni_bwd_load_keys(w, &seq, b, h / w->p->group, (fattni_range){j, j + count}, scratch);
             const fattni_score_tile at = fattni_bwd_score_tile(w, &r, j, j, count);
             fattni_bwd_probabilities(w, &r, &at, 1);
             const int64_t first = b * a->s[0] + h * a->s[1] + i0 * a->s[2] + j * a->s[3];

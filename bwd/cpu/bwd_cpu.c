@@ -137,6 +137,7 @@ static void load_dq(const fattni_bwd *w, const fattni_bwd_rows *r, bool first) {
     else if (!narrow)
         w->k->pack(r->rows, p->D, w->k->dtype, fattni_at(&p->dq, r->seq->batch, r->h, r->seq->q0 + r->i0), p->dq.s[2],
                    NULL, dq);
+    if (first) fattni_bwd_add_mean(w, r, dq);
 }
 
 static void store_dq(const fattni_bwd *w, const fattni_bwd_rows *r, bool last) {
@@ -180,7 +181,7 @@ static void column_block(const fattni_bwd *w, const fattni_sequence *seq, int64_
     const size_t count = (size_t)(columns.end - columns.begin);
     if (want & WANT_DK) memset(scratch + w->layout.dk, 0, count * (size_t)w->D_pad * real);
     if (want & WANT_DV) memset(scratch + w->layout.dv, 0, count * (size_t)w->Dv_pad * real);
-    fattni_bwd_load_keys(w, seq, g, columns, scratch);
+    fattni_bwd_load_keys(w, seq, b, g, columns, scratch);
     const fattni_range rows = fattni_band_rows(&seq->band, columns.begin, columns.end);
     const int64_t i_begin = rows.begin < rows.end ? rows.begin / w->k->rows * w->k->rows : rows.end;
     for (int64_t h = g * p->group; h < (g + 1) * p->group; ++h)
@@ -236,7 +237,7 @@ static void row_task(void *arg, int64_t task, int thread) {
     for (int64_t j = keys.begin / w->columns * w->columns; j < keys.end; j += w->columns) {
         const fattni_range columns = {fattni_max(j, keys.begin / FATTNI_TILE_KEYS * FATTNI_TILE_KEYS),
                                       fattni_min(j + w->columns, keys.end)};
-        fattni_bwd_load_keys(w, &seq, h / p->group, columns, r.scratch);
+        fattni_bwd_load_keys(w, &seq, b, h / p->group, columns, r.scratch);
         backward_tiles(w, &r, columns, WANT_DQ, packed_dq(w, &r));
     }
     store_dq(w, &r, true);
@@ -267,6 +268,7 @@ static fattn_status run(fattn_ctx *ctx, const fattni_problem *p, const fattni_ke
     (void)plan;
     fattni_bwd w = fattni_bwd_plan(ctx, p);
     fattni_parallel(ctx, p->B * p->Hq * w.row_blocks, prepare, &w);
+    fattni_bwd_key_means(ctx, &w);
     if (atomic_load(&w.any_huge)) fattni_parallel(ctx, w.threads, huge_task, &w);
     if (w.one_pass)
         fattni_parallel(ctx, p->B * p->Hkv, head_task, &w);

@@ -84,6 +84,8 @@ fattni_bwd fattni_bwd_plan(const fattn_ctx *ctx, const fattni_problem *p) {
     if (!p->delta.present) fattni_append(&w.shared_bytes, per_row);
     w.max = fattni_append(&w.shared_bytes, per_row);
     w.log_sum = fattni_append(&w.shared_bytes, per_row);
+    const size_t means = fattni_bwd_may_centre_keys(p) ? (size_t)pairs * (size_t)(p->D + 1) : 0;
+    w.key_mean = fattni_append(&w.shared_bytes, means * sizeof(float));
     const size_t blocks = w.chained ? (size_t)(p->B * p->Hq * w.row_blocks) : 0;
     w.dq_semaphores = fattni_append(&w.shared_bytes, blocks * sizeof(atomic_int));
     w.shared_dq = fattni_append(&w.shared_bytes, w.keeps_dq ? blocks * (size_t)p->D * FATTNI_TILE_ROW_BYTES : 0);
@@ -109,8 +111,17 @@ fattni_row_sum fattni_bwd_row_sum(const fattni_bwd *w, int64_t batch, int64_t h,
                             fattni_load(workspace + w->log_sum, w->k->dtype, at)};
 }
 
+/* q.m of row i of the copy of Q, in units of scores: what centred keys take from them. */
+static double score_of_mean(const fattni_bwd *w, const fattni_bwd_rows *r, const float *mean, int64_t i) {
+    const float *const q = (const float *)r->q + i * r->q_stride;
+    double sum = 0;
+    for (int64_t d = 0; d < w->p->D; ++d) sum += (double)q[d] * mean[d];
+    return sum * w->p->scale / fattni_score_unit(w->p);
+}
+
 /* A row without keys, and the padding, get l = +inf, which makes P = 0. */
 static void pack_statistics(const fattni_bwd *w, const fattni_bwd_rows *r) {
+    const float *const mean = fattni_bwd_key_mean(w, r->b, r->h / w->p->group);
     const fattn_dtype type = w->k->dtype;
     char *const base = r->scratch + w->layout.lse, *const delta = r->scratch + w->layout.delta;
     char *const lse = base + FATTNI_TILE_ROW_BYTES;
@@ -120,7 +131,7 @@ static void pack_statistics(const fattni_bwd *w, const fattni_bwd_rows *r) {
         if (i < r->rows) x = fattni_bwd_row_sum(w, batch, r->h, row + i);
         const bool empty = x.log_sum == -INFINITY;
         const double whole = empty ? INFINITY : x.log_sum * log2_e;
-        fattni_store(base, type, i, x.max);
+        fattni_store(base, type, i, mean && i < r->rows ? x.max - score_of_mean(w, r, mean, i) : x.max);
         fattni_store(lse, type, i, whole);
         const double rounded = fattni_load(lse, type, i);
         fattni_store(lse, type, w->k->rows + i, isfinite(rounded) ? whole - rounded : 0);
@@ -166,10 +177,14 @@ fattni_bwd_rows fattni_bwd_pack(const fattni_bwd *w, const fattni_sequence *seq,
     return r;
 }
 
-void fattni_bwd_load_keys(const fattni_bwd *w, const fattni_sequence *seq, int64_t g, fattni_range columns,
+void fattni_bwd_load_keys(const fattni_bwd *w, const fattni_sequence *seq, int64_t b, int64_t g, fattni_range columns,
                           char *scratch) {
-    if (fattni_is_narrow(w->p))
-        fattni_widen_keys(w->p, w->k, seq, g, columns, scratch + w->layout.key, scratch + w->layout.value);
+    if (!fattni_is_narrow(w->p)) return;
+    fattni_widen_keys(w->p, w->k, seq, g, columns, scratch + w->layout.key, scratch + w->layout.value);
+    const float *const mean = fattni_bwd_key_mean(w, b, g);
+    float *key = (float *)(scratch + w->layout.key);
+    for (int64_t j = columns.begin; mean && j < columns.end; ++j, key += w->p->D)
+        for (int64_t d = 0; d < w->p->D; ++d) key[d] -= mean[d];
 }
 
 fattni_score_tile fattni_bwd_score_tile(const fattni_bwd *w, const fattni_bwd_rows *r, int64_t j0, int64_t j,
@@ -216,7 +231,7 @@ void fattni_bwd_row_sums(const fattni_bwd *w, const fattni_sequence *seq, int64_
     const fattni_range keys = fattni_keys_of(&seq->band, i0, i0 + rows);
     for (int64_t j = keys.begin / FATTNI_TILE_KEYS * FATTNI_TILE_KEYS; j < keys.end; j += FATTNI_TILE_KEYS) {
         const int64_t count = fattni_min(FATTNI_TILE_KEYS, keys.end - j);
-        fattni_bwd_load_keys(w, seq, h / p->group, (fattni_range){j, j + count}, scratch);
+        fattni_bwd_load_keys(w, seq, b, h / p->group, (fattni_range){j, j + count}, scratch);
         const fattni_score_tile at = fattni_bwd_score_tile(w, &r, j, j, count);
         fattni_scores(&at, scratch + w->layout.q, scratch + w->layout.bias, scratch + w->layout.p, NULL);
         k->softmax(&at.tile, fattni_log2_factor(p), scratch + w->layout.p, max, sum, decay);

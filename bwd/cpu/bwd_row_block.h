@@ -29,10 +29,12 @@ typedef struct fattni_bwd {
     const fattni_cpu_kernels *k;
     fattni_bwd_layout layout;
     size_t max, log_sum;             /* offsets, [batch][h][row]: written for huge rows (huge.h) */
+    size_t key_mean;                 /* D + 1 floats per [b][key head], when keys may be centred */
     size_t dq_semaphores, shared_dq; /* with `chained`: an int and dQ^T per [b][h][row block] */
     size_t shared_bytes;             /* delta [batch][h][row], unless the caller gave it, and these */
     atomic_bool any_huge;
     unsigned want;
+    bool centred;                      /* scratch holds keys less their mean (bwd_key_mean.c) */
     bool one_pass;                     /* dQ, dK and dV from the same tiles, a task per key head */
     bool chained;                      /* the same with a task per column block: at each block of
                                           rows it waits until the one before has added to dQ */
@@ -80,9 +82,19 @@ typedef struct fattni_bwd_rows {
 fattni_bwd_rows fattni_bwd_pack(const fattni_bwd *w, const fattni_sequence *seq, int64_t b, int64_t h, int64_t i0,
                                 char *scratch);
 
-/* Of 16-bit inputs, the keys and values of at most a column block go into scratch for the tiles to
-   come. */
-void fattni_bwd_load_keys(const fattni_bwd *w, const fattni_sequence *seq, int64_t g, fattni_range columns,
+/* Whether the call is one whose keys are centred, unless it has huge rows: 16 bits, o too; o and lse of no other keys,
+   so that a row of dS sums to a known number; no softcap, whose scores need the keys themselves. */
+bool fattni_bwd_may_centre_keys(const fattni_problem *p);
+/* Finds the means. After `prepare`. */
+void fattni_bwd_key_means(const fattn_ctx *ctx, fattni_bwd *w);
+/* D floats; NULL where keys are used as they are. */
+const float *fattni_bwd_key_mean(const fattni_bwd *w, int64_t b, int64_t g);
+/* Adds to dQ^T of these rows, [D][row], what centred keys leave out of it. */
+void fattni_bwd_add_mean(const fattni_bwd *w, const fattni_bwd_rows *r, float *dq);
+
+/* Of 16-bit inputs, the keys and values of at most a column block of key head g of sequence b go into scratch for the
+   tiles to come; keys less their mean. */
+void fattni_bwd_load_keys(const fattni_bwd *w, const fattni_sequence *seq, int64_t b, int64_t g, fattni_range columns,
                           char *scratch);
 /* The tile of these rows and the keys [j, j + keys), in the column block that begins at j0. */
 fattni_score_tile fattni_bwd_score_tile(const fattni_bwd *w, const fattni_bwd_rows *r, int64_t j0, int64_t j,

@@ -23,10 +23,17 @@ typedef struct fattni_bwd_args {
     int32_t *huge, *huge_blocks;
     void *huge_max, *huge_log_sum, *huge_sink;
     int32_t huge_block;
-    void *sink_parts;               /* of dsink, per (head, sequence, row block); float or double */
-    int32_t *dq_semaphore;          /* FATTN_DETERMINISTIC: bwd_dq_semaphore.cuh; else NULL */
-    fattni_view d_o_copy;           /* an F32 d_o, rounded to the 16-bit dtype; else p NULL */
-    int32_t padded_rows, row_block; /* row_block: BM of the backward kernel */
+    /* bwd_key_mean.cu: per (sequence, key head) key_mean_pitch floats, and whether they are used; per padded row the
+       factor of the mean in dQ. NULL: without. centres_keys: the main kernel uses K less its mean. */
+    float *key_mean, *dq_of_mean;
+    int32_t *key_mean_used, centres_keys;
+    void *counters; /* what must be zero before preprocess: bwd_key_mean.cu zeroes it, too, in chunks of 16 bytes */
+    int64_t counter_chunks;
+    int32_t key_mean_pitch, key_mean_f32; /* f32: K is F32 */
+    void *sink_parts;                     /* of dsink, per (head, sequence, row block); float or double */
+    int32_t *dq_semaphore;                /* FATTN_DETERMINISTIC: bwd_dq_semaphore.cuh; else NULL */
+    fattni_view d_o_copy;                 /* an F32 d_o, rounded to the 16-bit dtype; else p NULL */
+    int32_t padded_rows, row_block;       /* row_block: BM of the backward kernel */
     /* Fragment order of the dQ accumulator of a row block: threads that add, rows of a warp, and of how many threads
        (dq_group) the float4s of a tile follow each other. */
     int32_t dq_threads, dq_warp_rows, dq_group, D_padded;

@@ -1,5 +1,6 @@
-/* The CUDA row of the backward table for BF16 and F16: preprocess, the main kernel, postprocess, huge rows, dsink. Most
-   calls of the Hopper kernels have no separate preprocess and postprocess: the main kernel does their work. */
+/* The CUDA row of the backward table for BF16 and F16: the mean of the keys, preprocess, the main kernel, postprocess,
+   huge rows, dsink. Most calls of the Hopper kernels have no separate preprocess and postprocess: the main kernel does
+   their work. */
 #include "bwd/cuda/bwd_cuda.h"
 #include "core/cuda/sm90.h"
 
@@ -13,6 +14,8 @@ extern void fattn_bwd_postprocess(fattni_bwd_args);
 typedef struct layout {
     int64_t padded_rows, rows;
     size_t lse2, delta, dq, d_o, sink, dq_semaphore; /* offsets; an absent part has size 0 */
+    fattni_bwd_key_mean key_mean;
+    size_t dq_of_mean;
     fattni_bwd_huge huge;
     size_t counters, bytes; /* counters: zeroed together with the end of `huge`, which precedes them */
 } layout;
@@ -40,18 +43,27 @@ static size_t counter_bytes(int64_t head_groups) {
     return (size_t)fattni_round_up((1 + FATTNI_COUNTERS * head_groups) * 4, FATTNI_ALIGN);
 }
 
+static size_t aligned(int64_t bytes) { return (size_t)fattni_round_up(bytes, FATTNI_ALIGN); }
+
+/* Where keys are centred only rows whose dS sums to something need it. */
+static bool keeps_dq_of_mean(const fattni_problem *p, const fattni_cuda_kernel *k, const layout *l) {
+    return l->key_mean.present && (!is_sm90(k) || p->sink.present || p->d_lse.present);
+}
+
 static layout layout_of(const fattni_problem *p, const fattni_cuda_kernel *k, const fattni_cuda_kernel *huge) {
     layout l = {0};
     l.padded_rows = fattni_round_up(p->packed ? p->rows_q + p->B * k->BM : p->Sq, k->BM);
     l.rows = l.padded_rows * p->Hq * (p->packed ? 1 : p->B);
-    const size_t vector = (size_t)fattni_round_up(l.rows * 4, FATTNI_ALIGN);
+    const size_t vector = aligned(l.rows * 4);
     l.lse2 = 0;
     l.delta = vector;
     l.dq = 2 * vector;
     l.d_o = l.dq + (p->dq.present ? (size_t)l.rows * (size_t)k->D * 4 : 0);
     l.sink = l.d_o + (p->d_o.dtype == FATTN_F32 ? copied_rows(p) * (size_t)k->D * 2 : 0);
     l.dq_semaphore = l.sink + fattni_bwd_cuda_sink_bytes(p, k);
-    l.huge = fattni_bwd_cuda_huge_parts(p, huge, l.dq_semaphore + fattni_bwd_cuda_semaphore_bytes(p, k), l.rows);
+    l.key_mean = fattni_bwd_cuda_key_mean_parts(p, k, huge, l.dq_semaphore + fattni_bwd_cuda_semaphore_bytes(p, k));
+    l.dq_of_mean = l.key_mean.end;
+    l.huge = fattni_bwd_cuda_huge_parts(p, huge, l.dq_of_mean + (keeps_dq_of_mean(p, k, &l) ? vector : 0), l.rows);
     l.counters = l.huge.end;
     l.bytes = l.counters + (is_sm90(k) ? counter_bytes(p->B * p->Hkv) : 0);
     return l;
@@ -120,9 +132,11 @@ fattn_status fattni_bwd_sm90_args_of(fattn_ctx *ctx, const fattni_problem *p, co
 }
 
 /* Persistent: one CTA per SM takes work items. With clusters: one cluster per work item. */
-static fattn_status launch_sm90(fattn_ctx *ctx, const fattni_cuda_kernel *k, const fattni_bwd_sm90_args *x) {
+static fattn_status launch_sm90(fattn_ctx *ctx, const fattni_cuda_kernel *k, const fattni_bwd_sm90_args *x,
+                                bool early) {
     const int64_t grid = k->cluster == 1 ? fattni_min(x->items, ctx->gpu.sms) : (int64_t)x->items * k->cluster;
-    return fattni_cuda_launch(ctx, k, grid, x, sizeof *x);
+    return early ? fattni_cuda_launch_early(ctx, k, grid, x, sizeof *x)
+                 : fattni_cuda_launch(ctx, k, grid, x, sizeof *x);
 }
 
 /* ---- the call ---- */
@@ -155,10 +169,12 @@ static fattni_bwd_args args_of(const fattni_problem *p, const fattni_cuda_kernel
     scale_gradients(p, &x);
     x.delta = (float *)(workspace + l->delta);
     x.sink_parts = workspace + l->sink;
-    if (l->huge.max > l->dq_semaphore) x.dq_semaphore = (int32_t *)(workspace + l->dq_semaphore);
+    if (l->key_mean.mean > l->dq_semaphore) x.dq_semaphore = (int32_t *)(workspace + l->dq_semaphore);
     if (p->d_o.dtype == FATTN_F32)
         x.d_o_copy = (fattni_view){workspace + l->d_o, p->Hq * p->rows_q * k->D, p->rows_q * k->D, k->D, 1};
     if (p->dq.present) x.dq_accumulator = (float *)(workspace + l->dq);
+    x.centres_keys = sm90;
+    if (keeps_dq_of_mean(p, k, l)) x.dq_of_mean = (float *)(workspace + l->dq_of_mean);
     return x;
 }
 
@@ -167,6 +183,7 @@ static fattn_status run(fattn_ctx *ctx, const fattni_problem *p, const fattni_ke
     const layout l = layout_of(p, k, huge);
     fattni_bwd_args x = args_of(p, k, &l);
     fattni_bwd_cuda_huge_args(p, huge, &l.huge, &x);
+    fattni_bwd_cuda_key_mean_args(p, huge, &l.key_mean, &x);
     const int64_t row_grid = fattni_bwd_cuda_row_grid(p, k), key_grid = fattni_bwd_cuda_key_grid(p, k);
     const bool rows = does_rows(k, &x);
     fattni_bwd_args main = x; /* reads the copy of dO */
@@ -174,10 +191,11 @@ static fattn_status run(fattn_ctx *ctx, const fattni_problem *p, const fattni_ke
     fattni_bwd_sm90_args s;
     if (is_sm90(k)) /* steps that may fail come before those that write */
         FATTNI_TRY(fattni_bwd_sm90_args_of(ctx, p, k, &main, (char *)p->workspace + l.counters, rows, &s));
-    FATTNI_TRY(fattni_cuda_zero(ctx, (char *)p->workspace + l.huge.zero, l.bytes - l.huge.zero));
+    FATTNI_TRY(fattni_bwd_cuda_begin(ctx, p, &x, l.huge.zero, l.bytes));
     FATTNI_TRY(fattni_bwd_cuda_zero(ctx, p, &x));
     if (!rows) FATTNI_TRY(FATTNI_START(ctx, fattn_bwd_preprocess, row_grid, 256, &x));
-    FATTNI_TRY(is_sm90(k) ? launch_sm90(ctx, k, &s) : fattni_cuda_launch(ctx, k, key_grid, &main, sizeof main));
+    const bool early = rows && x.key_mean && !(p->d_bias.present && !(p->flags & FATTN_ACC_DBIAS));
+    FATTNI_TRY(is_sm90(k) ? launch_sm90(ctx, k, &s, early) : fattni_cuda_launch(ctx, k, key_grid, &main, sizeof main));
     if (p->dq.present && !rows) FATTNI_TRY(FATTNI_START(ctx, fattn_bwd_postprocess, row_grid, x.dq_threads, &x));
     FATTNI_TRY(fattni_bwd_cuda_huge(ctx, p, huge, k, &main));
     return fattni_bwd_cuda_sink(ctx, p, &x);

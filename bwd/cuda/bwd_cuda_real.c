@@ -7,6 +7,7 @@ extern void fattn_bwd_preprocess_f64(fattni_bwd_args);
 /* The workspace: offsets; an absent part has size 0. delta is [B,Hq,rows_q]. */
 typedef struct layout {
     size_t delta, sink, dq_semaphore;
+    fattni_bwd_key_mean key_mean;
     fattni_bwd_huge huge;
 } layout;
 
@@ -15,7 +16,8 @@ static layout layout_of(const fattni_problem *p, const fattni_cuda_kernel *k, co
     const int64_t size = (int64_t)fattn_dtype_size(p->dtype);
     layout l = {.delta = 0, .sink = (size_t)fattni_round_up(rows * size, FATTNI_ALIGN)};
     l.dq_semaphore = l.sink + fattni_bwd_cuda_sink_bytes(p, k);
-    l.huge = fattni_bwd_cuda_huge_parts(p, huge, l.dq_semaphore + fattni_bwd_cuda_semaphore_bytes(p, k), rows);
+    l.key_mean = fattni_bwd_cuda_key_mean_parts(p, k, huge, l.dq_semaphore + fattni_bwd_cuda_semaphore_bytes(p, k));
+    l.huge = fattni_bwd_cuda_huge_parts(p, huge, l.key_mean.end, rows);
     return l;
 }
 
@@ -36,10 +38,11 @@ static fattn_status run(fattn_ctx *ctx, const fattni_problem *p, const fattni_ke
     x.row_block = k->BM;
     x.delta = (float *)(workspace + l.delta);
     x.sink_parts = workspace + l.sink;
-    if (l.huge.max > l.dq_semaphore) x.dq_semaphore = (int32_t *)(workspace + l.dq_semaphore);
+    if (l.key_mean.mean > l.dq_semaphore) x.dq_semaphore = (int32_t *)(workspace + l.dq_semaphore);
     const int64_t row_grid = fattni_bwd_cuda_row_grid(p, k), key_grid = fattni_bwd_cuda_key_grid(p, k);
     fattni_bwd_cuda_huge_args(p, huge, &l.huge, &x);
-    FATTNI_TRY(fattni_cuda_zero(ctx, workspace + l.huge.zero, l.huge.end - l.huge.zero));
+    fattni_bwd_cuda_key_mean_args(p, huge, &l.key_mean, &x);
+    FATTNI_TRY(fattni_bwd_cuda_begin(ctx, p, &x, l.huge.zero, l.huge.end));
     FATTNI_TRY(fattni_bwd_cuda_zero(ctx, p, &x));
     FATTNI_TRY(x.a.f64 ? FATTNI_START(ctx, fattn_bwd_preprocess_f64, row_grid, 256, &x)
                        : FATTNI_START(ctx, fattn_bwd_preprocess_f32, row_grid, 256, &x));

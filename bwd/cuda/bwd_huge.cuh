@@ -38,6 +38,7 @@ typedef struct shared_memory {
     /* Per row: m; log2 l, less what P is scaled by, +inf where the row is not huge; delta; m and l of either half of
        the keys. */
     float max[BM], log_sum[BM], delta[BM], half_max[2][BM], half_sum[2][BM];
+    float ds_sum[BM]; /* what a row of dS should sum to */
 } shared_memory;
 enum { SHARED_BYTES = sizeof(shared_memory) };
 static_assert(offsetof(shared_memory, k) % 1024 == 0 && offsetof(shared_memory, v) % 1024 == 0 &&
@@ -144,6 +145,9 @@ DEVICE void find_statistics(const fattni_bwd_args *bwd, const sequence *s, const
         const float log_sum = counts ? log_sum_of(L, top, total) : INFINITY;
         const float delta = i < s->Sq ? bwd->delta[at] : 0.0f;
         of->half_sum[0][r] = counts && bwd->d_sink.p ? -expf(sink - top - log_sum) * delta : 0.0f;
+        float d_lse = 0.0f;
+        if (i < s->Sq && bwd->d_lse.p) d_lse = *row_at(&bwd->d_lse, s, h, s->q0 + i);
+        of->ds_sum[r] = sum_of_ds(bwd, expf(sink - top - log_sum), delta, d_lse);
         of->max[r] = counts ? top : 0.0f;
         of->log_sum[r] = counts ? (log_sum - bwd->lse_shift) * LOG2E : INFINITY;
         of->delta[r] = delta;
@@ -211,6 +215,29 @@ DEVICE void clear(float x[COLUMN_TILES][4]) {
         for (int e = 0; e < 4; ++e) x[n][e] = 0.0f;
 }
 
+/* Adds this warp's 16 rows of dS, summed over the keys: element 2e is row g + 8e. */
+DEVICE void sum_ds(float sum[4], const cta_memory *m) {
+#pragma unroll
+    for (int step = 0; step < BN / 16; ++step) {
+        uint32_t rows[4];
+        load_a(rows, lane_16(MEMBER_ADDRESS(m->shared, ds), BN), BN, first_row(), 16 * step);
+        mma(sum, rows, ONES, ONES);
+    }
+}
+/* dQ less its rows' excess times the mean of the keys (bwd_key_mean.cu). */
+DEVICE void subtract_excess(float dq[COLUMN_TILES][4], const float sum[4], const float *ds_sum, const float *key_mean) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        const float excess = sum[2 * half] - ds_sum[lane_row() + 8 * half];
+#pragma unroll
+        for (int n = 0; n < COLUMN_TILES; ++n) {
+            const float2 mean = *(const float2 *)(key_mean + first_column() + 8 * n + (int)threadIdx.x % 4 * 2);
+            dq[n][2 * half] -= excess * mean.x;
+            dq[n][2 * half + 1] -= excess * mean.y;
+        }
+    }
+}
+
 DEVICE void row_task(const fattni_bwd_args *bwd, cta_memory *m, int task) {
     const fattni_attention_args *const a = &bwd->a;
     const block_position at = block_at((unsigned)task, a->Sq, BM, a->Hq);
@@ -226,7 +253,8 @@ DEVICE void row_task(const fattni_bwd_args *bwd, cta_memory *m, int task) {
     const interval keys = keys_seen_by(&s, i0, rows);
     find_statistics(bwd, &s, m, b, h, i0, keys.begin, keys.end);
     if (!bwd->dq.p && !bwd->d_bias.p) return;
-    float dq[COLUMN_TILES][4];
+    const float *const key_mean = key_mean_of(bwd, b, h / a->group);
+    float dq[COLUMN_TILES][4], sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
     clear(dq);
     for (int j0 = keys.begin / BN * BN; j0 < keys.end; j0 += BN) {
         __syncthreads(); /* no warp reads the last tiles */
@@ -236,7 +264,9 @@ DEVICE void row_task(const fattni_bwd_args *bwd, cta_memory *m, int task) {
         gradients(bwd, &s, m, b, h, i0, j0, 1);
         product_nn(dq, 1, COLUMN_TILES, BN, lane_16(MEMBER_ADDRESS(m->shared, ds), BN), first_row(), BN, 0,
                    lane_16(MEMBER_ADDRESS(m->shared, k), PITCH), first_column(), PITCH);
+        if (key_mean) sum_ds(sum, m);
     }
+    if (key_mean) subtract_excess(dq, sum, m->memory->ds_sum, key_mean);
     const int row = lane_row();
     const int inside[2] = {m->memory->log_sum[row] < INFINITY, m->memory->log_sum[row + 8] < INFINITY};
     if (bwd->dq.p) add_rows(dq, &bwd->dq, &s, h, s.q0 + i0 + row, bwd->dq_scale, inside, a->D, bwd->dq_f32);

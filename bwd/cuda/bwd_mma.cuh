@@ -19,6 +19,7 @@
 
    Instances: bwd_kernels.def. Macros in: cmake/instance.cu.in. */
 #include "core/device/describe.cuh"
+#include "bwd/cuda/bwd_workspace.cuh"
 #include "core/device/mma_tile.cuh"
 #include "core/ptx/mbarrier.h"
 
@@ -176,6 +177,30 @@ DEVICE void store_gradient(const real (*x)[4], real factor, const fattni_view *v
     }
 }
 
+#if !K_F64
+/* TF32's dQ less the sums of dS over these keys times their mean (bwd_key_mean.cu); bwd_preprocess_real.cuh adds what
+   dS sums to exactly. dQ's columns begin at `column`. */
+DEVICE void subtract_mean(real (*dq)[4], real *ds_tile, int row, int column, const float *mean) {
+    real sum[ROWS_TN / 16][4];
+    clear(sum, ROWS_TN / 16);
+#pragma unroll 1
+    for (int step = 0; step < BN; step += 8) {
+        real rows[ROWS_TN / 16][4];
+        load_tn(rows, ds_tile, BM, step, row);
+#pragma unroll
+        for (int m = 0; m < ROWS_TN / 16; ++m) multiply(sum[m], rows[m], 1.0f, 1.0f);
+    }
+#pragma unroll
+    for (int c = 0; c < DQ_GROUPS * VECTOR; ++c) { /* element 2h + n of fragment e: column (2t + n) VECTOR + e */
+        const float *const at = mean + column + c / VECTOR * GROUP + lane_of() % 4 * 2 * VECTOR + c % VECTOR;
+#pragma unroll
+        for (int m = 0; m < ROWS_TN / 16; ++m)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) dq[m * DQ_GROUPS * VECTOR + c][e] -= sum[m][e] * at[e % 2 * VECTOR];
+    }
+}
+#endif
+
 extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS) K_NAME(const __grid_constant__ fattni_bwd_args args) {
     const fattni_bwd_args *const bwd = &args;
     const fattni_attention_args *const a = &args.a;
@@ -285,6 +310,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS) K_NAME(const __gri
 
         real dq[ROWS_TN / 16 * DQ_GROUPS * VECTOR][4];
         product_tn(dq, DQ_GROUPS, BN, ds_tile, dq_row, BM, k_tile, D, dq_column);
+#if !K_F64
+        const float *const mean = key_mean_of(bwd, b, hk);
+        if (mean) subtract_mean(dq, ds_tile, dq_row, dq_column, mean);
+#endif
         wait_dq_semaphore(bwd, &s, b, h, i0, j0, BN);
 #pragma unroll
         for (int m = 0; m < ROWS_TN / 8; ++m) { /* rows of this thread */

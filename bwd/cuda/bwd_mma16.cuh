@@ -130,6 +130,26 @@ DEVICE void store_transposed(uint32_t tile, const float x[2][ROW_TILES][4], int 
         }
 }
 
+/* Of keys with a mean (bwd_key_mean.cu): subtracts what 32 rows of dS sum to over this block's keys. `at`: dq_of_mean
+   of the first row. One warp. */
+DEVICE void subtract_sums(float *at, uint32_t ds_tile, int row0) {
+    const int lane = (int)threadIdx.x & 31;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+        float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+#pragma unroll
+        for (int step = 0; step < BN / 16; ++step) {
+            uint32_t rows[4];
+            load_a_trans(rows, lane_8(ds_tile, BM), BM, 16 * step, row0 + 16 * r);
+            mma(sum, rows, ONES, ONES);
+        }
+        if (lane % 4 == 0) {
+            reduce_add(at + 16 * r + lane / 4, -sum[0]);
+            reduce_add(at + 16 * r + lane / 4 + 8, -sum[2]);
+        }
+    }
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS) K_NAME(const __grid_constant__ fattni_bwd_args args) {
     const fattni_bwd_args *const bwd = &args;
     const fattni_attention_args *const a = &args.a;
@@ -166,6 +186,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS) K_NAME(const __gri
         load_statistics(MEMBER_ADDRESS(shared, rows), bwd, row_base(bwd, &s, b, first.h) + first.i0);
         cp_async_commit();
     }
+    const int has_mean = dq_column0 == 0 && key_mean_of(bwd, b, hk);
     const float unit = GENERAL ? 1.4426950408889634f : a->scale * 1.4426950408889634f;
 
     for (int step = 0; step < steps; ++step) {
@@ -268,6 +289,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS) K_NAME(const __gri
             wait_dq_semaphore(bwd, &s, b, h, i0, j0, BN);
 #pragma unroll
             for (int c = 0; c < 2 * DQ_TILES; ++c) reduce_add_4(to + dq_offset(c), dq[c]);
+            if (has_mean) subtract_sums(bwd->dq_of_mean + row_base(bwd, &s, b, h) + i0 + dq_row0, ds_tile, dq_row0);
             post_dq_semaphore(bwd, b, h, i0);
         }
         product_nn(dk, 2, COLUMN_TILES, BM, lane_16(ds_tile, BM), key0, BM, 0, lane_16(q_tile, PITCH), column0, PITCH);

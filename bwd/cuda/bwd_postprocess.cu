@@ -1,4 +1,5 @@
-/* After the main kernel: dq = dq_scale * accumulator, from fragment order to the caller's layout. */
+/* After the main kernel: dq = dq_scale * accumulator, from fragment order to the caller's layout. Of keys with a
+   mean dq_of_mean times that is added (bwd_key_mean.cu). */
 #define K_BF16 1
 #include "bwd/cuda/bwd_blocks.cuh"
 #include "bwd/cuda/bwd_workspace.cuh"
@@ -17,6 +18,14 @@ DEVICE void store_dq(const fattni_bwd_args *bwd, int64_t at, float x) {
         __half *const p = (__half *)bwd->dq.p + at;
         *p = __float2half_rn(a->flags & FATTN_ACC_DQ ? __half2float(*p) + x : x);
     }
+}
+
+/* With dq_of_mean of padded rows `row` and `row` + 8 times the mean of the keys, of columns d and d + 1. */
+DEVICE float4 with_mean(const fattni_bwd_args *bwd, float4 x, const float *mean, int64_t row, int d) {
+    if (!mean) return x;
+    const float sum = bwd->dq_of_mean[row], sum8 = bwd->dq_of_mean[row + 8];
+    const float2 m = *(const float2 *)(mean + d);
+    return make_float4(x.x + sum * m.x, x.y + sum * m.y, x.z + sum8 * m.x, x.w + sum8 * m.y);
 }
 
 /* One CTA per row block, with as many threads as added to it: thread x stores what thread x added. */
@@ -38,6 +47,8 @@ extern "C" __global__ void __launch_bounds__(256) fattn_bwd_postprocess(const __
     const float4 *const from = (const float4 *)(bwd->dq_accumulator + (row_base(bwd, &s, b, h) + i0) * bwd->D_padded) +
                                thread / bwd->dq_group * (bwd->dq_group * row_tiles * columns / 8) +
                                thread % bwd->dq_group;
+    const float *const mean = bwd->dq_of_mean ? key_mean_of(bwd, b, h / a->group) : 0;
+    const int64_t base = row_base(bwd, &s, b, h); /* its padded rows */
     const int64_t to = s.batch * bwd->dq.b + h * bwd->dq.h + (int64_t)s.q0 * bwd->dq.row;
     const int whole = tiles % 2 == 0 && bwd->vector_gradients && !bwd->dq_f32 && !(a->flags & FATTN_ACC_DQ);
     if (whole) { /* two tiles at a time: each lane of a quad stores 16 bytes, of one tile and row */
@@ -46,7 +57,8 @@ extern "C" __global__ void __launch_bounds__(256) fattn_bwd_postprocess(const __
             uint32_t r[4];
 #pragma unroll
             for (int e = 0; e < 2; ++e) {
-                const float4 x = from[(n + e) * bwd->dq_group];
+                const int row = row0 + n / tiles * 16, d = column0 + (n % tiles + e) * 8 + 2 * t;
+                const float4 x = with_mean(bwd, from[(n + e) * bwd->dq_group], mean, base + row, d);
                 const float y[4] = {bwd->dq_scale * x.x, bwd->dq_scale * x.y, bwd->dq_scale * x.z, bwd->dq_scale * x.w};
                 r[e] = a->kind == KIND_BF16 ? pack_bf16(y[0], y[1]) : pack_f16(y[0], y[1]);
                 r[2 + e] = a->kind == KIND_BF16 ? pack_bf16(y[2], y[3]) : pack_f16(y[2], y[3]);
@@ -61,12 +73,12 @@ extern "C" __global__ void __launch_bounds__(256) fattn_bwd_postprocess(const __
     }
 #pragma unroll 4
     for (int n = 0; n < count; ++n) {
-        const float4 x = from[n * bwd->dq_group];
+        const int row = row0 + n / tiles * 16, d0 = column0 + n % tiles * 8 + 2 * t;
+        const float4 x = with_mean(bwd, from[n * bwd->dq_group], mean, base + row, d0);
         const float y[4] = {x.x, x.y, x.z, x.w};
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
-            const int i = row0 + n / tiles * 16 + (e >= 2 ? 8 : 0);
-            const int d = column0 + n % tiles * 8 + 2 * t + (e & 1);
+            const int i = row + (e >= 2 ? 8 : 0), d = d0 + (e & 1);
             if (i < s.Sq && d < a->D) store_dq(bwd, to + (int64_t)i * bwd->dq.row + d, bwd->dq_scale * y[e]);
         }
     }

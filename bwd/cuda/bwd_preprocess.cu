@@ -7,28 +7,9 @@
 #include "bwd/cuda/bwd_blocks.cuh"
 #include "bwd/cuda/bwd_workspace.cuh"
 #include "core/device/half_types.cuh"
+#include "core/device/load_8.cuh"
 
 enum { THREADS = 256 };
-
-/* Eight elements from column c of a row; beyond `width` they are 0. */
-DEVICE void load_8(float x[8], const void *row, int kind, int c, int width, int vector) {
-    if (kind == KIND_F32) {
-#pragma unroll
-        for (int e = 0; e < 8; ++e) x[e] = c + e < width ? ((const float *)row)[c + e] : 0.0f;
-        return;
-    }
-    uint16_t bits[8];
-    if (vector && c + 8 <= width) {
-        *(uint4 *)bits = *(const uint4 *)((const uint16_t *)row + c);
-    } else {
-#pragma unroll
-        for (int e = 0; e < 8; ++e) bits[e] = c + e < width ? ((const uint16_t *)row)[c + e] : 0;
-    }
-#pragma unroll
-    for (int e = 0; e < 8; ++e)
-        x[e] = kind == KIND_BF16 ? __bfloat162float(*(const __nv_bfloat16 *)&bits[e])
-                                 : __half2float(*(const __half *)&bits[e]);
-}
 
 /* Eight elements of d_o's 16-bit copy. */
 DEVICE void store_8(const fattni_bwd_args *bwd, int64_t at, const float x[8]) {
@@ -58,6 +39,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const int lanes = bwd->D_padded > 128 ? 32 : bwd->D_padded > 64 ? 16 : 8;
     const int group = (int)threadIdx.x / lanes, lane = (int)threadIdx.x % lanes;
     const int kind_o = a->o_f32 ? KIND_F32 : a->kind, kind_do = bwd->d_o_f32 ? KIND_F32 : a->kind;
+    const float *const mean = key_mean_of(bwd, b, h / a->group);
+    const float sink = a->sink.p ? float_at(&a->sink, h) : -INFINITY;
     const size_t size_o = kind_o == KIND_F32 ? 4 : 2, size_do = kind_do == KIND_F32 ? 4 : 2;
 
     float sink_gradient = 0.0f;
@@ -79,22 +62,36 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                 store_8(bwd, s.batch * bwd->d_o_copy.b + h * bwd->d_o_copy.h + row * bwd->d_o_copy.row + 8 * lane, y);
         }
         for (int step = lanes / 2; step > 0; step /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);
+        float q_mean = 0.0f;
+        if (mean) {
+            const int64_t row = s.batch * a->q.b + h * a->q.h + (int64_t)(s.q0 + i) * a->q.row;
+            float q[8];
+            if (i < s.Sq && 8 * lane < a->D) {
+                load_8(q, (const half_type *)a->q.p + row, a->kind, 8 * lane, a->D, a->vector_qkv);
+#pragma unroll
+                for (int e = 0; e < 8; ++e) q_mean += q[e] * mean[8 * lane + e];
+            }
+            for (int step = lanes / 2; step > 0; step /= 2) q_mean += __shfl_xor_sync(0xffffffffu, q_mean, step);
+        }
         if (lane != 0) continue;
-        float L = INFINITY;
+        float L = INFINITY, d_lse = 0.0f;
         if (i < s.Sq) {
             const int64_t row = s.q0 + i;
             L = ((const float *)a->lse.p)[s.batch * a->lse.b + h * a->lse.h + row * a->lse.row];
+            if (bwd->d_lse.p)
+                d_lse = ((const float *)bwd->d_lse.p)[s.batch * bwd->d_lse.b + h * bwd->d_lse.h + row * bwd->d_lse.row];
             if (bwd->given_delta.p)
                 sum = ((const float *)bwd->given_delta
                            .p)[s.batch * bwd->given_delta.b + h * bwd->given_delta.h + row * bwd->given_delta.row];
-            else if (bwd->d_lse.p)
-                sum -= ((const float *)bwd->d_lse.p)[s.batch * bwd->d_lse.b + h * bwd->d_lse.h + row * bwd->d_lse.row];
+            else
+                sum -= d_lse;
             if (bwd->d_sink.p && L != -INFINITY && !FATTNI_IS_HUGE(L)) { /* the sink's share of the row's P */
-                const float sink = float_at(&a->sink, h), share = sink == L ? 1.0f : expf(sink - L);
+                const float share = sink == L ? 1.0f : expf(sink - L);
                 sink_gradient -= share * sum;
             }
         }
         store_statistics(bwd, base + r, L, sum);
+        if (mean) store_mean_terms(bwd, base + r, L, q_mean, sink, d_lse);
     }
     if (bwd->d_sink.p) {
         __shared__ float warps[THREADS / 32];

@@ -2,6 +2,7 @@
    its parts. The files that include this define K_F64, K_ROWS_NAME and K_SINK_NAME. */
 #include "bwd/cuda/bwd_args.h"
 #include "bwd/cuda/bwd_blocks.cuh"
+#include "bwd/cuda/bwd_workspace.cuh"
 #include "core/attention/huge.h"
 #include "core/device/float_types.cuh"
 
@@ -28,6 +29,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) K_ROWS_NAME(const __grid_c
     const int b = at.b, h = at.h, i0 = at.first;
     const sequence s = sequence_of(a, b);
     const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
+    const float *const key_mean = K_F64 ? 0 : key_mean_of(bwd, b, h / a->group);
     real sink_gradient = 0;
     if (bwd->dq_semaphore && threadIdx.x == 0) bwd->dq_semaphore[blockIdx.x] = 0;
     for (int i = i0 + warp; i < min(i0 + BM, s.Sq); i += WARPS) {
@@ -41,14 +43,20 @@ extern "C" __global__ void __launch_bounds__(THREADS) K_ROWS_NAME(const __grid_c
             for (int step = 16; step > 0; step /= 2) delta += __shfl_xor_sync(0xffffffffu, delta, step);
             if (bwd->d_lse.p) delta -= *row_at(&bwd->d_lse, &s, h, row);
         }
-        if (bwd->dq.p && !(a->flags & FATTN_ACC_DQ)) {
+        const real L = *row_at(&a->lse, &s, h, row);
+        const int huge = FATTNI_IS_HUGE(L); /* the row is bwd_huge_real.cuh's */
+        real sum = 0;                       /* of dS, which the main kernel's dQ leaves to this one (bwd_key_mean.cu) */
+        if (key_mean && L - L == 0 && !huge) {
+            const real d_lse = bwd->d_lse.p ? *row_at(&bwd->d_lse, &s, h, row) : (real)0;
+            sum = ARG(a, scale) * (d_lse + (a->sink.p ? share_of(real_at(&a->sink, h), L) * delta : (real)0));
+        }
+        if (bwd->dq.p && (sum != 0 || !(a->flags & FATTN_ACC_DQ))) {
             real *const dq = row_at(&bwd->dq, &s, h, row);
-            for (int d = lane; d < a->D; d += 32) dq[d] = 0;
+            for (int d = lane; d < a->D; d += 32)
+                dq[d] = (a->flags & FATTN_ACC_DQ ? dq[d] : (real)0) + (key_mean ? sum * (real)key_mean[d] : (real)0);
         }
         if (lane != 0) continue;
         ((real *)bwd->delta)[row_number(a, &s, h, i)] = delta;
-        const real L = *row_at(&a->lse, &s, h, row);
-        const int huge = FATTNI_IS_HUGE(L); /* the row is bwd_huge_real.cuh's */
         if (huge) bwd->huge[0] = 1;
         if (bwd->d_sink.p && L != -(real)INFINITY && !huge) /* the sink's share of the row's probability */
             sink_gradient -= share_of(real_at(&a->sink, h), L) * delta;

@@ -14,6 +14,23 @@ DEVICE int64_t row_base(const fattni_bwd_args *bwd, const sequence *s, int b, in
     return (int64_t)h * bwd->padded_rows + (s->q0 / bwd->row_block + b) * (int64_t)bwd->row_block;
 }
 
+/* The mean of the keys of (b, hk), where it is used (bwd_key_mean.cu); else NULL. */
+DEVICE const float *key_mean_of(const fattni_bwd_args *bwd, int b, int hk) {
+    const int64_t plane = (int64_t)b * bwd->a.Hkv + hk;
+    return bwd->key_mean && bwd->key_mean_used[plane] ? bwd->key_mean + plane * bwd->key_mean_pitch : 0;
+}
+/* What a row of dS sums to: sum P (dP - delta) = dL + exp(sink - L) delta. In the scale of F16's dS. */
+DEVICE float sum_of_ds(const fattni_bwd_args *bwd, float sink_share, float delta, float d_lse) {
+    return (d_lse + sink_share * delta) / bwd->dbias_scale;
+}
+/* After store_statistics, where the keys' mean is used. q_mean: q.mean, which scores of centred keys lack. dq_of_mean
+   begins with what dS sums to; of keys that are not centred the main kernel subtracts what it sums to. */
+DEVICE void store_mean_terms(const fattni_bwd_args *bwd, int64_t at, float L, float q_mean, float sink, float d_lse) {
+    const int counts = L - L == 0.0f && !FATTNI_IS_HUGE(L);
+    if (counts && bwd->centres_keys) bwd->lse2[at] = bwd->lse_factor * (L - bwd->lse_shift - bwd->a.scale * q_mean);
+    if (bwd->dq_of_mean) bwd->dq_of_mean[at] = counts ? sum_of_ds(bwd, expf(sink - L), bwd->delta[at], d_lse) : 0.0f;
+}
+
 /* lse2 and delta of the padded row `at`, from its L and rowsum(dO * O) - dL. Rows past the end and rows without a key
    get +inf and 0, so that their P is 0. So do huge rows: bwd_huge.cuh computes them when huge[0] says that there are
    some. */

@@ -223,9 +223,6 @@ static fattn_status take_tensors(fattn_ctx *ctx, const fattn_attention_io *io, b
     FATTNI_TRY(take(ctx, io->cu_seqlens_q, &cu_q, &p->cu_seqlens_q));
     FATTNI_TRY(take(ctx, io->cu_seqlens_k, &cu_k, &p->cu_seqlens_k));
     FATTNI_TRY(take(ctx, io->rng_step, &step, &p->rng_step));
-    if ((p->flags & FATTN_MERGE) && !(wide & BIT(p->o.dtype)))
-        return fattn_ctx_fail(ctx, FATTN_E_DTYPE, "o: %s cannot hold a partial result (MERGE): use f32",
-                              fattn_dtype_name((fattn_dtype)p->o.dtype));
 
     if (p->pass == FATTNI_BWD && backward) FATTNI_TRY(require(ctx, "d_o", io->d_o));
     if (!backward) return FATTN_OK;
@@ -321,6 +318,10 @@ fattn_status fattni_problem_init(fattn_ctx *ctx, const fattn_attention_params *p
     const bool backward = pass == FATTNI_BWD;
     if (backward && !running && !known_io.d_o) known_io.d_o = known_io.o, p.any_d_o = true;
     FATTNI_TRY(take_tensors(ctx, &known_io, backward, &p));
+    const bool narrow_o = p.o.dtype == FATTN_F16 || p.o.dtype == FATTN_BF16;
+    if (!(backward && running) && (p.flags & FATTN_MERGE) && narrow_o)
+        return fattn_ctx_fail(ctx, FATTN_E_DTYPE, "o: %s cannot hold a partial result (MERGE): use f32",
+                              fattn_dtype_name((fattn_dtype)p.o.dtype));
     if (backward && !running) want_all_gradients_if_none(&p);
     if (running) FATTNI_TRY(fattni_check_lengths(ctx, &p));
     p.saved = known_io.saved, p.saved_bytes = known_io.saved_bytes;

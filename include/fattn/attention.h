@@ -20,7 +20,8 @@ enum {
     FATTN_DETERMINISTIC = 1u << 3,   /* bitwise-repeatable gradients, or FATTN_E_UNSUPPORTED */
     FATTN_TF32 = 1u << 4,            /* F32 on a GPU may round operands to TF32; off = full fp32 */
     FATTN_MERGE = 1u << 5,           /* forward: o (F32 or F64) and lse hold the result over other
-                                        keys; update them */
+                                        keys; update them. backward: they do, so that k and v are a
+                                        part of the keys: required then, see below */
     FATTN_ACC_DQ = 1u << 8,          /* add into this gradient, do not overwrite it */
     FATTN_ACC_DK = 1u << 9,
     FATTN_ACC_DV = 1u << 10,
@@ -121,7 +122,11 @@ FATTN_API FATTN_CHECKED fattn_status fattn_attention_fwd(fattn_ctx *ctx, const f
                                                          const fattn_attention_io *io);
 /* delta = rowsum(dO*O) - dL, dP = keep*(dO V^T)/(1-p), G = P*(dP - delta); dbias = sum G;
    dX = G*(1-(t/cap)^2), dQ = scale dX K, dK = scale dX^T Q, dV = (keep*P)^T dO/(1-p),
-   dsink = -sum exp(sink - L) delta. Reads o and lse as written by forward. */
+   dsink = -sum exp(sink - L) delta. Reads o and lse as written by forward.
+
+   A row of G sums to dL + exp(sink - L) delta over all keys. In 16 bits and TF32 this serves to keep the
+   mean of the keys from multiplying roundings of dS and delta (NUMERICS.md, section 1). Of a part of
+   the keys, merged forward or not, it is not true: set FATTN_MERGE then, or give delta. */
 FATTN_API FATTN_CHECKED fattn_status fattn_attention_bwd(fattn_ctx *ctx, const fattn_attention_params *p,
                                                          const fattn_attention_io *io);
 

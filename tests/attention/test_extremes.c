@@ -300,7 +300,8 @@ static void check_parts(fattn_ctx *ctx, enum engine by, const attention_case *c,
     split->io.workspace_bytes = forward > backward ? forward : backward;
     attention_reset(split);
     for (int n = 0; n < parts; ++n) run_part(split, by, FATTNI_FWD, n ? FATTN_MERGE : 0, n ? ends[n - 1] : 0, ends[n]);
-    for (int n = 0; n < parts; ++n) run_part(split, by, FATTNI_BWD, n ? FATTN_ACC_DQ : 0, n ? ends[n - 1] : 0, ends[n]);
+    for (int n = 0; n < parts; ++n)
+        run_part(split, by, FATTNI_BWD, FATTN_MERGE | (n ? FATTN_ACC_DQ : 0), n ? ends[n - 1] : 0, ends[n]);
     attention_match(split, whole, NULL, 0, (fattn_tolerance){1e-13, 1e-12, 0});
     attention_free(whole);
     attention_free(split);

@@ -4,6 +4,7 @@
 #include "device.h"
 
 #include "core/tensor/numeric.h"
+#include "key_means.h"
 #include "tiles.h"
 
 #include <criterion/criterion.h>
@@ -128,6 +129,50 @@ Test(cuda_attention, shapes, .timeout = 400) {
             check(cpu, &c, (n + k) % 3 ? FATTN_BF16 : FATTN_F16);
             check_real(&c, (n + k) % 2 ? FATTN_F64 : FATTN_F32);
             if (k == n % 4) check_tf32(cpu, &c);
+        }
+    fattn_ctx_destroy(cpu);
+    fattn_ctx_destroy(ctx);
+}
+
+/* The kernels of sm_80, and TF32's. */
+Test(cuda_attention, keys_with_means, .timeout = 400) {
+    fattn_ctx *const ctx = device_or_skip(), *const cpu = attention_context(0), *const sm80 = device_context(80);
+    static const int64_t head_dims[] = {64, 128, 80, 256, 96};
+    device_use(sm80);
+    for (int n = 0; n < key_means_case_count; ++n)
+        for (int k = 0; k < 5 && mine(n); ++k) {
+            attention_case c = key_means_cases[n];
+            c.D = c.Dv = head_dims[k];
+            c.dtype = (n + k) % 3 ? FATTN_BF16 : FATTN_F16;
+            key_means_check(cpu, &c, 3, ON_DEVICE, device_run);
+            c.dtype = FATTN_F32, c.flags |= FATTN_TF32;
+            if (k == n % 5) key_means_check(cpu, &c, 3, ON_DEVICE, device_run);
+        }
+    fattn_ctx_destroy(sm80);
+    fattn_ctx_destroy(cpu);
+    fattn_ctx_destroy(ctx);
+}
+
+/* Hopper's kernels centre keys of long sequences, in channels of four standard deviations and more. */
+Test(cuda_attention, long_keys_with_means, .timeout = 400) {
+    fattn_ctx *const ctx = device_or_skip(), *const cpu = attention_context(0);
+#define LONG .B = 1, .Hq = 2, .Hkv = 1, .Sq = 200, .Sk = 8200
+    static const attention_case cases[] = {
+        {"full", LONG},
+        {"causal", LONG, .flags = FATTN_CAUSAL},
+        {"causal, d_lse", LONG, .flags = FATTN_CAUSAL, .d_lse = true},
+        {"window, sink", LONG, .flags = FATTN_WINDOW, .window_left = 5000, .window_right = -1, .sink = true},
+        {"ALiBi, dropout, d_lse, deterministic", LONG, .alibi = true, .dropout_p = 0.1f, .d_lse = true,
+         .flags = FATTN_DETERMINISTIC},
+        {"padded", LONG, .lengths = LENGTHS_PADDED, .length_q = {150}, .length_k = {8130}, .sink = true},
+    };
+    static const int64_t head_dims[] = {64, 128, 80, 256};
+    for (int n = 0; n < 6; ++n)
+        for (int k = 0; k < 4 && mine(n); ++k) {
+            attention_case c = cases[n];
+            c.D = c.Dv = head_dims[k];
+            c.dtype = (n + k) % 3 ? FATTN_BF16 : FATTN_F16;
+            key_means_check(cpu, &c, 10, ON_DEVICE, device_run);
         }
     fattn_ctx_destroy(cpu);
     fattn_ctx_destroy(ctx);

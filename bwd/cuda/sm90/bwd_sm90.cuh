@@ -20,12 +20,15 @@
    Rounding    P and dS to the input dtype, accumulation fp32; scale is applied to dK here, to dQ in postprocess.
    Variants    GENERAL has windows, lengths, ALiBi, bias, sink and dropout, CAPPED a softcap, too: other steps from S
                to dS (bwd_sm90_general.cuh). FULL and CAUSAL have none of them.
+   Centring    Where the keys of a head have a mean (bwd_key_mean.cu) K in shared memory is less it, and lse2 is less
+               its part of S.
    dQ order    FATTN_DETERMINISTIC: the adding warps wait for the key blocks before theirs (bwd_dq_semaphore.cuh).
 
    Instances: bwd_kernels.def. Macros in: cmake/instance.cu.in. */
 #include "core/device/describe.cuh"
 #include "bwd/cuda/bwd_args.h"
 #include "core/device/sm90_tile.cuh"
+#include "core/ptx/grid.h"
 
 enum {
     D = K_D,
@@ -47,8 +50,9 @@ enum {
     SPLIT_ROWS = BM > 64,
     COLUMNS = D > 96 || SPLIT_ROWS ? 64 : 48,
     REPEATED = SPLIT_ROWS ? 0 : 2 * COLUMNS - D,
-    SLICE = 64 * COLUMNS,               /* floats */
-    K_PANEL = D % 64 ? D - COLUMNS : 64 /* columns from panel to panel of K */
+    SLICE = 64 * COLUMNS,                /* floats */
+    K_PANEL = D % 64 ? D - COLUMNS : 64, /* columns from panel to panel of K */
+    MEAN_PITCH = PANELS * 64
 };
 static_assert(BN == 128 && K_WARPS == 12, "two consumers of 64 keys");
 static_assert(D == 64 ? BM == 128 : D % 16 == 0 && BM == 64, "two slices of dQ");
@@ -57,7 +61,7 @@ static_assert(D == 64 ? BM == 128 : D % 16 == 0 && BM == 64, "two slices of dQ")
 typedef struct work_slot {
     uint4 steps; /* j0, from, to, (steps_before, kv_phase, steps) */
     uint4 item;  /* kind, head_group, number, accumulator_shift */
-    uint4 head;  /* b, hk */
+    uint4 head;  /* b, hk, centred */
 } work_slot;
 typedef struct shared_memory {
     half_type k[BN * PANELS * 64], v[BN * PANELS * 64];
@@ -65,6 +69,7 @@ typedef struct shared_memory {
     half_type ds[2][BN * BM];
     float dq[BM * D];
     float lse2[2][BM], delta[2][BM];
+    float key_mean[MEAN_PITCH]; /* where K is centred */
     uint64_t k_full, v_full, q_full[2], q_empty[2], do_full[2], do_empty[2];
     uint64_t work_full[2], work_empty[2], keys_empty, dq_added, dq_added_seen;
     work_slot work[2];
@@ -100,7 +105,7 @@ DEVICE void write_work(uint32_t slot, const work_item *x, const task *t) {
                                (uint32_t)(t->steps_before | t->kv_phase << 2 | t->steps << 3)},
                    item[4] = {(uint32_t)x->kind, (uint32_t)x->head_group, (uint32_t)x->number,
                               (uint32_t)t->accumulator_shift},
-                   head[4] = {(uint32_t)t->b, (uint32_t)t->hk, 0, 0};
+                   head[4] = {(uint32_t)t->b, (uint32_t)t->hk, (uint32_t)t->centred, 0};
     store_shared_words(slot + offsetof(work_slot, steps), steps);
     store_shared_words(slot + offsetof(work_slot, item), item);
     store_shared_words(slot + offsetof(work_slot, head), head);
@@ -120,7 +125,7 @@ DEVICE task read_task(const fattni_attention_args *a, uint32_t slot) {
     load_shared_4(item, slot + offsetof(work_slot, item));
     load_shared_4(head, slot + offsetof(work_slot, head));
     t.head_group = item[1], t.accumulator_shift = item[3];
-    t.b = t.s.batch = head[0], t.hk = head[1];
+    t.b = t.s.batch = head[0], t.hk = head[1], t.centred = head[2];
     if (GENERAL) t.s = sequence_of(a, t.b);
     return t;
 }
@@ -139,7 +144,10 @@ DEVICE void prefetch_keys(const fattni_bwd_sm90_args *p, const task *t) {
 DEVICE void load_keys(const fattni_bwd_sm90_args *p, const task *t, uint32_t shared) {
     const int key = t->s.k0 + t->j0;
     mbarrier_wait(MEMBER_ADDRESS(shared, keys_empty), (uint32_t)t->kv_phase ^ 1);
-    mbarrier_expect(MEMBER_ADDRESS(shared, k_full), KEY_BYTES);
+    mbarrier_expect(MEMBER_ADDRESS(shared, k_full), KEY_BYTES + (t->centred ? MEAN_PITCH * 4 : 0));
+    if (t->centred)
+        bulk_load(MEMBER_ADDRESS(shared, key_mean), key_mean_of(&p->bwd, t->b, t->hk), MEAN_PITCH * 4,
+                  MEMBER_ADDRESS(shared, k_full));
     for (int x = 0; x < PANELS; ++x)
         tma_load(MEMBER_ADDRESS(shared, k) + x * BN * 128, &p->k, MEMBER_ADDRESS(shared, k_full), K_PANEL * x, key,
                  t->hk * p->k_step.head, t->s.batch * p->k_step.batch);
@@ -298,6 +306,10 @@ DEVICE void main_loop(const fattni_bwd_sm90_args *p, const task *t, int number, 
     }
     if (GENERAL && t->j0 + BN > t->s.Sk && t->steps)
         clear_tails(MEMBER_ADDRESS(shared, k), MEMBER_ADDRESS(shared, v), BN, t->s.Sk - t->j0);
+    if (t->centred && t->steps) {
+        centre_tile(MEMBER_ADDRESS(shared, k), PANELS, K_PANEL, memory->key_mean);
+        named_barrier_sync(CLEARED, 256);
+    }
     if (LSE_AHEAD) load_lse2_ahead(ahead, t, 0, shared, memory, threadIdx.x);
     row_cursor rows = first_rows(t, a->group);
     for (int n = 0; n < t->steps; ++n, next_rows(&rows, t)) {
@@ -411,7 +423,10 @@ DEVICE void produce(const fattni_bwd_sm90_args *p, uint32_t shared) {
             if (x.kind == MAINLOOP) t = task_of(p, &x);
             if (x.kind == MAINLOOP && !p->progress && t.j0 >= t.s.Sk) x.kind = NOTHING;
         }
-        if (x.kind == MAINLOOP) prefetch_keys(p, &t);
+        if (x.kind == MAINLOOP) {
+            prefetch_keys(p, &t);
+            t.centred = key_mean_of(&p->bwd, t.b, t.hk) != 0;
+        }
         t.steps_before = steps_before, t.kv_phase = kv_phase;
         mbarrier_wait(ELEMENT_ADDRESS(shared, work_empty, n & 1), (uint32_t)(n >> 1 & 1) ^ 1);
         write_work(slot_at(shared, n), &x, &t);
@@ -470,6 +485,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) K_NAME(const __grid_con
     const int warp = (int)threadIdx.x / 32;
     init_barriers(shared, 2);
     init_work_slots(shared, p.bwd.dq_semaphore != 0);
+    grid_dependency_wait();
     __syncthreads();
     if (role == 0) {
         registers_lower(40);

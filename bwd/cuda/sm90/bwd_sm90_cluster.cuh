@@ -12,6 +12,8 @@
    Overlap     Products are issued about four at a time, so each warpgroup computes while others multiply.
    Shared      struct shared_memory. A stage of dS^T is full with this CTA's part and the one the other CTA has sent,
                and empty when the dQ warpgroups of both CTAs have read it.
+   Centring    Where the keys of a head have a mean (bwd_key_mean.cu) K in shared memory is less it, and lse2 is less
+               its part of S.
    dQ order    FATTN_DETERMINISTIC: clusters wait for those with keys before theirs (bwd_dq_semaphore.cuh); each CTA
                adds one of two parts.
    Work        A cluster has one work item (bwd_sm90_scheduler.cuh).
@@ -20,6 +22,7 @@
 #include "core/device/describe.cuh"
 #include "bwd/cuda/bwd_args.h"
 #include "core/device/sm90_tile.cuh"
+#include "core/ptx/grid.h"
 
 enum {
     D = K_D,
@@ -61,7 +64,7 @@ enum {
 static_assert(SHARED_BYTES <= 227 * 1024, "shared memory");
 
 /* Named barriers; 1 to 4 are the consumers'. */
-enum { DQ_READY = 5, ROWS_DONE = 7 };
+enum { DQ_READY = 5, CENTRED = 6, ROWS_DONE = 7 };
 
 #include "bwd/cuda/sm90/bwd_sm90_scheduler.cuh"
 #include "core/ptx/clock.h"
@@ -169,6 +172,7 @@ DEVICE void add_dq(const fattni_bwd_sm90_args *p, const task *t, uint32_t shared
         named_barrier_sync(DQ_READY, 128);
     }
     mbarrier_wait(MEMBER_ADDRESS(shared, k_full), 0);
+    if (key_mean_of(bwd, t->b, t->hk)) named_barrier_sync(CENTRED, 384);
     row_cursor at = first_rows(t, a->group);
     for (int n = 0; n < t->steps; ++n, next_rows(&at, t)) {
         const step s = step_at(&at, t, n);
@@ -238,6 +242,13 @@ DEVICE void consume(const fattni_bwd_sm90_args *p, const task *t, uint32_t share
     float dk[COLUMNS / 2], dv[COLUMNS / 2];
 #pragma unroll
     for (int i = 0; i < COLUMNS / 2; ++i) dk[i] = dv[i] = 0.0f;
+    const float *const mean = key_mean_of(&p->bwd, t->b, t->hk);
+    if (mean) {
+        mbarrier_wait(MEMBER_ADDRESS(shared, k_full), 0);
+        centre_tile(MEMBER_ADDRESS(shared, k), PANELS, 64, mean);
+        centre_tile(MEMBER_ADDRESS(shared, other_k), PANELS / 2, 64, mean + cta() * COLUMNS);
+        named_barrier_sync(CENTRED, 384);
+    }
     main_loop(&p->bwd, t, shared, memory, consumer, dk, dv);
     store_dv_dk(&p->bwd, t, first_key(t), consumer * COLUMNS, COLUMNS, dv, dk);
 }
@@ -248,6 +259,7 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
     const uint32_t shared = shared_address(memory);
     const int role = __shfl_sync(ALL_LANES, (int)threadIdx.x / 128, 0);
     const work_item x = work_item_of(&p, (int)blockIdx.x / CTAS);
+    grid_dependency_wait();
     if (x.kind == PREPROCESS) preprocess(&p, &x, (int)threadIdx.x, THREADS);
     if (x.kind == POSTPROCESS) postprocess(&p, &x, (int)threadIdx.x, THREADS);
     if (x.kind != MAINLOOP) return;

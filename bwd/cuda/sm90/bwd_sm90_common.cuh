@@ -50,6 +50,7 @@ typedef struct task {
     int accumulator_shift; /* head h adds to the dQ accumulator of head h + accumulator_shift; not when packed */
     int steps_before;      /* of this CTA's earlier tasks, modulo 4: stages continue from task to task */
     int kv_phase;          /* parity of K's and V's mbarriers */
+    int centred;           /* K is less its mean */
     sequence s;
 } task;
 
@@ -172,6 +173,35 @@ DEVICE void load_d_o(const fattni_bwd_sm90_args *p, const task *t, const step *s
 }
 
 /* ---- consumers ---- */
+
+/* Eight elements in shared memory less m[0..7]; differences that F16 does not hold become its largest number. */
+DEVICE void subtract_8(uint32_t address, const float m[8]) {
+    uint32_t pairs[4];
+    load_shared_4(pairs, address);
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+        const float2 y = unpack(pairs[e]);
+        float low = y.x - m[2 * e], high = y.y - m[2 * e + 1];
+        if (!K_BF16) low = fminf(fmaxf(low, -65504.0f), 65504.0f), high = fminf(fmaxf(high, -65504.0f), 65504.0f);
+        pairs[e] = pack(low, high);
+    }
+    store_shared_words(address, pairs);
+}
+
+/* A tile of K, which has arrived, less the mean of the head's keys, in place; panel x begins with column x * `step`. By
+   256 threads, who must meet at a barrier before wgmma reads it. */
+DEVICE void centre_tile(uint32_t tile, int panels, int step, const float *mean) {
+    const int thread = (int)threadIdx.x % 256, chunk = thread % 8 ^ thread / 8 % 8; /* of each row that it has */
+#pragma unroll 1
+    for (int x = 0; x < panels; ++x) {
+        const float4 low = *(const float4 *)(mean + step * x + 8 * chunk),
+                     high = *(const float4 *)(mean + step * x + 8 * chunk + 4);
+        const float m[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+#pragma unroll
+        for (int at = 0; at < BN * 128; at += 256 * 16) subtract_8(tile + x * BN * 128 + at + thread * 16, m);
+    }
+    async_proxy_fence();
+}
 
 /* A stage of lse2 or delta, from row0 on: element 4n has rows row0 + 8n and row0 + 8n + 1. */
 DEVICE const float2 *statistics(const float rows[BM], int row0) { return (const float2 *)rows + row0 / 2; }

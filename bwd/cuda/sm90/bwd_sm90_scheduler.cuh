@@ -130,6 +130,51 @@ DEVICE float dot_8(const uint4 *x, const uint4 *y) {
     return sum;
 }
 
+/* What keys with a mean need beside delta and lse2, for rows of one head; after these (store_mean_terms). LANES share a
+   row, and load AT_ONCE rows before they use them; lane n has row n's result. */
+DEVICE void preprocess_means(const fattni_bwd_args *bwd, const query_head *at, const float *mean, int64_t base,
+                             const row_range *s, int end, int thread, int threads) {
+    enum { LANES = D > 128 ? 32 : D > 64 ? 16 : 8, AT_ONCE = LANES == 16 ? 16 : 8 };
+    const fattni_attention_args *const a = &bwd->a;
+    const int lane = thread % LANES, column = lane * 8;
+    const half_type *const q = (const half_type *)a->q.p + at->b * a->q.b + at->h * a->q.h + column;
+    const float *const lse = (const float *)a->lse.p + at->b * a->lse.b + at->h * a->lse.h;
+    const float *const d_lse = (const float *)bwd->d_lse.p + at->b * bwd->d_lse.b + at->h * bwd->d_lse.h;
+    const float sink = GENERAL && a->sink.p ? float_at(&a->sink, at->h) : -INFINITY;
+    const float4 low = *(const float4 *)(mean + column), high = *(const float4 *)(mean + column + 4);
+    const float m[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+    __syncwarp();
+    named_barrier_sync(ROWS_DONE, threads); /* delta and lse2 are stored */
+    for (int first = s->begin; first < s->end; first += threads / LANES * AT_ONCE) {
+        const int i0 = first + thread / LANES * AT_ONCE;
+        uint4 rows[AT_ONCE];
+        float q_mean = 0.0f;
+#pragma unroll
+        for (int n = 0; n < AT_ONCE; ++n) {
+            const int inside = i0 + n < end && column < a->D;
+            rows[n] = inside ? *(const uint4 *)(q + (i0 + n) * a->q.row) : make_uint4(0, 0, 0, 0);
+        }
+#pragma unroll
+        for (int n = 0; n < AT_ONCE; ++n) {
+            const uint32_t pairs[4] = {rows[n].x, rows[n].y, rows[n].z, rows[n].w};
+            float sum = 0.0f;
+#pragma unroll
+            for (int e = 0; e < 4; ++e) {
+                const float2 y = unpack(pairs[e]);
+                sum += y.x * m[2 * e];
+                sum += y.y * m[2 * e + 1];
+            }
+#pragma unroll
+            for (int step = LANES / 2; step > 0; step /= 2) sum += __shfl_xor_sync(ALL_LANES, sum, step);
+            if (lane == n) q_mean = sum;
+        }
+        const int row = i0 + lane;
+        if (lane < AT_ONCE && row < s->end)
+            store_mean_terms(bwd, base + row, row < end ? lse[row * a->lse.row] : INFINITY, q_mean, sink,
+                             row < end && bwd->d_lse.p ? d_lse[row * bwd->d_lse.row] : 0.0f);
+    }
+}
+
 DEVICE void preprocess(const fattni_bwd_sm90_args *p, const work_item *x, int thread, int threads) {
     /* LANES share a row, and load AT_ONCE rows before they use them: one CTA of an SM must have enough loads in flight.
        Lane n has lse2 and delta of row n. */
@@ -148,6 +193,7 @@ DEVICE void preprocess(const fattni_bwd_sm90_args *p, const work_item *x, int th
         const float *const lse = (const float *)a->lse.p + at.b * a->lse.b + at.h * a->lse.h;
         const int64_t base = ((int64_t)at.b * a->Hq + at.h) * bwd->padded_rows;
         const int end = min(s.end, sequence_rows(a, at.b));
+        const float *const mean = key_mean_of(bwd, at.b, at.h / a->group);
         for (int first = s.begin; first < s.end; first += AT_ONCE * groups) {
             const int i0 = first + thread / LANES * AT_ONCE;
             uint4 left[AT_ONCE], right[AT_ONCE];
@@ -175,6 +221,7 @@ DEVICE void preprocess(const fattni_bwd_sm90_args *p, const work_item *x, int th
             }
             if (row < s.end && lane < AT_ONCE) store_statistics(bwd, base + row, L, delta);
         }
+        if (mean) preprocess_means(bwd, &at, mean, base, &s, end, thread, threads);
         if (bwd->dq_semaphore) /* no key block has added */
             for (int i0 = s.begin + thread * BM; i0 < min(s.end, a->Sq); i0 += threads * BM)
                 bwd->dq_semaphore[((int64_t)at.b * a->Hq + at.h) * ((a->Sq + BM - 1) / BM) + i0 / BM] = 0;
@@ -186,6 +233,28 @@ DEVICE void preprocess(const fattni_bwd_sm90_args *p, const work_item *x, int th
 
 /* Tiles of 8 columns in a slice of a row block; of head_dim 80 the second slice has fewer. */
 DEVICE int tiles_of(int part, int most) { return BM > 64 || part == 0 ? most : min(most, D / 8 - most); }
+
+/* To accumulators of the rows of one head dq_of_mean times the mean of the keys. Each thread changes those that it
+   will read. Padded row `row` is the first. */
+DEVICE void add_mean(const fattni_bwd_args *bwd, float4 *accumulators, const float *mean, int64_t row, int slices,
+                     int thread, int threads) {
+    enum { TILES = SLICE / 512 };
+    for (int slice = thread / 128; slice < slices; slice += threads / 128) {
+        const int part = slice % 2, tiles = tiles_of(part, TILES);
+        const int column = (BM > 64 ? 0 : part * (TILES * 8)) + thread % 4 * 2;
+        const int64_t i = row + slice / 2 * BM + (BM > 64 ? 64 * part : 0) + thread % 128 / 32 * 16 + thread % 32 / 4;
+        const float sum = bwd->dq_of_mean[i], sum8 = bwd->dq_of_mean[i + 8];
+        float4 *const tile = accumulators + (slice / 2 * (BM * D) + part * SLICE) / 4 + thread % 128;
+#pragma unroll
+        for (int c = 0; c < TILES; ++c)
+            if (c < tiles) {
+                const float2 m = *(const float2 *)(mean + column + 8 * c);
+                const float4 y = __ldcg(tile + c * 128);
+                __stcg(tile + c * 128,
+                       make_float4(y.x + sum * m.x, y.y + sum * m.y, y.z + sum8 * m.x, y.w + sum8 * m.y));
+            }
+    }
+}
 
 DEVICE void postprocess(const fattni_bwd_sm90_args *p, const work_item *x, int thread, int threads) {
     /* Tiles of a slice at most; slices of a row block; slices loaded before they are used. */
@@ -202,6 +271,12 @@ DEVICE void postprocess(const fattni_bwd_sm90_args *p, const work_item *x, int t
             (const float4 *)(accumulator_of(p, x->head_group, head) + (int64_t)s.begin * D) + thread % 128;
         half_type *const to = (half_type *)bwd->dq.p + at.b * bwd->dq.b + at.h * bwd->dq.h;
         const int rows = sequence_rows(a, at.b);
+        if (bwd->dq_of_mean) {
+            const float *const mean = key_mean_of(bwd, at.b, at.h / a->group);
+            float4 *const begin = (float4 *)(accumulator_of(p, x->head_group, head) + (int64_t)s.begin * D);
+            const int64_t row = ((int64_t)at.b * a->Hq + at.h) * bwd->padded_rows + s.begin;
+            if (mean) add_mean(bwd, begin, mean, row, slices, thread, threads);
+        }
         for (int first = thread / 128; first < slices; first += AT_ONCE * groups) {
             float4 y[AT_ONCE][TILES];
 #pragma unroll

@@ -16,15 +16,17 @@ typedef struct test_case {
     int packed, padded;
     int length_q[3], length_k[3];
     int rows; /* the kernel also prepares rows and finishes dQ, in head groups of so many key heads */
+    int mean; /* of every fifth channel of K, which is centred */
 } test_case;
 
 static const float SOFTCAP = 0.8f;
+enum { ROW_OF_MEANS = 256 };
 
 /* Everything a call reads and writes, and what should come out. */
 typedef struct problem {
     field q, k, v, o, d_o, dq, dk, dv;
-    std::vector<float> slopes, bias, d_bias, lse, d_lse, lse2, delta, accumulator;
-    std::vector<int32_t> dq_semaphore, counters;
+    std::vector<float> key_mean, dq_of_mean, slopes, bias, d_bias, lse, d_lse, lse2, delta, accumulator;
+    std::vector<int32_t> key_mean_used, dq_semaphore, counters;
     lengths of; /* the sequences */
     std::vector<double> want_dq, want_dk, want_dv, want_d_bias;
     fattni_bwd_sm90_args args;
@@ -39,6 +41,8 @@ static void set_up(problem *p, const test_case *c) {
     p->d_o = random_field(batches, c->Hq, rows_q, c->D);
     p->k = random_field(batches, c->Hkv, rows_k, c->D);
     p->v = random_field(batches, c->Hkv, rows_k, c->D);
+    for (size_t n = 0; n < p->k.x.size() && c->mean; ++n)
+        if (n % (size_t)c->D % 5 == 0) p->k.x[n] = half_of(pack_bf16(value_of(p->k.x[n]) + (float)c->mean, 0), 0);
     for (int b = 0; b < batches && (c->packed || c->padded); ++b) {
         const int end_q = c->packed ? p->of.cu_q.back() : c->length_q[b];
         const int end_k = c->packed ? p->of.cu_k.back() : c->length_k[b];
@@ -68,7 +72,7 @@ static void set_up(problem *p, const test_case *c) {
     a->keep_scale = 65536.0f / (float)(65536 - a->drop_T);
     bwd->dq_scale = bwd->dk_scale = a->scale, bwd->dv_scale = a->keep_scale, bwd->dbias_scale = 1;
     a->seed = 99, a->rng_heads = (uint32_t)c->Hq;
-    a->o = view_of(&p->o), bwd->d_o = view_of(&p->d_o);
+    a->q = view_of(&p->q), a->o = view_of(&p->o), bwd->d_o = view_of(&p->d_o);
     bwd->dq = view_of(&p->dq), bwd->dk = view_of(&p->dk), bwd->dv = view_of(&p->dv);
     const fattni_line slopes = {p->slopes.data(), 1};
     if (c->alibi) a->alibi = slopes;
@@ -84,6 +88,16 @@ static void set_up(problem *p, const test_case *c) {
     p->dq_semaphore.assign((size_t)((c->Sq + K_BM - 1) / K_BM * c->Hq * c->B), 0);
     bwd->lse2 = p->lse2.data(), bwd->delta = p->delta.data(), bwd->dq_accumulator = p->accumulator.data();
     if (c->dq_semaphore) bwd->dq_semaphore = p->dq_semaphore.data();
+
+    p->key_mean.resize((size_t)(c->B * c->Hkv * ROW_OF_MEANS)), p->key_mean_used.assign((size_t)(c->B * c->Hkv), 1);
+    for (size_t n = 0; n < p->key_mean.size(); ++n)
+        p->key_mean[n] = n % ROW_OF_MEANS % 5 == 0 && (int)(n % ROW_OF_MEANS) < c->D ? (float)c->mean : 0.0f;
+    p->dq_of_mean.assign(rows, NAN);
+    if (c->mean) {
+        bwd->key_mean = p->key_mean.data(), bwd->key_mean_used = p->key_mean_used.data();
+        bwd->key_mean_pitch = ROW_OF_MEANS, bwd->centres_keys = 1;
+        if (c->rows) bwd->dq_of_mean = p->dq_of_mean.data(); /* of dL */
+    }
 
     p->args.q = map_of(&p->q, K_BM), p->args.d_o = map_of(&p->d_o, K_BM);
     p->args.k = map_of(&p->k, K_BN), p->args.v = map_of(&p->v, K_BN);
@@ -141,7 +155,8 @@ static void expect_row(problem *p, const sequence *s, int b, int h, int i) {
         const size_t at = (size_t)((b * a->Hq + h) * a->Sq + i);
         for (int d = 0; d < D; ++d) {
             double o = 0;
-            for (int j = begin; j < end; ++j) o += exp(score[j] - L) * p->v.get(s->batch, hk, s->k0 + j, d);
+            for (int j = begin; j < end; ++j)
+                o += keep[j] ? exp(score[j] - L) * a->keep_scale * p->v.get(s->batch, hk, s->k0 + j, d) : 0;
             p->o.x[p->o.at(b, h, i, d)] = half_of(pack_bf16((float)o, 0), 0);
         }
         p->lse[at] = (float)L;
@@ -149,6 +164,10 @@ static void expect_row(problem *p, const sequence *s, int b, int h, int i) {
     } else {
         const int64_t at = row_base(&p->args.bwd, s, b, h) + i;
         p->lse2[at] = (float)(p->args.bwd.lse_factor * L);
+        const float *const mean = key_mean_of(&p->args.bwd, b, hk);
+        double q_mean = 0;
+        for (int d = 0; d < D && mean; ++d) q_mean += p->q.get(s->batch, h, row, d) * mean[d];
+        if (mean) store_mean_terms(&p->args.bwd, at, (float)L, (float)q_mean, -INFINITY, 0);
         p->delta[at] = (float)delta;
     }
     for (int j = begin; j < end; ++j) {
@@ -244,11 +263,15 @@ static const test_case cases[] = {
 #if K_D <= 128 /* CTAs that share work items */
     {"full, one head group", 1, 1, 1, 150, 300, K_D, 0, -1, -1, 0, 0, 0, 0, 0, 0, 0, {}, {}, 2},
 #endif
+    {"full, means", 1, 2, 1, 150, 200, K_D, 0, -1, -1, 0, 0, 0, 0, 0, 0, 0, {}, {}, 0, 100},
+    {"full, means, with rows", 1, 4, 2, 150, 140, K_D, 0, -1, -1, 0, 0, 0, 0, 0, 0, 0, {}, {}, 1, 100},
     {"full, many heads", 6, 1, 1, 70, 50, K_D - 8, 0, -1, -1, 0, 0, 0, 0, 0, 0, 0, {}, {}, 1},
 #elif K_VARIANT == FATTNI_VARIANT_CAUSAL
     {"causal", 1, 2, 1, 200, 150, K_D, 1, -1, -1},
     {"causal, short rows, deterministic", 2, 1, 1, 150, 280, K_D - 8, 1, -1, -1, 0, 0, 0, 0, 1},
     {"causal, with rows", 1, 6, 3, 150, 140, K_D, 1, -1, -1, 0, 0, 0, 0, 0, 0, 0, {}, {}, 2},
+    {"causal, means, deterministic", 2, 1, 1, 150, 280, K_D - 8, 1, -1, -1, 0, 0, 0, 0, 1, 0, 0, {}, {}, 0, 50},
+    {"causal, means, with rows", 1, 6, 3, 150, 140, K_D, 1, -1, -1, 0, 0, 0, 0, 0, 0, 0, {}, {}, 2, 100},
     {"causal, with rows, deterministic", 2, 1, 1, 100, 280, K_D - 8, 1, -1, -1, 0, 0, 0, 0, 1, 0, 0, {}, {}, 1},
 #else
     {"no feature", 1, 2, 1, 150, 200, K_D, 0, -1, -1},
@@ -261,6 +284,11 @@ static const test_case cases[] = {
     {"packed, full", 3, 1, 1, 80, 150, K_D, 0, -1, -1, 0, 0, 0, 0, 0, 1, 0, {50, 80, 33}, {71, 130, 150}},
     {"padded", 2, 2, 1, 100, 150, K_D, 1, -1, -1, 0, 0, 0, 0, 0, 0, 1, {50, 100}, {150, 71}},
     {"all, deterministic", 2, 2, 1, 100, 150, K_D - 8, 1, 90, -1, 0.2f, 1, 1, 16, 1, 0, 1, {90, 70}, {150, 131}},
+#if K_VARIANT != FATTNI_VARIANT_CAPPED /* a row of dS sums to nothing known */
+    {"window, means", 1, 1, 1, 200, 170, K_D, 0, 50, 21, 0, 0, 0, 0, 0, 0, 0, {}, {}, 0, 100},
+    {"packed, means", 3, 1, 1, 140, 150, K_D, 1, -1, -1, 0, 0, 0, 0, 0, 1, 0, {140, 0, 33}, {71, 4, 150}, 0, 100},
+    {"dropout, means, with rows", 1, 2, 1, 200, 300, K_D, 0, -1, -1, 0.3f, 0, 0, 0, 0, 0, 0, {}, {}, 1, 100},
+#endif
     {"window, deterministic", 1, 1, 1, 300, 300, K_D, 0, 40, 70, 0, 0, 0, 0, 1},
     {"window, with rows", 1, 4, 2, 200, 300, K_D, 0, 50, 21, 0, 1, 0, 0, 0, 0, 0, {}, {}, 1},
     {"padded, with rows, deterministic",

@@ -16,6 +16,7 @@
 #define FATTNI_CORE_PTX_CLOCK_H
 #define FATTNI_CORE_PTX_CLUSTER_H
 #define FATTNI_CORE_PTX_GLOBAL_H
+#define FATTNI_CORE_PTX_GRID_H
 #define FATTNI_CORE_PTX_LDMATRIX_H
 #define FATTNI_CORE_PTX_MBARRIER_H
 #define FATTNI_CORE_PTX_MMA_H
@@ -35,6 +36,7 @@ static inline uint16_t half_of(uint32_t pair, int high) { return (uint16_t)(high
 
 /* ---- acquire, global, ldmatrix, mma ---- */
 
+static inline void grid_dependency_wait(void) {}
 static inline void store_global_4_if(void *to, const uint32_t x[4], int condition) {
     if (condition) memcpy(to, x, 16);
 }
@@ -53,11 +55,26 @@ static inline uint32_t pack_bf16(float low, float high) {
     return pair;
 }
 static inline uint32_t pack_f16(float, float) { return 0; }
-static inline void mma_bf16(float *, const uint32_t *, uint32_t, uint32_t) {}
+static inline void mma_bf16(float d[4], const uint32_t a[4], uint32_t b0, uint32_t b1) {
+    const int lane = (int)threadIdx.x % 32;
+    const uint32_t b[4] = {b0, b1};
+    four left[32], right[32];
+    memcpy(left, machine_gather(a), sizeof left);
+    machine_meet_warp();
+    memcpy(right, machine_gather(b), sizeof right);
+    machine_meet_warp();
+    for (int e = 0; e < 4; ++e)
+        for (int k = 0; k < 16; ++k) {
+            const int row8 = e / 2, column = lane % 4 * 2 + e % 2, pair = k % 8 / 2;
+            d[e] += value_of(half_of(left[lane / 4 * 4 + pair][row8 + k / 8 * 2], k % 2)) *
+                    value_of(half_of(right[column * 4 + pair][k / 8], k % 2));
+        }
+}
 static inline void mma_f16(float *, const uint32_t *, uint32_t, uint32_t) {}
 static inline float exp2_approx(float x) { return exp2f(x); }
 static inline float reciprocal_approx(float x) { return 1 / x; }
 static inline float log2_approx(float x) { return log2f(x); }
+static inline void reduce_add(float *p, float x) { *p += x; }
 static inline void reduce_add_4(float *p, const float x[4]) {
     for (int e = 0; e < 4; ++e) p[e] += x[e];
 }
@@ -217,6 +234,17 @@ static inline void ldmatrix_x4(uint32_t r[4], uint32_t address) {
     const uint32_t mine[4] = {address};
     const four *const all = machine_gather(mine);
     for (int m = 0; m < 4; ++m) memcpy(&r[m], memory + all[8 * m + lane / 4][0] + lane % 4 * 4, 4);
+    machine_meet_warp();
+}
+static inline void ldmatrix_x4_trans(uint32_t r[4], uint32_t address) {
+    const int lane = (int)threadIdx.x % 32;
+    const uint32_t mine[4] = {address};
+    const four *const all = machine_gather(mine);
+    for (int m = 0; m < 4; ++m) {
+        uint16_t x[2];
+        for (int e = 0; e < 2; ++e) memcpy(&x[e], memory + all[8 * m + lane % 4 * 2 + e][0] + lane / 4 * 2, 2);
+        memcpy(&r[m], x, 4);
+    }
     machine_meet_warp();
 }
 static inline void store_shared_4(uint32_t address, const float x[4]) { memcpy(memory + address, x, 16); }

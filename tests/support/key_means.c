@@ -1,0 +1,85 @@
+#include "key_means.h"
+
+#include "core/tensor/numeric.h"
+
+#include <criterion/criterion.h>
+#include <math.h>
+
+#define SHAPE .B = 1, .Hq = 2, .Sq = 300, .Sk = 520
+const attention_case key_means_cases[] = {
+    {"full", SHAPE},
+    {"causal", .B = 1, .Hq = 4, .Hkv = 2, .Sq = 400, .Sk = 400, .flags = FATTN_CAUSAL},
+    {"window", SHAPE, .flags = FATTN_WINDOW, .window_left = 150, .window_right = 90},
+    {"sink", SHAPE, .sink = true},
+    {"d_lse", SHAPE, .d_lse = true},
+    {"sink, d_lse, ALiBi", SHAPE, .sink = true, .d_lse = true, .alibi = true},
+    {"dropout", SHAPE, .dropout_p = 0.2f},
+    {"bias", SHAPE, .bias = 15},
+    {"add to dq", SHAPE, .flags = FATTN_ACC_DQ, .d_lse = true},
+    {"deterministic", SHAPE, .flags = FATTN_DETERMINISTIC, .sink = true},
+    {"padded", .B = 2, .Hq = 2, .Sq = 300, .Sk = 520, .lengths = LENGTHS_PADDED, .length_q = {300, 111},
+     .length_k = {390, 520}},
+    {"packed", .B = 3, .Hq = 2, .Sq = 200, .Sk = 300, .lengths = LENGTHS_PACKED, .length_q = {200, 0, 150},
+     .length_k = {300, 40, 260}, .sink = true},
+};
+const int key_means_case_count = sizeof key_means_cases / sizeof *key_means_cases;
+
+/* Adds to four channels: K's mean, and half to V, so that O has one. Of F32 queries and keys are rounded to BF16: TF32
+   would round them, an error of S that grows with the mean. */
+static void add_means(attention *a, double mean) {
+    static const enum tensor_id ids[3] = {T_K, T_V, T_Q};
+    int64_t at[FATTN_MAX_DIMS] = {0};
+    for (int m = 0; m < 3; ++m) {
+        const fattn_tensor *const t = &a->t[ids[m]];
+        for (int64_t n = 0; n < fattn_tensor_numel(t); ++n) {
+            attention_index(t, n, at);
+            double x = attention_get(t, at);
+            if (mean != 0 && m < 2 && at[3] % (t->shape[3] / 4) == 0) x += m ? 0.5 : mean;
+            if (a->c.dtype == FATTN_F32) {
+                uint16_t cell;
+                fattni_store(&cell, FATTN_BF16, 0, x);
+                x = fattni_load(&cell, FATTN_BF16, 0);
+            }
+            attention_set(t, at, x);
+        }
+    }
+}
+
+/* Relative error of dQ, over what is written. What was there before is not dQ's. */
+static double error_of_dq(const attention *got, const attention *want) {
+    double error = 0, size = 0;
+    int64_t at[FATTN_MAX_DIMS] = {0};
+    for (int64_t n = 0; n < fattn_tensor_numel(&want->t[T_DQ]); ++n) {
+        attention_index(&want->t[T_DQ], n, at);
+        const double x = attention_get(&want->t[T_DQ], at), y = attention_get(&got->t[T_DQ], at);
+        if (isnan(x)) continue;
+        cr_assert(isfinite(y), "%s: dq is not finite", got->c.name);
+        error += (y - x) * (y - x), size += x * x;
+    }
+    return sqrt(error / size);
+}
+
+static double error_with(fattn_ctx *ctx, const attention_case *c, double mean, enum engine by,
+                         fattn_status (*on_device)(attention *a, enum fattni_pass pass)) {
+    attention *const got = attention_new(ctx, c);
+    add_means(got, mean);
+    attention *const want = attention_twin(got, FATTN_F64);
+    got->on_device = on_device;
+    attention_run(want, REFERENCE);
+    attention_run(got, by);
+    const double error = error_of_dq(got, want);
+    attention_free(got);
+    attention_free(want);
+    return error;
+}
+
+void key_means_check(fattn_ctx *ctx, const attention_case *c, double least, enum engine by,
+                     fattn_status (*on_device)(attention *a, enum fattni_pass pass)) {
+    static const double means[] = {100, 10, 3};
+    const double without = error_with(ctx, c, 0, by, on_device);
+    for (int n = 0; n < 3 && means[n] >= least; ++n) {
+        const double with = error_with(ctx, c, means[n], by, on_device);
+        cr_assert(with <= 1.5 * without, "%s %s, D %d: with means of %g dq is off by %.2e, without by %.2e", c->name,
+                  fattn_dtype_name(c->dtype), (int)c->D, means[n], with, without);
+    }
+}

@@ -1,0 +1,16 @@
+/* Keys whose channels have means of many standard deviations, where a rounding of delta or dS is multiplied by them. */
+#ifndef TEST_KEY_MEANS_H
+#define TEST_KEY_MEANS_H
+
+#include "attention.h"
+
+/* With means of 100, 10 and 3 standard deviations, those from `least` on, in four channels of K, dQ of the case is at
+   most 1.5 times as far from the fp64 reference as without them, in the Frobenius norm relative to its own size.
+   on_device: for the engine ON_DEVICE. */
+void key_means_check(fattn_ctx *ctx, const attention_case *c, double least, enum engine by,
+                     fattn_status (*on_device)(attention *a, enum fattni_pass pass));
+/* Masks and features, of 300 to 520 rows and keys. */
+extern const attention_case key_means_cases[];
+extern const int key_means_case_count;
+
+#endif
