@@ -6,9 +6,10 @@
    - of attention alone: dQ, dK, dV of the q, k, v and dO of the 16-bit run, against F64 on the same numbers; in q's
      dtype, or F32 with --gradients f32, which leaves out the last rounding.
 
-   Each for two backward passes. "default" is the one that training uses. "merge" has FATTN_MERGE: then o and lse may be
-   of more keys than the call's, so rows of dS need not sum to zero, and backward must not subtract the keys' mean. That
-   flag demands o in F32, so it gets a copy of the same numbers. A library that never subtracts gives the same twice.
+   Each for three backward passes. "default" is the one that training uses. "merge" has FATTN_MERGE: then o and lse may
+   be of more keys than the call's, so rows of dS need not sum to zero, and backward must not subtract the keys' mean.
+   A query demands o in F32 with that flag, so it gets a copy of the same numbers. A library that never subtracts gives
+   the same twice. "wide o": forward keeps o in F32, so that delta is as exact.
 
    cc -O2 -std=c11 -Iinclude bench/gradient_error.c -o gradient_error -Lbuild/release/lib -lfattn -lm \
       -Wl,-rpath,build/release/lib
@@ -30,8 +31,8 @@
 
 enum { VOCAB = 256, MOST_LAYERS = 48, MOST_HEAD_DIM = 256, MOST_CHECKPOINTS = 32, PARTS = 3 };
 static const float NORM_EPS = 1e-5f;
-static const char *const variant_names[] = {"default", "merge"};
-enum { DEFAULT, MERGE, VARIANTS };
+static const char *const variant_names[] = {"default", "merge", "wide o"};
+enum { DEFAULT, MERGE, WIDE, VARIANTS };
 
 typedef struct options {
     const char *text, *device, *dtype, *attention, *gradients, *backward;
@@ -92,7 +93,7 @@ static void read_back(const fattn_tensor *t, double *to) {
 /* ---- attention whose backward has FATTN_MERGE ---- */
 
 enum { Q, K, V };
-enum { O, LSE };
+enum { O, LSE, WIDE_O };
 
 /* o as backward with FATTN_MERGE takes it: not in 16 bits. */
 static fattn_tensor wide(const fattn_tensor *o) {
@@ -173,6 +174,51 @@ static const fattn_op_def merge_def = {.struct_size = sizeof merge_def,
                                        .infer = merge_infer,
                                        .forward = merge_forward,
                                        .backward = merge_backward};
+
+/* ---- attention whose forward keeps o in F32, too ---- */
+
+static fattn_status wide_infer(fattn_op_call *c) {
+    const fattn_status s = merge_infer(c);
+    fattn_tensor w = wide(&c->out[O]), lse = c->out[LSE];
+    const fattn_attention_params *const p = c->attr;
+    fattn_attention_io io = {.struct_size = sizeof io, .q = &c->in[Q], .k = &c->in[K], .v = &c->in[V]};
+    fattn_attention_plan plan = {.struct_size = sizeof plan};
+    if (s) return s;
+    c->out[WIDE_O] = w;
+    w.data = lse.data = c->in[Q].data; /* not read, but must be there */
+    io.o = &w, io.lse = &lse;
+    const fattn_status t = fattn_attention_query(c->ctx, p, &io, &plan);
+    c->fwd_workspace = plan.fwd_workspace, c->bwd_workspace = plan.bwd_workspace;
+    return t;
+}
+
+static fattn_status wide_forward(fattn_op_call *c) {
+    fattn_attention_io io = io_of(c);
+    io.o = &c->out[WIDE_O];
+    io.workspace = c->workspace, io.workspace_bytes = c->fwd_workspace;
+    const fattn_status s = fattn_attention_fwd(c->ctx, c->attr, &io);
+    return s ? s : fattn_tensor_copy(c->ctx, &c->out[O], &c->out[WIDE_O]);
+}
+
+static fattn_status wide_backward(fattn_op_call *c) {
+    static const uint32_t add[] = {FATTN_ACC_DQ, FATTN_ACC_DK, FATTN_ACC_DV};
+    fattn_attention_params p = *(const fattn_attention_params *)c->attr;
+    fattn_attention_io io = io_of(c);
+    for (int i = Q; i <= V; ++i)
+        if (!c->d_in_fresh[i]) p.flags |= add[i];
+    io.o = &c->out[WIDE_O], io.d_o = &c->d_out[O];
+    io.dq = &c->d_in[Q], io.dk = &c->d_in[K], io.dv = &c->d_in[V];
+    io.workspace = c->workspace, io.workspace_bytes = c->bwd_workspace;
+    return fattn_attention_bwd(c->ctx, &p, &io);
+}
+
+static const fattn_op_def wide_def = {.struct_size = sizeof wide_def,
+                                      .attr_size = sizeof(fattn_attention_params),
+                                      .n_out = 3,
+                                      .name = "attention_wide",
+                                      .infer = wide_infer,
+                                      .forward = wide_forward,
+                                      .backward = wide_backward};
 
 static const fattn_attention_params causal = {.struct_size = sizeof causal, .flags = FATTN_CAUSAL};
 
@@ -267,8 +313,9 @@ static fattn_var model_loss(const model *m, fattn_tape *t, const fattn_tensor *b
             a.v = fattn_op_cast(t, a.v, m->attention);
         }
         const fattn_var in[] = {a.q, a.k, a.v};
-        a.o = variant == MERGE ? fattn_op_custom(t, &merge_def, in, 3, &causal)
-                               : fattn_op_attention(t, a.q, a.k, a.v, &causal);
+        a.o = variant == MERGE  ? fattn_op_custom(t, &merge_def, in, 3, &causal)
+              : variant == WIDE ? fattn_op_custom(t, &wide_def, in, 3, &causal)
+                                : fattn_op_attention(t, a.q, a.k, a.v, &causal);
         h = fattn_op_merge(t, a.o);
         if (m->attention != m->dtype) h = fattn_op_cast(t, h, m->dtype);
         x = fattn_op_add(t, x, linear(t, block, h, WO, BO));
@@ -429,6 +476,7 @@ static void attention(const fattn_tensor in[4], int variant, double *const out[P
     const fattn_dtype to = opt.gradients && dtype != FATTN_F64 ? dtype_of(opt.gradients) : dtype;
     for (int i = Q; i <= V; ++i) d[i] = alloc(to, 4, in[0].shape);
     io.dq = &d[Q], io.dk = &d[K], io.dv = &d[V];
+    if (variant == WIDE) release(&o), o = alloc((fattn_dtype)w.dtype, 4, in[0].shape);
     for (int pass = 0; pass < 2; ++pass) {
         const bool copied = pass && variant == MERGE && wide_bytes(&o);
         fattn_attention_plan plan = {.struct_size = sizeof plan};
@@ -506,6 +554,7 @@ static void measure(run *r, checkpoint *c) {
     for (int i = 0; i < r->exact.n; ++i) copy(&r->exact.p[i].value, &r->trained.p[i].value);
     c->exact_loss = gradients(&r->exact, r->exact_tape, r->probe, DEFAULT, NULL, r->gradient[VARIANTS]);
     gradients(&r->trained, r->probe_tape, r->probe, MERGE, NULL, r->gradient[MERGE]);
+    gradients(&r->trained, r->probe_tape, r->probe, WIDE, NULL, r->gradient[WIDE]);
     c->loss = gradients(&r->trained, r->probe_tape, r->probe, DEFAULT, seen, r->gradient[DEFAULT]);
     for (int64_t layer = 0; layer < opt.layers; ++layer)
         attention_alone(r, &seen[layer], &c->alone[layer], &c->keys[layer]);
@@ -588,7 +637,8 @@ static void print_summary(const checkpoint *c, int n) {
 }
 
 static double largest_error(const checkpoint *c) {
-    double most = fmax(c->whole[DEFAULT].error, c->whole[MERGE].error);
+    double most = 0;
+    for (int variant = 0; variant < VARIANTS; ++variant) most = fmax(most, c->whole[variant].error);
     for (int64_t layer = 0; layer < opt.layers; ++layer)
         for (int variant = 0; variant < VARIANTS; ++variant)
             for (int i = 0; i < PARTS; ++i) {
