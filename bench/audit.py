@@ -340,7 +340,7 @@ def main():
     p.add_argument("--fa3", metavar="LIBRARY", help="FlashAttention-3 (bench/fa3.cu)")
     p.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     p.add_argument("--threads", type=int, default=min(8, torch.get_num_threads()), help="of the CPU")
-    p.add_argument("--peers", nargs="*", help="these alone: fattn mma16 before FA2 cuDNN efficient math FA3; flash")
+    p.add_argument("--peers", nargs="*", help="these alone: fattn exact mma16 before FA2 FA3 cuDNN math flash ...")
     p.add_argument("--fixtures", default=os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "data"))
     p.add_argument("--case", help="fixtures whose file/name contains this; nothing else is run")
     p.add_argument("--tables", nargs="*", choices=["means", "dk", "bias"],
@@ -371,7 +371,7 @@ def main():
         failed += audit_tables.run(a, tables)
     if not a.no_fixtures:
         done = fixtures(a, processes)
-        for results, wrong in (done.get(n, ({}, "")) for n in ("fattn", "mma16")):
+        for results, wrong in (done.get(n, ({}, "")) for n in ("fattn", "exact", "mma16")):
             failed += sum(r["state"] == "failed" for r in results.values()) + bool(wrong)
         if not a.case:
             known(a)

@@ -69,8 +69,8 @@ class Peer:
 class Fattn(Peer):
     dtypes, strict = (F64, F32, BF16, F16), True
 
-    def __init__(self, name, path, device, threads=0, arch_cap=0):
-        self.name, self.device = name, device
+    def __init__(self, name, path, device, threads=0, arch_cap=0, flags=0):
+        self.name, self.device, self.flags = name, device, flags
         self.library = peers.Library(path, peers.CUDA if device == "cuda" else peers.CPU, threads=threads,
                                      arch_cap=arch_cap, quiet=True)
         self.version = path + (f", kernels of {arch_cap}" if arch_cap else "")
@@ -111,7 +111,7 @@ class Fattn(Peer):
                                     "max_seqlen_k", "q_pos0", "k_pos0", "rng_batch0", "rng_head0", "rng_heads")}
         params["rng"] = peers.Rng(seed=int(a["rng_seed"]), stream=int(a["rng_stream"]))
         try:
-            call = self.library.prepare(case.flags, params, **t)
+            call = self.library.prepare(case.flags | self.flags, params, **t)
             call.fwd()
             if backward_flags:
                 call.params.flags |= backward_flags
@@ -133,7 +133,7 @@ class Fattn(Peer):
         t |= {n: case.t[n].to(device) for n in ac.INTEGERS if n in case.t}
         params = {n: case.a[n] for n in ("max_seqlen_q", "max_seqlen_k")}
         try:
-            call = self.library.prepare(case.flags | flags, params, **t)
+            call = self.library.prepare(case.flags | self.flags | flags, params, **t)
             call.fwd()
             for _ in range(times + 1):
                 call.workspace.fill_(255)
@@ -443,7 +443,7 @@ def names(a):
     """Every peer that this machine can have, in the order of the columns."""
     torch_peers = ["FA2", "cuDNN", "efficient", "math"] if a.device == "cuda" else ["flash", "math"]
     hopper = a.device == "cuda" and torch.cuda.get_device_capability() >= (9, 0)
-    out = ["fattn"] + (["mma16"] if hopper else []) + (["before"] if a.before else []) + torch_peers
+    out = ["fattn", "exact"] + (["mma16"] if hopper else []) + (["before"] if a.before else []) + torch_peers
     if a.device == "cuda":
         out += ["FA3"] if a.fa3 else []
         out += [n for n, m in (("flash_attn", "flash_attn"), ("fa3_package", "flash_attn_interface")) if installed(m)]
@@ -454,6 +454,8 @@ def make(name, a):
     every, half = (F64, F32, BF16, F16), (BF16, F16)
     if name == "fattn":
         return Fattn(name, a.library, a.device, a.threads)
+    if name == "exact":
+        return Fattn(name, a.library, a.device, a.threads, flags=peers.EXACT_DELTA)
     if name == "mma16":  # the kernels of compute capability 8.0, on this device
         return Fattn(name, a.library, a.device, a.threads, arch_cap=80)
     if name == "before":

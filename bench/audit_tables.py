@@ -10,9 +10,9 @@ PART = 32    # FATTN_MERGE in backward: o and lse are of more keys than this cal
 GOAL = 1.5   # times the error of dQ without means
 SAMPLE = 64  # rows of long sequences
 MEANS = """Means of keys: relative error in %, 1 batch, 4 heads; four channels of K at c standard deviations (signs
-alternate), four of V at 0.5. !: dQ's error above 1.5 times that of c = 0. as part: fattn's backward told that o is of
-more keys, so that nothing is subtracted; mma16: fattn's kernels of compute capability 8.0; unfused: S, P, dP, dS and O
-rounded to the dtype, the rest fp64"""
+alternate), four of V at 0.5. !: dQ's error above 1.5 times that of c = 0. exact: fattn with FATTN_EXACT_DELTA; as
+part: fattn's backward told that o is of more keys, so that nothing is subtracted; mma16: fattn's kernels of compute
+capability 8.0; unfused: S, P, dP, dS and O rounded to the dtype, the rest fp64"""
 
 
 class Data:
@@ -101,7 +101,7 @@ class Goals:
         wrong = not grown <= GOAL
         self.rows[name] = self.rows.get(name, 0) + 1
         self.beyond[name] = self.beyond.get(name, 0) + wrong
-        if wrong and name in ("fattn", "mma16"):
+        if wrong and name in ("fattn", "exact", "mma16"):
             self.missed.append(f"{name}, {label}: {grown:.2f}")
         return "!" if wrong else " "
 
@@ -152,7 +152,8 @@ def pick(device, N):
 
 
 def means(r, a, small):
-    every = ["fattn", "as part", "mma16", "before", "FA2", "FA3", "cuDNN", "efficient", "flash", "math", "unfused"]
+    every = ["fattn", "exact", "as part", "mma16", "before", "FA2", "FA3", "cuDNN", "efficient", "flash", "math",
+             "unfused"]
     cs = (0, 10, 100) if small else (0, 1, 3, 10, 30, 100)
     dims, lengths = ((64,), (128, 512)) if small else ((64, 128, 256), (128, 512, 2048, 8192))
     goals = Goals()
@@ -162,7 +163,7 @@ def means(r, a, small):
               f"   O, dK, dV at c = {cs[0]}, {cs[-1]}")
         for D in dims:
             for N in lengths:
-                names = every if dtype == BF16 or N == 2048 or small else every[:4]
+                names = every if dtype == BF16 or N == 2048 or small else every[:5]
                 for flags in (0, ac.CAUSAL):
                     data = Data(a.device, N, D)
                     cases = (data.case(dtype, flags, k=(c, 4), v=(0.5, 4)) for c in cs)
@@ -227,8 +228,8 @@ def long_rows(r, a, names, lengths, dims, goals):
 def dk(r, a, small):
     """The data of cudnn-frontend #744."""
     N, D = (512 if small else 2048), 64
-    names = ["fattn", "F32 O", "as part", "mma16", "before", "FA2", "FA3", "cuDNN", "efficient", "flash", "math",
-             "unfused"]
+    names = ["fattn", "exact", "F32 O", "as part", "mma16", "before", "FA2", "FA3", "cuDNN", "efficient", "flash",
+             "math", "unfused"]
     print(f"\n== Rows far from zero (cudnn-frontend #744): every fourth q less m u, every k plus 2 u, u of 1 and -1;\n"
           f"N {N}, d {D}. Relative error in %. \"F32 O\": fattn with o stored in F32, which makes delta exact")
     print(f"\n{'':40}      o     dq     dk     dv   dq of the far rows, of the others")
@@ -254,7 +255,7 @@ def dk(r, a, small):
 def bias(r, a, small):
     """Relative errors, and the part of them that lies along the true value."""
     N = 512 if small else 2048
-    names = ["fattn", "mma16", "before", "FA2", "FA3", "cuDNN", "efficient", "flash", "math", "unfused"]
+    names = ["fattn", "exact", "mma16", "before", "FA2", "FA3", "cuDNN", "efficient", "flash", "math", "unfused"]
     outputs = ("o", "lse", "dq", "dk", "dv")
     print(f"\n== Where a rounding is not random: relative error in %, and <error, true>/<true, true> in units of 1e-6; "
           f"N {N}, 4 heads, bf16")

@@ -6,10 +6,10 @@
    - of attention alone: dQ, dK, dV of the q, k, v and dO of the 16-bit run, against F64 on the same numbers; in q's
      dtype, or F32 with --gradients f32, which leaves out the last rounding.
 
-   Each for three backward passes. "default" is the one that training uses. "merge" has FATTN_MERGE: then o and lse may
-   be of more keys than the call's, so rows of dS need not sum to zero, and backward must not subtract the keys' mean.
-   A query demands o in F32 with that flag, so it gets a copy of the same numbers. A library that never subtracts gives
-   the same twice. "wide o": forward keeps o in F32, so that delta is as exact.
+   Each for four backward passes. "default" has no flag. "merge" has FATTN_MERGE: then o and lse may be of more keys
+   than the call's, so rows of dS need not sum to zero, and backward must not subtract the keys' mean. A query demands o
+   in F32 with that flag, so it gets a copy of the same numbers. A library that never subtracts gives the same twice.
+   "wide o": forward keeps o in F32, so that delta is as exact. "exact delta": FATTN_EXACT_DELTA.
 
    cc -O2 -std=c11 -Iinclude bench/gradient_error.c -o gradient_error -Lbuild/release/lib -lfattn -lm \
       -Wl,-rpath,build/release/lib
@@ -17,7 +17,8 @@
    ./gradient_error text.txt --device cuda > bench/results/gradient_error_h200.txt
    LD_LIBRARY_PATH=<folder of another libfattn.so> ./gradient_error ...     (two libraries, one program)
 
-   --backward merge trains with that pass. On a CPU only attention can have 16 bits: --dtype f32 --attention bf16.
+   --backward merge, or "exact delta", trains with that pass. On a CPU only attention can have 16 bits: --dtype f32
+   --attention bf16.
    A test of the program, since F32 must agree with F64:
    ./gradient_error text.txt --dtype f32 --check 1e-5 --layers 2 --heads 2 --context 128 --batch 4 --probe 2 --steps 40
    */
@@ -31,8 +32,8 @@
 
 enum { VOCAB = 256, MOST_LAYERS = 48, MOST_HEAD_DIM = 256, MOST_CHECKPOINTS = 32, PARTS = 3 };
 static const float NORM_EPS = 1e-5f;
-static const char *const variant_names[] = {"default", "merge", "wide o"};
-enum { DEFAULT, MERGE, WIDE, VARIANTS };
+static const char *const variant_names[] = {"default", "merge", "wide o", "exact delta"};
+enum { DEFAULT, MERGE, WIDE, EXACT, VARIANTS };
 
 typedef struct options {
     const char *text, *device, *dtype, *attention, *gradients, *backward;
@@ -90,24 +91,40 @@ static void read_back(const fattn_tensor *t, double *to) {
     copy(&host, t);
 }
 
-/* ---- attention whose backward has FATTN_MERGE ---- */
+/* ---- attention whose backward reads an o in F32 ---- */
 
 enum { Q, K, V };
 enum { O, LSE, WIDE_O };
 
-/* o as backward with FATTN_MERGE takes it: not in 16 bits. */
+typedef struct passes {
+    fattn_attention_params p;
+    uint32_t more; /* backward's flags beside p's */
+    bool wide;     /* forward writes o in F32, from which the 16-bit one is rounded; else that is copied to F32 */
+} passes;
+
+#define PARAMS                                                                                                         \
+    { .struct_size = sizeof(fattn_attention_params), .flags = FATTN_CAUSAL }
+static const fattn_attention_params causal = PARAMS;
+static const fattn_attention_params exact_delta = {.struct_size = sizeof exact_delta,
+                                                   .flags = FATTN_CAUSAL | FATTN_EXACT_DELTA};
+static const passes merge_passes = {.p = PARAMS, .more = FATTN_MERGE}, wide_passes = {.p = PARAMS, .wide = true};
+
 static fattn_tensor wide(const fattn_tensor *o) {
     fattn_tensor w = *o;
     if (fattn_dtype_size((fattn_dtype)o->dtype) == 2) w.dtype = FATTN_F32;
     return w;
 }
-static size_t wide_bytes(const fattn_tensor *o) {
-    const fattn_tensor w = wide(o);
-    const size_t bytes = (size_t)fattn_tensor_numel(o) * fattn_dtype_size((fattn_dtype)w.dtype);
-    return w.dtype == o->dtype ? 0 : (bytes + 255) / 256 * 256;
+
+static fattn_attention_io io_of(fattn_op_call *c, const fattn_tensor *o) {
+    return (fattn_attention_io){.struct_size = sizeof(fattn_attention_io),
+                                .q = &c->in[Q],
+                                .k = &c->in[K],
+                                .v = &c->in[V],
+                                .o = o,
+                                .lse = &c->out[LSE]};
 }
 
-static fattn_status merge_infer(fattn_op_call *c) {
+static fattn_status wide_infer(fattn_op_call *c) {
     const int64_t *const q = c->in[Q].shape, B = q[0], H = q[1], S = q[2], D = c->in[V].shape[3];
     fattn_tensor o = {.ndim = 4,
                       .dtype = c->in[Q].dtype,
@@ -116,111 +133,59 @@ static fattn_status merge_infer(fattn_op_call *c) {
     fattn_tensor lse = {
         .ndim = 3, .dtype = o.dtype == FATTN_F64 ? FATTN_F64 : FATTN_F32, .shape = {B, H, S}, .stride = {H * S, S, 1}};
     o.device = lse.device = c->in[Q].device, o.device_id = lse.device_id = c->in[Q].device_id;
-    c->out[O] = o, c->out[LSE] = lse;
+    c->out[O] = o, c->out[LSE] = lse, c->out[WIDE_O] = wide(&o);
     o.data = lse.data = c->in[Q].data; /* not read, but must be there */
-    fattn_tensor w = wide(&o);
-    fattn_attention_params p = *(const fattn_attention_params *)c->attr;
-    fattn_attention_io io = {.struct_size = sizeof io, .q = &c->in[Q], .k = &c->in[K], .v = &c->in[V]};
+    const fattn_tensor w = wide(&o);
+    const passes *const how = c->attr;
+    fattn_attention_params p = how->p;
+    fattn_attention_io io = io_of(c, how->wide ? &w : &o);
     fattn_attention_plan plan = {.struct_size = sizeof plan};
-    io.o = &o, io.lse = &lse;
+    io.lse = &lse;
     fattn_status s = fattn_attention_query(c->ctx, &p, &io, &plan);
     c->fwd_workspace = plan.fwd_workspace;
-    p.flags |= FATTN_MERGE;
+    p.flags |= how->more;
     io.o = &w;
     if (!s) s = fattn_attention_query(c->ctx, &p, &io, &plan);
-    c->bwd_workspace = wide_bytes(&o) + plan.bwd_workspace;
+    c->bwd_workspace = plan.bwd_workspace;
     return s;
 }
 
-static fattn_attention_io io_of(fattn_op_call *c) {
-    return (fattn_attention_io){.struct_size = sizeof(fattn_attention_io),
-                                .q = &c->in[Q],
-                                .k = &c->in[K],
-                                .v = &c->in[V],
-                                .o = &c->out[O],
-                                .lse = &c->out[LSE]};
-}
-
-static fattn_status merge_forward(fattn_op_call *c) {
-    fattn_attention_io io = io_of(c);
-    io.workspace = c->workspace, io.workspace_bytes = c->fwd_workspace;
-    return fattn_attention_fwd(c->ctx, c->attr, &io);
-}
-
-static fattn_status merge_backward(fattn_op_call *c) {
-    static const uint32_t add[] = {FATTN_ACC_DQ, FATTN_ACC_DK, FATTN_ACC_DV};
-    fattn_attention_params p = *(const fattn_attention_params *)c->attr;
-    fattn_attention_io io = io_of(c);
-    fattn_tensor w = wide(&c->out[O]);
-    const size_t used = wide_bytes(&c->out[O]);
-    if (used) {
-        w.data = c->workspace;
-        const fattn_status s = fattn_tensor_copy(c->ctx, &w, &c->out[O]);
-        if (s) return s;
-    }
-    p.flags |= FATTN_MERGE;
-    for (int i = Q; i <= V; ++i)
-        if (!c->d_in_fresh[i]) p.flags |= add[i];
-    io.o = &w, io.d_o = &c->d_out[O];
-    io.dq = &c->d_in[Q], io.dk = &c->d_in[K], io.dv = &c->d_in[V];
-    io.workspace = (char *)c->workspace + used, io.workspace_bytes = c->bwd_workspace - used;
-    return fattn_attention_bwd(c->ctx, &p, &io);
-}
-
-static const fattn_op_def merge_def = {.struct_size = sizeof merge_def,
-                                       .attr_size = sizeof(fattn_attention_params),
-                                       .n_out = 2,
-                                       .name = "attention_merge",
-                                       .infer = merge_infer,
-                                       .forward = merge_forward,
-                                       .backward = merge_backward};
-
-/* ---- attention whose forward keeps o in F32, too ---- */
-
-static fattn_status wide_infer(fattn_op_call *c) {
-    const fattn_status s = merge_infer(c);
-    fattn_tensor w = wide(&c->out[O]), lse = c->out[LSE];
-    const fattn_attention_params *const p = c->attr;
-    fattn_attention_io io = {.struct_size = sizeof io, .q = &c->in[Q], .k = &c->in[K], .v = &c->in[V]};
-    fattn_attention_plan plan = {.struct_size = sizeof plan};
-    if (s) return s;
-    c->out[WIDE_O] = w;
-    w.data = lse.data = c->in[Q].data; /* not read, but must be there */
-    io.o = &w, io.lse = &lse;
-    const fattn_status t = fattn_attention_query(c->ctx, p, &io, &plan);
-    c->fwd_workspace = plan.fwd_workspace, c->bwd_workspace = plan.bwd_workspace;
-    return t;
-}
-
 static fattn_status wide_forward(fattn_op_call *c) {
-    fattn_attention_io io = io_of(c);
-    io.o = &c->out[WIDE_O];
+    const passes *const how = c->attr;
+    const int from = how->wide ? WIDE_O : O, to = how->wide ? O : WIDE_O;
+    fattn_attention_io io = io_of(c, &c->out[from]);
     io.workspace = c->workspace, io.workspace_bytes = c->fwd_workspace;
-    const fattn_status s = fattn_attention_fwd(c->ctx, c->attr, &io);
-    return s ? s : fattn_tensor_copy(c->ctx, &c->out[O], &c->out[WIDE_O]);
+    const fattn_status s = fattn_attention_fwd(c->ctx, &how->p, &io);
+    return s ? s : fattn_tensor_copy(c->ctx, &c->out[to], &c->out[from]);
 }
 
 static fattn_status wide_backward(fattn_op_call *c) {
     static const uint32_t add[] = {FATTN_ACC_DQ, FATTN_ACC_DK, FATTN_ACC_DV};
-    fattn_attention_params p = *(const fattn_attention_params *)c->attr;
-    fattn_attention_io io = io_of(c);
+    const passes *const how = c->attr;
+    fattn_attention_params p = how->p;
+    fattn_attention_io io = io_of(c, &c->out[WIDE_O]);
+    p.flags |= how->more;
     for (int i = Q; i <= V; ++i)
         if (!c->d_in_fresh[i]) p.flags |= add[i];
-    io.o = &c->out[WIDE_O], io.d_o = &c->d_out[O];
+    io.d_o = &c->d_out[O];
     io.dq = &c->d_in[Q], io.dk = &c->d_in[K], io.dv = &c->d_in[V];
     io.workspace = c->workspace, io.workspace_bytes = c->bwd_workspace;
     return fattn_attention_bwd(c->ctx, &p, &io);
 }
 
 static const fattn_op_def wide_def = {.struct_size = sizeof wide_def,
-                                      .attr_size = sizeof(fattn_attention_params),
+                                      .attr_size = sizeof(passes),
                                       .n_out = 3,
                                       .name = "attention_wide",
                                       .infer = wide_infer,
                                       .forward = wide_forward,
                                       .backward = wide_backward};
 
-static const fattn_attention_params causal = {.struct_size = sizeof causal, .flags = FATTN_CAUSAL};
+static fattn_var attend(fattn_tape *t, int variant, const fattn_var in[3]) {
+    if (variant == MERGE) return fattn_op_custom(t, &wide_def, in, 3, &merge_passes);
+    if (variant == WIDE) return fattn_op_custom(t, &wide_def, in, 3, &wide_passes);
+    return fattn_op_attention(t, in[Q], in[K], in[V], variant == EXACT ? &exact_delta : &causal);
+}
 
 /* ---- the model ---- */
 
@@ -313,9 +278,7 @@ static fattn_var model_loss(const model *m, fattn_tape *t, const fattn_tensor *b
             a.v = fattn_op_cast(t, a.v, m->attention);
         }
         const fattn_var in[] = {a.q, a.k, a.v};
-        a.o = variant == MERGE  ? fattn_op_custom(t, &merge_def, in, 3, &causal)
-              : variant == WIDE ? fattn_op_custom(t, &wide_def, in, 3, &causal)
-                                : fattn_op_attention(t, a.q, a.k, a.v, &causal);
+        a.o = attend(t, variant, in);
         h = fattn_op_merge(t, a.o);
         if (m->attention != m->dtype) h = fattn_op_cast(t, h, m->dtype);
         x = fattn_op_add(t, x, linear(t, block, h, WO, BO));
@@ -468,31 +431,32 @@ static double along_mean(const double *a, const double *b, const double *k, int6
 /* Backward of one attention with these tensors; dq, dk, dv go to the host. */
 static void attention(const fattn_tensor in[4], int variant, double *const out[PARTS], char kernel[48]) {
     const fattn_dtype dtype = (fattn_dtype)in[0].dtype;
-    fattn_attention_params p = causal;
-    fattn_tensor o = alloc(dtype, 4, in[0].shape), w = wide(&o), d[PARTS];
+    fattn_attention_params p = variant == EXACT ? exact_delta : causal;
+    fattn_tensor o = alloc(dtype, 4, in[0].shape), w = wide(&o), d[PARTS], saved = {0};
     fattn_tensor lse = alloc(dtype == FATTN_F64 ? FATTN_F64 : FATTN_F32, 3, in[0].shape);
     fattn_attention_io io = {.struct_size = sizeof io, .q = &in[Q], .k = &in[K], .v = &in[V], .o = &o, .lse = &lse};
     io.d_o = &in[3];
     const fattn_dtype to = opt.gradients && dtype != FATTN_F64 ? dtype_of(opt.gradients) : dtype;
     for (int i = Q; i <= V; ++i) d[i] = alloc(to, 4, in[0].shape);
     io.dq = &d[Q], io.dk = &d[K], io.dv = &d[V];
-    if (variant == WIDE) release(&o), o = alloc((fattn_dtype)w.dtype, 4, in[0].shape);
+    w = alloc((fattn_dtype)w.dtype, 4, in[0].shape);
+    if (variant == WIDE) io.o = &w;
     for (int pass = 0; pass < 2; ++pass) {
-        const bool copied = pass && variant == MERGE && wide_bytes(&o);
         fattn_attention_plan plan = {.struct_size = sizeof plan};
-        if (copied) w = alloc((fattn_dtype)w.dtype, 4, o.shape), copy(&w, &o), io.o = &w;
-        if (pass && variant == MERGE) p.flags |= FATTN_MERGE;
+        if (pass && variant == MERGE) copy(&w, &o), io.o = &w, p.flags |= FATTN_MERGE;
         check(fattn_attention_query(ctx, &p, &io, &plan), "query");
         const int64_t bytes[] = {(int64_t)(pass ? plan.bwd_workspace : plan.fwd_workspace)};
+        const int64_t kept[] = {(int64_t)plan.saved_bytes};
         fattn_tensor workspace = alloc(FATTN_U8, 1, bytes);
+        if (!pass) saved = alloc(FATTN_U8, 1, kept);
+        io.saved = saved.data, io.saved_bytes = plan.saved_bytes;
         io.workspace = workspace.data, io.workspace_bytes = (size_t)bytes[0];
         check(pass ? fattn_attention_bwd(ctx, &p, &io) : fattn_attention_fwd(ctx, &p, &io), pass ? "bwd" : "fwd");
         release(&workspace);
-        if (copied) release(&w);
         if (pass) memcpy(kernel, plan.bwd_kernel, sizeof plan.bwd_kernel);
     }
     for (int i = Q; i <= V; ++i) read_back(&d[i], out[i]), release(&d[i]);
-    release(&o), release(&lse);
+    release(&o), release(&w), release(&saved), release(&lse);
 }
 
 /* ---- a run ---- */
@@ -553,8 +517,8 @@ static void measure(run *r, checkpoint *c) {
     layer_vars seen[MOST_LAYERS];
     for (int i = 0; i < r->exact.n; ++i) copy(&r->exact.p[i].value, &r->trained.p[i].value);
     c->exact_loss = gradients(&r->exact, r->exact_tape, r->probe, DEFAULT, NULL, r->gradient[VARIANTS]);
-    gradients(&r->trained, r->probe_tape, r->probe, MERGE, NULL, r->gradient[MERGE]);
-    gradients(&r->trained, r->probe_tape, r->probe, WIDE, NULL, r->gradient[WIDE]);
+    for (int variant = VARIANTS - 1; variant > DEFAULT; --variant)
+        gradients(&r->trained, r->probe_tape, r->probe, variant, NULL, r->gradient[variant]);
     c->loss = gradients(&r->trained, r->probe_tape, r->probe, DEFAULT, seen, r->gradient[DEFAULT]);
     for (int64_t layer = 0; layer < opt.layers; ++layer)
         attention_alone(r, &seen[layer], &c->alone[layer], &c->keys[layer]);
@@ -572,7 +536,7 @@ static void measure(run *r, checkpoint *c) {
 static void print_difference(difference d) { printf("  %8.2e %8.1e %6.4f", d.error, d.angle, d.ratio); }
 
 static void print_rows(const checkpoint *c, const comparison *rows, const char *names[PARTS], bool along) {
-    printf("layer  mean/std  share  backward");
+    printf("layer  mean/std  share  backward   ");
     for (int i = 0; i < PARTS; ++i) printf("  %-8s %8s %6s", names[i], "1-cos", "norm");
     puts(along ? "  along" : "");
     for (int64_t layer = 0; layer < opt.layers; ++layer)
@@ -581,7 +545,7 @@ static void print_rows(const checkpoint *c, const comparison *rows, const char *
                 printf("%5lld  %8.2f  %5.3f", (long long)layer, c->keys[layer].largest, c->keys[layer].share);
             else
                 printf("%22s", "");
-            printf("  %-8s", variant_names[variant]);
+            printf("  %-11s", variant_names[variant]);
             for (int i = 0; i < PARTS; ++i) print_difference(rows[layer].part[variant][i]);
             if (along) printf("  %5.3f", rows[layer].along[variant]);
             putchar('\n');
@@ -595,7 +559,7 @@ static void print_checkpoint(const checkpoint *c) {
     printf("\nGradients of the weights\n");
     print_rows(c, c->weights, (const char *[]){"W_q", "W_k", "W_v"}, false);
     for (int variant = 0; variant < VARIANTS; ++variant) {
-        printf("%-22s  %-8s", variant ? "" : "all parameters", variant_names[variant]);
+        printf("%-22s  %-11s", variant ? "" : "all parameters", variant_names[variant]);
         print_difference(c->whole[variant]);
         putchar('\n');
     }
@@ -617,7 +581,7 @@ static void print_spread(const comparison *rows, int variant) {
 }
 static void print_summary(const checkpoint *c, int n) {
     printf("\nErrors over the run: W_q and dQ as median and largest of the layers, mean/std and share the largest\n\n");
-    printf("  step  mean/std  share  backward  W_q               dQ                 all\n");
+    printf("  step  mean/std  share  backward     W_q               dQ                 all\n");
     for (int i = 0; i < n; ++i, ++c) {
         double largest = 0, share = 0;
         for (int64_t layer = 0; layer < opt.layers; ++layer) {
@@ -629,7 +593,7 @@ static void print_summary(const checkpoint *c, int n) {
                 printf("%6lld  %8.2f  %5.3f", (long long)c->step, largest, share);
             else
                 printf("%23s", "");
-            printf("  %-8s", variant_names[variant]);
+            printf("  %-11s", variant_names[variant]);
             print_spread(c->weights, variant), print_spread(c->alone, variant);
             printf("  %8.2e\n", c->whole[variant].error);
         }
@@ -703,6 +667,13 @@ static void parse(int argc, char **argv) {
         fail("sizes", "must be 1 or more; --layers 48, --head-dim 256 at most");
 }
 
+static int variant_of(const char *name) {
+    for (int variant = 0; variant < VARIANTS; ++variant)
+        if (strcmp(name, variant_names[variant]) == 0) return variant;
+    fail("--backward", "has an unknown value");
+    return DEFAULT;
+}
+
 /* Which of two words `value` is. */
 static bool second(const char *name, const char *value, const char *a, const char *b) {
     if (strcmp(value, a) && strcmp(value, b)) fail(name, "has an unknown value");
@@ -773,7 +744,7 @@ static void print_head(const run *r) {
 int main(int argc, char **argv) {
     parse(argc, argv);
     const bool cuda = second("--device", opt.device, "cpu", "cuda");
-    const int variant = second("--backward", opt.backward, "default", "merge") ? MERGE : DEFAULT;
+    const int variant = variant_of(opt.backward);
     const fattn_ctx_options context = {.struct_size = sizeof context, .device = cuda ? FATTN_CUDA : FATTN_CPU};
     check(fattn_ctx_create(&context, &ctx), "context");
     run r = run_create();

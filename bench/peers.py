@@ -23,7 +23,7 @@ F64, F32, F16, BF16, I32 = 1, 2, 3, 4, 5
 DTYPES = {torch.float64: F64, torch.float32: F32, torch.float16: F16, torch.bfloat16: BF16,
           torch.int32: I32}
 CPU, CUDA = 1, 2
-CAUSAL, TF32 = 1, 16
+CAUSAL, TF32, EXACT_DELTA = 1, 16, 64
 
 
 class Tensor(C.Structure):
@@ -120,6 +120,9 @@ class Call:
         self.workspace = torch.empty(size, dtype=torch.uint8, device=tensors["q"].device)
         self.io.workspace = (self.workspace.data_ptr() + 255) // 256 * 256
         self.io.workspace_bytes = size - 256
+        self.saved = torch.empty(plan.saved_bytes + 256, dtype=torch.uint8, device=tensors["q"].device)
+        self.io.saved = (self.saved.data_ptr() + 255) // 256 * 256
+        self.io.saved_bytes = plan.saved_bytes
 
     def fwd(self):
         lib = self.library
@@ -280,6 +283,10 @@ def bench(library, device, a):
                 if before:
                     older = before.prepare((TF32 if a.tf32 else 0) | (CAUSAL if causal else 0), **t)
                     passes[0]["before"], passes[1]["before"] = older.fwd, older.bwd
+                if a.exact:
+                    exact = library.prepare(EXACT_DELTA | (CAUSAL if causal else 0), **t)
+                    exact.fwd()
+                    passes[0]["exact"], passes[1]["exact"] = exact.fwd, exact.bwd
                 for name in a.peers or ("fa2", "cudnn"):
                     leaf = {n: t[n].clone().requires_grad_() for n in "qkv"}
 
@@ -469,6 +476,7 @@ def main():
     p.add_argument("--quick", action="store_true", help="fewer rows")
     p.add_argument("--check", action="store_true", help="errors only, no timing")
     p.add_argument("--before", metavar="LIBRARY", help="another build of libfattn, timed beside this one on CUDA")
+    p.add_argument("--exact", action="store_true", help="time ours with FATTN_EXACT_DELTA, too, on CUDA")
     p.add_argument("--fa3", metavar="LIBRARY", help="FlashAttention-3 (bench/fa3.cu); without it its usual "
                                                     "ratio to cudnn stands in")
     p.add_argument("--peers", nargs="*", help="of fa2, cudnn, efficient, math; of flash, math on the CPU")

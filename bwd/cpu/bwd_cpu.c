@@ -8,6 +8,7 @@
    added to its dQ; and two passes, one for dQ by row blocks and one for dK, dV by column blocks. */
 #include "bwd/cpu/bwd_row_block.h"
 #include "core/attention/kernel.h"
+#include "core/attention/o_rest.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -46,6 +47,28 @@ static void zero_rows(const fattni_array *a, int64_t columns, int64_t batch, int
     for (int64_t i = begin; i < end; ++i) memset(fattni_at(a, batch, h, i), 0, bytes);
 }
 
+/* rowsum(dO O) of rows of one head, with the O that was rounded where forward has kept the rest. */
+static void dots_of_o(const fattni_bwd *w, int64_t batch, int64_t h, int64_t row, int64_t rows, void *dots) {
+    const fattni_problem *const p = w->p;
+    const fattni_array *const d_o = &p->d_o, *const o = &p->o, rest = fattni_o_rest_of(p);
+    const fattn_dtype d_o_type = (fattn_dtype)d_o->dtype, o_type = (fattn_dtype)o->dtype;
+    if (!p->has_o_rest) {
+        w->k->dots(rows, p->Dv, d_o_type, fattni_at(d_o, batch, h, row), d_o->s[2], o_type, fattni_at(o, batch, h, row),
+                   o->s[2], dots);
+        return;
+    }
+    const int bits = o_type == FATTN_BF16 ? FATTNI_O_REST_BF16 : FATTNI_O_REST_F16;
+    for (int64_t i = row; i < row + rows; ++i) {
+        float exact[FATTNI_MAX_HEAD_DIM];
+        const int8_t *const r = fattni_at(&rest, batch, h, i);
+        w->k->widen(1, p->Dv, o_type, fattni_at(o, batch, h, i), o->s[2], exact, p->Dv);
+        for (int64_t d = 0; d < p->Dv; ++d)
+            exact[d] = fattni_bits_float(fattni_o_exact(fattni_float_bits(exact[d]), r[d], bits));
+        w->k->dots(1, p->Dv, d_o_type, fattni_at(d_o, batch, h, i), d_o->s[2], FATTN_F32, exact, p->Dv,
+                   (float *)dots + (i - row));
+    }
+}
+
 /* Task: one block of rows of one head. */
 static void prepare(void *arg, int64_t task, int thread) {
     (void)thread;
@@ -61,9 +84,7 @@ static void prepare(void *arg, int64_t task, int thread) {
     if (!p->delta.present) {
         char *const delta = p->workspace;
         const int64_t at = fattni_bwd_row_at(p, seq.batch, h, row);
-        w->k->dots(rows, p->Dv, (fattn_dtype)p->d_o.dtype, fattni_at(&p->d_o, seq.batch, h, row), p->d_o.s[2],
-                   (fattn_dtype)p->o.dtype, fattni_at(&p->o, seq.batch, h, row), p->o.s[2],
-                   delta + at * (int64_t)fattn_dtype_size(w->k->dtype));
+        dots_of_o(w, seq.batch, h, row, rows, delta + at * (int64_t)fattn_dtype_size(w->k->dtype));
         for (int64_t i = 0; p->d_lse.present && i < rows; ++i)
             fattni_store(delta, w->k->dtype, at + i,
                          fattni_load(delta, w->k->dtype, at + i) - fattni_get(&p->d_lse, seq.batch, h, row + i, 0));

@@ -4,6 +4,8 @@
 
 #include "core/cuda/sm90_args.h"
 
+#include <stdalign.h>
+
 typedef struct fattni_bwd_args {
     fattni_attention_args a;
     fattni_view d_o, d_lse, given_delta, dq, dk, dv, d_bias;
@@ -46,6 +48,19 @@ enum { FATTNI_RING = 5, FATTNI_LAG = 2 };
 /* A call with at most so many key blocks per head, those of a cluster counted as one, is short. */
 enum { FATTNI_SHORT_BLOCKS = 8 };
 
+/* In shared memory of Hopper's kernels: requests for means of keys (bwd_sm90_scheduler.cuh), one for each key head that
+   a work item of rows has: where its keys are (two words), how many to take, how far apart; its plane, whether the mean
+   is used, and in the first how many requests there are. */
+enum { FATTNI_WORK_ITEM_HEADS = 8 };
+typedef struct mean_search {
+    alignas(16) uint32_t wanted[FATTNI_WORK_ITEM_HEADS][8];
+    uint64_t asked, answered, full; /* mbarriers: of the requests, of their results, of a sample of keys */
+} mean_search;
+
+/* Hopper's kernels use K less its mean for S, too: of channels whose mean is so many standard deviations. Of these
+   K - mean is exact in 16 bits for nearly all keys; a rounding of K is an error of S. */
+#define FATTNI_CENTRED 4.0f
+
 /* Kernels whose S starts with -L / scale instead of 0 (bwd_sm90.cuh says why). `plain`: FULL or CAUSAL. */
 #define FATTNI_BEGINS_WITH_L(plain, D, BM) ((plain) && (D) <= 128 && (BM) == 64)
 
@@ -74,6 +89,7 @@ static inline void fattni_schedule_backward(fattni_bwd_sm90_args *s, int32_t clu
     s->head_groups = (a->B * a->Hkv + head_group - 1) / head_group;
     s->row_chunks = (s->bwd.padded_rows + rows - 1) / rows;
     s->row_heads = s->row_chunks > 1 ? 1 : rows / s->bwd.padded_rows;
+    s->row_heads = s->row_heads < FATTNI_WORK_ITEM_HEADS ? s->row_heads : FATTNI_WORK_ITEM_HEADS;
     s->row_items = s->row_chunks * ((heads + s->row_heads - 1) / s->row_heads);
     s->row_items = (s->row_items + cluster - 1) / cluster;
     s->items = (1 + FATTNI_LAG) * s->row_items + s->head_groups * (2 * s->row_items + head_group * s->schedule.blocks);

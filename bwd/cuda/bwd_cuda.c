@@ -61,7 +61,7 @@ static layout layout_of(const fattni_problem *p, const fattni_cuda_kernel *k, co
     l.d_o = l.dq + (p->dq.present ? (size_t)l.rows * (size_t)k->D * 4 : 0);
     l.sink = l.d_o + (p->d_o.dtype == FATTN_F32 ? copied_rows(p) * (size_t)k->D * 2 : 0);
     l.dq_semaphore = l.sink + fattni_bwd_cuda_sink_bytes(p, k);
-    l.key_mean = fattni_bwd_cuda_key_mean_parts(p, k, huge, l.dq_semaphore + fattni_bwd_cuda_semaphore_bytes(p, k));
+    l.key_mean = fattni_bwd_cuda_key_mean_parts(p, huge, l.dq_semaphore + fattni_bwd_cuda_semaphore_bytes(p, k));
     l.dq_of_mean = l.key_mean.end;
     l.huge = fattni_bwd_cuda_huge_parts(p, huge, l.dq_of_mean + (keeps_dq_of_mean(p, k, &l) ? vector : 0), l.rows);
     l.counters = l.huge.end;
@@ -132,11 +132,9 @@ fattn_status fattni_bwd_sm90_args_of(fattn_ctx *ctx, const fattni_problem *p, co
 }
 
 /* Persistent: one CTA per SM takes work items. With clusters: one cluster per work item. */
-static fattn_status launch_sm90(fattn_ctx *ctx, const fattni_cuda_kernel *k, const fattni_bwd_sm90_args *x,
-                                bool early) {
+static fattn_status launch_sm90(fattn_ctx *ctx, const fattni_cuda_kernel *k, const fattni_bwd_sm90_args *x) {
     const int64_t grid = k->cluster == 1 ? fattni_min(x->items, ctx->gpu.sms) : (int64_t)x->items * k->cluster;
-    return early ? fattni_cuda_launch_early(ctx, k, grid, x, sizeof *x)
-                 : fattni_cuda_launch(ctx, k, grid, x, sizeof *x);
+    return fattni_cuda_launch(ctx, k, grid, x, sizeof *x);
 }
 
 /* ---- the call ---- */
@@ -191,11 +189,10 @@ static fattn_status run(fattn_ctx *ctx, const fattni_problem *p, const fattni_ke
     fattni_bwd_sm90_args s;
     if (is_sm90(k)) /* steps that may fail come before those that write */
         FATTNI_TRY(fattni_bwd_sm90_args_of(ctx, p, k, &main, (char *)p->workspace + l.counters, rows, &s));
-    FATTNI_TRY(fattni_bwd_cuda_begin(ctx, p, &x, l.huge.zero, l.bytes));
+    FATTNI_TRY(fattni_bwd_cuda_zero_counters(ctx, p, &x, l.huge.zero, l.bytes, x.key_mean && !rows));
     FATTNI_TRY(fattni_bwd_cuda_zero(ctx, p, &x));
     if (!rows) FATTNI_TRY(FATTNI_START(ctx, fattn_bwd_preprocess, row_grid, 256, &x));
-    const bool early = rows && x.key_mean && !(p->d_bias.present && !(p->flags & FATTN_ACC_DBIAS));
-    FATTNI_TRY(is_sm90(k) ? launch_sm90(ctx, k, &s, early) : fattni_cuda_launch(ctx, k, key_grid, &main, sizeof main));
+    FATTNI_TRY(is_sm90(k) ? launch_sm90(ctx, k, &s) : fattni_cuda_launch(ctx, k, key_grid, &main, sizeof main));
     if (p->dq.present && !rows) FATTNI_TRY(FATTNI_START(ctx, fattn_bwd_postprocess, row_grid, x.dq_threads, &x));
     FATTNI_TRY(fattni_bwd_cuda_huge(ctx, p, huge, k, &main));
     return fattni_bwd_cuda_sink(ctx, p, &x);

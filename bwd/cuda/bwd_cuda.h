@@ -52,20 +52,19 @@ fattn_status fattni_bwd_cuda_huge(fattn_ctx *ctx, const fattni_problem *p, const
 
 /* Parts of the workspace for bwd_key_mean.cu from offset `begin` on; huge: the kernel for huge rows, whose D is the
    pitch. Present where a row of dS sums to a known number, so that dQ can be corrected where it does not: o, lse and
-   delta are of the call's keys alone, no softcap comes between P (dP - delta) and dS, and dS is rounded. With the
-   Hopper kernels only for FATTNI_CENTRED_KEYS keys and more: the search for means is one more launch. */
-enum { FATTNI_CENTRED_KEYS = 8192 };
+   delta are of the call's keys alone, no softcap comes between P (dP - delta) and dS, and dS is rounded. */
 typedef struct fattni_bwd_key_mean {
     size_t mean, used, end;
     bool present;
 } fattni_bwd_key_mean;
-fattni_bwd_key_mean fattni_bwd_cuda_key_mean_parts(const fattni_problem *p, const fattni_cuda_kernel *k,
-                                                   const fattni_cuda_kernel *huge, size_t begin);
+fattni_bwd_key_mean fattni_bwd_cuda_key_mean_parts(const fattni_problem *p, const fattni_cuda_kernel *huge,
+                                                   size_t begin);
 void fattni_bwd_cuda_key_mean_args(const fattni_problem *p, const fattni_cuda_kernel *huge,
                                    const fattni_bwd_key_mean *parts, fattni_bwd_args *bwd);
-/* The first launch of a call: zeroes the workspace from `zero` to `end`, and finds the keys' means, when present. */
-fattn_status fattni_bwd_cuda_begin(fattn_ctx *ctx, const fattni_problem *p, fattni_bwd_args *bwd, size_t zero,
-                                   size_t end);
+/* The first launch of a call zeroes its counters, the workspace from `zero` to `end`; find_means: and finds the keys'
+   means. */
+fattn_status fattni_bwd_cuda_zero_counters(fattn_ctx *ctx, const fattni_problem *p, fattni_bwd_args *bwd, size_t zero,
+                                           size_t end, bool find_means);
 
 /* Sets d_bias to 0 before the main kernel; sums dsink from its parts after it. No-ops when not needed. */
 fattn_status fattni_bwd_cuda_zero(fattn_ctx *ctx, const fattni_problem *p, const fattni_bwd_args *bwd);

@@ -16,7 +16,7 @@ static layout layout_of(const fattni_problem *p, const fattni_cuda_kernel *k, co
     const int64_t size = (int64_t)fattn_dtype_size(p->dtype);
     layout l = {.delta = 0, .sink = (size_t)fattni_round_up(rows * size, FATTNI_ALIGN)};
     l.dq_semaphore = l.sink + fattni_bwd_cuda_sink_bytes(p, k);
-    l.key_mean = fattni_bwd_cuda_key_mean_parts(p, k, huge, l.dq_semaphore + fattni_bwd_cuda_semaphore_bytes(p, k));
+    l.key_mean = fattni_bwd_cuda_key_mean_parts(p, huge, l.dq_semaphore + fattni_bwd_cuda_semaphore_bytes(p, k));
     l.huge = fattni_bwd_cuda_huge_parts(p, huge, l.key_mean.end, rows);
     return l;
 }
@@ -42,7 +42,7 @@ static fattn_status run(fattn_ctx *ctx, const fattni_problem *p, const fattni_ke
     const int64_t row_grid = fattni_bwd_cuda_row_grid(p, k), key_grid = fattni_bwd_cuda_key_grid(p, k);
     fattni_bwd_cuda_huge_args(p, huge, &l.huge, &x);
     fattni_bwd_cuda_key_mean_args(p, huge, &l.key_mean, &x);
-    FATTNI_TRY(fattni_bwd_cuda_begin(ctx, p, &x, l.huge.zero, l.huge.end));
+    FATTNI_TRY(fattni_bwd_cuda_zero_counters(ctx, p, &x, l.huge.zero, l.huge.end, l.key_mean.present));
     FATTNI_TRY(fattni_bwd_cuda_zero(ctx, p, &x));
     FATTNI_TRY(x.a.f64 ? FATTNI_START(ctx, fattn_bwd_preprocess_f64, row_grid, 256, &x)
                        : FATTNI_START(ctx, fattn_bwd_preprocess_f32, row_grid, 256, &x));

@@ -67,12 +67,11 @@ fattn_status fattni_bwd_cuda_sink(fattn_ctx *ctx, const fattni_problem *p, const
                       : FATTNI_START(ctx, fattn_bwd_sink_f32, p->Hq, 256, bwd);
 }
 
-fattni_bwd_key_mean fattni_bwd_cuda_key_mean_parts(const fattni_problem *p, const fattni_cuda_kernel *k,
-                                                   const fattni_cuda_kernel *huge, size_t begin) {
+fattni_bwd_key_mean fattni_bwd_cuda_key_mean_parts(const fattni_problem *p, const fattni_cuda_kernel *huge,
+                                                   size_t begin) {
     const bool rounds_ds = p->dtype != FATTN_F64 && (p->dtype != FATTN_F32 || (p->flags & FATTN_TF32));
     fattni_bwd_key_mean at = {.mean = begin, .used = begin, .end = begin};
-    at.present = rounds_ds && p->dq.present && !(p->flags & FATTN_MERGE) && !p->delta.present && !(p->softcap > 0) &&
-                 (k->arch != 90 || p->Sk >= FATTNI_CENTRED_KEYS);
+    at.present = rounds_ds && p->dq.present && !(p->flags & FATTN_MERGE) && !p->delta.present && !(p->softcap > 0);
     if (!at.present) return at;
     at.used = at.mean + aligned((size_t)(p->B * p->Hkv * huge->D) * 4);
     at.end = at.used + aligned((size_t)(p->B * p->Hkv) * 4);
@@ -88,11 +87,11 @@ void fattni_bwd_cuda_key_mean_args(const fattni_problem *p, const fattni_cuda_ke
     bwd->key_mean_f32 = p->dtype == FATTN_F32;
 }
 
-fattn_status fattni_bwd_cuda_begin(fattn_ctx *ctx, const fattni_problem *p, fattni_bwd_args *bwd, size_t zero,
-                                   size_t end) {
+fattn_status fattni_bwd_cuda_zero_counters(fattn_ctx *ctx, const fattni_problem *p, fattni_bwd_args *bwd, size_t zero,
+                                           size_t end, bool find_means) {
     bwd->counters = (char *)p->workspace + zero;
     bwd->counter_chunks = (int64_t)((end - zero) / 16);
-    if (!bwd->key_mean) return fattni_cuda_zero(ctx, bwd->counters, end - zero);
+    if (!find_means) return fattni_cuda_zero(ctx, bwd->counters, end - zero);
     /* A thread loads 16 bytes of at least 8 of Sk / 8 or 64 keys. */
     const int64_t loads = fattni_max(p->Sk / 8, 64) * bwd->key_mean_pitch / 64;
     const int threads = loads <= 64 ? 64 : loads <= 128 ? 128 : loads <= 256 ? 256 : 512;

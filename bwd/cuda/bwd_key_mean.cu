@@ -5,10 +5,9 @@
    of trained models have means of many standard deviations: then that is percents of dQ, and it grows with sqrt(Sk). In
    exact arithmetic dQ = scale (dS (K - m) + (sum of dS) m) for any m; here m is the mean of one key of STRIDE.
 
-   Hopper's kernels use K - m, rounded to 16 bits, for S, too (centres_keys). It is exact for nearly all keys of a
-   channel whose mean is CENTRED standard deviations, and only such channels are centred: a rounding of K would be an
-   error of S.
-   Other kernels sum dS, in 16 bits beside dQ (dq_of_mean), and TF32 and huge rows where they have dQ in registers.
+   Hopper's kernels use K - m, rounded to 16 bits, for S, too (centres_keys, FATTNI_CENTRED); where they also do the
+   work of bwd_preprocess.cu they find m themselves (bwd_sm90_scheduler.cuh). Other kernels sum dS, in 16 bits beside dQ
+   (dq_of_mean), and TF32 and huge rows where they have dQ in registers.
 
    Where the sample does not show means, as with Gaussian keys, none is used: the sum over channels of
    z = mean^2 n / variance, about chi-square, must be above what chance gives, and a channel's own z, too.
@@ -16,10 +15,8 @@
    One CTA of 64 to 512 threads per (sequence, key head). It also zeroes the counters of the call. */
 #include "bwd/cuda/bwd_workspace.cuh"
 #include "core/device/load_8.cuh"
-#include "core/ptx/grid.h"
 
 enum { MOST_THREADS = 512, MOST_WARPS = MOST_THREADS / 32, STRIDE = 8, FEWEST = 64, AT_ONCE = 8, MAX_D = 256 };
-enum { CENTRED = 4 };
 
 /* Key number n of the sample: of each `stride` keys another one, so that no period of them shows. */
 DEVICE int sampled_key(int n, int stride) { return n * stride + n * 5 % stride; }
@@ -44,7 +41,6 @@ extern "C" __global__ void __launch_bounds__(MOST_THREADS)
     const fattni_attention_args *const a = &args.a;
     extern __shared__ float sums[]; /* [warps][D], and of squares */
     __shared__ float origins[MAX_D], z_of_warps[MOST_WARPS];
-    grid_dependents_may_start();
     const int threads = (int)blockDim.x, warps = threads / 32, thread = (int)threadIdx.x, warp = thread / 32,
               plane = (int)blockIdx.x, b = plane / a->Hkv, hk = plane % a->Hkv;
     for (int64_t n = (int64_t)plane * threads + thread; n < bwd->counter_chunks; n += (int64_t)gridDim.x * threads)
@@ -105,7 +101,7 @@ extern "C" __global__ void __launch_bounds__(MOST_THREADS)
         }
         const float n = (float)count, shift = total / n, x = origins[c] + shift;
         const float variance = fmaxf(total_square / n - shift * shift, 0.0f),
-                    least = bwd->centres_keys ? CENTRED : 0.0f;
+                    least = bwd->centres_keys ? FATTNI_CENTRED : 0.0f;
         const float y = x == 0.0f ? 0.0f : x * x / variance * n; /* variance 0: infinity */
         const int use = y > 4.0f && fabsf(x) < INFINITY && x * x >= least * least * variance;
         z += y;

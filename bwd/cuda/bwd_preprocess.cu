@@ -11,6 +11,17 @@
 
 enum { THREADS = 256 };
 
+/* Eight elements of O, more exact by their rest (o_rest.h). Beyond Dv d_o is 0. */
+DEVICE void add_rest_8(float x[8], const int8_t *from, int kind) {
+    const uint2 rest = *(const uint2 *)from;
+#pragma unroll
+    for (int e = 0; e < 8; ++e) {
+        const int8_t units = (int8_t)((e < 4 ? rest.x : rest.y) >> 8 * (e % 4));
+        x[e] = __uint_as_float(
+            fattni_o_exact(__float_as_uint(x[e]), units, kind == KIND_BF16 ? FATTNI_O_REST_BF16 : FATTNI_O_REST_F16));
+    }
+}
+
 /* Eight elements of d_o's 16-bit copy. */
 DEVICE void store_8(const fattni_bwd_args *bwd, int64_t at, const float x[8]) {
     const fattni_attention_args *const a = &bwd->a;
@@ -21,7 +32,7 @@ DEVICE void store_8(const fattni_bwd_args *bwd, int64_t at, const float x[8]) {
     *(uint4 *)((uint16_t *)bwd->d_o_copy.p + at) = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, 3)
     fattn_bwd_preprocess(const __grid_constant__ fattni_bwd_args args) {
     const fattni_bwd_args *const bwd = &args;
     const fattni_attention_args *const a = &args.a;
@@ -55,6 +66,11 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                                     (s.batch * bwd->d_o.b + h * bwd->d_o.h + row * bwd->d_o.row) * (int64_t)size_do;
             float x[8], y[8];
             load_8(x, o, kind_o, 8 * lane, a->Dv, bwd->vector_gradients);
+            if (a->o_rest.p && 8 * lane < a->Dv)
+                add_rest_8(x,
+                           (const int8_t *)a->o_rest.p + s.batch * a->o_rest.b + h * a->o_rest.h + row * a->o_rest.row +
+                               8 * lane,
+                           kind_o);
             load_8(y, d_o, kind_do, 8 * lane, a->Dv, bwd->vector_gradients);
 #pragma unroll
             for (int e = 0; e < 8; ++e) sum += x[e] * y[e];

@@ -4,6 +4,7 @@
 #include "cli/train/random.h"
 
 #include <math.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -141,10 +142,12 @@ static fattn_var mlp(fattn_tape *t, fattn_param *p, fattn_var x) {
     return fattn_op_add(t, x, fattn_op_linear(t, up, fattn_use(t, &p[MLP_DOWN]), none));
 }
 
-/* norm(x) after the last block, [B,S,C], and the embedding's variable on this tape. */
-static fattn_var trunk(model *m, fattn_tape *t, const fattn_tensor *ids, float dropout, int64_t step,
+/* norm(x) after the last block, [B,S,C], and the embedding's variable on this tape. In training attention drops weights
+   and, with an o in 16 bits, keeps what backward needs for an exact delta; STANDARD has no such thing. */
+static fattn_var trunk(model *m, fattn_tape *t, const fattn_tensor *ids, bool training, int64_t step,
                        fattn_var *embedding) {
     const model_config *c = &m->config;
+    const bool exact_delta = training && c->algorithm != FATTN_ALGO_STANDARD;
     const fattn_var none = {0};
     *embedding = fattn_use(t, &m->params[EMBEDDING]);
     fattn_var x = fattn_op_embedding(t, *embedding, fattn_input(t, ids));
@@ -153,9 +156,9 @@ static fattn_var trunk(model *m, fattn_tape *t, const fattn_tensor *ids, float d
         fattn_param *p = &m->params[FIRST_BLOCK + layer * BLOCK_PARAMS];
         const fattn_attention_params params = {
             .struct_size = sizeof params,
-            .flags = FATTN_CAUSAL,
+            .flags = FATTN_CAUSAL | (exact_delta ? FATTN_EXACT_DELTA : 0),
             .algorithm = c->algorithm,
-            .dropout_p = dropout,
+            .dropout_p = training ? c->dropout : 0,
             .rng = {.seed = c->seed, .stream = (uint32_t)(step * c->layers + layer)},
         };
         x = attend(c, t, p, x, &params);
@@ -166,18 +169,18 @@ static fattn_var trunk(model *m, fattn_tape *t, const fattn_tensor *ids, float d
 
 fattn_var model_loss(model *m, fattn_tape *t, const fattn_tensor *ids, const fattn_tensor *targets, int64_t step) {
     fattn_var embedding;
-    const fattn_var x = trunk(m, t, ids, m->config.dropout, step, &embedding);
+    const fattn_var x = trunk(m, t, ids, true, step, &embedding);
     return fattn_op_linear_cross_entropy(t, x, embedding, fattn_input(t, targets), -1);
 }
 
 fattn_var model_test_loss(model *m, fattn_tape *t, const fattn_tensor *ids, const fattn_tensor *targets) {
     fattn_var embedding;
-    const fattn_var x = trunk(m, t, ids, 0, 0, &embedding);
+    const fattn_var x = trunk(m, t, ids, false, 0, &embedding);
     return fattn_op_linear_cross_entropy(t, x, embedding, fattn_input(t, targets), -1);
 }
 
 fattn_var model_logits(model *m, fattn_tape *t, const fattn_tensor *ids) {
     fattn_var embedding;
-    const fattn_var x = trunk(m, t, ids, 0, 0, &embedding);
+    const fattn_var x = trunk(m, t, ids, false, 0, &embedding);
     return fattn_op_linear(t, x, embedding, (fattn_var){0});
 }

@@ -38,7 +38,8 @@ const cli_option train_table[] = {
      "bitwise repeatable gradients, or an error (a CPU's always are)"},
     {"device", CLI_CHOICE, FIELD(device), "D", 0, 0, "cpu|cuda", "where to compute; a run may be resumed on another"},
     {"dtype", CLI_CHOICE, FIELD(dtype), "T", 0, 0, "f32|bf16",
-     "of weights and activations; bf16 has F32 masters and gradients, and needs a GPU"},
+     "of weights and activations; bf16 has F32 masters and gradients, an exact delta in "
+     "attention (FATTN_EXACT_DELTA; not with standard), and needs a GPU"},
     {"threads", CLI_INT, FIELD(threads), "N", 0, 1024, NULL, "0 = one per processor"},
     {"target", CLI_REAL, FIELD(target), "A", 0, 1, NULL,
      "stop when this share of held-out answers is right; 0 = never"},

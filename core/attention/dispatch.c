@@ -19,6 +19,7 @@ fattn_status fattni_pick(fattn_ctx *ctx, const fattni_kernel *const *table, cons
         *plan = (fattni_kernel_plan){0};
         const char *const why_not = k->plan(ctx, p, plan);
         if (!why_not) {
+            plan->saved += fattni_o_rest_bytes(p);
             *out = k;
             return FATTN_OK;
         }

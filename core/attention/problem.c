@@ -1,16 +1,17 @@
 /* Validation of attention calls: from params and io to a fattni_problem. */
 #include "core/attention/problem.h"
 
+#include "core/attention/o_rest.h"
+
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
 
-enum { MAX_HEAD_DIM = 256 };
 static const int64_t MAX_POSITION = (int64_t)1 << 29; /* of row 0: a GPU adds positions in 32 bits */
 static const int64_t MAX_ROWS = (int64_t)1 << 48;     /* of all heads: sizes in bytes stay below 2^63 */
 static const uint32_t known_flags = FATTN_CAUSAL | FATTN_CAUSAL_TOP_LEFT | FATTN_WINDOW | FATTN_DETERMINISTIC |
-                                    FATTN_TF32 | FATTN_MERGE | FATTN_ACC_DQ | FATTN_ACC_DK | FATTN_ACC_DV |
-                                    FATTN_ACC_DBIAS | FATTN_ACC_DSINK;
+                                    FATTN_TF32 | FATTN_MERGE | FATTN_EXACT_DELTA | FATTN_ACC_DQ | FATTN_ACC_DK |
+                                    FATTN_ACC_DV | FATTN_ACC_DBIAS | FATTN_ACC_DSINK;
 
 /* Dtype sets as bit masks. */
 #define BIT(dtype) (1u << (dtype))
@@ -141,9 +142,9 @@ static fattn_status take_sizes(fattn_ctx *ctx, const fattn_attention_params *par
     if (q[1] < 1 || k[1] < 1 || q[1] % k[1])
         return fattn_ctx_fail(ctx, FATTN_E_SHAPE, "q has %lld heads, k has %lld: not a positive multiple",
                               (long long)q[1], (long long)k[1]);
-    if (q[3] < 1 || q[3] > MAX_HEAD_DIM || v[3] < 1 || v[3] > MAX_HEAD_DIM)
+    if (q[3] < 1 || q[3] > FATTNI_MAX_HEAD_DIM || v[3] < 1 || v[3] > FATTNI_MAX_HEAD_DIM)
         return fattn_ctx_fail(ctx, FATTN_E_SHAPE, "head_dim: D=%lld, Dv=%lld are not in 1..%d", (long long)q[3],
-                              (long long)v[3], MAX_HEAD_DIM);
+                              (long long)v[3], FATTNI_MAX_HEAD_DIM);
     p->dtype = (fattn_dtype)io->q->dtype;
     p->B = q[0], p->Hq = q[1], p->Hkv = k[1], p->group = q[1] / k[1];
     p->Sq = p->max_q = p->rows_q = q[2], p->Sk = p->max_k = p->rows_k = k[2];
@@ -300,6 +301,21 @@ static void want_all_gradients_if_none(fattni_problem *p) {
     if (p->sink.present) p->d_sink = statistic;
 }
 
+fattni_array fattni_o_rest_of(const fattni_problem *p) {
+    if (!p->has_o_rest) return (fattni_array){0};
+    const int64_t pitch = FATTNI_O_REST_PITCH(p->Dv), head = p->rows_q * pitch;
+    return (fattni_array){.p = p->saved,
+                          .n = {p->packed ? 1 : p->B, p->Hq, p->rows_q, p->Dv},
+                          .s = {p->packed ? 0 : p->Hq * head, head, pitch, 1},
+                          .dtype = FATTN_U8,
+                          .present = true};
+}
+
+size_t fattni_o_rest_bytes(const fattni_problem *p) {
+    const fattni_array rest = fattni_o_rest_of(p);
+    return (size_t)(rest.n[0] * rest.n[1] * rest.n[2] * rest.s[2]);
+}
+
 fattn_status fattni_problem_init(fattn_ctx *ctx, const fattn_attention_params *params, const fattn_attention_io *io,
                                  enum fattni_pass pass, bool running, fattni_problem *out) {
     if (!ctx) return FATTN_E_ARG;
@@ -322,9 +338,14 @@ fattn_status fattni_problem_init(fattn_ctx *ctx, const fattn_attention_params *p
     if (!(backward && running) && (p.flags & FATTN_MERGE) && narrow_o)
         return fattn_ctx_fail(ctx, FATTN_E_DTYPE, "o: %s cannot hold a partial result (MERGE): use f32",
                               fattn_dtype_name((fattn_dtype)p.o.dtype));
+    if ((p.flags & FATTN_EXACT_DELTA) && (p.flags & FATTN_MERGE) && narrow_o)
+        return fattn_ctx_fail(ctx, FATTN_E_DTYPE,
+                              "o: %s, but no forward call with MERGE has one: EXACT_DELTA needs f32",
+                              fattn_dtype_name((fattn_dtype)p.o.dtype));
     if (backward && !running) want_all_gradients_if_none(&p);
     if (running) FATTNI_TRY(fattni_check_lengths(ctx, &p));
     p.saved = known_io.saved, p.saved_bytes = known_io.saved_bytes;
+    p.has_o_rest = (p.flags & FATTN_EXACT_DELTA) && narrow_o;
     p.workspace = known_io.workspace, p.workspace_bytes = known_io.workspace_bytes;
     *out = p;
     return FATTN_OK;

@@ -7,6 +7,8 @@
 
 enum fattni_pass { FATTNI_FWD, FATTNI_BWD };
 
+enum { FATTNI_MAX_HEAD_DIM = 256 }; /* of D and Dv */
+
 /* A tensor with normalised strides: 0 where a dimension has one element or broadcasts. */
 typedef struct fattni_array {
     void *p;
@@ -36,7 +38,8 @@ typedef struct fattni_problem {
     int64_t rng_batch0, rng_head0, rng_heads;
     fattni_array q, k, v, o, lse, bias, alibi, sink, seqlens_q, seqlens_k, cu_seqlens_q, cu_seqlens_k, rng_step;
     fattni_array d_o, d_lse, delta, dq, dk, dv, d_bias, d_sink;
-    bool any_d_o; /* a query without d_o, which is planned like o: the call may pass another one */
+    bool has_o_rest; /* `saved` has it (o_rest.h) */
+    bool any_d_o;    /* a query without d_o, which is planned like o: the call may pass another one */
     void *saved, *workspace;
     size_t saved_bytes, workspace_bytes;
 } fattni_problem;
@@ -54,6 +57,10 @@ typedef struct fattni_sequence {
    may be missing. Running on the CPU also checks the contents of the length tensors. */
 fattn_status fattni_problem_init(fattn_ctx *ctx, const fattn_attention_params *p, const fattn_attention_io *io,
                                  enum fattni_pass pass, bool running, fattni_problem *out);
+
+/* FATTN_EXACT_DELTA's part of `saved`, where it has one; bytes. */
+fattni_array fattni_o_rest_of(const fattni_problem *p);
+size_t fattni_o_rest_bytes(const fattni_problem *p);
 
 /* The forward call of the same tensors. */
 fattni_problem fattni_forward_of(const fattni_problem *bwd);

@@ -33,6 +33,7 @@ fattni_attention_args fattni_cuda_args_of(const fattni_problem *p) {
     const int64_t left = p->window_left < reach + shift ? p->window_left : FATTNI_FAR;
     const int64_t right = causal ? 0 : p->window_right < reach - shift ? p->window_right : FATTNI_FAR;
     const bool half = p->dtype == FATTN_BF16 || p->dtype == FATTN_F16;
+    const fattni_array o_rest = fattni_o_rest_of(p);
     fattni_attention_args a = {
         .q = fattni_cuda_view_of(&p->q),
         .k = fattni_cuda_view_of(&p->k),
@@ -40,6 +41,7 @@ fattni_attention_args fattni_cuda_args_of(const fattni_problem *p) {
         .o = fattni_cuda_view_of(&p->o),
         .lse = fattni_cuda_view_of(&p->lse),
         .bias = fattni_cuda_view_of(&p->bias),
+        .o_rest = fattni_cuda_view_of(&o_rest),
         .alibi = fattni_cuda_line_of(&p->alibi),
         .sink = fattni_cuda_line_of(&p->sink),
         .seqlens_q = fattni_cuda_line_of(&p->seqlens_q),

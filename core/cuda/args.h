@@ -26,6 +26,7 @@ enum { FATTNI_FAR = 1 << 30 }; /* a diagonal that masks nothing */
 typedef struct fattni_attention_args {
     fattni_view q, k, v, o, lse;
     fattni_view bias;
+    fattni_view o_rest; /* bytes (core/attention/o_rest.h); NULL: none */
     fattni_line alibi, sink;
     fattni_line seqlens_q, seqlens_k, cu_seqlens_q, cu_seqlens_k;
     const int32_t *rng_step;

@@ -20,21 +20,10 @@ bool fattni_cuda_can_run(const fattni_cuda_kernel *k, const fattn_ctx *ctx, cons
            fattni_max(p->D, p->Dv) <= k->D && k->shared <= ctx->gpu.shared_limit;
 }
 
-static fattn_status check_args(fattn_ctx *ctx, const fattni_cuda_kernel *k, size_t args_bytes) {
+fattn_status fattni_cuda_launch(fattn_ctx *ctx, const fattni_cuda_kernel *k, int64_t grid, const void *args,
+                                size_t args_bytes) {
     if (args_bytes != k->args_bytes)
         return fattn_ctx_fail(ctx, FATTN_E_STATE, "%s has %zu bytes of arguments, not %zu", k->name, k->args_bytes,
                               args_bytes);
-    return FATTN_OK;
-}
-
-fattn_status fattni_cuda_launch(fattn_ctx *ctx, const fattni_cuda_kernel *k, int64_t grid, const void *args,
-                                size_t args_bytes) {
-    FATTNI_TRY(check_args(ctx, k, args_bytes));
     return fattni_cuda_start(ctx, k->name, k->stub, grid, k->threads, k->shared, args);
-}
-
-fattn_status fattni_cuda_launch_early(fattn_ctx *ctx, const fattni_cuda_kernel *k, int64_t grid, const void *args,
-                                      size_t args_bytes) {
-    FATTNI_TRY(check_args(ctx, k, args_bytes));
-    return fattni_cuda_start_early(ctx, k->name, k->stub, grid, k->threads, k->shared, args);
 }

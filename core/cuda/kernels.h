@@ -20,8 +20,5 @@ bool fattni_cuda_can_run(const fattni_cuda_kernel *k, const fattn_ctx *ctx, cons
 /* Launches an attention kernel; args_bytes, the size of the struct that args points to, must equal the kernel's. */
 fattn_status fattni_cuda_launch(fattn_ctx *ctx, const fattni_cuda_kernel *k, int64_t grid, const void *args,
                                 size_t args_bytes);
-/* The same as fattni_cuda_start_early. */
-fattn_status fattni_cuda_launch_early(fattn_ctx *ctx, const fattni_cuda_kernel *k, int64_t grid, const void *args,
-                                      size_t args_bytes);
 
 #endif

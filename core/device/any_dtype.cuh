@@ -2,6 +2,7 @@
 #ifndef FATTNI_CORE_DEVICE_ANY_DTYPE_H
 #define FATTNI_CORE_DEVICE_ANY_DTYPE_H
 
+#include "core/attention/o_rest.h"
 #include "core/device/sequence.cuh"
 #include "core/ptx/mma.h"
 
@@ -30,6 +31,14 @@ DEVICE void store_f32(void *p, int32_t dtype, int64_t i, float x) {
     }
 }
 DEVICE void store_f64(void *p, int32_t, int64_t i, double x) { ((double *)p)[i] = x; }
+
+/* What rounding to F16 or BF16 takes off x (o_rest.h). */
+DEVICE int8_t o_rest_of(float x, int32_t dtype) {
+    const float rounded =
+        dtype == FATTN_BF16 ? __bfloat162float(__float2bfloat16_rn(x)) : __half2float(__float2half_rn(x));
+    return (int8_t)fattni_o_rest(__float_as_uint(x), __float_as_uint(rounded),
+                                 dtype == FATTN_BF16 ? FATTNI_O_REST_BF16 : FATTNI_O_REST_F16);
+}
 
 /* x y, rounded: not fused with the subtraction of a maximum, which has been rounded. */
 DEVICE float product_f32(float x, float y) { return __fmul_rn(x, y); }

@@ -66,4 +66,32 @@ DEVICE void store_row(void *row, const float *x, int chunks, float scale, int in
     }
 }
 
+/* Of 16-bit r[n], columns 2t, 2t+1 of chunk n in lane t, two in a register: the whole chunk t. */
+DEVICE uint2 transpose_quad_16(uint32_t chunks01, uint32_t chunks23) {
+    const int t = (int)threadIdx.x & 3, odd = t & 1, upper = t & 2;
+    const uint32_t own = upper ? chunks23 : chunks01,
+                   other = __shfl_xor_sync(ALL_LANES, upper ? chunks01 : chunks23, 2); /* of lane t ^ 2 */
+    const uint32_t kept = __byte_perm(own, other, odd ? 0x7632 : 0x5410),
+                   next = __shfl_xor_sync(ALL_LANES, __byte_perm(own, other, odd ? 0x5410 : 0x7632), 1);
+    const uint32_t mine = __byte_perm(kept, next, odd ? 0x1054 : 0x5410),
+                   theirs = __byte_perm(kept, next, odd ? 0x3276 : 0x7632);
+    return upper ? make_uint2(theirs, mine) : make_uint2(mine, theirs);
+}
+
+/* store_row's complement: what rounding takes off x times `scale`, a byte each (o_rest.h), to a row at a multiple of 8
+   bytes. */
+DEVICE void store_rest(void *row, const float *x, int chunks, float scale, int inside, int width) {
+    const int t = (int)threadIdx.x & 3;
+#pragma unroll
+    for (int c = 0; c < chunks; c += 4) {
+        uint32_t pairs[2] = {0, 0};
+#pragma unroll
+        for (int n = 3; n >= 0; --n)
+            if (c + n < chunks)
+                pairs[n / 2] = rest_pair(x[4 * (c + n)] * scale, x[4 * (c + n) + 1] * scale, pairs[n / 2]);
+        const uint2 rest = transpose_quad_16(pairs[0], pairs[1]);
+        store_global_2_if((char *)row + 8 * (c + t), rest, inside && 8 * (c + t) < width);
+    }
+}
+
 #endif

@@ -6,6 +6,7 @@
 
 /* P, the mask and dP must stay countable; q, k, v and their copies are, by validation. */
 const char *fattni_standard_why_unsupported(const fattni_problem *p) {
+    if (p->has_o_rest) return "has EXACT_DELTA only with an o in f32";
     int64_t elements;
     const bool fits = !__builtin_mul_overflow(p->B * p->Hq, p->Sq, &elements) &&
                       !__builtin_mul_overflow(elements, p->Sk, &elements) && elements < (int64_t)1 << 56;

@@ -12,4 +12,11 @@ static __device__ __forceinline__ void store_global_4_if(void *to, const uint32_
                  : "memory");
 }
 
+/* The same of 8 bytes. */
+static __device__ __forceinline__ void store_global_2_if(void *to, uint2 x, int condition) {
+    asm volatile("{\n.reg .pred p;\nsetp.ne.s32 p, %3, 0;\n@p st.global.v2.b32 [%0], {%1, %2};\n}" ::"l"(to), "r"(x.x),
+                 "r"(x.y), "r"(condition)
+                 : "memory");
+}
+
 #endif

@@ -3,14 +3,6 @@
 #ifndef FATTNI_CORE_PTX_GRID_H
 #define FATTNI_CORE_PTX_GRID_H
 
-/* Lets a kernel that was launched by fattni_cuda_start_early start, as soon as all CTAs have called this and there is
-   room. */
-static __device__ __forceinline__ void grid_dependents_may_start(void) {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.launch_dependents;");
-#endif
-}
-
 /* Waits until the stream's previous kernel has ended and its writes are visible. A kernel launched by
    fattni_cuda_start_early must call it before it reads them; in others it returns at once. Before sm_90 kernels do not
    overlap. */

@@ -21,6 +21,13 @@ static __device__ __forceinline__ void mma_f16(float d[4], const uint32_t a[4], 
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
+/* Two integers as bytes, saturated, low first; above them the low 16 bits of `above`. */
+static __device__ __forceinline__ uint32_t pack_s8(int low, int high, uint32_t above) {
+    uint32_t d;
+    asm("cvt.pack.sat.s8.s32.b32 %0, %1, %2, %3;" : "=r"(d) : "r"(high), "r"(low), "r"(above));
+    return d;
+}
+
 /* m16n8k8: D[16,8] += A[16,8] B[8,8]. a = (g, t), (g + 8, t), (g, t + 4), (g + 8, t + 4); b = (t, g), (t + 4, g); d as
    above. TF32: the low 13 bits of operands are ignored. */
 static __device__ __forceinline__ void mma_tf32(float d[4], const float a[4], float b0, float b1) {

@@ -1,5 +1,7 @@
 #include "fwd/cpu/fwd_row_block.h"
 
+#include "core/attention/o_rest.h"
+
 #include <math.h>
 #include <string.h>
 
@@ -132,6 +134,19 @@ void fattni_fwd_tile(const fattni_fwd_rows *r, int64_t first, fattni_range keys)
     r->k->add_keys(&at.tile, p->Dv, at.value, at.value_stride, r->s, r->decay, r->o);
 }
 
+/* What rounding took off O, which lies in `value`. O^T is not needed any more. */
+static void store_o_rest(const fattni_fwd_rows *r) {
+    const fattni_problem *const p = r->p;
+    const fattni_array *const o = &p->o, rest = fattni_o_rest_of(p);
+    const int bits = o->dtype == FATTN_BF16 ? FATTNI_O_REST_BF16 : FATTNI_O_REST_F16;
+    const float *exact = r->value, *rounded = r->o;
+    int8_t *to = rows_at(r, &rest);
+    r->k->widen(r->rows, p->Dv, (fattn_dtype)o->dtype, rows_at(r, o), o->s[2], r->o, p->Dv);
+    for (int64_t i = 0; i < r->rows; ++i, exact += p->Dv, rounded += p->Dv, to += rest.s[2])
+        for (int64_t d = 0; d < p->Dv; ++d)
+            to[d] = (int8_t)fattni_o_rest(fattni_float_bits(exact[d]), fattni_float_bits(rounded[d]), bits);
+}
+
 void fattni_fwd_finish(const fattni_fwd_rows *r) {
     const fattni_problem *const p = r->p;
     const fattn_dtype type = r->k->dtype;
@@ -155,5 +170,6 @@ void fattni_fwd_finish(const fattni_fwd_rows *r) {
     } else {
         r->k->unpack(0, r->rows, p->Dv, r->o, inverse, r->value, p->Dv);
         r->k->put(r->rows, p->Dv, r->value, p->Dv, false, (fattn_dtype)p->o.dtype, o, p->o.s[2]);
+        if (p->has_o_rest) store_o_rest(r);
     }
 }

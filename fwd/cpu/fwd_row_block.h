@@ -42,7 +42,8 @@ void fattni_fwd_load_keys(const fattni_fwd_rows *r, fattni_range keys);
 /* One step of the online softmax, over keys among those that were loaded, from key `first` on.
    Reads Q^T, updates O^T, max and sum. */
 void fattni_fwd_tile(const fattni_fwd_rows *r, int64_t first, fattni_range keys);
-/* o = O^T / sum, lse = max + log sum; a row that saw nothing gives 0 and -inf. */
+/* o = O^T / sum, with what rounding took off it (o_rest.h), lse = max + log sum; a row that saw nothing gives 0 and
+   -inf. Overwrites O^T. */
 void fattni_fwd_finish(const fattni_fwd_rows *r);
 
 /* The rows of p->q into Q^T. */

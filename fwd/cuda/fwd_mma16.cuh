@@ -255,6 +255,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS) K_NAME(const __gri
                 }
         return;
     }
+    if (a.o_rest.p)
+#pragma unroll
+        for (int r = 0; r < ROW_TILES; ++r)
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                const int i = row0 + 16 * r + g + 8 * half;
+                char *const to = (char *)a.o_rest.p + s.batch * a.o_rest.b + h * a.o_rest.h +
+                                 (int64_t)(s.q0 + i0 + i) * a.o_rest.row;
+                store_rest(to, &o[r][0][2 * half], COLUMN_TILES, 1.0f, i < rows, a.Dv);
+            }
     half_type *const out = (half_type *)a.o.p + s.batch * a.o.b + h * a.o.h + (int64_t)(s.q0 + i0) * a.o.row;
     store_rows(o, ROW_TILES, COLUMN_TILES, q_tile, PITCH, row0, out, a.o.row, rows, a.Dv, a.vector_qkv);
 }

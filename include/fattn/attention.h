@@ -22,6 +22,8 @@ enum {
     FATTN_MERGE = 1u << 5,           /* forward: o (F32 or F64) and lse hold the result over other
                                         keys; update them. backward: they do, so that k and v are a
                                         part of the keys: required then, see below */
+    FATTN_EXACT_DELTA = 1u << 6,     /* o of 16 bits: forward keeps in io.saved what rounding takes off it,
+                                        a byte per element, for backward's delta; set it in both */
     FATTN_ACC_DQ = 1u << 8,          /* add into this gradient, do not overwrite it */
     FATTN_ACC_DK = 1u << 9,
     FATTN_ACC_DV = 1u << 10,
@@ -85,7 +87,7 @@ typedef struct fattn_attention_io {
     const fattn_tensor *dq, *dk, *dv; /* as q, k, v; same dtype or F32; NULL = not wanted */
     const fattn_tensor *d_bias;       /* as bias, reduced over its broadcast dimensions; F32 (F64) */
     const fattn_tensor *d_sink;       /* as sink */
-    void *saved;                      /* from forward to backward; empty for flash, P for STANDARD */
+    void *saved;                      /* from forward to backward: STANDARD's P, or FATTN_EXACT_DELTA's bytes */
     size_t saved_bytes;
     void *workspace; /* used during the call only; 256-byte aligned */
     size_t workspace_bytes;
@@ -105,7 +107,7 @@ typedef struct fattn_attention_plan {
     size_t fwd_workspace, bwd_workspace; /* bytes: enough for every call with the same tensors
                                              present, shapes, strides, dtypes and params, at any
                                              addresses; a query without d_o covers every valid d_o */
-    size_t saved_bytes;                  /* what io.saved must hold: 0 for flash */
+    size_t saved_bytes;                  /* of io.saved: 0 but for STANDARD and EXACT_DELTA */
     size_t lse_bytes;                    /* L */
     size_t materialized_bytes;           /* what N x N storage would take: P, and the keep mask */
     char fwd_kernel[48], bwd_kernel[48]; /* "fattn_bwd_sm90a_bf16_d128_causal" */
@@ -126,7 +128,15 @@ FATTN_API FATTN_CHECKED fattn_status fattn_attention_fwd(fattn_ctx *ctx, const f
 
    A row of G sums to dL + exp(sink - L) delta over all keys. In 16 bits and TF32 this serves to keep the
    mean of the keys from multiplying roundings of dS and delta (NUMERICS.md, section 1). Of a part of
-   the keys, merged forward or not, it is not true: set FATTN_MERGE then, or give delta. */
+   the keys, merged forward or not, it is not true: set FATTN_MERGE then, or give delta.
+
+   delta has the error of a rounded o, the same in a whole row of dS. It multiplies the mean of the keys in
+   dQ and of the queries in dK, and grows with the mean of the values: dQ and dK in 16 bits are then off by
+   percents. FATTN_EXACT_DELTA, in both calls, makes it 256 times smaller. io.saved then has a byte per
+   element of o, rows rounded up to 16 bytes: B Hq Sq round_up(Dv, 16), packed Hq total_q round_up(Dv, 16);
+   what forward wrote there must stay until backward. Beside an o in F32 or F64 the flag has no effect and
+   needs no memory; a given delta is used as it is, io.saved must be there. UNSUPPORTED for STANDARD with an
+   o of 16 bits; DTYPE beside FATTN_MERGE with such an o, which no forward call merges into. */
 FATTN_API FATTN_CHECKED fattn_status fattn_attention_bwd(fattn_ctx *ctx, const fattn_attention_params *p,
                                                          const fattn_attention_io *io);
 

@@ -153,7 +153,21 @@ Test(cuda_attention, keys_with_means, .timeout = 400) {
     fattn_ctx_destroy(ctx);
 }
 
-/* Hopper's kernels centre keys of long sequences, in channels of four standard deviations and more. */
+/* Hopper's kernels centre channels of four standard deviations and more. */
+Test(cuda_attention, keys_with_large_means, .timeout = 400) {
+    fattn_ctx *const ctx = device_or_skip(), *const cpu = attention_context(0);
+    static const int64_t head_dims[] = {64, 128, 80, 256, 96};
+    for (int n = 0; n < key_means_case_count; ++n)
+        for (int k = 0; k < 5 && mine(n); ++k) {
+            attention_case c = key_means_cases[n];
+            c.D = c.Dv = head_dims[k];
+            c.dtype = (n + k) % 3 ? FATTN_BF16 : FATTN_F16;
+            key_means_check(cpu, &c, 10, ON_DEVICE, device_run);
+        }
+    fattn_ctx_destroy(cpu);
+    fattn_ctx_destroy(ctx);
+}
+
 Test(cuda_attention, long_keys_with_means, .timeout = 400) {
     fattn_ctx *const ctx = device_or_skip(), *const cpu = attention_context(0);
 #define LONG .B = 1, .Hq = 2, .Hkv = 1, .Sq = 200, .Sk = 8200
@@ -174,6 +188,48 @@ Test(cuda_attention, long_keys_with_means, .timeout = 400) {
             c.dtype = (n + k) % 3 ? FATTN_BF16 : FATTN_F16;
             key_means_check(cpu, &c, 10, ON_DEVICE, device_run);
         }
+    fattn_ctx_destroy(cpu);
+    fattn_ctx_destroy(ctx);
+}
+
+/* FATTN_EXACT_DELTA: means of K and V cost neither dQ nor dK anything, but what forward's roundings of P leave in O:
+   of a row with few keys they do not sum to 0, and V's mean multiplies them, half of 2^-9 (F16: 2^-12) or less. Without
+   the flag O's own rounding does that in every row. */
+static void check_exact_delta(fattn_ctx *cpu, const attention_case *c) {
+    static const double means[4][2] = {{1, 0.5}, {3, 0.5}, {0, 10}, {10, 10}};
+    attention_case exact = *c;
+    exact.flags |= FATTN_EXACT_DELTA;
+    const gradient_errors none = key_means_errors(cpu, &exact, 0, 0, ON_DEVICE, device_run);
+    for (int m = 0; m < 4; ++m) {
+        const gradient_errors x = key_means_errors(cpu, &exact, means[m][0], means[m][1], ON_DEVICE, device_run);
+        const double of_p = means[m][1] * (c->dtype == FATTN_BF16 ? 0x1p-10 : 0x1p-13);
+        cr_assert(x.dq <= 1.5 * hypot(none.dq, of_p) && x.dk <= 1.5 * hypot(none.dk, of_p),
+                  "%s %s, D %d: with means of %g in K and %g in V dq is off by %.2e, dk by %.2e, without by %.2e, %.2e",
+                  c->name, fattn_dtype_name(c->dtype), (int)c->D, means[m][0], means[m][1], x.dq, x.dk, none.dq,
+                  none.dk);
+    }
+    const gradient_errors rounded = key_means_errors(cpu, c, 0, 10, ON_DEVICE, device_run);
+    cr_assert(rounded.dq > 1.5 * none.dq && rounded.dk > 1.5 * none.dk, "%s: dq %.2e, %.2e, dk %.2e, %.2e", c->name,
+              rounded.dq, none.dq, rounded.dk, none.dk);
+}
+
+Test(cuda_attention, exact_delta, .timeout = 400) {
+    fattn_ctx *const ctx = device_or_skip(), *const cpu = attention_context(0), *const sm80 = device_context(80);
+    static const int64_t head_dims[] = {64, 128, 80, 256, 96};
+    for (int device = 0; device < 2; ++device) {
+        device_use(device ? sm80 : ctx);
+        for (int n = 0; n < key_means_case_count; ++n)
+            for (int k = 0; k < 5 && mine(n); ++k) {
+                attention_case c = key_means_cases[n];
+                if (c.flags & FATTN_ACC_DQ) continue; /* dq is then as exact as what was there */
+                c.D = c.Dv = head_dims[k];
+                if (n == 0 && k == 1) c.Dv = 100; /* rows of other sizes */
+                c.dtype = (n + k) % 3 ? FATTN_BF16 : FATTN_F16;
+                if (n % 4 == 0 && k == 0) c.algorithm = FATTN_ALGO_FLASH1;
+                check_exact_delta(cpu, &c);
+            }
+    }
+    fattn_ctx_destroy(sm80);
     fattn_ctx_destroy(cpu);
     fattn_ctx_destroy(ctx);
 }

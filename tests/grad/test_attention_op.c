@@ -3,6 +3,8 @@
 #include "failing_alloc.h"
 #include "tape_ops.h"
 
+#include "core/tensor/numeric.h"
+
 #include <criterion/criterion.h>
 #include <fattn/fattn.h>
 
@@ -267,6 +269,62 @@ Test(attention_op, keeps_o_and_l_only) {
         end();
     }
     cr_assert_geq(bytes[1], bytes[0] + sizeof(float) * 2 * N * N / 2);
+}
+
+/* ---- FATTN_EXACT_DELTA ---- */
+
+enum { ROWS = 200, HEADS = 2, WIDE = 64, NUMBERS = HEADS * ROWS * WIDE };
+
+/* Numbers of BF16 in any type, V with a mean of 10; the loss is o times fixed numbers, added up. Writes the gradients
+   of q, k, v, returns what is kept between the passes. */
+static size_t gradients_of(fattn_dtype type, fattn_dtype attention_type, uint32_t flags, double (*grads)[NUMBERS]) {
+    const int64_t shape[3][4] = {{1, HEADS, ROWS, WIDE}, {1, HEADS, ROWS, WIDE}, {1, HEADS, ROWS, WIDE}};
+    static double weight_data[NUMBERS];
+    fattn_tensor weights = fattn_tensor_view(weight_data, FATTN_F64, FATTN_CPU, 0, 4, shape[0]);
+    begin(type, shape);
+    cr_assert_eq(fattn_tensor_normal(ctx, &weights, 0, 1, (fattn_rng){5, 0, 0}), FATTN_OK);
+    for (int i = 0; i < 4; ++i)
+        for (int64_t n = 0; n < NUMBERS; ++n) {
+            const fattn_tensor *const t = i < 3 ? &params[i].value : &weights;
+            const float x = (float)fattni_load(t->data, t->dtype, n); /* of every type the same */
+            uint16_t cell;
+            fattni_store(&cell, FATTN_BF16, 0, (double)x + (i == 2 ? 10 : 0));
+            fattni_store(t->data, t->dtype, n, fattni_load(&cell, FATTN_BF16, 0));
+        }
+    const fattn_attention_params p = {.struct_size = sizeof p, .flags = FATTN_CAUSAL | flags};
+    fattn_attention_vars x = use_all();
+    x.q = fattn_op_cast(tape, x.q, attention_type), x.k = fattn_op_cast(tape, x.k, attention_type);
+    x.v = fattn_op_cast(tape, x.v, attention_type);
+    const size_t before = fattn_ctx_mem(ctx).live;
+    const fattn_var o = fattn_op_attention_ex(tape, &x, &p, NULL);
+    const size_t kept = fattn_ctx_mem(ctx).live - before;
+    const fattn_var loss = sum(tape, mul(tape, fattn_op_cast(tape, o, FATTN_F64), fattn_input(tape, &weights)));
+    cr_assert_eq(fattn_tape_backward(tape, loss), FATTN_OK, "%s", fattn_ctx_error(ctx));
+    for (int i = 0; i < 3; ++i)
+        for (int64_t n = 0; n < NUMBERS; ++n) grads[i][n] = fattni_load(params[i].grad.data, type, n);
+    end();
+    return kept;
+}
+
+static double distance(const double *x, const double *want) {
+    double error = 0, size = 0;
+    for (int64_t n = 0; n < NUMBERS; ++n) error += (x[n] - want[n]) * (x[n] - want[n]), size += want[n] * want[n];
+    return sqrt(error / size);
+}
+
+/* With the flag what is left is the last rounding of each gradient, at most 2^-8 of it; without, delta is off by 1.8 %
+   of dP - delta (tests/attention/test_exact_delta.c). */
+Test(attention_op, exact_delta) {
+    static double want[3][NUMBERS], with[3][NUMBERS], without[3][NUMBERS];
+    gradients_of(FATTN_F64, FATTN_F64, FATTN_EXACT_DELTA, want);
+    const size_t kept = gradients_of(FATTN_F32, FATTN_BF16, FATTN_EXACT_DELTA, with);
+    const size_t kept_without = gradients_of(FATTN_F32, FATTN_BF16, 0, without);
+    cr_assert_geq(kept, kept_without + NUMBERS);
+    for (int i = 0; i < 3; ++i) {
+        const double error = distance(with[i], want[i]), rounded = distance(without[i], want[i]);
+        cr_assert_leq(error, 0x1p-8, "input %d: %g", i, error);
+        cr_assert(i == 2 || rounded > 0x1p-8, "input %d: %g without the flag", i, rounded);
+    }
 }
 
 Test(attention_op, rows_past_the_end_are_zero) {

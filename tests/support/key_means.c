@@ -24,17 +24,26 @@ const attention_case key_means_cases[] = {
 };
 const int key_means_case_count = sizeof key_means_cases / sizeof *key_means_cases;
 
-/* Adds to four channels: K's mean, and half to V, so that O has one. Of F32 queries and keys are rounded to BF16: TF32
-   would round them, an error of S that grows with the mean. */
-static void add_means(attention *a, double mean) {
-    static const enum tensor_id ids[3] = {T_K, T_V, T_Q};
+/* Adds K's mean to four channels, and V's to each `every`-th. Of F32 queries and keys are rounded to BF16: TF32 would
+   round them, an error of S that grows with the mean. */
+typedef struct means {
+    double key, value;
+    int64_t every;
+} means;
+
+static void add_means(attention *a, means add) {
+    const struct {
+        enum tensor_id id;
+        double mean;
+        int64_t every;
+    } to[3] = {{T_K, add.key, a->c.D / 4}, {T_V, add.value, add.every}, {T_Q, 0, 1}};
     int64_t at[FATTN_MAX_DIMS] = {0};
     for (int m = 0; m < 3; ++m) {
-        const fattn_tensor *const t = &a->t[ids[m]];
+        const fattn_tensor *const t = &a->t[to[m].id];
         for (int64_t n = 0; n < fattn_tensor_numel(t); ++n) {
             attention_index(t, n, at);
             double x = attention_get(t, at);
-            if (mean != 0 && m < 2 && at[3] % (t->shape[3] / 4) == 0) x += m ? 0.5 : mean;
+            if (at[3] % to[m].every == 0) x += to[m].mean;
             if (a->c.dtype == FATTN_F32) {
                 uint16_t cell;
                 fattni_store(&cell, FATTN_BF16, 0, x);
@@ -45,41 +54,53 @@ static void add_means(attention *a, double mean) {
     }
 }
 
-/* Relative error of dQ, over what is written. What was there before is not dQ's. */
-static double error_of_dq(const attention *got, const attention *want) {
+/* Over what is written, in the Frobenius norm relative to want's. What was there before is not the gradient's. */
+static double error_of(const attention *got, const attention *want, enum tensor_id id) {
     double error = 0, size = 0;
     int64_t at[FATTN_MAX_DIMS] = {0};
-    for (int64_t n = 0; n < fattn_tensor_numel(&want->t[T_DQ]); ++n) {
-        attention_index(&want->t[T_DQ], n, at);
-        const double x = attention_get(&want->t[T_DQ], at), y = attention_get(&got->t[T_DQ], at);
+    for (int64_t n = 0; n < fattn_tensor_numel(&want->t[id]); ++n) {
+        attention_index(&want->t[id], n, at);
+        const double x = attention_get(&want->t[id], at), y = attention_get(&got->t[id], at);
         if (isnan(x)) continue;
-        cr_assert(isfinite(y), "%s: dq is not finite", got->c.name);
+        cr_assert(isfinite(y), "%s: %s is not finite", got->c.name, attention_names[id]);
         error += (y - x) * (y - x), size += x * x;
     }
     return sqrt(error / size);
 }
 
-static double error_with(fattn_ctx *ctx, const attention_case *c, double mean, enum engine by,
-                         fattn_status (*on_device)(attention *a, enum fattni_pass pass)) {
+static gradient_errors errors_with(fattn_ctx *ctx, const attention_case *c, means add, enum engine by,
+                                   fattn_status (*on_device)(attention *a, enum fattni_pass pass)) {
     attention *const got = attention_new(ctx, c);
-    add_means(got, mean);
+    add_means(got, add);
     attention *const want = attention_twin(got, FATTN_F64);
     got->on_device = on_device;
     attention_run(want, REFERENCE);
     attention_run(got, by);
-    const double error = error_of_dq(got, want);
+    const gradient_errors errors = {error_of(got, want, T_DQ), error_of(got, want, T_DK)};
     attention_free(got);
     attention_free(want);
-    return error;
+    return errors;
+}
+
+/* Half a standard deviation in four channels of V, so that O has a mean. */
+static double error_of_dq(fattn_ctx *ctx, const attention_case *c, double mean, enum engine by,
+                          fattn_status (*on_device)(attention *a, enum fattni_pass pass)) {
+    const means add = {mean, mean != 0 ? 0.5 : 0, (c->Dv ? c->Dv : c->D) / 4};
+    return errors_with(ctx, c, add, by, on_device).dq;
 }
 
 void key_means_check(fattn_ctx *ctx, const attention_case *c, double least, enum engine by,
                      fattn_status (*on_device)(attention *a, enum fattni_pass pass)) {
-    static const double means[] = {100, 10, 3};
-    const double without = error_with(ctx, c, 0, by, on_device);
-    for (int n = 0; n < 3 && means[n] >= least; ++n) {
-        const double with = error_with(ctx, c, means[n], by, on_device);
+    static const double of_keys[] = {100, 10, 3};
+    const double without = error_of_dq(ctx, c, 0, by, on_device);
+    for (int n = 0; n < 3 && of_keys[n] >= least; ++n) {
+        const double with = error_of_dq(ctx, c, of_keys[n], by, on_device);
         cr_assert(with <= 1.5 * without, "%s %s, D %d: with means of %g dq is off by %.2e, without by %.2e", c->name,
-                  fattn_dtype_name(c->dtype), (int)c->D, means[n], with, without);
+                  fattn_dtype_name(c->dtype), (int)c->D, of_keys[n], with, without);
     }
+}
+
+gradient_errors key_means_errors(fattn_ctx *ctx, const attention_case *c, double key, double value, enum engine by,
+                                 fattn_status (*on_device)(attention *a, enum fattni_pass pass)) {
+    return errors_with(ctx, c, (means){key, value, 1}, by, on_device);
 }

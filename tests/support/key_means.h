@@ -9,6 +9,15 @@
    on_device: for the engine ON_DEVICE. */
 void key_means_check(fattn_ctx *ctx, const attention_case *c, double least, enum engine by,
                      fattn_status (*on_device)(attention *a, enum fattni_pass pass));
+
+/* How far dQ and dK are from the fp64 reference on the same inputs, with means of `key` in four channels of K and of
+   `value` in all of V: in the Frobenius norm, relative to their own size. */
+typedef struct gradient_errors {
+    double dq, dk;
+} gradient_errors;
+gradient_errors key_means_errors(fattn_ctx *ctx, const attention_case *c, double key, double value, enum engine by,
+                                 fattn_status (*on_device)(attention *a, enum fattni_pass pass));
+
 /* Masks and features, of 300 to 520 rows and keys. */
 extern const attention_case key_means_cases[];
 extern const int key_means_case_count;

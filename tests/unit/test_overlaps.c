@@ -122,16 +122,19 @@ static bool is_used(int n, bool forward, bool packed, bool saves) {
     return n < 13 || !forward;
 }
 
-/* Each result at the first element of each other tensor, in every dtype and algorithm. */
+/* Each result at the first element of each other tensor, in every dtype and algorithm, with what each saves. */
 Test(overlaps, one_place_for_two_is_rejected) {
     static const fattn_dtype types[] = {FATTN_F64, FATTN_F32, FATTN_F16, FATTN_BF16};
-    for (int n = 0; n < 4 * 2 * 2 * 4; ++n) {
+    for (int n = 0; n < 4 * 2 * 2 * 4 * 2; ++n) {
         const fattn_dtype dtype = types[n % 4];
-        const bool packed = n / 4 % 2, forward = n / 8 % 2;
-        const int32_t algorithm = n / 16;
-        const bool saves = algorithm == FATTN_ALGO_STANDARD;
+        const bool packed = n / 4 % 2, forward = n / 8 % 2, exact_delta = n / 64 && n % 4 > 1;
+        const int32_t algorithm = n / 16 % 4;
+        const bool saves = algorithm == FATTN_ALGO_STANDARD || exact_delta;
+        const uint32_t flags = exact_delta ? FATTN_EXACT_DELTA : 0;
+        if (n / 64 && (!exact_delta || algorithm == FATTN_ALGO_STANDARD)) continue;
         call c;
         fill(&c, dtype, algorithm, packed);
+        c.p.flags = flags;
         cr_assert_eq(run(&c, forward), FATTN_OK, "%s", fattn_ctx_error(ctx));
         for (int a = 0; a < PLACES; ++a)
             for (int b = 0; b < PLACES; ++b) {
@@ -140,6 +143,7 @@ Test(overlaps, one_place_for_two_is_rejected) {
                 const bool wrong = is_written(a, forward, saves) || is_written(b, forward, saves);
                 char first[32], second[32];
                 fill(&c, dtype, algorithm, packed);
+                c.p.flags = flags;
                 move(&c, a, place(&c, b));
                 const fattn_status s = run(&c, forward);
                 if (!wrong) {

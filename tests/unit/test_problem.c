@@ -140,7 +140,7 @@ Test(problem, structs_grow) {
 }
 
 Test(problem, params) {
-    REJECTED(FATTN_E_ARG, "unknown bits 0x80000040", c.p.flags = FATTN_CAUSAL | 1u << 31 | 1u << 6);
+    REJECTED(FATTN_E_ARG, "unknown bits 0x80000080", c.p.flags = FATTN_CAUSAL | 1u << 31 | 1u << 7);
     REJECTED(FATTN_E_ARG, "exclude each other", c.p.flags = FATTN_CAUSAL | FATTN_CAUSAL_TOP_LEFT);
     REJECTED(FATTN_E_ARG, "algorithm: -1 is not in 0..3", c.p.algorithm = -1);
     REJECTED(FATTN_E_ARG, "algorithm: 4 is not in 0..3", c.p.algorithm = 4);
@@ -181,6 +181,35 @@ Test(problem, params_of_the_problem) {
     cr_assert(on.window_left == 3 && on.window_right == FATTNI_UNBOUNDED);
     ACCEPTED(slice, FATTNI_BWD, (c.p.dropout_p = 0.5f, c.p.rng_head0 = 2, c.p.rng_heads = 6));
     cr_assert_eq(fattni_dropout_plane(&slice, 1, 3), 1 * 6 + 3 + 2);
+}
+
+static void narrow(call *c, uint32_t flags) {
+    fattn_tensor *const all[] = {&c->q, &c->k, &c->v, &c->o, &c->d_o, &c->dq, &c->dk, &c->dv};
+    for (size_t n = 0; n < sizeof all / sizeof *all; ++n) all[n]->dtype = FATTN_BF16;
+    c->p.flags = flags;
+}
+
+/* What rounding takes off O: a byte for each element, rows of DV = 6 in 16 bytes. */
+Test(problem, the_rest_of_o) {
+    const uint32_t flag = FATTN_EXACT_DELTA;
+    ACCEPTED(without, FATTNI_BWD, narrow(&c, 0));
+    ACCEPTED(wide, FATTNI_BWD, (narrow(&c, flag), c.o.dtype = FATTN_F32));
+    ACCEPTED(merged, FATTNI_BWD, (narrow(&c, flag | FATTN_MERGE), c.o.dtype = FATTN_F32));
+    ACCEPTED(merged_before, FATTNI_BWD, narrow(&c, FATTN_MERGE));
+    ACCEPTED(f32, FATTNI_BWD, c.p.flags = flag);
+    const fattni_problem *const none[] = {&without, &wide, &merged, &merged_before, &f32};
+    for (int n = 0; n < 5; ++n)
+        cr_assert(!none[n]->has_o_rest && !fattni_o_rest_of(none[n]).present && !fattni_o_rest_bytes(none[n]));
+    ACCEPTED(forward, FATTNI_FWD, (narrow(&c, flag), c.io.saved = memory));
+    const fattni_array rest = fattni_o_rest_of(&forward);
+    cr_assert(forward.has_o_rest && rest.p == memory && rest.dtype == FATTN_U8);
+    cr_assert(rest.s[0] == HQ * SQ * 16 && rest.s[1] == SQ * 16 && rest.s[2] == 16 && rest.s[3] == 1);
+    cr_assert_eq(fattni_o_rest_bytes(&forward), B * HQ * SQ * 16);
+    ACCEPTED(packed, FATTNI_BWD, (pack(&c), narrow(&c, flag)));
+    cr_assert(packed.has_o_rest && fattni_o_rest_of(&packed).s[0] == 0);
+    cr_assert_eq(fattni_o_rest_bytes(&packed), HQ * SQ * 16);
+    REJECTED(FATTN_E_DTYPE, "o: bf16, but no forward call with MERGE has one: EXACT_DELTA needs f32",
+             narrow(&c, flag | FATTN_MERGE));
 }
 
 Test(problem, a_deterministic_context_makes_every_call_so) {

@@ -12,7 +12,6 @@
 
 enum { Q, K, V, BIAS, ALIBI, SINK, SEQLENS_Q, SEQLENS_K, CU_SEQLENS_Q, CU_SEQLENS_K, INPUTS };
 enum { O, LSE, OUTPUTS };
-enum { MAX_HEAD_DIM = 256 };
 
 static const uint32_t accumulate_flags = FATTN_ACC_DQ | FATTN_ACC_DK | FATTN_ACC_DV | FATTN_ACC_DBIAS | FATTN_ACC_DSINK;
 
@@ -73,7 +72,7 @@ static fattn_status check(const fattn_op_call *c) {
 
 /* A row of zeros at the end of backward's workspace, where the host's are out of reach. */
 static size_t zeros_room(const fattn_op_call *c) {
-    return c->ctx->device == FATTN_CPU ? 0 : MAX_HEAD_DIM * sizeof(double);
+    return c->ctx->device == FATTN_CPU ? 0 : FATTNI_MAX_HEAD_DIM * sizeof(double);
 }
 
 /* Backward will see the same set of gradients as the query that plans for it. */
@@ -132,7 +131,7 @@ static fattn_status forward(fattn_op_call *c) {
 
 static fattn_status backward(fattn_op_call *c) {
     /* Without a gradient of o, only L matters. */
-    static const double zeros[MAX_HEAD_DIM];
+    static const double zeros[FATTNI_MAX_HEAD_DIM];
     fattn_tensor no_d_o = c->out[O];
     memset(no_d_o.stride, 0, sizeof no_d_o.stride);
     no_d_o.stride[3] = 1;

@@ -9,9 +9,9 @@
    Ownership   dK, dV of BN keys stay in registers over all row blocks of all query heads of the group;
                dQ is added to an fp32 accumulator in L2 by bulk reductions.
    Threads     warpgroup 0: warp 0 claims work items and loads, warps 1 and 2 add the dQ of consumer 0 and 1, warp 3
-               posts the dQ semaphores. Two consumer warpgroups own 64 keys each: S^T and dP^T are computed
-               transposed, so that P^T and dS^T are the register operands of dV and dK. dQ: a consumer has half of
-               128 rows, or all of 64 rows and half of the columns.
+               finds means of keys and posts the dQ semaphores. Two consumer warpgroups own 64 keys each: S^T and dP^T
+               are computed transposed, so that P^T and dS^T are the register operands of dV and dK. dQ: a consumer has
+               half of 128 rows, or all of 64 rows and half of the columns.
    Overlap     Exponentials overlap with dP. While wgmma reads both operands from shared memory a load from there
                waits, for 64x64 until the products are over. So where a row block has 64 rows S starts with
                -L / scale, and of 128 rows half of lse2 is loaded before, beside dK (there are no registers for more).
@@ -28,7 +28,6 @@
 #include "core/device/describe.cuh"
 #include "bwd/cuda/bwd_args.h"
 #include "core/device/sm90_tile.cuh"
-#include "core/ptx/grid.h"
 
 enum {
     D = K_D,
@@ -50,9 +49,8 @@ enum {
     SPLIT_ROWS = BM > 64,
     COLUMNS = D > 96 || SPLIT_ROWS ? 64 : 48,
     REPEATED = SPLIT_ROWS ? 0 : 2 * COLUMNS - D,
-    SLICE = 64 * COLUMNS,                /* floats */
-    K_PANEL = D % 64 ? D - COLUMNS : 64, /* columns from panel to panel of K */
-    MEAN_PITCH = PANELS * 64
+    SLICE = 64 * COLUMNS,               /* floats */
+    K_PANEL = D % 64 ? D - COLUMNS : 64 /* columns from panel to panel of K */
 };
 static_assert(BN == 128 && K_WARPS == 12, "two consumers of 64 keys");
 static_assert(D == 64 ? BM == 128 : D % 16 == 0 && BM == 64, "two slices of dQ");
@@ -60,8 +58,8 @@ static_assert(D == 64 ? BM == 128 : D % 16 == 0 && BM == 64, "two slices of dQ")
 /* A work item and its task, as the producer passes them to the other warps. */
 typedef struct work_slot {
     uint4 steps; /* j0, from, to, (steps_before, kv_phase, steps) */
-    uint4 item;  /* kind, head_group, number, accumulator_shift */
-    uint4 head;  /* b, hk, centred */
+    uint4 item;  /* kind, head_group, number; accumulator_shift, or PREPROCESS: round */
+    uint4 head;  /* b, hk */
 } work_slot;
 typedef struct shared_memory {
     half_type k[BN * PANELS * 64], v[BN * PANELS * 64];
@@ -69,10 +67,12 @@ typedef struct shared_memory {
     half_type ds[2][BN * BM];
     float dq[BM * D];
     float lse2[2][BM], delta[2][BM];
-    float key_mean[MEAN_PITCH]; /* where K is centred */
+    float key_mean[PANELS * 64]; /* where K is centred */
     uint64_t k_full, v_full, q_full[2], q_empty[2], do_full[2], do_empty[2];
     uint64_t work_full[2], work_empty[2], keys_empty, dq_added, dq_added_seen;
     work_slot work[2];
+    mean_search search;
+    int32_t centred, reserved[3]; /* centred: the task's K is less its mean */
 } shared_memory;
 enum { SHARED_BYTES = sizeof(shared_memory) };
 static_assert(SHARED_BYTES <= 227 * 1024, "shared memory");
@@ -83,6 +83,7 @@ enum { DS_WRITTEN = 1, DQ_FULL = 2, DQ_EMPTY = 4, CLEARED = 6, ROWS_DONE = 7 };
 #include "bwd/cuda/sm90/bwd_sm90_general.cuh"
 #include "bwd/cuda/sm90/bwd_sm90_scheduler.cuh"
 
+static_assert(SAMPLE_BYTES <= 2 * DS_BYTES, "a sample of keys takes the place of dS");
 static_assert(offsetof(shared_memory, v) % 1024 == 0 && offsetof(shared_memory, q) % 1024 == 0 &&
                   offsetof(shared_memory, d_o) % 1024 == 0 && offsetof(shared_memory, ds) % 1024 == 0 &&
                   ROW_BYTES % 1024 == 0 && DS_BYTES % 1024 == 0,
@@ -98,6 +99,7 @@ DEVICE void init_work_slots(uint32_t shared, int deterministic) {
         mbarrier_init(ELEMENT_ADDRESS(shared, work_empty, n), 10 + deterministic);
     }
     mbarrier_init_fence();
+    init_search(shared, 8);
 }
 DEVICE uint32_t slot_at(uint32_t shared, int n) { return ELEMENT_ADDRESS(shared, work, n & 1); }
 DEVICE void write_work(uint32_t slot, const work_item *x, const task *t) {
@@ -105,7 +107,7 @@ DEVICE void write_work(uint32_t slot, const work_item *x, const task *t) {
                                (uint32_t)(t->steps_before | t->kv_phase << 2 | t->steps << 3)},
                    item[4] = {(uint32_t)x->kind, (uint32_t)x->head_group, (uint32_t)x->number,
                               (uint32_t)t->accumulator_shift},
-                   head[4] = {(uint32_t)t->b, (uint32_t)t->hk, (uint32_t)t->centred, 0};
+                   head[4] = {(uint32_t)t->b, (uint32_t)t->hk, 0, 0};
     store_shared_words(slot + offsetof(work_slot, steps), steps);
     store_shared_words(slot + offsetof(work_slot, item), item);
     store_shared_words(slot + offsetof(work_slot, head), head);
@@ -125,7 +127,7 @@ DEVICE task read_task(const fattni_attention_args *a, uint32_t slot) {
     load_shared_4(item, slot + offsetof(work_slot, item));
     load_shared_4(head, slot + offsetof(work_slot, head));
     t.head_group = item[1], t.accumulator_shift = item[3];
-    t.b = t.s.batch = head[0], t.hk = head[1], t.centred = head[2];
+    t.b = t.s.batch = head[0], t.hk = head[1];
     if (GENERAL) t.s = sequence_of(a, t.b);
     return t;
 }
@@ -141,12 +143,13 @@ DEVICE void prefetch_keys(const fattni_bwd_sm90_args *p, const task *t) {
     }
 }
 /* K and V, once those of the last task are released. */
-DEVICE void load_keys(const fattni_bwd_sm90_args *p, const task *t, uint32_t shared) {
-    const int key = t->s.k0 + t->j0;
+DEVICE void load_keys(const fattni_bwd_sm90_args *p, const task *t, int centred, uint32_t shared) {
+    const int key = t->s.k0 + t->j0, mean_bytes = centred ? PANELS * 256 : 0;
     mbarrier_wait(MEMBER_ADDRESS(shared, keys_empty), (uint32_t)t->kv_phase ^ 1);
-    mbarrier_expect(MEMBER_ADDRESS(shared, k_full), KEY_BYTES + (t->centred ? MEAN_PITCH * 4 : 0));
-    if (t->centred)
-        bulk_load(MEMBER_ADDRESS(shared, key_mean), key_mean_of(&p->bwd, t->b, t->hk), MEAN_PITCH * 4,
+    store_shared_word(MEMBER_ADDRESS(shared, centred), (uint32_t)centred);
+    mbarrier_expect(MEMBER_ADDRESS(shared, k_full), KEY_BYTES + mean_bytes);
+    if (centred)
+        bulk_load(MEMBER_ADDRESS(shared, key_mean), key_mean_of(&p->bwd, t->b, t->hk), mean_bytes,
                   MEMBER_ADDRESS(shared, k_full));
     for (int x = 0; x < PANELS; ++x)
         tma_load(MEMBER_ADDRESS(shared, k) + x * BN * 128, &p->k, MEMBER_ADDRESS(shared, k_full), K_PANEL * x, key,
@@ -158,13 +161,13 @@ DEVICE void load_keys(const fattni_bwd_sm90_args *p, const task *t, uint32_t sha
 
 /* All that a task reads. One thread. */
 DEVICE void load(const fattni_bwd_sm90_args *p, const task *t, uint32_t shared) {
-    if (p->progress) wait_counter(p, t->head_group, PREPROCESSED, p->row_items);
+    const int centred = wait_preprocessed(p, t);
     row_cursor at = first_rows(t, p->bwd.a.group);
     for (int n = 0; n < t->steps; ++n, next_rows(&at, t)) {
         const step s = step_at(&at, t, n);
         const int64_t row = padded_row(&p->bwd, t, &s);
         load_q(p, t, &s, row, shared);
-        if (n == 0) load_keys(p, t, shared);
+        if (n == 0) load_keys(p, t, centred, shared);
         load_d_o(p, t, &s, row, s.stage, s.parity, shared);
     }
 }
@@ -306,7 +309,7 @@ DEVICE void main_loop(const fattni_bwd_sm90_args *p, const task *t, int number, 
     }
     if (GENERAL && t->j0 + BN > t->s.Sk && t->steps)
         clear_tails(MEMBER_ADDRESS(shared, k), MEMBER_ADDRESS(shared, v), BN, t->s.Sk - t->j0);
-    if (t->centred && t->steps) {
+    if (t->steps && load_shared_word(MEMBER_ADDRESS(shared, centred))) {
         centre_tile(MEMBER_ADDRESS(shared, k), PANELS, K_PANEL, memory->key_mean);
         named_barrier_sync(CLEARED, 256);
     }
@@ -415,7 +418,7 @@ DEVICE void main_loop(const fattni_bwd_sm90_args *p, const task *t, int number, 
 
 /* The producer claims a work item when all loads of the last one have been issued. One thread. */
 DEVICE void produce(const fattni_bwd_sm90_args *p, uint32_t shared) {
-    for (int n = 0, steps_before = 0, kv_phase = 0;; ++n) {
+    for (int n = 0, steps_before = 0, phases = 0;; ++n) { /* phases: kv_phase, and 2: of PREPROCESS */
         work_item x = {NOTHING, 0, 0};
         task t = {0};
         while (x.kind == NOTHING) {
@@ -423,23 +426,21 @@ DEVICE void produce(const fattni_bwd_sm90_args *p, uint32_t shared) {
             if (x.kind == MAINLOOP) t = task_of(p, &x);
             if (x.kind == MAINLOOP && !p->progress && t.j0 >= t.s.Sk) x.kind = NOTHING;
         }
-        if (x.kind == MAINLOOP) {
-            prefetch_keys(p, &t);
-            t.centred = key_mean_of(&p->bwd, t.b, t.hk) != 0;
-        }
-        t.steps_before = steps_before, t.kv_phase = kv_phase;
+        if (x.kind == MAINLOOP) prefetch_keys(p, &t);
+        t.steps_before = steps_before, t.kv_phase = phases & 1;
+        if (x.kind == PREPROCESS) t.accumulator_shift = phases >> 1, phases ^= 2;
         mbarrier_wait(ELEMENT_ADDRESS(shared, work_empty, n & 1), (uint32_t)(n >> 1 & 1) ^ 1);
         write_work(slot_at(shared, n), &x, &t);
         mbarrier_arrive(ELEMENT_ADDRESS(shared, work_full, n & 1));
         if (x.kind == END) return;
         if (x.kind != MAINLOOP) continue;
         load(p, &t, shared);
-        steps_before = (steps_before + t.steps) & 3, kv_phase ^= t.steps > 0;
+        steps_before = (steps_before + t.steps) & 3, phases ^= t.steps > 0;
     }
 }
 
-/* Warps 1 and 2 add dQ, warp 3 posts semaphores. */
-DEVICE void add_and_post(const fattni_bwd_sm90_args *p, uint32_t shared, int warp) {
+/* Warps 1 and 2 add dQ. */
+DEVICE void add(const fattni_bwd_sm90_args *p, uint32_t shared, int consumer) {
     for (int n = 0;; ++n) {
         const uint32_t slot = slot_at(shared, n);
         mbarrier_wait(ELEMENT_ADDRESS(shared, work_full, n & 1), (uint32_t)(n >> 1 & 1));
@@ -448,12 +449,27 @@ DEVICE void add_and_post(const fattni_bwd_sm90_args *p, uint32_t shared, int war
         __syncwarp();
         arrive_once_per_warp(ELEMENT_ADDRESS(shared, work_empty, n & 1));
         if (kind == END) return;
-        if (kind != MAINLOOP) continue;
-        if (warp < 3)
-            add_dq(p, &t, shared, warp - 1);
-        else if (is_leader())
-            post_dq_semaphores(&p->bwd, &t, shared);
+        if (kind == MAINLOOP) add_dq(p, &t, shared, consumer);
         __syncwarp();
+    }
+}
+/* Warp 3 finds means of keys. Where dQ is deterministic it also posts semaphores, and follows the work items. */
+DEVICE void search_and_post(const fattni_bwd_sm90_args *p, uint32_t shared) {
+    uint32_t parities = 0;
+    for (int n = 0;; ++n) {
+        if (p->bwd.dq_semaphore) {
+            const uint32_t slot = slot_at(shared, n);
+            mbarrier_wait(ELEMENT_ADDRESS(shared, work_full, n & 1), (uint32_t)(n >> 1 & 1));
+            const int kind = read_work(slot).kind;
+            const task t = read_task(&p->bwd.a, slot);
+            __syncwarp();
+            arrive_once_per_warp(ELEMENT_ADDRESS(shared, work_empty, n & 1));
+            if (kind == MAINLOOP && is_leader()) post_dq_semaphores(&p->bwd, &t, shared);
+            __syncwarp();
+            if (kind == END) return;
+            if (kind != PREPROCESS || !searches(p)) continue;
+        }
+        if (CAPPED || !find_means(&p->bwd, shared, MEMBER_ADDRESS(shared, ds), &parities)) return;
     }
 }
 
@@ -464,12 +480,16 @@ DEVICE void consume(const fattni_bwd_sm90_args *p, uint32_t shared, const shared
         asm volatile("" : "+r"(thread)); /* hides it: what depends on it is recomputed */
         mbarrier_wait(ELEMENT_ADDRESS(shared, work_full, n & 1), (uint32_t)(n >> 1 & 1));
         const work_item x = read_work(slot);
-        if (x.kind == END) return;
+        if (x.kind == END) {
+            /* want_no_mean */
+            if (searches(p) && !p->bwd.dq_semaphore) arrive_once_per_warp(MEMBER_ADDRESS(shared, search.asked));
+            return;
+        }
         if (x.kind == MAINLOOP) {
             const task t = read_task(&p->bwd.a, slot);
             main_loop(p, &t, n, shared, memory, consumer);
         } else if (x.kind == PREPROCESS) {
-            preprocess(p, &x, thread, 256);
+            preprocess(p, &x, shared, slot + offsetof(work_slot, item) + 12, thread, 256);
         } else {
             postprocess(p, &x, thread, 256);
         }
@@ -485,14 +505,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) K_NAME(const __grid_con
     const int warp = (int)threadIdx.x / 32;
     init_barriers(shared, 2);
     init_work_slots(shared, p.bwd.dq_semaphore != 0);
-    grid_dependency_wait();
     __syncthreads();
     if (role == 0) {
         registers_lower(40);
         if (threadIdx.x == 0)
             produce(&p, shared);
-        else if (warp == 1 || warp == 2 || (warp == 3 && p.bwd.dq_semaphore))
-            add_and_post(&p, shared, warp);
+        else if (warp == 1 || warp == 2)
+            add(&p, shared, warp - 1);
+        else if (warp == 3 && (searches(&p) || p.bwd.dq_semaphore))
+            search_and_post(&p, shared);
     } else {
         registers_raise(232);
         consume(&p, shared, (const shared_memory *)memory, role - 1);

@@ -22,7 +22,6 @@
 #include "core/device/describe.cuh"
 #include "bwd/cuda/bwd_args.h"
 #include "core/device/sm90_tile.cuh"
-#include "core/ptx/grid.h"
 
 enum {
     D = K_D,
@@ -55,7 +54,8 @@ typedef struct shared_memory {
     float lse2[2][BM], delta[1][BM];
     uint64_t k_full, v_full, q_full[2], q_empty[2], do_full[2], do_empty[2]; /* the second of dO's is unused */
     uint64_t ds_full[2], ds_empty[2], keys_empty, dq_added, dq_added_seen, dq_granted; /* keys_empty is unused */
-    int32_t steps, reserved[3]; /* steps: of the task; the second consumer has no register for them */
+    mean_search search;
+    int32_t steps, centred, reserved[2]; /* steps: of the task; the second consumer has no register for them */
 } shared_memory;
 enum {
     SHARED_BYTES = sizeof(shared_memory),
@@ -107,7 +107,7 @@ DEVICE void load(const fattni_bwd_sm90_args *p, const task *t, uint32_t shared) 
     for (int x = 0; x < PANELS / 2; ++x)
         tma_load(MEMBER_ADDRESS(shared, other_k) + x * BN * 128, &p->k, MEMBER_ADDRESS(shared, k_full),
                  64 * (PANELS / 2 * cta() + x), other_key, k_head, k_batch);
-    if (p->progress) wait_counter(p, t->head_group, PREPROCESSED, p->row_items * CTAS);
+    store_shared_word(MEMBER_ADDRESS(shared, centred), (uint32_t)wait_preprocessed(p, t)); /* before Q is full */
     row_cursor at = first_rows(t, p->bwd.a.group);
     for (int n = 0; n < t->steps; ++n, next_rows(&at, t)) {
         const step s = step_at(&at, t, n);
@@ -137,6 +137,13 @@ DEVICE void wait_dq_semaphores(const fattni_bwd_sm90_args *p, const task *t, uin
     }
 }
 
+/* Whether K is less its mean, as the first Q says. */
+DEVICE int is_centred(const task *t, uint32_t shared, const shared_memory *memory) {
+    if (!t->steps) return 0;
+    mbarrier_wait(ELEMENT_ADDRESS(shared, q_full, 0), 0);
+    return memory->centred;
+}
+
 /* ---- the dQ warpgroup ---- */
 
 /* 64 rows x DQ_COLUMNS, over the keys of both CTAs; shared memory holds dS^T. */
@@ -162,7 +169,7 @@ DEVICE void dq_product(float x[DQ_COLUMNS / 2], uint32_t ds, uint32_t keys, uint
 
 /* Reductions wait for L2, and other warps' accesses to shared memory queue up behind them: hence a warpgroup that does
    nothing else, and pauses. */
-DEVICE void add_dq(const fattni_bwd_sm90_args *p, const task *t, uint32_t shared) {
+DEVICE void add_dq(const fattni_bwd_sm90_args *p, const task *t, uint32_t shared, const shared_memory *memory) {
     const fattni_bwd_args *const bwd = &p->bwd;
     const fattni_attention_args *const a = &p->bwd.a;
     const int leader = threadIdx.x % 128 == 0;
@@ -172,7 +179,7 @@ DEVICE void add_dq(const fattni_bwd_sm90_args *p, const task *t, uint32_t shared
         named_barrier_sync(DQ_READY, 128);
     }
     mbarrier_wait(MEMBER_ADDRESS(shared, k_full), 0);
-    if (key_mean_of(bwd, t->b, t->hk)) named_barrier_sync(CENTRED, 384);
+    if (is_centred(t, shared, memory)) named_barrier_sync(CENTRED, 384);
     row_cursor at = first_rows(t, a->group);
     for (int n = 0; n < t->steps; ++n, next_rows(&at, t)) {
         const step s = step_at(&at, t, n);
@@ -242,8 +249,8 @@ DEVICE void consume(const fattni_bwd_sm90_args *p, const task *t, uint32_t share
     float dk[COLUMNS / 2], dv[COLUMNS / 2];
 #pragma unroll
     for (int i = 0; i < COLUMNS / 2; ++i) dk[i] = dv[i] = 0.0f;
-    const float *const mean = key_mean_of(&p->bwd, t->b, t->hk);
-    if (mean) {
+    if (is_centred(t, shared, memory)) {
+        const float *const mean = key_mean_of(&p->bwd, t->b, t->hk);
         mbarrier_wait(MEMBER_ADDRESS(shared, k_full), 0);
         centre_tile(MEMBER_ADDRESS(shared, k), PANELS, 64, mean);
         centre_tile(MEMBER_ADDRESS(shared, other_k), PANELS / 2, 64, mean + cta() * COLUMNS);
@@ -259,8 +266,16 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
     const uint32_t shared = shared_address(memory);
     const int role = __shfl_sync(ALL_LANES, (int)threadIdx.x / 128, 0);
     const work_item x = work_item_of(&p, (int)blockIdx.x / CTAS);
-    grid_dependency_wait();
-    if (x.kind == PREPROCESS) preprocess(&p, &x, (int)threadIdx.x, THREADS);
+    if (x.kind == PREPROCESS) { /* the last warp finds means of keys */
+        uint32_t parities = 0;
+        if (threadIdx.x == 0) init_search(shared, THREADS / 32 - 1);
+        __syncthreads();
+        if (threadIdx.x < THREADS - 32)
+            preprocess(&p, &x, shared, 0, (int)threadIdx.x, THREADS - 32);
+        else if (searches(&p))
+            find_means(&p.bwd, shared, MEMBER_ADDRESS(shared, k), &parities);
+        return;
+    }
     if (x.kind == POSTPROCESS) postprocess(&p, &x, (int)threadIdx.x, THREADS);
     if (x.kind != MAINLOOP) return;
     const task t = task_of(&p, &x);
@@ -277,7 +292,7 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
             post_dq_semaphores(&p.bwd, &t, shared);
     } else if (role == 3) {
         registers_lower((int)DQ_REGISTERS);
-        add_dq(&p, &t, shared);
+        add_dq(&p, &t, shared, (const shared_memory *)memory);
     } else {
         registers_raise((int)CONSUMER_REGISTERS);
         consume(&p, &t, shared, (const shared_memory *)memory, role - 1);

@@ -4,10 +4,10 @@
    D, BM, BN, CTAS      head_dim, tile, CTAs of a cluster: these have neighbouring key blocks and the same row blocks
    CAUSAL, GENERAL      of the variant
    PANELS, ROW_BYTES    panels of 64 columns, and bytes, of a tile of Q or dO
-   ROWS_DONE            a named barrier, for work items of rows
    shared_memory        a struct with the tiles q[stages], d_o[stages], the floats lse2[stages][BM],
-                        delta[stages][BM], and the mbarriers k_full, v_full, keys_empty, q_full[2], q_empty[2],
-                        do_full[2], do_empty[2], dq_added, dq_added_seen */
+                        delta[stages][BM], mean_search search, and the mbarriers k_full, v_full, keys_empty, q_full[2],
+                        q_empty[2], do_full[2], do_empty[2], dq_added, dq_added_seen
+   ROWS_DONE            a named barrier, for work items of rows */
 #ifndef FATTNI_BWD_CUDA_SM90_BWD_SM90_COMMON_H
 #define FATTNI_BWD_CUDA_SM90_BWD_SM90_COMMON_H
 
@@ -50,7 +50,6 @@ typedef struct task {
     int accumulator_shift; /* head h adds to the dQ accumulator of head h + accumulator_shift; not when packed */
     int steps_before;      /* of this CTA's earlier tasks, modulo 4: stages continue from task to task */
     int kv_phase;          /* parity of K's and V's mbarriers */
-    int centred;           /* K is less its mean */
     sequence s;
 } task;
 

@@ -7,7 +7,7 @@
        for each head group g:  preprocess(g + 1), main loop(g), postprocess(g - LAG);
        postprocess of the last LAG head groups
 
-   PREPROCESS    lse2, delta and a zeroed accumulator for some rows
+   PREPROCESS    lse2, delta and a zeroed accumulator for some rows; the mean of their keys
    MAINLOOP      a key block and all its row blocks (bwd_sm90.cuh, bwd_sm90_cluster.cuh)
    POSTPROCESS   dq = dq_scale * accumulator for some rows
 
@@ -24,15 +24,19 @@
 
 enum { RING = FATTNI_RING, LAG = FATTNI_LAG, ROWS_AT_ONCE = FATTNI_ROWS_AT_ONCE(D) };
 enum { PREPROCESSED, DQ_ADDITIONS, POSTPROCESSED }; /* counters: of work items, but ADDITIONS of dq_additions() */
+enum { HAS_MEANS = 1 << 30 };                       /* set in PREPROCESSED: keys of the head group are centred */
 
 DEVICE int32_t *counter_of(const fattni_bwd_sm90_args *p, int head_group, int which) {
     return p->progress + head_group * FATTNI_COUNTERS + which;
 }
 
-/* One thread: until the counter is `count`. It, and others after a barrier, may then read what was counted. */
-DEVICE void wait_counter(const fattni_bwd_sm90_args *p, int head_group, int which, int count) {
-    while (load_acquire(counter_of(p, head_group, which)) < count) {}
+/* One thread: until the counter is `count`. It, and others after a barrier, may then read what was counted. Returns
+   whether one of the work items has found a mean of keys. */
+DEVICE int wait_counter(const fattni_bwd_sm90_args *p, int head_group, int which, int count) {
+    int now;
+    while (((now = load_acquire(counter_of(p, head_group, which))) & ~HAS_MEANS) < count) {}
     async_proxy_fence_global();
+    return now & HAS_MEANS;
 }
 /* The same for all `threads`. */
 DEVICE void wait_counter_all(const fattni_bwd_sm90_args *p, int head_group, int which, int count, int thread,
@@ -47,10 +51,18 @@ DEVICE void count_dq_addition(const fattni_bwd_sm90_args *p, int head_group) {
     add_release(counter_of(p, head_group, DQ_ADDITIONS), 1);
 }
 /* All `threads`, after what they wrote for a work item of rows. */
-DEVICE void count_work_item(const fattni_bwd_sm90_args *p, int head_group, int which, int thread, int threads) {
+DEVICE void count_work_item(const fattni_bwd_sm90_args *p, int head_group, int which, int thread, int threads,
+                            int has_means) {
     async_proxy_fence_global();
     named_barrier_sync(ROWS_DONE, threads);
-    if (thread == 0) add_release(counter_of(p, head_group, which), 1);
+    if (thread != 0) return;
+    if (has_means) atomicOr(counter_of(p, head_group, which), HAS_MEANS);
+    add_release(counter_of(p, head_group, which), 1);
+}
+/* One thread: until all rows of a task's head group are preprocessed. Returns whether its keys are centred. */
+DEVICE int wait_preprocessed(const fattni_bwd_sm90_args *p, const task *t) {
+    if (p->progress && !wait_counter(p, t->head_group, PREPROCESSED, p->row_items * CTAS)) return 0;
+    return key_mean_of(&p->bwd, t->b, t->hk) != 0;
 }
 
 /* Key heads of a head group; the last group may have fewer than the others. */
@@ -116,14 +128,150 @@ DEVICE float *accumulator_of(const fattni_bwd_sm90_args *p, int head_group, int 
     return p->bwd.dq_accumulator + place * p->bwd.padded_rows * D;
 }
 
+/* ---- the mean of the keys ---- */
+
+/* What bwd_key_mean.cu does as a kernel, by one more warp in each PREPROCESS work item, for its own heads and from
+   fewer keys: 32 of a short sequence, of a long one 1 of 128, at most 512. All work items of a key head find the same
+   and store it. Keys come by bulk copies, for other loads wait for the stores that zero accumulators. A lane has a pair
+   of channels of each panel. */
+enum { FEWEST_KEYS = 32, MOST_KEYS = 512, KEYS_AT_ONCE = 32, SAMPLE_BYTES = (KEYS_AT_ONCE + 1) * PANELS * 128 };
+enum { NO_MORE = -1 }; /* instead of a number of requests */
+static_assert(offsetof(shared_memory, search) % 16 == 0, "requests are read 16 bytes at a time");
+
+/* Whether the kernel finds means of keys itself; with a softcap there are none. */
+DEVICE int searches(const fattni_bwd_sm90_args *p) { return !CAPPED && p->progress && p->bwd.key_mean; }
+
+/* Key number n of the sample: of each `stride` keys another one, so that no period of them shows. */
+DEVICE int sampled_key(int n, int stride) { return n * stride + n * 5 % stride; }
+/* The mean of a channel from sums over `count` keys relative to `origin`; 0 where it is not centred. */
+DEVICE float mean_of(float origin, float sum, float square, int count) {
+    const float shift = sum / count, x = origin + shift, variance = fmaxf(square / count - shift * shift, 0.0f);
+    const int use = count >= 16 && fabsf(x) < INFINITY && x * x >= FATTNI_CENTRED * FATTNI_CENTRED * variance;
+    return use ? to_float(to_half(x)) : 0.0f; /* NaN: 0 */
+}
+
+/* All `threads`: asks find_means for the means of the keys of a row range. Memory for a sample is free. Each warp
+   writes a request. */
+DEVICE void want_means(const fattni_bwd_sm90_args *p, const work_item *x, const row_range *s, uint32_t shared,
+                       int thread) {
+    const fattni_attention_args *const a = &p->bwd.a;
+    const int first = s->head / a->group, wanted = (s->last - 1) / a->group - first + 1;
+    const int n = min(thread / 32, wanted - 1), writes = thread % 32 == 0 && thread / 32 < wanted;
+    const query_head at = head_of(p, x->head_group, (first + n) * a->group);
+    const int Sk = GENERAL ? sequence_of(a, at.b).Sk : a->Sk, hk = at.h / a->group;
+    const int count = min(Sk, max((int)FEWEST_KEYS, min(Sk / 128, (int)MOST_KEYS)));
+    const uint64_t k = (uint64_t)((const half_type *)a->k.p + at.b * a->k.b + hk * a->k.h);
+    const uint32_t from[4] = {(uint32_t)k, (uint32_t)(k >> 32), (uint32_t)count, count ? (uint32_t)(Sk / count) : 1},
+                   to[4] = {(uint32_t)(at.b * a->Hkv + hk), 0, (uint32_t)wanted, 0};
+    store_shared_words_if(MEMBER_ADDRESS(shared, search.wanted) + n * 32, from, writes);
+    store_shared_words_if(MEMBER_ADDRESS(shared, search.wanted) + n * 32 + 16, to, writes);
+    __syncwarp();
+    arrive_once_per_warp(MEMBER_ADDRESS(shared, search.asked));
+}
+/* Whether mean number n of the request is used. */
+DEVICE int found_mean(uint32_t shared, int n) {
+    return load_shared_word(MEMBER_ADDRESS(shared, search.wanted) + n * 32 + 20);
+}
+/* A request that is none, until the next one. One thread. */
+DEVICE void want_no_mean(uint32_t shared) {
+    store_shared_word(MEMBER_ADDRESS(shared, search.wanted) + 24, (uint32_t)NO_MORE);
+}
+
+/* Keys [n0, n0 + KEYS_AT_ONCE) of the sample, one per lane, and behind them key 0. One warp. */
+DEVICE void load_sample(const fattni_attention_args *a, const half_type *k, int n0, int count, int stride,
+                        uint32_t sample, uint32_t full) {
+    const int lane = (int)threadIdx.x % 32, bytes = a->D * 2;
+    if (lane == 0) {
+        mbarrier_expect(full, (min(count - n0, (int)KEYS_AT_ONCE) + 1) * bytes);
+        bulk_load(sample + KEYS_AT_ONCE * (PANELS * 128), k, bytes, full);
+    }
+    __syncwarp();
+    if (n0 + lane < count)
+        bulk_load(sample + lane * (PANELS * 128), k + sampled_key(n0 + lane, stride) * a->k.row, bytes, full);
+}
+/* This lane's channels of key 0, of panel x. */
+DEVICE float2 origin_of(uint32_t sample, int x) {
+    return unpack(load_shared_word(sample + (KEYS_AT_ONCE * PANELS + x) * 128 + (int)threadIdx.x % 32 * 4));
+}
+/* One thread, before a CTA barrier; `warps` call want_means. */
+DEVICE void init_search(uint32_t shared, int warps) {
+    mbarrier_init(MEMBER_ADDRESS(shared, search.asked), warps);
+    mbarrier_init(MEMBER_ADDRESS(shared, search.answered), 1);
+    mbarrier_init(MEMBER_ADDRESS(shared, search.full), 1);
+    mbarrier_init_fence();
+    want_no_mean(shared);
+}
+/* One warp, for others that want means of keys: stores these, and whether they are used. Returns whether to go on.
+   `sample`: where it puts keys. `parities`: of samples and, times 2, of requests; 0 at the start. */
+DEVICE int find_means(const fattni_bwd_args *bwd, uint32_t shared, uint32_t sample, uint32_t *parities) {
+    const fattni_attention_args *const a = &bwd->a;
+    const int lane = (int)threadIdx.x % 32;
+    mbarrier_wait(MEMBER_ADDRESS(shared, search.asked), *parities >> 1);
+    __syncwarp();
+    const int wanted = (int)load_shared_word(MEMBER_ADDRESS(shared, search.wanted) + 24);
+    if (wanted == NO_MORE) return 0;
+    __syncwarp();
+    if (lane == 0) want_no_mean(shared);
+#pragma unroll 1
+    for (int w = 0; w < wanted; ++w) {
+        const uint32_t request = MEMBER_ADDRESS(shared, search.wanted) + w * 32;
+        float2 sum[PANELS] = {}, square[PANELS] = {};
+        uint32_t from[4];
+        load_shared_4(from, request);
+        const half_type *const k = (const half_type *)((uint64_t)from[1] << 32 | from[0]);
+        const int count = (int)from[2], stride = (int)from[3];
+#pragma unroll 1
+        for (int n0 = 0; n0 < count; n0 += KEYS_AT_ONCE) {
+            load_sample(a, k, n0, count, stride, sample, MEMBER_ADDRESS(shared, search.full));
+            mbarrier_wait(MEMBER_ADDRESS(shared, search.full), *parities & 1);
+            *parities ^= 1;
+#pragma unroll(PANELS == 2 ? 2 : 4)
+            for (int n = 0; n < min(count - n0, (int)KEYS_AT_ONCE); ++n)
+#pragma unroll
+                for (int x = 0; x < PANELS; ++x) {
+                    const float2 y = unpack(load_shared_word(sample + (n * PANELS + x) * 128 + lane * 4));
+                    const float2 origin = origin_of(sample, x);
+                    const float low = y.x - origin.x, high = y.y - origin.y;
+                    sum[x].x += low, sum[x].y += high;
+                    square[x].x += low * low, square[x].y += high * high;
+                }
+            __syncwarp(); /* all lanes have read the keys */
+        }
+        const uint32_t plane = load_shared_word(request + 16);
+        float2 *const mean = (float2 *)(bwd->key_mean + (int64_t)plane * bwd->key_mean_pitch) + lane;
+        int use = 0;
+#pragma unroll
+        for (int x = 0; x < PANELS; ++x) {
+            const float2 origin = origin_of(sample, x);
+            const int inside = x * 64 + lane * 2 < a->D;
+            const float low = inside ? mean_of(origin.x, sum[x].x, square[x].x, count) : 0.0f,
+                        high = inside ? mean_of(origin.y, sum[x].y, square[x].y, count) : 0.0f;
+            mean[x * 32] = make_float2(low, high);
+            use |= low != 0.0f || high != 0.0f;
+        }
+        use = __any_sync(ALL_LANES, use);
+        if (lane == 0) {
+            bwd->key_mean_used[plane] = use;
+            store_shared_word(request + 20, (uint32_t)use);
+        }
+        __syncwarp(); /* all lanes have read key 0 */
+    }
+    *parities ^= 2;
+    arrive_once_per_warp(MEMBER_ADDRESS(shared, search.answered));
+    return 1;
+}
+
 /* ---- preprocess ---- */
 
-DEVICE float dot_8(const uint4 *x, const uint4 *y) {
+/* x.y; x more exact by its `rest` (o_rest.h) where has_rest. */
+DEVICE float dot_8(const uint4 *x, const uint4 *y, const uint2 *rest, int has_rest) {
     float sum = 0.0f;
     const uint32_t *const a = (const uint32_t *)x, *const b = (const uint32_t *)y;
 #pragma unroll
     for (int n = 0; n < 4; ++n) {
-        const float2 u = unpack(a[n]), v = unpack(b[n]);
+        float2 u = unpack(a[n]);
+        const float2 v = unpack(b[n]);
+        if (has_rest) u = exact_pair(u, (n < 2 ? rest->x : rest->y) >> n % 2 * 16);
         sum += u.x * v.x;
         sum += u.y * v.y;
     }
@@ -175,58 +323,97 @@ DEVICE void preprocess_means(const fattni_bwd_args *bwd, const query_head *at, c
     }
 }
 
-DEVICE void preprocess(const fattni_bwd_sm90_args *p, const work_item *x, int thread, int threads) {
-    /* LANES share a row, and load AT_ONCE rows before they use them: one CTA of an SM must have enough loads in flight.
-       Lane n has lse2 and delta of row n. */
-    enum { LANES = D > 128 ? 32 : D > 64 ? 16 : 8, AT_ONCE = LANES == 16 ? 16 : 8 };
+/* lse2, delta and a zeroed accumulator for rows of one head. LANES share a row, and load `at_once` rows before they use
+   them: one CTA of an SM must have enough loads in flight. Lane n has lse2 and delta of row n. */
+enum { ROWS_AT_A_TIME = D > 128 ? 9 : D > 64 ? 16 : 8, ROWS_WITH_REST = D > 128 ? 5 : 8 };
+DEVICE void preprocess_rows(const fattni_bwd_args *bwd, const query_head *at, float4 *zero, int64_t base,
+                            const row_range *s, int end, int thread, int threads, int at_once, int has_rest) {
+    enum { LANES = D > 128 ? 32 : D > 64 ? 16 : 8, MOST = 16 };
+    const fattni_attention_args *const a = &bwd->a;
+    const int groups = threads / LANES, lane = thread % LANES, column = lane * 8;
+    const half_type *const o = (const half_type *)a->o.p + at->b * a->o.b + at->h * a->o.h + column;
+    const half_type *const d_o = (const half_type *)bwd->d_o.p + at->b * bwd->d_o.b + at->h * bwd->d_o.h + column;
+    const char *const o_rest = (const char *)a->o_rest.p + at->b * a->o_rest.b + at->h * a->o_rest.h + column;
+    const float *const lse = (const float *)a->lse.p + at->b * a->lse.b + at->h * a->lse.h;
+    const float *const d_lse = (const float *)bwd->d_lse.p + at->b * bwd->d_lse.b + at->h * bwd->d_lse.h;
+    for (int first = s->begin; first < s->end; first += at_once * groups) {
+        const int i0 = first + thread / LANES * at_once;
+        uint4 left[MOST], right[MOST];
+        uint2 rest[MOST];
+#pragma unroll
+        for (int n = 0; n < at_once; ++n) {
+            const int i = i0 + n, inside = i < end && column < a->Dv;
+            left[n] = inside ? *(const uint4 *)(o + i * a->o.row) : make_uint4(0, 0, 0, 0);
+            right[n] = inside ? *(const uint4 *)(d_o + i * bwd->d_o.row) : make_uint4(0, 0, 0, 0);
+            if (has_rest) rest[n] = inside ? *(const uint2 *)(o_rest + i * a->o_rest.row) : make_uint2(0, 0);
+        }
+        for (int n = (first - s->begin) * (D / 4) + thread;
+             n < (min(first + at_once * groups, s->end) - s->begin) * (D / 4); n += threads)
+            zero[n] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        const int row = i0 + lane, inside = row < end && lane < at_once;
+        const float L = inside ? lse[row * a->lse.row] : INFINITY;
+        float delta = 0.0f;
+        if (inside && bwd->d_lse.p) delta -= d_lse[row * bwd->d_lse.row];
+#pragma unroll
+        for (int n = 0; n < at_once; ++n) {
+            float sum = dot_8(left + n, right + n, rest + n, has_rest);
+#pragma unroll
+            for (int step = LANES / 2; step > 0; step /= 2) sum += __shfl_xor_sync(ALL_LANES, sum, step);
+            if (lane == n) delta += sum;
+        }
+        if (row < s->end && lane < at_once) store_statistics(bwd, base + row, L, delta);
+    }
+}
+
+/* The rows of one head of a work item: its accumulator, its first padded row, and where its rows end. */
+typedef struct head_rows {
+    query_head at;
+    float4 *accumulator;
+    int64_t base;
+    int end;
+} head_rows;
+DEVICE head_rows rows_of_head(const fattni_bwd_sm90_args *p, const work_item *x, const row_range *s, int head) {
+    const fattni_attention_args *const a = &p->bwd.a;
+    head_rows r = {head_of(p, x->head_group, head)};
+    r.accumulator = (float4 *)(accumulator_of(p, x->head_group, head) + (int64_t)s->begin * D);
+    r.base = ((int64_t)r.at.b * a->Hq + r.at.h) * p->bwd.padded_rows;
+    r.end = min(s->end, sequence_rows(a, r.at.b));
+    return r;
+}
+
+/* By `threads`, while another warp finds means of keys. round: address of the parity of how many PREPROCESS work items
+   the CTA had before; clusters have one. */
+DEVICE void preprocess(const fattni_bwd_sm90_args *p, const work_item *x, uint32_t shared, uint32_t round, int thread,
+                       int threads) {
     const fattni_bwd_args *const bwd = &p->bwd;
     const fattni_attention_args *const a = &p->bwd.a;
     const row_range s = rows_of_item(p, x);
-    const int groups = threads / LANES, lane = thread % LANES, column = lane * 8;
+    if (searches(p)) want_means(p, x, &s, shared, thread);
     if (x->head_group >= RING)
         wait_counter_all(p, x->head_group - RING, POSTPROCESSED, p->row_items * CTAS, thread, threads);
     for (int head = s.head; head < s.last; ++head) {
-        const query_head at = head_of(p, x->head_group, head);
-        const half_type *const o = (const half_type *)a->o.p + at.b * a->o.b + at.h * a->o.h + column;
-        const half_type *const d_o = (const half_type *)bwd->d_o.p + at.b * bwd->d_o.b + at.h * bwd->d_o.h + column;
-        float4 *const zero = (float4 *)(accumulator_of(p, x->head_group, head) + (int64_t)s.begin * D);
-        const float *const lse = (const float *)a->lse.p + at.b * a->lse.b + at.h * a->lse.h;
-        const int64_t base = ((int64_t)at.b * a->Hq + at.h) * bwd->padded_rows;
-        const int end = min(s.end, sequence_rows(a, at.b));
-        const float *const mean = key_mean_of(bwd, at.b, at.h / a->group);
-        for (int first = s.begin; first < s.end; first += AT_ONCE * groups) {
-            const int i0 = first + thread / LANES * AT_ONCE;
-            uint4 left[AT_ONCE], right[AT_ONCE];
-#pragma unroll
-            for (int n = 0; n < AT_ONCE; ++n) {
-                const int i = i0 + n, inside = i < end && column < a->Dv;
-                left[n] = inside ? *(const uint4 *)(o + i * a->o.row) : make_uint4(0, 0, 0, 0);
-                right[n] = inside ? *(const uint4 *)(d_o + i * bwd->d_o.row) : make_uint4(0, 0, 0, 0);
-            }
-            for (int n = (first - s.begin) * (D / 4) + thread;
-                 n < (min(first + AT_ONCE * groups, s.end) - s.begin) * (D / 4); n += threads)
-                zero[n] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-            const int row = i0 + lane, inside = row < end && lane < AT_ONCE;
-            const float L = inside ? lse[row * a->lse.row] : INFINITY;
-            float delta = 0.0f;
-            if (inside && bwd->d_lse.p)
-                delta -=
-                    ((const float *)bwd->d_lse.p)[at.b * bwd->d_lse.b + at.h * bwd->d_lse.h + row * bwd->d_lse.row];
-#pragma unroll
-            for (int n = 0; n < AT_ONCE; ++n) {
-                float sum = dot_8(left + n, right + n);
-#pragma unroll
-                for (int step = LANES / 2; step > 0; step /= 2) sum += __shfl_xor_sync(ALL_LANES, sum, step);
-                if (lane == n) delta += sum;
-            }
-            if (row < s.end && lane < AT_ONCE) store_statistics(bwd, base + row, L, delta);
-        }
-        if (mean) preprocess_means(bwd, &at, mean, base, &s, end, thread, threads);
+        const head_rows r = rows_of_head(p, x, &s, head);
+        if (a->o_rest.p)
+            preprocess_rows(bwd, &r.at, r.accumulator, r.base, &s, r.end, thread, threads, ROWS_WITH_REST, 1);
+        else
+            preprocess_rows(bwd, &r.at, r.accumulator, r.base, &s, r.end, thread, threads, ROWS_AT_A_TIME, 0);
         if (bwd->dq_semaphore) /* no key block has added */
             for (int i0 = s.begin + thread * BM; i0 < min(s.end, a->Sq); i0 += threads * BM)
-                bwd->dq_semaphore[((int64_t)at.b * a->Hq + at.h) * ((a->Sq + BM - 1) / BM) + i0 / BM] = 0;
+                bwd->dq_semaphore[((int64_t)r.at.b * a->Hq + r.at.h) * ((a->Sq + BM - 1) / BM) + i0 / BM] = 0;
     }
-    count_work_item(p, x->head_group, PREPROCESSED, thread, threads);
+    int has_means = 0;
+    if (searches(p)) {
+        mbarrier_wait(MEMBER_ADDRESS(shared, search.answered), CTAS > 1 ? 0 : load_shared_word(round));
+        __syncwarp();
+        for (int head = s.head; head < s.last; ++head)
+            if (found_mean(shared, head / a->group - s.head / a->group)) {
+                const head_rows r = rows_of_head(p, x, &s, head);
+                const float *const mean = key_mean_of(bwd, r.at.b, r.at.h / a->group);
+                preprocess_means(bwd, &r.at, mean, r.base, &s, r.end, thread, threads);
+                has_means = 1;
+            }
+    }
+    count_work_item(p, x->head_group, PREPROCESSED, thread, threads, has_means);
 }
 
 /* ---- postprocess ---- */
@@ -310,7 +497,7 @@ DEVICE void postprocess(const fattni_bwd_sm90_args *p, const work_item *x, int t
             }
         }
     }
-    count_work_item(p, x->head_group, POSTPROCESSED, thread, threads);
+    count_work_item(p, x->head_group, POSTPROCESSED, thread, threads, 0);
 }
 
 #endif

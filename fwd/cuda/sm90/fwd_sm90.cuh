@@ -493,6 +493,21 @@ DEVICE int by_tma(const epilogue_state *x) {
 }
 DEVICE uint32_t o_of_warp(const epilogue_state *x) { return MEMBER_ADDRESS(x->shared, o) + x->row0 / 16 * O_BYTES; }
 
+/* What rounding takes off row i of O (o_rest.h). */
+DEVICE void store_rest_of_row(const fattni_attention_args *a, const sequence *s, const tile *t, int i, const float *o,
+                              float scale) {
+    const int64_t at = s->batch * a->o_rest.b + t->h * a->o_rest.h + (int64_t)(s->q0 + i) * a->o_rest.row;
+    store_rest((char *)a->o_rest.p + at, o, D / 8, scale, i < s->Sq, a->Dv);
+}
+/* Both rows, of an O that is stored by TMA. */
+DEVICE void store_rest_of_o(const epilogue_state *x, const float o[D / 2]) {
+    const tile t = {x->from->i0, x->from->h, x->from->b, 0, 0};
+    const sequence s = read_sequence(&x->p->a, x->from, t.b);
+#pragma unroll
+    for (int e = 0; e < 2; ++e)
+        store_rest_of_row(&x->p->a, &s, &t, t.i0 + x->row0 + 8 * e, o + 2 * e, scale_of(x->scale, e));
+}
+
 DEVICE void store_from_registers(const epilogue_state *x, float o[D / 2]) {
     const fattni_attention_args *const a = &x->p->a;
     const tile t = read_tile(x->from);
@@ -511,6 +526,7 @@ DEVICE void store_from_registers(const epilogue_state *x, float o[D / 2]) {
             scale = 1.0f;
         }
         store_row((char *)a->o.p + at * (a->o_f32 ? 4 : 2), o + 2 * e, D / 8, scale, i < s.Sq, a->Dv, a->o_f32, 0);
+        if (!STAGED_O && a->o_rest.p) store_rest_of_row(a, &s, &t, i, o + 2 * e, scale);
     }
 }
 /* A part of O to this warp's buffer. */
@@ -542,12 +558,15 @@ DEVICE void store_part(const epilogue_state *x, int part) {
     bulk_commit();
 }
 DEVICE void begin_store(const epilogue_state *x, const float o[D / 2]) {
-    if (!x->pending || !by_tma(x)) return;
+    if (!x->pending) return;
+    if (STAGED_O && !BANDS && x->p->a.o_rest.p) store_rest_of_o(x, o);
+    if (!by_tma(x)) return;
     stage_part(x, o);
     if (O_PARTS > 1) store_part(x, 0);
 }
 DEVICE void end_store(const epilogue_state *x, float o[D / 2]) {
     if (!x->pending) return;
+    if (STAGED_O && BANDS && x->p->a.o_rest.p) store_rest_of_o(x, o);
     if (!by_tma(x)) {
         store_from_registers(x, o);
         return;

@@ -15,8 +15,9 @@ typedef struct test_case {
     int alibi, bias, q_pos0, dq_semaphore;
     int packed, padded;
     int length_q[3], length_k[3];
-    int rows; /* the kernel also prepares rows and finishes dQ, in head groups of so many key heads */
-    int mean; /* of every fifth channel of K, which is centred */
+    int rows;  /* the kernel also prepares rows and finishes dQ, in head groups of so many key heads */
+    int mean;  /* of every fifth channel of K, which is centred */
+    int exact; /* with rows: V has a mean of 100, and there is what rounding takes off O */
 } test_case;
 
 static const float SOFTCAP = 0.8f;
@@ -25,6 +26,7 @@ enum { ROW_OF_MEANS = 256 };
 /* Everything a call reads and writes, and what should come out. */
 typedef struct problem {
     field q, k, v, o, d_o, dq, dk, dv;
+    std::vector<int8_t> o_rest;
     std::vector<float> key_mean, dq_of_mean, slopes, bias, d_bias, lse, d_lse, lse2, delta, accumulator;
     std::vector<int32_t> key_mean_used, dq_semaphore, counters;
     lengths of; /* the sequences */
@@ -43,6 +45,8 @@ static void set_up(problem *p, const test_case *c) {
     p->v = random_field(batches, c->Hkv, rows_k, c->D);
     for (size_t n = 0; n < p->k.x.size() && c->mean; ++n)
         if (n % (size_t)c->D % 5 == 0) p->k.x[n] = half_of(pack_bf16(value_of(p->k.x[n]) + (float)c->mean, 0), 0);
+    for (uint16_t &x : p->v.x)
+        if (c->exact) x = half_of(pack_bf16(value_of(x) + 100, 0), 0);
     for (int b = 0; b < batches && (c->packed || c->padded); ++b) {
         const int end_q = c->packed ? p->of.cu_q.back() : c->length_q[b];
         const int end_k = c->packed ? p->of.cu_k.back() : c->length_k[b];
@@ -72,8 +76,12 @@ static void set_up(problem *p, const test_case *c) {
     a->keep_scale = 65536.0f / (float)(65536 - a->drop_T);
     bwd->dq_scale = bwd->dk_scale = a->scale, bwd->dv_scale = a->keep_scale, bwd->dbias_scale = 1;
     a->seed = 99, a->rng_heads = (uint32_t)c->Hq;
-    a->q = view_of(&p->q), a->o = view_of(&p->o), bwd->d_o = view_of(&p->d_o);
+    a->q = view_of(&p->q), a->k = view_of(&p->k), a->o = view_of(&p->o), bwd->d_o = view_of(&p->d_o);
     bwd->dq = view_of(&p->dq), bwd->dk = view_of(&p->dk), bwd->dv = view_of(&p->dv);
+    const int64_t pitch = FATTNI_O_REST_PITCH(c->D), head = rows_q * pitch;
+    p->o_rest.assign((size_t)(batches * c->Hq * head), 0);
+    const fattni_view o_rest = {p->o_rest.data(), batches > 1 ? c->Hq * head : 0, head, pitch, 1};
+    if (c->exact) a->o_rest = o_rest;
     const fattni_line slopes = {p->slopes.data(), 1};
     if (c->alibi) a->alibi = slopes;
     give_lengths(a, &p->of, c->packed, c->padded);
@@ -96,7 +104,10 @@ static void set_up(problem *p, const test_case *c) {
     if (c->mean) {
         bwd->key_mean = p->key_mean.data(), bwd->key_mean_used = p->key_mean_used.data();
         bwd->key_mean_pitch = ROW_OF_MEANS, bwd->centres_keys = 1;
-        if (c->rows) bwd->dq_of_mean = p->dq_of_mean.data(); /* of dL */
+        if (c->rows) {                              /* the kernel finds the means */
+            bwd->dq_of_mean = p->dq_of_mean.data(); /* of dL */
+            p->key_mean.assign(p->key_mean.size(), NAN), p->key_mean_used.assign(p->key_mean_used.size(), 0);
+        }
     }
 
     p->args.q = map_of(&p->q, K_BM), p->args.d_o = map_of(&p->d_o, K_BM);
@@ -157,7 +168,11 @@ static void expect_row(problem *p, const sequence *s, int b, int h, int i) {
             double o = 0;
             for (int j = begin; j < end; ++j)
                 o += keep[j] ? exp(score[j] - L) * a->keep_scale * p->v.get(s->batch, hk, s->k0 + j, d) : 0;
-            p->o.x[p->o.at(b, h, i, d)] = half_of(pack_bf16((float)o, 0), 0);
+            const uint16_t rounded = half_of(pack_bf16((float)o, 0), 0);
+            const int32_t rest = fattni_o_rest(__float_as_uint((float)o), __float_as_uint(value_of(rounded)), O_REST);
+            p->o.x[p->o.at(b, h, i, d)] = rounded;
+            p->o_rest[((size_t)(b * a->Hq + h) * (size_t)a->Sq + (size_t)i) * FATTNI_O_REST_PITCH((size_t)D) +
+                      (size_t)d] = (int8_t)rest;
         }
         p->lse[at] = (float)L;
         delta -= p->d_lse[at];
@@ -265,6 +280,7 @@ static const test_case cases[] = {
 #endif
     {"full, means", 1, 2, 1, 150, 200, K_D, 0, -1, -1, 0, 0, 0, 0, 0, 0, 0, {}, {}, 0, 100},
     {"full, means, with rows", 1, 4, 2, 150, 140, K_D, 0, -1, -1, 0, 0, 0, 0, 0, 0, 0, {}, {}, 1, 100},
+    {"full, exact, means, with rows", 1, 4, 2, 150, 140, K_D, 0, -1, -1, 0, 0, 0, 0, 0, 0, 0, {}, {}, 1, 100, 1},
     {"full, many heads", 6, 1, 1, 70, 50, K_D - 8, 0, -1, -1, 0, 0, 0, 0, 0, 0, 0, {}, {}, 1},
 #elif K_VARIANT == FATTNI_VARIANT_CAUSAL
     {"causal", 1, 2, 1, 200, 150, K_D, 1, -1, -1},
@@ -272,6 +288,7 @@ static const test_case cases[] = {
     {"causal, with rows", 1, 6, 3, 150, 140, K_D, 1, -1, -1, 0, 0, 0, 0, 0, 0, 0, {}, {}, 2},
     {"causal, means, deterministic", 2, 1, 1, 150, 280, K_D - 8, 1, -1, -1, 0, 0, 0, 0, 1, 0, 0, {}, {}, 0, 50},
     {"causal, means, with rows", 1, 6, 3, 150, 140, K_D, 1, -1, -1, 0, 0, 0, 0, 0, 0, 0, {}, {}, 2, 100},
+    {"causal, exact, means, with rows", 1, 6, 3, 150, 140, K_D, 1, -1, -1, 0, 0, 0, 0, 0, 0, 0, {}, {}, 2, 100, 1},
     {"causal, with rows, deterministic", 2, 1, 1, 100, 280, K_D - 8, 1, -1, -1, 0, 0, 0, 0, 1, 0, 0, {}, {}, 1},
 #else
     {"no feature", 1, 2, 1, 150, 200, K_D, 0, -1, -1},
@@ -288,6 +305,7 @@ static const test_case cases[] = {
     {"window, means", 1, 1, 1, 200, 170, K_D, 0, 50, 21, 0, 0, 0, 0, 0, 0, 0, {}, {}, 0, 100},
     {"packed, means", 3, 1, 1, 140, 150, K_D, 1, -1, -1, 0, 0, 0, 0, 0, 1, 0, {140, 0, 33}, {71, 4, 150}, 0, 100},
     {"dropout, means, with rows", 1, 2, 1, 200, 300, K_D, 0, -1, -1, 0.3f, 0, 0, 0, 0, 0, 0, {}, {}, 1, 100},
+    {"dropout, exact, means, with rows", 1, 2, 1, 200, 300, K_D, 0, -1, -1, 0.3f, 0, 0, 0, 0, 0, 0, {}, {}, 1, 100, 1},
 #endif
     {"window, deterministic", 1, 1, 1, 300, 300, K_D, 0, 40, 70, 0, 0, 0, 0, 1},
     {"window, with rows", 1, 4, 2, 200, 300, K_D, 0, 50, 21, 0, 1, 0, 0, 0, 0, 0, {}, {}, 1},

@@ -20,6 +20,7 @@ typedef struct test_case {
     float growth; /* of scores, from the last key to the first, in units of log2 */
     float peak;   /* of key 3's scores above the others', which are small, in those units; O must be F32 */
     int far;      /* scores that floats do not resolve: far_score */
+    int exact;    /* what rounding takes off O is stored, too; P is 1, so that O has no other rounding */
     int opposite; /* q positive and every fifth key negative: low scores without high ones */
 } test_case;
 
@@ -29,6 +30,7 @@ typedef struct problem {
     field q, k, v;
     std::vector<float> slopes, sinks, bias, o, lse, old_o, old_lse;
     std::vector<uint16_t> half_o;
+    std::vector<int8_t> o_rest;
     lengths of; /* the sequences */
     int32_t next_tile;
     fattni_fwd_sm90_args args;
@@ -64,7 +66,7 @@ static void set_up(problem *p, const test_case *c) {
     p->k = random_field(batches, c->Hkv, rows_k, c->D);
     p->v = random_field(batches, c->Hkv, rows_k, c->Dv);
     for (uint16_t &x : p->q.x)
-        if (c->q_factor > 0) x = half_of(pack_bf16(c->q_factor * value_of(x), 0), 0);
+        if (c->q_factor > 0 || c->exact) x = half_of(pack_bf16((c->exact ? 1e-30f : c->q_factor) * value_of(x), 0), 0);
     for (uint16_t &x : p->q.x)
         if (c->opposite) x &= 0x7fff;
     for (size_t n = 0; n < p->k.x.size(); ++n)
@@ -124,6 +126,10 @@ static void set_up(problem *p, const test_case *c) {
     a->o = o, a->lse = lse;
     p->half_o.assign(p->o.size(), half_of(pack_bf16(UNWRITTEN, 0), 0)); /* which is exact */
     if (half) a->o.p = p->half_o.data();
+    const int64_t pitch = FATTNI_O_REST_PITCH(c->Dv);
+    p->o_rest.assign((size_t)(batches * c->Hq * rows_q * pitch), 0);
+    const fattni_view o_rest = {p->o_rest.data(), batches > 1 ? c->Hq * rows_q * pitch : 0, rows_q * pitch, pitch, 1};
+    if (c->exact) a->o_rest = o_rest;
     const plain_map places = {
         (const char *)p->half_o.data(), c->Dv, rows_q, c->Hq, batches, 2 * o.row, 2 * o.h, 2 * o.b, 16};
     memcpy(&p->args.o, &places, sizeof places);
@@ -200,7 +206,12 @@ static int check(const test_case *c) {
     gridDim.x = 2;
     for (int n = 0; n < (int)gridDim.x; ++n) machine_run(n, 1, 32 * K_WARPS, (unsigned)n, run_kernel);
     const fattni_attention_args *const a = &p.args.a;
-    for (size_t n = 0; n < p.o.size() && is_half(c); ++n) p.o[n] = value_of(p.half_o[n]);
+    for (size_t n = 0; n < p.o.size() && is_half(c); ++n) {
+        const int64_t pitch = FATTNI_O_REST_PITCH(c->Dv), row = (int64_t)n / c->Dv;
+        const float rounded = value_of(p.half_o[n]);
+        p.o[n] = __uint_as_float(
+            fattni_o_exact(__float_as_uint(rounded), p.o_rest[(size_t)(row * pitch) + n % (size_t)c->Dv], O_REST));
+    }
     int late = 0;
     for (int i = 0; i < c->Sq && c->far == 5; ++i) late += isnan(p.lse[i]) && isnan(p.o[(size_t)(i * c->Dv)]);
     error o = {0, 0};
@@ -213,13 +224,17 @@ static int check(const test_case *c) {
     int beyond = 0;
     for (size_t n = 0; n < p.o.size() && !c->merge; ++n) beyond += p.o[n] != UNWRITTEN;
     for (size_t n = 0; n < p.lse.size() && !c->merge; ++n) beyond += p.lse[n] != UNWRITTEN;
-    /* P is rounded to 2^-9; a score is a sum of at most 256 products in float, with terms of its size. A weight that
-       is most of its row is not rounded: what is left is the others' rounding. */
+    /* Without a rounding of P: 2^-17 and float sums. P is rounded to 2^-9; a score is a sum of at most 256 products in
+       float, with terms of its size. A weight that is most of its row is not rounded: what is left is the others'
+       rounding. */
     if (c->far == 5) {
         printf("%s d %d: O and L of %s\n", c->name, K_D, late == c->Sq ? "NaN: ok" : "something: WRONG");
         return late != c->Sq;
     }
-    const int good = relative(&o) < (c->peak > 0 ? 0x1p-11 : 0x1p-8) && worst_L < 32 * 0x1p-24 && !beyond;
+    const int good = relative(&o) < (c->exact      ? 0x1p-15
+                                     : c->peak > 0 ? 0x1p-11
+                                                   : 0x1p-8) &&
+                     worst_L < 32 * 0x1p-24 && !beyond;
     printf("%s d %d: o %.1e L %.1e, %d written beyond the end: %s\n", c->name, K_D, relative(&o), worst_L, beyond,
            good ? "ok" : "WRONG");
     return !good;
@@ -230,6 +245,7 @@ static int check(const test_case *c) {
 static const test_case cases[] = {
 #if K_VARIANT < FATTNI_VARIANT_BANDED
     {CASE("tiles", 1, 2, 1, 450, 600, K_D, K_D, CAUSAL_VARIANT, -1, -1), .half_o = 1},
+    {CASE("exact", 2, 2, 1, 150, 260, K_D, K_D - 8, CAUSAL_VARIANT, -1, -1), .half_o = 1, .exact = 1},
     {CASE("two sequences, short rows", 2, 1, 1, 70, 60, K_D - 8, K_D, CAUSAL_VARIANT, -1, -1)},
     {CASE("more rows than keys", 1, 1, 1, 300, 150, K_D, K_D - 16, CAUSAL_VARIANT, -1, -1), .top_left = 1, .half_o = 1},
     {CASE("large scores", 1, 1, 1, 200, 400, K_D, K_D, CAUSAL_VARIANT, -1, -1), .q_factor = 40},
@@ -259,6 +275,10 @@ static const test_case cases[] = {
      .length_k = {171, 4, 250}, .half_o = 1},
     {CASE("packed, full", 3, 2, 1, 200, 350, K_D, K_D, 0, -1, -1), .packed = 1, .length_q = {50, 200, 133},
      .length_k = {71, 130, 350}},
+    {CASE("exact, packed, sink", 3, 2, 1, 200, 350, K_D, K_D - 8, 0, -1, -1), .sink = 1, .packed = 1,
+     .length_q = {50, 200, 133}, .length_k = {71, 130, 350}, .half_o = 1, .exact = 1},
+    {CASE("exact, padded, window", 2, 1, 1, 300, 250, K_D, K_D, 0, 120, 90), .padded = 1, .length_q = {50, 300},
+     .length_k = {250, 71}, .half_o = 1, .exact = 1},
     {CASE("no keys", 2, 1, 1, 100, 150, K_D, K_D, 0, -1, -1), .packed = 1, .length_q = {100, 50}, .length_k = {0, 150}},
     {CASE("padded", 2, 2, 1, 300, 250, K_D, K_D, 1, -1, -1), .padded = 1, .length_q = {50, 300}, .length_k = {250, 71},
      .half_o = 1},

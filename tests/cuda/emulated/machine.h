@@ -59,6 +59,11 @@ static inline int min(int a, int b) { return a < b ? a : b; }
 static inline int max(int a, int b) { return a > b ? a : b; }
 static inline float __fdividef(float a, float b) { return a / b; }
 static inline void atomicAdd(float *p, float x) { *p += x; }
+static inline int atomicOr(int *p, int x) {
+    const int old = *p;
+    *p |= x;
+    return old;
+}
 static inline int atomicAdd(int *p, int x) {
     const int old = *p;
     *p += x;
@@ -74,6 +79,13 @@ static inline float __int_as_float(int bits) {
     float x;
     memcpy(&x, &bits, 4);
     return x;
+}
+/* Byte n of the result is byte (selector >> 4 n) % 8 of y above x. */
+static inline uint32_t __byte_perm(uint32_t x, uint32_t y, uint32_t selector) {
+    const uint64_t both = (uint64_t)y << 32 | x;
+    uint32_t r = 0;
+    for (int n = 0; n < 4; ++n) r |= (uint32_t)(both >> 8 * (selector >> 4 * n & 7) & 0xff) << 8 * n;
+    return r;
 }
 static inline float __uint_as_float(uint32_t bits) { return __int_as_float((int)bits); }
 static inline int __vimax3_s32(int a, int b, int c) { return max(max(a, b), c); }
@@ -112,5 +124,19 @@ static inline int __any_sync(uint32_t, int x) {
     machine_meet_warp();
     return any;
 }
+
+/* cp.async, which takes effect at once. */
+#define FATTNI_CORE_PTX_CP_ASYNC_H
+static inline void cp_async_16(uint32_t to, const void *from, int bytes) {
+    if ((to | (uintptr_t)from) % 16) machine_fail("cp.async is not aligned to 16 bytes");
+    memset(memory + to, 0, 16);
+    memcpy(memory + to, from, (size_t)bytes);
+}
+static inline void cp_async_4(uint32_t to, const void *from, int bytes) {
+    memset(memory + to, 0, 4);
+    memcpy(memory + to, from, (size_t)bytes);
+}
+static inline void cp_async_commit(void) {}
+static inline void cp_async_wait(int) {}
 
 #endif

@@ -37,6 +37,10 @@ static inline uint16_t half_of(uint32_t pair, int high) { return (uint16_t)(high
 /* ---- acquire, global, ldmatrix, mma ---- */
 
 static inline void grid_dependency_wait(void) {}
+static inline void store_global_2_if(void *to, uint2 x, int condition) {
+    if ((uintptr_t)to % 8 && condition) machine_fail("a store is not aligned to 8 bytes");
+    if (condition) memcpy(to, &x, 8);
+}
 static inline void store_global_4_if(void *to, const uint32_t x[4], int condition) {
     if (condition) memcpy(to, x, 16);
 }
@@ -248,7 +252,20 @@ static inline void ldmatrix_x4_trans(uint32_t r[4], uint32_t address) {
     machine_meet_warp();
 }
 static inline void store_shared_4(uint32_t address, const float x[4]) { memcpy(memory + address, x, 16); }
+static inline void store_shared_words_if(uint32_t address, const uint32_t x[4], int condition) {
+    if (condition) memcpy(memory + address, x, 16);
+}
 static inline void store_shared_words(uint32_t address, const uint32_t x[4]) { memcpy(memory + address, x, 16); }
+static inline uint32_t pack_s8(int low, int high, uint32_t above) {
+    const int x = min(max(low, -128), 127), y = min(max(high, -128), 127);
+    return above << 16 | (uint32_t)(y & 0xff) << 8 | (uint32_t)(x & 0xff);
+}
+static inline void store_shared_word(uint32_t address, uint32_t x) { memcpy(memory + address, &x, 4); }
+static inline uint32_t load_shared_word(uint32_t address) {
+    uint32_t x;
+    memcpy(&x, memory + address, 4);
+    return x;
+}
 static inline void load_shared_4(uint32_t x[4], uint32_t address) { memcpy(x, memory + address, 16); }
 
 /* ---- wgmma ---- */

@@ -6,7 +6,6 @@
 #include "machine.h"
 
 #define FATTNI_CORE_PTX_ACQUIRE_H
-#define FATTNI_CORE_PTX_CP_ASYNC_H
 #define FATTNI_CORE_PTX_LDMATRIX_H
 #define FATTNI_CORE_PTX_MBARRIER_H
 #define FATTNI_CORE_PTX_MMA_H
@@ -20,18 +19,6 @@ static inline void add_release(int32_t *p, int x) { *p += x; }
 static inline void named_barrier_sync(int id, int threads) { machine_meet(id, threads); }
 
 static inline uint32_t shared_address(const void *p) { return (uint32_t)((const unsigned char *)p - memory); }
-static inline void cp_async_16(uint32_t to, const void *from, int bytes) {
-    if ((to | (uintptr_t)from) % 16) machine_fail("cp.async is not aligned to 16 bytes");
-    memset(memory + to, 0, 16);
-    memcpy(memory + to, from, (size_t)bytes);
-}
-static inline void cp_async_4(uint32_t to, const void *from, int bytes) {
-    memset(memory + to, 0, 4);
-    memcpy(memory + to, from, (size_t)bytes);
-}
-static inline void cp_async_commit(void) {}
-static inline void cp_async_wait(int) {}
-
 static inline double __ldg(const double *p) { return *p; }
 static inline float __ldg(const float *p) { return *p; }
 static inline void atomicAdd(double *p, double x) { *p += x; }
