@@ -21,6 +21,8 @@ const attention_case key_means_cases[] = {
      .length_k = {390, 520}},
     {"packed", .B = 3, .Hq = 2, .Sq = 200, .Sk = 300, .lengths = LENGTHS_PACKED, .length_q = {200, 0, 150},
      .length_k = {300, 40, 260}, .sink = true},
+    /* Hopper: the last head group has one head. */
+    {"many heads", .B = 5, .Hq = 13, .Hkv = 13, .Sq = 130, .Sk = 400, .flags = FATTN_CAUSAL},
 };
 const int key_means_case_count = sizeof key_means_cases / sizeof *key_means_cases;
 

@@ -155,8 +155,9 @@ DEVICE float mean_of(float origin, float sum, float square, int count) {
 DEVICE void want_means(const fattni_bwd_sm90_args *p, const work_item *x, const row_range *s, uint32_t shared,
                        int thread) {
     const fattni_attention_args *const a = &p->bwd.a;
-    const int first = s->head / a->group, wanted = (s->last - 1) / a->group - first + 1;
-    const int n = min(thread / 32, wanted - 1), writes = thread % 32 == 0 && thread / 32 < wanted;
+    const int last = (s->last - 1) / a->group, first = min(s->head / a->group, last);
+    const int wanted = s->head < s->last ? last - first + 1 : 0; /* no rows: a request for nothing */
+    const int n = min(thread / 32, last - first), writes = thread % 32 == 0 && thread / 32 <= last - first;
     const query_head at = head_of(p, x->head_group, (first + n) * a->group);
     const int Sk = GENERAL ? sequence_of(a, at.b).Sk : a->Sk, hk = at.h / a->group;
     const int count = min(Sk, max((int)FEWEST_KEYS, min(Sk / 128, (int)MOST_KEYS)));
