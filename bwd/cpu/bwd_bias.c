@@ -72,7 +72,7 @@ static void bias_task(void *arg, int64_t task, int thread) {
         for (int64_t h = h0; h < h_end; ++h) add_head(w, b, h, rows, keys, fattni_bwd_scratch(w, thread));
 }
 
-void fattni_bwd_bias(const fattn_ctx *ctx, fattni_bwd *w) { fattni_parallel(ctx, w->bias_tasks, bias_task, w); }
+void fattni_bwd_bias(const fattn_ctx *ctx, fattni_bwd *w) { fattni_cpu_tasks(ctx, w->k, w->bias_tasks, bias_task, w); }
 
 /* Task: one head. dsink = -sum exp(sink - L) delta over its rows, in ascending order, in double. */
 static void sink_task(void *arg, int64_t h, int thread) {

@@ -108,6 +108,25 @@ static void huge_task(void *arg, int64_t task, int thread) {
 
 /* ---- tiles ---- */
 
+/* What the products of a tile's gradients multiply. */
+typedef struct products {
+    const void *p, *ds;           /* of add_rows */
+    const void *key, *ds_of_keys; /* of add_keys */
+} products;
+
+/* Rounds P and dS, in scratch s, where products want that. The tile is that of key j in the column block that begins at
+   j0. */
+static products operands_of(const fattni_bwd *w, const fattni_score_tile *at, unsigned want, int64_t j0, int64_t j,
+                            char *s) {
+    const fattni_bwd_layout *const l = &w->layout;
+    const fattni_cpu_kernels *const k = w->k;
+    if (!k->round) return (products){s + l->p, s + l->ds, at->key, s + l->ds};
+    if (want & WANT_DV) k->round(&at->tile, s + l->p, s + l->ds_pairs, s + l->p_rows); /* its pairs are not used */
+    k->round(&at->tile, s + l->ds, s + l->ds_pairs, s + l->ds_rows);
+    const char *const key = s + l->turned + (j - j0) * (int64_t)fattni_operand_bytes(k, w->p->D);
+    return (products){s + l->p_rows, s + l->ds_rows, key, s + l->ds_pairs};
+}
+
 /* The rows' part in dQ^T, and in dK and dV of the keys [columns.begin, columns.end), tile by tile.
    Wants these keys loaded. */
 static void backward_tiles(const fattni_bwd *w, const fattni_bwd_rows *r, fattni_range columns, unsigned want,
@@ -118,6 +137,7 @@ static void backward_tiles(const fattni_bwd *w, const fattni_bwd_rows *r, fattni
     const int64_t end = fattni_min(keys.end, columns.end);
     const int64_t real = (int64_t)fattn_dtype_size(k->dtype);
     char *const s = r->scratch;
+    const float *const mean = fattni_bwd_key_mean(w, r->b, r->h / p->group);
     /* Tiles lie on one grid, independent of mask and pass. */
     int64_t j = fattni_max(keys.begin, columns.begin) / FATTNI_TILE_KEYS * FATTNI_TILE_KEYS;
     for (; j < end; j += FATTNI_TILE_KEYS) {
@@ -125,22 +145,23 @@ static void backward_tiles(const fattni_bwd *w, const fattni_bwd_rows *r, fattni
         const fattni_score_tile at = fattni_bwd_score_tile(w, r, columns.begin, j, count);
         fattni_bwd_probabilities(w, r, &at, p->softcap > 0 ? 1 : p->scale);
         if (p->softcap > 0) k->multiply(&at.tile, s + w->layout.dcap, s + w->layout.ds);
-        if (want & WANT_DV) {
-            if (p->drop_T) k->multiply(&at.tile, s + w->layout.keep, s + w->layout.p);
-            k->add_rows(&at.tile, w->Dv_pad, s + w->layout.p, r->d_o, r->d_o_stride,
+        if (want & WANT_DV && p->drop_T) k->multiply(&at.tile, s + w->layout.keep, s + w->layout.p);
+        const products x = operands_of(w, &at, want, columns.begin, j, s);
+        if (want & WANT_DV)
+            k->add_rows(&at.tile, w->Dv_pad, x.p, r->d_o, r->d_o_stride,
                         s + w->layout.dv + (j - columns.begin) * w->Dv_pad * real);
-        }
         if (want & WANT_DK)
-            k->add_rows(&at.tile, w->D_pad, s + w->layout.ds, r->q, r->q_stride,
+            k->add_rows(&at.tile, w->D_pad, x.ds, r->q, r->q_stride,
                         s + w->layout.dk + (j - columns.begin) * w->D_pad * real);
-        if (want & WANT_DQ) k->add_keys(&at.tile, p->D, at.key, at.key_stride, s + w->layout.ds, NULL, dq);
+        if (want & WANT_DQ) k->add_keys(&at.tile, p->D, x.key, at.key_stride, x.ds_of_keys, NULL, dq);
+        if (want & WANT_DQ && mean && k->remove_mean) k->remove_mean(&at.tile, p->D, mean, x.ds_of_keys, dq);
     }
 }
 
 /* Where dQ^T of these rows lies. */
 static void *packed_dq(const fattni_bwd *w, const fattni_bwd_rows *r) {
     const int64_t block = r->h % w->p->group * w->row_blocks + r->i0 / w->k->rows;
-    const size_t bytes = (size_t)w->p->D * FATTNI_TILE_ROW_BYTES;
+    const size_t bytes = fattni_bwd_dq_bytes(w);
     if (w->keeps_dq && w->chained)
         return (char *)w->p->workspace + w->shared_dq + (size_t)row_block(w, r->b, r->h, r->i0) * bytes;
     return r->scratch + w->layout.dq + (w->keeps_dq ? (size_t)block * bytes : 0);
@@ -154,7 +175,7 @@ static void load_dq(const fattni_bwd *w, const fattni_bwd_rows *r, bool first) {
     const bool narrow = p->dq.dtype != (int32_t)w->k->dtype;
     void *const dq = packed_dq(w, r);
     if (narrow ? first : first && !(p->flags & FATTN_ACC_DQ))
-        memset(dq, 0, (size_t)p->D * FATTNI_TILE_ROW_BYTES);
+        memset(dq, 0, fattni_bwd_dq_bytes(w));
     else if (!narrow)
         w->k->pack(r->rows, p->D, w->k->dtype, fattni_at(&p->dq, r->seq->batch, r->h, r->seq->q0 + r->i0), p->dq.s[2],
                    NULL, dq);
@@ -199,7 +220,8 @@ static void column_block(const fattni_bwd *w, const fattni_sequence *seq, int64_
     const size_t real = fattn_dtype_size(w->k->dtype);
     const fattni_range columns = {block * w->columns, fattni_min((block + 1) * w->columns, seq->band.Sk)};
     if (columns.end <= columns.begin) return;
-    const size_t count = (size_t)(columns.end - columns.begin);
+    /* BF16 products add zeros to whole tiles. */
+    const size_t count = (size_t)fattni_round_up(columns.end - columns.begin, 16);
     if (want & WANT_DK) memset(scratch + w->layout.dk, 0, count * (size_t)w->D_pad * real);
     if (want & WANT_DV) memset(scratch + w->layout.dv, 0, count * (size_t)w->Dv_pad * real);
     fattni_bwd_load_keys(w, seq, b, g, columns, scratch);
@@ -290,11 +312,11 @@ static fattn_status run(fattn_ctx *ctx, const fattni_problem *p, const fattni_ke
     fattni_bwd w = fattni_bwd_plan(ctx, p);
     fattni_parallel(ctx, p->B * p->Hq * w.row_blocks, prepare, &w);
     fattni_bwd_key_means(ctx, &w);
-    if (atomic_load(&w.any_huge)) fattni_parallel(ctx, w.threads, huge_task, &w);
+    if (atomic_load(&w.any_huge)) fattni_cpu_tasks(ctx, w.k, w.threads, huge_task, &w);
     if (w.one_pass)
-        fattni_parallel(ctx, p->B * p->Hkv, head_task, &w);
+        fattni_cpu_tasks(ctx, w.k, p->B * p->Hkv, head_task, &w);
     else
-        fattni_parallel(ctx, w.row_tasks + w.column_tasks, two_pass_task, &w);
+        fattni_cpu_tasks(ctx, w.k, w.row_tasks + w.column_tasks, two_pass_task, &w);
     fattni_bwd_bias(ctx, &w);
     fattni_bwd_sink(ctx, &w);
     return FATTN_OK;

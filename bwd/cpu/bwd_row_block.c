@@ -18,17 +18,21 @@ static int64_t column_size(const fattni_bwd *w) {
     return fattni_min(fattni_clamp(size, FEWEST_COLUMNS, MOST_COLUMNS), needed);
 }
 
+size_t fattni_bwd_dq_bytes(const fattni_bwd *w) {
+    return (size_t)fattni_operand_width(w->k, w->p->D) * fattni_row_bytes(w->k);
+}
+
 static fattni_bwd_layout lay_out(const fattni_bwd *w) {
     const fattni_problem *const p = w->p;
-    const size_t real = fattn_dtype_size(w->k->dtype), row = FATTNI_TILE_ROW_BYTES;
-    const size_t tile = FATTNI_TILE_BYTES, D = (size_t)p->D, Dv = (size_t)p->Dv;
+    const fattni_cpu_kernels *const k = w->k;
+    const size_t real = fattn_dtype_size(k->dtype), row = fattni_row_bytes(k), tile = FATTNI_TILE_KEYS * row;
     const size_t columns = (size_t)w->columns, D_pad = (size_t)w->D_pad, Dv_pad = (size_t)w->Dv_pad;
-    const size_t wide = fattni_is_narrow(p) ? columns * real : 0;
+    const size_t copied = fattni_is_narrow(p) ? columns : 0, rounded = k->round ? FATTNI_ROUNDED_BYTES : 0;
     const size_t dq_blocks = !w->keeps_dq ? 1 : w->chained ? 0 : (size_t)(p->group * w->row_blocks);
     fattni_bwd_layout l = {0};
-    l.q = fattni_append(&l.bytes, D * row);
-    l.d_o = fattni_append(&l.bytes, Dv * row);
-    l.dq = fattni_append(&l.bytes, w->want & WANT_DQ ? dq_blocks * D * row : 0);
+    l.q = fattni_append(&l.bytes, (size_t)k->rows * fattni_operand_bytes(k, p->D));
+    l.d_o = fattni_append(&l.bytes, (size_t)k->rows * fattni_operand_bytes(k, p->Dv));
+    l.dq = fattni_append(&l.bytes, w->want & WANT_DQ ? dq_blocks * fattni_bwd_dq_bytes(w) : 0);
     l.lse = fattni_append(&l.bytes, 3 * row);
     l.delta = fattni_append(&l.bytes, row);
     l.p = fattni_append(&l.bytes, tile);
@@ -38,8 +42,12 @@ static fattni_bwd_layout lay_out(const fattni_bwd *w) {
     l.bias = fattni_append(&l.bytes, fattni_scores_scratch(p));
     l.q_rows = fattni_append(&l.bytes, w->copy_q ? D_pad * row : 0);
     l.d_o_rows = fattni_append(&l.bytes, w->copy_d_o ? Dv_pad * row : 0);
-    l.key = fattni_append(&l.bytes, D * wide);
-    l.value = fattni_append(&l.bytes, Dv * wide);
+    l.key = fattni_append(&l.bytes, copied * fattni_operand_bytes(k, p->D));
+    l.value = fattni_append(&l.bytes, copied * fattni_operand_bytes(k, p->Dv));
+    l.turned = fattni_append(&l.bytes, k->round ? copied * fattni_operand_bytes(k, p->D) : 0);
+    l.p_rows = fattni_append(&l.bytes, rounded);
+    l.ds_pairs = fattni_append(&l.bytes, rounded);
+    l.ds_rows = fattni_append(&l.bytes, rounded);
     l.dk = fattni_append(&l.bytes, w->want & WANT_DK ? columns * D_pad * real : 0);
     l.dv = fattni_append(&l.bytes, w->want & WANT_DV ? columns * Dv_pad * real : 0);
     return l;
@@ -68,7 +76,7 @@ fattni_bwd fattni_bwd_plan(const fattn_ctx *ctx, const fattni_problem *p) {
 
     const bool narrow = fattni_is_narrow(p);
     w.copy_q = narrow || ((w.want & WANT_DK) && w.D_pad != p->D);
-    w.copy_d_o = p->d_o.dtype != (int32_t)w.k->dtype || ((w.want & WANT_DV) && w.Dv_pad != p->Dv);
+    w.copy_d_o = w.k->round || p->d_o.dtype != (int32_t)w.k->dtype || ((w.want & WANT_DV) && w.Dv_pad != p->Dv);
     w.keeps_dq = (w.one_pass || w.chained) && w.column_blocks > 1 && p->dq.dtype != (int32_t)w.k->dtype;
 
     w.bias_tasks = fattni_bwd_bias_tasks(p, w.k);
@@ -88,7 +96,7 @@ fattni_bwd fattni_bwd_plan(const fattn_ctx *ctx, const fattni_problem *p) {
     w.key_mean = fattni_append(&w.shared_bytes, means * sizeof(float));
     const size_t blocks = w.chained ? (size_t)(p->B * p->Hq * w.row_blocks) : 0;
     w.dq_semaphores = fattni_append(&w.shared_bytes, blocks * sizeof(atomic_int));
-    w.shared_dq = fattni_append(&w.shared_bytes, w.keeps_dq ? blocks * (size_t)p->D * FATTNI_TILE_ROW_BYTES : 0);
+    w.shared_dq = fattni_append(&w.shared_bytes, w.keeps_dq ? blocks * fattni_bwd_dq_bytes(&w) : 0);
     return w;
 }
 
@@ -121,10 +129,10 @@ static double score_of_mean(const fattni_bwd *w, const fattni_bwd_rows *r, const
 
 /* A row without keys, and the padding, get l = +inf, which makes P = 0. */
 static void pack_statistics(const fattni_bwd *w, const fattni_bwd_rows *r) {
-    const float *const mean = fattni_bwd_key_mean(w, r->b, r->h / w->p->group);
+    const float *const mean = w->k->round ? NULL : fattni_bwd_key_mean(w, r->b, r->h / w->p->group);
     const fattn_dtype type = w->k->dtype;
     char *const base = r->scratch + w->layout.lse, *const delta = r->scratch + w->layout.delta;
-    char *const lse = base + FATTNI_TILE_ROW_BYTES;
+    char *const lse = base + fattni_row_bytes(w->k);
     const int64_t batch = r->seq->batch, row = r->seq->q0 + r->i0;
     for (int64_t i = 0; i < w->k->rows; ++i) {
         fattni_row_sum x = {0, -INFINITY};
@@ -137,6 +145,19 @@ static void pack_statistics(const fattni_bwd *w, const fattni_bwd_rows *r) {
         fattni_store(lse, type, w->k->rows + i, isfinite(rounded) ? whole - rounded : 0);
         fattni_store(delta, type, i, empty ? 0 : fattni_bwd_delta(w, batch, r->h, row + i));
     }
+}
+
+/* Rows of Q or dO, *x, as operands: of scores at `packed`, of add_rows at `copy`, which takes the place of *x,
+   unless it is NULL. */
+static void load_rows(const fattni_bwd *w, int64_t rows, int64_t columns, fattn_dtype from, void *copy, int64_t pitch,
+                      const void **x, int64_t *stride, void *packed) {
+    const fattni_cpu_kernels *const k = w->k;
+    if (k->round) k->load_packed(rows, columns, from, *x, *stride, packed);
+    if (copy) {
+        k->load_rows(rows, columns, from, *x, *stride, copy, pitch);
+        *x = copy, *stride = pitch;
+    }
+    if (!k->round) k->load_packed(rows, columns, k->dtype, *x, *stride, packed);
 }
 
 /* The rows of q. */
@@ -153,12 +174,8 @@ static fattni_bwd_rows pack_q(const fattni_bwd *w, const fattni_sequence *seq, i
         .q = fattni_at(&p->q, seq->batch, h, seq->q0 + i0),
         .q_stride = p->q.s[2],
     };
-    if (w->copy_q) {
-        void *const copy = scratch + w->layout.q_rows;
-        w->k->widen(r.rows, p->D, p->dtype, r.q, r.q_stride, copy, w->D_pad);
-        r.q = copy, r.q_stride = w->D_pad;
-    }
-    w->k->pack(r.rows, p->D, w->k->dtype, r.q, r.q_stride, NULL, scratch + w->layout.q);
+    load_rows(w, r.rows, p->D, p->dtype, w->copy_q ? scratch + w->layout.q_rows : NULL, w->D_pad, &r.q, &r.q_stride,
+              scratch + w->layout.q);
     return r;
 }
 
@@ -167,20 +184,26 @@ fattni_bwd_rows fattni_bwd_pack(const fattni_bwd *w, const fattni_sequence *seq,
     const fattni_problem *const p = w->p;
     fattni_bwd_rows r = pack_q(w, seq, b, h, i0, scratch);
     r.d_o = fattni_at(&p->d_o, seq->batch, h, seq->q0 + i0), r.d_o_stride = p->d_o.s[2];
-    if (w->copy_d_o) {
-        void *const copy = scratch + w->layout.d_o_rows;
-        w->k->widen(r.rows, p->Dv, (fattn_dtype)p->d_o.dtype, r.d_o, r.d_o_stride, copy, w->Dv_pad);
-        r.d_o = copy, r.d_o_stride = w->Dv_pad;
-    }
-    w->k->pack(r.rows, p->Dv, w->k->dtype, r.d_o, r.d_o_stride, NULL, scratch + w->layout.d_o);
+    load_rows(w, r.rows, p->Dv, (fattn_dtype)p->d_o.dtype, w->copy_d_o ? scratch + w->layout.d_o_rows : NULL, w->Dv_pad,
+              &r.d_o, &r.d_o_stride, scratch + w->layout.d_o);
     pack_statistics(w, &r);
     return r;
 }
 
 void fattni_bwd_load_keys(const fattni_bwd *w, const fattni_sequence *seq, int64_t b, int64_t g, fattni_range columns,
                           char *scratch) {
-    if (!fattni_is_narrow(w->p)) return;
-    fattni_widen_keys(w->p, w->k, seq, g, columns, scratch + w->layout.key, scratch + w->layout.value);
+    const fattni_problem *const p = w->p;
+    if (!fattni_is_narrow(p)) return;
+    const fattni_cpu_kernels *const k = w->k;
+    const int64_t count = columns.end - columns.begin, row = seq->k0 + columns.begin;
+    const int64_t width = fattni_operand_width(k, p->D);
+    const void *const K = fattni_at(&p->k, seq->batch, g, row), *const V = fattni_at(&p->v, seq->batch, g, row);
+    k->load_keys(count, p->D, p->dtype, K, p->k.s[2], scratch + w->layout.key, width);
+    k->load_keys(count, p->Dv, p->dtype, V, p->v.s[2], scratch + w->layout.value, fattni_operand_width(k, p->Dv));
+    if (k->round) {
+        k->load_turned(count, p->D, p->dtype, K, p->k.s[2], scratch + w->layout.turned, width);
+        return;
+    }
     const float *const mean = fattni_bwd_key_mean(w, b, g);
     float *key = (float *)(scratch + w->layout.key);
     for (int64_t j = columns.begin; mean && j < columns.end; ++j, key += w->p->D)
@@ -192,9 +215,11 @@ fattni_score_tile fattni_bwd_score_tile(const fattni_bwd *w, const fattni_bwd_ro
     const fattni_problem *const p = w->p;
     fattni_score_tile at = fattni_score_tile_of(p, w->k, r->seq, r->b, r->h, r->i0, r->rows, j, keys);
     if (!fattni_is_narrow(p)) return at;
-    const int64_t real = (int64_t)fattn_dtype_size(w->k->dtype);
-    at.key = r->scratch + w->layout.key + (j - j0) * p->D * real, at.key_stride = p->D;
-    at.value = r->scratch + w->layout.value + (j - j0) * p->Dv * real, at.value_stride = p->Dv;
+    const int64_t key_bytes = (int64_t)fattni_operand_bytes(w->k, p->D),
+                  value_bytes = (int64_t)fattni_operand_bytes(w->k, p->Dv);
+    at.key = r->scratch + w->layout.key + (j - j0) * key_bytes, at.key_stride = fattni_operand_width(w->k, p->D);
+    at.value = r->scratch + w->layout.value + (j - j0) * value_bytes;
+    at.value_stride = fattni_operand_width(w->k, p->Dv);
     return at;
 }
 
@@ -220,8 +245,8 @@ void fattni_bwd_row_sums(const fattni_bwd *w, const fattni_sequence *seq, int64_
     const double unit = fattni_score_unit(p);
     const double sink = p->sink.present ? fattni_get(&p->sink, h, 0, 0, 0) : -INFINITY;
     const fattni_bwd_rows r = pack_q(w, seq, b, h, i0, scratch);
-    char *const max = scratch + w->layout.lse, *const sum = max + FATTNI_TILE_ROW_BYTES,
-                *const decay = sum + FATTNI_TILE_ROW_BYTES;
+    char *const max = scratch + w->layout.lse, *const sum = max + fattni_row_bytes(k),
+                *const decay = sum + fattni_row_bytes(k);
     const bool none = sink == -INFINITY;
     const fattni_logit first = fattni_logit_of(p, k, sink); /* a sink is a key that was there first */
     for (int64_t i = 0; i < k->rows; ++i) {

@@ -11,14 +11,16 @@ enum { WANT_DQ = 1, WANT_DK = 2, WANT_DV = 4, WANT_KEYS = WANT_DK | WANT_DV };
 
 /* Offsets in bytes from a thread's scratch. [..][row] arrays hold one block of rows. */
 typedef struct fattni_bwd_layout {
-    size_t q, d_o;           /* Q^T [D], dO^T [Dv] */
-    size_t dq;               /* dQ^T [D]; with keeps_dq in one pass of all row blocks of the group */
-    size_t lse, delta;       /* what P is relative to: kernels->gradient's base, l and its rounding */
-    size_t p, ds;            /* P^T, dS^T [keys] */
-    size_t keep, dcap, bias; /* [keys]: dropout mask, derivative of the softcap, bias */
-    size_t q_rows, d_o_rows; /* [row][D_pad], [row][Dv_pad]: copies in whole vectors of reals */
-    size_t key, value;       /* [column block][D], [column block][Dv]: copies as reals */
-    size_t dk, dv;           /* [column block][D_pad], [..][Dv_pad] */
+    size_t q, d_o;                    /* Q^T [D], dO^T [Dv] */
+    size_t dq;                        /* dQ^T [D]; with keeps_dq in one pass of all row blocks of the group */
+    size_t lse, delta;                /* what P is relative to: kernels->gradient's base, l and its rounding */
+    size_t p, ds;                     /* P^T, dS^T [keys] */
+    size_t keep, dcap, bias;          /* [keys]: dropout mask, derivative of the softcap, bias */
+    size_t q_rows, d_o_rows;          /* [row][D_pad], [row][Dv_pad]: copies in whole vectors of reals */
+    size_t key, value;                /* of a column block, operands of scores: copies */
+    size_t turned;                    /* K as an operand of add_keys, where products take BF16 */
+    size_t p_rows, ds_pairs, ds_rows; /* P^T and dS^T as operands, where products take BF16 */
+    size_t dk, dv;                    /* [column block][D_pad], [..][Dv_pad] */
     size_t bytes;
 } fattni_bwd_layout;
 
@@ -34,7 +36,7 @@ typedef struct fattni_bwd {
     size_t shared_bytes;             /* delta [batch][h][row], unless the caller gave it, and these */
     atomic_bool any_huge;
     unsigned want;
-    bool centred;                      /* scratch holds keys less their mean (bwd_key_mean.c) */
+    bool centred;                      /* dQ is of keys less their mean (bwd_key_mean.c) */
     bool one_pass;                     /* dQ, dK and dV from the same tiles, a task per key head */
     bool chained;                      /* the same with a task per column block: at each block of
                                           rows it waits until the one before has added to dQ */
@@ -48,6 +50,7 @@ typedef struct fattni_bwd {
 } fattni_bwd;
 
 fattni_bwd fattni_bwd_plan(const fattn_ctx *ctx, const fattni_problem *p);
+size_t fattni_bwd_dq_bytes(const fattni_bwd *w); /* of dQ^T of a block of rows */
 
 static inline char *fattni_bwd_scratch(const fattni_bwd *w, int thread) {
     return (char *)w->p->workspace + w->shared_bytes + (size_t)thread * w->layout.bytes;
@@ -93,7 +96,7 @@ const float *fattni_bwd_key_mean(const fattni_bwd *w, int64_t b, int64_t g);
 void fattni_bwd_add_mean(const fattni_bwd *w, const fattni_bwd_rows *r, float *dq);
 
 /* Of 16-bit inputs, the keys and values of at most a column block of key head g of sequence b go into scratch for the
-   tiles to come; keys less their mean. */
+   tiles to come; keys as floats are less their mean. */
 void fattni_bwd_load_keys(const fattni_bwd *w, const fattni_sequence *seq, int64_t b, int64_t g, fattni_range columns,
                           char *scratch);
 /* The tile of these rows and the keys [j, j + keys), in the column block that begins at j0. */

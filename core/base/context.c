@@ -40,7 +40,7 @@ fattn_status fattn_ctx_create(const fattn_ctx_options *opt, fattn_ctx **out) {
                  o.stream ? " with a stream" : "");
         return fail_create(&o, FATTN_E_ARG, text);
     }
-    if (o.flags & ~(uint32_t)(FATTN_CTX_DETERMINISTIC | FATTN_CTX_TUNE) || o.reserved) {
+    if (o.flags & ~(uint32_t)(FATTN_CTX_DETERMINISTIC | FATTN_CTX_TUNE | FATTN_CTX_F32_PRODUCTS) || o.reserved) {
         snprintf(text, sizeof text, "unknown flags 0x%x or non-zero reserved field %d", o.flags, o.reserved);
         return fail_create(&o, FATTN_E_ARG, text);
     }
@@ -48,6 +48,9 @@ fattn_status fattn_ctx_create(const fattn_ctx_options *opt, fattn_ctx **out) {
         return fail_create(&o, FATTN_E_ARG,
                            "FATTN_CTX_DETERMINISTIC and FATTN_CTX_TUNE exclude each other: tuning chooses "
                            "by measured times");
+    if (o.flags & FATTN_CTX_F32_PRODUCTS && !ops->on_host)
+        return fail_create(&o, FATTN_E_UNSUPPORTED,
+                           "FATTN_CTX_F32_PRODUCTS: GPU kernels always round P and dS of 16-bit tensors");
     if (o.cpu_threads < 0 || o.arch_cap < 0 || o.sm_limit < 0) {
         snprintf(text, sizeof text, "negative cpu_threads %d, arch_cap %d or sm_limit %d", o.cpu_threads, o.arch_cap,
                  o.sm_limit);

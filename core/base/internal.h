@@ -7,7 +7,13 @@
 #include <stdbool.h>
 
 /* Code for the host CPU, fastest last. arch_cap below 10 caps it. */
-enum fattni_isa { FATTNI_ISA_BASELINE = 1, FATTNI_ISA_AVX2 = 2, FATTNI_ISA_AVX512 = 3 };
+enum fattni_isa {
+    FATTNI_ISA_BASELINE = 1,
+    FATTNI_ISA_AVX2 = 2,
+    FATTNI_ISA_AVX512 = 3,
+    FATTNI_ISA_AVX512BF16 = 4, /* and products of BF16 numbers */
+    FATTNI_ISA_AMX = 5         /* the same by AMX, with AVX512-BF16 */
+};
 
 enum { FATTNI_ALIGN = 256, FATTNI_ERROR_BYTES = 512 };
 enum { FATTNI_MOST_THREADS = 4096 }; /* of a context: bounds the sizes of per-thread memory */
@@ -82,7 +88,8 @@ void fattni_parallel(const fattn_ctx *ctx, int64_t count, fattni_task run, void 
 void fattni_pause(int n);
 int fattni_default_threads(void);
 
-int fattni_cpu_isa(void); /* best enum fattni_isa of this machine */
+int fattni_cpu_isa(void);    /* best enum fattni_isa of this machine */
+bool fattni_allow_amx(void); /* asks the operating system to let this process use AMX, which it may refuse */
 const char *fattni_isa_name(int isa);
 
 #endif

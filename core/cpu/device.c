@@ -8,6 +8,11 @@
 static fattn_status open_cpu(fattn_ctx *ctx) {
     const char *const warning = fattni_gemm_warning(fattni_cpu_isa());
     if (warning && ctx->log) ctx->log(ctx->log_user, FATTN_LOG_WARN, warning);
+    if (ctx->isa < FATTNI_ISA_AMX || fattni_allow_amx()) return FATTN_OK;
+    ctx->isa = FATTNI_ISA_AVX512; /* on CPUs with AMX faster than AVX512-BF16 */
+    if (ctx->log)
+        ctx->log(ctx->log_user, FATTN_LOG_WARN,
+                 "the operating system does not let this process use AMX: products of BF16 tensors are those of F32");
     return FATTN_OK;
 }
 

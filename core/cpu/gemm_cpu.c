@@ -148,7 +148,7 @@ void fattni_gemm_cpu(const fattn_ctx *ctx, const fattni_gemm *g) {
    it falls back to SSE3: an eighth of the speed on one with AVX-512. */
 const char *fattni_gemm_warning(int isa) {
     if (isa < FATTNI_ISA_AVX2 || strcmp(openblas_get_corename(), "Prescott") != 0) return NULL;
-    return isa == FATTNI_ISA_AVX512
+    return isa >= FATTNI_ISA_AVX512
                ? "OpenBLAS does not know this CPU and multiplies matrices without AVX-512, several "
                  "times slower: start the program with OPENBLAS_CORETYPE=SkylakeX"
                : "OpenBLAS does not know this CPU and multiplies matrices without AVX2, several "

@@ -4,6 +4,7 @@
      baseline   what every CPU of the architecture has: SSE2, NEON; outside of x86-64 the only one
      avx2       AVX2; in files also FMA and F16C
      avx512     AVX-512 F, BW, DQ, VL
+     avx512bf16, amx    the same, and the products of BF16 numbers of this name; in files only
 
    Code exists once for each in one of two ways. A file per set defines ISA as one of these names
    and includes a body (core/cpu/tile.inc); from the file's own name, tile_avx2.c,
@@ -16,6 +17,8 @@
 #define FATTNI_VECTOR_BYTES_baseline 16
 #define FATTNI_VECTOR_BYTES_avx2 32
 #define FATTNI_VECTOR_BYTES_avx512 64
+#define FATTNI_VECTOR_BYTES_avx512bf16 64
+#define FATTNI_VECTOR_BYTES_amx 64
 
 /* The attribute of a clone. Files with clones are compiled without contraction: all give the
    same bits. */

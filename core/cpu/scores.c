@@ -23,13 +23,6 @@ fattni_score_tile fattni_score_tile_of(const fattni_problem *p, const fattni_cpu
     return at;
 }
 
-void fattni_widen_keys(const fattni_problem *p, const fattni_cpu_kernels *k, const fattni_sequence *seq, int64_t g,
-                       fattni_range keys, void *key, void *value) {
-    const int64_t row = seq->k0 + keys.begin, count = keys.end - keys.begin;
-    k->widen(count, p->D, p->dtype, fattni_at(&p->k, seq->batch, g, row), p->k.s[2], key, p->D);
-    k->widen(count, p->Dv, p->dtype, fattni_at(&p->v, seq->batch, g, row), p->v.s[2], value, p->Dv);
-}
-
 size_t fattni_scores_scratch(const fattni_problem *p) { return p->bias.present ? FATTNI_TILE_BYTES : 0; }
 
 bool fattni_adjusts(const fattni_problem *p) { return p->softcap > 0 || p->alibi.present || p->bias.present; }

@@ -13,7 +13,7 @@ typedef struct fattni_score_tile {
     const fattni_sequence *seq;
     int64_t b, h, i0, j0;
     fattni_tile tile;
-    const void *key, *value; /* [key][D], [key][Dv] in reals: the caller's, or a copy */
+    const void *key, *value; /* operands of products: the caller's, or a copy */
     int64_t key_stride, value_stride;
 } fattni_score_tile;
 
@@ -24,10 +24,6 @@ fattni_score_tile fattni_score_tile_of(const fattni_problem *p, const fattni_cpu
 /* The type of all arithmetic, and whether q, k and v are of another, 16-bit one. */
 static inline fattn_dtype fattni_real(const fattni_problem *p) { return p->dtype == FATTN_F64 ? FATTN_F64 : FATTN_F32; }
 static inline bool fattni_is_narrow(const fattni_problem *p) { return fattni_real(p) != p->dtype; }
-
-/* Keys and values [begin, end) of key head g as reals, rows of D and Dv. */
-void fattni_widen_keys(const fattni_problem *p, const fattni_cpu_kernels *k, const fattni_sequence *seq, int64_t g,
-                       fattni_range keys, void *key, void *value);
 
 /* Bytes of the scratch that fattni_scores uses: a tile of bias. */
 size_t fattni_scores_scratch(const fattni_problem *p);

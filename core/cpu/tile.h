@@ -6,8 +6,12 @@
 
    One source, tile.inc, is compiled for each instruction set and for float and double. The
    drivers (fwd_cpu.c, bwd_cpu.c) know no type: pointers are to `real`s of the table's type, strides
-   count elements. 16-bit numbers are what tensors may store: `pack`, `widen`, `put` and `dots` read
-   and write them, all else is float. Kernels allocate nothing and may run at the same time. */
+   count elements. Kernels allocate nothing and may run at the same time.
+
+   16-bit numbers are what tensors may store: `pack`, `widen`, `put` and `dots` read and write them.
+   Most tables multiply reals, so that 16-bit tensors are copied as floats. Those of AVX512-BF16 and
+   AMX multiply BF16 numbers and sum in float (tile_bf16.inc): P and dS are rounded in between, as on a
+   GPU. What products read are `operand`s, in an order that the table's own functions make. */
 #ifndef FATTNI_CORE_CPU_TILE_H
 #define FATTNI_CORE_CPU_TILE_H
 
@@ -15,12 +19,9 @@
 
 /* A tile has at most 64 keys and 192 bytes of rows, 48 floats or 24 doubles: three AVX-512 vectors,
    with the 8 x 3 micro-kernel all but 5 of 32 registers; and 12 KiB per tile, so that S and a
-   packed operand of 64 columns fit into the first-level cache together. */
-enum {
-    FATTNI_TILE_KEYS = 64,
-    FATTNI_TILE_ROW_BYTES = 192,
-    FATTNI_TILE_BYTES = FATTNI_TILE_KEYS * FATTNI_TILE_ROW_BYTES
-};
+   packed operand of 64 columns fit into the first-level cache together. BF16 products have 32 rows: two
+   of AMX's tiles. */
+enum { FATTNI_TILE_KEYS = 64, FATTNI_TILE_BYTES = FATTNI_TILE_KEYS * 192 };
 
 typedef struct fattni_tile {
     int64_t rows, keys; /* in use; packed rows beyond are zero */
@@ -50,6 +51,14 @@ typedef struct fattni_cpu_kernels {
     int64_t rows;      /* reals of a block, also the pitch of all [..][row] arrays */
     int64_t lanes;     /* reals of a vector */
 
+    /* What products read: reals, or FATTN_BF16. Rows of operands have a multiple of operand_step elements
+       (fattni_operand_width). */
+    fattn_dtype operand;
+    int64_t operand_step;
+    /* Of a thread, before and after its calls of products; NULL: nothing to do. */
+    void (*begin)(void);
+    void (*end)(void);
+
     /* packed[d][i] = x[i][d] * factor[i], or 0 where factor is 0 or i >= rows; NULL means 1. x is
        real or 16-bit. */
     void (*pack)(int64_t rows, int64_t columns, fattn_dtype from, const void *x, int64_t stride, const void *factor,
@@ -67,6 +76,26 @@ typedef struct fattni_cpu_kernels {
     void (*dots)(int64_t rows, int64_t columns, fattn_dtype x_type, const void *x, int64_t x_stride, fattn_dtype y_type,
                  const void *y, int64_t y_stride, void *out);
 
+    /* Operands, from real or 16-bit tensors; BF16 also from float. Rows of x have `columns` elements, those of a
+       copy fattni_operand_width of them.
+       load_packed   of scores: rows of Q or dO
+       load_keys     of scores: rows of K or V
+       load_turned   of add_keys: rows of K or V; BF16: transposed, [column][64] for each 64 keys
+       load_rows     of add_rows: rows of Q or dO, `pitch` columns, a multiple of lanes
+       With reals the last three copy rows as they are, and products take those of tensors, too. */
+    void (*load_packed)(int64_t rows, int64_t columns, fattn_dtype from, const void *x, int64_t stride, void *out);
+    void (*load_keys)(int64_t keys, int64_t columns, fattn_dtype from, const void *x, int64_t stride, void *out,
+                      int64_t width);
+    void (*load_turned)(int64_t keys, int64_t columns, fattn_dtype from, const void *x, int64_t stride, void *out,
+                        int64_t width);
+    void (*load_rows)(int64_t rows, int64_t columns, fattn_dtype from, const void *x, int64_t stride, void *out,
+                      int64_t pitch);
+    /* P or dS, x[j][i], as operands: of add_keys at `pairs`, of add_rows at `rows`, unless that is NULL. Tables
+       without it (NULL) multiply x itself. Each takes FATTNI_ROUNDED_BYTES. */
+    void (*round)(const fattni_tile *t, const void *x, void *pairs, void *rows);
+    /* acc[d][i] -= mean[d] sum_j x[j][i], with rounded x. Only with `round`. */
+    void (*remove_mean)(const fattni_tile *t, int64_t columns, const void *mean, const void *pairs, void *acc);
+
     /* s[j][i] = sum_d k[j][d] packed[d][i], at least where row i sees key j. */
     void (*scores)(const fattni_tile *t, int64_t columns, const void *k, int64_t stride, const void *packed, void *s);
     /* s = t - slope |i - j + distance| + bias, where row i sees key j. */
@@ -80,7 +109,8 @@ typedef struct fattni_cpu_kernels {
        large scores are, because the difference comes first. Unseen keys give exactly 0; a row that
        has seen none keeps max = -inf, sum = 0. */
     void (*softmax)(const fattni_tile *t, double factor, void *s, void *max, void *sum, void *decay);
-    /* acc[d][i] = decay[i] * acc[d][i] + sum_j v[j][d] s[j][i]; decay NULL means 1. */
+    /* acc[d][i] = decay[i] * acc[d][i] + sum_j v[j][d] s[j][i]; decay NULL means 1. BF16 products change d up to
+       the operand's width. */
     void (*add_keys)(const fattni_tile *t, int64_t columns, const void *v, int64_t stride, const void *s,
                      const void *decay, void *acc);
     /* p = 2^(factor (p - base) - l), ds = scale * p * (ds - delta); both exactly 0 where row i does
@@ -101,13 +131,32 @@ static inline size_t fattni_append(size_t *end, size_t bytes) {
     return begin;
 }
 
+enum { FATTNI_ROUNDED_BYTES = FATTNI_TILE_KEYS * 64 };
+
+/* Bytes of one of [..][row], and elements and bytes of a row of `columns` of an operand. */
+static inline size_t fattni_row_bytes(const fattni_cpu_kernels *k) {
+    return (size_t)k->rows * fattn_dtype_size(k->dtype);
+}
+static inline int64_t fattni_operand_width(const fattni_cpu_kernels *k, int64_t columns) {
+    return fattni_round_up(columns, k->operand_step);
+}
+static inline size_t fattni_operand_bytes(const fattni_cpu_kernels *k, int64_t columns) {
+    return (size_t)fattni_operand_width(k, columns) * fattn_dtype_size(k->operand);
+}
+
 /* Index 0: float, 1: double. */
 extern const fattni_cpu_kernels fattni_cpu_baseline[2];
 #if defined(__x86_64__)
 extern const fattni_cpu_kernels fattni_cpu_avx2[2], fattni_cpu_avx512[2];
 #endif
+#ifdef FATTNI_HAVE_BF16_PRODUCTS /* the compiler knows these instructions */
+extern const fattni_cpu_kernels fattni_cpu_avx512bf16, fattni_cpu_amx;
+#endif
 
-/* What this context runs for tensors of this dtype; 16-bit types compute in float. */
+/* What this context runs for tensors of this dtype. */
 const fattni_cpu_kernels *fattni_cpu_kernels_of(const fattn_ctx *ctx, fattn_dtype dtype);
+
+/* fattni_parallel for tasks that call products. */
+void fattni_cpu_tasks(const fattn_ctx *ctx, const fattni_cpu_kernels *k, int64_t count, fattni_task task, void *arg);
 
 #endif

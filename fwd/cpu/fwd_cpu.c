@@ -29,7 +29,7 @@ static forward plan_forward(const fattn_ctx *ctx, const fattni_problem *p) {
     f.grouped = fattni_max(f.blocks - lone, 0);
     f.groups = fattni_ceil_div(f.grouped, MOST_BLOCKS);
     f.tasks = f.planes * (f.groups + f.blocks - f.grouped);
-    f.layout = fattni_fwd_lay_out(p, fattni_clamp(f.grouped, 1, MOST_BLOCKS));
+    f.layout = fattni_fwd_lay_out(p, f.k, fattni_clamp(f.grouped, 1, MOST_BLOCKS));
     return f;
 }
 
@@ -65,11 +65,11 @@ static void attend(void *arg, int64_t task, int thread) {
     /* Tiles lie on one grid. The first block's keys begin first, the last one's end last. */
     const fattni_range keys = {seen[0].begin, seen[count - 1].end};
     for (int64_t j = keys.begin / FATTNI_TILE_KEYS * FATTNI_TILE_KEYS; j < keys.end; j += FATTNI_TILE_KEYS) {
-        const int64_t first = fattni_max(j, keys.begin), end = j + FATTNI_TILE_KEYS;
-        fattni_fwd_load_keys(r, (fattni_range){first, fattni_min(end, keys.end)});
+        const int64_t end = j + FATTNI_TILE_KEYS;
+        fattni_fwd_load_keys(r, (fattni_range){j, fattni_min(end, keys.end)});
         for (int64_t n = 0; n < count; ++n) {
-            const fattni_range tile = {fattni_max(j, seen[n].begin), fattni_min(end, seen[n].end)};
-            if (tile.begin < tile.end) fattni_fwd_tile(&r[n], first, tile);
+            const fattni_range tile = {j, fattni_min(end, seen[n].end)};
+            if (fattni_max(j, seen[n].begin) < tile.end) fattni_fwd_tile(&r[n], tile);
         }
     }
     for (int64_t n = 0; n < count; ++n) fattni_fwd_finish(&r[n]);
@@ -87,7 +87,7 @@ static const char *plan(const fattn_ctx *ctx, const fattni_problem *p, fattni_ke
 static fattn_status run(fattn_ctx *ctx, const fattni_problem *p, const fattni_kernel_plan *plan) {
     (void)plan;
     forward f = plan_forward(ctx, p);
-    fattni_parallel(ctx, f.tasks, attend, &f);
+    fattni_cpu_tasks(ctx, f.k, f.tasks, attend, &f);
     return FATTN_OK;
 }
 

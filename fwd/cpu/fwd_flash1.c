@@ -20,23 +20,24 @@ typedef struct forward {
 } forward;
 
 static forward plan_forward(const fattn_ctx *ctx, const fattni_problem *p) {
-    forward f = {.p = p, .k = fattni_cpu_kernels_of(ctx, p->dtype), .layout = fattni_fwd_lay_out(p, 1)};
-    const size_t rows = (size_t)fattni_ceil_div(p->Sq, f.k->rows) * FATTNI_TILE_ROW_BYTES;
+    forward f = {.p = p, .k = fattni_cpu_kernels_of(ctx, p->dtype)};
+    f.layout = fattni_fwd_lay_out(p, f.k, 1);
+    const size_t rows = (size_t)fattni_ceil_div(p->Sq, f.k->rows) * fattni_row_bytes(f.k);
     f.own_o = p->o.dtype != (int32_t)f.k->dtype;
     f.bytes = f.layout.bytes;
     f.max = fattni_append(&f.bytes, rows);
     f.sum = fattni_append(&f.bytes, rows);
-    f.o = fattni_append(&f.bytes, f.own_o ? rows * (size_t)p->Dv : 0);
+    f.o = fattni_append(&f.bytes, f.own_o ? rows * (size_t)fattni_operand_width(f.k, p->Dv) : 0);
     return f;
 }
 
 static fattni_fwd_rows block_of(const forward *f, const fattni_sequence *seq, int64_t b, int64_t h, int64_t i0,
                                 char *scratch) {
     fattni_fwd_rows r = fattni_fwd_rows_of(f->p, f->k, &f->layout, seq, b, h, i0, scratch, 0);
-    const size_t state = (size_t)(i0 / f->k->rows) * FATTNI_TILE_ROW_BYTES;
+    const size_t state = (size_t)(i0 / f->k->rows) * fattni_row_bytes(f->k);
     r.max = scratch + f->max + state;
     r.sum = scratch + f->sum + state;
-    if (f->own_o) r.o = scratch + f->o + state * (size_t)f->p->Dv;
+    if (f->own_o) r.o = scratch + f->o + state * (size_t)fattni_operand_width(f->k, f->p->Dv);
     return r;
 }
 
@@ -76,7 +77,7 @@ static void attend(void *arg, int64_t task, int thread) {
             const fattni_fwd_rows r = block_of(f, &seq, b, h, i0, scratch);
             fattni_fwd_load_q(&r);
             load_o(f, &r);
-            fattni_fwd_tile(&r, j, keys);
+            fattni_fwd_tile(&r, keys);
             store_o(f, &r);
         }
     }
@@ -98,7 +99,7 @@ static const char *plan(const fattn_ctx *ctx, const fattni_problem *p, fattni_ke
 static fattn_status run(fattn_ctx *ctx, const fattni_problem *p, const fattni_kernel_plan *plan) {
     (void)plan;
     forward f = plan_forward(ctx, p);
-    fattni_parallel(ctx, p->B * p->Hq, attend, &f);
+    fattni_cpu_tasks(ctx, f.k, p->B * p->Hq, attend, &f);
     return FATTN_OK;
 }
 

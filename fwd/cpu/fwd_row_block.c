@@ -5,21 +5,27 @@
 #include <math.h>
 #include <string.h>
 
-fattni_fwd_layout fattni_fwd_lay_out(const fattni_problem *p, int64_t blocks) {
-    const size_t row = FATTNI_TILE_ROW_BYTES;
+static size_t bytes_of_o(const fattni_problem *p, const fattni_cpu_kernels *k) {
+    return (size_t)fattni_operand_width(k, p->Dv) * fattni_row_bytes(k);
+}
+
+fattni_fwd_layout fattni_fwd_lay_out(const fattni_problem *p, const fattni_cpu_kernels *k, int64_t blocks) {
+    const size_t row = fattni_row_bytes(k);
     fattni_fwd_layout l = {0};
     l.s = fattni_append(&l.bytes, FATTNI_TILE_BYTES);
     l.decay = fattni_append(&l.bytes, row);
     const size_t bias = fattni_scores_scratch(p);
     l.extra = fattni_append(&l.bytes, bias ? bias : p->drop_T ? FATTNI_TILE_BYTES : 0);
-    const size_t wide = fattni_is_narrow(p) ? FATTNI_TILE_KEYS * sizeof(float) : 0;
-    l.key = fattni_append(&l.bytes, (size_t)p->D * wide);
-    l.value = fattni_append(&l.bytes, (size_t)p->Dv * wide);
+    const size_t copied = fattni_is_narrow(p) ? FATTNI_TILE_KEYS : 0;
+    l.key = fattni_append(&l.bytes, copied * fattni_operand_bytes(k, p->D));
+    const size_t value = copied * fattni_operand_bytes(k, p->Dv), o = fattni_is_narrow(p) ? (size_t)p->Dv * row : 0;
+    l.value = fattni_append(&l.bytes, value > o ? value : o);
+    l.rounded = fattni_append(&l.bytes, k->round ? FATTNI_ROUNDED_BYTES : 0);
     const size_t shared = l.bytes;
-    l.q = fattni_append(&l.bytes, (size_t)p->D * row);
+    l.q = fattni_append(&l.bytes, (size_t)k->rows * fattni_operand_bytes(k, p->D));
     l.max = fattni_append(&l.bytes, row);
     l.sum = fattni_append(&l.bytes, row);
-    l.o = fattni_append(&l.bytes, (size_t)p->Dv * row);
+    l.o = fattni_append(&l.bytes, bytes_of_o(p, k));
     l.block = l.bytes - shared;
     l.bytes = shared + (size_t)blocks * l.block;
     return l;
@@ -42,6 +48,7 @@ fattni_fwd_rows fattni_fwd_rows_of(const fattni_problem *p, const fattni_cpu_ker
         .extra = scratch + layout->extra,
         .key = scratch + layout->key,
         .value = scratch + layout->value,
+        .rounded = scratch + layout->rounded,
         .q = block + layout->q,
         .o = block + layout->o,
         .max = block + layout->max,
@@ -55,7 +62,7 @@ static void *rows_at(const fattni_fwd_rows *r, const fattni_array *a) {
 
 void fattni_fwd_load_q(const fattni_fwd_rows *r) {
     const fattni_array *const q = &r->p->q;
-    r->k->pack(r->rows, r->p->D, (fattn_dtype)q->dtype, rows_at(r, q), q->s[2], NULL, r->q);
+    r->k->load_packed(r->rows, r->p->D, (fattn_dtype)q->dtype, rows_at(r, q), q->s[2], r->q);
 }
 
 /* What the softmax of row i starts from; -inf: none. */
@@ -96,8 +103,8 @@ void fattni_fwd_start(const fattni_fwd_rows *r) {
     void *const kept = r->decay; /* the weight of the o that is there */
     if (starts_from_nothing(p)) {
         for (int64_t i = 0; i < r->k->rows; ++i) fattni_store(r->max, type, i, -INFINITY);
-        memset(r->sum, 0, FATTNI_TILE_ROW_BYTES);
-        memset(r->o, 0, (size_t)p->Dv * FATTNI_TILE_ROW_BYTES);
+        memset(r->sum, 0, fattni_row_bytes(r->k));
+        memset(r->o, 0, bytes_of_o(p, r->k));
         return;
     }
     for (int64_t i = 0; i < r->k->rows; ++i) {
@@ -107,23 +114,28 @@ void fattni_fwd_start(const fattni_fwd_rows *r) {
         fattni_store(r->sum, type, i, x.larger == INFINITY ? 1 : x.rest * (old + sink));
         fattni_store(kept, type, i, x.rest * old);
     }
-    if (p->flags & FATTN_MERGE)
-        r->k->pack(r->rows, p->Dv, type, rows_at(r, &p->o), p->o.s[2], kept, r->o);
-    else
-        memset(r->o, 0, (size_t)p->Dv * FATTNI_TILE_ROW_BYTES);
+    memset(r->o, 0, bytes_of_o(p, r->k));
+    if (p->flags & FATTN_MERGE) r->k->pack(r->rows, p->Dv, type, rows_at(r, &p->o), p->o.s[2], kept, r->o);
 }
 
 void fattni_fwd_load_keys(const fattni_fwd_rows *r, fattni_range keys) {
-    if (fattni_is_narrow(r->p)) fattni_widen_keys(r->p, r->k, r->seq, r->h / r->p->group, keys, r->key, r->value);
+    const fattni_cpu_kernels *const k = r->k;
+    const fattni_array *const K = &r->p->k, *const V = &r->p->v;
+    const int64_t g = r->h / r->p->group, row = r->seq->k0 + keys.begin, count = keys.end - keys.begin;
+    if (!fattni_is_narrow(r->p)) return;
+    k->load_keys(count, r->p->D, r->p->dtype, fattni_at(K, r->seq->batch, g, row), K->s[2], r->key,
+                 fattni_operand_width(k, r->p->D));
+    k->load_turned(count, r->p->Dv, r->p->dtype, fattni_at(V, r->seq->batch, g, row), V->s[2], r->value,
+                   fattni_operand_width(k, r->p->Dv));
 }
 
-void fattni_fwd_tile(const fattni_fwd_rows *r, int64_t first, fattni_range keys) {
+void fattni_fwd_tile(const fattni_fwd_rows *r, fattni_range keys) {
     const fattni_problem *const p = r->p;
-    const int64_t j = keys.begin, skip = j - first;
+    const int64_t j = keys.begin;
     fattni_score_tile at = fattni_score_tile_of(p, r->k, r->seq, r->b, r->h, r->i0, r->rows, j, keys.end - j);
     if (fattni_is_narrow(p)) {
-        at.key = (const float *)r->key + skip * p->D, at.key_stride = p->D;
-        at.value = (const float *)r->value + skip * p->Dv, at.value_stride = p->Dv;
+        at.key = r->key, at.key_stride = fattni_operand_width(r->k, p->D);
+        at.value = r->value, at.value_stride = fattni_operand_width(r->k, p->Dv);
     }
     fattni_scores(&at, r->q, r->extra, r->s, NULL);
     r->k->softmax(&at.tile, fattni_log2_factor(p), r->s, r->max, r->sum, r->decay);
@@ -131,7 +143,8 @@ void fattni_fwd_tile(const fattni_fwd_rows *r, int64_t first, fattni_range keys)
         fattni_keep_mask(&at, r->extra);
         r->k->multiply(&at.tile, r->extra, r->s);
     }
-    r->k->add_keys(&at.tile, p->Dv, at.value, at.value_stride, r->s, r->decay, r->o);
+    if (r->k->round) r->k->round(&at.tile, r->s, r->rounded, NULL);
+    r->k->add_keys(&at.tile, p->Dv, at.value, at.value_stride, r->k->round ? r->rounded : r->s, r->decay, r->o);
 }
 
 /* What rounding took off O, which lies in `value`. O^T is not needed any more. */

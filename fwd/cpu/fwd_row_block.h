@@ -9,14 +9,15 @@
 typedef struct fattni_fwd_layout {
     size_t s, decay;       /* S^T [keys]; the factor of the sums so far (tile.h, softmax) */
     size_t extra;          /* for a bias, then for a dropout mask */
-    size_t key, value;     /* 16-bit inputs: [keys][D], [keys][Dv] as floats */
+    size_t key, value;     /* 16-bit inputs: operands of a tile of K and V; then O, [row][Dv] floats */
+    size_t rounded;        /* P^T as an operand, where products take BF16 */
     size_t q, o, max, sum; /* Q^T [D], O^T [Dv], the online softmax in units of S: of block 0, */
     size_t block;          /* of the next one that many bytes further */
     size_t bytes;
 } fattni_fwd_layout;
 
 /* For so many blocks of rows that a task takes through the keys together. */
-fattni_fwd_layout fattni_fwd_lay_out(const fattni_problem *p, int64_t blocks);
+fattni_fwd_layout fattni_fwd_lay_out(const fattni_problem *p, const fattni_cpu_kernels *k, int64_t blocks);
 
 /* Rows [i0, i0 + rows) of query head h of sequence b, and where their state lies. */
 typedef struct fattni_fwd_rows {
@@ -24,7 +25,7 @@ typedef struct fattni_fwd_rows {
     const fattni_cpu_kernels *k;
     const fattni_sequence *seq;
     int64_t b, h, i0, rows;
-    void *q, *s, *o, *max, *sum, *decay, *extra, *key, *value;
+    void *q, *s, *o, *max, *sum, *decay, *extra, *key, *value, *rounded;
 } fattni_fwd_rows;
 
 /* The block that begins at row i0, its state in scratch as block n; rows <= 0 past the sequence's
@@ -36,12 +37,11 @@ fattni_fwd_rows fattni_fwd_rows_of(const fattni_problem *p, const fattni_cpu_ker
 /* Before the first key: max = -inf, sum = 0. A sink is a key without value that was there first;
    what FATTN_MERGE continues is one whose value is o. */
 void fattni_fwd_start(const fattni_fwd_rows *r);
-/* Of 16-bit inputs, these keys and values, at most FATTNI_TILE_KEYS, become floats for the tiles of
-   all blocks to come. */
+/* Of 16-bit inputs, these keys and values, of one tile, become operands for the tiles of all blocks to come. */
 void fattni_fwd_load_keys(const fattni_fwd_rows *r, fattni_range keys);
-/* One step of the online softmax, over keys among those that were loaded, from key `first` on.
-   Reads Q^T, updates O^T, max and sum. */
-void fattni_fwd_tile(const fattni_fwd_rows *r, int64_t first, fattni_range keys);
+/* One step of the online softmax, over the first of the keys that were loaded. Reads Q^T, updates O^T, max and
+   sum. */
+void fattni_fwd_tile(const fattni_fwd_rows *r, fattni_range keys);
 /* o = O^T / sum, with what rounding took off it (o_rest.h), lse = max + log sum; a row that saw nothing gives 0 and
    -inf. Overwrites O^T. */
 void fattni_fwd_finish(const fattni_fwd_rows *r);

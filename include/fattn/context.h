@@ -39,9 +39,14 @@ typedef void (*fattn_log_fn)(void *user, fattn_log level, const char *text);
 
 enum {
     FATTN_CTX_DETERMINISTIC = 1u << 0, /* as if every call on this context had FATTN_DETERMINISTIC */
-    FATTN_CTX_TUNE = 1u << 1           /* matrix products on a GPU: the first product of a shape times cuBLASLt's
+    FATTN_CTX_TUNE = 1u << 1,          /* matrix products on a GPU: the first product of a shape times cuBLASLt's
                                 candidates and waits for the device, later ones use the fastest; results
                                 may differ in rounding from run to run. Not with DETERMINISTIC */
+    FATTN_CTX_F32_PRODUCTS = 1u << 2   /* CPU: attention multiplies BF16 tensors as F32 numbers, for gradient checks.
+                                Without it a CPU with AMX, or an AMD one with AVX512-BF16, rounds P and dS to BF16 for
+                                their products with V, dO, K and Q and sums in F32, as all GPU kernels do: errors are
+                                those of a GPU, and AMX is two to three times as fast. Other CPUs always multiply
+                                F32 numbers. On a GPU: FATTN_E_UNSUPPORTED */
 };
 
 typedef struct fattn_ctx_options {
@@ -51,7 +56,8 @@ typedef struct fattn_ctx_options {
     int32_t device_id;
     fattn_stream stream;       /* 0 = the device's default stream */
     int32_t cpu_threads;       /* 0..4096; 0 = OpenMP's choice now; never calls omp_set_num_threads */
-    int32_t arch_cap;          /* tests: 1 = baseline CPU code, 2 = AVX2 at most; 80 = sm_80; 0 = best */
+    int32_t arch_cap;          /* tests: CPU code at most 1 = baseline, 2 = AVX2, 3 = AVX-512, 4 = AVX512-BF16;
+                                  80 = sm_80; 0 = best */
     int32_t sm_limit;          /* persistent kernels use at most this many SMs; 0 = all */
     int32_t reserved;          /* 0 */
     fattn_allocator allocator; /* all zero = malloc, or cudaMallocAsync on a GPU */

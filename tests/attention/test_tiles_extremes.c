@@ -101,9 +101,9 @@ static void check_reach(const attention *a, enum tensor_id id, int64_t first, in
 }
 
 /* Causal, a NaN in row or key 70: row i sees keys up to i. NUMERICS.md has the table. */
-static void damage_and_check(fattn_ctx *ctx, const attention_case *c, enum tensor_id id, int64_t vector) {
-    enum { AT = 70, END = 99, NONE = 200, GROUP = 8 };
-    const int64_t row = AT / vector * vector, key = AT / GROUP * GROUP + GROUP - 1;
+static void damage_and_check(fattn_ctx *ctx, const attention_case *c, enum tensor_id id, int64_t rows, int64_t keys) {
+    enum { AT = 70, END = 99, NONE = 200 };
+    const int64_t row = AT / rows * rows, key = AT / keys * keys + keys - 1;
     attention *const a = attention_new(ctx, c);
     const int64_t at[4] = {0, 0, AT, 3};
     if (id != T_LSE) attention_set(&a->t[id], at, NAN);
@@ -130,7 +130,7 @@ static void damage_and_check(fattn_ctx *ctx, const attention_case *c, enum tenso
 
 Test(tiles_extremes, how_far_a_nan_reaches) {
     static const enum tensor_id ids[] = {T_Q, T_K, T_V, T_D_O, T_LSE};
-    for (int isa = FATTNI_ISA_BASELINE; isa <= FATTNI_ISA_AVX512; ++isa)
+    for (int isa = FATTNI_ISA_BASELINE; isa <= FATTNI_ISA_AMX; ++isa)
         for (int n = 0; n < 5 * 4 * 2; ++n) {
             fattn_ctx *const ctx = attention_context_isa(1, isa);
             if (!ctx) continue;
@@ -147,15 +147,18 @@ Test(tiles_extremes, how_far_a_nan_reaches) {
                                       .dtype = dtype,
                                       .flags = FATTN_CAUSAL,
                                       .algorithm = n < 20 ? FATTN_ALGO_AUTO : FATTN_ALGO_FLASH1};
-            const int64_t bytes = isa == FATTNI_ISA_AVX512 ? 64 : isa == FATTNI_ISA_AVX2 ? 32 : 16;
-            damage_and_check(ctx, &c, ids[n % 5], bytes / (dtype == FATTN_F64 ? 8 : 4));
+            const int64_t bytes = isa >= FATTNI_ISA_AVX512 ? 64 : isa == FATTNI_ISA_AVX2 ? 32 : 16;
+            if (dtype == FATTN_BF16 && isa >= FATTNI_ISA_AVX512BF16)
+                damage_and_check(ctx, &c, ids[n % 5], 32, 32);
+            else
+                damage_and_check(ctx, &c, ids[n % 5], bytes / (dtype == FATTN_F64 ? 8 : 4), 8);
             fattn_ctx_destroy(ctx);
         }
 }
 
 /* An infinite key makes infinite scores: +inf is NaN in its row, -inf masks the key. */
 Test(tiles_extremes, infinity_of_a_key_stays_with_its_rows) {
-    for (int isa = FATTNI_ISA_BASELINE; isa <= FATTNI_ISA_AVX512; ++isa)
+    for (int isa = FATTNI_ISA_BASELINE; isa <= FATTNI_ISA_AMX; ++isa)
         for (int n = 0; n < 8; ++n) {
             fattn_ctx *const ctx = attention_context_isa(1, isa);
             if (!ctx) continue;
@@ -205,7 +208,7 @@ static void copy_row(const attention *to, int64_t head, int64_t i, const attenti
    rows have queries 4000 times as large; at addresses that are not multiples of a vector. */
 Test(tiles_extremes, a_row_s_bits_are_its_own) {
     enum { FIRST = 17, ROWS = 100 };
-    for (int isa = FATTNI_ISA_BASELINE; isa <= FATTNI_ISA_AVX512; ++isa)
+    for (int isa = FATTNI_ISA_BASELINE; isa <= FATTNI_ISA_AMX; ++isa)
         for (int n = 0; n < 24; ++n) {
             fattn_ctx *const ctx = attention_context_isa(1, isa);
             if (!ctx) continue;

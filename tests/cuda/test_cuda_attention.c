@@ -12,18 +12,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-/* An F32 d_o is rounded to 16 bits for the tensor cores: makes it exact in the dtype. */
-static void round_d_o(attention *a, fattn_dtype dtype) {
-    const fattn_tensor *const t = &a->t[T_D_O];
-    int64_t at[FATTN_MAX_DIMS] = {0};
-    for (int64_t n = 0; n < fattn_tensor_numel(t); ++n) {
-        double cell; /* storage for any dtype */
-        attention_index(t, n, at);
-        fattni_store(&cell, dtype, 0, attention_get(t, at));
-        attention_set(t, at, fattni_load(&cell, dtype, 0));
-    }
-}
-
 /* Tensors of `dtype`, products of the precision of `rounding`. */
 static void check_rounded(fattn_ctx *cpu, const attention_case *c, fattn_dtype dtype, fattn_dtype rounding) {
     attention_case in_dtype = *c;
@@ -32,24 +20,14 @@ static void check_rounded(fattn_ctx *cpu, const attention_case *c, fattn_dtype d
     attention_case rounded = in_dtype;
     rounded.dtype = rounding;
     attention *const got = attention_new(cpu, &in_dtype), *const low = attention_new(cpu, &rounded);
-    round_d_o(got, dtype);
-    round_d_o(low, rounding);
+    attention_round_d_o(got, dtype);
+    attention_round_d_o(low, rounding);
     attention *const want = attention_twin(got, FATTN_F64);
     got->on_device = device_run;
     attention_run(want, REFERENCE);
     attention_run(low, UNFUSED);
     attention_run(got, ON_DEVICE);
-    /* Sums over many rows of terms that cancel within a row up to dO.(O - rounded O). */
-    const double eps = rounding == FATTN_BF16 ? 0x1p-9 : 0x1p-12;
-    const double rows = (double)(got->c.B * got->c.Hq * (got->c.Sq + 1) * (got->c.Dv + 1));
-    const bool sums[2] = {got->present[T_D_BIAS], got->present[T_D_SINK]};
-    got->present[T_D_BIAS] = got->present[T_D_SINK] = false;
-    /* With few numbers the baseline's largest error is unreliable: then delta's error from rounding O. */
-    const bool few = rows < 4096;
-    const double floor = few ? eps * sqrt((double)got->c.Dv) / (1 - (double)c->dropout_p) : 2e-6;
-    attention_match(got, want, low, 3, (fattn_tolerance){.atol = floor});
-    for (int n = 0; n < 7; ++n) got->present[attention_outputs[n]] = n > 4 && sums[n - 5];
-    attention_match(got, want, low, 3, (fattn_tolerance){.atol = eps * sqrt(rows)});
+    attention_match_16_bits(got, want, low);
     attention_free(got);
     attention_free(want);
     attention_free(low);

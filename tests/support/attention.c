@@ -668,6 +668,17 @@ fattn_ctx *attention_context_isa(int threads, int isa) {
     return NULL;
 }
 
+void attention_round_d_o(attention *a, fattn_dtype dtype) {
+    const fattn_tensor *const t = &a->t[T_D_O];
+    int64_t at[FATTN_MAX_DIMS] = {0};
+    for (int64_t n = 0; n < fattn_tensor_numel(t); ++n) {
+        double cell; /* storage for any dtype */
+        attention_index(t, n, at);
+        fattni_store(&cell, dtype, 0, attention_get(t, at));
+        attention_set(t, at, fattni_load(&cell, dtype, 0));
+    }
+}
+
 /* Gradients of a bias and of sinks are sums over many rows of terms that cancel within a row up to
    dO.(O - rounded O). Other outputs are compared with the error of the unfused computation, or, where
    too few numbers make its largest error unreliable, with the error of delta from rounding O. */

@@ -94,6 +94,8 @@ void attention_match(const attention *got, const attention *want, const attentio
 /* The same, each output within the rounding errors of arithmetic in got's dtype for these inputs
    (derived in attention.c). */
 void attention_match_rounded(const attention *got, const attention *want);
+/* An F32 d_o is rounded to 16 bits for products in 16 bits: makes it exact in the dtype. */
+void attention_round_d_o(attention *a, fattn_dtype dtype);
 /* 16 bits: each output at most 3 times as far off as the unfused computation `low` of the same case
    in that dtype, which rounds S, P, dP and dS. */
 void attention_match_16_bits(const attention *got, const attention *want, const attention *low);

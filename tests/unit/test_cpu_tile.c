@@ -1,4 +1,5 @@
-/* The tile kernels one by one, for every instruction set and both types. */
+/* The tile kernels one by one, for every instruction set and type of products. */
+#include "amx_model.h"
 #include "attention.h"
 #include "core/cpu/tile.h"
 #include "core/tensor/philox.h"
@@ -11,14 +12,29 @@
 static const double poison = 12345;
 
 static void each(void (*test)(const fattni_cpu_kernels *k)) {
-    for (int isa = FATTNI_ISA_BASELINE; isa <= FATTNI_ISA_AVX512; ++isa) {
+    for (int isa = FATTNI_ISA_BASELINE; isa <= FATTNI_ISA_AMX; ++isa) {
         fattn_ctx *const ctx = attention_context_isa(1, isa);
         if (!ctx) continue;
-        test(fattni_cpu_kernels_of(ctx, FATTN_F32));
+        const fattni_cpu_kernels *const f32 = fattni_cpu_kernels_of(ctx, FATTN_F32);
+        const fattni_cpu_kernels *const bf16 = fattni_cpu_kernels_of(ctx, FATTN_BF16);
+        test(f32);
         test(fattni_cpu_kernels_of(ctx, FATTN_F64));
-        cr_assert_eq(fattni_cpu_kernels_of(ctx, FATTN_BF16), fattni_cpu_kernels_of(ctx, FATTN_F32));
+        cr_assert_eq(fattni_cpu_kernels_of(ctx, FATTN_F16), f32);
+        cr_assert_eq(bf16 != f32, isa >= FATTNI_ISA_AVX512BF16);
+        if (bf16 != f32) test(bf16);
+#ifdef FATTNI_HAVE_BF16_PRODUCTS
+        if (isa == FATTNI_ISA_AVX512BF16) test(&fattni_cpu_amx_model);
+#endif
         fattn_ctx_destroy(ctx);
     }
+}
+
+Test(cpu_tile, f32_products) {
+    const fattn_ctx_options o = {.struct_size = sizeof o, .flags = FATTN_CTX_F32_PRODUCTS};
+    fattn_ctx *ctx;
+    cr_assert_eq(fattn_ctx_create(&o, &ctx), FATTN_OK);
+    cr_assert_eq(fattni_cpu_kernels_of(ctx, FATTN_BF16), fattni_cpu_kernels_of(ctx, FATTN_F32));
+    fattn_ctx_destroy(ctx);
 }
 
 /* An array of reals, aligned only to one of them. */
@@ -193,54 +209,143 @@ static void puts_and_dots_of_halves(const fattni_cpu_kernels *k) {
 }
 Test(cpu_tile, put_and_dots_of_halves) { each(puts_and_dots_of_halves); }
 
-/* Small integers, so that sums are exact: every band, every ragged size. */
+/* Rows of x as an operand that one of the table's functions makes, in memory without a byte too much; columns are
+   those of the operand's rows. Reals may be multiplied where they are: NULL. */
+typedef void load_operand(int64_t rows, int64_t columns, fattn_dtype from, const void *x, int64_t stride, void *out,
+                          int64_t width);
+static void *operand(const fattni_cpu_kernels *k, load_operand *load, int64_t rows, int64_t columns, reals x,
+                     int64_t stride, int64_t width) {
+    if (!k->round) return NULL;
+    const int64_t whole = load == k->load_turned ? FATTNI_TILE_KEYS : load == k->load_rows ? k->rows : 16;
+    void *const out = malloc((size_t)(fattni_round_up(rows, whole) * width) * fattn_dtype_size(k->operand));
+    load(rows, columns, k->dtype, x.p, stride, out, width);
+    return out;
+}
+
+/* Small integers, so that sums are exact: every band, every ragged size. Rows beyond the tile's hold anything. */
 static void products(const fattni_cpu_kernels *k) {
     const int64_t keys_most = FATTNI_TILE_KEYS, D = 2 * k->lanes + 3, stride = D + 2;
-    const int64_t pad = fattni_round_up(D, k->lanes);
-    reals a = reals_new(k, keys_most * stride, 0), packed = reals_new(k, D * k->rows, 0);
-    reals x = reals_new(k, k->rows * pad, 0), decay = reals_new(k, k->rows, 0);
+    const int64_t pad = fattni_round_up(D, k->lanes), width = fattni_operand_width(k, D);
+    reals a = reals_new(k, keys_most * stride, 0), q = reals_new(k, k->rows * stride, 0);
+    reals x = reals_new(k, k->rows * pad, 0), decay = reals_new(k, k->rows, 0), mean = reals_new(k, D, 0);
     for (int64_t n = 0; n < a.count; ++n) set(a, n, (double)(n * 7 % 11 - 5));
-    for (int64_t n = 0; n < packed.count; ++n) set(packed, n, (double)(n * 5 % 13 - 6));
-    for (int64_t n = 0; n < x.count; ++n) set(x, n, (double)(n * 3 % 17 - 8));
+    for (int64_t n = 0; n < q.count; ++n) set(q, n, (double)(n * 5 % 13 - 6));
+    for (int64_t n = 0; n < x.count; ++n) set(x, n, n % pad < D ? (double)(n * 3 % 17 - 8) : 0);
     for (int64_t n = 0; n < decay.count; ++n) set(decay, n, (double)(n % 4));
+    for (int64_t n = 0; n < mean.count; ++n) set(mean, n, (double)(n % 3));
+    char *const packed = malloc((size_t)k->rows * fattni_operand_bytes(k, D));
+    char *const pairs = malloc(FATTNI_ROUNDED_BYTES), *const rounded = malloc(FATTNI_ROUNDED_BYTES);
+    if (k->begin) k->begin();
     for (int n = 0; n < 200; ++n) {
         const fattni_tile t = {.rows = 1 + n * 31 % k->rows,
                                .keys = 1 + n * 17 % keys_most,
                                .lo = n % 5 ? -FATTNI_UNBOUNDED : n % 70 - 60,
                                .hi = n % 3 ? FATTNI_UNBOUNDED : n % 70 - 60 + n % 50};
-        reals s = reals_new(k, keys_most * k->rows, 0), keys_sum = reals_new(k, D * k->rows, 1);
+        void *const key = operand(k, k->load_keys, t.keys, D, a, stride, width);
+        void *const turned = operand(k, k->load_turned, t.keys, D, a, stride, width);
+        void *const rows = operand(k, k->load_rows, t.rows, D, x, pad, pad);
+        reals s = reals_new(k, keys_most * k->rows, 0), keys_sum = reals_new(k, width * k->rows, 1);
         reals rows_sum = reals_new(k, keys_most * pad, 1);
-        k->scores(&t, D, a.p, stride, packed.p, s.p);
+        k->load_packed(t.rows, D, k->dtype, q.p, stride, packed);
+        k->scores(&t, D, key ? key : a.p, key ? width : stride, packed, s.p);
         for (int64_t j = 0; j < keys_most; ++j)
             for (int64_t i = 0; i < k->rows; ++i) {
                 double want = 0;
-                for (int64_t d = 0; d < D; ++d) want += at(a, j * stride + d) * at(packed, d * k->rows + i);
-                if (seen(&t, i, j))
-                    cr_assert_eq(at(s, j * k->rows + i), want, "n %d", n);
-                else
-                    set(s, j * k->rows + i, 0); /* as written by softmax and gradient */
+                for (int64_t d = 0; d < D; ++d) want += at(a, j * stride + d) * at(q, i * stride + d);
+                if (seen(&t, i, j)) cr_assert_eq(at(s, j * k->rows + i), want, "%s n %d", k->isa, n);
+                const double next = seen(&t, i, j) ? (double)((j * 3 + i) % 9 - 4) : 0; /* as softmax and gradient */
+                set(s, j * k->rows + i, i >= t.rows && k->round ? NAN : next);
             }
-        k->add_keys(&t, D, a.p, stride, s.p, n % 2 ? decay.p : NULL, keys_sum.p);
-        k->add_rows(&t, pad, s.p, x.p, pad, rows_sum.p);
+        if (k->round) k->round(&t, s.p, pairs, rounded);
+        k->add_keys(&t, D, turned ? turned : a.p, key ? width : stride, k->round ? pairs : s.p, n % 2 ? decay.p : NULL,
+                    keys_sum.p);
+        k->add_rows(&t, pad, k->round ? rounded : s.p, rows ? rows : x.p, pad, rows_sum.p);
         for (int64_t i = 0; i < t.rows; ++i) {
             const bool sees = i + t.hi >= 0 && i + t.lo < t.keys;
             for (int64_t d = 0; sees && d < D; ++d) {
                 double want = n % 2 ? (double)(i % 4) : 1;
                 for (int64_t j = 0; j < t.keys; ++j) want += at(a, j * stride + d) * at(s, j * k->rows + i);
-                cr_assert_eq(at(keys_sum, d * k->rows + i), want, "n %d", n);
+                cr_assert_eq(at(keys_sum, d * k->rows + i), want, "%s n %d", k->isa, n);
             }
         }
         for (int64_t j = 0; j < keys_most; ++j)
             for (int64_t d = 0; d < pad; ++d) {
                 double want = 1;
                 for (int64_t i = 0; i < t.rows; ++i) want += at(s, j * k->rows + i) * at(x, i * pad + d);
-                cr_assert_eq(at(rows_sum, j * pad + d), want, "n %d", n);
+                cr_assert_eq(at(rows_sum, j * pad + d), want, "%s n %d", k->isa, n);
             }
+        if (k->remove_mean) {
+            reals less = reals_new(k, D * k->rows, 1);
+            k->remove_mean(&t, D, mean.p, pairs, less.p);
+            for (int64_t i = 0; i < t.rows; ++i)
+                for (int64_t d = 0; d < D; ++d) {
+                    double want = 1;
+                    for (int64_t j = 0; j < t.keys; ++j) want -= at(mean, d) * at(s, j * k->rows + i);
+                    cr_assert_eq(at(less, d * k->rows + i), want, "%s n %d", k->isa, n);
+                }
+            reals_free(less);
+        }
         reals_free(s), reals_free(keys_sum), reals_free(rows_sum);
+        free(key), free(turned), free(rows);
     }
-    reals_free(a), reals_free(packed), reals_free(x), reals_free(decay);
+    if (k->end) k->end();
+    reals_free(a), reals_free(q), reals_free(x), reals_free(decay), reals_free(mean);
+    free(packed), free(pairs), free(rounded);
 }
 Test(cpu_tile, products) { each(products); }
+
+/* P and dS as BF16: to the nearest, ties to even, as numeric.h; both orders hold the same numbers. */
+static void rounds(const fattni_cpu_kernels *k) {
+    if (!k->round) return;
+    const fattni_tile t = {k->rows, FATTNI_TILE_KEYS, .lo = -FATTNI_UNBOUNDED, .hi = FATTNI_UNBOUNDED};
+    static uint16_t pairs[FATTNI_ROUNDED_BYTES / 2], rows[FATTNI_ROUNDED_BYTES / 2];
+    for (uint32_t n = 0; n < 40; ++n) {
+        float x[FATTNI_TILE_KEYS * 32];
+        for (uint32_t e = 0; e < FATTNI_TILE_KEYS * 32; ++e) {
+            const uint32_t bits = 0x00800000 + (n * FATTNI_TILE_KEYS * 32 + e) * 24989u % 0x7f000000; /* normal */
+            x[e] = fattni_bits_float(e % 4 ? bits : (bits & 0xffff0000) | 0x8000) * (e % 3 ? 1 : -1);
+        }
+        k->round(&t, x, pairs, rows);
+        for (int j = 0; j < FATTNI_TILE_KEYS; ++j)
+            for (int i = 0; i < 32; ++i) {
+                const uint16_t want = fattni_float_to_bf16(x[j * 32 + i]), pair = pairs[j / 2 * 64 + 2 * i + j % 2];
+                cr_assert(rows[j * 32 + i] == want && pair == want, "%s: %a gives %x and %x, not %x", k->isa,
+                          (double)x[j * 32 + i], rows[j * 32 + i], pair, want);
+            }
+    }
+}
+Test(cpu_tile, round) { each(rounds); }
+
+#ifdef FATTNI_HAVE_BF16_PRODUCTS
+/* The model of the instructions gives their bits, where the machine has them: numbers of all signs and many sizes,
+   subnormal ones among them. */
+Test(cpu_tile, model_of_amx) {
+    fattn_ctx *const ctx = attention_context_isa(1, FATTNI_ISA_AMX);
+    if (!ctx) cr_skip("no AMX");
+    const fattni_cpu_kernels *const k = fattni_cpu_kernels_of(ctx, FATTN_BF16);
+    enum { KEYS = 32, ROWS = 32, D = 64 };
+    static uint16_t key[KEYS * D], packed[ROWS * D];
+    static float got[KEYS * ROWS], want[KEYS * ROWS];
+    uint64_t r = 1;
+    for (int n = 0; n < 100; ++n) {
+        const uint32_t exponents = n % 3 ? 40 : 150; /* with many, sums are of few numbers and may be subnormal */
+        for (int e = 0; e < KEYS * D; ++e) {
+            const int random = cases_below(&r, 1 << 30);
+            key[e] = (uint16_t)((random & 0x807f) | (uint32_t)(random >> 16) % exponents << 7);
+            const int other = cases_below(&r, 1 << 30);
+            packed[e] = (uint16_t)((other & 0x807f) | (130 + (uint32_t)(other >> 16) % (exponents / 4)) << 7);
+        }
+        const fattni_tile t = {ROWS, KEYS, .lo = -FATTNI_UNBOUNDED, .hi = FATTNI_UNBOUNDED};
+        k->begin();
+        k->scores(&t, D, key, D, packed, got);
+        k->end();
+        memset(want, 0, sizeof want);
+        amx_model_product(KEYS, ROWS, D, key, (const uint32_t *)packed, want);
+        cr_assert_eq(memcmp(got, want, sizeof got), 0, "%d", n);
+    }
+    fattn_ctx_destroy(ctx);
+}
+#endif
 
 static void adjusts(const fattni_cpu_kernels *k) {
     const double eps = k->dtype == FATTN_F64 ? 0x1p-52 : 0x1p-23;

@@ -1,0 +1,9 @@
+/* Tiles with BF16 products by AMX; the rest with AVX-512. Empty where the compiler does not know them. */
+#include "core/cpu/tile.h"
+
+#ifdef FATTNI_HAVE_BF16_PRODUCTS
+#define ISA amx
+#define ROW_BYTES 128
+#define PRODUCT_BF16 "core/cpu/product_amx.inc"
+#include "core/cpu/tile.inc"
+#endif
