@@ -40,7 +40,7 @@ static void add_head(const fattni_bwd *w, int64_t b, int64_t h, fattni_range row
         const int64_t last = fattni_min(seen.end, keys.end);
         int64_t j = fattni_max(seen.begin, keys.begin) / FATTNI_TILE_KEYS * FATTNI_TILE_KEYS;
         if (j >= last) continue;
-        const fattni_bwd_rows r = fattni_bwd_pack(w, &seq, b, h, i0, scratch);
+        const fattni_bwd_rows r = fattni_bwd_pack(w, &seq, b, h, i0, 0, scratch);
         for (; j < last; j += FATTNI_TILE_KEYS) {
             const int64_t count = fattni_min(FATTNI_TILE_KEYS, last - j);
             fattni_bwd_load_keys(w, &seq, b, h / w->p->group, (fattni_range){j, j + count}, scratch);
@@ -72,7 +72,10 @@ static void bias_task(void *arg, int64_t task, int thread) {
         for (int64_t h = h0; h < h_end; ++h) add_head(w, b, h, rows, keys, fattni_bwd_scratch(w, thread));
 }
 
-void fattni_bwd_bias(const fattn_ctx *ctx, fattni_bwd *w) { fattni_cpu_tasks(ctx, w->k, w->bias_tasks, bias_task, w); }
+void fattni_bwd_bias(fattni_bwd *w) {
+    const fattni_stage stage = {w->bias_tasks, bias_task};
+    fattni_cpu_stages(w->threads, w->k, &stage, 1, w);
+}
 
 /* Task: one head. dsink = -sum exp(sink - L) delta over its rows, in ascending order, in double. */
 static void sink_task(void *arg, int64_t h, int thread) {

@@ -69,11 +69,17 @@ static void dots_of_o(const fattni_bwd *w, int64_t batch, int64_t h, int64_t row
     }
 }
 
-/* Task: one block of rows of one head. */
+/* Task: the mean of one head's keys, then one block of rows of one head. */
 static void prepare(void *arg, int64_t task, int thread) {
     (void)thread;
     fattni_bwd *const w = arg;
     const fattni_problem *const p = w->p;
+    const int64_t means = w->centred ? p->B * p->Hkv : 0;
+    if (task < means) {
+        fattni_bwd_find_key_mean(w, task / p->Hkv, task % p->Hkv);
+        return;
+    }
+    task -= means;
     const int64_t bh = task / w->row_blocks, b = bh / p->Hq, h = bh % p->Hq;
     const fattni_sequence seq = fattni_sequence_of(p, b);
     const int64_t i0 = task % w->row_blocks * w->k->rows, row = seq.q0 + i0;
@@ -99,6 +105,7 @@ static void prepare(void *arg, int64_t task, int thread) {
 static void huge_task(void *arg, int64_t task, int thread) {
     const fattni_bwd *const w = arg;
     const fattni_problem *const p = w->p;
+    if (!atomic_load(&w->any_huge)) return;
     for (int64_t n = task; n < p->B * p->Hq * w->row_blocks; n += w->threads) {
         const int64_t b = n / w->row_blocks / p->Hq, i0 = n % w->row_blocks * w->k->rows;
         const fattni_sequence seq = fattni_sequence_of(p, b);
@@ -108,53 +115,79 @@ static void huge_task(void *arg, int64_t task, int thread) {
 
 /* ---- tiles ---- */
 
-/* What the products of a tile's gradients multiply. */
-typedef struct products {
-    const void *p, *ds;           /* of add_rows */
-    const void *key, *ds_of_keys; /* of add_keys */
-} products;
+enum { MOST_BLOCKS = 4 }; /* of kernels->blocks */
 
-/* Rounds P and dS, in scratch s, where products want that. The tile is that of key j in the column block that begins at
-   j0. */
-static products operands_of(const fattni_bwd *w, const fattni_score_tile *at, unsigned want, int64_t j0, int64_t j,
-                            char *s) {
-    const fattni_bwd_layout *const l = &w->layout;
-    const fattni_cpu_kernels *const k = w->k;
-    if (!k->round) return (products){s + l->p, s + l->ds, at->key, s + l->ds};
-    if (want & WANT_DV) k->round(&at->tile, s + l->p, s + l->ds_pairs, s + l->p_rows); /* its pairs are not used */
-    k->round(&at->tile, s + l->ds, s + l->ds_pairs, s + l->ds_rows);
-    const char *const key = s + l->turned + (j - j0) * (int64_t)fattni_operand_bytes(k, w->p->D);
-    return (products){s + l->p_rows, s + l->ds_rows, key, s + l->ds_pairs};
+/* Where P or dS of a tile lies as operands of add_rows: those of block n of rows, of the key j in the column block that
+   begins at j0. */
+static char *rounded_rows(const fattni_bwd *w, char *scratch, size_t rows, int64_t n, int64_t j0, int64_t j) {
+    const size_t tile = (size_t)((j - j0) / FATTNI_TILE_KEYS);
+    return scratch + rows + tile * FATTNI_ROWS_BYTES + (size_t)(n * w->k->rows) * fattn_dtype_size(w->k->operand);
 }
 
-/* The rows' part in dQ^T, and in dK and dV of the keys [columns.begin, columns.end), tile by tile.
-   Wants these keys loaded. */
-static void backward_tiles(const fattni_bwd *w, const fattni_bwd_rows *r, fattni_range columns, unsigned want,
-                           void *dq) {
+/* dK and dV of a tile's keys: P^T dO, dS^T Q of `count` blocks of rows. */
+static void add_rows_of(const fattni_bwd *w, const fattni_tile *tiles, int64_t count, const fattni_bwd_rows *r,
+                        const void *p, const void *ds, int64_t j0, int64_t j, unsigned want) {
+    char *const s = r->scratch;
+    const int64_t real = (int64_t)fattn_dtype_size(w->k->dtype);
+    if (want & WANT_DV)
+        w->k->add_rows(tiles, count, w->Dv_pad, p, r->d_o, r->d_o_stride,
+                       s + w->layout.dv + (j - j0) * w->Dv_pad * real);
+    if (want & WANT_DK)
+        w->k->add_rows(tiles, count, w->D_pad, ds, r->q, r->q_stride, s + w->layout.dk + (j - j0) * w->D_pad * real);
+}
+
+/* The keys of the column block that these rows see, from the beginning of a tile on: tiles lie on one grid,
+   independent of mask and pass. */
+static fattni_range seen_columns(const fattni_bwd_rows *r, fattni_range columns) {
+    const fattni_range keys = fattni_keys_of(&r->seq->band, r->i0, r->i0 + r->rows);
+    const int64_t begin = fattni_max(keys.begin, columns.begin) / FATTNI_TILE_KEYS * FATTNI_TILE_KEYS;
+    return (fattni_range){begin, fattni_max(begin, fattni_min(keys.end, columns.end))};
+}
+
+/* The rows' part in dQ^T, and in dK and dV of the keys [columns.begin, columns.end), tile by tile; with BF16 products
+   P and dS are left to add_rounded_rows instead, as those of block n. Wants these keys loaded. */
+static void backward_tiles(const fattni_bwd *w, const fattni_bwd_rows *r, int64_t n, fattni_range columns,
+                           unsigned want, void *dq) {
     const fattni_problem *const p = w->p;
     const fattni_cpu_kernels *const k = w->k;
-    const fattni_range keys = fattni_keys_of(&r->seq->band, r->i0, r->i0 + r->rows);
-    const int64_t end = fattni_min(keys.end, columns.end);
-    const int64_t real = (int64_t)fattn_dtype_size(k->dtype);
-    char *const s = r->scratch;
+    const fattni_bwd_layout *const l = &w->layout;
+    const fattni_range keys = seen_columns(r, columns);
     const float *const mean = fattni_bwd_key_mean(w, r->b, r->h / p->group);
-    /* Tiles lie on one grid, independent of mask and pass. */
-    int64_t j = fattni_max(keys.begin, columns.begin) / FATTNI_TILE_KEYS * FATTNI_TILE_KEYS;
-    for (; j < end; j += FATTNI_TILE_KEYS) {
-        const int64_t count = fattni_min(FATTNI_TILE_KEYS, end - j);
+    char *const s = r->scratch;
+    for (int64_t j = keys.begin; j < keys.end; j += FATTNI_TILE_KEYS) {
+        const int64_t count = fattni_min(FATTNI_TILE_KEYS, keys.end - j);
         const fattni_score_tile at = fattni_bwd_score_tile(w, r, columns.begin, j, count);
         fattni_bwd_probabilities(w, r, &at, p->softcap > 0 ? 1 : p->scale);
-        if (p->softcap > 0) k->multiply(&at.tile, s + w->layout.dcap, s + w->layout.ds);
-        if (want & WANT_DV && p->drop_T) k->multiply(&at.tile, s + w->layout.keep, s + w->layout.p);
-        const products x = operands_of(w, &at, want, columns.begin, j, s);
-        if (want & WANT_DV)
-            k->add_rows(&at.tile, w->Dv_pad, x.p, r->d_o, r->d_o_stride,
-                        s + w->layout.dv + (j - columns.begin) * w->Dv_pad * real);
-        if (want & WANT_DK)
-            k->add_rows(&at.tile, w->D_pad, x.ds, r->q, r->q_stride,
-                        s + w->layout.dk + (j - columns.begin) * w->D_pad * real);
-        if (want & WANT_DQ) k->add_keys(&at.tile, p->D, x.key, at.key_stride, x.ds_of_keys, NULL, dq);
-        if (want & WANT_DQ && mean && k->remove_mean) k->remove_mean(&at.tile, p->D, mean, x.ds_of_keys, dq);
+        if (p->softcap > 0) k->multiply(&at.tile, s + l->dcap, s + l->ds);
+        if (want & WANT_DV && p->drop_T) k->multiply(&at.tile, s + l->keep, s + l->p);
+        if (!k->round) {
+            add_rows_of(w, &at.tile, 1, r, s + l->p, s + l->ds, columns.begin, j, want);
+            if (want & WANT_DQ) k->add_keys(&at.tile, p->D, at.key, at.key_stride, s + l->ds, NULL, dq);
+            continue;
+        }
+        if (want & WANT_DV) k->round(&at.tile, s + l->p, NULL, rounded_rows(w, s, l->p_rows, n, columns.begin, j));
+        char *const ds_pairs = want & WANT_DQ ? s + l->ds_pairs : NULL;
+        k->round(&at.tile, s + l->ds, ds_pairs,
+                 want & WANT_DK ? rounded_rows(w, s, l->ds_rows, n, columns.begin, j) : NULL);
+        if (!ds_pairs) continue;
+        const char *const key = s + l->turned + (j - columns.begin) * (int64_t)fattni_operand_bytes(k, p->D);
+        k->add_keys(&at.tile, p->D, key, at.key_stride, ds_pairs, NULL, dq);
+        if (mean) k->remove_mean(&at.tile, p->D, mean, ds_pairs, dq);
+    }
+}
+
+/* What `count` blocks of rows, r[0] the first, have left of P and dS goes into dK and dV. */
+static void add_rounded_rows(const fattni_bwd *w, const fattni_bwd_rows *r, int64_t count, fattni_range columns,
+                             unsigned want) {
+    for (int64_t j = columns.begin; j < columns.end; j += FATTNI_TILE_KEYS) {
+        fattni_tile tiles[MOST_BLOCKS];
+        for (int64_t n = 0; n < count; ++n) {
+            const fattni_range keys = seen_columns(r + n, columns);
+            const int64_t seen = j < keys.begin ? 0 : fattni_clamp(keys.end - j, 0, FATTNI_TILE_KEYS);
+            tiles[n] = fattni_bwd_score_tile(w, r + n, columns.begin, j, seen).tile;
+        }
+        add_rows_of(w, tiles, count, r, rounded_rows(w, r->scratch, w->layout.p_rows, 0, columns.begin, j),
+                    rounded_rows(w, r->scratch, w->layout.ds_rows, 0, columns.begin, j), columns.begin, j, want);
     }
 }
 
@@ -190,7 +223,7 @@ static void store_dq(const fattni_bwd *w, const fattni_bwd_rows *r, bool last) {
     if (p->dq.dtype == (int32_t)w->k->dtype) {
         w->k->unpack(begin, end, p->D, packed_dq(w, r), NULL, fattni_at(&p->dq, r->seq->batch, r->h, row), p->dq.s[2]);
     } else if (last && end > begin) {
-        char *const rows = r->scratch + w->layout.q_rows; /* Q's are not needed any more */
+        char *const rows = r->scratch + w->layout.dq_rows;
         w->k->unpack(begin, end, p->D, packed_dq(w, r), NULL, rows, p->D);
         w->k->put(end - begin, p->D, rows + begin * p->D * (int64_t)sizeof(float), p->D, p->flags & FATTN_ACC_DQ,
                   (fattn_dtype)p->dq.dtype, fattni_at(&p->dq, r->seq->batch, r->h, row + begin), p->dq.s[2]);
@@ -227,17 +260,23 @@ static void column_block(const fattni_bwd *w, const fattni_sequence *seq, int64_
     fattni_bwd_load_keys(w, seq, b, g, columns, scratch);
     const fattni_range rows = fattni_band_rows(&seq->band, columns.begin, columns.end);
     const int64_t i_begin = rows.begin < rows.end ? rows.begin / w->k->rows * w->k->rows : rows.end;
+    fattni_bwd_rows r[MOST_BLOCKS];
+    int64_t n = 0; /* blocks of rows whose P and dS are not in dK and dV yet */
     for (int64_t h = g * p->group; h < (g + 1) * p->group; ++h)
         for (int64_t i0 = i_begin; i0 < rows.end; i0 += w->k->rows) {
-            const fattni_bwd_rows r = fattni_bwd_pack(w, seq, b, h, i0, scratch);
-            const fattni_range keys = fattni_keys_of(&seq->band, i0, i0 + r.rows);
+            r[n] = fattni_bwd_pack(w, seq, b, h, i0, n, scratch);
+            const fattni_range keys = fattni_keys_of(&seq->band, i0, i0 + r[n].rows);
             const bool first = keys.begin >= columns.begin;
-            if (w->chained && !first) wait_for_dq(w, &r, block);
-            if (want & WANT_DQ) load_dq(w, &r, first);
-            backward_tiles(w, &r, columns, want, packed_dq(w, &r));
-            if (want & WANT_DQ) store_dq(w, &r, keys.end <= columns.end);
-            if (w->chained) release_dq(w, &r, block);
+            if (w->chained && !first) wait_for_dq(w, &r[n], block);
+            if (want & WANT_DQ) load_dq(w, &r[n], first);
+            backward_tiles(w, &r[n], n, columns, want, packed_dq(w, &r[n]));
+            if (want & WANT_DQ) store_dq(w, &r[n], keys.end <= columns.end);
+            if (w->chained) release_dq(w, &r[n], block);
+            if (!w->k->round || ++n < w->k->blocks) continue;
+            add_rounded_rows(w, r, n, columns, want);
+            n = 0;
         }
+    if (n) add_rounded_rows(w, r, n, columns, want);
     if (want & WANT_DK)
         store_keys(w, seq, &p->dk, g, p->D, w->D_pad, scratch + w->layout.dk, p->flags & FATTN_ACC_DK, columns);
     if (want & WANT_DV)
@@ -274,14 +313,14 @@ static void row_task(void *arg, int64_t task, int thread) {
     const int64_t i0 = (w->row_blocks - 1 - task / planes) * w->k->rows;
     const fattni_range live = live_rows(&seq);
     if (i0 >= live.end || i0 + w->k->rows <= live.begin) return;
-    const fattni_bwd_rows r = fattni_bwd_pack(w, &seq, b, h, i0, fattni_bwd_scratch(w, thread));
+    const fattni_bwd_rows r = fattni_bwd_pack(w, &seq, b, h, i0, 0, fattni_bwd_scratch(w, thread));
     const fattni_range keys = fattni_keys_of(&seq.band, i0, i0 + r.rows);
     load_dq(w, &r, true);
     for (int64_t j = keys.begin / w->columns * w->columns; j < keys.end; j += w->columns) {
         const fattni_range columns = {fattni_max(j, keys.begin / FATTNI_TILE_KEYS * FATTNI_TILE_KEYS),
                                       fattni_min(j + w->columns, keys.end)};
         fattni_bwd_load_keys(w, &seq, b, h / p->group, columns, r.scratch);
-        backward_tiles(w, &r, columns, WANT_DQ, packed_dq(w, &r));
+        backward_tiles(w, &r, 0, columns, WANT_DQ, packed_dq(w, &r));
     }
     store_dq(w, &r, true);
 }
@@ -310,14 +349,14 @@ static const char *plan(const fattn_ctx *ctx, const fattni_problem *p, fattni_ke
 static fattn_status run(fattn_ctx *ctx, const fattni_problem *p, const fattni_kernel_plan *plan) {
     (void)plan;
     fattni_bwd w = fattni_bwd_plan(ctx, p);
-    fattni_parallel(ctx, p->B * p->Hq * w.row_blocks, prepare, &w);
-    fattni_bwd_key_means(ctx, &w);
-    if (atomic_load(&w.any_huge)) fattni_cpu_tasks(ctx, w.k, w.threads, huge_task, &w);
-    if (w.one_pass)
-        fattni_cpu_tasks(ctx, w.k, p->B * p->Hkv, head_task, &w);
-    else
-        fattni_cpu_tasks(ctx, w.k, w.row_tasks + w.column_tasks, two_pass_task, &w);
-    fattni_bwd_bias(ctx, &w);
+    const fattni_stage stages[] = {
+        {(w.centred ? p->B * p->Hkv : 0) + p->B * p->Hq * w.row_blocks, prepare},
+        {w.threads, huge_task},
+        w.one_pass ? (fattni_stage){p->B * p->Hkv, head_task}
+                   : (fattni_stage){w.row_tasks + w.column_tasks, two_pass_task},
+    };
+    fattni_cpu_stages(w.threads, w.k, stages, 3, &w);
+    fattni_bwd_bias(&w);
     fattni_bwd_sink(ctx, &w);
     return FATTN_OK;
 }

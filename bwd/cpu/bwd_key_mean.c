@@ -17,7 +17,7 @@ bool fattni_bwd_may_centre_keys(const fattni_problem *p) {
 }
 
 const float *fattni_bwd_key_mean(const fattni_bwd *w, int64_t b, int64_t g) {
-    if (!w->centred) return NULL;
+    if (!w->centred || atomic_load_explicit(&w->any_huge, memory_order_relaxed)) return NULL;
     const float *const mean = (const float *)((const char *)w->p->workspace + w->key_mean);
     const float *const at = mean + (b * w->p->Hkv + g) * (w->p->D + 1);
     return at[w->p->D] != 0 ? at : NULL; /* the last says whether there is one */
@@ -26,35 +26,34 @@ const float *fattni_bwd_key_mean(const fattni_bwd *w, int64_t b, int64_t g) {
 /* Of each `stride` keys another one, so that no period of them shows. */
 static int64_t sampled_key(int64_t n, int64_t stride) { return n * stride + n * 5 % stride; }
 
-/* Task: one key head of one sequence. Twice through a channel, so that large means cost no precision. */
-static void mean_task(void *arg, int64_t task, int thread) {
-    (void)thread;
-    const fattni_bwd *const w = arg;
+/* One key head of one sequence. Twice through its keys, so that large means cost no precision. */
+void fattni_bwd_find_key_mean(const fattni_bwd *w, int64_t b, int64_t g) {
     const fattni_problem *const p = w->p;
-    const int64_t b = task / p->Hkv, g = task % p->Hkv;
+    const int64_t D = p->D;
     const fattni_sequence seq = fattni_sequence_of(p, b);
     const int64_t stride = fattni_clamp(seq.band.Sk / FEWEST, 1, STRIDE), count = seq.band.Sk / stride;
-    float *const mean = (float *)((char *)p->workspace + w->key_mean) + task * (p->D + 1);
-    double chi_square = 0;
-    for (int64_t d = 0; d < p->D; ++d) {
-        double sum = 0, square = 0;
-        for (int64_t n = 0; n < count; ++n) sum += fattni_get(&p->k, seq.batch, g, seq.k0 + sampled_key(n, stride), d);
-        const double m = sum / (double)fattni_max(count, 1);
+    float *const mean = (float *)((char *)p->workspace + w->key_mean) + (b * p->Hkv + g) * (D + 1);
+    float x[FATTNI_MAX_HEAD_DIM];
+    double m[FATTNI_MAX_HEAD_DIM] = {0}, square[FATTNI_MAX_HEAD_DIM] = {0};
+    for (int pass = 0; pass < 2; ++pass) {
         for (int64_t n = 0; n < count; ++n) {
-            const double x = fattni_get(&p->k, seq.batch, g, seq.k0 + sampled_key(n, stride), d) - m;
-            square += x * x;
+            const void *const key = fattni_at(&p->k, seq.batch, g, seq.k0 + sampled_key(n, stride));
+            w->k->widen(1, D, p->dtype, key, p->k.s[2], x, D);
+            if (pass == 0)
+                for (int64_t d = 0; d < D; ++d) m[d] += x[d];
+            else
+                for (int64_t d = 0; d < D; ++d) square[d] += (x[d] - m[d]) * (x[d] - m[d]);
         }
-        const double variance = square / (double)fattni_max(count, 1);
-        const double z = variance > 0 ? m * m / variance * (double)count : m != 0 ? INFINITY : 0;
-        chi_square += z;
-        mean[d] = z > 4 && isfinite(m) ? (float)m : 0;
+        for (int64_t d = 0; pass == 0 && d < D; ++d) m[d] /= (double)fattni_max(count, 1);
     }
-    mean[p->D] = count >= 16 && chi_square > (double)p->D + 10 * sqrt(2 * (double)p->D); /* a NaN: no */
-}
-
-void fattni_bwd_key_means(const fattn_ctx *ctx, fattni_bwd *w) {
-    w->centred = fattni_bwd_may_centre_keys(w->p) && !atomic_load(&w->any_huge);
-    if (w->centred) fattni_parallel(ctx, w->p->B * w->p->Hkv, mean_task, w);
+    double chi_square = 0;
+    for (int64_t d = 0; d < D; ++d) {
+        const double variance = square[d] / (double)fattni_max(count, 1);
+        const double z = variance > 0 ? m[d] * m[d] / variance * (double)count : m[d] != 0 ? INFINITY : 0;
+        chi_square += z;
+        mean[d] = z > 4 && isfinite(m[d]) ? (float)m[d] : 0;
+    }
+    mean[D] = count >= 16 && chi_square > (double)D + 10 * sqrt(2 * (double)D); /* a NaN: no */
 }
 
 void fattni_bwd_add_mean(const fattni_bwd *w, const fattni_bwd_rows *r, float *dq) {

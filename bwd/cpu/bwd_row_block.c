@@ -22,17 +22,24 @@ size_t fattni_bwd_dq_bytes(const fattni_bwd *w) {
     return (size_t)fattni_operand_width(w->k, w->p->D) * fattni_row_bytes(w->k);
 }
 
+/* Of a block of rows as an operand of add_rows. */
+static size_t rows_bytes(const fattni_bwd *w, int64_t pad) {
+    return (size_t)(w->k->rows * pad) * fattn_dtype_size(w->k->operand);
+}
+
 static fattni_bwd_layout lay_out(const fattni_bwd *w) {
     const fattni_problem *const p = w->p;
     const fattni_cpu_kernels *const k = w->k;
     const size_t real = fattn_dtype_size(k->dtype), row = fattni_row_bytes(k), tile = FATTNI_TILE_KEYS * row;
     const size_t columns = (size_t)w->columns, D_pad = (size_t)w->D_pad, Dv_pad = (size_t)w->Dv_pad;
-    const size_t copied = fattni_is_narrow(p) ? columns : 0, rounded = k->round ? FATTNI_ROUNDED_BYTES : 0;
+    const size_t copied = fattni_is_narrow(p) ? columns : 0, rounded = k->round ? columns / FATTNI_TILE_KEYS : 0;
     const size_t dq_blocks = !w->keeps_dq ? 1 : w->chained ? 0 : (size_t)(p->group * w->row_blocks);
     fattni_bwd_layout l = {0};
     l.q = fattni_append(&l.bytes, (size_t)k->rows * fattni_operand_bytes(k, p->D));
     l.d_o = fattni_append(&l.bytes, (size_t)k->rows * fattni_operand_bytes(k, p->Dv));
     l.dq = fattni_append(&l.bytes, w->want & WANT_DQ ? dq_blocks * fattni_bwd_dq_bytes(w) : 0);
+    const bool narrow_dq = (w->want & WANT_DQ) && p->dq.dtype != (int32_t)k->dtype;
+    l.dq_rows = fattni_append(&l.bytes, narrow_dq ? (size_t)p->D * row : 0);
     l.lse = fattni_append(&l.bytes, 3 * row);
     l.delta = fattni_append(&l.bytes, row);
     l.p = fattni_append(&l.bytes, tile);
@@ -40,14 +47,14 @@ static fattni_bwd_layout lay_out(const fattni_bwd *w) {
     l.keep = fattni_append(&l.bytes, p->drop_T ? tile : 0);
     l.dcap = fattni_append(&l.bytes, p->softcap > 0 ? tile : 0);
     l.bias = fattni_append(&l.bytes, fattni_scores_scratch(p));
-    l.q_rows = fattni_append(&l.bytes, w->copy_q ? D_pad * row : 0);
-    l.d_o_rows = fattni_append(&l.bytes, w->copy_d_o ? Dv_pad * row : 0);
+    l.q_rows = fattni_append(&l.bytes, w->copy_q ? (size_t)k->blocks * rows_bytes(w, w->D_pad) : 0);
+    l.d_o_rows = fattni_append(&l.bytes, w->copy_d_o ? (size_t)k->blocks * rows_bytes(w, w->Dv_pad) : 0);
     l.key = fattni_append(&l.bytes, copied * fattni_operand_bytes(k, p->D));
     l.value = fattni_append(&l.bytes, copied * fattni_operand_bytes(k, p->Dv));
     l.turned = fattni_append(&l.bytes, k->round ? copied * fattni_operand_bytes(k, p->D) : 0);
-    l.p_rows = fattni_append(&l.bytes, rounded);
-    l.ds_pairs = fattni_append(&l.bytes, rounded);
-    l.ds_rows = fattni_append(&l.bytes, rounded);
+    l.p_rows = fattni_append(&l.bytes, w->want & WANT_DV ? rounded * FATTNI_ROWS_BYTES : 0);
+    l.ds_pairs = fattni_append(&l.bytes, k->round && w->want & WANT_DQ ? FATTNI_PAIRS_BYTES : 0);
+    l.ds_rows = fattni_append(&l.bytes, w->want & WANT_DK ? rounded * FATTNI_ROWS_BYTES : 0);
     l.dk = fattni_append(&l.bytes, w->want & WANT_DK ? columns * D_pad * real : 0);
     l.dv = fattni_append(&l.bytes, w->want & WANT_DV ? columns * Dv_pad * real : 0);
     return l;
@@ -75,8 +82,9 @@ fattni_bwd fattni_bwd_plan(const fattn_ctx *ctx, const fattni_problem *p) {
     w.chained = both && !w.one_pass && 7 * pairs * w.column_blocks >= 5 * threads;
 
     const bool narrow = fattni_is_narrow(p);
-    w.copy_q = narrow || ((w.want & WANT_DK) && w.D_pad != p->D);
-    w.copy_d_o = w.k->round || p->d_o.dtype != (int32_t)w.k->dtype || ((w.want & WANT_DV) && w.Dv_pad != p->Dv);
+    w.copy_q = w.k->round ? w.want & WANT_DK : narrow || ((w.want & WANT_DK) && w.D_pad != p->D);
+    w.copy_d_o = w.k->round ? w.want & WANT_DV
+                            : p->d_o.dtype != (int32_t)w.k->dtype || ((w.want & WANT_DV) && w.Dv_pad != p->Dv);
     w.keeps_dq = (w.one_pass || w.chained) && w.column_blocks > 1 && p->dq.dtype != (int32_t)w.k->dtype;
 
     w.bias_tasks = fattni_bwd_bias_tasks(p, w.k);
@@ -92,7 +100,8 @@ fattni_bwd fattni_bwd_plan(const fattn_ctx *ctx, const fattni_problem *p) {
     if (!p->delta.present) fattni_append(&w.shared_bytes, per_row);
     w.max = fattni_append(&w.shared_bytes, per_row);
     w.log_sum = fattni_append(&w.shared_bytes, per_row);
-    const size_t means = fattni_bwd_may_centre_keys(p) ? (size_t)pairs * (size_t)(p->D + 1) : 0;
+    w.centred = fattni_bwd_may_centre_keys(p);
+    const size_t means = w.centred ? (size_t)pairs * (size_t)(p->D + 1) : 0;
     w.key_mean = fattni_append(&w.shared_bytes, means * sizeof(float));
     const size_t blocks = w.chained ? (size_t)(p->B * p->Hq * w.row_blocks) : 0;
     w.dq_semaphores = fattni_append(&w.shared_bytes, blocks * sizeof(atomic_int));
@@ -162,8 +171,9 @@ static void load_rows(const fattni_bwd *w, int64_t rows, int64_t columns, fattn_
 
 /* The rows of q. */
 static fattni_bwd_rows pack_q(const fattni_bwd *w, const fattni_sequence *seq, int64_t b, int64_t h, int64_t i0,
-                              char *scratch) {
+                              int64_t n, char *scratch) {
     const fattni_problem *const p = w->p;
+    char *const copy = scratch + w->layout.q_rows + (size_t)n * rows_bytes(w, w->D_pad);
     fattni_bwd_rows r = {
         .seq = seq,
         .b = b,
@@ -174,18 +184,18 @@ static fattni_bwd_rows pack_q(const fattni_bwd *w, const fattni_sequence *seq, i
         .q = fattni_at(&p->q, seq->batch, h, seq->q0 + i0),
         .q_stride = p->q.s[2],
     };
-    load_rows(w, r.rows, p->D, p->dtype, w->copy_q ? scratch + w->layout.q_rows : NULL, w->D_pad, &r.q, &r.q_stride,
-              scratch + w->layout.q);
+    load_rows(w, r.rows, p->D, p->dtype, w->copy_q ? copy : NULL, w->D_pad, &r.q, &r.q_stride, scratch + w->layout.q);
     return r;
 }
 
 fattni_bwd_rows fattni_bwd_pack(const fattni_bwd *w, const fattni_sequence *seq, int64_t b, int64_t h, int64_t i0,
-                                char *scratch) {
+                                int64_t n, char *scratch) {
     const fattni_problem *const p = w->p;
-    fattni_bwd_rows r = pack_q(w, seq, b, h, i0, scratch);
+    fattni_bwd_rows r = pack_q(w, seq, b, h, i0, n, scratch);
+    char *const copy = scratch + w->layout.d_o_rows + (size_t)n * rows_bytes(w, w->Dv_pad);
     r.d_o = fattni_at(&p->d_o, seq->batch, h, seq->q0 + i0), r.d_o_stride = p->d_o.s[2];
-    load_rows(w, r.rows, p->Dv, (fattn_dtype)p->d_o.dtype, w->copy_d_o ? scratch + w->layout.d_o_rows : NULL, w->Dv_pad,
-              &r.d_o, &r.d_o_stride, scratch + w->layout.d_o);
+    load_rows(w, r.rows, p->Dv, (fattn_dtype)p->d_o.dtype, w->copy_d_o ? copy : NULL, w->Dv_pad, &r.d_o, &r.d_o_stride,
+              scratch + w->layout.d_o);
     pack_statistics(w, &r);
     return r;
 }
@@ -244,7 +254,7 @@ void fattni_bwd_row_sums(const fattni_bwd *w, const fattni_sequence *seq, int64_
     if (!fattni_bwd_has_huge_rows(w, seq, h, i0, rows)) return;
     const double unit = fattni_score_unit(p);
     const double sink = p->sink.present ? fattni_get(&p->sink, h, 0, 0, 0) : -INFINITY;
-    const fattni_bwd_rows r = pack_q(w, seq, b, h, i0, scratch);
+    const fattni_bwd_rows r = pack_q(w, seq, b, h, i0, 0, scratch);
     char *const max = scratch + w->layout.lse, *const sum = max + fattni_row_bytes(k),
                 *const decay = sum + fattni_row_bytes(k);
     const bool none = sink == -INFINITY;

@@ -13,13 +13,14 @@ enum { WANT_DQ = 1, WANT_DK = 2, WANT_DV = 4, WANT_KEYS = WANT_DK | WANT_DV };
 typedef struct fattni_bwd_layout {
     size_t q, d_o;                    /* Q^T [D], dO^T [Dv] */
     size_t dq;                        /* dQ^T [D]; with keeps_dq in one pass of all row blocks of the group */
+    size_t dq_rows;                   /* [row][D], for a dq of 16 bits */
     size_t lse, delta;                /* what P is relative to: kernels->gradient's base, l and its rounding */
     size_t p, ds;                     /* P^T, dS^T [keys] */
     size_t keep, dcap, bias;          /* [keys]: dropout mask, derivative of the softcap, bias */
-    size_t q_rows, d_o_rows;          /* [row][D_pad], [row][Dv_pad]: copies in whole vectors of reals */
+    size_t q_rows, d_o_rows;          /* [kernels->blocks][row][D_pad], [..][Dv_pad]: operands of add_rows, if copies */
     size_t key, value;                /* of a column block, operands of scores: copies */
     size_t turned;                    /* K as an operand of add_keys, where products take BF16 */
-    size_t p_rows, ds_pairs, ds_rows; /* P^T and dS^T as operands, where products take BF16 */
+    size_t p_rows, ds_pairs, ds_rows; /* P^T, dS^T as operands, where products take BF16; rows: of a column block */
     size_t dk, dv;                    /* [column block][D_pad], [..][Dv_pad] */
     size_t bytes;
 } fattni_bwd_layout;
@@ -36,7 +37,7 @@ typedef struct fattni_bwd {
     size_t shared_bytes;             /* delta [batch][h][row], unless the caller gave it, and these */
     atomic_bool any_huge;
     unsigned want;
-    bool centred;                      /* dQ is of keys less their mean (bwd_key_mean.c) */
+    bool centred;                      /* dQ is of keys less their mean (bwd_key_mean.c), unless rows are huge */
     bool one_pass;                     /* dQ, dK and dV from the same tiles, a task per key head */
     bool chained;                      /* the same with a task per column block: at each block of
                                           rows it waits until the one before has added to dQ */
@@ -82,14 +83,15 @@ typedef struct fattni_bwd_rows {
     int64_t q_stride, d_o_stride;
 } fattni_bwd_rows;
 
+/* Operands of add_rows are those of block n < kernels->blocks; all else takes the place of the block before. */
 fattni_bwd_rows fattni_bwd_pack(const fattni_bwd *w, const fattni_sequence *seq, int64_t b, int64_t h, int64_t i0,
-                                char *scratch);
+                                int64_t n, char *scratch);
 
 /* Whether the call is one whose keys are centred, unless it has huge rows: 16 bits, o too; o and lse of no other keys,
    so that a row of dS sums to a known number; no softcap, whose scores need the keys themselves. */
 bool fattni_bwd_may_centre_keys(const fattni_problem *p);
-/* Finds the means. After `prepare`. */
-void fattni_bwd_key_means(const fattn_ctx *ctx, fattni_bwd *w);
+/* Finds the mean of one head of one sequence, if w->centred. */
+void fattni_bwd_find_key_mean(const fattni_bwd *w, int64_t b, int64_t g);
 /* D floats; NULL where keys are used as they are. */
 const float *fattni_bwd_key_mean(const fattni_bwd *w, int64_t b, int64_t g);
 /* Adds to dQ^T of these rows, [D][row], what centred keys leave out of it. */
@@ -109,7 +111,7 @@ void fattni_bwd_probabilities(const fattni_bwd *w, const fattni_bwd_rows *r, con
 
 /* d_bias, summed over its broadcast dimensions; d_sink. After delta. */
 int64_t fattni_bwd_bias_tasks(const fattni_problem *p, const fattni_cpu_kernels *k);
-void fattni_bwd_bias(const fattn_ctx *ctx, fattni_bwd *w);
+void fattni_bwd_bias(fattni_bwd *w);
 void fattni_bwd_sink(const fattn_ctx *ctx, fattni_bwd *w);
 
 #endif

@@ -26,7 +26,11 @@ void fattni_pause(int n) {
 int fattni_default_threads(void) { return (int)fattni_min(omp_get_max_threads(), FATTNI_MOST_THREADS); }
 
 void fattni_parallel(const fattn_ctx *ctx, int64_t count, fattni_task run, void *arg) {
-    const int threads = (int)fattni_min(ctx->cpu_threads, count);
+    fattni_parallel_on(ctx->cpu_threads, count, run, arg);
+}
+
+void fattni_parallel_on(int most, int64_t count, fattni_task run, void *arg) {
+    const int threads = (int)fattni_min(most, count);
     if (count <= 0) return;
     char fork, join;
     RELEASE(&fork);

@@ -1,6 +1,8 @@
 /* The choice among the tile kernels, and tasks that use them. */
 #include "core/cpu/tile.h"
 
+#include <stdatomic.h>
+
 const fattni_cpu_kernels *fattni_cpu_kernels_of(const fattn_ctx *ctx, fattn_dtype dtype) {
     const int type = dtype == FATTN_F64;
 #ifdef FATTNI_HAVE_BF16_PRODUCTS
@@ -18,23 +20,28 @@ const fattni_cpu_kernels *fattni_cpu_kernels_of(const fattn_ctx *ctx, fattn_dtyp
     return &fattni_cpu_baseline[type];
 }
 
-typedef struct products {
+typedef struct stages {
     const fattni_cpu_kernels *k;
-    fattni_task task;
+    const fattni_stage *stages;
     void *arg;
-} products;
+    atomic_llong done; /* tasks */
+} stages;
 
 static void run_task(void *arg, int64_t index, int thread) {
-    const products *const p = arg;
-    p->k->begin();
-    p->task(p->arg, index, thread);
-    p->k->end();
+    stages *const s = arg;
+    const fattni_stage *stage = s->stages;
+    int64_t before = 0; /* tasks of the stages before */
+    for (; index - before >= stage->count; ++stage) before += stage->count;
+    for (int n = 0; atomic_load_explicit(&s->done, memory_order_acquire) < before; ++n) fattni_pause(n);
+    if (s->k->begin) s->k->begin();
+    stage->run(s->arg, index - before, thread);
+    if (s->k->end) s->k->end();
+    atomic_fetch_add_explicit(&s->done, 1, memory_order_release);
 }
 
-void fattni_cpu_tasks(const fattn_ctx *ctx, const fattni_cpu_kernels *k, int64_t count, fattni_task task, void *arg) {
-    products p = {k, task, arg};
-    if (k->begin)
-        fattni_parallel(ctx, count, run_task, &p);
-    else
-        fattni_parallel(ctx, count, task, arg);
+void fattni_cpu_stages(int64_t threads, const fattni_cpu_kernels *k, const fattni_stage *list, int count, void *arg) {
+    stages s = {k, list, arg, 0};
+    int64_t tasks = 0;
+    for (int n = 0; n < count; ++n) tasks += list[n].count;
+    fattni_parallel_on((int)threads, tasks, run_task, &s);
 }

@@ -50,6 +50,7 @@ typedef struct fattni_cpu_kernels {
     fattn_dtype dtype; /* FATTN_F32 or FATTN_F64: what a `real` is */
     int64_t rows;      /* reals of a block, also the pitch of all [..][row] arrays */
     int64_t lanes;     /* reals of a vector */
+    int64_t blocks;    /* neighbouring blocks of rows that add_rows takes at once, at most */
 
     /* What products read: reals, or FATTN_BF16. Rows of operands have a multiple of operand_step elements
        (fattni_operand_width). */
@@ -90,8 +91,9 @@ typedef struct fattni_cpu_kernels {
                         int64_t width);
     void (*load_rows)(int64_t rows, int64_t columns, fattn_dtype from, const void *x, int64_t stride, void *out,
                       int64_t pitch);
-    /* P or dS, x[j][i], as operands: of add_keys at `pairs`, of add_rows at `rows`, unless that is NULL. Tables
-       without it (NULL) multiply x itself. Each takes FATTNI_ROUNDED_BYTES. */
+    /* P or dS, x[j][i], as operands: of add_keys at `pairs`, of add_rows at `rows`, which one of these may be NULL.
+       Tables without it (NULL) multiply x itself. Pairs take FATTNI_PAIRS_BYTES; rows are [key][blocks][row], of one
+       block here, and take FATTNI_ROWS_BYTES for all of them. */
     void (*round)(const fattni_tile *t, const void *x, void *pairs, void *rows);
     /* acc[d][i] -= mean[d] sum_j x[j][i], with rounded x. Only with `round`. */
     void (*remove_mean)(const fattni_tile *t, int64_t columns, const void *mean, const void *pairs, void *acc);
@@ -118,8 +120,11 @@ typedef struct fattni_cpu_kernels {
        rounding of l took away, for that is an error of the whole row. */
     void (*gradient)(const fattni_tile *t, double factor, double scale, const void *lse, const void *delta, void *p,
                      void *ds);
-    /* acc[j][d] += sum_i s[j][i] x[i][d]; columns is a multiple of lanes and the pitch of acc. */
-    void (*add_rows)(const fattni_tile *t, int64_t columns, const void *s, const void *x, int64_t stride, void *acc);
+    /* acc[j][d] += sum_i s[j][i] x[i][d]; columns is a multiple of lanes and the pitch of acc. Of `count` blocks of
+       rows, t[n] for each: with more than one, s and x have all of them, and blocks that see no key of theirs have
+       t[n].keys = 0. Bits are those of a call for each block. */
+    void (*add_rows)(const fattni_tile *t, int64_t count, int64_t columns, const void *s, const void *x, int64_t stride,
+                     void *acc);
     /* dst[i * row + j * column] += g[j][i]; a stride of 0 sums. */
     void (*add_elements)(const fattni_tile *t, const void *g, void *dst, int64_t row, int64_t column);
 } fattni_cpu_kernels;
@@ -131,7 +136,7 @@ static inline size_t fattni_append(size_t *end, size_t bytes) {
     return begin;
 }
 
-enum { FATTNI_ROUNDED_BYTES = FATTNI_TILE_KEYS * 64 };
+enum { FATTNI_PAIRS_BYTES = FATTNI_TILE_KEYS * 64, FATTNI_ROWS_BYTES = 4 * FATTNI_PAIRS_BYTES };
 
 /* Bytes of one of [..][row], and elements and bytes of a row of `columns` of an operand. */
 static inline size_t fattni_row_bytes(const fattni_cpu_kernels *k) {
@@ -156,7 +161,13 @@ extern const fattni_cpu_kernels fattni_cpu_avx512bf16, fattni_cpu_amx;
 /* What this context runs for tensors of this dtype. */
 const fattni_cpu_kernels *fattni_cpu_kernels_of(const fattn_ctx *ctx, fattn_dtype dtype);
 
-/* fattni_parallel for tasks that call products. */
-void fattni_cpu_tasks(const fattn_ctx *ctx, const fattni_cpu_kernels *k, int64_t count, fattni_task task, void *arg);
+/* Tasks that call products, on at most so many threads. Those of a stage begin when all of the stages before have
+   ended. One parallel region for all: threads may sleep between two, and take longer to wake than a small call
+   lasts. */
+typedef struct fattni_stage {
+    int64_t count;
+    fattni_task run;
+} fattni_stage;
+void fattni_cpu_stages(int64_t threads, const fattni_cpu_kernels *k, const fattni_stage *stages, int count, void *arg);
 
 #endif

@@ -4,23 +4,43 @@
 #include "fwd/cpu/fwd_row_block.h"
 #include "core/attention/kernel.h"
 
+#include <stdatomic.h>
 #include <stdio.h>
 
-/* Up to MOST_BLOCKS neighbouring blocks of a head are one task, which takes each tile of keys
+/* Up to MOST_BLOCKS neighbouring blocks of a head are one piece of work, which takes each tile of keys
    through all of them while it is in cache. That pays most where keys lie a large power of two
    apart, and in 16 bits, where a tile is first converted to floats, an eighth of a block's time.
-   The last blocks of a head stay tasks of their own, so that threads end at about the same time.
-   A block's results do not depend on the task it is in. */
+   The last blocks of a head stay pieces of their own, so that threads end at about the same time.
+   Threads begin at different heads, stay while there is work, for K and V are in their cache then, and go on with the
+   next ones. A block's results do not depend on the piece or the thread. */
 enum { MOST_BLOCKS = 4, LONE_PER_THREAD = 4 };
+
+/* Products of BF16 take a fraction of that time. So K and V of a head are brought into order once, by the threads that
+   begin with it, where that takes at most so many bytes of the workspace for all heads. */
+enum { MOST_ORDERED_BYTES = 64 << 20 };
 
 typedef struct forward {
     const fattni_problem *p;
     const fattni_cpu_kernels *k;
     fattni_fwd_layout layout;
     int64_t planes, blocks; /* heads of sequences; blocks of rows in the longest sequence */
-    int64_t grouped;        /* blocks of a plane whose tasks have several */
-    int64_t groups, tasks;  /* tasks of a plane for those, tasks in all */
+    int64_t grouped;        /* blocks of a plane whose pieces have several */
+    int64_t groups, pieces; /* of a plane: pieces for those, pieces in all */
+    int64_t threads;        /* that have scratch */
+    int64_t ordered;        /* tiles of keys of a head that are brought into order, or 0 */
+    size_t keys, counters;  /* offsets: fattni_fwd_keys of all tiles; counters */
+    size_t shared_bytes;    /* of both */
 } forward;
+
+/* What threads share. */
+typedef struct counter {
+    atomic_llong pieces;       /* of a plane: begun */
+    atomic_llong tiles, ready; /* of a key head, at its first plane: tiles of keys begun, done */
+} counter;
+
+static size_t tile_bytes(const forward *f) {
+    return fattni_fwd_key_bytes(f->p, f->k) + fattni_fwd_value_bytes(f->p, f->k);
+}
 
 static forward plan_forward(const fattn_ctx *ctx, const fattni_problem *p) {
     forward f = {.p = p, .k = fattni_cpu_kernels_of(ctx, p->dtype), .planes = p->B * p->Hq};
@@ -28,13 +48,45 @@ static forward plan_forward(const fattn_ctx *ctx, const fattni_problem *p) {
     const int64_t lone = fattni_ceil_div(LONE_PER_THREAD * ctx->cpu_threads, fattni_max(f.planes, 1));
     f.grouped = fattni_max(f.blocks - lone, 0);
     f.groups = fattni_ceil_div(f.grouped, MOST_BLOCKS);
-    f.tasks = f.planes * (f.groups + f.blocks - f.grouped);
+    f.pieces = f.groups + f.blocks - f.grouped;
+    f.threads = fattni_min(ctx->cpu_threads, f.planes * f.pieces);
     f.layout = fattni_fwd_lay_out(p, f.k, fattni_clamp(f.grouped, 1, MOST_BLOCKS));
+    const int64_t tiles = fattni_ceil_div(p->Sk, FATTNI_TILE_KEYS);
+    const size_t bytes = (size_t)(p->B * p->Hkv) * (size_t)tiles * tile_bytes(&f);
+    const bool once = f.pieces * p->group > 1; /* else no piece repeats it */
+    if (f.k->round && once && bytes <= MOST_ORDERED_BYTES) f.ordered = tiles;
+    f.keys = fattni_append(&f.shared_bytes, f.ordered ? bytes : 0);
+    f.counters = fattni_append(&f.shared_bytes, (size_t)f.planes * sizeof(counter));
     return f;
 }
 
-/* Blocks of task n of a plane. Late rows see more keys when a mask is causal, so they come first:
-   short tasks at the end leave no thread idle for long. */
+static counter *counter_of(const forward *f, int64_t plane) {
+    return (counter *)((char *)f->p->workspace + f->counters) + plane;
+}
+
+static fattni_fwd_keys ordered_tile(const forward *f, int64_t b, int64_t g, int64_t tile) {
+    const int64_t n = (b * f->p->Hkv + g) * f->ordered + tile;
+    char *const at = (char *)f->p->workspace + f->keys + (size_t)n * tile_bytes(f);
+    return (fattni_fwd_keys){at, at + fattni_fwd_key_bytes(f->p, f->k)};
+}
+
+/* Takes part in bringing the keys of key head g into order, until all are. */
+static void order(const forward *f, int64_t b, int64_t g) {
+    const fattni_problem *const p = f->p;
+    counter *const c = counter_of(f, b * p->Hq + g * p->group);
+    if (atomic_load_explicit(&c->ready, memory_order_acquire) == f->ordered) return;
+    const fattni_sequence seq = fattni_sequence_of(p, b);
+    for (int64_t tile; (tile = atomic_fetch_add(&c->tiles, 1)) < f->ordered;) {
+        const fattni_range keys = {tile * FATTNI_TILE_KEYS, fattni_min((tile + 1) * FATTNI_TILE_KEYS, seq.band.Sk)};
+        const fattni_fwd_keys to = ordered_tile(f, b, g, tile);
+        if (keys.begin < keys.end) fattni_fwd_load_keys(p, f->k, &seq, g, keys, &to);
+        atomic_fetch_add_explicit(&c->ready, 1, memory_order_release);
+    }
+    for (int n = 0; atomic_load_explicit(&c->ready, memory_order_acquire) < f->ordered; ++n) fattni_pause(n);
+}
+
+/* Blocks of piece n of a plane. Late rows see more keys when a mask is causal, so they come first:
+   short pieces at the end leave no thread idle for long. */
 static fattni_range blocks_of(const forward *f, int64_t n) {
     const bool group = n < f->groups;
     const int64_t before = group ? n * MOST_BLOCKS : f->grouped + n - f->groups;
@@ -42,13 +94,12 @@ static fattni_range blocks_of(const forward *f, int64_t n) {
     return (fattni_range){f->blocks - before - count, f->blocks - before};
 }
 
-static void attend(void *arg, int64_t task, int thread) {
-    const forward *const f = arg;
+static void attend(const forward *f, int64_t plane, int64_t piece, int thread) {
     const fattni_problem *const p = f->p;
-    const int64_t plane = task % f->planes, b = plane / p->Hq, h = plane % p->Hq;
-    const fattni_range blocks = blocks_of(f, task / f->planes);
+    const int64_t b = plane / p->Hq, h = plane % p->Hq;
+    const fattni_range blocks = blocks_of(f, piece);
     const fattni_sequence seq = fattni_sequence_of(p, b);
-    char *const scratch = (char *)p->workspace + (size_t)thread * f->layout.bytes;
+    char *const scratch = (char *)p->workspace + f->shared_bytes + (size_t)thread * f->layout.bytes;
     fattni_fwd_rows r[MOST_BLOCKS];
     fattni_range seen[MOST_BLOCKS];
     int64_t count = 0;
@@ -66,19 +117,35 @@ static void attend(void *arg, int64_t task, int thread) {
     const fattni_range keys = {seen[0].begin, seen[count - 1].end};
     for (int64_t j = keys.begin / FATTNI_TILE_KEYS * FATTNI_TILE_KEYS; j < keys.end; j += FATTNI_TILE_KEYS) {
         const int64_t end = j + FATTNI_TILE_KEYS;
-        fattni_fwd_load_keys(r, (fattni_range){j, fattni_min(end, keys.end)});
+        fattni_fwd_keys tile_keys = r->copy;
+        if (f->ordered)
+            tile_keys = ordered_tile(f, b, h / p->group, j / FATTNI_TILE_KEYS);
+        else
+            fattni_fwd_load_keys(p, f->k, &seq, h / p->group, (fattni_range){j, fattni_min(end, keys.end)}, &tile_keys);
         for (int64_t n = 0; n < count; ++n) {
             const fattni_range tile = {j, fattni_min(end, seen[n].end)};
-            if (fattni_max(j, seen[n].begin) < tile.end) fattni_fwd_tile(&r[n], tile);
+            if (fattni_max(j, seen[n].begin) < tile.end) fattni_fwd_tile(&r[n], tile, &tile_keys);
         }
     }
     for (int64_t n = 0; n < count; ++n) fattni_fwd_finish(&r[n]);
 }
 
+/* Task: one thread's share, from a plane of its own on. */
+static void run_planes(void *arg, int64_t task, int thread) {
+    const forward *const f = arg;
+    for (int64_t n = 0; n < f->planes; ++n) {
+        const int64_t plane = (task * f->planes / f->threads + n) % f->planes;
+        atomic_llong *const next = &counter_of(f, plane)->pieces;
+        if (atomic_load_explicit(next, memory_order_relaxed) >= f->pieces) continue;
+        if (f->ordered) order(f, plane / f->p->Hq, plane % f->p->Hq / f->p->group);
+        for (int64_t piece; (piece = atomic_fetch_add(next, 1)) < f->pieces;) attend(f, plane, piece, thread);
+    }
+}
+
 /* Every feature, every dtype. */
 static const char *plan(const fattn_ctx *ctx, const fattni_problem *p, fattni_kernel_plan *out) {
     const forward f = plan_forward(ctx, p);
-    out->workspace = (size_t)fattni_min(ctx->cpu_threads, f.tasks) * f.layout.bytes;
+    out->workspace = f.shared_bytes + (size_t)f.threads * f.layout.bytes;
     out->deterministic = true;
     snprintf(out->name, sizeof out->name, "fattn_fwd_cpu_%s_%s", f.k->isa, fattn_dtype_name(p->dtype));
     return NULL;
@@ -87,7 +154,12 @@ static const char *plan(const fattn_ctx *ctx, const fattni_problem *p, fattni_ke
 static fattn_status run(fattn_ctx *ctx, const fattni_problem *p, const fattni_kernel_plan *plan) {
     (void)plan;
     forward f = plan_forward(ctx, p);
-    fattni_cpu_tasks(ctx, f.k, f.tasks, attend, &f);
+    for (int64_t n = 0; n < f.planes; ++n) {
+        counter *const c = counter_of(&f, n);
+        atomic_init(&c->pieces, 0), atomic_init(&c->tiles, 0), atomic_init(&c->ready, 0);
+    }
+    const fattni_stage stage = {f.threads, run_planes};
+    fattni_cpu_stages(f.threads, f.k, &stage, 1, &f);
     return FATTN_OK;
 }
 

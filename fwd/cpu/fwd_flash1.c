@@ -72,12 +72,12 @@ static void attend(void *arg, int64_t task, int thread) {
         const fattni_range rows = fattni_band_rows(&seq.band, keys.begin, keys.end);
         if (rows.begin >= rows.end) continue;
         const fattni_fwd_rows head = block_of(f, &seq, b, h, 0, scratch);
-        fattni_fwd_load_keys(&head, keys);
+        fattni_fwd_load_keys(p, f->k, &seq, h / p->group, keys, &head.copy);
         for (int64_t i0 = rows.begin / block * block; i0 < rows.end; i0 += block) {
             const fattni_fwd_rows r = block_of(f, &seq, b, h, i0, scratch);
             fattni_fwd_load_q(&r);
             load_o(f, &r);
-            fattni_fwd_tile(&r, keys);
+            fattni_fwd_tile(&r, keys, &r.copy);
             store_o(f, &r);
         }
     }
@@ -99,7 +99,8 @@ static const char *plan(const fattn_ctx *ctx, const fattni_problem *p, fattni_ke
 static fattn_status run(fattn_ctx *ctx, const fattni_problem *p, const fattni_kernel_plan *plan) {
     (void)plan;
     forward f = plan_forward(ctx, p);
-    fattni_cpu_tasks(ctx, f.k, p->B * p->Hq, attend, &f);
+    const fattni_stage stage = {p->B * p->Hq, attend};
+    fattni_cpu_stages(ctx->cpu_threads, f.k, &stage, 1, &f);
     return FATTN_OK;
 }
 

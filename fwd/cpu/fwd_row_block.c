@@ -9,6 +9,13 @@ static size_t bytes_of_o(const fattni_problem *p, const fattni_cpu_kernels *k) {
     return (size_t)fattni_operand_width(k, p->Dv) * fattni_row_bytes(k);
 }
 
+size_t fattni_fwd_key_bytes(const fattni_problem *p, const fattni_cpu_kernels *k) {
+    return fattni_is_narrow(p) ? FATTNI_TILE_KEYS * fattni_operand_bytes(k, p->D) : 0;
+}
+size_t fattni_fwd_value_bytes(const fattni_problem *p, const fattni_cpu_kernels *k) {
+    return fattni_is_narrow(p) ? FATTNI_TILE_KEYS * fattni_operand_bytes(k, p->Dv) : 0;
+}
+
 fattni_fwd_layout fattni_fwd_lay_out(const fattni_problem *p, const fattni_cpu_kernels *k, int64_t blocks) {
     const size_t row = fattni_row_bytes(k);
     fattni_fwd_layout l = {0};
@@ -16,11 +23,10 @@ fattni_fwd_layout fattni_fwd_lay_out(const fattni_problem *p, const fattni_cpu_k
     l.decay = fattni_append(&l.bytes, row);
     const size_t bias = fattni_scores_scratch(p);
     l.extra = fattni_append(&l.bytes, bias ? bias : p->drop_T ? FATTNI_TILE_BYTES : 0);
-    const size_t copied = fattni_is_narrow(p) ? FATTNI_TILE_KEYS : 0;
-    l.key = fattni_append(&l.bytes, copied * fattni_operand_bytes(k, p->D));
-    const size_t value = copied * fattni_operand_bytes(k, p->Dv), o = fattni_is_narrow(p) ? (size_t)p->Dv * row : 0;
-    l.value = fattni_append(&l.bytes, value > o ? value : o);
-    l.rounded = fattni_append(&l.bytes, k->round ? FATTNI_ROUNDED_BYTES : 0);
+    l.key = fattni_append(&l.bytes, fattni_fwd_key_bytes(p, k));
+    l.value = fattni_append(&l.bytes, fattni_fwd_value_bytes(p, k));
+    l.o_rows = fattni_append(&l.bytes, p->o.dtype != (int32_t)k->dtype ? (size_t)p->Dv * row : 0);
+    l.rounded = fattni_append(&l.bytes, k->round ? FATTNI_PAIRS_BYTES : 0);
     const size_t shared = l.bytes;
     l.q = fattni_append(&l.bytes, (size_t)k->rows * fattni_operand_bytes(k, p->D));
     l.max = fattni_append(&l.bytes, row);
@@ -46,8 +52,8 @@ fattni_fwd_rows fattni_fwd_rows_of(const fattni_problem *p, const fattni_cpu_ker
         .s = scratch + layout->s,
         .decay = scratch + layout->decay,
         .extra = scratch + layout->extra,
-        .key = scratch + layout->key,
-        .value = scratch + layout->value,
+        .copy = {scratch + layout->key, scratch + layout->value},
+        .o_rows = scratch + layout->o_rows,
         .rounded = scratch + layout->rounded,
         .q = block + layout->q,
         .o = block + layout->o,
@@ -118,24 +124,23 @@ void fattni_fwd_start(const fattni_fwd_rows *r) {
     if (p->flags & FATTN_MERGE) r->k->pack(r->rows, p->Dv, type, rows_at(r, &p->o), p->o.s[2], kept, r->o);
 }
 
-void fattni_fwd_load_keys(const fattni_fwd_rows *r, fattni_range keys) {
-    const fattni_cpu_kernels *const k = r->k;
-    const fattni_array *const K = &r->p->k, *const V = &r->p->v;
-    const int64_t g = r->h / r->p->group, row = r->seq->k0 + keys.begin, count = keys.end - keys.begin;
-    if (!fattni_is_narrow(r->p)) return;
-    k->load_keys(count, r->p->D, r->p->dtype, fattni_at(K, r->seq->batch, g, row), K->s[2], r->key,
-                 fattni_operand_width(k, r->p->D));
-    k->load_turned(count, r->p->Dv, r->p->dtype, fattni_at(V, r->seq->batch, g, row), V->s[2], r->value,
-                   fattni_operand_width(k, r->p->Dv));
+void fattni_fwd_load_keys(const fattni_problem *p, const fattni_cpu_kernels *k, const fattni_sequence *seq, int64_t g,
+                          fattni_range keys, const fattni_fwd_keys *to) {
+    const int64_t row = seq->k0 + keys.begin, count = keys.end - keys.begin;
+    if (!fattni_is_narrow(p)) return;
+    k->load_keys(count, p->D, p->dtype, fattni_at(&p->k, seq->batch, g, row), p->k.s[2], to->key,
+                 fattni_operand_width(k, p->D));
+    k->load_turned(count, p->Dv, p->dtype, fattni_at(&p->v, seq->batch, g, row), p->v.s[2], to->value,
+                   fattni_operand_width(k, p->Dv));
 }
 
-void fattni_fwd_tile(const fattni_fwd_rows *r, fattni_range keys) {
+void fattni_fwd_tile(const fattni_fwd_rows *r, fattni_range keys, const fattni_fwd_keys *copy) {
     const fattni_problem *const p = r->p;
     const int64_t j = keys.begin;
     fattni_score_tile at = fattni_score_tile_of(p, r->k, r->seq, r->b, r->h, r->i0, r->rows, j, keys.end - j);
     if (fattni_is_narrow(p)) {
-        at.key = r->key, at.key_stride = fattni_operand_width(r->k, p->D);
-        at.value = r->value, at.value_stride = fattni_operand_width(r->k, p->Dv);
+        at.key = copy->key, at.key_stride = fattni_operand_width(r->k, p->D);
+        at.value = copy->value, at.value_stride = fattni_operand_width(r->k, p->Dv);
     }
     fattni_scores(&at, r->q, r->extra, r->s, NULL);
     r->k->softmax(&at.tile, fattni_log2_factor(p), r->s, r->max, r->sum, r->decay);
@@ -147,12 +152,12 @@ void fattni_fwd_tile(const fattni_fwd_rows *r, fattni_range keys) {
     r->k->add_keys(&at.tile, p->Dv, at.value, at.value_stride, r->k->round ? r->rounded : r->s, r->decay, r->o);
 }
 
-/* What rounding took off O, which lies in `value`. O^T is not needed any more. */
+/* What rounding took off O, which lies in `o_rows`. O^T is not needed any more. */
 static void store_o_rest(const fattni_fwd_rows *r) {
     const fattni_problem *const p = r->p;
     const fattni_array *const o = &p->o, rest = fattni_o_rest_of(p);
     const int bits = o->dtype == FATTN_BF16 ? FATTNI_O_REST_BF16 : FATTNI_O_REST_F16;
-    const float *exact = r->value, *rounded = r->o;
+    const float *exact = r->o_rows, *rounded = r->o;
     int8_t *to = rows_at(r, &rest);
     r->k->widen(r->rows, p->Dv, (fattn_dtype)o->dtype, rows_at(r, o), o->s[2], r->o, p->Dv);
     for (int64_t i = 0; i < r->rows; ++i, exact += p->Dv, rounded += p->Dv, to += rest.s[2])
@@ -181,8 +186,8 @@ void fattni_fwd_finish(const fattni_fwd_rows *r) {
     if ((int32_t)type == p->o.dtype) {
         r->k->unpack(0, r->rows, p->Dv, r->o, inverse, o, p->o.s[2]);
     } else {
-        r->k->unpack(0, r->rows, p->Dv, r->o, inverse, r->value, p->Dv);
-        r->k->put(r->rows, p->Dv, r->value, p->Dv, false, (fattn_dtype)p->o.dtype, o, p->o.s[2]);
+        r->k->unpack(0, r->rows, p->Dv, r->o, inverse, r->o_rows, p->Dv);
+        r->k->put(r->rows, p->Dv, r->o_rows, p->Dv, false, (fattn_dtype)p->o.dtype, o, p->o.s[2]);
         if (p->has_o_rest) store_o_rest(r);
     }
 }

@@ -5,11 +5,23 @@
 
 #include "core/cpu/scores.h"
 
+/* Where a tile of K and V of 16-bit inputs lies as operands. */
+typedef struct fattni_fwd_keys {
+    void *key, *value;
+} fattni_fwd_keys;
+
+size_t fattni_fwd_key_bytes(const fattni_problem *p, const fattni_cpu_kernels *k);
+size_t fattni_fwd_value_bytes(const fattni_problem *p, const fattni_cpu_kernels *k);
+/* Copies these keys, of one tile, and their values there; other inputs need no copies. */
+void fattni_fwd_load_keys(const fattni_problem *p, const fattni_cpu_kernels *k, const fattni_sequence *seq, int64_t g,
+                          fattni_range keys, const fattni_fwd_keys *to);
+
 /* Offsets in bytes from a thread's scratch. [..][row] arrays hold one block of rows. */
 typedef struct fattni_fwd_layout {
     size_t s, decay;       /* S^T [keys]; the factor of the sums so far (tile.h, softmax) */
     size_t extra;          /* for a bias, then for a dropout mask */
-    size_t key, value;     /* 16-bit inputs: operands of a tile of K and V; then O, [row][Dv] floats */
+    size_t key, value;     /* 16-bit inputs: fattni_fwd_keys of a tile */
+    size_t o_rows;         /* for an o of 16 bits: O, [row][Dv] floats */
     size_t rounded;        /* P^T as an operand, where products take BF16 */
     size_t q, o, max, sum; /* Q^T [D], O^T [Dv], the online softmax in units of S: of block 0, */
     size_t block;          /* of the next one that many bytes further */
@@ -25,7 +37,8 @@ typedef struct fattni_fwd_rows {
     const fattni_cpu_kernels *k;
     const fattni_sequence *seq;
     int64_t b, h, i0, rows;
-    void *q, *s, *o, *max, *sum, *decay, *extra, *key, *value, *rounded;
+    fattni_fwd_keys copy; /* scratch for a tile */
+    void *q, *s, *o, *max, *sum, *decay, *extra, *o_rows, *rounded;
 } fattni_fwd_rows;
 
 /* The block that begins at row i0, its state in scratch as block n; rows <= 0 past the sequence's
@@ -37,11 +50,9 @@ fattni_fwd_rows fattni_fwd_rows_of(const fattni_problem *p, const fattni_cpu_ker
 /* Before the first key: max = -inf, sum = 0. A sink is a key without value that was there first;
    what FATTN_MERGE continues is one whose value is o. */
 void fattni_fwd_start(const fattni_fwd_rows *r);
-/* Of 16-bit inputs, these keys and values, of one tile, become operands for the tiles of all blocks to come. */
-void fattni_fwd_load_keys(const fattni_fwd_rows *r, fattni_range keys);
-/* One step of the online softmax, over the first of the keys that were loaded. Reads Q^T, updates O^T, max and
-   sum. */
-void fattni_fwd_tile(const fattni_fwd_rows *r, fattni_range keys);
+/* One step of the online softmax, over these keys, which begin where a tile does. `copy` has them, unless the caller's
+   are used. Reads Q^T, updates O^T, max and sum. */
+void fattni_fwd_tile(const fattni_fwd_rows *r, fattni_range keys, const fattni_fwd_keys *copy);
 /* o = O^T / sum, with what rounding took off it (o_rest.h), lse = max + log sum; a row that saw nothing gives 0 and
    -inf. Overwrites O^T. */
 void fattni_fwd_finish(const fattni_fwd_rows *r);

@@ -17,21 +17,43 @@ static fattn_attention_plan plan_of(fattn_ctx *ctx, const attention_case *c) {
 static const attention_case base = {
     .name = "memory", .dtype = FATTN_F32, .B = 1, .Hq = 2, .Sq = 512, .Sk = 512, .D = 64, .flags = FATTN_CAUSAL};
 
-/* 64 columns or keys of 192 bytes: S^T; for each row block of a task Q^T and O^T, decay, max and sum. A task
-   has one row block, or four when that leaves enough tasks. */
+/* 64 columns or keys of 192 bytes: S^T; for each row block of a piece of work Q^T and O^T, decay, max and sum. A piece
+   has one row block, or four when that leaves enough pieces. For all threads counters of 24 bytes for each head. */
 Test(memory, forward_scratch_is_per_thread_and_independent_of_length) {
-    const size_t shared = 64 * 192 + 256, block = 2 * 64 * 192 + 2 * 256;
+    const size_t shared = 64 * 192 + 256, block = 2 * 64 * 192 + 2 * 256, counters = 256;
     fattn_ctx *const two = attention_context(2), *const eight = attention_context(8);
     attention_case longer = base, shorter = base;
     longer.Sq = longer.Sk = 2048, shorter.Sq = 96;
-    cr_assert_eq(plan_of(two, &shorter).fwd_workspace, 2 * (shared + block));
-    cr_assert_eq(plan_of(two, &base).fwd_workspace, 2 * (shared + 4 * block));
-    cr_assert_eq(plan_of(two, &longer).fwd_workspace, 2 * (shared + 4 * block));
-    cr_assert_eq(plan_of(eight, &base).fwd_workspace, 8 * (shared + block));
-    cr_assert_eq(plan_of(eight, &longer).fwd_workspace, 8 * (shared + 4 * block));
+    cr_assert_eq(plan_of(two, &shorter).fwd_workspace, counters + 2 * (shared + block));
+    cr_assert_eq(plan_of(two, &base).fwd_workspace, counters + 2 * (shared + 4 * block));
+    cr_assert_eq(plan_of(two, &longer).fwd_workspace, counters + 2 * (shared + 4 * block));
+    cr_assert_eq(plan_of(eight, &base).fwd_workspace, counters + 8 * (shared + block));
+    cr_assert_eq(plan_of(eight, &longer).fwd_workspace, counters + 8 * (shared + 4 * block));
     cr_assert_eq(plan_of(two, &base).saved_bytes, 0);
     fattn_ctx_destroy(two);
     fattn_ctx_destroy(eight);
+}
+
+/* BF16 products: also K and V of all key heads in order, 2 bytes a number, up to 64 MiB of them. */
+Test(memory, keys_in_order) {
+    for (int isa = FATTNI_ISA_AVX512BF16; isa <= FATTNI_ISA_AMX; ++isa) {
+        fattn_ctx *const ctx = attention_context_isa(2, isa);
+        if (!ctx) continue;
+        attention_case c = base;
+        c.dtype = FATTN_BF16, c.Hq = 4, c.Hkv = 2, c.Sq = 256, c.Sk = 500;
+        const size_t small = plan_of(ctx, &c).fwd_workspace;
+        c.Sk = 1000;
+        cr_assert_eq(plan_of(ctx, &c).fwd_workspace - small, 2 * (1024 - 512) * (64 + 64) * 2);
+        c.Sk = (64 << 20) / (2 * 128 * 2);
+        cr_assert_eq(plan_of(ctx, &c).fwd_workspace - small, (64 << 20) - 2 * 512 * 128 * 2);
+        ++c.Sk;
+        cr_assert_eq(small - plan_of(ctx, &c).fwd_workspace, 2 * 512 * 128 * 2);
+        c.Sk = 1000, c.Hkv = 4, c.Sq = 32; /* one block of rows for each head: nothing is used twice */
+        const size_t one = plan_of(ctx, &c).fwd_workspace;
+        c.Sk = 500;
+        cr_assert_eq(plan_of(ctx, &c).fwd_workspace, one);
+        fattn_ctx_destroy(ctx);
+    }
 }
 
 /* delta, and m and log l of huge rows, have one number per row each; the rest is per thread and does not grow

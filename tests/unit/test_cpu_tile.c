@@ -234,7 +234,7 @@ static void products(const fattni_cpu_kernels *k) {
     for (int64_t n = 0; n < decay.count; ++n) set(decay, n, (double)(n % 4));
     for (int64_t n = 0; n < mean.count; ++n) set(mean, n, (double)(n % 3));
     char *const packed = malloc((size_t)k->rows * fattni_operand_bytes(k, D));
-    char *const pairs = malloc(FATTNI_ROUNDED_BYTES), *const rounded = malloc(FATTNI_ROUNDED_BYTES);
+    char *const pairs = malloc(FATTNI_PAIRS_BYTES), *const rounded = malloc(FATTNI_ROWS_BYTES);
     if (k->begin) k->begin();
     for (int n = 0; n < 200; ++n) {
         const fattni_tile t = {.rows = 1 + n * 31 % k->rows,
@@ -259,7 +259,7 @@ static void products(const fattni_cpu_kernels *k) {
         if (k->round) k->round(&t, s.p, pairs, rounded);
         k->add_keys(&t, D, turned ? turned : a.p, key ? width : stride, k->round ? pairs : s.p, n % 2 ? decay.p : NULL,
                     keys_sum.p);
-        k->add_rows(&t, pad, k->round ? rounded : s.p, rows ? rows : x.p, pad, rows_sum.p);
+        k->add_rows(&t, 1, pad, k->round ? rounded : s.p, rows ? rows : x.p, pad, rows_sum.p);
         for (int64_t i = 0; i < t.rows; ++i) {
             const bool sees = i + t.hi >= 0 && i + t.lo < t.keys;
             for (int64_t d = 0; sees && d < D; ++d) {
@@ -294,11 +294,46 @@ static void products(const fattni_cpu_kernels *k) {
 }
 Test(cpu_tile, products) { each(products); }
 
+/* Blocks of rows that are added together give the bits of one after another, for any band; what a key of one block
+   is not seen by may be NaN in the other's rows. */
+static void blocks(const fattni_cpu_kernels *k) {
+    if (k->blocks == 1) return;
+    enum { MOST = 4, ROWS = 32 };
+    const int64_t pad = 2 * k->lanes;
+    static uint16_t s[FATTNI_ROWS_BYTES / 2], x[MOST * ROWS * 256];
+    static float sums[2][FATTNI_TILE_KEYS * 256];
+    cr_assert_leq(k->blocks, MOST);
+    uint64_t r = 1;
+    for (int64_t e = 0; e < MOST * ROWS * pad; ++e)
+        x[e] = fattni_float_to_bf16((float)cases_below(&r, 2001) / 1000 - 1);
+    if (k->begin) k->begin();
+    for (int n = 0; n < 200; ++n) {
+        const int64_t count = 2 + n % (k->blocks - 1);
+        fattni_tile t[MOST];
+        memset(s, 0xff, sizeof s); /* NaN */
+        for (int64_t m = 0; m < count; ++m) {
+            const int64_t keys = cases_below(&r, 4) ? 1 + cases_below(&r, FATTNI_TILE_KEYS) : 0;
+            t[m] =
+                (fattni_tile){1 + cases_below(&r, ROWS), keys, cases_below(&r, 160) - 140, cases_below(&r, 160) - 30};
+            float p[FATTNI_TILE_KEYS * ROWS];
+            for (int e = 0; e < FATTNI_TILE_KEYS * ROWS; ++e)
+                p[e] = seen(t + m, e % ROWS, e / ROWS) ? (float)cases_below(&r, 1000) / 1000 : 0;
+            if (keys) k->round(t + m, p, NULL, s + m * ROWS);
+        }
+        for (int64_t e = 0; e < FATTNI_TILE_KEYS * pad; ++e) sums[0][e] = sums[1][e] = (float)cases_below(&r, 1000);
+        k->add_rows(t, count, pad, s, x, pad, sums[0]);
+        for (int64_t m = 0; m < count; ++m) k->add_rows(t + m, 1, pad, s + m * ROWS, x + m * ROWS * pad, pad, sums[1]);
+        cr_assert_eq(memcmp(sums[0], sums[1], sizeof sums[0]), 0, "%s %d", k->isa, n);
+    }
+    if (k->end) k->end();
+}
+Test(cpu_tile, blocks_of_rows) { each(blocks); }
+
 /* P and dS as BF16: to the nearest, ties to even, as numeric.h; both orders hold the same numbers. */
 static void rounds(const fattni_cpu_kernels *k) {
     if (!k->round) return;
     const fattni_tile t = {k->rows, FATTNI_TILE_KEYS, .lo = -FATTNI_UNBOUNDED, .hi = FATTNI_UNBOUNDED};
-    static uint16_t pairs[FATTNI_ROUNDED_BYTES / 2], rows[FATTNI_ROUNDED_BYTES / 2];
+    static uint16_t pairs[FATTNI_PAIRS_BYTES / 2], rows[FATTNI_ROWS_BYTES / 2];
     for (uint32_t n = 0; n < 40; ++n) {
         float x[FATTNI_TILE_KEYS * 32];
         for (uint32_t e = 0; e < FATTNI_TILE_KEYS * 32; ++e) {
@@ -309,8 +344,9 @@ static void rounds(const fattni_cpu_kernels *k) {
         for (int j = 0; j < FATTNI_TILE_KEYS; ++j)
             for (int i = 0; i < 32; ++i) {
                 const uint16_t want = fattni_float_to_bf16(x[j * 32 + i]), pair = pairs[j / 2 * 64 + 2 * i + j % 2];
-                cr_assert(rows[j * 32 + i] == want && pair == want, "%s: %a gives %x and %x, not %x", k->isa,
-                          (double)x[j * 32 + i], rows[j * 32 + i], pair, want);
+                const uint16_t row = rows[j * k->blocks * 32 + i];
+                cr_assert(row == want && pair == want, "%s: %a gives %x and %x, not %x", k->isa, (double)x[j * 32 + i],
+                          row, pair, want);
             }
     }
 }

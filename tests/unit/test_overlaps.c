@@ -91,6 +91,7 @@ static void fill(call *c, fattn_dtype dtype, int32_t algorithm, bool packed) {
     io->d_bias = &c->t[19], io->d_sink = &c->t[20];
     io->workspace = memory + WORKSPACE * ROOM, io->saved = memory + SAVED * ROOM;
     io->workspace_bytes = io->saved_bytes = ROOM;
+    memset(io->workspace, 0, 4096); /* counters of the call before, which are no lengths */
 }
 
 static fattn_status run(call *c, bool forward) {
