@@ -96,6 +96,7 @@ typedef struct fattni_loss_args {
     double *kept, *loss;         /* loss[row] */
     double *state;               /* [row][2]: maximum, sum of exp(x - max); NULL: not kept */
     int64_t first, rows, all, V; /* rows first..first+rows-1 of `all` */
+    int64_t width;               /* columns of a row, V of them classes: the others' gradient is 0 */
     int32_t ignore, fresh, gradients;
     int32_t pack;            /* elements of a thread at once: 1 or FATTNI_PACK */
     int32_t dtype, reserved; /* of logits and d; 0: they differ */

@@ -77,6 +77,11 @@ FATTN_API fattn_var fattn_op_cross_entropy(fattn_tape *t, fattn_var logits, fatt
    stored as a whole. */
 FATTN_API fattn_var fattn_op_linear_cross_entropy(fattn_tape *t, fattn_var x, fattn_var w, fattn_var target,
                                                   int32_t ignore);
+/* The same when w [Vp,K] has more rows than there are classes, as a table padded for faster products has: softmax and
+   targets are over rows 0..classes-1. The gradient of the other rows, which must be finite, is exactly 0.
+   ARG: classes is not in 0..Vp. */
+FATTN_API fattn_var fattn_op_linear_cross_entropy_padded(fattn_tape *t, fattn_var x, fattn_var w, fattn_var target,
+                                                         int32_t ignore, int64_t classes);
 
 /* User-defined ops. The built-in ops above use the same interface. The functions of an op may use
    other tapes and read values of this one, but not record on it, reset it, run its backward or destroy

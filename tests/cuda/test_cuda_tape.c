@@ -135,6 +135,13 @@ static fattn_var losses(fattn_tape *t, const fattn_var *in, int n, void *user) {
     return fattn_op_add(t, a, b);
 }
 
+enum { PADDED = 24, CLASSES = 19 }; /* the last class and the padding share a pack */
+static fattn_var padded_loss(fattn_tape *t, const fattn_var *in, int n, void *user) {
+    (void)n, (void)user;
+    const fattn_var x = fattn_op_embedding(t, in[0], in[1]);
+    return fattn_op_linear_cross_entropy_padded(t, x, in[0], in[2], -1, CLASSES);
+}
+
 static fattn_tensor normal(fattn_ctx *ctx, uint32_t stream, int ndim, const int64_t *shape) {
     fattn_tensor t;
     MUST(ctx, fattn_tensor_alloc(ctx, FATTN_F64, ndim, shape, &t));
@@ -173,6 +180,9 @@ Test(cuda_tape, differences) {
     fattn_tensor of_losses[] = {normal(g, 8, 2, (int64_t[]){11, 6}), symbols(&p, 3, 7, 11, false),
                                 symbols(&p, 3, 7, 11, true), normal(g, 9, 3, (int64_t[]){3, 11, 6})};
     check_gradient(&p, losses, of_losses, 4);
+    fattn_tensor of_padded[] = {normal(g, 10, 2, (int64_t[]){PADDED, 6}), symbols(&p, 3, 7, CLASSES, false),
+                                symbols(&p, 3, 7, CLASSES, true)};
+    check_gradient(&p, padded_loss, of_padded, 3);
     pair_free(&p);
 }
 
@@ -272,6 +282,9 @@ Test(cuda_tape, sixteen_bits) {
     fattn_tensor of_losses[] = {normal(g, 8, 2, (int64_t[]){11, 6}), symbols(&p, 3, 7, 11, false),
                                 symbols(&p, 3, 7, 11, true), normal(g, 9, 3, (int64_t[]){3, 11, 6})};
     check_narrow(&p, losses, of_losses, 4);
+    fattn_tensor of_padded[] = {normal(g, 10, 2, (int64_t[]){PADDED, 6}), symbols(&p, 3, 7, CLASSES, false),
+                                symbols(&p, 3, 7, CLASSES, true)};
+    check_narrow(&p, padded_loss, of_padded, 3);
     pair_free(&p);
 }
 

@@ -197,6 +197,92 @@ Test(linear_cross_entropy, gradients) {
     }
 }
 
+/* ---- w has more rows than there are classes ---- */
+
+static int64_t padded; /* rows of w */
+
+static fattn_var padded_loss(fattn_tape *t, const fattn_var *in) {
+    return fattn_op_linear_cross_entropy_padded(t, in[0], in[1], in[2], ignore, V);
+}
+
+static void padded_gradient(const double *const *in, const int32_t *const *ids, const double *dy, double *const *d) {
+    linear_gradient(in, ids, dy, d);
+    for (int64_t e = V * K; e < padded * K; ++e) d[1][e] = 0;
+}
+
+static op_case with_padding(int ndim, int64_t rows, int64_t classes, int64_t columns, int64_t padding) {
+    op_case c = linear(ndim, rows, classes, columns);
+    padded = classes + padding;
+    c.name = "linear_cross_entropy_padded";
+    c.graph = padded_loss;
+    c.gradient = padded_gradient;
+    c.in[1].shape[0] = padded;
+    return c;
+}
+
+Test(linear_cross_entropy_padded, gradients) {
+    for (int ndim = 1; ndim <= 4; ++ndim) {
+        const op_case c = with_padding(ndim, ndim == 1 ? 1 : 6, 7, 3, ndim);
+        opcheck(&c);
+    }
+    const op_case none = with_padding(2, 6, 7, 3, 0);
+    opcheck(&none);
+}
+
+Test(linear_cross_entropy_padded, large) {
+    const int64_t sizes[][4] = {{4999, 11, 5, 5}, {601, 5003, 3, 117}, {300, 500, 64, 12}};
+    for (int i = 0; i < 3; ++i) {
+        const op_case c = with_padding(2, sizes[i][0], sizes[i][1], sizes[i][2], sizes[i][3]);
+        opcheck_values(&c);
+        opcheck_f32(&c);
+        opcheck_threads(&c);
+    }
+}
+
+/* Not small: 0, whether the gradient is fresh or not; also when no row has a loss, and of no class. */
+Test(linear_cross_entropy_padded, the_padding_has_no_gradient) {
+    const int64_t classes[] = {5, 0};
+    for (int empty = 0; empty < 2; ++empty) {
+        op_case c = with_padding(2, 4, classes[empty], 3, 4);
+        if (empty) c.in[2].classes = 1, c.in[2].ignore = 0, ignore = 0; /* all targets are 0, and ignored */
+        for (int graph = 0; graph < OP_SURROUNDINGS; ++graph) {
+            op_result r = op_run(&c, (op_surrounding)graph, FATTN_F32, 2);
+            const float *const dw = r.d[1].data;
+            for (int64_t e = 0; e < V * 3; ++e)
+                cr_assert_neq(dw[e], 0.0f, "graph %d, element %lld", graph, (long long)e);
+            for (int64_t e = V * 3; e < padded * 3; ++e)
+                cr_assert_eq(dw[e], 0.0f, "graph %d, element %lld", graph, (long long)e);
+            op_release(&r);
+        }
+    }
+}
+
+/* The loss of [3,4] rows over `classes` of w [96,4]. */
+static int64_t asked;
+static fattn_var asked_loss(fattn_tape *t, const fattn_var *in) {
+    return fattn_op_linear_cross_entropy_padded(t, in[0], in[1], in[2], -1, asked);
+}
+
+Test(linear_cross_entropy_padded, errors) {
+    const struct {
+        int64_t classes;
+        const char *message;
+        int32_t target;
+    } list[] = {{97, "linear_cross_entropy: 97 classes, w has 96 rows: 0..96 are possible", 0},
+                {-1, "-1 classes, w has 96 rows", 0},
+                {90, "target[0] is 90, the classes are 0..89 and -1 is ignored", 90},
+                {0, "target[0] is 0, the classes are 0..-1", 0}};
+    for (int i = 0; i < 4; ++i) {
+        asked = list[i].classes;
+        const op_error e = {asked_loss,
+                            FATTN_E_ARG,
+                            list[i].message,
+                            3,
+                            {{FATTN_F32, 2, {3, 4}}, {FATTN_F32, 2, {96, 4}}, {FATTN_I32, 1, {3}, list[i].target}}};
+        opcheck_errors(&e, 1);
+    }
+}
+
 /* Several chunks, the last one ragged; one class more than a task's share of logits. */
 Test(linear_cross_entropy, large) {
     const int64_t sizes[][3] = {{4999, 11, 5}, {601, 5003, 3}, {2048, 7, 130}};

@@ -1,4 +1,5 @@
-/* loss = cross_entropy(x w^T, target); x [..,K] seen as R rows, w [V,K], target I32 [..].
+/* loss = cross_entropy(x w^T, target); x [..,K] seen as R rows, w [V,K], target I32 [..]. When w has more rows than
+   there are classes, only its first V are read; the others' gradient is 0.
 
    Logits exist for one chunk of rows at a time, in the workspace. Forward turns them into
    G = (softmax - onehot) / kept in place and at once takes dx = G w and dw += G^T x, which it saves;
@@ -20,14 +21,15 @@ enum { CHUNK_LOGITS = 1 << 20, LEAST_ROWS = 256, MOST_ROWS = 2048, ELEMENTS_PER_
 /* Shapes, and how the work is cut: by shape alone. */
 typedef struct plan {
     fattni_flat x;
-    fattn_tensor w;
+    fattn_tensor w; /* [V,K], the classes */
     int64_t R, V, K, chunk, rows_per_task;
     bool want_dx, want_dw;
 } plan;
 
 static plan plan_of(const fattn_op_call *c) {
-    plan p = {.x = fattni_flatten(&c->in[X]), .w = c->in[W], .want_dx = c->wanted[X], .want_dw = c->wanted[W]};
-    p.R = p.x.t.shape[0], p.K = p.x.t.shape[1], p.V = p.w.shape[0];
+    plan p = {.x = fattni_flatten(&c->in[X]), .want_dx = c->wanted[X], .want_dw = c->wanted[W]};
+    p.R = p.x.t.shape[0], p.K = p.x.t.shape[1], p.V = fattni_loss_classes(c);
+    p.w = fattn_tensor_slice(&c->in[W], 0, 0, p.V);
     const int64_t rows = CHUNK_LOGITS / fattni_max(1, p.V);
     p.chunk = fattni_max(1, fattni_min(p.R, fattni_max(LEAST_ROWS, fattni_min(MOST_ROWS, rows))));
     p.rows_per_task = fattni_max(1, ELEMENTS_PER_TASK / fattni_max(1, p.V));
@@ -79,6 +81,10 @@ static fattn_status infer(fattn_op_call *c) {
         return fattni_misfit(c, op, "x", X, "w", W, "[..,K] and [V,K] are needed");
     FATTNI_TRY(fattni_check_per_row(c, op, "target", TARGET, "x", X));
     FATTNI_TRY(fattni_check_extents(c, op));
+    const int64_t classes = fattni_loss_classes(c);
+    if (classes < 0 || classes > w->shape[0])
+        return fattn_ctx_fail(c->ctx, FATTN_E_ARG, "%s: %lld classes, w has %lld rows: 0..%lld are possible", op,
+                              (long long)classes, (long long)w->shape[0], (long long)w->shape[0]);
     const plan p = plan_of(c);
     FATTNI_TRY(fattni_check_product(c, op, p.R, p.V, p.K));
     c->out[0].dtype = x->dtype == FATTN_F64 ? FATTN_F64 : FATTN_F32;
@@ -94,7 +100,7 @@ static void plan_cpu(fattn_op_call *c) {
     c->fwd_workspace = fattni_room(fattni_flat_bytes(&p.x)) + fattni_room(loss_bytes(&p)) +
                        fattni_room(fattni_tensor_bytes(&logits)) + (full > last ? full : last);
     if (p.want_dx) c->saved_bytes += fattni_room(fattni_tensor_bytes(&c->in[X]));
-    if (p.want_dw) c->saved_bytes += fattni_room(fattni_tensor_bytes(&c->in[W]));
+    if (p.want_dw) c->saved_bytes += fattni_room(fattni_tensor_bytes(&p.w));
 }
 
 typedef struct job {
@@ -164,10 +170,15 @@ static fattn_status backward_cpu(fattn_op_call *c) {
     const void *d = c->d_out[0].data;
     for (int i = X; i <= W; ++i) {
         if (!c->d_in[i].data) continue;
-        const fattn_tensor saved = fattni_row_major(&c->in[i], i == X ? c->saved : saved_dw(c));
-        const fattn_tensor *const t[] = {&c->d_in[i], &saved};
+        const int64_t rows = c->d_in[i].shape[0], classes = i == W ? fattni_loss_classes(c) : rows;
+        const fattn_tensor kept = i == W ? fattn_tensor_slice(&c->d_in[i], 0, 0, classes) : c->d_in[i];
+        const fattn_tensor saved = fattni_row_major(&kept, i == X ? c->saved : saved_dw(c));
+        const fattn_tensor *const t[] = {&kept, &saved};
         const scaling s = {wide ? *(const double *)d : (double)*(const float *)d, c->d_in_fresh[i]};
         fattni_each(c->ctx, t, 2, wide ? scale_f64 : scale_f32, &s);
+        if (classes == rows || !c->d_in_fresh[i]) continue;
+        const fattn_tensor padding = fattn_tensor_slice(&c->d_in[i], 0, classes, rows);
+        FATTNI_TRY(fattn_tensor_normal(c->ctx, &padding, 0, 0, (fattn_rng){0}));
     }
     return FATTN_OK;
 }
@@ -182,7 +193,7 @@ static fattn_status backward(fattn_op_call *c) {
 }
 
 const fattn_op_def fattni_op_linear_cross_entropy = {.struct_size = sizeof(fattn_op_def),
-                                                     .attr_size = sizeof(int32_t),
+                                                     .attr_size = sizeof(fattni_linear_loss),
                                                      .n_out = 1,
                                                      .name = "linear_cross_entropy",
                                                      .infer = infer,
@@ -190,5 +201,12 @@ const fattn_op_def fattni_op_linear_cross_entropy = {.struct_size = sizeof(fattn
                                                      .backward = backward};
 
 fattn_var fattn_op_linear_cross_entropy(fattn_tape *t, fattn_var x, fattn_var w, fattn_var target, int32_t ignore) {
-    return fattn_op_custom(t, &fattni_op_linear_cross_entropy, (fattn_var[]){x, w, target}, 3, &ignore);
+    const fattni_linear_loss attr = {.ignore = ignore, .all = 1};
+    return fattn_op_custom(t, &fattni_op_linear_cross_entropy, (fattn_var[]){x, w, target}, 3, &attr);
+}
+
+fattn_var fattn_op_linear_cross_entropy_padded(fattn_tape *t, fattn_var x, fattn_var w, fattn_var target,
+                                               int32_t ignore, int64_t classes) {
+    const fattni_linear_loss attr = {.ignore = ignore, .classes = classes};
+    return fattn_op_custom(t, &fattni_op_linear_cross_entropy, (fattn_var[]){x, w, target}, 3, &attr);
 }

@@ -12,7 +12,7 @@ enum { LOGITS = FATTNI_LOSS_LOGITS, X = FATTNI_LOSS_X, W = FATTNI_LOSS_W };
 
 /* Threads of a row, each with the same number of packs or elements, two at least. */
 static int threads_of(const fattni_loss_args *a) {
-    const int64_t packs = fattni_ceil_div(a->V, a->pack);
+    const int64_t packs = fattni_ceil_div(a->width, a->pack);
     const int64_t each = fattni_max(2, fattni_ceil_div(packs, FATTNI_LOSS_THREADS));
     return 32 * (int)fattni_max(1, fattni_ceil_div(fattni_ceil_div(packs, each), 32));
 }
@@ -42,7 +42,7 @@ static fattni_loss_args cross_entropy_args(const fattn_op_call *c) {
     a.kept = c->saved;
     a.state = a.kept + 2;
     a.rows = a.all;
-    a.V = c->in[LOGITS].shape[c->in[LOGITS].ndim - 1];
+    a.V = a.width = c->in[LOGITS].shape[c->in[LOGITS].ndim - 1];
     return a;
 }
 
@@ -73,7 +73,8 @@ const fattni_code fattni_cross_entropy_cuda = {plan_cross_entropy, forward_cross
 
 /* ---- linear_cross_entropy: as on the CPU (op_linear_cross_entropy.c), with larger chunks ----
 
-   A chunk's logits have the inputs' dtype, and their gradient G takes their place. dx and dw are saved,
+   A chunk's logits have the inputs' dtype, and their gradient G takes their place. The products take w's padding in,
+   which keeps them aligned; its columns of G are 0. dx and dw are saved,
    dw as F32 beside 16 bits: it is summed over the chunks. */
 
 /* Of a chunk's logits. Its rows are a power of two: whole tiles of the products, and few waves of them
@@ -83,7 +84,7 @@ enum { CHUNK_BYTES = 1 << 30 };
 typedef struct chunks {
     fattni_flat x;
     fattn_tensor w;
-    int64_t R, V, K, rows; /* rows of a chunk */
+    int64_t R, V, K, rows; /* V: rows of w, padding included; rows: of a chunk */
     fattn_dtype dtype, real;
     bool want_dx, want_dw;
 } chunks;
@@ -163,7 +164,8 @@ static fattn_status forward_linear(fattn_op_call *c) {
     void *const logits = fattni_carve(&workspace, matrix_bytes(&p, p.dtype, p.rows, p.V));
     void *const dw = p.want_dw ? (char *)c->saved + saved_dx_room(&p) : NULL;
     a.out = fattni_operand_of(&c->out[0]);
-    a.V = p.V;
+    a.V = fattni_loss_classes(c);
+    a.width = p.V;
     a.fresh = true;
     a.gradients = p.want_dx || p.want_dw;
     FATTNI_TRY(FATTNI_START(c->ctx, fattn_loss_count, 1, FATTNI_LOSS_THREADS, &a));
