@@ -1,6 +1,7 @@
 /* fattn train: a small transformer learns a task; progress, log, checkpoints, a plot, a summary. */
 #include "cli/base/cli.h"
 #include "cli/base/device.h"
+#include "cli/llmc/shards.h"
 #include "cli/train/durable.h"
 #include "cli/output/json.h"
 #include "cli/train/ngram.h"
@@ -38,7 +39,7 @@ typedef struct session {
     double warm_elapsed;
 } session;
 
-static const char *const task_names[] = {"recall", "text", "tokens"};
+static const char *const task_names[] = {"recall", "text", "tokens", "shards"};
 enum { WARM_STEPS = 5 };
 
 static bool wants_checkpoints(const session *s) { return strcmp(s->o.checkpoint, "-") != 0; }
@@ -61,7 +62,7 @@ static void log_start(session *s) {
 }
 
 static double tokens_per_second(const session *s) {
-    const double tokens = (double)((s->r.step - s->first_step) * s->o.batch * s->o.context);
+    const double tokens = (double)((s->r.step - s->first_step) * trainer_sequences(&s->r) * s->o.context);
     const double time = s->r.elapsed - (s->bar.started - s->origin);
     return time > 0 ? tokens / time : 0;
 }
@@ -171,7 +172,7 @@ static bool draw(session *s, const plot_level *levels, int n_levels) {
     const plot_series series[] = {
         {.name = "training", .x = x, .y = y, .n = n, .style = PLOT_LINE, .color = 0},
         {.name = "held out", .x = h->eval_step, .y = h->eval_loss, .n = h->evals, .style = PLOT_MARKED, .color = 1}};
-    static const char *const titles[] = {"Associative recall", "Text model", "Random tokens"};
+    static const char *const titles[] = {"Associative recall", "Text model", "Random tokens", "Token shards"};
     char subtitle[160], size[32];
     snprintf(subtitle, sizeof subtitle, "%lld layers, %lld channels, %s parameters, context %lld",
              (long long)s->o.layers, (long long)s->o.channels, text_of_count((double)model_size(s->r.model), size),
@@ -243,10 +244,10 @@ static int summarize_text(session *s) {
 
 /* Speed after the first steps. Operations: 6 per parameter and token, plus those of causal attention,
    forward and backward (7 products, each over half of the N x N matrix). */
-static int summarize_tokens(session *s) {
+static int summarize_speed(session *s) {
     char rate[32], memory[32];
     const train_options *o = &s->o;
-    const double tokens = (double)((s->r.step - s->warm_step) * o->batch * o->context);
+    const double tokens = (double)((s->r.step - s->warm_step) * trainer_sequences(&s->r) * o->context);
     const double time = s->r.elapsed - s->warm_elapsed, speed = time > 0 ? tokens / time : 0;
     const double work = 6.0 * (double)model_size(s->r.model) + 7.0 * (double)(o->layers * o->context * o->channels);
     printf("tokens: %s per second, %.1f TFLOP/s, peak memory %s\n", text_of_count(speed, rate), 1e-12 * work * speed,
@@ -261,15 +262,23 @@ static int summarize_tokens(session *s) {
     return s->o.plot && !draw(s, levels, 1) ? CLI_FAILURE : CLI_OK;
 }
 
-/* The final evaluation on all held-out data, the summary of the task, the files written. */
+static int summarize_shards(session *s) {
+    char targets[32];
+    printf("held out, nats per token (%s tokens): %.4f\n", text_of_count((double)s->last.targets, targets),
+           s->last.loss);
+    return summarize_speed(s);
+}
+
+/* The final evaluation, the summary of the task, the files written. The evaluation takes all held-out data; of shards,
+   which may be huge, as much as the others. */
 static int summarize(session *s) {
     char tokens[32], time[32];
-    int code = evaluate(s, s->task->held_out);
+    int code = evaluate(s, s->task->in_order ? s->o.eval_sequences : s->task->held_out);
     if (code) return code;
     log_evaluation(s, "end");
     printf("%lld steps, %s tokens, %s\n", (long long)s->r.step,
            text_of_count((double)(s->r.cursor * s->o.context), tokens), text_of_seconds(s->r.elapsed, time));
-    static int (*const summaries[])(session *) = {summarize_recall, summarize_text, summarize_tokens};
+    static int (*const summaries[])(session *) = {summarize_recall, summarize_text, summarize_speed, summarize_shards};
     code = summaries[s->o.task](s);
     if (wants_checkpoints(s)) printf("checkpoint: %s/, step %lld\n", s->o.checkpoint, (long long)s->saved_step);
     if (s->drawn && !output_is_stdout(s->o.plot)) printf("loss curve: %s\n", s->o.plot);
@@ -282,14 +291,18 @@ static int summarize(session *s) {
 static void print_header(const session *s) {
     char size[32], train[32], held_out[32];
     const train_options *o = &s->o;
-    printf("model: %lld layers, %lld channels, %lld heads (%lld for keys and values), "
+    printf("model: %s%lld layers, %lld channels, %lld heads (%lld for keys and values), "
            "context %lld, %s parameters\n",
-           (long long)o->layers, (long long)o->channels, (long long)o->heads, (long long)o->kv_heads,
-           (long long)o->context, text_of_count((double)model_size(s->r.model), size));
+           o->arch == ARCH_GPT2 ? "GPT-2, " : "", (long long)o->layers, (long long)o->channels, (long long)o->heads,
+           (long long)o->kv_heads, (long long)o->context, text_of_count((double)model_size(s->r.model), size));
     if (o->task == TASK_TEXT)
         printf("text: %s, %s bytes to train on, %s held out\n", o->text,
                text_of_count((double)text_corpus(s->task)->train.n, train),
                text_of_count((double)text_corpus(s->task)->held_out.n, held_out));
+    else if (o->task == TASK_SHARDS)
+        printf("shards: %s, %s tokens; %lld tokens a step, %lld steps\n", o->data,
+               text_of_count((double)shards_tokens(s->task), train), (long long)(trainer_sequences(&s->r) * o->context),
+               (long long)o->steps);
     else if (o->task == TASK_TOKENS)
         printf("task: random tokens out of %lld\n", (long long)s->task->vocab);
     else
@@ -330,6 +343,13 @@ static int claim_folder(session *s, const char *home) {
                     folder, names, folder);
 }
 
+/* llm.c's: the tokens of all files over those of a step. */
+static int64_t steps_of_epoch(const session *s) {
+    const int64_t step = s->o.total_batch > 0 ? s->o.total_batch : s->o.batch * s->o.context;
+    const int64_t steps = shards_tokens(s->task) / step;
+    return steps > 0 ? steps : 1;
+}
+
 static int set_up(session *s, char *folder, size_t size) {
     train_options *o = &s->o;
     if (o->resume) {
@@ -352,7 +372,9 @@ static int set_up(session *s, char *folder, size_t size) {
     if (o->task == TASK_RECALL) s->task = recall_open(seed, o->context);
     if (o->task == TASK_TEXT) s->task = text_open(o->text, seed, o->context);
     if (o->task == TASK_TOKENS) s->task = tokens_open(seed, o->context, o->vocab);
+    if (o->task == TASK_SHARDS) s->task = shards_task(o->data, o->val, o->batch, o->context, o->vocab);
     if (!s->task) return CLI_FAILURE;
+    if (o->task == TASK_SHARDS && o->steps == 0 && o->seconds == 0) o->steps = steps_of_epoch(s);
     const model_config shape = train_model_config(o, s->task->vocab);
     const trainer_config config = train_trainer_config(o);
     const fattn_status status = trainer_create(&s->r, s->ctx, s->task, &shape, &config);
@@ -407,7 +429,7 @@ static int run(const void *options, int n_operands, char *const *operands) {
 
 const cli_command cmd_train = {
     .name = "train",
-    .summary = "Train a small transformer on associative recall or on text",
+    .summary = "Train a transformer, GPT-2 for one, on text, token files or associative recall",
     .details = train_details,
     .options = train_table,
     .defaults = &train_unset,

@@ -240,8 +240,10 @@ static bool read_option(checkpoint *c, hid_t group, const cli_option *o, void *f
     }
 }
 
-/* A valid file may still have values outside an option's range. */
+/* An option that the file lacks stays as it is: older versions did not have it. A valid file may still have values
+   outside an option's range. */
 static bool get_option(checkpoint *c, hid_t group, const cli_option *o, void *field) {
+    if (o->type != CLI_TEXT && H5Aexists(group, o->name) <= 0) return true;
     return read_option(c, group, o, field) && cli_in_range(o, field);
 }
 
@@ -433,8 +435,7 @@ bool checkpoint_options(checkpoint *c, const cli_option *table, void *options, c
     for (const cli_option *o = table; ok && o->name; ++o) {
         if (!is_stored(o, skip)) continue;
         ok = get_option(c, group, o, (char *)options + o->offset);
-        if (!ok)
-            cli_fail(CLI_FAILURE, "%s was written by another version: no %s, or none in its range", c->path, o->name);
+        if (!ok) cli_fail(CLI_FAILURE, "%s was written by another version: its %s is out of range", c->path, o->name);
     }
     if (group >= 0)
         H5Gclose(group);
@@ -449,11 +450,13 @@ bool checkpoint_restore(checkpoint *c, trainer *r) {
     bool ok = group >= 0 && get_counters(group, &found) && are_valid(&found);
     if (group >= 0) H5Gclose(group);
     int64_t embedding[FATTN_MAX_DIMS];
-    if (ok && shape_of(c->file, "/params/embedding", embedding) == 2 && embedding[0] != r->task->vocab) {
+    const int64_t symbols = model_columns(model_get_config(r->model));
+    const char *table = model_get_config(r->model)->arch == ARCH_GPT2 ? "/params/wte.weight" : "/params/embedding";
+    if (ok && shape_of(c->file, table, embedding) == 2 && embedding[0] != symbols) {
         cli_fail(CLI_FAILURE,
                  "%s: its model has %lld symbols, this program's has %lld: it was written by another version "
                  "(symbols of a text are now its bytes), and the run cannot be resumed",
-                 c->path, (long long)embedding[0], (long long)r->task->vocab);
+                 c->path, (long long)embedding[0], (long long)symbols);
         return false;
     }
     if (ok && found.fingerprint != r->task->fingerprint) {

@@ -1,124 +1,56 @@
 #include "cli/train/model.h"
 
+#include "cli/base/device.h"
+#include "cli/train/model_parts.h"
 #include "cli/train/op_shift.h"
-#include "cli/train/random.h"
+#include "cli/random/random.h"
 
 #include <math.h>
-#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 
+/* ---- the architecture of this program ---- */
+
 /* Embedding and shift come before the blocks, the last gain after them. Parameters of a block, in order: */
 enum block_param { ATTN_NORM, QKV, ATTN_OUT, MLP_NORM, MLP_UP, MLP_DOWN, BLOCK_PARAMS };
-enum { EMBEDDING, SHIFT, FIRST_BLOCK, NAME_BYTES = 32 };
+enum { EMBEDDING, SHIFT, FIRST_BLOCK };
 static const float NORM_EPS = 1e-5f, ROPE_BASE = 1e4f;
 
-struct model {
-    fattn_ctx *ctx;
-    model_config config;
-    int n_params;
-    fattn_param *params; /* n_params of them, embedding first */
-    fattn_param **list;  /* their addresses */
-    char (*names)[NAME_BYTES];
-};
+static int count(const model_config *c) { return FIRST_BLOCK + c->layers * BLOCK_PARAMS + 1; }
 
-typedef struct shape {
-    int ndim;
-    int64_t size[2];
-    double std;
-} shape; /* std 0: a gain, all ones */
-
-static shape block_shape(const model_config *c, enum block_param p) {
+static param_shape block_shape(const model_config *c, enum block_param p) {
     const int64_t C = c->channels, head_dim = C / c->heads, hidden = c->mlp_ratio * C;
     const double std = 1 / sqrt((double)C), residual = std / sqrt(2.0 * c->layers);
     switch (p) {
-    case QKV: return (shape){2, {C + 2 * c->kv_heads * head_dim, C}, std};
-    case ATTN_OUT: return (shape){2, {C, C}, residual};
-    case MLP_UP: return (shape){2, {hidden, C}, std};
-    case MLP_DOWN: return (shape){2, {C, hidden}, residual};
-    default: return (shape){1, {C}, 0};
+    case QKV: return (param_shape){2, {C + 2 * c->kv_heads * head_dim, C}, 0, std, ""};
+    case ATTN_OUT: return (param_shape){2, {C, C}, 0, residual, ""};
+    case MLP_UP: return (param_shape){2, {hidden, C}, 0, std, ""};
+    case MLP_DOWN: return (param_shape){2, {C, hidden}, 0, residual, ""};
+    default: return (param_shape){1, {C}, 1, 0, ""};
     }
 }
 
-static fattn_status fill(fattn_ctx *ctx, const fattn_tensor *t, double mean, double std, uint64_t seed, int index) {
-    const fattn_rng rng = {.seed = seed, .stream = RANDOM_INIT + (uint32_t)index};
-    return fattn_tensor_normal(ctx, t, mean, std, rng);
-}
-
-static fattn_status create_param(model *m, int index, shape s) {
-    fattn_param *p = &m->params[index];
-    p->name = m->names[index];
-    p->flags = s.std > 0 ? 0 : FATTN_PARAM_NO_DECAY;
-    const fattn_dtype dtype = m->config.dtype ? (fattn_dtype)m->config.dtype : FATTN_F32;
-    fattn_status status = fattn_tensor_alloc(m->ctx, dtype, s.ndim, s.size, &p->value);
-    if (!status) status = fattn_tensor_alloc(m->ctx, FATTN_F32, s.ndim, s.size, &p->grad);
-    if (!status) status = fill(m->ctx, &p->value, s.std > 0 ? 0 : 1, s.std, m->config.seed, index);
-    if (!status) status = fill(m->ctx, &p->grad, 0, 0, 0, 0);
-    return status;
-}
-
-fattn_status model_create(fattn_ctx *ctx, const model_config *config, model **out) {
+static param_shape shape(const model_config *c, int index) {
     static const char *const names[BLOCK_PARAMS] = {"attn_norm", "qkv", "attn_out", "mlp_norm", "mlp_up", "mlp_down"};
-    *out = NULL;
-    const int n = FIRST_BLOCK + config->layers * BLOCK_PARAMS + 1;
-    model *m = calloc(1, sizeof *m);
-    if (!m) return fattn_ctx_fail(ctx, FATTN_E_NOMEM, "no memory for a model");
-    *m = (model){.ctx = ctx, .config = *config, .n_params = n};
-    m->params = calloc((size_t)n, sizeof *m->params);
-    m->list = calloc((size_t)n, sizeof *m->list);
-    m->names = calloc((size_t)n, sizeof *m->names);
+    const int64_t C = c->channels;
+    const int block = (index - FIRST_BLOCK) / BLOCK_PARAMS, which = (index - FIRST_BLOCK) % BLOCK_PARAMS;
+    if (index == EMBEDDING) return (param_shape){2, {c->vocab, C}, 0, 0.02, "embedding"};
+    if (index == SHIFT) return (param_shape){2, {C, C}, 0, 1 / sqrt((double)C), "shift"};
+    if (index == count(c) - 1) return (param_shape){1, {C}, 1, 0, "norm"};
+    param_shape s = block_shape(c, (enum block_param)which);
+    snprintf(s.name, sizeof s.name, "block%d.%s", block, names[which]);
+    return s;
+}
+
+/* Philox: each parameter from its own stream. */
+static fattn_status init(model *m) {
     fattn_status status = FATTN_OK;
-    if (!m->params || !m->list || !m->names)
-        status = fattn_ctx_fail(ctx, FATTN_E_NOMEM, "no memory for %d parameters", n);
-    for (int i = 0; !status && i < n; ++i) {
-        const int block = (i - FIRST_BLOCK) / BLOCK_PARAMS, which = (i - FIRST_BLOCK) % BLOCK_PARAMS;
-        shape s = {2, {config->vocab, config->channels}, 0.02};
-        m->list[i] = &m->params[i];
-        if (i == EMBEDDING) {
-            snprintf(m->names[i], NAME_BYTES, "embedding");
-        } else if (i == SHIFT) {
-            snprintf(m->names[i], NAME_BYTES, "shift");
-            s = (shape){2, {config->channels, config->channels}, 1 / sqrt((double)config->channels)};
-        } else if (i == n - 1) {
-            snprintf(m->names[i], NAME_BYTES, "norm");
-            s = block_shape(config, ATTN_NORM);
-        } else {
-            snprintf(m->names[i], NAME_BYTES, "block%d.%s", block, names[which]);
-            s = block_shape(config, (enum block_param)which);
-        }
-        status = create_param(m, i, s);
+    for (int i = 0; !status && i < m->n_params; ++i) {
+        const param_shape s = shape(&m->config, i);
+        const fattn_rng rng = {.seed = m->config.seed, .stream = RANDOM_INIT + (uint32_t)i};
+        if (s.std > 0) status = fattn_tensor_normal(m->ctx, &m->params[i].value, 0, s.std, rng);
     }
-    if (status) {
-        model_destroy(m);
-        return status;
-    }
-    *out = m;
-    return FATTN_OK;
-}
-
-void model_destroy(model *m) {
-    if (!m) return;
-    for (int i = 0; m->params && i < m->n_params; ++i) {
-        fattn_tensor_free(m->ctx, &m->params[i].value);
-        fattn_tensor_free(m->ctx, &m->params[i].grad);
-    }
-    free(m->params);
-    free(m->list);
-    free(m->names);
-    free(m);
-}
-
-const model_config *model_get_config(const model *m) { return &m->config; }
-
-fattn_param *const *model_params(const model *m, int *count) {
-    *count = m->n_params;
-    return m->list;
-}
-
-int64_t model_size(const model *m) {
-    int64_t size = 0;
-    for (int i = 0; i < m->n_params; ++i) size += fattn_tensor_numel(&m->params[i].value);
-    return size;
+    return status;
 }
 
 /* x [B,S,C] -> x + attention(norm(x)); p: the parameters of the block. */
@@ -142,45 +74,151 @@ static fattn_var mlp(fattn_tape *t, fattn_param *p, fattn_var x) {
     return fattn_op_add(t, x, fattn_op_linear(t, up, fattn_use(t, &p[MLP_DOWN]), none));
 }
 
-/* norm(x) after the last block, [B,S,C], and the embedding's variable on this tape. In training attention drops weights
-   and, with an o in 16 bits, keeps what backward needs for an exact delta; STANDARD has no such thing. */
-static fattn_var trunk(model *m, fattn_tape *t, const fattn_tensor *ids, bool training, int64_t step,
-                       fattn_var *embedding) {
+static fattn_var trunk(model *m, fattn_tape *t, const fattn_tensor *ids, fattn_var embedding, bool training,
+                       int64_t step) {
     const model_config *c = &m->config;
-    const bool exact_delta = training && c->algorithm != FATTN_ALGO_STANDARD;
     const fattn_var none = {0};
-    *embedding = fattn_use(t, &m->params[EMBEDDING]);
-    fattn_var x = fattn_op_embedding(t, *embedding, fattn_input(t, ids));
+    fattn_var x = fattn_op_embedding(t, embedding, fattn_input(t, ids));
     x = fattn_op_add(t, x, fattn_op_linear(t, op_shift(t, x), fattn_use(t, &m->params[SHIFT]), none));
     for (int layer = 0; layer < c->layers; ++layer) {
         fattn_param *p = &m->params[FIRST_BLOCK + layer * BLOCK_PARAMS];
-        const fattn_attention_params params = {
-            .struct_size = sizeof params,
-            .flags = FATTN_CAUSAL | (exact_delta ? FATTN_EXACT_DELTA : 0),
-            .algorithm = c->algorithm,
-            .dropout_p = training ? c->dropout : 0,
-            .rng = {.seed = c->seed, .stream = (uint32_t)(step * c->layers + layer)},
-        };
+        const fattn_attention_params params = model_attention(c, training, step, layer);
         x = attend(c, t, p, x, &params);
         x = mlp(t, p, x);
     }
     return fattn_op_rmsnorm(t, x, fattn_use(t, &m->params[m->n_params - 1]), NORM_EPS);
 }
 
+static const model_arch model_shift = {count, shape, init, trunk};
+
+/* ---- parameters ---- */
+
+int64_t model_columns(const model_config *c) {
+    enum { MULTIPLE = 128 };
+    return c->arch == ARCH_GPT2 ? (c->vocab + MULTIPLE - 1) / MULTIPLE * MULTIPLE : c->vocab;
+}
+
+static fattn_status create_param(model *m, int index) {
+    fattn_param *p = &m->params[index];
+    const param_shape s = m->arch->shape(&m->config, index);
+    snprintf(m->names[index], MODEL_NAME_BYTES, "%s", s.name);
+    m->list[index] = p;
+    p->name = m->names[index];
+    p->flags = s.std > 0 ? 0 : FATTN_PARAM_NO_DECAY;
+    const fattn_dtype dtype = m->config.dtype ? (fattn_dtype)m->config.dtype : FATTN_F32;
+    fattn_status status = fattn_tensor_alloc(m->ctx, dtype, s.ndim, s.size, &p->value);
+    if (!status) status = fattn_tensor_alloc(m->ctx, FATTN_F32, s.ndim, s.size, &p->grad);
+    if (!status) status = fattn_tensor_normal(m->ctx, &p->value, s.mean, 0, (fattn_rng){0});
+    if (!status) status = fattn_tensor_normal(m->ctx, &p->grad, 0, 0, (fattn_rng){0});
+    return status;
+}
+
+static fattn_status create_positions(model *m) {
+    const int64_t n = m->config.positions;
+    int32_t *numbers = malloc((size_t)n * sizeof *numbers);
+    if (!numbers) return fattn_ctx_fail(m->ctx, FATTN_E_NOMEM, "no memory for %lld positions", (long long)n);
+    for (int64_t i = 0; i < n; ++i) numbers[i] = (int32_t)i;
+    fattn_status status = fattn_tensor_alloc(m->ctx, FATTN_I32, 1, &n, &m->positions);
+    if (!status) status = device_write_i32(m->ctx, &m->positions, numbers);
+    free(numbers);
+    return status;
+}
+
+fattn_status model_create(fattn_ctx *ctx, const model_config *config, model **out) {
+    *out = NULL;
+    model *m = calloc(1, sizeof *m);
+    if (!m) return fattn_ctx_fail(ctx, FATTN_E_NOMEM, "no memory for a model");
+    *m = (model){.ctx = ctx, .config = *config, .arch = config->arch == ARCH_GPT2 ? &model_gpt2 : &model_shift};
+    if (m->config.positions == 0) m->config.positions = config->context;
+    const int n = m->n_params = m->arch->count(config);
+    m->params = calloc((size_t)n, sizeof *m->params);
+    m->list = calloc((size_t)n, sizeof *m->list);
+    m->names = calloc((size_t)n, sizeof *m->names);
+    fattn_status status = FATTN_OK;
+    if (!m->params || !m->list || !m->names)
+        status = fattn_ctx_fail(ctx, FATTN_E_NOMEM, "no memory for %d parameters", n);
+    for (int i = 0; !status && i < n; ++i) status = create_param(m, i);
+    if (!status && config->arch == ARCH_GPT2) status = create_positions(m);
+    if (!status) status = m->arch->init(m);
+    if (status) {
+        model_destroy(m);
+        return status;
+    }
+    *out = m;
+    return FATTN_OK;
+}
+
+void model_destroy(model *m) {
+    if (!m) return;
+    for (int i = 0; m->params && i < m->n_params; ++i) {
+        fattn_tensor_free(m->ctx, &m->params[i].value);
+        fattn_tensor_free(m->ctx, &m->params[i].grad);
+    }
+    fattn_tensor_free(m->ctx, &m->positions);
+    free(m->params);
+    free(m->list);
+    free(m->names);
+    free(m);
+}
+
+const model_config *model_get_config(const model *m) { return &m->config; }
+
+fattn_param *const *model_params(const model *m, int *count) {
+    *count = m->n_params;
+    return m->list;
+}
+
+int64_t model_size(const model *m) {
+    int64_t size = 0;
+    for (int i = 0; i < m->n_params; ++i) size += fattn_tensor_numel(&m->params[i].value);
+    return size;
+}
+
+/* ---- graphs ---- */
+
+fattn_attention_params model_attention(const model_config *c, bool training, int64_t step, int layer) {
+    const bool exact_delta = training && c->algorithm != FATTN_ALGO_STANDARD;
+    return (fattn_attention_params){
+        .struct_size = sizeof(fattn_attention_params),
+        .flags = FATTN_CAUSAL | (exact_delta ? FATTN_EXACT_DELTA : 0),
+        .algorithm = c->algorithm,
+        .dropout_p = training ? c->dropout : 0,
+        .rng = {.seed = c->seed, .stream = (uint32_t)(step * c->layers + layer)},
+    };
+}
+
+/* The loss of hidden [..,C] and targets [..], over the symbols of the table's rows. */
+static fattn_var head_loss(const model *m, fattn_tape *t, fattn_var hidden, fattn_var embedding,
+                           const fattn_tensor *targets) {
+    const fattn_var y = fattn_input(t, targets);
+    if (model_columns(&m->config) == m->config.vocab) return fattn_op_linear_cross_entropy(t, hidden, embedding, y, -1);
+    return fattn_op_linear_cross_entropy_padded(t, hidden, embedding, y, -1, m->config.vocab);
+}
+
 fattn_var model_loss(model *m, fattn_tape *t, const fattn_tensor *ids, const fattn_tensor *targets, int64_t step) {
-    fattn_var embedding;
-    const fattn_var x = trunk(m, t, ids, true, step, &embedding);
-    return fattn_op_linear_cross_entropy(t, x, embedding, fattn_input(t, targets), -1);
+    const fattn_var embedding = fattn_use(t, &m->params[EMBEDDING]);
+    return head_loss(m, t, m->arch->trunk(m, t, ids, embedding, true, step), embedding, targets);
 }
 
 fattn_var model_test_loss(model *m, fattn_tape *t, const fattn_tensor *ids, const fattn_tensor *targets) {
-    fattn_var embedding;
-    const fattn_var x = trunk(m, t, ids, false, 0, &embedding);
-    return fattn_op_linear_cross_entropy(t, x, embedding, fattn_input(t, targets), -1);
+    const fattn_var embedding = fattn_use(t, &m->params[EMBEDDING]);
+    return head_loss(m, t, m->arch->trunk(m, t, ids, embedding, false, 0), embedding, targets);
+}
+
+fattn_status model_row_losses(model *m, fattn_tape *t, const fattn_tensor *ids, const fattn_tensor *targets,
+                              double *losses) {
+    const fattn_var embedding = fattn_use(t, &m->params[EMBEDDING]);
+    fattn_tensor hidden;
+    fattn_status status = fattn_tape_value(t, m->arch->trunk(m, t, ids, embedding, false, 0), &hidden);
+    for (int64_t row = 0; !status && row < ids->shape[0]; ++row) {
+        const fattn_tensor h = fattn_tensor_slice(&hidden, 0, row, row + 1);
+        const fattn_tensor y = fattn_tensor_slice(targets, 0, row, row + 1);
+        status = fattn_tape_item(t, head_loss(m, t, fattn_input(t, &h), embedding, &y), &losses[row]);
+    }
+    return status;
 }
 
 fattn_var model_logits(model *m, fattn_tape *t, const fattn_tensor *ids) {
-    fattn_var embedding;
-    const fattn_var x = trunk(m, t, ids, false, 0, &embedding);
-    return fattn_op_linear(t, x, embedding, (fattn_var){0});
+    const fattn_var embedding = fattn_use(t, &m->params[EMBEDDING]);
+    return fattn_op_linear(t, m->arch->trunk(m, t, ids, embedding, false, 0), embedding, (fattn_var){0});
 }

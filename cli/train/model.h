@@ -1,4 +1,5 @@
-/* A GPT on the tape: pre-norm blocks, RMSNorm (Zhang and Sennrich 2019), rotary positions (Su et al.
+/* Two GPTs on the tape. ARCH_GPT2 is GPT-2 exactly as PyTorch and llm.c train it; model_gpt2.c has its equations.
+   ARCH_SHIFT is this program's own: pre-norm blocks, RMSNorm (Zhang and Sennrich 2019), rotary positions (Su et al.
    2021), grouped-query attention, GELU, tied embedding, no biases. Each token is mixed with the one before
    it (token shift, Peng et al. 2023), so that one attention layer can match a key with its value.
 
@@ -10,9 +11,13 @@
 
 #include <fattn/tape.h>
 
+enum { ARCH_SHIFT, ARCH_GPT2 };
+
 typedef struct model_config {
-    int64_t vocab, context, channels; /* channels = heads * head_dim, head_dim even */
-    int layers, heads, kv_heads;      /* heads is a multiple of kv_heads */
+    int arch;
+    int64_t vocab, context, channels; /* channels = heads * head_dim, head_dim even for ARCH_SHIFT */
+    int64_t positions;                /* GPT2: rows of the table of positions, >= context; 0 = context */
+    int layers, heads, kv_heads;      /* heads is a multiple of kv_heads, for GPT2 the same */
     int mlp_ratio;                    /* width of the hidden layer / channels */
     int algorithm;                    /* fattn_algorithm */
     int dtype;                        /* fattn_dtype of parameters and activations; 0 = F32. Gradients
@@ -23,9 +28,14 @@ typedef struct model_config {
 
 typedef struct model model;
 
-/* Weights are normal with standard deviation 1/sqrt(channels), those of projections to the residual stream
-   that / sqrt(2 layers) (Radford et al. 2019), the embedding 0.02; gains 1, gradients 0. ctx must outlive
-   the model. */
+/* Rows of the embedding, which is also the head: vocab; for GPT2 rounded up to a multiple of 128. The rows beyond are
+   0 and stay 0: no softmax and no gradient counts them. */
+int64_t model_columns(const model_config *c);
+
+/* SHIFT: weights are normal with standard deviation 1/sqrt(channels), those of projections to the residual stream
+   that / sqrt(2 layers) (Radford et al. 2019), the embedding 0.02. GPT2: the normal numbers of PyTorch's and llm.c's
+   initialisation for this seed, 0.02 and for those projections 0.02 / sqrt(2 layers). Gains 1, biases and gradients 0.
+   ctx must outlive the model. */
 fattn_status model_create(fattn_ctx *ctx, const model_config *config, model **out);
 void model_destroy(model *m); /* NULL is allowed */
 const model_config *model_get_config(const model *m);
@@ -38,7 +48,10 @@ int64_t model_size(const model *m); /* elements of all parameters */
 fattn_var model_loss(model *m, fattn_tape *t, const fattn_tensor *ids, const fattn_tensor *targets, int64_t step);
 /* The same without dropout, not meant for backward. */
 fattn_var model_test_loss(model *m, fattn_tape *t, const fattn_tensor *ids, const fattn_tensor *targets);
-/* [B,S,vocab], without dropout. */
+/* The same for each row of ids: losses[B] on the host; 0 for a row without targets. */
+fattn_status model_row_losses(model *m, fattn_tape *t, const fattn_tensor *ids, const fattn_tensor *targets,
+                              double *losses);
+/* [B,S,model_columns], without dropout. */
 fattn_var model_logits(model *m, fattn_tape *t, const fattn_tensor *ids);
 
 #endif

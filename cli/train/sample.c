@@ -1,7 +1,7 @@
 #include "cli/train/sample.h"
 
 #include "cli/base/device.h"
-#include "cli/train/random.h"
+#include "cli/random/random.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -43,7 +43,7 @@ fattn_status sample_symbols(fattn_ctx *ctx, model *m, fattn_tape *t, const sampl
                             int64_t n_prompt, int64_t n) {
     const model_config *c = model_get_config(m);
     int32_t *window = calloc((size_t)c->context, sizeof *window);
-    float *row = malloc((size_t)c->vocab * sizeof *row);
+    float *row = malloc((size_t)model_columns(c) * sizeof *row);
     fattn_tensor buffer = {0};
     fattn_status s = fattn_tensor_alloc(ctx, FATTN_I32, 1, &c->context, &buffer);
     if (!window || !row) s = fattn_ctx_fail(ctx, FATTN_E_NOMEM, "no memory for a window");

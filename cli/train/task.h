@@ -5,6 +5,8 @@
 
 #include "cli/train/corpus.h"
 
+#include <stdbool.h>
+
 enum { TASK_IGNORE = -1 }; /* a target that the loss ignores */
 
 typedef struct task task;
@@ -12,6 +14,8 @@ struct task {
     int64_t vocab, context; /* symbols; tokens of a sequence */
     int64_t held_out;       /* held-out sequences: 0..held_out-1 */
     uint64_t fingerprint;   /* of the data: must be the same when a run is resumed */
+    bool in_order;          /* an evaluation takes the first held-out sequences, not evenly spaced ones */
+    char error[512];        /* what train or test could not read; empty: nothing */
     /* Writes context ids in 0..vocab-1 and for each the token that follows, or TASK_IGNORE. */
     void (*train)(task *t, int64_t index, int32_t *ids, int32_t *targets);
     void (*test)(task *t, int64_t index, int32_t *ids, int32_t *targets);

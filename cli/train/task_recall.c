@@ -1,5 +1,5 @@
 #include "cli/base/cli.h"
-#include "cli/train/random.h"
+#include "cli/random/random.h"
 #include "cli/train/task.h"
 
 #include <stdlib.h>

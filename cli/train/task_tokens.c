@@ -1,6 +1,6 @@
 /* Random tokens: for measurements of models of any size. */
 #include "cli/base/cli.h"
-#include "cli/train/random.h"
+#include "cli/random/random.h"
 #include "cli/train/task.h"
 
 #include <stdlib.h>

@@ -10,25 +10,37 @@
 static const double ANY = 9e15;
 
 const cli_option train_table[] = {
-    {"preset", CLI_CHOICE, FIELD(preset), "P", 0, 0, "gpt2-124m",
-     "random tokens in bf16 (--device cuda) for a model of the size of GPT-2 124M; other "
-     "options override it"},
-    {"task", CLI_CHOICE, FIELD(task), "TASK", 0, 0, "recall|text|tokens", "what to learn"},
+    {"preset", CLI_CHOICE, FIELD(preset), "P", 0, 0, "gpt2-124m|gpt2-350m|gpt2-774m|gpt2-1558m",
+     "GPT-2 of this size in bf16 (--device cuda), on shards (--data) or random tokens; other options override it"},
+    {"task", CLI_CHOICE, FIELD(task), "TASK", 0, 0, "recall|text|tokens|shards", "what to learn"},
+    {"arch", CLI_CHOICE, FIELD(arch), "A", 0, 0, "fattn|gpt2",
+     "this program's own transformer, or GPT-2 as PyTorch and llm.c train it"},
+    {"data", CLI_TEXT, FIELD(data), "PATTERN", 0, 0, NULL, "files of tokens to train on (fattn tokens, llm.c)"},
+    {"val", CLI_TEXT, FIELD(val), "PATTERN", 0, 0, NULL, "files of held-out tokens"},
     {"text", CLI_TEXT, FIELD(text), "FILE", 0, 0, NULL, "text to learn: a file, or a folder of fortune files"},
-    {"vocab", CLI_INT, FIELD(vocab), "V", 0, 1 << 20, NULL, "of random tokens, at least 2"},
+    {"vocab", CLI_INT, FIELD(vocab), "V", 0, 1 << 20, NULL,
+     "tokens there are, at least 2; of random tokens and of shards"},
     {"layers", CLI_INT, FIELD(layers), "N", 1, 1000, NULL, "transformer blocks"},
     {"channels", CLI_INT, FIELD(channels), "N", 2, 65536, NULL, "width of the residual stream"},
     {"heads", CLI_INT, FIELD(heads), "N", 1, 1024, NULL, "query heads; must divide the channels"},
     {"kv-heads", CLI_INT, FIELD(kv_heads), "N", 1, 1024, NULL, "key and value heads; must divide the heads"},
     {"mlp", CLI_INT, FIELD(mlp), "N", 1, 64, NULL, "hidden width of the MLP in channels"},
     {"context", CLI_INT, FIELD(context), "N", 8, 1 << 20, NULL, "tokens of a sequence"},
-    {"batch", CLI_INT, FIELD(batch), "N", 1, 65536, NULL, "sequences of a step"},
+    {"positions", CLI_INT, FIELD(positions), "N", 0, 1 << 20, NULL,
+     "learned positions of gpt2, at least the context; 0 = the context"},
+    {"batch", CLI_INT, FIELD(batch), "N", 1, 65536, NULL, "sequences at a time"},
+    {"total-batch", CLI_INT, FIELD(total_batch), "N", 0, ANY, NULL,
+     "tokens of a step, whose gradients are added up; 0 = batch x context"},
     {"steps", CLI_INT, FIELD(steps), "N", 0, ANY, NULL, "stop after N steps; 0 = no limit"},
     {"seconds", CLI_REAL, FIELD(seconds), "S", 0, ANY, NULL,
      "stop after S seconds, of all parts of a resumed run; 0 = no limit"},
     {"lr", CLI_REAL, FIELD(lr), "LR", 0, 10, NULL, "peak learning rate"},
+    {"schedule", CLI_CHOICE, FIELD(schedule), "S", 0, 0, "budget|cosine|linear|constant|wsd",
+     "of the learning rate: a cosine to a tenth over steps or seconds, or one of llm.c's over steps"},
+    {"final-lr", CLI_REAL, FIELD(final_lr), "Q", 0, 1, NULL, "last learning rate of llm.c's schedules over the peak"},
     {"warmup", CLI_INT, FIELD(warmup), "N", 0, ANY, NULL, "steps until the peak learning rate"},
     {"weight-decay", CLI_REAL, FIELD(weight_decay), "W", 0, 10, NULL, "AdamW's, of matrices"},
+    {"beta2", CLI_REAL, FIELD(beta2), "B", 1e-6, 0.999999, NULL, "AdamW's, of the second moment"},
     {"clip", CLI_REAL, FIELD(clip), "G", 0, ANY, NULL, "largest norm of a gradient; 0 = no limit"},
     {"dropout", CLI_REAL, FIELD(dropout), "P", 0, 0.9, NULL, "of attention weights"},
     {"seed", CLI_INT, FIELD(seed), "N", 0, ANY, NULL, "of weights, data, dropout and the sample"},
@@ -60,9 +72,15 @@ const cli_option train_table[] = {
     {"top-k", CLI_INT, FIELD(top_k), "K", 0, ANY, NULL, "choose among the K likeliest symbols; 0 = all"},
     {NULL}};
 
-enum { UNSET = -1 };
+enum { UNSET = -1, GPT2_VOCAB = 50257 };
 const train_options train_unset = {.preset = UNSET,
                                    .task = UNSET,
+                                   .arch = UNSET,
+                                   .schedule = UNSET,
+                                   .positions = UNSET,
+                                   .total_batch = UNSET,
+                                   .final_lr = UNSET,
+                                   .beta2 = UNSET,
                                    .algorithm = UNSET,
                                    .device = UNSET,
                                    .dtype = UNSET,
@@ -92,6 +110,7 @@ const train_options train_unset = {.preset = UNSET,
                                    .temperature = UNSET};
 
 static const train_options defaults[] = {[TASK_RECALL] = {.task = TASK_RECALL,
+                                                          .beta2 = 0.99,
                                                           .layers = 2,
                                                           .channels = 64,
                                                           .heads = 2,
@@ -114,6 +133,7 @@ static const train_options defaults[] = {[TASK_RECALL] = {.task = TASK_RECALL,
                                                           .prompt = "-",
                                                           .temperature = 1},
                                          [TASK_TEXT] = {.task = TASK_TEXT,
+                                                        .beta2 = 0.99,
                                                         .layers = 4,
                                                         .channels = 128,
                                                         .heads = 4,
@@ -136,6 +156,7 @@ static const train_options defaults[] = {[TASK_RECALL] = {.task = TASK_RECALL,
                                                         .checkpoint = "fattn-text",
                                                         .prompt = "\n"},
                                          [TASK_TOKENS] = {.task = TASK_TOKENS,
+                                                          .beta2 = 0.99,
                                                           .vocab = 50304,
                                                           .layers = 12,
                                                           .channels = 768,
@@ -155,15 +176,50 @@ static const train_options defaults[] = {[TASK_RECALL] = {.task = TASK_RECALL,
                                                           .clip = 1,
                                                           .checkpoint = "-",
                                                           .prompt = "-",
+                                                          .temperature = 1},
+                                         [TASK_SHARDS] = {.task = TASK_SHARDS,
+                                                          .beta2 = 0.99,
+                                                          .vocab = GPT2_VOCAB,
+                                                          .layers = 12,
+                                                          .channels = 768,
+                                                          .heads = 12,
+                                                          .kv_heads = 12,
+                                                          .mlp = 4,
+                                                          .context = 1024,
+                                                          .batch = 4,
+                                                          .seed = 1,
+                                                          .eval_every = 250,
+                                                          .eval_sequences = 80,
+                                                          .checkpoint_every = 1000,
+                                                          .lr = 6e-4,
+                                                          .weight_decay = 0.1,
+                                                          .clip = 1,
+                                                          .checkpoint = "fattn-shards",
+                                                          .prompt = "-",
                                                           .temperature = 1}};
 
-/* The values of --preset gpt2-124m; the other defaults come from its task. */
-static train_options gpt2_124m(void) {
+/* The values of a preset; the other defaults come from its task. */
+static train_options preset_of(int preset) {
+    static const struct {
+        int64_t layers, channels, heads, batch;
+    } sizes[] = {{12, 768, 12, 64}, {24, 1024, 16, 32}, {36, 1280, 20, 16}, {48, 1600, 25, 8}};
     train_options o = train_unset;
-    o.task = TASK_TOKENS, o.dtype = 1;
-    o.vocab = 50304, o.layers = 12, o.channels = 768, o.heads = 12, o.mlp = 4;
-    o.context = 1024, o.batch = 64;
+    o.arch = ARCH_GPT2, o.dtype = 1, o.context = 1024;
+    o.layers = sizes[preset].layers, o.channels = sizes[preset].channels;
+    o.heads = sizes[preset].heads, o.batch = sizes[preset].batch;
     return o;
+}
+
+/* What GPT-2 and the tasks of tokens leave open after the user and the preset. */
+static void take_gpt2(train_options *o) {
+    const bool tokens = o->task == TASK_TOKENS || o->task == TASK_SHARDS;
+    if (o->vocab == UNSET && tokens) o->vocab = GPT2_VOCAB;
+    if (o->seed == UNSET) o->seed = 42;
+    if (o->beta2 == UNSET) o->beta2 = 0.95;
+    /* A text's budget is time: llm.c's schedules need steps. */
+    const bool steps = o->steps > 0 || (o->steps == UNSET && o->seconds == UNSET && o->task != TASK_TEXT);
+    if (o->schedule == UNSET && steps) o->schedule = SCHEDULE_COSINE;
+    if (o->mlp == UNSET) o->mlp = 4;
 }
 
 const char train_details[] = "recall: key-value pairs, then the keys again: the model must answer with the\n"
@@ -171,12 +227,17 @@ const char train_details[] = "recall: key-value pairs, then the keys again: the 
                              "text: a model of a text's bytes, Debian's fortunes by default, in any encoding;\n"
                              "about a tenth of the records is held out.\n"
                              "tokens: random tokens, to measure tokens/s and memory of a model of any size.\n"
+                             "shards: files of tokens as fattn tokens and llm.c write them, in llm.c's order;\n"
+                             "one epoch by default, and --arch gpt2.\n"
                              "\n"
                              "Defaults that depend on the task (shown as -1 or not at all below):\n"
                              "          layers channels heads context batch   lr  budget      checkpoints\n"
                              "  recall       2       64     2      64    32 3e-3  4000 steps  fattn-recall\n"
                              "  text         4      128     4     256     8 2e-3  120 s       fattn-text\n"
                              "  tokens      12      768    12    1024    64 6e-4  30 steps    none\n"
+                             "  shards      12      768    12    1024     4 6e-4  one epoch   fattn-shards\n"
+                             "and with --arch gpt2: vocabulary 50257 (tokens, shards), seed 42, beta2 0.95,\n"
+                             "--schedule cosine down to --final-lr 0 where the budget is steps.\n"
                              "\n"
                              "Ctrl-C or SIGTERM ends the run after the current step, with a checkpoint and\n"
                              "exit code 130. --resume continues a run with bitwise the same results as without\n"
@@ -191,8 +252,10 @@ const char *const train_not_stored[] = {"preset", "resume", "overwrite", "device
 
 /* Options that a resumed run must not change. The path of the text may differ: its fingerprint is
    compared. */
-static const char *const fixed[] = {"vocab", "task", "layers", "channels",     "heads", "kv-heads", "mlp",  "context",
-                                    "batch", "lr",   "warmup", "weight-decay", "clip",  "dropout",  "seed", NULL};
+static const char *const fixed[] = {"vocab",     "task",    "arch",         "layers", "channels", "heads",
+                                    "kv-heads",  "mlp",     "context",      "batch",  "lr",       "warmup",
+                                    "positions", "clip",    "total-batch",  "beta2",  "schedule", "final-lr",
+                                    "seed",      "dropout", "weight-decay", NULL};
 
 static size_t size_of(const cli_option *o) {
     switch (o->type) {
@@ -226,26 +289,52 @@ static int take_missing(train_options *o, const train_options *from, bool check)
 }
 
 static int check(const train_options *o, bool by_preset) {
+    const bool shards = o->task == TASK_SHARDS;
+    if (shards && !o->data) return cli_fail(CLI_USAGE, "--task shards needs files of tokens: --data PATTERN");
+    if (shards && !o->val) return cli_fail(CLI_USAGE, "--task shards needs held-out tokens: --val PATTERN");
+    if (!shards && (o->data || o->val))
+        return cli_fail(CLI_USAGE, "--%s needs --task shards", o->data ? "data" : "val");
     if (o->task != TASK_TEXT && o->text) return cli_fail(CLI_USAGE, "--text needs --task text");
     if (o->task == TASK_TEXT && !o->text) return cli_fail(CLI_USAGE, "--task text needs a --text");
     if (o->sample > 0 && (!o->prompt || !*o->prompt))
         return cli_fail(CLI_USAGE, "--sample needs a --prompt of at least one byte");
-    if (o->task != TASK_TOKENS && o->vocab) return cli_fail(CLI_USAGE, "--vocab needs --task tokens");
-    if (o->task == TASK_TOKENS && o->vocab < 2)
-        return cli_fail(CLI_USAGE, "--vocab %lld: random tokens need at least 2", (long long)o->vocab);
+    if (o->task != TASK_TOKENS && !shards && o->vocab)
+        return cli_fail(CLI_USAGE, "--vocab needs --task tokens or shards");
+    if ((o->task == TASK_TOKENS || shards) && o->vocab < 2)
+        return cli_fail(CLI_USAGE, "--vocab %lld: tokens need at least 2", (long long)o->vocab);
     if (o->task == TASK_RECALL && o->context % 4 != 0)
         return cli_fail(CLI_USAGE, "--context %lld: recall needs a multiple of 4", (long long)o->context);
     if (o->dtype == 1 && o->device != ON_CUDA)
         return cli_fail(CLI_USAGE, "%s bf16 is computed on a GPU only: add --device cuda, or --dtype f32",
-                        by_preset ? "--preset gpt2-124m:" : "--dtype");
-    if (o->channels % o->heads != 0 || o->channels / o->heads % 2 != 0)
+                        by_preset ? "a preset's" : "--dtype");
+    if (o->arch == ARCH_GPT2) {
+        if (o->channels % o->heads != 0)
+            return cli_fail(CLI_USAGE, "--channels %lld is not a multiple of --heads %lld", (long long)o->channels,
+                            (long long)o->heads);
+        if (o->kv_heads != o->heads || o->mlp != 4)
+            return cli_fail(CLI_USAGE, "--arch gpt2 has as many --kv-heads as --heads, and --mlp 4; not %lld and %lld",
+                            (long long)o->kv_heads, (long long)o->mlp);
+        if (o->positions > 0 && o->positions < o->context)
+            return cli_fail(CLI_USAGE, "--positions %lld is less than --context %lld", (long long)o->positions,
+                            (long long)o->context);
+    } else if (o->positions > 0) {
+        return cli_fail(CLI_USAGE, "--positions needs --arch gpt2");
+    } else if (o->channels % o->heads != 0 || o->channels / o->heads % 2 != 0)
         return cli_fail(CLI_USAGE, "--channels %lld --heads %lld: channels/heads must be an even number",
                         (long long)o->channels, (long long)o->heads);
     if (o->heads % o->kv_heads != 0)
         return cli_fail(CLI_USAGE, "--heads %lld is not a multiple of --kv-heads %lld", (long long)o->heads,
                         (long long)o->kv_heads);
     if (!output_differ(o->json, o->plot)) return CLI_USAGE;
-    if (o->steps == 0 && o->seconds == 0) return cli_fail(CLI_USAGE, "a run needs --steps or --seconds above 0");
+    if (o->total_batch % (o->batch * o->context) != 0)
+        return cli_fail(
+            CLI_USAGE, "--total-batch %lld is not a multiple of --batch %lld x --context %lld = %lld tokens",
+            (long long)o->total_batch, (long long)o->batch, (long long)o->context, (long long)(o->batch * o->context));
+    const bool epoch = shards && o->seconds == 0; /* steps are counted when the files are known */
+    if (o->steps == 0 && o->seconds == 0 && !epoch)
+        return cli_fail(CLI_USAGE, "a run needs --steps or --seconds above 0");
+    if (o->schedule > SCHEDULE_BUDGET && o->schedule != SCHEDULE_CONSTANT && o->steps == 0 && !epoch)
+        return cli_fail(CLI_USAGE, "this --schedule needs --steps; --schedule budget works with --seconds, too");
     return CLI_OK;
 }
 
@@ -260,24 +349,35 @@ int train_options_complete(train_options *o, checkpoint *from) {
         if (!checkpoint_options(from, train_table, &stored, train_not_stored)) return CLI_FAILURE;
         if (o->device == UNSET) o->device = 0;
         o->same_log = !o->json || (stored.json && strcmp(o->json, stored.json) == 0);
+        if (stored.task < 0)
+            return cli_fail(CLI_FAILURE, "%s was written by another version: it has no task", checkpoint_path(from));
+        take_missing(&stored, &defaults[stored.task], false); /* what older versions did not have */
         const int code = take_missing(o, &stored, true);
         return code ? code : check(o, false);
     }
+    if (o->task == UNSET && o->data) o->task = TASK_SHARDS;
     const bool by_preset = o->preset != UNSET;
     if (by_preset) {
-        const train_options preset = gpt2_124m();
+        const train_options preset = preset_of(o->preset);
+        if (o->task == UNSET) o->task = TASK_TOKENS;
         take_missing(o, &preset, false);
-        if (o->task != preset.task) return cli_fail(CLI_USAGE, "--preset gpt2-124m needs --task tokens");
+        if (o->task != TASK_TOKENS && o->task != TASK_SHARDS)
+            return cli_fail(CLI_USAGE, "a --preset needs --task tokens or shards");
     }
-    if (o->task == UNSET) return cli_fail(CLI_USAGE, "no task given: --task recall, text or tokens");
+    if (o->task == UNSET) return cli_fail(CLI_USAGE, "no task given: --task recall, text, tokens or shards");
+    if (o->arch == UNSET && o->task == TASK_SHARDS) o->arch = ARCH_GPT2;
+    if (o->arch == ARCH_GPT2) take_gpt2(o);
     if (o->kv_heads == UNSET) o->kv_heads = o->heads;
     take_missing(o, &defaults[o->task], false);
+    if (o->arch == ARCH_GPT2 && o->kv_heads == UNSET) o->kv_heads = o->heads;
     return check(o, by_preset);
 }
 
 model_config train_model_config(const train_options *o, int64_t vocab) {
     return (model_config){
+        .arch = o->arch,
         .vocab = vocab,
+        .positions = o->positions,
         .context = o->context,
         .channels = o->channels,
         .layers = (int)o->layers,
@@ -295,6 +395,10 @@ trainer_config train_trainer_config(const train_options *o) {
     return (trainer_config){.batch = o->batch,
                             .steps = o->steps,
                             .warmup = o->warmup,
+                            .passes = o->total_batch > 0 ? o->total_batch / (o->batch * o->context) : 1,
+                            .schedule = o->schedule,
+                            .final_lr = o->final_lr,
+                            .beta2 = o->beta2,
                             .seconds = o->seconds,
                             .lr = o->lr,
                             .weight_decay = o->weight_decay,

@@ -16,16 +16,20 @@ static fattn_status create_parts(trainer *r, const model_config *config) {
     if (!s) s = fattn_tape_create(r->ctx, &r->tape);
     if (!s) s = fattn_tensor_alloc(r->ctx, FATTN_I32, 2, shape, &r->ids);
     if (!s) s = fattn_tensor_alloc(r->ctx, FATTN_I32, 2, shape, &r->targets);
+    if (r->config.passes == 0) r->config.passes = 1;
+    const float share = 1 / (float)r->config.passes;
+    if (!s && r->config.passes > 1) s = fattn_tensor_alloc(r->ctx, FATTN_F32, 0, NULL, &r->share);
+    if (!s && r->config.passes > 1) s = device_write(r->ctx, &r->share, &share);
     const size_t tokens = (size_t)(shape[0] * shape[1]);
     for (int i = 0; i < 2; ++i) r->symbols[i] = malloc(tokens * sizeof *r->symbols[i]);
-    const size_t logits = tokens * (size_t)r->task->vocab;
+    const size_t logits = tokens * (size_t)model_columns(config);
     if (logits <= MOST_LOGITS) r->logits = malloc(logits * sizeof *r->logits);
     if (!s && !(r->symbols[0] && r->symbols[1] && (r->logits || logits > MOST_LOGITS)))
         s = fattn_ctx_fail(r->ctx, FATTN_E_NOMEM, "no memory for a batch");
     if (s) return s;
     fattn_adamw_options options = {.struct_size = sizeof options};
     fattn_adamw_defaults(&options);
-    options.beta2 = 0.99f; /* runs are short: the second moment must adapt within a hundred steps */
+    options.beta2 = r->config.beta2 > 0 ? (float)r->config.beta2 : 0.99f;
     options.weight_decay = (float)r->config.weight_decay;
     options.max_grad_norm = (float)r->config.clip;
     int n;
@@ -48,6 +52,7 @@ void trainer_destroy(trainer *r) {
     if (r->ctx) {
         fattn_tensor_free(r->ctx, &r->ids);
         fattn_tensor_free(r->ctx, &r->targets);
+        fattn_tensor_free(r->ctx, &r->share);
     }
     free(r->symbols[0]);
     free(r->symbols[1]);
@@ -105,12 +110,35 @@ double trainer_used(const trainer *r) {
     return fmax(steps, time);
 }
 
-double trainer_lr(const trainer *r) {
-    const double pi = 3.14159265358979323846, least = 0.1;
+int64_t trainer_sequences(const trainer *r) { return r->config.batch * r->config.passes; }
+
+/* (1 + cos(pi r)) / 2 */
+static double half_cosine(double r) { return 0.5 * (1 + cos(3.14159265358979323846 * r)); }
+
+static double budget_lr(const trainer *r) {
+    const double least = 0.1;
     const double used = fmin(trainer_used(r), 1);
-    const double cosine = least + (1 - least) * 0.5 * (1 + cos(pi * used));
+    const double cosine = least + (1 - least) * half_cosine(used);
     const double warm = (double)(r->step + 1) / (double)(r->config.warmup + 1);
     return r->config.lr * cosine * fmin(warm, 1);
+}
+
+/* The share of the steps after `from` that are done; past the last step 1. */
+static double share_after(const trainer *r, int64_t from) {
+    const int64_t steps = r->config.steps;
+    return r->step < steps ? (double)(r->step - from) / (double)(steps - from) : 1;
+}
+
+double trainer_lr(const trainer *r) {
+    const trainer_config *c = &r->config;
+    if (c->schedule == SCHEDULE_BUDGET) return budget_lr(r);
+    if (c->schedule == SCHEDULE_CONSTANT) return c->lr;
+    if (r->step < c->warmup) return c->lr * (double)(r->step + 1) / (double)c->warmup;
+    const double fall = c->lr * (1 - c->final_lr);
+    const int64_t decay = 4 * c->steps / 5;
+    if (c->schedule == SCHEDULE_WSD) return r->step < decay ? c->lr : c->lr - fall * sqrt(share_after(r, decay));
+    const double done = share_after(r, c->warmup);
+    return c->lr - fall * (c->schedule == SCHEDULE_LINEAR ? done : 1 - half_cosine(done));
 }
 
 typedef void (*sequence_fn)(task *t, int64_t index, int32_t *ids, int32_t *targets);
@@ -121,6 +149,7 @@ static void put_sequence(trainer *r, int64_t row, sequence_fn sequence, int64_t 
 }
 
 static fattn_status send_batch(trainer *r) {
+    if (r->task->error[0]) return fattn_ctx_fail(r->ctx, FATTN_E_ARG, "%s", r->task->error);
     const fattn_status s = device_write_i32(r->ctx, &r->ids, r->symbols[0]);
     return s ? s : device_write_i32(r->ctx, &r->targets, r->symbols[1]);
 }
@@ -132,17 +161,28 @@ static void prepare(trainer *r, int64_t cursor) {
     r->prepared = cursor;
 }
 
-fattn_status trainer_step(trainer *r) {
-    prepare(r, r->cursor);
+/* Adds the gradient of batch number `pass` of the step, and its share of the loss to *sum. */
+static fattn_status add_gradient(trainer *r, int64_t pass, double *sum) {
+    const int64_t cursor = r->cursor + pass * r->config.batch, passes = r->config.passes;
+    prepare(r, cursor);
     fattn_status s = send_batch(r);
     if (s) return s;
     fattn_tape_reset(r->tape);
-    const fattn_var loss = model_loss(r->model, r->tape, &r->ids, &r->targets, r->step);
+    fattn_var loss = model_loss(r->model, r->tape, &r->ids, &r->targets, r->step * passes + pass);
+    if (passes > 1) loss = fattn_op_mul(r->tape, loss, fattn_input(r->tape, &r->share));
     double value;
-    r->lr = trainer_lr(r);
     s = fattn_tape_backward(r->tape, loss);
-    prepare(r, r->cursor + r->config.batch); /* overlaps with the GPU's work */
+    prepare(r, cursor + r->config.batch); /* overlaps with the GPU's work */
     if (!s) s = fattn_tape_item(r->tape, loss, &value);
+    if (!s) *sum += value;
+    return s;
+}
+
+fattn_status trainer_step(trainer *r) {
+    double value = 0;
+    fattn_status s = FATTN_OK;
+    r->lr = trainer_lr(r);
+    for (int64_t pass = 0; !s && pass < r->config.passes; ++pass) s = add_gradient(r, pass, &value);
     if (!s && !isfinite(value))
         s = fattn_ctx_fail(r->ctx, FATTN_E_MISMATCH, "the loss of step %lld is %g: lower --lr?",
                            (long long)(r->step + 1), value);
@@ -152,17 +192,19 @@ fattn_status trainer_step(trainer *r) {
     if (!s) s = history_resize(r->ctx, &r->history, r->step + 1, r->history.evals);
     if (s) return s;
     r->history.loss[r->step] = value;
-    r->cursor += r->config.batch;
+    r->cursor += trainer_sequences(r);
     r->step += 1;
     return FATTN_OK;
 }
 
 /* ---- evaluation ---- */
 
-/* Adds the rows of logits [n, vocab] whose target is not ignored to the sums in e. */
-static void add_rows(const float *logits, const int32_t *targets, int64_t n, int64_t vocab, evaluation *e) {
+/* Adds the rows of logits [n, columns], of which the first `vocab` columns count, to the sums in e; except those whose
+   target is ignored. */
+static void add_rows(const float *logits, const int32_t *targets, int64_t n, int64_t vocab, int64_t columns,
+                     evaluation *e) {
     for (int64_t i = 0; i < n; ++i) {
-        const float *row = logits + i * vocab;
+        const float *row = logits + i * columns;
         if (targets[i] == TASK_IGNORE) continue;
         int64_t best = 0;
         for (int64_t v = 1; v < vocab; ++v)
@@ -175,6 +217,11 @@ static void add_rows(const float *logits, const int32_t *targets, int64_t n, int
     }
 }
 
+/* Number i of the n held-out sequences of an evaluation. */
+static int64_t held_out(const trainer *r, int64_t i, int64_t n) {
+    return r->task->in_order ? i : i * r->task->held_out / n;
+}
+
 fattn_status trainer_evaluate(trainer *r, int64_t count, evaluation *out) {
     evaluation e = {0};
     const int64_t all = r->task->held_out, batch = r->config.batch;
@@ -183,7 +230,7 @@ fattn_status trainer_evaluate(trainer *r, int64_t count, evaluation *out) {
         const int64_t rows = first + batch < n ? batch : n - first;
         r->prepared = NONE;
         for (int64_t row = 0; row < batch; ++row) /* the last batch repeats its first sequence */
-            put_sequence(r, row, r->task->test, (first + (row < rows ? row : 0)) * all / n);
+            put_sequence(r, row, r->task->test, held_out(r, first + (row < rows ? row : 0), n));
         fattn_status s = send_batch(r);
         if (s) return s;
         fattn_tape_reset(r->tape);
@@ -199,7 +246,8 @@ fattn_status trainer_evaluate(trainer *r, int64_t count, evaluation *out) {
         s = fattn_tape_value(r->tape, model_logits(r->model, r->tape, &r->ids), &view);
         if (!s) s = device_read(r->ctx, &view, r->logits);
         if (s) return s;
-        add_rows(r->logits, r->symbols[1], rows * r->task->context, r->task->vocab, &e);
+        add_rows(r->logits, r->symbols[1], rows * r->task->context, r->task->vocab,
+                 model_columns(model_get_config(r->model)), &e);
     }
     *out = (evaluation){e.loss / (double)e.targets, e.right / (double)e.targets, e.targets};
     return FATTN_OK;

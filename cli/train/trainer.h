@@ -8,10 +8,24 @@
 
 #include <fattn/optim.h>
 
+/* Learning rates over the steps s = 0, 1, ... of N = steps, u = warmup. Other than BUDGET they are llm.c's, and need
+   steps: (s+1)/u of the peak while s < u; then, with r = (s-u)/(N-u) and the least = final_lr * peak,
+   COSINE    least + (1 + cos(pi r))/2 (peak - least)
+   LINEAR    peak - r (peak - least)
+   CONSTANT  the peak from the first step on
+   WSD       the peak; in the last fifth least + (1 - sqrt(r'))(peak - least), r' = (s-d)/(N-d), d = floor(0.8 N)
+             (Hägele et al. 2024)
+   BUDGET    (s+1)/(u+1) of, and at most, a cosine from the peak to a tenth over the budget, steps or seconds */
+enum { SCHEDULE_BUDGET, SCHEDULE_COSINE, SCHEDULE_LINEAR, SCHEDULE_CONSTANT, SCHEDULE_WSD };
+
 typedef struct trainer_config {
-    int64_t batch, steps, warmup;  /* sequences per step; steps 0 = no limit */
+    int64_t batch, steps, warmup;  /* sequences of a pass; steps 0 = no limit */
+    int64_t passes;                /* of a step, whose gradient is the mean of theirs; 0 = 1 */
     double seconds;                /* wall-clock budget; 0 = no limit */
     double lr, weight_decay, clip; /* peak learning rate; clip 0 = none */
+    double final_lr;               /* the last learning rate over the peak */
+    double beta2;                  /* AdamW's; 0 = 0.99: runs are short, v must adapt within a hundred steps */
+    int schedule;
 } trainer_config;
 
 /* The losses so far, for the plot; part of a checkpoint. */
@@ -29,6 +43,7 @@ typedef struct trainer {
     fattn_tape *tape;
     fattn_adamw *adamw;
     fattn_tensor ids, targets; /* I32 [batch, context], on the context's device */
+    fattn_tensor share;        /* F32 scalar: 1/passes */
     int32_t *symbols[2];       /* the same on the host */
     float *logits;             /* of a batch, on the host; NULL when they are too many */
     int64_t step;              /* taken; numbers the dropout masks */
@@ -46,12 +61,12 @@ void trainer_destroy(trainer *r);
 
 /* The used share of the budget, the larger one of steps and seconds, at least 0; 1 = used up. */
 double trainer_used(const trainer *r);
-/* Linear warm-up, then a cosine from config.lr to a tenth of it over the budget. Without a time
-   budget it depends on the step alone. */
+/* By the config's schedule. Without a time budget it depends on the step alone. */
 double trainer_lr(const trainer *r);
+int64_t trainer_sequences(const trainer *r); /* of a step: batch * passes */
 
-/* One batch forward, backward, AdamW. A loss that is not finite is FATTN_E_MISMATCH, and the
-   parameters are those of the step before. */
+/* Batches forward and backward, AdamW. What the task could not read is FATTN_E_ARG, a loss that is not finite
+   FATTN_E_MISMATCH; the parameters are then those of the step before. */
 fattn_status trainer_step(trainer *r);
 
 typedef struct evaluation {
@@ -59,7 +74,8 @@ typedef struct evaluation {
     double right; /* share of the targets that are the model's first choice; 0 without logits */
     int64_t targets;
 } evaluation;
-/* On `count` of the task's held-out sequences, evenly spaced; all when count is larger. */
+/* On `count` of the task's held-out sequences, evenly spaced or, if the task says so, the first; all when count is
+   larger. */
 fattn_status trainer_evaluate(trainer *r, int64_t count, evaluation *out);
 /* Adds an evaluation to the history, at the current step. */
 fattn_status trainer_note(trainer *r, const evaluation *e);

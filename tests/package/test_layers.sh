@@ -41,8 +41,10 @@ autograd_c/ops     core/* autograd_c/*
 cli/base           -
 cli/output         cli/base
 cli/measure        cli/base cli/output
-cli/train          cli/base cli/output core/tensor
-cli/commands       cli/base cli/output cli/measure cli/train
+cli/random         core/tensor
+cli/train          cli/base cli/output cli/random
+cli/llmc           cli/base cli/output cli/random cli/train
+cli/commands       cli/base cli/output cli/measure cli/train cli/llmc
 END
 
 # FILE INCLUDED for every include in quotes; generated headers (*.def) have no folder.

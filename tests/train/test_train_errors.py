@@ -32,16 +32,29 @@ def run(*options, code, says="", limit=None):
 
 def usage(folder):
     off = ["--checkpoint", "-"]
-    run(code=2, says="--task recall, text or tokens")
-    run("--task", "recall", "--vocab", "50", code=2, says="--vocab needs --task tokens")
+    run(code=2, says="--task recall, text, tokens or shards")
+    run("--task", "recall", "--vocab", "50", code=2, says="--vocab needs --task tokens or shards")
     run("--task", "tokens", "--vocab", "1", code=2, says="at least 2")
-    run("--preset", "gpt2-124m", "--task", "recall", code=2, says="needs --task tokens")
+    run("--preset", "gpt2-124m", "--task", "recall", code=2, says="a --preset needs --task tokens or shards")
     run("--preset", "gpt3", code=2, says="gpt2-124m")
-    run("--preset", "gpt2-124m", code=2, says="--preset gpt2-124m: bf16 is computed on a GPU only: add --device cuda")
+    run("--preset", "gpt2-124m", code=2, says="a preset's bf16 is computed on a GPU only: add --device cuda")
     run(*TINY, *off, "--dtype", "bf16", code=2, says="--dtype bf16 is computed on a GPU only: add --device cuda")
     p = run("--preset", "gpt2-124m", "--dtype", "f32", "--layers", "1", "--channels", "16", "--heads", "2",
             "--vocab", "50", "--context", "16", "--batch", "2", "--steps", "2", code=0)
     assert "1 layers, 16 channels" in p.stdout and "random tokens out of 50" in p.stdout, p.stdout
+    tokens = ["--task", "tokens", "--vocab", "50", "--layers", "1", "--channels", "16", "--heads", "2", "--context",
+              "16", "--batch", "2", "--checkpoint", "-"]
+    run("--task", "shards", code=2, says="--data PATTERN")
+    run("--data", "x", code=2, says="--val PATTERN")
+    run("--task", "recall", "--val", "x", code=2, says="--val needs --task shards")
+    run("--data", folder + "/none*", "--val", "x", code=1, says="/none*: there is no such file")
+    run(*tokens, "--arch", "gpt2", "--kv-heads", "1", code=2, says="as many --kv-heads as --heads")
+    run(*tokens, "--arch", "gpt2", "--mlp", "2", code=2, says="--mlp 4")
+    run(*tokens, "--arch", "gpt2", "--positions", "12", code=2, says="--positions 12 is less than --context 16")
+    run(*tokens, "--positions", "16", code=2, says="--positions needs --arch gpt2")
+    run(*tokens, "--arch", "gpt2", "--channels", "17", code=2, says="--channels 17 is not a multiple of --heads 2")
+    run(*tokens, "--total-batch", "48", code=2, says="48 is not a multiple of --batch 2 x --context 16 = 32")
+    run(*tokens, "--steps", "0", "--seconds", "1", "--schedule", "wsd", code=2, says="--schedule needs --steps")
     run("--task", "sums", code=2, says="recall|text")
     run("--task", "recall", "--layers", "0", code=2, says="--layers")
     run("--task", "recall", "--layers", "many", code=2, says="--layers")
@@ -117,6 +130,8 @@ def checkpoints(folder):
     run(*TINY, "--checkpoint", here, code=1, says="--overwrite")
     run("--resume", here, "--layers", "2", code=1, says="--layers")
     run("--resume", here, "--seed", "2", code=1, says="--seed")
+    run("--resume", here, "--schedule", "wsd", code=1, says="--schedule")
+    run("--resume", here, "--arch", "gpt2", code=1, says="--arch")
     run("--resume", here, "--preset", "gpt2-124m", code=2, says="--preset needs a new run")
     run("--resume", here, "--steps", "6", code=0)
     names = sorted(os.listdir(here))

@@ -1,7 +1,7 @@
 /* Random numbers of the training program: Philox4x32-10, counter based. A draw is a pure function of (seed,
    stream, index, number of draws before), so the state of a run is a few integers. */
-#ifndef FATTNI_CLI_TRAIN_RANDOM_H
-#define FATTNI_CLI_TRAIN_RANDOM_H
+#ifndef FATTNI_CLI_RANDOM_RANDOM_H
+#define FATTNI_CLI_RANDOM_RANDOM_H
 
 #include "core/tensor/philox.h"
 
