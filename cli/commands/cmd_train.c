@@ -1,7 +1,7 @@
 /* fattn train: a small transformer learns a task; progress, log, checkpoints, a plot, a summary. */
 #include "cli/base/cli.h"
 #include "cli/base/device.h"
-#include "cli/llmc/shards.h"
+#include "cli/commands/gpt2_run.h"
 #include "cli/train/durable.h"
 #include "cli/output/json.h"
 #include "cli/train/ngram.h"
@@ -21,6 +21,7 @@ typedef struct session {
     checkpoint *from;
     fattn_ctx *ctx;
     task *task;
+    tokenizer tokens; /* of shards; n 0: none */
     trainer r;
     json log;
     output plot;
@@ -201,16 +202,41 @@ static int summarize_recall(session *s) {
                     100 * s->o.target);
 }
 
+/* What a sample continues: bytes, or of shards the end-of-text token and the prompt's tokens. */
+static bool prompt_symbols(const session *s, token_list *to) {
+    const char *const text = s->o.prompt ? s->o.prompt : "";
+    const unsigned char *const bytes = (const unsigned char *)text;
+    const int64_t n = (int64_t)strlen(text);
+    bool ok = true;
+    if (s->o.task == TASK_SHARDS)
+        return token_list_add(to, (uint32_t)s->tokens.end) && tokenizer_encode(&s->tokens, bytes, n, to);
+    for (int64_t i = 0; ok && i < n; ++i) ok = token_list_add(to, bytes[i]);
+    return ok;
+}
+
+static void print_symbol(const session *s, int32_t symbol) {
+    int64_t length;
+    if (s->o.task != TASK_SHARDS) {
+        putchar(symbol);
+        return;
+    }
+    const unsigned char *const text = tokenizer_text(&s->tokens, symbol, &length);
+    fwrite(text, 1, (size_t)length, stdout);
+}
+
 static int print_sample(session *s) {
-    const int64_t n_prompt = (int64_t)strlen(s->o.prompt), n = n_prompt + s->o.sample;
-    int32_t *symbols = malloc((size_t)n * sizeof *symbols);
-    if (!symbols) return cli_fail(CLI_FAILURE, "no memory for a sample");
-    for (int64_t i = 0; i < n_prompt; ++i) symbols[i] = (unsigned char)s->o.prompt[i];
+    token_list prompt = {0};
+    const bool known = prompt_symbols(s, &prompt);
+    const int64_t n_prompt = prompt.n, n = n_prompt + s->o.sample;
+    int32_t *symbols = known ? malloc((size_t)n * sizeof *symbols) : NULL;
+    for (int64_t i = 0; symbols && i < n_prompt; ++i) symbols[i] = (int32_t)prompt.token[i];
+    free(prompt.token);
+    if (!symbols) return known ? cli_fail(CLI_FAILURE, "no memory for a sample") : CLI_FAILURE;
     const sample_options options = {.temperature = s->o.temperature, .top_k = s->o.top_k, .seed = (uint64_t)s->o.seed};
     const fattn_status status = sample_symbols(s->ctx, s->r.model, s->r.tape, &options, symbols, n_prompt, n);
     if (!status) {
         printf("sample (temperature %.2g):\n", s->o.temperature);
-        for (int64_t i = 0; i < n; ++i) putchar(symbols[i]);
+        for (int64_t i = s->o.task == TASK_SHARDS; i < n; ++i) print_symbol(s, symbols[i]);
         fputs("\n\n", stdout);
     }
     free(symbols);
@@ -266,7 +292,8 @@ static int summarize_shards(session *s) {
     char targets[32];
     printf("held out, nats per token (%s tokens): %.4f\n", text_of_count((double)s->last.targets, targets),
            s->last.loss);
-    return summarize_speed(s);
+    const int code = summarize_speed(s);
+    return code || s->o.sample == 0 ? code : print_sample(s);
 }
 
 /* The final evaluation, the summary of the task, the files written. The evaluation takes all held-out data; of shards,
@@ -308,6 +335,7 @@ static void print_header(const session *s) {
     else
         printf("task: %lld key-value pairs, then every key once more; %lld symbols\n", (long long)o->context / 4,
                (long long)s->task->vocab);
+    if (o->init) printf("begun with %s, after step %lld\n", o->init, (long long)s->r.step);
     if (s->from) printf("resumed from %s, after step %lld\n", checkpoint_path(s->from), (long long)s->r.step);
     fflush(stdout);
 }
@@ -343,13 +371,6 @@ static int claim_folder(session *s, const char *home) {
                     folder, names, folder);
 }
 
-/* llm.c's: the tokens of all files over those of a step. */
-static int64_t steps_of_epoch(const session *s) {
-    const int64_t step = s->o.total_batch > 0 ? s->o.total_batch : s->o.batch * s->o.context;
-    const int64_t steps = shards_tokens(s->task) / step;
-    return steps > 0 ? steps : 1;
-}
-
 static int set_up(session *s, char *folder, size_t size) {
     train_options *o = &s->o;
     if (o->resume) {
@@ -363,23 +384,25 @@ static int set_up(session *s, char *folder, size_t size) {
             snprintf(folder, size, ".");
         if (!o->checkpoint) o->checkpoint = folder; /* the folder may have been moved */
     }
-    int code = train_options_complete(o, s->from);
+    gpt2_start start;
+    if (o->init && o->resume) return cli_fail(CLI_USAGE, "--init is for a new run, --resume goes on with one");
+    if (o->init && !gpt2_start_open(&start, o->init)) return CLI_FAILURE;
+    int code = o->init ? gpt2_start_options(&start, o->init, o) : CLI_OK;
+    if (!code && !o->resume) code = open_tokenizer(o, &s->tokens);
+    if (!code) code = train_options_complete(o, s->from);
+    if (!code) code = open_tokenizer(o, &s->tokens);
     if (code) return code;
     code = device_open(o->device, o->deterministic ? FATTN_CTX_DETERMINISTIC : FATTN_CTX_TUNE, o->threads, s->why,
                        &s->ctx);
     if (code) return code;
-    const uint64_t seed = (uint64_t)o->seed;
-    if (o->task == TASK_RECALL) s->task = recall_open(seed, o->context);
-    if (o->task == TASK_TEXT) s->task = text_open(o->text, seed, o->context);
-    if (o->task == TASK_TOKENS) s->task = tokens_open(seed, o->context, o->vocab);
-    if (o->task == TASK_SHARDS) s->task = shards_task(o->data, o->val, o->batch, o->context, o->vocab);
+    s->task = open_task(o);
     if (!s->task) return CLI_FAILURE;
-    if (o->task == TASK_SHARDS && o->steps == 0 && o->seconds == 0) o->steps = steps_of_epoch(s);
     const model_config shape = train_model_config(o, s->task->vocab);
     const trainer_config config = train_trainer_config(o);
     const fattn_status status = trainer_create(&s->r, s->ctx, s->task, &shape, &config);
     if (status) return cli_status(s->ctx, status, "model");
     if (s->from && !checkpoint_restore(s->from, &s->r)) return CLI_FAILURE;
+    if (o->init && !gpt2_start_load(&start, &s->r, o->task == TASK_SHARDS)) return CLI_FAILURE;
     const history *h = &s->r.history;
     if (h->evals > 0) s->last = (evaluation){.loss = h->eval_loss[h->evals - 1], .right = h->eval_right[h->evals - 1]};
     code = claim_folder(s, folder);
@@ -422,6 +445,7 @@ static int run(const void *options, int n_operands, char *const *operands) {
     durable_release(&s.lock);
     trainer_destroy(&s.r);
     if (s.task) s.task->close(s.task);
+    tokenizer_free(&s.tokens);
     fattn_ctx_destroy(s.ctx);
     checkpoint_close(s.from);
     return code;

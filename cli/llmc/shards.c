@@ -158,3 +158,49 @@ void loader_go(loader *l, int64_t n) {
     if (n < l->taken) begin(l);
     while (l->taken < n) loader_take(l, &shard, &sample);
 }
+
+/* ---- llm.c's state of it ---- */
+
+loader_state loader_save(const loader *l) {
+    return (loader_state){.shard = l->shard,
+                          .sample = l->sample,
+                          .shards = l->files->n,
+                          .samples = samples_here(l),
+                          .shard_order = l->shard_order,
+                          .sample_order = l->sample_order,
+                          .random = l->random};
+}
+
+/* Whether l is in the same shard, of the same epoch. */
+static bool same_visit(const loader *l, const loader_state *s) {
+    const size_t n = sizeof *l->shard_order;
+    return l->shard == s->shard && samples_here(l) == s->samples &&
+           memcmp(l->random.word, s->random.word, sizeof l->random.word) == 0 && l->random.next == s->random.next &&
+           memcmp(l->shard_order, s->shard_order, (size_t)s->shards * n) == 0 &&
+           memcmp(l->sample_order, s->sample_order, (size_t)s->samples * n) == 0;
+}
+
+bool loader_find(loader *l, const loader_state *s, char *error, size_t size) {
+    const int64_t most = (int64_t)1 << 28; /* samples: seconds */
+    if (s->shards != l->files->n) {
+        snprintf(error, size, "it is of %lld files of tokens, --data names %lld", (long long)s->shards,
+                 (long long)l->files->n);
+        return false;
+    }
+    begin(l);
+    while (!same_visit(l, s) && l->taken < most) {
+        l->taken += samples_here(l);
+        enter(l, (l->shard + 1) % l->files->n);
+    }
+    if (l->taken < most && s->sample >= 0 && s->sample <= s->samples) {
+        l->taken += s->sample;
+        l->sample = s->sample;
+        return true;
+    }
+    snprintf(error, size,
+             "its place, sample %lld of %lld in file %lld, is none that seed 42 leads to with these files, --batch and "
+             "--context (%lld tokens a sample)",
+             (long long)s->sample, (long long)s->samples, (long long)s->shard, (long long)l->files->sample_tokens);
+    begin(l);
+    return false;
+}

@@ -48,6 +48,17 @@ bool loader_open(loader *l, const shards *files, bool shuffled);
 void loader_close(loader *l);
 /* Moves on, or starts again, until n samples are taken; the next one is number n. */
 void loader_go(loader *l, int64_t n);
+/* What llm.c stores of a shuffled loader. */
+typedef struct loader_state {
+    int64_t shard, sample, shards, samples; /* the place; the lengths of the orders */
+    const int32_t *shard_order, *sample_order;
+    mt19937 random;
+} loader_state;
+loader_state loader_save(const loader *l); /* its orders are l's */
+/* Finds the number of samples after which the loader is in this state, from its start on, and goes there. False with an
+   error message in `error`: other files, another size of a sample, or a state that this loader does not reach. */
+bool loader_find(loader *l, const loader_state *s, char *error, size_t size);
+
 /* Takes a sample: its shard, and its number there. */
 void loader_take(loader *l, int64_t *shard, int64_t *sample);
 

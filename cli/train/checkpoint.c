@@ -444,6 +444,16 @@ bool checkpoint_options(checkpoint *c, const cli_option *table, void *options, c
     return ok;
 }
 
+bool checkpoint_fingerprint(checkpoint *c, uint64_t *out) {
+    counters found;
+    const hid_t group = H5Gopen2(c->file, "/state", H5P_DEFAULT);
+    const bool ok = group >= 0 && get_counters(group, &found);
+    if (group >= 0) H5Gclose(group);
+    if (!ok) cli_fail(CLI_FAILURE, "%s has no counters of a run", c->path);
+    if (ok) *out = found.fingerprint;
+    return ok;
+}
+
 bool checkpoint_restore(checkpoint *c, trainer *r) {
     counters found;
     const hid_t group = H5Gopen2(c->file, "/state", H5P_DEFAULT);

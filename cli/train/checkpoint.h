@@ -37,6 +37,8 @@ const char *checkpoint_path(const checkpoint *c); /* of the file that was opened
 int64_t checkpoint_newest(const checkpoint *c);
 /* Reads the stored options; their texts live as long as c. False after an error message. */
 bool checkpoint_options(checkpoint *c, const cli_option *table, void *options, const char *const *skip);
+/* Of the data. False after an error message. */
+bool checkpoint_fingerprint(checkpoint *c, uint64_t *out);
 /* Restores a trainer that was created with these options. False after an error message: different data
    fingerprint, vocabulary (in older versions texts had 96 symbols), parameters or shapes. */
 bool checkpoint_restore(checkpoint *c, trainer *r);

@@ -88,6 +88,45 @@ bool durable_write(const char *folder, const char *name, unsigned char *bytes, s
     return ok;
 }
 
+/* ---- without a seal ---- */
+
+static bool stream_failed(durable_stream *s) {
+    cli_fail(CLI_FAILURE, "cannot write %s: %s", s->path, strerror(errno));
+    if (s->file >= 0) {
+        close(s->file);
+        unlink(s->temporary);
+    }
+    s->file = -1;
+    return false;
+}
+
+bool durable_begin(durable_stream *s, const char *folder, const char *name) {
+    s->file = -1;
+    const int a = snprintf(s->folder, sizeof s->folder, "%s", folder);
+    const int b = snprintf(s->path, sizeof s->path, "%s/%s", folder, name);
+    const bool fits = a < DURABLE_PATH && b + NAME_BYTES < DURABLE_PATH;
+    if (!fits) errno = ENAMETOOLONG;
+    if (!fits || !cli_make_parents(s->path)) return stream_failed(s);
+    s->file = open_unfinished(folder, s->temporary);
+    return s->file >= 0 || stream_failed(s);
+}
+
+bool durable_append(durable_stream *s, const void *bytes, size_t size) {
+    return s->file >= 0 && (write_all(s->file, bytes, size) || stream_failed(s));
+}
+
+bool durable_end(durable_stream *s, bool keep) {
+    if (s->file < 0) return false;
+    const int file = s->file;
+    if (keep && fsync(file) != 0) return stream_failed(s);
+    s->file = -1;
+    bool ok = close(file) == 0 || !keep;
+    if (ok && keep) ok = rename(s->temporary, s->path) == 0 && sync_folder(s->folder);
+    if (!ok) stream_failed(s);
+    if (!ok || !keep) unlink(s->temporary);
+    return ok;
+}
+
 /* ---- one writer ---- */
 
 static void remove_unfinished(const char *folder) {

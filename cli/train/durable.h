@@ -14,6 +14,20 @@ enum { DURABLE_SEAL = 16 };
    after an error message; an existing file of that name is then unchanged. */
 bool durable_write(const char *folder, const char *name, unsigned char *bytes, size_t size);
 
+/* A file without a seal, for formats that have none, written piece by piece; atomic as above. Between begin and end it
+   exists as unfinished-*.tmp. */
+enum { DURABLE_PATH = 4096 };
+typedef struct durable_stream {
+    int file; /* -1: an earlier call failed, with an error message */
+    char folder[DURABLE_PATH], path[DURABLE_PATH], temporary[DURABLE_PATH];
+} durable_stream;
+
+/* False after an error message, at once or in any later call; then the others do nothing but return false. */
+bool durable_begin(durable_stream *s, const char *folder, const char *name);
+bool durable_append(durable_stream *s, const void *bytes, size_t size);
+/* Puts the file in its place, or with keep false removes what was written. */
+bool durable_end(durable_stream *s, bool keep);
+
 /* The whole file, which the caller frees, and its size without the seal. NULL after an error message: it
    cannot be read, or its seal is missing or does not match. */
 unsigned char *durable_read(const char *path, size_t *size);

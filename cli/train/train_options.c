@@ -16,6 +16,10 @@ const cli_option train_table[] = {
     {"arch", CLI_CHOICE, FIELD(arch), "A", 0, 0, "fattn|gpt2",
      "this program's own transformer, or GPT-2 as PyTorch and llm.c train it"},
     {"data", CLI_TEXT, FIELD(data), "PATTERN", 0, 0, NULL, "files of tokens to train on (fattn tokens, llm.c)"},
+    {"tokenizer", CLI_TEXT, FIELD(tokenizer), "FILE", 0, 0, NULL,
+     "of the shards (llm.c's format): their vocabulary, and the sample's text"},
+    {"init", CLI_TEXT, FIELD(init), "PATH", 0, 0, NULL,
+     "begin with llm.c's model file, or go on with its run: the newest DONE in a folder"},
     {"val", CLI_TEXT, FIELD(val), "PATTERN", 0, 0, NULL, "files of held-out tokens"},
     {"text", CLI_TEXT, FIELD(text), "FILE", 0, 0, NULL, "text to learn: a file, or a folder of fortune files"},
     {"vocab", CLI_INT, FIELD(vocab), "V", 0, 1 << 20, NULL,
@@ -66,7 +70,7 @@ const cli_option train_table[] = {
     {"resume", CLI_TEXT, FIELD(resume), "DIR", 0, 0, NULL, "resume from the newest checkpoint there, or from a file"},
     {"json", CLI_TEXT, FIELD(json), "FILE", 0, 0, NULL, "log as JSON lines; - = standard output"},
     {"plot", CLI_TEXT, FIELD(plot), "FILE", 0, 0, NULL, "loss curve as SVG; - = standard output"},
-    {"sample", CLI_INT, FIELD(sample), "N", 0, 1 << 20, NULL, "bytes to write at the end"},
+    {"sample", CLI_INT, FIELD(sample), "N", 0, 1 << 20, NULL, "bytes, or tokens, to write at the end"},
     {"prompt", CLI_TEXT, FIELD(prompt), "TEXT", 0, 0, NULL, "text that the sample continues"},
     {"temperature", CLI_REAL, FIELD(temperature), "T", 0, 100, NULL, "of the sample; 0 = greedy"},
     {"top-k", CLI_INT, FIELD(top_k), "K", 0, ANY, NULL, "choose among the K likeliest symbols; 0 = all"},
@@ -195,7 +199,6 @@ static const train_options defaults[] = {[TASK_RECALL] = {.task = TASK_RECALL,
                                                           .weight_decay = 0.1,
                                                           .clip = 1,
                                                           .checkpoint = "fattn-shards",
-                                                          .prompt = "-",
                                                           .temperature = 1}};
 
 /* The values of a preset; the other defaults come from its task. */
@@ -248,7 +251,7 @@ const char train_details[] = "recall: key-value pairs, then the keys again: the 
                              "resumes from, only with --overwrite. A resumed run cuts its own log back to that\n"
                              "step, but not the log of another run.";
 
-const char *const train_not_stored[] = {"preset", "resume", "overwrite", "device", NULL};
+const char *const train_not_stored[] = {"preset", "resume", "overwrite", "device", "init", NULL};
 
 /* Options that a resumed run must not change. The path of the text may differ: its fingerprint is
    compared. */
@@ -296,7 +299,10 @@ static int check(const train_options *o, bool by_preset) {
         return cli_fail(CLI_USAGE, "--%s needs --task shards", o->data ? "data" : "val");
     if (o->task != TASK_TEXT && o->text) return cli_fail(CLI_USAGE, "--text needs --task text");
     if (o->task == TASK_TEXT && !o->text) return cli_fail(CLI_USAGE, "--task text needs a --text");
-    if (o->sample > 0 && (!o->prompt || !*o->prompt))
+    if (shards && o->sample > 0 && !o->tokenizer)
+        return cli_fail(CLI_USAGE, "--sample needs the tokens' text: --tokenizer FILE");
+    if (!shards && o->tokenizer) return cli_fail(CLI_USAGE, "--tokenizer needs --task shards");
+    if (!shards && o->sample > 0 && (!o->prompt || !*o->prompt))
         return cli_fail(CLI_USAGE, "--sample needs a --prompt of at least one byte");
     if (o->task != TASK_TOKENS && !shards && o->vocab)
         return cli_fail(CLI_USAGE, "--vocab needs --task tokens or shards");

@@ -1,0 +1,403 @@
+"""Files of llm.c: tokens from text, models and runs in both directions, damaged files. What the files mean is written
+here once more, with NumPy."""
+import json
+import os
+import shutil
+import struct
+import subprocess
+import sys
+import tempfile
+import unicodedata
+
+import h5py
+import numpy as np
+
+FATTN = os.path.join(os.environ["FATTN_BUILD"], "bin", "fattn")
+V, VP, T, C, L, NH = 257, 384, 16, 32, 2, 4
+SIZES = ["--layers", str(L), "--channels", str(C), "--heads", str(NH), "--context", str(T), "--batch", "4"]
+DATA = ["--data", "t_train_*.bin", "--val", "t_val_*.bin", "--tokenizer", "t_tokenizer.bin", "--lr", "1e-2"]
+
+
+def fattn(*words, code=0, says=""):
+    done = subprocess.run([FATTN, *words], capture_output=True, encoding="utf-8", errors="backslashreplace",
+                          timeout=120)
+    shown = f"{words}\nexit code {done.returncode}\n{done.stdout}{done.stderr}"
+    assert done.returncode == code, shown
+    assert says in done.stdout + done.stderr, (says, shown)
+    return done.stdout
+
+
+def header(path):
+    return np.fromfile(path, np.int32, 256)
+
+
+def shard(path):
+    h = header(path)
+    width = {(20240520, 1): np.uint16, (20240801, 7): np.uint32}[(h[0], h[1])]
+    tokens = np.fromfile(path, width, offset=1024)
+    assert len(tokens) == h[2] and not h[3:].any(), path
+    return tokens
+
+
+# ---- tokens ----
+
+def tokens_of_bytes():
+    text = ("To be, or not to be: that is the question.\n\n" * 300).encode() + bytes(range(256))
+    with open("text", "wb") as f:
+        f.write(text)
+    fattn("tokens", "text", "--out", "t", says="--tokenizer t_tokenizer.bin")
+    val, train = shard("t_val_000000.bin"), shard("t_train_000001.bin")
+    assert np.array_equal(np.concatenate([val, train]), [256, *text])
+    assert len(val) == (len(text) + 1) // 10
+    h = header("t_tokenizer.bin")
+    assert list(h[:4]) == [20240328, 2, 257, 256], h[:4]
+    fattn("tokens", "text", "--out", "t", code=1, says="is there: name another --out")
+    fattn("tokens", "text", "text", "--out", "deep/p", "--split", "paragraph", "--val", "0", "--shard", "1000")
+    parts = sorted(os.listdir("deep"))
+    assert parts[-1] == "p_train_000027.bin" and parts[0] == "p_tokenizer.bin", parts
+    joined = np.concatenate([shard("deep/" + p) for p in parts[1:]])
+    assert (joined == 256).sum() == 2 * 301 and joined[0] == 256
+    assert bytes(joined[joined != 256].astype(np.uint8)) == text + text
+    fattn("tokens", "--out", "x", code=2, says="name at least one FILE")
+    open("empty", "w").close()
+    fattn("tokens", "empty", "--out", "x", code=1, says="the text has no bytes")
+    fattn("tokens", "missing", "--out", "x", code=1, says="No such file")
+    fattn("tokens", "text", "missing", "--out", "x", code=1, says="No such file")
+    assert not [n for n in os.listdir(".") if n.startswith("x")]
+
+
+def kind(c):
+    if c in "\t\n\v\f\r \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" or "\u2000" <= c <= "\u200a":
+        return "S"
+    return {"L": "L", "N": "N"}.get(unicodedata.category(c)[0], "O")
+
+
+def pieces(s):
+    """GPT-2's regular expression by hand: re knows no \\p{L}."""
+    i, out = 0, []
+    while i < len(s):
+        short = next((x for x in ("'s", "'t", "'re", "'ve", "'m", "'ll", "'d") if s.startswith(x, i)), None)
+        start = i + 1 if s[i] == " " and i + 1 < len(s) and kind(s[i + 1]) != "S" else i
+        end = start + 1
+        while end < len(s) and kind(s[end]) == kind(s[start]):
+            end += 1
+        if short:
+            end = i + len(short)
+        elif kind(s[start]) == "S" and end < len(s) and end - start > 1:
+            end -= 1
+        out.append(s[i:end])
+        i = end
+    return out
+
+
+def encode(s, ids):
+    out = []
+    for piece in pieces(s):
+        parts = [bytes([b]) for b in piece.encode()]
+        while True:
+            pairs = [(ids[a + b], k) for k, (a, b) in enumerate(zip(parts, parts[1:])) if a + b in ids]
+            if not pairs:
+                break
+            k = min(pairs)[1]
+            parts[k:k + 2] = [parts[k] + parts[k + 1]]
+        out += [ids[p] for p in parts]
+    return out
+
+
+def byte_pairs():
+    """A tokenizer trained here on some text; its ids are ranks, as GPT-2's."""
+    sample = ("It's the cat's 12 hats we'll say: 'tis 1984!  Über Größe\n\n\n  naïve 東京 \u00a0\t x² ½ १२ "
+              "don't DON'T aaaaaaaaaa ... ---- <|endoftext|> \U0001f600\U0001f600 e\u0301 end  ") * 3
+    table = [bytes([b]) for b in range(256)]
+    words = [[bytes([b]) for b in p.encode()] for p in pieces(sample)]
+    while len(table) < 400:
+        count = {}
+        for w in words:
+            for pair in zip(w, w[1:]):
+                count[pair] = count.get(pair, 0) + 1
+        best = max(sorted(count), key=count.get)
+        if count[best] < 2:
+            break
+        table.append(best[0] + best[1])
+        for w in words:
+            k = 0
+            while k + 1 < len(w):
+                if (w[k], w[k + 1]) == best:
+                    w[k:k + 2] = [best[0] + best[1]]
+                k += 1
+    ids = {}
+    for i, b in enumerate(table):
+        ids.setdefault(b, i)
+    table.append(b"<|endoftext|>")
+    write_tokenizer("bpe.bin", table)
+    rng = np.random.RandomState(5)
+    alphabet = sorted(set(sample))
+    text = sample + "".join(alphabet[i] for i in rng.randint(0, len(alphabet), 20000))
+    with open("words", "w", encoding="utf-8") as f:
+        f.write(text)
+    fattn("tokens", "words", "--out", "w", "--tokenizer", "bpe.bin", "--val", "0")
+    got, want = shard("w_train_000000.bin"), [len(table) - 1, *encode(text, ids)]
+    assert len(got) < len(text.encode()) and np.array_equal(got, want), "byte pairs differ"
+
+    # Long pieces, and bytes that are no UTF-8: every byte comes back.
+    junk = b" " * 5000 + b"a" * 5000 + bytes(rng.randint(0, 256, 5000, dtype=np.uint8)) + b"\xf0\x9f"
+    with open("junk", "wb") as f:
+        f.write(junk)
+    fattn("tokens", "junk", "--out", "j", "--tokenizer", "bpe.bin", "--val", "0")
+    assert b"".join(table[i] for i in shard("j_train_000000.bin")[1:]) == junk
+
+    # More than 65536 tokens: 32 bits. A byte that is no token cannot be encoded.
+    write_tokenizer("wide.bin", table + [b"?%d" % i for i in range(70000)])
+    fattn("tokens", "junk", "--out", "k", "--tokenizer", "wide.bin", "--val", "0")
+    assert header("k_train_000000.bin")[0] == 20240801
+    write_tokenizer("few.bin", [b"a", b"b"])
+    fattn("tokens", "junk", "--out", "f", "--tokenizer", "few.bin", code=1, says="no token for the byte 32")
+
+    with open("bpe.bin", "rb") as f:
+        good = f.read()
+    for change, says in ((good[:500], "offset 500: the file ends"), (good[:-1], "the file ends"),
+                         (good + b"x", f"offset {len(good)}: the file has {len(good) + 1} bytes"),
+                         (words_of(good, 0, 7), "offset 0: the first word"),
+                         (words_of(good, 1, 3), "offset 4: the version"),
+                         (words_of(good, 1, 1), "not 50257"), (words_of(good, 3, len(table)), "offset 12:"),
+                         (good[:1024] + b"\0" + good[1025:], "offset 1024: token 0 has no bytes")):
+        with open("bad.bin", "wb") as f:
+            f.write(change)
+        fattn("tokens", "junk", "--out", "b", "--tokenizer", "bad.bin", code=1, says=says)
+    assert not [n for n in os.listdir(".") if n.startswith("b_")]
+
+
+def write_tokenizer(path, table):
+    h = np.zeros(256, np.int32)
+    h[:4] = 20240328, 2, len(table), len(table) - 1
+    with open(path, "wb") as f:
+        f.write(h.tobytes() + b"".join(bytes([len(t)]) + t for t in table))
+
+
+def words_of(data, at, value):
+    """data with one word of its header replaced."""
+    return data[:4 * at] + struct.pack("<i", value) + data[4 * at + 4:]
+
+
+# ---- models and runs ----
+
+def tensors(path):
+    """The 16 tensors of a model file as {PyTorch's name: array}."""
+    h = header(path)
+    assert list(h[:8]) == [20240326, h[1], T, V, L, NH, C, VP] and not h[8:].any(), h[:9]
+    if h[1] == 3:
+        x = np.fromfile(path, np.float32, offset=1024)
+    else:
+        x = (np.fromfile(path, np.uint16, offset=1024).astype(np.uint32) << 16).view(np.float32)
+    return by_name(x)
+
+
+def by_name(x):
+    shapes = [("wte.weight", None, (VP, C)), ("wpe.weight", None, (T, C))]
+    for name, shape in (("ln_1.weight", (C,)), ("ln_1.bias", (C,)), ("attn.c_attn.weight", (3 * C, C)),
+                        ("attn.c_attn.bias", (3 * C,)), ("attn.c_proj.weight", (C, C)), ("attn.c_proj.bias", (C,)),
+                        ("ln_2.weight", (C,)), ("ln_2.bias", (C,)), ("mlp.c_fc.weight", (4 * C, C)),
+                        ("mlp.c_fc.bias", (4 * C,)), ("mlp.c_proj.weight", (C, 4 * C)), ("mlp.c_proj.bias", (C,))):
+        shapes += [(f"h.{layer}.{name}", layer, shape) for layer in range(L)]
+    shapes += [("ln_f.weight", None, (C,)), ("ln_f.bias", None, (C,))]
+    found, at = {}, 0
+    for name, _, shape in shapes:
+        n = int(np.prod(shape))
+        found[name] = x[at:at + n].reshape(shape)
+        at += n
+    assert at == len(x), (at, len(x))
+    return found
+
+
+def stored(folder, step, group):
+    with h5py.File(os.path.join(folder, f"step-{step:09d}.h5")) as f:
+        return {name: f[group][name][()] for name in f[group]}
+
+
+def same(a, b):
+    assert a.keys() == b.keys(), a.keys() ^ b.keys()
+    for name in a:
+        assert a[name].tobytes() == b[name].tobytes(), name
+
+
+def nearest_bf16(x):
+    bits = x.view(np.uint32)
+    return ((bits + 0x7fff + (bits >> 16 & 1)) >> 16 << 16).astype(np.uint32).view(np.float32)
+
+
+def losses(log):
+    with open(log) as f:
+        return [e["loss"] for e in map(json.loads, f) if e["event"] == "step"]
+
+
+def both_directions():
+    fattn("train", *SIZES, *DATA, "--steps", "9", "--total-batch", "128", "--checkpoint", "ours", "--json", "a.jsonl",
+          "--eval-sequences", "4", "--checkpoint-every", "6")
+    values = stored("ours", 6, "params")
+    fattn("convert", "ours/step-000000006.h5", "model.bin", says="model of step 6, f32")
+    same(tensors("model.bin"), values)
+    assert not tensors("model.bin")["wte.weight"][V:].any()
+    fattn("convert", "model.bin", "half.bin", says="bf16")
+    same(tensors("half.bin"), {name: nearest_bf16(x) for name, x in values.items()})
+    fattn("convert", "half.bin", "full.bin", says="f32")
+    same(tensors("full.bin"), tensors("half.bin"))
+    fattn("convert", "model.bin", "copy.bin", "--dtype", "f32")
+    with open("model.bin", "rb") as a, open("copy.bin", "rb") as b:
+        assert a.read() == b.read()
+
+    fattn("convert", "ours/step-000000006.h5", "run")
+    assert sorted(os.listdir("run")) == ["DONE_00000006", "model_00000006.bin", "state_00000006_00000.bin"]
+    assert os.path.getsize("run/DONE_00000006") == 0
+    state_of_a_run("run/state_00000006_00000.bin", 6)
+
+    # Going on from each of them ends with the same bits.
+    whole = losses("a.jsonl")
+    more = [*DATA, *SIZES, "--steps", "9", "--total-batch", "128", "--eval-sequences", "4"]
+    fattn("train", "--init", "run", *more, "--checkpoint", "theirs", "--json", "b.jsonl",
+          says="begun with run, after step 6")
+    assert losses("b.jsonl") == whole[6:], (losses("b.jsonl"), whole)
+    fattn("convert", "run", "back", *more, says="checkpoint of step 6")
+    for group in ("params", "adam/m", "adam/v"):
+        same(stored("back", 6, group), stored("ours", 6, group))
+    fattn("convert", "run", "back", *more, code=1, says="remove them with --overwrite")
+    fattn("train", "--resume", "back", "--json", "c.jsonl", says="after step 6")
+    assert losses("c.jsonl") == whole[6:]
+    for folder in ("theirs", "back"):
+        for group in ("params", "adam/m", "adam/v"):
+            same(stored(folder, 9, group), stored("ours", 9, group))
+    # The newest DONE counts; a model without one is not finished.
+    shutil.copy("run/model_00000006.bin", "run/model_00000009.bin")
+    fattn("train", "--init", "run", *more, "--checkpoint", "-", says="after step 6")
+    fattn("train", "--init", ".", *more, code=1, says="no finished checkpoint of llm.c")
+    fattn("train", "--init", "run", *more, "--layers", "3", code=2, says="--layers 3: the model in run has 2")
+    fattn("train", "--init", "run", *more, "--batch", "2", "--checkpoint", "-", code=1,
+          says="is none that seed 42 leads to")
+    fattn("train", "--init", "run", "--resume", "ours", code=2, says="--init is for a new run")
+    fattn("train", "--init", "model.bin", *DATA, "--vocab", "300", code=2, says="--vocab 300")
+    text = fattn("train", "--resume", "ours", "--sample", "40", "--prompt", "To be")
+    assert "To be" in text and "endoftext" not in text.split("To be")[0], text
+    fattn("train", "--task", "tokens", "--vocab", "9", "--layers", "1", "--channels", "8", "--heads", "1",
+          "--context", "8", "--batch", "2", "--steps", "1", "--checkpoint", "other")
+    fattn("convert", "other", "other.bin", code=1, says="--arch fattn: llm.c has GPT-2 only")
+    assert not os.path.exists("other.bin")
+
+
+def permutations(samples_of, seed=42):
+    """llm.c's loader, from NumPy's generator: (files' order, samples' order, generator's words) at each file."""
+    random = np.random.RandomState(seed)
+
+    def shuffle(x):
+        for i in range(len(x) - 1, 0, -1):
+            j = int(random.randint(0, 2**32, dtype=np.uint32)) % (i + 1)
+            x[i], x[j] = x[j], x[i]
+    files = list(range(len(samples_of)))
+    while True:
+        shuffle(files)
+        for at, file in enumerate(files):
+            order = list(range(samples_of[file]))
+            shuffle(order)
+            yield at, list(files), order, random.get_state()
+
+
+def state_of_a_run(path, step):
+    h, n = header(path), (VP + T) * C + L * (12 * C * C + 13 * C) + 2 * C
+    assert list(h[:6]) == [20240527, 1, 1, 0, 1, 1] and h[10] == step, h[:11]
+    m, v, masters = np.fromfile(path, np.float32, 3 * n, offset=1024).reshape(3, n)
+    for group, x in (("adam/m", m), ("adam/v", v), ("params", masters)):
+        same(by_name(x), stored("ours", step, group))
+    with open(path, "rb") as f:
+        f.seek(1024 + 12 * n)
+        rest = f.read()
+    files, = struct.unpack_from("<Q", rest)
+    order = struct.unpack_from(f"<{files}i", rest, 8)
+    count, = struct.unpack_from("<Q", rest, 8 + 4 * files)
+    inside = struct.unpack_from(f"<{count}i", rest, 16 + 4 * files)
+    left, following, *words = struct.unpack_from("<iI624I", rest, 16 + 4 * files + 4 * count + 8)
+    assert len(rest) == 16 + 4 * files + 4 * count + 2520
+    place = struct.unpack_from("<2Q", h.tobytes(), 120)
+    samples = (len(shard("t_train_000001.bin")) - 1) // (4 * T)
+    taken, visits = step * 2, permutations([samples]) # 128 tokens a step are two samples
+    for at, files_order, order_inside, state in visits:
+        if taken <= samples:
+            break
+        taken -= samples
+    assert place == (at, taken) and list(order) == files_order and list(inside) == order_inside, (place, at, taken)
+    assert np.array_equal(words, state[1]) and following == state[2] and left == 625 - following, (left, following)
+
+
+def damaged():
+    """Every word of a header that means something, and every length: an error, and nothing new in the folder."""
+    with open("run/model_00000006.bin", "rb") as f:
+        model = f.read()
+    with open("run/state_00000006_00000.bin", "rb") as f:
+        state = f.read()
+    before = sorted(os.listdir("."))
+    nan = struct.pack("<f", float("nan"))
+    for change, says in ((model[:100], "offset 100: the file ends, 1024 bytes at offset 0 are expected"),
+                         (model[:-1], f"the file has {len(model) - 1} bytes, its header asks for {len(model)}"),
+                         (model + b"x", f"offset {len(model)}: the file has"),
+                         (words_of(model, 0, 20240520), "offset 0: the first word (a GPT-2 model's) is 20240520, not"),
+                         (words_of(model, 1, 2), "offset 4: the version is 2, not 3 (f32) or 5 (bf16)"),
+                         (words_of(model, 1, 5), "its header asks for"),
+                         (words_of(model, 2, 0), "offset 8: the number of positions"),
+                         (words_of(model, 3, -1), "offset 12: the vocabulary is -1"),
+                         (words_of(model, 4, 0), "offset 16: the number of layers"),
+                         (words_of(model, 5, 3), "offset 20: 32 channels are no multiple of 3 heads"),
+                         (words_of(model, 6, 2**30), "offset 24: the number of channels"),
+                         (words_of(model, 7, 257), "offset 28: the padded vocabulary is 257, not 384"),
+                         (model[:2048] + nan + model[2052:], "offset 2048: the number is nan, finite ones are")):
+        with open("before", "wb") as f:
+            f.write(change)
+        os.replace("before", "bad_model")
+        fattn("convert", "bad_model", "made.bin", "--dtype", "bf16", code=1, says=says)
+        fattn("train", "--init", "bad_model", *DATA, "--steps", "1", "--checkpoint", "made", code=1, says=says)
+        os.remove("bad_model")
+        assert sorted(os.listdir(".")) == before, says
+    n = (VP + T) * C + L * (12 * C * C + 13 * C) + 2 * C
+    after = 1024 + 12 * n
+    os.mkdir("broken")
+    shutil.copy("run/model_00000006.bin", "broken")
+    open("broken/DONE_00000006", "w").close()
+    before = sorted(os.listdir("."))
+    for change, says in ((state[:1000], "offset 1000: the file ends"), (state[:-1], "bytes, its header asks for"),
+                         (state + b"x", "bytes, its header asks for"),
+                         (state[:after], f"offset {after}: the file ends"),
+                         (words_of(state, 0, 1), "offset 0: the first word (a state's) is 1, not 20240527"),
+                         (words_of(state, 2, 8), "offset 8: the number of processes is 8, not 1"),
+                         (words_of(state, 3, 1), "offset 12: the rank is 1, not 0"),
+                         (words_of(state, 4, 2), "offset 16: the flag of masters"),
+                         (words_of(state, 5, 0), "its header asks for"),
+                         (words_of(state, 10, -1), "offset 40: the step is -1"),
+                         (words_of(state, 30, 1), "offset 120: its place"),
+                         (words_of(state, 32, 9999), "offset 120: its place"),
+                         (words_of(state, 33, 1), "offset 120: its place"),
+                         (state[:after] + struct.pack("<Q", 2) + state[after + 8:], "offset"),
+                         (state[:after] + struct.pack("<Q", 2**60) + state[after + 8:], "an order of 11529215046068"),
+                         (state[:-1000] + struct.pack("<I", 77) + state[-996:], "offset 120: its place"),
+                         (state[:2048] + nan + state[2052:], "offset 2048: the number is nan")):
+        with open("broken/state_00000006_00000.bin", "wb") as f:
+            f.write(change)
+        fattn("train", "--init", "broken", *SIZES, *DATA, "--steps", "9", "--checkpoint", "made", code=1, says=says)
+        fattn("convert", "broken", "made", *SIZES, *DATA, "--steps", "9", code=1, says=says)
+        assert sorted(os.listdir(".")) == before, says
+    # A token beyond the vocabulary, found when it is read.
+    h = header("t_train_000001.bin")
+    tokens = shard("t_train_000001.bin").copy()
+    tokens[100] = V
+    with open("wrong.bin", "wb") as f:
+        f.write(h.tobytes() + tokens.tobytes())
+    fattn("train", "--layers", "1", "--channels", "8", "--heads", "1", "--context", "16", "--batch", "64", "--vocab",
+          str(V), "--data", "wrong.bin", "--val", "t_val_*.bin", "--checkpoint", "-", code=1,
+          says="wrong.bin, offset 1224: token 257, the vocabulary has 0..256")
+
+
+def main():
+    with tempfile.TemporaryDirectory() as folder:
+        os.chdir(folder)
+        for test in (tokens_of_bytes, byte_pairs, both_directions, damaged):
+            test()
+            print(test.__name__, "passed")
+        os.chdir("/")
+
+
+sys.exit(main())
