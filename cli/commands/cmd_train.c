@@ -2,6 +2,7 @@
 #include "cli/base/cli.h"
 #include "cli/base/device.h"
 #include "cli/commands/gpt2_run.h"
+#include "cli/llmc/hellaswag.h"
 #include "cli/train/durable.h"
 #include "cli/output/json.h"
 #include "cli/train/ngram.h"
@@ -21,7 +22,9 @@ typedef struct session {
     checkpoint *from;
     fattn_ctx *ctx;
     task *task;
-    tokenizer tokens; /* of shards; n 0: none */
+    tokenizer tokens;   /* of shards; n 0: none */
+    hellaswag examples; /* n 0: none */
+    int64_t asked_step; /* after which they were asked last */
     trainer r;
     json log;
     output plot;
@@ -119,11 +122,33 @@ static int save(session *s) {
     return CLI_OK;
 }
 
+/* HellaSwag; a run that is interrupted meanwhile ends without it. */
+static int ask_examples(session *s) {
+    int64_t right, done;
+    const fattn_status status = hellaswag_count(&s->examples, s->ctx, s->r.model, s->r.tape, s->o.examples, s->o.batch,
+                                                cli_interrupted, &right, &done);
+    if (status) return cli_status(s->ctx, status, "HellaSwag");
+    if (cli_interrupted()) return CLI_OK;
+    s->asked_step = s->r.step;
+    progress_note(&s->bar, "HellaSwag after step %lld: %lld of %lld right, %.4f", (long long)s->r.step,
+                  (long long)right, (long long)done, (double)right / (double)done);
+    json_begin(&s->log);
+    json_text(&s->log, "event", "hellaswag");
+    json_int(&s->log, "step", s->r.step);
+    json_int(&s->log, "right", right);
+    json_int(&s->log, "examples", done);
+    json_end(&s->log);
+    return CLI_OK;
+}
+
 static int evaluate(session *s, int64_t sequences) {
     fattn_status status = trainer_evaluate(&s->r, sequences, &s->last);
     if (!status) status = trainer_note(&s->r, &s->last);
     if (status) return cli_status(s->ctx, status, "evaluation");
     log_evaluation(s, "eval");
+    const bool asks = s->examples.n > 0 && s->r.step > s->first_step && s->r.step > s->asked_step;
+    const int code = asks ? ask_examples(s) : CLI_OK;
+    if (code) return code;
     s->reached = s->o.target > 0 && s->last.right >= s->o.target;
     return CLI_OK;
 }
@@ -397,6 +422,7 @@ static int set_up(session *s, char *folder, size_t size) {
     if (code) return code;
     s->task = open_task(o);
     if (!s->task) return CLI_FAILURE;
+    if (o->hellaswag && !hellaswag_open(&s->examples, o->hellaswag, o->context, o->vocab)) return CLI_FAILURE;
     const model_config shape = train_model_config(o, s->task->vocab);
     const trainer_config config = train_trainer_config(o);
     const fattn_status status = trainer_create(&s->r, s->ctx, s->task, &shape, &config);
@@ -446,6 +472,7 @@ static int run(const void *options, int n_operands, char *const *operands) {
     trainer_destroy(&s.r);
     if (s.task) s.task->close(s.task);
     tokenizer_free(&s.tokens);
+    hellaswag_close(&s.examples);
     fattn_ctx_destroy(s.ctx);
     checkpoint_close(s.from);
     return code;

@@ -16,6 +16,9 @@ const cli_option train_table[] = {
     {"arch", CLI_CHOICE, FIELD(arch), "A", 0, 0, "fattn|gpt2",
      "this program's own transformer, or GPT-2 as PyTorch and llm.c train it"},
     {"data", CLI_TEXT, FIELD(data), "PATTERN", 0, 0, NULL, "files of tokens to train on (fattn tokens, llm.c)"},
+    {"hellaswag", CLI_TEXT, FIELD(hellaswag), "FILE", 0, 0, NULL,
+     "examples (llm.c's format) that are asked with every held-out evaluation but the first"},
+    {"examples", CLI_INT, FIELD(examples), "N", 1, ANY, NULL, "of them at most"},
     {"tokenizer", CLI_TEXT, FIELD(tokenizer), "FILE", 0, 0, NULL,
      "of the shards (llm.c's format): their vocabulary, and the sample's text"},
     {"init", CLI_TEXT, FIELD(init), "PATH", 0, 0, NULL,
@@ -82,6 +85,7 @@ const train_options train_unset = {.preset = UNSET,
                                    .arch = UNSET,
                                    .schedule = UNSET,
                                    .positions = UNSET,
+                                   .examples = UNSET,
                                    .total_batch = UNSET,
                                    .final_lr = UNSET,
                                    .beta2 = UNSET,
@@ -114,6 +118,7 @@ const train_options train_unset = {.preset = UNSET,
                                    .temperature = UNSET};
 
 static const train_options defaults[] = {[TASK_RECALL] = {.task = TASK_RECALL,
+                                                          .examples = 1 << 20,
                                                           .beta2 = 0.99,
                                                           .layers = 2,
                                                           .channels = 64,
@@ -137,6 +142,7 @@ static const train_options defaults[] = {[TASK_RECALL] = {.task = TASK_RECALL,
                                                           .prompt = "-",
                                                           .temperature = 1},
                                          [TASK_TEXT] = {.task = TASK_TEXT,
+                                                        .examples = 1 << 20,
                                                         .beta2 = 0.99,
                                                         .layers = 4,
                                                         .channels = 128,
@@ -160,6 +166,7 @@ static const train_options defaults[] = {[TASK_RECALL] = {.task = TASK_RECALL,
                                                         .checkpoint = "fattn-text",
                                                         .prompt = "\n"},
                                          [TASK_TOKENS] = {.task = TASK_TOKENS,
+                                                          .examples = 1 << 20,
                                                           .beta2 = 0.99,
                                                           .vocab = 50304,
                                                           .layers = 12,
@@ -182,6 +189,7 @@ static const train_options defaults[] = {[TASK_RECALL] = {.task = TASK_RECALL,
                                                           .prompt = "-",
                                                           .temperature = 1},
                                          [TASK_SHARDS] = {.task = TASK_SHARDS,
+                                                          .examples = 1 << 20,
                                                           .beta2 = 0.99,
                                                           .vocab = GPT2_VOCAB,
                                                           .layers = 12,
@@ -301,6 +309,7 @@ static int check(const train_options *o, bool by_preset) {
     if (o->task == TASK_TEXT && !o->text) return cli_fail(CLI_USAGE, "--task text needs a --text");
     if (shards && o->sample > 0 && !o->tokenizer)
         return cli_fail(CLI_USAGE, "--sample needs the tokens' text: --tokenizer FILE");
+    if (!shards && o->hellaswag) return cli_fail(CLI_USAGE, "--hellaswag needs --task shards");
     if (!shards && o->tokenizer) return cli_fail(CLI_USAGE, "--tokenizer needs --task shards");
     if (!shards && o->sample > 0 && (!o->prompt || !*o->prompt))
         return cli_fail(CLI_USAGE, "--sample needs a --prompt of at least one byte");

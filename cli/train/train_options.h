@@ -10,10 +10,10 @@ enum { TASK_RECALL, TASK_TEXT, TASK_TOKENS, TASK_SHARDS };
 typedef struct train_options {
     int preset, task, arch, algorithm, device, dtype, schedule;
     bool deterministic, overwrite;
-    const char *text, *data, *val, *tokenizer, *init, *checkpoint, *resume, *json, *plot, *prompt;
+    const char *text, *data, *val, *tokenizer, *hellaswag, *init, *checkpoint, *resume, *json, *plot, *prompt;
     int64_t vocab, layers, channels, heads, kv_heads, mlp, context, batch;
     int64_t steps, warmup, seed, threads, eval_every, eval_sequences, checkpoint_every;
-    int64_t sample, top_k, positions, total_batch;
+    int64_t sample, top_k, positions, total_batch, examples;
     double seconds, lr, weight_decay, clip, dropout, target, temperature, final_lr, beta2;
     bool same_log; /* not an option: the log file is the one of the run's first part */
 } train_options;

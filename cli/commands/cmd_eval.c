@@ -1,0 +1,180 @@
+/* fattn eval: a GPT-2 from files of llm.c: loss on token shards, HellaSwag, a sample. */
+#include "cli/base/cli.h"
+#include "cli/base/device.h"
+#include "cli/commands/gpt2_run.h"
+#include "cli/llmc/hellaswag.h"
+#include "cli/output/json.h"
+#include "cli/output/progress.h"
+#include "cli/train/sample.h"
+
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct eval_options {
+    const char *val, *hellaswag, *tokenizer, *prompt, *json;
+    int64_t sequences, examples, sample, top_k, seed, context, batch, threads;
+    double temperature;
+    int device, dtype;
+} eval_options;
+
+static const double ANY = 9e15;
+#define FIELD(name) offsetof(eval_options, name)
+static const cli_option table[] = {
+    {"val", CLI_TEXT, FIELD(val), "PATTERN", 0, 0, NULL, "token files whose loss is computed"},
+    {"sequences", CLI_INT, FIELD(sequences), "N", 1, ANY, NULL, "of these files at most"},
+    {"hellaswag", CLI_TEXT, FIELD(hellaswag), "FILE", 0, 0, NULL, "examples in llm.c's format"},
+    {"examples", CLI_INT, FIELD(examples), "N", 1, ANY, NULL, "of HellaSwag at most"},
+    {"tokenizer", CLI_TEXT, FIELD(tokenizer), "FILE", 0, 0, NULL, "of the sample, llm.c's"},
+    {"sample", CLI_INT, FIELD(sample), "N", 0, 1 << 20, NULL, "tokens to write"},
+    {"prompt", CLI_TEXT, FIELD(prompt), "TEXT", 0, 0, NULL, "text that the sample continues; none: a new document"},
+    {"temperature", CLI_REAL, FIELD(temperature), "T", 0, 100, NULL, "of the sample; 0 = greedy"},
+    {"top-k", CLI_INT, FIELD(top_k), "K", 0, ANY, NULL, "choose among the K likeliest tokens; 0 = all"},
+    {"seed", CLI_INT, FIELD(seed), "N", 0, ANY, NULL, "of the sample"},
+    {"context", CLI_INT, FIELD(context), "N", 0, 1 << 20, NULL, "tokens of a sequence; 0 = the model's positions"},
+    {"batch", CLI_INT, FIELD(batch), "N", 1, 65536, NULL, "sequences at a time"},
+    {"device", CLI_CHOICE, FIELD(device), "D", 0, 0, "cpu|cuda", "where to compute"},
+    {"dtype", CLI_CHOICE, FIELD(dtype), "T", 0, 0, "f32|bf16", "of weights and activations; bf16 needs a GPU"},
+    {"threads", CLI_INT, FIELD(threads), "N", 0, 1024, NULL, "0 = one per processor"},
+    {"json", CLI_TEXT, FIELD(json), "FILE", 0, 0, NULL, "results as a JSON line; - = standard output"},
+    {NULL}};
+static const eval_options defaults = {.sequences = 80, .examples = 1 << 20, .temperature = 1, .seed = 1, .batch = 4};
+
+typedef struct evaluating {
+    eval_options o;
+    gpt2_start start;
+    tokenizer tokens;
+    fattn_ctx *ctx;
+    task *task;
+    trainer r;
+    json log;
+    char why[DEVICE_MESSAGE];
+} evaluating;
+
+static int set_up(evaluating *e, const char *path) {
+    eval_options *const o = &e->o;
+    if (o->dtype == 1 && o->device != ON_CUDA)
+        return cli_fail(CLI_USAGE, "--dtype bf16 is computed on a GPU only: add --device cuda");
+    if (o->sample > 0 && !o->tokenizer) return cli_fail(CLI_USAGE, "--sample needs the tokens' text: --tokenizer FILE");
+    if (!o->val && !o->hellaswag && o->sample == 0)
+        return cli_fail(CLI_USAGE, "nothing to do: --val, --hellaswag or --sample");
+    if (!gpt2_start_open(&e->start, path)) return CLI_FAILURE;
+    const llmc_model *const m = &e->start.sizes;
+    if (o->context == 0) o->context = m->positions;
+    if (o->context > m->positions)
+        return cli_fail(CLI_USAGE, "--context %lld: the model has %lld positions", (long long)o->context,
+                        (long long)m->positions);
+    if (o->tokenizer && !tokenizer_read(&e->tokens, o->tokenizer)) return CLI_FAILURE;
+    if (o->tokenizer && e->tokens.n != m->vocab)
+        return cli_fail(CLI_FAILURE, "%s has %lld tokens, the model %lld", o->tokenizer, (long long)e->tokens.n,
+                        (long long)m->vocab);
+    e->task =
+        o->val ? shards_task(o->val, o->val, o->batch, o->context, m->vocab) : tokens_open(0, o->context, m->vocab);
+    if (!e->task || !json_open(&e->log, o->json, false)) return CLI_FAILURE;
+    const int code = device_open(o->device, 0, o->threads, e->why, &e->ctx);
+    if (code) return code;
+    const model_config shape = {.arch = ARCH_GPT2,
+                                .vocab = m->vocab,
+                                .context = o->context,
+                                .positions = m->positions,
+                                .channels = m->channels,
+                                .layers = (int)m->layers,
+                                .heads = (int)m->heads,
+                                .kv_heads = (int)m->heads,
+                                .mlp_ratio = 4,
+                                .dtype = o->dtype == 1 ? FATTN_BF16 : FATTN_F32};
+    const trainer_config config = {.batch = o->batch, .steps = 1, .lr = 1};
+    const fattn_status s = trainer_create(&e->r, e->ctx, e->task, &shape, &config);
+    if (s) return cli_status(e->ctx, s, "model");
+    e->start.state[0] = 0;
+    return gpt2_start_load(&e->start, &e->r, false) ? CLI_OK : CLI_FAILURE;
+}
+
+static int print_loss(evaluating *e) {
+    evaluation v;
+    char tokens[32];
+    const fattn_status s = trainer_evaluate(&e->r, e->o.sequences, &v);
+    if (s) return cli_status(e->ctx, s, "evaluation");
+    printf("loss: %.6f nats per token (%s tokens)\n", v.loss, text_of_count((double)v.targets, tokens));
+    json_real(&e->log, "val_loss", v.loss);
+    json_int(&e->log, "val_targets", v.targets);
+    return CLI_OK;
+}
+
+static int print_hellaswag(evaluating *e) {
+    hellaswag h;
+    int64_t right, done;
+    if (!hellaswag_open(&h, e->o.hellaswag, e->o.context, e->start.sizes.vocab)) return CLI_FAILURE;
+    const fattn_status s =
+        hellaswag_count(&h, e->ctx, e->r.model, e->r.tape, e->o.examples, e->o.batch, NULL, &right, &done);
+    hellaswag_close(&h);
+    if (s) return cli_status(e->ctx, s, "HellaSwag");
+    printf("HellaSwag: %lld of %lld right, %.4f (chance: 0.25)\n", (long long)right, (long long)done,
+           (double)right / (double)done);
+    json_int(&e->log, "hellaswag_right", right);
+    json_int(&e->log, "hellaswag_examples", done);
+    return CLI_OK;
+}
+
+static int print_sample(evaluating *e) {
+    const char *const text = e->o.prompt ? e->o.prompt : "";
+    token_list prompt = {0};
+    int32_t *symbols = NULL;
+    int code = CLI_FAILURE;
+    if (!token_list_add(&prompt, (uint32_t)e->tokens.end) ||
+        !tokenizer_encode(&e->tokens, (const unsigned char *)text, (int64_t)strlen(text), &prompt))
+        goto done;
+    const int64_t n = prompt.n + e->o.sample;
+    symbols = malloc((size_t)n * sizeof *symbols);
+    if (!symbols) {
+        cli_fail(CLI_FAILURE, "no memory for a sample");
+        goto done;
+    }
+    for (int64_t i = 0; i < prompt.n; ++i) symbols[i] = (int32_t)prompt.token[i];
+    const sample_options options = {.temperature = e->o.temperature, .top_k = e->o.top_k, .seed = (uint64_t)e->o.seed};
+    const fattn_status s = sample_symbols(e->ctx, e->r.model, e->r.tape, &options, symbols, prompt.n, n);
+    code = s ? cli_status(e->ctx, s, "sample") : CLI_OK;
+    for (int64_t i = 1; !s && i < n; ++i) {
+        int64_t length;
+        const unsigned char *const token = tokenizer_text(&e->tokens, symbols[i], &length);
+        fwrite(token, 1, (size_t)length, stdout);
+    }
+    if (!s) putchar('\n');
+done:
+    free(symbols);
+    free(prompt.token);
+    return code;
+}
+
+static int run(const void *options, int n_operands, char *const *operands) {
+    evaluating e = {.o = *(const eval_options *)options};
+    if (n_operands != 1) return cli_fail(CLI_USAGE, "one operand is needed: MODEL");
+    int code = set_up(&e, operands[0]);
+    if (!code) {
+        json_begin(&e.log);
+        json_text(&e.log, "event", "eval");
+        if (e.o.val) code = print_loss(&e);
+        if (!code && e.o.hellaswag) code = print_hellaswag(&e);
+        json_end(&e.log);
+        if (!code && e.o.sample > 0) code = print_sample(&e);
+    }
+    if (!json_close(&e.log) && !code) code = CLI_FAILURE;
+    trainer_destroy(&e.r);
+    if (e.task) e.task->close(e.task);
+    tokenizer_free(&e.tokens);
+    fattn_ctx_destroy(e.ctx);
+    return code;
+}
+
+const cli_command cmd_eval = {
+    .name = "eval",
+    .operands = "MODEL",
+    .summary = "Evaluate a GPT-2: loss on token files, HellaSwag, a sample",
+    .details = "MODEL: llm.c's model file, or the folder of a run of llm.c (its newest model). Of a\n"
+               "checkpoint of fattn train, fattn convert makes such a file.",
+    .options = table,
+    .defaults = &defaults,
+    .size = sizeof defaults,
+    .run = run,
+};
