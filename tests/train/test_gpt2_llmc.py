@@ -1,5 +1,5 @@
 """fattn beside llm.c's own CPU program, on the same files: batches, losses, gradients, updates; its loader's state in a
-state file; files exchanged in both directions. FATTN_LLMC names a clone of llm.c, whose train_gpt2.c is compiled in a
+state file; files exchanged in both directions. LLM_C names a clone of llm.c, whose train_gpt2.c is compiled in a
 temporary folder; 77 without one."""
 import os
 import shutil
@@ -179,9 +179,9 @@ def exchange(program, folder):
 
 
 def main():
-    clone = os.environ.get("FATTN_LLMC", "")
+    clone = os.environ.get("LLM_C", "")
     if not clone or not os.path.exists(os.path.join(clone, "train_gpt2.c")):
-        print("skipped: FATTN_LLMC names no clone of llm.c" + (f": {clone}" if clone else ""))
+        print("skipped: LLM_C names no clone of llm.c" + (f": {clone}" if clone else ""))
         return parity.SKIPPED
     if not shutil.which("gcc"):
         print("skipped: no gcc")
