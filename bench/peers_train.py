@@ -5,8 +5,9 @@
 The peer is GPT-2 as it is usually written (learned positions, LayerNorm, biases, tied head; float32
 parameters under autocast) through torch.compile, scaled_dot_product_attention (--attention flash is
 FlashAttention-2, cudnn is cuDNN's) and fused AdamW with clipping. fattn's model is the same, with a softmax over
-50257 of the 50304 columns (--option --arch fattn --vocab 50304: its own architecture). Each round measures `fattn train` and then the peer, over --steps steps after warm-up; the
-table has the medians. Needs PyTorch with Triton and a C compiler, and about two minutes."""
+50257 of the 50304 columns (--option --arch fattn --vocab 50304: its own architecture). Each round measures
+`fattn train` and then the peer, over --steps steps after warm-up; the table has the medians. Needs PyTorch
+with Triton and a C compiler, and about two minutes."""
 import argparse
 import json
 import os

@@ -100,12 +100,12 @@ def full_disks(folder):
     run(*TINY, "--checkpoint", os.path.join(file, "inside"), code=1, says="cannot write")
 
 
-def spoil(path, name, value):
-    """Changes the value of a counter, with a valid seal (cli/train/durable.c)."""
+def change(path, how):
+    """Changes an open checkpoint, and gives it a valid seal (cli/train/durable.c)."""
     with open(path, "rb") as f:
         mark = f.read()[-16:-8]
     with h5py.File(path, "r+") as f:
-        f["state"].attrs.modify(name, value)
+        how(f)
     with open(path, "rb") as f:
         body, digest = f.read(), 0xcbf29ce484222325
     for byte in body:
@@ -147,9 +147,29 @@ def checkpoints(folder):
         spoilt = os.path.join(folder, "spoilt")
         shutil.copytree(here, spoilt)
         for file in os.listdir(spoilt):
-            spoil(os.path.join(spoilt, file), name, value)
+            change(os.path.join(spoilt, file), lambda f: f["state"].attrs.modify(name, value))
         run("--resume", spoilt, "--steps", "6", code=1, says=says)
         shutil.rmtree(spoilt)
+
+    # A checkpoint of a version without GPT-2 goes on as it did; one without a task was never written.
+    old = os.path.join(folder, "old")
+    shutil.copytree(here, old)
+    for file in os.listdir(old):
+        change(os.path.join(old, file), lambda f: [f["config"].attrs.__delitem__(name) for name in
+                                                  ("arch", "schedule", "final-lr", "beta2", "total-batch", "positions",
+                                                   "examples")])
+    logs = [os.path.join(folder, name) for name in ("old.jsonl", "new.jsonl")]
+    shutil.copytree(here, here + "-new")
+    run("--resume", old, "--steps", "6", "--json", logs[0], code=0)
+    run("--resume", here + "-new", "--steps", "6", "--json", logs[1], code=0)
+    losses = []
+    for log_of in logs:
+        with open(log_of) as f:
+            losses.append([e["loss"] for e in map(json.loads, f) if e["event"] == "step"])
+    assert losses[0] == losses[1] and len(losses[0]) == 2, losses
+    for file in os.listdir(old):
+        change(os.path.join(old, file), lambda f: f["config"].attrs.__delitem__("task"))
+    run("--resume", old, code=1, says="it has no task")
 
     run("--resume", os.path.join(folder, "nowhere"), code=1, says="No such file")
     run("--resume", folder, code=1, says="no checkpoint")
