@@ -2,7 +2,9 @@
 here once more, with NumPy."""
 import json
 import os
+import resource
 import shutil
+import signal
 import struct
 import subprocess
 import sys
@@ -18,9 +20,14 @@ SIZES = ["--layers", str(L), "--channels", str(C), "--heads", str(NH), "--contex
 DATA = ["--data", "t_train_*.bin", "--val", "t_val_*.bin", "--tokenizer", "t_tokenizer.bin", "--lr", "1e-2"]
 
 
-def fattn(*words, code=0, says=""):
+def fattn(*words, code=0, says="", limit=None):
+    """limit: no file may have more bytes, as if the disk were full."""
+    def prepare():
+        if limit is not None:
+            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
     done = subprocess.run([FATTN, *words], capture_output=True, encoding="utf-8", errors="backslashreplace",
-                          timeout=120)
+                          timeout=120, preexec_fn=prepare)
     shown = f"{words}\nexit code {done.returncode}\n{done.stdout}{done.stderr}"
     assert done.returncode == code, shown
     assert says in done.stdout + done.stderr, (says, shown)
@@ -391,10 +398,29 @@ def damaged():
           says="wrong.bin, offset 1224: token 257, the vocabulary has 0..256")
 
 
+def full_disks():
+    """Nothing is left behind, and what was there stays."""
+    os.mkdir("full")
+    fattn("tokens", "text", "--out", "full/t", code=1, says="cannot write full/t_", limit=1000)
+    fattn("convert", "ours", "full/m.bin", code=1, says="cannot write full/m.bin: File too large", limit=100000)
+    fattn("convert", "ours", "full", code=1, says="cannot write full/state_", limit=os.path.getsize("model.bin"))
+    assert os.listdir("full") == ["model_00000009.bin"], os.listdir("full") # without DONE it does not count
+    fattn("train", "--init", "full", *DATA, code=1, says="no finished checkpoint")
+    with open("model.bin", "rb") as f:
+        before = f.read()
+    fattn("convert", "half.bin", "model.bin", code=1, says="cannot write ./model.bin: File too large", limit=1000)
+    with open("model.bin", "rb") as f:
+        assert f.read() == before
+    open("file", "w").close()
+    fattn("convert", "model.bin", "file/m.bin", code=1, says="cannot write file/m.bin: Not a directory")
+    fattn("tokens", "text", "--out", "file/t", code=1, says="cannot write file/t_")
+    assert not [n for n in os.listdir(".") + os.listdir("full") if n.startswith("unfinished")]
+
+
 def main():
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
-        for test in (tokens_of_bytes, byte_pairs, both_directions, damaged):
+        for test in (tokens_of_bytes, byte_pairs, both_directions, damaged, full_disks):
             test()
             print(test.__name__, "passed")
         os.chdir("/")
