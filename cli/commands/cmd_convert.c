@@ -48,13 +48,21 @@ static void split(const char *path, char folder[LLMC_PATH], const char **name) {
     *name = slash ? slash + 1 : path;
 }
 
+/* Whether a file that would be lost is there. */
+static bool may_write(const conversion *c, const char *path) {
+    struct stat status;
+    if (c->o.overwrite || lstat(path, &status) != 0) return true;
+    cli_fail(CLI_FAILURE, "%s is there: name another one, or replace it with --overwrite", path);
+    return false;
+}
+
 /* ---- to llm.c ---- */
 
 static int write_model(const conversion *c, bool bf16) {
     char folder[LLMC_PATH];
     const char *name;
     split(c->to, folder, &name);
-    if (!llmc_model_write(folder, name, &c->r, bf16)) return CLI_FAILURE;
+    if (!may_write(c, c->to) || !llmc_model_write(folder, name, &c->r, bf16)) return CLI_FAILURE;
     printf("%s: model of step %lld, %s, %lld parameters\n", c->to, (long long)c->r.step, bf16 ? "bf16" : "f32",
            (long long)model_size(c->r.model));
     return CLI_OK;
@@ -62,8 +70,10 @@ static int write_model(const conversion *c, bool bf16) {
 
 static int write_run(conversion *c, bool bf16) {
     loader *const l = c->o.task == TASK_SHARDS ? shards_loader(c->task) : NULL;
+    char done[LLMC_PATH + 64];
     if (l) loader_go(l, c->r.cursor / c->o.batch);
-    if (!llmc_run_write(c->to, &c->r, bf16, l)) return CLI_FAILURE;
+    snprintf(done, sizeof done, "%s/DONE_%08lld", c->to, (long long)c->r.step);
+    if (!may_write(c, done) || !llmc_run_write(c->to, &c->r, bf16, l)) return CLI_FAILURE;
     printf("%s: model (%s), state%s and DONE of step %lld\n", c->to, bf16 ? "bf16" : "f32",
            l ? "" : " (at the start of its data: the run had no shards)", (long long)c->r.step);
     return CLI_OK;

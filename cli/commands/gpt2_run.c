@@ -8,6 +8,13 @@ bool gpt2_start_open(gpt2_start *s, const char *path) {
     struct stat status;
     *s = (gpt2_start){.state = ""};
     if (stat(path, &status) == 0 && S_ISDIR(status.st_mode)) {
+        char names[CHECKPOINT_NAMES];
+        if (checkpoint_after(path, -1, names) > 0) {
+            cli_fail(CLI_FAILURE,
+                     "%s has checkpoints of fattn train, not files of llm.c: fattn convert %s model.bin makes one",
+                     path, path);
+            return false;
+        }
         if (!llmc_run_find(path, s->model, s->state)) {
             cli_fail(CLI_FAILURE, "%s has no finished checkpoint of llm.c: no file DONE_00000000 or of another step",
                      path);
@@ -31,7 +38,8 @@ int gpt2_start_options(const gpt2_start *s, const char *path, train_options *o) 
                  {"kv-heads", &o->kv_heads, s->sizes.heads},
                  {"positions", &o->positions, s->sizes.positions},
                  {"vocab", &o->vocab, s->sizes.vocab}};
-    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; ++i) {
+    const bool own_vocab = o->task == TASK_RECALL || o->task == TASK_TEXT; /* then reading the file compares it */
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes - own_vocab; ++i) {
         if (*sizes[i].option == -1) *sizes[i].option = sizes[i].size;
         if (*sizes[i].option != sizes[i].size)
             return cli_fail(CLI_USAGE, "--%s %lld: the model in %s has %lld", sizes[i].name,

@@ -252,7 +252,10 @@ def both_directions():
     with open("model.bin", "rb") as a, open("copy.bin", "rb") as b:
         assert a.read() == b.read()
 
+    fattn("convert", "model.bin", "model.bin", code=1, says="model.bin is there: name another one")
     fattn("convert", "ours/step-000000006.h5", "run")
+    fattn("convert", "ours/step-000000006.h5", "run", code=1, says="run/DONE_00000006 is there")
+    fattn("convert", "ours/step-000000006.h5", "run", "--overwrite")
     assert sorted(os.listdir("run")) == ["DONE_00000006", "model_00000006.bin", "state_00000006_00000.bin"]
     assert os.path.getsize("run/DONE_00000006") == 0
     state_of_a_run("run/state_00000006_00000.bin", 6)
@@ -276,10 +279,13 @@ def both_directions():
     shutil.copy("run/model_00000006.bin", "run/model_00000009.bin")
     fattn("train", "--init", "run", *more, "--checkpoint", "-", says="after step 6")
     fattn("train", "--init", ".", *more, code=1, says="no finished checkpoint of llm.c")
+    fattn("train", "--init", "ours", *more, code=1, says="fattn convert ours model.bin makes one")
     fattn("train", "--init", "run", *more, "--layers", "3", code=2, says="--layers 3: the model in run has 2")
     fattn("train", "--init", "run", *more, "--batch", "2", "--checkpoint", "-", code=1,
           says="is none that seed 42 leads to")
     fattn("train", "--init", "run", "--resume", "ours", code=2, says="--init is for a new run")
+    fattn("train", "--init", "model.bin", "--task", "text", "--text", "text", "--steps", "1", "--checkpoint", "-",
+          code=1, says="offset 12: the vocabulary is 257, this model's 256")
     fattn("train", "--init", "model.bin", *DATA, "--vocab", "300", code=2, says="--vocab 300")
     text = fattn("train", "--resume", "ours", "--sample", "40", "--prompt", "To be")
     assert "To be" in text and "endoftext" not in text.split("To be")[0], text
@@ -356,7 +362,7 @@ def damaged():
         with open("before", "wb") as f:
             f.write(change)
         os.replace("before", "bad_model")
-        fattn("convert", "bad_model", "made.bin", "--dtype", "bf16", code=1, says=says)
+        fattn("convert", "bad_model", "made.bin", "--dtype", "bf16", "--overwrite", code=1, says=says)
         fattn("train", "--init", "bad_model", *DATA, "--steps", "1", "--checkpoint", "made", code=1, says=says)
         os.remove("bad_model")
         assert sorted(os.listdir(".")) == before, says
@@ -408,7 +414,8 @@ def full_disks():
     fattn("train", "--init", "full", *DATA, code=1, says="no finished checkpoint")
     with open("model.bin", "rb") as f:
         before = f.read()
-    fattn("convert", "half.bin", "model.bin", code=1, says="cannot write ./model.bin: File too large", limit=1000)
+    fattn("convert", "half.bin", "model.bin", "--overwrite", code=1,
+          says="cannot write ./model.bin: File too large", limit=1000)
     with open("model.bin", "rb") as f:
         assert f.read() == before
     open("file", "w").close()
