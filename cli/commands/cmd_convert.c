@@ -172,7 +172,8 @@ const cli_command cmd_convert = {
                "\n"
                "Values are F32 (a bf16 run's masters); bf16 rounds them to nearest. A checkpoint\n"
                "gets its options from here: those of fattn train. --data must name the files that\n"
-               "a folder's run reads, with its --batch and --context.",
+               "a folder's run reads, with its --batch and --context. What is there is replaced only\n"
+               "with --overwrite.",
     .options = train_table,
     .defaults = &train_unset,
     .size = sizeof train_unset,

@@ -21,6 +21,11 @@ static int in_file(const trainer *r, int i) {
     return BEFORE + (i - BEFORE) % layers * OF_BLOCK + (i - BEFORE) / layers;
 }
 
+static bool no_memory(const char *what) {
+    cli_fail(CLI_FAILURE, "no memory for %s", what);
+    return false;
+}
+
 /* ---- sizes ---- */
 
 static int64_t numbers_of(const llmc_model *m) {
@@ -84,7 +89,7 @@ static uint32_t rounded(float x) {
 /* n numbers at an offset, which moves on. */
 static bool read_numbers(llmc_file *f, int64_t *offset, int bytes, float *to, int64_t n) {
     unsigned char *const buffer = malloc(AT_ONCE * F32_BYTES);
-    bool ok = buffer || cli_fail(CLI_FAILURE, "no memory for a buffer") == CLI_OK;
+    bool ok = buffer || no_memory("a buffer");
     for (int64_t done = 0; ok && done < n;) {
         const int64_t part = n - done < AT_ONCE ? n - done : AT_ONCE;
         ok = llmc_read(f, *offset, buffer, part * bytes);
@@ -102,7 +107,7 @@ static bool read_numbers(llmc_file *f, int64_t *offset, int bytes, float *to, in
 
 static bool write_numbers(durable_stream *s, int bytes, const float *from, int64_t n) {
     unsigned char *const buffer = malloc(AT_ONCE * F32_BYTES);
-    bool ok = buffer || cli_fail(CLI_FAILURE, "no memory for a buffer") == CLI_OK;
+    bool ok = buffer || no_memory("a buffer");
     for (int64_t done = 0; ok && done < n;) {
         const int64_t part = n - done < AT_ONCE ? n - done : AT_ONCE;
         for (int64_t i = 0; i < part; ++i) {
@@ -146,8 +151,8 @@ static bool read_all(llmc_file *f, int64_t *offset, int bytes, trainer *r, int w
         if (failed(r, tensor_of(r, index, which, &t))) return false;
         const int64_t count = fattn_tensor_numel(&t);
         float *const x = malloc((size_t)count * sizeof *x);
-        ok = x ? read_numbers(f, offset, bytes, x, count) : cli_fail(CLI_FAILURE, "no memory for a tensor") == CLI_OK;
-        ok = ok && !failed(r, device_write(r->ctx, &t, x));
+        ok = (x || no_memory("a tensor")) && read_numbers(f, offset, bytes, x, count) &&
+             !failed(r, device_write(r->ctx, &t, x));
         if (ok && t.data != params[index]->value.data && which == VALUES)
             ok = !failed(r, fattn_tensor_copy(r->ctx, &params[index]->value, &t)); /* rounded from the master */
         free(x);
@@ -164,8 +169,8 @@ static bool write_all(durable_stream *s, int bytes, const trainer *r, int which)
         if (failed(r, tensor_of(r, in_file(r, i), which, &t))) return false;
         const int64_t count = fattn_tensor_numel(&t);
         float *const x = malloc((size_t)count * sizeof *x);
-        if (!x) cli_fail(CLI_FAILURE, "no memory for a tensor");
-        ok = x && !failed(r, device_read(r->ctx, &t, x)) && write_numbers(s, bytes, x, count);
+        ok =
+            (x || no_memory("a tensor")) && !failed(r, device_read(r->ctx, &t, x)) && write_numbers(s, bytes, x, count);
         free(x);
     }
     return ok;
@@ -228,7 +233,7 @@ static bool read_loader(llmc_file *f, int64_t offset, loader_state *s, int32_t *
             return llmc_fail(f->path, offset, "an order of %llu %s, 1..%lld are possible", (unsigned long long)n,
                              k ? "samples" : "files", (long long)(f->size / 4));
         orders[k] = malloc((size_t)n * 4);
-        if (!orders[k]) return cli_fail(CLI_FAILURE, "no memory for an order") == CLI_OK;
+        if (!orders[k]) return no_memory("an order");
         if (!llmc_read(f, offset + 8, orders[k], (int64_t)n * 4)) return false;
         for (uint64_t i = 0; i < n; ++i) orders[k][i] = (int32_t)llmc_u32((unsigned char *)&orders[k][i]);
         *(k ? &s->samples : &s->shards) = (int64_t)n;
@@ -339,8 +344,10 @@ bool llmc_run_write(const char *folder, const trainer *r, bool bf16, const loade
     char model_name[NAME_BYTES], state_name[NAME_BYTES], done_name[NAME_BYTES];
     durable_stream done;
     const long long step = (long long)r->step;
-    if (step > 99999999)
-        return cli_fail(CLI_FAILURE, "step %lld has more digits than llm.c's names, 8", step) == CLI_OK;
+    if (step > 99999999) {
+        cli_fail(CLI_FAILURE, "step %lld has more digits than llm.c's names, 8", step);
+        return false;
+    }
     snprintf(model_name, sizeof model_name, "model_%08lld.bin", step);
     snprintf(state_name, sizeof state_name, "state_%08lld_00000.bin", step);
     snprintf(done_name, sizeof done_name, "DONE_%08lld", step);

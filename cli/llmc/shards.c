@@ -54,7 +54,8 @@ bool shards_open(shards *s, const char *pattern, int64_t batch, int64_t context)
         cli_fail(CLI_FAILURE, "%s: %s", pattern,
                  code == GLOB_NOMATCH ? "there is no such file" : "the pattern cannot be read");
     if (ok) s->at = calloc(found.gl_pathc, sizeof *s->at);
-    if (ok && !s->at) ok = cli_fail(CLI_FAILURE, "no memory for a list of files") == CLI_OK;
+    if (ok && !s->at) cli_fail(CLI_FAILURE, "no memory for a list of files");
+    ok = ok && s->at;
     for (size_t i = 0; ok && i < found.gl_pathc; ++i) ok = add(s, found.gl_pathv[i]);
     globfree(&found);
     if (!ok) shards_close(s);

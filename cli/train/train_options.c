@@ -384,7 +384,6 @@ int train_options_complete(train_options *o, checkpoint *from) {
     if (o->arch == ARCH_GPT2) take_gpt2(o);
     if (o->kv_heads == UNSET) o->kv_heads = o->heads;
     take_missing(o, &defaults[o->task], false);
-    if (o->arch == ARCH_GPT2 && o->kv_heads == UNSET) o->kv_heads = o->heads;
     return check(o, by_preset);
 }
 
