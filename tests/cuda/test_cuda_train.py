@@ -11,6 +11,10 @@ FATTN = os.path.join(os.environ["FATTN_BUILD"], "bin", "fattn")
 STEPS, HALF, BATCH, CONTEXT = 20, 10, 16, 64
 RUN = ["--task", "recall", "--target", "0", "--batch", str(BATCH), "--context", str(CONTEXT), "--seed", "5",
        "--steps", str(STEPS), "--checkpoint-every", str(HALF)]
+# Two batches a step, a table with padding, a schedule of llm.c.
+GPT2 = ["--task", "tokens", "--arch", "gpt2", "--vocab", "300", "--layers", "2", "--channels", "64", "--heads", "4",
+        "--batch", str(BATCH), "--context", str(CONTEXT), "--total-batch", str(2 * BATCH * CONTEXT), "--warmup", "2",
+        "--schedule", "linear", "--lr", "3e-3", "--steps", str(STEPS), "--checkpoint-every", str(HALF)]
 SKIPPED = 77
 
 
@@ -30,6 +34,21 @@ def train(folder, name, *options):
 def apart(a, b):
     assert a.keys() == b.keys(), (a.keys(), b.keys())
     return max(abs(a[step] - b[step]) for step in a)
+
+
+def gpt2(folder):
+    """GPT-2 with accumulated gradients: CPU and GPU, and a checkpoint that goes from one to the other."""
+    cpu, on_cpu = train(folder, "gpt2-cpu", *GPT2)
+    gpu, _ = train(folder, "gpt2-gpu", *GPT2, "--device", "cuda")
+    narrow, _ = train(folder, "gpt2-bf16", *GPT2, "--device", "cuda", "--dtype", "bf16")
+    rest, _ = train(folder, "gpt2-to-gpu", "--resume", os.path.join(on_cpu, f"step-{HALF:09d}.h5"), "--device", "cuda")
+    whole = {step: loss for step, loss in cpu.items() if step > HALF}
+    limit = math.sqrt(2) * bound(cpu) # of twice the tokens
+    print(f"GPT-2: loss {cpu[1]:.4f} to {cpu[STEPS]:.4f}; F32 on the GPU at most {apart(cpu, gpu):.1e} from the CPU, "
+          f"resumed there {apart(whole, rest):.1e}, bound {limit:.1e}; BF16 {apart(cpu, narrow):.1e}, "
+          f"bound {0.02 * cpu[1]:.1e}")
+    assert apart(cpu, gpu) <= limit and apart(whole, rest) <= limit
+    assert 0 < apart(cpu, narrow) <= 0.02 * cpu[1]
 
 
 def bound(losses):
@@ -69,6 +88,7 @@ def main():
                  for n in range(2)]
         assert apart(*twice) == 0, "deterministic runs differ"
         print("deterministic runs repeat their losses to the bit")
+        gpt2(folder)
     return 0
 
 
