@@ -131,7 +131,7 @@ int32_t fattni_common_dtype(const fattni_operand *const *t, int n);
     extern void fattn_##name##_f32(type);                                                                              \
     extern void fattn_##name##_f64(type)
 
-/* d (+)= f(x, y), t = {d, x, y} or fewer; value is FATTNI_FILL's. */
+/* d (+)= f(x, y), t = {d, x, y} or fewer; value is FATTNI_FILL's or FATTNI_SCALE's. */
 fattn_status fattni_cuda_each(fattn_ctx *ctx, enum fattni_element what, const fattn_tensor *const *t, int operands,
                               bool fresh, double value);
 /* d (+)= the sum of `parts` partial results, `stride` apart, one per element of d. */

@@ -13,7 +13,8 @@
 
 extern const fattn_op_def fattni_op_linear, fattni_op_matmul, fattni_op_add, fattni_op_mul, fattni_op_gelu,
     fattni_op_silu, fattni_op_layernorm, fattni_op_rmsnorm, fattni_op_embedding, fattni_op_rope, fattni_op_heads,
-    fattni_op_merge, fattni_op_cast, fattni_op_cross_entropy, fattni_op_linear_cross_entropy;
+    fattni_op_merge, fattni_op_cast, fattni_op_cross_entropy, fattni_op_linear_cross_entropy, fattni_op_scale,
+    fattni_op_relu, fattni_op_tanh;
 
 /* Checks of infer. op and name are for the error message: "linear: w is absent". */
 
@@ -66,14 +67,21 @@ typedef void (*fattni_loop)(void *const *p, const int64_t *step, int64_t n, cons
    trailing dimensions aligned, 1 or missing repeats. */
 void fattni_each(const fattn_ctx *ctx, const fattn_tensor *const *t, int n, fattni_loop run, const void *arg);
 /* The same for one function of elements, on the context's device: its loops on the CPU, and its name for
-   a GPU's kernel. fresh: whether d is overwritten or added to; a loop gets its address. */
+   a GPU's kernel. A loop's arg is a fattni_how. */
 typedef struct fattni_elements {
     fattni_loop f32, f64;
     enum fattni_element what;
+    double value;
 } fattni_elements;
+typedef struct fattni_how {
+    bool fresh; /* first, for loops that need no more: d is overwritten, not added to */
+    double value;
+} fattni_how;
 extern const fattni_elements fattni_elementwise_product; /* d (+)= x y (op_mul.c) */
 fattn_status fattni_each_element(fattn_ctx *ctx, const fattni_elements *f, const fattn_tensor *const *t, int n,
                                  bool fresh);
+/* d (+)= factor x; x broadcasts to d. */
+fattn_status fattni_scale(fattn_ctx *ctx, const fattn_tensor *d, const fattn_tensor *x, double factor, bool fresh);
 /* True when b broadcasts to a's shape. */
 bool fattni_broadcasts(const fattn_tensor *b, const fattn_tensor *a);
 /* d (+)= the sum of x, or of x*y, over the dimensions in which d broadcasts to x; fixed order.

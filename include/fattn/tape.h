@@ -52,6 +52,10 @@ FATTN_API fattn_var fattn_op_add(fattn_tape *t, fattn_var a, fattn_var b); /* b 
 FATTN_API fattn_var fattn_op_mul(fattn_tape *t, fattn_var a, fattn_var b); /* b broadcasts to a */
 FATTN_API fattn_var fattn_op_gelu(fattn_tape *t, fattn_var x);             /* tanh form */
 FATTN_API fattn_var fattn_op_silu(fattn_tape *t, fattn_var x);             /* x * sigmoid(x) */
+FATTN_API fattn_var fattn_op_relu(fattn_tape *t, fattn_var x);             /* max(x, 0); slope 0 at 0; NaN stays */
+FATTN_API fattn_var fattn_op_tanh(fattn_tape *t, fattn_var x);
+FATTN_API fattn_var fattn_op_scale(fattn_tape *t, fattn_var x, double factor); /* factor x; ARG unless factor is finite
+                                                                                   in F32, for F64 in F64 */
 FATTN_API fattn_var fattn_op_layernorm(fattn_tape *t, fattn_var x, fattn_var gain, fattn_var bias,
                                        float eps); /* over the last dimension; bias may be {0} */
 FATTN_API fattn_var fattn_op_rmsnorm(fattn_tape *t, fattn_var x, fattn_var gain, float eps);

@@ -110,6 +110,7 @@ static fattn_var forward(run *r) {
     h = fattn_op_layernorm(t, x, use(r, GAIN), use(r, BIAS), 1e-5f);
     const fattn_var up = fattn_op_linear(t, h, use(r, UP), use(r, UP_BIAS));
     h = fattn_op_mul(t, fattn_op_gelu(t, up), fattn_op_silu(t, up));
+    h = fattn_op_add(t, h, fattn_op_relu(t, fattn_op_tanh(t, fattn_op_scale(t, up, 0.5))));
     x = fattn_op_add(t, x, fattn_op_linear(t, h, use(r, DOWN), none));
     x = fattn_op_mul(t, x, use(r, SCALE));
     const fattn_var targets = fattn_input(t, &r->targets);

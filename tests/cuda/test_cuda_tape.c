@@ -296,7 +296,8 @@ static fattn_var wide(fattn_tape *t, const fattn_var *in, int n, void *user) {
     const fattn_var h = fattn_op_layernorm(t, in[0], in[1], in[2], 1e-5f);
     const fattn_var r = fattn_op_rope(t, fattn_op_heads(t, h, 0, heads[0], heads[1]), 1e4f, 0);
     const fattn_var y = fattn_op_gelu(t, fattn_op_merge(t, r));
-    return fattn_op_add(t, fattn_op_silu(t, in[0]), fattn_op_mul(t, y, in[1]));
+    const fattn_var z = fattn_op_relu(t, fattn_op_scale(t, fattn_op_tanh(t, in[0]), -1.5));
+    return fattn_op_add(t, fattn_op_add(t, fattn_op_silu(t, in[0]), z), fattn_op_mul(t, y, in[1]));
 }
 
 /* The same on both devices. Sums over 300 rows or thousands of columns: a bound of 64 ulps of the largest number; in

@@ -148,6 +148,7 @@ static void every_op(fattn_dtype t, int64_t s, int64_t B, int64_t S) {
     fattn_var h = fattn_op_add(tape, in, fattn_input(tape, &x));
     h = fattn_op_mul(tape, h, G);
     h = fattn_op_layernorm(tape, fattn_op_rmsnorm(tape, h, G, 1e-5f), G, G, 1e-5f);
+    h = fattn_op_relu(tape, fattn_op_tanh(tape, fattn_op_scale(tape, h, 0.5)));
     h = fattn_op_gelu(tape, fattn_op_silu(tape, fattn_op_linear(tape, h, W, none)));
     const fattn_var first = fattn_input(tape, &x); /* views of an input of the caller's */
     const fattn_var q = fattn_op_rope(tape, fattn_op_heads(tape, h, 1, 2, 4), 1e4f, 0);

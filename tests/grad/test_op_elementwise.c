@@ -1,8 +1,9 @@
-/* add, mul, gelu, silu, cast. */
+/* add, mul, gelu, silu, relu, tanh, scale, cast. */
 #include "opcheck.h"
 
 #include <criterion/criterion.h>
 
+#include <float.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -153,28 +154,42 @@ Test(broadcast, errors) {
     opcheck_errors(list, sizeof list / sizeof *list);
 }
 
+static const double factor = -1.7;
 static fattn_var gelu(fattn_tape *t, const fattn_var *in) { return fattn_op_gelu(t, in[0]); }
 static fattn_var silu(fattn_tape *t, const fattn_var *in) { return fattn_op_silu(t, in[0]); }
-
-static int64_t length;
+static fattn_var relu(fattn_tape *t, const fattn_var *in) { return fattn_op_relu(t, in[0]); }
+static fattn_var tanh_op(fattn_tape *t, const fattn_var *in) { return fattn_op_tanh(t, in[0]); }
+static fattn_var scale(fattn_tape *t, const fattn_var *in) { return fattn_op_scale(t, in[0], factor); }
 
 static double gelu_of(double x) { return 0.5 * x * (1 + tanh(sqrt(2 / acos(-1)) * (x + 0.044715 * x * x * x))); }
 static double silu_of(double x) { return x / (1 + exp(-x)); }
+static double relu_of(double x) { return x > 0 ? x : 0; }
+static double scale_of(double x) { return factor * x; }
 
-static void gelu_reference(const double *const *in, const int32_t *const *ids, double *y) {
+static const struct {
+    const char *name;
+    op_graph graph;
+    double (*of)(double x);
+} functions[] = {
+    {"gelu", gelu, gelu_of}, {"silu", silu, silu_of},    {"relu", relu, relu_of},
+    {"tanh", tanh_op, tanh}, {"scale", scale, scale_of},
+};
+enum { FUNCTIONS = sizeof functions / sizeof *functions };
+
+static int64_t length;
+static int function; /* what the reference computes */
+
+static void unary_reference(const double *const *in, const int32_t *const *ids, double *y) {
     (void)ids;
-    for (int64_t e = 0; e < length; ++e) y[e] = gelu_of(in[0][e]);
-}
-static void silu_reference(const double *const *in, const int32_t *const *ids, double *y) {
-    (void)ids;
-    for (int64_t e = 0; e < length; ++e) y[e] = silu_of(in[0][e]);
+    for (int64_t e = 0; e < length; ++e) y[e] = functions[function].of(in[0][e]);
 }
 
-static op_case unary(bool is_gelu, int64_t n) {
+static op_case unary(int which, int64_t n) {
     length = n;
-    return (op_case){.name = is_gelu ? "gelu" : "silu",
-                     .graph = is_gelu ? gelu : silu,
-                     .reference = is_gelu ? gelu_reference : silu_reference,
+    function = which;
+    return (op_case){.name = functions[which].name,
+                     .graph = functions[which].graph,
+                     .reference = unary_reference,
                      .n = 1,
                      .in = {{1, {n}}},
                      .any_strides = true,
@@ -182,7 +197,7 @@ static op_case unary(bool is_gelu, int64_t n) {
 }
 
 Test(unary, gradients) {
-    for (int i = 0; i < 2; ++i) {
+    for (int i = 0; i < FUNCTIONS; ++i) {
         op_case c = unary(i, 5 * 7);
         opcheck(&c);
         c.in[0] = (op_input){3, {5, 1, 7}};
@@ -191,8 +206,8 @@ Test(unary, gradients) {
 }
 
 Test(unary, large_and_nothing) {
-    for (int i = 0; i < 4; ++i) {
-        const op_case c = unary(i & 1, i & 2 ? 70001 : 0);
+    for (int i = 0; i < 2 * FUNCTIONS; ++i) {
+        const op_case c = unary(i / 2, i & 1 ? 70001 : 0);
         opcheck_values(&c);
         opcheck_f32(&c);
         opcheck_threads(&c);
@@ -212,21 +227,21 @@ Test(unary, every_magnitude_in_f32) {
         const double magnitude = pow(10, -6 + 10.0 * abs(i - N / 2) / (N / 2));
         x[i] = (float)(i < N / 2 ? -magnitude : magnitude);
     }
-    for (int which = 0; which < 2; ++which) {
+    for (int which = 0; which < FUNCTIONS; ++which) {
         fattn_tape_reset(t);
         for (int i = 0; i < N; ++i) dx[i] = 0;
         fattn_param p = {.value = fattn_tensor_view(x, FATTN_F32, FATTN_CPU, 0, 1, (const int64_t[]){N}),
                          .grad = fattn_tensor_view(dx, FATTN_F32, FATTN_CPU, 0, 1, (const int64_t[]){N})};
-        const fattn_var in = fattn_use(t, &p), y = which ? gelu(t, &in) : silu(t, &in);
+        const fattn_var in = fattn_use(t, &p), y = functions[which].graph(t, &in);
         fattn_tensor value;
         cr_assert_eq(fattn_tape_value(t, y, &value), FATTN_OK);
         cr_assert_eq(fattn_tape_backward(t, op_contract(t, y)), FATTN_OK);
         for (int i = 0; i < N; ++i) {
-            const double want = which ? gelu_of((double)x[i]) : silu_of((double)x[i]);
+            const double want = functions[which].of((double)x[i]);
             const double got = (double)((const float *)value.data)[i];
-            cr_assert(fabs(got - want) <= 16 * 0x1p-24 * fabs((double)x[i]), "%d: f(%g) = %g, not %g", which,
-                      (double)x[i], got, want);
-            cr_assert(isfinite(dx[i]), "%d: f'(%g)", which, (double)x[i]);
+            cr_assert(fabs(got - want) <= 16 * 0x1p-24 * fabs((double)x[i]), "%s(%g) = %g, not %g",
+                      functions[which].name, (double)x[i], got, want);
+            cr_assert(isfinite(dx[i]), "%s'(%g)", functions[which].name, (double)x[i]);
         }
     }
     fattn_tape_destroy(t);
@@ -247,7 +262,7 @@ Test(unary, every_instruction_set_gives_the_same_bits) {
         const int64_t n = N;
         fattn_param p = {.value = fattn_tensor_view(x, FATTN_F32, FATTN_CPU, 0, 1, &n),
                          .grad = fattn_tensor_view(d, FATTN_F32, FATTN_CPU, 0, 1, &n)};
-        const fattn_var in = fattn_use(t, &p), y = gelu(t, &in), z = silu(t, &y);
+        const fattn_var in = fattn_use(t, &p), y = gelu(t, &in), z = tanh_op(t, (fattn_var[]){silu(t, &y)});
         fattn_tensor value;
         cr_assert_eq(fattn_tape_backward(t, op_contract(t, z)), FATTN_OK);
         cr_assert_eq(fattn_tape_value(t, z, &value), FATTN_OK);
@@ -262,12 +277,57 @@ Test(unary, every_instruction_set_gives_the_same_bits) {
     }
 }
 
+static fattn_var scale_nan(fattn_tape *t, const fattn_var *in) { return fattn_op_scale(t, in[0], (double)NAN); }
+static fattn_var scale_far(fattn_tape *t, const fattn_var *in) { return fattn_op_scale(t, in[0], -1e39); }
+
+/* Infinities and NaN: relu and tanh keep a NaN; relu's gradient is 0 where x <= 0 whatever dy is. */
+Test(unary, not_finite) {
+    const double x[] = {-INFINITY, -1, 0, 1, INFINITY, NAN}, big = DBL_MAX;
+    const double relus[] = {0, 0, 0, 1, INFINITY, NAN}, slopes[] = {0, 0, 0, 1, 1, 1};
+    for (int wide = 0; wide < 2; ++wide) {
+        fattn_ctx *ctx;
+        fattn_tape *t;
+        cr_assert_eq(fattn_ctx_create(NULL, &ctx), FATTN_OK);
+        cr_assert_eq(fattn_tape_create(ctx, &t), FATTN_OK);
+        const int64_t n = 6;
+        const fattn_dtype dtype = wide ? FATTN_F64 : FATTN_F32;
+        const fattn_tensor from = fattn_tensor_view((void *)(uintptr_t)x, FATTN_F64, FATTN_CPU, 0, 1, &n);
+        double memory[2][6] = {{0}}, y[6], dx[6];
+        fattn_param p = {.value = fattn_tensor_view(memory[0], dtype, FATTN_CPU, 0, 1, &n),
+                         .grad = fattn_tensor_view(memory[1], dtype, FATTN_CPU, 0, 1, &n)};
+        cr_assert_eq(fattn_tensor_copy(ctx, &p.value, &from), FATTN_OK);
+        const fattn_var in = fattn_use(t, &p), relu_y = relu(t, &in), tanh_y = tanh_op(t, &in);
+        const fattn_var s = op_contract(t, fattn_op_scale(t, relu_y, wide ? big : (double)FLT_MAX));
+        cr_assert_eq(fattn_tape_backward(t, s), FATTN_OK, "%s", fattn_ctx_error(ctx));
+        const fattn_tensor to = fattn_tensor_view(y, FATTN_F64, FATTN_CPU, 0, 1, &n);
+        const fattn_tensor d_to = fattn_tensor_view(dx, FATTN_F64, FATTN_CPU, 0, 1, &n);
+        fattn_tensor value;
+        cr_assert_eq(fattn_tensor_copy(ctx, &d_to, &p.grad), FATTN_OK);
+        cr_assert_eq(fattn_tape_value(t, relu_y, &value), FATTN_OK);
+        cr_assert_eq(fattn_tensor_copy(ctx, &to, &value), FATTN_OK);
+        for (int i = 0; i < 6; ++i) {
+            cr_assert(isnan(relus[i]) ? isnan(y[i]) : y[i] == relus[i], "relu(%g) = %g", x[i], y[i]);
+            cr_assert(slopes[i] == 0 ? dx[i] == 0 : fabs(dx[i]) > 1e37, "relu'(%g): %g", x[i], dx[i]);
+        }
+        cr_assert_eq(fattn_tape_value(t, tanh_y, &value), FATTN_OK);
+        cr_assert_eq(fattn_tensor_copy(ctx, &to, &value), FATTN_OK);
+        cr_assert(y[0] == -1 && y[2] == 0 && y[4] == 1 && isnan(y[5]), "tanh: %g %g %g %g", y[0], y[2], y[4], y[5]);
+        fattn_tape_destroy(t);
+        fattn_ctx_destroy(ctx);
+    }
+}
+
 Test(unary, errors) {
     const op_error list[] = {
         {gelu, FATTN_E_UNSUPPORTED, "gelu: x is bf16", 1, {{FATTN_BF16, 1, {4}}}},
         {silu, FATTN_E_DTYPE, "silu: x is i32", 1, {{FATTN_I32, 1, {4}}}},
         {gelu, FATTN_E_ARG, "gelu: x is absent", 1, {{0}}},
         {silu, FATTN_E_ARG, "silu: x is absent", 1, {{0}}},
+        {relu, FATTN_E_DTYPE, "relu: x is u8", 1, {{FATTN_U8, 1, {4}}}},
+        {tanh_op, FATTN_E_ARG, "tanh: x is absent", 1, {{0}}},
+        {scale, FATTN_E_DTYPE, "scale: x is i32", 1, {{FATTN_I32, 1, {4}}}},
+        {scale_nan, FATTN_E_ARG, "scale: the factor is nan, which is not finite in f64", 1, {{FATTN_F64, 1, {4}}}},
+        {scale_far, FATTN_E_ARG, "scale: the factor is -1e+39, which is not finite in f32", 1, {{FATTN_F32, 1, {4}}}},
     };
     opcheck_errors(list, sizeof list / sizeof *list);
 }

@@ -140,8 +140,31 @@ static wide silu_slope(wide x) {
     const wide s = 1 / (1 + expl(-x));
     return s == 0 || s == 1 ? s : s + x * s * (1 - s);
 }
-static fattn_var gelu_graph(fattn_tape *t, const fattn_var *in, const void *user) {
-    return user ? fattn_op_silu(t, in[0]) : fattn_op_gelu(t, in[0]);
+static wide relu(wide x) { return x > 0 ? x : 0; }
+static wide relu_slope(wide x) { return x > 0; }
+static wide tanh_slope(wide x) {
+    const wide t = expl(-2 * fabsl(x));
+    return 4 * t / ((1 + t) * (1 + t));
+}
+static wide scale(wide x) { return x * 3; }
+static wide scale_slope(wide x) { return 0 * x + 3; }
+static const struct {
+    const char *name, *slope_name;
+    wide (*of)(wide x), (*slope)(wide x);
+} functions[] = {{"gelu", "gelu'", gelu, gelu_slope},
+                 {"silu", "silu'", silu, silu_slope},
+                 {"relu", "relu'", relu, relu_slope},
+                 {"tanh", "tanh'", tanhl, tanh_slope},
+                 {"scale", "scale'", scale, scale_slope}};
+enum { FUNCTIONS = sizeof functions / sizeof *functions };
+static fattn_var unary_graph(fattn_tape *t, const fattn_var *in, const void *user) {
+    switch (*(const int *)user) {
+    case 0: return fattn_op_gelu(t, in[0]);
+    case 1: return fattn_op_silu(t, in[0]);
+    case 2: return fattn_op_relu(t, in[0]);
+    case 3: return fattn_op_tanh(t, in[0]);
+    default: return fattn_op_scale(t, in[0], 3);
+    }
 }
 
 void extremes_unary(fattn_ctx *ctx, fattn_dtype dtype) {
@@ -149,7 +172,7 @@ void extremes_unary(fattn_ctx *ctx, fattn_dtype dtype) {
                                    63.5, 64,     65,    89,    127,  1e3,   1e4,   6e4,   1e10, 1e13, 1e19,
                                    1e20, 1e30,   3e38,  1e51,  1e77, 1e103, 1e154, 1e200, 1e308};
     enum { SIZES = sizeof sizes / sizeof *sizes };
-    for (int op = 0; op < 2; ++op) {
+    for (int op = 0; op < FUNCTIONS; ++op) {
         double x[2 * SIZES + 1], y[2 * SIZES + 1], dy[2 * SIZES + 1], d[2 * SIZES + 1];
         int64_t n = 0;
         for (int i = 0; i < 2 * SIZES; ++i) {
@@ -158,12 +181,11 @@ void extremes_unary(fattn_ctx *ctx, fattn_dtype dtype) {
         }
         x[n] = largest(dtype), dy[n++] = 1;
         input in[INPUTS] = {{.ndim = 1, .shape = {n}, .x = x, .d = d}};
-        run(ctx, dtype, gelu_graph, op ? "silu" : NULL, in, dy, y);
+        run(ctx, dtype, unary_graph, &op, in, dy, y);
         for (int64_t i = 0; i < n; ++i) {
             /* The exponent's rounding error counts as that of the gate, which matters up to here. */
-            near(dtype, op ? "silu" : "gelu", x[i], y[i], (op ? silu : gelu)((wide)x[i]),
-                 fminl(fabsl((wide)x[i]), 100));
-            near(dtype, op ? "silu'" : "gelu'", x[i], d[i], (op ? silu_slope : gelu_slope)((wide)x[i]),
+            near(dtype, functions[op].name, x[i], y[i], functions[op].of((wide)x[i]), fminl(fabsl((wide)x[i]), 100));
+            near(dtype, functions[op].slope_name, x[i], d[i], functions[op].slope((wide)x[i]),
                  64); /* x 2u' times 1 - s's rounding */
         }
     }

@@ -12,7 +12,12 @@ enum fattni_element {
     FATTNI_GELU,      /* d (+)= gelu(x) */
     FATTNI_GELU_BACK, /* d (+)= y gelu'(x) */
     FATTNI_SILU,
-    FATTNI_SILU_BACK
+    FATTNI_SILU_BACK,
+    FATTNI_SCALE, /* d (+)= value x */
+    FATTNI_RELU,
+    FATTNI_RELU_BACK,
+    FATTNI_TANH,
+    FATTNI_TANH_BACK
 };
 
 #endif

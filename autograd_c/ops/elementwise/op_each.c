@@ -145,7 +145,7 @@ static fattn_status fill(fattn_ctx *ctx, const fattn_tensor *d, double value, bo
 }
 
 static fattn_status each(fattn_ctx *ctx, const fattni_elements *f, const fattn_tensor *const *t, int n, bool fresh) {
-    fattni_each(ctx, t, n, t[0]->dtype == FATTN_F64 ? f->f64 : f->f32, &fresh);
+    fattni_each(ctx, t, n, t[0]->dtype == FATTN_F64 ? f->f64 : f->f32, &(fattni_how){fresh, f->value});
     return FATTN_OK;
 }
 

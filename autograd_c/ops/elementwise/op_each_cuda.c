@@ -71,7 +71,7 @@ static fattn_status accumulate(fattn_ctx *ctx, const fattn_tensor *d, const fatt
 }
 
 static fattn_status each(fattn_ctx *ctx, const fattni_elements *f, const fattn_tensor *const *t, int n, bool fresh) {
-    return fattni_cuda_each(ctx, f->what, t, n, fresh, 0);
+    return fattni_cuda_each(ctx, f->what, t, n, fresh, f->value);
 }
 
 static int lanes_of(const fattn_tensor *d) { return fattn_tensor_numel(d) < FEW_SUMS ? ROW_THREADS : 1; }
