@@ -44,17 +44,26 @@ int64_t fattni_before(const fattn_tensor *t) {
     return before;
 }
 
-fattn_status fattni_check_layout(fattn_ctx *ctx, const char *who, const fattn_tensor *t) {
-    const layout l = layout_of(t);
+/* The first dimension whose stride brings elements to addresses of others; ndim: none. */
+static int overlap_of(const layout *l) {
     int64_t reach = 0; /* largest offset of the dimensions so far: the next stride must exceed it */
-    if (fattn_tensor_numel(t) == 0) return FATTN_OK;
-    for (int d = 0; d < l.ndim; ++d) {
-        if (l.stride[d] <= reach)
-            return fattn_ctx_fail(ctx, FATTN_E_SHAPE, "%s: stride %lld of a dimension of %lld: elements overlap", who,
-                                  (long long)l.stride[d], (long long)l.shape[d]);
-        reach += (l.shape[d] - 1) * l.stride[d];
-    }
-    return FATTN_OK;
+    int d = 0;
+    for (; d < l->ndim && l->stride[d] > reach; ++d) reach += (l->shape[d] - 1) * l->stride[d];
+    return d;
+}
+
+bool fattni_elements_overlap(const fattn_tensor *t) {
+    if (fattn_tensor_numel(t) == 0) return false;
+    const layout l = layout_of(t);
+    return overlap_of(&l) < l.ndim;
+}
+
+fattn_status fattni_check_layout(fattn_ctx *ctx, const char *who, const fattn_tensor *t) {
+    if (!fattni_elements_overlap(t)) return FATTN_OK;
+    const layout l = layout_of(t);
+    const int d = overlap_of(&l);
+    return fattn_ctx_fail(ctx, FATTN_E_SHAPE, "%s: stride %lld of a dimension of %lld: elements overlap", who,
+                          (long long)l.stride[d], (long long)l.shape[d]);
 }
 
 static const fattni_variable *base_of(const fattn_tape *t, int32_t id) { return &t->variables[t->variables[id].base]; }

@@ -111,6 +111,8 @@ fattn_status fattni_check_param(fattn_ctx *ctx, const fattn_param *p);
 int64_t fattni_footprint(const fattn_tensor *t);
 /* The number of these before the first element: 0 unless a stride is negative. */
 int64_t fattni_before(const fattn_tensor *t);
+/* Whether elements of t may share an address. */
+bool fattni_elements_overlap(const fattn_tensor *t);
 /* OK when no two elements of t share an address; else SHAPE with an error message that starts with who. */
 fattn_status fattni_check_layout(fattn_ctx *ctx, const char *who, const fattn_tensor *t);
 

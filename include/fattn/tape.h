@@ -65,6 +65,19 @@ FATTN_API fattn_var fattn_op_rope(fattn_tape *t, fattn_var x, float base,
 FATTN_API fattn_var fattn_op_heads(fattn_tape *t, fattn_var x, int first, int n,
                                    int head_dim);               /* [B,S,C] -> [B,n,S,head_dim], a view */
 FATTN_API fattn_var fattn_op_merge(fattn_tape *t, fattn_var x); /* [B,H,S,D] -> [B,S,H*D] */
+/* The shape of a variable, any dtype. These are views, except as stated: nothing is copied, and their gradient is
+   written into x's. An x whose elements share addresses (an input with a stride of 0) is copied. Ops that need
+   contiguous rows take a permuted x as fattn_op_cast to its own dtype, which copies it row-major. */
+FATTN_API fattn_var fattn_op_reshape(fattn_tape *t, fattn_var x, int ndim,
+                                     const int64_t *shape); /* row-major order; one dimension may be -1: what is left;
+                                                               a copy where strides cannot express it */
+FATTN_API fattn_var fattn_op_permute(fattn_tape *t, fattn_var x, int ndim,
+                                     const int *order); /* dimension d of y is dimension order[d] of x */
+FATTN_API fattn_var fattn_op_transpose(fattn_tape *t, fattn_var x, int dim, int other); /* exchanges two dimensions */
+FATTN_API fattn_var fattn_op_slice(fattn_tape *t, fattn_var x, int dim, int64_t begin,
+                                   int64_t end); /* elements begin..end-1 along dim; ARG if they are not all there */
+FATTN_API fattn_var fattn_op_concat(fattn_tape *t, const fattn_var *x, int n,
+                                    int dim); /* 1..64 of one dtype, one after the other along dim: a copy */
 FATTN_API fattn_var fattn_op_attention(fattn_tape *t, fattn_var q, fattn_var k, fattn_var v,
                                        const fattn_attention_params *p); /* -> o, laid out [B,S,H,D] */
 typedef struct fattn_attention_vars {                                    /* absent = {0} */

@@ -110,6 +110,10 @@ static fattn_var forward(run *r) {
     h = fattn_op_layernorm(t, x, use(r, GAIN), use(r, BIAS), 1e-5f);
     const fattn_var up = fattn_op_linear(t, h, use(r, UP), use(r, UP_BIAS));
     h = fattn_op_mul(t, fattn_op_gelu(t, up), fattn_op_silu(t, up));
+    fattn_var part = fattn_op_reshape(t, fattn_op_transpose(t, up, 0, 1), 2, (const int64_t[]){-1, r->n.hidden});
+    part = fattn_op_concat(t, (const fattn_var[]){fattn_op_slice(t, part, 0, 1, 3), part}, 2, 0);
+    part = fattn_op_slice(t, part, 0, 2, 2 + B * r->n.S);
+    h = fattn_op_mul(t, h, fattn_op_reshape(t, part, 3, (const int64_t[]){B, r->n.S, r->n.hidden}));
     h = fattn_op_add(t, h, fattn_op_relu(t, fattn_op_tanh(t, fattn_op_scale(t, up, 0.5))));
     x = fattn_op_add(t, x, fattn_op_linear(t, h, use(r, DOWN), none));
     x = fattn_op_mul(t, x, use(r, SCALE));

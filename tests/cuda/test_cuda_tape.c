@@ -127,6 +127,17 @@ static fattn_var attend(fattn_tape *t, const fattn_var *in, int n, void *user) {
     return fattn_op_merge(t, fattn_op_attention(t, q, k, v, &p));
 }
 
+/* Views of a product, a copy of what strides cannot express, and parts put together again. */
+static fattn_var shapes(fattn_tape *t, const fattn_var *in, int n, void *user) {
+    (void)n, (void)user;
+    const fattn_var x = fattn_op_scale(t, in[0], 0.5); /* [2,6,16] */
+    const fattn_var heads = fattn_op_reshape(t, x, 4, (const int64_t[]){2, 6, 4, 4});
+    const fattn_var h = fattn_op_permute(t, heads, 4, (const int[]){0, 2, 1, 3});
+    const fattn_var a = fattn_op_slice(t, h, 1, 0, 2), b = fattn_op_slice(t, h, 1, 2, 4);
+    const fattn_var c = fattn_op_concat(t, (const fattn_var[]){fattn_op_mul(t, a, b), b, a}, 3, 2);
+    return fattn_op_tanh(t, fattn_op_reshape(t, fattn_op_transpose(t, c, 1, 3), 2, (const int64_t[]){-1, 6}));
+}
+
 static fattn_var losses(fattn_tape *t, const fattn_var *in, int n, void *user) {
     (void)n, (void)user;
     const fattn_var x = fattn_op_embedding(t, in[0], in[1]);
@@ -177,6 +188,8 @@ Test(cuda_tape, differences) {
     check_gradient(&p, mlp, of_mlp, 6);
     fattn_tensor of_attend[] = {normal(g, 7, 3, (int64_t[]){2, 6, 16})};
     check_gradient(&p, attend, of_attend, 1);
+    fattn_tensor of_shapes[] = {normal(g, 7, 3, (int64_t[]){2, 6, 16})};
+    check_gradient(&p, shapes, of_shapes, 1);
     fattn_tensor of_losses[] = {normal(g, 8, 2, (int64_t[]){11, 6}), symbols(&p, 3, 7, 11, false),
                                 symbols(&p, 3, 7, 11, true), normal(g, 9, 3, (int64_t[]){3, 11, 6})};
     check_gradient(&p, losses, of_losses, 4);
@@ -279,6 +292,8 @@ Test(cuda_tape, sixteen_bits) {
     check_narrow(&p, mlp, of_mlp, 6);
     fattn_tensor of_attend[] = {normal(g, 7, 3, (int64_t[]){2, 6, 16})};
     check_narrow(&p, attend, of_attend, 1);
+    fattn_tensor of_shapes[] = {normal(g, 7, 3, (int64_t[]){2, 6, 16})};
+    check_narrow(&p, shapes, of_shapes, 1);
     fattn_tensor of_losses[] = {normal(g, 8, 2, (int64_t[]){11, 6}), symbols(&p, 3, 7, 11, false),
                                 symbols(&p, 3, 7, 11, true), normal(g, 9, 3, (int64_t[]){3, 11, 6})};
     check_narrow(&p, losses, of_losses, 4);

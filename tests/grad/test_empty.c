@@ -148,6 +148,10 @@ static void every_op(fattn_dtype t, int64_t s, int64_t B, int64_t S) {
     fattn_var h = fattn_op_add(tape, in, fattn_input(tape, &x));
     h = fattn_op_mul(tape, h, G);
     h = fattn_op_layernorm(tape, fattn_op_rmsnorm(tape, h, G, 1e-5f), G, G, 1e-5f);
+    fattn_var parts[2] = {fattn_op_slice(tape, h, 2, 0, 5), fattn_op_slice(tape, h, 2, 5, 12)};
+    h = fattn_op_permute(tape, fattn_op_concat(tape, parts, 2, 2), 3, (const int[]){1, 2, 0});
+    h = fattn_op_transpose(tape, fattn_op_permute(tape, h, 3, (const int[]){2, 1, 0}), 1, 2);
+    h = fattn_op_reshape(tape, fattn_op_reshape(tape, h, 2, (const int64_t[]){B * S, 12}), 3, x.shape);
     h = fattn_op_relu(tape, fattn_op_tanh(tape, fattn_op_scale(tape, h, 0.5)));
     h = fattn_op_gelu(tape, fattn_op_silu(tape, fattn_op_linear(tape, h, W, none)));
     const fattn_var first = fattn_input(tape, &x); /* views of an input of the caller's */

@@ -43,6 +43,12 @@ static int graph(fattn_var x, fattn_var w, fattn_var g, fattn_var ids, bool rows
     out[n++] = fattn_op_mul(tape, h, h);
     out[n++] = fattn_op_gelu(tape, x);
     out[n++] = fattn_op_silu(tape, h);
+    out[n++] = fattn_op_reshape(tape, x, 4, (const int64_t[]){B, S, 2, C / 2});
+    out[n++] = fattn_op_reshape(tape, h, 2, (const int64_t[]){-1, D});
+    out[n++] = fattn_op_permute(tape, h, 4, (const int[]){3, 1, 0, 2});
+    out[n++] = fattn_op_transpose(tape, x, 0, 2);
+    out[n++] = fattn_op_slice(tape, x, 1, 1, S);
+    out[n++] = fattn_op_concat(tape, (const fattn_var[]){x, x}, 2, 1);
     out[n++] = fattn_op_relu(tape, h);
     out[n++] = fattn_op_tanh(tape, x);
     out[n++] = fattn_op_scale(tape, h, 3);
@@ -60,7 +66,7 @@ static int graph(fattn_var x, fattn_var w, fattn_var g, fattn_var ids, bool rows
     out[n++] = fattn_op_linear_cross_entropy(tape, x, w, ids, -1);
     return n;
 }
-enum { OPS = 21 };
+enum { OPS = 27 };
 
 /* Runs the ops on x itself, or on a row-major copy of the same elements, and keeps their results. */
 static int results(const fattn_tensor *x, const fattn_tensor *w, const fattn_tensor *g, const fattn_tensor *ids,
