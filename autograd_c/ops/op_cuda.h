@@ -34,22 +34,24 @@ typedef struct fattni_element_args {
     int32_t reserved;
 } fattni_element_args;
 
-/* d (+)= sum of x y over what d broadcasts: operands d, x, y. parts > 1: sums of each part to
+/* d (+)= factor times the sum of x y over what d broadcasts: operands d, x, y. parts > 1: sums of each part to
    partial[part][kept] instead. `lanes` threads share one sum. */
 typedef struct fattni_sum_args {
     fattni_grid kept, reduced;
     fattni_operand d, x, y;
     double *partial;
+    double factor;
     int64_t parts;
     int32_t fresh, lanes;
 } fattni_sum_args;
 
-/* d (+)= sum over parts of partial[part * stride + e], e < grid.count. */
+/* d (+)= factor times the sum over parts of partial[part * stride + e], e < grid.count. */
 typedef struct fattni_parts_args {
     fattni_grid grid;
     fattni_operand d;
     const double *partial;
     int64_t parts, stride;
+    double factor;
     int32_t fresh, reserved;
 } fattni_parts_args;
 
@@ -64,6 +66,14 @@ typedef struct fattni_norm_args {
     int32_t centred, fresh;
     int32_t dtype, reserved; /* of all operands; 0: they differ */
 } fattni_norm_args;
+
+/* Rows of softmax; y: output, and its gradient in backward. */
+typedef struct fattni_softmax_args {
+    fattni_walk x, y, dx;
+    fattni_operand in, out, d_out, d_in;
+    int64_t rows, C;
+    int32_t fresh, reserved;
+} fattni_softmax_args;
 
 typedef struct fattni_rope_args {
     fattni_operand to, from;
@@ -134,9 +144,9 @@ int32_t fattni_common_dtype(const fattni_operand *const *t, int n);
 /* d (+)= f(x, y), t = {d, x, y} or fewer; value is FATTNI_FILL's or FATTNI_SCALE's. */
 fattn_status fattni_cuda_each(fattn_ctx *ctx, enum fattni_element what, const fattn_tensor *const *t, int operands,
                               bool fresh, double value);
-/* d (+)= the sum of `parts` partial results, `stride` apart, one per element of d. */
+/* d (+)= factor times the sum of `parts` partial results, `stride` apart, one per element of d. */
 fattn_status fattni_cuda_add_parts(fattn_ctx *ctx, const fattn_tensor *d, bool fresh, const double *partial,
-                                   int64_t parts, int64_t stride);
+                                   int64_t parts, int64_t stride, double factor);
 #endif
 
 #endif

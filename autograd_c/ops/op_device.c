@@ -3,6 +3,7 @@
 
 #include "autograd_c/ops/loss/op_loss.h"
 #include "autograd_c/ops/norm/op_norm.h"
+#include "autograd_c/ops/norm/op_softmax.h"
 #include "autograd_c/ops/sequence/op_embedding.h"
 #include "autograd_c/ops/sequence/op_rope.h"
 #include "core/base/with_cuda.h"
@@ -14,6 +15,7 @@ extern const fattni_product_code fattni_products_cpu, fattni_products_cuda;
     {                                                                                                                  \
         .elements = &fattni_elements_##on, .products = &fattni_products_##on,                                          \
         .code = {                                                                                                      \
+            [FATTNI_SOFTMAX] = &fattni_softmax_##on,                                                                   \
             [FATTNI_NORM] = &fattni_norm_##on,                                                                         \
             [FATTNI_ROPE] = &fattni_rope_##on,                                                                         \
             [FATTNI_EMBEDDING] = &fattni_embedding_##on,                                                               \
@@ -45,5 +47,10 @@ size_t fattni_reduce_workspace(const fattn_ctx *ctx, const fattn_tensor *d, cons
 
 fattn_status fattni_reduce(fattn_ctx *ctx, const fattn_tensor *d, bool fresh, const fattn_tensor *x,
                            const fattn_tensor *y, void *workspace) {
-    return fattni_op_device_of(ctx)->elements->reduce(ctx, d, fresh, x, y, workspace);
+    return fattni_op_device_of(ctx)->elements->reduce(ctx, d, fresh, x, y, 1, workspace);
+}
+
+fattn_status fattni_reduce_scaled(fattn_ctx *ctx, const fattn_tensor *d, const fattn_tensor *x, double factor,
+                                  void *workspace) {
+    return fattni_op_device_of(ctx)->elements->reduce(ctx, d, true, x, NULL, factor, workspace);
 }

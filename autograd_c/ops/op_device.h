@@ -24,6 +24,7 @@ typedef struct fattni_code {
 
 enum fattni_coded {
     FATTNI_NORM,
+    FATTNI_SOFTMAX,
     FATTNI_ROPE,
     FATTNI_EMBEDDING,
     FATTNI_CROSS_ENTROPY,
@@ -39,7 +40,7 @@ typedef struct fattni_element_code {
                          bool fresh);
     size_t (*reduce_workspace)(const fattn_tensor *d, const fattn_tensor *x);
     fattn_status (*reduce)(fattn_ctx *ctx, const fattn_tensor *d, bool fresh, const fattn_tensor *x,
-                           const fattn_tensor *y, void *workspace);
+                           const fattn_tensor *y, double factor, void *workspace);
 } fattni_element_code;
 
 /* What product.c needs of a BLAS. */

@@ -56,6 +56,13 @@ FATTN_API fattn_var fattn_op_relu(fattn_tape *t, fattn_var x);             /* ma
 FATTN_API fattn_var fattn_op_tanh(fattn_tape *t, fattn_var x);
 FATTN_API fattn_var fattn_op_scale(fattn_tape *t, fattn_var x, double factor); /* factor x; ARG unless factor is finite
                                                                                    in F32, for F64 in F64 */
+/* Over n dimensions of x, each named once, n 0 over all; keep: these stay, with one element, else they go: all gone is
+   a scalar. Summed in double, rounded once. mean: SHAPE where it would be of no elements; a sum of none is 0. */
+FATTN_API fattn_var fattn_op_sum(fattn_tape *t, fattn_var x, const int *dims, int n, int keep);
+FATTN_API fattn_var fattn_op_mean(fattn_tape *t, fattn_var x, const int *dims, int n, int keep);
+FATTN_API fattn_var fattn_op_softmax(fattn_tape *t,
+                                     fattn_var x); /* over the last dimension; of only -infinity: 0; a NaN
+                                                                     or +infinity makes its row NaN */
 FATTN_API fattn_var fattn_op_layernorm(fattn_tape *t, fattn_var x, fattn_var gain, fattn_var bias,
                                        float eps); /* over the last dimension; bias may be {0} */
 FATTN_API fattn_var fattn_op_rmsnorm(fattn_tape *t, fattn_var x, fattn_var gain, float eps);

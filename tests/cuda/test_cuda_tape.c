@@ -138,6 +138,16 @@ static fattn_var shapes(fattn_tape *t, const fattn_var *in, int n, void *user) {
     return fattn_op_tanh(t, fattn_op_reshape(t, fattn_op_transpose(t, c, 1, 3), 2, (const int64_t[]){-1, 6}));
 }
 
+/* Softmax over rows of a warp, with masked elements and a masked row; sums and means. */
+static fattn_var reductions(fattn_tape *t, const fattn_var *in, int n, void *user) {
+    (void)n, (void)user;
+    const fattn_var y = fattn_op_softmax(t, fattn_op_add(t, in[0], in[1]));                     /* [2,6,16] */
+    const fattn_var a = fattn_op_sum(t, fattn_op_mul(t, y, y), (const int[]){1}, 1, 1);         /* [2,1,16] */
+    const fattn_var b = fattn_op_mean(t, fattn_op_mul(t, y, in[0]), (const int[]){0, 2}, 2, 0); /* [6] */
+    const fattn_var c = fattn_op_mul(t, fattn_op_transpose(t, y, 1, 2), b);                     /* [2,16,6] */
+    return fattn_op_mul(t, fattn_op_transpose(t, c, 1, 2), a);
+}
+
 static fattn_var losses(fattn_tape *t, const fattn_var *in, int n, void *user) {
     (void)n, (void)user;
     const fattn_var x = fattn_op_embedding(t, in[0], in[1]);
@@ -190,6 +200,8 @@ Test(cuda_tape, differences) {
     check_gradient(&p, attend, of_attend, 1);
     fattn_tensor of_shapes[] = {normal(g, 7, 3, (int64_t[]){2, 6, 16})};
     check_gradient(&p, shapes, of_shapes, 1);
+    fattn_tensor of_reductions[] = {normal(g, 7, 3, (int64_t[]){2, 6, 16}), normal(g, 8, 1, (int64_t[]){16})};
+    check_gradient(&p, reductions, of_reductions, 2);
     fattn_tensor of_losses[] = {normal(g, 8, 2, (int64_t[]){11, 6}), symbols(&p, 3, 7, 11, false),
                                 symbols(&p, 3, 7, 11, true), normal(g, 9, 3, (int64_t[]){3, 11, 6})};
     check_gradient(&p, losses, of_losses, 4);
@@ -294,6 +306,8 @@ Test(cuda_tape, sixteen_bits) {
     check_narrow(&p, attend, of_attend, 1);
     fattn_tensor of_shapes[] = {normal(g, 7, 3, (int64_t[]){2, 6, 16})};
     check_narrow(&p, shapes, of_shapes, 1);
+    fattn_tensor of_reductions[] = {normal(g, 7, 3, (int64_t[]){2, 6, 16}), normal(g, 8, 1, (int64_t[]){16})};
+    check_narrow(&p, reductions, of_reductions, 2);
     fattn_tensor of_losses[] = {normal(g, 8, 2, (int64_t[]){11, 6}), symbols(&p, 3, 7, 11, false),
                                 symbols(&p, 3, 7, 11, true), normal(g, 9, 3, (int64_t[]){3, 11, 6})};
     check_narrow(&p, losses, of_losses, 4);
@@ -312,7 +326,9 @@ static fattn_var wide(fattn_tape *t, const fattn_var *in, int n, void *user) {
     const fattn_var r = fattn_op_rope(t, fattn_op_heads(t, h, 0, heads[0], heads[1]), 1e4f, 0);
     const fattn_var y = fattn_op_gelu(t, fattn_op_merge(t, r));
     const fattn_var z = fattn_op_relu(t, fattn_op_scale(t, fattn_op_tanh(t, in[0]), -1.5));
-    return fattn_op_add(t, fattn_op_add(t, fattn_op_silu(t, in[0]), z), fattn_op_mul(t, y, in[1]));
+    const fattn_var s = fattn_op_mul(t, fattn_op_softmax(t, in[0]), fattn_op_sum(t, in[0], (const int[]){0, 1}, 2, 0));
+    const fattn_var m = fattn_op_add(t, s, fattn_op_mean(t, in[0], (const int[]){2}, 1, 1));
+    return fattn_op_add(t, fattn_op_add(t, fattn_op_add(t, fattn_op_silu(t, in[0]), z), m), fattn_op_mul(t, y, in[1]));
 }
 
 /* The same on both devices. Sums over 300 rows or thousands of columns: a bound of 64 ulps of the largest number; in

@@ -152,6 +152,9 @@ static void every_op(fattn_dtype t, int64_t s, int64_t B, int64_t S) {
     h = fattn_op_permute(tape, fattn_op_concat(tape, parts, 2, 2), 3, (const int[]){1, 2, 0});
     h = fattn_op_transpose(tape, fattn_op_permute(tape, h, 3, (const int[]){2, 1, 0}), 1, 2);
     h = fattn_op_reshape(tape, fattn_op_reshape(tape, h, 2, (const int64_t[]){B * S, 12}), 3, x.shape);
+    h = fattn_op_add(tape, h, fattn_op_softmax(tape, h));
+    h = fattn_op_add(tape, h, fattn_op_sum(tape, h, (const int[]){0, 1}, 2, 0)); /* of nothing: 0 */
+    fattn_op_mean(tape, h, (const int[]){2}, 1, 1);
     h = fattn_op_relu(tape, fattn_op_tanh(tape, fattn_op_scale(tape, h, 0.5)));
     h = fattn_op_gelu(tape, fattn_op_silu(tape, fattn_op_linear(tape, h, W, none)));
     const fattn_var first = fattn_input(tape, &x); /* views of an input of the caller's */

@@ -49,6 +49,8 @@ static int graph(fattn_var x, fattn_var w, fattn_var g, fattn_var ids, bool rows
     out[n++] = fattn_op_transpose(tape, x, 0, 2);
     out[n++] = fattn_op_slice(tape, x, 1, 1, S);
     out[n++] = fattn_op_concat(tape, (const fattn_var[]){x, x}, 2, 1);
+    out[n++] = fattn_op_sum(tape, x, (const int[]){1}, 1, 0);
+    out[n++] = fattn_op_mean(tape, h, (const int[]){0, 3}, 2, 1);
     out[n++] = fattn_op_relu(tape, h);
     out[n++] = fattn_op_tanh(tape, x);
     out[n++] = fattn_op_scale(tape, h, 3);
@@ -59,6 +61,7 @@ static int graph(fattn_var x, fattn_var w, fattn_var g, fattn_var ids, bool rows
     if (!rows) return n;
     out[n++] = fattn_op_rope(tape, h, 1e4f, 2);
     out[n++] = fattn_op_attention(tape, h, fattn_op_heads(tape, x, 0, 3, D), fattn_op_heads(tape, x, 2, 3, D), &p);
+    out[n++] = fattn_op_softmax(tape, h);
     out[n++] = fattn_op_rmsnorm(tape, x, g, 1e-5f);
     out[n++] = fattn_op_layernorm(tape, x, g, g, 1e-5f);
     out[n++] = fattn_op_embedding(tape, w, ids);
@@ -66,7 +69,7 @@ static int graph(fattn_var x, fattn_var w, fattn_var g, fattn_var ids, bool rows
     out[n++] = fattn_op_linear_cross_entropy(tape, x, w, ids, -1);
     return n;
 }
-enum { OPS = 27 };
+enum { OPS = 30 };
 
 /* Runs the ops on x itself, or on a row-major copy of the same elements, and keeps their results. */
 static int results(const fattn_tensor *x, const fattn_tensor *w, const fattn_tensor *g, const fattn_tensor *ids,

@@ -100,7 +100,7 @@ void fattni_each(const fattn_ctx *ctx, const fattn_tensor *const *t, int n, fatt
     fattni_parallel(ctx, fattni_ceil_div(w.rows.count, w.rows_per_task) * w.chunks, walk_rows, &w);
 }
 
-/* d[kept] (+)= sum over the reduced positions of x y. Cells are what is summed side by side: up to
+/* d[kept] (+)= factor times the sum over the reduced positions of x y. Cells are what is summed side by side: up to
    CELL neighbours of one kept row, or one element when the reduced dimension is the inner one. */
 enum { CELL = 256, D = 0, X = 1, Y = 2, MOST_PARTS = 64, LEAST_PART = 64 };
 typedef struct reduction {
@@ -111,6 +111,7 @@ typedef struct reduction {
     int64_t cells_per_row, cells_per_task, tasks_per_part;
     int64_t parts, length; /* what is reduced is `length` positions, cut in `parts` */
     int64_t part_stride;   /* from part to part of d */
+    double factor;
     bool fresh;
     void *d;
     const void *x, *y;
@@ -208,7 +209,7 @@ static size_t reduce_workspace(const fattn_tensor *d, const fattn_tensor *x) {
 }
 
 static fattn_status reduce(fattn_ctx *ctx, const fattn_tensor *d, bool fresh, const fattn_tensor *x,
-                           const fattn_tensor *y, void *workspace) {
+                           const fattn_tensor *y, double factor, void *workspace) {
     const int64_t parts = parts_of(d, x), kept = fattn_tensor_numel(d);
     if (kept == 0) return FATTN_OK;
     fattn_tensor target = *d;
@@ -226,6 +227,7 @@ static fattn_status reduce(fattn_ctx *ctx, const fattn_tensor *d, bool fresh, co
     run_reduction(ctx, &g, d->dtype,
                   (reduction){.parts = parts,
                               .part_stride = kept,
+                              .factor = parts > 1 ? 1 : factor,
                               .fresh = fresh || parts > 1,
                               .d = target.data,
                               .x = x->data,
@@ -235,7 +237,8 @@ static fattn_status reduce(fattn_ctx *ctx, const fattn_tensor *d, bool fresh, co
     push(&sums, parts, (const int64_t[FATTNI_OPERANDS]){0, kept});
     for (int i = 0; i < d->ndim; ++i)
         push(&sums, d->shape[i], (const int64_t[FATTNI_OPERANDS]){d->stride[i], target.stride[i]});
-    run_reduction(ctx, &sums, d->dtype, (reduction){.parts = 1, .fresh = fresh, .d = d->data, .x = workspace});
+    run_reduction(ctx, &sums, d->dtype,
+                  (reduction){.parts = 1, .factor = factor, .fresh = fresh, .d = d->data, .x = workspace});
     return FATTN_OK;
 }
 

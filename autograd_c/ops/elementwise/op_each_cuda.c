@@ -98,7 +98,7 @@ static void append(fattni_grid *to, const fattni_grid *g, int d) {
 }
 
 static fattn_status reduce(fattn_ctx *ctx, const fattn_tensor *d, bool fresh, const fattn_tensor *x,
-                           const fattn_tensor *y, void *workspace) {
+                           const fattn_tensor *y, double factor, void *workspace) {
     if (fattn_tensor_numel(d) == 0) return FATTN_OK;
     /* x leads the grid, for it has every dimension; then operands change places. */
     const fattn_tensor *const t[] = {x, d, y ? y : x};
@@ -108,6 +108,7 @@ static fattn_status reduce(fattn_ctx *ctx, const fattn_tensor *d, bool fresh, co
                          .d = fattni_operand_of(d),
                          .x = fattni_operand_of(x),
                          .partial = workspace,
+                         .factor = factor,
                          .parts = parts_of(d, x),
                          .fresh = fresh,
                          .lanes = lanes_of(d)};
@@ -121,16 +122,17 @@ static fattn_status reduce(fattn_ctx *ctx, const fattn_tensor *d, bool fresh, co
     const int64_t blocks = fattni_ceil_div(a.kept.count * a.lanes, ROW_THREADS) * a.parts;
     FATTNI_TRY(FATTNI_START_REAL(ctx, d->dtype, sum, blocks, ROW_THREADS, &a));
     if (a.parts == 1) return FATTN_OK;
-    return fattni_cuda_add_parts(ctx, d, fresh, workspace, a.parts, a.kept.count);
+    return fattni_cuda_add_parts(ctx, d, fresh, workspace, a.parts, a.kept.count, factor);
 }
 
 fattn_status fattni_cuda_add_parts(fattn_ctx *ctx, const fattn_tensor *d, bool fresh, const double *partial,
-                                   int64_t parts, int64_t stride) {
+                                   int64_t parts, int64_t stride, double factor) {
     const fattni_parts_args a = {.grid = fattni_grid_of(&d, 1),
                                  .d = fattni_operand_of(d),
                                  .partial = partial,
                                  .parts = parts,
                                  .stride = stride,
+                                 .factor = factor,
                                  .fresh = fresh};
     return FATTNI_START_REAL(ctx, d->dtype, add_parts, fattni_ceil_div(a.grid.count, 32), ROW_THREADS, &a);
 }

@@ -134,7 +134,7 @@ static fattn_status backward(fattn_op_call *c) {
     for (int which = 0; which < 2 && sums; ++which)
         if (d[which] && d[which]->data)
             FATTNI_TRY(fattni_cuda_add_parts(c->ctx, d[which], c->d_in_fresh[GAIN + which], a.partial + which * a.C,
-                                             a.parts, 2 * a.C));
+                                             a.parts, 2 * a.C, 1));
     return FATTN_OK;
 }
 
