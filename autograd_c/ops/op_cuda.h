@@ -75,6 +75,17 @@ typedef struct fattni_softmax_args {
     int32_t fresh, reserved;
 } fattni_softmax_args;
 
+typedef struct fattni_dropout_args {
+    fattni_grid grid; /* operands d, x */
+    fattni_operand d, x;
+    const int32_t *step; /* NULL: 0 */
+    uint64_t seed;
+    double scale;
+    uint32_t stream, T;
+    int32_t fresh;
+    int32_t vector; /* both lie side by side: 16-byte accesses */
+} fattni_dropout_args;
+
 typedef struct fattni_rope_args {
     fattni_operand to, from;
     int64_t shape[4], to_stride[4], from_stride[4]; /* [B,H,S,D] */

@@ -1,6 +1,7 @@
 /* Which code runs ops where: one row per device, one line per primitive and op. */
 #include "autograd_c/ops/ops.h"
 
+#include "autograd_c/ops/dropout/op_dropout.h"
 #include "autograd_c/ops/loss/op_loss.h"
 #include "autograd_c/ops/norm/op_norm.h"
 #include "autograd_c/ops/norm/op_softmax.h"
@@ -15,6 +16,7 @@ extern const fattni_product_code fattni_products_cpu, fattni_products_cuda;
     {                                                                                                                  \
         .elements = &fattni_elements_##on, .products = &fattni_products_##on,                                          \
         .code = {                                                                                                      \
+            [FATTNI_DROPOUT] = &fattni_dropout_##on,                                                                   \
             [FATTNI_SOFTMAX] = &fattni_softmax_##on,                                                                   \
             [FATTNI_NORM] = &fattni_norm_##on,                                                                         \
             [FATTNI_ROPE] = &fattni_rope_##on,                                                                         \

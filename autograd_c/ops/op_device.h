@@ -25,6 +25,7 @@ typedef struct fattni_code {
 enum fattni_coded {
     FATTNI_NORM,
     FATTNI_SOFTMAX,
+    FATTNI_DROPOUT,
     FATTNI_ROPE,
     FATTNI_EMBEDDING,
     FATTNI_CROSS_ENTROPY,

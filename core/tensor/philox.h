@@ -60,6 +60,17 @@ FATTNI_INLINE uint32_t fattni_lane16(fattni_block r, int lane) {
            0xffffu; /* no indexed array, which would not stay in registers */
 }
 
+/* Counter of the block whose lanes 0 to 7 belong to elements 8n to 8n + 7 of a tensor in row-major order: the tape's
+   dropout. Its plane, b*Hq+h to attention, is one that no attention has. */
+FATTNI_INLINE fattni_block fattni_element_counter(uint32_t stream, uint32_t step, int64_t n) {
+    fattni_block c;
+    c.w[0] = (uint32_t)n;
+    c.w[1] = (uint32_t)(n >> 32);
+    c.w[2] = 0xffffffffu;
+    c.w[3] = stream + 0x9E3779B1u * step;
+    return c;
+}
+
 /* One element, at the cost of a whole block: for reference code and edges. T = lround(65536 p). */
 FATTNI_RANDOM int fattni_keep(uint64_t seed, uint32_t stream, uint32_t step, uint32_t bh, int64_t i, int64_t j,
                               uint32_t T) {

@@ -63,6 +63,11 @@ FATTN_API fattn_var fattn_op_mean(fattn_tape *t, fattn_var x, const int *dims, i
 FATTN_API fattn_var fattn_op_softmax(fattn_tape *t,
                                      fattn_var x); /* over the last dimension; of only -infinity: 0; a NaN
                                                                      or +infinity makes its row NaN */
+/* Training dropout: x 65536/(65536 - T), T = round(65536 p), or 0 with probability T/65536; p in [0, 1), p 0 is a view
+   of x. The mask is a function of rng, step and the element's number, the same on every device and in backward.
+   rng.stream is the call site. step: an I32 scalar, or {0} for 0; read when the op runs, so that a captured graph draws
+   new masks once it has changed. */
+FATTN_API fattn_var fattn_op_dropout(fattn_tape *t, fattn_var x, float p, fattn_rng rng, fattn_var step);
 FATTN_API fattn_var fattn_op_layernorm(fattn_tape *t, fattn_var x, fattn_var gain, fattn_var bias,
                                        float eps); /* over the last dimension; bias may be {0} */
 FATTN_API fattn_var fattn_op_rmsnorm(fattn_tape *t, fattn_var x, fattn_var gain, float eps);

@@ -317,6 +317,53 @@ Test(cuda_tape, sixteen_bits) {
     pair_free(&p);
 }
 
+/* ---- dropout ---- */
+
+/* [7,11,24]: in packs, element by element, and of a permuted x; the gradient of in[0] is the sum of three masks times
+   in[1]. */
+static fattn_var dropped(fattn_tape *t, const fattn_var *in, int n, void *user) {
+    (void)n, (void)user;
+    const fattn_var none = {0}, turned = fattn_op_transpose(t, in[0], 0, 2);
+    const fattn_var a = fattn_op_dropout(t, in[0], 0.5f, (fattn_rng){.seed = 1, .stream = 2}, in[2]);
+    const fattn_var b = fattn_op_dropout(t, fattn_op_slice(t, in[0], 2, 1, 24), 0.25f, (fattn_rng){.seed = 3}, none);
+    const fattn_var c = fattn_op_transpose(t, fattn_op_dropout(t, turned, 0.75f, (fattn_rng){.seed = 4}, none), 0, 2);
+    const fattn_var d = fattn_op_concat(t, (const fattn_var[]){b, fattn_op_slice(t, in[1], 2, 0, 1)}, 2, 2);
+    const fattn_var y = fattn_op_add(t, fattn_op_add(t, a, c), d);
+    return fattn_op_sum(t, fattn_op_mul(t, y, in[1]), NULL, 0, 0);
+}
+
+/* in[1] is the same in all elements: 1. Gradients of F32 and F64 are sums of the same three numbers on both devices,
+   and the step, which is on the device, counts. */
+Test(cuda_tape, dropout_masks_are_the_cpus) {
+    pair p = pair_or_skip(0);
+    const int32_t steps[] = {0, 5};
+    fattn_tensor first = {0};
+    for (int n = 0; n < 4; ++n) {
+        const fattn_tensor here = fattn_tensor_view((void *)(uintptr_t)&steps[n / 2], FATTN_I32, FATTN_CPU, 0, 0, NULL);
+        fattn_tensor got[8], want[8], in[] = {normal(p.gpu, 1, 3, (int64_t[]){7, 11, 24}), {0}, {0}};
+        MUST(p.gpu, fattn_tensor_alloc(p.gpu, FATTN_F64, 3, in[0].shape, &in[1]));
+        MUST(p.gpu, fattn_tensor_normal(p.gpu, &in[1], 1, 0, (fattn_rng){0}));
+        MUST(p.gpu, fattn_tensor_alloc(p.gpu, FATTN_I32, 0, NULL, &in[2]));
+        MUST(p.gpu, fattn_tensor_copy(p.gpu, &in[2], &here));
+        const fattn_dtype dtype = n % 2 ? FATTN_F64 : FATTN_F32;
+        run_graph(&p, p.gpu, dropped, in, 3, dtype, NULL, got);
+        fattn_tensor_free(p.gpu, &in[2]);
+        in[2] = here; /* where the CPU's context has it */
+        run_graph(&p, p.cpu, dropped, in, 3, dtype, NULL, want);
+        const size_t bytes = (size_t)fattn_tensor_numel(&got[0]) * sizeof(double);
+        cr_assert(memcmp(got[0].data, want[0].data, bytes) == 0, "%s, step %d", fattn_dtype_name(dtype), steps[n / 2]);
+        if (n == 1) first = got[0];
+        if (n == 3) cr_assert(memcmp(got[0].data, first.data, bytes) != 0, "the step does not count");
+        for (int i = 0; i < 4; ++i) {
+            if (n != 1 || i) fattn_tensor_free(p.cpu, &got[i]);
+            fattn_tensor_free(p.cpu, &want[i]);
+        }
+        for (int i = 0; i < 2; ++i) fattn_tensor_free(p.gpu, &in[i]);
+    }
+    fattn_tensor_free(p.cpu, &first);
+    pair_free(&p);
+}
+
 /* ---- sizes that fill packs, warps and blocks ---- */
 
 static fattn_var wide(fattn_tape *t, const fattn_var *in, int n, void *user) {
