@@ -21,10 +21,10 @@ typedef struct fattni_operand { /* a tensor's elements */
     int32_t dtype, reserved;
 } fattni_operand;
 
-/* d (+)= f(x, y) over a grid whose operand 0 is d (op_each.cu). */
+/* d (+)= f(x, y, z) over a grid whose operand 0 is d (op_each.cu). */
 typedef struct fattni_element_args {
     fattni_grid grid;
-    fattni_operand t[3];
+    fattni_operand t[4];
     double value;
     int32_t what; /* enum fattni_element */
     int32_t fresh;
@@ -152,7 +152,7 @@ int32_t fattni_common_dtype(const fattni_operand *const *t, int n);
     extern void fattn_##name##_f32(type);                                                                              \
     extern void fattn_##name##_f64(type)
 
-/* d (+)= f(x, y), t = {d, x, y} or fewer; value is FATTNI_FILL's or FATTNI_SCALE's. */
+/* d (+)= f(x, y, z), t = {d, x, y, z} or fewer; value is FATTNI_FILL's or FATTNI_SCALE's. */
 fattn_status fattni_cuda_each(fattn_ctx *ctx, enum fattni_element what, const fattn_tensor *const *t, int operands,
                               bool fresh, double value);
 /* d (+)= factor times the sum of `parts` partial results, `stride` apart, one per element of d. */

@@ -15,7 +15,8 @@ extern const fattn_op_def fattni_op_linear, fattni_op_matmul, fattni_op_add, fat
     fattni_op_silu, fattni_op_layernorm, fattni_op_rmsnorm, fattni_op_embedding, fattni_op_rope, fattni_op_heads,
     fattni_op_merge, fattni_op_cast, fattni_op_cross_entropy, fattni_op_linear_cross_entropy, fattni_op_scale,
     fattni_op_relu, fattni_op_tanh, fattni_op_reshape, fattni_op_permute, fattni_op_transpose, fattni_op_slice,
-    fattni_op_concat, fattni_op_sum, fattni_op_mean, fattni_op_softmax, fattni_op_dropout;
+    fattni_op_concat, fattni_op_sum, fattni_op_mean, fattni_op_softmax, fattni_op_dropout, fattni_op_swiglu,
+    fattni_op_geglu;
 
 /* Checks of infer. op and name are for the error message: "linear: w is absent". */
 

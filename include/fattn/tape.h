@@ -56,6 +56,10 @@ FATTN_API fattn_var fattn_op_relu(fattn_tape *t, fattn_var x);             /* ma
 FATTN_API fattn_var fattn_op_tanh(fattn_tape *t, fattn_var x);
 FATTN_API fattn_var fattn_op_scale(fattn_tape *t, fattn_var x, double factor); /* factor x; ARG unless factor is finite
                                                                                    in F32, for F64 in F64 */
+/* up silu(gate) and up gelu(gate) (Shazeer, arXiv 2002.05202): one shape, any strides, so that both may be slices of
+   one product. What the activation gives is not stored. */
+FATTN_API fattn_var fattn_op_swiglu(fattn_tape *t, fattn_var gate, fattn_var up);
+FATTN_API fattn_var fattn_op_geglu(fattn_tape *t, fattn_var gate, fattn_var up);
 /* Over n dimensions of x, each named once, n 0 over all; keep: these stay, with one element, else they go: all gone is
    a scalar. Summed in double, rounded once. mean: SHAPE where it would be of no elements; a sum of none is 0. */
 FATTN_API fattn_var fattn_op_sum(fattn_tape *t, fattn_var x, const int *dims, int n, int keep);

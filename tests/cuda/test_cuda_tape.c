@@ -145,7 +145,7 @@ static fattn_var reductions(fattn_tape *t, const fattn_var *in, int n, void *use
     const fattn_var a = fattn_op_sum(t, fattn_op_mul(t, y, y), (const int[]){1}, 1, 1);         /* [2,1,16] */
     const fattn_var b = fattn_op_mean(t, fattn_op_mul(t, y, in[0]), (const int[]){0, 2}, 2, 0); /* [6] */
     const fattn_var c = fattn_op_mul(t, fattn_op_transpose(t, y, 1, 2), b);                     /* [2,16,6] */
-    return fattn_op_mul(t, fattn_op_transpose(t, c, 1, 2), a);
+    return fattn_op_swiglu(t, fattn_op_geglu(t, fattn_op_transpose(t, c, 1, 2), y), fattn_op_mul(t, y, a));
 }
 
 static fattn_var losses(fattn_tape *t, const fattn_var *in, int n, void *user) {
@@ -374,8 +374,12 @@ static fattn_var wide(fattn_tape *t, const fattn_var *in, int n, void *user) {
     const fattn_var y = fattn_op_gelu(t, fattn_op_merge(t, r));
     const fattn_var z = fattn_op_relu(t, fattn_op_scale(t, fattn_op_tanh(t, in[0]), -1.5));
     const fattn_var s = fattn_op_mul(t, fattn_op_softmax(t, in[0]), fattn_op_sum(t, in[0], (const int[]){0, 1}, 2, 0));
-    const fattn_var m = fattn_op_add(t, s, fattn_op_mean(t, in[0], (const int[]){2}, 1, 1));
-    return fattn_op_add(t, fattn_op_add(t, fattn_op_add(t, fattn_op_silu(t, in[0]), z), m), fattn_op_mul(t, y, in[1]));
+    const fattn_var g = fattn_op_geglu(t, fattn_op_slice(t, in[0], 2, 1, heads[0] * heads[1]),
+                                       fattn_op_slice(t, h, 2, 0, heads[0] * heads[1] - 1));
+    const fattn_var u = fattn_op_sum(t, fattn_op_mul(t, g, g), (const int[]){2}, 1, 1);
+    const fattn_var m = fattn_op_add(t, fattn_op_add(t, s, u), fattn_op_mean(t, in[0], (const int[]){2}, 1, 1));
+    return fattn_op_add(t, fattn_op_add(t, fattn_op_add(t, fattn_op_swiglu(t, in[0], h), z), m),
+                        fattn_op_mul(t, y, in[1]));
 }
 
 /* The same on both devices. Sums over 300 rows or thousands of columns: a bound of 64 ulps of the largest number; in

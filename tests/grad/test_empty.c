@@ -153,6 +153,7 @@ static void every_op(fattn_dtype t, int64_t s, int64_t B, int64_t S) {
     h = fattn_op_transpose(tape, fattn_op_permute(tape, h, 3, (const int[]){2, 1, 0}), 1, 2);
     h = fattn_op_reshape(tape, fattn_op_reshape(tape, h, 2, (const int64_t[]){B * S, 12}), 3, x.shape);
     h = fattn_op_add(tape, h, fattn_op_softmax(tape, h));
+    h = fattn_op_swiglu(tape, h, fattn_op_geglu(tape, h, in));
     h = fattn_op_dropout(tape, h, 0.5f, (fattn_rng){.seed = 1}, none);
     h = fattn_op_dropout(tape, h, 0, (fattn_rng){.seed = 1}, none);
     h = fattn_op_add(tape, h, fattn_op_sum(tape, h, (const int[]){0, 1}, 2, 0)); /* of nothing: 0 */

@@ -1,4 +1,4 @@
-/* add, mul, gelu, silu, relu, tanh, scale, cast. */
+/* add, mul, gelu, silu, relu, tanh, scale, swiglu, geglu, cast. */
 #include "opcheck.h"
 
 #include <criterion/criterion.h>
@@ -328,6 +328,104 @@ Test(unary, errors) {
         {scale, FATTN_E_DTYPE, "scale: x is i32", 1, {{FATTN_I32, 1, {4}}}},
         {scale_nan, FATTN_E_ARG, "scale: the factor is nan, which is not finite in f64", 1, {{FATTN_F64, 1, {4}}}},
         {scale_far, FATTN_E_ARG, "scale: the factor is -1e+39, which is not finite in f32", 1, {{FATTN_F32, 1, {4}}}},
+    };
+    opcheck_errors(list, sizeof list / sizeof *list);
+}
+
+/* ---- gates ---- */
+
+static fattn_var swiglu(fattn_tape *t, const fattn_var *in) { return fattn_op_swiglu(t, in[0], in[1]); }
+static fattn_var geglu(fattn_tape *t, const fattn_var *in) { return fattn_op_geglu(t, in[0], in[1]); }
+static fattn_var silu_mul(fattn_tape *t, const fattn_var *in) { return fattn_op_mul(t, silu(t, in), in[1]); }
+static fattn_var gelu_mul(fattn_tape *t, const fattn_var *in) { return fattn_op_mul(t, gelu(t, in), in[1]); }
+
+static void gate_reference(const double *const *in, const int32_t *const *ids, double *y) {
+    (void)ids;
+    for (int64_t e = 0; e < length; ++e) y[e] = functions[function].of(in[0][e]) * in[1][e];
+}
+
+static op_case gate(bool is_swiglu, int ndim, const int64_t *shape) {
+    op_case c = {.name = is_swiglu ? "swiglu" : "geglu",
+                 .graph = is_swiglu ? swiglu : geglu,
+                 .reference = gate_reference,
+                 .n = 2,
+                 .in = {{.ndim = ndim}, {.ndim = ndim}},
+                 .any_strides = true,
+                 .roundings = 20};
+    function = is_swiglu; /* gelu is 0, silu 1 */
+    length = 1;
+    for (int d = 0; d < ndim; ++d) length *= c.in[0].shape[d] = c.in[1].shape[d] = shape[d];
+    return c;
+}
+
+Test(gates, gradients) {
+    for (int i = 0; i < 2; ++i) {
+        op_case c = gate(i, 1, (const int64_t[]){35});
+        opcheck(&c);
+        c = gate(i, 3, (const int64_t[]){5, 1, 7});
+        opcheck(&c);
+        c = gate(i, 0, NULL);
+        opcheck(&c);
+    }
+}
+
+Test(gates, large_and_nothing) {
+    for (int i = 0; i < 4; ++i) {
+        const op_case c = gate(i & 1, 2, (const int64_t[]){i & 2 ? 70001 : 0, 1});
+        opcheck_values(&c);
+        opcheck_f32(&c);
+        opcheck_threads(&c);
+    }
+}
+
+/* The bits of the two ops that a gate replaces, whatever surrounds them. */
+Test(gates, same_bits_as_two_ops) {
+    for (int n = 0; n < 2 * 2 * OP_SURROUNDINGS; ++n) {
+        op_case fused = gate(n & 1, 2, (const int64_t[]){33, 40}), apart = fused;
+        apart.graph = n & 1 ? silu_mul : gelu_mul;
+        const fattn_dtype dtype = n & 2 ? FATTN_F64 : FATTN_F32;
+        op_result a = op_run(&fused, (op_surrounding)(n / 4), dtype, 2);
+        op_result b = op_run(&apart, (op_surrounding)(n / 4), dtype, 2);
+        const size_t bytes = (size_t)length * fattn_dtype_size(dtype);
+        cr_assert(memcmp(a.y.data, b.y.data, bytes) == 0, "%s, %d", fused.name, n / 4);
+        for (int i = 0; i < 2; ++i)
+            cr_assert(memcmp(a.d[i].data, b.d[i].data, bytes) == 0, "%s, %d, input %d", fused.name, n / 4, i);
+        op_release(&a);
+        op_release(&b);
+    }
+}
+
+/* Halves of one product; the gradients of both are written into one tensor, which is not zeroed. */
+static fattn_var halves(fattn_tape *t, const fattn_var *in) {
+    return fattn_op_swiglu(t, fattn_op_slice(t, in[0], 1, 0, 4), fattn_op_slice(t, in[0], 1, 4, 8));
+}
+static void halves_reference(const double *const *in, const int32_t *const *ids, double *y) {
+    (void)ids;
+    for (int64_t e = 0; e < 12; ++e) y[e] = silu_of(in[0][e / 4 * 8 + e % 4]) * in[0][e / 4 * 8 + 4 + e % 4];
+}
+
+Test(gates, halves_of_a_product) {
+    const op_case c = {.name = "halves",
+                       .graph = halves,
+                       .reference = halves_reference,
+                       .n = 1,
+                       .in = {{2, {3, 8}}},
+                       .any_strides = true,
+                       .roundings = 20};
+    opcheck(&c);
+}
+
+Test(gates, errors) {
+    const op_error list[] = {
+        {swiglu,
+         FATTN_E_SHAPE,
+         "swiglu: gate is [3,4], up is [4]: their shapes must be the same",
+         2,
+         {{FATTN_F32, 2, {3, 4}}, {FATTN_F32, 1, {4}}}},
+        {geglu, FATTN_E_SHAPE, "geglu: gate is [3], up is [4]", 2, {{FATTN_F32, 1, {3}}, {FATTN_F32, 1, {4}}}},
+        {geglu, FATTN_E_DTYPE, "geglu: up is f64", 2, {{FATTN_F32, 1, {4}}, {FATTN_F64, 1, {4}}}},
+        {swiglu, FATTN_E_ARG, "swiglu: up is absent", 1, {{FATTN_F32, 1, {4}}}},
+        {geglu, FATTN_E_ARG, "geglu: gate is absent", 1, {{0}}},
     };
     opcheck_errors(list, sizeof list / sizeof *list);
 }

@@ -52,6 +52,8 @@ static int graph(fattn_var x, fattn_var w, fattn_var g, fattn_var ids, bool rows
     out[n++] = fattn_op_sum(tape, x, (const int[]){1}, 1, 0);
     out[n++] = fattn_op_mean(tape, h, (const int[]){0, 3}, 2, 1);
     out[n++] = fattn_op_dropout(tape, h, 0.3f, (fattn_rng){.seed = 1}, none);
+    out[n++] = fattn_op_swiglu(tape, x, x);
+    out[n++] = fattn_op_geglu(tape, h, h);
     out[n++] = fattn_op_relu(tape, h);
     out[n++] = fattn_op_tanh(tape, x);
     out[n++] = fattn_op_scale(tape, h, 3);
@@ -70,7 +72,7 @@ static int graph(fattn_var x, fattn_var w, fattn_var g, fattn_var ids, bool rows
     out[n++] = fattn_op_linear_cross_entropy(tape, x, w, ids, -1);
     return n;
 }
-enum { OPS = 31 };
+enum { OPS = 33 };
 
 /* Runs the ops on x itself, or on a row-major copy of the same elements, and keeps their results. */
 static int results(const fattn_tensor *x, const fattn_tensor *w, const fattn_tensor *g, const fattn_tensor *ids,

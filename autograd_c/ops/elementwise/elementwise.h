@@ -2,7 +2,7 @@
 #ifndef FATTNI_AUTOGRAD_OPS_ELEMENTWISE_ELEMENTWISE_H
 #define FATTNI_AUTOGRAD_OPS_ELEMENTWISE_ELEMENTWISE_H
 
-/* What is done with each element: d is operand 0, x and y follow. On the device one kernel does all
+/* What is done with each element: d is operand 0, x, y and z follow. On the device one kernel does all
    (op_each.cu). */
 enum fattni_element {
     FATTNI_FILL,      /* d (+)= value */
@@ -17,7 +17,11 @@ enum fattni_element {
     FATTNI_RELU,
     FATTNI_RELU_BACK,
     FATTNI_TANH,
-    FATTNI_TANH_BACK
+    FATTNI_TANH_BACK,
+    FATTNI_SWIGLU,      /* d (+)= y silu(x) */
+    FATTNI_SWIGLU_BACK, /* d (+)= z y silu'(x) */
+    FATTNI_GEGLU,
+    FATTNI_GEGLU_BACK
 };
 
 #endif

@@ -4,6 +4,7 @@
 #include "autograd_c/ops/ops.h"
 
 FATTNI_KERNEL(each, fattni_element_args);
+FATTNI_KERNEL(each4, fattni_element_args);
 FATTNI_KERNEL(sum, fattni_sum_args);
 FATTNI_KERNEL(add_parts, fattni_parts_args);
 
@@ -57,9 +58,10 @@ fattn_status fattni_cuda_each(fattn_ctx *ctx, enum fattni_element what, const fa
     if (a.grid.count == 0) return FATTN_OK;
     for (int k = 0; k < operands; ++k) a.t[k] = fattni_operand_of(t[k]);
     a.vector = is_vector(&a);
-    a.dtype = fattni_common_dtype((const fattni_operand *[]){&a.t[0], &a.t[1], &a.t[2]}, operands);
-    return FATTNI_START_REAL(ctx, t[0]->dtype, each, fattni_grid_blocks(&a.grid, a.vector ? FATTNI_PACK : 1),
-                             FATTNI_GRID_THREADS, &a);
+    a.dtype = fattni_common_dtype((const fattni_operand *[]){&a.t[0], &a.t[1], &a.t[2], &a.t[3]}, operands);
+    const int64_t blocks = fattni_grid_blocks(&a.grid, a.vector ? FATTNI_PACK : 1);
+    if (operands > 3) return FATTNI_START_REAL(ctx, t[0]->dtype, each4, blocks, FATTNI_GRID_THREADS, &a);
+    return FATTNI_START_REAL(ctx, t[0]->dtype, each, blocks, FATTNI_GRID_THREADS, &a);
 }
 
 static fattn_status fill(fattn_ctx *ctx, const fattn_tensor *d, double value, bool fresh) {
