@@ -738,6 +738,74 @@ Test(cuda_tape, adamw_takes_any_finite_gradient) {
     pair_free(&p);
 }
 
+/* SGD on both devices, in every dtype: F32 and F64 values to some roundings of four steps, 16-bit values to one of
+   theirs. Odd lengths, and those of several chunks. */
+Test(cuda_tape, sgd) {
+    static const fattn_dtype types[] = {FATTN_F64, FATTN_F32, FATTN_BF16, FATTN_F16};
+    static const double unit[] = {0x1p-50, 0x1p-20, 0x1p-7, 0x1p-10};
+    static const fattn_sgd_options rules[] = {
+        {.struct_size = sizeof rules[0]},
+        {.struct_size = sizeof rules[0], .momentum = 0.9f, .weight_decay = 0.1f},
+        {.struct_size = sizeof rules[0], .momentum = 0.9f, .nesterov = 1, .max_grad_norm = 3}};
+    static const int64_t lengths[2] = {33001, 7};
+    pair p = pair_or_skip(0);
+    for (int n = 0; n < 4 * 3; ++n) {
+        fattn_param params[2][2] = {{{.name = "a"}, {.name = "b", .flags = FATTN_PARAM_NO_DECAY}}};
+        fattn_ctx *const on[2] = {p.gpu, p.cpu};
+        fattn_sgd *s[2];
+        double norms[2];
+        memcpy(params[1], params[0], sizeof params[0]);
+        for (int k = 0; k < 2; ++k) {
+            for (uint32_t i = 0; i < 2; ++i) {
+                fattn_param *const q = &params[k][i];
+                MUST(on[k], fattn_tensor_alloc(on[k], types[n % 4], 1, &lengths[i], &q->value));
+                MUST(on[k], fattn_tensor_alloc(on[k], n % 4 ? FATTN_F32 : FATTN_F64, 1, &lengths[i], &q->grad));
+            }
+        }
+        for (uint32_t i = 0; i < 2; ++i) {
+            const fattn_rng rng = {.seed = 4, .stream = i};
+            MUST(p.cpu, fattn_tensor_normal(p.cpu, &params[1][i].value, 0, 1, rng));
+            MUST(p.gpu, fattn_tensor_copy(p.gpu, &params[0][i].value, &params[1][i].value));
+        }
+        for (int k = 0; k < 2; ++k)
+            MUST(on[k],
+                 fattn_sgd_create(on[k], &rules[n / 4], (fattn_param *[]){&params[k][0], &params[k][1]}, 2, &s[k]));
+        for (uint32_t t = 0; t < 4; ++t) {
+            for (uint32_t i = 0; i < 2; ++i) {
+                const fattn_rng rng = {.seed = 5 + t, .stream = i};
+                MUST(p.cpu, fattn_tensor_normal(p.cpu, &params[1][i].grad, 0, 1, rng));
+                MUST(p.gpu, fattn_tensor_copy(p.gpu, &params[0][i].grad, &params[1][i].grad));
+            }
+            for (int k = 0; k < 2; ++k) {
+                MUST(on[k], fattn_sgd_set_lr(s[k], 0.1f));
+                MUST(on[k], fattn_sgd_step(s[k]));
+                MUST(on[k], fattn_sgd_grad_norm(s[k], &norms[k]));
+            }
+            cr_assert_float_eq(norms[0], norms[1], 1e-12 * norms[1]);
+        }
+        for (int i = 0; i < 2; ++i) {
+            fattn_tensor got = to_host(&p, &params[0][i].value), want = to_host(&p, &params[1][i].value);
+            fattn_tensor left = to_host(&p, &params[0][i].grad);
+            for (int64_t e = 0; e < lengths[i]; ++e) {
+                const double x = ((double *)got.data)[e], y = ((double *)want.data)[e];
+                cr_assert(fabs(x - y) <= unit[n % 4] * (1 + fabs(y)), "%d: %g, not %g", n, x, y);
+                cr_assert_eq(((double *)left.data)[e], 0);
+            }
+            fattn_tensor_free(p.cpu, &got);
+            fattn_tensor_free(p.cpu, &want);
+            fattn_tensor_free(p.cpu, &left);
+        }
+        for (int k = 0; k < 2; ++k) {
+            fattn_sgd_destroy(s[k]);
+            for (int i = 0; i < 2; ++i) {
+                fattn_tensor_free(on[k], &params[k][i].value);
+                fattn_tensor_free(on[k], &params[k][i].grad);
+            }
+        }
+    }
+    pair_free(&p);
+}
+
 /* An id and a target out of range, which the host cannot check: NaN, not a crash. */
 Test(cuda_tape, wrong_ids) {
     pair p = pair_or_skip(0);

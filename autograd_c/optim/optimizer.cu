@@ -1,10 +1,10 @@
-/* AdamW on the device: norm of all parameters' chunks, one thread that decides, update. */
-#include "autograd_c/optim/adamw_cuda.h"
+/* AdamW and SGD on the device: norm of all parameters' chunks, one thread that decides, update. */
+#include "autograd_c/optim/optimizer_cuda.h"
 
 #include "core/device/any_dtype.cuh"
 
 /* The parameter of this block's chunk, and the chunk's elements [begin, end) of it. */
-DEVICE const fattni_adamw_part *part_of(const fattni_adamw_args *a, int64_t *begin, int64_t *end) {
+DEVICE const fattni_optimizer_part *part_of(const fattni_optimizer_args *a, int64_t *begin, int64_t *end) {
     const int64_t chunk = a->first_chunk + blockIdx.x;
     int low = 0, high = a->parts - 1; /* the last one that begins at or before the chunk */
     while (low < high) {
@@ -14,14 +14,14 @@ DEVICE const fattni_adamw_part *part_of(const fattni_adamw_args *a, int64_t *beg
         else
             high = middle - 1;
     }
-    const fattni_adamw_part *const p = &a->part[low];
-    *begin = (chunk - p->first_chunk) * FATTNI_ADAMW_CHUNK;
-    *end = min(p->count, *begin + FATTNI_ADAMW_CHUNK);
+    const fattni_optimizer_part *const p = &a->part[low];
+    *begin = (chunk - p->first_chunk) * FATTNI_OPTIMIZER_CHUNK;
+    *end = min(p->count, *begin + FATTNI_OPTIMIZER_CHUNK);
     return p;
 }
 
 /* Over the block: of g's elements [i, end), times factor. */
-DEVICE double sum_squares(const fattni_adamw_part *p, int64_t i, int64_t end, double factor) {
+DEVICE double sum_squares(const fattni_optimizer_part *p, int64_t i, int64_t end, double factor) {
     const int64_t in_packs = p->packs && i < end ? end - end % 4 : i;
     const int64_t rest = in_packs;
     double sum = 0;
@@ -39,17 +39,17 @@ DEVICE double sum_squares(const fattni_adamw_part *p, int64_t i, int64_t end, do
 }
 
 /* A norm may be finite though its squares are not. Those of packs, which are F32, are. */
-DEVICE double norm_of(const fattni_adamw_part *p, int64_t begin, int64_t end) {
-    const double squares = sum_squares(p, begin, end, 1), unit = FATTNI_ADAMW_UNIT;
+DEVICE double norm_of(const fattni_optimizer_part *p, int64_t begin, int64_t end) {
+    const double squares = sum_squares(p, begin, end, 1), unit = FATTNI_OPTIMIZER_UNIT;
     if (p->packs || isfinite(squares)) return sqrt(squares);
     return sqrt(sum_squares(p, begin, end, 1 / unit)) * unit;
 }
 
 /* partial[chunk] = the norm of g over a chunk. */
 extern "C" __global__ void __launch_bounds__(ROW_THREADS)
-    fattn_adamw_norm(const __grid_constant__ fattni_adamw_args a) {
+    fattn_optimizer_norm(const __grid_constant__ fattni_optimizer_args a) {
     int64_t i, end;
-    const fattni_adamw_part *const p = part_of(&a, &i, &end);
+    const fattni_optimizer_part *const p = part_of(&a, &i, &end);
     if (p->frozen) end = i; /* since creation: there may be no gradient */
     const double norm = norm_of(p, i, end);
     if (threadIdx.x == 0) a.partial[a.first_chunk + blockIdx.x] = norm;
@@ -57,40 +57,40 @@ extern "C" __global__ void __launch_bounds__(ROW_THREADS)
 
 /* One block: the norm of all, then what the step will do. */
 extern "C" __global__ void __launch_bounds__(ROW_THREADS)
-    fattn_adamw_begin(const __grid_constant__ fattni_adamw_args a) {
-    const fattni_adamw_part norms = {.grad = a.partial, .grad_dtype = FATTN_F64};
+    fattn_optimizer_begin(const __grid_constant__ fattni_optimizer_args a) {
+    const fattni_optimizer_part norms = {.grad = a.partial, .grad_dtype = FATTN_F64};
     const double norm = norm_of(&norms, 0, a.chunks);
-    if (threadIdx.x == 0) fattni_adamw_begin(a.state, norm, a.limit, a.beta1, a.beta2);
+    if (threadIdx.x == 0) fattni_optimizer_begin(a.state, norm, a.limit, a.beta1, a.beta2);
 }
 
-extern "C" __global__ void fattn_adamw_set(const __grid_constant__ fattni_adamw_args a) {
+extern "C" __global__ void fattn_optimizer_set(const __grid_constant__ fattni_optimizer_args a) {
     if (a.lr >= 0) a.state->lr = a.lr;
     if (a.step >= 0) a.state->step = a.step;
 }
 
-#define ADAMW_MOST_f32 FATTNI_ADAMW_MOST_F32
-#define ADAMW_MOST_f64 FATTNI_ADAMW_MOST_F64
-#define BODY "autograd_c/optim/adamw_cuda.inc"
+#define OPTIMIZER_MOST_f32 FATTNI_OPTIMIZER_MOST_F32
+#define OPTIMIZER_MOST_f64 FATTNI_OPTIMIZER_MOST_F64
+#define BODY "autograd_c/optim/optimizer_cuda.inc"
 #include "core/device/for_each_real.inc"
 
 extern "C" __global__ void __launch_bounds__(ROW_THREADS)
-    fattn_adamw_update_f64(const __grid_constant__ fattni_adamw_args a) {
+    fattn_adamw_update_f64(const __grid_constant__ fattni_optimizer_args a) {
     int64_t i, end;
-    const fattni_adamw_part *const p = part_of(&a, &i, &end);
-    const fattni_adamw_rule_f64 r = rule_f64(&a, p);
-    if (!p->frozen) update_elements_f64(p, &r, i + threadIdx.x, end, ROW_THREADS);
+    const fattni_optimizer_part *const p = part_of(&a, &i, &end);
+    const fattni_optimizer_rule_f64 r = rule_f64(&a, p);
+    if (!p->frozen) update_elements_f64(p, &r, i + threadIdx.x, end, ROW_THREADS, false);
 }
 
 /* F32 moments: in packs of four where that is possible; the last elements of a parameter, which fill
    none, are one thread's. */
 extern "C" __global__ void __launch_bounds__(ROW_THREADS)
-    fattn_adamw_update_f32(const __grid_constant__ fattni_adamw_args a) {
+    fattn_adamw_update_f32(const __grid_constant__ fattni_optimizer_args a) {
     int64_t i, end;
-    const fattni_adamw_part *const p = part_of(&a, &i, &end);
+    const fattni_optimizer_part *const p = part_of(&a, &i, &end);
     if (p->frozen) return;
-    const fattni_adamw_rule_f32 r = rule_f32(&a, p);
+    const fattni_optimizer_rule_f32 r = rule_f32(&a, p);
     if (!p->packs) {
-        update_elements_f32(p, &r, i + threadIdx.x, end, ROW_THREADS);
+        update_elements_f32(p, &r, i + threadIdx.x, end, ROW_THREADS, false);
         return;
     }
     float *const master = (float *)(p->master ? p->master : p->value);
@@ -117,5 +117,5 @@ extern "C" __global__ void __launch_bounds__(ROW_THREADS)
         }
         *(float4 *)((float *)p->grad + i) = make_float4(0, 0, 0, 0);
     }
-    if (i < end) update_elements_f32(p, &r, i, min(end, i + 4), 1);
+    if (i < end) update_elements_f32(p, &r, i, min(end, i + 4), 1, false);
 }

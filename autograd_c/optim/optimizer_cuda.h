@@ -1,31 +1,32 @@
-/* Arguments of AdamW's kernels. */
-#ifndef FATTNI_AUTOGRAD_OPTIM_ADAMW_CUDA_H
-#define FATTNI_AUTOGRAD_OPTIM_ADAMW_CUDA_H
+/* Arguments of the optimizers' kernels. */
+#ifndef FATTNI_AUTOGRAD_OPTIM_OPTIMIZER_CUDA_H
+#define FATTNI_AUTOGRAD_OPTIM_OPTIMIZER_CUDA_H
 
-#include "autograd_c/optim/adamw_state.h"
+#include "autograd_c/optim/optimizer_state.h"
 
 /* One parameter; its chunks begin at first_chunk. */
-typedef struct fattni_adamw_part {
-    void *value, *grad, *m, *v, *master; /* m, v: F32, F64 for F64 values; master: NULL or F32 */
+typedef struct fattni_optimizer_part {
+    void *value, *grad, *m, *v, *master; /* m, v: F32, F64 for F64 values; master: NULL or F32;
+                                           of SGD no v, m may be NULL */
     int64_t count, first_chunk;
     int32_t value_dtype, grad_dtype;
     int32_t decays;
     int16_t frozen;
     int16_t packs; /* F32 moments and gradients, all aligned: four elements at a time */
-} fattni_adamw_part;
+} fattni_optimizer_part;
 
 /* So many parameters as fit the 4 KiB of a launch, so that one launch serves most of a model; kernels of
    one block get none. */
-enum { FATTNI_ADAMW_PARTS = 48 };
-typedef struct fattni_adamw_args {
-    fattni_adamw_part part[FATTNI_ADAMW_PARTS];
-    fattni_adamw_state *state;
+enum { FATTNI_OPTIMIZER_PARTS = 48 };
+typedef struct fattni_optimizer_args {
+    fattni_optimizer_part part[FATTNI_OPTIMIZER_PARTS];
+    fattni_optimizer_state *state;
     double *partial;             /* [chunks of all]: norms */
     int64_t first_chunk, chunks; /* of the launch; for begin, of all */
     double beta1, beta2, eps, weight_decay, limit;
     double lr; /* to set; negative: keep */
     int64_t step;
-    int32_t parts, reserved;
-} fattni_adamw_args;
+    int32_t parts, nesterov;
+} fattni_optimizer_args;
 
 #endif

@@ -1,13 +1,13 @@
-/* AdamW on the CPU. Partial sums are combined in the order of the chunks, so bits never depend on the number
+/* AdamW and SGD on the CPU. Partial sums are combined in the order of the chunks, so bits never depend on the number
    of threads. */
-#include "autograd_c/optim/adamw.h"
+#include "autograd_c/optim/optimizer.h"
 
 #include <math.h>
 #include <string.h>
 
-enum { CHUNK = FATTNI_ADAMW_CHUNK, LANES = 8, BLOCK = 256 };
+enum { CHUNK = FATTNI_OPTIMIZER_CHUNK, LANES = 8, BLOCK = 256 };
 
-typedef fattni_adamw_slot slot;
+typedef fattni_optimizer_slot slot;
 
 /* Chunk number `chunk`: elements [begin, end) of one slot. */
 typedef struct piece {
@@ -15,7 +15,7 @@ typedef struct piece {
     int64_t begin, end;
 } piece;
 
-static piece piece_of(const fattn_adamw *a, int64_t chunk) {
+static piece piece_of(const fattni_optimizer *a, int64_t chunk) {
     int low = 0, high = a->n - 1; /* the last slot that begins at or before the chunk */
     while (low < high) {
         const int middle = (low + high + 1) / 2;
@@ -48,13 +48,13 @@ static double sum_squares(const fattn_tensor *g, int64_t i, int64_t end, double 
 
 /* A norm may be finite though its squares are not. */
 static double norm_of(const fattn_tensor *g, int64_t begin, int64_t end) {
-    const double squares = sum_squares(g, begin, end, 1), unit = FATTNI_ADAMW_UNIT;
+    const double squares = sum_squares(g, begin, end, 1), unit = FATTNI_OPTIMIZER_UNIT;
     return isfinite(squares) ? sqrt(squares) : sqrt(sum_squares(g, begin, end, 1 / unit)) * unit;
 }
 
 static void chunk_norm(void *arg, int64_t chunk, int thread) {
     (void)thread;
-    const fattn_adamw *a = arg;
+    const fattni_optimizer *a = arg;
     const piece part = piece_of(a, chunk);
     a->partial[chunk] = fattni_is_frozen(part.slot->param) ? 0 : norm_of(&part.slot->param->grad, part.begin, part.end);
 }
@@ -62,10 +62,12 @@ static void chunk_norm(void *arg, int64_t chunk, int thread) {
 /* What one step does to every element. */
 typedef struct rule {
     double norm, clip, shrink, beta1, beta2, rate, correction2, eps; /* rate: lr/(1-beta1^t) */
+    double lr, decay;                                                /* of SGD, whose momentum is beta1 */
+    bool is_sgd, nesterov;
 } rule;
 
 typedef struct update_job {
-    fattn_adamw *a;
+    fattni_optimizer *a;
     rule decayed, plain;
     bool skip; /* the norm is not finite: only zero the gradients */
 } update_job;
@@ -91,6 +93,29 @@ static void update_f64(const rule *r, double *p, const double *g, double *m, dou
     }
 }
 
+/* m NULL: no momentum. */
+static void sgd_f32(const rule *r, float *p, const float *g, float *m, int64_t n) {
+    const float clip = (float)r->clip, lr = (float)r->lr, decay = (float)r->decay, momentum = (float)r->beta1;
+    for (int64_t i = 0; i < n; ++i) {
+        const float x = clip * g[i] + decay * p[i];
+        if (m) m[i] = momentum * m[i] + x;
+        p[i] -= lr * (!m ? x : r->nesterov ? x + momentum * m[i] : m[i]);
+    }
+}
+
+static void sgd_f64(const rule *r, double *p, const double *g, double *m, int64_t n) {
+    for (int64_t i = 0; i < n; ++i) {
+        const double x = r->clip * g[i] + r->decay * p[i];
+        if (m) m[i] = r->beta1 * m[i] + x;
+        p[i] -= r->lr * (!m ? x : r->nesterov ? x + r->beta1 * m[i] : m[i]);
+    }
+}
+
+/* Element i of t; NULL where there is no such tensor. */
+static void *state_at(const fattn_tensor *t, int64_t i) {
+    return t->data ? (char *)t->data + (size_t)i * fattn_dtype_size((fattn_dtype)t->dtype) : NULL;
+}
+
 /* Moments and arithmetic are F32, or F64 for F64 values. Gradients of another dtype are converted, too
    large ones bounded, of which the norm tells whether there may be any; 16-bit values follow their
    masters. */
@@ -98,21 +123,27 @@ static void update_piece(const rule *r, const piece *part) {
     const slot *s = part->slot;
     const fattn_tensor *value = &s->param->value, *grad = &s->param->grad;
     const bool wide = value->dtype == FATTN_F64;
-    const double most = (wide ? FATTNI_ADAMW_MOST_F64 : (double)FATTNI_ADAMW_MOST_F32) / r->clip;
-    const bool direct = grad->dtype == s->m.dtype && r->norm <= most;
+    const fattn_dtype dtype = wide ? FATTN_F64 : FATTN_F32;
+    const double most =
+        r->is_sgd ? INFINITY : (wide ? FATTNI_OPTIMIZER_MOST_F64 : (double)FATTNI_OPTIMIZER_MOST_F32) / r->clip;
+    const bool direct = grad->dtype == (int32_t)dtype && r->norm <= most;
     const fattn_tensor *p = s->master.data ? &s->master : value;
     double buffer[BLOCK];
     for (int64_t begin = part->begin; begin < part->end; begin += BLOCK) {
         const int64_t n = fattni_min(BLOCK, part->end - begin);
         for (int64_t i = 0; i < n && !direct; ++i)
-            fattni_store(buffer, s->m.dtype, i,
+            fattni_store(buffer, (int32_t)dtype, i,
                          fmax(-most, fmin(most, fattni_load(grad->data, grad->dtype, begin + i))));
-        if (wide)
-            update_f64(r, (double *)p->data + begin, direct ? (double *)grad->data + begin : buffer,
-                       (double *)s->m.data + begin, (double *)s->v.data + begin, n);
+        void *const g = direct ? state_at(grad, begin) : buffer, *const at = state_at(p, begin);
+        void *const m = state_at(&s->m, begin), *const v = state_at(&s->v, begin);
+        if (r->is_sgd && wide)
+            sgd_f64(r, at, g, m, n);
+        else if (r->is_sgd)
+            sgd_f32(r, at, g, m, n);
+        else if (wide)
+            update_f64(r, at, g, m, v, n);
         else
-            update_f32(r, (float *)p->data + begin, direct ? (float *)grad->data + begin : (float *)(void *)buffer,
-                       (float *)s->m.data + begin, (float *)s->v.data + begin, n);
+            update_f32(r, at, g, m, v, n);
         for (int64_t i = begin; i < begin + n && s->master.data; ++i)
             fattni_store(value->data, value->dtype, i, (double)((const float *)p->data)[i]);
     }
@@ -130,46 +161,49 @@ static void run_update(void *arg, int64_t chunk, int thread) {
     memset((char *)grad->data + (size_t)part.begin * size, 0, (size_t)(part.end - part.begin) * size);
 }
 
-static fattn_status step(fattn_adamw *a) {
+static fattn_status step(fattni_optimizer *a) {
     fattni_parallel(a->ctx, a->chunks, chunk_norm, a);
     const fattn_tensor norms = fattn_tensor_view(a->partial, FATTN_F64, FATTN_CPU, 0, 1, &a->chunks);
-    const fattn_adamw_options *o = &a->opt;
-    const double beta1 = (double)o->beta1, beta2 = (double)o->beta2;
-    fattni_adamw_begin(&a->own, norm_of(&norms, 0, a->chunks), (double)o->max_grad_norm, beta1, beta2);
+    const fattni_optimizer_rule *const o = &a->rule;
+    fattni_optimizer_begin(&a->own, norm_of(&norms, 0, a->chunks), o->max_grad_norm, o->beta1, o->beta2);
     update_job job = {.a = a, .skip = a->own.skip};
     job.plain = (rule){
         .norm = a->own.norm,
         .clip = a->own.clip,
         .shrink = 1,
-        .beta1 = beta1,
-        .beta2 = beta2,
+        .beta1 = o->beta1,
+        .beta2 = o->beta2,
         .rate = a->own.rate,
         .correction2 = a->own.correction2,
-        .eps = (double)o->eps,
+        .eps = o->eps,
+        .lr = a->own.lr,
+        .is_sgd = o->is_sgd,
+        .nesterov = o->nesterov,
     };
     job.decayed = job.plain;
-    job.decayed.shrink = 1 - a->own.lr * (double)o->weight_decay;
+    job.decayed.shrink = 1 - a->own.lr * o->weight_decay;
+    job.decayed.decay = o->weight_decay;
     fattni_parallel(a->ctx, a->chunks, run_update, &job);
     return FATTN_OK;
 }
 
 /* What changes from step to step lies in the optimizer itself. */
-static fattn_status open_state(fattn_adamw *a) {
+static fattn_status open_state(fattni_optimizer *a) {
     (void)a;
     return FATTN_OK;
 }
 
-static void close_state(fattn_adamw *a) { (void)a; }
+static void close_state(fattni_optimizer *a) { (void)a; }
 
-static fattn_status set(fattn_adamw *a, double lr, int64_t steps) {
+static fattn_status set(fattni_optimizer *a, double lr, int64_t steps) {
     if (lr >= 0) a->own.lr = lr;
     if (steps >= 0) a->own.step = steps;
     return FATTN_OK;
 }
 
-static fattn_status read_state(const fattn_adamw *a, fattni_adamw_state *out) {
+static fattn_status read_state(const fattni_optimizer *a, fattni_optimizer_state *out) {
     *out = a->own;
     return FATTN_OK;
 }
 
-const fattni_adamw_code fattni_adamw_cpu = {open_state, close_state, step, set, read_state};
+const fattni_optimizer_code fattni_optimizer_cpu = {open_state, close_state, step, set, read_state};

@@ -1,0 +1,151 @@
+/* What AdamW and SGD share. All params together are one sequence of chunks of fixed size: the tasks of both passes
+   (norm, update), which optimizer_cpu.c and optimizer_cuda.c make. */
+#include "autograd_c/optim/optimizer.h"
+#include "autograd_c/tape/tape_nodes.h"
+#include "core/base/device.h"
+#include "core/base/with_cuda.h"
+
+#include <math.h>
+#include <string.h>
+
+extern const fattni_optimizer_code fattni_optimizer_cpu, fattni_optimizer_cuda;
+
+static const fattni_optimizer_code *const codes[] = {[FATTN_CPU] = &fattni_optimizer_cpu,
+                                                     FATTNI_WITH_CUDA([FATTN_CUDA] = &fattni_optimizer_cuda)};
+
+typedef fattni_optimizer_slot slot;
+
+static bool is_half(fattn_dtype t) { return t == FATTN_F16 || t == FATTN_BF16; }
+
+static fattn_status zeros(fattn_ctx *ctx, fattn_dtype dtype, const fattn_tensor *like, fattn_tensor *out) {
+    FATTNI_TRY(fattn_tensor_alloc(ctx, dtype, like->ndim, like->shape, out));
+    const size_t bytes = (size_t)fattn_tensor_numel(out) * fattn_dtype_size(dtype);
+    return ctx->ops->zero_rows(ctx, out->data, bytes, bytes, 1);
+}
+
+static fattn_status fill_slot(fattni_optimizer *a, int i, fattn_param *const *params) {
+    slot *s = &a->slots[i];
+    s->param = params[i];
+    s->first_chunk = a->chunks;
+    FATTNI_TRY(fattni_check_param(a->ctx, params[i]));
+    for (int j = 0; j < i; ++j)
+        if (params[j] == params[i])
+            return fattn_ctx_fail(a->ctx, FATTN_E_ARG, "%s: params[%d] and params[%d] are the same", a->name, j, i);
+    const fattn_tensor *value = &params[i]->value;
+    const fattn_dtype wide = value->dtype == FATTN_F64 ? FATTN_F64 : FATTN_F32;
+    s->dtype = (fattn_dtype)value->dtype;
+    s->count = fattn_tensor_numel(value);
+    s->frozen = fattni_is_frozen(params[i]);
+    if (s->frozen) return FATTN_OK;
+    a->chunks += fattni_ceil_div(s->count, FATTNI_OPTIMIZER_CHUNK);
+    if (!a->rule.is_sgd || a->rule.beta1 > 0) FATTNI_TRY(zeros(a->ctx, wide, value, &s->m));
+    if (!a->rule.is_sgd) FATTNI_TRY(zeros(a->ctx, wide, value, &s->v));
+    if (!is_half(s->dtype)) return FATTN_OK;
+    FATTNI_TRY(fattn_tensor_alloc(a->ctx, FATTN_F32, value->ndim, value->shape, &s->master));
+    return fattn_tensor_copy(a->ctx, &s->master, value);
+}
+
+static fattn_status fill(fattni_optimizer *a, fattn_param *const *params, int n) {
+    void *p;
+    FATTNI_TRY(fattni_host_alloc(a->ctx, (size_t)n * sizeof *a->slots, &p));
+    a->slots = p;
+    a->n = n;
+    if (n) memset(a->slots, 0, (size_t)n * sizeof *a->slots);
+    for (int i = 0; i < n; ++i) FATTNI_TRY(fill_slot(a, i, params));
+    FATTNI_TRY(fattni_alloc(a->ctx, (size_t)a->chunks * sizeof *a->partial, &p));
+    a->partial = p;
+    return a->code->open(a);
+}
+
+fattn_status fattni_optimizer_create(fattn_ctx *ctx, const char *name, const fattni_optimizer_rule *rule, size_t bytes,
+                                     fattn_param *const *params, int n, fattni_optimizer **out) {
+    if (n < 0 || (n && !params))
+        return fattn_ctx_fail(ctx, FATTN_E_ARG, "%s_create: params is NULL, or n is %d", name, n);
+    void *p;
+    FATTNI_TRY(fattni_host_alloc(ctx, bytes, &p));
+    fattni_optimizer *a = p;
+    *a = (fattni_optimizer){
+        .ctx = ctx, .code = codes[ctx->device], .name = name, .rule = *rule, .own = {.lr = (double)1e-3f}};
+    const fattn_status s = fill(a, params, n);
+    if (s) {
+        fattni_optimizer_destroy(a, bytes);
+        return s;
+    }
+    *out = a;
+    return FATTN_OK;
+}
+
+void fattni_optimizer_destroy(fattni_optimizer *a, size_t bytes) {
+    if (!a) return;
+    fattn_ctx *ctx = a->ctx;
+    for (int i = 0; i < a->n; ++i) {
+        fattn_tensor_free(ctx, &a->slots[i].m);
+        fattn_tensor_free(ctx, &a->slots[i].v);
+        fattn_tensor_free(ctx, &a->slots[i].master);
+    }
+    fattni_host_free(ctx, a->slots, (size_t)a->n * sizeof *a->slots);
+    if (a->partial) fattni_free(ctx, a->partial, (size_t)a->chunks * sizeof *a->partial);
+    a->code->close(a);
+    fattni_host_free(ctx, a, bytes);
+}
+
+fattn_status fattni_optimizer_set_lr(fattni_optimizer *a, float lr) {
+    if (!a) return FATTN_E_ARG;
+    if (!(lr >= 0 && isfinite(lr)))
+        return fattn_ctx_fail(a->ctx, FATTN_E_ARG, "%s: learning rate %g", a->name, (double)lr);
+    return a->code->set(a, (double)lr, -1);
+}
+
+/* The caller owns the params: they may have changed since creation. */
+static fattn_status check_slots(const fattni_optimizer *a) {
+    for (int i = 0; i < a->n; ++i) {
+        const slot *s = &a->slots[i];
+        FATTNI_TRY(fattni_check_param(a->ctx, s->param));
+        const bool thawed = s->frozen && !fattni_is_frozen(s->param);
+        const fattn_tensor *value = &s->param->value;
+        if (thawed || value->dtype != (int32_t)s->dtype || fattn_tensor_numel(value) != s->count)
+            return fattn_ctx_fail(a->ctx, FATTN_E_STATE,
+                                  "%s: params[%d] had %lld elements of %s%s at creation, now "
+                                  "%lld of %s%s",
+                                  a->name, i, (long long)s->count, fattn_dtype_name(s->dtype),
+                                  s->frozen ? ", frozen," : "", (long long)fattn_tensor_numel(value),
+                                  fattn_dtype_name((fattn_dtype)value->dtype), thawed ? ", thawed" : "");
+    }
+    return FATTN_OK;
+}
+
+fattn_status fattni_optimizer_step(fattni_optimizer *a) {
+    if (!a) return FATTN_E_ARG;
+    FATTNI_TRY(check_slots(a));
+    a->stepped = true;
+    return a->code->step(a);
+}
+
+fattn_status fattni_optimizer_grad_norm(fattni_optimizer *a, double *out) {
+    if (!a) return FATTN_E_ARG;
+    if (!out) return fattn_ctx_fail(a->ctx, FATTN_E_ARG, "%s_grad_norm: out is NULL", a->name);
+    if (!a->stepped) return fattn_ctx_fail(a->ctx, FATTN_E_STATE, "%s_grad_norm: no step has been made", a->name);
+    fattni_optimizer_state now;
+    FATTNI_TRY(a->code->read(a, &now));
+    *out = now.norm;
+    return FATTN_OK;
+}
+
+const fattni_optimizer_slot *fattni_optimizer_slot_of(fattni_optimizer *a, int i, const fattn_tensor *view,
+                                                      fattn_status *s) {
+    *s = FATTN_OK;
+    if (!view || i < 0 || i >= a->n)
+        *s = fattn_ctx_fail(a->ctx, FATTN_E_ARG, "%s_state: view is NULL, or %d is not in 0..%d", a->name, i, a->n - 1);
+    else if (a->slots[i].frozen)
+        *s = fattn_ctx_fail(a->ctx, FATTN_E_STATE, "%s_state: params[%d] is frozen", a->name, i);
+    return *s ? NULL : &a->slots[i];
+}
+
+fattn_status fattni_optimizer_master(const fattni_optimizer *a, int i, fattn_tensor *view) {
+    const slot *const s = &a->slots[i];
+    if (!is_half(s->dtype))
+        return fattn_ctx_fail(a->ctx, FATTN_E_STATE, "%s_state: params[%d] is %s: it has no master", a->name, i,
+                              fattn_dtype_name(s->dtype));
+    *view = s->master;
+    return FATTN_OK;
+}

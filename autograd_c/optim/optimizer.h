@@ -1,0 +1,66 @@
+/* What AdamW and SGD are made of: parameters with their state, cut in chunks, and the code for each device. */
+#ifndef FATTNI_AUTOGRAD_OPTIM_OPTIMIZER_H
+#define FATTNI_AUTOGRAD_OPTIM_OPTIMIZER_H
+
+#include "autograd_c/optim/optimizer_state.h"
+#include "core/base/internal.h"
+
+#include <fattn/optim.h>
+
+/* The numbers of a rule. */
+typedef struct fattni_optimizer_rule {
+    bool is_sgd, nesterov;
+    double beta1; /* SGD: its momentum */
+    double beta2, eps, weight_decay, max_grad_norm;
+} fattni_optimizer_rule;
+
+typedef struct fattni_optimizer fattni_optimizer;
+
+typedef struct fattni_optimizer_slot {
+    fattn_param *param;
+    fattn_tensor m, v, master; /* SGD: no v, m if there is momentum; of 16-bit values only: master */
+    int64_t count, first_chunk;
+    fattn_dtype dtype;
+    bool frozen; /* at creation: no state, no chunk */
+} fattni_optimizer_slot;
+
+/* The code for one device. On a GPU all is enqueued, and but for open nothing is allocated. */
+typedef struct fattni_optimizer_code {
+    fattn_status (*open)(fattni_optimizer *a); /* the device's state, as `own` is */
+    void (*close)(fattni_optimizer *a);        /* also after an open that failed or was not reached */
+    fattn_status (*step)(fattni_optimizer *a);
+    fattn_status (*set)(fattni_optimizer *a, double lr, int64_t step); /* negative: keep */
+    /* As it stands after all that is enqueued, for which it waits. */
+    fattn_status (*read)(const fattni_optimizer *a, fattni_optimizer_state *out);
+} fattni_optimizer_code;
+
+struct fattni_optimizer {
+    fattn_ctx *ctx;
+    const fattni_optimizer_code *code;
+    const char *name; /* in error messages */
+    fattni_optimizer_rule rule;
+    bool stepped;
+    fattni_optimizer_slot *slots;
+    int n;
+    int64_t chunks;
+    double *partial;                /* [chunks] norms, in the context's memory */
+    fattni_optimizer_state own;     /* the CPU's */
+    fattni_optimizer_state *device; /* a GPU's, on the device; NULL on the CPU */
+};
+
+/* Makes an optimizer of `bytes`, which begins with a fattni_optimizer. Errors as fattn_adamw_create. */
+fattn_status fattni_optimizer_create(fattn_ctx *ctx, const char *name, const fattni_optimizer_rule *rule, size_t bytes,
+                                     fattn_param *const *params, int n, fattni_optimizer **out);
+void fattni_optimizer_destroy(fattni_optimizer *a, size_t bytes); /* NULL is allowed */
+fattn_status fattni_optimizer_set_lr(fattni_optimizer *a, float lr);
+fattn_status fattni_optimizer_step(fattni_optimizer *a);
+fattn_status fattni_optimizer_grad_norm(fattni_optimizer *a, double *out);
+/* Slot i, or NULL after an error message. */
+const fattni_optimizer_slot *fattni_optimizer_slot_of(fattni_optimizer *a, int i, const fattn_tensor *view,
+                                                      fattn_status *s);
+/* *view = the master of params[i]; STATE: its value is not of 16 bits. */
+fattn_status fattni_optimizer_master(const fattni_optimizer *a, int i, fattn_tensor *view);
+
+static inline bool fattni_is_frozen(const fattn_param *p) { return p->flags & FATTN_PARAM_FROZEN; }
+
+#endif

@@ -1,0 +1,105 @@
+/* AdamW and SGD on the device: a launch for the norm and one for the update of many parameters each, and one
+   between, all enqueued. */
+#include "autograd_c/optim/optimizer.h"
+#include "autograd_c/optim/optimizer_cuda.h"
+#include "core/cuda/launch.h"
+
+extern void fattn_optimizer_norm(fattni_optimizer_args);
+extern void fattn_optimizer_begin(fattni_optimizer_args);
+extern void fattn_optimizer_set(fattni_optimizer_args);
+extern void fattn_adamw_update_f32(fattni_optimizer_args);
+extern void fattn_adamw_update_f64(fattni_optimizer_args);
+extern void fattn_sgd_update_f32(fattni_optimizer_args);
+extern void fattn_sgd_update_f64(fattni_optimizer_args);
+
+enum { ROW_THREADS = 256 };
+
+static bool is_aligned(const void *p, size_t to) { return (uintptr_t)p % to == 0; }
+
+static fattni_optimizer_part part_of(const fattni_optimizer_slot *s) {
+    const fattn_param *const p = s->param;
+    const bool is_half = p->value.dtype == FATTN_F16 || p->value.dtype == FATTN_BF16;
+    return (fattni_optimizer_part){
+        .value = p->value.data,
+        .grad = p->grad.data,
+        .m = s->m.data,
+        .v = s->v.data,
+        .master = s->master.data,
+        .count = s->count,
+        .first_chunk = s->first_chunk,
+        .value_dtype = p->value.dtype,
+        .grad_dtype = p->grad.dtype,
+        .decays = !(p->flags & FATTN_PARAM_NO_DECAY),
+        .frozen = fattni_is_frozen(p),
+        .packs =
+            p->grad.dtype == FATTN_F32 && is_aligned(p->grad.data, 16) && is_aligned(p->value.data, is_half ? 8 : 16),
+    };
+}
+
+static bool is_wide(const fattni_optimizer_slot *s) { return s->param->value.dtype == FATTN_F64; }
+
+/* The slots from *next on that one launch can take; *next becomes the one after them. */
+static void gather(const fattni_optimizer *a, int *next, fattni_optimizer_args *out) {
+    const bool wide = is_wide(&a->slots[*next]);
+    out->parts = 0;
+    out->first_chunk = a->slots[*next].first_chunk;
+    out->chunks = 0;
+    for (; *next < a->n && out->parts < FATTNI_OPTIMIZER_PARTS; ++*next) {
+        const fattni_optimizer_slot *const s = &a->slots[*next];
+        if (s->frozen || s->count == 0) continue;
+        if (is_wide(s) != wide) return;
+        out->part[out->parts++] = part_of(s);
+        out->chunks += fattni_ceil_div(s->count, FATTNI_OPTIMIZER_CHUNK);
+    }
+}
+
+static fattn_status start_update(const fattni_optimizer *a, bool wide, const fattni_optimizer_args *x) {
+    if (a->rule.is_sgd && wide) return FATTNI_START(a->ctx, fattn_sgd_update_f64, x->chunks, ROW_THREADS, x);
+    if (a->rule.is_sgd) return FATTNI_START(a->ctx, fattn_sgd_update_f32, x->chunks, ROW_THREADS, x);
+    if (wide) return FATTNI_START(a->ctx, fattn_adamw_update_f64, x->chunks, ROW_THREADS, x);
+    return FATTNI_START(a->ctx, fattn_adamw_update_f32, x->chunks, ROW_THREADS, x);
+}
+
+static fattn_status step(fattni_optimizer *a) {
+    fattni_optimizer_args x = {.state = a->device,
+                               .partial = a->partial,
+                               .beta1 = a->rule.beta1,
+                               .beta2 = a->rule.beta2,
+                               .eps = a->rule.eps,
+                               .weight_decay = a->rule.weight_decay,
+                               .limit = a->rule.max_grad_norm,
+                               .nesterov = a->rule.nesterov};
+    for (int next = 0; next < a->n;) {
+        gather(a, &next, &x);
+        FATTNI_TRY(FATTNI_START(a->ctx, fattn_optimizer_norm, x.chunks, ROW_THREADS, &x));
+    }
+    x.chunks = a->chunks;
+    FATTNI_TRY(FATTNI_START(a->ctx, fattn_optimizer_begin, 1, ROW_THREADS, &x));
+    for (int next = 0; next < a->n;) {
+        const bool wide = is_wide(&a->slots[next]);
+        gather(a, &next, &x);
+        FATTNI_TRY(start_update(a, wide, &x));
+    }
+    return FATTN_OK;
+}
+
+static fattn_status set(fattni_optimizer *a, double lr, int64_t steps) {
+    const fattni_optimizer_args x = {.state = a->device, .lr = lr, .step = steps};
+    return FATTNI_START(a->ctx, fattn_optimizer_set, 1, 1, &x);
+}
+
+static fattn_status open_state(fattni_optimizer *a) {
+    void *p;
+    FATTNI_TRY(fattni_alloc(a->ctx, sizeof *a->device, &p));
+    a->device = p;
+    return set(a, a->own.lr, a->own.step);
+}
+
+static void close_state(fattni_optimizer *a) { fattni_free(a->ctx, a->device, sizeof *a->device); }
+
+static fattn_status read_state(const fattni_optimizer *a, fattni_optimizer_state *out) {
+    FATTNI_TRY(fattni_cuda_move(a->ctx, out, a->device, sizeof *out));
+    return fattni_cuda_sync(a->ctx);
+}
+
+const fattni_optimizer_code fattni_optimizer_cuda = {open_state, close_state, step, set, read_state};

@@ -1,0 +1,59 @@
+/* SGD: its options and what it shows of its state. */
+#include "autograd_c/optim/optimizer.h"
+
+#include <math.h>
+
+struct fattn_sgd {
+    fattni_optimizer o;
+};
+
+static fattn_status check_options(fattn_ctx *ctx, const fattn_sgd_options *o) {
+    if (o->momentum >= 0 && o->momentum < 1 && o->weight_decay >= 0 && isfinite(o->weight_decay) &&
+        o->max_grad_norm >= 0 && isfinite(o->max_grad_norm) && (o->momentum > 0 || !o->nesterov))
+        return FATTN_OK;
+    return fattn_ctx_fail(ctx, FATTN_E_ARG,
+                          "sgd: momentum %g in [0,1), weight_decay %g and max_grad_norm %g >= 0, and momentum > 0 for "
+                          "nesterov %d do not all hold",
+                          (double)o->momentum, (double)o->weight_decay, (double)o->max_grad_norm, o->nesterov);
+}
+
+fattn_status fattn_sgd_create(fattn_ctx *ctx, const fattn_sgd_options *opt, fattn_param *const *params, int n,
+                              fattn_sgd **out) {
+    if (!ctx) return FATTN_E_ARG;
+    if (!out) return fattn_ctx_fail(ctx, FATTN_E_ARG, "sgd_create: out is NULL");
+    *out = NULL;
+    fattn_sgd_options o = {.struct_size = sizeof o};
+    if (opt) FATTNI_TRY(fattni_take_struct(ctx, "fattn_sgd_options", opt, &o, sizeof o));
+    FATTNI_TRY(check_options(ctx, &o));
+    const fattni_optimizer_rule rule = {.is_sgd = true,
+                                        .nesterov = o.nesterov != 0,
+                                        .beta1 = (double)o.momentum,
+                                        .weight_decay = (double)o.weight_decay,
+                                        .max_grad_norm = (double)o.max_grad_norm};
+    fattni_optimizer *made;
+    FATTNI_TRY(fattni_optimizer_create(ctx, "sgd", &rule, sizeof **out, params, n, &made));
+    *out = (fattn_sgd *)made;
+    return FATTN_OK;
+}
+
+void fattn_sgd_destroy(fattn_sgd *s) { fattni_optimizer_destroy(s ? &s->o : NULL, sizeof *s); }
+fattn_status fattn_sgd_set_lr(fattn_sgd *s, float lr) { return fattni_optimizer_set_lr(s ? &s->o : NULL, lr); }
+fattn_status fattn_sgd_step(fattn_sgd *s) { return fattni_optimizer_step(s ? &s->o : NULL); }
+fattn_status fattn_sgd_grad_norm(fattn_sgd *s, double *out) {
+    return fattni_optimizer_grad_norm(s ? &s->o : NULL, out);
+}
+
+fattn_status fattn_sgd_state(fattn_sgd *s, int i, fattn_sgd_tensor which, fattn_tensor *view) {
+    if (!s) return FATTN_E_ARG;
+    fattn_status status;
+    const fattni_optimizer_slot *const slot = fattni_optimizer_slot_of(&s->o, i, view, &status);
+    if (!slot) return status;
+    switch (which) {
+    case FATTN_SGD_MOMENTUM:
+        if (s->o.rule.beta1 == 0) return fattn_ctx_fail(s->o.ctx, FATTN_E_STATE, "sgd_state: there is no momentum");
+        *view = slot->m;
+        return FATTN_OK;
+    case FATTN_SGD_MASTER: return fattni_optimizer_master(&s->o, i, view);
+    default: return fattn_ctx_fail(s->o.ctx, FATTN_E_ARG, "sgd_state: unknown state %d", (int)which);
+    }
+}
