@@ -1,14 +1,16 @@
-/* The built-in ops: one const fattn_op_def each, recorded through fattn_op_custom like any other op.
+/* The built-in ops: one const fattn_op_def each, recorded like any other op.
 
-   On the CPU they take F32 and F64; 16-bit types are FATTN_E_UNSUPPORTED with an error message, but for
-   cast, which converts. On a GPU they take all four, and compute 16-bit types in float. Row ops (norms,
-   rope, embedding, losses) need rows whose elements are contiguous, as those of every variable made by an op are;
-   the others take any strides. Work is split by shape alone, so bits do not depend on the number of threads.
+   On the CPU their loops are for F32 and F64. Those that compute are recorded by fattni_op_compute, which gives them
+   16-bit variables in F32 and rounds what they give; views, copies and attention take every type themselves. On a GPU
+   they take all four, and compute 16-bit types in float. Row ops (norms, softmax, rope, embedding, losses) need rows
+   whose elements are contiguous, as those of every variable made by an op are; the others take any strides. Work is
+   split by shape alone, so bits do not depend on the number of threads.
    Code for both types is in op_<name>.inc, which for_each_real.inc includes once for each. */
 #ifndef FATTNI_AUTOGRAD_OPS_OPS_H
 #define FATTNI_AUTOGRAD_OPS_OPS_H
 
 #include "autograd_c/ops/op_device.h"
+#include "autograd_c/tape/tape_nodes.h"
 #include "core/tensor/rows.h"
 
 extern const fattn_op_def fattni_op_linear, fattni_op_matmul, fattni_op_add, fattni_op_mul, fattni_op_gelu,
@@ -21,7 +23,7 @@ extern const fattn_op_def fattni_op_linear, fattni_op_matmul, fattni_op_add, fat
 /* Checks of infer. op and name are for the error message: "linear: w is absent". */
 
 static inline bool fattni_absent(const fattn_tensor *t) { return t->dtype == 0; }
-/* in[i] is there, floating, and of in[0]'s dtype; 16 bits on a GPU only. */
+/* in[i] is there, floating, and of in[0]'s dtype. */
 fattn_status fattni_check_real(const fattn_op_call *c, const char *op, const char *name, int i);
 fattn_status fattni_check_i32(const fattn_op_call *c, const char *op, const char *name, int i);
 /* The elements of each row of in[i] follow one another. */

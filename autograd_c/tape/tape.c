@@ -297,6 +297,29 @@ static fattn_status check_output(const fattni_node *n, int o, int *viewed) {
     return fattni_check_layout(c->ctx, who, y);
 }
 
+static fattn_status infer(fattn_tape *t, fattni_node *n) {
+    FATTNI_TRY(run(t, n, "infer", n->def.infer, &n->call));
+    if (!fattni_is_wide(n)) return FATTN_OK;
+    FATTNI_TRY(fattni_wide_make(n, &t->records));
+    FATTNI_TRY(run(t, n, "infer", n->def.infer, &n->wide->call));
+    fattni_wide_plan(n);
+    return FATTN_OK;
+}
+
+static fattn_status forward(fattn_tape *t, fattni_node *n) {
+    if (!n->wide) return run(t, n, "forward", n->def.forward, &n->call);
+    FATTNI_TRY(fattni_wide_open_forward(n));
+    FATTNI_TRY(run(t, n, "forward", n->def.forward, &n->wide->call));
+    return fattni_wide_close_forward(n);
+}
+
+static fattn_status node_backward(fattn_tape *t, fattni_node *n) {
+    if (!n->wide) return run(t, n, "backward", n->def.backward, &n->call);
+    FATTNI_TRY(fattni_wide_open_backward(n));
+    FATTNI_TRY(run(t, n, "backward", n->def.backward, &n->wide->call));
+    return fattni_wide_close_backward(n);
+}
+
 /* From the node's inputs to its outputs: infer, memory, forward. */
 static fattn_status run_forward(fattn_tape *t, fattni_node *n) {
     fattn_op_call *c = &n->call;
@@ -304,7 +327,7 @@ static fattn_status run_forward(fattn_tape *t, fattni_node *n) {
     bool wants_grad = false, owns = false;
     for (int i = 0; i < c->n_in; ++i)
         wants_grad = wants_grad || c->wanted[i] || (!n->def.forward && n->in[i] && t->variables[n->in[i]].wants_grad);
-    FATTNI_TRY(run(t, n, "infer", n->def.infer, c));
+    FATTNI_TRY(infer(t, n));
     FATTNI_TRY(reserve(t, c->n_out));
     const int32_t count = t->count;
     for (int o = 0; o < c->n_out; ++o) {
@@ -336,16 +359,18 @@ static fattn_status run_forward(fattn_tape *t, fattni_node *n) {
     if (!s && owns) {
         c->saved = n->saved ? n->saved->p : NULL;
         c->workspace = c->fwd_workspace ? t->workspace : NULL;
-        s = run(t, n, "forward", n->def.forward, c);
+        s = forward(t, n);
     }
     if (s) t->count = count;
     return s;
 }
 
-fattn_var fattn_op_custom(fattn_tape *t, const fattn_op_def *def, const fattn_var *in, int n_in, const void *attr) {
+static fattn_var record(fattn_tape *t, const fattn_op_def *def, const fattn_var *in, int n_in, const void *attr,
+                        bool computes) {
     if (!t || t->status || check_idle(t, "recording an op")) return (fattn_var){0};
     fattni_node *n;
     fattn_status s = new_node(t, def, in, n_in, attr, &n);
+    if (!s) n->computes = computes;
     if (!s) s = run_forward(t, n);
     if (fattni_tape_fail(t, s)) return (fattn_var){0};
     if (n->wants_backward) {
@@ -354,6 +379,14 @@ fattn_var fattn_op_custom(fattn_tape *t, const fattn_op_def *def, const fattn_va
         fattni_tape_block_give(t, n->saved);
     }
     return (fattn_var){n->first_out};
+}
+
+fattn_var fattn_op_custom(fattn_tape *t, const fattn_op_def *def, const fattn_var *in, int n_in, const void *attr) {
+    return record(t, def, in, n_in, attr, false);
+}
+
+fattn_var fattni_op_compute(fattn_tape *t, const fattn_op_def *def, const fattn_var *in, int n_in, const void *attr) {
+    return record(t, def, in, n_in, attr, true);
 }
 
 /* Whether in[i]'s gradient is out[0]'s (FATTN_OP_PASS_GRAD). */
@@ -408,7 +441,7 @@ static fattn_status run_back(fattn_tape *t, fattni_node *n) {
     c->d_out = n->d_out;
     c->d_in = n->d_in;
     c->d_in_fresh = n->fresh;
-    FATTNI_TRY(run(t, n, "backward", n->def.backward, c));
+    FATTNI_TRY(node_backward(t, n));
     for (int i = 0; i < c->n_in; ++i) {
         if (!n->apart[i]) continue;
         fattn_tensor total;

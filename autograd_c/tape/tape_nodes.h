@@ -73,12 +73,21 @@ typedef struct fattni_variable {
     fattni_cover cover;
 } fattni_variable;
 
+/* The call as an op sees it that computes 16-bit variables in F32 (tape_wide.c). */
+typedef struct fattni_wide {
+    fattn_op_call call;
+    fattn_tensor *in, *out, *d_out, *d_in; /* what call's const pointers point to */
+    uint8_t *fresh;
+} fattni_wide;
+
 typedef struct fattni_node {
     struct fattni_node *previous;
     fattn_op_def def;
     const int32_t *in; /* ids [n_in] */
     int32_t first_out; /* id of the first output */
     bool wants_backward;
+    bool computes;              /* recorded by fattni_op_compute */
+    fattni_wide *wide;          /* NULL: the op sees the tape's own tensors */
     fattni_tape_block *saved;   /* memory of call.saved; NULL when there is none */
     fattn_op_call call;         /* as forward saw it; backward fills the rest */
     fattn_tensor *d_out, *d_in; /* what call's const pointers point to */
@@ -115,6 +124,19 @@ int64_t fattni_before(const fattn_tensor *t);
 bool fattni_elements_overlap(const fattn_tensor *t);
 /* OK when no two elements of t share an address; else SHAPE with an error message that starts with who. */
 fattn_status fattni_check_layout(fattn_ctx *ctx, const char *who, const fattn_tensor *t);
+
+/* As fattn_op_custom, for an op whose code for the CPU is for F32 and F64 alone: with 16-bit variables it computes in
+   F32 there, and its infer sees both calls, first the tape's own. */
+fattn_var fattni_op_compute(fattn_tape *t, const fattn_op_def *def, const fattn_var *in, int n_in, const void *attr);
+/* After infer: whether n computes in F32. Then make, infer of wide->call, and plan. */
+bool fattni_is_wide(const fattni_node *n);
+fattn_status fattni_wide_make(fattni_node *n, fattni_arena *records);
+void fattni_wide_plan(fattni_node *n); /* sizes of both, in n->call */
+/* Around forward and backward of wide->call. */
+fattn_status fattni_wide_open_forward(fattni_node *n);
+fattn_status fattni_wide_close_forward(fattni_node *n);
+fattn_status fattni_wide_open_backward(fattni_node *n);
+fattn_status fattni_wide_close_backward(fattni_node *n);
 
 /* A block of at least `bytes`, a free one if possible, else from `from`. */
 fattn_status fattni_tape_block_take(fattn_tape *t, fattni_arena *from, size_t bytes, fattni_tape_block **out);

@@ -40,10 +40,10 @@ FATTN_API FATTN_CHECKED fattn_status fattn_tape_item(fattn_tape *t, fattn_var v,
 FATTN_API fattn_var fattn_input(fattn_tape *t, const fattn_tensor *x); /* no gradient; not copied */
 FATTN_API fattn_var fattn_use(fattn_tape *t, fattn_param *p);          /* gradient is added into p->grad */
 
-/* After a failure every op returns {0} and does nothing: check once, at backward. [..] = any
-   leading dimensions. Floating dtypes must agree unless stated otherwise. An id or a target out of
-   range is ARG on the CPU; on a GPU, where checking would need a synchronisation, its row or the loss
-   becomes NaN. */
+/* After a failure every op returns {0} and does nothing: check once, at backward. [..] = any leading dimensions.
+   Floating dtypes must agree unless stated otherwise: F64, F32, F16 or BF16. The last two are computed in F32 and
+   rounded once per result, on both devices; a 16-bit parameter may have an F32 gradient. An id or a target out of range
+   is ARG on the CPU; on a GPU, where checking would need a synchronisation, its row or the loss becomes NaN. */
 FATTN_API fattn_var fattn_op_linear(fattn_tape *t, fattn_var x, fattn_var w,
                                     fattn_var bias); /* x [..,K] w [N,K] bias [N] or {0}: x w^T + b */
 FATTN_API fattn_var fattn_op_matmul(fattn_tape *t, fattn_var a, fattn_var b, int trans_a,

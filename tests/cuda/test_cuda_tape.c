@@ -141,10 +141,10 @@ static fattn_var shapes(fattn_tape *t, const fattn_var *in, int n, void *user) {
 /* Softmax over rows of a warp, with masked elements and a masked row; sums and means. */
 static fattn_var reductions(fattn_tape *t, const fattn_var *in, int n, void *user) {
     (void)n, (void)user;
-    const fattn_var y = fattn_op_softmax(t, fattn_op_add(t, in[0], in[1]));                     /* [2,6,16] */
-    const fattn_var a = fattn_op_sum(t, fattn_op_mul(t, y, y), (const int[]){1}, 1, 1);         /* [2,1,16] */
-    const fattn_var b = fattn_op_mean(t, fattn_op_mul(t, y, in[0]), (const int[]){0, 2}, 2, 0); /* [6] */
-    const fattn_var c = fattn_op_mul(t, fattn_op_transpose(t, y, 1, 2), b);                     /* [2,16,6] */
+    const fattn_var y = fattn_op_scale(t, fattn_op_softmax(t, fattn_op_add(t, in[0], in[1])), 16); /* [2,6,16] */
+    const fattn_var a = fattn_op_sum(t, fattn_op_mul(t, y, y), (const int[]){1}, 1, 1);            /* [2,1,16] */
+    const fattn_var b = fattn_op_mean(t, fattn_op_mul(t, y, in[0]), (const int[]){0, 2}, 2, 0);    /* [6] */
+    const fattn_var c = fattn_op_mul(t, fattn_op_transpose(t, y, 1, 2), b);                        /* [2,16,6] */
     return fattn_op_swiglu(t, fattn_op_geglu(t, fattn_op_transpose(t, c, 1, 2), y), fattn_op_mul(t, y, a));
 }
 

@@ -185,10 +185,10 @@ static void every_op(fattn_dtype t, int64_t s, int64_t B, int64_t S) {
 
 Test(empty, ops) {
     for (int n = 0; n < STRIDES; ++n)
-        for (int wide = 0; wide < 2; ++wide) {
-            every_op(wide ? FATTN_F64 : FATTN_F32, strides[n], 2, 0);
-            every_op(wide ? FATTN_F64 : FATTN_F32, strides[n], 0, 3);
-            every_op(wide ? FATTN_F64 : FATTN_F32, strides[n], 0, 0);
+        for (fattn_dtype t = FATTN_F64; t <= FATTN_BF16; ++t) {
+            every_op(t, strides[n], 2, 0);
+            every_op(t, strides[n], 0, 3);
+            every_op(t, strides[n], 0, 0);
         }
 }
 

@@ -105,5 +105,5 @@ const fattn_op_def fattni_op_dropout = {.struct_size = sizeof(fattn_op_def),
                                         .backward = backward};
 
 fattn_var fattn_op_dropout(fattn_tape *t, fattn_var x, float p, fattn_rng rng, fattn_var step) {
-    return fattn_op_custom(t, &fattni_op_dropout, (fattn_var[]){x, step}, 2, &(fattni_dropout){.rng = rng, .p = p});
+    return fattni_op_compute(t, &fattni_op_dropout, (fattn_var[]){x, step}, 2, &(fattni_dropout){.rng = rng, .p = p});
 }

@@ -39,5 +39,5 @@ const fattn_op_def fattni_op_add = {.struct_size = sizeof(fattn_op_def),
                                     .backward = backward};
 
 fattn_var fattn_op_add(fattn_tape *t, fattn_var a, fattn_var b) {
-    return fattn_op_custom(t, &fattni_op_add, (fattn_var[]){a, b}, 2, NULL);
+    return fattni_op_compute(t, &fattni_op_add, (fattn_var[]){a, b}, 2, NULL);
 }

@@ -44,5 +44,5 @@ const fattn_op_def fattni_op_mul = {.struct_size = sizeof(fattn_op_def),
                                     .backward = backward};
 
 fattn_var fattn_op_mul(fattn_tape *t, fattn_var a, fattn_var b) {
-    return fattn_op_custom(t, &fattni_op_mul, (fattn_var[]){a, b}, 2, NULL);
+    return fattni_op_compute(t, &fattni_op_mul, (fattn_var[]){a, b}, 2, NULL);
 }

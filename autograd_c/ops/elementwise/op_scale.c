@@ -42,5 +42,5 @@ const fattn_op_def fattni_op_scale = {.struct_size = sizeof(fattn_op_def),
                                       .backward = backward};
 
 fattn_var fattn_op_scale(fattn_tape *t, fattn_var x, double factor) {
-    return fattn_op_custom(t, &fattni_op_scale, &x, 1, &factor);
+    return fattni_op_compute(t, &fattni_op_scale, &x, 1, &factor);
 }

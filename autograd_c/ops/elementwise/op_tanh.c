@@ -23,4 +23,4 @@ const fattn_op_def fattni_op_tanh = {.struct_size = sizeof(fattn_op_def),
                                      .forward = forward,
                                      .backward = backward};
 
-fattn_var fattn_op_tanh(fattn_tape *t, fattn_var x) { return fattn_op_custom(t, &fattni_op_tanh, &x, 1, NULL); }
+fattn_var fattn_op_tanh(fattn_tape *t, fattn_var x) { return fattni_op_compute(t, &fattni_op_tanh, &x, 1, NULL); }

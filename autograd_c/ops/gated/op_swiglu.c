@@ -23,5 +23,5 @@ const fattn_op_def fattni_op_swiglu = {.struct_size = sizeof(fattn_op_def),
                                        .backward = backward};
 
 fattn_var fattn_op_swiglu(fattn_tape *t, fattn_var gate, fattn_var up) {
-    return fattn_op_custom(t, &fattni_op_swiglu, (fattn_var[]){gate, up}, 2, NULL);
+    return fattni_op_compute(t, &fattni_op_swiglu, (fattn_var[]){gate, up}, 2, NULL);
 }

@@ -108,5 +108,5 @@ const fattn_op_def fattni_op_cross_entropy = {.struct_size = sizeof(fattn_op_def
                                               .backward = backward};
 
 fattn_var fattn_op_cross_entropy(fattn_tape *t, fattn_var logits, fattn_var target, int32_t ignore) {
-    return fattn_op_custom(t, &fattni_op_cross_entropy, (fattn_var[]){logits, target}, 2, &ignore);
+    return fattni_op_compute(t, &fattni_op_cross_entropy, (fattn_var[]){logits, target}, 2, &ignore);
 }

@@ -202,11 +202,11 @@ const fattn_op_def fattni_op_linear_cross_entropy = {.struct_size = sizeof(fattn
 
 fattn_var fattn_op_linear_cross_entropy(fattn_tape *t, fattn_var x, fattn_var w, fattn_var target, int32_t ignore) {
     const fattni_linear_loss attr = {.ignore = ignore, .all = 1};
-    return fattn_op_custom(t, &fattni_op_linear_cross_entropy, (fattn_var[]){x, w, target}, 3, &attr);
+    return fattni_op_compute(t, &fattni_op_linear_cross_entropy, (fattn_var[]){x, w, target}, 3, &attr);
 }
 
 fattn_var fattn_op_linear_cross_entropy_padded(fattn_tape *t, fattn_var x, fattn_var w, fattn_var target,
                                                int32_t ignore, int64_t classes) {
     const fattni_linear_loss attr = {.ignore = ignore, .classes = classes};
-    return fattn_op_custom(t, &fattni_op_linear_cross_entropy, (fattn_var[]){x, w, target}, 3, &attr);
+    return fattni_op_compute(t, &fattni_op_linear_cross_entropy, (fattn_var[]){x, w, target}, 3, &attr);
 }

@@ -81,5 +81,5 @@ const fattn_op_def fattni_op_linear = {.struct_size = sizeof(fattn_op_def),
                                        .backward = backward};
 
 fattn_var fattn_op_linear(fattn_tape *t, fattn_var x, fattn_var w, fattn_var bias) {
-    return fattn_op_custom(t, &fattni_op_linear, (fattn_var[]){x, w, bias}, 3, NULL);
+    return fattni_op_compute(t, &fattni_op_linear, (fattn_var[]){x, w, bias}, 3, NULL);
 }

@@ -76,5 +76,5 @@ const fattn_op_def fattni_op_matmul = {.struct_size = sizeof(fattn_op_def),
                                        .backward = backward};
 
 fattn_var fattn_op_matmul(fattn_tape *t, fattn_var a, fattn_var b, int trans_a, int trans_b) {
-    return fattn_op_custom(t, &fattni_op_matmul, (fattn_var[]){a, b}, 2, &(matmul){trans_a != 0, trans_b != 0});
+    return fattni_op_compute(t, &fattni_op_matmul, (fattn_var[]){a, b}, 2, &(matmul){trans_a != 0, trans_b != 0});
 }

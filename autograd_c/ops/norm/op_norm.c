@@ -132,9 +132,10 @@ const fattn_op_def fattni_op_rmsnorm = {.struct_size = sizeof(fattn_op_def),
                                         .backward = back_rmsnorm};
 
 fattn_var fattn_op_layernorm(fattn_tape *t, fattn_var x, fattn_var gain, fattn_var bias, float eps) {
-    return fattn_op_custom(t, &fattni_op_layernorm, (fattn_var[]){x, gain, bias}, 3, &(norm){.eps = eps, .centred = 1});
+    return fattni_op_compute(t, &fattni_op_layernorm, (fattn_var[]){x, gain, bias}, 3,
+                             &(norm){.eps = eps, .centred = 1});
 }
 
 fattn_var fattn_op_rmsnorm(fattn_tape *t, fattn_var x, fattn_var gain, float eps) {
-    return fattn_op_custom(t, &fattni_op_rmsnorm, (fattn_var[]){x, gain}, 2, &(norm){.eps = eps});
+    return fattni_op_compute(t, &fattni_op_rmsnorm, (fattn_var[]){x, gain}, 2, &(norm){.eps = eps});
 }

@@ -63,4 +63,4 @@ const fattn_op_def fattni_op_softmax = {.struct_size = sizeof(fattn_op_def),
                                         .forward = forward,
                                         .backward = backward};
 
-fattn_var fattn_op_softmax(fattn_tape *t, fattn_var x) { return fattn_op_custom(t, &fattni_op_softmax, &x, 1, NULL); }
+fattn_var fattn_op_softmax(fattn_tape *t, fattn_var x) { return fattni_op_compute(t, &fattni_op_softmax, &x, 1, NULL); }

@@ -106,7 +106,7 @@ static fattn_var record(fattn_tape *t, const fattn_op_def *def, fattn_var x, con
                            FATTN_MAX_DIMS);
     if (fattni_tape_fail(t, s)) return (fattn_var){0};
     for (int i = 0; i < n; ++i) a.dim[i] = dims[i];
-    return fattn_op_custom(t, def, &x, 1, &a);
+    return fattni_op_compute(t, def, &x, 1, &a);
 }
 
 fattn_var fattn_op_sum(fattn_tape *t, fattn_var x, const int *dims, int n, int keep) {

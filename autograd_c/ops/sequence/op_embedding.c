@@ -123,5 +123,5 @@ const fattn_op_def fattni_op_embedding = {.struct_size = sizeof(fattn_op_def),
                                           .backward = backward};
 
 fattn_var fattn_op_embedding(fattn_tape *t, fattn_var table, fattn_var ids) {
-    return fattn_op_custom(t, &fattni_op_embedding, (fattn_var[]){table, ids}, 2, NULL);
+    return fattni_op_compute(t, &fattni_op_embedding, (fattn_var[]){table, ids}, 2, NULL);
 }

@@ -90,5 +90,5 @@ const fattn_op_def fattni_op_rope = {.struct_size = sizeof(fattn_op_def),
                                      .backward = backward};
 
 fattn_var fattn_op_rope(fattn_tape *t, fattn_var x, float base, int64_t position) {
-    return fattn_op_custom(t, &fattni_op_rope, &x, 1, &(rope){.position = position, .base = base});
+    return fattni_op_compute(t, &fattni_op_rope, &x, 1, &(rope){.position = position, .base = base});
 }
