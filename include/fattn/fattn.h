@@ -1,4 +1,4 @@
-/* fattn/fattn.h - everything but fixture.h (HDF5, libfattn_fixture) and dlpack.h (opt-in). */
+/* fattn/fattn.h - everything but fixture.h and checkpoint.h (HDF5, libfattn_fixture) and dlpack.h (opt-in). */
 #ifndef FATTN_FATTN_H
 #define FATTN_FATTN_H
 

@@ -1,5 +1,6 @@
 /* The tape on the device: the recorded cases of every op and of whole blocks; gradients against central
    differences taken on the device; AdamW and a training run against the CPU. */
+#define _XOPEN_SOURCE 700 /* mkstemp */
 #include "device.h"
 #include "extremes.h"
 #include "op_graphs.h"
@@ -7,11 +8,13 @@
 #include <criterion/criterion.h>
 #include <cuda_runtime_api.h>
 #include <fattn/check.h>
+#include <fattn/checkpoint.h>
 #include <fattn/optim.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 typedef struct pair {
     fattn_ctx *gpu, *cpu;
@@ -803,6 +806,46 @@ Test(cuda_tape, sgd) {
             }
         }
     }
+    pair_free(&p);
+}
+
+/* A run on one device goes on on the other: values, masters and moments arrive bitwise. */
+Test(cuda_tape, checkpoints_are_the_same_on_both) {
+    static const fattn_dtype types[] = {FATTN_F64, FATTN_F32, FATTN_BF16};
+    char name[] = "/tmp/fattn-cuda-checkpoint-XXXXXX";
+    pair p = pair_or_skip(0);
+    const int file = mkstemp(name);
+    cr_assert_geq(file, 0);
+    for (int n = 0; n < 3; ++n) {
+        run from, to;
+        run_start(&from, p.gpu, types[n]);
+        run_start(&to, p.cpu, types[n]);
+        for (int step = 0; step < 2; ++step) train_step(&from, step);
+        fattn_checkpoint c = {
+            .struct_size = sizeof c, .n = PARAMS, .params = from.list, .adamw = from.adamw, .step = 2};
+        static const char *const names[PARAMS] = {"embedding", "qkv", "out", "norm"};
+        for (int i = 0; i < PARAMS; ++i) from.p[i].name = to.p[i].name = names[i];
+        MUST(p.gpu, fattn_checkpoint_save(p.gpu, name, &c));
+        c.params = to.list, c.adamw = to.adamw, c.step = 0;
+        MUST(p.cpu, fattn_checkpoint_load(p.cpu, name, &c));
+        cr_assert_eq(c.step, 2);
+        cr_assert_eq(distance(&p, &from, &to), 0);
+        fattn_tensor m, v;
+        MUST(p.gpu, fattn_adamw_state(from.adamw, 1, FATTN_ADAM_M, &m));
+        MUST(p.cpu, fattn_adamw_state(to.adamw, 1, FATTN_ADAM_M, &v));
+        fattn_tensor got = to_host(&p, &v), want = to_host(&p, &m);
+        cr_assert(memcmp(got.data, want.data, (size_t)fattn_tensor_numel(&got) * sizeof(double)) == 0);
+        fattn_tensor_free(p.cpu, &got);
+        fattn_tensor_free(p.cpu, &want);
+        MUST(p.cpu, fattn_checkpoint_save(p.cpu, name, &c)); /* and back */
+        c.params = from.list, c.adamw = from.adamw;
+        MUST(p.gpu, fattn_checkpoint_load(p.gpu, name, &c));
+        cr_assert_eq(distance(&p, &from, &to), 0);
+        run_end(&from);
+        run_end(&to);
+    }
+    close(file);
+    unlink(name);
     pair_free(&p);
 }
 

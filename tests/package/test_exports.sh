@@ -25,14 +25,14 @@ compare() { # what, expected file, got file
 }
 
 declared fattn.h > "$work/core"
-declared fattn.h fixture.h | comm -13 "$work/core" - > "$work/fixture"
+declared fattn.h fixture.h checkpoint.h | comm -13 "$work/core" - > "$work/fixture"
 cat "$work/core" "$work/fixture" > "$work/all"
 compare 'tests/golden/exports.txt against the headers (meant? then change the file, too)' \
     "$FATTN_SOURCE/tests/golden/exports.txt" "$work/all"
 exported "$FATTN_BUILD/lib/libfattn.so" > "$work/libfattn"
 compare 'libfattn.so against the headers' "$work/core" "$work/libfattn"
 exported "$FATTN_BUILD/lib/libfattn_fixture.so" > "$work/libfattn_fixture"
-compare 'libfattn_fixture.so against fixture.h' "$work/fixture" "$work/libfattn_fixture"
+compare 'libfattn_fixture.so against fixture.h and checkpoint.h' "$work/fixture" "$work/libfattn_fixture"
 
 for library in hdf5 criterion; do
     if readelf -d "$FATTN_BUILD/lib/libfattn.so" | grep "NEEDED.*$library"; then

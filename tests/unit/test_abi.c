@@ -3,6 +3,7 @@
    before. */
 #include <criterion/criterion.h>
 #include <fattn/fattn.h>
+#include <fattn/checkpoint.h>
 #include <fattn/fixture.h>
 
 #include <stdio.h>
@@ -200,6 +201,14 @@ static void tape_types(void) {
     FIELD(fattn_sgd_options, max_grad_norm);
     FIELD(fattn_sgd_options, nesterov);
     END(fattn_sgd_options);
+    STRUCT(fattn_checkpoint);
+    FIELD(fattn_checkpoint, struct_size);
+    FIELD(fattn_checkpoint, n);
+    FIELD(fattn_checkpoint, params);
+    FIELD(fattn_checkpoint, adamw);
+    FIELD(fattn_checkpoint, sgd);
+    FIELD(fattn_checkpoint, step);
+    END(fattn_checkpoint);
     STRUCT(fattn_schedule);
     FIELD(fattn_schedule, struct_size);
     FIELD(fattn_schedule, kind);
@@ -301,6 +310,12 @@ static void constants(void) {
     CONSTANT(FATTN_ADAM_M);
     CONSTANT(FATTN_ADAM_V);
     CONSTANT(FATTN_ADAM_MASTER);
+    CONSTANT(FATTN_SGD_MOMENTUM);
+    CONSTANT(FATTN_SGD_MASTER);
+    CONSTANT(FATTN_SCHEDULE_CONSTANT);
+    CONSTANT(FATTN_SCHEDULE_COSINE);
+    CONSTANT(FATTN_SCHEDULE_LINEAR);
+    CONSTANT(FATTN_SCHEDULE_WSD);
     CONSTANT(FATTN_FIXTURE_SCHEMA);
     CONSTANT(FATTN_FIXTURE_GRADIENTS);
 }
@@ -341,8 +356,8 @@ Test(abi, equals_the_golden_file) {
     tape_types();
     fixture_types();
     constants();
-    static const char *const headers[] = {"base.h", "context.h", "tensor.h", "attention.h",
-                                          "tape.h", "optim.h",   "check.h",  "fixture.h"};
+    static const char *const headers[] = {"base.h",  "context.h", "tensor.h",  "attention.h", "tape.h",
+                                          "optim.h", "check.h",   "fixture.h", "checkpoint.h"};
     for (size_t n = 0; n < sizeof headers / sizeof *headers; ++n) every_struct_is_listed(headers[n]);
 
     FILE *f = fopen(FATTN_BUILD "/abi.txt", "w");
