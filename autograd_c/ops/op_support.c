@@ -13,6 +13,9 @@ fattn_status fattni_check_real(const fattn_op_call *c, const char *op, const cha
     const fattn_tensor *t = &c->in[i];
     if (fattni_absent(t)) return absent(c, op, name);
     const bool narrow = t->dtype == FATTN_F16 || t->dtype == FATTN_BF16;
+    if (narrow && c->ctx->device == FATTN_CPU && !(c->flags & FATTN_OP_F32_ON_CPU))
+        return fattn_ctx_fail(c->ctx, FATTN_E_UNSUPPORTED, "%s: %s is %s; on the CPU this op takes f32 and f64", op,
+                              name, dtype_of(t));
     if (!narrow && t->dtype != FATTN_F32 && t->dtype != FATTN_F64)
         return fattn_ctx_fail(c->ctx, FATTN_E_DTYPE, "%s: %s is %s, not a floating type", op, name, dtype_of(t));
     if (t->dtype != c->in[0].dtype)

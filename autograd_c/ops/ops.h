@@ -1,16 +1,15 @@
 /* The built-in ops: one const fattn_op_def each, recorded like any other op.
 
-   On the CPU their loops are for F32 and F64. Those that compute are recorded by fattni_op_compute, which gives them
-   16-bit variables in F32 and rounds what they give; views, copies and attention take every type themselves. On a GPU
-   they take all four, and compute 16-bit types in float. Row ops (norms, softmax, rope, embedding, losses) need rows
-   whose elements are contiguous, as those of every variable made by an op are; the others take any strides. Work is
-   split by shape alone, so bits do not depend on the number of threads.
+   On the CPU their loops are for F32 and F64. The tape gives those that compute (FATTN_OP_F32_ON_CPU) 16-bit variables
+   in F32 and rounds what they write; views, copies and attention take every type themselves. On a GPU they take all
+   four, and compute 16-bit types in float. Row ops (norms, softmax, rope, embedding, losses) need rows whose elements
+   are contiguous, as those of every variable made by an op are; the others take any strides. Work is split by shape
+   alone, so bits do not depend on the number of threads.
    Code for both types is in op_<name>.inc, which for_each_real.inc includes once for each. */
 #ifndef FATTNI_AUTOGRAD_OPS_OPS_H
 #define FATTNI_AUTOGRAD_OPS_OPS_H
 
 #include "autograd_c/ops/op_device.h"
-#include "autograd_c/tape/tape_nodes.h"
 #include "core/tensor/rows.h"
 
 extern const fattn_op_def fattni_op_linear, fattni_op_matmul, fattni_op_add, fattni_op_mul, fattni_op_gelu,

@@ -192,7 +192,7 @@ static fattn_status check_def(fattn_ctx *ctx, const fattn_op_def *def, const fat
     FATTNI_TRY(fattni_take_struct(ctx, "fattn_op_def", def, known, sizeof *known));
     if (!known->name) known->name = "op";
     if (!known->infer) return fattn_ctx_fail(ctx, FATTN_E_ARG, "%s: infer is NULL", known->name);
-    if (known->flags & ~(uint32_t)(FATTN_OP_MAY_VIEW | FATTN_OP_PASS_GRAD))
+    if (known->flags & ~(uint32_t)(FATTN_OP_MAY_VIEW | FATTN_OP_PASS_GRAD | FATTN_OP_F32_ON_CPU))
         return fattn_ctx_fail(ctx, FATTN_E_ARG, "%s: unknown flags 0x%x", known->name, known->flags);
     if (known->n_out < 1 || known->n_out > MAX_OPERANDS || n_in < 0 || n_in > MAX_OPERANDS)
         return fattn_ctx_fail(ctx, FATTN_E_ARG, "%s: %d inputs (must be 0..%d), %d outputs (must be 1..%d)",
@@ -240,6 +240,7 @@ static fattn_status new_node(fattn_tape *t, const fattn_op_def *def, const fattn
         values[ni + o] = (fattn_tensor){.device = (int32_t)t->ctx->device, .device_id = t->ctx->device_id};
     n->call = (fattn_op_call){
         .struct_size = sizeof n->call,
+        .flags = known.flags,
         .ctx = t->ctx,
         .attr = copy,
         .in = values,
@@ -365,12 +366,10 @@ static fattn_status run_forward(fattn_tape *t, fattni_node *n) {
     return s;
 }
 
-static fattn_var record(fattn_tape *t, const fattn_op_def *def, const fattn_var *in, int n_in, const void *attr,
-                        bool computes) {
+fattn_var fattn_op_custom(fattn_tape *t, const fattn_op_def *def, const fattn_var *in, int n_in, const void *attr) {
     if (!t || t->status || check_idle(t, "recording an op")) return (fattn_var){0};
     fattni_node *n;
     fattn_status s = new_node(t, def, in, n_in, attr, &n);
-    if (!s) n->computes = computes;
     if (!s) s = run_forward(t, n);
     if (fattni_tape_fail(t, s)) return (fattn_var){0};
     if (n->wants_backward) {
@@ -379,14 +378,6 @@ static fattn_var record(fattn_tape *t, const fattn_op_def *def, const fattn_var 
         fattni_tape_block_give(t, n->saved);
     }
     return (fattn_var){n->first_out};
-}
-
-fattn_var fattn_op_custom(fattn_tape *t, const fattn_op_def *def, const fattn_var *in, int n_in, const void *attr) {
-    return record(t, def, in, n_in, attr, false);
-}
-
-fattn_var fattni_op_compute(fattn_tape *t, const fattn_op_def *def, const fattn_var *in, int n_in, const void *attr) {
-    return record(t, def, in, n_in, attr, true);
 }
 
 /* Whether in[i]'s gradient is out[0]'s (FATTN_OP_PASS_GRAD). */

@@ -86,7 +86,6 @@ typedef struct fattni_node {
     const int32_t *in; /* ids [n_in] */
     int32_t first_out; /* id of the first output */
     bool wants_backward;
-    bool computes;              /* recorded by fattni_op_compute */
     fattni_wide *wide;          /* NULL: the op sees the tape's own tensors */
     fattni_tape_block *saved;   /* memory of call.saved; NULL when there is none */
     fattn_op_call call;         /* as forward saw it; backward fills the rest */
@@ -125,9 +124,6 @@ bool fattni_elements_overlap(const fattn_tensor *t);
 /* OK when no two elements of t share an address; else SHAPE with an error message that starts with who. */
 fattn_status fattni_check_layout(fattn_ctx *ctx, const char *who, const fattn_tensor *t);
 
-/* As fattn_op_custom, for an op whose code for the CPU is for F32 and F64 alone: with 16-bit variables it computes in
-   F32 there, and its infer sees both calls, first the tape's own. */
-fattn_var fattni_op_compute(fattn_tape *t, const fattn_op_def *def, const fattn_var *in, int n_in, const void *attr);
 /* After infer: whether n computes in F32. Then make, infer of wide->call, and plan. */
 bool fattni_is_wide(const fattni_node *n);
 fattn_status fattni_wide_make(fattni_node *n, fattni_arena *records);

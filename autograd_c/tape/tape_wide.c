@@ -1,6 +1,6 @@
-/* 16-bit variables on the CPU. An op recorded by fattni_op_compute gets F32 copies of them, row-major in the workspace,
-   and its F32 results are rounded once when they are stored. Integers, F32 losses and F32 gradients of 16-bit
-   parameters are the tape's own tensors. What the op saves is in F32. */
+/* 16-bit variables on the CPU. Ops with FATTN_OP_F32_ON_CPU get F32 copies of them, row-major in the workspace, and
+   their F32 results are rounded once when they are stored. Integers, F32 losses and F32 gradients of 16-bit
+   parameters are the tape's own tensors. What an op saves is in F32. */
 #include "autograd_c/ops/ops.h"
 #include "autograd_c/tape/tape_nodes.h"
 
@@ -11,7 +11,7 @@ bool fattni_is_wide(const fattni_node *n) {
     bool narrow = false, views = false;
     for (int i = 0; i < c->n_in; ++i) narrow = narrow || is_narrow(&c->in[i]);
     for (int o = 0; o < c->n_out; ++o) views = views || c->out[o].data;
-    return n->computes && c->ctx->device == FATTN_CPU && narrow && !views;
+    return c->flags & FATTN_OP_F32_ON_CPU && c->ctx->device == FATTN_CPU && narrow && !views;
 }
 
 /* t, or a place for it in F32 in the workspace; `at` NULL: none yet. */

@@ -120,7 +120,7 @@ FATTN_API fattn_var fattn_op_linear_cross_entropy_padded(fattn_tape *t, fattn_va
    other tapes and read values of this one, but not record on it, reset it, run its backward or destroy
    it: STATE. */
 typedef struct fattn_op_call {
-    uint32_t struct_size, reserved;
+    uint32_t struct_size, flags; /* flags: those of the op's def */
     fattn_ctx *ctx;
     const void *attr;
     const fattn_tensor *in; /* absent optional input: ndim 0, dtype 0, data NULL */
@@ -140,10 +140,14 @@ typedef struct fattn_op_call {
     const uint8_t *wanted; /* per input, from infer on, 1: backward must compute its gradient */
 } fattn_op_call;
 enum {
-    FATTN_OP_MAY_VIEW = 1u << 0, /* an op with a forward may also return views */
-    FATTN_OP_PASS_GRAD = 1u << 1 /* out[0]'s gradient is also that of each input of its shape and dtype:
-                                    the tape passes it on, if possible without a copy, and backward
-                                    gets d_in[i].data NULL for them */
+    FATTN_OP_MAY_VIEW = 1u << 0,  /* an op with a forward may also return views */
+    FATTN_OP_PASS_GRAD = 1u << 1, /* out[0]'s gradient is also that of each input of its shape and dtype:
+                                     the tape passes it on, if possible without a copy, and backward
+                                     gets d_in[i].data NULL for them */
+    FATTN_OP_F32_ON_CPU = 1u << 2 /* on the CPU the op has no code for F16 and BF16: with such inputs and no output that
+                                     is a view, infer is called for the tape's tensors, which decides the outputs'
+                                     dtypes, and then, as are forward and backward, with row-major F32 copies in place
+                                     of 16-bit tensors; what these write is rounded once */
 };
 typedef struct fattn_op_def {
     uint32_t struct_size, attr_size; /* attr_size bytes of attr are copied onto the tape */

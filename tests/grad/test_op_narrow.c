@@ -1,5 +1,6 @@
 /* BF16 and F16 on the CPU: every op computes in F32 and rounds once, so its results are those of F32 on the same
    numbers, rounded; gradients in F32 are those of F32. */
+#include "autograd_c/ops/ops.h"
 #include "core/tensor/numeric.h"
 
 #include <criterion/criterion.h>
@@ -241,4 +242,103 @@ Test(narrow, dtypes_must_agree) {
     fattn_op_add(tape, fattn_input(tape, &a), fattn_input(tape, &b));
     cr_assert_eq(fattn_tape_status(tape), FATTN_E_DTYPE);
     cr_assert(strstr(fattn_ctx_error(ctx), "add: b is f32, but the first input is bf16"), "%s", fattn_ctx_error(ctx));
+}
+
+/* A built-in op whose def lacks FATTN_OP_F32_ON_CPU says so instead of reading 16 bits as 32. */
+Test(narrow, without_the_flag) {
+    uint16_t x[4] = {0};
+    const fattn_tensor a = fattn_tensor_view(x, FATTN_F16, FATTN_CPU, 0, 1, (const int64_t[]){4});
+    fattn_op_def copy = fattni_op_gelu;
+    copy.flags = 0;
+    const fattn_var in = fattn_input(tape, &a);
+    fattn_op_custom(tape, &copy, &in, 1, NULL);
+    cr_assert_eq(fattn_tape_status(tape), FATTN_E_UNSUPPORTED);
+    cr_assert(strstr(fattn_ctx_error(ctx), "gelu: x is f16; on the CPU this op takes f32 and f64"), "%s",
+              fattn_ctx_error(ctx));
+}
+
+/* y = x x^T of a user's op, whose code is for F32 alone; x^T is saved. */
+static fattn_status gram_infer(fattn_op_call *c) {
+    const fattn_tensor *const x = &c->in[0];
+    const int64_t n = x->shape[0];
+    c->out[0].ndim = 2, c->out[0].dtype = x->dtype;
+    c->out[0].shape[0] = c->out[0].shape[1] = n;
+    c->saved_bytes = (size_t)(fattn_tensor_numel(x) * (int64_t)fattn_dtype_size((fattn_dtype)x->dtype));
+    return FATTN_OK;
+}
+static fattn_status gram_forward(fattn_op_call *c) {
+    const int64_t n = c->in[0].shape[0], k = c->in[0].shape[1];
+    const float *const x = c->in[0].data;
+    float *const y = c->out[0].data, *const saved = c->saved;
+    if (c->in[0].dtype != FATTN_F32 || c->out[0].dtype != FATTN_F32 || c->saved_bytes != (size_t)(n * k) * sizeof *x ||
+        c->in[0].stride[0] != k || c->in[0].stride[1] != 1)
+        return fattn_ctx_fail(c->ctx, FATTN_E_DTYPE, "gram: not row-major f32");
+    for (int64_t i = 0; i < n * k; ++i) saved[i % k * n + i / k] = x[i];
+    for (int64_t i = 0; i < n * n; ++i) {
+        y[i] = 0;
+        for (int64_t e = 0; e < k; ++e) y[i] += x[i / n * k + e] * saved[e * n + i % n];
+    }
+    return FATTN_OK;
+}
+static fattn_status gram_backward(fattn_op_call *c) {
+    const int64_t n = c->in[0].shape[0], k = c->in[0].shape[1];
+    const float *const dy = c->d_out[0].data, *const saved = c->saved;
+    float *const dx = c->d_in[0].data;
+    if (c->d_in[0].dtype != FATTN_F32 || c->d_out[0].dtype != FATTN_F32)
+        return fattn_ctx_fail(c->ctx, FATTN_E_DTYPE, "gram: gradients are not f32");
+    for (int64_t i = 0; i < n * k; ++i) {
+        float sum = c->d_in_fresh[0] ? 0 : dx[i];
+        for (int64_t j = 0; j < n; ++j) sum += (dy[i / k * n + j] + dy[j * n + i / k]) * saved[i % k * n + j];
+        dx[i] = sum;
+    }
+    return FATTN_OK;
+}
+
+/* The flag serves a user's op as it does the built-in ones, on an x that is not row-major, too. All numbers are
+   multiples of 1/4 of at most 8 bits, and their sums are exact in F32: results are exact, rounded to x's dtype. */
+Test(narrow, a_custom_op) {
+    enum { N = 5, K = 7 };
+    static const fattn_dtype types[] = {FATTN_F32, FATTN_BF16, FATTN_F16};
+    const fattn_op_def gram = {.struct_size = sizeof gram,
+                               .n_out = 1,
+                               .flags = FATTN_OP_F32_ON_CPU,
+                               .name = "gram",
+                               .infer = gram_infer,
+                               .forward = gram_forward,
+                               .backward = gram_backward};
+    for (int n = 0; n < 6; ++n) {
+        const fattn_dtype type = types[n / 2], grad = n % 2 ? FATTN_F32 : type;
+        float x[K * N]; /* [K,N]: the op gets its transpose */
+        double cells[K * N], d_cells[K * N];
+        fattn_param p = {.value = fattn_tensor_view(cells, type, FATTN_CPU, 0, 2, (const int64_t[]){K, N}),
+                         .grad = fattn_tensor_view(d_cells, grad, FATTN_CPU, 0, 2, (const int64_t[]){K, N})};
+        for (int e = 0; e < K * N; ++e) {
+            x[e] = (float)(e * 11 % 17 - 8) / 4;
+            fattni_store(cells, (int32_t)type, e, (double)x[e]);
+            fattni_store(d_cells, (int32_t)grad, e, 0);
+        }
+        fattn_tape_reset(tape);
+        fattn_var v = fattn_op_transpose(tape, fattn_use(tape, &p), 0, 1);
+        fattn_tensor y;
+        if (type == FATTN_F32) v = fattn_op_cast(tape, v, FATTN_F32); /* as the header says: strides are the op's */
+        v = fattn_op_custom(tape, &gram, &v, 1, NULL);
+        MUST(fattn_tape_value(tape, v, &y));
+        cr_assert_eq(y.dtype, (int32_t)type);
+        for (int i = 0; i < N * N; ++i) {
+            double sum = 0;
+            for (int e = 0; e < K; ++e) sum += (double)x[e * N + i / N] * (double)x[e * N + i % N];
+            cr_assert_eq(fattni_load(y.data, y.dtype, i), rounded(sum, type), "%s, y[%d]", fattn_dtype_name(type), i);
+        }
+        MUST(fattn_tape_backward(tape, fattn_op_custom(tape, &weigh, &v, 1, NULL)));
+        for (int e = 0; e < K * N; ++e) {
+            double sum = 0;
+            const int i = e % N;
+            for (int j = 0; j < N; ++j)
+                sum += (double)((i * N + j) * 5 % 13 - 6 + (j * N + i) * 5 % 13 - 6) / 4 * (double)x[e / N * N + j];
+            const double got = fattni_load(d_cells, (int32_t)grad, e);
+            /* with a 16-bit gradient the view's gradient is p's: one rounding; with F32 none */
+            cr_assert_eq(got, rounded(sum, grad), "%s, gradient in %s [%d]: %g, not %g", fattn_dtype_name(type),
+                         fattn_dtype_name(grad), e, got, sum);
+        }
+    }
 }

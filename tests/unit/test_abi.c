@@ -159,7 +159,7 @@ static void tape_types(void) {
     END(fattn_attention_vars);
     STRUCT(fattn_op_call);
     FIELD(fattn_op_call, struct_size);
-    FIELD(fattn_op_call, reserved);
+    FIELD(fattn_op_call, flags);
     FIELD(fattn_op_call, ctx);
     FIELD(fattn_op_call, attr);
     FIELD(fattn_op_call, in);

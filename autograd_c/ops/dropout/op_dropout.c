@@ -98,12 +98,12 @@ static fattn_status backward(fattn_op_call *c) {
 const fattn_op_def fattni_op_dropout = {.struct_size = sizeof(fattn_op_def),
                                         .attr_size = sizeof(fattni_dropout),
                                         .n_out = 1,
-                                        .flags = FATTN_OP_MAY_VIEW,
+                                        .flags = FATTN_OP_MAY_VIEW | FATTN_OP_F32_ON_CPU,
                                         .name = "dropout",
                                         .infer = infer,
                                         .forward = forward,
                                         .backward = backward};
 
 fattn_var fattn_op_dropout(fattn_tape *t, fattn_var x, float p, fattn_rng rng, fattn_var step) {
-    return fattni_op_compute(t, &fattni_op_dropout, (fattn_var[]){x, step}, 2, &(fattni_dropout){.rng = rng, .p = p});
+    return fattn_op_custom(t, &fattni_op_dropout, (fattn_var[]){x, step}, 2, &(fattni_dropout){.rng = rng, .p = p});
 }

@@ -18,9 +18,10 @@ static fattn_status backward(fattn_op_call *c) { return fattni_unary_backward(c,
 
 const fattn_op_def fattni_op_gelu = {.struct_size = sizeof(fattn_op_def),
                                      .n_out = 1,
+                                     .flags = FATTN_OP_F32_ON_CPU,
                                      .name = "gelu",
                                      .infer = infer,
                                      .forward = forward,
                                      .backward = backward};
 
-fattn_var fattn_op_gelu(fattn_tape *t, fattn_var x) { return fattni_op_compute(t, &fattni_op_gelu, &x, 1, NULL); }
+fattn_var fattn_op_gelu(fattn_tape *t, fattn_var x) { return fattn_op_custom(t, &fattni_op_gelu, &x, 1, NULL); }

@@ -38,11 +38,12 @@ static fattn_status backward(fattn_op_call *c) {
 
 const fattn_op_def fattni_op_mul = {.struct_size = sizeof(fattn_op_def),
                                     .n_out = 1,
+                                    .flags = FATTN_OP_F32_ON_CPU,
                                     .name = "mul",
                                     .infer = infer,
                                     .forward = forward,
                                     .backward = backward};
 
 fattn_var fattn_op_mul(fattn_tape *t, fattn_var a, fattn_var b) {
-    return fattni_op_compute(t, &fattni_op_mul, (fattn_var[]){a, b}, 2, NULL);
+    return fattn_op_custom(t, &fattni_op_mul, (fattn_var[]){a, b}, 2, NULL);
 }

@@ -36,11 +36,12 @@ static fattn_status backward(fattn_op_call *c) {
 const fattn_op_def fattni_op_scale = {.struct_size = sizeof(fattn_op_def),
                                       .attr_size = sizeof(double),
                                       .n_out = 1,
+                                      .flags = FATTN_OP_F32_ON_CPU,
                                       .name = "scale",
                                       .infer = infer,
                                       .forward = forward,
                                       .backward = backward};
 
 fattn_var fattn_op_scale(fattn_tape *t, fattn_var x, double factor) {
-    return fattni_op_compute(t, &fattni_op_scale, &x, 1, &factor);
+    return fattn_op_custom(t, &fattni_op_scale, &x, 1, &factor);
 }

@@ -17,11 +17,12 @@ static fattn_status backward(fattn_op_call *c) { return fattni_gate_backward(c, 
 
 const fattn_op_def fattni_op_geglu = {.struct_size = sizeof(fattn_op_def),
                                       .n_out = 1,
+                                      .flags = FATTN_OP_F32_ON_CPU,
                                       .name = "geglu",
                                       .infer = infer,
                                       .forward = forward,
                                       .backward = backward};
 
 fattn_var fattn_op_geglu(fattn_tape *t, fattn_var gate, fattn_var up) {
-    return fattni_op_compute(t, &fattni_op_geglu, (fattn_var[]){gate, up}, 2, NULL);
+    return fattn_op_custom(t, &fattni_op_geglu, (fattn_var[]){gate, up}, 2, NULL);
 }

@@ -102,11 +102,12 @@ static fattn_status backward(fattn_op_call *c) {
 const fattn_op_def fattni_op_cross_entropy = {.struct_size = sizeof(fattn_op_def),
                                               .attr_size = sizeof(int32_t),
                                               .n_out = 1,
+                                              .flags = FATTN_OP_F32_ON_CPU,
                                               .name = "cross_entropy",
                                               .infer = infer,
                                               .forward = forward,
                                               .backward = backward};
 
 fattn_var fattn_op_cross_entropy(fattn_tape *t, fattn_var logits, fattn_var target, int32_t ignore) {
-    return fattni_op_compute(t, &fattni_op_cross_entropy, (fattn_var[]){logits, target}, 2, &ignore);
+    return fattn_op_custom(t, &fattni_op_cross_entropy, (fattn_var[]){logits, target}, 2, &ignore);
 }

@@ -195,6 +195,7 @@ static fattn_status backward(fattn_op_call *c) {
 const fattn_op_def fattni_op_linear_cross_entropy = {.struct_size = sizeof(fattn_op_def),
                                                      .attr_size = sizeof(fattni_linear_loss),
                                                      .n_out = 1,
+                                                     .flags = FATTN_OP_F32_ON_CPU,
                                                      .name = "linear_cross_entropy",
                                                      .infer = infer,
                                                      .forward = forward,
@@ -202,11 +203,11 @@ const fattn_op_def fattni_op_linear_cross_entropy = {.struct_size = sizeof(fattn
 
 fattn_var fattn_op_linear_cross_entropy(fattn_tape *t, fattn_var x, fattn_var w, fattn_var target, int32_t ignore) {
     const fattni_linear_loss attr = {.ignore = ignore, .all = 1};
-    return fattni_op_compute(t, &fattni_op_linear_cross_entropy, (fattn_var[]){x, w, target}, 3, &attr);
+    return fattn_op_custom(t, &fattni_op_linear_cross_entropy, (fattn_var[]){x, w, target}, 3, &attr);
 }
 
 fattn_var fattn_op_linear_cross_entropy_padded(fattn_tape *t, fattn_var x, fattn_var w, fattn_var target,
                                                int32_t ignore, int64_t classes) {
     const fattni_linear_loss attr = {.ignore = ignore, .classes = classes};
-    return fattni_op_compute(t, &fattni_op_linear_cross_entropy, (fattn_var[]){x, w, target}, 3, &attr);
+    return fattn_op_custom(t, &fattni_op_linear_cross_entropy, (fattn_var[]){x, w, target}, 3, &attr);
 }

@@ -75,11 +75,12 @@ static fattn_status backward(fattn_op_call *c) {
 
 const fattn_op_def fattni_op_linear = {.struct_size = sizeof(fattn_op_def),
                                        .n_out = 1,
+                                       .flags = FATTN_OP_F32_ON_CPU,
                                        .name = "linear",
                                        .infer = infer,
                                        .forward = forward,
                                        .backward = backward};
 
 fattn_var fattn_op_linear(fattn_tape *t, fattn_var x, fattn_var w, fattn_var bias) {
-    return fattni_op_compute(t, &fattni_op_linear, (fattn_var[]){x, w, bias}, 3, NULL);
+    return fattn_op_custom(t, &fattni_op_linear, (fattn_var[]){x, w, bias}, 3, NULL);
 }

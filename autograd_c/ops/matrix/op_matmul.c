@@ -70,11 +70,12 @@ static fattn_status backward(fattn_op_call *c) {
 const fattn_op_def fattni_op_matmul = {.struct_size = sizeof(fattn_op_def),
                                        .attr_size = sizeof(matmul),
                                        .n_out = 1,
+                                       .flags = FATTN_OP_F32_ON_CPU,
                                        .name = "matmul",
                                        .infer = infer,
                                        .forward = forward,
                                        .backward = backward};
 
 fattn_var fattn_op_matmul(fattn_tape *t, fattn_var a, fattn_var b, int trans_a, int trans_b) {
-    return fattni_op_compute(t, &fattni_op_matmul, (fattn_var[]){a, b}, 2, &(matmul){trans_a != 0, trans_b != 0});
+    return fattn_op_custom(t, &fattni_op_matmul, (fattn_var[]){a, b}, 2, &(matmul){trans_a != 0, trans_b != 0});
 }

@@ -119,6 +119,7 @@ static fattn_status back_rmsnorm(fattn_op_call *c) { return backward_as(c, "rmsn
 const fattn_op_def fattni_op_layernorm = {.struct_size = sizeof(fattn_op_def),
                                           .attr_size = sizeof(norm),
                                           .n_out = 1,
+                                          .flags = FATTN_OP_F32_ON_CPU,
                                           .name = "layernorm",
                                           .infer = infer_layernorm,
                                           .forward = forward,
@@ -126,16 +127,16 @@ const fattn_op_def fattni_op_layernorm = {.struct_size = sizeof(fattn_op_def),
 const fattn_op_def fattni_op_rmsnorm = {.struct_size = sizeof(fattn_op_def),
                                         .attr_size = sizeof(norm),
                                         .n_out = 1,
+                                        .flags = FATTN_OP_F32_ON_CPU,
                                         .name = "rmsnorm",
                                         .infer = infer_rmsnorm,
                                         .forward = forward,
                                         .backward = back_rmsnorm};
 
 fattn_var fattn_op_layernorm(fattn_tape *t, fattn_var x, fattn_var gain, fattn_var bias, float eps) {
-    return fattni_op_compute(t, &fattni_op_layernorm, (fattn_var[]){x, gain, bias}, 3,
-                             &(norm){.eps = eps, .centred = 1});
+    return fattn_op_custom(t, &fattni_op_layernorm, (fattn_var[]){x, gain, bias}, 3, &(norm){.eps = eps, .centred = 1});
 }
 
 fattn_var fattn_op_rmsnorm(fattn_tape *t, fattn_var x, fattn_var gain, float eps) {
-    return fattni_op_compute(t, &fattni_op_rmsnorm, (fattn_var[]){x, gain}, 2, &(norm){.eps = eps});
+    return fattn_op_custom(t, &fattni_op_rmsnorm, (fattn_var[]){x, gain}, 2, &(norm){.eps = eps});
 }

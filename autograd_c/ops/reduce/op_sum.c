@@ -85,6 +85,7 @@ static fattn_status back_mean(fattn_op_call *c) { return backward_as(c, "mean", 
 const fattn_op_def fattni_op_sum = {.struct_size = sizeof(fattn_op_def),
                                     .attr_size = sizeof(over),
                                     .n_out = 1,
+                                    .flags = FATTN_OP_F32_ON_CPU,
                                     .name = "sum",
                                     .infer = infer_sum,
                                     .forward = forward_sum,
@@ -92,6 +93,7 @@ const fattn_op_def fattni_op_sum = {.struct_size = sizeof(fattn_op_def),
 const fattn_op_def fattni_op_mean = {.struct_size = sizeof(fattn_op_def),
                                      .attr_size = sizeof(over),
                                      .n_out = 1,
+                                     .flags = FATTN_OP_F32_ON_CPU,
                                      .name = "mean",
                                      .infer = infer_mean,
                                      .forward = forward_mean,
@@ -106,7 +108,7 @@ static fattn_var record(fattn_tape *t, const fattn_op_def *def, fattn_var x, con
                            FATTN_MAX_DIMS);
     if (fattni_tape_fail(t, s)) return (fattn_var){0};
     for (int i = 0; i < n; ++i) a.dim[i] = dims[i];
-    return fattni_op_compute(t, def, &x, 1, &a);
+    return fattn_op_custom(t, def, &x, 1, &a);
 }
 
 fattn_var fattn_op_sum(fattn_tape *t, fattn_var x, const int *dims, int n, int keep) {

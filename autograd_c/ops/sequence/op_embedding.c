@@ -117,11 +117,12 @@ static fattn_status backward(fattn_op_call *c) {
 
 const fattn_op_def fattni_op_embedding = {.struct_size = sizeof(fattn_op_def),
                                           .n_out = 1,
+                                          .flags = FATTN_OP_F32_ON_CPU,
                                           .name = "embedding",
                                           .infer = infer,
                                           .forward = forward,
                                           .backward = backward};
 
 fattn_var fattn_op_embedding(fattn_tape *t, fattn_var table, fattn_var ids) {
-    return fattni_op_compute(t, &fattni_op_embedding, (fattn_var[]){table, ids}, 2, NULL);
+    return fattn_op_custom(t, &fattni_op_embedding, (fattn_var[]){table, ids}, 2, NULL);
 }

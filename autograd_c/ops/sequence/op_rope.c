@@ -84,11 +84,12 @@ static fattn_status backward(fattn_op_call *c) {
 const fattn_op_def fattni_op_rope = {.struct_size = sizeof(fattn_op_def),
                                      .attr_size = sizeof(rope),
                                      .n_out = 1,
+                                     .flags = FATTN_OP_F32_ON_CPU,
                                      .name = "rope",
                                      .infer = infer,
                                      .forward = forward,
                                      .backward = backward};
 
 fattn_var fattn_op_rope(fattn_tape *t, fattn_var x, float base, int64_t position) {
-    return fattni_op_compute(t, &fattni_op_rope, &x, 1, &(rope){.position = position, .base = base});
+    return fattn_op_custom(t, &fattni_op_rope, &x, 1, &(rope){.position = position, .base = base});
 }
