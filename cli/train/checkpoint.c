@@ -1,10 +1,10 @@
 #include "cli/train/checkpoint.h"
 
-#include "cli/base/device.h"
-#include "cli/train/durable.h"
+#include "cli/output/files.h"
 
 #include <dirent.h>
 #include <errno.h>
+#include <fattn/checkpoint.h>
 #include <hdf5.h>
 #include <limits.h>
 #include <math.h>
@@ -17,7 +17,9 @@
 enum { MAX_TEXTS = 16, OLD_TEXT_BYTES = 4096, NAME_BYTES = 64 };
 
 struct checkpoint {
-    hid_t file;
+    fattn_ctx *ctx; /* for error messages: the run's is made after its options have been read */
+    fattn_checkpoint_file *library;
+    hid_t file; /* the same for HDF5 */
     int64_t newest;
     char path[PATH_MAX];
     char *texts[MAX_TEXTS];
@@ -249,64 +251,29 @@ static bool get_option(checkpoint *c, hid_t group, const cli_option *o, void *fi
 
 /* ---- the state of a run ---- */
 
-/* Stores a tensor through a buffer of F32 on the host. */
-static bool put_tensor(hid_t file, const char *path, fattn_ctx *ctx, const fattn_tensor *t) {
-    float *numbers = malloc((size_t)fattn_tensor_numel(t) * sizeof *numbers + 1);
-    const bool ok = numbers && device_read(ctx, t, numbers) == FATTN_OK &&
-                    put_array(file, path, H5T_NATIVE_FLOAT, t->ndim, t->shape, numbers);
-    free(numbers);
-    return ok;
-}
-static bool get_tensor(hid_t file, const char *path, fattn_ctx *ctx, const fattn_tensor *t) {
-    float *numbers = malloc((size_t)fattn_tensor_numel(t) * sizeof *numbers + 1);
-    const bool ok = numbers && get_array(file, path, H5T_NATIVE_FLOAT, t->ndim, t->shape, numbers) &&
-                    device_write(ctx, t, numbers) == FATTN_OK;
-    free(numbers);
-    return ok;
-}
-
-typedef bool (*array_fn)(hid_t file, const char *path, fattn_ctx *ctx, const fattn_tensor *t);
-
-/* All parameters and their two moments, to or from the file. For a 16-bit parameter its F32 master is
-   stored; reading fills both. */
-static bool each_tensor(hid_t file, const trainer *r, array_fn move) {
+/* What the library's checkpoint has of a run. */
+static fattn_checkpoint of_run(const trainer *r) {
     int n;
-    fattn_param *const *params = model_params(r->model, &n);
-    for (int i = 0; i < n; ++i) {
-        char path[NAME_BYTES * 2];
-        fattn_tensor numbers = params[i]->value, m, v;
-        const bool has_master = numbers.dtype != FATTN_F32;
-        if (has_master && fattn_adamw_state(r->adamw, i, FATTN_ADAM_MASTER, &numbers) != FATTN_OK) return false;
-        snprintf(path, sizeof path, "/params/%s", params[i]->name);
-        if (!move(file, path, r->ctx, &numbers)) return false;
-        if (has_master && fattn_tensor_copy(r->ctx, &params[i]->value, &numbers) != FATTN_OK) return false;
-        if (fattn_adamw_state(r->adamw, i, FATTN_ADAM_M, &m) != FATTN_OK) return false;
-        if (fattn_adamw_state(r->adamw, i, FATTN_ADAM_V, &v) != FATTN_OK) return false;
-        snprintf(path, sizeof path, "/adam/m/%s", params[i]->name);
-        if (!move(file, path, r->ctx, &m)) return false;
-        snprintf(path, sizeof path, "/adam/v/%s", params[i]->name);
-        if (!move(file, path, r->ctx, &v)) return false;
-    }
-    return true;
+    fattn_param *const *const params = model_params(r->model, &n);
+    return (fattn_checkpoint){
+        .struct_size = sizeof(fattn_checkpoint), .n = n, .params = params, .adamw = r->adamw, .step = r->step};
 }
 
+/* What /state has beside step and adam_step, which are the library's. */
 typedef struct counters {
-    int64_t step, cursor, adam_step;
+    int64_t step, cursor;
     double elapsed;
     uint64_t fingerprint;
 } counters;
 
 static bool put_counters(hid_t group, const counters *c) {
-    return put_attribute(group, "step", H5T_NATIVE_INT64, &c->step) &&
-           put_attribute(group, "cursor", H5T_NATIVE_INT64, &c->cursor) &&
-           put_attribute(group, "adam_step", H5T_NATIVE_INT64, &c->adam_step) &&
+    return put_attribute(group, "cursor", H5T_NATIVE_INT64, &c->cursor) &&
            put_attribute(group, "elapsed", H5T_NATIVE_DOUBLE, &c->elapsed) &&
            put_attribute(group, "fingerprint", H5T_NATIVE_UINT64, &c->fingerprint);
 }
 static bool get_counters(hid_t group, counters *c) {
     return get_attribute(group, "step", H5T_NATIVE_INT64, &c->step) &&
            get_attribute(group, "cursor", H5T_NATIVE_INT64, &c->cursor) &&
-           get_attribute(group, "adam_step", H5T_NATIVE_INT64, &c->adam_step) &&
            get_attribute(group, "elapsed", H5T_NATIVE_DOUBLE, &c->elapsed) &&
            get_attribute(group, "fingerprint", H5T_NATIVE_UINT64, &c->fingerprint);
 }
@@ -315,7 +282,7 @@ static bool get_counters(hid_t group, counters *c) {
 static bool are_valid(const counters *c) {
     const int64_t limit = INT64_MAX / 2;
     return c->step >= 0 && c->step < limit && c->cursor >= 0 && c->cursor < limit && isfinite(c->elapsed) &&
-           c->elapsed >= 0; /* adam_step is checked by fattn_adamw_set_step */
+           c->elapsed >= 0;
 }
 
 static bool put_history(hid_t file, const history *h) {
@@ -336,72 +303,66 @@ static bool get_history(hid_t file, fattn_ctx *ctx, history *h) {
            get_array(file, "/history/eval_right", H5T_NATIVE_DOUBLE, 1, &h->evals, h->eval_right);
 }
 
-static hid_t make_group(hid_t file, const char *path) {
-    return H5Gcreate2(file, path, H5P_DEFAULT, H5P_DEFAULT, H5P_DEFAULT);
-}
-
+/* Adds to the library's file what only this program needs. */
 static bool put_all(hid_t file, const cli_option *table, const void *options, const char *const *skip,
                     const trainer *r) {
-    counters c = {.step = r->step, .cursor = r->cursor, .elapsed = r->elapsed, .fingerprint = r->task->fingerprint};
-    bool ok = fattn_adamw_get_step(r->adamw, &c.adam_step) == FATTN_OK;
-    const hid_t config = make_group(file, "/config"), state = make_group(file, "/state");
+    const counters c = {.cursor = r->cursor, .elapsed = r->elapsed, .fingerprint = r->task->fingerprint};
+    const hid_t config = H5Gcreate2(file, "/config", H5P_DEFAULT, H5P_DEFAULT, H5P_DEFAULT);
+    const hid_t state = H5Gopen2(file, "/state", H5P_DEFAULT);
+    bool ok = config >= 0 && state >= 0;
     for (const cli_option *o = table; ok && o->name; ++o) {
         if (is_stored(o, skip)) ok = put_option(config, o, (const char *)options + o->offset);
     }
-    ok = ok && put_counters(state, &c) && each_tensor(file, r, put_tensor) && put_history(file, &r->history);
-    H5Gclose(config);
-    H5Gclose(state);
+    ok = ok && put_counters(state, &c) && put_history(file, &r->history);
+    if (config >= 0) H5Gclose(config);
+    if (state >= 0) H5Gclose(state);
     return ok;
 }
 
-/* An HDF5 file in memory: only durable_write writes to the disk, and reports errors reliably. image NULL: a
-   new file. Files that are open at the same time need different names. */
-static hid_t open_in_memory(void *image, size_t size) {
-    const hid_t access = H5Pcreate(H5P_FILE_ACCESS);
-    H5Eset_auto2(H5E_DEFAULT, NULL, NULL); /* HDF5 prints nothing */
-    H5Pset_fapl_core(access, 1 << 20, false);
-    if (image) H5Pset_file_image(access, image, size);
-    const hid_t file =
-        image ? H5Fopen("read", H5F_ACC_RDONLY, access) : H5Fcreate("written", H5F_ACC_TRUNC, H5P_DEFAULT, access);
-    H5Pclose(access);
-    return file;
+/* Makes the folders, too. */
+static fattn_status write_file(fattn_ctx *ctx, const fattn_checkpoint_file *file, const char *path) {
+    if (!cli_make_parents(path)) return fattn_ctx_fail(ctx, FATTN_E_IO, "cannot write %s: %s", path, strerror(errno));
+    return fattn_checkpoint_write(ctx, file, path);
 }
 
 bool checkpoint_save(const char *folder, const cli_option *table, const void *options, const char *const *skip,
                      const trainer *r) {
-    unsigned char *image = NULL;
-    const hid_t file = open_in_memory(NULL, 0);
-    bool ok = file >= 0 && put_all(file, table, options, skip, r) && H5Fflush(file, H5F_SCOPE_GLOBAL) >= 0;
-    const ssize_t size = ok ? H5Fget_file_image(file, NULL, 0) : -1;
-    if (size > 0) image = malloc((size_t)size + DURABLE_SEAL);
-    ok = image && H5Fget_file_image(file, image, (size_t)size) == size;
-    if (file >= 0) H5Fclose(file);
-    if (!ok) cli_fail(CLI_FAILURE, "cannot build a checkpoint of step %lld: no memory?", (long long)r->step);
-    char name[NAME_BYTES];
+    const fattn_checkpoint run = of_run(r);
+    fattn_checkpoint_file *file = NULL;
+    char name[NAME_BYTES], path[PATH_MAX];
+    H5Eset_auto2(H5E_DEFAULT, NULL, NULL); /* HDF5 prints nothing */
     name_of(r->step, name);
+    if (snprintf(path, sizeof path, "%s/%s", folder, name) >= PATH_MAX) {
+        cli_fail(CLI_FAILURE, "cannot write %s/%s: %s", folder, name, strerror(ENAMETOOLONG));
+        return false;
+    }
     const int64_t before = newest_before(folder, r->step);
-    ok = ok && durable_write(folder, name, image, (size_t)size + DURABLE_SEAL) &&
-         remove_but(folder, -1, r->step, before);
-    free(image);
-    return ok;
+    fattn_status s = fattn_checkpoint_create(r->ctx, &run, &file);
+    if (!s && !put_all((hid_t)fattn_checkpoint_hdf5(file), table, options, skip, r))
+        s = fattn_ctx_fail(r->ctx, FATTN_E_NOMEM, "cannot build a checkpoint of step %lld: no memory?",
+                           (long long)r->step);
+    if (!s) s = write_file(r->ctx, file, path);
+    if (s == FATTN_E_IO && access(folder, F_OK) != 0) s = write_file(r->ctx, file, path); /* it was removed meanwhile */
+    fattn_checkpoint_close(file);
+    if (s) cli_fail(CLI_FAILURE, "%s", fattn_ctx_error(r->ctx));
+    return !s && remove_but(folder, -1, r->step, before);
 }
 
 /* ---- reading ---- */
 
 static checkpoint *open_file(const char *path) {
-    size_t size;
-    unsigned char *image = durable_read(path, &size);
-    if (!image) return NULL;
-    checkpoint *c = calloc(1, sizeof *c);
-    if (c) {
-        snprintf(c->path, sizeof c->path, "%s", path);
+    checkpoint *const c = calloc(1, sizeof *c);
+    fattn_status s = c ? fattn_ctx_create(NULL, &c->ctx) : FATTN_E_NOMEM;
+    H5Eset_auto2(H5E_DEFAULT, NULL, NULL);
+    if (!s) s = fattn_checkpoint_open(c->ctx, path, &c->library);
+    if (!s) {
+        c->file = (hid_t)fattn_checkpoint_hdf5(c->library);
         c->newest = -1;
-        c->file = open_in_memory(image, size);
+        snprintf(c->path, sizeof c->path, "%s", path);
+        return c;
     }
-    free(image);
-    if (c && c->file >= 0) return c;
-    cli_fail(CLI_FAILURE, "cannot open %s: %s", path, c ? "HDF5 cannot read it" : "no memory");
-    free(c);
+    cli_fail(CLI_FAILURE, "%s", c && c->ctx ? fattn_ctx_error(c->ctx) : fattn_status_text(s));
+    checkpoint_close(c);
     return NULL;
 }
 
@@ -473,14 +434,14 @@ bool checkpoint_restore(checkpoint *c, trainer *r) {
         cli_fail(CLI_FAILURE, "%s: the run was trained on another text", c->path);
         return false;
     }
-    ok = ok && each_tensor(c->file, r, get_tensor) && get_history(c->file, r->ctx, &r->history) &&
-         r->history.steps == found.step;
-    if (ok && fattn_adamw_set_step(r->adamw, found.adam_step) != FATTN_OK) {
-        cli_fail(CLI_FAILURE, "%s: %s", c->path, fattn_ctx_error(r->ctx));
+    ok = ok && get_history(c->file, r->ctx, &r->history) && r->history.steps == found.step;
+    if (!ok) {
+        cli_fail(CLI_FAILURE, "%s does not hold the state of a run", c->path);
         return false;
     }
-    if (!ok) {
-        cli_fail(CLI_FAILURE, "%s does not hold the state of such a model", c->path);
+    fattn_checkpoint run = of_run(r);
+    if (fattn_checkpoint_read(r->ctx, c->library, &run) != FATTN_OK) {
+        cli_fail(CLI_FAILURE, "%s", fattn_ctx_error(r->ctx));
         return false;
     }
     r->step = found.step;
@@ -492,6 +453,7 @@ bool checkpoint_restore(checkpoint *c, trainer *r) {
 void checkpoint_close(checkpoint *c) {
     if (!c) return;
     for (int i = 0; i < c->n_texts; ++i) free(c->texts[i]);
-    H5Fclose(c->file);
+    fattn_checkpoint_close(c->library);
+    fattn_ctx_destroy(c->ctx);
     free(c);
 }

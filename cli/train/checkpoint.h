@@ -1,20 +1,17 @@
-/* Checkpoints: an HDF5 file per saved step, written so that a crash at any time leaves the previous one
-   intact, and read only after its hash has been verified.
+/* Checkpoints: an HDF5 file per saved step, of the library (fattn/checkpoint.h): written so that a crash at any time
+   leaves the previous one intact, and read only after its hash has been verified. Beside what the library stores,
+   /params, /adam and /state with step (taken; counter of the dropout masks) and adam_step, it has
 
    /config      the options of the run, by name: attributes, texts as datasets of bytes
-   /state       attributes: step (taken; counter of the dropout masks), cursor (training sequences
-                used; counter of the data), adam_step, elapsed, fingerprint (of the data)
-   /params/N    parameter N, F32;  /adam/m/N, /adam/v/N: its moments
-   /history     loss (of each step), eval_step, eval_loss, eval_right
-
-   The last 16 bytes, which HDF5 ignores, are a magic number and the hash of all bytes before. */
+   /state       attributes: cursor (training sequences used; counter of the data), elapsed, fingerprint (of the data)
+   /history     loss (of each step), eval_step, eval_loss, eval_right */
 #ifndef FATTNI_CLI_TRAIN_CHECKPOINT_H
 #define FATTNI_CLI_TRAIN_CHECKPOINT_H
 
 #include "cli/base/cli.h"
 #include "cli/train/trainer.h"
 
-/* Writes folder/step-<step>.h5 through a temporary file, fsync and rename; then removes every other
+/* Writes folder/step-<step>.h5 by fattn_checkpoint_write; then removes every other
    checkpoint there except the latest earlier one. False after an error message; the folder's checkpoints are
    then unchanged. options: the values that the table describes; fields of type CLI_INTS and those
    named in `skip` (NULL ends it) are not stored. */

@@ -14,16 +14,6 @@
 #include <unistd.h>
 
 enum { NAME_BYTES = 64 }; /* of a temporary file */
-static const char MARK[DURABLE_SEAL / 2] = {'f', 'a', 't', 't', 'n', 'c', 'k', '1'};
-
-/* FNV-1a over the bytes, as 8 bytes, lowest first. */
-static void seal_of(const unsigned char *bytes, size_t size, unsigned char seal[DURABLE_SEAL]) {
-    uint64_t hash = 0xcbf29ce484222325ull;
-    for (size_t i = 0; i < size; ++i) hash = (hash ^ bytes[i]) * 0x100000001b3ull;
-    memcpy(seal, MARK, sizeof MARK);
-    for (size_t i = 0; i < sizeof hash; ++i) seal[sizeof MARK + i] = (unsigned char)(hash >> (8 * i));
-}
-
 static bool write_all(int file, const unsigned char *bytes, size_t size) {
     while (size > 0) {
         const ssize_t n = write(file, bytes, size);
@@ -46,15 +36,6 @@ static int open_unfinished(const char *folder, char path[PATH_MAX]) {
     return file;
 }
 
-/* True when all bytes are on the disk. */
-static bool write_file(int file, const unsigned char *bytes, size_t size) {
-    const bool ok = write_all(file, bytes, size) && fsync(file) == 0;
-    const int error = errno;
-    const bool closed = close(file) == 0;
-    if (!ok) errno = error;
-    return ok && closed;
-}
-
 /* A new name is on the disk when its folder is synced. */
 static bool sync_folder(const char *folder) {
     const int file = open(folder, O_RDONLY | O_DIRECTORY);
@@ -63,32 +44,6 @@ static bool sync_folder(const char *folder) {
     close(file);
     return ok;
 }
-
-/* False with errno. */
-static bool try_to_write(const char *folder, const char *path, const unsigned char *bytes, size_t size) {
-    char temporary[PATH_MAX];
-    const int file = cli_make_parents(path) ? open_unfinished(folder, temporary) : -1;
-    if (file < 0) return false;
-    if (write_file(file, bytes, size) && rename(temporary, path) == 0) return sync_folder(folder);
-    const int error = errno;
-    unlink(temporary);
-    errno = error;
-    return false;
-}
-
-bool durable_write(const char *folder, const char *name, unsigned char *bytes, size_t size) {
-    char path[PATH_MAX];
-    const int length = snprintf(path, sizeof path, "%s/%s", folder, name);
-    seal_of(bytes, size - DURABLE_SEAL, bytes + size - DURABLE_SEAL);
-    bool ok = length > 0 && length + NAME_BYTES < PATH_MAX;
-    if (!ok) errno = ENAMETOOLONG;
-    ok = ok && (try_to_write(folder, path, bytes, size) ||
-                (errno == ENOENT && try_to_write(folder, path, bytes, size))); /* the folder was removed meanwhile */
-    if (!ok) cli_fail(CLI_FAILURE, "cannot write %s/%s: %s", folder, name, strerror(errno));
-    return ok;
-}
-
-/* ---- without a seal ---- */
 
 static bool stream_failed(durable_stream *s) {
     cli_fail(CLI_FAILURE, "cannot write %s: %s", s->path, strerror(errno));
@@ -129,6 +84,7 @@ bool durable_end(durable_stream *s, bool keep) {
 
 /* ---- one writer ---- */
 
+/* Of a stream, or of fattn_checkpoint_write, which gives them the same names. */
 static void remove_unfinished(const char *folder) {
     DIR *d = opendir(folder);
     for (struct dirent *e; d && (e = readdir(d));) {
@@ -195,37 +151,4 @@ void durable_release(durable_lock *l) {
     if (is_there(l)) unlink(l->path);
     close(l->file);
     l->held = false;
-}
-
-unsigned char *durable_read(const char *path, size_t *size) {
-    FILE *file = input_open(path);
-    if (!file) return NULL;
-    unsigned char *bytes = NULL;
-    struct stat status = {0};
-    bool ok = fstat(fileno(file), &status) == 0;
-    const size_t n = (size_t)status.st_size;
-    if (ok) {
-        bytes = malloc(n + 1);
-        errno = bytes ? 0 : ENOMEM;
-        ok = bytes && fread(bytes, 1, n, file) == n;
-    }
-    if (!ok)
-        cli_fail(CLI_FAILURE, "cannot read %s: %s", path,
-                 errno ? strerror(errno) : "it was truncated while it was read");
-    fclose(file);
-    unsigned char seal[DURABLE_SEAL];
-    if (ok && (n < sizeof seal || memcmp(bytes + n - sizeof seal, MARK, sizeof MARK) != 0)) {
-        cli_fail(CLI_FAILURE, "%s is not a checkpoint of fattn, or is truncated", path);
-        ok = false;
-    } else if (ok) {
-        seal_of(bytes, n - sizeof seal, seal);
-        ok = memcmp(bytes + n - sizeof seal, seal, sizeof seal) == 0;
-        if (!ok) cli_fail(CLI_FAILURE, "%s is damaged: its checksum does not match", path);
-    }
-    if (ok) {
-        *size = n - sizeof seal;
-        return bytes;
-    }
-    free(bytes);
-    return NULL;
 }

@@ -1,21 +1,13 @@
-/* Files that are written atomically, even if the process or the system fails meanwhile, and whose checksum
-   is verified when they are read. */
+/* Files of other formats than checkpoints that are written atomically, even if the process or the system fails
+   meanwhile, and the lock of a folder. */
 #ifndef FATTNI_CLI_TRAIN_DURABLE_H
 #define FATTNI_CLI_TRAIN_DURABLE_H
 
 #include <stdbool.h>
 #include <stddef.h>
 
-/* Bytes at the end of such a file: a magic number and a hash of all bytes before. */
-enum { DURABLE_SEAL = 16 };
-
-/* Writes bytes[0..size-1], of which the last DURABLE_SEAL are filled in here, to folder/name: to a new file
-   unfinished-*.tmp in the folder, fsync, rename, fsync of the folder, which is created if missing. False
-   after an error message; an existing file of that name is then unchanged. */
-bool durable_write(const char *folder, const char *name, unsigned char *bytes, size_t size);
-
-/* A file without a seal, for formats that have none, written piece by piece; atomic as above. Between begin and end it
-   exists as unfinished-*.tmp. */
+/* A file that is written piece by piece to unfinished-*.tmp in its folder, which is created if missing; at the end
+   fsync, rename, fsync of the folder. */
 enum { DURABLE_PATH = 4096 };
 typedef struct durable_stream {
     int file; /* -1: an earlier call failed, with an error message */
@@ -27,10 +19,6 @@ bool durable_begin(durable_stream *s, const char *folder, const char *name);
 bool durable_append(durable_stream *s, const void *bytes, size_t size);
 /* Puts the file in its place, or with keep false removes what was written. */
 bool durable_end(durable_stream *s, bool keep);
-
-/* The whole file, which the caller frees, and its size without the seal. NULL after an error message: it
-   cannot be read, or its seal is missing or does not match. */
-unsigned char *durable_read(const char *path, size_t *size);
 
 /* A folder that only one process at a time may write to. All zero: not held. */
 typedef struct durable_lock {

@@ -26,9 +26,10 @@ typedef struct fattn_checkpoint {
     int64_t step;               /* the caller's count of steps, 0 or more: written by save, set by load */
 } fattn_checkpoint;
 
-/* Writes all of c: to a new file beside path, fsync, rename, so that a crash at any time leaves an older file at path
-   as it is. ctx is that of the params; waits for its work. ABI, ARG, SHAPE, DTYPE, DEVICE: c is not as described; IO:
-   the file cannot be written; NOMEM. Frozen params have no optimizer state. */
+/* Writes all of c: to a new file unfinished-<process>-<n>.tmp in path's folder, which must exist, fsync, rename, so
+   that a crash at any time leaves an older file at path as it is. ctx is that of the params; waits for its work. ABI,
+   ARG, SHAPE, DTYPE, DEVICE: c is not as described; IO: the file cannot be written; NOMEM. Frozen params have no
+   optimizer state. */
 FATTN_API FATTN_CHECKED fattn_status fattn_checkpoint_save(fattn_ctx *ctx, const char *path, const fattn_checkpoint *c);
 /* Reads params' values, the state of the optimizer that is given, and step. Names and shapes must be the file's;
    numbers are converted to the params' dtypes, so that a run may go on in another one or on another device. What else
@@ -36,5 +37,23 @@ FATTN_API FATTN_CHECKED fattn_status fattn_checkpoint_save(fattn_ctx *ctx, const
    something is missing in it or has another shape; nothing has been changed then, unlike after NOMEM or a failure of
    the device. Learning rates and gradients are not in a file. */
 FATTN_API FATTN_CHECKED fattn_status fattn_checkpoint_load(fattn_ctx *ctx, const char *path, fattn_checkpoint *c);
+
+/* The same in two steps each, for a program that keeps more in the file, such as its options or its place in the data,
+   and reads that before it has a model: save is create and write, load is open and read. The file is in memory; what
+   happens on the disk after open does not matter. Statuses are those of save and load, and ARG for NULL. */
+typedef struct fattn_checkpoint_file fattn_checkpoint_file;
+/* A file with all of c in it. */
+FATTN_API FATTN_CHECKED fattn_status fattn_checkpoint_create(fattn_ctx *ctx, const fattn_checkpoint *c,
+                                                             fattn_checkpoint_file **out);
+FATTN_API FATTN_CHECKED fattn_status fattn_checkpoint_write(fattn_ctx *ctx, const fattn_checkpoint_file *f,
+                                                            const char *path);
+/* Reads the file at path and verifies its hash. Any context will do: it gets the error message. */
+FATTN_API FATTN_CHECKED fattn_status fattn_checkpoint_open(fattn_ctx *ctx, const char *path,
+                                                           fattn_checkpoint_file **out);
+FATTN_API FATTN_CHECKED fattn_status fattn_checkpoint_read(fattn_ctx *ctx, const fattn_checkpoint_file *f,
+                                                           fattn_checkpoint *c);
+/* HDF5's hid_t of the file until close, for groups and datasets of your own; read-only after open. -1 for NULL. */
+FATTN_API int64_t fattn_checkpoint_hdf5(const fattn_checkpoint_file *f);
+FATTN_API void fattn_checkpoint_close(fattn_checkpoint_file *f); /* NULL is allowed */
 
 #endif

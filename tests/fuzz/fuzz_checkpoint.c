@@ -1,6 +1,6 @@
 /* Checkpoints of `fattn train`, starting from a valid one. Damage of any byte is found. Wrong contents with a valid
    seal are rejected, or give a run that can be resumed. */
-#include "cli/train/durable.h"
+#include "autograd_c/fixture/sealed_file.h"
 #include "fuzz_hdf5.h"
 #include "cli/train/train_options.h"
 
@@ -52,9 +52,8 @@ static void make_sample(void) {
     trainer_destroy(&r);
     char name[PATH_MAX];
     snprintf(name, sizeof name, "%s/step-000000002.h5", fuzz_folder());
-    sample.bytes = durable_read(name, &sample.size);
-    FUZZ_CHECK(sample.bytes, "no checkpoint");
-    sample.size += DURABLE_SEAL; /* durable_read keeps the seal after the data */
+    FUZZ_CHECK(fattni_sealed_read(sample.ctx, name, &sample.bytes, &sample.size) == FATTN_OK, "no checkpoint");
+    sample.size += FATTNI_SEAL; /* it is behind the data */
     unlink(name);
     atexit(free_sample);
 }
@@ -94,14 +93,14 @@ static const char *const attributes[] = {"step",       "cursor",     "adam_step"
 
 /* Recomputes the seal, so that the hash is valid. */
 static void replace(fuzz_input *in) {
-    fuzz_file_write(sample.bytes, sample.size - DURABLE_SEAL);
+    fuzz_file_write(sample.bytes, sample.size - FATTNI_SEAL);
     const hid_t file = H5Fopen(fuzz_file(), H5F_ACC_RDWR, H5P_DEFAULT);
     FUZZ_CHECK(file >= 0, "HDF5 does not open the sample");
     for (unsigned n = 1 + fuzz_below(in, 4); n > 0; --n) fuzz_hdf5_replace(in, file, objects, attributes);
     H5Fclose(file);
     size_t size;
-    unsigned char *const bytes = fuzz_file_read(DURABLE_SEAL, &size);
-    FUZZ_CHECK(durable_write(fuzz_folder(), FUZZ_FILE, bytes, size + DURABLE_SEAL), "cannot write");
+    unsigned char *const bytes = fuzz_file_read(FATTNI_SEAL, &size);
+    FUZZ_CHECK(fattni_sealed_write(sample.ctx, fuzz_file(), bytes, size + FATTNI_SEAL) == FATTN_OK, "cannot write");
     free(bytes);
 }
 

@@ -143,7 +143,7 @@ def checkpoints(folder):
     for name, value, says in (("adam_step", 2**63 - 1, "9223372036854775807 is not in 0.."),
                               ("adam_step", 2**53 + 1, "9007199254740993 is not in 0.."),
                               ("adam_step", -1, "-1 is not in 0.."),
-                              ("step", 2**63 - 1, "state of such a model")):
+                              ("step", 2**63 - 1, "state of a run")):
         spoilt = os.path.join(folder, "spoilt")
         shutil.copytree(here, spoilt)
         for file in os.listdir(spoilt):
