@@ -17,9 +17,6 @@ static fattn_status create_parts(trainer *r, const model_config *config) {
     if (!s) s = fattn_tensor_alloc(r->ctx, FATTN_I32, 2, shape, &r->ids);
     if (!s) s = fattn_tensor_alloc(r->ctx, FATTN_I32, 2, shape, &r->targets);
     if (r->config.passes == 0) r->config.passes = 1;
-    const float share = 1 / (float)r->config.passes;
-    if (!s && r->config.passes > 1) s = fattn_tensor_alloc(r->ctx, FATTN_F32, 0, NULL, &r->share);
-    if (!s && r->config.passes > 1) s = device_write(r->ctx, &r->share, &share);
     const size_t tokens = (size_t)(shape[0] * shape[1]);
     for (int i = 0; i < 2; ++i) r->symbols[i] = malloc(tokens * sizeof *r->symbols[i]);
     const size_t logits = tokens * (size_t)model_columns(config);
@@ -52,7 +49,6 @@ void trainer_destroy(trainer *r) {
     if (r->ctx) {
         fattn_tensor_free(r->ctx, &r->ids);
         fattn_tensor_free(r->ctx, &r->targets);
-        fattn_tensor_free(r->ctx, &r->share);
     }
     free(r->symbols[0]);
     free(r->symbols[1]);
@@ -112,33 +108,38 @@ double trainer_used(const trainer *r) {
 
 int64_t trainer_sequences(const trainer *r) { return r->config.batch * r->config.passes; }
 
-/* (1 + cos(pi r)) / 2 */
-static double half_cosine(double r) { return 0.5 * (1 + cos(3.14159265358979323846 * r)); }
-
 static double budget_lr(const trainer *r) {
     const double least = 0.1;
     const double used = fmin(trainer_used(r), 1);
-    const double cosine = least + (1 - least) * half_cosine(used);
+    const double cosine = least + (1 - least) * 0.5 * (1 + cos(3.14159265358979323846 * used));
     const double warm = (double)(r->step + 1) / (double)(r->config.warmup + 1);
     return r->config.lr * cosine * fmin(warm, 1);
 }
 
-/* The share of the steps after `from` that are done; past the last step 1. */
-static double share_after(const trainer *r, int64_t from) {
-    const int64_t steps = r->config.steps;
-    return r->step < steps ? (double)(r->step - from) / (double)(steps - from) : 1;
+/* llm.c's constant rate has no warm-up. A run that ends in its warm-up is fine here, unlike in the library. */
+static fattn_schedule library_schedule(const trainer_config *c) {
+    static const fattn_schedule_kind kinds[] = {[SCHEDULE_COSINE] = FATTN_SCHEDULE_COSINE,
+                                                [SCHEDULE_LINEAR] = FATTN_SCHEDULE_LINEAR,
+                                                [SCHEDULE_CONSTANT] = FATTN_SCHEDULE_CONSTANT,
+                                                [SCHEDULE_WSD] = FATTN_SCHEDULE_WSD};
+    return (fattn_schedule){.struct_size = sizeof(fattn_schedule),
+                            .kind = (int32_t)kinds[c->schedule],
+                            .warmup = c->schedule == SCHEDULE_CONSTANT ? 0 : c->warmup,
+                            .steps = c->steps > c->warmup ? c->steps : c->warmup,
+                            .lr = (float)c->lr,
+                            .min_lr = (float)(c->lr * c->final_lr)};
 }
 
-double trainer_lr(const trainer *r) {
-    const trainer_config *c = &r->config;
-    if (c->schedule == SCHEDULE_BUDGET) return budget_lr(r);
-    if (c->schedule == SCHEDULE_CONSTANT) return c->lr;
-    if (r->step < c->warmup) return c->lr * (double)(r->step + 1) / (double)c->warmup;
-    const double fall = c->lr * (1 - c->final_lr);
-    const int64_t decay = 4 * c->steps / 5;
-    if (c->schedule == SCHEDULE_WSD) return r->step < decay ? c->lr : c->lr - fall * sqrt(share_after(r, decay));
-    const double done = share_after(r, c->warmup);
-    return c->lr - fall * (c->schedule == SCHEDULE_LINEAR ? done : 1 - half_cosine(done));
+fattn_status trainer_lr(const trainer *r, double *lr) {
+    if (r->config.schedule == SCHEDULE_BUDGET) {
+        *lr = budget_lr(r);
+        return FATTN_OK;
+    }
+    const fattn_schedule schedule = library_schedule(&r->config);
+    float rate = 0;
+    const fattn_status s = fattn_schedule_lr(r->ctx, &schedule, r->step, &rate);
+    if (!s) *lr = (double)rate;
+    return s;
 }
 
 typedef void (*sequence_fn)(task *t, int64_t index, int32_t *ids, int32_t *targets);
@@ -169,7 +170,7 @@ static fattn_status add_gradient(trainer *r, int64_t pass, double *sum) {
     if (s) return s;
     fattn_tape_reset(r->tape);
     fattn_var loss = model_loss(r->model, r->tape, &r->ids, &r->targets, r->step * passes + pass);
-    if (passes > 1) loss = fattn_op_mul(r->tape, loss, fattn_input(r->tape, &r->share));
+    if (passes > 1) loss = fattn_op_scale(r->tape, loss, 1 / (double)passes);
     double value;
     s = fattn_tape_backward(r->tape, loss);
     prepare(r, cursor + r->config.batch); /* overlaps with the GPU's work */
@@ -180,8 +181,7 @@ static fattn_status add_gradient(trainer *r, int64_t pass, double *sum) {
 
 fattn_status trainer_step(trainer *r) {
     double value = 0;
-    fattn_status s = FATTN_OK;
-    r->lr = trainer_lr(r);
+    fattn_status s = trainer_lr(r, &r->lr);
     for (int64_t pass = 0; !s && pass < r->config.passes; ++pass) s = add_gradient(r, pass, &value);
     if (!s && !isfinite(value))
         s = fattn_ctx_fail(r->ctx, FATTN_E_MISMATCH, "the loss of step %lld is %g: lower --lr?",

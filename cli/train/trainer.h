@@ -8,13 +8,9 @@
 
 #include <fattn/optim.h>
 
-/* Learning rates over the steps s = 0, 1, ... of N = steps, u = warmup. Other than BUDGET they are llm.c's, and need
-   steps: (s+1)/u of the peak while s < u; then, with r = (s-u)/(N-u) and the least = final_lr * peak,
-   COSINE    least + (1 + cos(pi r))/2 (peak - least)
-   LINEAR    peak - r (peak - least)
+/* Learning rates over the steps s = 0, 1, ..., u = warmup. COSINE, LINEAR and WSD are the library's (fattn/optim.h),
+   down to final_lr of the peak, and need steps; they are llm.c's, as is
    CONSTANT  the peak from the first step on
-   WSD       the peak; in the last fifth least + (1 - sqrt(r'))(peak - least), r' = (s-d)/(N-d), d = floor(0.8 N)
-             (Hägele et al. 2024)
    BUDGET    (s+1)/(u+1) of, and at most, a cosine from the peak to a tenth over the budget, steps or seconds */
 enum { SCHEDULE_BUDGET, SCHEDULE_COSINE, SCHEDULE_LINEAR, SCHEDULE_CONSTANT, SCHEDULE_WSD };
 
@@ -43,7 +39,6 @@ typedef struct trainer {
     fattn_tape *tape;
     fattn_adamw *adamw;
     fattn_tensor ids, targets; /* I32 [batch, context], on the context's device */
-    fattn_tensor share;        /* F32 scalar: 1/passes */
     int32_t *symbols[2];       /* the same on the host */
     float *logits;             /* of a batch, on the host; NULL when they are too many */
     int64_t step;              /* taken; numbers the dropout masks */
@@ -62,7 +57,7 @@ void trainer_destroy(trainer *r);
 /* The used share of the budget, the larger one of steps and seconds, at least 0; 1 = used up. */
 double trainer_used(const trainer *r);
 /* By the config's schedule. Without a time budget it depends on the step alone. */
-double trainer_lr(const trainer *r);
+fattn_status trainer_lr(const trainer *r, double *lr);
 int64_t trainer_sequences(const trainer *r); /* of a step: batch * passes */
 
 /* Batches forward and backward, AdamW. What the task could not read is FATTN_E_ARG, a loss that is not finite
