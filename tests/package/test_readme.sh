@@ -69,9 +69,10 @@ done
 for command in $(grep -oE '`fattn [a-z]+`' README.md | tr -d '`' | sed 's/fattn //' | sort -u); do
     "$FATTN_BUILD/bin/fattn" "$command" --help > "$work/help" || complain "README.md: fattn $command"
 done
-ops=$(sed -n '/^Ops: /,/own op/p' README.md | sed 's/^Ops: //' | grep -oE '\b[a-z_]+,' | tr -d ,)
-[ "$(echo "$ops" | wc -w)" -ge 10 ] || complain 'README.md: no list of ops'
-for op in $ops; do
-    grep -q "fattn_op_$op(" include/fattn/tape.h || complain "README.md: no op $op"
-done
+sed -n '/^| ops |/,/^| your own/p' README.md | sed '1,2d;$d' | cut -d '|' -f 2 | grep -oE '[a-z_]+' |
+    sort -u > "$work/ops"
+grep -oE '\bfattn_op_[a-z_]+\(' include/fattn/tape.h | sed 's/^fattn_op_//; s/($//' |
+    grep -vxE 'custom|attention_ex' | sort -u > "$work/declared"
+[ "$(wc -l < "$work/declared")" -ge 30 ] || complain 'include/fattn/tape.h: too few ops found'
+diff "$work/declared" "$work/ops" || complain "README.md: the ops in the table are not tape.h's"
 exit $status
