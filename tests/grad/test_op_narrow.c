@@ -62,10 +62,11 @@ static fattn_var op(int which, const fattn_var *in, fattn_var ids) {
     case 24: return fattn_op_reshape(tape, fattn_op_transpose(tape, x, 0, 1), 2, (const int64_t[]){-1, 8});
     case 25: return fattn_op_concat(tape, (const fattn_var[]){x, x}, 2, 1);
     case 26: return fattn_op_softmax(tape, x);
+    case 27: return fattn_op_linear_cross_entropy_padded(tape, x, w, ids, V - 1, V - 1);
     default: return none;
     }
 }
-enum { OPS = 27, SOFTMAX = 26 };
+enum { OPS = 28, SOFTMAX = 26 };
 
 /* Gradients of y that every dtype has exactly: multiples of 1/4. */
 static fattn_status weigh_infer(fattn_op_call *c) {

@@ -310,7 +310,7 @@ static double rate(fattn_schedule s, int64_t step) {
     return (double)lr;
 }
 
-/* By the formulas, from float rates: an error of a few roundings of the largest. */
+/* By the formulas in double: one rounding to F32, half a unit of numbers below 1, and those of double. */
 Test(schedule, values) {
     const float lr = 0.6f, min_lr = 0.05f;
     const double most = (double)lr, least = (double)min_lr, pi = acos(-1);
@@ -332,8 +332,8 @@ Test(schedule, values) {
                     want = least + (1 - r) * (most - least);
                 else if (kind == FATTN_SCHEDULE_WSD && part >= 0)
                     want = least + (1 - sqrt(part)) * (most - least);
-                cr_assert_float_eq(rate(s, step), want, 4 * 0x1p-24 * most, "kind %d, warmup %ld of %ld, step %ld: %g",
-                                   kind, (long)u, (long)N, (long)step, rate(s, step));
+                cr_assert_float_eq(rate(s, step), want, 0x1.001p-25, "kind %d, warmup %ld of %ld, step %ld: %g", kind,
+                                   (long)u, (long)N, (long)step, rate(s, step));
             }
             cr_assert_eq(rate(s, INT64_MAX), kind == FATTN_SCHEDULE_CONSTANT ? most : least);
         }
