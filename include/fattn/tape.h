@@ -54,8 +54,8 @@ FATTN_API fattn_var fattn_op_gelu(fattn_tape *t, fattn_var x);             /* ta
 FATTN_API fattn_var fattn_op_silu(fattn_tape *t, fattn_var x);             /* x * sigmoid(x) */
 FATTN_API fattn_var fattn_op_relu(fattn_tape *t, fattn_var x);             /* max(x, 0); slope 0 at 0; NaN stays */
 FATTN_API fattn_var fattn_op_tanh(fattn_tape *t, fattn_var x);
-FATTN_API fattn_var fattn_op_scale(fattn_tape *t, fattn_var x, double factor); /* factor x; ARG unless factor is finite
-                                                                                   in F32, for F64 in F64 */
+/* factor x; ARG unless factor is finite in F32, for F64 in F64. */
+FATTN_API fattn_var fattn_op_scale(fattn_tape *t, fattn_var x, double factor);
 /* up silu(gate) and up gelu(gate) (Shazeer, arXiv 2002.05202): one shape, any strides, so that both may be slices of
    one product. What the activation gives is not stored. */
 FATTN_API fattn_var fattn_op_swiglu(fattn_tape *t, fattn_var gate, fattn_var up);
@@ -64,13 +64,13 @@ FATTN_API fattn_var fattn_op_geglu(fattn_tape *t, fattn_var gate, fattn_var up);
    a scalar. Summed in double, rounded once. mean: SHAPE where it would be of no elements; a sum of none is 0. */
 FATTN_API fattn_var fattn_op_sum(fattn_tape *t, fattn_var x, const int *dims, int n, int keep);
 FATTN_API fattn_var fattn_op_mean(fattn_tape *t, fattn_var x, const int *dims, int n, int keep);
-FATTN_API fattn_var fattn_op_softmax(fattn_tape *t,
-                                     fattn_var x); /* over the last dimension; of only -infinity: 0; a NaN
-                                                                     or +infinity makes its row NaN */
-/* Training dropout: x 65536/(65536 - T), T = round(65536 p), or 0 with probability T/65536; p in [0, 1), p 0 is a view
-   of x. The mask is a function of rng, step and the element's number, the same on every device and in backward.
-   rng.stream is the call site. step: an I32 scalar, or {0} for 0; read when the op runs, so that a captured graph draws
-   new masks once it has changed. */
+/* exp(x - max) / sum of exp(x - max) over the last dimension, whose elements must be contiguous. A row of only
+   -infinity becomes 0; a NaN or +infinity makes its row NaN. */
+FATTN_API fattn_var fattn_op_softmax(fattn_tape *t, fattn_var x);
+/* Training dropout (Srivastava et al. 2014): x 65536/(65536 - T), T = round(65536 p), or 0 with probability T/65536.
+   p 0 is a view of x; ARG unless p is 0 or T is in 1..65535. The mask is a function of rng, step and the element's
+   number, the same on every device and in backward. rng.stream is the call site. step: an I32 scalar, or {0} for 0;
+   read when the op runs, so that a captured graph draws new masks once it has changed. */
 FATTN_API fattn_var fattn_op_dropout(fattn_tape *t, fattn_var x, float p, fattn_rng rng, fattn_var step);
 FATTN_API fattn_var fattn_op_layernorm(fattn_tape *t, fattn_var x, fattn_var gain, fattn_var bias,
                                        float eps); /* over the last dimension; bias may be {0} */
