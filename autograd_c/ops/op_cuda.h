@@ -28,11 +28,13 @@ typedef struct fattni_element_args {
     double value;
     int32_t what; /* enum fattni_element */
     int32_t fresh;
-    int32_t vector; /* all lie side by side, or are one element; 16-byte accesses */
+    int32_t vector; /* innermost, all lie side by side or are one element; 16-byte accesses */
     int32_t operands;
     int32_t dtype; /* of all operands; 0: they differ */
     int32_t reserved;
 } fattni_element_args;
+
+enum { FATTNI_BLOCK_COLUMNS = 32 * FATTNI_PACK }; /* that a block sums, where operands are rows side by side */
 
 /* d (+)= factor times the sum of x y over what d broadcasts: operands d, x, y. parts > 1: sums of each part to
    partial[part][kept] instead. `lanes` threads share one sum. */
@@ -43,6 +45,7 @@ typedef struct fattni_sum_args {
     double factor;
     int64_t parts;
     int32_t fresh, lanes;
+    int32_t dtype, reserved; /* of x and y; 0: they differ */
 } fattni_sum_args;
 
 /* d (+)= factor times the sum over parts of partial[part * stride + e], e < grid.count. */

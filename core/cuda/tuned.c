@@ -26,7 +26,7 @@ enum { CANDIDATES = 8, RUNS = 3, FIRST_CAPACITY = 32, ALIGNMENT = 16 };
 
 /* The key of a choice; without padding, since it is compared with memcmp. */
 typedef struct shape {
-    int64_t dtype, c_dtype, trans_a, trans_b, tf32, adds;
+    int64_t dtype, c_dtype, trans_a, trans_b, tf32, adds, row;
     int64_t batches, M, N, K, lda, ldb, ldc, stride_a, stride_b, stride_c;
 } shape;
 
@@ -103,8 +103,23 @@ void fattni_cuda_tuned_close(fattn_ctx *ctx, struct fattni_cuda_tuned *t) {
 }
 
 static shape shape_of(const fattni_cuda_gemm *g) {
-    return (shape){g->dtype, g->c_dtype, g->trans_a, g->trans_b, g->tf32, g->beta != 0, g->batches,  g->M,
-                   g->N,     g->K,       g->lda,     g->ldb,     g->ldc,  g->stride_a,  g->stride_b, g->stride_c};
+    return (shape){.dtype = g->dtype,
+                   .c_dtype = g->c_dtype,
+                   .trans_a = g->trans_a,
+                   .trans_b = g->trans_b,
+                   .tf32 = g->tf32,
+                   .adds = g->beta != 0,
+                   .row = g->row != NULL,
+                   .batches = g->batches,
+                   .M = g->M,
+                   .N = g->N,
+                   .K = g->K,
+                   .lda = g->lda,
+                   .ldb = g->ldb,
+                   .ldc = g->ldc,
+                   .stride_a = g->stride_a,
+                   .stride_b = g->stride_b,
+                   .stride_c = g->stride_c};
 }
 
 static cublasStatus_t matrix(const struct fattni_cuda_tuned *t, const fattni_cuda_gemm *g, fattn_dtype dtype,
@@ -117,6 +132,10 @@ static cublasStatus_t matrix(const struct fattni_cuda_tuned *t, const fattni_cud
     return s;
 }
 
+static cublasStatus_t point_to_row(const struct fattni_cuda_tuned *t, const choice *c, const fattni_cuda_gemm *g) {
+    return t->set_product(c->product, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &g->row, sizeof g->row);
+}
+
 /* C^T = op(B)^T op(A)^T */
 static cublasStatus_t describe(const struct fattni_cuda_tuned *t, const fattni_cuda_gemm *g, choice *c) {
     const cublasOperation_t first = g->trans_b ? CUBLAS_OP_T : CUBLAS_OP_N;
@@ -125,6 +144,9 @@ static cublasStatus_t describe(const struct fattni_cuda_tuned *t, const fattni_c
         &c->product, g->dtype == FATTN_F32 && g->tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F, CUDA_R_32F);
     if (!s) s = t->set_product(c->product, CUBLASLT_MATMUL_DESC_TRANSA, &first, sizeof first);
     if (!s) s = t->set_product(c->product, CUBLASLT_MATMUL_DESC_TRANSB, &second, sizeof second);
+    const cublasLtEpilogue_t add_row = CUBLASLT_EPILOGUE_BIAS; /* of C^T a column */
+    if (!s && g->row) s = t->set_product(c->product, CUBLASLT_MATMUL_DESC_EPILOGUE, &add_row, sizeof add_row);
+    if (!s && g->row) s = point_to_row(t, c, g);
     if (!s) s = matrix(t, g, g->dtype, g->trans_b ? g->K : g->N, g->trans_b ? g->N : g->K, g->ldb, g->stride_b, &c->a);
     if (!s) s = matrix(t, g, g->dtype, g->trans_a ? g->M : g->K, g->trans_a ? g->K : g->M, g->lda, g->stride_a, &c->b);
     if (!s) s = matrix(t, g, g->c_dtype, g->N, g->M, g->ldc, g->stride_c, &c->c);
@@ -150,6 +172,8 @@ static int ask(const struct fattni_cuda_tuned *t, const choice *c, cublasLtMatmu
 static cublasStatus_t run(const fattn_ctx *ctx, const struct fattni_cuda_tuned *t, const choice *c,
                           const fattni_cuda_gemm *g, float alpha, void *workspace) {
     const float beta = (float)g->beta;
+    const cublasStatus_t s = g->row ? point_to_row(t, c, g) : CUBLAS_STATUS_SUCCESS;
+    if (s) return s;
     return t->multiply(t->handle, c->product, &alpha, g->b, c->a, g->a, c->b, &beta, g->c, c->c, g->c, c->c,
                        &c->algorithm, workspace, FATTNI_CUDA_BLAS_WORKSPACE, ctx->stream);
 }
@@ -226,6 +250,7 @@ fattn_status fattni_cuda_tuned_multiply(fattn_ctx *ctx, struct fattni_cuda_tuned
     *done = false;
     if (g->dtype == FATTN_F64 || g->batches > INT32_MAX || !is_aligned(g->a) || !is_aligned(g->b) || !is_aligned(g->c))
         return FATTN_OK;
+    if (g->row && (g->batches > 1 || g->c_dtype != g->dtype || !is_aligned(g->row))) return FATTN_OK;
     FATTNI_TRY(find(ctx, t, g, workspace, &c));
     if (!c || !c->usable) return FATTN_OK;
     const cublasStatus_t s = run(ctx, t, c, g, (float)g->alpha, workspace);

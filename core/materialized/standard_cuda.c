@@ -128,7 +128,7 @@ static fattn_status multiply(fattn_ctx *ctx, const fattni_problem *p, bool trans
                                 .stride_a = M * K,
                                 .stride_b = K * N,
                                 .stride_c = M * N};
-    return fattni_cuda_multiply(ctx, &g, workspace);
+    return fattni_cuda_multiply(ctx, &g, workspace, NULL);
 }
 
 fattn_status fattni_standard_rows_by_keys(fattn_ctx *ctx, const fattni_problem *p, int64_t width, double alpha,

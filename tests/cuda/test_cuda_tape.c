@@ -379,7 +379,9 @@ static fattn_var wide(fattn_tape *t, const fattn_var *in, int n, void *user) {
     const fattn_var s = fattn_op_mul(t, fattn_op_softmax(t, in[0]), fattn_op_sum(t, in[0], (const int[]){0, 1}, 2, 0));
     const fattn_var g = fattn_op_geglu(t, fattn_op_slice(t, in[0], 2, 1, heads[0] * heads[1]),
                                        fattn_op_slice(t, h, 2, 0, heads[0] * heads[1] - 1));
-    const fattn_var u = fattn_op_sum(t, fattn_op_mul(t, g, g), (const int[]){2}, 1, 1);
+    /* Of the size of the other terms: what is added to all of a row's logits takes bits from them. */
+    const fattn_var squares = fattn_op_scale(t, fattn_op_mul(t, g, g), 1.0 / (heads[0] * heads[1]));
+    const fattn_var u = fattn_op_sum(t, squares, (const int[]){2}, 1, 1);
     const fattn_var m = fattn_op_add(t, fattn_op_add(t, s, u), fattn_op_mean(t, in[0], (const int[]){2}, 1, 1));
     return fattn_op_add(t, fattn_op_add(t, fattn_op_add(t, fattn_op_swiglu(t, in[0], h), z), m),
                         fattn_op_mul(t, y, in[1]));
@@ -582,6 +584,56 @@ Test(cuda_tape, training_with_tuned_products) {
     follow_the_cpu(&p, FATTN_F64, 1e-9);
     follow_the_cpu(&p, FATTN_F32, 2e-4);
     pair_free(&p);
+}
+
+/* ---- rows that are added to every row ---- */
+
+static fattn_var biased(fattn_tape *t, const fattn_var *in, int n, void *user) {
+    (void)n, (void)user;
+    const fattn_var y = fattn_op_linear(t, in[0], in[1], in[2]);
+    return fattn_op_add(t, fattn_op_mul(t, y, in[2]), in[3]);
+}
+
+static double largest_of(const fattn_tensor *t) {
+    double most = 0;
+    for (int64_t e = 0; e < fattn_tensor_numel(t); ++e) most = fmax(most, fabs(((double *)t->data)[e]));
+    return most;
+}
+
+/* A bias is a part of a tuned product, or added to before; rows are in packs, or one by one; their gradients are sums
+   of columns. Bounds of check_wide; in BF16 results are rounded four times on the way, and a rounding of a logit, which
+   may be another on each device, is a relative error of its probability. */
+static void check_biased(const pair *p, int64_t N, fattn_dtype dtype) {
+    fattn_tensor got[8], want[8];
+    fattn_tensor in[] = {normal(p->gpu, 1, 3, (int64_t[]){2, 250, 40}), normal(p->gpu, 2, 2, (int64_t[]){N, 40}),
+                         normal(p->gpu, 3, 1, &N), normal(p->gpu, 4, 1, &N)};
+    run_graph(p, p->gpu, biased, in, 4, dtype, NULL, got);
+    run_graph(p, p->cpu, biased, in, 4, dtype, NULL, want);
+    const double narrow = (4 + 2 * largest_of(&want[4])) * 0x1p-9;
+    const double bound = dtype == FATTN_F64 ? 64 * 0x1p-53 : dtype == FATTN_F32 ? 64 * 0x1p-24 : narrow;
+    for (int i = 0; i < 5; ++i) {
+        const double most = largest_of(&want[i]);
+        double error = 0;
+        for (int64_t e = 0; e < fattn_tensor_numel(&got[i]); ++e) {
+            const double x = ((double *)got[i].data)[e], y = ((double *)want[i].data)[e];
+            error = isnan(x) ? INFINITY : fmax(error, fabs(x - y));
+        }
+        cr_expect(error <= bound * most, "%s, %lld columns, %s %d: error %g of %g, bound %g", fattn_dtype_name(dtype),
+                  (long long)N, i < 4 ? "gradient" : "output", i, error, most, bound * most);
+        fattn_tensor_free(p->cpu, &got[i]);
+        if (i < 4) fattn_tensor_free(p->gpu, &in[i]);
+    }
+    for (int i = 0; i < 5; ++i) fattn_tensor_free(p->cpu, &want[i]);
+}
+
+Test(cuda_tape, added_rows) {
+    for (int tuned = 0; tuned < 2; ++tuned) {
+        pair p = pair_or_skip(tuned ? FATTN_CTX_TUNE : 0);
+        static const int64_t columns[] = {8, 13, 24, 256, 264, 1000, 2304};
+        static const fattn_dtype dtypes[] = {FATTN_F64, FATTN_F32, FATTN_BF16};
+        for (int n = 0; n < 7 * 3; ++n) check_biased(&p, columns[n / 3], dtypes[n % 3]);
+        pair_free(&p);
+    }
 }
 
 /* BF16 with F32 masters follows F32: both learn, and their losses differ by at most a few roundings 2^-9 of weights,

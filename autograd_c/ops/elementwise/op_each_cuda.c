@@ -6,11 +6,13 @@
 FATTNI_KERNEL(each, fattni_element_args);
 FATTNI_KERNEL(each4, fattni_element_args);
 FATTNI_KERNEL(sum, fattni_sum_args);
+FATTNI_KERNEL(sum_columns, fattni_sum_args);
 FATTNI_KERNEL(add_parts, fattni_parts_args);
 
 enum { ROW_THREADS = 256 };
 /* Sums are cut in parts, of at least LEAST_PART terms, until about THREADS threads have work. */
 enum { THREADS = 1 << 18, LEAST_PART = 64, MOST_PARTS = 1024, FEW_SUMS = 2048 };
+enum { ENOUGH_BLOCKS = 528 }; /* of sums of columns: about as many as run at a time */
 
 fattni_walk fattni_walk_of(const fattn_tensor *t) {
     const fattni_rows r = fattni_rows_of(t);
@@ -37,13 +39,22 @@ bool fattni_rows_in_packs(const fattn_tensor *t) {
     return fits;
 }
 
-/* All operands in one run, side by side or one element repeated, and 16-byte aligned. */
+/* Operand k in packs of neighbours of the innermost dimension, with 16-byte accesses. */
+static bool is_in_packs(const fattni_grid *g, int k, const fattni_operand *t) {
+    const int last = g->n - 1;
+    bool fits =
+        g->stride[last][k] == 1 && (uintptr_t)t->p % 16 == 0 && (last == 0 || g->shape[last] % FATTNI_PACK == 0);
+    for (int d = 0; d < last && fits; ++d) fits = g->stride[d][k] % FATTNI_PACK == 0;
+    return fits;
+}
+
+/* All operands: side by side in the innermost dimension, or one element repeated. */
 static bool is_vector(const fattni_element_args *a) {
-    bool fits = a->grid.n == 1 && a->grid.stride[0][0] == 1;
-    for (int k = 0; k < a->operands && fits; ++k) {
-        const int64_t stride = a->grid.stride[0][k];
+    bool fits = a->grid.n > 0 && is_in_packs(&a->grid, 0, &a->t[0]);
+    for (int k = 1; k < a->operands && fits; ++k) {
+        const bool repeated = a->grid.stride[a->grid.n - 1][k] == 0;
         fits = (a->t[k].dtype == FATTN_F64) == (a->t[0].dtype == FATTN_F64) &&
-               (stride == 0 || (stride == 1 && (uintptr_t)a->t[k].p % 16 == 0));
+               (repeated || is_in_packs(&a->grid, k, &a->t[k]));
     }
     return fits;
 }
@@ -86,9 +97,29 @@ static int64_t parts_of(const fattn_tensor *d, const fattn_tensor *x) {
     return fattni_max(1, fattni_min(useful, THREADS / (kept * lanes)));
 }
 
+static int64_t column_parts_of(const fattn_tensor *d, const fattn_tensor *x) {
+    const int64_t kept = fattn_tensor_numel(d);
+    if (kept == 0 || kept % FATTNI_PACK) return 1;
+    const int64_t length = fattn_tensor_numel(x) / kept,
+                  enough = ENOUGH_BLOCKS / fattni_ceil_div(kept, FATTNI_BLOCK_COLUMNS);
+    return fattni_max(1, fattni_min(enough, length / LEAST_PART));
+}
+
 static size_t reduce_workspace(const fattn_tensor *d, const fattn_tensor *x) {
-    const int64_t parts = parts_of(d, x);
+    const int64_t parts = fattni_max(parts_of(d, x), column_parts_of(d, x));
     return parts > 1 ? (size_t)(parts * fattn_tensor_numel(d)) * sizeof(double) : 0;
+}
+
+/* Kept elements lie side by side in all operands, in packs; what is summed are rows of one stride. */
+static bool sums_columns(const fattni_sum_args *a) {
+    const fattni_operand *const t[] = {&a->d, &a->x, &a->y};
+    bool fits = a->kept.n == 1 && a->reduced.n == 1 && a->kept.count % FATTNI_PACK == 0;
+    for (int k = 0; k < 3 && fits; ++k) {
+        if (!t[k]->p) continue; /* no y */
+        fits = a->kept.stride[0][k] == 1 && a->reduced.stride[0][k] % FATTNI_PACK == 0 &&
+               (uintptr_t)t[k]->p % 16 == 0 && (t[k]->dtype == FATTN_F64) == (a->d.dtype == FATTN_F64);
+    }
+    return fits;
 }
 
 /* Appends dimension d of g. */
@@ -121,8 +152,15 @@ static fattn_status reduce(fattn_ctx *ctx, const fattn_tensor *d, bool fresh, co
         g.stride[i][1] = of_x;
         append(g.stride[i][0] ? &a.kept : &a.reduced, &g, i);
     }
-    const int64_t blocks = fattni_ceil_div(a.kept.count * a.lanes, ROW_THREADS) * a.parts;
-    FATTNI_TRY(FATTNI_START_REAL(ctx, d->dtype, sum, blocks, ROW_THREADS, &a));
+    if (sums_columns(&a)) {
+        a.parts = column_parts_of(d, x);
+        a.dtype = fattni_common_dtype((const fattni_operand *[]){&a.x, &a.y}, 2);
+        const int64_t blocks = fattni_ceil_div(a.kept.count, FATTNI_BLOCK_COLUMNS) * a.parts;
+        FATTNI_TRY(FATTNI_START_REAL(ctx, d->dtype, sum_columns, blocks, ROW_THREADS, &a));
+    } else {
+        const int64_t blocks = fattni_ceil_div(a.kept.count * a.lanes, ROW_THREADS) * a.parts;
+        FATTNI_TRY(FATTNI_START_REAL(ctx, d->dtype, sum, blocks, ROW_THREADS, &a));
+    }
     if (a.parts == 1) return FATTN_OK;
     return fattni_cuda_add_parts(ctx, d, fresh, workspace, a.parts, a.kept.count, factor);
 }
