@@ -1,5 +1,6 @@
 /* From a validated problem to the kernel that runs it. */
 #include "core/attention/kernel.h"
+#include "core/base/device.h"
 
 #include <stdio.h>
 
@@ -11,6 +12,7 @@ static const char *algorithm_name(int32_t a) {
 fattn_status fattni_pick(fattn_ctx *ctx, const fattni_kernel *const *table, const fattni_problem *p,
                          const fattni_kernel **out, fattni_kernel_plan *plan) {
     const char *reason = "has no kernel for this algorithm", *family = "this build";
+    if (ctx->ops->use) ctx->ops->use(ctx, p->dtype);
     for (; *table; ++table) {
         const fattni_kernel *const k = *table;
         if (k->device != ctx->device || !(k->algorithms & (1u << p->algorithm)) ||

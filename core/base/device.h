@@ -23,6 +23,9 @@ typedef struct fattni_device_ops {
     fattn_status (*enter)(fattn_ctx *ctx, bool *entered);
     void (*leave)(const fattn_ctx *ctx, bool entered);
 
+    /* Before attention on tensors of this dtype; may be NULL. */
+    void (*use)(fattn_ctx *ctx, fattn_dtype dtype);
+
     /* ---- tensors: checked by the caller, not empty, on the device unless stated otherwise ---- */
     /* fattn_tensor_copy: either may be in host memory. */
     fattn_status (*copy)(fattn_ctx *ctx, const fattn_tensor *dst, const fattn_tensor *src);

@@ -33,8 +33,9 @@ struct fattn_ctx {
     const struct fattni_device_ops *ops; /* the device's (core/base/device.h) */
     int device_id;
     fattn_stream stream;
-    int cpu_threads; /* fixed at creation, so that a query and a later call agree */
-    int isa;         /* enum fattni_isa */
+    int cpu_threads;  /* fixed at creation, so that a query and a later call agree */
+    int isa;          /* enum fattni_isa */
+    bool may_use_amx; /* the operating system has said so */
     int arch_cap, sm_limit;
     fattni_gpu gpu;
     uint32_t flags;

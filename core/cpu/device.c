@@ -8,12 +8,18 @@
 static fattn_status open_cpu(fattn_ctx *ctx) {
     const char *const warning = fattni_gemm_warning(fattni_cpu_isa());
     if (warning && ctx->log) ctx->log(ctx->log_user, FATTN_LOG_WARN, warning);
-    if (ctx->isa < FATTNI_ISA_AMX || fattni_allow_amx()) return FATTN_OK;
+    return FATTN_OK;
+}
+
+/* Asks for AMX when it is first needed, for the answer binds the whole process (fattn/context.h). */
+static void use(fattn_ctx *ctx, fattn_dtype dtype) {
+    if (dtype != FATTN_BF16 || ctx->isa < FATTNI_ISA_AMX || ctx->flags & FATTN_CTX_F32_PRODUCTS) return;
+    if (!ctx->may_use_amx) ctx->may_use_amx = fattni_allow_amx();
+    if (ctx->may_use_amx) return;
     ctx->isa = FATTNI_ISA_AVX512; /* on CPUs with AMX faster than AVX512-BF16 */
     if (ctx->log)
         ctx->log(ctx->log_user, FATTN_LOG_WARN,
                  "the operating system does not let this process use AMX: products of BF16 tensors are those of F32");
-    return FATTN_OK;
 }
 
 static void close_cpu(fattn_ctx *ctx) { (void)ctx; }
@@ -41,6 +47,7 @@ const fattni_device_ops fattni_cpu_device = {
     .sync = sync_cpu,
     .enter = enter,
     .leave = leave,
+    .use = use,
     .copy = fattni_host_copy,
     .add = fattni_host_add,
     .normal = fattni_host_normal,

@@ -35,7 +35,7 @@ static bool has_amx(void) {
 #endif
 
 /* Linux 5.16 and later lets a process use tiles when it has asked: arch_prctl(ARCH_REQ_XCOMP_PERM, 18). All threads
-   may then, and asking again is allowed. A refusal: a signal stack is too small for their registers. */
+   may then, and asking again is allowed. A refusal: some thread's sigaltstack is too small for the tiles. */
 bool fattni_allow_amx(void) {
 #if defined(__x86_64__) && defined(__linux__)
     return syscall(SYS_arch_prctl, 0x1023, 18) == 0;

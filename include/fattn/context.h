@@ -46,7 +46,10 @@ enum {
                                 Without it a CPU with AMX, or an AMD one with AVX512-BF16, rounds P and dS to BF16 for
                                 their products with V, dO, K and Q and sums in F32, as all GPU kernels do: errors are
                                 those of a GPU, and AMX is two to three times as fast. Other CPUs always multiply
-                                F32 numbers. On a GPU: FATTN_E_UNSUPPORTED */
+                                F32 numbers. On a GPU: FATTN_E_UNSUPPORTED. The first call of attention on BF16
+                                tensors asks Linux to let the process use AMX; from then on sigaltstack refuses
+                                stacks smaller than getauxval(AT_MINSIGSTKSZ), 12 KB. If a thread has a smaller one
+                                before, AMX is refused, and the log says so */
 };
 
 typedef struct fattn_ctx_options {

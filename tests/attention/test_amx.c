@@ -1,0 +1,79 @@
+/* AMX is asked for when it is first needed, and a refusal is no error. Each test is a process of its own. */
+#define _XOPEN_SOURCE 700 /* sigaltstack */
+#include "attention.h"
+#include "core/base/internal.h"
+
+#include <criterion/criterion.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { SMALL_STACK = 8192 }; /* less than the registers of AMX need */
+
+/* false: the kernel refuses it, because the process may use AMX. */
+static bool set_small_stack(void *memory) {
+    const stack_t stack = {.ss_sp = memory, .ss_size = SMALL_STACK};
+    return sigaltstack(&stack, NULL) == 0;
+}
+
+static void note(void *user, fattn_log level, const char *text) {
+    if (level == FATTN_LOG_WARN && strstr(text, "AMX")) ++*(int *)user;
+}
+
+static fattn_ctx *logged_context(uint32_t flags, int *warnings) {
+    const fattn_ctx_options o = {
+        .struct_size = sizeof o, .cpu_threads = 2, .flags = flags, .log = note, .log_user = warnings};
+    fattn_ctx *ctx;
+    cr_assert_eq(fattn_ctx_create(&o, &ctx), FATTN_OK);
+    return ctx;
+}
+
+/* Runs attention; whether its kernels are AMX's. */
+static bool uses_amx(fattn_ctx *ctx, fattn_dtype dtype) {
+    const attention_case c = {
+        .name = "amx", .dtype = dtype, .B = 1, .Hq = 2, .Hkv = 2, .Sq = 70, .Sk = 90, .D = 16, .Dv = 16};
+    attention *const a = attention_new(ctx, &c);
+    attention_run(a, LIBRARY);
+    const bool yes = strstr(a->plan.fwd_kernel, "_amx_") && strstr(a->plan.bwd_kernel, "_amx_");
+    attention_free(a);
+    return yes;
+}
+
+Test(amx, is_not_asked_for_without_bf16) {
+    void *const memory = malloc(SMALL_STACK);
+    int warnings = 0;
+    fattn_ctx *const ctx = logged_context(0, &warnings), *const exact =
+                                                             logged_context(FATTN_CTX_F32_PRODUCTS, &warnings);
+    cr_assert_not(uses_amx(ctx, FATTN_F32));
+    cr_assert_not(uses_amx(ctx, FATTN_F16));
+    cr_assert_not(uses_amx(exact, FATTN_BF16));
+    cr_assert(set_small_stack(memory));
+    cr_assert_eq(warnings, 0);
+    fattn_ctx_destroy(ctx);
+    fattn_ctx_destroy(exact);
+}
+
+Test(amx, refused_beside_a_small_signal_stack) {
+    void *const memory = malloc(SMALL_STACK);
+    int warnings = 0;
+    fattn_ctx *const ctx = logged_context(0, &warnings);
+    if (ctx->isa < FATTNI_ISA_AMX) cr_skip("no AMX");
+    cr_assert(set_small_stack(memory));
+    cr_assert_not(uses_amx(ctx, FATTN_BF16));
+    cr_assert_not(uses_amx(ctx, FATTN_BF16));
+    cr_assert_eq(warnings, 1);
+    fattn_ctx_destroy(ctx);
+}
+
+Test(amx, is_used_once_allowed) {
+    void *const memory = malloc(SMALL_STACK);
+    int warnings = 0;
+    fattn_ctx *const ctx = logged_context(0, &warnings);
+    if (ctx->isa < FATTNI_ISA_AMX) cr_skip("no AMX");
+    cr_assert(uses_amx(ctx, FATTN_BF16));
+    cr_assert_not(set_small_stack(memory), "the process may use AMX, but signal stacks may be small");
+    cr_assert(uses_amx(ctx, FATTN_BF16));
+    cr_assert_eq(warnings, 0);
+    fattn_ctx_destroy(ctx);
+}
