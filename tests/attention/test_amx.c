@@ -5,14 +5,13 @@
 
 #include <criterion/criterion.h>
 #include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 enum { SMALL_STACK = 8192 }; /* less than the registers of AMX need */
 
 /* false: the kernel refuses it, because the process may use AMX. */
-static bool set_small_stack(void *memory) {
+static bool set_small_stack(void) {
+    static char memory[SMALL_STACK];
     const stack_t stack = {.ss_sp = memory, .ss_size = SMALL_STACK};
     return sigaltstack(&stack, NULL) == 0;
 }
@@ -41,25 +40,23 @@ static bool uses_amx(fattn_ctx *ctx, fattn_dtype dtype) {
 }
 
 Test(amx, is_not_asked_for_without_bf16) {
-    void *const memory = malloc(SMALL_STACK);
     int warnings = 0;
     fattn_ctx *const ctx = logged_context(0, &warnings), *const exact =
                                                              logged_context(FATTN_CTX_F32_PRODUCTS, &warnings);
     cr_assert_not(uses_amx(ctx, FATTN_F32));
     cr_assert_not(uses_amx(ctx, FATTN_F16));
     cr_assert_not(uses_amx(exact, FATTN_BF16));
-    cr_assert(set_small_stack(memory));
+    cr_assert(set_small_stack());
     cr_assert_eq(warnings, 0);
     fattn_ctx_destroy(ctx);
     fattn_ctx_destroy(exact);
 }
 
 Test(amx, refused_beside_a_small_signal_stack) {
-    void *const memory = malloc(SMALL_STACK);
     int warnings = 0;
     fattn_ctx *const ctx = logged_context(0, &warnings);
     if (ctx->isa < FATTNI_ISA_AMX) cr_skip("no AMX");
-    cr_assert(set_small_stack(memory));
+    cr_assert(set_small_stack());
     cr_assert_not(uses_amx(ctx, FATTN_BF16));
     cr_assert_not(uses_amx(ctx, FATTN_BF16));
     cr_assert_eq(warnings, 1);
@@ -67,12 +64,11 @@ Test(amx, refused_beside_a_small_signal_stack) {
 }
 
 Test(amx, is_used_once_allowed) {
-    void *const memory = malloc(SMALL_STACK);
     int warnings = 0;
     fattn_ctx *const ctx = logged_context(0, &warnings);
     if (ctx->isa < FATTNI_ISA_AMX) cr_skip("no AMX");
     cr_assert(uses_amx(ctx, FATTN_BF16));
-    cr_assert_not(set_small_stack(memory), "the process may use AMX, but signal stacks may be small");
+    cr_assert_not(set_small_stack(), "the process may use AMX, but signal stacks may be small");
     cr_assert(uses_amx(ctx, FATTN_BF16));
     cr_assert_eq(warnings, 0);
     fattn_ctx_destroy(ctx);
