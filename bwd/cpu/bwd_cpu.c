@@ -69,7 +69,8 @@ static void dots_of_o(const fattni_bwd *w, int64_t batch, int64_t h, int64_t row
     }
 }
 
-/* Task: the mean of one head's keys, then one block of rows of one head. */
+/* The first tasks, if keys may be centred: the mean of the keys of one head. The others: one block of rows of one
+   head. */
 static void prepare(void *arg, int64_t task, int thread) {
     (void)thread;
     fattni_bwd *const w = arg;
@@ -114,8 +115,6 @@ static void huge_task(void *arg, int64_t task, int thread) {
 }
 
 /* ---- tiles ---- */
-
-enum { MOST_BLOCKS = 4 }; /* of kernels->blocks */
 
 /* Where P or dS of a tile lies as operands of add_rows: those of block n of rows, of the key j in the column block that
    begins at j0. */
@@ -170,7 +169,7 @@ static void backward_tiles(const fattni_bwd *w, const fattni_bwd_rows *r, int64_
         k->round(&at.tile, s + l->ds, ds_pairs,
                  want & WANT_DK ? rounded_rows(w, s, l->ds_rows, n, columns.begin, j) : NULL);
         if (!ds_pairs) continue;
-        const char *const key = s + l->turned + (j - columns.begin) * (int64_t)fattni_operand_bytes(k, p->D);
+        const char *const key = s + l->key_transposed + (j - columns.begin) * (int64_t)fattni_operand_bytes(k, p->D);
         k->add_keys(&at.tile, p->D, key, at.key_stride, ds_pairs, NULL, dq);
         if (mean) k->remove_mean(&at.tile, p->D, mean, ds_pairs, dq);
     }
@@ -180,7 +179,7 @@ static void backward_tiles(const fattni_bwd *w, const fattni_bwd_rows *r, int64_
 static void add_rounded_rows(const fattni_bwd *w, const fattni_bwd_rows *r, int64_t count, fattni_range columns,
                              unsigned want) {
     for (int64_t j = columns.begin; j < columns.end; j += FATTNI_TILE_KEYS) {
-        fattni_tile tiles[MOST_BLOCKS];
+        fattni_tile tiles[FATTNI_MOST_BLOCKS];
         for (int64_t n = 0; n < count; ++n) {
             const fattni_range keys = seen_columns(r + n, columns);
             const int64_t seen = j < keys.begin ? 0 : fattni_clamp(keys.end - j, 0, FATTNI_TILE_KEYS);
@@ -260,7 +259,7 @@ static void column_block(const fattni_bwd *w, const fattni_sequence *seq, int64_
     fattni_bwd_load_keys(w, seq, b, g, columns, scratch);
     const fattni_range rows = fattni_band_rows(&seq->band, columns.begin, columns.end);
     const int64_t i_begin = rows.begin < rows.end ? rows.begin / w->k->rows * w->k->rows : rows.end;
-    fattni_bwd_rows r[MOST_BLOCKS];
+    fattni_bwd_rows r[FATTNI_MOST_BLOCKS];
     int64_t n = 0; /* blocks of rows whose P and dS are not in dK and dV yet */
     for (int64_t h = g * p->group; h < (g + 1) * p->group; ++h)
         for (int64_t i0 = i_begin; i0 < rows.end; i0 += w->k->rows) {

@@ -51,7 +51,7 @@ static fattni_bwd_layout lay_out(const fattni_bwd *w) {
     l.d_o_rows = fattni_append(&l.bytes, w->copy_d_o ? (size_t)k->blocks * rows_bytes(w, w->Dv_pad) : 0);
     l.key = fattni_append(&l.bytes, copied * fattni_operand_bytes(k, p->D));
     l.value = fattni_append(&l.bytes, copied * fattni_operand_bytes(k, p->Dv));
-    l.turned = fattni_append(&l.bytes, k->round ? copied * fattni_operand_bytes(k, p->D) : 0);
+    l.key_transposed = fattni_append(&l.bytes, k->round ? copied * fattni_operand_bytes(k, p->D) : 0);
     l.p_rows = fattni_append(&l.bytes, w->want & WANT_DV ? rounded * FATTNI_ROWS_BYTES : 0);
     l.ds_pairs = fattni_append(&l.bytes, k->round && w->want & WANT_DQ ? FATTNI_PAIRS_BYTES : 0);
     l.ds_rows = fattni_append(&l.bytes, w->want & WANT_DK ? rounded * FATTNI_ROWS_BYTES : 0);
@@ -211,7 +211,7 @@ void fattni_bwd_load_keys(const fattni_bwd *w, const fattni_sequence *seq, int64
     k->load_keys(count, p->D, p->dtype, K, p->k.s[2], scratch + w->layout.key, width);
     k->load_keys(count, p->Dv, p->dtype, V, p->v.s[2], scratch + w->layout.value, fattni_operand_width(k, p->Dv));
     if (k->round) {
-        k->load_turned(count, p->D, p->dtype, K, p->k.s[2], scratch + w->layout.turned, width);
+        k->load_transposed(count, p->D, p->dtype, K, p->k.s[2], scratch + w->layout.key_transposed, width);
         return;
     }
     const float *const mean = fattni_bwd_key_mean(w, b, g);

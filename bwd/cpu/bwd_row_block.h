@@ -19,7 +19,7 @@ typedef struct fattni_bwd_layout {
     size_t keep, dcap, bias;          /* [keys]: dropout mask, derivative of the softcap, bias */
     size_t q_rows, d_o_rows;          /* [kernels->blocks][row][D_pad], [..][Dv_pad]: operands of add_rows, if copies */
     size_t key, value;                /* of a column block, operands of scores: copies */
-    size_t turned;                    /* K as an operand of add_keys, where products take BF16 */
+    size_t key_transposed;            /* K as an operand of add_keys, where products take BF16 */
     size_t p_rows, ds_pairs, ds_rows; /* P^T, dS^T as operands, where products take BF16; rows: of a column block */
     size_t dk, dv;                    /* [column block][D_pad], [..][Dv_pad] */
     size_t bytes;

@@ -4,6 +4,7 @@
 #include "cli/base/device.h"
 #include "cli/llmc/file.h"
 #include "cli/train/durable.h"
+#include "core/tensor/numeric.h"
 
 #include <dirent.h>
 #include <math.h>
@@ -68,24 +69,6 @@ bool llmc_model_sizes(const char *path, llmc_model *m) {
 
 /* ---- numbers ---- */
 
-static float float_of(uint32_t bits) {
-    float x;
-    memcpy(&x, &bits, sizeof x);
-    return x;
-}
-
-static uint32_t bits_of(float x) {
-    uint32_t bits;
-    memcpy(&bits, &x, sizeof bits);
-    return bits;
-}
-
-/* To nearest, ties to even; x is finite. */
-static uint32_t rounded(float x) {
-    const uint32_t bits = bits_of(x);
-    return (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
-}
-
 /* n numbers at an offset, which moves on. */
 static bool read_numbers(llmc_file *f, int64_t *offset, int bytes, float *to, int64_t n) {
     unsigned char *const buffer = malloc(AT_ONCE * F32_BYTES);
@@ -95,7 +78,7 @@ static bool read_numbers(llmc_file *f, int64_t *offset, int bytes, float *to, in
         ok = llmc_read(f, *offset, buffer, part * bytes);
         for (int64_t i = 0; ok && i < part; ++i, *offset += bytes) {
             const unsigned char *const b = buffer + i * bytes;
-            to[done + i] = float_of(bytes == F32_BYTES ? llmc_u32(b) : llmc_u16(b) << 16);
+            to[done + i] = fattni_bits_float(bytes == F32_BYTES ? llmc_u32(b) : llmc_u16(b) << 16);
             ok = isfinite(to[done + i]) ||
                  llmc_fail(f->path, *offset, "the number is %g, finite ones are expected", (double)to[done + i]);
         }
@@ -112,9 +95,9 @@ static bool write_numbers(durable_stream *s, int bytes, const float *from, int64
         const int64_t part = n - done < AT_ONCE ? n - done : AT_ONCE;
         for (int64_t i = 0; i < part; ++i) {
             if (bytes == F32_BYTES)
-                llmc_put_u32(buffer + i * bytes, bits_of(from[done + i]));
+                llmc_put_u32(buffer + i * bytes, fattni_float_bits(from[done + i]));
             else
-                llmc_put_u16(buffer + i * bytes, rounded(from[done + i]));
+                llmc_put_u16(buffer + i * bytes, fattni_float_to_bf16(from[done + i]));
         }
         ok = durable_append(s, buffer, (size_t)(part * bytes));
         done += part;

@@ -2,6 +2,7 @@
 
 #include "cli/base/cli.h"
 #include "cli/output/files.h"
+#include "core/files/unfinished.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -12,38 +13,6 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
-
-enum { NAME_BYTES = 64 }; /* of a temporary file */
-static bool write_all(int file, const unsigned char *bytes, size_t size) {
-    while (size > 0) {
-        const ssize_t n = write(file, bytes, size);
-        if (n < 0 && errno == EINTR) continue;
-        if (n < 0) return false;
-        bytes += n;
-        size -= (size_t)n;
-    }
-    return true;
-}
-
-/* Creates a new file with a unique name, and its path. Never opens an existing file or link. */
-static int open_unfinished(const char *folder, char path[PATH_MAX]) {
-    int file = -1;
-    errno = EEXIST;
-    for (int n = 0; file < 0 && errno == EEXIST && n < 1000; ++n) {
-        snprintf(path, PATH_MAX, "%s/unfinished-%ld-%d.tmp", folder, (long)getpid(), n);
-        file = open(path, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
-    }
-    return file;
-}
-
-/* A new name is on the disk when its folder is synced. */
-static bool sync_folder(const char *folder) {
-    const int file = open(folder, O_RDONLY | O_DIRECTORY);
-    if (file < 0) return false;
-    const bool ok = fsync(file) == 0;
-    close(file);
-    return ok;
-}
 
 static bool stream_failed(durable_stream *s) {
     cli_fail(CLI_FAILURE, "cannot write %s: %s", s->path, strerror(errno));
@@ -57,17 +26,15 @@ static bool stream_failed(durable_stream *s) {
 
 bool durable_begin(durable_stream *s, const char *folder, const char *name) {
     s->file = -1;
-    const int a = snprintf(s->folder, sizeof s->folder, "%s", folder);
-    const int b = snprintf(s->path, sizeof s->path, "%s/%s", folder, name);
-    const bool fits = a < DURABLE_PATH && b + NAME_BYTES < DURABLE_PATH;
-    if (!fits) errno = ENAMETOOLONG;
-    if (!fits || !cli_make_parents(s->path)) return stream_failed(s);
-    s->file = open_unfinished(folder, s->temporary);
+    if (snprintf(s->path, sizeof s->path, "%s/%s", folder, name) >= (int)sizeof s->path)
+        errno = ENAMETOOLONG;
+    else if (cli_make_parents(s->path))
+        s->file = fattni_open_unfinished(s->path, s->temporary);
     return s->file >= 0 || stream_failed(s);
 }
 
 bool durable_append(durable_stream *s, const void *bytes, size_t size) {
-    return s->file >= 0 && (write_all(s->file, bytes, size) || stream_failed(s));
+    return s->file >= 0 && (fattni_write_all(s->file, bytes, size) || stream_failed(s));
 }
 
 bool durable_end(durable_stream *s, bool keep) {
@@ -76,7 +43,7 @@ bool durable_end(durable_stream *s, bool keep) {
     if (keep && fsync(file) != 0) return stream_failed(s);
     s->file = -1;
     bool ok = close(file) == 0 || !keep;
-    if (ok && keep) ok = rename(s->temporary, s->path) == 0 && sync_folder(s->folder);
+    if (ok && keep) ok = rename(s->temporary, s->path) == 0 && fattni_sync_folder_of(s->path);
     if (!ok) stream_failed(s);
     if (!ok || !keep) unlink(s->temporary);
     return ok;

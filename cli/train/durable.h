@@ -3,15 +3,15 @@
 #ifndef FATTNI_CLI_TRAIN_DURABLE_H
 #define FATTNI_CLI_TRAIN_DURABLE_H
 
+#include <limits.h>
 #include <stdbool.h>
 #include <stddef.h>
 
 /* A file that is written piece by piece to unfinished-*.tmp in its folder, which is created if missing; at the end
    fsync, rename, fsync of the folder. */
-enum { DURABLE_PATH = 4096 };
 typedef struct durable_stream {
     int file; /* -1: an earlier call failed, with an error message */
-    char folder[DURABLE_PATH], path[DURABLE_PATH], temporary[DURABLE_PATH];
+    char path[PATH_MAX], temporary[PATH_MAX];
 } durable_stream;
 
 /* False after an error message, at once or in any later call; then the others do nothing but return false. */
@@ -24,7 +24,7 @@ bool durable_end(durable_stream *s, bool keep);
 typedef struct durable_lock {
     bool held;
     int file; /* folder/running.lock, locked: the system releases it when the process ends in any way */
-    char path[4096];
+    char path[PATH_MAX];
 } durable_lock;
 
 /* Takes the lock; if it is already held, checks that the file still exists and takes it again if not, since

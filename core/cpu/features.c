@@ -17,6 +17,7 @@ static bool has_f16c(void) {
     return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
 }
 
+#ifdef FATTNI_HAVE_BF16_PRODUCTS /* the compiler knows these instructions */
 /* AVX512-BF16 and AMX-BF16 are too new for all compilers to name them: bits of cpuid's leaf 7. */
 static bool has_avx512bf16(void) {
     unsigned a, b, c, d;
@@ -32,6 +33,7 @@ static bool has_amx(void) {
     __asm__("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
     return (low >> 17 & 3) == 3;
 }
+#endif
 #endif
 
 /* Linux 5.16 and later lets a process use tiles when it has asked: arch_prctl(ARCH_REQ_XCOMP_PERM, 18). All threads
@@ -50,9 +52,11 @@ int fattni_cpu_isa(void) {
     __builtin_cpu_init();
     if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
         __builtin_cpu_supports("avx512vl")) {
-        if (!has_avx512bf16()) return FATTNI_ISA_AVX512;
-        if (has_amx()) return FATTNI_ISA_AMX;
-        return gains_by_avx512bf16() ? FATTNI_ISA_AVX512BF16 : FATTNI_ISA_AVX512;
+#ifdef FATTNI_HAVE_BF16_PRODUCTS
+        if (has_avx512bf16() && has_amx()) return FATTNI_ISA_AMX;
+        if (has_avx512bf16() && gains_by_avx512bf16()) return FATTNI_ISA_AVX512BF16;
+#endif
+        return FATTNI_ISA_AVX512;
     }
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c()) return FATTNI_ISA_AVX2;
 #endif

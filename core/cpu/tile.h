@@ -81,14 +81,14 @@ typedef struct fattni_cpu_kernels {
        copy fattni_operand_width of them.
        load_packed   of scores: rows of Q or dO
        load_keys     of scores: rows of K or V
-       load_turned   of add_keys: rows of K or V; BF16: transposed, [column][64] for each 64 keys
+       load_transposed   of add_keys: rows of K or V; BF16: transposed, [column][64] for each 64 keys
        load_rows     of add_rows: rows of Q or dO, `pitch` columns, a multiple of lanes
        With reals the last three copy rows as they are, and products take those of tensors, too. */
     void (*load_packed)(int64_t rows, int64_t columns, fattn_dtype from, const void *x, int64_t stride, void *out);
     void (*load_keys)(int64_t keys, int64_t columns, fattn_dtype from, const void *x, int64_t stride, void *out,
                       int64_t width);
-    void (*load_turned)(int64_t keys, int64_t columns, fattn_dtype from, const void *x, int64_t stride, void *out,
-                        int64_t width);
+    void (*load_transposed)(int64_t keys, int64_t columns, fattn_dtype from, const void *x, int64_t stride, void *out,
+                            int64_t width);
     void (*load_rows)(int64_t rows, int64_t columns, fattn_dtype from, const void *x, int64_t stride, void *out,
                       int64_t pitch);
     /* P or dS, x[j][i], as operands: of add_keys at `pairs`, of add_rows at `rows`, which one of these may be NULL.
@@ -136,7 +136,8 @@ static inline size_t fattni_append(size_t *end, size_t bytes) {
     return begin;
 }
 
-enum { FATTNI_PAIRS_BYTES = FATTNI_TILE_KEYS * 64, FATTNI_ROWS_BYTES = 4 * FATTNI_PAIRS_BYTES };
+enum { FATTNI_MOST_BLOCKS = 4 }; /* kernels->blocks of any table */
+enum { FATTNI_PAIRS_BYTES = FATTNI_TILE_KEYS * 64, FATTNI_ROWS_BYTES = FATTNI_MOST_BLOCKS * FATTNI_PAIRS_BYTES };
 
 /* Bytes of one of [..][row], and elements and bytes of a row of `columns` of an operand. */
 static inline size_t fattni_row_bytes(const fattni_cpu_kernels *k) {

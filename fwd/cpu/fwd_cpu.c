@@ -15,9 +15,9 @@
    next ones. A block's results do not depend on the piece or the thread. */
 enum { MOST_BLOCKS = 4, LONE_PER_THREAD = 4 };
 
-/* Products of BF16 take a fraction of that time. So K and V of a head are brought into order once, by the threads that
-   begin with it, where that takes at most so many bytes of the workspace for all heads. */
-enum { MOST_ORDERED_BYTES = 64 << 20 };
+/* Products of BF16 take a fraction of that time. So K and V of a head are copied into their layout once, by the threads
+   that begin with it, where that takes at most so many bytes of the workspace for all heads. */
+enum { MOST_COPIED_BYTES = 64 << 20 };
 
 typedef struct forward {
     const fattni_problem *p;
@@ -27,7 +27,7 @@ typedef struct forward {
     int64_t grouped;        /* blocks of a plane whose pieces have several */
     int64_t groups, pieces; /* of a plane: pieces for those, pieces in all */
     int64_t threads;        /* that have scratch */
-    int64_t ordered;        /* tiles of keys of a head that are brought into order, or 0 */
+    int64_t copied;         /* tiles of keys of a head, if copied once for all pieces, else 0 */
     size_t keys, counters;  /* offsets: fattni_fwd_keys of all tiles; counters */
     size_t shared_bytes;    /* of both */
 } forward;
@@ -54,8 +54,8 @@ static forward plan_forward(const fattn_ctx *ctx, const fattni_problem *p) {
     const int64_t tiles = fattni_ceil_div(p->Sk, FATTNI_TILE_KEYS);
     const size_t bytes = (size_t)(p->B * p->Hkv) * (size_t)tiles * tile_bytes(&f);
     const bool once = f.pieces * p->group > 1; /* else no piece repeats it */
-    if (f.k->round && once && bytes <= MOST_ORDERED_BYTES) f.ordered = tiles;
-    f.keys = fattni_append(&f.shared_bytes, f.ordered ? bytes : 0);
+    if (f.k->round && once && bytes <= MOST_COPIED_BYTES) f.copied = tiles;
+    f.keys = fattni_append(&f.shared_bytes, f.copied ? bytes : 0);
     f.counters = fattni_append(&f.shared_bytes, (size_t)f.planes * sizeof(counter));
     return f;
 }
@@ -64,25 +64,25 @@ static counter *counter_of(const forward *f, int64_t plane) {
     return (counter *)((char *)f->p->workspace + f->counters) + plane;
 }
 
-static fattni_fwd_keys ordered_tile(const forward *f, int64_t b, int64_t g, int64_t tile) {
-    const int64_t n = (b * f->p->Hkv + g) * f->ordered + tile;
+static fattni_fwd_keys copied_tile(const forward *f, int64_t b, int64_t g, int64_t tile) {
+    const int64_t n = (b * f->p->Hkv + g) * f->copied + tile;
     char *const at = (char *)f->p->workspace + f->keys + (size_t)n * tile_bytes(f);
     return (fattni_fwd_keys){at, at + fattni_fwd_key_bytes(f->p, f->k)};
 }
 
-/* Takes part in bringing the keys of key head g into order, until all are. */
-static void order(const forward *f, int64_t b, int64_t g) {
+/* Takes part in copying K and V of key head g, until all is done. */
+static void copy_keys(const forward *f, int64_t b, int64_t g) {
     const fattni_problem *const p = f->p;
     counter *const c = counter_of(f, b * p->Hq + g * p->group);
-    if (atomic_load_explicit(&c->ready, memory_order_acquire) == f->ordered) return;
+    if (atomic_load_explicit(&c->ready, memory_order_acquire) == f->copied) return;
     const fattni_sequence seq = fattni_sequence_of(p, b);
-    for (int64_t tile; (tile = atomic_fetch_add(&c->tiles, 1)) < f->ordered;) {
+    for (int64_t tile; (tile = atomic_fetch_add(&c->tiles, 1)) < f->copied;) {
         const fattni_range keys = {tile * FATTNI_TILE_KEYS, fattni_min((tile + 1) * FATTNI_TILE_KEYS, seq.band.Sk)};
-        const fattni_fwd_keys to = ordered_tile(f, b, g, tile);
+        const fattni_fwd_keys to = copied_tile(f, b, g, tile);
         if (keys.begin < keys.end) fattni_fwd_load_keys(p, f->k, &seq, g, keys, &to);
         atomic_fetch_add_explicit(&c->ready, 1, memory_order_release);
     }
-    for (int n = 0; atomic_load_explicit(&c->ready, memory_order_acquire) < f->ordered; ++n) fattni_pause(n);
+    for (int n = 0; atomic_load_explicit(&c->ready, memory_order_acquire) < f->copied; ++n) fattni_pause(n);
 }
 
 /* Blocks of piece n of a plane. Late rows see more keys when a mask is causal, so they come first:
@@ -118,8 +118,8 @@ static void attend(const forward *f, int64_t plane, int64_t piece, int thread) {
     for (int64_t j = keys.begin / FATTNI_TILE_KEYS * FATTNI_TILE_KEYS; j < keys.end; j += FATTNI_TILE_KEYS) {
         const int64_t end = j + FATTNI_TILE_KEYS;
         fattni_fwd_keys tile_keys = r->copy;
-        if (f->ordered)
-            tile_keys = ordered_tile(f, b, h / p->group, j / FATTNI_TILE_KEYS);
+        if (f->copied)
+            tile_keys = copied_tile(f, b, h / p->group, j / FATTNI_TILE_KEYS);
         else
             fattni_fwd_load_keys(p, f->k, &seq, h / p->group, (fattni_range){j, fattni_min(end, keys.end)}, &tile_keys);
         for (int64_t n = 0; n < count; ++n) {
@@ -137,7 +137,7 @@ static void run_planes(void *arg, int64_t task, int thread) {
         const int64_t plane = (task * f->planes / f->threads + n) % f->planes;
         atomic_llong *const next = &counter_of(f, plane)->pieces;
         if (atomic_load_explicit(next, memory_order_relaxed) >= f->pieces) continue;
-        if (f->ordered) order(f, plane / f->p->Hq, plane % f->p->Hq / f->p->group);
+        if (f->copied) copy_keys(f, plane / f->p->Hq, plane % f->p->Hq / f->p->group);
         for (int64_t piece; (piece = atomic_fetch_add(next, 1)) < f->pieces;) attend(f, plane, piece, thread);
     }
 }

@@ -130,8 +130,8 @@ void fattni_fwd_load_keys(const fattni_problem *p, const fattni_cpu_kernels *k, 
     if (!fattni_is_narrow(p)) return;
     k->load_keys(count, p->D, p->dtype, fattni_at(&p->k, seq->batch, g, row), p->k.s[2], to->key,
                  fattni_operand_width(k, p->D));
-    k->load_turned(count, p->Dv, p->dtype, fattni_at(&p->v, seq->batch, g, row), p->v.s[2], to->value,
-                   fattni_operand_width(k, p->Dv));
+    k->load_transposed(count, p->Dv, p->dtype, fattni_at(&p->v, seq->batch, g, row), p->v.s[2], to->value,
+                       fattni_operand_width(k, p->Dv));
 }
 
 void fattni_fwd_tile(const fattni_fwd_rows *r, fattni_range keys, const fattni_fwd_keys *copy) {

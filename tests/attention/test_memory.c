@@ -34,8 +34,8 @@ Test(memory, forward_scratch_is_per_thread_and_independent_of_length) {
     fattn_ctx_destroy(eight);
 }
 
-/* BF16 products: also K and V of all key heads in order, 2 bytes a number, up to 64 MiB of them. */
-Test(memory, keys_in_order) {
+/* BF16 products: also copies of K and V of all key heads, 2 bytes a number, up to 64 MiB of them. */
+Test(memory, copies_of_keys) {
     for (int isa = FATTNI_ISA_AVX512BF16; isa <= FATTNI_ISA_AMX; ++isa) {
         fattn_ctx *const ctx = attention_context_isa(2, isa);
         if (!ctx) continue;

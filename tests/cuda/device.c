@@ -1,9 +1,9 @@
 #include "device.h"
 
+#include "contexts.h"
+
 #include "core/tensor/numeric.h"
 
-#include <criterion/criterion.h>
-#include <cuda_runtime_api.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,24 +11,13 @@
 
 static fattn_ctx *device; /* Criterion runs each test in a process of its own */
 
-fattn_ctx *device_context(int arch_cap) {
-    int count = 0;
-    if (cudaGetDeviceCount(&count) != cudaSuccess || count == 0) return NULL;
-    const fattn_ctx_options o = {.struct_size = sizeof o, .device = FATTN_CUDA, .arch_cap = arch_cap};
-    fattn_ctx *ctx;
-    cr_assert_eq(fattn_ctx_create(&o, &ctx), FATTN_OK);
-    return ctx;
-}
+fattn_ctx *device_context(int arch_cap) { return context_of(NULL, 0, arch_cap); }
 
 void device_use(fattn_ctx *ctx) { device = ctx; }
 
 static bool capturing;
 
 void device_capture(bool on) { capturing = on; }
-
-static void must(cudaError_t e, const char *what) {
-    cr_assert_eq(e, cudaSuccess, "%s: %s", what, cudaGetErrorString(e));
-}
 
 static unsigned char *to_device(const void *p, size_t bytes) {
     void *d = NULL;

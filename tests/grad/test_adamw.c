@@ -1,9 +1,6 @@
 /* AdamW against the published rule implemented for one number; clipping, decay, frozen parameters, masters,
    resuming, threads. */
-#include "failing_alloc.h"
-
-#include <criterion/criterion.h>
-#include <fattn/fattn.h>
+#include "suite.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -12,19 +9,8 @@
 
 #include "core/tensor/numeric.h"
 
-static failing_alloc memory;
-static fattn_ctx *ctx;
-
-static void set_up(void) {
-    memory = (failing_alloc){.left = -1};
-    ctx = failing_context(&memory, 2);
-}
-static void tear_down(void) {
-    cr_assert_eq(fattn_ctx_mem(ctx).live, 0, "%zu bytes leaked", fattn_ctx_mem(ctx).live);
-    fattn_ctx_destroy(ctx);
-    cr_assert_eq(memory.live, 0);
-}
-TestSuite(adamw, .init = set_up, .fini = tear_down);
+static void set_up(void) { open_context(2); }
+TestSuite(adamw, .init = set_up, .fini = close_context);
 
 /* Lengths around the chunks (16384) and blocks (256) of the implementation. */
 enum { PARAMS = 6 };

@@ -1,29 +1,15 @@
 /* The fused attention as a tape op: every feature through the gradient check, gradients in place, saved memory,
    errors. */
-#include "failing_alloc.h"
+#include "suite.h"
 #include "tape_ops.h"
 
 #include "core/tensor/numeric.h"
 
-#include <criterion/criterion.h>
-#include <fattn/fattn.h>
-
 #include <math.h>
 #include <string.h>
 
-static failing_alloc memory;
-static fattn_ctx *ctx;
-
-static void set_up(void) {
-    memory = (failing_alloc){.left = -1}; /* fresh memory is NaN */
-    ctx = failing_context(&memory, 1);
-}
-static void tear_down(void) {
-    cr_assert_eq(fattn_ctx_mem(ctx).live, 0, "%zu bytes leaked", fattn_ctx_mem(ctx).live);
-    fattn_ctx_destroy(ctx);
-    cr_assert_eq(memory.live, 0);
-}
-TestSuite(attention_op, .init = set_up, .fini = tear_down);
+static void set_up(void) { open_context(1); }
+TestSuite(attention_op, .init = set_up, .fini = close_context);
 
 enum { Q, K, V, BIAS, SINK, SEQLENS_Q, SEQLENS_K, CU_Q, CU_K, INPUTS };
 enum output { BOTH, ONLY_O, ONLY_L };
@@ -203,7 +189,6 @@ Test(attention_op, one_variable_three_times) {
 
 /* ---- memory kept for backward ---- */
 
-static fattn_tape *tape;
 static fattn_param params[3];
 
 static void begin(fattn_dtype type, const int64_t (*shapes)[4]) {

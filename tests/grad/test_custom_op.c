@@ -1,26 +1,13 @@
 /* A custom op that uses all of the public struct: attributes, an absent input, two outputs, saved memory,
    workspace, strided inputs; with views and several times in a graph. */
-#include "failing_alloc.h"
+#include "suite.h"
 #include "tape_ops.h"
-
-#include <criterion/criterion.h>
-#include <fattn/fattn.h>
 
 #include <math.h>
 #include <string.h>
 
-static failing_alloc memory;
-static fattn_ctx *ctx;
-
-static void set_up(void) {
-    memory = (failing_alloc){.left = -1}; /* fresh memory is NaN */
-    ctx = failing_context(&memory, 1);
-}
-static void tear_down(void) {
-    cr_assert_eq(fattn_ctx_mem(ctx).live, 0, "%zu bytes leaked", fattn_ctx_mem(ctx).live);
-    fattn_ctx_destroy(ctx);
-}
-TestSuite(custom_op, .init = set_up, .fini = tear_down);
+static void set_up(void) { open_context(1); }
+TestSuite(custom_op, .init = set_up, .fini = close_context);
 
 /* Over rows of x [N,C]: s = x/temperature + bias, P = softmax(s) and L = log sum exp(s); bias [C] may
    be absent. */

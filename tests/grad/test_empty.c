@@ -1,33 +1,20 @@
 /* The strides of a tensor without elements are not used: NumPy's are all 0, others may have any value.
    Attention, tensors, params and every op accept them. */
-#include <criterion/criterion.h>
-#include <fattn/fattn.h>
+#include "suite.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 #include "core/base/internal.h"
 
-static fattn_ctx *ctx;
-static fattn_tape *tape;
-
-static void set_up(void) {
-    cr_assert_eq(fattn_ctx_create(NULL, &ctx), FATTN_OK);
-    cr_assert_eq(fattn_tape_create(ctx, &tape), FATTN_OK);
-}
-static void tear_down(void) {
-    fattn_tape_destroy(tape);
-    cr_assert_eq(fattn_ctx_mem(ctx).live, 0);
-    fattn_ctx_destroy(ctx);
-}
-TestSuite(empty, .init = set_up, .fini = tear_down);
+TestSuite(empty, .init = open_tape, .fini = close_tape);
 
 static const int64_t strides[] = {0, 1, -3, 7, INT64_MAX, INT64_MIN};
 enum { STRIDES = sizeof strides / sizeof *strides };
-static double memory[4096];
+static double storage[4096];
 
 static fattn_tensor tensor(fattn_dtype dtype, int ndim, const int64_t *shape, int64_t stride) {
-    fattn_tensor t = fattn_tensor_view(memory, dtype, FATTN_CPU, 0, ndim, shape);
+    fattn_tensor t = fattn_tensor_view(storage, dtype, FATTN_CPU, 0, ndim, shape);
     for (int d = 0; d < ndim && fattn_tensor_numel(&t) == 0; ++d) t.stride[d] = stride;
     return t;
 }
@@ -48,13 +35,13 @@ Test(empty, attention) {
             const int64_t *const of = sizes[n / 4 % 5], B = of[0], Q = of[1], K = of[2];
             const fattn_dtype t = types[n % 4], w = t == FATTN_F64 ? t : FATTN_F32;
             const int64_t s = strides[n / 20];
-            double *at = memory; /* outputs at different addresses */
+            double *at = storage; /* outputs at different addresses */
             fattn_tensor q = T(t, s, B, 4, Q, 8), k = T(t, s, B, 2, K, 8), v = T(t, s, B, 2, K, 6);
             fattn_tensor bias = T(t, s, B, 4, Q, K), lengths = T(FATTN_I32, s, B);
             fattn_tensor o = T(t, s, B, 4, Q, 6), lse = T(w, s, B, 4, Q), d_bias = T(w, s, B, 4, Q, K);
             fattn_tensor d_o = o, dq = q, dk = k, dv = v;
             fattn_tensor *const outputs[] = {&o, &lse, &d_bias, &d_o, &dq, &dk, &dv};
-            memset(memory, 0, sizeof memory);
+            memset(storage, 0, sizeof storage);
             for (int i = 0; i < 7; ++i) outputs[i]->data = at += 256;
             const fattn_attention_params p = {.struct_size = sizeof p, .algorithm = algorithm};
             const fattn_attention_io io = {.struct_size = sizeof io,

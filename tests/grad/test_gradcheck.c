@@ -1,9 +1,6 @@
 /* The gradient check: passes for right gradients, fails for wrong ones, reports the position. */
-#include "failing_alloc.h"
+#include "suite.h"
 #include "tape_ops.h"
-
-#include <criterion/criterion.h>
-#include <fattn/fattn.h>
 
 #include <math.h>
 #include <string.h>
@@ -68,12 +65,9 @@ enum { ROWS = 5, COLUMNS = 7, COUNT = ROWS * COLUMNS };
 static double a_data[COUNT], b_data[COUNT];
 static int32_t id_data[2] = {7, 8};
 static fattn_tensor inputs[3];
-static failing_alloc memory;
-static fattn_ctx *ctx;
 
 static void set_up(void) {
-    memory = (failing_alloc){.left = -1};
-    ctx = failing_context(&memory, 1);
+    open_context(1);
     inputs[0] = fattn_tensor_view(a_data, FATTN_F64, FATTN_CPU, 0, 2, (int64_t[]){ROWS, COLUMNS});
     /* The second one is transposed. */
     inputs[1] = fattn_tensor_view(b_data, FATTN_F64, FATTN_CPU, 0, 2, (int64_t[]){COLUMNS, ROWS});
@@ -82,12 +76,7 @@ static void set_up(void) {
     for (uint32_t i = 0; i < 2; ++i)
         cr_assert_eq(fattn_tensor_normal(ctx, &inputs[i], 0, 1, (fattn_rng){.seed = 1, .stream = i}), FATTN_OK);
 }
-static void tear_down(void) {
-    cr_assert_eq(fattn_ctx_mem(ctx).live, 0, "%zu bytes leaked", fattn_ctx_mem(ctx).live);
-    fattn_ctx_destroy(ctx);
-    cr_assert_eq(memory.live, 0);
-}
-TestSuite(gradcheck, .init = set_up, .fini = tear_down);
+TestSuite(gradcheck, .init = set_up, .fini = close_context);
 
 static fattn_status check(wave f, fattn_gradcheck_options o, fattn_report *r) {
     o.struct_size = sizeof o;

@@ -1,9 +1,8 @@
 /* dropout: the mask by its definition, scaling, repeatability. */
 #include "opcheck.h"
+#include "suite.h"
 
 #include "core/tensor/philox.h"
-
-#include <criterion/criterion.h>
 
 #include <float.h>
 #include <math.h>
@@ -75,19 +74,7 @@ Test(dropout, large_and_nothing) {
         opcheck_threads(&c);
     }
 }
-
-static fattn_ctx *ctx;
-static fattn_tape *tape;
-static void set_up(void) {
-    cr_assert_eq(fattn_ctx_create(NULL, &ctx), FATTN_OK);
-    cr_assert_eq(fattn_tape_create(ctx, &tape), FATTN_OK);
-}
-static void tear_down(void) {
-    fattn_tape_destroy(tape);
-    cr_assert_eq(fattn_ctx_mem(ctx).live, 0);
-    fattn_ctx_destroy(ctx);
-}
-TestSuite(dropout_masks, .init = set_up, .fini = tear_down);
+TestSuite(dropout_masks, .init = open_tape, .fini = close_tape);
 
 enum { N = 1 << 20 };
 

@@ -1,28 +1,15 @@
 /* BF16 and F16 on the CPU: every op computes in F32 and rounds once, so its results are those of F32 on the same
    numbers, rounded; gradients in F32 are those of F32. */
+#include "suite.h"
+
 #include "autograd_c/ops/ops.h"
 #include "core/tensor/numeric.h"
-
-#include <criterion/criterion.h>
-#include <fattn/fattn.h>
 
 #include <math.h>
 #include <stdbool.h>
 #include <string.h>
 
-static fattn_ctx *ctx;
-static fattn_tape *tape;
-
-static void set_up(void) {
-    cr_assert_eq(fattn_ctx_create(NULL, &ctx), FATTN_OK);
-    cr_assert_eq(fattn_tape_create(ctx, &tape), FATTN_OK);
-}
-static void tear_down(void) {
-    fattn_tape_destroy(tape);
-    cr_assert_eq(fattn_ctx_mem(ctx).live, 0);
-    fattn_ctx_destroy(ctx);
-}
-TestSuite(narrow, .init = set_up, .fini = tear_down);
+TestSuite(narrow, .init = open_tape, .fini = close_tape);
 
 #define MUST(call) cr_assert_eq(call, FATTN_OK, "%s", fattn_ctx_error(ctx))
 

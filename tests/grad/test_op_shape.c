@@ -1,9 +1,8 @@
 /* reshape, permute, transpose, slice, concat. */
 #include "opcheck.h"
+#include "suite.h"
 
 #include "autograd_c/tape/tape_nodes.h"
-
-#include <criterion/criterion.h>
 
 #include <string.h>
 
@@ -223,18 +222,7 @@ Test(concat, parts) {
     opcheck_values(&c);
 }
 
-static fattn_ctx *ctx;
-static fattn_tape *tape;
-static void set_up(void) {
-    cr_assert_eq(fattn_ctx_create(NULL, &ctx), FATTN_OK);
-    cr_assert_eq(fattn_tape_create(ctx, &tape), FATTN_OK);
-}
-static void tear_down(void) {
-    fattn_tape_destroy(tape);
-    cr_assert_eq(fattn_ctx_mem(ctx).live, 0);
-    fattn_ctx_destroy(ctx);
-}
-TestSuite(shape, .init = set_up, .fini = tear_down);
+TestSuite(shape, .init = open_tape, .fini = close_tape);
 
 static const void *data_of(fattn_var v) {
     fattn_tensor t;
@@ -245,20 +233,20 @@ static const void *data_of(fattn_var v) {
 /* Heads as a user writes them: [B,S,H*D] to [B,H,S,D] without a copy; back with one; and every dtype. */
 Test(shape, views_where_strides_allow) {
     static const fattn_dtype types[] = {FATTN_F64, FATTN_F32, FATTN_F16, FATTN_BF16, FATTN_I32, FATTN_U8};
-    double memory[2 * 3 * 8] = {0};
+    double storage[2 * 3 * 8] = {0};
     for (int k = 0; k < 6; ++k) {
         fattn_tape_reset(tape);
-        const fattn_tensor x = fattn_tensor_view(memory, types[k], FATTN_CPU, 0, 3, (const int64_t[]){2, 3, 8});
+        const fattn_tensor x = fattn_tensor_view(storage, types[k], FATTN_CPU, 0, 3, (const int64_t[]){2, 3, 8});
         const fattn_var in = fattn_input(tape, &x);
         const fattn_var split_up = fattn_op_reshape(tape, in, 4, (const int64_t[]){2, 3, 2, 4});
         const fattn_var heads = fattn_op_permute(tape, split_up, 4, (const int[]){0, 2, 1, 3});
         const fattn_var k1 = fattn_op_slice(tape, heads, 1, 1, 2);
         const fattn_var back = fattn_op_reshape(tape, fattn_op_transpose(tape, heads, 1, 2), 3, x.shape);
         const fattn_var flat = fattn_op_reshape(tape, heads, 1, (const int64_t[]){-1});
-        cr_assert_eq(data_of(heads), memory);
-        cr_assert_eq((const char *)data_of(k1), (const char *)memory + 4 * fattn_dtype_size(types[k]));
-        cr_assert_eq(data_of(back), memory, "a run of two dimensions");
-        cr_assert_neq(data_of(flat), memory, "[B,H,S,D] is no run: copied");
+        cr_assert_eq(data_of(heads), storage);
+        cr_assert_eq((const char *)data_of(k1), (const char *)storage + 4 * fattn_dtype_size(types[k]));
+        cr_assert_eq(data_of(back), storage, "a run of two dimensions");
+        cr_assert_neq(data_of(flat), storage, "[B,H,S,D] is no run: copied");
     }
 }
 

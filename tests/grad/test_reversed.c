@@ -1,24 +1,11 @@
 /* Inputs with negative strides, as NumPy's x[::-1]: every op gives the same bits as for a copy. */
-#include <criterion/criterion.h>
-#include <fattn/fattn.h>
+#include "suite.h"
 
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 
-static fattn_ctx *ctx;
-static fattn_tape *tape;
-
-static void set_up(void) {
-    cr_assert_eq(fattn_ctx_create(NULL, &ctx), FATTN_OK);
-    cr_assert_eq(fattn_tape_create(ctx, &tape), FATTN_OK);
-}
-static void tear_down(void) {
-    fattn_tape_destroy(tape);
-    cr_assert_eq(fattn_ctx_mem(ctx).live, 0);
-    fattn_ctx_destroy(ctx);
-}
-TestSuite(reversed, .init = set_up, .fini = tear_down);
+TestSuite(reversed, .init = open_tape, .fini = close_tape);
 
 enum { B = 2, S = 5, C = 24, D = 4 };
 static double values[B * S * C];

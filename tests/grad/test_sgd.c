@@ -1,9 +1,6 @@
 /* SGD against the published rule implemented for one number; decay, clipping, frozen parameters, masters, resuming.
    Schedules of learning rates. */
-#include "failing_alloc.h"
-
-#include <criterion/criterion.h>
-#include <fattn/fattn.h>
+#include "suite.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -11,20 +8,9 @@
 
 #include "core/tensor/numeric.h"
 
-static failing_alloc memory;
-static fattn_ctx *ctx;
-
-static void set_up(void) {
-    memory = (failing_alloc){.left = -1};
-    ctx = failing_context(&memory, 2);
-}
-static void tear_down(void) {
-    cr_assert_eq(fattn_ctx_mem(ctx).live, 0, "%zu bytes leaked", fattn_ctx_mem(ctx).live);
-    fattn_ctx_destroy(ctx);
-    cr_assert_eq(memory.live, 0);
-}
-TestSuite(sgd, .init = set_up, .fini = tear_down);
-TestSuite(schedule, .init = set_up, .fini = tear_down);
+static void set_up(void) { open_context(2); }
+TestSuite(sgd, .init = set_up, .fini = close_context);
+TestSuite(schedule, .init = set_up, .fini = close_context);
 
 #define MUST(call) cr_assert_eq(call, FATTN_OK, "%s", fattn_ctx_error(ctx))
 

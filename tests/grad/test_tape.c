@@ -1,28 +1,10 @@
 /* The tape: order, accumulation, skipped work, memory from step to step, errors. */
-#include "failing_alloc.h"
+#include "suite.h"
 #include "tape_ops.h"
-
-#include <criterion/criterion.h>
-#include <fattn/fattn.h>
 
 #include <math.h>
 #include <string.h>
 
-static failing_alloc memory;
-static fattn_ctx *ctx;
-static fattn_tape *tape;
-
-static void open_tape(void) {
-    memory = (failing_alloc){.left = -1};
-    ctx = failing_context(&memory, 1);
-    cr_assert_eq(fattn_tape_create(ctx, &tape), FATTN_OK);
-}
-static void close_tape(void) {
-    fattn_tape_destroy(tape);
-    cr_assert_eq(fattn_ctx_mem(ctx).live, 0, "%zu bytes leaked", fattn_ctx_mem(ctx).live);
-    fattn_ctx_destroy(ctx);
-    cr_assert_eq(memory.live, 0);
-}
 TestSuite(tape, .init = open_tape, .fini = close_tape);
 
 static void backward(fattn_var scalar) {

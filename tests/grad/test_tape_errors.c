@@ -1,32 +1,19 @@
 /* Every error of the tape: its status, its error message, and that the status is kept. */
-#include "failing_alloc.h"
+#include "suite.h"
 #include "tape_ops.h"
-
-#include <criterion/criterion.h>
-#include <fattn/fattn.h>
 
 #include <stdbool.h>
 #include <string.h>
 
-static failing_alloc memory;
-static fattn_ctx *ctx;
-static fattn_tape *tape;
 static leaf a;
 static fattn_var x;
 
-static void open_tape(void) {
-    memory = (failing_alloc){.left = -1};
-    ctx = failing_context(&memory, 1);
-    cr_assert_eq(fattn_tape_create(ctx, &tape), FATTN_OK);
+static void set_up(void) {
+    open_tape();
     leaf_init(&a, 2, (int64_t[]){3, 4});
     x = fattn_use(tape, &a.p);
 }
-static void close_tape(void) {
-    fattn_tape_destroy(tape);
-    cr_assert_eq(fattn_ctx_mem(ctx).live, 0, "%zu bytes leaked", fattn_ctx_mem(ctx).live);
-    fattn_ctx_destroy(ctx);
-}
-TestSuite(tape_errors, .init = open_tape, .fini = close_tape);
+TestSuite(tape_errors, .init = set_up, .fini = close_tape);
 
 /* The op failed with this status and an error message that contains these words; all later ops fail with the same
    status; reset clears it. */

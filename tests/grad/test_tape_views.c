@@ -1,31 +1,14 @@
 /* Views share memory with their base, and so do their gradients: which writes overwrite or add, and what is zeroed.
    New memory is NaN here, so that a gradient that was neither written nor zeroed is found. */
-#include "failing_alloc.h"
+#include "suite.h"
 #include "tape_ops.h"
-
-#include <criterion/criterion.h>
-#include <fattn/fattn.h>
 
 #include <math.h>
 
 #include "autograd_c/tape/tape_nodes.h"
 #include "core/tensor/philox.h"
 
-static failing_alloc memory;
-static fattn_ctx *ctx;
-static fattn_tape *tape;
 static leaf a, b;
-
-static void open_tape(void) {
-    memory = (failing_alloc){.left = -1};
-    ctx = failing_context(&memory, 1);
-    cr_assert_eq(fattn_tape_create(ctx, &tape), FATTN_OK);
-}
-static void close_tape(void) {
-    fattn_tape_destroy(tape);
-    cr_assert_eq(fattn_ctx_mem(ctx).live, 0, "%zu bytes leaked", fattn_ctx_mem(ctx).live);
-    fattn_ctx_destroy(ctx);
-}
 TestSuite(tape_views, .init = open_tape, .fini = close_tape);
 
 /* A variable with memory of its own. */

@@ -15,6 +15,7 @@ grep -E '\.(c|h|cu|cuh|inc)$' "$work/files" > "$work/sources"
 # Folder: what its files may include beside <...> and their own folder. "a/*": everything below a.
 cat > "$work/rules" <<'END'
 core/base          -
+core/files         -
 core/tensor        core/base
 core/attention     core/base core/tensor
 core/cpu           core/base core/tensor core/attention
@@ -34,7 +35,7 @@ bwd/cpu            core/base core/attention core/cpu
 bwd/cuda           core/*
 bwd/cuda/sm90      core/* bwd/cuda
 bwd/materialized   core/* bwd/cpu bwd/cuda
-autograd_c/fixture core/base core/tensor
+autograd_c/fixture core/base core/tensor core/files
 autograd_c/optim   core/* autograd_c/*
 autograd_c/tape    core/* autograd_c/*
 autograd_c/ops     core/* autograd_c/*
@@ -42,8 +43,8 @@ cli/base           -
 cli/output         cli/base
 cli/measure        cli/base cli/output
 cli/random         core/tensor
-cli/train          cli/base cli/output cli/random
-cli/llmc           cli/base cli/output cli/random cli/train
+cli/train          cli/base cli/output cli/random core/files
+cli/llmc           cli/base cli/output cli/random cli/train core/tensor
 cli/commands       cli/base cli/output cli/measure cli/train cli/llmc
 END
 

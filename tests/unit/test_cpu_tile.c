@@ -216,7 +216,7 @@ typedef void load_operand(int64_t rows, int64_t columns, fattn_dtype from, const
 static void *operand(const fattni_cpu_kernels *k, load_operand *load, int64_t rows, int64_t columns, reals x,
                      int64_t stride, int64_t width) {
     if (!k->round) return NULL;
-    const int64_t whole = load == k->load_turned ? FATTNI_TILE_KEYS : load == k->load_rows ? k->rows : 16;
+    const int64_t whole = load == k->load_transposed ? FATTNI_TILE_KEYS : load == k->load_rows ? k->rows : 16;
     void *const out = malloc((size_t)(fattni_round_up(rows, whole) * width) * fattn_dtype_size(k->operand));
     load(rows, columns, k->dtype, x.p, stride, out, width);
     return out;
@@ -242,7 +242,7 @@ static void products(const fattni_cpu_kernels *k) {
                                .lo = n % 5 ? -FATTNI_UNBOUNDED : n % 70 - 60,
                                .hi = n % 3 ? FATTNI_UNBOUNDED : n % 70 - 60 + n % 50};
         void *const key = operand(k, k->load_keys, t.keys, D, a, stride, width);
-        void *const turned = operand(k, k->load_turned, t.keys, D, a, stride, width);
+        void *const transposed = operand(k, k->load_transposed, t.keys, D, a, stride, width);
         void *const rows = operand(k, k->load_rows, t.rows, D, x, pad, pad);
         reals s = reals_new(k, keys_most * k->rows, 0), keys_sum = reals_new(k, width * k->rows, 1);
         reals rows_sum = reals_new(k, keys_most * pad, 1);
@@ -257,8 +257,8 @@ static void products(const fattni_cpu_kernels *k) {
                 set(s, j * k->rows + i, i >= t.rows && k->round ? NAN : next);
             }
         if (k->round) k->round(&t, s.p, pairs, rounded);
-        k->add_keys(&t, D, turned ? turned : a.p, key ? width : stride, k->round ? pairs : s.p, n % 2 ? decay.p : NULL,
-                    keys_sum.p);
+        k->add_keys(&t, D, transposed ? transposed : a.p, key ? width : stride, k->round ? pairs : s.p,
+                    n % 2 ? decay.p : NULL, keys_sum.p);
         k->add_rows(&t, 1, pad, k->round ? rounded : s.p, rows ? rows : x.p, pad, rows_sum.p);
         for (int64_t i = 0; i < t.rows; ++i) {
             const bool sees = i + t.hi >= 0 && i + t.lo < t.keys;
@@ -286,7 +286,7 @@ static void products(const fattni_cpu_kernels *k) {
             reals_free(less);
         }
         reals_free(s), reals_free(keys_sum), reals_free(rows_sum);
-        free(key), free(turned), free(rows);
+        free(key), free(transposed), free(rows);
     }
     if (k->end) k->end();
     reals_free(a), reals_free(q), reals_free(x), reals_free(decay), reals_free(mean);

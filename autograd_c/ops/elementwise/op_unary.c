@@ -9,7 +9,7 @@ fattn_status fattni_unary_infer(fattn_op_call *c, const fattni_unary *f) {
 
 fattn_status fattni_unary_forward(fattn_op_call *c, const fattni_unary *f) {
     const fattn_tensor *const t[] = {&c->out[0], &c->in[0]};
-    const int isa = (int)fattni_min(c->ctx->isa, FATTNI_ISA_AVX512);
+    const int isa = c->ctx->isa;
     const fattni_elements value = {f->forward_f32[isa], f->forward_f64[isa], f->on_device};
     return fattni_each_element(c->ctx, &value, t, 2, true);
 }
@@ -18,7 +18,7 @@ fattn_status fattni_unary_backward(fattn_op_call *c, const fattni_unary *f) {
     FATTNI_TRY(fattni_check_gradients(c, f->name));
     if (!c->d_in[0].data) return FATTN_OK;
     const fattn_tensor *const t[] = {&c->d_in[0], &c->in[0], &c->d_out[0]};
-    const int isa = (int)fattni_min(c->ctx->isa, FATTNI_ISA_AVX512);
+    const int isa = c->ctx->isa;
     const fattni_elements slope = {f->backward_f32[isa], f->backward_f64[isa], f->back_on_device};
     return fattni_each_element(c->ctx, &slope, t, 3, c->d_in_fresh[0]);
 }

@@ -13,14 +13,11 @@ fattn_status fattni_gate_infer(fattn_op_call *c, const fattni_gate *f) {
     return fattni_check_extents(c, f->name);
 }
 
-/* There are loops up to AVX-512; later instruction sets have it, too. */
-static int loops_of(const fattn_op_call *c) { return (int)fattni_min(c->ctx->isa, FATTNI_ISA_AVX512); }
-
 /* d (+)= x value(gate) */
 static fattn_status multiply(const fattn_op_call *c, const fattni_gate *f, const fattn_tensor *d, const fattn_tensor *x,
                              bool fresh) {
     const fattn_tensor *const t[] = {d, &c->in[GATE], x};
-    const int isa = loops_of(c);
+    const int isa = c->ctx->isa;
     const fattni_elements value = {f->f32[isa], f->f64[isa], f->on_device};
     return fattni_each_element(c->ctx, &value, t, 3, fresh);
 }
@@ -32,7 +29,7 @@ fattn_status fattni_gate_forward(fattn_op_call *c, const fattni_gate *f) {
 fattn_status fattni_gate_backward(fattn_op_call *c, const fattni_gate *f) {
     FATTNI_TRY(fattni_check_gradients(c, f->name));
     const fattn_tensor *const t[] = {&c->d_in[GATE], &c->in[GATE], &c->in[UP], &c->d_out[0]};
-    const int isa = loops_of(c);
+    const int isa = c->ctx->isa;
     const fattni_elements slope = {f->back_f32[isa], f->back_f64[isa], f->back_on_device};
     if (t[0]->data) FATTNI_TRY(fattni_each_element(c->ctx, &slope, t, 4, c->d_in_fresh[GATE]));
     if (!c->d_in[UP].data) return FATTN_OK;

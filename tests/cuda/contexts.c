@@ -1,0 +1,49 @@
+#include "contexts.h"
+
+#include <string.h>
+
+const fattn_dtype dtypes[4] = {FATTN_BF16, FATTN_F32, FATTN_F64, FATTN_F16};
+
+void must(cudaError_t e, const char *what) { cr_assert_eq(e, cudaSuccess, "%s: %s", what, cudaGetErrorString(e)); }
+
+fattn_ctx *context_of(fattn_stream stream, int sm_limit, int arch_cap) {
+    int count = 0;
+    if (cudaGetDeviceCount(&count) != cudaSuccess || count == 0) return NULL;
+    const fattn_ctx_options o = {
+        .struct_size = sizeof o, .device = FATTN_CUDA, .stream = stream, .sm_limit = sm_limit, .arch_cap = arch_cap};
+    fattn_ctx *ctx;
+    cr_assert_eq(fattn_ctx_create(&o, &ctx), FATTN_OK);
+    return ctx;
+}
+fattn_ctx *context(fattn_stream stream, int sm_limit) { return context_of(stream, sm_limit, 0); }
+
+fattn_ctx *context_or_skip(void) {
+    fattn_ctx *const ctx = context(NULL, 0);
+    if (!ctx) cr_skip_test("no CUDA device");
+    return ctx;
+}
+
+attention_case wide_case(int n) {
+    static const int64_t dims[] = {64, 80, 64, 80, 256, 128};
+    attention_case c = {.name = "many blocks",
+                        .dtype = dtypes[n % 4],
+                        .B = 3,
+                        .Hq = 8,
+                        .Hkv = 2,
+                        .Sq = 500,
+                        .Sk = 700,
+                        .D = dims[n / 4],
+                        .flags = FATTN_DETERMINISTIC};
+    if (n / 4 == 1) c.flags |= FATTN_CAUSAL;
+    if (n / 4 == 2) {
+        c.flags |= FATTN_WINDOW;
+        c.window_left = 90, c.window_right = 33, c.Sq = 250, c.Sk = 350;
+        c.bias = BIAS, c.sink = true, c.dropout_p = 0.2f, c.softcap = 3;
+    }
+    if (n / 4 == 3)
+        c.Sq = 300, c.Sk = 310, c.flags |= FATTN_CAUSAL, c.lengths = LENGTHS_PACKED, c.sink = true,
+        memcpy(c.length_q, (int32_t[]){300, 0, 177}, 12), memcpy(c.length_k, (int32_t[]){211, 5, 310}, 12);
+    if (n / 4 == 4) c.Sq = 200, c.Sk = 330, c.flags |= FATTN_CAUSAL;
+    if (n / 4 == 5) c.flags |= FATTN_CAUSAL_TOP_LEFT, c.alibi = true;
+    return c;
+}

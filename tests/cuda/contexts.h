@@ -1,0 +1,24 @@
+/* Contexts and calls of the tests of contracts, with Criterion. */
+#ifndef TEST_CUDA_CONTEXTS_H
+#define TEST_CUDA_CONTEXTS_H
+
+#include "call.h"
+
+#include <criterion/criterion.h>
+#include <cuda_runtime_api.h>
+
+void must(cudaError_t e, const char *what);
+
+/* On device 0; NULL without one. */
+fattn_ctx *context_of(fattn_stream stream, int sm_limit, int arch_cap);
+fattn_ctx *context(fattn_stream stream, int sm_limit);
+fattn_ctx *context_or_skip(void);
+
+/* BF16, F32, F64, F16 */
+extern const fattn_dtype dtypes[4];
+
+/* Many key blocks for few rows each, several waves of them; each kind in every dtype, dtypes[n % 4]. */
+enum { WIDE_CASES = 24 };
+attention_case wide_case(int n);
+
+#endif

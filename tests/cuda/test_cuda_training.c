@@ -1,0 +1,436 @@
+/* Training on the device: runs against the CPU's, with AdamW and SGD, captured in a graph, and gone on with from a
+   checkpoint. */
+#define _XOPEN_SOURCE 700 /* mkstemp */
+#include "pair.h"
+
+#include <cuda_runtime_api.h>
+#include <fattn/checkpoint.h>
+#include <fattn/optim.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { V = 13, C = 16, H = 2, B = 3, S = 8, PARAMS = 4, STEPS = 12 };
+
+typedef struct run {
+    fattn_ctx *ctx;
+    fattn_param p[PARAMS];
+    fattn_param *list[PARAMS];
+    fattn_tensor ids, targets;
+    fattn_tape *tape;
+    fattn_adamw *adamw;
+} run;
+
+static void run_start(run *r, fattn_ctx *ctx, fattn_dtype dtype) {
+    static const int64_t shapes[PARAMS][2] = {{V, C}, {3 * C, C}, {C, C}, {C, 0}};
+    const int64_t tokens[2] = {B, S};
+    int32_t host[2][B * S];
+    *r = (run){.ctx = ctx};
+    for (int i = 0; i < PARAMS; ++i) {
+        const int ndim = shapes[i][1] ? 2 : 1;
+        const double std = ndim == 2 ? 0.3 : 0;
+        const fattn_dtype wide = dtype == FATTN_F64 ? FATTN_F64 : FATTN_F32;
+        r->list[i] = &r->p[i];
+        r->p[i].flags = ndim == 1 ? FATTN_PARAM_NO_DECAY : 0;
+        MUST(ctx, fattn_tensor_alloc(ctx, dtype, ndim, shapes[i], &r->p[i].value));
+        MUST(ctx, fattn_tensor_alloc(ctx, wide, ndim, shapes[i], &r->p[i].grad));
+        MUST(ctx,
+             fattn_tensor_normal(ctx, &r->p[i].value, ndim == 1, std, (fattn_rng){.seed = 3, .stream = (uint32_t)i}));
+        MUST(ctx, fattn_tensor_normal(ctx, &r->p[i].grad, 0, 0, (fattn_rng){0}));
+    }
+    for (int i = 0; i < B * S; ++i) host[0][i] = 5 * i % V, host[1][i] = i % 7 == 3 ? -1 : (5 * i + 5) % V;
+    fattn_tensor *const to[] = {&r->ids, &r->targets};
+    for (int i = 0; i < 2; ++i) {
+        const fattn_tensor here = fattn_tensor_view(host[i], FATTN_I32, FATTN_CPU, 0, 2, tokens);
+        MUST(ctx, fattn_tensor_alloc(ctx, FATTN_I32, 2, tokens, to[i]));
+        MUST(ctx, fattn_tensor_copy(ctx, to[i], &here));
+    }
+    fattn_adamw_options o = {.struct_size = sizeof o};
+    fattn_adamw_defaults(&o);
+    o.max_grad_norm = 0.5f;
+    MUST(ctx, fattn_tape_create(ctx, &r->tape));
+    MUST(ctx, fattn_adamw_create(ctx, &o, r->list, PARAMS, &r->adamw));
+}
+
+/* The input of the loss, and the embedding's variable. */
+static fattn_var hidden(run *r, int step, fattn_var *embedding) {
+    const fattn_attention_params p = {.struct_size = sizeof p,
+                                      .flags = FATTN_CAUSAL,
+                                      .algorithm = FATTN_ALGO_STANDARD,
+                                      .dropout_p = 0.1f,
+                                      .rng = {.seed = 9, .stream = (uint32_t)step}};
+    fattn_tape *const t = r->tape;
+    const fattn_var none = {0};
+    *embedding = fattn_use(t, &r->p[0]);
+    const fattn_var x = fattn_op_embedding(t, *embedding, fattn_input(t, &r->ids));
+    const fattn_var h = fattn_op_rmsnorm(t, x, fattn_use(t, &r->p[3]), 1e-5f);
+    const fattn_var qkv = fattn_op_linear(t, h, fattn_use(t, &r->p[1]), none);
+    const fattn_var q = fattn_op_rope(t, fattn_op_heads(t, qkv, 0, H, C / H), 1e4f, 0);
+    const fattn_var k = fattn_op_rope(t, fattn_op_heads(t, qkv, H, H, C / H), 1e4f, 0);
+    const fattn_var v = fattn_op_heads(t, qkv, 2 * H, H, C / H);
+    const fattn_var a = fattn_op_merge(t, fattn_op_attention(t, q, k, v, &p));
+    return fattn_op_add(t, x, fattn_op_linear(t, a, fattn_use(t, &r->p[2]), none));
+}
+
+static fattn_var forward(run *r, int step) {
+    fattn_var E;
+    const fattn_var y = hidden(r, step, &E);
+    return fattn_op_linear_cross_entropy(r->tape, y, E, fattn_input(r->tape, &r->targets), -1);
+}
+
+static double largest_logit(const pair *p, run *r, int step) {
+    fattn_tensor logits;
+    fattn_var E;
+    double most = 0;
+    fattn_tape_reset(r->tape);
+    const fattn_var y = hidden(r, step, &E);
+    MUST(r->ctx, fattn_tape_value(r->tape, fattn_op_linear(r->tape, y, E, (fattn_var){0}), &logits));
+    fattn_tensor here = to_host(p, &logits);
+    for (int64_t n = 0; n < fattn_tensor_numel(&here); ++n) most = fmax(most, fabs(((double *)here.data)[n]));
+    fattn_tensor_free(p->cpu, &here);
+    return most;
+}
+
+/* Returns the loss. */
+static double train_step(run *r, int step) {
+    double loss;
+    fattn_tape_reset(r->tape);
+    MUST(r->ctx, fattn_adamw_set_lr(r->adamw, 0.01f * (float)(step + 1)));
+    const fattn_var l = forward(r, step);
+    MUST(r->ctx, fattn_tape_backward(r->tape, l));
+    MUST(r->ctx, fattn_adamw_step(r->adamw));
+    MUST(r->ctx, fattn_tape_item(r->tape, l, &loss));
+    return loss;
+}
+
+static void run_end(run *r) {
+    fattn_adamw_destroy(r->adamw);
+    fattn_tape_destroy(r->tape);
+    for (int i = 0; i < PARAMS; ++i) {
+        fattn_tensor_free(r->ctx, &r->p[i].value);
+        fattn_tensor_free(r->ctx, &r->p[i].grad);
+    }
+    fattn_tensor_free(r->ctx, &r->ids);
+    fattn_tensor_free(r->ctx, &r->targets);
+}
+
+/* Largest difference of the parameters. */
+static double distance(const pair *p, const run *a, const run *b) {
+    double most = 0;
+    for (int i = 0; i < PARAMS; ++i) {
+        fattn_tensor x = to_host(p, &a->p[i].value), y = to_host(p, &b->p[i].value);
+        for (int64_t n = 0; n < fattn_tensor_numel(&x); ++n)
+            most = fmax(most, fabs(((double *)x.data)[n] - ((double *)y.data)[n]));
+        fattn_tensor_free(p->cpu, &x);
+        fattn_tensor_free(p->cpu, &y);
+    }
+    return most;
+}
+
+/* Loss curves of CPU and GPU; after the first step and its reset nothing is allocated. AdamW divides by the root of
+   v: where a gradient is nearly 0, its sign decides, so F32 may drift by a few steps of lr. */
+static void follow_the_cpu(const pair *p, fattn_dtype dtype, double bound) {
+    run gpu, cpu;
+    size_t allocs = 0;
+    run_start(&gpu, p->gpu, dtype);
+    run_start(&cpu, p->cpu, dtype);
+    for (int step = 0; step < STEPS; ++step) {
+        const double got = train_step(&gpu, step), want = train_step(&cpu, step);
+        cr_assert(fabs(got - want) <= bound * want, "%s, step %d: %.9g on the GPU, %.9g", fattn_dtype_name(dtype), step,
+                  got, want);
+        if (step == 1) allocs = fattn_ctx_mem(p->gpu).allocs;
+        if (step > 1) cr_assert_eq(fattn_ctx_mem(p->gpu).allocs, allocs, "step %d allocated", step);
+    }
+    double norms[2];
+    int64_t steps;
+    MUST(p->gpu, fattn_adamw_grad_norm(gpu.adamw, &norms[0]));
+    MUST(p->cpu, fattn_adamw_grad_norm(cpu.adamw, &norms[1]));
+    MUST(p->gpu, fattn_adamw_get_step(gpu.adamw, &steps));
+    cr_assert_eq(steps, STEPS);
+    cr_assert(fabs(norms[0] - norms[1]) <= 10 * bound * norms[1]);
+    cr_assert_leq(distance(p, &gpu, &cpu), 10 * bound);
+    run_end(&gpu);
+    run_end(&cpu);
+}
+
+Test(cuda_training, training) {
+    pair p = pair_or_skip(0);
+    follow_the_cpu(&p, FATTN_F64, 1e-9);
+    follow_the_cpu(&p, FATTN_F32, 2e-4);
+    pair_free(&p);
+}
+
+/* All candidates compute the same product; timing them does not change gradients that are added to. */
+Test(cuda_training, training_with_tuned_products) {
+    pair p = pair_or_skip(FATTN_CTX_TUNE);
+    follow_the_cpu(&p, FATTN_F64, 1e-9);
+    follow_the_cpu(&p, FATTN_F32, 2e-4);
+    pair_free(&p);
+}
+
+/* BF16 with F32 masters follows F32: both learn, and their losses differ by at most a few roundings 2^-9 of weights,
+   activations and gradients, plus two of a logit, since a loss is the difference of a logit and a weighted mean of
+   logits. */
+Test(cuda_training, training_in_bf16) {
+    pair p = pair_or_skip(0);
+    run narrow, wide;
+    double first = 0, last = 0;
+    run_start(&narrow, p.gpu, FATTN_BF16);
+    run_start(&wide, p.gpu, FATTN_F32);
+    for (int step = 0; step < STEPS; ++step) {
+        const double rounding = 0x1p-9 * largest_logit(&p, &wide, step);
+        const double got = train_step(&narrow, step), want = train_step(&wide, step);
+        cr_assert(fabs(got - want) <= 0.05 * want + 2 * rounding,
+                  "step %d: %.6g in bf16, %.6g; a logit's rounding is %.3g", step, got, want, rounding);
+        if (step == 0) first = got;
+        last = got;
+    }
+    cr_assert_lt(last, 0.8 * first);
+    run_end(&narrow);
+    run_end(&wide);
+    pair_free(&p);
+}
+
+/* Two runs on deterministic contexts end with the same bits. */
+Test(cuda_training, deterministic) {
+    pair p = pair_or_skip(FATTN_CTX_DETERMINISTIC);
+    run a, b;
+    run_start(&a, p.gpu, FATTN_F32);
+    run_start(&b, p.gpu, FATTN_F32);
+    for (int step = 0; step < STEPS; ++step) cr_assert_eq(train_step(&a, step), train_step(&b, step));
+    cr_assert_eq(distance(&p, &a, &b), 0);
+    run_end(&a);
+    run_end(&b);
+    pair_free(&p);
+}
+
+/* A step is captured on its second run; replays, each with its own learning rate, give bitwise the weights of eager
+   steps. */
+Test(cuda_training, graph) {
+    pair p = pair_or_skip(FATTN_CTX_DETERMINISTIC);
+    cudaStream_t stream;
+    cudaGraph_t graph;
+    cudaGraphExec_t step;
+    run eager, replayed;
+    cr_assert_eq(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
+    MUST(p.gpu, fattn_ctx_set_stream(p.gpu, stream));
+    run_start(&eager, p.gpu, FATTN_F32);
+    run_start(&replayed, p.gpu, FATTN_F32);
+    cr_assert_eq(train_step(&eager, 0), train_step(&replayed, 0));
+
+    fattn_tape_reset(replayed.tape);
+    cr_assert_eq(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), cudaSuccess);
+    const fattn_var loss = forward(&replayed, 1);
+    MUST(p.gpu, fattn_tape_backward(replayed.tape, loss));
+    MUST(p.gpu, fattn_adamw_step(replayed.adamw));
+    cr_assert_eq(cudaStreamEndCapture(stream, &graph), cudaSuccess);
+    cr_assert_eq(cudaGraphInstantiate(&step, graph, 0), cudaSuccess);
+    for (int n = 0; n < 5; ++n) {
+        const float lr = 0.01f * (float)(n + 1);
+        double got, want;
+        MUST(p.gpu, fattn_adamw_set_lr(replayed.adamw, lr));
+        cr_assert_eq(cudaGraphLaunch(step, stream), cudaSuccess);
+        MUST(p.gpu, fattn_tape_item(replayed.tape, loss, &got));
+
+        fattn_tape_reset(eager.tape);
+        const fattn_var l = forward(&eager, 1);
+        MUST(p.gpu, fattn_adamw_set_lr(eager.adamw, lr));
+        MUST(p.gpu, fattn_tape_backward(eager.tape, l));
+        MUST(p.gpu, fattn_adamw_step(eager.adamw));
+        MUST(p.gpu, fattn_tape_item(eager.tape, l, &want));
+        cr_assert_eq(got, want, "replay %d: loss %.9g, eager %.9g", n, got, want);
+    }
+    int64_t steps;
+    MUST(p.gpu, fattn_adamw_get_step(replayed.adamw, &steps));
+    cr_assert_eq(steps, 6);
+    cr_assert_eq(distance(&p, &eager, &replayed), 0);
+    cudaGraphExecDestroy(step);
+    cudaGraphDestroy(graph);
+    run_end(&eager);
+    run_end(&replayed);
+    pair_free(&p);
+    cudaStreamDestroy(stream);
+}
+
+/* x, in the host's memory, as dtype on the device. */
+static fattn_tensor uploaded(const pair *p, fattn_dtype dtype, int ndim, const int64_t *shape, const double *x) {
+    const fattn_tensor here = fattn_tensor_view((void *)(uintptr_t)x, FATTN_F64, FATTN_CPU, 0, ndim, shape);
+    fattn_tensor t;
+    MUST(p->gpu, fattn_tensor_alloc(p->gpu, dtype, ndim, shape, &t));
+    MUST(p->gpu, fattn_tensor_copy(p->gpu, &t, &here));
+    return t;
+}
+
+/* As tests/grad/test_adamw.c: v stays finite, steps are of lr each, the norm does not overflow; odd
+   lengths, and those that are read in packs. */
+Test(cuda_training, adamw_takes_any_finite_gradient) {
+    static const struct {
+        fattn_dtype value, grad;
+        double largest;
+    } of[] = {{FATTN_F64, FATTN_F64, 1e308},  {FATTN_F64, FATTN_F32, 3e38},  {FATTN_F32, FATTN_F32, 3e38},
+              {FATTN_BF16, FATTN_BF16, 3e38}, {FATTN_BF16, FATTN_F32, 3e38}, {FATTN_F16, FATTN_F32, 3e38},
+              {FATTN_F16, FATTN_F16, 65504}};
+    pair p = pair_or_skip(0);
+    for (int n = 0; n < 2 * 7; ++n) {
+        const int64_t count = n % 2 ? 8 : 5;
+        const double x = of[n / 2].largest, ones[8] = {1, 1, 1, 1, 1, 1, 1, 1};
+        const double g[8] = {x, -x, 1, 0, 1e-3, 0, 0, 0};
+        fattn_param w = {.name = "w", .value = uploaded(&p, of[n / 2].value, 1, &count, ones)};
+        MUST(p.gpu, fattn_tensor_alloc(p.gpu, of[n / 2].grad, 1, &count, &w.grad));
+        fattn_adamw_options o = {.struct_size = sizeof o};
+        fattn_adamw_defaults(&o);
+        o.weight_decay = 0;
+        fattn_adamw *a;
+        MUST(p.gpu, fattn_adamw_create(p.gpu, &o, (fattn_param *[]){&w}, 1, &a));
+        MUST(p.gpu, fattn_adamw_set_lr(a, 0.125f));
+        const fattn_tensor from = fattn_tensor_view((void *)(uintptr_t)g, FATTN_F64, FATTN_CPU, 0, 1, &count);
+        for (int t = 1; t <= 3; ++t) {
+            MUST(p.gpu, fattn_tensor_copy(p.gpu, &w.grad, &from));
+            MUST(p.gpu, fattn_adamw_step(a));
+        }
+        double norm;
+        MUST(p.gpu, fattn_adamw_grad_norm(a, &norm));
+        cr_assert_float_eq(norm / x, sqrt(2), 4e-3, "%d: %g", n, norm); /* x in 16 bits */
+        fattn_tensor m, v;
+        MUST(p.gpu, fattn_adamw_state(a, 0, FATTN_ADAM_M, &m));
+        MUST(p.gpu, fattn_adamw_state(a, 0, FATTN_ADAM_V, &v));
+        fattn_tensor got[3] = {to_host(&p, &w.value), to_host(&p, &m), to_host(&p, &v)};
+        const double want[5] = {0.625, 1.375, 0.625, 1, 0.625};
+        for (int e = 0; e < 5; ++e) {
+            cr_assert(isfinite(((double *)got[1].data)[e]) && isfinite(((double *)got[2].data)[e]), "%d [%d]", n, e);
+            cr_assert_float_eq(((double *)got[0].data)[e], want[e], 1e-2, "%d [%d]: %g", n, e,
+                               ((double *)got[0].data)[e]);
+        }
+        cr_assert_eq(fattn_adamw_set_step(a, INT64_MAX), FATTN_E_ARG);
+        cr_assert(strstr(fattn_ctx_error(p.gpu), "9223372036854775807"));
+        for (int i = 0; i < 3; ++i) fattn_tensor_free(p.cpu, &got[i]);
+        fattn_adamw_destroy(a);
+        fattn_tensor_free(p.gpu, &w.value);
+        fattn_tensor_free(p.gpu, &w.grad);
+    }
+    pair_free(&p);
+}
+
+/* SGD on both devices, in every dtype: F32 and F64 values to some roundings of four steps, 16-bit values to one of
+   theirs. Odd lengths, and those of several chunks. */
+Test(cuda_training, sgd) {
+    static const fattn_dtype types[] = {FATTN_F64, FATTN_F32, FATTN_BF16, FATTN_F16};
+    static const double unit[] = {0x1p-50, 0x1p-20, 0x1p-7, 0x1p-10};
+    static const fattn_sgd_options rules[] = {
+        {.struct_size = sizeof rules[0]},
+        {.struct_size = sizeof rules[0], .momentum = 0.9f, .weight_decay = 0.1f},
+        {.struct_size = sizeof rules[0], .momentum = 0.9f, .nesterov = 1, .max_grad_norm = 3}};
+    static const int64_t lengths[2] = {33001, 7};
+    pair p = pair_or_skip(0);
+    for (int n = 0; n < 4 * 3; ++n) {
+        fattn_param params[2][2] = {{{.name = "a"}, {.name = "b", .flags = FATTN_PARAM_NO_DECAY}}};
+        fattn_ctx *const on[2] = {p.gpu, p.cpu};
+        fattn_sgd *s[2];
+        double norms[2];
+        memcpy(params[1], params[0], sizeof params[0]);
+        for (int k = 0; k < 2; ++k) {
+            for (uint32_t i = 0; i < 2; ++i) {
+                fattn_param *const q = &params[k][i];
+                MUST(on[k], fattn_tensor_alloc(on[k], types[n % 4], 1, &lengths[i], &q->value));
+                MUST(on[k], fattn_tensor_alloc(on[k], n % 4 ? FATTN_F32 : FATTN_F64, 1, &lengths[i], &q->grad));
+            }
+        }
+        for (uint32_t i = 0; i < 2; ++i) {
+            const fattn_rng rng = {.seed = 4, .stream = i};
+            MUST(p.cpu, fattn_tensor_normal(p.cpu, &params[1][i].value, 0, 1, rng));
+            MUST(p.gpu, fattn_tensor_copy(p.gpu, &params[0][i].value, &params[1][i].value));
+        }
+        for (int k = 0; k < 2; ++k)
+            MUST(on[k],
+                 fattn_sgd_create(on[k], &rules[n / 4], (fattn_param *[]){&params[k][0], &params[k][1]}, 2, &s[k]));
+        for (uint32_t t = 0; t < 4; ++t) {
+            for (uint32_t i = 0; i < 2; ++i) {
+                const fattn_rng rng = {.seed = 5 + t, .stream = i};
+                MUST(p.cpu, fattn_tensor_normal(p.cpu, &params[1][i].grad, 0, 1, rng));
+                MUST(p.gpu, fattn_tensor_copy(p.gpu, &params[0][i].grad, &params[1][i].grad));
+            }
+            for (int k = 0; k < 2; ++k) {
+                MUST(on[k], fattn_sgd_set_lr(s[k], 0.1f));
+                MUST(on[k], fattn_sgd_step(s[k]));
+                MUST(on[k], fattn_sgd_grad_norm(s[k], &norms[k]));
+            }
+            cr_assert_float_eq(norms[0], norms[1], 1e-12 * norms[1]);
+        }
+        for (int i = 0; i < 2; ++i) {
+            fattn_tensor got = to_host(&p, &params[0][i].value), want = to_host(&p, &params[1][i].value);
+            fattn_tensor left = to_host(&p, &params[0][i].grad);
+            for (int64_t e = 0; e < lengths[i]; ++e) {
+                const double x = ((double *)got.data)[e], y = ((double *)want.data)[e];
+                cr_assert(fabs(x - y) <= unit[n % 4] * (1 + fabs(y)), "%d: %g, not %g", n, x, y);
+                cr_assert_eq(((double *)left.data)[e], 0);
+            }
+            fattn_tensor_free(p.cpu, &got);
+            fattn_tensor_free(p.cpu, &want);
+            fattn_tensor_free(p.cpu, &left);
+        }
+        for (int k = 0; k < 2; ++k) {
+            fattn_sgd_destroy(s[k]);
+            for (int i = 0; i < 2; ++i) {
+                fattn_tensor_free(on[k], &params[k][i].value);
+                fattn_tensor_free(on[k], &params[k][i].grad);
+            }
+        }
+    }
+    pair_free(&p);
+}
+
+/* A run on one device goes on on the other: values, masters and moments arrive bitwise. */
+Test(cuda_training, checkpoints_are_the_same_on_both) {
+    static const fattn_dtype types[] = {FATTN_F64, FATTN_F32, FATTN_BF16};
+    char name[] = "/tmp/fattn-cuda-checkpoint-XXXXXX";
+    pair p = pair_or_skip(0);
+    const int file = mkstemp(name);
+    cr_assert_geq(file, 0);
+    for (int n = 0; n < 3; ++n) {
+        run from, to;
+        run_start(&from, p.gpu, types[n]);
+        run_start(&to, p.cpu, types[n]);
+        for (int step = 0; step < 2; ++step) train_step(&from, step);
+        fattn_checkpoint c = {
+            .struct_size = sizeof c, .n = PARAMS, .params = from.list, .adamw = from.adamw, .step = 2};
+        static const char *const names[PARAMS] = {"embedding", "qkv", "out", "norm"};
+        for (int i = 0; i < PARAMS; ++i) from.p[i].name = to.p[i].name = names[i];
+        MUST(p.gpu, fattn_checkpoint_save(p.gpu, name, &c));
+        c.params = to.list, c.adamw = to.adamw, c.step = 0;
+        MUST(p.cpu, fattn_checkpoint_load(p.cpu, name, &c));
+        cr_assert_eq(c.step, 2);
+        cr_assert_eq(distance(&p, &from, &to), 0);
+        fattn_tensor m, v;
+        MUST(p.gpu, fattn_adamw_state(from.adamw, 1, FATTN_ADAM_M, &m));
+        MUST(p.cpu, fattn_adamw_state(to.adamw, 1, FATTN_ADAM_M, &v));
+        fattn_tensor got = to_host(&p, &v), want = to_host(&p, &m);
+        cr_assert(memcmp(got.data, want.data, (size_t)fattn_tensor_numel(&got) * sizeof(double)) == 0);
+        fattn_tensor_free(p.cpu, &got);
+        fattn_tensor_free(p.cpu, &want);
+        MUST(p.cpu, fattn_checkpoint_save(p.cpu, name, &c)); /* and back */
+        c.params = from.list, c.adamw = from.adamw;
+        MUST(p.gpu, fattn_checkpoint_load(p.gpu, name, &c));
+        cr_assert_eq(distance(&p, &from, &to), 0);
+        run_end(&from);
+        run_end(&to);
+    }
+    close(file);
+    unlink(name);
+    pair_free(&p);
+}
+
+/* An id and a target out of range, which the host cannot check: NaN, not a crash. */
+Test(cuda_training, wrong_ids) {
+    pair p = pair_or_skip(0);
+    run r;
+    double loss;
+    run_start(&r, p.gpu, FATTN_F32);
+    int32_t bad[B * S] = {V};
+    const fattn_tensor here = fattn_tensor_view(bad, FATTN_I32, FATTN_CPU, 0, 2, r.ids.shape);
+    MUST(p.gpu, fattn_tensor_copy(p.gpu, &r.ids, &here));
+    MUST(p.gpu, fattn_tape_item(r.tape, forward(&r, 0), &loss));
+    cr_assert(isnan(loss));
+    run_end(&r);
+    pair_free(&p);
+}
