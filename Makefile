@@ -14,7 +14,7 @@ fuzz_packages  := $(tsan_packages)
 slow_packages  := $(test_packages) gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user
 SECONDS        := 600
 
-.PHONY: help all demo test test-slow test-gpu tsan fuzz bench plots install clean
+.PHONY: help all demo test test-slow test-gpu tsan fuzz bench bench-gpu plots install clean
 .DEFAULT_GOAL := help
 
 help:
@@ -25,6 +25,7 @@ help:
 	@echo 'make tsan      the tests under the thread sanitizer (clang)'
 	@echo 'make fuzz      libFuzzer on calls and files, SECONDS=600 for each of the three targets (clang)'
 	@echo 'make bench     speed of the attention kernels'
+	@echo 'make bench-gpu speed of this GPU, beside PyTorch where it is installed; writes out/gpu.txt'
 	@echo 'make all       builds libraries and programs in build/release'
 	@echo 'make plots     draws the plots of bench/ from its committed results'
 	@echo 'make install   builds and installs under PREFIX (default /usr/local)'
@@ -84,6 +85,19 @@ bench:
 	@cmake/packages.sh $(build_packages)
 	@$(call build,release)
 	@$(fattn) bench
+
+bench-gpu:
+	@cmake/packages.sh $(build_packages)
+	@$(call build,release)
+	@mkdir -p out
+	@{ git log -1 --format='commit %h' 2> /dev/null || true; $(fattn) info; \
+	printf '\n== one head of 64, N 16384: a Triton kernel took 45.8 ms on a T4, 1.5 TFLOP/s ==\n\n'; \
+	$(fattn) bench --device cuda --dtype f16 --batch 1 --heads 1 --d 64 --n 16384; \
+	printf '\n== f16, 16384 tokens ==\n\n'; \
+	$(fattn) bench --device cuda --dtype f16; \
+	if python3 -c 'import torch' 2> /dev/null; then \
+	printf '\n== beside PyTorch ==\n\n'; python3 bench/peers.py --quick --dtype float16; fi; } 2>&1 | tee out/gpu.txt
+	@echo 'out/gpu.txt is welcome: CONTRIBUTING.md says where to'
 
 plots:
 	@cmake/packages.sh gnuplot-nox

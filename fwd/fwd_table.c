@@ -1,4 +1,5 @@
-/* All forward kernels, in order of preference. */
+/* All forward kernels, in order of preference. STANDARD on a GPU comes first: of AUTO it takes only calls
+   that no fused kernel fits. */
 #include "core/attention/kernel.h"
 #include "core/base/with_cuda.h"
 
@@ -9,5 +10,5 @@ const fattni_kernel *const fattni_fwd_table[] = {
     &fattni_fwd_cpu,
     &fattni_fwd_flash1,
     &fattni_fwd_standard,
-    FATTNI_WITH_CUDA(&fattni_fwd_cuda, &fattni_fwd_flash1_cuda, &fattni_fwd_standard_cuda, ) NULL,
+    FATTNI_WITH_CUDA(&fattni_fwd_standard_cuda, &fattni_fwd_cuda, &fattni_fwd_flash1_cuda, ) NULL,
 };

@@ -60,7 +60,7 @@ static fattni_bwd_choice choose(const fattn_ctx *ctx, const fattni_problem *p) {
             if (!c.huge) c.huge = *k;
         } else if (matches(*k, p, variant)) {
             if ((*k)->arch == 90 && !sm90 && counts_fit(p, *k)) sm90 = *k;
-            if ((*k)->arch != 90 && !c.portable) c.portable = *k;
+            if ((*k)->arch != 90) c.portable = fattni_cuda_prefer(ctx, c.portable, *k);
         }
     }
     c.aligned = sm90 && sm90_supports_aligned(p) ? sm90 : c.portable;
@@ -69,13 +69,12 @@ static fattni_bwd_choice choose(const fattn_ctx *ctx, const fattni_problem *p) {
 }
 
 const char *fattni_bwd_cuda_choose(const fattn_ctx *ctx, const fattni_problem *p, fattni_bwd_choice *out) {
-    const char *reason = fattni_cuda_why_unsupported(p);
+    const char *reason = fattni_cuda_why_unsupported(ctx, p);
     if (reason) return reason;
     if ((p->flags & FATTN_DETERMINISTIC) && sums_bias(p))
         return "sums a dbias that broadcasts by atomic adds: it is not deterministic";
     *out = choose(ctx, p);
-    if (!out->main) return "has no kernel for this dtype, head_dim and these features on this device";
-    if (!out->huge) return "has no kernel for huge rows of this dtype and head_dim on this device";
+    if (!out->main || !out->huge) return fattni_cuda_why_no_kernel(p);
     const int64_t tasks = fattni_bwd_cuda_row_grid(p, out->huge) + fattni_bwd_cuda_key_grid(p, out->huge);
     return fattni_cuda_why_grid_unsupported(
         fattni_max(tasks, fattni_max(fattni_bwd_cuda_row_grid(p, out->main), fattni_bwd_cuda_key_grid(p, out->main))));

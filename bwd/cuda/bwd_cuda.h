@@ -12,7 +12,7 @@
 typedef struct fattni_bwd_choice {
     const fattni_cuda_kernel *main, *huge; /* huge: for the huge rows, which main skips */
     const fattni_cuda_kernel *aligned;     /* main if all addresses are multiples of 16 bytes */
-    const fattni_cuda_kernel *portable;    /* the first for sm_80 and later */
+    const fattni_cuda_kernel *portable;    /* for every architecture */
 } fattni_bwd_choice;
 /* NULL and the choice, or why no CUDA backward kernel supports the call. */
 const char *fattni_bwd_cuda_choose(const fattn_ctx *ctx, const fattni_problem *p, fattni_bwd_choice *out);

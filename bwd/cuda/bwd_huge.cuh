@@ -9,7 +9,8 @@
    CTAs        as many as SMs; tasks are claimed in order (bwd_huge_common.cuh). Without huge rows a CTA reads one
                number and ends.
    Threads     8 warps. S, dP: 16 rows and half of the keys; dQ: 16 rows, dK, dV: 16 keys, and half of the columns.
-   Shared      struct shared_memory.
+   Shared      struct shared_memory. Q, dO, K and V have a tile each; with K_LEAN (bwd_huge_lean.cuh) Q and dO share one,
+               K and V another, of at most 128 columns, and are loaded each time that a product needs them.
    Rounding    P and dS to the input dtype, accumulation fp32.
 
    Nothing is pipelined: huge rows come by accident, or from padding.
@@ -21,28 +22,33 @@
 #include "core/device/quad.cuh"
 #include "core/device/score_terms_mma.cuh"
 
+#ifndef K_LEAN
+#define K_LEAN 0
+#endif
 enum {
     D = K_D,
-    PITCH = D,
+    LEAN = K_LEAN,
+    PITCH = LEAN && D > 128 ? 128 : D, /* columns of a panel, as many as a tile has */
+    PANELS = D / PITCH,
     BM = K_BM,
     BN = K_BN,
     THREADS = 32 * K_WARPS,
     KEY_TILES = BN / 16,
-    COLUMNS = D / 2,
+    COLUMNS = PITCH / 2, /* of a panel, for a warp */
     COLUMN_TILES = COLUMNS / 8
 };
-static_assert(BM == 64 && BN == 64 && K_WARPS == 8 && D % 64 == 0, "four warps of 16 rows or keys, twice");
+static_assert(BM == 64 && BN == 64 && K_WARPS == 8 && PITCH % 64 == 0, "four warps of 16 rows or keys, twice");
 
+enum operand { Q, DO, K, V };
 typedef struct shared_memory {
-    half_type q[BM * PITCH], k[BN * PITCH], v[BN * PITCH], d_o[BM * PITCH], p[BM * BN], ds[BM * BN];
+    half_type rows[LEAN ? 1 : 2][BM * PITCH], keys[LEAN ? 1 : 2][BN * PITCH], p[BM * BN], ds[BM * BN];
     /* Per row: m; log2 l, less what P is scaled by, +inf where the row is not huge; delta; m and l of either half of
        the keys. */
     float max[BM], log_sum[BM], delta[BM], half_max[2][BM], half_sum[2][BM];
     float ds_sum[BM]; /* what a row of dS should sum to */
 } shared_memory;
 enum { SHARED_BYTES = sizeof(shared_memory) };
-static_assert(offsetof(shared_memory, k) % 1024 == 0 && offsetof(shared_memory, v) % 1024 == 0 &&
-                  offsetof(shared_memory, d_o) % 1024 == 0 && offsetof(shared_memory, p) % 1024 == 0 &&
+static_assert(offsetof(shared_memory, keys) % 1024 == 0 && offsetof(shared_memory, p) % 1024 == 0 &&
                   offsetof(shared_memory, ds) % 1024 == 0,
               "swizzled tiles");
 
@@ -68,11 +74,64 @@ DEVICE void wait_loads(void) {
     __syncthreads();
 }
 
+DEVICE uint32_t tile_of(const cta_memory *m, enum operand x) {
+    return x < K ? ELEMENT_ADDRESS(m->shared, rows, LEAN ? 0 : x - Q)
+                 : ELEMENT_ADDRESS(m->shared, keys, LEAN ? 0 : x - K);
+}
+
+/* One panel of an operand to its tile: of the row block at `first` of query head h, or of the key block. */
+DEVICE void load_panel(const cta_memory *m, const fattni_bwd_args *bwd, const sequence *s, enum operand x, int panel,
+                       int h, int first) {
+    const fattni_attention_args *const a = &bwd->a;
+    const fattni_view *const view = x == Q ? &a->q : x == DO ? &bwd->d_o : x == K ? &a->k : &a->v;
+    const int of_rows = x < K, width = (x == Q || x == K ? a->D : a->Dv) - panel * PITCH;
+    const int64_t row = first + (of_rows ? s->q0 : s->k0);
+    load_tile(tile_of(m, x), PITCH, of_rows ? BM : BN, THREADS,
+              half_row_at(view, s, of_rows ? h : h / a->group, row) + panel * PITCH, view->row,
+              (of_rows ? s->Sq : s->Sk) - first, width, a->vector_qkv);
+}
+/* Both operands of rows, or of keys, which stay in their tiles; nothing with LEAN. */
+DEVICE void load_both(const cta_memory *m, const fattni_bwd_args *bwd, const sequence *s, enum operand x, int h,
+                      int first) {
+    if (LEAN) return;
+    load_panel(m, bwd, s, x, 0, h, first);
+    load_panel(m, bwd, s, x == Q ? DO : V, 0, h, first);
+    cp_async_commit();
+}
+/* The tile with a panel of an operand: where it stayed, or loaded now. All threads. */
+DEVICE uint32_t panel_of(const cta_memory *m, const fattni_bwd_args *bwd, const sequence *s, enum operand x, int panel,
+                         int h, int first) {
+    if (LEAN) {
+        __syncthreads(); /* no warp reads what was there */
+        load_panel(m, bwd, s, x, panel, h, first);
+        cp_async_commit();
+        wait_loads();
+    }
+    return tile_of(m, x);
+}
+
+/* This warp's part of an operand of rows times the transpose of one of keys. All threads. */
+DEVICE void rows_by_keys(float x[KEY_TILES][4], const cta_memory *m, const fattni_bwd_args *bwd, const sequence *s,
+                         enum operand rows, enum operand keys, int h, int i0, int j0) {
+#pragma unroll
+    for (int panel = 0; panel < PANELS; ++panel) {
+        float y[KEY_TILES][4];
+        const uint32_t row_tile = panel_of(m, bwd, s, rows, panel, h, i0);
+        const uint32_t key_tile = panel_of(m, bwd, s, keys, panel, h, j0);
+        product_nt(y, 1, KEY_TILES, PITCH, lane_16(row_tile, PITCH), first_row(), lane_8(key_tile, PITCH), first_key(),
+                   PITCH);
+#pragma unroll
+        for (int n = 0; n < KEY_TILES; ++n)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) x[n][e] = panel ? x[n][e] + y[n][e] : y[n][e];
+    }
+}
+
 /* Scores in natural units; -inf where a row does not see the key. tanhs: what general_scores keeps. */
-DEVICE void scores(float x[KEY_TILES][4], float tanhs[KEY_TILES][4], const fattni_attention_args *a, const sequence *s,
+DEVICE void scores(float x[KEY_TILES][4], float tanhs[KEY_TILES][4], const fattni_bwd_args *bwd, const sequence *s,
                    const cta_memory *m, int b, int h, int i0, int j0) {
-    product_nt(x, 1, KEY_TILES, D, lane_16(MEMBER_ADDRESS(m->shared, q), PITCH), first_row(),
-               lane_8(MEMBER_ADDRESS(m->shared, k), PITCH), first_key(), PITCH);
+    const fattni_attention_args *const a = &bwd->a;
+    rows_by_keys(x, m, bwd, s, Q, K, h, i0, j0);
     const int i = i0 + lane_row(), j = j0 + lane_key();
     general_scores(x, tanhs, KEY_TILES, 0, a, s, slope_of(a, h), b, h, i, j);
 #pragma unroll
@@ -80,7 +139,7 @@ DEVICE void scores(float x[KEY_TILES][4], float tanhs[KEY_TILES][4], const fattn
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
             const int row = row_of(0, i, n, e), key = column_of(0, j, n, e);
-            asm volatile("" : "+f"(x[n][e])); /* no product of scale and q.k is fused with what comes next */
+            keep_rounded(&x[n][e]); /* the product of scale and q.k */
             if (key < row + s->lo || key > row + s->hi || key >= s->Sk) x[n][e] = -INFINITY;
         }
 }
@@ -115,11 +174,10 @@ DEVICE void find_statistics(const fattni_bwd_args *bwd, const sequence *s, const
     float max[2] = {-INFINITY, -INFINITY}, sum[2] = {0.0f, 0.0f};
     for (int j0 = begin / BN * BN; j0 < end; j0 += BN) {
         __syncthreads(); /* no warp reads the last keys */
-        load_keys(MEMBER_ADDRESS(m->shared, k), MEMBER_ADDRESS(m->shared, v), a, s, h / a->group, j0);
-        cp_async_commit();
+        load_both(m, bwd, s, K, h, j0);
         wait_loads();
         float x[KEY_TILES][4], tanhs[KEY_TILES][4];
-        scores(x, tanhs, a, s, m, b, h, i0, j0);
+        scores(x, tanhs, bwd, s, m, b, h, i0, j0);
         sum_scores(max, sum, x);
     }
 #pragma unroll
@@ -163,9 +221,8 @@ DEVICE void gradients(const fattni_bwd_args *bwd, const sequence *s, const cta_m
     const fattni_attention_args *const a = &bwd->a;
     const shared_memory *const of = m->memory;
     float p[KEY_TILES][4], ds[KEY_TILES][4], tanhs[KEY_TILES][4];
-    scores(p, tanhs, a, s, m, b, h, i0, j0);
-    product_nt(ds, 1, KEY_TILES, D, lane_16(MEMBER_ADDRESS(m->shared, d_o), PITCH), first_row(),
-               lane_8(MEMBER_ADDRESS(m->shared, v), PITCH), first_key(), PITCH);
+    scores(p, tanhs, bwd, s, m, b, h, i0, j0);
+    rows_by_keys(ds, m, bwd, s, DO, V, h, i0, j0);
     const int row = lane_row(), i = i0 + row, j = j0 + lane_key();
     uint32_t keep[1] = {~0u};
     if (a->drop_T) {
@@ -196,23 +253,26 @@ DEVICE void gradients(const fattni_bwd_args *bwd, const sequence *s, const cta_m
     __syncthreads();
 }
 
-/* This warp's 16 rows and half of the columns are added to a gradient; of this lane's two rows those that are
-   `inside`. */
-DEVICE void add_rows(const float x[COLUMN_TILES][4], const fattni_view *to, const sequence *s, int head, int64_t row,
-                     float scale, const int inside[2], int width, int f32) {
+/* This warp's 16 rows and half of the columns of each panel. */
+typedef float gradient[PANELS][COLUMN_TILES][4];
+
+/* They are added to a gradient; of this lane's two rows those that are `inside`. */
+DEVICE void add_rows(const gradient x, const fattni_view *to, const sequence *s, int head, int64_t row, float scale,
+                     const int inside[2], int width, int f32) {
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-        const int64_t at = s->batch * to->b + head * to->h + (row + 8 * half) * to->row + first_column();
-        store_row((char *)to->p + at * (f32 ? 4 : 2), &x[0][2 * half], COLUMN_TILES, scale, inside[half],
-                  width - first_column(), f32, 1);
+    for (int n = 0; n < 2 * PANELS; ++n) {
+        const int panel = n / 2, half = n % 2, column = panel * PITCH + first_column();
+        const int64_t at = s->batch * to->b + head * to->h + (row + 8 * half) * to->row + column;
+        store_row((char *)to->p + at * (f32 ? 4 : 2), &x[panel][0][2 * half], COLUMN_TILES, scale, inside[half],
+                  width - column, f32, 1);
     }
 }
 
-DEVICE void clear(float x[COLUMN_TILES][4]) {
+DEVICE void clear(gradient x) {
 #pragma unroll
-    for (int n = 0; n < COLUMN_TILES; ++n)
+    for (int n = 0; n < PANELS * COLUMN_TILES; ++n)
 #pragma unroll
-        for (int e = 0; e < 4; ++e) x[n][e] = 0.0f;
+        for (int e = 0; e < 4; ++e) x[n / COLUMN_TILES][n % COLUMN_TILES][e] = 0.0f;
 }
 
 /* Adds this warp's 16 rows of dS, summed over the keys: element 2e is row g + 8e. */
@@ -225,15 +285,17 @@ DEVICE void sum_ds(float sum[4], const cta_memory *m) {
     }
 }
 /* dQ less its rows' excess times the mean of the keys (bwd_key_mean.cu). */
-DEVICE void subtract_excess(float dq[COLUMN_TILES][4], const float sum[4], const float *ds_sum, const float *key_mean) {
+DEVICE void subtract_excess(gradient dq, const float sum[4], const float *ds_sum, const float *key_mean) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
         const float excess = sum[2 * half] - ds_sum[lane_row() + 8 * half];
 #pragma unroll
-        for (int n = 0; n < COLUMN_TILES; ++n) {
-            const float2 mean = *(const float2 *)(key_mean + first_column() + 8 * n + (int)threadIdx.x % 4 * 2);
-            dq[n][2 * half] -= excess * mean.x;
-            dq[n][2 * half + 1] -= excess * mean.y;
+        for (int n = 0; n < PANELS * COLUMN_TILES; ++n) {
+            const int panel = n / COLUMN_TILES, tile = n % COLUMN_TILES;
+            const int column = panel * PITCH + first_column() + 8 * tile + (int)threadIdx.x % 4 * 2;
+            const float2 mean = *(const float2 *)(key_mean + column);
+            dq[panel][tile][2 * half] -= excess * mean.x;
+            dq[panel][tile][2 * half + 1] -= excess * mean.y;
         }
     }
 }
@@ -246,24 +308,27 @@ DEVICE void row_task(const fattni_bwd_args *bwd, cta_memory *m, int task) {
     const int huge = i0 < s.Sq && has_huge_rows(a, &s, h, i0);
     if (threadIdx.x == 0) bwd->huge_blocks[task] = huge;
     if (!huge) return;
-    load_rows(MEMBER_ADDRESS(m->shared, q), MEMBER_ADDRESS(m->shared, d_o), bwd, &s, h, i0);
-    cp_async_commit();
+    load_both(m, bwd, &s, Q, h, i0);
     wait_loads();
     const int rows = min(BM, s.Sq - i0);
     const interval keys = keys_seen_by(&s, i0, rows);
     find_statistics(bwd, &s, m, b, h, i0, keys.begin, keys.end);
     if (!bwd->dq.p && !bwd->d_bias.p) return;
     const float *const key_mean = key_mean_of(bwd, b, h / a->group);
-    float dq[COLUMN_TILES][4], sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+    float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+    gradient dq;
     clear(dq);
     for (int j0 = keys.begin / BN * BN; j0 < keys.end; j0 += BN) {
         __syncthreads(); /* no warp reads the last tiles */
-        load_keys(MEMBER_ADDRESS(m->shared, k), MEMBER_ADDRESS(m->shared, v), a, &s, h / a->group, j0);
-        cp_async_commit();
+        load_both(m, bwd, &s, K, h, j0);
         wait_loads();
         gradients(bwd, &s, m, b, h, i0, j0, 1);
-        product_nn(dq, 1, COLUMN_TILES, BN, lane_16(MEMBER_ADDRESS(m->shared, ds), BN), first_row(), BN, 0,
-                   lane_16(MEMBER_ADDRESS(m->shared, k), PITCH), first_column(), PITCH);
+#pragma unroll
+        for (int panel = 0; panel < PANELS; ++panel) {
+            const uint32_t tile = panel_of(m, bwd, &s, K, panel, h, j0);
+            product_nn(dq[panel], 1, COLUMN_TILES, BN, lane_16(MEMBER_ADDRESS(m->shared, ds), BN), first_row(), BN, 0,
+                       lane_16(tile, PITCH), first_column(), PITCH);
+        }
         if (key_mean) sum_ds(sum, m);
     }
     if (key_mean) subtract_excess(dq, sum, m->memory->ds_sum, key_mean);
@@ -283,7 +348,7 @@ DEVICE void key_gradients(const fattni_bwd_args *bwd, const cta_memory *m, int t
     if (j0 >= s.Sk || !(with_dk || with_dv)) return;
     const int keys = min(BN, s.Sk - j0);
     const interval rows = rows_that_see(&s, j0, keys);
-    float dk[COLUMN_TILES][4], dv[COLUMN_TILES][4];
+    gradient dk, dv;
     int any = 0;
     clear(dk), clear(dv);
     for (int h = hk * a->group; h < (hk + 1) * a->group; ++h)
@@ -291,20 +356,22 @@ DEVICE void key_gradients(const fattni_bwd_args *bwd, const cta_memory *m, int t
             if (!bwd->huge_blocks[(b * a->Hq + h) * (int64_t)row_blocks + block]) continue;
             const int i0 = block * BM;
             __syncthreads(); /* no warp reads the last tiles */
-            if (!any) load_keys(MEMBER_ADDRESS(m->shared, k), MEMBER_ADDRESS(m->shared, v), a, &s, hk, j0);
+            if (!any) load_both(m, bwd, &s, K, h, j0);
             any = 1;
-            load_rows(MEMBER_ADDRESS(m->shared, q), MEMBER_ADDRESS(m->shared, d_o), bwd, &s, h, i0);
-            cp_async_commit();
+            load_both(m, bwd, &s, Q, h, i0);
             const int r = (int)threadIdx.x;
             if (r < BM) load_statistics(m->memory, bwd, r, row_base(bwd, &s, b, h) + i0 + r, i0 + r < s.Sq);
             wait_loads();
             gradients(bwd, &s, m, b, h, i0, j0, 0);
-            if (want & DV)
-                product_nn(dv, 1, COLUMN_TILES, BM, lane_8(MEMBER_ADDRESS(m->shared, p), BN), first_row(), BN, 1,
-                           lane_16(MEMBER_ADDRESS(m->shared, d_o), PITCH), first_column(), PITCH);
-            if (want & DK)
-                product_nn(dk, 1, COLUMN_TILES, BM, lane_8(MEMBER_ADDRESS(m->shared, ds), BN), first_row(), BN, 1,
-                           lane_16(MEMBER_ADDRESS(m->shared, q), PITCH), first_column(), PITCH);
+#pragma unroll
+            for (int panel = 0; panel < PANELS; ++panel) {
+                if (want & DV)
+                    product_nn(dv[panel], 1, COLUMN_TILES, BM, lane_8(MEMBER_ADDRESS(m->shared, p), BN), first_row(),
+                               BN, 1, lane_16(panel_of(m, bwd, &s, DO, panel, h, i0), PITCH), first_column(), PITCH);
+                if (want & DK)
+                    product_nn(dk[panel], 1, COLUMN_TILES, BM, lane_8(MEMBER_ADDRESS(m->shared, ds), BN), first_row(),
+                               BN, 1, lane_16(panel_of(m, bwd, &s, Q, panel, h, i0), PITCH), first_column(), PITCH);
+            }
         }
     if (!any) return;
     const int key = lane_row(); /* of the gradients */
@@ -321,8 +388,8 @@ DEVICE void key_task(const fattni_bwd_args *bwd, cta_memory *m, int task) {
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS) K_NAME(const __grid_constant__ fattni_bwd_args args) {
-    extern __shared__ __align__(1024) unsigned char bytes[];
-    cta_memory m = {shared_address(bytes), (shared_memory *)bytes};
+    extern __shared__ __align__(1024) unsigned char memory[];
+    cta_memory m = {shared_address(memory), (shared_memory *)memory};
     if (has_tasks(&args)) run_tasks(&args, &m);
 }
 

@@ -59,7 +59,7 @@ DEVICE void run_tasks(const fattni_bwd_args *bwd, cta_memory *m) {
     const fattni_attention_args *const a = &bwd->a;
     const int row_tasks = a->B * a->Hq * ((a->Sq + BM - 1) / BM), key_tasks = a->B * a->Hkv * ((a->Sk + BN - 1) / BN);
     for (;;) {
-        __shared__ int claimed;
+        static __shared__ int claimed;
         __syncthreads();
         if (threadIdx.x == 0) claimed = atomicAdd(bwd->huge + 1, 1);
         __syncthreads();

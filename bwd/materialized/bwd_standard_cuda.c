@@ -109,7 +109,7 @@ static fattn_status run(fattn_ctx *ctx, const fattni_problem *p, const fattni_ke
 const fattni_kernel fattni_bwd_standard_cuda = {
     .family = "fattn_bwd_standard_cuda",
     .device = FATTN_CUDA,
-    .algorithms = 1u << FATTN_ALGO_STANDARD,
+    .algorithms = 1u << FATTN_ALGO_STANDARD | 1u << FATTN_ALGO_AUTO, /* AUTO: where no fused kernel fits */
     .plan = plan,
     .run = run,
 };

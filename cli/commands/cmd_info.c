@@ -11,7 +11,7 @@
 enum { MESSAGE_BYTES = 512 };
 
 struct options {
-    int64_t rows, head_dim, threads;
+    int64_t rows, head_dim, threads, arch;
     bool causal;
 };
 
@@ -22,6 +22,8 @@ static const cli_option table[] = {
     {"d", CLI_INT, offsetof(struct options, head_dim), "D", 1, 256, NULL, "kernels: head dimension"},
     {"causal", CLI_FLAG, offsetof(struct options, causal), NULL, 0, 0, NULL, "kernels: causal mask"},
     {"threads", CLI_INT, offsetof(struct options, threads), "T", 0, 1024, NULL, "CPU threads; 0: OpenMP's choice"},
+    {"arch", CLI_INT, offsetof(struct options, arch), "CC", 75, 121, NULL,
+     "kernels of a GPU of this architecture, as 89 for sm_89, which need not be here"},
     {0}};
 
 static void print_build(void) {
@@ -66,26 +68,33 @@ static void keep(void *user, fattn_log level, const char *text) {
         printf("warning  %s\n", text);
 }
 
-/* A context on the device; NULL after printing why there is none. why: MESSAGE_BYTES bytes that live as
+/* A context on the device, which is printed, or a plan of `arch`; NULL after printing why there is none. why: MESSAGE_BYTES bytes that live as
    long as the context, whose log is written there. */
-static fattn_ctx *open_device(fattn_device device, int threads, char *why) {
+static fattn_ctx *open_device(fattn_device device, int threads, int arch, char *why) {
     fattn_ctx *ctx;
     const fattn_ctx_options o = {.struct_size = sizeof o,
+                                 .flags = arch ? FATTN_CTX_PLAN_ONLY : 0,
                                  .device = device,
                                  .cpu_threads = device == FATTN_CPU ? threads : 0,
+                                 .arch_cap = arch,
                                  .log = keep,
                                  .log_user = why};
-    const fattn_status s = fattn_ctx_create(&o, &ctx);
+    const char *const name = device == FATTN_CPU ? "cpu" : "cuda";
+    char text[MESSAGE_BYTES];
+    fattn_status s = fattn_ctx_create(&o, &ctx);
+    if (s == FATTN_OK && device == FATTN_CUDA) s = fattn_ctx_describe(ctx, text, sizeof text);
+    if (s == FATTN_OK && device == FATTN_CUDA) printf("%-8s %s\n", name, text);
     if (s == FATTN_OK) return ctx;
-    printf("%-8s no: %s\n", device == FATTN_CPU ? "cpu" : "cuda", *why ? why : fattn_status_text(s));
+    printf("%-8s no: %s\n", name, *why ? why : fattn_status_text(s));
+    fattn_ctx_destroy(ctx);
     return NULL;
 }
 
 static void print_kernels(fattn_ctx *ctx, const struct options *o) {
     static const char *const names[] = {"auto", "standard", "flash1", "flash2"};
     static const fattn_dtype dtypes[] = {FATTN_F32, FATTN_F64, FATTN_BF16, FATTN_F16};
-    printf("\nkernels for B 1, H 8, N %lld, d %lld%s\n", (long long)o->rows, (long long)o->head_dim,
-           o->causal ? ", causal" : "");
+    printf("\n%s kernels for B 1, H 8, N %lld, d %lld%s\n", fattn_ctx_device(ctx) == FATTN_CPU ? "CPU" : "GPU",
+           (long long)o->rows, (long long)o->head_dim, o->causal ? ", causal" : "");
     printf("%-10s%-7s%-32s%-32s%10s%11s\n", "algorithm", "dtype", "forward", "backward", "saved", "workspace");
     for (int a = FATTN_ALGO_AUTO; a <= FATTN_ALGO_FLASH2; ++a) {
         for (size_t d = 0; d < sizeof dtypes / sizeof *dtypes; ++d) {
@@ -99,7 +108,7 @@ static void print_kernels(fattn_ctx *ctx, const struct options *o) {
                        text_of_bytes((double)l.plan.saved_bytes, saved),
                        text_of_bytes((double)l.plan.bwd_workspace, workspace));
             else
-                printf("%s\n", s == FATTN_E_UNSUPPORTED ? "not supported" : fattn_ctx_error(ctx));
+                printf("%s\n", s == FATTN_E_UNSUPPORTED && !o->arch ? "not supported" : fattn_ctx_error(ctx));
         }
     }
 }
@@ -110,10 +119,12 @@ static int run(const void *options, int n_operands, char *const *operands) {
     print_build();
     print_cpu();
     char why[MESSAGE_BYTES] = "";
-    fattn_ctx *const cuda = open_device(FATTN_CUDA, 0, why);
-    if (cuda) printf("cuda     device 0\n");
+    fattn_ctx *const cuda = open_device(FATTN_CUDA, 0, (int)o->arch, why);
+    if (!cuda && o->arch) return CLI_FAILURE;
+    if (cuda) print_kernels(cuda, o);
     fattn_ctx_destroy(cuda);
-    fattn_ctx *const cpu = open_device(FATTN_CPU, (int)o->threads, why);
+    if (o->arch) return CLI_OK;
+    fattn_ctx *const cpu = open_device(FATTN_CPU, (int)o->threads, 0, why);
     if (!cpu) return CLI_FAILURE;
     print_kernels(cpu, o);
     fattn_ctx_destroy(cpu);

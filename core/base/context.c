@@ -40,7 +40,8 @@ fattn_status fattn_ctx_create(const fattn_ctx_options *opt, fattn_ctx **out) {
                  o.stream ? " with a stream" : "");
         return fail_create(&o, FATTN_E_ARG, text);
     }
-    if (o.flags & ~(uint32_t)(FATTN_CTX_DETERMINISTIC | FATTN_CTX_TUNE | FATTN_CTX_F32_PRODUCTS) || o.reserved) {
+    const uint32_t known = FATTN_CTX_DETERMINISTIC | FATTN_CTX_TUNE | FATTN_CTX_F32_PRODUCTS | FATTN_CTX_PLAN_ONLY;
+    if (o.flags & ~known || o.reserved) {
         snprintf(text, sizeof text, "unknown flags 0x%x or non-zero reserved field %d", o.flags, o.reserved);
         return fail_create(&o, FATTN_E_ARG, text);
     }
@@ -51,6 +52,8 @@ fattn_status fattn_ctx_create(const fattn_ctx_options *opt, fattn_ctx **out) {
     if (o.flags & FATTN_CTX_F32_PRODUCTS && !ops->on_host)
         return fail_create(&o, FATTN_E_UNSUPPORTED,
                            "FATTN_CTX_F32_PRODUCTS: GPU kernels always round P and dS of 16-bit tensors");
+    if (o.flags & FATTN_CTX_PLAN_ONLY && ops->on_host)
+        return fail_create(&o, FATTN_E_ARG, "FATTN_CTX_PLAN_ONLY is for device FATTN_CUDA");
     if (o.cpu_threads < 0 || o.arch_cap < 0 || o.sm_limit < 0) {
         snprintf(text, sizeof text, "negative cpu_threads %d, arch_cap %d or sm_limit %d", o.cpu_threads, o.arch_cap,
                  o.sm_limit);
@@ -108,6 +111,12 @@ fattn_status fattn_ctx_set_stream(fattn_ctx *ctx, fattn_stream s) {
 }
 
 fattn_status fattn_ctx_sync(fattn_ctx *ctx) { return ctx ? ctx->ops->sync(ctx) : FATTN_E_ARG; }
+
+fattn_status fattn_ctx_describe(fattn_ctx *ctx, char *text, size_t bytes) {
+    if (!ctx) return FATTN_E_ARG;
+    if (!text || bytes == 0) return fattn_ctx_fail(ctx, FATTN_E_ARG, "text: %p of %zu bytes", (void *)text, bytes);
+    return ctx->ops->describe(ctx, text, bytes);
+}
 
 const char *fattn_ctx_error(const fattn_ctx *ctx) { return ctx ? ctx->error : ""; }
 

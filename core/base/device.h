@@ -18,6 +18,7 @@ typedef struct fattni_device_ops {
     fattn_status (*open)(fattn_ctx *ctx);
     void (*close)(fattn_ctx *ctx);
     fattn_status (*sync)(fattn_ctx *ctx); /* fattn_ctx_sync */
+    fattn_status (*describe)(fattn_ctx *ctx, char *text, size_t bytes); /* fattn_ctx_describe */
     /* Around calls of an allocator: make the device current for the calling thread, and restore. They nest;
        leave gets the value of entered that enter stored. */
     fattn_status (*enter)(fattn_ctx *ctx, bool *entered);

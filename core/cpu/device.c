@@ -5,6 +5,8 @@
 #include "core/cpu/gemm_cpu.h"
 #include "core/tensor/host.h"
 
+#include <stdio.h>
+
 static fattn_status open_cpu(fattn_ctx *ctx) {
     const char *const warning = fattni_gemm_warning(fattni_cpu_isa());
     if (warning && ctx->log) ctx->log(ctx->log_user, FATTN_LOG_WARN, warning);
@@ -30,6 +32,12 @@ static fattn_status sync_cpu(fattn_ctx *ctx) {
     return FATTN_OK;
 }
 
+static fattn_status describe(fattn_ctx *ctx, char *text, size_t bytes) {
+    snprintf(text, bytes, "%s, %d thread%s", fattni_isa_name(ctx->isa), ctx->cpu_threads,
+             ctx->cpu_threads == 1 ? "" : "s");
+    return FATTN_OK;
+}
+
 static fattn_status enter(fattn_ctx *ctx, bool *entered) {
     (void)ctx;
     *entered = false;
@@ -45,6 +53,7 @@ const fattni_device_ops fattni_cpu_device = {
     .open = open_cpu,
     .close = close_cpu,
     .sync = sync_cpu,
+    .describe = describe,
     .enter = enter,
     .leave = leave,
     .use = use,

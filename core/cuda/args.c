@@ -13,8 +13,9 @@ bool fattni_cuda_vector(const fattni_array *a, int64_t width) {
            a->s[2] % step == 0;
 }
 
-const char *fattni_cuda_why_unsupported(const fattni_problem *p) {
+const char *fattni_cuda_why_unsupported(const fattn_ctx *ctx, const fattni_problem *p) {
     const int64_t most = 1 << 28;
+    if (ctx->gpu.arch < 80 && p->dtype == FATTN_BF16) return "needs sm_80 or later for BF16; F16 and F32 run here";
     if (p->Sq > most || p->Sk > most || p->rows_q > most || p->rows_k > most) return "supports at most 2^28 rows";
     if (p->B > INT32_MAX || p->Hq > INT32_MAX || p->B * p->Hq > INT32_MAX)
         return "supports at most 2^31-1 heads of all sequences";

@@ -76,7 +76,7 @@ void fattni_cuda_blas_close(fattn_ctx *ctx) {
 }
 
 const char *fattni_cuda_blas_missing(const fattn_ctx *ctx) {
-    return ctx->gpu.blas ? NULL : "needs cuBLAS (" SONAME "), which was not found";
+    return ctx->gpu.blas || ctx->flags & FATTN_CTX_PLAN_ONLY ? NULL : "needs cuBLAS (" SONAME "), which was not found";
 }
 
 int fattni_cuda_blas_type(fattn_dtype t) {

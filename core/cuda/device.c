@@ -7,6 +7,7 @@
 #include "core/cuda/tensor.h"
 
 #include <cuda_runtime_api.h>
+#include <stdio.h>
 #include <string.h>
 
 fattn_status fattni_cuda_check(fattn_ctx *ctx, int error, const char *what) {
@@ -18,6 +19,7 @@ fattn_status fattni_cuda_enter(fattn_ctx *ctx, bool *entered) {
     const struct fattni_cuda_driver *const d = ctx->gpu.driver;
     CUcontext current = NULL;
     *entered = false;
+    if (!d) return fattn_ctx_fail(ctx, FATTN_E_STATE, "the context has FATTN_CTX_PLAN_ONLY: it has no device");
     if (d->get_current(&current) == CUDA_SUCCESS && current == d->context) return FATTN_OK;
     const CUresult result = d->push(d->context);
     if (result != CUDA_SUCCESS)
@@ -70,21 +72,39 @@ static fattn_status detect_overlap(fattn_ctx *ctx, const fattni_cuda_kernel *k) 
     return FATTN_OK;
 }
 
-/* Raises the limit of dynamic shared memory for each kernel that this device can run. Those for huge rows get the
-   maximum, since they are launched with as much as the kernel before them (fattni_bwd_cuda_huge). */
-static fattn_status allow_shared(fattn_ctx *ctx, const fattni_cuda_kernel *const *list) {
+/* Whether the driver compiles this build's PTX for the device, which takes about a second for each kernel: machine code
+   is there for 7.5, 8.x, 9.0 and 12.x (cmake/fattn_cuda.cmake). */
+static bool compiles_late(const fattn_ctx *ctx) { return ctx->gpu.arch >= 100 && ctx->gpu.arch / 10 != 12; }
+
+/* Raises the limit of dynamic shared memory. Kernels for huge rows get the maximum, since they are launched with as much
+   as the kernel before them (fattni_bwd_cuda_huge). */
+static fattn_status raise_limit(fattn_ctx *ctx, const fattni_cuda_kernel *k) {
+    const size_t bytes = k->variant == FATTNI_VARIANT_HUGE ? fattni_cuda_most_shared(ctx) : k->shared;
+    return fattni_cuda_check(
+        ctx, cudaFuncSetAttribute(pointer_of(k->stub), cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes),
+        k->name);
+}
+
+/* For each kernel that this device can run, unless that would compile them all. */
+static fattn_status raise_limits(fattn_ctx *ctx, const fattni_cuda_kernel *const *list) {
+    bool detected = ctx->gpu.arch < 90;
     for (; *list; ++list) {
         const fattni_cuda_kernel *const k = *list;
-        const bool huge = k->variant == FATTNI_VARIANT_HUGE;
         if (!fattni_cuda_has_code(k, ctx) || k->shared > ctx->gpu.shared_limit) continue;
-        FATTNI_TRY(
-            fattni_cuda_check(ctx,
-                              cudaFuncSetAttribute(pointer_of(k->stub), cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                                   (int)(huge ? fattni_cuda_most_shared(ctx) : k->shared)),
-                              k->name));
-        if (huge && ctx->gpu.arch >= 90) FATTNI_TRY(detect_overlap(ctx, k));
+        if (!compiles_late(ctx)) FATTNI_TRY(raise_limit(ctx, k));
+        if (k->variant == FATTNI_VARIANT_HUGE && !detected) FATTNI_TRY(detect_overlap(ctx, k));
+        detected |= k->variant == FATTNI_VARIANT_HUGE;
     }
     return FATTN_OK;
+}
+
+fattn_status fattni_cuda_ready(fattn_ctx *ctx, const fattni_cuda_kernel *k) {
+    if (!compiles_late(ctx)) return FATTN_OK;
+    bool entered;
+    FATTNI_TRY(fattni_cuda_enter(ctx, &entered));
+    const fattn_status s = raise_limit(ctx, k);
+    fattni_cuda_leave(ctx, entered);
+    return s;
 }
 
 static fattn_status read_properties(fattn_ctx *ctx) {
@@ -104,14 +124,18 @@ static fattn_status read_properties(fattn_ctx *ctx) {
         FATTNI_TRY(fattni_cuda_check(ctx, cudaDeviceGetAttribute(wanted[n].value, wanted[n].which, id),
                                      "cudaDeviceGetAttribute"));
     const int arch = 10 * major + minor;
-    if (arch < 80)
-        return fattn_ctx_fail(ctx, FATTN_E_UNSUPPORTED, "device %d is sm_%d, the kernels need sm_80", id, arch);
-    ctx->gpu.arch = ctx->arch_cap >= 80 && ctx->arch_cap < arch ? ctx->arch_cap : arch;
+    if (arch < FATTNI_CUDA_OLDEST)
+        return fattn_ctx_fail(ctx, FATTN_E_UNSUPPORTED, "device %d is sm_%d, the kernels need sm_%d", id, arch,
+                              FATTNI_CUDA_OLDEST);
+    const bool capped = ctx->arch_cap >= FATTNI_CUDA_OLDEST && ctx->arch_cap < arch;
+    ctx->gpu.arch = capped ? ctx->arch_cap : arch;
     ctx->gpu.sms = ctx->sm_limit > 0 && ctx->sm_limit < sms ? ctx->sm_limit : sms;
     ctx->gpu.shared_limit = (size_t)shared;
+    if (capped && fattni_cuda_shared_of(ctx->arch_cap) < ctx->gpu.shared_limit)
+        ctx->gpu.shared_limit = fattni_cuda_shared_of(ctx->arch_cap);
     ctx->gpu.l2_bytes = (size_t)l2;
-    FATTNI_TRY(allow_shared(ctx, fattni_fwd_cuda_kernels));
-    FATTNI_TRY(allow_shared(ctx, fattni_bwd_cuda_kernels));
+    FATTNI_TRY(raise_limits(ctx, fattni_fwd_cuda_kernels));
+    FATTNI_TRY(raise_limits(ctx, fattni_bwd_cuda_kernels));
     return FATTN_OK;
 }
 
@@ -150,12 +174,28 @@ static fattn_status open_driver(fattn_ctx *ctx) {
     return find_context(ctx);
 }
 
+/* A GPU of which only the architecture is known. No size of a plan depends on the number of SMs or on L2. */
+static fattn_status plan_only(fattn_ctx *ctx) {
+    static const int known[] = {75, 80, 86, 87, 89, 90, 100, 103, 120, 121};
+    for (size_t n = 0; n < sizeof known / sizeof *known; ++n)
+        if (ctx->arch_cap == known[n]) ctx->gpu.arch = known[n];
+    if (!ctx->gpu.arch)
+        return fattn_ctx_fail(ctx, FATTN_E_ARG,
+                              "FATTN_CTX_PLAN_ONLY: arch_cap %d is none of 75, 80, 86, 87, 89, 90, "
+                              "100, 103, 120, 121",
+                              ctx->arch_cap);
+    ctx->gpu.sms = ctx->sm_limit > 0 ? ctx->sm_limit : 1;
+    ctx->gpu.shared_limit = fattni_cuda_shared_of(ctx->gpu.arch);
+    return FATTN_OK;
+}
+
 /* Fills ctx->gpu for device ctx->device_id and sets the limit of dynamic shared memory of every kernel in
-   both tables, once. UNSUPPORTED when there is no such device or it is older than sm_80; CUDA for
+   both tables, once. UNSUPPORTED when there is no such device or it is older than sm_75; CUDA for
    faults. */
 static fattn_status open_gpu(fattn_ctx *ctx) {
     int devices = 0;
     bool entered;
+    if (ctx->flags & FATTN_CTX_PLAN_ONLY) return plan_only(ctx);
     if (cudaGetDeviceCount(&devices) != cudaSuccess) {
         cudaGetLastError();
         devices = 0;
@@ -186,6 +226,23 @@ fattn_status fattni_cuda_sync(fattn_ctx *ctx) {
     const cudaError_t error = cudaStreamSynchronize(ctx->stream);
     fattni_cuda_leave(ctx, entered);
     return fattni_cuda_check(ctx, error, "cudaStreamSynchronize");
+}
+
+static fattn_status describe(fattn_ctx *ctx, char *text, size_t bytes) {
+    const fattni_gpu *const g = &ctx->gpu;
+    const unsigned shared = (unsigned)(g->shared_limit >> 10);
+    if (!g->driver) {
+        snprintf(text, bytes, "plans for sm_%d, %u KiB of shared memory per block", g->arch, shared);
+        return FATTN_OK;
+    }
+    struct cudaDeviceProp p;
+    int driver = 0;
+    FATTNI_TRY(fattni_cuda_check(ctx, cudaGetDeviceProperties(&p, ctx->device_id), "cudaGetDeviceProperties"));
+    FATTNI_TRY(fattni_cuda_check(ctx, cudaDriverGetVersion(&driver), "cudaDriverGetVersion"));
+    snprintf(text, bytes, "%s, sm_%d%d%s, %d SMs, %.1f GiB, %u KiB of shared memory per block, driver for CUDA %d.%d",
+             p.name, p.major, p.minor, g->arch == 10 * p.major + p.minor ? "" : " capped", g->sms,
+             (double)p.totalGlobalMem / (1 << 30), shared, driver / 1000, driver % 1000 / 10);
+    return FATTN_OK;
 }
 
 static fattn_status start(fattn_ctx *ctx, const char *name, fattni_cuda_any kernel, int64_t grid, int block,
@@ -265,6 +322,7 @@ const fattni_device_ops fattni_cuda_device = {
     .open = open_gpu,
     .close = close_gpu,
     .sync = fattni_cuda_sync,
+    .describe = describe,
     .enter = fattni_cuda_enter,
     .leave = fattni_cuda_leave,
     .copy = fattni_cuda_copy,

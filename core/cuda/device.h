@@ -18,7 +18,7 @@ fattni_attention_args fattni_cuda_args_of(const fattni_problem *p);
 fattni_view fattni_cuda_view_of(const fattni_array *a);
 fattni_line fattni_cuda_line_of(const fattni_array *a);
 /* NULL, or why 32-bit indices cannot hold the problem. */
-const char *fattni_cuda_why_unsupported(const fattni_problem *p);
+const char *fattni_cuda_why_unsupported(const fattn_ctx *ctx, const fattni_problem *p);
 /* NULL, or why a grid of this many blocks cannot be launched. */
 const char *fattni_cuda_why_grid_unsupported(int64_t blocks);
 /* 16-byte accesses are possible for this tensor's rows. */

@@ -12,7 +12,9 @@
 #if K_BF16
 typedef __nv_bfloat16 half_type;
 DEVICE uint32_t pack(float low, float high) { return pack_bf16(low, high); }
+#if FATTNI_SM80
 DEVICE void mma(float d[4], const uint32_t a[4], uint32_t b0, uint32_t b1) { mma_bf16(d, a, b0, b1); }
+#endif
 DEVICE float to_float(half_type x) { return __bfloat162float(x); }
 DEVICE half_type to_half(float x) { return __float2bfloat16_rn(x); }
 enum { ONES = 0x3f803f80 }; /* two of them */

@@ -1,5 +1,6 @@
 #include "core/materialized/standard_cuda.h"
 
+#include "core/cuda/kernels.h"
 #include "core/cuda/device.h"
 
 extern void fattn_gather(fattni_dense_args);
@@ -17,7 +18,8 @@ static int64_t most_threads(const fattni_problem *p) {
 }
 
 const char *fattni_cuda_standard_why_unsupported(const fattn_ctx *ctx, const fattni_problem *p) {
-    const char *reason = fattni_cuda_why_unsupported(p);
+    if (p->algorithm == FATTN_ALGO_AUTO && fattni_cuda_is_fused(ctx, p)) return "is for calls without fused kernels";
+    const char *reason = fattni_cuda_why_unsupported(ctx, p);
     if (!reason) reason = fattni_cuda_blas_missing(ctx);
     if (!reason) reason = fattni_standard_why_unsupported(p);
     if (reason) return reason;

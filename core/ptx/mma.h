@@ -1,12 +1,24 @@
 /* mma.sync, and the arithmetic around it: conversions, approximations, reductions.
 
    m16n8k16: D[16,8] += A[16,16] B[16,8], 16-bit operands, fp32 accumulators. PTX ISA, "Matrix Fragments for
-   mma.m16n8k16". With g = lane/4, t = lane%4: d[0..1] is row g, columns 2t, 2t+1; d[2..3] is row g+8. */
+   mma.m16n8k16". With g = lane/4, t = lane%4: d[0..1] is row g, columns 2t, 2t+1; d[2..3] is row g+8.
+
+   sm_75 has m16n8k8 of F16 only, with half of each operand's registers, and conversions of one number at a time. */
 #ifndef FATTNI_CORE_PTX_MMA_H
 #define FATTNI_CORE_PTX_MMA_H
 
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
 #include <stdint.h>
 
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
+#define FATTNI_SM80 1
+#else
+#define FATTNI_SM80 0
+#endif
+
+#if FATTNI_SM80
 static __device__ __forceinline__ void mma_bf16(float d[4], const uint32_t a[4], uint32_t b0, uint32_t b1) {
     asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, "
                  "{%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
@@ -21,6 +33,16 @@ static __device__ __forceinline__ void mma_f16(float d[4], const uint32_t a[4], 
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
+#else
+static __device__ __forceinline__ void mma_f16(float d[4], const uint32_t a[4], uint32_t b0, uint32_t b1) {
+    asm volatile(
+        "{\nmma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5}, {%8}, {%0, %1, %2, %3};"
+        "\nmma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%6, %7}, {%9}, {%0, %1, %2, %3};\n}"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+#endif
+
 /* Two integers as bytes, saturated, low first; above them the low 16 bits of `above`. */
 static __device__ __forceinline__ uint32_t pack_s8(int low, int high, uint32_t above) {
     uint32_t d;
@@ -28,6 +50,7 @@ static __device__ __forceinline__ uint32_t pack_s8(int low, int high, uint32_t a
     return d;
 }
 
+#if FATTNI_SM80
 /* m16n8k8: D[16,8] += A[16,8] B[8,8]. a = (g, t), (g + 8, t), (g, t + 4), (g + 8, t + 4); b = (t, g), (t + 4, g); d as
    above. TF32: the low 13 bits of operands are ignored. */
 static __device__ __forceinline__ void mma_tf32(float d[4], const float a[4], float b0, float b1) {
@@ -63,8 +86,10 @@ static __device__ __forceinline__ void mma_f64(double d[4], const double a[4], d
     mma_f64_m8n8k4(d + 2, a[3], b1);
 #endif
 }
+#endif
 
 /* Two floats as one register of 16-bit numbers, `low` in the low half, rounded to nearest even. */
+#if FATTNI_SM80
 static __device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
     uint32_t r;
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
@@ -75,6 +100,16 @@ static __device__ __forceinline__ uint32_t pack_f16(float low, float high) {
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
     return r;
 }
+#else
+static __device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
+    const __nv_bfloat162 x = __floats2bfloat162_rn(low, high);
+    return *(const uint32_t *)&x;
+}
+static __device__ __forceinline__ uint32_t pack_f16(float low, float high) {
+    const __half2 x = __floats2half2_rn(low, high);
+    return *(const uint32_t *)&x;
+}
+#endif
 
 /* 2^x, relative error 2^-22; -inf and results below 2^-126 give 0. */
 static __device__ __forceinline__ float exp2_approx(float x) {
@@ -95,6 +130,9 @@ static __device__ __forceinline__ float log2_approx(float x) {
     asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
+
+/* x as it is rounded here: what computed it is not fused with what follows. */
+static __device__ __forceinline__ void keep_rounded(float *x) { asm volatile("" : "+f"(*x)); }
 
 /* *p += x in L2, without a result. */
 static __device__ __forceinline__ void reduce_add(float *p, float x) {

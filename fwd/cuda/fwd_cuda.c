@@ -46,11 +46,12 @@ static bool matches(const fattni_cuda_kernel *k, const fattni_problem *p, const 
 
 const fattni_cuda_kernel *fattni_fwd_cuda_choose(const fattn_ctx *ctx, const fattni_problem *p) {
     const traits t = traits_of(ctx, p);
+    const fattni_cuda_kernel *best = NULL;
     for (const fattni_cuda_kernel *const *k = fattni_fwd_cuda_kernels; *k; ++k) {
         if ((*k)->arch == 90 && !(t.sm90 && fattni_sm90_counts(blocks_of(p, *k), p->Hq * p->B))) continue;
-        if (fattni_cuda_can_run(*k, ctx, p) && matches(*k, p, &t)) return *k;
+        if (fattni_cuda_can_run(*k, ctx, p) && matches(*k, p, &t)) best = fattni_cuda_prefer(ctx, best, *k);
     }
-    return NULL;
+    return best;
 }
 
 static int64_t grid_of(const fattn_ctx *ctx, const fattni_problem *p, const fattni_cuda_kernel *k) {
@@ -59,10 +60,10 @@ static int64_t grid_of(const fattn_ctx *ctx, const fattni_problem *p, const fatt
 }
 
 static const char *plan(const fattn_ctx *ctx, const fattni_problem *p, fattni_kernel_plan *out) {
-    const char *const reason = fattni_cuda_why_unsupported(p);
+    const char *const reason = fattni_cuda_why_unsupported(ctx, p);
     if (reason) return reason;
     const fattni_cuda_kernel *const k = fattni_fwd_cuda_choose(ctx, p);
-    if (!k) return "has no kernel for this dtype, head_dim and mask on this device";
+    if (!k) return fattni_cuda_why_no_kernel(p);
     out->choice[0] = k;
     out->deterministic = true;
     /* The tile counter of the persistent kernels, always planned: which kernel runs may depend on addresses. */

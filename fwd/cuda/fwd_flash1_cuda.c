@@ -30,7 +30,7 @@ static layout layout_of(const fattni_problem *p) {
 }
 
 static const char *plan(const fattn_ctx *ctx, const fattni_problem *p, fattni_kernel_plan *out) {
-    const char *const reason = fattni_cuda_why_unsupported(p);
+    const char *const reason = fattni_cuda_why_unsupported(ctx, p);
     if (reason) return reason;
     (void)ctx;
     out->workspace = layout_of(p).bytes;

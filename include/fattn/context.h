@@ -42,7 +42,7 @@ enum {
     FATTN_CTX_TUNE = 1u << 1,          /* matrix products on a GPU: the first product of a shape times cuBLASLt's
                                 candidates and waits for the device, later ones use the fastest; results
                                 may differ in rounding from run to run. Not with DETERMINISTIC */
-    FATTN_CTX_F32_PRODUCTS = 1u << 2   /* CPU: attention multiplies BF16 tensors as F32 numbers, for gradient checks.
+    FATTN_CTX_F32_PRODUCTS = 1u << 2,  /* CPU: attention multiplies BF16 tensors as F32 numbers, for gradient checks.
                                 Without it a CPU with AMX, or an AMD one with AVX512-BF16, rounds P and dS to BF16 for
                                 their products with V, dO, K and Q and sums in F32, as all GPU kernels do: errors are
                                 those of a GPU, and AMX is two to three times as fast. Other CPUs always multiply
@@ -50,6 +50,10 @@ enum {
                                 tensors asks Linux to let the process use AMX; from then on sigaltstack refuses
                                 stacks smaller than getauxval(AT_MINSIGSTKSZ), 12 KB. If a thread has a smaller one
                                 before, AMX is refused, and the log says so */
+    FATTN_CTX_PLAN_ONLY = 1u << 3      /* a GPU that this machine need not have, of architecture arch_cap (75, 80, 86,
+                                87, 89, 90, 100, 103, 120 or 121): fattn_attention_query says which kernels would run
+                                there and the memory that they need. Everything that allocates or runs is
+                                FATTN_E_STATE */
 };
 
 typedef struct fattn_ctx_options {
@@ -60,7 +64,7 @@ typedef struct fattn_ctx_options {
     fattn_stream stream;       /* 0 = the device's default stream */
     int32_t cpu_threads;       /* 0..4096; 0 = OpenMP's choice now; never calls omp_set_num_threads */
     int32_t arch_cap;          /* tests: CPU code at most 1 = baseline, 2 = AVX2, 3 = AVX-512, 4 = AVX512-BF16;
-                                  80 = sm_80; 0 = best */
+                                  on a GPU 75, 80, 86 or 89 = kernels and shared memory of such a GPU; 0 = best */
     int32_t sm_limit;          /* persistent kernels use at most this many SMs; 0 = all */
     int32_t reserved;          /* 0 */
     fattn_allocator allocator; /* all zero = malloc, or cudaMallocAsync on a GPU */
@@ -79,6 +83,10 @@ FATTN_API FATTN_CHECKED fattn_status fattn_ctx_create(const fattn_ctx_options *o
 /* Everything allocated through the context must be freed before. NULL is allowed. */
 FATTN_API void fattn_ctx_destroy(fattn_ctx *ctx);
 FATTN_API fattn_device fattn_ctx_device(const fattn_ctx *ctx);
+/* What the context's device is, in words, to `text` of `bytes` bytes, with a 0 at the end, cut to fit: "NVIDIA H200,
+   sm_90, 132 SMs, 139.8 GiB, 227 KiB of shared memory per block, driver for CUDA 13.0" or "avx512, 16 threads". A
+   device that does not answer is FATTN_E_CUDA. */
+FATTN_API FATTN_CHECKED fattn_status fattn_ctx_describe(fattn_ctx *ctx, char *text, size_t bytes);
 FATTN_API FATTN_CHECKED fattn_status fattn_ctx_set_stream(fattn_ctx *ctx, fattn_stream s);
 /* Blocks until all enqueued work is done; reports asynchronous faults. A no-op on the CPU. */
 FATTN_API FATTN_CHECKED fattn_status fattn_ctx_sync(fattn_ctx *ctx);

@@ -1,16 +1,29 @@
 #include "contexts.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 const fattn_dtype dtypes[4] = {FATTN_BF16, FATTN_F32, FATTN_F64, FATTN_F16};
 
 void must(cudaError_t e, const char *what) { cr_assert_eq(e, cudaSuccess, "%s: %s", what, cudaGetErrorString(e)); }
 
+/* FATTN_TEST_ARCH in the environment caps every context. */
+static int capped(int arch_cap) {
+    const char *const text = getenv("FATTN_TEST_ARCH");
+    const int most = text ? atoi(text) : 0;
+    return most && (!arch_cap || most < arch_cap) ? most : arch_cap;
+}
+
+bool has_bf16(void) { return !capped(0) || capped(0) >= 80; }
+
 fattn_ctx *context_of(fattn_stream stream, int sm_limit, int arch_cap) {
     int count = 0;
     if (cudaGetDeviceCount(&count) != cudaSuccess || count == 0) return NULL;
-    const fattn_ctx_options o = {
-        .struct_size = sizeof o, .device = FATTN_CUDA, .stream = stream, .sm_limit = sm_limit, .arch_cap = arch_cap};
+    const fattn_ctx_options o = {.struct_size = sizeof o,
+                                 .device = FATTN_CUDA,
+                                 .stream = stream,
+                                 .sm_limit = sm_limit,
+                                 .arch_cap = capped(arch_cap)};
     fattn_ctx *ctx;
     cr_assert_eq(fattn_ctx_create(&o, &ctx), FATTN_OK);
     return ctx;

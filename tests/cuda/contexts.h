@@ -6,6 +6,7 @@
 
 #include <criterion/criterion.h>
 #include <cuda_runtime_api.h>
+#include <stdbool.h>
 
 void must(cudaError_t e, const char *what);
 
@@ -13,6 +14,10 @@ void must(cudaError_t e, const char *what);
 fattn_ctx *context_of(fattn_stream stream, int sm_limit, int arch_cap);
 fattn_ctx *context(fattn_stream stream, int sm_limit);
 fattn_ctx *context_or_skip(void);
+
+/* With FATTN_TEST_ARCH=75, 80, 86 or 89 in the environment contexts have the kernels and the shared memory of such a
+   GPU. Whether it takes BF16. */
+bool has_bf16(void);
 
 /* BF16, F32, F64, F16 */
 extern const fattn_dtype dtypes[4];

@@ -59,7 +59,7 @@ static void note_free(void *user, void *p, size_t bytes, fattn_stream s) {
     driver_state.stray += top() != other(0);
 }
 
-/* A Hopper GPU, or one capped at sm_80. */
+/* A GPU with Hopper's shared memory. */
 static fattn_ctx context_of(int arch) {
     driver.context = other(0);
     return (fattn_ctx){
@@ -193,6 +193,128 @@ Test(host_side, grids_are_rejected_before_anything_is_written) {
     x.p.algorithm = FATTN_ALGO_STANDARD;
     rejected(&ctx, &x, FATTNI_FWD, FATTN_E_UNSUPPORTED, "more blocks than");
     rejected(&ctx, &x, FATTNI_BWD, FATTN_E_UNSUPPORTED, "more blocks than");
+}
+
+/* ---- every architecture ---- */
+
+static const fattni_cuda_kernel *kernel_called(const fattni_cuda_kernel *const *list, const char *name) {
+    while (*list && strcmp((*list)->name, name) != 0) ++list;
+    cr_assert(*list, "%s", name);
+    return *list;
+}
+
+/* A context that plans for sm_`arch`, on any machine. */
+static fattn_ctx *planner(int arch) {
+    const fattn_ctx_options o = {
+        .struct_size = sizeof o, .flags = FATTN_CTX_PLAN_ONLY, .device = FATTN_CUDA, .arch_cap = arch};
+    fattn_ctx *ctx;
+    cr_assert_eq(fattn_ctx_create(&o, &ctx), FATTN_OK, "sm_%d", arch);
+    return ctx;
+}
+
+/* No mask, causal, a window; then with a bias, ALiBi, softcap, a sink and dropout. */
+enum { MASKS = 6 };
+static void describe_call(shapes *x, fattn_tensor *extra, fattn_dtype dtype, int64_t D, int mask, bool tf32) {
+    describe(x, dtype, 4, 1000, 1100, D);
+    x->p.flags = (mask % 3 == 1 ? FATTN_CAUSAL : mask % 3 == 2 ? FATTN_WINDOW : 0) | (tf32 ? FATTN_TF32 : 0);
+    x->p.window_left = x->p.window_right = 100;
+    if (mask < 3) return;
+    const fattn_dtype statistic = (fattn_dtype)x->lse.dtype;
+    extra[0] = fattn_tensor_view(place(50), dtype, FATTN_CUDA, 0, 4, (int64_t[]){1, 4, 1000, 1100});
+    extra[1] = fattn_tensor_view(place(51), statistic, FATTN_CUDA, 0, 1, (int64_t[]){4});
+    extra[2] = fattn_tensor_view(place(52), statistic, FATTN_CUDA, 0, 1, (int64_t[]){4});
+    x->io.bias = &extra[0], x->io.alibi = &extra[1], x->io.sink = &extra[2];
+    x->p.softcap = 30, x->p.dropout_p = 0.1f;
+}
+
+/* Why a device has no fused kernels, in the error message; NULL: it has. */
+static const char *refusal(int arch, fattn_dtype dtype, int64_t D) {
+    const size_t kib = fattni_cuda_shared_of(arch) >> 10;
+    if (arch < 80 && dtype == FATTN_BF16) return "needs sm_80 or later for BF16; F16 and F32 run here";
+    if (dtype == FATTN_F16 || dtype == FATTN_BF16 || kib >= 163) return NULL;
+    return D > 128 || (arch < 80 && dtype == FATTN_F64) ? "FATTN_ALGO_STANDARD and AUTO need none" : NULL;
+}
+
+static const int architectures[] = {75, 80, 86, 87, 89, 90, 100, 103, 120, 121};
+enum { ARCHITECTURES = sizeof architectures / sizeof *architectures };
+
+/* Every dtype, head_dim and feature has kernels that fit; or AUTO is STANDARD, but for BF16 before sm_80. */
+Test(host_side, every_architecture_has_kernels) {
+    static const int64_t dims[] = {1, 8, 33, 64, 72, 80, 96, 100, 128, 136, 192, 255, 256};
+    for (int n = 0; n < ARCHITECTURES; ++n) {
+        const int arch = architectures[n];
+        const size_t limit = fattni_cuda_shared_of(arch);
+        fattn_ctx *const ctx = planner(arch);
+        for (int m = 0; m < 13 * 5 * MASKS; ++m) {
+            const int64_t D = dims[m % 13];
+            const fattn_dtype dtype = dtypes[m / 13 % 5 % 4];
+            const bool tf32 = m / 13 % 5 == 4;
+            shapes x;
+            fattn_tensor extra[3];
+            fattn_attention_plan plan = {.struct_size = sizeof plan};
+            describe_call(&x, extra, tf32 ? FATTN_F32 : dtype, D, m / 65, tf32);
+            const char *const why = refusal(arch, tf32 ? FATTN_F32 : dtype, D);
+            x.p.algorithm = FATTN_ALGO_FLASH2;
+            const fattn_status s = fattn_attention_query(ctx, &x.p, &x.io, &plan);
+            cr_assert_eq(s, why ? FATTN_E_UNSUPPORTED : FATTN_OK, "sm_%d, %s, head_dim %lld, mask %d: %s", arch,
+                         fattn_dtype_name(dtype), (long long)D, m / 65, fattn_ctx_error(ctx));
+            cr_assert(!why || strstr(fattn_ctx_error(ctx), why), "sm_%d: %s", arch, fattn_ctx_error(ctx));
+            x.p.algorithm = FATTN_ALGO_AUTO;
+            const bool none = arch < 80 && dtype == FATTN_BF16 && !tf32;
+            cr_assert_eq(fattn_attention_query(ctx, &x.p, &x.io, &plan), none ? FATTN_E_UNSUPPORTED : FATTN_OK, "%s",
+                         fattn_ctx_error(ctx));
+            if (none) continue;
+            cr_assert_eq((strstr(plan.fwd_kernel, "fattn_fwd_standard_cuda") != NULL), why != NULL, "%s",
+                         plan.fwd_kernel);
+            cr_assert_eq((strstr(plan.bwd_kernel, "fattn_bwd_standard_cuda") != NULL), why != NULL, "%s",
+                         plan.bwd_kernel);
+            cr_assert((plan.saved_bytes >= 4 * 1000 * 1100 * 4) == (why != NULL));
+            if (why) continue;
+            const fattni_cuda_kernel *const fwd = kernel_called(fattni_fwd_cuda_kernels, plan.fwd_kernel),
+                                            *const bwd = kernel_called(fattni_bwd_cuda_kernels, plan.bwd_kernel);
+            cr_assert(fwd->shared <= limit && bwd->shared <= limit);
+            cr_assert(fwd->D >= D && bwd->D >= D && fwd->dtype == x.t[Q].dtype && bwd->dtype == x.t[Q].dtype);
+            cr_assert((arch == 90) == (fwd->arch == 90) || arch == 90);
+            cr_assert(arch >= 80 || (fwd->arch == 75 && bwd->arch == 75));
+            /* 8 warps per SM, where another kernel of this dtype and head_dim would have them */
+            const int64_t most = (int64_t)(limit + 1024);
+            if (dtype == FATTN_BF16 && !tf32) {
+                cr_assert_geq(most / (int64_t)(fwd->shared + 1024) * (fwd->threads / 32), 8, "%s", fwd->name);
+                cr_assert_geq(most / (int64_t)(bwd->shared + 1024) * (bwd->threads / 32), 8, "%s", bwd->name);
+            }
+        }
+        fattn_ctx_destroy(ctx);
+    }
+}
+
+/* It plans, and does nothing else. */
+Test(host_side, a_planner_has_no_device) {
+    fattn_ctx *const ctx = planner(89);
+    char text[128];
+    cr_assert_eq(fattn_ctx_describe(ctx, text, sizeof text), FATTN_OK);
+    cr_assert_str_eq(text, "plans for sm_89, 99 KiB of shared memory per block");
+    cr_assert_eq(fattn_ctx_describe(ctx, text, 6), FATTN_OK);
+    cr_assert_str_eq(text, "plans");
+    cr_assert_eq(fattn_ctx_describe(ctx, NULL, 6), FATTN_E_ARG);
+    fattn_tensor t;
+    cr_assert_eq(fattn_tensor_alloc(ctx, FATTN_F32, 1, (int64_t[]){77}, &t), FATTN_E_STATE);
+    cr_assert(strstr(fattn_ctx_error(ctx), "FATTN_CTX_PLAN_ONLY"), "%s", fattn_ctx_error(ctx));
+    cr_assert_eq(fattn_ctx_sync(ctx), FATTN_E_STATE);
+    shapes x;
+    describe(&x, FATTN_BF16, 2, 300, 300, 64);
+    x.io.workspace = place(40), x.io.workspace_bytes = (size_t)1 << 40;
+    cr_assert_eq(fattn_attention_fwd(ctx, &x.p, &x.io), FATTN_E_STATE);
+    cr_assert_eq(fattn_attention_bwd(ctx, &x.p, &x.io), FATTN_E_STATE);
+    fattn_ctx_destroy(ctx);
+    for (int arch = 0; arch < 130; ++arch) {
+        const fattn_ctx_options o = {
+            .struct_size = sizeof o, .flags = FATTN_CTX_PLAN_ONLY, .device = FATTN_CUDA, .arch_cap = arch};
+        bool known = false;
+        for (int n = 0; n < ARCHITECTURES; ++n) known |= architectures[n] == arch;
+        fattn_ctx *c;
+        cr_assert_eq(fattn_ctx_create(&o, &c), known ? FATTN_OK : FATTN_E_ARG, "%d", arch);
+        fattn_ctx_destroy(c);
+    }
 }
 
 Test(host_side, many_packed_sequences) {

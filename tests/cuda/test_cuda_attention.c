@@ -3,6 +3,7 @@
    significand, and so its bound. F32 and F64 have the bounds of the CPU tiles. */
 #include "device.h"
 
+#include "contexts.h"
 #include "core/tensor/numeric.h"
 #include "key_means.h"
 #include "tiles.h"
@@ -33,7 +34,13 @@ static void check_rounded(fattn_ctx *cpu, const attention_case *c, fattn_dtype d
     attention_free(low);
 }
 
-static void check(fattn_ctx *cpu, const attention_case *c, fattn_dtype dtype) { check_rounded(cpu, c, dtype, dtype); }
+/* The device's 16-bit types in turn. */
+static fattn_dtype half_type(bool bf16) { return bf16 && has_bf16() ? FATTN_BF16 : FATTN_F16; }
+
+static void check(fattn_ctx *cpu, const attention_case *c, fattn_dtype dtype) {
+    dtype = half_type(dtype == FATTN_BF16);
+    check_rounded(cpu, c, dtype, dtype);
+}
 
 static void check_tf32(fattn_ctx *cpu, const attention_case *c) {
     attention_case allowed = *c;
@@ -121,7 +128,7 @@ Test(cuda_attention, keys_with_means, .timeout = 400) {
         for (int k = 0; k < 5 && mine(n); ++k) {
             attention_case c = key_means_cases[n];
             c.D = c.Dv = head_dims[k];
-            c.dtype = (n + k) % 3 ? FATTN_BF16 : FATTN_F16;
+            c.dtype = half_type((n + k) % 3);
             key_means_check(cpu, &c, 3, ON_DEVICE, device_run);
             c.dtype = FATTN_F32, c.flags |= FATTN_TF32;
             if (k == n % 5) key_means_check(cpu, &c, 3, ON_DEVICE, device_run);
@@ -139,7 +146,7 @@ Test(cuda_attention, keys_with_large_means, .timeout = 400) {
         for (int k = 0; k < 5 && mine(n); ++k) {
             attention_case c = key_means_cases[n];
             c.D = c.Dv = head_dims[k];
-            c.dtype = (n + k) % 3 ? FATTN_BF16 : FATTN_F16;
+            c.dtype = half_type((n + k) % 3);
             key_means_check(cpu, &c, 10, ON_DEVICE, device_run);
         }
     fattn_ctx_destroy(cpu);
@@ -163,7 +170,7 @@ Test(cuda_attention, long_keys_with_means, .timeout = 400) {
         for (int k = 0; k < 4 && mine(n); ++k) {
             attention_case c = cases[n];
             c.D = c.Dv = head_dims[k];
-            c.dtype = (n + k) % 3 ? FATTN_BF16 : FATTN_F16;
+            c.dtype = half_type((n + k) % 3);
             key_means_check(cpu, &c, 10, ON_DEVICE, device_run);
         }
     fattn_ctx_destroy(cpu);
@@ -202,7 +209,7 @@ Test(cuda_attention, exact_delta, .timeout = 400) {
                 if (c.flags & FATTN_ACC_DQ) continue; /* dq is then as exact as what was there */
                 c.D = c.Dv = head_dims[k];
                 if (n == 0 && k == 1) c.Dv = 100; /* rows of other sizes */
-                c.dtype = (n + k) % 3 ? FATTN_BF16 : FATTN_F16;
+                c.dtype = half_type((n + k) % 3);
                 if (n % 4 == 0 && k == 0) c.algorithm = FATTN_ALGO_FLASH1;
                 check_exact_delta(cpu, &c);
             }

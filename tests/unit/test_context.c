@@ -14,6 +14,28 @@ Test(context, defaults_give_a_cpu) {
     fattn_ctx_destroy(ctx);
 }
 
+Test(context, describes_itself) {
+    const fattn_ctx_options o = {.struct_size = sizeof o, .cpu_threads = 3, .arch_cap = 1};
+    fattn_ctx *ctx;
+    char text[64] = "";
+    cr_assert_eq(fattn_ctx_create(&o, &ctx), FATTN_OK);
+    cr_assert_eq(fattn_ctx_describe(ctx, text, sizeof text), FATTN_OK);
+    cr_assert_str_eq(text, "baseline, 3 threads");
+    cr_assert_eq(fattn_ctx_describe(ctx, text, 5), FATTN_OK);
+    cr_assert_str_eq(text, "base");
+    cr_assert_eq(fattn_ctx_describe(ctx, NULL, 5), FATTN_E_ARG);
+    cr_assert_eq(fattn_ctx_describe(ctx, text, 0), FATTN_E_ARG);
+    cr_assert_eq(fattn_ctx_describe(NULL, text, 5), FATTN_E_ARG);
+    fattn_ctx_destroy(ctx);
+}
+
+Test(context, only_gpus_are_planned_for) {
+    const fattn_ctx_options o = {.struct_size = sizeof o, .flags = FATTN_CTX_PLAN_ONLY, .arch_cap = 89};
+    fattn_ctx *ctx;
+    cr_assert_eq(fattn_ctx_create(&o, &ctx), FATTN_E_ARG);
+    cr_assert_null(ctx);
+}
+
 static void keep_text(void *user, fattn_log level, const char *text) {
     (void)level;
     strncpy(user, text, 255);
@@ -93,7 +115,7 @@ Test(context, every_error) {
     rejected((fattn_ctx_options){.device = 7}, FATTN_E_ARG, "device: 7");
     rejected((fattn_ctx_options){.device_id = 2}, FATTN_E_ARG, "not device_id 2");
     rejected((fattn_ctx_options){.stream = stream}, FATTN_E_ARG, "device_id 0 with a stream");
-    rejected((fattn_ctx_options){.flags = 12}, FATTN_E_ARG, "unknown flags 0xc");
+    rejected((fattn_ctx_options){.flags = 20}, FATTN_E_ARG, "unknown flags 0x14");
     rejected((fattn_ctx_options){.flags = FATTN_CTX_DETERMINISTIC | FATTN_CTX_TUNE}, FATTN_E_ARG, "exclude each other");
     rejected((fattn_ctx_options){.reserved = 5}, FATTN_E_ARG, "reserved field 5");
     rejected((fattn_ctx_options){.cpu_threads = -1}, FATTN_E_ARG, "negative cpu_threads -1");

@@ -6,7 +6,12 @@
 #include "core/device/any_dtype.cuh"
 
 /* Of an SM: rows in flight fit the cache together. */
+/* Blocks per SM, of which one of sm_75 holds 1024 threads. */
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+enum { LOSS_BLOCKS_f32 = 1, LOSS_BLOCKS_f64 = 1 };
+#else
 enum { LOSS_BLOCKS_f32 = 2, LOSS_BLOCKS_f64 = 1 };
+#endif
 
 DEVICE int32_t target_of(const fattni_loss_args *a, int64_t row) {
     return a->id[walk_offset(&a->target, row / a->target_columns) + row % a->target_columns * a->target_step];

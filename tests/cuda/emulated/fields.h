@@ -1,4 +1,4 @@
-/* Tensors of the emulated tests: bf16, dense, and their tensor maps. */
+/* Tensors of the emulated tests of 16-bit kernels: dense, and their tensor maps. */
 #ifndef EMULATED_FIELDS_H
 #define EMULATED_FIELDS_H
 
@@ -9,7 +9,7 @@
 #include <random>
 #include <vector>
 
-/* [batch][head][row][D] of bf16. */
+/* [batch][head][row][D] of 16-bit numbers. */
 typedef struct field {
     int batches, heads, rows, D;
     std::vector<uint16_t> x;
@@ -28,7 +28,7 @@ static inline float normal(void) {
 static inline field random_field(int batches, int heads, int rows, int D) {
     field f = {batches, heads, rows, D, {}};
     f.x.resize(f.at(batches, 0, 0, 0));
-    for (uint16_t &x : f.x) x = half_of(pack_bf16(normal(), 0), 0);
+    for (uint16_t &x : f.x) x = half_of(pack_half(normal(), 0), 0);
     return f;
 }
 static inline void spoil_rows(field *f, int batch, int from) {

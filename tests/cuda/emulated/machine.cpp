@@ -42,6 +42,7 @@ static thread_local std::vector<fiber> fibers;
 static thread_local ucontext_t scheduler;
 static thread_local meeting named[BARRIERS], warps[32];
 static thread_local four given[32][WARP]; /* by machine_gather */
+static thread_local std::mt19937 coins;
 
 /* State of the cluster. One CTA runs at a time, for a round of its warps. */
 index1 gridDim = {1};
@@ -62,6 +63,8 @@ void machine_fail(const char *why) {
 
 int machine_threads(void) { return (int)fibers.size(); }
 void machine_yield(void) { swapcontext(&fibers[threadIdx.x].context, &scheduler); }
+
+int machine_coin(void) { return (int)(coins() & 1); }
 
 static void arrive(meeting *m, int expected) {
     ++events;
@@ -136,6 +139,7 @@ static void run_cta(int block, int rank, int ctas, int threads, unsigned seed) {
     }
     run_others(&held, rank, ctas);
     std::mt19937 random(seed);
+    coins.seed(seed);
     std::vector<int> order((size_t)threads / WARP);
     for (size_t w = 0; w < order.size(); ++w) order[w] = (int)w;
     std::vector<int> pause(order.size()); /* rounds for which a warp does not run */

@@ -9,6 +9,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include <deque>
+
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
@@ -39,6 +41,7 @@ void machine_run(int block, int ctas, int threads, unsigned seed, void (*kernel)
 
 int machine_threads(void);
 void machine_yield(void);
+int machine_coin(void); /* 0 or 1, at random */
 void machine_fail(const char *why);
 /* Barriers: of all lanes of the calling warp; a named one of `threads` threads; of all threads of the cluster. */
 void machine_meet_warp(void);
@@ -96,6 +99,15 @@ static inline uint32_t __vimax3_u32(uint32_t a, uint32_t b, uint32_t c) {
 static inline float __fmul_rn(float a, float b) { return a * b; }
 static inline double __dmul_rn(double a, double b) { return a * b; }
 static inline void __syncthreads(void) { machine_meet(0, machine_threads()); }
+static inline int __syncthreads_or(int x) {
+    static thread_local int any, calls;
+    if (calls++ % machine_threads() == 0) any = 0;
+    any |= x != 0;
+    __syncthreads();
+    const int result = any;
+    __syncthreads(); /* all have read it */
+    return result;
+}
 static inline void __syncwarp(void) { machine_meet_warp(); }
 static inline void __threadfence(void) {}
 static inline void __threadfence_block(void) {}
@@ -125,18 +137,34 @@ static inline int __any_sync(uint32_t, int x) {
     return any;
 }
 
-/* cp.async, which takes effect at once. */
+/* cp.async: takes effect at once, or not before its thread waits for it. */
 #define FATTNI_CORE_PTX_CP_ASYNC_H
-static inline void cp_async_16(uint32_t to, const void *from, int bytes) {
-    if ((to | (uintptr_t)from) % 16) machine_fail("cp.async is not aligned to 16 bytes");
-    memset(memory + to, 0, 16);
-    memcpy(memory + to, from, (size_t)bytes);
+typedef struct pending_copy {
+    uint32_t to;
+    const void *from;
+    int width, bytes, group;
+} pending_copy;
+static thread_local std::deque<pending_copy> copies_of_thread[MOST_THREADS];
+static thread_local int copy_groups[MOST_THREADS]; /* committed by each thread */
+static inline void finish_copy(const pending_copy *c) {
+    memset(memory + c->to, 0, (size_t)c->width);
+    memcpy(memory + c->to, c->from, (size_t)c->bytes);
 }
-static inline void cp_async_4(uint32_t to, const void *from, int bytes) {
-    memset(memory + to, 0, 4);
-    memcpy(memory + to, from, (size_t)bytes);
+static inline void start_copy(uint32_t to, const void *from, int width, int bytes) {
+    const pending_copy c = {to, from, width, bytes, copy_groups[threadIdx.x]};
+    if (((uintptr_t)from | to) % (unsigned)width) machine_fail("cp.async is not aligned");
+    if (machine_coin())
+        finish_copy(&c);
+    else
+        copies_of_thread[threadIdx.x].push_back(c);
 }
-static inline void cp_async_commit(void) {}
-static inline void cp_async_wait(int) {}
+static inline void cp_async_16(uint32_t to, const void *from, int bytes) { start_copy(to, from, 16, bytes); }
+static inline void cp_async_4(uint32_t to, const void *from, int bytes) { start_copy(to, from, 4, bytes); }
+static inline void cp_async_commit(void) { ++copy_groups[threadIdx.x]; }
+static inline void cp_async_wait(int left) {
+    std::deque<pending_copy> *const queue = &copies_of_thread[threadIdx.x];
+    for (; !queue->empty() && queue->front().group < copy_groups[threadIdx.x] - left; queue->pop_front())
+        finish_copy(&queue->front());
+}
 
 #endif

@@ -1,4 +1,4 @@
-/* Stand-ins for core/ptx/ on the host, with the same names and meanings, for BF16. Most take effect at once; copies
+/* Stand-ins for core/ptx/ on the host, with the same names and meanings. Most take effect at once; copies
    between CTAs, TMA stores and products of two operands in shared memory take effect as late as they may. So this finds
    wrong layouts, wrong counts of barriers and everything between the wrappers, but no missing fence and no missing wait
    for other copies. Include before the kernel: it defines the include guards of the real wrappers. */
@@ -12,6 +12,10 @@
 #include <deque>
 #include <vector>
 
+#ifndef EMULATED_F16
+#define EMULATED_F16 0
+#endif
+
 #define FATTNI_CORE_PTX_ACQUIRE_H
 #define FATTNI_CORE_PTX_CLOCK_H
 #define FATTNI_CORE_PTX_CLUSTER_H
@@ -20,17 +24,25 @@
 #define FATTNI_CORE_PTX_LDMATRIX_H
 #define FATTNI_CORE_PTX_MBARRIER_H
 #define FATTNI_CORE_PTX_MMA_H
+#define FATTNI_SM80 1
 #define FATTNI_CORE_PTX_SHARED_H
 #define FATTNI_CORE_PTX_STMATRIX_H
 #define FATTNI_CORE_PTX_THREAD_H
 #define FATTNI_CORE_PTX_TMA_H
 #define FATTNI_CORE_PTX_WGMMA_H
 
+/* The 16-bit type of the kernel: BF16, or F16 with EMULATED_F16. */
 static inline float value_of(uint16_t bits) {
+#if EMULATED_F16
+    __half x;
+    memcpy(&x, &bits, 2);
+    return __half2float(x);
+#else
     const uint32_t wide = (uint32_t)bits << 16;
     float x;
     memcpy(&x, &wide, 4);
     return x;
+#endif
 }
 static inline uint16_t half_of(uint32_t pair, int high) { return (uint16_t)(high ? pair >> 16 : pair); }
 
@@ -58,8 +70,16 @@ static inline uint32_t pack_bf16(float low, float high) {
     memcpy(&pair, x, 4);
     return pair;
 }
-static inline uint32_t pack_f16(float, float) { return 0; }
-static inline void mma_bf16(float d[4], const uint32_t a[4], uint32_t b0, uint32_t b1) {
+static inline uint32_t pack_f16(float low, float high) {
+    const __half x[2] = {__float2half_rn(low), __float2half_rn(high)};
+    uint32_t pair;
+    memcpy(&pair, x, 4);
+    return pair;
+}
+static inline uint32_t pack_half(float low, float high) {
+    return EMULATED_F16 ? pack_f16(low, high) : pack_bf16(low, high);
+}
+static inline void mma_half(float d[4], const uint32_t a[4], uint32_t b0, uint32_t b1) {
     const int lane = (int)threadIdx.x % 32;
     const uint32_t b[4] = {b0, b1};
     four left[32], right[32];
@@ -74,7 +94,9 @@ static inline void mma_bf16(float d[4], const uint32_t a[4], uint32_t b0, uint32
                     value_of(half_of(right[column * 4 + pair][k / 8], k % 2));
         }
 }
-static inline void mma_f16(float *, const uint32_t *, uint32_t, uint32_t) {}
+static inline void mma_bf16(float d[4], const uint32_t a[4], uint32_t b0, uint32_t b1) { mma_half(d, a, b0, b1); }
+static inline void mma_f16(float d[4], const uint32_t a[4], uint32_t b0, uint32_t b1) { mma_half(d, a, b0, b1); }
+static inline void keep_rounded(float *) {}
 static inline float exp2_approx(float x) { return exp2f(x); }
 static inline float reciprocal_approx(float x) { return 1 / x; }
 static inline float log2_approx(float x) { return log2f(x); }
@@ -260,6 +282,7 @@ static inline uint32_t pack_s8(int low, int high, uint32_t above) {
     const int x = min(max(low, -128), 127), y = min(max(high, -128), 127);
     return above << 16 | (uint32_t)(y & 0xff) << 8 | (uint32_t)(x & 0xff);
 }
+static inline void store_shared_half(uint32_t address, uint16_t x) { memcpy(memory + address, &x, 2); }
 static inline void store_shared_word(uint32_t address, uint32_t x) { memcpy(memory + address, &x, 4); }
 static inline uint32_t load_shared_word(uint32_t address) {
     uint32_t x;

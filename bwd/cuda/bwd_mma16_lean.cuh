@@ -1,0 +1,160 @@
+/* Backward attention with mma.sync in little shared memory: as bwd_mma16.cuh, for GPUs with 163, 99 or 64 KiB per
+   block.
+
+   For each row block: S^T = K Q^T, P = exp(S - L), dP^T = V dO^T, dS = P (dP - delta),
+   dV += P^T dO, dK += dS^T Q, dQ += dS K.
+
+   Shared      Q and dO have one stage, P^T and dS^T one tile: P is overwritten when dV has been summed.
+   V           its fragments stay in registers, unless the block is too large (V_IN_REGISTERS): then it has a tile.
+   Loads       dO of the next row block overlaps with dK and dQ, Q with dQ.
+   Threads     as bwd_mma16.cuh; with V in registers a warp has 16 keys.
+
+   Instances: bwd_kernels.def. Macros in: cmake/instance.cu.in. */
+enum { V_IN_REGISTERS = K_BN * K_D <= 64 * 128, KEY_TILES = V_IN_REGISTERS ? 1 : 2 };
+#include "bwd/cuda/bwd_mma16_warp.cuh"
+
+typedef struct shared_memory {
+    half_type k[BN * PITCH], q[BM * PITCH], d_o[BM * PITCH];
+    half_type p[BN * P_PITCH]; /* P^T, then dS^T */
+    row_statistics rows[2];
+    half_type v[V_IN_REGISTERS ? 64 : BN * PITCH];
+} shared_memory;
+enum { SHARED_BYTES = offsetof(shared_memory, v) + (V_IN_REGISTERS ? 0 : BN * PITCH * 2) };
+static_assert(BN <= BM, "V passes through the tile of dO, dK and dV through those of Q and dO");
+static_assert(ROW_TILES % 2 == 0 || (ROW_TILES == 1 && D % 32 == 0), "S");
+
+DEVICE void zero(float x[ROW_TILES][4]) {
+#pragma unroll
+    for (int n = 0; n < ROW_TILES; ++n)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) x[n][e] = 0.0f;
+}
+
+/* x += A B^T over D: this warp's rows of V, as the A fragments `v`, times its rows of dO. */
+DEVICE void product_with_fragments(float x[ROW_TILES][4], const uint32_t (*v)[4], uint32_t do_tile, int row0) {
+#pragma unroll
+    for (int step = 0; step < D / 16; ++step)
+#pragma unroll
+        for (int n = 0; n < ROW_TILES; n += 2) {
+            uint32_t b[4];
+            load_b(b, lane_8(do_tile, PITCH), PITCH, row0 + 8 * n, 16 * step);
+            mma(x[n], v[step], b[0], b[1]);
+            mma(x[n + 1], v[step], b[2], b[3]);
+        }
+}
+
+/* The same for warps with 8 rows: a load has the fragments of two steps. A from its tile, at row a_row, or `v`. */
+DEVICE void product_of_8_rows(float x[4], const uint32_t (*v)[4], uint32_t a_tile, int a_row, uint32_t b_tile,
+                              int b_row) {
+    const int lane = (int)threadIdx.x & 31;
+    const uint32_t b_lane = b_tile + tile_offset(PITCH, lane & 7, lane >> 3);
+#pragma unroll
+    for (int step = 0; step < D / 16; step += 2) {
+        uint32_t b[4], a[2][4];
+        load_b(b, b_lane, PITCH, b_row, 16 * step);
+#pragma unroll
+        for (int n = 0; n < 2; ++n) {
+            if (!v) load_a(a[n], lane_16(a_tile, PITCH), PITCH, a_row, 16 * (step + n));
+            mma(x, v ? v[step + n] : a[n], b[2 * n], b[2 * n + 1]);
+        }
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS) K_NAME(const __grid_constant__ fattni_bwd_args args) {
+    const fattni_bwd_args *const bwd = &args;
+    const fattni_attention_args *const a = &args.a;
+    extern __shared__ __align__(128) unsigned char memory[];
+    const shared_memory *const tiles = (const shared_memory *)memory;
+    const uint32_t shared = shared_address(memory), k_tile = MEMBER_ADDRESS(shared, k),
+                   q_tile = MEMBER_ADDRESS(shared, q), do_tile = MEMBER_ADDRESS(shared, d_o),
+                   p_tile = MEMBER_ADDRESS(shared, p), v_tile = V_IN_REGISTERS ? do_tile : MEMBER_ADDRESS(shared, v);
+    const warp_part w = part_of_warp();
+
+    /* Key blocks vary fastest; with a causal mask the first has the most rows and starts first. */
+    const block_position block = block_at(blockIdx.x, a->Sk, BN, a->Hkv);
+    const int b = block.b, hk = block.h, j0 = block.first;
+    const sequence s = sequence_of(a, b);
+    if (j0 >= s.Sk) return;
+    const int keys = min(BN, s.Sk - j0);
+    const row_blocks rows = row_blocks_that_see(&s, j0, keys, hk, a->group, BM);
+    const int steps = rows.steps;
+
+    float dk[KEY_TILES * COLUMN_TILES][4], dv[KEY_TILES * COLUMN_TILES][4];
+#pragma unroll
+    for (int c = 0; c < KEY_TILES * COLUMN_TILES; ++c)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) dk[c][e] = dv[c][e] = 0.0f;
+
+    uint32_t v[V_IN_REGISTERS ? D / 16 : 1][4];
+    if (steps > 0) {
+        const row_block first = row_block_of(&rows, 0);
+        load_keys(k_tile, v_tile, a, &s, hk, j0);
+        load_q(q_tile, bwd, &s, first.h, first.i0);
+        cp_async_commit();
+        if (V_IN_REGISTERS) {
+            cp_async_wait(0);
+            __syncthreads();
+#pragma unroll
+            for (int n = 0; n < D / 16; ++n)
+                if (V_IN_REGISTERS) load_a(v[n], lane_16(v_tile, PITCH), PITCH, w.key0, 16 * n);
+            __syncthreads(); /* all warps have read V: dO takes its place */
+        }
+        load_do(do_tile, bwd, &s, first.h, first.i0);
+        load_statistics(MEMBER_ADDRESS(shared, rows), bwd, row_base(bwd, &s, b, first.h) + first.i0);
+        cp_async_commit();
+    }
+    const int has_mean = w.dq_column0 == 0 && key_mean_of(bwd, b, hk);
+
+    for (int step = 0; step < steps; ++step) {
+        const row_block now = row_block_of(&rows, step), next = row_block_of(&rows, step + 1);
+        const tile_position at = {b, now.h, now.i0, j0, keys};
+        float p[KEY_TILES][ROW_TILES][4], ds[KEY_TILES][ROW_TILES][4], tanhs[KEY_TILES][ROW_TILES][4];
+        keep_bits keep;
+        cp_async_wait(0);
+        __syncthreads(); /* Q and dO have arrived; all warps are done with dS */
+
+        if (ROW_TILES > 1) {
+            product_nt(p[0], KEY_TILES, ROW_TILES, D, lane_16(k_tile, PITCH), w.key0, lane_8(q_tile, PITCH), w.row0,
+                       PITCH);
+        } else {
+            zero(p[0]);
+            product_of_8_rows(p[0][0], 0, k_tile, w.key0, q_tile, w.row0);
+        }
+        probabilities(p, tanhs, a, &s, &w, &at, tiles->rows[step & 1].lse2);
+        store_probabilities(p_tile, p, keep, a, &w, &at);
+        if (!V_IN_REGISTERS) {
+            product_nt(ds[0], KEY_TILES, ROW_TILES, D, lane_16(v_tile, PITCH), w.key0, lane_8(do_tile, PITCH), w.row0,
+                       PITCH);
+        } else {
+            zero(ds[0]);
+            if (ROW_TILES > 1)
+                product_with_fragments(ds[0], v, do_tile, w.row0);
+            else
+                product_of_8_rows(ds[0][0], v, 0, 0, do_tile, w.row0);
+        }
+        score_gradients(ds, p, tanhs, keep, bwd, &s, &w, &at, tiles->rows[step & 1].delta);
+        __syncthreads(); /* P is in shared memory */
+        product_nn(dv, KEY_TILES, COLUMN_TILES, BM, lane_16(p_tile, P_PITCH), w.key0, P_PITCH, 0,
+                   lane_16(do_tile, PITCH), w.column0, PITCH);
+        __syncthreads(); /* all warps have read P and dO */
+        store_transposed(p_tile, ds, w.key0, w.row0);
+        if (step + 1 < steps) {
+            load_do(do_tile, bwd, &s, next.h, next.i0);
+            load_statistics(ELEMENT_ADDRESS(shared, rows, (step + 1) & 1), bwd, row_base(bwd, &s, b, next.h) + next.i0);
+            cp_async_commit();
+        }
+        __syncthreads(); /* dS is in shared memory */
+        product_nn(dk, KEY_TILES, COLUMN_TILES, BM, lane_16(p_tile, P_PITCH), w.key0, P_PITCH, 0,
+                   lane_16(q_tile, PITCH), w.column0, PITCH);
+        __syncthreads(); /* all warps have read Q */
+        if (step + 1 < steps) {
+            load_q(q_tile, bwd, &s, next.h, next.i0);
+            cp_async_commit();
+        }
+        add_dq(p_tile, k_tile, bwd, &s, &w, &at, has_mean);
+    }
+
+    store_gradients(dk, dv, q_tile, do_tile, bwd, &s, &w, hk, j0, keys);
+}
+
+DESCRIBE_KERNEL(fattni_bwd_args, SHARED_BYTES, 1);
