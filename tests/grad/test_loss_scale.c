@@ -335,6 +335,39 @@ Test(loss_scale, any_scale_of_the_range) {
     }
 }
 
+/* AdamW bounds what its moments see by 1e19 (F64: 1e154), after the scale has been divided out: v stays finite, and a
+   first step is lr. */
+Test(loss_scale, huge_gradients_stay_bounded) {
+    const fattn_loss_scale_options o = fixed(1024);
+    for (int wide = 0; wide < 2; ++wide) {
+        const fattn_dtype dtype = wide ? FATTN_F64 : FATTN_F32;
+        const int64_t two = 2;
+        const double huge = wide ? 1e156 : 1e21; /* 100 times the bound */
+        fattn_param p = {.name = "p"}, *list[] = {&p};
+        fattn_tensor v, scale;
+        fattn_adamw *a;
+        fattn_adamw_options options = {.struct_size = sizeof options};
+        fattn_adamw_defaults(&options);
+        options.loss_scale = &o;
+        MUST(fattn_tensor_alloc(ctx, dtype, 1, &two, &p.value));
+        MUST(fattn_tensor_alloc(ctx, dtype, 1, &two, &p.grad));
+        MUST(fattn_tensor_normal(ctx, &p.value, 0, 0, (fattn_rng){0}));
+        MUST(fattn_adamw_create(ctx, &options, list, 1, &a));
+        MUST(fattn_adamw_loss_scale(a, &scale));
+        MUST(fattn_adamw_set_lr(a, 0.125f));
+        for (int e = 0; e < 2; ++e) fattni_store(p.grad.data, dtype, e, (e ? -huge : huge) * 1024);
+        MUST(fattn_adamw_step(a));
+        MUST(fattn_adamw_state(a, 0, FATTN_ADAM_V, &v));
+        for (int e = 0; e < 2; ++e) {
+            cr_assert_float_eq(get(&v, e) / (wide ? 1e305 : 1e35), 1, 1e-4, "v is %g", get(&v, e));
+            cr_assert_float_eq(get(&p.value, e), e ? 0.125 : -0.125, 1e-6);
+        }
+        fattn_adamw_destroy(a);
+        fattn_tensor_free(ctx, &p.value);
+        fattn_tensor_free(ctx, &p.grad);
+    }
+}
+
 /* ---- backward from a seed ---- */
 
 enum { N = 6 };
