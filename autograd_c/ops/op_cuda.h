@@ -110,6 +110,9 @@ typedef struct fattni_embedding_args {
 } fattni_embedding_args;
 
 enum { FATTNI_LOSS_THREADS = 768 }; /* of a row, at most */
+/* linear_cross_entropy's gradients in F16, before they are those of a mean and have the loss scale, in this unit: a
+   probability has all bits from 2^-22 on, and a dx of twice a weight of 127 is finite. */
+enum { FATTNI_LOSS_UNIT = 256 };
 /* Rows of logits against targets (op_cross_entropy.cu). `kept` counts the rows that are not
    ignored. */
 typedef struct fattni_loss_args {
@@ -119,6 +122,7 @@ typedef struct fattni_loss_args {
     const int32_t *id;
     double *kept, *loss;         /* loss[row] */
     double *state;               /* [row][2]: maximum, sum of exp(x - max); NULL: not kept */
+    float *rest;                 /* 1/(kept unit), if gradients are those of a sum times the unit; NULL: of a mean */
     int64_t first, rows, all, V; /* rows first..first+rows-1 of `all` */
     int64_t width;               /* columns of a row, V of them classes: the others' gradient is 0 */
     int32_t ignore, fresh, gradients;

@@ -36,11 +36,12 @@ fattn_status fattn_adamw_create(fattn_ctx *ctx, const fattn_adamw_options *opt, 
     fattn_adamw_defaults(&o);
     if (opt) FATTNI_TRY(fattni_take_struct(ctx, "fattn_adamw_options", opt, &o, sizeof o));
     FATTNI_TRY(check_options(ctx, &o));
-    const fattni_optimizer_rule rule = {.beta1 = (double)o.beta1,
-                                        .beta2 = (double)o.beta2,
-                                        .eps = (double)o.eps,
-                                        .weight_decay = (double)o.weight_decay,
-                                        .max_grad_norm = (double)o.max_grad_norm};
+    fattni_optimizer_rule rule = {.beta1 = (double)o.beta1,
+                                  .beta2 = (double)o.beta2,
+                                  .eps = (double)o.eps,
+                                  .weight_decay = (double)o.weight_decay,
+                                  .max_grad_norm = (double)o.max_grad_norm};
+    FATTNI_TRY(fattni_optimizer_take_scaling(ctx, "adamw", o.loss_scale, &rule));
     fattni_optimizer *made;
     FATTNI_TRY(fattni_optimizer_create(ctx, "adamw", &rule, sizeof **out, params, n, &made));
     *out = (fattn_adamw *)made;
@@ -52,6 +53,15 @@ fattn_status fattn_adamw_set_lr(fattn_adamw *a, float lr) { return fattni_optimi
 fattn_status fattn_adamw_step(fattn_adamw *a) { return fattni_optimizer_step(a ? &a->o : NULL); }
 fattn_status fattn_adamw_grad_norm(fattn_adamw *a, double *out) {
     return fattni_optimizer_grad_norm(a ? &a->o : NULL, out);
+}
+fattn_status fattn_adamw_loss_scale(fattn_adamw *a, fattn_tensor *view) {
+    return fattni_optimizer_scale(a ? &a->o : NULL, view);
+}
+fattn_status fattn_adamw_get_loss_scale(fattn_adamw *a, fattn_loss_scale_state *out) {
+    return fattni_optimizer_get_scale(a ? &a->o : NULL, out);
+}
+fattn_status fattn_adamw_set_loss_scale(fattn_adamw *a, const fattn_loss_scale_state *state) {
+    return fattni_optimizer_set_scale(a ? &a->o : NULL, state);
 }
 
 fattn_status fattn_adamw_state(fattn_adamw *a, int i, fattn_adam_state which, fattn_tensor *view) {
@@ -81,5 +91,5 @@ fattn_status fattn_adamw_set_step(fattn_adamw *a, int64_t t) {
     if (t < 0 || t > FATTNI_OPTIMIZER_STEPS)
         return fattn_ctx_fail(a->o.ctx, FATTN_E_ARG, "adamw_set_step: %lld is not in 0..%lld", (long long)t,
                               (long long)FATTNI_OPTIMIZER_STEPS);
-    return a->o.code->set(&a->o, -1, t);
+    return a->o.code->set(&a->o, &(fattni_optimizer_change){-1, t, -1, -1, -1, 0});
 }

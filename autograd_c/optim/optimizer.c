@@ -15,6 +15,9 @@ static const fattni_optimizer_code *const codes[] = {[FATTN_CPU] = &fattni_optim
 
 typedef fattni_optimizer_slot slot;
 
+/* A scale and its reciprocal are normal numbers. */
+static const float LEAST_SCALE = 0x1p-126f, MOST_SCALE = 0x1p126f;
+
 static bool is_half(fattn_dtype t) { return t == FATTN_F16 || t == FATTN_BF16; }
 
 static fattn_status zeros(fattn_ctx *ctx, fattn_dtype dtype, const fattn_tensor *like, fattn_tensor *out) {
@@ -64,8 +67,11 @@ fattn_status fattni_optimizer_create(fattn_ctx *ctx, const char *name, const fat
     void *p;
     FATTNI_TRY(fattni_host_alloc(ctx, bytes, &p));
     fattni_optimizer *a = p;
-    *a = (fattni_optimizer){
-        .ctx = ctx, .code = codes[ctx->device], .name = name, .rule = *rule, .own = {.lr = (double)1e-3f}};
+    *a = (fattni_optimizer){.ctx = ctx,
+                            .code = codes[ctx->device],
+                            .name = name,
+                            .rule = *rule,
+                            .own = {.lr = (double)1e-3f, .scale = rule->first_scale}};
     const fattn_status s = fill(a, params, n);
     if (s) {
         fattni_optimizer_destroy(a, bytes);
@@ -93,7 +99,7 @@ fattn_status fattni_optimizer_set_lr(fattni_optimizer *a, float lr) {
     if (!a) return FATTN_E_ARG;
     if (!(lr >= 0 && isfinite(lr)))
         return fattn_ctx_fail(a->ctx, FATTN_E_ARG, "%s: learning rate %g", a->name, (double)lr);
-    return a->code->set(a, (double)lr, -1);
+    return a->code->set(a, &(fattni_optimizer_change){(double)lr, -1, -1, -1, -1, 0});
 }
 
 /* The caller owns the params: they may have changed since creation. */
@@ -117,6 +123,11 @@ static fattn_status check_slots(const fattni_optimizer *a) {
 fattn_status fattni_optimizer_step(fattni_optimizer *a) {
     if (!a) return FATTN_E_ARG;
     FATTNI_TRY(check_slots(a));
+    if (a->rule.is_scaled && !a->scale_asked)
+        return fattn_ctx_fail(a->ctx, FATTN_E_STATE,
+                              "%s_step: gradients would be divided by a loss scale that no backward pass has: nobody "
+                              "has called %s_loss_scale, whose tensor fattn_tape_backward_from takes",
+                              a->name, a->name);
     a->stepped = true;
     return a->code->step(a);
 }
@@ -130,6 +141,77 @@ fattn_status fattni_optimizer_grad_norm(fattni_optimizer *a, double *out) {
     *out = now.norm;
     return FATTN_OK;
 }
+
+/* ---- loss scale ---- */
+
+void fattn_loss_scale_defaults(fattn_loss_scale_options *opt) {
+    if (!opt) return;
+    fattn_loss_scale_options d = {.initial = 0x1p16f, .minimum = 1, .maximum = 0x1p24f, .interval = 2000};
+    d.struct_size = opt->struct_size;
+    memcpy(opt, &d, opt->struct_size < sizeof d ? opt->struct_size : sizeof d);
+}
+
+fattn_status fattni_optimizer_take_scaling(fattn_ctx *ctx, const char *who, const fattn_loss_scale_options *opt,
+                                           fattni_optimizer_rule *rule) {
+    fattn_loss_scale_options o = {.initial = 1, .minimum = 1, .maximum = 1};
+    if (opt) FATTNI_TRY(fattni_take_struct(ctx, "fattn_loss_scale_options", opt, &o, sizeof o));
+    const bool ordered = o.minimum <= o.initial && o.initial <= o.maximum; /* false where one is NaN */
+    if (!ordered || o.minimum < LEAST_SCALE || o.maximum > MOST_SCALE || o.interval < 0)
+        return fattn_ctx_fail(ctx, FATTN_E_ARG,
+                              "%s: loss scale: initial %g in minimum %g to maximum %g, these in 2^-126 to 2^126, and "
+                              "interval %lld >= 0 do not all hold",
+                              who, (double)o.initial, (double)o.minimum, (double)o.maximum, (long long)o.interval);
+    rule->is_scaled = opt != NULL;
+    rule->first_scale = o.initial;
+    rule->scaling = (fattni_loss_scaling){o.minimum, o.maximum, o.interval};
+    return FATTN_OK;
+}
+
+fattn_status fattni_optimizer_scale(fattni_optimizer *a, fattn_tensor *view) {
+    if (!a) return FATTN_E_ARG;
+    if (!view) return fattn_ctx_fail(a->ctx, FATTN_E_ARG, "%s_loss_scale: view is NULL", a->name);
+    fattni_optimizer_state *const s = a->device ? a->device : &a->own;
+    *view = fattn_tensor_view(&s->scale, FATTN_F32, a->ctx->device, a->ctx->device_id, 0, NULL);
+    a->scale_asked = true;
+    return FATTN_OK;
+}
+
+fattn_status fattni_optimizer_get_scale(fattni_optimizer *a, fattn_loss_scale_state *out) {
+    if (!a) return FATTN_E_ARG;
+    if (!out) return fattn_ctx_fail(a->ctx, FATTN_E_ARG, "%s_get_loss_scale: out is NULL", a->name);
+    const uint32_t size = out->struct_size;
+    if (size != sizeof *out)
+        return fattn_ctx_fail(a->ctx, FATTN_E_ABI, "fattn_loss_scale_state: struct_size is %u, not %zu", size,
+                              sizeof *out);
+    fattni_optimizer_state now;
+    FATTNI_TRY(a->code->read(a, &now));
+    *out = (fattn_loss_scale_state){.struct_size = size,
+                                    .scale = now.scale,
+                                    .finite_steps = now.finite,
+                                    .skipped_steps = now.skipped,
+                                    .interval = a->rule.scaling.interval};
+    return FATTN_OK;
+}
+
+fattn_status fattni_optimizer_set_scale(fattni_optimizer *a, const fattn_loss_scale_state *s) {
+    if (!a) return FATTN_E_ARG;
+    if (!s) return fattn_ctx_fail(a->ctx, FATTN_E_ARG, "%s_set_loss_scale: the state is NULL", a->name);
+    fattn_loss_scale_state to;
+    FATTNI_TRY(fattni_take_struct(a->ctx, "fattn_loss_scale_state", s, &to, sizeof to));
+    const fattni_loss_scaling *const r = &a->rule.scaling;
+    const int64_t most = fattni_max(0, r->interval - 1);
+    const bool counts = to.finite_steps >= 0 && to.finite_steps <= most && to.skipped_steps >= 0 &&
+                        to.skipped_steps <= FATTNI_OPTIMIZER_STEPS;
+    if (!counts || !(to.scale >= r->minimum && to.scale <= r->maximum))
+        return fattn_ctx_fail(a->ctx, FATTN_E_ARG,
+                              "%s_set_loss_scale: scale %g in %g to %g, finite_steps %lld in 0..%lld and skipped_steps "
+                              "%lld in 0..2^53 do not all hold",
+                              a->name, (double)to.scale, (double)r->minimum, (double)r->maximum,
+                              (long long)to.finite_steps, (long long)most, (long long)to.skipped_steps);
+    return a->code->set(a, &(fattni_optimizer_change){-1, -1, to.finite_steps, to.skipped_steps, to.scale, 0});
+}
+
+/* ---- views ---- */
 
 const fattni_optimizer_slot *fattni_optimizer_slot_of(fattni_optimizer *a, int i, const fattn_tensor *view,
                                                       fattn_status *s) {

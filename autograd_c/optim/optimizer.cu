@@ -60,12 +60,11 @@ extern "C" __global__ void __launch_bounds__(ROW_THREADS)
     fattn_optimizer_begin(const __grid_constant__ fattni_optimizer_args a) {
     const fattni_optimizer_part norms = {.grad = a.partial, .grad_dtype = FATTN_F64};
     const double norm = norm_of(&norms, 0, a.chunks);
-    if (threadIdx.x == 0) fattni_optimizer_begin(a.state, norm, a.limit, a.beta1, a.beta2);
+    if (threadIdx.x == 0) fattni_optimizer_begin(a.state, norm, a.limit, a.beta1, a.beta2, &a.scaling);
 }
 
 extern "C" __global__ void fattn_optimizer_set(const __grid_constant__ fattni_optimizer_args a) {
-    if (a.lr >= 0) a.state->lr = a.lr;
-    if (a.step >= 0) a.state->step = a.step;
+    fattni_optimizer_apply(a.state, &a.change);
 }
 
 #define OPTIMIZER_MOST_f32 FATTNI_OPTIMIZER_MOST_F32

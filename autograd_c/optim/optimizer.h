@@ -12,6 +12,9 @@ typedef struct fattni_optimizer_rule {
     bool is_sgd, nesterov;
     double beta1; /* SGD: its momentum */
     double beta2, eps, weight_decay, max_grad_norm;
+    bool is_scaled; /* the caller has asked for a loss scale */
+    float first_scale;
+    fattni_loss_scaling scaling;
 } fattni_optimizer_rule;
 
 typedef struct fattni_optimizer fattni_optimizer;
@@ -29,7 +32,7 @@ typedef struct fattni_optimizer_code {
     fattn_status (*open)(fattni_optimizer *a); /* the device's state, as `own` is */
     void (*close)(fattni_optimizer *a);        /* also after an open that failed or was not reached */
     fattn_status (*step)(fattni_optimizer *a);
-    fattn_status (*set)(fattni_optimizer *a, double lr, int64_t step); /* negative: keep */
+    fattn_status (*set)(fattni_optimizer *a, const fattni_optimizer_change *c);
     /* As it stands after all that is enqueued, for which it waits. */
     fattn_status (*read)(const fattni_optimizer *a, fattni_optimizer_state *out);
 } fattni_optimizer_code;
@@ -39,7 +42,7 @@ struct fattni_optimizer {
     const fattni_optimizer_code *code;
     const char *name; /* in error messages */
     fattni_optimizer_rule rule;
-    bool stepped;
+    bool stepped, scale_asked; /* asked: the caller has the tensor of the scale */
     fattni_optimizer_slot *slots;
     int n;
     int64_t chunks;
@@ -54,6 +57,12 @@ fattn_status fattni_optimizer_create(fattn_ctx *ctx, const char *name, const fat
 void fattni_optimizer_destroy(fattni_optimizer *a, size_t bytes); /* NULL is allowed */
 fattn_status fattni_optimizer_set_lr(fattni_optimizer *a, float lr);
 fattn_status fattni_optimizer_step(fattni_optimizer *a);
+/* The rule's part that options describe; NULL: no scale. who: in error messages. ABI, ARG. */
+fattn_status fattni_optimizer_take_scaling(fattn_ctx *ctx, const char *who, const fattn_loss_scale_options *opt,
+                                           fattni_optimizer_rule *rule);
+fattn_status fattni_optimizer_scale(fattni_optimizer *a, fattn_tensor *view);
+fattn_status fattni_optimizer_get_scale(fattni_optimizer *a, fattn_loss_scale_state *out);
+fattn_status fattni_optimizer_set_scale(fattni_optimizer *a, const fattn_loss_scale_state *s);
 fattn_status fattni_optimizer_grad_norm(fattni_optimizer *a, double *out);
 /* Slot i, or NULL after an error message. */
 const fattni_optimizer_slot *fattni_optimizer_slot_of(fattni_optimizer *a, int i, const fattn_tensor *view,

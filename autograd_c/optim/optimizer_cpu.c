@@ -61,8 +61,8 @@ static void chunk_norm(void *arg, int64_t chunk, int thread) {
 
 /* What one step does to every element. */
 typedef struct rule {
-    double norm, clip, shrink, beta1, beta2, rate, correction2, eps; /* rate: lr/(1-beta1^t) */
-    double lr, decay;                                                /* of SGD, whose momentum is beta1 */
+    double norm, factor, shrink, beta1, beta2, rate, correction2, eps; /* norm: of the gradients as they are */
+    double lr, decay;                                                  /* of SGD, whose momentum is beta1 */
     bool is_sgd, nesterov;
 } rule;
 
@@ -73,11 +73,11 @@ typedef struct update_job {
 } update_job;
 
 static void update_f32(const rule *r, float *p, const float *g, float *m, float *v, int64_t n) {
-    const float clip = (float)r->clip, shrink = (float)r->shrink, rate = (float)r->rate, eps = (float)r->eps,
+    const float factor = (float)r->factor, shrink = (float)r->shrink, rate = (float)r->rate, eps = (float)r->eps,
                 beta1 = (float)r->beta1, beta2 = (float)r->beta2, rest1 = (float)(1 - r->beta1),
                 rest2 = (float)(1 - r->beta2), correction2 = (float)r->correction2;
     for (int64_t i = 0; i < n; ++i) {
-        const float x = clip * g[i];
+        const float x = factor * g[i];
         m[i] = beta1 * m[i] + rest1 * x;
         v[i] = beta2 * v[i] + rest2 * x * x;
         p[i] = shrink * p[i] - rate * m[i] / (sqrtf(correction2 * v[i]) + eps);
@@ -86,7 +86,7 @@ static void update_f32(const rule *r, float *p, const float *g, float *m, float 
 
 static void update_f64(const rule *r, double *p, const double *g, double *m, double *v, int64_t n) {
     for (int64_t i = 0; i < n; ++i) {
-        const double x = r->clip * g[i];
+        const double x = r->factor * g[i];
         m[i] = r->beta1 * m[i] + (1 - r->beta1) * x;
         v[i] = r->beta2 * v[i] + (1 - r->beta2) * x * x;
         p[i] = r->shrink * p[i] - r->rate * m[i] / (sqrt(r->correction2 * v[i]) + r->eps);
@@ -95,9 +95,9 @@ static void update_f64(const rule *r, double *p, const double *g, double *m, dou
 
 /* m NULL: no momentum. */
 static void sgd_f32(const rule *r, float *p, const float *g, float *m, int64_t n) {
-    const float clip = (float)r->clip, lr = (float)r->lr, decay = (float)r->decay, momentum = (float)r->beta1;
+    const float factor = (float)r->factor, lr = (float)r->lr, decay = (float)r->decay, momentum = (float)r->beta1;
     for (int64_t i = 0; i < n; ++i) {
-        const float x = clip * g[i] + decay * p[i];
+        const float x = factor * g[i] + decay * p[i];
         if (m) m[i] = momentum * m[i] + x;
         p[i] -= lr * (!m ? x : r->nesterov ? x + momentum * m[i] : m[i]);
     }
@@ -105,7 +105,7 @@ static void sgd_f32(const rule *r, float *p, const float *g, float *m, int64_t n
 
 static void sgd_f64(const rule *r, double *p, const double *g, double *m, int64_t n) {
     for (int64_t i = 0; i < n; ++i) {
-        const double x = r->clip * g[i] + r->decay * p[i];
+        const double x = r->factor * g[i] + r->decay * p[i];
         if (m) m[i] = r->beta1 * m[i] + x;
         p[i] -= r->lr * (!m ? x : r->nesterov ? x + r->beta1 * m[i] : m[i]);
     }
@@ -125,7 +125,7 @@ static void update_piece(const rule *r, const piece *part) {
     const bool wide = value->dtype == FATTN_F64;
     const fattn_dtype dtype = wide ? FATTN_F64 : FATTN_F32;
     const double most =
-        r->is_sgd ? INFINITY : (wide ? FATTNI_OPTIMIZER_MOST_F64 : (double)FATTNI_OPTIMIZER_MOST_F32) / r->clip;
+        r->is_sgd ? INFINITY : (wide ? FATTNI_OPTIMIZER_MOST_F64 : (double)FATTNI_OPTIMIZER_MOST_F32) / r->factor;
     const bool direct = grad->dtype == (int32_t)dtype && r->norm <= most;
     const fattn_tensor *p = s->master.data ? &s->master : value;
     double buffer[BLOCK];
@@ -165,11 +165,12 @@ static fattn_status step(fattni_optimizer *a) {
     fattni_parallel(a->ctx, a->chunks, chunk_norm, a);
     const fattn_tensor norms = fattn_tensor_view(a->partial, FATTN_F64, FATTN_CPU, 0, 1, &a->chunks);
     const fattni_optimizer_rule *const o = &a->rule;
-    fattni_optimizer_begin(&a->own, norm_of(&norms, 0, a->chunks), o->max_grad_norm, o->beta1, o->beta2);
+    const double norm = norm_of(&norms, 0, a->chunks);
+    fattni_optimizer_begin(&a->own, norm, o->max_grad_norm, o->beta1, o->beta2, &o->scaling);
     update_job job = {.a = a, .skip = a->own.skip};
     job.plain = (rule){
-        .norm = a->own.norm,
-        .clip = a->own.clip,
+        .norm = norm,
+        .factor = a->own.factor,
         .shrink = 1,
         .beta1 = o->beta1,
         .beta2 = o->beta2,
@@ -195,9 +196,8 @@ static fattn_status open_state(fattni_optimizer *a) {
 
 static void close_state(fattni_optimizer *a) { (void)a; }
 
-static fattn_status set(fattni_optimizer *a, double lr, int64_t steps) {
-    if (lr >= 0) a->own.lr = lr;
-    if (steps >= 0) a->own.step = steps;
+static fattn_status set(fattni_optimizer *a, const fattni_optimizer_change *c) {
+    fattni_optimizer_apply(&a->own, c);
     return FATTN_OK;
 }
 

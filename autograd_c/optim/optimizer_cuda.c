@@ -68,6 +68,7 @@ static fattn_status step(fattni_optimizer *a) {
                                .eps = a->rule.eps,
                                .weight_decay = a->rule.weight_decay,
                                .limit = a->rule.max_grad_norm,
+                               .scaling = a->rule.scaling,
                                .nesterov = a->rule.nesterov};
     for (int next = 0; next < a->n;) {
         gather(a, &next, &x);
@@ -83,8 +84,8 @@ static fattn_status step(fattni_optimizer *a) {
     return FATTN_OK;
 }
 
-static fattn_status set(fattni_optimizer *a, double lr, int64_t steps) {
-    const fattni_optimizer_args x = {.state = a->device, .lr = lr, .step = steps};
+static fattn_status set(fattni_optimizer *a, const fattni_optimizer_change *c) {
+    const fattni_optimizer_args x = {.state = a->device, .change = *c};
     return FATTNI_START(a->ctx, fattn_optimizer_set, 1, 1, &x);
 }
 
@@ -92,7 +93,8 @@ static fattn_status open_state(fattni_optimizer *a) {
     void *p;
     FATTNI_TRY(fattni_alloc(a->ctx, sizeof *a->device, &p));
     a->device = p;
-    return set(a, a->own.lr, a->own.step);
+    const fattni_optimizer_state *const s = &a->own;
+    return set(a, &(fattni_optimizer_change){s->lr, s->step, s->finite, s->skipped, s->scale, 0});
 }
 
 static void close_state(fattni_optimizer *a) { fattni_free(a->ctx, a->device, sizeof *a->device); }

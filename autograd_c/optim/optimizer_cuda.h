@@ -24,8 +24,8 @@ typedef struct fattni_optimizer_args {
     double *partial;             /* [chunks of all]: norms */
     int64_t first_chunk, chunks; /* of the launch; for begin, of all */
     double beta1, beta2, eps, weight_decay, limit;
-    double lr; /* to set; negative: keep */
-    int64_t step;
+    fattni_loss_scaling scaling;
+    fattni_optimizer_change change; /* of set */
     int32_t parts, nesterov;
 } fattni_optimizer_args;
 

@@ -8,6 +8,7 @@ struct fattn_sgd {
 };
 
 static fattn_status check_options(fattn_ctx *ctx, const fattn_sgd_options *o) {
+    if (o->reserved) return fattn_ctx_fail(ctx, FATTN_E_ARG, "sgd: reserved is %u, not 0", o->reserved);
     if (o->momentum >= 0 && o->momentum < 1 && o->weight_decay >= 0 && isfinite(o->weight_decay) &&
         o->max_grad_norm >= 0 && isfinite(o->max_grad_norm) && (o->momentum > 0 || !o->nesterov))
         return FATTN_OK;
@@ -25,11 +26,12 @@ fattn_status fattn_sgd_create(fattn_ctx *ctx, const fattn_sgd_options *opt, fatt
     fattn_sgd_options o = {.struct_size = sizeof o};
     if (opt) FATTNI_TRY(fattni_take_struct(ctx, "fattn_sgd_options", opt, &o, sizeof o));
     FATTNI_TRY(check_options(ctx, &o));
-    const fattni_optimizer_rule rule = {.is_sgd = true,
-                                        .nesterov = o.nesterov != 0,
-                                        .beta1 = (double)o.momentum,
-                                        .weight_decay = (double)o.weight_decay,
-                                        .max_grad_norm = (double)o.max_grad_norm};
+    fattni_optimizer_rule rule = {.is_sgd = true,
+                                  .nesterov = o.nesterov != 0,
+                                  .beta1 = (double)o.momentum,
+                                  .weight_decay = (double)o.weight_decay,
+                                  .max_grad_norm = (double)o.max_grad_norm};
+    FATTNI_TRY(fattni_optimizer_take_scaling(ctx, "sgd", o.loss_scale, &rule));
     fattni_optimizer *made;
     FATTNI_TRY(fattni_optimizer_create(ctx, "sgd", &rule, sizeof **out, params, n, &made));
     *out = (fattn_sgd *)made;
@@ -41,6 +43,15 @@ fattn_status fattn_sgd_set_lr(fattn_sgd *s, float lr) { return fattni_optimizer_
 fattn_status fattn_sgd_step(fattn_sgd *s) { return fattni_optimizer_step(s ? &s->o : NULL); }
 fattn_status fattn_sgd_grad_norm(fattn_sgd *s, double *out) {
     return fattni_optimizer_grad_norm(s ? &s->o : NULL, out);
+}
+fattn_status fattn_sgd_loss_scale(fattn_sgd *s, fattn_tensor *view) {
+    return fattni_optimizer_scale(s ? &s->o : NULL, view);
+}
+fattn_status fattn_sgd_get_loss_scale(fattn_sgd *s, fattn_loss_scale_state *out) {
+    return fattni_optimizer_get_scale(s ? &s->o : NULL, out);
+}
+fattn_status fattn_sgd_set_loss_scale(fattn_sgd *s, const fattn_loss_scale_state *state) {
+    return fattni_optimizer_set_scale(s ? &s->o : NULL, state);
 }
 
 fattn_status fattn_sgd_state(fattn_sgd *s, int i, fattn_sgd_tensor which, fattn_tensor *view) {

@@ -447,7 +447,24 @@ static fattn_status run_back(fattn_tape *t, fattni_node *n) {
     return FATTN_OK;
 }
 
-static fattn_status backward(fattn_tape *t, fattn_var scalar) {
+/* *seed as a tensor of the scalar's shape. */
+static fattn_status check_seed(fattn_ctx *ctx, const fattn_tensor *scalar, const fattn_tensor *seed,
+                               fattn_tensor *out) {
+    char text[96];
+    FATTNI_TRY(fattni_check_tensor(ctx, "backward: the seed", seed));
+    if (!is_float(seed->dtype))
+        return fattn_ctx_fail(ctx, FATTN_E_DTYPE, "backward: the seed is %s, not a floating type",
+                              fattn_dtype_name((fattn_dtype)seed->dtype));
+    if (fattn_tensor_numel(seed) != 1)
+        return fattn_ctx_fail(ctx, FATTN_E_SHAPE, "backward: the seed is %s, not one number",
+                              fattni_shape_text(seed, text, sizeof text));
+    *out = fattn_tensor_view(seed->data, (fattn_dtype)seed->dtype, (fattn_device)seed->device, seed->device_id,
+                             scalar->ndim, scalar->shape);
+    return FATTN_OK;
+}
+
+/* from NULL: 1. */
+static fattn_status backward(fattn_tape *t, fattn_var scalar, const fattn_tensor *from) {
     FATTNI_TRY(check_variable(t, "backward", scalar));
     const fattni_variable *v = &t->variables[scalar.id];
     char text[96];
@@ -460,11 +477,12 @@ static fattn_status backward(fattn_tape *t, fattn_var scalar) {
     if (!v->wants_grad)
         return fattn_ctx_fail(t->ctx, FATTN_E_STATE,
                               "backward: variable %d depends on no parameter that needs a gradient", scalar.id);
-    t->ran_back = true;
-    fattn_tensor seed;
+    fattn_tensor seed, given;
     uint8_t fresh;
+    if (from) FATTNI_TRY(check_seed(t->ctx, &v->value, from, &given));
+    t->ran_back = true;
     FATTNI_TRY(fattni_grad_open(t, scalar.id, &seed, &fresh));
-    FATTNI_TRY(fattni_fill(t->ctx, &seed, 1, fresh));
+    FATTNI_TRY(from ? fattni_accumulate(t->ctx, &seed, &given, fresh) : fattni_fill(t->ctx, &seed, 1, fresh));
     for (fattni_node *n = t->last; n; n = n->previous) FATTNI_TRY(run_back(t, n));
     return FATTN_OK;
 }
@@ -472,7 +490,15 @@ static fattn_status backward(fattn_tape *t, fattn_var scalar) {
 fattn_status fattn_tape_backward(fattn_tape *t, fattn_var scalar) {
     if (!t) return FATTN_E_ARG;
     if (!t->status) FATTNI_TRY(check_idle(t, "backward"));
-    return t->status ? t->status : fattni_tape_fail(t, backward(t, scalar));
+    return t->status ? t->status : fattni_tape_fail(t, backward(t, scalar, NULL));
+}
+
+fattn_status fattn_tape_backward_from(fattn_tape *t, fattn_var scalar, const fattn_tensor *seed) {
+    if (!t) return FATTN_E_ARG;
+    if (!t->status) FATTNI_TRY(check_idle(t, "backward"));
+    if (!t->status && !seed)
+        return fattni_tape_fail(t, fattn_ctx_fail(t->ctx, FATTN_E_ARG, "backward_from: seed is NULL"));
+    return t->status ? t->status : fattni_tape_fail(t, backward(t, scalar, seed));
 }
 
 fattn_status fattn_tape_value(fattn_tape *t, fattn_var v, fattn_tensor *view) {

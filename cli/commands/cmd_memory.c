@@ -41,7 +41,7 @@ static const cli_option table[] = {
     {"layers", CLI_INT, FIELD(layers), "L", 0, 96, NULL, "layers of the whole model; 0: leave it out"},
     {"vocab", CLI_INT, FIELD(vocab), "V", 2, 1e6, NULL, "symbols of the whole model"},
     {"dtype", CLI_CHOICE, FIELD(dtype), "T", 0, 0, "f32|f64|bf16|f16",
-     "of the attention layer; with bf16 of the model, too"},
+     "of the attention layer; with bf16 and f16 of the model, too"},
     {"mask", CLI_CHOICE, FIELD(mask), "M", 0, 0, "causal|full", "which keys a row sees"},
     {"device", CLI_CHOICE, FIELD(device), "D", 0, 0, "cpu|cuda", "where to compute"},
     {"limit", CLI_INT, FIELD(limit), "MIB", 0, 1e9, NULL,
@@ -94,7 +94,7 @@ static fattn_status layer_step(fattn_ctx *ctx, const struct options *o, int64_t 
 }
 
 static fattn_dtype model_dtype(const struct options *o) {
-    return dtypes[o->dtype] == FATTN_BF16 ? FATTN_BF16 : FATTN_F32;
+    return dtypes[o->dtype] == FATTN_F64 ? FATTN_F32 : dtypes[o->dtype];
 }
 
 /* Forward, backward and AdamW of a small language model on arbitrary symbols. */

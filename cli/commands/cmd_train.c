@@ -79,6 +79,10 @@ static void log_step(session *s) {
     json_real(&s->log, "loss", r->history.loss[r->step - 1]);
     json_real(&s->log, "grad_norm", r->grad_norm);
     json_real(&s->log, "lr", r->lr);
+    if (trainer_is_scaled(r)) {
+        json_real(&s->log, "loss_scale", (double)r->scaling.scale);
+        json_int(&s->log, "skipped_steps", r->scaling.skipped_steps);
+    }
     json_real(&s->log, "elapsed", r->elapsed);
     json_real(&s->log, "tokens_per_second", tokens_per_second(s));
     json_int(&s->log, "peak_bytes", (int64_t)fattn_ctx_mem(s->ctx).peak);
@@ -105,10 +109,13 @@ static void show_progress(session *s) {
     s->bar.total = over ? r->step : (int64_t)((double)r->step / fmax(used, 1e-6) + 0.5);
     if (s->bar.total <= r->step && !over) s->bar.total = r->step + 1;
     if (!progress_due(&s->bar, r->step)) return;
-    char rate[32], memory[32], right[32] = "";
+    char rate[32], memory[32], right[32] = "", scale[64] = "";
     if (s->o.task == TASK_RECALL) snprintf(right, sizeof right, " right %.1f%%", 100 * s->last.right);
-    progress_update(&s->bar, r->step, "loss %.3f val %.3f%s |g| %.2g lr %.2g %s tok/s mem %s",
-                    r->history.loss[r->step - 1], s->last.loss, right, r->grad_norm, r->lr,
+    if (trainer_is_scaled(r))
+        snprintf(scale, sizeof scale, " scale %g skipped %lld", (double)r->scaling.scale,
+                 (long long)r->scaling.skipped_steps);
+    progress_update(&s->bar, r->step, "loss %.3f val %.3f%s |g| %.2g lr %.2g%s %s tok/s mem %s",
+                    r->history.loss[r->step - 1], s->last.loss, right, r->grad_norm, r->lr, scale,
                     text_of_count(tokens_per_second(s), rate),
                     text_of_bytes((double)fattn_ctx_mem(s->ctx).peak, memory));
 }
@@ -330,6 +337,9 @@ static int summarize(session *s) {
     log_evaluation(s, "end");
     printf("%lld steps, %s tokens, %s\n", (long long)s->r.step,
            text_of_count((double)(s->r.cursor * s->o.context), tokens), text_of_seconds(s->r.elapsed, time));
+    if (trainer_is_scaled(&s->r))
+        printf("loss scale %g, %lld steps skipped\n", (double)s->r.scaling.scale,
+               (long long)s->r.scaling.skipped_steps);
     static int (*const summaries[])(session *) = {summarize_recall, summarize_text, summarize_speed, summarize_shards};
     code = summaries[s->o.task](s);
     if (wants_checkpoints(s)) printf("checkpoint: %s/, step %lld\n", s->o.checkpoint, (long long)s->saved_step);

@@ -440,7 +440,7 @@ bool checkpoint_restore(checkpoint *c, trainer *r) {
         return false;
     }
     fattn_checkpoint run = of_run(r);
-    if (fattn_checkpoint_read(r->ctx, c->library, &run) != FATTN_OK) {
+    if (fattn_checkpoint_read(r->ctx, c->library, &run) != FATTN_OK || trainer_read_scale(r) != FATTN_OK) {
         cli_fail(CLI_FAILURE, "%s", fattn_ctx_error(r->ctx));
         return false;
     }

@@ -1,6 +1,6 @@
 /* Checkpoints: an HDF5 file per saved step, of the library (fattn/checkpoint.h): written so that a crash at any time
    leaves the previous one intact, and read only after its hash has been verified. Beside what the library stores,
-   /params, /adam and /state with step (taken; counter of the dropout masks) and adam_step, it has
+   /params, /adam and /state with step (taken; counter of the dropout masks), adam_step and the loss scale, it has
 
    /config      the options of the run, by name: attributes, texts as datasets of bytes
    /state       attributes: cursor (training sequences used; counter of the data), elapsed, fingerprint (of the data)

@@ -3,7 +3,9 @@
 #include "cli/base/device.h"
 #include "cli/output/files.h"
 
+#include <math.h>
 #include <stddef.h>
+#include <stdlib.h>
 #include <string.h>
 
 #define FIELD(name) offsetof(train_options, name)
@@ -56,9 +58,12 @@ const cli_option train_table[] = {
     {"deterministic", CLI_FLAG, FIELD(deterministic), NULL, 0, 0, NULL,
      "bitwise repeatable gradients, or an error (a CPU's always are)"},
     {"device", CLI_CHOICE, FIELD(device), "D", 0, 0, "cpu|cuda", "where to compute; a run may be resumed on another"},
-    {"dtype", CLI_CHOICE, FIELD(dtype), "T", 0, 0, "f32|bf16",
-     "of weights and activations; bf16 has F32 masters and gradients, an exact delta in "
-     "attention (FATTN_EXACT_DELTA; not with standard), and needs a GPU"},
+    {"dtype", CLI_CHOICE, FIELD(dtype), "T", 0, 0, "f32|bf16|f16",
+     "of weights and activations; 16 bits have F32 masters and gradients, and an exact delta in "
+     "attention (FATTN_EXACT_DELTA; not with standard); bf16 needs a GPU"},
+    {"loss-scale", CLI_TEXT, FIELD(loss_scale), "S", 0, 0, NULL,
+     "of f16: a fixed number, or auto: 65536 at first, half after gradients that overflow, twice after 2000 "
+     "steps that do not; auto unless given"},
     {"threads", CLI_INT, FIELD(threads), "N", 0, 1024, NULL, "0 = one per processor"},
     {"target", CLI_REAL, FIELD(target), "A", 0, 1, NULL,
      "stop when this share of held-out answers is right; 0 = never"},
@@ -79,7 +84,7 @@ const cli_option train_table[] = {
     {"top-k", CLI_INT, FIELD(top_k), "K", 0, ANY, NULL, "choose among the K likeliest symbols; 0 = all"},
     {NULL}};
 
-enum { UNSET = -1, GPT2_VOCAB = 50257 };
+enum { UNSET = -1, GPT2_VOCAB = 50257, LOSS_SCALE_LOG2 = 126 };
 const train_options train_unset = {.preset = UNSET,
                                    .task = UNSET,
                                    .arch = UNSET,
@@ -215,7 +220,7 @@ static train_options preset_of(int preset) {
         int64_t layers, channels, heads, batch;
     } sizes[] = {{12, 768, 12, 64}, {24, 1024, 16, 32}, {36, 1280, 20, 16}, {48, 1600, 25, 8}};
     train_options o = train_unset;
-    o.arch = ARCH_GPT2, o.dtype = 1, o.context = 1024;
+    o.arch = ARCH_GPT2, o.dtype = IN_BF16, o.context = 1024;
     o.layers = sizes[preset].layers, o.channels = sizes[preset].channels;
     o.heads = sizes[preset].heads, o.batch = sizes[preset].batch;
     return o;
@@ -299,6 +304,30 @@ static int take_missing(train_options *o, const train_options *from, bool check)
     return CLI_OK;
 }
 
+/* *scale of --loss-scale; 0: auto. */
+static bool scale_of(const char *text, double *scale) {
+    char *end;
+    *scale = 0;
+    if (!text || strcmp(text, "auto") == 0) return true;
+    *scale = strtod(text, &end);
+    return *end == 0 && *scale >= ldexp(1, -LOSS_SCALE_LOG2) && *scale <= ldexp(1, LOSS_SCALE_LOG2);
+}
+
+static int check_dtype(const train_options *o, bool by_preset) {
+    double scale;
+    if (o->dtype == IN_BF16 && o->device != ON_CUDA)
+        return cli_fail(CLI_USAGE, "%s bf16 is computed on a GPU only: add --device cuda, or --dtype f32 or f16",
+                        by_preset ? "a preset's" : "--dtype");
+    if (o->loss_scale && o->dtype != IN_F16)
+        return cli_fail(CLI_USAGE,
+                        "--loss-scale %s needs --dtype f16: gradients of f32 and bf16 have the range for none",
+                        o->loss_scale);
+    if (!scale_of(o->loss_scale, &scale))
+        return cli_fail(CLI_USAGE, "--loss-scale %s is neither auto nor a number in 2^-%d to 2^%d", o->loss_scale,
+                        LOSS_SCALE_LOG2, LOSS_SCALE_LOG2);
+    return CLI_OK;
+}
+
 static int check(const train_options *o, bool by_preset) {
     const bool shards = o->task == TASK_SHARDS;
     if (shards && !o->data) return cli_fail(CLI_USAGE, "--task shards needs files of tokens: --data PATTERN");
@@ -319,9 +348,8 @@ static int check(const train_options *o, bool by_preset) {
         return cli_fail(CLI_USAGE, "--vocab %lld: tokens need at least 2", (long long)o->vocab);
     if (o->task == TASK_RECALL && o->context % 4 != 0)
         return cli_fail(CLI_USAGE, "--context %lld: recall needs a multiple of 4", (long long)o->context);
-    if (o->dtype == 1 && o->device != ON_CUDA)
-        return cli_fail(CLI_USAGE, "%s bf16 is computed on a GPU only: add --device cuda, or --dtype f32",
-                        by_preset ? "a preset's" : "--dtype");
+    const int code = check_dtype(o, by_preset);
+    if (code) return code;
     if (o->arch == ARCH_GPT2) {
         if (o->channels % o->heads != 0)
             return cli_fail(CLI_USAGE, "--channels %lld is not a multiple of --heads %lld", (long long)o->channels,
@@ -367,6 +395,8 @@ int train_options_complete(train_options *o, checkpoint *from) {
         if (stored.task < 0)
             return cli_fail(CLI_FAILURE, "%s was written by another version: it has no task", checkpoint_path(from));
         take_missing(&stored, &defaults[stored.task], false); /* what older versions did not have */
+        const int dtype = o->dtype == UNSET ? stored.dtype : o->dtype;
+        if (dtype != IN_F16) stored.loss_scale = NULL; /* the run goes on in a type that has none */
         const int code = take_missing(o, &stored, true);
         return code ? code : check(o, false);
     }
@@ -387,6 +417,10 @@ int train_options_complete(train_options *o, checkpoint *from) {
     return check(o, by_preset);
 }
 
+fattn_dtype train_dtype(int choice) {
+    return choice == IN_BF16 ? FATTN_BF16 : choice == IN_F16 ? FATTN_F16 : FATTN_F32;
+}
+
 model_config train_model_config(const train_options *o, int64_t vocab) {
     return (model_config){
         .arch = o->arch,
@@ -399,13 +433,15 @@ model_config train_model_config(const train_options *o, int64_t vocab) {
         .kv_heads = (int)o->kv_heads,
         .mlp_ratio = (int)o->mlp,
         .algorithm = o->algorithm == 1 ? FATTN_ALGO_STANDARD : FATTN_ALGO_AUTO,
-        .dtype = o->dtype == 1 ? FATTN_BF16 : FATTN_F32,
+        .dtype = train_dtype(o->dtype),
         .dropout = (float)o->dropout,
         .seed = (uint64_t)o->seed,
     };
 }
 
 trainer_config train_trainer_config(const train_options *o) {
+    double loss_scale;
+    (void)scale_of(o->loss_scale, &loss_scale); /* has been checked */
     return (trainer_config){.batch = o->batch,
                             .steps = o->steps,
                             .warmup = o->warmup,
@@ -416,5 +452,6 @@ trainer_config train_trainer_config(const train_options *o) {
                             .seconds = o->seconds,
                             .lr = o->lr,
                             .weight_decay = o->weight_decay,
-                            .clip = o->clip};
+                            .clip = o->clip,
+                            .loss_scale = loss_scale};
 }

@@ -6,11 +6,13 @@
 #include "cli/train/checkpoint.h"
 
 enum { TASK_RECALL, TASK_TEXT, TASK_TOKENS, TASK_SHARDS };
+enum { IN_F32, IN_BF16, IN_F16 }; /* dtype */
 
 typedef struct train_options {
     int preset, task, arch, algorithm, device, dtype, schedule;
     bool deterministic, overwrite;
-    const char *text, *data, *val, *tokenizer, *hellaswag, *init, *checkpoint, *resume, *json, *plot, *prompt;
+    const char *loss_scale, *text, *data, *val, *tokenizer, *hellaswag, *init, *checkpoint, *resume, *json, *plot,
+        *prompt;
     int64_t vocab, layers, channels, heads, kv_heads, mlp, context, batch;
     int64_t steps, warmup, seed, threads, eval_every, eval_sequences, checkpoint_every;
     int64_t sample, top_k, positions, total_batch, examples;
@@ -28,6 +30,7 @@ extern const char *const train_not_stored[]; /* for checkpoint_save */
    after an error message. */
 int train_options_complete(train_options *o, checkpoint *from);
 
+fattn_dtype train_dtype(int choice);
 model_config train_model_config(const train_options *o, int64_t vocab);
 trainer_config train_trainer_config(const train_options *o);
 

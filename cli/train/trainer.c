@@ -10,6 +10,16 @@ static const size_t MOST_LOGITS = 1 << 26;
 
 enum { NONE = -1 };
 
+static fattn_loss_scale_options loss_scale(const trainer_config *c) {
+    fattn_loss_scale_options o = {.struct_size = sizeof o};
+    fattn_loss_scale_defaults(&o);
+    if (c->loss_scale > 0) {
+        o.initial = o.minimum = o.maximum = (float)c->loss_scale;
+        o.interval = 0;
+    }
+    return o;
+}
+
 static fattn_status create_parts(trainer *r, const model_config *config) {
     const int64_t shape[2] = {r->config.batch, r->task->context};
     fattn_status s = model_create(r->ctx, config, &r->model);
@@ -29,9 +39,13 @@ static fattn_status create_parts(trainer *r, const model_config *config) {
     options.beta2 = r->config.beta2 > 0 ? (float)r->config.beta2 : 0.99f;
     options.weight_decay = (float)r->config.weight_decay;
     options.max_grad_norm = (float)r->config.clip;
+    const fattn_loss_scale_options scale = loss_scale(&r->config);
+    if (trainer_is_scaled(r)) options.loss_scale = &scale;
     int n;
     fattn_param *const *params = model_params(r->model, &n);
-    return fattn_adamw_create(r->ctx, &options, params, n, &r->adamw);
+    s = fattn_adamw_create(r->ctx, &options, params, n, &r->adamw);
+    if (!s) s = fattn_adamw_loss_scale(r->adamw, &r->scale);
+    return s ? s : trainer_read_scale(r);
 }
 
 fattn_status trainer_create(trainer *r, fattn_ctx *ctx, task *t, const model_config *shape,
@@ -107,6 +121,11 @@ double trainer_used(const trainer *r) {
 }
 
 int64_t trainer_sequences(const trainer *r) { return r->config.batch * r->config.passes; }
+bool trainer_is_scaled(const trainer *r) { return model_get_config(r->model)->dtype == FATTN_F16; }
+fattn_status trainer_read_scale(trainer *r) {
+    r->scaling.struct_size = sizeof r->scaling;
+    return fattn_adamw_get_loss_scale(r->adamw, &r->scaling);
+}
 
 static double budget_lr(const trainer *r) {
     const double least = 0.1;
@@ -172,11 +191,26 @@ static fattn_status add_gradient(trainer *r, int64_t pass, double *sum) {
     fattn_var loss = model_loss(r->model, r->tape, &r->ids, &r->targets, r->step * passes + pass);
     if (passes > 1) loss = fattn_op_scale(r->tape, loss, 1 / (double)passes);
     double value;
-    s = fattn_tape_backward(r->tape, loss);
+    s = fattn_tape_backward_from(r->tape, loss, &r->scale);
     prepare(r, cursor + r->config.batch); /* overlaps with the GPU's work */
     if (!s) s = fattn_tape_item(r->tape, loss, &value);
     if (!s) *sum += value;
     return s;
+}
+
+/* After a step: its norm, the loss scale, and whether too many steps have been skipped. */
+static fattn_status look_at_gradients(trainer *r, double loss) {
+    fattn_status s = fattn_adamw_grad_norm(r->adamw, &r->grad_norm);
+    if (!s) s = trainer_read_scale(r);
+    if (s) return s;
+    r->skipped = isfinite(r->grad_norm) ? 0 : r->skipped + 1;
+    if (r->skipped < MOST_SKIPPED) return FATTN_OK;
+    return fattn_ctx_fail(
+        r->ctx, FATTN_E_MISMATCH,
+        "the gradients of %d steps one after the other, to step %lld, overflow or are NaN, with a loss "
+        "of %g and a loss scale of %g: lower --lr%s?",
+        r->skipped, (long long)(r->step + 1), loss, (double)r->scaling.scale,
+        r->config.loss_scale > 0 ? " or --loss-scale" : "");
 }
 
 fattn_status trainer_step(trainer *r) {
@@ -184,11 +218,12 @@ fattn_status trainer_step(trainer *r) {
     fattn_status s = trainer_lr(r, &r->lr);
     for (int64_t pass = 0; !s && pass < r->config.passes; ++pass) s = add_gradient(r, pass, &value);
     if (!s && !isfinite(value))
-        s = fattn_ctx_fail(r->ctx, FATTN_E_MISMATCH, "the loss of step %lld is %g: lower --lr?",
-                           (long long)(r->step + 1), value);
+        s = fattn_ctx_fail(r->ctx, FATTN_E_MISMATCH, "the loss of step %lld is %g: lower --lr%s?",
+                           (long long)(r->step + 1), value,
+                           trainer_is_scaled(r) ? ", or a dtype of more range than f16" : "");
     if (!s) s = fattn_adamw_set_lr(r->adamw, (float)r->lr);
     if (!s) s = fattn_adamw_step(r->adamw);
-    if (!s) s = fattn_adamw_grad_norm(r->adamw, &r->grad_norm);
+    if (!s) s = look_at_gradients(r, value);
     if (!s) s = history_resize(r->ctx, &r->history, r->step + 1, r->history.evals);
     if (s) return s;
     r->history.loss[r->step] = value;

@@ -21,6 +21,7 @@ typedef struct trainer_config {
     double lr, weight_decay, clip; /* peak learning rate; clip 0 = none */
     double final_lr;               /* the last learning rate over the peak */
     double beta2;                  /* AdamW's; 0 = 0.99: runs are short, v must adapt within a hundred steps */
+    double loss_scale;             /* of F16: fixed; 0 = the library's dynamic one */
     int schedule;
 } trainer_config;
 
@@ -31,6 +32,10 @@ typedef struct history {
     int64_t steps, evals, step_capacity, eval_capacity;
 } history;
 
+/* Steps one after the other that have an infinity or a NaN in their gradients, with a finite loss: the dynamic scale
+   has come from its largest number to its smallest by then. */
+enum { MOST_SKIPPED = 32 };
+
 typedef struct trainer {
     trainer_config config;
     fattn_ctx *ctx;
@@ -38,14 +43,17 @@ typedef struct trainer {
     model *model;
     fattn_tape *tape;
     fattn_adamw *adamw;
-    fattn_tensor ids, targets; /* I32 [batch, context], on the context's device */
-    int32_t *symbols[2];       /* the same on the host */
-    float *logits;             /* of a batch, on the host; NULL when they are too many */
-    int64_t step;              /* taken; numbers the dropout masks */
-    int64_t cursor;            /* training sequences used; numbers the next one */
-    int64_t prepared;          /* cursor of the batch in symbols; -1: none */
-    double elapsed;            /* seconds, of all parts of the run */
-    double lr, grad_norm;      /* of the last step */
+    fattn_tensor scale;             /* adamw's, which backward begins with; without loss scaling 1 */
+    fattn_loss_scale_state scaling; /* after the last step */
+    int skipped;                    /* steps up to the last one, without a break, in this part of the run */
+    fattn_tensor ids, targets;      /* I32 [batch, context], on the context's device */
+    int32_t *symbols[2];            /* the same on the host */
+    float *logits;                  /* of a batch, on the host; NULL when they are too many */
+    int64_t step;                   /* taken; numbers the dropout masks */
+    int64_t cursor;                 /* training sequences used; numbers the next one */
+    int64_t prepared;               /* cursor of the batch in symbols; -1: none */
+    double elapsed;                 /* seconds, of all parts of the run */
+    double lr, grad_norm;           /* of the last step */
     history history;
 } trainer;
 
@@ -59,9 +67,11 @@ double trainer_used(const trainer *r);
 /* By the config's schedule. Without a time budget it depends on the step alone. */
 fattn_status trainer_lr(const trainer *r, double *lr);
 int64_t trainer_sequences(const trainer *r); /* of a step: batch * passes */
+bool trainer_is_scaled(const trainer *r);    /* F16: the loss has a scale */
+fattn_status trainer_read_scale(trainer *r); /* into r->scaling */
 
-/* Batches forward and backward, AdamW. What the task could not read is FATTN_E_ARG, a loss that is not finite
-   FATTN_E_MISMATCH; the parameters are then those of the step before. */
+/* Batches forward and backward, AdamW. What the task could not read is FATTN_E_ARG, a loss that is not finite, or the
+   last of MOST_SKIPPED steps, FATTN_E_MISMATCH; the parameters are then those of the step before. */
 fattn_status trainer_step(trainer *r);
 
 typedef struct evaluation {

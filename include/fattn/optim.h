@@ -1,33 +1,72 @@
 /* fattn/optim.h - AdamW (Loshchilov and Hutter 2019) and SGD with momentum, with float32 moments and, for 16-bit
-   parameters, float32 masters; F64 parameters have F64 moments. Learning-rate schedules. */
+   parameters, float32 masters; F64 parameters have F64 moments. Loss scaling. Learning-rate schedules. */
 #ifndef FATTN_OPTIM_H
 #define FATTN_OPTIM_H
 
 #include <fattn/tape.h>
 
+/* Loss scaling (Micikevicius et al. 2018, arXiv 1710.03740, section 3.2), for gradients that F16 cannot hold: it has
+   fewer bits below 2^-14 and 0 below 2^-25. Backward begins with the scale instead of 1, so that every gradient is
+   multiplied by it, and the optimizer's step divides by it. The scale is in the device's memory, next to the
+   optimizer's state: nothing waits, and a captured graph computes with the scale of the replay. A step is
+
+       fattn_tape_backward_from(tape, loss, &scale);
+       fattn_adamw_step(adamw);
+
+   with the tensor that fattn_adamw_loss_scale has given once. Between two steps all backward passes have the same
+   scale. A step is STATE while nobody has asked for that tensor: gradients without the scale would be divided by it. A
+   step whose gradients have an infinity or a NaN is skipped. The dynamic rule: a skipped step halves the scale,
+   `interval` steps in a row that are not skipped double it, within minimum and maximum. Skipped steps in a row have no
+   limit: look at skipped_steps. Two optimizers of one backward pass need one fixed scale. */
+typedef struct fattn_loss_scale_options {
+    uint32_t struct_size;
+    float initial;          /* 65536: for an F32 or F64 loss; F16 ends at 65504 */
+    float minimum, maximum; /* 1, 2^24; 2^-126 <= minimum <= initial <= maximum <= 2^126; powers of two are exact */
+    int64_t interval;       /* 2000; 0: the scale stays as it is, steps are still skipped */
+} fattn_loss_scale_options;
+
+FATTN_API void fattn_loss_scale_defaults(fattn_loss_scale_options *opt); /* fills opt->struct_size bytes */
+typedef struct fattn_loss_scale_state {
+    uint32_t struct_size;
+    float scale;           /* of the next backward passes; 1 without loss scaling */
+    int64_t finite_steps;  /* in a row, since the scale has changed; 0 to interval - 1 */
+    int64_t skipped_steps; /* of all, also without loss scaling */
+    int64_t interval;      /* of the options; not read by set */
+} fattn_loss_scale_state;
+
 typedef struct fattn_adamw fattn_adamw;
 /* Zero means zero here: start from fattn_adamw_defaults(&opt). */
 typedef struct fattn_adamw_options {
     uint32_t struct_size;
-    float beta1, beta2, eps, weight_decay; /* 0.9 0.999 1e-8 0.01 */
-    float max_grad_norm;                   /* global 2-norm to clip to; 0 = no clip */
+    float beta1, beta2, eps, weight_decay;      /* 0.9 0.999 1e-8 0.01 */
+    float max_grad_norm;                        /* global 2-norm to clip to; 0 = no clip */
+    const fattn_loss_scale_options *loss_scale; /* NULL: none; copied */
 } fattn_adamw_options;
 
 FATTN_API void fattn_adamw_defaults(fattn_adamw_options *opt); /* fills opt->struct_size bytes */
 /* Keeps the pointers, which must differ; frozen params are skipped, and must stay frozen.
-   Learning rate 1e-3 until set. opt NULL = defaults. */
+   Learning rate 1e-3 until set. opt NULL = defaults. ABI, ARG: the options are not as described; NOMEM. */
 FATTN_API FATTN_CHECKED fattn_status fattn_adamw_create(fattn_ctx *ctx, const fattn_adamw_options *opt,
                                                         fattn_param *const *params, int n, fattn_adamw **out);
-/* lr and the step count are in device memory, so that captured graphs replay correctly. */
+/* lr, the step count and the loss scale are in device memory, so that captured graphs replay correctly. */
 FATTN_API FATTN_CHECKED fattn_status fattn_adamw_set_lr(fattn_adamw *a, float lr);
-/* Clip, update, zero the gradients: g *= min(1, max_grad_norm/|g|); p *= 1 - lr*weight_decay unless
-   NO_DECAY; m = beta1 m + (1-beta1) g; v = beta2 v + (1-beta2) g^2; p -= lr (m/(1-beta1^t)) /
+/* Clip, update, zero the gradients: g = gradient / loss scale; g *= min(1, max_grad_norm/|g|); p *= 1 -
+   lr*weight_decay unless NO_DECAY; m = beta1 m + (1-beta1) g; v = beta2 v + (1-beta2) g^2; p -= lr (m/(1-beta1^t)) /
    (sqrt(v/(1-beta2^t)) + eps). Elements of g are clamped to +-1e19 (F64: +-1e154): otherwise v would
-   stay infinite. |g| is summed without overflow; when it is not finite, parameters, state and step count
-   stay as they are and only the gradients are zeroed; fattn_adamw_grad_norm returns that norm. */
+   stay infinite. |g| is summed without overflow; when it is not finite, the step is skipped: parameters, state and step
+   count stay as they are and only the gradients are zeroed; fattn_adamw_grad_norm returns that norm. Then the loss
+   scale follows its rule. STATE: there is one, and nobody has asked for its tensor. */
 FATTN_API FATTN_CHECKED fattn_status fattn_adamw_step(fattn_adamw *a);
-/* 2-norm of all gradients at the last step, before clipping; syncs. STATE before the first. */
+/* 2-norm of all gradients at the last step, before clipping, without the loss scale; syncs. STATE before the first. */
 FATTN_API FATTN_CHECKED fattn_status fattn_adamw_grad_norm(fattn_adamw *a, double *out);
+/* View of the scale, F32 of no dimensions on the context's device, for fattn_tape_backward_from; valid until destroy,
+   not to be written. Without loss scaling it is 1. */
+FATTN_API FATTN_CHECKED fattn_status fattn_adamw_loss_scale(fattn_adamw *a, fattn_tensor *view);
+/* After all steps so far; syncs. */
+FATTN_API FATTN_CHECKED fattn_status fattn_adamw_get_loss_scale(fattn_adamw *a, fattn_loss_scale_state *out);
+/* Not between backward and its step. ARG: scale is not in minimum..maximum, finite_steps not in 0..interval-1 (interval
+   0: not 0), or skipped_steps not in 0..2^53. */
+FATTN_API FATTN_CHECKED fattn_status fattn_adamw_set_loss_scale(fattn_adamw *a, const fattn_loss_scale_state *state);
 typedef enum fattn_adam_state { FATTN_ADAM_M = 1, FATTN_ADAM_V, FATTN_ADAM_MASTER } fattn_adam_state;
 /* View of the state of params[i], for checkpoints; MASTER exists for 16-bit parameters only. */
 FATTN_API FATTN_CHECKED fattn_status fattn_adamw_state(fattn_adamw *a, int i, fattn_adam_state which,
@@ -45,17 +84,22 @@ typedef struct fattn_sgd_options {
     float weight_decay;  /* added to the gradient: g + weight_decay p */
     float max_grad_norm; /* global 2-norm to clip to; 0 = no clip */
     int32_t nesterov;    /* not 0: look ahead; momentum must be above 0 */
+    uint32_t reserved;
+    const fattn_loss_scale_options *loss_scale; /* NULL: none; copied */
 } fattn_sgd_options;
 
 /* As fattn_adamw_create, with the same learning rate until set. */
 FATTN_API FATTN_CHECKED fattn_status fattn_sgd_create(fattn_ctx *ctx, const fattn_sgd_options *opt,
                                                       fattn_param *const *params, int n, fattn_sgd **out);
 FATTN_API FATTN_CHECKED fattn_status fattn_sgd_set_lr(fattn_sgd *s, float lr); /* in device memory, as AdamW's */
-/* Clip, update, zero the gradients: g *= min(1, max_grad_norm/|g|); g += weight_decay p unless NO_DECAY;
-   u = momentum u + g, from u = 0; p -= lr u, with nesterov p -= lr (g + momentum u) (Sutskever et al. 2013). Gradients
-   whose norm is not finite are zeroed, and nothing else changes, as in fattn_adamw_step. */
+/* Clip, update, zero the gradients: g = gradient / loss scale; g *= min(1, max_grad_norm/|g|); g += weight_decay p
+   unless NO_DECAY; u = momentum u + g, from u = 0; p -= lr u, with nesterov p -= lr (g + momentum u) (Sutskever et al.
+   2013). Steps are skipped, and the loss scale changes, as in fattn_adamw_step. */
 FATTN_API FATTN_CHECKED fattn_status fattn_sgd_step(fattn_sgd *s);
-FATTN_API FATTN_CHECKED fattn_status fattn_sgd_grad_norm(fattn_sgd *s, double *out); /* as fattn_adamw_grad_norm */
+FATTN_API FATTN_CHECKED fattn_status fattn_sgd_grad_norm(fattn_sgd *s, double *out); /* as AdamW's, and so are these */
+FATTN_API FATTN_CHECKED fattn_status fattn_sgd_loss_scale(fattn_sgd *s, fattn_tensor *view);
+FATTN_API FATTN_CHECKED fattn_status fattn_sgd_get_loss_scale(fattn_sgd *s, fattn_loss_scale_state *out);
+FATTN_API FATTN_CHECKED fattn_status fattn_sgd_set_loss_scale(fattn_sgd *s, const fattn_loss_scale_state *state);
 typedef enum fattn_sgd_tensor { FATTN_SGD_MOMENTUM = 1, FATTN_SGD_MASTER } fattn_sgd_tensor;
 /* View of u or of the master of params[i], for checkpoints: the whole state. STATE: without momentum there is no u, and
    only 16-bit parameters have masters. */

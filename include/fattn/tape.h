@@ -29,6 +29,12 @@ FATTN_API FATTN_CHECKED fattn_status fattn_tape_status(const fattn_tape *t); /* 
    twice on one graph, or scalar depends on no param that is not frozen. A failure in an op's backward
    leaves the gradients of params partly added. */
 FATTN_API FATTN_CHECKED fattn_status fattn_tape_backward(fattn_tape *t, fattn_var scalar);
+/* The same times *seed, of one element and a floating dtype, on the context's device, where it is read when the pass
+   runs: a captured graph takes the number of the replay. It is rounded to the scalar's dtype, in which a large one may
+   overflow. For a loss scale, fattn_adamw_loss_scale (fattn/optim.h): gradients then have that factor. Also ARG, SHAPE,
+   DTYPE, DEVICE: the seed is not as described. */
+FATTN_API FATTN_CHECKED fattn_status fattn_tape_backward_from(fattn_tape *t, fattn_var scalar,
+                                                              const fattn_tensor *seed);
 /* Views into the arena, valid until reset. grad: after backward, of a param in use or a variable
    that was kept; STATE otherwise. A view and its base share one gradient, the sum of both. */
 FATTN_API FATTN_CHECKED fattn_status fattn_tape_value(fattn_tape *t, fattn_var v, fattn_tensor *view);

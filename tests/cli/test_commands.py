@@ -144,6 +144,11 @@ def memory_is_as_predicted():
     text = fattn("memory", "--n", "64", "--dtype", "bf16", code=2)
     assert "--device cuda" in text and "--layers 0" in text and "embedding" not in text, text
     fattn("memory", "--n", "64", "--dtype", "bf16", "--layers", "0")
+    model = {}
+    for dtype in ("f32", "f16"):
+        fattn("memory", "--n", "512", "--layers", "1", "--dtype", dtype, "--json", "f16.json")
+        model[dtype] = [r for r in lines("f16.json") if (r["what"], r["algorithm"]) == ("model", "flash")][0]
+    assert model["f16"]["counted_bytes"] < model["f32"]["counted_bytes"], model
 
     text = fattn("memory", "--n", "64,4096", "--layers", "0", "--limit", "20", "--json", "limit.json")
     assert "no fit" in text, text

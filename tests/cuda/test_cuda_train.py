@@ -36,19 +36,28 @@ def apart(a, b):
     return max(abs(a[step] - b[step]) for step in a)
 
 
+def rest_of(losses):
+    return {step: loss for step, loss in losses.items() if step > HALF}
+
+
 def gpt2(folder):
     """GPT-2 with accumulated gradients: CPU and GPU, and a checkpoint that goes from one to the other."""
     cpu, on_cpu = train(folder, "gpt2-cpu", *GPT2)
     gpu, _ = train(folder, "gpt2-gpu", *GPT2, "--device", "cuda")
     narrow, _ = train(folder, "gpt2-bf16", *GPT2, "--device", "cuda", "--dtype", "bf16")
+    half, on_gpu = train(folder, "gpt2-f16", *GPT2, "--device", "cuda", "--dtype", "f16")
+    moved, _ = train(folder, "gpt2-f16-to-cpu", "--resume", os.path.join(on_gpu, f"step-{HALF:09d}.h5"))
     rest, _ = train(folder, "gpt2-to-gpu", "--resume", os.path.join(on_cpu, f"step-{HALF:09d}.h5"), "--device", "cuda")
-    whole = {step: loss for step, loss in cpu.items() if step > HALF}
+    whole = rest_of(cpu)
     limit = math.sqrt(2) * bound(cpu) # of twice the tokens
     print(f"GPT-2: loss {cpu[1]:.4f} to {cpu[STEPS]:.4f}; F32 on the GPU at most {apart(cpu, gpu):.1e} from the CPU, "
           f"resumed there {apart(whole, rest):.1e}, bound {limit:.1e}; BF16 {apart(cpu, narrow):.1e}, "
           f"bound {0.02 * cpu[1]:.1e}")
     assert apart(cpu, gpu) <= limit and apart(whole, rest) <= limit
     assert 0 < apart(cpu, narrow) <= 0.02 * cpu[1]
+    # F16 rounds to an eighth of BF16's unit. The loss scale, 65536, leaves room at these sizes: no step is skipped.
+    print(f"F16 {apart(cpu, half):.1e}, then on the CPU {apart(moved, rest_of(half)):.1e}, bound {0.0025 * cpu[1]:.1e}")
+    assert 0 < apart(cpu, half) <= 0.0025 * cpu[1] and apart(moved, rest_of(half)) <= 0.0025 * cpu[1]
 
 
 def bound(losses):

@@ -1,5 +1,5 @@
-/* Training on the device: runs against the CPU's, with AdamW and SGD, captured in a graph, and gone on with from a
-   checkpoint. */
+/* Training on the device: runs against the CPU's, with AdamW and SGD, with a loss scale, captured in a graph, and gone
+   on with from a checkpoint. */
 #define _XOPEN_SOURCE 700 /* mkstemp */
 #include "pair.h"
 
@@ -20,8 +20,10 @@ typedef struct run {
     fattn_tensor ids, targets;
     fattn_tape *tape;
     fattn_adamw *adamw;
+    fattn_tensor scale; /* adamw's: 1 but for F16 */
 } run;
 
+/* F16 has a loss scale that begins with 2^24, which is too large, and doubles after three steps. */
 static void run_start(run *r, fattn_ctx *ctx, fattn_dtype dtype) {
     static const int64_t shapes[PARAMS][2] = {{V, C}, {3 * C, C}, {C, C}, {C, 0}};
     const int64_t tokens[2] = {B, S};
@@ -49,8 +51,12 @@ static void run_start(run *r, fattn_ctx *ctx, fattn_dtype dtype) {
     fattn_adamw_options o = {.struct_size = sizeof o};
     fattn_adamw_defaults(&o);
     o.max_grad_norm = 0.5f;
+    const fattn_loss_scale_options scale = {
+        .struct_size = sizeof scale, .initial = 0x1p24f, .minimum = 1, .maximum = 0x1p24f, .interval = 3};
+    if (dtype == FATTN_F16) o.loss_scale = &scale;
     MUST(ctx, fattn_tape_create(ctx, &r->tape));
     MUST(ctx, fattn_adamw_create(ctx, &o, r->list, PARAMS, &r->adamw));
+    MUST(ctx, fattn_adamw_loss_scale(r->adamw, &r->scale));
 }
 
 /* The input of the loss, and the embedding's variable. */
@@ -98,10 +104,20 @@ static double train_step(run *r, int step) {
     fattn_tape_reset(r->tape);
     MUST(r->ctx, fattn_adamw_set_lr(r->adamw, 0.01f * (float)(step + 1)));
     const fattn_var l = forward(r, step);
-    MUST(r->ctx, fattn_tape_backward(r->tape, l));
+    MUST(r->ctx, fattn_tape_backward_from(r->tape, l, &r->scale));
     MUST(r->ctx, fattn_adamw_step(r->adamw));
     MUST(r->ctx, fattn_tape_item(r->tape, l, &loss));
     return loss;
+}
+
+static fattn_loss_scale_state scaling_of(const run *r) {
+    fattn_loss_scale_state s = {.struct_size = sizeof s};
+    MUST(r->ctx, fattn_adamw_get_loss_scale(r->adamw, &s));
+    return s;
+}
+static bool same_scaling(const run *a, const run *b) {
+    const fattn_loss_scale_state x = scaling_of(a), y = scaling_of(b);
+    return x.scale == y.scale && x.finite_steps == y.finite_steps && x.skipped_steps == y.skipped_steps;
 }
 
 static void run_end(run *r) {
@@ -169,26 +185,36 @@ Test(cuda_training, training_with_tuned_products) {
     pair_free(&p);
 }
 
-/* BF16 with F32 masters follows F32: both learn, and their losses differ by at most a few roundings 2^-9 of weights,
-   activations and gradients, plus two of a logit, since a loss is the difference of a logit and a weighted mean of
-   logits. */
-Test(cuda_training, training_in_bf16) {
-    pair p = pair_or_skip(0);
+/* 16 bits with F32 masters follow F32: both learn, and their losses differ by at most a few roundings of weights,
+   activations and gradients, 2^-9 in BF16, 2^-12 in F16, plus two of a logit, since a loss is the difference of a logit
+   and a weighted mean of logits. Steps that are skipped are left out. */
+static void follow_f32(const pair *p, fattn_dtype dtype, double unit) {
     run narrow, wide;
     double first = 0, last = 0;
-    run_start(&narrow, p.gpu, FATTN_BF16);
-    run_start(&wide, p.gpu, FATTN_F32);
-    for (int step = 0; step < STEPS; ++step) {
-        const double rounding = 0x1p-9 * largest_logit(&p, &wide, step);
-        const double got = train_step(&narrow, step), want = train_step(&wide, step);
-        cr_assert(fabs(got - want) <= 0.05 * want + 2 * rounding,
-                  "step %d: %.6g in bf16, %.6g; a logit's rounding is %.3g", step, got, want, rounding);
+    run_start(&narrow, p->gpu, dtype);
+    run_start(&wide, p->gpu, FATTN_F32);
+    for (int step = 0; step < STEPS;) {
+        const int64_t skipped = scaling_of(&narrow).skipped_steps;
+        const double got = train_step(&narrow, step);
+        cr_assert_leq(scaling_of(&narrow).skipped_steps, 20);
+        if (scaling_of(&narrow).skipped_steps > skipped) continue;
+        const double rounding = unit * largest_logit(p, &wide, step), want = train_step(&wide, step);
+        cr_assert(fabs(got - want) <= 25.6 * unit * want + 2 * rounding,
+                  "step %d: %.6g in %s, %.6g; a logit's rounding is %.3g", step, got, fattn_dtype_name(dtype), want,
+                  rounding);
         if (step == 0) first = got;
         last = got;
+        step += 1;
     }
     cr_assert_lt(last, 0.8 * first);
     run_end(&narrow);
     run_end(&wide);
+}
+
+Test(cuda_training, training_in_16_bits) {
+    pair p = pair_or_skip(0);
+    follow_f32(&p, FATTN_BF16, 0x1p-9);
+    follow_f32(&p, FATTN_F16, 0x1p-12);
     pair_free(&p);
 }
 
@@ -206,8 +232,8 @@ Test(cuda_training, deterministic) {
 }
 
 /* A step is captured on its second run; replays, each with its own learning rate, give bitwise the weights of eager
-   steps. */
-Test(cuda_training, graph) {
+   steps. With a loss scale each replay has the scale of that time, which overflows at first and doubles later. */
+static void replay(fattn_dtype dtype, int replays) {
     pair p = pair_or_skip(FATTN_CTX_DETERMINISTIC);
     cudaStream_t stream;
     cudaGraph_t graph;
@@ -215,18 +241,20 @@ Test(cuda_training, graph) {
     run eager, replayed;
     cr_assert_eq(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
     MUST(p.gpu, fattn_ctx_set_stream(p.gpu, stream));
-    run_start(&eager, p.gpu, FATTN_F32);
-    run_start(&replayed, p.gpu, FATTN_F32);
+    run_start(&eager, p.gpu, dtype);
+    run_start(&replayed, p.gpu, dtype);
     cr_assert_eq(train_step(&eager, 0), train_step(&replayed, 0));
+    float least = scaling_of(&replayed).scale, last = least;
+    bool grew = false;
 
     fattn_tape_reset(replayed.tape);
     cr_assert_eq(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), cudaSuccess);
     const fattn_var loss = forward(&replayed, 1);
-    MUST(p.gpu, fattn_tape_backward(replayed.tape, loss));
+    MUST(p.gpu, fattn_tape_backward_from(replayed.tape, loss, &replayed.scale));
     MUST(p.gpu, fattn_adamw_step(replayed.adamw));
     cr_assert_eq(cudaStreamEndCapture(stream, &graph), cudaSuccess);
     cr_assert_eq(cudaGraphInstantiate(&step, graph, 0), cudaSuccess);
-    for (int n = 0; n < 5; ++n) {
+    for (int n = 0; n < replays; ++n) {
         const float lr = 0.01f * (float)(n + 1);
         double got, want;
         MUST(p.gpu, fattn_adamw_set_lr(replayed.adamw, lr));
@@ -236,14 +264,19 @@ Test(cuda_training, graph) {
         fattn_tape_reset(eager.tape);
         const fattn_var l = forward(&eager, 1);
         MUST(p.gpu, fattn_adamw_set_lr(eager.adamw, lr));
-        MUST(p.gpu, fattn_tape_backward(eager.tape, l));
+        MUST(p.gpu, fattn_tape_backward_from(eager.tape, l, &eager.scale));
         MUST(p.gpu, fattn_adamw_step(eager.adamw));
         MUST(p.gpu, fattn_tape_item(eager.tape, l, &want));
         cr_assert_eq(got, want, "replay %d: loss %.9g, eager %.9g", n, got, want);
+        cr_assert(same_scaling(&eager, &replayed), "replay %d", n);
+        const float scale = scaling_of(&replayed).scale;
+        grew = grew || scale > last;
+        least = fminf(least, scale), last = scale;
     }
+    if (dtype == FATTN_F16) cr_assert(least < 0x1p24f && grew, "the scale has fallen and risen");
     int64_t steps;
     MUST(p.gpu, fattn_adamw_get_step(replayed.adamw, &steps));
-    cr_assert_eq(steps, 6);
+    cr_assert_eq(steps, 1 + replays - scaling_of(&replayed).skipped_steps);
     cr_assert_eq(distance(&p, &eager, &replayed), 0);
     cudaGraphExecDestroy(step);
     cudaGraphDestroy(graph);
@@ -251,6 +284,11 @@ Test(cuda_training, graph) {
     run_end(&replayed);
     pair_free(&p);
     cudaStreamDestroy(stream);
+}
+
+Test(cuda_training, graph) {
+    replay(FATTN_F32, 5);
+    replay(FATTN_F16, 30);
 }
 
 /* x, in the host's memory, as dtype on the device. */
@@ -380,18 +418,18 @@ Test(cuda_training, sgd) {
     pair_free(&p);
 }
 
-/* A run on one device goes on on the other: values, masters and moments arrive bitwise. */
+/* A run on one device goes on on the other: values, masters, moments and the loss scale arrive bitwise. */
 Test(cuda_training, checkpoints_are_the_same_on_both) {
-    static const fattn_dtype types[] = {FATTN_F64, FATTN_F32, FATTN_BF16};
+    static const fattn_dtype types[] = {FATTN_F64, FATTN_F32, FATTN_BF16, FATTN_F16};
     char name[] = "/tmp/fattn-cuda-checkpoint-XXXXXX";
     pair p = pair_or_skip(0);
     const int file = mkstemp(name);
     cr_assert_geq(file, 0);
-    for (int n = 0; n < 3; ++n) {
+    for (int n = 0; n < 4; ++n) {
         run from, to;
         run_start(&from, p.gpu, types[n]);
         run_start(&to, p.cpu, types[n]);
-        for (int step = 0; step < 2; ++step) train_step(&from, step);
+        for (int step = 0; step < (n < 3 ? 2 : 12); ++step) train_step(&from, step);
         fattn_checkpoint c = {
             .struct_size = sizeof c, .n = PARAMS, .params = from.list, .adamw = from.adamw, .step = 2};
         static const char *const names[PARAMS] = {"embedding", "qkv", "out", "norm"};
@@ -401,6 +439,7 @@ Test(cuda_training, checkpoints_are_the_same_on_both) {
         MUST(p.cpu, fattn_checkpoint_load(p.cpu, name, &c));
         cr_assert_eq(c.step, 2);
         cr_assert_eq(distance(&p, &from, &to), 0);
+        cr_assert(same_scaling(&from, &to) && (n < 3 || scaling_of(&to).scale < 0x1p24f));
         fattn_tensor m, v;
         MUST(p.gpu, fattn_adamw_state(from.adamw, 1, FATTN_ADAM_M, &m));
         MUST(p.cpu, fattn_adamw_state(to.adamw, 1, FATTN_ADAM_M, &v));
@@ -432,5 +471,168 @@ Test(cuda_training, wrong_ids) {
     MUST(p.gpu, fattn_tape_item(r.tape, forward(&r, 0), &loss));
     cr_assert(isnan(loss));
     run_end(&r);
+    pair_free(&p);
+}
+
+/* Loss scales on both devices, in every dtype and with both optimizers: the same rule, and an overflow changes nothing
+   but gradients and scale. With powers of two a step on the device is bitwise that without a scale. */
+Test(cuda_training, loss_scale) {
+    static const fattn_dtype types[] = {FATTN_F64, FATTN_F32, FATTN_BF16, FATTN_F16};
+    static const int64_t length = 33001;
+    enum { SCALED, ON_CPU, PLAIN, RUNS };
+    const fattn_loss_scale_options scale = {
+        .struct_size = sizeof scale, .initial = 8, .minimum = 2, .maximum = 32, .interval = 2};
+    pair p = pair_or_skip(0);
+    for (int n = 0; n < 2 * 2 * 4; ++n) {
+        const fattn_dtype dtype = types[n % 4], wide = dtype == FATTN_F64 ? FATTN_F64 : FATTN_F32;
+        const bool is_sgd = n / 4 % 2;
+        const fattn_dtype grad = n / 8 ? dtype : wide;
+        fattn_param w[RUNS];
+        fattn_adamw *adamw[RUNS] = {NULL};
+        fattn_sgd *sgd[RUNS] = {NULL};
+        for (int k = 0; k < RUNS; ++k) {
+            fattn_ctx *const on = k == ON_CPU ? p.cpu : p.gpu;
+            const fattn_loss_scale_options *const option = k == PLAIN ? NULL : &scale;
+            const fattn_sgd_options s = {
+                .struct_size = sizeof s, .momentum = 0.9f, .max_grad_norm = 3, .loss_scale = option};
+            fattn_adamw_options a = {.struct_size = sizeof a};
+            fattn_tensor view;
+            fattn_adamw_defaults(&a);
+            a.max_grad_norm = 3, a.loss_scale = option;
+            w[k] = (fattn_param){.name = "w"};
+            MUST(on, fattn_tensor_alloc(on, dtype, 1, &length, &w[k].value));
+            MUST(on, fattn_tensor_alloc(on, grad, 1, &length, &w[k].grad));
+            MUST(on, fattn_tensor_normal(on, &w[k].value, 0, 1, (fattn_rng){.seed = 4}));
+            if (is_sgd)
+                MUST(on, fattn_sgd_create(on, &s, (fattn_param *[]){&w[k]}, 1, &sgd[k]));
+            else
+                MUST(on, fattn_adamw_create(on, &a, (fattn_param *[]){&w[k]}, 1, &adamw[k]));
+            MUST(on, is_sgd ? fattn_sgd_loss_scale(sgd[k], &view) : fattn_adamw_loss_scale(adamw[k], &view));
+            cr_assert(view.device == (int32_t)fattn_ctx_device(on) && view.dtype == FATTN_F32 && view.ndim == 0);
+        }
+        for (int t = 0; t < 12; ++t) {
+            const bool overflows = t % 5 == 2 || t == 3;
+            fattn_loss_scale_state state[RUNS];
+            double norm[RUNS];
+            for (int k = 0; k < RUNS; ++k) {
+                fattn_ctx *const on = k == ON_CPU ? p.cpu : p.gpu;
+                state[k] = (fattn_loss_scale_state){.struct_size = sizeof state[k]};
+                MUST(on, is_sgd ? fattn_sgd_get_loss_scale(sgd[k], &state[k])
+                                : fattn_adamw_get_loss_scale(adamw[k], &state[k]));
+                if (k == PLAIN && overflows) continue;
+                const double size = (double)state[k].scale; /* of numbers that are normal in F16 */
+                MUST(on,
+                     fattn_tensor_normal(on, &w[k].grad, 2 * size, 0.25 * size, (fattn_rng){.seed = 50 + (uint64_t)t}));
+                const fattn_tensor last = fattn_tensor_slice(&w[k].grad, 0, length - 1, length);
+                const double infinite = INFINITY;
+                const fattn_tensor from =
+                    fattn_tensor_view((void *)(uintptr_t)&infinite, FATTN_F64, FATTN_CPU, 0, 1, (const int64_t[]){1});
+                if (overflows) MUST(on, fattn_tensor_copy(on, &last, &from));
+                MUST(on, is_sgd ? fattn_sgd_step(sgd[k]) : fattn_adamw_step(adamw[k]));
+                MUST(on, is_sgd ? fattn_sgd_grad_norm(sgd[k], &norm[k]) : fattn_adamw_grad_norm(adamw[k], &norm[k]));
+            }
+            cr_assert(state[SCALED].scale == state[ON_CPU].scale &&
+                      state[SCALED].finite_steps == state[ON_CPU].finite_steps &&
+                      state[SCALED].skipped_steps == state[ON_CPU].skipped_steps && state[PLAIN].scale == 1);
+            cr_assert_eq((bool)isfinite(norm[SCALED]), !overflows);
+            if (!overflows) cr_assert_eq(norm[SCALED], norm[PLAIN], "%g, not %g", norm[SCALED], norm[PLAIN]);
+            fattn_tensor got = to_host(&p, &w[SCALED].value), want = to_host(&p, &w[PLAIN].value);
+            fattn_tensor left = to_host(&p, &w[SCALED].grad);
+            for (int64_t e = 0; e < length; ++e) {
+                const double x = ((double *)got.data)[e], y = ((double *)want.data)[e];
+                cr_assert(x == y, "%d, step %d [%ld]: %.9g, not %.9g", n, t, (long)e, x, y);
+                cr_assert_eq(((double *)left.data)[e], 0);
+            }
+            fattn_tensor_free(p.cpu, &got);
+            fattn_tensor_free(p.cpu, &want);
+            fattn_tensor_free(p.cpu, &left);
+        }
+        for (int k = 0; k < RUNS; ++k) {
+            fattn_ctx *const on = k == ON_CPU ? p.cpu : p.gpu;
+            fattn_adamw_destroy(adamw[k]);
+            fattn_sgd_destroy(sgd[k]);
+            fattn_tensor_free(on, &w[k].value);
+            fattn_tensor_free(on, &w[k].grad);
+        }
+    }
+    pair_free(&p);
+}
+
+/* Contracts that only a device has: a seed on the host, and steps whose scale nobody has. */
+Test(cuda_training, seeds_are_on_the_device) {
+    pair p = pair_or_skip(0);
+    run r;
+    float one = 1;
+    const fattn_tensor here = fattn_tensor_view(&one, FATTN_F32, FATTN_CPU, 0, 0, NULL);
+    run_start(&r, p.gpu, FATTN_F16);
+    cr_assert_eq(fattn_tape_backward_from(r.tape, forward(&r, 0), &here), FATTN_E_DEVICE);
+    cr_assert(strstr(fattn_ctx_error(p.gpu), "the seed"), "%s", fattn_ctx_error(p.gpu));
+    fattn_loss_scale_options o = {.struct_size = sizeof o};
+    fattn_loss_scale_defaults(&o);
+    const fattn_sgd_options scaled = {.struct_size = sizeof scaled, .loss_scale = &o};
+    fattn_sgd *s;
+    MUST(p.gpu, fattn_sgd_create(p.gpu, &scaled, r.list, PARAMS, &s));
+    cr_assert_eq(fattn_sgd_step(s), FATTN_E_STATE);
+    fattn_sgd_destroy(s);
+    run_end(&r);
+    pair_free(&p);
+}
+
+/* 65536 rows: the mean's gradients of a row, probabilities over 2^16, have two bits in F16. Against F64 on the CPU,
+   with the scale 2^16. Logits up to 4 are rounded by 2^-11 of themselves, which changes their probabilities by up to
+   2^-9; G, dx and their products are rounded by 2^-11 each. Four times the largest. */
+Test(cuda_training, f16_losses_of_many_rows) {
+    enum { ROWS = 1 << 16, CLASSES = 64, K = 16 };
+    static const int64_t shapes[2][2] = {{ROWS, K}, {CLASSES, K}}, rows = ROWS;
+    static const float scale = 65536;
+    pair p = pair_or_skip(0);
+    fattn_ctx *const on[2] = {p.gpu, p.cpu};
+    int32_t *const host = malloc(ROWS * sizeof *host);
+    fattn_param w[2][2];
+    for (int i = 0; i < ROWS; ++i) host[i] = i % 11 == 5 ? -1 : i * 7 % CLASSES;
+    const fattn_tensor targets = fattn_tensor_view(host, FATTN_I32, FATTN_CPU, 0, 1, &rows);
+    const fattn_tensor seed = fattn_tensor_view((void *)(uintptr_t)&scale, FATTN_F32, FATTN_CPU, 0, 0, NULL);
+    for (int k = 0; k < 2; ++k) {
+        fattn_tape *t;
+        fattn_tensor to, from;
+        for (uint32_t i = 0; i < 2; ++i) {
+            const fattn_dtype dtype = k ? FATTN_F64 : FATTN_F16;
+            w[k][i] = (fattn_param){.name = "w"};
+            MUST(on[k], fattn_tensor_alloc(on[k], dtype, 2, shapes[i], &w[k][i].value));
+            MUST(on[k], fattn_tensor_alloc(on[k], i ? k ? FATTN_F64 : FATTN_F32 : dtype, 2, shapes[i], &w[k][i].grad));
+            MUST(on[k], fattn_tensor_normal(on[k], &w[k][i].grad, 0, 0, (fattn_rng){0}));
+            if (k == 0) /* the CPU's are copies of these, rounded */
+                MUST(p.gpu, fattn_tensor_normal(p.gpu, &w[0][i].value, 0, 0.5, (fattn_rng){.seed = 6, .stream = i}));
+            else
+                MUST(p.gpu, fattn_tensor_copy(p.gpu, &w[1][i].value, &w[0][i].value));
+        }
+        MUST(on[k], fattn_tensor_alloc(on[k], FATTN_I32, 1, &rows, &to));
+        MUST(on[k], fattn_tensor_copy(on[k], &to, &targets));
+        MUST(on[k], fattn_tensor_alloc(on[k], FATTN_F32, 0, NULL, &from));
+        MUST(on[k], fattn_tensor_copy(on[k], &from, &seed));
+        MUST(on[k], fattn_tape_create(on[k], &t));
+        const fattn_var loss =
+            fattn_op_linear_cross_entropy(t, fattn_use(t, &w[k][0]), fattn_use(t, &w[k][1]), fattn_input(t, &to), -1);
+        MUST(on[k], fattn_tape_backward_from(t, loss, &from));
+        fattn_tape_destroy(t);
+        fattn_tensor_free(on[k], &to);
+        fattn_tensor_free(on[k], &from);
+    }
+    for (int i = 0; i < 2; ++i) {
+        fattn_tensor got = to_host(&p, &w[0][i].grad), want = to_host(&p, &w[1][i].grad);
+        double error = 0, size = 0;
+        for (int64_t e = 0; e < fattn_tensor_numel(&got); ++e) {
+            const double x = ((double *)got.data)[e], y = ((double *)want.data)[e];
+            error += (x - y) * (x - y), size += y * y;
+        }
+        cr_assert(size > 0 && sqrt(error / size) <= 0x1p-7, "%d: %g of %g", i, sqrt(error), sqrt(size));
+        fattn_tensor_free(p.cpu, &got);
+        fattn_tensor_free(p.cpu, &want);
+        for (int k = 0; k < 2; ++k) {
+            fattn_tensor_free(on[k], &w[k][i].value);
+            fattn_tensor_free(on[k], &w[k][i].grad);
+        }
+    }
+    free(host);
     pair_free(&p);
 }

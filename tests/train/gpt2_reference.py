@@ -1,7 +1,8 @@
 """GPT-2 in fp64 with NumPy: forward, backward and AdamW written out, for a test of what `fattn train --arch gpt2`
 computes. Parameters are a dict of arrays by PyTorch's names; tensors of a block begin with h.<number>.
 
-`keep` is what each op's result is stored as: itself, or with to_bf16 what a BF16 model stores."""
+`keep` is what each op's result is stored as: itself, or with to_bf16 what a BF16 model stores, with to_f16 an F16 model
+none of whose numbers leave the range, as the loss scale is to keep them."""
 import numpy as np
 
 EPS = 1e-5
@@ -15,6 +16,11 @@ def exact(x):
 def to_bf16(x):
     bits = x.astype(np.float32).view(np.uint32)
     return ((bits + 0x7fff + (bits >> 16 & 1)) >> 16 << 16).astype(np.uint32).view(np.float32).astype(np.float64)
+
+
+def to_f16(x):
+    mantissa, exponent = np.frexp(x)
+    return np.ldexp(np.rint(mantissa * 2**11), exponent - 11)
 
 
 def random_parameters(V, VP, T, L, C, seed):

@@ -1,10 +1,10 @@
 /* For test_gpt2_parity.py: what fattn computes of a GPT-2 on one batch.
 
-       gpt2_steps cpu|cuda f32|bf16 MODEL.bin TOKENS.bin B T STEPS BETA2 DECAY CLIP FOLDER
+       gpt2_steps cpu|cuda f32|bf16|f16 MODEL.bin TOKENS.bin B T STEPS BETA2 DECAY CLIP FOLDER
 
    TOKENS.bin holds B T + 1 tokens. Writes FOLDER/logits and FOLDER/gradients, F32, before the first update: logits
-   [B,T,Vp], gradients in the order of model_params; and FOLDER/model.bin after the last. Prints the loss before each
-   update, learning rate 1e-3. Exit code 77: no such device.
+   [B,T,Vp], gradients in the order of model_params, without a loss scale; and FOLDER/model.bin after the last. Prints
+   the loss before each update, learning rate 1e-3. Exit code 77: no such device.
 
        gpt2_steps batches PATTERN B T N
 
@@ -30,11 +30,13 @@ static void require(bool ok) {
     if (!ok) exit(1);
 }
 
-static void append(FILE *f, const fattn_tensor *t) {
+/* t / scale */
+static void append(FILE *f, const fattn_tensor *t, float scale) {
     const size_t n = (size_t)fattn_tensor_numel(t);
     float *const x = malloc(n * sizeof *x);
     require(x != NULL);
     must(device_read(ctx, t, x), "copy");
+    for (size_t i = 0; i < n; ++i) x[i] /= scale;
     require(fwrite(x, sizeof *x, n, f) == n);
     free(x);
 }
@@ -83,7 +85,9 @@ int main(int argc, char **argv) {
                                 .heads = (int)m.heads,
                                 .kv_heads = (int)m.heads,
                                 .mlp_ratio = 4,
-                                .dtype = strcmp(argv[2], "bf16") == 0 ? FATTN_BF16 : FATTN_F32};
+                                .dtype = strcmp(argv[2], "bf16") == 0  ? FATTN_BF16
+                                         : strcmp(argv[2], "f16") == 0 ? FATTN_F16
+                                                                       : FATTN_F32};
     const trainer_config config = {.batch = B,
                                    .steps = steps,
                                    .lr = 1e-3,
@@ -101,15 +105,16 @@ int main(int argc, char **argv) {
     fattn_tape_reset(r.tape);
     must(fattn_tape_value(r.tape, model_logits(r.model, r.tape, &r.ids), &logits), "logits");
     FILE *f = file_in(folder, "logits");
-    append(f, &logits);
+    append(f, &logits, 1);
     require(fclose(f) == 0);
     fattn_tape_reset(r.tape);
-    must(fattn_tape_backward(r.tape, model_loss(r.model, r.tape, &r.ids, &r.targets, 0)), "backward");
+    const fattn_var loss = model_loss(r.model, r.tape, &r.ids, &r.targets, 0);
+    must(fattn_tape_backward_from(r.tape, loss, &r.scale), "backward");
     f = file_in(folder, "gradients");
     int n;
     fattn_param *const *const p = model_params(r.model, &n);
     for (int i = 0; i < n; ++i) {
-        append(f, &p[i]->grad);
+        append(f, &p[i]->grad, r.scaling.scale);
         must(fattn_tensor_normal(ctx, &p[i]->grad, 0, 0, (fattn_rng){0}), "zeros");
     }
     require(fclose(f) == 0);

@@ -92,6 +92,13 @@ def loss(p, rng):
     want = reference.loss_and_gradients(p, ids, targets, V, L, NH)[1]
     print(f"loss {got['val_loss']:.7f}, fp64 {want:.7f}")
     assert got["val_targets"] == n * T and 0 < abs(got["val_loss"] - want) <= F32["losses"]
+    fattn("eval", "m.bin", "--val", "v.bin", "--context", str(T), "--batch", str(B), "--dtype", "f16", "--json",
+          "e.json")
+    with open("e.json") as f:
+        narrow = json.loads(f.read())
+    rounded = reference.loss_and_gradients(p, ids, targets, V, L, NH, reference.to_f16)[1]
+    print(f"F16: {narrow['val_loss']:.7f}, fp64 with its roundings {rounded:.7f}")
+    assert 0 < abs(narrow["val_loss"] - want) <= 4 * abs(rounded - want)
     fattn("eval", "m.bin", "--val", "v.bin", "--context", str(POSITIONS + 1), code=2, says="the model has 40 positions")
     fattn("eval", "m.bin", code=2, says="nothing to do")
     fattn("eval", "m.bin", "--sample", "3", code=2, says="--tokenizer FILE")

@@ -1,11 +1,12 @@
 """What `fattn train --arch gpt2` computes, against fp64 (gpt2_reference.py): logits, losses, every gradient, ten
-updates. `cuda` as first argument: on a GPU, in F32 and BF16; 77 without one.
+updates. In F32 and F16; `cuda` as first argument: on a GPU, in BF16, too; 77 without one.
 
 Bounds of F32: four times the distances that PyTorch, llm.c's CPU program and this fp64 code have between each other on
 a model of these sizes (logits 2.4e-6 of 3.5, losses 1.5e-6, gradients 1.4e-6 of a tensor's largest, parameters after
 ten steps 2e-5). The biases of the keys are left out after updates: their gradient is 0 in exact arithmetic, and AdamW
-turns its rounding into whole steps. BF16: four times the distance that the fp64 code has from itself when it stores
-weights and every op's result as BF16; gradients of parameters are F32 and not rounded."""
+turns its rounding into whole steps. 16 bits: four times the distance that the fp64 code has from itself when it stores
+weights and every op's result in their precision; gradients of parameters are F32 and not rounded. That of F16 has no
+range: with the loss scale no gradient gets too small."""
 import os
 import subprocess
 import sys
@@ -89,9 +90,9 @@ def gradients_apart(a, b, p):
     return max(largest(a[n] - b[n]) / largest(b[n]) for n in p)
 
 
-def bounds_of_bf16(p, ids, targets):
+def bounds_of(keep, p, ids, targets):
     logits, loss, g = reference.loss_and_gradients(p, ids, targets, V, L, NH)
-    rough_logits, rough_loss, rough_g = reference.loss_and_gradients(p, ids, targets, V, L, NH, reference.to_bf16)
+    rough_logits, rough_loss, rough_g = reference.loss_and_gradients(p, ids, targets, V, L, NH, keep)
     return {"logits": 4 * largest(rough_logits - logits) / largest(logits), "losses": 4 * abs(rough_loss - loss),
             "gradients": 4 * gradients_apart(rough_g, g, p)}
 
@@ -105,7 +106,7 @@ def check(folder, device, dtype, p, ids, targets, bounds, beta2, decay, clip):
     gradients = read_numbers(os.path.join(folder, "gradients"), p, list(p))
     assert not gradients["wte.weight"][V:].any() and not gradients["wpe.weight"][T:].any(), "gradients of the padding"
     worst = {"logits": largest(found[..., :V] - logits) / largest(logits),
-             "losses": max(abs(a - b) for a, b in zip(got[:1] if dtype == "bf16" else got, losses))}
+             "losses": max(abs(a - b) for a, b in zip(got if dtype == "f32" else got[:1], losses))}
     worst["gradients"] = gradients_apart(gradients, g, p)
     if "parameters" in bounds:
         ended = read_numbers(os.path.join(folder, "model.bin"), p, file_order(p), 1024)
@@ -137,8 +138,9 @@ def main():
         reference_is_a_gradient(p, ids, targets)
         for settings in ((0.999, 0, 0), (0.95, 0.1, 1)): # llm.c's CPU program; its CUDA program and decay
             check(folder, device, "f32", p, ids, targets, F32, *settings)
+        check(folder, device, "f16", p, ids, targets, bounds_of(reference.to_f16, p, ids, targets), 0.95, 0.1, 1)
         if device == "cuda":
-            check(folder, device, "bf16", p, ids, targets, bounds_of_bf16(p, ids, targets), 0.95, 0.1, 1)
+            check(folder, device, "bf16", p, ids, targets, bounds_of(reference.to_bf16, p, ids, targets), 0.95, 0.1, 1)
 
 
 if __name__ == "__main__":

@@ -186,6 +186,20 @@ static void tape_types(void) {
     FIELD(fattn_op_def, forward);
     FIELD(fattn_op_def, backward);
     END(fattn_op_def);
+    STRUCT(fattn_loss_scale_options);
+    FIELD(fattn_loss_scale_options, struct_size);
+    FIELD(fattn_loss_scale_options, initial);
+    FIELD(fattn_loss_scale_options, minimum);
+    FIELD(fattn_loss_scale_options, maximum);
+    FIELD(fattn_loss_scale_options, interval);
+    END(fattn_loss_scale_options);
+    STRUCT(fattn_loss_scale_state);
+    FIELD(fattn_loss_scale_state, struct_size);
+    FIELD(fattn_loss_scale_state, scale);
+    FIELD(fattn_loss_scale_state, finite_steps);
+    FIELD(fattn_loss_scale_state, skipped_steps);
+    FIELD(fattn_loss_scale_state, interval);
+    END(fattn_loss_scale_state);
     STRUCT(fattn_adamw_options);
     FIELD(fattn_adamw_options, struct_size);
     FIELD(fattn_adamw_options, beta1);
@@ -193,6 +207,7 @@ static void tape_types(void) {
     FIELD(fattn_adamw_options, eps);
     FIELD(fattn_adamw_options, weight_decay);
     FIELD(fattn_adamw_options, max_grad_norm);
+    FIELD(fattn_adamw_options, loss_scale);
     END(fattn_adamw_options);
     STRUCT(fattn_sgd_options);
     FIELD(fattn_sgd_options, struct_size);
@@ -200,6 +215,8 @@ static void tape_types(void) {
     FIELD(fattn_sgd_options, weight_decay);
     FIELD(fattn_sgd_options, max_grad_norm);
     FIELD(fattn_sgd_options, nesterov);
+    FIELD(fattn_sgd_options, reserved);
+    FIELD(fattn_sgd_options, loss_scale);
     END(fattn_sgd_options);
     STRUCT(fattn_checkpoint);
     FIELD(fattn_checkpoint, struct_size);

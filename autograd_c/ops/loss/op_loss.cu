@@ -48,6 +48,7 @@ extern "C" __global__ void __launch_bounds__(FATTNI_LOSS_THREADS)
     sum = row_sum(sum);
     if (threadIdx.x != 0) return;
     const double loss = *a.kept > 0 ? sum / *a.kept : sum;
+    if (a.rest) *a.rest = *a.kept > 0 ? (float)(1 / (*a.kept * FATTNI_LOSS_UNIT)) : 0.0f;
     if (a.out.dtype == FATTN_F64)
         *(double *)a.out.p = loss;
     else

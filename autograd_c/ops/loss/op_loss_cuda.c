@@ -75,7 +75,10 @@ const fattni_code fattni_cross_entropy_cuda = {plan_cross_entropy, forward_cross
 
    A chunk's logits have the inputs' dtype, and their gradient G takes their place. The products take w's padding in,
    which keeps them aligned; its columns of G are 0. dx and dw are saved,
-   dw as F32 beside 16 bits: it is summed over the chunks. */
+   dw as F32 beside 16 bits: it is summed over the chunks.
+
+   Beside F16, where a probability over thousands of rows is 0, G is that of the losses' sum, times FATTNI_LOSS_UNIT;
+   backward divides by both, with the loss scale, which is part of dloss. */
 
 /* Of a chunk's logits. Its rows are a power of two: whole tiles of the products, and few waves of them
    that are not full. */
@@ -141,8 +144,17 @@ static size_t product_room(const fattn_ctx *ctx, const chunks *p, int64_t rows) 
 static size_t saved_dx_room(const chunks *p) {
     return p->want_dx ? fattni_room(matrix_bytes(p, p->dtype, p->R, p->K)) : 0;
 }
+static size_t saved_dw_room(const chunks *p) {
+    return p->want_dw ? fattni_room(matrix_bytes(p, p->real, p->V, p->K)) : 0;
+}
 
-/* Saved: dx, dw. Workspace: x, kept, the rows' losses, logits, what the products need. */
+/* Of F16: what is left to multiply saved gradients by, and that times dloss. NULL: nothing but dloss. */
+static float *saved_rest(const fattn_op_call *c, const chunks *p) {
+    const bool wanted = p->dtype == FATTN_F16 && (p->want_dx || p->want_dw);
+    return wanted ? (float *)((char *)c->saved + saved_dx_room(p) + saved_dw_room(p)) : NULL;
+}
+
+/* Saved: dx, dw, rest. Workspace: x, kept, the rows' losses, logits, what the products need. */
 static void plan_linear(fattn_op_call *c) {
     const chunks p = chunks_of(c);
     const size_t full = product_room(c->ctx, &p, p.rows);
@@ -150,8 +162,8 @@ static void plan_linear(fattn_op_call *c) {
     c->fwd_workspace = fattni_room(fattni_flat_bytes(&p.x)) + fattni_room(sizeof(double)) +
                        fattni_room((size_t)p.R * sizeof(double)) + fattni_room(matrix_bytes(&p, p.dtype, p.rows, p.V)) +
                        (full > last ? full : last);
-    c->saved_bytes = saved_dx_room(&p);
-    if (p.want_dw) c->saved_bytes += fattni_room(matrix_bytes(&p, p.real, p.V, p.K));
+    c->saved_bytes = saved_dx_room(&p) + saved_dw_room(&p);
+    if (c->saved_bytes && p.dtype == FATTN_F16) c->saved_bytes += fattni_room(2 * sizeof(float));
 }
 
 static fattn_status forward_linear(fattn_op_call *c) {
@@ -168,6 +180,7 @@ static fattn_status forward_linear(fattn_op_call *c) {
     a.width = p.V;
     a.fresh = true;
     a.gradients = p.want_dx || p.want_dw;
+    a.rest = saved_rest(c, &p);
     FATTNI_TRY(FATTNI_START(c->ctx, fattn_loss_count, 1, FATTNI_LOSS_THREADS, &a));
     for (; a.first < p.R; a.first += p.rows) {
         products q;
@@ -186,15 +199,23 @@ static fattn_status forward_linear(fattn_op_call *c) {
     return FATTNI_START(c->ctx, fattn_loss_mean, 1, FATTNI_LOSS_THREADS, &a);
 }
 
-/* Both scaled by dloss, which stays where it is. */
+/* Both scaled by dloss, which stays where it is, and by the rest. */
 static fattn_status backward_linear(fattn_op_call *c) {
     const chunks p = chunks_of(c);
+    fattn_tensor by = c->d_out[0];
+    float *const rest = saved_rest(c, &p);
+    if (rest) {
+        const fattn_tensor left = fattni_row_major(&c->d_out[0], rest);
+        by.data = rest + 1;
+        FATTNI_TRY(
+            fattni_cuda_each(c->ctx, FATTNI_MUL, (const fattn_tensor *[]){&by, &left, &c->d_out[0]}, 3, true, 0));
+    }
     for (int i = X; i <= W; ++i) {
         if (!c->d_in[i].data) continue;
         char *const data = (char *)c->saved + (i == W ? saved_dx_room(&p) : 0);
         const fattn_tensor saved = fattn_tensor_view(data, i == W ? p.real : p.dtype, c->ctx->device, c->ctx->device_id,
                                                      c->in[i].ndim, c->in[i].shape);
-        const fattn_tensor *const t[] = {&c->d_in[i], &saved, &c->d_out[0]};
+        const fattn_tensor *const t[] = {&c->d_in[i], &saved, &by};
         FATTNI_TRY(fattni_cuda_each(c->ctx, FATTNI_MUL, t, 3, c->d_in_fresh[i], 0));
     }
     return FATTN_OK;
