@@ -23,7 +23,7 @@ typedef struct fattni_device_ops {
     fattn_status (*enter)(fattn_ctx *ctx, bool *entered);
     void (*leave)(const fattn_ctx *ctx, bool entered);
 
-    /* Before attention on tensors of this dtype; may be NULL. */
+    /* Before attention on tensors of this dtype, or a product of them; may be NULL. */
     void (*use)(fattn_ctx *ctx, fattn_dtype dtype);
 
     /* ---- tensors: checked by the caller, not empty, on the device unless stated otherwise ---- */
