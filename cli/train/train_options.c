@@ -58,7 +58,7 @@ const cli_option train_table[] = {
     {"device", CLI_CHOICE, FIELD(device), "D", 0, 0, "cpu|cuda", "where to compute; a run may be resumed on another"},
     {"dtype", CLI_CHOICE, FIELD(dtype), "T", 0, 0, "f32|bf16",
      "of weights and activations; bf16 has F32 masters and gradients, an exact delta in "
-     "attention (FATTN_EXACT_DELTA; not with standard), and needs a GPU"},
+     "attention (FATTN_EXACT_DELTA; not with standard)"},
     {"threads", CLI_INT, FIELD(threads), "N", 0, 1024, NULL, "0 = one per processor"},
     {"target", CLI_REAL, FIELD(target), "A", 0, 1, NULL,
      "stop when this share of held-out answers is right; 0 = never"},
@@ -299,7 +299,7 @@ static int take_missing(train_options *o, const train_options *from, bool check)
     return CLI_OK;
 }
 
-static int check(const train_options *o, bool by_preset) {
+static int check(const train_options *o, bool preset_dtype) {
     const bool shards = o->task == TASK_SHARDS;
     if (shards && !o->data) return cli_fail(CLI_USAGE, "--task shards needs files of tokens: --data PATTERN");
     if (shards && !o->val) return cli_fail(CLI_USAGE, "--task shards needs held-out tokens: --val PATTERN");
@@ -319,9 +319,9 @@ static int check(const train_options *o, bool by_preset) {
         return cli_fail(CLI_USAGE, "--vocab %lld: tokens need at least 2", (long long)o->vocab);
     if (o->task == TASK_RECALL && o->context % 4 != 0)
         return cli_fail(CLI_USAGE, "--context %lld: recall needs a multiple of 4", (long long)o->context);
-    if (o->dtype == 1 && o->device != ON_CUDA)
-        return cli_fail(CLI_USAGE, "%s bf16 is computed on a GPU only: add --device cuda, or --dtype f32",
-                        by_preset ? "a preset's" : "--dtype");
+    if (preset_dtype && o->dtype == 1 && o->device != ON_CUDA)
+        return cli_fail(CLI_USAGE,
+                        "a preset's bf16 is for a GPU: add --device cuda, or --dtype bf16 or f32 for the CPU");
     if (o->arch == ARCH_GPT2) {
         if (o->channels % o->heads != 0)
             return cli_fail(CLI_USAGE, "--channels %lld is not a multiple of --heads %lld", (long long)o->channels,
@@ -371,8 +371,8 @@ int train_options_complete(train_options *o, checkpoint *from) {
         return code ? code : check(o, false);
     }
     if (o->task == UNSET && o->data) o->task = TASK_SHARDS;
-    const bool by_preset = o->preset != UNSET;
-    if (by_preset) {
+    const bool preset_dtype = o->preset != UNSET && o->dtype == UNSET;
+    if (o->preset != UNSET) {
         const train_options preset = preset_of(o->preset);
         if (o->task == UNSET) o->task = TASK_TOKENS;
         take_missing(o, &preset, false);
@@ -384,7 +384,7 @@ int train_options_complete(train_options *o, checkpoint *from) {
     if (o->arch == ARCH_GPT2) take_gpt2(o);
     if (o->kv_heads == UNSET) o->kv_heads = o->heads;
     take_missing(o, &defaults[o->task], false);
-    return check(o, by_preset);
+    return check(o, preset_dtype);
 }
 
 model_config train_model_config(const train_options *o, int64_t vocab) {

@@ -137,8 +137,7 @@ def main():
         reference_is_a_gradient(p, ids, targets)
         for settings in ((0.999, 0, 0), (0.95, 0.1, 1)): # llm.c's CPU program; its CUDA program and decay
             check(folder, device, "f32", p, ids, targets, F32, *settings)
-        if device == "cuda":
-            check(folder, device, "bf16", p, ids, targets, bounds_of_bf16(p, ids, targets), 0.95, 0.1, 1)
+        check(folder, device, "bf16", p, ids, targets, bounds_of_bf16(p, ids, targets), 0.95, 0.1, 1)
 
 
 if __name__ == "__main__":
