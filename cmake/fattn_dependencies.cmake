@@ -1,4 +1,5 @@
-# All from Debian: libopenblas-openmp-dev, librandom123-dev, libhdf5-dev (which brings zlib).
+# All from Debian: libopenblas-openmp-dev, librandom123-dev, libhdf5-dev (which brings zlib); oneDNN is optional
+# (fattn_onednn.cmake).
 find_package(OpenMP REQUIRED COMPONENTS C)
 find_package(PkgConfig REQUIRED)
 pkg_check_modules(OPENBLAS REQUIRED IMPORTED_TARGET openblas)

@@ -47,8 +47,13 @@ typedef struct fattni_element_code {
 /* What product.c needs of a BLAS. */
 typedef struct fattni_product_code {
     bool one_stride; /* leads from each matrix of a batch to the next, upwards; else they lie anywhere */
-    size_t (*workspace)(const struct fattni_gemm *first, int64_t batches);
+    /* Whether BF16 operands of an op with FATTN_OP_F32_ON_CPU are multiplied as they are; NULL: always. */
+    fattn_status (*takes_bf16)(fattn_ctx *ctx, int64_t M, int64_t N, int64_t K, bool *takes);
+    size_t (*workspace)(const fattn_ctx *ctx, fattn_dtype operands, const struct fattni_gemm *first, int64_t batches);
     fattn_status (*run)(fattn_ctx *ctx, const struct fattni_batched_product *p, void *workspace);
+    /* fattni_sum_rows of BF16 rows; NULL: fattni_reduce takes them. */
+    size_t (*sum_rows_workspace)(const fattn_tensor *x);
+    void (*sum_rows)(fattn_ctx *ctx, const fattn_tensor *d, bool fresh, const fattn_tensor *x, void *workspace);
 } fattni_product_code;
 
 typedef struct fattni_op_device {

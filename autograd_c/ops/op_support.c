@@ -95,7 +95,8 @@ fattn_status fattni_check_per_row(const fattn_op_call *c, const char *op, const 
 fattn_status fattni_check_gradients(const fattn_op_call *c, const char *op) {
     for (int i = 0; i < c->n_in; ++i) {
         const int32_t of = c->in[i].dtype, d = c->d_in[i].dtype;
-        const bool wider = c->ctx->device != FATTN_CPU && d == FATTN_F32 && of != FATTN_F64;
+        const bool sees_all = c->ctx->device != FATTN_CPU || !(c->flags & FATTN_OP_F32_ON_CPU);
+        const bool wider = sees_all && d == FATTN_F32 && of != FATTN_F64;
         if (c->d_in[i].data && d != of && !wider)
             return fattn_ctx_fail(c->ctx, FATTN_E_UNSUPPORTED, "%s: input %d is %s, its gradient %s; on the %s", op, i,
                                   dtype_of(&c->in[i]), dtype_of(&c->d_in[i]),

@@ -96,7 +96,10 @@ fattn_status fattni_reduce(fattn_ctx *ctx, const fattn_tensor *d, bool fresh, co
 fattn_status fattni_reduce_scaled(fattn_ctx *ctx, const fattn_tensor *d, const fattn_tensor *x, double factor,
                                   void *workspace);
 
-/* Products through OpenBLAS or cuBLAS (product.c). C[..,M,N] = op(A) op(B) (+ C) over the same leading
+/* For infer, after the checks: an op on BF16 tensors of the CPU gets them as they are, not in F32, if products of this
+   size are computed so. Its gradients may then be F32 beside BF16. NOMEM. */
+fattn_status fattni_choose_products(fattn_op_call *c, int64_t M, int64_t N, int64_t K);
+/* Products through OpenBLAS, oneDNN or cuBLAS (product.c). C[..,M,N] = op(A) op(B) (+ C) over the same leading
    dimensions, any strides: what a BLAS cannot read or write in its place goes through the
    workspace, whose size depends on the device, shapes and strides alone. */
 typedef struct fattni_product {
@@ -106,6 +109,10 @@ typedef struct fattni_product {
 } fattni_product;
 size_t fattni_product_workspace(const fattn_ctx *ctx, const fattni_product *p);
 fattn_status fattni_product_run(fattn_ctx *ctx, const fattni_product *p, void *workspace);
+
+/* d [N] (+)= the sum of the rows of x [R,N], row-major. */
+size_t fattni_sum_rows_workspace(const fattn_ctx *ctx, const fattn_tensor *d, const fattn_tensor *x);
+fattn_status fattni_sum_rows(fattn_ctx *ctx, const fattn_tensor *d, bool fresh, const fattn_tensor *x, void *workspace);
 
 /* x [..,K] as a matrix t [R,K]: x itself when one stride walks all its rows, else a row-major copy
    that lies in the workspace. */

@@ -60,7 +60,7 @@ void fattni_wide_plan(fattni_node *n) {
 
 /* *to = `from` in F32, if it is narrow. */
 static fattn_status read(fattn_ctx *ctx, const fattn_tensor *from, void **at, fattn_tensor *to) {
-    *to = from->data ? widened(from, at) : *from;
+    *to = widened(from, from->data ? at : NULL);
     if (!from->data || !is_narrow(from)) return FATTN_OK;
     return fattn_tensor_copy(ctx, to, from);
 }

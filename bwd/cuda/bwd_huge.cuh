@@ -9,8 +9,8 @@
    CTAs        as many as SMs; tasks are claimed in order (bwd_huge_common.cuh). Without huge rows a CTA reads one
                number and ends.
    Threads     8 warps. S, dP: 16 rows and half of the keys; dQ: 16 rows, dK, dV: 16 keys, and half of the columns.
-   Shared      struct shared_memory. Q, dO, K and V have a tile each; with K_LEAN (bwd_huge_lean.cuh) Q and dO share one,
-               K and V another, of at most 128 columns, and are loaded each time that a product needs them.
+   Shared      struct shared_memory. Q, dO, K and V have a tile each; with K_LEAN (bwd_huge_lean.cuh) Q and dO share
+               one, K and V another, of at most 128 columns, and are loaded each time that a product needs them.
    Rounding    P and dS to the input dtype, accumulation fp32.
 
    Nothing is pipelined: huge rows come by accident, or from padding.

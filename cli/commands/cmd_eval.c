@@ -35,7 +35,7 @@ static const cli_option table[] = {
     {"context", CLI_INT, FIELD(context), "N", 0, 1 << 20, NULL, "tokens of a sequence; 0 = the model's positions"},
     {"batch", CLI_INT, FIELD(batch), "N", 1, 65536, NULL, "sequences at a time"},
     {"device", CLI_CHOICE, FIELD(device), "D", 0, 0, "cpu|cuda", "where to compute"},
-    {"dtype", CLI_CHOICE, FIELD(dtype), "T", 0, 0, "f32|bf16|f16", "of weights and activations; bf16 needs a GPU"},
+    {"dtype", CLI_CHOICE, FIELD(dtype), "T", 0, 0, "f32|bf16|f16", "of weights and activations"},
     {"threads", CLI_INT, FIELD(threads), "N", 0, 1024, NULL, "0 = one per processor"},
     {"json", CLI_TEXT, FIELD(json), "FILE", 0, 0, NULL, "results as a JSON line; - = standard output"},
     {NULL}};
@@ -54,8 +54,6 @@ typedef struct evaluating {
 
 static int set_up(evaluating *e, const char *path) {
     eval_options *const o = &e->o;
-    if (o->dtype == IN_BF16 && o->device != ON_CUDA)
-        return cli_fail(CLI_USAGE, "--dtype bf16 is computed on a GPU only: add --device cuda");
     if (o->sample > 0 && !o->tokenizer) return cli_fail(CLI_USAGE, "--sample needs the tokens' text: --tokenizer FILE");
     if (!o->val && !o->hellaswag && o->sample == 0)
         return cli_fail(CLI_USAGE, "nothing to do: --val, --hellaswag or --sample");

@@ -68,8 +68,8 @@ static void keep(void *user, fattn_log level, const char *text) {
         printf("warning  %s\n", text);
 }
 
-/* A context on the device, which is printed, or a plan of `arch`; NULL after printing why there is none. why: MESSAGE_BYTES bytes that live as
-   long as the context, whose log is written there. */
+/* A context on the device, or one that plans for `arch`; a GPU is printed. NULL after printing why there is none. why:
+   MESSAGE_BYTES bytes that live as long as the context, whose log is written there. */
 static fattn_ctx *open_device(fattn_device device, int threads, int arch, char *why) {
     fattn_ctx *ctx;
     const fattn_ctx_options o = {.struct_size = sizeof o,

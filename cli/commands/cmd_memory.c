@@ -348,8 +348,8 @@ static int run(const void *options, int n_operands, char *const *operands) {
     const struct options *o = options;
     if (o->head_dim % 2) return cli_fail(CLI_USAGE, "--d: %lld is odd", (long long)o->head_dim);
     if (o->layers > 0 && model_dtype(o) == FATTN_BF16 && o->device != ON_CUDA)
-        return cli_fail(CLI_USAGE, "--dtype bf16: a whole model computes in it on a GPU only: add "
-                                   "--device cuda, or leave the model out with --layers 0");
+        return cli_fail(CLI_USAGE, "--dtype bf16: the memory of a whole model is predicted for a GPU only: "
+                                   "add --device cuda, or leave the model out with --layers 0");
     if (!output_differ(o->json, o->plot)) return CLI_USAGE;
     static row rows[2][CLI_LIST_MAX];
     output picture;

@@ -60,7 +60,7 @@ const cli_option train_table[] = {
     {"device", CLI_CHOICE, FIELD(device), "D", 0, 0, "cpu|cuda", "where to compute; a run may be resumed on another"},
     {"dtype", CLI_CHOICE, FIELD(dtype), "T", 0, 0, "f32|bf16|f16",
      "of weights and activations; 16 bits have F32 masters and gradients, and an exact delta in "
-     "attention (FATTN_EXACT_DELTA; not with standard); bf16 needs a GPU"},
+     "attention (FATTN_EXACT_DELTA; not with standard)"},
     {"loss-scale", CLI_TEXT, FIELD(loss_scale), "S", 0, 0, NULL,
      "of f16: a fixed number, or auto: 65536 at first, half after gradients that overflow, twice after 2000 "
      "steps that do not; auto unless given"},
@@ -315,9 +315,9 @@ static bool scale_of(const char *text, double *scale) {
 
 static int check_dtype(const train_options *o, bool by_preset) {
     double scale;
-    if (o->dtype == IN_BF16 && o->device != ON_CUDA)
-        return cli_fail(CLI_USAGE, "%s bf16 is computed on a GPU only: add --device cuda, or --dtype f32 or f16",
-                        by_preset ? "a preset's" : "--dtype");
+    if (by_preset && o->dtype == IN_BF16 && o->device != ON_CUDA)
+        return cli_fail(CLI_USAGE,
+                        "a preset's bf16 is for a GPU: add --device cuda, or --dtype bf16, f16 or f32 for the CPU");
     if (o->loss_scale && o->dtype != IN_F16)
         return cli_fail(CLI_USAGE,
                         "--loss-scale %s needs --dtype f16: gradients of f32 and bf16 have the range for none",
@@ -328,7 +328,7 @@ static int check_dtype(const train_options *o, bool by_preset) {
     return CLI_OK;
 }
 
-static int check(const train_options *o, bool by_preset) {
+static int check(const train_options *o, bool preset_dtype) {
     const bool shards = o->task == TASK_SHARDS;
     if (shards && !o->data) return cli_fail(CLI_USAGE, "--task shards needs files of tokens: --data PATTERN");
     if (shards && !o->val) return cli_fail(CLI_USAGE, "--task shards needs held-out tokens: --val PATTERN");
@@ -348,7 +348,7 @@ static int check(const train_options *o, bool by_preset) {
         return cli_fail(CLI_USAGE, "--vocab %lld: tokens need at least 2", (long long)o->vocab);
     if (o->task == TASK_RECALL && o->context % 4 != 0)
         return cli_fail(CLI_USAGE, "--context %lld: recall needs a multiple of 4", (long long)o->context);
-    const int code = check_dtype(o, by_preset);
+    const int code = check_dtype(o, preset_dtype);
     if (code) return code;
     if (o->arch == ARCH_GPT2) {
         if (o->channels % o->heads != 0)
@@ -401,8 +401,8 @@ int train_options_complete(train_options *o, checkpoint *from) {
         return code ? code : check(o, false);
     }
     if (o->task == UNSET && o->data) o->task = TASK_SHARDS;
-    const bool by_preset = o->preset != UNSET;
-    if (by_preset) {
+    const bool preset_dtype = o->preset != UNSET && o->dtype == UNSET;
+    if (o->preset != UNSET) {
         const train_options preset = preset_of(o->preset);
         if (o->task == UNSET) o->task = TASK_TOKENS;
         take_missing(o, &preset, false);
@@ -414,7 +414,7 @@ int train_options_complete(train_options *o, checkpoint *from) {
     if (o->arch == ARCH_GPT2) take_gpt2(o);
     if (o->kv_heads == UNSET) o->kv_heads = o->heads;
     take_missing(o, &defaults[o->task], false);
-    return check(o, by_preset);
+    return check(o, preset_dtype);
 }
 
 fattn_dtype train_dtype(int choice) {

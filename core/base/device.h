@@ -17,14 +17,14 @@ typedef struct fattni_device_ops {
     /* Completes a context whose options are set. After a failure, close frees what it has allocated. */
     fattn_status (*open)(fattn_ctx *ctx);
     void (*close)(fattn_ctx *ctx);
-    fattn_status (*sync)(fattn_ctx *ctx); /* fattn_ctx_sync */
+    fattn_status (*sync)(fattn_ctx *ctx);                               /* fattn_ctx_sync */
     fattn_status (*describe)(fattn_ctx *ctx, char *text, size_t bytes); /* fattn_ctx_describe */
     /* Around calls of an allocator: make the device current for the calling thread, and restore. They nest;
        leave gets the value of entered that enter stored. */
     fattn_status (*enter)(fattn_ctx *ctx, bool *entered);
     void (*leave)(const fattn_ctx *ctx, bool entered);
 
-    /* Before attention on tensors of this dtype; may be NULL. */
+    /* Before attention on tensors of this dtype, or a product of them; may be NULL. */
     void (*use)(fattn_ctx *ctx, fattn_dtype dtype);
 
     /* ---- tensors: checked by the caller, not empty, on the device unless stated otherwise ---- */

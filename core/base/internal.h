@@ -28,6 +28,14 @@ typedef struct fattni_gpu {
     struct fattni_cuda_driver *driver;
 } fattni_gpu;
 
+/* Products of BF16 matrices on the CPU (core/cpu/gemm_bf16.h); zero until the first one. */
+typedef struct fattni_bf16 {
+    void *engine, *plan[4], *product[4]; /* the library's objects; engine NULL: it is not used */
+    size_t scratch;                      /* bytes that a product needs */
+    bool opened;
+    int64_t products; /* how many the library has computed */
+} fattni_bf16;
+
 struct fattn_ctx {
     fattn_device device;
     const struct fattni_device_ops *ops; /* the device's (core/base/device.h) */
@@ -38,6 +46,7 @@ struct fattn_ctx {
     bool may_use_amx; /* the operating system has said so */
     int arch_cap, sm_limit;
     fattni_gpu gpu;
+    fattni_bf16 bf16;
     uint32_t flags;
     fattn_allocator allocator;
     fattn_log_fn log;

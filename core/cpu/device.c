@@ -2,7 +2,7 @@
 #include "core/base/device.h"
 
 #include "core/attention/dropout.h"
-#include "core/cpu/gemm_cpu.h"
+#include "core/cpu/gemm_bf16.h"
 #include "core/tensor/host.h"
 
 #include <stdio.h>
@@ -24,7 +24,7 @@ static void use(fattn_ctx *ctx, fattn_dtype dtype) {
                  "the operating system does not let this process use AMX: products of BF16 tensors are those of F32");
 }
 
-static void close_cpu(fattn_ctx *ctx) { (void)ctx; }
+static void close_cpu(fattn_ctx *ctx) { fattni_bf16_close(ctx); }
 
 /* Calls return when their work is done. */
 static fattn_status sync_cpu(fattn_ctx *ctx) {

@@ -19,14 +19,14 @@ bool fattni_cuda_has_code(const fattni_cuda_kernel *k, const fattn_ctx *ctx);
 /* Whether dtype, head_dim, machine code and shared memory allow it; mask, features and addresses are not checked. */
 bool fattni_cuda_can_run(const fattni_cuda_kernel *k, const fattn_ctx *ctx, const fattni_problem *p);
 /* Of two kernels that can run a call, where `first` (or NULL) comes first in the list, the one to prefer: `first`,
-   unless an SM holds fewer than 8 warps of it by its shared memory, and at least 8 of `next`, whose head_dim is not much
-   larger. */
+   unless an SM holds fewer than 8 warps of it by its shared memory, and at least 8 of `next`, whose head_dim is not
+   much larger. */
 const fattni_cuda_kernel *fattni_cuda_prefer(const fattn_ctx *ctx, const fattni_cuda_kernel *first,
                                              const fattni_cuda_kernel *next);
 /* Shared memory of a block on an architecture, in bytes: what arch_cap allows. */
 size_t fattni_cuda_shared_of(int arch);
 
-/* Whether AUTO is a fused kernel. Not in F32 and F64 on devices with little shared memory where one pass has none: then
+/* Whether AUTO is a fused kernel. Not in F32 and F64 on devices with little shared memory where one pass has none: there
    it is STANDARD in both passes, whose backward needs the P that its forward saves. */
 bool fattni_cuda_is_fused(const fattn_ctx *ctx, const fattni_problem *p);
 /* Why a device has no kernel for a call that others run: it has too little shared memory, or this build lacks it. */

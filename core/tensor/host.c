@@ -13,6 +13,23 @@ typedef struct copy_job {
     bool add;
 } copy_job;
 
+/* Neighbours between F32 and BF16, without the way through double: its bits. False: other dtypes. */
+static bool convert(void *to, int32_t to_dtype, const void *from, int32_t from_dtype, int64_t n) {
+    if (to_dtype == FATTN_F32 && from_dtype == FATTN_BF16) {
+        float *const d = to;
+        const uint16_t *const x = from;
+        for (int64_t i = 0; i < n; ++i) d[i] = fattni_bf16_to_float(x[i]);
+        return true;
+    }
+    if (to_dtype == FATTN_BF16 && from_dtype == FATTN_F32) {
+        uint16_t *const d = to;
+        const float *const x = from;
+        for (int64_t i = 0; i < n; ++i) d[i] = fattni_float_to_bf16(x[i]);
+        return true;
+    }
+    return false;
+}
+
 static void copy_rows(void *arg, int64_t task, int thread) {
     (void)thread;
     const copy_job *job = arg;
@@ -32,6 +49,11 @@ static void copy_rows(void *arg, int64_t task, int thread) {
                 memmove(out + i * step_to * (int64_t)size, in + i * step_from * (int64_t)size, size);
             continue;
         }
+        const size_t size_from = fattn_dtype_size((fattn_dtype)job->src->dtype);
+        if (!job->add && step_to == 1 && step_from == 1 &&
+            convert((char *)job->dst->data + to * (int64_t)size, job->dst->dtype,
+                    (const char *)job->src->data + from * (int64_t)size_from, job->src->dtype, width))
+            continue;
         if (job->add && job->dst->dtype == FATTN_F32 && job->src->dtype == FATTN_F32) {
             float *const d = (float *)job->dst->data + to;
             const float *const x = (const float *)job->src->data + from;

@@ -42,14 +42,15 @@ enum {
     FATTN_CTX_TUNE = 1u << 1,          /* matrix products on a GPU: the first product of a shape times cuBLASLt's
                                 candidates and waits for the device, later ones use the fastest; results
                                 may differ in rounding from run to run. Not with DETERMINISTIC */
-    FATTN_CTX_F32_PRODUCTS = 1u << 2,  /* CPU: attention multiplies BF16 tensors as F32 numbers, for gradient checks.
-                                Without it a CPU with AMX, or an AMD one with AVX512-BF16, rounds P and dS to BF16 for
-                                their products with V, dO, K and Q and sums in F32, as all GPU kernels do: errors are
-                                those of a GPU, and AMX is two to three times as fast. Other CPUs always multiply
-                                F32 numbers. On a GPU: FATTN_E_UNSUPPORTED. The first call of attention on BF16
-                                tensors asks Linux to let the process use AMX; from then on sigaltstack refuses
-                                stacks smaller than getauxval(AT_MINSIGSTKSZ), 12 KB. If a thread has a smaller one
-                                before, AMX is refused, and the log says so */
+    FATTN_CTX_F32_PRODUCTS = 1u << 2,  /* CPU: BF16 tensors are multiplied as F32 numbers, for gradient checks.
+                                Without it a CPU with AMX, or an AMD one with AVX512-BF16, rounds P and dS of attention
+                                to BF16 for their products with V, dO, K and Q and sums in F32, as all GPU kernels do:
+                                errors are those of a GPU, and AMX is two to three times as fast; and with AMX oneDNN
+                                multiplies the tape's BF16 tensors. Other CPUs always multiply F32 numbers. On a GPU:
+                                FATTN_E_UNSUPPORTED. The first such call on BF16 tensors asks Linux to let the process
+                                use AMX; from then on sigaltstack refuses stacks smaller than
+                                getauxval(AT_MINSIGSTKSZ), 12 KB. If a thread has a smaller one before, AMX is
+                                refused, and the log says so */
     FATTN_CTX_PLAN_ONLY = 1u << 3      /* a GPU that this machine need not have, of architecture arch_cap (75, 80, 86,
                                 87, 89, 90, 100, 103, 120 or 121): fattn_attention_query says which kernels would run
                                 there and the memory that they need. Everything that allocates or runs is

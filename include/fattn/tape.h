@@ -153,7 +153,9 @@ enum {
     FATTN_OP_F32_ON_CPU = 1u << 2 /* on the CPU the op has no code for F16 and BF16: with such inputs and no output that
                                      is a view, infer is called for the tape's tensors, which decides the outputs'
                                      dtypes, and then, as are forward and backward, with row-major F32 copies in place
-                                     of 16-bit tensors; what these write is rounded once */
+                                     of 16-bit tensors; what these write is rounded once. An infer that takes the
+                                     flag out of its call's flags gets the 16-bit tensors themselves; their gradients
+                                     may then be F32 */
 };
 typedef struct fattn_op_def {
     uint32_t struct_size, attr_size; /* attr_size bytes of attr are copied onto the tape */

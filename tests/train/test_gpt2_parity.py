@@ -139,8 +139,7 @@ def main():
         for settings in ((0.999, 0, 0), (0.95, 0.1, 1)): # llm.c's CPU program; its CUDA program and decay
             check(folder, device, "f32", p, ids, targets, F32, *settings)
         check(folder, device, "f16", p, ids, targets, bounds_of(reference.to_f16, p, ids, targets), 0.95, 0.1, 1)
-        if device == "cuda":
-            check(folder, device, "bf16", p, ids, targets, bounds_of(reference.to_bf16, p, ids, targets), 0.95, 0.1, 1)
+        check(folder, device, "bf16", p, ids, targets, bounds_of(reference.to_bf16, p, ids, targets), 0.95, 0.1, 1)
 
 
 if __name__ == "__main__":

@@ -37,8 +37,8 @@ def usage(folder):
     run("--task", "tokens", "--vocab", "1", code=2, says="at least 2")
     run("--preset", "gpt2-124m", "--task", "recall", code=2, says="a --preset needs --task tokens or shards")
     run("--preset", "gpt3", code=2, says="gpt2-124m")
-    run("--preset", "gpt2-124m", code=2, says="a preset's bf16 is computed on a GPU only: add --device cuda")
-    run(*TINY, *off, "--dtype", "bf16", code=2, says="--dtype bf16 is computed on a GPU only: add --device cuda")
+    run("--preset", "gpt2-124m", code=2, says="a preset's bf16 is for a GPU: add --device cuda, or --dtype")
+    run(*TINY, *off, "--dtype", "bf16", "--steps", "2", code=0)
     p = run("--preset", "gpt2-124m", "--dtype", "f32", "--layers", "1", "--channels", "16", "--heads", "2",
             "--vocab", "50", "--context", "16", "--batch", "2", "--steps", "2", code=0)
     assert "1 layers, 16 channels" in p.stdout and "random tokens out of 50" in p.stdout, p.stdout

@@ -153,6 +153,7 @@ static fattn_status each(fattn_ctx *ctx, const fattni_elements *f, const fattn_t
 static fattn_status accumulate(fattn_ctx *ctx, const fattn_tensor *d, const fattn_tensor *x, bool fresh) {
     const fattn_tensor *const t[] = {d, x};
     const int32_t any[] = {d->dtype, x->dtype, fresh};
+    if (d->dtype != x->dtype && fresh) return fattn_tensor_copy(ctx, d, x);
     if (d->dtype != x->dtype)
         fattni_each(ctx, t, 2, accumulate_any, any);
     else if (d->dtype == FATTN_F64)

@@ -6,10 +6,16 @@
    backward scales both by dloss. So the head costs three products, as if logits were kept. To compute
    them again in backward would make it four; what that saves, one dx and one dw, lives from forward to
    backward only, which follow one another when the loss is the end of the graph. When no gradient is
-   wanted, forward computes the loss alone. */
+   wanted, forward computes the loss alone.
+
+   On the CPU BF16 inputs are either F32 copies (tape_wide.c), or are multiplied as they are (fattni_choose_products):
+   then logits, dx and dw are F32, and G is two BF16 matrices of equal size, G rounded and what that leaves, so that
+   its products lose 2^-16 of a term where BF16 alone would lose 2^-8. */
 #include "autograd_c/ops/exp.h"
 #include "autograd_c/ops/loss/op_loss.h"
 #include "autograd_c/ops/loss/targets.h"
+#include "core/cpu/gemm_bf16.h"
+#include "core/tensor/numeric.h"
 
 #include <math.h>
 #include <string.h>
@@ -23,44 +29,54 @@ typedef struct plan {
     fattni_flat x;
     fattn_tensor w; /* [V,K], the classes */
     int64_t R, V, K, chunk, rows_per_task;
-    bool want_dx, want_dw;
+    fattn_dtype real; /* of logits, and of what is saved */
+    bool want_dx, want_dw, splits;
 } plan;
 
 static plan plan_of(const fattn_op_call *c) {
     plan p = {.x = fattni_flatten(&c->in[X]), .want_dx = c->wanted[X], .want_dw = c->wanted[W]};
     p.R = p.x.t.shape[0], p.K = p.x.t.shape[1], p.V = fattni_loss_classes(c);
     p.w = fattn_tensor_slice(&c->in[W], 0, 0, p.V);
+    p.real = p.w.dtype == FATTN_F64 ? FATTN_F64 : FATTN_F32;
+    p.splits = p.w.dtype == FATTN_BF16 && (p.want_dx || p.want_dw);
     const int64_t rows = CHUNK_LOGITS / fattni_max(1, p.V);
     p.chunk = fattni_max(1, fattni_min(p.R, fattni_max(LEAST_ROWS, fattni_min(MOST_ROWS, rows))));
     p.rows_per_task = fattni_max(1, ELEMENTS_PER_TASK / fattni_max(1, p.V));
     return p;
 }
 
-static fattn_tensor matrix(const plan *p, int64_t rows, int64_t columns, void *data) {
-    return fattn_tensor_view(data, (fattn_dtype)p->w.dtype, (fattn_device)p->w.device, p->w.device_id, 2,
+static fattn_tensor matrix(const plan *p, fattn_dtype dtype, int64_t rows, int64_t columns, void *data) {
+    return fattn_tensor_view(data, dtype, (fattn_device)p->w.device, p->w.device_id, 2,
                              (const int64_t[]){rows, columns});
 }
 
+/* Where a chunk's matrices are. */
+typedef struct places {
+    void *logits, *dx, *dw;
+    uint16_t *high, *low; /* G in two parts; NULL: it takes the place of the logits */
+} places;
+
 /* What one chunk of rows is put through. */
 typedef struct products {
-    fattn_tensor x, logits, dx, dw;
+    fattn_tensor x, logits, g, dx, dw;
     fattni_product forward, to_dx, to_dw;
 } products;
 
-static void products_of(const plan *p, int64_t begin, int64_t rows, void *logits, void *dx, void *dw, products *out) {
+static void products_of(const plan *p, int64_t begin, int64_t rows, const places *at, products *out) {
     out->x = fattn_tensor_slice(&p->x.t, 0, begin, begin + rows);
-    out->logits = matrix(p, rows, p->V, logits);
-    out->dx = matrix(p, p->R, p->K, dx);
+    out->logits = matrix(p, p->real, rows, p->V, at->logits);
+    out->g = p->splits ? matrix(p, FATTN_BF16, rows, p->V, at->high) : out->logits;
+    out->dx = matrix(p, p->real, p->R, p->K, at->dx);
     out->dx = fattn_tensor_slice(&out->dx, 0, begin, begin + rows);
-    out->dw = matrix(p, p->V, p->K, dw);
+    out->dw = matrix(p, p->real, p->V, p->K, at->dw);
     out->forward = (fattni_product){.a = &out->x, .b = &p->w, .c = &out->logits, .trans_b = true};
-    out->to_dx = (fattni_product){.a = &out->logits, .b = &p->w, .c = &out->dx};
-    out->to_dw = (fattni_product){.a = &out->logits, .b = &out->x, .c = &out->dw, .trans_a = true, .add = begin > 0};
+    out->to_dx = (fattni_product){.a = &out->g, .b = &p->w, .c = &out->dx};
+    out->to_dw = (fattni_product){.a = &out->g, .b = &out->x, .c = &out->dw, .trans_a = true, .add = begin > 0};
 }
 
 static size_t product_room(const fattn_ctx *ctx, const plan *p, int64_t rows) {
     products q;
-    products_of(p, 0, rows, NULL, NULL, NULL, &q);
+    products_of(p, 0, rows, &(places){NULL}, &q);
     size_t bytes = fattni_product_workspace(ctx, &q.forward);
     const size_t dx = fattni_product_workspace(ctx, &q.to_dx);
     const size_t dw = fattni_product_workspace(ctx, &q.to_dw);
@@ -68,6 +84,20 @@ static size_t product_room(const fattn_ctx *ctx, const plan *p, int64_t rows) {
     if (p->want_dw && dw > bytes) bytes = dw;
     return bytes;
 }
+
+/* The product of G, or of its two parts. */
+static fattn_status multiply_g(fattn_ctx *ctx, const plan *p, fattni_product *product, fattn_tensor *g,
+                               const places *at, void *workspace) {
+    FATTNI_TRY(fattni_product_run(ctx, product, workspace));
+    if (!p->splits) return FATTN_OK;
+    g->data = at->low;
+    product->add = true;
+    const fattn_status s = fattni_product_run(ctx, product, workspace);
+    g->data = at->high;
+    return s;
+}
+
+static size_t part_bytes(const plan *p) { return p->splits ? (size_t)(p->chunk * p->V) * sizeof(uint16_t) : 0; }
 
 static size_t loss_bytes(const plan *p) { return (size_t)fattni_ceil_div(p->chunk, p->rows_per_task) * sizeof(double); }
 
@@ -87,6 +117,7 @@ static fattn_status infer(fattn_op_call *c) {
                               (long long)classes, (long long)w->shape[0], (long long)w->shape[0]);
     const plan p = plan_of(c);
     FATTNI_TRY(fattni_check_product(c, op, p.R, p.V, p.K));
+    if (p.x.in_place) FATTNI_TRY(fattni_choose_products(c, p.chunk, p.V, p.K));
     c->out[0].dtype = x->dtype == FATTN_F64 ? FATTN_F64 : FATTN_F32;
     fattni_code_of(c, FATTNI_LINEAR_CROSS_ENTROPY)->plan(c);
     return FATTN_OK;
@@ -94,13 +125,14 @@ static fattn_status infer(fattn_op_call *c) {
 
 static void plan_cpu(fattn_op_call *c) {
     const plan p = plan_of(c);
-    const fattn_tensor logits = matrix(&p, p.chunk, p.V, NULL);
+    const fattn_tensor logits = matrix(&p, p.real, p.chunk, p.V, NULL);
     const size_t full = product_room(c->ctx, &p, p.chunk);
     const size_t last = product_room(c->ctx, &p, p.R % p.chunk);
     c->fwd_workspace = fattni_room(fattni_flat_bytes(&p.x)) + fattni_room(loss_bytes(&p)) +
-                       fattni_room(fattni_tensor_bytes(&logits)) + (full > last ? full : last);
-    if (p.want_dx) c->saved_bytes += fattni_room(fattni_tensor_bytes(&c->in[X]));
-    if (p.want_dw) c->saved_bytes += fattni_room(fattni_tensor_bytes(&p.w));
+                       fattni_room(fattni_tensor_bytes(&logits)) + 2 * fattni_room(part_bytes(&p)) +
+                       (full > last ? full : last);
+    if (p.want_dx) c->saved_bytes += fattni_room(fattni_widest_bytes(&c->in[X]));
+    if (p.want_dw) c->saved_bytes += fattni_room(fattni_widest_bytes(&p.w));
 }
 
 typedef struct job {
@@ -108,7 +140,7 @@ typedef struct job {
     fattni_targets target;
     int64_t begin, rows; /* of the chunk */
     double weight;       /* of a kept row */
-    void *logits;
+    places at;
     double *loss; /* [tasks of a chunk] */
 } job;
 
@@ -120,23 +152,43 @@ typedef struct scaling {
 #define BODY "autograd_c/ops/loss/op_linear_cross_entropy.inc"
 #include "core/base/for_each_real.inc"
 
+/* d = by x, or d += by x, for d in BF16. */
+static void scale_bf16(void *const *p, const int64_t *step, int64_t n, const void *arg) {
+    const scaling *const s = arg;
+    const float by = (float)s->by, *const x = p[1];
+    uint16_t *const d = p[0];
+    for (int64_t i = 0; i < n; ++i) {
+        const float old = s->fresh ? 0 : fattni_bf16_to_float(d[i * step[0]]);
+        d[i * step[0]] = fattni_float_to_bf16(old + by * x[i * step[1]]);
+    }
+}
+
+/* The rows of a chunk, G in two parts. */
+static void rows_bf16(void *arg, int64_t task, int thread) {
+    const job *const j = arg;
+    const int64_t each = j->p->rows_per_task * j->p->V;
+    rows_f32(arg, task, thread);
+    const int64_t n = fattni_min(each, j->rows * j->p->V - task * each), first = task * each;
+    fattni_bf16_split((const float *)j->at.logits + first, j->at.high + first, j->at.low + first, n);
+}
+
 /* The loss of one chunk, summed; its gradients into what is saved. */
-static fattn_status run_chunk(fattn_ctx *ctx, job *j, void *dx, void *dw, void *workspace, double *loss) {
+static fattn_status run_chunk(fattn_ctx *ctx, job *j, void *workspace, double *loss) {
     const plan *p = j->p;
     products q;
-    products_of(p, j->begin, j->rows, j->logits, dx, dw, &q);
+    products_of(p, j->begin, j->rows, &j->at, &q);
     FATTNI_TRY(fattni_product_run(ctx, &q.forward, workspace));
     const int64_t tasks = fattni_ceil_div(j->rows, p->rows_per_task);
-    fattni_parallel(ctx, tasks, p->w.dtype == FATTN_F64 ? rows_f64 : rows_f32, j);
+    fattni_parallel(ctx, tasks, p->real == FATTN_F64 ? rows_f64 : p->splits ? rows_bf16 : rows_f32, j);
     for (int64_t i = 0; i < tasks; ++i) *loss += j->loss[i];
-    if (p->want_dx) FATTNI_TRY(fattni_product_run(ctx, &q.to_dx, workspace));
-    if (p->want_dw) FATTNI_TRY(fattni_product_run(ctx, &q.to_dw, workspace));
+    if (p->want_dx) FATTNI_TRY(multiply_g(ctx, p, &q.to_dx, &q.g, &j->at, workspace));
+    if (p->want_dw) FATTNI_TRY(multiply_g(ctx, p, &q.to_dw, &q.g, &j->at, workspace));
     return FATTN_OK;
 }
 
 /* Where saved gradients lie: dx, then dw. */
 static void *saved_dw(const fattn_op_call *c) {
-    const size_t dx = c->wanted[X] ? fattni_room(fattni_tensor_bytes(&c->in[X])) : 0;
+    const size_t dx = c->wanted[X] ? fattni_room(fattni_widest_bytes(&c->in[X])) : 0;
     return c->wanted[W] ? (char *)c->saved + dx : NULL;
 }
 
@@ -147,18 +199,21 @@ static fattn_status forward_cpu(fattn_op_call *c) {
     FATTNI_TRY(fattni_targets_check(c->ctx, "linear_cross_entropy", &j.target, p.V, &kept));
     j.weight = kept > 0 ? 1 / (double)kept : 0;
     void *workspace = c->workspace, *const dw = saved_dw(c);
+    j.at = (places){.dx = c->saved, .dw = dw};
     FATTNI_TRY(fattni_flat_read(c->ctx, &p.x, &c->in[X], &workspace));
     j.loss = fattni_carve(&workspace, loss_bytes(&p));
-    const fattn_tensor logits = matrix(&p, p.chunk, p.V, NULL);
-    j.logits = fattni_carve(&workspace, fattni_tensor_bytes(&logits));
+    const fattn_tensor logits = matrix(&p, p.real, p.chunk, p.V, NULL);
+    j.at.logits = fattni_carve(&workspace, fattni_tensor_bytes(&logits));
+    j.at.high = fattni_carve(&workspace, part_bytes(&p));
+    j.at.low = fattni_carve(&workspace, part_bytes(&p));
     double loss = 0;
     for (; j.begin < p.R; j.begin += p.chunk) {
         j.rows = fattni_min(p.chunk, p.R - j.begin);
-        FATTNI_TRY(run_chunk(c->ctx, &j, c->saved, dw, workspace, &loss));
+        FATTNI_TRY(run_chunk(c->ctx, &j, workspace, &loss));
     }
-    if (p.R == 0 && dw) memset(dw, 0, fattni_tensor_bytes(&p.w));
+    if (p.R == 0 && dw) memset(dw, 0, fattni_widest_bytes(&p.w));
     loss *= j.weight;
-    if (p.w.dtype == FATTN_F64)
+    if (p.real == FATTN_F64)
         *(double *)c->out[0].data = loss;
     else
         *(float *)c->out[0].data = (float)loss;
@@ -172,10 +227,11 @@ static fattn_status backward_cpu(fattn_op_call *c) {
         if (!c->d_in[i].data) continue;
         const int64_t rows = c->d_in[i].shape[0], classes = i == W ? fattni_loss_classes(c) : rows;
         const fattn_tensor kept = i == W ? fattn_tensor_slice(&c->d_in[i], 0, 0, classes) : c->d_in[i];
-        const fattn_tensor saved = fattni_row_major(&kept, i == X ? c->saved : saved_dw(c));
+        fattn_tensor saved = fattni_row_major(&kept, i == X ? c->saved : saved_dw(c));
+        saved.dtype = wide ? FATTN_F64 : FATTN_F32;
         const fattn_tensor *const t[] = {&kept, &saved};
         const scaling s = {wide ? *(const double *)d : (double)*(const float *)d, c->d_in_fresh[i]};
-        fattni_each(c->ctx, t, 2, wide ? scale_f64 : scale_f32, &s);
+        fattni_each(c->ctx, t, 2, wide ? scale_f64 : kept.dtype == FATTN_BF16 ? scale_bf16 : scale_f32, &s);
         if (classes == rows || !c->d_in_fresh[i]) continue;
         const fattn_tensor padding = fattn_tensor_slice(&c->d_in[i], 0, classes, rows);
         FATTNI_TRY(fattn_tensor_normal(c->ctx, &padding, 0, 0, (fattn_rng){0}));

@@ -29,12 +29,13 @@ static fattn_status infer(fattn_op_call *c) {
     const fattn_tensor y = fattni_row_major(&c->out[0], NULL);
     const fattni_flat x = fattni_flatten(&c->in[X]), dy = fattni_flatten(&y);
     FATTNI_TRY(fattni_check_product(c, "linear", x.t.shape[0], w->shape[0], w->shape[1]));
+    if (x.in_place) FATTNI_TRY(fattni_choose_products(c, x.t.shape[0], w->shape[0], w->shape[1]));
     const size_t copy = fattni_room(fattni_flat_bytes(&x));
     const fattni_product forward = {.a = &x.t, .b = w, .c = &dy.t, .trans_b = true};
     const fattni_product dx = {.a = &dy.t, .b = w, .c = &x.t};
     const fattni_product dw = {.a = &dy.t, .b = &x.t, .c = w, .trans_a = true};
     const size_t stages[] = {copy + fattni_product_workspace(c->ctx, &dx), copy + fattni_product_workspace(c->ctx, &dw),
-                             fattni_reduce_workspace(c->ctx, &c->in[BIAS], &dy.t)};
+                             fattni_sum_rows_workspace(c->ctx, &c->in[BIAS], &dy.t)};
     c->fwd_workspace = copy + fattni_product_workspace(c->ctx, &forward);
     for (int i = X; i <= BIAS; ++i)
         if (c->wanted[i] && stages[i] > c->bwd_workspace) c->bwd_workspace = stages[i];
@@ -70,7 +71,7 @@ static fattn_status backward(fattn_op_call *c) {
         FATTNI_TRY(fattni_product_run(c->ctx, &p, workspace));
     }
     if (!db->data) return FATTN_OK;
-    return fattni_reduce(c->ctx, db, c->d_in_fresh[BIAS], &dy.t, NULL, c->workspace);
+    return fattni_sum_rows(c->ctx, db, c->d_in_fresh[BIAS], &dy.t, c->workspace);
 }
 
 const fattn_op_def fattni_op_linear = {.struct_size = sizeof(fattn_op_def),

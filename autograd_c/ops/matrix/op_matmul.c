@@ -35,8 +35,9 @@ static fattn_status infer(fattn_op_call *c) {
     c->out[0].shape[n - 2] = a->shape[m->trans_a ? n - 1 : n - 2];
     c->out[0].shape[n - 1] = b->shape[m->trans_b ? n - 2 : n - 1];
     FATTNI_TRY(fattni_check_extents(c, "matmul"));
-    FATTNI_TRY(fattni_check_product(c, "matmul", c->out[0].shape[n - 2], c->out[0].shape[n - 1],
-                                    a->shape[m->trans_a ? n - 2 : n - 1]));
+    const int64_t M = c->out[0].shape[n - 2], N = c->out[0].shape[n - 1], K = a->shape[m->trans_a ? n - 2 : n - 1];
+    FATTNI_TRY(fattni_check_product(c, "matmul", M, N, K));
+    FATTNI_TRY(fattni_choose_products(c, M, N, K));
 
     const fattn_tensor y = fattni_row_major(&c->out[0], NULL);
     c->fwd_workspace = fattni_product_workspace(

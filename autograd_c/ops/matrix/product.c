@@ -51,13 +51,22 @@ static fattni_gemm shape_of(const fattni_product *p) {
                          .row = p->row};
 }
 
+fattn_status fattni_choose_products(fattn_op_call *c, int64_t M, int64_t N, int64_t K) {
+    const fattni_product_code *const code = code_of(c->ctx);
+    bool takes;
+    if (!code->takes_bf16 || c->in[0].dtype != FATTN_BF16) return FATTN_OK;
+    FATTNI_TRY(code->takes_bf16(c->ctx, M, N, K, &takes));
+    if (takes) c->flags &= ~(uint32_t)FATTN_OP_F32_ON_CPU;
+    return FATTN_OK;
+}
+
 size_t fattni_product_workspace(const fattn_ctx *ctx, const fattni_product *p) {
     size_t bytes = 0;
     if (!is_readable(ctx, p->a)) bytes += fattni_room(fattni_tensor_bytes(p->a));
     if (!is_readable(ctx, p->b)) bytes += fattni_room(fattni_tensor_bytes(p->b));
     if (!is_writable(ctx, p->c)) bytes += fattni_room(fattni_widest_bytes(p->c));
     const fattni_gemm g = shape_of(p);
-    return bytes + code_of(ctx)->workspace(&g, batches(p->c).count);
+    return bytes + code_of(ctx)->workspace(ctx, (fattn_dtype)p->a->dtype, &g, batches(p->c).count);
 }
 
 /* t, or a row-major copy of it. */
@@ -73,7 +82,8 @@ fattn_status fattni_product_run(fattn_ctx *ctx, const fattni_product *p, void *w
     FATTNI_TRY(pack(ctx, p->a, &workspace, &a));
     FATTNI_TRY(pack(ctx, p->b, &workspace, &b));
     const bool direct = is_writable(ctx, p->c);
-    if (!direct) c = fattni_row_major(p->c, fattni_carve(&workspace, fattni_tensor_bytes(p->c)));
+    if (!direct) c = fattni_row_major(p->c, fattni_carve(&workspace, fattni_widest_bytes(p->c)));
+    if (!direct && ctx->device == FATTN_CPU && c.dtype == FATTN_BF16) c.dtype = FATTN_F32; /* rounded once, below */
     bool flip_a, flip_b, flip_c;
     fattni_batched_product all = {.first = shape_of(p),
                                   .operands = (fattn_dtype)a.dtype,
@@ -82,6 +92,7 @@ fattn_status fattni_product_run(fattn_ctx *ctx, const fattni_product *p, void *w
                                   .c = batches(&c),
                                   .to = &c};
     fattni_gemm *const g = &all.first;
+    g->dtype = (fattn_dtype)c.dtype;
     as_matrix(&a, &flip_a, &g->lda);
     as_matrix(&b, &flip_b, &g->ldb);
     as_matrix(&c, &flip_c, &g->ldc);
@@ -91,6 +102,20 @@ fattn_status fattni_product_run(fattn_ctx *ctx, const fattni_product *p, void *w
     g->a = a.data, g->b = b.data, g->c = c.data;
     FATTNI_TRY(code_of(ctx)->run(ctx, &all, workspace));
     return direct ? FATTN_OK : fattni_accumulate(ctx, p->c, &c, !p->add);
+}
+
+size_t fattni_sum_rows_workspace(const fattn_ctx *ctx, const fattn_tensor *d, const fattn_tensor *x) {
+    const fattni_product_code *const code = code_of(ctx);
+    if (code->sum_rows && x->dtype == FATTN_BF16) return code->sum_rows_workspace(x);
+    return fattni_reduce_workspace(ctx, d, x);
+}
+
+fattn_status fattni_sum_rows(fattn_ctx *ctx, const fattn_tensor *d, bool fresh, const fattn_tensor *x,
+                             void *workspace) {
+    const fattni_product_code *const code = code_of(ctx);
+    if (!code->sum_rows || x->dtype != FATTN_BF16) return fattni_reduce(ctx, d, fresh, x, NULL, workspace);
+    code->sum_rows(ctx, d, fresh, x, workspace);
+    return FATTN_OK;
 }
 
 fattni_flat fattni_flatten(const fattn_tensor *x) {

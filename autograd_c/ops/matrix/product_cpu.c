@@ -1,7 +1,10 @@
-/* Products through OpenBLAS: K of one product is split, several products are tasks side by side. */
+/* Products through OpenBLAS: K of one product is split, several products are tasks side by side. Those of BF16 operands
+   are core/cpu/gemm_bf16.h's. */
 #include "autograd_c/ops/matrix/product.h"
+#include "core/cpu/gemm_bf16.h"
 
-static size_t workspace_of(const fattni_gemm *first, int64_t batches) {
+static size_t workspace_of(const fattn_ctx *ctx, fattn_dtype operands, const fattni_gemm *first, int64_t batches) {
+    if (operands == FATTN_BF16) return fattni_room(fattni_bf16_workspace(ctx, first, batches));
     return batches == 1 ? fattni_room(fattni_gemm_workspace(first)) : 0;
 }
 
@@ -22,6 +25,8 @@ static void run_block(void *arg, int64_t task, int thread) {
 }
 
 static fattn_status run(fattn_ctx *ctx, const fattni_batched_product *p, void *workspace) {
+    if (p->operands == FATTN_BF16)
+        return fattni_bf16_multiply(ctx, &(fattni_bf16_products){p->first, p->a, p->b, p->c}, workspace);
     if (p->c.count == 1) {
         fattni_gemm g = p->first;
         g.workspace = fattni_carve(&workspace, fattni_gemm_workspace(&g));
@@ -33,4 +38,17 @@ static fattn_status run(fattn_ctx *ctx, const fattni_batched_product *p, void *w
     return FATTN_OK;
 }
 
-const fattni_product_code fattni_products_cpu = {.workspace = workspace_of, .run = run};
+static size_t sum_rows_workspace(const fattn_tensor *x) {
+    return fattni_bf16_column_sums_workspace(x->shape[0], x->shape[1]);
+}
+
+static void sum_rows(fattn_ctx *ctx, const fattn_tensor *d, bool fresh, const fattn_tensor *x, void *workspace) {
+    fattni_bf16_column_sums(ctx, x->data, x->shape[0], x->shape[1], x->stride[0], d->data, (fattn_dtype)d->dtype, fresh,
+                            workspace);
+}
+
+const fattni_product_code fattni_products_cpu = {.takes_bf16 = fattni_bf16_takes,
+                                                 .workspace = workspace_of,
+                                                 .run = run,
+                                                 .sum_rows_workspace = sum_rows_workspace,
+                                                 .sum_rows = sum_rows};

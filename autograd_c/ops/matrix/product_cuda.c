@@ -3,8 +3,8 @@
 #include "autograd_c/ops/op_cuda.h"
 #include "core/cuda/blas.h"
 
-static size_t workspace_of(const fattni_gemm *first, int64_t batches) {
-    (void)first, (void)batches;
+static size_t workspace_of(const fattn_ctx *ctx, fattn_dtype operands, const fattni_gemm *first, int64_t batches) {
+    (void)ctx, (void)operands, (void)first, (void)batches;
     return FATTNI_CUDA_BLAS_WORKSPACE;
 }
 

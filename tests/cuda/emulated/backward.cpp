@@ -82,14 +82,16 @@ static void set_up(problem *p, const test_case *c) {
     a->right = c->causal ? 0 : c->right < 0 ? FATTNI_FAR : c->right;
     a->shift = a->q_pos0 = c->q_pos0;
     a->scale = 1 / sqrtf((float)D);
-    bwd->lse_factor = HOPPER && FATTNI_BEGINS_WITH_L(K_VARIANT <= FATTNI_VARIANT_CAUSAL, K_D, K_BM) ? -1 / a->scale : 1 / logf(2.0f);
+    bwd->lse_factor =
+        HOPPER && FATTNI_BEGINS_WITH_L(K_VARIANT <= FATTNI_VARIANT_CAUSAL, K_D, K_BM) ? -1 / a->scale : 1 / logf(2.0f);
     a->softcap = K_VARIANT == FATTNI_VARIANT_CAPPED ? SOFTCAP : c->softcap;
     a->vector_qkv = bwd->vector_gradients = !c->odd;
     a->drop_T = (uint32_t)lroundf(65536 * c->dropout);
     a->keep_scale = 65536.0f / (float)(65536 - a->drop_T);
     bwd->dq_scale = bwd->dk_scale = a->scale, bwd->dv_scale = a->keep_scale, bwd->dbias_scale = 1;
     a->seed = 99, a->rng_heads = (uint32_t)c->Hq;
-    a->q = view_of(&p->q), a->k = view_of(&p->k), a->v = view_of(&p->v), a->o = view_of(&p->o), bwd->d_o = view_of(&p->d_o);
+    a->q = view_of(&p->q), a->k = view_of(&p->k), a->v = view_of(&p->v), a->o = view_of(&p->o),
+    bwd->d_o = view_of(&p->d_o);
     bwd->dq = view_of(&p->dq), bwd->dk = view_of(&p->dk), bwd->dv = view_of(&p->dv);
     const int64_t pitch = FATTNI_O_REST_PITCH(D), head = rows_q * pitch;
     p->o_rest.assign((size_t)(batches * c->Hq * head), 0);
