@@ -76,8 +76,8 @@ static fattn_status detect_overlap(fattn_ctx *ctx, const fattni_cuda_kernel *k) 
    is there for 7.5, 8.x, 9.0 and 12.x (cmake/fattn_cuda.cmake). */
 static bool compiles_late(const fattn_ctx *ctx) { return ctx->gpu.arch >= 100 && ctx->gpu.arch / 10 != 12; }
 
-/* Raises the limit of dynamic shared memory. Kernels for huge rows get the maximum, since they are launched with as much
-   as the kernel before them (fattni_bwd_cuda_huge). */
+/* Raises the limit of dynamic shared memory. Kernels for huge rows get the maximum, since they are launched with as
+   much as the kernel before them (fattni_bwd_cuda_huge). */
 static fattn_status raise_limit(fattn_ctx *ctx, const fattni_cuda_kernel *k) {
     const size_t bytes = k->variant == FATTNI_VARIANT_HUGE ? fattni_cuda_most_shared(ctx) : k->shared;
     return fattni_cuda_check(

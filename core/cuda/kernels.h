@@ -26,8 +26,8 @@ const fattni_cuda_kernel *fattni_cuda_prefer(const fattn_ctx *ctx, const fattni_
 /* Shared memory of a block on an architecture, in bytes: what arch_cap allows. */
 size_t fattni_cuda_shared_of(int arch);
 
-/* Whether AUTO is a fused kernel. Not in F32 and F64 on devices with little shared memory where one pass has none: there
-   it is STANDARD in both passes, whose backward needs the P that its forward saves. */
+/* Whether AUTO is a fused kernel. Not in F32 and F64 on devices with little shared memory where one pass has none:
+   there it is STANDARD in both passes, whose backward needs the P that its forward saves. */
 bool fattni_cuda_is_fused(const fattn_ctx *ctx, const fattni_problem *p);
 /* Why a device has no kernel for a call that others run: it has too little shared memory, or this build lacks it. */
 const char *fattni_cuda_why_no_kernel(const fattni_problem *p);
