@@ -5,8 +5,7 @@
 
 #include "core/device/any_dtype.cuh"
 
-/* Of an SM: rows in flight fit the cache together. */
-/* Blocks per SM, of which one of sm_75 holds 1024 threads. */
+/* Of an SM: rows in flight fit the cache together. One of sm_75 holds 1024 threads. */
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
 enum { LOSS_BLOCKS_f32 = 1, LOSS_BLOCKS_f64 = 1 };
 #else
