@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-const fattn_dtype dtypes[4] = {FATTN_BF16, FATTN_F32, FATTN_F64, FATTN_F16};
+const fattn_dtype all_dtypes[4] = {FATTN_BF16, FATTN_F32, FATTN_F64, FATTN_F16};
 
 void must(cudaError_t e, const char *what) { cr_assert_eq(e, cudaSuccess, "%s: %s", what, cudaGetErrorString(e)); }
 
@@ -39,7 +39,7 @@ fattn_ctx *context_or_skip(void) {
 attention_case wide_case(int n) {
     static const int64_t dims[] = {64, 80, 64, 80, 256, 128};
     attention_case c = {.name = "many blocks",
-                        .dtype = dtypes[n % 4],
+                        .dtype = all_dtypes[n % 4],
                         .B = 3,
                         .Hq = 8,
                         .Hkv = 2,

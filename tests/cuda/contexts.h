@@ -20,9 +20,9 @@ fattn_ctx *context_or_skip(void);
 bool has_bf16(void);
 
 /* BF16, F32, F64, F16 */
-extern const fattn_dtype dtypes[4];
+extern const fattn_dtype all_dtypes[4];
 
-/* Many key blocks for few rows each, several waves of them; each kind in every dtype, dtypes[n % 4]. */
+/* Many key blocks for few rows each, several waves of them; each kind in every dtype, all_dtypes[n % 4]. */
 enum { WIDE_CASES = 24 };
 attention_case wide_case(int n);
 
