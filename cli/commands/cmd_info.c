@@ -95,7 +95,7 @@ static void print_kernels(fattn_ctx *ctx, const struct options *o) {
     static const fattn_dtype dtypes[] = {FATTN_F32, FATTN_F64, FATTN_BF16, FATTN_F16};
     printf("\n%s kernels for B 1, H 8, N %lld, d %lld%s\n", fattn_ctx_device(ctx) == FATTN_CPU ? "CPU" : "GPU",
            (long long)o->rows, (long long)o->head_dim, o->causal ? ", causal" : "");
-    printf("%-10s%-7s%-32s%-32s%10s%11s\n", "algorithm", "dtype", "forward", "backward", "saved", "workspace");
+    printf("%-10s%-7s%-46s%-46s%10s%11s\n", "algorithm", "dtype", "forward", "backward", "saved", "workspace");
     for (int a = FATTN_ALGO_AUTO; a <= FATTN_ALGO_FLASH2; ++a) {
         for (size_t d = 0; d < sizeof dtypes / sizeof *dtypes; ++d) {
             const layer_shape shape = {dtypes[d], 1, 8, 8, o->rows, o->rows, o->head_dim};
@@ -104,7 +104,7 @@ static void print_kernels(fattn_ctx *ctx, const struct options *o) {
             printf("%-10s%-7s", names[a], fattn_dtype_name(dtypes[d]));
             char saved[32], workspace[32];
             if (s == FATTN_OK)
-                printf("%-32s%-32s%10s%11s\n", l.plan.fwd_kernel, l.plan.bwd_kernel,
+                printf("%-46s%-46s%10s%11s\n", l.plan.fwd_kernel, l.plan.bwd_kernel,
                        text_of_bytes((double)l.plan.saved_bytes, saved),
                        text_of_bytes((double)l.plan.bwd_workspace, workspace));
             else
