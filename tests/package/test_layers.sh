@@ -34,6 +34,7 @@ bwd/ref            core/attention
 bwd/cpu            core/base core/attention core/cpu
 bwd/cuda           core/*
 bwd/cuda/sm90      core/* bwd/cuda
+bwd/cuda/huge      core/* bwd/cuda
 bwd/materialized   core/* bwd/cpu bwd/cuda
 autograd_c/fixture core/base core/tensor core/files
 autograd_c/optim   core/* autograd_c/*

@@ -334,6 +334,7 @@ static const test_case cases[] = {
 
 int main(void) {
     int wrong = 0;
-    for (size_t n = 0; n < sizeof cases / sizeof *cases; ++n) wrong += check(&cases[n]);
+    for (size_t n = 0; n < sizeof cases / sizeof *cases; ++n)
+        if (!(EMULATED_F16 && cases[n].far)) wrong += check(&cases[n]); /* F16 has no numbers as far */
     return wrong != 0;
 }

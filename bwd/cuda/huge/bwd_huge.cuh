@@ -58,7 +58,7 @@ typedef struct cta_memory {
     shared_memory *memory;
 } cta_memory;
 
-#include "bwd/cuda/bwd_huge_common.cuh"
+#include "bwd/cuda/huge/bwd_huge_common.cuh"
 #include "bwd/cuda/bwd_load16.cuh"
 
 /* This warp's part of S and of the gradients; this lane's first row, and key. */

@@ -34,7 +34,7 @@ typedef struct shared_memory {
 typedef shared_memory cta_memory;
 enum { SHARED_BYTES = sizeof(shared_memory) };
 
-#include "bwd/cuda/bwd_huge_common.cuh"
+#include "bwd/cuda/huge/bwd_huge_common.cuh"
 
 /* Element n of S of this thread. */
 DEVICE int element_row(int n) { return (int)threadIdx.x / EDGE + n * (THREADS / EDGE); }
