@@ -170,14 +170,14 @@ DEVICE uint32_t kept_halves(fattni_block r, int high, int transposed, uint32_t T
     return bits;
 }
 
-/* Keep bits of `tiles` neighbouring tiles, an even number: the elements of tile n are bits 4 (n % 8) and on of
-   keep[n / 8]. Where the tile's corner lies at a multiple of 16 in the whole sequence, a Philox block covers rows
+/* Keep bits of `tiles` neighbouring tiles: the elements of tile n are bits 4 (n % 8) and on of keep[n / 8]. Where their
+   number is even and the tile's corner lies at a multiple of 16 in the whole sequence, a Philox block covers rows
    {r, r+8} by columns {c, c+1, c+8, c+9}. In S these are a lane's eight elements; in S^T two blocks hold the elements
    of two lanes, whose keys are neighbours, and each lane computes one. Elsewhere a block is computed for each
    element. All lanes of the warp take part. */
 DEVICE void keep_tiles(uint32_t *keep, int tiles, const fattni_attention_args *a, const dropout_plane *plane,
                        int transposed, int i, int j) {
-    if (((a->q_pos0 | a->k_pos0) & 15) == 0) {
+    if (tiles % 2 == 0 && ((a->q_pos0 | a->k_pos0) & 15) == 0) { /* a block decides two tiles, from multiples of 16 */
         const int odd = transposed ? j & 1 : 0;
 #pragma unroll
         for (int word = 0; word < (tiles + 7) / 8; ++word) {

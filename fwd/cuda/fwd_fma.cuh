@@ -16,7 +16,7 @@
 #include "core/device/score_terms_fma.cuh"
 
 enum { VECTORS = BM * D / (BLOCK * VECTOR * THREADS) }; /* of a row of a thread's block of O */
-static_assert(BN / BLOCK == LANES_X(S_SPLIT), "a row of S belongs to one warp");
+static_assert(BN / BLOCK == LANES_X(S_SPLIT) && LANES_X(S_SPLIT) >= 4, "a row of S belongs to one warp");
 static_assert(VECTORS * BLOCK * VECTOR * THREADS == BM * D && VECTORS <= 4, "O");
 
 typedef struct shared_memory {
