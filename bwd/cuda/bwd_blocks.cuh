@@ -48,4 +48,23 @@ DEVICE row_block row_block_of(const row_blocks *x, int step) {
     return at;
 }
 
+/* BN keys of one (b, key head). */
+typedef struct key_block {
+    int b, hk, j0, keys; /* keys [j0, j0 + keys) of the sequence */
+    row_blocks rows;     /* that see some of them */
+    sequence s;
+} key_block;
+
+/* Key block `number` of a call. Key blocks vary fastest: with a causal mask the first has the most rows and starts
+   first. Gives 0 if the sequence has no such keys. */
+DEVICE int find_key_block(const fattni_attention_args *a, unsigned number, int BM, int BN, key_block *x) {
+    const block_position at = block_at(number, a->Sk, BN, a->Hkv);
+    x->b = at.b, x->hk = at.h, x->j0 = at.first;
+    x->s = sequence_of(a, at.b);
+    if (at.first >= x->s.Sk) return 0;
+    x->keys = min(BN, x->s.Sk - at.first);
+    x->rows = row_blocks_that_see(&x->s, at.first, x->keys, at.h, a->group, BM);
+    return 1;
+}
+
 #endif

@@ -61,7 +61,7 @@ static layout layout_of(const fattni_problem *p, const fattni_cuda_kernel *k, co
     l.d_o = l.dq + (p->dq.present ? (size_t)l.rows * (size_t)k->D * 4 : 0);
     l.sink = l.d_o + (p->d_o.dtype == FATTN_F32 ? copied_rows(p) * (size_t)k->D * 2 : 0);
     l.dq_semaphore = l.sink + fattni_bwd_cuda_sink_bytes(p, k);
-    l.key_mean = fattni_bwd_cuda_key_mean_parts(p, huge, l.dq_semaphore + fattni_bwd_cuda_semaphore_bytes(p, k));
+    l.key_mean = fattni_bwd_cuda_key_mean_parts(p, k, huge, l.dq_semaphore + fattni_bwd_cuda_semaphore_bytes(p, k));
     l.dq_of_mean = l.key_mean.end;
     l.huge = fattni_bwd_cuda_huge_parts(p, huge, l.dq_of_mean + (keeps_dq_of_mean(p, k, &l) ? vector : 0), l.rows);
     l.counters = l.huge.end;

@@ -50,15 +50,16 @@ void fattni_bwd_cuda_huge_args(const fattni_problem *p, const fattni_cuda_kernel
 fattn_status fattni_bwd_cuda_huge(fattn_ctx *ctx, const fattni_problem *p, const fattni_cuda_kernel *k,
                                   const fattni_cuda_kernel *after, const fattni_bwd_args *bwd);
 
-/* Parts of the workspace for bwd_key_mean.cu from offset `begin` on; huge: the kernel for huge rows, whose D is the
-   pitch. Present where a row of dS sums to a known number, so that dQ can be corrected where it does not: o, lse and
-   delta are of the call's keys alone, no softcap comes between P (dP - delta) and dS, and dS is rounded. */
+/* Parts of the workspace for bwd_key_mean.cu from offset `begin` on; k: the main kernel; huge: the one for huge rows,
+   whose D is the pitch. Present where a row of dS sums to a known number, so that dQ can be corrected where it does
+   not: o, lse and delta are of the call's keys alone, no softcap comes between P (dP - delta) and dS, and the main
+   kernel rounds dS. */
 typedef struct fattni_bwd_key_mean {
     size_t mean, used, end;
     bool present;
 } fattni_bwd_key_mean;
-fattni_bwd_key_mean fattni_bwd_cuda_key_mean_parts(const fattni_problem *p, const fattni_cuda_kernel *huge,
-                                                   size_t begin);
+fattni_bwd_key_mean fattni_bwd_cuda_key_mean_parts(const fattni_problem *p, const fattni_cuda_kernel *k,
+                                                   const fattni_cuda_kernel *huge, size_t begin);
 void fattni_bwd_cuda_key_mean_args(const fattni_problem *p, const fattni_cuda_kernel *huge,
                                    const fattni_bwd_key_mean *parts, fattni_bwd_args *bwd);
 /* The first launch of a call zeroes its counters, the workspace from `zero` to `end`; find_means: and finds the keys'

@@ -16,7 +16,7 @@ static layout layout_of(const fattni_problem *p, const fattni_cuda_kernel *k, co
     const int64_t size = (int64_t)fattn_dtype_size(p->dtype);
     layout l = {.delta = 0, .sink = (size_t)fattni_round_up(rows * size, FATTNI_ALIGN)};
     l.dq_semaphore = l.sink + fattni_bwd_cuda_sink_bytes(p, k);
-    l.key_mean = fattni_bwd_cuda_key_mean_parts(p, huge, l.dq_semaphore + fattni_bwd_cuda_semaphore_bytes(p, k));
+    l.key_mean = fattni_bwd_cuda_key_mean_parts(p, k, huge, l.dq_semaphore + fattni_bwd_cuda_semaphore_bytes(p, k));
     l.huge = fattni_bwd_cuda_huge_parts(p, huge, l.key_mean.end, rows);
     return l;
 }

@@ -67,9 +67,9 @@ fattn_status fattni_bwd_cuda_sink(fattn_ctx *ctx, const fattni_problem *p, const
                       : FATTNI_START(ctx, fattn_bwd_sink_f32, p->Hq, 256, bwd);
 }
 
-fattni_bwd_key_mean fattni_bwd_cuda_key_mean_parts(const fattni_problem *p, const fattni_cuda_kernel *huge,
-                                                   size_t begin) {
-    const bool rounds_ds = p->dtype != FATTN_F64 && (p->dtype != FATTN_F32 || (p->flags & FATTN_TF32));
+fattni_bwd_key_mean fattni_bwd_cuda_key_mean_parts(const fattni_problem *p, const fattni_cuda_kernel *k,
+                                                   const fattni_cuda_kernel *huge, size_t begin) {
+    const bool rounds_ds = p->dtype == FATTN_BF16 || p->dtype == FATTN_F16 || k->tf32;
     fattni_bwd_key_mean at = {.mean = begin, .used = begin, .end = begin};
     at.present = rounds_ds && p->dq.present && !(p->flags & FATTN_MERGE) && !p->delta.present && !(p->softcap > 0);
     if (!at.present) return at;

@@ -68,13 +68,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS) K_NAME(const __gri
     real *const k_tile = tiles->k, *const v_tile = tiles->v, *const q_tile = tiles->q, *const do_tile = tiles->d_o,
                 *const s_tile = tiles->s;
 
-    const block_position at = block_at(blockIdx.x, a->Sk, BN, a->Hkv);
-    const int b = at.b, hk = at.h, j0 = at.first;
-    const sequence s = sequence_of(a, b);
-    if (j0 >= s.Sk) return;
-    const int keys = min(BN, s.Sk - j0);
-    const row_blocks rows = row_blocks_that_see(&s, j0, keys, hk, a->group, BM);
-    const int steps = rows.steps;
+    key_block work;
+    if (!find_key_block(a, blockIdx.x, BM, BN, &work)) return;
+    const int b = work.b, hk = work.hk, j0 = work.j0, keys = work.keys, steps = work.rows.steps;
+    const row_blocks rows = work.rows;
+    const sequence s = work.s;
     const int depth = (a->D + S_DEPTH - 1) / S_DEPTH * S_DEPTH;
     const int depth_v = (a->Dv + S_DEPTH - 1) / S_DEPTH * S_DEPTH;
 

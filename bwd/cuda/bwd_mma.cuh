@@ -211,13 +211,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS) K_NAME(const __gri
     const int key0 = key_of_warp(), warp = (int)threadIdx.x / 32;
     const int dq_row = warp % DQ_WARPS * ROWS_TN, dq_column = warp / DQ_WARPS * DQ_GROUPS * GROUP;
 
-    const block_position at = block_at(blockIdx.x, a->Sk, BN, a->Hkv);
-    const int b = at.b, hk = at.h, j0 = at.first;
-    const sequence s = sequence_of(a, b);
-    if (j0 >= s.Sk) return;
-    const int keys = min(BN, s.Sk - j0);
-    const row_blocks rows = row_blocks_that_see(&s, j0, keys, hk, a->group, BM);
-    const int steps = rows.steps;
+    key_block work;
+    if (!find_key_block(a, blockIdx.x, BM, BN, &work)) return;
+    const int b = work.b, hk = work.hk, j0 = work.j0, keys = work.keys, steps = work.rows.steps;
+    const row_blocks rows = work.rows;
+    const sequence s = work.s;
     const int depth = (max(a->D, a->Dv) + 15) / 16 * 16; /* beyond D or Dv tiles are zero */
 
     real dk[KEY_TILES * GROUPS * VECTOR][4], dv[KEY_TILES * GROUPS * VECTOR][4];

@@ -40,20 +40,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS) K_NAME(const __gri
                    ds_tile = MEMBER_ADDRESS(shared, ds);
     const warp_part w = part_of_warp();
 
-    /* Key blocks vary fastest; with a causal mask the first has the most rows and starts first. */
-    const block_position block = block_at(blockIdx.x, a->Sk, BN, a->Hkv);
-    const int b = block.b, hk = block.h, j0 = block.first;
-    const sequence s = sequence_of(a, b);
-    if (j0 >= s.Sk) return;
-    const int keys = min(BN, s.Sk - j0);
-    const row_blocks rows = row_blocks_that_see(&s, j0, keys, hk, a->group, BM);
-    const int steps = rows.steps;
+    key_block work;
+    if (!find_key_block(a, blockIdx.x, BM, BN, &work)) return;
+    const int b = work.b, hk = work.hk, j0 = work.j0, keys = work.keys, steps = work.rows.steps;
+    const row_blocks rows = work.rows;
+    const sequence s = work.s;
 
-    float dk[2 * COLUMN_TILES][4], dv[2 * COLUMN_TILES][4];
-#pragma unroll
-    for (int c = 0; c < 2 * COLUMN_TILES; ++c)
-#pragma unroll
-        for (int e = 0; e < 4; ++e) dk[c][e] = dv[c][e] = 0.0f;
+    float dk[KEY_TILES * COLUMN_TILES][4], dv[KEY_TILES * COLUMN_TILES][4];
+    clear(dk, KEY_TILES * COLUMN_TILES);
+    clear(dv, KEY_TILES * COLUMN_TILES);
 
     if (steps > 0) {
         const row_block first = row_block_of(&rows, 0);

@@ -23,13 +23,6 @@ enum { SHARED_BYTES = offsetof(shared_memory, v) + (V_IN_REGISTERS ? 0 : BN * PI
 static_assert(BN <= BM, "V passes through the tile of dO, dK and dV through those of Q and dO");
 static_assert(ROW_TILES % 2 == 0 || (ROW_TILES == 1 && D % 32 == 0), "S");
 
-DEVICE void zero(float x[ROW_TILES][4]) {
-#pragma unroll
-    for (int n = 0; n < ROW_TILES; ++n)
-#pragma unroll
-        for (int e = 0; e < 4; ++e) x[n][e] = 0.0f;
-}
-
 /* x += A B^T over D: this warp's rows of V, as the A fragments `v`, times its rows of dO. */
 DEVICE void product_with_fragments(float x[ROW_TILES][4], const uint32_t (*v)[4], uint32_t do_tile, int row0) {
 #pragma unroll
@@ -70,20 +63,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS) K_NAME(const __gri
                    p_tile = MEMBER_ADDRESS(shared, p), v_tile = V_IN_REGISTERS ? do_tile : MEMBER_ADDRESS(shared, v);
     const warp_part w = part_of_warp();
 
-    /* Key blocks vary fastest; with a causal mask the first has the most rows and starts first. */
-    const block_position block = block_at(blockIdx.x, a->Sk, BN, a->Hkv);
-    const int b = block.b, hk = block.h, j0 = block.first;
-    const sequence s = sequence_of(a, b);
-    if (j0 >= s.Sk) return;
-    const int keys = min(BN, s.Sk - j0);
-    const row_blocks rows = row_blocks_that_see(&s, j0, keys, hk, a->group, BM);
-    const int steps = rows.steps;
+    key_block work;
+    if (!find_key_block(a, blockIdx.x, BM, BN, &work)) return;
+    const int b = work.b, hk = work.hk, j0 = work.j0, keys = work.keys, steps = work.rows.steps;
+    const row_blocks rows = work.rows;
+    const sequence s = work.s;
 
     float dk[KEY_TILES * COLUMN_TILES][4], dv[KEY_TILES * COLUMN_TILES][4];
-#pragma unroll
-    for (int c = 0; c < KEY_TILES * COLUMN_TILES; ++c)
-#pragma unroll
-        for (int e = 0; e < 4; ++e) dk[c][e] = dv[c][e] = 0.0f;
+    clear(dk, KEY_TILES * COLUMN_TILES);
+    clear(dv, KEY_TILES * COLUMN_TILES);
 
     uint32_t v[V_IN_REGISTERS ? D / 16 : 1][4];
     if (steps > 0) {
@@ -117,7 +105,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS) K_NAME(const __gri
             product_nt(p[0], KEY_TILES, ROW_TILES, D, lane_16(k_tile, PITCH), w.key0, lane_8(q_tile, PITCH), w.row0,
                        PITCH);
         } else {
-            zero(p[0]);
+            clear(p[0], ROW_TILES);
             product_of_8_rows(p[0][0], 0, k_tile, w.key0, q_tile, w.row0);
         }
         probabilities(p, tanhs, a, &s, &w, &at, tiles->rows[step & 1].lse2);
@@ -126,7 +114,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS) K_NAME(const __gri
             product_nt(ds[0], KEY_TILES, ROW_TILES, D, lane_16(v_tile, PITCH), w.key0, lane_8(do_tile, PITCH), w.row0,
                        PITCH);
         } else {
-            zero(ds[0]);
+            clear(ds[0], ROW_TILES);
             if (ROW_TILES > 1)
                 product_with_fragments(ds[0], v, do_tile, w.row0);
             else

@@ -241,10 +241,7 @@ DEVICE void score_gradients(float ds[KEY_TILES][ROW_TILES][4], const float p[KEY
 DEVICE void add_dq(uint32_t ds_tile, uint32_t k_tile, const fattni_bwd_args *bwd, const sequence *s, const warp_part *w,
                    const tile_position *at, int has_mean) {
     float dq[2 * DQ_TILES][4];
-#pragma unroll
-    for (int c = 0; c < 2 * DQ_TILES; ++c)
-#pragma unroll
-        for (int e = 0; e < 4; ++e) dq[c][e] = 0.0f;
+    clear(dq, 2 * DQ_TILES);
     product_nn(dq, 2, DQ_TILES, BN, lane_8(ds_tile, P_PITCH), w->dq_row0, P_PITCH, 1, lane_16(k_tile, PITCH),
                w->dq_column0, PITCH);
     if (!bwd->dq_accumulator) return;

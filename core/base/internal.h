@@ -20,10 +20,12 @@ enum { FATTNI_MOST_THREADS = 4096 }; /* of a context: bounds the sizes of per-th
 
 /* Properties of a context's GPU; zero on the CPU. */
 typedef struct fattni_gpu {
-    int arch;      /* 90 for sm_90, capped by arch_cap */
-    int sms;       /* capped by sm_limit */
-    bool overlaps; /* programmatic dependent launch is available (fattni_cuda_start_early) */
-    size_t shared_limit, l2_bytes;
+    int arch;                /* 90 for sm_90, capped by arch_cap */
+    int sms;                 /* capped by sm_limit */
+    bool overlaps;           /* programmatic dependent launch is available (fattni_cuda_start_early) */
+    size_t shared_limit;     /* of a block, capped by arch_cap */
+    size_t shared_of_device; /* not capped */
+    size_t l2_bytes;
     struct fattni_cuda_blas *blas; /* NULL: cuBLAS was not found */
     struct fattni_cuda_driver *driver;
 } fattni_gpu;

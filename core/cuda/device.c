@@ -57,9 +57,9 @@ static const void *pointer_of(fattni_cuda_any f) {
     return p;
 }
 
-size_t fattni_cuda_most_shared(const fattn_ctx *ctx) {
-    return ctx->gpu.shared_limit - 1024; /* static shared memory of any kernel is less */
-}
+enum { STATIC_SHARED = 1024 }; /* of any kernel it is less */
+
+size_t fattni_cuda_most_shared(const fattn_ctx *ctx) { return ctx->gpu.shared_limit - STATIC_SHARED; }
 
 /* griddepcontrol exists only in code for 9.0 or later: whether one kernel for huge rows has such code tells it of all.
    Graphs support programmatic launches from CUDA 12.3 on. */
@@ -76,10 +76,11 @@ static fattn_status detect_overlap(fattn_ctx *ctx, const fattni_cuda_kernel *k) 
    is there for 7.5, 8.x, 9.0 and 12.x (cmake/fattn_cuda.cmake). */
 static bool compiles_late(const fattn_ctx *ctx) { return ctx->gpu.arch >= 100 && ctx->gpu.arch / 10 != 12; }
 
-/* Raises the limit of dynamic shared memory. Kernels for huge rows get the maximum, since they are launched with as
-   much as the kernel before them (fattni_bwd_cuda_huge). */
+/* Raises the limit of dynamic shared memory. Kernels for huge rows get the device's maximum, since they are launched
+   with as much as the kernel before them (fattni_bwd_cuda_huge), and the limit is one for all contexts of a process. */
 static fattn_status raise_limit(fattn_ctx *ctx, const fattni_cuda_kernel *k) {
-    const size_t bytes = k->variant == FATTNI_VARIANT_HUGE ? fattni_cuda_most_shared(ctx) : k->shared;
+    const bool huge = k->variant == FATTNI_VARIANT_HUGE;
+    const size_t bytes = huge ? ctx->gpu.shared_of_device - STATIC_SHARED : k->shared;
     return fattni_cuda_check(
         ctx, cudaFuncSetAttribute(pointer_of(k->stub), cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes),
         k->name);
@@ -130,7 +131,7 @@ static fattn_status read_properties(fattn_ctx *ctx) {
     const bool capped = ctx->arch_cap >= FATTNI_CUDA_OLDEST && ctx->arch_cap < arch;
     ctx->gpu.arch = capped ? ctx->arch_cap : arch;
     ctx->gpu.sms = ctx->sm_limit > 0 && ctx->sm_limit < sms ? ctx->sm_limit : sms;
-    ctx->gpu.shared_limit = (size_t)shared;
+    ctx->gpu.shared_limit = ctx->gpu.shared_of_device = (size_t)shared;
     if (capped && fattni_cuda_shared_of(ctx->arch_cap) < ctx->gpu.shared_limit)
         ctx->gpu.shared_limit = fattni_cuda_shared_of(ctx->arch_cap);
     ctx->gpu.l2_bytes = (size_t)l2;

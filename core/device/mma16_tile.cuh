@@ -86,6 +86,13 @@ DEVICE void load_a_trans(uint32_t a[4], uint32_t lane_address, int columns, int 
 /* Products of one warp: accumulators x[row_tiles][column_tiles][4] of 16 x 8 tiles, row_tiles at most 2. All sizes are
    constants; fragments are loaded one product ahead. */
 
+DEVICE void clear(float (*x)[4], int tiles) {
+#pragma unroll
+    for (int n = 0; n < tiles; ++n)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) x[n][e] = 0.0f;
+}
+
 /* x = A B^T over `depth`: rows a_row.. of one tile (lane_16) and b_row.. of another (lane_8). */
 DEVICE void product_nt(float (*x)[4], int row_tiles, int column_tiles, int depth, uint32_t a_lane, int a_row,
                        uint32_t b_lane, int b_row, int columns) {
@@ -94,10 +101,7 @@ DEVICE void product_nt(float (*x)[4], int row_tiles, int column_tiles, int depth
 #pragma unroll
     for (int r = 0; r < row_tiles; ++r) load_a(a[0][r], a_lane, columns, a_row + 16 * r, 0);
     load_b(b[0], b_lane, columns, b_row, 0);
-#pragma unroll
-    for (int n = 0; n < row_tiles * column_tiles; ++n)
-#pragma unroll
-        for (int e = 0; e < 4; ++e) x[n][e] = 0.0f;
+    clear(x, row_tiles * column_tiles);
 #pragma unroll
     for (int step = 0; step < steps; ++step)
 #pragma unroll

@@ -5,6 +5,12 @@
 #include <stdlib.h>
 #include <string.h>
 
+int call_arch(void) {
+    const char *const arch = getenv("FATTN_TEST_ARCH");
+    return arch ? atoi(arch) : 0;
+}
+bool call_has_bf16(void) { return !call_arch() || call_arch() >= 80; }
+
 void call_must(fattn_ctx *ctx, fattn_status s, const char *what) {
     if (s == FATTN_OK) return;
     fprintf(stderr, "%s: %s: %s\n", what, fattn_status_name(s), fattn_ctx_error(ctx));

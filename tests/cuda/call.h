@@ -6,7 +6,13 @@
 
 #include "cases.h"
 
+#include <stdbool.h>
 #include <stddef.h>
+
+/* FATTN_TEST_ARCH of the environment, 75, 80, 86 or 89, or 0: for arch_cap, so that contexts have the kernels and the
+   shared memory of such a GPU. Whether it takes BF16. */
+int call_arch(void);
+bool call_has_bf16(void);
 
 enum call_tensor {
     CALL_Q,

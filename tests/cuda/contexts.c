@@ -7,14 +7,10 @@ const fattn_dtype all_dtypes[4] = {FATTN_BF16, FATTN_F32, FATTN_F64, FATTN_F16};
 
 void must(cudaError_t e, const char *what) { cr_assert_eq(e, cudaSuccess, "%s: %s", what, cudaGetErrorString(e)); }
 
-/* FATTN_TEST_ARCH in the environment caps every context. */
 static int capped(int arch_cap) {
-    const char *const text = getenv("FATTN_TEST_ARCH");
-    const int most = text ? atoi(text) : 0;
+    const int most = call_arch();
     return most && (!arch_cap || most < arch_cap) ? most : arch_cap;
 }
-
-bool has_bf16(void) { return !capped(0) || capped(0) >= 80; }
 
 fattn_ctx *context_of(fattn_stream stream, int sm_limit, int arch_cap) {
     int count = 0;

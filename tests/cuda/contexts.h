@@ -10,14 +10,10 @@
 
 void must(cudaError_t e, const char *what);
 
-/* On device 0; NULL without one. */
+/* On device 0; NULL without one. call_arch() and `arch_cap` cap it. */
 fattn_ctx *context_of(fattn_stream stream, int sm_limit, int arch_cap);
 fattn_ctx *context(fattn_stream stream, int sm_limit);
 fattn_ctx *context_or_skip(void);
-
-/* With FATTN_TEST_ARCH=75, 80, 86 or 89 in the environment contexts have the kernels and the shared memory of such a
-   GPU. Whether it takes BF16. */
-bool has_bf16(void);
 
 /* BF16, F32, F64, F16 */
 extern const fattn_dtype all_dtypes[4];

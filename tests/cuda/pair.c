@@ -1,13 +1,15 @@
 #include "pair.h"
 
 #include "attention.h"
+#include "call.h"
 #include "device.h"
 
 pair pair_or_skip(uint32_t flags) {
     pair p = {.gpu = device_context(0)};
     if (!p.gpu) cr_skip_test("no CUDA device");
     if (flags) {
-        const fattn_ctx_options o = {.struct_size = sizeof o, .device = FATTN_CUDA, .flags = flags};
+        const fattn_ctx_options o = {
+            .struct_size = sizeof o, .device = FATTN_CUDA, .flags = flags, .arch_cap = call_arch()};
         fattn_ctx_destroy(p.gpu);
         cr_assert_eq(fattn_ctx_create(&o, &p.gpu), FATTN_OK);
     }

@@ -79,7 +79,8 @@ int main(int argc, char **argv) {
     static const int64_t dims[] = {64, 80, 96, 128, 256};
     int64_t failures = 0;
     for (int limit = 0; limit <= 3; limit += 3) {
-        const fattn_ctx_options o = {.struct_size = sizeof o, .device = FATTN_CUDA, .sm_limit = limit};
+        const fattn_ctx_options o = {
+            .struct_size = sizeof o, .device = FATTN_CUDA, .sm_limit = limit, .arch_cap = call_arch()};
         fattn_ctx *ctx;
         if (fattn_ctx_create(&o, &ctx) != FATTN_OK) {
             printf("skipped: no CUDA device\n");
@@ -90,7 +91,7 @@ int main(int argc, char **argv) {
                 for (size_t n = 0; n < sizeof cases / sizeof *cases; ++n) {
                     attention_case a = cases[n];
                     a.dtype = dtypes[t], a.D = dims[d];
-                    if (only && only != a.D) continue;
+                    if ((only && only != a.D) || (a.dtype == FATTN_BF16 && !call_has_bf16())) continue;
                     failures += repeat(ctx, &a, runs);
                 }
         fattn_ctx_destroy(ctx);

@@ -61,7 +61,7 @@ int main(int argc, char **argv) {
     const int64_t widest = argc > 1 ? atoll(argv[1]) : 256;
     static const fattn_dtype dtypes[] = {FATTN_BF16, FATTN_F16, FATTN_F32, FATTN_F64, FATTN_F32};
     static const int64_t factors[] = {1, 2, 4}; /* D = 64, 128, 256 */
-    const fattn_ctx_options o = {.struct_size = sizeof o, .device = FATTN_CUDA};
+    const fattn_ctx_options o = {.struct_size = sizeof o, .device = FATTN_CUDA, .arch_cap = call_arch()};
     fattn_ctx *ctx;
     if (fattn_ctx_create(&o, &ctx) != FATTN_OK) {
         printf("skipped: no CUDA device\n");
@@ -74,6 +74,7 @@ int main(int argc, char **argv) {
             for (size_t n = 0; n < sizeof cases / sizeof *cases; ++n) {
                 attention_case a = cases[n];
                 a.dtype = dtypes[t];
+                if (a.dtype == FATTN_BF16 && !call_has_bf16()) continue;
                 if (t == 4) a.flags |= FATTN_TF32;
                 a.D *= factors[f], a.Dv *= factors[f];
                 call *const c = call_new(ctx, &a);

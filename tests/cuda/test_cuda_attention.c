@@ -35,7 +35,7 @@ static void check_rounded(fattn_ctx *cpu, const attention_case *c, fattn_dtype d
 }
 
 /* The device's 16-bit types in turn. */
-static fattn_dtype half_type(bool bf16) { return bf16 && has_bf16() ? FATTN_BF16 : FATTN_F16; }
+static fattn_dtype half_type(bool bf16) { return bf16 && call_has_bf16() ? FATTN_BF16 : FATTN_F16; }
 
 static void check(fattn_ctx *cpu, const attention_case *c, fattn_dtype dtype) {
     dtype = half_type(dtype == FATTN_BF16);

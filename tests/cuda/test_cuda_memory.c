@@ -9,7 +9,7 @@
 static fattn_ctx *context_or_skip(void) {
     int count = 0;
     if (cudaGetDeviceCount(&count) != cudaSuccess || count == 0) cr_skip_test("no CUDA device");
-    const fattn_ctx_options o = {.struct_size = sizeof o, .device = FATTN_CUDA};
+    const fattn_ctx_options o = {.struct_size = sizeof o, .device = FATTN_CUDA, .arch_cap = call_arch()};
     fattn_ctx *ctx;
     cr_assert_eq(fattn_ctx_create(&o, &ctx), FATTN_OK);
     return ctx;

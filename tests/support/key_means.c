@@ -97,8 +97,10 @@ void key_means_check(fattn_ctx *ctx, const attention_case *c, double least, enum
     const double without = error_of_dq(ctx, c, 0, by, on_device);
     for (int n = 0; n < 3 && of_keys[n] >= least; ++n) {
         const double with = error_of_dq(ctx, c, of_keys[n], by, on_device);
-        cr_assert(with <= 1.5 * without, "%s %s, D %d: with means of %g dq is off by %.2e, without by %.2e", c->name,
-                  fattn_dtype_name(c->dtype), (int)c->D, of_keys[n], with, without);
+        /* A score is a sum of D terms in F32, and as large as the mean: a random walk of D roundings. */
+        const double of_scores = of_keys[n] * sqrt((double)c->D) * 0x1p-24;
+        cr_assert(with <= 1.5 * without + of_scores, "%s %s, D %d: with means of %g dq is off by %.2e, without by %.2e",
+                  c->name, fattn_dtype_name(c->dtype), (int)c->D, of_keys[n], with, without);
     }
 }
 

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import tempfile
 
-import h5py
+from checkpoint_seal import change
 
 FATTN = os.path.join(os.environ["FATTN_BUILD"], "bin", "fattn")
 TINY = ["--task", "text", "--layers", "1", "--channels", "16", "--heads", "2", "--context", "16",
@@ -71,27 +71,17 @@ def any_text_that_is_long_enough(folder):
           "--sample", "0")
 
 
-def reseal(path):
-    with open(path, "rb") as f:
-        content = f.read()
-    value = 0xcbf29ce484222325
-    for byte in content:
-        value = (value ^ byte) * 0x100000001b3 % 2**64
-    write(path, content + b"fattnck1" + value.to_bytes(8, "little"))
-
-
 def old_checkpoints_say_so(folder):
     text = write(os.path.join(folder, "text"), b"some words, 3 or 4\n" * 3000)
     here = os.path.join(folder, "run")
     train(*TINY, "--text", text, "--checkpoint", here, "--steps", "1", "--sample", "0")
-    path = os.path.join(here, "step-000000001.h5")
-    os.truncate(path, os.path.getsize(path) - 16)
-    with h5py.File(path, "r+", libver="latest") as f:
+
+    def keep_96_symbols(f):
         for name in ("params/embedding", "adam/m/embedding", "adam/v/embedding"):
             numbers = f[name][:96]
             del f[name]
             f.create_dataset(name, data=numbers)
-    reseal(path)
+    change(os.path.join(here, "step-000000001.h5"), keep_96_symbols)
     says = train("--resume", here, code=1)
     assert "96 symbols" in says and "256" in says and "another version" in says, says
 

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 
-import h5py
+from checkpoint_seal import change
 
 FATTN = os.path.join(os.environ["FATTN_BUILD"], "bin", "fattn")
 TINY = ["--task", "recall", "--layers", "1", "--channels", "16", "--heads", "2", "--context", "16",
@@ -98,20 +98,6 @@ def full_disks(folder):
     file = os.path.join(folder, "file")
     open(file, "w").close()
     run(*TINY, "--checkpoint", os.path.join(file, "inside"), code=1, says="cannot write")
-
-
-def change(path, how):
-    """Changes an open checkpoint, and gives it a valid seal (cli/train/durable.c)."""
-    with open(path, "rb") as f:
-        mark = f.read()[-16:-8]
-    with h5py.File(path, "r+") as f:
-        how(f)
-    with open(path, "rb") as f:
-        body, digest = f.read(), 0xcbf29ce484222325
-    for byte in body:
-        digest = (digest ^ byte) * 0x100000001b3 % 2**64
-    with open(path, "ab") as f:
-        f.write(mark + digest.to_bytes(8, "little"))
 
 
 def checkpoints(folder):

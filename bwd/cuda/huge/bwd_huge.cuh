@@ -268,11 +268,9 @@ DEVICE void add_rows(const gradient x, const fattni_view *to, const sequence *s,
     }
 }
 
-DEVICE void clear(gradient x) {
+DEVICE void clear_gradient(gradient x) {
 #pragma unroll
-    for (int n = 0; n < PANELS * COLUMN_TILES; ++n)
-#pragma unroll
-        for (int e = 0; e < 4; ++e) x[n / COLUMN_TILES][n % COLUMN_TILES][e] = 0.0f;
+    for (int panel = 0; panel < PANELS; ++panel) clear(x[panel], COLUMN_TILES);
 }
 
 /* Adds this warp's 16 rows of dS, summed over the keys: element 2e is row g + 8e. */
@@ -302,22 +300,19 @@ DEVICE void subtract_excess(gradient dq, const float sum[4], const float *ds_sum
 
 DEVICE void row_task(const fattni_bwd_args *bwd, cta_memory *m, int task) {
     const fattni_attention_args *const a = &bwd->a;
-    const block_position at = block_at((unsigned)task, a->Sq, BM, a->Hq);
-    const int b = at.b, h = at.h, i0 = at.first;
-    const sequence s = sequence_of(a, b);
-    const int huge = i0 < s.Sq && has_huge_rows(a, &s, h, i0);
-    if (threadIdx.x == 0) bwd->huge_blocks[task] = huge;
-    if (!huge) return;
+    huge_rows work;
+    if (!find_huge_rows(bwd, task, &work)) return;
+    const int b = work.b, h = work.h, i0 = work.i0, rows = work.rows;
+    const sequence s = work.s;
     load_both(m, bwd, &s, Q, h, i0);
     wait_loads();
-    const int rows = min(BM, s.Sq - i0);
     const interval keys = keys_seen_by(&s, i0, rows);
     find_statistics(bwd, &s, m, b, h, i0, keys.begin, keys.end);
     if (!bwd->dq.p && !bwd->d_bias.p) return;
     const float *const key_mean = key_mean_of(bwd, b, h / a->group);
     float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
     gradient dq;
-    clear(dq);
+    clear_gradient(dq);
     for (int j0 = keys.begin / BN * BN; j0 < keys.end; j0 += BN) {
         __syncthreads(); /* no warp reads the last tiles */
         load_both(m, bwd, &s, K, h, j0);
@@ -341,38 +336,37 @@ DEVICE void row_task(const fattni_bwd_args *bwd, cta_memory *m, int task) {
 enum { DK = 1, DV = 2 };
 DEVICE void key_gradients(const fattni_bwd_args *bwd, const cta_memory *m, int task, const int want) {
     const fattni_attention_args *const a = &bwd->a;
-    const block_position at = block_at((unsigned)task, a->Sk, BN, a->Hkv);
-    const int b = at.b, hk = at.h, j0 = at.first, row_blocks = (a->Sq + BM - 1) / BM;
-    const sequence s = sequence_of(a, b);
     const int with_dk = (want & DK) && bwd->dk.p, with_dv = (want & DV) && bwd->dv.p;
-    if (j0 >= s.Sk || !(with_dk || with_dv)) return;
-    const int keys = min(BN, s.Sk - j0);
-    const interval rows = rows_that_see(&s, j0, keys);
+    key_block work;
+    if (!(with_dk || with_dv) || !find_key_block(a, (unsigned)task, BM, BN, &work)) return;
+    const int b = work.b, hk = work.hk, j0 = work.j0, keys = work.keys;
+    const row_blocks rows = work.rows;
+    const sequence s = work.s;
     gradient dk, dv;
     int any = 0;
-    clear(dk), clear(dv);
-    for (int h = hk * a->group; h < (hk + 1) * a->group; ++h)
-        for (int block = rows.begin / BM; block * BM < rows.end; ++block) {
-            if (!bwd->huge_blocks[(b * a->Hq + h) * (int64_t)row_blocks + block]) continue;
-            const int i0 = block * BM;
-            __syncthreads(); /* no warp reads the last tiles */
-            if (!any) load_both(m, bwd, &s, K, h, j0);
-            any = 1;
-            load_both(m, bwd, &s, Q, h, i0);
-            const int r = (int)threadIdx.x;
-            if (r < BM) load_statistics(m->memory, bwd, r, row_base(bwd, &s, b, h) + i0 + r, i0 + r < s.Sq);
-            wait_loads();
-            gradients(bwd, &s, m, b, h, i0, j0, 0);
+    clear_gradient(dk), clear_gradient(dv);
+    for (int step = 0; step < rows.steps; ++step) {
+        const row_block now = row_block_of(&rows, step);
+        const int h = now.h, i0 = now.i0;
+        if (!is_huge(bwd, b, h, i0)) continue;
+        __syncthreads(); /* no warp reads the last tiles */
+        if (!any) load_both(m, bwd, &s, K, h, j0);
+        any = 1;
+        load_both(m, bwd, &s, Q, h, i0);
+        const int r = (int)threadIdx.x;
+        if (r < BM) load_statistics(m->memory, bwd, r, row_base(bwd, &s, b, h) + i0 + r, i0 + r < s.Sq);
+        wait_loads();
+        gradients(bwd, &s, m, b, h, i0, j0, 0);
 #pragma unroll
-            for (int panel = 0; panel < PANELS; ++panel) {
-                if (want & DV)
-                    product_nn(dv[panel], 1, COLUMN_TILES, BM, lane_8(MEMBER_ADDRESS(m->shared, p), BN), first_row(),
-                               BN, 1, lane_16(panel_of(m, bwd, &s, DO, panel, h, i0), PITCH), first_column(), PITCH);
-                if (want & DK)
-                    product_nn(dk[panel], 1, COLUMN_TILES, BM, lane_8(MEMBER_ADDRESS(m->shared, ds), BN), first_row(),
-                               BN, 1, lane_16(panel_of(m, bwd, &s, Q, panel, h, i0), PITCH), first_column(), PITCH);
-            }
+        for (int panel = 0; panel < PANELS; ++panel) {
+            if (want & DV)
+                product_nn(dv[panel], 1, COLUMN_TILES, BM, lane_8(MEMBER_ADDRESS(m->shared, p), BN), first_row(), BN, 1,
+                           lane_16(panel_of(m, bwd, &s, DO, panel, h, i0), PITCH), first_column(), PITCH);
+            if (want & DK)
+                product_nn(dk[panel], 1, COLUMN_TILES, BM, lane_8(MEMBER_ADDRESS(m->shared, ds), BN), first_row(), BN,
+                           1, lane_16(panel_of(m, bwd, &s, Q, panel, h, i0), PITCH), first_column(), PITCH);
         }
+    }
     if (!any) return;
     const int key = lane_row(); /* of the gradients */
     const int inside[2] = {key < keys, key + 8 < keys};

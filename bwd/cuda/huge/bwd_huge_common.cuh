@@ -26,6 +26,29 @@ DEVICE int has_huge_rows(const fattni_attention_args *a, const sequence *s, int 
     return __syncthreads_or(huge);
 }
 
+/* The row block of a task: rows [i0, i0 + rows) of one (sequence, head). */
+typedef struct huge_rows {
+    int b, h, i0, rows;
+    sequence s;
+} huge_rows;
+/* Finds it and notes for the key tasks whether it has huge rows; gives 0 if not. All threads. */
+DEVICE int find_huge_rows(const fattni_bwd_args *bwd, int task, huge_rows *x) {
+    const fattni_attention_args *const a = &bwd->a;
+    const block_position at = block_at((unsigned)task, a->Sq, BM, a->Hq);
+    x->b = at.b, x->h = at.h, x->i0 = at.first;
+    x->s = sequence_of(a, at.b);
+    x->rows = min(BM, x->s.Sq - at.first);
+    const int huge = x->rows > 0 && has_huge_rows(a, &x->s, at.h, at.first);
+    if (threadIdx.x == 0) bwd->huge_blocks[task] = huge;
+    return huge;
+}
+/* What find_huge_rows noted. */
+DEVICE int is_huge(const fattni_bwd_args *bwd, int b, int h, int i0) {
+    const fattni_attention_args *const a = &bwd->a;
+    const int row_blocks = (a->Sq + BM - 1) / BM;
+    return bwd->huge_blocks[(b * a->Hq + h) * (int64_t)row_blocks + i0 / BM];
+}
+
 /* log l of a row from its L, m and l: L - m where that differs by more than rounding, for L may include other keys. */
 DEVICE real log_sum_of(real L, real max, real sum) {
     const real log_sum = log(sum), more = L - max - log_sum;

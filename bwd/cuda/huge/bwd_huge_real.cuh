@@ -172,15 +172,12 @@ DEVICE void add_rows(const real sums[SUMS], const fattni_view *to, const sequenc
 
 DEVICE void row_task(const fattni_bwd_args *bwd, cta_memory *m, int task) {
     const fattni_attention_args *const a = &bwd->a;
-    const block_position at = block_at((unsigned)task, a->Sq, EDGE, a->Hq);
-    const int b = at.b, h = at.h, i0 = at.first;
-    const sequence s = sequence_of(a, b);
-    const int huge = i0 < s.Sq && has_huge_rows(a, &s, h, i0);
-    if (threadIdx.x == 0) bwd->huge_blocks[task] = huge;
-    if (!huge) return;
+    huge_rows work;
+    if (!find_huge_rows(bwd, task, &work)) return;
+    const int b = work.b, h = work.h, i0 = work.i0, rows = work.rows;
+    const sequence s = work.s;
     load_rows(bwd, &s, m, h, i0);
     __syncthreads();
-    const int rows = min(EDGE, s.Sq - i0);
     const interval keys = keys_seen_by(&s, i0, rows);
     find_statistics(bwd, &s, m, b, h, i0, keys.begin, keys.end);
     if (!bwd->dq.p && !bwd->d_bias.p) return;
@@ -202,34 +199,33 @@ DEVICE void row_task(const fattni_bwd_args *bwd, cta_memory *m, int task) {
 
 DEVICE void key_task(const fattni_bwd_args *bwd, cta_memory *m, int task) {
     const fattni_attention_args *const a = &bwd->a;
-    const block_position at = block_at((unsigned)task, a->Sk, EDGE, a->Hkv);
-    const int b = at.b, hk = at.h, j0 = at.first, row_blocks = (a->Sq + EDGE - 1) / EDGE;
-    const sequence s = sequence_of(a, b);
-    if (j0 >= s.Sk || !(bwd->dk.p || bwd->dv.p)) return;
-    const int keys = min(EDGE, s.Sk - j0);
-    const interval rows = rows_that_see(&s, j0, keys);
+    key_block work;
+    if (!(bwd->dk.p || bwd->dv.p) || !find_key_block(a, (unsigned)task, EDGE, EDGE, &work)) return;
+    const int b = work.b, hk = work.hk, j0 = work.j0, keys = work.keys;
+    const row_blocks rows = work.rows;
+    const sequence s = work.s;
     real dk[SUMS], dv[SUMS];
     int any = 0;
 #pragma unroll
     for (int n = 0; n < SUMS; ++n) dk[n] = dv[n] = 0;
-    for (int h = hk * a->group; h < (hk + 1) * a->group; ++h)
-        for (int block = rows.begin / EDGE; block * EDGE < rows.end; ++block) {
-            if (!bwd->huge_blocks[(b * a->Hq + h) * (int64_t)row_blocks + block]) continue;
-            const int i0 = block * EDGE, r = (int)threadIdx.x, inside = i0 + r < s.Sq;
-            __syncthreads(); /* no warp reads the last tiles */
-            if (!any) load_keys(a, &s, m, hk, j0);
-            any = 1;
-            load_rows(bwd, &s, m, h, i0);
-            if (r < EDGE) load_statistics(m, bwd, r, inside ? row_number(a, &s, h, i0 + r) : 0, inside);
-            __syncthreads();
-            gradients(bwd, &s, m, b, h, i0, j0, 0);
-            for (int r = 0; r < EDGE; ++r)
+    for (int step = 0; step < rows.steps; ++step) {
+        const row_block now = row_block_of(&rows, step);
+        const int h = now.h, i0 = now.i0, row = (int)threadIdx.x, inside = i0 + row < s.Sq;
+        if (!is_huge(bwd, b, h, i0)) continue;
+        __syncthreads(); /* no warp reads the last tiles */
+        if (!any) load_keys(a, &s, m, hk, j0);
+        any = 1;
+        load_rows(bwd, &s, m, h, i0);
+        if (row < EDGE) load_statistics(m, bwd, row, inside ? row_number(a, &s, h, i0 + row) : 0, inside);
+        __syncthreads();
+        gradients(bwd, &s, m, b, h, i0, j0, 0);
+        for (int r = 0; r < EDGE; ++r)
 #pragma unroll
-                for (int n = 0; n < SUMS; ++n) {
-                    dk[n] = fma(m->ds[r * S_PITCH + sum_row(n)], m->q[r * PITCH + sum_column()], dk[n]);
-                    dv[n] = fma(m->p[r * S_PITCH + sum_row(n)], m->d_o[r * PITCH + sum_column()], dv[n]);
-                }
-        }
+            for (int n = 0; n < SUMS; ++n) {
+                dk[n] = fma(m->ds[r * S_PITCH + sum_row(n)], m->q[r * PITCH + sum_column()], dk[n]);
+                dv[n] = fma(m->p[r * S_PITCH + sum_row(n)], m->d_o[r * PITCH + sum_column()], dv[n]);
+            }
+    }
     if (!any) return;
     if (bwd->dk.p) add_rows(dk, &bwd->dk, &s, hk, s.k0 + j0, ARG(a, scale), keys, a->D);
     if (bwd->dv.p) add_rows(dv, &bwd->dv, &s, hk, s.k0 + j0, ARG(a, keep_scale), keys, a->Dv);
