@@ -108,6 +108,19 @@ static int64_t total(const int32_t *lengths, int64_t count) {
     return sum;
 }
 
+/* Memory full of NaN. */
+static fattn_tensor poisoned(fattn_ctx *ctx, size_t bytes) {
+    const int64_t words[1] = {(int64_t)(bytes / 4 + 1)};
+    fattn_tensor t;
+    call_must(ctx, fattn_tensor_alloc(ctx, FATTN_F32, 1, words, &t), "memory of a call");
+    double *const poison = room((size_t)words[0] * sizeof *poison);
+    for (int64_t n = 0; n < words[0]; ++n) poison[n] = NAN;
+    const fattn_tensor from = fattn_tensor_view(poison, FATTN_F64, FATTN_CPU, 0, 1, words);
+    call_must(ctx, fattn_tensor_copy(ctx, &t, &from), "poison");
+    free(poison);
+    return t;
+}
+
 call *call_new(fattn_ctx *ctx, const attention_case *a) {
     call *const c = room(sizeof *c);
     *c = (call){.ctx = ctx};
@@ -160,15 +173,12 @@ call *call_new(fattn_ctx *ctx, const attention_case *a) {
     c->plan = (fattn_attention_plan){.struct_size = sizeof c->plan};
     call_must(ctx, fattn_attention_query(ctx, &c->params, &c->io, &c->plan), a->name);
     const size_t f = c->plan.fwd_workspace, b = c->plan.bwd_workspace;
-    const int64_t words[1] = {(int64_t)((f > b ? f : b) / 4 + 1)};
-    call_must(ctx, fattn_tensor_alloc(ctx, FATTN_F32, 1, words, &c->workspace), "workspace");
-    double *const poison = room((size_t)words[0] * sizeof *poison);
-    for (int64_t n = 0; n < words[0]; ++n) poison[n] = NAN;
-    const fattn_tensor from = fattn_tensor_view(poison, FATTN_F64, FATTN_CPU, 0, 1, words);
-    call_must(ctx, fattn_tensor_copy(ctx, &c->workspace, &from), "poison");
-    free(poison);
+    c->workspace = poisoned(ctx, f > b ? f : b);
     c->io.workspace = c->workspace.data;
     c->io.workspace_bytes = f > b ? f : b;
+    c->saved = poisoned(ctx, c->plan.saved_bytes);
+    c->io.saved = c->saved.data;
+    c->io.saved_bytes = c->plan.saved_bytes;
     return c;
 }
 
@@ -176,6 +186,7 @@ void call_free(call *c) {
     call_must(c->ctx, fattn_ctx_sync(c->ctx), "sync");
     for (int id = 0; id < CALL_COUNT; ++id) fattn_tensor_free(c->ctx, &c->t[id]);
     fattn_tensor_free(c->ctx, &c->workspace);
+    fattn_tensor_free(c->ctx, &c->saved);
     free(c);
 }
 

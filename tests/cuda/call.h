@@ -44,7 +44,7 @@ typedef struct call {
     fattn_attention_params params;
     fattn_attention_io io; /* points to t */
     fattn_attention_plan plan;
-    fattn_tensor t[CALL_COUNT], workspace;
+    fattn_tensor t[CALL_COUNT], workspace, saved;
 } call;
 
 /* Of the case's fields: sizes, dtype, flags, numbers, bias, alibi, sink, d_lse, rng_step, wide,

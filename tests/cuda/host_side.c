@@ -273,6 +273,7 @@ Test(host_side, every_architecture_has_kernels) {
             const fattni_cuda_kernel *const fwd = kernel_called(fattni_fwd_cuda_kernels, plan.fwd_kernel),
                                             *const bwd = kernel_called(fattni_bwd_cuda_kernels, plan.bwd_kernel);
             cr_assert(fwd->shared <= limit && bwd->shared <= limit);
+            cr_assert_eq(fwd->tf32, bwd->tf32, "%s, %s: delta must be that of the rounded O", fwd->name, bwd->name);
             cr_assert(fwd->D >= D && bwd->D >= D && fwd->dtype == x.t[Q].dtype && bwd->dtype == x.t[Q].dtype);
             cr_assert((arch == 90) == (fwd->arch == 90) || arch == 90);
             cr_assert(arch >= 80 || (fwd->arch == 75 && bwd->arch == 75));

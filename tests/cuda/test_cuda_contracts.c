@@ -81,7 +81,7 @@ Test(cuda_contracts, deterministic_and_atomic_sums_agree, .timeout = 100) {
         call *const fixed = call_new(ctx, &a);
         a.flags &= ~(uint32_t)FATTN_DETERMINISTIC;
         call *const any = call_new(ctx, &a);
-        cr_assert_eq(any->plan.deterministic, 0);
+        cr_assert(!any->plan.deterministic || strstr(any->plan.bwd_kernel, "standard"));
         call_run(fixed);
         call_run(any);
         const bool same = strcmp(fixed->plan.bwd_kernel, any->plan.bwd_kernel) == 0;
