@@ -17,26 +17,14 @@ typedef struct shared_memory {
     half_type k[BN * PITCH], q[BM * PITCH], d_o[BM * PITCH];
     half_type p[BN * P_PITCH]; /* P^T, then dS^T */
     row_statistics rows[2];
-    half_type v[V_IN_REGISTERS ? 64 : BN * PITCH];
+    half_type v[V_IN_REGISTERS ? 0 : BN * PITCH];
 } shared_memory;
-enum { SHARED_BYTES = offsetof(shared_memory, v) + (V_IN_REGISTERS ? 0 : BN * PITCH * 2) };
+enum { SHARED_BYTES = sizeof(shared_memory) };
 static_assert(BN <= BM, "V passes through the tile of dO, dK and dV through those of Q and dO");
 static_assert(ROW_TILES % 2 == 0 || (ROW_TILES == 1 && D % 32 == 0), "S");
 
-/* x += A B^T over D: this warp's rows of V, as the A fragments `v`, times its rows of dO. */
-DEVICE void product_with_fragments(float x[ROW_TILES][4], const uint32_t (*v)[4], uint32_t do_tile, int row0) {
-#pragma unroll
-    for (int step = 0; step < D / 16; ++step)
-#pragma unroll
-        for (int n = 0; n < ROW_TILES; n += 2) {
-            uint32_t b[4];
-            load_b(b, lane_8(do_tile, PITCH), PITCH, row0 + 8 * n, 16 * step);
-            mma(x[n], v[step], b[0], b[1]);
-            mma(x[n + 1], v[step], b[2], b[3]);
-        }
-}
-
-/* The same for warps with 8 rows: a load has the fragments of two steps. A from its tile, at row a_row, or `v`. */
+/* x += A B^T over D for warps with 8 rows: a load has the fragments of two steps. A from its tile, at row a_row, or
+   the fragments `v`. */
 DEVICE void product_of_8_rows(float x[4], const uint32_t (*v)[4], uint32_t a_tile, int a_row, uint32_t b_tile,
                               int b_row) {
     const int lane = (int)threadIdx.x & 31;
@@ -113,12 +101,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS) K_NAME(const __gri
         if (!V_IN_REGISTERS) {
             product_nt(ds[0], KEY_TILES, ROW_TILES, D, lane_16(v_tile, PITCH), w.key0, lane_8(do_tile, PITCH), w.row0,
                        PITCH);
+        } else if (ROW_TILES > 1) {
+            product_fragments_nt(ds[0], ROW_TILES, D / 16, v, lane_8(do_tile, PITCH), w.row0, PITCH);
         } else {
             clear(ds[0], ROW_TILES);
-            if (ROW_TILES > 1)
-                product_with_fragments(ds[0], v, do_tile, w.row0);
-            else
-                product_of_8_rows(ds[0][0], v, 0, 0, do_tile, w.row0);
+            product_of_8_rows(ds[0][0], v, 0, 0, do_tile, w.row0);
         }
         score_gradients(ds, p, tanhs, keep, bwd, &s, &w, &at, tiles->rows[step & 1].delta);
         __syncthreads(); /* P is in shared memory */

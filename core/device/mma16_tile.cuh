@@ -153,6 +153,49 @@ DEVICE void product_nn(float (*x)[4], int row_tiles, int column_tiles, int depth
     }
 }
 
+/* Accumulators [2 steps][4] of 16 rows as A fragments of 16 columns each. */
+DEVICE void to_fragments(uint32_t (*a)[4], const float (*x)[4], int steps) {
+#pragma unroll
+    for (int step = 0; step < steps; ++step)
+#pragma unroll
+        for (int n = 0; n < 4; ++n) {
+            const float *const pair = &x[2 * step + n / 2][n % 2 * 2];
+            a[step][n] = pack(pair[0], pair[1]);
+        }
+}
+
+/* x = A B^T over 16 `steps`: 16 rows of A as fragments, rows b_row.. of a tile (lane_8). */
+DEVICE void product_fragments_nt(float (*x)[4], int column_tiles, int steps, const uint32_t (*a)[4], uint32_t b_lane,
+                                 int b_row, int columns) {
+    const int pairs = column_tiles / 2;
+    uint32_t b[2][4];
+    load_b(b[0], b_lane, columns, b_row, 0);
+    clear(x, column_tiles);
+#pragma unroll
+    for (int at = 0; at < steps * pairs; ++at) {
+        const int n = at % pairs, next = at + 1;
+        if (next < steps * pairs)
+            load_b(b[next & 1], b_lane, columns, b_row + 16 * (next % pairs), 16 * (next / pairs));
+        mma(x[2 * n], a[at / pairs], b[at & 1][0], b[at & 1][1]);
+        mma(x[2 * n + 1], a[at / pairs], b[at & 1][2], b[at & 1][3]);
+    }
+}
+
+/* x += A B over 16 `steps`: 16 rows of A as fragments, B[k][n] = b tile[k][n] (lane_16). */
+DEVICE void product_fragments_nn(float (*x)[4], int column_tiles, int steps, const uint32_t (*a)[4], uint32_t b_lane,
+                                 int columns) {
+    const int pairs = column_tiles / 2;
+    uint32_t b[2][4];
+    load_b_trans(b[0], b_lane, columns, 0, 0);
+#pragma unroll
+    for (int at = 0; at < steps * pairs; ++at) {
+        const int n = at % pairs, next = at + 1;
+        if (next < steps * pairs) load_b_trans(b[next & 1], b_lane, columns, 16 * (next / pairs), 16 * (next % pairs));
+        mma(x[2 * n], a[at / pairs], b[at & 1][0], b[at & 1][1]);
+        mma(x[2 * n + 1], a[at / pairs], b[at & 1][2], b[at & 1][3]);
+    }
+}
+
 DEVICE uint4 load_chunk(uint32_t address) {
     uint32_t x[4];
     load_shared_4(x, address);

@@ -6,7 +6,8 @@
    Tensors     q, o [b,h,i,d], k, v [b,g,j,d], lse [b,h,i]; any strides, d contiguous.
    Threads     WARPS warps; each owns ROW_TILES times 16 rows of the block and all keys. A thread holds
                rows g, g+8 and columns 2t, 2t+1 of each 16x8 tile (g = lane/4, t = lane%4).
-   Shared      struct shared_memory: Q, K, V, swizzled (core/device/mma16_tile.cuh). O is stored through Q's tile.
+   Shared      struct shared_memory: Q, K, V, swizzled (core/device/mma16_tile.cuh). O is stored through Q's tile. With
+               K_LEAN (fwd_mma16_lean.cuh) Q's fragments stay in registers, and K and V take its place.
    Loads       cp.async: the load of V(n) overlaps Q K^T, that of K(n-1) softmax and P V.
    Rounding    P to the input dtype before P V, unscaled; everything else fp32.
    Variants    general has window, softcap, ALiBi, bias, sink, dropout, lengths and merge as uniform branches; full
@@ -19,7 +20,11 @@
 #include "core/device/mma16_tile.cuh"
 #include "core/device/score_terms_mma.cuh"
 
+#ifndef K_LEAN
+#define K_LEAN 0
+#endif
 enum {
+    LEAN = K_LEAN,
     D = K_D,
     PITCH = (D + 63) / 64 * 64,
     BM = K_BM,
@@ -35,11 +40,12 @@ enum {
 
 /* Tiles of 16-bit elements. */
 typedef struct shared_memory {
-    uint16_t q[BM][PITCH], k[BN][PITCH], v[BN][PITCH];
+    uint16_t q[LEAN ? 0 : BM][PITCH], k[BN][PITCH], v[BN][PITCH];
 } shared_memory;
 enum { SHARED_BYTES = sizeof(shared_memory) };
 static_assert(BM % (16 * WARPS) == 0 && BN % 16 == 0 && D % 16 == 0, "tile shape");
 static_assert(BM * PITCH / 8 % THREADS == 0 && BN * PITCH / 8 % THREADS == 0, "each thread loads as much");
+static_assert(!LEAN || (ROW_TILES == 1 && BM <= 2 * BN), "Q and O pass through the tiles of K and V");
 static_assert(offsetof(shared_memory, k) % 512 == 0 && offsetof(shared_memory, v) % 512 == 0,
               "swizzled tiles start at multiples of 512");
 static_assert(SHARED_BYTES <= 227 * 1024, "shared memory");
@@ -111,6 +117,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS) K_NAME(const __gri
     int block = (end + BN - 1) / BN - 1;
     if (end <= begin) block = first - 1;
     load_tile(q_tile, PITCH, BM, THREADS, q, a.q.row, rows, a.D, a.vector_qkv);
+    uint32_t q_rows[LEAN ? D / 16 : 1][4];
+    if (LEAN) {
+        cp_async_commit();
+        cp_async_wait(0);
+        __syncthreads();
+#pragma unroll
+        for (int n = 0; n < D / 16; ++n)
+            if (LEAN) load_a(q_rows[n], q_lane, PITCH, 0, 16 * n);
+        __syncthreads(); /* all warps have read Q: K and V take its place */
+    }
     if (block >= first)
         load_tile(k_tile, PITCH, BN, THREADS, k + (int64_t)block * BN * a.k.row, a.k.row, s.Sk - block * BN, a.D,
                   a.vector_qkv);
@@ -124,7 +140,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS) K_NAME(const __gri
         cp_async_commit();
 
         float p[ROW_TILES][KEY_TILES][4];
-        product_nt(&p[0][0], ROW_TILES, KEY_TILES, D, q_lane, 0, k_lane, 0, PITCH);
+        if (LEAN)
+            product_fragments_nt(p[0], KEY_TILES, D / 16, q_rows, k_lane, 0, PITCH);
+        else
+            product_nt(&p[0][0], ROW_TILES, KEY_TILES, D, q_lane, 0, k_lane, 0, PITCH);
         if (GENERAL)
 #pragma unroll
             for (int r = 0; r < ROW_TILES; ++r)

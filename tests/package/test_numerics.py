@@ -58,9 +58,10 @@ for file, line, said in (
 # Tiles of the 16-bit kernels.
 column_of = {64: 0, 80: 1, 96: 1, 128: 2, 256: 3}
 for family, title, ways in (("sm90", "Hopper", ("forward", "backward")), ("mma16", "mma16", ("forward", "backward")),
-                            ("mma16_lean", "mma16_lean", ("backward",))):
+                            ("mma16_lean", "mma16_lean", ("forward", "backward")),
+                            ("mma16_keys", "mma16_keys", ("backward",))):
     for way in ways:
-        row = re.search(rf"^\| {title} {way} \|(.*)\|$", TEXT, re.M)
+        row = re.search(rf"^\| {title} {way}[^|]*\|(.*)\|$", TEXT, re.M)
         check(row, f"no row of {title} {way}")
         said = [set(re.findall(r"\d+ x \d+", cell)) for cell in row[1].split("|")]
         have = [set() for _ in said]
