@@ -275,6 +275,9 @@ Test(host_side, every_architecture_has_kernels) {
             cr_assert(fwd->shared <= limit && bwd->shared <= limit);
             cr_assert_eq(fwd->tf32, bwd->tf32, "%s, %s: delta must be that of the rounded O", fwd->name, bwd->name);
             cr_assert(fwd->D >= D && bwd->D >= D && fwd->dtype == x.t[Q].dtype && bwd->dtype == x.t[Q].dtype);
+            const int64_t padded = 2 * (D > 64 ? D : 64);
+            cr_assert(fwd->D < padded && bwd->D < padded, "sm_%d, head_dim %lld: %s, %s", arch, (long long)D, fwd->name,
+                      bwd->name);
             cr_assert((arch == 90) == (fwd->arch == 90) || arch == 90);
             cr_assert(arch >= 80 || (fwd->arch == 75 && bwd->arch == 75));
             /* 8 warps per SM, where another kernel of this dtype and head_dim would have them */
