@@ -59,9 +59,9 @@ def main():
     program = sys.argv[1] if len(sys.argv) > 1 else str(HERE.parent / "build/release/bin/fattn")
     golden = sorted((HERE.parent / "tests/golden").glob("kernels-*.txt"))[-1].read_text()
     measured = rates()
-    print(f"# A model, not a measurement (bench/cards.py): full masks, N {N}, 16 bits\n"
-          "#                                                             FLOP/B of   warps   FLOP/clk/SM        TFLOP/s\n"
-          "# card         pass  d    kernel                              L2  (DRAM)  per SM  H200   card  bound  expected")
+    print(f"# A model, not a measurement (bench/cards.py): full masks, N {N}, 16 bits")
+    print(f"# {'':12} {'':4}  {'':4} {'':37} FLOP/B of   warps   FLOP/clk/SM         TFLOP/s")
+    print(f"# {'card':12} pass  {'d':4} {'kernel':37} L2  (DRAM)  per SM  H200   card  bound expected")
     for card, arch, cap, sms, ghz, tensor, bandwidth, kib, warps in CARDS:
         for d in (64, 128, 256):
             names = kernels(program, arch, "f16" if arch == 75 else "bf16", d)
@@ -74,7 +74,7 @@ def main():
                            warps * 32 // threads)
                 own = measured[cap, way, d] / (2 if arch == 75 else 1)
                 rate = min(own, tensor)
-                print(f"{card:14} {way}   {d:<4} {name[6:]:35} {bm if way == 'fwd' else 1.25 * bn:<4g}"
+                print(f"{card:14} {way}   {d:<4} {name[6:]:37} {bm if way == 'fwd' else 1.25 * bn:<4g}"
                       f" ({sms * ghz * tensor / bandwidth:.0f})   {ctas * threads // 32:<7} {own:<6.0f} {tensor:<5}"
                       f" {'kernel' if own < tensor else 'tensor'} {rate * sms * ghz / 1e3:5.1f}")
 

@@ -78,11 +78,12 @@ LOG = C.CFUNCTYPE(None, C.c_void_p, C.c_int, C.c_char_p)
 class Library:
     """One context, and attention calls on torch tensors of its device."""
 
-    def __init__(self, path, device, threads=0, arch_cap=0, quiet=False, flags=0):
+    def __init__(self, path, device, threads=0, arch_cap=0, quiet=False, flags=0, stream=None):
         self.lib = C.CDLL(path)
         self.lib.fattn_ctx_error.restype = C.c_char_p
         self.log = LOG(lambda user, level, text: print(text.decode(), file=sys.stderr))
-        options = CtxOptions(struct_size=C.sizeof(CtxOptions), flags=flags, device=device, cpu_threads=threads,
+        options = CtxOptions(struct_size=C.sizeof(CtxOptions), flags=flags, device=device, stream=stream,
+                             cpu_threads=threads,
                              arch_cap=arch_cap, log=None if quiet else C.cast(self.log, C.c_void_p))
         self.ctx = C.c_void_p()
         status = self.lib.fattn_ctx_create(C.byref(options), C.byref(self.ctx))

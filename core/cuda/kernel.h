@@ -9,7 +9,8 @@
 /* The variant: the masks and features that a kernel supports. Not an enum, since kernels compare them in #if. FULL and
    CAUSAL: that mask and nothing else. SHORT: causal, at most FATTNI_SHORT_ROWS rows; its smaller BM wastes less at the
    diagonal. BANDED: windows, lengths, sink, merge. GENERAL: also softcap, ALiBi, bias, dropout. CAPPED: general with a
-   softcap. HUGE: all features, but only for huge rows (core/attention/huge.h). */
+   softcap. HUGE: all features, but only for huge rows (core/attention/huge.h). FEW, FEW_GENERAL:
+   as BANDED and GENERAL, but only for few rows, whose keys are split (fwd/cuda/fwd_parts.h). */
 #define FATTNI_VARIANT_FULL 0
 #define FATTNI_VARIANT_CAUSAL 1
 #define FATTNI_VARIANT_SHORT 2
@@ -17,6 +18,8 @@
 #define FATTNI_VARIANT_GENERAL 4
 #define FATTNI_VARIANT_CAPPED 5
 #define FATTNI_VARIANT_HUGE 6
+#define FATTNI_VARIANT_FEW 7
+#define FATTNI_VARIANT_FEW_GENERAL 8
 
 enum { FATTNI_SHORT_ROWS = 1024 };
 

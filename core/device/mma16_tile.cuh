@@ -17,12 +17,13 @@ DEVICE uint32_t tile_offset(int columns, int row, int chunk) {
     return (uint32_t)(row * columns * 2) + swizzled_chunk(chunk, row & 7);
 }
 
-/* Rows [0, rows) of a tile from global memory; rows at or beyond `valid`, and columns at or beyond `width` (the call's
-   head_dim), become zero. base: row 0; pitch in elements; vector: 16-byte accesses are possible. */
-DEVICE void load_tile(uint32_t tile, int columns, int rows, int threads, const half_type *base, int64_t pitch,
-                      int valid, int width, int vector) {
+/* Rows [0, rows) of a tile from global memory, by `threads` threads of which this one is number `thread`; rows at or
+   beyond `valid`, and columns at or beyond `width` (the call's head_dim), become zero. base: row 0; pitch in elements;
+   vector: 16-byte accesses are possible. */
+DEVICE void load_tile_by(int thread, int threads, uint32_t tile, int columns, int rows, const half_type *base,
+                         int64_t pitch, int valid, int width, int vector) {
     const int chunks = columns / 8, rows_at_once = threads / chunks;
-    const int chunk = (int)threadIdx.x % chunks, row0 = (int)threadIdx.x / chunks;
+    const int chunk = thread % chunks, row0 = thread / chunks;
     if (vector) {
         const half_type *from = base + row0 * pitch + chunk * 8;
         if (valid >= rows && width == columns) { /* without predicates */
@@ -42,12 +43,18 @@ DEVICE void load_tile(uint32_t tile, int columns, int rows, int threads, const h
         return;
     }
 #pragma unroll 1
-    for (int at = (int)threadIdx.x; at < rows * columns; at += threads) {
+    for (int at = thread; at < rows * columns; at += threads) {
         const int row = at / columns, column = at % columns;
         const half_type x = row < valid && column < width ? base[row * pitch + column] : to_half(0.0f);
         const uint32_t to = tile + tile_offset(columns, row, column / 8) + (uint32_t)(column % 8) * 2;
         store_shared_half(to, *(const uint16_t *)&x);
     }
+}
+
+/* The same by all threads of the CTA. */
+DEVICE void load_tile(uint32_t tile, int columns, int rows, int threads, const half_type *base, int64_t pitch,
+                      int valid, int width, int vector) {
+    load_tile_by((int)threadIdx.x, threads, tile, columns, rows, base, pitch, valid, width, vector);
 }
 
 /* The address that this lane gives to ldmatrix in a tile of `columns`: row lane%16 and chunk lane/16, or row

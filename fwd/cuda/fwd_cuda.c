@@ -4,6 +4,7 @@
 #include "core/attention/kernel.h"
 #include "core/cuda/device.h"
 #include "core/cuda/sm90.h"
+#include "fwd/cuda/fwd_parts.h"
 
 #include <string.h>
 
@@ -15,6 +16,11 @@ typedef struct traits {
     bool sm90;   /* the Hopper kernels support it */
     bool maps_o; /* O has a tensor map */
 } traits;
+
+/* Heads whose rows share tiles, where keys are split. */
+static int64_t packed_of(const fattni_problem *p) {
+    return p->alibi.present || p->bias.present || p->drop_T ? 1 : p->group;
+}
 
 /* o is stored with 16-byte accesses, unless it is F32; positions must be multiples of dropout's 16 x 16 blocks; beyond
    head_dim 128 there are no registers left for a bias. */
@@ -32,11 +38,17 @@ static traits traits_of(const fattn_ctx *ctx, const fattni_problem *p) {
 
 static int64_t blocks_of(const fattni_problem *p, const fattni_cuda_kernel *k) { return fattni_ceil_div(p->Sq, k->BM); }
 
+static bool is_few(const fattni_cuda_kernel *k) {
+    return k->variant == FATTNI_VARIANT_FEW || k->variant == FATTNI_VARIANT_FEW_GENERAL;
+}
+
 static bool matches(const fattni_cuda_kernel *k, const fattni_problem *p, const traits *t) {
     const bool plain = k->variant == FATTNI_VARIANT_FULL || k->variant == FATTNI_VARIANT_CAUSAL;
     if (k->arch == 90 && !t->maps_o && ((plain && k->D <= 128) || k->variant == FATTNI_VARIANT_SHORT))
         return false; /* these store O only by its tensor map; the banded ones do not need it */
     switch (k->variant) {
+    case FATTNI_VARIANT_FEW: return p->Sq <= FATTNI_FEW_ROWS && t->variant != FATTNI_VARIANT_GENERAL;
+    case FATTNI_VARIANT_FEW_GENERAL: return p->Sq <= FATTNI_FEW_ROWS;
     case FATTNI_VARIANT_SHORT: return t->variant == FATTNI_VARIANT_CAUSAL && p->Sq <= FATTNI_SHORT_ROWS;
     case FATTNI_VARIANT_BANDED: return t->variant != FATTNI_VARIANT_GENERAL;
     case FATTNI_VARIANT_GENERAL: return true;
@@ -49,12 +61,44 @@ const fattni_cuda_kernel *fattni_fwd_cuda_choose(const fattn_ctx *ctx, const fat
     const fattni_cuda_kernel *best = NULL;
     for (const fattni_cuda_kernel *const *k = fattni_fwd_cuda_kernels; *k; ++k) {
         if ((*k)->arch == 90 && !(t.sm90 && fattni_sm90_counts(blocks_of(p, *k), p->Hq * p->B))) continue;
-        if (fattni_cuda_can_run(*k, ctx, p) && matches(*k, p, &t)) best = fattni_cuda_prefer(ctx, best, *k);
+        if (!fattni_cuda_can_run(*k, ctx, p) || !matches(*k, p, &t)) continue;
+        if (is_few(*k)) return *k;
+        best = fattni_cuda_prefer(ctx, best, *k);
     }
     return best;
 }
 
+/* Where keys are split: parts and tiles at most, and what they need of the workspace. */
+typedef struct split {
+    int64_t packed, tiles, parts, all_tiles; /* tiles: per `packed` heads; all_tiles: of the call */
+    int64_t rows, width;
+    size_t results, workspace; /* bytes: of the counters, which come first; of all */
+} split;
+
+static split split_of(const fattni_problem *p, const fattni_cuda_kernel *k) {
+    split s = {.packed = packed_of(p)};
+    const int64_t heads = p->Hq / s.packed, rows = s.packed * p->Sq;
+    s.tiles = fattni_ceil_div(rows, k->BM), s.all_tiles = p->B * heads * s.tiles;
+    const bool ragged = p->packed || p->padded; /* a sequence with fewer tiles has more parts of its keys */
+    const int64_t tiles = fattni_max(heads * (ragged ? 1 : s.tiles), 1);
+    const bool causal = p->flags & (FATTN_CAUSAL | FATTN_CAUSAL_TOP_LEFT);
+    const int64_t left = p->window_left, right = causal ? 0 : p->window_right;
+    int64_t keys = p->Sk; /* that a tile sees, at most */
+    if (left < p->Sk && right < p->Sk) keys = fattni_min(keys, left + right + p->Sq + 16);
+    s.parts = fattni_most_parts_of((int)keys, (int)fattni_min(tiles, INT32_MAX), k->D);
+    s.rows = fattni_min(rows, k->BM), s.width = (p->Dv + 7) / 8 * 8;
+    s.results = (size_t)fattni_round_up(s.all_tiles * fattni_parts_counters((int)s.parts) * (int64_t)sizeof(int32_t),
+                                        FATTNI_ALIGN);
+    s.workspace = s.results;
+    if (s.parts > 1) s.workspace += (size_t)(s.all_tiles * s.parts * s.rows * (s.width + 2)) * sizeof(float);
+    return s;
+}
+
 static int64_t grid_of(const fattn_ctx *ctx, const fattni_problem *p, const fattni_cuda_kernel *k) {
+    if (is_few(k)) {
+        const split s = split_of(p, k);
+        return s.all_tiles * s.parts;
+    }
     const int64_t tiles = blocks_of(p, k) * p->Hq * p->B;
     return k->arch == 90 ? fattni_min(tiles, ctx->gpu.sms) : tiles;
 }
@@ -68,6 +112,7 @@ static const char *plan(const fattn_ctx *ctx, const fattni_problem *p, fattni_ke
     out->deterministic = true;
     /* The tile counter of the persistent kernels, always planned: which kernel runs may depend on addresses. */
     if (ctx->gpu.arch == 90) out->workspace = FATTNI_ALIGN;
+    if (is_few(k)) out->workspace = split_of(p, k).workspace;
     strncpy(out->name, k->name, sizeof out->name - 1);
     return fattni_cuda_why_grid_unsupported(grid_of(ctx, p, k));
 }
@@ -113,8 +158,23 @@ static fattn_status run_sm90(fattn_ctx *ctx, const fattni_problem *p, const fatt
     return fattni_cuda_launch(ctx, k, grid_of(ctx, p, k), &x, sizeof x);
 }
 
+static fattn_status run_parts(fattn_ctx *ctx, const fattni_problem *p, const fattni_cuda_kernel *k) {
+    const split s = split_of(p, k);
+    const fattni_fwd_parts_args x = {.a = fattni_cuda_args_of(p),
+                                     .packed = (int32_t)s.packed,
+                                     .tiles = (int32_t)s.tiles,
+                                     .parts = (int32_t)s.parts,
+                                     .rows = (int32_t)s.rows,
+                                     .width = (int32_t)s.width,
+                                     .arrived = p->workspace,
+                                     .results = (float *)((char *)p->workspace + s.results)};
+    if (s.results) FATTNI_TRY(fattni_cuda_zero(ctx, x.arrived, s.results));
+    return fattni_cuda_launch(ctx, k, s.all_tiles * s.parts, &x, sizeof x);
+}
+
 static fattn_status run(fattn_ctx *ctx, const fattni_problem *p, const fattni_kernel_plan *plan) {
     const fattni_cuda_kernel *const k = plan->choice[0];
+    if (is_few(k)) return run_parts(ctx, p, k);
     if (k->arch == 90) return run_sm90(ctx, p, k);
     const fattni_attention_args a = fattni_cuda_args_of(p);
     return fattni_cuda_launch(ctx, k, grid_of(ctx, p, k), &a, sizeof a);

@@ -16,9 +16,8 @@
    Instances: fwd_kernels.def. Macros in: cmake/instance.cu.in. */
 #include "core/device/describe.cuh"
 #include "fwd/cuda/fwd_row_block.cuh"
-#include "core/device/quad.cuh"
+#include "fwd/cuda/fwd_softmax.cuh"
 #include "core/device/mma16_tile.cuh"
-#include "core/device/score_terms_mma.cuh"
 
 #ifndef K_LEAN
 #define K_LEAN 0
@@ -175,32 +174,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS) K_NAME(const __gri
         float correction[ROW_TILES][2]; /* 2^(old - new maximum) */
         int rose = 0;                   /* whether some row's maximum did: only then O is rescaled */
 #pragma unroll
-        for (int r = 0; r < ROW_TILES; ++r)
-#pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                float top = m[r][half];
-#pragma unroll
-                for (int n = 0; n < KEY_TILES; ++n) top = fmaxf(top, fmaxf(p[r][n][2 * half], p[r][n][2 * half + 1]));
-                top = quad_max(top);
-                rose |= top != m[r][half];
-                float base = top == -INFINITY ? 0.0f : __fmul_rn(top, unit), shift = 0.0f;
-                if (is_far(base)) { /* the difference comes before the product */
-                    base = 0.0f, shift = top;
-#pragma unroll
-                    for (int n = 0; n < KEY_TILES; ++n) p[r][n][2 * half] -= top, p[r][n][2 * half + 1] -= top;
-                }
-                /* The product is rounded as base is, so that this is 2^0 where the maximum stays. */
-                correction[r][half] = exp2_approx(__fmul_rn(m[r][half] - shift, unit) - base);
-                m[r][half] = top;
-                float sum = 0.0f;
-#pragma unroll
-                for (int n = 0; n < KEY_TILES; ++n) {
-                    p[r][n][2 * half] = exp2_approx(p[r][n][2 * half] * unit - base);
-                    p[r][n][2 * half + 1] = exp2_approx(p[r][n][2 * half + 1] * unit - base);
-                    sum += p[r][n][2 * half] + p[r][n][2 * half + 1];
-                }
-                l[r][half] = l[r][half] * correction[r][half] + sum;
-            }
+        for (int r = 0; r < ROW_TILES; ++r) rose |= online_softmax(p[r], KEY_TILES, m[r], l[r], correction[r], unit);
         if (__any_sync(ALL_LANES, rose)) {
 #pragma unroll
             for (int r = 0; r < ROW_TILES; ++r)
@@ -235,14 +209,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS) K_NAME(const __gri
         for (int half = 0; half < 2; ++half) {
             const int i = row0 + 16 * r + g + 8 * half;
             const float sum = quad_sum(l[r][half]);
-            const int far = is_far(m[r][half] * unit);
-            const float shift = far ? m[r][half] * (GENERAL ? 1.0f : a.scale) : 0.0f;
-            const float top = far ? 0.0f : m[r][half] * unit;
-            row_result row = {sum > 0 ? 1.0f / sum : 0.0f, top * LN2 + logf(sum), 0.0f, shift};
-            if (!(sum > 0) && sum == sum) row.L = -INFINITY;
-            if (GENERAL)
-                row = general_row(&a, row, top, sum, h, i < rows ? &lse[(int64_t)(s.q0 + i0 + i) * a.lse.row] : 0);
-            row.L += row.shift;
+            const row_result row = end_of_row(&a, GENERAL, m[r][half], sum, unit, GENERAL ? 1.0f : a.scale, h,
+                                              i < rows ? &lse[(int64_t)(s.q0 + i0 + i) * a.lse.row] : 0);
 #pragma unroll
             for (int c = 0; c < COLUMN_TILES; ++c) {
                 o[r][c][2 * half] *= row.scale;

@@ -214,13 +214,14 @@ static fattn_ctx *planner(int arch) {
 
 /* No mask, causal, a window; then with a bias, ALiBi, softcap, a sink and dropout. */
 enum { MASKS = 6 };
-static void describe_call(shapes *x, fattn_tensor *extra, fattn_dtype dtype, int64_t D, int mask, bool tf32) {
-    describe(x, dtype, 4, 1000, 1100, D);
+static void describe_call(shapes *x, fattn_tensor *extra, fattn_dtype dtype, int64_t Sq, int64_t Sk, int64_t D,
+                          int mask, bool tf32) {
+    describe(x, dtype, 4, Sq, Sk, D);
     x->p.flags = (mask % 3 == 1 ? FATTN_CAUSAL : mask % 3 == 2 ? FATTN_WINDOW : 0) | (tf32 ? FATTN_TF32 : 0);
     x->p.window_left = x->p.window_right = 100;
     if (mask < 3) return;
     const fattn_dtype statistic = (fattn_dtype)x->lse.dtype;
-    extra[0] = fattn_tensor_view(place(50), dtype, FATTN_CUDA, 0, 4, (int64_t[]){1, 4, 1000, 1100});
+    extra[0] = fattn_tensor_view(place(50), dtype, FATTN_CUDA, 0, 4, (int64_t[]){1, 4, Sq, Sk});
     extra[1] = fattn_tensor_view(place(51), statistic, FATTN_CUDA, 0, 1, (int64_t[]){4});
     extra[2] = fattn_tensor_view(place(52), statistic, FATTN_CUDA, 0, 1, (int64_t[]){4});
     x->io.bias = &extra[0], x->io.alibi = &extra[1], x->io.sink = &extra[2];
@@ -252,7 +253,7 @@ Test(host_side, every_architecture_has_kernels) {
             shapes x;
             fattn_tensor extra[3];
             fattn_attention_plan plan = {.struct_size = sizeof plan};
-            describe_call(&x, extra, tf32 ? FATTN_F32 : dtype, D, m / 65, tf32);
+            describe_call(&x, extra, tf32 ? FATTN_F32 : dtype, 1000, 1100, D, m / 65, tf32);
             const char *const why = refusal(arch, tf32 ? FATTN_F32 : dtype, D);
             x.p.algorithm = FATTN_ALGO_FLASH2;
             const fattn_status s = fattn_attention_query(ctx, &x.p, &x.io, &plan);
@@ -286,6 +287,29 @@ Test(host_side, every_architecture_has_kernels) {
                 cr_assert_geq(most / (int64_t)(fwd->shared + 1024) * (fwd->threads / 32), 8, "%s", fwd->name);
                 cr_assert_geq(most / (int64_t)(bwd->shared + 1024) * (bwd->threads / 32), 8, "%s", bwd->name);
             }
+        }
+        fattn_ctx_destroy(ctx);
+    }
+}
+
+/* Few rows of 16 bits have their keys split, on every device, whatever the features and the batch. */
+Test(host_side, few_rows) {
+    for (int n = 0; n < ARCHITECTURES; ++n) {
+        fattn_ctx *const ctx = planner(architectures[n]);
+        for (int m = 0; m < 2 * 3 * 2 * 4 * MASKS; ++m) {
+            const fattn_dtype dtype = dtypes[m % 2];
+            const int64_t D = (const int64_t[]){40, 128, 200}[m / 2 % 3], keys = m / 6 % 2 ? 100000 : 100;
+            const int64_t Sq = (const int64_t[]){1, 7, 16, 17}[m / 12 % 4];
+            if (architectures[n] < 80 && dtype == FATTN_BF16) continue;
+            shapes x;
+            fattn_tensor extra[3];
+            fattn_attention_plan plan = {.struct_size = sizeof plan};
+            describe_call(&x, extra, dtype, Sq, keys, D, m / 48, false);
+            cr_assert_eq(fattn_attention_query(ctx, &x.p, &x.io, &plan), FATTN_OK, "%s", fattn_ctx_error(ctx));
+            cr_assert_eq(strstr(plan.fwd_kernel, "_few_") != NULL, Sq <= 16, "sm_%d, %lld rows: %s", architectures[n],
+                         (long long)Sq, plan.fwd_kernel);
+            const bool window = m / 48 % 3 == 2; /* of fewer keys than a part has */
+            if (Sq <= 16) cr_assert_eq(plan.fwd_workspace > 0, keys > 100 && !window, "%zu bytes", plan.fwd_workspace);
         }
         fattn_ctx_destroy(ctx);
     }

@@ -276,3 +276,125 @@ Test(cuda_attention, layouts, .timeout = 400) {
     fattn_ctx_destroy(cpu);
     fattn_ctx_destroy(ctx);
 }
+
+/* ---- few rows: keys are split into parts ---- */
+
+Test(cuda_attention, few_rows, .timeout = 400) {
+    fattn_ctx *const ctx = device_or_skip(), *const cpu = attention_context(0);
+    static const int64_t queries[] = {1, 2, 5, 16, 9, 3, 17}, groups[] = {1, 3, 8, 12, 5},
+                         keys[] = {0, 1, 63, 64, 65, 127, 128, 129, 500, 1100, 4111};
+    static const attention_case features[] = {
+        {.name = "few rows"},
+        {.name = "few rows, causal, sink", .flags = FATTN_CAUSAL, .sink = true},
+        {.name = "few rows, window", .flags = FATTN_WINDOW, .window_left = 70, .window_right = 3, .softcap = 8},
+        {.name = "few rows, merge", .flags = FATTN_MERGE, .sink = true},
+        {.name = "few rows, alibi, bias", .alibi = true, .bias = BIAS | BIAS_OVER_B},
+        {.name = "few rows, dropout", .dropout_p = 0.2f, .flags = FATTN_CAUSAL | FATTN_EXACT_DELTA},
+        {.name = "few rows, padded", .flags = FATTN_CAUSAL, .lengths = LENGTHS_PADDED},
+        {.name = "few rows, packed", .sink = true, .lengths = LENGTHS_PACKED},
+    };
+    for (int n = 0; n < 11 * 8; ++n) {
+        if (!mine(n)) continue;
+        attention_case c = features[n % 8];
+        c.B = 2, c.Sk = keys[n / 8], c.Sq = queries[n % 7], c.Hkv = 1 + n % 2, c.Hq = c.Hkv * groups[n % 5];
+        c.D = dims[n % 10], c.Dv = dims[n / 3 % 10];
+        c.layout = n % 3 ? LAYOUT_BHSD : LAYOUT_BSHD;
+        if (c.lengths != LENGTHS_NONE) {
+            c.B = 3;
+            for (int b = 0; b < 3; ++b) {
+                c.length_q[b] = (int32_t)(b == 1 ? c.Sq : c.Sq / (b + 1));
+                c.length_k[b] = (int32_t)(b == 2 ? c.Sk : c.Sk / (2 * b + 3));
+            }
+        }
+        check(cpu, &c, n % 3 ? FATTN_BF16 : FATTN_F16);
+    }
+    fattn_ctx_destroy(cpu);
+    fattn_ctx_destroy(ctx);
+}
+
+static bool same(const double *x, const double *y, int64_t count) {
+    return memcmp(x, y, (size_t)count * sizeof *x) == 0; /* one zero is not the other */
+}
+
+/* A sequence has the same bits alone and as one of a padded batch, at each place in it. */
+static void check_alone(fattn_ctx *ctx, const attention_case *c) {
+    call *const batch = call_new(ctx, c);
+    const int64_t H = c->Hq, G = c->Hkv, D = c->D;
+    double *const q = call_read(batch, CALL_Q), *const k = call_read(batch, CALL_K),
+                  *const v = call_read(batch, CALL_V);
+    call_forward(batch);
+    double *const o = call_read(batch, CALL_O), *const lse = call_read(batch, CALL_LSE);
+    for (int64_t b = 0; b < c->B; ++b) {
+        attention_case one = *c;
+        one.B = 1, one.lengths = LENGTHS_NONE, one.Sq = c->length_q[b], one.Sk = c->length_k[b];
+        call *const alone = call_new(ctx, &one);
+        double *const x = malloc((size_t)(H * (one.Sq + one.Sk) * D + 1) * sizeof *x);
+        for (int64_t h = 0; h < H; ++h)
+            memcpy(x + h * one.Sq * D, q + (b * H + h) * c->Sq * D, (size_t)(one.Sq * D) * sizeof *x);
+        call_write(alone, CALL_Q, x);
+        for (int which = 0; which < 2; ++which) {
+            for (int64_t h = 0; h < G; ++h)
+                memcpy(x + h * one.Sk * D, (which ? v : k) + (b * G + h) * c->Sk * D, (size_t)(one.Sk * D) * sizeof *x);
+            call_write(alone, which ? CALL_V : CALL_K, x);
+        }
+        call_forward(alone);
+        double *const own = call_read(alone, CALL_O), *const L = call_read(alone, CALL_LSE);
+        cr_assert(strstr(alone->plan.fwd_kernel, "_few_"), "%s", alone->plan.fwd_kernel);
+        for (int64_t h = 0; h < H; ++h)
+            cr_assert(same(own + h * one.Sq * D, o + (b * H + h) * c->Sq * D, one.Sq * D) &&
+                          same(L + h * one.Sq, lse + (b * H + h) * c->Sq, one.Sq),
+                      "D %d, sequence %d, head %d of %d rows and %d keys has other bits alone", (int)D, (int)b, (int)h,
+                      (int)one.Sq, (int)one.Sk);
+        free(own), free(L), free(x);
+        call_free(alone);
+    }
+    free(q), free(k), free(v), free(o), free(lse);
+    call_free(batch);
+}
+
+Test(cuda_attention, few_rows_alone_or_in_a_batch, .timeout = 400) {
+    fattn_ctx *const ctx = device_or_skip();
+    static const int64_t head_dims[] = {64, 128, 256, 80};
+    for (int n = 0; n < 16 && mine(0); ++n) {
+        const attention_case c = {.name = "alone",
+                                  .B = 5,
+                                  .Hq = n % 3 ? 8 : 4,
+                                  .Hkv = n % 2 ? 4 : 1,
+                                  .Sq = n % 2 ? 16 : 3,
+                                  .Sk = 9000,
+                                  .D = head_dims[n % 4],
+                                  .dtype = half_type(n % 3 != 1),
+                                  .flags = n % 2 ? FATTN_CAUSAL : 0,
+                                  .sink = n % 5 == 1,
+                                  .softcap = n % 7 == 3 ? 20.0f : 0.0f,
+                                  .lengths = LENGTHS_PADDED,
+                                  .length_q = {1, 3, n % 2 ? 11 : 2, 2, n % 2 ? 16 : 1},
+                                  .length_k = {9000, 1, 4097, 130, 777}};
+        check_alone(ctx, &c);
+    }
+    fattn_ctx_destroy(ctx);
+}
+
+Test(cuda_attention, few_rows_repeat, .timeout = 400) {
+    fattn_ctx *const ctx = device_or_skip();
+    for (int n = 0; n < 4 && mine(0); ++n) {
+        const attention_case c = {.name = "repeat",
+                                  .B = 2,
+                                  .Hq = 8,
+                                  .Hkv = n % 2 ? 8 : 2,
+                                  .Sq = 1 + 4 * (n / 2),
+                                  .Sk = 20000,
+                                  .D = n % 2 ? 64 : 128,
+                                  .dtype = half_type(n != 1)};
+        call *const x = call_new(ctx, &c);
+        call_forward(x);
+        const uint64_t first = call_bits(x, CALL_O, CALL_LSE);
+        for (int m = 0; m < 250; ++m) {
+            if (m % 50 == 0) call_fill(x, CALL_O, NAN), call_fill(x, CALL_LSE, NAN);
+            call_forward(x);
+            cr_assert_eq(call_bits(x, CALL_O, CALL_LSE), first, "case %d, run %d", n, m);
+        }
+        call_free(x);
+    }
+    fattn_ctx_destroy(ctx);
+}

@@ -59,7 +59,7 @@ for file, line, said in (
 column_of = {64: 0, 80: 1, 96: 1, 128: 2, 256: 3}
 for family, title, ways in (("sm90", "Hopper", ("forward", "backward")), ("mma16", "mma16", ("forward", "backward")),
                             ("mma16_lean", "mma16_lean", ("forward", "backward")),
-                            ("mma16_keys", "mma16_keys", ("backward",))):
+                            ("mma16_keys", "mma16_keys", ("backward",)), ("parts", "few rows", ("forward",))):
     for way in ways:
         row = re.search(rf"^\| {title} {way}[^|]*\|(.*)\|$", TEXT, re.M)
         check(row, f"no row of {title} {way}")

@@ -3,6 +3,9 @@
    sequence in its buffer is NaN. */
 #include "fields.h"
 
+#include <algorithm>
+#include <random>
+
 #include K_INSTANCE
 
 #define HOPPER (K_ARCH == 90)
@@ -12,6 +15,7 @@
 #define HAS_BIAS 1
 #endif
 
+#define FEW (K_VARIANT >= FATTNI_VARIANT_FEW)
 #define CAUSAL_VARIANT (K_VARIANT == FATTNI_VARIANT_CAUSAL || K_VARIANT == FATTNI_VARIANT_SHORT)
 
 typedef struct test_case {
@@ -213,6 +217,27 @@ static void run_all(const problem *p) {
     gridDim.x = 2;
     for (int n = 0; n < (int)gridDim.x; ++n) machine_run(n, 1, 32 * K_WARPS, (unsigned)n, run_kernel);
 }
+#elif FEW
+static const fattni_fwd_parts_args *args_of_run;
+static void run_kernel(void) { K_NAME(*args_of_run); }
+/* As fwd_cuda.c splits keys, with a larger bound of their parts; CTAs run in another order than that of their
+   numbers. */
+static void run_all(const problem *p) {
+    const fattni_attention_args *const a = &p->args.a;
+    fattni_fwd_parts_args x = {*a};
+    x.packed = a->alibi.p || a->bias.p || a->drop_T ? 1 : a->group;
+    x.tiles = (x.packed * a->Sq + K_BM - 1) / K_BM, x.parts = a->Sk / (65536 / K_D) + 1;
+    x.rows = min(x.packed * a->Sq, K_BM), x.width = (a->Dv + 7) / 8 * 8;
+    const int tiles = a->B * a->Hq / x.packed * x.tiles;
+    std::vector<int32_t> arrived((size_t)(tiles * fattni_parts_counters(x.parts)));
+    std::vector<float> results((size_t)(tiles * x.parts * x.rows * (x.width + 2)), NAN);
+    x.arrived = arrived.data(), x.results = results.data();
+    args_of_run = &x;
+    std::vector<int> order((size_t)(tiles * x.parts));
+    for (size_t n = 0; n < order.size(); ++n) order[n] = (int)n;
+    std::shuffle(order.begin(), order.end(), std::minstd_rand(7));
+    for (int n : order) machine_run(n, 1, 32 * K_WARPS, (unsigned)n, run_kernel);
+}
 #else
 static const fattni_attention_args *args_of_run;
 static void run_kernel(void) { K_NAME(*args_of_run); }
@@ -266,6 +291,41 @@ static int check(const test_case *c) {
 #define CASE(N, B_, HQ, HKV, SQ, SK, D_, DV, C, L, R)                                                                  \
     .name = N, .B = B_, .Hq = HQ, .Hkv = HKV, .Sq = SQ, .Sk = SK, .D = D_, .Dv = DV, .causal = C, .left = L, .right = R
 static const test_case cases[] = {
+#if FEW
+    {CASE("one row", 2, 2, 2, 1, 900, K_D, K_D, 0, -1, -1), .half_o = 1},
+    {CASE("a group of rows", 1, 6, 2, 1, 1500, K_D, K_D - 16, 0, -1, -1)},
+    {CASE("ten parts", 1, 3, 1, 1, 10 * 65536 / K_D - 77, K_D, K_D, 1, -1, -1)},
+    {CASE("groups, causal", 2, 6, 2, 5, 700, K_D - 8, K_D, 1, -1, -1), .half_o = 1},
+    {CASE("several tiles, window", 1, 5, 1, 9, 500, K_D, K_D, 0, 130, 20)},
+    {CASE("window past parts", 1, 2, 1, 3, 1300, K_D, K_D, 0, 40, 10)},
+    {CASE("rows without keys", 1, 2, 1, 9, 4, K_D, K_D, 1, -1, -1)},
+    {CASE("no keys", 2, 2, 1, 3, 150, K_D, K_D, 0, -1, -1), .padded = 1, .length_q = {3, 2}, .length_k = {0, 150}},
+    {CASE("padded", 3, 4, 2, 4, 1250, K_D, K_D, 1, -1, -1), .padded = 1, .length_q = {4, 0, 3},
+     .length_k = {250, 71, 1250}, .half_o = 1},
+    {CASE("packed, sink", 3, 4, 2, 7, 450, K_D, K_D, 1, -1, -1), .sink = 1, .packed = 1, .length_q = {7, 1, 3},
+     .length_k = {450, 3, 129}},
+    {CASE("sink, merge", 1, 4, 2, 3, 400, K_D, K_D, 0, -1, -1), .sink = 1, .merge = 1},
+    {CASE("exact", 2, 4, 2, 3, 400, K_D, K_D - 8, 0, -1, -1), .half_o = 1, .exact = 1},
+#if K_VARIANT == FATTNI_VARIANT_FEW_GENERAL
+    {CASE("softcap", 1, 4, 2, 5, 700, K_D, K_D, 1, -1, -1), .softcap = 5},
+    {CASE("alibi", 1, 2, 1, 20, 529, K_D, K_D, 1, -1, -1), .alibi = 1},
+    {CASE("bias", 1, 2, 1, 17, 340, K_D, K_D, 1, -1, -1), .bias = 1},
+    {CASE("dropout", 2, 2, 1, 17, 340, K_D, K_D, 0, 100, 20), .dropout = 0.3f, .q_pos0 = 16},
+#endif
+    {CASE("large scores", 1, 4, 1, 4, 1100, K_D, K_D, 0, -1, -1), .q_factor = 40},
+    {CASE("scores that grow", 1, 1, 1, 20, 1100, K_D, K_D, 0, -1, -1), .growth = 80},
+    {CASE("one key that dominates", 1, 1, 1, 20, 680, K_D, K_D, 0, -1, -1), .q_factor = 0.05f, .peak = 7.5f},
+    {CASE("far above, the last", 1, 1, 1, 20, 600, K_D, K_D, 0, -1, -1), .far = 1},
+    {CASE("further than it may be, the last", 1, 1, 1, 20, 600, K_D, K_D, 0, -1, -1), .far = 5},
+    {CASE("far below, window, sink", 1, 2, 1, 20, 600, K_D, K_D, 0, 120, 90), .sink = 1, .far = 2},
+    {CASE("far above, the first furthest", 1, 1, 1, 20, 600, K_D, K_D, 0, -1, -1), .far = 3},
+    {CASE("the first far below, sink, merge", 1, 1, 1, 20, 600, K_D, K_D, 0, -1, -1), .sink = 1, .merge = 1, .far = 4},
+#if K_VARIANT == FATTNI_VARIANT_FEW_GENERAL
+    {CASE("all", 2, 4, 2, 17, 650, K_D - 8, K_D, 1, 490, -1), .softcap = 3, .dropout = 0.2f, .alibi = 1, .bias = 1,
+     .sink = 1, .merge = 1, .q_pos0 = 16, .padded = 1, .length_q = {9, 17}, .length_k = {650, 331}},
+#endif
+};
+#else
 #if K_VARIANT < FATTNI_VARIANT_BANDED
     {CASE("tiles", 1, 2, 1, 450, 600, K_D, K_D, CAUSAL_VARIANT, -1, -1), .half_o = 1},
     {CASE("exact", 2, 2, 1, 150, 260, K_D, K_D - 8, CAUSAL_VARIANT, -1, -1), .half_o = 1, .exact = 1},
@@ -331,6 +391,7 @@ static const test_case cases[] = {
 #endif
 #endif
 };
+#endif
 
 int main(void) {
     int wrong = 0;

@@ -112,7 +112,7 @@ static inline void __syncwarp(void) { machine_meet_warp(); }
 static inline void __threadfence(void) {}
 static inline void __threadfence_block(void) {}
 static inline void __stcg(float4 *p, float4 x) { *p = x; }
-static inline float4 __ldcg(const float4 *p) { return *p; }
+template <class T> static inline T __ldcg(const T *p) { return *p; }
 static inline uint32_t __shfl_sync(uint32_t, uint32_t x, int lane, int width = 32) {
     const four mine = {x};
     const uint32_t result = machine_gather(mine)[(int)(threadIdx.x % 32) / width * width + lane % width][0];

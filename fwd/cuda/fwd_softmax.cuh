@@ -1,0 +1,60 @@
+/* The online softmax of 16 rows in the accumulators of mma.sync, for 16-bit forward kernels: a thread has rows g and
+   g + 8. Maxima are those of the scores before `unit`, which makes them exponents of 2. */
+#ifndef FATTNI_FWD_CUDA_FWD_SOFTMAX_H
+#define FATTNI_FWD_CUDA_FWD_SOFTMAX_H
+
+#include "core/device/quad.cuh"
+#include "core/device/score_terms_mma.cuh"
+
+/* 2^(m - top), rounded as the exponents of P are that were taken from `top`: 1 where they are equal. */
+DEVICE float weight_of(float m, float top, float unit) {
+    const float base = top == -INFINITY ? 0.0f : __fmul_rn(top, unit);
+    return is_far(base) ? exp2_approx(__fmul_rn(m - top, unit)) : exp2_approx(__fmul_rn(m, unit) - base);
+}
+
+/* Scores become P, relative to the rows' maxima so far, m; l: sums of this thread's P. Gives whether a maximum rose;
+   correction: 2^(old - new maximum), for O. */
+DEVICE int online_softmax(float (*p)[4], int tiles, float m[2], float l[2], float correction[2], float unit) {
+    int rose = 0;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        float top = m[half];
+#pragma unroll
+        for (int n = 0; n < tiles; ++n) top = fmaxf(top, fmaxf(p[n][2 * half], p[n][2 * half + 1]));
+        top = quad_max(top);
+        rose |= top != m[half];
+        float base = top == -INFINITY ? 0.0f : __fmul_rn(top, unit), shift = 0.0f;
+        if (is_far(base)) { /* the difference comes before the product */
+            base = 0.0f, shift = top;
+#pragma unroll
+            for (int n = 0; n < tiles; ++n) p[n][2 * half] -= top, p[n][2 * half + 1] -= top;
+        }
+        /* The product is rounded as base is, so that this is 2^0 where the maximum stays. */
+        correction[half] = exp2_approx(__fmul_rn(m[half] - shift, unit) - base);
+        m[half] = top;
+        float sum = 0.0f;
+#pragma unroll
+        for (int n = 0; n < tiles; ++n) {
+            p[n][2 * half] = exp2_approx(p[n][2 * half] * unit - base);
+            p[n][2 * half + 1] = exp2_approx(p[n][2 * half + 1] * unit - base);
+            sum += p[n][2 * half] + p[n][2 * half + 1];
+        }
+        l[half] = l[half] * correction[half] + sum;
+    }
+    return rose;
+}
+
+/* What O is multiplied by, and L = m + ln l, of a row's maximum and sum; a row without keys gives O = 0, L = -inf.
+   scale: of the scores that m is one of. `general`: with sink, dropout's scale, merge; old_lse as for general_row. */
+DEVICE row_result end_of_row(const fattni_attention_args *a, int general, float m, float sum, float unit, float scale,
+                             int h, const float *old_lse) {
+    const int far = is_far(m * unit);
+    const float top = far ? 0.0f : m * unit;
+    row_result row = {sum > 0 ? 1.0f / sum : 0.0f, top * LN2 + logf(sum), 0.0f, far ? m * scale : 0.0f};
+    if (!(sum > 0) && sum == sum) row.L = -INFINITY;
+    if (general) row = general_row(a, row, top, sum, h, old_lse);
+    row.L += row.shift;
+    return row;
+}
+
+#endif
