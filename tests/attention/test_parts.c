@@ -146,7 +146,7 @@ static void large_logits(attention *a) {
     for (int64_t n = 0; n < fattn_tensor_numel(&a->t[T_K]); ++n) {
         attention_index(&a->t[T_K], n, at);
         const double size = 1 - 1e-3 * (double)(at[2] % 7);
-        attention_set(&a->t[T_K], at, (at[2] / 500 % 2 ? root : -root) * size);
+        attention_set(&a->t[T_K], at, (at[2] / 512 % 2 ? root : -root) * size);
     }
 }
 Test(parts, large_logits) {
