@@ -60,6 +60,11 @@ static void load_bias(const fattni_score_tile *at, void *tile) {
 void fattni_scores(const fattni_score_tile *at, const void *q, void *scratch, void *s, void *derivative) {
     const fattni_problem *const p = at->p;
     at->k->scores(&at->tile, p->D, at->key, at->key_stride, q, s);
+    fattni_adjust(at, scratch, s, derivative);
+}
+
+void fattni_adjust(const fattni_score_tile *at, void *scratch, void *s, void *derivative) {
+    const fattni_problem *const p = at->p;
     if (!fattni_adjusts(p)) return;
     if (p->bias.present) load_bias(at, scratch);
     const fattni_adjustment a = {

@@ -43,6 +43,8 @@ fattni_logit fattni_logit_of(const fattni_problem *p, const fattni_cpu_kernels *
 /* s[key][row] from Q^T; derivative, wanted with a softcap in backward, else NULL, takes
    dt / d(q.k). */
 void fattni_scores(const fattni_score_tile *at, const void *q, void *scratch, void *s, void *derivative);
+/* The part of it that comes after the products q.k. */
+void fattni_adjust(const fattni_score_tile *at, void *scratch, void *s, void *derivative);
 
 /* mask[key][row]: 0 where dropped, else 1 / (1 - p). */
 void fattni_keep_mask(const fattni_score_tile *at, void *mask);

@@ -115,6 +115,15 @@ typedef struct fattni_cpu_kernels {
        the operand's width. */
     void (*add_keys)(const fattni_tile *t, int64_t columns, const void *v, int64_t stride, const void *s,
                      const void *decay, void *acc);
+    /* The same two products for few rows that see all keys of the tile. Rows of Q and O lie as in tensors, `width`
+       apart, a multiple of lanes, Q zero past its columns; keys are read where they are, real or 16-bit. Work is
+       proportional to the rows; bits of a row do not depend on the others. Not of tables with `round`.
+       few_scores  s[j][i] = sum_d k[j][d] q[i][d]
+       few_add     acc[i][d] = decay[i] * acc[i][d] + sum_j v[j][d] s[j][i] */
+    void (*few_scores)(const fattni_tile *t, int64_t columns, fattn_dtype from, const void *k, int64_t stride,
+                       const void *q, int64_t width, void *s);
+    void (*few_add)(const fattni_tile *t, int64_t columns, fattn_dtype from, const void *v, int64_t stride,
+                    const void *s, const void *decay, void *acc, int64_t width);
     /* p = 2^(factor (p - base) - l), ds = scale * p * (ds - delta); both exactly 0 where row i does
        not see key j. On entry p holds the scores and ds holds dP. lse[3][row]: base, l, and what the
        rounding of l took away, for that is an error of the whole row. */

@@ -1,7 +1,7 @@
 /* Flash attention forward on the CPU in FlashAttention-2's order (Dao 2023): blocks of rows in
    parallel, each once through all keys that it sees; O, max and sum stay in cache. fwd/README.md.
  */
-#include "fwd/cpu/fwd_row_block.h"
+#include "fwd/cpu/fwd_parts.h"
 #include "core/attention/kernel.h"
 
 #include <stdatomic.h>
@@ -23,6 +23,8 @@ typedef struct forward {
     const fattni_problem *p;
     const fattni_cpu_kernels *k;
     fattni_fwd_layout layout;
+    fattni_parts parts;     /* for sequences with few rows, one head at a time */
+    size_t scratch_bytes;   /* of a thread */
     int64_t planes, blocks; /* heads of sequences; blocks of rows in the longest sequence */
     int64_t grouped;        /* blocks of a plane whose pieces have several */
     int64_t groups, pieces; /* of a plane: pieces for those, pieces in all */
@@ -51,6 +53,12 @@ static forward plan_forward(const fattn_ctx *ctx, const fattni_problem *p) {
     f.pieces = f.groups + f.blocks - f.grouped;
     f.threads = fattni_min(ctx->cpu_threads, f.planes * f.pieces);
     f.layout = fattni_fwd_lay_out(p, f.k, fattni_clamp(f.grouped, 1, MOST_BLOCKS));
+    f.scratch_bytes = f.layout.bytes;
+    if (p->packed || p->seqlens_q.present || p->Sq <= fattni_few_rows(ctx, p)) {
+        f.parts = fattni_parts_of(ctx, p, 1);
+        const size_t bytes = f.parts.bytes + f.parts.state_bytes;
+        if (bytes > f.scratch_bytes) f.scratch_bytes = bytes;
+    }
     const int64_t tiles = fattni_ceil_div(p->Sk, FATTNI_TILE_KEYS);
     const size_t bytes = (size_t)(p->B * p->Hkv) * (size_t)tiles * tile_bytes(&f);
     const bool once = f.pieces * p->group > 1; /* else no piece repeats it */
@@ -76,6 +84,7 @@ static void copy_keys(const forward *f, int64_t b, int64_t g) {
     counter *const c = counter_of(f, b * p->Hq + g * p->group);
     if (atomic_load_explicit(&c->ready, memory_order_acquire) == f->copied) return;
     const fattni_sequence seq = fattni_sequence_of(p, b);
+    if (fattni_in_parts(&f->parts, &seq)) return; /* reads the caller's */
     for (int64_t tile; (tile = atomic_fetch_add(&c->tiles, 1)) < f->copied;) {
         const fattni_range keys = {tile * FATTNI_TILE_KEYS, fattni_min((tile + 1) * FATTNI_TILE_KEYS, seq.band.Sk)};
         const fattni_fwd_keys to = copied_tile(f, b, g, tile);
@@ -99,7 +108,11 @@ static void attend(const forward *f, int64_t plane, int64_t piece, int thread) {
     const int64_t b = plane / p->Hq, h = plane % p->Hq;
     const fattni_range blocks = blocks_of(f, piece);
     const fattni_sequence seq = fattni_sequence_of(p, b);
-    char *const scratch = (char *)p->workspace + f->shared_bytes + (size_t)thread * f->layout.bytes;
+    char *const scratch = (char *)p->workspace + f->shared_bytes + (size_t)thread * f->scratch_bytes;
+    if (fattni_in_parts(&f->parts, &seq)) {
+        if (blocks.begin == 0) fattni_parts_attend(&f->parts, &seq, b, h, scratch);
+        return;
+    }
     fattni_fwd_rows r[MOST_BLOCKS];
     fattni_range seen[MOST_BLOCKS];
     int64_t count = 0;
@@ -145,7 +158,7 @@ static void run_planes(void *arg, int64_t task, int thread) {
 /* Every feature, every dtype. */
 static const char *plan(const fattn_ctx *ctx, const fattni_problem *p, fattni_kernel_plan *out) {
     const forward f = plan_forward(ctx, p);
-    out->workspace = f.shared_bytes + (size_t)f.threads * f.layout.bytes;
+    out->workspace = f.shared_bytes + (size_t)f.threads * f.scratch_bytes;
     out->deterministic = true;
     snprintf(out->name, sizeof out->name, "fattn_fwd_cpu_%s_%s", f.k->isa, fattn_dtype_name(p->dtype));
     return NULL;
