@@ -55,6 +55,8 @@ demo:
 	@$(fattn) train --task recall --seconds 60 $(call into,recall)
 	@printf '\n== 3 of 4: a GPT reads fortunes, byte by byte ==\n\n'
 	@$(fattn) train --task text --seconds 120 $(call into,text)
+	@printf '\nfattn sample --checkpoint out/text --top-p 0.9 --seed 2:\n'
+	@$(fattn) sample --checkpoint out/text --top-p 0.9 --seed 2
 	@printf '\n== 4 of 4: peak memory, N x N stored against flash ==\n\n'
 	@$(fattn) memory --plot out/memory.svg --json out/memory.jsonl
 	@printf '\nPictures: out/recall.svg out/text.svg out/memory.svg; logs and checkpoints beside them.\n'

@@ -48,7 +48,8 @@ typedef struct cli_command {
 } cli_command;
 
 /* One line per command file; main.c lists them. */
-extern const cli_command cmd_info, cmd_check, cmd_memory, cmd_bench, cmd_train, cmd_tokens, cmd_convert, cmd_eval;
+extern const cli_command cmd_info, cmd_check, cmd_memory, cmd_bench, cmd_train, cmd_tokens, cmd_convert, cmd_eval,
+    cmd_sample;
 
 /* Finds the command, parses, runs; returns the exit code. A failed write to standard output is a failure,
    even if the command did not check it. */

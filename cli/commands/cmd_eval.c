@@ -2,20 +2,18 @@
 #include "cli/base/cli.h"
 #include "cli/base/device.h"
 #include "cli/commands/gpt2_run.h"
+#include "cli/commands/model_text.h"
 #include "cli/llmc/hellaswag.h"
 #include "cli/output/json.h"
 #include "cli/output/progress.h"
-#include "cli/train/sample.h"
 
 #include <stddef.h>
 #include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 typedef struct eval_options {
     const char *val, *hellaswag, *tokenizer, *prompt, *json;
     int64_t sequences, examples, sample, top_k, seed, context, batch, threads;
-    double temperature;
+    double temperature, top_p;
     int device, dtype;
 } eval_options;
 
@@ -31,6 +29,8 @@ static const cli_option table[] = {
     {"prompt", CLI_TEXT, FIELD(prompt), "TEXT", 0, 0, NULL, "text that the sample continues; none: a new document"},
     {"temperature", CLI_REAL, FIELD(temperature), "T", 0, 100, NULL, "of the sample; 0 = greedy"},
     {"top-k", CLI_INT, FIELD(top_k), "K", 0, ANY, NULL, "choose among the K likeliest tokens; 0 = all"},
+    {"top-p", CLI_REAL, FIELD(top_p), "P", 1e-6, 1, NULL,
+     "of these among the likeliest whose probabilities sum to P; 1 = all"},
     {"seed", CLI_INT, FIELD(seed), "N", 0, ANY, NULL, "of the sample"},
     {"context", CLI_INT, FIELD(context), "N", 0, 1 << 20, NULL, "tokens of a sequence; 0 = the model's positions"},
     {"batch", CLI_INT, FIELD(batch), "N", 1, 65536, NULL, "sequences at a time"},
@@ -39,7 +39,8 @@ static const cli_option table[] = {
     {"threads", CLI_INT, FIELD(threads), "N", 0, 1024, NULL, "0 = one per processor"},
     {"json", CLI_TEXT, FIELD(json), "FILE", 0, 0, NULL, "results as a JSON line; - = standard output"},
     {NULL}};
-static const eval_options defaults = {.sequences = 80, .examples = 1 << 20, .temperature = 1, .seed = 1, .batch = 4};
+static const eval_options defaults = {
+    .sequences = 80, .examples = 1 << 20, .temperature = 1, .top_p = 1, .seed = 1, .batch = 4};
 
 typedef struct evaluating {
     eval_options o;
@@ -116,32 +117,12 @@ static int print_hellaswag(evaluating *e) {
 }
 
 static int print_sample(evaluating *e) {
-    const char *const text = e->o.prompt ? e->o.prompt : "";
-    token_list prompt = {0};
-    int32_t *symbols = NULL;
-    int code = CLI_FAILURE;
-    if (!token_list_add(&prompt, (uint32_t)e->tokens.end) ||
-        !tokenizer_encode(&e->tokens, (const unsigned char *)text, (int64_t)strlen(text), &prompt))
-        goto done;
-    const int64_t n = prompt.n + e->o.sample;
-    symbols = malloc((size_t)n * sizeof *symbols);
-    if (!symbols) {
-        cli_fail(CLI_FAILURE, "no memory for a sample");
-        goto done;
-    }
-    for (int64_t i = 0; i < prompt.n; ++i) symbols[i] = (int32_t)prompt.token[i];
-    const sample_options options = {.temperature = e->o.temperature, .top_k = e->o.top_k, .seed = (uint64_t)e->o.seed};
-    const fattn_status s = sample_symbols(e->ctx, e->r.model, e->r.tape, &options, symbols, prompt.n, n);
-    code = s ? cli_status(e->ctx, s, "sample") : CLI_OK;
-    for (int64_t i = 1; !s && i < n; ++i) {
-        int64_t length;
-        const unsigned char *const token = tokenizer_text(&e->tokens, symbols[i], &length);
-        fwrite(token, 1, (size_t)length, stdout);
-    }
-    if (!s) putchar('\n');
-done:
-    free(symbols);
-    free(prompt.token);
+    const eval_options *const o = &e->o;
+    const sample_options options = {
+        .temperature = o->temperature, .top_k = o->top_k, .top_p = o->top_p, .seed = (uint64_t)o->seed};
+    const int code =
+        text_sample(e->ctx, e->r.model, e->r.tape, &e->tokens, &options, o->prompt ? o->prompt : "", o->sample);
+    putchar('\n');
     return code;
 }
 

@@ -2,13 +2,13 @@
 #include "cli/base/cli.h"
 #include "cli/base/device.h"
 #include "cli/commands/gpt2_run.h"
+#include "cli/commands/model_text.h"
 #include "cli/llmc/hellaswag.h"
 #include "cli/train/durable.h"
 #include "cli/output/json.h"
 #include "cli/train/ngram.h"
 #include "cli/output/plot.h"
 #include "cli/output/progress.h"
-#include "cli/train/sample.h"
 #include "cli/train/train_options.h"
 
 #include <math.h>
@@ -234,45 +234,14 @@ static int summarize_recall(session *s) {
                     100 * s->o.target);
 }
 
-/* What a sample continues: bytes, or of shards the end-of-text token and the prompt's tokens. */
-static bool prompt_symbols(const session *s, token_list *to) {
-    const char *const text = s->o.prompt ? s->o.prompt : "";
-    const unsigned char *const bytes = (const unsigned char *)text;
-    const int64_t n = (int64_t)strlen(text);
-    bool ok = true;
-    if (s->o.task == TASK_SHARDS)
-        return token_list_add(to, (uint32_t)s->tokens.end) && tokenizer_encode(&s->tokens, bytes, n, to);
-    for (int64_t i = 0; ok && i < n; ++i) ok = token_list_add(to, bytes[i]);
-    return ok;
-}
-
-static void print_symbol(const session *s, int32_t symbol) {
-    int64_t length;
-    if (s->o.task != TASK_SHARDS) {
-        putchar(symbol);
-        return;
-    }
-    const unsigned char *const text = tokenizer_text(&s->tokens, symbol, &length);
-    fwrite(text, 1, (size_t)length, stdout);
-}
-
 static int print_sample(session *s) {
-    token_list prompt = {0};
-    const bool known = prompt_symbols(s, &prompt);
-    const int64_t n_prompt = prompt.n, n = n_prompt + s->o.sample;
-    int32_t *symbols = known ? malloc((size_t)n * sizeof *symbols) : NULL;
-    for (int64_t i = 0; symbols && i < n_prompt; ++i) symbols[i] = (int32_t)prompt.token[i];
-    free(prompt.token);
-    if (!symbols) return known ? cli_fail(CLI_FAILURE, "no memory for a sample") : CLI_FAILURE;
-    const sample_options options = {.temperature = s->o.temperature, .top_k = s->o.top_k, .seed = (uint64_t)s->o.seed};
-    const fattn_status status = sample_symbols(s->ctx, s->r.model, s->r.tape, &options, symbols, n_prompt, n);
-    if (!status) {
-        printf("sample (temperature %.2g):\n", s->o.temperature);
-        for (int64_t i = s->o.task == TASK_SHARDS; i < n; ++i) print_symbol(s, symbols[i]);
-        fputs("\n\n", stdout);
-    }
-    free(symbols);
-    return status ? cli_status(s->ctx, status, "sample") : CLI_OK;
+    const sample_options options = {
+        .temperature = s->o.temperature, .top_k = s->o.top_k, .top_p = s->o.top_p, .seed = (uint64_t)s->o.seed};
+    printf("sample (temperature %.2g):\n", s->o.temperature);
+    const int code = text_sample(s->ctx, s->r.model, s->r.tape, s->o.task == TASK_SHARDS ? &s->tokens : NULL, &options,
+                                 s->o.prompt ? s->o.prompt : "", s->o.sample);
+    fputs("\n\n", stdout);
+    return code;
 }
 
 static int summarize_text(session *s) {

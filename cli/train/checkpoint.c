@@ -415,21 +415,25 @@ bool checkpoint_fingerprint(checkpoint *c, uint64_t *out) {
     return ok;
 }
 
+/* False after an error message: the file's model has another vocabulary. */
+static bool has_symbols(const checkpoint *c, const model *m) {
+    int64_t embedding[FATTN_MAX_DIMS];
+    const int64_t symbols = model_columns(model_get_config(m));
+    const char *table = model_get_config(m)->arch == ARCH_GPT2 ? "/params/wte.weight" : "/params/embedding";
+    if (shape_of(c->file, table, embedding) != 2 || embedding[0] == symbols) return true;
+    cli_fail(CLI_FAILURE,
+             "%s: its model has %lld symbols, this program's has %lld: it was written by another version "
+             "(symbols of a text are now its bytes), and the run cannot be resumed",
+             c->path, (long long)embedding[0], (long long)symbols);
+    return false;
+}
+
 bool checkpoint_restore(checkpoint *c, trainer *r) {
     counters found;
     const hid_t group = H5Gopen2(c->file, "/state", H5P_DEFAULT);
     bool ok = group >= 0 && get_counters(group, &found) && are_valid(&found);
     if (group >= 0) H5Gclose(group);
-    int64_t embedding[FATTN_MAX_DIMS];
-    const int64_t symbols = model_columns(model_get_config(r->model));
-    const char *table = model_get_config(r->model)->arch == ARCH_GPT2 ? "/params/wte.weight" : "/params/embedding";
-    if (ok && shape_of(c->file, table, embedding) == 2 && embedding[0] != symbols) {
-        cli_fail(CLI_FAILURE,
-                 "%s: its model has %lld symbols, this program's has %lld: it was written by another version "
-                 "(symbols of a text are now its bytes), and the run cannot be resumed",
-                 c->path, (long long)embedding[0], (long long)symbols);
-        return false;
-    }
+    if (ok && !has_symbols(c, r->model)) return false;
     if (ok && found.fingerprint != r->task->fingerprint) {
         cli_fail(CLI_FAILURE, "%s: the run was trained on another text", c->path);
         return false;
@@ -448,6 +452,16 @@ bool checkpoint_restore(checkpoint *c, trainer *r) {
     r->cursor = found.cursor;
     r->elapsed = found.elapsed;
     return true;
+}
+
+bool checkpoint_read_model(checkpoint *c, fattn_ctx *ctx, model *m) {
+    int n;
+    fattn_param *const *const params = model_params(m, &n);
+    fattn_checkpoint run = {.struct_size = sizeof run, .n = n, .params = params};
+    if (!has_symbols(c, m)) return false;
+    if (fattn_checkpoint_read(ctx, c->library, &run) == FATTN_OK) return true;
+    cli_fail(CLI_FAILURE, "%s", fattn_ctx_error(ctx));
+    return false;
 }
 
 void checkpoint_close(checkpoint *c) {

@@ -39,6 +39,8 @@ bool checkpoint_fingerprint(checkpoint *c, uint64_t *out);
 /* Restores a trainer that was created with these options. False after an error message: different data
    fingerprint, vocabulary (in older versions texts had 96 symbols), parameters or shapes. */
 bool checkpoint_restore(checkpoint *c, trainer *r);
+/* The parameters alone, in any dtype, whatever the data. False after an error message. */
+bool checkpoint_read_model(checkpoint *c, fattn_ctx *ctx, model *m);
 void checkpoint_close(checkpoint *c); /* NULL is allowed */
 
 #endif

@@ -54,16 +54,17 @@ static fattn_status init(model *m) {
 }
 
 /* x [B,S,C] -> x + attention(norm(x)); p: the parameters of the block. */
-static fattn_var attend(const model_config *c, fattn_tape *t, fattn_param *p, fattn_var x,
-                        const fattn_attention_params *params) {
+static fattn_var attend(const model *m, fattn_tape *t, fattn_param *p, fattn_var x, const model_pass *pass, int layer) {
+    const model_config *c = &m->config;
     const fattn_var none = {0};
+    const int64_t position = model_position(pass);
     const int H = c->heads, G = c->kv_heads, D = (int)(c->channels / H);
     const fattn_var h = fattn_op_rmsnorm(t, x, fattn_use(t, &p[ATTN_NORM]), NORM_EPS);
     const fattn_var qkv = fattn_op_linear(t, h, fattn_use(t, &p[QKV]), none); /* [B,S,(H+2G)D] */
-    const fattn_var q = fattn_op_rope(t, fattn_op_heads(t, qkv, 0, H, D), ROPE_BASE, 0);
-    const fattn_var k = fattn_op_rope(t, fattn_op_heads(t, qkv, H, G, D), ROPE_BASE, 0);
+    const fattn_var q = fattn_op_rope(t, fattn_op_heads(t, qkv, 0, H, D), ROPE_BASE, position);
+    const fattn_var k = fattn_op_rope(t, fattn_op_heads(t, qkv, H, G, D), ROPE_BASE, position);
     const fattn_var v = fattn_op_heads(t, qkv, H + G, G, D);
-    const fattn_var o = fattn_op_merge(t, fattn_op_attention(t, q, k, v, params)); /* [B,S,C] */
+    const fattn_var o = fattn_op_merge(t, model_attend(m, t, q, k, v, pass, layer)); /* [B,S,C] */
     return fattn_op_add(t, x, fattn_op_linear(t, o, fattn_use(t, &p[ATTN_OUT]), none));
 }
 
@@ -74,16 +75,15 @@ static fattn_var mlp(fattn_tape *t, fattn_param *p, fattn_var x) {
     return fattn_op_add(t, x, fattn_op_linear(t, up, fattn_use(t, &p[MLP_DOWN]), none));
 }
 
-static fattn_var trunk(model *m, fattn_tape *t, const fattn_tensor *ids, fattn_var embedding, bool training,
-                       int64_t step) {
+static fattn_var trunk(model *m, fattn_tape *t, const fattn_tensor *ids, fattn_var embedding, const model_pass *pass) {
     const model_config *c = &m->config;
     const fattn_var none = {0};
     fattn_var x = fattn_op_embedding(t, embedding, fattn_input(t, ids));
-    x = fattn_op_add(t, x, fattn_op_linear(t, op_shift(t, x), fattn_use(t, &m->params[SHIFT]), none));
+    const fattn_var shifted = op_shift(t, x, pass->cache ? &pass->cache->before : NULL, model_position(pass) > 0);
+    x = fattn_op_add(t, x, fattn_op_linear(t, shifted, fattn_use(t, &m->params[SHIFT]), none));
     for (int layer = 0; layer < c->layers; ++layer) {
         fattn_param *p = &m->params[FIRST_BLOCK + layer * BLOCK_PARAMS];
-        const fattn_attention_params params = model_attention(c, training, step, layer);
-        x = attend(c, t, p, x, &params);
+        x = attend(m, t, p, x, pass, layer);
         x = mlp(t, p, x);
     }
     return fattn_op_rmsnorm(t, x, fattn_use(t, &m->params[m->n_params - 1]), NORM_EPS);
@@ -104,11 +104,12 @@ static fattn_status create_param(model *m, int index) {
     snprintf(m->names[index], MODEL_NAME_BYTES, "%s", s.name);
     m->list[index] = p;
     p->name = m->names[index];
-    p->flags = s.std > 0 ? 0 : FATTN_PARAM_NO_DECAY;
+    p->flags = (s.std > 0 ? 0 : FATTN_PARAM_NO_DECAY) | (m->config.frozen ? FATTN_PARAM_FROZEN : 0);
     const fattn_dtype dtype = m->config.dtype ? (fattn_dtype)m->config.dtype : FATTN_F32;
     fattn_status status = fattn_tensor_alloc(m->ctx, dtype, s.ndim, s.size, &p->value);
-    if (!status) status = fattn_tensor_alloc(m->ctx, FATTN_F32, s.ndim, s.size, &p->grad);
     if (!status) status = fattn_tensor_normal(m->ctx, &p->value, s.mean, 0, (fattn_rng){0});
+    if (m->config.frozen) return status;
+    if (!status) status = fattn_tensor_alloc(m->ctx, FATTN_F32, s.ndim, s.size, &p->grad);
     if (!status) status = fattn_tensor_normal(m->ctx, &p->grad, 0, 0, (fattn_rng){0});
     return status;
 }
@@ -176,16 +177,7 @@ int64_t model_size(const model *m) {
 
 /* ---- graphs ---- */
 
-fattn_attention_params model_attention(const model_config *c, bool training, int64_t step, int layer) {
-    const bool exact_delta = training && c->algorithm != FATTN_ALGO_STANDARD;
-    return (fattn_attention_params){
-        .struct_size = sizeof(fattn_attention_params),
-        .flags = FATTN_CAUSAL | (exact_delta ? FATTN_EXACT_DELTA : 0),
-        .algorithm = c->algorithm,
-        .dropout_p = training ? c->dropout : 0,
-        .rng = {.seed = c->seed, .stream = (uint32_t)(step * c->layers + layer)},
-    };
-}
+static const model_pass plain = {0};
 
 /* The loss of hidden [..,C] and targets [..], over the symbols of the table's rows. */
 static fattn_var head_loss(const model *m, fattn_tape *t, fattn_var hidden, fattn_var embedding,
@@ -197,19 +189,20 @@ static fattn_var head_loss(const model *m, fattn_tape *t, fattn_var hidden, fatt
 
 fattn_var model_loss(model *m, fattn_tape *t, const fattn_tensor *ids, const fattn_tensor *targets, int64_t step) {
     const fattn_var embedding = fattn_use(t, &m->params[EMBEDDING]);
-    return head_loss(m, t, m->arch->trunk(m, t, ids, embedding, true, step), embedding, targets);
+    return head_loss(m, t, m->arch->trunk(m, t, ids, embedding, &(model_pass){.training = true, .step = step}),
+                     embedding, targets);
 }
 
 fattn_var model_test_loss(model *m, fattn_tape *t, const fattn_tensor *ids, const fattn_tensor *targets) {
     const fattn_var embedding = fattn_use(t, &m->params[EMBEDDING]);
-    return head_loss(m, t, m->arch->trunk(m, t, ids, embedding, false, 0), embedding, targets);
+    return head_loss(m, t, m->arch->trunk(m, t, ids, embedding, &plain), embedding, targets);
 }
 
 fattn_status model_row_losses(model *m, fattn_tape *t, const fattn_tensor *ids, const fattn_tensor *targets,
                               double *losses) {
     const fattn_var embedding = fattn_use(t, &m->params[EMBEDDING]);
     fattn_tensor hidden;
-    fattn_status status = fattn_tape_value(t, m->arch->trunk(m, t, ids, embedding, false, 0), &hidden);
+    fattn_status status = fattn_tape_value(t, m->arch->trunk(m, t, ids, embedding, &plain), &hidden);
     for (int64_t row = 0; !status && row < ids->shape[0]; ++row) {
         const fattn_tensor h = fattn_tensor_slice(&hidden, 0, row, row + 1);
         const fattn_tensor y = fattn_tensor_slice(targets, 0, row, row + 1);
@@ -220,5 +213,16 @@ fattn_status model_row_losses(model *m, fattn_tape *t, const fattn_tensor *ids, 
 
 fattn_var model_logits(model *m, fattn_tape *t, const fattn_tensor *ids) {
     const fattn_var embedding = fattn_use(t, &m->params[EMBEDDING]);
-    return fattn_op_linear(t, m->arch->trunk(m, t, ids, embedding, false, 0), embedding, (fattn_var){0});
+    return fattn_op_linear(t, m->arch->trunk(m, t, ids, embedding, &plain), embedding, (fattn_var){0});
+}
+
+fattn_var model_next_logits(model *m, fattn_tape *t, const fattn_tensor *ids, model_cache *cache) {
+    const int64_t S = ids->shape[1];
+    const model_pass pass = {.cache = cache};
+    const fattn_var embedding = fattn_use(t, &m->params[EMBEDDING]);
+    const fattn_var hidden = m->arch->trunk(m, t, ids, embedding, &pass);
+    const fattn_var last = fattn_op_slice(t, hidden, 1, S - 1, S);
+    const fattn_var logits = fattn_op_linear(t, last, embedding, (fattn_var){0});
+    if (logits.id) cache->n += S;
+    return logits;
 }

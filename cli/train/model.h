@@ -11,6 +11,8 @@
 
 #include <fattn/tape.h>
 
+#include <stdbool.h>
+
 enum { ARCH_SHIFT, ARCH_GPT2 };
 
 typedef struct model_config {
@@ -22,6 +24,7 @@ typedef struct model_config {
     int algorithm;                    /* fattn_algorithm */
     int dtype;                        /* fattn_dtype of parameters and activations; 0 = F32. Gradients
                                          of parameters are F32 */
+    bool frozen;                      /* parameters without gradients: a model that is not trained */
     float dropout;                    /* of attention weights, in training */
     uint64_t seed;                    /* of initialisation and dropout */
 } model_config;
@@ -53,5 +56,17 @@ fattn_status model_row_losses(model *m, fattn_tape *t, const fattn_tensor *ids, 
                               double *losses);
 /* [B,S,model_columns], without dropout. */
 fattn_var model_logits(model *m, fattn_tape *t, const fattn_tensor *ids);
+
+/* What a model keeps of one sequence to continue it: keys and values of every layer, context tokens at most. A token
+   takes 2 layers kv_heads head_dim numbers of the model's dtype. */
+typedef struct model_cache model_cache;
+fattn_status model_cache_create(model *m, model_cache **out);
+void model_cache_destroy(model_cache *cache); /* NULL is allowed; before the model */
+void model_cache_clear(model_cache *cache);
+int64_t model_cache_tokens(const model_cache *cache);
+/* The logits [1,1,model_columns] of the last of ids [1,S], which follow the cache's tokens and are added to them. The
+   same as model_logits of all these tokens, within rounding. Not for backward. After a failure, SHAPE when the tokens
+   are more than the context among others, the cache must be cleared. */
+fattn_var model_next_logits(model *m, fattn_tape *t, const fattn_tensor *ids, model_cache *cache);
 
 #endif

@@ -1,6 +1,6 @@
 /* GPT-2 (Radford et al. 2019) as PyTorch and llm.c have it. All biases, LayerNorm with eps 1e-5, GELU's tanh form:
 
-       x = wte[ids] + wpe[0..S-1]
+       x = wte[ids] + wpe[positions]
        for each block:  x += c_proj attention(q, k, v) + b,  q,k,v = c_attn ln_1(x) + b
                         x += c_proj gelu(c_fc ln_2(x) + b) + b
        logits = ln_f(x) wte^T */
@@ -94,19 +94,18 @@ static fattn_var norm(fattn_tape *t, fattn_var x, fattn_param *p, int gain) {
     return fattn_op_layernorm(t, x, fattn_use(t, &p[gain]), fattn_use(t, &p[gain + 1]), NORM_EPS);
 }
 
-static fattn_var trunk(model *m, fattn_tape *t, const fattn_tensor *ids, fattn_var embedding, bool training,
-                       int64_t step) {
+static fattn_var trunk(model *m, fattn_tape *t, const fattn_tensor *ids, fattn_var embedding, const model_pass *pass) {
     const model_config *c = &m->config;
     const int H = c->heads, D = (int)(c->channels / H);
-    const fattn_tensor positions = fattn_tensor_slice(&m->positions, 0, 0, ids->shape[1]);
+    const int64_t first = model_position(pass);
+    const fattn_tensor positions = fattn_tensor_slice(&m->positions, 0, first, first + ids->shape[1]);
     const fattn_var at = fattn_op_embedding(t, fattn_use(t, &m->params[WPE]), fattn_input(t, &positions)); /* [S,C] */
     fattn_var x = fattn_op_add(t, fattn_op_embedding(t, embedding, fattn_input(t, ids)), at);              /* [B,S,C] */
     for (int layer = 0; layer < c->layers; ++layer) {
         fattn_param *p = &m->params[FIRST_BLOCK + layer * BLOCK_PARAMS];
-        const fattn_attention_params params = model_attention(c, training, step, layer);
         const fattn_var qkv = linear(t, norm(t, x, p, LN_1), p, ATTN); /* [B,S,3C] */
-        const fattn_var o = fattn_op_attention(t, fattn_op_heads(t, qkv, 0, H, D), fattn_op_heads(t, qkv, H, H, D),
-                                               fattn_op_heads(t, qkv, 2 * H, H, D), &params);
+        const fattn_var q = fattn_op_heads(t, qkv, 0, H, D), k = fattn_op_heads(t, qkv, H, H, D);
+        const fattn_var o = model_attend(m, t, q, k, fattn_op_heads(t, qkv, 2 * H, H, D), pass, layer);
         x = fattn_op_add(t, x, linear(t, fattn_op_merge(t, o), p, ATTN_PROJ));
         const fattn_var h = fattn_op_gelu(t, linear(t, norm(t, x, p, LN_2), p, FC));
         x = fattn_op_add(t, x, linear(t, h, p, FC_PROJ));

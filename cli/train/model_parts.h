@@ -1,5 +1,5 @@
-/* What the architectures of model.h share: parameters made from a table, attention's parameters, and the four functions
-   that differ. For model.c and model_gpt2.c alone. */
+/* What the architectures of model.h share: parameters made from a table, attention with and without a cache, and the
+   four functions that differ. For model*.c alone. */
 #ifndef FATTNI_CLI_TRAIN_MODEL_PARTS_H
 #define FATTNI_CLI_TRAIN_MODEL_PARTS_H
 
@@ -16,14 +16,21 @@ typedef struct param_shape {
     char name[MODEL_NAME_BYTES];
 } param_shape;
 
+/* What a forward pass is for: training, where attention drops weights with masks of `step`, or generation, where the
+   tokens follow those of a cache. */
+typedef struct model_pass {
+    bool training;
+    int64_t step;
+    model_cache *cache; /* NULL: the tokens begin a sequence */
+} model_pass;
+
 typedef struct model_arch {
     int (*count)(const model_config *c); /* of parameters; number 0 is the embedding */
     param_shape (*shape)(const model_config *c, int index);
     /* Normal numbers for the parameters with std > 0; the others have their mean. */
     fattn_status (*init)(model *m);
-    /* ids [B,S] to the last norm's output [B,S,C]. training: attention drops weights with masks of `step`. */
-    fattn_var (*trunk)(model *m, fattn_tape *t, const fattn_tensor *ids, fattn_var embedding, bool training,
-                       int64_t step);
+    /* ids [B,S] to the last norm's output [B,S,C]. */
+    fattn_var (*trunk)(model *m, fattn_tape *t, const fattn_tensor *ids, fattn_var embedding, const model_pass *pass);
 } model_arch;
 
 struct model {
@@ -39,7 +46,24 @@ struct model {
 
 extern const model_arch model_gpt2;
 
-/* Causal; in training with the config's dropout and, where o has 16 bits, an exact delta, unless it is STANDARD. */
-fattn_attention_params model_attention(const model_config *c, bool training, int64_t step, int layer);
+typedef struct model_kv {
+    fattn_tensor k, v; /* [1,G,context,D] */
+} model_kv;
+
+struct model_cache {
+    fattn_ctx *ctx;
+    int layers;
+    model_kv *kv;        /* [layers] */
+    fattn_tensor before; /* SHIFT: the last token's embedding, [1,1,C] */
+    int64_t n;           /* tokens; the position of the next one */
+};
+
+/* Of the pass's first token. */
+static inline int64_t model_position(const model_pass *pass) { return pass->cache ? pass->cache->n : 0; }
+
+/* q [B,H,S,D], k, v [B,G,S,D]: causal attention, in training with the config's dropout and, where o has 16 bits, an
+   exact delta, unless it is STANDARD. With a cache k and v are appended to it, and q attends to all it then has. */
+fattn_var model_attend(const model *m, fattn_tape *t, fattn_var q, fattn_var k, fattn_var v, const model_pass *pass,
+                       int layer);
 
 #endif

@@ -2,6 +2,11 @@
 
 #include <string.h>
 
+typedef struct attribute {
+    fattn_tensor carried; /* ndim 0: none */
+    bool follows;
+} attribute;
+
 static fattn_status infer(fattn_op_call *c) {
     const fattn_tensor *x = &c->in[0];
     if (x->ndim != 3)
@@ -23,10 +28,12 @@ static fattn_status zero(fattn_ctx *ctx, const fattn_tensor *t) {
 }
 
 static fattn_status forward(fattn_op_call *c) {
+    const attribute *const a = c->attr;
     const int64_t S = c->in[0].shape[1];
     const fattn_tensor first = rows(&c->out[0], 0, 1), rest = rows(&c->out[0], 1, S);
-    const fattn_tensor before = rows(&c->in[0], 0, S - 1);
-    const fattn_status s = zero(c->ctx, &first);
+    const fattn_tensor before = rows(&c->in[0], 0, S - 1), last = rows(&c->in[0], S - 1, S);
+    fattn_status s = a->follows ? fattn_tensor_copy(c->ctx, &first, &a->carried) : zero(c->ctx, &first);
+    if (!s && a->carried.ndim > 0) s = fattn_tensor_copy(c->ctx, &a->carried, &last);
     return s ? s : fattn_tensor_copy(c->ctx, &rest, &before);
 }
 
@@ -42,6 +49,7 @@ static fattn_status backward(fattn_op_call *c) {
 
 static const fattn_op_def shift = {
     .struct_size = sizeof shift,
+    .attr_size = sizeof(attribute),
     .n_out = 1,
     .name = "shift",
     .infer = infer,
@@ -49,4 +57,7 @@ static const fattn_op_def shift = {
     .backward = backward,
 };
 
-fattn_var op_shift(fattn_tape *t, fattn_var x) { return fattn_op_custom(t, &shift, &x, 1, NULL); }
+fattn_var op_shift(fattn_tape *t, fattn_var x, const fattn_tensor *carried, bool follows) {
+    const attribute a = {.carried = carried ? *carried : (fattn_tensor){0}, .follows = carried && follows};
+    return fattn_op_custom(t, &shift, &x, 1, &a);
+}

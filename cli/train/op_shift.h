@@ -4,7 +4,10 @@
 
 #include <fattn/tape.h>
 
-/* x F32 [B,S,C], row-major. */
-fattn_var op_shift(fattn_tape *t, fattn_var x);
+#include <stdbool.h>
+
+/* x [B,S,C], row-major. carried, for graphs without backward: NULL, or [B,1,C] on the device, which outlives the call
+   and becomes x's last row; `follows`: before that it is the row before x's first, in place of zeros. */
+fattn_var op_shift(fattn_tape *t, fattn_var x, const fattn_tensor *carried, bool follows);
 
 #endif

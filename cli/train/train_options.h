@@ -16,7 +16,7 @@ typedef struct train_options {
     int64_t vocab, layers, channels, heads, kv_heads, mlp, context, batch;
     int64_t steps, warmup, seed, threads, eval_every, eval_sequences, checkpoint_every;
     int64_t sample, top_k, positions, total_batch, examples;
-    double seconds, lr, weight_decay, clip, dropout, target, temperature, final_lr, beta2;
+    double seconds, lr, weight_decay, clip, dropout, target, temperature, top_p, final_lr, beta2;
     bool same_log; /* not an option: the log file is the one of the run's first part */
 } train_options;
 

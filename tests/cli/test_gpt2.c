@@ -3,7 +3,7 @@
 #include <criterion/criterion.h>
 
 #include "cli/random/mt19937.h"
-#include "cli/train/sample.h"
+#include "tests/cli/symbols.h"
 #include "cli/train/trainer.h"
 
 #include <math.h>
@@ -201,7 +201,7 @@ Test(gpt2, three_ways_to_a_loss_agree) {
     cr_assert_float_eq(mean, e.loss, 2e-6 * loss);
     int32_t symbols[CONTEXT] = {1};
     const sample_options options = {.temperature = 100, .seed = 1};
-    cr_assert_eq(sample_symbols(ctx, r.model, r.tape, &options, symbols, 1, CONTEXT), FATTN_OK);
+    cr_assert_eq(generate_symbols(ctx, r.model, r.tape, &options, symbols, 1, CONTEXT), FATTN_OK);
     for (int i = 0; i < CONTEXT; ++i) cr_assert(symbols[i] >= 0 && symbols[i] < VOCAB);
     trainer_destroy(&r);
 }

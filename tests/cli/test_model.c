@@ -2,7 +2,7 @@
    learning rate and memory; sampling of symbols. */
 #include <criterion/criterion.h>
 
-#include "cli/train/sample.h"
+#include "tests/cli/symbols.h"
 #include "cli/train/trainer.h"
 
 #include <math.h>
@@ -87,7 +87,7 @@ Test(model, overfits_64_tokens) {
         fixed_sequence(&fixed, s, ids, targets);
         memcpy(said, ids, 4 * sizeof *ids);
         const sample_options greedy = {.temperature = 0};
-        cr_assert_eq(sample_symbols(ctx, r.model, r.tape, &greedy, said, 4, CONTEXT), FATTN_OK);
+        cr_assert_eq(generate_symbols(ctx, r.model, r.tape, &greedy, said, 4, CONTEXT), FATTN_OK);
         cr_assert_eq(memcmp(said, ids, sizeof ids), 0);
     }
 }
@@ -154,16 +154,17 @@ Test(sample, chooses_by_probability) {
     const sample_options o = {.temperature = 2, .seed = 5}, greedy = {.temperature = 0},
                          two = {.temperature = 2, .top_k = 2, .seed = 5};
     int count[N] = {0}, count_two[N] = {0};
+    int32_t scratch[N];
     double p[N], sum = 0;
     for (int i = 0; i < N; ++i) sum += p[i] = exp(logits[i] / 2);
     for (int64_t i = 0; i < DRAWS; ++i) {
-        count[sample_choose(logits, N, &o, i)] += 1;
-        count_two[sample_choose(logits, N, &two, i)] += 1;
+        count[sample_choose(logits, N, &o, i, scratch)] += 1;
+        count_two[sample_choose(logits, N, &two, i, scratch)] += 1;
     }
     for (int i = 0; i < N; ++i) {
         const double mean = DRAWS * p[i] / sum, sigma = sqrt(mean * (1 - p[i] / sum));
         cr_assert_float_eq(count[i], mean, 5 * sigma, "symbol %d: %d, not %g", i, count[i], mean);
     }
     cr_assert(count_two[0] == 0 && count_two[3] == 0 && count_two[1] > 0);
-    cr_assert_eq(sample_choose(logits, N, &greedy, 0), 2);
+    cr_assert_eq(sample_choose(logits, N, &greedy, 0, scratch), 2);
 }

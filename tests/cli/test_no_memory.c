@@ -7,7 +7,7 @@
 
 #include "fixtures.h"
 #include "cli/train/ngram.h"
-#include "cli/train/sample.h"
+#include "tests/cli/symbols.h"
 #include "cli/train/train_options.h"
 
 #include <fattn/check.h>
@@ -147,7 +147,7 @@ static bool train_from(fattn_ctx *ctx, checkpoint *from, const char *to) {
     if (ok) {
         ok = (!from || checkpoint_restore(from, &r)) && trainer_step(&r) == FATTN_OK &&
              trainer_evaluate(&r, 2, &e) == FATTN_OK && trainer_note(&r, &e) == FATTN_OK &&
-             trainer_step(&r) == FATTN_OK && sample_symbols(ctx, r.model, r.tape, &greedy, said, 3, 24) == FATTN_OK &&
+             trainer_step(&r) == FATTN_OK && generate_symbols(ctx, r.model, r.tape, &greedy, said, 3, 24) == FATTN_OK &&
              ngram_losses(a->symbols, a->n, b->symbols, b->n, TEXT_SYMBOLS, loss) &&
              (!to || checkpoint_save(to, train_table, &o, train_not_stored, &r));
         trainer_destroy(&r);

@@ -1,0 +1,29 @@
+/* Tokens from a model, one after another, each computed from those before by a cache of keys and values: one pass over
+   the prompt, then one row per token, whose cost depends on the tokens before by attention alone.
+
+   A model has seen `context` positions. When the window is full, it begins again with its last context / 2 tokens, as
+   if they began a sequence: one more pass over that many for every context / 2 tokens. A window that slides by one
+   token would move every position, so that no key could be kept. A token thus depends on the context / 2 to context
+   tokens before it, or on all of them while they are fewer. */
+#ifndef FATTNI_CLI_SAMPLE_GENERATE_H
+#define FATTNI_CLI_SAMPLE_GENERATE_H
+
+#include "cli/sample/sample.h"
+#include "cli/train/model.h"
+
+typedef struct generator generator;
+/* Borrows ctx, m and t, and resets t with every token. ctx gets the error messages. */
+fattn_status generator_create(fattn_ctx *ctx, model *m, fattn_tape *t, generator **out);
+void generator_destroy(generator *g); /* NULL is allowed */
+/* Begins with these symbols, n >= 1, of which the last `context` count; the logits of the next one are computed. ARG: a
+   symbol is not in the vocabulary. */
+fattn_status generator_begin(generator *g, const int32_t *symbols, int64_t n);
+/* After generator_begin: the logits [vocab] of the next symbol, on the host, valid until the next call. MISMATCH: one
+   is not finite. */
+fattn_status generator_logits(generator *g, const float **logits);
+/* Adds a symbol. It is computed when the next logits are asked for. */
+void generator_append(generator *g, int32_t symbol);
+/* Chooses the next symbol, the number of those before it being the draw's, and adds it. */
+fattn_status generator_next(generator *g, const sample_options *o, int32_t *symbol);
+
+#endif
