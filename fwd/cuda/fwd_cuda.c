@@ -85,10 +85,10 @@ static split split_of(const fattni_problem *p, const fattni_cuda_kernel *k) {
     const int64_t left = p->window_left, right = causal ? 0 : p->window_right;
     int64_t keys = p->Sk; /* that a tile sees, at most */
     if (left < p->Sk && right < p->Sk) keys = fattni_min(keys, left + right + p->Sq + 16);
-    s.parts = fattni_most_parts_of((int)keys, (int)fattni_min(tiles, INT32_MAX), k->D);
+    s.parts = fattni_cuda_most_parts_of((int)keys, (int)fattni_min(tiles, INT32_MAX), k->D);
     s.rows = fattni_min(rows, k->BM), s.width = (p->Dv + 7) / 8 * 8;
-    s.results = (size_t)fattni_round_up(s.all_tiles * fattni_parts_counters((int)s.parts) * (int64_t)sizeof(int32_t),
-                                        FATTNI_ALIGN);
+    s.results = (size_t)fattni_round_up(
+        s.all_tiles * fattni_cuda_parts_counters((int)s.parts) * (int64_t)sizeof(int32_t), FATTNI_ALIGN);
     s.workspace = s.results;
     if (s.parts > 1) s.workspace += (size_t)(s.all_tiles * s.parts * s.rows * (s.width + 2)) * sizeof(float);
     return s;

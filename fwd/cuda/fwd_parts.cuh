@@ -66,8 +66,8 @@ DEVICE int find_part(const fattni_fwd_parts_args *x, key_part *w) {
     const int first = w->r0 / x->packed, last = (w->r0 + w->rows - 1) / x->packed;
     w->begin = max(0, min(first + w->s.lo, w->s.Sk)) / 16 * 16;
     w->end = max(w->begin, min(last + 1 + w->s.hi, w->s.Sk));
-    const int tiles = heads * ((rows + BM - 1) / BM), keys = fattni_keys_of_part(w->end - w->begin, tiles, D);
-    w->parts = fattni_parts_of(w->end - w->begin, tiles, D);
+    const int tiles = heads * ((rows + BM - 1) / BM), keys = fattni_cuda_keys_of_part(w->end - w->begin, tiles, D);
+    w->parts = fattni_cuda_parts_of(w->end - w->begin, tiles, D);
     w->begin += w->part * keys, w->end = min(w->end, w->begin + keys);
     w->first_seen = last + w->s.lo, w->end_seen = min(w->end, first + 1 + w->s.hi);
     return w->part < w->parts;
@@ -320,7 +320,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS) K_NAME(const __gri
     const int64_t step = x.rows * (x.width + 2);
     own.rows = x.rows, own.width = x.width;
     float *const results = x.results + (int64_t)w.tile * x.parts * step;
-    int *arrived = x.arrived + (int64_t)w.tile * fattni_parts_counters(x.parts);
+    int *arrived = x.arrived + (int64_t)w.tile * fattni_cuda_parts_counters(x.parts);
     int place = 1;
     for (int node = w.part, count = w.parts; count > 1; place *= FATTNI_PARTS_ADDED) {
         store_result(results + (int64_t)node * place * step, sum, WARP_TILES, m, l, own.column0 == 0, &own);

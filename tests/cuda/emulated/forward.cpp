@@ -229,7 +229,7 @@ static void run_all(const problem *p) {
     x.tiles = (x.packed * a->Sq + K_BM - 1) / K_BM, x.parts = a->Sk / (65536 / K_D) + 1;
     x.rows = min(x.packed * a->Sq, K_BM), x.width = (a->Dv + 7) / 8 * 8;
     const int tiles = a->B * a->Hq / x.packed * x.tiles;
-    std::vector<int32_t> arrived((size_t)(tiles * fattni_parts_counters(x.parts)));
+    std::vector<int32_t> arrived((size_t)(tiles * fattni_cuda_parts_counters(x.parts)));
     std::vector<float> results((size_t)(tiles * x.parts * x.rows * (x.width + 2)), NAN);
     x.arrived = arrived.data(), x.results = results.data();
     args_of_run = &x;
