@@ -15,10 +15,11 @@ typedef struct traits {
     int variant;
     bool sm90;   /* the Hopper kernels support it */
     bool maps_o; /* O has a tensor map */
+    bool few;    /* few rows, whose keys are split */
 } traits;
 
 /* Heads whose rows share tiles, where keys are split. */
-static int64_t packed_of(const fattni_problem *p) {
+static int64_t tile_heads_of(const fattni_problem *p) {
     return p->alibi.present || p->bias.present || p->drop_T ? 1 : p->group;
 }
 
@@ -33,7 +34,8 @@ static bool sm90_supports(const fattni_problem *p) {
 static traits traits_of(const fattn_ctx *ctx, const fattni_problem *p) {
     return (traits){.variant = fattni_cuda_variant_of(p, p->flags & FATTN_MERGE),
                     .sm90 = ctx->gpu.arch == 90 && sm90_supports(p),
-                    .maps_o = p->o.dtype == (int32_t)p->dtype && fattni_sm90_maps(&p->o, p->Dv)};
+                    .maps_o = p->o.dtype == (int32_t)p->dtype && fattni_sm90_maps(&p->o, p->Dv),
+                    .few = p->Sq <= FATTNI_FEW_ROWS && tile_heads_of(p) * p->Sq <= INT32_MAX}; /* rows are ints */
 }
 
 static int64_t blocks_of(const fattni_problem *p, const fattni_cuda_kernel *k) { return fattni_ceil_div(p->Sq, k->BM); }
@@ -47,8 +49,8 @@ static bool matches(const fattni_cuda_kernel *k, const fattni_problem *p, const 
     if (k->arch == 90 && !t->maps_o && ((plain && k->D <= 128) || k->variant == FATTNI_VARIANT_SHORT))
         return false; /* these store O only by its tensor map; the banded ones do not need it */
     switch (k->variant) {
-    case FATTNI_VARIANT_FEW: return p->Sq <= FATTNI_FEW_ROWS && t->variant != FATTNI_VARIANT_GENERAL;
-    case FATTNI_VARIANT_FEW_GENERAL: return p->Sq <= FATTNI_FEW_ROWS;
+    case FATTNI_VARIANT_FEW: return t->few && t->variant != FATTNI_VARIANT_GENERAL;
+    case FATTNI_VARIANT_FEW_GENERAL: return t->few;
     case FATTNI_VARIANT_SHORT: return t->variant == FATTNI_VARIANT_CAUSAL && p->Sq <= FATTNI_SHORT_ROWS;
     case FATTNI_VARIANT_BANDED: return t->variant != FATTNI_VARIANT_GENERAL;
     case FATTNI_VARIANT_GENERAL: return true;
@@ -70,14 +72,14 @@ const fattni_cuda_kernel *fattni_fwd_cuda_choose(const fattn_ctx *ctx, const fat
 
 /* Where keys are split: parts and tiles at most, and what they need of the workspace. */
 typedef struct split {
-    int64_t packed, tiles, parts, all_tiles; /* tiles: per `packed` heads; all_tiles: of the call */
+    int64_t tile_heads, tiles, parts, all_tiles; /* tiles: per tile_heads heads; all_tiles: of the call */
     int64_t rows, width;
     size_t results, workspace; /* bytes: of the counters, which come first; of all */
 } split;
 
 static split split_of(const fattni_problem *p, const fattni_cuda_kernel *k) {
-    split s = {.packed = packed_of(p)};
-    const int64_t heads = p->Hq / s.packed, rows = s.packed * p->Sq;
+    split s = {.tile_heads = tile_heads_of(p)};
+    const int64_t heads = p->Hq / s.tile_heads, rows = s.tile_heads * p->Sq;
     s.tiles = fattni_ceil_div(rows, k->BM), s.all_tiles = p->B * heads * s.tiles;
     const bool ragged = p->packed || p->padded; /* a sequence with fewer tiles has more parts of its keys */
     const int64_t tiles = fattni_max(heads * (ragged ? 1 : s.tiles), 1);
@@ -85,7 +87,8 @@ static split split_of(const fattni_problem *p, const fattni_cuda_kernel *k) {
     const int64_t left = p->window_left, right = causal ? 0 : p->window_right;
     int64_t keys = p->Sk; /* that a tile sees, at most */
     if (left < p->Sk && right < p->Sk) keys = fattni_min(keys, left + right + p->Sq + 16);
-    s.parts = fattni_cuda_most_parts_of((int)keys, (int)fattni_min(tiles, INT32_MAX), k->D);
+    s.parts = fattni_clamp(fattni_ceil_div(keys, fattni_cuda_least_part(k->D)), 1,
+                           fattni_cuda_most_parts((int)fattni_min(tiles, INT32_MAX), k->D));
     s.rows = fattni_min(rows, k->BM), s.width = (p->Dv + 7) / 8 * 8;
     s.results = (size_t)fattni_round_up(
         s.all_tiles * fattni_cuda_parts_counters((int)s.parts) * (int64_t)sizeof(int32_t), FATTNI_ALIGN);
@@ -161,7 +164,7 @@ static fattn_status run_sm90(fattn_ctx *ctx, const fattni_problem *p, const fatt
 static fattn_status run_parts(fattn_ctx *ctx, const fattni_problem *p, const fattni_cuda_kernel *k) {
     const split s = split_of(p, k);
     const fattni_fwd_parts_args x = {.a = fattni_cuda_args_of(p),
-                                     .packed = (int32_t)s.packed,
+                                     .tile_heads = (int32_t)s.tile_heads,
                                      .tiles = (int32_t)s.tiles,
                                      .parts = (int32_t)s.parts,
                                      .rows = (int32_t)s.rows,

@@ -44,7 +44,7 @@ static_assert((int)WARPS <= (int)FATTNI_PARTS_ADDED, "add_results");
 
 /* The work of a CTA. */
 typedef struct key_part {
-    int b, h0, r0, rows;      /* rows [r0, r0 + rows) of heads h0 .. h0 + packed - 1 */
+    int b, h0, r0, rows;      /* rows [r0, r0 + rows) of heads h0 .. h0 + tile_heads - 1 */
     int begin, end;           /* keys [begin, end) */
     int first_seen, end_seen; /* of these, all rows see [first_seen, end_seen) */
     int tile, part, parts;    /* tile: of all of the call */
@@ -54,16 +54,16 @@ typedef struct key_part {
 /* Tiles of rows with the same keys run side by side, then the parts. Gives 0 where there is nothing to do. */
 DEVICE int find_part(const fattni_fwd_parts_args *x, key_part *w) {
     const fattni_attention_args *const a = &x->a;
-    const int heads = a->Hq / x->packed, tile = (int)(blockIdx.x % (unsigned)x->tiles);
+    const int heads = a->Hq / x->tile_heads, tile = (int)(blockIdx.x % (unsigned)x->tiles);
     unsigned n = blockIdx.x / (unsigned)x->tiles;
     w->part = (int)(n % (unsigned)x->parts), n /= (unsigned)x->parts;
-    w->h0 = (int)(n % (unsigned)heads) * x->packed, w->b = (int)(n / (unsigned)heads);
+    w->h0 = (int)(n % (unsigned)heads) * x->tile_heads, w->b = (int)(n / (unsigned)heads);
     w->tile = (int)n * x->tiles + tile;
     w->s = sequence_of(a, w->b);
-    const int rows = w->s.Sq * x->packed;
+    const int rows = w->s.Sq * x->tile_heads;
     w->r0 = tile * BM, w->rows = min(BM, rows - w->r0);
     if (w->rows <= 0) return 0;
-    const int first = w->r0 / x->packed, last = (w->r0 + w->rows - 1) / x->packed;
+    const int first = w->r0 / x->tile_heads, last = (w->r0 + w->rows - 1) / x->tile_heads;
     w->begin = max(0, min(first + w->s.lo, w->s.Sk)) / 16 * 16;
     w->end = max(w->begin, min(last + 1 + w->s.hi, w->s.Sk));
     const int tiles = heads * ((rows + BM - 1) / BM), keys = fattni_cuda_keys_of_part(w->end - w->begin, tiles, D);
@@ -179,8 +179,8 @@ DEVICE void store_rows_of(const fattni_fwd_parts_args *x, const key_part *w, flo
     float L[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-        const int r = w->r0 + g + 8 * half, inside = g + 8 * half < w->rows, h = w->h0 + r % x->packed;
-        const int64_t at = inside ? w->s.q0 + r / x->packed : 0;
+        const int r = w->r0 + g + 8 * half, inside = g + 8 * half < w->rows, h = w->h0 + r % x->tile_heads;
+        const int64_t at = inside ? w->s.q0 + r / x->tile_heads : 0;
         const float *const lse = (const float *)a->lse.p + w->s.batch * a->lse.b + h * a->lse.h + at * a->lse.row;
         const row_result row = end_of_row(a, 1, m[half], l[half], unit, GENERAL ? 1.0f : a->scale, h, inside ? lse : 0);
         const float *const old = (const float *)a->o.p + w->s.batch * a->o.b + h * a->o.h + at * a->o.row + column0;
@@ -198,8 +198,8 @@ DEVICE void store_rows_of(const fattni_fwd_parts_args *x, const key_part *w, flo
     __syncthreads(); /* all warps have read the old L */
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-        const int r = w->r0 + g + 8 * half, inside = g + 8 * half < w->rows, h = w->h0 + r % x->packed;
-        const int64_t at = inside ? w->s.q0 + r / x->packed : 0;
+        const int r = w->r0 + g + 8 * half, inside = g + 8 * half < w->rows, h = w->h0 + r % x->tile_heads;
+        const int64_t at = inside ? w->s.q0 + r / x->tile_heads : 0;
         if (a->o_rest.p) {
             char *const to = (char *)a->o_rest.p + w->s.batch * a->o_rest.b + h * a->o_rest.h + at * a->o_rest.row;
             store_rest(to + column0, &o[0][2 * half], WARP_TILES, 1.0f, inside, width);
@@ -250,8 +250,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS) K_NAME(const __gri
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
         const int n = lane / 4 + 8 * half, r = w.r0 + n;
-        row[half] = r / x.packed;
-        rows[half] = n < w.rows ? (const half_type *)a.q.p + s.batch * a.q.b + (h + r % x.packed) * a.q.h +
+        row[half] = r / x.tile_heads;
+        rows[half] = n < w.rows ? (const half_type *)a.q.p + s.batch * a.q.b + (h + r % x.tile_heads) * a.q.h +
                                       (int64_t)(s.q0 + row[half]) * a.q.row
                                 : 0;
     }

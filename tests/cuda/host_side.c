@@ -315,6 +315,22 @@ Test(host_side, few_rows) {
     }
 }
 
+/* More rows of a group than an int counts are not packed into tiles. */
+Test(host_side, few_rows_of_too_many_heads) {
+    fattn_ctx *const ctx = planner(90);
+    for (int n = 0; n < 2; ++n) {
+        shapes x;
+        fattn_attention_plan plan = {.struct_size = sizeof plan};
+        const int64_t H = n ? 1 << 28 : 1 << 20;
+        describe(&x, FATTN_BF16, H, 16, 100, 64);
+        const int keys[] = {K, V, DK, DV};
+        for (int t = 0; t < 4; ++t) x.t[keys[t]].shape[1] = 1;
+        cr_assert_eq(fattn_attention_query(ctx, &x.p, &x.io, &plan), FATTN_OK, "%s", fattn_ctx_error(ctx));
+        cr_assert_eq(strstr(plan.fwd_kernel, "_few_") != NULL, n == 0, "%s", plan.fwd_kernel);
+    }
+    fattn_ctx_destroy(ctx);
+}
+
 /* It plans, and does nothing else. */
 Test(host_side, a_planner_has_no_device) {
     fattn_ctx *const ctx = planner(89);

@@ -225,10 +225,10 @@ static void run_kernel(void) { K_NAME(*args_of_run); }
 static void run_all(const problem *p) {
     const fattni_attention_args *const a = &p->args.a;
     fattni_fwd_parts_args x = {*a};
-    x.packed = a->alibi.p || a->bias.p || a->drop_T ? 1 : a->group;
-    x.tiles = (x.packed * a->Sq + K_BM - 1) / K_BM, x.parts = a->Sk / (65536 / K_D) + 1;
-    x.rows = min(x.packed * a->Sq, K_BM), x.width = (a->Dv + 7) / 8 * 8;
-    const int tiles = a->B * a->Hq / x.packed * x.tiles;
+    x.tile_heads = a->alibi.p || a->bias.p || a->drop_T ? 1 : a->group;
+    x.tiles = (x.tile_heads * a->Sq + K_BM - 1) / K_BM, x.parts = a->Sk / (65536 / K_D) + 1;
+    x.rows = min(x.tile_heads * a->Sq, K_BM), x.width = (a->Dv + 7) / 8 * 8;
+    const int tiles = a->B * a->Hq / x.tile_heads * x.tiles;
     std::vector<int32_t> arrived((size_t)(tiles * fattni_cuda_parts_counters(x.parts)));
     std::vector<float> results((size_t)(tiles * x.parts * x.rows * (x.width + 2)), NAN);
     x.arrived = arrived.data(), x.results = results.data();
