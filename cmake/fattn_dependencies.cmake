@@ -1,6 +1,7 @@
 # All from Debian: libopenblas-openmp-dev, librandom123-dev, libhdf5-dev (which brings zlib); oneDNN is optional
 # (fattn_onednn.cmake).
 find_package(OpenMP REQUIRED COMPONENTS C)
+find_package(Threads REQUIRED)
 find_package(PkgConfig REQUIRED)
 pkg_check_modules(OPENBLAS REQUIRED IMPORTED_TARGET openblas)
 find_path(RANDOM123_INCLUDE Random123/philox.h REQUIRED)

@@ -39,7 +39,8 @@
     X(FATTN_E_CUDA, 9, "CUDA reported an error")                                                                       \
     X(FATTN_E_STATE, 10, "call is out of order")                                                                       \
     X(FATTN_E_IO, 11, "file could not be read or written")                                                             \
-    X(FATTN_E_MISMATCH, 12, "numbers differ by more than allowed")
+    X(FATTN_E_MISMATCH, 12, "numbers differ by more than allowed")                                                     \
+    X(FATTN_E_COMM, 13, "another rank has failed or does not answer")
 #define FATTN_X(name, value, text) name = value,
 typedef enum fattn_status { FATTN_STATUS_MAP(FATTN_X) FATTN_STATUS_COUNT } fattn_status;
 #undef FATTN_X

@@ -5,6 +5,7 @@
 #include <fattn/attention.h>
 #include <fattn/base.h>
 #include <fattn/check.h>
+#include <fattn/comm.h>
 #include <fattn/context.h>
 #include <fattn/optim.h>
 #include <fattn/tape.h>

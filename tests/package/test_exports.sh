@@ -1,6 +1,6 @@
 #!/bin/sh
 # The shared libraries export what the public headers declare, as tests/golden/exports.txt has it,
-# and nothing else. libfattn needs neither HDF5 nor Criterion.
+# and nothing else. libfattn needs neither HDF5, MPI nor Criterion.
 set -eu
 export LC_ALL=C
 work=$(mktemp -d)
@@ -26,7 +26,8 @@ compare() { # what, expected file, got file
 
 declared fattn.h > "$work/core"
 declared fattn.h fixture.h checkpoint.h | comm -13 "$work/core" - > "$work/fixture"
-cat "$work/core" "$work/fixture" > "$work/all"
+declared fattn.h mpi.h | comm -13 "$work/core" - > "$work/mpi"
+cat "$work/core" "$work/fixture" "$work/mpi" > "$work/all"
 compare 'tests/golden/exports.txt against the headers (meant? then change the file, too)' \
     "$FATTN_SOURCE/tests/golden/exports.txt" "$work/all"
 exported "$FATTN_BUILD/lib/libfattn.so" > "$work/libfattn"
@@ -34,7 +35,12 @@ compare 'libfattn.so against the headers' "$work/core" "$work/libfattn"
 exported "$FATTN_BUILD/lib/libfattn_fixture.so" > "$work/libfattn_fixture"
 compare 'libfattn_fixture.so against fixture.h and checkpoint.h' "$work/fixture" "$work/libfattn_fixture"
 
-for library in hdf5 criterion; do
+if [ -f "$FATTN_BUILD/lib/libfattn_mpi.so" ]; then
+    exported "$FATTN_BUILD/lib/libfattn_mpi.so" > "$work/libfattn_mpi"
+    compare 'libfattn_mpi.so against mpi.h' "$work/mpi" "$work/libfattn_mpi"
+fi
+
+for library in hdf5 mpi criterion; do
     if readelf -d "$FATTN_BUILD/lib/libfattn.so" | grep "NEEDED.*$library"; then
         echo "libfattn.so needs $library"
         status=1

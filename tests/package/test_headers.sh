@@ -29,6 +29,7 @@ END
         source=$work/one.$extension
         {
             [ "$name" = dlpack.h ] && echo '#include <dlpack/dlpack.h>'
+            [ "$name" = mpi.h ] && echo 'typedef struct communicator *MPI_Comm;' # all that it uses of <mpi.h>
             # Twice: guards. A declaration that the compiler must understand after it.
             printf '#include <fattn/%s>\n#include <fattn/%s>\nint fattn_test_of_a_header;\n' "$name" "$name"
         } > "$source"

@@ -1,10 +1,13 @@
 #!/bin/sh
 # Installs, then moves what was installed: the program runs, and a project outside the tree finds the
-# libraries by find_package and by pkg-config, builds and runs. Then once more with static libraries.
+# libraries by find_package and by pkg-config, builds and runs. Then once more with static libraries. With MPI, where it
+# was built, on two ranks.
 set -eu
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 cp -r "$FATTN_SOURCE/tests/package/consumer" "$work/project"
+
+export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1
 
 # consume PREFIX: both ways, in PREFIX's name only.
 consume() {
@@ -31,6 +34,12 @@ consume() {
     LD_LIBRARY_PATH=$library "$1-attend"
     LD_LIBRARY_PATH=$library "$1-store" "$work/pkg-config.h5"
     [ "$(pkg-config --modversion fattn)" = 0.1.0 ]
+    if pkg-config --exists fattn-mpi; then
+        mpirun -n 2 "$1-cmake/ranks"
+        # shellcheck disable=SC2046
+        mpicc -std=c11 "$work/project/ranks.c" -o "$1-ranks" $(pkg-config $2 --cflags --libs fattn-mpi)
+        LD_LIBRARY_PATH=$library mpirun -n 2 "$1-ranks"
+    fi
 }
 
 cmake --install "$FATTN_BUILD" --prefix "$work/before" > /dev/null
@@ -50,4 +59,4 @@ if readelf -d "$work/static-attend" | grep 'NEEDED.*libfattn'; then
     echo 'the static consumer needs the shared library'
     exit 1
 fi
-echo 'four consumers built and run'
+echo 'all consumers built and run'

@@ -22,6 +22,8 @@ core/cpu           core/base core/tensor core/attention
 core/cuda          core/base core/tensor core/attention
 core/ptx           -
 core/device        core/ptx core/tensor core/attention core/cuda
+core/comm          core/base core/tensor core/cuda
+core/comm/mpi      core/base
 core/materialized  core/*
 fwd                core/base core/attention
 fwd/ref            core/attention

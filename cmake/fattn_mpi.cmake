@@ -1,0 +1,13 @@
+# FATTN_HAVE_MPI: whether libfattn_mpi is built. From Debian: libopenmpi-dev; any MPI 3.0 will do.
+set(FATTN_HAVE_MPI OFF)
+if(NOT FATTN_MPI STREQUAL "OFF")
+  find_package(MPI 3.0 QUIET COMPONENTS C)
+  if(MPI_C_FOUND)
+    set(FATTN_HAVE_MPI ON)
+    message(STATUS "MPI: ${MPI_C_VERSION}, ${MPI_C_COMPILER}")
+  elseif(FATTN_MPI STREQUAL "ON")
+    message(FATAL_ERROR "FATTN_MPI=ON, but no MPI 3.0 or newer was found (install libopenmpi-dev)")
+  else()
+    message(STATUS "MPI was not found: libfattn_mpi is not built")
+  endif()
+endif()

@@ -1,0 +1,37 @@
+/* A rank's end of a group. */
+#ifndef FATTNI_CORE_COMM_COMM_H
+#define FATTNI_CORE_COMM_COMM_H
+
+#include "core/base/device.h"
+
+#include <fattn/comm.h>
+
+struct fattn_comm {
+    fattn_ctx *ctx;
+    fattn_transport transport;
+    int rank, size;
+    bool failed; /* a call of this rank has failed: the group has ended */
+    void *scratch;
+    size_t scratch_bytes;
+    char failure[FATTNI_ERROR_BYTES];
+};
+
+/* opt, which may be NULL, checked and with its defaults. */
+fattn_status fattni_comm_options(fattn_ctx *ctx, const fattn_comm_options *opt, fattn_comm_options *out);
+
+/* Begins an exchange, and finishes it; messages of 0 bytes are dropped, on both sides. After a failure the group has
+   ended; so it has after fattni_comm_end with a status that is not FATTN_OK, which it returns. */
+fattn_status fattni_comm_start(fattn_comm *c, const fattn_message *sends, int n_sends, const fattn_message *receives,
+                               int n_receives, void **request);
+fattn_status fattni_comm_finish(fattn_comm *c, void *request);
+fattn_status fattni_comm_end(fattn_comm *c, fattn_status s);
+
+/* Scratch memory on the device, valid until the next call of it. */
+fattn_status fattni_comm_scratch(fattn_comm *c, size_t bytes, void **out);
+
+/* Memory for a sum over the ranks of n elements each: parts [size][n] of the dtype at its beginning. */
+size_t fattni_comm_sum_bytes(const fattn_comm *c, fattn_dtype dtype, int64_t n);
+/* sum [n] = the sum of the parts, in the order of fattn/comm.h, 16 bits in F32. sum may be the first part. */
+fattn_status fattni_comm_add(fattn_comm *c, void *parts, fattn_dtype dtype, int64_t n, void *sum);
+
+#endif

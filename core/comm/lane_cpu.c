@@ -1,0 +1,37 @@
+/* Lanes on the CPU: a copy is done when the call returns, nothing is enqueued. And the list of lanes. */
+#include "core/base/with_cuda.h"
+#include "core/comm/lane.h"
+
+#include <string.h>
+
+static fattn_status open_lane(fattni_lane *l) {
+    (void)l;
+    return FATTN_OK;
+}
+
+static void close_lane(fattni_lane *l) { (void)l; }
+
+static fattn_status at_slot(fattni_lane *l, int slot) {
+    (void)l, (void)slot;
+    return FATTN_OK;
+}
+
+static fattn_status copy(fattni_lane *l, int slot, void *dst, const fattni_lane *from, int from_slot, const void *src,
+                         size_t bytes) {
+    (void)l, (void)slot, (void)from, (void)from_slot;
+    memmove(dst, src, bytes); /* a message to oneself may stay where it is */
+    return FATTN_OK;
+}
+
+static fattn_status follow(fattni_lane *l, const fattni_lane *reader, int reader_slot) {
+    (void)l, (void)reader, (void)reader_slot;
+    return FATTN_OK;
+}
+
+static const fattni_lane_ops fattni_cpu_lane = {open_lane, close_lane, at_slot, copy, at_slot, follow};
+extern const fattni_lane_ops fattni_cuda_lane;
+
+static const fattni_lane_ops *const lanes[] = {[FATTN_CPU] = &fattni_cpu_lane,
+                                               FATTNI_WITH_CUDA([FATTN_CUDA] = &fattni_cuda_lane)};
+
+const fattni_lane_ops *fattni_lane_ops_of(fattn_device device) { return lanes[device]; }

@@ -1,0 +1,385 @@
+/* Ranks that are threads of one process. A sender posts the address of a message in the mailbox of its pair of ranks;
+   the receiver, when it finishes its exchange, copies from there and marks the post as done; the sender's finish waits
+   for that. All of it is under one lock, but for the copies. */
+#include "core/comm/comm.h"
+#include "core/comm/lane.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+enum { MOST_RANKS = 1024, TEXT = 384 };
+
+/* A message on its way. POSTED: in the mailbox. TAKEN: the receiver copies, and will mark it. DONE: `reader` is set, or
+   NULL when the copy failed. */
+enum post_state { POSTED, TAKEN, DONE };
+
+typedef struct post {
+    const void *data;
+    size_t bytes;
+    int peer, slot;
+    const fattni_lane *lane, *reader; /* the sender's, the receiver's */
+    int reader_slot;
+    int *reader_waits; /* counts the posts of the reader's slot whose sender has not enqueued its wait for them */
+    enum post_state state;
+} post;
+
+/* From one rank to another. Posts `taken`..`sent`-1 wait to be copied. */
+typedef struct mailbox {
+    post *posts[FATTNI_LANE_SLOTS];
+    int64_t sent, taken;
+} mailbox;
+
+struct fattn_world {
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    int size, joined_device; /* fattn_device of the ranks, 0 before the first */
+    char failure[TEXT];      /* "" while all is well */
+    bool *joined, *left;     /* [size] */
+    mailbox *boxes;          /* [size][size]: from, to */
+};
+
+typedef struct request {
+    fattn_message *receives;
+    post *posts; /* the sends */
+    int n_receives, n_posts;
+    int waits; /* post.reader_waits of its receives */
+} request;
+
+typedef struct rank_state {
+    fattn_world *world;
+    const fattni_lane_ops *ops;
+    fattni_lane lane;
+    int rank;
+    double time_limit;
+    request requests[FATTNI_LANE_SLOTS];
+    int64_t started, finished;
+} rank_state;
+
+/* ---- the world ---- */
+
+fattn_status fattn_world_create(int ranks, fattn_world **out) {
+    if (!out) return FATTN_E_ARG;
+    *out = NULL;
+    if (ranks < 1 || ranks > MOST_RANKS) return FATTN_E_ARG;
+    const size_t n = (size_t)ranks;
+    fattn_world *const w = calloc(1, sizeof *w);
+    if (!w) return FATTN_E_NOMEM;
+    w->size = ranks;
+    w->joined = calloc(2 * n, sizeof *w->joined);
+    w->boxes = calloc(n * n, sizeof *w->boxes);
+    pthread_condattr_t clock;
+    bool ok = w->joined && w->boxes && pthread_condattr_init(&clock) == 0;
+    if (ok) {
+        ok = pthread_condattr_setclock(&clock, CLOCK_MONOTONIC) == 0 && pthread_cond_init(&w->changed, &clock) == 0;
+        pthread_condattr_destroy(&clock);
+    }
+    if (ok && pthread_mutex_init(&w->lock, NULL) != 0) {
+        pthread_cond_destroy(&w->changed);
+        ok = false;
+    }
+    if (!ok) {
+        free(w->joined);
+        free(w->boxes);
+        free(w);
+        return FATTN_E_NOMEM;
+    }
+    w->left = w->joined + n;
+    *out = w;
+    return FATTN_OK;
+}
+
+void fattn_world_destroy(fattn_world *w) {
+    if (!w) return;
+    pthread_mutex_destroy(&w->lock);
+    pthread_cond_destroy(&w->changed);
+    free(w->joined);
+    free(w->boxes);
+    free(w);
+}
+
+static mailbox *box_of(fattn_world *w, int from, int to) { return &w->boxes[from * w->size + to]; }
+
+static struct timespec deadline(double seconds) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    const double most = 1e9, whole = seconds < most ? seconds : most;
+    t.tv_sec += (time_t)whole;
+    t.tv_nsec += (long)(1e9 * (whole - (double)(time_t)whole));
+    if (t.tv_nsec >= 1000000000) t.tv_nsec -= 1000000000, t.tv_sec += 1;
+    return t;
+}
+
+/* Under the lock. The first failure is the one that is told. */
+static void fail_world(fattn_world *w, const char *format, ...) FATTN_PRINTF(2, 3);
+static void fail_world(fattn_world *w, const char *format, ...) {
+    if (w->failure[0]) return;
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(w->failure, sizeof w->failure, format, arguments);
+    va_end(arguments);
+    pthread_cond_broadcast(&w->changed);
+}
+
+/* Unlocks, and returns the world's failure as this rank's. */
+static fattn_status failed(rank_state *r, fattn_ctx *ctx) {
+    char text[TEXT];
+    memcpy(text, r->world->failure, sizeof text);
+    pthread_mutex_unlock(&r->world->lock);
+    return fattn_ctx_fail(ctx, FATTN_E_COMM, "%s", text);
+}
+
+/* Under the lock: waits for a change, at most until `end`; false when the world has failed, which a rank that has left
+   or does not answer makes it. */
+static bool wait_for(rank_state *r, int peer, const struct timespec *end) {
+    fattn_world *const w = r->world;
+    if (!w->failure[0] && w->left[peer]) fail_world(w, "rank %d has left, rank %d waits for it", peer, r->rank);
+    if (!w->failure[0] && pthread_cond_timedwait(&w->changed, &w->lock, end) == ETIMEDOUT)
+        fail_world(w, "rank %d %s within %g s, rank %d waits for it", peer,
+                   w->joined[peer] ? "does not answer" : "has not joined", r->time_limit, r->rank);
+    return !w->failure[0];
+}
+
+/* ---- the transport ---- */
+
+/* Returns when no peer copies from this rank any more: the caller may then free what it has sent. */
+static void abort_world(void *state, const char *text) {
+    rank_state *const r = state;
+    fattn_world *const w = r->world;
+    pthread_mutex_lock(&w->lock);
+    fail_world(w, "rank %d: %s", r->rank, text);
+    for (int n = 0; n < FATTNI_LANE_SLOTS; ++n)
+        for (int i = 0; i < r->requests[n].n_posts; ++i)
+            while (r->requests[n].posts[i].state == TAKEN) pthread_cond_wait(&w->changed, &w->lock);
+    pthread_mutex_unlock(&w->lock);
+}
+
+/* Under the lock: the sender needs nothing more of the reader. */
+static void release_reader(fattn_world *w, post *p) {
+    if (p->reader && --*p->reader_waits == 0) pthread_cond_broadcast(&w->changed);
+    p->reader = NULL;
+}
+
+/* The request's memory and buffers are no longer used by others. After a failure no post is taken any more; one that
+   has been taken is marked as soon as its copy ends. */
+static void close_request(rank_state *r, request *q) {
+    fattn_world *const w = r->world;
+    pthread_mutex_lock(&w->lock);
+    for (int n = 0; n < q->n_posts; ++n) {
+        while (q->posts[n].state == TAKEN) pthread_cond_wait(&w->changed, &w->lock);
+        release_reader(w, &q->posts[n]);
+    }
+    pthread_mutex_unlock(&w->lock);
+    free(q->receives);
+    free(q->posts);
+    q->receives = NULL, q->posts = NULL;
+    q->n_receives = q->n_posts = 0;
+}
+
+static fattn_status open_request(fattn_ctx *ctx, request *q, const rank_state *r, int slot, const fattn_message *sends,
+                                 int n_sends, const fattn_message *receives, int n_receives) {
+    q->posts = calloc((size_t)n_sends + 1, sizeof *q->posts);
+    q->receives = calloc((size_t)n_receives + 1, sizeof *q->receives);
+    if (!q->posts || !q->receives) {
+        free(q->posts);
+        free(q->receives);
+        return fattn_ctx_fail(ctx, FATTN_E_NOMEM, "no memory for %d messages", n_sends + n_receives);
+    }
+    if (n_receives) memcpy(q->receives, receives, (size_t)n_receives * sizeof *receives);
+    q->n_posts = n_sends;
+    q->n_receives = n_receives;
+    for (int n = 0; n < n_sends; ++n)
+        q->posts[n] = (post){
+            .data = sends[n].data, .bytes = sends[n].bytes, .peer = sends[n].peer, .slot = slot, .lane = &r->lane};
+    return FATTN_OK;
+}
+
+/* Until the senders have enqueued their waits for the slot's last copies, its event must not be recorded anew. */
+static fattn_status reuse_slot(rank_state *r, fattn_ctx *ctx, const request *q) {
+    fattn_world *const w = r->world;
+    const struct timespec end = deadline(r->time_limit);
+    pthread_mutex_lock(&w->lock);
+    while (q->waits > 0 && !w->failure[0])
+        if (pthread_cond_timedwait(&w->changed, &w->lock, &end) == ETIMEDOUT)
+            fail_world(w, "a rank that rank %d has received from does not answer within %g s", r->rank, r->time_limit);
+    if (w->failure[0]) return failed(r, ctx);
+    pthread_mutex_unlock(&w->lock);
+    return FATTN_OK;
+}
+
+static fattn_status start(void *state, fattn_ctx *ctx, const fattn_message *sends, int n_sends,
+                          const fattn_message *receives, int n_receives, void **out) {
+    rank_state *const r = state;
+    fattn_world *const w = r->world;
+    if (r->started - r->finished == FATTNI_LANE_SLOTS)
+        return fattn_ctx_fail(ctx, FATTN_E_STATE, "%d exchanges are open, no more are possible", FATTNI_LANE_SLOTS);
+    const int slot = (int)(r->started % FATTNI_LANE_SLOTS);
+    request *const q = &r->requests[slot];
+    FATTNI_TRY(reuse_slot(r, ctx, q));
+    FATTNI_TRY(r->ops->begin(&r->lane, slot));
+    FATTNI_TRY(open_request(ctx, q, r, slot, sends, n_sends, receives, n_receives));
+    pthread_mutex_lock(&w->lock);
+    for (int n = 0; n < n_sends; ++n) {
+        mailbox *const box = box_of(w, r->rank, sends[n].peer);
+        box->posts[box->sent++ % FATTNI_LANE_SLOTS] = &q->posts[n]; /* one per exchange: there is room */
+    }
+    pthread_cond_broadcast(&w->changed);
+    pthread_mutex_unlock(&w->lock);
+    r->started += 1;
+    *out = q;
+    return FATTN_OK;
+}
+
+/* Waits for the peer's post and copies it. */
+static fattn_status receive(rank_state *r, fattn_ctx *ctx, int slot, const fattn_message *m, const struct timespec *end,
+                            post **taken) {
+    fattn_world *const w = r->world;
+    mailbox *const box = box_of(w, m->peer, r->rank);
+    pthread_mutex_lock(&w->lock);
+    while (box->sent == box->taken && wait_for(r, m->peer, end)) {}
+    if (w->failure[0]) return failed(r, ctx);
+    post *const p = box->posts[box->taken % FATTNI_LANE_SLOTS];
+    if (p->bytes != m->bytes) {
+        fail_world(w, "rank %d sends %zu bytes where rank %d expects %zu: their shapes or dtypes differ", m->peer,
+                   p->bytes, r->rank, m->bytes);
+        return failed(r, ctx);
+    }
+    box->taken += 1;
+    p->state = TAKEN;
+    *taken = p;
+    pthread_mutex_unlock(&w->lock);
+    return r->ops->copy(&r->lane, slot, m->data, p->lane, p->slot, p->data, p->bytes);
+}
+
+static fattn_status receive_all(rank_state *r, fattn_ctx *ctx, request *q, int slot, const struct timespec *end) {
+    fattn_world *const w = r->world;
+    if (q->n_receives == 0) return FATTN_OK;
+    post **const taken = calloc((size_t)q->n_receives, sizeof(post *));
+    if (!taken) return fattn_ctx_fail(ctx, FATTN_E_NOMEM, "no memory for %d messages", q->n_receives);
+    fattn_status s = FATTN_OK;
+    for (int n = 0; n < q->n_receives && !s; ++n) s = receive(r, ctx, slot, &q->receives[n], end, &taken[n]);
+    if (!s) s = r->ops->end(&r->lane, slot);
+    pthread_mutex_lock(&w->lock);
+    for (int n = 0; n < q->n_receives && taken[n]; ++n) {
+        if (!s) {
+            taken[n]->reader = &r->lane;
+            taken[n]->reader_slot = slot;
+            taken[n]->reader_waits = &q->waits;
+            q->waits += 1;
+        }
+        taken[n]->state = DONE;
+    }
+    pthread_cond_broadcast(&w->changed);
+    pthread_mutex_unlock(&w->lock);
+    free(taken);
+    return s;
+}
+
+/* Waits until the peer has copied the post. */
+static fattn_status follow(rank_state *r, fattn_ctx *ctx, post *p, const struct timespec *end) {
+    fattn_world *const w = r->world;
+    pthread_mutex_lock(&w->lock);
+    while (p->state != DONE && wait_for(r, p->peer, end)) {}
+    if (w->failure[0]) return failed(r, ctx);
+    pthread_mutex_unlock(&w->lock);
+    const fattn_status s = p->reader ? r->ops->follow(&r->lane, p->reader, p->reader_slot) : FATTN_OK;
+    pthread_mutex_lock(&w->lock);
+    release_reader(w, p);
+    pthread_mutex_unlock(&w->lock);
+    return s;
+}
+
+static fattn_status finish(void *state, fattn_ctx *ctx, void *opened) {
+    rank_state *const r = state;
+    request *const q = opened;
+    const int slot = (int)(q - r->requests);
+    const struct timespec end = deadline(r->time_limit);
+    fattn_status s = receive_all(r, ctx, q, slot, &end);
+    for (int n = 0; n < q->n_posts && !s; ++n) s = follow(r, ctx, &q->posts[n], &end);
+    if (s) abort_world(r, fattn_ctx_error(ctx)); /* so that no post of this request is taken from now on */
+    close_request(r, q);
+    r->finished += 1;
+    return s;
+}
+
+static void close_rank(void *state, fattn_ctx *ctx) {
+    rank_state *const r = state;
+    fattn_world *const w = r->world;
+    const struct timespec end = deadline(r->time_limit);
+    if (r->started != r->finished) abort_world(r, "has left with open exchanges");
+    for (int n = 0; n < FATTNI_LANE_SLOTS; ++n) close_request(r, &r->requests[n]);
+    pthread_mutex_lock(&w->lock);
+    w->left[r->rank] = true;
+    pthread_cond_broadcast(&w->changed);
+    int status = 0;
+    for (int n = 0; n < FATTNI_LANE_SLOTS; ++n)
+        while (r->requests[n].waits > 0 && status != ETIMEDOUT)
+            status = pthread_cond_timedwait(&w->changed, &w->lock, &end);
+    pthread_mutex_unlock(&w->lock);
+    r->ops->close(&r->lane);
+    fattni_host_free(ctx, r, sizeof *r);
+}
+
+static fattn_status join(fattn_world *w, fattn_ctx *ctx, int rank) {
+    fattn_status s = FATTN_OK;
+    pthread_mutex_lock(&w->lock);
+    if (w->failure[0])
+        s = fattn_ctx_fail(ctx, FATTN_E_COMM, "%s", w->failure);
+    else if (w->joined[rank])
+        s = fattn_ctx_fail(ctx, FATTN_E_STATE, "rank %d has joined this world before", rank);
+    else if (w->joined_device && w->joined_device != (int)ctx->device)
+        s = fattn_ctx_fail(ctx, FATTN_E_DEVICE, "rank %d is on device %d, the ranks before it are on %d", rank,
+                           (int)ctx->device, w->joined_device);
+    if (!s) {
+        w->joined[rank] = true;
+        w->joined_device = (int)ctx->device;
+        pthread_cond_broadcast(&w->changed);
+    }
+    pthread_mutex_unlock(&w->lock);
+    return s;
+}
+
+fattn_status fattn_comm_join(fattn_ctx *ctx, fattn_world *w, int rank, const fattn_comm_options *opt,
+                             fattn_comm **out) {
+    if (!out) return FATTN_E_ARG;
+    *out = NULL;
+    if (!ctx) return FATTN_E_ARG;
+    if (!w) return fattn_ctx_fail(ctx, FATTN_E_ARG, "world: NULL");
+    if (rank < 0 || rank >= w->size)
+        return fattn_ctx_fail(ctx, FATTN_E_ARG, "rank: %d is not in 0..%d", rank, w->size - 1);
+    double time_limit;
+    FATTNI_TRY(fattn_comm_time_limit(ctx, opt, &time_limit));
+    if (ctx->flags & FATTN_CTX_PLAN_ONLY) return fattn_ctx_fail(ctx, FATTN_E_STATE, "comm: the context only plans");
+    void *p;
+    FATTNI_TRY(fattni_host_alloc(ctx, sizeof(rank_state), &p));
+    rank_state *const r = p;
+    *r = (rank_state){.world = w,
+                      .ops = fattni_lane_ops_of(ctx->device),
+                      .lane = {.ctx = ctx},
+                      .rank = rank,
+                      .time_limit = time_limit};
+    fattn_status s = r->ops->open(&r->lane);
+    if (!s) s = join(w, ctx, rank);
+    if (s) {
+        r->ops->close(&r->lane);
+        fattni_host_free(ctx, r, sizeof *r);
+        return s;
+    }
+    const fattn_transport t = {.struct_size = sizeof t,
+                               .rank = rank,
+                               .size = w->size,
+                               .devices = 1u << FATTN_CPU | 1u << FATTN_CUDA,
+                               .name = "threads",
+                               .state = r,
+                               .start = start,
+                               .finish = finish,
+                               .abort = abort_world,
+                               .close = close_rank};
+    s = fattn_comm_create(ctx, &t, out);
+    if (s) close_rank(r, ctx);
+    return s;
+}
