@@ -93,6 +93,8 @@ typedef struct fattni_rope_args {
     fattni_operand to, from;
     int64_t shape[4], to_stride[4], from_stride[4]; /* [B,H,S,D] */
     void *cos_sin;                                  /* REAL [S][2][D/2] */
+    const int32_t *positions;                       /* [S] or NULL: row s is at `position` + s */
+    int64_t position_step;
     double base, position;
     int32_t back, fresh;
     int32_t pack;            /* pairs of a thread: 1 or FATTNI_PACK */

@@ -10,8 +10,8 @@
 static const int64_t MAX_POSITION = (int64_t)1 << 29; /* of row 0: a GPU adds positions in 32 bits */
 static const int64_t MAX_ROWS = (int64_t)1 << 48;     /* of all heads: sizes in bytes stay below 2^63 */
 static const uint32_t known_flags = FATTN_CAUSAL | FATTN_CAUSAL_TOP_LEFT | FATTN_WINDOW | FATTN_DETERMINISTIC |
-                                    FATTN_TF32 | FATTN_MERGE | FATTN_EXACT_DELTA | FATTN_ACC_DQ | FATTN_ACC_DK |
-                                    FATTN_ACC_DV | FATTN_ACC_DBIAS | FATTN_ACC_DSINK;
+                                    FATTN_TF32 | FATTN_MERGE | FATTN_EXACT_DELTA | FATTN_TOP_LEFT | FATTN_ACC_DQ |
+                                    FATTN_ACC_DK | FATTN_ACC_DV | FATTN_ACC_DBIAS | FATTN_ACC_DSINK;
 
 /* Dtype sets as bit masks. */
 #define BIT(dtype) (1u << (dtype))
@@ -465,7 +465,7 @@ fattni_sequence fattni_sequence_of(const fattni_problem *p, int64_t b) {
     }
     if (p->seqlens_q.present) s.band.Sq = length_at(&p->seqlens_q, b);
     if (p->seqlens_k.present) s.band.Sk = length_at(&p->seqlens_k, b);
-    const int64_t off = p->flags & FATTN_CAUSAL_TOP_LEFT ? 0 : s.band.Sk - s.band.Sq;
+    const int64_t off = p->flags & (FATTN_CAUSAL_TOP_LEFT | FATTN_TOP_LEFT) ? 0 : s.band.Sk - s.band.Sq;
     s.diagonal = p->q_pos0 + off - p->k_pos0;
     const bool causal = p->flags & (FATTN_CAUSAL | FATTN_CAUSAL_TOP_LEFT);
     const int64_t right = causal ? 0 : p->window_right;

@@ -60,7 +60,7 @@ fattni_attention_args fattni_cuda_args_of(const fattni_problem *p) {
         .Dv = (int32_t)p->Dv,
         .rows_q = (int32_t)p->rows_q,
         .rows_k = (int32_t)p->rows_k,
-        .top_left = (p->flags & FATTN_CAUSAL_TOP_LEFT) != 0,
+        .top_left = (p->flags & (FATTN_CAUSAL_TOP_LEFT | FATTN_TOP_LEFT)) != 0,
         .shift = (int32_t)shift,
         .left = (int32_t)left,
         .right = (int32_t)right,

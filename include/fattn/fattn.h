@@ -7,6 +7,7 @@
 #include <fattn/check.h>
 #include <fattn/comm.h>
 #include <fattn/context.h>
+#include <fattn/context_parallel.h>
 #include <fattn/optim.h>
 #include <fattn/tape.h>
 #include <fattn/tensor.h>

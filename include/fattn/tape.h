@@ -84,6 +84,8 @@ FATTN_API fattn_var fattn_op_rmsnorm(fattn_tape *t, fattn_var x, fattn_var gain,
 FATTN_API fattn_var fattn_op_embedding(fattn_tape *t, fattn_var table, fattn_var ids); /* [V,C], I32 [..] -> [..,C] */
 FATTN_API fattn_var fattn_op_rope(fattn_tape *t, fattn_var x, float base,
                                   int64_t position); /* [B,H,S,D], halves rotated; row 0 at position */
+/* The same with row s at positions[s], I32 [S]: rows that do not follow each other (fattn/context_parallel.h). */
+FATTN_API fattn_var fattn_op_rope_at(fattn_tape *t, fattn_var x, float base, fattn_var positions);
 FATTN_API fattn_var fattn_op_heads(fattn_tape *t, fattn_var x, int first, int n,
                                    int head_dim);               /* [B,S,C] -> [B,n,S,head_dim], a view */
 FATTN_API fattn_var fattn_op_merge(fattn_tape *t, fattn_var x); /* [B,H,S,D] -> [B,S,H*D] */

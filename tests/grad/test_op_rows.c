@@ -128,6 +128,39 @@ static op_case rope_case(int64_t b, int64_t h, int64_t s, int64_t d, int64_t at)
         .name = "rope", .graph = rope, .reference = rope_reference, .n = 1, .in = {{4, {B, H, S, D}}}, .roundings = 16};
 }
 
+/* Positions out of order, some twice. */
+static fattn_var rope_at(fattn_tape *t, const fattn_var *in) { return fattn_op_rope_at(t, in[0], base, in[1]); }
+
+static void rope_at_reference(const double *const *in, const int32_t *const *ids, double *y) {
+    for (int64_t row = 0; row < B * H * S; ++row)
+        for (int64_t i = 0; i < D / 2; ++i) {
+            const double angle = (double)ids[1][row % S] / pow((double)base, 2.0 * (double)i / (double)D);
+            const double a = in[0][row * D + i], b = in[0][row * D + i + D / 2];
+            y[row * D + i] = a * cos(angle) - b * sin(angle);
+            y[row * D + i + D / 2] = a * sin(angle) + b * cos(angle);
+        }
+}
+
+Test(rope, at_positions) {
+    const int64_t sizes[][4] = {{2, 3, 5, 4}, {1, 2, 17, 6}};
+    for (int i = 0; i < 2; ++i) {
+        op_case c = rope_case(sizes[i][0], sizes[i][1], sizes[i][2], sizes[i][3], 0);
+        c.name = "rope_at", c.graph = rope_at, c.reference = rope_at_reference, c.n = 2;
+        c.in[1] = (op_input){1, {S}, .classes = 1000, .ignore = 7};
+        c.roundings *= 1000; /* rounding of the angle, in double */
+        opcheck(&c);
+    }
+    const op_error list[] = {
+        {rope_at,
+         FATTN_E_SHAPE,
+         "positions are i32 [4], not i32 [5]",
+         2,
+         {{FATTN_F32, 4, {2, 3, 5, 4}}, {FATTN_I32, 1, {4}}}},
+        {rope_at, FATTN_E_DTYPE, "positions are f32", 2, {{FATTN_F32, 4, {2, 3, 5, 4}}, {FATTN_F32, 1, {5}}}},
+    };
+    opcheck_errors(list, sizeof list / sizeof *list);
+}
+
 Test(rope, gradients) {
     const int64_t sizes[][5] = {{2, 3, 5, 4, 0}, {1, 1, 1, 2, 7}, {2, 1, 9, 6, 3}};
     for (int i = 0; i < 3; ++i) {

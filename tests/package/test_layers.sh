@@ -24,6 +24,7 @@ core/ptx           -
 core/device        core/ptx core/tensor core/attention core/cuda
 core/comm          core/base core/tensor core/cuda
 core/comm/mpi      core/base
+core/context_parallel core/base core/tensor core/attention core/comm
 core/materialized  core/*
 fwd                core/base core/attention
 fwd/ref            core/attention

@@ -249,6 +249,14 @@ static void tape_types(void) {
     FIELD(fattn_transport, abort);
     FIELD(fattn_transport, close);
     END(fattn_transport);
+    STRUCT(fattn_cp_options);
+    FIELD(fattn_cp_options, struct_size);
+    FIELD(fattn_cp_options, form);
+    FIELD(fattn_cp_options, layout);
+    FIELD(fattn_cp_options, n_sequences);
+    FIELD(fattn_cp_options, rows);
+    FIELD(fattn_cp_options, cu_seqlens);
+    END(fattn_cp_options);
     STRUCT(fattn_schedule);
     FIELD(fattn_schedule, struct_size);
     FIELD(fattn_schedule, kind);
@@ -335,6 +343,7 @@ static void constants(void) {
     CONSTANT(FATTN_TF32);
     CONSTANT(FATTN_MERGE);
     CONSTANT(FATTN_EXACT_DELTA);
+    CONSTANT(FATTN_TOP_LEFT);
     CONSTANT(FATTN_ACC_DQ);
     CONSTANT(FATTN_ACC_DK);
     CONSTANT(FATTN_ACC_DV);
@@ -344,6 +353,12 @@ static void constants(void) {
     CONSTANT(FATTN_ALGO_STANDARD);
     CONSTANT(FATTN_ALGO_FLASH1);
     CONSTANT(FATTN_ALGO_FLASH2);
+    CONSTANT(FATTN_CP_AUTO);
+    CONSTANT(FATTN_CP_RING);
+    CONSTANT(FATTN_CP_ALL_GATHER);
+    CONSTANT(FATTN_CP_ULYSSES);
+    CONSTANT(FATTN_CP_ZIGZAG);
+    CONSTANT(FATTN_CP_CONTIGUOUS);
     CONSTANT(FATTN_PARAM_FROZEN);
     CONSTANT(FATTN_PARAM_NO_DECAY);
     CONSTANT(FATTN_OP_MAY_VIEW);

@@ -3,8 +3,8 @@
 
    y[i] = x[i] cos a - x[i + D/2] sin a        y[i + D/2] = x[i + D/2] cos a + x[i] sin a
 
-   Backward turns dy by -a. Angles, cosines and sines are computed in double, once per row for all
-   heads of the batch. Saves nothing. */
+   With positions, row s is at positions[s]. Backward turns dy by -a. Angles, cosines and sines are computed in
+   double, once per row for all heads of the batch. Saves nothing. */
 #include "autograd_c/ops/sequence/op_rope.h"
 #include "autograd_c/ops/ops.h"
 
@@ -17,7 +17,9 @@ enum { POSITIONS_PER_TASK = 16, ELEMENTS_PER_TASK = 8192 };
 typedef struct job {
     const fattn_tensor *to, *from;
     const rope *attr;
-    void *cos_sin; /* [S][2][D/2]: cosines and sines */
+    void *cos_sin;            /* [S][2][D/2]: cosines and sines */
+    const int32_t *positions; /* [S] or NULL */
+    int64_t position_step;
     int64_t rows_per_task, tasks_per_sequence;
     bool back, fresh;
 } job;
@@ -36,6 +38,11 @@ static fattn_status infer(fattn_op_call *c) {
                               fattni_shape_text(x, text, sizeof text));
     if (!(isfinite(a->base) && a->base > 0))
         return fattn_ctx_fail(c->ctx, FATTN_E_ARG, "rope: base is %g", (double)a->base);
+    const fattn_tensor *const at = &c->in[1];
+    if (c->n_in > 1 && (at->dtype != FATTN_I32 || at->ndim != 1 || at->shape[0] != x->shape[2]))
+        return fattn_ctx_fail(c->ctx, at->dtype != FATTN_I32 ? FATTN_E_DTYPE : FATTN_E_SHAPE,
+                              "rope: positions are %s %s, not i32 [%lld]", fattn_dtype_name((fattn_dtype)at->dtype),
+                              fattni_shape_text(at, text, sizeof text), (long long)x->shape[2]);
     fattni_out_like(c, 0);
     FATTNI_TRY(fattni_check_extents(c, "rope"));
     fattni_code_of(c, FATTNI_ROPE)->plan(c);
@@ -55,6 +62,7 @@ static void turn(const fattn_op_call *c, job j) {
     if (fattn_tensor_numel(x) == 0) return;
     j.attr = c->attr;
     j.cos_sin = c->workspace;
+    if (c->n_in > 1) j.positions = c->in[1].data, j.position_step = c->in[1].stride[0];
     j.rows_per_task = fattni_max(1, ELEMENTS_PER_TASK / (H * D));
     j.tasks_per_sequence = fattni_ceil_div(S, j.rows_per_task);
     fattni_parallel(c->ctx, fattni_ceil_div(S, POSITIONS_PER_TASK), wide ? angles_f64 : angles_f32, &j);
@@ -92,4 +100,8 @@ const fattn_op_def fattni_op_rope = {.struct_size = sizeof(fattn_op_def),
 
 fattn_var fattn_op_rope(fattn_tape *t, fattn_var x, float base, int64_t position) {
     return fattn_op_custom(t, &fattni_op_rope, &x, 1, &(rope){.position = position, .base = base});
+}
+
+fattn_var fattn_op_rope_at(fattn_tape *t, fattn_var x, float base, fattn_var positions) {
+    return fattn_op_custom(t, &fattni_op_rope, (const fattn_var[]){x, positions}, 2, &(rope){.base = base});
 }

@@ -30,6 +30,8 @@ static fattn_status turn(const fattn_op_call *c, const fattn_tensor *to, const f
     fattni_rope_args a = {.to = fattni_operand_of(to),
                           .from = fattni_operand_of(from),
                           .cos_sin = c->workspace,
+                          .positions = c->n_in > 1 ? c->in[1].data : NULL,
+                          .position_step = c->n_in > 1 ? c->in[1].stride[0] : 0,
                           .base = (double)r->base,
                           .position = (double)r->position,
                           .back = back,

@@ -1,0 +1,125 @@
+/* Attention over the ranks of a communicator as an op: inputs q, k, v, alibi, sink, outputs o and L. Keeps nothing
+   beyond them. Memory is that of the fattn_cp. */
+#include "autograd_c/ops/op_device.h"
+#include "autograd_c/tape/tape_nodes.h"
+
+#include <fattn/context_parallel.h>
+
+#include <string.h>
+
+enum { Q, K, V, ALIBI, SINK, INPUTS };
+enum { O, LSE, OUTPUTS };
+enum { ZEROS = 256 * sizeof(double) }; /* bytes: of the longest row of O */
+
+typedef struct attribute {
+    fattn_cp *cp;
+    fattn_attention_params params;
+} attribute;
+
+static const fattn_tensor *if_given(const fattn_tensor *t) { return t->dtype ? t : NULL; }
+static const fattn_tensor *if_data(const fattn_tensor *t) { return t->data ? t : NULL; }
+
+/* What fattn_cp_fwd would refuse for its shapes it refuses itself, when it runs. */
+static fattn_status infer(fattn_op_call *c) {
+    const attribute *const a = c->attr;
+    static const char *const names[] = {"q", "k", "v"};
+    for (int i = Q; i <= V; ++i) {
+        if (!c->in[i].dtype) return fattn_ctx_fail(c->ctx, FATTN_E_ARG, "attention_cp: %s is absent", names[i]);
+        if (c->in[i].ndim != 4)
+            return fattn_ctx_fail(c->ctx, FATTN_E_SHAPE, "attention_cp: %s has %d dimensions instead of 4: [B,H,S,D]",
+                                  names[i], c->in[i].ndim);
+    }
+    const uint32_t accumulate = FATTN_ACC_DQ | FATTN_ACC_DK | FATTN_ACC_DV | FATTN_ACC_DBIAS | FATTN_ACC_DSINK;
+    if (a->params.flags & accumulate)
+        return fattn_ctx_fail(c->ctx, FATTN_E_ARG, "attention_cp: flags 0x%x: ACC_* are not for a tape's op",
+                              a->params.flags);
+    if (c->wanted[ALIBI])
+        return fattn_ctx_fail(c->ctx, FATTN_E_UNSUPPORTED,
+                              "attention_cp: ALiBi slopes have no gradient: make them an input or a frozen parameter");
+    const int64_t *const q = c->in[Q].shape, Dv = c->in[V].shape[3];
+    const int64_t B = q[0], H = q[1], S = q[2];
+    c->out[O].ndim = 4;
+    c->out[O].dtype = c->in[Q].dtype;
+    memcpy(c->out[O].shape, (int64_t[]){B, H, S, Dv}, 4 * sizeof(int64_t));
+    memcpy(c->out[O].stride, (int64_t[]){S * H * Dv, Dv, H * Dv, 1}, 4 * sizeof(int64_t));
+    c->out[LSE].ndim = 3;
+    c->out[LSE].dtype = c->in[Q].dtype == FATTN_F64 ? FATTN_F64 : FATTN_F32;
+    memcpy(c->out[LSE].shape, (int64_t[]){B, H, S}, 3 * sizeof(int64_t));
+    memcpy(c->out[LSE].stride, (int64_t[]){H * S, S, 1}, 3 * sizeof(int64_t));
+    c->bwd_workspace = ZEROS;
+    return FATTN_OK;
+}
+
+static fattn_attention_io io_of(const fattn_op_call *c) {
+    return (fattn_attention_io){.struct_size = sizeof(fattn_attention_io),
+                                .q = &c->in[Q],
+                                .k = &c->in[K],
+                                .v = &c->in[V],
+                                .o = &c->out[O],
+                                .lse = &c->out[LSE],
+                                .alibi = if_given(&c->in[ALIBI]),
+                                .sink = if_given(&c->in[SINK])};
+}
+
+static fattn_status forward(fattn_op_call *c) {
+    const attribute *const a = c->attr;
+    const fattn_attention_io io = io_of(c);
+    return fattn_cp_fwd(a->cp, &a->params, &io);
+}
+
+static fattn_status backward(fattn_op_call *c) {
+    const attribute *const a = c->attr;
+    fattn_attention_io io = io_of(c);
+    fattn_attention_params p = a->params;
+    fattn_tensor no_d_o = c->out[O]; /* only L matters: every row is one row of zeros */
+    memset(no_d_o.stride, 0, sizeof no_d_o.stride);
+    no_d_o.stride[3] = 1;
+    no_d_o.data = c->workspace;
+    if (!c->d_out[O].data) FATTNI_TRY(c->ctx->ops->zero_rows(c->ctx, c->workspace, ZEROS, ZEROS, 1));
+    io.d_o = c->d_out[O].data ? &c->d_out[O] : &no_d_o;
+    io.d_lse = if_data(&c->d_out[LSE]);
+    io.dq = if_data(&c->d_in[Q]);
+    io.dk = if_data(&c->d_in[K]);
+    io.dv = if_data(&c->d_in[V]);
+    io.d_sink = if_data(&c->d_in[SINK]);
+    static const struct {
+        int input;
+        uint32_t accumulate;
+    } gradients[] = {{Q, FATTN_ACC_DQ}, {K, FATTN_ACC_DK}, {V, FATTN_ACC_DV}, {SINK, FATTN_ACC_DSINK}};
+    for (size_t n = 0; n < sizeof gradients / sizeof *gradients; ++n) {
+        const int i = gradients[n].input;
+        if (c->d_in[i].data && !c->d_in_fresh[i]) p.flags |= gradients[n].accumulate;
+    }
+    return fattn_cp_bwd(a->cp, &p, &io);
+}
+
+static const fattn_op_def attention_cp = {
+    .struct_size = sizeof attention_cp,
+    .attr_size = sizeof(attribute),
+    .n_out = OUTPUTS,
+    .name = "attention_cp",
+    .infer = infer,
+    .forward = forward,
+    .backward = backward,
+};
+
+fattn_var fattn_op_attention_cp(fattn_tape *t, fattn_cp *cp, const fattn_attention_vars *x,
+                                const fattn_attention_params *p, fattn_var *lse) {
+    if (lse) *lse = (fattn_var){0};
+    if (!t || t->status) return (fattn_var){0};
+    fattn_attention_vars vars = {0};
+    attribute own = {.cp = cp};
+    fattn_status s = FATTN_OK;
+    if (!x || !cp) s = fattn_ctx_fail(t->ctx, FATTN_E_ARG, "attention_cp: the variables or cp are NULL");
+    if (!s) s = fattni_take_struct(t->ctx, "fattn_attention_vars", x, &vars, sizeof vars);
+    if (!s && p) s = fattni_take_struct(t->ctx, "fattn_attention_params", p, &own.params, sizeof own.params);
+    if (!s && (vars.bias.id || vars.seqlens_q.id || vars.seqlens_k.id || vars.cu_seqlens_q.id || vars.cu_seqlens_k.id))
+        s = fattn_ctx_fail(t->ctx, FATTN_E_UNSUPPORTED,
+                           "attention_cp: bias and lengths cannot be given; lengths are those of fattn_cp_create");
+    own.params.struct_size = sizeof own.params;
+    if (fattni_tape_fail(t, s)) return (fattn_var){0};
+    const fattn_var in[INPUTS] = {vars.q, vars.k, vars.v, vars.alibi, vars.sink};
+    const fattn_var o = fattn_op_custom(t, &attention_cp, in, INPUTS, &own);
+    if (lse && o.id) *lse = (fattn_var){o.id + LSE};
+    return o;
+}

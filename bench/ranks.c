@@ -1,0 +1,420 @@
+/* Attention over several GPUs (fattn/context_parallel.h), ranks being threads of this process, rank r on GPU r modulo
+   their number; so one GPU can have all, to see that results are right and that transfers overlap.
+
+   bits    o, lse, dq, dk, dv on 1, 2, 4, ... ranks: their bits beside one rank's with FATTN_DETERMINISTIC, and the
+           relative error against F64 on the CPU without
+   speed   time of forward and backward, of one rank and of all: whole; "compute", with a transport that moves nothing;
+           "moves", the bytes of a ring's steps alone. Efficiency: one rank's time for the whole sequence over ranks
+           times theirs, from 1 where the GPUs are as many as the ranks
+
+   cc -O2 -std=c11 -Iinclude -I/usr/local/cuda/include bench/ranks.c -o ranks -Lbuild/release/lib -lfattn \
+      -L/usr/local/cuda/lib64 -lcudart_static -ldl -lrt -lpthread -lm -Wl,-rpath,build/release/lib
+   ./ranks bits RANKS; ./ranks speed RANKS [N...] */
+#include <cuda_runtime_api.h>
+#include <fattn/fattn.h>
+#include <math.h>
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+enum { MOST_RANKS = 16, MOST_LENGTHS = 16 };
+
+static int gpus;
+
+static double now(void) {
+    struct timespec t;
+    timespec_get(&t, TIME_UTC);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+/* ---- ranks ---- */
+
+typedef struct rank {
+    int number, size;
+    fattn_world *world;
+    fattn_ctx *ctx;
+    fattn_comm *comm;
+    cudaStream_t stream;
+    const struct shape *shape;
+    void *out; /* of the function */
+    fattn_status (*function)(struct rank *);
+    fattn_status status;
+    char error[512];
+} rank;
+
+static void *work(void *arg) {
+    rank *const r = arg;
+    cudaSetDevice(r->number % gpus);
+    cudaStreamCreateWithFlags(&r->stream, cudaStreamNonBlocking);
+    const fattn_ctx_options o = {.struct_size = sizeof o,
+                                 .device = FATTN_CUDA,
+                                 .device_id = r->number % gpus,
+                                 .stream = (fattn_stream)r->stream};
+    r->status = fattn_ctx_create(&o, &r->ctx);
+    if (!r->status) r->status = fattn_comm_join(r->ctx, r->world, r->number, NULL, &r->comm);
+    if (!r->status) r->status = r->function(r);
+    snprintf(r->error, sizeof r->error, "%s", fattn_ctx_error(r->ctx));
+    if (r->ctx && fattn_ctx_sync(r->ctx) && !r->status) r->status = FATTN_E_CUDA;
+    fattn_comm_destroy(r->comm);
+    fattn_ctx_destroy(r->ctx);
+    cudaStreamDestroy(r->stream);
+    return NULL;
+}
+
+static bool run(int size, const struct shape *shape, fattn_status (*function)(rank *), void *const *out) {
+    rank ranks[MOST_RANKS];
+    pthread_t threads[MOST_RANKS];
+    fattn_world *world;
+    if (fattn_world_create(size, &world)) return false;
+    for (int n = 0; n < size; ++n) {
+        ranks[n] =
+            (rank){.number = n, .size = size, .world = world, .shape = shape, .out = out[n], .function = function};
+        if (pthread_create(&threads[n], NULL, work, &ranks[n])) exit(1);
+    }
+    bool ok = true;
+    for (int n = 0; n < size; ++n) {
+        pthread_join(threads[n], NULL);
+        if (ranks[n].status && ok) fprintf(stderr, "rank %d: %s\n", n, ranks[n].error);
+        ok = ok && !ranks[n].status;
+    }
+    fattn_world_destroy(world);
+    return ok;
+}
+
+#define TRY(expression)                                                                                                \
+    do {                                                                                                               \
+        const fattn_status try_status = (expression);                                                                  \
+        if (try_status) return try_status;                                                                             \
+    } while (0)
+
+/* ---- calls ---- */
+
+typedef struct shape {
+    int64_t B, Hq, Hkv, N, D;
+    fattn_dtype dtype;
+    uint32_t flags;
+    int form;
+    bool stubbed; /* the transport moves nothing */
+    int calls;    /* to time */
+} shape;
+
+enum { Q, K, V, D_O, O, LSE, DQ, DK, DV, TENSORS };
+static const char *const names[TENSORS] = {"q", "k", "v", "d_o", "o", "lse", "dq", "dk", "dv"};
+
+static int64_t heads_of(const shape *s, int i) { return i == K || i == V || i == DK || i == DV ? s->Hkv : s->Hq; }
+
+static fattn_status tensor(const rank *r, int i, int64_t rows, fattn_tensor *t) {
+    const shape *const s = r->shape;
+    const int64_t dims[4] = {s->B, heads_of(s, i), rows, s->D};
+    const fattn_dtype wide = s->dtype == FATTN_F64 ? FATTN_F64 : FATTN_F32;
+    return fattn_tensor_alloc(r->ctx, i == LSE ? wide : s->dtype, i == LSE ? 3 : 4, dims, t);
+}
+
+/* The same numbers for every number of ranks: normal ones, rounded to BF16. */
+static fattn_status fill(const rank *r, fattn_cp *cp, int i, const fattn_tensor *local) {
+    fattn_tensor whole, rounded;
+    const shape *const s = r->shape;
+    const int64_t dims[4] = {s->B, heads_of(s, i), s->N, s->D};
+    TRY(tensor(r, i, s->N, &whole));
+    TRY(fattn_tensor_alloc(r->ctx, FATTN_BF16, 4, dims, &rounded));
+    TRY(fattn_tensor_normal(r->ctx, &rounded, 0, 1, (fattn_rng){.seed = 1, .stream = (uint32_t)i}));
+    TRY(fattn_tensor_copy(r->ctx, &whole, &rounded));
+    TRY(fattn_cp_take(cp, &whole, 2, local));
+    TRY(fattn_ctx_sync(r->ctx));
+    fattn_tensor_free(r->ctx, &whole);
+    fattn_tensor_free(r->ctx, &rounded);
+    return FATTN_OK;
+}
+
+static fattn_attention_io io_of(const fattn_tensor *t) {
+    return (fattn_attention_io){.struct_size = sizeof(fattn_attention_io),
+                                .q = &t[Q],
+                                .k = &t[K],
+                                .v = &t[V],
+                                .o = &t[O],
+                                .lse = &t[LSE],
+                                .d_o = &t[D_O],
+                                .dq = &t[DQ],
+                                .dk = &t[DK],
+                                .dv = &t[DV]};
+}
+
+/* ---- bits ---- */
+
+typedef struct results {
+    double *x[TENSORS]; /* whole, as double: exact */
+} results;
+
+static fattn_status compute(rank *r) {
+    const shape *const s = r->shape;
+    results *const out = r->out;
+    const fattn_cp_options o = {.struct_size = sizeof o, .form = s->form, .rows = s->N};
+    const fattn_attention_params p = {.struct_size = sizeof p, .flags = s->flags};
+    fattn_cp *cp;
+    fattn_tensor t[TENSORS];
+    TRY(fattn_cp_create(r->comm, &o, &cp));
+    for (int i = 0; i < TENSORS; ++i) {
+        TRY(tensor(r, i, fattn_cp_rows(cp), &t[i]));
+        if (i <= D_O) TRY(fill(r, cp, i, &t[i]));
+    }
+    const fattn_attention_io io = io_of(t);
+    TRY(fattn_cp_fwd(cp, &p, &io));
+    TRY(fattn_cp_bwd(cp, &p, &io));
+    for (int i = O; i < TENSORS; ++i) {
+        fattn_tensor whole;
+        TRY(tensor(r, i, s->N, &whole));
+        TRY(fattn_cp_gather(cp, &t[i], 2, &whole));
+        const fattn_tensor to = fattn_tensor_view(out->x[i], FATTN_F64, FATTN_CPU, 0, whole.ndim, whole.shape);
+        if (r->number == 0) TRY(fattn_tensor_copy(r->ctx, &to, &whole));
+        TRY(fattn_ctx_sync(r->ctx));
+        fattn_tensor_free(r->ctx, &whole);
+    }
+    TRY(fattn_ctx_sync(r->ctx));
+    for (int i = 0; i < TENSORS; ++i) fattn_tensor_free(r->ctx, &t[i]);
+    fattn_cp_destroy(cp);
+    return FATTN_OK;
+}
+
+static int64_t numel(const shape *s, int i) { return s->B * heads_of(s, i) * s->N * (i == LSE ? 1 : s->D); }
+
+static bool compute_on(const shape *s, int ranks, results *out) {
+    void *outs[MOST_RANKS];
+    for (int i = O; i < TENSORS; ++i) out->x[i] = calloc((size_t)numel(s, i), sizeof(double));
+    for (int n = 0; n < ranks; ++n) outs[n] = out;
+    return run(ranks, s, compute, outs);
+}
+
+static void free_results(results *r) {
+    for (int i = O; i < TENSORS; ++i) free(r->x[i]);
+}
+
+static double error_of(const double *x, const double *y, int64_t n) {
+    double error = 0, norm = 0;
+    for (int64_t i = 0; i < n; ++i) error += (x[i] - y[i]) * (x[i] - y[i]), norm += y[i] * y[i];
+    return sqrt(error / norm);
+}
+
+static const char *const forms[] = {"auto", "ring", "all-gather", "ulysses"};
+
+static int bits(int most) {
+    const fattn_dtype dtypes[] = {FATTN_BF16, FATTN_F16, FATTN_F32};
+    int bad = 0;
+    printf("%-10s %-5s %-6s %5s %6s  %-28s relative error, in 1e-4: o dq dk dv\n", "form", "dtype", "mask", "N",
+           "ranks", "bits of one rank");
+    for (int d = 0; d < 3; ++d)
+        for (int causal = 0; causal < 2; ++causal)
+            for (int form = FATTN_CP_RING; form <= FATTN_CP_ULYSSES; ++form) {
+                shape s = {.B = 1, .Hq = 8, .Hkv = 4, .N = 1500, .D = d == 1 ? 128 : 64, .dtype = dtypes[d]};
+                s.flags = causal ? FATTN_CAUSAL : 0, s.form = form;
+                shape exact = s, fixed = s;
+                exact.dtype = FATTN_F64, exact.form = FATTN_CP_ULYSSES;
+                fixed.flags |= FATTN_DETERMINISTIC;
+                results truth, one = {{0}};
+                if (!compute_on(&exact, 1, &truth)) return 1;
+                for (int ranks = 1; ranks <= most; ranks *= 2) {
+                    if (form == FATTN_CP_ULYSSES && s.Hkv % ranks) continue;
+                    results got, free_order;
+                    if (!compute_on(&fixed, ranks, &got) || !compute_on(&s, ranks, &free_order)) return 1;
+                    char same[64] = "";
+                    for (int i = O; i < TENSORS && ranks > 1; ++i) {
+                        const bool equal = !memcmp(got.x[i], one.x[i], (size_t)numel(&s, i) * sizeof(double));
+                        snprintf(same + strlen(same), sizeof same - strlen(same), "%s%s ", names[i],
+                                 equal ? "" : "(no)");
+                        bad += !equal && form != FATTN_CP_RING;
+                    }
+                    printf("%-10s %-5s %-6s %5lld %6d  %-28s", forms[form], fattn_dtype_name(s.dtype),
+                           causal ? "causal" : "full", (long long)s.N, ranks, ranks > 1 ? same : "");
+                    for (int i = O; i < TENSORS; ++i)
+                        if (i != LSE) printf(" %.4f", 1e4 * error_of(free_order.x[i], truth.x[i], numel(&s, i)));
+                    printf("\n");
+                    fflush(stdout);
+                    if (ranks == 1)
+                        one = got;
+                    else
+                        free_results(&got);
+                    free_results(&free_order);
+                }
+                free_results(&one);
+                free_results(&truth);
+            }
+    printf("%s\n", bad ? "bits: FAILED" : "bits: the same for all-gather and ulysses");
+    return bad > 0;
+}
+
+/* ---- speed ---- */
+
+/* Moves nothing, but for the few bytes by which ranks agree: they are the same on all. */
+static fattn_status nothing_starts(void *state, fattn_ctx *ctx, const fattn_message *sends, int n_sends,
+                                   const fattn_message *receives, int n_receives, void **request) {
+    const rank *const r = state;
+    (void)ctx;
+    for (int n = 0; n < n_receives && n_sends > 0; ++n)
+        if (receives[n].bytes <= 4096 && receives[n].bytes == sends[0].bytes)
+            cudaMemcpyAsync(receives[n].data, sends[0].data, sends[0].bytes, cudaMemcpyDefault, r->stream);
+    *request = state;
+    return FATTN_OK;
+}
+static fattn_status nothing_ends(void *state, fattn_ctx *ctx, void *request) {
+    (void)state, (void)ctx, (void)request;
+    return FATTN_OK;
+}
+static void nothing_aborts(void *state, const char *text) { (void)state, (void)text; }
+static void nothing_closes(void *state, fattn_ctx *ctx) { (void)state, (void)ctx; }
+
+static fattn_status stub(rank *r, fattn_comm **out) {
+    const fattn_transport t = {.struct_size = sizeof t,
+                               .rank = r->number,
+                               .size = r->size,
+                               .devices = 1u << FATTN_CUDA,
+                               .name = "nothing",
+                               .state = r,
+                               .start = nothing_starts,
+                               .finish = nothing_ends,
+                               .abort = nothing_aborts,
+                               .close = nothing_closes};
+    return fattn_comm_create(r->ctx, &t, out);
+}
+
+typedef struct timing {
+    double fwd, bwd, moves;
+} timing;
+
+static fattn_status timed(rank *r, fattn_cp *cp, bool backward, const fattn_attention_params *p,
+                          const fattn_attention_io *io, double *seconds) {
+    double best = 1e9;
+    for (int round = 0; round < 4; ++round) {
+        TRY(fattn_ctx_sync(r->ctx));
+        TRY(fattn_comm_barrier(r->comm));
+        TRY(fattn_ctx_sync(r->ctx));
+        const double begin = now();
+        for (int n = 0; n < r->shape->calls; ++n) TRY(backward ? fattn_cp_bwd(cp, p, io) : fattn_cp_fwd(cp, p, io));
+        TRY(fattn_ctx_sync(r->ctx));
+        const double time = (now() - begin) / r->shape->calls;
+        if (round > 0 && time < best) best = time; /* the first warms up */
+    }
+    *seconds = best;
+    return FATTN_OK;
+}
+
+/* size - 1 steps with K and V, size steps with dK and dV in F32. */
+static fattn_status time_moves(rank *r, int64_t rows, double *seconds) {
+    const shape *const s = r->shape;
+    const int64_t bytes = s->B * s->Hkv * rows * s->D * 4;
+    fattn_tensor a, b;
+    TRY(fattn_tensor_alloc(r->ctx, FATTN_U8, 1, (const int64_t[]){2 * bytes}, &a));
+    TRY(fattn_tensor_alloc(r->ctx, FATTN_U8, 1, (const int64_t[]){2 * bytes}, &b));
+    double best = 1e9;
+    for (int round = 0; round < 4; ++round) {
+        TRY(fattn_ctx_sync(r->ctx));
+        TRY(fattn_comm_barrier(r->comm));
+        TRY(fattn_ctx_sync(r->ctx));
+        const double begin = now();
+        for (int step = 0; step < 2 * r->size - 1; ++step) {
+            const int64_t n = step < r->size - 1 ? bytes : 2 * bytes;
+            const fattn_tensor out = fattn_tensor_slice(&a, 0, 0, n), in = fattn_tensor_slice(&b, 0, 0, n);
+            TRY(fattn_comm_send_receive(r->comm, &out, (r->number + 1) % r->size, &in,
+                                        (r->number + r->size - 1) % r->size));
+        }
+        TRY(fattn_ctx_sync(r->ctx));
+        if (round > 0 && now() - begin < best) best = now() - begin;
+    }
+    *seconds = best;
+    fattn_tensor_free(r->ctx, &a);
+    fattn_tensor_free(r->ctx, &b);
+    return FATTN_OK;
+}
+
+static fattn_status time_rank(rank *r) {
+    const shape *const s = r->shape;
+    timing *const out = r->out;
+    const fattn_cp_options o = {.struct_size = sizeof o, .form = s->form, .rows = s->N};
+    const fattn_attention_params p = {.struct_size = sizeof p, .flags = s->flags};
+    fattn_comm *comm = r->comm;
+    fattn_cp *filler, *cp;
+    fattn_tensor t[TENSORS];
+    TRY(fattn_cp_create(r->comm, &o, &filler));
+    for (int i = 0; i < TENSORS; ++i) {
+        TRY(tensor(r, i, fattn_cp_rows(filler), &t[i]));
+        if (i <= D_O) TRY(fill(r, filler, i, &t[i]));
+    }
+    if (s->stubbed) TRY(stub(r, &comm));
+    const fattn_status made = fattn_cp_create(comm, &o, &cp);
+    if (made) return made;
+    const fattn_attention_io io = io_of(t);
+    TRY(timed(r, cp, false, &p, &io, &out->fwd));
+    TRY(timed(r, cp, true, &p, &io, &out->bwd));
+    if (r->size > 1) TRY(time_moves(r, fattn_cp_rows(filler), &out->moves));
+    TRY(fattn_comm_barrier(r->comm));
+    fattn_cp_destroy(cp);
+    fattn_cp_destroy(filler);
+    for (int i = 0; i < TENSORS; ++i) fattn_tensor_free(r->ctx, &t[i]);
+    if (s->stubbed) fattn_comm_destroy(comm);
+    return FATTN_OK;
+}
+
+static bool time_on(const shape *s, int ranks, timing *out) {
+    timing all[MOST_RANKS] = {{0}};
+    void *outs[MOST_RANKS];
+    for (int n = 0; n < ranks; ++n) outs[n] = &all[n];
+    if (!run(ranks, s, time_rank, outs)) return false;
+    *out = (timing){0};
+    for (int n = 0; n < ranks; ++n) {
+        out->fwd = fmax(out->fwd, all[n].fwd);
+        out->bwd = fmax(out->bwd, all[n].bwd);
+        out->moves = fmax(out->moves, all[n].moves);
+    }
+    return true;
+}
+
+static int speed(int ranks, const int64_t *lengths, int n_lengths) {
+    static const struct { int64_t Hq, Hkv, D; } models[] = {{16, 16, 128}, {32, 8, 128}, {12, 12, 64}};
+    printf("bf16, causal, %d ranks on %d GPUs; ms. efficiency: one rank's time for all / (%d x whole)\n", ranks, gpus,
+           ranks < gpus ? ranks : gpus);
+    printf("%-12s %7s %-10s | %8s %8s | %8s %8s | %8s %8s | %8s | %6s\n", "heads x d", "N", "form", "one fwd", "bwd",
+           "fwd", "bwd", "compute", "bwd", "moves", "eff.");
+    for (size_t m = 0; m < sizeof models / sizeof *models; ++m)
+        for (int n = 0; n < n_lengths; ++n) {
+            shape s = {.B = 1, .Hq = models[m].Hq, .Hkv = models[m].Hkv, .N = lengths[n], .D = models[m].D};
+            s.dtype = FATTN_BF16, s.flags = FATTN_CAUSAL;
+            s.calls = lengths[n] >= 65536 ? 2 : lengths[n] >= 16384 ? 5 : 20;
+            timing one, whole, compute_only;
+            s.form = FATTN_CP_ULYSSES;
+            if (!time_on(&s, 1, &one)) return 1;
+            for (int form = FATTN_CP_RING; form <= FATTN_CP_ULYSSES; ++form) {
+                s.form = form, s.stubbed = false;
+                if (form == FATTN_CP_ULYSSES && s.Hkv % ranks) continue;
+                if (!time_on(&s, ranks, &whole)) return 1;
+                s.stubbed = true;
+                if (!time_on(&s, ranks, &compute_only)) return 1;
+                char name[32];
+                snprintf(name, sizeof name, "%lld/%lld x %lld", (long long)s.Hq, (long long)s.Hkv, (long long)s.D);
+                const int parallel = ranks < gpus ? ranks : gpus;
+                printf("%-12s %7lld %-10s | %8.3f %8.3f | %8.3f %8.3f | %8.3f %8.3f | %8.3f | %6.3f\n", name,
+                       (long long)s.N, forms[form], 1e3 * one.fwd, 1e3 * one.bwd, 1e3 * whole.fwd, 1e3 * whole.bwd,
+                       1e3 * compute_only.fwd, 1e3 * compute_only.bwd, 1e3 * whole.moves,
+                       (one.fwd + one.bwd) / (parallel * (whole.fwd + whole.bwd)));
+                fflush(stdout);
+            }
+        }
+    return 0;
+}
+
+int main(int argc, char **argv) {
+    const int ranks = argc > 2 ? atoi(argv[2]) : 0;
+    if (argc < 3 || ranks < 1 || ranks > MOST_RANKS || (strcmp(argv[1], "bits") && strcmp(argv[1], "speed"))) {
+        fprintf(stderr, "usage: ranks bits RANKS | ranks speed RANKS [N...]; at most %d ranks\n", MOST_RANKS);
+        return 2;
+    }
+    if (cudaGetDeviceCount(&gpus) != cudaSuccess || gpus == 0) {
+        fprintf(stderr, "ranks: no GPU\n");
+        return 1;
+    }
+    if (argv[1][0] == 'b') return bits(ranks);
+    int64_t lengths[MOST_LENGTHS] = {8192, 16384, 65536};
+    int n = argc > 3 ? 0 : 3;
+    for (int i = 3; i < argc && n < MOST_LENGTHS; ++i) lengths[n++] = atoll(argv[i]);
+    return speed(ranks, lengths, n);
+}

@@ -1,0 +1,108 @@
+/* Attention over ranks: the plan of a call, its pieces, and memory. */
+#ifndef FATTNI_CORE_CONTEXT_PARALLEL_CP_H
+#define FATTNI_CORE_CONTEXT_PARALLEL_CP_H
+
+#include "core/comm/comm.h"
+
+#include <fattn/context_parallel.h>
+
+/* Memory that stays from call to call, one buffer for each use. */
+enum fattni_cp_use {
+    FATTNI_CP_WORKSPACE, /* of the attention calls */
+    FATTNI_CP_SEND,
+    FATTNI_CP_RECEIVE,
+    FATTNI_CP_WHOLE,  /* whole sequences */
+    FATTNI_CP_RESULT, /* gradients or outputs before they are converted */
+    FATTNI_CP_RING,   /* what goes around */
+    FATTNI_CP_RING_GRADIENTS,
+    FATTNI_CP_USES
+};
+
+/* Rows begin..end-1 of the whole; they lie from row `at` on in a tensor. */
+typedef struct fattni_cp_span {
+    int64_t begin, end, at;
+} fattni_cp_span;
+
+enum { FATTNI_CP_CHUNKS = 2 }; /* of a rank, at most */
+
+struct fattn_cp {
+    fattn_comm *comm;
+    fattn_ctx *ctx;
+    int form, layout;
+    int64_t N;
+    int n_sequences; /* at least 1 */
+    bool packed;
+    int32_t *starts;         /* [n_sequences + 1], host */
+    fattn_tensor cu_seqlens; /* the same on the device, when packed */
+    int32_t longest;         /* sequence */
+    void *zero;              /* a double on the device */
+    fattn_message *messages; /* [2][size]: sends, receives */
+    void *memory[FATTNI_CP_USES];
+    size_t bytes[FATTNI_CP_USES];
+};
+
+/* A call: what was given, and what follows from it. */
+typedef struct fattni_cp_call {
+    fattn_cp *cp;
+    fattn_attention_params p; /* for whole sequences: without positions */
+    fattn_attention_io io;
+    fattn_cp_form form;
+    fattn_dtype dtype, wide;         /* of q; of what is summed: F32 (F64) */
+    int64_t B, Hq, Hkv, D, Dv, rows; /* rows: of this rank */
+    bool causal, deterministic;
+} fattni_cp_call;
+
+fattn_status fattni_cp_room(fattn_cp *cp, enum fattni_cp_use use, size_t bytes, void **out);
+
+/* The chunks of a rank; returns how many. `at` counts within the rank. */
+int fattni_cp_chunks(const fattn_cp *cp, int rank, fattni_cp_span *out);
+int64_t fattni_cp_rows_of(const fattn_cp *cp, int rank);
+
+fattn_tensor fattni_cp_view(const fattn_cp *cp, void *data, fattn_dtype dtype, int ndim, const int64_t *shape);
+size_t fattni_cp_bytes(const fattn_tensor *t);
+
+/* One attention call for the rows of q and the keys of k in each sequence that both reach, if the mask lets one see the
+   other. In io the rows of q, o, lse, d_o, d_lse, dq lie as q's span says, those of k, v, dk, dv as k's; flags are
+   added to the call's. */
+fattn_status fattni_cp_attend(const fattni_cp_call *c, bool backward, const fattn_attention_io *io,
+                              const fattni_cp_span *q, const fattni_cp_span *k, uint32_t flags);
+/* The same call for all rows and keys that io has, as one sequence without positions. */
+fattn_status fattni_cp_attend_plain(const fattni_cp_call *c, bool backward, const fattn_attention_io *io,
+                                    uint32_t flags, bool causal);
+
+/* fattn_attention_fwd or _bwd with the workspace that they need. */
+fattn_status fattni_cp_call_attention(const fattni_cp_call *c, bool backward, const fattn_attention_params *p,
+                                      const fattn_attention_io *io);
+
+/* ---- moves.c: tensors [B,H,rows,W] ---- */
+
+/* `local` [n] of each rank to `whole` [n], whose rows are all N: all heads of them, or by heads: H / size heads, rank
+   r's from r H / size on. */
+fattn_status fattni_cp_to_whole(const fattni_cp_call *c, const fattn_tensor *local, int n, bool by_heads,
+                                const fattn_tensor *whole);
+/* The opposite of by heads: local = the rows of this rank of all ranks' heads. */
+fattn_status fattni_cp_to_rows(const fattni_cp_call *c, const fattn_tensor *whole, int n, const fattn_tensor *local);
+/* local (+)= the sum over the ranks of their `whole`, of this rank's rows; F32 or F64, in the order of comm.h. */
+fattn_status fattni_cp_sum_rows(const fattni_cp_call *c, const fattn_tensor *whole, int n, const fattn_tensor *local,
+                                const bool *add);
+/* local = this rank's rows of `whole`. */
+fattn_status fattni_cp_own_rows(const fattni_cp_call *c, const fattn_tensor *whole, const fattn_tensor *local);
+/* lse [B,H,rows] as [B,H,rows,1]; others as they are. */
+fattn_tensor fattni_cp_rows_4d(const fattn_tensor *t);
+/* Gives the tensors, of which only data is not set, memory for whole sequences. */
+fattn_status fattni_cp_wholes(const fattni_cp_call *c, fattn_tensor *whole, int n);
+
+/* ---- the forms ---- */
+
+fattn_status fattni_cp_ring_fwd(fattni_cp_call *c);
+fattn_status fattni_cp_ring_bwd(fattni_cp_call *c);
+fattn_status fattni_cp_gather_fwd(fattni_cp_call *c);
+fattn_status fattni_cp_gather_bwd(fattni_cp_call *c);
+fattn_status fattni_cp_ulysses_fwd(fattni_cp_call *c);
+fattn_status fattni_cp_ulysses_bwd(fattni_cp_call *c);
+
+/* to (+)= from, any dtypes and strides; t = 0. */
+fattn_status fattni_cp_store(fattn_cp *cp, const fattn_tensor *to, const fattn_tensor *from, bool add);
+fattn_status fattni_cp_zero(fattn_cp *cp, const fattn_tensor *t);
+
+#endif
