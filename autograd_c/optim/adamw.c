@@ -1,5 +1,6 @@
 /* AdamW: its options and what it shows of its state. */
 #include "autograd_c/optim/optimizer.h"
+#include "autograd_c/parallel/reducer.h"
 
 #include <math.h>
 #include <string.h>
@@ -43,7 +44,7 @@ fattn_status fattn_adamw_create(fattn_ctx *ctx, const fattn_adamw_options *opt, 
                                   .max_grad_norm = (double)o.max_grad_norm};
     FATTNI_TRY(fattni_optimizer_take_scaling(ctx, "adamw", o.loss_scale, &rule));
     fattni_optimizer *made;
-    FATTNI_TRY(fattni_optimizer_create(ctx, "adamw", &rule, sizeof **out, params, n, &made));
+    FATTNI_TRY(fattni_optimizer_create(ctx, "adamw", &rule, o.owners, sizeof **out, params, n, &made));
     *out = (fattn_adamw *)made;
     return FATTN_OK;
 }
@@ -64,8 +65,10 @@ fattn_status fattn_adamw_set_loss_scale(fattn_adamw *a, const fattn_loss_scale_s
     return fattni_optimizer_set_scale(a ? &a->o : NULL, state);
 }
 
-fattn_status fattn_adamw_state(fattn_adamw *a, int i, fattn_adam_state which, fattn_tensor *view) {
-    if (!a) return FATTN_E_ARG;
+fattn_reducer *fattn_adamw_owners(const fattn_adamw *a) { return a ? a->o.owners : NULL; }
+
+/* What is here of a state: all of it, or this rank's elements. */
+static fattn_status state_of(fattn_adamw *a, int i, fattn_adam_state which, fattn_tensor *view) {
     fattn_status status;
     const fattni_optimizer_slot *const s = fattni_optimizer_slot_of(&a->o, i, view, &status);
     if (!s) return status;
@@ -75,6 +78,63 @@ fattn_status fattn_adamw_state(fattn_adamw *a, int i, fattn_adam_state which, fa
     case FATTN_ADAM_MASTER: return fattni_optimizer_master(&a->o, i, view);
     default: return fattn_ctx_fail(a->o.ctx, FATTN_E_ARG, "adamw_state: unknown state %d", (int)which);
     }
+}
+
+fattn_status fattn_adamw_state(fattn_adamw *a, int i, fattn_adam_state which, fattn_tensor *view) {
+    if (!a) return FATTN_E_ARG;
+    fattn_tensor here = {.ndim = 0};
+    FATTNI_TRY(state_of(a, i, which, view ? &here : NULL));
+    if (a->o.owners)
+        return fattn_ctx_fail(a->o.ctx, FATTN_E_STATE,
+                              "adamw_state: the ranks divide the state: fattn_adamw_get_state gives all of it");
+    *view = here;
+    return FATTN_OK;
+}
+
+/* Elements [begin, end) of a row-major tensor, in one dimension. */
+static fattn_tensor elements_of(const fattn_tensor *t, int64_t begin, int64_t end) {
+    const int64_t n = end - begin;
+    const size_t before = (size_t)begin * fattn_dtype_size((fattn_dtype)t->dtype);
+    return fattn_tensor_view(n > 0 ? (char *)t->data + before : NULL, (fattn_dtype)t->dtype, (fattn_device)t->device,
+                             t->device_id, 1, &n);
+}
+
+static fattn_status get_divided(fattn_adamw *a, const fattni_optimizer_slot *s, int i, const fattn_tensor *here,
+                                const fattn_tensor *to) {
+    fattn_ctx *const ctx = a->o.ctx;
+    const fattn_tensor *const value = &s->param->value;
+    fattn_tensor all;
+    FATTNI_TRY(fattn_tensor_alloc(ctx, (fattn_dtype)here->dtype, value->ndim, value->shape, &all));
+    const fattn_tensor own = elements_of(&all, s->begin, s->end);
+    fattn_status status = fattn_tensor_copy(ctx, &own, here);
+    if (!status)
+        status = fattni_reducer_gather_first(a->o.owners, i, all.data, fattn_dtype_size((fattn_dtype)all.dtype));
+    if (!status && fattn_comm_rank(fattn_reducer_comm(a->o.owners)) == 0) status = fattn_tensor_copy(ctx, to, &all);
+    fattn_tensor_free(ctx, &all);
+    return status;
+}
+
+fattn_status fattn_adamw_get_state(fattn_adamw *a, int i, fattn_adam_state which, const fattn_tensor *to) {
+    if (!a) return FATTN_E_ARG;
+    fattn_tensor here = {.ndim = 0};
+    fattn_status s = state_of(a, i, which, &here);
+    if (!a->o.owners) return s ? s : fattn_tensor_copy(a->o.ctx, to, &here);
+    if (!s) s = get_divided(a, &a->o.slots[i], i, &here, to);
+    return fattni_reducer_end(a->o.owners, s);
+}
+
+fattn_status fattn_adamw_set_state(fattn_adamw *a, int i, fattn_adam_state which, const fattn_tensor *from) {
+    if (!a) return FATTN_E_ARG;
+    fattn_tensor here = {.ndim = 0};
+    FATTNI_TRY(state_of(a, i, which, &here));
+    if (!a->o.owners) return fattn_tensor_copy(a->o.ctx, &here, from);
+    const fattni_optimizer_slot *const s = &a->o.slots[i];
+    if (!from || !fattni_is_row_major(from) || fattn_tensor_numel(from) != s->count)
+        return fattn_ctx_fail(a->o.ctx, FATTN_E_SHAPE,
+                              "adamw_set_state: NULL, or not row-major with the %lld elements of params[%d]",
+                              (long long)s->count, i);
+    const fattn_tensor own = elements_of(from, s->begin, s->end);
+    return fattn_tensor_copy(a->o.ctx, &here, &own);
 }
 
 fattn_status fattn_adamw_get_step(fattn_adamw *a, int64_t *t) {

@@ -1,6 +1,7 @@
 /* What AdamW and SGD share. All params together are one sequence of chunks of fixed size: the tasks of both passes
    (norm, update), which optimizer_cpu.c and optimizer_cuda.c make. */
 #include "autograd_c/optim/optimizer.h"
+#include "autograd_c/parallel/reducer.h"
 #include "autograd_c/tape/tape_nodes.h"
 #include "core/base/device.h"
 #include "core/base/with_cuda.h"
@@ -20,10 +21,21 @@ static const float LEAST_SCALE = 0x1p-126f, MOST_SCALE = 0x1p126f;
 
 static bool is_half(fattn_dtype t) { return t == FATTN_F16 || t == FATTN_BF16; }
 
+_Static_assert((int)FATTNI_SHARE_ELEMENTS == (int)FATTNI_OPTIMIZER_CHUNK, "a chunk has one owner");
+
 static fattn_status zeros(fattn_ctx *ctx, fattn_dtype dtype, const fattn_tensor *like, fattn_tensor *out) {
     FATTNI_TRY(fattn_tensor_alloc(ctx, dtype, like->ndim, like->shape, out));
     const size_t bytes = (size_t)fattn_tensor_numel(out) * fattn_dtype_size(dtype);
     return ctx->ops->zero_rows(ctx, out->data, bytes, bytes, 1);
+}
+
+/* The part of the value whose state is here; without owners in its own shape. */
+static fattn_tensor own_value(const fattni_optimizer *a, const slot *s) {
+    const fattn_tensor *const t = &s->param->value;
+    if (!a->owners) return *t;
+    const int64_t n = s->end - s->begin;
+    void *const data = n ? (char *)t->data + (size_t)s->begin * fattn_dtype_size(s->dtype) : NULL;
+    return fattn_tensor_view(data, s->dtype, (fattn_device)t->device, t->device_id, 1, &n);
 }
 
 static fattn_status fill_slot(fattni_optimizer *a, int i, fattn_param *const *params) {
@@ -41,11 +53,14 @@ static fattn_status fill_slot(fattni_optimizer *a, int i, fattn_param *const *pa
     s->frozen = fattni_is_frozen(params[i]);
     if (s->frozen) return FATTN_OK;
     a->chunks += fattni_ceil_div(s->count, FATTNI_OPTIMIZER_CHUNK);
-    if (!a->rule.is_sgd || a->rule.beta1 > 0) FATTNI_TRY(zeros(a->ctx, wide, value, &s->m));
-    if (!a->rule.is_sgd) FATTNI_TRY(zeros(a->ctx, wide, value, &s->v));
+    s->end = s->count;
+    if (a->owners) FATTNI_TRY(fattn_reducer_share(a->owners, i, &s->begin, &s->end));
+    const fattn_tensor own = own_value(a, s);
+    if (!a->rule.is_sgd || a->rule.beta1 > 0) FATTNI_TRY(zeros(a->ctx, wide, &own, &s->m));
+    if (!a->rule.is_sgd) FATTNI_TRY(zeros(a->ctx, wide, &own, &s->v));
     if (!is_half(s->dtype)) return FATTN_OK;
-    FATTNI_TRY(fattn_tensor_alloc(a->ctx, FATTN_F32, value->ndim, value->shape, &s->master));
-    return fattn_tensor_copy(a->ctx, &s->master, value);
+    FATTNI_TRY(fattn_tensor_alloc(a->ctx, FATTN_F32, own.ndim, own.shape, &s->master));
+    return fattn_tensor_copy(a->ctx, &s->master, &own);
 }
 
 static fattn_status fill(fattni_optimizer *a, fattn_param *const *params, int n) {
@@ -60,10 +75,12 @@ static fattn_status fill(fattni_optimizer *a, fattn_param *const *params, int n)
     return a->code->open(a);
 }
 
-fattn_status fattni_optimizer_create(fattn_ctx *ctx, const char *name, const fattni_optimizer_rule *rule, size_t bytes,
-                                     fattn_param *const *params, int n, fattni_optimizer **out) {
+fattn_status fattni_optimizer_create(fattn_ctx *ctx, const char *name, const fattni_optimizer_rule *rule,
+                                     fattn_reducer *owners, size_t bytes, fattn_param *const *params, int n,
+                                     fattni_optimizer **out) {
     if (n < 0 || (n && !params))
         return fattn_ctx_fail(ctx, FATTN_E_ARG, "%s_create: params is NULL, or n is %d", name, n);
+    if (owners) FATTNI_TRY(fattni_reducer_check(owners, ctx, name, params, n));
     void *p;
     FATTNI_TRY(fattni_host_alloc(ctx, bytes, &p));
     fattni_optimizer *a = p;
@@ -71,6 +88,7 @@ fattn_status fattni_optimizer_create(fattn_ctx *ctx, const char *name, const fat
                             .code = codes[ctx->device],
                             .name = name,
                             .rule = *rule,
+                            .owners = owners,
                             .own = {.lr = (double)1e-3f, .scale = rule->first_scale}};
     const fattn_status s = fill(a, params, n);
     if (s) {
@@ -120,16 +138,32 @@ static fattn_status check_slots(const fattni_optimizer *a) {
     return FATTN_OK;
 }
 
-fattn_status fattni_optimizer_step(fattni_optimizer *a) {
-    if (!a) return FATTN_E_ARG;
+fattn_status fattni_optimizer_share_norms(const fattni_optimizer *a) {
+    if (!a->owners) return FATTN_OK;
+    const fattn_tensor norms =
+        fattn_tensor_view(a->partial, FATTN_F64, a->ctx->device, a->ctx->device_id, 1, &a->chunks);
+    return fattn_comm_all_reduce(fattn_reducer_comm(a->owners), &norms); /* others' chunks are 0 here: exact */
+}
+
+static fattn_status step(fattni_optimizer *a) {
     FATTNI_TRY(check_slots(a));
+    if (a->owners) FATTNI_TRY(fattni_reducer_check_idle(a->owners, a->name));
     if (a->rule.is_scaled && !a->scale_asked)
         return fattn_ctx_fail(a->ctx, FATTN_E_STATE,
                               "%s_step: gradients would be divided by a loss scale that no backward pass has: nobody "
                               "has called %s_loss_scale, whose tensor fattn_tape_backward_from takes",
                               a->name, a->name);
     a->stepped = true;
-    return a->code->step(a);
+    FATTNI_TRY(a->code->step(a));
+    if (!a->owners) return FATTN_OK;
+    FATTNI_TRY(fattni_reducer_zero_others(a->owners));
+    return fattni_reducer_gather_values(a->owners);
+}
+
+fattn_status fattni_optimizer_step(fattni_optimizer *a) {
+    if (!a) return FATTN_E_ARG;
+    const fattn_status s = step(a);
+    return a->owners ? fattni_reducer_end(a->owners, s) : s;
 }
 
 fattn_status fattni_optimizer_grad_norm(fattni_optimizer *a, double *out) {

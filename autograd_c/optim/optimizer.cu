@@ -3,7 +3,7 @@
 
 #include "core/device/any_dtype.cuh"
 
-/* The parameter of this block's chunk, and the chunk's elements [begin, end) of it. */
+/* The parameter of this block's chunk, and the chunk's elements [begin, end) of it: none in a chunk of another rank. */
 DEVICE const fattni_optimizer_part *part_of(const fattni_optimizer_args *a, int64_t *begin, int64_t *end) {
     const int64_t chunk = a->first_chunk + blockIdx.x;
     int low = 0, high = a->parts - 1; /* the last one that begins at or before the chunk */
@@ -16,7 +16,7 @@ DEVICE const fattni_optimizer_part *part_of(const fattni_optimizer_args *a, int6
     }
     const fattni_optimizer_part *const p = &a->part[low];
     *begin = (chunk - p->first_chunk) * FATTNI_OPTIMIZER_CHUNK;
-    *end = min(p->count, *begin + FATTNI_OPTIMIZER_CHUNK);
+    *end = *begin < p->begin ? *begin : min(p->end, *begin + FATTNI_OPTIMIZER_CHUNK);
     return p;
 }
 

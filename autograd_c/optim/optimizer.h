@@ -23,6 +23,7 @@ typedef struct fattni_optimizer_slot {
     fattn_param *param;
     fattn_tensor m, v, master; /* SGD: no v, m if there is momentum; of 16-bit values only: master */
     int64_t count, first_chunk;
+    int64_t begin, end; /* the elements whose state is here: all, or this rank's */
     fattn_dtype dtype;
     bool frozen; /* at creation: no state, no chunk */
 } fattni_optimizer_slot;
@@ -42,6 +43,7 @@ struct fattni_optimizer {
     const fattni_optimizer_code *code;
     const char *name; /* in error messages */
     fattni_optimizer_rule rule;
+    fattn_reducer *owners;     /* NULL: all state is here */
     bool stepped, scale_asked; /* asked: the caller has the tensor of the scale */
     fattni_optimizer_slot *slots;
     int n;
@@ -52,11 +54,14 @@ struct fattni_optimizer {
 };
 
 /* Makes an optimizer of `bytes`, which begins with a fattni_optimizer. Errors as fattn_adamw_create. */
-fattn_status fattni_optimizer_create(fattn_ctx *ctx, const char *name, const fattni_optimizer_rule *rule, size_t bytes,
-                                     fattn_param *const *params, int n, fattni_optimizer **out);
+fattn_status fattni_optimizer_create(fattn_ctx *ctx, const char *name, const fattni_optimizer_rule *rule,
+                                     fattn_reducer *owners, size_t bytes, fattn_param *const *params, int n,
+                                     fattni_optimizer **out);
 void fattni_optimizer_destroy(fattni_optimizer *a, size_t bytes); /* NULL is allowed */
 fattn_status fattni_optimizer_set_lr(fattni_optimizer *a, float lr);
 fattn_status fattni_optimizer_step(fattni_optimizer *a);
+/* Between the norms of the chunks and the norm of all: with owners every rank gets those of the others. */
+fattn_status fattni_optimizer_share_norms(const fattni_optimizer *a);
 /* The rule's part that options describe; NULL: no scale. who: in error messages. ABI, ARG. */
 fattn_status fattni_optimizer_take_scaling(fattn_ctx *ctx, const char *who, const fattn_loss_scale_options *opt,
                                            fattni_optimizer_rule *rule);

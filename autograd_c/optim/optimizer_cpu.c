@@ -52,11 +52,15 @@ static double norm_of(const fattn_tensor *g, int64_t begin, int64_t end) {
     return isfinite(squares) ? sqrt(squares) : sqrt(sum_squares(g, begin, end, 1 / unit)) * unit;
 }
 
+/* Whether the state of the piece is here, not on another rank. */
+static bool is_own(const piece *p) { return p->begin >= p->slot->begin && p->begin < p->slot->end; }
+
 static void chunk_norm(void *arg, int64_t chunk, int thread) {
     (void)thread;
     const fattni_optimizer *a = arg;
     const piece part = piece_of(a, chunk);
-    a->partial[chunk] = fattni_is_frozen(part.slot->param) ? 0 : norm_of(&part.slot->param->grad, part.begin, part.end);
+    const bool counts = !fattni_is_frozen(part.slot->param) && is_own(&part);
+    a->partial[chunk] = counts ? norm_of(&part.slot->param->grad, part.begin, part.end) : 0;
 }
 
 /* What one step does to every element. */
@@ -128,14 +132,15 @@ static void update_piece(const rule *r, const piece *part) {
         r->is_sgd ? INFINITY : (wide ? FATTNI_OPTIMIZER_MOST_F64 : (double)FATTNI_OPTIMIZER_MOST_F32) / r->factor;
     const bool direct = grad->dtype == (int32_t)dtype && r->norm <= most;
     const fattn_tensor *p = s->master.data ? &s->master : value;
+    const int64_t first = s->begin, first_of_p = s->master.data ? first : 0; /* element 0 of state, of p */
     double buffer[BLOCK];
     for (int64_t begin = part->begin; begin < part->end; begin += BLOCK) {
         const int64_t n = fattni_min(BLOCK, part->end - begin);
         for (int64_t i = 0; i < n && !direct; ++i)
             fattni_store(buffer, (int32_t)dtype, i,
                          fmax(-most, fmin(most, fattni_load(grad->data, grad->dtype, begin + i))));
-        void *const g = direct ? state_at(grad, begin) : buffer, *const at = state_at(p, begin);
-        void *const m = state_at(&s->m, begin), *const v = state_at(&s->v, begin);
+        void *const g = direct ? state_at(grad, begin) : buffer, *const at = state_at(p, begin - first_of_p);
+        void *const m = state_at(&s->m, begin - first), *const v = state_at(&s->v, begin - first);
         if (r->is_sgd && wide)
             sgd_f64(r, at, g, m, n);
         else if (r->is_sgd)
@@ -145,7 +150,7 @@ static void update_piece(const rule *r, const piece *part) {
         else
             update_f32(r, at, g, m, v, n);
         for (int64_t i = begin; i < begin + n && s->master.data; ++i)
-            fattni_store(value->data, value->dtype, i, (double)((const float *)p->data)[i]);
+            fattni_store(value->data, value->dtype, i, (double)((const float *)p->data)[i - first]);
     }
 }
 
@@ -154,7 +159,7 @@ static void run_update(void *arg, int64_t chunk, int thread) {
     const update_job *job = arg;
     const piece part = piece_of(job->a, chunk);
     const fattn_tensor *grad = &part.slot->param->grad;
-    if (fattni_is_frozen(part.slot->param)) return;
+    if (fattni_is_frozen(part.slot->param) || !is_own(&part)) return;
     const bool decays = !(part.slot->param->flags & FATTN_PARAM_NO_DECAY);
     if (!job->skip) update_piece(decays ? &job->decayed : &job->plain, &part);
     const size_t size = fattn_dtype_size((fattn_dtype)grad->dtype);
@@ -163,6 +168,7 @@ static void run_update(void *arg, int64_t chunk, int thread) {
 
 static fattn_status step(fattni_optimizer *a) {
     fattni_parallel(a->ctx, a->chunks, chunk_norm, a);
+    FATTNI_TRY(fattni_optimizer_share_norms(a));
     const fattn_tensor norms = fattn_tensor_view(a->partial, FATTN_F64, FATTN_CPU, 0, 1, &a->chunks);
     const fattni_optimizer_rule *const o = &a->rule;
     const double norm = norm_of(&norms, 0, a->chunks);

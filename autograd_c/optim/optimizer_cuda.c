@@ -16,16 +16,23 @@ enum { ROW_THREADS = 256 };
 
 static bool is_aligned(const void *p, size_t to) { return (uintptr_t)p % to == 0; }
 
+/* Where element 0 would be: the tensor begins at element `begin`. */
+static void *origin_of(const fattn_tensor *t, int64_t begin) {
+    const size_t before = (size_t)begin * fattn_dtype_size((fattn_dtype)t->dtype);
+    return t->data ? (void *)((uintptr_t)t->data - before) : NULL;
+}
+
 static fattni_optimizer_part part_of(const fattni_optimizer_slot *s) {
     const fattn_param *const p = s->param;
     const bool is_half = p->value.dtype == FATTN_F16 || p->value.dtype == FATTN_BF16;
     return (fattni_optimizer_part){
         .value = p->value.data,
         .grad = p->grad.data,
-        .m = s->m.data,
-        .v = s->v.data,
-        .master = s->master.data,
-        .count = s->count,
+        .m = origin_of(&s->m, s->begin),
+        .v = origin_of(&s->v, s->begin),
+        .master = origin_of(&s->master, s->begin),
+        .begin = s->begin,
+        .end = s->end,
         .first_chunk = s->first_chunk,
         .value_dtype = p->value.dtype,
         .grad_dtype = p->grad.dtype,
@@ -74,6 +81,7 @@ static fattn_status step(fattni_optimizer *a) {
         gather(a, &next, &x);
         FATTNI_TRY(FATTNI_START(a->ctx, fattn_optimizer_norm, x.chunks, ROW_THREADS, &x));
     }
+    FATTNI_TRY(fattni_optimizer_share_norms(a));
     x.chunks = a->chunks;
     FATTNI_TRY(FATTNI_START(a->ctx, fattn_optimizer_begin, 1, ROW_THREADS, &x));
     for (int next = 0; next < a->n;) {

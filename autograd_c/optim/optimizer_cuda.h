@@ -7,8 +7,8 @@
 /* One parameter; its chunks begin at first_chunk. */
 typedef struct fattni_optimizer_part {
     void *value, *grad, *m, *v, *master; /* m, v: F32, F64 for F64 values; master: NULL or F32;
-                                           of SGD no v, m may be NULL */
-    int64_t count, first_chunk;
+                                           of SGD no v, m may be NULL. Where element 0 is, or would be */
+    int64_t begin, end, first_chunk;     /* elements that are updated here: of whole chunks, but for the last */
     int32_t value_dtype, grad_dtype;
     int32_t decays;
     int16_t frozen;

@@ -33,7 +33,7 @@ fattn_status fattn_sgd_create(fattn_ctx *ctx, const fattn_sgd_options *opt, fatt
                                   .max_grad_norm = (double)o.max_grad_norm};
     FATTNI_TRY(fattni_optimizer_take_scaling(ctx, "sgd", o.loss_scale, &rule));
     fattni_optimizer *made;
-    FATTNI_TRY(fattni_optimizer_create(ctx, "sgd", &rule, sizeof **out, params, n, &made));
+    FATTNI_TRY(fattni_optimizer_create(ctx, "sgd", &rule, NULL, sizeof **out, params, n, &made));
     *out = (fattn_sgd *)made;
     return FATTN_OK;
 }

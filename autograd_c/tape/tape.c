@@ -1,6 +1,7 @@
 /* Records ops and runs their backward. Independent of the ops; memory is described in tape_nodes.h. */
 #include "core/tensor/numeric.h"
 #include "autograd_c/ops/op_device.h"
+#include "autograd_c/parallel/reducer.h"
 #include "autograd_c/tape/tape_nodes.h"
 
 #include <stdio.h>
@@ -153,6 +154,7 @@ fattn_var fattn_use(fattn_tape *t, fattn_param *p) {
     fattni_variable *v = add_variable(t, &p->value);
     if (!(p->flags & FATTN_PARAM_FROZEN)) {
         v->wants_grad = v->is_param = true;
+        v->param = p;
         v->grad = p->grad;
         v->cover.all = true;
     }
@@ -463,6 +465,22 @@ static fattn_status check_seed(fattn_ctx *ctx, const fattn_tensor *scalar, const
     return FATTN_OK;
 }
 
+/* The parameter whose gradient the backward of n adds to for input i; NULL: none. */
+static const fattn_param *param_of(const fattn_tape *t, const fattni_node *n, int i) {
+    return n->in[i] ? t->variables[t->variables[n->in[i]].base].param : NULL;
+}
+
+static fattn_status begin_reduction(fattn_tape *t) {
+    for (const fattni_node *n = t->last; n; n = n->previous)
+        for (int i = 0; i < n->call.n_in; ++i) fattni_reducer_use(t->reducer, param_of(t, n, i));
+    return fattni_reducer_begin(t->reducer);
+}
+
+static fattn_status reduce_inputs(fattn_tape *t, const fattni_node *n) {
+    for (int i = 0; i < n->call.n_in; ++i) FATTNI_TRY(fattni_reducer_used(t->reducer, param_of(t, n, i)));
+    return FATTN_OK;
+}
+
 /* from NULL: 1. */
 static fattn_status backward(fattn_tape *t, fattn_var scalar, const fattn_tensor *from) {
     FATTNI_TRY(check_variable(t, "backward", scalar));
@@ -483,7 +501,11 @@ static fattn_status backward(fattn_tape *t, fattn_var scalar, const fattn_tensor
     t->ran_back = true;
     FATTNI_TRY(fattni_grad_open(t, scalar.id, &seed, &fresh));
     FATTNI_TRY(from ? fattni_accumulate(t->ctx, &seed, &given, fresh) : fattni_fill(t->ctx, &seed, 1, fresh));
-    for (fattni_node *n = t->last; n; n = n->previous) FATTNI_TRY(run_back(t, n));
+    if (t->reducer) FATTNI_TRY(begin_reduction(t));
+    for (fattni_node *n = t->last; n; n = n->previous) {
+        FATTNI_TRY(run_back(t, n));
+        if (t->reducer) FATTNI_TRY(reduce_inputs(t, n));
+    }
     return FATTN_OK;
 }
 

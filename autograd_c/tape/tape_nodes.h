@@ -32,7 +32,7 @@
 
 #include "autograd_c/tape/arena.h"
 
-#include <fattn/tape.h>
+#include <fattn/parallel.h>
 
 /* Memory of `extent` elements as rows of `pitch` elements (the last may be short): elements
    [begin, end) of every row. pitch 0: a region of another form. */
@@ -67,6 +67,7 @@ typedef struct fattni_variable {
     bool wants_grad;
     bool keep_grad; /* do not recycle the gradient */
     bool is_param;  /* grad belongs to the caller and is always added to */
+    const fattn_param *param;
     /* of bases only */
     fattn_tensor grad;         /* data NULL before the first writer and after release */
     fattni_tape_block *memory; /* of grad; NULL for a parameter */
@@ -100,6 +101,7 @@ struct fattn_tape {
     bool ran_back;
     const fattni_node *running; /* the node whose function `stage` is running; NULL: none */
     const char *stage;
+    fattn_reducer *reducer; /* of the backward pass in progress: is told which gradients are complete; may be NULL */
     fattni_variable *variables; /* [1..count]; 0 is none */
     int32_t count, capacity;
     fattni_node *last;

@@ -11,6 +11,10 @@
 
    and behind it, where HDF5 does not look, 16 bytes: "fattnck1" and the FNV-1a hash of all bytes before.
 
+   An AdamW whose state the ranks divide (owners, fattn/optim.h) gives and takes the same files: save and create are
+   then collective, and only rank 0 writes, or gets, a file; every rank loads, or reads, by itself. A failure to save
+   ends the group of ranks.
+
    HDF5's default build is not thread-safe: serialise these calls and those of fixture.h. */
 #ifndef FATTN_CHECKPOINT_H
 #define FATTN_CHECKPOINT_H
@@ -45,7 +49,7 @@ FATTN_API FATTN_CHECKED fattn_status fattn_checkpoint_load(fattn_ctx *ctx, const
    and reads that before it has a model: save is create and write, load is open and read. The file is in memory; what
    happens on the disk after open does not matter. Statuses are those of save and load, and ARG for NULL. */
 typedef struct fattn_checkpoint_file fattn_checkpoint_file;
-/* A file with all of c in it. */
+/* A file with all of c in it; *out is NULL on the ranks that get none. */
 FATTN_API FATTN_CHECKED fattn_status fattn_checkpoint_create(fattn_ctx *ctx, const fattn_checkpoint *c,
                                                              fattn_checkpoint_file **out);
 FATTN_API FATTN_CHECKED fattn_status fattn_checkpoint_write(fattn_ctx *ctx, const fattn_checkpoint_file *f,

@@ -9,6 +9,7 @@
 #include <fattn/context.h>
 #include <fattn/context_parallel.h>
 #include <fattn/optim.h>
+#include <fattn/parallel.h>
 #include <fattn/tape.h>
 #include <fattn/tensor.h>
 

@@ -3,7 +3,7 @@
 #ifndef FATTN_OPTIM_H
 #define FATTN_OPTIM_H
 
-#include <fattn/tape.h>
+#include <fattn/parallel.h>
 
 /* Loss scaling (Micikevicius et al. 2018, arXiv 1710.03740, section 3.2), for gradients that F16 cannot hold: it has
    fewer bits below 2^-14 and 0 below 2^-25. Backward begins with the scale instead of 1, so that every gradient is
@@ -41,9 +41,15 @@ typedef struct fattn_adamw_options {
     float beta1, beta2, eps, weight_decay;      /* 0.9 0.999 1e-8 0.01 */
     float max_grad_norm;                        /* global 2-norm to clip to; 0 = no clip */
     const fattn_loss_scale_options *loss_scale; /* NULL: none; copied */
+    fattn_reducer *owners; /* NULL: all state is here. Else a reducer to owners, of the same params */
 } fattn_adamw_options;
 
 FATTN_API void fattn_adamw_defaults(fattn_adamw_options *opt); /* fills opt->struct_size bytes */
+/* With owners the ranks divide the state (Rajbhandari et al. 2020, arXiv 1910.02054, stage 1): each keeps moments and
+   masters of its own elements (fattn_reducer_share). A step is then collective, after fattn_reducer_finish: the norm of
+   each piece of the gradients comes from its owner, and is added up as without owners, to the same bits; so all ranks
+   clip, skip and scale alike; owners update their elements, then all get the values. Parameters and state have the same
+   bits as without owners. */
 /* Keeps the pointers, which must differ; frozen params are skipped, and must stay frozen.
    Learning rate 1e-3 until set. opt NULL = defaults. ABI, ARG: the options are not as described; NOMEM. */
 FATTN_API FATTN_CHECKED fattn_status fattn_adamw_create(fattn_ctx *ctx, const fattn_adamw_options *opt,
@@ -68,9 +74,18 @@ FATTN_API FATTN_CHECKED fattn_status fattn_adamw_get_loss_scale(fattn_adamw *a, 
    0: not 0), or skipped_steps not in 0..2^53. */
 FATTN_API FATTN_CHECKED fattn_status fattn_adamw_set_loss_scale(fattn_adamw *a, const fattn_loss_scale_state *state);
 typedef enum fattn_adam_state { FATTN_ADAM_M = 1, FATTN_ADAM_V, FATTN_ADAM_MASTER } fattn_adam_state;
-/* View of the state of params[i], for checkpoints; MASTER exists for 16-bit parameters only. */
+/* View of the state of params[i], for checkpoints; MASTER exists for 16-bit parameters only. STATE: there are owners.
+   */
 FATTN_API FATTN_CHECKED fattn_status fattn_adamw_state(fattn_adamw *a, int i, fattn_adam_state which,
                                                        fattn_tensor *view);
+/* The same as copies: `to` and `from` have the shape of params[i], are row-major, and may be in host memory. With
+   owners get is collective, writes on rank 0 only, and does not read the other ranks' `to`; set takes this rank's
+   elements. */
+FATTN_API FATTN_CHECKED fattn_status fattn_adamw_get_state(fattn_adamw *a, int i, fattn_adam_state which,
+                                                           const fattn_tensor *to);
+FATTN_API FATTN_CHECKED fattn_status fattn_adamw_set_state(fattn_adamw *a, int i, fattn_adam_state which,
+                                                           const fattn_tensor *from);
+FATTN_API fattn_reducer *fattn_adamw_owners(const fattn_adamw *a); /* that of the options */
 FATTN_API FATTN_CHECKED fattn_status fattn_adamw_get_step(fattn_adamw *a, int64_t *t);
 /* t in 0..2^53: the integers that a double represents. */
 FATTN_API FATTN_CHECKED fattn_status fattn_adamw_set_step(fattn_adamw *a, int64_t t);

@@ -41,6 +41,7 @@ bwd/cuda/huge      core/* bwd/cuda
 bwd/materialized   core/* bwd/cpu bwd/cuda
 autograd_c/fixture core/base core/tensor core/files
 autograd_c/optim   core/* autograd_c/*
+autograd_c/parallel core/* autograd_c/*
 autograd_c/tape    core/* autograd_c/*
 autograd_c/ops     core/* autograd_c/*
 cli/base           -

@@ -208,7 +208,14 @@ static void tape_types(void) {
     FIELD(fattn_adamw_options, weight_decay);
     FIELD(fattn_adamw_options, max_grad_norm);
     FIELD(fattn_adamw_options, loss_scale);
+    FIELD(fattn_adamw_options, owners);
     END(fattn_adamw_options);
+    STRUCT(fattn_reducer_options);
+    FIELD(fattn_reducer_options, struct_size);
+    FIELD(fattn_reducer_options, flags);
+    FIELD(fattn_reducer_options, bucket_bytes);
+    END(fattn_reducer_options);
+    CONSTANT(FATTN_REDUCE_TO_OWNERS);
     STRUCT(fattn_sgd_options);
     FIELD(fattn_sgd_options, struct_size);
     FIELD(fattn_sgd_options, momentum);
