@@ -3,6 +3,7 @@
 #include "core/cuda/launch.h"
 
 #include <cuda_runtime_api.h>
+#include <pthread.h>
 #include <string.h>
 
 enum { MOST_DEVICES = 64 };
@@ -10,7 +11,7 @@ enum { MOST_DEVICES = 64 };
 typedef struct lane_state {
     cudaStream_t copies;
     cudaEvent_t begun[FATTNI_LANE_SLOTS], ended[FATTNI_LANE_SLOTS];
-    bool reached[MOST_DEVICES]; /* devices whose memory has been opened to this one */
+    bool reached[MOST_DEVICES]; /* devices whose memory this one can read */
 } lane_state;
 
 static fattn_status checked(fattn_ctx *ctx, cudaError_t error, const char *what) {
@@ -27,12 +28,43 @@ static fattn_status make(fattn_ctx *ctx, lane_state *s) {
     return FATTN_OK;
 }
 
+/* The pool is the process's. */
+static pthread_mutex_t granting = PTHREAD_MUTEX_INITIALIZER;
+
+/* Lets other devices read what cudaMallocAsync gives on this one, where the hardware can. If that changes while kernels
+   run on this device, they may fail or read other numbers (seen with CUDA 13.0 on two H100): so it waits for them. */
+static fattn_status grant(fattn_ctx *ctx) {
+    struct cudaMemAccessDesc access[MOST_DEVICES];
+    size_t missing = 0;
+    int devices = 0;
+    cudaMemPool_t pool;
+    FATTNI_TRY(checked(ctx, cudaGetDeviceCount(&devices), "cudaGetDeviceCount"));
+    FATTNI_TRY(checked(ctx, cudaDeviceGetMemPool(&pool, ctx->device_id), "cudaDeviceGetMemPool"));
+    for (int d = 0; d < devices && d < MOST_DEVICES; ++d) {
+        struct cudaMemLocation reader = {cudaMemLocationTypeDevice, d};
+        enum cudaMemAccessFlags has = cudaMemAccessFlagsProtNone;
+        int can = 0;
+        if (d == ctx->device_id || cudaDeviceCanAccessPeer(&can, d, ctx->device_id) || !can) continue;
+        FATTNI_TRY(checked(ctx, cudaMemPoolGetAccess(&has, pool, &reader), "cudaMemPoolGetAccess"));
+        if (has == cudaMemAccessFlagsProtNone)
+            access[missing++] = (struct cudaMemAccessDesc){reader, cudaMemAccessFlagsProtReadWrite};
+    }
+    if (missing == 0) return FATTN_OK;
+    FATTNI_TRY(checked(ctx, cudaDeviceSynchronize(), "cudaDeviceSynchronize"));
+    return checked(ctx, cudaMemPoolSetAccess(pool, access, missing), "cudaMemPoolSetAccess");
+}
+
 static fattn_status open_lane(fattni_lane *l) {
     bool entered;
     FATTNI_TRY(fattni_host_alloc(l->ctx, sizeof(lane_state), &l->state));
     memset(l->state, 0, sizeof(lane_state));
     FATTNI_TRY(fattni_cuda_enter(l->ctx, &entered));
-    const fattn_status s = make(l->ctx, l->state);
+    fattn_status s = make(l->ctx, l->state);
+    if (!s) {
+        pthread_mutex_lock(&granting);
+        s = grant(l->ctx);
+        pthread_mutex_unlock(&granting);
+    }
     fattni_cuda_leave(l->ctx, entered);
     return s;
 }
@@ -53,20 +85,14 @@ static void close_lane(fattni_lane *l) {
     l->state = NULL;
 }
 
-/* Lets this lane's device read the other one's memory without a detour over the host, where the hardware can: first
-   what cudaMalloc gave, then what cudaMallocAsync gave. The copies work without, too. */
+/* Lets this lane's device read what cudaMalloc gave on the other one without a detour over the host, where the hardware
+   can. The copies work without, too. */
 static void reach(fattni_lane *l, int device) {
     lane_state *const s = l->state;
     if (device == l->ctx->device_id || device >= MOST_DEVICES || s->reached[device]) return;
     s->reached[device] = true;
-    int can = 0;
-    cudaMemPool_t pool;
-    const struct cudaMemAccessDesc access = {.location = {cudaMemLocationTypeDevice, l->ctx->device_id},
-                                             .flags = cudaMemAccessFlagsProtReadWrite};
-    if (cudaDeviceCanAccessPeer(&can, l->ctx->device_id, device) != cudaSuccess || !can) return;
     cudaDeviceEnablePeerAccess(device, 0);
-    if (cudaDeviceGetDefaultMemPool(&pool, device) == cudaSuccess) cudaMemPoolSetAccess(pool, &access, 1);
-    cudaGetLastError(); /* "already enabled" */
+    cudaGetLastError(); /* "already enabled", or the hardware cannot */
 }
 
 static fattn_status begin(fattni_lane *l, int slot) {
