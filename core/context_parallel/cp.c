@@ -214,7 +214,7 @@ fattn_status fattn_cp_take(fattn_cp *cp, const fattn_tensor *whole, int dim, con
 
 static fattn_status gather(fattn_cp *cp, const fattn_tensor *local, int dim, const fattn_tensor *whole) {
     FATTNI_TRY(check_rows(cp, whole, dim, local));
-    const int size = cp->comm->size, rank = cp->comm->rank;
+    const int size = cp->comm->size;
     int64_t most = 0;
     for (int r = 0; r < size; ++r) most = fattni_max(most, fattni_cp_rows_of(cp, r));
     fattn_tensor part = *whole;
@@ -248,7 +248,6 @@ static fattn_status gather(fattn_cp *cp, const fattn_tensor *local, int dim, con
             FATTNI_TRY(fattn_tensor_copy(cp->ctx, &to, &rows));
         }
     }
-    (void)rank;
     return FATTN_OK;
 }
 

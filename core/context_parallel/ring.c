@@ -1,6 +1,9 @@
 /* RING: in step s a rank has the keys and values of rank - s, and sends them on while it computes with them. Forward
-   merges the parts by L, in F32. In backward dK and dV of these keys come one step later than the keys: what a rank has
-   computed meanwhile is added, and sent on; after the last step they are at home.
+   merges the parts by L, in F32. In backward dK and dV of other ranks' keys come one step later than the keys: what a
+   rank has computed meanwhile is added, and sent on; after the last step they go home.
+
+   Backward's step 0, with the rank's own keys, needs no other rank. Half of its heads are computed at the beginning,
+   while the first keys come, the other half at the end, while the last dK and dV go home.
 
    Every step of a zigzag under a causal mask has the same work: half of all pairs of rows and keys, but for the
    diagonal. */
@@ -17,7 +20,8 @@ typedef struct ring {
     fattni_cp_span own[FATTNI_CP_CHUNKS];
     int n_own, next, previous;
     char *keys[2];      /* of the step, of the next one */
-    char *gradients[3]; /* being computed, being sent, being received */
+    char *gradients[4]; /* of the own keys; of the step's: computed, sent, received */
+    bool keeps_dq;      /* the steps add to the caller's dq */
 } ring;
 
 static parcel parcel_at(const fattni_cp_call *c, void *base, int rank, fattn_dtype dtype) {
@@ -53,14 +57,17 @@ static fattn_status open_ring(fattni_cp_call *c, ring *r) {
 
 static fattn_status open_gradients(ring *r) {
     fattn_cp *const cp = r->c->cp;
+    const int size = cp->comm->size, buffers = size == 1 ? 1 : size == 2 ? 3 : 4;
     size_t most = 0;
-    for (int n = 0; n < cp->comm->size; ++n) {
+    for (int n = 0; n < size; ++n) {
         const size_t bytes = parcel_at(r->c, NULL, n, r->c->wide).bytes;
         if (bytes > most) most = bytes;
     }
     void *p;
-    FATTNI_TRY(fattni_cp_room(cp, FATTNI_CP_RING_GRADIENTS, 3 * most, &p));
-    for (int n = 0; n < 3; ++n) r->gradients[n] = (char *)p + (size_t)n * most;
+    FATTNI_TRY(fattni_cp_room(cp, FATTNI_CP_RING_GRADIENTS, (size_t)buffers * most, &p));
+    r->gradients[0] = p;
+    if (size > 1) r->gradients[1] = (char *)p + most, r->gradients[3] = (char *)p + 2 * most;
+    if (size > 2) r->gradients[2] = (char *)p + 3 * most; /* of two ranks none computes while it sends */
     return FATTN_OK;
 }
 
@@ -163,7 +170,7 @@ static fattn_status clear(const ring *r, int step, const parcel *gradients) {
     return fattni_cp_zero(r->c->cp, &v);
 }
 
-/* A tensor of the wide dtype for `given`, in the memory for results from `offset` on; `given` itself if it has it. */
+/* A tensor of the wide dtype for `given`, in the memory for results; `given` itself if it has that dtype. */
 static fattn_status widen(const fattni_cp_call *c, const fattn_tensor *given, fattn_tensor *wide) {
     *wide = *given;
     if (given->dtype == (int32_t)c->wide) return FATTN_OK;
@@ -193,66 +200,134 @@ fattn_status fattni_cp_ring_fwd(fattni_cp_call *c) {
     return o.dtype == c->io.o->dtype ? FATTN_OK : fattni_cp_store(c->cp, c->io.o, &o, false);
 }
 
+/* ---- backward ---- */
+
+/* Some of the heads of a call, and of its tensors. */
+typedef struct heads {
+    fattni_cp_call call;
+    fattn_attention_io io;
+    fattn_tensor t[13];
+} heads;
+
+static const fattn_tensor *heads_of(const fattn_tensor *t, int dim, int64_t begin, int64_t n, fattn_tensor *out) {
+    if (!t) return NULL;
+    *out = fattn_tensor_slice(t, dim, begin, begin + n);
+    return out;
+}
+
+/* n key heads from `first` on, with their query heads. */
+static void take_heads(const fattni_cp_call *c, const fattn_attention_io *given, int64_t first, int64_t n, heads *out) {
+    const int64_t group = c->Hq / c->Hkv, at = first * group, count = n * group;
+    fattn_tensor *const t = out->t;
+    fattn_attention_io *const io = &out->io;
+    out->call = *c;
+    *io = *given;
+    io->q = heads_of(given->q, 1, at, count, &t[0]), io->o = heads_of(given->o, 1, at, count, &t[1]);
+    io->lse = heads_of(given->lse, 1, at, count, &t[2]), io->d_o = heads_of(given->d_o, 1, at, count, &t[3]);
+    io->d_lse = heads_of(given->d_lse, 1, at, count, &t[4]), io->dq = heads_of(given->dq, 1, at, count, &t[5]);
+    io->k = heads_of(given->k, 1, first, n, &t[6]), io->v = heads_of(given->v, 1, first, n, &t[7]);
+    io->dk = heads_of(given->dk, 1, first, n, &t[8]), io->dv = heads_of(given->dv, 1, first, n, &t[9]);
+    io->alibi = heads_of(given->alibi, 0, at, count, &t[10]);
+    io->sink = heads_of(given->sink, 0, at, count, &t[11]);
+    io->d_sink = heads_of(given->d_sink, 0, at, count, &t[12]);
+    if (out->call.p.rng_heads == 0) out->call.p.rng_heads = (int32_t)c->Hq; /* the whole call's dropout bits */
+    out->call.p.rng_head0 += (int32_t)at;
+}
+
+/* Step 0 of these heads: all rows of this rank with its own keys. `own`: where their dK and dV go. dq is added to,
+   unless one call writes all of it. */
+static fattn_status own_step(const ring *r, const fattn_attention_io *given, const parcel *own, int64_t first,
+                             int64_t n) {
+    heads part;
+    ring some = *r;
+    fattn_attention_io io = *given;
+    if (n == 0) return FATTN_OK;
+    io.k = r->c->io.k, io.v = r->c->io.v;
+    io.dk = io.dk ? &own->k : NULL, io.dv = io.dv ? &own->v : NULL;
+    take_heads(r->c, &io, first, n, &part);
+    some.c = &part.call;
+    const bool writes = reached(r, 0) > 0, writes_dq = writes && first == 0 && !r->keeps_dq;
+    const uint32_t add_q = writes_dq ? 0 : FATTN_ACC_DQ; /* the last heads' has what later steps have added */
+    return step_of(&some, true, &part.io, 0, FATTN_ACC_DSINK | add_q | (writes ? 0 : FATTN_ACC_DK | FATTN_ACC_DV));
+}
+
 /* `gradients`, of this step's keys, += what has come with them; then on to the next rank, the last time home. */
 static fattn_status pass_gradients(ring *r, int step, const parcel *gradients, void **request) {
     const fattni_cp_call *const c = r->c;
     fattn_cp *const cp = c->cp;
     if (*request) {
-        const parcel come = parcel_at(c, r->gradients[2], source_of(cp, step), c->wide);
+        const parcel come = parcel_at(c, r->gradients[3], source_of(cp, step), c->wide);
         FATTNI_TRY(fattni_comm_finish(cp->comm, *request));
         FATTNI_TRY(fattn_tensor_add(cp->ctx, &gradients->k, &come.k));
         FATTNI_TRY(fattn_tensor_add(cp->ctx, &gradients->v, &come.v));
     }
     /* What was being sent is free, what has come is, too. */
-    char *const free_buffer = r->gradients[1];
-    r->gradients[1] = r->gradients[0], r->gradients[0] = r->gradients[2], r->gradients[2] = free_buffer;
-    const parcel in = parcel_at(c, r->gradients[2], source_of(cp, step + 1), c->wide);
+    char *const computed = r->gradients[1];
+    r->gradients[1] = r->gradients[2], r->gradients[2] = computed;
+    const parcel in = parcel_at(c, r->gradients[3], source_of(cp, step + 1), c->wide);
     return send_on(r, gradients, &in, request);
 }
 
-static fattn_status store_gradients(const fattni_cp_call *c, const parcel *home, uint32_t flags) {
-    if (c->io.dk) FATTNI_TRY(fattni_cp_store(c->cp, c->io.dk, &home->k, flags & FATTN_ACC_DK));
-    if (c->io.dv) FATTNI_TRY(fattni_cp_store(c->cp, c->io.dv, &home->v, flags & FATTN_ACC_DV));
+/* dK and dV of the own keys, with what the other ranks have added. */
+static fattn_status store_gradients(const fattni_cp_call *c, const parcel *own, const parcel *come, uint32_t flags) {
+    if (come) {
+        FATTNI_TRY(fattn_tensor_add(c->cp->ctx, &own->k, &come->k));
+        FATTNI_TRY(fattn_tensor_add(c->cp->ctx, &own->v, &come->v));
+    }
+    if (c->io.dk) FATTNI_TRY(fattni_cp_store(c->cp, c->io.dk, &own->k, flags & FATTN_ACC_DK));
+    if (c->io.dv) FATTNI_TRY(fattni_cp_store(c->cp, c->io.dv, &own->v, flags & FATTN_ACC_DV));
     return FATTN_OK;
+}
+
+/* Zeros in dq where no call writes it before others add: all of it, or the heads from `first` on. */
+static fattn_status clear_dq(const ring *r, const fattn_tensor *dq, int64_t first) {
+    const fattni_cp_call *const c = r->c;
+    const int64_t from = reached(r, 0) > 0 ? first * (c->Hq / c->Hkv) : 0;
+    if (r->keeps_dq) return FATTN_OK;
+    const fattn_tensor rest = fattn_tensor_slice(dq, 1, from, c->Hq);
+    return fattni_cp_zero(c->cp, &rest);
 }
 
 fattn_status fattni_cp_ring_bwd(fattni_cp_call *c) {
     fattn_cp *const cp = c->cp;
+    const int size = cp->comm->size;
+    const int64_t first_heads = size > 1 ? c->Hkv - c->Hkv / 2 : c->Hkv;
     fattn_attention_io io = c->io;
-    fattn_tensor dq;
+    fattn_tensor dq = {0};
     ring r;
-    parcel gradients = {0};
     void *keys, *moving = NULL;
     const uint32_t given = c->p.flags; /* the steps' calls have flags of their own */
-    const bool adds_dq = given & FATTN_ACC_DQ;
-    bool fresh_dq = false; /* the first step's call writes all of it */
+    const bool moves = c->io.dk || c->io.dv;
     c->p.flags &= ~(uint32_t)(FATTN_ACC_DQ | FATTN_ACC_DK | FATTN_ACC_DV | FATTN_ACC_DSINK);
     FATTNI_TRY(open_ring(c, &r));
     FATTNI_TRY(open_gradients(&r));
+    const parcel own = parcel_at(c, r.gradients[0], cp->comm->rank, c->wide);
     if (io.d_sink && !(given & FATTN_ACC_DSINK)) FATTNI_TRY(fattni_cp_zero(cp, io.d_sink));
     if (io.dq) {
         FATTNI_TRY(widen(c, io.dq, &dq));
-        fresh_dq = (dq.data != io.dq->data || !adds_dq) && reached(&r, 0) > 0;
-        if ((dq.data != io.dq->data || !adds_dq) && !fresh_dq) FATTNI_TRY(fattni_cp_zero(cp, &dq));
+        r.keeps_dq = dq.data == io.dq->data && (given & FATTN_ACC_DQ);
+        FATTNI_TRY(clear_dq(&r, &dq, first_heads));
         io.dq = &dq;
     }
-    for (int step = 0; step < cp->comm->size; ++step) {
-        parcel now;
+    parcel now;
+    FATTNI_TRY(begin_step(&r, 0, &now, &keys));
+    FATTNI_TRY(clear(&r, 0, &own));
+    FATTNI_TRY(own_step(&r, &io, &own, 0, first_heads));
+    if (keys) FATTNI_TRY(fattni_comm_finish(cp->comm, keys));
+    for (int step = 1; step < size; ++step) {
+        const parcel gradients = parcel_at(c, r.gradients[1], source_of(cp, step), c->wide);
         FATTNI_TRY(begin_step(&r, step, &now, &keys));
-        gradients = parcel_at(c, r.gradients[0], source_of(cp, step), c->wide);
         FATTNI_TRY(clear(&r, step, &gradients));
         io.k = &now.k, io.v = &now.v;
         io.dk = c->io.dk ? &gradients.k : NULL, io.dv = c->io.dv ? &gradients.v : NULL;
-        const uint32_t add_q = step == 0 && fresh_dq ? 0 : FATTN_ACC_DQ;
         const uint32_t add_k = reached(&r, step) > 0 ? 0 : FATTN_ACC_DK | FATTN_ACC_DV;
-        FATTNI_TRY(step_of(&r, true, &io, step, FATTN_ACC_DSINK | add_q | add_k));
-        if (cp->comm->size > 1) FATTNI_TRY(pass_gradients(&r, step, &gradients, &moving));
+        FATTNI_TRY(step_of(&r, true, &io, step, FATTN_ACC_DSINK | FATTN_ACC_DQ | add_k));
+        if (moves) FATTNI_TRY(pass_gradients(&r, step, &gradients, &moving));
         if (keys) FATTNI_TRY(fattni_comm_finish(cp->comm, keys));
     }
-    if (moving) {
-        FATTNI_TRY(fattni_comm_finish(cp->comm, moving));
-        gradients = parcel_at(c, r.gradients[2], cp->comm->rank, c->wide);
-    }
-    if (c->io.dq && dq.data != c->io.dq->data) FATTNI_TRY(fattni_cp_store(cp, c->io.dq, &dq, adds_dq));
-    return store_gradients(c, &gradients, given);
+    FATTNI_TRY(own_step(&r, &io, &own, first_heads, c->Hkv - first_heads));
+    const parcel come = parcel_at(c, r.gradients[3], cp->comm->rank, c->wide);
+    if (moving) FATTNI_TRY(fattni_comm_finish(cp->comm, moving));
+    if (c->io.dq && dq.data != c->io.dq->data) FATTNI_TRY(fattni_cp_store(cp, c->io.dq, &dq, given & FATTN_ACC_DQ));
+    return store_gradients(c, &own, moving ? &come : NULL, given);
 }
