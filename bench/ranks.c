@@ -1,15 +1,17 @@
 /* Attention over several GPUs (fattn/context_parallel.h), ranks being threads of this process, rank r on GPU r modulo
-   their number; so one GPU can have all, to see that results are right and that transfers overlap.
+   their number; so one GPU can have all, to see that results are right and that transfers overlap. TRANSPORT is
+   threads (copy engines) or nccl, which needs a GPU for each rank.
 
    bits    o, lse, dq, dk, dv on 1, 2, 4, ... ranks: their bits beside one rank's with FATTN_DETERMINISTIC, and the
            relative error against F64 on the CPU without
    speed   time of forward and backward, of one rank and of all: whole; "compute", with a transport that moves nothing;
            "moves", the bytes of a ring's steps alone. Efficiency: one rank's time for the whole sequence over ranks
            times theirs, from 1 where the GPUs are as many as the ranks
+   moves   a message to the next rank and one from the last at the same time, of 64 KB to 512 MB
 
    cc -O2 -std=c11 -Iinclude -I/usr/local/cuda/include bench/ranks.c -o ranks -Lbuild/release/lib -lfattn \
       -L/usr/local/cuda/lib64 -lcudart_static -ldl -lrt -lpthread -lm -Wl,-rpath,build/release/lib
-   ./ranks bits RANKS; ./ranks speed RANKS [N...] */
+   ./ranks bits|speed|moves RANKS TRANSPORT [N...] [HqxHkvxD...] */
 #include <cuda_runtime_api.h>
 #include <fattn/fattn.h>
 #include <math.h>
@@ -20,9 +22,10 @@
 #include <string.h>
 #include <time.h>
 
-enum { MOST_RANKS = 16, MOST_LENGTHS = 16 };
+enum { MOST_RANKS = 16, MOST_LENGTHS = 16, MOST_MODELS = 16, ROUNDS = 3 };
 
 static int gpus;
+static bool by_nccl;
 
 static double now(void) {
     struct timespec t;
@@ -35,12 +38,14 @@ static double now(void) {
 typedef struct rank {
     int number, size;
     fattn_world *world;
+    const uint8_t *id; /* of NCCL, else NULL */
     fattn_ctx *ctx;
     fattn_comm *comm;
     cudaStream_t stream;
     const struct shape *shape;
     void *out; /* of the function */
     fattn_status (*function)(struct rank *);
+    bool copies; /* of the transport that moves nothing */
     fattn_status status;
     char error[512];
 } rank;
@@ -54,9 +59,12 @@ static void *work(void *arg) {
                                  .device_id = r->number % gpus,
                                  .stream = (fattn_stream)r->stream};
     r->status = fattn_ctx_create(&o, &r->ctx);
-    if (!r->status) r->status = fattn_comm_join(r->ctx, r->world, r->number, NULL, &r->comm);
+    if (!r->status)
+        r->status = r->id ? fattn_comm_nccl(r->ctx, r->id, r->number, r->size, NULL, &r->comm)
+                          : fattn_comm_join(r->ctx, r->world, r->number, NULL, &r->comm);
     if (!r->status) r->status = r->function(r);
     snprintf(r->error, sizeof r->error, "%s", fattn_ctx_error(r->ctx));
+    if (r->status) fattn_comm_abort(r->comm, r->error);
     if (r->ctx && fattn_ctx_sync(r->ctx) && !r->status) r->status = FATTN_E_CUDA;
     fattn_comm_destroy(r->comm);
     fattn_ctx_destroy(r->ctx);
@@ -64,14 +72,31 @@ static void *work(void *arg) {
     return NULL;
 }
 
+static bool new_id(uint8_t *id) {
+    const fattn_ctx_options o = {.struct_size = sizeof o, .device = FATTN_CUDA};
+    fattn_ctx *ctx;
+    if (fattn_ctx_create(&o, &ctx)) return false;
+    const fattn_status s = fattn_comm_nccl_id(ctx, id);
+    if (s) fprintf(stderr, "%s\n", fattn_ctx_error(ctx));
+    fattn_ctx_destroy(ctx);
+    return !s;
+}
+
 static bool run(int size, const struct shape *shape, fattn_status (*function)(rank *), void *const *out) {
     rank ranks[MOST_RANKS];
     pthread_t threads[MOST_RANKS];
+    uint8_t id[FATTN_NCCL_ID];
     fattn_world *world;
-    if (fattn_world_create(size, &world)) return false;
+    const bool nccl = by_nccl && size > 1;
+    if (fattn_world_create(size, &world) || (nccl && !new_id(id))) return false;
     for (int n = 0; n < size; ++n) {
-        ranks[n] =
-            (rank){.number = n, .size = size, .world = world, .shape = shape, .out = out[n], .function = function};
+        ranks[n] = (rank){.number = n,
+                          .size = size,
+                          .world = world,
+                          .id = nccl ? id : NULL,
+                          .shape = shape,
+                          .out = out[n],
+                          .function = function};
         if (pthread_create(&threads[n], NULL, work, &ranks[n])) exit(1);
     }
     bool ok = true;
@@ -246,14 +271,18 @@ static int bits(int most) {
 
 /* ---- speed ---- */
 
-/* Moves nothing, but for the few bytes by which ranks agree: they are the same on all. */
+/* Moves nothing from rank to rank. Its first calls copy what the rank itself sends, so that kernels have numbers like
+   the real ones: zeros take less power, and clocks rise. Later calls copy only the few bytes by which ranks agree. */
 static fattn_status nothing_starts(void *state, fattn_ctx *ctx, const fattn_message *sends, int n_sends,
                                    const fattn_message *receives, int n_receives, void **request) {
     const rank *const r = state;
     (void)ctx;
-    for (int n = 0; n < n_receives && n_sends > 0; ++n)
-        if (receives[n].bytes <= 4096 && receives[n].bytes == sends[0].bytes)
-            cudaMemcpyAsync(receives[n].data, sends[0].data, sends[0].bytes, cudaMemcpyDefault, r->stream);
+    for (int n = 0; n < n_receives && n_sends > 0; ++n) {
+        const fattn_message *const from = &sends[n < n_sends ? n : 0];
+        const size_t bytes = receives[n].bytes < from->bytes ? receives[n].bytes : from->bytes;
+        if ((bytes <= 4096 || r->copies) && receives[n].data != from->data)
+            cudaMemcpyAsync(receives[n].data, from->data, bytes, cudaMemcpyDefault, r->stream);
+    }
     *request = state;
     return FATTN_OK;
 }
@@ -285,7 +314,8 @@ typedef struct timing {
 static fattn_status timed(rank *r, fattn_cp *cp, bool backward, const fattn_attention_params *p,
                           const fattn_attention_io *io, double *seconds) {
     double best = 1e9;
-    for (int round = 0; round < 4; ++round) {
+    for (int round = 0; round < 1 + ROUNDS; ++round) {
+        r->copies = round == 0;
         TRY(fattn_ctx_sync(r->ctx));
         TRY(fattn_comm_barrier(r->comm));
         TRY(fattn_ctx_sync(r->ctx));
@@ -299,7 +329,7 @@ static fattn_status timed(rank *r, fattn_cp *cp, bool backward, const fattn_atte
     return FATTN_OK;
 }
 
-/* size - 1 steps with K and V, size steps with dK and dV in F32. */
+/* size - 1 steps with K and V, as many with dK and dV in F32. */
 static fattn_status time_moves(rank *r, int64_t rows, double *seconds) {
     const shape *const s = r->shape;
     const int64_t bytes = s->B * s->Hkv * rows * s->D * 4;
@@ -307,12 +337,12 @@ static fattn_status time_moves(rank *r, int64_t rows, double *seconds) {
     TRY(fattn_tensor_alloc(r->ctx, FATTN_U8, 1, (const int64_t[]){2 * bytes}, &a));
     TRY(fattn_tensor_alloc(r->ctx, FATTN_U8, 1, (const int64_t[]){2 * bytes}, &b));
     double best = 1e9;
-    for (int round = 0; round < 4; ++round) {
+    for (int round = 0; round < 1 + ROUNDS; ++round) {
         TRY(fattn_ctx_sync(r->ctx));
         TRY(fattn_comm_barrier(r->comm));
         TRY(fattn_ctx_sync(r->ctx));
         const double begin = now();
-        for (int step = 0; step < 2 * r->size - 1; ++step) {
+        for (int step = 0; step < 2 * (r->size - 1); ++step) {
             const int64_t n = step < r->size - 1 ? bytes : 2 * bytes;
             const fattn_tensor out = fattn_tensor_slice(&a, 0, 0, n), in = fattn_tensor_slice(&b, 0, 0, n);
             TRY(fattn_comm_send_receive(r->comm, &out, (r->number + 1) % r->size, &in,
@@ -369,17 +399,28 @@ static bool time_on(const shape *s, int ranks, timing *out) {
     return true;
 }
 
-static int speed(int ranks, const int64_t *lengths, int n_lengths) {
-    static const struct { int64_t Hq, Hkv, D; } models[] = {{16, 16, 128}, {32, 8, 128}, {12, 12, 64}};
-    printf("bf16, causal, %d ranks on %d GPUs; ms. efficiency: one rank's time for all / (%d x whole)\n", ranks, gpus,
-           ranks < gpus ? ranks : gpus);
+typedef struct model {
+    int64_t Hq, Hkv, D;
+} model;
+
+/* About 50 ms of calls on an H100. */
+static int calls_for(const shape *s) {
+    const double forward = 2.0 * (double)(s->Hq * s->N * s->N * s->D) / 5e14;
+    const int n = (int)(0.05 / (3 * forward));
+    return n < 1 ? 1 : n > 20 ? 20 : n;
+}
+
+static int speed(int ranks, const model *models, int n_models, const int64_t *lengths, int n_lengths) {
+    const int parallel = ranks < gpus ? ranks : gpus;
+    printf("bf16, causal, %d ranks on %d GPUs by %s; ms. efficiency: one rank's time for all / (%d x whole)\n", ranks,
+           parallel, by_nccl ? "NCCL" : "threads", parallel);
     printf("%-12s %7s %-10s | %8s %8s | %8s %8s | %8s %8s | %8s | %6s\n", "heads x d", "N", "form", "one fwd", "bwd",
            "fwd", "bwd", "compute", "bwd", "moves", "eff.");
-    for (size_t m = 0; m < sizeof models / sizeof *models; ++m)
+    for (int m = 0; m < n_models; ++m)
         for (int n = 0; n < n_lengths; ++n) {
             shape s = {.B = 1, .Hq = models[m].Hq, .Hkv = models[m].Hkv, .N = lengths[n], .D = models[m].D};
             s.dtype = FATTN_BF16, s.flags = FATTN_CAUSAL;
-            s.calls = lengths[n] >= 65536 ? 2 : lengths[n] >= 16384 ? 5 : 20;
+            s.calls = calls_for(&s);
             timing one, whole, compute_only;
             s.form = FATTN_CP_ULYSSES;
             if (!time_on(&s, 1, &one)) return 1;
@@ -391,7 +432,6 @@ static int speed(int ranks, const int64_t *lengths, int n_lengths) {
                 if (!time_on(&s, ranks, &compute_only)) return 1;
                 char name[32];
                 snprintf(name, sizeof name, "%lld/%lld x %lld", (long long)s.Hq, (long long)s.Hkv, (long long)s.D);
-                const int parallel = ranks < gpus ? ranks : gpus;
                 printf("%-12s %7lld %-10s | %8.3f %8.3f | %8.3f %8.3f | %8.3f %8.3f | %8.3f | %6.3f\n", name,
                        (long long)s.N, forms[form], 1e3 * one.fwd, 1e3 * one.bwd, 1e3 * whole.fwd, 1e3 * whole.bwd,
                        1e3 * compute_only.fwd, 1e3 * compute_only.bwd, 1e3 * whole.moves,
@@ -402,19 +442,79 @@ static int speed(int ranks, const int64_t *lengths, int n_lengths) {
     return 0;
 }
 
+/* ---- moves ---- */
+
+enum { SIZES = 14 }; /* 64 KB .. 512 MB */
+
+static fattn_status time_messages(rank *r) {
+    double *const out = r->out;
+    for (int n = 0; n < SIZES; ++n) {
+        const int64_t bytes = (int64_t)65536 << n;
+        const int calls = n < 7 ? 50 : 5;
+        fattn_tensor a, b;
+        TRY(fattn_tensor_alloc(r->ctx, FATTN_U8, 1, &bytes, &a));
+        TRY(fattn_tensor_alloc(r->ctx, FATTN_U8, 1, &bytes, &b));
+        out[n] = 1e9;
+        for (int round = 0; round < 1 + ROUNDS; ++round) {
+            TRY(fattn_ctx_sync(r->ctx));
+            TRY(fattn_comm_barrier(r->comm));
+            TRY(fattn_ctx_sync(r->ctx));
+            const double begin = now();
+            for (int i = 0; i < calls; ++i)
+                TRY(fattn_comm_send_receive(r->comm, &a, (r->number + 1) % r->size, &b,
+                                            (r->number + r->size - 1) % r->size));
+            TRY(fattn_ctx_sync(r->ctx));
+            if (round > 0) out[n] = fmin(out[n], (now() - begin) / calls);
+        }
+        fattn_tensor_free(r->ctx, &a);
+        fattn_tensor_free(r->ctx, &b);
+    }
+    return FATTN_OK;
+}
+
+static int moves(int ranks) {
+    double all[MOST_RANKS][SIZES];
+    void *outs[MOST_RANKS];
+    for (int n = 0; n < ranks; ++n) outs[n] = all[n];
+    if (!run(ranks, NULL, time_messages, outs)) return 1;
+    printf("messages around %d ranks on %d GPUs by %s, each sends and receives\n%10s %10s %10s\n", ranks,
+           ranks < gpus ? ranks : gpus, by_nccl ? "NCCL" : "threads", "KB", "us", "GB/s");
+    for (int n = 0; n < SIZES; ++n) {
+        double longest = 0;
+        for (int r = 0; r < ranks; ++r) longest = fmax(longest, all[r][n]);
+        printf("%10d %10.1f %10.1f\n", 64 << n, 1e6 * longest, 65536e-9 * (double)(1 << n) / longest);
+    }
+    return 0;
+}
+
 int main(int argc, char **argv) {
+    model models[MOST_MODELS] = {{16, 16, 128}, {32, 8, 128}, {32, 4, 128}, {12, 12, 64}, {32, 8, 64}, {32, 4, 64}};
+    int64_t lengths[MOST_LENGTHS] = {8192, 16384, 65536};
+    int n = 3, m = 6;
+    bool own_n = false, own_m = false;
     const int ranks = argc > 2 ? atoi(argv[2]) : 0;
-    if (argc < 3 || ranks < 1 || ranks > MOST_RANKS || (strcmp(argv[1], "bits") && strcmp(argv[1], "speed"))) {
-        fprintf(stderr, "usage: ranks bits RANKS | ranks speed RANKS [N...]; at most %d ranks\n", MOST_RANKS);
+    const char *const what = argc > 1 ? argv[1] : "", *const transport = argc > 3 ? argv[3] : "";
+    by_nccl = strcmp(transport, "nccl") == 0;
+    bool ok = ranks >= 1 && ranks <= MOST_RANKS && (by_nccl || strcmp(transport, "threads") == 0);
+    ok = ok && (!strcmp(what, "bits") || !strcmp(what, "speed") || !strcmp(what, "moves"));
+    for (int i = 4; i < argc && ok; ++i) {
+        long long x[3];
+        const int given = sscanf(argv[i], "%lldx%lldx%lld", &x[0], &x[1], &x[2]);
+        if (given == 3 && !own_m) m = 0, own_m = true;
+        if (given == 1 && !own_n) n = 0, own_n = true;
+        ok = (given == 3 && m < MOST_MODELS) || (given == 1 && n < MOST_LENGTHS);
+        if (ok && given == 3) models[m++] = (model){x[0], x[1], x[2]};
+        if (ok && given == 1) lengths[n++] = x[0];
+    }
+    if (!ok) {
+        fprintf(stderr, "usage: ranks bits|speed|moves RANKS threads|nccl [N...] [HqxHkvxD...]; at most %d ranks\n",
+                MOST_RANKS);
         return 2;
     }
-    if (cudaGetDeviceCount(&gpus) != cudaSuccess || gpus == 0) {
-        fprintf(stderr, "ranks: no GPU\n");
+    if (cudaGetDeviceCount(&gpus) != cudaSuccess || gpus == 0 || (by_nccl && gpus < ranks)) {
+        fprintf(stderr, "ranks: %d GPUs are too few\n", gpus);
         return 1;
     }
-    if (argv[1][0] == 'b') return bits(ranks);
-    int64_t lengths[MOST_LENGTHS] = {8192, 16384, 65536};
-    int n = argc > 3 ? 0 : 3;
-    for (int i = 3; i < argc && n < MOST_LENGTHS; ++i) lengths[n++] = atoll(argv[i]);
-    return speed(ranks, lengths, n);
+    if (what[0] == 'b') return bits(ranks);
+    return what[0] == 'm' ? moves(ranks) : speed(ranks, models, m, lengths, n);
 }

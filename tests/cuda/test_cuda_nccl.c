@@ -21,6 +21,7 @@ static int gpus_or_skip(void) {
     cr_assert_eq(s, FATTN_OK, "%s", fattn_ctx_error(ctx));
     fattn_ctx_destroy(ctx);
     must(cudaGetDeviceCount(&count), "cudaGetDeviceCount");
+    ranks_gpus = count;
     return count < MOST_RANKS ? count : MOST_RANKS;
 }
 

@@ -1,5 +1,5 @@
-/* Ranks on a GPU: communicators and attention over ranks that are threads of this process and share the GPU, each on a
-   stream of its own. */
+/* Ranks on GPUs: communicators and attention over ranks that are threads of this process, each on a stream of its own.
+   They are spread over the GPUs there are, and share them if they are more. */
 #include "contexts.h"
 #include "cp.h"
 #include "ranks.h"
@@ -15,10 +15,13 @@ static fattn_stream handles[MOST_RANKS];
 
 static void open_streams(void) {
     fattn_ctx_destroy(context_or_skip());
+    must(cudaGetDeviceCount(&ranks_gpus), "cudaGetDeviceCount");
     for (int n = 0; n < MOST_RANKS; ++n) {
+        must(cudaSetDevice(n % ranks_gpus), "cudaSetDevice");
         cr_assert_eq(cudaStreamCreateWithFlags(&streams[n], cudaStreamNonBlocking), cudaSuccess);
         handles[n] = (fattn_stream)streams[n];
     }
+    must(cudaSetDevice(0), "cudaSetDevice");
     cp_streams = handles;
 }
 static void close_streams(void) {

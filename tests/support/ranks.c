@@ -5,6 +5,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+int ranks_gpus = 1;
+
 typedef struct job {
     rank_call call;
     fattn_world *world;
@@ -19,7 +21,7 @@ static void *work(void *arg) {
     const fattn_ctx_options ctx = {.struct_size = sizeof ctx,
                                    .flags = o->ctx_flags,
                                    .device = o->device ? o->device : FATTN_CPU,
-                                   .device_id = o->nccl_id ? j->call.rank : 0,
+                                   .device_id = o->device == FATTN_CUDA ? j->call.rank % ranks_gpus : 0,
                                    .stream = o->streams ? o->streams[j->call.rank] : NULL,
                                    .cpu_threads = 1};
     const fattn_comm_options comm = {

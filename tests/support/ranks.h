@@ -24,8 +24,11 @@ typedef struct ranks_options {
     int absent;                  /* 1 + a rank that does not come; 0 = all come */
     const fattn_stream *streams; /* [size], of a GPU; NULL = the default stream for all */
     uint32_t comm_flags;
-    const uint8_t *nccl_id; /* NULL = threads; else NCCL, and rank r is on GPU r */
+    const uint8_t *nccl_id; /* NULL = threads; else NCCL, which needs a GPU for each rank */
 } ranks_options;
+
+/* Rank r is on GPU r modulo this number. */
+extern int ranks_gpus;
 
 /* Each rank's call in calls [size]. Asserts that contexts free all memory. options may be NULL. */
 void run_ranks(int size, const ranks_options *options, fattn_status (*function)(rank_call *), void *arg,
