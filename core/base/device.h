@@ -7,6 +7,11 @@
 
 struct fattni_problem;
 
+/* to = from: of equal shapes and dtypes, on the device, without overlap. */
+typedef struct fattni_copy_pair {
+    fattn_tensor to, from;
+} fattni_copy_pair;
+
 typedef struct fattni_device_ops {
     const char *name; /* "CPU", in error messages */
     bool on_host;     /* its memory is host memory, which then also holds the context and its records */
@@ -31,6 +36,8 @@ typedef struct fattni_device_ops {
     /* fattn_tensor_copy: either may be in host memory. */
     fattn_status (*copy)(fattn_ctx *ctx, const fattn_tensor *dst, const fattn_tensor *src);
     fattn_status (*add)(fattn_ctx *ctx, const fattn_tensor *dst, const fattn_tensor *src);
+    /* Some copies at once, in any order; tensors may be empty. */
+    fattn_status (*copy_pairs)(fattn_ctx *ctx, const fattni_copy_pair *pairs, int n);
     /* fattn_tensor_normal: dst may be in host memory. */
     fattn_status (*normal)(fattn_ctx *ctx, const fattn_tensor *dst, double mean, double std, fattn_rng rng);
     /* Sets `rows` times `width` bytes, `pitch` bytes apart, to zero; each of the three may be 0. */

@@ -19,6 +19,10 @@ fattn_status fattni_cp_call_attention(const fattni_cp_call *c, bool backward, co
     return fattni_run(ctx, &call);
 }
 
+int64_t fattni_cp_full_parts(const fattni_cp_call *c, int64_t heads, int64_t rows) {
+    return c->B * heads * (rows / 128) / (7 * fattni_max(1, c->cp->ctx->gpu.sms));
+}
+
 /* Some row of the q rows from position i on may see some key of the k rows from j on. */
 static bool reaches(const fattni_cp_call *c, int64_t i, int64_t rows, int64_t j, int64_t keys) {
     const fattn_attention_params *const p = &c->p;

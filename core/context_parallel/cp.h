@@ -7,13 +7,14 @@
 #include <fattn/context_parallel.h>
 
 /* Memory that stays from call to call, one buffer for each use. */
+enum { FATTNI_CP_MOVES = 4, FATTNI_CP_TENSORS = 10 }; /* moves that are open at a time; tensors of one */
 enum fattni_cp_use {
     FATTNI_CP_WORKSPACE, /* of the attention calls */
-    FATTNI_CP_SEND,
-    FATTNI_CP_RECEIVE,
-    FATTNI_CP_WHOLE,  /* whole sequences */
-    FATTNI_CP_RESULT, /* gradients or outputs before they are converted */
-    FATTNI_CP_RING,   /* what goes around */
+    FATTNI_CP_SEND,      /* one for each open move */
+    FATTNI_CP_RECEIVE = FATTNI_CP_SEND + FATTNI_CP_MOVES,
+    FATTNI_CP_WHOLE = FATTNI_CP_RECEIVE + FATTNI_CP_MOVES, /* whole sequences */
+    FATTNI_CP_RESULT,                                      /* gradients or outputs before they are converted */
+    FATTNI_CP_RING,                                        /* what goes around */
     FATTNI_CP_RING_GRADIENTS,
     FATTNI_CP_USES
 };
@@ -37,6 +38,8 @@ struct fattn_cp {
     int32_t longest;         /* sequence */
     void *zero;              /* a double on the device */
     fattn_message *messages; /* [2][size]: sends, receives */
+    fattni_copy_pair *pairs; /* [FATTNI_CP_TENSORS][size][FATTNI_CP_CHUNKS], of which n_pairs are to be copied */
+    int n_pairs;
     void *memory[FATTNI_CP_USES];
     size_t bytes[FATTNI_CP_USES];
 };
@@ -74,14 +77,33 @@ fattn_status fattni_cp_attend_plain(const fattni_cp_call *c, bool backward, cons
 fattn_status fattni_cp_call_attention(const fattni_cp_call *c, bool backward, const fattn_attention_params *p,
                                       const fattn_attention_io *io);
 
+/* In how many parts a GPU can compute so many heads and rows (backward: of keys), each of which fills it: seven tiles
+   of 128 rows for each SM, as measured on an H100. */
+int64_t fattni_cp_full_parts(const fattni_cp_call *c, int64_t heads, int64_t rows);
+
 /* ---- moves.c: tensors [B,H,rows,W] ---- */
 
-/* `local` [n] of each rank to `whole` [n], whose rows are all N: all heads of them, or by heads: H / size heads, rank
-   r's from r H / size on. */
-fattn_status fattni_cp_to_whole(const fattni_cp_call *c, const fattn_tensor *local, int n, bool by_heads,
-                                const fattn_tensor *whole);
-/* The opposite of by heads: local = the rows of this rank of all ranks' heads. */
-fattn_status fattni_cp_to_rows(const fattni_cp_call *c, const fattn_tensor *whole, int n, const fattn_tensor *local);
+/* n tensors between the ranks' rows, `local`, and all N rows, `whole`. By heads `whole` has H / size heads, rank r's
+   from r H / size on; of these move, for every rank, those of so many key heads from `head` on. Else it has all. */
+typedef struct fattni_cp_move {
+    const fattni_cp_call *c;
+    const fattn_tensor *local, *whole;
+    int n;
+    bool by_heads;
+    int64_t head, heads;
+    int slot;       /* 0..FATTNI_CP_MOVES-1: each open move has its own */
+    char *received; /* the rest is of moves.c */
+    void *request;
+} fattni_cp_move;
+/* Begins to move, after what is enqueued now; moves are finished in the order of their starts. */
+fattn_status fattni_cp_start_to_whole(fattni_cp_move *m);
+fattn_status fattni_cp_finish_to_whole(fattni_cp_move *m);
+/* By heads. */
+fattn_status fattni_cp_start_to_rows(fattni_cp_move *m);
+fattn_status fattni_cp_finish_to_rows(fattni_cp_move *m);
+
+/* All heads of each rank's `local` [n] to every rank's `whole`. */
+fattn_status fattni_cp_to_whole(const fattni_cp_call *c, const fattn_tensor *local, int n, const fattn_tensor *whole);
 /* local (+)= the sum over the ranks of their `whole`, of this rank's rows; F32 or F64, in the order of comm.h. */
 fattn_status fattni_cp_sum_rows(const fattni_cp_call *c, const fattn_tensor *whole, int n, const fattn_tensor *local,
                                 const bool *add);

@@ -16,7 +16,7 @@ static fattn_status own_rows_fwd(fattni_cp_call *c) {
     fattn_attention_io io = c->io;
     fattn_tensor whole[2] = {whole_of(c, io.k, c->dtype), whole_of(c, io.v, c->dtype)};
     FATTNI_TRY(fattni_cp_wholes(c, whole, 2));
-    FATTNI_TRY(fattni_cp_to_whole(c, (const fattn_tensor[]){*io.k, *io.v}, 2, false, whole));
+    FATTNI_TRY(fattni_cp_to_whole(c, (const fattn_tensor[]){*io.k, *io.v}, 2, whole));
     io.k = &whole[0], io.v = &whole[1];
     fattni_cp_span chunks[FATTNI_CP_CHUNKS];
     const fattni_cp_span keys = everything(c->cp);
@@ -47,7 +47,7 @@ static fattn_status whole_tiles_fwd(fattni_cp_call *c) {
     fattn_tensor whole[TENSORS];
     for (int i = 0; i < TENSORS; ++i) whole[i] = whole_of(c, &local[i], (fattn_dtype)local[i].dtype);
     FATTNI_TRY(fattni_cp_wholes(c, whole, TENSORS));
-    FATTNI_TRY(fattni_cp_to_whole(c, local, O, false, whole));
+    FATTNI_TRY(fattni_cp_to_whole(c, local, O, whole));
     fattn_tensor lse = whole[LSE];
     lse.ndim = 3;
     io.q = &whole[Q], io.k = &whole[K], io.v = &whole[V], io.o = &whole[O], io.lse = &lse;
@@ -112,7 +112,7 @@ static fattn_status add_all(fattni_cp_call *c) {
                              whole_of(c, io.v, c->wide)};
     const fattn_tensor *const dk = io.dk, *const dv = io.dv;
     FATTNI_TRY(fattni_cp_wholes(c, whole, dk || dv ? 4 : 2));
-    FATTNI_TRY(fattni_cp_to_whole(c, (const fattn_tensor[]){*io.k, *io.v}, 2, false, whole));
+    FATTNI_TRY(fattni_cp_to_whole(c, (const fattn_tensor[]){*io.k, *io.v}, 2, whole));
     io.k = &whole[0], io.v = &whole[1];
     io.dk = dk ? &whole[2] : NULL, io.dv = dv ? &whole[3] : NULL;
     const bool add_k = c->p.flags & FATTN_ACC_DK, add_v = c->p.flags & FATTN_ACC_DV;
@@ -141,7 +141,7 @@ static fattn_status one_order(fattni_cp_call *c) {
         whole[i] = whole_of(c, &local[i], (fattn_dtype)local[i].dtype);
     }
     FATTNI_TRY(fattni_cp_wholes(c, whole, n));
-    FATTNI_TRY(fattni_cp_to_whole(c, local, n, false, whole));
+    FATTNI_TRY(fattni_cp_to_whole(c, local, n, whole));
     whole[LSE].ndim = whole[D_LSE].ndim = 3;
     const fattn_tensor *const dk = io.dk, *const dv = io.dv;
     io.k = &whole[K], io.v = &whole[V], io.dk = io.dv = NULL;

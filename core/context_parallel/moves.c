@@ -1,5 +1,5 @@
 /* Rows and heads between the ranks. What goes from one rank to another is one message: the tensors one after the other,
-   each row-major, at multiples of FATTNI_ALIGN bytes. */
+   each row-major, at multiples of FATTNI_ALIGN bytes. Tensors are copied to messages and from them by few launches. */
 #include "core/context_parallel/cp.h"
 
 /* Of a tensor [B,H,rows,W] with its strides: so many heads from `head` on, and rows begin..end-1. */
@@ -8,166 +8,225 @@ static fattn_tensor part_of(const fattn_tensor *t, int64_t head, int64_t heads, 
     return fattn_tensor_slice(&some, 2, begin, end);
 }
 
-static int64_t share(const fattni_cp_call *c, const fattn_tensor *t, bool by_heads) {
-    return by_heads ? t->shape[1] / c->cp->comm->size : t->shape[1];
+/* ---- lists of copies ---- */
+
+static void list(fattn_cp *cp, const fattn_tensor *to, const fattn_tensor *from) {
+    cp->pairs[cp->n_pairs++] = (fattni_copy_pair){*to, *from};
 }
 
-/* Tensor i of a message with so many rows and heads, which begins at `base`; its offset and, for i = n, the length. */
-static fattn_tensor packed_at(const fattni_cp_call *c, const fattn_tensor *like, int n, int i, int64_t rows,
-                              bool by_heads, bool local, void *base, size_t *length) {
+/* Rows of rank r: between `rows`, as they lie on a rank, and `whole`. */
+static void list_rows(fattn_cp *cp, int r, const fattn_tensor *rows, const fattn_tensor *whole, bool to_whole) {
+    fattni_cp_span chunks[FATTNI_CP_CHUNKS];
+    const int n = fattni_cp_chunks(cp, r, chunks);
+    for (int i = 0; i < n; ++i) {
+        const fattni_cp_span *const k = &chunks[i];
+        const fattn_tensor a = fattn_tensor_slice(rows, 2, k->at, k->at + k->end - k->begin);
+        const fattn_tensor b = fattn_tensor_slice(whole, 2, k->begin, k->end);
+        list(cp, to_whole ? &b : &a, to_whole ? &a : &b);
+    }
+}
+
+static fattn_status copy_list(fattn_cp *cp) {
+    const int n = cp->n_pairs;
+    cp->n_pairs = 0;
+    return n ? cp->ctx->ops->copy_pairs(cp->ctx, cp->pairs, n) : FATTN_OK;
+}
+
+/* ---- heads and messages of a move ---- */
+
+/* Heads of tensor i for each of the keys' heads. */
+static int64_t group_of(const fattni_cp_move *m, int i) { return m->local[i].shape[1] / m->c->Hkv; }
+static int64_t count_of(const fattni_cp_move *m, int i) {
+    return m->by_heads ? m->heads * group_of(m, i) : m->local[i].shape[1];
+}
+/* The first one of rank r in `local`, and in `whole`. */
+static int64_t local_head(const fattni_cp_move *m, int i, int r) {
+    return m->by_heads ? (r * (m->c->Hkv / m->c->cp->comm->size) + m->head) * group_of(m, i) : 0;
+}
+static int64_t whole_head(const fattni_cp_move *m, int i) { return m->by_heads ? m->head * group_of(m, i) : 0; }
+
+static fattn_tensor local_part(const fattni_cp_move *m, int i, int r) {
+    return part_of(&m->local[i], local_head(m, i, r), count_of(m, i), 0, m->c->rows);
+}
+static fattn_tensor whole_part(const fattni_cp_move *m, int i) {
+    return part_of(&m->whole[i], whole_head(m, i), count_of(m, i), 0, m->c->cp->N);
+}
+
+/* Tensor i of a message of so many rows that begins at `base`. length, which may be NULL: of the tensors up to it. */
+static fattn_tensor message_part(const fattni_cp_move *m, int i, int64_t rows, void *base, size_t *length) {
     size_t offset = 0;
     fattn_tensor t = {0};
-    for (int m = 0; m <= i && m < n; ++m) {
-        const fattn_tensor *const x = &like[m];
-        const int64_t heads = local ? share(c, x, by_heads) : x->shape[1];
-        const int64_t shape[4] = {x->shape[0], heads, rows, x->shape[3]};
-        t = fattni_cp_view(c->cp, base ? (char *)base + offset : NULL, (fattn_dtype)x->dtype, 4, shape);
+    for (int k = 0; k <= i; ++k) {
+        const fattn_tensor *const x = &m->whole[k];
+        const int64_t shape[4] = {x->shape[0], count_of(m, k), rows, x->shape[3]};
+        t = fattni_cp_view(m->c->cp, base ? (char *)base + offset : NULL, (fattn_dtype)x->dtype, 4, shape);
         offset += (size_t)fattni_round_up((int64_t)fattni_cp_bytes(&t), FATTNI_ALIGN);
     }
     if (length) *length = offset;
     return t;
 }
 
-/* Bytes of a message of all n tensors. */
-static size_t length_of(const fattni_cp_call *c, const fattn_tensor *like, int n, int64_t rows, bool by_heads,
-                        bool local) {
+static size_t length_of(const fattni_cp_move *m, int64_t rows) {
     size_t length;
-    packed_at(c, like, n, n - 1, rows, by_heads, local, NULL, &length);
+    message_part(m, m->n - 1, rows, NULL, &length);
     return length;
 }
 
-static fattn_status exchange(const fattni_cp_call *c, int n_sends, int n_receives) {
-    fattn_cp *const cp = c->cp;
-    void *request;
-    FATTNI_TRY(fattni_comm_start(cp->comm, cp->messages, n_sends, cp->messages + cp->comm->size, n_receives, &request));
-    return fattni_comm_finish(cp->comm, request);
-}
-
-/* Rows of rank r: between `rows`, as they lie on a rank, and `whole`. */
-static fattn_status move_rows(const fattni_cp_call *c, int r, const fattn_tensor *rows, const fattn_tensor *whole,
-                              bool to_whole) {
-    fattni_cp_span chunks[FATTNI_CP_CHUNKS];
-    const int n = fattni_cp_chunks(c->cp, r, chunks);
-    for (int i = 0; i < n; ++i) {
-        const fattni_cp_span *const k = &chunks[i];
-        const fattn_tensor a = fattn_tensor_slice(rows, 2, k->at, k->at + k->end - k->begin);
-        const fattn_tensor b = fattn_tensor_slice(whole, 2, k->begin, k->end);
-        FATTNI_TRY(to_whole ? fattn_tensor_copy(c->cp->ctx, &b, &a) : fattn_tensor_copy(c->cp->ctx, &a, &b));
-    }
+static fattn_status open_buffers(fattni_cp_move *m, size_t send, size_t receive, char **sent) {
+    void *p;
+    FATTNI_TRY(fattni_cp_room(m->c->cp, FATTNI_CP_SEND + m->slot, send, &p));
+    *sent = p;
+    FATTNI_TRY(fattni_cp_room(m->c->cp, FATTNI_CP_RECEIVE + m->slot, receive, &p));
+    m->received = p;
     return FATTN_OK;
 }
 
-fattn_status fattni_cp_to_whole(const fattni_cp_call *c, const fattn_tensor *local, int n, bool by_heads,
-                                const fattn_tensor *whole) {
+/* Copies what is in the list, then starts the first `count` messages each way. */
+static fattn_status start(fattni_cp_move *m, int count) {
+    fattn_cp *const cp = m->c->cp;
+    m->request = NULL;
+    FATTNI_TRY(copy_list(cp));
+    if (count == 0) return FATTN_OK;
+    return fattni_comm_start(cp->comm, cp->messages, count, cp->messages + cp->comm->size, count, &m->request);
+}
+
+static fattn_status finish(fattni_cp_move *m) {
+    return m->request ? fattni_comm_finish(m->c->cp->comm, m->request) : FATTN_OK;
+}
+
+/* ---- rows to whole sequences ---- */
+
+fattn_status fattni_cp_start_to_whole(fattni_cp_move *m) {
+    const fattni_cp_call *const c = m->c;
     fattn_cp *const cp = c->cp;
     const int size = cp->comm->size, me = cp->comm->rank;
-    const size_t length = length_of(c, local, n, c->rows, by_heads, true);
+    const size_t length = length_of(m, c->rows);
     size_t total = 0;
-    for (int r = 0; r < size; ++r)
-        total += r == me ? 0 : length_of(c, local, n, fattni_cp_rows_of(cp, r), by_heads, true);
-    void *sent, *received;
-    FATTNI_TRY(fattni_cp_room(cp, FATTNI_CP_SEND, length * (size_t)(by_heads ? size : 1), &sent));
-    FATTNI_TRY(fattni_cp_room(cp, FATTNI_CP_RECEIVE, total, &received));
+    for (int r = 0; r < size; ++r) total += r == me ? 0 : length_of(m, fattni_cp_rows_of(cp, r));
+    char *sent;
+    FATTNI_TRY(open_buffers(m, length * (size_t)(m->by_heads ? size : 1), total, &sent));
+    for (int i = 0; i < m->n; ++i) {
+        const fattn_tensor own = local_part(m, i, me), whole = whole_part(m, i);
+        list_rows(cp, me, &own, &whole, true);
+    }
     int count = 0;
     size_t at = 0;
     for (int r = 0; r < size; ++r) {
         if (r == me) continue;
-        void *const base = by_heads ? (char *)sent + (size_t)r * length : sent;
-        for (int i = 0; i < n && (by_heads || count == 0); ++i) {
-            const int64_t heads = share(c, &local[i], by_heads);
-            const fattn_tensor to = packed_at(c, local, n, i, c->rows, by_heads, true, base, NULL);
-            const fattn_tensor from = part_of(&local[i], by_heads ? r * heads : 0, heads, 0, c->rows);
-            FATTNI_TRY(fattn_tensor_copy(cp->ctx, &to, &from));
+        char *const base = m->by_heads ? sent + (size_t)count * length : sent;
+        for (int i = 0; i < m->n && (m->by_heads || count == 0); ++i) {
+            const fattn_tensor to = message_part(m, i, c->rows, base, NULL), from = local_part(m, i, r);
+            list(cp, &to, &from);
         }
-        const size_t expected = length_of(c, local, n, fattni_cp_rows_of(cp, r), by_heads, true);
+        const size_t expected = length_of(m, fattni_cp_rows_of(cp, r));
         cp->messages[count] = (fattn_message){.data = base, .bytes = length, .peer = r};
-        cp->messages[size + count] = (fattn_message){.data = (char *)received + at, .bytes = expected, .peer = r};
+        cp->messages[size + count] = (fattn_message){.data = m->received + at, .bytes = expected, .peer = r};
         at += expected;
         count += 1;
     }
-    FATTNI_TRY(exchange(c, count, count));
-    count = 0;
-    for (int r = 0; r < size; ++r)
-        for (int i = 0; i < n; ++i) {
-            const int64_t heads = share(c, &local[i], by_heads);
-            fattn_tensor rows = part_of(&local[i], by_heads ? me * heads : 0, heads, 0, c->rows);
-            if (r != me) {
-                const int before = r < me ? r : r - 1;
-                rows = packed_at(c, local, n, i, fattni_cp_rows_of(cp, r), by_heads, true,
-                                 cp->messages[size + before].data, NULL);
-            }
-            FATTNI_TRY(move_rows(c, r, &rows, &whole[i], true));
-        }
-    return FATTN_OK;
+    return start(m, count);
 }
+
+fattn_status fattni_cp_finish_to_whole(fattni_cp_move *m) {
+    fattn_cp *const cp = m->c->cp;
+    size_t at = 0;
+    FATTNI_TRY(finish(m));
+    for (int r = 0; r < cp->comm->size; ++r) {
+        const int64_t rows = fattni_cp_rows_of(cp, r);
+        if (r == cp->comm->rank) continue;
+        for (int i = 0; i < m->n; ++i) {
+            const fattn_tensor come = message_part(m, i, rows, m->received + at, NULL), whole = whole_part(m, i);
+            list_rows(cp, r, &come, &whole, true);
+        }
+        at += length_of(m, rows);
+    }
+    return copy_list(cp);
+}
+
+fattn_status fattni_cp_to_whole(const fattni_cp_call *c, const fattn_tensor *local, int n, const fattn_tensor *whole) {
+    fattni_cp_move m = {.c = c, .local = local, .whole = whole, .n = n};
+    FATTNI_TRY(fattni_cp_start_to_whole(&m));
+    return fattni_cp_finish_to_whole(&m);
+}
+
+/* ---- whole sequences to rows ---- */
 
 fattn_status fattni_cp_own_rows(const fattni_cp_call *c, const fattn_tensor *whole, const fattn_tensor *local) {
-    return move_rows(c, c->cp->comm->rank, local, whole, false);
+    list_rows(c->cp, c->cp->comm->rank, local, whole, false);
+    return copy_list(c->cp);
 }
 
-/* Sends every rank its rows of `whole`, and receives this rank's from all: at received + r * *length. */
-static fattn_status scatter_rows(const fattni_cp_call *c, const fattn_tensor *whole, int n, void **received,
-                                 size_t *length) {
+/* Starts to send every rank its rows; what comes from rank r goes to m->received + r * *length. The own rows go there,
+   too, or to `local`. */
+static fattn_status scatter(fattni_cp_move *m, bool keeps_own, size_t *length) {
+    const fattni_cp_call *const c = m->c;
     fattn_cp *const cp = c->cp;
-    const int size = cp->comm->size;
+    const int size = cp->comm->size, me = cp->comm->rank;
     size_t total = 0;
-    *length = length_of(c, whole, n, c->rows, false, false);
-    for (int r = 0; r < size; ++r) total += length_of(c, whole, n, fattni_cp_rows_of(cp, r), false, false);
-    void *sent;
-    FATTNI_TRY(fattni_cp_room(cp, FATTNI_CP_SEND, total, &sent));
-    FATTNI_TRY(fattni_cp_room(cp, FATTNI_CP_RECEIVE, *length * (size_t)size, received));
+    *length = length_of(m, c->rows);
+    for (int r = 0; r < size; ++r) total += r == me ? 0 : length_of(m, fattni_cp_rows_of(cp, r));
+    char *sent;
+    FATTNI_TRY(open_buffers(m, total, *length * (size_t)size, &sent));
+    int count = 0;
     size_t at = 0;
     for (int r = 0; r < size; ++r) {
         const int64_t rows = fattni_cp_rows_of(cp, r);
-        void *const base = (char *)sent + at;
-        const size_t bytes = length_of(c, whole, n, rows, false, false);
-        for (int i = 0; i < n; ++i) {
-            const fattn_tensor to = packed_at(c, whole, n, i, rows, false, false, base, NULL);
-            FATTNI_TRY(move_rows(c, r, &to, &whole[i], false));
+        char *const place = m->received + (size_t)r * *length, *const base = r == me ? place : sent + at;
+        for (int i = 0; i < m->n; ++i) {
+            const bool directly = r == me && !keeps_own;
+            const fattn_tensor whole = whole_part(m, i);
+            const fattn_tensor to = directly ? local_part(m, i, me) : message_part(m, i, rows, base, NULL);
+            list_rows(cp, r, &to, &whole, false);
         }
-        cp->messages[r] = (fattn_message){.data = base, .bytes = bytes, .peer = r};
-        cp->messages[size + r] =
-            (fattn_message){.data = (char *)*received + (size_t)r * *length, .bytes = *length, .peer = r};
+        if (r == me) continue;
+        const size_t bytes = length_of(m, rows);
+        cp->messages[count] = (fattn_message){.data = base, .bytes = bytes, .peer = r};
+        cp->messages[size + count] = (fattn_message){.data = place, .bytes = *length, .peer = r};
         at += bytes;
+        count += 1;
     }
-    return exchange(c, size, size);
+    return start(m, count);
 }
 
-fattn_status fattni_cp_to_rows(const fattni_cp_call *c, const fattn_tensor *whole, int n, const fattn_tensor *local) {
-    void *received;
+fattn_status fattni_cp_start_to_rows(fattni_cp_move *m) {
     size_t length;
-    FATTNI_TRY(scatter_rows(c, whole, n, &received, &length));
-    for (int r = 0; r < c->cp->comm->size; ++r)
-        for (int i = 0; i < n; ++i) {
-            const int64_t heads = whole[i].shape[1];
-            const fattn_tensor from =
-                packed_at(c, whole, n, i, c->rows, false, false, (char *)received + (size_t)r * length, NULL);
-            const fattn_tensor to = part_of(&local[i], r * heads, heads, 0, c->rows);
-            FATTNI_TRY(fattn_tensor_copy(c->cp->ctx, &to, &from));
+    return scatter(m, false, &length);
+}
+
+fattn_status fattni_cp_finish_to_rows(fattni_cp_move *m) {
+    fattn_cp *const cp = m->c->cp;
+    const size_t length = length_of(m, m->c->rows);
+    FATTNI_TRY(finish(m));
+    for (int r = 0; r < cp->comm->size; ++r)
+        for (int i = 0; i < m->n && r != cp->comm->rank; ++i) {
+            const fattn_tensor from = message_part(m, i, m->c->rows, m->received + (size_t)r * length, NULL);
+            const fattn_tensor to = local_part(m, i, r);
+            list(cp, &to, &from);
         }
-    return FATTN_OK;
+    return copy_list(cp);
 }
 
 fattn_status fattni_cp_sum_rows(const fattni_cp_call *c, const fattn_tensor *whole, int n, const fattn_tensor *local,
                                 const bool *add) {
     const int size = c->cp->comm->size;
-    void *received;
+    fattni_cp_move m = {.c = c, .local = local, .whole = whole, .n = n};
     size_t length;
-    FATTNI_TRY(scatter_rows(c, whole, n, &received, &length));
+    FATTNI_TRY(scatter(&m, true, &length));
+    FATTNI_TRY(finish(&m));
     for (int i = 0; i < n; ++i) {
         for (int step = 1; step < size; step *= 2)
             for (int r = 0; r + step < size; r += 2 * step) {
-                const fattn_tensor a =
-                    packed_at(c, whole, n, i, c->rows, false, false, (char *)received + (size_t)r * length, NULL);
-                const fattn_tensor b = packed_at(c, whole, n, i, c->rows, false, false,
-                                                 (char *)received + (size_t)(r + step) * length, NULL);
+                const fattn_tensor a = message_part(&m, i, c->rows, m.received + (size_t)r * length, NULL);
+                const fattn_tensor b = message_part(&m, i, c->rows, m.received + (size_t)(r + step) * length, NULL);
                 FATTNI_TRY(fattn_tensor_add(c->cp->ctx, &a, &b));
             }
-        const fattn_tensor sum = packed_at(c, whole, n, i, c->rows, false, false, received, NULL);
+        const fattn_tensor sum = message_part(&m, i, c->rows, m.received, NULL);
         FATTNI_TRY(fattni_cp_store(c->cp, &local[i], &sum, add[i]));
     }
     return FATTN_OK;
 }
+
+/* ---- memory ---- */
 
 fattn_tensor fattni_cp_rows_4d(const fattn_tensor *t) {
     fattn_tensor x = *t;

@@ -2,8 +2,9 @@
    merges the parts by L, in F32. In backward dK and dV of other ranks' keys come one step later than the keys: what a
    rank has computed meanwhile is added, and sent on; after the last step they go home.
 
-   Backward's step 0, with the rank's own keys, needs no other rank. Half of its heads are computed at the beginning,
-   while the first keys come, the other half at the end, while the last dK and dV go home.
+   Backward's step 0, with the rank's own keys, needs no other rank: it is computed at the end, while the last dK and dV
+   go home. Where half of its heads are enough to fill a GPU, the other half is computed at the beginning, while the
+   first keys come.
 
    Every step of a zigzag under a causal mask has the same work: half of all pairs of rows and keys, but for the
    diagonal. */
@@ -85,8 +86,8 @@ static fattn_status begin_step(ring *r, int step, parcel *now, void **request) {
     *now = parcel_at(c, r->keys[step % 2], source_of(c->cp, step), c->dtype);
     if (step == 0) {
         if (size > 1) {
-            FATTNI_TRY(fattn_tensor_copy(c->cp->ctx, &now->k, c->io.k));
-            FATTNI_TRY(fattn_tensor_copy(c->cp->ctx, &now->v, c->io.v));
+            const fattni_copy_pair pairs[2] = {{now->k, *c->io.k}, {now->v, *c->io.v}};
+            FATTNI_TRY(c->cp->ctx->ops->copy_pairs(c->cp->ctx, pairs, 2));
         } else {
             now->k = *c->io.k, now->v = *c->io.v;
         }
@@ -234,10 +235,10 @@ static void take_heads(const fattni_cp_call *c, const fattn_attention_io *given,
     out->call.p.rng_head0 += (int32_t)at;
 }
 
-/* Step 0 of these heads: all rows of this rank with its own keys. `own`: where their dK and dV go. dq is added to,
-   unless one call writes all of it. */
+/* Step 0 of these heads: all rows of this rank with its own keys. `own`: where their dK and dV go. At first dq is
+   written if one call writes all of it, else, and at last, added to. */
 static fattn_status own_step(const ring *r, const fattn_attention_io *given, const parcel *own, int64_t first,
-                             int64_t n) {
+                             int64_t n, bool at_first) {
     heads part;
     ring some = *r;
     fattn_attention_io io = *given;
@@ -246,8 +247,8 @@ static fattn_status own_step(const ring *r, const fattn_attention_io *given, con
     io.dk = io.dk ? &own->k : NULL, io.dv = io.dv ? &own->v : NULL;
     take_heads(r->c, &io, first, n, &part);
     some.c = &part.call;
-    const bool writes = reached(r, 0) > 0, writes_dq = writes && first == 0 && !r->keeps_dq;
-    const uint32_t add_q = writes_dq ? 0 : FATTN_ACC_DQ; /* the last heads' has what later steps have added */
+    const bool writes = reached(r, 0) > 0, writes_dq = writes && at_first && !r->keeps_dq;
+    const uint32_t add_q = writes_dq ? 0 : FATTN_ACC_DQ;
     return step_of(&some, true, &part.io, 0, FATTN_ACC_DSINK | add_q | (writes ? 0 : FATTN_ACC_DK | FATTN_ACC_DV));
 }
 
@@ -288,10 +289,16 @@ static fattn_status clear_dq(const ring *r, const fattn_tensor *dq, int64_t firs
     return fattni_cp_zero(c->cp, &rest);
 }
 
+/* Key heads whose step 0 is computed at the beginning. */
+static int64_t heads_at_first(const fattni_cp_call *c) {
+    const bool halves = c->cp->ctx->ops->on_host || fattni_cp_full_parts(c, c->Hkv, c->rows) >= 2;
+    return c->cp->comm->size == 1 ? c->Hkv : halves ? c->Hkv - c->Hkv / 2 : 0;
+}
+
 fattn_status fattni_cp_ring_bwd(fattni_cp_call *c) {
     fattn_cp *const cp = c->cp;
     const int size = cp->comm->size;
-    const int64_t first_heads = size > 1 ? c->Hkv - c->Hkv / 2 : c->Hkv;
+    const int64_t first_heads = heads_at_first(c);
     fattn_attention_io io = c->io;
     fattn_tensor dq = {0};
     ring r;
@@ -312,7 +319,7 @@ fattn_status fattni_cp_ring_bwd(fattni_cp_call *c) {
     parcel now;
     FATTNI_TRY(begin_step(&r, 0, &now, &keys));
     FATTNI_TRY(clear(&r, 0, &own));
-    FATTNI_TRY(own_step(&r, &io, &own, 0, first_heads));
+    FATTNI_TRY(own_step(&r, &io, &own, 0, first_heads, true));
     if (keys) FATTNI_TRY(fattni_comm_finish(cp->comm, keys));
     for (int step = 1; step < size; ++step) {
         const parcel gradients = parcel_at(c, r.gradients[1], source_of(cp, step), c->wide);
@@ -325,7 +332,7 @@ fattn_status fattni_cp_ring_bwd(fattni_cp_call *c) {
         if (moves) FATTNI_TRY(pass_gradients(&r, step, &gradients, &moving));
         if (keys) FATTNI_TRY(fattni_comm_finish(cp->comm, keys));
     }
-    FATTNI_TRY(own_step(&r, &io, &own, first_heads, c->Hkv - first_heads));
+    FATTNI_TRY(own_step(&r, &io, &own, first_heads, c->Hkv - first_heads, false));
     const parcel come = parcel_at(c, r.gradients[3], cp->comm->rank, c->wide);
     if (moving) FATTNI_TRY(fattni_comm_finish(cp->comm, moving));
     if (c->io.dq && dq.data != c->io.dq->data) FATTNI_TRY(fattni_cp_store(cp, c->io.dq, &dq, given & FATTN_ACC_DQ));

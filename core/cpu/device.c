@@ -46,6 +46,12 @@ static fattn_status enter(fattn_ctx *ctx, bool *entered) {
 
 static void leave(const fattn_ctx *ctx, bool entered) { (void)ctx, (void)entered; }
 
+static fattn_status copy_pairs(fattn_ctx *ctx, const fattni_copy_pair *pairs, int n) {
+    for (int i = 0; i < n; ++i)
+        if (fattn_tensor_numel(&pairs[i].to) > 0) FATTNI_TRY(fattni_host_copy(ctx, &pairs[i].to, &pairs[i].from));
+    return FATTN_OK;
+}
+
 const fattni_device_ops fattni_cpu_device = {
     .name = "CPU",
     .on_host = true,
@@ -58,6 +64,7 @@ const fattni_device_ops fattni_cpu_device = {
     .leave = leave,
     .use = use,
     .copy = fattni_host_copy,
+    .copy_pairs = copy_pairs,
     .add = fattni_host_add,
     .normal = fattni_host_normal,
     .zero_rows = fattni_host_zero_rows,

@@ -327,6 +327,7 @@ const fattni_device_ops fattni_cuda_device = {
     .enter = fattni_cuda_enter,
     .leave = fattni_cuda_leave,
     .copy = fattni_cuda_copy,
+    .copy_pairs = fattni_cuda_copy_pairs,
     .add = fattni_cuda_add,
     .normal = fattni_cuda_normal,
     .zero_rows = fattni_cuda_zero_rows,

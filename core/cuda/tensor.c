@@ -6,6 +6,9 @@
 #include "core/tensor/host.h"
 
 extern void fattn_copy(fattni_copy_args);
+extern void fattn_copy_fours(fattni_copy_args);
+extern void fattn_copies(fattni_copies_args);
+_Static_assert(sizeof(fattni_copies_args) <= 4096, "the limit of a kernel's argument");
 extern void fattn_normal(fattni_normal_args);
 extern void fattn_mask(fattni_mask_args);
 
@@ -21,14 +24,47 @@ static bool is_rows(const fattni_grid *g) {
     return fits;
 }
 
+/* Whether both operands consist of pieces of `each` elements, aligned to their size: then the grid becomes one of
+   pieces. */
+static bool by_pieces(fattni_grid *g, int64_t each, const void *to, size_t to_size, const void *from,
+                      size_t from_size) {
+    const uintptr_t places[2] = {(uintptr_t)to % (to_size * (size_t)each),
+                                 (uintptr_t)from % (from_size * (size_t)each)};
+    const int last = g->n - 1;
+    if (last < 0 || places[0] || places[1] || g->shape[last] % each) return false;
+    for (int k = 0; k < 2; ++k) {
+        if (g->stride[last][k] != 1) return false;
+        for (int d = 0; d < last; ++d)
+            if (g->stride[d][k] % each) return false;
+    }
+    for (int d = 0; d < last; ++d) g->stride[d][0] /= each, g->stride[d][1] /= each;
+    g->shape[last] /= each;
+    g->count /= each;
+    return true;
+}
+
+static bool is_float_of_32_or_16(int32_t t) { return t == FATTN_F32 || t == FATTN_F16 || t == FATTN_BF16; }
+
+/* A conversion or an addition, which is in F32 then: four elements per thread where that is possible. */
+static fattn_status convert_elements(fattn_ctx *ctx, fattni_copy_args *a) {
+    const size_t to_size = fattn_dtype_size((fattn_dtype)a->to_dtype);
+    const size_t from_size = fattn_dtype_size((fattn_dtype)a->from_dtype);
+    const bool floats = is_float_of_32_or_16(a->to_dtype) && is_float_of_32_or_16(a->from_dtype);
+    if (floats && (!a->add || a->to_dtype == FATTN_F32) && by_pieces(&a->grid, 4, a->to, to_size, a->from, from_size))
+        return FATTNI_START(ctx, fattn_copy_fours, fattni_grid_blocks(&a->grid, 1), FATTNI_GRID_THREADS, a);
+    return FATTNI_START(ctx, fattn_copy, fattni_grid_blocks(&a->grid, 1), FATTNI_GRID_THREADS, a);
+}
+
+static int64_t blocks_of_pieces(const fattni_grid *g) { return fattni_grid_blocks(g, FATTNI_COPY_PIECES); }
+
 /* Both on the device. */
 static fattn_status convert(fattn_ctx *ctx, const fattn_tensor *dst, const fattn_tensor *src) {
     const fattn_tensor *const t[] = {dst, src};
-    const fattni_copy_args a = {.grid = fattni_grid_of(t, 2),
-                                .to = dst->data,
-                                .from = src->data,
-                                .to_dtype = dst->dtype,
-                                .from_dtype = src->dtype};
+    fattni_copy_args a = {.grid = fattni_grid_of(t, 2),
+                          .to = dst->data,
+                          .from = src->data,
+                          .to_dtype = dst->dtype,
+                          .from_dtype = src->dtype};
     const fattni_grid *g = &a.grid;
     if (dst->dtype == src->dtype && (g->n == 0 || (g->n == 1 && g->stride[0][0] == 1 && g->stride[0][1] == 1)))
         return fattni_cuda_move(ctx, dst->data, src->data, bytes_of(dst));
@@ -36,18 +72,53 @@ static fattn_status convert(fattn_ctx *ctx, const fattn_tensor *dst, const fattn
     if (dst->dtype == src->dtype && is_rows(g))
         return fattni_cuda_move_rows(ctx, dst->data, g->stride[0][0] * size, src->data, g->stride[0][1] * size,
                                      (size_t)(g->shape[1] * size), g->shape[0]);
-    return FATTNI_START(ctx, fattn_copy, fattni_grid_blocks(g, 1), FATTNI_GRID_THREADS, &a);
+    const fattni_copy_pair alone = {*dst, *src};
+    return dst->dtype == src->dtype ? fattni_cuda_copy_pairs(ctx, &alone, 1) : convert_elements(ctx, &a);
+}
+
+static fattn_status start_copies(fattn_ctx *ctx, fattni_copies_args *a, int64_t *blocks) {
+    const int64_t all = *blocks;
+    *blocks = 0;
+    if (a->n == 0) return FATTN_OK;
+    const fattn_status s = FATTNI_START(ctx, fattn_copies, all, FATTNI_GRID_THREADS, a);
+    a->n = 0;
+    return s;
+}
+
+fattn_status fattni_cuda_copy_pairs(fattn_ctx *ctx, const fattni_copy_pair *pairs, int n) {
+    fattni_copies_args a = {.n = 0};
+    int64_t blocks = 0;
+    for (int i = 0; i < n; ++i) {
+        const fattn_tensor *const to = &pairs[i].to, *const from = &pairs[i].from, *const t[] = {to, from};
+        const size_t size = fattn_dtype_size((fattn_dtype)to->dtype);
+        fattni_copy_args one = {.grid = fattni_grid_of(t, 2),
+                                .to = to->data,
+                                .from = from->data,
+                                .to_dtype = to->dtype,
+                                .from_dtype = from->dtype};
+        if (one.grid.count == 0) continue;
+        if (!by_pieces(&one.grid, 16 / (int64_t)size, to->data, size, from->data, size)) {
+            FATTNI_TRY(FATTNI_START(ctx, fattn_copy, fattni_grid_blocks(&one.grid, 1), FATTNI_GRID_THREADS, &one));
+            continue;
+        }
+        const int64_t more = blocks_of_pieces(&one.grid);
+        if (a.n == FATTNI_COPIES || blocks + more > INT32_MAX) FATTNI_TRY(start_copies(ctx, &a, &blocks));
+        a.grid[a.n] = one.grid, a.to[a.n] = to->data, a.from[a.n] = from->data, a.first_block[a.n] = blocks;
+        a.n += 1;
+        blocks += more;
+    }
+    return start_copies(ctx, &a, &blocks);
 }
 
 fattn_status fattni_cuda_add(fattn_ctx *ctx, const fattn_tensor *dst, const fattn_tensor *src) {
     const fattn_tensor *const t[] = {dst, src};
-    const fattni_copy_args a = {.grid = fattni_grid_of(t, 2),
-                                .to = dst->data,
-                                .from = src->data,
-                                .to_dtype = dst->dtype,
-                                .from_dtype = src->dtype,
-                                .add = true};
-    return FATTNI_START(ctx, fattn_copy, fattni_grid_blocks(&a.grid, 1), FATTNI_GRID_THREADS, &a);
+    fattni_copy_args a = {.grid = fattni_grid_of(t, 2),
+                          .to = dst->data,
+                          .from = src->data,
+                          .to_dtype = dst->dtype,
+                          .from_dtype = src->dtype,
+                          .add = true};
+    return convert_elements(ctx, &a);
 }
 
 /* t's shape, row-major, on the device of `like`. */

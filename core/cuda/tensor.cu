@@ -48,6 +48,64 @@ extern "C" __global__ void __launch_bounds__(FATTNI_GRID_THREADS)
     copy_element(&a, offset[0], offset[1]);
 }
 
+static __device__ inline float4 load_four(const void *p, int32_t t, int64_t four) {
+    if (t == FATTN_F32) return ((const float4 *)p)[four];
+    const ushort4 h = ((const ushort4 *)p)[four];
+    const uint16_t x[4] = {h.x, h.y, h.z, h.w};
+    return make_float4(load_float(x, t, 0), load_float(x, t, 1), load_float(x, t, 2), load_float(x, t, 3));
+}
+
+static __device__ inline void store_four(void *p, int32_t t, int64_t four, float4 x) {
+    if (t == FATTN_F32) {
+        ((float4 *)p)[four] = x;
+        return;
+    }
+    uint16_t h[4];
+    const float from[4] = {x.x, x.y, x.z, x.w};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) store_float(h, t, i, from[i]);
+    ((ushort4 *)p)[four] = make_ushort4(h[0], h[1], h[2], h[3]);
+}
+
+/* The same bits, four elements per thread: an F32 sum of two numbers is that of fattn_copy, whose F64 sum is rounded
+   once more, without effect (F64 has more than twice the bits). */
+extern "C" __global__ void __launch_bounds__(FATTNI_GRID_THREADS)
+    fattn_copy_fours(const __grid_constant__ fattni_copy_args a) {
+    const int64_t n = thread_number();
+    if (n >= a.grid.count) return;
+    int64_t offset[FATTNI_GRID_OPERANDS];
+    grid_offsets(&a.grid, n, offset);
+    float4 x = load_four(a.from, a.from_dtype, offset[1]);
+    if (a.add) {
+        const float4 y = load_four(a.to, a.to_dtype, offset[0]);
+        x = make_float4(y.x + x.x, y.y + x.y, y.z + x.z, y.w + x.w);
+    }
+    store_four(a.to, a.to_dtype, offset[0], x);
+}
+
+extern "C" __global__ void __launch_bounds__(FATTNI_GRID_THREADS)
+    fattn_copies(const __grid_constant__ fattni_copies_args a) {
+    int k = 0;
+    while (k + 1 < a.n && a.first_block[k + 1] <= (int64_t)blockIdx.x) ++k;
+    const fattni_grid *const g = &a.grid[k];
+    const int64_t first = ((int64_t)blockIdx.x - a.first_block[k]) * (FATTNI_GRID_THREADS * FATTNI_COPY_PIECES);
+    uint4 piece[FATTNI_COPY_PIECES];
+    int64_t to[FATTNI_COPY_PIECES];
+#pragma unroll
+    for (int i = 0; i < FATTNI_COPY_PIECES; ++i) {
+        const int64_t n = first + i * FATTNI_GRID_THREADS + threadIdx.x;
+        int64_t offset[FATTNI_GRID_OPERANDS];
+        to[i] = -1;
+        if (n >= g->count) continue;
+        grid_offsets(g, n, offset);
+        to[i] = offset[0];
+        piece[i] = ((const uint4 *)a.from[k])[offset[1]];
+    }
+#pragma unroll
+    for (int i = 0; i < FATTNI_COPY_PIECES; ++i)
+        if (to[i] >= 0) ((uint4 *)a.to[k])[to[i]] = piece[i];
+}
+
 extern "C" __global__ void __launch_bounds__(FATTNI_GRID_THREADS)
     fattn_normal(const __grid_constant__ fattni_normal_args a) {
     const int64_t n = thread_number();

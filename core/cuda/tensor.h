@@ -5,10 +5,12 @@
 #include "core/cuda/grid.h"
 
 #ifndef __CUDACC__
+#include "core/base/device.h"
 #include "core/base/internal.h"
 
 /* Of fattni_device_ops (core/base/device.h). */
 fattn_status fattni_cuda_copy(fattn_ctx *ctx, const fattn_tensor *dst, const fattn_tensor *src);
+fattn_status fattni_cuda_copy_pairs(fattn_ctx *ctx, const fattni_copy_pair *pairs, int n);
 fattn_status fattni_cuda_add(fattn_ctx *ctx, const fattn_tensor *dst, const fattn_tensor *src);
 fattn_status fattni_cuda_normal(fattn_ctx *ctx, const fattn_tensor *dst, double mean, double std, fattn_rng rng);
 #endif
@@ -21,6 +23,17 @@ typedef struct fattni_copy_args {
     int32_t to_dtype, from_dtype;
     int32_t add, reserved; /* to += from */
 } fattni_copy_args;
+
+/* Copies of pieces of 16 bytes, which grids count and whose strides they have. Piece n of copy k is of the block
+   first_block[k] and those after it. */
+enum { FATTNI_COPIES = 12, FATTNI_COPY_PIECES = 4 /* of a thread */ };
+typedef struct fattni_copies_args {
+    fattni_grid grid[FATTNI_COPIES];
+    void *to[FATTNI_COPIES];
+    const void *from[FATTNI_COPIES];
+    int64_t first_block[FATTNI_COPIES];
+    int32_t n, reserved;
+} fattni_copies_args;
 
 typedef struct fattni_normal_args {
     fattni_grid grid;

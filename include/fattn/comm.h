@@ -40,10 +40,10 @@ typedef struct fattn_comm_options {
 /* ranks in 1..1024, else ARG. NOMEM. Threads may share the world; destroy it after the last communicator. */
 FATTN_API FATTN_CHECKED fattn_status fattn_world_create(int ranks, fattn_world **out);
 FATTN_API void fattn_world_destroy(fattn_world *w); /* NULL is allowed */
-/* Rank `rank` of w, once for each. The contexts must be on the same kind of device. opt may be NULL. No call waits here for others.
-   A rank that never comes makes the others' first call fail: FATTN_E_COMM. On GPUs data moves by the copy engines; the
-   first communicator of a GPU lets the other GPUs read its memory pool, for which it waits for that GPU, where no other
-   thread should begin work meanwhile. */
+/* Rank `rank` of w, once for each. The contexts must be on the same kind of device. opt may be NULL. No call waits for
+   the others here; a rank that never comes makes the others' first call fail: FATTN_E_COMM. On GPUs data moves by the
+   copy engines; the first communicator of a GPU lets the other GPUs read its memory pool, for which it waits for that
+   GPU, where no other thread should begin work meanwhile. */
 FATTN_API FATTN_CHECKED fattn_status fattn_comm_join(fattn_ctx *ctx, fattn_world *w, int rank,
                                                      const fattn_comm_options *opt, fattn_comm **out);
 
