@@ -7,25 +7,41 @@
 #include <math.h>
 #include <signal.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-static char speaker[64]; /* "fattn", or "fattn check" once the command is known */
-static volatile sig_atomic_t interrupted;
+static char speaker[64];        /* "fattn", or "fattn check" once the command is known */
+static atomic_bool interrupted; /* lock-free: a signal handler sets it, any thread reads it */
+
+/* Where the calling thread's error messages go; NULL: to standard error. */
+static _Thread_local char *kept;
+static _Thread_local size_t kept_bytes;
 
 int cli_fail(int code, const char *format, ...) {
     va_list arguments;
     va_start(arguments, format);
-    fflush(stdout);
-    fprintf(stderr, "%s: ", speaker);
-    vfprintf(stderr, format, arguments);
-    fputc('\n', stderr);
+    if (kept) {
+        if (code) vsnprintf(kept, kept_bytes, format, arguments);
+    } else {
+        fflush(stdout);
+        fprintf(stderr, "%s: ", speaker);
+        vfprintf(stderr, format, arguments);
+        fputc('\n', stderr);
+    }
     va_end(arguments);
     return code;
 }
+
+void cli_keep_messages(char *to, size_t bytes) {
+    kept = to;
+    kept_bytes = bytes;
+}
+
+bool cli_keeps_messages(void) { return kept != NULL; }
 
 int cli_status(const fattn_ctx *ctx, fattn_status s, const char *what) {
     const char *message = ctx ? fattn_ctx_error(ctx) : "";
@@ -34,7 +50,7 @@ int cli_status(const fattn_ctx *ctx, fattn_status s, const char *what) {
 
 static void note_interrupt(int number) {
     signal(number, SIG_DFL); /* a second one ends the process */
-    interrupted = 1;
+    atomic_store(&interrupted, true);
 }
 
 void cli_catch_interrupts(void) {
@@ -44,7 +60,7 @@ void cli_catch_interrupts(void) {
     sigaction(SIGTERM, &action, NULL);
 }
 
-bool cli_interrupted(void) { return interrupted != 0; }
+bool cli_interrupted(void) { return atomic_load(&interrupted); }
 
 bool cli_make_parents(const char *path) {
     char folder[PATH_MAX];

@@ -62,6 +62,10 @@ bool cli_in_range(const cli_option *o, const void *field);
 int cli_fail(int code, const char *format, ...) FATTN_PRINTF(2, 3);
 /* The same for a library call that returned s: what, the context's error message, the status' name. */
 int cli_status(const fattn_ctx *ctx, fattn_status s, const char *what);
+/* From now on the calling thread prints no error messages: the last one, of a code that is not CLI_OK, is kept in `to`.
+   NULL: it prints them again. For threads and processes of which another one reports failures. */
+void cli_keep_messages(char *to, size_t bytes);
+bool cli_keeps_messages(void);
 
 /* From now on Ctrl-C and SIGTERM only set a flag, for commands that must finish their work; a second one
    ends the process. Commands that do not call this end at the first. */

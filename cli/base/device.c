@@ -7,19 +7,25 @@
 static void keep(void *user, fattn_log level, const char *text) {
     if (level == FATTN_LOG_ERROR)
         snprintf(user, DEVICE_MESSAGE, "%s", text);
-    else if (level == FATTN_LOG_WARN)
+    else if (level == FATTN_LOG_WARN && !cli_keeps_messages())
         fprintf(stderr, "fattn: %s\n", text);
 }
 
-fattn_status device_create(int device, uint32_t flags, int64_t threads, char why[DEVICE_MESSAGE], fattn_ctx **out) {
+fattn_status device_create_at(int device, int number, uint32_t flags, int64_t threads, char why[DEVICE_MESSAGE],
+                              fattn_ctx **out) {
     const fattn_ctx_options o = {.struct_size = sizeof o,
                                  .flags = flags,
                                  .device = device == ON_CUDA ? FATTN_CUDA : FATTN_CPU,
+                                 .device_id = device == ON_CUDA ? number : 0,
                                  .cpu_threads = (int32_t)threads,
                                  .log = keep,
                                  .log_user = why};
     why[0] = 0;
     return fattn_ctx_create(&o, out);
+}
+
+fattn_status device_create(int device, uint32_t flags, int64_t threads, char why[DEVICE_MESSAGE], fattn_ctx **out) {
+    return device_create_at(device, 0, flags, threads, why, out);
 }
 
 int device_open(int device, uint32_t flags, int64_t threads, char why[DEVICE_MESSAGE], fattn_ctx **out) {

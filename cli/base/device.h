@@ -11,7 +11,10 @@ enum { DEVICE_MESSAGE = 512 };
 /* A context; on failure `why` has the error message. `why` must live as long as the context, whose log is
    written there; warnings go to standard error. */
 fattn_status device_create(int device, uint32_t flags, int64_t threads, char why[DEVICE_MESSAGE], fattn_ctx **out);
-/* The same: CLI_OK, or CLI_FAILURE after an error message. */
+/* The same on GPU `number`; a CPU has no number. FATTN_E_UNSUPPORTED: there is none of this number. */
+fattn_status device_create_at(int device, int number, uint32_t flags, int64_t threads, char why[DEVICE_MESSAGE],
+                              fattn_ctx **out);
+/* The same as device_create: CLI_OK, or CLI_FAILURE after an error message. */
 int device_open(int device, uint32_t flags, int64_t threads, char why[DEVICE_MESSAGE], fattn_ctx **out);
 
 /* Copies a tensor to host memory as F32, row-major; synchronises. `to` has room for all elements. */

@@ -29,7 +29,8 @@ static int make_trainer(conversion *c) {
     model_config shape = train_model_config(&c->o, c->task->vocab);
     shape.dtype = FATTN_F32;
     trainer_config config = train_trainer_config(&c->o);
-    config.batch = 1; /* of memory; the file has the run's */
+    config.batch = 1;                  /* of memory; the file has the run's */
+    config.tree = config.zero = false; /* nothing is trained */
     const fattn_status status = trainer_create(&c->r, c->ctx, c->task, &shape, &config);
     c->r.config.batch = c->o.batch;
     return status ? cli_status(c->ctx, status, "model") : CLI_OK;

@@ -76,7 +76,7 @@ task *open_task(train_options *o) {
     default: break;
     }
     if (t && o->steps == 0 && o->seconds == 0) {
-        const int64_t steps = shards_tokens(t) / (o->total_batch > 0 ? o->total_batch : o->batch * o->context);
+        const int64_t steps = shards_tokens(t) / o->total_batch;
         o->steps = steps > 0 ? steps : 1;
     }
     return t;

@@ -123,6 +123,19 @@ static bool failed(const trainer *r, fattn_status s) {
     return s != FATTN_OK;
 }
 
+/* Numbers of a parameter or a moment; ranks may divide the moments and the masters. */
+static fattn_status put_numbers(trainer *r, int index, int which, float *x) {
+    int n;
+    fattn_tensor *const value = &model_params(r->model, &n)[index]->value;
+    const fattn_tensor host = fattn_tensor_view(x, FATTN_F32, FATTN_CPU, 0, value->ndim, value->shape);
+    const bool has_master = value->dtype != FATTN_F32;
+    fattn_status s = FATTN_OK;
+    if (which != VALUES || has_master)
+        s = fattn_adamw_set_state(r->adamw, index, which == VALUES ? FATTN_ADAM_MASTER : (fattn_adam_state)which,
+                                  &host);
+    return s || which != VALUES ? s : fattn_tensor_copy(r->ctx, value, &host);
+}
+
 /* All parameters, moments or masters, between a file and the trainer. */
 static bool read_all(llmc_file *f, int64_t *offset, int bytes, trainer *r, int which) {
     int n;
@@ -130,14 +143,10 @@ static bool read_all(llmc_file *f, int64_t *offset, int bytes, trainer *r, int w
     bool ok = true;
     for (int i = 0; ok && i < n; ++i) {
         const int index = in_file(r, i);
-        fattn_tensor t;
-        if (failed(r, tensor_of(r, index, which, &t))) return false;
-        const int64_t count = fattn_tensor_numel(&t);
+        const int64_t count = fattn_tensor_numel(&params[index]->value);
         float *const x = malloc((size_t)count * sizeof *x);
         ok = (x || no_memory("a tensor")) && read_numbers(f, offset, bytes, x, count) &&
-             !failed(r, device_write(r->ctx, &t, x));
-        if (ok && t.data != params[index]->value.data && which == VALUES)
-            ok = !failed(r, fattn_tensor_copy(r->ctx, &params[index]->value, &t)); /* rounded from the master */
+             !failed(r, put_numbers(r, index, which, x));
         free(x);
     }
     return ok;

@@ -8,6 +8,7 @@
 #include <hdf5.h>
 #include <limits.h>
 #include <math.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -330,6 +331,11 @@ bool checkpoint_save(const char *folder, const cli_option *table, const void *op
     const fattn_checkpoint run = of_run(r);
     fattn_checkpoint_file *file = NULL;
     char name[NAME_BYTES], path[PATH_MAX];
+    if (!trainer_leads(r)) { /* its part of AdamW's state */
+        const fattn_status s = r->config.zero ? fattn_checkpoint_create(r->ctx, &run, &file) : FATTN_OK;
+        if (s) rank_failed(r->config.rank, s, "checkpoint");
+        return !s;
+    }
     H5Eset_auto2(H5E_DEFAULT, NULL, NULL); /* HDF5 prints nothing */
     name_of(r->step, name);
     if (snprintf(path, sizeof path, "%s/%s", folder, name) >= PATH_MAX) {
@@ -428,7 +434,7 @@ static bool has_symbols(const checkpoint *c, const model *m) {
     return false;
 }
 
-bool checkpoint_restore(checkpoint *c, trainer *r) {
+static bool restore(checkpoint *c, trainer *r) {
     counters found;
     const hid_t group = H5Gopen2(c->file, "/state", H5P_DEFAULT);
     bool ok = group >= 0 && get_counters(group, &found) && are_valid(&found);
@@ -452,6 +458,14 @@ bool checkpoint_restore(checkpoint *c, trainer *r) {
     r->cursor = found.cursor;
     r->elapsed = found.elapsed;
     return true;
+}
+
+bool checkpoint_restore(checkpoint *c, trainer *r) {
+    static pthread_mutex_t one_at_a_time = PTHREAD_MUTEX_INITIALIZER; /* HDF5 is not thread-safe */
+    pthread_mutex_lock(&one_at_a_time);
+    const bool ok = restore(c, r);
+    pthread_mutex_unlock(&one_at_a_time);
+    return ok;
 }
 
 bool checkpoint_read_model(checkpoint *c, fattn_ctx *ctx, model *m) {

@@ -11,10 +11,10 @@
 #include "cli/base/cli.h"
 #include "cli/train/trainer.h"
 
-/* Writes folder/step-<step>.h5 by fattn_checkpoint_write; then removes every other
-   checkpoint there except the latest earlier one. False after an error message; the folder's checkpoints are
-   then unchanged. options: the values that the table describes; fields of type CLI_INTS and those
-   named in `skip` (NULL ends it) are not stored. */
+/* Writes folder/step-<step>.h5 by fattn_checkpoint_write; then removes every other checkpoint there except the latest
+   earlier one. False after an error message; the folder's checkpoints are then unchanged. options: the values that the
+   table describes; fields of type CLI_INTS and those named in `skip` (NULL ends it) are not stored. With ranks rank 0
+   alone writes; where they divide AdamW's state all must call it. */
 bool checkpoint_save(const char *folder, const cli_option *table, const void *options, const char *const *skip,
                      const trainer *r);
 
@@ -37,7 +37,8 @@ bool checkpoint_options(checkpoint *c, const cli_option *table, void *options, c
 /* Of the data. False after an error message. */
 bool checkpoint_fingerprint(checkpoint *c, uint64_t *out);
 /* Restores a trainer that was created with these options. False after an error message: different data
-   fingerprint, vocabulary (in older versions texts had 96 symbols), parameters or shapes. */
+   fingerprint, vocabulary (in older versions texts had 96 symbols), parameters or shapes. Threads that are ranks may
+   call it at the same time. */
 bool checkpoint_restore(checkpoint *c, trainer *r);
 /* The parameters alone, in any dtype, whatever the data. False after an error message. */
 bool checkpoint_read_model(checkpoint *c, fattn_ctx *ctx, model *m);

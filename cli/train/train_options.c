@@ -5,6 +5,7 @@
 
 #include <math.h>
 #include <stddef.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -37,9 +38,9 @@ const cli_option train_table[] = {
     {"context", CLI_INT, FIELD(context), "N", 8, 1 << 20, NULL, "tokens of a sequence"},
     {"positions", CLI_INT, FIELD(positions), "N", 0, 1 << 20, NULL,
      "learned positions of gpt2, at least the context; 0 = the context"},
-    {"batch", CLI_INT, FIELD(batch), "N", 1, 65536, NULL, "sequences at a time"},
+    {"batch", CLI_INT, FIELD(batch), "N", 1, 65536, NULL, "sequences at a time, of a rank"},
     {"total-batch", CLI_INT, FIELD(total_batch), "N", 0, ANY, NULL,
-     "tokens of a step, whose gradients are added up; 0 = batch x context"},
+     "tokens of a step, over all ranks, whose gradients are added up; 0 = batch x context x ranks"},
     {"steps", CLI_INT, FIELD(steps), "N", 0, ANY, NULL, "stop after N steps; 0 = no limit"},
     {"seconds", CLI_REAL, FIELD(seconds), "S", 0, ANY, NULL,
      "stop after S seconds, of all parts of a resumed run; 0 = no limit"},
@@ -64,7 +65,13 @@ const cli_option train_table[] = {
     {"loss-scale", CLI_TEXT, FIELD(loss_scale), "S", 0, 0, NULL,
      "of f16: a fixed number, or auto: 65536 at first, half after gradients that overflow, twice after 2000 "
      "steps that do not; auto unless given"},
-    {"threads", CLI_INT, FIELD(threads), "N", 0, 1024, NULL, "0 = one per processor"},
+    {"threads", CLI_INT, FIELD(threads), "N", 0, 1024, NULL, "0 = one per processor; ranks on the CPU divide them"},
+    {"ranks", CLI_INT, FIELD(ranks), "N", 1, RANKS_MOST, NULL,
+     "models that share each batch, threads of this process; on GPUs in turn. mpirun starts them as processes"},
+    {"gpus", CLI_INT, FIELD(gpus), "N", 1, RANKS_MOST, NULL, "as many ranks, each on a GPU of its own (--device cuda)"},
+    {"zero", CLI_FLAG, FIELD(zero), NULL, 0, 0, NULL, "ranks divide AdamW's moments and masters (ZeRO, stage 1)"},
+    {"time-limit", CLI_REAL, FIELD(time_limit), "S", 0.1, 1e6, NULL,
+     "seconds that a rank waits for another, which may be saving a checkpoint"},
     {"target", CLI_REAL, FIELD(target), "A", 0, 1, NULL,
      "stop when this share of held-out answers is right; 0 = never"},
     {"eval-every", CLI_INT, FIELD(eval_every), "N", 1, ANY, NULL, "steps between held-out evaluations"},
@@ -111,6 +118,9 @@ const train_options train_unset = {.preset = UNSET,
                                    .warmup = UNSET,
                                    .seed = UNSET,
                                    .threads = UNSET,
+                                   .ranks = UNSET,
+                                   .gpus = UNSET,
+                                   .time_limit = UNSET,
                                    .eval_every = UNSET,
                                    .eval_sequences = UNSET,
                                    .checkpoint_every = UNSET,
@@ -271,7 +281,8 @@ const char train_details[] = "recall: key-value pairs, then the keys again: the 
                              "resumes from, only with --overwrite. A resumed run cuts its own log back to that\n"
                              "step, but not the log of another run.";
 
-const char *const train_not_stored[] = {"preset", "resume", "overwrite", "device", "init", NULL};
+const char *const train_not_stored[] = {"preset", "resume", "overwrite", "device",     "init",
+                                        "ranks",  "gpus",   "zero",      "time-limit", NULL};
 
 /* Options that a resumed run must not change. The path of the text may differ: its fingerprint is
    compared. */
@@ -318,6 +329,23 @@ static bool scale_of(const char *text, double *scale) {
     if (!text || strcmp(text, "auto") == 0) return true;
     *scale = strtod(text, &end);
     return *end == 0 && *scale >= ldexp(1, -LOSS_SCALE_LOG2) && *scale <= ldexp(1, LOSS_SCALE_LOG2);
+}
+
+/* A step's tokens are passes, which the ranks divide. */
+static int check_passes(const train_options *o) {
+    const int64_t pass = o->batch * o->context, unit = pass * o->ranks, fits = o->total_batch / unit * unit;
+    char smaller[40] = "";
+    if (o->total_batch % pass != 0)
+        return cli_fail(CLI_USAGE,
+                        "--total-batch %lld is not a multiple of --batch %lld x --context %lld = %lld tokens",
+                        (long long)o->total_batch, (long long)o->batch, (long long)o->context, (long long)pass);
+    if (o->total_batch == fits) return CLI_OK;
+    if (fits > 0) snprintf(smaller, sizeof smaller, "%lld or ", (long long)fits);
+    return cli_fail(CLI_USAGE,
+                    "a step of --total-batch %lld tokens has %lld passes of --batch %lld x --context %lld, which %lld "
+                    "ranks cannot divide: %s%lld tokens would fit",
+                    (long long)o->total_batch, (long long)(o->total_batch / pass), (long long)o->batch,
+                    (long long)o->context, (long long)o->ranks, smaller, (long long)(fits + unit));
 }
 
 static int check_dtype(const train_options *o, bool by_preset) {
@@ -376,10 +404,8 @@ static int check(const train_options *o, bool preset_dtype) {
         return cli_fail(CLI_USAGE, "--heads %lld is not a multiple of --kv-heads %lld", (long long)o->heads,
                         (long long)o->kv_heads);
     if (!output_differ(o->json, o->plot)) return CLI_USAGE;
-    if (o->total_batch % (o->batch * o->context) != 0)
-        return cli_fail(
-            CLI_USAGE, "--total-batch %lld is not a multiple of --batch %lld x --context %lld = %lld tokens",
-            (long long)o->total_batch, (long long)o->batch, (long long)o->context, (long long)(o->batch * o->context));
+    const int passes = check_passes(o);
+    if (passes) return passes;
     const bool epoch = shards && o->seconds == 0; /* steps are counted when the files are known */
     if (o->steps == 0 && o->seconds == 0 && !epoch)
         return cli_fail(CLI_USAGE, "a run needs --steps or --seconds above 0");
@@ -388,7 +414,20 @@ static int check(const train_options *o, bool preset_dtype) {
     return CLI_OK;
 }
 
+int train_options_place(train_options *o) {
+    if (o->gpus != UNSET && o->ranks != UNSET && o->ranks != o->gpus)
+        return cli_fail(CLI_USAGE, "--gpus %lld is %lld ranks, not --ranks %lld", (long long)o->gpus,
+                        (long long)o->gpus, (long long)o->ranks);
+    if (o->gpus != UNSET && o->device == ON_CPU)
+        return cli_fail(CLI_USAGE, "--gpus %lld is --device cuda, not cpu", (long long)o->gpus);
+    if (o->gpus != UNSET) o->ranks = o->gpus, o->device = ON_CUDA;
+    if (o->ranks == UNSET) o->ranks = 1;
+    if (o->time_limit == UNSET) o->time_limit = 600; /* rank 0 evaluates, asks HellaSwag and saves meanwhile */
+    return CLI_OK;
+}
+
 int train_options_complete(train_options *o, checkpoint *from) {
+    if (o->ranks == UNSET) o->ranks = 1;
     /* If one budget is given, both of the default or the checkpoint are dropped. */
     if (o->steps != UNSET && o->seconds == UNSET) o->seconds = 0;
     if (o->steps == UNSET && o->seconds != UNSET) o->steps = 0;
@@ -404,6 +443,9 @@ int train_options_complete(train_options *o, checkpoint *from) {
         take_missing(&stored, &defaults[stored.task], false); /* what older versions did not have */
         const int dtype = o->dtype == UNSET ? stored.dtype : o->dtype;
         if (dtype != IN_F16) stored.loss_scale = NULL; /* the run goes on in a type that has none */
+        /* What older versions, which had one rank, stored. */
+        if (stored.total_batch == 0) stored.total_batch = stored.batch * stored.context;
+        if (o->total_batch == 0) o->total_batch = stored.batch * stored.context * o->ranks;
         const int code = take_missing(o, &stored, true);
         return code ? code : check(o, false);
     }
@@ -421,6 +463,8 @@ int train_options_complete(train_options *o, checkpoint *from) {
     if (o->arch == ARCH_GPT2) take_gpt2(o);
     if (o->kv_heads == UNSET) o->kv_heads = o->heads;
     take_missing(o, &defaults[o->task], false);
+    /* The number is stored: a run that goes on with other ranks keeps it. */
+    if (o->total_batch == 0) o->total_batch = o->batch * o->context * o->ranks;
     return check(o, preset_dtype);
 }
 
@@ -452,7 +496,7 @@ trainer_config train_trainer_config(const train_options *o) {
     return (trainer_config){.batch = o->batch,
                             .steps = o->steps,
                             .warmup = o->warmup,
-                            .passes = o->total_batch > 0 ? o->total_batch / (o->batch * o->context) : 1,
+                            .passes = o->total_batch / (o->batch * o->context),
                             .schedule = o->schedule,
                             .final_lr = o->final_lr,
                             .beta2 = o->beta2,
@@ -460,5 +504,7 @@ trainer_config train_trainer_config(const train_options *o) {
                             .lr = o->lr,
                             .weight_decay = o->weight_decay,
                             .clip = o->clip,
-                            .loss_scale = loss_scale};
+                            .loss_scale = loss_scale,
+                            .tree = o->deterministic,
+                            .zero = o->zero};
 }

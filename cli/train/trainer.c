@@ -1,6 +1,8 @@
 #include "cli/train/trainer.h"
 
+#include "cli/base/cli.h"
 #include "cli/base/device.h"
+#include "cli/output/progress.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -9,6 +11,12 @@
 static const size_t MOST_LOGITS = 1 << 26;
 
 enum { NONE = -1 };
+
+/* Behind the losses in `news`: rank 0's clock, and how many ranks have been interrupted. */
+enum { CLOCK, INTERRUPTS, NEWS };
+
+static int rank_of(const trainer *r) { return r->config.rank ? r->config.rank->number : 0; }
+static int ranks_of(const trainer *r) { return r->config.rank ? r->config.rank->size : 1; }
 
 static fattn_loss_scale_options loss_scale(const trainer_config *c) {
     fattn_loss_scale_options o = {.struct_size = sizeof o};
@@ -20,19 +28,43 @@ static fattn_loss_scale_options loss_scale(const trainer_config *c) {
     return o;
 }
 
+/* This rank's passes of a step. */
+static fattn_status divide_passes(trainer *r) {
+    const int64_t size = ranks_of(r);
+    if (r->config.passes == 0) r->config.passes = size;
+    r->own_passes = r->config.passes / size;
+    r->first_pass = rank_of(r) * r->own_passes;
+    if (r->own_passes * size != r->config.passes)
+        return fattn_ctx_fail(r->ctx, FATTN_E_ARG, "%lld passes, which %lld ranks cannot divide",
+                              (long long)r->config.passes, (long long)size);
+    r->news = malloc((size_t)(r->config.passes + NEWS) * sizeof *r->news);
+    return r->news ? FATTN_OK
+                   : fattn_ctx_fail(r->ctx, FATTN_E_NOMEM, "no memory for a step of %lld passes",
+                                    (long long)r->config.passes);
+}
+
+static fattn_status create_reducer(trainer *r) {
+    int n;
+    fattn_param *const *const params = model_params(r->model, &n);
+    const fattn_reducer_options o = {.struct_size = sizeof o, .flags = r->config.zero ? FATTN_REDUCE_TO_OWNERS : 0};
+    if (!trainer_sums(&r->config, ranks_of(r))) return FATTN_OK;
+    return fattn_reducer_create(r->ctx, r->config.rank ? r->config.rank->comm : NULL, &o, params, n, &r->reducer);
+}
+
 static fattn_status create_parts(trainer *r, const model_config *config) {
     const int64_t shape[2] = {r->config.batch, r->task->context};
-    fattn_status s = model_create(r->ctx, config, &r->model);
+    fattn_status s = divide_passes(r);
+    if (!s) s = model_create(r->ctx, config, &r->model);
     if (!s) s = fattn_tape_create(r->ctx, &r->tape);
     if (!s) s = fattn_tensor_alloc(r->ctx, FATTN_I32, 2, shape, &r->ids);
     if (!s) s = fattn_tensor_alloc(r->ctx, FATTN_I32, 2, shape, &r->targets);
-    if (r->config.passes == 0) r->config.passes = 1;
     const size_t tokens = (size_t)(shape[0] * shape[1]);
     for (int i = 0; i < 2; ++i) r->symbols[i] = malloc(tokens * sizeof *r->symbols[i]);
     const size_t logits = tokens * (size_t)model_columns(config);
     if (logits <= MOST_LOGITS) r->logits = malloc(logits * sizeof *r->logits);
     if (!s && !(r->symbols[0] && r->symbols[1] && (r->logits || logits > MOST_LOGITS)))
         s = fattn_ctx_fail(r->ctx, FATTN_E_NOMEM, "no memory for a batch");
+    if (!s) s = create_reducer(r);
     if (s) return s;
     fattn_adamw_options options = {.struct_size = sizeof options};
     fattn_adamw_defaults(&options);
@@ -41,6 +73,7 @@ static fattn_status create_parts(trainer *r, const model_config *config) {
     options.max_grad_norm = (float)r->config.clip;
     const fattn_loss_scale_options scale = loss_scale(&r->config);
     if (trainer_is_scaled(r)) options.loss_scale = &scale;
+    if (r->config.zero) options.owners = r->reducer;
     int n;
     fattn_param *const *params = model_params(r->model, &n);
     s = fattn_adamw_create(r->ctx, &options, params, n, &r->adamw);
@@ -50,7 +83,7 @@ static fattn_status create_parts(trainer *r, const model_config *config) {
 
 fattn_status trainer_create(trainer *r, fattn_ctx *ctx, task *t, const model_config *shape,
                             const trainer_config *config) {
-    *r = (trainer){.config = *config, .ctx = ctx, .task = t, .prepared = NONE};
+    *r = (trainer){.config = *config, .ctx = ctx, .task = t, .prepared = NONE, .origin = seconds_now()};
     const fattn_status s = create_parts(r, shape);
     if (s) trainer_destroy(r);
     return s;
@@ -58,6 +91,7 @@ fattn_status trainer_create(trainer *r, fattn_ctx *ctx, task *t, const model_con
 
 void trainer_destroy(trainer *r) {
     fattn_adamw_destroy(r->adamw);
+    fattn_reducer_destroy(r->reducer);
     fattn_tape_destroy(r->tape);
     model_destroy(r->model);
     if (r->ctx) {
@@ -67,6 +101,7 @@ void trainer_destroy(trainer *r) {
     free(r->symbols[0]);
     free(r->symbols[1]);
     free(r->logits);
+    free(r->news);
     free(r->history.loss);
     free(r->history.eval_step);
     free(r->history.eval_loss);
@@ -112,6 +147,9 @@ fattn_status trainer_note(trainer *r, const evaluation *e) {
 }
 
 /* ---- steps ---- */
+
+bool trainer_leads(const trainer *r) { return rank_of(r) == 0; }
+bool trainer_interrupted(const trainer *r) { return ranks_of(r) > 1 ? r->interrupted : cli_interrupted(); }
 
 double trainer_used(const trainer *r) {
     const trainer_config *c = &r->config;
@@ -181,21 +219,51 @@ static void prepare(trainer *r, int64_t cursor) {
     r->prepared = cursor;
 }
 
-/* Adds the gradient of batch number `pass` of the step, and its share of the loss to *sum. */
-static fattn_status add_gradient(trainer *r, int64_t pass, double *sum) {
-    const int64_t cursor = r->cursor + pass * r->config.batch, passes = r->config.passes;
-    prepare(r, cursor);
+/* The first training sequence of a pass; behind this rank's last one comes its first one of the next step: a task may
+   be slow to go back. */
+static int64_t cursor_of(const trainer *r, int64_t pass) {
+    const bool next = pass == r->first_pass + r->own_passes;
+    return r->cursor + (next ? r->config.passes + r->first_pass : pass) * r->config.batch;
+}
+
+static fattn_status backward(trainer *r, int64_t pass, fattn_var loss) {
+    const bool last = pass + 1 == r->first_pass + r->own_passes;
+    if (r->reducer && last) return fattn_reducer_backward(r->reducer, r->tape, loss, &r->scale);
+    const fattn_status s = fattn_tape_backward_from(r->tape, loss, &r->scale);
+    return s || !r->config.tree || last ? s : fattn_reducer_set_aside(r->reducer);
+}
+
+/* Adds the gradient of batch number `pass` of the step; *share = its share of the loss. */
+static fattn_status add_gradient(trainer *r, int64_t pass, double *share) {
+    const int64_t passes = r->config.passes;
+    prepare(r, cursor_of(r, pass));
     fattn_status s = send_batch(r);
     if (s) return s;
     fattn_tape_reset(r->tape);
     fattn_var loss = model_loss(r->model, r->tape, &r->ids, &r->targets, r->step * passes + pass);
     if (passes > 1) loss = fattn_op_scale(r->tape, loss, 1 / (double)passes);
-    double value;
-    s = fattn_tape_backward_from(r->tape, loss, &r->scale);
-    prepare(r, cursor + r->config.batch); /* overlaps with the GPU's work */
-    if (!s) s = fattn_tape_item(r->tape, loss, &value);
-    if (!s) *sum += value;
-    return s;
+    s = backward(r, pass, loss);
+    prepare(r, cursor_of(r, pass + 1)); /* overlaps with the GPU's work */
+    return s ? s : fattn_tape_item(r->tape, loss, share);
+}
+
+/* The gradient of a step and its loss, on all ranks. */
+static fattn_status add_gradients(trainer *r, double *loss) {
+    const int64_t passes = r->config.passes, past = r->first_pass + r->own_passes;
+    double *const news = r->news;
+    fattn_status s = FATTN_OK;
+    for (int64_t i = 0; i < passes + NEWS; ++i) news[i] = 0;
+    for (int64_t pass = r->first_pass; !s && pass < past; ++pass) s = add_gradient(r, pass, &news[pass]);
+    if (!s && r->reducer) s = fattn_reducer_finish(r->reducer);
+    if (trainer_leads(r)) news[passes + CLOCK] = seconds_now() - r->origin;
+    news[passes + INTERRUPTS] = cli_interrupted();
+    if (!s && r->config.rank) s = rank_share(r->config.rank, news, passes + NEWS);
+    if (s) return s;
+    *loss = 0;
+    for (int64_t pass = 0; pass < passes; ++pass) *loss += news[pass];
+    r->elapsed = news[passes + CLOCK];
+    r->interrupted = news[passes + INTERRUPTS] > 0;
+    return FATTN_OK;
 }
 
 /* After a step: its norm, the loss scale, and whether too many steps have been skipped. */
@@ -216,7 +284,7 @@ static fattn_status look_at_gradients(trainer *r, double loss) {
 fattn_status trainer_step(trainer *r) {
     double value = 0;
     fattn_status s = trainer_lr(r, &r->lr);
-    for (int64_t pass = 0; !s && pass < r->config.passes; ++pass) s = add_gradient(r, pass, &value);
+    if (!s) s = add_gradients(r, &value);
     if (!s && !isfinite(value))
         s = fattn_ctx_fail(r->ctx, FATTN_E_MISMATCH, "the loss of step %lld is %g: lower --lr%s?",
                            (long long)(r->step + 1), value,
@@ -229,6 +297,7 @@ fattn_status trainer_step(trainer *r) {
     r->history.loss[r->step] = value;
     r->cursor += trainer_sequences(r);
     r->step += 1;
+    if (ranks_of(r) == 1) r->elapsed = seconds_now() - r->origin; /* with the update, which is not in the news */
     return FATTN_OK;
 }
 
@@ -257,33 +326,50 @@ static int64_t held_out(const trainer *r, int64_t i, int64_t n) {
     return r->task->in_order ? i : i * r->task->held_out / n;
 }
 
-fattn_status trainer_evaluate(trainer *r, int64_t count, evaluation *out) {
-    evaluation e = {0};
-    const int64_t all = r->task->held_out, batch = r->config.batch;
-    const int64_t n = count < all ? count : all;
-    for (int64_t first = 0; first < n; first += batch) {
-        const int64_t rows = first + batch < n ? batch : n - first;
-        r->prepared = NONE;
-        for (int64_t row = 0; row < batch; ++row) /* the last batch repeats its first sequence */
-            put_sequence(r, row, r->task->test, held_out(r, first + (row < rows ? row : 0), n));
-        fattn_status s = send_batch(r);
+/* Adds what the batch of held-out sequences `first` and on says, of n in all, to the sums in e. */
+static fattn_status evaluate_batch(trainer *r, int64_t first, int64_t n, evaluation *e) {
+    const int64_t batch = r->config.batch, rows = first + batch < n ? batch : n - first;
+    r->prepared = NONE;
+    for (int64_t row = 0; row < batch; ++row) /* the last batch repeats its first sequence */
+        put_sequence(r, row, r->task->test, held_out(r, first + (row < rows ? row : 0), n));
+    fattn_status s = send_batch(r);
+    if (s) return s;
+    fattn_tape_reset(r->tape);
+    if (!r->logits) {
+        double loss;
+        s = fattn_tape_item(r->tape, model_test_loss(r->model, r->tape, &r->ids, &r->targets), &loss);
         if (s) return s;
-        fattn_tape_reset(r->tape);
-        if (!r->logits) {
-            double loss;
-            s = fattn_tape_item(r->tape, model_test_loss(r->model, r->tape, &r->ids, &r->targets), &loss);
-            if (s) return s;
-            e.loss += loss * (double)(batch * r->task->context);
-            e.targets += batch * r->task->context;
-            continue;
-        }
-        fattn_tensor view;
-        s = fattn_tape_value(r->tape, model_logits(r->model, r->tape, &r->ids), &view);
-        if (!s) s = device_read(r->ctx, &view, r->logits);
-        if (s) return s;
-        add_rows(r->logits, r->symbols[1], rows * r->task->context, r->task->vocab,
-                 model_columns(model_get_config(r->model)), &e);
+        e->loss += loss * (double)(batch * r->task->context);
+        e->targets += batch * r->task->context;
+        return FATTN_OK;
     }
-    *out = (evaluation){e.loss / (double)e.targets, e.right / (double)e.targets, e.targets};
+    fattn_tensor view;
+    s = fattn_tape_value(r->tape, model_logits(r->model, r->tape, &r->ids), &view);
+    if (!s) s = device_read(r->ctx, &view, r->logits);
+    if (s) return s;
+    add_rows(r->logits, r->symbols[1], rows * r->task->context, r->task->vocab,
+             model_columns(model_get_config(r->model)), e);
     return FATTN_OK;
+}
+
+fattn_status trainer_evaluate(trainer *r, int64_t count, evaluation *out) {
+    enum { LOSS, RIGHT, TARGETS, SUMS };
+    const int64_t n = count < r->task->held_out ? count : r->task->held_out, size = ranks_of(r);
+    const int64_t batches = (n + r->config.batch - 1) / r->config.batch;
+    double *const sums = calloc((size_t)(batches * SUMS) + 1, sizeof *sums);
+    if (!sums) return fattn_ctx_fail(r->ctx, FATTN_E_NOMEM, "no memory for %lld batches", (long long)batches);
+    fattn_status s = FATTN_OK;
+    for (int64_t b = rank_of(r) * batches / size; !s && b < (rank_of(r) + 1) * batches / size; ++b) {
+        evaluation e = {0};
+        s = evaluate_batch(r, b * r->config.batch, n, &e);
+        sums[b * SUMS + LOSS] = e.loss;
+        sums[b * SUMS + RIGHT] = e.right;
+        sums[b * SUMS + TARGETS] = (double)e.targets;
+    }
+    if (!s && r->config.rank) s = rank_share(r->config.rank, sums, batches * SUMS);
+    double total[SUMS] = {0};
+    for (int64_t i = 0; i < batches * SUMS; ++i) total[i % SUMS] += sums[i];
+    free(sums);
+    if (!s) *out = (evaluation){total[LOSS] / total[TARGETS], total[RIGHT] / total[TARGETS], (int64_t)total[TARGETS]};
+    return s;
 }

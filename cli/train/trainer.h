@@ -1,12 +1,17 @@
 /* A run: a model trained on a task with AdamW. Its complete state is the parameters, the moments and a few
-   integers in this struct; batches and dropout masks are functions of them. */
+   integers in this struct; batches and dropout masks are functions of them.
+
+   Ranks have the same state. A step's passes are numbered over all of them, and each rank does as many, one after the
+   other; so data, masks and the order of sums do not depend on the number of ranks. */
 #ifndef FATTNI_CLI_TRAIN_TRAINER_H
 #define FATTNI_CLI_TRAIN_TRAINER_H
 
+#include "cli/ranks/ranks.h"
 #include "cli/train/model.h"
 #include "cli/train/task.h"
 
 #include <fattn/optim.h>
+#include <fattn/parallel.h>
 
 /* Learning rates over the steps s = 0, 1, ..., u = warmup. COSINE, LINEAR and WSD are the library's (fattn/optim.h),
    down to final_lr of the peak, and need steps; they are llm.c's, as is
@@ -16,14 +21,22 @@ enum { SCHEDULE_BUDGET, SCHEDULE_COSINE, SCHEDULE_LINEAR, SCHEDULE_CONSTANT, SCH
 
 typedef struct trainer_config {
     int64_t batch, steps, warmup;  /* sequences of a pass; steps 0 = no limit */
-    int64_t passes;                /* of a step, whose gradient is the mean of theirs; 0 = 1 */
+    int64_t passes;                /* of a step, whose gradient is the mean of theirs; 0 = one for each rank */
     double seconds;                /* wall-clock budget; 0 = no limit */
     double lr, weight_decay, clip; /* peak learning rate; clip 0 = none */
     double final_lr;               /* the last learning rate over the peak */
     double beta2;                  /* AdamW's; 0 = 0.99: runs are short, v must adapt within a hundred steps */
     double loss_scale;             /* of F16: fixed; 0 = the library's dynamic one */
     int schedule;
+    bool tree;        /* gradients of passes are added like those of ranks (fattn/parallel.h), which takes memory */
+    bool zero;        /* ranks divide AdamW's state */
+    const rank *rank; /* NULL: there is one. It needs `comm` for several ranks, tree and zero */
 } trainer_config;
+
+/* Whether a trainer of so many passes and ranks needs the rank's `comm`. */
+static inline bool trainer_sums(const trainer_config *c, int size) {
+    return size > 1 || c->zero || (c->tree && c->passes > 1);
+}
 
 /* The losses so far, for the plot; part of a checkpoint. */
 typedef struct history {
@@ -42,6 +55,7 @@ typedef struct trainer {
     task *task;
     model *model;
     fattn_tape *tape;
+    fattn_reducer *reducer; /* NULL: the tape adds up all passes */
     fattn_adamw *adamw;
     fattn_tensor scale;             /* adamw's, which backward begins with; without loss scaling 1 */
     fattn_loss_scale_state scaling; /* after the last step */
@@ -52,7 +66,11 @@ typedef struct trainer {
     int64_t step;                   /* taken; numbers the dropout masks */
     int64_t cursor;                 /* training sequences used; numbers the next one */
     int64_t prepared;               /* cursor of the batch in symbols; -1: none */
-    double elapsed;                 /* seconds, of all parts of the run */
+    int64_t first_pass, own_passes; /* of a step, of this rank */
+    double *news;                   /* what the ranks tell each other in a step: its passes' losses and NEWS numbers */
+    double elapsed;                 /* seconds, of all parts of the run, by rank 0's clock; set by a step */
+    double origin;                  /* monotonic clock minus elapsed */
+    bool interrupted;               /* any rank, before the end of the last step */
     double lr, grad_norm;           /* of the last step */
     history history;
 } trainer;
@@ -62,16 +80,21 @@ fattn_status trainer_create(trainer *r, fattn_ctx *ctx, task *t, const model_con
                             const trainer_config *config);
 void trainer_destroy(trainer *r);
 
+bool trainer_leads(const trainer *r); /* this is rank 0 */
+/* A signal asks this run to end; all ranks say the same after a step. */
+bool trainer_interrupted(const trainer *r);
+
 /* The used share of the budget, the larger one of steps and seconds, at least 0; 1 = used up. */
 double trainer_used(const trainer *r);
 /* By the config's schedule. Without a time budget it depends on the step alone. */
 fattn_status trainer_lr(const trainer *r, double *lr);
-int64_t trainer_sequences(const trainer *r); /* of a step: batch * passes */
+int64_t trainer_sequences(const trainer *r); /* of a step, of all ranks: batch * passes */
 bool trainer_is_scaled(const trainer *r);    /* F16: the loss has a scale */
 fattn_status trainer_read_scale(trainer *r); /* into r->scaling */
 
-/* Batches forward and backward, AdamW. What the task could not read is FATTN_E_ARG, a loss that is not finite, or the
-   last of MOST_SKIPPED steps, FATTN_E_MISMATCH; the parameters are then those of the step before. */
+/* Batches forward and backward, AdamW; collective. What the task could not read is FATTN_E_ARG, a loss that is not
+   finite, or the last of MOST_SKIPPED steps, FATTN_E_MISMATCH; the parameters are then those of the step before. What
+   another rank has failed with is FATTN_E_COMM. */
 fattn_status trainer_step(trainer *r);
 
 typedef struct evaluation {
@@ -80,7 +103,7 @@ typedef struct evaluation {
     int64_t targets;
 } evaluation;
 /* On `count` of the task's held-out sequences, evenly spaced or, if the task says so, the first; all when count is
-   larger. */
+   larger. Collective: ranks divide the batches, whose sums are added in one order. */
 fattn_status trainer_evaluate(trainer *r, int64_t count, evaluation *out);
 /* Adds an evaluation to the history, at the current step. */
 fattn_status trainer_note(trainer *r, const evaluation *e);

@@ -15,7 +15,8 @@
    then collective, and only rank 0 writes, or gets, a file; every rank loads, or reads, by itself. A failure to save
    ends the group of ranks.
 
-   HDF5's default build is not thread-safe: serialise these calls and those of fixture.h. */
+   HDF5's default build is not thread-safe: serialise these calls and those of fixture.h. Of ranks that divide the state
+   only rank 0 uses HDF5 in save and create; so ranks may be threads, which call them together. */
 #ifndef FATTN_CHECKPOINT_H
 #define FATTN_CHECKPOINT_H
 

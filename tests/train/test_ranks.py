@@ -1,0 +1,122 @@
+"""Data-parallel training: on every number of ranks, threads or processes, with the state divided or not, a run has the
+same losses and the same checkpoint, bit for bit."""
+import os
+import subprocess
+import sys
+import tempfile
+
+sys.dont_write_bytecode = True # the sources may be read-only
+from ranks_runs import FATTN, RECALL, TINY, assert_same, can_mpirun, events, steps_in, stored, train
+
+
+def texts():
+    with open("text", "w") as f:
+        f.writelines(f"line {i}: {i * i} is the square of {i}\n" for i in range(600))
+    p = subprocess.run([FATTN, "tokens", "text", "--out", "t", "--shard", "3000"], capture_output=True, text=True)
+    assert p.returncode == 0, p.stderr
+
+
+TEXT = ["--task", "text", "--text", "text", "--context", "16", *TINY, "--total-batch", "128"]
+SHARDS = ["--data", "t_train_*.bin", "--val", "t_val_*.bin", "--vocab", "257", "--context", "16", *TINY,
+          "--total-batch", "128"]
+RUNS = {"recall": RECALL,
+        "recall, dropout, f16": [*RECALL, "--dropout", "0.1", "--dtype", "f16"],
+        "text, dropout": [*TEXT, "--dropout", "0.2"],
+        "text, GPT-2, bf16": [*TEXT, "--arch", "gpt2", "--dtype", "bf16"],
+        "shards, GPT-2": SHARDS,
+        "shards, dropout, bf16": [*SHARDS, "--arch", "fattn", "--dropout", "0.1", "--dtype", "bf16"]}
+
+
+def one(name, words, *more, **how):
+    """Losses and checkpoint of a run."""
+    train(*words, "--deterministic", "--json", name + ".jsonl", "--checkpoint", name, "--overwrite", *more, **how)
+    return events(name + ".jsonl"), stored(name)
+
+
+def same_bits(with_mpi):
+    for number, (what, words) in enumerate(RUNS.items()):
+        log, checkpoint = one("alone", words)
+        assert len([e for e in log if e["event"] == "step"]) == 6 and log[-1]["event"] == "end", log
+        ways = [("--ranks", 2), ("--ranks", 4, "--zero"), ("--ranks", 1, "--zero"), ("--ranks", 4),
+                ("--ranks", 2, "--zero")]
+        for way in ways[:5 if number < 2 else 2]:
+            again = one("ranks", words, *way)
+            assert again[0] == log, (what, way, again[0], log)
+            assert_same(again[1], checkpoint, (what, way))
+        for processes, *way in [[(2,), (4, "--zero")], [(4,)], [(2, "--zero")]][number % 3] if with_mpi else []:
+            again = one("processes", words, *way, processes=processes)
+            assert again[0] == log, (what, processes, again[0], log)
+            assert_same(again[1], checkpoint, (what, processes))
+
+
+def same_without_deterministic():
+    """One rank then adds the gradients of its P = 4 passes in another order. That changes an element by at most P 2^-24 of
+    the sum of their sizes, which is taken as at most 100 of its own; an update of AdamW, of at most lr, changes by as
+    much of itself, and the loss by the product with the gradient, whose sum of sizes is at most sqrt(n) of its norm."""
+    train(*RECALL, "--json", "one.jsonl", "--checkpoint", "-")
+    with_ranks = {}
+    for ranks in (2, 4):
+        train(*RECALL, "--json", "many.jsonl", "--checkpoint", "-", "--ranks", ranks)
+        with_ranks[ranks] = events("many.jsonl", "step")
+    n = events("one.jsonl", "start")[0]["parameters"]
+    tolerance = 0
+    for i, e in enumerate(events("one.jsonl", "step")):
+        for ranks, log in with_ranks.items():
+            assert abs(log[i]["loss"] - e["loss"]) <= tolerance + 4 * 2.0**-24 * e["loss"], (i, ranks, log[i], e)
+        tolerance += e["grad_norm"] * n**0.5 * e["lr"] * 4 * 2.0**-24 * 100
+    assert tolerance < 1e-4, tolerance
+
+
+def resumed_on_other_ranks(with_mpi):
+    for words in (RECALL, SHARDS):
+        words = [*words, "--schedule", "constant"] # does not depend on --steps
+        log, want = one("alone", words)
+        ways = [("--ranks", 2), ("--ranks", 4, "--zero"), ("--ranks", 1), ("--zero",)]
+        one("moved", words, "--steps", 1)
+        for steps, way in enumerate(ways, 2):
+            train("--resume", "moved", "--steps", steps, *way)
+        processes = {"processes": 2} if with_mpi else {}
+        train("--resume", "moved", "--steps", 6, *([] if with_mpi else ["--ranks", 2]), **processes)
+        have, steps = stored("moved"), events("moved.jsonl", "step")
+        assert steps == [e for e in log if e["event"] == "step"], (steps, log)
+        for name in want: # its evaluations were at other steps
+            assert name.startswith(("history/eval", "config/")) or have[name] == want[name], name
+
+
+def the_total_batch_is_stored():
+    """A run that was begun without --total-batch keeps the tokens of a step on other ranks."""
+    words = [*RECALL[:-2], "--schedule", "constant"]
+    train(*words, "--ranks", 4, "--deterministic", "--checkpoint", "four", "--json", "four.jsonl")
+    train(*words, "--ranks", 4, "--deterministic", "--checkpoint", "begun", "--steps", 2)
+    train("--resume", "begun", "--ranks", 2, "--steps", 6, "--json", "rest.jsonl")
+    assert events("rest.jsonl", "step") == events("four.jsonl", "step")[2:]
+    assert events("four.jsonl", "start")[0]["total-batch"] == 128
+    assert_same({k: v for k, v in stored("begun").items() if k.startswith(("params/", "adam/"))},
+                {k: v for k, v in stored("four").items() if k.startswith(("params/", "adam/"))})
+
+
+def files_of_rank_0(with_mpi):
+    """Every line, file and word once."""
+    for how in ({}, {"processes": 2}) if with_mpi else ({},):
+        said = train(*RECALL, *([] if how else ["--ranks", 2]), "--json", "log.jsonl", "--plot", "curve.svg",
+                     "--checkpoint", "files", "--overwrite", **how)
+        for text in ("model: ", "task: ", "ranks: 2 ", "recall: ", "loss curve: ", "checkpoint: files/, step 6"):
+            assert said.count(text) == 1, (text, said)
+        steps = [e["step"] for e in events("log.jsonl", "step")]
+        assert steps == [1, 2, 3, 4, 5, 6], steps
+        assert steps_in("files") == [4, 6] and len(os.listdir("files")) == 2, os.listdir("files")
+
+
+def main():
+    with_mpi = can_mpirun()
+    with tempfile.TemporaryDirectory() as folder:
+        os.chdir(folder)
+        texts()
+        for test in (same_bits, same_without_deterministic, resumed_on_other_ranks, the_total_batch_is_stored,
+                     files_of_rank_0):
+            test(*[with_mpi][:test.__code__.co_argcount])
+            print(test.__name__, "ok")
+        os.chdir("/")
+
+
+sys.exit(main())
