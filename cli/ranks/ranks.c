@@ -82,8 +82,8 @@ static int64_t threads_of(const rank_group *g, const ranks_device *d, int on_mac
 static int fail_gpu(const rank *k, fattn_status s, int gpu) {
     const char *const why = *k->why ? k->why : fattn_status_text(s);
     if (k->size == 1) return cli_fail(CLI_FAILURE, "context: %s (%s)", why, fattn_status_name(s));
-    return cli_fail(CLI_FAILURE, "%d ranks, of which rank %d needs GPU %d for itself: %s (%s)", k->size, k->number, gpu,
-                    why, fattn_status_name(s));
+    return cli_fail(CLI_FAILURE, "GPU %d for rank %d of %d: %s (%s)", gpu, k->number, k->size, why,
+                    fattn_status_name(s));
 }
 
 /* The ranks' contexts. Threads take the GPUs in turn; their number is known when one is missing. */
@@ -125,8 +125,15 @@ int ranks_open(rank_group *g, const ranks_device *d) {
 
 /* ---- failures ---- */
 
+static void sleep_for(double seconds) {
+    const time_t whole = (time_t)seconds;
+    nanosleep(&(struct timespec){.tv_sec = whole, .tv_nsec = (long)(1e9 * (seconds - (double)whole))}, NULL);
+}
+
 int rank_failed(const rank *k, fattn_status s, const char *what) {
     const char *const message = fattn_ctx_error(k->ctx);
+    /* If a launcher ends this process, another one has said why; else it is still there after that time. */
+    if (s == FATTN_E_COMM && k->is_process && rank_leads(k) && cli_interrupted()) sleep_for(2);
     if (s == FATTN_E_COMM && *message) return cli_fail(CLI_FAILURE, "%s", message);
     /* All ranks find the same wrong numbers; and what a rank that does not print has said is told with its number. */
     if (k->size == 1 || s == FATTN_E_MISMATCH || !rank_leads(k)) return cli_status(k->ctx, s, what);
@@ -144,11 +151,10 @@ static void tell(rank *k) {
    message of the one that failed, unless it is gone or busy. */
 static _Noreturn void end_processes(rank *k, int code) {
     const double seconds = rank_leads(k) ? 0.1 : 2 + k->number; /* 0.1: for what it has printed */
-    const struct timespec pause = {.tv_nsec = 10000000};
     (void)fflush(stdout);
     for (int i = 0; i < (int)(100 * seconds); ++i) {
         mpi_progress();
-        nanosleep(&pause, NULL);
+        sleep_for(0.01);
         if (i > 10 && cli_interrupted()) _Exit(code); /* the launcher ends this process */
     }
     cli_keep_messages(NULL, 0);

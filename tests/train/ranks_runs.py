@@ -1,7 +1,10 @@
 """Runs of `fattn train` on ranks that are threads or processes, for test_ranks*.py."""
+import atexit
 import json
 import os
+import resource
 import shutil
+import signal
 import subprocess
 
 import h5py
@@ -20,12 +23,18 @@ MPI = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OM
        "ASAN_OPTIONS": os.environ.get("ASAN_OPTIONS", "") + ":detect_leaks=0"}
 
 
-def start(*words, processes=0, **environment):
+def start(*words, processes=0, largest_file=None, **environment):
     """`fattn train`, by mpirun if processes is not 0."""
+    def prepare():
+        if largest_file is not None:
+            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, resource.RLIM_INFINITY))
     by = ["mpirun", "-n", str(processes)] if processes else []
-    return subprocess.Popen([*by, FATTN, "train", *map(str, words)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                            encoding="utf-8", errors="backslashreplace",
-                            env={**os.environ, **(MPI if processes else {}), **environment})
+    p = subprocess.Popen([*by, FATTN, "train", *map(str, words)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                         encoding="utf-8", errors="backslashreplace", preexec_fn=prepare,
+                         env={**os.environ, **(MPI if processes else {}), **environment})
+    atexit.register(lambda: p.poll() is None and p.kill()) # after a failure of the test
+    return p
 
 
 def finish(process, code=0, says="", once="", timeout=60):

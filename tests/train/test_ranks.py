@@ -43,15 +43,16 @@ def same_bits(with_mpi):
             again = one("ranks", words, *way)
             assert again[0] == log, (what, way, again[0], log)
             assert_same(again[1], checkpoint, (what, way))
-        for processes, *way in [[(2,), (4, "--zero")], [(4,)], [(2, "--zero")]][number % 3] if with_mpi else []:
+        ways = [[(2,), (4, "--zero")], [(4,)], [(2, "--zero")]][number % 3]
+        for processes, *way in ways if with_mpi else []:
             again = one("processes", words, *way, processes=processes)
             assert again[0] == log, (what, processes, again[0], log)
             assert_same(again[1], checkpoint, (what, processes))
 
 
 def same_without_deterministic():
-    """One rank then adds the gradients of its P = 4 passes in another order. That changes an element by at most P 2^-24 of
-    the sum of their sizes, which is taken as at most 100 of its own; an update of AdamW, of at most lr, changes by as
+    """One rank then adds the gradients of its P = 4 passes in another order. That changes an element by at most P 2^-24
+    of the sum of their sizes, which is taken as at most 100 of its own; an update of AdamW, of at most lr, changes by as
     much of itself, and the loss by the product with the gradient, whose sum of sizes is at most sqrt(n) of its norm."""
     train(*RECALL, "--json", "one.jsonl", "--checkpoint", "-")
     with_ranks = {}
