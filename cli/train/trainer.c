@@ -243,6 +243,7 @@ static fattn_status add_gradient(trainer *r, int64_t pass, double *share) {
     fattn_var loss = model_loss(r->model, r->tape, &r->ids, &r->targets, r->step * passes + pass);
     if (passes > 1) loss = fattn_op_scale(r->tape, loss, 1 / (double)passes);
     s = backward(r, pass, loss);
+    if (!s && r->reducer && pass + 1 == r->first_pass + r->own_passes) s = fattn_reducer_finish(r->reducer);
     prepare(r, cursor_of(r, pass + 1)); /* overlaps with the GPU's work */
     return s ? s : fattn_tape_item(r->tape, loss, share);
 }
@@ -254,7 +255,6 @@ static fattn_status add_gradients(trainer *r, double *loss) {
     fattn_status s = FATTN_OK;
     for (int64_t i = 0; i < passes + NEWS; ++i) news[i] = 0;
     for (int64_t pass = r->first_pass; !s && pass < past; ++pass) s = add_gradient(r, pass, &news[pass]);
-    if (!s && r->reducer) s = fattn_reducer_finish(r->reducer);
     if (trainer_leads(r)) news[passes + CLOCK] = seconds_now() - r->origin;
     news[passes + INTERRUPTS] = cli_interrupted();
     if (!s && r->config.rank) s = rank_share(r->config.rank, news, passes + NEWS);
