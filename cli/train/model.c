@@ -98,19 +98,54 @@ int64_t model_columns(const model_config *c) {
     return c->arch == ARCH_GPT2 ? (c->vocab + MULTIPLE - 1) / MULTIPLE * MULTIPLE : c->vocab;
 }
 
-static fattn_status create_param(model *m, int index) {
+/* Parameters begin at multiples of this, as allocated memory does. Without a gap between them: GPT-2's sizes are
+   multiples of it, but for biases of 1600 channels in 16 bits. */
+enum { PARAM_ALIGN = 256 };
+
+static fattn_dtype dtype_of(const model *m) { return m->config.dtype ? (fattn_dtype)m->config.dtype : FATTN_F32; }
+
+/* The bytes of a parameter in this dtype, and what is free behind it. */
+static int64_t bytes_of(const model *m, int index, fattn_dtype dtype) {
+    const param_shape s = m->arch->shape(&m->config, index);
+    int64_t bytes = (int64_t)fattn_dtype_size(dtype);
+    for (int d = 0; d < s.ndim; ++d) bytes *= s.size[d];
+    return (bytes + PARAM_ALIGN - 1) / PARAM_ALIGN * PARAM_ALIGN;
+}
+
+static fattn_status create_block(model *m, fattn_dtype dtype, fattn_tensor *out) {
+    int64_t bytes = 0;
+    for (int i = 0; i < m->n_params; ++i) bytes += bytes_of(m, i, dtype);
+    return fattn_tensor_alloc(m->ctx, FATTN_U8, 1, &bytes, out);
+}
+
+/* The tensor of a parameter at an offset of a block, which moves on. */
+static fattn_tensor place(const model *m, int index, fattn_dtype dtype, const fattn_tensor *block, int64_t *offset) {
+    const param_shape s = m->arch->shape(&m->config, index);
+    char *const data = (char *)block->data + *offset;
+    *offset += bytes_of(m, index, dtype);
+    return fattn_tensor_view(data, dtype, (fattn_device)block->device, block->device_id, s.ndim, s.size);
+}
+
+/* at: its offsets in the blocks. */
+static fattn_status create_param(model *m, int index, int64_t at[2]) {
     fattn_param *p = &m->params[index];
     const param_shape s = m->arch->shape(&m->config, index);
     snprintf(m->names[index], MODEL_NAME_BYTES, "%s", s.name);
     m->list[index] = p;
     p->name = m->names[index];
     p->flags = (s.std > 0 ? 0 : FATTN_PARAM_NO_DECAY) | (m->config.frozen ? FATTN_PARAM_FROZEN : 0);
-    const fattn_dtype dtype = m->config.dtype ? (fattn_dtype)m->config.dtype : FATTN_F32;
-    fattn_status status = fattn_tensor_alloc(m->ctx, dtype, s.ndim, s.size, &p->value);
-    if (!status) status = fattn_tensor_normal(m->ctx, &p->value, s.mean, 0, (fattn_rng){0});
-    if (m->config.frozen) return status;
-    if (!status) status = fattn_tensor_alloc(m->ctx, FATTN_F32, s.ndim, s.size, &p->grad);
-    if (!status) status = fattn_tensor_normal(m->ctx, &p->grad, 0, 0, (fattn_rng){0});
+    p->value = place(m, index, dtype_of(m), &m->values, &at[0]);
+    const fattn_status status = fattn_tensor_normal(m->ctx, &p->value, s.mean, 0, (fattn_rng){0});
+    if (status || m->config.frozen) return status;
+    p->grad = place(m, index, FATTN_F32, &m->grads, &at[1]);
+    return fattn_tensor_normal(m->ctx, &p->grad, 0, 0, (fattn_rng){0});
+}
+
+static fattn_status create_params(model *m) {
+    int64_t at[2] = {0, 0};
+    fattn_status status = create_block(m, dtype_of(m), &m->values);
+    if (!status && !m->config.frozen) status = create_block(m, FATTN_F32, &m->grads);
+    for (int i = 0; !status && i < m->n_params; ++i) status = create_param(m, i, at);
     return status;
 }
 
@@ -138,7 +173,7 @@ fattn_status model_create(fattn_ctx *ctx, const model_config *config, model **ou
     fattn_status status = FATTN_OK;
     if (!m->params || !m->list || !m->names)
         status = fattn_ctx_fail(ctx, FATTN_E_NOMEM, "no memory for %d parameters", n);
-    for (int i = 0; !status && i < n; ++i) status = create_param(m, i);
+    if (!status) status = create_params(m);
     if (!status && config->arch == ARCH_GPT2) status = create_positions(m);
     if (!status) status = m->arch->init(m);
     if (status) {
@@ -151,10 +186,8 @@ fattn_status model_create(fattn_ctx *ctx, const model_config *config, model **ou
 
 void model_destroy(model *m) {
     if (!m) return;
-    for (int i = 0; m->params && i < m->n_params; ++i) {
-        fattn_tensor_free(m->ctx, &m->params[i].value);
-        fattn_tensor_free(m->ctx, &m->params[i].grad);
-    }
+    fattn_tensor_free(m->ctx, &m->values);
+    fattn_tensor_free(m->ctx, &m->grads);
     fattn_tensor_free(m->ctx, &m->positions);
     free(m->params);
     free(m->list);

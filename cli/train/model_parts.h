@@ -38,8 +38,10 @@ struct model {
     model_config config;
     const model_arch *arch;
     int n_params;
-    fattn_param *params; /* n_params of them, embedding first */
-    fattn_param **list;  /* their addresses */
+    fattn_param *params;        /* n_params of them, embedding first */
+    fattn_param **list;         /* their addresses */
+    fattn_tensor values, grads; /* the memory of all of them, one behind the other: ranks add up gradients that lie so
+                                   together */
     char (*names)[MODEL_NAME_BYTES];
     fattn_tensor positions; /* GPT2: I32 [positions], 0, 1, ... */
 };

@@ -52,8 +52,9 @@ def same_bits(with_mpi):
 
 def same_without_deterministic():
     """One rank then adds the gradients of its P = 4 passes in another order. That changes an element by at most P 2^-24
-    of the sum of their sizes, which is taken as at most 100 of its own; an update of AdamW, of at most lr, changes by as
-    much of itself, and the loss by the product with the gradient, whose sum of sizes is at most sqrt(n) of its norm."""
+    of the sum of their sizes, which is taken as at most 100 of its own; an update of AdamW, of at most lr, changes by
+    as much of itself, and the loss by the product with the gradient, whose sum of sizes is at most sqrt(n) of its
+    norm."""
     train(*RECALL, "--json", "one.jsonl", "--checkpoint", "-")
     with_ranks = {}
     for ranks in (2, 4):

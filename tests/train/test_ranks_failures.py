@@ -1,5 +1,5 @@
-"""What ends a training of several ranks: wrong numbers, files, ranks that fail, stop, or are killed. All ranks end within
-seconds, the reason is printed once, the newest checkpoint is whole and the run goes on from it."""
+"""What ends a training of several ranks: wrong numbers, files, ranks that fail, stop, or are killed. All ranks end
+within seconds, the reason is printed once, the newest checkpoint is whole and the run goes on from it."""
 import os
 import shutil
 import signal
@@ -14,8 +14,8 @@ from ranks_runs import (FATTN, RECALL, TINY, assert_same, built_with_mpi, can_mp
 
 # Steps of a few milliseconds: time for a signal in the middle. Its schedule does not depend on --steps.
 LONG = ["--task", "recall", "--layers", "2", "--channels", "32", "--heads", "2", "--context", "32", "--batch", "4",
-        "--total-batch", "512", "--steps", "100000", "--eval-every", "100000", "--checkpoint-every", "5", "--target", "0",
-        "--threads", "1", "--deterministic", "--schedule", "constant"]
+        "--total-batch", "512", "--steps", "100000", "--eval-every", "100000", "--checkpoint-every", "5",
+        "--target", "0", "--threads", "1", "--deterministic", "--schedule", "constant"]
 END = "--steps", 40
 
 
@@ -26,8 +26,8 @@ def ways(with_mpi):
 
 def children(process):
     """The ranks' processes, in their order."""
-    found = subprocess.run(["ps", "--ppid", str(process.pid), "-o", "pid=,comm="], capture_output=True, text=True).stdout
-    return sorted(int(line.split()[0]) for line in found.splitlines() if line.split()[1] == "fattn")
+    listed = subprocess.run(["ps", "--ppid", str(process.pid), "-o", "pid=,comm="], capture_output=True, text=True)
+    return sorted(int(line.split()[0]) for line in listed.stdout.splitlines() if line.split()[1] == "fattn")
 
 
 def begin(folder, *words, **how):
@@ -83,7 +83,8 @@ def launchers():
     for size, rank in (("PMI_SIZE", "PMI_RANK"), ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID"),
                        ("MPI_LOCALNRANKS", "MPI_LOCALRANKID")):
         said = train(*RECALL, "--checkpoint", "-", **{size: "3", rank: "0"}, code=None, once="fattn train: ")
-        assert ("has started 3 processes, MPI knows of one" if mpi else "has started several processes, but") in said, said
+        want = "has started 3 processes, MPI knows of one" if mpi else "has started several processes, but"
+        assert want in said, said
         train(*RECALL, "--checkpoint", "-", **{size: "1", rank: "0"})
     train(*RECALL, "--checkpoint", "-", SLURM_NTASKS="3", SLURM_PROCID="0") # a job's script
 
@@ -133,7 +134,8 @@ def a_rank_fails(with_mpi):
             with open("t_train_000001.bin", "wb") as f:
                 f.write(whole[:at] + b"\xff\xff" + whole[at + 2:])
             shutil.rmtree("run", ignore_errors=True)
-            said = train(*shards, *way, "--checkpoint", "run", "--checkpoint-every", "1", code=1, once="token 65535", **how)
+            said = train(*shards, *way, "--checkpoint", "run", "--checkpoint-every", "1", code=1, once="token 65535",
+                         **how)
             assert "fattn train: rank " in said and f"offset {at}" in said, said
             at_fault.add(said[said.index("fattn train: rank ") + len("fattn train: rank "):][0])
         assert at_fault != {"0"}, at_fault
