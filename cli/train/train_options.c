@@ -67,11 +67,11 @@ const cli_option train_table[] = {
      "steps that do not; auto unless given"},
     {"threads", CLI_INT, FIELD(threads), "N", 0, 1024, NULL, "0 = one per processor; ranks on the CPU divide them"},
     {"ranks", CLI_INT, FIELD(ranks), "N", 1, RANKS_MOST, NULL,
-     "models that share each batch, threads of this process; on GPUs in turn. mpirun starts them as processes"},
+     "models that share each batch, threads of this process, on GPUs in turn; 1 unless given"},
     {"gpus", CLI_INT, FIELD(gpus), "N", 1, RANKS_MOST, NULL, "as many ranks, each on a GPU of its own (--device cuda)"},
     {"zero", CLI_FLAG, FIELD(zero), NULL, 0, 0, NULL, "ranks divide AdamW's moments and masters (ZeRO, stage 1)"},
     {"time-limit", CLI_REAL, FIELD(time_limit), "S", 0.1, 1e6, NULL,
-     "seconds that a rank waits for another, which may be saving a checkpoint"},
+     "seconds that a rank waits for another, which may be saving a checkpoint; 600 unless given"},
     {"target", CLI_REAL, FIELD(target), "A", 0, 1, NULL,
      "stop when this share of held-out answers is right; 0 = never"},
     {"eval-every", CLI_INT, FIELD(eval_every), "N", 1, ANY, NULL, "steps between held-out evaluations"},
@@ -279,7 +279,17 @@ const char train_details[] = "recall: key-value pairs, then the keys again: the 
                              "error when an output is standard output. Only one run at a time can use a folder.\n"
                              "A run replaces checkpoints of another run, or later ones than the step that it\n"
                              "resumes from, only with --overwrite. A resumed run cuts its own log back to that\n"
-                             "step, but not the log of another run.";
+                             "step, but not the log of another run.\n"
+                             "\n"
+                             "--ranks, --gpus and mpirun -n N fattn train: N models share each batch. --batch\n"
+                             "is the sequences of one pass of one of them, --total-batch the tokens of all\n"
+                             "passes of a step, which they must divide evenly. With --deterministic the\n"
+                             "results are bitwise those of one rank, if each rank has one, two, four ...\n"
+                             "passes. A run may be resumed on any number of them, with --zero or without.\n"
+                             "mpirun gives each process a GPU of its own (--device cuda). Rank 0 does all that\n"
+                             "is not training; one that fails ends all. mpirun kills its processes a second\n"
+                             "after Ctrl-C: with longer steps, mpirun --mca odls_base_sigkill_timeout 60 lets\n"
+                             "them save.";
 
 const char *const train_not_stored[] = {"preset", "resume", "overwrite", "device",     "init",
                                         "ranks",  "gpus",   "zero",      "time-limit", NULL};

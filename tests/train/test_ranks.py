@@ -5,6 +5,8 @@ import subprocess
 import sys
 import tempfile
 
+import numpy as np
+
 sys.dont_write_bytecode = True # the sources may be read-only
 from ranks_runs import FATTN, RECALL, TINY, assert_same, can_mpirun, events, steps_in, stored, train
 
@@ -48,6 +50,16 @@ def same_bits(with_mpi):
             again = one("processes", words, *way, processes=processes)
             assert again[0] == log, (what, processes, again[0], log)
             assert_same(again[1], checkpoint, (what, processes))
+
+
+def write_example(path, context, endings):
+    """One of HellaSwag in llm.c's format: a context of one token, four endings of one."""
+    words = [65535, 0, 0, 0, 4, 1, context] + [word for token in endings for word in (1, token)]
+    words[1] = 2 * len(words)
+    header = np.zeros(256, np.int32)
+    header[:4] = 20240522, 1, 1, words[1]
+    with open(path, "wb") as f:
+        f.write(header.tobytes() + np.array(words, np.uint16).tobytes())
 
 
 def same_without_deterministic():
@@ -97,6 +109,22 @@ def the_total_batch_is_stored():
                 {k: v for k, v in stored("four").items() if k.startswith(("params/", "adam/"))})
 
 
+def begun_with_llmc():
+    """Each rank reads llm.c's files, and keeps its part of AdamW's state."""
+    words = [*SHARDS, "--dtype", "bf16", "--schedule", "constant"]
+    log, want = one("alone", words)
+    train(*words, "--deterministic", "--steps", 3, "--checkpoint", "three")
+    p = subprocess.run([FATTN, "convert", "three", "llmc"], capture_output=True, text=True)
+    assert p.returncode == 0, p.stderr
+    for way in ("--ranks", 1), ("--ranks", 2, "--zero"):
+        train("--init", "llmc", *words, "--deterministic", *way, "--json", "begun.jsonl", "--checkpoint", "rest",
+              "--overwrite")
+        assert events("begun.jsonl", "step") == [e for e in log if e["event"] == "step"][3:], way
+        have = stored("rest")
+        assert_same({name: have[name] for name in want if name.startswith(("params/", "adam/"))},
+                    {name: want[name] for name in want if name.startswith(("params/", "adam/"))}, way)
+
+
 def files_of_rank_0(with_mpi):
     """Every line, file and word once."""
     for how in ({}, {"processes": 2}) if with_mpi else ({},):
@@ -107,6 +135,13 @@ def files_of_rank_0(with_mpi):
         steps = [e["step"] for e in events("log.jsonl", "step")]
         assert steps == [1, 2, 3, 4, 5, 6], steps
         assert steps_in("files") == [4, 6] and len(os.listdir("files")) == 2, os.listdir("files")
+    # HellaSwag and the sample, too.
+    write_example("h.bin", 65, range(70, 74))
+    for i, way in enumerate((["--ranks", 1], ["--ranks", 2, "--zero"])):
+        said = train(*SHARDS, *way, "--deterministic", "--hellaswag", "h.bin", "--tokenizer", "t_tokenizer.bin",
+                     "--sample", 20, "--checkpoint", "-", "--json", f"asked{i}.jsonl", says="sample (temperature")
+        assert said.count("HellaSwag after step 6: ") == 1, said
+    assert events("asked0.jsonl", "hellaswag", "eval") == events("asked1.jsonl", "hellaswag", "eval")
 
 
 def main():
@@ -115,7 +150,7 @@ def main():
         os.chdir(folder)
         texts()
         for test in (same_bits, same_without_deterministic, resumed_on_other_ranks, the_total_batch_is_stored,
-                     files_of_rank_0):
+                     begun_with_llmc, files_of_rank_0):
             test(*[with_mpi][:test.__code__.co_argcount])
             print(test.__name__, "ok")
         os.chdir("/")
