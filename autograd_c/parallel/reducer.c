@@ -13,6 +13,7 @@
 
 enum { LEVELS = 40 };                             /* of batches that are set aside */
 enum { LAG = 2, PARTS = LAG + 1, MOST_OPEN = 8 }; /* sums: LAG + 1 buckets, gathers: as many, and one at its start */
+enum { ALIGNED = 32 }; /* elements: parts of a bucket begin at multiples, for wide accesses */
 static const int64_t BUCKET_BYTES = 25000000;
 
 typedef struct slot {
@@ -74,7 +75,7 @@ static int64_t element_of(const fattn_reducer *r, const bucket *b, int64_t piece
 static void divide(fattn_reducer *r, bucket *b) {
     int64_t pieces = 0;
     for (int i = b->first; i <= b->last; ++i) pieces += pieces_of(&r->slots[i]);
-    const int64_t part = fattni_ceil_div(b->count, r->size);
+    const int64_t part = fattni_round_up(fattni_ceil_div(b->count, r->size), ALIGNED);
     for (int q = 0; q <= r->size; ++q)
         b->begins[q] = r->to_owners ? element_of(r, b, pieces * q / r->size) : fattni_min(b->count, part * q);
 }
