@@ -14,7 +14,7 @@
 enum { LEVELS = 40 };                             /* of batches that are set aside */
 enum { LAG = 2, PARTS = LAG + 1, MOST_OPEN = 8 }; /* sums: LAG + 1 buckets, gathers: as many, and one at its start */
 enum { ALIGNED = 32 }; /* elements: parts of a bucket begin at multiples, for wide accesses */
-static const int64_t BUCKET_BYTES = 25000000;
+static const int64_t BUCKET_BYTES = 64000000;
 
 typedef struct slot {
     fattn_param *param;
@@ -51,6 +51,7 @@ struct fattn_reducer {
     int found; /* the slot that was looked up last */
     int64_t *begins;
     fattn_message *messages; /* [2 size] */
+    void **terms;            /* [size], of a sum */
     void *parts[PARTS];
     size_t parts_bytes[PARTS];
     void *aside[LEVELS];
@@ -191,6 +192,7 @@ static fattn_status fill(fattn_reducer *r, fattn_param *const *params, int64_t b
     FATTNI_TRY(fattni_host_alloc(r->ctx, (n + 1) * sizeof *r->buckets, (void **)&r->buckets));
     FATTNI_TRY(fattni_host_alloc(r->ctx, (n + 1) * (size_t)(r->size + 1) * sizeof *r->begins, (void **)&r->begins));
     FATTNI_TRY(fattni_host_alloc(r->ctx, 2 * (size_t)r->size * sizeof *r->messages, (void **)&r->messages));
+    FATTNI_TRY(fattni_host_alloc(r->ctx, (size_t)r->size * sizeof *r->terms, (void **)&r->terms));
     FATTNI_TRY(check_params(r, params));
     const int64_t values[] = {r->n, r->to_owners, bucket_bytes, digest_of(r)};
     FATTNI_TRY(fattn_comm_agree(r->comm, names, values, 4));
@@ -255,6 +257,7 @@ void fattn_reducer_destroy(fattn_reducer *r) {
     abandon(r);
     for (int i = 0; i < PARTS; ++i) fattni_free(ctx, r->parts[i], r->parts_bytes[i]);
     for (int l = 0; l < LEVELS; ++l) fattni_free(ctx, r->aside[l], r->aside[l] ? r->aside_bytes : 0);
+    fattni_host_free(ctx, r->terms, (size_t)r->size * sizeof *r->terms);
     fattni_host_free(ctx, r->messages, 2 * (size_t)r->size * sizeof *r->messages);
     fattni_host_free(ctx, r->begins, ((size_t)r->n + 1) * (size_t)(r->size + 1) * sizeof *r->begins);
     fattni_host_free(ctx, r->buckets, ((size_t)r->n + 1) * sizeof *r->buckets);
@@ -342,7 +345,10 @@ static fattn_status start(fattn_reducer *r, int bucket_number, bool adds) {
     return FATTN_OK;
 }
 
-/* All ranks' parts of data, of the bucket's count of elements, go to rank q's from begins[q] on. */
+static bool is_narrow(const bucket *b) { return fattn_dtype_size(b->dtype) == 2; }
+
+/* All ranks' gradients from begins[q] on go to rank q: rank p's to parts[p]. The own ones stay where they are, but for
+   those in 16 bits, which are all converted there. */
 static fattn_status start_sum(fattn_reducer *r, int number) {
     const bucket *const b = &r->buckets[number];
     const size_t size = fattn_dtype_size(b->dtype);
@@ -351,7 +357,30 @@ static fattn_status start_sum(fattn_reducer *r, int number) {
         r->messages[q] = message(grads_of(r, b), b->begins[q], b->begins[q + 1], size, q);
         r->messages[r->size + q] = message(r->parts[number % PARTS], q * own, (q + 1) * own, size, q);
     }
+    if (!is_narrow(b)) r->messages[r->rank].bytes = r->messages[r->size + r->rank].bytes = 0;
     return start(r, number, true);
+}
+
+/* The order of fattn/comm.h. A pair's sum is stored in the place of the own gradients, if they are in it: in the end all
+   are there. */
+static fattn_status add_parts(fattn_reducer *r, int number, void *sum) {
+    const bucket *const b = &r->buckets[number];
+    const int64_t own = b->begins[r->rank + 1] - b->begins[r->rank];
+    const size_t bytes = (size_t)own * fattn_dtype_size(b->dtype);
+    void *const parts = r->parts[number % PARTS];
+    if (is_narrow(b)) return fattni_comm_add(r->comm, parts, b->dtype, own, sum);
+    for (int q = 0; q < r->size; ++q) r->terms[q] = q == r->rank ? sum : (char *)parts + (size_t)q * bytes;
+    for (int step = 1; step < r->size; step *= 2)
+        for (int q = 0; q + step < r->size; q += 2 * step) {
+            const bool into_second = r->terms[q + step] == sum;
+            const fattn_device device = r->ctx->device;
+            const fattn_tensor t[2] = {
+                fattn_tensor_view(r->terms[q], b->dtype, device, r->ctx->device_id, 1, &own),
+                fattn_tensor_view(r->terms[q + step], b->dtype, device, r->ctx->device_id, 1, &own)};
+            FATTNI_TRY(fattn_tensor_add(r->ctx, &t[into_second], &t[!into_second]));
+            if (into_second) r->terms[q] = sum;
+        }
+    return FATTN_OK;
 }
 
 /* Rank q's part of data, from begins[q] on, goes to all. */
@@ -372,9 +401,7 @@ static fattn_status finish_oldest(fattn_reducer *r) {
     const bucket *const b = &r->buckets[e.bucket];
     const size_t size = fattn_dtype_size(b->dtype);
     const int64_t begin = b->begins[r->rank], own = b->begins[r->rank + 1] - begin;
-    if (own > 0)
-        FATTNI_TRY(
-            fattni_comm_add(r->comm, r->parts[e.bucket % PARTS], b->dtype, own, grads_of(r, b) + (size_t)begin * size));
+    if (own > 0) FATTNI_TRY(add_parts(r, e.bucket, grads_of(r, b) + (size_t)begin * size));
     r->added += 1;
     return r->to_owners ? FATTN_OK : start_gather(r, e.bucket, grads_of(r, b), size);
 }

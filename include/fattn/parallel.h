@@ -34,7 +34,7 @@ enum {
 typedef struct fattn_reducer_options {
     uint32_t struct_size;
     uint32_t flags;       /* FATTN_REDUCE_* */
-    int64_t bucket_bytes; /* 0 = 25 MB. A larger parameter is a bucket of its own */
+    int64_t bucket_bytes; /* 0 = 64 MB. A larger parameter is a bucket of its own */
 } fattn_reducer_options;
 
 /* Collective: the same options and shapes on every rank; opt may be NULL. Keeps comm and the pointers, which must

@@ -422,7 +422,7 @@ static fattn_status fewer_params(rank_call *c) { return with_reducer(c, c->rank 
 static fattn_status other_buckets(rank_call *c) { return with_reducer(c, PARAMS, c->rank == 1 ? 7 : 0, nothing); }
 Test(reducer, ranks_that_differ) {
     expect_failures(3, fewer_params, FATTN_E_COMM, "number of params is 3 on rank 1, 8 on rank 0");
-    expect_failures(3, other_buckets, FATTN_E_COMM, "bucket_bytes is 7 on rank 1, 25000000 on rank 0");
+    expect_failures(3, other_buckets, FATTN_E_COMM, "bucket_bytes is 7 on rank 1, 64000000 on rank 0");
 }
 
 static fattn_status passes(rank_call *c, model *m, fattn_tape *t, fattn_reducer *r) {
