@@ -86,6 +86,14 @@ static int fail_gpu(const rank *k, fattn_status s, int gpu) {
                     fattn_status_name(s));
 }
 
+/* Of the ranks of a process the first one's context logs warnings, which are the same for all. */
+static fattn_status open_context(rank *k, const ranks_device *d, int gpu, int64_t threads, bool logs) {
+    if (!logs) cli_keep_messages(k->said, sizeof k->said);
+    const fattn_status s = device_create_at(d->device, gpu, d->flags, threads, k->why, &k->ctx);
+    if (!logs) cli_keep_messages(NULL, 0);
+    return s;
+}
+
 /* The ranks' contexts. Threads take the GPUs in turn; their number is known when one is missing. */
 static int open_contexts(rank_group *g, const ranks_device *d) {
     int on_machine = 1, gpu = 0, gpus = g->here;
@@ -94,10 +102,10 @@ static int open_contexts(rank_group *g, const ranks_device *d) {
     for (int i = 0; i < g->here; ++i) {
         rank *const k = &g->at[i];
         const int number = k->is_process ? gpu : i % gpus;
-        fattn_status s = device_create_at(d->device, number, d->flags, threads, k->why, &k->ctx);
+        fattn_status s = open_context(k, d, number, threads, i == 0);
         if (s == FATTN_E_UNSUPPORTED && d->device == ON_CUDA && i > 0 && i < gpus && !d->own_gpus) {
             gpus = i;
-            s = device_create_at(d->device, 0, d->flags, threads, k->why, &k->ctx);
+            s = open_context(k, d, 0, threads, false);
         }
         if (s && d->device == ON_CUDA) return fail_gpu(k, s, number);
         if (s)
@@ -228,6 +236,7 @@ int ranks_end(rank_group *g, int code) {
     if (g->of_mpi) mpi_end();
     /* A launcher that sees a failed process ends the others: the first one's code is enough. */
     if (!rank_leads(&g->at[0]) && g->at[0].is_process) code = CLI_OK;
+    cli_keep_messages(NULL, 0);
     free(g->at);
     return code;
 }

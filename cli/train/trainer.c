@@ -226,8 +226,10 @@ static int64_t cursor_of(const trainer *r, int64_t pass) {
     return r->cursor + (next ? r->config.passes + r->first_pass : pass) * r->config.batch;
 }
 
+static bool is_last(const trainer *r, int64_t pass) { return pass + 1 == r->first_pass + r->own_passes; }
+
 static fattn_status backward(trainer *r, int64_t pass, fattn_var loss) {
-    const bool last = pass + 1 == r->first_pass + r->own_passes;
+    const bool last = is_last(r, pass);
     if (r->reducer && last) return fattn_reducer_backward(r->reducer, r->tape, loss, &r->scale);
     const fattn_status s = fattn_tape_backward_from(r->tape, loss, &r->scale);
     return s || !r->config.tree || last ? s : fattn_reducer_set_aside(r->reducer);
@@ -243,7 +245,7 @@ static fattn_status add_gradient(trainer *r, int64_t pass, double *share) {
     fattn_var loss = model_loss(r->model, r->tape, &r->ids, &r->targets, r->step * passes + pass);
     if (passes > 1) loss = fattn_op_scale(r->tape, loss, 1 / (double)passes);
     s = backward(r, pass, loss);
-    if (!s && r->reducer && pass + 1 == r->first_pass + r->own_passes) s = fattn_reducer_finish(r->reducer);
+    if (!s && r->reducer && is_last(r, pass)) s = fattn_reducer_finish(r->reducer);
     prepare(r, cursor_of(r, pass + 1)); /* overlaps with the GPU's work */
     return s ? s : fattn_tape_item(r->tape, loss, share);
 }
