@@ -83,7 +83,7 @@ def train(fattn, folder, gpus):
     print(f"{'':<24} {'GPUs':>4} {'tokens/s':>10} {'eff.':>6} {'GiB':>5}")
     one = None
     for name, n, options, mpi in ways:
-        run = Training(fattn, folder, n, "--steps", "40", *options, mpi=mpi)
+        run = Training(fattn, folder, n, "--steps", "30", *options, mpi=mpi)
         if run.error:
             print(f"{name:<24} {n:>4} failed: {run.error}")
             continue
@@ -117,18 +117,20 @@ def fault(fattn, folder, name, gpus, send, options=(), other=()):
     with log.open("w", encoding="utf-8") as out:
         run = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env={**os.environ, **MPI})
         begin = time.monotonic()
+        victim = None
         if send:
             time.sleep(12)
             begin = time.monotonic()
-            os.kill(children(run.pid)[-1], send)
+            victim = children(run.pid)[-1]
+            os.kill(victim, send)
         try:
             run.wait(60)
             ended = f"ends after {time.monotonic() - begin:.1f} s with exit code {run.returncode}"
         except subprocess.TimeoutExpired:
             run.kill()
             ended = "DOES NOT END within 60 s"
-        if send == signal.SIGSTOP:
-            subprocess.run(["pkill", "-KILL", "-f", str(fattn)], check=False)
+        if send == signal.SIGSTOP and victim in children(run.pid):
+            os.kill(victim, signal.SIGKILL)
     lines = log.read_text(errors="replace").splitlines()
     said = [line for line in lines if "fattn train:" in line or "noticed" in line]
     print(f"{name}: {ended}\n    " + "\n    ".join(said[:3]), flush=True)
