@@ -6,6 +6,7 @@
 
 #include <fattn/mpi.h>
 #include <stdlib.h>
+#include <time.h>
 
 int mpi_begin(const launch *l, int *number, int *size) {
     int provided;
@@ -39,9 +40,28 @@ fattn_status mpi_comm(fattn_ctx *ctx, const fattn_comm_options *o, fattn_comm **
                                               : fattn_comm_mpi_nccl(ctx, MPI_COMM_WORLD, o, out);
 }
 
-void mpi_progress(void) {
-    int found;
-    MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, MPI_COMM_WORLD, &found, MPI_STATUS_IGNORE);
+enum { ANNOUNCED = 1 }; /* a tag; nothing else is sent in MPI_COMM_WORLD itself */
+
+void mpi_announce(void) {
+    int number, size;
+    MPI_Comm_rank(MPI_COMM_WORLD, &number);
+    MPI_Comm_size(MPI_COMM_WORLD, &size);
+    for (int p = 0; p < size; ++p) {
+        MPI_Request request;
+        if (p == number) continue;
+        MPI_Isend(NULL, 0, MPI_BYTE, p, ANNOUNCED, MPI_COMM_WORLD, &request);
+        MPI_Request_free(&request);
+    }
+}
+
+bool mpi_announced(double seconds) {
+    const double end = MPI_Wtime() + seconds;
+    int found = 0;
+    do {
+        MPI_Iprobe(MPI_ANY_SOURCE, ANNOUNCED, MPI_COMM_WORLD, &found, MPI_STATUS_IGNORE);
+        if (!found) nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+    } while (!found && MPI_Wtime() < end);
+    return found;
 }
 
 void mpi_end(void) { MPI_Finalize(); }

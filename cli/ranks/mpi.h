@@ -5,6 +5,7 @@
 #include "cli/ranks/launcher.h"
 
 #include <fattn/comm.h>
+#include <stdbool.h>
 
 /* Initialises MPI: this process's number, and how many there are. CLI_OK, or another code after an error message. */
 int mpi_begin(const launch *l, int *number, int *size);
@@ -13,7 +14,10 @@ int mpi_begin(const launch *l, int *number, int *size);
 void mpi_local(int *size, int *gpu);
 /* Of all processes: by MPI, or by NCCL where the context is on a GPU. */
 fattn_status mpi_comm(fattn_ctx *ctx, const fattn_comm_options *o, fattn_comm **out);
-void mpi_progress(void);            /* moves messages that are on their way */
+/* Tells all other processes that this one has printed why they end; whether another one has, if that is known within
+   some seconds. */
+void mpi_announce(void);
+bool mpi_announced(double seconds);
 void mpi_end(void);                 /* waits for all processes */
 _Noreturn void mpi_abort(int code); /* ends all processes */
 

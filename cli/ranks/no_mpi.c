@@ -21,6 +21,7 @@ fattn_status mpi_comm(fattn_ctx *ctx, const fattn_comm_options *o, fattn_comm **
     return fattn_ctx_fail(ctx, FATTN_E_UNSUPPORTED, "this program was built without MPI");
 }
 
-void mpi_progress(void) {}
+void mpi_announce(void) {}
+bool mpi_announced(double seconds) { return (void)seconds, false; }
 void mpi_end(void) {}
 _Noreturn void mpi_abort(int code) { _Exit(code); }

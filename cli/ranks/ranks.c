@@ -133,15 +133,10 @@ int ranks_open(rank_group *g, const ranks_device *d) {
 
 /* ---- failures ---- */
 
-static void sleep_for(double seconds) {
-    const time_t whole = (time_t)seconds;
-    nanosleep(&(struct timespec){.tv_sec = whole, .tv_nsec = (long)(1e9 * (seconds - (double)whole))}, NULL);
-}
-
 int rank_failed(const rank *k, fattn_status s, const char *what) {
     const char *const message = fattn_ctx_error(k->ctx);
-    /* If a launcher ends this process, another one has said why; else it is still there after that time. */
-    if (s == FATTN_E_COMM && k->is_process && rank_leads(k) && cli_interrupted()) sleep_for(2);
+    /* It has been stopped, or busy: another process has printed what is told here. */
+    if (s == FATTN_E_COMM && k->is_process && rank_leads(k) && mpi_announced(0.1)) return CLI_FAILURE;
     if (s == FATTN_E_COMM && *message) return cli_fail(CLI_FAILURE, "%s", message);
     /* All ranks find the same wrong numbers; and what a rank that does not print has said is told with its number. */
     if (k->size == 1 || s == FATTN_E_MISMATCH || !rank_leads(k)) return cli_status(k->ctx, s, what);
@@ -158,15 +153,19 @@ static void tell(rank *k) {
 /* Ends all processes. A rank but the first one waits for those before it, which have more to say: rank 0 has the
    message of the one that failed, unless it is gone or busy. */
 static _Noreturn void end_processes(rank *k, int code) {
-    const double seconds = rank_leads(k) ? 0.1 : 2 + k->number; /* 0.1: for what it has printed */
     (void)fflush(stdout);
-    for (int i = 0; i < (int)(100 * seconds); ++i) {
-        mpi_progress();
-        sleep_for(0.01);
-        if (i > 10 && cli_interrupted()) _Exit(code); /* the launcher ends this process */
+    if (rank_leads(k)) {
+        mpi_announce();
+        (void)mpi_announced(0.1); /* time for what has been printed, and for what has been told */
+    } else if (mpi_announced(2 + k->number)) {
+        const struct timespec pause = {.tv_sec = 10}; /* for the end that the other one brings */
+        nanosleep(&pause, NULL);
+    } else {
+        mpi_announce();
+        cli_keep_messages(NULL, 0);
+        cli_fail(code, "rank %d: %s", k->number, k->said);
+        (void)mpi_announced(0.1);
     }
-    cli_keep_messages(NULL, 0);
-    if (!rank_leads(k)) cli_fail(code, "rank %d: %s", k->number, k->said);
     mpi_abort(code);
 }
 
