@@ -27,18 +27,20 @@ static fattn_ctx *device_or_skip(void) {
 
 static void must(cudaError_t e) { cr_assert_eq(e, cudaSuccess, "%s", cudaGetErrorString(e)); }
 
-/* Layouts of [3,5,37]: dense, dimensions in reverse order, rows with gaps, rows backwards, one row
-   repeated. */
-static fattn_tensor lay_out(int layout, fattn_dtype dtype, void *memory) {
-    static const int64_t strides[LAYOUTS][3] = {{185, 37, 1}, {1, 3, 15}, {300, 41, 1}, {185, -37, 1}, {37, 0, 1}};
-    const int64_t shape[3] = {3, 5, 37};
-    char *const start = (char *)memory + (layout == 3 ? 4 * 37 * fattn_dtype_size(dtype) : 0);
+/* Layouts of [3,5,37]: dense, dimensions in reverse order, rows with gaps, rows backwards, one row repeated. And of
+   [3,5,48], whose rows are pieces of 16 bytes: the same, but for the second, whose rows change places. */
+static fattn_tensor lay_out(int layout, bool wide, fattn_dtype dtype, void *memory) {
+    static const int64_t strides[2][LAYOUTS][3] = {
+        {{185, 37, 1}, {1, 3, 15}, {300, 41, 1}, {185, -37, 1}, {37, 0, 1}},
+        {{240, 48, 1}, {48, 144, 1}, {320, 64, 1}, {240, -48, 1}, {48, 0, 1}}};
+    const int64_t shape[3] = {3, 5, wide ? 48 : 37};
+    char *const start = (char *)memory + (layout == 3 ? 4 * (size_t)shape[2] * fattn_dtype_size(dtype) : 0);
     fattn_tensor t = fattn_tensor_view(start, dtype, FATTN_CPU, 0, 3, shape);
-    memcpy(t.stride, strides[layout], sizeof strides[layout]);
+    memcpy(t.stride, strides[wide][layout], sizeof strides[wide][layout]);
     return t;
 }
 
-static pair pair_new(int layout, fattn_dtype dtype, bool filled) {
+static pair pair_new(int layout, bool wide, fattn_dtype dtype, bool filled) {
     static const double values[] = {0,     -0.0,  1,     -2.5, 3.5,          0.1,    1e-7,     65519,     65520,
                                     -3e38, 7e-40, 255.5, -1,   2147483648.0, 1e-310, INFINITY, -INFINITY, NAN};
     pair p = {.bytes = 1024 * fattn_dtype_size(dtype)};
@@ -49,8 +51,8 @@ static pair pair_new(int layout, fattn_dtype dtype, bool filled) {
     void *d;
     must(cudaMalloc(&d, p.bytes));
     must(cudaMemcpy(d, p.memory, p.bytes, cudaMemcpyHostToDevice));
-    p.host = lay_out(layout, dtype, p.memory);
-    p.device = lay_out(layout, dtype, d);
+    p.host = lay_out(layout, wide, dtype, p.memory);
+    p.device = lay_out(layout, wide, dtype, d);
     p.device.device = FATTN_CUDA;
     return p;
 }
@@ -67,10 +69,11 @@ static void pair_free(pair *p) {
 Test(cuda_tensor, copy, .timeout = 200) {
     fattn_ctx *const gpu = device_or_skip(), *const cpu = attention_context(0);
     static const fattn_dtype types[DTYPES] = {FATTN_F64, FATTN_F32, FATTN_F16, FATTN_BF16, FATTN_I32, FATTN_U8};
-    for (int n = 0; n < DTYPES * DTYPES * LAYOUTS * (LAYOUTS - 1) * 3; ++n) {
+    for (int n = 0; n < 2 * DTYPES * DTYPES * LAYOUTS * (LAYOUTS - 1) * 3; ++n) {
         const int way = n % 3, to = n / 3 % (LAYOUTS - 1), from = n / 12 % LAYOUTS;
-        const fattn_dtype a = types[n / 60 % DTYPES], b = types[n / 60 / DTYPES];
-        pair src = pair_new(from, a, true), dst = pair_new(to, b, false);
+        const fattn_dtype a = types[n / 60 % DTYPES], b = types[n / 60 / DTYPES % DTYPES];
+        const bool wide = n / 60 / DTYPES / DTYPES;
+        pair src = pair_new(from, wide, a, true), dst = pair_new(to, wide, b, false);
         unsigned char *const untouched = malloc(dst.bytes), *const got = malloc(dst.bytes);
         memcpy(untouched, dst.memory, dst.bytes);
         cr_assert_eq(fattn_tensor_copy(cpu, &dst.host, &src.host), FATTN_OK);
@@ -84,8 +87,8 @@ Test(cuda_tensor, copy, .timeout = 200) {
             cr_assert_eq(fattn_ctx_sync(gpu), FATTN_OK);
             must(cudaMemcpy(got, device_memory(&dst), dst.bytes, cudaMemcpyDeviceToHost));
         }
-        cr_assert_eq(memcmp(got, dst.memory, dst.bytes), 0, "%s to %s, layout %d to %d, way %d", fattn_dtype_name(a),
-                     fattn_dtype_name(b), from, to, way);
+        cr_assert_eq(memcmp(got, dst.memory, dst.bytes), 0, "%s to %s, layout %d to %d%s, way %d", fattn_dtype_name(a),
+                     fattn_dtype_name(b), from, to, wide ? " of pieces" : "", way);
         free(untouched);
         free(got);
         pair_free(&src);
@@ -112,7 +115,7 @@ Test(cuda_tensor, normal) {
     static const fattn_dtype types[] = {FATTN_F64, FATTN_F32, FATTN_F16, FATTN_BF16};
     static const double ulp[] = {0x1p-50, 0x1p-23, 0x1p-10, 0x1p-7};
     for (int n = 0; n < 16; ++n) {
-        pair p = pair_new(n / 4, types[n % 4], true);
+        pair p = pair_new(n / 4, false, types[n % 4], true);
         void *const got = malloc(p.bytes);
         memset(p.memory, 0, p.bytes);
         must(cudaMemset(device_memory(&p), 0, p.bytes));
