@@ -1,9 +1,11 @@
 #!/bin/bash
-# plots.sh [RESULTS]: TFLOP/s against N, forward and backward, from a table of peers.py into
-# bench/hopper_forward.svg and bench/hopper_backward.svg. Needs gnuplot.
+# plots.sh [RESULTS [RANKS]]: TFLOP/s against N, forward and backward, from a table of peers.py into
+# bench/hopper_forward.svg and bench/hopper_backward.svg; errors against the number of ranks and efficiency against N, from
+# tables of ranks.c into bench/ranks_errors.svg and bench/ranks_speed.svg. Needs gnuplot.
 set -euo pipefail
 cd "$(dirname "$0")"
 table=${1:-results/hopper_h200.txt}
+ranks=${2:-results/ranks_h100.txt}
 data=$(mktemp)
 trap 'rm -f "$data"' EXIT
 
@@ -47,3 +49,62 @@ GNUPLOT
 }
 draw forward Forward 2
 draw backward Backward 6
+
+# ---- ranks ----
+
+# One block per form: ranks, errors of o, dq, dk, dv in 1e-4 (bf16, causal).
+awk '/^(ring|all-gather|ulysses) +bf16 +causal/ {
+    if ($1 != last) { if (last) printf "\n\n"; last = $1 }
+    print $5, $(NF - 3), $(NF - 2), $(NF - 1), $NF
+}' "$ranks" > "$data"
+gnuplot <<GNUPLOT
+set terminal svg size 960,320 font "sans-serif,12" background "white"
+set output "ranks_errors.svg"
+set multiplot layout 1,2 title "relative error against F64, bf16, causal, N 1500" font ",14"
+set logscale x 2
+set xtics (1, 2, 4)
+set xrange [0.9:4.5]
+set yrange [0:0.003]
+set format y "%.4f"
+set grid ytics lc "#dddddd"
+set key bottom left
+set style data linespoints
+set xlabel "ranks"
+do for [c = 2:3] {
+    set title (c == 2 ? "o" : "dq")
+    plot "$data" index 0 using 1:(column(c) * 1e-4) title "ring" lc "#c0392b" lw 2 pt 7, \
+         "" index 1 using 1:(column(c) * 1e-4) title "all-gather" lc "#2c3e50" lw 2 pt 5, \
+         "" index 2 using 1:(column(c) * 1e-4) title "Ulysses" lc "#2980b9" lw 2 pt 9
+}
+unset multiplot
+GNUPLOT
+
+# One block per shape and form: N, efficiency.
+: > "$data"
+for shape in '16/16 x 128' '32/8 x 128' '32/4 x 128' '12/12 x 64' '32/8 x 64' '32/4 x 64'; do
+    for form in ring all-gather ulysses; do
+        sed '/== beside/,$d' "$ranks" | awk -v shape="$shape" -v form="$form" \
+            'index($0, shape) == 1 && $5 == form { print $4, $NF }' >> "$data"
+        printf '\n\n' >> "$data"
+    done
+done
+gnuplot <<GNUPLOT
+set terminal svg size 960,560 font "sans-serif,12" background "white"
+set output "ranks_speed.svg"
+set multiplot layout 2,3 title "two H100 beside one: forward and backward, bf16, causal; 1 = twice as fast" font ",14"
+set logscale x 2
+set xtics ("8k" 8192, "" 16384, "32k" 32768, "" 65536, "128k" 131072, "" 262144)
+set xrange [7000:300000]
+set yrange [0.3:1.05]
+set grid ytics lc "#dddddd"
+set key bottom right
+set style data linespoints
+do for [panel = 0:5] {
+    if (panel > 0) { unset key }
+    set title sprintf("%s heads, head\\\\_dim %s", word("16/16 32/8 32/4 12/12 32/8 32/4", panel + 1), panel < 3 ? "128" : "64")
+    plot "$data" index (3 * panel) using 1:2 title "ring" lc "#c0392b" lw 2 pt 7, \
+         "" index (3 * panel + 1) using 1:2 title "all-gather" lc "#2c3e50" lw 2 pt 5, \
+         "" index (3 * panel + 2) using 1:2 title "Ulysses" lc "#2980b9" lw 2 pt 9
+}
+unset multiplot
+GNUPLOT

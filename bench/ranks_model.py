@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Attention over 2, 4 and 8 GPUs: a model, projected from one GPU and from transfers between two.
+"""Attention over 2, 4 and 8 GPUs: a model, projected from what two GPUs were measured to do.
 
-A rank computes its share of the whole sequence's time at the rate that calls of its rows have on one GPU
-(results/ranks_h200.txt, "one"), and passes over tensors in F32 or between layouts at the rate of memory. A message
-takes ALPHA and its bytes over BETA: fitted to NCCL's sends and receives between two H200 (NVLink, both ways at
-once: 64 MB in 243 us, 256 MB in 848 us). A ring's messages go while kernels run, the others' do not. Kernels are not
-slowed by the SMs that NCCL takes. Efficiency is forward and backward together: one GPU's time / (GPUs x time).
+A rank's kernels and passes over memory take what they took on two GPUs without transfers (results/ranks_h100.txt,
+"compute"): in a ring each of P steps as long as one of the two steps of 2 N / P rows; in the other forms 2 / P of the
+time for N rows, which is too little where a rank's share no longer fills its GPU. A message takes ALPHA and its bytes
+over BETA, fitted to the messages of two ranks by copy engines; what a rank gets from several ranks comes one after the
+other. Of a ring's moves that is lost which takes longer than the step over it, of Ulysses' the first group of heads and
+the last; all-gather hides nothing. Efficiency is forward and backward together: one GPU's time / (GPUs x time).
 
     python3 bench/ranks_model.py > bench/results/ranks_model.txt
 """
@@ -14,91 +15,95 @@ import pathlib
 import re
 
 HERE = pathlib.Path(__file__).resolve().parent
-ALPHA, BETA = 41e-6, 317e9  # s, bytes/s
-MEMORY = 3.5e12             # bytes/s of a pass over memory
-LAUNCH = 4e-6               # s, a small kernel or copy
+ALPHA, BETA = 22e-6, 393e9  # s, bytes/s
+LENGTHS = (8192, 16384, 32768, 65536, 131072)
+SMS = 132
 
 
 def measured():
-    """(Hq, Hkv, d) -> {N: (forward, backward)}, s, one rank."""
+    """(Hq, Hkv, d) -> {N: {form: {"one", "whole", "compute": (forward, backward)}}}, s, on two GPUs."""
+    text = (HERE / "results/ranks_h100.txt").read_text().split("== beside PyTorch")[0]
+    number = r" +([\d.]+)"
     got = {}
-    for line in (HERE / "results/ranks_h200.txt").read_text().splitlines():
-        if row := re.match(r"(\d+)/(\d+) x (\d+) +(\d+) ring +\| +([\d.]+) +([\d.]+)", line):
+    for line in text.splitlines():
+        if row := re.match(r"(\d+)/(\d+) x (\d+) +(\d+) (\S+) +\|" + number * 2 + r" \|" + number * 2 + r" \|"
+                           + number * 2, line):
             Hq, Hkv, d, N = map(int, row.groups()[:4])
-            got.setdefault((Hq, Hkv, d), {})[N] = (float(row[5]) * 1e-3, float(row[6]) * 1e-3)
+            ms = [1e-3 * float(x) for x in row.groups()[5:11]]
+            got.setdefault((Hq, Hkv, d), {}).setdefault(N, {})[row[5]] = {
+                "one": ms[0:2], "whole": ms[2:4], "compute": ms[4:6]}
     return got
 
 
-def at(times, N, way):
-    """Time of a sequence of N, by straight lines between the logarithms."""
+def at(times, form, what, N, way):
+    """By straight lines between the logarithms; below the shortest length in proportion to rows squared."""
     known = sorted(times)
     low = max((n for n in known if n <= N), default=known[0])
     high = min((n for n in known if n >= N), default=known[-1])
+    value = lambda n: times[n][form][what][way]
     if low == high:
-        return times[low][way] * (N / low) ** 2
+        return value(low) * (N / low) ** 2
     part = math.log(N / low) / math.log(high / low)
-    return math.exp((1 - part) * math.log(times[low][way]) + part * math.log(times[high][way]))
+    return math.exp((1 - part) * math.log(value(low)) + part * math.log(value(high)))
 
 
 def message(size):
     return ALPHA + size / BETA
 
 
-def compute(times, N, P, way):
-    """The share of a rank, at the rate of calls of its N / P rows."""
-    rows = N / P
-    slower = at(times, rows, way) * P * P / at(times, N, way)
-    return times_whole(times, N, way) / P * max(1, slower ** 0.5)
-
-
-def times_whole(times, N, way):
-    return at(times, N, way)
-
-
 def ring(model, times, N, P):
     Hq, Hkv, d = model
-    t = N // P
-    kv, dkv, o = 2 * t * Hkv * d * 2, 2 * t * Hkv * d * 4, t * Hq * d * 4
-    fwd, bwd = (compute(times, N, P, way) / P for way in (0, 1))  # of a step
-    fwd += (2 * o / MEMORY + 2 * LAUNCH) * (P - 1) / P            # merges read and write O in F32
-    bwd += (2 * o + 4 * dkv) / MEMORY + 4 * LAUNCH                # dQ, and dK and dV are added and passed on
-    forward = fwd + (P - 1) * max(fwd, message(kv))
-    backward = bwd + (P - 1) * max(bwd, message(kv) + message(dkv)) + message(dkv)
-    return forward + backward
+    t = N / P
+    kv, dkv = 2 * t * Hkv * d * 2, 2 * t * Hkv * d * 4
+    fwd, bwd = (at(times, "ring", "compute", 2 * t, way) / 2 for way in (0, 1))
+    halves = Hkv * t / 128 >= 14 * SMS  # of the own step: one at the beginning, one at the end
+    forward = P * fwd + (P - 1) * max(0, message(kv) - fwd)
+    first = max(0, message(kv) - (bwd / 2 if halves else 0))
+    later = (P - 2) * max(0, message(kv) + message(dkv) - bwd)
+    home = max(0, message(dkv) - (bwd / 2 if halves else bwd))
+    return forward + P * bwd + first + later + home
 
 
 def all_gather(model, times, N, P):
     Hq, Hkv, d = model
-    t = N // P
+    t = N / P
     kv, dkv = 2 * t * Hkv * d * 2, 2 * t * Hkv * d * 4
-    moved = (P - 1) * message(kv) * 2 + (P - 1) * message(dkv)
-    passes = (2 * 2 * P * kv + 6 * P * dkv) / MEMORY + 20 * LAUNCH
-    return compute(times, N, P, 0) + compute(times, N, P, 1) + moved + passes
+    compute = sum(at(times, "all-gather", "compute", N, way) for way in (0, 1)) * 2 / P
+    return compute + 2 * message((P - 1) * kv) + message((P - 1) * dkv)
 
 
 def ulysses(model, times, N, P):
     Hq, Hkv, d = model
     if Hkv % P:
         return None
-    t = N // P
-    q, kv = t * Hq * d * 2, 2 * t * Hkv * d * 2
-    there, back = 2 * q + kv + (3 * q + kv), q + (q + kv)  # forward q, k, v, o; backward o, dO, and the gradients, too
-    passes = 4 * (there + back) / MEMORY + 40 * LAUNCH
-    moved = 4 * (P - 1) * ALPHA + (there + back) * (P - 1) / P / BETA
-    return (times_whole(times, N, 0) + times_whole(times, N, 1)) / P + moved + passes
+    q, kv = N / P * Hq * d * 2, 2 * N / P * Hkv * d * 2  # of all heads; a rank gets (P - 1) / P of it from others
+    total = 0
+    for way, tiles, there, back in ((0, Hq, q + kv, q), (1, Hkv, 3 * q + kv, q + kv)):
+        groups = max(1, min(Hkv // P, 4, int(tiles / P * N / 128 / (7 * SMS))))
+        moves = message(there * (P - 1) / P / groups) + message(back * (P - 1) / P / groups)
+        total += at(times, "ulysses", "compute", N, way) * 2 / P + moves
+    return total
 
 
 def main():
     print(__doc__.split("\n\n")[1])
-    print("\nProjected, nothing here was measured on several GPUs. bf16, causal.\n")
-    print(f"{'heads x d':<12} {'N':>7} {'GPUs':>4} | {'ring':>6} {'gather':>6} {'ulysses':>7}")
+    print("\nTwo H100: projected, and measured in brackets; 4 and 8 GPUs: projected only. bf16, causal.\n")
+    print(f"{'heads x d':<12} {'N':>7} {'GPUs':>4} | {'ring':>14} {'all-gather':>14} {'ulysses':>14}")
+    forms = {"ring": ring, "all-gather": all_gather, "ulysses": ulysses}
     for model, times in measured().items():
-        for N in (8192, 16384, 32768, 65536, 131072):
+        for N in LENGTHS:
             for P in (2, 4, 8):
-                one = times_whole(times, N, 0) + times_whole(times, N, 1)
-                row = [f(model, times, N, P) for f in (ring, all_gather, ulysses)]
-                cells = " ".join(f"{one / P / x:{w}.2f}" if x else f"{'-':>{w}}" for x, w in zip(row, (6, 6, 7)))
-                print(f"{model[0]}/{model[1]} x {model[2]:<5} {N:>8} {P:>4} | {cells}")
+                if N not in times or (2 * N // P < min(times)):
+                    continue
+                one = sum(times[N]["ring"]["one"])
+                cells = []
+                for form, project in forms.items():
+                    time = project(model, times, N, P)
+                    cell = f"{one / P / time:.2f}" if time else "-"
+                    if P == 2:
+                        cell += f" ({one / 2 / sum(times[N][form]['whole']):.2f})"
+                    cells.append(f"{cell:>14}")
+                print(f"{model[0]}/{model[1]} x {model[2]:<5} {N:>8} {P:>4} | {' '.join(cells)}")
 
 
 if __name__ == "__main__":

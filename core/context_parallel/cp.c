@@ -266,8 +266,9 @@ fattn_cp_form fattn_cp_form_of(const fattn_cp *cp, int64_t Hq, int64_t Hkv, cons
     if (cp->form != FATTN_CP_AUTO) return (fattn_cp_form)cp->form;
     const uint32_t flags = p ? p->flags : 0;
     const bool deterministic = (flags & FATTN_DETERMINISTIC) || (cp->ctx->flags & FATTN_CTX_DETERMINISTIC);
-    if (Hkv % cp->comm->size == 0) return FATTN_CP_ULYSSES;
-    const int64_t t = cp->N / cp->comm->size;
+    const int64_t t = cp->N / cp->comm->size, tiles = Hkv / cp->comm->size * (cp->N / 128); /* of keys, of ULYSSES */
+    if (Hkv % cp->comm->size == 0)
+        return tiles < 2 * cp->ctx->gpu.sms && !cp->packed && !deterministic ? FATTN_CP_ALL_GATHER : FATTN_CP_ULYSSES;
     return cp->packed || deterministic || t * Hq < 4096 * Hkv ? FATTN_CP_ALL_GATHER : FATTN_CP_RING;
 }
 

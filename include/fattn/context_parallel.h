@@ -13,10 +13,11 @@
                F32 in the order of fattn_comm_all_reduce.
    ULYSSES     ranks exchange rows for heads (Jacobs et al., arXiv 2309.14509): each computes Hq / size heads of the
                whole sequence, with the kernels and in the memory of one device. size must divide Hkv.
-   AUTO        ULYSSES where it can; else ALL_GATHER for packed batches, for DETERMINISTIC, and where t is too short for
-               a ring to hide its transfers: below 4096 Hkv / Hq rows; else RING. A ring is never the choice where
-               another form can be, though it may be faster: a rank has no mean of all keys, so that dq of 16-bit keys
-               with means is as far off as without centring (NUMERICS.md, section 1).
+   AUTO        ULYSSES where it can, but ALL_GATHER on a GPU that a rank's key heads do not fill: N Hkv / size below 256
+               for each SM. Where size does not divide Hkv ALL_GATHER for packed batches, for DETERMINISTIC, and where t
+               is too short for a ring to hide its transfers: below 4096 Hkv / Hq rows; else RING. A ring is never the
+               choice where another form can be: a rank has no mean of all keys, so that dq of 16-bit keys with means is
+               as far off as without centring (NUMERICS.md, section 1).
 
    Bits. With FATTN_DETERMINISTIC o, lse, dq, dk and dv of ULYSSES and of ALL_GATHER do not depend on the number of
    ranks, nor on the layout; packed batches: of ULYSSES. ULYSSES gives those of fattn_attention_fwd and _bwd on one
