@@ -1,7 +1,7 @@
 #!/bin/bash
 # plots.sh [RESULTS [RANKS]]: TFLOP/s against N, forward and backward, from a table of peers.py into
-# bench/hopper_forward.svg and bench/hopper_backward.svg; errors against the number of ranks and efficiency against N, from
-# tables of ranks.c into bench/ranks_errors.svg and bench/ranks_speed.svg. Needs gnuplot.
+# bench/hopper_forward.svg and bench/hopper_backward.svg; errors against the number of ranks and efficiency against N,
+# from tables of ranks.c into bench/ranks_errors.svg and bench/ranks_speed.svg. Needs gnuplot.
 set -euo pipefail
 cd "$(dirname "$0")"
 table=${1:-results/hopper_h200.txt}
@@ -101,7 +101,8 @@ set key bottom right
 set style data linespoints
 do for [panel = 0:5] {
     if (panel > 0) { unset key }
-    set title sprintf("%s heads, head\\\\_dim %s", word("16/16 32/8 32/4 12/12 32/8 32/4", panel + 1), panel < 3 ? "128" : "64")
+    heads = word("16/16 32/8 32/4 12/12 32/8 32/4", panel + 1)
+    set title sprintf("%s heads, head\\\\_dim %s", heads, panel < 3 ? "128" : "64")
     plot "$data" index (3 * panel) using 1:2 title "ring" lc "#c0392b" lw 2 pt 7, \
          "" index (3 * panel + 1) using 1:2 title "all-gather" lc "#2c3e50" lw 2 pt 5, \
          "" index (3 * panel + 2) using 1:2 title "Ulysses" lc "#2980b9" lw 2 pt 9

@@ -361,8 +361,8 @@ static fattn_status start_sum(fattn_reducer *r, int number) {
     return start(r, number, true);
 }
 
-/* The order of fattn/comm.h. A pair's sum is stored in the place of the own gradients, if they are in it: in the end all
-   are there. */
+/* The order of fattn/comm.h. A pair's sum is stored in the place of the own gradients, if they are in it: in the end
+   all are there. */
 static fattn_status add_parts(fattn_reducer *r, int number, void *sum) {
     const bucket *const b = &r->buckets[number];
     const int64_t own = b->begins[r->rank + 1] - b->begins[r->rank];
