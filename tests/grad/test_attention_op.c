@@ -248,7 +248,7 @@ Test(attention_op, keeps_o_and_l_only) {
         cr_assert(l.ndim == 3 && l.stride[1] == N && l.dtype == FATTN_F32);
         bytes[n] = fattn_ctx_mem(ctx).live - before;
         const size_t o_and_l = sizeof(float) * 2 * N * (WIDTH + 1);
-        const size_t records = 100 << 10; /* nodes, variables, the ends of chunks */
+        const size_t records = 104 << 10; /* nodes, variables, the ends of chunks */
         cr_assert_geq(bytes[n], o_and_l + plan.saved_bytes + plan.fwd_workspace);
         cr_assert_leq(bytes[n], o_and_l + plan.saved_bytes + plan.fwd_workspace + records);
         end();

@@ -140,7 +140,7 @@ Test(problem, structs_grow) {
 }
 
 Test(problem, params) {
-    REJECTED(FATTN_E_ARG, "unknown bits 0x80000080", c.p.flags = FATTN_CAUSAL | 1u << 31 | 1u << 7);
+    REJECTED(FATTN_E_ARG, "unknown bits 0x80100000", c.p.flags = FATTN_CAUSAL | 1u << 31 | 1u << 20);
     REJECTED(FATTN_E_ARG, "exclude each other", c.p.flags = FATTN_CAUSAL | FATTN_CAUSAL_TOP_LEFT);
     REJECTED(FATTN_E_ARG, "algorithm: -1 is not in 0..3", c.p.algorithm = -1);
     REJECTED(FATTN_E_ARG, "algorithm: 4 is not in 0..3", c.p.algorithm = 4);
