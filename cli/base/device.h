@@ -9,8 +9,7 @@ enum { ON_CPU, ON_CUDA };
 enum { DEVICE_MESSAGE = 512 };
 
 /* A context; on failure `why` has the error message. `why` must live as long as the context, whose log is
-   written there; warnings go to standard error,
-   unless the thread keeps its messages (cli_keep_messages). */
+   written there; warnings go to standard error, unless the thread keeps its messages (cli_keep_messages). */
 fattn_status device_create(int device, uint32_t flags, int64_t threads, char why[DEVICE_MESSAGE], fattn_ctx **out);
 /* The same on GPU `number`; a CPU has no number. FATTN_E_UNSUPPORTED: there is none of this number. */
 fattn_status device_create_at(int device, int number, uint32_t flags, int64_t threads, char why[DEVICE_MESSAGE],

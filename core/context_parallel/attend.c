@@ -2,10 +2,20 @@
 #include "core/attention/kernel.h"
 #include "core/context_parallel/cp.h"
 
-static const fattn_tensor *rows_of(const fattn_tensor *t, int64_t begin, int64_t end, fattn_tensor *out) {
+const fattn_tensor *fattni_cp_slice(const fattn_tensor *t, int dim, int64_t begin, int64_t end, fattn_tensor *out) {
     if (!t) return NULL;
-    *out = fattn_tensor_slice(t, 2, begin, end);
+    *out = fattn_tensor_slice(t, dim, begin, end);
     return out;
+}
+
+fattn_attention_io fattni_cp_take_rows(const fattn_attention_io *given, int64_t q0, int64_t q1, int64_t k0, int64_t k1,
+                                       fattn_tensor t[FATTNI_CP_ROWS]) {
+    fattn_attention_io io = *given;
+    const fattn_tensor **const of_rows[] = {&io.q, &io.o, &io.lse, &io.d_o, &io.d_lse, &io.dq};
+    const fattn_tensor **const of_keys[] = {&io.k, &io.v, &io.dk, &io.dv};
+    for (int i = 0; i < 6; ++i) *of_rows[i] = fattni_cp_slice(*of_rows[i], 2, q0, q1, t++);
+    for (int i = 0; i < 4; ++i) *of_keys[i] = fattni_cp_slice(*of_keys[i], 2, k0, k1, t++);
+    return io;
 }
 
 fattn_status fattni_cp_call_attention(const fattni_cp_call *c, bool backward, const fattn_attention_params *p,
@@ -42,13 +52,8 @@ fattn_status fattni_cp_attend(const fattni_cp_call *c, bool backward, const fatt
         const int64_t k0 = fattni_max(k->begin, start), k1 = fattni_min(k->end, end);
         if (q0 >= q1 || k0 >= k1 || !reaches(c, q0 - start, q1 - q0, k0 - start, k1 - k0)) continue;
         const int64_t qa = q->at + q0 - q->begin, qb = qa + q1 - q0, ka = k->at + k0 - k->begin, kb = ka + k1 - k0;
-        fattn_tensor t[10];
-        fattn_attention_io io = *given;
-        io.q = rows_of(given->q, qa, qb, &t[0]), io.o = rows_of(given->o, qa, qb, &t[1]);
-        io.lse = rows_of(given->lse, qa, qb, &t[2]), io.d_o = rows_of(given->d_o, qa, qb, &t[3]);
-        io.d_lse = rows_of(given->d_lse, qa, qb, &t[4]), io.dq = rows_of(given->dq, qa, qb, &t[5]);
-        io.k = rows_of(given->k, ka, kb, &t[6]), io.v = rows_of(given->v, ka, kb, &t[7]);
-        io.dk = rows_of(given->dk, ka, kb, &t[8]), io.dv = rows_of(given->dv, ka, kb, &t[9]);
+        fattn_tensor t[FATTNI_CP_ROWS];
+        const fattn_attention_io io = fattni_cp_take_rows(given, qa, qb, ka, kb, t);
         fattn_attention_params p = c->p;
         p.flags &= ~(uint32_t)(FATTN_CAUSAL | FATTN_CAUSAL_TOP_LEFT);
         p.flags |= flags | (c->causal ? FATTN_CAUSAL_TOP_LEFT : FATTN_TOP_LEFT);

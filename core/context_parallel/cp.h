@@ -64,6 +64,13 @@ int64_t fattni_cp_rows_of(const fattn_cp *cp, int rank);
 fattn_tensor fattni_cp_view(const fattn_cp *cp, void *data, fattn_dtype dtype, int ndim, const int64_t *shape);
 size_t fattni_cp_bytes(const fattn_tensor *t);
 
+/* The part begin..end-1 of dimension dim, in *out; NULL of NULL. */
+const fattn_tensor *fattni_cp_slice(const fattn_tensor *t, int dim, int64_t begin, int64_t end, fattn_tensor *out);
+/* `given` with rows [q0, q1) and keys [k0, k1) alone, whose tensors are in t. */
+enum { FATTNI_CP_ROWS = 10 };
+fattn_attention_io fattni_cp_take_rows(const fattn_attention_io *given, int64_t q0, int64_t q1, int64_t k0, int64_t k1,
+                                       fattn_tensor t[FATTNI_CP_ROWS]);
+
 /* One attention call for the rows of q and the keys of k in each sequence that both reach, if the mask lets one see the
    other. In io the rows of q, o, lse, d_o, d_lse, dq lie as q's span says, those of k, v, dk, dv as k's; flags are
    added to the call's. */

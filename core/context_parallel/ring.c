@@ -97,23 +97,12 @@ static fattn_status begin_step(ring *r, int step, parcel *now, void **request) {
     return send_on(r, now, &next, request);
 }
 
-static const fattn_tensor *rows_of(const fattn_tensor *t, int64_t begin, int64_t end, fattn_tensor *out) {
-    if (!t) return NULL;
-    *out = fattn_tensor_slice(t, 2, begin, end);
-    return out;
-}
-
 /* One call for rows [q0, q1) of this rank and keys [k0, k1) of the step's, as they lie there. */
 static fattn_status block(const ring *r, bool backward, const fattn_attention_io *given, int64_t q0, int64_t q1,
                           int64_t k0, int64_t k1, uint32_t flags, bool causal) {
-    fattn_tensor t[10];
-    fattn_attention_io io = *given;
+    fattn_tensor t[FATTNI_CP_ROWS];
     if (q0 >= q1 || k0 >= k1) return FATTN_OK;
-    io.q = rows_of(given->q, q0, q1, &t[0]), io.o = rows_of(given->o, q0, q1, &t[1]);
-    io.lse = rows_of(given->lse, q0, q1, &t[2]), io.d_o = rows_of(given->d_o, q0, q1, &t[3]);
-    io.d_lse = rows_of(given->d_lse, q0, q1, &t[4]), io.dq = rows_of(given->dq, q0, q1, &t[5]);
-    io.k = rows_of(given->k, k0, k1, &t[6]), io.v = rows_of(given->v, k0, k1, &t[7]);
-    io.dk = rows_of(given->dk, k0, k1, &t[8]), io.dv = rows_of(given->dv, k0, k1, &t[9]);
+    const fattn_attention_io io = fattni_cp_take_rows(given, q0, q1, k0, k1, t);
     return fattni_cp_attend_plain(r->c, backward, &io, flags, causal);
 }
 
@@ -210,12 +199,6 @@ typedef struct heads {
     fattn_tensor t[13];
 } heads;
 
-static const fattn_tensor *heads_of(const fattn_tensor *t, int dim, int64_t begin, int64_t n, fattn_tensor *out) {
-    if (!t) return NULL;
-    *out = fattn_tensor_slice(t, dim, begin, begin + n);
-    return out;
-}
-
 /* n key heads from `first` on, with their query heads. */
 static void take_heads(const fattni_cp_call *c, const fattn_attention_io *given, int64_t first, int64_t n, heads *out) {
     const int64_t group = c->Hq / c->Hkv, at = first * group, count = n * group;
@@ -223,14 +206,19 @@ static void take_heads(const fattni_cp_call *c, const fattn_attention_io *given,
     fattn_attention_io *const io = &out->io;
     out->call = *c;
     *io = *given;
-    io->q = heads_of(given->q, 1, at, count, &t[0]), io->o = heads_of(given->o, 1, at, count, &t[1]);
-    io->lse = heads_of(given->lse, 1, at, count, &t[2]), io->d_o = heads_of(given->d_o, 1, at, count, &t[3]);
-    io->d_lse = heads_of(given->d_lse, 1, at, count, &t[4]), io->dq = heads_of(given->dq, 1, at, count, &t[5]);
-    io->k = heads_of(given->k, 1, first, n, &t[6]), io->v = heads_of(given->v, 1, first, n, &t[7]);
-    io->dk = heads_of(given->dk, 1, first, n, &t[8]), io->dv = heads_of(given->dv, 1, first, n, &t[9]);
-    io->alibi = heads_of(given->alibi, 0, at, count, &t[10]);
-    io->sink = heads_of(given->sink, 0, at, count, &t[11]);
-    io->d_sink = heads_of(given->d_sink, 0, at, count, &t[12]);
+    io->q = fattni_cp_slice(given->q, 1, at, at + count, &t[0]),
+    io->o = fattni_cp_slice(given->o, 1, at, at + count, &t[1]);
+    io->lse = fattni_cp_slice(given->lse, 1, at, at + count, &t[2]),
+    io->d_o = fattni_cp_slice(given->d_o, 1, at, at + count, &t[3]);
+    io->d_lse = fattni_cp_slice(given->d_lse, 1, at, at + count, &t[4]),
+    io->dq = fattni_cp_slice(given->dq, 1, at, at + count, &t[5]);
+    io->k = fattni_cp_slice(given->k, 1, first, first + n, &t[6]),
+    io->v = fattni_cp_slice(given->v, 1, first, first + n, &t[7]);
+    io->dk = fattni_cp_slice(given->dk, 1, first, first + n, &t[8]),
+    io->dv = fattni_cp_slice(given->dv, 1, first, first + n, &t[9]);
+    io->alibi = fattni_cp_slice(given->alibi, 0, at, at + count, &t[10]);
+    io->sink = fattni_cp_slice(given->sink, 0, at, at + count, &t[11]);
+    io->d_sink = fattni_cp_slice(given->d_sink, 0, at, at + count, &t[12]);
     if (out->call.p.rng_heads == 0) out->call.p.rng_heads = (int32_t)c->Hq; /* the whole call's dropout bits */
     out->call.p.rng_head0 += (int32_t)at;
 }

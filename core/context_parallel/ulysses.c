@@ -51,21 +51,15 @@ static fattni_cp_move move_of(const flow *f, int first, int n, int g, int slot) 
                             .slot = slot};
 }
 
-static const fattn_tensor *heads_of(const fattn_tensor *t, int dim, int64_t begin, int64_t n, fattn_tensor *out) {
-    if (!t) return NULL;
-    *out = fattn_tensor_slice(t, dim, begin, begin + n);
-    return out;
-}
-
 /* These of the whole call's query heads: what there is of each head, and the dropout bits. */
 static void take_heads(const fattni_cp_call *c, int64_t first, int64_t n, fattn_attention_params *p,
                        fattn_attention_io *io, fattn_tensor t[3]) {
     const fattn_cp *const cp = c->cp;
     if (p->rng_heads == 0) p->rng_heads = (int32_t)c->Hq;
     p->rng_head0 += (int32_t)first;
-    io->alibi = heads_of(io->alibi, 0, first, n, &t[0]);
-    io->sink = heads_of(io->sink, 0, first, n, &t[1]);
-    io->d_sink = heads_of(io->d_sink, 0, first, n, &t[2]);
+    io->alibi = fattni_cp_slice(io->alibi, 0, first, first + n, &t[0]);
+    io->sink = fattni_cp_slice(io->sink, 0, first, first + n, &t[1]);
+    io->d_sink = fattni_cp_slice(io->d_sink, 0, first, first + n, &t[2]);
     if (!cp->packed) return;
     io->cu_seqlens_q = io->cu_seqlens_k = &cp->cu_seqlens;
     p->max_seqlen_q = p->max_seqlen_k = cp->longest;
@@ -81,7 +75,7 @@ static fattn_status run(const flow *f, bool backward, int g) {
     take_heads(c, (c->cp->comm->rank * (c->Hkv / c->cp->comm->size) + head) * group, heads * group, &p, &io, of_heads);
     for (int i = 0; i < f->n; ++i) {
         const int64_t each = f->local[i].shape[1] / c->Hkv;
-        heads_of(&f->whole[i], 1, head * each, heads * each, &t[i]);
+        fattni_cp_slice(&f->whole[i], 1, head * each, (head + heads) * each, &t[i]);
     }
     t[LSE].ndim = 3;
     if (f->d_lse) t[f->d_lse].ndim = 3;
