@@ -11,7 +11,7 @@
 
    cc -O2 -std=c11 -Iinclude -I/usr/local/cuda/include bench/ranks.c -o ranks -Lbuild/release/lib -lfattn \
       -L/usr/local/cuda/lib64 -lcudart_static -ldl -lrt -lpthread -lm -Wl,-rpath,build/release/lib
-   ./ranks bits|speed|moves RANKS TRANSPORT [N...] [HqxHkvxD...] */
+   ./ranks bits|speed|moves RANKS TRANSPORT [N...] [HqxHkvxD...] [sms=SMs for the kernels of several ranks] */
 #include <cuda_runtime_api.h>
 #include <fattn/fattn.h>
 #include <math.h>
@@ -24,7 +24,7 @@
 
 enum { MOST_RANKS = 16, MOST_LENGTHS = 16, MOST_MODELS = 16, ROUNDS = 3 };
 
-static int gpus;
+static int gpus, sm_limit;
 static bool by_nccl;
 
 static double now(void) {
@@ -57,6 +57,7 @@ static void *work(void *arg) {
     const fattn_ctx_options o = {.struct_size = sizeof o,
                                  .device = FATTN_CUDA,
                                  .device_id = r->number % gpus,
+                                 .sm_limit = r->size > 1 ? sm_limit : 0,
                                  .stream = (fattn_stream)r->stream};
     r->status = fattn_ctx_create(&o, &r->ctx);
     if (!r->status)
@@ -307,13 +308,25 @@ static fattn_status stub(rank *r, fattn_comm **out) {
     return fattn_comm_create(r->ctx, &t, out);
 }
 
+enum { FWD, BWD, MOVES, TIMES };
 typedef struct timing {
-    double fwd, bwd, moves;
+    double rounds[TIMES][ROUNDS];
 } timing;
+
+/* The slowest rank's time in the best round. Ranks that share a GPU may run one after the other, so that each has a
+   round in which it was first. */
+static double best_of(const timing *ranks, int n, int what) {
+    double best = INFINITY;
+    for (int round = 0; round < ROUNDS; ++round) {
+        double longest = 0;
+        for (int r = 0; r < n; ++r) longest = fmax(longest, ranks[r].rounds[what][round]);
+        best = fmin(best, longest);
+    }
+    return best;
+}
 
 static fattn_status timed(rank *r, fattn_cp *cp, bool backward, const fattn_attention_params *p,
                           const fattn_attention_io *io, double *seconds) {
-    double best = 1e9;
     for (int round = 0; round < 1 + ROUNDS; ++round) {
         r->copies = round == 0;
         TRY(fattn_ctx_sync(r->ctx));
@@ -322,10 +335,8 @@ static fattn_status timed(rank *r, fattn_cp *cp, bool backward, const fattn_atte
         const double begin = now();
         for (int n = 0; n < r->shape->calls; ++n) TRY(backward ? fattn_cp_bwd(cp, p, io) : fattn_cp_fwd(cp, p, io));
         TRY(fattn_ctx_sync(r->ctx));
-        const double time = (now() - begin) / r->shape->calls;
-        if (round > 0 && time < best) best = time; /* the first warms up */
+        if (round > 0) seconds[round - 1] = (now() - begin) / r->shape->calls; /* the first warms up */
     }
-    *seconds = best;
     return FATTN_OK;
 }
 
@@ -336,7 +347,6 @@ static fattn_status time_moves(rank *r, int64_t rows, double *seconds) {
     fattn_tensor a, b;
     TRY(fattn_tensor_alloc(r->ctx, FATTN_U8, 1, (const int64_t[]){2 * bytes}, &a));
     TRY(fattn_tensor_alloc(r->ctx, FATTN_U8, 1, (const int64_t[]){2 * bytes}, &b));
-    double best = 1e9;
     for (int round = 0; round < 1 + ROUNDS; ++round) {
         TRY(fattn_ctx_sync(r->ctx));
         TRY(fattn_comm_barrier(r->comm));
@@ -349,9 +359,8 @@ static fattn_status time_moves(rank *r, int64_t rows, double *seconds) {
                                         (r->number + r->size - 1) % r->size));
         }
         TRY(fattn_ctx_sync(r->ctx));
-        if (round > 0 && now() - begin < best) best = now() - begin;
+        if (round > 0) seconds[round - 1] = now() - begin;
     }
-    *seconds = best;
     fattn_tensor_free(r->ctx, &a);
     fattn_tensor_free(r->ctx, &b);
     return FATTN_OK;
@@ -374,9 +383,9 @@ static fattn_status time_rank(rank *r) {
     const fattn_status made = fattn_cp_create(comm, &o, &cp);
     if (made) return made;
     const fattn_attention_io io = io_of(t);
-    TRY(timed(r, cp, false, &p, &io, &out->fwd));
-    TRY(timed(r, cp, true, &p, &io, &out->bwd));
-    if (r->size > 1) TRY(time_moves(r, fattn_cp_rows(filler), &out->moves));
+    TRY(timed(r, cp, false, &p, &io, out->rounds[FWD]));
+    TRY(timed(r, cp, true, &p, &io, out->rounds[BWD]));
+    if (r->size > 1) TRY(time_moves(r, fattn_cp_rows(filler), out->rounds[MOVES]));
     TRY(fattn_comm_barrier(r->comm));
     fattn_cp_destroy(cp);
     fattn_cp_destroy(filler);
@@ -385,17 +394,16 @@ static fattn_status time_rank(rank *r) {
     return FATTN_OK;
 }
 
-static bool time_on(const shape *s, int ranks, timing *out) {
-    timing all[MOST_RANKS] = {{0}};
+typedef struct times {
+    double fwd, bwd, moves;
+} times;
+
+static bool time_on(const shape *s, int ranks, times *out) {
+    timing all[MOST_RANKS] = {{{{0}}}};
     void *outs[MOST_RANKS];
     for (int n = 0; n < ranks; ++n) outs[n] = &all[n];
     if (!run(ranks, s, time_rank, outs)) return false;
-    *out = (timing){0};
-    for (int n = 0; n < ranks; ++n) {
-        out->fwd = fmax(out->fwd, all[n].fwd);
-        out->bwd = fmax(out->bwd, all[n].bwd);
-        out->moves = fmax(out->moves, all[n].moves);
-    }
+    *out = (times){best_of(all, ranks, FWD), best_of(all, ranks, BWD), best_of(all, ranks, MOVES)};
     return true;
 }
 
@@ -414,6 +422,7 @@ static int speed(int ranks, const model *models, int n_models, const int64_t *le
     const int parallel = ranks < gpus ? ranks : gpus;
     printf("bf16, causal, %d ranks on %d GPUs by %s; ms. efficiency: one rank's time for all / (%d x whole)\n", ranks,
            parallel, by_nccl ? "NCCL" : "threads", parallel);
+    if (sm_limit) printf("kernels of several ranks on %d SMs\n", sm_limit);
     printf("%-12s %7s %-10s | %8s %8s | %8s %8s | %8s %8s | %8s | %6s\n", "heads x d", "N", "form", "one fwd", "bwd",
            "fwd", "bwd", "compute", "bwd", "moves", "eff.");
     for (int m = 0; m < n_models; ++m)
@@ -421,7 +430,7 @@ static int speed(int ranks, const model *models, int n_models, const int64_t *le
             shape s = {.B = 1, .Hq = models[m].Hq, .Hkv = models[m].Hkv, .N = lengths[n], .D = models[m].D};
             s.dtype = FATTN_BF16, s.flags = FATTN_CAUSAL;
             s.calls = calls_for(&s);
-            timing one, whole, compute_only;
+            times one, whole, compute_only;
             s.form = FATTN_CP_ULYSSES;
             if (!time_on(&s, 1, &one)) return 1;
             for (int form = FATTN_CP_RING; form <= FATTN_CP_ULYSSES; ++form) {
@@ -500,6 +509,7 @@ int main(int argc, char **argv) {
     for (int i = 4; i < argc && ok; ++i) {
         long long x[3];
         const int given = sscanf(argv[i], "%lldx%lldx%lld", &x[0], &x[1], &x[2]);
+        if (sscanf(argv[i], "sms=%d", &sm_limit) == 1) continue;
         if (given == 3 && !own_m) m = 0, own_m = true;
         if (given == 1 && !own_n) n = 0, own_n = true;
         ok = (given == 3 && m < MOST_MODELS) || (given == 1 && n < MOST_LENGTHS);
@@ -507,7 +517,9 @@ int main(int argc, char **argv) {
         if (ok && given == 1) lengths[n++] = x[0];
     }
     if (!ok) {
-        fprintf(stderr, "usage: ranks bits|speed|moves RANKS threads|nccl [N...] [HqxHkvxD...]; at most %d ranks\n",
+        fprintf(stderr,
+                "usage: ranks bits|speed|moves RANKS threads|nccl [N...] [HqxHkvxD...] [sms=N]; at most %d "
+                "ranks\n",
                 MOST_RANKS);
         return 2;
     }

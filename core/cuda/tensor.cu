@@ -89,13 +89,14 @@ extern "C" __global__ void __launch_bounds__(FATTNI_GRID_THREADS)
     while (k + 1 < a.n && a.first_block[k + 1] <= (int64_t)blockIdx.x) ++k;
     const fattni_grid *const g = &a.grid[k];
     const int64_t first = ((int64_t)blockIdx.x - a.first_block[k]) * (FATTNI_GRID_THREADS * FATTNI_COPY_PIECES);
+    const int64_t nowhere = INT64_MIN; /* rows that run backwards have offsets below 0 */
     uint4 piece[FATTNI_COPY_PIECES];
     int64_t to[FATTNI_COPY_PIECES];
 #pragma unroll
     for (int i = 0; i < FATTNI_COPY_PIECES; ++i) {
         const int64_t n = first + i * FATTNI_GRID_THREADS + threadIdx.x;
         int64_t offset[FATTNI_GRID_OPERANDS];
-        to[i] = -1;
+        to[i] = nowhere;
         if (n >= g->count) continue;
         grid_offsets(g, n, offset);
         to[i] = offset[0];
@@ -103,7 +104,7 @@ extern "C" __global__ void __launch_bounds__(FATTNI_GRID_THREADS)
     }
 #pragma unroll
     for (int i = 0; i < FATTNI_COPY_PIECES; ++i)
-        if (to[i] >= 0) ((uint4 *)a.to[k])[to[i]] = piece[i];
+        if (to[i] != nowhere) ((uint4 *)a.to[k])[to[i]] = piece[i];
 }
 
 extern "C" __global__ void __launch_bounds__(FATTNI_GRID_THREADS)
