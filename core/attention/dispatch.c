@@ -69,6 +69,8 @@ fattn_status fattni_prepare_both(fattn_ctx *ctx, const fattn_attention_params *p
     FATTNI_TRY(fattni_problem_init(ctx, params, io, FATTNI_BWD, false, &bwd->p));
     fwd->p = fattni_forward_of(&bwd->p);
     FATTNI_TRY(fattni_pick(ctx, fattni_fwd_table, &fwd->p, &fwd->kernel, &fwd->plan));
+    bwd->plan = (fattni_kernel_plan){0};
+    if (bwd->p.page) return FATTN_OK; /* there is no backward */
     FATTNI_TRY(fattni_pick(ctx, fattni_bwd_table, &bwd->p, &bwd->kernel, &bwd->plan));
     if (bwd->p.any_d_o) plan_any_d_o(ctx, bwd);
     return FATTN_OK;

@@ -111,6 +111,33 @@ static fattn_status take_params(fattn_ctx *ctx, const fattn_attention_params *p,
     return FATTN_OK;
 }
 
+/* k and v in pages: their size, and Sk. */
+static fattn_status take_pages(fattn_ctx *ctx, const fattn_attention_io *io, fattni_problem *p) {
+    const int64_t *const k = io->k->shape, *const v = io->v->shape;
+    const fattn_tensor *const table = io->page_table;
+    char text[96];
+    FATTNI_TRY(fattni_check_tensor(ctx, "page_table", table));
+    if (table->ndim != 2 || table->shape[0] != p->B)
+        return fattn_ctx_fail(ctx, FATTN_E_SHAPE, "page_table is %s, not [%lld,pages of a sequence]",
+                              fattni_shape_text(table, text, sizeof text), (long long)p->B);
+    if (io->cu_seqlens_q || io->cu_seqlens_k)
+        return fattn_ctx_fail(ctx, FATTN_E_ARG, "page_table and cu_seqlens (packed) exclude each other");
+    if (!io->seqlens_k) return fattn_ctx_fail(ctx, FATTN_E_ARG, "page_table needs seqlens_k: which keys are in use");
+    if (p->algorithm == FATTN_ALGO_STANDARD || p->algorithm == FATTN_ALGO_FLASH1)
+        return fattn_ctx_fail(ctx, FATTN_E_UNSUPPORTED, "page_table: algorithms STANDARD and FLASH1 have no pages");
+    if (v[0] != k[0])
+        return fattn_ctx_fail(ctx, FATTN_E_SHAPE, "k has %lld pages, v has %lld", (long long)k[0], (long long)v[0]);
+    if (k[2] < 16 || (k[2] & (k[2] - 1)))
+        return fattn_ctx_fail(ctx, FATTN_E_SHAPE, "k has pages of %lld keys: not a power of two of 16 or more",
+                              (long long)k[2]);
+    if (__builtin_mul_overflow(table->shape[1], k[2], &p->Sk) || p->Sk > INT32_MAX)
+        return fattn_ctx_fail(ctx, FATTN_E_SHAPE, "page_table is %s with pages of %lld keys: more than 2^31-1 keys",
+                              fattni_shape_text(table, text, sizeof text), (long long)k[2]);
+    p->page = k[2];
+    p->max_k = p->rows_k = p->Sk;
+    return FATTN_OK;
+}
+
 /* q, k, v fix all sizes; B, Sq, Sk of a packed batch come from cu_seqlens and max_seqlen. */
 static fattn_status take_sizes(fattn_ctx *ctx, const fattn_attention_params *params, const fattn_attention_io *io,
                                fattni_problem *p) {
@@ -135,7 +162,7 @@ static fattn_status take_sizes(fattn_ctx *ctx, const fattn_attention_params *par
         return fattn_ctx_fail(ctx, FATTN_E_SHAPE, "k: Sk=%lld but v: Sk=%lld", (long long)k[2], (long long)v[2]);
     if (q[3] != k[3])
         return fattn_ctx_fail(ctx, FATTN_E_SHAPE, "q: D=%lld but k: D=%lld", (long long)q[3], (long long)k[3]);
-    if (k[1] != v[1] || q[0] != k[0] || q[0] != v[0])
+    if (k[1] != v[1] || (!io->page_table && (q[0] != k[0] || q[0] != v[0])))
         return fattn_ctx_fail(ctx, FATTN_E_SHAPE, "k is %s, v is %s, q has B=%lld: they do not match",
                               fattni_shape_text(io->k, a, sizeof a), fattni_shape_text(io->v, b, sizeof b),
                               (long long)q[0]);
@@ -149,6 +176,7 @@ static fattn_status take_sizes(fattn_ctx *ctx, const fattn_attention_params *par
     p->B = q[0], p->Hq = q[1], p->Hkv = k[1], p->group = q[1] / k[1];
     p->Sq = p->max_q = p->rows_q = q[2], p->Sk = p->max_k = p->rows_k = k[2];
     p->D = q[3], p->Dv = v[3];
+    if (io->page_table) FATTNI_TRY(take_pages(ctx, io, p));
 
     if (!io->cu_seqlens_q != !io->cu_seqlens_k)
         return fattn_ctx_fail(ctx, FATTN_E_ARG, "cu_seqlens_q and cu_seqlens_k: only one is given");
@@ -197,8 +225,9 @@ static fattn_status take_tensors(fattn_ctx *ctx, const fattn_attention_io *io, b
     const uint32_t wide = p->dtype == FATTN_F64 ? same : BIT(FATTN_F32); /* statistics */
     const uint32_t either = same | wide;
     const expect q = {"q", 4, {Bt, p->Hq, p->rows_q, p->D}, same, .contiguous = true};
-    const expect k = {"k", 4, {Bt, p->Hkv, p->rows_k, p->D}, same, .contiguous = true};
-    const expect v = {"v", 4, {Bt, p->Hkv, p->rows_k, p->Dv}, same, .contiguous = true};
+    const int64_t Bk = p->page ? io->k->shape[0] : Bt, rows_k = p->page ? p->page : p->rows_k;
+    const expect k = {"k", 4, {Bk, p->Hkv, rows_k, p->D}, same, .contiguous = true};
+    const expect v = {"v", 4, {Bk, p->Hkv, rows_k, p->Dv}, same, .contiguous = true};
     const expect o = {"o", 4, {Bt, p->Hq, p->rows_q, p->Dv}, either, true, true, false};
     const expect lse = {"lse", 3, {Bt, p->Hq, p->rows_q}, wide, .output = true};
     const expect bias = {"bias", 4, {p->B, p->Hq, p->max_q, p->max_k}, either, .broadcast = true};
@@ -209,6 +238,7 @@ static fattn_status take_tensors(fattn_ctx *ctx, const fattn_attention_io *io, b
     const expect cu_q = {"cu_seqlens_q", 1, {p->B + 1}, BIT(FATTN_I32)};
     const expect cu_k = {"cu_seqlens_k", 1, {p->B + 1}, BIT(FATTN_I32)};
     const expect step = {"rng_step", 0, {0}, BIT(FATTN_I32)};
+    const expect pages = {"page_table", 2, {p->B, p->page ? p->Sk / p->page : 0}, BIT(FATTN_I32)};
     FATTNI_TRY(require(ctx, "o", io->o));
     FATTNI_TRY(require(ctx, "lse", io->lse));
     FATTNI_TRY(take(ctx, io->q, &q, &p->q));
@@ -224,6 +254,7 @@ static fattn_status take_tensors(fattn_ctx *ctx, const fattn_attention_io *io, b
     FATTNI_TRY(take(ctx, io->cu_seqlens_q, &cu_q, &p->cu_seqlens_q));
     FATTNI_TRY(take(ctx, io->cu_seqlens_k, &cu_k, &p->cu_seqlens_k));
     FATTNI_TRY(take(ctx, io->rng_step, &step, &p->rng_step));
+    FATTNI_TRY(take(ctx, io->page_table, &pages, &p->page_table));
 
     if (p->pass == FATTNI_BWD && backward) FATTNI_TRY(require(ctx, "d_o", io->d_o));
     if (!backward) return FATTN_OK;
@@ -257,6 +288,18 @@ static fattn_status take_tensors(fattn_ctx *ctx, const fattn_attention_io *io, b
 
 static int32_t length_at(const fattni_array *a, int64_t b) { return ((const int32_t *)a->p)[b * a->s[0]]; }
 
+static fattn_status check_pages(fattn_ctx *ctx, const fattni_problem *p) {
+    const fattni_array *const t = &p->page_table;
+    for (int64_t b = 0; b < p->B; ++b)
+        for (int64_t n = 0; n * p->page < length_at(&p->seqlens_k, b); ++n) {
+            const int32_t page = ((const int32_t *)t->p)[b * t->s[0] + n * t->s[1]];
+            if (page < 0 || page >= p->k.n[0])
+                return fattn_ctx_fail(ctx, FATTN_E_ARG, "page_table[%lld,%lld] = %d is not in 0..%lld", (long long)b,
+                                      (long long)n, page, (long long)p->k.n[0] - 1);
+        }
+    return FATTN_OK;
+}
+
 /* On the CPU invalid lengths are rejected before anything is computed. */
 fattn_status fattni_check_lengths(fattn_ctx *ctx, const fattni_problem *p) {
     if (ctx->device != FATTN_CPU) return FATTN_OK;
@@ -285,7 +328,7 @@ fattn_status fattni_check_lengths(fattn_ctx *ctx, const fattni_problem *p) {
                                       side, (long long)b, (long long)length, (long long)bound[n], side);
         }
     }
-    return FATTN_OK;
+    return p->page ? check_pages(ctx, p) : FATTN_OK;
 }
 
 /* A query that gives no gradient tensor plans for all of them. */
@@ -332,6 +375,8 @@ fattn_status fattni_problem_init(fattn_ctx *ctx, const fattn_attention_params *p
     /* A query plans both passes from one io: those of backward's tensors that are given are checked.
        A forward call does not read them. */
     const bool backward = pass == FATTNI_BWD;
+    if (backward && running && p.page)
+        return fattn_ctx_fail(ctx, FATTN_E_UNSUPPORTED, "page_table: backward has no pages");
     if (backward && !running && !known_io.d_o) known_io.d_o = known_io.o, p.any_d_o = true;
     FATTNI_TRY(take_tensors(ctx, &known_io, backward, &p));
     const bool narrow_o = p.o.dtype == FATTN_F16 || p.o.dtype == FATTN_BF16;
@@ -436,6 +481,7 @@ fattn_status fattni_check_overlaps(fattn_ctx *ctx, const fattni_problem *p, size
     add_array(all, &n, "cu_seqlens_q", &p->cu_seqlens_q);
     add_array(all, &n, "cu_seqlens_k", &p->cu_seqlens_k);
     add_array(all, &n, "rng_step", &p->rng_step);
+    add_array(all, &n, "page_table", &p->page_table);
     if (!forward) {
         add_memory(all, &n, "saved", p->saved, saved);
         add_array(all, &n, "o", &p->o);

@@ -27,6 +27,7 @@ typedef struct fattni_problem {
     int64_t rows_q, rows_k;    /* rows of the buffers: totals when packed, else Sq, Sk */
     int64_t max_q, max_k;      /* extents of bias and dropout mask: max_seqlen, else Sq, Sk */
     bool packed, padded;       /* cu_seqlens given; a seqlens given */
+    int64_t page;              /* keys of a page; 0: k and v are not in pages */
     uint32_t flags;
     int32_t algorithm;
     double scale, softcap; /* softcap 0 = off */
@@ -37,6 +38,7 @@ typedef struct fattni_problem {
     fattn_rng rng;
     int64_t rng_batch0, rng_head0, rng_heads;
     fattni_array q, k, v, o, lse, bias, alibi, sink, seqlens_q, seqlens_k, cu_seqlens_q, cu_seqlens_k, rng_step;
+    fattni_array page_table; /* with pages k and v are indexed by page in place of the batch: fattni_key_at */
     fattni_array d_o, d_lse, delta, dq, dk, dv, d_bias, d_sink;
     bool has_o_rest; /* `saved` has it (o_rest.h) */
     bool any_d_o;    /* a query without d_o, which is planned like o: the call may pass another one */
@@ -88,6 +90,14 @@ static inline uint32_t fattni_dropout_step(const fattni_problem *p) {
 static inline void *fattni_at(const fattni_array *a, int64_t b, int64_t h, int64_t row) {
     const int64_t element = b * a->s[0] + h * a->s[1] + row * a->s[2];
     return (char *)a->p + element * (int64_t)fattn_dtype_size((fattn_dtype)a->dtype);
+}
+/* Address of key j of head g in a sequence, of `keys`, which is k or v; with pages that of rows j .. the page's end.
+   Host only, as it reads the page table. */
+static inline void *fattni_key_at(const fattni_problem *p, const fattni_array *keys, const fattni_sequence *s,
+                                  int64_t g, int64_t j) {
+    if (!p->page) return fattni_at(keys, s->batch, g, s->k0 + j);
+    const fattni_array *const t = &p->page_table;
+    return fattni_at(keys, ((const int32_t *)t->p)[s->batch * t->s[0] + j / p->page * t->s[1]], g, j % p->page);
 }
 static inline double fattni_get(const fattni_array *a, int64_t b, int64_t h, int64_t i, int64_t j) {
     return fattni_load(a->p, a->dtype, b * a->s[0] + h * a->s[1] + i * a->s[2] + j * a->s[3]);

@@ -307,9 +307,11 @@ static fattn_status check_io(fattn_ctx *ctx, const fattn_cp *cp, const fattn_att
                                   cp->packed ? " and 1 in dimension 0: a packed batch" : "");
         }
     }
-    if (io->bias || io->d_bias || io->seqlens_q || io->seqlens_k || io->cu_seqlens_q || io->cu_seqlens_k || io->delta)
-        return fattn_ctx_fail(ctx, FATTN_E_UNSUPPORTED,
-                              "cp: bias, lengths and delta cannot be given; lengths are those of fattn_cp_create");
+    if (io->bias || io->d_bias || io->seqlens_q || io->seqlens_k || io->cu_seqlens_q || io->cu_seqlens_k || io->delta ||
+        io->page_table)
+        return fattn_ctx_fail(
+            ctx, FATTN_E_UNSUPPORTED,
+            "cp: bias, lengths, pages and delta cannot be given; lengths are those of fattn_cp_create");
     if (io->workspace || io->workspace_bytes || io->saved || io->saved_bytes)
         return fattn_ctx_fail(ctx, FATTN_E_ARG, "cp: workspace and saved must be NULL, it has memory of its own");
     return FATTN_OK;

@@ -157,6 +157,7 @@ static void run_planes(void *arg, int64_t task, int thread) {
 
 /* Every feature, every dtype. */
 static const char *plan(const fattn_ctx *ctx, const fattni_problem *p, fattni_kernel_plan *out) {
+    if (p->page) return "has no pages";
     const forward f = plan_forward(ctx, p);
     out->workspace = f.shared_bytes + (size_t)f.threads * f.scratch_bytes;
     out->deterministic = true;

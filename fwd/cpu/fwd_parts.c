@@ -203,6 +203,7 @@ static void run_head(void *arg, int64_t task, int thread) {
 
 /* Every feature, every dtype. */
 static const char *plan(const fattn_ctx *ctx, const fattni_problem *p, fattni_kernel_plan *out) {
+    if (p->page) return "has no pages";
     if (p->Sq > fattni_few_rows(ctx, p)) return "has sequences of more than a few rows";
     const forward w = plan_forward(ctx, p);
     if (most_states(&w) * (double)w.f.state_bytes > MOST_STATE_BYTES) return "has too many parts of keys";

@@ -109,6 +109,7 @@ static int64_t grid_of(const fattn_ctx *ctx, const fattni_problem *p, const fatt
 static const char *plan(const fattn_ctx *ctx, const fattni_problem *p, fattni_kernel_plan *out) {
     const char *const reason = fattni_cuda_why_unsupported(ctx, p);
     if (reason) return reason;
+    if (p->page) return "has no pages";
     const fattni_cuda_kernel *const k = fattni_fwd_cuda_choose(ctx, p);
     if (!k) return fattni_cuda_why_no_kernel(p);
     out->choice[0] = k;

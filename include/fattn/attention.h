@@ -92,9 +92,16 @@ typedef struct fattn_attention_io {
     size_t saved_bytes;
     void *workspace; /* used during the call only; 256-byte aligned */
     size_t workspace_bytes;
+    const fattn_tensor *page_table; /* [B,pages of a sequence] I32: k and v lie in pages, see below; forward only */
 } fattn_attention_io;
 
-/* Packed: q is [1,Hq,total_q,D], b counts sequences, i and j count inside one, bias is
+/* Pages: k is [pages,Hkv,page,D] and v [pages,Hkv,page,Dv] with page a power of two, 16 or more. Key j of sequence b is
+   row j % page of page_table[b, j / page], so Sk is the table's second dimension times page. seqlens_k is required;
+   entries of the table and rows of pages beyond a sequence's length are not read. A page may belong to several
+   sequences. An entry in use that is not in 0..pages-1 is FATTN_E_ARG on the CPU, page 0 on a GPU. Not for packed
+   batches, STANDARD and FLASH1, nor backward. fattn/kv_cache.h writes such keys.
+
+   Packed: q is [1,Hq,total_q,D], b counts sequences, i and j count inside one, bias is
    [Nseq,Hq,max_seqlen_q,max_seqlen_k]. A GPU clamps lengths to max_seqlen and total; the CPU
    rejects invalid ones with FATTN_E_ARG. Rows past the end of a sequence are not touched.
 

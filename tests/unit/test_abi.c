@@ -118,6 +118,7 @@ static void attention_types(void) {
     FIELD(fattn_attention_io, saved_bytes);
     FIELD(fattn_attention_io, workspace);
     FIELD(fattn_attention_io, workspace_bytes);
+    FIELD(fattn_attention_io, page_table);
     END(fattn_attention_io);
     STRUCT(fattn_attention_plan);
     FIELD(fattn_attention_plan, struct_size);
