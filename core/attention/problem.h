@@ -99,6 +99,11 @@ static inline void *fattni_key_at(const fattni_problem *p, const fattni_array *k
     const fattni_array *const t = &p->page_table;
     return fattni_at(keys, ((const int32_t *)t->p)[s->batch * t->s[0] + j / p->page * t->s[1]], g, j % p->page);
 }
+static inline int32_t fattni_page_log2(const fattni_problem *p) {
+    int32_t log2 = 0;
+    while ((int64_t)1 << log2 < p->page) log2 += 1;
+    return log2;
+}
 static inline double fattni_get(const fattni_array *a, int64_t b, int64_t h, int64_t i, int64_t j) {
     return fattni_load(a->p, a->dtype, b * a->s[0] + h * a->s[1] + i * a->s[2] + j * a->s[3]);
 }

@@ -4,6 +4,7 @@
 #include "core/attention/kernel.h"
 #include "core/cuda/device.h"
 #include "core/cuda/sm90.h"
+#include "fwd/cuda/fwd_pages.h"
 #include "fwd/cuda/fwd_parts.h"
 
 #include <string.h>
@@ -109,13 +110,20 @@ static int64_t grid_of(const fattn_ctx *ctx, const fattni_problem *p, const fatt
 static const char *plan(const fattn_ctx *ctx, const fattni_problem *p, fattni_kernel_plan *out) {
     const char *const reason = fattni_cuda_why_unsupported(ctx, p);
     if (reason) return reason;
-    if (p->page) return "has no pages";
-    const fattni_cuda_kernel *const k = fattni_fwd_cuda_choose(ctx, p);
+    const fattni_cuda_kernel *k = fattni_fwd_cuda_choose(ctx, p);
+    fattni_problem dense;
+    if (p->page && !(k && is_few(k))) { /* only those have a page table */
+        const char *const too_many = fattni_cuda_why_grid_unsupported(fattni_pages_blocks(p));
+        if (too_many) return too_many;
+        dense = fattni_without_pages(p, &out->workspace);
+        p = &dense;
+        k = fattni_fwd_cuda_choose(ctx, p);
+    }
     if (!k) return fattni_cuda_why_no_kernel(p);
     out->choice[0] = k;
     out->deterministic = true;
     /* The tile counter of the persistent kernels, always planned: which kernel runs may depend on addresses. */
-    if (ctx->gpu.arch == 90) out->workspace = FATTNI_ALIGN;
+    if (ctx->gpu.arch == 90) out->workspace += FATTNI_ALIGN;
     if (is_few(k)) out->workspace = split_of(p, k).workspace;
     strncpy(out->name, k->name, sizeof out->name - 1);
     return fattni_cuda_why_grid_unsupported(grid_of(ctx, p, k));
@@ -165,6 +173,9 @@ static fattn_status run_sm90(fattn_ctx *ctx, const fattni_problem *p, const fatt
 static fattn_status run_parts(fattn_ctx *ctx, const fattni_problem *p, const fattni_cuda_kernel *k) {
     const split s = split_of(p, k);
     const fattni_fwd_parts_args x = {.a = fattni_cuda_args_of(p),
+                                     .page_table = fattni_cuda_view_of(&p->page_table),
+                                     .pages = (int32_t)p->k.n[0],
+                                     .page_log2 = fattni_page_log2(p),
                                      .tile_heads = (int32_t)s.tile_heads,
                                      .tiles = (int32_t)s.tiles,
                                      .parts = (int32_t)s.parts,
@@ -179,6 +190,13 @@ static fattn_status run_parts(fattn_ctx *ctx, const fattni_problem *p, const fat
 static fattn_status run(fattn_ctx *ctx, const fattni_problem *p, const fattni_kernel_plan *plan) {
     const fattni_cuda_kernel *const k = plan->choice[0];
     if (is_few(k)) return run_parts(ctx, p, k);
+    fattni_problem dense;
+    if (p->page) {
+        size_t bytes;
+        dense = fattni_without_pages(p, &bytes);
+        FATTNI_TRY(fattni_gather_pages(ctx, p, &dense));
+        p = &dense;
+    }
     if (k->arch == 90) return run_sm90(ctx, p, k);
     const fattni_attention_args a = fattni_cuda_args_of(p);
     return fattni_cuda_launch(ctx, k, grid_of(ctx, p, k), &a, sizeof a);

@@ -27,6 +27,8 @@ enum {
     GENERAL = K_VARIANT == FATTNI_VARIANT_FEW_GENERAL,
     STAGES = 2,
     WARP_KEYS = BN / WARPS,
+    PIECE = 16, /* keys, at most those of a page */
+    PIECES = WARP_KEYS / PIECE,
     KEY_TILES = WARP_KEYS / 8,
     COLUMN_TILES = D / 8,
     WARP_TILES = COLUMN_TILES / WARPS, /* columns that a warp adds up, in tiles */
@@ -38,7 +40,7 @@ typedef struct shared_memory {
     uint16_t k[STAGES][BN][D], v[STAGES][BN][D];
 } shared_memory;
 enum { SHARED_BYTES = sizeof(shared_memory) };
-static_assert(BM == 16 && D % 64 == 0 && WARP_KEYS % 16 == 0 && COLUMN_TILES % WARPS == 0, "tile shape");
+static_assert(BM == 16 && D % 64 == 0 && WARP_KEYS % PIECE == 0 && COLUMN_TILES % WARPS == 0, "tile shape");
 static_assert(4 * WARPS * RESULT <= SHARED_BYTES, "the warps' results take the place of keys");
 static_assert((int)WARPS <= (int)FATTNI_PARTS_ADDED, "add_results");
 
@@ -96,9 +98,31 @@ DEVICE void load_q(uint32_t (*q)[4], const half_type *low, const half_type *high
     }
 }
 
-/* This warp's keys from j on, of those below `end`, of K or V, as one group of copies. */
-DEVICE void load_keys(uint32_t tile, const half_type *x, int64_t row, int j, int end, int width, int vector) {
-    if (j < end) load_tile_by((int)threadIdx.x & 31, 32, tile, D, WARP_KEYS, x + j * row, row, end - j, width, vector);
+/* The pages of this warp's keys from j on, of those below `end`. */
+DEVICE void find_pages(int page[PIECES], const fattni_fwd_parts_args *x, int b, int j, int end) {
+    if (!x->page_table.p) return;
+    const int32_t *const row = (const int32_t *)x->page_table.p + b * x->page_table.b;
+#pragma unroll
+    for (int n = 0; n < PIECES; ++n) {
+        const int at = j + n * PIECE;
+        page[n] = at < end ? row[(at >> x->page_log2) * x->page_table.h] : 0;
+        if ((unsigned)page[n] >= (unsigned)x->pages) page[n] = 0;
+    }
+}
+
+/* This warp's keys from j on, of those below `end`, of K or V of a head, as one group of copies. */
+DEVICE void load_keys(uint32_t tile, const fattni_fwd_parts_args *x, const fattni_view *keys, const half_type *head,
+                      const int page[PIECES], int j, int end, int width) {
+    const int lane = (int)threadIdx.x & 31, vector = x->a.vector_qkv;
+    if (j < end && !x->page_table.p)
+        load_tile_by(lane, 32, tile, D, WARP_KEYS, head + j * keys->row, keys->row, end - j, width, vector);
+    else if (j < end)
+#pragma unroll
+        for (int n = 0; n < PIECES; ++n) {
+            const int at = j + n * PIECE, row = at & ((1 << x->page_log2) - 1);
+            load_tile_by(lane, 32, tile + n * PIECE * D * 2, D, PIECE, head + page[n] * keys->b + row * keys->row,
+                         keys->row, end - at, width, vector);
+        }
     cp_async_commit();
 }
 
@@ -232,17 +256,21 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS) K_NAME(const __gri
     const sequence s = w.s;
     const int first = w.begin + keys0;
     const int64_t hk = w.h0 / a.group;
-    const half_type *const k = (const half_type *)a.k.p + s.batch * a.k.b + hk * a.k.h + (int64_t)s.k0 * a.k.row;
-    const half_type *const v = (const half_type *)a.v.p + s.batch * a.v.b + hk * a.v.h + (int64_t)s.k0 * a.v.row;
+    const int batch = x.page_table.p ? 0 : s.batch;
+    const half_type *const k = (const half_type *)a.k.p + batch * a.k.b + hk * a.k.h + (int64_t)s.k0 * a.k.row;
+    const half_type *const v = (const half_type *)a.v.p + batch * a.v.b + hk * a.v.h + (int64_t)s.k0 * a.v.row;
     const uint32_t k_tile = MEMBER_ADDRESS(shared, k) + (uint32_t)(keys0 * D * 2),
                    v_tile = MEMBER_ADDRESS(shared, v) + (uint32_t)(keys0 * D * 2);
     const uint32_t stage_bytes = BN * D * 2, k_lane = lane_8(k_tile, D), v_lane = lane_16(v_tile, D);
 
     /* K and V of block n, one group each, even if it is empty. */
+    int page[PIECES] = {0};
     for (int n = 0; n < STAGES; ++n) {
-        load_keys(k_tile + n * stage_bytes, k, a.k.row, first + n * BN, w.end, a.D, a.vector_qkv);
-        load_keys(v_tile + n * stage_bytes, v, a.v.row, first + n * BN, w.end, a.Dv, a.vector_qkv);
+        find_pages(page, &x, w.b, first + n * BN, w.end);
+        load_keys(k_tile + n * stage_bytes, &x, &a.k, k, page, first + n * BN, w.end, a.D);
+        load_keys(v_tile + n * stage_bytes, &x, &a.v, v, page, first + n * BN, w.end, a.Dv);
     }
+    find_pages(page, &x, w.b, first + STAGES * BN, w.end);
 
     uint32_t q[D / 16][4];
     int row[2], h = w.h0;
@@ -269,7 +297,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS) K_NAME(const __gri
         float p[KEY_TILES][4];
         product_fragments_nt(p, KEY_TILES, D / 16, q, k_lane + stage, 0, D);
         __syncwarp(); /* and has been read */
-        load_keys(k_tile + stage, k, a.k.row, j + STAGES * BN, w.end, a.D, a.vector_qkv);
+        load_keys(k_tile + stage, &x, &a.k, k, page, j + STAGES * BN, w.end, a.D);
         if (GENERAL) general_scores(p, 0, KEY_TILES, 0, &a, &s, slope_of(&a, h), w.b, h, row[0], j + 2 * t);
         if (j < w.first_seen || j + WARP_KEYS > w.end_seen)
 #pragma unroll
@@ -303,7 +331,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS) K_NAME(const __gri
         __syncwarp(); /* V of block n */
         product_fragments_nn(o, COLUMN_TILES, KEY_TILES / 2, p_rows, v_lane + stage, D);
         __syncwarp();
-        load_keys(v_tile + stage, v, a.v.row, j + STAGES * BN, w.end, a.Dv, a.vector_qkv);
+        load_keys(v_tile + stage, &x, &a.v, v, page, j + STAGES * BN, w.end, a.Dv);
+        find_pages(page, &x, w.b, j + (STAGES + 1) * BN, w.end);
     }
 
     l[0] = quad_sum(l[0]), l[1] = quad_sum(l[1]);

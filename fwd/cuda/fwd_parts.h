@@ -51,6 +51,10 @@ FATTNI_FWD_PARTS int fattni_cuda_parts_counters(int parts) {
    r % tile_heads of these. */
 typedef struct fattni_fwd_parts_args {
     fattni_attention_args a;
+    fattni_view
+        page_table;       /* I32, a row per sequence; NULL: k and v are not in pages. Else a.k.b, a.v.b are of pages */
+    int32_t pages;        /* that k and v have */
+    int32_t page_log2;    /* of the keys of a page */
     int32_t tile_heads;   /* the group, or 1 where features have values per head */
     int32_t tiles, parts; /* bounds: tiles of rows per tile_heads heads, parts per tile */
     int32_t rows, width;  /* of a part's result: rows of a tile, Dv rounded up to 8 */
