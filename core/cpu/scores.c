@@ -17,7 +17,7 @@ fattni_score_tile fattni_score_tile_of(const fattni_problem *p, const fattni_cpu
         .j0 = j0,
         .tile = {rows, keys, .lo = seq->band.lo + i0 - j0, .hi = seq->band.hi + i0 - j0},
     };
-    if (fattni_is_narrow(p)) return at;
+    if (fattni_is_narrow(p) || p->page) return at;
     at.key = fattni_at(&p->k, seq->batch, g, row), at.key_stride = p->k.s[2];
     at.value = fattni_at(&p->v, seq->batch, g, row), at.value_stride = p->v.s[2];
     return at;

@@ -17,7 +17,7 @@ typedef struct fattni_score_tile {
     int64_t key_stride, value_stride;
 } fattni_score_tile;
 
-/* Key and value are the caller's; of a 16-bit dtype they are not set. */
+/* Key and value are the caller's; of a 16-bit dtype, and in pages, they are not set. */
 fattni_score_tile fattni_score_tile_of(const fattni_problem *p, const fattni_cpu_kernels *k, const fattni_sequence *seq,
                                        int64_t b, int64_t h, int64_t i0, int64_t rows, int64_t j0, int64_t keys);
 

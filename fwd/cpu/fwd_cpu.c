@@ -30,7 +30,7 @@ typedef struct forward {
     int64_t groups, pieces; /* of a plane: pieces for those, pieces in all */
     int64_t threads;        /* that have scratch */
     int64_t copied;         /* tiles of keys of a head, if copied once for all pieces, else 0 */
-    size_t keys, counters;  /* offsets: fattni_fwd_keys of all tiles; counters */
+    size_t keys, counters;  /* offsets: K and V of all tiles; counters */
     size_t shared_bytes;    /* of both */
 } forward;
 
@@ -72,14 +72,18 @@ static counter *counter_of(const forward *f, int64_t plane) {
     return (counter *)((char *)f->p->workspace + f->counters) + plane;
 }
 
-static fattni_fwd_keys copied_tile(const forward *f, int64_t b, int64_t g, int64_t tile) {
+static char *scratch_of(const forward *f, int thread) {
+    return (char *)f->p->workspace + f->shared_bytes + (size_t)thread * f->scratch_bytes;
+}
+
+static fattni_fwd_room copied_tile(const forward *f, int64_t b, int64_t g, int64_t tile, char *scratch) {
     const int64_t n = (b * f->p->Hkv + g) * f->copied + tile;
     char *const at = (char *)f->p->workspace + f->keys + (size_t)n * tile_bytes(f);
-    return (fattni_fwd_keys){at, at + fattni_fwd_key_bytes(f->p, f->k)};
+    return (fattni_fwd_room){at, at + fattni_fwd_key_bytes(f->p, f->k), scratch + f->layout.gathered};
 }
 
 /* Takes part in copying K and V of key head g, until all is done. */
-static void copy_keys(const forward *f, int64_t b, int64_t g) {
+static void copy_keys(const forward *f, int64_t b, int64_t g, int thread) {
     const fattni_problem *const p = f->p;
     counter *const c = counter_of(f, b * p->Hq + g * p->group);
     if (atomic_load_explicit(&c->ready, memory_order_acquire) == f->copied) return;
@@ -87,7 +91,7 @@ static void copy_keys(const forward *f, int64_t b, int64_t g) {
     if (fattni_in_parts(&f->parts, &seq)) return; /* reads the caller's */
     for (int64_t tile; (tile = atomic_fetch_add(&c->tiles, 1)) < f->copied;) {
         const fattni_range keys = {tile * FATTNI_TILE_KEYS, fattni_min((tile + 1) * FATTNI_TILE_KEYS, seq.band.Sk)};
-        const fattni_fwd_keys to = copied_tile(f, b, g, tile);
+        const fattni_fwd_room to = copied_tile(f, b, g, tile, scratch_of(f, thread));
         if (keys.begin < keys.end) fattni_fwd_load_keys(p, f->k, &seq, g, keys, &to);
         atomic_fetch_add_explicit(&c->ready, 1, memory_order_release);
     }
@@ -108,7 +112,7 @@ static void attend(const forward *f, int64_t plane, int64_t piece, int thread) {
     const int64_t b = plane / p->Hq, h = plane % p->Hq;
     const fattni_range blocks = blocks_of(f, piece);
     const fattni_sequence seq = fattni_sequence_of(p, b);
-    char *const scratch = (char *)p->workspace + f->shared_bytes + (size_t)thread * f->scratch_bytes;
+    char *const scratch = scratch_of(f, thread);
     if (fattni_in_parts(&f->parts, &seq)) {
         if (blocks.begin == 0) fattni_parts_attend(&f->parts, &seq, b, h, scratch);
         return;
@@ -130,14 +134,14 @@ static void attend(const forward *f, int64_t plane, int64_t piece, int thread) {
     const fattni_range keys = {seen[0].begin, seen[count - 1].end};
     for (int64_t j = keys.begin / FATTNI_TILE_KEYS * FATTNI_TILE_KEYS; j < keys.end; j += FATTNI_TILE_KEYS) {
         const int64_t end = j + FATTNI_TILE_KEYS;
-        fattni_fwd_keys tile_keys = r->copy;
-        if (f->copied)
-            tile_keys = copied_tile(f, b, h / p->group, j / FATTNI_TILE_KEYS);
-        else
-            fattni_fwd_load_keys(p, f->k, &seq, h / p->group, (fattni_range){j, fattni_min(end, keys.end)}, &tile_keys);
+        fattni_fwd_room room = r->room;
+        if (f->copied) room = copied_tile(f, b, h / p->group, j / FATTNI_TILE_KEYS, scratch);
+        const fattni_range all = {j, fattni_min(end, keys.end)};
+        const fattni_fwd_keys operands = f->copied ? fattni_fwd_loaded_keys(p, f->k, &room)
+                                                   : fattni_fwd_load_keys(p, f->k, &seq, h / p->group, all, &room);
         for (int64_t n = 0; n < count; ++n) {
             const fattni_range tile = {j, fattni_min(end, seen[n].end)};
-            if (fattni_max(j, seen[n].begin) < tile.end) fattni_fwd_tile(&r[n], tile, &tile_keys);
+            if (fattni_max(j, seen[n].begin) < tile.end) fattni_fwd_tile(&r[n], tile, &operands);
         }
     }
     for (int64_t n = 0; n < count; ++n) fattni_fwd_finish(&r[n]);
@@ -150,14 +154,13 @@ static void run_planes(void *arg, int64_t task, int thread) {
         const int64_t plane = (task * f->planes / f->threads + n) % f->planes;
         atomic_llong *const next = &counter_of(f, plane)->pieces;
         if (atomic_load_explicit(next, memory_order_relaxed) >= f->pieces) continue;
-        if (f->copied) copy_keys(f, plane / f->p->Hq, plane % f->p->Hq / f->p->group);
+        if (f->copied) copy_keys(f, plane / f->p->Hq, plane % f->p->Hq / f->p->group, thread);
         for (int64_t piece; (piece = atomic_fetch_add(next, 1)) < f->pieces;) attend(f, plane, piece, thread);
     }
 }
 
 /* Every feature, every dtype. */
 static const char *plan(const fattn_ctx *ctx, const fattni_problem *p, fattni_kernel_plan *out) {
-    if (p->page) return "has no pages";
     const forward f = plan_forward(ctx, p);
     out->workspace = f.shared_bytes + (size_t)f.threads * f.scratch_bytes;
     out->deterministic = true;

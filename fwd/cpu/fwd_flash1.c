@@ -72,12 +72,12 @@ static void attend(void *arg, int64_t task, int thread) {
         const fattni_range rows = fattni_band_rows(&seq.band, keys.begin, keys.end);
         if (rows.begin >= rows.end) continue;
         const fattni_fwd_rows head = block_of(f, &seq, b, h, 0, scratch);
-        fattni_fwd_load_keys(p, f->k, &seq, h / p->group, keys, &head.copy);
+        const fattni_fwd_keys operands = fattni_fwd_load_keys(p, f->k, &seq, h / p->group, keys, &head.room);
         for (int64_t i0 = rows.begin / block * block; i0 < rows.end; i0 += block) {
             const fattni_fwd_rows r = block_of(f, &seq, b, h, i0, scratch);
             fattni_fwd_load_q(&r);
             load_o(f, &r);
-            fattni_fwd_tile(&r, keys, &r.copy);
+            fattni_fwd_tile(&r, keys, &operands);
             store_o(f, &r);
         }
     }

@@ -54,9 +54,7 @@ static void take_keys(const fattni_parts *f, const fattni_score_tile *at, const 
     const fattni_tile *const t = &at->tile;
     void *const s = scratch + f->layout.s, *const decay = scratch + f->layout.decay;
     void *const extra = scratch + f->layout.extra;
-    const int64_t g = at->h / p->group, key = at->seq->k0 + at->j0;
-    const void *const k = fattni_at(&p->k, at->seq->batch, g, key), *const v = fattni_at(&p->v, at->seq->batch, g, key);
-    f->k->few_scores(t, p->D, p->dtype, k, p->k.s[2], q, f->q_width, s);
+    f->k->few_scores(t, p->D, p->dtype, at->key, at->key_stride, q, f->q_width, s);
     fattni_adjust(at, extra, s, NULL);
     if (!fattni_all_visible(&at->seq->band, 0, at->seq->band.Sq, at->j0, at->j0 + t->keys)) mask(at, s);
     f->k->softmax(t, fattni_log2_factor(p), s, state + f->max, state + f->sum, decay);
@@ -64,7 +62,7 @@ static void take_keys(const fattni_parts *f, const fattni_score_tile *at, const 
         fattni_keep_mask(at, extra);
         f->k->multiply(t, extra, s);
     }
-    f->k->few_add(t, p->Dv, p->dtype, v, p->v.s[2], s, decay, state, f->o_width);
+    f->k->few_add(t, p->Dv, p->dtype, at->value, at->value_stride, s, decay, state, f->o_width);
 }
 
 /* One part of the keys for heads [h, h + count), which read each tile of keys while it is in cache. */
@@ -87,7 +85,10 @@ static void take_part(const fattni_parts *f, const fattni_sequence *seq, int64_t
     const int64_t end = fattni_min(seen.end, (part + 1) * FATTNI_PART_KEYS);
     for (int64_t j = part * FATTNI_PART_KEYS; j < end; j += FATTNI_TILE_KEYS) {
         const int64_t begin = fattni_max(j, seen.begin), keys = fattni_min(end, j + FATTNI_TILE_KEYS) - begin;
-        for (int64_t n = 0; n < f->tiles && keys > 0; ++n) {
+        if (keys <= 0) continue;
+        const fattni_range range = {begin, begin + keys};
+        const fattni_fwd_keys x = fattni_fwd_find_keys(p, seq, h / p->group, range, scratch + f->layout.gathered);
+        for (int64_t n = 0; n < f->tiles; ++n) {
             const int64_t first = n * f->heads, rows = fattni_min(f->heads, count - first) * Sq;
             const fattni_score_tile at = {.p = p,
                                           .k = f->k,
@@ -95,7 +96,11 @@ static void take_part(const fattni_parts *f, const fattni_sequence *seq, int64_t
                                           .b = b,
                                           .h = h + first,
                                           .j0 = begin,
-                                          .tile = {rows, keys, -FATTNI_UNBOUNDED, FATTNI_UNBOUNDED}};
+                                          .tile = {rows, keys, -FATTNI_UNBOUNDED, FATTNI_UNBOUNDED},
+                                          .key = x.key,
+                                          .value = x.value,
+                                          .key_stride = x.key_stride,
+                                          .value_stride = x.value_stride};
             take_keys(f, &at, q + first * Sq * row, states + (size_t)n * f->state_bytes, scratch);
         }
     }
@@ -203,7 +208,6 @@ static void run_head(void *arg, int64_t task, int thread) {
 
 /* Every feature, every dtype. */
 static const char *plan(const fattn_ctx *ctx, const fattni_problem *p, fattni_kernel_plan *out) {
-    if (p->page) return "has no pages";
     if (p->Sq > fattni_few_rows(ctx, p)) return "has sequences of more than a few rows";
     const forward w = plan_forward(ctx, p);
     if (most_states(&w) * (double)w.f.state_bytes > MOST_STATE_BYTES) return "has too many parts of keys";

@@ -25,6 +25,9 @@ fattni_fwd_layout fattni_fwd_lay_out(const fattni_problem *p, const fattni_cpu_k
     l.extra = fattni_append(&l.bytes, bias ? bias : p->drop_T ? FATTNI_TILE_BYTES : 0);
     l.key = fattni_append(&l.bytes, fattni_fwd_key_bytes(p, k));
     l.value = fattni_append(&l.bytes, fattni_fwd_value_bytes(p, k));
+    const bool gathers = p->page && p->page < FATTNI_TILE_KEYS;
+    const size_t gathered = (size_t)(FATTNI_TILE_KEYS * (p->D + p->Dv)) * fattn_dtype_size(p->dtype);
+    l.gathered = fattni_append(&l.bytes, gathers ? gathered : 0);
     l.o_rows = fattni_append(&l.bytes, p->o.dtype != (int32_t)k->dtype ? (size_t)p->Dv * row : 0);
     l.rounded = fattni_append(&l.bytes, k->round ? FATTNI_PAIRS_BYTES : 0);
     const size_t shared = l.bytes;
@@ -52,7 +55,7 @@ fattni_fwd_rows fattni_fwd_rows_of(const fattni_problem *p, const fattni_cpu_ker
         .s = scratch + layout->s,
         .decay = scratch + layout->decay,
         .extra = scratch + layout->extra,
-        .copy = {scratch + layout->key, scratch + layout->value},
+        .room = {scratch + layout->key, scratch + layout->value, scratch + layout->gathered},
         .o_rows = scratch + layout->o_rows,
         .rounded = scratch + layout->rounded,
         .q = block + layout->q,
@@ -124,24 +127,51 @@ void fattni_fwd_start(const fattni_fwd_rows *r) {
     if (p->flags & FATTN_MERGE) r->k->pack(r->rows, p->Dv, type, rows_at(r, &p->o), p->o.s[2], kept, r->o);
 }
 
-void fattni_fwd_load_keys(const fattni_problem *p, const fattni_cpu_kernels *k, const fattni_sequence *seq, int64_t g,
-                          fattni_range keys, const fattni_fwd_keys *to) {
-    const int64_t row = seq->k0 + keys.begin, count = keys.end - keys.begin;
-    if (!fattni_is_narrow(p)) return;
-    k->load_keys(count, p->D, p->dtype, fattni_at(&p->k, seq->batch, g, row), p->k.s[2], to->key,
-                 fattni_operand_width(k, p->D));
-    k->load_transposed(count, p->Dv, p->dtype, fattni_at(&p->v, seq->batch, g, row), p->v.s[2], to->value,
-                       fattni_operand_width(k, p->Dv));
+/* Rows of `columns` elements, one after the other, of one page after the other. */
+static void gather(const fattni_problem *p, const fattni_array *from, const fattni_sequence *seq, int64_t g,
+                   fattni_range keys, int64_t columns, char *to) {
+    const size_t size = fattn_dtype_size(p->dtype), row = (size_t)columns * size;
+    for (int64_t j = keys.begin, end; j < keys.end; j = end) {
+        const char *x = fattni_key_at(p, from, seq, g, j);
+        end = fattni_min((j / p->page + 1) * p->page, keys.end);
+        for (int64_t n = j; n < end; ++n, to += row, x += from->s[2] * (int64_t)size) memcpy(to, x, row);
+    }
 }
 
-void fattni_fwd_tile(const fattni_fwd_rows *r, fattni_range keys, const fattni_fwd_keys *copy) {
+fattni_fwd_keys fattni_fwd_find_keys(const fattni_problem *p, const fattni_sequence *seq, int64_t g, fattni_range keys,
+                                     void *gathered) {
+    if (!p->page || keys.begin / p->page == (keys.end - 1) / p->page)
+        return (fattni_fwd_keys){fattni_key_at(p, &p->k, seq, g, keys.begin),
+                                 fattni_key_at(p, &p->v, seq, g, keys.begin), p->k.s[2], p->v.s[2]};
+    const size_t bytes = (size_t)((keys.end - keys.begin) * p->D) * fattn_dtype_size(p->dtype);
+    char *const k = gathered, *const v = k + bytes;
+    gather(p, &p->k, seq, g, keys, p->D, k);
+    gather(p, &p->v, seq, g, keys, p->Dv, v);
+    return (fattni_fwd_keys){k, v, p->D, p->Dv};
+}
+
+fattni_fwd_keys fattni_fwd_loaded_keys(const fattni_problem *p, const fattni_cpu_kernels *k,
+                                       const fattni_fwd_room *room) {
+    return (fattni_fwd_keys){room->key, room->value, fattni_operand_width(k, p->D), fattni_operand_width(k, p->Dv)};
+}
+
+fattni_fwd_keys fattni_fwd_load_keys(const fattni_problem *p, const fattni_cpu_kernels *k, const fattni_sequence *seq,
+                                     int64_t g, fattni_range keys, const fattni_fwd_room *room) {
+    const fattni_fwd_keys rows = fattni_fwd_find_keys(p, seq, g, keys, room->gathered);
+    const fattni_fwd_keys copy = fattni_fwd_loaded_keys(p, k, room);
+    const int64_t count = keys.end - keys.begin;
+    if (!fattni_is_narrow(p)) return rows;
+    k->load_keys(count, p->D, p->dtype, rows.key, rows.key_stride, room->key, copy.key_stride);
+    k->load_transposed(count, p->Dv, p->dtype, rows.value, rows.value_stride, room->value, copy.value_stride);
+    return copy;
+}
+
+void fattni_fwd_tile(const fattni_fwd_rows *r, fattni_range keys, const fattni_fwd_keys *operands) {
     const fattni_problem *const p = r->p;
     const int64_t j = keys.begin;
     fattni_score_tile at = fattni_score_tile_of(p, r->k, r->seq, r->b, r->h, r->i0, r->rows, j, keys.end - j);
-    if (fattni_is_narrow(p)) {
-        at.key = copy->key, at.key_stride = fattni_operand_width(r->k, p->D);
-        at.value = copy->value, at.value_stride = fattni_operand_width(r->k, p->Dv);
-    }
+    at.key = operands->key, at.key_stride = operands->key_stride;
+    at.value = operands->value, at.value_stride = operands->value_stride;
     fattni_scores(&at, r->q, r->extra, r->s, NULL);
     r->k->softmax(&at.tile, fattni_log2_factor(p), r->s, r->max, r->sum, r->decay);
     if (p->drop_T) {

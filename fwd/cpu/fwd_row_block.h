@@ -5,22 +5,37 @@
 
 #include "core/cpu/scores.h"
 
-/* Where a tile of K and V of 16-bit inputs lies as operands. */
+/* Rows of K and V of some keys of a tile; strides in elements. */
 typedef struct fattni_fwd_keys {
-    void *key, *value;
+    const void *key, *value;
+    int64_t key_stride, value_stride;
 } fattni_fwd_keys;
+
+/* Scratch for a tile of them. */
+typedef struct fattni_fwd_room {
+    void *key, *value; /* operands of 16-bit inputs */
+    void *gathered;    /* rows from several pages, as they are */
+} fattni_fwd_room;
 
 size_t fattni_fwd_key_bytes(const fattni_problem *p, const fattni_cpu_kernels *k);
 size_t fattni_fwd_value_bytes(const fattni_problem *p, const fattni_cpu_kernels *k);
-/* Copies these keys, of one tile, and their values there; other inputs need no copies. */
-void fattni_fwd_load_keys(const fattni_problem *p, const fattni_cpu_kernels *k, const fattni_sequence *seq, int64_t g,
-                          fattni_range keys, const fattni_fwd_keys *to);
+/* These keys, of one tile, and their values: where the caller has them, or in `gathered` when that is in several
+   pages. */
+fattni_fwd_keys fattni_fwd_find_keys(const fattni_problem *p, const fattni_sequence *seq, int64_t g, fattni_range keys,
+                                     void *gathered);
+/* The same as operands: 16-bit inputs are copied into the room. */
+fattni_fwd_keys fattni_fwd_load_keys(const fattni_problem *p, const fattni_cpu_kernels *k, const fattni_sequence *seq,
+                                     int64_t g, fattni_range keys, const fattni_fwd_room *room);
+/* Operands that were copied there before. */
+fattni_fwd_keys fattni_fwd_loaded_keys(const fattni_problem *p, const fattni_cpu_kernels *k,
+                                       const fattni_fwd_room *room);
 
 /* Offsets in bytes from a thread's scratch. [..][row] arrays hold one block of rows. */
 typedef struct fattni_fwd_layout {
     size_t s, decay;       /* S^T [keys]; the factor of the sums so far (tile.h, softmax) */
     size_t extra;          /* for a bias, then for a dropout mask */
-    size_t key, value;     /* 16-bit inputs: fattni_fwd_keys of a tile */
+    size_t key, value;     /* 16-bit inputs: fattni_fwd_room of a tile */
+    size_t gathered;       /* pages shorter than a tile: its rows of K, then of V */
     size_t o_rows;         /* for an o of 16 bits: O, [row][Dv] floats */
     size_t rounded;        /* P^T as an operand, where products take BF16 */
     size_t q, o, max, sum; /* Q^T [D], O^T [Dv], the online softmax in units of S: of block 0, */
@@ -37,7 +52,7 @@ typedef struct fattni_fwd_rows {
     const fattni_cpu_kernels *k;
     const fattni_sequence *seq;
     int64_t b, h, i0, rows;
-    fattni_fwd_keys copy; /* scratch for a tile */
+    fattni_fwd_room room;
     void *q, *s, *o, *max, *sum, *decay, *extra, *o_rows, *rounded;
 } fattni_fwd_rows;
 
@@ -50,9 +65,9 @@ fattni_fwd_rows fattni_fwd_rows_of(const fattni_problem *p, const fattni_cpu_ker
 /* Before the first key: max = -inf, sum = 0. A sink is a key without value that was there first;
    what FATTN_MERGE continues is one whose value is o. */
 void fattni_fwd_start(const fattni_fwd_rows *r);
-/* One step of the online softmax, over these keys, which begin where a tile does. `copy` has them, unless the caller's
-   are used. Reads Q^T, updates O^T, max and sum. */
-void fattni_fwd_tile(const fattni_fwd_rows *r, fattni_range keys, const fattni_fwd_keys *copy);
+/* One step of the online softmax, over these keys, which begin where a tile does, as operands. Reads Q^T, updates O^T,
+   max and sum. */
+void fattni_fwd_tile(const fattni_fwd_rows *r, fattni_range keys, const fattni_fwd_keys *operands);
 /* o = O^T / sum, with what rounding took off it (o_rest.h), lse = max + log sum; a row that saw nothing gives 0 and
    -inf. Overwrites O^T. */
 void fattni_fwd_finish(const fattni_fwd_rows *r);
