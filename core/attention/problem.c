@@ -2,6 +2,7 @@
 #include "core/attention/problem.h"
 
 #include "core/attention/o_rest.h"
+#include "core/tensor/spans.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -407,55 +408,19 @@ fattni_problem fattni_forward_of(const fattni_problem *bwd) {
 
 /* ---- overlaps ---- */
 
-typedef struct span {
-    const char *name;
-    uintptr_t begin, end;  /* of all bytes between the lowest and the highest element */
-    const fattni_array *a; /* NULL: contiguous memory */
-} span;
-
-static void add_array(span *all, int *n, const char *name, const fattni_array *a) {
+static void add_array(fattni_span *all, int *n, const char *name, const fattni_array *a) {
     if (!a->present || a->empty) return;
-    int64_t before = 0, after = 1;
-    for (int d = 0; d < 4; ++d) {
-        if (a->n[d] <= 1) continue;
-        if (a->s[d] < 0)
-            before -= (a->n[d] - 1) * a->s[d];
-        else
-            after += (a->n[d] - 1) * a->s[d];
-    }
-    const uintptr_t size = fattn_dtype_size((fattn_dtype)a->dtype), at = (uintptr_t)a->p;
-    all[(*n)++] = (span){name, at - (uintptr_t)before * size, at + (uintptr_t)after * size, a};
+    all[(*n)++] = fattni_span_of(name, a->p, fattn_dtype_size((fattn_dtype)a->dtype), 4, a->n, a->s);
 }
 
-static void add_memory(span *all, int *n, const char *name, const void *p, size_t bytes) {
-    if (bytes) all[(*n)++] = (span){name, (uintptr_t)p, (uintptr_t)p + bytes, NULL};
-}
-
-/* Bytes at each end of the span that are occupied by elements without gaps: all bytes of a dense tensor. */
-static uintptr_t contiguous_bytes(const span *s) {
-    const fattni_array *const a = s->a;
-    if (!a) return s->end - s->begin;
-    int64_t run = 1;
-    for (int d = 3; d >= 0; --d) {
-        if (a->n[d] <= 1 || (a->s[d] != run && a->s[d] != -run)) continue;
-        run *= a->n[d];
-        d = 4; /* any dimension may be the next */
-    }
-    return (uintptr_t)run * fattn_dtype_size((fattn_dtype)a->dtype);
-}
-
-/* Whether a contiguous end of a overlaps one of b. */
-static bool share_memory(const span *a, const span *b) {
-    const uintptr_t x = contiguous_bytes(a), y = contiguous_bytes(b);
-    const uintptr_t of_a[2] = {a->begin, a->end - x}, of_b[2] = {b->begin, b->end - y};
-    for (int n = 0; n < 4; ++n)
-        if (of_a[n / 2] < of_b[n % 2] + y && of_b[n % 2] < of_a[n / 2] + x) return true;
-    return false;
+static void add_memory(fattni_span *all, int *n, const char *name, const void *p, size_t bytes) {
+    const int64_t one = 1, count = (int64_t)bytes;
+    if (bytes) all[(*n)++] = fattni_span_of(name, p, 1, 1, &count, &one);
 }
 
 fattn_status fattni_check_overlaps(fattn_ctx *ctx, const fattni_problem *p, size_t workspace, size_t saved) {
     const bool forward = p->pass == FATTNI_FWD;
-    span all[24]; /* what is written comes first */
+    fattni_span all[24]; /* what is written comes first */
     int n = 0;
     add_memory(all, &n, "workspace", p->workspace, workspace);
     if (forward) {
@@ -490,15 +455,7 @@ fattn_status fattni_check_overlaps(fattn_ctx *ctx, const fattni_problem *p, size
         add_array(all, &n, "d_lse", &p->d_lse);
         add_array(all, &n, "delta", &p->delta);
     }
-    for (int i = 0; i < written; ++i)
-        for (int j = i + 1; j < n; ++j) {
-            const span *const a = &all[i], *const b = &all[j];
-            if (a->end <= b->begin || b->end <= a->begin || !share_memory(a, b)) continue;
-            return fattn_ctx_fail(ctx, FATTN_E_ARG, "%s and %s overlap: bytes 0x%llx..0x%llx and 0x%llx..0x%llx",
-                                  a->name, b->name, (unsigned long long)a->begin, (unsigned long long)a->end - 1,
-                                  (unsigned long long)b->begin, (unsigned long long)b->end - 1);
-        }
-    return FATTN_OK;
+    return fattni_check_spans(ctx, all, written, n);
 }
 
 fattni_sequence fattni_sequence_of(const fattni_problem *p, int64_t b) {
