@@ -6,6 +6,7 @@
 #include "core/base/internal.h"
 
 struct fattni_problem;
+struct fattni_kv_append;
 
 /* to = from: of equal shapes and dtypes, on the device, without overlap. */
 typedef struct fattni_copy_pair {
@@ -45,6 +46,8 @@ typedef struct fattni_device_ops {
     /* The dropout mask: keep[b,h,i,j] = 1 or 0 for i < rows, j < columns of every plane; strides in elements. */
     fattn_status (*dropout_mask)(fattn_ctx *ctx, const struct fattni_problem *p, uint8_t *keep, const int64_t stride[4],
                                  int64_t rows, int64_t columns);
+    /* fattn_kv_append; there is a sequence. */
+    fattn_status (*kv_append)(fattn_ctx *ctx, const struct fattni_kv_append *a);
 } fattni_device_ops;
 
 /* NULL: this build has no code for the device. */

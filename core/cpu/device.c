@@ -3,6 +3,7 @@
 
 #include "core/attention/dropout.h"
 #include "core/cpu/gemm_bf16.h"
+#include "core/kv_cache/kv_append.h"
 #include "core/tensor/host.h"
 
 #include <stdio.h>
@@ -69,4 +70,5 @@ const fattni_device_ops fattni_cpu_device = {
     .normal = fattni_host_normal,
     .zero_rows = fattni_host_zero_rows,
     .dropout_mask = fattni_host_mask,
+    .kv_append = fattni_host_kv_append,
 };

@@ -5,6 +5,7 @@
 #include "core/cuda/driver.h"
 #include "core/cuda/kernels.h"
 #include "core/cuda/tensor.h"
+#include "core/kv_cache/kv_append.h"
 
 #include <cuda_runtime_api.h>
 #include <stdio.h>
@@ -332,4 +333,5 @@ const fattni_device_ops fattni_cuda_device = {
     .normal = fattni_cuda_normal,
     .zero_rows = fattni_cuda_zero_rows,
     .dropout_mask = fattni_cuda_mask,
+    .kv_append = fattni_cuda_kv_append,
 };

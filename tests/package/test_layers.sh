@@ -18,8 +18,9 @@ core/base          -
 core/files         -
 core/tensor        core/base
 core/attention     core/base core/tensor
-core/cpu           core/base core/tensor core/attention
-core/cuda          core/base core/tensor core/attention
+core/kv_cache      core/base core/tensor core/cuda core/device
+core/cpu           core/base core/tensor core/attention core/kv_cache
+core/cuda          core/base core/tensor core/attention core/kv_cache
 core/ptx           -
 core/device        core/ptx core/tensor core/attention core/cuda
 core/comm          core/base core/tensor core/cuda

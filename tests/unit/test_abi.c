@@ -131,6 +131,20 @@ static void attention_types(void) {
     FIELD(fattn_attention_plan, fwd_kernel);
     FIELD(fattn_attention_plan, bwd_kernel);
     END(fattn_attention_plan);
+    STRUCT(fattn_kv_append_io);
+    FIELD(fattn_kv_append_io, struct_size);
+    FIELD(fattn_kv_append_io, rope_base);
+    FIELD(fattn_kv_append_io, k);
+    FIELD(fattn_kv_append_io, v);
+    FIELD(fattn_kv_append_io, k_cache);
+    FIELD(fattn_kv_append_io, v_cache);
+    FIELD(fattn_kv_append_io, lengths);
+    FIELD(fattn_kv_append_io, new_rows);
+    FIELD(fattn_kv_append_io, lengths_after);
+    FIELD(fattn_kv_append_io, page_table);
+    FIELD(fattn_kv_append_io, q);
+    FIELD(fattn_kv_append_io, q_rotated);
+    END(fattn_kv_append_io);
 }
 
 static void tape_types(void) {
