@@ -558,3 +558,95 @@ Test(problem, masks_follow_their_definition) {
                         }
     cr_assert(calls == 6 * 25 * 9 * 3 && seen > 0);
 }
+
+/* ---- pages ---- */
+
+enum { PAGES = 6, PAGE = 16, COLUMNS = 3 };
+static int32_t page_table[B * COLUMNS] = {4, -1, -1, 0, PAGES, -1}; /* one entry is in use: that of 7 keys */
+
+/* k and v of call c in pages; a forward call, whose other sizes are those of 48 keys. */
+static void page(call *c, fattn_tensor *table) {
+    c->k = tensor(4, PAGES, HKV, PAGE, D);
+    c->v = tensor(4, PAGES, HKV, PAGE, DV);
+    *table = fattn_tensor_view(page_table, FATTN_I32, FATTN_CPU, 0, 2, (int64_t[]){B, COLUMNS});
+    c->io.bias = NULL;
+    c->io.page_table = table;
+    pad(c);
+}
+
+static void check_rejected(const call *c, fattn_status status, const char *says) {
+    fattni_problem untouched;
+    memset(&untouched, 0x5a, sizeof untouched);
+    const fattn_status s = fattni_problem_init(ctx, &c->p, &c->io, FATTNI_FWD, true, &untouched);
+    cr_assert_eq(s, status, "%s: %s", fattn_status_name(s), fattn_ctx_error(ctx));
+    cr_assert(strstr(fattn_ctx_error(ctx), says), "%s", fattn_ctx_error(ctx));
+    for (size_t byte = 0; byte < sizeof untouched; ++byte) cr_assert_eq(((unsigned char *)&untouched)[byte], 0x5a);
+    cr_assert_eq(fattn_attention_fwd(ctx, &c->p, &c->io), status);
+}
+
+#define PAGED_REJECTED(status, says, ...)                                                                              \
+    do {                                                                                                               \
+        call c;                                                                                                        \
+        fattn_tensor table;                                                                                            \
+        fill(&c);                                                                                                      \
+        page(&c, &table);                                                                                              \
+        __VA_ARGS__;                                                                                                   \
+        check_rejected(&c, status, says);                                                                              \
+    } while (0)
+
+Test(problem, pages) {
+    fattn_tensor table;
+    ACCEPTED(p, FATTNI_FWD, page(&c, &table));
+    cr_assert(p.page == PAGE && p.Sk == PAGE * COLUMNS && p.rows_k == p.Sk && p.max_k == p.Sk && p.B == B);
+    cr_assert(p.padded && !p.packed && p.page_table.present);
+    cr_assert(p.k.n[0] == PAGES && p.k.n[2] == PAGE && p.v.n[3] == DV);
+    const fattni_sequence s = fattni_sequence_of(&p, 1);
+    cr_assert(s.band.Sk == SK && s.batch == 1);
+    float *const k = p.k.p;
+    page_table[4] = 5; /* not in use, but there */
+    cr_assert_eq(fattni_key_at(&p, &p.k, &s, 1, 6), k + (0 * HKV + 1) * PAGE * D + 6 * D);
+    cr_assert_eq(fattni_key_at(&p, &p.k, &s, 0, 16 + 3), k + 5 * HKV * PAGE * D + 3 * D);
+    page_table[4] = PAGES;
+    ACCEPTED(without, FATTNI_FWD, pad(&c));
+    cr_assert(without.page == 0 && !without.page_table.present);
+    ACCEPTED(wide, FATTNI_FWD, {
+        page(&c, &table);
+        c.bias = tensor(4, 1, 1, 1, PAGE * COLUMNS);
+        c.io.bias = &c.bias;
+    });
+    cr_assert_eq(wide.bias.n[3], PAGE * COLUMNS);
+}
+
+Test(problem, pages_that_are_none) {
+    PAGED_REJECTED(FATTN_E_SHAPE, "page_table is [2,3,1], not [2,pages of a sequence]",
+                   (table.ndim = 3, table.shape[2] = 1));
+    PAGED_REJECTED(FATTN_E_SHAPE, "page_table is [1,3], not [2,pages of a sequence]", table.shape[0] = 1);
+    PAGED_REJECTED(FATTN_E_DTYPE, "page_table: dtype f32", table.dtype = FATTN_F32);
+    PAGED_REJECTED(FATTN_E_ARG, "page_table: data is NULL", table.data = NULL);
+    PAGED_REJECTED(FATTN_E_ARG, "page_table needs seqlens_k", c.io.seqlens_k = NULL);
+    PAGED_REJECTED(FATTN_E_ARG, "exclude each other", (c.io.cu_seqlens_q = &c.cu_q, c.io.cu_seqlens_k = &c.cu_k));
+    PAGED_REJECTED(FATTN_E_UNSUPPORTED, "STANDARD and FLASH1", c.p.algorithm = FATTN_ALGO_STANDARD);
+    PAGED_REJECTED(FATTN_E_UNSUPPORTED, "STANDARD and FLASH1", c.p.algorithm = FATTN_ALGO_FLASH1);
+    PAGED_REJECTED(FATTN_E_SHAPE, "k has 6 pages, v has 5", c.v.shape[0] = 5);
+    PAGED_REJECTED(FATTN_E_SHAPE, "k: Sk=16 but v: Sk=8", c.v.shape[2] = 8);
+    PAGED_REJECTED(FATTN_E_SHAPE, "pages of 24 keys", c.k.shape[2] = c.v.shape[2] = 24);
+    PAGED_REJECTED(FATTN_E_SHAPE, "pages of 8 keys", c.k.shape[2] = c.v.shape[2] = 8);
+    PAGED_REJECTED(FATTN_E_SHAPE, "pages of 0 keys", c.k.shape[2] = c.v.shape[2] = 0);
+    PAGED_REJECTED(FATTN_E_SHAPE, "more than 2^31-1 keys",
+                   (table.shape[1] = (int64_t)1 << 28, table.stride[0] = table.stride[1] = 0));
+    PAGED_REJECTED(FATTN_E_SHAPE, "do not fit in 31 bits",
+                   (table.shape[1] = (1 << 27) - 1, table.stride[0] = table.stride[1] = 0, c.p.k_pos0 = 1 << 20));
+    PAGED_REJECTED(FATTN_E_SHAPE, "bias: [2,4,5,7], but dimension 3 must be 48", c.io.bias = &c.bias);
+    PAGED_REJECTED(FATTN_E_ARG, "seqlens_k[1] = 7 is not in 0..0", table.shape[1] = 0);
+    page_table[3] = -1;
+    PAGED_REJECTED(FATTN_E_ARG, "page_table[1,0] = -1 is not in 0..5", (void)0);
+    page_table[3] = PAGES;
+    PAGED_REJECTED(FATTN_E_ARG, "page_table[1,0] = 6 is not in 0..5", (void)0);
+    page_table[3] = 0;
+    call c;
+    fattn_tensor table;
+    fill(&c);
+    page(&c, &table);
+    cr_assert_eq(fattn_attention_bwd(ctx, &c.p, &c.io), FATTN_E_UNSUPPORTED);
+    cr_assert(strstr(fattn_ctx_error(ctx), "backward has no pages"), "%s", fattn_ctx_error(ctx));
+}
