@@ -35,7 +35,8 @@ typedef struct fattni_kv_append {
 
 /* The index in dimension 0 of the caches of a position below the room; with pages any number may stand there. */
 FATTNI_INLINE int64_t fattni_kv_block(const fattni_kv_append *a, int64_t b, int64_t position) {
-    return a->page_table ? a->page_table[b * a->table_stride[0] + position / a->page * a->table_stride[1]] : b;
+    const int64_t n = a->page_table ? (uint32_t)position / (uint32_t)a->page : 0; /* both below 2^31 */
+    return a->page_table ? a->page_table[b * a->table_stride[0] + n * a->table_stride[1]] : b;
 }
 
 #ifndef __CUDACC__
