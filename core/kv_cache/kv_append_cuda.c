@@ -9,7 +9,9 @@ extern void fattn_kv_append_f16(fattni_kv_append_args);
 extern void fattn_kv_append_bf16(fattni_kv_append_args);
 _Static_assert(sizeof(fattni_kv_append_args) <= 4096, "the limit of a kernel's argument");
 
-enum { CTAS_PER_SM = 2 }; /* that few rows are shared among, at most */
+enum { CTAS_PER_SM = 2 };      /* that few rows are shared among, at most */
+enum { MOST_HEADS = 1 << 21 }; /* so that 32 bits count the pieces of a row */
+_Static_assert((int64_t)MOST_HEADS *FATTNI_KV_WIDTH *FATTNI_KV_MOVES <= INT32_MAX, "pieces of a row");
 
 /* Whether all rows of a move, and the halves of those that turn, begin and end at multiples of 16 bytes. */
 static bool is_wide(const fattni_kv_move *m, int64_t size) {
@@ -30,9 +32,9 @@ fattn_status fattni_cuda_kv_append(fattn_ctx *ctx, const fattni_kv_append *job) 
         const fattni_kv_move *const m = &job->move[n];
         a.wide[n] = is_wide(m, size);
         a.each[n] = (int32_t)((m->turns ? m->width / 2 : m->width) / (a.wide[n] ? 16 / size : 1));
-        if (m->heads > INT32_MAX / FATTNI_KV_WIDTH / FATTNI_KV_MOVES)
-            return fattn_ctx_fail(ctx, FATTN_E_UNSUPPORTED, "kv_append: %lld heads are more than a GPU takes",
-                                  (long long)m->heads);
+        if (m->heads > MOST_HEADS)
+            return fattn_ctx_fail(ctx, FATTN_E_UNSUPPORTED, "kv_append: %lld heads, a GPU takes up to %d",
+                                  (long long)m->heads, MOST_HEADS);
         pieces += is_idle(m) ? 0 : m->heads * a.each[n];
         a.until[n] = (int32_t)pieces;
     }

@@ -34,8 +34,8 @@ typedef struct fattn_kv_append_io {
    DTYPE, DEVICE; nothing is written then. Outputs must not overlap inputs or each other: ARG where addresses prove it.
    On the CPU lengths, new_rows or entries that are out of range, and rows for which there is no room, are ARG. A GPU,
    where their values are not known to the host, clamps lengths to 0..room and new_rows to 0..S, leaves out rows without
-   room or with an entry that is not in 0..pages-1, and caps lengths_after at the room; more than 2^31-1 new rows or
-   16-byte pieces of a row of all heads are UNSUPPORTED there. */
+   room or with an entry that is not in 0..pages-1, and caps lengths_after at the room; more than 2^31-1 new rows, or
+   2^21 heads, are UNSUPPORTED there. */
 FATTN_API FATTN_CHECKED fattn_status fattn_kv_append(fattn_ctx *ctx, const fattn_kv_append_io *io);
 
 #endif
