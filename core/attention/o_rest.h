@@ -6,7 +6,7 @@
    One signed byte per element of O: the difference of the bits of the exact and the rounded number as F32, in units of
    1/256 of the rounded number's last place. Half a last place is 128 units, stored as 127; where a rounded F16 is
    subnormal the difference may be larger and is cut off there, too. In io.saved, [B,Hq,rows of q,Dv] in the order of
-   O's dimensions, rows padded to multiples of 16 bytes. */
+   O's dimensions, rows padded to multiples of 16 bytes; of these, those up to a multiple of 8 are 0. */
 #ifndef FATTNI_CORE_ATTENTION_O_REST_H
 #define FATTNI_CORE_ATTENTION_O_REST_H
 

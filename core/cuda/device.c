@@ -248,7 +248,7 @@ static fattn_status describe(fattn_ctx *ctx, char *text, size_t bytes) {
 }
 
 static fattn_status start(fattn_ctx *ctx, const char *name, fattni_cuda_any kernel, int64_t grid, int block,
-                          size_t shared, const void *args, bool early) {
+                          size_t shared, const void *args, bool early, int cluster) {
     if (grid == 0) return FATTN_OK;
     if (grid > INT32_MAX)
         return fattn_ctx_fail(ctx, FATTN_E_UNSUPPORTED, "%s: %lld blocks exceed CUDA's limit of 2^31-1", name,
@@ -256,14 +256,23 @@ static fattn_status start(fattn_ctx *ctx, const char *name, fattni_cuda_any kern
     bool entered;
     FATTNI_TRY(fattni_cuda_enter(ctx, &entered));
     void *arguments[] = {(void *)(uintptr_t)args};
-    cudaLaunchAttribute overlap = {.id = cudaLaunchAttributeProgrammaticStreamSerialization};
-    overlap.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchAttribute attributes[2];
+    unsigned n = 0;
+    if (early && ctx->gpu.overlaps) {
+        attributes[n].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+        attributes[n++].val.programmaticStreamSerializationAllowed = 1;
+    }
+    if (cluster > 1) {
+        attributes[n].id = cudaLaunchAttributeClusterDimension;
+        attributes[n].val.clusterDim.x = (unsigned)cluster;
+        attributes[n].val.clusterDim.y = attributes[n].val.clusterDim.z = 1, ++n;
+    }
     const cudaLaunchConfig_t config = {.gridDim = {(unsigned)grid, 1, 1},
                                        .blockDim = {(unsigned)block, 1, 1},
                                        .dynamicSmemBytes = shared,
                                        .stream = ctx->stream,
-                                       .attrs = &overlap,
-                                       .numAttrs = early && ctx->gpu.overlaps};
+                                       .attrs = attributes,
+                                       .numAttrs = n};
     const cudaError_t error = cudaLaunchKernelExC(&config, pointer_of(kernel), arguments);
     fattni_cuda_leave(ctx, entered);
     return fattni_cuda_check(ctx, error, name);
@@ -271,11 +280,15 @@ static fattn_status start(fattn_ctx *ctx, const char *name, fattni_cuda_any kern
 
 fattn_status fattni_cuda_start(fattn_ctx *ctx, const char *name, fattni_cuda_any kernel, int64_t grid, int block,
                                size_t shared, const void *args) {
-    return start(ctx, name, kernel, grid, block, shared, args, false);
+    return start(ctx, name, kernel, grid, block, shared, args, false, 1);
 }
 fattn_status fattni_cuda_start_early(fattn_ctx *ctx, const char *name, fattni_cuda_any kernel, int64_t grid, int block,
                                      size_t shared, const void *args) {
-    return start(ctx, name, kernel, grid, block, shared, args, true);
+    return start(ctx, name, kernel, grid, block, shared, args, true, 1);
+}
+fattn_status fattni_cuda_start_clusters(fattn_ctx *ctx, const char *name, fattni_cuda_any kernel, int64_t grid,
+                                        int cluster, int block, size_t shared, const void *args) {
+    return start(ctx, name, kernel, grid, block, shared, args, false, cluster);
 }
 
 fattn_status fattni_cuda_move(fattn_ctx *ctx, void *dst, const void *src, size_t bytes) {

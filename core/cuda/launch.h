@@ -23,6 +23,9 @@ fattn_status fattni_cuda_start(fattn_ctx *ctx, const char *name, fattni_cuda_any
    on the stream has completed, and wait for its writes themselves (core/ptx/grid.h). */
 fattn_status fattni_cuda_start_early(fattn_ctx *ctx, const char *name, fattni_cuda_any kernel, int64_t grid, int block,
                                      size_t shared, const void *args);
+/* The same in clusters of `cluster` CTAs, which divides grid; from sm_90 on. */
+fattn_status fattni_cuda_start_clusters(fattn_ctx *ctx, const char *name, fattni_cuda_any kernel, int64_t grid,
+                                        int cluster, int block, size_t shared, const void *args);
 #define FATTNI_START(ctx, kernel, grid, block, args)                                                                   \
     fattni_cuda_start(ctx, #kernel, (fattni_cuda_any)(kernel), grid, block, 0, args)
 /* Enqueued like a kernel. A copy between host and device may wait for the stream. */

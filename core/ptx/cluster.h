@@ -17,6 +17,12 @@ static __device__ __forceinline__ uint32_t cluster_address(uint32_t address, uin
     asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
     return there;
 }
+/* The same for a pointer to shared memory, to be read by ordinary loads. */
+static __device__ __forceinline__ const void *cluster_pointer(const void *p, uint32_t rank) {
+    uint64_t there;
+    asm("mapa.u64 %0, %1, %2;" : "=l"(there) : "l"((uint64_t)p), "r"(rank));
+    return (const void *)there;
+}
 /* Arrives on an mbarrier of another CTA, given by a cluster address. Relaxed, it orders no memory accesses: enough to
    say that wgmma has read a tile, since that is complete after wgmma_wait. A release would wait for all earlier
    reductions of this thread. */

@@ -63,7 +63,8 @@ const fattni_cuda_kernel *fattni_fwd_cuda_choose(const fattn_ctx *ctx, const fat
     const traits t = traits_of(ctx, p);
     const fattni_cuda_kernel *best = NULL;
     for (const fattni_cuda_kernel *const *k = fattni_fwd_cuda_kernels; *k; ++k) {
-        if ((*k)->arch == 90 && !(t.sm90 && fattni_sm90_counts(blocks_of(p, *k), p->Hq * p->B))) continue;
+        if ((*k)->arch == 90 && !is_few(*k) && !(t.sm90 && fattni_sm90_counts(blocks_of(p, *k), p->Hq * p->B)))
+            continue;
         if (!fattni_cuda_can_run(*k, ctx, p) || !matches(*k, p, &t)) continue;
         if (is_few(*k)) return *k;
         best = fattni_cuda_prefer(ctx, best, *k);
@@ -74,12 +75,13 @@ const fattni_cuda_kernel *fattni_fwd_cuda_choose(const fattn_ctx *ctx, const fat
 /* Where keys are split: parts and tiles at most, and what they need of the workspace. */
 typedef struct split {
     int64_t tile_heads, tiles, parts, all_tiles; /* tiles: per tile_heads heads; all_tiles: of the call */
+    int64_t cluster;                             /* parts that are CTAs of a cluster */
     int64_t rows, width;
     size_t results, workspace; /* bytes: of the counters, which come first; of all */
 } split;
 
 static split split_of(const fattni_problem *p, const fattni_cuda_kernel *k) {
-    split s = {.tile_heads = tile_heads_of(p)};
+    split s = {.tile_heads = tile_heads_of(p), .cluster = 1};
     const int64_t heads = p->Hq / s.tile_heads, rows = s.tile_heads * p->Sq;
     s.tiles = fattni_ceil_div(rows, k->BM), s.all_tiles = p->B * heads * s.tiles;
     const bool ragged = p->packed || p->padded; /* a sequence with fewer tiles has more parts of its keys */
@@ -90,11 +92,14 @@ static split split_of(const fattni_problem *p, const fattni_cuda_kernel *k) {
     if (left < p->Sk && right < p->Sk) keys = fattni_min(keys, left + right + p->Sq + 16);
     s.parts = fattni_clamp(fattni_ceil_div(keys, fattni_cuda_least_part(k->D)), 1,
                            fattni_cuda_most_parts((int)fattni_min(tiles, INT32_MAX), k->D));
+    while (k->arch == 90 && s.cluster < fattni_min(s.parts, FATTNI_PARTS_ADDED)) s.cluster *= 2;
+    s.parts = fattni_round_up(s.parts, s.cluster);
     s.rows = fattni_min(rows, k->BM), s.width = (p->Dv + 7) / 8 * 8;
+    if (s.parts == s.cluster) return s; /* added up in shared memory */
     s.results = (size_t)fattni_round_up(
         s.all_tiles * fattni_cuda_parts_counters((int)s.parts) * (int64_t)sizeof(int32_t), FATTNI_ALIGN);
     s.workspace = s.results;
-    if (s.parts > 1) s.workspace += (size_t)(s.all_tiles * s.parts * s.rows * (s.width + 2)) * sizeof(float);
+    s.workspace += (size_t)(s.all_tiles * s.parts * s.rows * (s.width + 2)) * sizeof(float);
     return s;
 }
 
@@ -176,15 +181,19 @@ static fattn_status run_parts(fattn_ctx *ctx, const fattni_problem *p, const fat
                                      .page_table = fattni_cuda_view_of(&p->page_table),
                                      .pages = (int32_t)p->k.n[0],
                                      .page_log2 = fattni_page_log2(p),
-                                     .tile_heads = (int32_t)s.tile_heads,
-                                     .tiles = (int32_t)s.tiles,
-                                     .parts = (int32_t)s.parts,
+                                     .page_mask = (int32_t)(p->page - 1),
+                                     .tile_heads = fattni_divider_of((int32_t)s.tile_heads),
+                                     .heads = fattni_divider_of((int32_t)(p->Hq / s.tile_heads)),
+                                     .tiles = fattni_divider_of((int32_t)fattni_max(s.tiles, 1)),
+                                     .parts = fattni_divider_of((int32_t)s.parts),
+                                     .cluster = (int32_t)s.cluster,
                                      .rows = (int32_t)s.rows,
                                      .width = (int32_t)s.width,
+                                     .counters = fattni_cuda_parts_counters((int)s.parts),
                                      .arrived = p->workspace,
                                      .results = (float *)((char *)p->workspace + s.results)};
     if (s.results) FATTNI_TRY(fattni_cuda_zero(ctx, x.arrived, s.results));
-    return fattni_cuda_launch(ctx, k, s.all_tiles * s.parts, &x, sizeof x);
+    return fattni_cuda_launch_clusters(ctx, k, s.all_tiles * s.parts, (int)s.cluster, &x, sizeof x);
 }
 
 static fattn_status run(fattn_ctx *ctx, const fattni_problem *p, const fattni_kernel_plan *plan) {

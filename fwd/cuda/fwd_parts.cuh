@@ -3,18 +3,25 @@
    S = Q K^T, P = exp(s - m), O = P V as in fwd_mma16.cuh, with a sum l and a maximum m per warp. Results over other
    keys are added with m = max(m1, m2), O = O1 exp(m1 - m) + O2 exp(m2 - m), l likewise: first those of the warps, in
    shared memory; then those of FATTNI_PARTS_ADDED parts, by the CTA that is the last of them to finish, and so on,
-   until one CTA has the whole. The order is fixed: results repeat bitwise.
+   until one CTA has the whole. The order is fixed: results repeat bitwise. With clusters (fwd_parts_cluster.cuh) the
+   first of these steps takes place in the CTAs' shared memory, without counters.
 
    Tensors     q, o [b,h,i,d], k, v [b,g,j,d], lse [b,h,i]; any strides, d contiguous.
    Rows        of the heads of a group, 16 in a tile (fwd_parts.h).
    Threads     WARPS warps; each has all rows, and keys of its own in every block, which it loads itself, without
                waiting for the others. Fragments as in fwd_mma16.cuh.
    Shared      STAGES blocks of K and V, swizzled (core/device/mma16_tile.cuh); at the end the warps' results.
+   Code        K and V are usually not in L2, and with them the code is pushed out of it: what runs once, in particular
+               all that comes after the keys, is written to be short.
    Variants    few: windows, lengths, sink, merge; few_general: every feature, as uniform branches.
 
    Instances: fwd_kernels.def. Macros in: cmake/instance.cu.in. */
 #include "core/device/describe.cuh"
 #include "core/device/mma16_tile.cuh"
+#include "core/ptx/relaxed.h"
+#if K_ARCH == 90
+#include "core/ptx/cluster.h"
+#endif
 #include "fwd/cuda/fwd_parts.h"
 #include "fwd/cuda/fwd_softmax.cuh"
 
@@ -31,18 +38,27 @@ enum {
     PIECES = WARP_KEYS / PIECE,
     KEY_TILES = WARP_KEYS / 8,
     COLUMN_TILES = D / 8,
-    WARP_TILES = COLUMN_TILES / WARPS, /* columns that a warp adds up, in tiles */
-    RESULT = BM * (D + 2)              /* floats of a result: O, maxima, sums */
+    RESULT = BM * (D + 2) /* most floats of a result: O, maxima, sums */
 };
 
-/* Tiles of 16-bit elements. */
 typedef struct shared_memory {
-    uint16_t k[STAGES][BN][D], v[STAGES][BN][D];
+    union {
+        struct {
+            uint16_t k[STAGES][BN][D], v[STAGES][BN][D]; /* tiles */
+        };
+        struct {
+            float of_warps[WARPS * RESULT], of_cta[RESULT]; /* results; their rows may be fewer and shorter */
+            float weights[FATTNI_PARTS_ADDED][BM];          /* of results that are added up */
+            float scales[BM];                               /* of rows of O, at the end */
+            float old_weights[BM];                          /* of an O that is there (MERGE) */
+            int64_t places[BM];                             /* of rows in o */
+        };
+    };
 } shared_memory;
 enum { SHARED_BYTES = sizeof(shared_memory) };
-static_assert(BM == 16 && D % 64 == 0 && WARP_KEYS % PIECE == 0 && COLUMN_TILES % WARPS == 0, "tile shape");
-static_assert(4 * WARPS * RESULT <= SHARED_BYTES, "the warps' results take the place of keys");
-static_assert((int)WARPS <= (int)FATTNI_PARTS_ADDED, "add_results");
+static_assert(BM == 16 && D % 64 == 0 && WARP_KEYS % PIECE == 0, "tile shape");
+static_assert((int)WARPS <= (int)FATTNI_PARTS_ADDED, "weights");
+static_assert(SHARED_BYTES == 8 * BN * D, "results take the place of keys");
 
 /* The work of a CTA. */
 typedef struct key_part {
@@ -53,48 +69,67 @@ typedef struct key_part {
     sequence s;
 } key_part;
 
-/* Tiles of rows with the same keys run side by side, then the parts. Gives 0 where there is nothing to do. */
+/* Tiles of rows with the same keys run side by side, then the parts; with clusters the parts of a tile. Gives 0 where
+   the tile has no rows, and without clusters where there is no such part. */
 DEVICE int find_part(const fattni_fwd_parts_args *x, key_part *w) {
     const fattni_attention_args *const a = &x->a;
-    const int heads = a->Hq / x->tile_heads, tile = (int)(blockIdx.x % (unsigned)x->tiles);
-    unsigned n = blockIdx.x / (unsigned)x->tiles;
-    w->part = (int)(n % (unsigned)x->parts), n /= (unsigned)x->parts;
-    w->h0 = (int)(n % (unsigned)heads) * x->tile_heads, w->b = (int)(n / (unsigned)heads);
-    w->tile = (int)n * x->tiles + tile;
+    int n = (int)blockIdx.x, tile;
+#if K_ARCH == 90
+    w->part = fattni_divide(&n, &x->parts), tile = fattni_divide(&n, &x->tiles);
+#else
+    tile = fattni_divide(&n, &x->tiles), w->part = fattni_divide(&n, &x->parts);
+#endif
+    w->tile = n * (int)x->tiles.by + tile;
+    w->h0 = fattni_divide(&n, &x->heads) * (int)x->tile_heads.by, w->b = n;
     w->s = sequence_of(a, w->b);
-    const int rows = w->s.Sq * x->tile_heads;
+    const int rows = w->s.Sq * (int)x->tile_heads.by;
     w->r0 = tile * BM, w->rows = min(BM, rows - w->r0);
     if (w->rows <= 0) return 0;
-    const int first = w->r0 / x->tile_heads, last = (w->r0 + w->rows - 1) / x->tile_heads;
+    const int first = fattni_divided(w->r0, &x->tile_heads), last = fattni_divided(w->r0 + w->rows - 1, &x->tile_heads);
     w->begin = max(0, min(first + w->s.lo, w->s.Sk)) / 16 * 16;
     w->end = max(w->begin, min(last + 1 + w->s.hi, w->s.Sk));
-    const int tiles = heads * ((rows + BM - 1) / BM), keys = fattni_cuda_keys_of_part(w->end - w->begin, tiles, D);
-    w->parts = fattni_cuda_parts_of(w->end - w->begin, tiles, D);
+    const int seen = w->end - w->begin, tiles = (int)x->heads.by * ((rows + BM - 1) / BM);
+    const int keys = fattni_cuda_keys_of_part(seen, tiles, D);
+    w->parts = fattni_cuda_parts_of(seen, keys);
     w->begin += w->part * keys, w->end = min(w->end, w->begin + keys);
     w->first_seen = last + w->s.lo, w->end_seen = min(w->end, first + 1 + w->s.hi);
-    return w->part < w->parts;
+    return K_ARCH == 90 || w->part < w->parts;
 }
 
-/* Q as A fragments, from global memory: rows `low` and `high`, NULL beyond the tile. */
-DEVICE void load_q(uint32_t (*q)[4], const half_type *low, const half_type *high, int width, int vector) {
+/* Row r of the tile: its place in a tensor, in elements. */
+DEVICE int64_t place_of(const fattni_fwd_parts_args *x, const key_part *w, const fattni_view *t, int r) {
+    int row = w->r0 + r;
+    const int h = w->h0 + fattni_divide(&row, &x->tile_heads);
+    return w->s.batch * t->b + h * t->h + (int64_t)(w->s.q0 + row) * t->row;
+}
+
+/* Q as A fragments, from global memory: rows `low` and `high`, NULL beyond the tile; all of the warp have no `high` if
+   the tile has 8 rows or fewer. */
+DEVICE void load_q(uint32_t (*q)[4], const half_type *low, const half_type *high, int tile_rows, int width,
+                   int vector) {
     const int t = (int)threadIdx.x & 3;
-    if (vector) { /* loads that do not wait for each other */
 #pragma unroll
-        for (int n = 0; n < D / 4; ++n) {
-            const half_type *const row = n & 1 ? high : low;
-            const int column = 16 * (n / 4) + 8 * (n / 2 % 2) + 2 * t;
-            q[n / 4][n % 4] = row && column < width ? *(const uint32_t *)(row + column) : 0;
+    for (int half = 0; half < 2; ++half) {
+        const half_type *const row = half ? high : low;
+#pragma unroll
+        for (int n = half; n < D / 4; n += 2) q[n / 4][n % 4] = 0;
+        if (half && tile_rows <= 8) break;
+        if (vector && row) { /* loads that do not wait for each other */
+#pragma unroll
+            for (int n = half; n < D / 4; n += 2) {
+                const int column = 16 * (n / 4) + 8 * (n / 2 % 2) + 2 * t;
+                if (column < width) q[n / 4][n % 4] = *(const uint32_t *)(row + column);
+            }
+        } else if (row) {
+#pragma unroll
+            for (int n = half; n < D / 4; n += 2) {
+                const int column = 16 * (n / 4) + 8 * (n / 2 % 2) + 2 * t;
+                half_type x[2] = {to_half(0.0f), to_half(0.0f)};
+                if (column < width) x[0] = row[column];
+                if (column + 1 < width) x[1] = row[column + 1];
+                q[n / 4][n % 4] = *(const uint32_t *)x;
+            }
         }
-        return;
-    }
-#pragma unroll
-    for (int n = 0; n < D / 4; ++n) {
-        const half_type *const row = n & 1 ? high : low;
-        const int column = 16 * (n / 4) + 8 * (n / 2 % 2) + 2 * t;
-        half_type x[2] = {to_half(0.0f), to_half(0.0f)};
-        if (row && column < width) x[0] = row[column];
-        if (row && column + 1 < width) x[1] = row[column + 1];
-        q[n / 4][n % 4] = *(const uint32_t *)x;
     }
 }
 
@@ -110,149 +145,152 @@ DEVICE void find_pages(int page[PIECES], const fattni_fwd_parts_args *x, int b, 
     }
 }
 
-/* This warp's keys from j on, of those below `end`, of K or V of a head, as one group of copies. */
-DEVICE void load_keys(uint32_t tile, const fattni_fwd_parts_args *x, const fattni_view *keys, const half_type *head,
-                      const int page[PIECES], int j, int end, int width) {
-    const int lane = (int)threadIdx.x & 31, vector = x->a.vector_qkv;
-    if (j < end && !x->page_table.p)
-        load_tile_by(lane, 32, tile, D, WARP_KEYS, head + j * keys->row, keys->row, end - j, width, vector);
-    else if (j < end)
+/* PIECE rows of a tile, of which `valid` exist; the others become 0. */
+DEVICE void load_piece(uint32_t tile, const half_type *rows, int64_t row, int valid, int width, int vector) {
+    enum { CHUNKS = D / 8, AT_ONCE = 32 / CHUNKS };
+    const int lane = (int)threadIdx.x & 31, chunk = lane % CHUNKS, row0 = lane / CHUNKS;
+    if (vector) {
+        const half_type *from = rows + row0 * row + chunk * 8;
+        if (chunk * 8 >= width) valid = 0;
 #pragma unroll
-        for (int n = 0; n < PIECES; ++n) {
-            const int at = j + n * PIECE, row = at & ((1 << x->page_log2) - 1);
-            load_tile_by(lane, 32, tile + n * PIECE * D * 2, D, PIECE, head + page[n] * keys->b + row * keys->row,
-                         keys->row, end - at, width, vector);
-        }
+        for (int i = row0; i - row0 < PIECE; i += AT_ONCE, from += AT_ONCE * row)
+            cp_async_16(tile + tile_offset(D, i, chunk), i < valid ? from : rows, i < valid ? 16 : 0);
+        return;
+    }
+#pragma unroll 1
+    for (int at = lane; at < PIECE * D; at += 32) {
+        const int i = at / D, column = at % D;
+        const half_type x = i < valid && column < width ? rows[i * row + column] : to_half(0.0f);
+        store_shared_half(tile + tile_offset(D, i, column / 8) + (uint32_t)(column % 8) * 2, *(const uint16_t *)&x);
+    }
+}
+
+/* This warp's keys from j on, of those below `end`, of K or V of a head, as one group of copies. */
+DEVICE void load_keys(uint32_t tile, const fattni_fwd_parts_args *x, const half_type *head, int64_t page_step,
+                      int64_t row, const int page[PIECES], int j, int end, int width) {
+#pragma unroll
+    for (int n = 0; n < PIECES && j < end; ++n) {
+        const int at = j + n * PIECE;
+        load_piece(tile + n * PIECE * D * 2, head + page[n] * page_step + (at & x->page_mask) * row, row, end - at,
+                   width, x->a.vector_qkv);
+    }
     cp_async_commit();
 }
 
-/* From shared memory, or what other CTAs have written to global memory. */
-DEVICE float load_float(const float *from, int global) { return global ? __ldcg(from) : *from; }
-DEVICE float2 load_pair(const float *from, int global) {
-    return global ? __ldcg((const float2 *)from) : *(const float2 *)from;
+/* Where results are that are added up: of this CTA's warps, of the cluster's CTAs, or of CTAs that have written them to
+   global memory. */
+enum { OF_WARPS, OF_CLUSTER, OF_GRID };
+DEVICE const float *result_at(const float *first, int n, int64_t step, int where) {
+#if K_ARCH == 90
+    if (where == OF_CLUSTER) return (const float *)cluster_pointer(first, (uint32_t)n);
+#endif
+    return first + n * step;
 }
 
-/* What a warp adds up and stores: columns [column0, column0 + 8 WARP_TILES) of results, which have `rows` rows of
-   `width` floats, then the rows' maxima and sums. */
-typedef struct piece {
-    int column0, rows, width;
-} piece;
-
-/* `count` results, `step` floats apart, added up in their order. count <= FATTNI_PARTS_ADDED. */
-DEVICE void add_results(float x[WARP_TILES][4], float m[2], float l[2], const float *from, int count, int64_t step,
-                        int global, float unit, const piece *w) {
-    const int lane = (int)threadIdx.x & 31, g = lane / 4, t = lane % 4;
-    clear(x, WARP_TILES);
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-        const int row = g + 8 * half;
-        m[half] = -INFINITY, l[half] = 0.0f;
-        if (row >= w->rows) continue;
-        const float *const maxima = from + w->rows * w->width + row, *const o = from + row * w->width + w->column0;
-        float weight[FATTNI_PARTS_ADDED], sum[FATTNI_PARTS_ADDED]; /* loads that do not wait for each other */
-#pragma unroll
-        for (int n = 0; n < FATTNI_PARTS_ADDED; ++n) {
-            weight[n] = n < count ? load_float(maxima + n * step, global) : -INFINITY;
-            sum[n] = n < count ? load_float(maxima + n * step + w->rows, global) : 0.0f;
-        }
-#pragma unroll
-        for (int n = 0; n < FATTNI_PARTS_ADDED; ++n) m[half] = fmaxf(m[half], weight[n]);
-#pragma unroll
-        for (int n = 0; n < FATTNI_PARTS_ADDED; ++n) {
-            weight[n] = weight_of(weight[n], m[half], unit);
-            l[half] += weight[n] * sum[n];
-        }
-#pragma unroll
-        for (int c = 0; c < WARP_TILES; ++c) {
-            if (w->column0 + 8 * c >= w->width) continue;
-#pragma unroll
-            for (int n = 0; n < FATTNI_PARTS_ADDED; ++n) {
-                const float2 part = n < count ? load_pair(o + n * step + 8 * c + 2 * t, global) : make_float2(0, 0);
-                x[c][2 * half] += weight[n] * part.x;
-                x[c][2 * half + 1] += weight[n] * part.y;
-            }
-        }
-    }
-}
-
-/* `tiles` tiles of 8 columns of a result; statistics: m and l, too. */
-DEVICE void store_result(float *to, const float (*x)[4], int tiles, const float m[2], const float l[2], int statistics,
-                         const piece *w) {
+/* A warp's result. */
+DEVICE void store_result(float *to, const float (*o)[4], const float m[2], const float l[2], int rows, int width) {
     const int lane = (int)threadIdx.x & 31, g = lane / 4, t = lane % 4;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
         const int row = g + 8 * half;
-        if (row >= w->rows) continue;
-        float *const o = to + row * w->width + w->column0;
+        if (row >= rows) break;
 #pragma unroll
-        for (int c = 0; c < tiles; ++c)
-            if (w->column0 + 8 * c < w->width)
-                *(float2 *)(o + 8 * c + 2 * t) = make_float2(x[c][2 * half], x[c][2 * half + 1]);
-        if (!statistics || t != 0) continue;
-        to[w->rows * w->width + row] = m[half];
-        to[w->rows * w->width + w->rows + row] = l[half];
+        for (int c = 0; c < COLUMN_TILES; ++c)
+            if (8 * c < width)
+                *(float2 *)(to + row * width + 8 * c + 2 * t) = make_float2(o[c][2 * half], o[c][2 * half + 1]);
+        if (t == 0) to[rows * width + row] = m[half], to[rows * width + rows + row] = l[half];
     }
 }
 
-/* O and L of the tile's rows, this warp's columns. */
-DEVICE void store_rows_of(const fattni_fwd_parts_args *x, const key_part *w, float o[WARP_TILES][4], const float m[2],
-                          const float l[2], float unit, const piece *own) {
+/* Columns d and d + 1 of a row of O, whose place in o is `at`; of columns from Dv on only the rest, which is 0. */
+DEVICE void store_pair(const fattni_fwd_parts_args *x, const key_part *w, int r, int64_t at, int d, float2 value,
+                       float old_weight) {
     const fattni_attention_args *const a = &x->a;
-    const int lane = (int)threadIdx.x & 31, g = lane / 4, t = lane % 4, column0 = own->column0;
-    const int width = min(a->Dv - column0, 8 * WARP_TILES);
-    float L[2];
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-        const int r = w->r0 + g + 8 * half, inside = g + 8 * half < w->rows, h = w->h0 + r % x->tile_heads;
-        const int64_t at = inside ? w->s.q0 + r / x->tile_heads : 0;
-        const float *const lse = (const float *)a->lse.p + w->s.batch * a->lse.b + h * a->lse.h + at * a->lse.row;
-        const row_result row = end_of_row(a, 1, m[half], l[half], unit, GENERAL ? 1.0f : a->scale, h, inside ? lse : 0);
-        const float *const old = (const float *)a->o.p + w->s.batch * a->o.b + h * a->o.h + at * a->o.row + column0;
-        L[half] = row.L;
-#pragma unroll
-        for (int c = 0; c < WARP_TILES; ++c)
-#pragma unroll
-            for (int e = 0; e < 2; ++e) {
-                const int d = 8 * c + 2 * t + e;
-                o[c][2 * half + e] *= row.scale;
-                if ((a->flags & FATTN_MERGE) && inside && d < width && row.keep_old > 0)
-                    o[c][2 * half + e] += row.keep_old * old[d];
-            }
+    float *const o = (float *)a->o.p + at + d;
+    half_type *const half_o = (half_type *)a->o.p + at + d;
+    const int first = d < a->Dv, second = d + 1 < a->Dv;
+    if (a->o_f32) {
+        if (first && old_weight > 0) value.x += old_weight * o[0];
+        if (second && old_weight > 0) value.y += old_weight * o[1];
+        if (first) o[0] = value.x;
+        if (second) o[1] = value.y;
+        return;
     }
-    __syncthreads(); /* all warps have read the old L */
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-        const int r = w->r0 + g + 8 * half, inside = g + 8 * half < w->rows, h = w->h0 + r % x->tile_heads;
-        const int64_t at = inside ? w->s.q0 + r / x->tile_heads : 0;
-        if (a->o_rest.p) {
-            char *const to = (char *)a->o_rest.p + w->s.batch * a->o_rest.b + h * a->o_rest.h + at * a->o_rest.row;
-            store_rest(to + column0, &o[0][2 * half], WARP_TILES, 1.0f, inside, width);
+    const half_type rounded[2] = {to_half(value.x), to_half(value.y)};
+    if (first) half_o[0] = rounded[0];
+    if (second) half_o[1] = rounded[1];
+    if (!a->o_rest.p) return;
+    int8_t *const rest = (int8_t *)a->o_rest.p + place_of(x, w, &a->o_rest, r) + d;
+    rest[0] = (int8_t)fattni_o_rest(__float_as_uint(value.x), __float_as_uint(to_float(rounded[0])), O_REST);
+    rest[1] = (int8_t)fattni_o_rest(__float_as_uint(value.y), __float_as_uint(to_float(rounded[1])), O_REST);
+}
+
+/* `count` results, in memory `step` floats apart, added up in their order: a result again, or, where `to` is NULL, O
+   and L. */
+DEVICE void add_results(shared_memory *smem, const fattni_fwd_parts_args *x, const key_part *w, const float *from,
+                        int count, int64_t step, int where, float *to, float unit) {
+    const fattni_attention_args *const a = &x->a;
+    const int thread = (int)threadIdx.x, rows = x->rows, width = x->width;
+    if (thread < rows) {
+        const int maximum = rows * width + thread, sum = maximum + rows;
+        float m = -INFINITY, l = 0.0f;
+#pragma unroll 4
+        for (int n = 0; n < count; ++n) m = fmaxf(m, load_relaxed(result_at(from, n, step, where) + maximum));
+#pragma unroll 4
+        for (int n = 0; n < count; ++n) {
+            const float *const result = result_at(from, n, step, where);
+            const float weight = weight_of(load_relaxed(result + maximum), m, unit);
+            smem->weights[n][thread] = weight;
+            l += weight * load_relaxed(result + sum);
         }
-        if (!inside) continue;
-        const int64_t first = w->s.batch * a->o.b + h * a->o.h + at * a->o.row + column0;
-#pragma unroll
-        for (int c = 0; c < WARP_TILES; ++c)
-#pragma unroll
-            for (int e = 0; e < 2; ++e) {
-                const int d = 8 * c + 2 * t + e;
-                if (d >= width) continue;
-                if (a->o_f32)
-                    ((float *)a->o.p)[first + d] = o[c][2 * half + e];
-                else
-                    ((half_type *)a->o.p)[first + d] = to_half(o[c][2 * half + e]);
-            }
-        if (t == 0 && column0 == 0)
-            ((float *)a->lse.p)[w->s.batch * a->lse.b + h * a->lse.h + at * a->lse.row] = L[half];
+        if (to) {
+            to[maximum] = m, to[sum] = l;
+        } else if (thread < w->rows) {
+            int h = w->r0 + thread;
+            h = w->h0 + fattni_divide(&h, &x->tile_heads);
+            float *const lse = (float *)a->lse.p + place_of(x, w, &a->lse, thread);
+            const row_result end = end_of_row(a, 1, m, l, unit, GENERAL ? 1.0f : a->scale, h, lse);
+            *lse = end.L;
+            smem->scales[thread] = end.scale;
+            smem->old_weights[thread] = a->flags & FATTN_MERGE ? end.keep_old : 0.0f;
+            smem->places[thread] = place_of(x, w, &a->o, thread);
+        }
+    }
+    __syncthreads(); /* the weights are there */
+#pragma unroll 1
+    for (int n = thread; n < (to ? rows : w->rows) * (D / 2); n += THREADS) {
+        const int r = n / (D / 2), d = n % (D / 2) * 2;
+        if (d >= width) continue;
+        float2 sum = make_float2(0, 0);
+#pragma unroll 4
+        for (int k = 0; k < count; ++k) {
+            const float2 part = load_relaxed_2(result_at(from, k, step, where) + r * width + d);
+            sum.x += smem->weights[k][r] * part.x, sum.y += smem->weights[k][r] * part.y;
+        }
+        if (to) {
+            *(float2 *)(to + r * width + d) = sum;
+            continue;
+        }
+        sum.x *= smem->scales[r],
+            sum.y *= smem->scales[r]; /* here, so that the levels before do not show in the bits */
+        store_pair(x, w, r, smem->places[r], d, sum, smem->old_weights[r]);
     }
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS) K_NAME(const __grid_constant__ fattni_fwd_parts_args x) {
     extern __shared__ __align__(1024) unsigned char memory[];
+    shared_memory *const smem = (shared_memory *)memory;
     const fattni_attention_args &a = x.a;
     const uint32_t shared = shared_address(memory);
     const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32, t = lane % 4, keys0 = warp * WARP_KEYS;
     key_part w;
     if (!find_part(&x, &w)) return;
+#if K_ARCH == 90
+    if (w.part >= w.parts) { /* the others of the cluster add up without it */
+        if (x.cluster > 1) cluster_sync(), cluster_sync();
+        return;
+    }
+#endif
     const sequence s = w.s;
     const int first = w.begin + keys0;
     const int64_t hk = w.h0 / a.group;
@@ -265,10 +303,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS) K_NAME(const __gri
 
     /* K and V of block n, one group each, even if it is empty. */
     int page[PIECES] = {0};
+#pragma unroll 1
     for (int n = 0; n < STAGES; ++n) {
         find_pages(page, &x, w.b, first + n * BN, w.end);
-        load_keys(k_tile + n * stage_bytes, &x, &a.k, k, page, first + n * BN, w.end, a.D);
-        load_keys(v_tile + n * stage_bytes, &x, &a.v, v, page, first + n * BN, w.end, a.Dv);
+        load_keys(k_tile + n * stage_bytes, &x, k, a.k.b, a.k.row, page, first + n * BN, w.end, a.D);
+        load_keys(v_tile + n * stage_bytes, &x, v, a.v.b, a.v.row, page, first + n * BN, w.end, a.Dv);
     }
     find_pages(page, &x, w.b, first + STAGES * BN, w.end);
 
@@ -277,13 +316,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS) K_NAME(const __gri
     const half_type *rows[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-        const int n = lane / 4 + 8 * half, r = w.r0 + n;
-        row[half] = r / x.tile_heads;
-        rows[half] = n < w.rows ? (const half_type *)a.q.p + s.batch * a.q.b + (h + r % x.tile_heads) * a.q.h +
-                                      (int64_t)(s.q0 + row[half]) * a.q.row
-                                : 0;
+        const int n = lane / 4 + 8 * half;
+        row[half] = fattni_divided(w.r0 + n, &x.tile_heads);
+        rows[half] = n < w.rows ? (const half_type *)a.q.p + place_of(&x, &w, &a.q, n) : 0;
     }
-    load_q(q, rows[0], rows[1], a.D, a.vector_qkv);
+    load_q(q, rows[0], rows[1], w.rows, a.D, a.vector_qkv);
 
     /* From scores to units of log2: general_scores scales them, where it is called. */
     const float unit = GENERAL ? LOG2E : a.scale * LOG2E;
@@ -297,7 +334,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS) K_NAME(const __gri
         float p[KEY_TILES][4];
         product_fragments_nt(p, KEY_TILES, D / 16, q, k_lane + stage, 0, D);
         __syncwarp(); /* and has been read */
-        load_keys(k_tile + stage, &x, &a.k, k, page, j + STAGES * BN, w.end, a.D);
+        load_keys(k_tile + stage, &x, k, a.k.b, a.k.row, page, j + STAGES * BN, w.end, a.D);
         if (GENERAL) general_scores(p, 0, KEY_TILES, 0, &a, &s, slope_of(&a, h), w.b, h, row[0], j + 2 * t);
         if (j < w.first_seen || j + WARP_KEYS > w.end_seen)
 #pragma unroll
@@ -331,45 +368,58 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS) K_NAME(const __gri
         __syncwarp(); /* V of block n */
         product_fragments_nn(o, COLUMN_TILES, KEY_TILES / 2, p_rows, v_lane + stage, D);
         __syncwarp();
-        load_keys(v_tile + stage, &x, &a.v, v, page, j + STAGES * BN, w.end, a.Dv);
+        load_keys(v_tile + stage, &x, v, a.v.b, a.v.row, page, j + STAGES * BN, w.end, a.Dv);
         find_pages(page, &x, w.b, j + (STAGES + 1) * BN, w.end);
     }
 
     l[0] = quad_sum(l[0]), l[1] = quad_sum(l[1]);
     cp_async_wait(0);
     __syncthreads(); /* all warps have read their keys */
-    const piece all = {0, BM, D};
-    piece own = {8 * WARP_TILES * warp, BM, D};
-    float *const of_warps = (float *)memory, sum[WARP_TILES][4];
-    store_result(of_warps + warp * RESULT, o, COLUMN_TILES, m, l, 1, &all);
+    const int64_t size = x.rows * (x.width + 2);
+    store_result(smem->of_warps + warp * size, o, m, l, x.rows, x.width);
     __syncthreads();
-    add_results(sum, m, l, of_warps, WARPS, RESULT, 0, unit, &own);
 
-    /* Level by level: result `node` of `count`; a result lies in the place of its first part. */
-    const int64_t step = x.rows * (x.width + 2);
-    own.rows = x.rows, own.width = x.width;
-    float *const results = x.results + (int64_t)w.tile * x.parts * step;
-    int *arrived = x.arrived + (int64_t)w.tile * fattni_cuda_parts_counters(x.parts);
-    int place = 1;
-    for (int node = w.part, count = w.parts; count > 1; place *= FATTNI_PARTS_ADDED) {
-        store_result(results + (int64_t)node * place * step, sum, WARP_TILES, m, l, own.column0 == 0, &own);
-        __syncthreads(); /* all of it is written */
-        const int group = node / FATTNI_PARTS_ADDED,
-                  members = min(FATTNI_PARTS_ADDED, count - group * FATTNI_PARTS_ADDED);
-        int last = 0;
-        if (threadIdx.x == 0) {
-            __threadfence();
-            last = atomicAdd(&arrived[group], 1) == members - 1;
-            __threadfence();
+    /* Level by level: result `node` of `count`; in global memory it lies in the place of its first part. */
+    float *const of_parts = x.results + (int64_t)w.tile * x.parts.by * size;
+    int *arrived = x.arrived + (int64_t)w.tile * x.counters;
+    const float *from = smem->of_warps;
+    int where = OF_WARPS, members = WARPS, node = w.part, count = w.parts;
+    int64_t place = 1, step = size;
+#pragma unroll 1
+    for (;;) {
+        const int in_cluster = K_ARCH == 90 && where == OF_WARPS && x.cluster > 1;
+        float *const to = in_cluster ? smem->of_cta : count == 1 ? 0 : of_parts + node * place * size;
+        add_results(smem, &x, &w, from, members, step, where, to, unit);
+#if K_ARCH == 90
+        if (where == OF_CLUSTER) cluster_sync(); /* the other CTAs' results have been read */
+#endif
+        if (!to) return;
+        const int together = in_cluster ? x.cluster : FATTNI_PARTS_ADDED, group = node / together;
+        members = min(together, count - group * together), step = place * size, place *= together;
+#if K_ARCH == 90
+        if (in_cluster) {
+            cluster_sync(); /* all results are written */
+            if (node % together) {
+                cluster_sync();
+                return;
+            }
+            from = smem->of_cta, where = OF_CLUSTER;
+        } else
+#endif
+        {
+            __syncthreads(); /* all of it is written */
+            int last = 0;
+            if (threadIdx.x == 0) {
+                __threadfence();
+                last = atomicAdd(&arrived[group], 1) == members - 1;
+                __threadfence();
+            }
+            if (!__syncthreads_or(last)) return;
+            from = of_parts + group * place * size, where = OF_GRID;
         }
-        if (!__syncthreads_or(last)) return;
-        add_results(sum, m, l, results + (int64_t)group * FATTNI_PARTS_ADDED * place * step, members, place * step, 1,
-                    unit, &own);
-        __syncthreads(); /* all warps have read the maxima and sums, whose place the next ones take */
-        node = group, count = (count + FATTNI_PARTS_ADDED - 1) / FATTNI_PARTS_ADDED;
+        node = group, count = (count + together - 1) / together;
         arrived += count;
     }
-    store_rows_of(&x, &w, sum, m, l, unit, &own);
 }
 
 DESCRIBE_KERNEL(fattni_fwd_parts_args, SHARED_BYTES, 1);

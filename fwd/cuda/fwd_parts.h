@@ -19,6 +19,26 @@ enum {
     FATTNI_PARTS_ADDED = 8 /* results that are added up by one CTA */
 };
 
+/* n / by for 0 <= n < 2^31, by a multiplication (Granlund and Montgomery 1994). */
+typedef struct fattni_divider {
+    uint32_t by, multiplier, shift;
+} fattni_divider;
+FATTNI_FWD_PARTS fattni_divider fattni_divider_of(int32_t by) {
+    fattni_divider d = {(uint32_t)by, 0, 31};
+    while ((uint64_t)1 << (d.shift - 31) < d.by) d.shift += 1;
+    d.multiplier = (uint32_t)(((uint64_t)1 << d.shift) / d.by + 1);
+    return d;
+}
+FATTNI_FWD_PARTS int fattni_divided(int n, const fattni_divider *d) {
+    return (int)((uint64_t)(uint32_t)n * d->multiplier >> d->shift);
+}
+/* n becomes n / by; gives n % by. */
+FATTNI_FWD_PARTS int fattni_divide(int *n, const fattni_divider *d) {
+    const int quotient = fattni_divided(*n, d), rest = *n - quotient * (int)d->by;
+    *n = quotient;
+    return rest;
+}
+
 /* Of a sequence that has `tiles` tiles of rows: the most parts of one tile's keys; and the least keys of a part, which
    are 256 KiB of K and V. D: of the kernel. */
 FATTNI_FWD_PARTS int fattni_cuda_most_parts(int tiles, int D) {
@@ -27,16 +47,13 @@ FATTNI_FWD_PARTS int fattni_cuda_most_parts(int tiles, int D) {
 }
 FATTNI_FWD_PARTS int fattni_cuda_least_part(int D) { return 65536 / D; }
 
-/* Keys of a part, a multiple of 64, where each of `tiles` tiles sees so many keys; and the number of parts. */
+/* Keys of a part, a multiple of 64, where each of `tiles` tiles sees so many keys; and the number of such parts. */
 FATTNI_FWD_PARTS int fattni_cuda_keys_of_part(int keys, int tiles, int D) {
     const int most = fattni_cuda_most_parts(tiles, D), least = fattni_cuda_least_part(D);
     const int part = (keys / most + (keys % most != 0) + 63) / 64 * 64;
     return part > least ? part : least;
 }
-FATTNI_FWD_PARTS int fattni_cuda_parts_of(int keys, int tiles, int D) {
-    const int part = fattni_cuda_keys_of_part(keys, tiles, D);
-    return keys > part ? (keys + part - 1) / part : 1;
-}
+FATTNI_FWD_PARTS int fattni_cuda_parts_of(int keys, int part) { return keys > part ? (keys + part - 1) / part : 1; }
 /* Counters that adding up so many parts takes: one per CTA that adds. */
 FATTNI_FWD_PARTS int fattni_cuda_parts_counters(int parts) {
     int counters = 0;
@@ -52,14 +69,17 @@ FATTNI_FWD_PARTS int fattni_cuda_parts_counters(int parts) {
 typedef struct fattni_fwd_parts_args {
     fattni_attention_args a;
     fattni_view
-        page_table;       /* I32, a row per sequence; NULL: k and v are not in pages. Else a.k.b, a.v.b are of pages */
-    int32_t pages;        /* that k and v have */
-    int32_t page_log2;    /* of the keys of a page */
-    int32_t tile_heads;   /* the group, or 1 where features have values per head */
-    int32_t tiles, parts; /* bounds: tiles of rows per tile_heads heads, parts per tile */
-    int32_t rows, width;  /* of a part's result: rows of a tile, Dv rounded up to 8 */
-    int32_t *arrived;     /* [B, Hq / tile_heads, tiles, fattni_cuda_parts_counters(parts)], 0 before the launch */
-    float *results;       /* [B, Hq / tile_heads, tiles, parts, rows (width + 2)]: O, maxima, sums */
+        page_table; /* I32, a row per sequence; NULL: no pages. With pages a.k.b and a.v.b are from page to page */
+    int32_t pages;  /* that k and v have */
+    int32_t page_log2, page_mask; /* of the keys of a page; mask: - 1, all ones: no pages */
+    fattni_divider tile_heads;    /* the group, or 1 where features have values per head */
+    fattni_divider heads;         /* Hq / tile_heads */
+    fattni_divider tiles, parts; /* bounds: tiles of rows per tile_heads heads, parts per tile, a multiple of cluster */
+    int32_t cluster;     /* CTAs that add up their results in shared memory, 1 to FATTNI_PARTS_ADDED; 8 if parts > 8 */
+    int32_t rows, width; /* of a part's result: rows of a tile, Dv rounded up to 8 */
+    int32_t counters;    /* of a tile: fattni_cuda_parts_counters(parts) */
+    int32_t *arrived;    /* [B, heads, tiles, counters], 0 before the launch */
+    float *results;      /* [B, heads, tiles, parts, rows (width + 2)]: O, maxima, sums */
 } fattni_fwd_parts_args;
 
 #endif

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <condition_variable>
+#include <memory>
 #include <mutex>
 #include <random>
 #include <thread>
@@ -15,7 +16,8 @@ enum {
     STACK_BYTES = 256 * 1024,
     LONGEST_PAUSE = 1000,
     MOST_IDLE_ROUNDS = 4000,
-    MOST_CTAS = 8
+    MOST_CTAS = 8,
+    MOST_ROUNDS = 256 /* of a CTA before another one, on average */
 };
 
 typedef struct meeting {
@@ -23,7 +25,9 @@ typedef struct meeting {
 } meeting;
 typedef struct fiber {
     ucontext_t context;
-    std::vector<char> stack;
+    std::unique_ptr<char[]> stack; /* not cleared */
+    const meeting *waits;          /* NULL, or for the end of this one's meeting number `number` */
+    int number;
     bool done;
 } fiber;
 
@@ -44,12 +48,12 @@ static thread_local meeting named[BARRIERS], warps[32];
 static thread_local four given[32][WARP]; /* by machine_gather */
 static thread_local std::mt19937 coins;
 
-/* State of the cluster. One CTA runs at a time, for a round of its warps. */
+/* State of the cluster. One CTA runs at a time, for some rounds of its warps. */
 index1 gridDim = {1};
 static unsigned char *memories[MOST_CTAS];
 static std::vector<copy> copies;
 static std::mutex cluster_lock;
-static std::condition_variable next_cta;
+static std::condition_variable next_cta[MOST_CTAS];
 static int cluster_ctas, running, ctas_left;
 static meeting cluster;
 static long events; /* arrivals and copies: without any for many rounds there is a deadlock */
@@ -72,9 +76,13 @@ static void arrive(meeting *m, int expected) {
     if (m->count == expected) m->count = 0, ++m->number;
 }
 static void meet(meeting *m, int expected) {
-    const int number = m->number;
+    fiber *const mine = &fibers[threadIdx.x];
+    mine->number = m->number;
     arrive(m, expected);
-    while (m->number == number) machine_yield();
+    if (m->number != mine->number) return;
+    mine->waits = m;
+    machine_yield(); /* until it has ended */
+    mine->waits = NULL;
 }
 void machine_meet_warp(void) { meet(&warps[threadIdx.x / WARP], WARP); }
 void machine_arrive(int barrier, int threads) { arrive(&named[barrier], threads); }
@@ -115,25 +123,28 @@ static void end_copies(std::mt19937 *random) {
     }
 }
 
-/* Waits while the other CTAs run a round. */
-static void run_others(std::unique_lock<std::mutex> *held, int rank, int ctas) {
+static void pass_on(int rank, int ctas) {
     running = (rank + 1) % ctas;
-    next_cta.notify_all();
-    next_cta.wait(*held, [=] { return running == rank; });
+    next_cta[running].notify_one();
+}
+/* Waits while the other CTAs run. */
+static void run_others(std::unique_lock<std::mutex> *held, int rank, int ctas) {
+    pass_on(rank, ctas);
+    next_cta[rank].wait(*held, [=] { return running == rank; });
 }
 
 static void run_cta(int block, int rank, int ctas, int threads, unsigned seed) {
     std::unique_lock<std::mutex> held(cluster_lock);
-    next_cta.wait(held, [=] { return running == rank; });
+    next_cta[rank].wait(held, [=] { return running == rank; });
     blockIdx.x = (unsigned)block;
     memories[rank] = memory;
     memset(memory, 0xff, MEMORY_BYTES);
     fibers.resize((size_t)threads);
     for (fiber &f : fibers) {
-        f.stack.resize(STACK_BYTES);
-        f.done = false;
+        f.stack.reset(new char[STACK_BYTES]);
+        f.done = false, f.waits = NULL;
         getcontext(&f.context);
-        f.context.uc_stack.ss_sp = f.stack.data();
+        f.context.uc_stack.ss_sp = f.stack.get();
         f.context.uc_stack.ss_size = STACK_BYTES;
         makecontext(&f.context, run_fiber, 0);
     }
@@ -144,7 +155,7 @@ static void run_cta(int block, int rank, int ctas, int threads, unsigned seed) {
     for (size_t w = 0; w < order.size(); ++w) order[w] = (int)w;
     std::vector<int> pause(order.size()); /* rounds for which a warp does not run */
     long before = events;
-    for (int left = threads, idle = 0; ctas_left > 0; run_others(&held, rank, ctas)) {
+    for (int left = threads, idle = 0; ctas_left > 0;) {
         const int had = left;
         std::shuffle(order.begin(), order.end(), random);
         for (int w : order) {
@@ -153,7 +164,7 @@ static void run_cta(int block, int rank, int ctas, int threads, unsigned seed) {
             if (*rounds > 0 && (*rounds)--) continue;
             for (int lane = 0; lane < WARP; ++lane) {
                 fiber *const f = &fibers[(size_t)(w * WARP + lane)];
-                if (f->done) continue;
+                if (f->done || (f->waits && f->waits->number == f->number)) continue;
                 threadIdx.x = (unsigned)(w * WARP + lane);
                 swapcontext(&scheduler, &f->context);
                 left -= f->done;
@@ -164,9 +175,10 @@ static void run_cta(int block, int rank, int ctas, int threads, unsigned seed) {
         idle = events == before && left == had ? idle + 1 : 0;
         before = events;
         if (idle > MOST_IDLE_ROUNDS) machine_fail("deadlock: threads wait for each other");
+        const bool waits = idle > 0 && std::count(pause.begin(), pause.end(), 0) == (long)pause.size();
+        if (waits || left == 0 || random() % MOST_ROUNDS == 0) run_others(&held, rank, ctas);
     }
-    running = (rank + 1) % ctas;
-    next_cta.notify_all();
+    pass_on(rank, ctas);
 }
 
 void machine_run(int block, int ctas, int threads, unsigned seed, void (*kernel)(void)) {

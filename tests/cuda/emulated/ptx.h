@@ -24,6 +24,7 @@
 #define FATTNI_CORE_PTX_LDMATRIX_H
 #define FATTNI_CORE_PTX_MBARRIER_H
 #define FATTNI_CORE_PTX_MMA_H
+#define FATTNI_CORE_PTX_RELAXED_H
 #define FATTNI_SM80 1
 #define FATTNI_CORE_PTX_SHARED_H
 #define FATTNI_CORE_PTX_STMATRIX_H
@@ -56,6 +57,8 @@ static inline void store_global_2_if(void *to, uint2 x, int condition) {
 static inline void store_global_4_if(void *to, const uint32_t x[4], int condition) {
     if (condition) memcpy(to, x, 16);
 }
+static inline float load_relaxed(const float *p) { return *p; }
+static inline float2 load_relaxed_2(const float *p) { return make_float2(p[0], p[1]); }
 static inline int load_acquire(const int32_t *p) {
     machine_yield();
     return *p;
@@ -158,6 +161,9 @@ static inline void named_barrier_arrive(int id, int threads) { machine_arrive(id
 
 static inline void cluster_sync(void) { machine_meet_cluster(); }
 static inline uint32_t cluster_address(uint32_t address, uint32_t rank) { return address | rank << 24; }
+static inline const void *cluster_pointer(const void *p, uint32_t rank) {
+    return machine_memory((int)rank) + ((const unsigned char *)p - memory);
+}
 static inline unsigned char *cluster_at(uint32_t address) {
     return machine_memory((int)(address >> 24)) + (address & 0xffffff);
 }
