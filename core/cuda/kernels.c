@@ -38,7 +38,7 @@ bool fattni_cuda_is_fused(const fattn_ctx *ctx, const fattni_problem *p) {
         return true;
     bool forward = false, backward = false, huge = false;
     for (const fattni_cuda_kernel *const *k = fattni_fwd_cuda_kernels; *k; ++k)
-        forward |= fattni_cuda_can_run(*k, ctx, p);
+        forward |= (*k)->variant != FATTNI_VARIANT_ADD && fattni_cuda_can_run(*k, ctx, p);
     for (const fattni_cuda_kernel *const *k = fattni_bwd_cuda_kernels; *k; ++k) {
         const bool runs = fattni_cuda_can_run(*k, ctx, p);
         *((*k)->variant == FATTNI_VARIANT_HUGE ? &huge : &backward) |= runs;

@@ -6,6 +6,7 @@
 #include "core/cuda/sm90.h"
 #include "fwd/cuda/fwd_pages.h"
 #include "fwd/cuda/fwd_parts.h"
+#include "fwd/cuda/fwd_split.h"
 
 #include <string.h>
 
@@ -50,6 +51,7 @@ static bool matches(const fattni_cuda_kernel *k, const fattni_problem *p, const 
     if (k->arch == 90 && !t->maps_o && ((plain && k->D <= 128) || k->variant == FATTNI_VARIANT_SHORT))
         return false; /* these store O only by its tensor map; the banded ones do not need it */
     switch (k->variant) {
+    case FATTNI_VARIANT_ADD: return false;
     case FATTNI_VARIANT_FEW: return t->few && t->variant != FATTNI_VARIANT_GENERAL;
     case FATTNI_VARIANT_FEW_GENERAL: return t->few;
     case FATTNI_VARIANT_SHORT: return t->variant == FATTNI_VARIANT_CAUSAL && p->Sq <= FATTNI_SHORT_ROWS;
@@ -59,20 +61,86 @@ static bool matches(const fattni_cuda_kernel *k, const fattni_problem *p, const 
     }
 }
 
+/* ---- row blocks whose keys are split (fwd_split.h) ---- */
+
+static bool is_half(const fattni_problem *p) { return p->dtype == FATTN_F16 || p->dtype == FATTN_BF16; }
+
+/* The kernel that adds the parts, or NULL. */
+static const fattni_cuda_kernel *adder_of(const fattn_ctx *ctx, const fattni_problem *p) {
+    for (const fattni_cuda_kernel *const *k = fattni_fwd_cuda_kernels; *k; ++k)
+        if ((*k)->variant == FATTNI_VARIANT_ADD && fattni_cuda_can_run(*k, ctx, p)) return *k;
+    return NULL;
+}
+
+/* Keys of a part, at least. To store and to add a part's O moves 2 / keys bytes for each operation of its products: the
+   faster those are the more keys, so that a batch that fills the GPU without parts loses little. */
+static int least_part(const fattni_problem *p) {
+    return is_half(p) ? 1024 : p->dtype == FATTN_F32 && (p->flags & FATTN_TF32) ? 512 : 256;
+}
+
+/* For plain masks, too, these are the general kernels: there keys that are split have one kernel. */
+static bool takes_parts(const fattni_cuda_kernel *k) {
+    return k->variant == FATTNI_VARIANT_GENERAL && k->args_bytes == sizeof(fattni_fwd_split_args);
+}
+
+/* How a kernel with one CTA per row block runs a call: the fields of fattni_fwd_split_args. */
+typedef struct row_split {
+    int64_t parts, rows, width, step;
+    int64_t ctas;                    /* of the call */
+    const fattni_cuda_kernel *adder; /* NULL: keys are not split */
+} row_split;
+
+/* Few row blocks over many keys are split: by shapes alone, whatever the addresses, and without B. On Hopper not in 16
+   bits: its own kernels are twice as fast where a batch fills the GPU. */
+static row_split row_split_of(const fattn_ctx *ctx, const fattni_problem *p, const fattni_cuda_kernel *k) {
+    const int64_t blocks = blocks_of(p, k), few = is_half(p) ? 32 : FATTNI_SPLIT_CTAS / 4;
+    row_split s = {.parts = 1, .ctas = blocks * p->Hq * p->B};
+    if (!takes_parts(k) || s.ctas == 0 || blocks * p->Hq > few) return s;
+    if (ctx->gpu.arch == 90 && is_half(p)) return s;
+    const fattni_attention_args a = fattni_cuda_args_of(p);
+    const int keys = fattni_fwd_most_keys(&a, a.Sk, k->BM, k->BN);
+    const int parts =
+        fattni_fwd_parts_of(keys, fattni_fwd_keys_of_part(keys, (int)(blocks * p->Hq), least_part(p), k->BN));
+    if (parts > 1) s.adder = adder_of(ctx, p);
+    if (!s.adder) return s;
+    s.parts = parts, s.ctas *= parts;
+    s.rows = fattni_min(p->Sq, k->BM), s.width = fattni_round_up(p->Dv, 8);
+    s.step = fattni_round_up(s.rows * (s.width + 2), 8); /* results are stored in vectors */
+    return s;
+}
+
+static fattni_fwd_split_args split_args_of(const fattn_ctx *ctx, const fattni_problem *p, const fattni_cuda_kernel *k) {
+    const row_split s = row_split_of(ctx, p, k);
+    return (fattni_fwd_split_args){.a = fattni_cuda_args_of(p),
+                                   .parts = (int32_t)s.parts,
+                                   .least_part = least_part(p),
+                                   .BM = k->BM,
+                                   .BN = k->BN,
+                                   .rows = (int32_t)s.rows,
+                                   .width = (int32_t)s.width,
+                                   .step = (int32_t)s.step,
+                                   .results = s.adder ? p->workspace : NULL};
+}
+
 const fattni_cuda_kernel *fattni_fwd_cuda_choose(const fattn_ctx *ctx, const fattni_problem *p) {
     const traits t = traits_of(ctx, p);
-    const fattni_cuda_kernel *best = NULL;
+    const fattni_cuda_kernel *sm90 = NULL, *best = NULL, *parts = NULL; /* best: of the others; parts: that take them */
     for (const fattni_cuda_kernel *const *k = fattni_fwd_cuda_kernels; *k; ++k) {
         if ((*k)->arch == 90 && !is_few(*k) && !(t.sm90 && fattni_sm90_counts(blocks_of(p, *k), p->Hq * p->B)))
             continue;
         if (!fattni_cuda_can_run(*k, ctx, p) || !matches(*k, p, &t)) continue;
         if (is_few(*k)) return *k;
-        best = fattni_cuda_prefer(ctx, best, *k);
+        if ((*k)->arch == 90)
+            sm90 = sm90 ? sm90 : *k;
+        else
+            best = fattni_cuda_prefer(ctx, best, *k);
+        if (takes_parts(*k)) parts = fattni_cuda_prefer(ctx, parts, *k);
     }
-    return best;
+    if (parts && row_split_of(ctx, p, parts).adder) return parts;
+    return sm90 ? sm90 : best;
 }
 
-/* Where keys are split: parts and tiles at most, and what they need of the workspace. */
+/* Where keys of few rows are split: parts and tiles at most, and what they need of the workspace. */
 typedef struct split {
     int64_t tile_heads, tiles, parts, all_tiles; /* tiles: per tile_heads heads; all_tiles: of the call */
     int64_t cluster;                             /* parts that are CTAs of a cluster */
@@ -103,6 +171,7 @@ static split split_of(const fattni_problem *p, const fattni_cuda_kernel *k) {
     return s;
 }
 
+/* Of a kernel that is launched once. */
 static int64_t grid_of(const fattn_ctx *ctx, const fattni_problem *p, const fattni_cuda_kernel *k) {
     if (is_few(k)) {
         const split s = split_of(p, k);
@@ -117,21 +186,29 @@ static const char *plan(const fattn_ctx *ctx, const fattni_problem *p, fattni_ke
     if (reason) return reason;
     const fattni_cuda_kernel *k = fattni_fwd_cuda_choose(ctx, p);
     fattni_problem dense;
+    size_t gathered = 0;
     if (p->page && !(k && is_few(k))) { /* only those have a page table */
         const char *const too_many = fattni_cuda_why_grid_unsupported(fattni_pages_blocks(p));
         if (too_many) return too_many;
-        dense = fattni_without_pages(p, &out->workspace);
+        dense = fattni_without_pages(p, &gathered);
         p = &dense;
         k = fattni_fwd_cuda_choose(ctx, p);
     }
     if (!k) return fattni_cuda_why_no_kernel(p);
+    const row_split s = row_split_of(ctx, p, k);
     out->choice[0] = k;
+    out->choice[1] = s.adder;
     out->deterministic = true;
-    /* The tile counter of the persistent kernels, always planned: which kernel runs may depend on addresses. */
-    if (ctx->gpu.arch == 90) out->workspace += FATTNI_ALIGN;
-    if (is_few(k)) out->workspace = split_of(p, k).workspace;
     strncpy(out->name, k->name, sizeof out->name - 1);
-    return fattni_cuda_why_grid_unsupported(grid_of(ctx, p, k));
+    if (is_few(k))
+        out->workspace = split_of(p, k).workspace;
+    else if (s.adder)
+        out->workspace = (size_t)(s.ctas * s.step) * (p->dtype == FATTN_F64 ? sizeof(double) : sizeof(float));
+    else if (ctx->gpu.arch == 90) /* the tile counter of the persistent kernels, always: addresses may choose them */
+        out->workspace = FATTNI_ALIGN;
+    out->workspace += gathered;
+    return fattni_cuda_why_grid_unsupported(s.adder ? fattni_max(s.ctas, grid_of(ctx, p, s.adder))
+                                                    : grid_of(ctx, p, k));
 }
 
 /* ---- arguments, launch ---- */
@@ -197,7 +274,7 @@ static fattn_status run_parts(fattn_ctx *ctx, const fattni_problem *p, const fat
 }
 
 static fattn_status run(fattn_ctx *ctx, const fattni_problem *p, const fattni_kernel_plan *plan) {
-    const fattni_cuda_kernel *const k = plan->choice[0];
+    const fattni_cuda_kernel *const k = plan->choice[0], *const adder = plan->choice[1];
     if (is_few(k)) return run_parts(ctx, p, k);
     fattni_problem dense;
     if (p->page) {
@@ -207,8 +284,10 @@ static fattn_status run(fattn_ctx *ctx, const fattni_problem *p, const fattni_ke
         p = &dense;
     }
     if (k->arch == 90) return run_sm90(ctx, p, k);
-    const fattni_attention_args a = fattni_cuda_args_of(p);
-    return fattni_cuda_launch(ctx, k, grid_of(ctx, p, k), &a, sizeof a);
+    const fattni_fwd_split_args x = split_args_of(ctx, p, k); /* others take its first member alone */
+    FATTNI_TRY(fattni_cuda_launch(ctx, k, grid_of(ctx, p, k) * x.parts, &x,
+                                  k->args_bytes < sizeof x ? k->args_bytes : sizeof x));
+    return adder ? fattni_cuda_launch(ctx, adder, grid_of(ctx, p, adder), &x, sizeof x) : FATTN_OK;
 }
 
 const fattni_kernel fattni_fwd_cuda = {

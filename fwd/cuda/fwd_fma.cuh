@@ -1,5 +1,5 @@
-/* Forward attention in F32 by fused multiply-add: one CTA per row block, FlashAttention-2's order,
-   every feature.
+/* Forward attention in F32 by fused multiply-add: one CTA per row block (and part of its keys, fwd_split.h),
+   FlashAttention-2's order, every feature.
 
    S = scale Q K^T, P = exp(S - m), O = P V / l, L = m + ln l, with an online softmax, key blocks from right to left.
 
@@ -39,15 +39,17 @@ DEVICE real row_max(real x) {
     return LANES_X(S_SPLIT) > 4 ? fmax(x, __shfl_xor_sync(ALL_LANES, x, THIRD_BIT)) : x;
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS) K_NAME(const __grid_constant__ fattni_attention_args a) {
+extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS)
+    K_NAME(const __grid_constant__ fattni_fwd_split_args args) {
     extern __shared__ __align__(128) unsigned char memory[];
+    const fattni_attention_args &a = args.a;
     shared_memory *const smem = (shared_memory *)memory;
     real *const q_tile = smem->q, *const k_tile = smem->k, *const v_tile = smem->v, *const p_tile = smem->p,
                 *const factors = smem->factors, *const old_factors = smem->old_factors;
     const block mine = s_block(), out = block_of(D / (VECTOR * VECTORS), 1);
 
     row_block work;
-    if (!find_row_block(&a, BM, &work)) return;
+    if (!find_row_block(&a, args.results ? &args : 0, BM, BN, &work)) return;
     const int b = work.b, h = work.h, i0 = work.i0, rows = work.rows, begin = work.begin, end = work.end;
     const sequence s = work.s;
     const int depth = (a.D + S_DEPTH - 1) / S_DEPTH * S_DEPTH;
@@ -125,15 +127,23 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS) K_NAME(const __gri
         product_nn(o, VECTORS, 1, p_tile, v_tile, PLAIN);
     }
 
-    /* Row epilogue; a row without keys gives O = 0, L = -inf. */
+    /* Row epilogue; a row without keys gives O = 0, L = -inf. A part is stored as it is. */
     cp_async_wait(0);
-    __syncthreads(); /* all warps have read factors */
+    __syncthreads();                         /* all warps have read factors */
+    const sequence own = sequence_of(&a, b); /* again: it takes no registers before */
+    real *const part = args.results ? (real *)args.results + result_of_part(&args) : 0;
 #pragma unroll
     for (int r = 0; r < S_ROWS; ++r) {
         const int i = element_row(r * BLOCK);
         const real sum = row_sum(l[r]);
         if (mine.x != 0 || i >= rows) continue;
-        real *const lse = row_at(&a.lse, &s, h, s.q0 + i0 + i);
+        if (part) {
+            real *const maxima = part + args.rows * args.width;
+            maxima[i] = m[r], maxima[args.rows + i] = sum;
+            factors[i] = 1, old_factors[i] = 0;
+            continue;
+        }
+        real *const lse = row_at(&a.lse, &own, h, own.q0 + i0 + i);
         const real old_L = a.flags & FATTN_MERGE ? *lse : -(real)INFINITY;
         const row_result row = finish_row(&a, m[r], sum, h, old_L);
         *lse = row.L;
@@ -145,7 +155,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS) K_NAME(const __gri
     for (int r = 0; r < BLOCK; ++r) {
         const int i = out.y * BLOCK + r;
         if (i >= rows) continue;
-        real *const to = row_at(&a.o, &s, h, s.q0 + i0 + i);
+        real *const to = part ? part + i * args.width : row_at(&a.o, &own, h, own.q0 + i0 + i);
         const real factor = factors[i], keep_old = old_factors[i];
 #pragma unroll
         for (int c = 0; c < VECTORS; ++c)
@@ -159,4 +169,4 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS) K_NAME(const __gri
     }
 }
 
-DESCRIBE_KERNEL(fattni_attention_args, SHARED_BYTES, 1);
+DESCRIBE_KERNEL(fattni_fwd_split_args, SHARED_BYTES, 1);

@@ -1,5 +1,5 @@
-/* Forward attention in F64, and in F32 rounded to TF32, on tensor cores: one CTA per row block,
-   FlashAttention-2's order, every feature.
+/* Forward attention in F64, and in F32 rounded to TF32, on tensor cores: one CTA per row block (and part of its
+   keys, fwd_split.h), FlashAttention-2's order, every feature.
 
    S = scale Q K^T, P = exp(S - m), O = P V / l, L = m + ln l, with an online softmax, key blocks from right to left.
 
@@ -101,14 +101,16 @@ DEVICE void exchange_with_partner(real (*x)[4], int key_tiles, const real *p, re
     both[0] = lower ? got : own, both[1] = lower ? own : got;
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS) K_NAME(const __grid_constant__ fattni_attention_args a) {
+extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS)
+    K_NAME(const __grid_constant__ fattni_fwd_split_args args) {
     extern __shared__ __align__(128) unsigned char memory[];
+    const fattni_attention_args &a = args.a;
     shared_memory *const smem = (shared_memory *)memory;
     real *const q_tile = smem->q, *const k_tile = smem->k, *const v_tile = smem->v;
     const int t = lane_of() % 4, row0 = row_of_warp(), column0 = part_of_warp() * (D / SPLIT);
 
     row_block work;
-    if (!find_row_block(&a, BM, &work)) return;
+    if (!find_row_block(&a, args.results ? &args : 0, BM, BN, &work)) return;
     const int b = work.b, h = work.h, i0 = work.i0, rows = work.rows, begin = work.begin, end = work.end;
     const sequence s = work.s;
     const int depth = (a.D + 15) / 16 * 16;
@@ -230,8 +232,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS) K_NAME(const __gri
         product_registers(o, ROW_TILES, GROUPS, BN, x, v_tile, D, column0);
     }
 
-    /* Row epilogue; a row without keys gives O = 0, L = -inf. */
+    /* Row epilogue; a row without keys gives O = 0, L = -inf. A part is stored as it is. */
     cp_async_wait(0);
+    real *const part = args.results ? (real *)args.results + result_of_part(&args) : 0;
     real top[ROW_TILES][2], sum[ROW_TILES][2], old_L[ROW_TILES][2];
 #pragma unroll
     for (int r = 0; r < ROW_TILES; ++r) {
@@ -245,7 +248,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS) K_NAME(const __gri
         for (int half = 0; half < 2; ++half) {
             const int i = row0 + 16 * r + lane_of() / 4 + 8 * half;
             old_L[r][half] =
-                i < rows && (a.flags & FATTN_MERGE) ? *row_at(&a.lse, &s, h, s.q0 + i0 + i) : -(real)INFINITY;
+                i < rows && !part && (a.flags & FATTN_MERGE) ? *row_at(&a.lse, &s, h, s.q0 + i0 + i) : -(real)INFINITY;
         }
     }
     sync_partners(); /* all threads of the rows have read lse */
@@ -255,9 +258,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS) K_NAME(const __gri
         for (int half = 0; half < 2; ++half) {
             const int i = row0 + 16 * r + lane_of() / 4 + 8 * half;
             if (i >= rows) continue;
-            const row_result row = finish_row(&a, top[r][half], sum[r][half], h, old_L[r][half]);
-            if (t == 0 && part_of_warp() == 0) *row_at(&a.lse, &s, h, s.q0 + i0 + i) = row.L;
-            real *const out = row_at(&a.o, &s, h, s.q0 + i0 + i);
+            row_result row = {1, 0, 0};
+            if (!part) row = finish_row(&a, top[r][half], sum[r][half], h, old_L[r][half]);
+            if (t == 0 && part_of_warp() == 0) {
+                real *const at = part ? part + args.rows * args.width + i : row_at(&a.lse, &s, h, s.q0 + i0 + i);
+                *at = part ? top[r][half] : row.L;
+                if (part) at[args.rows] = sum[r][half];
+            }
+            real *const out = part ? part + i * args.width : row_at(&a.o, &s, h, s.q0 + i0 + i);
 #pragma unroll
             for (int c = 0; c < GROUPS; ++c)
 #pragma unroll
@@ -278,4 +286,4 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS) K_NAME(const __gri
         }
 }
 
-DESCRIBE_KERNEL(fattni_attention_args, SHARED_BYTES, 1);
+DESCRIBE_KERNEL(fattni_fwd_split_args, SHARED_BYTES, 1);

@@ -10,8 +10,8 @@
                K_LEAN (fwd_mma16_lean.cuh) Q's fragments stay in registers, and K and V take its place.
    Loads       cp.async: the load of V(n) overlaps Q K^T, that of K(n-1) softmax and P V.
    Rounding    P to the input dtype before P V, unscaled; everything else fp32.
-   Variants    general has window, softcap, ALiBi, bias, sink, dropout, lengths and merge as uniform branches; full
-               and causal have none of them.
+   Variants    general has window, softcap, ALiBi, bias, sink, dropout, lengths and merge as uniform branches, and
+               parts of keys (TAKES_PARTS, fwd_split.h); full and causal have none of them.
 
    Instances: fwd_kernels.def. Macros in: cmake/instance.cu.in. */
 #include "core/device/describe.cuh"
@@ -21,6 +21,15 @@
 
 #ifndef K_LEAN
 #define K_LEAN 0
+#endif
+/* Parts of keys take registers: the others would spill more. */
+#define TAKES_PARTS (K_VARIANT == FATTNI_VARIANT_GENERAL && (K_D <= 128 || K_WARPS == 8))
+#if TAKES_PARTS
+#define SPLIT_OF(args) ((args).results ? &(args) : 0)
+typedef fattni_fwd_split_args kernel_args;
+#else
+#define SPLIT_OF(args) ((const fattni_fwd_split_args *)0)
+typedef fattni_attention_args kernel_args;
 #endif
 enum {
     LEAN = K_LEAN,
@@ -78,8 +87,13 @@ DEVICE void accumulate(float o[ROW_TILES][COLUMN_TILES][4], const float p[ROW_TI
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS) K_NAME(const __grid_constant__ fattni_attention_args a) {
+extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS) K_NAME(const __grid_constant__ kernel_args args) {
     extern __shared__ __align__(1024) unsigned char memory[];
+#if TAKES_PARTS
+    const fattni_attention_args &a = args.a;
+#else
+    const fattni_attention_args &a = args;
+#endif
     const uint32_t shared = shared_address(memory), q_tile = MEMBER_ADDRESS(shared, q),
                    k_tile = MEMBER_ADDRESS(shared, k), v_tile = MEMBER_ADDRESS(shared, v);
     const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
@@ -88,7 +102,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS) K_NAME(const __gri
                    v_lane = lane_16(v_tile, PITCH);
 
     row_block work;
-    if (!find_row_block(&a, BM, &work)) return;
+    if (!find_row_block(&a, SPLIT_OF(args), BM, BN, &work)) return;
     const int b = work.b, h = work.h, i0 = work.i0, rows = work.rows, begin = work.begin, end = work.end;
     const sequence s = work.s;
 
@@ -199,18 +213,27 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS) K_NAME(const __gri
         accumulate(o, p, v_lane);
     }
 
-    /* Row epilogue: O / l, L = m + ln l; a row without keys gives O = 0, L = -inf. */
+    /* Row epilogue: O / l, L = m + ln l; a row without keys gives O = 0, L = -inf. A part is stored as
+       it is. */
     cp_async_wait(0);
     __syncthreads();
-    float *const lse = (float *)a.lse.p + s.batch * a.lse.b + h * a.lse.h;
+    const sequence own = TAKES_PARTS ? sequence_of(&a, b) : s; /* again: it takes no registers before */
+    const fattni_fwd_split_args *const split = SPLIT_OF(args);
+    float *const part = split ? (float *)split->results + result_of_part(split) : 0;
+    float *const lse = (float *)a.lse.p + own.batch * a.lse.b + h * a.lse.h;
 #pragma unroll
     for (int r = 0; r < ROW_TILES; ++r)
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             const int i = row0 + 16 * r + g + 8 * half;
             const float sum = quad_sum(l[r][half]);
+            if (part) {
+                float *const maxima = part + split->rows * split->width;
+                if (t == 0 && i < rows) maxima[i] = m[r][half], maxima[split->rows + i] = sum;
+                continue;
+            }
             const row_result row = end_of_row(&a, GENERAL, m[r][half], sum, unit, GENERAL ? 1.0f : a.scale, h,
-                                              i < rows ? &lse[(int64_t)(s.q0 + i0 + i) * a.lse.row] : 0);
+                                              i < rows ? &lse[(int64_t)(own.q0 + i0 + i) * a.lse.row] : 0);
 #pragma unroll
             for (int c = 0; c < COLUMN_TILES; ++c) {
                 o[r][c][2 * half] *= row.scale;
@@ -218,7 +241,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS) K_NAME(const __gri
             }
             if (GENERAL && (a.flags & FATTN_MERGE) && i < rows) {
                 const float *const old =
-                    (const float *)a.o.p + s.batch * a.o.b + h * a.o.h + (int64_t)(s.q0 + i0 + i) * a.o.row;
+                    (const float *)a.o.p + own.batch * a.o.b + h * a.o.h + (int64_t)(own.q0 + i0 + i) * a.o.row;
 #pragma unroll
                 for (int c = 0; c < COLUMN_TILES; ++c)
 #pragma unroll
@@ -227,10 +250,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS) K_NAME(const __gri
                             o[r][c][2 * half + e] += row.keep_old * old[8 * c + 2 * t + e];
             }
             if (GENERAL) __syncwarp(); /* all threads of the row have read the old L */
-            if (t == 0 && i < rows) lse[(int64_t)(s.q0 + i0 + i) * a.lse.row] = row.L;
+            if (t == 0 && i < rows) lse[(int64_t)(own.q0 + i0 + i) * a.lse.row] = row.L;
         }
-    if (a.o_f32) {
-        float *const out = (float *)a.o.p + s.batch * a.o.b + h * a.o.h + (int64_t)(s.q0 + i0) * a.o.row;
+    if (part || a.o_f32) {
+        float *const out =
+            part ? part : (float *)a.o.p + own.batch * a.o.b + h * a.o.h + (int64_t)(own.q0 + i0) * a.o.row;
+        const int64_t pitch = part ? split->width : a.o.row;
 #pragma unroll
         for (int r = 0; r < ROW_TILES; ++r)
 #pragma unroll
@@ -238,7 +263,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS) K_NAME(const __gri
 #pragma unroll
                 for (int e = 0; e < 4; ++e) {
                     const int i = row0 + 16 * r + g + (e >= 2 ? 8 : 0), d = 8 * c + 2 * t + (e & 1);
-                    if (i < rows && d < a.Dv) out[i * a.o.row + d] = o[r][c][e];
+                    if (i < rows && d < a.Dv) out[i * pitch + d] = o[r][c][e];
                 }
         return;
     }
@@ -248,12 +273,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS) K_NAME(const __gri
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
                 const int i = row0 + 16 * r + g + 8 * half;
-                char *const to = (char *)a.o_rest.p + s.batch * a.o_rest.b + h * a.o_rest.h +
-                                 (int64_t)(s.q0 + i0 + i) * a.o_rest.row;
+                char *const to = (char *)a.o_rest.p + own.batch * a.o_rest.b + h * a.o_rest.h +
+                                 (int64_t)(own.q0 + i0 + i) * a.o_rest.row;
                 store_rest(to, &o[r][0][2 * half], COLUMN_TILES, 1.0f, i < rows, a.Dv);
             }
-    half_type *const out = (half_type *)a.o.p + s.batch * a.o.b + h * a.o.h + (int64_t)(s.q0 + i0) * a.o.row;
+    half_type *const out = (half_type *)a.o.p + own.batch * a.o.b + h * a.o.h + (int64_t)(own.q0 + i0) * a.o.row;
     store_rows(o, ROW_TILES, COLUMN_TILES, q_tile, PITCH, row0, out, a.o.row, rows, a.Dv, a.vector_qkv);
 }
 
-DESCRIBE_KERNEL(fattni_attention_args, SHARED_BYTES, 1);
+DESCRIBE_KERNEL(kernel_args, SHARED_BYTES, 1);

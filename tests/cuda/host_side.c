@@ -339,6 +339,150 @@ Test(host_side, dividers) {
     }
 }
 
+/* ---- small grids: keys in parts ---- */
+
+static fattn_attention_plan plan_of(fattn_ctx *ctx, const shapes *x) {
+    fattn_attention_plan plan = {.struct_size = sizeof plan};
+    cr_assert_eq(fattn_attention_query(ctx, &x->p, &x->io, &plan), FATTN_OK, "%s", fattn_ctx_error(ctx));
+    return plan;
+}
+
+/* B sequences of H heads. */
+static void describe_batch(shapes *x, fattn_dtype dtype, int64_t B, int64_t H, int64_t Sq, int64_t Sk, int64_t D) {
+    describe(x, dtype, H, Sq, Sk, D);
+    for (int n = 0; n < TENSORS; ++n) x->t[n].shape[0] = B;
+    x->lse.shape[0] = B;
+}
+
+enum { TYPE_F32, TYPE_F64, TYPE_TF32, TYPE_F16, TYPE_BF16, TYPES };
+static void describe_type(shapes *x, int type, int64_t B, int64_t H, int64_t Sq, int64_t Sk, int64_t D) {
+    const fattn_dtype types[] = {FATTN_F32, FATTN_F64, FATTN_F32, FATTN_F16, FATTN_BF16};
+    describe_batch(x, types[type], B, H, Sq, Sk, D);
+    x->p.flags = type == TYPE_TF32 ? FATTN_TF32 : 0;
+}
+
+/* Bytes of one part's result. */
+static size_t result_bytes(const fattni_cuda_kernel *k, fattn_dtype dtype, int64_t Sq, int64_t Dv) {
+    const int64_t rows = fattni_min(Sq, k->BM), width = (Dv + 7) / 8 * 8;
+    return (size_t)((rows * (width + 2) + 7) / 8 * 8) * (dtype == FATTN_F64 ? 8 : 4);
+}
+
+/* Which calls are split, and into how many parts, from the workspace: a result for each row block and part. */
+Test(host_side, small_grids_are_split) {
+    static const struct {
+        int64_t H, Sq, Sk;
+        int32_t window;           /* half of it to the left and half to the right; 0: none */
+        int64_t real, tf32, half; /* parts; 16 bits on Hopper: 1 */
+    } calls[] = {
+        {1, 1, 256, 0, 1, 1, 0},         {1, 1, 257, 0, 2, 1, 0},
+        {1, 1, 1000, 0, 4, 2, 0},        {4, 17, 1000, 0, 4, 2, 1},
+        {4, 64, 1025, 0, 0, 3, 2},       {4, 64, 4095, 0, 16, 8, 4},
+        {4, 64, 4096, 0, 16, 8, 4},      {1, 32, 1 << 20, 0, 256, 256, 256},
+        {4, 32, 1 << 20, 0, 64, 64, 64}, {32, 32, 65536, 0, 8, 8, 8},
+        {33, 32, 65536, 0, 7, 7, 1},     {64, 32, 65536, 0, 4, 4, 1},
+        {65, 32, 65536, 0, 1, 1, 1},     {4, 4096, 4096, 0, 1, 1, 1},
+        {2, 32, 65536, 2000, 0, 0, 3},   {2, 32, 65536, 40, 1, 1, 1},
+    };
+    for (int arch = 80; arch <= 90; arch += 10)
+        for (size_t n = 0; n < sizeof calls / sizeof *calls; ++n)
+            for (int type = 0; type < TYPES; ++type) {
+                fattn_ctx ctx = context_of(arch);
+                shapes x;
+                describe_type(&x, type, 1, calls[n].H, calls[n].Sq, calls[n].Sk, 64);
+                if (calls[n].window)
+                    x.p.flags |= FATTN_WINDOW, x.p.window_left = x.p.window_right = calls[n].window / 2;
+                const int64_t want = type < TYPE_TF32                  ? calls[n].real
+                                     : type == TYPE_TF32               ? calls[n].tf32
+                                     : arch < 90 || calls[n].half == 0 ? calls[n].half
+                                                                       : 1;
+                if (want == 0) continue; /* few rows, or a number that depends on BN and BM */
+                const fattn_attention_plan plan = plan_of(&ctx, &x);
+                const fattni_cuda_kernel *const k = kernel_called(fattni_fwd_cuda_kernels, plan.fwd_kernel);
+                const size_t one = arch == 90 ? FATTNI_ALIGN : 0; /* the counter of Hopper's kernels */
+                const int64_t blocks = (calls[n].Sq + k->BM - 1) / k->BM * calls[n].H;
+                const size_t result = result_bytes(k, (fattn_dtype)x.t[Q].dtype, calls[n].Sq, 64);
+                cr_assert_eq(plan.fwd_workspace, want == 1 ? one : (size_t)(blocks * want) * result,
+                             "sm_%d, call %zu, type %d, %s: %zu bytes, not %lld parts of %zu", arch, n, type, k->name,
+                             plan.fwd_workspace, (long long)want, result);
+                if (type >= TYPE_F16 && arch == 90) cr_assert_eq(k->arch == 90, want == 1, "call %zu: %s", n, k->name);
+            }
+}
+
+/* Kernel and parts of a sequence do not depend on their number, and the workspace is proportional to it. */
+Test(host_side, parts_do_not_depend_on_the_batch) {
+    for (int n = 0; n < ARCHITECTURES; ++n) {
+        fattn_ctx *const ctx = planner(architectures[n]);
+        for (int m = 0; m < TYPES * 4 * 4 * 3; ++m) {
+            const int type = m % TYPES;
+            const int64_t Sq = (const int64_t[]){1, 20, 100, 700}[m / TYPES % 4],
+                          Sk = (const int64_t[]){100, 700, 5000, 100000}[m / (4 * TYPES) % 4],
+                          H = 1 + 3 * (m / (16 * TYPES));
+            if (type == TYPE_BF16 && architectures[n] < 80) continue;
+            shapes x;
+            describe_type(&x, type, 1, H, Sq, Sk, 128);
+            const fattn_attention_plan one = plan_of(ctx, &x);
+            describe_type(&x, type, 77, H, Sq, Sk, 128);
+            const fattn_attention_plan all = plan_of(ctx, &x);
+            cr_assert_str_eq(one.fwd_kernel, all.fwd_kernel);
+            if (strstr(one.fwd_kernel, "_few_") || strstr(one.fwd_kernel, "standard")) continue;
+            const bool split = one.fwd_workspace > FATTNI_ALIGN;
+            cr_assert_eq(all.fwd_workspace, split ? 77 * one.fwd_workspace : one.fwd_workspace, "%s: %zu, %zu bytes",
+                         one.fwd_kernel, one.fwd_workspace, all.fwd_workspace);
+            for (int moved = 0; moved <= V; ++moved) { /* nor on addresses */
+                shapes y = x;
+                fattn_attention_io *const io = &y.io;
+                io->q = &y.t[Q], io->k = &y.t[K], io->v = &y.t[V], io->o = &y.t[O], io->lse = &y.lse;
+                y.t[moved].data = (char *)y.t[moved].data + fattn_dtype_size((fattn_dtype)y.t[moved].dtype);
+                cr_assert_eq(plan_of(ctx, &y).fwd_workspace, all.fwd_workspace);
+            }
+        }
+        fattn_ctx_destroy(ctx);
+    }
+}
+
+/* Of sequences with lengths of their own the parts have the room that the longest ones need. */
+Test(host_side, parts_of_ragged_batches) {
+    fattn_ctx *const ctx = planner(80);
+    for (int type = 0; type < TYPES; ++type)
+        for (int packed = 0; packed < 2; ++packed) {
+            shapes x, y;
+            const int64_t B = 3, Sq = 150, Sk = 9000;
+            describe_type(&x, type, B, 6, Sq, Sk, 64);
+            const fattn_attention_plan whole = plan_of(ctx, &x);
+            describe_type(&y, type, packed ? 1 : B, 6, packed ? 400 : Sq, packed ? 20000 : Sk, 64);
+            const fattn_tensor lengths =
+                fattn_tensor_view(place(50), FATTN_I32, FATTN_CUDA, 0, 1, (int64_t[]){packed ? B + 1 : B});
+            if (packed) {
+                y.io.cu_seqlens_q = y.io.cu_seqlens_k = &lengths;
+                y.p.max_seqlen_q = (int32_t)Sq, y.p.max_seqlen_k = (int32_t)Sk;
+            } else {
+                y.io.seqlens_q = y.io.seqlens_k = &lengths;
+            }
+            const fattn_attention_plan ragged = plan_of(ctx, &y);
+            cr_assert_str_eq(whole.fwd_kernel, ragged.fwd_kernel);
+            cr_assert_eq(whole.fwd_workspace, ragged.fwd_workspace);
+            cr_assert_gt(whole.fwd_workspace, 0);
+        }
+    fattn_ctx_destroy(ctx);
+}
+
+/* More parts of all sequences than CUDA has blocks. */
+Test(host_side, too_many_parts) {
+    fattn_ctx ctx = context_of(80);
+    for (int n = 0; n < 2; ++n) {
+        shapes x;
+        fattni_problem p;
+        const fattni_kernel *kernel;
+        fattni_kernel_plan plan = {0};
+        describe_batch(&x, FATTN_F32, (1 << 23) - 1 + n, 4, 1, 1 << 15, 8);
+        x.p.algorithm = FATTN_ALGO_FLASH2;
+        cr_assert_eq(fattni_problem_init(&ctx, &x.p, &x.io, FATTNI_FWD, false, &p), FATTN_OK);
+        const fattn_status s = fattni_pick(&ctx, fattni_fwd_table, &p, &kernel, &plan);
+        cr_assert_eq(s, n ? FATTN_E_UNSUPPORTED : FATTN_OK, "%s", fattn_ctx_error(&ctx));
+        cr_assert(n == 0 || strstr(fattn_ctx_error(&ctx), "2^31-1"), "%s", fattn_ctx_error(&ctx));
+    }
+}
+
 /* More rows of a group than an int counts are not packed into tiles. */
 Test(host_side, few_rows_of_too_many_heads) {
     fattn_ctx *const ctx = planner(90);

@@ -29,6 +29,7 @@ static const attention_case cases[] = {
      .length_q = {330, 0, 33, 200},
      .length_k = {330, 4, 80, 129}},
     {.B = 2, .Hq = 8, .Hkv = 2, .Sq = 3, .Sk = 9000, .name = "few rows"},
+    {.B = 2, .Hq = 8, .Hkv = 2, .Sq = 50, .Sk = 9000, .name = "split"},
 };
 
 /* dQ of two runs: sums of the same numbers in another order, then rounded: a unit in the last place. */

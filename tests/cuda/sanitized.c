@@ -45,6 +45,7 @@ static const attention_case cases[] = {
     {.name = "huge", .B = 1, .Hq = 2, .Hkv = 1, .Sq = 70, .Sk = 150, .D = 64, .bias = BIAS, .sink = true},
     {.name = "wide", .B = 1, .Hq = 1, .Sq = 40, .Sk = 66, .D = 64, .wide = true, .flags = FATTN_CAUSAL},
     {.name = "few rows", .B = 1, .Hq = 4, .Hkv = 2, .Sq = 2, .Sk = 2500, .D = 64, .flags = FATTN_CAUSAL, .sink = true},
+    {.name = "split", .B = 1, .Hq = 2, .Hkv = 1, .Sq = 33, .Sk = 4150, .D = 64, .flags = FATTN_CAUSAL, .sink = true},
     {.name = "few rows, general", .B = 1, .Hq = 2, .Sq = 5, .Sk = 1200, .D = 64, .alibi = true, .dropout_p = 0.2f},
 };
 

@@ -316,8 +316,9 @@ static bool same(const double *x, const double *y, int64_t count) {
     return memcmp(x, y, (size_t)count * sizeof *x) == 0; /* one zero is not the other */
 }
 
-/* A sequence has the same bits alone and as one of a padded batch, at each place in it. */
-static void check_alone(fattn_ctx *ctx, const attention_case *c) {
+/* A sequence has the same bits alone and as one of a padded batch, at each place in it; alone it is not padded, or
+   (`padded`) it is to the batch's bounds. kernel: a part of the kernel's name. */
+static void check_alone(fattn_ctx *ctx, const attention_case *c, bool padded, const char *kernel) {
     call *const batch = call_new(ctx, c);
     const int64_t H = c->Hq, G = c->Hkv, D = c->D;
     double *const q = call_read(batch, CALL_Q), *const k = call_read(batch, CALL_K),
@@ -325,26 +326,28 @@ static void check_alone(fattn_ctx *ctx, const attention_case *c) {
     call_forward(batch);
     double *const o = call_read(batch, CALL_O), *const lse = call_read(batch, CALL_LSE);
     for (int64_t b = 0; b < c->B; ++b) {
+        const int64_t Sq = c->length_q[b], Sk = c->length_k[b];
         attention_case one = *c;
-        one.B = 1, one.lengths = LENGTHS_NONE, one.Sq = c->length_q[b], one.Sk = c->length_k[b];
+        one.B = 1, one.length_q[0] = (int32_t)Sq, one.length_k[0] = (int32_t)Sk;
+        if (!padded) one.lengths = LENGTHS_NONE, one.Sq = Sq, one.Sk = Sk;
         call *const alone = call_new(ctx, &one);
-        double *const x = malloc((size_t)(H * (one.Sq + one.Sk) * D + 1) * sizeof *x);
+        double *const x = calloc((size_t)(H * (one.Sq + one.Sk) * D + 1), sizeof *x);
         for (int64_t h = 0; h < H; ++h)
-            memcpy(x + h * one.Sq * D, q + (b * H + h) * c->Sq * D, (size_t)(one.Sq * D) * sizeof *x);
+            memcpy(x + h * one.Sq * D, q + (b * H + h) * c->Sq * D, (size_t)(Sq * D) * sizeof *x);
         call_write(alone, CALL_Q, x);
         for (int which = 0; which < 2; ++which) {
             for (int64_t h = 0; h < G; ++h)
-                memcpy(x + h * one.Sk * D, (which ? v : k) + (b * G + h) * c->Sk * D, (size_t)(one.Sk * D) * sizeof *x);
+                memcpy(x + h * one.Sk * D, (which ? v : k) + (b * G + h) * c->Sk * D, (size_t)(Sk * D) * sizeof *x);
             call_write(alone, which ? CALL_V : CALL_K, x);
         }
         call_forward(alone);
         double *const own = call_read(alone, CALL_O), *const L = call_read(alone, CALL_LSE);
-        cr_assert(strstr(alone->plan.fwd_kernel, "_few_"), "%s", alone->plan.fwd_kernel);
+        cr_assert(strstr(alone->plan.fwd_kernel, kernel), "%s, not %s", alone->plan.fwd_kernel, kernel);
         for (int64_t h = 0; h < H; ++h)
-            cr_assert(same(own + h * one.Sq * D, o + (b * H + h) * c->Sq * D, one.Sq * D) &&
-                          same(L + h * one.Sq, lse + (b * H + h) * c->Sq, one.Sq),
+            cr_assert(same(own + h * one.Sq * D, o + (b * H + h) * c->Sq * D, Sq * D) &&
+                          same(L + h * one.Sq, lse + (b * H + h) * c->Sq, Sq),
                       "D %d, sequence %d, head %d of %d rows and %d keys has other bits alone", (int)D, (int)b, (int)h,
-                      (int)one.Sq, (int)one.Sk);
+                      (int)Sq, (int)Sk);
         free(own), free(L), free(x);
         call_free(alone);
     }
@@ -370,9 +373,22 @@ Test(cuda_attention, few_rows_alone_or_in_a_batch, .timeout = 400) {
                                   .lengths = LENGTHS_PADDED,
                                   .length_q = {1, 3, n % 2 ? 11 : 2, 2, n % 2 ? 16 : 1},
                                   .length_k = {9000, 1, 4097, 130, 777}};
-        check_alone(ctx, &c);
+        check_alone(ctx, &c, false, "_few_");
     }
     fattn_ctx_destroy(ctx);
+}
+
+/* O and L have the same bits in every run. */
+static void check_repeats(fattn_ctx *ctx, const attention_case *c, int runs) {
+    call *const x = call_new(ctx, c);
+    call_forward(x);
+    const uint64_t first = call_bits(x, CALL_O, CALL_LSE);
+    for (int m = 0; m < runs; ++m) {
+        if (m % 50 == 0) call_fill(x, CALL_O, NAN), call_fill(x, CALL_LSE, NAN);
+        call_forward(x);
+        cr_assert_eq(call_bits(x, CALL_O, CALL_LSE), first, "%s, D %d, run %d", x->plan.fwd_kernel, (int)c->D, m);
+    }
+    call_free(x);
 }
 
 Test(cuda_attention, few_rows_repeat, .timeout = 400) {
@@ -386,15 +402,123 @@ Test(cuda_attention, few_rows_repeat, .timeout = 400) {
                                   .Sk = 20000,
                                   .D = n % 2 ? 64 : 128,
                                   .dtype = half_type(n != 1)};
-        call *const x = call_new(ctx, &c);
-        call_forward(x);
-        const uint64_t first = call_bits(x, CALL_O, CALL_LSE);
-        for (int m = 0; m < 250; ++m) {
-            if (m % 50 == 0) call_fill(x, CALL_O, NAN), call_fill(x, CALL_LSE, NAN);
-            call_forward(x);
-            cr_assert_eq(call_bits(x, CALL_O, CALL_LSE), first, "case %d, run %d", n, m);
-        }
-        call_free(x);
+        check_repeats(ctx, &c, 250);
     }
+    fattn_ctx_destroy(ctx);
+}
+
+/* ---- small grids: keys of row blocks are split into parts ---- */
+
+/* Cases that are split in every dtype where they have enough keys: F32 and F64 more than 256, TF32 512, 16 bits 1024,
+   these not on Hopper. */
+static const attention_case split_features[] = {
+    {.name = "split"},
+    {.name = "split, causal, sink", .flags = FATTN_CAUSAL, .sink = true},
+    {.name = "split, window", .flags = FATTN_WINDOW, .window_left = 2100, .window_right = 3, .softcap = 8},
+    {.name = "split, merge", .flags = FATTN_MERGE, .sink = true},
+    {.name = "split, alibi, bias", .alibi = true, .bias = BIAS | BIAS_OVER_B},
+    {.name = "split, dropout", .dropout_p = 0.2f, .flags = FATTN_CAUSAL},
+    {.name = "split, exact", .flags = FATTN_CAUSAL_TOP_LEFT | FATTN_EXACT_DELTA},
+    {.name = "split, padded", .flags = FATTN_CAUSAL, .lengths = LENGTHS_PADDED},
+    {.name = "split, packed", .sink = true, .lengths = LENGTHS_PACKED},
+};
+enum { SPLIT_FEATURES = sizeof split_features / sizeof *split_features };
+
+static attention_case split_case(int n, int64_t Sq, int64_t Sk) {
+    attention_case c = split_features[n % SPLIT_FEATURES];
+    c.B = 2, c.Sq = Sq, c.Sk = Sk, c.Hkv = 1 + n % 2, c.Hq = c.Hkv * (1 + n % 3);
+    c.D = dims[n % 10], c.Dv = dims[n / 3 % 10];
+    c.layout = n % 3 ? LAYOUT_BHSD : LAYOUT_BSHD;
+    if (c.lengths != LENGTHS_NONE) {
+        c.B = 3;
+        for (int b = 0; b < 3; ++b) {
+            c.length_q[b] = (int32_t)(b == 1 ? c.Sq : c.Sq / (b + 1));
+            c.length_k[b] = (int32_t)(b == 2 ? c.Sk : c.Sk / (2 * b + 3));
+        }
+    }
+    return c;
+}
+
+Test(cuda_attention, split_keys, .timeout = 400) {
+    fattn_ctx *const ctx = device_or_skip(), *const cpu = attention_context(0);
+    static const int64_t queries[] = {1, 7, 17, 33, 64, 65, 100, 130}, keys[] = {256, 257, 511, 1100, 2049, 4111};
+    for (int n = 0; n < 6 * SPLIT_FEATURES; ++n) {
+        if (!mine(n)) continue;
+        attention_case c = split_case(n, queries[n % 8], keys[n / SPLIT_FEATURES]);
+        c.flags &= ~(uint32_t)FATTN_EXACT_DELTA; /* of 16 bits */
+        check_real(&c, n % 2 ? FATTN_F64 : FATTN_F32);
+        check_tf32(cpu, &c);
+    }
+    fattn_ctx_destroy(cpu);
+    fattn_ctx_destroy(ctx);
+}
+
+/* As sm_80: Hopper's own kernels do not split keys. */
+Test(cuda_attention, split_keys_16_bits, .timeout = 400) {
+    fattn_ctx *const ctx = device_or_skip(), *const cpu = attention_context(0), *const sm80 = device_context(80);
+    device_use(sm80);
+    static const int64_t queries[] = {17, 33, 64, 65, 100}, keys[] = {1024, 1025, 2049, 4096, 4111, 9001};
+    for (int n = 0; n < 6 * SPLIT_FEATURES; ++n) {
+        if (!mine(n)) continue;
+        attention_case c = split_case(n, queries[n % 5], keys[n / SPLIT_FEATURES]);
+        check(cpu, &c, n % 3 ? FATTN_BF16 : FATTN_F16);
+    }
+    fattn_ctx_destroy(sm80);
+    fattn_ctx_destroy(cpu);
+    fattn_ctx_destroy(ctx);
+}
+
+/* 16 bits have other kernels for whole batches that are not split than for padded ones; rows of the others are in one
+   block, alone and in the batch. */
+Test(cuda_attention, split_keys_alone_or_in_a_batch, .timeout = 400) {
+    fattn_ctx *const ctx = device_or_skip(), *const sm80 = device_context(80);
+    static const int64_t head_dims[] = {64, 128, 256, 80};
+    static const char *const kernels[] = {"fma_f32", "mma_f64", "mma_tf32", "mma16"};
+    for (int n = 0; n < 16 && mine(0); ++n) {
+        const int type = n / 4;
+        const attention_case c = {
+            .name = "alone",
+            .B = 5,
+            .Hq = n % 3 ? 4 : 2,
+            .Hkv = n % 2 ? 2 : 1,
+            .Sq = type == 3 && n % 2 ? 100 : 20,
+            .Sk = 9000,
+            .D = head_dims[n % 4],
+            .dtype = type == 3   ? half_type(n % 2)
+                     : type == 1 ? FATTN_F64
+                                 : FATTN_F32,
+            .flags = (n % 2 ? FATTN_CAUSAL : 0) | (type == 2 ? FATTN_TF32 : 0),
+            .sink = n % 5 == 1,
+            .softcap = n % 7 == 3 ? 20.0f : 0.0f,
+            .lengths = LENGTHS_PADDED,
+            .length_q = {1, 20, type == 3 && n % 2 ? 100 : 7, 2, type == 3 && n % 2 ? 65 : 19},
+            .length_k = {9000, 1, 4097, 130, 777},
+        };
+        if (!is_fused(ctx, &c)) continue;
+        check_alone(type == 3 ? sm80 : ctx, &c, type == 3,
+                    call_arch() && call_arch() < 80 && type == 2 ? "fma_f32" : kernels[type]);
+    }
+    fattn_ctx_destroy(sm80);
+    fattn_ctx_destroy(ctx);
+}
+
+Test(cuda_attention, split_keys_repeat, .timeout = 400) {
+    fattn_ctx *const ctx = device_or_skip(), *const sm80 = device_context(80);
+    for (int n = 0; n < 8 && mine(0); ++n) {
+        const int type = n / 2;
+        const attention_case c = {.name = "repeat",
+                                  .B = 2,
+                                  .Hq = 8,
+                                  .Hkv = n % 2 ? 8 : 2,
+                                  .Sq = type == 3 ? 60 : 1 + 70 * (n % 2),
+                                  .Sk = 20000,
+                                  .D = n % 2 ? 64 : 128,
+                                  .flags = type == 2 ? FATTN_TF32 : 0,
+                                  .dtype = type == 3   ? half_type(n % 2)
+                                           : type == 1 ? FATTN_F64
+                                                       : FATTN_F32};
+        if (is_fused(ctx, &c)) check_repeats(type == 3 ? sm80 : ctx, &c, 100);
+    }
+    fattn_ctx_destroy(sm80);
     fattn_ctx_destroy(ctx);
 }

@@ -35,6 +35,7 @@ static const attention_case cases[] = {
      .dropout_p = 0.1f,
      .sink = true},
     {.name = "float", .dtype = FATTN_F32, .B = 1, .Hq = 4, .Sq = 1024, .Sk = 1024, .D = 64},
+    {.name = "parts", .dtype = FATTN_BF16, .B = 2, .Hq = 4, .Sq = 100, .Sk = 9000, .D = 128},
 };
 
 /* After the first one, which may load code. */

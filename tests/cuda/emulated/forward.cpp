@@ -9,13 +9,20 @@
 #include K_INSTANCE
 
 #define HOPPER (K_ARCH == 90 && K_VARIANT < FATTNI_VARIANT_FEW)
+#define FEW (K_VARIANT >= FATTNI_VARIANT_FEW)
+#define IN_PARTS 0
 #if !HOPPER
 #include "core/device/dropout.cuh"
 #include "fwd/cuda/fwd_args.h"
 #define HAS_BIAS 1
+#if !FEW
+#define K_HALF 1
+#include "parts.h"
+#undef IN_PARTS
+#define IN_PARTS has_parts(K_NAME)
+#endif
 #endif
 
-#define FEW (K_VARIANT >= FATTNI_VARIANT_FEW)
 #define CAUSAL_VARIANT (K_VARIANT == FATTNI_VARIANT_CAUSAL || K_VARIANT == FATTNI_VARIANT_SHORT)
 
 typedef struct test_case {
@@ -214,7 +221,7 @@ static void compare_row(problem *p, const sequence *s, int b, int h, int i, erro
 #if HOPPER
 static const fattni_fwd_sm90_args *args_of_run;
 static void run_kernel(void) { K_NAME(*args_of_run); }
-static int run_all(problem *p) {
+static int run_all(problem *p, int) {
     args_of_run = &p->args;
     gridDim.x = 2;
     for (int n = 0; n < (int)gridDim.x; ++n) machine_run(n, 1, 32 * K_WARPS, (unsigned)n, run_kernel);
@@ -247,7 +254,7 @@ static void run(const problem *p, fattni_fwd_parts_args x) {
     for (int n : order) machine_run(n, x.cluster, 32 * K_WARPS, (unsigned)n, run_kernel);
 }
 
-/* The same keys in pages of 16 << log2, in any order; what no sequence uses is NaN, and pages that it has not are -1. */
+/* The same keys in pages of 16 << log2, in any order; what no sequence uses is NaN, and pages that it lacks are -1. */
 struct pages {
     std::vector<uint16_t> k, v;
     std::vector<int32_t> table;
@@ -282,7 +289,7 @@ struct pages {
 };
 
 /* Gives 0 if keys in pages have other results. */
-static int run_all(problem *p) {
+static int run_all(problem *p, int) {
     fattni_fwd_parts_args whole = {p->args.a};
     whole.page_mask = -1;
     const problem before = *p;
@@ -305,21 +312,17 @@ static int run_all(problem *p) {
     return same;
 }
 #else
-static const fattni_attention_args *args_of_run;
-static void run_kernel(void) { K_NAME(*args_of_run); }
-static int run_all(problem *p) {
-    const fattni_attention_args *const a = &p->args.a;
-    args_of_run = a;
-    for (int n = 0; n < (a->Sq + K_BM - 1) / K_BM * a->Hq * a->B; ++n)
-        machine_run(n, 1, 32 * K_WARPS, (unsigned)n, run_kernel);
+static int run_all(problem *p, int least_part) {
+    const int parts = run_forward(&p->args.a, least_part);
+    if (least_part) printf("in up to %d parts, ", parts);
     return 1;
 }
 #endif
 
-static int check(const test_case *c) {
+static int check(const test_case *c, int least_part) {
     problem p;
     set_up(&p, c);
-    const int same_in_pages = run_all(&p);
+    const int same_in_pages = run_all(&p, least_part);
     const fattni_attention_args *const a = &p.args.a;
     for (size_t n = 0; n < p.o.size() && is_half(c); ++n) {
         const int64_t pitch = FATTNI_O_REST_PITCH(c->Dv), row = (int64_t)n / c->Dv;
@@ -467,6 +470,8 @@ static const test_case cases[] = {
 int main(void) {
     int wrong = 0;
     for (size_t n = 0; n < sizeof cases / sizeof *cases; ++n)
-        if (!(EMULATED_F16 && cases[n].far)) wrong += check(&cases[n]); /* F16 has no numbers as far */
+        for (int split = 0; split < (IN_PARTS ? 2 : 1); ++split) /* keys whole, and in parts of a block or three */
+            if (!(EMULATED_F16 && cases[n].far))                 /* F16 has no numbers as far */
+                wrong += check(&cases[n], split ? (n % 2 ? 1 : 3) * K_BN : 0);
     return wrong != 0;
 }

@@ -5,6 +5,10 @@
 
 #include K_INSTANCE
 #include "bwd/cuda/bwd_args.h"
+#if K_FORWARD
+#define K_HALF 0
+#include "parts.h"
+#endif
 
 #include <random>
 #include <vector>
@@ -16,6 +20,7 @@ typedef struct test_case {
     float softcap, dropout;
     int alibi, bias, sink, merge, dq_semaphore, padded;
     int length_q[2], length_k[2];
+    int far; /* three of 40 keys have scores of 131072, the others small ones: all are exact */
 } test_case;
 
 typedef std::vector<real> reals;
@@ -55,6 +60,11 @@ static void set_up(problem *p, const test_case *c) {
     }
     p->q = field(B, Hq, Sq, c->D, p->lengths_q), p->d_o = field(B, Hq, Sq, c->Dv, p->lengths_q);
     p->k = field(B, Hkv, Sk, c->D, p->lengths_k), p->v = field(B, Hkv, Sk, c->Dv, p->lengths_k);
+    for (size_t n = 0; n < p->q.size() && c->far; ++n) p->q[n] = n % (size_t)c->D == 0;
+    for (size_t n = 0; n < p->k.size() && c->far; ++n) {
+        const int key = (int)(n / (size_t)c->D) % Sk;
+        p->k[n] = n % (size_t)c->D ? 0 : key % 40 < 3 ? 0x1p20 : key % 5;
+    }
     p->o.assign(p->d_o.size(), UNWRITTEN), p->lse.assign((size_t)(B * Hq * Sq), UNWRITTEN);
     if (c->merge) {
         for (real &x : p->o) x = normal();
@@ -81,7 +91,7 @@ static void set_up(problem *p, const test_case *c) {
     a->Sq = a->rows_q = Sq, a->Sk = a->rows_k = Sk, a->D = c->D, a->Dv = c->Dv;
     a->left = c->left < 0 ? FATTNI_FAR : c->left;
     a->right = c->causal ? 0 : c->right < 0 ? FATTNI_FAR : c->right;
-    a->scale_f64 = a->scale = 1 / sqrtf((float)c->D);
+    a->scale_f64 = a->scale = c->far ? 0.125f : 1 / sqrtf((float)c->D);
     a->softcap_f64 = a->softcap = c->softcap;
     a->drop_T = (uint32_t)lroundf(65536 * c->dropout);
     a->keep_scale_f64 = a->keep_scale = 65536.0f / (float)(65536 - a->drop_T);
@@ -114,7 +124,7 @@ static void expect_row(problem *p, const sequence *s, int b, int h, int i) {
     const int begin = max(0, i + s->lo), end = min(s->Sk, i + s->hi + 1);
     std::vector<double> score(s->Sk), dp(s->Sk), slope(s->Sk);
     std::vector<int> keep(s->Sk);
-    double sum = K_FORWARD && a->sink.p ? exp((double)p->sinks[h]) : 0, delta = 0;
+    double top = K_FORWARD && a->sink.p ? (double)p->sinks[h] : -INFINITY, delta = 0;
     for (int j = begin; j < end; ++j) {
         double x = 0, y = 0;
         for (int d = 0; d < D; ++d) x += (double)p->q[row * D + d] * p->k[(keys + j) * D + d];
@@ -128,18 +138,21 @@ static void expect_row(problem *p, const sequence *s, int b, int h, int i) {
         keep[j] = !a->drop_T || keep_at(a, &plane, i, j);
         dp[j] = keep[j] ? y * a->keep_scale_f64 : 0;
         score[j] = x;
-        sum += exp(x);
+        top = fmax(top, x);
     }
-    double L = sum > 0 ? log(sum) : -INFINITY, weight = sum > 0 ? 1 / sum : 0, old = 0;
+    double sum = K_FORWARD && a->sink.p ? exp((double)p->sinks[h] - top) : 0;
+    for (int j = begin; j < end; ++j) sum += exp(score[j] - top);
+    double L = sum > 0 ? top + log(sum) : -INFINITY, weight = sum > 0 ? 1 / sum : 0, old = 0;
     if ((a->flags & FATTN_MERGE) && p->old_lse[row] > -INFINITY) {
-        const double both = log(sum + exp((double)p->old_lse[row]));
-        weight = exp(-both), old = exp(p->old_lse[row] - both), L = both;
+        const double before = p->old_lse[row], high = fmax(L, before),
+                     both = high + log(exp(L - high) + exp(before - high));
+        weight *= exp(L - both), old = exp(before - both), L = both;
     }
     p->want_L[row] = L;
     for (int d = 0; d < Dv; ++d) {
         double x = old > 0 ? old * p->old_o[row * Dv + d] : 0;
         for (int j = begin; j < end; ++j)
-            if (keep[j]) x += a->keep_scale_f64 * weight * exp(score[j]) * p->v[(keys + j) * Dv + d];
+            if (keep[j]) x += a->keep_scale_f64 * weight * exp(score[j] - top) * p->v[(keys + j) * Dv + d];
         p->want_o[row * Dv + d] = x;
     }
     if (K_FORWARD) return;
@@ -170,12 +183,19 @@ static double difference(const reals &got, const std::vector<double> &want) {
 
 static const fattni_bwd_args *args_of_run;
 #if K_FORWARD
-static void run_kernel(void) { K_NAME(args_of_run->a); }
+static void run_all(const test_case *, int least_part) {
+    const int parts = run_forward(&args_of_run->a, least_part);
+    if (least_part) printf("in up to %d parts, ", parts);
+}
 #else
 static void run_kernel(void) { K_NAME(*args_of_run); }
+static void run_all(const test_case *c, int) {
+    for (int n = 0; n < (c->Sk + K_BN - 1) / K_BN * c->Hkv * c->B; ++n)
+        machine_run(n, 1, 32 * K_WARPS, (unsigned)n, run_kernel);
+}
 #endif
 
-static int check(const test_case *c) {
+static int check(const test_case *c, int least_part) {
     problem p;
     set_up(&p, c);
     args_of_run = &p.args;
@@ -190,8 +210,7 @@ static int check(const test_case *c) {
                 for (int d = 0; d < c->Dv; ++d) p.want_dv[row * c->Dv + d] = UNWRITTEN;
             }
     }
-    const int blocks = K_FORWARD ? (c->Sq + K_BM - 1) / K_BM * c->Hq : (c->Sk + K_BN - 1) / K_BN * c->Hkv;
-    for (int n = 0; n < blocks * c->B; ++n) machine_run(n, 1, 32 * K_WARPS, (unsigned)n, run_kernel);
+    run_all(c, least_part);
     /* TF32 rounds operands to 2^-11; sums in F32 have up to a few hundred terms. */
     const double most = K_F64 ? 1e-14 * c->D : K_TF32 ? 0x1p-9 : 0x1p-24 * 64;
     int good = 1;
@@ -218,10 +237,21 @@ static const test_case cases[] = {
     {CASE("all", 2, 2, 1, 100, 90, K_D - 8, K_D, 1, 1, 90, -1), .softcap = 3, .dropout = 0.2f, .alibi = 1, .bias = 1,
      .sink = K_FORWARD, .merge = K_FORWARD, .dq_semaphore = 1, .padded = 1, .length_q = {90, 70}, .length_k = {86, 61}},
     {CASE("no keys", 2, 1, 1, 40, 30, K_D, K_D, 1, 0, -1, -1), .padded = 1, .length_q = {40, 17}, .length_k = {0, 30}},
+#if K_FORWARD
+    {CASE("few rows", 2, 3, 1, 1, 7 * K_BN + 5, K_D, K_D - 4, 1, 1, -1, -1), .merge = 1},
+    {CASE("far scores", 1, 2, 2, 20, 6 * K_BN + 5, K_D, K_D, 1, 0, -1, -1), .far = 1},
+    {CASE("far scores, sink, merge", 1, 1, 1, 20, 6 * K_BN + 5, K_D, K_D, 1, 1, 3 * K_BN, -1), .sink = 1, .merge = 1,
+     .far = 1},
+#endif
 };
 
 int main(void) {
     int wrong = 0;
-    for (size_t n = 0; n < sizeof cases / sizeof *cases; ++n) wrong += check(&cases[n]);
+    for (size_t n = 0; n < sizeof cases / sizeof *cases; ++n) {
+        wrong += check(&cases[n], 0);
+#if K_FORWARD
+        if (has_parts(K_NAME)) wrong += check(&cases[n], (n % 2 ? 1 : 2) * K_BN);
+#endif
+    }
     return wrong != 0;
 }
