@@ -122,7 +122,8 @@ typedef struct fattn_attention_plan {
 } fattn_attention_plan;
 
 /* Pure: reads shapes and strides only, no data. d_o may be NULL here; when no gradient tensor is
-   given, all are planned. Errors as for _fwd and _bwd, except for workspace and saved. */
+   given, all are planned. With pages there is no backward: its fields are 0 and empty. Errors as for _fwd and _bwd,
+   except for workspace and saved. */
 FATTN_API FATTN_CHECKED fattn_status fattn_attention_query(fattn_ctx *ctx, const fattn_attention_params *p,
                                                            const fattn_attention_io *io, fattn_attention_plan *out);
 

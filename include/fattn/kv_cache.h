@@ -8,18 +8,23 @@
 /* Any strides with D contiguous; k, v, caches and q have one dtype: F64, F32, F16 or BF16. D and Dv up to 256. */
 typedef struct fattn_kv_append_io {
     uint32_t struct_size;
-    float rope_base;           /* 0: k and q stay as they are, else both are turned as by fattn_op_rope: row s
-                                              by the angles of position lengths[b] + s; D even */
-    const fattn_tensor *k, *v; /* [B,Hkv,S,D], [B,Hkv,S,Dv]: the new rows; required */
-    const fattn_tensor *k_cache, *v_cache; /* [B,Hkv,room,D], [B,Hkv,room,Dv]; with page_table [pages,Hkv,page,D],
-                                              [pages,Hkv,page,Dv]; written; required */
-    const fattn_tensor *lengths;       /* [B] I32: keys in the cache before; row s goes to lengths[b] + s; required */
-    const fattn_tensor *new_rows;      /* [B] I32: how many of the S rows count; NULL = all */
-    const fattn_tensor *lengths_after; /* [B] I32: written: lengths + new_rows; NULL = not wanted. Not lengths itself,
-                                              since each layer of a model appends after the same lengths */
-    const fattn_tensor *page_table;    /* [B,pages of a sequence] I32; NULL = no pages */
-    const fattn_tensor *q, *q_rotated; /* [B,Hq,S,D], both or neither: q turned by the same positions is written to
-                                              q_rotated, which may be q itself */
+    float rope_base; /* 0: k and q stay as they are, else both are turned as by fattn_op_rope, D even: row s by the
+                        angles of position lengths[b] + s */
+    /* The new rows, [B,Hkv,S,D] and [B,Hkv,S,Dv]; required. */
+    const fattn_tensor *k, *v;
+    /* [B,Hkv,room,D] and [B,Hkv,room,Dv], with page_table [pages,Hkv,page,D] and [pages,Hkv,page,Dv]; written; required. */
+    const fattn_tensor *k_cache, *v_cache;
+    /* [B] I32: keys in the cache before; row s goes to lengths[b] + s; required. */
+    const fattn_tensor *lengths;
+    /* [B] I32: how many of the S rows count; NULL = all. */
+    const fattn_tensor *new_rows;
+    /* [B] I32: written: lengths + new_rows; NULL = not wanted. Not lengths itself, since each layer of a model appends
+       after the same lengths. */
+    const fattn_tensor *lengths_after;
+    /* [B,pages of a sequence] I32; NULL = no pages. */
+    const fattn_tensor *page_table;
+    /* [B,Hq,S,D], both or neither: q turned by the same positions is written to q_rotated, which may be q itself. */
+    const fattn_tensor *q, *q_rotated;
 } fattn_kv_append_io;
 
 /* Appends rows to a cache of keys and values. With pages, position j of sequence b is row j % page of page_table[b,
