@@ -271,8 +271,9 @@ DEVICE void add_results(shared_memory *smem, const fattni_fwd_parts_args *x, con
             *(float2 *)(to + r * width + d) = sum;
             continue;
         }
-        sum.x *= smem->scales[r],
-            sum.y *= smem->scales[r]; /* here, so that the levels before do not show in the bits */
+        /* Scaled last: how many levels there were does not show in the bits. */
+        sum.x *= smem->scales[r];
+        sum.y *= smem->scales[r];
         store_pair(x, w, r, smem->places[r], d, sum, smem->old_weights[r]);
     }
 }
