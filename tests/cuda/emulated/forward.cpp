@@ -294,20 +294,19 @@ static int run_all(problem *p, int) {
     whole.page_mask = -1;
     const problem before = *p;
     run(p, whole);
-    int same = 1;
-    for (int log2 = 0; log2 < 3 && !p->args.a.cu_seqlens_k.p; ++log2) {
-        const std::vector<float> o = p->o, lse = p->lse;
-        const std::vector<uint16_t> half_o = p->half_o;
-        const std::vector<int8_t> o_rest = p->o_rest;
-        std::copy(before.o.begin(), before.o.end(), p->o.begin());
-        std::copy(before.lse.begin(), before.lse.end(), p->lse.begin());
-        std::copy(before.half_o.begin(), before.half_o.end(), p->half_o.begin());
-        std::copy(before.o_rest.begin(), before.o_rest.end(), p->o_rest.begin());
-        const pages in_pages(p, log2);
-        run(p, in_pages.args);
-        same &= half_o == p->half_o && o_rest == p->o_rest && !memcmp(o.data(), p->o.data(), 4 * o.size()) &&
-                !memcmp(lse.data(), p->lse.data(), 4 * lse.size());
-    }
+    if (p->args.a.cu_seqlens_k.p) return 1;
+    const std::vector<float> o = p->o, lse = p->lse;
+    const std::vector<uint16_t> half_o = p->half_o;
+    const std::vector<int8_t> o_rest = p->o_rest;
+    std::copy(before.o.begin(), before.o.end(), p->o.begin());
+    std::copy(before.lse.begin(), before.lse.end(), p->lse.begin());
+    std::copy(before.half_o.begin(), before.half_o.end(), p->half_o.begin());
+    std::copy(before.o_rest.begin(), before.o_rest.end(), p->o_rest.begin());
+    static int calls;
+    const pages in_pages(p, calls++ % 3);
+    run(p, in_pages.args);
+    const int same = half_o == p->half_o && o_rest == p->o_rest && !memcmp(o.data(), p->o.data(), 4 * o.size()) &&
+                     !memcmp(lse.data(), p->lse.data(), 4 * lse.size());
     if (!same) printf("keys in pages have other results\n");
     return same;
 }
