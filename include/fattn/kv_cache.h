@@ -12,7 +12,8 @@ typedef struct fattn_kv_append_io {
                         angles of position lengths[b] + s */
     /* The new rows, [B,Hkv,S,D] and [B,Hkv,S,Dv]; required. */
     const fattn_tensor *k, *v;
-    /* [B,Hkv,room,D] and [B,Hkv,room,Dv], with page_table [pages,Hkv,page,D] and [pages,Hkv,page,Dv]; written; required. */
+    /* [B,Hkv,room,D] and [B,Hkv,room,Dv], with page_table [pages,Hkv,page,D] and [pages,Hkv,page,Dv]; written;
+       required. */
     const fattn_tensor *k_cache, *v_cache;
     /* [B] I32: keys in the cache before; row s goes to lengths[b] + s; required. */
     const fattn_tensor *lengths;
