@@ -99,7 +99,8 @@ typedef struct fattn_attention_io {
    row j % page of page_table[b, j / page], so Sk is the table's second dimension times page. seqlens_k is required;
    entries of the table and rows of pages beyond a sequence's length are not read. A page may belong to several
    sequences. An entry in use that is not in 0..pages-1 is FATTN_E_ARG on the CPU, page 0 on a GPU. Not for packed
-   batches, STANDARD and FLASH1, nor backward. fattn/kv_cache.h writes such keys.
+   batches, STANDARD and FLASH1, nor backward. On a GPU calls of more than 16 rows, in F32 and F64 all, copy them into
+   the workspace first: B Hkv Sk (D + Dv) elements. fattn/kv_cache.h writes such keys.
 
    Packed: q is [1,Hq,total_q,D], b counts sequences, i and j count inside one, bias is
    [Nseq,Hq,max_seqlen_q,max_seqlen_k]. A GPU clamps lengths to max_seqlen and total; the CPU
