@@ -19,6 +19,11 @@ typedef struct fattni_array {
     bool empty;   /* has no element */
 } fattni_array;
 
+/* 8-bit copies of q, k and v (core/fp8/fp8.h). */
+typedef struct fattni_fp8 {
+    fattni_array q, k, v, q_scale, q_shift, k_scale, v_scale, v_mean, partials;
+} fattni_fp8;
+
 typedef struct fattni_problem {
     enum fattni_pass pass;
     fattn_dtype dtype;         /* of q, k, v */
@@ -39,6 +44,7 @@ typedef struct fattni_problem {
     int64_t rng_batch0, rng_head0, rng_heads;
     fattni_array q, k, v, o, lse, bias, alibi, sink, seqlens_q, seqlens_k, cu_seqlens_q, cu_seqlens_k, rng_step;
     fattni_array page_table; /* with pages k and v are indexed by page in place of the batch: fattni_key_at */
+    fattni_fp8 fp8;          /* FATTN_FP8: the caller's copies; none present: they are made in the workspace */
     fattni_array d_o, d_lse, delta, dq, dk, dv, d_bias, d_sink;
     bool has_o_rest; /* `saved` has it (o_rest.h) */
     bool any_d_o;    /* a query without d_o, which is planned like o: the call may pass another one */

@@ -29,7 +29,9 @@ enum {
     FATTN_ACC_DK = 1u << 9,
     FATTN_ACC_DV = 1u << 10,
     FATTN_ACC_DBIAS = 1u << 11,
-    FATTN_ACC_DSINK = 1u << 12
+    FATTN_ACC_DSINK = 1u << 12,
+    FATTN_FP8 = 1u << 13,         /* forward multiplies 8-bit copies of q, k and v: fattn/fp8.h */
+    FATTN_FP8_HADAMARD = 1u << 14 /* beside it: copies of q and k are rotated first */
 };
 
 /* Auto is the fastest that supports the call. The others are for comparison: same inputs, same
@@ -63,6 +65,8 @@ typedef struct fattn_attention_params {
     int32_t reserved;                   /* 0 */
 } fattn_attention_params;
 
+typedef struct fattn_fp8 fattn_fp8; /* fattn/fp8.h */
+
 /* Fill once: forward reads q to rng_step, backward reads all. Any strides with D contiguous:
    [B,H,S,D], a permuted [B,S,H,D], a slice of [B,S,3,H,D]. Outputs, workspace and saved must not
    overlap inputs or each other: ARG where addresses alone prove it. NULL = absent, unless marked
@@ -93,6 +97,7 @@ typedef struct fattn_attention_io {
     void *workspace; /* used during the call only; 256-byte aligned */
     size_t workspace_bytes;
     const fattn_tensor *page_table; /* [B,pages of a sequence] I32: k and v lie in pages, see below; forward only */
+    const fattn_fp8 *fp8;           /* FATTN_FP8: the copies; NULL: made in the workspace. Forward only */
 } fattn_attention_io;
 
 /* Pages: k is [pages,Hkv,page,D] and v [pages,Hkv,page,Dv] with page a power of two, 16 or more. Key j of sequence b is

@@ -5,7 +5,15 @@
 #include <fattn/context.h>
 
 enum { FATTN_MAX_DIMS = 5 };
-typedef enum fattn_dtype { FATTN_F64 = 1, FATTN_F32, FATTN_F16, FATTN_BF16, FATTN_I32, FATTN_U8 } fattn_dtype;
+typedef enum fattn_dtype {
+    FATTN_F64 = 1,
+    FATTN_F32,
+    FATTN_F16,
+    FATTN_BF16,
+    FATTN_I32,
+    FATTN_U8,
+    FATTN_F8E4M3
+} fattn_dtype;
 
 typedef struct fattn_tensor {
     void *data;                     /* first element; NULL only when the tensor has no element */

@@ -1,0 +1,27 @@
+/* The 8-bit copies of an attention call (include/fattn/fp8.h): where they lie, and the two ways to fill them. */
+#ifndef FATTNI_CORE_FP8_FP8_H
+#define FATTNI_CORE_FP8_FP8_H
+
+#include "core/attention/problem.h"
+
+/* Keys of a partial sum, and what a sequence's columns of v8 are a multiple of. */
+enum { FATTNI_FP8_CHUNK = 128 };
+
+/* Chunks of all keys of dimension 0's one index: a packed sequence b begins at chunk cu_seqlens_k[b] / 128 + b. */
+int64_t fattni_fp8_chunks(const fattni_problem *p);
+
+/* Copies in memory that begins at `memory`, and its bytes. Rows of q8 and k8 are padded to multiples of 16 bytes.
+   partials: [batch][Hkv][chunk][3][D + Dv], the sum, minimum and maximum of each channel of k, then of v. */
+fattni_fp8 fattni_fp8_lay_out(const fattni_problem *p, void *memory);
+size_t fattni_fp8_bytes(const fattni_problem *p);
+
+/* The copies that a forward call reads: those of the caller, or made here in the workspace, where they come first. */
+fattn_status fattni_fp8_copies(fattn_ctx *ctx, const fattni_problem *p, fattni_fp8 *out);
+
+/* NULL, or why a call with FATTN_FP8 has no kernel on any device, as the end of an error message. */
+const char *fattni_fp8_why_unsupported(const fattni_problem *p);
+
+fattn_status fattni_fp8_quantize_cpu(fattn_ctx *ctx, const fattni_problem *p, const fattni_fp8 *to);
+fattn_status fattni_fp8_quantize_cuda(fattn_ctx *ctx, const fattni_problem *p, const fattni_fp8 *to);
+
+#endif

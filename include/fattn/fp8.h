@@ -1,0 +1,55 @@
+/* fattn/fp8.h - forward attention on 8-bit copies of q, k and v: FATTN_FP8 in params.flags of fattn_attention_fwd.
+
+   q ~ q_scale q8, k - mean(k) ~ k_scale k8, v - mean(v) ~ v_scale v8, each code an E4M3 number (1 sign, 4 exponent,
+   3 fraction bits, largest 448) nearest to the quotient. A scale is the largest magnitude of what it scales, at least
+   1e-30, divided by 448: of a row of q, of a head's keys, of a channel of a head's values (FlashAttention-3, Shah et
+   al. 2024, section 3.3, with scales that are current and not delayed). Means are over the keys of a sequence, so that
+   O = P (v - mean) + mean and L = L' + scale q.mean(k) are exact: what a channel has in common takes no part in
+   rounding (SageAttention, Zhang et al. 2024), and long sums of the tensor core, which keep 13 bits, stay right.
+   P is rounded to E4M3, too. Sums are F32.
+
+   On Hopper GPUs (sm_90); the CPU computes the same by emulation, and other GPUs are UNSUPPORTED. q, k and v are F16 or
+   BF16, o theirs or F32. Masks, windows, lengths, packed batches, GQA and sinks are those of other calls; softcap,
+   ALiBi, bias, dropout, pages, FATTN_MERGE and FATTN_EXACT_DELTA beside it are UNSUPPORTED, as are algorithms STANDARD
+   and FLASH1. Backward ignores the flag: it computes in q's dtype from the original tensors, with the O and L of this
+   forward. NUMERICS.md, section on FP8, says how far results are off. */
+#ifndef FATTN_FP8_H
+#define FATTN_FP8_H
+
+#include <fattn/attention.h>
+
+/* The copies of one call. Dimension 0 of k_scale, v_scale and v_mean counts sequences. Of v8 a sequence's columns begin
+   at 0, packed at cu_seqlens_k[b] rounded down to a multiple of 128, plus 128 b; key 16 a + 8 b + 2 t + c (b, c in 0..1,
+   t in 0..3) is column 16 a + 4 t + 2 b + c, the order in which the tensor core multiplies. Columns past a sequence's
+   length, up to a multiple of 128, are 0. */
+struct fattn_fp8 {
+    uint32_t struct_size;
+    uint32_t reserved;     /* 0 */
+    fattn_tensor q8;       /* [B,Hq,Sq,D] F8E4M3 */
+    fattn_tensor k8;       /* [B,Hkv,Sk,D] F8E4M3 */
+    fattn_tensor v8;       /* [B,Hkv,Dv,columns] F8E4M3 */
+    fattn_tensor q_scale;  /* [B,Hq,Sq] F32 */
+    fattn_tensor q_shift;  /* [B,Hq,Sq] F32: q.mean(k) */
+    fattn_tensor k_scale;  /* [B,Hkv] F32 */
+    fattn_tensor v_scale;  /* [B,Hkv,Dv] F32 */
+    fattn_tensor v_mean;   /* [B,Hkv,Dv] F32 */
+    fattn_tensor partials; /* F32: sums over parts of the keys, which only fattn_fp8_quantize uses */
+};
+
+/* The copies of a call with these params and q, k, v, in `memory` of at least *bytes bytes, aligned to 256. With memory
+   NULL only *bytes is written; out may be NULL then. No data is read. Errors: those of fattn_attention_query, for
+   FATTN_FP8; WORKSPACE. */
+FATTN_API FATTN_CHECKED fattn_status fattn_fp8_layout(fattn_ctx *ctx, const fattn_attention_params *p,
+                                                      const fattn_attention_io *io, void *memory, size_t *bytes,
+                                                      fattn_fp8 *out);
+
+/* Fills io->fp8, which fattn_fp8_layout has made for the same params, shapes and lengths. The codes are the same on the
+   CPU and on a GPU. With FATTN_FP8_HADAMARD q and k - mean(k) are first multiplied by the Hadamard matrix of size D,
+   divided by sqrt(D), whose columns have random signs from params.rng: products stay, outliers spread over all channels
+   (QuIP, Chee et al. 2023). D is a power of two of 16 or more then. Enqueue only; capturable. A later
+   fattn_attention_fwd with io->fp8 reads the copies; one without makes its own in the workspace. Errors: as above, and
+   ARG, DEVICE, SHAPE for what io->fp8 holds. */
+FATTN_API FATTN_CHECKED fattn_status fattn_fp8_quantize(fattn_ctx *ctx, const fattn_attention_params *p,
+                                                        const fattn_attention_io *io);
+
+#endif
