@@ -141,7 +141,7 @@ static fattn_status take_sizes(fattn_ctx *ctx, const fattn_kv_append_io *io, fat
     FATTNI_TRY(fattni_check_tensor(ctx, "v", io->v));
     FATTNI_TRY(fattni_check_tensor(ctx, "k_cache", cache));
     FATTNI_TRY(fattni_check_tensor(ctx, "v_cache", io->v_cache));
-    if (k->dtype == FATTN_I32 || k->dtype == FATTN_U8)
+    if (k->dtype < FATTN_F64 || k->dtype > FATTN_BF16)
         return fattn_ctx_fail(ctx, FATTN_E_DTYPE, "k: is %s, not f64, f32, f16 or bf16",
                               fattn_dtype_name((fattn_dtype)k->dtype));
     if (k->ndim != 4 || cache->ndim != 4 || io->v->ndim != 4)

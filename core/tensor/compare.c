@@ -14,6 +14,7 @@ static fattn_tolerance default_tolerance(int32_t dtype) {
     case FATTN_F32: return (fattn_tolerance){2e-6, 2e-6, 1e-8};
     case FATTN_F16: return (fattn_tolerance){2e-3, 2e-3, 1e-4};
     case FATTN_BF16: return (fattn_tolerance){1.6e-2, 1.6e-2, 1e-3};
+    case FATTN_F8E4M3: return (fattn_tolerance){0.25, 0.25, 1e-2};
     default: return (fattn_tolerance){0, 0, 1e-12};
     }
 }
@@ -24,6 +25,7 @@ static double unit_roundoff(int32_t dtype) {
     case FATTN_F32: return 0x1p-24;
     case FATTN_F16: return 0x1p-11;
     case FATTN_BF16: return 0x1p-8;
+    case FATTN_F8E4M3: return 0x1p-4;
     default: return 0;
     }
 }

@@ -1,4 +1,4 @@
-/* 16-bit floating point in software, and element access by dtype. Host and device. */
+/* 16-bit and 8-bit floating point in software, and element access by dtype. Host and device. */
 #ifndef FATTNI_CORE_TENSOR_NUMERIC_H
 #define FATTNI_CORE_TENSOR_NUMERIC_H
 
@@ -56,7 +56,30 @@ FATTNI_INLINE uint16_t fattni_float_to_f16(float x) {
     return (uint16_t)(sign | (fattni_float_bits(aligned) - 0x3f000000u));
 }
 
-/* Double to float by round-to-odd, so that the rounding to a 16-bit type that follows gives the same
+FATTNI_INLINE float fattni_e4m3_to_float(uint8_t code) {
+    const uint32_t sign = (uint32_t)(code & 0x80u) << 24, magnitude = code & 0x7fu;
+    if (magnitude == 0x7fu) return fattni_bits_float(sign | 0x7fc00000u);
+    if (magnitude >= 8u) return fattni_bits_float(sign | ((magnitude << 20) + 0x3c000000u));
+    const float subnormal = (float)magnitude * 0x1p-9f;
+    return sign ? -subnormal : subnormal;
+}
+
+/* Round to nearest even; beyond 448 it is 448, for E4M3 has no infinity; NaN is 0x7f. */
+FATTNI_INLINE uint8_t fattni_float_to_e4m3(float x) {
+    const uint32_t u = fattni_float_bits(x), sign = (u >> 24) & 0x80u;
+    const uint32_t magnitude = u & 0x7fffffffu;
+    if (magnitude > 0x7f800000u) return 0x7fu;
+    if (magnitude >= 0x43e00000u) return (uint8_t)(sign | 0x7eu);
+    if (magnitude >= 0x3c800000u) { /* normal */
+        const uint32_t r = magnitude + 0x7ffffu + ((magnitude >> 20) & 1u);
+        return (uint8_t)(sign | ((r - 0x3c000000u) >> 20));
+    }
+    /* The last bit of floats from 2^14 on is that of E4M3's subnormals. */
+    const float aligned = fattni_bits_float(magnitude) + 0x1p14f;
+    return (uint8_t)(sign | (fattni_float_bits(aligned) - 0x46800000u));
+}
+
+/* Double to float by round-to-odd, so that the rounding to a 16-bit or 8-bit type that follows gives the same
    as one rounding from double. */
 FATTNI_INLINE float fattni_double_to_float_odd(double x) {
     const float f = (float)x;
@@ -75,6 +98,7 @@ FATTNI_INLINE double fattni_load(const void *p, int32_t t, int64_t i) {
     case FATTN_F16: return (double)fattni_f16_to_float(((const uint16_t *)p)[i]);
     case FATTN_BF16: return (double)fattni_bf16_to_float(((const uint16_t *)p)[i]);
     case FATTN_I32: return (double)((const int32_t *)p)[i];
+    case FATTN_F8E4M3: return (double)fattni_e4m3_to_float(((const uint8_t *)p)[i]);
     default: return (double)((const uint8_t *)p)[i];
     }
 }
@@ -98,6 +122,7 @@ FATTNI_INLINE void fattni_store(void *p, int32_t t, int64_t i, double x) {
     case FATTN_F16: ((uint16_t *)p)[i] = fattni_float_to_f16(fattni_double_to_float_odd(x)); break;
     case FATTN_BF16: ((uint16_t *)p)[i] = fattni_float_to_bf16(fattni_double_to_float_odd(x)); break;
     case FATTN_I32: ((int32_t *)p)[i] = (int32_t)fattni_clamp_integer(x, -2147483648.0, 2147483647.0); break;
+    case FATTN_F8E4M3: ((uint8_t *)p)[i] = fattni_float_to_e4m3(fattni_double_to_float_odd(x)); break;
     default: ((uint8_t *)p)[i] = (uint8_t)fattni_clamp_integer(x, 0.0, 255.0); break;
     }
 }

@@ -11,7 +11,8 @@ size_t fattn_dtype_size(fattn_dtype t) {
     case FATTN_I32: return 4;
     case FATTN_F16:
     case FATTN_BF16: return 2;
-    case FATTN_U8: return 1;
+    case FATTN_U8:
+    case FATTN_F8E4M3: return 1;
     default: return 0;
     }
 }
@@ -24,6 +25,7 @@ const char *fattn_dtype_name(fattn_dtype t) {
     case FATTN_BF16: return "bf16";
     case FATTN_I32: return "i32";
     case FATTN_U8: return "u8";
+    case FATTN_F8E4M3: return "f8e4m3";
     default: return "?";
     }
 }
@@ -157,6 +159,9 @@ void fattn_tensor_free(fattn_ctx *ctx, fattn_tensor *t) {
 
 static bool on_host(const fattn_tensor *t) { return t->device == FATTN_CPU; }
 
+/* With arithmetic: not an integer, and not what only fattn/fp8.h and copies have. */
+static bool is_float(const fattn_tensor *t) { return t->dtype >= FATTN_F64 && t->dtype <= FATTN_BF16; }
+
 /* A copy may also read or write host memory. */
 static fattn_status check_anywhere(fattn_ctx *ctx, const char *name, const fattn_tensor *t) {
     if (!t || !on_host(t)) return fattni_check_tensor(ctx, name, t);
@@ -201,9 +206,9 @@ fattn_status fattn_tensor_add(fattn_ctx *ctx, const fattn_tensor *dst, const fat
     FATTNI_TRY(fattni_check_tensor(ctx, "src", src));
     const fattn_tensor *const both[] = {dst, src};
     for (int n = 0; n < 2; ++n)
-        if (both[n]->dtype == FATTN_I32 || both[n]->dtype == FATTN_U8)
-            return fattn_ctx_fail(ctx, FATTN_E_DTYPE, "tensor_add: %s is %s, not a float type", n ? "src" : "dst",
-                                  fattn_dtype_name((fattn_dtype)both[n]->dtype));
+        if (!is_float(both[n]))
+            return fattn_ctx_fail(ctx, FATTN_E_DTYPE, "tensor_add: %s is %s, not f64, f32, f16 or bf16",
+                                  n ? "src" : "dst", fattn_dtype_name((fattn_dtype)both[n]->dtype));
     FATTNI_TRY(check_shapes(ctx, "tensor_add", dst, src));
     if (fattn_tensor_numel(dst) == 0) return FATTN_OK;
     return ctx->ops->add(ctx, dst, src);
@@ -212,8 +217,8 @@ fattn_status fattn_tensor_add(fattn_ctx *ctx, const fattn_tensor *dst, const fat
 fattn_status fattn_tensor_normal(fattn_ctx *ctx, const fattn_tensor *dst, double mean, double std, fattn_rng rng) {
     if (!ctx) return FATTN_E_ARG;
     FATTNI_TRY(check_writable(ctx, "dst", dst));
-    if (dst->dtype == FATTN_I32 || dst->dtype == FATTN_U8)
-        return fattn_ctx_fail(ctx, FATTN_E_DTYPE, "tensor_normal: dst is %s, not a float type",
+    if (!is_float(dst))
+        return fattn_ctx_fail(ctx, FATTN_E_DTYPE, "tensor_normal: dst is %s, not f64, f32, f16 or bf16",
                               fattn_dtype_name((fattn_dtype)dst->dtype));
     if (!(isfinite(mean) && isfinite(std) && std >= 0))
         return fattn_ctx_fail(ctx, FATTN_E_ARG, "tensor_normal: mean %g, std %g", mean, std);

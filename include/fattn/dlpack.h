@@ -11,6 +11,11 @@
 
 #include <fattn/tensor.h>
 
+/* Headers from DLPack 1.1 on know 8-bit floats; with an older one they are DTYPE errors. */
+#if defined(DLPACK_MAJOR_VERSION) && (DLPACK_MAJOR_VERSION > 1 || DLPACK_MINOR_VERSION >= 1)
+#define FATTN_DLPACK_F8E4M3 kDLFloat8_e4m3fn
+#endif
+
 /* 0 for a type that fattn lacks. */
 static inline fattn_dtype fattn_dtype_from_dlpack(DLDataType t) {
     if (t.lanes != 1) return (fattn_dtype)0;
@@ -20,6 +25,9 @@ static inline fattn_dtype fattn_dtype_from_dlpack(DLDataType t) {
     if (t.code == kDLBfloat && t.bits == 16) return FATTN_BF16;
     if (t.code == kDLInt && t.bits == 32) return FATTN_I32;
     if (t.code == kDLUInt && t.bits == 8) return FATTN_U8;
+#ifdef FATTN_DLPACK_F8E4M3
+    if (t.code == FATTN_DLPACK_F8E4M3 && t.bits == 8) return FATTN_F8E4M3;
+#endif
     return (fattn_dtype)0;
 }
 
@@ -53,6 +61,9 @@ FATTN_CHECKED static inline fattn_status fattn_tensor_to_dlpack(const fattn_tens
     if (t->ndim < 0 || t->ndim > FATTN_MAX_DIMS) return FATTN_E_SHAPE;
     const size_t size = fattn_dtype_size((fattn_dtype)t->dtype);
     if (!size) return FATTN_E_DTYPE;
+#ifndef FATTN_DLPACK_F8E4M3
+    if (t->dtype == FATTN_F8E4M3) return FATTN_E_DTYPE;
+#endif
     if (t->device != FATTN_CPU && t->device != FATTN_CUDA) return FATTN_E_DEVICE;
     for (int d = 0; d < t->ndim; ++d) {
         shape[d] = t->shape[d];
@@ -66,6 +77,9 @@ FATTN_CHECKED static inline fattn_status fattn_tensor_to_dlpack(const fattn_tens
                                 : t->dtype == FATTN_I32 ? kDLInt
                                 : t->dtype == FATTN_U8  ? kDLUInt
                                                         : kDLFloat);
+#ifdef FATTN_DLPACK_F8E4M3
+    if (t->dtype == FATTN_F8E4M3) out->dtype.code = FATTN_DLPACK_F8E4M3;
+#endif
     out->dtype.bits = (uint8_t)(8 * size);
     out->dtype.lanes = 1;
     out->shape = shape;

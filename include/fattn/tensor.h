@@ -12,7 +12,7 @@ typedef enum fattn_dtype {
     FATTN_BF16,
     FATTN_I32,
     FATTN_U8,
-    FATTN_F8E4M3
+    FATTN_F8E4M3 /* 4 exponent, 3 fraction bits, largest 448, no infinity: in copies and fattn/fp8.h */
 } fattn_dtype;
 
 typedef struct fattn_tensor {
@@ -49,16 +49,16 @@ FATTN_API FATTN_CHECKED fattn_status fattn_tensor_alloc(fattn_ctx *ctx, fattn_dt
 /* Frees a tensor of fattn_tensor_alloc, which must be unchanged. Sets data to NULL; data NULL is
    allowed. */
 FATTN_API void fattn_tensor_free(fattn_ctx *ctx, fattn_tensor *t);
-/* dst[...] = src[...], any dtypes and strides, round to nearest even; stride 0 in dst is an error.
+/* dst[...] = src[...], any dtypes and strides, round to nearest even, F8E4M3 saturates; stride 0 in dst is an error.
    The two must not overlap unless they are the same view. With a context on a GPU either may be in host
    memory (device FATTN_CPU): then the call waits until the copy is done. */
 FATTN_API FATTN_CHECKED fattn_status fattn_tensor_copy(fattn_ctx *ctx, const fattn_tensor *dst,
                                                        const fattn_tensor *src);
-/* dst[...] += src[...], floating dtypes, any strides, both on the context's device. A user-defined op
-   needs it when d_in_fresh is 0. */
+/* dst[...] += src[...], floating dtypes of 16 bits or more, any strides, both on the context's device. A
+   user-defined op needs it when d_in_fresh is 0. */
 FATTN_API FATTN_CHECKED fattn_status fattn_tensor_add(fattn_ctx *ctx, const fattn_tensor *dst, const fattn_tensor *src);
 /* Independent normal numbers (Box-Muller over Philox), element e in row-major order from counter
-   e/2: the same values for every dtype, up to rounding, and every stride. */
+   e/2: the same values for every dtype, up to rounding, and every stride. Errors: DTYPE for integers and F8E4M3. */
 FATTN_API FATTN_CHECKED fattn_status fattn_tensor_normal(fattn_ctx *ctx, const fattn_tensor *dst, double mean,
                                                          double std, fattn_rng rng);
 

@@ -12,7 +12,7 @@ fattn = c.CDLL(os.path.join(lib, "libfattn.so"))
 bridge = c.CDLL(os.path.join(lib, "libtest_dlpack_bridge.so"))
 
 OK, ARG, ABI, SHAPE, DTYPE, DEVICE = 0, 1, 2, 3, 4, 5
-F64, F32, F16, BF16, I32, U8 = 1, 2, 3, 4, 5, 6
+F64, F32, F16, BF16, I32, U8, F8E4M3 = 1, 2, 3, 4, 5, 6, 7
 MAX_DIMS = 5
 
 
@@ -200,6 +200,20 @@ class Dlpack(unittest.TestCase):
                 if view.size:
                     self.assertEqual(back.ctypes.data, view.ctypes.data)
                 del back  # before e: NumPy then looks for a deleter in e.managed
+
+    def test_e4m3(self):
+        codes = np.array([0, 0x38, 0xbc, 0x7e], np.uint8)
+        x = DLTensor(data=codes.ctypes.data, device_type=1, ndim=1, code=10, bits=8, lanes=1,
+                     shape=(c.c_int64 * 1)(4))
+        t, out = Tensor(), np.zeros(4)
+        self.assertEqual(bridge.bridge_import(c.byref(x), c.byref(t)), OK)
+        self.assertEqual(t.dtype, F8E4M3)
+        to, keep = imported(out)
+        self.assertEqual(self.copy(to, t), OK)
+        np.testing.assert_array_equal(out, [0, 1, -1.5, 448])
+        e = Exporter(t)
+        back = e.managed.dl_tensor
+        self.assertEqual((e.status, back.code, back.bits, back.data), (OK, 10, 8, codes.ctypes.data))
 
     def test_export_of_bf16_and_errors(self):
         t = Tensor(data=4096, ndim=1, dtype=BF16, device=2, device_id=1)

@@ -7,7 +7,7 @@ trap 'rm -rf "$work"' EXIT
 headers=$FATTN_SOURCE/include/fattn
 warnings='-Wall -Wextra -Wpedantic -Wconversion -Wsign-conversion -Wshadow -Wpadded -Wundef -Werror'
 
-foreign=$(grep -Hn '^ *# *include' "$headers"/*.h | grep -vE '<(stddef\.h|stdint\.h|fattn/[a-z_]+\.h)>' || true)
+foreign=$(grep -Hn '^ *# *include' "$headers"/*.h | grep -vE '<(stddef\.h|stdint\.h|fattn/[a-z0-9_]+\.h)>' || true)
 if [ -n "$foreign" ]; then
     printf 'foreign includes in public headers:\n%s\n' "$foreign"
     exit 1

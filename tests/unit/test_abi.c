@@ -119,7 +119,21 @@ static void attention_types(void) {
     FIELD(fattn_attention_io, workspace);
     FIELD(fattn_attention_io, workspace_bytes);
     FIELD(fattn_attention_io, page_table);
+    FIELD(fattn_attention_io, fp8);
     END(fattn_attention_io);
+    STRUCT(fattn_fp8);
+    FIELD(fattn_fp8, struct_size);
+    FIELD(fattn_fp8, reserved);
+    FIELD(fattn_fp8, q8);
+    FIELD(fattn_fp8, k8);
+    FIELD(fattn_fp8, v8);
+    FIELD(fattn_fp8, q_scale);
+    FIELD(fattn_fp8, q_shift);
+    FIELD(fattn_fp8, k_scale);
+    FIELD(fattn_fp8, v_scale);
+    FIELD(fattn_fp8, v_mean);
+    FIELD(fattn_fp8, partials);
+    END(fattn_fp8);
     STRUCT(fattn_attention_plan);
     FIELD(fattn_attention_plan, struct_size);
     FIELD(fattn_attention_plan, deterministic);
@@ -358,6 +372,7 @@ static void constants(void) {
     CONSTANT(FATTN_BF16);
     CONSTANT(FATTN_I32);
     CONSTANT(FATTN_U8);
+    CONSTANT(FATTN_F8E4M3);
     CONSTANT(FATTN_CAUSAL);
     CONSTANT(FATTN_CAUSAL_TOP_LEFT);
     CONSTANT(FATTN_WINDOW);
@@ -371,6 +386,8 @@ static void constants(void) {
     CONSTANT(FATTN_ACC_DV);
     CONSTANT(FATTN_ACC_DBIAS);
     CONSTANT(FATTN_ACC_DSINK);
+    CONSTANT(FATTN_FP8);
+    CONSTANT(FATTN_FP8_HADAMARD);
     CONSTANT(FATTN_ALGO_AUTO);
     CONSTANT(FATTN_ALGO_STANDARD);
     CONSTANT(FATTN_ALGO_FLASH1);

@@ -1,4 +1,4 @@
-/* 16-bit floats and element access, exhaustively, against arithmetic in double. */
+/* 16-bit and 8-bit floats and element access, exhaustively, against arithmetic in double. */
 #include "core/tensor/numeric.h"
 
 #include <criterion/criterion.h>
@@ -160,10 +160,80 @@ Test(numeric, integers_saturate_and_round_to_even) {
 }
 
 Test(numeric, load_and_store_index_by_element) {
-    static const int32_t dtypes[] = {FATTN_F64, FATTN_F32, FATTN_F16, FATTN_BF16, FATTN_I32, FATTN_U8};
-    for (size_t n = 0; n < 6; ++n) {
+    static const int32_t dtypes[] = {FATTN_F64, FATTN_F32, FATTN_F16, FATTN_BF16, FATTN_I32, FATTN_U8, FATTN_F8E4M3};
+    for (size_t n = 0; n < 7; ++n) {
         double room[4] = {0};
         for (int i = 0; i < 4; ++i) fattni_store(room, dtypes[n], i, i + 3);
         for (int i = 0; i < 4; ++i) cr_assert_eq(fattni_load(room, dtypes[n], i), i + 3);
     }
+}
+
+/* E4M3's 127 values from 0 up by its definition: exponents -6 and up, three bits of fraction, 0x7f is NaN. */
+static double e4m3_value(int code) {
+    const int exponent = code >> 3, fraction = code & 7;
+    return exponent ? ldexp(8 + fraction, exponent - 10) : ldexp(fraction, -9);
+}
+
+static uint8_t stored_e4m3(double x) {
+    cell c;
+    fattni_store(&c, FATTN_F8E4M3, 0, x);
+    return c.u8;
+}
+
+static double loaded_e4m3(uint8_t code) {
+    const cell c = {.u8 = code};
+    return fattni_load(&c, FATTN_F8E4M3, 0);
+}
+
+Test(numeric, every_code_of_e4m3) {
+    static const double some[][2] = {{0x00, 0},     {0x01, 0x1p-9},  {0x07, 0x1.cp-7}, {0x08, 0x1p-6}, {0x38, 1},
+                                     {0x39, 1.125}, {0x54, 12},      {0x77, 240},      {0x78, 256},    {0x7e, 448},
+                                     {0xb8, -1},    {0x81, -0x1p-9}, {0xfe, -448}};
+    for (size_t n = 0; n < sizeof some / sizeof *some; ++n)
+        cr_assert_eq(loaded_e4m3((uint8_t)some[n][0]), some[n][1], "%g", some[n][0]);
+    for (int code = 0; code < 256; ++code) {
+        const double want = e4m3_value(code & 0x7f), got = loaded_e4m3((uint8_t)code);
+        if ((code & 0x7f) == 0x7f) {
+            cr_assert(isnan(got) && !signbit(got) == !(code & 0x80));
+            cr_assert_eq(stored_e4m3(got), 0x7f);
+            continue;
+        }
+        cr_assert(fabs(got) == want && !signbit(got) == !(code & 0x80), "%02x: %g", code, got);
+        cr_assert_eq(stored_e4m3(got), code);
+        cr_assert_eq(fattni_float_to_e4m3((float)got), code);
+    }
+}
+
+Test(numeric, e4m3_rounds_to_nearest_even_once) {
+    for (int low = 0; low < 0x7e; ++low) {
+        const double a = e4m3_value(low), b = e4m3_value(low + 1), middle = (a + b) / 2;
+        const int even = low & 1 ? low + 1 : low;
+        for (int s = 0; s <= 0x80; s += 0x80) {
+            const double sign = s ? -1 : 1;
+            cr_assert_eq(stored_e4m3(sign * middle), even | s, "%02x", low);
+            cr_assert_eq(stored_e4m3(sign * nextafter(middle, 1e9)), (low + 1) | s, "%02x", low);
+            cr_assert_eq(stored_e4m3(sign * nextafter(middle, 0)), low | s, "%02x", low);
+            const float m = (float)middle, f = (float)sign;
+            cr_assert_eq(fattni_float_to_e4m3(f * m), even | s, "%02x", low);
+            cr_assert_eq(fattni_float_to_e4m3(f * nextafterf(m, 1e9f)), (low + 1) | s, "%02x", low);
+            cr_assert_eq(fattni_float_to_e4m3(f * nextafterf(m, 0)), low | s, "%02x", low);
+        }
+    }
+}
+
+/* 464 lies between 448 and what would be 480. */
+Test(numeric, e4m3_saturates) {
+    static const double large[] = {448, 463.9, 464, 464.1, 480, 1e300, INFINITY};
+    for (size_t n = 0; n < sizeof large / sizeof *large; ++n) {
+        cr_assert_eq(stored_e4m3(large[n]), 0x7e, "%g", large[n]);
+        cr_assert_eq(stored_e4m3(-large[n]), 0xfe, "%g", large[n]);
+        cr_assert_eq(fattni_float_to_e4m3((float)large[n]), 0x7e, "%g", large[n]);
+    }
+    cr_assert_eq(stored_e4m3(1e-300), 0);
+    cr_assert_eq(stored_e4m3(-1e-300), 0x80);
+    cr_assert_eq(stored_e4m3(-0.0), 0x80);
+    cr_assert_eq(stored_e4m3(NAN), 0x7f);
+    for (uint32_t payload = 1; payload < 0x800000; payload = payload * 2 + 1)
+        for (uint32_t sign = 0; sign < 2; ++sign)
+            cr_assert_eq(fattni_float_to_e4m3(fattni_bits_float(0x7f800000u | payload | sign << 31)), 0x7f);
 }

@@ -17,7 +17,7 @@ static void close_context(void) {
 }
 TestSuite(tensor, .init = open_context, .fini = close_context);
 
-static const fattn_dtype dtypes[] = {FATTN_F64, FATTN_F32, FATTN_F16, FATTN_BF16, FATTN_I32, FATTN_U8};
+static const fattn_dtype dtypes[] = {FATTN_F64, FATTN_F32, FATTN_F16, FATTN_BF16, FATTN_I32, FATTN_U8, FATTN_F8E4M3};
 enum { DTYPES = sizeof dtypes / sizeof *dtypes };
 #define SHAPE(...) ((const int64_t[]){__VA_ARGS__})
 
@@ -26,14 +26,14 @@ static fattn_tensor view(void *data, fattn_dtype t, int ndim, const int64_t *sha
 }
 
 Test(tensor, dtypes_have_sizes_and_names) {
-    static const size_t sizes[] = {8, 4, 2, 2, 4, 1};
-    static const char *const names[] = {"f64", "f32", "f16", "bf16", "i32", "u8"};
+    static const size_t sizes[] = {8, 4, 2, 2, 4, 1, 1};
+    static const char *const names[] = {"f64", "f32", "f16", "bf16", "i32", "u8", "f8e4m3"};
     for (int n = 0; n < DTYPES; ++n) {
         cr_assert_eq(fattn_dtype_size(dtypes[n]), sizes[n]);
         cr_assert_str_eq(fattn_dtype_name(dtypes[n]), names[n]);
     }
     cr_assert_eq(fattn_dtype_size((fattn_dtype)0), 0);
-    cr_assert_eq(fattn_dtype_size((fattn_dtype)7), 0);
+    cr_assert_eq(fattn_dtype_size((fattn_dtype)8), 0);
     cr_assert_str_eq(fattn_dtype_name((fattn_dtype)-1), "?");
 }
 
@@ -115,8 +115,8 @@ Test(tensor, copy_between_all_dtypes_and_strides) {
                 cr_assert_eq(fattn_tensor_alloc(ctx, dtypes[from], 3, SHAPE(2 * A, B, C), &src), FATTN_OK);
                 cr_assert_eq(fattn_tensor_alloc(ctx, dtypes[to], 4, SHAPE(A, B, C, 2), &wide), FATTN_OK);
                 for (int64_t e = 0; e < 2 * A * B * C; ++e) {
-                    fattni_store(src.data, src.dtype, e, (double)(e * 7 % 101));
-                    fattni_store(wide.data, wide.dtype, e, 99);
+                    fattni_store(src.data, src.dtype, e, (double)(e * 7 % 17));
+                    fattni_store(wide.data, wide.dtype, e, 96);
                 }
                 fattn_tensor every_second = src; /* rows 1, 3, 5, backwards */
                 every_second.shape[0] = A;
@@ -132,8 +132,8 @@ Test(tensor, copy_between_all_dtypes_and_strides) {
                         for (int64_t c = 0; c < C; ++c) {
                             const int64_t e = ((5 - 2 * a) * B + b) * C + c;
                             const int64_t at = 2 * ((a * B + b) * C + c);
-                            cr_assert_eq(fattni_load(wide.data, wide.dtype, at), e * 7 % 101);
-                            cr_assert_eq(fattni_load(wide.data, wide.dtype, at + 1), 99, "the gap");
+                            cr_assert_eq(fattni_load(wide.data, wide.dtype, at), e * 7 % 17);
+                            cr_assert_eq(fattni_load(wide.data, wide.dtype, at + 1), 96, "the gap");
                         }
                 fattn_tensor_free(ctx, &src);
                 fattn_tensor_free(ctx, &wide);
@@ -305,6 +305,9 @@ Test(tensor, every_error_of_a_tensor_argument) {
     REJECTED(FATTN_E_SHAPE, "dst is [2,4], src is [2]", fattn_tensor_copy(ctx, &to, &t));
     t = to, t.dtype = FATTN_I32;
     REJECTED(FATTN_E_DTYPE, "i32", fattn_tensor_normal(ctx, &t, 0, 1, (fattn_rng){0}));
+    t.dtype = FATTN_F8E4M3;
+    REJECTED(FATTN_E_DTYPE, "f8e4m3, not f64", fattn_tensor_normal(ctx, &t, 0, 1, (fattn_rng){0}));
+    REJECTED(FATTN_E_DTYPE, "dst is f8e4m3, not f64", fattn_tensor_add(ctx, &t, &t));
     REJECTED(FATTN_E_ARG, "mean nan, std 1", fattn_tensor_normal(ctx, &to, NAN, 1, (fattn_rng){0}));
     REJECTED(FATTN_E_ARG, "mean 0, std -1", fattn_tensor_normal(ctx, &to, 0, -1, (fattn_rng){0}));
     REJECTED(FATTN_E_ARG, "mean 0, std inf", fattn_tensor_normal(ctx, &to, 0, INFINITY, (fattn_rng){0}));

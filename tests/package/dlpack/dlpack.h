@@ -1,4 +1,4 @@
-/* The part of DLPack 1.0 that fattn/dlpack.h needs, for tests without the package libdlpack-dev, whose header
+/* The part of DLPack 1.1 that fattn/dlpack.h needs, for tests without the package libdlpack-dev, whose header
    is older. */
 #ifndef TEST_DLPACK_H
 #define TEST_DLPACK_H
@@ -6,7 +6,7 @@
 #include <stdint.h>
 
 #define DLPACK_MAJOR_VERSION 1
-#define DLPACK_MINOR_VERSION 0
+#define DLPACK_MINOR_VERSION 1
 #define DLPACK_FLAG_BITMASK_READ_ONLY (1UL << 0)
 
 typedef struct { uint32_t major, minor; } DLPackVersion;
@@ -15,7 +15,7 @@ typedef struct {
     DLDeviceType device_type;
     int32_t device_id;
 } DLDevice;
-enum { kDLInt = 0, kDLUInt = 1, kDLFloat = 2, kDLBfloat = 4, kDLComplex = 5, kDLBool = 6 };
+enum { kDLInt = 0, kDLUInt = 1, kDLFloat = 2, kDLBfloat = 4, kDLComplex = 5, kDLBool = 6, kDLFloat8_e4m3fn = 10 };
 typedef struct {
     uint8_t code, bits;
     uint16_t lanes;
