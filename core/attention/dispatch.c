@@ -11,11 +11,13 @@ static const char *algorithm_name(int32_t a) {
 
 fattn_status fattni_pick(fattn_ctx *ctx, const fattni_kernel *const *table, const fattni_problem *p,
                          const fattni_kernel **out, fattni_kernel_plan *plan) {
-    const char *reason = "has no kernel for this algorithm", *family = "this build";
-    if (ctx->ops->use) ctx->ops->use(ctx, p->dtype);
+    const bool fp8 = p->flags & FATTN_FP8;
+    const char *reason = fp8 ? "has no kernel for FATTN_FP8 on this device" : "has no kernel for this algorithm";
+    const char *family = "this build";
+    if (ctx->ops->use && !fp8) ctx->ops->use(ctx, p->dtype);
     for (; *table; ++table) {
         const fattni_kernel *const k = *table;
-        if (k->device != ctx->device || !(k->algorithms & (1u << p->algorithm)) ||
+        if (k->device != ctx->device || k->fp8 != fp8 || !(k->algorithms & (1u << p->algorithm)) ||
             (k->dtypes && !(k->dtypes & (1u << p->dtype))))
             continue;
         *plan = (fattni_kernel_plan){0};
@@ -68,6 +70,7 @@ fattn_status fattni_prepare_both(fattn_ctx *ctx, const fattn_attention_params *p
                                  fattni_call *fwd, fattni_call *bwd) {
     FATTNI_TRY(fattni_problem_init(ctx, params, io, FATTNI_BWD, false, &bwd->p));
     fwd->p = fattni_forward_of(&bwd->p);
+    fattni_forget_fp8(&bwd->p);
     FATTNI_TRY(fattni_pick(ctx, fattni_fwd_table, &fwd->p, &fwd->kernel, &fwd->plan));
     bwd->plan = (fattni_kernel_plan){0};
     if (bwd->p.page) return FATTN_OK; /* there is no backward */

@@ -2,7 +2,10 @@
 #include "core/attention/problem.h"
 
 #include "core/attention/o_rest.h"
+#include "core/fp8/fp8.h"
 #include "core/tensor/spans.h"
+
+#include <fattn/fp8.h>
 
 #include <math.h>
 #include <stdio.h>
@@ -12,7 +15,8 @@ static const int64_t MAX_POSITION = (int64_t)1 << 29; /* of row 0: a GPU adds po
 static const int64_t MAX_ROWS = (int64_t)1 << 48;     /* of all heads: sizes in bytes stay below 2^63 */
 static const uint32_t known_flags = FATTN_CAUSAL | FATTN_CAUSAL_TOP_LEFT | FATTN_WINDOW | FATTN_DETERMINISTIC |
                                     FATTN_TF32 | FATTN_MERGE | FATTN_EXACT_DELTA | FATTN_TOP_LEFT | FATTN_ACC_DQ |
-                                    FATTN_ACC_DK | FATTN_ACC_DV | FATTN_ACC_DBIAS | FATTN_ACC_DSINK;
+                                    FATTN_ACC_DK | FATTN_ACC_DV | FATTN_ACC_DBIAS | FATTN_ACC_DSINK | FATTN_FP8 |
+                                    FATTN_FP8_HADAMARD;
 
 /* Dtype sets as bit masks. */
 #define BIT(dtype) (1u << (dtype))
@@ -71,6 +75,8 @@ static fattn_status take_params(fattn_ctx *ctx, const fattn_attention_params *p,
     if (p->reserved || p->rng.reserved) return fattn_ctx_fail(ctx, FATTN_E_ARG, "params: a reserved field is not zero");
     if ((p->flags & FATTN_CAUSAL) && (p->flags & FATTN_CAUSAL_TOP_LEFT))
         return fattn_ctx_fail(ctx, FATTN_E_ARG, "flags: FATTN_CAUSAL and FATTN_CAUSAL_TOP_LEFT exclude each other");
+    if ((p->flags & FATTN_FP8_HADAMARD) && !(p->flags & FATTN_FP8))
+        return fattn_ctx_fail(ctx, FATTN_E_ARG, "flags: FATTN_FP8_HADAMARD is given without FATTN_FP8");
     if (p->algorithm < FATTN_ALGO_AUTO || p->algorithm > FATTN_ALGO_FLASH2)
         return fattn_ctx_fail(ctx, FATTN_E_ARG, "algorithm: %d is not in %d..%d", p->algorithm, FATTN_ALGO_AUTO,
                               FATTN_ALGO_FLASH2);
@@ -150,6 +156,11 @@ static fattn_status take_sizes(fattn_ctx *ctx, const fattn_attention_params *par
         if (qkv[n]->ndim != 4)
             return fattn_ctx_fail(ctx, FATTN_E_SHAPE, "%s: has %d dimensions, must have 4: [B,H,S,D]", names[n],
                                   qkv[n]->ndim);
+        if (qkv[n]->dtype == FATTN_F8E4M3)
+            return fattn_ctx_fail(ctx, FATTN_E_DTYPE,
+                                  "%s: dtype f8e4m3; attention makes 8-bit copies of f32, f16 or bf16 itself, with "
+                                  "FATTN_FP8 (fattn/fp8.h)",
+                                  names[n]);
         if (!(FLOATS & BIT(qkv[n]->dtype)))
             return fattn_ctx_fail(ctx, FATTN_E_DTYPE, "%s: dtype %s is not a float type", names[n],
                                   fattn_dtype_name((fattn_dtype)qkv[n]->dtype));
@@ -287,6 +298,51 @@ static fattn_status take_tensors(fattn_ctx *ctx, const fattn_attention_io *io, b
     return FATTN_OK;
 }
 
+/* The caller's 8-bit copies. */
+static fattn_status take_fp8(fattn_ctx *ctx, const fattn_fp8 *given, fattni_problem *p) {
+    fattn_fp8 known;
+    FATTNI_TRY(fattni_take_struct(ctx, "fattn_fp8", given, &known, sizeof known));
+    if (known.reserved) return fattn_ctx_fail(ctx, FATTN_E_ARG, "fp8: a reserved field is not zero");
+    const fattni_fp8 want = fattni_fp8_lay_out(p, NULL);
+    fattni_fp8 got = {0};
+    const struct {
+        const char *name;
+        const fattn_tensor *t;
+        const fattni_array *want;
+        fattni_array *got;
+        int ndim;
+    } all[] = {{"fp8.q8", &known.q8, &want.q, &got.q, 4},
+               {"fp8.k8", &known.k8, &want.k, &got.k, 4},
+               {"fp8.v8", &known.v8, &want.v, &got.v, 4},
+               {"fp8.q_scale", &known.q_scale, &want.q_scale, &got.q_scale, 3},
+               {"fp8.q_shift", &known.q_shift, &want.q_shift, &got.q_shift, 3},
+               {"fp8.k_scale", &known.k_scale, &want.k_scale, &got.k_scale, 2},
+               {"fp8.v_scale", &known.v_scale, &want.v_scale, &got.v_scale, 3},
+               {"fp8.v_mean", &known.v_mean, &want.v_mean, &got.v_mean, 3},
+               {"fp8.partials", &known.partials, &want.partials, &got.partials, 4}};
+    for (size_t n = 0; n < sizeof all / sizeof *all; ++n) {
+        const fattni_array *const w = all[n].want;
+        fattni_array *const a = all[n].got;
+        const int last = all[n].ndim - 1;
+        const expect e = {
+            all[n].name, all[n].ndim, {w->n[0], w->n[1], w->n[2], w->n[3]}, BIT(w->dtype), .output = true};
+        FATTNI_TRY(take(ctx, all[n].t, &e, a));
+        if (!a->empty && a->n[last] > 1 && a->s[last] != 1)
+            return fattn_ctx_fail(ctx, FATTN_E_SHAPE, "%s: stride[%d] is %lld, must be 1", e.name, last,
+                                  (long long)a->s[last]);
+        a->s[last] = 1;
+        if (w->dtype != FATTN_F8E4M3 || a->empty) continue;
+        if ((uintptr_t)a->p % 16)
+            return fattn_ctx_fail(ctx, FATTN_E_ARG, "%s: data %p is not aligned to 16 bytes", e.name, a->p);
+        for (int d = 0; d < last; ++d)
+            if (a->s[d] < 0 || a->s[d] % 16)
+                return fattn_ctx_fail(ctx, FATTN_E_SHAPE, "%s: stride[%d] is %lld, not a positive multiple of 16",
+                                      e.name, d, (long long)a->s[d]);
+    }
+    p->fp8 = got;
+    return FATTN_OK;
+}
+
 static int32_t length_at(const fattni_array *a, int64_t b) { return ((const int32_t *)a->p)[b * a->s[0]]; }
 
 static fattn_status check_pages(fattn_ctx *ctx, const fattni_problem *p) {
@@ -388,6 +444,12 @@ fattn_status fattni_problem_init(fattn_ctx *ctx, const fattn_attention_params *p
         return fattn_ctx_fail(ctx, FATTN_E_DTYPE,
                               "o: %s, but no forward call with MERGE has one: EXACT_DELTA needs f32",
                               fattn_dtype_name((fattn_dtype)p.o.dtype));
+    if (backward && running) fattni_forget_fp8(&p);
+    if (p.flags & FATTN_FP8) {
+        const char *const why = fattni_fp8_why_unsupported(&p);
+        if (why) return fattn_ctx_fail(ctx, FATTN_E_UNSUPPORTED, "FATTN_FP8 %s", why);
+        if (known_io.fp8) FATTNI_TRY(take_fp8(ctx, known_io.fp8, &p));
+    }
     if (backward && !running) want_all_gradients_if_none(&p);
     if (running) FATTNI_TRY(fattni_check_lengths(ctx, &p));
     p.saved = known_io.saved, p.saved_bytes = known_io.saved_bytes;
@@ -418,9 +480,40 @@ static void add_memory(fattni_span *all, int *n, const char *name, const void *p
     if (bytes) all[(*n)++] = fattni_span_of(name, p, 1, 1, &count, &one);
 }
 
+static void add_inputs(fattni_span *all, int *n, const fattni_problem *p) {
+    add_array(all, n, "q", &p->q);
+    add_array(all, n, "k", &p->k);
+    add_array(all, n, "v", &p->v);
+    add_array(all, n, "seqlens_q", &p->seqlens_q);
+    add_array(all, n, "seqlens_k", &p->seqlens_k);
+    add_array(all, n, "cu_seqlens_q", &p->cu_seqlens_q);
+    add_array(all, n, "cu_seqlens_k", &p->cu_seqlens_k);
+}
+
+static void add_fp8(fattni_span *all, int *n, const fattni_fp8 *fp8) {
+    add_array(all, n, "fp8.q8", &fp8->q);
+    add_array(all, n, "fp8.k8", &fp8->k);
+    add_array(all, n, "fp8.v8", &fp8->v);
+    add_array(all, n, "fp8.q_scale", &fp8->q_scale);
+    add_array(all, n, "fp8.q_shift", &fp8->q_shift);
+    add_array(all, n, "fp8.k_scale", &fp8->k_scale);
+    add_array(all, n, "fp8.v_scale", &fp8->v_scale);
+    add_array(all, n, "fp8.v_mean", &fp8->v_mean);
+    add_array(all, n, "fp8.partials", &fp8->partials);
+}
+
+fattn_status fattni_check_fp8_overlaps(fattn_ctx *ctx, const fattni_problem *p) {
+    fattni_span all[16];
+    int n = 0;
+    add_fp8(all, &n, &p->fp8);
+    const int written = n;
+    add_inputs(all, &n, p);
+    return fattni_check_spans(ctx, all, written, n);
+}
+
 fattn_status fattni_check_overlaps(fattn_ctx *ctx, const fattni_problem *p, size_t workspace, size_t saved) {
     const bool forward = p->pass == FATTNI_FWD;
-    fattni_span all[24]; /* what is written comes first */
+    fattni_span all[33]; /* what is written comes first */
     int n = 0;
     add_memory(all, &n, "workspace", p->workspace, workspace);
     if (forward) {
@@ -435,16 +528,11 @@ fattn_status fattni_check_overlaps(fattn_ctx *ctx, const fattni_problem *p, size
         add_array(all, &n, "d_sink", &p->d_sink);
     }
     const int written = n;
-    add_array(all, &n, "q", &p->q);
-    add_array(all, &n, "k", &p->k);
-    add_array(all, &n, "v", &p->v);
+    add_inputs(all, &n, p);
     add_array(all, &n, "bias", &p->bias);
     add_array(all, &n, "alibi", &p->alibi);
     add_array(all, &n, "sink", &p->sink);
-    add_array(all, &n, "seqlens_q", &p->seqlens_q);
-    add_array(all, &n, "seqlens_k", &p->seqlens_k);
-    add_array(all, &n, "cu_seqlens_q", &p->cu_seqlens_q);
-    add_array(all, &n, "cu_seqlens_k", &p->cu_seqlens_k);
+    add_fp8(all, &n, &p->fp8);
     add_array(all, &n, "rng_step", &p->rng_step);
     add_array(all, &n, "page_table", &p->page_table);
     if (!forward) {

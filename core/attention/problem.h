@@ -81,6 +81,15 @@ fattn_status fattni_check_lengths(fattn_ctx *ctx, const fattni_problem *p);
    strided tensors may intersect: slices of one buffer are allowed. */
 fattn_status fattni_check_overlaps(fattn_ctx *ctx, const fattni_problem *p, size_t workspace, size_t saved);
 
+/* The same for fattn_fp8_quantize, which writes p->fp8. */
+fattn_status fattni_check_fp8_overlaps(fattn_ctx *ctx, const fattni_problem *p);
+
+/* Backward's problem: FATTN_FP8 concerns forward only. */
+static inline void fattni_forget_fp8(fattni_problem *p) {
+    p->flags &= ~(uint32_t)(FATTN_FP8 | FATTN_FP8_HADAMARD);
+    p->fp8 = (fattni_fp8){0};
+}
+
 /* Host only: reads the length tensors. */
 fattni_sequence fattni_sequence_of(const fattni_problem *p, int64_t b);
 

@@ -5,6 +5,7 @@
 #include "core/cuda/driver.h"
 #include "core/cuda/kernels.h"
 #include "core/cuda/tensor.h"
+#include "core/fp8/fp8.h"
 #include "core/kv_cache/kv_append.h"
 
 #include <cuda_runtime_api.h>
@@ -347,4 +348,5 @@ const fattni_device_ops fattni_cuda_device = {
     .zero_rows = fattni_cuda_zero_rows,
     .dropout_mask = fattni_cuda_mask,
     .kv_append = fattni_cuda_kv_append,
+    .fp8_quantize = fattni_fp8_quantize_cuda,
 };

@@ -8,20 +8,22 @@
    rounding (SageAttention, Zhang et al. 2024), and long sums of the tensor core, which keep 13 bits, stay right.
    P is rounded to E4M3, too. Sums are F32.
 
-   On Hopper GPUs (sm_90); the CPU computes the same by emulation, and other GPUs are UNSUPPORTED. q, k and v are F16 or
-   BF16, o theirs or F32. Masks, windows, lengths, packed batches, GQA and sinks are those of other calls; softcap,
-   ALiBi, bias, dropout, pages, FATTN_MERGE and FATTN_EXACT_DELTA beside it are UNSUPPORTED, as are algorithms STANDARD
-   and FLASH1. Backward ignores the flag: it computes in q's dtype from the original tensors, with the O and L of this
-   forward. NUMERICS.md, section on FP8, says how far results are off. */
+   On Hopper GPUs (sm_90); the CPU computes the same by emulation, and other GPUs are UNSUPPORTED. q, k and v are F16,
+   BF16 or F32, o theirs or F32. Masks, windows, lengths, packed batches, GQA and sinks are those of other calls;
+   softcap, ALiBi, bias, dropout, pages, FATTN_MERGE and FATTN_EXACT_DELTA beside it are UNSUPPORTED, as are F64 and
+   algorithms STANDARD and FLASH1. Backward ignores the flag: it computes in q's dtype from the original tensors, with
+   the O and L of this forward. q, k and v must be finite: a NaN among the keys in use reaches every row of its head
+   through their means. NUMERICS.md, section on FP8, says how far results are off. */
 #ifndef FATTN_FP8_H
 #define FATTN_FP8_H
 
 #include <fattn/attention.h>
 
-/* The copies of one call. Dimension 0 of k_scale, v_scale and v_mean counts sequences. Of v8 a sequence's columns begin
-   at 0, packed at cu_seqlens_k[b] rounded down to a multiple of 128, plus 128 b; key 16 a + 8 b + 2 t + c (b, c in 0..1,
-   t in 0..3) is column 16 a + 4 t + 2 b + c, the order in which the tensor core multiplies. Columns past a sequence's
-   length, up to a multiple of 128, are 0. */
+/* The copies of one call. Dimension 0 of k_scale, v_scale and v_mean counts sequences. Of v8 a sequence's columns
+   begin at 0, packed at cu_seqlens_k[b] rounded down to a multiple of 128, plus 128 b; key 16 a + 8 b + 2 t + c
+   (b, c in 0..1, t in 0..3) is column 16 a + 4 t + 2 b + c, the order in which the tensor core multiplies. Columns past
+   a sequence's length, up to a multiple of 128, are 0. In a call q8, k8 and v8 may lie anywhere with addresses and
+   strides that are multiples of 16 bytes, last dimensions contiguous in all. */
 struct fattn_fp8 {
     uint32_t struct_size;
     uint32_t reserved;     /* 0 */
@@ -33,12 +35,12 @@ struct fattn_fp8 {
     fattn_tensor k_scale;  /* [B,Hkv] F32 */
     fattn_tensor v_scale;  /* [B,Hkv,Dv] F32 */
     fattn_tensor v_mean;   /* [B,Hkv,Dv] F32 */
-    fattn_tensor partials; /* F32: sums over parts of the keys, which only fattn_fp8_quantize uses */
+    fattn_tensor partials; /* [B,Hkv,chunks of 128 keys,3(D+Dv)] F32: scratch of fattn_fp8_quantize */
 };
 
-/* The copies of a call with these params and q, k, v, in `memory` of at least *bytes bytes, aligned to 256. With memory
-   NULL only *bytes is written; out may be NULL then. No data is read. Errors: those of fattn_attention_query, for
-   FATTN_FP8; WORKSPACE. */
+/* The copies of a call with these params and q, k, v, in `memory` of *bytes bytes, aligned to 256. With memory NULL
+   only *bytes is written, what it must be; out may be NULL then. No data is read, nor io->fp8. Errors: those of
+   fattn_attention_query, for FATTN_FP8; ARG without this flag; WORKSPACE. */
 FATTN_API FATTN_CHECKED fattn_status fattn_fp8_layout(fattn_ctx *ctx, const fattn_attention_params *p,
                                                       const fattn_attention_io *io, void *memory, size_t *bytes,
                                                       fattn_fp8 *out);

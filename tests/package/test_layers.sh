@@ -17,10 +17,11 @@ cat > "$work/rules" <<'END'
 core/base          -
 core/files         -
 core/tensor        core/base
-core/attention     core/base core/tensor
+core/attention     core/base core/tensor core/fp8
+core/fp8           core/base core/tensor core/attention core/cuda core/device
 core/kv_cache      core/base core/tensor core/cuda core/device
-core/cpu           core/base core/tensor core/attention core/kv_cache
-core/cuda          core/base core/tensor core/attention core/kv_cache
+core/cpu           core/base core/tensor core/attention core/kv_cache core/fp8
+core/cuda          core/base core/tensor core/attention core/kv_cache core/fp8
 core/ptx           -
 core/device        core/ptx core/tensor core/attention core/cuda
 core/comm          core/base core/tensor core/cuda
@@ -29,7 +30,7 @@ core/context_parallel core/base core/tensor core/attention core/comm
 core/materialized  core/*
 fwd                core/base core/attention
 fwd/ref            core/attention
-fwd/cpu            core/base core/attention core/cpu
+fwd/cpu            core/base core/attention core/cpu core/fp8
 fwd/cuda           core/*
 fwd/cuda/sm90      core/* fwd/cuda
 fwd/materialized   core/* fwd/cpu fwd/cuda

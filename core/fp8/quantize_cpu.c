@@ -1,0 +1,213 @@
+/* The 8-bit copies on the CPU. All arithmetic is in F32 and in one order, so that a GPU gives the same bits
+   (quantize_cuda.c): sums over a chunk's keys in their order, then over chunks; fused only where fmaf says so. */
+#include "core/fp8/fp8.h"
+#include "core/tensor/philox.h"
+
+#include <math.h>
+#include <string.h>
+
+enum { CHUNK = FATTNI_FP8_CHUNK, WIDTH = FATTNI_MAX_HEAD_DIM, ROWS_PER_TASK = 64, LANES = 32 };
+
+static const float LARGEST = 448.0f, SMALLEST = 1e-30f; /* of E4M3; of what is scaled */
+
+typedef struct job {
+    const fattni_problem *p;
+    const fattni_fp8 *to;
+    int64_t chunks, blocks; /* of the longest sequence: of keys, of rows of q */
+    bool rotates;
+    float sign[WIDTH], root; /* of the Hadamard matrix, 1 / sqrt(D) */
+} job;
+
+static void load_row(const fattni_array *a, const fattni_sequence *s, int64_t h, int64_t row, int64_t n, float *x) {
+    const void *const from = fattni_at(a, s->batch, h, row);
+    const uint16_t *const half = from;
+    switch (a->dtype) {
+    case FATTN_F32: memcpy(x, from, (size_t)n * sizeof *x); break;
+    case FATTN_BF16:
+        for (int64_t d = 0; d < n; ++d) x[d] = fattni_bf16_to_float(half[d]);
+        break;
+    default:
+        for (int64_t d = 0; d < n; ++d) x[d] = fattni_f16_to_float(half[d]);
+    }
+}
+
+/* A row of q or k, rotated if the call says so. */
+static void load_rotated(const job *j, const fattni_array *a, const fattni_sequence *s, int64_t h, int64_t row,
+                         float *x) {
+    const int64_t D = j->p->D;
+    load_row(a, s, h, row, D, x);
+    if (!j->rotates) return;
+    for (int64_t d = 0; d < D; ++d) x[d] *= j->sign[d];
+    for (int64_t step = 1; step < D; step *= 2)
+        for (int64_t i = 0; i < D; i += 2 * step)
+            for (int64_t d = i; d < i + step; ++d) {
+                const float a_d = x[d], b_d = x[d + step];
+                x[d] = a_d + b_d;
+                x[d + step] = a_d - b_d;
+            }
+    for (int64_t d = 0; d < D; ++d) x[d] *= j->root;
+}
+
+/* [3][D + Dv] of chunk c of a sequence: sums, minima, maxima. Of the first chunk, once they have been reduced: means
+   and what k (once) and v (by channel) are multiplied by. */
+static float *partials_of(const job *j, int64_t b, const fattni_sequence *s, int64_t g, int64_t c) {
+    const int64_t first = j->p->packed ? s->k0 / CHUNK + b : 0;
+    return fattni_at(&j->to->partials, s->batch, g, first + c);
+}
+
+static void add_row(const float *x, int64_t n, float *sum, float *min, float *max) {
+    for (int64_t d = 0; d < n; ++d) {
+        sum[d] += x[d];
+        min[d] = fminf(min[d], x[d]);
+        max[d] = fmaxf(max[d], x[d]);
+    }
+}
+
+/* Task: a chunk of a key head. */
+static void sum_chunk(void *arg, int64_t task, int thread) {
+    (void)thread;
+    const job *const j = arg;
+    const fattni_problem *const p = j->p;
+    const int64_t c = task % j->chunks, g = task / j->chunks % p->Hkv, b = task / j->chunks / p->Hkv;
+    const fattni_sequence s = fattni_sequence_of(p, b);
+    const int64_t end = fattni_min((c + 1) * CHUNK, s.band.Sk), all = p->D + p->Dv;
+    if (c * CHUNK >= end) return;
+    float *const sum = partials_of(j, b, &s, g, c), *const min = sum + all, *const max = min + all;
+    for (int64_t d = 0; d < all; ++d) sum[d] = 0, min[d] = INFINITY, max[d] = -INFINITY;
+    for (int64_t row = c * CHUNK; row < end; ++row) {
+        float x[WIDTH];
+        load_rotated(j, &p->k, &s, g, s.k0 + row, x);
+        add_row(x, p->D, sum, min, max);
+        load_row(&p->v, &s, g, s.k0 + row, p->Dv, x);
+        add_row(x, p->Dv, sum + p->D, min + p->D, max + p->D);
+    }
+}
+
+/* Task: scales and means of a key head. */
+static void reduce(void *arg, int64_t task, int thread) {
+    (void)thread;
+    const job *const j = arg;
+    const fattni_problem *const p = j->p;
+    const int64_t g = task % p->Hkv, b = task / p->Hkv, all = p->D + p->Dv;
+    const fattni_sequence s = fattni_sequence_of(p, b);
+    float total[2 * WIDTH] = {0}, min[2 * WIDTH], max[2 * WIDTH], k_most = 0;
+    for (int64_t d = 0; d < all; ++d) min[d] = INFINITY, max[d] = -INFINITY;
+    for (int64_t c = 0; c * CHUNK < s.band.Sk; ++c) {
+        const float *const part = partials_of(j, b, &s, g, c);
+        for (int64_t d = 0; d < all; ++d) {
+            total[d] += part[d];
+            min[d] = fminf(min[d], part[all + d]);
+            max[d] = fmaxf(max[d], part[2 * all + d]);
+        }
+    }
+    float *const mean = partials_of(j, b, &s, g, 0), *const inverse = mean + all;
+    const fattni_fp8 *const to = j->to;
+    float *const v_mean = (float *)to->v_mean.p + b * to->v_mean.s[0] + g * to->v_mean.s[1];
+    float *const v_scale = (float *)to->v_scale.p + b * to->v_scale.s[0] + g * to->v_scale.s[1];
+    for (int64_t d = 0; d < all; ++d) {
+        const bool any = s.band.Sk > 0;
+        mean[d] = any ? total[d] / (float)s.band.Sk : 0;
+        const float most = any ? fmaxf(mean[d] - min[d], max[d] - mean[d]) : 0;
+        if (d < p->D) {
+            k_most = fmaxf(k_most, most);
+            continue;
+        }
+        const float scaled = fmaxf(most, SMALLEST);
+        v_mean[d - p->D] = mean[d];
+        v_scale[d - p->D] = scaled / LARGEST;
+        inverse[d] = LARGEST / scaled;
+    }
+    k_most = fmaxf(k_most, SMALLEST);
+    ((float *)to->k_scale.p)[b * to->k_scale.s[0] + g * to->k_scale.s[1]] = k_most / LARGEST;
+    inverse[0] = LARGEST / k_most;
+}
+
+/* Of a sequence's key j (include/fattn/fp8.h). */
+static int64_t column_of(int64_t j) { return j / 16 * 16 + j % 8 / 2 * 4 + j / 8 % 2 * 2 + j % 2; }
+
+static void write_chunk(const job *j, int64_t b, int64_t g, int64_t c) {
+    const fattni_problem *const p = j->p;
+    const fattni_sequence s = fattni_sequence_of(p, b);
+    const int64_t begin = c * CHUNK, end = fattni_min(begin + CHUNK, s.band.Sk);
+    if (begin >= end) return;
+    const float *const mean = partials_of(j, b, &s, g, 0), *const inverse = mean + p->D + p->Dv;
+    const float *const v_mean = mean + p->D, *const v_inverse = inverse + p->D;
+    uint8_t v8[WIDTH][CHUNK];
+    memset(v8, 0, (size_t)p->Dv * CHUNK);
+    for (int64_t row = begin; row < end; ++row) {
+        float x[WIDTH];
+        uint8_t *const k8 = fattni_at(&j->to->k, s.batch, g, s.k0 + row);
+        load_rotated(j, &p->k, &s, g, s.k0 + row, x);
+        for (int64_t d = 0; d < p->D; ++d) k8[d] = fattni_float_to_e4m3((x[d] - mean[d]) * inverse[0]);
+        load_row(&p->v, &s, g, s.k0 + row, p->Dv, x);
+        const int64_t column = column_of(row - begin);
+        for (int64_t d = 0; d < p->Dv; ++d) v8[d][column] = fattni_float_to_e4m3((x[d] - v_mean[d]) * v_inverse[d]);
+    }
+    const int64_t first = p->packed ? s.k0 / CHUNK + b : 0;
+    for (int64_t d = 0; d < p->Dv; ++d)
+        memcpy((uint8_t *)fattni_at(&j->to->v, s.batch, g, d) + (first + c) * CHUNK, v8[d], CHUNK);
+}
+
+/* q.mean, in the order of a warp: each lane has 8 channels, then lanes add in pairs. */
+static float shift_of(const float *q, const float *mean, int64_t D) {
+    float lane[LANES] = {0}, other[LANES];
+    for (int64_t d = 0; d < D; ++d) lane[d / 8] = fmaf(q[d], mean[d], lane[d / 8]);
+    for (int step = 1; step < LANES; step *= 2) {
+        for (int t = 0; t < LANES; ++t) other[t] = lane[t ^ step];
+        for (int t = 0; t < LANES; ++t) lane[t] += other[t];
+    }
+    return lane[0];
+}
+
+static void write_rows(const job *j, int64_t b, int64_t h, int64_t block) {
+    const fattni_problem *const p = j->p;
+    const fattni_sequence s = fattni_sequence_of(p, b);
+    const fattni_array *const scale = &j->to->q_scale, *const shift = &j->to->q_shift;
+    const float *const mean = partials_of(j, b, &s, h / p->group, 0);
+    const int64_t end = fattni_min((block + 1) * ROWS_PER_TASK, s.band.Sq);
+    for (int64_t i = block * ROWS_PER_TASK; i < end; ++i) {
+        const int64_t row = s.q0 + i;
+        float x[WIDTH], most = 0;
+        load_rotated(j, &p->q, &s, h, row, x);
+        for (int64_t d = 0; d < p->D; ++d) most = fmaxf(most, fabsf(x[d]));
+        most = fmaxf(most, SMALLEST);
+        const float inverse = LARGEST / most;
+        uint8_t *const q8 = fattni_at(&j->to->q, s.batch, h, row);
+        for (int64_t d = 0; d < p->D; ++d) q8[d] = fattni_float_to_e4m3(x[d] * inverse);
+        ((float *)scale->p)[s.batch * scale->s[0] + h * scale->s[1] + row * scale->s[2]] = most / LARGEST;
+        ((float *)shift->p)[s.batch * shift->s[0] + h * shift->s[1] + row * shift->s[2]] = shift_of(x, mean, p->D);
+    }
+}
+
+/* Task: a chunk of k and v, or a block of rows of q. */
+static void write_codes(void *arg, int64_t task, int thread) {
+    (void)thread;
+    const job *const j = arg;
+    const fattni_problem *const p = j->p;
+    const int64_t of_keys = p->B * p->Hkv * j->chunks, n = task - of_keys;
+    if (n < 0)
+        write_chunk(j, task / j->chunks / p->Hkv, task / j->chunks % p->Hkv, task % j->chunks);
+    else
+        write_rows(j, n / j->blocks / p->Hq, n / j->blocks % p->Hq, n % j->blocks);
+}
+
+static void draw_signs(job *j) {
+    const fattn_rng *const rng = &j->p->rng;
+    for (int64_t d = 0; d < j->p->D; ++d) {
+        const fattni_block counter = {{(uint32_t)(d / 128), 0, rng->stream, 0x48414441u}}; /* "HADA" */
+        const fattni_block r = fattni_philox(rng->seed, counter);
+        j->sign[d] = r.w[d % 128 / 32] >> (d % 32) & 1 ? -1.0f : 1.0f;
+    }
+    j->root = (float)(1 / sqrt((double)j->p->D));
+}
+
+fattn_status fattni_fp8_quantize_cpu(fattn_ctx *ctx, const fattni_problem *p, const fattni_fp8 *to) {
+    job j = {.p = p, .to = to, .rotates = p->flags & FATTN_FP8_HADAMARD};
+    j.chunks = fattni_ceil_div(p->Sk, CHUNK), j.blocks = fattni_ceil_div(p->Sq, ROWS_PER_TASK);
+    if (j.rotates) draw_signs(&j);
+    const int64_t of_keys = p->B * p->Hkv * j.chunks;
+    fattni_parallel(ctx, of_keys, sum_chunk, &j);
+    fattni_parallel(ctx, p->B * p->Hkv, reduce, &j);
+    fattni_parallel(ctx, of_keys + p->B * p->Hq * j.blocks, write_codes, &j);
+    return FATTN_OK;
+}
