@@ -547,7 +547,7 @@ fattn_status fattni_check_overlaps(fattn_ctx *ctx, const fattni_problem *p, size
 }
 
 fattni_sequence fattni_sequence_of(const fattni_problem *p, int64_t b) {
-    fattni_sequence s = {.band = {.Sq = p->Sq, .Sk = p->Sk}, .batch = p->packed ? 0 : b};
+    fattni_sequence s = {.band = {.Sq = p->Sq, .Sk = p->Sk}, .b = b, .batch = p->packed ? 0 : b};
     if (p->packed) {
         s.q0 = length_at(&p->cu_seqlens_q, b);
         s.k0 = length_at(&p->cu_seqlens_k, b);

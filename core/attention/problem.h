@@ -55,6 +55,7 @@ typedef struct fattni_problem {
 /* One sequence of the batch. Rows i in [0, band.Sq) of it lie at q.p + batch*s[0] + (q0 + i)*s[2]. */
 typedef struct fattni_sequence {
     fattni_band band;
+    int64_t b;        /* its number */
     int64_t batch;    /* index along dimension 0 of q..lse: b, or 0 when packed */
     int64_t q0, k0;   /* first row and key in the buffer */
     int64_t diagonal; /* i' + off - j' = i - j + diagonal: ALiBi's distance */

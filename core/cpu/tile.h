@@ -98,6 +98,15 @@ typedef struct fattni_cpu_kernels {
     /* acc[d][i] -= mean[d] sum_j x[j][i], with rounded x. Only with `round`. */
     void (*remove_mean)(const fattni_tile *t, int64_t columns, const void *mean, const void *pairs, void *acc);
 
+    /* E4M3 (numeric.h), of floats; not of tables with `round`.
+       load_e4m3           out[i][d] = x[i][d]
+       load_e4m3_columns   out[key][d] = x[d][column of that key] (fattn/fp8.h): x begins at key 0, a multiple of 16
+       round_e4m3          64 s[j][i] is rounded to nearest even, where row i sees key j; s is in 0..1 */
+    void (*load_e4m3)(int64_t rows, int64_t columns, const uint8_t *x, int64_t stride, float *out, int64_t pitch);
+    void (*load_e4m3_columns)(int64_t keys, int64_t columns, const uint8_t *x, int64_t stride, float *out,
+                              int64_t pitch);
+    void (*round_e4m3)(const fattni_tile *t, float *s);
+
     /* s[j][i] = sum_d k[j][d] packed[d][i], at least where row i sees key j. */
     void (*scores)(const fattni_tile *t, int64_t columns, const void *k, int64_t stride, const void *packed, void *s);
     /* s = t - slope |i - j + distance| + bias, where row i sees key j. */

@@ -7,8 +7,12 @@
 /* Keys of a partial sum, and what a sequence's columns of v8 are a multiple of. */
 enum { FATTNI_FP8_CHUNK = 128 };
 
-/* Chunks of all keys of dimension 0's one index: a packed sequence b begins at chunk cu_seqlens_k[b] / 128 + b. */
+/* Chunks of all keys of dimension 0's one index: a packed sequence b begins at chunk cu_seqlens_k[b] / 128 + b. At
+   least one. */
 int64_t fattni_fp8_chunks(const fattni_problem *p);
+static inline int64_t fattni_fp8_first_chunk(const fattni_problem *p, const fattni_sequence *s) {
+    return p->packed ? s->k0 / FATTNI_FP8_CHUNK + s->b : 0;
+}
 
 /* Copies in memory that begins at `memory`, and its bytes. Rows of q8 and k8 are padded to multiples of 16 bytes.
    partials: [batch][Hkv][chunk][3][D + Dv], the sum, minimum and maximum of each channel of k, then of v. */

@@ -50,9 +50,8 @@ static void load_rotated(const job *j, const fattni_array *a, const fattni_seque
 
 /* [3][D + Dv] of chunk c of a sequence: sums, minima, maxima. Of the first chunk, once they have been reduced: means
    and what k (once) and v (by channel) are multiplied by. */
-static float *partials_of(const job *j, int64_t b, const fattni_sequence *s, int64_t g, int64_t c) {
-    const int64_t first = j->p->packed ? s->k0 / CHUNK + b : 0;
-    return fattni_at(&j->to->partials, s->batch, g, first + c);
+static float *partials_of(const job *j, const fattni_sequence *s, int64_t g, int64_t c) {
+    return fattni_at(&j->to->partials, s->batch, g, fattni_fp8_first_chunk(j->p, s) + c);
 }
 
 static void add_row(const float *x, int64_t n, float *sum, float *min, float *max) {
@@ -72,7 +71,7 @@ static void sum_chunk(void *arg, int64_t task, int thread) {
     const fattni_sequence s = fattni_sequence_of(p, b);
     const int64_t end = fattni_min((c + 1) * CHUNK, s.band.Sk), all = p->D + p->Dv;
     if (c * CHUNK >= end) return;
-    float *const sum = partials_of(j, b, &s, g, c), *const min = sum + all, *const max = min + all;
+    float *const sum = partials_of(j, &s, g, c), *const min = sum + all, *const max = min + all;
     for (int64_t d = 0; d < all; ++d) sum[d] = 0, min[d] = INFINITY, max[d] = -INFINITY;
     for (int64_t row = c * CHUNK; row < end; ++row) {
         float x[WIDTH];
@@ -93,14 +92,14 @@ static void reduce(void *arg, int64_t task, int thread) {
     float total[2 * WIDTH] = {0}, min[2 * WIDTH], max[2 * WIDTH], k_most = 0;
     for (int64_t d = 0; d < all; ++d) min[d] = INFINITY, max[d] = -INFINITY;
     for (int64_t c = 0; c * CHUNK < s.band.Sk; ++c) {
-        const float *const part = partials_of(j, b, &s, g, c);
+        const float *const part = partials_of(j, &s, g, c);
         for (int64_t d = 0; d < all; ++d) {
             total[d] += part[d];
             min[d] = fminf(min[d], part[all + d]);
             max[d] = fmaxf(max[d], part[2 * all + d]);
         }
     }
-    float *const mean = partials_of(j, b, &s, g, 0), *const inverse = mean + all;
+    float *const mean = partials_of(j, &s, g, 0), *const inverse = mean + all;
     const fattni_fp8 *const to = j->to;
     float *const v_mean = (float *)to->v_mean.p + b * to->v_mean.s[0] + g * to->v_mean.s[1];
     float *const v_scale = (float *)to->v_scale.p + b * to->v_scale.s[0] + g * to->v_scale.s[1];
@@ -130,7 +129,7 @@ static void write_chunk(const job *j, int64_t b, int64_t g, int64_t c) {
     const fattni_sequence s = fattni_sequence_of(p, b);
     const int64_t begin = c * CHUNK, end = fattni_min(begin + CHUNK, s.band.Sk);
     if (begin >= end) return;
-    const float *const mean = partials_of(j, b, &s, g, 0), *const inverse = mean + p->D + p->Dv;
+    const float *const mean = partials_of(j, &s, g, 0), *const inverse = mean + p->D + p->Dv;
     const float *const v_mean = mean + p->D, *const v_inverse = inverse + p->D;
     uint8_t v8[WIDTH][CHUNK];
     memset(v8, 0, (size_t)p->Dv * CHUNK);
@@ -143,7 +142,7 @@ static void write_chunk(const job *j, int64_t b, int64_t g, int64_t c) {
         const int64_t column = column_of(row - begin);
         for (int64_t d = 0; d < p->Dv; ++d) v8[d][column] = fattni_float_to_e4m3((x[d] - v_mean[d]) * v_inverse[d]);
     }
-    const int64_t first = p->packed ? s.k0 / CHUNK + b : 0;
+    const int64_t first = fattni_fp8_first_chunk(p, &s);
     for (int64_t d = 0; d < p->Dv; ++d)
         memcpy((uint8_t *)fattni_at(&j->to->v, s.batch, g, d) + (first + c) * CHUNK, v8[d], CHUNK);
 }
@@ -163,7 +162,7 @@ static void write_rows(const job *j, int64_t b, int64_t h, int64_t block) {
     const fattni_problem *const p = j->p;
     const fattni_sequence s = fattni_sequence_of(p, b);
     const fattni_array *const scale = &j->to->q_scale, *const shift = &j->to->q_shift;
-    const float *const mean = partials_of(j, b, &s, h / p->group, 0);
+    const float *const mean = partials_of(j, &s, h / p->group, 0);
     const int64_t end = fattni_min((block + 1) * ROWS_PER_TASK, s.band.Sq);
     for (int64_t i = block * ROWS_PER_TASK; i < end; ++i) {
         const int64_t row = s.q0 + i;

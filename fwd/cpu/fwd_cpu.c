@@ -1,6 +1,8 @@
 /* Flash attention forward on the CPU in FlashAttention-2's order (Dao 2023): blocks of rows in
    parallel, each once through all keys that it sees; O, max and sum stay in cache. fwd/README.md.
  */
+#include "fwd/cpu/fwd_cpu.h"
+
 #include "fwd/cpu/fwd_parts.h"
 #include "core/attention/kernel.h"
 
@@ -54,7 +56,9 @@ static forward plan_forward(const fattn_ctx *ctx, const fattni_problem *p) {
     f.threads = fattni_min(ctx->cpu_threads, f.planes * f.pieces);
     f.layout = fattni_fwd_lay_out(p, f.k, fattni_clamp(f.grouped, 1, MOST_BLOCKS));
     f.scratch_bytes = f.layout.bytes;
-    if (p->packed || p->seqlens_q.present || p->Sq <= fattni_few_rows(ctx, p)) {
+    if (p->flags & FATTN_FP8) {
+        f.parts.few = -1;
+    } else if (p->packed || p->seqlens_q.present || p->Sq <= fattni_few_rows(ctx, p)) {
         f.parts = fattni_parts_of(ctx, p, 1);
         const size_t bytes = f.parts.bytes + f.parts.state_bytes;
         if (bytes > f.scratch_bytes) f.scratch_bytes = bytes;
@@ -159,17 +163,12 @@ static void run_planes(void *arg, int64_t task, int thread) {
     }
 }
 
-/* Every feature, every dtype. */
-static const char *plan(const fattn_ctx *ctx, const fattni_problem *p, fattni_kernel_plan *out) {
+size_t fattni_fwd_blocks_workspace(const fattn_ctx *ctx, const fattni_problem *p) {
     const forward f = plan_forward(ctx, p);
-    out->workspace = f.shared_bytes + (size_t)f.threads * f.scratch_bytes;
-    out->deterministic = true;
-    snprintf(out->name, sizeof out->name, "fattn_fwd_cpu_%s_%s", f.k->isa, fattn_dtype_name(p->dtype));
-    return NULL;
+    return f.shared_bytes + (size_t)f.threads * f.scratch_bytes;
 }
 
-static fattn_status run(fattn_ctx *ctx, const fattni_problem *p, const fattni_kernel_plan *plan) {
-    (void)plan;
+void fattni_fwd_blocks(const fattn_ctx *ctx, const fattni_problem *p) {
     forward f = plan_forward(ctx, p);
     for (int64_t n = 0; n < f.planes; ++n) {
         counter *const c = counter_of(&f, n);
@@ -177,6 +176,20 @@ static fattn_status run(fattn_ctx *ctx, const fattni_problem *p, const fattni_ke
     }
     const fattni_stage stage = {f.threads, run_planes};
     fattni_cpu_stages(f.threads, f.k, &stage, 1, &f);
+}
+
+/* Every feature, every dtype. */
+static const char *plan(const fattn_ctx *ctx, const fattni_problem *p, fattni_kernel_plan *out) {
+    out->workspace = fattni_fwd_blocks_workspace(ctx, p);
+    out->deterministic = true;
+    snprintf(out->name, sizeof out->name, "fattn_fwd_cpu_%s_%s", fattni_cpu_kernels_of(ctx, p->dtype)->isa,
+             fattn_dtype_name(p->dtype));
+    return NULL;
+}
+
+static fattn_status run(fattn_ctx *ctx, const fattni_problem *p, const fattni_kernel_plan *plan) {
+    (void)plan;
+    fattni_fwd_blocks(ctx, p);
     return FATTN_OK;
 }
 

@@ -1,6 +1,7 @@
 #include "fwd/cpu/fwd_row_block.h"
 
 #include "core/attention/o_rest.h"
+#include "fwd/cpu/fwd_fp8.h"
 
 #include <math.h>
 #include <string.h>
@@ -9,11 +10,13 @@ static size_t bytes_of_o(const fattni_problem *p, const fattni_cpu_kernels *k) {
     return (size_t)fattni_operand_width(k, p->Dv) * fattni_row_bytes(k);
 }
 
+static bool is_fp8(const fattni_problem *p) { return p->flags & FATTN_FP8; }
+
 size_t fattni_fwd_key_bytes(const fattni_problem *p, const fattni_cpu_kernels *k) {
-    return fattni_is_narrow(p) ? FATTNI_TILE_KEYS * fattni_operand_bytes(k, p->D) : 0;
+    return fattni_is_narrow(p) || is_fp8(p) ? FATTNI_TILE_KEYS * fattni_operand_bytes(k, p->D) : 0;
 }
 size_t fattni_fwd_value_bytes(const fattni_problem *p, const fattni_cpu_kernels *k) {
-    return fattni_is_narrow(p) ? FATTNI_TILE_KEYS * fattni_operand_bytes(k, p->Dv) : 0;
+    return fattni_is_narrow(p) || is_fp8(p) ? FATTNI_TILE_KEYS * fattni_operand_bytes(k, p->Dv) : 0;
 }
 
 fattni_fwd_layout fattni_fwd_lay_out(const fattni_problem *p, const fattni_cpu_kernels *k, int64_t blocks) {
@@ -28,7 +31,7 @@ fattni_fwd_layout fattni_fwd_lay_out(const fattni_problem *p, const fattni_cpu_k
     const bool gathers = p->page && p->page < FATTNI_TILE_KEYS;
     const size_t gathered = (size_t)(FATTNI_TILE_KEYS * (p->D + p->Dv)) * fattn_dtype_size(p->dtype);
     l.gathered = fattni_append(&l.bytes, gathers ? gathered : 0);
-    l.o_rows = fattni_append(&l.bytes, p->o.dtype != (int32_t)k->dtype ? (size_t)p->Dv * row : 0);
+    l.o_rows = fattni_append(&l.bytes, p->o.dtype != (int32_t)k->dtype || is_fp8(p) ? (size_t)p->Dv * row : 0);
     l.rounded = fattni_append(&l.bytes, k->round ? FATTNI_PAIRS_BYTES : 0);
     const size_t shared = l.bytes;
     l.q = fattni_append(&l.bytes, (size_t)k->rows * fattni_operand_bytes(k, p->D));
@@ -70,6 +73,10 @@ static void *rows_at(const fattni_fwd_rows *r, const fattni_array *a) {
 }
 
 void fattni_fwd_load_q(const fattni_fwd_rows *r) {
+    if (is_fp8(r->p)) {
+        fattni_fwd_fp8_load_q(r);
+        return;
+    }
     const fattni_array *const q = &r->p->q;
     r->k->load_packed(r->rows, r->p->D, (fattn_dtype)q->dtype, rows_at(r, q), q->s[2], r->q);
 }
@@ -104,7 +111,10 @@ static double weight(double part, double larger) {
     return part == larger ? 1 : exp(part - larger);
 }
 
-static bool starts_from_nothing(const fattni_problem *p) { return !p->sink.present && !(p->flags & FATTN_MERGE); }
+/* Scores of 8-bit copies lack q.mean(k): their sink comes last. */
+static bool starts_from_nothing(const fattni_problem *p) {
+    return is_fp8(p) || (!p->sink.present && !(p->flags & FATTN_MERGE));
+}
 
 void fattni_fwd_start(const fattni_fwd_rows *r) {
     const fattni_problem *const p = r->p;
@@ -157,6 +167,7 @@ fattni_fwd_keys fattni_fwd_loaded_keys(const fattni_problem *p, const fattni_cpu
 
 fattni_fwd_keys fattni_fwd_load_keys(const fattni_problem *p, const fattni_cpu_kernels *k, const fattni_sequence *seq,
                                      int64_t g, fattni_range keys, const fattni_fwd_room *room) {
+    if (is_fp8(p)) return fattni_fwd_fp8_load_keys(p, k, seq, g, keys, room);
     const fattni_fwd_keys rows = fattni_fwd_find_keys(p, seq, g, keys, room->gathered);
     const fattni_fwd_keys copy = fattni_fwd_loaded_keys(p, k, room);
     const int64_t count = keys.end - keys.begin;
@@ -178,6 +189,7 @@ void fattni_fwd_tile(const fattni_fwd_rows *r, fattni_range keys, const fattni_f
         fattni_keep_mask(&at, r->extra);
         r->k->multiply(&at.tile, r->extra, r->s);
     }
+    if (is_fp8(p)) r->k->round_e4m3(&at.tile, r->s);
     if (r->k->round) r->k->round(&at.tile, r->s, r->rounded, NULL);
     r->k->add_keys(&at.tile, p->Dv, at.value, at.value_stride, r->k->round ? r->rounded : r->s, r->decay, r->o);
 }
@@ -198,6 +210,10 @@ static void store_o_rest(const fattni_fwd_rows *r) {
 void fattni_fwd_finish(const fattni_fwd_rows *r) {
     const fattni_problem *const p = r->p;
     const fattn_dtype type = r->k->dtype;
+    if (is_fp8(p)) {
+        fattni_fwd_fp8_finish(r);
+        return;
+    }
     const bool fresh = starts_from_nothing(p);
     void *const inverse = r->decay;
     for (int64_t i = 0; i < r->rows; ++i) {

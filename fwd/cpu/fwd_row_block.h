@@ -13,17 +13,18 @@ typedef struct fattni_fwd_keys {
 
 /* Scratch for a tile of them. */
 typedef struct fattni_fwd_room {
-    void *key, *value; /* operands of 16-bit inputs */
+    void *key, *value; /* operands of 16-bit inputs and 8-bit copies */
     void *gathered;    /* rows from several pages, as they are */
 } fattni_fwd_room;
 
+/* Of a tile of K and V that is copied, 16-bit inputs and 8-bit copies; else 0. */
 size_t fattni_fwd_key_bytes(const fattni_problem *p, const fattni_cpu_kernels *k);
 size_t fattni_fwd_value_bytes(const fattni_problem *p, const fattni_cpu_kernels *k);
 /* These keys, of one tile, and their values: where the caller has them, or in `gathered` when that is in several
    pages. */
 fattni_fwd_keys fattni_fwd_find_keys(const fattni_problem *p, const fattni_sequence *seq, int64_t g, fattni_range keys,
                                      void *gathered);
-/* The same as operands: 16-bit inputs are copied into the room. */
+/* The same as operands: 16-bit inputs and 8-bit copies are copied into the room. */
 fattni_fwd_keys fattni_fwd_load_keys(const fattni_problem *p, const fattni_cpu_kernels *k, const fattni_sequence *seq,
                                      int64_t g, fattni_range keys, const fattni_fwd_room *room);
 /* Operands that were copied there before. */
@@ -34,9 +35,9 @@ fattni_fwd_keys fattni_fwd_loaded_keys(const fattni_problem *p, const fattni_cpu
 typedef struct fattni_fwd_layout {
     size_t s, decay;       /* S^T [keys]; the factor of the sums so far (tile.h, softmax) */
     size_t extra;          /* for a bias, then for a dropout mask */
-    size_t key, value;     /* 16-bit inputs: fattni_fwd_room of a tile */
+    size_t key, value;     /* 16-bit inputs, 8-bit copies: fattni_fwd_room of a tile */
     size_t gathered;       /* pages shorter than a tile: its rows of K, then of V */
-    size_t o_rows;         /* for an o of 16 bits: O, [row][Dv] floats */
+    size_t o_rows;         /* for an o of 16 bits, and of 8-bit copies: O, [row][Dv] floats */
     size_t rounded;        /* P^T as an operand, where products take BF16 */
     size_t q, o, max, sum; /* Q^T [D], O^T [Dv], the online softmax in units of S: of block 0, */
     size_t block;          /* of the next one that many bytes further */
@@ -72,7 +73,7 @@ void fattni_fwd_tile(const fattni_fwd_rows *r, fattni_range keys, const fattni_f
    -inf. Overwrites O^T. */
 void fattni_fwd_finish(const fattni_fwd_rows *r);
 
-/* The rows of p->q into Q^T. */
+/* The rows of p->q, or of its 8-bit copy, into Q^T. */
 void fattni_fwd_load_q(const fattni_fwd_rows *r);
 
 #endif
