@@ -16,26 +16,47 @@ bool fattni_sm90_maps_inputs(const fattni_problem *p) {
            fattni_sm90_maps(&p->k, p->D) && fattni_sm90_maps(&p->v, p->Dv);
 }
 
-fattn_status fattni_sm90_map(fattn_ctx *ctx, const fattni_array *a, fattn_dtype dtype, int64_t width, int box,
-                             CUtensorMap *map, fattni_map_step *step) {
+/* How a map reads elements. */
+typedef struct element {
+    CUtensorMapDataType type;
+    int64_t bytes;
+} element;
+
+static fattn_status encode(fattn_ctx *ctx, const fattni_array *a, element e, int64_t width, int columns, int rows,
+                           CUtensorMap *map, fattni_map_step *step) {
     step->head = a->s[1] != 0;
     step->batch = a->s[0] != 0;
     const cuuint64_t extent[4] = {(cuuint64_t)width, (cuuint64_t)a->n[2], (cuuint64_t)(step->head ? a->n[1] : 1),
                                   (cuuint64_t)(step->batch ? a->n[0] : 1)};
-    const int64_t row = a->s[2] ? a->s[2] : fattni_round_up(width, 8); /* one row */
-    const cuuint64_t stride[3] = {(cuuint64_t)row * 2, (cuuint64_t)(step->head ? a->s[1] : row) * 2,
-                                  (cuuint64_t)(step->batch ? a->s[0] : row) * 2};
-    const cuuint32_t boxes[4] = {64, (cuuint32_t)box, 1, 1}, unit[4] = {1, 1, 1, 1};
-    const CUresult result = ctx->gpu.driver->encode(
-        map, dtype == FATTN_BF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 4, a->p, extent,
-        stride, boxes, unit, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-        CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    const int64_t row = a->s[2] ? a->s[2] : fattni_round_up(width, 16 / e.bytes); /* one row */
+    const cuuint64_t stride[3] = {(cuuint64_t)(row * e.bytes), (cuuint64_t)((step->head ? a->s[1] : row) * e.bytes),
+                                  (cuuint64_t)((step->batch ? a->s[0] : row) * e.bytes)};
+    const cuuint32_t boxes[4] = {(cuuint32_t)columns, (cuuint32_t)rows, 1, 1}, unit[4] = {1, 1, 1, 1};
+    const int64_t span = columns * e.bytes; /* of the swizzle */
+    const CUresult result =
+        ctx->gpu.driver->encode(map, e.type, 4, a->p, extent, stride, boxes, unit, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                                span == 128  ? CU_TENSOR_MAP_SWIZZLE_128B
+                                : span == 64 ? CU_TENSOR_MAP_SWIZZLE_64B
+                                             : CU_TENSOR_MAP_SWIZZLE_32B,
+                                CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     if (result == CUDA_SUCCESS) return FATTN_OK;
     return fattn_ctx_fail(ctx, FATTN_E_CUDA,
                           "cuTensorMapEncodeTiled: result %d for extents %lld, %lld, %lld, %lld and "
                           "strides of %lld, %lld, %lld bytes",
                           (int)result, (long long)extent[0], (long long)extent[1], (long long)extent[2],
                           (long long)extent[3], (long long)stride[0], (long long)stride[1], (long long)stride[2]);
+}
+
+fattn_status fattni_sm90_map(fattn_ctx *ctx, const fattni_array *a, fattn_dtype dtype, int64_t width, int box,
+                             CUtensorMap *map, fattni_map_step *step) {
+    const element e = {dtype == FATTN_BF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 2};
+    return encode(ctx, a, e, width, 64, box, map, step);
+}
+
+fattn_status fattni_sm90_map_codes(fattn_ctx *ctx, const fattni_array *a, int64_t width, int columns, int rows,
+                                   CUtensorMap *map, fattni_map_step *step) {
+    const element e = {CU_TENSOR_MAP_DATA_TYPE_UINT8, 1};
+    return encode(ctx, a, e, width, columns, rows, map, step);
 }
 
 bool fattni_sm90_counts(int64_t blocks, int64_t planes) { return blocks * planes <= 1 << 28; }

@@ -15,6 +15,9 @@ bool fattni_sm90_maps_inputs(const fattni_problem *p);
    context (fattni_cuda_enter). */
 fattn_status fattni_sm90_map(fattn_ctx *ctx, const fattni_array *a, fattn_dtype dtype, int64_t width, int box,
                              CUtensorMap *map, fattni_map_step *step);
+/* The same of E4M3 codes, whose boxes have `columns` columns, 128, 64 or 32, and the swizzle of that size. */
+fattn_status fattni_sm90_map_codes(fattn_ctx *ctx, const fattni_array *a, int64_t width, int columns, int rows,
+                                   CUtensorMap *map, fattni_map_step *step);
 /* Tiles, blocks and planes of a call with `blocks` blocks in each of `planes` (b, h); the caller sets next_tile. */
 fattni_sm90_schedule fattni_sm90_schedule_of(int64_t blocks, int64_t planes, int64_t head_group);
 /* Whether their numbers fit 32 bits. */

@@ -25,6 +25,11 @@ DEVICE uint64_t operand_descriptor(uint32_t address, uint32_t panel) {
     const uint32_t low = ((address & 0x3FFFF) >> 4) | (panel >> 4) << 16;
     return (uint64_t)(1024 >> 4 | 1u << 30) << 32 | low;
 }
+/* The same of a K-major operand whose rows have 128, 64 or 32 bytes, with the swizzle of that size. */
+DEVICE uint64_t row_descriptor(uint32_t address, int row) {
+    const uint32_t mode = row == 128 ? 1 : row == 64 ? 2 : 3;
+    return (uint64_t)(8u * (uint32_t)row >> 4 | mode << 30) << 32 | (address & 0x3FFFF) >> 4;
+}
 /* 16 `step` columns, or rows, further in an operand, in the descriptor's units. `rows` of its tile. */
 DEVICE uint32_t advance_columns(int step, int rows) { return (uint32_t)((step / 4) * (rows * 8) + (step % 4) * 2); }
 DEVICE uint32_t advance_rows(int step) { return (uint32_t)step * 128; }

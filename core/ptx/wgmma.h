@@ -7,6 +7,9 @@
    wgmma_st_nN      A and B from shared memory, A K-major, B MN-major
    wgmma_tt_nN      A and B from shared memory, both MN-major
    wgmma_KK_new_nN  D = A B, KK one of the above: D is output only, so its old values need no registers
+   wgmma_f8_ss_nN   E4M3 operands, A[64,32] B[32,N], both K-major in shared memory
+   wgmma_f8_rs_nN   the same with A from registers: thread x has in a[0] row 16w + g, columns 4t to 4t + 3, in a[1] those
+                    of row 16w + g + 8, in a[2] and a[3] the same rows' columns 16 + 4t to 16 + 4t + 3
 
    Thread x of the warpgroup, with warp w = x/32, g = x%32/4, t = x%4, holds in d[4i .. 4i+3] row 16w + g,
    columns 8i + 2t, 8i + 2t + 1, and the same of row 16w + g + 8. `accumulate` 0: D = A B.
@@ -87,6 +90,21 @@
                      : C##R                                                                                            \
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));                           \
     }
+#define WGMMA_F8(N, R, W, X, Y, Z, U, V)                                                                               \
+    static __device__ __forceinline__ void wgmma_f8_ss_n##N(float *d, uint64_t a, uint64_t b, int accumulate) {        \
+        asm volatile("{.reg .pred p;\nsetp.ne.b32 p, %" #Y ", 0;\n"                                                    \
+                     "wgmma.mma_async.sync.aligned.m64n" #N "k32.f32.e4m3.e4m3 {" T##R "}, %" #W ", %" #X              \
+                                                                                       ", p, 1, 1;}"                   \
+                     : C##R                                                                                            \
+                     : "l"(a), "l"(b), "r"(accumulate));                                                               \
+    }                                                                                                                  \
+    static __device__ __forceinline__ void wgmma_f8_rs_n##N(float *d, const uint32_t *a, uint64_t b, int accumulate) { \
+        asm volatile("{.reg .pred p;\nsetp.ne.b32 p, %" #V ", 0;\n"                                                    \
+                     "wgmma.mma_async.sync.aligned.m64n" #N "k32.f32.e4m3.e4m3 {" T##R                                 \
+                     "}, {%" #W ", %" #X ", %" #Y ", %" #Z "}, %" #U ", p, 1, 1;}"                                     \
+                     : C##R                                                                                            \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));                           \
+    }
 #define WGMMA(N, R, W, X, Y, Z, U, V)                                                                                  \
     WGMMA_SHARED(ss, 0, 0, N, R, W, X, Y)                                                                              \
     WGMMA_SHARED(st, 0, 1, N, R, W, X, Y)                                                                              \
@@ -102,8 +120,13 @@ WGMMA(80, 40, 40, 41, 42, 43, 44, 45)
 WGMMA(96, 48, 48, 49, 50, 51, 52, 53)
 WGMMA(128, 64, 64, 65, 66, 67, 68, 69)
 WGMMA(256, 128, 128, 129, 130, 131, 132, 133)
+WGMMA_F8(64, 32, 32, 33, 34, 35, 36, 37)
+WGMMA_F8(96, 48, 48, 49, 50, 51, 52, 53)
+WGMMA_F8(128, 64, 64, 65, 66, 67, 68, 69)
+WGMMA_F8(256, 128, 128, 129, 130, 131, 132, 133)
 
 #undef WGMMA
+#undef WGMMA_F8
 #undef WGMMA_SHARED
 #undef WGMMA_NEW
 #undef WGMMA_REGISTERS

@@ -7,14 +7,22 @@
 /* Rows of one load of Q: above head_dim 128 those of one consumer warpgroup. */
 #define FATTNI_FWD_SM90_Q_ROWS(D, BM) ((D) > 128 ? 64 : (BM))
 
+/* FATTN_FP8: scales of the copies (include/fattn/fp8.h), all F32. */
+typedef struct fattni_f8_args {
+    fattni_view q_scale, q_shift; /* per row */
+    fattni_view k_scale;          /* per key head */
+    fattni_view v_scale, v_mean;  /* per channel of a key head */
+} fattni_f8_args;
+
 typedef struct fattni_fwd_sm90_args {
     CUtensorMap q, k, v, o; /* {d, row, head, batch}, boxes of 64 columns; o: of the 16 rows of a warp */
     fattni_attention_args a;
     fattni_sm90_schedule schedule;
     fattni_map_step q_step, k_step, v_step, o_step;
-    int32_t o_by_tma; /* whether O has a map */
-    float scale_log2; /* scale times log2 e: read from constant memory, it takes no register */
-    uint32_t zero;    /* 0, which the compiler does not know (fwd_sm90.cuh) */
+    int32_t o_by_tma;  /* whether O has a map */
+    float scale_log2;  /* scale times log2 e: read from constant memory, it takes no register */
+    uint32_t zero;     /* 0, which the compiler does not know (fwd_sm90.cuh) */
+    fattni_f8_args f8; /* zero for other kernels */
 } fattni_fwd_sm90_args;
 
 #endif

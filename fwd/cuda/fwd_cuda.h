@@ -1,9 +1,12 @@
-/* The steps of the CUDA row of the forward table, for tests. */
+/* The CUDA row of the forward table, for the row of FATTN_FP8, and its steps, for tests. */
 #ifndef FATTNI_FWD_CUDA_FWD_CUDA_H
 #define FATTNI_FWD_CUDA_FWD_CUDA_H
 
+#include "core/attention/kernel.h"
 #include "core/cuda/kernels.h"
 #include "fwd/cuda/fwd_args.h"
+
+extern const fattni_kernel fattni_fwd_cuda;
 
 /* The first kernel of fwd_kernels.def that supports the call, or NULL. */
 const fattni_cuda_kernel *fattni_fwd_cuda_choose(const fattn_ctx *ctx, const fattni_problem *p);

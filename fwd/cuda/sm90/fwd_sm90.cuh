@@ -33,7 +33,13 @@
    Softcap     of small scores: a polynomial whose last multiplication is the exponent's multiply-add; otherwise, and
                beside other terms, general_scores.
 
+   F8          operands are E4M3 codes (fwd_sm90_f8.cuh, fwd_sm90_scales.cuh): half the bytes, V transposed by the
+               quantiser, a scale per row of Q. A second warp of the producer loads scales.
+
    Instances: fwd_kernels.def. Macros in: cmake/instance.cu.in. */
+#ifndef F8
+#define F8 0 /* E4M3 operands: fwd_sm90_f8.cuh */
+#endif
 #define HAS_BIAS (K_D <= 128)
 #include "core/device/describe.cuh"
 #include "fwd/cuda/fwd_args.h"
@@ -49,17 +55,22 @@ enum {
     CAUSAL = K_VARIANT == FATTNI_VARIANT_CAUSAL || K_VARIANT == FATTNI_VARIANT_SHORT,
     BANDS = K_VARIANT >= FATTNI_VARIANT_BANDED,
     GENERAL = K_VARIANT == FATTNI_VARIANT_GENERAL,
-    COUNTED = CAUSAL || BANDS, /* tiles come from the counter */
-    PANELS = (D + 63) / 64,
+    COUNTED = CAUSAL || BANDS,      /* tiles come from the counter */
+    PANELS = (D + 63) / 64,         /* of O */
+    ROW = F8 && D < 128 ? D : 128,  /* bytes of a row of a panel of Q and K */
+    INPUTS = F8 ? D / ROW : PANELS, /* panels of Q and K, */
+    COLUMNS = F8 ? ROW : 64,        /* their columns */
+    STEP = F8 ? 32 : 16,            /* depth of a product */
     Q_STAGES = D > 128 ? 1 : 2,
     KV_STAGES = 2,
     Q_BY_PANELS = Q_STAGES == 1 && !GENERAL, /* a barrier for each panel of Q; general has no registers for that */
-    ROWS_TOGETHER = D <= 64,                 /* softmax of both rows at once: P V of the block before is over by then */
-    PRODUCTS_TOGETHER = D > 128, /* S and P V are issued without a pause in between: they fill the time of a block */
+    ROWS_TOGETHER = D <= (F8 ? 128 : 64),    /* softmax of both rows at once: P V of the block before is over by then */
+    PRODUCTS_TOGETHER =
+        D > 128 && !F8, /* S and P V are issued without a pause in between: they fill the time of a block */
     Q_ROWS = FATTNI_FWD_SM90_Q_ROWS(D, BM), /* of one load */
-    Q_BYTES = PANELS * BM * 128,
-    KV_BYTES = PANELS * BN * 128,
-    STAGED_O = D <= 128 || BN <= 64, /* O is stored through shared memory; otherwise that is full */
+    Q_BYTES = INPUTS * BM * ROW,
+    KV_BYTES = INPUTS * BN * ROW,
+    STAGED_O = D <= 128 || BN <= 64 || F8, /* O is stored through shared memory; otherwise that is full */
     O_PARTS = D > 128 ? 2 : 1,
     O_PANELS = PANELS / O_PARTS,   /* parts of O go through its buffer one after the other */
     O_BYTES = O_PANELS * 16 * 128, /* of a warp */
@@ -68,9 +79,10 @@ enum {
 
 /* Named barriers; 0 is __syncthreads. Each consumer has its own, at + consumer. ORDER_BARRIER is the warpgroup order
    barrier: a consumer waits at its own before it issues its products, and arrives at the next one's afterwards.
-   TAIL_BARRIER: all threads of the consumer have cleared their part of V. */
-enum named_barrier { ORDER_BARRIER = 1, TAIL_BARRIER = 4 };
-enum { ORDER_THREADS = 2 * 128, TAIL_THREADS = 128 };
+   TAIL_BARRIER: all threads of the consumer have cleared their part of V. ANNOUNCED_BARRIER, one for even and one for odd
+   tiles: the producer's first warp has announced a tile to its second one. */
+enum named_barrier { ORDER_BARRIER = 1, TAIL_BARRIER = 4, ANNOUNCED_BARRIER = 8 };
+enum { ORDER_THREADS = 2 * 128, TAIL_THREADS = 128, ANNOUNCED_THREADS = 64 };
 static_assert(CONSUMERS <= TAIL_BARRIER - ORDER_BARRIER, "named barriers");
 
 /* A tile as the producer announces it to the consumers. */
@@ -79,6 +91,8 @@ typedef struct __align__(32) tile_slot {
     int first, Sq, Sk, q0; /* BANDS: its first block; of its sequence */
 }
 tile_slot;
+
+#include "fwd/cuda/sm90/fwd_sm90_scales.cuh"
 
 /* Tiles of Q, K, V and O are panels of 64 columns (core/device/sm90_tile.cuh). Q has two barriers of each kind: for its
    two stages or, where it has one stage, for the rows of the two consumers. */
@@ -91,6 +105,7 @@ typedef struct shared_memory {
     tile_slot tiles[TILE_SLOTS];
     int64_t lse[TILE_SLOTS]; /* element of lse at which the tile's rows begin */
     float shifts[BM];        /* what a row's scores are relative to (shift_row) */
+    tile_scales scales[F8 ? TILE_SLOTS : 0];
 } shared_memory;
 enum { SHARED_BYTES = sizeof(shared_memory) };
 static_assert(BM == 64 * CONSUMERS && BN % 16 == 0 && D % 16 == 0, "tile shape");
@@ -102,8 +117,6 @@ static_assert(SHARED_BYTES <= 227 * 1024, "shared memory");
 /* Scores of rows without shifts are relative to 0. Where such a row's maximum, in units of log2, is beyond this, floats
    are 32 apart, and the exponents of its P might be off by as much: O and L become NaN (NUMERICS.md). */
 #define LARGEST_MAX 268435456.0f
-
-#include "fwd/cuda/sm90/fwd_sm90_general.cuh"
 
 /* Addresses of mbarriers. kv counts key blocks over all tiles; `part` of Q is a stage or, where it has one stage, the
    rows of a consumer. */
@@ -172,31 +185,37 @@ DEVICE void broadcast_tile(tile *t, sequence *s) {
 
 /* Coordinates of a block of K and V in their tensor maps. */
 typedef struct key_location {
-    int row, k_head, k_batch, v_head, v_batch;
+    int row, k_head, k_batch, v_row, v_head, v_batch; /* v_row: with F8 a column of V^T */
 } key_location;
 
 DEVICE void load_k(const fattni_fwd_sm90_args *p, uint32_t shared, uint32_t kv, const key_location *at) {
     mbarrier_wait(k_empty(shared, kv), kv_parity(kv) ^ 1);
     if (!is_leader()) return;
     mbarrier_expect(k_full(shared, kv), KV_BYTES);
-    load_panels(ELEMENT_ADDRESS(shared, k, kv % KV_STAGES), &p->k, k_full(shared, kv), PANELS, BN, at->row, at->k_head,
-                at->k_batch);
+    for (int x = 0; x < INPUTS; ++x)
+        tma_load(ELEMENT_ADDRESS(shared, k, kv % KV_STAGES) + x * BN * ROW, &p->k, k_full(shared, kv), COLUMNS * x,
+                 at->row, at->k_head, at->k_batch);
 }
 DEVICE void load_v(const fattni_fwd_sm90_args *p, uint32_t shared, uint32_t kv, const key_location *at) {
     mbarrier_wait(v_empty(shared, kv), kv_parity(kv) ^ 1);
     if (!is_leader()) return;
     mbarrier_expect(v_full(shared, kv), KV_BYTES);
-    load_panels(ELEMENT_ADDRESS(shared, v, kv % KV_STAGES), &p->v, v_full(shared, kv), PANELS, BN, at->row, at->v_head,
-                at->v_batch);
+    const uint32_t to = ELEMENT_ADDRESS(shared, v, kv % KV_STAGES);
+    if (F8)
+        for (int x = 0; x < BN / V_COLUMNS; ++x)
+            tma_load(to + x * D * V_COLUMNS, &p->v, v_full(shared, kv), at->v_row + x * V_COLUMNS, 0, at->v_head,
+                     at->v_batch);
+    else
+        load_panels(to, &p->v, v_full(shared, kv), PANELS, BN, at->v_row, at->v_head, at->v_batch);
 }
 
 /* By lane 0. */
 DEVICE void load_q(const fattni_fwd_sm90_args *p, uint32_t shared, int part, int row, int head, int batch) {
-    const uint32_t to = MEMBER_ADDRESS(shared, q) + part * (Q_STAGES > 1 ? Q_BYTES : Q_ROWS * 128);
-    for (int x = 0; x < PANELS; ++x) {
+    const uint32_t to = MEMBER_ADDRESS(shared, q) + part * (Q_STAGES > 1 ? Q_BYTES : Q_ROWS * ROW);
+    for (int x = 0; x < INPUTS; ++x) {
         const uint32_t full = Q_BY_PANELS ? q_panel_full(shared, part, x) : q_full(shared, part);
-        if (Q_BY_PANELS || x == 0) mbarrier_expect(full, (Q_BY_PANELS ? 1 : PANELS) * Q_ROWS * 128);
-        tma_load(to + x * BM * 128, &p->q, full, 64 * x, row, head, batch);
+        if (Q_BY_PANELS || x == 0) mbarrier_expect(full, (Q_BY_PANELS ? 1 : INPUTS) * Q_ROWS * ROW);
+        tma_load(to + x * BM * ROW, &p->q, full, COLUMNS * x, row, head, batch);
     }
 }
 
@@ -204,7 +223,7 @@ DEVICE void load_q(const fattni_fwd_sm90_args *p, uint32_t shared, int part, int
    softmax: so it is brought to L2 before. By lane 0. */
 DEVICE void prefetch_q(const fattni_fwd_sm90_args *p, int row, int head, int batch) {
     for (int y = 0; y < BM; y += Q_ROWS)
-        for (int x = 0; x < PANELS; ++x) tma_prefetch(&p->q, 64 * x, row + y, head, batch);
+        for (int x = 0; x < INPUTS; ++x) tma_prefetch(&p->q, COLUMNS * x, row + y, head, batch);
 }
 
 /* The number of the tile after `number`, in lane 0. */
@@ -218,7 +237,7 @@ DEVICE int next_number(const fattni_fwd_sm90_args *p, int number) {
 DEVICE void produce(const fattni_fwd_sm90_args *p, uint32_t shared, shared_memory *smem) {
     int number = (int)blockIdx.x;
     uint32_t kv = 0; /* key blocks loaded */
-    key_location last = {0, 0, 0, 0, 0};
+    key_location last = {0, 0, 0, 0, 0, 0};
     for (int n = 0;; ++n) {
         if (Q_STAGES > 1) mbarrier_wait(q_empty(shared, part_of(n, 0)), q_parity(n) ^ 1);
         sequence s = whole_sequence(&p->a, 0, CAUSAL);
@@ -234,8 +253,12 @@ DEVICE void produce(const fattni_fwd_sm90_args *p, uint32_t shared, shared_memor
             if (kv > 0) load_v(p, shared, kv - 1, &last);
             if (t.blocks) {
                 broadcast_tile(&t, &s);
-                const key_location first = {s.k0 + (t.first + t.blocks - 1) * BN, t.h / p->a.group * p->k_step.head,
-                                            s.batch * p->k_step.batch, 0, 0};
+                const key_location first = {s.k0 + (t.first + t.blocks - 1) * BN,
+                                            t.h / p->a.group * p->k_step.head,
+                                            s.batch * p->k_step.batch,
+                                            0,
+                                            0,
+                                            0};
                 load_k(p, shared, kv, &first);
             }
         }
@@ -245,6 +268,7 @@ DEVICE void produce(const fattni_fwd_sm90_args *p, uint32_t shared, shared_memor
         }
         if (BANDS) __syncwarp(); /* otherwise the compiler assumes divergence from here on */
         broadcast_tile(&t, &s);
+        if (F8) named_barrier_arrive(ANNOUNCED_BARRIER + n % 2, ANNOUNCED_THREADS);
         for (int y = 0; y < BM; y += Q_ROWS) {
             const int part = part_of(n, y / Q_ROWS);
             if (Q_STAGES == 1) mbarrier_wait(q_empty(shared, part), q_parity(n) ^ 1);
@@ -255,7 +279,11 @@ DEVICE void produce(const fattni_fwd_sm90_args *p, uint32_t shared, shared_memor
         }
         if (t.blocks == 0) break;
         const int g = t.h / p->a.group, rightmost = t.first + t.blocks - 1;
-        key_location at = {s.k0 + rightmost * BN, g * p->k_step.head, s.batch * p->k_step.batch, g * p->v_step.head,
+        key_location at = {s.k0 + rightmost * BN,
+                           g * p->k_step.head,
+                           s.batch * p->k_step.batch,
+                           (F8 && BANDS && p->a.cu_seqlens_k.p ? first_column(s.k0, t.b) : s.k0) + rightmost * BN,
+                           g * p->v_step.head,
                            s.batch * p->v_step.batch};
         int next = 0;
         for (int j = rightmost; j >= t.first; --j, ++kv) {
@@ -264,11 +292,26 @@ DEVICE void produce(const fattni_fwd_sm90_args *p, uint32_t shared, shared_memor
             if (!loaded) load_k(p, shared, kv, &at);
             if (kv > 0 && !loaded) load_v(p, shared, kv - 1, &last);
             last = at;
-            at.row -= BN;
+            at.row -= BN, at.v_row -= BN;
         }
         number = from_leader(next);
     }
     if (Q_STAGES > 1 && kv > 0) load_v(p, shared, kv - 1, &last);
+}
+
+/* The scales of the same tiles, by the next warp: so that the loads of K and V do not wait for it. It counts on q_full,
+   too, which keeps it at most one tile behind. */
+DEVICE void produce_scales(const fattni_fwd_sm90_args *p, uint32_t shared, shared_memory *smem) {
+    for (int n = 0;; ++n) {
+        named_barrier_sync(ANNOUNCED_BARRIER + n % 2, ANNOUNCED_THREADS);
+        const tile t = read_tile(slot_of(smem, n));
+        if (t.blocks) {
+            const sequence s = read_sequence(&p->a, slot_of(smem, n), t.b);
+            load_scales(p, &smem->scales[n % TILE_SLOTS], &s, t.b, t.h, t.i0);
+        }
+        for (int y = 0; y < BM; y += Q_ROWS) cp_async_arrive(q_full(shared, part_of(n, y / Q_ROWS)));
+        if (t.blocks == 0) break;
+    }
 }
 
 /* ---- consumers ---- */
@@ -294,18 +337,19 @@ typedef struct row_state {
 DEVICE void scores(float s[BN / 2], uint64_t q, uint64_t k, int add, uint32_t shared, int part, uint32_t parity,
                    int await) {
 #pragma unroll
-    for (int e = 0; e < D / 16; ++e) {
+    for (int e = 0; e < D / STEP; ++e) {
         if (Q_BY_PANELS && e > 0 && e % 4 == 0) {
             if (await) mbarrier_wait(q_panel_full(shared, part, e / 4), parity);
             wgmma_fence();
         }
-        PASTE(wgmma_ss_n, K_BN)(s, q + advance_columns(e, BM), k + advance_columns(e, BN), e > 0 ? 1 : add);
+        PASTE(PRODUCT(ss), K_BN)(s, q + advance_columns(e, BM), k + advance_columns(e, BN), e > 0 ? 1 : add);
     }
 }
 /* O (+)= P V. */
-DEVICE void accumulate(float o[D / 2], const uint32_t p[BN / 4], uint64_t v, int add) {
+DEVICE void accumulate(float o[D / 2], const uint32_t p[P_WORDS], uint64_t v, int add) {
 #pragma unroll
-    for (int e = 0; e < BN / 16; ++e) PASTE(wgmma_rs_n, K_D)(o, p + 4 * e, v + advance_rows(e), e > 0 ? 1 : add);
+    for (int e = 0; e < BN / STEP; ++e)
+        PASTE(PRODUCT(rs), K_D)(o, p + 4 * e, v + (F8 ? advance_keys(e) : advance_rows(e)), e > 0 ? 1 : add);
 }
 
 /* Masked scores become -inf. Column 8i + e of the thread is visible to its first row where low <= 8i + e <= high, to
@@ -350,6 +394,7 @@ enum softmax_path { FAST_PATH, EXACT_PATH, CAPPED_PATH };
 /* Score x of row e in units of log2. */
 DEVICE float log2_score(float x, const logit_scale *logits, int e, enum softmax_path path) {
     if (path == CAPPED_PATH) return __fmul_rn(x, cap_factor(x, logits));
+    if (F8) return __fmul_rn(x, logits->row_unit[e]);
     return GENERAL ? fmaf(x, logits->unit, logits->base[e]) : __fmul_rn(x, logits->unit);
 }
 /* m of row e becomes the maximum of m and `high`, which is the same in the lane quad. */
@@ -363,18 +408,18 @@ DEVICE void update_max(row_state *r, float high, int e, enum softmax_path path) 
    of its P would show in O, and P = 1 has none. And P must stay in the range of F16. */
 #define DOMINANT 0.25f
 DEVICE float rescale_threshold(const row_state *r) {
-    return fminf(fmaxf(log2_approx(DOMINANT * fminf(r->l[0], r->l[1])), 0.0f), 8.0f);
+    return fminf(fmaxf(log2_approx(DOMINANT * fminf(r->l[0], r->l[1])) - P_LOG2, 0.0f), F8 ? P_SLACK : 8.0f);
 }
 
 /* Row e of the scores becomes P. */
 DEVICE void exponentials(float s[BN / 2], row_state *r, const logit_scale *logits, int e, enum softmax_path path) {
     const float m = path == EXACT_PATH && r->m[e] == -INFINITY ? 0.0f : r->m[e];
-    const float base = GENERAL ? logits->base[e] - m : -m;
+    const float base = GENERAL ? logits->base[e] - m : F8 ? P_LOG2 - m : -m;
     float sum[2] = {0.0f, 0.0f};
 #pragma unroll
     for (int n = 0; n < BN / 4; ++n) {
         float *const x = s + n / 2 * 4 + 2 * e + n % 2;
-        *x = exp2_approx(fmaf(*x, path == CAPPED_PATH ? cap_factor(*x, logits) : logits->unit, base));
+        *x = exp2_approx(fmaf(*x, path == CAPPED_PATH ? cap_factor(*x, logits) : unit_of(logits, e), base));
         sum[n % 2] += *x;
     }
     r->l[e] += sum[0] + sum[1];
@@ -398,18 +443,19 @@ DEVICE float shift_row(float s[BN / 2], row_state *r, const logit_scale *logits,
     const int thread = reload_thread_index(), row = (thread / 128 - 1) * 64 + first_row(thread, 0);
     float *const shift = &smem->shifts[row + 8 * e];
     const float raw = quad_max(maximum(s, e)), old = has_shifts(r) ? *shift : 0.0f,
-                distance = (raw - old) * logits->unit;
+                distance = (raw - old) * unit_of(logits, e);
     float base = old;
-    if (is_far(distance) && (distance > 0 || r->m[e] == -INFINITY)) base = is_far(raw * logits->unit) ? raw : 0.0f;
+    if (is_far(distance) && (distance > 0 || r->m[e] == -INFINITY))
+        base = is_far(raw * unit_of(logits, e)) ? raw : 0.0f;
     __syncwarp(); /* all threads of the row have read the old one */
     if (!has_shifts(r)) smem->shifts[row + 8 * (1 - e)] = 0.0f;
     *shift = base;
     __syncwarp();
     r->threshold = -INFINITY;
-    r->m[e] += (old - base) * logits->unit;
+    r->m[e] += (old - base) * unit_of(logits, e);
 #pragma unroll
     for (int n = 0; n < BN / 4; ++n) s[n / 2 * 4 + 2 * e + n % 2] -= base;
-    return fmaf(raw - base, logits->unit, GENERAL ? logits->base[e] : 0.0f);
+    return fmaf(raw - base, unit_of(logits, e), GENERAL ? logits->base[e] : 0.0f);
 }
 
 /* O relative to the new m. */
@@ -441,6 +487,8 @@ DEVICE o_scale o_scale_of(const float scale[2], const float keep_old[2]) {
 }
 DEVICE float scale_of(o_scale x, int e) { return __shfl_sync(ALL_LANES, x, e, 4); }
 DEVICE float keep_old_of(o_scale x, int e) { return BANDS ? __shfl_sync(ALL_LANES, x, 2 + e, 4) : 0.0f; }
+/* F8, whose calls do not merge: how much of a row's weight is on keys, in the place of keep_old. */
+DEVICE float whole_of(o_scale x, int e) { return BANDS ? keep_old_of(x, e) : scale_of(x, e) == 0.0f ? 0.0f : 1.0f; }
 /* log2 x for x > 0, with an absolute error of 2^-21 plus the rounding of the result; NaN stays NaN. */
 DEVICE float log2_of(float x) {
     const int exponent = (__float_as_int(x) - 0x3f3504f3) & 0xff800000; /* x = 2^k times 0.7 to 1.4 */
@@ -449,7 +497,8 @@ DEVICE float log2_of(float x) {
 /* Row epilogue of a tile that has seen all its keys: stores L, gives the factors of O. A row without keys gives O = 0,
    L = -inf. Both rows at once and in few instructions: the next tile's S is ready before they end. */
 DEVICE o_scale finish_rows(const fattni_attention_args *a, const volatile tile_slot *from, int64_t lse, int row0,
-                           const row_state *r, const logit_scale *logits, shared_memory *smem) {
+                           const row_state *r, const logit_scale *logits, shared_memory *smem,
+                           const tile_scales *scales) {
     int Sq = a->Sq;
     if (BANDS) Sq = from->Sq; /* not by ?:, which would read a->Sq as volatile, too, from a copy */
     const int i = from->i0 + row0;
@@ -460,18 +509,21 @@ DEVICE o_scale finish_rows(const fattni_attention_args *a, const volatile tile_s
     float scale[2], keep_old[2];
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
-        const float inverse = reciprocal_approx(sum[e]), L = fmaf(r->m[e], LN2, LN2 * log2_of(sum[e]));
+        const float inverse = reciprocal_approx(sum[e]), L = fmaf(r->m[e], LN2, LN2 * (log2_of(sum[e]) - P_LOG2));
         row_result result = {sum[e] == 0.0f ? 0.0f : inverse, sum[e] == 0.0f ? -INFINITY : L, 0.0f, 0.0f};
         float *const row_lse = to + 8 * e * a->lse.row;
         const int inside = i + 8 * e < Sq;
         if (has_shifts(r))
-            result.shift = smem->shifts[row0 + 8 * e] * (GENERAL && logits->unit == LOG2E ? 1.0f : a->scale);
+            result.shift = smem->shifts[row0 + 8 * e] * (F8                                 ? logits->row_unit[e] * LN2
+                                                         : GENERAL && logits->unit == LOG2E ? 1.0f
+                                                                                            : a->scale);
+        if (F8) result.shift = fmaf(scales->q_shift[row0 + 8 * e], a->scale, result.shift);
         if (BANDS) {
-            result = general_row(a, result, r->m[e], sum[e], from->h, inside ? row_lse : 0);
+            result = general_row(a, result, r->m[e] - P_LOG2, sum[e], from->h, inside ? row_lse : 0);
             __syncwarp(); /* all threads of the row have read the old L */
         }
-        if (BANDS || has_shifts(r)) result.L += result.shift;
-        scale[e] = result.scale, keep_old[e] = result.keep_old;
+        if (BANDS || F8 || has_shifts(r)) result.L += result.shift;
+        scale[e] = result.scale, keep_old[e] = F8 ? result.scale * sum[e] : result.keep_old;
         if (threadIdx.x % 4 == 0 && inside) *row_lse = result.L;
     }
     return o_scale_of(scale, keep_old);
@@ -486,6 +538,7 @@ typedef struct epilogue_state {
     uint32_t shared;
     int row0, pending; /* pending: there is an O to store */
     o_scale scale;
+    const tile_scales *scales; /* F8 */
 } epilogue_state;
 DEVICE int by_tma(const epilogue_state *x) {
     if (!BANDS) return STAGED_O;
@@ -516,7 +569,7 @@ DEVICE void store_from_registers(const epilogue_state *x, float o[D / 2]) {
     for (int e = 0; e < 2; ++e) {
         const int i = t.i0 + x->row0 + 8 * e;
         const int64_t at = s.batch * a->o.b + t.h * a->o.h + (int64_t)(s.q0 + i) * a->o.row;
-        const float keep_old = keep_old_of(x->scale, e);
+        const float keep_old = F8 ? 0.0f : keep_old_of(x->scale, e);
         float scale = scale_of(x->scale, e);
         if (keep_old > 0) { /* then O is F32 */
 #pragma unroll
@@ -525,23 +578,32 @@ DEVICE void store_from_registers(const epilogue_state *x, float o[D / 2]) {
             merge_row(o + 2 * e, (const float *)a->o.p + at, keep_old, a->Dv);
             scale = 1.0f;
         }
-        store_row((char *)a->o.p + at * (a->o_f32 ? 4 : 2), o + 2 * e, D / 8, scale, i < s.Sq, a->Dv, a->o_f32, 0);
+        void *const to = (char *)a->o.p + at * (a->o_f32 ? 4 : 2);
+        if (F8)
+            store_scaled_row(to, o + 2 * e, scale, whole_of(x->scale, e), x->scales, i < s.Sq, a);
+        else
+            store_row(to, o + 2 * e, D / 8, scale, i < s.Sq, a->Dv, a->o_f32, 0);
         if (!STAGED_O && a->o_rest.p) store_rest_of_row(a, &s, &t, i, o + 2 * e, scale);
     }
 }
 /* A part of O to this warp's buffer. */
-DEVICE void stage_part(const epilogue_state *x, const float o[D / 2 / O_PARTS]) {
+DEVICE void stage_part(const epilogue_state *x, const float o[D / 2 / O_PARTS], int part) {
     /* d 64 without bands has registers to keep what depends on the lane alone, and is faster with that. */
     const int lane = (D == 64 && !BANDS ? (int)threadIdx.x : reload_thread_index()) % 32;
     const uint32_t row = o_of_warp(x) + reload_thread_index() % 16 * 128;
     const float scale[2] = {scale_of(x->scale, 0), scale_of(x->scale, 1)};
+    const float whole[2] = {F8 ? whole_of(x->scale, 0) : 0.0f, F8 ? whole_of(x->scale, 1) : 0.0f};
     if (is_leader()) bulk_wait_read(); /* the part before has been read */
     __syncwarp();
 #pragma unroll
     for (int n = 0; n < D / 16 / O_PARTS; ++n) { /* 16 columns */
         uint32_t r[4];
+        if (F8)
+            pack_scaled(r, o + 8 * n, scale, whole, x->scales, 16 * n + part * (D / O_PARTS), x->p->a.kind);
+        else
 #pragma unroll
-        for (int i = 0; i < 4; ++i) r[i] = pack(o[8 * n + 2 * i] * scale[i % 2], o[8 * n + 2 * i + 1] * scale[i % 2]);
+            for (int i = 0; i < 4; ++i)
+                r[i] = pack(o[8 * n + 2 * i] * scale[i % 2], o[8 * n + 2 * i + 1] * scale[i % 2]);
         stmatrix_x4(row + n / 4 * 2048 + swizzled_chunk(2 * (n % 4) + lane / 16, lane % 8), r);
     }
 }
@@ -559,19 +621,19 @@ DEVICE void store_part(const epilogue_state *x, int part) {
 }
 DEVICE void begin_store(const epilogue_state *x, const float o[D / 2]) {
     if (!x->pending) return;
-    if (STAGED_O && !BANDS && x->p->a.o_rest.p) store_rest_of_o(x, o);
+    if (STAGED_O && !BANDS && !F8 && x->p->a.o_rest.p) store_rest_of_o(x, o);
     if (!by_tma(x)) return;
-    stage_part(x, o);
+    stage_part(x, o, 0);
     if (O_PARTS > 1) store_part(x, 0);
 }
 DEVICE void end_store(const epilogue_state *x, float o[D / 2]) {
     if (!x->pending) return;
-    if (STAGED_O && BANDS && x->p->a.o_rest.p) store_rest_of_o(x, o);
+    if (STAGED_O && BANDS && !F8 && x->p->a.o_rest.p) store_rest_of_o(x, o);
     if (!by_tma(x)) {
         store_from_registers(x, o);
         return;
     }
-    if (O_PARTS > 1) stage_part(x, o + D / 4);
+    if (O_PARTS > 1) stage_part(x, o + D / 4, 1);
     store_part(x, O_PARTS - 1);
 }
 
@@ -588,7 +650,7 @@ typedef struct pipeline_state {
    Rows with far scores have to be shifted first, which must cost other rows nothing. ROWS_TOGETHER finds out before the
    wait and computes the maxima again after it; the others return 0 after the wait, the caller shifts the rows and calls
    again. */
-DEVICE int softmax(uint32_t p[BN / 4], float s[BN / 2], float o[D / 2], row_state *r, const logit_scale *logits,
+DEVICE int softmax(uint32_t p[P_WORDS], float s[BN / 2], float o[D / 2], row_state *r, const logit_scale *logits,
                    enum softmax_path path, pipeline_state pipe, const dropout *dropping, const epilogue_state *last_o,
                    shared_memory *smem) {
     const int k_arrived = mbarrier_test(pipe.k_full, pipe.k_parity);
@@ -636,8 +698,11 @@ DEVICE int softmax(uint32_t p[BN / 4], float s[BN / 2], float o[D / 2], row_stat
         r->updated |= updated;
     }
     exponentials(s, r, logits, 1, path);
+    if (F8)
+        pack_codes(p, s);
+    else
 #pragma unroll
-    for (int i = 0; i < BN / 4; ++i) p[i] = pack(s[2 * i], s[2 * i + 1]);
+        for (int i = 0; i < BN / 4; ++i) p[i] = pack(s[2 * i], s[2 * i + 1]);
     if (dropping) drop(p, *dropping); /* here, so that it overlaps the exponentials */
     if (path == EXACT_PATH) end_store(last_o, o);
     return 1;
@@ -648,7 +713,7 @@ DEVICE void clear_tail(const fattni_attention_args *a, const volatile tile_slot 
                        int consumer) {
     const tile t = read_tile(from);
     const int valid = read_sequence(a, from, t.b).Sk - (t.first + t.blocks - 1) * BN;
-    if (valid >= BN || !(a->cu_seqlens_k.p || a->seqlens_k.p)) return;
+    if (F8 || valid >= BN || !(a->cu_seqlens_k.p || a->seqlens_k.p)) return; /* the columns of F8 are 0 there */
     clear_rows(ELEMENT_ADDRESS(shared, v, kv % KV_STAGES), PANELS, BN, max(valid, 0), (int)threadIdx.x % 128, 128);
     named_barrier_sync(TAIL_BARRIER + consumer, TAIL_THREADS);
 }
@@ -683,12 +748,13 @@ DEVICE void consume(const fattni_fwd_sm90_args *p, uint32_t shared, shared_memor
               capped = fast && terms;
     const float inner = capped ? __fdividef(a->scale, a->softcap) : 0.0f;
     logit_scale linear = {terms ? LOG2E : p->scale_log2, {0.0f, 0.0f}, 0.0f, 0.0f};
-    const uint64_t q_rows = operand_descriptor(MEMBER_ADDRESS(shared, q) + consumer * 8192, 0),
-                   k_keys = operand_descriptor(MEMBER_ADDRESS(shared, k), 0),
-                   v_keys = operand_descriptor(MEMBER_ADDRESS(shared, v), BN * 128);
+    const uint64_t q_rows = row_descriptor(MEMBER_ADDRESS(shared, q) + consumer * 64 * ROW, ROW),
+                   k_keys = row_descriptor(MEMBER_ADDRESS(shared, k), ROW),
+                   v_keys = F8 ? row_descriptor(MEMBER_ADDRESS(shared, v), V_COLUMNS)
+                               : operand_descriptor(MEMBER_ADDRESS(shared, v), BN * 128);
     float s[BN / 2], o[D / 2];
-    uint32_t pr[BN / 4]; /* P, rounded */
-    uint32_t kv = 0;     /* key blocks whose S was issued before this one */
+    uint32_t pr[P_WORDS]; /* P, rounded */
+    uint32_t kv = 0;      /* key blocks whose S was issued before this one */
     if (consumer == CONSUMERS - 1) named_barrier_arrive(ORDER_BARRIER, ORDER_THREADS); /* consumer 0 begins */
 #pragma unroll
     for (int i = 0; i < D / 2; ++i) o[i] = 0.0f;
@@ -713,6 +779,7 @@ DEVICE void consume(const fattni_fwd_sm90_args *p, uint32_t shared, shared_memor
     const row_state none = {{-INFINITY, -INFINITY}, {0.0f, 0.0f}, {0.0f, 0.0f}, 0.0f, 0};
     row_state r = none;
     o_scale last_scale = 0.0f;
+    if (F8) read_units(&linear, &smem->scales[0], first_row(reload_thread_index(), consumer), p->scale_log2);
     span unmasked = unmasked_blocks(a, slot_of(smem, 0), &t, consumer);
     int fast_end = 0; /* the fast path is for blocks left of this one: none while any_below */
     int n = 0, j = t.first + t.blocks - 1, shifted = 0; /* shifted: this block's S has had shift_row */
@@ -733,7 +800,13 @@ DEVICE void consume(const fattni_fwd_sm90_args *p, uint32_t shared, shared_memor
         } else {
             const tile current = read_tile(slot_of(smem, n)); /* again, so that it is not kept in registers */
             const int thread = reload_thread_index(), row0 = first_row(thread, consumer);
-            const epilogue_state last_o = {p, slot_of(smem, n - 1), shared, row0, first && n > 0, last_scale};
+            const epilogue_state last_o = {p,
+                                           slot_of(smem, n - 1),
+                                           shared,
+                                           row0,
+                                           first && n > 0,
+                                           last_scale,
+                                           F8 ? &smem->scales[(n - 1) % TILE_SLOTS] : 0};
             const int column = j * BN + thread % 4 * 2, row = current.i0 + row0;
 
             if (terms && !shifted) {
@@ -793,10 +866,13 @@ DEVICE void consume(const fattni_fwd_sm90_args *p, uint32_t shared, shared_memor
         named_barrier_arrive(next_order_barrier, ORDER_THREADS);
         if (last) {
             last_scale = finish_rows(a, slot_of(smem, n), *lse_of(smem, n), first_row(reload_thread_index(), consumer),
-                                     &r, &linear, smem);
+                                     &r, &linear, smem, F8 ? &smem->scales[n % TILE_SLOTS] : 0);
             ++n;
             r = none;
             unmasked = unmasked_blocks(a, slot_of(smem, n), &t, consumer);
+            if (F8)
+                read_units(&linear, &smem->scales[n % TILE_SLOTS], first_row(reload_thread_index(), consumer),
+                           p->scale_log2);
             fast_end = 0;
         }
         wgmma_wait(1);
@@ -807,8 +883,13 @@ DEVICE void consume(const fattni_fwd_sm90_args *p, uint32_t shared, shared_memor
     }
     wgmma_wait(0);
     PIN(o, D / 2);
-    const epilogue_state last_o = {
-        p, slot_of(smem, n - 1), shared, first_row(reload_thread_index(), consumer), 1, last_scale};
+    const epilogue_state last_o = {p,
+                                   slot_of(smem, n - 1),
+                                   shared,
+                                   first_row(reload_thread_index(), consumer),
+                                   1,
+                                   last_scale,
+                                   F8 ? &smem->scales[(n - 1) % TILE_SLOTS] : 0};
     begin_store(&last_o, o);
     end_store(&last_o, o);
     if (STAGED_O && is_leader()) bulk_wait_read(); /* shared memory ends with the CTA */
@@ -820,10 +901,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) K_NAME(const __grid_con
     const uint32_t shared = shared_address(memory);
     const int role = __shfl_sync(ALL_LANES, (int)threadIdx.x / 128, 0);
     if (threadIdx.x == 0) {
-        for (int n = 1; n < PANELS && Q_BY_PANELS; ++n)
+        for (int n = 1; n < INPUTS && Q_BY_PANELS; ++n)
             for (int part = 0; part < 2; ++part) mbarrier_init(q_panel_full(shared, part, n), 1);
         for (int n = 0; n < 2; ++n) {
-            mbarrier_init(q_full(shared, n), 1);
+            mbarrier_init(q_full(shared, n), F8 ? 1 + 32 : 1); /* F8: and the lanes of produce_scales */
             mbarrier_init(k_full(shared, n), 1);
             mbarrier_init(v_full(shared, n), 1);
             mbarrier_init(q_empty(shared, n), Q_STAGES > 1 ? 4 * CONSUMERS : 4); /* warps that read it */
@@ -841,7 +922,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) K_NAME(const __grid_con
             registers_lower(40);
         else
             registers_lower(24);
-        if (threadIdx.x < 32) produce(&p, shared, smem);
+        if (threadIdx.x < 32)
+            produce(&p, shared, smem);
+        else if (F8 && threadIdx.x < 64)
+            produce_scales(&p, shared, smem);
     } else {
         if (CONSUMERS == 3)
             registers_raise(160);

@@ -13,6 +13,7 @@
    unit x + cubic x^3 + quintic x^5. */
 typedef struct logit_scale {
     float unit, base[2], cubic, quintic;
+    float row_unit[2]; /* F8: in place of unit */
 } logit_scale;
 /* The latter divided by x. */
 DEVICE float cap_factor(float x, const logit_scale *logits) {

@@ -1,0 +1,21 @@
+/* The argument of the kernels that make 8-bit copies (quantize.cu). */
+#ifndef FATTNI_CORE_FP8_FP8_ARGS_H
+#define FATTNI_CORE_FP8_FP8_ARGS_H
+
+#include "core/cuda/args.h"
+
+enum { FATTNI_FP8_THREADS = 256, FATTNI_FP8_KEYS = 128 /* of a partial sum: FATTNI_FP8_CHUNK */ };
+
+typedef struct fattni_fp8_args {
+    fattni_attention_args a; /* q, k, v, lengths */
+    fattni_view q8, k8, v8;  /* codes; v8: b, h and channel */
+    fattni_view q_scale, q_shift, k_scale, v_scale, v_mean;
+    fattni_view partials;       /* b, h and chunk: [3][D + Dv] */
+    int32_t chunks;             /* of a sequence, at most */
+    int32_t lanes_k, lanes_v;   /* that share a row of q or k, and of v: 8 channels each, a power of two */
+    int32_t q_blocks, k_blocks; /* of a sequence's head, at most */
+    int32_t hadamard;
+    float hadamard_scale; /* 1 / sqrt(D) */
+} fattni_fp8_args;
+
+#endif

@@ -1,0 +1,274 @@
+/* 8-bit copies of q, k and v (include/fattn/fp8.h): sums and extremes of each channel over FATTNI_FP8_KEYS keys, from
+   those means and scales, then codes. A row is shared by as many neighbouring lanes as it has chunks of 8 channels.
+   The order of every sum is fixed, and is that of quantize_cpu.c: same bits. */
+#include "core/fp8/fp8_args.h"
+
+#include "core/device/load_8.cuh"
+#include "core/device/sequence.cuh"
+#include "core/ptx/f8.h"
+#include "core/tensor/philox.h"
+
+enum { THREADS = FATTNI_FP8_THREADS, KEYS = FATTNI_FP8_KEYS, AT_ONCE = 8, ROWS_AT_ONCE = 4 };
+#define LEAST_MAX 1e-30f
+#define LARGEST_CODE 448.0f
+
+/* Block n of a sequence's head; plane counts heads of all sequences. */
+typedef struct place {
+    int b, h, n;
+} place;
+DEVICE place place_of(int number, int heads, int blocks) {
+    const int plane = number / blocks;
+    const place p = {plane / heads, plane % heads, number % blocks};
+    return p;
+}
+
+/* The sequence's first chunk in partials, and its first column of v8 in units of KEYS. */
+DEVICE int first_chunk(const fattni_attention_args *a, const sequence *s, int b) {
+    return a->cu_seqlens_k.p ? s->k0 / KEYS + b : 0;
+}
+/* Of one chunk: sums, minima, maxima [D + Dv] each. */
+DEVICE float *partials_of(const fattni_fp8_args *x, const sequence *s, int b, int g, int chunk) {
+    const fattni_view *const p = &x->partials;
+    return (float *)p->p + s->batch * p->b + g * p->h + (first_chunk(&x->a, s, b) + chunk) * p->row;
+}
+DEVICE const char *row_at(const fattni_attention_args *a, const fattni_view *view, const sequence *s, int h, int row) {
+    return (const char *)view->p + (s->batch * view->b + h * view->h + row * view->row) * (a->kind == KIND_F32 ? 4 : 2);
+}
+
+/* Signs of channels 8 lane .. 8 lane + 7, one bit each, for FATTN_FP8_HADAMARD. */
+DEVICE uint32_t signs_of(const fattni_fp8_args *x, int lane) {
+    if (!x->hadamard) return 0;
+    const fattni_block counter = {{(uint32_t)lane / 16, 0, x->a.stream, 0x48414441u}};
+    const fattni_block r = fattni_philox(x->a.seed, counter);
+    const uint32_t word = lane / 4 % 4 == 0 ? r.w[0] : lane / 4 % 4 == 1 ? r.w[1] : lane / 4 % 4 == 2 ? r.w[2] : r.w[3];
+    return word >> lane % 4 * 8 & 0xff;
+}
+/* A row times the Hadamard matrix: butterflies within a thread, then between the lanes of the row. */
+DEVICE void rotate(float y[8], const fattni_fp8_args *x, int lane, uint32_t signs) {
+#pragma unroll
+    for (int e = 0; e < 8; ++e)
+        if (signs >> e & 1) y[e] = -y[e];
+#pragma unroll
+    for (int h = 1; h < 8; h *= 2)
+#pragma unroll
+        for (int e = 0; e < 8; ++e)
+            if (!(e & h)) {
+                const float low = y[e], high = y[e + h];
+                y[e] = low + high, y[e + h] = low - high;
+            }
+    for (int h = 1; h < x->a.D / 8; h *= 2)
+#pragma unroll
+        for (int e = 0; e < 8; ++e) {
+            const float other = __shfl_xor_sync(ALL_LANES, y[e], h);
+            y[e] = lane & h ? other - y[e] : y[e] + other;
+        }
+#pragma unroll
+    for (int e = 0; e < 8; ++e) y[e] = __fmul_rn(y[e], x->hadamard_scale);
+}
+
+/* Lanes of a row take a chunk of k or of v: even numbers are chunks of k. */
+extern "C" __global__ void __launch_bounds__(THREADS)
+    fattn_fp8_statistics(const __grid_constant__ fattni_fp8_args args) {
+    const fattni_fp8_args *const x = &args;
+    const fattni_attention_args *const a = &x->a;
+    const int lanes = max(x->lanes_k, x->lanes_v), lane = (int)threadIdx.x % lanes;
+    const int number = ((int)blockIdx.x * THREADS + (int)threadIdx.x) / lanes, of_v = number & 1;
+    const place at = place_of(number / 2, a->Hkv, x->chunks);
+    const bool inside = at.b < a->B;
+    const sequence s = sequence_of(a, inside ? at.b : 0);
+    const int first = at.n * KEYS, count = inside ? min(s.Sk - first, KEYS) : 0, width = of_v ? a->Dv : a->D;
+    const fattni_view *const view = of_v ? &a->v : &a->k;
+    const uint32_t signs = signs_of(x, lane);
+    float sum[8], low[8], high[8];
+#pragma unroll
+    for (int e = 0; e < 8; ++e) sum[e] = 0.0f, low[e] = INFINITY, high[e] = -INFINITY;
+    /* Lanes of a warp have different counts: they shuffle together. */
+    const int most = x->hadamard ? (int)__reduce_max_sync(ALL_LANES, (unsigned)max(count, 0)) : count;
+    for (int j = 0; j < most; j += AT_ONCE) {
+        float y[AT_ONCE][8];
+#pragma unroll
+        for (int n = 0; n < AT_ONCE; ++n)
+            if (j + n < count)
+                load_8(y[n], row_at(a, view, &s, at.h, s.k0 + first + j + n), a->kind, 8 * lane, width, a->vector_qkv);
+#pragma unroll
+        for (int n = 0; n < AT_ONCE; ++n) {
+            if (x->hadamard) {
+                float turned[8];
+#pragma unroll
+                for (int e = 0; e < 8; ++e) turned[e] = j + n < count ? y[n][e] : 0.0f;
+                rotate(turned, x, lane, signs);
+#pragma unroll
+                for (int e = 0; e < 8; ++e)
+                    if (!of_v) y[n][e] = turned[e];
+            }
+            if (j + n < count)
+#pragma unroll
+                for (int e = 0; e < 8; ++e) {
+                    sum[e] += y[n][e];
+                    low[e] = fminf(low[e], y[n][e]), high[e] = fmaxf(high[e], y[n][e]);
+                }
+        }
+    }
+    if (count <= 0) return;
+    float *const to = partials_of(x, &s, at.b, at.h, at.n) + (of_v ? a->D : 0);
+    const int all = a->D + a->Dv;
+#pragma unroll
+    for (int e = 0; e < 8; ++e)
+        if (8 * lane + e < width) {
+            const int c = 8 * lane + e;
+            to[c] = sum[e], to[all + c] = low[e], to[2 * all + c] = high[e];
+        }
+}
+
+/* One CTA per key head of a sequence, a thread per channel of k and v. The first chunk's partials become what
+   fattn_fp8_codes reads: means in place of sums, 448 / largest magnitude in place of minima. */
+enum { CHANNELS = 512 };
+extern "C" __global__ void __launch_bounds__(CHANNELS) fattn_fp8_scales(const __grid_constant__ fattni_fp8_args args) {
+    const fattni_fp8_args *const x = &args;
+    const fattni_attention_args *const a = &x->a;
+    const place at = place_of((int)blockIdx.x, a->Hkv, 1);
+    const sequence s = sequence_of(a, at.b);
+    const int all = a->D + a->Dv, c = (int)threadIdx.x, d = c - a->D, chunks = (s.Sk + KEYS - 1) / KEYS;
+    float *const partials = partials_of(x, &s, at.b, at.h, 0);
+    float total = 0.0f, low = INFINITY, high = -INFINITY, mean = 0.0f, most = 0.0f;
+    __shared__ float of_warp[CHANNELS / 32];
+    if (c < all && chunks > 0) {
+#pragma unroll 8
+        for (int n = 0; n < chunks; ++n) {
+            const float *const from = partials + (int64_t)n * 3 * all + c;
+            total += from[0];
+            low = fminf(low, from[all]), high = fmaxf(high, from[2 * all]);
+        }
+        mean = total / (float)s.Sk;
+        most = fmaxf(mean - low, high - mean);
+    }
+    float k_most = c < a->D ? most : 0.0f;
+    for (int lanes = 16; lanes > 0; lanes /= 2) k_most = fmaxf(k_most, __shfl_xor_sync(ALL_LANES, k_most, lanes));
+    if (c % 32 == 0) of_warp[c / 32] = k_most;
+    __syncthreads();
+    for (int w = 0; w < CHANNELS / 32; ++w) k_most = fmaxf(k_most, of_warp[w]);
+    if (c >= all) return;
+    const float largest = fmaxf(c < a->D ? k_most : most, LEAST_MAX);
+    if (chunks > 0) partials[c] = mean, partials[all + c] = LARGEST_CODE / largest;
+    if (c == 0) ((float *)x->k_scale.p)[at.b * x->k_scale.b + at.h * x->k_scale.h] = largest / LARGEST_CODE;
+    if (d < 0) return;
+    ((float *)x->v_scale.p)[at.b * x->v_scale.b + at.h * x->v_scale.h + d] = largest / LARGEST_CODE;
+    ((float *)x->v_mean.p)[at.b * x->v_mean.b + at.h * x->v_mean.h + d] = mean;
+}
+
+/* Eight codes; rows are padded to multiples of 16 bytes. */
+DEVICE void store_codes(char *to, const float y[8], float factor, int c, int width) {
+    const uint2 codes = make_uint2(pack_e4m3(y[0] * factor, y[1] * factor, y[2] * factor, y[3] * factor),
+                                   pack_e4m3(y[4] * factor, y[5] * factor, y[6] * factor, y[7] * factor));
+    if (c < width) *(uint2 *)(to + c) = codes;
+}
+
+/* Codes of rows of q (`of_q`) or k: ROWS_AT_ONCE rows, the CTA's rows apart, by each group of lanes. */
+DEVICE void code_rows(const fattni_fp8_args *x, const place at, int of_q) {
+    const fattni_attention_args *const a = &x->a;
+    const sequence s = sequence_of(a, at.b);
+    const int lanes = x->lanes_k, lane = (int)threadIdx.x % lanes, group = (int)threadIdx.x / lanes,
+              groups = THREADS / lanes, g = of_q ? at.h / a->group : at.h, rows = of_q ? s.Sq : s.Sk;
+    const int first = at.n * ROWS_AT_ONCE * groups + group, row0 = of_q ? s.q0 : s.k0, c = 8 * lane;
+    const fattni_view *const from = of_q ? &a->q : &a->k, *const to = of_q ? &x->q8 : &x->k8;
+    const uint32_t signs = signs_of(x, lane);
+    const float *const partials = partials_of(x, &s, at.b, g, 0);
+    float y[ROWS_AT_ONCE][8], mean[8];
+#pragma unroll
+    for (int n = 0; n < ROWS_AT_ONCE; ++n) {
+        const int row = first + n * groups;
+        if (row < rows)
+            load_8(y[n], row_at(a, from, &s, at.h, row0 + row), a->kind, c, a->D, a->vector_qkv);
+        else
+#pragma unroll
+            for (int e = 0; e < 8; ++e) y[n][e] = 0.0f;
+    }
+#pragma unroll
+    for (int e = 0; e < 8; ++e) mean[e] = s.Sk > 0 && c + e < a->D ? partials[c + e] : 0.0f;
+    const float k_factor = s.Sk > 0 ? partials[a->D + a->Dv] : 0.0f;
+#pragma unroll
+    for (int n = 0; n < ROWS_AT_ONCE; ++n) {
+        const int row = first + n * groups;
+        if (x->hadamard) rotate(y[n], x, lane, signs);
+        char *const codes =
+            (char *)to->p + s.batch * to->b + at.h * to->h + (int64_t)(row0 + row) * to->row; /* bytes */
+        if (!of_q) {
+#pragma unroll
+            for (int e = 0; e < 8; ++e) y[n][e] -= mean[e];
+            if (row < rows) store_codes(codes, y[n], k_factor, c, a->D);
+            continue;
+        }
+        float most = 0.0f, shift = 0.0f;
+#pragma unroll
+        for (int e = 0; e < 8; ++e) {
+            most = fmaxf(most, fabsf(y[n][e]));
+            shift = fmaf(y[n][e], mean[e], shift);
+        }
+        for (int step = 1; step < lanes; step *= 2) {
+            most = fmaxf(most, __shfl_xor_sync(ALL_LANES, most, step));
+            shift += __shfl_xor_sync(ALL_LANES, shift, step);
+        }
+        most = fmaxf(most, LEAST_MAX);
+        if (row >= rows) continue;
+        store_codes(codes, y[n], LARGEST_CODE / most, c, a->D);
+        if (lane != 0) continue;
+        const int64_t i = row0 + row;
+        ((float *)x->q_scale.p)[s.batch * x->q_scale.b + at.h * x->q_scale.h + i * x->q_scale.row] =
+            most / LARGEST_CODE;
+        ((float *)x->q_shift.p)[s.batch * x->q_shift.b + at.h * x->q_shift.h + i * x->q_shift.row] = shift;
+    }
+}
+
+/* A chunk of V^T: a thread takes 8 channels of the four keys that share a word of v8. */
+enum { PITCH = KEYS / 4 + 1 }; /* words */
+DEVICE void code_values(const fattni_fp8_args *x, const place at, uint32_t (*words)[PITCH]) {
+    const fattni_attention_args *const a = &x->a;
+    const sequence s = sequence_of(a, at.b);
+    const int lanes = x->lanes_v, lane = (int)threadIdx.x % lanes, c = 8 * lane, first = at.n * KEYS;
+    if (first >= s.Sk) return;
+    const float *const partials = partials_of(x, &s, at.b, at.h, 0) + a->D;
+    float mean[8], factor[8];
+#pragma unroll
+    for (int e = 0; e < 8; ++e) {
+        mean[e] = c + e < a->Dv ? partials[c + e] : 0.0f;
+        factor[e] = c + e < a->Dv ? partials[a->D + a->Dv + c + e] : 0.0f;
+    }
+    for (int word = (int)threadIdx.x / lanes; word < KEYS / 4; word += THREADS / lanes) {
+        const int key = word / 4 * 16 + word % 4 * 2; /* and those after it by 1, 8 and 9 */
+        float y[4][8];
+#pragma unroll
+        for (int n = 0; n < 4; ++n) {
+            const int j = first + key + n / 2 * 8 + n % 2;
+            if (j < s.Sk)
+                load_8(y[n], row_at(a, &a->v, &s, at.h, s.k0 + j), a->kind, c, a->Dv, a->vector_qkv);
+            else
+#pragma unroll
+                for (int e = 0; e < 8; ++e) y[n][e] = mean[e]; /* whose code is 0 */
+        }
+#pragma unroll
+        for (int e = 0; e < 8; ++e) {
+            const uint32_t codes = pack_e4m3((y[0][e] - mean[e]) * factor[e], (y[1][e] - mean[e]) * factor[e],
+                                             (y[2][e] - mean[e]) * factor[e], (y[3][e] - mean[e]) * factor[e]);
+            words[c + e][word] = codes;
+        }
+    }
+    __syncthreads();
+    char *const to =
+        (char *)x->v8.p + s.batch * x->v8.b + at.h * x->v8.h + (int64_t)(first_chunk(a, &s, at.b) + at.n) * KEYS;
+    for (int d = (int)threadIdx.x / 32; d < a->Dv; d += THREADS / 32)
+        ((uint32_t *)(to + d * x->v8.row))[threadIdx.x % 32] = words[d][threadIdx.x % 32];
+}
+
+/* Blocks of q, of k, of v. */
+extern "C" __global__ void __launch_bounds__(THREADS) fattn_fp8_codes(const __grid_constant__ fattni_fp8_args args) {
+    const fattni_fp8_args *const x = &args;
+    extern __shared__ uint32_t words[];
+    int number = (int)blockIdx.x;
+    const int of_q = x->q_blocks * x->a.Hq * x->a.B, of_k = x->k_blocks * x->a.Hkv * x->a.B;
+    if (number < of_q)
+        code_rows(x, place_of(number, x->a.Hq, x->q_blocks), 1);
+    else if ((number -= of_q) < of_k)
+        code_rows(x, place_of(number, x->a.Hkv, x->k_blocks), 0);
+    else
+        code_values(x, place_of(number - of_k, x->a.Hkv, x->chunks), (uint32_t(*)[PITCH])words);
+}
