@@ -27,6 +27,7 @@ static const cli_option table[] = {
     {"heads", CLI_INT, FIELD(heads), "H", 1, 1024, NULL, "heads"},
     {"batch", CLI_INT, FIELD(batch), "B", 1, 65536, NULL, "sequences"},
     {"causal", CLI_FLAG, FIELD(causal), NULL, 0, 0, NULL, "causal mask"},
+    {"fp8", CLI_FLAG, FIELD(fp8), NULL, 0, 0, NULL, "forward on 8-bit copies, which it makes first (FATTN_FP8)"},
     {"dtype", CLI_CHOICE, FIELD(dtype), "T", 0, 0, "f32|f64|f16|bf16", "type of the tensors"},
     {"algorithm", CLI_CHOICE, FIELD(algorithm), "A", 0, 0, "auto|standard|flash1|flash2|all", "which to run"},
     {"threads", CLI_INT, FIELD(threads), "T", 0, 1024, NULL, "CPU threads; 0: OpenMP's choice"},

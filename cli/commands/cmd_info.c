@@ -91,16 +91,18 @@ static fattn_ctx *open_device(fattn_device device, int threads, int arch, char *
 }
 
 static void print_kernels(fattn_ctx *ctx, const struct options *o) {
-    static const char *const names[] = {"auto", "standard", "flash1", "flash2"};
+    static const char *const names[] = {"auto", "standard", "flash1", "flash2", "auto, fp8"};
     static const fattn_dtype dtypes[] = {FATTN_F32, FATTN_F64, FATTN_BF16, FATTN_F16};
     printf("\n%s kernels for B 1, H 8, N %lld, d %lld%s\n", fattn_ctx_device(ctx) == FATTN_CPU ? "CPU" : "GPU",
            (long long)o->rows, (long long)o->head_dim, o->causal ? ", causal" : "");
     printf("%-10s%-7s%-46s%-46s%10s%11s\n", "algorithm", "dtype", "forward", "backward", "saved", "workspace");
-    for (int a = FATTN_ALGO_AUTO; a <= FATTN_ALGO_FLASH2; ++a) {
+    for (int a = FATTN_ALGO_AUTO; a <= FATTN_ALGO_FLASH2 + 1; ++a) {
+        const bool fp8 = a > FATTN_ALGO_FLASH2; /* of auto, which is the last row */
+        const uint32_t flags = (o->causal ? FATTN_CAUSAL : 0u) | (fp8 ? FATTN_FP8 : 0u);
         for (size_t d = 0; d < sizeof dtypes / sizeof *dtypes; ++d) {
             const layer_shape shape = {dtypes[d], 1, 8, 8, o->rows, o->rows, o->head_dim};
             layer l;
-            const fattn_status s = layer_plan(&l, ctx, &shape, (fattn_algorithm)a, o->causal ? FATTN_CAUSAL : 0);
+            const fattn_status s = layer_plan(&l, ctx, &shape, fp8 ? FATTN_ALGO_AUTO : (fattn_algorithm)a, flags);
             printf("%-10s%-7s", names[a], fattn_dtype_name(dtypes[d]));
             char saved[32], workspace[32];
             if (s == FATTN_OK)
@@ -135,7 +137,8 @@ const cli_command cmd_info = {
     .name = "info",
     .summary = "Version, build, devices, instruction sets and kernels",
     .details = "The kernels are those that the library would choose for the shape that the options\n"
-               "give, for each algorithm and data type, and the memory that they would need.",
+               "give, for each algorithm and data type, and the memory that they would need.\n"
+               "fp8: forward on 8-bit copies (FATTN_FP8).",
     .options = table,
     .defaults = &defaults,
     .size = sizeof defaults,

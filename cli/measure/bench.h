@@ -15,6 +15,7 @@ typedef struct bench_options { /* 0, or -1 for a choice: not given */
     int64_t head_dim, heads, batch, threads, repeat;
     double seconds;
     bool causal;
+    bool fp8;      /* FATTN_FP8 */
     int device;    /* ON_CPU, ON_CUDA */
     int dtype;     /* f32, f64, f16, bf16 */
     int algorithm; /* a fattn_algorithm; BENCH_ALGORITHMS: all but auto */
@@ -34,6 +35,9 @@ double bench_work(const layer_shape *s, bool causal);
 /* Print a table, log its rows; return an exit code. On the CPU all options are given. */
 int bench_attention(fattn_ctx *ctx, const bench_options *o, json *j);
 int bench_attention_cuda(fattn_ctx *ctx, const bench_options *o, json *j);
+
+/* Of attention_params. */
+uint32_t bench_flags(const bench_options *o, bool causal);
 
 /* The log entries of a row that both tables share, between json_begin and json_end. */
 void bench_log(json *j, const layer *l, bool causal, const bench_speed *forward, const bench_speed *backward);

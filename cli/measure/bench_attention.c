@@ -12,6 +12,10 @@ fattn_dtype bench_dtype(int choice) {
     return dtypes[choice];
 }
 
+uint32_t bench_flags(const bench_options *o, bool causal) {
+    return (causal ? FATTN_CAUSAL : 0u) | (o->fp8 ? FATTN_FP8 : 0u);
+}
+
 double bench_work(const layer_shape *s, bool causal) {
     const double pairs = (double)s->rows * (double)s->keys * (double)(s->batch * s->heads);
     return 4 * pairs * (double)s->head_dim * (causal ? 0.5 : 1);
@@ -46,6 +50,7 @@ void bench_log(json *j, const layer *l, bool causal, const bench_speed *f, const
     json_int(j, "n", q->shape[2]);
     json_int(j, "head_dim", q->shape[3]);
     json_bool(j, "causal", causal);
+    json_bool(j, "fp8", l->params.flags & FATTN_FP8);
     json_real(j, "forward_seconds_best", f->time.best);
     json_real(j, "forward_seconds_median", f->time.median);
     json_real(j, "forward_gflops", 1e-9 * f->flops);
@@ -72,7 +77,7 @@ static void print_pass(const bench_speed *s, const references *y) {
 static int bench_row(fattn_ctx *ctx, const bench_options *o, int64_t n, int algorithm, const references *y, json *j) {
     const layer_shape shape = {bench_dtype(o->dtype), o->batch, o->heads, o->heads, n, n, o->head_dim};
     layer l;
-    fattn_status s = layer_plan(&l, ctx, &shape, (fattn_algorithm)algorithm, o->causal ? FATTN_CAUSAL : 0);
+    fattn_status s = layer_plan(&l, ctx, &shape, (fattn_algorithm)algorithm, bench_flags(o, o->causal));
     printf("%7lld  %-9s", (long long)n, bench_algorithms[algorithm]);
     char text[32];
     if (s == FATTN_E_UNSUPPORTED) {
@@ -114,12 +119,12 @@ int bench_attention(fattn_ctx *ctx, const bench_options *o, json *j) {
     references y = {0, 0};
     int code = measure_references(ctx, o, 10, &y);
     if (code != CLI_OK) return code;
-    printf("attention, %s, B %lld, H %lld, d %lld, %s\n"
+    printf("attention, %s%s, B %lld, H %lld, d %lld, %s\n"
            "on the same threads: sgemm %d^3 %.1f GFLOP/s, peak of the multiply-adds %.1f GFLOP/s\n"
            "forward is 4 B H N^2 d FLOP%s, backward 2.5 times as much; GFLOP/s of the best run\n\n",
-           fattn_dtype_name(bench_dtype(o->dtype)), (long long)o->batch, (long long)o->heads, (long long)o->head_dim,
-           o->causal ? "causal" : "full", SGEMM_N, 1e-9 * y.sgemm, 1e-9 * y.peak,
-           o->causal ? ", half of it when causal" : "");
+           fattn_dtype_name(bench_dtype(o->dtype)), o->fp8 ? ", forward on 8-bit copies" : "", (long long)o->batch,
+           (long long)o->heads, (long long)o->head_dim, o->causal ? "causal" : "full", SGEMM_N, 1e-9 * y.sgemm,
+           1e-9 * y.peak, o->causal ? ", half of it when causal" : "");
     printf("%7s  %-9s %-41s %-41s\n", "", "", "forward", "backward");
     printf("%7s  %-9s", "N", "algorithm");
     for (int pass = 0; pass < 2; ++pass)

@@ -84,7 +84,7 @@ static int bench_row(fattn_ctx *ctx, const bench_options *o, int64_t n, int64_t 
     layer l;
     bench_speed f, b;
     int mhz = 0;
-    fattn_status s = layer_plan(&l, ctx, &shape, (fattn_algorithm)algorithm, causal ? FATTN_CAUSAL : 0);
+    fattn_status s = layer_plan(&l, ctx, &shape, (fattn_algorithm)algorithm, bench_flags(o, causal));
     printf("%4lld  %-6s %6lld  %-9s", (long long)head_dim, causal ? "causal" : "full", (long long)n,
            bench_algorithms[algorithm]);
     if (s == FATTN_E_UNSUPPORTED) {
@@ -140,16 +140,17 @@ static fattn_status measure_copy(fattn_ctx *ctx, double *rate) {
     return s;
 }
 
-static int measure_ceilings(fattn_ctx *ctx, fattn_dtype dtype, ceilings *c) {
+static int measure_ceilings(fattn_ctx *ctx, fattn_dtype dtype, bool fp8, ceilings *c) {
     const int64_t n = fattn_dtype_size(dtype) == 2 ? 8192 : 4096;
     fattn_status s = measure_product(ctx, dtype, n, 10, 5, &c->product);
     if (s == FATTN_OK) s = measure_copy(ctx, &c->copy);
     if (s != FATTN_OK) return cli_status(ctx, s, "ceilings");
-    printf("attention on the GPU, %s; in the same run: product of %lld^3 %.1f TFLOP/s, copy "
+    printf("attention on the GPU, %s%s; in the same run: product of %lld^3 %.1f TFLOP/s, copy "
            "%.2f TB/s\n"
            "forward is 4 B H N^2 d FLOP, half of it when causal, backward 2.5 times as much; "
            "best of the batches\n\n",
-           fattn_dtype_name(dtype), (long long)n, 1e-12 * c->product, 1e-12 * c->copy);
+           fattn_dtype_name(dtype), fp8 ? ", forward on 8-bit copies made in it" : "", (long long)n, 1e-12 * c->product,
+           1e-12 * c->copy);
     printf("%4s  %-6s %6s  %-9s %9s %7s %6s  %9s %7s %6s %6s\n", "d", "mask", "N", "algorithm", "fwd ms", "TF/s",
            "share", "bwd ms", "TF/s", "share", "MHz");
     return CLI_OK;
@@ -162,7 +163,7 @@ int bench_attention_cuda(fattn_ctx *ctx, const bench_options *given, json *j) {
     if (o.algorithm < 0) o.algorithm = FATTN_ALGO_AUTO;
     static const int64_t usual[] = {64, 128, 256};
     ceilings c;
-    int code = measure_ceilings(ctx, bench_dtype(o.dtype), &c);
+    int code = measure_ceilings(ctx, bench_dtype(o.dtype), o.fp8, &c);
     for (int d = 0; d < (o.head_dim ? 1 : 3); ++d)
         for (int causal = o.causal; causal < 2; ++causal)
             for (int i = 0; i < o.rows.count; ++i)

@@ -25,6 +25,7 @@ typedef struct model_config {
     int dtype;                        /* fattn_dtype of parameters and activations; 0 = F32. Gradients
                                          of parameters are F32 */
     bool frozen;                      /* parameters without gradients: a model that is not trained */
+    bool fp8;                         /* in training: FATTN_FP8; not with STANDARD or dropout */
     float dropout;                    /* of attention weights, in training */
     uint64_t seed;                    /* of initialisation and dropout */
 } model_config;
@@ -46,7 +47,7 @@ fattn_param *const *model_params(const model *m, int *count);
 int64_t model_size(const model *m); /* elements of all parameters */
 
 /* ids, targets: I32 [B,S], S <= context. The mean over targets >= 0 of -log p(target), a scalar.
-   `step` selects the dropout masks. In 16 bits attention has FATTN_EXACT_DELTA, unless it is STANDARD. A failure sets
+   `step` selects the dropout masks. In 16 bits attention has FATTN_EXACT_DELTA, unless it is STANDARD or FP8. A failure sets
    the tape's status. */
 fattn_var model_loss(model *m, fattn_tape *t, const fattn_tensor *ids, const fattn_tensor *targets, int64_t step);
 /* The same without dropout, not meant for backward. */

@@ -131,10 +131,11 @@ static const fattn_op_def cached_attention = {
 fattn_var model_attend(const model *m, fattn_tape *t, fattn_var q, fattn_var k, fattn_var v, const model_pass *pass,
                        int layer) {
     const model_config *const c = &m->config;
-    const bool exact_delta = pass->training && c->algorithm != FATTN_ALGO_STANDARD;
+    const bool fp8 = pass->training && c->fp8;
+    const bool exact_delta = pass->training && !fp8 && c->algorithm != FATTN_ALGO_STANDARD;
     const fattn_attention_params params = {
         .struct_size = sizeof params,
-        .flags = FATTN_CAUSAL | (exact_delta ? FATTN_EXACT_DELTA : 0),
+        .flags = FATTN_CAUSAL | (exact_delta ? FATTN_EXACT_DELTA : 0) | (fp8 ? FATTN_FP8 : 0),
         .algorithm = c->algorithm,
         .dropout_p = pass->training ? c->dropout : 0,
         .rng = {.seed = c->seed, .stream = (uint32_t)(pass->step * c->layers + layer)},

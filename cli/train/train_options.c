@@ -62,6 +62,9 @@ const cli_option train_table[] = {
     {"dtype", CLI_CHOICE, FIELD(dtype), "T", 0, 0, "f32|bf16|f16",
      "of weights and activations; 16 bits have F32 masters and gradients, and an exact delta in "
      "attention (FATTN_EXACT_DELTA; not with standard)"},
+    {"fp8", CLI_FLAG, FIELD(fp8), NULL, 0, 0, NULL,
+     "in training attention multiplies 8-bit copies of queries, keys and values in forward (FATTN_FP8, without an exact "
+     "delta): on a CPU to see what that does, on a Hopper GPU for speed; not with standard or dropout"},
     {"loss-scale", CLI_TEXT, FIELD(loss_scale), "S", 0, 0, NULL,
      "of f16: a fixed number, or auto: 65536 at first, half after gradients that overflow, twice after 2000 "
      "steps that do not; auto unless given"},
@@ -367,6 +370,10 @@ static int check_dtype(const train_options *o, bool by_preset) {
         return cli_fail(CLI_USAGE,
                         "--loss-scale %s needs --dtype f16: gradients of f32 and bf16 have the range for none",
                         o->loss_scale);
+    if (o->fp8 && o->algorithm == 1)
+        return cli_fail(CLI_USAGE, "--fp8 needs --algorithm flash: standard has no 8-bit copies");
+    if (o->fp8 && o->dropout > 0)
+        return cli_fail(CLI_USAGE, "--fp8 with --dropout %g: attention on 8-bit copies has no dropout", o->dropout);
     if (!scale_of(o->loss_scale, &scale))
         return cli_fail(CLI_USAGE, "--loss-scale %s is neither auto nor a number in 2^-%d to 2^%d", o->loss_scale,
                         LOSS_SCALE_LOG2, LOSS_SCALE_LOG2);
@@ -495,6 +502,7 @@ model_config train_model_config(const train_options *o, int64_t vocab) {
         .mlp_ratio = (int)o->mlp,
         .algorithm = o->algorithm == 1 ? FATTN_ALGO_STANDARD : FATTN_ALGO_AUTO,
         .dtype = train_dtype(o->dtype),
+        .fp8 = o->fp8,
         .dropout = (float)o->dropout,
         .seed = (uint64_t)o->seed,
     };

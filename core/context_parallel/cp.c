@@ -279,9 +279,9 @@ static fattn_status check_params(fattn_ctx *ctx, const fattn_attention_params *p
                               "from the ranks' rows",
                               (long long)p->q_pos0, (long long)p->k_pos0, (long long)p->max_seqlen_q,
                               (long long)p->max_seqlen_k);
-    if (p->flags & (FATTN_MERGE | FATTN_EXACT_DELTA))
+    if (p->flags & (FATTN_MERGE | FATTN_EXACT_DELTA | FATTN_FP8))
         return fattn_ctx_fail(ctx, FATTN_E_UNSUPPORTED,
-                              "cp: flags 0x%x: FATTN_MERGE and FATTN_EXACT_DELTA are not for it", p->flags);
+                              "cp: flags 0x%x: FATTN_MERGE, FATTN_EXACT_DELTA and FATTN_FP8 are not for it", p->flags);
     if (p->algorithm == FATTN_ALGO_STANDARD)
         return fattn_ctx_fail(ctx, FATTN_E_UNSUPPORTED, "cp: FATTN_ALGO_STANDARD stores N x N, which no rank has");
     return FATTN_OK;
@@ -308,10 +308,10 @@ static fattn_status check_io(fattn_ctx *ctx, const fattn_cp *cp, const fattn_att
         }
     }
     if (io->bias || io->d_bias || io->seqlens_q || io->seqlens_k || io->cu_seqlens_q || io->cu_seqlens_k || io->delta ||
-        io->page_table)
+        io->page_table || io->fp8)
         return fattn_ctx_fail(
             ctx, FATTN_E_UNSUPPORTED,
-            "cp: bias, lengths, pages and delta cannot be given; lengths are those of fattn_cp_create");
+            "cp: bias, lengths, pages, 8-bit copies and delta cannot be given; lengths are those of fattn_cp_create");
     if (io->workspace || io->workspace_bytes || io->saved || io->saved_bytes)
         return fattn_ctx_fail(ctx, FATTN_E_ARG, "cp: workspace and saved must be NULL, it has memory of its own");
     return FATTN_OK;

@@ -67,8 +67,9 @@ FATTN_API FATTN_CHECKED fattn_status fattn_cp_gather(fattn_cp *cp, const fattn_t
    call of the same shapes as before allocates nothing. Collective: shapes, dtypes, flags and params must agree; each
    rank checks its own, and what is sent must have the length that is expected, else FATTN_E_COMM on all.
    Masks, windows, ALiBi and dropout are those of the whole sequence: the same dropout bits as on one device.
-   params: q_pos0, k_pos0 and max_seqlen are 0; FATTN_MERGE, FATTN_EXACT_DELTA and STANDARD are UNSUPPORTED, as are bias
-   and padded lengths (pack them). Errors: those of attention; UNSUPPORTED: ULYSSES, when size does not divide Hkv. */
+   params: q_pos0, k_pos0 and max_seqlen are 0; FATTN_MERGE, FATTN_EXACT_DELTA, FATTN_FP8 and STANDARD are UNSUPPORTED,
+   as are bias and padded lengths (pack them). Errors: those of attention; UNSUPPORTED: ULYSSES, when size does not
+   divide Hkv. */
 FATTN_API FATTN_CHECKED fattn_status fattn_cp_fwd(fattn_cp *cp, const fattn_attention_params *p,
                                                   const fattn_attention_io *io);
 FATTN_API FATTN_CHECKED fattn_status fattn_cp_bwd(fattn_cp *cp, const fattn_attention_params *p,

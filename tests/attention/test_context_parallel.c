@@ -198,6 +198,10 @@ static void with_merge(fattn_attention_params *p, fattn_attention_io *io, fattn_
     (void)io, (void)t;
     p->flags |= FATTN_MERGE;
 }
+static void with_fp8(fattn_attention_params *p, fattn_attention_io *io, fattn_tensor *t) {
+    (void)io, (void)t;
+    p->flags |= FATTN_FP8;
+}
 static void with_position(fattn_attention_params *p, fattn_attention_io *io, fattn_tensor *t) {
     (void)io, (void)t;
     p->q_pos0 = 3;
@@ -219,11 +223,9 @@ static void with_workspace(fattn_attention_params *p, fattn_attention_io *io, fa
     io->workspace = t->data;
 }
 static const refusal refusals[] = {
-    {"FATTN_MERGE", FATTN_E_UNSUPPORTED, with_merge},
-    {"q_pos0 3", FATTN_E_ARG, with_position},
-    {"bias", FATTN_E_UNSUPPORTED, with_bias},
-    {"STANDARD", FATTN_E_UNSUPPORTED, with_standard},
-    {"with 17 rows in dimension 2", FATTN_E_SHAPE, with_rows},
+    {"FATTN_MERGE", FATTN_E_UNSUPPORTED, with_merge}, {"FATTN_FP8", FATTN_E_UNSUPPORTED, with_fp8},
+    {"q_pos0 3", FATTN_E_ARG, with_position},         {"bias", FATTN_E_UNSUPPORTED, with_bias},
+    {"STANDARD", FATTN_E_UNSUPPORTED, with_standard}, {"with 17 rows in dimension 2", FATTN_E_SHAPE, with_rows},
     {"workspace", FATTN_E_ARG, with_workspace},
 };
 

@@ -163,3 +163,253 @@ Test(fp8, forward_is_that_of_the_codes, .timeout = 600) {
         fattn_ctx_destroy(ctx);
     }
 }
+
+/* ---- copies that the caller has made ---- */
+
+static void clear_gradients(attention *a) {
+    for (int n = 2; n < 7; ++n) a->present[attention_outputs[n]] = false;
+}
+
+/* The same bits as with those in the workspace, which shrinks by their size. */
+Test(fp8, explicit_copies) {
+    for (int n = 0; n < CASES + 40; ++n) {
+        char name[32];
+        const attention_case c = case_of(n, name, sizeof name);
+        fattn_ctx *const ctx = context_of(n);
+        attention *const a = attention_new(ctx, &c), *const b = attention_new(ctx, &c);
+        attention_forward(a, LIBRARY);
+        fp8_copies copies = fp8_quantize(b);
+        fp8_forward(b, &copies);
+        clear_gradients(a), clear_gradients(b);
+        attention_same_bits(a, b);
+        cr_assert_eq(a->plan.fwd_workspace - b->plan.fwd_workspace, copies.bytes, "%s", name);
+        attention_reset(b);
+        memset(copies.fp8.partials.data, 0xff, 4); /* forward does not read them */
+        fp8_forward(b, &copies);
+        attention_same_bits(a, b);
+        fp8_free(&copies);
+        attention_free(a), attention_free(b);
+        fattn_ctx_destroy(ctx);
+    }
+}
+
+static void multiply(const fattn_tensor *t, float by) {
+    int64_t at[FATTN_MAX_DIMS] = {0};
+    for (int64_t n = 0; n < fattn_tensor_numel(t); ++n) {
+        attention_index(t, n, at);
+        attention_set(t, at, attention_get(t, at) * (double)by);
+    }
+}
+
+static double at_index(const fattn_tensor *t, int64_t n) {
+    int64_t at[FATTN_MAX_DIMS] = {0};
+    attention_index(t, n, at);
+    return attention_get(t, at);
+}
+
+/* What codes are multiplied by is read, not derived: powers of two move from scales into results, exactly. */
+Test(fp8, scales_are_read) {
+    fattn_ctx *const ctx = attention_context(2);
+    const attention_case c = {"scales",      .B = 2,  .Hq = 4,  .Hkv = 2,           .Sq = 70,
+                              .Sk = 140,     .D = 64, .Dv = 40, .dtype = FATTN_F32, .flags = FATTN_FP8 | FATTN_CAUSAL,
+                              .scale = 0.25f};
+    attention *const a = attention_new(ctx, &c), *const b = attention_new(ctx, &c);
+    fp8_copies copies = fp8_quantize(a);
+    fp8_forward(a, &copies);
+    multiply(&copies.fp8.q_scale, 8), multiply(&copies.fp8.k_scale, 0.5f), multiply(&copies.fp8.q_shift, 4);
+    multiply(&copies.fp8.v_scale, 2), multiply(&copies.fp8.v_mean, 2);
+    b->params.scale = 0.0625f;
+    fp8_forward(b, &copies);
+    for (int64_t n = 0; n < fattn_tensor_numel(&a->t[T_O]); ++n)
+        cr_assert_eq(at_index(&b->t[T_O], n), 2 * at_index(&a->t[T_O], n));
+    for (int64_t n = 0; n < fattn_tensor_numel(&a->t[T_LSE]); ++n)
+        cr_assert_eq(at_index(&b->t[T_LSE], n), at_index(&a->t[T_LSE], n));
+    multiply(&copies.fp8.q_shift, 0);
+    fp8_forward(b, &copies);
+    double off = 0;
+    for (int64_t n = 0; n < fattn_tensor_numel(&a->t[T_LSE]); ++n)
+        off = fmax(off, fabs(at_index(&b->t[T_LSE], n) - at_index(&a->t[T_LSE], n)));
+    cr_assert_gt(off, 0.01, "L has q.mean(k)");
+    fp8_free(&copies);
+    attention_free(a), attention_free(b);
+    fattn_ctx_destroy(ctx);
+}
+
+/* Copies that lie anywhere: every tensor in memory of its own, rows and heads further apart. */
+Test(fp8, copies_with_other_strides) {
+    fattn_ctx *const ctx = attention_context(2);
+    attention_case c = cases[13]; /* packed */
+    c.dtype = FATTN_BF16, c.flags |= FATTN_FP8;
+    attention *const a = attention_new(ctx, &c), *const b = attention_new(ctx, &c);
+    fp8_copies copies = fp8_quantize(a);
+    fp8_forward(a, &copies);
+    fp8_copies moved = {.fp8 = copies.fp8};
+    void *places[9];
+    for (int n = 0; n < 9; ++n) {
+        fattn_tensor *const t = &moved.fp8.q8 + n;
+        int64_t stride = 1;
+        for (int d = t->ndim - 1; d >= 0; --d) {
+            t->stride[d] = stride;
+            stride = (stride * t->shape[d] + 31) / 16 * 16;
+        }
+        const size_t bytes = (size_t)stride * fattn_dtype_size((fattn_dtype)t->dtype);
+        places[n] = aligned_alloc(256, (bytes + 511) / 256 * 256);
+        memset(places[n], 0xff, (bytes + 511) / 256 * 256);
+        t->data = (char *)places[n] + 16;
+    }
+    b->io.fp8 = &moved.fp8;
+    cr_assert_eq(fattn_fp8_quantize(ctx, &b->params, &b->io), FATTN_OK, "%s", fattn_ctx_error(ctx));
+    fp8_forward(b, &moved);
+    clear_gradients(a), clear_gradients(b);
+    attention_same_bits(a, b);
+    for (int n = 0; n < 9; ++n) free(places[n]);
+    fp8_free(&copies);
+    attention_free(a), attention_free(b);
+    fattn_ctx_destroy(ctx);
+}
+
+/* Signs come from the seed and the stream. */
+Test(fp8, other_seeds_give_other_codes) {
+    fattn_ctx *const ctx = attention_context(1);
+    const attention_case c = {"seeds",
+                              .B = 1,
+                              .Hq = 1,
+                              .Sq = 20,
+                              .Sk = 30,
+                              .D = 128,
+                              .dtype = FATTN_BF16,
+                              .flags = FATTN_FP8 | FATTN_FP8_HADAMARD};
+    attention *const a = attention_new(ctx, &c);
+    fp8_copies first = fp8_quantize(a);
+    const size_t codes = (size_t)((char *)first.fp8.v8.data - (char *)first.memory);
+    for (int n = 0; n < 3; ++n) {
+        if (n == 1) a->params.rng.seed += 1;
+        if (n == 2) a->params.rng.seed -= 1, a->params.rng.stream += 1;
+        fp8_copies other = fp8_quantize(a);
+        size_t different = 0;
+        for (size_t e = 0; e < codes; ++e) different += ((uint8_t *)first.memory)[e] != ((uint8_t *)other.memory)[e];
+        cr_assert(n ? different > codes / 4 : different == 0, "%d: %zu of %zu", n, different, codes);
+        fp8_free(&other);
+    }
+    fp8_free(&first);
+    attention_free(a);
+    fattn_ctx_destroy(ctx);
+}
+
+/* ---- backward ---- */
+
+/* With the O and L of this forward, the flag changes nothing. */
+Test(fp8, backward_ignores_the_flag) {
+    for (int n = 0; n < CASES + 40; ++n) {
+        char name[32];
+        attention_case c = case_of(n, name, sizeof name);
+        c.delta = false;
+        fattn_ctx *const ctx = context_of(n);
+        attention *const a = attention_new(ctx, &c);
+        c.flags &= ~(uint32_t)(FATTN_FP8 | FATTN_FP8_HADAMARD);
+        attention *const b = attention_new(ctx, &c);
+        attention_run(a, LIBRARY);
+        attention_forward(b, LIBRARY);
+        cr_assert(strncmp(a->plan.bwd_kernel, b->plan.bwd_kernel, sizeof a->plan.bwd_kernel) == 0);
+        for (int m = 0; m < 2; ++m) {
+            const enum tensor_id id = attention_outputs[m];
+            memcpy(b->fields[id].memory, a->fields[id].memory, a->fields[id].size);
+        }
+        attention_backward(b, LIBRARY);
+        attention_same_bits(a, b);
+        attention_free(a), attention_free(b);
+        fattn_ctx_destroy(ctx);
+    }
+}
+
+/* ---- determinism and memory ---- */
+
+Test(fp8, bits_do_not_depend_on_threads) {
+    static const int threads[4] = {1, 2, 3, 8};
+    for (int n = 2; n < CASES; ++n) {
+        attention *a[4];
+        fattn_ctx *ctx[4];
+        char name[32];
+        const attention_case c = case_of(n, name, sizeof name);
+        for (int t = 0; t < 4; ++t) {
+            ctx[t] = attention_context(threads[t]);
+            a[t] = attention_new(ctx[t], &c);
+            attention_forward(a[t], LIBRARY);
+            clear_gradients(a[t]);
+            if (t) attention_same_bits(a[0], a[t]);
+        }
+        for (int t = 0; t < 4; ++t) attention_free(a[t]), fattn_ctx_destroy(ctx[t]);
+    }
+}
+
+/* Beside the copies: what a call in F32 takes, and for each thread a tile of K and V, and O of a block. */
+Test(fp8, workspace) {
+    fattn_ctx *const ctx = attention_context(2);
+    attention_case c = {"workspace", .B = 1, .Hq = 2, .Sq = 512, .Sk = 512, .D = 64, .Dv = 128, .dtype = FATTN_F32};
+    attention *const plain = attention_new(ctx, &c);
+    c.flags = FATTN_FP8;
+    c.dtype = FATTN_BF16;
+    attention *const a = attention_new(ctx, &c);
+    attention_forward(plain, LIBRARY), attention_forward(a, LIBRARY);
+    fp8_copies copies = fp8_quantize(a);
+    cr_assert_eq(a->plan.fwd_workspace,
+                 copies.bytes + plain->plan.fwd_workspace + 2 * (64 * (64 + 128) * 4 + 128 * 192));
+    a->io.workspace_bytes = a->plan.fwd_workspace - 1;
+    cr_assert_eq(fattn_attention_fwd(ctx, &a->params, &a->io), FATTN_E_WORKSPACE);
+    fp8_free(&copies);
+    attention_free(a), attention_free(plain);
+    fattn_ctx_destroy(ctx);
+}
+
+/* A NaN is not lost: of a row of q in its results, of k in those of the head, of v in its channel. */
+Test(fp8, nan) {
+    fattn_ctx *const ctx = attention_context(1);
+    const attention_case c = {
+        "nan", .B = 1, .Hq = 2, .Sq = 9, .Sk = 140, .D = 64, .dtype = FATTN_BF16, .flags = FATTN_FP8};
+    for (int n = 0; n < 3; ++n) {
+        attention *const a = attention_new(ctx, &c);
+        const int64_t bad[4] = {0, 1, 5, 7};
+        attention_set(&a->t[n], bad, NAN);
+        attention_forward(a, LIBRARY);
+        for (int64_t h = 0; h < 2; ++h)
+            for (int64_t i = 0; i < 9; ++i)
+                for (int64_t d = 0; d < 64; ++d) {
+                    const int64_t at[4] = {0, h, i, d};
+                    const bool want = h == 1 && (n == 0 ? i == 5 : n == 1 || d == 7);
+                    cr_assert_eq(isnan(attention_get(&a->t[T_O], at)) != 0, want, "%d: %d %d %d", n, (int)h, (int)i,
+                                 (int)d);
+                    cr_assert_eq(isnan(attention_get(&a->t[T_LSE], at)) != 0, want && n != 2, "%d", n);
+                }
+        attention_free(a);
+    }
+    fattn_ctx_destroy(ctx);
+}
+
+/* Sinks at the ends of their range, with keys and without. */
+Test(fp8, sinks_at_the_ends) {
+    fattn_ctx *const ctx = attention_context(1);
+    const attention_case c = {"sinks",
+                              .B = 1,
+                              .Hq = 3,
+                              .Sq = 4,
+                              .Sk = 2,
+                              .D = 16,
+                              .dtype = FATTN_F32,
+                              .sink = true,
+                              .flags = FATTN_FP8 | FATTN_CAUSAL}; /* rows 0 and 1 see no key */
+    attention *const a = attention_new(ctx, &c), *const plain = attention_new(ctx, &c);
+    plain->params.flags &= ~(uint32_t)FATTN_FP8;
+    static const double sinks[3] = {-INFINITY, INFINITY, 0.5};
+    for (int64_t h = 0; h < 3; ++h)
+        attention_set(&a->t[T_SINK], &h, sinks[h]), attention_set(&plain->t[T_SINK], &h, sinks[h]);
+    attention_forward(a, LIBRARY), attention_forward(plain, LIBRARY);
+    for (int64_t h = 0; h < 3; ++h)
+        for (int64_t i = 0; i < 4; ++i) {
+            const int64_t at[4] = {0, h, i, 0};
+            const double L = attention_get(&a->t[T_LSE], at), want = attention_get(&plain->t[T_LSE], at);
+            cr_assert(L == want || fabs(L - want) < 0.05, "%d %d: %g, not %g", (int)h, (int)i, L, want);
+            if (i < 2 || h == 1) cr_assert_eq(attention_get(&a->t[T_O], at), 0);
+        }
+    attention_free(a), attention_free(plain);
+    fattn_ctx_destroy(ctx);
+}

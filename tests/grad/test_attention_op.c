@@ -312,6 +312,70 @@ Test(attention_op, exact_delta) {
     }
 }
 
+/* ---- FATTN_FP8 ---- */
+
+static fattn_tensor like(const fattn_tensor *t, fattn_dtype type, int ndim) {
+    fattn_tensor y;
+    cr_assert_eq(fattn_tensor_alloc(ctx, type, ndim, t->shape, &y), FATTN_OK);
+    return y;
+}
+
+static void same_numbers(const fattn_tensor *x, const fattn_tensor *y) {
+    static double values[2][NUMBERS];
+    const int64_t count = fattn_tensor_numel(x);
+    const fattn_tensor *const both[2] = {x, y};
+    for (int n = 0; n < 2; ++n) {
+        const fattn_tensor to = fattn_tensor_view(values[n], FATTN_F64, FATTN_CPU, 0, x->ndim, x->shape);
+        cr_assert_eq(fattn_tensor_copy(ctx, &to, both[n]), FATTN_OK);
+    }
+    cr_assert_eq(memcmp(values[0], values[1], (size_t)count * sizeof(double)), 0);
+}
+
+/* O and L are those of a call with the flag, gradients those of one without it on this O and L, in every dtype. */
+Test(attention_op, fp8) {
+    static const fattn_dtype types[3] = {FATTN_F32, FATTN_F16, FATTN_BF16};
+    const int64_t shape[3][4] = {{1, HEADS, ROWS, WIDE}, {1, HEADS, ROWS, WIDE}, {1, HEADS, ROWS, WIDE}};
+    for (int n = 0; n < 3; ++n) {
+        begin(types[n], shape);
+        fattn_tensor weights = like(&params[0].value, types[n], 4), want_o = like(&weights, types[n], 4);
+        fattn_tensor want_l = like(&weights, FATTN_F32, 3), o, l, d[3], room;
+        cr_assert_eq(fattn_tensor_normal(ctx, &weights, 0, 1, (fattn_rng){5, 0, 0}), FATTN_OK);
+        for (int i = 0; i < 3; ++i) d[i] = like(&weights, types[n], 4);
+        fattn_attention_params p = {.struct_size = sizeof p, .flags = FATTN_CAUSAL | FATTN_FP8 | FATTN_FP8_HADAMARD};
+        const fattn_attention_vars x = use_all();
+        fattn_var lse;
+        const fattn_var out = fattn_op_attention_ex(tape, &x, &p, &lse);
+        cr_assert_eq(fattn_tape_value(tape, out, &o), FATTN_OK, "%s", fattn_ctx_error(ctx));
+        cr_assert_eq(fattn_tape_value(tape, lse, &l), FATTN_OK);
+        const fattn_var loss = fattn_op_sum(tape, fattn_op_mul(tape, out, fattn_input(tape, &weights)), NULL, 0, 0);
+        cr_assert_eq(fattn_tape_backward(tape, loss), FATTN_OK, "%s", fattn_ctx_error(ctx));
+
+        fattn_attention_io io = {.struct_size = sizeof io,
+                                 .q = &params[0].value,
+                                 .k = &params[1].value,
+                                 .v = &params[2].value,
+                                 .o = &want_o,
+                                 .lse = &want_l,
+                                 .d_o = &weights,
+                                 .dq = &d[0],
+                                 .dk = &d[1],
+                                 .dv = &d[2]};
+        fattn_attention_plan plan = {.struct_size = sizeof plan};
+        cr_assert_eq(fattn_attention_query(ctx, &p, &io, &plan), FATTN_OK, "%s", fattn_ctx_error(ctx));
+        const int64_t bytes = (int64_t)(plan.fwd_workspace + plan.bwd_workspace);
+        cr_assert_eq(fattn_tensor_alloc(ctx, FATTN_U8, 1, &bytes, &room), FATTN_OK);
+        io.workspace = room.data, io.workspace_bytes = (size_t)bytes;
+        cr_assert_eq(fattn_attention_fwd(ctx, &p, &io), FATTN_OK, "%s", fattn_ctx_error(ctx));
+        p.flags = FATTN_CAUSAL;
+        cr_assert_eq(fattn_attention_bwd(ctx, &p, &io), FATTN_OK, "%s", fattn_ctx_error(ctx));
+        same_numbers(&o, &want_o), same_numbers(&l, &want_l);
+        for (int i = 0; i < 3; ++i) same_numbers(&params[i].grad, &d[i]), fattn_tensor_free(ctx, &d[i]);
+        fattn_tensor_free(ctx, &weights), fattn_tensor_free(ctx, &want_o), fattn_tensor_free(ctx, &want_l);
+        fattn_tensor_free(ctx, &room);
+        end();
+    }
+}
+
 Test(attention_op, rows_past_the_end_are_zero) {
     const int64_t shapes[3][4] = {{2, 2, 6, 3}, {2, 1, 7, 3}, {2, 1, 7, 3}};
     int32_t rows[2] = {4, 0}, keys[2] = {3, 7};
@@ -415,6 +479,14 @@ Test(attention_op, errors) {
     p.flags = FATTN_MERGE;
     x = use_all();
     rejected(fattn_op_attention_ex(tape, &x, &p, NULL), FATTN_E_ARG, "MERGE");
+    p.flags = FATTN_FP8;
+    x = use_all();
+    rejected(fattn_op_attention_ex(tape, &x, &p, NULL), FATTN_E_UNSUPPORTED, "FATTN_FP8 has no F64");
+    uint8_t codes[2 * 4 * 3] = {0};
+    const fattn_tensor q8 = fattn_tensor_view(codes, FATTN_F8E4M3, FATTN_CPU, 0, 4, shapes[0]);
+    p.flags = 0;
+    x = use_all(), x.q = fattn_input(tape, &q8);
+    rejected(fattn_op_attention_ex(tape, &x, &p, NULL), FATTN_E_DTYPE, "q: dtype f8e4m3");
     p.flags = 0, p.scale = -1;
     x = use_all();
     rejected(fattn_op_attention_ex(tape, &x, &p, NULL), FATTN_E_ARG, "scale");

@@ -352,6 +352,53 @@ static void rounds(const fattni_cpu_kernels *k) {
 }
 Test(cpu_tile, round) { each(rounds); }
 
+/* Codes as floats, rows as they lie and columns in the order of fattn/fp8.h, and P in units of 1/64. */
+static void e4m3(const fattni_cpu_kernels *k) {
+    if (!k->load_e4m3) return;
+    enum { KEYS = 64, COLUMNS = 70, PITCH = 80 };
+    static uint8_t codes[COLUMNS][PITCH];
+    static float out[KEYS + 1][COLUMNS], p[FATTNI_TILE_KEYS * 48];
+    for (int d = 0; d < COLUMNS; ++d)
+        for (int j = 0; j < PITCH; ++j) codes[d][j] = (uint8_t)(d * 37 + j * 11 + d * j);
+    for (int n = 1; n <= COLUMNS; ++n) {
+        const int keys = 1 + n * 29 % KEYS;
+        memset(out, 0x55, sizeof out);
+        k->load_e4m3(keys, n, codes[0], PITCH, out[0], COLUMNS);
+        for (int i = 0; i <= KEYS; ++i)
+            for (int d = 0; d < COLUMNS; ++d) {
+                const float want = fattni_e4m3_to_float(codes[i][d]), kept = fattni_bits_float(0x55555555);
+                const uint32_t bits = fattni_float_bits(i < keys && d < n ? want : kept);
+                cr_assert_eq(fattni_float_bits(out[i][d]), bits, "%s %d: %d %d", k->isa, n, i, d);
+            }
+        memset(out, 0x55, sizeof out);
+        k->load_e4m3_columns(keys, n, codes[0], PITCH, out[0], COLUMNS);
+        for (int j = 0; j <= KEYS; ++j)
+            for (int d = 0; d < COLUMNS; ++d) {
+                const int column = j / 16 * 16 + j % 8 / 2 * 4 + j / 8 % 2 * 2 + j % 2;
+                const float want = fattni_e4m3_to_float(codes[d][column]), kept = fattni_bits_float(0x55555555);
+                const uint32_t bits = fattni_float_bits(j < keys && d < n ? want : kept);
+                cr_assert_eq(fattni_float_bits(out[j][d]), bits, "%s %d: %d %d", k->isa, n, j, d);
+            }
+    }
+    const int64_t count = FATTNI_TILE_KEYS * k->rows;
+    const fattni_tile t = {k->rows, FATTNI_TILE_KEYS, .lo = -FATTNI_UNBOUNDED, .hi = FATTNI_UNBOUNDED};
+    for (int n = 0; n < 60; ++n) { /* 2^-19 and up, ties among them */
+        float x[FATTNI_TILE_KEYS * 48];
+        for (int64_t e = 0; e < count; ++e) {
+            const uint32_t bits = 0x36000000 + (uint32_t)(n * count + e) * 2467u % 0x09800000;
+            x[e] = p[e] = fattni_bits_float(e % 3 ? bits : (bits & 0xfff00000) | 0x80000);
+        }
+        x[7] = p[7] = 1, x[8] = p[8] = 0, x[9] = p[9] = NAN;
+        k->round_e4m3(&t, p);
+        for (int64_t e = 0; e < count; ++e) {
+            const float want = fattni_e4m3_to_float(fattni_float_to_e4m3(64 * x[e])) / 64;
+            cr_assert(e == 9 ? isnan(p[e]) : p[e] == want, "%s: %a gives %a, not %a", k->isa, (double)x[e],
+                      (double)p[e], (double)want);
+        }
+    }
+}
+Test(cpu_tile, e4m3) { each(e4m3); }
+
 #ifdef FATTNI_HAVE_BF16_PRODUCTS
 /* The model of the instructions gives their bits, where the machine has them: numbers of all signs and many sizes,
    subnormal ones among them. */
