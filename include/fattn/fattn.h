@@ -8,6 +8,7 @@
 #include <fattn/comm.h>
 #include <fattn/context.h>
 #include <fattn/context_parallel.h>
+#include <fattn/graph.h>
 #include <fattn/kv_cache.h>
 #include <fattn/optim.h>
 #include <fattn/parallel.h>
