@@ -21,6 +21,7 @@ typedef struct fattni_kernel {
     const char *(*plan)(const fattn_ctx *ctx, const fattni_problem *p, fattni_kernel_plan *out);
     fattn_status (*run)(fattn_ctx *ctx, const fattni_problem *p, const fattni_kernel_plan *plan);
     uint32_t dtypes; /* bit t: supports q of fattn_dtype t; 0: all */
+    bool unified;    /* forward: knows FATTN_UNIFIED_MAX */
 } fattni_kernel;
 
 /* fwd_table.c and bwd_table.c: the rows in order of preference, then NULL. A row is defined in its
