@@ -14,8 +14,8 @@
    Code        K and V are usually not in L2, and with them the code is pushed out of it: what runs once, in particular
                all that comes after the keys, is written to be short.
    Variants    few: windows, lengths, sink, merge; few_general: every feature, as uniform branches; few_unified: as
-               few, with m given (FlashDecoding++, Hong et al. 2023). Nothing is rescaled then, but once at the end: no P
-               is 1, so that rounding would show in a row that one key dominates, and O is multiplied by the sum of P
+               few, with m given (FlashDecoding++, Hong et al. 2023). Nothing is rescaled then, but once at the end: no
+               P is 1, so that rounding would show in a row that one key dominates, and O is multiplied by the sum of P
                over that of the rounded P. A warp whose l or O leave their range computes its keys once more, with
                maxima.
 

@@ -161,9 +161,9 @@ static double largest(const fattn_tensor *t) {
 /* Errors of F32 arithmetic that are allowed in addition to twice the baseline's, whose largest error may by
    chance be small where few numbers are compared. Roundings of half a unit are a random walk over the D
    products of a score and over sums of S keys and rows. Scores have size 8 (with ALiBi, that of the
-   distances; relative to a unified maximum up to 64), dP has size 3 sqrt(Dv) before delta is subtracted: s and L, which the baseline does not
-   compute, P and dP have errors of that many half units, and results computed from them the same relative
-   error. dP and delta are sums whose roundings, in units of their size sqrt(k) after k terms, add up to
+   distances; relative to a unified maximum up to 64), dP has size 3 sqrt(Dv) before delta is subtracted: s
+   and L, which the baseline does not compute, P and dP have errors of that many half units, and results
+   computed from them the same relative error. dP and delta are sums whose roundings, in units of their size sqrt(k) after k terms, add up to
    Dv / sqrt(6): a G that should be 0 has an error of three times that, times elements of size 4. Errors
    summed over rows add up as a random walk, also where the sum itself is 0. */
 static double granted(const attention *want, enum tensor_id id) {
