@@ -3,7 +3,8 @@
 
 K and V are read from memory, not from L2: calls in a row use different ones, of 256 MB together. Times are those of
 CUDA graphs of many calls, which leave out the host. TB/s: bytes of K and V by time; `read`: what summing up a tensor
-reaches.
+reaches. `--unified MAX ...` adds FATTN_UNIFIED_MAX with these maxima: scores are normal numbers of deviation 1, so
+that 0 fits and 200 has every part computed twice.
 """
 import argparse
 import pathlib
@@ -28,6 +29,10 @@ def tensors(B, Hq, Hkv, Sq, Sk, d):
                 lse=torch.empty(B, Hq, Sq, device="cuda"))
 
 
+def unified(maximum):
+    return dict(flags=peers.UNIFIED_MAX, params=dict(unified_max=maximum))
+
+
 def torch_call(t, name):
     def call():
         with sdpa_kernel(BACKENDS[name]):
@@ -39,23 +44,24 @@ def torch_call(t, name):
     return call
 
 
-def check(library):
-    """Relative errors of O and L against fp64, beside FlashAttention-2's of O."""
+def check(library, maxima):
+    """Relative errors of O and L against fp64, beside FlashAttention-2's of O; also with unified maxima."""
     bad = 0
     for B, Hq, Hkv, Sq, Sk, d in ((2, 8, 2, 1, 3000, 128), (1, 4, 4, 5, 20000, 64), (3, 16, 1, 1, 1111, 256),
                                   (1, 32, 8, 3, 9000, 128), (2, 3, 3, 40, 777, 64)):
         t = tensors(B, Hq, Hkv, Sq, Sk, d)
-        library.prepare(**t).fwd()
         k, v = (t[n].double().repeat_interleave(Hq // Hkv, 1) for n in "kv")
         s = t["q"].double() @ k.transpose(2, 3) / d ** 0.5
         want = s.softmax(-1) @ v
         peer = torch_call(t, "fa2")
-        o, L = peers.relative(t["o"], want), (t["lse"].double() - s.logsumexp(-1)).abs().max().item()
         theirs = peers.relative(peer(), want) if peer else float("nan")
-        wrong = not (L < 1e-5 and o < 4e-3)
-        bad += wrong
-        print(f"B{B} Hq{Hq} Hkv{Hkv} Sq{Sq} Sk{Sk} d{d}: O {o:.2e}, fa2's {theirs:.2e}, L {L:.1e}",
-              "BAD" if wrong else "")
+        for way in [{}] + [unified(m) for m in maxima if Sq <= 16]:
+            library.prepare(**way, **t).fwd()
+            o, L = peers.relative(t["o"], want), (t["lse"].double() - s.logsumexp(-1)).abs().max().item()
+            wrong = not (L < 1e-5 and o < 4e-3)
+            bad += wrong
+            print(f"B{B} Hq{Hq} Hkv{Hkv} Sq{Sq} Sk{Sk} d{d} {way.get('params', '')}: O {o:.2e}, fa2's {theirs:.2e}, "
+                  f"L {L:.1e}", "BAD" if wrong else "")
     print("check:", "FAILED" if bad else "ok", flush=True)
 
 
@@ -92,6 +98,7 @@ def main():
     p.add_argument("--beside", metavar="LIBRARY", nargs="*", default=[], help="other builds of libfattn, by file name")
     p.add_argument("--arch-cap", type=int, default=0)
     p.add_argument("--peers", nargs="*", default=["fa2", "cudnn"], help="of fa2, cudnn, efficient")
+    p.add_argument("--unified", metavar="MAX", type=float, nargs="*", default=[], help="of FATTN_UNIFIED_MAX")
     p.add_argument("--dims", type=int, nargs="*", default=[128])
     p.add_argument("--groups", type=int, nargs="*", default=[1, 4, 8])
     p.add_argument("--batches", type=int, nargs="*", default=[1, 8, 64])
@@ -104,7 +111,7 @@ def main():
     libraries = {n: peers.Library(path, peers.CUDA, arch_cap=a.arch_cap, stream=stream.cuda_stream)
                  for n, path in [("ours", a.library)] + [(pathlib.Path(x).stem, x) for x in a.beside]}
     print(torch.cuda.get_device_name())
-    check(libraries["ours"])
+    check(libraries["ours"], a.unified)
     x = torch.ones(1 << 30, device="cuda", dtype=torch.float32)
     ms = interleaved({"read": [lambda: x.sum()]}, stream, 5)["read"]
     print(f"read {x.numel() * 4 / ms * 1e-9:.2f} TB/s; Hkv 8")
@@ -120,6 +127,8 @@ def main():
                             continue
                         sets = [tensors(B, 8 * group, 8, Sq, Sk, d) for _ in range(-(-COLD // size))]
                         calls = {n: [c.prepare(**t).fwd for t in sets] for n, c in libraries.items()}
+                        for m in a.unified if Sq <= 16 else ():
+                            calls[f"unified {m:g}"] = [libraries["ours"].prepare(**unified(m), **t).fwd for t in sets]
                         for name in a.peers:
                             each = [torch_call(t, name) for t in sets]
                             if all(each):

@@ -23,7 +23,7 @@ F64, F32, F16, BF16, I32 = 1, 2, 3, 4, 5
 DTYPES = {torch.float64: F64, torch.float32: F32, torch.float16: F16, torch.bfloat16: BF16,
           torch.int32: I32}
 CPU, CUDA = 1, 2
-CAUSAL, TF32, EXACT_DELTA = 1, 16, 64
+CAUSAL, TF32, EXACT_DELTA, UNIFIED_MAX = 1, 16, 64, 1 << 15
 
 
 class Tensor(C.Structure):
@@ -42,7 +42,7 @@ class Params(C.Structure):
                 ("window_left", C.c_int32), ("window_right", C.c_int32),
                 ("max_seqlen_q", C.c_int64), ("max_seqlen_k", C.c_int64), ("q_pos0", C.c_int64),
                 ("k_pos0", C.c_int64), ("rng", Rng), ("rng_batch0", C.c_int32),
-                ("rng_head0", C.c_int32), ("rng_heads", C.c_int32), ("reserved", C.c_int32)]
+                ("rng_head0", C.c_int32), ("rng_heads", C.c_int32), ("unified_max", C.c_float)]
 
 
 IO_TENSORS = ["q", "k", "v", "o", "lse", "bias", "alibi", "sink", "seqlens_q", "seqlens_k",

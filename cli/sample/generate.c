@@ -2,14 +2,21 @@
 
 #include "cli/base/device.h"
 
+#include <fattn/graph.h>
+
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 struct generator {
     fattn_ctx *ctx;
     model *m;
-    fattn_tape *tape;
+    fattn_tape *tape;   /* of passes over several tokens */
+    fattn_tape *one;    /* of passes over one: with a graph its memory stays as it was recorded */
+    fattn_graph *graph; /* of such a pass; NULL: not yet, or on the CPU */
+    bool warm;          /* such a pass has run */
+    fattn_tensor after; /* the logits that the graph computes */
     model_cache *cache; /* of the window's first tokens; those beyond are not computed yet */
     fattn_tensor ids;   /* I32 [context], on the device */
     int32_t *window;    /* [context] */
@@ -32,6 +39,7 @@ fattn_status generator_create(fattn_ctx *ctx, model *m, fattn_tape *t, generator
     if (!g->window || !g->logits || !g->scratch)
         s = fattn_ctx_fail(ctx, FATTN_E_NOMEM, "no memory for a window of %lld tokens and %lld logits",
                            (long long)c->context, (long long)model_columns(c));
+    if (!s) s = fattn_tape_create(ctx, &g->one);
     if (!s) s = fattn_tensor_alloc(ctx, FATTN_I32, 1, &c->context, &g->ids);
     if (!s) s = model_cache_create(m, &g->cache);
     if (s)
@@ -43,12 +51,49 @@ fattn_status generator_create(fattn_ctx *ctx, model *m, fattn_tape *t, generator
 
 void generator_destroy(generator *g) {
     if (!g) return;
+    fattn_graph_destroy(g->ctx, g->graph);
+    fattn_tape_destroy(g->one);
     model_cache_destroy(g->cache);
     fattn_tensor_free(g->ctx, &g->ids);
     free(g->window);
     free(g->logits);
     free(g->scratch);
     free(g);
+}
+
+static fattn_status run(generator *g, fattn_tape *t, const fattn_tensor *ids, fattn_tensor *logits) {
+    fattn_tape_reset(t);
+    return model_next_logits(g->m, t, ids, g->cache, logits);
+}
+
+/* Records a pass over one token. Of two failures the message is the first one's. */
+static fattn_status record(generator *g, const fattn_tensor *ids) {
+    char why[512];
+    fattn_tape_reset(g->one); /* its memory becomes one block before the recording, which may not allocate */
+    fattn_status s = fattn_graph_begin(g->ctx);
+    if (s) return s;
+    s = model_next_logits(g->m, g->one, ids, g->cache, &g->after);
+    snprintf(why, sizeof why, "%s", fattn_ctx_error(g->ctx));
+    const fattn_status ended = fattn_graph_end(g->ctx, &g->graph);
+    if (!s) return ended;
+    fattn_graph_destroy(g->ctx, g->graph);
+    g->graph = NULL;
+    return fattn_ctx_fail(g->ctx, s, "%s", why);
+}
+
+/* A token behind others. On a GPU the first time as it is, which loads kernels and sizes the tape's memory, then as a
+   graph. */
+static fattn_status run_one(generator *g, const fattn_tensor *ids, fattn_tensor *logits) {
+    const bool graphs = fattn_ctx_device(g->ctx) == FATTN_CUDA && g->warm, recorded = g->graph;
+    fattn_status s = FATTN_OK;
+    g->warm = true;
+    if (!graphs) return run(g, g->one, ids, logits);
+    if (recorded)
+        s = model_cache_count_launch(g->cache);
+    else
+        s = record(g, ids);
+    *logits = g->after;
+    return s ? s : fattn_graph_launch(g->ctx, g->graph);
 }
 
 /* Computes the symbols of the window that the cache lacks, and the logits after them. */
@@ -61,8 +106,7 @@ static fattn_status compute(generator *g) {
     fattn_status s = device_write_i32(g->ctx, &row, g->window + done);
     if (s) return s;
     const fattn_tensor ids = fattn_tensor_view(row.data, FATTN_I32, (fattn_device)row.device, row.device_id, 2, shape);
-    fattn_tape_reset(g->tape);
-    s = fattn_tape_value(g->tape, model_next_logits(g->m, g->tape, &ids, g->cache), &logits);
+    s = done > 0 && done + 1 == g->n ? run_one(g, &ids, &logits) : run(g, g->tape, &ids, &logits);
     if (!s) s = device_read(g->ctx, &logits, g->logits);
     for (int64_t i = 0; !s && i < vocab; ++i)
         if (!isfinite(g->logits[i]))

@@ -1,5 +1,6 @@
 /* Tokens from a model, one after another, each computed from those before by a cache of keys and values: one pass over
-   the prompt, then one row per token, whose cost depends on the tokens before by attention alone.
+   the prompt, then one row per token, whose cost depends on the tokens before by attention alone. On a GPU that row is
+   a graph, recorded once.
 
    A model has seen `context` positions. When the window is full, it begins again with its last context / 2 tokens, as
    if they began a sequence: one more pass over that many for every context / 2 tokens. A window that slides by one
@@ -12,7 +13,7 @@
 #include "cli/train/model.h"
 
 typedef struct generator generator;
-/* Borrows ctx, m and t, and resets t with every token. ctx gets the error messages. */
+/* Borrows ctx, m and t, and resets t with every pass over several tokens. ctx gets the error messages. */
 fattn_status generator_create(fattn_ctx *ctx, model *m, fattn_tape *t, generator **out);
 void generator_destroy(generator *g); /* NULL is allowed */
 /* Begins with these symbols, n >= 1, of which the last `context` count; the logits of the next one are computed. ARG: a

@@ -57,14 +57,12 @@ static fattn_status init(model *m) {
 static fattn_var attend(const model *m, fattn_tape *t, fattn_param *p, fattn_var x, const model_pass *pass, int layer) {
     const model_config *c = &m->config;
     const fattn_var none = {0};
-    const int64_t position = model_position(pass);
     const int H = c->heads, G = c->kv_heads, D = (int)(c->channels / H);
     const fattn_var h = fattn_op_rmsnorm(t, x, fattn_use(t, &p[ATTN_NORM]), NORM_EPS);
     const fattn_var qkv = fattn_op_linear(t, h, fattn_use(t, &p[QKV]), none); /* [B,S,(H+2G)D] */
-    const fattn_var q = fattn_op_rope(t, fattn_op_heads(t, qkv, 0, H, D), ROPE_BASE, position);
-    const fattn_var k = fattn_op_rope(t, fattn_op_heads(t, qkv, H, G, D), ROPE_BASE, position);
+    const fattn_var q = fattn_op_heads(t, qkv, 0, H, D), k = fattn_op_heads(t, qkv, H, G, D);
     const fattn_var v = fattn_op_heads(t, qkv, H + G, G, D);
-    const fattn_var o = fattn_op_merge(t, model_attend(m, t, q, k, v, pass, layer)); /* [B,S,C] */
+    const fattn_var o = fattn_op_merge(t, model_attend(m, t, q, k, v, ROPE_BASE, pass, layer)); /* [B,S,C] */
     return fattn_op_add(t, x, fattn_op_linear(t, o, fattn_use(t, &p[ATTN_OUT]), none));
 }
 
@@ -79,7 +77,7 @@ static fattn_var trunk(model *m, fattn_tape *t, const fattn_tensor *ids, fattn_v
     const model_config *c = &m->config;
     const fattn_var none = {0};
     fattn_var x = fattn_op_embedding(t, embedding, fattn_input(t, ids));
-    const fattn_var shifted = op_shift(t, x, pass->cache ? &pass->cache->before : NULL, model_position(pass) > 0);
+    const fattn_var shifted = op_shift(t, x, pass->cache ? &pass->cache->before : NULL);
     x = fattn_op_add(t, x, fattn_op_linear(t, shifted, fattn_use(t, &m->params[SHIFT]), none));
     for (int layer = 0; layer < c->layers; ++layer) {
         fattn_param *p = &m->params[FIRST_BLOCK + layer * BLOCK_PARAMS];
@@ -249,13 +247,17 @@ fattn_var model_logits(model *m, fattn_tape *t, const fattn_tensor *ids) {
     return fattn_op_linear(t, m->arch->trunk(m, t, ids, embedding, &plain), embedding, (fattn_var){0});
 }
 
-fattn_var model_next_logits(model *m, fattn_tape *t, const fattn_tensor *ids, model_cache *cache) {
+fattn_status model_next_logits(model *m, fattn_tape *t, const fattn_tensor *ids, model_cache *cache,
+                               fattn_tensor *logits) {
     const int64_t S = ids->shape[1];
     const model_pass pass = {.cache = cache};
+    fattn_status status = model_cache_open(cache, S);
+    if (status) return status;
     const fattn_var embedding = fattn_use(t, &m->params[EMBEDDING]);
     const fattn_var hidden = m->arch->trunk(m, t, ids, embedding, &pass);
     const fattn_var last = fattn_op_slice(t, hidden, 1, S - 1, S);
-    const fattn_var logits = fattn_op_linear(t, last, embedding, (fattn_var){0});
-    if (logits.id) cache->n += S;
-    return logits;
+    fattn_var y = fattn_op_linear(t, last, embedding, (fattn_var){0});
+    if (dtype_of(m) != FATTN_F32) y = fattn_op_cast(t, y, FATTN_F32);
+    status = fattn_tape_value(t, y, logits);
+    return status ? status : model_cache_add(cache, S);
 }

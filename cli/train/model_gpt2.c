@@ -97,15 +97,14 @@ static fattn_var norm(fattn_tape *t, fattn_var x, fattn_param *p, int gain) {
 static fattn_var trunk(model *m, fattn_tape *t, const fattn_tensor *ids, fattn_var embedding, const model_pass *pass) {
     const model_config *c = &m->config;
     const int H = c->heads, D = (int)(c->channels / H);
-    const int64_t first = model_position(pass);
-    const fattn_tensor positions = fattn_tensor_slice(&m->positions, 0, first, first + ids->shape[1]);
+    const fattn_tensor positions = model_positions(m, pass, ids->shape[1]);
     const fattn_var at = fattn_op_embedding(t, fattn_use(t, &m->params[WPE]), fattn_input(t, &positions)); /* [S,C] */
     fattn_var x = fattn_op_add(t, fattn_op_embedding(t, embedding, fattn_input(t, ids)), at);              /* [B,S,C] */
     for (int layer = 0; layer < c->layers; ++layer) {
         fattn_param *p = &m->params[FIRST_BLOCK + layer * BLOCK_PARAMS];
         const fattn_var qkv = linear(t, norm(t, x, p, LN_1), p, ATTN); /* [B,S,3C] */
         const fattn_var q = fattn_op_heads(t, qkv, 0, H, D), k = fattn_op_heads(t, qkv, H, H, D);
-        const fattn_var o = model_attend(m, t, q, k, fattn_op_heads(t, qkv, 2 * H, H, D), pass, layer);
+        const fattn_var o = model_attend(m, t, q, k, fattn_op_heads(t, qkv, 2 * H, H, D), 0, pass, layer);
         x = fattn_op_add(t, x, linear(t, fattn_op_merge(t, o), p, ATTN_PROJ));
         const fattn_var h = fattn_op_gelu(t, linear(t, norm(t, x, p, LN_2), p, FC));
         x = fattn_op_add(t, x, linear(t, h, p, FC_PROJ));

@@ -52,20 +52,26 @@ typedef struct model_kv {
     fattn_tensor k, v; /* [1,G,context,D] */
 } model_kv;
 
+/* What a token changes is on the device, so that a recorded pass of one token can be launched for each. */
 struct model_cache {
     fattn_ctx *ctx;
     int layers;
-    model_kv *kv;        /* [layers] */
-    fattn_tensor before; /* SHIFT: the last token's embedding, [1,1,C] */
-    int64_t n;           /* tokens; the position of the next one */
+    model_kv *kv;               /* [layers] */
+    fattn_tensor before;        /* SHIFT: the last token's embedding, [1,1,C]; 0 in the beginning */
+    fattn_tensor length, after; /* I32 [1]: tokens before and after a pass */
+    int64_t n;                  /* the host's copy of `length` */
 };
 
-/* Of the pass's first token. */
-static inline int64_t model_position(const model_pass *pass) { return pass->cache ? pass->cache->n : 0; }
+/* Before and after a pass of S tokens; add moves `length` on. */
+fattn_status model_cache_open(model_cache *cache, int64_t S);
+fattn_status model_cache_add(model_cache *cache, int64_t S);
+/* I32 [S]: the positions of a pass's tokens. */
+fattn_tensor model_positions(const model *m, const model_pass *pass, int64_t S);
 
 /* q [B,H,S,D], k, v [B,G,S,D]: causal attention, in training with the config's dropout and, where o has 16 bits, an
-   exact delta, unless it is STANDARD. With a cache k and v are appended to it, and q attends to all it then has. */
-fattn_var model_attend(const model *m, fattn_tape *t, fattn_var q, fattn_var k, fattn_var v, const model_pass *pass,
-                       int layer);
+   exact delta, unless it is STANDARD. rope_base: q and k are turned by their positions before; 0: they are not. With a
+   cache k and v are appended to it, and q attends to all it then has. */
+fattn_var model_attend(const model *m, fattn_tape *t, fattn_var q, fattn_var k, fattn_var v, float rope_base,
+                       const model_pass *pass, int layer);
 
 #endif

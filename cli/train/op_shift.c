@@ -1,10 +1,10 @@
 #include "cli/train/op_shift.h"
 
+#include <stdbool.h>
 #include <string.h>
 
 typedef struct attribute {
     fattn_tensor carried; /* ndim 0: none */
-    bool follows;
 } attribute;
 
 static fattn_status infer(fattn_op_call *c) {
@@ -32,8 +32,9 @@ static fattn_status forward(fattn_op_call *c) {
     const int64_t S = c->in[0].shape[1];
     const fattn_tensor first = rows(&c->out[0], 0, 1), rest = rows(&c->out[0], 1, S);
     const fattn_tensor before = rows(&c->in[0], 0, S - 1), last = rows(&c->in[0], S - 1, S);
-    fattn_status s = a->follows ? fattn_tensor_copy(c->ctx, &first, &a->carried) : zero(c->ctx, &first);
-    if (!s && a->carried.ndim > 0) s = fattn_tensor_copy(c->ctx, &a->carried, &last);
+    const bool carries = a->carried.ndim > 0;
+    fattn_status s = carries ? fattn_tensor_copy(c->ctx, &first, &a->carried) : zero(c->ctx, &first);
+    if (!s && carries) s = fattn_tensor_copy(c->ctx, &a->carried, &last);
     return s ? s : fattn_tensor_copy(c->ctx, &rest, &before);
 }
 
@@ -57,7 +58,7 @@ static const fattn_op_def shift = {
     .backward = backward,
 };
 
-fattn_var op_shift(fattn_tape *t, fattn_var x, const fattn_tensor *carried, bool follows) {
-    const attribute a = {.carried = carried ? *carried : (fattn_tensor){0}, .follows = carried && follows};
+fattn_var op_shift(fattn_tape *t, fattn_var x, const fattn_tensor *carried) {
+    const attribute a = {.carried = carried ? *carried : (fattn_tensor){0}};
     return fattn_op_custom(t, &shift, &x, 1, &a);
 }

@@ -4,10 +4,8 @@
 
 #include <fattn/tape.h>
 
-#include <stdbool.h>
-
-/* x [B,S,C], row-major. carried, for graphs without backward: NULL, or [B,1,C] on the device, which outlives the call
-   and becomes x's last row; `follows`: before that it is the row before x's first, in place of zeros. */
-fattn_var op_shift(fattn_tape *t, fattn_var x, const fattn_tensor *carried, bool follows);
+/* x [B,S,C], row-major. carried, for graphs without backward: NULL, or [B,1,C] on the device, which outlives the call:
+   the row before x's first, in place of zeros; then it becomes x's last row. */
+fattn_var op_shift(fattn_tape *t, fattn_var x, const fattn_tensor *carried);
 
 #endif

@@ -11,14 +11,16 @@ static const char *algorithm_name(int32_t a) {
 
 fattn_status fattni_pick(fattn_ctx *ctx, const fattni_kernel *const *table, const fattni_problem *p,
                          const fattni_kernel **out, fattni_kernel_plan *plan) {
-    const bool fp8 = p->flags & FATTN_FP8;
-    const char *reason = fp8 ? "has no kernel for FATTN_FP8 on this device" : "has no kernel for this algorithm";
+    const bool fp8 = p->flags & FATTN_FP8, unified = p->pass == FATTNI_FWD && (p->flags & FATTN_UNIFIED_MAX);
+    const char *reason = unified ? "has no kernel with FATTN_UNIFIED_MAX for it"
+                         : fp8   ? "has no kernel for FATTN_FP8 on this device"
+                                 : "has no kernel for this algorithm";
     const char *family = "this build";
     if (ctx->ops->use && !fp8) ctx->ops->use(ctx, p->dtype);
     for (; *table; ++table) {
         const fattni_kernel *const k = *table;
         if (k->device != ctx->device || k->fp8 != fp8 || !(k->algorithms & (1u << p->algorithm)) ||
-            (k->dtypes && !(k->dtypes & (1u << p->dtype))))
+            (k->dtypes && !(k->dtypes & (1u << p->dtype))) || (unified && !k->unified))
             continue;
         *plan = (fattni_kernel_plan){0};
         const char *const why_not = k->plan(ctx, p, plan);

@@ -22,6 +22,7 @@ typedef struct fattni_kernel {
     fattn_status (*run)(fattn_ctx *ctx, const fattni_problem *p, const fattni_kernel_plan *plan);
     uint32_t dtypes; /* bit t: supports q of fattn_dtype t; 0: all */
     bool fp8;        /* forward: runs calls with FATTN_FP8, and no others */
+    bool unified;    /* forward: knows FATTN_UNIFIED_MAX */
 } fattni_kernel;
 
 /* fwd_table.c and bwd_table.c: the rows in order of preference, then NULL. A row is defined in its

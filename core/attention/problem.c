@@ -16,7 +16,7 @@ static const int64_t MAX_ROWS = (int64_t)1 << 48;     /* of all heads: sizes in 
 static const uint32_t known_flags = FATTN_CAUSAL | FATTN_CAUSAL_TOP_LEFT | FATTN_WINDOW | FATTN_DETERMINISTIC |
                                     FATTN_TF32 | FATTN_MERGE | FATTN_EXACT_DELTA | FATTN_TOP_LEFT | FATTN_ACC_DQ |
                                     FATTN_ACC_DK | FATTN_ACC_DV | FATTN_ACC_DBIAS | FATTN_ACC_DSINK | FATTN_FP8 |
-                                    FATTN_FP8_HADAMARD;
+                                    FATTN_FP8_HADAMARD | FATTN_UNIFIED_MAX;
 
 /* Dtype sets as bit masks. */
 #define BIT(dtype) (1u << (dtype))
@@ -72,7 +72,7 @@ static fattn_status require(fattn_ctx *ctx, const char *name, const fattn_tensor
 static fattn_status take_params(fattn_ctx *ctx, const fattn_attention_params *p, fattni_problem *out) {
     if (p->flags & ~known_flags)
         return fattn_ctx_fail(ctx, FATTN_E_ARG, "flags: unknown bits 0x%x", p->flags & ~known_flags);
-    if (p->reserved || p->rng.reserved) return fattn_ctx_fail(ctx, FATTN_E_ARG, "params: a reserved field is not zero");
+    if (p->rng.reserved) return fattn_ctx_fail(ctx, FATTN_E_ARG, "params: a reserved field is not zero");
     if ((p->flags & FATTN_CAUSAL) && (p->flags & FATTN_CAUSAL_TOP_LEFT))
         return fattn_ctx_fail(ctx, FATTN_E_ARG, "flags: FATTN_CAUSAL and FATTN_CAUSAL_TOP_LEFT exclude each other");
     if ((p->flags & FATTN_FP8_HADAMARD) && !(p->flags & FATTN_FP8))
@@ -100,6 +100,9 @@ static fattn_status take_params(fattn_ctx *ctx, const fattn_attention_params *p,
     if (p->rng_batch0 < 0 || p->rng_head0 < 0 || p->rng_heads < 0)
         return fattn_ctx_fail(ctx, FATTN_E_ARG, "rng_batch0 %d, rng_head0 %d, rng_heads %d: negative", p->rng_batch0,
                               p->rng_head0, p->rng_heads);
+    if ((p->flags & FATTN_UNIFIED_MAX) && !isfinite(p->unified_max))
+        return fattn_ctx_fail(ctx, FATTN_E_ARG, "unified_max: %g is not finite", (double)p->unified_max);
+    out->unified_max = (double)p->unified_max;
     out->flags = p->flags | (ctx->flags & FATTN_CTX_DETERMINISTIC ? FATTN_DETERMINISTIC : 0u);
     out->algorithm = p->algorithm;
     out->scale = (double)p->scale;
@@ -450,6 +453,10 @@ fattn_status fattni_problem_init(fattn_ctx *ctx, const fattn_attention_params *p
         if (why) return fattn_ctx_fail(ctx, FATTN_E_UNSUPPORTED, "FATTN_FP8 %s", why);
         if (known_io.fp8) FATTNI_TRY(take_fp8(ctx, known_io.fp8, &p));
     }
+    if (backward && running) p.flags &= ~(uint32_t)FATTN_UNIFIED_MAX;
+    if ((p.flags & FATTN_UNIFIED_MAX) && p.dtype == FATTN_F16)
+        return fattn_ctx_fail(ctx, FATTN_E_UNSUPPORTED,
+                              "FATTN_UNIFIED_MAX in f16: P, not relative to a row's own maximum, leaves its range");
     if (backward && !running) want_all_gradients_if_none(&p);
     if (running) FATTNI_TRY(fattni_check_lengths(ctx, &p));
     p.saved = known_io.saved, p.saved_bytes = known_io.saved_bytes;

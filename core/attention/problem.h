@@ -38,6 +38,7 @@ typedef struct fattni_problem {
     double scale, softcap; /* softcap 0 = off */
     int64_t q_pos0, k_pos0;
     int64_t window_left, window_right; /* FATTNI_UNBOUNDED without */
+    double unified_max;                /* FATTN_UNIFIED_MAX; never in flags of a backward call */
     uint32_t drop_T;                   /* 0 = no dropout */
     double keep_scale;                 /* 65536 / (65536 - T) */
     fattn_rng rng;

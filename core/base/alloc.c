@@ -20,6 +20,8 @@ fattn_status fattni_alloc(fattn_ctx *ctx, size_t bytes, void **out) {
     bool entered;
     *out = NULL;
     if (bytes == 0) return FATTN_OK;
+    if (ctx->recording)
+        return fattn_ctx_fail(ctx, FATTN_E_STATE, "%zu bytes are asked for while a graph is recorded", bytes);
     FATTNI_TRY(ctx->ops->enter(ctx, &entered));
     void *p = ctx->allocator.alloc(ctx->allocator.user, bytes, FATTNI_ALIGN, ctx->stream);
     ctx->ops->leave(ctx, entered);

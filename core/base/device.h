@@ -5,6 +5,8 @@
 
 #include "core/base/internal.h"
 
+#include <fattn/graph.h>
+
 struct fattni_problem;
 struct fattni_kv_append;
 struct fattni_fp8;
@@ -51,6 +53,13 @@ typedef struct fattni_device_ops {
     fattn_status (*kv_append)(fattn_ctx *ctx, const struct fattni_kv_append *a);
     /* Fills the 8-bit copies of a forward call with FATTN_FP8 (core/fp8/fp8.h); tensors may be empty. */
     fattn_status (*fp8_quantize)(fattn_ctx *ctx, const struct fattni_problem *p, const struct fattni_fp8 *to);
+
+    /* fattn_graph_begin to _destroy, in this state; all NULL: the device has no graphs. begin puts the stream that is
+       recorded into ctx->stream, end, also after a failure, the one before. */
+    fattn_status (*graph_begin)(fattn_ctx *ctx);
+    fattn_status (*graph_end)(fattn_ctx *ctx, fattn_graph **out);
+    fattn_status (*graph_launch)(fattn_ctx *ctx, const fattn_graph *g);
+    void (*graph_destroy)(fattn_ctx *ctx, fattn_graph *g);
 } fattni_device_ops;
 
 /* NULL: this build has no code for the device. */

@@ -43,6 +43,8 @@ struct fattn_ctx {
     const struct fattni_device_ops *ops; /* the device's (core/base/device.h) */
     int device_id;
     fattn_stream stream;
+    fattn_stream unrecorded; /* while recording a graph: the stream before */
+    bool recording;
     int cpu_threads;  /* fixed at creation, so that a query and a later call agree */
     int isa;          /* enum fattni_isa */
     bool may_use_amx; /* the operating system has said so */

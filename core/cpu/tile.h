@@ -120,6 +120,9 @@ typedef struct fattni_cpu_kernels {
        large scores are, because the difference comes first. Unseen keys give exactly 0; a row that
        has seen none keeps max = -inf, sum = 0. */
     void (*softmax)(const fattni_tile *t, double factor, void *s, void *max, void *sum, void *decay);
+    /* s[j][i] = 2^(factor (s - base)), sum += sum_j s, for all rows of a tile without diagonals: no maxima, infinity
+       beyond the range. */
+    void (*exponentials)(const fattni_tile *t, double factor, double base, void *s, void *sum);
     /* acc[d][i] = decay[i] * acc[d][i] + sum_j v[j][d] s[j][i]; decay NULL means 1. BF16 products change d up to
        the operand's width. */
     void (*add_keys)(const fattni_tile *t, int64_t columns, const void *v, int64_t stride, const void *s,

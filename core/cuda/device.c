@@ -3,6 +3,7 @@
 #include "core/base/device.h"
 #include "core/cuda/blas.h"
 #include "core/cuda/driver.h"
+#include "core/cuda/graph.h"
 #include "core/cuda/kernels.h"
 #include "core/cuda/tensor.h"
 #include "core/fp8/fp8.h"
@@ -349,4 +350,8 @@ const fattni_device_ops fattni_cuda_device = {
     .dropout_mask = fattni_cuda_mask,
     .kv_append = fattni_cuda_kv_append,
     .fp8_quantize = fattni_fp8_quantize_cuda,
+    .graph_begin = fattni_cuda_graph_begin,
+    .graph_end = fattni_cuda_graph_end,
+    .graph_launch = fattni_cuda_graph_launch,
+    .graph_destroy = fattni_cuda_graph_destroy,
 };

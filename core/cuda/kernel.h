@@ -10,7 +10,8 @@
    mask and nothing else. SHORT: causal, at most FATTNI_SHORT_ROWS rows; its smaller BM wastes less at the diagonal.
    BANDED: windows, lengths, sink, merge. GENERAL: also softcap, ALiBi, bias, dropout. CAPPED: general with a softcap.
    HUGE: all, but only for huge rows (core/attention/huge.h). FEW, FEW_GENERAL: as BANDED and GENERAL, only for few
-   rows, whose keys are split (fwd/cuda/fwd_parts.h). ADD: adds up results of parts (fwd/cuda/fwd_split.h). */
+   rows, whose keys are split (fwd/cuda/fwd_parts.h); FEW_UNIFIED: as FEW, with FATTN_UNIFIED_MAX. ADD: adds up results
+   of parts (fwd/cuda/fwd_split.h). */
 #define FATTNI_VARIANT_FULL 0
 #define FATTNI_VARIANT_CAUSAL 1
 #define FATTNI_VARIANT_SHORT 2
@@ -21,6 +22,7 @@
 #define FATTNI_VARIANT_FEW 7
 #define FATTNI_VARIANT_FEW_GENERAL 8
 #define FATTNI_VARIANT_ADD 9
+#define FATTNI_VARIANT_FEW_UNIFIED 10
 enum { FATTNI_SHORT_ROWS = 1024 };
 
 typedef void (*fattni_cuda_any)(void); /* a kernel's host stub, of any argument type */

@@ -1,5 +1,6 @@
 #include "fwd/cpu/fwd_parts.h"
 #include "core/attention/kernel.h"
+#include "core/attention/unified.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -48,8 +49,15 @@ static void mask(const fattni_score_tile *at, void *s) {
                 fattni_store(s, at->k->dtype, j * at->k->rows + r, -INFINITY);
 }
 
-/* A step of the online softmax, as fattni_fwd_tile. */
-static void take_keys(const fattni_parts *f, const fattni_score_tile *at, const void *q, char *state, char *scratch) {
+/* The maximum that FATTN_UNIFIED_MAX puts in place of those of rows, in units of scores. */
+static double unified_max(const fattni_parts *f) {
+    const double max = f->p->unified_max / fattni_score_unit(f->p);
+    return f->k->dtype == FATTN_F32 ? (double)(float)max : max;
+}
+
+/* A step of the online softmax, as fattni_fwd_tile, or with the unified maximum. */
+static void take_keys(const fattni_parts *f, const fattni_score_tile *at, bool unified, const void *q, char *state,
+                      char *scratch) {
     const fattni_problem *const p = f->p;
     const fattni_tile *const t = &at->tile;
     void *const s = scratch + f->layout.s, *const decay = scratch + f->layout.decay;
@@ -57,7 +65,10 @@ static void take_keys(const fattni_parts *f, const fattni_score_tile *at, const 
     f->k->few_scores(t, p->D, p->dtype, at->key, at->key_stride, q, f->q_width, s);
     fattni_adjust(at, extra, s, NULL);
     if (!fattni_all_visible(&at->seq->band, 0, at->seq->band.Sq, at->j0, at->j0 + t->keys)) mask(at, s);
-    f->k->softmax(t, fattni_log2_factor(p), s, state + f->max, state + f->sum, decay);
+    if (unified)
+        f->k->exponentials(t, fattni_log2_factor(p), unified_max(f), s, state + f->sum);
+    else
+        f->k->softmax(t, fattni_log2_factor(p), s, state + f->max, state + f->sum, decay);
     if (p->drop_T) {
         fattni_keep_mask(at, extra);
         f->k->multiply(t, extra, s);
@@ -65,20 +76,36 @@ static void take_keys(const fattni_parts *f, const fattni_score_tile *at, const 
     f->k->few_add(t, p->Dv, p->dtype, at->value, at->value_stride, s, decay, state, f->o_width);
 }
 
+/* Whether results of a part with the unified maximum can be used, for `rows` rows of a tile. */
+static bool is_in_range(const fattni_parts *f, const char *state, int64_t rows) {
+    const fattn_dtype type = f->k->dtype;
+    const bool wide = type == FATTN_F64;
+    const double least = wide ? FATTNI_UNIFIED_LEAST_SUM_F64 : (double)FATTNI_UNIFIED_LEAST_SUM;
+    const double most = wide ? FATTNI_UNIFIED_MOST_SUM_F64 : (double)FATTNI_UNIFIED_MOST_SUM;
+    const double most_o = wide ? FATTNI_UNIFIED_MOST_O_F64 : (double)FATTNI_UNIFIED_MOST_O;
+    bool good = true;
+    for (int64_t i = 0; i < rows; ++i) {
+        const double sum = fattni_load(state + f->sum, type, i);
+        good = good && sum > least && sum < most;
+        for (int64_t d = 0; good && d < f->p->Dv; ++d)
+            good = fabs(fattni_load(state, type, i * f->o_width + d)) < most_o;
+    }
+    return good;
+}
+
 /* One part of the keys for heads [h, h + count), which read each tile of keys while it is in cache. */
-static void take_part(const fattni_parts *f, const fattni_sequence *seq, int64_t b, int64_t h, int64_t count,
-                      int64_t part, char *states, char *scratch) {
+static void take_part_by(const fattni_parts *f, const fattni_sequence *seq, int64_t b, int64_t h, int64_t count,
+                         int64_t part, bool unified, char *states, char *scratch) {
     const fattni_problem *const p = f->p;
     const fattn_dtype type = f->k->dtype;
     const int64_t Sq = seq->band.Sq, row = f->q_width * (int64_t)fattn_dtype_size(type);
-    char *const q = scratch + f->q;
-    for (int64_t n = 0; n < count; ++n)
-        f->k->widen(Sq, p->D, p->dtype, fattni_at(&p->q, seq->batch, h + n, seq->q0), p->q.s[2], q + n * Sq * row,
-                    f->q_width);
+    const char *const q = scratch + f->q;
+    const double max = unified ? unified_max(f) : -INFINITY;
+    for (int64_t i = 0; i < f->k->rows && unified; ++i) fattni_store(scratch + f->layout.decay, type, i, 1);
     for (int64_t n = 0; n < f->tiles; ++n) {
         char *const state = states + (size_t)n * f->state_bytes;
         memset(state, 0, f->state_bytes);
-        for (int64_t i = 0; i < f->k->rows; ++i) fattni_store(state + f->max, type, i, -INFINITY);
+        for (int64_t i = 0; i < f->k->rows; ++i) fattni_store(state + f->max, type, i, max);
     }
     memset(scratch + f->layout.s, 0, FATTNI_TILE_BYTES); /* kernels compute whole vectors of rows */
     const fattni_range seen = fattni_keys_of(&seq->band, 0, Sq);
@@ -101,9 +128,24 @@ static void take_part(const fattni_parts *f, const fattni_sequence *seq, int64_t
                                           .value = x.value,
                                           .key_stride = x.key_stride,
                                           .value_stride = x.value_stride};
-            take_keys(f, &at, q + first * Sq * row, states + (size_t)n * f->state_bytes, scratch);
+            take_keys(f, &at, unified, q + first * Sq * row, states + (size_t)n * f->state_bytes, scratch);
         }
     }
+}
+
+/* The same with the unified maximum, unless some row's results are out of range. */
+static void take_part(const fattni_parts *f, const fattni_sequence *seq, int64_t b, int64_t h, int64_t count,
+                      int64_t part, char *states, char *scratch) {
+    const fattni_problem *const p = f->p;
+    const int64_t Sq = seq->band.Sq, row = f->q_width * (int64_t)fattn_dtype_size(f->k->dtype);
+    for (int64_t n = 0; n < count; ++n)
+        f->k->widen(Sq, p->D, p->dtype, fattni_at(&p->q, seq->batch, h + n, seq->q0), p->q.s[2],
+                    scratch + f->q + n * Sq * row, f->q_width);
+    bool good = p->flags & FATTN_UNIFIED_MAX;
+    if (good) take_part_by(f, seq, b, h, count, part, true, states, scratch);
+    for (int64_t n = 0; good && n < f->tiles; ++n)
+        good = is_in_range(f, states + (size_t)n * f->state_bytes, fattni_min(f->heads, count - n * f->heads) * Sq);
+    if (!good) take_part_by(f, seq, b, h, count, part, false, states, scratch);
 }
 
 /* O, maximum and sum of the rows r with those of a part, of which they are rows first, first + 1, ..: both are scaled
@@ -208,7 +250,10 @@ static void run_head(void *arg, int64_t task, int thread) {
 
 /* Every feature, every dtype. */
 static const char *plan(const fattn_ctx *ctx, const fattni_problem *p, fattni_kernel_plan *out) {
-    if (p->Sq > fattni_few_rows(ctx, p)) return "has sequences of more than a few rows";
+    const bool unified = p->flags & FATTN_UNIFIED_MAX;
+    if (p->Sq > fattni_few_rows(ctx, p))
+        return unified ? "takes FATTN_UNIFIED_MAX with few rows only: 8, or 4 where BF16 is multiplied"
+                       : "has sequences of more than a few rows";
     const forward w = plan_forward(ctx, p);
     if (most_states(&w) * (double)w.f.state_bytes > MOST_STATE_BYTES) return "has too many parts of keys";
     out->workspace = w.shared_bytes + (size_t)w.threads * w.f.bytes;
@@ -231,4 +276,5 @@ const fattni_kernel fattni_fwd_parts = {
     .algorithms = 1u << FATTN_ALGO_AUTO | 1u << FATTN_ALGO_FLASH2,
     .plan = plan,
     .run = run,
+    .unified = true,
 };

@@ -15,9 +15,10 @@
 /* The properties of a call that kernels are chosen by. */
 typedef struct traits {
     int variant;
-    bool sm90;   /* the Hopper kernels support it */
-    bool maps_o; /* O has a tensor map */
-    bool few;    /* few rows, whose keys are split */
+    bool sm90;    /* the Hopper kernels support it */
+    bool maps_o;  /* O has a tensor map */
+    bool few;     /* few rows, whose keys are split */
+    bool unified; /* FATTN_UNIFIED_MAX */
 } traits;
 
 /* Heads whose rows share tiles, where keys are split. */
@@ -37,21 +38,25 @@ static traits traits_of(const fattn_ctx *ctx, const fattni_problem *p) {
     return (traits){.variant = fattni_cuda_variant_of(p, p->flags & FATTN_MERGE),
                     .sm90 = ctx->gpu.arch == 90 && sm90_supports(p),
                     .maps_o = p->o.dtype == (int32_t)p->dtype && fattni_sm90_maps(&p->o, p->Dv),
-                    .few = p->Sq <= FATTNI_FEW_ROWS && tile_heads_of(p) * p->Sq <= INT32_MAX}; /* rows are ints */
+                    .few = p->Sq <= FATTNI_FEW_ROWS && tile_heads_of(p) * p->Sq <= INT32_MAX, /* rows are ints */
+                    .unified = p->flags & FATTN_UNIFIED_MAX};
 }
 
 static int64_t blocks_of(const fattni_problem *p, const fattni_cuda_kernel *k) { return fattni_ceil_div(p->Sq, k->BM); }
 
 static bool is_few(const fattni_cuda_kernel *k) {
-    return k->variant == FATTNI_VARIANT_FEW || k->variant == FATTNI_VARIANT_FEW_GENERAL;
+    return k->variant == FATTNI_VARIANT_FEW || k->variant == FATTNI_VARIANT_FEW_GENERAL ||
+           k->variant == FATTNI_VARIANT_FEW_UNIFIED;
 }
 
 static bool matches(const fattni_cuda_kernel *k, const fattni_problem *p, const traits *t) {
     const bool plain = k->variant == FATTNI_VARIANT_FULL || k->variant == FATTNI_VARIANT_CAUSAL;
     if (k->arch == 90 && !t->maps_o && ((plain && k->D <= 128) || k->variant == FATTNI_VARIANT_SHORT))
         return false; /* these store O only by its tensor map; the banded ones do not need it */
+    if (t->unified != (k->variant == FATTNI_VARIANT_FEW_UNIFIED)) return false;
     switch (k->variant) {
     case FATTNI_VARIANT_ADD: return false;
+    case FATTNI_VARIANT_FEW_UNIFIED:
     case FATTNI_VARIANT_FEW: return t->few && t->variant != FATTNI_VARIANT_GENERAL;
     case FATTNI_VARIANT_FEW_GENERAL: return t->few;
     case FATTNI_VARIANT_SHORT: return t->variant == FATTNI_VARIANT_CAUSAL && p->Sq <= FATTNI_SHORT_ROWS;
@@ -194,6 +199,8 @@ static const char *plan(const fattn_ctx *ctx, const fattni_problem *p, fattni_ke
         p = &dense;
         k = fattni_fwd_cuda_choose(ctx, p);
     }
+    if (!k && (p->flags & FATTN_UNIFIED_MAX))
+        return "takes FATTN_UNIFIED_MAX in BF16 only, with 16 rows at most, without softcap, ALiBi, bias and dropout";
     if (!k) return fattni_cuda_why_no_kernel(p);
     const row_split s = row_split_of(ctx, p, k);
     out->choice[0] = k;
@@ -267,6 +274,7 @@ static fattn_status run_parts(fattn_ctx *ctx, const fattni_problem *p, const fat
                                      .rows = (int32_t)s.rows,
                                      .width = (int32_t)s.width,
                                      .counters = fattni_cuda_parts_counters((int)s.parts),
+                                     .unified_max = (float)(p->unified_max / p->scale),
                                      .arrived = p->workspace,
                                      .results = (float *)((char *)p->workspace + s.results)};
     if (s.results) FATTNI_TRY(fattni_cuda_zero(ctx, x.arrived, s.results));
@@ -296,4 +304,5 @@ const fattni_kernel fattni_fwd_cuda = {
     .algorithms = 1u << FATTN_ALGO_AUTO | 1u << FATTN_ALGO_FLASH2,
     .plan = plan,
     .run = run,
+    .unified = true,
 };

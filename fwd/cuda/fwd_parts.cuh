@@ -13,9 +13,14 @@
    Shared      STAGES blocks of K and V, swizzled (core/device/mma16_tile.cuh); at the end the warps' results.
    Code        K and V are usually not in L2, and with them the code is pushed out of it: what runs once, in particular
                all that comes after the keys, is written to be short.
-   Variants    few: windows, lengths, sink, merge; few_general: every feature, as uniform branches.
+   Variants    few: windows, lengths, sink, merge; few_general: every feature, as uniform branches; few_unified: as
+               few, with m given (FlashDecoding++, Hong et al. 2023). Nothing is rescaled then, but once at the end: no
+               P is 1, so that rounding would show in a row that one key dominates, and O is multiplied by the sum of P
+               over that of the rounded P. A warp whose l or O leave their range computes its keys once more, with
+               maxima.
 
    Instances: fwd_kernels.def. Macros in: cmake/instance.cu.in. */
+#include "core/attention/unified.h"
 #include "core/device/describe.cuh"
 #include "core/device/mma16_tile.cuh"
 #include "core/ptx/relaxed.h"
@@ -32,6 +37,7 @@ enum {
     WARPS = K_WARPS,
     THREADS = 32 * WARPS,
     GENERAL = K_VARIANT == FATTNI_VARIANT_FEW_GENERAL,
+    UNIFIED = K_VARIANT == FATTNI_VARIANT_FEW_UNIFIED,
     STAGES = 2,
     WARP_KEYS = BN / WARPS,
     PIECE = 16, /* keys, at most those of a page */
@@ -177,6 +183,30 @@ DEVICE void load_keys(uint32_t tile, const fattni_fwd_parts_args *x, const half_
     cp_async_commit();
 }
 
+/* Whether this warp's results with the unified maximum can be used. */
+DEVICE int is_in_range(const float (*o)[4], const float l[2], int rows) {
+    int good = 1;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        const float sum = quad_sum(l[half]);
+        float size = 0.0f;
+#pragma unroll
+        for (int c = 0; c < COLUMN_TILES; ++c) size += fabsf(o[c][2 * half]) + fabsf(o[c][2 * half + 1]);
+        if ((int)(threadIdx.x & 31) / 4 + 8 * half < rows)
+            good &= sum > FATTNI_UNIFIED_LEAST_SUM && sum < FATTNI_UNIFIED_MOST_SUM && size < FATTNI_UNIFIED_MOST_O;
+    }
+    return !__any_sync(ALL_LANES, !good);
+}
+
+/* Adds rounded P to the sums of rows. */
+DEVICE void add_rounded(float sums[2], const uint32_t (*p)[4]) {
+#pragma unroll
+    for (int n = 0; n < KEY_TILES / 2; ++n)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) /* bf16 is the upper half of a float */
+            sums[e % 2] += __uint_as_float(p[n][e] << 16) + __uint_as_float(p[n][e] & 0xffff0000u);
+}
+
 /* Where results are that are added up: of this CTA's warps, of the cluster's CTAs, or of CTAs that have written them to
    global memory. */
 enum { OF_WARPS, OF_CLUSTER, OF_GRID };
@@ -302,75 +332,96 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS) K_NAME(const __gri
                    v_tile = MEMBER_ADDRESS(shared, v) + (uint32_t)(keys0 * D * 2);
     const uint32_t stage_bytes = BN * D * 2, k_lane = lane_8(k_tile, D), v_lane = lane_16(v_tile, D);
 
-    /* K and V of block n, one group each, even if it is empty. */
-    int page[PIECES] = {0};
-#pragma unroll 1
-    for (int n = 0; n < STAGES; ++n) {
-        find_pages(page, &x, w.b, first + n * BN, w.end);
-        load_keys(k_tile + n * stage_bytes, &x, k, a.k.b, a.k.row, page, first + n * BN, w.end, a.D);
-        load_keys(v_tile + n * stage_bytes, &x, v, a.v.b, a.v.row, page, first + n * BN, w.end, a.Dv);
-    }
-    find_pages(page, &x, w.b, first + STAGES * BN, w.end);
-
-    uint32_t q[D / 16][4];
-    int row[2], h = w.h0;
-    const half_type *rows[2];
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-        const int n = lane / 4 + 8 * half;
-        row[half] = fattni_divided(w.r0 + n, &x.tile_heads);
-        rows[half] = n < w.rows ? (const half_type *)a.q.p + place_of(&x, &w, &a.q, n) : 0;
-    }
-    load_q(q, rows[0], rows[1], w.rows, a.D, a.vector_qkv);
-
     /* From scores to units of log2: general_scores scales them, where it is called. */
-    const float unit = GENERAL ? LOG2E : a.scale * LOG2E;
-    float o[COLUMN_TILES][4], m[2] = {-INFINITY, -INFINITY}, l[2] = {0.0f, 0.0f};
-    clear(o, COLUMN_TILES);
-    for (int n = 0, j = first; j < w.end; ++n, j += BN) {
-        const uint32_t stage = (uint32_t)(n % STAGES) * stage_bytes;
-        cp_async_wait(2 * STAGES - 1);
-        __syncwarp(); /* this warp's K of block n has arrived */
+    const float unit = GENERAL ? LOG2E : a.scale * LOG2E, base = __fmul_rn(x.unified_max, unit);
+    int unified = UNIFIED && first < w.end && !is_far(base); /* else with maxima */
+    float o[COLUMN_TILES][4], m[2], l[2];
+    for (;;) {
+        /* K and V of block n, one group each, even if it is empty. */
+        int page[PIECES] = {0};
+#pragma unroll 1
+        for (int n = 0; n < STAGES; ++n) {
+            find_pages(page, &x, w.b, first + n * BN, w.end);
+            load_keys(k_tile + n * stage_bytes, &x, k, a.k.b, a.k.row, page, first + n * BN, w.end, a.D);
+            load_keys(v_tile + n * stage_bytes, &x, v, a.v.b, a.v.row, page, first + n * BN, w.end, a.Dv);
+        }
+        find_pages(page, &x, w.b, first + STAGES * BN, w.end);
 
-        float p[KEY_TILES][4];
-        product_fragments_nt(p, KEY_TILES, D / 16, q, k_lane + stage, 0, D);
-        __syncwarp(); /* and has been read */
-        load_keys(k_tile + stage, &x, k, a.k.b, a.k.row, page, j + STAGES * BN, w.end, a.D);
-        if (GENERAL) general_scores(p, 0, KEY_TILES, 0, &a, &s, slope_of(&a, h), w.b, h, row[0], j + 2 * t);
-        if (j < w.first_seen || j + WARP_KEYS > w.end_seen)
+        uint32_t q[D / 16][4];
+        int row[2], h = w.h0;
+        const half_type *rows[2];
 #pragma unroll
-            for (int e = 0; e < 4; ++e) {
-                const int low = row[e / 2] + s.lo - j - 2 * t - (e & 1);
-                const int high = min(row[e / 2] + s.hi, w.end - 1) - j - 2 * t - (e & 1);
+        for (int half = 0; half < 2; ++half) {
+            const int n = lane / 4 + 8 * half;
+            row[half] = fattni_divided(w.r0 + n, &x.tile_heads);
+            rows[half] = n < w.rows ? (const half_type *)a.q.p + place_of(&x, &w, &a.q, n) : 0;
+        }
+        load_q(q, rows[0], rows[1], w.rows, a.D, a.vector_qkv);
+
+        float rounded[2] = {0.0f, 0.0f}; /* sums of rounded P */
+        m[0] = m[1] = -INFINITY, l[0] = l[1] = 0.0f;
+        clear(o, COLUMN_TILES);
+        for (int n = 0, j = first; j < w.end; ++n, j += BN) {
+            const uint32_t stage = (uint32_t)(n % STAGES) * stage_bytes;
+            cp_async_wait(2 * STAGES - 1);
+            __syncwarp(); /* this warp's K of block n has arrived */
+
+            float p[KEY_TILES][4];
+            product_fragments_nt(p, KEY_TILES, D / 16, q, k_lane + stage, 0, D);
+            __syncwarp(); /* and has been read */
+            load_keys(k_tile + stage, &x, k, a.k.b, a.k.row, page, j + STAGES * BN, w.end, a.D);
+            if (GENERAL) general_scores(p, 0, KEY_TILES, 0, &a, &s, slope_of(&a, h), w.b, h, row[0], j + 2 * t);
+            if (j < w.first_seen || j + WARP_KEYS > w.end_seen)
+#pragma unroll
+                for (int e = 0; e < 4; ++e) {
+                    const int low = row[e / 2] + s.lo - j - 2 * t - (e & 1);
+                    const int high = min(row[e / 2] + s.hi, w.end - 1) - j - 2 * t - (e & 1);
+#pragma unroll
+                    for (int c = 0; c < KEY_TILES; ++c)
+                        if (8 * c > high || 8 * c < low) p[c][e] = -INFINITY;
+                }
+
+            float correction[2];
+            if (UNIFIED && unified)
+                fixed_softmax(p, KEY_TILES, l, unit, base);
+            else if (__any_sync(ALL_LANES, online_softmax(p, KEY_TILES, m, l, correction, unit)))
+#pragma unroll
+                for (int c = 0; c < COLUMN_TILES; ++c)
+#pragma unroll
+                    for (int e = 0; e < 4; ++e) o[c][e] *= correction[e / 2];
+            if (GENERAL && a.drop_T) {
+                const dropout_plane plane = dropout_plane_of(&a, w.b, h);
+                uint32_t keep[(KEY_TILES + 7) / 8];
+                keep_tiles(keep, KEY_TILES, &a, &plane, 0, row[0], j + 2 * t);
 #pragma unroll
                 for (int c = 0; c < KEY_TILES; ++c)
-                    if (8 * c > high || 8 * c < low) p[c][e] = -INFINITY;
+#pragma unroll
+                    for (int e = 0; e < 4; ++e)
+                        if (!(keep[c / 8] >> (4 * (c % 8) + e) & 1)) p[c][e] = 0.0f;
             }
-
-        float correction[2];
-        if (__any_sync(ALL_LANES, online_softmax(p, KEY_TILES, m, l, correction, unit)))
+            uint32_t p_rows[KEY_TILES / 2][4];
+            to_fragments(p_rows, p, KEY_TILES / 2);
+            if (UNIFIED) add_rounded(rounded, p_rows);
+            cp_async_wait(2 * STAGES - 1);
+            __syncwarp(); /* V of block n */
+            product_fragments_nn(o, COLUMN_TILES, KEY_TILES / 2, p_rows, v_lane + stage, D);
+            __syncwarp();
+            load_keys(v_tile + stage, &x, v, a.v.b, a.v.row, page, j + STAGES * BN, w.end, a.Dv);
+            find_pages(page, &x, w.b, j + (STAGES + 1) * BN, w.end);
+        }
+        if (!UNIFIED || !unified) break;
+        cp_async_wait(0);
+        if (is_in_range(o, l, w.rows)) {
+            m[0] = m[1] = x.unified_max;
+            const float scale[2] = {quad_sum(l[0]) / quad_sum(rounded[0]), quad_sum(l[1]) / quad_sum(rounded[1])};
 #pragma unroll
             for (int c = 0; c < COLUMN_TILES; ++c)
 #pragma unroll
-                for (int e = 0; e < 4; ++e) o[c][e] *= correction[e / 2];
-        if (GENERAL && a.drop_T) {
-            const dropout_plane plane = dropout_plane_of(&a, w.b, h);
-            uint32_t keep[(KEY_TILES + 7) / 8];
-            keep_tiles(keep, KEY_TILES, &a, &plane, 0, row[0], j + 2 * t);
-#pragma unroll
-            for (int c = 0; c < KEY_TILES; ++c)
-#pragma unroll
-                for (int e = 0; e < 4; ++e)
-                    if (!(keep[c / 8] >> (4 * (c % 8) + e) & 1)) p[c][e] = 0.0f;
+                for (int e = 0; e < 4; ++e) o[c][e] *= scale[e / 2];
+            break;
         }
-        uint32_t p_rows[KEY_TILES / 2][4];
-        to_fragments(p_rows, p, KEY_TILES / 2);
-        cp_async_wait(2 * STAGES - 1);
-        __syncwarp(); /* V of block n */
-        product_fragments_nn(o, COLUMN_TILES, KEY_TILES / 2, p_rows, v_lane + stage, D);
-        __syncwarp();
-        load_keys(v_tile + stage, &x, v, a.v.b, a.v.row, page, j + STAGES * BN, w.end, a.Dv);
-        find_pages(page, &x, w.b, j + (STAGES + 1) * BN, w.end);
+        unified = 0;
+        __syncwarp(); /* all lanes have read what is loaded again */
     }
 
     l[0] = quad_sum(l[0]), l[1] = quad_sum(l[1]);

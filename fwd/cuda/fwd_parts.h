@@ -78,6 +78,7 @@ typedef struct fattni_fwd_parts_args {
     int32_t cluster;     /* CTAs that add up their results in shared memory, 1 to FATTNI_PARTS_ADDED; 8 if parts > 8 */
     int32_t rows, width; /* of a part's result: rows of a tile, Dv rounded up to 8 */
     int32_t counters;    /* of a tile: fattni_cuda_parts_counters(parts) */
+    float unified_max;   /* FEW_UNIFIED: in place of maxima of q.k */
     int32_t *arrived;    /* [B, heads, tiles, counters], 0 before the launch */
     float *results;      /* [B, heads, tiles, parts, rows (width + 2)]: O, maxima, sums */
 } fattni_fwd_parts_args;

@@ -44,6 +44,17 @@ DEVICE int online_softmax(float (*p)[4], int tiles, float m[2], float l[2], floa
     return rose;
 }
 
+/* Scores become P, relative to `base` in units of log2: no maxima. */
+DEVICE void fixed_softmax(float (*p)[4], int tiles, float l[2], float unit, float base) {
+#pragma unroll
+    for (int n = 0; n < tiles; ++n)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+            p[n][e] = exp2_approx(p[n][e] * unit - base);
+            l[e / 2] += p[n][e];
+        }
+}
+
 /* What O is multiplied by, and L = m + ln l, of a row's maximum and sum; a row without keys gives O = 0, L = -inf.
    scale: of the scores that m is one of. `general`: with sink, dropout's scale, merge; old_lse as for general_row. */
 DEVICE row_result end_of_row(const fattni_attention_args *a, int general, float m, float sum, float unit, float scale,

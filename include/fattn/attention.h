@@ -30,8 +30,10 @@ enum {
     FATTN_ACC_DV = 1u << 10,
     FATTN_ACC_DBIAS = 1u << 11,
     FATTN_ACC_DSINK = 1u << 12,
-    FATTN_FP8 = 1u << 13,         /* forward multiplies 8-bit copies of q, k and v: fattn/fp8.h */
-    FATTN_FP8_HADAMARD = 1u << 14 /* beside it: copies of q and k are rotated first */
+    FATTN_FP8 = 1u << 13,          /* forward multiplies 8-bit copies of q, k and v: fattn/fp8.h */
+    FATTN_FP8_HADAMARD = 1u << 14, /* beside it: copies of q and k are rotated first */
+    FATTN_UNIFIED_MAX = 1u << 15   /* forward of few rows, to compare: exp(s - unified_max) without maxima, see
+                                    fattn_attention_fwd; backward ignores it */
 };
 
 /* Auto is the fastest that supports the call. The others are for comparison: same inputs, same
@@ -62,7 +64,7 @@ typedef struct fattn_attention_params {
     fattn_rng rng;                      /* read only when dropout_p > 0; stream = the call site */
     int32_t rng_batch0, rng_head0;      /* place of this slice in the whole batch */
     int32_t rng_heads;                  /* heads of the whole batch; 0 = Hq */
-    int32_t reserved;                   /* 0 */
+    float unified_max;                  /* read only with FATTN_UNIFIED_MAX; finite */
 } fattn_attention_params;
 
 typedef struct fattn_fp8 fattn_fp8; /* fattn/fp8.h */
@@ -134,7 +136,16 @@ FATTN_API FATTN_CHECKED fattn_status fattn_attention_query(fattn_ctx *ctx, const
                                                            const fattn_attention_io *io, fattn_attention_plan *out);
 
 /* Enqueue only: no allocation, no synchronisation, no host read of device data. Capturable.
-   Errors: ARG, ABI, SHAPE, DTYPE, DEVICE, UNSUPPORTED, WORKSPACE; nothing is written then. */
+   Errors: ARG, ABI, SHAPE, DTYPE, DEVICE, UNSUPPORTED, WORKSPACE; nothing is written then.
+
+   FATTN_UNIFIED_MAX is FlashDecoding++'s softmax (Hong et al. 2023). Keys of few rows are split into parts, of which
+   each sums exp(s - max) with a maximum of its own. With the flag all take unified_max, which must be known before,
+   and no maximum is looked for. That is right for a part while the log of a row's sum of exp(s) over it is within -55
+   to +44 of unified_max (F64: -443 to +354): beyond, or where a row sees no key, a part is computed once more with
+   maxima. So unified_max decides the time. O and L are the same within rounding: 2^-24 of |s - unified_max| in place
+   of |s - max|, relative in P and absolute in L. UNSUPPORTED: F16, in which P would be right within -1.4 to +10 only;
+   more rows than few, which are 16 on a GPU, 8 on a CPU, or 4 where it multiplies BF16 numbers; on a GPU other dtypes
+   than BF16, softcap, ALiBi, bias and dropout; STANDARD and FLASH1. */
 FATTN_API FATTN_CHECKED fattn_status fattn_attention_fwd(fattn_ctx *ctx, const fattn_attention_params *p,
                                                          const fattn_attention_io *io);
 /* delta = rowsum(dO*O) - dL, dP = keep*(dO V^T)/(1-p), G = P*(dP - delta); dbias = sum G;

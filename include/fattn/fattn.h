@@ -9,6 +9,7 @@
 #include <fattn/context.h>
 #include <fattn/context_parallel.h>
 #include <fattn/fp8.h>
+#include <fattn/graph.h>
 #include <fattn/kv_cache.h>
 #include <fattn/optim.h>
 #include <fattn/parallel.h>

@@ -1,7 +1,9 @@
 /* Generation with a cache of keys and values: the logits are those of the whole window, for every architecture, at
-   every prefix and beyond the context; the choice of a symbol. */
+   every prefix and beyond the context; the choice of a symbol. With FATTN_TEST_DEVICE=cuda on a GPU, where a token is a
+   graph. */
 #include <criterion/criterion.h>
 
+#include "cli/base/device.h"
 #include "tests/cli/symbols.h"
 
 #include <math.h>
@@ -28,9 +30,16 @@ static model *m;
 static generator *g;
 static double largest_row; /* largest norm of a row of the embedding */
 
-static void begin(void) { cr_assert_eq(fattn_ctx_create(NULL, &ctx), FATTN_OK); }
+static void begin(void) {
+    static char why[DEVICE_MESSAGE];
+    const char *const device = getenv("FATTN_TEST_DEVICE");
+    const bool cuda = device && strcmp(device, "cuda") == 0;
+    const fattn_status s = device_create(cuda ? ON_CUDA : ON_CPU, 0, 0, why, &ctx);
+    if (cuda && s == FATTN_E_UNSUPPORTED) cr_skip_test("%s", why);
+    cr_assert_eq(s, FATTN_OK, "%s", why);
+}
 static void end(void) {
-    cr_assert_eq(fattn_ctx_mem(ctx).live, 0);
+    if (ctx) cr_assert_eq(fattn_ctx_mem(ctx).live, 0);
     fattn_ctx_destroy(ctx);
 }
 TestSuite(generate, .init = begin, .fini = end);
@@ -80,16 +89,16 @@ static double tolerance(void) {
 
 /* The logits after symbols[0..n-1], by the tape's forward over all of them. */
 static void whole(const int32_t *symbols, int64_t n, float logits[VOCAB]) {
-    int32_t copy[CONTEXT];
-    memcpy(copy, symbols, (size_t)n * sizeof *copy);
-    const fattn_tensor ids = fattn_tensor_view(copy, FATTN_I32, FATTN_CPU, 0, 2, (int64_t[]){1, n});
     const fattn_tensor to = fattn_tensor_view(logits, FATTN_F32, FATTN_CPU, 0, 3, (int64_t[]){1, 1, VOCAB});
-    fattn_tensor all;
+    fattn_tensor ids, all;
+    cr_assert_eq(fattn_tensor_alloc(ctx, FATTN_I32, 2, (int64_t[]){1, n}, &ids), FATTN_OK);
+    cr_assert_eq(device_write_i32(ctx, &ids, symbols), FATTN_OK);
     fattn_tape_reset(tape);
     cr_assert_eq(fattn_tape_value(tape, model_logits(m, tape, &ids), &all), FATTN_OK, "%s", fattn_ctx_error(ctx));
     all = fattn_tensor_slice(&all, 1, n - 1, n);
     all = fattn_tensor_slice(&all, 2, 0, VOCAB); /* without the rows of GPT-2 that are no tokens */
     cr_assert_eq(fattn_tensor_copy(ctx, &to, &all), FATTN_OK);
+    fattn_tensor_free(ctx, &ids);
 }
 
 static void words(int32_t *symbols, int64_t n) {
@@ -219,13 +228,15 @@ Test(generate, errors_name_the_numbers) {
     const fattn_tensor ids = fattn_tensor_view(many, FATTN_I32, FATTN_CPU, 0, 2, (int64_t[]){1, CONTEXT + 1});
     model_cache *cache;
     cr_assert_eq(model_cache_create(m, &cache), FATTN_OK);
+    fattn_tensor logits;
     fattn_tape_reset(tape);
-    cr_assert_eq(model_next_logits(m, tape, &ids, cache).id, 0);
-    expect_error(fattn_tape_status(tape), FATTN_E_SHAPE, "22 tokens after 0, the cache has 1 of 21");
+    expect_error(model_next_logits(m, tape, &ids, cache, &logits), FATTN_E_SHAPE,
+                 "22 tokens after 0: the context has 21");
     cr_assert_eq(model_cache_tokens(cache), 0);
     model_cache_destroy(cache);
     fattn_param *const *params = model_params(m, &n);
-    ((float *)params[n - 1]->value.data)[0] = INFINITY;
+    const fattn_tensor gain = fattn_tensor_slice(&params[n - 1]->value, 0, 0, 1);
+    cr_assert_eq(device_write(ctx, &gain, &(float){INFINITY}), FATTN_OK);
     expect_error(generator_begin(g, symbols, 1), FATTN_E_MISMATCH, "after 1 tokens the logit of token 0 is");
     destroy();
 }

@@ -160,6 +160,7 @@ call *call_new(fattn_ctx *ctx, const attention_case *a) {
                                          .window_right = a->window_right,
                                          .q_pos0 = a->q_pos0,
                                          .k_pos0 = a->k_pos0,
+                                         .unified_max = a->unified_max,
                                          .rng = {.seed = 99, .stream = 3}};
     if (packed) c->params.max_seqlen_q = a->Sq, c->params.max_seqlen_k = a->Sk;
     c->io = (fattn_attention_io){.struct_size = sizeof c->io};

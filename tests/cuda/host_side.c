@@ -320,6 +320,29 @@ Test(host_side, few_rows) {
     }
 }
 
+/* FATTN_UNIFIED_MAX: BF16, few rows, no feature of a general kernel; else the reason. */
+Test(host_side, unified_maximum) {
+    for (int n = 0; n < ARCHITECTURES; ++n) {
+        fattn_ctx *const ctx = planner(architectures[n]);
+        for (int m = 0; m < 4 * 2 * MASKS; ++m) {
+            const fattn_dtype dtype = dtypes[m % 4];
+            const int64_t Sq = m / 4 % 2 ? 17 : 16;
+            shapes x;
+            fattn_tensor extra[3];
+            fattn_attention_plan plan = {.struct_size = sizeof plan};
+            if (architectures[n] < 80 && dtype == FATTN_BF16) continue;
+            describe_call(&x, extra, dtype, Sq, 5000, 128, m / 8, false);
+            x.p.flags |= FATTN_UNIFIED_MAX;
+            const fattn_status s = fattn_attention_query(ctx, &x.p, &x.io, &plan);
+            const bool runs = dtype == FATTN_BF16 && Sq == 16 && m / 8 < 3;
+            cr_assert_eq(s, runs ? FATTN_OK : FATTN_E_UNSUPPORTED, "%s", fattn_ctx_error(ctx));
+            cr_assert(runs ? strstr(plan.fwd_kernel, "_few_unified_") : strstr(fattn_ctx_error(ctx), "UNIFIED_MAX"),
+                      "%s, %s", plan.fwd_kernel, fattn_ctx_error(ctx));
+        }
+        fattn_ctx_destroy(ctx);
+    }
+}
+
 /* Quotients by multiplication are those of division. */
 Test(host_side, dividers) {
     const int by[] = {1,        2, 3, 5, 7, 16, 17, 100, 127, 128, 641, 65535, 65536, 1000003, 1 << 30, INT32_MAX - 1,

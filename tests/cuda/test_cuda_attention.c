@@ -312,6 +312,60 @@ Test(cuda_attention, few_rows, .timeout = 400) {
     fattn_ctx_destroy(ctx);
 }
 
+/* With a maximum near the scores, and so far that parts are computed again; O differs in bits only where it is near. */
+Test(cuda_attention, unified_maximum, .timeout = 400) {
+    fattn_ctx *const ctx = device_or_skip(), *const cpu = attention_context(0);
+    static const int64_t queries[] = {1, 2, 5, 16, 9}, groups[] = {1, 3, 8, 12, 5},
+                         keys[] = {0, 1, 65, 128, 500, 1100, 4111, 20000};
+    static const float maxima[] = {0, 4, 40, -30, 70, -70, 3e38f};
+    static const attention_case features[] = {
+        {.name = "unified"},
+        {.name = "unified, causal, sink", .flags = FATTN_CAUSAL, .sink = true},
+        {.name = "unified, window", .flags = FATTN_WINDOW, .window_left = 70, .window_right = 3},
+        {.name = "unified, merge", .flags = FATTN_MERGE, .sink = true},
+        {.name = "unified, padded", .flags = FATTN_CAUSAL, .lengths = LENGTHS_PADDED},
+        {.name = "unified, packed, exact", .flags = FATTN_EXACT_DELTA, .lengths = LENGTHS_PACKED},
+    };
+    for (int n = 0; n < 8 * 7 && call_has_bf16(); ++n) {
+        if (!mine(n)) continue;
+        attention_case c = features[n % 6];
+        c.B = 2, c.Sk = keys[n % 8], c.Sq = queries[n % 5], c.Hkv = 1 + n % 2, c.Hq = c.Hkv * groups[n / 2 % 5];
+        c.D = dims[n % 10], c.Dv = dims[n / 3 % 10];
+        c.layout = n % 3 ? LAYOUT_BHSD : LAYOUT_BSHD;
+        c.flags |= FATTN_UNIFIED_MAX;
+        c.unified_max = maxima[n / 8];
+        if (c.lengths != LENGTHS_NONE) {
+            c.B = 3;
+            for (int b = 0; b < 3; ++b) {
+                c.length_q[b] = (int32_t)(b == 1 ? c.Sq : c.Sq / (b + 1));
+                c.length_k[b] = (int32_t)(b == 2 ? c.Sk : c.Sk / (2 * b + 3));
+            }
+        }
+        check(cpu, &c, FATTN_BF16);
+    }
+    for (int n = 0; n < 6 && call_has_bf16() && mine(0); ++n) {
+        attention_case c = {.name = "unified", .B = 1, .Hq = 8, .Hkv = 2, .Sq = 1, .Sk = 20000, .dtype = FATTN_BF16};
+        c.D = (const int64_t[]){64, 128, 256}[n / 2];
+        c.wide = true;
+        call *const plain = call_new(ctx, &c);
+        c.flags = FATTN_UNIFIED_MAX, c.unified_max = n % 2 ? 1000 : 0.3f;
+        call *const x = call_new(ctx, &c);
+        call_forward(plain), call_forward(x);
+        cr_assert(strstr(x->plan.fwd_kernel, "_few_unified_"), "%s", x->plan.fwd_kernel);
+        const uint64_t bits = call_bits(x, CALL_O, CALL_LSE);
+        cr_assert_eq(bits == call_bits(plain, CALL_O, CALL_LSE), n % 2, "%s, maximum %g", x->plan.fwd_kernel,
+                     (double)c.unified_max);
+        for (int m = 0; m < 50; ++m) {
+            call_forward(x);
+            cr_assert_eq(call_bits(x, CALL_O, CALL_LSE), bits, "%s, run %d", x->plan.fwd_kernel, m);
+        }
+        call_free(x);
+        call_free(plain);
+    }
+    fattn_ctx_destroy(cpu);
+    fattn_ctx_destroy(ctx);
+}
+
 static bool same(const double *x, const double *y, int64_t count) {
     return memcmp(x, y, (size_t)count * sizeof *x) == 0; /* one zero is not the other */
 }

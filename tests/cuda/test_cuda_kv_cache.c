@@ -307,6 +307,8 @@ Test(cuda_pages, long_keys, .timeout = 300) {
                             .length_q = {1, 1, 1},
                             .length_k = {39999, 100, 20000}};
         if (!has(c.dtype)) continue;
+        if (n % 4 == 0) c.flags |= FATTN_UNIFIED_MAX;
+        c.unified_max = n ? 90 : 1; /* far, near */
         c.Sk = up(c.Sk, 64);
         check_pages(ctx, cpu, &c, 64, 3);
     }

@@ -102,8 +102,9 @@ static void spoil_sizes(fuzz_input *in, sizes *s, fattn_attention_params *p) {
 
 static void choose_params(fuzz_input *in, fattn_attention_params *p) {
     static const uint32_t flags[] = {
-        FATTN_CAUSAL, FATTN_CAUSAL_TOP_LEFT, FATTN_WINDOW,    FATTN_MERGE, FATTN_ACC_DQ,        FATTN_ACC_DK,
-        FATTN_ACC_DV, FATTN_ACC_DBIAS,       FATTN_ACC_DSINK, FATTN_TF32,  FATTN_DETERMINISTIC, FATTN_EXACT_DELTA};
+        FATTN_CAUSAL,        FATTN_CAUSAL_TOP_LEFT, FATTN_WINDOW,     FATTN_MERGE,     FATTN_ACC_DQ,
+        FATTN_ACC_DK,        FATTN_ACC_DV,          FATTN_ACC_DBIAS,  FATTN_ACC_DSINK, FATTN_TF32,
+        FATTN_DETERMINISTIC, FATTN_EXACT_DELTA,     FATTN_UNIFIED_MAX};
     static const float scales[] = {0, 0.5f, 1, 4}, caps[] = {0, 0, 1, 30};
     static const float dropout[] = {0, 0, 0, 0.1f, 0.5f, 0.9f, 1e-9f, 1};
     const uint64_t bits = fuzz_word(in, 2);
@@ -114,6 +115,7 @@ static void choose_params(fuzz_input *in, fattn_attention_params *p) {
     p->softcap = caps[fuzz_below(in, 4)];
     p->dropout_p = dropout[fuzz_below(in, 8)];
     p->rng.seed = fuzz_byte(in);
+    p->unified_max = (float)p->rng.seed - 128;
     p->window_left = (int8_t)fuzz_byte(in), p->window_right = (int8_t)fuzz_byte(in);
     p->q_pos0 = fuzz_below(in, 32), p->k_pos0 = fuzz_below(in, 32);
 }

@@ -337,6 +337,7 @@ static attention *build(fattn_ctx *ctx, const attention_case *given) {
                                          .window_right = c->window_right,
                                          .q_pos0 = c->q_pos0,
                                          .k_pos0 = c->k_pos0,
+                                         .unified_max = c->unified_max,
                                          .rng = {.seed = 0x123456789abcdefULL, .stream = 5}};
     if (c->rng_step) /* a slice of a larger batch */
         a->params.rng_batch0 = 3, a->params.rng_head0 = 1, a->params.rng_heads = (int)c->Hq + 2;

@@ -51,6 +51,7 @@ typedef struct attention_case {
     bool sum_d_o; /* d_o is one row, repeated with stride 0: the gradient of a sum over rows */
     enum lengths lengths;
     int32_t length_q[MAX_SEQUENCES], length_k[MAX_SEQUENCES];
+    float unified_max;
 } attention_case;
 
 typedef struct attention_shape {

@@ -122,6 +122,7 @@ static void measure_baseline(expected *e, const attention *inputs, bool backward
 static expected expect(fattn_ctx *ctx, const attention_case *c, bool backward, void (*change)(attention *a)) {
     attention_case unfused = *c;
     unfused.algorithm = FATTN_ALGO_STANDARD;
+    unfused.flags &= ~(uint32_t)FATTN_UNIFIED_MAX; /* which it lacks */
     attention *const inputs = attention_new(ctx, &unfused);
     if (change) change(inputs);
     expected e = {.want = attention_twin(inputs, FATTN_F64)};
@@ -160,15 +161,16 @@ static double largest(const fattn_tensor *t) {
 /* Errors of F32 arithmetic that are allowed in addition to twice the baseline's, whose largest error may by
    chance be small where few numbers are compared. Roundings of half a unit are a random walk over the D
    products of a score and over sums of S keys and rows. Scores have size 8 (with ALiBi, that of the
-   distances), dP has size 3 sqrt(Dv) before delta is subtracted: s and L, which the baseline does not
-   compute, P and dP have errors of that many half units, and results computed from them the same relative
-   error. dP and delta are sums whose roundings, in units of their size sqrt(k) after k terms, add up to
+   distances; relative to a unified maximum up to 64), dP has size 3 sqrt(Dv) before delta is subtracted: s
+   and L, which the baseline does not compute, P and dP have errors of that many half units, and results
+   computed from them the same relative error. dP and delta are sums whose roundings, in units of their size sqrt(k) after k terms, add up to
    Dv / sqrt(6): a G that should be 0 has an error of three times that, times elements of size 4. Errors
    summed over rows add up as a random walk, also where the sum itself is 0. */
 static double granted(const attention *want, enum tensor_id id) {
     const attention_case *const c = &want->c;
     const int64_t off = c->q_pos0 - c->k_pos0, reach = c->Sq + c->Sk + (off < 0 ? -off : off);
-    const double score = c->alibi ? fmax(8, 0.75 * (double)reach) : 8, Dv = (double)c->Dv;
+    const double Dv = (double)c->Dv, most = fmin(8 + fabs((double)c->unified_max), 64); /* of s - unified_max */
+    const double score = c->alibi ? fmax(most, 0.75 * (double)reach) : most;
     const double D = fmax((double)c->D, Dv), S = (double)(c->Sk > c->Sq ? c->Sk : c->Sq);
     const double size = fmax(score, 3 * sqrt(Dv)), chains = 4 * (8 + sqrt(D) + sqrt(S));
     const double scale = c->scale > 0 ? (double)c->scale : 1 / sqrt((double)c->D);

@@ -1,4 +1,5 @@
-"""`fattn sample`: the text of `fattn train`'s own sample, streams, seeds, prompts of every kind, error messages."""
+"""`fattn sample`: the text of `fattn train`'s own sample, streams, seeds, prompts of every kind, error messages.
+With the argument cuda on a GPU; 77 without one."""
 import os
 import re
 import subprocess
@@ -9,11 +10,18 @@ FATTN = os.path.join(os.environ["FATTN_BUILD"], "bin", "fattn")
 SMALL = ["--layers", "1", "--channels", "32", "--heads", "2", "--batch", "8", "--eval-every", "1000"]
 CONTEXT = 32
 RHYTHM = "déjà vu ".encode()
+ON = ["--device", *sys.argv[1:2]] if sys.argv[1:] else []
+SKIPPED = 77
+
+
+def on_device(words):
+    """The same command on the device of this run."""
+    return [FATTN, *words, *(ON if words[0] in ("train", "sample") else [])]
 
 
 def fattn(*words, code=0, says="", given=None):
     """Standard output as bytes, and standard error."""
-    done = subprocess.run([FATTN, *words], capture_output=True, timeout=120, input=given)
+    done = subprocess.run(on_device(words), capture_output=True, timeout=120, input=given)
     said = done.stderr.decode(errors="backslashreplace")
     assert done.returncode == code and says in said, (words, done.returncode, done.stdout, said)
     return done.stdout, said
@@ -86,8 +94,8 @@ def prompts():
 
 def streams():
     """Characters come one by one, whole, while the program runs; a reader that leaves ends it."""
-    with subprocess.Popen([FATTN, "sample", "--checkpoint", "run", "--tokens", "1000000", "--temperature", "0",
-                           "--prompt", "déj"], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as p:
+    endless = ["sample", "--checkpoint", "run", "--tokens", "1000000", "--temperature", "0", "--prompt", "déj"]
+    with subprocess.Popen(on_device(endless), stdout=subprocess.PIPE, stderr=subprocess.PIPE) as p:
         for _ in range(30):
             os.read(p.stdout.fileno(), 1 << 16).decode() # fails on half a character
         p.stdout.close()
@@ -95,7 +103,7 @@ def streams():
         assert p.wait(timeout=60) == 1 and "cannot write to standard output: Broken pipe" in said, said
         assert said.count("\n") == 1, said
     with open("/dev/full", "wb") as full:
-        done = subprocess.run([FATTN, "sample", "--checkpoint", "run", "--tokens", "9"], stdout=full,
+        done = subprocess.run(on_device(["sample", "--checkpoint", "run", "--tokens", "9"]), stdout=full,
                               stderr=subprocess.PIPE, timeout=60)
     assert done.returncode == 1 and b"No space left" in done.stderr, done
 
@@ -146,6 +154,11 @@ def tokens():
 
 
 def main():
+    if ON:
+        probe = ["train", "--task", "tokens", "--vocab", "9", *SMALL, "--context", "16", "--steps", "1",
+                 "--checkpoint", "-"]
+        if b"FATTN_E_UNSUPPORTED" in subprocess.run(on_device(probe), capture_output=True, timeout=120).stderr:
+            return SKIPPED
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
         texts(learn())

@@ -88,7 +88,7 @@ static void attention_types(void) {
     FIELD(fattn_attention_params, rng_batch0);
     FIELD(fattn_attention_params, rng_head0);
     FIELD(fattn_attention_params, rng_heads);
-    FIELD(fattn_attention_params, reserved);
+    FIELD(fattn_attention_params, unified_max);
     END(fattn_attention_params);
     STRUCT(fattn_attention_io);
     FIELD(fattn_attention_io, struct_size);

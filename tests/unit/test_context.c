@@ -143,6 +143,23 @@ Test(context, the_cpu_has_no_stream_and_nothing_to_wait_for) {
     fattn_ctx_destroy(ctx);
 }
 
+Test(context, the_cpu_has_no_graphs) {
+    fattn_ctx *ctx;
+    fattn_graph *g = (fattn_graph *)&ctx;
+    cr_assert_eq(fattn_ctx_create(NULL, &ctx), FATTN_OK);
+    cr_assert_eq(fattn_graph_begin(ctx), FATTN_E_UNSUPPORTED);
+    cr_assert(strstr(fattn_ctx_error(ctx), "graph: the CPU has none"), "%s", fattn_ctx_error(ctx));
+    cr_assert_eq(fattn_graph_launch(ctx, g), FATTN_E_UNSUPPORTED);
+    cr_assert_eq(fattn_graph_end(ctx, &g), FATTN_E_UNSUPPORTED);
+    cr_assert_null(g);
+    fattn_graph_destroy(ctx, NULL);
+    fattn_graph_destroy(NULL, NULL);
+    cr_assert_eq(fattn_graph_begin(NULL), FATTN_E_ARG);
+    cr_assert_eq(fattn_graph_end(NULL, &g), FATTN_E_ARG);
+    cr_assert_eq(fattn_graph_launch(NULL, NULL), FATTN_E_ARG);
+    fattn_ctx_destroy(ctx);
+}
+
 Test(context, messages_are_truncated_and_may_quote_each_other) {
     fattn_ctx *ctx;
     cr_assert_eq(fattn_ctx_create(NULL, &ctx), FATTN_OK);

@@ -43,6 +43,9 @@ typedef struct test_case {
 } test_case;
 
 static const float UNWRITTEN = 1232.0f;
+/* Of kernels with a unified maximum: near the scores, and so far above and below that sums leave their range. */
+static const float maxima[] = {2, 75, -75};
+static float unified_max;
 
 typedef struct problem {
     field q, k, v;
@@ -242,6 +245,7 @@ static void run(const problem *p, fattni_fwd_parts_args x) {
     parts = (parts + x.cluster - 1) / x.cluster * x.cluster;
     x.tile_heads = fattni_divider_of(heads), x.heads = fattni_divider_of(a->Hq / heads);
     x.tiles = fattni_divider_of(per_head), x.parts = fattni_divider_of(parts);
+    x.unified_max = unified_max / a->scale;
     x.rows = min(heads * a->Sq, K_BM), x.width = (a->Dv + 7) / 8 * 8;
     x.counters = fattni_cuda_parts_counters(parts);
     std::vector<int32_t> arrived((size_t)(tiles * x.counters));
@@ -352,10 +356,13 @@ static int check(const test_case *c, int least_part) {
         printf("%s d %d: O and L of %s\n", c->name, K_D, late == c->Sq ? "NaN: ok" : "something: WRONG");
         return late != c->Sq;
     }
+    /* Relative to a unified maximum scores have errors of its size, and a weight w that is large in its row is rounded:
+       what remains of that when O is scaled is w (1 - w) 2^-9, at most 2^-11. */
     const int good = relative(&o) < (c->exact      ? 0x1p-15
-                                     : c->peak > 0 ? 0x1p-11
+                                     : c->peak > 0 ? (K_VARIANT == FATTNI_VARIANT_FEW_UNIFIED ? 0x1p-10 : 0x1p-11)
                                                    : 0x1p-8) &&
-                     worst_L < 32 * 0x1p-24 && !beyond && same_in_pages;
+                     worst_L < (32 + 2 * fabsf(unified_max)) * 0x1p-24 && !beyond && same_in_pages;
+    if (K_VARIANT == FATTNI_VARIANT_FEW_UNIFIED) printf("maximum %g, ", (double)unified_max);
     printf("%s d %d: o %.1e L %.1e, %d written beyond the end: %s\n", c->name, K_D, relative(&o), worst_L, beyond,
            good ? "ok" : "WRONG");
     return !good;
@@ -466,11 +473,20 @@ static const test_case cases[] = {
 };
 #endif
 
-int main(void) {
+static int check_all(void) {
     int wrong = 0;
     for (size_t n = 0; n < sizeof cases / sizeof *cases; ++n)
         for (int split = 0; split < (IN_PARTS ? 2 : 1); ++split) /* keys whole, and in parts of a block or three */
             if (!(EMULATED_F16 && cases[n].far))                 /* F16 has no numbers as far */
                 wrong += check(&cases[n], split ? (n % 2 ? 1 : 3) * K_BN : 0);
+    return wrong;
+}
+
+int main(void) {
+    int wrong = 0;
+    for (int n = 0; n < (K_VARIANT == FATTNI_VARIANT_FEW_UNIFIED ? 3 : 1); ++n) {
+        unified_max = K_VARIANT == FATTNI_VARIANT_FEW_UNIFIED ? maxima[n] : 0;
+        wrong += check_all();
+    }
     return wrong != 0;
 }

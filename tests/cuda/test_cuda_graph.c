@@ -1,0 +1,84 @@
+/* fattn_graph: what is recorded does not run, then each launch does; with the default stream and with one of the
+   context's own; errors leave a context that works. */
+#include "contexts.h"
+
+#include <fattn/fattn.h>
+
+#include <string.h>
+
+enum { N = 1000 };
+
+static fattn_tensor ones(fattn_ctx *ctx, double value) {
+    fattn_tensor t;
+    cr_assert_eq(fattn_tensor_alloc(ctx, FATTN_F32, 1, (int64_t[]){N}, &t), FATTN_OK);
+    cr_assert_eq(fattn_tensor_normal(ctx, &t, value, 0, (fattn_rng){0}), FATTN_OK);
+    return t;
+}
+
+static float last_of(fattn_ctx *ctx, const fattn_tensor *t) {
+    float x[N];
+    const fattn_tensor host = fattn_tensor_view(x, FATTN_F32, FATTN_CPU, 0, 1, (int64_t[]){N});
+    cr_assert_eq(fattn_tensor_copy(ctx, &host, t), FATTN_OK, "%s", fattn_ctx_error(ctx));
+    return x[N - 1];
+}
+
+static void expect(fattn_ctx *ctx, fattn_status got, fattn_status want, const char *message) {
+    cr_assert_eq(got, want, "%s", fattn_ctx_error(ctx));
+    cr_assert(strstr(fattn_ctx_error(ctx), message), "%s", fattn_ctx_error(ctx));
+}
+
+static void launches(fattn_ctx *ctx) {
+    fattn_tensor sum = ones(ctx, 0), one = ones(ctx, 1);
+    fattn_graph *g;
+    cr_assert_eq(fattn_tensor_add(ctx, &sum, &one), FATTN_OK); /* loads the kernel */
+    cr_assert_eq(last_of(ctx, &sum), 1);
+    cr_assert_eq(fattn_graph_begin(ctx), FATTN_OK, "%s", fattn_ctx_error(ctx));
+    cr_assert_eq(fattn_tensor_add(ctx, &sum, &one), FATTN_OK);
+    cr_assert_eq(fattn_tensor_add(ctx, &sum, &one), FATTN_OK);
+    cr_assert_eq(fattn_graph_end(ctx, &g), FATTN_OK, "%s", fattn_ctx_error(ctx));
+    cr_assert_eq(last_of(ctx, &sum), 1);
+    for (int n = 0; n < 3; ++n) cr_assert_eq(fattn_graph_launch(ctx, g), FATTN_OK, "%s", fattn_ctx_error(ctx));
+    cr_assert_eq(last_of(ctx, &sum), 7);
+    fattn_graph_destroy(ctx, g);
+    fattn_tensor_free(ctx, &sum);
+    fattn_tensor_free(ctx, &one);
+    cr_assert_eq(fattn_ctx_mem(ctx).live, 0);
+}
+
+Test(cuda_graph, launches_on_any_stream) {
+    fattn_ctx *const ctx = context_or_skip();
+    cudaStream_t stream;
+    launches(ctx);
+    must(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "stream");
+    cr_assert_eq(fattn_ctx_set_stream(ctx, stream), FATTN_OK);
+    launches(ctx);
+    fattn_ctx_destroy(ctx);
+    must(cudaStreamDestroy(stream), "stream");
+}
+
+Test(cuda_graph, errors) {
+    fattn_ctx *const ctx = context_or_skip();
+    fattn_tensor one = ones(ctx, 1), more;
+    float x[N];
+    const fattn_tensor host = fattn_tensor_view(x, FATTN_F32, FATTN_CPU, 0, 1, (int64_t[]){N});
+    fattn_graph *g;
+    expect(ctx, fattn_graph_end(ctx, &g), FATTN_E_STATE, "the context is not recording one");
+    expect(ctx, fattn_graph_end(ctx, NULL), FATTN_E_ARG, "graph: out is NULL");
+    expect(ctx, fattn_graph_launch(ctx, NULL), FATTN_E_ARG, "graph: NULL");
+    cr_assert_eq(fattn_graph_begin(ctx), FATTN_OK);
+    expect(ctx, fattn_graph_begin(ctx), FATTN_E_STATE, "the context is recording one already");
+    expect(ctx, fattn_tensor_alloc(ctx, FATTN_F32, 1, (int64_t[]){N}, &more), FATTN_E_STATE,
+           "4000 bytes are asked for while a graph is recorded");
+    cr_assert_eq(fattn_graph_end(ctx, &g), FATTN_OK, "%s", fattn_ctx_error(ctx)); /* nothing */
+    cr_assert_eq(fattn_graph_launch(ctx, g), FATTN_OK, "%s", fattn_ctx_error(ctx));
+    cr_assert_eq(fattn_graph_begin(ctx), FATTN_OK);
+    expect(ctx, fattn_graph_launch(ctx, g), FATTN_E_STATE, "the context is recording one");
+    fattn_graph *const recorded = g;
+    cr_assert_neq(fattn_tensor_copy(ctx, &host, &one), FATTN_OK); /* waits for the stream */
+    expect(ctx, fattn_graph_end(ctx, &g), FATTN_E_CUDA, "graph: what was enqueued cannot be recorded");
+    cr_assert_null(g);
+    fattn_graph_destroy(ctx, recorded);
+    fattn_tensor_free(ctx, &one);
+    launches(ctx); /* after all this */
+    fattn_ctx_destroy(ctx);
+}
