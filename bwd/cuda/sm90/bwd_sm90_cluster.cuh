@@ -137,10 +137,12 @@ DEVICE void wait_dq_semaphores(const fattni_bwd_sm90_args *p, const task *t, uin
     }
 }
 
-/* Whether K is less its mean, as the first Q says. */
-DEVICE int is_centred(const task *t, uint32_t shared, const shared_memory *memory) {
+/* Whether K is less its mean, which is stored before the first Q and V are loaded; full: the mbarrier of one of them.
+   The dQ warpgroup waits for V, which is loaded once: consumers do not wait for it before the first stage of Q is
+   loaded again, and a late warp would find the first load's parity a second time. */
+DEVICE int is_centred(const task *t, uint32_t full, const shared_memory *memory) {
     if (!t->steps) return 0;
-    mbarrier_wait(ELEMENT_ADDRESS(shared, q_full, 0), 0);
+    mbarrier_wait(full, 0);
     return memory->centred;
 }
 
@@ -179,7 +181,7 @@ DEVICE void add_dq(const fattni_bwd_sm90_args *p, const task *t, uint32_t shared
         named_barrier_sync(DQ_READY, 128);
     }
     mbarrier_wait(MEMBER_ADDRESS(shared, k_full), 0);
-    if (is_centred(t, shared, memory)) named_barrier_sync(CENTRED, 384);
+    if (is_centred(t, MEMBER_ADDRESS(shared, v_full), memory)) named_barrier_sync(CENTRED, 384);
     row_cursor at = first_rows(t, a->group);
     for (int n = 0; n < t->steps; ++n, next_rows(&at, t)) {
         const step s = step_at(&at, t, n);
@@ -249,7 +251,7 @@ DEVICE void consume(const fattni_bwd_sm90_args *p, const task *t, uint32_t share
     float dk[COLUMNS / 2], dv[COLUMNS / 2];
 #pragma unroll
     for (int i = 0; i < COLUMNS / 2; ++i) dk[i] = dv[i] = 0.0f;
-    if (is_centred(t, shared, memory)) {
+    if (is_centred(t, ELEMENT_ADDRESS(shared, q_full, 0), memory)) {
         const float *const mean = key_mean_of(&p->bwd, t->b, t->hk);
         mbarrier_wait(MEMBER_ADDRESS(shared, k_full), 0);
         centre_tile(MEMBER_ADDRESS(shared, k), PANELS, 64, mean);

@@ -1,5 +1,9 @@
+/* longjmp's check of _FORTIFY_SOURCE knows one stack only. */
+#undef _FORTIFY_SOURCE
+
 #include "machine.h"
 
+#include <setjmp.h>
 #include <ucontext.h>
 
 #include <algorithm>
@@ -24,11 +28,13 @@ typedef struct meeting {
     int count, number;
 } meeting;
 typedef struct fiber {
-    ucontext_t context;
-    std::unique_ptr<char[]> stack; /* not cleared */
-    const meeting *waits;          /* NULL, or for the end of this one's meeting number `number` */
+    jmp_buf place;        /* where it goes on */
+    ucontext_t start;     /* for the first time */
+    const meeting *waits; /* NULL, or for the end of this one's meeting number `number` */
     int number;
-    bool done;
+    const volatile int8_t *phase; /* NULL, or it waits while this one is `old` */
+    int8_t old;
+    bool started, done;
 } fiber;
 
 typedef struct copy { /* pending */
@@ -42,15 +48,17 @@ typedef struct copy { /* pending */
 /* State of a CTA. Each has a host thread of its own. */
 alignas(1024) __thread unsigned char memory[MEMORY_BYTES];
 __thread index1 threadIdx, blockIdx;
-static thread_local std::vector<fiber> fibers;
-static thread_local ucontext_t scheduler;
-static thread_local meeting named[BARRIERS], warps[32];
-static thread_local four given[32][WARP]; /* by machine_gather */
+static __thread fiber *fibers, *self;
+static __thread int fiber_count;
+static __thread jmp_buf scheduler;
+static __thread meeting named[BARRIERS], warps[32];
+static __thread warp_buffer buffers[32][2];
 static thread_local std::mt19937 coins;
 
 /* State of the cluster. One CTA runs at a time, for some rounds of its warps. */
 index1 gridDim = {1};
 static unsigned char *memories[MOST_CTAS];
+static std::unique_ptr<char[]> stacks[MOST_CTAS][MOST_THREADS]; /* not cleared, and kept for other clusters */
 static std::vector<copy> copies;
 static std::mutex cluster_lock;
 static std::condition_variable next_cta[MOST_CTAS];
@@ -65,8 +73,19 @@ void machine_fail(const char *why) {
     _Exit(1);
 }
 
-int machine_threads(void) { return (int)fibers.size(); }
-void machine_yield(void) { swapcontext(&fibers[threadIdx.x].context, &scheduler); }
+int machine_threads(void) { return fiber_count; }
+
+/* Not swapcontext, which sets the signal mask by a system call: half of the time of an emulated kernel. */
+void machine_yield(void) {
+    if (!_setjmp(self->place)) _longjmp(scheduler, 1);
+}
+static void resume(fiber *f) {
+    self = f;
+    if (_setjmp(scheduler)) return;
+    if (f->started) _longjmp(f->place, 1);
+    f->started = true;
+    setcontext(&f->start);
+}
 
 int machine_coin(void) { return (int)(coins() & 1); }
 
@@ -76,7 +95,7 @@ static void arrive(meeting *m, int expected) {
     if (m->count == expected) m->count = 0, ++m->number;
 }
 static void meet(meeting *m, int expected) {
-    fiber *const mine = &fibers[threadIdx.x];
+    fiber *const mine = self;
     mine->number = m->number;
     arrive(m, expected);
     if (m->number != mine->number) return;
@@ -95,17 +114,27 @@ void machine_copy(void *to, const void *from, int bytes, void (*done)(void *, in
     copies.push_back(c);
 }
 
-const four *machine_gather(const uint32_t x[4]) {
-    four *const all = given[threadIdx.x / WARP];
-    memcpy(all[threadIdx.x % WARP], x, sizeof(four));
-    machine_meet_warp();
-    return all;
+void machine_wait(const volatile int8_t *phase, int8_t old) {
+    if (*phase != old) return;
+    self->phase = phase, self->old = old;
+    machine_yield();
+    self->phase = NULL;
+}
+
+/* In turns: who fills a buffer again has met all lanes since, after they read it. */
+void *machine_warp_buffer(void) {
+    const int warp = (int)threadIdx.x / WARP;
+    return &buffers[warp][warps[warp].number & 1];
 }
 
 static void run_fiber(void) {
     entry();
-    fibers[threadIdx.x].done = true;
+    self->done = true;
     machine_yield();
+}
+static bool can_go_on(const fiber *f) {
+    if (f->done || (f->waits && f->waits->number == f->number)) return false;
+    return !f->phase || *f->phase != f->old;
 }
 
 /* Carries out some of the pending copies, at random. */
@@ -139,14 +168,16 @@ static void run_cta(int block, int rank, int ctas, int threads, unsigned seed) {
     blockIdx.x = (unsigned)block;
     memories[rank] = memory;
     memset(memory, 0xff, MEMORY_BYTES);
-    fibers.resize((size_t)threads);
-    for (fiber &f : fibers) {
-        f.stack.reset(new char[STACK_BYTES]);
-        f.done = false, f.waits = NULL;
-        getcontext(&f.context);
-        f.context.uc_stack.ss_sp = f.stack.get();
-        f.context.uc_stack.ss_size = STACK_BYTES;
-        makecontext(&f.context, run_fiber, 0);
+    std::vector<fiber> all((size_t)threads);
+    fibers = all.data(), fiber_count = threads;
+    for (int n = 0; n < threads; ++n) {
+        fiber *const f = &all[(size_t)n];
+        std::unique_ptr<char[]> *const stack = &stacks[rank][n];
+        if (!*stack) stack->reset(new char[STACK_BYTES]);
+        getcontext(&f->start);
+        f->start.uc_stack.ss_sp = stack->get();
+        f->start.uc_stack.ss_size = STACK_BYTES;
+        makecontext(&f->start, run_fiber, 0);
     }
     run_others(&held, rank, ctas);
     std::mt19937 random(seed);
@@ -164,9 +195,9 @@ static void run_cta(int block, int rank, int ctas, int threads, unsigned seed) {
             if (*rounds > 0 && (*rounds)--) continue;
             for (int lane = 0; lane < WARP; ++lane) {
                 fiber *const f = &fibers[(size_t)(w * WARP + lane)];
-                if (f->done || (f->waits && f->waits->number == f->number)) continue;
+                if (!can_go_on(f)) continue;
                 threadIdx.x = (unsigned)(w * WARP + lane);
-                swapcontext(&scheduler, &f->context);
+                resume(f);
                 left -= f->done;
             }
         }

@@ -41,7 +41,8 @@ void machine_run(int block, int ctas, int threads, unsigned seed, void (*kernel)
 
 int machine_threads(void);
 void machine_yield(void);
-int machine_coin(void); /* 0 or 1, at random */
+int machine_coin(void);                                      /* 0 or 1, at random */
+void machine_wait(const volatile int8_t *phase, int8_t old); /* while *phase is `old` */
 void machine_fail(const char *why);
 /* Barriers: of all lanes of the calling warp; a named one of `threads` threads; of all threads of the cluster. */
 void machine_meet_warp(void);
@@ -53,10 +54,19 @@ unsigned char *machine_memory(int rank);
 /* An asynchronous copy: takes place some time later, and then calls done(where, bytes). */
 void machine_copy(void *to, const void *from, int bytes, void (*done)(void *, int), void *where);
 
-/* Each lane of the warp gives four words and gets those of all lanes, [lane][word], valid until the next meeting of the
-   warp. */
-typedef uint32_t four[4];
-const four *machine_gather(const uint32_t x[4]);
+/* What lanes of a warp give each other: each fills its part, then all meet and read, until their next meeting. */
+typedef struct warp_buffer {
+    alignas(16) unsigned char bytes[32 * 48];
+} warp_buffer;
+void *machine_warp_buffer(void);
+/* Each lane gives an x and gets those of all lanes, until its next meeting. */
+template <class T> static inline const T *machine_gather(const T *x) {
+    static_assert(32 * sizeof(T) <= sizeof(warp_buffer), "of 32 lanes");
+    T *const all = (T *)machine_warp_buffer();
+    all[threadIdx.x % 32] = *x;
+    machine_meet_warp();
+    return all;
+}
 
 static inline int min(int a, int b) { return a < b ? a : b; }
 static inline int max(int a, int b) { return a > b ? a : b; }
@@ -114,10 +124,7 @@ static inline void __threadfence_block(void) {}
 static inline void __stcg(float4 *p, float4 x) { *p = x; }
 template <class T> static inline T __ldcg(const T *p) { return *p; }
 static inline uint32_t __shfl_sync(uint32_t, uint32_t x, int lane, int width = 32) {
-    const four mine = {x};
-    const uint32_t result = machine_gather(mine)[(int)(threadIdx.x % 32) / width * width + lane % width][0];
-    machine_meet_warp();
-    return result;
+    return machine_gather(&x)[(int)(threadIdx.x % 32) / width * width + lane % width];
 }
 static inline float __shfl_sync(uint32_t, float x, int lane, int width) {
     return __int_as_float((int)__shfl_sync(0, (uint32_t)__float_as_int(x), lane, width));
@@ -129,11 +136,9 @@ static inline float __shfl_xor_sync(uint32_t, float x, int mask) {
     return __int_as_float((int)__shfl_xor_sync(0, (uint32_t)__float_as_int(x), mask));
 }
 static inline int __any_sync(uint32_t, int x) {
-    const four mine = {x != 0};
-    const four *const all = machine_gather(mine);
+    const int *const all = machine_gather(&x);
     int any = 0;
-    for (int lane = 0; lane < 32; ++lane) any |= (int)all[lane][0];
-    machine_meet_warp();
+    for (int lane = 0; lane < 32; ++lane) any |= all[lane] != 0;
     return any;
 }
 

@@ -32,12 +32,24 @@
 #define FATTNI_CORE_PTX_TMA_H
 #define FATTNI_CORE_PTX_WGMMA_H
 
+#if EMULATED_F16
+/* A table: a conversion takes longer than the product that it is for. */
+static const struct float_of_f16 {
+    std::vector<float> of;
+    float_of_f16() {
+        for (uint32_t n = 0; n < 65536; ++n) {
+            const uint16_t bits = (uint16_t)n;
+            __half x;
+            memcpy(&x, &bits, 2);
+            of.push_back(__half2float(x));
+        }
+    }
+} float_of_f16;
+#endif
 /* The 16-bit type of the kernel: BF16, or F16 with EMULATED_F16. */
 static inline float value_of(uint16_t bits) {
 #if EMULATED_F16
-    __half x;
-    memcpy(&x, &bits, 2);
-    return __half2float(x);
+    return float_of_f16.of[bits];
 #else
     const uint32_t wide = (uint32_t)bits << 16;
     float x;
@@ -45,6 +57,9 @@ static inline float value_of(uint16_t bits) {
     return x;
 #endif
 }
+typedef struct words {
+    uint32_t x[4];
+} words;
 static inline uint16_t half_of(uint32_t pair, int high) { return (uint16_t)(high ? pair >> 16 : pair); }
 
 /* ---- acquire, global, ldmatrix, mma ---- */
@@ -79,23 +94,34 @@ static inline uint32_t pack_f16(float low, float high) {
     memcpy(&pair, x, 4);
     return pair;
 }
+static inline float bf16_to_float(uint16_t x) {
+    __nv_bfloat16 y;
+    memcpy(&y, &x, 2);
+    return __bfloat162float(y);
+}
+static inline float f16_to_float(uint16_t x) {
+    __half y;
+    memcpy(&y, &x, 2);
+    return __half2float(y);
+}
+static inline uint16_t float_to_bf16(float x) { return half_of(pack_bf16(x, 0), 0); }
+static inline uint16_t float_to_f16(float x) { return half_of(pack_f16(x, 0), 0); }
 static inline uint32_t pack_half(float low, float high) {
     return EMULATED_F16 ? pack_f16(low, high) : pack_bf16(low, high);
 }
 static inline void mma_half(float d[4], const uint32_t a[4], uint32_t b0, uint32_t b1) {
-    const int lane = (int)threadIdx.x % 32;
-    const uint32_t b[4] = {b0, b1};
-    four left[32], right[32];
-    memcpy(left, machine_gather(a), sizeof left);
-    machine_meet_warp();
-    memcpy(right, machine_gather(b), sizeof right);
-    machine_meet_warp();
-    for (int e = 0; e < 4; ++e)
-        for (int k = 0; k < 16; ++k) {
-            const int row8 = e / 2, column = lane % 4 * 2 + e % 2, pair = k % 8 / 2;
-            d[e] += value_of(half_of(left[lane / 4 * 4 + pair][row8 + k / 8 * 2], k % 2)) *
-                    value_of(half_of(right[column * 4 + pair][k / 8], k % 2));
+    const int g = (int)threadIdx.x % 32 / 4, t = (int)threadIdx.x % 4;
+    float(*const left)[16] = (float(*)[16])machine_warp_buffer(), (*const right)[16] = left + 16; /* [row], [column] */
+    for (int k = 0; k < 2; ++k) {
+        for (int high = 0; high < 2; ++high) {
+            left[g][8 * high + 2 * t + k] = value_of(half_of(a[2 * high], k));
+            left[g + 8][8 * high + 2 * t + k] = value_of(half_of(a[2 * high + 1], k));
+            right[g][8 * high + 2 * t + k] = value_of(half_of(high ? b1 : b0, k));
         }
+    }
+    machine_meet_warp();
+    for (int k = 0; k < 16; ++k)
+        for (int e = 0; e < 4; ++e) d[e] += left[g + e / 2 * 8][k] * right[2 * t + e % 2][k];
 }
 static inline void mma_bf16(float d[4], const uint32_t a[4], uint32_t b0, uint32_t b1) { mma_half(d, a, b0, b1); }
 static inline void mma_f16(float d[4], const uint32_t a[4], uint32_t b0, uint32_t b1) { mma_half(d, a, b0, b1); }
@@ -147,7 +173,7 @@ static inline void mbarrier_arrive_if(uint32_t bar, int condition) {
 }
 static inline int mbarrier_test(uint32_t bar, uint32_t parity) { return mbarrier_at(bar)->phase != (int)parity; }
 static inline void mbarrier_wait(uint32_t bar, uint32_t parity) {
-    while (mbarrier_at(bar)->phase == (int)parity) machine_yield();
+    machine_wait(&mbarrier_at(bar)->phase, (int8_t)parity);
 }
 static inline void mbarrier_complete_at(void *bar, int bytes) {
     ((mbarrier *)bar)->bytes -= bytes;
@@ -249,11 +275,11 @@ static inline void async_proxy_fence_global(void) {}
    matrix l/8. */
 static inline void store_matrices(uint32_t address, const uint32_t r[4], int transposed) {
     const int lane = (int)threadIdx.x % 32, matrix = lane / 8, row = lane % 8;
-    const four *const all = machine_gather(r);
+    const words *const all = machine_gather((const words *)r);
     uint16_t out[8];
     for (int c = 0; c < 8; ++c) {
         const int i = transposed ? c : row, j = transposed ? row : c;
-        out[c] = half_of(all[4 * i + j / 2][matrix], j % 2);
+        out[c] = half_of(all[4 * i + j / 2].x[matrix], j % 2);
     }
     memcpy(memory + address, out, 16);
     machine_meet_warp();
@@ -263,18 +289,16 @@ static inline void stmatrix_x4_trans(uint32_t address, const uint32_t r[4]) { st
 /* The inverse of stmatrix_x4. */
 static inline void ldmatrix_x4(uint32_t r[4], uint32_t address) {
     const int lane = (int)threadIdx.x % 32;
-    const uint32_t mine[4] = {address};
-    const four *const all = machine_gather(mine);
-    for (int m = 0; m < 4; ++m) memcpy(&r[m], memory + all[8 * m + lane / 4][0] + lane % 4 * 4, 4);
+    const uint32_t *const all = machine_gather(&address);
+    for (int m = 0; m < 4; ++m) memcpy(&r[m], memory + all[8 * m + lane / 4] + lane % 4 * 4, 4);
     machine_meet_warp();
 }
 static inline void ldmatrix_x4_trans(uint32_t r[4], uint32_t address) {
     const int lane = (int)threadIdx.x % 32;
-    const uint32_t mine[4] = {address};
-    const four *const all = machine_gather(mine);
+    const uint32_t *const all = machine_gather(&address);
     for (int m = 0; m < 4; ++m) {
         uint16_t x[2];
-        for (int e = 0; e < 2; ++e) memcpy(&x[e], memory + all[8 * m + lane % 4 * 2 + e][0] + lane / 4 * 2, 2);
+        for (int e = 0; e < 2; ++e) memcpy(&x[e], memory + all[8 * m + lane % 4 * 2 + e] + lane / 4 * 2, 2);
         memcpy(&r[m], x, 4);
     }
     machine_meet_warp();
@@ -299,16 +323,18 @@ static inline void load_shared_4(uint32_t x[4], uint32_t address) { memcpy(x, me
 
 /* ---- wgmma ---- */
 
-/* Element (x, k) of the operand that a matrix descriptor describes, x along M or N. */
-static inline float operand_element(uint64_t descriptor, int x, int k, int mn_major) {
-    const uint32_t start = (uint32_t)(descriptor & 0x3fff) << 4, panel = (uint32_t)(descriptor >> 16 & 0x3fff) << 4,
-                   rows8 = (uint32_t)(descriptor >> 32 & 0x3fff) << 4;
-    const int row = mn_major ? k : x, column = mn_major ? x : k;
+/* Where a matrix descriptor's operand starts, and how far from there element (x, k) is before the swizzle, x along M or
+   N: a sum of what x and what k add. */
+static inline uint32_t operand_start(uint64_t descriptor) { return (uint32_t)(descriptor & 0x3fff) << 4; }
+static inline uint32_t operand_offset(uint64_t descriptor, int x, int k, int mn_major) {
+    const uint32_t panel = (uint32_t)(descriptor >> 16 & 0x3fff) << 4, rows8 = (uint32_t)(descriptor >> 32 & 0x3fff)
+                                                                               << 4;
+    const uint32_t row = (uint32_t)(mn_major ? k : x), column = (uint32_t)(mn_major ? x : k);
+    return column / 64 * panel + row / 8 * rows8 + row % 8 * 128 + column % 64 * 2;
+}
+static inline float operand_element(uint32_t at) {
     uint16_t bits;
-    memcpy(&bits,
-           memory + swizzled(start + (uint32_t)(column / 64) * panel + (uint32_t)(row / 8) * rows8 +
-                             (uint32_t)(row % 8 * 128 + column % 64 * 2)),
-           2);
+    memcpy(&bits, memory + swizzled(at), 2);
     return value_of(bits);
 }
 /* D (+)= A B, N columns; A from `registers` unless NULL. */
@@ -316,20 +342,26 @@ static inline void product(int N, float *d, uint64_t a, const uint32_t *register
                            int a_mn_major, int b_mn_major) {
     const int lane = (int)threadIdx.x % 32, g = lane / 4, t = lane % 4, warp = (int)threadIdx.x / 32 % 4;
     float left[2][16];
-    for (int k = 0; k < 16; ++k)
-        for (int half = 0; half < 2; ++half)
-            if (!registers) left[half][k] = operand_element(a, 16 * warp + g + 8 * half, k, a_mn_major);
+    uint32_t right_of[16];
+    for (int k = 0; k < 16; ++k) {
+        right_of[k] = operand_start(b) + operand_offset(b, 0, k, b_mn_major);
+        for (int half = 0; half < 2 && !registers; ++half)
+            left[half][k] =
+                operand_element(operand_start(a) + operand_offset(a, 16 * warp + g + 8 * half, k, a_mn_major));
+    }
     if (registers) { /* register m: row g + 8 (m%2), columns 8 (m/2) + 2t, + 1 */
-        const four *const all = machine_gather(registers);
+        const words *const all = machine_gather((const words *)registers);
         for (int m = 0; m < 4; ++m)
-            for (int c = 0; c < 8; ++c) left[m % 2][8 * (m / 2) + c] = value_of(half_of(all[4 * g + c / 2][m], c % 2));
+            for (int c = 0; c < 8; ++c)
+                left[m % 2][8 * (m / 2) + c] = value_of(half_of(all[4 * g + c / 2].x[m], c % 2));
         machine_meet_warp();
     }
     for (int i = 0; i < N / 8; ++i)
         for (int e = 0; e < 2; ++e) {
+            const uint32_t column = operand_offset(b, 8 * i + 2 * t + e, 0, b_mn_major);
             float x[2] = {accumulate ? d[4 * i + e] : 0.0f, accumulate ? d[4 * i + 2 + e] : 0.0f};
             for (int k = 0; k < 16; ++k) {
-                const float right = operand_element(b, 8 * i + 2 * t + e, k, b_mn_major);
+                const float right = operand_element(right_of[k] + column);
                 x[0] += left[0][k] * right;
                 x[1] += left[1][k] * right;
             }

@@ -30,27 +30,20 @@ static inline void reduce_add_4(float *p, const float x[4]) {
     for (int e = 0; e < 4; ++e) p[e] += x[e];
 }
 static inline double __shfl_xor_sync(uint32_t, double x, int mask) {
-    four mine = {};
-    memcpy(mine, &x, 8);
-    memcpy(&x, machine_gather(mine)[(int)(threadIdx.x % 32) ^ mask], 8);
-    machine_meet_warp();
-    return x;
+    return machine_gather(&x)[(int)(threadIdx.x % 32) ^ mask];
 }
 static inline float exp2_approx(float x) { return exp2f(x); }
 static inline float round_tf32(float x) { return __int_as_float((int)((__float_as_uint(x) + 0x1000u) & ~0x1fffu)); }
 
 /* d[16,8] += a[16,8] b[8,8] in the fragments of mma.sync m16n8k8. */
-static double operands[32][32][6]; /* of each warp: [lane][a0..a3, b0, b1] */
 static inline void mma_m16n8k8(double d[4], const double a[4], double b0, double b1) {
-    const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
-    const double mine[6] = {a[0], a[1], a[2], a[3], b0, b1};
-    memcpy(operands[warp][lane], mine, sizeof mine);
+    const int g = (int)threadIdx.x % 32 / 4, t = (int)threadIdx.x % 4;
+    double(*const left)[8] = (double(*)[8])machine_warp_buffer(), (*const right)[8] = left + 16; /* [row], [column] */
+    for (int r = 0; r < 4; ++r) left[g + r % 2 * 8][t + r / 2 * 4] = a[r];
+    right[g][t] = b0, right[g][t + 4] = b1;
     machine_meet_warp();
-    for (int e = 0; e < 4; ++e)
-        for (int k = 0; k < 8; ++k)
-            d[e] += operands[warp][lane / 4 * 4 + k % 4][k / 4 * 2 + e / 2] *
-                    operands[warp][(lane % 4 * 2 + e % 2) * 4 + k % 4][4 + k / 4];
-    machine_meet_warp();
+    for (int k = 0; k < 8; ++k)
+        for (int e = 0; e < 4; ++e) d[e] += left[g + e / 2 * 8][k] * right[2 * t + e % 2][k];
 }
 static inline void mma_f64(double d[4], const double a[4], double b0, double b1) { mma_m16n8k8(d, a, b0, b1); }
 static inline void mma_tf32(float d[4], const float a[4], float b0, float b1) {
