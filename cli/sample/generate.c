@@ -86,8 +86,11 @@ static fattn_status record(generator *g, const fattn_tensor *ids) {
 static fattn_status run_one(generator *g, const fattn_tensor *ids, fattn_tensor *logits) {
     const bool graphs = fattn_ctx_device(g->ctx) == FATTN_CUDA && g->warm, recorded = g->graph;
     fattn_status s = FATTN_OK;
-    g->warm = true;
-    if (!graphs) return run(g, g->one, ids, logits);
+    if (!graphs) {
+        s = run(g, g->one, ids, logits);
+        g->warm = !s;
+        return s;
+    }
     if (recorded)
         s = model_cache_count_launch(g->cache);
     else

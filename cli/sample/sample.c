@@ -77,7 +77,10 @@ int64_t sample_choose(const float *logits, int64_t n, const sample_options *o, i
     for (int64_t i = 0; i < n; ++i) {
         const double u = draw_unit(&d) + 0x1p-33; /* in (0, 1) */
         if (!all && is_likelier(logits, last, i)) continue;
-        const double score = ((double)logits[i] - (double)logits[best]) / o->temperature - log(-log(u));
+        const double scaled = ((double)logits[i] - (double)logits[best]) / o->temperature, y = scaled - highest;
+        /* Most cannot win, which takes no logarithm to see: e^y < 1 / (1 - y + y^2 / 2) below 0, and -log u > 1 - u. */
+        if (y < 0 && (1 - u) * (1 - y + y * y / 2) > 1) continue;
+        const double score = scaled - log(-log(u));
         if (score > highest) {
             highest = score;
             chosen = i;

@@ -2,8 +2,8 @@
 
    A row's sum in F32 is then in (2^-80, 2^64), and its O below 2^100: terms 2^-24 below the largest ones are normal
    numbers, in BF16, too, and all parts together stay finite. Other parts are computed once more, with maxima; so are
-   those in which a row sees no key. In F64 exponents are eight times as large. Plain C and C++: device code includes it,
-   too. */
+   those in which a row sees no key. In F64 exponents are eight times as large. Plain C and C++: device code includes
+   it, too. */
 #ifndef FATTNI_CORE_ATTENTION_UNIFIED_H
 #define FATTNI_CORE_ATTENTION_UNIFIED_H
 

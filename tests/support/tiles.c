@@ -163,9 +163,9 @@ static double largest(const fattn_tensor *t) {
    products of a score and over sums of S keys and rows. Scores have size 8 (with ALiBi, that of the
    distances; relative to a unified maximum up to 64), dP has size 3 sqrt(Dv) before delta is subtracted: s
    and L, which the baseline does not compute, P and dP have errors of that many half units, and results
-   computed from them the same relative error. dP and delta are sums whose roundings, in units of their size sqrt(k) after k terms, add up to
-   Dv / sqrt(6): a G that should be 0 has an error of three times that, times elements of size 4. Errors
-   summed over rows add up as a random walk, also where the sum itself is 0. */
+   computed from them the same relative error. dP and delta are sums whose roundings, in units of their size
+   sqrt(k) after k terms, add up to Dv / sqrt(6): a G that should be 0 has an error of three times that, times
+   elements of size 4. Errors summed over rows add up as a random walk, also where the sum itself is 0. */
 static double granted(const attention *want, enum tensor_id id) {
     const attention_case *const c = &want->c;
     const int64_t off = c->q_pos0 - c->k_pos0, reach = c->Sq + c->Sk + (off < 0 ? -off : off);
