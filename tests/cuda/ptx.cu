@@ -41,7 +41,7 @@ typedef __half cuda_half;
 #endif
 static float value_of(half_type x) {
     cuda_half y;
-    memcpy(&y, &x, sizeof y);
+    memcpy((void *)&y, &x, sizeof y);
     return (float)y;
 }
 static half_type half_of(float x) {
