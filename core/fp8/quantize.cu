@@ -34,6 +34,28 @@ DEVICE float *partials_of(const fattni_fp8_args *x, const sequence *s, int b, in
 DEVICE const char *row_at(const fattni_attention_args *a, const fattni_view *view, const sequence *s, int h, int row) {
     return (const char *)view->p + (s->batch * view->b + h * view->h + row * view->row) * (a->kind == KIND_F32 ? 4 : 2);
 }
+/* Eight channels from c on of each of `count` rows, up to AT_ONCE, 0 where rows[n] is NULL or from `width` on. All loads
+   come before what needs them. */
+DEVICE void load_rows(float (*y)[8], const char *const *rows, int count, const fattni_attention_args *a, int c,
+                      int width) {
+    if (a->kind != KIND_F32 && a->vector_qkv) {
+        uint4 bits[AT_ONCE];
+#pragma unroll
+        for (int n = 0; n < count; ++n)
+            bits[n] = rows[n] && c < width ? *(const uint4 *)(rows[n] + 2 * c) : make_uint4(0, 0, 0, 0);
+#pragma unroll
+        for (int n = 0; n < count; ++n) convert_8(y[n], (const uint16_t *)(bits + n), a->kind);
+        return;
+    }
+#pragma unroll
+    for (int n = 0; n < count; ++n) {
+        if (rows[n]) {
+            load_8(y[n], rows[n], a->kind, c, width, a->vector_qkv);
+        } else
+#pragma unroll
+            for (int e = 0; e < 8; ++e) y[n][e] = 0.0f;
+    }
+}
 
 /* Signs of channels 8 lane .. 8 lane + 7, one bit each, for FATTN_FP8_HADAMARD. */
 DEVICE uint32_t signs_of(const fattni_fp8_args *x, int lane) {
@@ -86,16 +108,17 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const int most = x->hadamard ? (int)__reduce_max_sync(ALL_LANES, (unsigned)max(count, 0)) : count;
     for (int j = 0; j < most; j += AT_ONCE) {
         float y[AT_ONCE][8];
+        const char *rows[AT_ONCE];
 #pragma unroll
         for (int n = 0; n < AT_ONCE; ++n)
-            if (j + n < count)
-                load_8(y[n], row_at(a, view, &s, at.h, s.k0 + first + j + n), a->kind, 8 * lane, width, a->vector_qkv);
+            rows[n] = j + n < count ? row_at(a, view, &s, at.h, s.k0 + first + j + n) : NULL;
+        load_rows(y, rows, AT_ONCE, a, 8 * lane, width);
 #pragma unroll
         for (int n = 0; n < AT_ONCE; ++n) {
             if (x->hadamard) {
                 float turned[8];
 #pragma unroll
-                for (int e = 0; e < 8; ++e) turned[e] = j + n < count ? y[n][e] : 0.0f;
+                for (int e = 0; e < 8; ++e) turned[e] = y[n][e];
                 rotate(turned, x, lane, signs);
 #pragma unroll
                 for (int e = 0; e < 8; ++e)
@@ -174,15 +197,13 @@ DEVICE void code_rows(const fattni_fp8_args *x, const place at, int of_q) {
     const uint32_t signs = signs_of(x, lane);
     const float *const partials = partials_of(x, &s, at.b, g, 0);
     float y[ROWS_AT_ONCE][8], mean[8];
+    const char *at_row[ROWS_AT_ONCE];
 #pragma unroll
     for (int n = 0; n < ROWS_AT_ONCE; ++n) {
         const int row = first + n * groups;
-        if (row < rows)
-            load_8(y[n], row_at(a, from, &s, at.h, row0 + row), a->kind, c, a->D, a->vector_qkv);
-        else
-#pragma unroll
-            for (int e = 0; e < 8; ++e) y[n][e] = 0.0f;
+        at_row[n] = row < rows ? row_at(a, from, &s, at.h, row0 + row) : NULL;
     }
+    load_rows(y, at_row, ROWS_AT_ONCE, a, c, a->D);
 #pragma unroll
     for (int e = 0; e < 8; ++e) mean[e] = s.Sk > 0 && c + e < a->D ? partials[c + e] : 0.0f;
     const float k_factor = s.Sk > 0 ? partials[a->D + a->Dv] : 0.0f;
@@ -236,15 +257,17 @@ DEVICE void code_values(const fattni_fp8_args *x, const place at, uint32_t (*wor
     for (int word = (int)threadIdx.x / lanes; word < KEYS / 4; word += THREADS / lanes) {
         const int key = word / 4 * 16 + word % 4 * 2; /* and those after it by 1, 8 and 9 */
         float y[4][8];
+        const char *rows[4];
 #pragma unroll
         for (int n = 0; n < 4; ++n) {
             const int j = first + key + n / 2 * 8 + n % 2;
-            if (j < s.Sk)
-                load_8(y[n], row_at(a, &a->v, &s, at.h, s.k0 + j), a->kind, c, a->Dv, a->vector_qkv);
-            else
-#pragma unroll
-                for (int e = 0; e < 8; ++e) y[n][e] = mean[e]; /* whose code is 0 */
+            rows[n] = j < s.Sk ? row_at(a, &a->v, &s, at.h, s.k0 + j) : NULL;
         }
+        load_rows(y, rows, 4, a, c, a->Dv);
+#pragma unroll
+        for (int n = 0; n < 4; ++n)
+#pragma unroll
+            for (int e = 0; e < 8; ++e) y[n][e] = rows[n] ? y[n][e] : mean[e]; /* whose code is 0 */
 #pragma unroll
         for (int e = 0; e < 8; ++e) {
             const uint32_t codes = pack_e4m3((y[0][e] - mean[e]) * factor[e], (y[1][e] - mean[e]) * factor[e],
@@ -260,7 +283,7 @@ DEVICE void code_values(const fattni_fp8_args *x, const place at, uint32_t (*wor
 }
 
 /* Blocks of q, of k, of v. */
-extern "C" __global__ void __launch_bounds__(THREADS) fattn_fp8_codes(const __grid_constant__ fattni_fp8_args args) {
+extern "C" __global__ void __launch_bounds__(THREADS, 3) fattn_fp8_codes(const __grid_constant__ fattni_fp8_args args) {
     const fattni_fp8_args *const x = &args;
     extern __shared__ uint32_t words[];
     int number = (int)blockIdx.x;

@@ -341,7 +341,7 @@ Test(fp8_accuracy, gradients_by_distribution, .timeout = 900) {
                                   .Sk = N,
                                   .D = 128,
                                   .dtype = FATTN_BF16,
-                                  .wide = true,
+
                                   .flags = FATTN_FP8 | rows[n].flags};
         attention *const a = attention_new(ctx, &c);
         if (rows[n].q) apply(a, T_Q, rows[n].q);
