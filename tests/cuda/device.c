@@ -4,6 +4,7 @@
 
 #include "core/tensor/numeric.h"
 
+#include <fattn/fp8.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,9 +16,14 @@ fattn_ctx *device_context(int arch_cap) { return context_of(NULL, 0, arch_cap); 
 
 void device_use(fattn_ctx *ctx) { device = ctx; }
 
-static bool capturing;
+static bool capturing, copying;
 
 void device_capture(bool on) { capturing = on; }
+void device_copies(bool on) { copying = on; }
+
+static fattn_attention_plan last_plan;
+
+const fattn_attention_plan *device_plan(void) { return &last_plan; }
 
 static unsigned char *to_device(const void *p, size_t bytes) {
     void *d = NULL;
@@ -28,22 +34,21 @@ static unsigned char *to_device(const void *p, size_t bytes) {
 
 enum { GUARD = 256 };
 
-/* Memory between guards, filled with NaN of every float type. */
-static unsigned char *workspace_new(size_t bytes) {
+unsigned char *device_memory(size_t bytes) {
     void *d = NULL;
     must(cudaMalloc(&d, bytes + 2 * GUARD), "cudaMalloc");
     must(cudaMemset(d, 0xff, bytes + 2 * GUARD), "cudaMemset");
-    return d;
+    return (unsigned char *)d + GUARD;
 }
 
-static void workspace_check(const attention *a, unsigned char *d, size_t bytes, const char *what) {
+void device_memory_check(const char *name, unsigned char *d, size_t bytes, const char *what) {
     unsigned char guard[2][GUARD];
-    must(cudaMemcpy(guard[0], d, GUARD, cudaMemcpyDeviceToHost), "guard");
-    must(cudaMemcpy(guard[1], d + GUARD + bytes, GUARD, cudaMemcpyDeviceToHost), "guard");
+    must(cudaMemcpy(guard[0], d - GUARD, GUARD, cudaMemcpyDeviceToHost), "guard");
+    must(cudaMemcpy(guard[1], d + bytes, GUARD, cudaMemcpyDeviceToHost), "guard");
     for (int side = 0; side < 2; ++side)
         for (int n = 0; n < GUARD; ++n)
-            cr_assert_eq(guard[side][n], 0xff, "%s: wrote %s %s", a->c.name, side ? "behind" : "before", what);
-    must(cudaFree(d), "cudaFree");
+            cr_assert_eq(guard[side][n], 0xff, "%s: wrote %s %s", name, side ? "behind" : "before", what);
+    must(cudaFree(d - GUARD), "cudaFree");
 }
 
 /* The saved buffer, from forward to backward. */
@@ -51,6 +56,7 @@ static unsigned char *saved;
 
 static fattn_status run_pass(const attention *a, enum fattni_pass pass, const fattn_attention_io *io) {
     const fattn_mem before = fattn_ctx_mem(device);
+    if (io->fp8) FATTNI_TRY(fattn_fp8_quantize(device, &a->params, io));
     const fattn_status s = (pass == FATTNI_FWD ? fattn_attention_fwd : fattn_attention_bwd)(device, &a->params, io);
     cr_assert_eq(fattn_ctx_mem(device).allocs, before.allocs, "%s: the call allocated", a->c.name);
     return s;
@@ -77,47 +83,69 @@ static fattn_status run_captured(const attention *a, enum fattni_pass pass, cons
     return s;
 }
 
-fattn_status device_run(attention *a, enum fattni_pass pass) {
-    unsigned char *fields[T_COUNT] = {0};
-    fattn_tensor t[T_COUNT];
-    fattn_attention_io io = a->io;
+void device_upload(const attention *a, device_tensors *x) {
+    *x = (device_tensors){.io = a->io};
+    fattn_attention_io *const io = &x->io;
     const fattn_tensor **const slots[T_COUNT] = {
-        &io.q,        &io.k,      &io.v,         &io.o,         &io.lse,          &io.bias,
-        &io.alibi,    &io.sink,   &io.seqlens_q, &io.seqlens_k, &io.cu_seqlens_q, &io.cu_seqlens_k,
-        &io.rng_step, &io.d_o,    &io.d_lse,     &io.delta,     &io.dq,           &io.dk,
-        &io.dv,       &io.d_bias, &io.d_sink};
+        &io->q,        &io->k,      &io->v,         &io->o,         &io->lse,          &io->bias,
+        &io->alibi,    &io->sink,   &io->seqlens_q, &io->seqlens_k, &io->cu_seqlens_q, &io->cu_seqlens_k,
+        &io->rng_step, &io->d_o,    &io->d_lse,     &io->delta,     &io->dq,           &io->dk,
+        &io->dv,       &io->d_bias, &io->d_sink};
     for (int id = 0; id < T_COUNT; ++id)
-        if (a->fields[id].memory) fields[id] = to_device(a->fields[id].memory, a->fields[id].size);
+        if (a->fields[id].memory) x->fields[id] = to_device(a->fields[id].memory, a->fields[id].size);
     for (int id = 0; id < T_COUNT; ++id) {
         if (!a->present[id]) continue;
-        t[id] = a->t[id];
-        t[id].device = FATTN_CUDA;
-        t[id].data = fields[a->home[id]] + ((unsigned char *)a->t[id].data - a->fields[a->home[id]].memory);
-        *slots[id] = &t[id];
+        const enum tensor_id home = a->home[id];
+        x->t[id] = a->t[id];
+        x->t[id].device = FATTN_CUDA;
+        x->t[id].data = x->fields[home] + ((unsigned char *)a->t[id].data - a->fields[home].memory);
+        *slots[id] = &x->t[id];
+    }
+}
+
+void device_download(attention *a, device_tensors *x) {
+    for (int id = 0; id < T_COUNT; ++id) {
+        if (!x->fields[id]) continue;
+        must(cudaMemcpy(a->fields[id].memory, x->fields[id], a->fields[id].size, cudaMemcpyDeviceToHost),
+             "copy from the device");
+        must(cudaFree(x->fields[id]), "cudaFree");
+    }
+    *x = (device_tensors){.io = {.struct_size = 0}};
+}
+
+fattn_status device_run(attention *a, enum fattni_pass pass) {
+    device_tensors x;
+    fattn_fp8 copies;
+    unsigned char *copies_memory = NULL;
+    size_t copies_bytes = 0;
+    device_upload(a, &x);
+    fattn_status s = FATTN_OK;
+    if (copying && pass == FATTNI_FWD) {
+        s = fattn_fp8_layout(device, &a->params, &x.io, NULL, &copies_bytes, NULL);
+        copies_memory = device_memory(copies_bytes);
+        if (s == FATTN_OK) s = fattn_fp8_layout(device, &a->params, &x.io, copies_memory, &copies_bytes, &copies);
+        x.io.fp8 = &copies;
     }
     fattn_attention_plan plan = {.struct_size = sizeof plan};
-    fattn_status s = fattn_attention_query(device, &a->params, &io, &plan);
+    if (s == FATTN_OK) s = fattn_attention_query(device, &a->params, &x.io, &plan);
+    last_plan = plan;
     const size_t bytes = pass == FATTNI_FWD ? plan.fwd_workspace : plan.bwd_workspace;
-    unsigned char *const workspace = workspace_new(bytes);
-    io.workspace = workspace + GUARD;
-    io.workspace_bytes = bytes;
-    if (!saved) saved = workspace_new(plan.saved_bytes);
-    io.saved = saved + GUARD;
-    io.saved_bytes = plan.saved_bytes;
-    if (s == FATTN_OK) s = (capturing ? run_captured : run_pass)(a, pass, &io);
+    unsigned char *const workspace = device_memory(bytes);
+    x.io.workspace = workspace;
+    x.io.workspace_bytes = bytes;
+    if (!saved) saved = device_memory(plan.saved_bytes);
+    x.io.saved = saved;
+    x.io.saved_bytes = plan.saved_bytes;
+    if (s == FATTN_OK) s = (capturing ? run_captured : run_pass)(a, pass, &x.io);
     if (s == FATTN_OK) s = fattn_ctx_sync(device);
     if (s != FATTN_OK) printf("%s: %s\n", a->c.name, fattn_ctx_error(device));
-    workspace_check(a, workspace, bytes, "the workspace");
+    device_memory_check(a->c.name, workspace, bytes, "the workspace");
+    if (copies_memory) device_memory_check(a->c.name, copies_memory, copies_bytes, "the copies");
     if (pass == FATTNI_BWD) {
-        workspace_check(a, saved, plan.saved_bytes, "saved");
+        device_memory_check(a->c.name, saved, plan.saved_bytes, "saved");
         saved = NULL;
     }
-    for (int id = 0; id < T_COUNT; ++id) {
-        if (!fields[id]) continue;
-        must(cudaMemcpy(a->fields[id].memory, fields[id], a->fields[id].size, cudaMemcpyDeviceToHost),
-             "copy from the device");
-        must(cudaFree(fields[id]), "cudaFree");
-    }
+    device_download(a, &x);
     return s;
 }
 
