@@ -4,6 +4,7 @@
 
 #include "core/cuda/args.h"
 
+enum { FATTNI_FP8_KIND_F32 = 2 /* KIND_F32 (core/device/helpers.cuh), of a.kind */ };
 enum { FATTNI_FP8_THREADS = 256, FATTNI_FP8_KEYS = 128 /* of a partial sum: FATTNI_FP8_CHUNK */ };
 
 typedef struct fattni_fp8_args {

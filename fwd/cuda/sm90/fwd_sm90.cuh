@@ -523,7 +523,8 @@ DEVICE o_scale finish_rows(const fattni_attention_args *a, const volatile tile_s
             __syncwarp(); /* all threads of the row have read the old L */
         }
         if (BANDS || F8 || has_shifts(r)) result.L += result.shift;
-        scale[e] = result.scale, keep_old[e] = F8 ? result.scale * sum[e] : result.keep_old;
+        scale[e] = result.scale, keep_old[e] = result.keep_old;
+        if (F8) keep_old[e] = a->sink.p ? result.scale * sum[e] : sum[e] == 0.0f ? 0.0f : 1.0f;
         if (threadIdx.x % 4 == 0 && inside) *row_lse = result.L;
     }
     return o_scale_of(scale, keep_old);
