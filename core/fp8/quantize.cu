@@ -9,6 +9,7 @@
 #include "core/tensor/philox.h"
 
 enum { THREADS = FATTNI_FP8_THREADS, KEYS = FATTNI_FP8_KEYS, AT_ONCE = 8, ROWS_AT_ONCE = 4 };
+static_assert((int)FATTNI_FP8_F32 == (int)KIND_F32, "one number");
 #define LEAST_MAX 1e-30f
 #define LARGEST_CODE 448.0f
 

@@ -38,6 +38,7 @@ fattn_status fattni_fp8_quantize_cuda(fattn_ctx *ctx, const fattni_problem *p, c
                          .lanes_v = lanes_of(p->Dv),
                          .hadamard = (p->flags & FATTN_FP8_HADAMARD) != 0,
                          .hadamard_scale = (float)(1 / sqrt((double)p->D))};
+    if (p->dtype == FATTN_F32) x.a.kind = FATTNI_FP8_F32;
     const int64_t rows = ROWS_AT_ONCE * (FATTNI_FP8_THREADS / x.lanes_k);
     x.q_blocks = (int32_t)fattni_ceil_div(p->Sq, rows), x.k_blocks = (int32_t)fattni_ceil_div(p->Sk, rows);
     const int64_t planes = p->B * p->Hkv, items = FATTNI_FP8_THREADS / fattni_max(x.lanes_k, x.lanes_v),
