@@ -4,8 +4,8 @@
 
 #include "core/cuda/args.h"
 
-enum { FATTNI_FP8_KIND_F32 = 2 /* KIND_F32 (core/device/helpers.cuh), of a.kind */ };
 enum { FATTNI_FP8_THREADS = 256, FATTNI_FP8_KEYS = 128 /* of a partial sum: FATTNI_FP8_CHUNK */ };
+enum { FATTNI_FP8_KIND_F32 = 2 }; /* KIND_F32: a.kind of F32 q, k and v */
 
 typedef struct fattni_fp8_args {
     fattni_attention_args a; /* q, k, v, lengths */

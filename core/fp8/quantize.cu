@@ -241,19 +241,20 @@ DEVICE void code_rows(const fattni_fp8_args *x, const place at, int of_q) {
     }
 }
 
-/* A chunk of V^T: a thread takes 8 channels of the four keys that share a word of v8. */
+/* A chunk of V^T, of zeros where there are no keys: a thread takes 8 channels of the four keys that share a word of v8. */
 enum { PITCH = KEYS / 4 + 1 }; /* words */
 DEVICE void code_values(const fattni_fp8_args *x, const place at, uint32_t (*words)[PITCH]) {
     const fattni_attention_args *const a = &x->a;
     const sequence s = sequence_of(a, at.b);
     const int lanes = x->lanes_v, lane = (int)threadIdx.x % lanes, c = 8 * lane, first = at.n * KEYS;
-    if (first >= s.Sk) return;
+    if (first >= max(s.Sk, 1)) return;
     const float *const partials = partials_of(x, &s, at.b, at.h, 0) + a->D;
     float mean[8], factor[8];
 #pragma unroll
     for (int e = 0; e < 8; ++e) {
-        mean[e] = c + e < a->Dv ? partials[c + e] : 0.0f;
-        factor[e] = c + e < a->Dv ? partials[a->D + a->Dv + c + e] : 0.0f;
+        const int inside = s.Sk > 0 && c + e < a->Dv;
+        mean[e] = inside ? partials[c + e] : 0.0f;
+        factor[e] = inside ? partials[a->D + a->Dv + c + e] : 0.0f;
     }
     for (int word = (int)threadIdx.x / lanes; word < KEYS / 4; word += THREADS / lanes) {
         const int key = word / 4 * 16 + word % 4 * 2; /* and those after it by 1, 8 and 9 */

@@ -128,7 +128,7 @@ static void write_chunk(const job *j, int64_t b, int64_t g, int64_t c) {
     const fattni_problem *const p = j->p;
     const fattni_sequence s = fattni_sequence_of(p, b);
     const int64_t begin = c * CHUNK, end = fattni_min(begin + CHUNK, s.band.Sk);
-    if (begin >= end) return;
+    if (begin >= end && c > 0) return; /* the first chunk of a sequence without keys is 0 */
     const float *const mean = partials_of(j, &s, g, 0), *const inverse = mean + p->D + p->Dv;
     const float *const v_mean = mean + p->D, *const v_inverse = inverse + p->D;
     uint8_t v8[WIDTH][CHUNK];

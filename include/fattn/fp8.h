@@ -22,8 +22,8 @@
 /* The copies of one call. Dimension 0 of k_scale, v_scale and v_mean counts sequences. Of v8 a sequence's columns
    begin at 0, packed at cu_seqlens_k[b] rounded down to a multiple of 128, plus 128 b; key 16 a + 8 b + 2 t + c
    (b, c in 0..1, t in 0..3) is column 16 a + 4 t + 2 b + c, the order in which the tensor core multiplies. Columns past
-   a sequence's length, up to a multiple of 128, are 0. In a call q8, k8 and v8 may lie anywhere with addresses and
-   strides that are multiples of 16 bytes, last dimensions contiguous in all. */
+   a sequence's length, up to a multiple of 128 and at least 128, are 0. In a call q8, k8 and v8 may lie anywhere with
+   addresses and strides that are multiples of 16 bytes, last dimensions contiguous in all. */
 struct fattn_fp8 {
     uint32_t struct_size;
     uint32_t reserved;     /* 0 */

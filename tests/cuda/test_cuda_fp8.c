@@ -384,7 +384,7 @@ Test(cuda_fp8, features, .timeout = 900) {
 Test(cuda_fp8, shapes_and_kernels, .timeout = 900) {
     static const int64_t lengths[] = {1, 63, 64, 65, 95, 96, 97, 127, 128, 129, 191, 192, 193, 255, 257, 385, 641};
     static const uint32_t masks[] = {0, FATTN_CAUSAL, FATTN_WINDOW};
-    enum { LENGTHS = sizeof lengths / sizeof *lengths, MOST = 64 };
+    enum { LENGTHS = sizeof lengths / sizeof *lengths, MOST = 256 };
     fattn_ctx *const gpu = hopper_or_skip(), *const cpu = attention_context(0);
     bool chosen[MOST] = {false};
     for (int n = 0; n < 9 * LENGTHS; ++n) {

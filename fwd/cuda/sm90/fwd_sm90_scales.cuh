@@ -81,12 +81,10 @@ DEVICE void pack_codes(uint32_t p[P_WORDS], const float s[BN / 2]) {
     }
 }
 
-/* Two columns of O, from column c on, of one row; `whole`: how much of its weight is on keys, 1 without a sink. With
-   scale 0 there are no keys, and V^T may have been anything, which 0 does not mask. */
+/* Two columns of O, from column c on, of one row; `whole`: how much of its weight is on keys, 1 without a sink. */
 DEVICE float2 scaled_pair(const float o[2], float scale, float whole, const tile_scales *scales, int c) {
     const float2 by = *(const float2 *)&scales->v_scale[c], mean = *(const float2 *)&scales->v_mean[c];
-    const float2 x = make_float2(scale == 0.0f ? 0.0f : o[0] * scale, scale == 0.0f ? 0.0f : o[1] * scale);
-    return make_float2(fmaf(x.x, by.x, whole * mean.x), fmaf(x.y, by.y, whole * mean.y));
+    return make_float2(fmaf(o[0] * scale, by.x, whole * mean.x), fmaf(o[1] * scale, by.y, whole * mean.y));
 }
 DEVICE uint32_t pack_kind(float2 x, int kind) { return kind == KIND_BF16 ? pack_bf16(x.x, x.y) : pack_f16(x.x, x.y); }
 /* 16 columns of O, from column c0 on, for stmatrix. */

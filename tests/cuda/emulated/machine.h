@@ -13,6 +13,7 @@
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
+#include <cuda_fp8.h>
 
 #undef __align__
 #undef __cluster_dims__
@@ -166,6 +167,10 @@ static inline void start_copy(uint32_t to, const void *from, int width, int byte
 static inline void cp_async_16(uint32_t to, const void *from, int bytes) { start_copy(to, from, 16, bytes); }
 static inline void cp_async_4(uint32_t to, const void *from, int bytes) { start_copy(to, from, 4, bytes); }
 static inline void cp_async_commit(void) { ++copy_groups[threadIdx.x]; }
+static inline void finish_copies(void) { /* of this thread */
+    std::deque<pending_copy> *const queue = &copies_of_thread[threadIdx.x];
+    for (; !queue->empty(); queue->pop_front()) finish_copy(&queue->front());
+}
 static inline void cp_async_wait(int left) {
     std::deque<pending_copy> *const queue = &copies_of_thread[threadIdx.x];
     for (; !queue->empty() && queue->front().group < copy_groups[threadIdx.x] - left; queue->pop_front())

@@ -19,6 +19,7 @@
 #define FATTNI_CORE_PTX_ACQUIRE_H
 #define FATTNI_CORE_PTX_CLOCK_H
 #define FATTNI_CORE_PTX_CLUSTER_H
+#define FATTNI_CORE_PTX_F8_H
 #define FATTNI_CORE_PTX_GLOBAL_H
 #define FATTNI_CORE_PTX_GRID_H
 #define FATTNI_CORE_PTX_LDMATRIX_H
@@ -106,6 +107,12 @@ static inline float f16_to_float(uint16_t x) {
 }
 static inline uint16_t float_to_bf16(float x) { return half_of(pack_bf16(x, 0), 0); }
 static inline uint16_t float_to_f16(float x) { return half_of(pack_f16(x, 0), 0); }
+static inline uint32_t pack_e4m3(float x0, float x1, float x2, float x3) {
+    const float x[4] = {x0, x1, x2, x3};
+    uint32_t codes = 0;
+    for (int n = 0; n < 4; ++n) codes |= (uint32_t)__nv_cvt_float_to_fp8(x[n], __NV_SATFINITE, __NV_E4M3) << 8 * n;
+    return codes;
+}
 static inline uint32_t pack_half(float low, float high) {
     return EMULATED_F16 ? pack_f16(low, high) : pack_bf16(low, high);
 }
@@ -172,6 +179,10 @@ static inline void mbarrier_arrive_if(uint32_t bar, int condition) {
     if (condition) mbarrier_arrive(bar);
 }
 static inline int mbarrier_test(uint32_t bar, uint32_t parity) { return mbarrier_at(bar)->phase != (int)parity; }
+static inline void cp_async_arrive(uint32_t bar) { /* at once: the copies are complete, too */
+    finish_copies();
+    mbarrier_arrive(bar);
+}
 static inline void mbarrier_wait(uint32_t bar, uint32_t parity) {
     machine_wait(&mbarrier_at(bar)->phase, (int8_t)parity);
 }
@@ -204,28 +215,33 @@ static inline void cluster_copy(uint32_t to, uint32_t from, int bytes, uint32_t 
 typedef struct plain_map {
     const char *base;
     int64_t columns, rows, heads, batches, row_bytes, head_bytes, batch_bytes, box;
+    int64_t codes; /* columns of a box of bytes: 32, 64 or 128; 0: 64 columns of 16 bits */
 } plain_map;
 static_assert(sizeof(plain_map) <= sizeof(CUtensorMap), "a description fits");
 
-/* The address of byte `at` of a tile under the 128-byte swizzle. */
-static inline uint32_t swizzled(uint32_t at) { return at ^ (at >> 7 & 7) << 4; }
+/* The address of byte `at` of a tile whose rows have that many bytes under the swizzle of that size. */
+static inline uint32_t swizzled_rows(uint32_t at, uint32_t row) { return at ^ (at >> 7 & (row / 16 - 1)) << 4; }
+static inline uint32_t swizzled(uint32_t at) { return swizzled_rows(at, 128); }
 
 static inline void tma_load(uint32_t to, const CUtensorMap *map, uint32_t bar, int column, int row, int head,
                             int batch) {
     plain_map m;
     memcpy(&m, map, sizeof m);
+    const int bytes = m.codes ? (int)m.codes : 128, element = m.codes ? 1 : 2;
+    if (to % (8 * (uint32_t)bytes)) machine_fail("a swizzled box does not start at a multiple of eight of its rows");
     for (int r = 0; r < m.box; ++r)
-        for (int c = 0; c < 64; ++c) {
+        for (int c = 0; c < bytes / element; ++c) {
             const int inside = column + c < m.columns && row + r < m.rows && head < m.heads && batch < m.batches;
             uint16_t x = 0;
             if (inside)
                 memcpy(&x,
-                       m.base + (column + c) * 2 + (row + r) * m.row_bytes + head * m.head_bytes +
+                       m.base + (column + c) * element + (row + r) * m.row_bytes + head * m.head_bytes +
                            batch * m.batch_bytes,
-                       2);
-            memcpy(memory + swizzled(to + (uint32_t)(r * 128 + c * 2)), &x, 2);
+                       (size_t)element);
+            memcpy(memory + swizzled_rows(to + (uint32_t)(r * bytes + c * element), (uint32_t)bytes), &x,
+                   (size_t)element);
         }
-    mbarrier_complete(bar, (int)m.box * 128);
+    mbarrier_complete(bar, (int)m.box * bytes);
 }
 static inline void must_be_aligned(const void *global, uint32_t shared, int bytes) {
     if (((uintptr_t)global | shared | (uint32_t)bytes) % 16) machine_fail("a bulk copy is not aligned to 16 bytes");
@@ -369,10 +385,48 @@ static inline void product(int N, float *d, uint64_t a, const uint32_t *register
             d[4 * i + 2 + e] = x[1];
         }
 }
+/* The same of codes, D (+)= A[64,32] B[32,N], both K-major, in rows of 32, 64 or 128 bytes. */
+static const struct float_of_e4m3 {
+    float of[256];
+    float_of_e4m3() {
+        for (int n = 0; n < 256; ++n)
+            of[n] = __half2float(__half(__nv_cvt_fp8_to_halfraw((__nv_fp8_storage_t)n, __NV_E4M3)));
+    }
+} float_of_e4m3;
+static inline uint32_t row_bytes_of(uint64_t descriptor) { return 256u >> (descriptor >> 62); }
+/* 32 codes of row x. */
+static inline void operand_codes(float *to, uint64_t descriptor, int x) {
+    const uint32_t row = row_bytes_of(descriptor), rows8 = (uint32_t)(descriptor >> 32 & 0x3fff) << 4;
+    const uint32_t at = operand_start(descriptor) + (uint32_t)x / 8 * rows8 + (uint32_t)x % 8 * row;
+    for (uint32_t k = 0; k < 32; ++k) to[k] = float_of_e4m3.of[memory[swizzled_rows(at + k, row)]];
+}
+static inline void product_of_codes(int N, float *d, uint64_t a, const uint32_t *registers, uint64_t b,
+                                    int accumulate) {
+    const int lane = (int)threadIdx.x % 32, g = lane / 4, t = lane % 4, warp = (int)threadIdx.x / 32 % 4;
+    float left[2][32], right[32];
+    for (int half = 0; half < 2 && !registers; ++half) operand_codes(left[half], a, 16 * warp + g + 8 * half);
+    if (registers) { /* register m: row g + 8 (m%2), columns 16 (m/2) + 4t to + 3 */
+        const words *const all = machine_gather((const words *)registers);
+        for (int m = 0; m < 4; ++m)
+            for (int c = 0; c < 16; ++c)
+                left[m % 2][16 * (m / 2) + c] = float_of_e4m3.of[all[4 * g + c / 4].x[m] >> c % 4 * 8 & 0xff];
+        machine_meet_warp();
+    }
+    for (int i = 0; i < N / 8; ++i)
+        for (int e = 0; e < 2; ++e) {
+            operand_codes(right, b, 8 * i + 2 * t + e);
+            for (int half = 0; half < 2; ++half) {
+                float x = accumulate ? d[4 * i + 2 * half + e] : 0.0f;
+                for (int k = 0; k < 32; ++k) x += left[half][k] * right[k];
+                d[4 * i + 2 * half + e] = x;
+            }
+        }
+}
 /* A product of two operands in shared memory takes place when its thread waits for it, the latest time at which the
    tensor cores may read them. */
 typedef struct queued_product {
     int N, accumulate, a_mn_major, b_mn_major, end_of_group;
+    int codes;
     float *d;
     uint64_t a, b;
 } queued_product;
@@ -381,7 +435,7 @@ static thread_local int groups[MOST_THREADS];
 
 static inline void queue_product(int N, float *d, uint64_t a, uint64_t b, int accumulate, int a_mn_major,
                                  int b_mn_major) {
-    const queued_product p = {N, accumulate, a_mn_major, b_mn_major, 0, d, a, b};
+    const queued_product p = {N, accumulate, a_mn_major, b_mn_major, 0, 0, d, a, b};
     products[threadIdx.x].push_back(p);
 }
 #define WGMMA_SHARED(KIND, A, B, N)                                                                                    \
@@ -403,6 +457,18 @@ WGMMA(80)
 WGMMA(96)
 WGMMA(128)
 WGMMA(256)
+#define WGMMA_F8(N)                                                                                                    \
+    static inline void wgmma_f8_ss_n##N(float *d, uint64_t a, uint64_t b, int accumulate) {                            \
+        const queued_product p = {N, accumulate, 0, 0, 0, 1, d, a, b};                                                 \
+        products[threadIdx.x].push_back(p);                                                                            \
+    }                                                                                                                  \
+    static inline void wgmma_f8_rs_n##N(float *d, const uint32_t *a, uint64_t b, int accumulate) {                     \
+        product_of_codes(N, d, 0, a, b, accumulate);                                                                   \
+    }
+WGMMA_F8(64)
+WGMMA_F8(96)
+WGMMA_F8(128)
+WGMMA_F8(256)
 static inline void wgmma_fence(void) {}
 static inline void wgmma_commit(void) {
     std::deque<queued_product> *const queue = &products[threadIdx.x];
@@ -419,7 +485,10 @@ static inline void wgmma_wait(int left) {
     while (groups[threadIdx.x] > left) {
         const queued_product p = queue->front();
         queue->pop_front();
-        product(p.N, p.d, p.a, NULL, p.b, p.accumulate, p.a_mn_major, p.b_mn_major);
+        if (p.codes)
+            product_of_codes(p.N, p.d, p.a, NULL, p.b, p.accumulate);
+        else
+            product(p.N, p.d, p.a, NULL, p.b, p.accumulate, p.a_mn_major, p.b_mn_major);
         groups[threadIdx.x] -= p.end_of_group;
     }
     machine_meet_warp();

@@ -1,0 +1,31 @@
+/* The kernels of fattn_fp8_quantize (core/fp8/quantize.cu) on the host: fattni_cuda_start for core/fp8/quantize_cuda.c,
+   which CMakeLists.txt compiles with that name. fp8_test.c has the tests. */
+#include "ptx.h"
+
+static inline unsigned __reduce_max_sync(uint32_t, unsigned x) {
+    const unsigned *const all = machine_gather(&x);
+    unsigned most = 0;
+    for (int lane = 0; lane < 32; ++lane) most = all[lane] > most ? all[lane] : most;
+    return most;
+}
+
+#define words words_of_values /* its dynamic shared memory: not the type of ptx.h */
+static const size_t WORDS_BYTES = 256 * 33 * 4;
+__thread uint32_t words_of_values[WORDS_BYTES / 4];
+#include "core/fp8/quantize.cu"
+
+static fattni_fp8_args args_of_run;
+static void run_statistics(void) { emulated_fp8_statistics(args_of_run); }
+static void run_scales(void) { emulated_fp8_scales(args_of_run); }
+static void run_codes(void) { emulated_fp8_codes(args_of_run); }
+
+extern "C" fattn_status emulated_start(fattn_ctx *, const char *name, void (*)(void), int64_t grid, int block,
+                                       size_t bytes, const void *a) {
+    if (bytes > WORDS_BYTES) machine_fail("more shared memory than a CTA needs");
+    args_of_run = *(const fattni_fp8_args *)a;
+    void (*const run)(void) = strstr(name, "_statistics") ? run_statistics
+                              : strstr(name, "_scales")   ? run_scales
+                                                          : run_codes;
+    for (int64_t n = 0; n < grid; ++n) machine_run((int)(grid - 1 - n), 1, block, (unsigned)n, run);
+    return FATTN_OK;
+}
