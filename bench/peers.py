@@ -54,7 +54,7 @@ class Io(C.Structure):
     _fields_ = ([("struct_size", C.c_uint32), ("reserved", C.c_uint32)] +
                 [(n, C.POINTER(Tensor)) for n in IO_TENSORS] +
                 [("saved", C.c_void_p), ("saved_bytes", C.c_size_t), ("workspace", C.c_void_p),
-                 ("workspace_bytes", C.c_size_t)])
+                 ("workspace_bytes", C.c_size_t), ("page_table", C.POINTER(Tensor)), ("fp8", C.c_void_p)])
 
 
 class Plan(C.Structure):
