@@ -229,9 +229,9 @@ static fattn_status make_maps(fattn_ctx *ctx, const fattni_problem *p, const fat
     return x->o_by_tma ? fattni_sm90_map(ctx, &p->o, p->dtype, p->Dv, 16, &x->o, &x->o_step) : FATTN_OK;
 }
 
-/* The query heads of n K/V heads, n a power of two, whose K and V fit five eighths of L2. */
-static int64_t head_group_of(const fattn_ctx *ctx, const fattni_problem *p) {
-    const int64_t bytes = p->Sk * 2 * (p->D + p->Dv), fit = (int64_t)ctx->gpu.l2_bytes * 5 / 8 / fattni_max(bytes, 1);
+int64_t fattni_fwd_head_group(const fattn_ctx *ctx, const fattni_problem *p, int64_t element_bytes) {
+    const int64_t bytes = p->Sk * element_bytes * (p->D + p->Dv),
+                  fit = (int64_t)ctx->gpu.l2_bytes * 5 / 8 / fattni_max(bytes, 1);
     int64_t n = 1;
     while (2 * n <= fit) n *= 2;
     return n * p->group;
@@ -243,7 +243,7 @@ fattn_status fattni_fwd_sm90_args_of(fattn_ctx *ctx, const fattni_problem *p, co
     *out = (fattni_fwd_sm90_args){.a = fattni_cuda_args_of(p),
                                   .o_by_tma = p->o.dtype == (int32_t)p->dtype && fattni_sm90_maps(&p->o, p->Dv)};
     out->scale_log2 = out->a.scale * 1.4426950408889634f;
-    out->schedule = fattni_sm90_schedule_of(blocks_of(p, k), p->Hq * p->B, head_group_of(ctx, p));
+    out->schedule = fattni_sm90_schedule_of(blocks_of(p, k), p->Hq * p->B, fattni_fwd_head_group(ctx, p, 2));
     out->schedule.next_tile = p->workspace;
     FATTNI_TRY(fattni_cuda_enter(ctx, &entered)); /* encoding a tensor map needs a current context */
     const fattn_status s = make_maps(ctx, p, k, out);

@@ -61,14 +61,6 @@ static const char *plan(const fattn_ctx *ctx, const fattni_problem *p, fattni_ke
     return NULL;
 }
 
-/* The query heads of n key heads, n a power of two, whose codes fit five eighths of L2. */
-static int64_t head_group_of(const fattn_ctx *ctx, const fattni_problem *p) {
-    const int64_t bytes = p->Sk * (p->D + p->Dv), fit = (int64_t)ctx->gpu.l2_bytes * 5 / 8 / fattni_max(bytes, 1);
-    int64_t n = 1;
-    while (2 * n <= fit) n *= 2;
-    return n * p->group;
-}
-
 static fattn_status make_maps(fattn_ctx *ctx, const fattni_problem *p, const fattni_fp8 *copies,
                               const fattni_cuda_kernel *k, fattni_fwd_sm90_args *x) {
     const int columns = k->D < 128 ? k->D : 128, keys = k->BN % 128 == 0 ? 128 : k->BN % 64 == 0 ? 64 : 32;
@@ -99,7 +91,7 @@ static fattn_status run(fattn_ctx *ctx, const fattni_problem *p, const fattni_ke
     x.a.o_f32 = p->o.dtype == FATTN_F32;
     x.a.vector_qkv = x.a.o_f32 || fattni_cuda_vector(&p->o, p->Dv); /* in these kernels: of o */
     x.scale_log2 = x.a.scale * 1.4426950408889634f;
-    x.schedule = fattni_sm90_schedule_of(blocks, p->Hq * p->B, head_group_of(ctx, p));
+    x.schedule = fattni_sm90_schedule_of(blocks, p->Hq * p->B, fattni_fwd_head_group(ctx, p, 1));
     x.schedule.next_tile = (int32_t *)((char *)p->workspace + bytes_of_copies(p));
     bool entered;
     FATTNI_TRY(fattni_cuda_enter(ctx, &entered)); /* encoding a tensor map needs a current context */
