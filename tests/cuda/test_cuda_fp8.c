@@ -2,12 +2,12 @@
    same bits with explicit copies, in graphs and in every run; refusals elsewhere. On other devices only these run.
 
    What O may be off by, of a row with weights p of its keys and values v = v_scale v8, from exact sums of p v:
-   - 64 P is rounded to 3 fraction bits: a weight by 1/17 of it or less, or, where that is no normal number, by 2^-16 of
-     the largest weight. Many such errors are 0.0265 of the weights (rms).
+   - 64 P is rounded to 3 fraction bits: a weight by 1/17 of it or less, or, where that is no normal number, by 2^-16
+     of the largest weight. Many such errors are 0.0265 of the weights (rms).
    - The tensor core aligns the 32 products of a step, and the sum so far, to the largest of them and cuts them to 13
      fraction bits: 33 errors, of random signs in a score, so that their root is left: 2^-11 of M in each of D / 32
-     steps, M the largest product that numbers of the row and of a key could have, or the largest score. Typical ones are
-     half of that and add up as squares. O may lose 2^-11 of its sum of |p v| in each of Sk / 32 steps.
+     steps, M the largest product that numbers of the row and of a key could have, or the largest score. Typical ones
+     are half of that and add up as squares. O may lose 2^-11 of its sum of |p v| in each of Sk / 32 steps.
    - O is rounded to its dtype.
    L is off by what the scores are off by, and by F32's roundings. */
 #include "contexts.h"
