@@ -63,8 +63,8 @@ const cli_option train_table[] = {
      "of weights and activations; 16 bits have F32 masters and gradients, and an exact delta in "
      "attention (FATTN_EXACT_DELTA; not with standard)"},
     {"fp8", CLI_FLAG, FIELD(fp8), NULL, 0, 0, NULL,
-     "in training attention multiplies 8-bit copies of queries, keys and values in forward (FATTN_FP8, without an exact "
-     "delta): on a CPU to see what that does, on a Hopper GPU for speed; not with standard or dropout"},
+     "in training attention multiplies 8-bit copies of queries, keys and values in forward (FATTN_FP8, without an "
+     "exact delta): on a CPU to see what that does, on a Hopper GPU for speed; not with standard or dropout"},
     {"loss-scale", CLI_TEXT, FIELD(loss_scale), "S", 0, 0, NULL,
      "of f16: a fixed number, or auto: 65536 at first, half after gradients that overflow, twice after 2000 "
      "steps that do not; auto unless given"},

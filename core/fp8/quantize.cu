@@ -35,8 +35,8 @@ DEVICE float *partials_of(const fattni_fp8_args *x, const sequence *s, int b, in
 DEVICE const char *row_at(const fattni_attention_args *a, const fattni_view *view, const sequence *s, int h, int row) {
     return (const char *)view->p + (s->batch * view->b + h * view->h + row * view->row) * (a->kind == KIND_F32 ? 4 : 2);
 }
-/* Eight channels from c on of each of `count` rows, up to AT_ONCE, 0 where rows[n] is NULL or from `width` on. All loads
-   come before what needs them. */
+/* Eight channels from c on of each of `count` rows, up to AT_ONCE, 0 where rows[n] is NULL or from `width` on. All
+   loads come before what needs them. */
 DEVICE void load_rows(float (*y)[8], const char *const *rows, int count, const fattni_attention_args *a, int c,
                       int width) {
     if (a->kind != KIND_F32 && a->vector_qkv) {
@@ -241,7 +241,8 @@ DEVICE void code_rows(const fattni_fp8_args *x, const place at, int of_q) {
     }
 }
 
-/* A chunk of V^T, of zeros where there are no keys: a thread takes 8 channels of the four keys that share a word of v8. */
+/* A chunk of V^T, of zeros where there are no keys: a thread takes 8 channels of the four keys that share a word of
+   v8. */
 enum { PITCH = KEYS / 4 + 1 }; /* words */
 DEVICE void code_values(const fattni_fp8_args *x, const place at, uint32_t (*words)[PITCH]) {
     const fattni_attention_args *const a = &x->a;

@@ -8,8 +8,8 @@
    wgmma_tt_nN      A and B from shared memory, both MN-major
    wgmma_KK_new_nN  D = A B, KK one of the above: D is output only, so its old values need no registers
    wgmma_f8_ss_nN   E4M3 operands, A[64,32] B[32,N], both K-major in shared memory
-   wgmma_f8_rs_nN   the same with A from registers: thread x has in a[0] row 16w + g, columns 4t to 4t + 3, in a[1] those
-                    of row 16w + g + 8, in a[2] and a[3] the same rows' columns 16 + 4t to 16 + 4t + 3
+   wgmma_f8_rs_nN   the same with A from registers: thread x has in a[0] row 16w + g, columns 4t to 4t + 3, in a[1]
+                    those of row 16w + g + 8, in a[2] and a[3] the same rows' columns 16 + 4t to 16 + 4t + 3
 
    Thread x of the warpgroup, with warp w = x/32, g = x%32/4, t = x%4, holds in d[4i .. 4i+3] row 16w + g,
    columns 8i + 2t, 8i + 2t + 1, and the same of row 16w + g + 8. `accumulate` 0: D = A B.

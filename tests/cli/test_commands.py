@@ -174,7 +174,8 @@ def bench_measures():
               "--json", "bench.json")
         assert [r["dtype"] for r in lines("bench.json")] == [dtype]
         assert not lines("bench.json")[0]["fp8"]
-    said = fattn("bench", "--n", "64", "--heads", "1", "--repeat", "1", "--dtype", "bf16", "--fp8", "--json", "bench.json")
+    said = fattn("bench", "--n", "64", "--heads", "1", "--repeat", "1", "--dtype", "bf16", "--fp8",
+                 "--json", "bench.json")
     [row] = lines("bench.json")
     assert row["fp8"] and row["algorithm"] == "flash2" and row["forward_kernel"].startswith("fattn_fwd_fp8_cpu"), row
     assert "forward on 8-bit copies" in said and said.count("not supported") == 2, said

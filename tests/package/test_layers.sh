@@ -18,7 +18,7 @@ core/base          -
 core/files         -
 core/tensor        core/base
 core/attention     core/base core/tensor core/fp8
-core/fp8           core/base core/tensor core/attention core/cuda core/device
+core/fp8           core/base core/tensor core/attention core/cuda core/device core/ptx
 core/kv_cache      core/base core/tensor core/cuda core/device
 core/cpu           core/base core/tensor core/attention core/kv_cache core/fp8
 core/cuda          core/base core/tensor core/attention core/kv_cache core/fp8

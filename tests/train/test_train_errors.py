@@ -43,7 +43,8 @@ def usage(folder):
             "--vocab", "50", "--context", "16", "--batch", "2", "--steps", "2", code=0)
     assert "1 layers, 16 channels" in p.stdout and "random tokens out of 50" in p.stdout, p.stdout
     run(*TINY, *off, "--fp8", "--algorithm", "standard", code=2, says="--fp8 needs --algorithm flash")
-    run(*TINY, *off, "--fp8", "--dropout", "0.1", code=2, says="--fp8 with --dropout 0.1: attention on 8-bit copies has")
+    run(*TINY, *off, "--fp8", "--dropout", "0.1", code=2,
+        says="--fp8 with --dropout 0.1: attention on 8-bit copies has")
     tokens = ["--task", "tokens", "--vocab", "50", "--layers", "1", "--channels", "16", "--heads", "2", "--context",
               "16", "--batch", "2", "--checkpoint", "-"]
     run("--task", "shards", code=2, says="--data PATTERN")

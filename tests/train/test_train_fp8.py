@@ -43,8 +43,8 @@ def goes_on():
     assert start["fp8"] is True and list(part) == [6, 7, 8, 9, 10], part
     assert all(part[s]["loss"] == whole[s]["loss"] for s in part), (part, whole)
     train("plain.jsonl", *run, "--checkpoint", "plain")
-    start, part, _ = train("part.jsonl", "--resume", os.path.join("plain", "step-000000005.h5"), "--fp8", "--checkpoint",
-                           "-")
+    start, part, _ = train("part.jsonl", "--resume", os.path.join("plain", "step-000000005.h5"), "--fp8",
+                           "--checkpoint", "-")
     assert start["fp8"] is True and list(part) == [6, 7, 8, 9, 10], part
 
 

@@ -79,8 +79,8 @@ enum {
 
 /* Named barriers; 0 is __syncthreads. Each consumer has its own, at + consumer. ORDER_BARRIER is the warpgroup order
    barrier: a consumer waits at its own before it issues its products, and arrives at the next one's afterwards.
-   TAIL_BARRIER: all threads of the consumer have cleared their part of V. ANNOUNCED_BARRIER, one for even and one for odd
-   tiles: the producer's first warp has announced a tile to its second one. */
+   TAIL_BARRIER: all threads of the consumer have cleared their part of V. ANNOUNCED_BARRIER, one for even and one for
+   odd tiles: the producer's first warp has announced a tile to its second one. */
 enum named_barrier { ORDER_BARRIER = 1, TAIL_BARRIER = 4, ANNOUNCED_BARRIER = 8 };
 enum { ORDER_THREADS = 2 * 128, TAIL_THREADS = 128, ANNOUNCED_THREADS = 64 };
 static_assert(CONSUMERS <= TAIL_BARRIER - ORDER_BARRIER, "named barriers");
