@@ -106,7 +106,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #pragma unroll
     for (int e = 0; e < 8; ++e) sum[e] = 0.0f, low[e] = INFINITY, high[e] = -INFINITY;
     /* Lanes of a warp have different counts: they shuffle together. */
-    const int most = x->hadamard ? (int)__reduce_max_sync(ALL_LANES, (unsigned)max(count, 0)) : count;
+    const int most = x->hadamard ? (int)KEYS : count;
     for (int j = 0; j < most; j += AT_ONCE) {
         float y[AT_ONCE][8];
         const char *rows[AT_ONCE];
