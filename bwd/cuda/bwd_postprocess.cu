@@ -5,9 +5,6 @@
 #include "bwd/cuda/bwd_workspace.cuh"
 #include "core/device/quad.cuh"
 
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
 /* x to dq, or added to it. */
 DEVICE void store_dq(const fattni_bwd_args *bwd, int64_t at, float x) {
     const fattni_attention_args *const a = &bwd->a;

@@ -7,7 +7,9 @@
 #ifndef FATTNI_CORE_PTX_MMA_H
 #define FATTNI_CORE_PTX_MMA_H
 
-/* Not cuda_bf16.h and cuda_fp16.h: they would be parsed for each kernel and architecture. */
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
 #include <stdint.h>
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
@@ -86,37 +88,6 @@ static __device__ __forceinline__ void mma_f64(double d[4], const double a[4], d
 }
 #endif
 
-/* 16-bit numbers as their bits: exact floats, and floats rounded to nearest even. */
-static __device__ __forceinline__ float f16_to_float(uint16_t x) {
-    float y;
-    asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x));
-    return y;
-}
-static __device__ __forceinline__ float bf16_to_float(uint16_t x) {
-    float y;
-#if __CUDA_ARCH__ >= 900
-    asm("cvt.f32.bf16 %0, %1;" : "=f"(y) : "h"(x));
-#else
-    asm("mov.b32 %0, {0, %1};" : "=f"(y) : "h"(x));
-#endif
-    return y;
-}
-static __device__ __forceinline__ uint16_t float_to_f16(float x) {
-    uint16_t y;
-    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y) : "f"(x));
-    return y;
-}
-static __device__ __forceinline__ uint16_t float_to_bf16(float x) {
-#if FATTNI_SM80
-    uint16_t y;
-    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y) : "f"(x));
-    return y;
-#else
-    const uint32_t bits = __float_as_uint(x);
-    return x == x ? (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16) : 0x7fff;
-#endif
-}
-
 /* Two floats as one register of 16-bit numbers, `low` in the low half, rounded to nearest even. */
 #if FATTNI_SM80
 static __device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
@@ -131,12 +102,12 @@ static __device__ __forceinline__ uint32_t pack_f16(float low, float high) {
 }
 #else
 static __device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
-    return (uint32_t)float_to_bf16(high) << 16 | float_to_bf16(low);
+    const __nv_bfloat162 x = __floats2bfloat162_rn(low, high);
+    return *(const uint32_t *)&x;
 }
 static __device__ __forceinline__ uint32_t pack_f16(float low, float high) {
-    uint32_t r;
-    asm("mov.b32 %0, {%1, %2};" : "=r"(r) : "h"(float_to_f16(low)), "h"(float_to_f16(high)));
-    return r;
+    const __half2 x = __floats2half2_rn(low, high);
+    return *(const uint32_t *)&x;
 }
 #endif
 

@@ -5,11 +5,8 @@
 #include "core/ptx/mma.h"
 #include "core/ptx/stmatrix.h"
 
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include <vector>
 
 enum { SKIPPED = 77, M = 64, DEPTH = 128, WIDEST = 256 };
@@ -33,31 +30,13 @@ static void expect(const char *what, int n, const std::vector<float> &got, const
         }
 }
 
-/* On the host. */
-#if K_BF16
-typedef __nv_bfloat16 cuda_half;
-#else
-typedef __half cuda_half;
-#endif
-static float value_of(half_type x) {
-    cuda_half y;
-    memcpy((void *)&y, &x, sizeof y);
-    return (float)y;
-}
-static half_type half_of(float x) {
-    const cuda_half y = (cuda_half)x;
-    half_type bits;
-    memcpy(&bits, &y, sizeof bits);
-    return bits;
-}
-
 /* [rows][columns] of integers in -4..4 on the device, with its tensor map. */
 struct matrix {
     int rows, columns;
     std::vector<half_type> host;
     half_type *device;
     CUtensorMap map;
-    float at(int r, int c) const { return value_of(host[(size_t)r * columns + c]); }
+    float at(int r, int c) const { return (float)host[(size_t)r * columns + c]; }
 };
 
 typedef CUresult (*encode_function)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *, const cuuint64_t *,
@@ -75,7 +54,7 @@ static matrix matrix_new(int rows, int columns, int box, unsigned seed) {
     matrix m = {rows, columns, std::vector<half_type>((size_t)rows * columns), 0, {}};
     for (half_type &x : m.host) {
         seed = seed * 1664525u + 1013904223u;
-        x = half_of((float)((int)(seed >> 24) % 9 - 4));
+        x = (half_type)(float)((int)(seed >> 24) % 9 - 4);
     }
     cuda(cudaMalloc(&m.device, m.host.size() * 2), "cudaMalloc");
     cuda(cudaMemcpy(m.device, m.host.data(), m.host.size() * 2, cudaMemcpyHostToDevice), "cudaMemcpy");
@@ -234,7 +213,7 @@ static void test_boxes(void) {
         for (int i = 0; i < BOX * 64; ++i) {
             const int row = i / 64, column = (i % 64 / 8 ^ row % 8) * 8 + i % 8; /* the swizzle */
             const bool inside = c[1] + row < m.rows && c[0] + column < m.columns && row < c[2];
-            got[i] = value_of(raw[i]);
+            got[i] = (float)raw[i];
             want[i] = inside ? m.at(c[1] + row, c[0] + column) : 0.0f;
         }
         expect("tma_load, clear_rows", n, got, want);
@@ -268,7 +247,7 @@ static void test_stored_boxes(void) {
             for (int c = 0; c < m.columns; ++c) {
                 const int y = r - row, x = c - column, inside = y >= 0 && y < BOX && x >= 0 && x < 64;
                 const int i = y * 64 + (x / 8 ^ y % 8) * 8 + x % 8; /* the swizzle */
-                got.push_back(value_of(raw[(size_t)r * m.columns + c]));
+                got.push_back((float)raw[(size_t)r * m.columns + c]);
                 want.push_back(inside ? (float)(i % 61 - 30) : m.at(r, c));
             }
         expect("tma_store", n, got, want);
@@ -354,11 +333,10 @@ static void test_fragments(void) {
     cuda(cudaMemcpy(raw.data(), back, 1024, cudaMemcpyDeviceToHost), "fragments");
     for (int i = 0; i < 16; ++i)
         for (int j = 0; j < 8; ++j)
-            for (int k = 0; k < 16; ++k)
-                want[i * 8 + j] += value_of(small_a[i * 16 + k]) * value_of(small_b[k * 8 + j]);
+            for (int k = 0; k < 16; ++k) want[i * 8 + j] += (float)small_a[i * 16 + k] * (float)small_b[k * 8 + j];
     expect("mma", 16, got, want);
     got.resize(512), want.resize(512);
-    for (int i = 0; i < 512; ++i) got[i] = value_of(raw[i]), want[i] = value_of(small_a[i % 256]);
+    for (int i = 0; i < 512; ++i) got[i] = (float)raw[i], want[i] = (float)small_a[i % 256];
     expect("stmatrix, ldmatrix", 4, got, want);
     cudaFree(d);
     cudaFree(back);

@@ -250,7 +250,7 @@ static int check(const test_case *c) {
     gridDim.x = 2;
     for (int n = 0; n < (int)gridDim.x; ++n) machine_run(n, 1, 32 * K_WARPS, (unsigned)n, run_kernel);
     for (size_t n = 0; n < p.o.size() && c->kind != KIND_F32; ++n)
-        p.o[n] = c->kind == KIND_BF16 ? bf16_to_float(p.half_o[n]) : f16_to_float(p.half_o[n]);
+        p.o[n] = c->kind == KIND_BF16 ? fattni_bf16_to_float(p.half_o[n]) : fattni_f16_to_float(p.half_o[n]);
     errors e = {0, 0, 0, 0, 0};
     for (int b = 0; b < c->B; ++b) {
         const sequence s = sequence_of(&p.args.a, b);

@@ -95,18 +95,6 @@ static inline uint32_t pack_f16(float low, float high) {
     memcpy(&pair, x, 4);
     return pair;
 }
-static inline float bf16_to_float(uint16_t x) {
-    __nv_bfloat16 y;
-    memcpy(&y, &x, 2);
-    return __bfloat162float(y);
-}
-static inline float f16_to_float(uint16_t x) {
-    __half y;
-    memcpy(&y, &x, 2);
-    return __half2float(y);
-}
-static inline uint16_t float_to_bf16(float x) { return half_of(pack_bf16(x, 0), 0); }
-static inline uint16_t float_to_f16(float x) { return half_of(pack_f16(x, 0), 0); }
 static inline uint32_t pack_e4m3(float x0, float x1, float x2, float x3) {
     const float x[4] = {x0, x1, x2, x3};
     uint32_t codes = 0;
