@@ -166,7 +166,7 @@ static void restate_keys(const fattni_problem *p, const fattni_sequence *s, int6
         const float size = fmaxf(center_of(x, 1, keys, &mean), 1e-30f);
         put(&to->v_scale, s->b, g, d, 0, size / 448);
         put(&to->v_mean, s->b, g, d, 0, mean);
-        for (int64_t j = 0; j < (keys + 127) / 128 * 128; ++j)
+        for (int64_t j = 0; j < (keys > 128 ? (keys + 127) / 128 * 128 : 128); ++j)
             put(&to->v8, s->batch, g, d, first + fp8_column(j), j < keys ? (x[j] - mean) * (448 / size) : 0);
     }
     free(x);
