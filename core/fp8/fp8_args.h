@@ -4,8 +4,14 @@
 
 #include "core/cuda/args.h"
 
-enum { FATTNI_FP8_THREADS = 256, FATTNI_FP8_KEYS = 128 /* of a partial sum: FATTNI_FP8_CHUNK */ };
-enum { FATTNI_FP8_KIND_F32 = 2 }; /* KIND_F32: a.kind of F32 q, k and v */
+enum {
+    FATTNI_FP8_THREADS = 256,
+    FATTNI_FP8_CHANNELS = 512,                  /* of k and v, at most: threads of fattn_fp8_scales */
+    FATTNI_FP8_ROWS = 4,                        /* of q or k that lanes take at once */
+    FATTNI_FP8_KEYS = 128,                      /* of a partial sum: FATTNI_FP8_CHUNK */
+    FATTNI_FP8_PITCH = FATTNI_FP8_KEYS / 4 + 1, /* words of a channel of V^T in shared memory */
+    FATTNI_FP8_KIND_F32 = 2                     /* KIND_F32: a.kind of F32 q, k and v */
+};
 
 typedef struct fattni_fp8_args {
     fattni_attention_args a; /* q, k, v, lengths */

@@ -8,7 +8,14 @@
 #include "core/ptx/f8.h"
 #include "core/tensor/philox.h"
 
-enum { THREADS = FATTNI_FP8_THREADS, KEYS = FATTNI_FP8_KEYS, AT_ONCE = 8, ROWS_AT_ONCE = 4 };
+enum {
+    THREADS = FATTNI_FP8_THREADS,
+    CHANNELS = FATTNI_FP8_CHANNELS,
+    ROWS_AT_ONCE = FATTNI_FP8_ROWS,
+    KEYS = FATTNI_FP8_KEYS,
+    PITCH = FATTNI_FP8_PITCH,
+    AT_ONCE = 8
+};
 static_assert((int)FATTNI_FP8_KIND_F32 == (int)KIND_F32, "one number");
 #define LEAST_MAX 1e-30f
 #define LARGEST_CODE 448.0f
@@ -95,7 +102,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const fattni_fp8_args *const x = &args;
     const fattni_attention_args *const a = &x->a;
     const int lanes = max(x->lanes_k, x->lanes_v), lane = (int)threadIdx.x % lanes;
-    const int number = ((int)blockIdx.x * THREADS + (int)threadIdx.x) / lanes, of_v = number & 1;
+    const int number = (int)blockIdx.x * (THREADS / lanes) + (int)threadIdx.x / lanes, of_v = number & 1;
     const place at = place_of(number / 2, a->Hkv, x->chunks);
     const bool inside = at.b < a->B;
     const sequence s = sequence_of(a, inside ? at.b : 0);
@@ -146,7 +153,6 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 
 /* One CTA per key head of a sequence, a thread per channel of k and v. The first chunk's partials become what
    fattn_fp8_codes reads: means in place of sums, 448 / largest magnitude in place of minima. */
-enum { CHANNELS = 512 };
 extern "C" __global__ void __launch_bounds__(CHANNELS) fattn_fp8_scales(const __grid_constant__ fattni_fp8_args args) {
     const fattni_fp8_args *const x = &args;
     const fattni_attention_args *const a = &x->a;
@@ -243,7 +249,6 @@ DEVICE void code_rows(const fattni_fp8_args *x, const place at, int of_q) {
 
 /* A chunk of V^T, of zeros where there are no keys: a thread takes 8 channels of the four keys that share a word of
    v8. */
-enum { PITCH = KEYS / 4 + 1 }; /* words */
 DEVICE void code_values(const fattni_fp8_args *x, const place at, uint32_t (*words)[PITCH]) {
     const fattni_attention_args *const a = &x->a;
     const sequence s = sequence_of(a, at.b);

@@ -202,7 +202,7 @@ static void draw_signs(job *j) {
 
 fattn_status fattni_fp8_quantize_cpu(fattn_ctx *ctx, const fattni_problem *p, const fattni_fp8 *to) {
     job j = {.p = p, .to = to, .rotates = p->flags & FATTN_FP8_HADAMARD};
-    j.chunks = fattni_ceil_div(p->Sk, CHUNK), j.blocks = fattni_ceil_div(p->Sq, ROWS_PER_TASK);
+    j.chunks = fattni_max(fattni_ceil_div(p->Sk, CHUNK), 1), j.blocks = fattni_ceil_div(p->Sq, ROWS_PER_TASK);
     if (j.rotates) draw_signs(&j);
     const int64_t of_keys = p->B * p->Hkv * j.chunks;
     fattni_parallel(ctx, of_keys, sum_chunk, &j);

@@ -13,8 +13,6 @@ extern void fattn_fp8_codes(fattni_fp8_args);
 _Static_assert(sizeof(fattni_fp8_args) <= 4096, "the limit of a kernel's argument");
 _Static_assert((int)FATTNI_FP8_KEYS == (int)FATTNI_FP8_CHUNK, "one number");
 
-enum { ROWS_AT_ONCE = 4, CHANNELS = 512, WORDS = FATTNI_FP8_KEYS / 4 + 1 }; /* as in quantize.cu */
-
 /* Lanes of 8 channels, a power of two. */
 static int32_t lanes_of(int64_t width) {
     int32_t lanes = 1;
@@ -33,23 +31,23 @@ fattn_status fattni_fp8_quantize_cuda(fattn_ctx *ctx, const fattni_problem *p, c
                          .v_scale = fattni_cuda_view_of(&to->v_scale),
                          .v_mean = fattni_cuda_view_of(&to->v_mean),
                          .partials = fattni_cuda_view_of(&to->partials),
-                         .chunks = (int32_t)fattni_ceil_div(p->Sk, FATTNI_FP8_KEYS),
+                         .chunks = (int32_t)fattni_max(fattni_ceil_div(p->Sk, FATTNI_FP8_KEYS), 1),
                          .lanes_k = lanes_of(p->D),
                          .lanes_v = lanes_of(p->Dv),
                          .hadamard = (p->flags & FATTN_FP8_HADAMARD) != 0,
                          .hadamard_scale = (float)(1 / sqrt((double)p->D))};
     if (p->dtype == FATTN_F32) x.a.kind = FATTNI_FP8_KIND_F32;
-    const int64_t rows = ROWS_AT_ONCE * (FATTNI_FP8_THREADS / x.lanes_k);
+    const int64_t rows = FATTNI_FP8_ROWS * (FATTNI_FP8_THREADS / x.lanes_k);
     x.q_blocks = (int32_t)fattni_ceil_div(p->Sq, rows), x.k_blocks = (int32_t)fattni_ceil_div(p->Sk, rows);
     const int64_t planes = p->B * p->Hkv, items = FATTNI_FP8_THREADS / fattni_max(x.lanes_k, x.lanes_v),
                   parts = fattni_ceil_div(2 * planes * x.chunks, items),
                   blocks = x.q_blocks * p->Hq * p->B + (x.k_blocks + x.chunks) * planes;
-    const size_t shared = (size_t)x.lanes_v * 8 * WORDS * sizeof(uint32_t);
-    if (blocks > INT32_MAX || parts > INT32_MAX)
+    const size_t shared = (size_t)x.lanes_v * 8 * FATTNI_FP8_PITCH * sizeof(uint32_t);
+    if (blocks > INT32_MAX || 2 * planes * x.chunks > INT32_MAX)
         return fattn_ctx_fail(ctx, FATTN_E_UNSUPPORTED, "FP8: B=%lld Hq=%lld Sq=%lld Sk=%lld: more than 2^31-1 blocks",
                               (long long)p->B, (long long)p->Hq, (long long)p->Sq, (long long)p->Sk);
     FATTNI_TRY(FATTNI_START(ctx, fattn_fp8_statistics, parts, FATTNI_FP8_THREADS, &x));
-    FATTNI_TRY(FATTNI_START(ctx, fattn_fp8_scales, planes, CHANNELS, &x));
+    FATTNI_TRY(FATTNI_START(ctx, fattn_fp8_scales, planes, FATTNI_FP8_CHANNELS, &x));
     return fattni_cuda_start(ctx, "fattn_fp8_codes", (fattni_cuda_any)fattn_fp8_codes, blocks, FATTNI_FP8_THREADS,
                              shared, &x);
 }

@@ -26,9 +26,7 @@
 #endif
 
 enum {
-    V_COLUMNS = BN % 128 == 0  ? 128
-                : BN % 64 == 0 ? 64
-                               : 32,
+    V_COLUMNS = FATTNI_FWD_F8_KEYS(BN),
     P_WORDS = F8 ? BN / 8 : BN / 4 /* of a thread's P */
 };
 

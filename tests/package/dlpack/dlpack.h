@@ -9,7 +9,9 @@
 #define DLPACK_MINOR_VERSION 1
 #define DLPACK_FLAG_BITMASK_READ_ONLY (1UL << 0)
 
-typedef struct { uint32_t major, minor; } DLPackVersion;
+typedef struct {
+    uint32_t major, minor;
+} DLPackVersion;
 typedef enum { kDLCPU = 1, kDLCUDA = 2, kDLCUDAHost = 3, kDLMetal = 8 } DLDeviceType;
 typedef struct {
     DLDeviceType device_type;
