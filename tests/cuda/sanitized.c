@@ -3,6 +3,8 @@
    wider heads, since racecheck is slow. Returns 77 without a device. */
 #include "call.h"
 
+#include "core/base/internal.h"
+
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -47,7 +49,32 @@ static const attention_case cases[] = {
     {.name = "few rows", .B = 1, .Hq = 4, .Hkv = 2, .Sq = 2, .Sk = 2500, .D = 64, .flags = FATTN_CAUSAL, .sink = true},
     {.name = "split", .B = 1, .Hq = 2, .Hkv = 1, .Sq = 33, .Sk = 4150, .D = 64, .flags = FATTN_CAUSAL, .sink = true},
     {.name = "few rows, general", .B = 1, .Hq = 2, .Sq = 5, .Sk = 1200, .D = 64, .alibi = true, .dropout_p = 0.2f},
+    {.name = "8-bit copies", .B = 1, .Hq = 2, .Hkv = 1, .Sq = 200, .Sk = 150, .D = 64, .flags = FATTN_FP8},
+    {.name = "8-bit copies, causal",
+     .B = 2,
+     .Hq = 2,
+     .Sq = 200,
+     .Sk = 333,
+     .D = 64,
+     .flags = FATTN_FP8 | FATTN_FP8_HADAMARD | FATTN_CAUSAL},
+    {.name = "8-bit copies, packed",
+     .B = 3,
+     .Hq = 2,
+     .Sq = 80,
+     .Sk = 80,
+     .D = 59,
+     .flags = FATTN_FP8 | FATTN_CAUSAL,
+     .lengths = LENGTHS_PACKED,
+     .length_q = {80, 0, 33},
+     .length_k = {71, 4, 80},
+     .sink = true},
 };
+
+/* FATTN_FP8 is for Hopper, and has no F64; here it has one pass in F32. */
+static bool has_kernels(const fattn_ctx *ctx, const attention_case *c) {
+    if (c->dtype == FATTN_BF16 && !call_has_bf16()) return false;
+    return !(c->flags & FATTN_FP8) || (ctx->gpu.arch == 90 && c->dtype != FATTN_F64 && !(c->flags & FATTN_TF32));
+}
 
 static int64_t not_finite(call *c) {
     int64_t count = 0;
@@ -77,8 +104,8 @@ int main(int argc, char **argv) {
             for (size_t n = 0; n < sizeof cases / sizeof *cases; ++n) {
                 attention_case a = cases[n];
                 a.dtype = dtypes[t];
-                if (a.dtype == FATTN_BF16 && !call_has_bf16()) continue;
                 if (t == 4) a.flags |= FATTN_TF32;
+                if (!has_kernels(ctx, &a)) continue;
                 a.D *= factors[f], a.Dv *= factors[f];
                 call *const c = call_new(ctx, &a);
                 if (!strcmp(a.name, "huge")) call_fill(c, CALL_BIAS, -6e4);
