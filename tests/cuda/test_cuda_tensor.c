@@ -57,12 +57,12 @@ static pair pair_new(int layout, bool wide, fattn_dtype dtype, bool filled) {
     return p;
 }
 
-static void *device_memory(const pair *p) {
+static void *of_device(const pair *p) {
     return (unsigned char *)p->device.data - ((unsigned char *)p->host.data - p->memory);
 }
 
 static void pair_free(pair *p) {
-    must(cudaFree(device_memory(p)));
+    must(cudaFree(of_device(p)));
     free(p->memory);
 }
 
@@ -86,7 +86,7 @@ Test(cuda_tensor, copy, .timeout = 200) {
         } else {
             cr_assert_eq(fattn_tensor_copy(gpu, &dst.device, way ? &src.host : &src.device), FATTN_OK);
             cr_assert_eq(fattn_ctx_sync(gpu), FATTN_OK);
-            must(cudaMemcpy(got, device_memory(&dst), dst.bytes, cudaMemcpyDeviceToHost));
+            must(cudaMemcpy(got, of_device(&dst), dst.bytes, cudaMemcpyDeviceToHost));
         }
         cr_assert_eq(memcmp(got, dst.memory, dst.bytes), 0, "%s to %s, layout %d to %d%s, way %d", fattn_dtype_name(a),
                      fattn_dtype_name(b), from, to, wide ? " of pieces" : "", way);
@@ -119,12 +119,12 @@ Test(cuda_tensor, normal) {
         pair p = pair_new(n / 4, false, types[n % 4], true);
         void *const got = malloc(p.bytes);
         memset(p.memory, 0, p.bytes);
-        must(cudaMemset(device_memory(&p), 0, p.bytes));
+        must(cudaMemset(of_device(&p), 0, p.bytes));
         const fattn_rng rng = {.seed = 0x123456789abcdefu + (unsigned)n, .stream = 7};
         cr_assert_eq(fattn_tensor_normal(cpu, &p.host, 0.25, 2, rng), FATTN_OK);
         cr_assert_eq(fattn_tensor_normal(gpu, &p.device, 0.25, 2, rng), FATTN_OK);
         cr_assert_eq(fattn_ctx_sync(gpu), FATTN_OK);
-        must(cudaMemcpy(got, device_memory(&p), p.bytes, cudaMemcpyDeviceToHost));
+        must(cudaMemcpy(got, of_device(&p), p.bytes, cudaMemcpyDeviceToHost));
         cr_assert_eq(differing(&p, got, 4 * ulp[n % 4]), 0);
         /* Rounding hides the last bit of a double, except in rare ties. */
         if (n % 4) cr_assert_leq(differing(&p, got, 0), 1);
