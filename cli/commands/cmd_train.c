@@ -194,7 +194,7 @@ static int set_up_rank(session *s) {
     if (o->init && !gpt2_start_load(&setup->start, &s->r, o->task == TASK_SHARDS)) return CLI_FAILURE;
     const history *h = &s->r.history;
     if (h->evals > 0) s->last = (evaluation){.loss = h->eval_loss[h->evals - 1], .right = h->eval_right[h->evals - 1]};
-    /* Before the ranks compare what each has read: a run that saves there meanwhile is the reason where that differs. */
+    /* Before the ranks compare what each has read: a run that saves there meanwhile is the reason if that differs. */
     if (setup->from && rank_leads(s->rank) && wants_checkpoints(s) && same_folder(setup->home, o->checkpoint) &&
         !durable_hold(&s->lock, o->checkpoint))
         return CLI_FAILURE;
