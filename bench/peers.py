@@ -220,6 +220,18 @@ def interleaved(calls, rounds):
     return {n: statistics.median(t) for n, t in times.items()}
 
 
+def torch_calls(t, causal, backend):
+    """Forward and backward of one of PyTorch's backends on the tensors t, in their memory."""
+    leaf = {n: t[n].detach().requires_grad_() for n in "qkv"}
+    more = dict(enable_gqa=True) if t["q"].shape[1] != t["k"].shape[1] else {}
+
+    def forward():
+        with sdpa_kernel(backend):
+            return F.scaled_dot_product_attention(leaf["q"], leaf["k"], leaf["v"], is_causal=causal, **more)
+    out = forward()
+    return forward, lambda: torch.autograd.grad(out, list(leaf.values()), t["d_o"], retain_graph=True)
+
+
 # What FlashAttention-3's own kernels reached over cuDNN 9.19 in one run on an H200: forward, backward,
 # for N = 512 .. 16384: for runs without --fa3.
 FA3_OVER_CUDNN = {
@@ -233,36 +245,71 @@ FA3_OVER_CUDNN = {
 LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
 
 
+class Fa3Call(C.Structure):
+    _fields_ = ([("tensor", C.c_void_p * 8), ("stride", C.c_int64 * 3 * 8)] +
+                [(n, C.c_void_p) for n in ("lse", "lse2", "delta", "dq_sums", "dk_sums", "dv_sums", "counters",
+                                           "cu_seqlens_q", "cu_seqlens_k")] +
+                [(n, C.c_int32) for n in ("B", "H", "Hkv", "Sq", "Sk", "total_q", "total_k", "d", "dv", "causal",
+                                          "left", "right")])
+
+
 class Fa3:
-    """FlashAttention-3's kernels for bf16, in a shared library made by bench/fa3.cu."""
+    """FlashAttention-3's kernels, in a shared library made by bench/fa3.sh."""
 
     def __init__(self, path):
         self.lib = C.CDLL(path)
 
-    def calls(self, t, causal):
-        """Forward and backward on the [B,H,N,d] tensors of `make`, whose memory is [B,N,H,d]."""
-        B, H, N, d = t["q"].shape
-        empty = {n: torch.empty_like(t[n]) for n in ("o", "dq", "dk", "dv")}
-        space = dict(lse=torch.empty(B, H, N, device="cuda"), lse2=torch.empty(B, H, N + 256, device="cuda"),
-                     delta=torch.empty(B, H, N + 256, device="cuda"),
-                     sums=torch.empty(B * H * (N + 256) * d, device="cuda"),
-                     count=torch.zeros(B * H * (N + 256), dtype=torch.int32, device="cuda"))
-        pointer = {n: C.c_void_p(x.data_ptr()) for n, x in {**t, **empty, **space}.items()}
-        p = [pointer[n] for n in ("q", "k", "v", "o", "lse")]
-        sizes = [B, N, H, int(causal)]
-        fwd, bwd = getattr(self.lib, f"fa3_fwd_{d}"), getattr(self.lib, f"fa3_bwd_{d}")
-        gradients = [pointer[n] for n in ("d_o", "dq", "dk", "dv", "sums", "lse2", "delta", "count")]
+    def function(self, name):
+        try:
+            return getattr(self.lib, name)
+        except AttributeError:
+            return None
 
-        def forward():
-            if fwd(*p, *sizes, pointer["count"], None):
-                raise RuntimeError("fa3_fwd failed")
+    def calls(self, t, causal, left=-1, right=-1, sums=None, longest=0):
+        """Forward and backward on [B,H,S,D] tensors, and what they write. A window if left or right is not negative;
+        sums: cu_seqlens of rows and keys. None in place of a call that the library lacks: without forward, backward
+        reads the o and lse of t."""
+        _, H, Sq, d = t["q"].shape
+        Hkv, Sk, dv = t["k"].shape[1], t["k"].shape[2], t["v"].shape[3]
+        B = t["q"].shape[0] if sums is None else len(sums) - 1
+        many, keys = ((B * (n + 128) if sums is None else n + 128 * (B + 1)) for n in (Sq, Sk))
+        wide = next(n for n in (64, 96, 128, 192, 256) if n >= d)
+        wide_v = wide if dv == d else next(n for n in (64, 96, 128, 192, 256) if n >= dv)
+        kind = (H != Hkv) + 2 * (left >= 0 or right >= 0) + 4 * (sums is not None)
+        dtype = {torch.bfloat16: "bf16", torch.float16: "f16"}[t["q"].dtype]
 
-        def backward():
-            if bwd(*p, *gradients, *sizes, None):
-                raise RuntimeError("fa3_bwd failed")
-        self.results = {**empty, **space}  # of the last call, which also keeps them alive
-        forward.keep = backward.keep = self.results
-        return forward, backward
+        def new(*shape, dtype=torch.float32):
+            return torch.empty(shape, dtype=dtype, device=t["q"].device)
+        results = {n: torch.empty_like(t[n]) for n in ("o", "dq", "dk", "dv")}
+        space = dict(lse=new(*t["lse"].shape), lse2=new(many * H), delta=new(many * H), dq_sums=new(many * H * wide),
+                     counters=new(-(-(longest or Sq) // 64) * B * H + 4 * B + 17, dtype=torch.int32))
+        if H != Hkv:
+            space.update(dk_sums=new(keys * Hkv * wide), dv_sums=new(keys * Hkv * wide))
+        call = Fa3Call(B=B, H=H, Hkv=Hkv, Sq=longest or Sq, Sk=longest or Sk, total_q=t["q"].shape[0] * Sq,
+                       total_k=t["q"].shape[0] * Sk, d=d, dv=dv, causal=causal, left=left, right=right)
+        for n, x in space.items():
+            setattr(call, n, x.data_ptr())
+        if sums is not None:
+            call.cu_seqlens_q = call.cu_seqlens_k = sums.data_ptr()
+        for i, n in enumerate(("q", "k", "v", "o", "d_o", "dq", "dk", "dv")):
+            x = results.get(n, t[n])
+            call.tensor[i] = x.data_ptr()
+            call.stride[i][:] = (0 if sums is not None else x.stride(0), x.stride(2), x.stride(1))
+
+        def bind(which):
+            name = f"fa3_{which}_{wide}_{wide_v}_{dtype}_{kind}"
+            function = self.function(name)
+
+            def run():
+                status = function(C.byref(call), None)
+                if status:
+                    raise RuntimeError(f"{name}: CUDA error {status}")
+            run.keep = t, results, space, sums
+            return function and run
+        forward, backward = bind("fwd"), bind("bwd")
+        if not forward:
+            results["o"].copy_(t["o"]), space["lse"].copy_(t["lse"])
+        return forward, backward, results
 
 
 def bench(library, device, a):
@@ -289,21 +336,12 @@ def bench(library, device, a):
                     exact.fwd()
                     passes[0]["exact"], passes[1]["exact"] = exact.fwd, exact.bwd
                 for name in a.peers or ("fa2", "cudnn"):
-                    leaf = {n: t[n].clone().requires_grad_() for n in "qkv"}
-
-                    def forward(leaf=leaf, name=name):
-                        with sdpa_kernel(backends[name]):
-                            return F.scaled_dot_product_attention(leaf["q"], leaf["k"], leaf["v"],
-                                                                  is_causal=causal)
-                    out = forward()
-                    passes[0][name] = forward
-                    passes[1][name] = lambda out=out, leaf=leaf: torch.autograd.grad(
-                        out, [leaf["q"], leaf["k"], leaf["v"]], t["d_o"], retain_graph=True)
+                    passes[0][name], passes[1][name] = torch_calls(t, causal, backends[name])
                 if fa3 and a.dtype == "bfloat16":
-                    passes[0]["fa3"], passes[1]["fa3"] = fa3.calls(t, causal)
+                    passes[0]["fa3"], passes[1]["fa3"], results = fa3.calls(t, causal)
                     for one in (call.fwd, call.bwd, passes[0]["fa3"], passes[1]["fa3"]):
                         one()
-                    if relative(fa3.results["dq"], t["dq"].double()) > 0.02:
+                    if relative(results["dq"], t["dq"].double()) > 0.02:
                         print("fa3 computes something else here")
                 line = f"d{d:<4}{'causal' if causal else 'full':7}{N:<6}"
                 for k, factor in ((0, 1.0), (1, 2.5)):
@@ -394,17 +432,6 @@ class Sgemm:
 
     def gflops(self, least):
         return 2e-9 * self.n ** 3 / seconds(self, least)
-
-
-def torch_calls(t, causal, backend):
-    """Forward and backward of one of PyTorch's backends on the tensors t."""
-    leaf = {n: t[n].clone().requires_grad_() for n in "qkv"}
-
-    def forward():
-        with sdpa_kernel(backend):
-            return F.scaled_dot_product_attention(leaf["q"], leaf["k"], leaf["v"], is_causal=causal)
-    out = forward()
-    return forward, lambda: torch.autograd.grad(out, list(leaf.values()), t["d_o"], retain_graph=True)
 
 
 def bench_cpu(library, a):
