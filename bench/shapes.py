@@ -334,7 +334,7 @@ def summary(done, passes):
                       f"{statistics.geometric_mean(r for r, _ in ratios[group]):.3f} of {len(ratios[group])}, "
                       f"worst {worst:.2f} ({name})")
     for which in passes:
-        below = sorted((result[which][1], row.name) for row, result in done if (result[which][1] or 1) < 0.995)
+        below = sorted((result[which][1], row.name) for row, result in done if (result[which][1] or 1) < 1)
         print(f"{PASSES[which]}, below 1.00: {len(below)}")
         for ratio, name in below:
             print(f"  {ratio:.2f} {name}")
