@@ -255,34 +255,32 @@ def cudnn_calls(row, t, sums):
     return forward, backward, dict(o=forward().detach(), dq=backward()[0])
 
 
-def peers_of(fa3, row, t, sums, why):
+def peers_of(names, fa3, row, t, sums, why):
     """Name: (forward, backward) of those that compute what we do; why: gets the reasons of the others."""
-    makers = {"cudnn": lambda: cudnn_calls(row, t, sums),
-              "fa2": lambda: operator_calls(FlashAttention2, row, t, sums)}
-    if fa3:
-        makers = {"fa3": lambda: fa3_calls(fa3, row, t, sums), **makers}
+    make = {"fa3": lambda: fa3_calls(fa3, row, t, sums), "cudnn": lambda: cudnn_calls(row, t, sums),
+            "fa2": lambda: operator_calls(FlashAttention2, row, t, sums)}
     found = {}
-    for name, make in makers.items():
+    for name in names:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                forward, backward, results = make()
+                forward, backward, results = make[name]()
             off = {n: peers.relative(results[n], t[n].double()) for n in ("o", "dq") if backward or n == "o"}
             if not all(x <= 0.02 for x in off.values()):
                 raise RuntimeError("another result: " + ", ".join(f"{n} {x:.1e}" for n, x in off.items()) + " off")
             found[name] = forward, backward
         except (RuntimeError, TypeError) as error:
-            why.append(f"{name}: {row.name}: {str(error).splitlines()[0]}")
+            why.append(f"{name}: {row.name}: {(str(error).splitlines() or [repr(error)])[0]}")
     return found
 
 
-def measure(library, fa3, row, device, passes, rounds, why):
+def measure(library, names, fa3, row, device, passes, rounds, why):
     """By pass: (TFLOP/s by library, ours over the best peer, ours over plain, kernel); missing ones are None."""
     t, sums = tensors(row, device), sums_of(row, device)
     call = our_call(library, row, t, sums)
     call.fwd()
     call.bwd()
-    others = peers_of(fa3, row, t, sums, why)
+    others = peers_of(names, fa3, row, t, sums, why)
     base = None
     if row.packed or row.left >= 0:
         base = row.plain()
@@ -347,6 +345,7 @@ def main():
     p.add_argument("--rows", metavar="REGEX", default="", help="only rows whose name has a match")
     p.add_argument("--rounds", type=int, default=7)
     p.add_argument("--passes", default="fwd,bwd", help="of fwd, bwd")
+    p.add_argument("--peers", nargs="*", default=["fa3", "cudnn", "fa2"], choices=["fa3", "cudnn", "fa2"])
     p.add_argument("--list", action="store_true", help="print the names and stop")
     p.add_argument("--why", action="store_true", help="print why peers have no figure")
     a = p.parse_args()
@@ -360,12 +359,12 @@ def main():
     torch.manual_seed(0)
     begin = time.time()
     library, fa3 = peers.Library(a.library, peers.CUDA, quiet=True), peers.Fa3(a.fa3) if a.fa3 else None
-    names = (["fa3"] if fa3 else []) + ["cudnn", "fa2"]
+    names = [n for n in a.peers if n != "fa3" or fa3]
     print(f"{torch.cuda.get_device_name()}, PyTorch {torch.__version__}, cuDNN {torch.backends.cudnn.version()}; "
           f"TFLOP/s, {len(rows)} rows, {a.rounds} rounds")
     done, why = [], []
     for row in rows:
-        done.append((row, measure(library, fa3, row, "cuda", passes, a.rounds, why)))
+        done.append((row, measure(library, names, fa3, row, "cuda", passes, a.rounds, why)))
         print_row(*done[-1], names)
     summary(done, [n for n in PASSES if n in passes])
     if a.why:
