@@ -40,7 +40,8 @@ for pass in bwd fwd; do
     for d in 64 128; do kinds $d $d f16 "0"; done
 done
 
-# The same template has another body in each object, by the constants of its kind: only the C function stays global.
+# The same template has another body in each object, by the constants of its kind: only the C function stays global
+# (unique symbols could not be made local).
 rm -rf "$folder/local"
 mkdir "$folder/local"
 for object in "$folder"/[bf]wd_*.o; do

@@ -1,5 +1,5 @@
 /* FlashAttention-3's FP8 forward kernels for Hopper behind C functions, so that fp8.py --fa3 can time them beside
-   ours. Built like fa3.cu, one object per head_dim (-DHEAD_DIM=64, 128, 256), linked into libfa3_fp8.so.
+   ours. Built with fa3.sh's flags, one object per head_dim (-DHEAD_DIM=64, 128, 256), linked into libfa3_fp8.so.
 
    q, k, v: E4M3, [B,S,H,D] contiguous; o: bf16; descales: float [B,H], one value per (batch, head). `counter`: a zeroed
    int. Template arguments are those that their own dispatch chooses for V as it is, which the kernel transposes. */
