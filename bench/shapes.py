@@ -304,7 +304,7 @@ def measure(library, names, fa3, row, device, passes, rounds, why):
 
 
 def print_row(row, result, names):
-    line = f"{row.name:58}"
+    line = f"{row.name:44}"
     for which, (rate, best, plain, kernel) in result.items():
         line += f" | {which} ours {rate['ours']:4.0f}"
         for n in names:
