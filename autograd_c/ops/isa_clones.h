@@ -25,7 +25,8 @@
                                              [FATTNI_ISA_AVX2] = f##_avx2,                                             \
                                              [FATTNI_ISA_AVX512] = f##_avx512,                                         \
                                              [FATTNI_ISA_AVX512BF16] = f##_avx512,                                     \
-                                             [FATTNI_ISA_AMX] = f##_avx512};
+                                             [FATTNI_ISA_AMX] = f##_avx512,                                            \
+                                             [FATTNI_ISA_AMXFP16] = f##_avx512};
 #define FATTNI_LOOPS_BY_ISA(f) FATTNI_LOOP_CLONES(f) /* so that f may be a macro */
 
 #endif

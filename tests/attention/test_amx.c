@@ -1,4 +1,5 @@
-/* AMX is asked for when it is first needed, and a refusal is no error. Each test is a process of its own. */
+/* AMX is asked for when it is first needed, by BF16 tensors and, on CPUs with AMX-FP16, by those in F16, and a refusal is
+   no error. Each test is a process of its own. */
 #define _XOPEN_SOURCE 700 /* sigaltstack */
 #include "attention.h"
 #include "core/base/internal.h"
@@ -34,17 +35,19 @@ static bool uses_amx(fattn_ctx *ctx, fattn_dtype dtype) {
         .name = "amx", .dtype = dtype, .B = 1, .Hq = 2, .Hkv = 2, .Sq = 70, .Sk = 90, .D = 16, .Dv = 16};
     attention *const a = attention_new(ctx, &c);
     attention_run(a, LIBRARY);
-    const bool yes = strstr(a->plan.fwd_kernel, "_amx_") && strstr(a->plan.bwd_kernel, "_amx_");
+    const char *const name = dtype == FATTN_F16 ? "_amxfp16_" : "_amx_";
+    const bool yes = strstr(a->plan.fwd_kernel, name) && strstr(a->plan.bwd_kernel, name);
     attention_free(a);
     return yes;
 }
 
-Test(amx, is_not_asked_for_without_bf16) {
+Test(amx, is_not_asked_for_without_16_bits) {
     int warnings = 0;
     fattn_ctx *const ctx = logged_context(0, &warnings), *const exact =
                                                              logged_context(FATTN_CTX_F32_PRODUCTS, &warnings);
     cr_assert_not(uses_amx(ctx, FATTN_F32));
-    cr_assert_not(uses_amx(ctx, FATTN_F16));
+    if (ctx->isa < FATTNI_ISA_AMXFP16) cr_assert_not(uses_amx(ctx, FATTN_F16));
+    cr_assert_not(uses_amx(exact, FATTN_F16));
     cr_assert_not(uses_amx(exact, FATTN_BF16));
     cr_assert(set_small_stack());
     cr_assert_eq(warnings, 0);
@@ -52,24 +55,28 @@ Test(amx, is_not_asked_for_without_bf16) {
     fattn_ctx_destroy(exact);
 }
 
-Test(amx, refused_beside_a_small_signal_stack) {
+static void refuse(int isa, fattn_dtype dtype) {
     int warnings = 0;
     fattn_ctx *const ctx = logged_context(0, &warnings);
-    if (ctx->isa < FATTNI_ISA_AMX) cr_skip("no AMX");
+    if (ctx->isa < isa) cr_skip("no AMX for %s", fattn_dtype_name(dtype));
     cr_assert(set_small_stack());
-    cr_assert_not(uses_amx(ctx, FATTN_BF16));
-    cr_assert_not(uses_amx(ctx, FATTN_BF16));
+    cr_assert_not(uses_amx(ctx, dtype));
+    cr_assert_not(uses_amx(ctx, dtype));
     cr_assert_eq(warnings, 1);
     fattn_ctx_destroy(ctx);
 }
+Test(amx, refused_beside_a_small_signal_stack) { refuse(FATTNI_ISA_AMX, FATTN_BF16); }
+Test(amx, refused_to_f16_beside_a_small_signal_stack) { refuse(FATTNI_ISA_AMXFP16, FATTN_F16); }
 
-Test(amx, is_used_once_allowed) {
+static void use(int isa, fattn_dtype dtype) {
     int warnings = 0;
     fattn_ctx *const ctx = logged_context(0, &warnings);
-    if (ctx->isa < FATTNI_ISA_AMX) cr_skip("no AMX");
-    cr_assert(uses_amx(ctx, FATTN_BF16));
+    if (ctx->isa < isa) cr_skip("no AMX for %s", fattn_dtype_name(dtype));
+    cr_assert(uses_amx(ctx, dtype));
     cr_assert_not(set_small_stack(), "the process may use AMX, but signal stacks may be small");
-    cr_assert(uses_amx(ctx, FATTN_BF16));
+    cr_assert(uses_amx(ctx, dtype));
     cr_assert_eq(warnings, 0);
     fattn_ctx_destroy(ctx);
 }
+Test(amx, is_used_once_allowed) { use(FATTNI_ISA_AMX, FATTN_BF16); }
+Test(amx, is_used_by_f16_once_allowed) { use(FATTNI_ISA_AMXFP16, FATTN_F16); }

@@ -260,7 +260,8 @@ enum { ACCURACY_CASES = sizeof accuracy_cases / sizeof *accuracy_cases };
 /* A rest of half a unit, on average, instead of a rounding by 128 units: the part of the error that comes from delta is
    256 times smaller, and adds, squared, to that of a call without means, which is mostly the last rounding of dQ and
    dK. It is small beside that, but where keys are not centred, as with a softcap, and c and V's mean are 10. `of_p`: in
-   a row with few keys forward's roundings of P, half of 2^-9 or less, do not sum to 0, and V's mean multiplies them. */
+   a row with few keys forward's roundings of P, half of 2^-9 (F16: 2^-12) or less, do not sum to 0, and V's mean
+   multiplies them. Where keys are not centred, dQ has that times 2c in four channels, beside sqrt(D) of the keys. */
 static void check_gradient(const char *what, double none, double with, double without, double of_p) {
     cr_assert(with <= 1.5 * hypot(hypot(none, without / 256), of_p),
               "%s: off by %.2e, without means by %.2e, without the flag %.2e", what, with, none, without);
@@ -300,8 +301,9 @@ Test(exact_delta, means_of_keys_and_values_cost_nothing) {
             snprintf(what, sizeof what, "%s %s, means of %g in K and %g in V", c.name, fattn_dtype_name(c.dtype), key,
                      value);
             const bool rounds = fattni_cpu_kernels_of(ctx, c.dtype)->round;
-            const double of_p = rounds ? value * 0x1p-10 : 0;
-            check_gradient(what, none.dq, with.dq, without.dq, of_p);
+            const double of_p = rounds ? value * (c.dtype == FATTN_F16 ? 0x1p-13 : 0x1p-10) : 0;
+            const double uncentred = c.softcap > 0 ? 2 * key / sqrt((double)c.D) : 0;
+            check_gradient(what, none.dq, with.dq, without.dq, of_p * hypot(1, uncentred));
             check_gradient(what, none.dk, with.dk, without.dk, of_p);
             check_without(&rounded, key, value, rounds, none, without);
         }
