@@ -17,6 +17,7 @@ void fattn_adamw_defaults(fattn_adamw_options *opt) {
 }
 
 static fattn_status check_options(fattn_ctx *ctx, const fattn_adamw_options *o) {
+    if (o->reserved) return fattn_ctx_fail(ctx, FATTN_E_ARG, "adamw: reserved is %u, not 0", o->reserved);
     const bool betas = o->beta1 >= 0 && o->beta1 < 1 && o->beta2 >= 0 && o->beta2 < 1;
     if (betas && o->eps > 0 && isfinite(o->eps) && o->weight_decay >= 0 && isfinite(o->weight_decay) &&
         o->max_grad_norm >= 0 && isfinite(o->max_grad_norm))
@@ -43,6 +44,7 @@ fattn_status fattn_adamw_create(fattn_ctx *ctx, const fattn_adamw_options *opt, 
                                   .weight_decay = (double)o.weight_decay,
                                   .max_grad_norm = (double)o.max_grad_norm};
     FATTNI_TRY(fattni_optimizer_take_scaling(ctx, "adamw", o.loss_scale, &rule));
+    FATTNI_TRY(fattni_optimizer_take_rounding(ctx, "adamw", o.flags, o.seed, &rule));
     fattni_optimizer *made;
     FATTNI_TRY(fattni_optimizer_create(ctx, "adamw", &rule, o.owners, sizeof **out, params, n, &made));
     *out = (fattn_adamw *)made;
@@ -66,6 +68,8 @@ fattn_status fattn_adamw_set_loss_scale(fattn_adamw *a, const fattn_loss_scale_s
 }
 
 fattn_reducer *fattn_adamw_owners(const fattn_adamw *a) { return a ? a->o.owners : NULL; }
+uint32_t fattn_adamw_flags(const fattn_adamw *a) { return a ? a->o.rule.flags : 0; }
+uint64_t fattn_adamw_seed(const fattn_adamw *a) { return a ? a->o.rule.seed : 0; }
 
 /* What is here of a state: all of it, or this rank's elements. */
 static fattn_status state_of(fattn_adamw *a, int i, fattn_adam_state which, fattn_tensor *view) {
@@ -137,19 +141,5 @@ fattn_status fattn_adamw_set_state(fattn_adamw *a, int i, fattn_adam_state which
     return fattn_tensor_copy(a->o.ctx, &here, &own);
 }
 
-fattn_status fattn_adamw_get_step(fattn_adamw *a, int64_t *t) {
-    if (!a) return FATTN_E_ARG;
-    if (!t) return fattn_ctx_fail(a->o.ctx, FATTN_E_ARG, "adamw_get_step: t is NULL");
-    fattni_optimizer_state now;
-    FATTNI_TRY(a->o.code->read(&a->o, &now));
-    *t = now.step;
-    return FATTN_OK;
-}
-
-fattn_status fattn_adamw_set_step(fattn_adamw *a, int64_t t) {
-    if (!a) return FATTN_E_ARG;
-    if (t < 0 || t > FATTNI_OPTIMIZER_STEPS)
-        return fattn_ctx_fail(a->o.ctx, FATTN_E_ARG, "adamw_set_step: %lld is not in 0..%lld", (long long)t,
-                              (long long)FATTNI_OPTIMIZER_STEPS);
-    return a->o.code->set(&a->o, &(fattni_optimizer_change){-1, t, -1, -1, -1, 0});
-}
+fattn_status fattn_adamw_get_step(fattn_adamw *a, int64_t *t) { return fattni_optimizer_get_step(a ? &a->o : NULL, t); }
+fattn_status fattn_adamw_set_step(fattn_adamw *a, int64_t t) { return fattni_optimizer_set_step(a ? &a->o : NULL, t); }

@@ -19,8 +19,6 @@ typedef fattni_optimizer_slot slot;
 /* A scale and its reciprocal are normal numbers. */
 static const float LEAST_SCALE = 0x1p-126f, MOST_SCALE = 0x1p126f;
 
-static bool is_half(fattn_dtype t) { return t == FATTN_F16 || t == FATTN_BF16; }
-
 _Static_assert((int)FATTNI_SHARE_ELEMENTS == (int)FATTNI_OPTIMIZER_CHUNK, "a chunk has one owner");
 
 static fattn_status zeros(fattn_ctx *ctx, fattn_dtype dtype, const fattn_tensor *like, fattn_tensor *out) {
@@ -49,6 +47,8 @@ static fattn_status fill_slot(fattni_optimizer *a, int i, fattn_param *const *pa
     const fattn_tensor *value = &params[i]->value;
     const fattn_dtype wide = value->dtype == FATTN_F64 ? FATTN_F64 : FATTN_F32;
     s->dtype = (fattn_dtype)value->dtype;
+    s->is_half = s->dtype == FATTN_F16 || s->dtype == FATTN_BF16;
+    s->has_master = s->is_half && !(a->rule.flags & FATTN_OPTIM_NO_MASTERS);
     s->count = fattn_tensor_numel(value);
     s->frozen = fattni_is_frozen(params[i]);
     if (s->frozen) return FATTN_OK;
@@ -58,7 +58,7 @@ static fattn_status fill_slot(fattni_optimizer *a, int i, fattn_param *const *pa
     const fattn_tensor own = own_value(a, s);
     if (!a->rule.is_sgd || a->rule.beta1 > 0) FATTNI_TRY(zeros(a->ctx, wide, &own, &s->m));
     if (!a->rule.is_sgd) FATTNI_TRY(zeros(a->ctx, wide, &own, &s->v));
-    if (!is_half(s->dtype)) return FATTN_OK;
+    if (!s->has_master) return FATTN_OK;
     FATTNI_TRY(fattn_tensor_alloc(a->ctx, FATTN_F32, own.ndim, own.shape, &s->master));
     return fattn_tensor_copy(a->ctx, &s->master, &own);
 }
@@ -176,6 +176,42 @@ fattn_status fattni_optimizer_grad_norm(fattni_optimizer *a, double *out) {
     return FATTN_OK;
 }
 
+fattn_status fattni_optimizer_get_step(fattni_optimizer *a, int64_t *t) {
+    if (!a) return FATTN_E_ARG;
+    if (!t) return fattn_ctx_fail(a->ctx, FATTN_E_ARG, "%s_get_step: t is NULL", a->name);
+    fattni_optimizer_state now;
+    FATTNI_TRY(a->code->read(a, &now));
+    *t = now.step;
+    return FATTN_OK;
+}
+
+fattn_status fattni_optimizer_set_step(fattni_optimizer *a, int64_t t) {
+    if (!a) return FATTN_E_ARG;
+    if (t < 0 || t > FATTNI_OPTIMIZER_STEPS)
+        return fattn_ctx_fail(a->ctx, FATTN_E_ARG, "%s_set_step: %lld is not in 0..%lld", a->name, (long long)t,
+                              (long long)FATTNI_OPTIMIZER_STEPS);
+    return a->code->set(a, &(fattni_optimizer_change){-1, t, -1, -1, -1, 0});
+}
+
+fattn_status fattni_optimizer_take_rounding(fattn_ctx *ctx, const char *who, uint32_t flags, uint64_t seed,
+                                            fattni_optimizer_rule *rule) {
+    const bool masters = !(flags & FATTN_OPTIM_NO_MASTERS), stochastic = flags & FATTN_OPTIM_STOCHASTIC_ROUNDING;
+    if (flags & ~(uint32_t)(FATTN_OPTIM_NO_MASTERS | FATTN_OPTIM_STOCHASTIC_ROUNDING))
+        return fattn_ctx_fail(ctx, FATTN_E_ARG, "%s: unknown flags 0x%x", who, flags);
+    if (stochastic && masters)
+        return fattn_ctx_fail(ctx, FATTN_E_ARG,
+                              "%s: flags 0x%x: FATTN_OPTIM_STOCHASTIC_ROUNDING is for parameters without masters: add "
+                              "FATTN_OPTIM_NO_MASTERS",
+                              who, flags);
+    if (seed && !stochastic)
+        return fattn_ctx_fail(ctx, FATTN_E_ARG,
+                              "%s: seed %llu has no use: flags 0x%x lack FATTN_OPTIM_STOCHASTIC_ROUNDING", who,
+                              (unsigned long long)seed, flags);
+    rule->flags = flags;
+    rule->seed = seed;
+    return FATTN_OK;
+}
+
 /* ---- loss scale ---- */
 
 void fattn_loss_scale_defaults(fattn_loss_scale_options *opt) {
@@ -259,9 +295,9 @@ const fattni_optimizer_slot *fattni_optimizer_slot_of(fattni_optimizer *a, int i
 
 fattn_status fattni_optimizer_master(const fattni_optimizer *a, int i, fattn_tensor *view) {
     const slot *const s = &a->slots[i];
-    if (!is_half(s->dtype))
-        return fattn_ctx_fail(a->ctx, FATTN_E_STATE, "%s_state: params[%d] is %s: it has no master", a->name, i,
-                              fattn_dtype_name(s->dtype));
+    if (!s->has_master)
+        return fattn_ctx_fail(a->ctx, FATTN_E_STATE, "%s_state: params[%d] is %s%s: it has no master", a->name, i,
+                              fattn_dtype_name(s->dtype), s->is_half ? ", with FATTN_OPTIM_NO_MASTERS" : "");
     *view = s->master;
     return FATTN_OK;
 }

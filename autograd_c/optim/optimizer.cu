@@ -2,6 +2,7 @@
 #include "autograd_c/optim/optimizer_cuda.h"
 
 #include "core/device/any_dtype.cuh"
+#include "core/tensor/stochastic_rounding.h"
 
 /* The parameter of this block's chunk, and the chunk's elements [begin, end) of it: none in a chunk of another rank. */
 DEVICE const fattni_optimizer_part *part_of(const fattni_optimizer_args *a, int64_t *begin, int64_t *end) {
@@ -80,6 +81,32 @@ extern "C" __global__ void __launch_bounds__(ROW_THREADS)
     if (!p->frozen) update_elements_f64(p, &r, i + threadIdx.x, end, ROW_THREADS, false);
 }
 
+/* Four elements of a 16-bit value, from or to F32, rounded to nearest. */
+DEVICE void load_narrow(float x[4], const fattni_optimizer_part *p, int64_t i) {
+    const uint2 both = *(const uint2 *)((const uint16_t *)p->value + i);
+    const uint32_t pair[2] = {both.x, both.y};
+#pragma unroll
+    for (int e = 0; e < 4; ++e) x[e] = load_f32(pair, p->value_dtype, e);
+}
+DEVICE uint2 round_nearest(const float x[4], int32_t dtype) {
+    if (dtype == FATTN_BF16) {
+        const __nv_bfloat162 pair[2] = {__floats2bfloat162_rn(x[0], x[1]), __floats2bfloat162_rn(x[2], x[3])};
+        return *(const uint2 *)pair;
+    }
+    const __half2 pair[2] = {__floats2half2_rn(x[0], x[1]), __floats2half2_rn(x[2], x[3])};
+    return *(const uint2 *)pair;
+}
+
+/* Of elements i to i + 3, i a multiple of 4. */
+DEVICE uint2 round_stochastic(const float x[4], const fattni_optimizer_part *p, const fattni_optimizer_rule_f32 *r,
+                              int64_t i) {
+    const fattni_block bits = fattni_rounding_bits(r->seed, r->step, p->param, i / 4);
+    uint32_t h[4];
+#pragma unroll
+    for (int e = 0; e < 4; ++e) h[e] = fattni_half_stochastic(p->value_dtype, x[e], bits.w[e]);
+    return make_uint2(h[0] | h[1] << 16, h[2] | h[3] << 16);
+}
+
 /* F32 moments: in packs of four where that is possible; the last elements of a parameter, which fill
    none, are one thread's. */
 extern "C" __global__ void __launch_bounds__(ROW_THREADS)
@@ -92,7 +119,7 @@ extern "C" __global__ void __launch_bounds__(ROW_THREADS)
         update_elements_f32(p, &r, i + threadIdx.x, end, ROW_THREADS, false);
         return;
     }
-    float *const master = (float *)(p->master ? p->master : p->value);
+    float *const wide = (float *)(p->master ? p->master : p->value); /* but for narrow values */
 #pragma unroll 2
     for (i += 4 * threadIdx.x; i + 4 <= end; i += 4 * ROW_THREADS) {
         if (!r.skip) {
@@ -100,19 +127,18 @@ extern "C" __global__ void __launch_bounds__(ROW_THREADS)
             *(float4 *)g = *(const float4 *)((const float *)p->grad + i);
             *(float4 *)m = *(const float4 *)((const float *)p->m + i);
             *(float4 *)v = *(const float4 *)((const float *)p->v + i);
-            *(float4 *)w = *(const float4 *)(master + i);
+            if (p->narrow)
+                load_narrow(w, p, i);
+            else
+                *(float4 *)w = *(const float4 *)(wide + i);
 #pragma unroll
             for (int e = 0; e < 4; ++e) update_one_f32(&r, g[e], &m[e], &v[e], &w[e]);
             *(float4 *)((float *)p->m + i) = *(const float4 *)m;
             *(float4 *)((float *)p->v + i) = *(const float4 *)v;
-            *(float4 *)(master + i) = *(const float4 *)w;
-            if (p->value_dtype == FATTN_BF16) {
-                const __nv_bfloat162 pair[2] = {__floats2bfloat162_rn(w[0], w[1]), __floats2bfloat162_rn(w[2], w[3])};
-                *(uint2 *)((uint16_t *)p->value + i) = *(const uint2 *)pair;
-            } else if (p->value_dtype == FATTN_F16) {
-                const __half2 pair[2] = {__floats2half2_rn(w[0], w[1]), __floats2half2_rn(w[2], w[3])};
-                *(uint2 *)((uint16_t *)p->value + i) = *(const uint2 *)pair;
-            }
+            if (!p->narrow) *(float4 *)(wide + i) = *(const float4 *)w;
+            if (p->value_dtype == FATTN_BF16 || p->value_dtype == FATTN_F16)
+                *(uint2 *)((uint16_t *)p->value + i) =
+                    r.stochastic ? round_stochastic(w, p, &r, i) : round_nearest(w, p->value_dtype);
         }
         *(float4 *)((float *)p->grad + i) = make_float4(0, 0, 0, 0);
     }

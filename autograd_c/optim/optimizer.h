@@ -15,6 +15,8 @@ typedef struct fattni_optimizer_rule {
     bool is_scaled; /* the caller has asked for a loss scale */
     float first_scale;
     fattni_loss_scaling scaling;
+    uint32_t flags; /* FATTN_OPTIM_* */
+    uint64_t seed;
 } fattni_optimizer_rule;
 
 typedef struct fattni_optimizer fattni_optimizer;
@@ -26,6 +28,7 @@ typedef struct fattni_optimizer_slot {
     int64_t begin, end; /* the elements whose state is here: all, or this rank's */
     fattn_dtype dtype;
     bool frozen; /* at creation: no state, no chunk */
+    bool is_half, has_master;
 } fattni_optimizer_slot;
 
 /* The code for one device. On a GPU all is enqueued, and but for open nothing is allocated. */
@@ -65,6 +68,11 @@ fattn_status fattni_optimizer_share_norms(const fattni_optimizer *a);
 /* The rule's part that options describe; NULL: no scale. who: in error messages. ABI, ARG. */
 fattn_status fattni_optimizer_take_scaling(fattn_ctx *ctx, const char *who, const fattn_loss_scale_options *opt,
                                            fattni_optimizer_rule *rule);
+/* The same for masters and rounding. ARG. */
+fattn_status fattni_optimizer_take_rounding(fattn_ctx *ctx, const char *who, uint32_t flags, uint64_t seed,
+                                            fattni_optimizer_rule *rule);
+fattn_status fattni_optimizer_get_step(fattni_optimizer *a, int64_t *t);
+fattn_status fattni_optimizer_set_step(fattni_optimizer *a, int64_t t);
 fattn_status fattni_optimizer_scale(fattni_optimizer *a, fattn_tensor *view);
 fattn_status fattni_optimizer_get_scale(fattni_optimizer *a, fattn_loss_scale_state *out);
 fattn_status fattni_optimizer_set_scale(fattni_optimizer *a, const fattn_loss_scale_state *s);
@@ -72,7 +80,7 @@ fattn_status fattni_optimizer_grad_norm(fattni_optimizer *a, double *out);
 /* Slot i, or NULL after an error message. */
 const fattni_optimizer_slot *fattni_optimizer_slot_of(fattni_optimizer *a, int i, const fattn_tensor *view,
                                                       fattn_status *s);
-/* *view = the master of params[i]; STATE: its value is not of 16 bits. */
+/* *view = the master of params[i]; STATE: it has none. */
 fattn_status fattni_optimizer_master(const fattni_optimizer *a, int i, fattn_tensor *view);
 
 static inline bool fattni_is_frozen(const fattn_param *p) { return p->flags & FATTN_PARAM_FROZEN; }

@@ -1,6 +1,7 @@
 /* AdamW and SGD on the CPU. Partial sums are combined in the order of the chunks, so bits never depend on the number
    of threads. */
 #include "autograd_c/optim/optimizer.h"
+#include "core/tensor/stochastic_rounding.h"
 
 #include <math.h>
 #include <string.h>
@@ -65,6 +66,7 @@ static void chunk_norm(void *arg, int64_t chunk, int thread) {
 
 /* What one step does to every element. */
 typedef struct rule {
+    const fattni_optimizer *a;
     double norm, factor, shrink, beta1, beta2, rate, correction2, eps; /* norm: of the gradients as they are */
     double lr, decay;                                                  /* of SGD, whose momentum is beta1 */
     bool is_sgd, nesterov;
@@ -120,9 +122,27 @@ static void *state_at(const fattn_tensor *t, int64_t i) {
     return t->data ? (char *)t->data + (size_t)i * fattn_dtype_size((fattn_dtype)t->dtype) : NULL;
 }
 
-/* Moments and arithmetic are F32, or F64 for F64 values. Gradients of another dtype are converted, too
-   large ones bounded, of which the norm tells whether there may be any; 16-bit values follow their
-   masters. */
+/* A 16-bit value's elements begin to begin + n - 1, to or from F32. */
+static void load_block(float *x, const fattn_tensor *value, int64_t begin, int64_t n) {
+    for (int64_t i = 0; i < n; ++i) x[i] = (float)fattni_load(value->data, value->dtype, begin + i);
+}
+static void store_block(const rule *r, const slot *s, int64_t begin, const float *x, int64_t n) {
+    const fattn_tensor *const value = &s->param->value;
+    const int32_t param = (int32_t)(s - r->a->slots);
+    if (!(r->a->rule.flags & FATTN_OPTIM_STOCHASTIC_ROUNDING)) {
+        for (int64_t i = 0; i < n; ++i) fattni_store(value->data, value->dtype, begin + i, (double)x[i]);
+        return;
+    }
+    fattni_block bits = {{0}};
+    for (int64_t i = 0; i < n; ++i) { /* blocks begin at multiples of 4 */
+        if (i % 4 == 0) bits = fattni_rounding_bits(r->a->rule.seed, r->a->own.step, param, (begin + i) / 4);
+        ((uint16_t *)value->data)[begin + i] = fattni_half_stochastic(value->dtype, x[i], bits.w[i % 4]);
+    }
+}
+
+/* Moments and arithmetic are F32, or F64 for F64 values. Gradients of another dtype are converted, too large ones
+   bounded, of which the norm tells whether there may be any; 16-bit values follow their masters, or are converted, too.
+   */
 static void update_piece(const rule *r, const piece *part) {
     const slot *s = part->slot;
     const fattn_tensor *value = &s->param->value, *grad = &s->param->grad;
@@ -131,15 +151,19 @@ static void update_piece(const rule *r, const piece *part) {
     const double most =
         r->is_sgd ? INFINITY : (wide ? FATTNI_OPTIMIZER_MOST_F64 : (double)FATTNI_OPTIMIZER_MOST_F32) / r->factor;
     const bool direct = grad->dtype == (int32_t)dtype && r->norm <= most;
-    const fattn_tensor *p = s->master.data ? &s->master : value;
-    const int64_t first = s->begin, first_of_p = s->master.data ? first : 0; /* element 0 of state, of p */
+    const int64_t first = s->begin; /* element 0 of state */
     double buffer[BLOCK];
+    float narrow[BLOCK];
     for (int64_t begin = part->begin; begin < part->end; begin += BLOCK) {
         const int64_t n = fattni_min(BLOCK, part->end - begin);
         for (int64_t i = 0; i < n && !direct; ++i)
             fattni_store(buffer, (int32_t)dtype, i,
                          fmax(-most, fmin(most, fattni_load(grad->data, grad->dtype, begin + i))));
-        void *const g = direct ? state_at(grad, begin) : buffer, *const at = state_at(p, begin - first_of_p);
+        void *const g = direct ? state_at(grad, begin) : buffer;
+        void *const at = s->has_master ? state_at(&s->master, begin - first)
+                         : s->is_half  ? narrow
+                                       : state_at(value, begin);
+        if (at == narrow) load_block(narrow, value, begin, n);
         void *const m = state_at(&s->m, begin - first), *const v = state_at(&s->v, begin - first);
         if (r->is_sgd && wide)
             sgd_f64(r, at, g, m, n);
@@ -149,8 +173,7 @@ static void update_piece(const rule *r, const piece *part) {
             update_f64(r, at, g, m, v, n);
         else
             update_f32(r, at, g, m, v, n);
-        for (int64_t i = begin; i < begin + n && s->master.data; ++i)
-            fattni_store(value->data, value->dtype, i, (double)((const float *)p->data)[i - first]);
+        if (s->is_half) store_block(r, s, begin, at, n);
     }
 }
 
@@ -175,6 +198,7 @@ static fattn_status step(fattni_optimizer *a) {
     fattni_optimizer_begin(&a->own, norm, o->max_grad_norm, o->beta1, o->beta2, &o->scaling);
     update_job job = {.a = a, .skip = a->own.skip};
     job.plain = (rule){
+        .a = a,
         .norm = norm,
         .factor = a->own.factor,
         .shrink = 1,

@@ -22,9 +22,8 @@ static void *origin_of(const fattn_tensor *t, int64_t begin) {
     return t->data ? (void *)((uintptr_t)t->data - before) : NULL;
 }
 
-static fattni_optimizer_part part_of(const fattni_optimizer_slot *s) {
+static fattni_optimizer_part part_of(const fattni_optimizer *a, const fattni_optimizer_slot *s) {
     const fattn_param *const p = s->param;
-    const bool is_half = p->value.dtype == FATTN_F16 || p->value.dtype == FATTN_BF16;
     return (fattni_optimizer_part){
         .value = p->value.data,
         .grad = p->grad.data,
@@ -36,10 +35,12 @@ static fattni_optimizer_part part_of(const fattni_optimizer_slot *s) {
         .first_chunk = s->first_chunk,
         .value_dtype = p->value.dtype,
         .grad_dtype = p->grad.dtype,
+        .param = (int32_t)(s - a->slots),
+        .narrow = s->is_half && !s->has_master,
         .decays = !(p->flags & FATTN_PARAM_NO_DECAY),
         .frozen = fattni_is_frozen(p),
-        .packs =
-            p->grad.dtype == FATTN_F32 && is_aligned(p->grad.data, 16) && is_aligned(p->value.data, is_half ? 8 : 16),
+        .packs = p->grad.dtype == FATTN_F32 && is_aligned(p->grad.data, 16) &&
+                 is_aligned(p->value.data, s->is_half ? 8 : 16),
     };
 }
 
@@ -55,7 +56,7 @@ static void gather(const fattni_optimizer *a, int *next, fattni_optimizer_args *
         const fattni_optimizer_slot *const s = &a->slots[*next];
         if (s->frozen || s->count == 0) continue;
         if (is_wide(s) != wide) return;
-        out->part[out->parts++] = part_of(s);
+        out->part[out->parts++] = part_of(a, s);
         out->chunks += fattni_ceil_div(s->count, FATTNI_OPTIMIZER_CHUNK);
     }
 }
@@ -76,7 +77,9 @@ static fattn_status step(fattni_optimizer *a) {
                                .weight_decay = a->rule.weight_decay,
                                .limit = a->rule.max_grad_norm,
                                .scaling = a->rule.scaling,
-                               .nesterov = a->rule.nesterov};
+                               .nesterov = a->rule.nesterov,
+                               .stochastic = (a->rule.flags & FATTN_OPTIM_STOCHASTIC_ROUNDING) != 0,
+                               .seed = a->rule.seed};
     for (int next = 0; next < a->n;) {
         gather(a, &next, &x);
         FATTNI_TRY(FATTNI_START(a->ctx, fattn_optimizer_norm, x.chunks, ROW_THREADS, &x));

@@ -10,9 +10,10 @@ typedef struct fattni_optimizer_part {
                                            of SGD no v, m may be NULL. Where element 0 is, or would be */
     int64_t begin, end, first_chunk;     /* elements that are updated here: of whole chunks, but for the last */
     int32_t value_dtype, grad_dtype;
-    int32_t decays;
-    int16_t frozen;
-    int16_t packs; /* F32 moments and gradients, all aligned: four elements at a time */
+    int32_t param; /* its number among the optimizer's */
+    int8_t decays, frozen;
+    int8_t narrow; /* the value has 16 bits and no master */
+    int8_t packs;  /* F32 moments and gradients, all aligned: four elements at a time */
 } fattni_optimizer_part;
 
 /* So many parameters as fit the 4 KiB of a launch, so that one launch serves most of a model; kernels of
@@ -26,7 +27,9 @@ typedef struct fattni_optimizer_args {
     double beta1, beta2, eps, weight_decay, limit;
     fattni_loss_scaling scaling;
     fattni_optimizer_change change; /* of set */
-    int32_t parts, nesterov;
+    int32_t parts;
+    int16_t nesterov, stochastic; /* stochastic: narrow values are rounded so, with the seed */
+    uint64_t seed;
 } fattni_optimizer_args;
 
 #endif

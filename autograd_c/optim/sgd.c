@@ -8,7 +8,6 @@ struct fattn_sgd {
 };
 
 static fattn_status check_options(fattn_ctx *ctx, const fattn_sgd_options *o) {
-    if (o->reserved) return fattn_ctx_fail(ctx, FATTN_E_ARG, "sgd: reserved is %u, not 0", o->reserved);
     if (o->momentum >= 0 && o->momentum < 1 && o->weight_decay >= 0 && isfinite(o->weight_decay) &&
         o->max_grad_norm >= 0 && isfinite(o->max_grad_norm) && (o->momentum > 0 || !o->nesterov))
         return FATTN_OK;
@@ -32,6 +31,7 @@ fattn_status fattn_sgd_create(fattn_ctx *ctx, const fattn_sgd_options *opt, fatt
                                   .weight_decay = (double)o.weight_decay,
                                   .max_grad_norm = (double)o.max_grad_norm};
     FATTNI_TRY(fattni_optimizer_take_scaling(ctx, "sgd", o.loss_scale, &rule));
+    FATTNI_TRY(fattni_optimizer_take_rounding(ctx, "sgd", o.flags, o.seed, &rule));
     fattni_optimizer *made;
     FATTNI_TRY(fattni_optimizer_create(ctx, "sgd", &rule, NULL, sizeof **out, params, n, &made));
     *out = (fattn_sgd *)made;
@@ -53,6 +53,10 @@ fattn_status fattn_sgd_get_loss_scale(fattn_sgd *s, fattn_loss_scale_state *out)
 fattn_status fattn_sgd_set_loss_scale(fattn_sgd *s, const fattn_loss_scale_state *state) {
     return fattni_optimizer_set_scale(s ? &s->o : NULL, state);
 }
+fattn_status fattn_sgd_get_step(fattn_sgd *s, int64_t *t) { return fattni_optimizer_get_step(s ? &s->o : NULL, t); }
+fattn_status fattn_sgd_set_step(fattn_sgd *s, int64_t t) { return fattni_optimizer_set_step(s ? &s->o : NULL, t); }
+uint32_t fattn_sgd_flags(const fattn_sgd *s) { return s ? s->o.rule.flags : 0; }
+uint64_t fattn_sgd_seed(const fattn_sgd *s) { return s ? s->o.rule.seed : 0; }
 
 fattn_status fattn_sgd_state(fattn_sgd *s, int i, fattn_sgd_tensor which, fattn_tensor *view) {
     if (!s) return FATTN_E_ARG;

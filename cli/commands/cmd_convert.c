@@ -31,6 +31,7 @@ static int make_trainer(conversion *c) {
     trainer_config config = train_trainer_config(&c->o);
     config.batch = 1;                  /* of memory; the file has the run's */
     config.tree = config.zero = false; /* nothing is trained */
+    config.rounding = ROUNDING_MASTERS;
     const fattn_status status = trainer_create(&c->r, c->ctx, c->task, &shape, &config);
     c->r.config.batch = c->o.batch;
     return status ? cli_status(c->ctx, status, "model") : CLI_OK;

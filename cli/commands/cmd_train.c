@@ -150,22 +150,17 @@ static int64_t hash_of(const train_options *o) {
 static int agree(const session *s) {
     const train_options *const o = &s->o;
     const trainer *const r = &s->r;
-    static const char *const names[] = {"the number of parameters",
-                                        "the step",
-                                        "the fingerprint of the data",
-                                        "the dtype (0 f32, 1 bf16)",
-                                        "--zero",
-                                        "--deterministic",
-                                        "--batch",
-                                        "--steps",
-                                        "a hash of all options",
-                                        "the task",
-                                        "the folder"};
+    static const char *const names[] = {
+        "the number of parameters",  "the step", "the fingerprint of the data",
+        "the dtype (0 f32, 1 bf16)", "--zero",   "--rounding (0 masters, 1 stochastic, 2 nearest)",
+        "--deterministic",           "--batch",  "--steps",
+        "a hash of all options",     "the task", "the folder"};
     const int64_t values[] = {model_size(r->model),
                               r->step,
                               (int64_t)s->task->fingerprint,
                               o->dtype,
                               o->zero,
+                              o->rounding,
                               o->deterministic,
                               o->batch,
                               o->steps,
@@ -194,6 +189,10 @@ static int set_up_rank(session *s) {
     if (o->init && !gpt2_start_load(&setup->start, &s->r, o->task == TASK_SHARDS)) return CLI_FAILURE;
     const history *h = &s->r.history;
     if (h->evals > 0) s->last = (evaluation){.loss = h->eval_loss[h->evals - 1], .right = h->eval_right[h->evals - 1]};
+    /* Before the ranks compare what each has read: a run that saves there meanwhile is the reason if that differs. */
+    if (setup->from && rank_leads(s->rank) && wants_checkpoints(s) && same_folder(setup->home, o->checkpoint) &&
+        !durable_hold(&s->lock, o->checkpoint))
+        return CLI_FAILURE;
     const int code = agree(s);
     return code || !rank_leads(s->rank) ? code : open_outputs(s);
 }

@@ -23,6 +23,7 @@ void report_start(session *s) {
     }
     json_text(&s->log, "task", task_names[s->o.task]);
     json_bool(&s->log, "fp8", s->o.fp8);
+    json_text(&s->log, "rounding", train_roundings[s->o.rounding]);
     json_int(&s->log, "parameters", model_size(s->r.model));
     json_end(&s->log);
 }
@@ -240,6 +241,9 @@ void report_header(const session *s) {
         printf("ranks: %d %s, each with %lld of a step's %lld passes of %lld sequences%s\n", s->rank->size,
                s->rank->is_process ? "processes" : "threads", (long long)s->r.own_passes, (long long)s->r.config.passes,
                (long long)o->batch, o->zero ? "; they divide AdamW's state" : "");
+    if (o->rounding != ROUNDING_MASTERS)
+        printf("weights: without F32 masters, rounded %s\n",
+               o->rounding == ROUNDING_STOCHASTIC ? "stochastically" : "to nearest");
     if (o->fp8) printf("attention: on 8-bit copies in training (FATTN_FP8)\n");
     if (o->init) printf("begun with %s, after step %lld\n", o->init, (long long)s->r.step);
     if (s->setup->from)

@@ -110,11 +110,16 @@ static bool write_numbers(durable_stream *s, int bytes, const float *from, int64
 
 enum { VALUES = 0 }; /* beside fattn_adam_state: the values, or their masters if there are some */
 
+/* Of a value of 16 bits, if the trainer keeps them. */
+static bool has_master(const trainer *r, const fattn_tensor *value) {
+    return value->dtype != FATTN_F32 && !(fattn_adamw_flags(r->adamw) & FATTN_OPTIM_NO_MASTERS);
+}
+
 static fattn_status tensor_of(const trainer *r, int index, int which, fattn_tensor *t) {
     int n;
     fattn_param *const p = model_params(r->model, &n)[index];
     *t = p->value;
-    if (which == VALUES && t->dtype == FATTN_F32) return FATTN_OK;
+    if (which == VALUES && !has_master(r, t)) return FATTN_OK;
     return fattn_adamw_state(r->adamw, index, which == VALUES ? FATTN_ADAM_MASTER : (fattn_adam_state)which, t);
 }
 
@@ -128,9 +133,8 @@ static fattn_status put_numbers(trainer *r, int index, int which, float *x) {
     int n;
     fattn_tensor *const value = &model_params(r->model, &n)[index]->value;
     const fattn_tensor host = fattn_tensor_view(x, FATTN_F32, FATTN_CPU, 0, value->ndim, value->shape);
-    const bool has_master = value->dtype != FATTN_F32;
     fattn_status s = FATTN_OK;
-    if (which != VALUES || has_master)
+    if (which != VALUES || has_master(r, value))
         s = fattn_adamw_set_state(r->adamw, index, which == VALUES ? FATTN_ADAM_MASTER : (fattn_adam_state)which,
                                   &host);
     return s || which != VALUES ? s : fattn_tensor_copy(r->ctx, value, &host);

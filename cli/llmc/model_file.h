@@ -25,8 +25,8 @@ bool llmc_model_read(const char *path, trainer *r);
 /* Writes the model's values, F32 from the masters where there are some; bf16 rounds to nearest, ties to even. */
 bool llmc_model_write(const char *folder, const char *name, const trainer *r, bool bf16);
 
-/* Fills masters (if the file has them, else they stay), moments, step counts, and the cursor. l: the loader of the
-   task's training files; NULL: the data does not matter. False after an error message. */
+/* Fills masters, or the values that have none (if the file has masters, else they stay), moments, step counts, and the
+   cursor. l: the loader of the task's training files; NULL: the data does not matter. False after an error message. */
 bool llmc_state_read(const char *path, trainer *r, loader *l);
 /* l: at the run's place; NULL: a run without shuffled files, at its start. */
 bool llmc_state_write(const char *folder, const char *name, const trainer *r, const loader *l);

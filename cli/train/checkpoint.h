@@ -1,6 +1,7 @@
 /* Checkpoints: an HDF5 file per saved step, of the library (fattn/checkpoint.h): written so that a crash at any time
    leaves the previous one intact, and read only after its hash has been verified. Beside what the library stores,
-   /params, /adam and /state with step (taken; counter of the dropout masks), adam_step and the loss scale, it has
+   /params, /adam and /state with step (taken; counter of the dropout masks), adam_step, the loss scale and the seed of
+   stochastic rounding, it has
 
    /config      the options of the run, by name: attributes, texts as datasets of bytes
    /state       attributes: cursor (training sequences used; counter of the data), elapsed, fingerprint (of the data)

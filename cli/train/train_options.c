@@ -62,6 +62,9 @@ const cli_option train_table[] = {
     {"dtype", CLI_CHOICE, FIELD(dtype), "T", 0, 0, "f32|bf16|f16",
      "of weights and activations; 16 bits have F32 masters and gradients, and an exact delta in "
      "attention (FATTN_EXACT_DELTA; not with standard)"},
+    {"rounding", CLI_CHOICE, FIELD(rounding), "R", 0, 0, "masters|stochastic|nearest",
+     "of updated 16-bit weights: F32 masters to nearest; or without masters, 4 bytes less per parameter, "
+     "stochastically, so that small updates add up, or to nearest, which loses them; masters unless given"},
     {"fp8", CLI_FLAG, FIELD(fp8), NULL, 0, 0, NULL,
      "in training attention multiplies 8-bit copies of queries, keys and values in forward (FATTN_FP8, without an "
      "exact delta): on a CPU to see what that does, on a Hopper GPU for speed; not with standard or dropout"},
@@ -96,6 +99,7 @@ const cli_option train_table[] = {
      "of these among the likeliest whose probabilities sum to P; 1 = all"},
     {NULL}};
 
+const char *const train_roundings[] = {"masters", "stochastic", "nearest"};
 enum { UNSET = -1, GPT2_VOCAB = 50257, LOSS_SCALE_LOG2 = 126 };
 const train_options train_unset = {.preset = UNSET,
                                    .task = UNSET,
@@ -109,6 +113,7 @@ const train_options train_unset = {.preset = UNSET,
                                    .algorithm = UNSET,
                                    .device = UNSET,
                                    .dtype = UNSET,
+                                   .rounding = UNSET,
                                    .vocab = UNSET,
                                    .layers = UNSET,
                                    .channels = UNSET,
@@ -370,6 +375,9 @@ static int check_dtype(const train_options *o, bool by_preset) {
         return cli_fail(CLI_USAGE,
                         "--loss-scale %s needs --dtype f16: gradients of f32 and bf16 have the range for none",
                         o->loss_scale);
+    if (o->rounding != ROUNDING_MASTERS && o->dtype == IN_F32)
+        return cli_fail(CLI_USAGE, "--rounding %s is for --dtype bf16 and f16: weights in f32 have no masters",
+                        train_roundings[o->rounding]);
     if (o->fp8 && o->algorithm == 1)
         return cli_fail(CLI_USAGE, "--fp8 needs --algorithm flash: standard has no 8-bit copies");
     if (o->fp8 && o->dropout > 0)
@@ -460,6 +468,7 @@ int train_options_complete(train_options *o, checkpoint *from) {
         take_missing(&stored, &defaults[stored.task], false); /* what older versions did not have */
         const int dtype = o->dtype == UNSET ? stored.dtype : o->dtype;
         if (dtype != IN_F16) stored.loss_scale = NULL; /* the run goes on in a type that has none */
+        if (dtype == IN_F32) stored.rounding = ROUNDING_MASTERS;
         /* What older versions, which had one rank, stored. */
         if (stored.total_batch == 0) stored.total_batch = stored.batch * stored.context;
         if (o->total_batch == 0) o->total_batch = stored.batch * stored.context * o->ranks;
@@ -516,6 +525,7 @@ trainer_config train_trainer_config(const train_options *o) {
                             .warmup = o->warmup,
                             .passes = o->total_batch / (o->batch * o->context),
                             .schedule = o->schedule,
+                            .rounding = o->rounding,
                             .final_lr = o->final_lr,
                             .beta2 = o->beta2,
                             .seconds = o->seconds,

@@ -9,7 +9,7 @@ enum { TASK_RECALL, TASK_TEXT, TASK_TOKENS, TASK_SHARDS };
 enum { IN_F32, IN_BF16, IN_F16 }; /* dtype */
 
 typedef struct train_options {
-    int preset, task, arch, algorithm, device, dtype, schedule;
+    int preset, task, arch, algorithm, device, dtype, schedule, rounding;
     bool deterministic, overwrite, zero, fp8;
     const char *loss_scale, *text, *data, *val, *tokenizer, *hellaswag, *init, *checkpoint, *resume, *json, *plot,
         *prompt;
@@ -21,7 +21,8 @@ typedef struct train_options {
 } train_options;
 
 extern const cli_option train_table[];
-extern const train_options train_unset; /* nothing given: outside every range */
+extern const train_options train_unset;     /* nothing given: outside every range */
+extern const char *const train_roundings[]; /* names of ROUNDING_* */
 extern const char train_details[];
 extern const char *const train_not_stored[]; /* for checkpoint_save */
 

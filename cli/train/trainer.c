@@ -51,6 +51,14 @@ static fattn_status create_reducer(trainer *r) {
     return fattn_reducer_create(r->ctx, r->config.rank ? r->config.rank->comm : NULL, &o, params, n, &r->reducer);
 }
 
+static void set_rounding(const trainer *r, fattn_adamw_options *o) {
+    if (r->config.rounding == ROUNDING_MASTERS) return;
+    o->flags = FATTN_OPTIM_NO_MASTERS;
+    if (r->config.rounding == ROUNDING_NEAREST) return;
+    o->flags |= FATTN_OPTIM_STOCHASTIC_ROUNDING;
+    o->seed = model_get_config(r->model)->seed;
+}
+
 static fattn_status create_parts(trainer *r, const model_config *config) {
     const int64_t shape[2] = {r->config.batch, r->task->context};
     fattn_status s = divide_passes(r);
@@ -74,6 +82,7 @@ static fattn_status create_parts(trainer *r, const model_config *config) {
     const fattn_loss_scale_options scale = loss_scale(&r->config);
     if (trainer_is_scaled(r)) options.loss_scale = &scale;
     if (r->config.zero) options.owners = r->reducer;
+    set_rounding(r, &options);
     int n;
     fattn_param *const *params = model_params(r->model, &n);
     s = fattn_adamw_create(r->ctx, &options, params, n, &r->adamw);

@@ -19,6 +19,9 @@
    BUDGET    (s+1)/(u+1) of, and at most, a cosine from the peak to a tenth over the budget, steps or seconds */
 enum { SCHEDULE_BUDGET, SCHEDULE_COSINE, SCHEDULE_LINEAR, SCHEDULE_CONSTANT, SCHEDULE_WSD };
 
+/* How 16-bit parameters are updated: by F32 masters, or themselves (fattn/optim.h), rounded with the model's seed. */
+enum { ROUNDING_MASTERS, ROUNDING_STOCHASTIC, ROUNDING_NEAREST };
+
 typedef struct trainer_config {
     int64_t batch, steps, warmup;  /* sequences of a pass; steps 0 = no limit */
     int64_t passes;                /* of a step, whose gradient is the mean of theirs; 0 = one for each rank */
@@ -27,7 +30,7 @@ typedef struct trainer_config {
     double final_lr;               /* the last learning rate over the peak */
     double beta2;                  /* AdamW's; 0 = 0.99: runs are short, v must adapt within a hundred steps */
     double loss_scale;             /* of F16: fixed; 0 = the library's dynamic one */
-    int schedule;
+    int schedule, rounding;
     bool tree;        /* gradients of passes are added like those of ranks (fattn/parallel.h), which takes memory */
     bool zero;        /* ranks divide AdamW's state */
     const rank *rank; /* NULL: there is one. It needs `comm` for several ranks, tree and zero */

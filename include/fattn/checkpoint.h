@@ -6,8 +6,9 @@
      /params/<name>                    a parameter in F32, F64 for F64; of 16 bits its F32 master, if it has one
      /adam/m/<name>, /adam/v/<name>    AdamW's moments
      /sgd/momentum/<name>              SGD's, with momentum
-     /state                            attributes step, adam_step: 64-bit integers; with an optimizer skipped_steps,
-                                       with a dynamic loss scale loss_scale, a real number, and finite_steps
+     /state                            attributes step, adam_step or sgd_step: 64-bit integers; with an optimizer
+                                       skipped_steps, with a dynamic loss scale loss_scale, a real number, and
+                                       finite_steps, with stochastic rounding rounding_seed
 
    and behind it, where HDF5 does not look, 16 bytes: "fattnck1" and the FNV-1a hash of all bytes before.
 
@@ -39,11 +40,13 @@ typedef struct fattn_checkpoint {
 FATTN_API FATTN_CHECKED fattn_status fattn_checkpoint_save(fattn_ctx *ctx, const char *path, const fattn_checkpoint *c);
 /* Reads params' values, the state of the optimizer that is given, and step. Names and shapes must be the file's;
    numbers are converted to the params' dtypes, so that a run may go on in another one or on another device. What else
-   the file has stays there: without an optimizer, its moments, without a dynamic loss scale, its scale. A loss scale or
-   a number of skipped steps that the file lacks stays as it is. IO: no such file, not a checkpoint, damaged, or
-   something else is missing in it or has another shape; ARG: also when its loss scale or finite_steps are beyond the
-   optimizer's options. Nothing has been changed then, unlike after NOMEM or a failure of the device. Learning rates and
-   gradients are not in a file. */
+   the file has stays there: without an optimizer, its moments, without a dynamic loss scale, its scale. A loss scale, a
+   number of skipped steps or SGD's count that the file lacks stays as it is. A run may go on with masters or without:
+   masters begin as what it has, 16-bit values without them as that rounded to nearest. With stochastic rounding before
+   and after, the seed must be the same, and the run goes on to the bits of an uninterrupted one. IO: no such file, not
+   a checkpoint, damaged, or something else is missing in it or has another shape; ARG: also when its loss scale or
+   finite_steps are beyond the optimizer's options, or its stochastic rounding has another seed. Nothing has been
+   changed then, unlike after NOMEM or a failure of the device. Learning rates and gradients are not in a file. */
 FATTN_API FATTN_CHECKED fattn_status fattn_checkpoint_load(fattn_ctx *ctx, const char *path, fattn_checkpoint *c);
 
 /* The same in two steps each, for a program that keeps more in the file, such as its options or its place in the data,

@@ -34,6 +34,21 @@ typedef struct fattn_loss_scale_state {
     int64_t interval;      /* of the options; not read by set */
 } fattn_loss_scale_state;
 
+/* How 16-bit parameters keep what an update changes. By default each has an F32 master, which is updated, and the value
+   is the master rounded to nearest. Without masters, 4 bytes per parameter less, an update is computed in F32 from the
+   value, and rounded: to nearest, it has no effect as long as it is below half of the distance to the next number (in
+   BF16 2^-9 of the parameter); stochastically, up with a probability equal to the fraction of that distance, so that
+   its expected value is exact and small updates add up (Gupta et al. 2015, arXiv 1502.02551). Infinities and NaN, and
+   numbers beyond the largest finite one, are rounded to nearest: chance makes no infinity.
+
+   The random bits are a function of (seed, step count, index of the parameter, element), by Philox: the same on every
+   device and on any number of threads and ranks, and after a resume those of an uninterrupted run. The seed may also be
+   that of dropout. A step that is skipped takes none. Parameters in F32 and F64 never have masters. */
+enum {
+    FATTN_OPTIM_NO_MASTERS = 1u << 0,         /* 16-bit parameters are updated themselves */
+    FATTN_OPTIM_STOCHASTIC_ROUNDING = 1u << 1 /* needs NO_MASTERS: values that follow masters gain nothing by it */
+};
+
 typedef struct fattn_adamw fattn_adamw;
 /* Zero means zero here: start from fattn_adamw_defaults(&opt). */
 typedef struct fattn_adamw_options {
@@ -42,6 +57,9 @@ typedef struct fattn_adamw_options {
     float max_grad_norm;                        /* global 2-norm to clip to; 0 = no clip */
     const fattn_loss_scale_options *loss_scale; /* NULL: none; copied */
     fattn_reducer *owners; /* NULL: all state is here. Else a reducer to owners, of the same params */
+    uint32_t flags;        /* FATTN_OPTIM_* */
+    uint32_t reserved;
+    uint64_t seed; /* of stochastic rounding; without it 0 */
 } fattn_adamw_options;
 
 FATTN_API void fattn_adamw_defaults(fattn_adamw_options *opt); /* fills opt->struct_size bytes */
@@ -51,7 +69,8 @@ FATTN_API void fattn_adamw_defaults(fattn_adamw_options *opt); /* fills opt->str
    clip, skip and scale alike; owners update their elements, then all get the values. Parameters and state have the same
    bits as without owners. */
 /* Keeps the pointers, which must differ; frozen params are skipped, and must stay frozen.
-   Learning rate 1e-3 until set. opt NULL = defaults. ABI, ARG: the options are not as described; NOMEM. */
+   Learning rate 1e-3 until set. opt NULL = defaults. ABI, ARG: the options are not as described, as are unknown flags,
+   stochastic rounding with masters, or a seed without it; NOMEM. */
 FATTN_API FATTN_CHECKED fattn_status fattn_adamw_create(fattn_ctx *ctx, const fattn_adamw_options *opt,
                                                         fattn_param *const *params, int n, fattn_adamw **out);
 /* lr, the step count and the loss scale are in device memory, so that captured graphs replay correctly. */
@@ -74,8 +93,8 @@ FATTN_API FATTN_CHECKED fattn_status fattn_adamw_get_loss_scale(fattn_adamw *a, 
    0: not 0), or skipped_steps not in 0..2^53. */
 FATTN_API FATTN_CHECKED fattn_status fattn_adamw_set_loss_scale(fattn_adamw *a, const fattn_loss_scale_state *state);
 typedef enum fattn_adam_state { FATTN_ADAM_M = 1, FATTN_ADAM_V, FATTN_ADAM_MASTER } fattn_adam_state;
-/* View of the state of params[i], for checkpoints; MASTER exists for 16-bit parameters only. STATE: there are owners.
-   */
+/* View of the state of params[i], for checkpoints; MASTER exists for 16-bit parameters only, without NO_MASTERS.
+   STATE: there is none, or there are owners. */
 FATTN_API FATTN_CHECKED fattn_status fattn_adamw_state(fattn_adamw *a, int i, fattn_adam_state which,
                                                        fattn_tensor *view);
 /* The same as copies: `to` and `from` have the shape of params[i], are row-major, and may be in host memory. With
@@ -85,7 +104,9 @@ FATTN_API FATTN_CHECKED fattn_status fattn_adamw_get_state(fattn_adamw *a, int i
                                                            const fattn_tensor *to);
 FATTN_API FATTN_CHECKED fattn_status fattn_adamw_set_state(fattn_adamw *a, int i, fattn_adam_state which,
                                                            const fattn_tensor *from);
-FATTN_API fattn_reducer *fattn_adamw_owners(const fattn_adamw *a); /* that of the options */
+FATTN_API fattn_reducer *fattn_adamw_owners(const fattn_adamw *a); /* that of the options, as are these */
+FATTN_API uint32_t fattn_adamw_flags(const fattn_adamw *a);
+FATTN_API uint64_t fattn_adamw_seed(const fattn_adamw *a);
 FATTN_API FATTN_CHECKED fattn_status fattn_adamw_get_step(fattn_adamw *a, int64_t *t);
 /* t in 0..2^53: the integers that a double represents. */
 FATTN_API FATTN_CHECKED fattn_status fattn_adamw_set_step(fattn_adamw *a, int64_t t);
@@ -95,12 +116,13 @@ typedef struct fattn_sgd fattn_sgd;
 /* All zero: plain gradient descent. */
 typedef struct fattn_sgd_options {
     uint32_t struct_size;
-    float momentum;      /* in [0, 1) */
-    float weight_decay;  /* added to the gradient: g + weight_decay p */
-    float max_grad_norm; /* global 2-norm to clip to; 0 = no clip */
-    int32_t nesterov;    /* not 0: look ahead; momentum must be above 0 */
-    uint32_t reserved;
+    float momentum;                             /* in [0, 1) */
+    float weight_decay;                         /* added to the gradient: g + weight_decay p */
+    float max_grad_norm;                        /* global 2-norm to clip to; 0 = no clip */
+    int32_t nesterov;                           /* not 0: look ahead; momentum must be above 0 */
+    uint32_t flags;                             /* FATTN_OPTIM_* */
     const fattn_loss_scale_options *loss_scale; /* NULL: none; copied */
+    uint64_t seed;                              /* of stochastic rounding; without it 0 */
 } fattn_sgd_options;
 
 /* As fattn_adamw_create, with the same learning rate until set. */
@@ -116,9 +138,14 @@ FATTN_API FATTN_CHECKED fattn_status fattn_sgd_loss_scale(fattn_sgd *s, fattn_te
 FATTN_API FATTN_CHECKED fattn_status fattn_sgd_get_loss_scale(fattn_sgd *s, fattn_loss_scale_state *out);
 FATTN_API FATTN_CHECKED fattn_status fattn_sgd_set_loss_scale(fattn_sgd *s, const fattn_loss_scale_state *state);
 typedef enum fattn_sgd_tensor { FATTN_SGD_MOMENTUM = 1, FATTN_SGD_MASTER } fattn_sgd_tensor;
-/* View of u or of the master of params[i], for checkpoints: the whole state. STATE: without momentum there is no u, and
-   only 16-bit parameters have masters. */
+/* View of u or of the master of params[i], for checkpoints. STATE: without momentum there is no u, and only 16-bit
+   parameters have masters, without NO_MASTERS. */
 FATTN_API FATTN_CHECKED fattn_status fattn_sgd_state(fattn_sgd *s, int i, fattn_sgd_tensor which, fattn_tensor *view);
+FATTN_API uint32_t fattn_sgd_flags(const fattn_sgd *s);
+FATTN_API uint64_t fattn_sgd_seed(const fattn_sgd *s);
+/* Of the updates so far, which stochastic rounding counts; as AdamW's. */
+FATTN_API FATTN_CHECKED fattn_status fattn_sgd_get_step(fattn_sgd *s, int64_t *t);
+FATTN_API FATTN_CHECKED fattn_status fattn_sgd_set_step(fattn_sgd *s, int64_t t);
 FATTN_API void fattn_sgd_destroy(fattn_sgd *s); /* NULL is allowed */
 
 /* After the warm-up, with r = (step - warmup) / (steps - warmup), and 1 from steps on. */

@@ -23,8 +23,11 @@ typedef struct run {
     fattn_tensor scale; /* adamw's: 1 but for F16 */
 } run;
 
-/* F16 has a loss scale that begins with 2^24, which is too large, and doubles after three steps. */
-static void run_start(run *r, fattn_ctx *ctx, fattn_dtype dtype) {
+enum { STOCHASTIC = FATTN_OPTIM_NO_MASTERS | FATTN_OPTIM_STOCHASTIC_ROUNDING };
+static const uint64_t SEED = UINT64_C(0x123456789abcdef1); /* of stochastic rounding */
+
+/* F16 has a loss scale that begins with 2^24, which is too large, and doubles after three steps. flags: AdamW's. */
+static void run_start_with(run *r, fattn_ctx *ctx, fattn_dtype dtype, uint32_t flags) {
     static const int64_t shapes[PARAMS][2] = {{V, C}, {3 * C, C}, {C, C}, {C, 0}};
     const int64_t tokens[2] = {B, S};
     int32_t host[2][B * S];
@@ -54,10 +57,14 @@ static void run_start(run *r, fattn_ctx *ctx, fattn_dtype dtype) {
     const fattn_loss_scale_options scale = {
         .struct_size = sizeof scale, .initial = 0x1p24f, .minimum = 1, .maximum = 0x1p24f, .interval = 3};
     if (dtype == FATTN_F16) o.loss_scale = &scale;
+    o.flags = flags;
+    o.seed = flags & FATTN_OPTIM_STOCHASTIC_ROUNDING ? SEED : 0;
     MUST(ctx, fattn_tape_create(ctx, &r->tape));
     MUST(ctx, fattn_adamw_create(ctx, &o, r->list, PARAMS, &r->adamw));
     MUST(ctx, fattn_adamw_loss_scale(r->adamw, &r->scale));
 }
+
+static void run_start(run *r, fattn_ctx *ctx, fattn_dtype dtype) { run_start_with(r, ctx, dtype, 0); }
 
 /* The input of the loss, and the embedding's variable. */
 static fattn_var hidden(run *r, int step, fattn_var *embedding) {
@@ -232,8 +239,9 @@ Test(cuda_training, deterministic) {
 }
 
 /* A step is captured on its second run; replays, each with its own learning rate, give bitwise the weights of eager
-   steps. With a loss scale each replay has the scale of that time, which overflows at first and doubles later. */
-static void replay(fattn_dtype dtype, int replays) {
+   steps. With a loss scale each replay has the scale of that time, which overflows at first and doubles later; with
+   stochastic rounding the random bits of its step. */
+static void replay(fattn_dtype dtype, int replays, uint32_t flags) {
     pair p = pair_or_skip(FATTN_CTX_DETERMINISTIC);
     cudaStream_t stream;
     cudaGraph_t graph;
@@ -241,8 +249,8 @@ static void replay(fattn_dtype dtype, int replays) {
     run eager, replayed;
     cr_assert_eq(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
     MUST(p.gpu, fattn_ctx_set_stream(p.gpu, stream));
-    run_start(&eager, p.gpu, dtype);
-    run_start(&replayed, p.gpu, dtype);
+    run_start_with(&eager, p.gpu, dtype, flags);
+    run_start_with(&replayed, p.gpu, dtype, flags);
     cr_assert_eq(train_step(&eager, 0), train_step(&replayed, 0));
     float least = scaling_of(&replayed).scale, last = least;
     bool grew = false;
@@ -287,8 +295,10 @@ static void replay(fattn_dtype dtype, int replays) {
 }
 
 Test(cuda_training, graph) {
-    replay(FATTN_F32, 5);
-    replay(FATTN_F16, 30);
+    replay(FATTN_F32, 5, 0);
+    replay(FATTN_F16, 30, 0);
+    replay(FATTN_BF16, 5, STOCHASTIC);
+    replay(FATTN_F16, 30, STOCHASTIC);
 }
 
 /* x, in the host's memory, as dtype on the device. */
@@ -418,18 +428,94 @@ Test(cuda_training, sgd) {
     pair_free(&p);
 }
 
+/* Without masters on both devices, whose random bits are the same. Each step begins with the CPU's values. What is
+   rounded, numbers up to 4, differs by e = 2^-21, some roundings of F32. It is then rounded differently with a
+   probability of e / h, where the distance h of neighbours is 2^-8 |x| or more (F16: 2^-11); the mean of 1 / |x| over
+   normal numbers of 2^-16 and more is below 10. So of n numbers 10 n 2^-13 (F16: 2^-10) may differ, by h; with other
+   random bits thousands would. Odd lengths, and those of several chunks. */
+Test(cuda_training, no_masters) {
+    static const uint32_t flags[] = {FATTN_OPTIM_NO_MASTERS, STOCHASTIC};
+    static const int64_t lengths[2] = {33001, 7};
+    enum { T = 4 };
+    pair p = pair_or_skip(0);
+    for (int n = 0; n < 2 * 2 * 2; ++n) {
+        const fattn_dtype dtype = n % 2 ? FATTN_F16 : FATTN_BF16;
+        const bool is_sgd = n / 2 % 2;
+        const uint64_t seed = n / 4 ? SEED : 0;
+        fattn_ctx *const on[2] = {p.gpu, p.cpu};
+        fattn_param w[2][2];
+        fattn_adamw *adamw[2] = {NULL};
+        fattn_sgd *sgd[2] = {NULL};
+        int64_t different = 0;
+        fattn_adamw_options a = {.struct_size = sizeof a};
+        fattn_adamw_defaults(&a);
+        a.flags = flags[n / 4], a.seed = seed;
+        const fattn_sgd_options s = {
+            .struct_size = sizeof s, .momentum = 0.9f, .weight_decay = 0.1f, .flags = flags[n / 4], .seed = seed};
+        for (int k = 0; k < 2; ++k) {
+            for (uint32_t i = 0; i < 2; ++i) {
+                w[k][i] = (fattn_param){.name = "w", .flags = i ? FATTN_PARAM_NO_DECAY : 0};
+                MUST(on[k], fattn_tensor_alloc(on[k], dtype, 1, &lengths[i], &w[k][i].value));
+                MUST(on[k], fattn_tensor_alloc(on[k], FATTN_F32, 1, &lengths[i], &w[k][i].grad));
+                MUST(on[k], fattn_tensor_normal(on[k], &w[k][i].value, 0, 1, (fattn_rng){.seed = 4, .stream = i}));
+            }
+            fattn_param *const list[] = {&w[k][0], &w[k][1]};
+            MUST(on[k], is_sgd ? fattn_sgd_create(on[k], &s, list, 2, &sgd[k])
+                               : fattn_adamw_create(on[k], &a, list, 2, &adamw[k]));
+        }
+        for (uint32_t t = 0; t < T; ++t) {
+            for (uint32_t i = 0; i < 2; ++i) {
+                const fattn_rng rng = {.seed = 5 + t, .stream = i};
+                MUST(p.cpu, fattn_tensor_normal(p.cpu, &w[1][i].grad, 0, 1, rng));
+                MUST(p.gpu, fattn_tensor_copy(p.gpu, &w[0][i].grad, &w[1][i].grad));
+                MUST(p.gpu, fattn_tensor_copy(p.gpu, &w[0][i].value, &w[1][i].value));
+            }
+            for (int k = 0; k < 2; ++k) {
+                MUST(on[k], is_sgd ? fattn_sgd_set_lr(sgd[k], 1e-2f) : fattn_adamw_set_lr(adamw[k], 1e-2f));
+                MUST(on[k], is_sgd ? fattn_sgd_step(sgd[k]) : fattn_adamw_step(adamw[k]));
+            }
+            for (int i = 0; i < 2; ++i) {
+                fattn_tensor got = to_host(&p, &w[0][i].value), want = to_host(&p, &w[1][i].value);
+                for (int64_t e = 0; e < lengths[i]; ++e) {
+                    const double x = ((double *)got.data)[e], y = ((double *)want.data)[e];
+                    cr_assert(fabs(x - y) <= (n % 2 ? 0x1p-10 : 0x1p-7) * fabs(y) + 0x1p-20, "%d: %g, not %g", n, x, y);
+                    different += x != y;
+                }
+                fattn_tensor_free(p.cpu, &got);
+                fattn_tensor_free(p.cpu, &want);
+            }
+        }
+        cr_assert_leq((double)different, 10 * T * 33008 * (n % 2 ? 0x1p-10 : 0x1p-13), "%d: %ld differ", n,
+                      (long)different);
+        for (int k = 0; k < 2; ++k) {
+            fattn_adamw_destroy(adamw[k]);
+            fattn_sgd_destroy(sgd[k]);
+            for (int i = 0; i < 2; ++i) {
+                fattn_tensor_free(on[k], &w[k][i].value);
+                fattn_tensor_free(on[k], &w[k][i].grad);
+            }
+        }
+    }
+    pair_free(&p);
+}
+
 /* A run on one device goes on on the other: values, masters, moments and the loss scale arrive bitwise. */
 Test(cuda_training, checkpoints_are_the_same_on_both) {
-    static const fattn_dtype types[] = {FATTN_F64, FATTN_F32, FATTN_BF16, FATTN_F16};
+    static const struct {
+        fattn_dtype dtype;
+        uint32_t flags;
+    } kinds[] = {{FATTN_F64, 0}, {FATTN_F32, 0},           {FATTN_BF16, 0},
+                 {FATTN_F16, 0}, {FATTN_BF16, STOCHASTIC}, {FATTN_F16, STOCHASTIC}};
     char name[] = "/tmp/fattn-cuda-checkpoint-XXXXXX";
     pair p = pair_or_skip(0);
     const int file = mkstemp(name);
     cr_assert_geq(file, 0);
-    for (int n = 0; n < 4; ++n) {
+    for (size_t n = 0; n < sizeof kinds / sizeof *kinds; ++n) {
+        const bool is_scaled = kinds[n].dtype == FATTN_F16;
         run from, to;
-        run_start(&from, p.gpu, types[n]);
-        run_start(&to, p.cpu, types[n]);
-        for (int step = 0; step < (n < 3 ? 2 : 12); ++step) train_step(&from, step);
+        run_start_with(&from, p.gpu, kinds[n].dtype, kinds[n].flags);
+        run_start_with(&to, p.cpu, kinds[n].dtype, kinds[n].flags);
+        for (int step = 0; step < (is_scaled ? 12 : 2); ++step) train_step(&from, step);
         fattn_checkpoint c = {
             .struct_size = sizeof c, .n = PARAMS, .params = from.list, .adamw = from.adamw, .step = 2};
         static const char *const names[PARAMS] = {"embedding", "qkv", "out", "norm"};
@@ -439,7 +525,7 @@ Test(cuda_training, checkpoints_are_the_same_on_both) {
         MUST(p.cpu, fattn_checkpoint_load(p.cpu, name, &c));
         cr_assert_eq(c.step, 2);
         cr_assert_eq(distance(&p, &from, &to), 0);
-        cr_assert(same_scaling(&from, &to) && (n < 3 || scaling_of(&to).scale < 0x1p24f));
+        cr_assert(same_scaling(&from, &to) && (!is_scaled || scaling_of(&to).scale < 0x1p24f));
         fattn_tensor m, v;
         MUST(p.gpu, fattn_adamw_state(from.adamw, 1, FATTN_ADAM_M, &m));
         MUST(p.cpu, fattn_adamw_state(to.adamw, 1, FATTN_ADAM_M, &v));

@@ -519,10 +519,6 @@ Test(loss_scale, bad_options_are_rejected) {
     o = good, o.maximum = INFINITY, rejected(o, FATTN_E_ARG, "maximum inf");
     o = good, o.maximum = 0x1p127f, rejected(o, FATTN_E_ARG, "maximum 1.70141e+38");
     o = good, o.interval = -5, rejected(o, FATTN_E_ARG, "interval -5");
-    const fattn_sgd_options reserved = {.struct_size = sizeof reserved, .reserved = 3};
-    fattn_sgd *s;
-    cr_assert_eq(fattn_sgd_create(ctx, &reserved, NULL, 0, &s), FATTN_E_ARG);
-    cr_assert(strstr(fattn_ctx_error(ctx), "reserved is 3"));
 }
 
 static void state_rejected(const optimizer *a, fattn_loss_scale_state s, fattn_status want, const char *words) {

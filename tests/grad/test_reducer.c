@@ -40,10 +40,17 @@ typedef struct model {
 
 typedef struct kind {
     fattn_dtype value, grad;
+    uint32_t flags; /* of the optimizer */
 } kind;
+enum { STOCHASTIC = FATTN_OPTIM_NO_MASTERS | FATTN_OPTIM_STOCHASTIC_ROUNDING };
 static const kind kinds[] = {
-    {FATTN_F32, FATTN_F32},   {FATTN_F64, FATTN_F64}, {FATTN_BF16, FATTN_F32},
-    {FATTN_BF16, FATTN_BF16}, {FATTN_F16, FATTN_F16},
+    {FATTN_F32, FATTN_F32},
+    {FATTN_F64, FATTN_F64},
+    {FATTN_BF16, FATTN_F32},
+    {FATTN_BF16, FATTN_BF16},
+    {FATTN_F16, FATTN_F16},
+    {FATTN_BF16, FATTN_F32, STOCHASTIC},
+    {FATTN_F16, FATTN_F16, STOCHASTIC},
 };
 enum { KINDS = sizeof kinds / sizeof *kinds };
 
@@ -268,6 +275,8 @@ static fattn_adamw_options adamw_options(const kind *k, const fattn_loss_scale_o
     o.weight_decay = 0.1f;
     o.max_grad_norm = 2;
     if (k->value == FATTN_F16) o.loss_scale = scale;
+    o.flags = k->flags;
+    o.seed = k->flags ? 99 : 0;
     return o;
 }
 
@@ -290,7 +299,8 @@ static fattn_status set_gradients(rank_call *c, model *m, int step) {
 static fattn_status compare_states(rank_call *c, const kind *k, model *m, fattn_adamw *a, fattn_adamw *b) {
     for (int i = 0; i < PARAMS; ++i)
         for (int which = FATTN_ADAM_M; which <= (int)FATTN_ADAM_MASTER; ++which) {
-            const bool has = i != FROZEN && (which != (int)FATTN_ADAM_MASTER || fattn_dtype_size(k->value) == 2);
+            const bool masters = fattn_dtype_size(k->value) == 2 && !k->flags;
+            const bool has = i != FROZEN && (which != (int)FATTN_ADAM_MASTER || masters);
             fattn_tensor view, whole;
             if (!has) continue;
             TRY(fattn_adamw_state(a, i, (fattn_adam_state)which, &view));

@@ -238,6 +238,9 @@ static void tape_types(void) {
     FIELD(fattn_adamw_options, max_grad_norm);
     FIELD(fattn_adamw_options, loss_scale);
     FIELD(fattn_adamw_options, owners);
+    FIELD(fattn_adamw_options, flags);
+    FIELD(fattn_adamw_options, reserved);
+    FIELD(fattn_adamw_options, seed);
     END(fattn_adamw_options);
     STRUCT(fattn_reducer_options);
     FIELD(fattn_reducer_options, struct_size);
@@ -251,8 +254,9 @@ static void tape_types(void) {
     FIELD(fattn_sgd_options, weight_decay);
     FIELD(fattn_sgd_options, max_grad_norm);
     FIELD(fattn_sgd_options, nesterov);
-    FIELD(fattn_sgd_options, reserved);
+    FIELD(fattn_sgd_options, flags);
     FIELD(fattn_sgd_options, loss_scale);
+    FIELD(fattn_sgd_options, seed);
     END(fattn_sgd_options);
     STRUCT(fattn_checkpoint);
     FIELD(fattn_checkpoint, struct_size);
@@ -401,6 +405,8 @@ static void constants(void) {
     CONSTANT(FATTN_CP_CONTIGUOUS);
     CONSTANT(FATTN_PARAM_FROZEN);
     CONSTANT(FATTN_PARAM_NO_DECAY);
+    CONSTANT(FATTN_OPTIM_NO_MASTERS);
+    CONSTANT(FATTN_OPTIM_STOCHASTIC_ROUNDING);
     CONSTANT(FATTN_OP_MAY_VIEW);
     CONSTANT(FATTN_ADAM_M);
     CONSTANT(FATTN_ADAM_V);
