@@ -60,8 +60,8 @@ static fattni_bwd_layout lay_out(const fattni_bwd *w) {
     return l;
 }
 
-/* F16 has little range: P times the factor of dropout is 2^k at most (fattni_p_exponent), dS has the scale times a power
-   of two, 0.5 to 1, so that it overflows no earlier than P (dP - delta) 2^k. */
+/* F16 has little range: P times the factor of dropout is 2^k at most (fattni_p_exponent), dS has the scale times a
+   power of two, 0.5 to 1, so that it overflows no earlier than P (dP - delta) 2^k. */
 static void choose_exponents(fattni_bwd *w) {
     const int k = fattni_p_exponent(w->p);
     int scale;

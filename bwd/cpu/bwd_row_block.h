@@ -106,8 +106,8 @@ void fattni_bwd_load_keys(const fattni_bwd *w, const fattni_sequence *seq, int64
 fattni_score_tile fattni_bwd_score_tile(const fattni_bwd *w, const fattni_bwd_rows *r, int64_t j0, int64_t j,
                                         int64_t keys);
 
-/* P^T times 2^p_exponent, and G^T = P (dP - delta) times that and `scale`, into scratch; with dropout the keep mask, too,
-   and with a softcap its derivative times p->scale. */
+/* P^T times 2^p_exponent, and G^T = P (dP - delta) times that and `scale`, into scratch; with dropout the keep mask,
+   too, and with a softcap its derivative times p->scale. */
 void fattni_bwd_probabilities(const fattni_bwd *w, const fattni_bwd_rows *r, const fattni_score_tile *at, double scale);
 
 /* d_bias, summed over its broadcast dimensions; d_sink. After delta. */

@@ -78,8 +78,8 @@ typedef struct fattni_cpu_kernels {
     void (*dots)(int64_t rows, int64_t columns, fattn_dtype x_type, const void *x, int64_t x_stride, fattn_dtype y_type,
                  const void *y, int64_t y_stride, void *out);
 
-    /* Operands, from real or 16-bit tensors; those of 16 bits also from float. Rows of x have `columns` elements, those of a
-       copy fattni_operand_width of them.
+    /* Operands, from real or 16-bit tensors; those of 16 bits also from float. Rows of x have `columns` elements, those
+       of a copy fattni_operand_width of them.
        load_packed   of scores: rows of Q or dO
        load_keys     of scores: rows of K or V
        load_transposed   of add_keys: rows of K or V; 16 bits: transposed, [column][64] for each 64 keys

@@ -1,5 +1,5 @@
-/* AMX is asked for when it is first needed, by BF16 tensors and, on CPUs with AMX-FP16, by those in F16, and a refusal is
-   no error. Each test is a process of its own. */
+/* AMX is asked for when it is first needed, by BF16 tensors and, on CPUs with AMX-FP16, by F16 tensors. A refusal is no
+   error. Each test is a process of its own. */
 #define _XOPEN_SOURCE 700 /* sigaltstack */
 #include "attention.h"
 #include "core/base/internal.h"

@@ -1,6 +1,6 @@
-/* The AVX-512 instructions of the tiles with 16-bit products (core/cpu/tile_narrow.inc, half.inc) in C, for amx_model.c
-   on machines that lack them: vectors are then taken apart by the compiler. Intel SDM, volume 2. Words of 16 and 32
-   bits lie in memory as in registers. */
+/* The AVX-512 instructions of the tiles with 16-bit products (core/cpu/tile_narrow.inc, vector.inc) in C, for the
+   models of AMX on machines that lack them: compilers take vectors apart. Intel SDM, volume 2. Words of 16 and 32 bits
+   lie in memory as in registers. */
 #ifndef AVX512_MODEL_H
 #define AVX512_MODEL_H
 
