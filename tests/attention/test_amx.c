@@ -2,7 +2,9 @@
    error. Each test is a process of its own. */
 #define _XOPEN_SOURCE 700 /* sigaltstack */
 #include "attention.h"
+#include "core/base/device.h"
 #include "core/base/internal.h"
+#include "core/cpu/tile.h"
 
 #include <criterion/criterion.h>
 #include <signal.h>
@@ -80,3 +82,31 @@ static void use(int isa, fattn_dtype dtype) {
 }
 Test(amx, is_used_once_allowed) { use(FATTNI_ISA_AMX, FATTN_BF16); }
 Test(amx, is_used_by_f16_once_allowed) { use(FATTNI_ISA_AMXFP16, FATTN_F16); }
+
+#ifdef FATTNI_HAVE_NARROW_PRODUCTS
+/* Of every instruction set, on any CPU: nothing is computed. */
+Test(amx, which_tensors_ask_and_what_multiplies_them) {
+    int warnings = 0;
+    fattn_ctx *const contexts[] = {logged_context(0, &warnings), logged_context(FATTN_CTX_F32_PRODUCTS, &warnings)};
+    cr_assert(set_small_stack()); /* to ask is to be refused */
+    for (int isa = FATTNI_ISA_BASELINE; isa <= FATTNI_ISA_AMXFP16; ++isa)
+        for (int type = FATTN_F64; type <= FATTN_BF16; ++type)
+            for (int exact = 0; exact < 2; ++exact) {
+                const fattn_dtype dtype = (fattn_dtype)type;
+                fattn_ctx *const ctx = contexts[exact];
+                ctx->isa = isa;
+                const fattni_cpu_kernels *want = NULL; /* with F32 products */
+                if (!exact && dtype == FATTN_F16 && isa == FATTNI_ISA_AMXFP16) want = &fattni_cpu_amxfp16;
+                if (!exact && dtype == FATTN_BF16 && isa >= FATTNI_ISA_AMX) want = &fattni_cpu_amx;
+                const bool asks = want != NULL;
+                if (!exact && dtype == FATTN_BF16 && isa == FATTNI_ISA_AVX512BF16) want = &fattni_cpu_avx512bf16;
+                const fattni_cpu_kernels *const got = fattni_cpu_kernels_of(ctx, dtype);
+                cr_assert(want ? got == want : !got->round, "%s, set %d: %s", fattn_dtype_name(dtype), isa, got->isa);
+                warnings = 0;
+                ctx->ops->use(ctx, dtype);
+                cr_assert_eq(warnings, asks, "%s, set %d", fattn_dtype_name(dtype), isa);
+                cr_assert_eq(ctx->isa, asks ? FATTNI_ISA_AVX512 : isa);
+            }
+    for (int n = 0; n < 2; ++n) fattn_ctx_destroy(contexts[n]);
+}
+#endif

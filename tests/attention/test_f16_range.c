@@ -1,6 +1,7 @@
 /* F16 has little range. Where P and dS are rounded to it, powers of two keep them there: gradients of long rows, with
    scales far from 1 and under dropout are as exact as others. With F32 products these are easy; the models of AMX-FP16
    run the same tests. O and gradients are F32. */
+#include "key_means.h"
 #include "tiles.h"
 
 #include <criterion/criterion.h>
@@ -85,6 +86,25 @@ Test(f16_range, scales, .timeout = 200) {
                                 .softcap = n / 6 % 2 ? 8.0f : 0},
               n % 3 ? 16 : 1, scale > 1 ? 0.25 / (double)scale : 1, 64);
     }
+}
+
+/* What centred keys leave out of dQ, where there is a sink or a d_lse, has dS's power of two, too. */
+Test(f16_range, keys_with_means, .timeout = 200) {
+    fattn_ctx *const ctx = attention_context(2);
+    for (int n = 0; n < 2; ++n)
+        key_means_check(ctx,
+                        &(attention_case){.name = "keys with means",
+                                          .dtype = FATTN_F16,
+                                          .B = 1,
+                                          .Hq = 2,
+                                          .Sq = 100,
+                                          .Sk = 520,
+                                          .D = 64,
+                                          .scale = n ? 1e-3f : 0,
+                                          .sink = true,
+                                          .d_lse = true},
+                        3, LIBRARY, NULL);
+    fattn_ctx_destroy(ctx);
 }
 
 /* 1 / (1 - p) is 65536: of a row's only key, P times it is 65536 or 0. Its dS is 0 but for rounding. */
