@@ -29,6 +29,7 @@ set(fattn_contracted
   core/cpu/tile_avx512.c
   core/cpu/tile_avx512bf16.c
   core/cpu/tile_amx.c
+  core/cpu/tile_amxfp16.c
   fwd/cpu/fwd_cpu.c
   bwd/cpu/bwd_cpu.c)
 foreach(source IN LISTS fattn_contracted)
@@ -40,11 +41,12 @@ set(fattn_avx2_options -mavx2 -mfma -mf16c)
 set(fattn_avx512_options -mavx512f -mavx512bw -mavx512dq -mavx512vl -mfma)
 set(fattn_avx512bf16_options ${fattn_avx512_options} -mavx512bf16)
 set(fattn_amx_options ${fattn_avx512bf16_options} -mamx-tile -mamx-bf16)
+set(fattn_amxfp16_options ${fattn_amx_options}) # its own instruction is there by its bytes
 include(CheckCCompilerFlag)
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
   check_c_compiler_flag(-mamx-bf16 FATTN_COMPILER_HAS_AMX) # gcc 11, clang 12: AVX512-BF16 is older
   if(FATTN_COMPILER_HAS_AMX)
-    add_compile_definitions(FATTNI_HAVE_BF16_PRODUCTS)
+    add_compile_definitions(FATTNI_HAVE_NARROW_PRODUCTS)
   endif()
 endif()
 # Sources are paths from the root.
@@ -62,12 +64,12 @@ function(fattn_add_objects name)
     if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64" AND source MATCHES "_(avx2|avx512)\\.c$")
       set_property(SOURCE ${source} APPEND PROPERTY COMPILE_OPTIONS ${fattn_${CMAKE_MATCH_1}_options})
     endif()
-    if(FATTN_COMPILER_HAS_AMX AND source MATCHES "_(avx512bf16|amx)\\.c$")
+    if(FATTN_COMPILER_HAS_AMX AND source MATCHES "_(avx512bf16|amx|amxfp16)\\.c$")
       set_property(SOURCE ${source} APPEND PROPERTY COMPILE_OPTIONS ${fattn_${CMAKE_MATCH_1}_options})
     endif()
     # gcc before 12.4 aligns 64-byte vectors only to 32 bytes on ASan's fake stack (gcc bug 110027).
     if(CMAKE_C_COMPILER_ID STREQUAL "GNU" AND FATTN_SANITIZE MATCHES "address"
-        AND source MATCHES "_(avx512|avx512bf16|amx)\\.c$")
+        AND source MATCHES "_(avx512|avx512bf16|amx|amxfp16)\\.c$")
       set_property(SOURCE ${source} APPEND PROPERTY COMPILE_OPTIONS --param=asan-use-after-return=0)
     endif()
   endforeach()

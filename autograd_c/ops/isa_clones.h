@@ -21,11 +21,9 @@
     FATTNI_LOOP_CLONE(f, baseline)                                                                                     \
     FATTNI_LOOP_CLONE(f, avx2)                                                                                         \
     FATTNI_LOOP_CLONE(f, avx512)                                                                                       \
-    static const fattni_loop f##_by_isa[] = {[FATTNI_ISA_BASELINE] = f##_baseline,                                     \
-                                             [FATTNI_ISA_AVX2] = f##_avx2,                                             \
-                                             [FATTNI_ISA_AVX512] = f##_avx512,                                         \
-                                             [FATTNI_ISA_AVX512BF16] = f##_avx512,                                     \
-                                             [FATTNI_ISA_AMX] = f##_avx512};
+    static const fattni_loop f##_by_isa[] = {                                                                          \
+        [FATTNI_ISA_BASELINE] = f##_baseline, [FATTNI_ISA_AVX2] = f##_avx2,  [FATTNI_ISA_AVX512] = f##_avx512,         \
+        [FATTNI_ISA_AVX512BF16] = f##_avx512, [FATTNI_ISA_AMX] = f##_avx512, [FATTNI_ISA_AMXFP16] = f##_avx512};
 #define FATTNI_LOOPS_BY_ISA(f) FATTNI_LOOP_CLONES(f) /* so that f may be a macro */
 
 #endif

@@ -45,7 +45,7 @@ static void add_head(const fattni_bwd *w, int64_t b, int64_t h, fattni_range row
             const int64_t count = fattni_min(FATTNI_TILE_KEYS, last - j);
             fattni_bwd_load_keys(w, &seq, b, h / w->p->group, (fattni_range){j, j + count}, scratch);
             const fattni_score_tile at = fattni_bwd_score_tile(w, &r, j, j, count);
-            fattni_bwd_probabilities(w, &r, &at, 1);
+            fattni_bwd_probabilities(w, &r, &at, ldexp(1, -w->p_exponent));
             const int64_t first = b * a->s[0] + h * a->s[1] + i0 * a->s[2] + j * a->s[3];
             char *const to = (char *)a->p + first * (int64_t)fattn_dtype_size(w->k->dtype);
             w->k->add_elements(&at.tile, scratch + w->layout.ds, to, a->s[2], a->s[3]);

@@ -10,6 +10,7 @@
 #include "core/attention/kernel.h"
 #include "core/attention/o_rest.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -143,7 +144,7 @@ static fattni_range seen_columns(const fattni_bwd_rows *r, fattni_range columns)
     return (fattni_range){begin, fattni_max(begin, fattni_min(keys.end, columns.end))};
 }
 
-/* The rows' part in dQ^T, and in dK and dV of the keys [columns.begin, columns.end), tile by tile; with BF16 products
+/* The rows' part in dQ^T, and in dK and dV of the keys [columns.begin, columns.end), tile by tile; with 16-bit products
    P and dS are left to add_rounded_rows instead, as those of block n. Wants these keys loaded. */
 static void backward_tiles(const fattni_bwd *w, const fattni_bwd_rows *r, int64_t n, fattni_range columns,
                            unsigned want, void *dq) {
@@ -156,7 +157,7 @@ static void backward_tiles(const fattni_bwd *w, const fattni_bwd_rows *r, int64_
     for (int64_t j = keys.begin; j < keys.end; j += FATTNI_TILE_KEYS) {
         const int64_t count = fattni_min(FATTNI_TILE_KEYS, keys.end - j);
         const fattni_score_tile at = fattni_bwd_score_tile(w, r, columns.begin, j, count);
-        fattni_bwd_probabilities(w, r, &at, p->softcap > 0 ? 1 : p->scale);
+        fattni_bwd_probabilities(w, r, &at, ldexp(p->softcap > 0 ? 1 : p->scale, w->ds_exponent - w->p_exponent));
         if (p->softcap > 0) k->multiply(&at.tile, s + l->dcap, s + l->ds);
         if (want & WANT_DV && p->drop_T) k->multiply(&at.tile, s + l->keep, s + l->p);
         if (!k->round) {
@@ -190,6 +191,13 @@ static void add_rounded_rows(const fattni_bwd *w, const fattni_bwd_rows *r, int6
     }
 }
 
+/* Of sums with F16 products: floats. */
+static void times_power(void *x_, size_t count, int exponent) {
+    float *const x = x_;
+    const float power = ldexpf(1, exponent);
+    for (size_t n = 0; exponent && n < count; ++n) x[n] *= power;
+}
+
 /* Where dQ^T of these rows lies. */
 static void *packed_dq(const fattni_bwd *w, const fattni_bwd_rows *r) {
     const int64_t block = r->h % w->p->group * w->row_blocks + r->i0 / w->k->rows;
@@ -206,11 +214,14 @@ static void load_dq(const fattni_bwd *w, const fattni_bwd_rows *r, bool first) {
     const fattni_problem *const p = w->p;
     const bool narrow = p->dq.dtype != (int32_t)w->k->dtype;
     void *const dq = packed_dq(w, r);
+    const size_t count = (size_t)(p->D * w->k->rows);
     if (narrow ? first : first && !(p->flags & FATTN_ACC_DQ))
         memset(dq, 0, fattni_bwd_dq_bytes(w));
-    else if (!narrow)
+    else if (!narrow) {
         w->k->pack(r->rows, p->D, w->k->dtype, fattni_at(&p->dq, r->seq->batch, r->h, r->seq->q0 + r->i0), p->dq.s[2],
                    NULL, dq);
+        times_power(dq, count, w->ds_exponent);
+    }
     if (first) fattni_bwd_add_mean(w, r, dq);
 }
 
@@ -219,7 +230,9 @@ static void store_dq(const fattni_bwd *w, const fattni_bwd_rows *r, bool last) {
     const fattni_range live = live_rows(r->seq);
     const int64_t begin = fattni_clamp(live.begin - r->i0, 0, r->rows);
     const int64_t end = fattni_clamp(live.end - r->i0, 0, r->rows), row = r->seq->q0 + r->i0;
-    if (p->dq.dtype == (int32_t)w->k->dtype) {
+    const bool narrow = p->dq.dtype != (int32_t)w->k->dtype;
+    if (!narrow || last) times_power(packed_dq(w, r), (size_t)(p->D * w->k->rows), -w->ds_exponent);
+    if (!narrow) {
         w->k->unpack(begin, end, p->D, packed_dq(w, r), NULL, fattni_at(&p->dq, r->seq->batch, r->h, row), p->dq.s[2]);
     } else if (last && end > begin) {
         char *const rows = r->scratch + w->layout.dq_rows;
@@ -252,7 +265,7 @@ static void column_block(const fattni_bwd *w, const fattni_sequence *seq, int64_
     const size_t real = fattn_dtype_size(w->k->dtype);
     const fattni_range columns = {block * w->columns, fattni_min((block + 1) * w->columns, seq->band.Sk)};
     if (columns.end <= columns.begin) return;
-    /* BF16 products add zeros to whole tiles. */
+    /* 16-bit products add zeros to whole tiles. */
     const size_t count = (size_t)fattni_round_up(columns.end - columns.begin, 16);
     if (want & WANT_DK) memset(scratch + w->layout.dk, 0, count * (size_t)w->D_pad * real);
     if (want & WANT_DV) memset(scratch + w->layout.dv, 0, count * (size_t)w->Dv_pad * real);
@@ -276,6 +289,8 @@ static void column_block(const fattni_bwd *w, const fattni_sequence *seq, int64_
             n = 0;
         }
     if (n) add_rounded_rows(w, r, n, columns, want);
+    if (want & WANT_DK) times_power(scratch + w->layout.dk, count * (size_t)w->D_pad, -w->ds_exponent);
+    if (want & WANT_DV) times_power(scratch + w->layout.dv, count * (size_t)w->Dv_pad, -w->p_exponent);
     if (want & WANT_DK)
         store_keys(w, seq, &p->dk, g, p->D, w->D_pad, scratch + w->layout.dk, p->flags & FATTN_ACC_DK, columns);
     if (want & WANT_DV)

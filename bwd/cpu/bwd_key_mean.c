@@ -67,6 +67,7 @@ void fattni_bwd_add_mean(const fattni_bwd *w, const fattni_bwd_rows *r, float *d
         if (!isfinite(L)) continue;
         const double d_lse = p->d_lse.present ? fattni_get(&p->d_lse, r->seq->batch, r->h, row, 0) : 0;
         const double sum = d_lse + exp(sink - L) * fattni_bwd_delta(w, r->seq->batch, r->h, row);
-        for (int64_t d = 0; d < p->D; ++d) dq[d * w->k->rows + i] += (float)(p->scale * sum * mean[d]);
+        const double factor = ldexp(p->scale * sum, w->ds_exponent);
+        for (int64_t d = 0; d < p->D; ++d) dq[d * w->k->rows + i] += (float)(factor * mean[d]);
     }
 }

@@ -60,12 +60,24 @@ static fattni_bwd_layout lay_out(const fattni_bwd *w) {
     return l;
 }
 
+/* F16 has little range: P times the factor of dropout is 2^k at most (fattni_p_exponent), dS has the scale times a
+   power of two, 0.5 to 1, so that it overflows no earlier than P (dP - delta) 2^k. */
+static void choose_exponents(fattni_bwd *w) {
+    const int k = fattni_p_exponent(w->p);
+    int scale;
+    if (w->k->operand != FATTN_F16) return;
+    frexp(w->p->scale, &scale);
+    w->p_exponent = k - fattni_keep_exponent(w->p, w->k);
+    w->ds_exponent = k - (int)fattni_clamp(scale, -32, 32);
+}
+
 fattni_bwd fattni_bwd_plan(const fattn_ctx *ctx, const fattni_problem *p) {
     fattni_bwd w = {.p = p, .k = fattni_cpu_kernels_of(ctx, p->dtype)};
     w.want = (p->dq.present ? WANT_DQ : 0u) | (p->dk.present ? WANT_DK : 0u) | (p->dv.present ? WANT_DV : 0u);
     w.D_pad = fattni_round_up(p->D, w.k->lanes);
     w.Dv_pad = fattni_round_up(p->Dv, w.k->lanes);
     w.row_blocks = fattni_ceil_div(p->Sq, w.k->rows);
+    choose_exponents(&w);
     w.columns = column_size(&w);
 
     /* One pass is 5 products per tile, by key heads or, when that would leave more than 2 of 7 threads
@@ -147,7 +159,7 @@ static void pack_statistics(const fattni_bwd *w, const fattni_bwd_rows *r) {
         fattni_row_sum x = {0, -INFINITY};
         if (i < r->rows) x = fattni_bwd_row_sum(w, batch, r->h, row + i);
         const bool empty = x.log_sum == -INFINITY;
-        const double whole = empty ? INFINITY : x.log_sum * log2_e;
+        const double whole = empty ? INFINITY : x.log_sum * log2_e - w->p_exponent;
         fattni_store(base, type, i, mean && i < r->rows ? x.max - score_of_mean(w, r, mean, i) : x.max);
         fattni_store(lse, type, i, whole);
         const double rounded = fattni_load(lse, type, i);
@@ -296,7 +308,7 @@ void fattni_bwd_probabilities(const fattni_bwd *w, const fattni_bwd_rows *r, con
     fattni_scores(at, s + w->layout.q, s + w->layout.bias, s + w->layout.p, dcap);
     k->scores(&at->tile, p->Dv, at->value, at->value_stride, s + w->layout.d_o, s + w->layout.ds);
     if (p->drop_T) {
-        fattni_keep_mask(at, s + w->layout.keep);
+        fattni_keep_mask(at, p->keep_scale, s + w->layout.keep);
         k->multiply(&at->tile, s + w->layout.keep, s + w->layout.ds);
     }
     k->gradient(&at->tile, fattni_log2_factor(p), scale, s + w->layout.lse, s + w->layout.delta, s + w->layout.p,

@@ -19,8 +19,8 @@ typedef struct fattni_bwd_layout {
     size_t keep, dcap, bias;          /* [keys]: dropout mask, derivative of the softcap, bias */
     size_t q_rows, d_o_rows;          /* [kernels->blocks][row][D_pad], [..][Dv_pad]: operands of add_rows, if copies */
     size_t key, value;                /* of a column block, operands of scores: copies */
-    size_t key_transposed;            /* K as an operand of add_keys, where products take BF16 */
-    size_t p_rows, ds_pairs, ds_rows; /* P^T, dS^T as operands, where products take BF16; rows: of a column block */
+    size_t key_transposed;            /* K as an operand of add_keys, where products take 16 bits */
+    size_t p_rows, ds_pairs, ds_rows; /* P^T, dS^T as operands, where products take 16 bits; rows: of a column block */
     size_t dk, dv;                    /* [column block][D_pad], [..][Dv_pad] */
     size_t bytes;
 } fattni_bwd_layout;
@@ -47,6 +47,7 @@ typedef struct fattni_bwd {
     int64_t columns;                   /* of a column block */
     int64_t D_pad, Dv_pad;             /* whole vectors */
     int64_t row_tasks, column_tasks;   /* of two passes, 0 where the result is not wanted */
+    int p_exponent, ds_exponent;       /* P and dS are computed times 2^these, 0 but for F16 products */
     int64_t bias_tasks, threads;       /* threads: those that have scratch */
 } fattni_bwd;
 
@@ -94,7 +95,7 @@ bool fattni_bwd_may_centre_keys(const fattni_problem *p);
 void fattni_bwd_find_key_mean(const fattni_bwd *w, int64_t b, int64_t g);
 /* D floats; NULL where keys are used as they are. */
 const float *fattni_bwd_key_mean(const fattni_bwd *w, int64_t b, int64_t g);
-/* Adds to dQ^T of these rows, [D][row], what centred keys leave out of it. */
+/* Adds to dQ^T of these rows, [D][row], what centred keys leave out of it, times 2^ds_exponent. */
 void fattni_bwd_add_mean(const fattni_bwd *w, const fattni_bwd_rows *r, float *dq);
 
 /* Of 16-bit inputs, the keys and values of at most a column block of key head g of sequence b go into scratch for the
@@ -105,8 +106,8 @@ void fattni_bwd_load_keys(const fattni_bwd *w, const fattni_sequence *seq, int64
 fattni_score_tile fattni_bwd_score_tile(const fattni_bwd *w, const fattni_bwd_rows *r, int64_t j0, int64_t j,
                                         int64_t keys);
 
-/* P^T and G^T = P (dP - delta), times `scale`, into scratch; with dropout the keep mask, too, and
-   with a softcap its derivative times p->scale. */
+/* P^T times 2^p_exponent, and G^T = P (dP - delta) times that and `scale`, into scratch; with dropout the keep mask,
+   too, and with a softcap its derivative times p->scale. */
 void fattni_bwd_probabilities(const fattni_bwd *w, const fattni_bwd_rows *r, const fattni_score_tile *at, double scale);
 
 /* d_bias, summed over its broadcast dimensions; d_sink. After delta. */

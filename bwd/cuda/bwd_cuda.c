@@ -139,11 +139,8 @@ static fattn_status launch_sm90(fattn_ctx *ctx, const fattni_cuda_kernel *k, con
 
 /* ---- the call ---- */
 
-/* In F16 a P of 1 / Sk is subnormal for Sk > 16384 and loses bits: P and dS of long rows are computed times 2^k, with
-   2^k <= Sk / 2^12, so that a P of 1 does not overflow and dS loses as few bits as possible. */
 static void scale_gradients(const fattni_problem *p, fattni_bwd_args *x) {
-    int k = 0;
-    while (p->dtype == FATTN_F16 && k < 15 && p->Sk >> (12 + k) > 1) ++k;
+    const int k = fattni_p_exponent(p);
     const float unit = ldexpf(1.0f, -k);
     x->lse_shift = (float)(k * 0.6931471805599453);
     x->dq_scale = x->dk_scale = x->a.scale * unit;

@@ -103,6 +103,15 @@ static inline uint32_t fattni_dropout_step(const fattni_problem *p) {
     return p->rng_step.present ? (uint32_t) * (const int32_t *)p->rng_step.p : 0u;
 }
 
+/* k of backward where P and dS are rounded to their dtype. In F16 a P of 1 / Sk is subnormal for Sk > 16384 and loses
+   bits: P and dS of long rows are computed times 2^k, with 2^k <= Sk / 2^12, so that a P of 1 does not overflow and dS
+   loses as few bits as possible. */
+static inline int fattni_p_exponent(const fattni_problem *p) {
+    int k = 0;
+    while (p->dtype == FATTN_F16 && k < 15 && p->Sk >> (12 + k) > 1) ++k;
+    return k;
+}
+
 /* Address of element (b, h, row, 0). */
 static inline void *fattni_at(const fattni_array *a, int64_t b, int64_t h, int64_t row) {
     const int64_t element = b * a->s[0] + h * a->s[1] + row * a->s[2];

@@ -12,7 +12,8 @@ enum fattni_isa {
     FATTNI_ISA_AVX2 = 2,
     FATTNI_ISA_AVX512 = 3,
     FATTNI_ISA_AVX512BF16 = 4, /* and products of BF16 numbers */
-    FATTNI_ISA_AMX = 5         /* the same by AMX, with AVX512-BF16 */
+    FATTNI_ISA_AMX = 5,        /* the same by AMX, with AVX512-BF16 */
+    FATTNI_ISA_AMXFP16 = 6     /* and products of F16 numbers by AMX */
 };
 
 enum { FATTNI_ALIGN = 256, FATTNI_ERROR_BYTES = 512 };

@@ -17,13 +17,15 @@ static fattn_status open_cpu(fattn_ctx *ctx) {
 
 /* Asks for AMX when it is first needed, for the answer binds the whole process (fattn/context.h). */
 static void use(fattn_ctx *ctx, fattn_dtype dtype) {
-    if (dtype != FATTN_BF16 || ctx->isa < FATTNI_ISA_AMX || ctx->flags & FATTN_CTX_F32_PRODUCTS) return;
+    const bool multiplies =
+        (dtype == FATTN_BF16 && ctx->isa >= FATTNI_ISA_AMX) || (dtype == FATTN_F16 && ctx->isa >= FATTNI_ISA_AMXFP16);
+    if (!multiplies || ctx->flags & FATTN_CTX_F32_PRODUCTS) return;
     if (!ctx->may_use_amx) ctx->may_use_amx = fattni_allow_amx();
     if (ctx->may_use_amx) return;
     ctx->isa = FATTNI_ISA_AVX512; /* on CPUs with AMX faster than AVX512-BF16 */
     if (ctx->log)
         ctx->log(ctx->log_user, FATTN_LOG_WARN,
-                 "the operating system does not let this process use AMX: products of BF16 tensors are those of F32");
+                 "the operating system does not let this process use AMX: products of 16-bit tensors are those of F32");
 }
 
 static void close_cpu(fattn_ctx *ctx) { fattni_bf16_close(ctx); }

@@ -17,11 +17,15 @@ static bool has_f16c(void) {
     return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
 }
 
-#ifdef FATTNI_HAVE_BF16_PRODUCTS /* the compiler knows these instructions */
-/* AVX512-BF16 and AMX-BF16 are too new for all compilers to name them: bits of cpuid's leaf 7. */
+#ifdef FATTNI_HAVE_NARROW_PRODUCTS /* the compiler knows AVX512-BF16 and AMX */
+/* These and AMX-FP16 are too new for all compilers to name them: bits of cpuid's leaf 7. */
 static bool has_avx512bf16(void) {
     unsigned a, b, c, d;
     return __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 5 & 1);
+}
+static bool has_amxfp16(void) { /* beside AMX */
+    unsigned a, b, c, d;
+    return __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 21 & 1);
 }
 /* One VDPBF16PS a cycle, which is what two FMAs of F32 do: Intel's cores have as many of these. */
 static bool gains_by_avx512bf16(void) { return __builtin_cpu_is("amd"); }
@@ -52,8 +56,8 @@ int fattni_cpu_isa(void) {
     __builtin_cpu_init();
     if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
         __builtin_cpu_supports("avx512vl")) {
-#ifdef FATTNI_HAVE_BF16_PRODUCTS
-        if (has_avx512bf16() && has_amx()) return FATTNI_ISA_AMX;
+#ifdef FATTNI_HAVE_NARROW_PRODUCTS
+        if (has_avx512bf16() && has_amx()) return has_amxfp16() ? FATTNI_ISA_AMXFP16 : FATTNI_ISA_AMX;
         if (has_avx512bf16() && gains_by_avx512bf16()) return FATTNI_ISA_AVX512BF16;
 #endif
         return FATTNI_ISA_AVX512;
@@ -65,6 +69,7 @@ int fattni_cpu_isa(void) {
 
 const char *fattni_isa_name(int isa) {
     switch (isa) {
+    case FATTNI_ISA_AMXFP16: return "amxfp16";
     case FATTNI_ISA_AMX: return "amx";
     case FATTNI_ISA_AVX512BF16: return "avx512bf16";
     case FATTNI_ISA_AVX512: return "avx512";

@@ -5,6 +5,7 @@
      avx2       AVX2; in files also FMA and F16C
      avx512     AVX-512 F, BW, DQ, VL
      avx512bf16, amx    the same, and the products of BF16 numbers of this name; in files only
+     amxfp16    products of F16 numbers by AMX; in files only
 
    Code exists once for each in one of two ways. A file per set defines ISA as one of these names
    and includes a body (core/cpu/tile.inc); from the file's own name, tile_avx2.c,
@@ -19,6 +20,7 @@
 #define FATTNI_VECTOR_BYTES_avx512 64
 #define FATTNI_VECTOR_BYTES_avx512bf16 64
 #define FATTNI_VECTOR_BYTES_amx 64
+#define FATTNI_VECTOR_BYTES_amxfp16 64
 
 /* The attribute of a clone. Files with clones are compiled without contraction: all give the
    same bits. */

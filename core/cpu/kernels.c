@@ -5,10 +5,11 @@
 
 const fattni_cpu_kernels *fattni_cpu_kernels_of(const fattn_ctx *ctx, fattn_dtype dtype) {
     const int type = dtype == FATTN_F64;
-#ifdef FATTNI_HAVE_BF16_PRODUCTS
-    if (dtype == FATTN_BF16 && !(ctx->flags & FATTN_CTX_F32_PRODUCTS)) {
-        if (ctx->isa >= FATTNI_ISA_AMX) return &fattni_cpu_amx;
-        if (ctx->isa >= FATTNI_ISA_AVX512BF16) return &fattni_cpu_avx512bf16;
+#ifdef FATTNI_HAVE_NARROW_PRODUCTS
+    if (!(ctx->flags & FATTN_CTX_F32_PRODUCTS)) {
+        if (dtype == FATTN_F16 && ctx->isa >= FATTNI_ISA_AMXFP16) return &fattni_cpu_amxfp16;
+        if (dtype == FATTN_BF16 && ctx->isa >= FATTNI_ISA_AMX) return &fattni_cpu_amx;
+        if (dtype == FATTN_BF16 && ctx->isa >= FATTNI_ISA_AVX512BF16) return &fattni_cpu_avx512bf16;
     }
 #endif
 #if defined(__x86_64__)

@@ -78,7 +78,7 @@ void fattni_adjust(const fattni_score_tile *at, void *scratch, void *s, void *de
     at->k->adjust(&at->tile, &a, s);
 }
 
-void fattni_keep_mask(const fattni_score_tile *at, void *mask) {
+void fattni_keep_mask(const fattni_score_tile *at, double scale, void *mask) {
     const fattni_problem *const p = at->p;
     const fattni_dropout d = {
         .seed = p->rng.seed,
@@ -88,7 +88,13 @@ void fattni_keep_mask(const fattni_score_tile *at, void *mask) {
         .T = p->drop_T,
         .i = at->i0 + p->q_pos0,
         .j = at->j0 + p->k_pos0,
-        .scale = p->keep_scale,
+        .scale = scale,
     };
     at->k->keep(&at->tile, &d, mask);
+}
+
+int fattni_keep_exponent(const fattni_problem *p, const fattni_cpu_kernels *k) {
+    int e = 0;
+    if (p->drop_T && k->operand == FATTN_F16) frexp(p->keep_scale, &e);
+    return e;
 }

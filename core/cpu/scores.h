@@ -46,7 +46,10 @@ void fattni_scores(const fattni_score_tile *at, const void *q, void *scratch, vo
 /* The part of it that comes after the products q.k. */
 void fattni_adjust(const fattni_score_tile *at, void *scratch, void *s, void *derivative);
 
-/* mask[key][row]: 0 where dropped, else 1 / (1 - p). */
-void fattni_keep_mask(const fattni_score_tile *at, void *mask);
+/* mask[key][row]: 0 where dropped, else `scale`, which is 1 / (1 - p) or that times a power of two. */
+void fattni_keep_mask(const fattni_score_tile *at, double scale, void *mask);
+/* 1 / (1 - p) may be 65536, which F16 does not hold: where P times it is rounded to F16, it is times 2^-e, 0.5 to 1.
+   Returns e; 0 for other products. */
+int fattni_keep_exponent(const fattni_problem *p, const fattni_cpu_kernels *k);
 
 #endif

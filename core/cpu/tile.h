@@ -10,8 +10,9 @@
 
    16-bit numbers are what tensors may store: `pack`, `widen`, `put` and `dots` read and write them.
    Most tables multiply reals, so that 16-bit tensors are copied as floats. Those of AVX512-BF16 and
-   AMX multiply BF16 numbers and sum in float (tile_bf16.inc): P and dS are rounded in between, as on a
-   GPU. What products read are `operand`s, in an order that the table's own functions make. */
+   AMX multiply BF16 numbers, that of AMX-FP16 F16 numbers, and sum in float (tile_narrow.inc): P and dS
+   are rounded in between, as on a GPU. What products read are `operand`s, in an order that the table's
+   own functions make. */
 #ifndef FATTNI_CORE_CPU_TILE_H
 #define FATTNI_CORE_CPU_TILE_H
 
@@ -19,7 +20,7 @@
 
 /* A tile has at most 64 keys and 192 bytes of rows, 48 floats or 24 doubles: three AVX-512 vectors,
    with the 8 x 3 micro-kernel all but 5 of 32 registers; and 12 KiB per tile, so that S and a
-   packed operand of 64 columns fit into the first-level cache together. BF16 products have 32 rows: two
+   packed operand of 64 columns fit into the first-level cache together. 16-bit products have 32 rows: two
    of AMX's tiles. */
 enum { FATTNI_TILE_KEYS = 64, FATTNI_TILE_BYTES = FATTNI_TILE_KEYS * 192 };
 
@@ -52,7 +53,7 @@ typedef struct fattni_cpu_kernels {
     int64_t lanes;     /* reals of a vector */
     int64_t blocks;    /* neighbouring blocks of rows that add_rows takes at once, at most */
 
-    /* What products read: reals, or FATTN_BF16. Rows of operands have a multiple of operand_step elements
+    /* What products read: reals, or FATTN_BF16 or FATTN_F16. Rows of operands have a multiple of operand_step elements
        (fattni_operand_width). */
     fattn_dtype operand;
     int64_t operand_step;
@@ -77,11 +78,11 @@ typedef struct fattni_cpu_kernels {
     void (*dots)(int64_t rows, int64_t columns, fattn_dtype x_type, const void *x, int64_t x_stride, fattn_dtype y_type,
                  const void *y, int64_t y_stride, void *out);
 
-    /* Operands, from real or 16-bit tensors; BF16 also from float. Rows of x have `columns` elements, those of a
-       copy fattni_operand_width of them.
+    /* Operands, from real or 16-bit tensors; those of 16 bits also from float. Rows of x have `columns` elements, those
+       of a copy fattni_operand_width of them.
        load_packed   of scores: rows of Q or dO
        load_keys     of scores: rows of K or V
-       load_transposed   of add_keys: rows of K or V; BF16: transposed, [column][64] for each 64 keys
+       load_transposed   of add_keys: rows of K or V; 16 bits: transposed, [column][64] for each 64 keys
        load_rows     of add_rows: rows of Q or dO, `pitch` columns, a multiple of lanes
        With reals the last three copy rows as they are, and products take those of tensors, too. */
     void (*load_packed)(int64_t rows, int64_t columns, fattn_dtype from, const void *x, int64_t stride, void *out);
@@ -123,8 +124,8 @@ typedef struct fattni_cpu_kernels {
     /* s[j][i] = 2^(factor (s - base)), sum += sum_j s, for all rows of a tile without diagonals: no maxima, infinity
        beyond the range. */
     void (*exponentials)(const fattni_tile *t, double factor, double base, void *s, void *sum);
-    /* acc[d][i] = decay[i] * acc[d][i] + sum_j v[j][d] s[j][i]; decay NULL means 1. BF16 products change d up to
-       the operand's width. */
+    /* acc[d][i] = decay[i] * acc[d][i] + sum_j v[j][d] s[j][i]; decay NULL means 1. 16-bit products change d up
+       to the operand's width. */
     void (*add_keys)(const fattni_tile *t, int64_t columns, const void *v, int64_t stride, const void *s,
                      const void *decay, void *acc);
     /* The same two products for few rows that see all keys of the tile. Rows of Q and O lie as in tensors, `width`
@@ -176,8 +177,8 @@ extern const fattni_cpu_kernels fattni_cpu_baseline[2];
 #if defined(__x86_64__)
 extern const fattni_cpu_kernels fattni_cpu_avx2[2], fattni_cpu_avx512[2];
 #endif
-#ifdef FATTNI_HAVE_BF16_PRODUCTS /* the compiler knows these instructions */
-extern const fattni_cpu_kernels fattni_cpu_avx512bf16, fattni_cpu_amx;
+#ifdef FATTNI_HAVE_NARROW_PRODUCTS /* the compiler knows AVX512-BF16 and AMX */
+extern const fattni_cpu_kernels fattni_cpu_avx512bf16, fattni_cpu_amx, fattni_cpu_amxfp16;
 #endif
 
 /* What this context runs for tensors of this dtype. */

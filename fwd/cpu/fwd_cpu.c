@@ -17,7 +17,7 @@
    next ones. A block's results do not depend on the piece or the thread. */
 enum { MOST_BLOCKS = 4, LONE_PER_THREAD = 4 };
 
-/* Products of BF16 take a fraction of that time. So K and V of a head are copied into their layout once, by the threads
+/* 16-bit products take a fraction of that time. So K and V of a head are copied into their layout once, by the threads
    that begin with it, where that takes at most so many bytes of the workspace for all heads. */
 enum { MOST_COPIED_BYTES = 64 << 20 };
 

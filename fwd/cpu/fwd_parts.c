@@ -70,7 +70,7 @@ static void take_keys(const fattni_parts *f, const fattni_score_tile *at, bool u
     else
         f->k->softmax(t, fattni_log2_factor(p), s, state + f->max, state + f->sum, decay);
     if (p->drop_T) {
-        fattni_keep_mask(at, extra);
+        fattni_keep_mask(at, p->keep_scale, extra);
         f->k->multiply(t, extra, s);
     }
     f->k->few_add(t, p->Dv, p->dtype, at->value, at->value_stride, s, decay, state, f->o_width);

@@ -10,8 +10,8 @@
 
 enum { FATTNI_PART_KEYS = 8 * FATTNI_TILE_KEYS };
 
-/* At most so many rows are few: beyond, tiles are faster when all threads have heads. BF16 products take no longer for
-   16 rows than for one. */
+/* At most so many rows are few: beyond, tiles are faster when all threads have heads. 16-bit products take no longer
+   for 16 rows than for one. */
 int64_t fattni_few_rows(const fattn_ctx *ctx, const fattni_problem *p);
 
 /* Heads of a group that share keys are rows of one tile: `heads` of them, where no feature differs between heads. */

@@ -131,7 +131,7 @@ void fattni_fwd_start(const fattni_fwd_rows *r) {
         const double old = weight(x.before, x.larger), sink = weight(x.sink, x.larger);
         fattni_store(r->max, type, i, x.max);
         fattni_store(r->sum, type, i, x.larger == INFINITY ? 1 : x.rest * (old + sink));
-        fattni_store(kept, type, i, x.rest * old);
+        fattni_store(kept, type, i, ldexp(x.rest * old, -fattni_keep_exponent(p, r->k)));
     }
     memset(r->o, 0, bytes_of_o(p, r->k));
     if (p->flags & FATTN_MERGE) r->k->pack(r->rows, p->Dv, type, rows_at(r, &p->o), p->o.s[2], kept, r->o);
@@ -186,7 +186,7 @@ void fattni_fwd_tile(const fattni_fwd_rows *r, fattni_range keys, const fattni_f
     fattni_scores(&at, r->q, r->extra, r->s, NULL);
     r->k->softmax(&at.tile, fattni_log2_factor(p), r->s, r->max, r->sum, r->decay);
     if (p->drop_T) {
-        fattni_keep_mask(&at, r->extra);
+        fattni_keep_mask(&at, ldexp(p->keep_scale, -fattni_keep_exponent(p, r->k)), r->extra);
         r->k->multiply(&at.tile, r->extra, r->s);
     }
     if (is_fp8(p)) r->k->round_e4m3(&at.tile, r->s);
@@ -219,7 +219,7 @@ void fattni_fwd_finish(const fattni_fwd_rows *r) {
     for (int64_t i = 0; i < r->rows; ++i) {
         const double max = fattni_load(r->max, type, i), sum = fattni_load(r->sum, type, i);
         double L = sum == 0 ? -INFINITY : max * fattni_score_unit(p) + log(sum);
-        double scale = sum == 0 ? 0 : 1 / sum;
+        double scale = sum == 0 ? 0 : ldexp(1 / sum, fattni_keep_exponent(p, r->k));
         if (!fresh && sum != 0) {
             const start x = start_of(r, i);
             if (max == x.max) L = x.larger + log(sum / x.rest); /* exactly a sink of 1e38 */

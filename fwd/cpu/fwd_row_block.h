@@ -38,7 +38,7 @@ typedef struct fattni_fwd_layout {
     size_t key, value;     /* 16-bit inputs, 8-bit copies: fattni_fwd_room of a tile */
     size_t gathered;       /* pages shorter than a tile: its rows of K, then of V */
     size_t o_rows;         /* for an o of 16 bits, and of 8-bit copies: O, [row][Dv] floats */
-    size_t rounded;        /* P^T as an operand, where products take BF16 */
+    size_t rounded;        /* P^T as an operand, where products take 16 bits */
     size_t q, o, max, sum; /* Q^T [D], O^T [Dv], the online softmax in units of S: of block 0, */
     size_t block;          /* of the next one that many bytes further */
     size_t bytes;

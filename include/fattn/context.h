@@ -42,15 +42,16 @@ enum {
     FATTN_CTX_TUNE = 1u << 1,          /* matrix products on a GPU: the first product of a shape times cuBLASLt's
                                 candidates and waits for the device, later ones use the fastest; results
                                 may differ in rounding from run to run. Not with DETERMINISTIC */
-    FATTN_CTX_F32_PRODUCTS = 1u << 2,  /* CPU: BF16 tensors are multiplied as F32 numbers, for gradient checks.
-                                Without it a CPU with AMX, or an AMD one with AVX512-BF16, rounds P and dS of attention
-                                to BF16 for their products with V, dO, K and Q and sums in F32, as all GPU kernels do:
-                                errors are those of a GPU, and AMX is two to three times as fast; and with AMX oneDNN
-                                multiplies the tape's BF16 tensors. Other CPUs always multiply F32 numbers. On a GPU:
-                                FATTN_E_UNSUPPORTED. The first such call on BF16 tensors asks Linux to let the process
-                                use AMX; from then on sigaltstack refuses stacks smaller than
-                                getauxval(AT_MINSIGSTKSZ), 12 KB. If a thread has a smaller one before, AMX is
-                                refused, and the log says so */
+    FATTN_CTX_F32_PRODUCTS = 1u << 2,  /* CPU: 16-bit tensors are multiplied as F32 numbers, for gradient checks.
+                                Without it BF16 tensors on a CPU with AMX, or an AMD one with AVX512-BF16, and F16
+                                tensors on one with AMX-FP16 (beside AMX: Granite Rapids) are multiplied as they are:
+                                P and dS of attention are rounded to their dtype for the products with V, dO, K and Q,
+                                and sums are F32, as in all GPU kernels. Errors are those of a GPU, and AMX is two to
+                                three times as fast in BF16; and with AMX oneDNN multiplies the tape's BF16 tensors.
+                                Other CPUs always multiply F32 numbers. On a GPU: FATTN_E_UNSUPPORTED. The first such
+                                call asks Linux to let the process use AMX; from then on sigaltstack refuses stacks
+                                smaller than getauxval(AT_MINSIGSTKSZ), 12 KB. If a thread has a smaller one before,
+                                AMX is refused, and the log says so */
     FATTN_CTX_PLAN_ONLY = 1u << 3      /* a GPU that this machine need not have, of architecture arch_cap (75, 80, 86,
                                 87, 89, 90, 100, 103, 120 or 121): fattn_attention_query says which kernels would run
                                 there and the memory that they need. Everything that allocates or runs is
@@ -64,7 +65,7 @@ typedef struct fattn_ctx_options {
     int32_t device_id;
     fattn_stream stream;       /* 0 = the device's default stream */
     int32_t cpu_threads;       /* 0..4096; 0 = OpenMP's choice now; never calls omp_set_num_threads */
-    int32_t arch_cap;          /* tests: CPU code at most 1 = baseline, 2 = AVX2, 3 = AVX-512, 4 = AVX512-BF16;
+    int32_t arch_cap;          /* tests: CPU code at most 1 = baseline, 2 = AVX2, 3 = AVX-512, 4 = AVX512-BF16, 5 = AMX;
                                   on a GPU 75, 80, 86 or 89 = kernels and shared memory of such a GPU; 0 = best */
     int32_t sm_limit;          /* persistent kernels use at most this many SMs; 0 = all */
     int32_t reserved;          /* 0 */

@@ -1,7 +1,10 @@
-/* AMX is asked for when it is first needed, and a refusal is no error. Each test is a process of its own. */
+/* AMX is asked for when it is first needed, by BF16 tensors and, on CPUs with AMX-FP16, by F16 tensors. A refusal is no
+   error. Each test is a process of its own. */
 #define _XOPEN_SOURCE 700 /* sigaltstack */
 #include "attention.h"
+#include "core/base/device.h"
 #include "core/base/internal.h"
+#include "core/cpu/tile.h"
 
 #include <criterion/criterion.h>
 #include <signal.h>
@@ -34,17 +37,19 @@ static bool uses_amx(fattn_ctx *ctx, fattn_dtype dtype) {
         .name = "amx", .dtype = dtype, .B = 1, .Hq = 2, .Hkv = 2, .Sq = 70, .Sk = 90, .D = 16, .Dv = 16};
     attention *const a = attention_new(ctx, &c);
     attention_run(a, LIBRARY);
-    const bool yes = strstr(a->plan.fwd_kernel, "_amx_") && strstr(a->plan.bwd_kernel, "_amx_");
+    const char *const name = dtype == FATTN_F16 ? "_amxfp16_" : "_amx_";
+    const bool yes = strstr(a->plan.fwd_kernel, name) && strstr(a->plan.bwd_kernel, name);
     attention_free(a);
     return yes;
 }
 
-Test(amx, is_not_asked_for_without_bf16) {
+Test(amx, is_not_asked_for_without_16_bits) {
     int warnings = 0;
     fattn_ctx *const ctx = logged_context(0, &warnings), *const exact =
                                                              logged_context(FATTN_CTX_F32_PRODUCTS, &warnings);
     cr_assert_not(uses_amx(ctx, FATTN_F32));
-    cr_assert_not(uses_amx(ctx, FATTN_F16));
+    if (ctx->isa < FATTNI_ISA_AMXFP16) cr_assert_not(uses_amx(ctx, FATTN_F16));
+    cr_assert_not(uses_amx(exact, FATTN_F16));
     cr_assert_not(uses_amx(exact, FATTN_BF16));
     cr_assert(set_small_stack());
     cr_assert_eq(warnings, 0);
@@ -52,24 +57,56 @@ Test(amx, is_not_asked_for_without_bf16) {
     fattn_ctx_destroy(exact);
 }
 
-Test(amx, refused_beside_a_small_signal_stack) {
+static void refuse(int isa, fattn_dtype dtype) {
     int warnings = 0;
     fattn_ctx *const ctx = logged_context(0, &warnings);
-    if (ctx->isa < FATTNI_ISA_AMX) cr_skip("no AMX");
+    if (ctx->isa < isa) cr_skip("no AMX for %s", fattn_dtype_name(dtype));
     cr_assert(set_small_stack());
-    cr_assert_not(uses_amx(ctx, FATTN_BF16));
-    cr_assert_not(uses_amx(ctx, FATTN_BF16));
+    cr_assert_not(uses_amx(ctx, dtype));
+    cr_assert_not(uses_amx(ctx, dtype));
     cr_assert_eq(warnings, 1);
     fattn_ctx_destroy(ctx);
 }
+Test(amx, refused_beside_a_small_signal_stack) { refuse(FATTNI_ISA_AMX, FATTN_BF16); }
+Test(amx, refused_to_f16_beside_a_small_signal_stack) { refuse(FATTNI_ISA_AMXFP16, FATTN_F16); }
 
-Test(amx, is_used_once_allowed) {
+static void use(int isa, fattn_dtype dtype) {
     int warnings = 0;
     fattn_ctx *const ctx = logged_context(0, &warnings);
-    if (ctx->isa < FATTNI_ISA_AMX) cr_skip("no AMX");
-    cr_assert(uses_amx(ctx, FATTN_BF16));
+    if (ctx->isa < isa) cr_skip("no AMX for %s", fattn_dtype_name(dtype));
+    cr_assert(uses_amx(ctx, dtype));
     cr_assert_not(set_small_stack(), "the process may use AMX, but signal stacks may be small");
-    cr_assert(uses_amx(ctx, FATTN_BF16));
+    cr_assert(uses_amx(ctx, dtype));
     cr_assert_eq(warnings, 0);
     fattn_ctx_destroy(ctx);
 }
+Test(amx, is_used_once_allowed) { use(FATTNI_ISA_AMX, FATTN_BF16); }
+Test(amx, is_used_by_f16_once_allowed) { use(FATTNI_ISA_AMXFP16, FATTN_F16); }
+
+#ifdef FATTNI_HAVE_NARROW_PRODUCTS
+/* Of every instruction set, on any CPU: nothing is computed. */
+Test(amx, which_tensors_ask_and_what_multiplies_them) {
+    int warnings = 0;
+    fattn_ctx *const contexts[] = {logged_context(0, &warnings), logged_context(FATTN_CTX_F32_PRODUCTS, &warnings)};
+    cr_assert(set_small_stack()); /* to ask is to be refused */
+    for (int isa = FATTNI_ISA_BASELINE; isa <= FATTNI_ISA_AMXFP16; ++isa)
+        for (int type = FATTN_F64; type <= FATTN_BF16; ++type)
+            for (int exact = 0; exact < 2; ++exact) {
+                const fattn_dtype dtype = (fattn_dtype)type;
+                fattn_ctx *const ctx = contexts[exact];
+                ctx->isa = isa;
+                const fattni_cpu_kernels *want = NULL; /* with F32 products */
+                if (!exact && dtype == FATTN_F16 && isa == FATTNI_ISA_AMXFP16) want = &fattni_cpu_amxfp16;
+                if (!exact && dtype == FATTN_BF16 && isa >= FATTNI_ISA_AMX) want = &fattni_cpu_amx;
+                const bool asks = want != NULL;
+                if (!exact && dtype == FATTN_BF16 && isa == FATTNI_ISA_AVX512BF16) want = &fattni_cpu_avx512bf16;
+                const fattni_cpu_kernels *const got = fattni_cpu_kernels_of(ctx, dtype);
+                cr_assert(want ? got == want : !got->round, "%s, set %d: %s", fattn_dtype_name(dtype), isa, got->isa);
+                warnings = 0;
+                ctx->ops->use(ctx, dtype);
+                cr_assert_eq(warnings, asks, "%s, set %d", fattn_dtype_name(dtype), isa);
+                cr_assert_eq(ctx->isa, asks ? FATTNI_ISA_AVX512 : isa);
+            }
+    for (int n = 0; n < 2; ++n) fattn_ctx_destroy(contexts[n]);
+}
+#endif

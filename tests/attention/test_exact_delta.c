@@ -260,10 +260,19 @@ enum { ACCURACY_CASES = sizeof accuracy_cases / sizeof *accuracy_cases };
 /* A rest of half a unit, on average, instead of a rounding by 128 units: the part of the error that comes from delta is
    256 times smaller, and adds, squared, to that of a call without means, which is mostly the last rounding of dQ and
    dK. It is small beside that, but where keys are not centred, as with a softcap, and c and V's mean are 10. `of_p`: in
-   a row with few keys forward's roundings of P, half of 2^-9 or less, do not sum to 0, and V's mean multiplies them. */
+   a row with few keys forward's roundings of P, half of 2^-9 (F16: 2^-12) or less, do not sum to 0, and V's mean
+   multiplies them. */
 static void check_gradient(const char *what, double none, double with, double without, double of_p) {
     cr_assert(with <= 1.5 * hypot(hypot(none, without / 256), of_p),
               "%s: off by %.2e, without means by %.2e, without the flag %.2e", what, with, none, without);
+}
+
+/* Of dQ, where keys are not centred and P and dS are rounded: a mean of c in four channels of keys of size sqrt(D)
+   multiplies what roundings of dS sum to in a row, and those of P in O, beside a V of size 1 and a mean. Roundings are
+   0.42 u, as a root of mean squares. */
+static double of_uncentred_keys(const attention_case *c, double key, double value) {
+    const double u = c->dtype == FATTN_F16 ? 0x1p-11 : 0x1p-8;
+    return 0.42 * u * 2 * key / sqrt((double)c->D) * sqrt(2 + value * value);
 }
 
 /* The rounded O, without the flag. A mean of 10 in V gives O a last place of 1/16 (F16: 1/128) and delta an error of
@@ -300,8 +309,9 @@ Test(exact_delta, means_of_keys_and_values_cost_nothing) {
             snprintf(what, sizeof what, "%s %s, means of %g in K and %g in V", c.name, fattn_dtype_name(c.dtype), key,
                      value);
             const bool rounds = fattni_cpu_kernels_of(ctx, c.dtype)->round;
-            const double of_p = rounds ? value * 0x1p-10 : 0;
-            check_gradient(what, none.dq, with.dq, without.dq, of_p);
+            const double of_p = rounds ? value * (c.dtype == FATTN_F16 ? 0x1p-13 : 0x1p-10) : 0;
+            const double of_keys = rounds && c.softcap > 0 ? of_uncentred_keys(&c, key, value) : 0;
+            check_gradient(what, none.dq, with.dq, without.dq, hypot(of_p, of_keys));
             check_gradient(what, none.dk, with.dk, without.dk, of_p);
             check_without(&rounded, key, value, rounds, none, without);
         }

@@ -24,7 +24,7 @@ Test(huge, avx512, .timeout = 600) { check(FATTNI_ISA_AVX512, FATTN_ALGO_AUTO); 
 Test(huge, flash1, .timeout = 600) { check(FATTNI_ISA_BASELINE, FATTN_ALGO_FLASH1); }
 
 Test(huge, parts) {
-    for (int isa = FATTNI_ISA_BASELINE; isa <= FATTNI_ISA_AMX; ++isa) {
+    for (int isa = FATTNI_ISA_BASELINE; isa <= FATTNI_ISA_AMXFP16; ++isa) {
         fattn_ctx *const ctx = attention_context_isa(1, isa);
         if (!ctx) continue;
         huge_check_parts(ctx, LIBRARY, NULL);

@@ -4,6 +4,7 @@
 #include "failing_alloc.h"
 #include "kv.h"
 #include "pages.h"
+#include "core/cpu/tile.h"
 
 #include <criterion/criterion.h>
 #include <math.h>
@@ -226,14 +227,15 @@ Test(kv_decoding, f64) { decode(FATTN_F64, 2, 2, 0, true); }
 Test(kv_decoding, f64_rope) { decode(FATTN_F64, 1, 3, 1e4f, true); }
 Test(kv_decoding, f64_rope_without_pages) { decode(FATTN_F64, 2, 4, 500, false); }
 Test(kv_decoding, f32_rope) { decode(FATTN_F32, 1, 8, 1e4f, true); }
-Test(kv_decoding, f16_rope) { decode(FATTN_F16, 2, 6, 1e4f, true); }
-Test(kv_decoding, bf16_rope) {
-    fattn_ctx *const ctx = attention_context(1); /* BF16 products round P */
-    const bool rounds = ctx->isa >= FATTNI_ISA_AVX512BF16;
+static void decode_narrow(fattn_dtype dtype) {
+    fattn_ctx *const ctx = attention_context(1); /* 16-bit products round P */
+    const bool rounds = fattni_cpu_kernels_of(ctx, dtype)->round;
     fattn_ctx_destroy(ctx);
     if (rounds) cr_skip("P is rounded in calls of many rows");
-    decode(FATTN_BF16, 2, 6, 1e4f, true);
+    decode(dtype, 2, 6, 1e4f, true);
 }
+Test(kv_decoding, f16_rope) { decode_narrow(FATTN_F16); }
+Test(kv_decoding, bf16_rope) { decode_narrow(FATTN_BF16); }
 
 /* ---- refused ---- */
 

@@ -34,24 +34,29 @@ Test(memory, forward_scratch_is_per_thread_and_independent_of_length) {
     fattn_ctx_destroy(eight);
 }
 
-/* BF16 products: also copies of K and V of all key heads, 2 bytes a number, up to 64 MiB of them. */
+/* 16-bit products: also copies of K and V of all key heads, 2 bytes a number, up to 64 MiB of them. */
+static void check_copies(fattn_ctx *ctx, fattn_dtype dtype) {
+    attention_case c = base;
+    c.dtype = dtype, c.Hq = 4, c.Hkv = 2, c.Sq = 256, c.Sk = 500;
+    const size_t small = plan_of(ctx, &c).fwd_workspace;
+    c.Sk = 1000;
+    cr_assert_eq(plan_of(ctx, &c).fwd_workspace - small, 2 * (1024 - 512) * (64 + 64) * 2);
+    c.Sk = (64 << 20) / (2 * 128 * 2);
+    cr_assert_eq(plan_of(ctx, &c).fwd_workspace - small, (64 << 20) - 2 * 512 * 128 * 2);
+    ++c.Sk;
+    cr_assert_eq(small - plan_of(ctx, &c).fwd_workspace, 2 * 512 * 128 * 2);
+    c.Sk = 1000, c.Hkv = 4, c.Sq = 32; /* one block of rows for each head: nothing is used twice */
+    const size_t one = plan_of(ctx, &c).fwd_workspace;
+    c.Sk = 500;
+    cr_assert_eq(plan_of(ctx, &c).fwd_workspace, one);
+}
+
 Test(memory, copies_of_keys) {
-    for (int isa = FATTNI_ISA_AVX512BF16; isa <= FATTNI_ISA_AMX; ++isa) {
+    for (int isa = FATTNI_ISA_AVX512BF16; isa <= FATTNI_ISA_AMXFP16; ++isa) {
         fattn_ctx *const ctx = attention_context_isa(2, isa);
         if (!ctx) continue;
-        attention_case c = base;
-        c.dtype = FATTN_BF16, c.Hq = 4, c.Hkv = 2, c.Sq = 256, c.Sk = 500;
-        const size_t small = plan_of(ctx, &c).fwd_workspace;
-        c.Sk = 1000;
-        cr_assert_eq(plan_of(ctx, &c).fwd_workspace - small, 2 * (1024 - 512) * (64 + 64) * 2);
-        c.Sk = (64 << 20) / (2 * 128 * 2);
-        cr_assert_eq(plan_of(ctx, &c).fwd_workspace - small, (64 << 20) - 2 * 512 * 128 * 2);
-        ++c.Sk;
-        cr_assert_eq(small - plan_of(ctx, &c).fwd_workspace, 2 * 512 * 128 * 2);
-        c.Sk = 1000, c.Hkv = 4, c.Sq = 32; /* one block of rows for each head: nothing is used twice */
-        const size_t one = plan_of(ctx, &c).fwd_workspace;
-        c.Sk = 500;
-        cr_assert_eq(plan_of(ctx, &c).fwd_workspace, one);
+        check_copies(ctx, FATTN_BF16);
+        if (isa >= FATTNI_ISA_AMXFP16) check_copies(ctx, FATTN_F16);
         fattn_ctx_destroy(ctx);
     }
 }

@@ -84,7 +84,7 @@ static void check_case(const attention_case *c, int64_t page, enum pages_layout 
 }
 
 static void check_every_isa(const attention_case *c, int64_t page, enum pages_layout layout) {
-    for (int isa = FATTNI_ISA_BASELINE; isa <= FATTNI_ISA_AMX; ++isa) check_case(c, page, layout, isa);
+    for (int isa = FATTNI_ISA_BASELINE; isa <= FATTNI_ISA_AMXFP16; ++isa) check_case(c, page, layout, isa);
 }
 
 static int64_t up(int64_t n, int64_t page) { return (n + page - 1) / page * page; }

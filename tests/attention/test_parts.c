@@ -176,7 +176,7 @@ static void huge_scores(attention *a) {
     }
 }
 Test(parts, huge_scores) {
-    for (int isa = FATTNI_ISA_BASELINE; isa <= FATTNI_ISA_AMX; ++isa)
+    for (int isa = FATTNI_ISA_BASELINE; isa <= FATTNI_ISA_AMXFP16; ++isa)
         for (int n = 0; n < 4; ++n) {
             fattn_ctx *const ctx = attention_context_isa(2, isa);
             if (!ctx) continue;
@@ -222,7 +222,7 @@ static void check_bits(const attention *one, const attention *all, int64_t b, en
 }
 
 Test(parts, a_sequence_alone_and_in_any_batch) {
-    for (int isa = FATTNI_ISA_BASELINE; isa <= FATTNI_ISA_AMX; ++isa)
+    for (int isa = FATTNI_ISA_BASELINE; isa <= FATTNI_ISA_AMXFP16; ++isa)
         for (int n = 0; n < 16; ++n) {
             fattn_ctx *const ctx = attention_context_isa(1 + n % 3, isa), *const other = attention_context_isa(2, isa);
             if (!ctx || !other) continue;

@@ -21,6 +21,7 @@
 #ifndef _DEFAULT_SOURCE
 #define _DEFAULT_SOURCE /* anonymous mappings */
 #endif
+#include "core/cpu/tile.h"
 #include "tiles.h"
 
 #include <criterion/criterion.h>
@@ -130,7 +131,7 @@ static void damage_and_check(fattn_ctx *ctx, const attention_case *c, enum tenso
 
 Test(tiles_extremes, how_far_a_nan_reaches) {
     static const enum tensor_id ids[] = {T_Q, T_K, T_V, T_D_O, T_LSE};
-    for (int isa = FATTNI_ISA_BASELINE; isa <= FATTNI_ISA_AMX; ++isa)
+    for (int isa = FATTNI_ISA_BASELINE; isa <= FATTNI_ISA_AMXFP16; ++isa)
         for (int n = 0; n < 5 * 4 * 2; ++n) {
             fattn_ctx *const ctx = attention_context_isa(1, isa);
             if (!ctx) continue;
@@ -148,7 +149,7 @@ Test(tiles_extremes, how_far_a_nan_reaches) {
                                       .flags = FATTN_CAUSAL,
                                       .algorithm = n < 20 ? FATTN_ALGO_AUTO : FATTN_ALGO_FLASH1};
             const int64_t bytes = isa >= FATTNI_ISA_AVX512 ? 64 : isa == FATTNI_ISA_AVX2 ? 32 : 16;
-            if (dtype == FATTN_BF16 && isa >= FATTNI_ISA_AVX512BF16)
+            if (fattni_cpu_kernels_of(ctx, dtype)->round)
                 damage_and_check(ctx, &c, ids[n % 5], 32, 32);
             else
                 damage_and_check(ctx, &c, ids[n % 5], bytes / (dtype == FATTN_F64 ? 8 : 4), 8);
@@ -158,7 +159,7 @@ Test(tiles_extremes, how_far_a_nan_reaches) {
 
 /* An infinite key makes infinite scores: +inf is NaN in its row, -inf masks the key. */
 Test(tiles_extremes, infinity_of_a_key_stays_with_its_rows) {
-    for (int isa = FATTNI_ISA_BASELINE; isa <= FATTNI_ISA_AMX; ++isa)
+    for (int isa = FATTNI_ISA_BASELINE; isa <= FATTNI_ISA_AMXFP16; ++isa)
         for (int n = 0; n < 8; ++n) {
             fattn_ctx *const ctx = attention_context_isa(1, isa);
             if (!ctx) continue;
@@ -208,7 +209,7 @@ static void copy_row(const attention *to, int64_t head, int64_t i, const attenti
    rows have queries 4000 times as large; at addresses that are not multiples of a vector. */
 Test(tiles_extremes, a_row_s_bits_are_its_own) {
     enum { FIRST = 17, ROWS = 100 };
-    for (int isa = FATTNI_ISA_BASELINE; isa <= FATTNI_ISA_AMX; ++isa)
+    for (int isa = FATTNI_ISA_BASELINE; isa <= FATTNI_ISA_AMXFP16; ++isa)
         for (int n = 0; n < 24; ++n) {
             fattn_ctx *const ctx = attention_context_isa(1, isa);
             if (!ctx) continue;

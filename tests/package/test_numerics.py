@@ -50,7 +50,7 @@ for file, line, said in (
         ("core/device/score_terms_mma.cuh", f"#define FATTNI_FAR_SCORE {2**22}.0f", "beyond 2^22"),
         ("fwd/cuda/sm90/fwd_sm90.cuh", "#define DOMINANT 0.25f", "a quarter of the sum"),
         ("core/cuda/kernel.h", "enum { FATTNI_SHORT_ROWS = 1024 };", "Sq <= 1024"),
-        ("bwd/cuda/bwd_cuda.c", "k < 15 && p->Sk >> (12 + k) > 1", "floor(log2 Sk) - 12, at most 15"),
+        ("core/attention/problem.h", "k < 15 && p->Sk >> (12 + k) > 1", "floor(log2 Sk) - 12, at most 15"),
         ("core/attention/problem.c", "MAX_POSITION", "0 to 2^29")):
     check(line in (ROOT / file).read_text(), f"{file} has no longer: {line}")
     check(said in TEXT, f"the text has no longer: {said}")

@@ -248,7 +248,7 @@ void tiles_check_changed(const attention_case *given, bool backward, void (*chan
     if (!c.dtype) c.dtype = FATTN_F64;
     if (c.flags & FATTN_MERGE) c.wide = true; /* a partial result is F32 or F64 */
     expected e = expect(one, &c, backward, change);
-    for (int isa = FATTNI_ISA_BASELINE; isa <= FATTNI_ISA_AMX; ++isa)
+    for (int isa = FATTNI_ISA_BASELINE; isa <= FATTNI_ISA_AMXFP16; ++isa)
         for (int threads = 1; threads <= 16; threads += 15) { /* backward: one pass; chains, or two */
             fattn_ctx *const ctx = attention_context_isa(threads, isa);
             if (!ctx) continue;

@@ -12,21 +12,24 @@
 static const double poison = 12345;
 
 static void each(void (*test)(const fattni_cpu_kernels *k)) {
-    for (int isa = FATTNI_ISA_BASELINE; isa <= FATTNI_ISA_AMX; ++isa) {
+    for (int isa = FATTNI_ISA_BASELINE; isa <= FATTNI_ISA_AMXFP16; ++isa) {
         fattn_ctx *const ctx = attention_context_isa(1, isa);
         if (!ctx) continue;
         const fattni_cpu_kernels *const f32 = fattni_cpu_kernels_of(ctx, FATTN_F32);
         const fattni_cpu_kernels *const bf16 = fattni_cpu_kernels_of(ctx, FATTN_BF16);
+        const fattni_cpu_kernels *const f16 = fattni_cpu_kernels_of(ctx, FATTN_F16);
         test(f32);
         test(fattni_cpu_kernels_of(ctx, FATTN_F64));
-        cr_assert_eq(fattni_cpu_kernels_of(ctx, FATTN_F16), f32);
         cr_assert_eq(bf16 != f32, isa >= FATTNI_ISA_AVX512BF16);
+        cr_assert_eq(f16 != f32, isa >= FATTNI_ISA_AMXFP16);
         if (bf16 != f32 && (isa < FATTNI_ISA_AMX || fattni_allow_amx())) test(bf16);
-#ifdef FATTNI_HAVE_BF16_PRODUCTS
-        if (isa == FATTNI_ISA_AVX512BF16) test(&fattni_cpu_amx_model);
-#endif
+        if (f16 != f32 && fattni_allow_amx()) test(f16);
         fattn_ctx_destroy(ctx);
     }
+#ifdef FATTNI_HAVE_NARROW_PRODUCTS
+    test(&fattni_cpu_amx_model);
+    test(&fattni_cpu_amxfp16_model);
+#endif
 }
 
 Test(cpu_tile, f32_products) {
@@ -34,6 +37,7 @@ Test(cpu_tile, f32_products) {
     fattn_ctx *ctx;
     cr_assert_eq(fattn_ctx_create(&o, &ctx), FATTN_OK);
     cr_assert_eq(fattni_cpu_kernels_of(ctx, FATTN_BF16), fattni_cpu_kernels_of(ctx, FATTN_F32));
+    cr_assert_eq(fattni_cpu_kernels_of(ctx, FATTN_F16), fattni_cpu_kernels_of(ctx, FATTN_F32));
     fattn_ctx_destroy(ctx);
 }
 
@@ -113,6 +117,9 @@ static const fattn_dtype narrow[2] = {FATTN_F16, FATTN_BF16};
 static float value(fattn_dtype t, int h) {
     return t == FATTN_F16 ? fattni_f16_to_float((uint16_t)h) : fattni_bf16_to_float((uint16_t)h);
 }
+static uint16_t rounded(fattn_dtype t, float x) {
+    return t == FATTN_F16 ? fattni_float_to_f16(x) : fattni_float_to_bf16(x);
+}
 
 /* Every 16-bit number becomes the float that numeric.h says; columns beyond become zero. */
 static void widens(const fattni_cpu_kernels *k) {
@@ -177,7 +184,7 @@ static void narrows(const fattni_cpu_kernels *k) {
             }
             k->put(1, WIDTH, x, WIDTH, false, narrow[n], y, WIDTH);
             for (int d = 0; d < WIDTH; ++d) {
-                const uint16_t want = narrow[n] == FATTN_F16 ? fattni_float_to_f16(x[d]) : fattni_float_to_bf16(x[d]);
+                const uint16_t want = rounded(narrow[n], x[d]);
                 cr_assert_eq(y[d], want, "%s %s: %a gives %x, not %x", k->isa, fattn_dtype_name(narrow[n]),
                              (double)x[d], y[d], want);
             }
@@ -194,7 +201,7 @@ static void puts_and_dots_of_halves(const fattni_cpu_kernels *k) {
         uint16_t y[WIDTH];
         for (int d = 0; d < WIDTH; ++d) {
             x[d] = (float)(d % 5) - 2;
-            y[d] = n ? fattni_float_to_bf16((float)d) : fattni_float_to_f16((float)d);
+            y[d] = rounded(narrow[n], (float)d);
         }
         k->put(1, WIDTH, x, WIDTH, true, narrow[n], y, WIDTH);
         double sum = 0;
@@ -304,8 +311,7 @@ static void blocks(const fattni_cpu_kernels *k) {
     static float sums[2][FATTNI_TILE_KEYS * 256];
     cr_assert_leq(k->blocks, MOST);
     uint64_t r = 1;
-    for (int64_t e = 0; e < MOST * ROWS * pad; ++e)
-        x[e] = fattni_float_to_bf16((float)cases_below(&r, 2001) / 1000 - 1);
+    for (int64_t e = 0; e < MOST * ROWS * pad; ++e) x[e] = rounded(k->operand, (float)cases_below(&r, 2001) / 1000 - 1);
     if (k->begin) k->begin();
     for (int n = 0; n < 200; ++n) {
         const int64_t count = 2 + n % (k->blocks - 1);
@@ -329,7 +335,47 @@ static void blocks(const fattni_cpu_kernels *k) {
 }
 Test(cpu_tile, blocks_of_rows) { each(blocks); }
 
-/* P and dS as BF16: to the nearest, ties to even, as numeric.h; both orders hold the same numbers. */
+/* Sums of products of all sizes that the type has, F16's subnormal ones among them, beside those in F64. Products of
+   two such numbers are exact in F32, and D roundings at most are on the way of each to its sum. */
+static void sums(const fattni_cpu_kernels *k) {
+    enum { D = 96, ROWS = 32 };
+    if (!k->round) return;
+    static uint16_t key[FATTNI_TILE_KEYS * D], q[ROWS * D], packed[ROWS * D];
+    static float s[FATTNI_TILE_KEYS * ROWS];
+    const bool f16 = k->operand == FATTN_F16;
+    const fattni_tile t = {ROWS, FATTNI_TILE_KEYS, .lo = -FATTNI_UNBOUNDED, .hi = FATTNI_UNBOUNDED};
+    uint64_t r = 1;
+    if (k->begin) k->begin();
+    for (int n = 0; n < 20; ++n) {
+        /* n % 4 = 0: subnormal F16, 1: all finite F16, 2 and 3: some sizes; BF16 without those whose products are not
+           normal numbers. */
+        static const int most[4] = {0x400, 0x7c00, 0x5000, 0x3c00};
+        for (int e = 0; e < FATTNI_TILE_KEYS * D; ++e) {
+            const int sign = cases_below(&r, 2) << 15, other = cases_below(&r, 2) << 15;
+            key[e] = (uint16_t)(sign | (f16 ? cases_below(&r, most[n % 4]) : 0x3000 + cases_below(&r, 0x1000)));
+            if (e < ROWS * D)
+                q[e] = (uint16_t)(other | (f16 ? cases_below(&r, most[n % 4]) : 0x3000 + cases_below(&r, 0x1000)));
+        }
+        k->load_packed(ROWS, D, k->operand, q, D, packed);
+        k->scores(&t, D, key, D, packed, s);
+        for (int j = 0; j < FATTNI_TILE_KEYS; ++j)
+            for (int i = 0; i < ROWS; ++i) {
+                double want = 0, size = 0;
+                for (int d = 0; d < D; ++d) {
+                    const double x =
+                        (double)value(k->operand, key[j * D + d]) * (double)value(k->operand, q[i * D + d]);
+                    want += x, size += fabs(x);
+                }
+                const double error = fabs((double)s[j * ROWS + i] - want);
+                cr_assert(error <= D * 0x1p-24 * size, "%s %d: %a, not %a", k->isa, n, (double)s[j * ROWS + i], want);
+            }
+    }
+    if (k->end) k->end();
+}
+Test(cpu_tile, sums) { each(sums); }
+
+/* P and dS in 16 bits: to the nearest, ties to even, as numeric.h, in F16 infinity beyond its range; both orders hold
+   the same numbers. */
 static void rounds(const fattni_cpu_kernels *k) {
     if (!k->round) return;
     const fattni_tile t = {k->rows, FATTNI_TILE_KEYS, .lo = -FATTNI_UNBOUNDED, .hi = FATTNI_UNBOUNDED};
@@ -338,12 +384,14 @@ static void rounds(const fattni_cpu_kernels *k) {
         float x[FATTNI_TILE_KEYS * 32];
         for (uint32_t e = 0; e < FATTNI_TILE_KEYS * 32; ++e) {
             const uint32_t bits = 0x00800000 + (n * FATTNI_TILE_KEYS * 32 + e) * 24989u % 0x7f000000; /* normal */
-            x[e] = fattni_bits_float(e % 4 ? bits : (bits & 0xffff0000) | 0x8000) * (e % 3 ? 1 : -1);
+            const uint32_t tie = k->operand == FATTN_F16 ? (bits & 0xffffe000) | 0x1000 : (bits & 0xffff0000) | 0x8000;
+            x[e] = fattni_bits_float(e % 4 ? bits : tie) * (e % 3 ? 1 : -1);
+            if (k->operand == FATTN_F16 && e % 2) x[e] = ldexpf(frexpf(x[e], &(int){0}), (int)(e / 2 % 45) - 27);
         }
         k->round(&t, x, pairs, rows);
         for (int j = 0; j < FATTNI_TILE_KEYS; ++j)
             for (int i = 0; i < 32; ++i) {
-                const uint16_t want = fattni_float_to_bf16(x[j * 32 + i]), pair = pairs[j / 2 * 64 + 2 * i + j % 2];
+                const uint16_t want = rounded(k->operand, x[j * 32 + i]), pair = pairs[j / 2 * 64 + 2 * i + j % 2];
                 const uint16_t row = rows[j * k->blocks * 32 + i];
                 cr_assert(row == want && pair == want, "%s: %a gives %x and %x, not %x", k->isa, (double)x[j * 32 + i],
                           row, pair, want);
@@ -399,13 +447,13 @@ static void e4m3(const fattni_cpu_kernels *k) {
 }
 Test(cpu_tile, e4m3) { each(e4m3); }
 
-#ifdef FATTNI_HAVE_BF16_PRODUCTS
+#ifdef FATTNI_HAVE_NARROW_PRODUCTS
 /* The model of the instructions gives their bits, where the machine has them: numbers of all signs and many sizes,
    subnormal ones among them. */
-Test(cpu_tile, model_of_amx) {
-    fattn_ctx *const ctx = attention_context_isa(1, FATTNI_ISA_AMX);
-    if (!ctx || !fattni_allow_amx()) cr_skip("no AMX");
-    const fattni_cpu_kernels *const k = fattni_cpu_kernels_of(ctx, FATTN_BF16);
+static void check_model(int isa, fattn_dtype dtype) {
+    fattn_ctx *const ctx = attention_context_isa(1, isa);
+    if (!ctx || !fattni_allow_amx()) cr_skip("no AMX for %s", fattn_dtype_name(dtype));
+    const fattni_cpu_kernels *const k = fattni_cpu_kernels_of(ctx, dtype);
     enum { KEYS = 32, ROWS = 32, D = 64 };
     static uint16_t key[KEYS * D], packed[ROWS * D];
     static float got[KEYS * ROWS], want[KEYS * ROWS];
@@ -417,17 +465,25 @@ Test(cpu_tile, model_of_amx) {
             key[e] = (uint16_t)((random & 0x807f) | (uint32_t)(random >> 16) % exponents << 7);
             const int other = cases_below(&r, 1 << 30);
             packed[e] = (uint16_t)((other & 0x807f) | (130 + (uint32_t)(other >> 16) % (exponents / 4)) << 7);
+            if (dtype == FATTN_F16)
+                key[e] = (uint16_t)(random % 0x7c00 | (random >> 15 & 0x8000)),
+                packed[e] = (uint16_t)(other % 0x7c00 | (other >> 15 & 0x8000));
         }
         const fattni_tile t = {ROWS, KEYS, .lo = -FATTNI_UNBOUNDED, .hi = FATTNI_UNBOUNDED};
         k->begin();
         k->scores(&t, D, key, D, packed, got);
         k->end();
         memset(want, 0, sizeof want);
-        amx_model_product(KEYS, ROWS, D, key, (const uint32_t *)packed, want);
+        if (dtype == FATTN_F16)
+            amxfp16_model_product(KEYS, ROWS, D, key, (const uint32_t *)packed, want);
+        else
+            amx_model_product(KEYS, ROWS, D, key, (const uint32_t *)packed, want);
         cr_assert_eq(memcmp(got, want, sizeof got), 0, "%d", n);
     }
     fattn_ctx_destroy(ctx);
 }
+Test(cpu_tile, model_of_amx) { check_model(FATTNI_ISA_AMX, FATTN_BF16); }
+Test(cpu_tile, model_of_amxfp16) { check_model(FATTNI_ISA_AMXFP16, FATTN_F16); }
 #endif
 
 static void adjusts(const fattni_cpu_kernels *k) {
