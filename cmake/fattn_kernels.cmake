@@ -32,7 +32,7 @@ set(dtype_bf16 FATTN_BF16)
 set(dtype_f8 FATTN_F8E4M3)
 set(n "([0-9]+)")
 set(w "([a-z0-9_]+)")
-set(d "([0-9]+/?[0-9]*)") # 192/128: head_dim of q and k, of v
+set(d "([0-9]+|[0-9]+/[0-9]+)") # 192/128: of q and k, of v
 set(kernel_line "^K\\(${n}, *${w}, *${w}, *${d}, *${w}, *${n}, *${n}, *${n}, *${n}\\)$")
 foreach(pass fwd bwd)
   set(table ${PROJECT_SOURCE_DIR}/${pass}/cuda/${pass}_kernels.def)
