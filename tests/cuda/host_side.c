@@ -276,7 +276,8 @@ Test(host_side, every_architecture_has_kernels) {
                                             *const bwd = kernel_called(fattni_bwd_cuda_kernels, plan.bwd_kernel);
             cr_assert(fwd->shared <= limit && bwd->shared <= limit);
             cr_assert_eq(fwd->tf32, bwd->tf32, "%s, %s: delta must be that of the rounded O", fwd->name, bwd->name);
-            cr_assert(fwd->D >= D && bwd->D >= D && fwd->dtype == x.t[Q].dtype && bwd->dtype == x.t[Q].dtype);
+            cr_assert(fwd->D >= D && fwd->Dv >= D && bwd->D >= D && bwd->Dv >= D && fwd->dtype == x.t[Q].dtype &&
+                      bwd->dtype == x.t[Q].dtype);
             const int64_t padded = 2 * (D > 64 ? D : 64);
             cr_assert(fwd->D < padded && bwd->D < padded, "sm_%d, head_dim %lld: %s, %s", arch, (long long)D, fwd->name,
                       bwd->name);
@@ -291,6 +292,59 @@ Test(host_side, every_architecture_has_kernels) {
         }
         fattn_ctx_destroy(ctx);
     }
+}
+
+/* Hopper's forward for head_dim up to 192: V has a width of its own, and where O cannot be stored by its tensor map the
+   banded kernel runs, if the plain one knows no other way. */
+Test(host_side, hopper_forward_of_head_dim_192) {
+    enum { FULL, CAUSAL, WINDOW, SOFTCAP, WIDE, WIDE_CAUSAL };
+    static const struct {
+        int64_t D, Dv;
+        int call;
+        const char *fwd;
+    } calls[] = {
+        {192, 128, FULL, "d192_v128_full_128x128"},
+        {192, 128, CAUSAL, "d192_v128_causal_128x128"},
+        {192, 128, WINDOW, "d192_v128_banded_128x128"},
+        {192, 128, SOFTCAP, "d192_v128_general_128x112"},
+        {192, 128, WIDE, "d192_v128_banded_128x128"},
+        {192, 128, WIDE_CAUSAL, "d192_v128_banded_128x128"},
+        {136, 8, CAUSAL, "d192_v128_causal_128x128"},
+        {192, 136, FULL, "d192_full_128x112"},
+        {192, 192, CAUSAL, "d192_causal_128x112"},
+        {192, 192, WINDOW, "d192_banded_128x112"},
+        {192, 192, SOFTCAP, "d192_general_128x112"},
+        {192, 192, WIDE, "d192_full_128x112"},
+        {128, 192, FULL, "d192_full_128x112"},
+        {128, 128, CAUSAL, "d128_causal_128x128"},
+        {200, 128, FULL, "d256_full_128x80"},
+        {192, 200, CAUSAL, "d256_short_128x64"},
+        {96, 80, FULL, "d96_full_128x128"},
+        {256, 256, WIDE_CAUSAL, "d256_causal_128x80"},
+    };
+    for (int arch = 80; arch <= 90; arch += 10)
+        for (size_t n = 0; n < 2 * sizeof calls / sizeof *calls; ++n) {
+            const int64_t D = calls[n / 2].D, Dv = calls[n / 2].Dv;
+            const int call = calls[n / 2].call;
+            fattn_ctx *const ctx = planner(arch);
+            shapes x;
+            fattn_attention_plan plan = {.struct_size = sizeof plan};
+            describe(&x, dtypes[n % 2], 4, 1000, 1000, D);
+            static const int of_v[] = {V, O, D_O, DV};
+            for (int t = 0; t < 4; ++t)
+                x.t[of_v[t]] =
+                    fattn_tensor_view(place(of_v[t]), call >= WIDE && of_v[t] == O ? FATTN_F32 : dtypes[n % 2],
+                                      FATTN_CUDA, 0, 4, (int64_t[]){1, 4, 1000, Dv});
+            x.p.flags = call == CAUSAL || call == WIDE_CAUSAL ? FATTN_CAUSAL : call == WINDOW ? FATTN_WINDOW : 0;
+            x.p.window_left = x.p.window_right = 100;
+            x.p.softcap = call == SOFTCAP ? 30 : 0;
+            cr_assert_eq(fattn_attention_query(ctx, &x.p, &x.io, &plan), FATTN_OK, "%s", fattn_ctx_error(ctx));
+            cr_assert_eq(strstr(plan.fwd_kernel, calls[n / 2].fwd) != NULL, arch == 90, "sm_%d, %lld, %lld: %s", arch,
+                         (long long)D, (long long)Dv, plan.fwd_kernel);
+            const fattni_cuda_kernel *const bwd = kernel_called(fattni_bwd_cuda_kernels, plan.bwd_kernel);
+            cr_assert(bwd->D >= D && bwd->Dv >= Dv, "%s", bwd->name);
+            fattn_ctx_destroy(ctx);
+        }
 }
 
 /* Few rows of 16 bits have their keys split, on every device, whatever the features and the batch. */

@@ -443,7 +443,9 @@ WGMMA(48)
 WGMMA(64)
 WGMMA(80)
 WGMMA(96)
+WGMMA(112)
 WGMMA(128)
+WGMMA(192)
 WGMMA(256)
 #define WGMMA_F8(N)                                                                                                    \
     static inline void wgmma_f8_ss_n##N(float *d, uint64_t a, uint64_t b, int accumulate) {                            \
