@@ -6,8 +6,8 @@
 #include <fattn/tensor.h>
 
 /* As fattn_tensor_alloc, but in the host's memory, where the GPU reaches it by itself: page-locked, beside the
-   context's allocator and counters. The tensor is one of the context's device, so that fattn_tensor_copy from or to it only
-   enqueues, and can be recorded (fattn/graph.h); the host reads and writes its elements through data, while no
+   context's allocator and counters. The tensor is one of the context's device, so that fattn_tensor_copy from or to it
+   only enqueues, and can be recorded (fattn/graph.h); the host reads and writes its elements through data, while no
    enqueued call does. Kernels reach it slowly: copy it. On the CPU it is memory like any other. Errors: ARG, DTYPE,
    NOMEM; STATE: ctx is recording a graph. */
 FATTN_API FATTN_CHECKED fattn_status fattn_pinned_alloc(fattn_ctx *ctx, fattn_dtype t, int ndim, const int64_t *shape,
