@@ -78,12 +78,54 @@ static fattn_status graph_begin(fattn_ctx *c) {
     return FATTN_OK;
 }
 
-/* The context lies in a block, too: of its own fields none differs but the error message. */
-static fattn_status graph_end(fattn_ctx *c, fattn_graph **out) {
-    for (int i = 0; i < device.n; ++i) {
-        memcpy(device.blocks[i].p, device.blocks[i].before, device.blocks[i].bytes);
-        free(device.blocks[i].before);
+/* What a launch does to the memory: the pass, on tape t, and the update if it is in the graph. */
+static void run_recorded(trainer *r, fattn_tape *t) {
+    fattn_tape *const own = r->tape;
+    const int64_t step = r->step;
+    fattn_tensor loss;
+    r->tape = t, r->step = -1; /* a graph knows only what is in the device's memory */
+    fattn_tape_reset(t);
+    const fattn_var l = trainer_pass_loss(r);
+    must(fattn_tape_backward_from(t, l, &r->scale));
+    must(fattn_tape_value(t, l, &loss));
+    memcpy(r->graph.loss.data, loss.data, sizeof(float));
+    if (r->config.passes == 1) must(fattn_adamw_step(r->adamw));
+    r->tape = own, r->step = step;
+}
+
+/* A hash (FNV-1a) of what a pass leaves. */
+static uint64_t outcome(const trainer *r) {
+    uint64_t hash = 0xcbf29ce484222325ull;
+    int n;
+    fattn_param *const *const p = model_params(r->model, &n);
+    for (int i = 0; i <= 2 * n; ++i) {
+        const fattn_tensor *const t = i == 2 * n ? &r->graph.loss : i < n ? &p[i]->value : &p[i - n]->grad;
+        const size_t bytes = (size_t)fattn_tensor_numel(t) * fattn_dtype_size((fattn_dtype)t->dtype);
+        for (size_t k = 0; k < bytes; ++k) hash = (hash ^ ((const unsigned char *)t->data)[k]) * 0x100000001b3ull;
     }
+    return hash;
+}
+
+/* The context lies in a block, too: of its own fields none differs but the error message. */
+static void put_back(void) {
+    for (int i = 0; i < device.n; ++i) memcpy(device.blocks[i].p, device.blocks[i].before, device.blocks[i].bytes);
+}
+
+/* What has been recorded is what launches run here. */
+static void check_recorded(fattn_ctx *c) {
+    fattn_tape *t;
+    const uint64_t recorded = outcome(device.trainer);
+    put_back();
+    must(fattn_tape_create(c, &t));
+    run_recorded(device.trainer, t);
+    cr_assert_eq(outcome(device.trainer), recorded, "a launch differs from the recorded step");
+    fattn_tape_destroy(t);
+}
+
+static fattn_status graph_end(fattn_ctx *c, fattn_graph **out) {
+    if (!device.fails) check_recorded(c);
+    put_back();
+    for (int i = 0; i < device.n; ++i) free(device.blocks[i].before);
     if (device.fails) return fattn_ctx_fail(c, FATTN_E_CUDA, "this device does not record today");
     device.records += 1;
     *out = (fattn_graph *)&device;
@@ -91,21 +133,11 @@ static fattn_status graph_end(fattn_ctx *c, fattn_graph **out) {
 }
 
 static fattn_status graph_launch(fattn_ctx *c, const fattn_graph *g) {
-    trainer *const r = device.trainer;
-    fattn_tape *const own = r->tape;
-    const int64_t step = r->step;
-    fattn_tensor loss;
+    const trainer *const r = device.trainer;
     cr_assert(g == (const fattn_graph *)&device && g == r->graph.graph);
-    cr_assert_eq(own->count, 0, "the graph's tape has been used for something else");
+    cr_assert_eq(r->tape->count, 0, "the graph's tape has been used for something else");
     if (!device.tape) must(fattn_tape_create(c, &device.tape));
-    r->tape = device.tape, r->step = -1; /* a graph knows only what is in the device's memory */
-    fattn_tape_reset(device.tape);
-    const fattn_var l = trainer_pass_loss(r);
-    must(fattn_tape_backward_from(device.tape, l, &r->scale));
-    must(fattn_tape_value(device.tape, l, &loss));
-    memcpy(r->graph.loss.data, loss.data, sizeof(float));
-    if (r->config.passes == 1) must(fattn_adamw_step(r->adamw));
-    r->tape = own, r->step = step;
+    run_recorded(device.trainer, device.tape);
     device.launches += 1;
     return FATTN_OK;
 }
@@ -378,6 +410,32 @@ Test(step_graph, destroyed_while_a_step_is_under_way) {
     for (int step = 0; step < 4; ++step) must(trainer_step(&r));
     cr_assert(r.graph.pending && device.from < device.to);
     trainer_destroy(&r);
+}
+
+/* One sequence again and again, with a learning rate of 0: only the masks differ, between the steps and the passes. */
+static void one_sequence(task *t, int64_t index, int32_t *ids, int32_t *targets) {
+    (void)index;
+    sequence(t, 0, ids, targets);
+}
+
+Test(step_graph, every_pass_has_its_dropout_masks) {
+    for (int64_t passes = 1; passes <= 2; ++passes)
+        for (int drops = 0; drops < 2; ++drops) {
+            trainer_config config = config_of(passes, true);
+            model_config shape = small;
+            trainer r;
+            config.lr = 0;
+            if (!drops) shape.dropout = 0;
+            data.train = one_sequence;
+            start(&r, &shape, &config);
+            for (int step = 0; step < 4; ++step) must(trainer_step(&r));
+            must(trainer_settle(&r));
+            for (int i = 1; i < 4; ++i)
+                for (int k = 0; k < i; ++k) cr_assert_eq(r.history.loss[i] != r.history.loss[k], drops, "%d, %d", i, k);
+            const float *const losses = r.graph.results[0].losses.data;
+            if (passes == 2) cr_assert_eq(losses[0] != losses[1], drops);
+            trainer_destroy(&r);
+        }
 }
 
 Test(step_graph, the_cpu_has_none) {
