@@ -347,6 +347,45 @@ Test(host_side, hopper_forward_of_head_dim_192) {
         }
 }
 
+/* Which instance Hopper's backward has: the plainest one that knows a call's features. */
+Test(host_side, hopper_backward_variants) {
+    enum { FULL, CAUSAL, WINDOW, SINK, PADDED, PACKED, ALIBI, CAPPED_WINDOW };
+    static const struct {
+        int64_t D;
+        int call;
+        const char *bwd;
+    } calls[] = {
+        {64, FULL, "d64_full_128x128"},     {64, CAUSAL, "d64_causal_128x128"},  {64, WINDOW, "d64_banded_128x128"},
+        {64, SINK, "d64_banded_128x128"},   {64, PADDED, "d64_banded_128x128"},  {64, PACKED, "d64_banded_128x128"},
+        {64, ALIBI, "d64_general_128x128"}, {40, WINDOW, "d64_banded_128x128"},  {80, WINDOW, "d128_banded_64x128"},
+        {96, CAUSAL, "d96_causal_64x128"},  {128, PACKED, "d128_banded_64x128"}, {128, ALIBI, "d128_general_64x128"},
+        {128, CAUSAL, "d128_causal"},       {128, CAPPED_WINDOW, "d128_capped"}, {136, WINDOW, "d256_banded_64x64"},
+        {256, SINK, "d256_banded_64x64"},   {256, PADDED, "d256_general_64x64"}, {256, PACKED, "d256_general_64x64"},
+    };
+    for (size_t n = 0; n < 2 * sizeof calls / sizeof *calls; ++n) {
+        const int call = calls[n / 2].call;
+        const int64_t lengths[1] = {call == PACKED ? 3 : 1};
+        fattn_ctx *const ctx = planner(90);
+        fattn_attention_plan plan = {.struct_size = sizeof plan};
+        shapes x;
+        describe(&x, dtypes[n % 2], 4, 1000, 1000, calls[n / 2].D);
+        fattn_tensor length = fattn_tensor_view(place(50), FATTN_I32, FATTN_CUDA, 0, 1, lengths),
+                     head = fattn_tensor_view(place(51), FATTN_F32, FATTN_CUDA, 0, 1, (int64_t[]){4});
+        x.p.flags = call == CAUSAL ? FATTN_CAUSAL : call == WINDOW || call == CAPPED_WINDOW ? FATTN_WINDOW : 0;
+        x.p.window_left = x.p.window_right = 100;
+        if (call == SINK) x.io.sink = &head;
+        if (call == ALIBI) x.io.alibi = &head;
+        if (call == PADDED) x.io.seqlens_k = &length;
+        if (call == PACKED) x.io.cu_seqlens_q = x.io.cu_seqlens_k = &length;
+        if (call == PACKED) x.p.max_seqlen_q = x.p.max_seqlen_k = 700;
+        if (call == CAPPED_WINDOW) x.p.softcap = 30;
+        cr_assert_eq(fattn_attention_query(ctx, &x.p, &x.io, &plan), FATTN_OK, "%s", fattn_ctx_error(ctx));
+        cr_assert(strstr(plan.bwd_kernel, calls[n / 2].bwd), "head_dim %lld, call %d: %s", (long long)calls[n / 2].D,
+                  call, plan.bwd_kernel);
+        fattn_ctx_destroy(ctx);
+    }
+}
+
 /* Few rows of 16 bits have their keys split, on every device, whatever the features and the batch. */
 Test(host_side, few_rows) {
     for (int n = 0; n < ARCHITECTURES; ++n) {
