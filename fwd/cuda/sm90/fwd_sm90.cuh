@@ -313,7 +313,12 @@ DEVICE void produce_scales(const fattni_fwd_sm90_args *p, uint32_t shared, share
             const sequence s = read_sequence(&p->a, slot_of(smem, n), t.b);
             load_scales(p, &smem->scales[n % TILE_SLOTS], &s, t.b, t.h, t.i0);
         }
-        for (int y = 0; y < BM; y += Q_ROWS) cp_async_arrive(q_full(shared, part_of(n, y / Q_ROWS)));
+        for (int y = 0; y < BM; y += Q_ROWS) {
+            const uint32_t full = q_full(shared, part_of(n, y / Q_ROWS));
+            /* A tile is announced while the only stage may still be filled for the last one. */
+            if (Q_STAGES == 1 && n > 0) mbarrier_wait(full, q_parity(n - 1));
+            cp_async_arrive(full);
+        }
         if (t.blocks == 0) break;
     }
 }
