@@ -57,6 +57,9 @@ fattn_status fattn_adamw_step(fattn_adamw *a) { return fattni_optimizer_step(a ?
 fattn_status fattn_adamw_grad_norm(fattn_adamw *a, double *out) {
     return fattni_optimizer_grad_norm(a ? &a->o : NULL, out);
 }
+fattn_status fattn_adamw_norm_view(fattn_adamw *a, fattn_tensor *view) {
+    return fattni_optimizer_norm_view(a ? &a->o : NULL, view);
+}
 fattn_status fattn_adamw_loss_scale(fattn_adamw *a, fattn_tensor *view) {
     return fattni_optimizer_scale(a ? &a->o : NULL, view);
 }

@@ -176,6 +176,15 @@ fattn_status fattni_optimizer_grad_norm(fattni_optimizer *a, double *out) {
     return FATTN_OK;
 }
 
+static fattni_optimizer_state *state_of(fattni_optimizer *a) { return a->device ? a->device : &a->own; }
+
+fattn_status fattni_optimizer_norm_view(fattni_optimizer *a, fattn_tensor *view) {
+    if (!a) return FATTN_E_ARG;
+    if (!view) return fattn_ctx_fail(a->ctx, FATTN_E_ARG, "%s_norm_view: view is NULL", a->name);
+    *view = fattn_tensor_view(&state_of(a)->norm, FATTN_F64, a->ctx->device, a->ctx->device_id, 0, NULL);
+    return FATTN_OK;
+}
+
 fattn_status fattni_optimizer_get_step(fattni_optimizer *a, int64_t *t) {
     if (!a) return FATTN_E_ARG;
     if (!t) return fattn_ctx_fail(a->ctx, FATTN_E_ARG, "%s_get_step: t is NULL", a->name);
@@ -240,8 +249,7 @@ fattn_status fattni_optimizer_take_scaling(fattn_ctx *ctx, const char *who, cons
 fattn_status fattni_optimizer_scale(fattni_optimizer *a, fattn_tensor *view) {
     if (!a) return FATTN_E_ARG;
     if (!view) return fattn_ctx_fail(a->ctx, FATTN_E_ARG, "%s_loss_scale: view is NULL", a->name);
-    fattni_optimizer_state *const s = a->device ? a->device : &a->own;
-    *view = fattn_tensor_view(&s->scale, FATTN_F32, a->ctx->device, a->ctx->device_id, 0, NULL);
+    *view = fattn_tensor_view(&state_of(a)->scale, FATTN_F32, a->ctx->device, a->ctx->device_id, 0, NULL);
     a->scale_asked = true;
     return FATTN_OK;
 }

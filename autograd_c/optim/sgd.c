@@ -44,6 +44,9 @@ fattn_status fattn_sgd_step(fattn_sgd *s) { return fattni_optimizer_step(s ? &s-
 fattn_status fattn_sgd_grad_norm(fattn_sgd *s, double *out) {
     return fattni_optimizer_grad_norm(s ? &s->o : NULL, out);
 }
+fattn_status fattn_sgd_norm_view(fattn_sgd *s, fattn_tensor *view) {
+    return fattni_optimizer_norm_view(s ? &s->o : NULL, view);
+}
 fattn_status fattn_sgd_loss_scale(fattn_sgd *s, fattn_tensor *view) {
     return fattni_optimizer_scale(s ? &s->o : NULL, view);
 }

@@ -61,7 +61,7 @@ typedef struct mean_search {
    K - mean is exact in 16 bits for nearly all keys; a rounding of K is an error of S. */
 #define FATTNI_CENTRED 4.0f
 
-/* Kernels whose S starts with -L / scale instead of 0 (bwd_sm90.cuh says why). `plain`: FULL or CAUSAL. */
+/* Kernels whose S starts with -L / scale instead of 0 (bwd_sm90.cuh says why). `plain`: FULL, CAUSAL or BANDED. */
 #define FATTNI_BEGINS_WITH_L(plain, D, BM) ((plain) && (D) <= 128 && (BM) == 64)
 
 /* Of Hopper's kernels. schedule.next_tile counts work items (bwd_sm90_scheduler.cuh). */

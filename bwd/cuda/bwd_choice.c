@@ -41,10 +41,11 @@ static bool counts_fit(const fattni_problem *p, const fattni_cuda_kernel *k) {
     return fattni_sm90_counts(blocks, p->Hkv * p->B) && rows <= 1 << 26;
 }
 
-/* Hopper has separate kernels for a softcap (CAPPED). */
+/* Hopper has separate kernels for a softcap (CAPPED). Its BANDED clusters do not clear what is beyond a sequence. */
 static bool matches(const fattni_cuda_kernel *k, const fattni_problem *p, int variant) {
     switch (k->variant) {
     case FATTNI_VARIANT_CAPPED: return p->softcap > 0 && p->softcap <= FATTNI_LARGE_CAP;
+    case FATTNI_VARIANT_BANDED: return variant == k->variant && (k->cluster == 1 || !(p->packed || p->padded));
     case FATTNI_VARIANT_GENERAL: return k->arch != 90 || !(p->softcap > 0);
     default: return k->variant == variant;
     }

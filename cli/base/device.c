@@ -34,6 +34,16 @@ int device_open(int device, uint32_t flags, int64_t threads, char why[DEVICE_MES
     return cli_fail(CLI_FAILURE, "context: %s (%s)", *why ? why : fattn_status_text(s), fattn_status_name(s));
 }
 
+fattn_status device_end_recording(fattn_ctx *ctx, fattn_status s, fattn_graph **graph) {
+    char why[DEVICE_MESSAGE];
+    snprintf(why, sizeof why, "%s", fattn_ctx_error(ctx));
+    const fattn_status ended = fattn_graph_end(ctx, graph);
+    if (!s) return ended;
+    fattn_graph_destroy(ctx, *graph);
+    *graph = NULL;
+    return fattn_ctx_fail(ctx, s, "%s", why);
+}
+
 static fattn_tensor here(const fattn_tensor *t, fattn_dtype dtype, const void *data) {
     return fattn_tensor_view((void *)(uintptr_t)data, dtype, FATTN_CPU, 0, t->ndim, t->shape);
 }

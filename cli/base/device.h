@@ -2,6 +2,7 @@
 #ifndef FATTNI_CLI_BASE_DEVICE_H
 #define FATTNI_CLI_BASE_DEVICE_H
 
+#include <fattn/graph.h>
 #include <fattn/tape.h>
 
 /* Value of an option "cpu|cuda". */
@@ -16,6 +17,9 @@ fattn_status device_create_at(int device, int number, uint32_t flags, int64_t th
                               fattn_ctx **out);
 /* The same as device_create: CLI_OK, or CLI_FAILURE after an error message. */
 int device_open(int device, uint32_t flags, int64_t threads, char why[DEVICE_MESSAGE], fattn_ctx **out);
+
+/* Ends a recording whose calls have returned s. On failure *graph is NULL; of two failures the message is theirs. */
+fattn_status device_end_recording(fattn_ctx *ctx, fattn_status s, fattn_graph **graph);
 
 /* Copies a tensor to host memory as F32, row-major; synchronises. `to` has room for all elements. */
 fattn_status device_read(fattn_ctx *ctx, const fattn_tensor *t, float *to);

@@ -124,7 +124,7 @@ static fattn_status model_step(fattn_ctx *ctx, const struct options *o, int64_t 
     if ((s = fattn_tensor_alloc(ctx, FATTN_I32, 2, shape, &ids)) != FATTN_OK) goto done;
     for (int64_t i = 0; i < o->batch * n; ++i) symbols[i] = (int32_t)(i * i % o->vocab);
     if ((s = device_write_i32(ctx, &ids, symbols)) != FATTN_OK) goto done;
-    s = fattn_tape_backward(tape, model_loss(m, tape, &ids, &ids, 0));
+    s = fattn_tape_backward(tape, model_loss(m, tape, &ids, &ids, NULL));
     if (s == FATTN_OK) s = fattn_adamw_step(optimiser);
 done:
     free(symbols);

@@ -27,8 +27,11 @@ static int save(session *s) {
 /* HellaSwag; a run that is interrupted meanwhile ends without it. */
 static int ask_examples(session *s) {
     int64_t right, done;
-    const fattn_status status = hellaswag_count(&s->examples, s->rank->ctx, s->r.model, s->r.tape, s->o.examples,
-                                                s->o.batch, cli_interrupted, &right, &done);
+    fattn_tape *tape;
+    fattn_status status = trainer_lend_tape(&s->r, &tape);
+    if (!status)
+        status = hellaswag_count(&s->examples, s->rank->ctx, s->r.model, tape, s->o.examples, s->o.batch,
+                                 cli_interrupted, &right, &done);
     if (status) return rank_failed(s->rank, status, "HellaSwag");
     if (cli_interrupted()) return CLI_OK;
     s->asked_step = s->r.step;
@@ -55,6 +58,37 @@ static int evaluate(session *s, int64_t sequences) {
     return CLI_OK;
 }
 
+/* Logs the history's last step, once. */
+static void tell_step(session *s) {
+    if (!rank_leads(s->rank) || s->told_step == s->r.history.steps) return;
+    s->told_step = s->r.history.steps;
+    report_step(s);
+}
+
+/* Completes the history, whose last step a graph brings with the next one. */
+static int settle(session *s) {
+    const fattn_status status = trainer_settle(&s->r);
+    if (status) return rank_failed(s->rank, status, "training");
+    tell_step(s);
+    return CLI_OK;
+}
+
+static int take_step(session *s) {
+    trainer *const r = &s->r;
+    const fattn_status status = trainer_step(r);
+    if (status) return rank_failed(s->rank, status, "training");
+    tell_step(s);
+    if (s->graphs && *trainer_why_no_graph(r)) {
+        s->graphs = false;
+        report_no_graph(s);
+    }
+    const bool warm = r->step > s->first_step + WARM_STEPS;
+    const bool is_due = r->step % s->o.eval_every == 0 || r->step % s->o.checkpoint_every == 0;
+    const int code = !warm || is_due ? settle(s) : CLI_OK;
+    if (!warm) s->warm_step = r->step, s->warm_elapsed = r->elapsed;
+    return code;
+}
+
 /* Until the budget is used, the target is reached, or a signal interrupts: after the same step on all ranks. */
 static int learn(session *s) {
     trainer *r = &s->r;
@@ -62,16 +96,16 @@ static int learn(session *s) {
     int code = CLI_OK, saved = CLI_OK;
     if (r->history.evals == 0) code = evaluate(s, s->o.eval_sequences);
     while (!code && trainer_used(r) < 1 && !s->reached && !trainer_interrupted(r)) {
-        const fattn_status status = trainer_step(r);
-        if (status) return rank_failed(s->rank, status, "training");
-        if (r->step <= s->first_step + WARM_STEPS) s->warm_step = r->step, s->warm_elapsed = r->elapsed;
-        if (leads) report_step(s);
+        code = take_step(s);
+        if (code) return code;
         if (r->step % s->o.eval_every == 0) code = evaluate(s, s->o.eval_sequences);
         if (!code && r->step % s->o.checkpoint_every == 0) code = saved = save(s);
         if (json_failed(&s->log)) code = CLI_FAILURE; /* json_close reports it */
         if (!code && leads) report_progress(s);
     }
+    const int settled = settle(s);
     if (leads) progress_end(&s->bar);
+    if (settled) return settled;
     /* save prints its error message; where all ranks take part, none does after a failure of one */
     if (!saved && (!code || !s->o.zero)) saved = save(s);
     return code ? code : saved;
@@ -202,7 +236,8 @@ static int run_rank(rank *k, void *arg) {
     session s = {.o = setup->o, .setup = setup, .rank = k, .saved_step = -1};
     int code = set_up_rank(&s);
     if (!code) {
-        s.first_step = s.r.step;
+        s.first_step = s.told_step = s.r.step;
+        s.graphs = !*trainer_why_no_graph(&s.r);
         s.r.origin = seconds_now() - s.r.elapsed;
         if (rank_leads(k)) report_header(&s);
         report_start(&s);

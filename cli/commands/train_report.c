@@ -24,6 +24,7 @@ void report_start(session *s) {
     json_text(&s->log, "task", task_names[s->o.task]);
     json_bool(&s->log, "fp8", s->o.fp8);
     json_text(&s->log, "rounding", train_roundings[s->o.rounding]);
+    json_bool(&s->log, "graph", s->graphs);
     json_int(&s->log, "parameters", model_size(s->r.model));
     json_end(&s->log);
 }
@@ -38,8 +39,8 @@ void report_step(session *s) {
     const trainer *r = &s->r;
     json_begin(&s->log);
     json_text(&s->log, "event", "step");
-    json_int(&s->log, "step", r->step);
-    json_real(&s->log, "loss", r->history.loss[r->step - 1]);
+    json_int(&s->log, "step", r->history.steps);
+    json_real(&s->log, "loss", r->history.loss[r->history.steps - 1]);
     json_real(&s->log, "grad_norm", r->grad_norm);
     json_real(&s->log, "lr", r->lr);
     if (trainer_is_scaled(r)) {
@@ -49,6 +50,16 @@ void report_step(session *s) {
     json_real(&s->log, "elapsed", r->elapsed);
     json_real(&s->log, "tokens_per_second", tokens_per_second(s));
     json_int(&s->log, "peak_bytes", (int64_t)fattn_ctx_mem(s->rank->ctx).peak);
+    json_end(&s->log);
+}
+
+void report_no_graph(session *s) {
+    const char *const why = trainer_why_no_graph(&s->r);
+    progress_note(&s->bar, "steps run op by op, not as CUDA graphs: %s", why);
+    json_begin(&s->log);
+    json_text(&s->log, "event", "no_graph");
+    json_int(&s->log, "step", s->r.step);
+    json_text(&s->log, "why", why);
     json_end(&s->log);
 }
 
@@ -78,7 +89,7 @@ void report_progress(session *s) {
         snprintf(scale, sizeof scale, " scale %g skipped %lld", (double)r->scaling.scale,
                  (long long)r->scaling.skipped_steps);
     progress_update(&s->bar, r->step, "loss %.3f val %.3f%s |g| %.2g lr %.2g%s %s tok/s mem %s",
-                    r->history.loss[r->step - 1], s->last.loss, right, r->grad_norm, r->lr, scale,
+                    r->history.loss[r->history.steps - 1], s->last.loss, right, r->grad_norm, r->lr, scale,
                     text_of_count(tokens_per_second(s), rate),
                     text_of_bytes((double)fattn_ctx_mem(s->rank->ctx).peak, memory));
 }
@@ -137,12 +148,14 @@ static int summarize_recall(session *s) {
 }
 
 static int print_sample(session *s) {
+    fattn_tape *tape;
+    const fattn_status status = trainer_lend_tape(&s->r, &tape);
+    if (status) return rank_failed(s->rank, status, "sample");
     const sample_options options = {
         .temperature = s->o.temperature, .top_k = s->o.top_k, .top_p = s->o.top_p, .seed = (uint64_t)s->o.seed};
     printf("sample (temperature %.2g):\n", s->o.temperature);
-    const int code =
-        text_sample(s->rank->ctx, s->r.model, s->r.tape, s->o.task == TASK_SHARDS ? &s->setup->tokens : NULL, &options,
-                    s->o.prompt ? s->o.prompt : "", s->o.sample);
+    const int code = text_sample(s->rank->ctx, s->r.model, tape, s->o.task == TASK_SHARDS ? &s->setup->tokens : NULL,
+                                 &options, s->o.prompt ? s->o.prompt : "", s->o.sample);
     fputs("\n\n", stdout);
     return code;
 }
@@ -244,6 +257,10 @@ void report_header(const session *s) {
     if (o->rounding != ROUNDING_MASTERS)
         printf("weights: without F32 masters, rounded %s\n",
                o->rounding == ROUNDING_STOCHASTIC ? "stochastically" : "to nearest");
+    if (s->graphs)
+        printf("steps: %s CUDA graph, after the first one\n", s->r.config.passes > 1 ? "each pass one" : "each one");
+    else if (o->device == ON_CUDA)
+        printf("steps: op by op (%s)\n", o->no_graph ? "--no-graph" : trainer_why_no_graph(&s->r));
     if (o->fp8) printf("attention: on 8-bit copies in training (FATTN_FP8)\n");
     if (o->init) printf("begun with %s, after step %lld\n", o->init, (long long)s->r.step);
     if (s->setup->from)

@@ -31,6 +31,8 @@ typedef struct session {
     int64_t first_step; /* of this part of the run */
     int64_t warm_step;  /* speed is measured from here on: after allocations and loading of kernels */
     double warm_elapsed;
+    int64_t told_step;  /* the last one in the log */
+    bool graphs;        /* steps are graphs, or will be after the first one */
     int64_t saved_step; /* of the last checkpoint, -1 = none */
 
     hellaswag examples; /* n 0: none */
@@ -47,8 +49,9 @@ typedef struct session {
 bool wants_checkpoints(const session *s);
 
 void report_header(const session *s);
-void report_start(session *s); /* this and the two after it: a line of the log */
-void report_step(session *s);
+void report_start(session *s);    /* this and the three after it: a line of the log */
+void report_step(session *s);     /* the last one of the history */
+void report_no_graph(session *s); /* a line of the log, and one above the progress: from here on op by op */
 void report_evaluation(session *s, const char *event);
 void report_progress(session *s);
 /* The loss curve. False after an error message. */

@@ -2,10 +2,7 @@
 
 #include "cli/base/device.h"
 
-#include <fattn/graph.h>
-
 #include <math.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -66,19 +63,12 @@ static fattn_status run(generator *g, fattn_tape *t, const fattn_tensor *ids, fa
     return model_next_logits(g->m, t, ids, g->cache, logits);
 }
 
-/* Records a pass over one token. Of two failures the message is the first one's. */
+/* Records a pass over one token. */
 static fattn_status record(generator *g, const fattn_tensor *ids) {
-    char why[512];
     fattn_tape_reset(g->one); /* its memory becomes one block before the recording, which may not allocate */
-    fattn_status s = fattn_graph_begin(g->ctx);
+    const fattn_status s = fattn_graph_begin(g->ctx);
     if (s) return s;
-    s = model_next_logits(g->m, g->one, ids, g->cache, &g->after);
-    snprintf(why, sizeof why, "%s", fattn_ctx_error(g->ctx));
-    const fattn_status ended = fattn_graph_end(g->ctx, &g->graph);
-    if (!s) return ended;
-    fattn_graph_destroy(g->ctx, g->graph);
-    g->graph = NULL;
-    return fattn_ctx_fail(g->ctx, s, "%s", why);
+    return device_end_recording(g->ctx, model_next_logits(g->m, g->one, ids, g->cache, &g->after), &g->graph);
 }
 
 /* A token behind others. On a GPU the first time as it is, which loads kernels and sizes the tape's memory, then as a

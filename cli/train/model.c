@@ -218,7 +218,8 @@ static fattn_var head_loss(const model *m, fattn_tape *t, fattn_var hidden, fatt
     return fattn_op_linear_cross_entropy_padded(t, hidden, embedding, y, -1, m->config.vocab);
 }
 
-fattn_var model_loss(model *m, fattn_tape *t, const fattn_tensor *ids, const fattn_tensor *targets, int64_t step) {
+fattn_var model_loss(model *m, fattn_tape *t, const fattn_tensor *ids, const fattn_tensor *targets,
+                     const fattn_tensor *step) {
     const fattn_var embedding = fattn_use(t, &m->params[EMBEDDING]);
     return head_loss(m, t, m->arch->trunk(m, t, ids, embedding, &(model_pass){.training = true, .step = step}),
                      embedding, targets);

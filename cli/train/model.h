@@ -47,9 +47,11 @@ fattn_param *const *model_params(const model *m, int *count);
 int64_t model_size(const model *m); /* elements of all parameters */
 
 /* ids, targets: I32 [B,S], S <= context. The mean over targets >= 0 of -log p(target), a scalar.
-   `step` selects the dropout masks. In 16 bits attention has FATTN_EXACT_DELTA, unless it is STANDARD or FP8. A failure
-   sets the tape's status. */
-fattn_var model_loss(model *m, fattn_tape *t, const fattn_tensor *ids, const fattn_tensor *targets, int64_t step);
+   *step, an I32 number on the context's device, selects the dropout masks; it is read when the pass runs, also when a
+   recorded one is launched. NULL: 0. In 16 bits attention has FATTN_EXACT_DELTA, unless it is STANDARD or FP8. A
+   failure sets the tape's status. */
+fattn_var model_loss(model *m, fattn_tape *t, const fattn_tensor *ids, const fattn_tensor *targets,
+                     const fattn_tensor *step);
 /* The same without dropout, not meant for backward. */
 fattn_var model_test_loss(model *m, fattn_tape *t, const fattn_tensor *ids, const fattn_tensor *targets);
 /* The same for each row of ids: losses[B] on the host; 0 for a row without targets. */

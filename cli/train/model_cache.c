@@ -176,7 +176,7 @@ fattn_var model_attend(const model *m, fattn_tape *t, fattn_var q, fattn_var k, 
         .flags = FATTN_CAUSAL | (exact_delta ? FATTN_EXACT_DELTA : 0) | (fp8 ? FATTN_FP8 : 0),
         .algorithm = c->algorithm,
         .dropout_p = pass->training ? c->dropout : 0,
-        .rng = {.seed = c->seed, .stream = (uint32_t)(pass->step * c->layers + layer)},
+        .rng = {.seed = c->seed, .stream = (uint32_t)layer},
     };
     if (cache) {
         const attribute a = {.params = params,
@@ -187,5 +187,7 @@ fattn_var model_attend(const model *m, fattn_tape *t, fattn_var q, fattn_var k, 
         return fattn_op_custom(t, &cached_attention, (fattn_var[]){q, k, v}, INPUTS, &a);
     }
     if (rope_base > 0) q = fattn_op_rope(t, q, rope_base, 0), k = fattn_op_rope(t, k, rope_base, 0);
-    return fattn_op_attention(t, q, k, v, &params);
+    fattn_attention_vars vars = {.struct_size = sizeof vars, .q = q, .k = k, .v = v};
+    if (params.dropout_p > 0 && pass->step) vars.rng_step = fattn_input(t, pass->step);
+    return fattn_op_attention_ex(t, &vars, &params, NULL);
 }

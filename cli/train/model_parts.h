@@ -20,8 +20,8 @@ typedef struct param_shape {
    tokens follow those of a cache. */
 typedef struct model_pass {
     bool training;
-    int64_t step;
-    model_cache *cache; /* NULL: the tokens begin a sequence */
+    const fattn_tensor *step; /* in training; NULL: 0 */
+    model_cache *cache;       /* NULL: the tokens begin a sequence */
 } model_pass;
 
 typedef struct model_arch {

@@ -71,6 +71,9 @@ const cli_option train_table[] = {
     {"loss-scale", CLI_TEXT, FIELD(loss_scale), "S", 0, 0, NULL,
      "of f16: a fixed number, or auto: 65536 at first, half after gradients that overflow, twice after 2000 "
      "steps that do not; auto unless given"},
+    {"no-graph", CLI_FLAG, FIELD(no_graph), NULL, 0, 0, NULL,
+     "op by op: else a GPU's passes are one CUDA graph, launched again and again, with the same results (one rank; not "
+     "where --deterministic adds up several passes)"},
     {"threads", CLI_INT, FIELD(threads), "N", 0, 1024, NULL, "0 = one per processor; ranks on the CPU divide them"},
     {"ranks", CLI_INT, FIELD(ranks), "N", 1, RANKS_MOST, NULL,
      "models that share each batch, threads of this process, on GPUs in turn; 1 unless given"},
@@ -299,8 +302,8 @@ const char train_details[] = "recall: key-value pairs, then the keys again: the 
                              "after Ctrl-C: with longer steps, mpirun --mca odls_base_sigkill_timeout 60 lets\n"
                              "them save.";
 
-const char *const train_not_stored[] = {"preset", "resume", "overwrite", "device",     "init",
-                                        "ranks",  "gpus",   "zero",      "time-limit", NULL};
+const char *const train_not_stored[] = {"preset", "resume", "overwrite",  "device",   "init", "ranks",
+                                        "gpus",   "zero",   "time-limit", "no-graph", NULL};
 
 /* Options that a resumed run must not change. The path of the text may differ: its fingerprint is
    compared. */
@@ -534,5 +537,6 @@ trainer_config train_trainer_config(const train_options *o) {
                             .clip = o->clip,
                             .loss_scale = loss_scale,
                             .tree = o->deterministic,
-                            .zero = o->zero};
+                            .zero = o->zero,
+                            .graph = o->device == ON_CUDA && !o->no_graph};
 }

@@ -1,16 +1,13 @@
-#include "cli/train/trainer.h"
-
 #include "cli/base/cli.h"
 #include "cli/base/device.h"
 #include "cli/output/progress.h"
+#include "cli/train/trainer_parts.h"
 
 #include <math.h>
 #include <stdlib.h>
 
 /* Logits of a batch that are copied to the host: up to 256 MiB. With more, an evaluation has only the loss. */
 static const size_t MOST_LOGITS = 1 << 26;
-
-enum { NONE = -1 };
 
 /* Behind the losses in `news`: rank 0's clock, and how many ranks have been interrupted. */
 enum { CLOCK, INTERRUPTS, NEWS };
@@ -60,18 +57,14 @@ static void set_rounding(const trainer *r, fattn_adamw_options *o) {
 }
 
 static fattn_status create_parts(trainer *r, const model_config *config) {
-    const int64_t shape[2] = {r->config.batch, r->task->context};
     fattn_status s = divide_passes(r);
     if (!s) s = model_create(r->ctx, config, &r->model);
     if (!s) s = fattn_tape_create(r->ctx, &r->tape);
-    if (!s) s = fattn_tensor_alloc(r->ctx, FATTN_I32, 2, shape, &r->ids);
-    if (!s) s = fattn_tensor_alloc(r->ctx, FATTN_I32, 2, shape, &r->targets);
-    const size_t tokens = (size_t)(shape[0] * shape[1]);
-    for (int i = 0; i < 2; ++i) r->symbols[i] = malloc(tokens * sizeof *r->symbols[i]);
-    const size_t logits = tokens * (size_t)model_columns(config);
+    if (!s) s = batch_feed_create(r->ctx, r->config.batch, r->task->context, &r->feed);
+    const size_t logits = (size_t)(r->config.batch * r->task->context * model_columns(config));
     if (logits <= MOST_LOGITS) r->logits = malloc(logits * sizeof *r->logits);
-    if (!s && !(r->symbols[0] && r->symbols[1] && (r->logits || logits > MOST_LOGITS)))
-        s = fattn_ctx_fail(r->ctx, FATTN_E_NOMEM, "no memory for a batch");
+    if (!s && !r->logits && logits <= MOST_LOGITS)
+        s = fattn_ctx_fail(r->ctx, FATTN_E_NOMEM, "no memory for the logits of a batch");
     if (!s) s = create_reducer(r);
     if (s) return s;
     fattn_adamw_options options = {.struct_size = sizeof options};
@@ -87,28 +80,25 @@ static fattn_status create_parts(trainer *r, const model_config *config) {
     fattn_param *const *params = model_params(r->model, &n);
     s = fattn_adamw_create(r->ctx, &options, params, n, &r->adamw);
     if (!s) s = fattn_adamw_loss_scale(r->adamw, &r->scale);
-    return s ? s : trainer_read_scale(r);
+    if (!s) s = trainer_read_scale(r);
+    return s ? s : step_graph_create(r);
 }
 
 fattn_status trainer_create(trainer *r, fattn_ctx *ctx, task *t, const model_config *shape,
                             const trainer_config *config) {
-    *r = (trainer){.config = *config, .ctx = ctx, .task = t, .prepared = NONE, .origin = seconds_now()};
+    *r = (trainer){.config = *config, .ctx = ctx, .task = t, .origin = seconds_now()};
     const fattn_status s = create_parts(r, shape);
     if (s) trainer_destroy(r);
     return s;
 }
 
 void trainer_destroy(trainer *r) {
+    step_graph_destroy(r);
     fattn_adamw_destroy(r->adamw);
     fattn_reducer_destroy(r->reducer);
     fattn_tape_destroy(r->tape);
     model_destroy(r->model);
-    if (r->ctx) {
-        fattn_tensor_free(r->ctx, &r->ids);
-        fattn_tensor_free(r->ctx, &r->targets);
-    }
-    free(r->symbols[0]);
-    free(r->symbols[1]);
+    batch_feed_destroy(&r->feed);
     free(r->logits);
     free(r->news);
     free(r->history.loss);
@@ -210,29 +200,38 @@ fattn_status trainer_lr(const trainer *r, double *lr) {
 
 typedef void (*sequence_fn)(task *t, int64_t index, int32_t *ids, int32_t *targets);
 
-static void put_sequence(trainer *r, int64_t row, sequence_fn sequence, int64_t index) {
+static void put_sequence(trainer *r, const batch_place *to, int64_t row, sequence_fn sequence, int64_t index) {
     const int64_t at = row * r->task->context;
-    sequence(r->task, index, r->symbols[0] + at, r->symbols[1] + at);
+    sequence(r->task, index, to->ids + at, to->targets + at);
 }
 
-static fattn_status send_batch(trainer *r) {
+static fattn_status send_batch(trainer *r, int64_t number) {
     if (r->task->error[0]) return fattn_ctx_fail(r->ctx, FATTN_E_ARG, "%s", r->task->error);
-    const fattn_status s = device_write_i32(r->ctx, &r->ids, r->symbols[0]);
-    return s ? s : device_write_i32(r->ctx, &r->targets, r->symbols[1]);
+    return batch_feed_send(&r->feed, number);
 }
 
-/* The batch of training sequences from `cursor` on, on the host. */
-static void prepare(trainer *r, int64_t cursor) {
-    if (r->prepared == cursor) return;
-    for (int64_t row = 0; row < r->config.batch; ++row) put_sequence(r, row, r->task->train, cursor + row);
-    r->prepared = cursor;
-}
+fattn_status trainer_send(trainer *r, int64_t pass) { return send_batch(r, r->step * r->config.passes + pass); }
 
-/* The first training sequence of a pass; behind this rank's last one comes its first one of the next step: a task may
-   be slow to go back. */
+/* The first training sequence of a pass of this step, or of the next step's first one. */
 static int64_t cursor_of(const trainer *r, int64_t pass) {
     const bool next = pass == r->first_pass + r->own_passes;
     return r->cursor + (next ? r->config.passes + r->first_pass : pass) * r->config.batch;
+}
+
+fattn_status trainer_prepare(trainer *r, int64_t pass) {
+    const int64_t cursor = cursor_of(r, pass);
+    batch_place *to;
+    const fattn_status s = batch_feed_open(&r->feed, &to);
+    if (s || to->cursor == cursor) return s;
+    for (int64_t row = 0; row < r->config.batch; ++row) put_sequence(r, to, row, r->task->train, cursor + row);
+    to->cursor = cursor;
+    return FATTN_OK;
+}
+
+fattn_var trainer_pass_loss(trainer *r) {
+    const batch_feed *const b = &r->feed;
+    const fattn_var loss = model_loss(r->model, r->tape, &b->ids, &b->targets, &b->pass);
+    return r->config.passes > 1 ? fattn_op_scale(r->tape, loss, 1 / (double)r->config.passes) : loss;
 }
 
 static bool is_last(const trainer *r, int64_t pass) { return pass + 1 == r->first_pass + r->own_passes; }
@@ -246,16 +245,14 @@ static fattn_status backward(trainer *r, int64_t pass, fattn_var loss) {
 
 /* Adds the gradient of batch number `pass` of the step; *share = its share of the loss. */
 static fattn_status add_gradient(trainer *r, int64_t pass, double *share) {
-    const int64_t passes = r->config.passes;
-    prepare(r, cursor_of(r, pass));
-    fattn_status s = send_batch(r);
+    fattn_status s = trainer_prepare(r, pass);
+    if (!s) s = trainer_send(r, pass);
     if (s) return s;
     fattn_tape_reset(r->tape);
-    fattn_var loss = model_loss(r->model, r->tape, &r->ids, &r->targets, r->step * passes + pass);
-    if (passes > 1) loss = fattn_op_scale(r->tape, loss, 1 / (double)passes);
+    const fattn_var loss = trainer_pass_loss(r);
     s = backward(r, pass, loss);
     if (!s && r->reducer && is_last(r, pass)) s = fattn_reducer_finish(r->reducer);
-    prepare(r, cursor_of(r, pass + 1)); /* overlaps with the GPU's work */
+    if (!s) s = trainer_prepare(r, pass + 1); /* overlaps with the GPU's work */
     return s ? s : fattn_tape_item(r->tape, loss, share);
 }
 
@@ -277,40 +274,69 @@ static fattn_status add_gradients(trainer *r, double *loss) {
     return FATTN_OK;
 }
 
-/* After a step: its norm, the loss scale, and whether too many steps have been skipped. */
-static fattn_status look_at_gradients(trainer *r, double loss) {
-    fattn_status s = fattn_adamw_grad_norm(r->adamw, &r->grad_norm);
-    if (!s) s = trainer_read_scale(r);
-    if (s) return s;
+fattn_status trainer_check_loss(const trainer *r, double loss) {
+    if (isfinite(loss)) return FATTN_OK;
+    return fattn_ctx_fail(r->ctx, FATTN_E_MISMATCH, "the loss of step %lld is %g: lower --lr%s?",
+                          (long long)(r->history.steps + 1), loss,
+                          trainer_is_scaled(r) ? ", or a dtype of more range than f16" : "");
+}
+
+fattn_status trainer_note_step(trainer *r, double loss) {
+    const int64_t step = r->history.steps;
     r->skipped = isfinite(r->grad_norm) ? 0 : r->skipped + 1;
-    if (r->skipped < MOST_SKIPPED) return FATTN_OK;
-    return fattn_ctx_fail(
-        r->ctx, FATTN_E_MISMATCH,
-        "the gradients of %d steps one after the other, to step %lld, overflow or are NaN, with a loss "
-        "of %g and a loss scale of %g: lower --lr%s?",
-        r->skipped, (long long)(r->step + 1), loss, (double)r->scaling.scale,
-        r->config.loss_scale > 0 ? " or --loss-scale" : "");
+    if (r->skipped == MOST_SKIPPED)
+        return fattn_ctx_fail(
+            r->ctx, FATTN_E_MISMATCH,
+            "the gradients of %d steps one after the other, to step %lld, overflow or are NaN, with a loss "
+            "of %g and a loss scale of %g: lower --lr%s?",
+            r->skipped, (long long)(step + 1), loss, (double)r->scaling.scale,
+            r->config.loss_scale > 0 ? " or --loss-scale" : "");
+    const fattn_status s = history_resize(r->ctx, &r->history, step + 1, r->history.evals);
+    if (!s) r->history.loss[step] = loss;
+    return s;
+}
+
+/* Each op is enqueued by itself, and the loss is known before the update. */
+static fattn_status step_by_ops(trainer *r, double lr) {
+    double loss = 0;
+    fattn_status s = add_gradients(r, &loss);
+    if (!s) s = trainer_check_loss(r, loss);
+    if (!s) s = fattn_adamw_set_lr(r->adamw, (float)lr);
+    if (!s) s = fattn_adamw_step(r->adamw);
+    if (!s) s = fattn_adamw_grad_norm(r->adamw, &r->grad_norm);
+    if (!s) s = trainer_read_scale(r);
+    r->lr = lr;
+    r->graph.warm = true;
+    return s ? s : trainer_note_step(r, loss);
 }
 
 fattn_status trainer_step(trainer *r) {
-    double value = 0;
-    fattn_status s = trainer_lr(r, &r->lr);
-    if (!s) s = add_gradients(r, &value);
-    if (!s && !isfinite(value))
-        s = fattn_ctx_fail(r->ctx, FATTN_E_MISMATCH, "the loss of step %lld is %g: lower --lr%s?",
-                           (long long)(r->step + 1), value,
-                           trainer_is_scaled(r) ? ", or a dtype of more range than f16" : "");
-    if (!s) s = fattn_adamw_set_lr(r->adamw, (float)r->lr);
-    if (!s) s = fattn_adamw_step(r->adamw);
-    if (!s) s = look_at_gradients(r, value);
-    if (!s) s = history_resize(r->ctx, &r->history, r->step + 1, r->history.evals);
+    double lr = 0;
+    fattn_status s = trainer_lr(r, &lr);
+    if (!s) s = step_graph_ready(r) ? step_graph_run(r, lr) : step_by_ops(r, lr);
     if (s) return s;
-    r->history.loss[r->step] = value;
     r->cursor += trainer_sequences(r);
     r->step += 1;
     if (ranks_of(r) == 1) r->elapsed = seconds_now() - r->origin; /* with the update, which is not in the news */
     return FATTN_OK;
 }
+
+fattn_status trainer_settle(trainer *r) {
+    const bool waits = r->graph.pending;
+    const fattn_status s = step_graph_settle(r);
+    if (!s && waits) r->elapsed = seconds_now() - r->origin;
+    return s;
+}
+
+fattn_status trainer_lend_tape(trainer *r, fattn_tape **tape) {
+    const fattn_status s = trainer_settle(r);
+    if (s) return s;
+    step_graph_forget(r);
+    *tape = r->tape;
+    return FATTN_OK;
+}
+
+const char *trainer_why_no_graph(const trainer *r) { return r->graph.why; }
 
 /* ---- evaluation ---- */
 
@@ -339,27 +365,31 @@ static int64_t held_out(const trainer *r, int64_t i, int64_t n) {
 
 /* Adds what the batch of held-out sequences `first` and on says, of n in all, to the sums in e. */
 static fattn_status evaluate_batch(trainer *r, int64_t first, int64_t n, evaluation *e) {
-    const int64_t batch = r->config.batch, rows = first + batch < n ? batch : n - first;
-    r->prepared = NONE;
-    for (int64_t row = 0; row < batch; ++row) /* the last batch repeats its first sequence */
-        put_sequence(r, row, r->task->test, held_out(r, first + (row < rows ? row : 0), n));
-    fattn_status s = send_batch(r);
+    const int64_t size = r->config.batch, rows = first + size < n ? size : n - first;
+    const batch_feed *const b = &r->feed;
+    batch_place *to;
+    fattn_status s = batch_feed_open(&r->feed, &to);
+    if (s) return s;
+    to->cursor = BATCH_NONE;
+    for (int64_t row = 0; row < size; ++row) /* the last batch repeats its first sequence */
+        put_sequence(r, to, row, r->task->test, held_out(r, first + (row < rows ? row : 0), n));
+    s = send_batch(r, 0);
     if (s) return s;
     fattn_tape_reset(r->tape);
     if (!r->logits) {
         double loss;
-        s = fattn_tape_item(r->tape, model_test_loss(r->model, r->tape, &r->ids, &r->targets), &loss);
+        s = fattn_tape_item(r->tape, model_test_loss(r->model, r->tape, &b->ids, &b->targets), &loss);
         if (s) return s;
-        e->loss += loss * (double)(batch * r->task->context);
-        e->targets += batch * r->task->context;
+        e->loss += loss * (double)(size * r->task->context);
+        e->targets += size * r->task->context;
         return FATTN_OK;
     }
     fattn_tensor view;
-    s = fattn_tape_value(r->tape, model_logits(r->model, r->tape, &r->ids), &view);
+    s = fattn_tape_value(r->tape, model_logits(r->model, r->tape, &b->ids), &view);
     if (!s) s = device_read(r->ctx, &view, r->logits);
     if (s) return s;
-    add_rows(r->logits, r->symbols[1], rows * r->task->context, r->task->vocab,
-             model_columns(model_get_config(r->model)), e);
+    add_rows(r->logits, to->targets, rows * r->task->context, r->task->vocab, model_columns(model_get_config(r->model)),
+             e);
     return FATTN_OK;
 }
 
@@ -369,7 +399,8 @@ fattn_status trainer_evaluate(trainer *r, int64_t count, evaluation *out) {
     const int64_t batches = (n + r->config.batch - 1) / r->config.batch;
     double *const sums = calloc((size_t)(batches * SUMS) + 1, sizeof *sums);
     if (!sums) return fattn_ctx_fail(r->ctx, FATTN_E_NOMEM, "no memory for %lld batches", (long long)batches);
-    fattn_status s = FATTN_OK;
+    fattn_tape *tape;
+    fattn_status s = trainer_lend_tape(r, &tape);
     for (int64_t b = rank_of(r) * batches / size; !s && b < (rank_of(r) + 1) * batches / size; ++b) {
         evaluation e = {0};
         s = evaluate_batch(r, b * r->config.batch, n, &e);

@@ -7,9 +7,10 @@
 #define FATTNI_CLI_TRAIN_TRAINER_H
 
 #include "cli/ranks/ranks.h"
+#include "cli/train/batch_feed.h"
 #include "cli/train/model.h"
-#include "cli/train/task.h"
 
+#include <fattn/graph.h>
 #include <fattn/optim.h>
 #include <fattn/parallel.h>
 
@@ -33,6 +34,7 @@ typedef struct trainer_config {
     int schedule, rounding;
     bool tree;        /* gradients of passes are added like those of ranks (fattn/parallel.h), which takes memory */
     bool zero;        /* ranks divide AdamW's state */
+    bool graph;       /* passes as CUDA graphs, where they can be (step_graph below) */
     const rank *rank; /* NULL: there is one. It needs `comm` for several ranks, tree and zero */
 } trainer_config;
 
@@ -52,6 +54,27 @@ typedef struct history {
    has come from its largest number to its smallest by then. */
 enum { MOST_SKIPPED = 32 };
 
+/* What a step leaves for the host, in page-locked memory. */
+typedef struct step_results {
+    fattn_tensor losses, norm, scale; /* F32 [passes]; F64; F32 */
+    fattn_mark *arrived;              /* behind their copies */
+    double lr;                        /* of the step */
+} step_results;
+
+/* A pass that is recorded once and launched for each batch: the first step runs op by op, which loads kernels and sizes
+   the tape's memory. The update is in the graph if a step has one pass. What differs between steps is on the device:
+   the batch, its number, the learning rate, AdamW's count, the loss scale. The results of a step are collected when
+   the next one has been enqueued, so that the GPU never waits for the host. Functions: trainer_parts.h. */
+typedef struct step_graph {
+    fattn_graph *graph;      /* NULL: not recorded, or forgotten since the tape has been used for something else */
+    bool warm;               /* a step has run op by op */
+    bool pending;            /* the last step's results have not been collected */
+    fattn_tensor loss, norm; /* on the device: after a pass, its share of the loss; after a step, the gradient's norm */
+    step_results results[2];
+    int next;                 /* results of the next step */
+    char why[DEVICE_MESSAGE]; /* there is no graph; empty: there is, or will be */
+} step_graph;
+
 typedef struct trainer {
     trainer_config config;
     fattn_ctx *ctx;
@@ -61,21 +84,20 @@ typedef struct trainer {
     fattn_reducer *reducer; /* NULL: the tape adds up all passes */
     fattn_adamw *adamw;
     fattn_tensor scale;             /* adamw's, which backward begins with; without loss scaling 1 */
-    fattn_loss_scale_state scaling; /* after the last step */
-    int skipped;                    /* steps up to the last one, without a break, in this part of the run */
-    fattn_tensor ids, targets;      /* I32 [batch, context], on the context's device */
-    int32_t *symbols[2];            /* the same on the host */
+    fattn_loss_scale_state scaling; /* after the last step of the history */
+    int skipped;                    /* steps up to that one, without a break, in this part of the run */
+    batch_feed feed;
+    step_graph graph;
     float *logits;                  /* of a batch, on the host; NULL when they are too many */
-    int64_t step;                   /* taken; numbers the dropout masks */
+    int64_t step;                   /* taken, or enqueued; with the pass it numbers the dropout masks */
     int64_t cursor;                 /* training sequences used; numbers the next one */
-    int64_t prepared;               /* cursor of the batch in symbols; -1: none */
     int64_t first_pass, own_passes; /* of a step, of this rank */
     double *news;                   /* what the ranks tell each other in a step: its passes' losses and NEWS numbers */
     double elapsed;                 /* seconds, of all parts of the run, by rank 0's clock; set by a step */
     double origin;                  /* monotonic clock minus elapsed */
     bool interrupted;               /* any rank, before the end of the last step */
-    double lr, grad_norm;           /* of the last step */
-    history history;
+    double lr, grad_norm;           /* of the last step of the history */
+    history history;                /* with a graph the last step's loss comes with the next step, or trainer_settle */
 } trainer;
 
 /* Borrows ctx and t. On failure everything is freed, and ctx has the error message. */
@@ -96,9 +118,17 @@ bool trainer_is_scaled(const trainer *r);    /* F16: the loss has a scale */
 fattn_status trainer_read_scale(trainer *r); /* into r->scaling */
 
 /* Batches forward and backward, AdamW; collective. What the task could not read is FATTN_E_ARG, a loss that is not
-   finite, or the last of MOST_SKIPPED steps, FATTN_E_MISMATCH; the parameters are then those of the step before. What
-   another rank has failed with is FATTN_E_COMM. */
+   finite, or the last of MOST_SKIPPED steps, FATTN_E_MISMATCH; the parameters are then those of the step before. With a
+   graph that is found out one step later, and the parameters may be those of any step since. What another rank has
+   failed with is FATTN_E_COMM. */
 fattn_status trainer_step(trainer *r);
+/* Waits for what has been enqueued: the history then has every step. Errors as those of trainer_step. */
+fattn_status trainer_settle(trainer *r);
+/* Settles, and gives the tape away for other passes than those of a step: a graph that uses it is forgotten, and
+   recorded anew by the next step. */
+fattn_status trainer_lend_tape(trainer *r, fattn_tape **tape);
+/* Why steps are not graphs; "": they are, or will be after the first one. Valid until the next step. */
+const char *trainer_why_no_graph(const trainer *r);
 
 typedef struct evaluation {
     double loss;  /* mean -log p, nats */

@@ -60,6 +60,15 @@ typedef struct fattni_device_ops {
     fattn_status (*graph_end)(fattn_ctx *ctx, fattn_graph **out);
     fattn_status (*graph_launch)(fattn_ctx *ctx, const fattn_graph *g);
     void (*graph_destroy)(fattn_ctx *ctx, fattn_graph *g);
+
+    /* Memory of fattn_pinned_alloc, and what a fattn_mark is for the device; all NULL: memory is the host's anyway, and
+       calls are done when they return. */
+    fattn_status (*pinned_alloc)(fattn_ctx *ctx, size_t bytes, void **out);
+    void (*pinned_free)(fattn_ctx *ctx, void *p);
+    fattn_status (*mark_create)(fattn_ctx *ctx, void **event);
+    fattn_status (*mark_set)(fattn_ctx *ctx, void *event);
+    fattn_status (*mark_wait)(fattn_ctx *ctx, void *event);
+    void (*mark_destroy)(fattn_ctx *ctx, void *event);
 } fattni_device_ops;
 
 /* NULL: this build has no code for the device. */

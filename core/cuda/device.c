@@ -5,6 +5,7 @@
 #include "core/cuda/driver.h"
 #include "core/cuda/graph.h"
 #include "core/cuda/kernels.h"
+#include "core/cuda/overlap.h"
 #include "core/cuda/tensor.h"
 #include "core/fp8/fp8.h"
 #include "core/kv_cache/kv_append.h"
@@ -354,4 +355,10 @@ const fattni_device_ops fattni_cuda_device = {
     .graph_end = fattni_cuda_graph_end,
     .graph_launch = fattni_cuda_graph_launch,
     .graph_destroy = fattni_cuda_graph_destroy,
+    .pinned_alloc = fattni_cuda_pinned_alloc,
+    .pinned_free = fattni_cuda_pinned_free,
+    .mark_create = fattni_cuda_mark_create,
+    .mark_set = fattni_cuda_mark_set,
+    .mark_wait = fattni_cuda_mark_wait,
+    .mark_destroy = fattni_cuda_mark_destroy,
 };

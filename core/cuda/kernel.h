@@ -35,7 +35,7 @@ typedef struct fattni_cuda_kernel {
     int32_t arch;      /* 80: sm_80 and later; 90: sm_90a only */
     int32_t dtype;     /* fattn_dtype of q, k, v */
     int32_t tf32;      /* rounds F32 to TF32: only for calls with FATTN_TF32 */
-    int32_t D;         /* the largest head_dim; smaller ones are padded to it in shared memory */
+    int32_t D, Dv;     /* the largest head_dim of q and k, of v; smaller ones are padded to it in shared memory */
     int32_t variant;   /* FATTNI_VARIANT_* */
     int32_t BM, BN, threads;
     int32_t cluster; /* CTAs per cluster, which work on neighbouring blocks; the grid is a multiple of it */

@@ -17,7 +17,7 @@ bool fattni_cuda_has_code(const fattni_cuda_kernel *k, const fattn_ctx *ctx) {
 
 bool fattni_cuda_can_run(const fattni_cuda_kernel *k, const fattn_ctx *ctx, const fattni_problem *p) {
     return k->dtype == (int32_t)p->dtype && (!k->tf32 || (p->flags & FATTN_TF32)) && fattni_cuda_has_code(k, ctx) &&
-           fattni_max(p->D, p->Dv) <= k->D && k->shared <= ctx->gpu.shared_limit;
+           p->D <= k->D && p->Dv <= k->Dv && k->shared <= ctx->gpu.shared_limit;
 }
 
 /* A block takes 1 KiB more than it asks for. */

@@ -21,6 +21,7 @@
         K_DTYPE,                                                                                                       \
         K_TF32,                                                                                                        \
         K_D,                                                                                                           \
+        K_DV,                                                                                                          \
         K_VARIANT,                                                                                                     \
         K_BM,                                                                                                          \
         K_BN,                                                                                                          \

@@ -1,6 +1,7 @@
 /* Views, and the checks before a device copies, adds or fills tensors of any dtype and strides. */
 #include "core/base/device.h"
 
+#include <fattn/overlap.h>
 #include <math.h>
 #include <stdio.h>
 
@@ -127,33 +128,66 @@ fattn_status fattni_check_tensor(fattn_ctx *ctx, const char *name, const fattn_t
     return FATTN_OK;
 }
 
-fattn_status fattn_tensor_alloc(fattn_ctx *ctx, fattn_dtype t, int ndim, const int64_t *shape, fattn_tensor *out) {
-    if (!ctx) return FATTN_E_ARG;
-    if (!out || (ndim > 0 && !shape)) return fattn_ctx_fail(ctx, FATTN_E_ARG, "tensor_alloc: out or shape is NULL");
+/* The bytes of a new tensor. who: in error messages. */
+static fattn_status size_new(fattn_ctx *ctx, const char *who, fattn_dtype t, int ndim, const int64_t *shape,
+                             const fattn_tensor *out, size_t *bytes) {
+    if (!out || (ndim > 0 && !shape)) return fattn_ctx_fail(ctx, FATTN_E_ARG, "%s: out or shape is NULL", who);
     if (ndim < 0 || ndim > FATTN_MAX_DIMS)
-        return fattn_ctx_fail(ctx, FATTN_E_ARG, "tensor_alloc: ndim %d is not in 0..%d", ndim, FATTN_MAX_DIMS);
+        return fattn_ctx_fail(ctx, FATTN_E_ARG, "%s: ndim %d is not in 0..%d", who, ndim, FATTN_MAX_DIMS);
     const size_t size = fattn_dtype_size(t);
-    if (!size) return fattn_ctx_fail(ctx, FATTN_E_DTYPE, "tensor_alloc: unknown dtype %d", (int)t);
+    if (!size) return fattn_ctx_fail(ctx, FATTN_E_DTYPE, "%s: unknown dtype %d", who, (int)t);
     bool empty = false, fits = true;
     for (int d = 0; d < ndim; ++d) {
-        if (shape[d] < 0)
-            return fattn_ctx_fail(ctx, FATTN_E_ARG, "tensor_alloc: shape[%d] is %lld", d, (long long)shape[d]);
+        if (shape[d] < 0) return fattn_ctx_fail(ctx, FATTN_E_ARG, "%s: shape[%d] is %lld", who, d, (long long)shape[d]);
         if (shape[d] == 0) empty = true;
     }
     int64_t count = empty ? 0 : 1;
     for (int d = 0; d < ndim && !empty; ++d) fits = fits && !__builtin_mul_overflow(count, shape[d], &count);
-    size_t bytes;
-    if (!fits || !fattni_bytes(count, size, &bytes))
-        return fattn_ctx_fail(ctx, FATTN_E_NOMEM, "tensor_alloc: the byte count overflows");
+    if (!fits || !fattni_bytes(count, size, bytes))
+        return fattn_ctx_fail(ctx, FATTN_E_NOMEM, "%s: the byte count overflows", who);
+    return FATTN_OK;
+}
+
+fattn_status fattn_tensor_alloc(fattn_ctx *ctx, fattn_dtype t, int ndim, const int64_t *shape, fattn_tensor *out) {
+    if (!ctx) return FATTN_E_ARG;
+    size_t bytes = 0;
     void *data;
+    FATTNI_TRY(size_new(ctx, "tensor_alloc", t, ndim, shape, out, &bytes));
     FATTNI_TRY(fattni_alloc(ctx, bytes, &data));
     *out = fattn_tensor_view(data, t, ctx->device, ctx->device_id, ndim, shape);
     return FATTN_OK;
 }
 
+static size_t bytes_of(const fattn_tensor *t) {
+    return (size_t)fattn_tensor_numel(t) * fattn_dtype_size((fattn_dtype)t->dtype);
+}
+
 void fattn_tensor_free(fattn_ctx *ctx, fattn_tensor *t) {
     if (!ctx || !t || !t->data) return;
-    fattni_free(ctx, t->data, (size_t)fattn_tensor_numel(t) * fattn_dtype_size((fattn_dtype)t->dtype));
+    fattni_free(ctx, t->data, bytes_of(t));
+    t->data = NULL;
+}
+
+fattn_status fattn_pinned_alloc(fattn_ctx *ctx, fattn_dtype t, int ndim, const int64_t *shape, fattn_tensor *out) {
+    if (!ctx) return FATTN_E_ARG;
+    size_t bytes = 0;
+    void *data = NULL;
+    FATTNI_TRY(size_new(ctx, "pinned_alloc", t, ndim, shape, out, &bytes));
+    if (ctx->recording)
+        return fattn_ctx_fail(ctx, FATTN_E_STATE, "pinned_alloc: %zu bytes are asked for while a graph is recorded",
+                              bytes);
+    if (!ctx->ops->pinned_alloc) FATTNI_TRY(fattni_alloc(ctx, bytes, &data));
+    if (ctx->ops->pinned_alloc && bytes) FATTNI_TRY(ctx->ops->pinned_alloc(ctx, bytes, &data));
+    *out = fattn_tensor_view(data, t, ctx->device, ctx->device_id, ndim, shape);
+    return FATTN_OK;
+}
+
+void fattn_pinned_free(fattn_ctx *ctx, fattn_tensor *t) {
+    if (!ctx || !t || !t->data) return;
+    if (ctx->ops->pinned_free)
+        ctx->ops->pinned_free(ctx, t->data);
+    else
+        fattni_free(ctx, t->data, bytes_of(t));
     t->data = NULL;
 }
 

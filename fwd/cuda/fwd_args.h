@@ -7,6 +7,9 @@
 /* Rows of one load of Q: above head_dim 128 those of one consumer warpgroup. */
 #define FATTNI_FWD_SM90_Q_ROWS(D, BM) ((D) > 128 ? 64 : (BM))
 
+/* Whether shared memory has room for O. Kernels for plain masks then store it by its tensor map alone. */
+#define FATTNI_FWD_SM90_STAGES_O(DV, BN) ((DV) <= 128 || (BN) <= 64)
+
 /* FATTN_FP8: columns of a panel of Q and K, and keys of a panel of V^T. */
 #define FATTNI_FWD_F8_COLUMNS(D) ((D) < 128 ? (D) : 128)
 #define FATTNI_FWD_F8_KEYS(BN) ((BN) % 128 == 0 ? 128 : (BN) % 64 == 0 ? 64 : 32)

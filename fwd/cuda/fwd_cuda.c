@@ -50,8 +50,7 @@ static bool is_few(const fattni_cuda_kernel *k) {
 }
 
 static bool matches(const fattni_cuda_kernel *k, const fattni_problem *p, const traits *t) {
-    const bool plain = k->variant == FATTNI_VARIANT_FULL || k->variant == FATTNI_VARIANT_CAUSAL;
-    if (k->arch == 90 && !t->maps_o && ((plain && k->D <= 128) || k->variant == FATTNI_VARIANT_SHORT))
+    if (k->arch == 90 && !t->maps_o && k->variant < FATTNI_VARIANT_BANDED && FATTNI_FWD_SM90_STAGES_O(k->Dv, k->BN))
         return false; /* these store O only by its tensor map; the banded ones do not need it */
     if (t->unified != (k->variant == FATTNI_VARIANT_FEW_UNIFIED)) return false;
     switch (k->variant) {

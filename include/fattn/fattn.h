@@ -12,6 +12,7 @@
 #include <fattn/graph.h>
 #include <fattn/kv_cache.h>
 #include <fattn/optim.h>
+#include <fattn/overlap.h>
 #include <fattn/parallel.h>
 #include <fattn/tape.h>
 #include <fattn/tensor.h>

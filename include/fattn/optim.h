@@ -84,6 +84,9 @@ FATTN_API FATTN_CHECKED fattn_status fattn_adamw_set_lr(fattn_adamw *a, float lr
 FATTN_API FATTN_CHECKED fattn_status fattn_adamw_step(fattn_adamw *a);
 /* 2-norm of all gradients at the last step, before clipping, without the loss scale; syncs. STATE before the first. */
 FATTN_API FATTN_CHECKED fattn_status fattn_adamw_grad_norm(fattn_adamw *a, double *out);
+/* View of the same number, F64 of no dimensions on the context's device, for a copy that nobody waits for; valid until
+   destroy, not to be written; 0 before the first step. ARG. */
+FATTN_API FATTN_CHECKED fattn_status fattn_adamw_norm_view(fattn_adamw *a, fattn_tensor *view);
 /* View of the scale, F32 of no dimensions on the context's device, for fattn_tape_backward_from; valid until destroy,
    not to be written. Without loss scaling it is 1. */
 FATTN_API FATTN_CHECKED fattn_status fattn_adamw_loss_scale(fattn_adamw *a, fattn_tensor *view);
@@ -134,6 +137,7 @@ FATTN_API FATTN_CHECKED fattn_status fattn_sgd_set_lr(fattn_sgd *s, float lr); /
    2013). Steps are skipped, and the loss scale changes, as in fattn_adamw_step. */
 FATTN_API FATTN_CHECKED fattn_status fattn_sgd_step(fattn_sgd *s);
 FATTN_API FATTN_CHECKED fattn_status fattn_sgd_grad_norm(fattn_sgd *s, double *out); /* as AdamW's, and so are these */
+FATTN_API FATTN_CHECKED fattn_status fattn_sgd_norm_view(fattn_sgd *s, fattn_tensor *view);
 FATTN_API FATTN_CHECKED fattn_status fattn_sgd_loss_scale(fattn_sgd *s, fattn_tensor *view);
 FATTN_API FATTN_CHECKED fattn_status fattn_sgd_get_loss_scale(fattn_sgd *s, fattn_loss_scale_state *out);
 FATTN_API FATTN_CHECKED fattn_status fattn_sgd_set_loss_scale(fattn_sgd *s, const fattn_loss_scale_state *state);

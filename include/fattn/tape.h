@@ -107,6 +107,8 @@ FATTN_API fattn_var fattn_op_attention(fattn_tape *t, fattn_var q, fattn_var k, 
 typedef struct fattn_attention_vars {                                    /* absent = {0} */
     uint32_t struct_size, reserved;
     fattn_var q, k, v, bias, alibi, sink, seqlens_q, seqlens_k, cu_seqlens_q, cu_seqlens_k;
+    fattn_var rng_step; /* I32 scalar, of dropout: read when forward and backward run, as fattn_op_dropout's */
+    uint32_t reserved2;
 } fattn_attention_vars;
 FATTN_API fattn_var fattn_op_attention_ex(fattn_tape *t, const fattn_attention_vars *x, const fattn_attention_params *p,
                                           fattn_var *lse); /* lse: NULL, or a variable with gradient */

@@ -192,9 +192,10 @@ Test(gpt2, three_ways_to_a_loss_agree) {
     cr_assert_eq(trainer_evaluate(&r, BATCH, &e), FATTN_OK);
     double rows[BATCH], mean = 0, loss;
     fattn_tape_reset(r.tape);
-    cr_assert_eq(fattn_tape_item(r.tape, model_test_loss(r.model, r.tape, &r.ids, &r.targets), &loss), FATTN_OK);
+    cr_assert_eq(fattn_tape_item(r.tape, model_test_loss(r.model, r.tape, &r.feed.ids, &r.feed.targets), &loss),
+                 FATTN_OK);
     fattn_tape_reset(r.tape);
-    cr_assert_eq(model_row_losses(r.model, r.tape, &r.ids, &r.targets, rows), FATTN_OK);
+    cr_assert_eq(model_row_losses(r.model, r.tape, &r.feed.ids, &r.feed.targets, rows), FATTN_OK);
     for (int i = 0; i < BATCH; ++i) mean += rows[i] / BATCH;
     cr_assert_neq(rows[0], rows[1]);
     cr_assert_float_eq(loss, e.loss, 2e-6 * loss); /* sums of F32 in other orders */

@@ -276,7 +276,8 @@ Test(host_side, every_architecture_has_kernels) {
                                             *const bwd = kernel_called(fattni_bwd_cuda_kernels, plan.bwd_kernel);
             cr_assert(fwd->shared <= limit && bwd->shared <= limit);
             cr_assert_eq(fwd->tf32, bwd->tf32, "%s, %s: delta must be that of the rounded O", fwd->name, bwd->name);
-            cr_assert(fwd->D >= D && bwd->D >= D && fwd->dtype == x.t[Q].dtype && bwd->dtype == x.t[Q].dtype);
+            cr_assert(fwd->D >= D && fwd->Dv >= D && bwd->D >= D && bwd->Dv >= D && fwd->dtype == x.t[Q].dtype &&
+                      bwd->dtype == x.t[Q].dtype);
             const int64_t padded = 2 * (D > 64 ? D : 64);
             cr_assert(fwd->D < padded && bwd->D < padded, "sm_%d, head_dim %lld: %s, %s", arch, (long long)D, fwd->name,
                       bwd->name);
@@ -289,6 +290,98 @@ Test(host_side, every_architecture_has_kernels) {
                 cr_assert_geq(most / (int64_t)(bwd->shared + 1024) * (bwd->threads / 32), 8, "%s", bwd->name);
             }
         }
+        fattn_ctx_destroy(ctx);
+    }
+}
+
+/* Hopper's forward for head_dim up to 192: V has a width of its own, and where O cannot be stored by its tensor map the
+   banded kernel runs, if the plain one knows no other way. */
+Test(host_side, hopper_forward_of_head_dim_192) {
+    enum { FULL, CAUSAL, WINDOW, SOFTCAP, WIDE, WIDE_CAUSAL };
+    static const struct {
+        int64_t D, Dv;
+        int call;
+        const char *fwd;
+    } calls[] = {
+        {192, 128, FULL, "d192_v128_full_128x128"},
+        {192, 128, CAUSAL, "d192_v128_causal_128x128"},
+        {192, 128, WINDOW, "d192_v128_banded_128x128"},
+        {192, 128, SOFTCAP, "d192_v128_general_128x112"},
+        {192, 128, WIDE, "d192_v128_banded_128x128"},
+        {192, 128, WIDE_CAUSAL, "d192_v128_banded_128x128"},
+        {136, 8, CAUSAL, "d192_v128_causal_128x128"},
+        {192, 136, FULL, "d192_full_128x112"},
+        {192, 192, CAUSAL, "d192_causal_128x112"},
+        {192, 192, WINDOW, "d192_banded_128x112"},
+        {192, 192, SOFTCAP, "d192_general_128x112"},
+        {192, 192, WIDE, "d192_full_128x112"},
+        {128, 192, FULL, "d192_full_128x112"},
+        {128, 128, CAUSAL, "d128_causal_128x128"},
+        {200, 128, FULL, "d256_full_128x80"},
+        {192, 200, CAUSAL, "d256_short_128x64"},
+        {96, 80, FULL, "d96_full_128x128"},
+        {256, 256, WIDE_CAUSAL, "d256_causal_128x80"},
+    };
+    for (int arch = 80; arch <= 90; arch += 10)
+        for (size_t n = 0; n < 2 * sizeof calls / sizeof *calls; ++n) {
+            const int64_t D = calls[n / 2].D, Dv = calls[n / 2].Dv;
+            const int call = calls[n / 2].call;
+            fattn_ctx *const ctx = planner(arch);
+            shapes x;
+            fattn_attention_plan plan = {.struct_size = sizeof plan};
+            describe(&x, dtypes[n % 2], 4, 1000, 1000, D);
+            static const int of_v[] = {V, O, D_O, DV};
+            for (int t = 0; t < 4; ++t)
+                x.t[of_v[t]] =
+                    fattn_tensor_view(place(of_v[t]), call >= WIDE && of_v[t] == O ? FATTN_F32 : dtypes[n % 2],
+                                      FATTN_CUDA, 0, 4, (int64_t[]){1, 4, 1000, Dv});
+            x.p.flags = call == CAUSAL || call == WIDE_CAUSAL ? FATTN_CAUSAL : call == WINDOW ? FATTN_WINDOW : 0;
+            x.p.window_left = x.p.window_right = 100;
+            x.p.softcap = call == SOFTCAP ? 30 : 0;
+            cr_assert_eq(fattn_attention_query(ctx, &x.p, &x.io, &plan), FATTN_OK, "%s", fattn_ctx_error(ctx));
+            cr_assert_eq(strstr(plan.fwd_kernel, calls[n / 2].fwd) != NULL, arch == 90, "sm_%d, %lld, %lld: %s", arch,
+                         (long long)D, (long long)Dv, plan.fwd_kernel);
+            const fattni_cuda_kernel *const bwd = kernel_called(fattni_bwd_cuda_kernels, plan.bwd_kernel);
+            cr_assert(bwd->D >= D && bwd->Dv >= Dv, "%s", bwd->name);
+            fattn_ctx_destroy(ctx);
+        }
+}
+
+/* Which instance Hopper's backward has: the plainest one that knows a call's features. */
+Test(host_side, hopper_backward_variants) {
+    enum { FULL, CAUSAL, WINDOW, SINK, PADDED, PACKED, ALIBI, CAPPED_WINDOW };
+    static const struct {
+        int64_t D;
+        int call;
+        const char *bwd;
+    } calls[] = {
+        {64, FULL, "d64_full_128x128"},     {64, CAUSAL, "d64_causal_128x128"},  {64, WINDOW, "d64_banded_128x128"},
+        {64, SINK, "d64_banded_128x128"},   {64, PADDED, "d64_banded_128x128"},  {64, PACKED, "d64_banded_128x128"},
+        {64, ALIBI, "d64_general_128x128"}, {40, WINDOW, "d64_banded_128x128"},  {80, WINDOW, "d128_banded_64x128"},
+        {96, CAUSAL, "d96_causal_64x128"},  {128, PACKED, "d128_banded_64x128"}, {128, ALIBI, "d128_general_64x128"},
+        {128, CAUSAL, "d128_causal"},       {128, CAPPED_WINDOW, "d128_capped"}, {136, WINDOW, "d256_banded_64x64"},
+        {256, SINK, "d256_banded_64x64"},   {256, PADDED, "d256_general_64x64"}, {256, PACKED, "d256_general_64x64"},
+    };
+    for (size_t n = 0; n < 2 * sizeof calls / sizeof *calls; ++n) {
+        const int call = calls[n / 2].call;
+        const int64_t lengths[1] = {call == PACKED ? 3 : 1};
+        fattn_ctx *const ctx = planner(90);
+        fattn_attention_plan plan = {.struct_size = sizeof plan};
+        shapes x;
+        describe(&x, dtypes[n % 2], 4, 1000, 1000, calls[n / 2].D);
+        fattn_tensor length = fattn_tensor_view(place(50), FATTN_I32, FATTN_CUDA, 0, 1, lengths),
+                     head = fattn_tensor_view(place(51), FATTN_F32, FATTN_CUDA, 0, 1, (int64_t[]){4});
+        x.p.flags = call == CAUSAL ? FATTN_CAUSAL : call == WINDOW || call == CAPPED_WINDOW ? FATTN_WINDOW : 0;
+        x.p.window_left = x.p.window_right = 100;
+        if (call == SINK) x.io.sink = &head;
+        if (call == ALIBI) x.io.alibi = &head;
+        if (call == PADDED) x.io.seqlens_k = &length;
+        if (call == PACKED) x.io.cu_seqlens_q = x.io.cu_seqlens_k = &length;
+        if (call == PACKED) x.p.max_seqlen_q = x.p.max_seqlen_k = 700;
+        if (call == CAPPED_WINDOW) x.p.softcap = 30;
+        cr_assert_eq(fattn_attention_query(ctx, &x.p, &x.io, &plan), FATTN_OK, "%s", fattn_ctx_error(ctx));
+        cr_assert(strstr(plan.bwd_kernel, calls[n / 2].bwd), "head_dim %lld, call %d: %s", (long long)calls[n / 2].D,
+                  call, plan.bwd_kernel);
         fattn_ctx_destroy(ctx);
     }
 }

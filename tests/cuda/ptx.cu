@@ -145,7 +145,9 @@ PRODUCTS(32)
 PRODUCTS(64)
 PRODUCTS(80)
 PRODUCTS(96)
+PRODUCTS(112)
 PRODUCTS(128)
+PRODUCTS(192)
 PRODUCTS(256)
 
 static void test_products(int N, void (*kernel)(operands, int, float *)) {
@@ -408,7 +410,9 @@ int main(void) {
     test_products(64, products_64);
     test_products(80, products_80);
     test_products(96, products_96);
+    test_products(112, products_112);
     test_products(128, products_128);
+    test_products(192, products_192);
     test_products(256, products_256);
     test_boxes();
     test_stored_boxes();

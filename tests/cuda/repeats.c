@@ -78,7 +78,8 @@ static int64_t repeat(fattn_ctx *ctx, const attention_case *a, int runs) {
 int main(int argc, char **argv) {
     const int runs = argc > 1 ? atoi(argv[1]) : 20, only = argc > 2 ? atoi(argv[2]) : 0;
     static const fattn_dtype dtypes[] = {FATTN_BF16, FATTN_F16};
-    static const int64_t dims[] = {64, 80, 96, 128, 256};
+    static const int64_t dims[][2] = {{64, 64},   {80, 80},   {96, 96},  {128, 128},
+                                      {192, 128}, {192, 192}, {256, 256}}; /* D, Dv */
     int64_t failures = 0;
     for (int limit = 0; limit <= 3; limit += 3) {
         const fattn_ctx_options o = {
@@ -89,10 +90,10 @@ int main(int argc, char **argv) {
             return SKIPPED;
         }
         for (int t = 0; t < 2; ++t)
-            for (int d = 0; d < 5; ++d)
+            for (int d = 0; d < 7; ++d)
                 for (size_t n = 0; n < sizeof cases / sizeof *cases; ++n) {
                     attention_case a = cases[n];
-                    a.dtype = dtypes[t], a.D = dims[d];
+                    a.dtype = dtypes[t], a.D = dims[d][0], a.Dv = dims[d][1];
                     if ((only && only != a.D) || (a.dtype == FATTN_BF16 && !call_has_bf16())) continue;
                     failures += repeat(ctx, &a, runs);
                 }

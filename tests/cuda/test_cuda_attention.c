@@ -250,6 +250,28 @@ Test(cuda_attention, mixtures, .timeout = 400) {
     fattn_ctx_destroy(ctx);
 }
 
+/* Head dims of which V has another kernel width than Q and K, or the same: Hopper's 192. */
+Test(cuda_attention, narrow_v, .timeout = 400) {
+    fattn_ctx *const ctx = device_or_skip(), *const cpu = attention_context(0);
+    static const int64_t widths[][2] = {{192, 128}, {192, 192}, {136, 72}, {192, 64}, {128, 192}, {160, 160}};
+    static const int64_t rows[][2] = {{300, 300}, {129, 700}, {1100, 450}, {64, 113}};
+    for (int n = 0; n < attention_feature_count; ++n)
+        for (int k = 0; k < 4 && mine(n); ++k) {
+            attention_case c = attention_features[n];
+            if (c.lengths == LENGTHS_NONE) {
+                if (c.Sq) c.Sq = rows[k][0];
+                if (c.Sk) c.Sk = rows[k][1];
+                c.window_left *= 20, c.window_right *= 20;
+            }
+            c.D = widths[(n + k) % 6][0], c.Dv = widths[(n + k) % 6][1];
+            if (k % 2) c.layout = LAYOUT_BSHD;
+            c.sum_d_o = false;
+            check(cpu, &c, n % 2 ? FATTN_BF16 : FATTN_F16);
+        }
+    fattn_ctx_destroy(cpu);
+    fattn_ctx_destroy(ctx);
+}
+
 /* Slices of one [B,S,3,H,D], in and out, and rows that lie last to first. */
 Test(cuda_attention, layouts, .timeout = 400) {
     fattn_ctx *const ctx = device_or_skip(), *const cpu = attention_context(0);

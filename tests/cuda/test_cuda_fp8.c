@@ -156,6 +156,9 @@ static double largest_of(const double *x, int64_t n) {
     return most;
 }
 
+/* By what part e^x is larger than 1; finite, so that 0 of it is 0. */
+static double growth(double x) { return fmin(expm1(x), 1e30); }
+
 /* score: room for Sk numbers; k_most: the largest code of the head's keys. */
 static void model_row(const fattni_problem *p, const fattni_sequence *s, int64_t h, int64_t i, const fp8_numbers *n,
                       double k_most, double *score, row_model *m) {
@@ -197,14 +200,14 @@ static void model_row(const fattni_problem *p, const fattni_sequence *s, int64_t
         const int64_t at = head * p->Dv + d;
         const double scale = n->v_scale[at], mean = n->v_mean[at], x = sum > 0 ? 1 / sum : 0;
         const double of_p = weight[d] * x / 17 + 0x1p-16 * all[d] * x,
-                     of_scores = fmin(expm1(2 * (far + rounding)) * weight[d] * x, 2.1 * most[d]),
+                     of_scores = fmin(growth(2 * (far + rounding)) * weight[d] * x, 2.1 * most[d]),
                      of_sums = 0x1p-11 * ((double)Sk / 32 + 2) * weight[d] * x;
         m->o[d] = part * (m->o[d] * x * scale + mean);
         m->square[d] *= part * part * x * x * scale * scale * (0.0265 * 0.0265 + typical * typical);
         m->far[d] = part * 1.01 * (of_p + of_scores + of_sums) * scale + (u + 0x1p-21) * fabs(m->o[d]) +
-                    part * 0x1p-21 * fabs(mean) + expm1(rounding) * fabs(m->o[d]) + 0x1p-25;
+                    part * 0x1p-21 * fabs(mean) + growth(rounding) * fabs(m->o[d]) + 0x1p-25;
         /* Beside a sink, an error of the scores changes what the keys weigh. */
-        m->far[d] += (1 - part) * expm1(far + rounding) * fabs(m->o[d]);
+        m->far[d] += (1 - part) * growth(far + rounding) * fabs(m->o[d]);
         m->square[d] += u * u / 3 * m->o[d] * m->o[d];
     }
 }

@@ -1,5 +1,5 @@
 /* fattn_graph: what is recorded does not run, then each launch does; with the default stream and with one of the
-   context's own; errors leave a context that works. */
+   context's own; copies of page-locked memory between launches; errors leave a context that works. */
 #include "contexts.h"
 
 #include <fattn/fattn.h>
@@ -54,6 +54,56 @@ Test(cuda_graph, launches_on_any_stream) {
     launches(ctx);
     fattn_ctx_destroy(ctx);
     must(cudaStreamDestroy(stream), "stream");
+}
+
+/* Each launch takes the number that lay in page-locked memory when it was enqueued behind it, and the host reads the
+   results of a launch while the next one may run. */
+Test(cuda_graph, pinned_memory_and_marks) {
+    enum { LAUNCHES = 20 };
+    fattn_ctx *const ctx = context_or_skip();
+    fattn_tensor sum = ones(ctx, 0), more = ones(ctx, 0), in[2], out[2], t;
+    fattn_mark *done[2], *m;
+    fattn_graph *g;
+    for (int i = 0; i < 2; ++i) {
+        cr_assert_eq(fattn_pinned_alloc(ctx, FATTN_F32, 1, (int64_t[]){N}, &in[i]), FATTN_OK);
+        cr_assert_eq(fattn_pinned_alloc(ctx, FATTN_F32, 1, (int64_t[]){N}, &out[i]), FATTN_OK);
+        cr_assert_eq(fattn_mark_create(ctx, &done[i]), FATTN_OK);
+        cr_assert_eq(fattn_mark_wait(ctx, done[i]), FATTN_OK, "never set");
+    }
+    cr_assert_eq(fattn_tensor_add(ctx, &sum, &more), FATTN_OK);
+    cr_assert_eq(fattn_graph_begin(ctx), FATTN_OK);
+    cr_assert_eq(fattn_tensor_add(ctx, &sum, &more), FATTN_OK);
+    expect(ctx, fattn_pinned_alloc(ctx, FATTN_F32, 1, (int64_t[]){N}, &t), FATTN_E_STATE, "4000 bytes are asked for");
+    expect(ctx, fattn_mark_set(ctx, done[0]), FATTN_E_STATE, "mark_set: not while a graph is recorded");
+    expect(ctx, fattn_mark_wait(ctx, done[0]), FATTN_E_STATE, "mark_wait: not while a graph is recorded");
+    cr_assert_eq(fattn_graph_end(ctx, &g), FATTN_OK, "%s", fattn_ctx_error(ctx));
+    for (int n = 0; n <= LAUNCHES; ++n) {
+        if (n < LAUNCHES) {
+            for (int i = 0; i < N; ++i) ((float *)in[n % 2].data)[i] = (float)(n + i);
+            cr_assert_eq(fattn_tensor_copy(ctx, &more, &in[n % 2]), FATTN_OK, "%s", fattn_ctx_error(ctx));
+            cr_assert_eq(fattn_graph_launch(ctx, g), FATTN_OK, "%s", fattn_ctx_error(ctx));
+            cr_assert_eq(fattn_tensor_copy(ctx, &out[n % 2], &sum), FATTN_OK);
+            cr_assert_eq(fattn_mark_set(ctx, done[n % 2]), FATTN_OK);
+        }
+        if (n == 0) continue;
+        const int last = n - 1; /* of which the sum of 0, ..., last and (last + 1) i is due */
+        cr_assert_eq(fattn_mark_wait(ctx, done[last % 2]), FATTN_OK, "%s", fattn_ctx_error(ctx));
+        for (int i = 0; i < N; ++i)
+            cr_assert_eq(((const float *)out[last % 2].data)[i], (float)(last * (last + 1) / 2 + (last + 1) * i));
+    }
+    for (int i = 0; i < 2; ++i) {
+        fattn_pinned_free(ctx, &in[i]);
+        fattn_pinned_free(ctx, &out[i]);
+        fattn_mark_destroy(ctx, done[i]);
+    }
+    expect(ctx, fattn_mark_create(ctx, NULL), FATTN_E_ARG, "out is NULL");
+    cr_assert_eq(fattn_mark_create(ctx, &m), FATTN_OK);
+    fattn_mark_destroy(ctx, m);
+    fattn_graph_destroy(ctx, g);
+    fattn_tensor_free(ctx, &sum);
+    fattn_tensor_free(ctx, &more);
+    cr_assert_eq(fattn_ctx_mem(ctx).live, 0);
+    fattn_ctx_destroy(ctx);
 }
 
 Test(cuda_graph, errors) {

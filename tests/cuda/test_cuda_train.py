@@ -1,5 +1,6 @@
 """fattn train on CPU and GPU: loss curves agree, checkpoints can be resumed on the other device, deterministic
-runs repeat their bits. FATTN_BUILD/bin/fattn; 77 without a device."""
+runs repeat their bits, steps as CUDA graphs have those of steps op by op. FATTN_BUILD/bin/fattn; 77 without a
+device."""
 import json
 import math
 import os
@@ -60,6 +61,48 @@ def gpt2(folder):
     assert 0 < apart(cpu, half) <= 0.0025 * cpu[1] and apart(moved, rest_of(half)) <= 0.0025 * cpu[1]
 
 
+def results(folder, name, *options):
+    """What the log says of each step and evaluation but its time, whether steps were graphs, and the checkpoints."""
+    _, checkpoints = train(folder, name, *options)
+    with open(checkpoints + ".jsonl") as lines:
+        events = [json.loads(line) for line in lines]
+    assert not any(e["event"] == "no_graph" for e in events), events
+    start = next(e for e in events if e["event"] in ("start", "resume"))
+    untimed = ("elapsed", "tokens_per_second", "peak_bytes")
+    told = [{k: v for k, v in e.items() if k not in untimed} for e in events if e["event"] in ("step", "eval", "end")]
+    return told, start["graph"], checkpoints
+
+
+def graphs(folder):
+    """The same bits with graphs and without, in every dtype, with dropout, evaluations between, and resumed."""
+    often = ["--device", "cuda", "--deterministic", "--eval-every", "7"]
+    small = ["--task", "tokens", "--arch", "gpt2", "--vocab", "300", "--layers", "2", "--channels", "64", "--heads",
+             "4", "--batch", str(BATCH), "--context", str(CONTEXT), "--schedule", "linear", "--steps", str(STEPS),
+             "--checkpoint-every", str(HALF)]
+    for name, options in (("f32", [*RUN, "--dropout", "0.1"]), ("bf16", [*RUN, "--dtype", "bf16"]),
+                          ("f16", [*RUN, "--dtype", "f16"]), ("gpt2", small),
+                          ("standard", [*RUN, "--algorithm", "standard", "--dropout", "0.1", "--dtype", "bf16"])):
+        base = [*options, *often]
+        with_graph, is_graph, checkpoints = results(folder, f"graph-{name}", *base)
+        plain, is_plain, _ = results(folder, f"ops-{name}", *base, "--no-graph")
+        assert is_graph and not is_plain, name
+        assert sum(e["event"] == "step" for e in plain) == STEPS
+        assert with_graph == plain, (name, with_graph, plain)
+        rest, _, _ = results(folder, f"rest-{name}", "--resume", os.path.join(checkpoints, f"step-{HALF:09d}.h5"),
+                             "--device", "cuda", "--deterministic")
+        whole = [e for e in with_graph if e["step"] > HALF]
+        assert [e for e in rest if e["step"] > HALF] == whole, name
+        print(f"graphs, {name}: the bits of steps op by op, also resumed after step {HALF}")
+    _, is_graph, _ = results(folder, "graph-tree", *GPT2, "--device", "cuda", "--deterministic")
+    assert not is_graph, "gradients of several passes are added as those of ranks"
+    passes, is_graph, _ = results(folder, "graph-passes", *GPT2, "--device", "cuda")
+    plain, _, _ = results(folder, "ops-passes", *GPT2, "--device", "cuda", "--no-graph")
+    losses = [{e["step"]: e["loss"] for e in log if e["event"] == "step"} for log in (passes, plain)]
+    limit = math.sqrt(2) * bound(losses[1])
+    print(f"graphs of two passes a step: {apart(*losses):.1e} from those op by op, bound {limit:.1e}")
+    assert is_graph and apart(*losses) <= limit
+
+
 def bound(losses):
     """A gradient is a sum over all tokens, so its rounding errors are about sqrt(tokens) units of the last
     place. Adam makes relative errors of a gradient such of its step, and all steps together changed the
@@ -98,6 +141,7 @@ def main():
         assert apart(*twice) == 0, "deterministic runs differ"
         print("deterministic runs repeat their losses to the bit")
         gpt2(folder)
+        graphs(folder)
     return 0
 
 

@@ -17,11 +17,16 @@ typedef struct run {
     fattn_ctx *ctx;
     fattn_param p[PARAMS];
     fattn_param *list[PARAMS];
-    fattn_tensor ids, targets;
+    fattn_tensor ids, targets, number; /* number: of the step, which selects the dropout mask */
     fattn_tape *tape;
     fattn_adamw *adamw;
     fattn_tensor scale; /* adamw's: 1 but for F16 */
 } run;
+
+static void set_number(run *r, int32_t step) {
+    const fattn_tensor here = fattn_tensor_view(&step, FATTN_I32, FATTN_CPU, 0, 0, NULL);
+    MUST(r->ctx, fattn_tensor_copy(r->ctx, &r->number, &here));
+}
 
 enum { STOCHASTIC = FATTN_OPTIM_NO_MASTERS | FATTN_OPTIM_STOCHASTIC_ROUNDING };
 static const uint64_t SEED = UINT64_C(0x123456789abcdef1); /* of stochastic rounding */
@@ -51,6 +56,8 @@ static void run_start_with(run *r, fattn_ctx *ctx, fattn_dtype dtype, uint32_t f
         MUST(ctx, fattn_tensor_alloc(ctx, FATTN_I32, 2, tokens, to[i]));
         MUST(ctx, fattn_tensor_copy(ctx, to[i], &here));
     }
+    MUST(ctx, fattn_tensor_alloc(ctx, FATTN_I32, 0, NULL, &r->number));
+    set_number(r, 0);
     fattn_adamw_options o = {.struct_size = sizeof o};
     fattn_adamw_defaults(&o);
     o.max_grad_norm = 0.5f;
@@ -67,12 +74,12 @@ static void run_start_with(run *r, fattn_ctx *ctx, fattn_dtype dtype, uint32_t f
 static void run_start(run *r, fattn_ctx *ctx, fattn_dtype dtype) { run_start_with(r, ctx, dtype, 0); }
 
 /* The input of the loss, and the embedding's variable. */
-static fattn_var hidden(run *r, int step, fattn_var *embedding) {
+static fattn_var hidden(run *r, fattn_var *embedding) {
     const fattn_attention_params p = {.struct_size = sizeof p,
                                       .flags = FATTN_CAUSAL,
                                       .algorithm = FATTN_ALGO_STANDARD,
                                       .dropout_p = 0.1f,
-                                      .rng = {.seed = 9, .stream = (uint32_t)step}};
+                                      .rng = {.seed = 9}};
     fattn_tape *const t = r->tape;
     const fattn_var none = {0};
     *embedding = fattn_use(t, &r->p[0]);
@@ -82,13 +89,15 @@ static fattn_var hidden(run *r, int step, fattn_var *embedding) {
     const fattn_var q = fattn_op_rope(t, fattn_op_heads(t, qkv, 0, H, C / H), 1e4f, 0);
     const fattn_var k = fattn_op_rope(t, fattn_op_heads(t, qkv, H, H, C / H), 1e4f, 0);
     const fattn_var v = fattn_op_heads(t, qkv, 2 * H, H, C / H);
-    const fattn_var a = fattn_op_merge(t, fattn_op_attention(t, q, k, v, &p));
+    const fattn_attention_vars in = {
+        .struct_size = sizeof in, .q = q, .k = k, .v = v, .rng_step = fattn_input(t, &r->number)};
+    const fattn_var a = fattn_op_merge(t, fattn_op_attention_ex(t, &in, &p, NULL));
     return fattn_op_add(t, x, fattn_op_linear(t, a, fattn_use(t, &r->p[2]), none));
 }
 
-static fattn_var forward(run *r, int step) {
+static fattn_var forward(run *r) {
     fattn_var E;
-    const fattn_var y = hidden(r, step, &E);
+    const fattn_var y = hidden(r, &E);
     return fattn_op_linear_cross_entropy(r->tape, y, E, fattn_input(r->tape, &r->targets), -1);
 }
 
@@ -97,7 +106,8 @@ static double largest_logit(const pair *p, run *r, int step) {
     fattn_var E;
     double most = 0;
     fattn_tape_reset(r->tape);
-    const fattn_var y = hidden(r, step, &E);
+    set_number(r, step);
+    const fattn_var y = hidden(r, &E);
     MUST(r->ctx, fattn_tape_value(r->tape, fattn_op_linear(r->tape, y, E, (fattn_var){0}), &logits));
     fattn_tensor here = to_host(p, &logits);
     for (int64_t n = 0; n < fattn_tensor_numel(&here); ++n) most = fmax(most, fabs(((double *)here.data)[n]));
@@ -110,7 +120,8 @@ static double train_step(run *r, int step) {
     double loss;
     fattn_tape_reset(r->tape);
     MUST(r->ctx, fattn_adamw_set_lr(r->adamw, 0.01f * (float)(step + 1)));
-    const fattn_var l = forward(r, step);
+    set_number(r, step);
+    const fattn_var l = forward(r);
     MUST(r->ctx, fattn_tape_backward_from(r->tape, l, &r->scale));
     MUST(r->ctx, fattn_adamw_step(r->adamw));
     MUST(r->ctx, fattn_tape_item(r->tape, l, &loss));
@@ -136,6 +147,7 @@ static void run_end(run *r) {
     }
     fattn_tensor_free(r->ctx, &r->ids);
     fattn_tensor_free(r->ctx, &r->targets);
+    fattn_tensor_free(r->ctx, &r->number);
 }
 
 /* Largest difference of the parameters. */
@@ -238,9 +250,9 @@ Test(cuda_training, deterministic) {
     pair_free(&p);
 }
 
-/* A step is captured on its second run; replays, each with its own learning rate, give bitwise the weights of eager
-   steps. With a loss scale each replay has the scale of that time, which overflows at first and doubles later; with
-   stochastic rounding the random bits of its step. */
+/* A step is captured on its second run; replays, each with its own learning rate and dropout mask, give bitwise the
+   weights of eager steps. With a loss scale each replay has the scale of that time, which overflows at first and
+   doubles later; with stochastic rounding the random bits of its step. */
 static void replay(fattn_dtype dtype, int replays, uint32_t flags) {
     pair p = pair_or_skip(FATTN_CTX_DETERMINISTIC);
     cudaStream_t stream;
@@ -257,7 +269,7 @@ static void replay(fattn_dtype dtype, int replays, uint32_t flags) {
 
     fattn_tape_reset(replayed.tape);
     cr_assert_eq(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), cudaSuccess);
-    const fattn_var loss = forward(&replayed, 1);
+    const fattn_var loss = forward(&replayed);
     MUST(p.gpu, fattn_tape_backward_from(replayed.tape, loss, &replayed.scale));
     MUST(p.gpu, fattn_adamw_step(replayed.adamw));
     cr_assert_eq(cudaStreamEndCapture(stream, &graph), cudaSuccess);
@@ -266,11 +278,13 @@ static void replay(fattn_dtype dtype, int replays, uint32_t flags) {
         const float lr = 0.01f * (float)(n + 1);
         double got, want;
         MUST(p.gpu, fattn_adamw_set_lr(replayed.adamw, lr));
+        set_number(&replayed, n + 1);
         cr_assert_eq(cudaGraphLaunch(step, stream), cudaSuccess);
         MUST(p.gpu, fattn_tape_item(replayed.tape, loss, &got));
 
         fattn_tape_reset(eager.tape);
-        const fattn_var l = forward(&eager, 1);
+        set_number(&eager, n + 1);
+        const fattn_var l = forward(&eager);
         MUST(p.gpu, fattn_adamw_set_lr(eager.adamw, lr));
         MUST(p.gpu, fattn_tape_backward_from(eager.tape, l, &eager.scale));
         MUST(p.gpu, fattn_adamw_step(eager.adamw));
@@ -554,7 +568,7 @@ Test(cuda_training, wrong_ids) {
     int32_t bad[B * S] = {V};
     const fattn_tensor here = fattn_tensor_view(bad, FATTN_I32, FATTN_CPU, 0, 2, r.ids.shape);
     MUST(p.gpu, fattn_tensor_copy(p.gpu, &r.ids, &here));
-    MUST(p.gpu, fattn_tape_item(r.tape, forward(&r, 0), &loss));
+    MUST(p.gpu, fattn_tape_item(r.tape, forward(&r), &loss));
     cr_assert(isnan(loss));
     run_end(&r);
     pair_free(&p);
@@ -651,7 +665,7 @@ Test(cuda_training, seeds_are_on_the_device) {
     float one = 1;
     const fattn_tensor here = fattn_tensor_view(&one, FATTN_F32, FATTN_CPU, 0, 0, NULL);
     run_start(&r, p.gpu, FATTN_F16);
-    cr_assert_eq(fattn_tape_backward_from(r.tape, forward(&r, 0), &here), FATTN_E_DEVICE);
+    cr_assert_eq(fattn_tape_backward_from(r.tape, forward(&r), &here), FATTN_E_DEVICE);
     cr_assert(strstr(fattn_ctx_error(p.gpu), "the seed"), "%s", fattn_ctx_error(p.gpu));
     fattn_loss_scale_options o = {.struct_size = sizeof o};
     fattn_loss_scale_defaults(&o);

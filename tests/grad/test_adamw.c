@@ -79,6 +79,7 @@ static void against_reference(fattn_dtype dtype, fattn_dtype grad_dtype, float l
     for (int64_t t = 1; t <= STEPS; ++t) {
         const float lr = 0.01f / (float)t;
         double squares = 0, norm;
+        fattn_tensor view;
         set_gradients(&m, ctx, t);
         for (int i = 0; i < PARAMS; ++i)
             for (int64_t e = 0; e < lengths[i] && i != 4; ++e) squares += get(&m.p[i].grad, e) * get(&m.p[i].grad, e);
@@ -91,6 +92,8 @@ static void against_reference(fattn_dtype dtype, fattn_dtype grad_dtype, float l
         cr_assert_eq(fattn_adamw_set_lr(a, lr), FATTN_OK);
         cr_assert_eq(fattn_adamw_step(a), FATTN_OK, "%s", fattn_ctx_error(ctx));
         cr_assert_eq(fattn_adamw_grad_norm(a, &norm), FATTN_OK);
+        cr_assert_eq(fattn_adamw_norm_view(a, &view), FATTN_OK);
+        cr_assert(view.ndim == 0 && view.dtype == FATTN_F64 && *(const double *)view.data == norm);
         cr_assert_float_eq(norm, sqrt(squares), 1e-12 * norm);
         for (int i = 0; i < PARAMS; ++i)
             for (int64_t e = 0; e < lengths[i]; ++e) {
@@ -317,6 +320,11 @@ Test(adamw, calls_out_of_order_are_rejected) {
     cr_assert_eq(fattn_adamw_create(ctx, NULL, (fattn_param *[]){NULL}, 1, &a), FATTN_E_ARG);
     cr_assert_eq(fattn_adamw_create(ctx, NULL, m.list, PARAMS, &a), FATTN_OK);
     cr_assert_eq(fattn_adamw_grad_norm(a, &norm), FATTN_E_STATE);
+    cr_assert_eq(fattn_adamw_norm_view(a, &view), FATTN_OK);
+    cr_assert_eq(*(const double *)view.data, 0);
+    cr_assert_eq(fattn_adamw_norm_view(NULL, &view), FATTN_E_ARG);
+    cr_assert_eq(fattn_adamw_norm_view(a, NULL), FATTN_E_ARG);
+    cr_assert(strstr(fattn_ctx_error(ctx), "adamw_norm_view: view is NULL"), "%s", fattn_ctx_error(ctx));
     cr_assert_eq(fattn_adamw_set_lr(a, NAN), FATTN_E_ARG);
     cr_assert_eq(fattn_adamw_set_lr(a, -1), FATTN_E_ARG);
     cr_assert_eq(fattn_adamw_set_step(a, -1), FATTN_E_ARG);

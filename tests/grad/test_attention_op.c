@@ -256,6 +256,60 @@ Test(attention_op, keeps_o_and_l_only) {
     cr_assert_geq(bytes[1], bytes[0] + sizeof(float) * 2 * N * N / 2);
 }
 
+/* ---- rng_step ---- */
+
+enum { DROPPED = 2 * 2 * 16 * 4 };
+
+/* o and the gradients of q, k, v with dropout; step NULL: none. */
+static void drop(uint32_t stream, int32_t *step, double (*out)[DROPPED]) {
+    const int64_t shapes[3][4] = {{2, 2, 16, 4}, {2, 2, 16, 4}, {2, 2, 16, 4}};
+    const fattn_attention_params p = {
+        .struct_size = sizeof p, .dropout_p = 0.5f, .rng = {.seed = 11, .stream = stream}};
+    begin(FATTN_F64, shapes);
+    fattn_attention_vars x = use_all();
+    const fattn_tensor number = fattn_tensor_view(step, FATTN_I32, FATTN_CPU, 0, 0, NULL);
+    if (step) x.rng_step = fattn_input(tape, &number);
+    const fattn_var o = fattn_op_attention_ex(tape, &x, &p, NULL);
+    fattn_tensor value;
+    cr_assert_eq(fattn_tape_value(tape, o, &value), FATTN_OK, "%s", fattn_ctx_error(ctx));
+    for (int64_t n = 0; n < DROPPED; ++n) out[3][n] = fattni_load(value.data, FATTN_F64, n);
+    cr_assert_eq(fattn_tape_backward(tape, sum(tape, mul(tape, o, o))), FATTN_OK, "%s", fattn_ctx_error(ctx));
+    for (int i = 0; i < 3; ++i) memcpy(out[i], params[i].grad.data, sizeof out[i]);
+    end();
+}
+
+/* The step counts in the stream's word (core/tensor/philox.h), in both passes. */
+Test(attention_op, a_step_selects_the_dropout_mask) {
+    static double with[4][DROPPED], without[4][DROPPED];
+    for (int32_t step = 0; step < 3; ++step) {
+        drop(4, &step, with);
+        drop(4 + 0x9E3779B1u * (uint32_t)step, NULL, without);
+        cr_assert_eq(memcmp(with, without, sizeof with), 0, "step %d", step);
+        drop(4, NULL, without);
+        for (int i = 0; i < 4; ++i)
+            cr_assert_eq(memcmp(with[i], without[i], sizeof with[i]) == 0, step == 0, "step %d, %d", step, i);
+    }
+}
+
+Test(attention_op, a_step_is_one_integer) {
+    const int64_t shapes[3][4] = {{1, 1, 4, 4}, {1, 1, 4, 4}, {1, 1, 4, 4}};
+    const fattn_attention_params p = {.struct_size = sizeof p, .dropout_p = 0.5f};
+    float number = 1;
+    int32_t two[2] = {1, 2};
+    const fattn_tensor wrong[] = {fattn_tensor_view(&number, FATTN_F32, FATTN_CPU, 0, 0, NULL),
+                                  fattn_tensor_view(two, FATTN_I32, FATTN_CPU, 0, 1, (int64_t[]){2})};
+    begin(FATTN_F64, shapes);
+    for (int n = 0; n < 2; ++n) {
+        fattn_attention_vars x = use_all();
+        x.rng_step = fattn_input(tape, &wrong[n]);
+        cr_assert_eq(fattn_op_attention_ex(tape, &x, &p, NULL).id, 0);
+        cr_assert_eq(fattn_tape_status(tape), n ? FATTN_E_SHAPE : FATTN_E_DTYPE, "%s", fattn_ctx_error(ctx));
+        cr_assert(strstr(fattn_ctx_error(ctx), "rng_step"), "%s", fattn_ctx_error(ctx));
+        fattn_tape_reset(tape);
+    }
+    end();
+}
+
 /* ---- FATTN_EXACT_DELTA ---- */
 
 enum { ROWS = 200, HEADS = 2, WIDE = 64, NUMBERS = HEADS * ROWS * WIDE };

@@ -75,6 +75,7 @@ static void against_reference(fattn_dtype dtype, fattn_dtype grad_dtype, fattn_s
     for (int64_t t = 1; t <= STEPS; ++t) {
         const float lr = 0.1f / (float)t;
         double squares = 0, norm;
+        fattn_tensor view;
         set_gradients(&m, t);
         for (int i = 0; i < PARAMS; ++i)
             for (int64_t e = 0; e < lengths[i] && i != FROZEN; ++e)
@@ -88,6 +89,8 @@ static void against_reference(fattn_dtype dtype, fattn_dtype grad_dtype, fattn_s
         MUST(fattn_sgd_set_lr(s, lr));
         MUST(fattn_sgd_step(s));
         MUST(fattn_sgd_grad_norm(s, &norm));
+        MUST(fattn_sgd_norm_view(s, &view));
+        cr_assert(view.ndim == 0 && view.dtype == FATTN_F64 && *(const double *)view.data == norm);
         cr_assert_float_eq(norm, sqrt(squares), 1e-12 * norm);
         for (int i = 0; i < PARAMS; ++i)
             for (int64_t e = 0; e < lengths[i]; ++e) {
@@ -247,6 +250,8 @@ Test(sgd, bad_calls_are_rejected) {
     cr_assert_eq(fattn_sgd_set_lr(NULL, 1), FATTN_E_ARG);
     cr_assert_eq(fattn_sgd_step(NULL), FATTN_E_ARG);
     cr_assert_eq(fattn_sgd_grad_norm(NULL, &norm), FATTN_E_ARG);
+    cr_assert_eq(fattn_sgd_norm_view(NULL, &view), FATTN_E_ARG);
+    cr_assert_eq(fattn_sgd_norm_view(s, NULL), FATTN_E_ARG);
     cr_assert_eq(fattn_sgd_state(NULL, 0, FATTN_SGD_MOMENTUM, &view), FATTN_E_ARG);
     cr_assert_eq(fattn_sgd_state(s, PARAMS, FATTN_SGD_MOMENTUM, &view), FATTN_E_ARG);
     cr_assert_eq(fattn_sgd_state(s, 0, FATTN_SGD_MOMENTUM, NULL), FATTN_E_ARG);

@@ -56,7 +56,7 @@ for file, line, said in (
     check(said in TEXT, f"the text has no longer: {said}")
 
 # Tiles of the 16-bit kernels.
-column_of = {64: 0, 80: 1, 96: 1, 128: 2, 256: 3}
+column_of = {64: 0, 80: 1, 96: 1, 128: 2, 192: 3, 256: 4}
 for family, title, ways in (("sm90", "Hopper", ("forward", "backward")), ("mma16", "mma16", ("forward", "backward")),
                             ("mma16_lean", "mma16_lean", ("forward", "backward")),
                             ("mma16_keys", "mma16_keys", ("backward",)), ("parts", "few rows", ("forward",))):
@@ -68,7 +68,7 @@ for family, title, ways in (("sm90", "Hopper", ("forward", "backward")), ("mma16
         short = "fwd" if way == "forward" else "bwd"
         kernels = (ROOT / short / "cuda" / f"{short}_kernels.def").read_text()
         for cluster, dim, rows, keys in re.findall(
-                rf"^K\(\d+, {family}(_cluster)?, +b?f16, +(\d+), +\w+, +(\d+), +(\d+)", kernels, re.M):
+                rf"^K\(\d+, {family}(_cluster)?, +b?f16, +(\d+)(?:/\d+)?, +\w+, +(\d+), +(\d+)", kernels, re.M):
             beside = 2 if cluster and family == "sm90" else 1 # CTAs with the same rows
             have[column_of[int(dim)]].add(f"{rows} x {beside * int(keys)}")
         check(said == have, f"{title} {way}: {said}, the kernels have {have}")

@@ -18,10 +18,10 @@ typedef struct choice {
 
 static const int64_t sizes[][6] = {
     /* Hq, Hkv, Sq, Sk, D, Dv */
-    {2, 2, 513, 513, 64, 64},   {4, 2, 130, 700, 128, 128}, {3, 1, 64, 65, 80, 80},
-    {2, 2, 300, 200, 256, 256}, {2, 1, 100, 100, 20, 40},   {1, 1, 1, 2048, 96, 64},
+    {2, 2, 513, 513, 64, 64}, {4, 2, 130, 700, 128, 128}, {3, 1, 64, 65, 80, 80},     {2, 2, 300, 200, 256, 256},
+    {2, 1, 100, 100, 20, 40}, {1, 1, 1, 2048, 96, 64},    {2, 1, 130, 700, 192, 128},
 };
-enum { SIZES = 6, LAYOUTS = 3, FEATURES = 7, WANTED = 4, DTYPES = 4, BATCH = 3 };
+enum { SIZES = sizeof sizes / sizeof *sizes, LAYOUTS = 3, FEATURES = 7, WANTED = 4, DTYPES = 4, BATCH = 3 };
 static const fattn_dtype dtypes[DTYPES] = {FATTN_F64, FATTN_F32, FATTN_F16, FATTN_BF16};
 
 /* Strides of [B,H,S,D]: row-major, [B,S,H,D] seen so, rows with a gap. */

@@ -103,12 +103,12 @@ int main(int argc, char **argv) {
     fattn_tensor logits;
     must(trainer_evaluate(&r, B, &e), "evaluation"); /* sends the batch to the device */
     fattn_tape_reset(r.tape);
-    must(fattn_tape_value(r.tape, model_logits(r.model, r.tape, &r.ids), &logits), "logits");
+    must(fattn_tape_value(r.tape, model_logits(r.model, r.tape, &r.feed.ids), &logits), "logits");
     FILE *f = file_in(folder, "logits");
     append(f, &logits, 1);
     require(fclose(f) == 0);
     fattn_tape_reset(r.tape);
-    const fattn_var loss = model_loss(r.model, r.tape, &r.ids, &r.targets, 0);
+    const fattn_var loss = model_loss(r.model, r.tape, &r.feed.ids, &r.feed.targets, NULL);
     must(fattn_tape_backward_from(r.tape, loss, &r.scale), "backward");
     f = file_in(folder, "gradients");
     int n;

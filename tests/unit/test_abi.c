@@ -185,6 +185,8 @@ static void tape_types(void) {
     FIELD(fattn_attention_vars, seqlens_k);
     FIELD(fattn_attention_vars, cu_seqlens_q);
     FIELD(fattn_attention_vars, cu_seqlens_k);
+    FIELD(fattn_attention_vars, rng_step);
+    FIELD(fattn_attention_vars, reserved2);
     END(fattn_attention_vars);
     STRUCT(fattn_op_call);
     FIELD(fattn_op_call, struct_size);

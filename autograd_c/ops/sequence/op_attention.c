@@ -10,7 +10,7 @@
 
 #include <string.h>
 
-enum { Q, K, V, BIAS, ALIBI, SINK, SEQLENS_Q, SEQLENS_K, CU_SEQLENS_Q, CU_SEQLENS_K, INPUTS };
+enum { Q, K, V, BIAS, ALIBI, SINK, SEQLENS_Q, SEQLENS_K, CU_SEQLENS_Q, CU_SEQLENS_K, RNG_STEP, INPUTS };
 enum { O, LSE, OUTPUTS };
 
 static const uint32_t accumulate_flags = FATTN_ACC_DQ | FATTN_ACC_DK | FATTN_ACC_DV | FATTN_ACC_DBIAS | FATTN_ACC_DSINK;
@@ -39,6 +39,7 @@ static fattn_attention_io forward_io(const fattn_op_call *c) {
         .seqlens_k = if_given(&c->in[SEQLENS_K]),
         .cu_seqlens_q = if_given(&c->in[CU_SEQLENS_Q]),
         .cu_seqlens_k = if_given(&c->in[CU_SEQLENS_K]),
+        .rng_step = if_given(&c->in[RNG_STEP]),
         .saved = c->saved,
         .saved_bytes = c->saved_bytes,
         .workspace = c->workspace,
@@ -191,8 +192,17 @@ fattn_var fattn_op_attention_ex(fattn_tape *t, const fattn_attention_vars *x, co
     if (!s && p) s = fattni_take_struct(t->ctx, "fattn_attention_params", p, &own.params, sizeof own.params);
     own.params.struct_size = sizeof own.params;
     if (fattni_tape_fail(t, s)) return (fattn_var){0};
-    const fattn_var in[INPUTS] = {vars.q,    vars.k,         vars.v,         vars.bias,         vars.alibi,
-                                  vars.sink, vars.seqlens_q, vars.seqlens_k, vars.cu_seqlens_q, vars.cu_seqlens_k};
+    const fattn_var in[INPUTS] = {[Q] = vars.q,
+                                  [K] = vars.k,
+                                  [V] = vars.v,
+                                  [BIAS] = vars.bias,
+                                  [ALIBI] = vars.alibi,
+                                  [SINK] = vars.sink,
+                                  [SEQLENS_Q] = vars.seqlens_q,
+                                  [SEQLENS_K] = vars.seqlens_k,
+                                  [CU_SEQLENS_Q] = vars.cu_seqlens_q,
+                                  [CU_SEQLENS_K] = vars.cu_seqlens_k,
+                                  [RNG_STEP] = vars.rng_step};
     const fattn_var o = fattn_op_custom(t, &attention, in, INPUTS, &own);
     if (lse && o.id) *lse = (fattn_var){o.id + LSE};
     return o;

@@ -1,5 +1,5 @@
-/* Attention over the ranks of a communicator as an op: inputs q, k, v, alibi, sink, outputs o and L. Keeps nothing
-   beyond them. Memory is that of the fattn_cp. */
+/* Attention over the ranks of a communicator as an op: inputs q, k, v, alibi, sink, rng_step, outputs o and L. Keeps
+   nothing beyond them. Memory is that of the fattn_cp. */
 #include "autograd_c/ops/op_device.h"
 #include "autograd_c/tape/tape_nodes.h"
 
@@ -7,7 +7,7 @@
 
 #include <string.h>
 
-enum { Q, K, V, ALIBI, SINK, INPUTS };
+enum { Q, K, V, ALIBI, SINK, RNG_STEP, INPUTS };
 enum { O, LSE, OUTPUTS };
 enum { ZEROS = 256 * sizeof(double) }; /* bytes: of the longest row of O */
 
@@ -58,7 +58,8 @@ static fattn_attention_io io_of(const fattn_op_call *c) {
                                 .o = &c->out[O],
                                 .lse = &c->out[LSE],
                                 .alibi = if_given(&c->in[ALIBI]),
-                                .sink = if_given(&c->in[SINK])};
+                                .sink = if_given(&c->in[SINK]),
+                                .rng_step = if_given(&c->in[RNG_STEP])};
 }
 
 static fattn_status forward(fattn_op_call *c) {
@@ -118,7 +119,7 @@ fattn_var fattn_op_attention_cp(fattn_tape *t, fattn_cp *cp, const fattn_attenti
                            "attention_cp: bias and lengths cannot be given; lengths are those of fattn_cp_create");
     own.params.struct_size = sizeof own.params;
     if (fattni_tape_fail(t, s)) return (fattn_var){0};
-    const fattn_var in[INPUTS] = {vars.q, vars.k, vars.v, vars.alibi, vars.sink};
+    const fattn_var in[INPUTS] = {vars.q, vars.k, vars.v, vars.alibi, vars.sink, vars.rng_step};
     const fattn_var o = fattn_op_custom(t, &attention_cp, in, INPUTS, &own);
     if (lse && o.id) *lse = (fattn_var){o.id + LSE};
     return o;

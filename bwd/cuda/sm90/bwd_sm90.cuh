@@ -18,8 +18,8 @@
    Shared      struct shared_memory. Stages continue from task to task: the next K, V, Q and dO are loaded while dK
                and dV are stored.
    Rounding    P and dS to the input dtype, accumulation fp32; scale is applied to dK here, to dQ in postprocess.
-   Variants    GENERAL has windows, lengths, ALiBi, bias, sink and dropout, CAPPED a softcap, too: other steps from S
-               to dS (bwd_sm90_general.cuh). FULL and CAUSAL have none of them.
+   Variants    BANDED has windows, lengths and sink, GENERAL also ALiBi, bias and dropout, CAPPED also a softcap: these
+               two have other steps from S to dS (bwd_sm90_general.cuh). FULL and CAUSAL have none of them.
    Centring    Where the keys of a head have a mean (bwd_key_mean.cu) K in shared memory is less it, and lse2 is less
                its part of S.
    dQ order    FATTN_DETERMINISTIC: the adding warps wait for the key blocks before theirs (bwd_dq_semaphore.cuh).
@@ -36,6 +36,7 @@ enum {
     THREADS = 32 * K_WARPS,
     CTAS = 1,
     CAUSAL = K_VARIANT == FATTNI_VARIANT_CAUSAL,
+    BANDS = K_VARIANT >= FATTNI_VARIANT_BANDED,
     GENERAL = K_VARIANT >= FATTNI_VARIANT_GENERAL,
     CAPPED = K_VARIANT == FATTNI_VARIANT_CAPPED,
     PANELS = (D + 63) / 64,
@@ -73,6 +74,7 @@ typedef struct shared_memory {
     work_slot work[2];
     mean_search search;
     int32_t centred, reserved[3]; /* centred: the task's K is less its mean */
+    uint4 sequences[2];           /* BANDS: the tasks' Sq, Sk, q0, k0 */
 } shared_memory;
 enum { SHARED_BYTES = sizeof(shared_memory) };
 static_assert(SHARED_BYTES <= 227 * 1024, "shared memory");
@@ -102,15 +104,25 @@ DEVICE void init_work_slots(uint32_t shared, int deterministic) {
     init_search(shared, 8);
 }
 DEVICE uint32_t slot_at(uint32_t shared, int n) { return ELEMENT_ADDRESS(shared, work, n & 1); }
-DEVICE void write_work(uint32_t slot, const work_item *x, const task *t) {
+DEVICE sequence read_sequence(const fattni_attention_args *a, uint32_t from, int b) {
+    uint32_t x[4];
+    load_shared_4(x, from);
+    sequence s = {(int)x[0], (int)x[1], (int)x[2], (int)x[3], a->cu_seqlens_q.p ? 0 : b};
+    find_band(a, &s);
+    return s;
+}
+DEVICE void write_work(uint32_t shared, int n, const work_item *x, const task *t) {
+    const uint32_t slot = slot_at(shared, n);
     const uint32_t steps[4] = {(uint32_t)t->j0, (uint32_t)t->from, (uint32_t)t->to,
                                (uint32_t)(t->steps_before | t->kv_phase << 2 | t->steps << 3)},
                    item[4] = {(uint32_t)x->kind, (uint32_t)x->head_group, (uint32_t)x->number,
                               (uint32_t)t->accumulator_shift},
-                   head[4] = {(uint32_t)t->b, (uint32_t)t->hk, 0, 0};
+                   head[4] = {(uint32_t)t->b, (uint32_t)t->hk, 0, 0},
+                   lengths[4] = {(uint32_t)t->s.Sq, (uint32_t)t->s.Sk, (uint32_t)t->s.q0, (uint32_t)t->s.k0};
     store_shared_words(slot + offsetof(work_slot, steps), steps);
     store_shared_words(slot + offsetof(work_slot, item), item);
     store_shared_words(slot + offsetof(work_slot, head), head);
+    if (BANDS) store_shared_words(ELEMENT_ADDRESS(shared, sequences, n & 1), lengths);
 }
 DEVICE work_item read_work(uint32_t slot) {
     uint32_t item[4];
@@ -118,7 +130,8 @@ DEVICE work_item read_work(uint32_t slot) {
     const work_item x = {(int)item[0], (int)item[1], (int)item[2]};
     return x;
 }
-DEVICE task read_task(const fattni_attention_args *a, uint32_t slot) {
+DEVICE task read_task(const fattni_attention_args *a, uint32_t shared, int number) {
+    const uint32_t slot = slot_at(shared, number);
     uint32_t steps[4], item[4], head[4];
     load_shared_4(steps, slot + offsetof(work_slot, steps));
     task t = {0, 0, (int)steps[0], (int)steps[1], (int)steps[2], (int)(steps[3] >> 3)};
@@ -128,7 +141,7 @@ DEVICE task read_task(const fattni_attention_args *a, uint32_t slot) {
     load_shared_4(head, slot + offsetof(work_slot, head));
     t.head_group = item[1], t.accumulator_shift = item[3];
     t.b = t.s.batch = head[0], t.hk = head[1];
-    if (GENERAL) t.s = sequence_of(a, t.b);
+    if (BANDS) t.s = read_sequence(a, ELEMENT_ADDRESS(shared, sequences, number & 1), t.b);
     return t;
 }
 
@@ -307,7 +320,7 @@ DEVICE void main_loop(const fattni_bwd_sm90_args *p, const task *t, int number, 
         mbarrier_wait(MEMBER_ADDRESS(shared, k_full), (uint32_t)t->kv_phase);
         mbarrier_wait(MEMBER_ADDRESS(shared, v_full), (uint32_t)t->kv_phase);
     }
-    if (GENERAL && t->j0 + BN > t->s.Sk && t->steps)
+    if (BANDS && t->j0 + BN > t->s.Sk && t->steps)
         clear_tails(MEMBER_ADDRESS(shared, k), MEMBER_ADDRESS(shared, v), BN, t->s.Sk - t->j0);
     if (t->steps && load_shared_word(MEMBER_ADDRESS(shared, centred))) {
         centre_tile(MEMBER_ADDRESS(shared, k), PANELS, K_PANEL, memory->key_mean);
@@ -324,7 +337,7 @@ DEVICE void main_loop(const fattni_bwd_sm90_args *p, const task *t, int number, 
         const float2 *const lse2 = statistics(memory->lse2[now.stage], row0);
         const float2 *const delta = statistics(memory->delta[now.stage], row0);
         mbarrier_wait(ELEMENT_ADDRESS(shared, q_full, now.stage), now.parity);
-        if (GENERAL && now.i0 + BM > t->s.Sq) {
+        if (BANDS && now.i0 + BM > t->s.Sq) {
             mbarrier_wait(ELEMENT_ADDRESS(shared, do_full, now.stage), now.parity);
             clear_tails(q, d_o, BM, t->s.Sq - now.i0);
         }
@@ -349,7 +362,10 @@ DEVICE void main_loop(const fattni_bwd_sm90_args *p, const task *t, int number, 
         if (GENERAL) {
             general_probabilities(s, BM, lse2, a, &t->s, &at, edge);
         } else {
-            mask_edge(s, BM, edge, a->Sk, t->s.hi, now.i0, row0, key);
+            if (BANDS)
+                mask_band(s, BM, &t->s, now.i0, row0, t->j0, key);
+            else
+                mask_edge(s, BM, edge, a->Sk, t->s.hi, now.i0, row0, key);
             if (BEGINS_WITH_L) {
 #pragma unroll
                 for (int e = 0; e < BM / 2; ++e) s[e] = exp2_approx(s[e] * unit);
@@ -406,7 +422,7 @@ DEVICE void main_loop(const fattni_bwd_sm90_args *p, const task *t, int number, 
     }
     PIN(dk, D / 2);
     PIN(dv, D / 2);
-    const task done = read_task(a, slot_at(shared, number));
+    const task done = read_task(a, shared, number);
     if (done.steps) arrive_once_per_warp(MEMBER_ADDRESS(shared, keys_empty));
     uint32_t thread = threadIdx.x % 128;
     asm volatile("" : "+r"(thread));
@@ -430,7 +446,7 @@ DEVICE void produce(const fattni_bwd_sm90_args *p, uint32_t shared) {
         t.steps_before = steps_before, t.kv_phase = phases & 1;
         if (x.kind == PREPROCESS) t.accumulator_shift = phases >> 1, phases ^= 2;
         mbarrier_wait(ELEMENT_ADDRESS(shared, work_empty, n & 1), (uint32_t)(n >> 1 & 1) ^ 1);
-        write_work(slot_at(shared, n), &x, &t);
+        write_work(shared, n, &x, &t);
         mbarrier_arrive(ELEMENT_ADDRESS(shared, work_full, n & 1));
         if (x.kind == END) return;
         if (x.kind != MAINLOOP) continue;
@@ -445,7 +461,7 @@ DEVICE void add(const fattni_bwd_sm90_args *p, uint32_t shared, int consumer) {
         const uint32_t slot = slot_at(shared, n);
         mbarrier_wait(ELEMENT_ADDRESS(shared, work_full, n & 1), (uint32_t)(n >> 1 & 1));
         const int kind = read_work(slot).kind;
-        const task t = read_task(&p->bwd.a, slot);
+        const task t = read_task(&p->bwd.a, shared, n);
         __syncwarp();
         arrive_once_per_warp(ELEMENT_ADDRESS(shared, work_empty, n & 1));
         if (kind == END) return;
@@ -461,7 +477,7 @@ DEVICE void search_and_post(const fattni_bwd_sm90_args *p, uint32_t shared) {
             const uint32_t slot = slot_at(shared, n);
             mbarrier_wait(ELEMENT_ADDRESS(shared, work_full, n & 1), (uint32_t)(n >> 1 & 1));
             const int kind = read_work(slot).kind;
-            const task t = read_task(&p->bwd.a, slot);
+            const task t = read_task(&p->bwd.a, shared, n);
             __syncwarp();
             arrive_once_per_warp(ELEMENT_ADDRESS(shared, work_empty, n & 1));
             if (kind == MAINLOOP && is_leader()) post_dq_semaphores(&p->bwd, &t, shared);
@@ -486,7 +502,7 @@ DEVICE void consume(const fattni_bwd_sm90_args *p, uint32_t shared, const shared
             return;
         }
         if (x.kind == MAINLOOP) {
-            const task t = read_task(&p->bwd.a, slot);
+            const task t = read_task(&p->bwd.a, shared, n);
             main_loop(p, &t, n, shared, memory, consumer);
         } else if (x.kind == PREPROCESS) {
             preprocess(p, &x, shared, slot + offsetof(work_slot, item) + 12, thread, 256);

@@ -1,7 +1,8 @@
-/* The consumers of bwd_sm90_cluster.cuh in FULL and CAUSAL instances. The first has S and P, the second dP and dS: one
-   product of 64 keys x 64 rows reads a third less from shared memory than two of 64 x 32. Of dV and dK each has half of
-   the columns. P reaches the second as two numbers of the input dtype: P rounded, for dV, and what was rounded off. The
-   first goes on to the next S while the second has dS. */
+/* The consumers of bwd_sm90_cluster.cuh in FULL, CAUSAL and BANDED instances; with lengths the general one runs, for
+   nothing is cleared here. The first has S and P, the second dP and dS: one product of 64 keys x 64 rows reads a third
+   less from shared memory than two of 64 x 32. Of dV and dK each has half of the columns. P reaches the second as two
+   numbers of the input dtype: P rounded, for dV, and what was rounded off. The first goes on to the next S while the
+   second has dS. */
 #ifndef FATTNI_BWD_CUDA_SM90_BWD_SM90_CLUSTER_PLAIN_H
 #define FATTNI_BWD_CUDA_SM90_BWD_SM90_CLUSTER_PLAIN_H
 
@@ -35,7 +36,11 @@ DEVICE int first_row(int thread) { return thread % 4 * 2; }
 DEVICE void store_p(float s[BM / 2], const float2 lse2[BM / 2], const fattni_attention_args *a, const task *t,
                     const step *now, int n, uint32_t shared) {
     const int key = first_key(t);
-    mask_edge(s, BM, crosses_edge(&t->s, now->i0, t->j0), a->Sk, t->s.hi, now->i0, first_row((int)threadIdx.x), key);
+    const int row0 = first_row((int)threadIdx.x);
+    if (BANDS)
+        mask_band(s, BM, &t->s, now->i0, row0, t->j0, key);
+    else
+        mask_edge(s, BM, crosses_edge(&t->s, now->i0, t->j0), a->Sk, t->s.hi, now->i0, row0, key);
     mbarrier_wait(MEMBER_ADDRESS(shared, do_empty[0]), n & 1 ^ 1); /* both consumers' dV has read the last P */
     const uint32_t to = matrices_at(MEMBER_ADDRESS(shared, p[0]), (int)threadIdx.x);
 #pragma unroll

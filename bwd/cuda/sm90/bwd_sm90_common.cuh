@@ -3,6 +3,7 @@
 
    D, BM, BN, CTAS      head_dim, tile, CTAs of a cluster: these have neighbouring key blocks and the same row blocks
    CAUSAL, GENERAL      of the variant
+   BANDS                it has windows and lengths
    PANELS, ROW_BYTES    panels of 64 columns, and bytes, of a tile of Q or dO
    shared_memory        a struct with the tiles q[stages], d_o[stages], the floats lse2[stages][BM],
                         delta[stages][BM], mean_search search, and the mbarriers k_full, v_full, keys_empty, q_full[2],
@@ -57,7 +58,7 @@ DEVICE task task_of(const fattni_bwd_sm90_args *p, const work_item *x) {
     const fattni_bwd_args *const bwd = &p->bwd;
     const fattni_attention_args *const a = &p->bwd.a;
     /* Below a diagonal the first keys have most rows; with a deterministic dQ they add first. */
-    const int by_head_group = CAUSAL || bwd->dq_semaphore != 0 || (GENERAL && a->right < FATTNI_FAR);
+    const int by_head_group = CAUSAL || bwd->dq_semaphore != 0 || (BANDS && a->right < FATTNI_FAR);
     const position at = position_of(&p->schedule, x->number, by_head_group);
     const int j0 = at.block * (CTAS * BN);
     task t = {at.plane / a->Hkv, at.plane % a->Hkv, j0 + (int)blockIdx.x % CTAS * BN, 0, 0, 0};
@@ -66,9 +67,9 @@ DEVICE task task_of(const fattni_bwd_sm90_args *p, const work_item *x) {
                                         : at.plane;
     t.head_group = x->head_group;
     t.accumulator_shift = (accumulator - t.hk) * a->group;
-    t.s = GENERAL ? sequence_of(a, t.b) : whole_sequence(a, t.b, CAUSAL);
+    t.s = BANDS ? sequence_of(a, t.b) : whole_sequence(a, t.b, CAUSAL);
     const int keys = min(CTAS * BN, t.s.Sk - j0);
-    const int begin = max(0, j0 - t.s.hi), end = GENERAL ? min(j0 + keys - t.s.lo, t.s.Sq) : t.s.Sq;
+    const int begin = max(0, j0 - t.s.hi), end = BANDS ? min(j0 + keys - t.s.lo, t.s.Sq) : t.s.Sq;
     if (begin >= end || keys <= 0) return t;
     const int first = begin / BM, last = (end - 1) / BM,
               upwards = !bwd->dq_semaphore && p->schedule.blocks <= FATTNI_SHORT_BLOCKS;
@@ -104,18 +105,18 @@ DEVICE step step_at(const row_cursor *x, const task *t, int n) {
 /* Whether some row of the block at i0 does not see some key of the block at j0. */
 DEVICE int crosses_edge(const sequence *s, int i0, int j0) {
     if (j0 + BN > s->Sk) return 1;
-    if (GENERAL && j0 < i0 + BM - 1 + s->lo) return 1;
-    return (CAUSAL || GENERAL) && i0 + s->hi < j0 + BN - 1;
+    if (BANDS && j0 < i0 + BM - 1 + s->lo) return 1;
+    return (CAUSAL || BANDS) && i0 + s->hi < j0 + BN - 1;
 }
 DEVICE int64_t padded_row(const fattni_bwd_args *bwd, const task *t, const step *s) {
     const fattni_attention_args *const a = &bwd->a;
-    if (GENERAL) return row_base(bwd, &t->s, t->b, s->h) + s->i0;
+    if (BANDS) return row_base(bwd, &t->s, t->b, s->h) + s->i0;
     return ((int64_t)t->b * a->Hq + s->h) * bwd->padded_rows + s->i0;
 }
 
 DEVICE float *accumulator_at(const fattni_bwd_args *bwd, const task *t, const step *s) {
     const fattni_attention_args *const a = &bwd->a;
-    const int packed = GENERAL && a->cu_seqlens_q.p != 0;
+    const int packed = BANDS && a->cu_seqlens_q.p != 0;
     const int64_t row =
         packed ? padded_row(bwd, t, s) : (int64_t)(t->accumulator_shift + s->h) * bwd->padded_rows + s->i0;
     return bwd->dq_accumulator + row * D;
@@ -216,12 +217,32 @@ DEVICE void mask(float *s, int columns, int limit0, int limit1) {
         }
 }
 
-/* The same at the edge of a FULL or CAUSAL mask; row i0 + row0 is the thread's first and sees keys up to + hi. */
+/* The same where 8i + e > last, and for the second key 8 more. */
+DEVICE void mask_after(float *s, int columns, int last) {
+#pragma unroll
+    for (int i = 0; i < columns / 8; ++i)
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+            if (8 * i + e > last) s[4 * i + e] = -INFINITY;
+            if (8 * i + e > last + 8) s[4 * i + 2 + e] = -INFINITY;
+        }
+}
+
+/* mask at the edge of a FULL or CAUSAL mask; row i0 + row0 is the thread's first and sees keys up to + hi. */
 DEVICE void mask_edge(float *s, int columns, int edge, int Sk, int hi, int i0, int row0, int key) {
     if (edge) {
         const int far = 1 << 20, first = CAUSAL ? key - hi - i0 - row0 : -far;
         mask(s, columns, key < Sk ? first : far, key + 8 < Sk ? first + 8 : far);
     }
+}
+
+/* The same of a band, whose sequence may end before the buffers do. */
+DEVICE void mask_band(float *x, int columns, const sequence *s, int i0, int row0, int j0, int key) {
+    if (j0 + BN > s->Sk || i0 + s->hi < j0 + BN - 1) {
+        const int far = 1 << 20, first = key - s->hi - i0 - row0;
+        mask(x, columns, key < s->Sk ? first : far, key + 8 < s->Sk ? first + 8 : far);
+    }
+    if (j0 < i0 + BM - 1 + s->lo) mask_after(x, columns, key - s->lo - i0 - row0);
 }
 
 /* x = 2^(unit x - lse2), in tiles of 8 rows; lse2 as `statistics` returns it. */

@@ -122,7 +122,7 @@ DEVICE query_head head_of(const fattni_bwd_sm90_args *p, int head_group, int hea
     const query_head at = {plane / p->bwd.a.Hkv, plane % p->bwd.a.Hkv * p->bwd.a.group + head % p->bwd.a.group};
     return at;
 }
-DEVICE int sequence_rows(const fattni_attention_args *a, int b) { return GENERAL ? sequence_of(a, b).Sq : a->Sq; }
+DEVICE int sequence_rows(const fattni_attention_args *a, int b) { return BANDS ? sequence_of(a, b).Sq : a->Sq; }
 DEVICE float *accumulator_of(const fattni_bwd_sm90_args *p, int head_group, int head) {
     const int64_t place = (int64_t)(head_group % RING) * p->schedule.head_group * p->bwd.a.group + head;
     return p->bwd.dq_accumulator + place * p->bwd.padded_rows * D;
@@ -159,7 +159,7 @@ DEVICE void want_means(const fattni_bwd_sm90_args *p, const work_item *x, const 
     const int wanted = s->head < s->last ? last - first + 1 : 0; /* no rows: a request for nothing */
     const int n = min(thread / 32, last - first), writes = thread % 32 == 0 && thread / 32 <= last - first;
     const query_head at = head_of(p, x->head_group, (first + n) * a->group);
-    const int Sk = GENERAL ? sequence_of(a, at.b).Sk : a->Sk, hk = at.h / a->group;
+    const int Sk = BANDS ? sequence_of(a, at.b).Sk : a->Sk, hk = at.h / a->group;
     const int count = min(Sk, max((int)FEWEST_KEYS, min(Sk / 128, (int)MOST_KEYS)));
     const uint64_t k = (uint64_t)((const half_type *)a->k.p + at.b * a->k.b + hk * a->k.h);
     const uint32_t from[4] = {(uint32_t)k, (uint32_t)(k >> 32), (uint32_t)count, count ? (uint32_t)(Sk / count) : 1},
@@ -289,7 +289,7 @@ DEVICE void preprocess_means(const fattni_bwd_args *bwd, const query_head *at, c
     const half_type *const q = (const half_type *)a->q.p + at->b * a->q.b + at->h * a->q.h + column;
     const float *const lse = (const float *)a->lse.p + at->b * a->lse.b + at->h * a->lse.h;
     const float *const d_lse = (const float *)bwd->d_lse.p + at->b * bwd->d_lse.b + at->h * bwd->d_lse.h;
-    const float sink = GENERAL && a->sink.p ? float_at(&a->sink, at->h) : -INFINITY;
+    const float sink = BANDS && a->sink.p ? float_at(&a->sink, at->h) : -INFINITY;
     const float4 low = *(const float4 *)(mean + column), high = *(const float4 *)(mean + column + 4);
     const float m[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
     __syncwarp();

@@ -31,7 +31,7 @@ static const fattni_cuda_kernel *choose(const fattn_ctx *ctx, const fattni_probl
     const int variant = maps_o(p) ? fattni_cuda_variant_of(p, false) : FATTNI_VARIANT_BANDED;
     const fattni_cuda_kernel *best = NULL;
     for (const fattni_cuda_kernel *const *k = fattni_fwd_cuda_kernels; *k; ++k) {
-        if ((*k)->dtype != FATTN_F8E4M3 || (*k)->variant != variant || fattni_max(p->D, p->Dv) > (*k)->D ||
+        if ((*k)->dtype != FATTN_F8E4M3 || (*k)->variant != variant || p->D > (*k)->D || p->Dv > (*k)->Dv ||
             !fattni_cuda_has_code(*k, ctx) || (*k)->shared > ctx->gpu.shared_limit)
             continue;
         if (!best || ((*k)->D == best->D && 16 * (idle_rows(p, best) - idle_rows(p, *k)) > p->Sq)) best = *k;

@@ -11,7 +11,7 @@
                and all keys. Layout of S and O in registers: core/ptx/wgmma.h.
    Shared      struct shared_memory. K and V have two stages each. Up to d 128 Q has two stages, too, and O a buffer
                of its own. Above, Q has one stage: each consumer's rows are loaded as soon as it has read the last
-               tile's, from L2, to which they were prefetched.
+               tile's, from L2, to which they were prefetched. V and O may be narrower than Q and K (d 192/128).
    Pipeline    one loop over the key blocks of all tiles. S(n) is issued before P V(n-1), also across tiles, and the
                softmax of block n overlaps P V(n-1); so a tile's O is stored during the next tile's first softmax.
                Warpgroup order barriers let the consumers issue their products one after the other
@@ -24,8 +24,8 @@
                cross an edge of the mask, and all blocks until every maximum of the warp is positive, take the exact
                path: maxima of floats, rows without keys.
    Store       O by stmatrix to shared memory in the middle of the next tile's first softmax and from there by TMA,
-               16 rows of a warp at a time; above d 128 in two parts in short kernels, and in the others, whose
-               shared memory is full, from registers, 16 bytes per thread.
+               16 rows of a warp at a time; above d 128 in two parts where shared memory has room (d 192/128, short
+               kernels of d 256), and otherwise from registers, 16 bytes per thread.
    Rounding    P to the input dtype before P V, unscaled; everything else fp32.
    Variants    full, causal and short have no other feature; banded has windows, lengths, sink and merge, general
                also softcap, ALiBi, bias and dropout, as uniform branches.
@@ -47,7 +47,8 @@
 #include "core/device/sm90_tile.cuh"
 
 enum {
-    D = K_D,
+    D = K_D,   /* columns of Q and K */
+    DV = K_DV, /* of V and O */
     BM = K_BM,
     BN = K_BN,
     THREADS = 32 * K_WARPS,
@@ -56,9 +57,9 @@ enum {
     BANDS = K_VARIANT >= FATTNI_VARIANT_BANDED,
     GENERAL = K_VARIANT == FATTNI_VARIANT_GENERAL,
     COUNTED = CAUSAL || BANDS,                 /* tiles come from the counter */
-    PANELS = (D + 63) / 64,                    /* of O */
+    PANELS = (DV + 63) / 64,                   /* of V and O */
     ROW = F8 ? FATTNI_FWD_F8_COLUMNS(D) : 128, /* bytes of a row of a panel of Q and K */
-    INPUTS = F8 ? D / ROW : PANELS,            /* panels of Q and K, */
+    INPUTS = F8 ? D / ROW : (D + 63) / 64,     /* panels of Q and K, */
     COLUMNS = F8 ? ROW : 64,                   /* their columns */
     STEP = F8 ? 32 : 16,                       /* depth of a product */
     Q_STAGES = D > 128 ? 1 : 2,
@@ -69,8 +70,9 @@ enum {
         D > 128 && !F8, /* S and P V are issued without a pause in between: they fill the time of a block */
     Q_ROWS = FATTNI_FWD_SM90_Q_ROWS(D, BM), /* of one load */
     Q_BYTES = INPUTS * BM * ROW,
-    KV_BYTES = INPUTS * BN * ROW,
-    STAGED_O = D <= 128 || BN <= 64 || F8, /* O is stored through shared memory; otherwise that is full */
+    K_BYTES = INPUTS * BN * ROW,
+    V_BYTES = F8 ? DV * BN : PANELS * BN * 128,
+    STAGED_O = F8 || FATTNI_FWD_SM90_STAGES_O(DV, BN), /* O is stored through shared memory; otherwise that is full */
     O_PARTS = D > 128 ? 2 : 1,
     O_PANELS = PANELS / O_PARTS,   /* parts of O go through its buffer one after the other */
     O_BYTES = O_PANELS * 16 * 128, /* of a warp */
@@ -97,7 +99,7 @@ tile_slot;
 /* Tiles of Q, K, V and O are panels of 64 columns (core/device/sm90_tile.cuh). Q has two barriers of each kind: for its
    two stages or, where it has one stage, for the rows of the two consumers. */
 typedef struct shared_memory {
-    unsigned char q[Q_STAGES][Q_BYTES], k[KV_STAGES][KV_BYTES], v[KV_STAGES][KV_BYTES];
+    unsigned char q[Q_STAGES][Q_BYTES], k[KV_STAGES][K_BYTES], v[KV_STAGES][V_BYTES];
     unsigned char o[STAGED_O ? BM / 16 : 0][O_BYTES]; /* of each warp */
     uint64_t q_full[2], q_empty[2];
     uint64_t k_full[KV_STAGES], k_empty[KV_STAGES], v_full[KV_STAGES], v_empty[KV_STAGES];
@@ -108,11 +110,13 @@ typedef struct shared_memory {
     tile_scales scales[F8 ? TILE_SLOTS : 0];
 } shared_memory;
 enum { SHARED_BYTES = sizeof(shared_memory) };
-static_assert(BM == 64 * CONSUMERS && BN % 16 == 0 && D % 16 == 0, "tile shape");
+static_assert(BM == 64 * CONSUMERS && BN % 16 == 0 && D % 16 == 0 && DV % 16 == 0, "tile shape");
 static_assert(offsetof(shared_memory, k) % 1024 == 0 && offsetof(shared_memory, v) % 1024 == 0 &&
-                  offsetof(shared_memory, o) % 1024 == 0 && KV_BYTES % 1024 == 0 && O_BYTES % 1024 == 0,
+                  offsetof(shared_memory, o) % 1024 == 0 && K_BYTES % 1024 == 0 && V_BYTES % 1024 == 0 &&
+                  O_BYTES % 1024 == 0,
               "swizzled tiles start at multiples of 1024");
 static_assert(SHARED_BYTES <= 227 * 1024, "shared memory");
+static_assert(!STAGED_O || O_PARTS * O_PANELS == PANELS, "parts of O");
 
 /* Scores of rows without shifts are relative to 0. Where such a row's maximum, in units of log2, is beyond this, floats
    are 32 apart, and the exponents of its P might be off by as much: O and L become NaN (NUMERICS.md). */
@@ -191,7 +195,7 @@ typedef struct key_location {
 DEVICE void load_k(const fattni_fwd_sm90_args *p, uint32_t shared, uint32_t kv, const key_location *at) {
     mbarrier_wait(k_empty(shared, kv), kv_parity(kv) ^ 1);
     if (!is_leader()) return;
-    mbarrier_expect(k_full(shared, kv), KV_BYTES);
+    mbarrier_expect(k_full(shared, kv), K_BYTES);
     for (int x = 0; x < INPUTS; ++x)
         tma_load(ELEMENT_ADDRESS(shared, k, kv % KV_STAGES) + x * BN * ROW, &p->k, k_full(shared, kv), COLUMNS * x,
                  at->row, at->k_head, at->k_batch);
@@ -199,11 +203,11 @@ DEVICE void load_k(const fattni_fwd_sm90_args *p, uint32_t shared, uint32_t kv, 
 DEVICE void load_v(const fattni_fwd_sm90_args *p, uint32_t shared, uint32_t kv, const key_location *at) {
     mbarrier_wait(v_empty(shared, kv), kv_parity(kv) ^ 1);
     if (!is_leader()) return;
-    mbarrier_expect(v_full(shared, kv), KV_BYTES);
+    mbarrier_expect(v_full(shared, kv), V_BYTES);
     const uint32_t to = ELEMENT_ADDRESS(shared, v, kv % KV_STAGES);
     if (F8)
         for (int x = 0; x < BN / V_COLUMNS; ++x)
-            tma_load(to + x * D * V_COLUMNS, &p->v, v_full(shared, kv), at->v_row + x * V_COLUMNS, 0, at->v_head,
+            tma_load(to + x * DV * V_COLUMNS, &p->v, v_full(shared, kv), at->v_row + x * V_COLUMNS, 0, at->v_head,
                      at->v_batch);
     else
         load_panels(to, &p->v, v_full(shared, kv), PANELS, BN, at->v_row, at->v_head, at->v_batch);
@@ -309,7 +313,12 @@ DEVICE void produce_scales(const fattni_fwd_sm90_args *p, uint32_t shared, share
             const sequence s = read_sequence(&p->a, slot_of(smem, n), t.b);
             load_scales(p, &smem->scales[n % TILE_SLOTS], &s, t.b, t.h, t.i0);
         }
-        for (int y = 0; y < BM; y += Q_ROWS) cp_async_arrive(q_full(shared, part_of(n, y / Q_ROWS)));
+        for (int y = 0; y < BM; y += Q_ROWS) {
+            const uint32_t full = q_full(shared, part_of(n, y / Q_ROWS));
+            /* A tile is announced while the only stage may still be filled for the last one. */
+            if (Q_STAGES == 1 && n > 0) mbarrier_wait(full, q_parity(n - 1));
+            cp_async_arrive(full);
+        }
         if (t.blocks == 0) break;
     }
 }
@@ -346,10 +355,10 @@ DEVICE void scores(float s[BN / 2], uint64_t q, uint64_t k, int add, uint32_t sh
     }
 }
 /* O (+)= P V. */
-DEVICE void accumulate(float o[D / 2], const uint32_t p[P_WORDS], uint64_t v, int add) {
+DEVICE void accumulate(float o[DV / 2], const uint32_t p[P_WORDS], uint64_t v, int add) {
 #pragma unroll
     for (int e = 0; e < BN / STEP; ++e)
-        PASTE(PRODUCT(rs), K_D)(o, p + 4 * e, v + (F8 ? advance_keys(e) : advance_rows(e)), e > 0 ? 1 : add);
+        PASTE(PRODUCT(rs), K_DV)(o, p + 4 * e, v + (F8 ? advance_keys(e) : advance_rows(e)), e > 0 ? 1 : add);
 }
 
 /* Masked scores become -inf. Column 8i + e of the thread is visible to its first row where low <= 8i + e <= high, to
@@ -459,11 +468,11 @@ DEVICE float shift_row(float s[BN / 2], row_state *r, const logit_scale *logits,
 }
 
 /* O relative to the new m. */
-DEVICE void rescale(float o[D / 2], row_state *r) {
+DEVICE void rescale(float o[DV / 2], row_state *r) {
     if (!r->updated) return;
     if (!has_shifts(r)) r->threshold = rescale_threshold(r);
 #pragma unroll
-    for (int i = 0; i < D / 2; ++i) o[i] *= r->alpha[i % 4 / 2];
+    for (int i = 0; i < DV / 2; ++i) o[i] *= r->alpha[i % 4 / 2];
 }
 
 #include "fwd/cuda/sm90/fwd_sm90_epilogue.cuh"
@@ -481,7 +490,7 @@ typedef struct pipeline_state {
    Rows with far scores have to be shifted first, which must cost other rows nothing. ROWS_TOGETHER finds out before the
    wait and computes the maxima again after it; the others return 0 after the wait, the caller shifts the rows and calls
    again. */
-DEVICE int softmax(uint32_t p[P_WORDS], float s[BN / 2], float o[D / 2], row_state *r, const logit_scale *logits,
+DEVICE int softmax(uint32_t p[P_WORDS], float s[BN / 2], float o[DV / 2], row_state *r, const logit_scale *logits,
                    enum softmax_path path, pipeline_state pipe, const dropout *dropping, const epilogue_state *last_o,
                    shared_memory *smem) {
     const int k_arrived = mbarrier_test(pipe.k_full, pipe.k_parity);
@@ -499,14 +508,14 @@ DEVICE int softmax(uint32_t p[P_WORDS], float s[BN / 2], float o[D / 2], row_sta
     const int far = path == EXACT_PATH && !dropping && !pipe.shifted && any_far(r, high);
     if (!ROWS_TOGETHER && far) {
         wgmma_wait(0);
-        PIN(o, D / 2);
+        PIN(o, DV / 2);
         *r = before;
         return 0;
     }
     if (!ROWS_TOGETHER) exponentials(s, r, logits, 0, path);
     if (pipe.await_k && !k_arrived) mbarrier_wait(pipe.k_full, pipe.k_parity);
     wgmma_wait(0);
-    PIN(o, D / 2);
+    PIN(o, DV / 2);
     if (pipe.free_v) arrive_once_per_warp(pipe.v_empty);
     if (ROWS_TOGETHER && far) {
         *r = before;
@@ -583,12 +592,12 @@ DEVICE void consume(const fattni_fwd_sm90_args *p, uint32_t shared, shared_memor
                    k_keys = row_descriptor(MEMBER_ADDRESS(shared, k), ROW),
                    v_keys = F8 ? row_descriptor(MEMBER_ADDRESS(shared, v), V_COLUMNS)
                                : operand_descriptor(MEMBER_ADDRESS(shared, v), BN * 128);
-    float s[BN / 2], o[D / 2];
+    float s[BN / 2], o[DV / 2];
     uint32_t pr[P_WORDS]; /* P, rounded */
     uint32_t kv = 0;      /* key blocks whose S was issued before this one */
     if (consumer == CONSUMERS - 1) named_barrier_arrive(ORDER_BARRIER, ORDER_THREADS); /* consumer 0 begins */
 #pragma unroll
-    for (int i = 0; i < D / 2; ++i) o[i] = 0.0f;
+    for (int i = 0; i < DV / 2; ++i) o[i] = 0.0f;
 
     mbarrier_wait(q_full(shared, part_of(0, consumer)), 0);
     tile t = read_tile(slot_of(smem, 0));
@@ -683,7 +692,7 @@ DEVICE void consume(const fattni_fwd_sm90_args *p, uint32_t shared, shared_memor
         named_barrier_sync(order_barrier, ORDER_THREADS);
         wgmma_fence();
         /* After the last tile the result is garbage that nothing reads. */
-        scores(s, q_rows + stage * (Q_BYTES >> 4), k_keys + kv % KV_STAGES * (KV_BYTES >> 4), alibi, shared, part,
+        scores(s, q_rows + stage * (Q_BYTES >> 4), k_keys + kv % KV_STAGES * (K_BYTES >> 4), alibi, shared, part,
                q_parity(n + 1), last && t.blocks);
         wgmma_commit();
         if (!PRODUCTS_TOGETHER) {
@@ -692,7 +701,7 @@ DEVICE void consume(const fattni_fwd_sm90_args *p, uint32_t shared, shared_memor
         }
         if (BANDS && first) clear_tail(a, slot_of(smem, n), shared, kv - 1, consumer);
         wgmma_fence();
-        accumulate(o, pr, v_keys + (kv - 1) % KV_STAGES * (KV_BYTES >> 4), !first);
+        accumulate(o, pr, v_keys + (kv - 1) % KV_STAGES * (V_BYTES >> 4), !first);
         wgmma_commit();
         named_barrier_arrive(next_order_barrier, ORDER_THREADS);
         if (last) {
@@ -713,7 +722,7 @@ DEVICE void consume(const fattni_fwd_sm90_args *p, uint32_t shared, shared_memor
         arrive_once_per_warp_if(q_empty(shared, part), j == t.first);
     }
     wgmma_wait(0);
-    PIN(o, D / 2);
+    PIN(o, DV / 2);
     const epilogue_state last_o = {p,
                                    slot_of(smem, n - 1),
                                    shared,

@@ -4,9 +4,9 @@
 #define FATTNI_FWD_CUDA_SM90_FWD_SM90_EPILOGUE_H
 
 /* O += weight times `row` of the earlier O, in F32; lane t of a quad has columns 8c + 2t, 8c + 2t + 1. */
-DEVICE void merge_row(float o[D / 2], const float *row, float weight, int width) {
+DEVICE void merge_row(float o[DV / 2], const float *row, float weight, int width) {
 #pragma unroll
-    for (int c = 0; c < D / 8; ++c)
+    for (int c = 0; c < DV / 8; ++c)
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
             const int d = 8 * c + 2 * ((int)threadIdx.x % 4) + e;
@@ -88,10 +88,10 @@ DEVICE uint32_t o_of_warp(const epilogue_state *x) { return MEMBER_ADDRESS(x->sh
 DEVICE void store_rest_of_row(const fattni_attention_args *a, const sequence *s, const tile *t, int i, const float *o,
                               float scale) {
     const int64_t at = s->batch * a->o_rest.b + t->h * a->o_rest.h + (int64_t)(s->q0 + i) * a->o_rest.row;
-    store_rest((char *)a->o_rest.p + at, o, D / 8, scale, i < s->Sq, a->Dv);
+    store_rest((char *)a->o_rest.p + at, o, DV / 8, scale, i < s->Sq, a->Dv);
 }
 /* Both rows, of an O that is stored by TMA. */
-DEVICE void store_rest_of_o(const epilogue_state *x, const float o[D / 2]) {
+DEVICE void store_rest_of_o(const epilogue_state *x, const float o[DV / 2]) {
     const tile t = {x->from->i0, x->from->h, x->from->b, 0, 0};
     const sequence s = read_sequence(&x->p->a, x->from, t.b);
 #pragma unroll
@@ -99,7 +99,7 @@ DEVICE void store_rest_of_o(const epilogue_state *x, const float o[D / 2]) {
         store_rest_of_row(&x->p->a, &s, &t, t.i0 + x->row0 + 8 * e, o + 2 * e, scale_of(x->scale, e));
 }
 
-DEVICE void store_from_registers(const epilogue_state *x, float o[D / 2]) {
+DEVICE void store_from_registers(const epilogue_state *x, float o[DV / 2]) {
     const fattni_attention_args *const a = &x->p->a;
     const tile t = read_tile(x->from);
     const sequence s = read_sequence(a, x->from, t.b);
@@ -111,7 +111,7 @@ DEVICE void store_from_registers(const epilogue_state *x, float o[D / 2]) {
         float scale = scale_of(x->scale, e);
         if (keep_old > 0) { /* then O is F32 */
 #pragma unroll
-            for (int c = 0; c < D / 2; ++c)
+            for (int c = 0; c < DV / 2; ++c)
                 if ((c & 2) == 2 * e) o[c] *= scale;
             merge_row(o + 2 * e, (const float *)a->o.p + at, keep_old, a->Dv);
             scale = 1.0f;
@@ -120,12 +120,12 @@ DEVICE void store_from_registers(const epilogue_state *x, float o[D / 2]) {
         if (F8)
             store_scaled_row(to, o + 2 * e, scale, whole_of(x->scale, e), x->scales, i < s.Sq, a);
         else
-            store_row(to, o + 2 * e, D / 8, scale, i < s.Sq, a->Dv, a->o_f32, 0);
+            store_row(to, o + 2 * e, DV / 8, scale, i < s.Sq, a->Dv, a->o_f32, 0);
         if (!STAGED_O && a->o_rest.p) store_rest_of_row(a, &s, &t, i, o + 2 * e, scale);
     }
 }
 /* A part of O to this warp's buffer. */
-DEVICE void stage_part(const epilogue_state *x, const float o[D / 2 / O_PARTS], int part) {
+DEVICE void stage_part(const epilogue_state *x, const float o[DV / 2 / O_PARTS], int part) {
     /* d 64 without bands has registers to keep what depends on the lane alone, and is faster with that. */
     const int lane = (D == 64 && !BANDS ? (int)threadIdx.x : reload_thread_index()) % 32;
     const uint32_t row = o_of_warp(x) + reload_thread_index() % 16 * 128;
@@ -134,10 +134,10 @@ DEVICE void stage_part(const epilogue_state *x, const float o[D / 2 / O_PARTS], 
     if (is_leader()) bulk_wait_read(); /* the part before has been read */
     __syncwarp();
 #pragma unroll
-    for (int n = 0; n < D / 16 / O_PARTS; ++n) { /* 16 columns */
+    for (int n = 0; n < DV / 16 / O_PARTS; ++n) { /* 16 columns */
         uint32_t r[4];
         if (F8)
-            pack_scaled(r, o + 8 * n, scale, whole, x->scales, 16 * n + part * (D / O_PARTS), x->p->a.kind);
+            pack_scaled(r, o + 8 * n, scale, whole, x->scales, 16 * n + part * (DV / O_PARTS), x->p->a.kind);
         else
 #pragma unroll
             for (int i = 0; i < 4; ++i)
@@ -157,21 +157,21 @@ DEVICE void store_part(const epilogue_state *x, int part) {
                   t.h * x->p->o_step.head, s.batch * x->p->o_step.batch);
     bulk_commit();
 }
-DEVICE void begin_store(const epilogue_state *x, const float o[D / 2]) {
+DEVICE void begin_store(const epilogue_state *x, const float o[DV / 2]) {
     if (!x->pending) return;
     if (STAGED_O && !BANDS && !F8 && x->p->a.o_rest.p) store_rest_of_o(x, o);
     if (!by_tma(x)) return;
     stage_part(x, o, 0);
     if (O_PARTS > 1) store_part(x, 0);
 }
-DEVICE void end_store(const epilogue_state *x, float o[D / 2]) {
+DEVICE void end_store(const epilogue_state *x, float o[DV / 2]) {
     if (!x->pending) return;
     if (STAGED_O && BANDS && !F8 && x->p->a.o_rest.p) store_rest_of_o(x, o);
     if (!by_tma(x)) {
         store_from_registers(x, o);
         return;
     }
-    if (O_PARTS > 1) stage_part(x, o + D / 4, 1);
+    if (O_PARTS > 1) stage_part(x, o + DV / 4, 1);
     store_part(x, O_PARTS - 1);
 }
 

@@ -32,7 +32,7 @@ enum {
 
 /* Of a tile. */
 typedef struct __align__(16) tile_scales {
-    float q_scale[BM], q_shift[BM], v_scale[D], v_mean[D];
+    float q_scale[BM], q_shift[BM], v_scale[DV], v_mean[DV];
     float k_scale;
 }
 tile_scales;
@@ -41,7 +41,7 @@ tile_scales;
 DEVICE int first_column(int k0, int b) { return (k0 & ~127) + 128 * b; }
 /* 32 `step` keys further in V^T, in a descriptor's units. */
 DEVICE uint32_t advance_keys(int step) {
-    return (uint32_t)(step * 32 / V_COLUMNS * (D * V_COLUMNS / 16) + step * 32 % V_COLUMNS / 16);
+    return (uint32_t)(step * 32 / V_COLUMNS * (DV * V_COLUMNS / 16) + step * 32 % V_COLUMNS / 16);
 }
 
 DEVICE void load_line(float *to, const float *from, int64_t step, int n, int count) {
@@ -56,8 +56,8 @@ DEVICE void load_scales(const fattni_fwd_sm90_args *p, tile_scales *to, const se
                   shift = s->batch * f->q_shift.b + h * f->q_shift.h + row * f->q_shift.row;
     load_line(to->q_scale, (const float *)f->q_scale.p + first, f->q_scale.row, BM, s->Sq - i0);
     load_line(to->q_shift, (const float *)f->q_shift.p + shift, f->q_shift.row, BM, s->Sq - i0);
-    load_line(to->v_scale, (const float *)f->v_scale.p + b * f->v_scale.b + g * f->v_scale.h, 1, D, p->a.Dv);
-    load_line(to->v_mean, (const float *)f->v_mean.p + b * f->v_mean.b + g * f->v_mean.h, 1, D, p->a.Dv);
+    load_line(to->v_scale, (const float *)f->v_scale.p + b * f->v_scale.b + g * f->v_scale.h, 1, DV, p->a.Dv);
+    load_line(to->v_mean, (const float *)f->v_mean.p + b * f->v_mean.b + g * f->v_mean.h, 1, DV, p->a.Dv);
     if (threadIdx.x % 32 == 0)
         cp_async_4(shared_address(&to->k_scale), (const float *)f->k_scale.p + b * f->k_scale.b + g * f->k_scale.h, 4);
 }
@@ -98,7 +98,7 @@ DEVICE void store_scaled_row(void *row, const float *o, float scale, float whole
                              const fattni_attention_args *a) {
     const int t = (int)threadIdx.x % 4;
 #pragma unroll
-    for (int c = 0; c < D / 8; c += 4) {
+    for (int c = 0; c < DV / 8; c += 4) {
         uint32_t r[4];
 #pragma unroll
         for (int n = 0; n < 4; ++n) {

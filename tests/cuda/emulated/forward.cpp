@@ -23,6 +23,7 @@
 #endif
 #endif
 
+#define TMA_STORES (HOPPER && K_VARIANT < FATTNI_VARIANT_BANDED && FATTNI_FWD_SM90_STAGES_O(K_DV, K_BN))
 #define CAUSAL_VARIANT (K_VARIANT == FATTNI_VARIANT_CAUSAL || K_VARIANT == FATTNI_VARIANT_SHORT)
 
 typedef struct test_case {
@@ -62,9 +63,7 @@ static size_t row_of_o(const problem *p, int batch, int h, int row) {
 }
 
 /* Kernels for plain masks that store by the TMA unit know no other way. */
-static int is_half(const test_case *c) {
-    return c->half_o || (HOPPER && K_VARIANT < FATTNI_VARIANT_BANDED && (K_D <= 128 || K_BN <= 64));
-}
+static int is_half(const test_case *c) { return c->half_o || TMA_STORES; }
 
 /* Of all rows alike, before scale; exact in bf16. 1: a few keys, the last that are visited, far above. 2: all far
    below. 3: the first ones far above, others less far. 4: the first ones far below. 5: as 1, further than a plain
@@ -372,101 +371,105 @@ static int check(const test_case *c, int least_part) {
     .name = N, .B = B_, .Hq = HQ, .Hkv = HKV, .Sq = SQ, .Sk = SK, .D = D_, .Dv = DV, .causal = C, .left = L, .right = R
 static const test_case cases[] = {
 #if FEW
-    {CASE("one row", 2, 2, 2, 1, 900, K_D, K_D, 0, -1, -1), .half_o = 1},
-    {CASE("a group of rows", 1, 6, 2, 1, 1500, K_D, K_D - 16, 0, -1, -1)},
-    {CASE("ten parts", 1, 3, 1, 1, 10 * 65536 / K_D - 77, K_D, K_D, 1, -1, -1)},
-    {CASE("groups, causal", 2, 6, 2, 5, 700, K_D - 8, K_D, 1, -1, -1), .half_o = 1},
-    {CASE("several tiles, window", 1, 5, 1, 9, 500, K_D, K_D, 0, 130, 20)},
-    {CASE("window past parts", 1, 2, 1, 3, 1300, K_D, K_D, 0, 40, 10)},
-    {CASE("rows without keys", 1, 2, 1, 9, 4, K_D, K_D, 1, -1, -1)},
-    {CASE("no keys", 2, 2, 1, 3, 150, K_D, K_D, 0, -1, -1), .padded = 1, .length_q = {3, 2}, .length_k = {0, 150}},
-    {CASE("padded", 3, 4, 2, 4, 1250, K_D, K_D, 1, -1, -1), .padded = 1, .length_q = {4, 0, 3},
+    {CASE("one row", 2, 2, 2, 1, 900, K_D, K_DV, 0, -1, -1), .half_o = 1},
+    {CASE("a group of rows", 1, 6, 2, 1, 1500, K_D, K_DV - 16, 0, -1, -1)},
+    {CASE("ten parts", 1, 3, 1, 1, 10 * 65536 / K_D - 77, K_D, K_DV, 1, -1, -1)},
+    {CASE("groups, causal", 2, 6, 2, 5, 700, K_D - 8, K_DV, 1, -1, -1), .half_o = 1},
+    {CASE("several tiles, window", 1, 5, 1, 9, 500, K_D, K_DV, 0, 130, 20)},
+    {CASE("window past parts", 1, 2, 1, 3, 1300, K_D, K_DV, 0, 40, 10)},
+    {CASE("rows without keys", 1, 2, 1, 9, 4, K_D, K_DV, 1, -1, -1)},
+    {CASE("no keys", 2, 2, 1, 3, 150, K_D, K_DV, 0, -1, -1), .padded = 1, .length_q = {3, 2}, .length_k = {0, 150}},
+    {CASE("padded", 3, 4, 2, 4, 1250, K_D, K_DV, 1, -1, -1), .padded = 1, .length_q = {4, 0, 3},
      .length_k = {250, 71, 1250}, .half_o = 1},
-    {CASE("packed, sink", 3, 4, 2, 7, 450, K_D, K_D, 1, -1, -1), .sink = 1, .packed = 1, .length_q = {7, 1, 3},
+    {CASE("packed, sink", 3, 4, 2, 7, 450, K_D, K_DV, 1, -1, -1), .sink = 1, .packed = 1, .length_q = {7, 1, 3},
      .length_k = {450, 3, 129}},
-    {CASE("sink, merge", 1, 4, 2, 3, 400, K_D, K_D, 0, -1, -1), .sink = 1, .merge = 1},
-    {CASE("exact", 2, 4, 2, 3, 400, K_D, K_D - 13, 0, -1, -1), .half_o = 1, .exact = 1},
+    {CASE("sink, merge", 1, 4, 2, 3, 400, K_D, K_DV, 0, -1, -1), .sink = 1, .merge = 1},
+    {CASE("exact", 2, 4, 2, 3, 400, K_D, K_DV - 13, 0, -1, -1), .half_o = 1, .exact = 1},
 #if K_VARIANT == FATTNI_VARIANT_FEW_GENERAL
-    {CASE("softcap", 1, 4, 2, 5, 700, K_D, K_D, 1, -1, -1), .softcap = 5},
-    {CASE("alibi", 1, 2, 1, 20, 529, K_D, K_D, 1, -1, -1), .alibi = 1},
-    {CASE("bias", 1, 2, 1, 17, 340, K_D, K_D, 1, -1, -1), .bias = 1},
-    {CASE("dropout", 2, 2, 1, 17, 340, K_D, K_D, 0, 100, 20), .dropout = 0.3f, .q_pos0 = 16},
+    {CASE("softcap", 1, 4, 2, 5, 700, K_D, K_DV, 1, -1, -1), .softcap = 5},
+    {CASE("alibi", 1, 2, 1, 20, 529, K_D, K_DV, 1, -1, -1), .alibi = 1},
+    {CASE("bias", 1, 2, 1, 17, 340, K_D, K_DV, 1, -1, -1), .bias = 1},
+    {CASE("dropout", 2, 2, 1, 17, 340, K_D, K_DV, 0, 100, 20), .dropout = 0.3f, .q_pos0 = 16},
 #endif
-    {CASE("large scores", 1, 4, 1, 4, 1100, K_D, K_D, 0, -1, -1), .q_factor = 40},
-    {CASE("scores that grow", 1, 1, 1, 20, 1100, K_D, K_D, 0, -1, -1), .growth = 80},
-    {CASE("one key that dominates", 1, 1, 1, 20, 680, K_D, K_D, 0, -1, -1), .q_factor = 0.05f, .peak = 7.5f},
-    {CASE("far above, the last", 1, 1, 1, 20, 600, K_D, K_D, 0, -1, -1), .far = 1},
-    {CASE("further than it may be, the last", 1, 1, 1, 20, 600, K_D, K_D, 0, -1, -1), .far = 5},
-    {CASE("far below, window, sink", 1, 2, 1, 20, 600, K_D, K_D, 0, 120, 90), .sink = 1, .far = 2},
-    {CASE("far above, the first furthest", 1, 1, 1, 20, 600, K_D, K_D, 0, -1, -1), .far = 3},
-    {CASE("the first far below, sink, merge", 1, 1, 1, 20, 600, K_D, K_D, 0, -1, -1), .sink = 1, .merge = 1, .far = 4},
+    {CASE("large scores", 1, 4, 1, 4, 1100, K_D, K_DV, 0, -1, -1), .q_factor = 40},
+    {CASE("scores that grow", 1, 1, 1, 20, 1100, K_D, K_DV, 0, -1, -1), .growth = 80},
+    {CASE("one key that dominates", 1, 1, 1, 20, 680, K_D, K_DV, 0, -1, -1), .q_factor = 0.05f, .peak = 7.5f},
+    {CASE("far above, the last", 1, 1, 1, 20, 600, K_D, K_DV, 0, -1, -1), .far = 1},
+    {CASE("further than it may be, the last", 1, 1, 1, 20, 600, K_D, K_DV, 0, -1, -1), .far = 5},
+    {CASE("far below, window, sink", 1, 2, 1, 20, 600, K_D, K_DV, 0, 120, 90), .sink = 1, .far = 2},
+    {CASE("far above, the first furthest", 1, 1, 1, 20, 600, K_D, K_DV, 0, -1, -1), .far = 3},
+    {CASE("the first far below, sink, merge", 1, 1, 1, 20, 600, K_D, K_DV, 0, -1, -1), .sink = 1, .merge = 1, .far = 4},
 #if K_VARIANT == FATTNI_VARIANT_FEW_GENERAL
-    {CASE("all", 2, 4, 2, 17, 650, K_D - 8, K_D, 1, 490, -1), .softcap = 3, .dropout = 0.2f, .alibi = 1, .bias = 1,
+    {CASE("all", 2, 4, 2, 17, 650, K_D - 8, K_DV, 1, 490, -1), .softcap = 3, .dropout = 0.2f, .alibi = 1, .bias = 1,
      .sink = 1, .merge = 1, .q_pos0 = 16, .padded = 1, .length_q = {9, 17}, .length_k = {650, 331}},
 #endif
 };
 #else
 #if K_VARIANT < FATTNI_VARIANT_BANDED
-    {CASE("tiles", 1, 2, 1, 450, 600, K_D, K_D, CAUSAL_VARIANT, -1, -1), .half_o = 1},
-    {CASE("exact", 2, 2, 1, 150, 260, K_D, K_D - 8, CAUSAL_VARIANT, -1, -1), .half_o = 1, .exact = 1},
-    {CASE("two sequences, short rows", 2, 1, 1, 70, 60, K_D - 8, K_D, CAUSAL_VARIANT, -1, -1)},
-    {CASE("more rows than keys", 1, 1, 1, 300, 150, K_D, K_D - 16, CAUSAL_VARIANT, -1, -1), .top_left = 1, .half_o = 1},
-    {CASE("large scores", 1, 1, 1, 200, 400, K_D, K_D, CAUSAL_VARIANT, -1, -1), .q_factor = 40},
-    {CASE("scores that grow slowly", 1, 1, 1, 200, 900, K_D, K_D, CAUSAL_VARIANT, -1, -1), .growth = 9},
-    {CASE("scores that grow fast", 1, 1, 1, 200, 900, K_D, K_D, CAUSAL_VARIANT, -1, -1), .growth = 80},
+    {CASE("tiles", 1, 2, 1, 450, 600, K_D, K_DV, CAUSAL_VARIANT, -1, -1), .half_o = 1},
+    {CASE("exact", 2, 2, 1, 150, 260, K_D, K_DV - 8, CAUSAL_VARIANT, -1, -1), .half_o = 1, .exact = 1},
+    {CASE("two sequences, short rows", 2, 1, 1, 70, 60, K_D - 8, K_DV, CAUSAL_VARIANT, -1, -1)},
+    {CASE("more rows than keys", 1, 1, 1, 300, 150, K_D, K_DV - 16, CAUSAL_VARIANT, -1, -1), .top_left = 1,
+     .half_o = 1},
+    {CASE("large scores", 1, 1, 1, 200, 400, K_D, K_DV, CAUSAL_VARIANT, -1, -1), .q_factor = 40},
+    {CASE("scores that grow slowly", 1, 1, 1, 200, 900, K_D, K_DV, CAUSAL_VARIANT, -1, -1), .growth = 9},
+    {CASE("scores that grow fast", 1, 1, 1, 200, 900, K_D, K_DV, CAUSAL_VARIANT, -1, -1), .growth = 80},
 #else
-    {CASE("no feature", 1, 2, 1, 350, 400, K_D, K_D, 0, -1, -1)},
-    {CASE("far below, window, sink", 1, 2, 1, 300, 400, K_D, K_D, 0, 120, 90), .sink = 1, .far = 2},
-    {CASE("the first far below, sink, merge", 1, 1, 1, 200, 400, K_D, K_D, 0, -1, -1), .sink = 1, .merge = 1, .far = 4},
+    {CASE("no feature", 1, 2, 1, 350, 400, K_D, K_DV, 0, -1, -1)},
+    {CASE("far below, window, sink", 1, 2, 1, 300, 400, K_D, K_DV, 0, 120, 90), .sink = 1, .far = 2},
+    {CASE("the first far below, sink, merge", 1, 1, 1, 200, 400, K_D, K_DV, 0, -1, -1), .sink = 1, .merge = 1,
+     .far = 4},
 #endif
-    {CASE("far above, the last", 1, 1, 1, 200, 600, K_D, K_D, CAUSAL_VARIANT, -1, -1), .far = 1},
-    {CASE("further than it may be, the last", 1, 1, 1, 200, 600, K_D, K_D, CAUSAL_VARIANT, -1, -1), .far = 5},
-    {CASE("far below", 1, 1, 1, 200, 400, K_D, K_D, CAUSAL_VARIANT, -1, -1), .far = 2},
-    {CASE("far above, the first furthest", 1, 1, 1, 400, 400, K_D, K_D, CAUSAL_VARIANT, -1, -1), .far = 3},
-    {CASE("the first far below", 1, 1, 1, 200, 600, K_D, K_D, CAUSAL_VARIANT, -1, -1), .far = 4},
-#if !CAUSAL_VARIANT && !(K_VARIANT == FATTNI_VARIANT_FULL && K_D <= 128)
-    {CASE("one key that dominates, the last", 1, 1, 1, 200, 280, K_D, K_D, 0, -1, -1), .q_factor = 0.05f, .peak = 7.5f},
+    {CASE("far above, the last", 1, 1, 1, 200, 600, K_D, K_DV, CAUSAL_VARIANT, -1, -1), .far = 1},
+    {CASE("further than it may be, the last", 1, 1, 1, 200, 600, K_D, K_DV, CAUSAL_VARIANT, -1, -1), .far = 5},
+    {CASE("far below", 1, 1, 1, 200, 400, K_D, K_DV, CAUSAL_VARIANT, -1, -1), .far = 2},
+    {CASE("far above, the first furthest", 1, 1, 1, 400, 400, K_D, K_DV, CAUSAL_VARIANT, -1, -1), .far = 3},
+    {CASE("the first far below", 1, 1, 1, 200, 600, K_D, K_DV, CAUSAL_VARIANT, -1, -1), .far = 4},
+#if !CAUSAL_VARIANT && !TMA_STORES
+    {CASE("one key that dominates, the last", 1, 1, 1, 200, 280, K_D, K_DV, 0, -1, -1), .q_factor = 0.05f,
+     .peak = 7.5f},
 #endif
 #if K_VARIANT >= FATTNI_VARIANT_BANDED
-    {CASE("window", 1, 1, 1, 400, 370, K_D, K_D, 0, 50, 21)},
-    {CASE("wide window", 1, 1, 1, 330, 700, K_D, K_D, 0, 300, 200)},
-    {CASE("causal window", 1, 1, 1, 300, 500, K_D, K_D, 1, 130, -1), .half_o = 1},
-    {CASE("window beyond the keys", 1, 1, 1, 300, 100, K_D, K_D, 0, 20, 10)},
-    {CASE("sink", 1, 2, 1, 140, 200, K_D, K_D, 1, -1, -1), .sink = 1},
-    {CASE("merge", 1, 2, 1, 200, 200, K_D, K_D, 1, -1, -1), .merge = 1},
-    {CASE("packed", 3, 1, 1, 300, 250, K_D, K_D, 1, -1, -1), .packed = 1, .length_q = {300, 0, 33},
+    {CASE("window", 1, 1, 1, 400, 370, K_D, K_DV, 0, 50, 21)},
+    {CASE("wide window", 1, 1, 1, 330, 700, K_D, K_DV, 0, 300, 200)},
+    {CASE("causal window", 1, 1, 1, 300, 500, K_D, K_DV, 1, 130, -1), .half_o = 1},
+    {CASE("window beyond the keys", 1, 1, 1, 300, 100, K_D, K_DV, 0, 20, 10)},
+    {CASE("sink", 1, 2, 1, 140, 200, K_D, K_DV, 1, -1, -1), .sink = 1},
+    {CASE("merge", 1, 2, 1, 200, 200, K_D, K_DV, 1, -1, -1), .merge = 1},
+    {CASE("packed", 3, 1, 1, 300, 250, K_D, K_DV, 1, -1, -1), .packed = 1, .length_q = {300, 0, 33},
      .length_k = {171, 4, 250}, .half_o = 1},
-    {CASE("packed, full", 3, 2, 1, 200, 350, K_D, K_D, 0, -1, -1), .packed = 1, .length_q = {50, 200, 133},
+    {CASE("packed, full", 3, 2, 1, 200, 350, K_D, K_DV, 0, -1, -1), .packed = 1, .length_q = {50, 200, 133},
      .length_k = {71, 130, 350}},
-    {CASE("exact, packed, sink", 3, 2, 1, 200, 350, K_D, K_D - 8, 0, -1, -1), .sink = 1, .packed = 1,
+    {CASE("exact, packed, sink", 3, 2, 1, 200, 350, K_D, K_DV - 8, 0, -1, -1), .sink = 1, .packed = 1,
      .length_q = {50, 200, 133}, .length_k = {71, 130, 350}, .half_o = 1, .exact = 1},
-    {CASE("exact, padded, window", 2, 1, 1, 300, 250, K_D, K_D, 0, 120, 90), .padded = 1, .length_q = {50, 300},
+    {CASE("exact, padded, window", 2, 1, 1, 300, 250, K_D, K_DV, 0, 120, 90), .padded = 1, .length_q = {50, 300},
      .length_k = {250, 71}, .half_o = 1, .exact = 1},
-    {CASE("no keys", 2, 1, 1, 100, 150, K_D, K_D, 0, -1, -1), .packed = 1, .length_q = {100, 50}, .length_k = {0, 150}},
-    {CASE("padded", 2, 2, 1, 300, 250, K_D, K_D, 1, -1, -1), .padded = 1, .length_q = {50, 300}, .length_k = {250, 71},
+    {CASE("no keys", 2, 1, 1, 100, 150, K_D, K_DV, 0, -1, -1), .packed = 1, .length_q = {100, 50},
+     .length_k = {0, 150}},
+    {CASE("padded", 2, 2, 1, 300, 250, K_D, K_DV, 1, -1, -1), .padded = 1, .length_q = {50, 300}, .length_k = {250, 71},
      .half_o = 1},
 #if K_VARIANT == FATTNI_VARIANT_GENERAL
-    {CASE("softcap", 1, 1, 1, 200, 300, K_D, K_D, 1, -1, -1), .softcap = 5},
-    {CASE("wide softcap", 1, 2, 1, 330, 500, K_D, K_D, 1, -1, -1), .softcap = 30},
-    {CASE("wide softcap, window, large scores", 1, 1, 1, 300, 500, K_D, K_D, 0, 200, 150), .softcap = 50,
+    {CASE("softcap", 1, 1, 1, 200, 300, K_D, K_DV, 1, -1, -1), .softcap = 5},
+    {CASE("wide softcap", 1, 2, 1, 330, 500, K_D, K_DV, 1, -1, -1), .softcap = 30},
+    {CASE("wide softcap, window, large scores", 1, 1, 1, 300, 500, K_D, K_DV, 0, 200, 150), .softcap = 50,
      .q_factor = 2.5f},
-    {CASE("low scores, softcap", 1, 1, 1, 130, 500, K_D, K_D, 0, -1, -1), .softcap = 10, .q_factor = 0.5f,
+    {CASE("low scores, softcap", 1, 1, 1, 130, 500, K_D, K_DV, 0, -1, -1), .softcap = 10, .q_factor = 0.5f,
      .opposite = 1},
-    {CASE("hard softcap", 1, 1, 1, 200, 300, K_D, K_D, 0, -1, -1), .softcap = 0.8f},
-    {CASE("alibi", 1, 2, 2, 330, 329, K_D, K_D, 0, -1, -1), .alibi = 1},
-    {CASE("alibi, causal", 1, 2, 2, 330, 529, K_D, K_D, 1, -1, -1), .alibi = 1},
-    {CASE("alibi, window, packed", 3, 3, 1, 300, 600, K_D, K_D, 0, 250, 200), .alibi = 1, .packed = 1,
+    {CASE("hard softcap", 1, 1, 1, 200, 300, K_D, K_DV, 0, -1, -1), .softcap = 0.8f},
+    {CASE("alibi", 1, 2, 2, 330, 329, K_D, K_DV, 0, -1, -1), .alibi = 1},
+    {CASE("alibi, causal", 1, 2, 2, 330, 529, K_D, K_DV, 1, -1, -1), .alibi = 1},
+    {CASE("alibi, window, packed", 3, 3, 1, 300, 600, K_D, K_DV, 0, 250, 200), .alibi = 1, .packed = 1,
      .length_q = {300, 0, 133}, .length_k = {471, 4, 600}},
-    {CASE("alibi, top left, positions", 1, 1, 1, 200, 600, K_D, K_D, 0, -1, -1), .alibi = 1, .q_pos0 = 250,
+    {CASE("alibi, top left, positions", 1, 1, 1, 200, 600, K_D, K_DV, 0, -1, -1), .alibi = 1, .q_pos0 = 250,
      .top_left = 1},
-    {CASE("alibi, far to the right", 1, 1, 1, 130, 700, K_D, K_D, 0, -1, -1), .alibi = 1, .top_left = 1},
-    {CASE("alibi, dropout", 1, 2, 1, 200, 300, K_D, K_D, 0, -1, -1), .dropout = 0.3f, .alibi = 1},
+    {CASE("alibi, far to the right", 1, 1, 1, 130, 700, K_D, K_DV, 0, -1, -1), .alibi = 1, .top_left = 1},
+    {CASE("alibi, dropout", 1, 2, 1, 200, 300, K_D, K_DV, 0, -1, -1), .dropout = 0.3f, .alibi = 1},
 #if HAS_BIAS
-    {CASE("bias", 1, 2, 1, 170, 240, K_D, K_D, 1, -1, -1), .bias = 1},
+    {CASE("bias", 1, 2, 1, 170, 240, K_D, K_DV, 1, -1, -1), .bias = 1},
 #endif
-    {CASE("dropout", 1, 2, 1, 350, 300, K_D - 8, K_D, 0, -1, -1), .dropout = 0.3f},
-    {CASE("dropout, causal", 2, 1, 1, 300, 600, K_D, K_D, 1, -1, -1), .dropout = 0.7f, .q_pos0 = 16},
-    {CASE("all", 2, 2, 1, 200, 250, K_D - 8, K_D, 1, 190, -1), .softcap = 3, .dropout = 0.2f, .alibi = 1,
+    {CASE("dropout", 1, 2, 1, 350, 300, K_D - 8, K_DV, 0, -1, -1), .dropout = 0.3f},
+    {CASE("dropout, causal", 2, 1, 1, 300, 600, K_D, K_DV, 1, -1, -1), .dropout = 0.7f, .q_pos0 = 16},
+    {CASE("all", 2, 2, 1, 200, 250, K_D - 8, K_DV, 1, 190, -1), .softcap = 3, .dropout = 0.2f, .alibi = 1,
      .bias = HAS_BIAS, .sink = 1, .merge = 1, .q_pos0 = 16, .padded = 1, .length_q = {90, 170}, .length_k = {250, 131}},
 #endif
 #endif

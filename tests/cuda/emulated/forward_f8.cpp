@@ -292,6 +292,7 @@ static const test_case cases[] = {
      .kind = KIND_F32},
     {CASE("far below, window, sink", 1, 1, 1, 200, 300, K_D, K_D, 0, 120, 90), .sink = 1, .factor = 1e11f, .far = 2},
 #endif
+    {CASE("many tiles of one block", 2, 8, 2, 300, 40, K_D, K_D, CAUSAL_VARIANT, -1, -1)},
     {CASE("large scores", 1, 1, 1, 200, 300, K_D, K_D, CAUSAL_VARIANT, -1, -1), .kind = KIND_BF16, .factor = 20},
     {CASE("scores that grow slowly", 1, 1, 1, 200, 700, K_D, K_D, CAUSAL_VARIANT, -1, -1), .growth = 9},
     {CASE("scores that grow fast", 1, 1, 1, 200, 700, K_D, K_D, CAUSAL_VARIANT, -1, -1), .growth = 50},

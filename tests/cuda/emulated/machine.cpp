@@ -37,14 +37,6 @@ typedef struct fiber {
     bool started, done;
 } fiber;
 
-typedef struct copy { /* pending */
-    void *to;
-    const void *from;
-    int bytes;
-    void (*done)(void *, int);
-    void *where;
-} copy;
-
 /* State of a CTA. Each has a host thread of its own. */
 alignas(1024) __thread unsigned char memory[MEMORY_BYTES];
 __thread index1 threadIdx, blockIdx;
@@ -59,12 +51,12 @@ static thread_local std::mt19937 coins;
 index1 gridDim = {1};
 static unsigned char *memories[MOST_CTAS];
 static std::unique_ptr<char[]> stacks[MOST_CTAS][MOST_THREADS]; /* not cleared, and kept for other clusters */
-static std::vector<copy> copies;
+static std::vector<std::function<void()>> pending;              /* what machine_later was given */
 static std::mutex cluster_lock;
 static std::condition_variable next_cta[MOST_CTAS];
 static int cluster_ctas, running, ctas_left;
 static meeting cluster;
-static long events; /* arrivals and copies: without any for many rounds there is a deadlock */
+static long events; /* arrivals and pending work that was done: without any for many rounds there is a deadlock */
 static void (*entry)(void);
 
 void machine_fail(const char *why) {
@@ -109,10 +101,7 @@ void machine_meet(int barrier, int threads) { meet(&named[barrier], threads); }
 void machine_meet_cluster(void) { meet(&cluster, machine_threads() * cluster_ctas); }
 
 unsigned char *machine_memory(int rank) { return memories[rank]; }
-void machine_copy(void *to, const void *from, int bytes, void (*done)(void *, int), void *where) {
-    const copy c = {to, from, bytes, done, where};
-    copies.push_back(c);
-}
+void machine_later(std::function<void()> work) { pending.push_back(std::move(work)); }
 
 void machine_wait(const volatile int8_t *phase, int8_t old) {
     if (*phase != old) return;
@@ -137,17 +126,16 @@ static bool can_go_on(const fiber *f) {
     return !f->phase || *f->phase != f->old;
 }
 
-/* Carries out some of the pending copies, at random. */
-static void end_copies(std::mt19937 *random) {
-    for (size_t n = 0; n < copies.size();) {
-        const copy c = copies[n];
+/* Does some of what is pending, at random. */
+static void do_pending(std::mt19937 *random) {
+    for (size_t n = 0; n < pending.size();) {
         if ((*random)() % 16) {
             ++n;
             continue;
         }
-        memcpy(c.to, c.from, (size_t)c.bytes);
-        c.done(c.where, c.bytes);
-        copies.erase(copies.begin() + (long)n);
+        const std::function<void()> work = std::move(pending[n]);
+        pending.erase(pending.begin() + (long)n);
+        work();
         ++events;
     }
 }
@@ -201,7 +189,7 @@ static void run_cta(int block, int rank, int ctas, int threads, unsigned seed) {
                 left -= f->done;
             }
         }
-        end_copies(&random);
+        do_pending(&random);
         if (had > 0 && left == 0) --ctas_left;
         idle = events == before && left == had ? idle + 1 : 0;
         before = events;

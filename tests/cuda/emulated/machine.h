@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include <deque>
+#include <functional>
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -52,8 +53,8 @@ void machine_meet(int barrier, int threads);
 void machine_meet_cluster(void);
 /* Shared memory of the cluster's CTA `rank`. */
 unsigned char *machine_memory(int rank);
-/* An asynchronous copy: takes place some time later, and then calls done(where, bytes). */
-void machine_copy(void *to, const void *from, int bytes, void (*done)(void *, int), void *where);
+/* For asynchronous copies: does `work` some time later, in any order, whichever CTA runs then. */
+void machine_later(std::function<void()> work);
 
 /* What lanes of a warp give each other: each fills its part, then all meet and read, until their next meeting. */
 typedef struct warp_buffer {

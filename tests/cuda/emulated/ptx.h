@@ -174,11 +174,10 @@ static inline void cp_async_arrive(uint32_t bar) { /* at once: the copies are co
 static inline void mbarrier_wait(uint32_t bar, uint32_t parity) {
     machine_wait(&mbarrier_at(bar)->phase, (int8_t)parity);
 }
-static inline void mbarrier_complete_at(void *bar, int bytes) {
+static inline void mbarrier_complete(void *bar, int bytes) {
     ((mbarrier *)bar)->bytes -= bytes;
     mbarrier_settle((mbarrier *)bar);
 }
-static inline void mbarrier_complete(uint32_t bar, int bytes) { mbarrier_complete_at(mbarrier_at(bar), bytes); }
 static inline void named_barrier_sync(int id, int threads) { machine_meet(id, threads); }
 static inline void named_barrier_arrive(int id, int threads) { machine_arrive(id, threads); }
 
@@ -195,7 +194,11 @@ static inline unsigned char *cluster_at(uint32_t address) {
 static inline void cluster_arrive(uint32_t bar) { mbarrier_arrive_at((mbarrier *)cluster_at(bar), 0); }
 static inline void cluster_copy(uint32_t to, uint32_t from, int bytes, uint32_t bar) {
     if ((to | from | (uint32_t)bytes) % 16) machine_fail("a copy between CTAs is not aligned to 16 bytes");
-    machine_copy(cluster_at(to), memory + from, bytes, mbarrier_complete_at, cluster_at(bar));
+    unsigned char *const target = cluster_at(to), *const source = memory + from, *const full = cluster_at(bar);
+    machine_later([=] {
+        memcpy(target, source, (size_t)bytes);
+        mbarrier_complete(full, bytes);
+    });
 }
 
 /* ---- TMA: a tensor map here is its description ---- */
@@ -217,27 +220,33 @@ static inline void tma_load(uint32_t to, const CUtensorMap *map, uint32_t bar, i
     memcpy(&m, map, sizeof m);
     const int bytes = m.codes ? (int)m.codes : 128, element = m.codes ? 1 : 2;
     if (to % (8 * (uint32_t)bytes)) machine_fail("a swizzled box does not start at a multiple of eight of its rows");
-    for (int r = 0; r < m.box; ++r)
-        for (int c = 0; c < bytes / element; ++c) {
-            const int inside = column + c < m.columns && row + r < m.rows && head < m.heads && batch < m.batches;
-            uint16_t x = 0;
-            if (inside)
-                memcpy(&x,
-                       m.base + (column + c) * element + (row + r) * m.row_bytes + head * m.head_bytes +
-                           batch * m.batch_bytes,
+    unsigned char *const tiles = memory;
+    machine_later([=] {
+        for (int r = 0; r < m.box; ++r)
+            for (int c = 0; c < bytes / element; ++c) {
+                const int inside = column + c < m.columns && row + r < m.rows && head < m.heads && batch < m.batches;
+                uint16_t x = 0;
+                if (inside)
+                    memcpy(&x,
+                           m.base + (column + c) * element + (row + r) * m.row_bytes + head * m.head_bytes +
+                               batch * m.batch_bytes,
+                           (size_t)element);
+                memcpy(tiles + swizzled_rows(to + (uint32_t)(r * bytes + c * element), (uint32_t)bytes), &x,
                        (size_t)element);
-            memcpy(memory + swizzled_rows(to + (uint32_t)(r * bytes + c * element), (uint32_t)bytes), &x,
-                   (size_t)element);
-        }
-    mbarrier_complete(bar, (int)m.box * bytes);
+            }
+        mbarrier_complete(tiles + bar, (int)m.box * bytes);
+    });
 }
 static inline void must_be_aligned(const void *global, uint32_t shared, int bytes) {
     if (((uintptr_t)global | shared | (uint32_t)bytes) % 16) machine_fail("a bulk copy is not aligned to 16 bytes");
 }
 static inline void bulk_load(uint32_t to, const void *from, int bytes, uint32_t bar) {
     must_be_aligned(from, to, bytes);
-    memcpy(memory + to, from, (size_t)bytes);
-    mbarrier_complete(bar, bytes);
+    unsigned char *const target = memory + to, *const full = memory + bar;
+    machine_later([=] {
+        memcpy(target, from, (size_t)bytes);
+        mbarrier_complete(full, bytes);
+    });
 }
 static inline void tma_prefetch(const CUtensorMap *, int, int, int, int) {}
 static inline void bulk_reduce_add(float *to, uint32_t from, int bytes) {
@@ -443,7 +452,9 @@ WGMMA(48)
 WGMMA(64)
 WGMMA(80)
 WGMMA(96)
+WGMMA(112)
 WGMMA(128)
+WGMMA(192)
 WGMMA(256)
 #define WGMMA_F8(N)                                                                                                    \
     static inline void wgmma_f8_ss_n##N(float *d, uint64_t a, uint64_t b, int accumulate) {                            \
