@@ -35,9 +35,7 @@ static fattni_problem with_copy(const fattni_problem *p, const fattni_view *copy
 }
 
 static bool is_sm90(const fattni_cuda_kernel *k) { return k->arch == 90; }
-static bool is_plain(const fattni_cuda_kernel *k) {
-    return k->variant < FATTNI_VARIANT_GENERAL;
-}
+static bool is_plain(const fattni_cuda_kernel *k) { return k->variant < FATTNI_VARIANT_GENERAL; }
 /* Global counters of the Hopper kernels: next_tile and the progress of each head group (bwd_sm90_scheduler.cuh). */
 static size_t counter_bytes(int64_t head_groups) {
     return (size_t)fattni_round_up((1 + FATTNI_COUNTERS * head_groups) * 4, FATTNI_ALIGN);
