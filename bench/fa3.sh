@@ -3,7 +3,7 @@
 #
 #     bench/fa3.sh FLASH_ATTENTION CUTLASS FOLDER [REGEX]
 #
-# The first two are checkouts of their repository and of the CUTLASS commit it names. The folder keeps 45 objects,
+# The first two are checkouts of their repository and of the CUTLASS commit it names. The folder keeps 40 objects,
 # each of which takes minutes. With REGEX only objects whose names (such as bwd_128_128_bf16_4) match are compiled; the
 # library has all that are there. An object that is newer than its source is not compiled again.
 set -eu
@@ -32,10 +32,13 @@ kinds() { # HEAD_DIM HEAD_DIM_V DTYPE KINDS
 }
 
 compile prepare "$attention/hopper/flash_prepare_scheduler.cu"
+# Packed forward (4, 5) is left out: called this way it ended with an illegal address on an H100.
 for pass in bwd fwd; do
-    kinds 128 128 bf16 "4 2 1 0 5 3"
-    kinds 64 64 bf16 "4 2 1 0 5 3"
-    kinds 192 128 bf16 "0 4"
+    packed="4 5"
+    if [ $pass = fwd ]; then packed=; fi
+    kinds 128 128 bf16 "2 1 0 3 $packed"
+    kinds 64 64 bf16 "2 1 0 3 $packed"
+    kinds 192 128 bf16 "0 ${packed%5}"
     for d in 256 192 96; do kinds $d $d bf16 "0 1"; done
     for d in 64 128; do kinds $d $d f16 "0"; done
 done
