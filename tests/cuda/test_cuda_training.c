@@ -92,7 +92,7 @@ static fattn_var hidden(run *r, fattn_var *embedding) {
     const fattn_attention_vars in = {
         .struct_size = sizeof in, .q = q, .k = k, .v = v, .rng_step = fattn_input(t, &r->number)};
     const fattn_var a = fattn_op_merge(t, fattn_op_attention_ex(t, &in, &p, NULL));
-    return fattn_op_add(t, x, fattn_op_linear(t, a, fattn_use(t, &r->p[2]), none));
+    return fattn_op_linear_residual(t, a, fattn_use(t, &r->p[2]), none, x);
 }
 
 static fattn_var forward(run *r) {
