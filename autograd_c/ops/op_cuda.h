@@ -129,8 +129,9 @@ typedef struct fattni_loss_args {
     int64_t first, rows, all, V; /* rows first..first+rows-1 of `all` */
     int64_t width;               /* columns of a row, V of them classes: the others' gradient is 0 */
     int32_t ignore, fresh, gradients;
-    int32_t pack;            /* elements of a thread at once: 1 or FATTNI_PACK */
-    int32_t dtype, reserved; /* of logits and d; 0: they differ */
+    int32_t pack;  /* elements of a thread at once: 1 or FATTNI_PACK */
+    int32_t dtype; /* of logits and d; 0: they differ */
+    int32_t keeps; /* BF16 rows stay in shared memory between their sum and their gradient */
 } fattni_loss_args;
 
 #ifdef __CUDACC__
