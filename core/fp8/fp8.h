@@ -22,6 +22,10 @@ size_t fattni_fp8_bytes(const fattni_problem *p);
 /* The copies that a forward call reads: those of the caller, or made here in the workspace, where they come first. */
 fattn_status fattni_fp8_copies(fattn_ctx *ctx, const fattni_problem *p, fattni_fp8 *out);
 
+/* FATTN_FP8_RENEW: puts row-major o, of the same dtype, and lse of backward's own at `memory` (NULL: without
+   addresses). Their bytes, a multiple of FATTNI_ALIGN. */
+size_t fattni_fp8_renew(fattni_problem *p, void *memory);
+
 /* NULL, or why a call with FATTN_FP8 has no kernel on any device, as the end of an error message. */
 const char *fattni_fp8_why_unsupported(const fattni_problem *p);
 

@@ -11,9 +11,17 @@
    On Hopper GPUs (sm_90); the CPU computes the same by emulation, and other GPUs are UNSUPPORTED. q, k and v are F16,
    BF16 or F32, o theirs or F32. Masks, windows, lengths, packed batches, GQA and sinks are those of other calls;
    softcap, ALiBi, bias, dropout, pages, FATTN_MERGE and FATTN_EXACT_DELTA beside it are UNSUPPORTED, as are F64 and
-   algorithms STANDARD and FLASH1. Backward ignores the flag: it computes in q's dtype from the original tensors, with
-   the O and L of this forward. q, k and v must be finite: a NaN among the keys in use reaches every row of its head
-   through their means. NUMERICS.md, section on FP8, says how far results are off. */
+   algorithms STANDARD and FLASH1. q, k and v must be finite: a NaN among the keys in use reaches every row of its head
+   through their means. NUMERICS.md, section on FP8, says how far results are off.
+
+   Backward ignores the flag: it computes in q's dtype from the original tensors, with the O and L of this forward.
+   Where these are far off, exp(s - L) does not sum to 1 over the keys and delta does not belong to it. With
+   FATTN_FP8_RENEW, in the query and in backward, backward first computes O' and L' by a forward call without FATTN_FP8
+   into its workspace and takes P = exp(s - L') and delta = rowsum(dO*O') - dL from them: gradients have the bits of a
+   forward and a backward call without FATTN_FP8, where backward repeats bitwise. That costs such a forward call, and
+   O' and L' in the workspace. O' has io.o's dtype; io.o and io.lse must be given, but what they hold is not read, and
+   gradients may lie in their place. Errors: backward refuses what forward does beside FATTN_FP8; ARG for a given delta,
+   and without FATTN_FP8. Forward ignores this flag. */
 #ifndef FATTN_FP8_H
 #define FATTN_FP8_H
 
