@@ -15,7 +15,8 @@ static inline int64_t fattni_fp8_first_chunk(const fattni_problem *p, const fatt
 }
 
 /* Copies in memory that begins at `memory`, and its bytes. Rows of q8 and k8 are padded to multiples of 16 bytes.
-   partials: [batch][Hkv][chunk][3][D + Dv], the sum, minimum and maximum of each channel of k, then of v. */
+   partials: [batch][Hkv][chunk][3][D + Dv], the sum, minimum and maximum of each channel of k, then of v; the latter's
+   maxima give their place to sums of fattni_fp8_rest (rest.h). */
 fattni_fp8 fattni_fp8_lay_out(const fattni_problem *p, void *memory);
 size_t fattni_fp8_bytes(const fattni_problem *p);
 

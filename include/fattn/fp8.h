@@ -1,10 +1,11 @@
 /* fattn/fp8.h - forward attention on 8-bit copies of q, k and v: FATTN_FP8 in params.flags of fattn_attention_fwd.
 
    q ~ q_scale q8, k - mean(k) ~ k_scale k8, v - mean(v) ~ v_scale v8, each code an E4M3 number (1 sign, 4 exponent,
-   3 fraction bits, largest 448) nearest to the quotient. A scale is the largest magnitude of what it scales, at least
+   3 fraction bits, largest 448) nearest to the quotient; v_mean = mean(v - v_scale v8), which is mean(v) and what
+   rounding takes off on average. A scale is the largest magnitude of what it scales, at least
    1e-30, divided by 448: of a row of q, of a head's keys, of a channel of a head's values (FlashAttention-3, Shah et
    al. 2024, section 3.3, with scales that are current and not delayed). Means are over the keys of a sequence, so that
-   O = P (v - mean) + mean and L = L' + scale q.mean(k) are exact: what a channel has in common takes no part in
+   O = P (v - v_mean) + v_mean and L = L' + scale q.mean(k) are exact: what a channel has in common takes no part in
    rounding (SageAttention, Zhang et al. 2024), and long sums of the tensor core, which keep 13 bits, stay right.
    P is rounded to E4M3, too. Sums are F32.
 
@@ -42,7 +43,7 @@ struct fattn_fp8 {
     fattn_tensor q_shift;  /* [B,Hq,Sq] F32: q.mean(k) */
     fattn_tensor k_scale;  /* [B,Hkv] F32 */
     fattn_tensor v_scale;  /* [B,Hkv,Dv] F32 */
-    fattn_tensor v_mean;   /* [B,Hkv,Dv] F32 */
+    fattn_tensor v_mean;   /* [B,Hkv,Dv] F32: mean(v - v_scale v8) */
     fattn_tensor partials; /* [B,Hkv,chunks of 128 keys,3(D+Dv)] F32: scratch of fattn_fp8_quantize */
 };
 

@@ -63,12 +63,14 @@ static double spread(const attention *a, const double *x, const double *want) {
 }
 
 /* The library is at most 5 % further off than the emulation, which rounds the same numbers in fp64, up to the last
-   rounding of O. */
+   rounding of O or, of O in F32, that of partial sums over keys: a random walk. */
 static void compare(attention *a, double *o_off, double *lse_off) {
     results want = exact(a), emulation = emulated(a), got = computed(a);
     *o_off = fp8_error(a, T_O, got.o, want.o), *lse_off = spread(a, got.lse, want.lse);
     const double most_o = fp8_error(a, T_O, emulation.o, want.o), most = spread(a, emulation.lse, want.lse);
-    const double u = a->t[T_O].dtype == FATTN_F32 ? 1e-5 : a->t[T_O].dtype == FATTN_BF16 ? 0.2 : 0.025;
+    const double u = a->t[T_O].dtype == FATTN_F32    ? 100 * 0x1p-24 * sqrt((double)a->c.Sk)
+                     : a->t[T_O].dtype == FATTN_BF16 ? 0.2
+                                                     : 0.025;
     cr_assert(*o_off <= sqrt(most_o * most_o * 1.1025 + u * u), "%s: O is off by %g %%, the emulation by %g %%",
               a->c.name, *o_off, most_o);
     cr_assert(*lse_off <= 1.05 * most + 1e-5, "%s: L is off by %g, the emulation by %g", a->c.name, *lse_off, most);
@@ -100,13 +102,13 @@ typedef struct distribution {
     const char *name;
     change *q, *k, *v;
     int64_t keys;
-    double plain, rotated; /* O's error in percent: NUMERICS.md */
+    double plain, rotated; /* O's error in percent: NUMERICS.md, and a tenth of it */
 } distribution;
 static const distribution distributions[] = {
-    {"gaussian", NULL, NULL, NULL, 1024, 5.8, 5.8},
-    {"gaussian, long", NULL, NULL, NULL, 16384, 6.2, 6.2},
-    {"outliers", outlier, outlier, outlier, 4096, 7, 6.3},
-    {"channel means", NULL, channels, half_more, 16384, 0.25, 0.24},
+    {"gaussian", NULL, NULL, NULL, 1024, 5.5, 5.4},
+    {"gaussian, long", NULL, NULL, NULL, 16384, 5.6, 5.7},
+    {"outliers", outlier, outlier, outlier, 4096, 6.2, 5.7},
+    {"channel means", NULL, channels, half_more, 16384, 0.145, 0.145},
     {"large q", thrice, NULL, NULL, 4096, 9.7, 9.5},
 };
 
@@ -237,6 +239,19 @@ Test(fp8_accuracy, many_small_weights_beside_a_large_one) {
     fattn_ctx_destroy(ctx);
 }
 
+/* O of many keys is small beside its values, and has the mean of what rounding takes off these in full, unless v_mean
+   makes up for it: for normal numbers of 16 bits some 2e-4, of an O of 1 / 200. */
+Test(fp8_accuracy, many_keys) {
+    fattn_ctx *const ctx = attention_context(0);
+    attention *const a = case_new(ctx, "many keys", 16, 131072, 32, 0);
+    double o_off, lse_off;
+    compare(a, &o_off, &lse_off);
+    printf("many keys: O %.3g %%\n", o_off);
+    cr_assert(o_off <= 5.8, "O is off by %g %%", o_off);
+    attention_free(a);
+    fattn_ctx_destroy(ctx);
+}
+
 /* Key 0 attracts most of every row's weight and has a small value, as first tokens do. */
 Test(fp8_accuracy, a_sink_at_key_0) {
     fattn_ctx *const ctx = attention_context(0);
@@ -342,7 +357,6 @@ Test(fp8_accuracy, gradients_by_distribution, .timeout = 900) {
                                   .Sk = N,
                                   .D = 128,
                                   .dtype = FATTN_BF16,
-
                                   .flags = FATTN_FP8 | rows[n].flags};
         attention_case again = c, without = c;
         again.flags |= FATTN_FP8_RENEW, without.flags = rows[n].flags & ~(uint32_t)FATTN_FP8_HADAMARD;

@@ -165,9 +165,13 @@ static void restate_keys(const fattni_problem *p, const fattni_sequence *s, int6
         for (int64_t j = 0; j < keys; ++j) x[j] = load(&p->v, s->batch, g, s->k0 + j, d);
         const float size = fmaxf(center_of(x, 1, keys, &mean), 1e-30f);
         put(&to->v_scale, s->b, g, d, 0, size / 448);
-        put(&to->v_mean, s->b, g, d, 0, mean);
-        for (int64_t j = 0; j < (keys > 128 ? (keys + 127) / 128 * 128 : 128); ++j)
-            put(&to->v8, s->batch, g, d, first + fp8_column(j), j < keys ? (x[j] - mean) * (448 / size) : 0);
+        double rest = 0;
+        for (int64_t j = 0; j < (keys > 128 ? (keys + 127) / 128 * 128 : 128); ++j) {
+            const float y = j < keys ? (x[j] - mean) * (448 / size) : 0;
+            put(&to->v8, s->batch, g, d, first + fp8_column(j), y);
+            rest += rint(4096 * ((double)y - fp8_round((double)y)));
+        }
+        put(&to->v_mean, s->b, g, d, 0, keys ? fmaf(size / 448, (float)rest / 4096 / (float)keys, mean) : 0);
     }
     free(x);
 }
