@@ -2,7 +2,7 @@
 #include "cli/base/cli.h"
 #include "cli/commands/model_text.h"
 #include "cli/commands/train_session.h"
-#include "cli/train/ngram.h"
+#include "cli/tasks/ngram.h"
 
 #include <math.h>
 #include <stdio.h>

@@ -6,7 +6,7 @@
 #define FATTNI_CLI_LLMC_SHARDS_H
 
 #include "cli/random/mt19937.h"
-#include "cli/train/task.h"
+#include "cli/tasks/task.h"
 
 #include <stddef.h>
 

@@ -3,7 +3,7 @@
 #ifndef FATTNI_CLI_TRAIN_BATCH_FEED_H
 #define FATTNI_CLI_TRAIN_BATCH_FEED_H
 
-#include "cli/train/task.h"
+#include "cli/tasks/task.h"
 
 #include <fattn/overlap.h>
 

@@ -1,7 +1,7 @@
 /* Witten-Bell n-grams against the definition, implemented with plain counting. */
 #include <criterion/criterion.h>
 
-#include "cli/train/ngram.h"
+#include "cli/tasks/ngram.h"
 
 #include <math.h>
 #include <stdlib.h>

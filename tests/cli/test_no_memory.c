@@ -6,7 +6,7 @@
 #include <criterion/redirect.h>
 
 #include "fixtures.h"
-#include "cli/train/ngram.h"
+#include "cli/tasks/ngram.h"
 #include "tests/cli/symbols.h"
 #include "cli/train/train_options.h"
 

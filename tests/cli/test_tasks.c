@@ -3,7 +3,7 @@
 #include <criterion/criterion.h>
 #include <criterion/redirect.h>
 
-#include "cli/train/task.h"
+#include "cli/tasks/task.h"
 
 #include <stdio.h>
 #include <stdlib.h>

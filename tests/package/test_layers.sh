@@ -51,10 +51,11 @@ cli/output         cli/base
 cli/measure        cli/base cli/output
 cli/random         core/tensor
 cli/ranks          cli/base
-cli/train          cli/base cli/output cli/random cli/ranks core/files
+cli/tasks          cli/base cli/output cli/random
+cli/train          cli/base cli/output cli/random cli/ranks cli/tasks core/files
 cli/sample         cli/base cli/random cli/train
-cli/llmc           cli/base cli/output cli/random cli/train core/tensor
-cli/commands       cli/base cli/output cli/measure cli/ranks cli/train cli/llmc cli/sample
+cli/llmc           cli/base cli/output cli/random cli/tasks cli/train core/tensor
+cli/commands       cli/base cli/output cli/measure cli/ranks cli/tasks cli/train cli/llmc cli/sample
 END
 
 # FILE INCLUDED for every include in quotes; generated headers (*.def) have no folder.

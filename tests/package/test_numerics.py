@@ -23,7 +23,7 @@ for name in QUOTED + re.findall(r"\]\(([^)]+)\)", TEXT):
 
 # Tests: `suite: name`, `suite: *`, and a name after others.
 tests = {}
-for path in [p for folder in ("unit", "attention", "grad", "cuda", "fixture", "slow")
+for path in [p for folder in ("unit", "attention", "grad", "cuda", "fixture", "cli", "slow")
              for p in (ROOT / "tests" / folder).glob("*.c")]:
     for suite, name in re.findall(r"^Test\((\w+), (\w+)", path.read_text(), re.M):
         tests.setdefault(suite, set()).add(name)

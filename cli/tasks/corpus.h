@@ -1,6 +1,6 @@
 /* Text as numbers, split by records into a training part and a held-out part. */
-#ifndef FATTNI_CLI_TRAIN_CORPUS_H
-#define FATTNI_CLI_TRAIN_CORPUS_H
+#ifndef FATTNI_CLI_TASKS_CORPUS_H
+#define FATTNI_CLI_TASKS_CORPUS_H
 
 #include <stdbool.h>
 #include <stdint.h>

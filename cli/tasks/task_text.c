@@ -1,6 +1,6 @@
 #include "cli/base/cli.h"
 #include "cli/random/random.h"
-#include "cli/train/task.h"
+#include "cli/tasks/task.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -1,6 +1,6 @@
 /* Baselines: n-grams of bytes with Witten-Bell smoothing (Witten and Bell 1991). */
-#ifndef FATTNI_CLI_TRAIN_NGRAM_H
-#define FATTNI_CLI_TRAIN_NGRAM_H
+#ifndef FATTNI_CLI_TASKS_NGRAM_H
+#define FATTNI_CLI_TASKS_NGRAM_H
 
 #include <stdbool.h>
 #include <stdint.h>

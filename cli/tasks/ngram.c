@@ -1,4 +1,4 @@
-#include "cli/train/ngram.h"
+#include "cli/tasks/ngram.h"
 
 #include <math.h>
 #include <stdlib.h>

@@ -1,7 +1,7 @@
 /* Random tokens: for measurements of models of any size. */
 #include "cli/base/cli.h"
 #include "cli/random/random.h"
-#include "cli/train/task.h"
+#include "cli/tasks/task.h"
 
 #include <stdlib.h>
 

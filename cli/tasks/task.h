@@ -1,9 +1,9 @@
 /* A task: a vocabulary and two finite or infinite series of numbered token sequences, one to train on and
    one held out. A sequence is a pure function of the task and its number. */
-#ifndef FATTNI_CLI_TRAIN_TASK_H
-#define FATTNI_CLI_TRAIN_TASK_H
+#ifndef FATTNI_CLI_TASKS_TASK_H
+#define FATTNI_CLI_TASKS_TASK_H
 
-#include "cli/train/corpus.h"
+#include "cli/tasks/corpus.h"
 
 #include <stdbool.h>
 

@@ -1,4 +1,4 @@
-#include "cli/train/corpus.h"
+#include "cli/tasks/corpus.h"
 
 #include "cli/base/cli.h"
 #include "cli/output/files.h"
