@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
-"""FATTN_FP8 on a Hopper GPU beside FlashAttention-3's FP8 kernels: errors against fp64, and times.
+"""FATTN_FP8 on a Hopper GPU beside FP8 of FlashAttention-3 and cuDNN: errors against fp64, and times.
 
     python3 bench/fp8.py --library libfattn.so [--fa3 libfa3_fp8.so] [--errors] [--speed] [--quick]
 
 libfa3_fp8.so has FlashAttention-3's kernels behind bench/fa3_fp8.cu; without it their columns are missing. Its codes
 are made here, with one scale per head and batch, amax / 448, for each of q, k and v, as its own interface asks for.
+cuDNN's FP8 forward comes through its front end (pip package nvidia-cudnn-frontend), without it these columns are
+missing: one scale per tensor, 256 for P, and o in bf16 where cuDNN has that, else in E4M3 with a scale that fits.
 
 Errors: O in percent, |O - O64| / |O64| as norms over rows spread over the sequence; L as a root of a mean of squares.
 One head of N rows and N keys, not causal; the reference is fp64 on the same bf16 q, k and v. Distributions:
@@ -12,7 +14,8 @@ One head of N rows and N keys, not causal; the reference is fp64 on the same bf1
   B  four channels of K at +-10, V around 0.5    T  G with q three times as large    V  G with V around 1
 Speed: 16384 tokens, hidden size 2048, as bench/peers.py; calls interleaved, medians of device times, TFLOP/s of
 4 B H N^2 d FLOP (half when causal). kernel: forward on copies that were made before; quantiser: makes them, in us;
-call: both, copies in the workspace; fa3: its kernel on codes that were made before; bf16: ours; cudnn: PyTorch's, bf16.
+call: both, copies in the workspace; fa3, cudnn8: FP8 kernels on codes that were made before; bf16: ours; cudnn:
+PyTorch's, bf16.
 In brackets our kernel over it, of bf16 also our call over it. Needs PyTorch 2.3 or later."""
 import argparse
 import ctypes as C
@@ -21,6 +24,11 @@ import statistics
 import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
+
+try:
+    import cudnn
+except ImportError:
+    cudnn = None
 
 import peers
 
@@ -83,6 +91,72 @@ class Fa3:
             raise RuntimeError(f"fa3_fp8_fwd: CUDA error {status}")
 
 
+class Cudnn8:
+    """cuDNN's FP8 forward on codes of [B,H,N,d] tensors whose memory is [B,N,H,d]; o8: its o, times `scale`."""
+
+    def __init__(self, t, causal, largest_o=None):
+        B, H, N, d = t["q"].shape
+        code, F32 = cudnn.data_type.FP8_E4M3, cudnn.data_type.FLOAT
+        self.scale = 1.0 if largest_o is None else 448 / largest_o
+        self.handle = cudnn.create_handle()
+        cudnn.set_stream(handle=self.handle, stream=torch.cuda.current_stream().cuda_stream)
+        self.graph = g = cudnn.pygraph(io_data_type=code, intermediate_data_type=F32, compute_data_type=F32,
+                                       handle=self.handle)
+        self.data, inputs = {}, {}
+        for n in "qkv":
+            descale = t[n].abs().max().float() / 448
+            codes = (t[n].float() / descale).to(torch.float8_e4m3fn)
+            inputs[n] = self.tensor(codes, code)
+            inputs[f"descale_{n}"] = self.number(descale.item())
+        for n, value in (("descale_s", 1 / 256), ("scale_s", 256.0), ("scale_o", self.scale)):
+            inputs[n] = self.number(value)
+        o, stats, *largest = g.sdpa_fp8(**inputs, attn_scale=d ** -0.5, use_causal_mask=causal, generate_stats=True)
+        self.o8 = torch.empty(B, N, H, d, device="cuda", dtype=torch.bfloat16 if largest_o is None else
+                              torch.float8_e4m3fn).transpose(1, 2)
+        self.lse = torch.empty(B, H, N, device="cuda")
+        self.output(o, self.o8, cudnn.data_type.BFLOAT16 if largest_o is None else code)
+        self.output(stats, self.lse[..., None], F32)
+        for x in largest:
+            self.output(x, torch.empty(1, 1, 1, 1, device="cuda"), F32)
+        g.validate()
+        g.build_operation_graph()
+        g.create_execution_plans([cudnn.heur_mode.A])
+        g.check_support()
+        g.build_plans()
+        self.workspace = torch.empty(max(1, g.get_workspace_size()), dtype=torch.uint8, device="cuda")
+
+    def tensor(self, x, dtype):
+        handle = self.graph.tensor(dim=list(x.shape), stride=list(x.stride()), data_type=dtype)
+        self.data[handle] = x.view(torch.uint8) if dtype == cudnn.data_type.FP8_E4M3 else x
+        return handle
+
+    def number(self, value):
+        return self.tensor(torch.full((1, 1, 1, 1), value, device="cuda"), cudnn.data_type.FLOAT)
+
+    def output(self, handle, x, dtype):
+        handle.set_output(True).set_dim(list(x.shape)).set_stride(list(x.stride())).set_data_type(dtype)
+        self.data[handle] = x.view(torch.uint8) if dtype == cudnn.data_type.FP8_E4M3 else x
+
+    def o(self):
+        return self.o8.float() / self.scale
+
+    def __call__(self):
+        self.graph.execute(self.data, self.workspace, handle=self.handle)
+
+
+def cudnn8_call(t, causal):
+    """None: cuDNN has no such call, and why is printed."""
+    for largest_o in (None, t["v"].abs().max().item()):
+        try:
+            call = Cudnn8(t, causal, largest_o)
+            call()
+            return call
+        except Exception as e:  # the front end's own types
+            why = str(e).splitlines()[0]
+    print(f"cudnn8: {why}")
+    return None
+
+
 def tensors(B, H, N, d):
     def new():
         return torch.randn(B, N, H, d, device="cuda", dtype=torch.bfloat16).transpose(1, 2)
@@ -132,7 +206,7 @@ def exact(t, rows):
 
 
 def errors(library, fa3, dims):
-    names = ["bf16", "fp8", "fp8 rotated"] + (["fa3 fp8"] if fa3 else [])
+    names = ["bf16", "fp8", "fp8 rotated"] + (["fa3 fp8"] if fa3 else []) + (["cudnn fp8"] if cudnn else [])
     print("errors: O in %, L; " + ", ".join(names))
     for d in dims:
         for name, N, change in ROWS:
@@ -147,11 +221,17 @@ def errors(library, fa3, dims):
                 if way == "fa3 fp8":
                     call = Fa3(fa3, t, False)
                     o, lse = call.o, call.lse
+                elif way == "cudnn fp8":
+                    call = cudnn8_call(t, False)
+                    if not call:
+                        continue
+                    o, lse = call.o(), call.lse
                 else:
                     flags = {"bf16": 0, "fp8": FP8, "fp8 rotated": FP8 | HADAMARD}[way]
                     call = library.prepare(flags, **t).fwd
-                o.fill_(torch.nan)
-                call()
+                if way != "cudnn fp8":
+                    o.fill_(torch.nan)
+                    call()
                 off = 100 * peers.relative(o[0, 0, rows], want_o)
                 L_off = (lse[0, 0, rows].double() - want_L).square().mean().sqrt().item()
                 line += f"  {off:6.3g} {L_off:.1e}"
@@ -182,15 +262,19 @@ def speed(library, fa3, dims, lengths, rounds):
                 copies = Copies(library, FP8 | flags, t)
                 calls = {"kernel": copies.call.fwd, "quantiser": copies.quantise,
                          "call": library.prepare(FP8 | flags, **t).fwd}
+                copies.call.fwd()
                 if fa3:
                     calls["fa3"] = Fa3(fa3, t, causal)
-                    copies.call.fwd(), calls["fa3"]()
+                    calls["fa3"]()
                     if not peers.relative(calls["fa3"].o, t["o"].double()) < 0.15:
                         print("fa3 computes something else here")
                 calls["bf16"] = library.prepare(flags, **t).fwd
-                cudnn = cudnn_call(t, causal)
-                if cudnn:
-                    calls["cudnn"] = cudnn
+                if cudnn and (call8 := cudnn8_call(t, causal)):
+                    calls["cudnn8"] = call8
+                    if not peers.relative(call8.o(), t["o"].double()) < 0.15:
+                        print("cudnn8 computes something else here")
+                if call16 := cudnn_call(t, causal):
+                    calls["cudnn"] = call16
                 ms = peers.interleaved(calls, rounds)
                 rate = {n: 4e-9 * B * H * N * N * d / (2 if causal else 1) / x for n, x in ms.items()}
                 line = f"d{d:<4}{'causal' if causal else 'full':7}{N:<6} kernel {rate['kernel']:5.0f} call " \

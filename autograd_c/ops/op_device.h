@@ -50,7 +50,8 @@ typedef struct fattni_product_code {
     /* Whether BF16 operands of an op with FATTN_OP_F32_ON_CPU are multiplied as they are; NULL: always. */
     fattn_status (*takes_bf16)(fattn_ctx *ctx, int64_t M, int64_t N, int64_t K, bool *takes);
     size_t (*workspace)(const fattn_ctx *ctx, fattn_dtype operands, const struct fattni_gemm *first, int64_t batches);
-    fattn_status (*run)(fattn_ctx *ctx, const struct fattni_batched_product *p, void *workspace);
+    /* onto_added: whether p->onto is in C now; else the caller adds it. */
+    fattn_status (*run)(fattn_ctx *ctx, const struct fattni_batched_product *p, void *workspace, bool *onto_added);
     /* fattni_sum_rows of BF16 rows; NULL: fattni_reduce takes them. */
     size_t (*sum_rows_workspace)(const fattn_tensor *x);
     void (*sum_rows)(fattn_ctx *ctx, const fattn_tensor *d, bool fresh, const fattn_tensor *x, void *workspace);

@@ -99,13 +99,14 @@ fattn_status fattni_reduce_scaled(fattn_ctx *ctx, const fattn_tensor *d, const f
 /* For infer, after the checks: an op on BF16 tensors of the CPU gets them as they are, not in F32, if products of this
    size are computed so. Its gradients may then be F32 beside BF16. NOMEM. */
 fattn_status fattni_choose_products(fattn_op_call *c, int64_t M, int64_t N, int64_t K);
-/* Products through OpenBLAS, oneDNN or cuBLAS (product.c). C[..,M,N] = op(A) op(B) (+ C) over the same leading
+/* Products through OpenBLAS, oneDNN or cuBLAS (product.c). C[..,M,N] = op(A) op(B) (+ C or onto) over the same leading
    dimensions, any strides: what a BLAS cannot read or write in its place goes through the
    workspace, whose size depends on the device, shapes and strides alone. */
 typedef struct fattni_product {
     const fattn_tensor *a, *b, *c;
     bool trans_a, trans_b, add;
-    const void *row; /* [N] added to every row of C, not with add; NULL: none */
+    const void *row;          /* [N] added to every row of C, not with add; NULL: none */
+    const fattn_tensor *onto; /* C's shape and dtype, apart from C: added to it, not with add; NULL: none */
 } fattni_product;
 size_t fattni_product_workspace(const fattn_ctx *ctx, const fattni_product *p);
 fattn_status fattni_product_run(fattn_ctx *ctx, const fattni_product *p, void *workspace);

@@ -204,15 +204,9 @@ fattn_status fattni_optimizer_set_step(fattni_optimizer *a, int64_t t) {
 
 fattn_status fattni_optimizer_take_rounding(fattn_ctx *ctx, const char *who, uint32_t flags, uint64_t seed,
                                             fattni_optimizer_rule *rule) {
-    const bool masters = !(flags & FATTN_OPTIM_NO_MASTERS), stochastic = flags & FATTN_OPTIM_STOCHASTIC_ROUNDING;
     if (flags & ~(uint32_t)(FATTN_OPTIM_NO_MASTERS | FATTN_OPTIM_STOCHASTIC_ROUNDING))
         return fattn_ctx_fail(ctx, FATTN_E_ARG, "%s: unknown flags 0x%x", who, flags);
-    if (stochastic && masters)
-        return fattn_ctx_fail(ctx, FATTN_E_ARG,
-                              "%s: flags 0x%x: FATTN_OPTIM_STOCHASTIC_ROUNDING is for parameters without masters: add "
-                              "FATTN_OPTIM_NO_MASTERS",
-                              who, flags);
-    if (seed && !stochastic)
+    if (seed && !(flags & FATTN_OPTIM_STOCHASTIC_ROUNDING))
         return fattn_ctx_fail(ctx, FATTN_E_ARG,
                               "%s: seed %llu has no use: flags 0x%x lack FATTN_OPTIM_STOCHASTIC_ROUNDING", who,
                               (unsigned long long)seed, flags);

@@ -28,7 +28,7 @@ typedef struct fattni_optimizer_args {
     fattni_loss_scaling scaling;
     fattni_optimizer_change change; /* of set */
     int32_t parts;
-    int16_t nesterov, stochastic; /* stochastic: narrow values are rounded so, with the seed */
+    int16_t nesterov, stochastic; /* stochastic: 16-bit values are rounded so, with the seed */
     uint64_t seed;
 } fattni_optimizer_args;
 

@@ -194,7 +194,8 @@ static fattn_status check_def(fattn_ctx *ctx, const fattn_op_def *def, const fat
     FATTNI_TRY(fattni_take_struct(ctx, "fattn_op_def", def, known, sizeof *known));
     if (!known->name) known->name = "op";
     if (!known->infer) return fattn_ctx_fail(ctx, FATTN_E_ARG, "%s: infer is NULL", known->name);
-    if (known->flags & ~(uint32_t)(FATTN_OP_MAY_VIEW | FATTN_OP_PASS_GRAD | FATTN_OP_F32_ON_CPU))
+    if (known->flags &
+        ~(uint32_t)(FATTN_OP_MAY_VIEW | FATTN_OP_PASS_GRAD | FATTN_OP_PASS_GRAD_LAST | FATTN_OP_F32_ON_CPU))
         return fattn_ctx_fail(ctx, FATTN_E_ARG, "%s: unknown flags 0x%x", known->name, known->flags);
     if (known->n_out < 1 || known->n_out > MAX_OPERANDS || n_in < 0 || n_in > MAX_OPERANDS)
         return fattn_ctx_fail(ctx, FATTN_E_ARG, "%s: %d inputs (must be 0..%d), %d outputs (must be 1..%d)",
@@ -382,10 +383,11 @@ fattn_var fattn_op_custom(fattn_tape *t, const fattn_op_def *def, const fattn_va
     return (fattn_var){n->first_out};
 }
 
-/* Whether in[i]'s gradient is out[0]'s (FATTN_OP_PASS_GRAD). */
+/* Whether in[i]'s gradient is out[0]'s (FATTN_OP_PASS_GRAD, FATTN_OP_PASS_GRAD_LAST). */
 static bool passes(const fattn_tape *t, const fattni_node *n, int i) {
     const fattn_tensor *const x = &n->call.in[i], *const y = &n->call.out[0];
-    bool same = n->def.flags & FATTN_OP_PASS_GRAD && n->call.wanted[i] && x->dtype == y->dtype && x->ndim == y->ndim &&
+    const uint32_t flags = FATTN_OP_PASS_GRAD | (i == n->call.n_in - 1 ? (uint32_t)FATTN_OP_PASS_GRAD_LAST : 0);
+    bool same = n->def.flags & flags && n->call.wanted[i] && x->dtype == y->dtype && x->ndim == y->ndim &&
                 t->variables[n->first_out].base == n->first_out;
     for (int d = 0; d < y->ndim && same; ++d) same = x->shape[d] == y->shape[d];
     return same;

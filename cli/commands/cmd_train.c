@@ -184,11 +184,18 @@ static int64_t hash_of(const train_options *o) {
 static int agree(const session *s) {
     const train_options *const o = &s->o;
     const trainer *const r = &s->r;
-    static const char *const names[] = {
-        "the number of parameters",  "the step", "the fingerprint of the data",
-        "the dtype (0 f32, 1 bf16)", "--zero",   "--rounding (0 masters, 1 stochastic, 2 nearest)",
-        "--deterministic",           "--batch",  "--steps",
-        "a hash of all options",     "the task", "the folder"};
+    static const char *const names[] = {"the number of parameters",
+                                        "the step",
+                                        "the fingerprint of the data",
+                                        "the dtype (0 f32, 1 bf16)",
+                                        "--zero",
+                                        "--rounding (0 masters, 1 stochastic, 2 nearest, 3 stochastic-masters)",
+                                        "--deterministic",
+                                        "--batch",
+                                        "--steps",
+                                        "a hash of all options",
+                                        "the task",
+                                        "the folder"};
     const int64_t values[] = {model_size(r->model),
                               r->step,
                               (int64_t)s->task->fingerprint,

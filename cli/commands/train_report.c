@@ -255,8 +255,8 @@ void report_header(const session *s) {
                s->rank->is_process ? "processes" : "threads", (long long)s->r.own_passes, (long long)s->r.config.passes,
                (long long)o->batch, o->zero ? "; they divide AdamW's state" : "");
     if (o->rounding != ROUNDING_MASTERS)
-        printf("weights: without F32 masters, rounded %s\n",
-               o->rounding == ROUNDING_STOCHASTIC ? "stochastically" : "to nearest");
+        printf("weights: %s F32 masters, rounded %s\n", o->rounding == ROUNDING_STOCHASTIC_MASTERS ? "with" : "without",
+               o->rounding == ROUNDING_NEAREST ? "to nearest" : "stochastically");
     if (s->graphs)
         printf("steps: %s CUDA graph, after the first one\n", s->r.config.passes > 1 ? "each pass one" : "each one");
     else if (o->device == ON_CUDA)

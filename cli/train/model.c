@@ -63,14 +63,14 @@ static fattn_var attend(const model *m, fattn_tape *t, fattn_param *p, fattn_var
     const fattn_var q = fattn_op_heads(t, qkv, 0, H, D), k = fattn_op_heads(t, qkv, H, G, D);
     const fattn_var v = fattn_op_heads(t, qkv, H + G, G, D);
     const fattn_var o = fattn_op_merge(t, model_attend(m, t, q, k, v, ROPE_BASE, pass, layer)); /* [B,S,C] */
-    return fattn_op_add(t, x, fattn_op_linear(t, o, fattn_use(t, &p[ATTN_OUT]), none));
+    return fattn_op_linear_residual(t, o, fattn_use(t, &p[ATTN_OUT]), none, x);
 }
 
 static fattn_var mlp(fattn_tape *t, fattn_param *p, fattn_var x) {
     const fattn_var none = {0};
     const fattn_var h = fattn_op_rmsnorm(t, x, fattn_use(t, &p[MLP_NORM]), NORM_EPS);
     const fattn_var up = fattn_op_gelu(t, fattn_op_linear(t, h, fattn_use(t, &p[MLP_UP]), none));
-    return fattn_op_add(t, x, fattn_op_linear(t, up, fattn_use(t, &p[MLP_DOWN]), none));
+    return fattn_op_linear_residual(t, up, fattn_use(t, &p[MLP_DOWN]), none, x);
 }
 
 static fattn_var trunk(model *m, fattn_tape *t, const fattn_tensor *ids, fattn_var embedding, const model_pass *pass) {
@@ -78,7 +78,7 @@ static fattn_var trunk(model *m, fattn_tape *t, const fattn_tensor *ids, fattn_v
     const fattn_var none = {0};
     fattn_var x = fattn_op_embedding(t, embedding, fattn_input(t, ids));
     const fattn_var shifted = op_shift(t, x, pass->cache ? &pass->cache->before : NULL);
-    x = fattn_op_add(t, x, fattn_op_linear(t, shifted, fattn_use(t, &m->params[SHIFT]), none));
+    x = fattn_op_linear_residual(t, shifted, fattn_use(t, &m->params[SHIFT]), none, x);
     for (int layer = 0; layer < c->layers; ++layer) {
         fattn_param *p = &m->params[FIRST_BLOCK + layer * BLOCK_PARAMS];
         x = attend(m, t, p, x, pass, layer);

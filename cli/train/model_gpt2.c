@@ -90,6 +90,10 @@ static fattn_var linear(fattn_tape *t, fattn_var x, fattn_param *p, int weight) 
     return fattn_op_linear(t, x, fattn_use(t, &p[weight]), fattn_use(t, &p[weight + 1]));
 }
 
+static fattn_var onto(fattn_tape *t, fattn_var stream, fattn_var x, fattn_param *p, int weight) {
+    return fattn_op_linear_residual(t, x, fattn_use(t, &p[weight]), fattn_use(t, &p[weight + 1]), stream);
+}
+
 static fattn_var norm(fattn_tape *t, fattn_var x, fattn_param *p, int gain) {
     return fattn_op_layernorm(t, x, fattn_use(t, &p[gain]), fattn_use(t, &p[gain + 1]), NORM_EPS);
 }
@@ -105,9 +109,9 @@ static fattn_var trunk(model *m, fattn_tape *t, const fattn_tensor *ids, fattn_v
         const fattn_var qkv = linear(t, norm(t, x, p, LN_1), p, ATTN); /* [B,S,3C] */
         const fattn_var q = fattn_op_heads(t, qkv, 0, H, D), k = fattn_op_heads(t, qkv, H, H, D);
         const fattn_var o = model_attend(m, t, q, k, fattn_op_heads(t, qkv, 2 * H, H, D), 0, pass, layer);
-        x = fattn_op_add(t, x, linear(t, fattn_op_merge(t, o), p, ATTN_PROJ));
+        x = onto(t, x, fattn_op_merge(t, o), p, ATTN_PROJ);
         const fattn_var h = fattn_op_gelu(t, linear(t, norm(t, x, p, LN_2), p, FC));
-        x = fattn_op_add(t, x, linear(t, h, p, FC_PROJ));
+        x = onto(t, x, h, p, FC_PROJ);
     }
     return norm(t, x, m->params, m->n_params - AFTER_BLOCKS);
 }

@@ -62,9 +62,10 @@ const cli_option train_table[] = {
     {"dtype", CLI_CHOICE, FIELD(dtype), "T", 0, 0, "f32|bf16|f16",
      "of weights and activations; 16 bits have F32 masters and gradients, and an exact delta in "
      "attention (FATTN_EXACT_DELTA; not with standard)"},
-    {"rounding", CLI_CHOICE, FIELD(rounding), "R", 0, 0, "masters|stochastic|nearest",
+    {"rounding", CLI_CHOICE, FIELD(rounding), "R", 0, 0, "masters|stochastic|nearest|stochastic-masters",
      "of updated 16-bit weights: F32 masters to nearest; or without masters, 4 bytes less per parameter, "
-     "stochastically, so that small updates add up, or to nearest, which loses them; masters unless given"},
+     "stochastically, so that small updates add up, or to nearest, which loses them; or F32 masters, stochastically, as llm.c does; "
+     "masters unless given"},
     {"fp8", CLI_FLAG, FIELD(fp8), NULL, 0, 0, NULL,
      "in training attention multiplies 8-bit copies of queries, keys and values in forward (FATTN_FP8, without an "
      "exact delta): on a CPU to see what that does, on a Hopper GPU for speed; not with standard or dropout"},
@@ -102,7 +103,7 @@ const cli_option train_table[] = {
      "of these among the likeliest whose probabilities sum to P; 1 = all"},
     {NULL}};
 
-const char *const train_roundings[] = {"masters", "stochastic", "nearest"};
+const char *const train_roundings[] = {"masters", "stochastic", "nearest", "stochastic-masters"};
 enum { UNSET = -1, GPT2_VOCAB = 50257, LOSS_SCALE_LOG2 = 126 };
 const train_options train_unset = {.preset = UNSET,
                                    .task = UNSET,

@@ -50,7 +50,7 @@ static fattn_status create_reducer(trainer *r) {
 
 static void set_rounding(const trainer *r, fattn_adamw_options *o) {
     if (r->config.rounding == ROUNDING_MASTERS) return;
-    o->flags = FATTN_OPTIM_NO_MASTERS;
+    if (r->config.rounding != ROUNDING_STOCHASTIC_MASTERS) o->flags = FATTN_OPTIM_NO_MASTERS;
     if (r->config.rounding == ROUNDING_NEAREST) return;
     o->flags |= FATTN_OPTIM_STOCHASTIC_ROUNDING;
     o->seed = model_get_config(r->model)->seed;

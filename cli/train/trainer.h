@@ -21,7 +21,7 @@
 enum { SCHEDULE_BUDGET, SCHEDULE_COSINE, SCHEDULE_LINEAR, SCHEDULE_CONSTANT, SCHEDULE_WSD };
 
 /* How 16-bit parameters are updated: by F32 masters, or themselves (fattn/optim.h), rounded with the model's seed. */
-enum { ROUNDING_MASTERS, ROUNDING_STOCHASTIC, ROUNDING_NEAREST };
+enum { ROUNDING_MASTERS, ROUNDING_STOCHASTIC, ROUNDING_NEAREST, ROUNDING_STOCHASTIC_MASTERS };
 
 typedef struct trainer_config {
     int64_t batch, steps, warmup;  /* sequences of a pass; steps 0 = no limit */

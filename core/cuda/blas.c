@@ -111,8 +111,8 @@ static fattn_status multiply(fattn_ctx *ctx, const fattni_cuda_gemm *g, void *wo
     struct fattni_cuda_blas *const b = ctx->gpu.blas;
     bool done = false;
     if (b->tuned) FATTNI_TRY(fattni_cuda_tuned_multiply(ctx, b->tuned, g, workspace, &done));
-    if (g->row) *added = done;
-    if (done || g->row) return FATTN_OK;
+    if (g->row || g->from) *added = done;
+    if (done || g->row || g->from) return FATTN_OK;
 
     /* Setting the stream resets the workspace, so both are set for each product, in this order. */
     FATTNI_TRY(blas_check(ctx, b->set_stream(b->handle, ctx->stream), "cublasSetStream"));
@@ -134,10 +134,10 @@ static fattn_status multiply(fattn_ctx *ctx, const fattni_cuda_gemm *g, void *wo
 
 fattn_status fattni_cuda_multiply(fattn_ctx *ctx, const fattni_cuda_gemm *g, void *workspace, bool *added) {
     bool entered;
-    if (g->row) *added = false;
+    if (g->row || g->from) *added = false;
     if (!ctx->gpu.blas)
         return fattn_ctx_fail(ctx, FATTN_E_UNSUPPORTED, "a matrix product %s", fattni_cuda_blas_missing(ctx));
-    if (g->batches == 0 || g->M == 0 || g->N == 0 || (g->K == 0 && g->row)) return FATTN_OK;
+    if (g->batches == 0 || g->M == 0 || g->N == 0 || (g->K == 0 && (g->row || g->from))) return FATTN_OK;
     if (g->K == 0) return g->beta == 0 ? clear(ctx, g) : FATTN_OK;
     FATTNI_TRY(fattni_cuda_enter(ctx, &entered)); /* a handle belongs to a CUDA context */
     const fattn_status s = multiply(ctx, g, workspace, added);

@@ -19,7 +19,8 @@ typedef struct fattni_cuda_gemm {
     void *c;
     int64_t lda, ldb, ldc, stride_a, stride_b, stride_c;
     double alpha, beta;
-    const void *row; /* NULL, or N elements of dtype: added to each row; see fattni_cuda_multiply */
+    const void *row;  /* NULL, or N elements of dtype: added to each row; see fattni_cuda_multiply */
+    const void *from; /* NULL, or a matrix that lies as C does, apart from it: added to it, beta is 0; likewise */
 } fattni_cuda_gemm;
 
 /* Opens the context's handle, which is NULL when cuBLAS is not found: that is not an error. */
@@ -30,8 +31,8 @@ const char *fattni_cuda_blas_missing(const fattn_ctx *ctx);
 int fattni_cuda_blas_type(fattn_dtype t); /* a cudaDataType_t */
 /* Bytes of cuBLAS's workspace, aligned: NVIDIA's recommendation for sm_90. */
 enum { FATTNI_CUDA_BLAS_WORKSPACE = 32 << 20 };
-/* Enqueues on the context's stream; no allocation, no synchronisation. With a row nothing may be enqueued: `added` is
-   false then, and the caller puts the row into C and adds a product without one. NULL when there is no row. */
+/* Enqueues on the context's stream; no allocation, no synchronisation. With a row, or a matrix to add,
+   nothing may be enqueued: `added` is false then, and the caller adds them otherwise. NULL when there is neither. */
 fattn_status fattni_cuda_multiply(fattn_ctx *ctx, const fattni_cuda_gemm *g, void *workspace, bool *added);
 
 #endif

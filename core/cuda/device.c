@@ -65,6 +65,19 @@ enum { STATIC_SHARED = 1024 }; /* of any kernel it is less */
 
 size_t fattni_cuda_most_shared(const fattn_ctx *ctx) { return ctx->gpu.shared_limit - STATIC_SHARED; }
 
+static fattn_status set_limit(fattn_ctx *ctx, const char *name, fattni_cuda_any kernel, size_t bytes) {
+    return fattni_cuda_check(
+        ctx, cudaFuncSetAttribute(pointer_of(kernel), cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes), name);
+}
+
+fattn_status fattni_cuda_allow_shared(fattn_ctx *ctx, const char *name, fattni_cuda_any kernel, size_t bytes) {
+    bool entered;
+    FATTNI_TRY(fattni_cuda_enter(ctx, &entered));
+    const fattn_status s = set_limit(ctx, name, kernel, bytes);
+    fattni_cuda_leave(ctx, entered);
+    return s;
+}
+
 /* griddepcontrol exists only in code for 9.0 or later: whether one kernel for huge rows has such code tells it of all.
    Graphs support programmatic launches from CUDA 12.3 on. */
 static fattn_status detect_overlap(fattn_ctx *ctx, const fattni_cuda_kernel *k) {
@@ -85,9 +98,7 @@ static bool compiles_late(const fattn_ctx *ctx) { return ctx->gpu.arch >= 100 &&
 static fattn_status raise_limit(fattn_ctx *ctx, const fattni_cuda_kernel *k) {
     const bool huge = k->variant == FATTNI_VARIANT_HUGE;
     const size_t bytes = huge ? ctx->gpu.shared_of_device - STATIC_SHARED : k->shared;
-    return fattni_cuda_check(
-        ctx, cudaFuncSetAttribute(pointer_of(k->stub), cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes),
-        k->name);
+    return set_limit(ctx, k->name, k->stub, bytes);
 }
 
 /* For each kernel that this device can run, unless that would compile them all. */

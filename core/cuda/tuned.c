@@ -26,7 +26,7 @@ enum { CANDIDATES = 8, RUNS = 3, FIRST_CAPACITY = 32, ALIGNMENT = 16 };
 
 /* The key of a choice; without padding, since it is compared with memcmp. */
 typedef struct shape {
-    int64_t dtype, c_dtype, trans_a, trans_b, tf32, adds, row;
+    int64_t dtype, c_dtype, trans_a, trans_b, tf32, adds, row, from;
     int64_t batches, M, N, K, lda, ldb, ldc, stride_a, stride_b, stride_c;
 } shape;
 
@@ -110,6 +110,7 @@ static shape shape_of(const fattni_cuda_gemm *g) {
                    .tf32 = g->tf32,
                    .adds = g->beta != 0,
                    .row = g->row != NULL,
+                   .from = g->from != NULL,
                    .batches = g->batches,
                    .M = g->M,
                    .N = g->N,
@@ -171,10 +172,11 @@ static int ask(const struct fattni_cuda_tuned *t, const choice *c, cublasLtMatmu
 
 static cublasStatus_t run(const fattn_ctx *ctx, const struct fattni_cuda_tuned *t, const choice *c,
                           const fattni_cuda_gemm *g, float alpha, void *workspace) {
-    const float beta = (float)g->beta;
+    const void *const from = g->from ? g->from : g->c;
+    const float beta = g->from ? 1.0f : (float)g->beta;
     const cublasStatus_t s = g->row ? point_to_row(t, c, g) : CUBLAS_STATUS_SUCCESS;
     if (s) return s;
-    return t->multiply(t->handle, c->product, &alpha, g->b, c->a, g->a, c->b, &beta, g->c, c->c, g->c, c->c,
+    return t->multiply(t->handle, c->product, &alpha, g->b, c->a, g->a, c->b, &beta, from, c->c, g->c, c->c,
                        &c->algorithm, workspace, FATTNI_CUDA_BLAS_WORKSPACE, ctx->stream);
 }
 
@@ -248,7 +250,8 @@ fattn_status fattni_cuda_tuned_multiply(fattn_ctx *ctx, struct fattni_cuda_tuned
                                         void *workspace, bool *done) {
     const choice *c = NULL;
     *done = false;
-    if (g->dtype == FATTN_F64 || g->batches > INT32_MAX || !is_aligned(g->a) || !is_aligned(g->b) || !is_aligned(g->c))
+    if (g->dtype == FATTN_F64 || g->batches > INT32_MAX || !is_aligned(g->a) || !is_aligned(g->b) ||
+        !is_aligned(g->c) || !is_aligned(g->from))
         return FATTN_OK;
     if (g->row && (g->batches > 1 || g->c_dtype != g->dtype || !is_aligned(g->row))) return FATTN_OK;
     FATTNI_TRY(find(ctx, t, g, workspace, &c));

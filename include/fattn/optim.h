@@ -35,7 +35,8 @@ typedef struct fattn_loss_scale_state {
 } fattn_loss_scale_state;
 
 /* How 16-bit parameters keep what an update changes. By default each has an F32 master, which is updated, and the value
-   is the master rounded to nearest. Without masters, 4 bytes per parameter less, an update is computed in F32 from the
+   is the master rounded to nearest, or, as llm.c has it, stochastically: the first updates, which are below half of the
+   distance to the next number, then show in the values at once instead of when they have added up. Without masters, 4 bytes per parameter less, an update is computed in F32 from the
    value, and rounded: to nearest, it has no effect as long as it is below half of the distance to the next number (in
    BF16 2^-9 of the parameter); stochastically, up with a probability equal to the fraction of that distance, so that
    its expected value is exact and small updates add up (Gupta et al. 2015, arXiv 1502.02551). Infinities and NaN, and
@@ -46,7 +47,7 @@ typedef struct fattn_loss_scale_state {
    that of dropout. A step that is skipped takes none. Parameters in F32 and F64 never have masters. */
 enum {
     FATTN_OPTIM_NO_MASTERS = 1u << 0,         /* 16-bit parameters are updated themselves */
-    FATTN_OPTIM_STOCHASTIC_ROUNDING = 1u << 1 /* needs NO_MASTERS: values that follow masters gain nothing by it */
+    FATTN_OPTIM_STOCHASTIC_ROUNDING = 1u << 1 /* of 16-bit parameters, with masters and without */
 };
 
 typedef struct fattn_adamw fattn_adamw;
@@ -70,7 +71,7 @@ FATTN_API void fattn_adamw_defaults(fattn_adamw_options *opt); /* fills opt->str
    bits as without owners. */
 /* Keeps the pointers, which must differ; frozen params are skipped, and must stay frozen.
    Learning rate 1e-3 until set. opt NULL = defaults. ABI, ARG: the options are not as described, as are unknown flags,
-   stochastic rounding with masters, or a seed without it; NOMEM. */
+   or a seed without stochastic rounding; NOMEM. */
 FATTN_API FATTN_CHECKED fattn_status fattn_adamw_create(fattn_ctx *ctx, const fattn_adamw_options *opt,
                                                         fattn_param *const *params, int n, fattn_adamw **out);
 /* lr, the step count and the loss scale are in device memory, so that captured graphs replay correctly. */

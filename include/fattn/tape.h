@@ -52,6 +52,10 @@ FATTN_API fattn_var fattn_use(fattn_tape *t, fattn_param *p);          /* gradie
    is ARG on the CPU; on a GPU, where checking would need a synchronisation, its row or the loss becomes NaN. */
 FATTN_API fattn_var fattn_op_linear(fattn_tape *t, fattn_var x, fattn_var w,
                                     fattn_var bias); /* x [..,K] w [N,K] bias [N] or {0}: x w^T + b */
+/* residual + x w^T + b; the residual has the product's shape. A GPU's context with FATTN_CTX_TUNE adds it inside the
+   product; without cuBLASLt's help, and where a CPU multiplies BF16 as it is, x w^T + b is rounded first. */
+FATTN_API fattn_var fattn_op_linear_residual(fattn_tape *t, fattn_var x, fattn_var w, fattn_var bias,
+                                             fattn_var residual);
 FATTN_API fattn_var fattn_op_matmul(fattn_tape *t, fattn_var a, fattn_var b, int trans_a,
                                     int trans_b);                          /* [..,M,K] x [..,K,N], same leading dims */
 FATTN_API fattn_var fattn_op_add(fattn_tape *t, fattn_var a, fattn_var b); /* b broadcasts to a */
@@ -154,12 +158,14 @@ enum {
     FATTN_OP_PASS_GRAD = 1u << 1, /* out[0]'s gradient is also that of each input of its shape and dtype:
                                      the tape passes it on, if possible without a copy, and backward
                                      gets d_in[i].data NULL for them */
-    FATTN_OP_F32_ON_CPU = 1u << 2 /* on the CPU the op has no code for F16 and BF16: with such inputs and no output that
+    FATTN_OP_F32_ON_CPU =
+        1u << 2, /* on the CPU the op has no code for F16 and BF16: with such inputs and no output that
                                      is a view, infer is called for the tape's tensors, which decides the outputs'
                                      dtypes, and then, as are forward and backward, with row-major F32 copies in place
                                      of 16-bit tensors; what these write is rounded once. An infer that takes the
                                      flag out of its call's flags gets the 16-bit tensors themselves; their gradients
                                      may then be F32 */
+    FATTN_OP_PASS_GRAD_LAST = 1u << 3 /* FATTN_OP_PASS_GRAD for the last input alone */
 };
 typedef struct fattn_op_def {
     uint32_t struct_size, attr_size; /* attr_size bytes of attr are copied onto the tape */

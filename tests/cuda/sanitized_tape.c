@@ -120,7 +120,7 @@ static fattn_var forward(run *r) {
     h = fattn_op_add(t, h, fattn_op_sum(t, up, (const int[]){1}, 1, 1));
     h = fattn_op_add(t, h, fattn_op_mean(t, up, NULL, 0, 0));
     h = fattn_op_add(t, h, fattn_op_relu(t, fattn_op_tanh(t, fattn_op_scale(t, up, 0.5))));
-    x = fattn_op_add(t, x, fattn_op_linear(t, h, use(r, DOWN), none));
+    x = fattn_op_linear_residual(t, h, use(r, DOWN), none, x);
     x = fattn_op_mul(t, x, use(r, SCALE));
     const fattn_var targets = fattn_input(t, &r->targets);
     const fattn_var logits = fattn_op_linear(t, x, E, none);

@@ -81,7 +81,7 @@ static fattn_var mlp(fattn_tape *t, const fattn_var *in, int n, void *user) {
     (void)n, (void)user;
     const fattn_var none = {0};
     const fattn_var h = fattn_op_linear(t, fattn_op_layernorm(t, in[0], in[1], in[2], 1e-5f), in[3], in[4]);
-    const fattn_var y = fattn_op_add(t, in[0], fattn_op_linear(t, fattn_op_gelu(t, h), in[5], none));
+    const fattn_var y = fattn_op_linear_residual(t, fattn_op_gelu(t, h), in[5], none, in[0]);
     return fattn_op_mul(t, fattn_op_silu(t, y), fattn_op_rmsnorm(t, y, in[1], 1e-5f));
 }
 

@@ -92,7 +92,7 @@ static fattn_var hidden(run *r, fattn_var *embedding) {
     const fattn_attention_vars in = {
         .struct_size = sizeof in, .q = q, .k = k, .v = v, .rng_step = fattn_input(t, &r->number)};
     const fattn_var a = fattn_op_merge(t, fattn_op_attention_ex(t, &in, &p, NULL));
-    return fattn_op_add(t, x, fattn_op_linear(t, a, fattn_use(t, &r->p[2]), none));
+    return fattn_op_linear_residual(t, a, fattn_use(t, &r->p[2]), none, x);
 }
 
 static fattn_var forward(run *r) {
@@ -448,11 +448,11 @@ Test(cuda_training, sgd) {
    normal numbers of 2^-16 and more is below 10. So of n numbers 10 n 2^-13 (F16: 2^-10) may differ, by h; with other
    random bits thousands would. Odd lengths, and those of several chunks. */
 Test(cuda_training, no_masters) {
-    static const uint32_t flags[] = {FATTN_OPTIM_NO_MASTERS, STOCHASTIC};
+    static const uint32_t flags[] = {FATTN_OPTIM_NO_MASTERS, STOCHASTIC, FATTN_OPTIM_STOCHASTIC_ROUNDING};
     static const int64_t lengths[2] = {33001, 7};
     enum { T = 4 };
     pair p = pair_or_skip(0);
-    for (int n = 0; n < 2 * 2 * 2; ++n) {
+    for (int n = 0; n < 2 * 2 * 3; ++n) {
         const fattn_dtype dtype = n % 2 ? FATTN_F16 : FATTN_BF16;
         const bool is_sgd = n / 2 % 2;
         const uint64_t seed = n / 4 ? SEED : 0;

@@ -138,10 +138,10 @@ static fattn_var forward(fattn_tape *t, struct model *m, const fattn_tensor *ids
     fattn_var k = fattn_op_rope(t, fattn_op_heads(t, p, H, H, D), 1e4f, 0);
     fattn_var v = fattn_op_heads(t, p, 2 * H, H, D);                      /* a view */
     fattn_var a = fattn_op_merge(t, fattn_op_attention(t, q, k, v, &ap)); /* keeps O, L */
-    x = fattn_op_add(t, x, fattn_op_linear(t, a, fattn_use(t, &m->wo), none));
+    x = fattn_op_linear_residual(t, a, fattn_use(t, &m->wo), none, x);
     h = fattn_op_rmsnorm(t, x, fattn_use(t, &m->g2), 1e-5f);
     h = fattn_op_silu(t, fattn_op_linear(t, h, fattn_use(t, &m->wup), none));
-    x = fattn_op_add(t, x, fattn_op_linear(t, h, fattn_use(t, &m->wdn), none));
+    x = fattn_op_linear_residual(t, h, fattn_use(t, &m->wdn), none, x);
     h = fattn_op_rmsnorm(t, x, fattn_use(t, &m->gf), 1e-5f);
     return fattn_op_cross_entropy(t, fattn_op_linear(t, h, E, none), fattn_input(t, next_ids), -1);
 }

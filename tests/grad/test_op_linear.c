@@ -72,6 +72,66 @@ Test(linear, single_rows_and_columns) {
     }
 }
 
+static fattn_var onto(fattn_tape *t, const fattn_var *in) {
+    return fattn_op_linear_residual(t, in[0], in[1], in[2], in[3]);
+}
+
+static void onto_reference(const double *const *in, const int32_t *const *ids, double *y) {
+    linear_reference(in, ids, y);
+    for (int64_t e = 0; e < R * N; ++e) y[e] += in[3][e];
+}
+
+static void onto_gradient(const double *const *in, const int32_t *const *ids, const double *dy, double *const *d) {
+    linear_gradient(in, ids, dy, d);
+    for (int64_t e = 0; e < R * N && d[3]; ++e) d[3][e] = dy[e];
+}
+
+/* Square weights too, where x has the residual's shape, but its gradient is another. */
+Test(linear, onto_a_residual) {
+    const int64_t sizes[][3] = {{6, 11, 7}, {6, 7, 7}, {1, 1, 1}, {6, 5, 1}};
+    for (int i = 0; i < 4; ++i)
+        for (int bias = 0; bias < 2; ++bias) {
+            R = sizes[i][0], N = sizes[i][1], K = sizes[i][2];
+            const int64_t half = R / 2 > 0 ? R / 2 : 1;
+            opcheck(&(op_case){
+                .name = "linear",
+                .graph = onto,
+                .reference = onto_reference,
+                .gradient = onto_gradient,
+                .n = 4,
+                .in = {{3, {R / half, half, K}}, {2, {N, K}}, {1, {N}, .absent = !bias}, {3, {R / half, half, N}}},
+                .any_strides = !bias,
+                .roundings = roundings(12)});
+        }
+}
+
+/* A stream that is its own residual: both of its gradients reach it. */
+static fattn_var onto_itself(fattn_tape *t, const fattn_var *in) {
+    return fattn_op_linear_residual(t, in[0], in[1], (fattn_var){0}, in[0]);
+}
+
+static void itself_reference(const double *const *in, const int32_t *const *ids, double *y) {
+    linear_reference((const double *const[]){in[0], in[1], NULL}, ids, y);
+    for (int64_t e = 0; e < R * N; ++e) y[e] += in[0][e];
+}
+
+static void itself_gradient(const double *const *in, const int32_t *const *ids, const double *dy, double *const *d) {
+    linear_gradient((const double *const[]){in[0], in[1], NULL}, ids, dy, (double *const[]){d[0], d[1], NULL});
+    for (int64_t e = 0; e < R * N; ++e) d[0][e] += dy[e];
+}
+
+Test(linear, onto_its_own_input) {
+    R = 6, N = K = 9;
+    opcheck(&(op_case){.name = "linear",
+                       .graph = onto_itself,
+                       .reference = itself_reference,
+                       .gradient = itself_gradient,
+                       .n = 2,
+                       .in = {{3, {2, 3, K}}, {2, {N, K}}},
+                       .any_strides = true,
+                       .roundings = roundings(12)});
+}
+
 /* Blocks, the split of the weight gradient's long sum, the parts of the bias gradient. */
 Test(linear, large) {
     R = 2100, N = 130, K = 65;
@@ -132,6 +192,16 @@ Test(linear, repeated_and_reversed_rows) {
 Test(linear, errors) {
     const op_error list[] = {
         {linear, FATTN_E_SHAPE, "x is [2,77], w is [96,76]", 2, {{FATTN_F32, 2, {2, 77}}, {FATTN_F32, 2, {96, 76}}}},
+        {onto,
+         FATTN_E_SHAPE,
+         "w is [9,7], residual is [1,9]: it needs the shape of x w^T",
+         4,
+         {{FATTN_F32, 2, {2, 7}}, {FATTN_F32, 2, {9, 7}}, {FATTN_F32, 1, {9}}, {FATTN_F32, 2, {1, 9}}}},
+        {onto,
+         FATTN_E_DTYPE,
+         "residual",
+         4,
+         {{FATTN_F32, 2, {2, 7}}, {FATTN_F32, 2, {9, 7}}, {FATTN_F32, 1, {9}}, {FATTN_F64, 2, {2, 9}}}},
         {linear, FATTN_E_SHAPE, "[..,K] and [N,K]", 2, {{FATTN_F32, 0}, {FATTN_F32, 2, {96, 76}}}},
         {linear, FATTN_E_SHAPE, "w is [76]", 2, {{FATTN_F32, 2, {2, 76}}, {FATTN_F32, 1, {76}}}},
         {linear,

@@ -40,10 +40,10 @@ def learns():
     stochastically the difference from masters is less than a tenth of that."""
     end, peak = {}, {}
     run = [*TINY, "--batch", "16", "--steps", "300", "--dtype", "bf16", "--checkpoint", "-"]
-    for rounding in ("masters", "stochastic", "nearest"):
+    for rounding in ("masters", "stochastic", "nearest", "stochastic-masters"):
         log, said = train(*run, "--rounding", rounding)
         assert log[0]["rounding"] == rounding and log[-1]["event"] == "end", log[0]
-        assert ("without F32 masters" in said) == (rounding != "masters"), said
+        assert ("without F32 masters" in said) == (rounding in ("stochastic", "nearest")), said
         end[rounding] = log[-1]["val_loss"]
         peak[rounding] = max(e["peak_bytes"] for e in log if e["event"] == "step")
         parameters = log[0]["parameters"]
@@ -51,6 +51,8 @@ def learns():
     behind = end["nearest"] - end["masters"]
     assert behind > 0.05 * end["masters"], end
     assert abs(end["stochastic"] - end["masters"]) < 0.1 * behind, end
+    assert abs(end["stochastic-masters"] - end["masters"]) < 0.1 * behind, end
+    assert peak["stochastic-masters"] == peak["masters"], peak
     assert peak["stochastic"] == peak["nearest"] <= peak["masters"] - 4 * parameters, (peak, parameters)
 
 
@@ -108,7 +110,7 @@ def refuses():
     for rounding in ("stochastic", "nearest"):
         fattn(*TINY, "--rounding", rounding, "--checkpoint", "-", code=2,
               says=f"--rounding {rounding} is for --dtype bf16 and f16: weights in f32 have no masters")
-    fattn(*TINY, "--dtype", "bf16", "--rounding", "up", "--checkpoint", "-", code=2, says="masters|stochastic|nearest")
+    fattn(*TINY, "--dtype", "bf16", "--rounding", "up", "--checkpoint", "-", code=2, says="masters|stochastic|nearest|stochastic-masters")
 
 
 with tempfile.TemporaryDirectory() as folder:

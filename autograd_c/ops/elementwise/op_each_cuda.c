@@ -69,6 +69,8 @@ fattn_status fattni_cuda_each(fattn_ctx *ctx, enum fattni_element what, const fa
     if (a.grid.count == 0) return FATTN_OK;
     for (int k = 0; k < operands; ++k) a.t[k] = fattni_operand_of(t[k]);
     a.vector = is_vector(&a);
+    a.flat = a.vector && a.grid.n == 1;
+    for (int k = 0; k < operands; ++k) a.flat = a.flat && a.grid.stride[0][k] == 1;
     a.dtype = fattni_common_dtype((const fattni_operand *[]){&a.t[0], &a.t[1], &a.t[2], &a.t[3]}, operands);
     const int64_t blocks = fattni_grid_blocks(&a.grid, a.vector ? FATTNI_PACK : 1);
     if (operands > 3) return FATTNI_START_REAL(ctx, t[0]->dtype, each4, blocks, FATTNI_GRID_THREADS, &a);
@@ -174,7 +176,7 @@ fattn_status fattni_cuda_add_parts(fattn_ctx *ctx, const fattn_tensor *d, bool f
                                  .stride = stride,
                                  .factor = factor,
                                  .fresh = fresh};
-    return FATTNI_START_REAL(ctx, d->dtype, add_parts, fattni_ceil_div(a.grid.count, 32), ROW_THREADS, &a);
+    return FATTNI_START_REAL(ctx, d->dtype, add_parts, fattni_ceil_div(a.grid.count, 32), FATTNI_PARTS_THREADS, &a);
 }
 
 const fattni_element_code fattni_elements_cuda = {fill, accumulate, each, reduce_workspace, reduce};

@@ -12,6 +12,9 @@ enum { LOSS_BLOCKS_f32 = 1, LOSS_BLOCKS_f64 = 1 };
 enum { LOSS_BLOCKS_f32 = 2, LOSS_BLOCKS_f64 = 1 };
 #endif
 
+/* A row's packs as they lie in memory; each is written and read by the same thread. */
+extern __shared__ uint4 loss_row[];
+
 DEVICE int32_t target_of(const fattni_loss_args *a, int64_t row) {
     return a->id[walk_offset(&a->target, row / a->target_columns) + row % a->target_columns * a->target_step];
 }

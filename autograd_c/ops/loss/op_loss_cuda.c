@@ -2,6 +2,7 @@
 #include "autograd_c/ops/op_cuda.h"
 #include "autograd_c/ops/loss/op_loss.h"
 #include "autograd_c/ops/ops.h"
+#include "core/cuda/device.h"
 
 FATTNI_KERNEL(loss_rows, fattni_loss_args);
 FATTNI_KERNEL(loss_back, fattni_loss_args);
@@ -15,6 +16,17 @@ static int threads_of(const fattni_loss_args *a) {
     const int64_t packs = fattni_ceil_div(a->width, a->pack);
     const int64_t each = fattni_max(2, fattni_ceil_div(packs, FATTNI_LOSS_THREADS));
     return 32 * (int)fattni_max(1, fattni_ceil_div(fattni_ceil_div(packs, each), 32));
+}
+
+/* Losses, and gradients if they are wanted. Where an SM's shared memory holds two rows, they stay there. */
+static fattn_status start_rows(fattn_ctx *ctx, fattn_dtype real, fattni_loss_args *a) {
+    enum { ELSE_SHARED = 2048 }; /* of a block at most: its sums, and what CUDA reserves */
+    const size_t row = (size_t)a->width * sizeof(uint16_t), most = fattni_cuda_most_shared(ctx) / 2 - ELSE_SHARED;
+    a->keeps = a->gradients && a->dtype == FATTN_BF16 && a->pack == FATTNI_PACK && row <= most;
+    if (!a->keeps) return FATTNI_START_REAL(ctx, real, loss_rows, a->rows, threads_of(a), a);
+    const fattni_cuda_any kernel = (fattni_cuda_any)fattn_loss_rows_f32;
+    FATTNI_TRY(fattni_cuda_allow_shared(ctx, "loss_rows", kernel, most));
+    return fattni_cuda_start(ctx, "loss_rows", kernel, a->rows, threads_of(a), row, a);
 }
 
 static fattni_loss_args targets_of(const fattn_op_call *c, const fattn_tensor *target) {
@@ -53,7 +65,7 @@ static fattn_status forward_cross_entropy(fattn_op_call *c) {
     a.pack = fattni_rows_in_packs(&c->in[LOGITS]) ? FATTNI_PACK : 1;
     a.dtype = a.logits.dtype;
     FATTNI_TRY(FATTNI_START(c->ctx, fattn_loss_count, 1, FATTNI_LOSS_THREADS, &a));
-    FATTNI_TRY(FATTNI_START_REAL(c->ctx, a.logits.dtype, loss_rows, a.rows, threads_of(&a), &a));
+    FATTNI_TRY(start_rows(c->ctx, (fattn_dtype)a.logits.dtype, &a));
     return FATTNI_START(c->ctx, fattn_loss_mean, 1, FATTNI_LOSS_THREADS, &a);
 }
 
@@ -191,7 +203,7 @@ static fattn_status forward_linear(fattn_op_call *c) {
         a.pack = fattni_rows_in_packs(&q.logits) ? FATTNI_PACK : 1;
         a.dtype = a.logits.dtype;
         FATTNI_TRY(fattni_product_run(c->ctx, &q.forward, workspace));
-        FATTNI_TRY(FATTNI_START_REAL(c->ctx, p.real, loss_rows, a.rows, threads_of(&a), &a));
+        FATTNI_TRY(start_rows(c->ctx, p.real, &a));
         if (p.want_dx) FATTNI_TRY(fattni_product_run(c->ctx, &q.to_dx, workspace));
         if (p.want_dw) FATTNI_TRY(fattni_product_run(c->ctx, &q.to_dw, workspace));
     }

@@ -1,8 +1,8 @@
-/* y = x w^T + b; x [..,K] seen as R rows, w [N,K], b [N] or absent.
-   Backward: dx = dy w, dw = dy^T x, db = the sum of dy over rows. Saves nothing. */
+/* y = x w^T + b, or with a residual r y = r + x w^T + b; x [..,K] seen as R rows, w [N,K], b [N] or absent.
+   Backward: dx = dy w, dw = dy^T x, db = the sum of dy over rows; dr = dy is passed on by the tape. Saves nothing. */
 #include "autograd_c/ops/ops.h"
 
-enum { X = 0, W = 1, BIAS = 2 };
+enum { X = 0, W = 1, BIAS = 2, RESIDUAL = 3 };
 
 static fattn_status check(const fattn_op_call *c) {
     const fattn_tensor *x = &c->in[X], *w = &c->in[W], *bias = &c->in[BIAS];
@@ -24,6 +24,13 @@ static fattn_status infer(fattn_op_call *c) {
     fattni_out_like(c, X);
     c->out[0].shape[c->in[X].ndim - 1] = w->shape[0];
     FATTNI_TRY(fattni_check_extents(c, "linear"));
+    if (c->n_in > RESIDUAL) {
+        const fattn_tensor *const r = &c->in[RESIDUAL];
+        bool same = r->ndim == c->out[0].ndim;
+        FATTNI_TRY(fattni_check_real(c, "linear", "residual", RESIDUAL));
+        for (int d = 0; d < r->ndim && same; ++d) same = r->shape[d] == c->out[0].shape[d];
+        if (!same) return fattni_misfit(c, "linear", "w", W, "residual", RESIDUAL, "it needs the shape of x w^T");
+    }
 
     /* The three gradients are computed one after the other in the same workspace. */
     const fattn_tensor y = fattni_row_major(&c->out[0], NULL);
@@ -47,8 +54,12 @@ static fattn_status forward(fattn_op_call *c) {
     fattni_flat x = fattni_flatten(&c->in[X]);
     const fattni_flat y = fattni_flatten(&c->out[0]);
     FATTNI_TRY(fattni_flat_read(c->ctx, &x, &c->in[X], &workspace));
-    const fattni_product p = {.a = &x.t, .b = &c->in[W], .c = &y.t, .trans_b = true, .row = c->in[BIAS].data};
-    return fattni_product_run(c->ctx, &p, workspace);
+    fattni_product p = {.a = &x.t, .b = &c->in[W], .c = &y.t, .trans_b = true, .row = c->in[BIAS].data};
+    if (c->n_in == RESIDUAL) return fattni_product_run(c->ctx, &p, workspace);
+    const fattni_flat r = fattni_flatten(&c->in[RESIDUAL]);
+    if (r.in_place) p.onto = &r.t;
+    FATTNI_TRY(fattni_product_run(c->ctx, &p, workspace));
+    return r.in_place ? FATTN_OK : fattni_accumulate(c->ctx, &c->out[0], &c->in[RESIDUAL], false);
 }
 
 static fattn_status backward(fattn_op_call *c) {
@@ -82,6 +93,18 @@ const fattn_op_def fattni_op_linear = {.struct_size = sizeof(fattn_op_def),
                                        .forward = forward,
                                        .backward = backward};
 
+static const fattn_op_def linear_residual = {.struct_size = sizeof(fattn_op_def),
+                                             .n_out = 1,
+                                             .flags = FATTN_OP_F32_ON_CPU | FATTN_OP_PASS_GRAD_LAST,
+                                             .name = "linear",
+                                             .infer = infer,
+                                             .forward = forward,
+                                             .backward = backward};
+
 fattn_var fattn_op_linear(fattn_tape *t, fattn_var x, fattn_var w, fattn_var bias) {
     return fattn_op_custom(t, &fattni_op_linear, (fattn_var[]){x, w, bias}, 3, NULL);
+}
+
+fattn_var fattn_op_linear_residual(fattn_tape *t, fattn_var x, fattn_var w, fattn_var bias, fattn_var residual) {
+    return fattn_op_custom(t, &linear_residual, (fattn_var[]){x, w, bias, residual}, 4, NULL);
 }

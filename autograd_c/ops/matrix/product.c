@@ -90,7 +90,8 @@ fattn_status fattni_product_run(fattn_ctx *ctx, const fattni_product *p, void *w
                                   .a = batches(&a),
                                   .b = batches(&b),
                                   .c = batches(&c),
-                                  .to = &c};
+                                  .to = &c,
+                                  .onto = direct ? p->onto : NULL};
     fattni_gemm *const g = &all.first;
     g->dtype = (fattn_dtype)c.dtype;
     as_matrix(&a, &flip_a, &g->lda);
@@ -100,8 +101,10 @@ fattn_status fattni_product_run(fattn_ctx *ctx, const fattni_product *p, void *w
     g->trans_b = p->trans_b ^ flip_b;
     g->beta = direct && p->add;
     g->a = a.data, g->b = b.data, g->c = c.data;
-    FATTNI_TRY(code_of(ctx)->run(ctx, &all, workspace));
-    return direct ? FATTN_OK : fattni_accumulate(ctx, p->c, &c, !p->add);
+    bool onto_added = false;
+    FATTNI_TRY(code_of(ctx)->run(ctx, &all, workspace, &onto_added));
+    if (!direct) FATTNI_TRY(fattni_accumulate(ctx, p->c, &c, !p->add));
+    return p->onto && !onto_added ? fattni_accumulate(ctx, p->c, p->onto, false) : FATTN_OK;
 }
 
 size_t fattni_sum_rows_workspace(const fattn_ctx *ctx, const fattn_tensor *d, const fattn_tensor *x) {

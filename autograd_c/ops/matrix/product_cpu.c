@@ -24,7 +24,8 @@ static void run_block(void *arg, int64_t task, int thread) {
     fattni_gemm_block(&g, task % j->blocks);
 }
 
-static fattn_status run(fattn_ctx *ctx, const fattni_batched_product *p, void *workspace) {
+static fattn_status run(fattn_ctx *ctx, const fattni_batched_product *p, void *workspace, bool *onto_added) {
+    *onto_added = false;
     if (p->operands == FATTN_BF16)
         return fattni_bf16_multiply(ctx, &(fattni_bf16_products){p->first, p->a, p->b, p->c}, workspace);
     if (p->c.count == 1) {

@@ -23,7 +23,7 @@ extern void fattn_rmsnorm_back1(fattni_norm_args), fattn_rmsnorm_back2(fattni_no
     fattn_layernorm_back3(fattni_norm_args), fattn_layernorm_back4(fattni_norm_args);
 
 enum { X = FATTNI_NORM_X, GAIN = FATTNI_NORM_GAIN, BIAS = FATTNI_NORM_BIAS };
-enum { ROW_THREADS = 256, ROWS_OF_A_PART = 32, MOST_PARTS = 256 };
+enum { ROW_THREADS = 256, ROWS_OF_A_PART = 32, MOST_PARTS = 264 }; /* the last: two for each of a large GPU's SMs */
 
 static int64_t parts_of(int64_t rows) { return fattni_max(1, fattni_min(MOST_PARTS, rows / ROWS_OF_A_PART)); }
 

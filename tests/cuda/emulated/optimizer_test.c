@@ -23,12 +23,17 @@ typedef struct kind {
     fattn_dtype value, grad;
     uint32_t flags;
 } kind;
-enum { NEAREST = FATTN_OPTIM_NO_MASTERS, STOCHASTIC = NEAREST | FATTN_OPTIM_STOCHASTIC_ROUNDING };
+enum {
+    NEAREST = FATTN_OPTIM_NO_MASTERS,
+    FOLLOWS = FATTN_OPTIM_STOCHASTIC_ROUNDING, /* values follow masters */
+    STOCHASTIC = NEAREST | FOLLOWS
+};
 static const kind kinds[] = {
     {FATTN_F64, FATTN_F64, 0},          {FATTN_F32, FATTN_F32, 0},           {FATTN_BF16, FATTN_F32, 0},
     {FATTN_F16, FATTN_F16, 0},          {FATTN_BF16, FATTN_F32, NEAREST},    {FATTN_F16, FATTN_F32, NEAREST},
     {FATTN_F16, FATTN_F16, NEAREST},    {FATTN_BF16, FATTN_F32, STOCHASTIC}, {FATTN_BF16, FATTN_BF16, STOCHASTIC},
-    {FATTN_F16, FATTN_F32, STOCHASTIC}, {FATTN_F16, FATTN_F16, STOCHASTIC},  {FATTN_F32, FATTN_F32, STOCHASTIC}};
+    {FATTN_F16, FATTN_F32, STOCHASTIC}, {FATTN_F16, FATTN_F16, STOCHASTIC},  {FATTN_F32, FATTN_F32, STOCHASTIC},
+    {FATTN_BF16, FATTN_F32, FOLLOWS},   {FATTN_F16, FATTN_F16, FOLLOWS}};
 enum { KINDS = sizeof kinds / sizeof *kinds };
 
 typedef struct run {
@@ -61,7 +66,7 @@ static void run_new(run *r, const kind *k, bool is_sgd, bool is_emulated) {
         const double size = i == PLAIN && k->value == FATTN_F16 ? 0x1p-15 : 1;
         MUST(fattn_tensor_normal(ctx, &p->value, 0, size, (fattn_rng){.seed = 5, .stream = (uint32_t)i}));
     }
-    const uint64_t seed = k->flags == STOCHASTIC ? UINT64_C(0x123456789abcdef1) : 0;
+    const uint64_t seed = k->flags & FOLLOWS ? UINT64_C(0x123456789abcdef1) : 0;
     fattn_adamw_options a = {.struct_size = sizeof a};
     fattn_adamw_defaults(&a);
     a.flags = k->flags, a.seed = seed;
