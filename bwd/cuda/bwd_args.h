@@ -79,17 +79,19 @@ typedef struct fattni_bwd_sm90_args {
 } fattni_bwd_sm90_args;
 
 /* Divides a backward call whose schedule, padded_rows and row_block are set into work items, one for each `cluster` of
-   `ctas` CTAs. The rows of a head group are shared by all: with few heads a work item has fewer rows. The counters
+   `ctas` CTAs. Where one head group is all there is, nothing runs beside its rows, and all CTAs share them. The counters
    follow next_tile in memory. */
 enum { FATTNI_COUNTERS = 3 };
 static inline void fattni_schedule_backward(fattni_bwd_sm90_args *s, int32_t cluster, int32_t ctas) {
     const fattni_attention_args *const a = &s->bwd.a;
     const int32_t head_group = s->schedule.head_group, heads = head_group * a->group;
     int32_t rows = FATTNI_ROWS_AT_ONCE(s->bwd.D_padded);
-    while (rows % (2 * s->bwd.row_block) == 0 && (int64_t)heads * s->bwd.padded_rows < (int64_t)ctas * rows) rows /= 2;
-    s->rows_at_once = rows;
     s->progress = s->schedule.next_tile + 1;
     s->head_groups = (a->B * a->Hkv + head_group - 1) / head_group;
+    while (s->head_groups == 1 && rows % (2 * s->bwd.row_block) == 0 &&
+           (int64_t)heads * s->bwd.padded_rows < (int64_t)ctas * rows)
+        rows /= 2;
+    s->rows_at_once = rows;
     s->row_chunks = (s->bwd.padded_rows + rows - 1) / rows;
     s->row_heads = s->row_chunks > 1 ? 1 : rows / s->bwd.padded_rows;
     s->row_heads = s->row_heads < FATTNI_WORK_ITEM_HEADS ? s->row_heads : FATTNI_WORK_ITEM_HEADS;
