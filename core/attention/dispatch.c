@@ -1,6 +1,7 @@
 /* From a validated problem to the kernel that runs it. */
 #include "core/attention/kernel.h"
 #include "core/base/device.h"
+#include "core/fp8/fp8.h"
 
 #include <stdio.h>
 
@@ -48,10 +49,34 @@ static fattn_status check_memory(fattn_ctx *ctx, const char *name, const void *p
     return FATTN_OK;
 }
 
+/* Backward's problem with o and lse at the begin of the workspace, which goes on after them. */
+static fattni_problem renewed_of(const fattni_problem *p, size_t *bytes) {
+    fattni_problem renewed = *p;
+    *bytes = fattni_fp8_renew(&renewed, p->workspace);
+    if (p->workspace) renewed.workspace = (char *)p->workspace + *bytes;
+    return renewed;
+}
+
+/* FATTN_FP8_RENEW: the forward call of the original tensors, one after the other with backward in one workspace. */
+static fattn_status plan_renewal(fattn_ctx *ctx, fattni_call *call) {
+    call->renewal = NULL;
+    if (call->p.pass != FATTNI_BWD || !(call->p.flags & FATTN_FP8_RENEW)) return FATTN_OK;
+    size_t bytes;
+    const fattni_problem renewed = renewed_of(&call->p, &bytes), forward = fattni_forward_of(&renewed);
+    FATTNI_TRY(fattni_pick(ctx, fattni_fwd_table, &forward, &call->renewal, &call->renewal_plan));
+    const fattni_kernel_plan *const plan = &call->renewal_plan;
+    if (plan->saved)
+        return fattn_ctx_fail(ctx, FATTN_E_UNSUPPORTED, "FATTN_FP8_RENEW: %s stores N x N, %zu bytes",
+                              call->renewal->family, plan->saved);
+    call->plan.workspace = bytes + (plan->workspace > call->plan.workspace ? plan->workspace : call->plan.workspace);
+    return FATTN_OK;
+}
+
 fattn_status fattni_prepare(fattn_ctx *ctx, const fattn_attention_params *params, const fattn_attention_io *io,
                             enum fattni_pass pass, const fattni_kernel *const *table, fattni_call *out) {
     FATTNI_TRY(fattni_problem_init(ctx, params, io, pass, true, &out->p));
-    return fattni_pick(ctx, table, &out->p, &out->kernel, &out->plan);
+    FATTNI_TRY(fattni_pick(ctx, table, &out->p, &out->kernel, &out->plan));
+    return plan_renewal(ctx, out);
 }
 
 /* Without d_o: the largest sizes over all d_o that a call may pass: of q's dtype or F32, and with strides that every
@@ -72,13 +97,14 @@ fattn_status fattni_prepare_both(fattn_ctx *ctx, const fattn_attention_params *p
                                  fattni_call *fwd, fattni_call *bwd) {
     FATTNI_TRY(fattni_problem_init(ctx, params, io, FATTNI_BWD, false, &bwd->p));
     fwd->p = fattni_forward_of(&bwd->p);
+    fwd->renewal = NULL;
     fattni_forget_fp8(&bwd->p);
     FATTNI_TRY(fattni_pick(ctx, fattni_fwd_table, &fwd->p, &fwd->kernel, &fwd->plan));
     bwd->plan = (fattni_kernel_plan){0};
     if (bwd->p.page) return FATTN_OK; /* there is no backward */
     FATTNI_TRY(fattni_pick(ctx, fattni_bwd_table, &bwd->p, &bwd->kernel, &bwd->plan));
     if (bwd->p.any_d_o) plan_any_d_o(ctx, bwd);
-    return FATTN_OK;
+    return plan_renewal(ctx, bwd);
 }
 
 fattn_status fattni_run(fattn_ctx *ctx, const fattni_call *call) {
@@ -87,5 +113,9 @@ fattn_status fattni_run(fattn_ctx *ctx, const fattni_call *call) {
     FATTNI_TRY(check_memory(ctx, "workspace", p->workspace, p->workspace_bytes, plan->workspace));
     FATTNI_TRY(check_memory(ctx, "saved", p->saved, p->saved_bytes, plan->saved));
     FATTNI_TRY(fattni_check_overlaps(ctx, p, plan->workspace, plan->saved));
-    return call->kernel->run(ctx, p, plan);
+    if (!call->renewal) return call->kernel->run(ctx, p, plan);
+    size_t bytes;
+    const fattni_problem renewed = renewed_of(p, &bytes), forward = fattni_forward_of(&renewed);
+    FATTNI_TRY(call->renewal->run(ctx, &forward, &call->renewal_plan));
+    return call->kernel->run(ctx, &renewed, plan);
 }

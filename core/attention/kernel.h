@@ -39,6 +39,9 @@ typedef struct fattni_call {
     fattni_problem p;
     const fattni_kernel *kernel;
     fattni_kernel_plan plan;
+    /* Backward with FATTN_FP8_RENEW: the forward call that comes first; its memory is in plan.workspace. Else NULL. */
+    const fattni_kernel *renewal;
+    fattni_kernel_plan renewal_plan;
 } fattni_call;
 
 /* Validate and pick. */

@@ -16,7 +16,7 @@ static const int64_t MAX_ROWS = (int64_t)1 << 48;     /* of all heads: sizes in 
 static const uint32_t known_flags = FATTN_CAUSAL | FATTN_CAUSAL_TOP_LEFT | FATTN_WINDOW | FATTN_DETERMINISTIC |
                                     FATTN_TF32 | FATTN_MERGE | FATTN_EXACT_DELTA | FATTN_TOP_LEFT | FATTN_ACC_DQ |
                                     FATTN_ACC_DK | FATTN_ACC_DV | FATTN_ACC_DBIAS | FATTN_ACC_DSINK | FATTN_FP8 |
-                                    FATTN_FP8_HADAMARD | FATTN_UNIFIED_MAX;
+                                    FATTN_FP8_HADAMARD | FATTN_UNIFIED_MAX | FATTN_FP8_RENEW;
 
 /* Dtype sets as bit masks. */
 #define BIT(dtype) (1u << (dtype))
@@ -77,6 +77,8 @@ static fattn_status take_params(fattn_ctx *ctx, const fattn_attention_params *p,
         return fattn_ctx_fail(ctx, FATTN_E_ARG, "flags: FATTN_CAUSAL and FATTN_CAUSAL_TOP_LEFT exclude each other");
     if ((p->flags & FATTN_FP8_HADAMARD) && !(p->flags & FATTN_FP8))
         return fattn_ctx_fail(ctx, FATTN_E_ARG, "flags: FATTN_FP8_HADAMARD is given without FATTN_FP8");
+    if ((p->flags & FATTN_FP8_RENEW) && !(p->flags & FATTN_FP8))
+        return fattn_ctx_fail(ctx, FATTN_E_ARG, "flags: FATTN_FP8_RENEW is given without FATTN_FP8");
     if (p->algorithm < FATTN_ALGO_AUTO || p->algorithm > FATTN_ALGO_FLASH2)
         return fattn_ctx_fail(ctx, FATTN_E_ARG, "algorithm: %d is not in %d..%d", p->algorithm, FATTN_ALGO_AUTO,
                               FATTN_ALGO_FLASH2);
@@ -447,13 +449,19 @@ fattn_status fattni_problem_init(fattn_ctx *ctx, const fattn_attention_params *p
         return fattn_ctx_fail(ctx, FATTN_E_DTYPE,
                               "o: %s, but no forward call with MERGE has one: EXACT_DELTA needs f32",
                               fattn_dtype_name((fattn_dtype)p.o.dtype));
-    if (backward && running) fattni_forget_fp8(&p);
-    if (p.flags & FATTN_FP8) {
+    const bool renews = backward && (p.flags & FATTN_FP8_RENEW);
+    if (renews && p.delta.present)
+        return fattn_ctx_fail(ctx, FATTN_E_ARG,
+                              "delta: given beside FATTN_FP8_RENEW, which computes it from its own O");
+    if ((p.flags & FATTN_FP8) && (renews || !(backward && running))) {
         const char *const why = fattni_fp8_why_unsupported(&p);
         if (why) return fattn_ctx_fail(ctx, FATTN_E_UNSUPPORTED, "FATTN_FP8 %s", why);
-        if (known_io.fp8) FATTNI_TRY(take_fp8(ctx, known_io.fp8, &p));
+        if (known_io.fp8 && !(backward && running)) FATTNI_TRY(take_fp8(ctx, known_io.fp8, &p));
     }
-    if (backward && running) p.flags &= ~(uint32_t)FATTN_UNIFIED_MAX;
+    if (backward && running) {
+        fattni_forget_fp8(&p);
+        p.flags &= ~(uint32_t)FATTN_UNIFIED_MAX;
+    }
     if ((p.flags & FATTN_UNIFIED_MAX) && p.dtype == FATTN_F16)
         return fattn_ctx_fail(ctx, FATTN_E_UNSUPPORTED,
                               "FATTN_UNIFIED_MAX in f16: P, not relative to a row's own maximum, leaves its range");
@@ -464,6 +472,12 @@ fattn_status fattni_problem_init(fattn_ctx *ctx, const fattn_attention_params *p
     p.workspace = known_io.workspace, p.workspace_bytes = known_io.workspace_bytes;
     *out = p;
     return FATTN_OK;
+}
+
+void fattni_forget_fp8(fattni_problem *p) {
+    p->flags &= ~(uint32_t)(FATTN_FP8 | FATTN_FP8_HADAMARD);
+    p->fp8 = (fattni_fp8){0};
+    if (p->flags & FATTN_FP8_RENEW) (void)fattni_fp8_renew(p, NULL);
 }
 
 fattni_problem fattni_forward_of(const fattni_problem *bwd) {
@@ -543,9 +557,10 @@ fattn_status fattni_check_overlaps(fattn_ctx *ctx, const fattni_problem *p, size
     add_array(all, &n, "rng_step", &p->rng_step);
     add_array(all, &n, "page_table", &p->page_table);
     if (!forward) {
+        const bool reads_o = !(p->flags & FATTN_FP8_RENEW); /* the caller's */
         add_memory(all, &n, "saved", p->saved, saved);
-        add_array(all, &n, "o", &p->o);
-        add_array(all, &n, "lse", &p->lse);
+        if (reads_o) add_array(all, &n, "o", &p->o);
+        if (reads_o) add_array(all, &n, "lse", &p->lse);
         add_array(all, &n, "d_o", &p->d_o);
         add_array(all, &n, "d_lse", &p->d_lse);
         add_array(all, &n, "delta", &p->delta);

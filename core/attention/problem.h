@@ -86,11 +86,9 @@ fattn_status fattni_check_overlaps(fattn_ctx *ctx, const fattni_problem *p, size
 /* The same for fattn_fp8_quantize, which writes p->fp8. */
 fattn_status fattni_check_fp8_overlaps(fattn_ctx *ctx, const fattni_problem *p);
 
-/* Backward's problem: FATTN_FP8 concerns forward only. */
-static inline void fattni_forget_fp8(fattni_problem *p) {
-    p->flags &= ~(uint32_t)(FATTN_FP8 | FATTN_FP8_HADAMARD);
-    p->fp8 = (fattni_fp8){0};
-}
+/* Makes it backward's problem: FATTN_FP8 concerns forward only. With FATTN_FP8_RENEW, which stays among the flags,
+   o and lse become those of backward's own, which have no address yet. */
+void fattni_forget_fp8(fattni_problem *p);
 
 /* Host only: reads the length tensors. */
 fattni_sequence fattni_sequence_of(const fattni_problem *p, int64_t b);

@@ -15,12 +15,17 @@ static inline int64_t fattni_fp8_first_chunk(const fattni_problem *p, const fatt
 }
 
 /* Copies in memory that begins at `memory`, and its bytes. Rows of q8 and k8 are padded to multiples of 16 bytes.
-   partials: [batch][Hkv][chunk][3][D + Dv], the sum, minimum and maximum of each channel of k, then of v. */
+   partials: [batch][Hkv][chunk][3][D + Dv], the sum, minimum and maximum of each channel of k, then of v; the latter's
+   maxima give their place to sums of fattni_fp8_rest (rest.h). */
 fattni_fp8 fattni_fp8_lay_out(const fattni_problem *p, void *memory);
 size_t fattni_fp8_bytes(const fattni_problem *p);
 
 /* The copies that a forward call reads: those of the caller, or made here in the workspace, where they come first. */
 fattn_status fattni_fp8_copies(fattn_ctx *ctx, const fattni_problem *p, fattni_fp8 *out);
+
+/* FATTN_FP8_RENEW: puts row-major o, of the same dtype, and lse of backward's own at `memory` (NULL: without
+   addresses). Their bytes, a multiple of FATTNI_ALIGN. */
+size_t fattni_fp8_renew(fattni_problem *p, void *memory);
 
 /* NULL, or why a call with FATTN_FP8 has no kernel on any device, as the end of an error message. */
 const char *fattni_fp8_why_unsupported(const fattni_problem *p);

@@ -60,6 +60,14 @@ fattn_status fattni_fp8_copies(fattn_ctx *ctx, const fattni_problem *p, fattni_f
     return ctx->ops->fp8_quantize(ctx, p, out);
 }
 
+size_t fattni_fp8_renew(fattni_problem *p, void *memory) {
+    const int64_t Bt = p->packed ? 1 : p->B;
+    size_t bytes = 0;
+    p->o = append(memory, &bytes, (fattn_dtype)p->o.dtype, 4, Bt, p->Hq, p->rows_q, p->Dv);
+    p->lse = append(memory, &bytes, (fattn_dtype)p->lse.dtype, 3, Bt, p->Hq, p->rows_q, 0);
+    return bytes;
+}
+
 const char *fattni_fp8_why_unsupported(const fattni_problem *p) {
     const double rows = (double)(p->packed ? 1 : p->B) * (double)p->Hq *
                         ((double)p->rows_q + (double)FATTNI_FP8_CHUNK * (double)fattni_fp8_chunks(p));

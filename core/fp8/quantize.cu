@@ -1,22 +1,25 @@
 /* 8-bit copies of q, k and v (include/fattn/fp8.h): sums and extremes of each channel over FATTNI_FP8_KEYS keys, from
-   those means and scales, then codes. A row is shared by as many neighbouring lanes as it has chunks of 8 channels.
-   The order of every sum is fixed, and is that of quantize_cpu.c: same bits. */
+   those means and scales, then codes, and v_mean from what rounding took off. A row is shared by as many neighbouring
+   lanes as it has chunks of 8 channels. The order of every sum of floats is fixed, and is that of quantize_cpu.c: same
+   bits. */
 #include "core/fp8/fp8_args.h"
 
 #include "core/device/load_8.cuh"
 #include "core/device/sequence.cuh"
+#include "core/fp8/rest.h"
 #include "core/ptx/f8.h"
 #include "core/tensor/philox.h"
 
 enum {
     THREADS = FATTNI_FP8_THREADS,
     CHANNELS = FATTNI_FP8_CHANNELS,
+    VALUES = FATTNI_FP8_CHANNELS / 2, /* channels of v, at most */
     ROWS_AT_ONCE = FATTNI_FP8_ROWS,
     KEYS = FATTNI_FP8_KEYS,
     PITCH = FATTNI_FP8_PITCH,
     AT_ONCE = 8
 };
-static_assert((int)FATTNI_FP8_KIND_F32 == (int)KIND_F32, "one number");
+static_assert((int)FATTNI_FP8_KIND_F32 == (int)KIND_F32 && (int)THREADS == (int)VALUES, "one number");
 #define LEAST_MAX 1e-30f
 #define LARGEST_CODE 448.0f
 
@@ -38,6 +41,10 @@ DEVICE int first_chunk(const fattni_attention_args *a, const sequence *s, int b)
 DEVICE float *partials_of(const fattni_fp8_args *x, const sequence *s, int b, int g, int chunk) {
     const fattni_view *const p = &x->partials;
     return (float *)p->p + s->batch * p->b + g * p->h + (first_chunk(&x->a, s, b) + chunk) * p->row;
+}
+/* Of one chunk, [Dv], in place of the maxima of v once codes are written: sums of fattni_fp8_rest. */
+DEVICE int *rests_of(const fattni_fp8_args *x, const sequence *s, int b, int g, int chunk) {
+    return (int *)partials_of(x, s, b, g, chunk) + 2 * (x->a.D + x->a.Dv) + x->a.D;
 }
 DEVICE const char *row_at(const fattni_attention_args *a, const fattni_view *view, const sequence *s, int h, int row) {
     return (const char *)view->p + (s->batch * view->b + h * view->h + row * view->row) * (a->kind == KIND_F32 ? 4 : 2);
@@ -183,7 +190,6 @@ extern "C" __global__ void __launch_bounds__(CHANNELS) fattn_fp8_scales(const __
     if (c == 0) ((float *)x->k_scale.p)[at.b * x->k_scale.b + at.h * x->k_scale.h] = largest / LARGEST_CODE;
     if (d < 0) return;
     ((float *)x->v_scale.p)[at.b * x->v_scale.b + at.h * x->v_scale.h + d] = largest / LARGEST_CODE;
-    ((float *)x->v_mean.p)[at.b * x->v_mean.b + at.h * x->v_mean.h + d] = mean;
 }
 
 /* Eight codes; rows are padded to multiples of 16 bytes. */
@@ -256,6 +262,9 @@ DEVICE void code_values(const fattni_fp8_args *x, const place at, uint32_t (*wor
     if (first >= max(s.Sk, 1)) return;
     const float *const partials = partials_of(x, &s, at.b, at.h, 0) + a->D;
     float mean[8], factor[8];
+    __shared__ int rests[8][VALUES / 8]; /* of channel 8 n + e: [e][n] */
+    rests[threadIdx.x % 8][threadIdx.x / 8] = 0;
+    __syncthreads();
 #pragma unroll
     for (int e = 0; e < 8; ++e) {
         const int inside = s.Sk > 0 && c + e < a->Dv;
@@ -278,12 +287,21 @@ DEVICE void code_values(const fattni_fp8_args *x, const place at, uint32_t (*wor
             for (int e = 0; e < 8; ++e) y[n][e] = rows[n] ? y[n][e] : mean[e]; /* whose code is 0 */
 #pragma unroll
         for (int e = 0; e < 8; ++e) {
-            const uint32_t codes = pack_e4m3((y[0][e] - mean[e]) * factor[e], (y[1][e] - mean[e]) * factor[e],
-                                             (y[2][e] - mean[e]) * factor[e], (y[3][e] - mean[e]) * factor[e]);
+#pragma unroll
+            for (int n = 0; n < 4; ++n) y[n][e] = __fmul_rn(y[n][e] - mean[e], factor[e]);
+            const uint32_t codes = pack_e4m3(y[0][e], y[1][e], y[2][e], y[3][e]);
+            float rounded[4];
+            unpack_e4m3(rounded, codes);
+            int rest = 0;
+#pragma unroll
+            for (int n = 0; n < 4; ++n) rest += fattni_fp8_rest(y[n][e], rounded[n]);
+            atomicAdd(&rests[e][lane], rest);
             words[c + e][word] = codes;
         }
     }
     __syncthreads();
+    int *const sums = rests_of(x, &s, at.b, at.h, at.n);
+    for (int d = (int)threadIdx.x; d < a->Dv; d += THREADS) sums[d] = rests[d % 8][d / 8];
     char *const to =
         (char *)x->v8.p + s.batch * x->v8.b + at.h * x->v8.h + (int64_t)(first_chunk(a, &s, at.b) + at.n) * KEYS;
     for (int d = (int)threadIdx.x / 32; d < a->Dv; d += THREADS / 32)
@@ -302,4 +320,21 @@ extern "C" __global__ void __launch_bounds__(THREADS, 3) fattn_fp8_codes(const _
         code_rows(x, place_of(number, x->a.Hkv, x->k_blocks), 0);
     else
         code_values(x, place_of(number - of_k, x->a.Hkv, x->chunks), (uint32_t(*)[PITCH])words);
+}
+
+/* One CTA per key head of a sequence, a thread per channel: v_mean. */
+extern "C" __global__ void __launch_bounds__(VALUES) fattn_fp8_means(const __grid_constant__ fattni_fp8_args args) {
+    const fattni_fp8_args *const x = &args;
+    const fattni_attention_args *const a = &x->a;
+    const place at = place_of((int)blockIdx.x, a->Hkv, 1);
+    const sequence s = sequence_of(a, at.b);
+    const int d = (int)threadIdx.x, chunks = (s.Sk + KEYS - 1) / KEYS, chunk_words = 3 * (a->D + a->Dv);
+    if (d >= a->Dv) return;
+    const int *const from = rests_of(x, &s, at.b, at.h, 0) + d;
+    int64_t rests = 0;
+#pragma unroll 8
+    for (int n = 0; n < chunks; ++n) rests += from[(int64_t)n * chunk_words];
+    const float scale = ((const float *)x->v_scale.p)[at.b * x->v_scale.b + at.h * x->v_scale.h + d];
+    ((float *)x->v_mean.p)[at.b * x->v_mean.b + at.h * x->v_mean.h + d] =
+        chunks > 0 ? fattni_fp8_mean(partials_of(x, &s, at.b, at.h, 0)[a->D + d], scale, rests, s.Sk) : 0.0f;
 }

@@ -1,6 +1,7 @@
 /* The 8-bit copies on the CPU. All arithmetic is in F32 and in one order, so that a GPU gives the same bits
    (quantize_cuda.c): sums over a chunk's keys in their order, then over chunks; fused only where fmaf says so. */
 #include "core/fp8/fp8.h"
+#include "core/fp8/rest.h"
 #include "core/tensor/philox.h"
 
 #include <math.h>
@@ -54,6 +55,11 @@ static float *partials_of(const job *j, const fattni_sequence *s, int64_t g, int
     return fattni_at(&j->to->partials, s->batch, g, fattni_fp8_first_chunk(j->p, s) + c);
 }
 
+/* [Dv] of chunk c, in place of the maxima of v once codes are written: sums of fattni_fp8_rest. */
+static int32_t *rests_of(const job *j, const fattni_sequence *s, int64_t g, int64_t c) {
+    return (int32_t *)partials_of(j, s, g, c) + 2 * (j->p->D + j->p->Dv) + j->p->D;
+}
+
 static void add_row(const float *x, int64_t n, float *sum, float *min, float *max) {
     for (int64_t d = 0; d < n; ++d) {
         sum[d] += x[d];
@@ -101,7 +107,6 @@ static void reduce(void *arg, int64_t task, int thread) {
     }
     float *const mean = partials_of(j, &s, g, 0), *const inverse = mean + all;
     const fattni_fp8 *const to = j->to;
-    float *const v_mean = (float *)to->v_mean.p + b * to->v_mean.s[0] + g * to->v_mean.s[1];
     float *const v_scale = (float *)to->v_scale.p + b * to->v_scale.s[0] + g * to->v_scale.s[1];
     for (int64_t d = 0; d < all; ++d) {
         const bool any = s.band.Sk > 0;
@@ -112,7 +117,6 @@ static void reduce(void *arg, int64_t task, int thread) {
             continue;
         }
         const float scaled = fmaxf(most, SMALLEST);
-        v_mean[d - p->D] = mean[d];
         v_scale[d - p->D] = scaled / LARGEST;
         inverse[d] = LARGEST / scaled;
     }
@@ -131,7 +135,9 @@ static void write_chunk(const job *j, int64_t b, int64_t g, int64_t c) {
     if (begin >= end && c > 0) return; /* the first chunk of a sequence without keys is 0 */
     const float *const mean = partials_of(j, &s, g, 0), *const inverse = mean + p->D + p->Dv;
     const float *const v_mean = mean + p->D, *const v_inverse = inverse + p->D;
+    int32_t *const rests = rests_of(j, &s, g, c);
     uint8_t v8[WIDTH][CHUNK];
+    memset(rests, 0, (size_t)p->Dv * sizeof *rests);
     memset(v8, 0, (size_t)p->Dv * CHUNK);
     for (int64_t row = begin; row < end; ++row) {
         float x[WIDTH];
@@ -140,7 +146,11 @@ static void write_chunk(const job *j, int64_t b, int64_t g, int64_t c) {
         for (int64_t d = 0; d < p->D; ++d) k8[d] = fattni_float_to_e4m3((x[d] - mean[d]) * inverse[0]);
         load_row(&p->v, &s, g, s.k0 + row, p->Dv, x);
         const int64_t column = column_of(row - begin);
-        for (int64_t d = 0; d < p->Dv; ++d) v8[d][column] = fattni_float_to_e4m3((x[d] - v_mean[d]) * v_inverse[d]);
+        for (int64_t d = 0; d < p->Dv; ++d) {
+            const float y = (x[d] - v_mean[d]) * v_inverse[d];
+            v8[d][column] = fattni_float_to_e4m3(y);
+            rests[d] += fattni_fp8_rest(y, fattni_e4m3_to_float(v8[d][column]));
+        }
     }
     const int64_t first = fattni_fp8_first_chunk(p, &s);
     for (int64_t d = 0; d < p->Dv; ++d)
@@ -190,6 +200,25 @@ static void write_codes(void *arg, int64_t task, int thread) {
         write_rows(j, n / j->blocks / p->Hq, n / j->blocks % p->Hq, n % j->blocks);
 }
 
+/* Task: v_mean of a key head. */
+static void write_means(void *arg, int64_t task, int thread) {
+    (void)thread;
+    const job *const j = arg;
+    const fattni_problem *const p = j->p;
+    const int64_t g = task % p->Hkv, b = task / p->Hkv;
+    const fattni_sequence s = fattni_sequence_of(p, b);
+    const fattni_array *const to = &j->to->v_mean, *const scale = &j->to->v_scale;
+    float *const v_mean = (float *)to->p + b * to->s[0] + g * to->s[1];
+    const float *const v_scale = (float *)scale->p + b * scale->s[0] + g * scale->s[1], *const mean =
+                                                                                            partials_of(j, &s, g, 0) +
+                                                                                            p->D;
+    int64_t rests[WIDTH] = {0};
+    for (int64_t c = 0; c * CHUNK < s.band.Sk; ++c)
+        for (int64_t d = 0; d < p->Dv; ++d) rests[d] += rests_of(j, &s, g, c)[d];
+    for (int64_t d = 0; d < p->Dv; ++d)
+        v_mean[d] = s.band.Sk > 0 ? fattni_fp8_mean(mean[d], v_scale[d], rests[d], s.band.Sk) : 0;
+}
+
 static void draw_signs(job *j) {
     const fattn_rng *const rng = &j->p->rng;
     for (int64_t d = 0; d < j->p->D; ++d) {
@@ -208,5 +237,6 @@ fattn_status fattni_fp8_quantize_cpu(fattn_ctx *ctx, const fattni_problem *p, co
     fattni_parallel(ctx, of_keys, sum_chunk, &j);
     fattni_parallel(ctx, p->B * p->Hkv, reduce, &j);
     fattni_parallel(ctx, of_keys + p->B * p->Hq * j.blocks, write_codes, &j);
+    fattni_parallel(ctx, p->B * p->Hkv, write_means, &j);
     return FATTN_OK;
 }

@@ -1,4 +1,4 @@
-/* 8-bit copies on the device: three launches. */
+/* 8-bit copies on the device: four launches. */
 #include "core/fp8/fp8_args.h"
 
 #include "core/cuda/device.h"
@@ -10,6 +10,7 @@
 extern void fattn_fp8_statistics(fattni_fp8_args);
 extern void fattn_fp8_scales(fattni_fp8_args);
 extern void fattn_fp8_codes(fattni_fp8_args);
+extern void fattn_fp8_means(fattni_fp8_args);
 _Static_assert(sizeof(fattni_fp8_args) <= 4096, "the limit of a kernel's argument");
 _Static_assert((int)FATTNI_FP8_KEYS == (int)FATTNI_FP8_CHUNK, "one number");
 
@@ -48,6 +49,7 @@ fattn_status fattni_fp8_quantize_cuda(fattn_ctx *ctx, const fattni_problem *p, c
                               (long long)p->B, (long long)p->Hq, (long long)p->Sq, (long long)p->Sk);
     FATTNI_TRY(FATTNI_START(ctx, fattn_fp8_statistics, parts, FATTNI_FP8_THREADS, &x));
     FATTNI_TRY(FATTNI_START(ctx, fattn_fp8_scales, planes, FATTNI_FP8_CHANNELS, &x));
-    return fattni_cuda_start(ctx, "fattn_fp8_codes", (fattni_cuda_any)fattn_fp8_codes, blocks, FATTNI_FP8_THREADS,
-                             shared, &x);
+    FATTNI_TRY(fattni_cuda_start(ctx, "fattn_fp8_codes", (fattni_cuda_any)fattn_fp8_codes, blocks, FATTNI_FP8_THREADS,
+                                 shared, &x));
+    return FATTNI_START(ctx, fattn_fp8_means, planes, FATTNI_FP8_CHANNELS / 2, &x);
 }

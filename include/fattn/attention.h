@@ -32,8 +32,9 @@ enum {
     FATTN_ACC_DSINK = 1u << 12,
     FATTN_FP8 = 1u << 13,          /* forward multiplies 8-bit copies of q, k and v: fattn/fp8.h */
     FATTN_FP8_HADAMARD = 1u << 14, /* beside it: copies of q and k are rotated first */
-    FATTN_UNIFIED_MAX = 1u << 15   /* forward of few rows, to compare: exp(s - unified_max) without maxima, see
+    FATTN_UNIFIED_MAX = 1u << 15,  /* forward of few rows, to compare: exp(s - unified_max) without maxima, see
                                     fattn_attention_fwd; backward ignores it */
+    FATTN_FP8_RENEW = 1u << 16     /* beside FATTN_FP8: backward reads no O and L, it computes them in q's dtype */
 };
 
 /* Auto is the fastest that supports the call. The others are for comparison: same inputs, same

@@ -1,19 +1,28 @@
 /* fattn/fp8.h - forward attention on 8-bit copies of q, k and v: FATTN_FP8 in params.flags of fattn_attention_fwd.
 
    q ~ q_scale q8, k - mean(k) ~ k_scale k8, v - mean(v) ~ v_scale v8, each code an E4M3 number (1 sign, 4 exponent,
-   3 fraction bits, largest 448) nearest to the quotient. A scale is the largest magnitude of what it scales, at least
+   3 fraction bits, largest 448) nearest to the quotient; v_mean = mean(v - v_scale v8), which is mean(v) and what
+   rounding takes off on average. A scale is the largest magnitude of what it scales, at least
    1e-30, divided by 448: of a row of q, of a head's keys, of a channel of a head's values (FlashAttention-3, Shah et
    al. 2024, section 3.3, with scales that are current and not delayed). Means are over the keys of a sequence, so that
-   O = P (v - mean) + mean and L = L' + scale q.mean(k) are exact: what a channel has in common takes no part in
+   O = P (v - v_mean) + v_mean and L = L' + scale q.mean(k) are exact: what a channel has in common takes no part in
    rounding (SageAttention, Zhang et al. 2024), and long sums of the tensor core, which keep 13 bits, stay right.
    P is rounded to E4M3, too. Sums are F32.
 
    On Hopper GPUs (sm_90); the CPU computes the same by emulation, and other GPUs are UNSUPPORTED. q, k and v are F16,
    BF16 or F32, o theirs or F32. Masks, windows, lengths, packed batches, GQA and sinks are those of other calls;
    softcap, ALiBi, bias, dropout, pages, FATTN_MERGE and FATTN_EXACT_DELTA beside it are UNSUPPORTED, as are F64 and
-   algorithms STANDARD and FLASH1. Backward ignores the flag: it computes in q's dtype from the original tensors, with
-   the O and L of this forward. q, k and v must be finite: a NaN among the keys in use reaches every row of its head
-   through their means. NUMERICS.md, section on FP8, says how far results are off. */
+   algorithms STANDARD and FLASH1. q, k and v must be finite: a NaN among the keys in use reaches every row of its head
+   through their means. NUMERICS.md, section on FP8, says how far results are off.
+
+   Backward ignores the flag: it computes in q's dtype from the original tensors, with the O and L of this forward.
+   Where these are far off, exp(s - L) does not sum to 1 over the keys and delta does not belong to it. With
+   FATTN_FP8_RENEW, in the query and in backward, backward first computes O' and L' by a forward call without FATTN_FP8
+   into its workspace and takes P = exp(s - L') and delta = rowsum(dO*O') - dL from them: gradients have the bits of a
+   forward and a backward call without FATTN_FP8, where backward repeats bitwise. That costs such a forward call, and
+   O' and L' in the workspace. O' has io.o's dtype; io.o and io.lse must be given, but what they hold is not read, and
+   gradients may lie in their place. Errors: backward refuses what forward does beside FATTN_FP8; ARG for a given delta,
+   and without FATTN_FP8. Forward ignores this flag. */
 #ifndef FATTN_FP8_H
 #define FATTN_FP8_H
 
@@ -34,7 +43,7 @@ struct fattn_fp8 {
     fattn_tensor q_shift;  /* [B,Hq,Sq] F32: q.mean(k) */
     fattn_tensor k_scale;  /* [B,Hkv] F32 */
     fattn_tensor v_scale;  /* [B,Hkv,Dv] F32 */
-    fattn_tensor v_mean;   /* [B,Hkv,Dv] F32 */
+    fattn_tensor v_mean;   /* [B,Hkv,Dv] F32: mean(v - v_scale v8) */
     fattn_tensor partials; /* [B,Hkv,chunks of 128 keys,3(D+Dv)] F32: scratch of fattn_fp8_quantize */
 };
 

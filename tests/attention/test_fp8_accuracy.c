@@ -1,6 +1,7 @@
 /* How far FATTN_FP8 is from fp64 on the original inputs: by distribution, beside an emulation in fp64; and hard cases
    that other libraries have failed. */
 #include "fp8.h"
+#include "thinned.h"
 
 #include "core/attention/ref.h"
 #include "core/tensor/normal.h"
@@ -62,12 +63,14 @@ static double spread(const attention *a, const double *x, const double *want) {
 }
 
 /* The library is at most 5 % further off than the emulation, which rounds the same numbers in fp64, up to the last
-   rounding of O. */
+   rounding of O or, of O in F32, that of partial sums over keys: a random walk. */
 static void compare(attention *a, double *o_off, double *lse_off) {
     results want = exact(a), emulation = emulated(a), got = computed(a);
     *o_off = fp8_error(a, T_O, got.o, want.o), *lse_off = spread(a, got.lse, want.lse);
     const double most_o = fp8_error(a, T_O, emulation.o, want.o), most = spread(a, emulation.lse, want.lse);
-    const double u = a->t[T_O].dtype == FATTN_F32 ? 1e-5 : a->t[T_O].dtype == FATTN_BF16 ? 0.2 : 0.025;
+    const double u = a->t[T_O].dtype == FATTN_F32    ? 100 * 0x1p-24 * sqrt((double)a->c.Sk)
+                     : a->t[T_O].dtype == FATTN_BF16 ? 0.2
+                                                     : 0.025;
     cr_assert(*o_off <= sqrt(most_o * most_o * 1.1025 + u * u), "%s: O is off by %g %%, the emulation by %g %%",
               a->c.name, *o_off, most_o);
     cr_assert(*lse_off <= 1.05 * most + 1e-5, "%s: L is off by %g, the emulation by %g", a->c.name, *lse_off, most);
@@ -99,19 +102,19 @@ typedef struct distribution {
     const char *name;
     change *q, *k, *v;
     int64_t keys;
-    double plain, rotated; /* O's error in percent: NUMERICS.md */
+    double plain, rotated; /* O's error in percent: NUMERICS.md, and a tenth of it */
 } distribution;
 static const distribution distributions[] = {
-    {"gaussian", NULL, NULL, NULL, 1024, 5.8, 5.8},
-    {"gaussian, long", NULL, NULL, NULL, 16384, 6.2, 6.2},
-    {"outliers", outlier, outlier, outlier, 4096, 7, 6.3},
-    {"channel means", NULL, channels, half_more, 16384, 0.25, 0.24},
+    {"gaussian", NULL, NULL, NULL, 1024, 5.5, 5.4},
+    {"gaussian, long", NULL, NULL, NULL, 16384, 5.6, 5.7},
+    {"outliers", outlier, outlier, outlier, 4096, 6.2, 5.7},
+    {"channel means", NULL, channels, half_more, 16384, 0.145, 0.145},
     {"large q", thrice, NULL, NULL, 4096, 9.7, 9.5},
 };
 
 Test(fp8_accuracy, by_distribution, .timeout = 900) {
     fattn_ctx *const ctx = attention_context(0);
-    for (size_t n = 0; n < sizeof distributions / sizeof *distributions; ++n)
+    for (size_t n = 0; n < sizeof distributions / sizeof *distributions; n += thinned(4))
         for (int rotated = 0; rotated < 2; ++rotated) {
             const distribution *const x = &distributions[n];
             const attention_case c = {x->name,
@@ -236,6 +239,19 @@ Test(fp8_accuracy, many_small_weights_beside_a_large_one) {
     fattn_ctx_destroy(ctx);
 }
 
+/* O of many keys is small beside its values, and has the mean of what rounding takes off these in full, unless v_mean
+   makes up for it: for normal numbers of 16 bits some 2e-4, of an O of 1 / 200. */
+Test(fp8_accuracy, many_keys) {
+    fattn_ctx *const ctx = attention_context(0);
+    attention *const a = case_new(ctx, "many keys", 16, 131072, 32, 0);
+    double o_off, lse_off;
+    compare(a, &o_off, &lse_off);
+    printf("many keys: O %.3g %%\n", o_off);
+    cr_assert(o_off <= 5.8, "O is off by %g %%", o_off);
+    attention_free(a);
+    fattn_ctx_destroy(ctx);
+}
+
 /* Key 0 attracts most of every row's weight and has a small value, as first tokens do. */
 Test(fp8_accuracy, a_sink_at_key_0) {
     fattn_ctx *const ctx = attention_context(0);
@@ -318,9 +334,8 @@ static void put_row_major(attention *a, enum tensor_id id, const double *x) {
 
 /* With the O and L of this forward: rows of P sum to e^dL, and delta has O's error. As far off as backward in F64 with
    the emulation's O and L, and 1.1 times that: what L is off by in a few rows makes most of it where numbers have
-   outliers. Errors in percent, as norms; NUMERICS.md has them. */
+   outliers. With FATTN_FP8_RENEW as far off as without FATTN_FP8. Errors in percent, as norms; NUMERICS.md has them. */
 Test(fp8_accuracy, gradients_by_distribution, .timeout = 900) {
-    enum { N = 2048 };
     static const struct {
         const char *name;
         change *q, *k, *v;
@@ -332,8 +347,9 @@ Test(fp8_accuracy, gradients_by_distribution, .timeout = 900) {
                 {"channel means", NULL, channels, half_more, 0},
                 {"large q", thrice, NULL, NULL, 0}};
     static const enum tensor_id gradients[3] = {T_DQ, T_DK, T_DV};
+    const int64_t N = 2048 / thinned(4);
     fattn_ctx *const ctx = attention_context(0);
-    for (size_t n = 0; n < sizeof rows / sizeof *rows; ++n) {
+    for (size_t n = 0; n < sizeof rows / sizeof *rows; n += thinned(5)) {
         const attention_case c = {rows[n].name,
                                   .B = 1,
                                   .Hq = 1,
@@ -341,31 +357,43 @@ Test(fp8_accuracy, gradients_by_distribution, .timeout = 900) {
                                   .Sk = N,
                                   .D = 128,
                                   .dtype = FATTN_BF16,
-
                                   .flags = FATTN_FP8 | rows[n].flags};
-        attention *const a = attention_new(ctx, &c);
-        if (rows[n].q) apply(a, T_Q, rows[n].q);
-        if (rows[n].k) apply(a, T_K, rows[n].k);
-        if (rows[n].v) apply(a, T_V, rows[n].v);
+        attention_case again = c, without = c;
+        again.flags |= FATTN_FP8_RENEW, without.flags = rows[n].flags & ~(uint32_t)FATTN_FP8_HADAMARD;
+        attention *const a = attention_new(ctx, &c), *const renewed = attention_new(ctx, &again),
+                         *const plain = attention_new(ctx, &without), *const all[3] = {a, renewed, plain};
+        for (int m = 0; m < 3; ++m) {
+            if (rows[n].q) apply(all[m], T_Q, rows[n].q);
+            if (rows[n].k) apply(all[m], T_K, rows[n].k);
+            if (rows[n].v) apply(all[m], T_V, rows[n].v);
+        }
         results emulation = emulated(a);
         a->c.flags &= ~(uint32_t)(FATTN_FP8 | FATTN_FP8_HADAMARD);
         attention *const want = attention_twin(a, FATTN_F64), *const model = attention_twin(a, FATTN_F64);
-        attention_run(a, LIBRARY), attention_run(want, LIBRARY), attention_forward(model, LIBRARY);
+        for (int m = 0; m < 3; ++m) attention_run(all[m], LIBRARY);
+        attention_run(want, LIBRARY), attention_forward(model, LIBRARY);
         put_row_major(model, T_O, emulation.o), put_row_major(model, T_LSE, emulation.lse);
         attention_backward(model, LIBRARY);
-        double off[3], most[3];
+        double off[3], most[3], off_renewed[3], off_plain[3];
         for (int m = 0; m < 3; ++m) {
             double *const x = fp8_values(a, gradients[m]), *const y = fp8_values(want, gradients[m]);
             double *const z = fp8_values(model, gradients[m]);
             off[m] = fp8_error(a, gradients[m], x, y), most[m] = fp8_error(a, gradients[m], z, y);
-            free(x), free(y), free(z);
+            double *const r = fp8_values(renewed, gradients[m]), *const s = fp8_values(plain, gradients[m]);
+            off_renewed[m] = fp8_error(a, gradients[m], r, y), off_plain[m] = fp8_error(a, gradients[m], s, y);
+            free(x), free(y), free(z), free(r), free(s);
         }
-        printf("%s: dQ %.3g %%, dK %.3g %%, dV %.3g %%\n", rows[n].name, off[0], off[1], off[2]);
-        for (int m = 0; m < 3; ++m)
+        printf("%s: dQ %.3g %%, dK %.3g %%, dV %.3g %%; renewed %.3g %%, %.3g %%, %.3g %%\n", rows[n].name, off[0],
+               off[1], off[2], off_renewed[0], off_renewed[1], off_renewed[2]);
+        for (int m = 0; m < 3; ++m) {
+            cr_assert_eq(off_renewed[m], off_plain[m], "%s: %s renewed is off by %g %%, without FP8 by %g %%",
+                         rows[n].name, attention_names[gradients[m]], off_renewed[m], off_plain[m]);
             cr_assert(off[m] <= 1.1 * most[m] + 0.05, "%s: %s is off by %g %%, the emulation by %g %%", rows[n].name,
                       attention_names[gradients[m]], off[m], most[m]);
+        }
         free_results(&emulation);
-        attention_free(a), attention_free(want), attention_free(model);
+        for (int m = 0; m < 3; ++m) attention_free(all[m]);
+        attention_free(want), attention_free(model);
     }
     fattn_ctx_destroy(ctx);
 }

@@ -413,6 +413,43 @@ Test(host_side, few_rows) {
     }
 }
 
+/* FATTN_FP8_RENEW: backward's kernel is that of calls without FATTN_FP8, its workspace O, L and the larger one of both
+   passes without it. Where these store N x N, as on no device that has FATTN_FP8, backward refuses. */
+Test(host_side, fp8_renewed) {
+    fattn_ctx *const ctx = planner(90);
+    fattn_tensor extra[3];
+    shapes x;
+    for (int m = 0; m < 3 * 4 * 3 * 4; ++m) {
+        const int64_t D = (const int64_t[]){40, 64, 128, 256}[m / 3 % 4];
+        const int64_t Sq = (const int64_t[]){1, 16, 99, 1000}[m / 36];
+        fattn_attention_plan plain = {.struct_size = sizeof plain}, plan = plain;
+        describe_call(&x, extra, dtypes[m % 3], Sq, 5000, D, m / 12 % 3, false);
+        cr_assert_eq(fattn_attention_query(ctx, &x.p, &x.io, &plain), FATTN_OK, "%s", fattn_ctx_error(ctx));
+        x.p.flags |= FATTN_FP8 | FATTN_FP8_RENEW;
+        cr_assert_eq(fattn_attention_query(ctx, &x.p, &x.io, &plan), FATTN_OK, "%s", fattn_ctx_error(ctx));
+        const int64_t o = fattn_tensor_numel(&x.t[O]) * (int64_t)fattn_dtype_size(dtypes[m % 3]),
+                      parts = fattni_round_up(o, FATTNI_ALIGN) + fattni_round_up((int64_t)plan.lse_bytes, FATTNI_ALIGN);
+        const size_t larger = plain.fwd_workspace > plain.bwd_workspace ? plain.fwd_workspace : plain.bwd_workspace;
+        cr_assert_eq(plan.bwd_workspace, (size_t)parts + larger, "%s: %zu, %zu", plan.bwd_kernel, plan.bwd_workspace,
+                     larger);
+        cr_assert_str_eq(plan.bwd_kernel, plain.bwd_kernel);
+        cr_assert(strstr(plan.fwd_kernel, "_f8_"), "%s", plan.fwd_kernel);
+        x.io.d_o = NULL;
+        cr_assert_eq(fattn_attention_query(ctx, &x.p, &x.io, &plan), FATTN_OK, "%s", fattn_ctx_error(ctx));
+        cr_assert_geq(plan.bwd_workspace, (size_t)parts + larger);
+    }
+    fattn_ctx_destroy(ctx);
+    fattn_ctx small = context_of(86);
+    small.gpu.shared_limit = fattni_cuda_shared_of(86);
+    small.gpu.blas = (struct fattni_cuda_blas *)&driver;
+    describe_call(&x, extra, FATTN_F32, 100, 100, 256, 0, false);
+    x.p.flags = FATTN_FP8 | FATTN_FP8_RENEW;
+    fattni_call call;
+    cr_assert_eq(fattni_prepare(&small, &x.p, &x.io, FATTNI_BWD, fattni_bwd_table, &call), FATTN_E_UNSUPPORTED);
+    cr_assert(strstr(fattn_ctx_error(&small), "FATTN_FP8_RENEW: fattn_fwd_standard_cuda stores N x N, "), "%s",
+              fattn_ctx_error(&small));
+}
+
 /* FATTN_UNIFIED_MAX: BF16, few rows, no feature of a general kernel; else the reason. */
 Test(host_side, unified_maximum) {
     for (int n = 0; n < ARCHITECTURES; ++n) {

@@ -846,6 +846,37 @@ Test(cuda_fp8, backward_ignores_the_flag, .timeout = 200) {
     fattn_ctx_destroy(gpu);
 }
 
+/* With FATTN_FP8_RENEW it has the bits of both passes without FATTN_FP8; O and L are not read. So has a graph. */
+Test(cuda_fp8, renewed_gradients_are_those_without_fp8, .timeout = 200) {
+    static const fattn_dtype types[3] = {FATTN_BF16, FATTN_F16, FATTN_F32};
+    fattn_ctx *const gpu = hopper_or_skip();
+    for (int n = 0; n < 3 * BUSY_CASES; ++n) {
+        attention_case c = busy_cases[n % BUSY_CASES];
+        c.dtype = types[n / BUSY_CASES];
+        c.d_lse = n % 2;
+        c.flags |= FATTN_DETERMINISTIC;
+        call *const plain = call_new(gpu, &c);
+        c.flags |= FATTN_FP8 | FATTN_FP8_RENEW;
+        call *const x = call_new(gpu, &c);
+        call_forward(x), call_forward(plain);
+        call_fill(x, CALL_O, NAN), call_fill(x, CALL_LSE, NAN);
+        call_backward(x), call_backward(plain);
+        cr_assert_str_eq(x->plan.bwd_kernel, plain->plan.bwd_kernel);
+        const uint64_t want = call_bits(plain, CALL_DQ, CALL_DV);
+        cr_assert_eq(call_bits(x, CALL_DQ, CALL_DV), want, "%s, %s", c.name, fattn_dtype_name(c.dtype));
+        fattn_graph *graph;
+        MUST(gpu, fattn_graph_begin(gpu));
+        call_backward(x);
+        MUST(gpu, fattn_graph_end(gpu, &graph));
+        for (int id = CALL_DQ; id <= CALL_DV; ++id) call_fill(x, (enum call_tensor)id, NAN);
+        MUST(gpu, fattn_graph_launch(gpu, graph));
+        cr_assert_eq(call_bits(x, CALL_DQ, CALL_DV), want, "%s, as a graph", c.name);
+        fattn_graph_destroy(gpu, graph);
+        call_free(x), call_free(plain);
+    }
+    fattn_ctx_destroy(gpu);
+}
+
 /* ---- refusals ---- */
 
 static void refused(fattn_ctx *ctx, fattn_status s, fattn_status want, const char *message) {

@@ -136,6 +136,7 @@ static void quantize_keys(const fattni_problem *p, int64_t b, int64_t g, fp8_num
         for (int64_t d = 0; d < Dv; ++d) {
             const int64_t at = (row0 + j) * Dv + d;
             n->v8[at] = fp8_round(n->v[at] /= n->v_scale[head * Dv + d]);
+            v_mean[d] += n->v_scale[head * Dv + d] * (n->v[at] - n->v8[at]) / (double)s.band.Sk;
         }
     }
 }

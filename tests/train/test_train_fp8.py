@@ -34,6 +34,20 @@ def follows():
         print(dtype, off)
 
 
+def renews():
+    """With --fp8-renew backward has the gradients of its dtype for what forward gave it: another run than either,
+    and as close."""
+    run = ["--dtype", "bf16", "--steps", "20", "--checkpoint", "-"]
+    logs = [train("log.jsonl", *run, *options) for options in ([], ["--fp8"], ["--fp8", "--fp8-renew"])]
+    assert [start["fp8_renew"] for start, _, _ in logs] == [False, False, True]
+    assert "again without them for backward" in logs[2][2] and "again" not in logs[1][2], logs[2][2]
+    plain, fp8, renewed = (steps for _, steps, _ in logs)
+    off = max(abs(renewed[s]["loss"] / plain[s]["loss"] - 1) for s in plain)
+    assert 0 < off <= 0.043, off
+    assert renewed[1]["loss"] == fp8[1]["loss"] and renewed[1]["grad_norm"] != fp8[1]["grad_norm"], (renewed, fp8)
+    print("renewed", off)
+
+
 def goes_on():
     """A run that is cut goes on bitwise, with the flag; one without it may go on with it."""
     run = ["--dtype", "bf16", "--checkpoint-every", "5", "--steps", "10"]
@@ -61,6 +75,7 @@ def evaluates_in_the_dtype():
 with tempfile.TemporaryDirectory() as folder:
     os.chdir(folder)
     follows()
+    renews()
     goes_on()
     evaluates_in_the_dtype()
 sys.exit(0)

@@ -165,9 +165,13 @@ static void restate_keys(const fattni_problem *p, const fattni_sequence *s, int6
         for (int64_t j = 0; j < keys; ++j) x[j] = load(&p->v, s->batch, g, s->k0 + j, d);
         const float size = fmaxf(center_of(x, 1, keys, &mean), 1e-30f);
         put(&to->v_scale, s->b, g, d, 0, size / 448);
-        put(&to->v_mean, s->b, g, d, 0, mean);
-        for (int64_t j = 0; j < (keys > 128 ? (keys + 127) / 128 * 128 : 128); ++j)
-            put(&to->v8, s->batch, g, d, first + fp8_column(j), j < keys ? (x[j] - mean) * (448 / size) : 0);
+        double rest = 0;
+        for (int64_t j = 0; j < (keys > 128 ? (keys + 127) / 128 * 128 : 128); ++j) {
+            const float y = j < keys ? (x[j] - mean) * (448 / size) : 0;
+            put(&to->v8, s->batch, g, d, first + fp8_column(j), y);
+            rest += rint(4096 * ((double)y - fp8_round((double)y)));
+        }
+        put(&to->v_mean, s->b, g, d, 0, keys ? fmaf(size / 448, (float)rest / 4096 / (float)keys, mean) : 0);
     }
     free(x);
 }
@@ -298,6 +302,7 @@ static void fill(call *c) {
 
 Test(fp8_refused, features) {
     REFUSED(true, FATTN_E_ARG, "FATTN_FP8_HADAMARD is given without FATTN_FP8", c.p.flags = FATTN_FP8_HADAMARD);
+    REFUSED(true, FATTN_E_ARG, "FATTN_FP8_RENEW is given without FATTN_FP8", c.p.flags = FATTN_FP8_RENEW);
     REFUSED(true, FATTN_E_UNSUPPORTED, "FATTN_FP8 has no softcap", c.p.softcap = 2);
     REFUSED(true, FATTN_E_UNSUPPORTED, "FATTN_FP8 has no ALiBi", c.io.alibi = &c.slopes);
     REFUSED(true, FATTN_E_UNSUPPORTED, "FATTN_FP8 has no bias", c.io.bias = &c.bias);
@@ -411,6 +416,32 @@ Test(fp8_refused, overlaps) {
         cr_assert_eq(fattn_attention_fwd(ctx, &c.p, &c.io), FATTN_E_ARG, "%d", n);
         cr_assert(strstr(fattn_ctx_error(ctx), "o and fp8."), "%s", fattn_ctx_error(ctx));
     }
+}
+
+/* Backward with FATTN_FP8_RENEW runs a forward call, so that it refuses what forward with FATTN_FP8 does. */
+Test(fp8_refused, renewed) {
+    call c;
+#define NOT_RENEWED(status, says, ...)                                                                                 \
+    do {                                                                                                               \
+        fattn_attention_plan plan = {.struct_size = sizeof plan};                                                      \
+        fill(&c);                                                                                                      \
+        fattn_tensor dq = c.q, known = c.lse;                                                                          \
+        c.io.d_o = &c.v, c.io.dq = &dq, c.p.flags |= FATTN_FP8_RENEW;                                                  \
+        __VA_ARGS__;                                                                                                   \
+        cr_assert_eq(fattn_attention_bwd(ctx, &c.p, &c.io), status, "%s", fattn_ctx_error(ctx));                       \
+        cr_assert(strstr(fattn_ctx_error(ctx), says), "%s", fattn_ctx_error(ctx));                                     \
+        cr_assert_eq(fattn_attention_query(ctx, &c.p, &c.io, &plan), status, "%s", fattn_ctx_error(ctx));              \
+        cr_assert(strstr(fattn_ctx_error(ctx), says), "%s", fattn_ctx_error(ctx));                                     \
+    } while (0)
+    NOT_RENEWED(FATTN_E_ARG, "FATTN_FP8_RENEW is given without FATTN_FP8", c.p.flags = FATTN_FP8_RENEW);
+    NOT_RENEWED(FATTN_E_ARG, "delta: given beside FATTN_FP8_RENEW", c.io.delta = &known);
+    NOT_RENEWED(FATTN_E_UNSUPPORTED, "FATTN_FP8 has no softcap", c.p.softcap = 2);
+    NOT_RENEWED(FATTN_E_UNSUPPORTED, "FATTN_FP8 has no dropout", c.p.dropout_p = 0.5f);
+    NOT_RENEWED(FATTN_E_UNSUPPORTED, "FATTN_FP8 has no FATTN_EXACT_DELTA", c.p.flags |= FATTN_EXACT_DELTA);
+    NOT_RENEWED(FATTN_E_UNSUPPORTED, "FATTN_FP8 has no FATTN_MERGE", (c.p.flags |= FATTN_MERGE, c.o.dtype = FATTN_F32));
+    NOT_RENEWED(FATTN_E_UNSUPPORTED, "FATTN_FP8 has no algorithm STANDARD", c.p.algorithm = FATTN_ALGO_STANDARD);
+    NOT_RENEWED(FATTN_E_SHAPE, "lse: ", c.lse.shape[2] = 15);
+    NOT_RENEWED(FATTN_E_ARG, "o: NULL, but it is required", c.io.o = NULL);
 }
 
 /* Flag by flag, backward's call is the one without. */

@@ -18,6 +18,7 @@ static fattni_fp8_args args_of_run;
 static void run_statistics(void) { emulated_fp8_statistics(args_of_run); }
 static void run_scales(void) { emulated_fp8_scales(args_of_run); }
 static void run_codes(void) { emulated_fp8_codes(args_of_run); }
+static void run_means(void) { emulated_fp8_means(args_of_run); }
 
 extern "C" fattn_status emulated_start(fattn_ctx *, const char *name, void (*)(void), int64_t grid, int block,
                                        size_t bytes, const void *a) {
@@ -25,7 +26,8 @@ extern "C" fattn_status emulated_start(fattn_ctx *, const char *name, void (*)(v
     args_of_run = *(const fattni_fp8_args *)a;
     void (*const run)(void) = strstr(name, "_statistics") ? run_statistics
                               : strstr(name, "_scales")   ? run_scales
-                                                          : run_codes;
+                              : strstr(name, "_codes")    ? run_codes
+                                                          : run_means;
     for (int64_t n = 0; n < grid; ++n) machine_run((int)(grid - 1 - n), 1, block, (unsigned)n, run);
     return FATTN_OK;
 }

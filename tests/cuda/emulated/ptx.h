@@ -101,6 +101,9 @@ static inline uint32_t pack_e4m3(float x0, float x1, float x2, float x3) {
     for (int n = 0; n < 4; ++n) codes |= (uint32_t)__nv_cvt_float_to_fp8(x[n], __NV_SATFINITE, __NV_E4M3) << 8 * n;
     return codes;
 }
+static inline void unpack_e4m3(float x[4], uint32_t codes) {
+    for (int n = 0; n < 4; ++n) x[n] = __half2float(__nv_cvt_fp8_to_halfraw((uint8_t)(codes >> 8 * n), __NV_E4M3));
+}
 static inline uint32_t pack_half(float low, float high) {
     return EMULATED_F16 ? pack_f16(low, high) : pack_bf16(low, high);
 }
