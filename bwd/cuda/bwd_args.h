@@ -89,7 +89,7 @@ static inline void fattni_schedule_backward(fattni_bwd_sm90_args *s, int32_t clu
     s->progress = s->schedule.next_tile + 1;
     s->head_groups = (a->B * a->Hkv + head_group - 1) / head_group;
     while (s->head_groups == 1 && rows % (2 * s->bwd.row_block) == 0 &&
-           (int64_t)heads * s->bwd.padded_rows < (int64_t)ctas * rows)
+           2 * (int64_t)heads * s->bwd.padded_rows <= (int64_t)ctas * rows)
         rows /= 2;
     s->rows_at_once = rows;
     s->row_chunks = (s->bwd.padded_rows + rows - 1) / rows;
