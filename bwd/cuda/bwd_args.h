@@ -42,7 +42,7 @@ typedef struct fattni_bwd_args {
 } fattni_bwd_args;
 
 /* RING: head groups that have dQ accumulators at a time. LAG: postprocess of a head group comes so many head groups
-   later. ROWS_AT_ONCE: rows of a PREPROCESS or POSTPROCESS work item, a multiple of every row block. */
+   later. ROWS_AT_ONCE: most rows of a PREPROCESS or POSTPROCESS work item, a multiple of every row block. */
 enum { FATTNI_RING = 5, FATTNI_LAG = 2 };
 #define FATTNI_ROWS_AT_ONCE(D) ((D) > 128 ? 256 : (D) > 64 ? 512 : 1024)
 /* A call with at most so many key blocks per head, those of a cluster counted as one, is short. */
@@ -75,18 +75,23 @@ typedef struct fattni_bwd_sm90_args {
     int32_t *progress;
     int32_t items, head_groups;
     /* Work items of a head group's rows, for each of both kinds; into how many a head is divided; heads in one. */
-    int32_t row_items, row_chunks, row_heads;
+    int32_t row_items, row_chunks, row_heads, rows_at_once; /* the last: of an item, a multiple of the row block */
 } fattni_bwd_sm90_args;
 
-/* Divides a backward call whose schedule and padded_rows are set into work items, one for each `cluster` CTAs. The
-   counters follow next_tile in memory. */
+/* Divides a backward call whose schedule, padded_rows and row_block are set into work items, one for each `cluster` of
+   `ctas` CTAs. Where one head group is all there is, nothing runs beside its rows, and all CTAs share them. The counters
+   follow next_tile in memory. */
 enum { FATTNI_COUNTERS = 3 };
-static inline void fattni_schedule_backward(fattni_bwd_sm90_args *s, int32_t cluster) {
+static inline void fattni_schedule_backward(fattni_bwd_sm90_args *s, int32_t cluster, int32_t ctas) {
     const fattni_attention_args *const a = &s->bwd.a;
-    const int32_t rows = FATTNI_ROWS_AT_ONCE(s->bwd.D_padded), head_group = s->schedule.head_group,
-                  heads = head_group * a->group;
+    const int32_t head_group = s->schedule.head_group, heads = head_group * a->group;
+    int32_t rows = FATTNI_ROWS_AT_ONCE(s->bwd.D_padded);
     s->progress = s->schedule.next_tile + 1;
     s->head_groups = (a->B * a->Hkv + head_group - 1) / head_group;
+    while (s->head_groups == 1 && rows % (2 * s->bwd.row_block) == 0 &&
+           2 * (int64_t)heads * s->bwd.padded_rows <= (int64_t)ctas * rows)
+        rows /= 2;
+    s->rows_at_once = rows;
     s->row_chunks = (s->bwd.padded_rows + rows - 1) / rows;
     s->row_heads = s->row_chunks > 1 ? 1 : rows / s->bwd.padded_rows;
     s->row_heads = s->row_heads < FATTNI_WORK_ITEM_HEADS ? s->row_heads : FATTNI_WORK_ITEM_HEADS;

@@ -125,7 +125,7 @@ fattn_status fattni_bwd_sm90_args_of(fattn_ctx *ctx, const fattni_problem *p, co
     x->schedule = fattni_sm90_schedule_of(blocks, p->Hkv * p->B, head_group_of(ctx, p, k, blocks));
     x->schedule.next_tile = counters;
     x->items = x->schedule.tiles;
-    if (rows) fattni_schedule_backward(x, k->cluster);
+    if (rows) fattni_schedule_backward(x, k->cluster, ctx->gpu.sms);
     return s;
 }
 

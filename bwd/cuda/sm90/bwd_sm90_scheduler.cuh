@@ -22,7 +22,7 @@
 
 #include "bwd/cuda/sm90/bwd_sm90_common.cuh"
 
-enum { RING = FATTNI_RING, LAG = FATTNI_LAG, ROWS_AT_ONCE = FATTNI_ROWS_AT_ONCE(D) };
+enum { RING = FATTNI_RING, LAG = FATTNI_LAG };
 enum { PREPROCESSED, DQ_ADDITIONS, POSTPROCESSED }; /* counters: of work items, but ADDITIONS of dq_additions() */
 enum { HAS_MEANS = 1 << 30 };                       /* set in PREPROCESSED: keys of the head group are centred */
 
@@ -109,8 +109,8 @@ DEVICE row_range rows_of_item(const fattni_bwd_sm90_args *p, const work_item *x)
     row_range s;
     s.head = chunk / p->row_chunks * p->row_heads;
     s.last = min(s.head + p->row_heads, heads_of_group(p, x->head_group) * p->bwd.a.group);
-    s.begin = chunk % p->row_chunks * ROWS_AT_ONCE;
-    s.end = min(s.begin + ROWS_AT_ONCE, rows);
+    s.begin = chunk % p->row_chunks * p->rows_at_once;
+    s.end = min(s.begin + p->rows_at_once, rows);
     return s;
 }
 /* Query head number `head` of a head group. */

@@ -149,7 +149,7 @@ static void set_up(problem *p, const test_case *c) {
     if (c->rows) {
         for (float &x : p->d_lse) x = normal();
         a->lse = bwd->d_lse = lse, bwd->d_lse.p = p->d_lse.data();
-        fattni_schedule_backward(&p->args, CTAS);
+        fattni_schedule_backward(&p->args, CTAS, c->rows > 1 ? 132 : 2); /* few rows in a work item, or many */
         p->dq_semaphore.assign(p->dq_semaphore.size(), 1);
     }
     p->want_dq.resize(p->q.x.size()), p->want_dk.resize(p->k.x.size()), p->want_dv.resize(p->v.x.size());
