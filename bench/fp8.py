@@ -37,7 +37,7 @@ FIELDS = ["q8", "k8", "v8", "q_scale", "q_shift", "k_scale", "v_scale", "v_mean"
 
 
 class Fp8(C.Structure):
-    _fields_ = [("struct_size", C.c_uint32), ("reserved", C.c_uint32)] + [(n, peers.Tensor) for n in FIELDS]
+    _fields_ = [("struct_size", C.c_uint32), ("rope_base", C.c_float)] + [(n, peers.Tensor) for n in FIELDS]
 
 
 class Copies:

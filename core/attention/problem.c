@@ -307,9 +307,14 @@ static fattn_status take_tensors(fattn_ctx *ctx, const fattn_attention_io *io, b
 static fattn_status take_fp8(fattn_ctx *ctx, const fattn_fp8 *given, fattni_problem *p) {
     fattn_fp8 known;
     FATTNI_TRY(fattni_take_struct(ctx, "fattn_fp8", given, &known, sizeof known));
-    if (known.reserved) return fattn_ctx_fail(ctx, FATTN_E_ARG, "fp8: a reserved field is not zero");
+    if (!(isfinite(known.rope_base) && known.rope_base >= 0))
+        return fattn_ctx_fail(ctx, FATTN_E_ARG, "fp8.rope_base: %g is not finite and positive (0 = no rotation)",
+                              (double)known.rope_base);
+    if (known.rope_base > 0 && p->D % 16)
+        return fattn_ctx_fail(ctx, FATTN_E_SHAPE, "fp8.rope_base: %g, but D=%lld is not a multiple of 16",
+                              (double)known.rope_base, (long long)p->D);
     const fattni_fp8 want = fattni_fp8_lay_out(p, NULL);
-    fattni_fp8 got = {0};
+    fattni_fp8 got = {.rope_base = known.rope_base};
     const struct {
         const char *name;
         const fattn_tensor *t;

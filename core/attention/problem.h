@@ -22,6 +22,7 @@ typedef struct fattni_array {
 /* 8-bit copies of q, k and v (core/fp8/fp8.h). */
 typedef struct fattni_fp8 {
     fattni_array q, k, v, q_scale, q_shift, k_scale, v_scale, v_mean, partials;
+    float rope_base; /* 0: the quantiser does not turn q and k */
 } fattni_fp8;
 
 typedef struct fattni_problem {

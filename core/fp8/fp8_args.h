@@ -22,7 +22,8 @@ typedef struct fattni_fp8_args {
     int32_t lanes_k, lanes_v;   /* that share a row of q or k, and of v: 8 channels each, a power of two */
     int32_t q_blocks, k_blocks; /* of a sequence's head, at most */
     int32_t hadamard;
-    float hadamard_scale; /* 1 / sqrt(D) */
+    float hadamard_scale;                            /* 1 / sqrt(D) */
+    uint64_t frequency[8][FATTNI_FP8_CHANNELS / 16]; /* of channel 8 n + e of q and k: [e][n] (rope.h) */
 } fattni_fp8_args;
 
 #endif

@@ -28,7 +28,7 @@ static fattni_array append(char *memory, size_t *end, fattn_dtype dtype, int ndi
 static fattni_fp8 lay_out(const fattni_problem *p, void *memory, size_t *bytes) {
     const int64_t Bt = p->packed ? 1 : p->B, chunks = fattni_fp8_chunks(p), columns = chunks * FATTNI_FP8_CHUNK;
     const fattn_dtype code = FATTN_F8E4M3, real = FATTN_F32;
-    fattni_fp8 out;
+    fattni_fp8 out = {.rope_base = 0};
     *bytes = 0;
     out.q = append(memory, bytes, code, 4, Bt, p->Hq, p->rows_q, p->D);
     out.k = append(memory, bytes, code, 4, Bt, p->Hkv, p->rows_k, p->D);

@@ -7,6 +7,7 @@
 #include "core/device/load_8.cuh"
 #include "core/device/sequence.cuh"
 #include "core/fp8/rest.h"
+#include "core/fp8/rope.h"
 #include "core/ptx/f8.h"
 #include "core/tensor/philox.h"
 
@@ -103,10 +104,29 @@ DEVICE void rotate(float y[8], const fattni_fp8_args *x, int lane, uint32_t sign
     for (int e = 0; e < 8; ++e) y[e] = __fmul_rn(y[e], x->hadamard_scale);
 }
 
-/* Lanes of a row take a chunk of k or of v: even numbers are chunks of k. */
-extern "C" __global__ void __launch_bounds__(THREADS)
-    fattn_fp8_statistics(const __grid_constant__ fattni_fp8_args args) {
-    const fattni_fp8_args *const x = &args;
+/* Frequencies of all channels, in shared memory: of channel 8 n + e [e][n]. */
+typedef uint64_t frequencies[8][CHANNELS / 16];
+DEVICE void load_frequencies(frequencies to, const fattni_fp8_args *x) {
+    to[threadIdx.x / 32][threadIdx.x % 32] = x->frequency[threadIdx.x / 32][threadIdx.x % 32];
+    __syncthreads();
+}
+static_assert((int)THREADS == (int)CHANNELS / 2, "one number for each thread");
+/* Pairs of a row (y[i], y[i + D/2]) by the angles of a position; the other half lies in other lanes. */
+DEVICE void turn(float y[8], const frequencies frequency, int64_t position, int lane, int D) {
+    const int half = D / 16, of_high = lane >= half && lane < 2 * half; /* lanes; more than 2 half have no channels */
+    const int partner = (int)threadIdx.x % 32 + (of_high ? -half : lane < half ? half : 0);
+#pragma unroll
+    for (int e = 0; e < 8; ++e) {
+        float cosine, sine;
+        const float other = __shfl_sync(ALL_LANES, y[e], partner, 32);
+        fattni_fp8_angle(position, frequency[e][lane], &cosine, &sine);
+        y[e] =
+            of_high ? fattni_fp8_turn_high(other, y[e], cosine, sine) : fattni_fp8_turn_low(y[e], other, cosine, sine);
+    }
+}
+
+/* Lanes of a row take a chunk of k or of v: even numbers are chunks of k. frequency: NULL without rope. */
+DEVICE void add_chunk(const fattni_fp8_args *x, const uint64_t (*frequency)[CHANNELS / 16]) {
     const fattni_attention_args *const a = &x->a;
     const int lanes = max(x->lanes_k, x->lanes_v), lane = (int)threadIdx.x % lanes;
     const int number = (int)blockIdx.x * (THREADS / lanes) + (int)threadIdx.x / lanes, of_v = number & 1;
@@ -120,7 +140,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #pragma unroll
     for (int e = 0; e < 8; ++e) sum[e] = 0.0f, low[e] = INFINITY, high[e] = -INFINITY;
     /* Lanes of a warp have different counts: they shuffle together. */
-    const int most = x->hadamard ? (int)KEYS : count;
+    const int most = x->hadamard || frequency ? (int)KEYS : count;
     for (int j = 0; j < most; j += AT_ONCE) {
         float y[AT_ONCE][8];
         const char *rows[AT_ONCE];
@@ -130,11 +150,12 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         load_rows(y, rows, AT_ONCE, a, 8 * lane, width);
 #pragma unroll
         for (int n = 0; n < AT_ONCE; ++n) {
-            if (x->hadamard) {
+            if (x->hadamard || frequency) {
                 float turned[8];
 #pragma unroll
                 for (int e = 0; e < 8; ++e) turned[e] = y[n][e];
-                rotate(turned, x, lane, signs);
+                if (frequency) turn(turned, frequency, (int64_t)a->k_pos0 + first + j + n, lane, a->D);
+                if (x->hadamard) rotate(turned, x, lane, signs);
 #pragma unroll
                 for (int e = 0; e < 8; ++e)
                     if (!of_v) y[n][e] = turned[e];
@@ -156,6 +177,16 @@ extern "C" __global__ void __launch_bounds__(THREADS)
             const int c = 8 * lane + e;
             to[c] = sum[e], to[all + c] = low[e], to[2 * all + c] = high[e];
         }
+}
+extern "C" __global__ void __launch_bounds__(THREADS)
+    fattn_fp8_statistics(const __grid_constant__ fattni_fp8_args args) {
+    add_chunk(&args, NULL);
+}
+extern "C" __global__ void __launch_bounds__(THREADS)
+    fattn_fp8_statistics_rope(const __grid_constant__ fattni_fp8_args args) {
+    __shared__ frequencies frequency;
+    load_frequencies(frequency, &args);
+    add_chunk(&args, frequency);
 }
 
 /* One CTA per key head of a sequence, a thread per channel of k and v. The first chunk's partials become what
@@ -200,7 +231,7 @@ DEVICE void store_codes(char *to, const float y[8], float factor, int c, int wid
 }
 
 /* Codes of rows of q (`of_q`) or k: ROWS_AT_ONCE rows, the CTA's rows apart, by each group of lanes. */
-DEVICE void code_rows(const fattni_fp8_args *x, const place at, int of_q) {
+DEVICE void code_rows(const fattni_fp8_args *x, const place at, int of_q, const uint64_t (*frequency)[CHANNELS / 16]) {
     const fattni_attention_args *const a = &x->a;
     const sequence s = sequence_of(a, at.b);
     const int lanes = x->lanes_k, lane = (int)threadIdx.x % lanes, group = (int)threadIdx.x / lanes,
@@ -223,6 +254,7 @@ DEVICE void code_rows(const fattni_fp8_args *x, const place at, int of_q) {
 #pragma unroll
     for (int n = 0; n < ROWS_AT_ONCE; ++n) {
         const int row = first + n * groups;
+        if (frequency) turn(y[n], frequency, (int64_t)a->k_pos0 + (of_q ? s.diagonal : 0) + row, lane, a->D);
         if (x->hadamard) rotate(y[n], x, lane, signs);
         char *const codes =
             (char *)to->p + s.batch * to->b + at.h * to->h + (int64_t)(row0 + row) * to->row; /* bytes */
@@ -309,17 +341,25 @@ DEVICE void code_values(const fattni_fp8_args *x, const place at, uint32_t (*wor
 }
 
 /* Blocks of q, of k, of v. */
-extern "C" __global__ void __launch_bounds__(THREADS, 3) fattn_fp8_codes(const __grid_constant__ fattni_fp8_args args) {
-    const fattni_fp8_args *const x = &args;
+DEVICE void write_codes(const fattni_fp8_args *x, const uint64_t (*frequency)[CHANNELS / 16]) {
     extern __shared__ uint32_t words[];
     int number = (int)blockIdx.x;
     const int of_q = x->q_blocks * x->a.Hq * x->a.B, of_k = x->k_blocks * x->a.Hkv * x->a.B;
     if (number < of_q)
-        code_rows(x, place_of(number, x->a.Hq, x->q_blocks), 1);
+        code_rows(x, place_of(number, x->a.Hq, x->q_blocks), 1, frequency);
     else if ((number -= of_q) < of_k)
-        code_rows(x, place_of(number, x->a.Hkv, x->k_blocks), 0);
+        code_rows(x, place_of(number, x->a.Hkv, x->k_blocks), 0, frequency);
     else
         code_values(x, place_of(number - of_k, x->a.Hkv, x->chunks), (uint32_t(*)[PITCH])words);
+}
+extern "C" __global__ void __launch_bounds__(THREADS, 3) fattn_fp8_codes(const __grid_constant__ fattni_fp8_args args) {
+    write_codes(&args, NULL);
+}
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
+    fattn_fp8_codes_rope(const __grid_constant__ fattni_fp8_args args) {
+    __shared__ frequencies frequency;
+    load_frequencies(frequency, &args);
+    write_codes(&args, frequency);
 }
 
 /* One CTA per key head of a sequence, a thread per channel: v_mean. */

@@ -2,6 +2,7 @@
    (quantize_cuda.c): sums over a chunk's keys in their order, then over chunks; fused only where fmaf says so. */
 #include "core/fp8/fp8.h"
 #include "core/fp8/rest.h"
+#include "core/fp8/rope.h"
 #include "core/tensor/philox.h"
 
 #include <math.h>
@@ -16,7 +17,8 @@ typedef struct job {
     const fattni_fp8 *to;
     int64_t chunks, blocks; /* of the longest sequence: of keys, of rows of q */
     bool rotates;
-    float sign[WIDTH], root; /* of the Hadamard matrix, 1 / sqrt(D) */
+    float sign[WIDTH], root;       /* of the Hadamard matrix, 1 / sqrt(D) */
+    uint64_t frequency[WIDTH / 2]; /* with rope_base */
 } job;
 
 static void load_row(const fattni_array *a, const fattni_sequence *s, int64_t h, int64_t row, int64_t n, float *x) {
@@ -32,11 +34,24 @@ static void load_row(const fattni_array *a, const fattni_sequence *s, int64_t h,
     }
 }
 
-/* A row of q or k, rotated if the call says so. */
-static void load_rotated(const job *j, const fattni_array *a, const fattni_sequence *s, int64_t h, int64_t row,
-                         float *x) {
-    const int64_t D = j->p->D;
-    load_row(a, s, h, row, D, x);
+/* Pairs (x[i], x[i + D/2]) by the angles of a position. */
+static void turn(const job *j, int64_t position, float *x) {
+    const int64_t half = j->p->D / 2;
+    for (int64_t i = 0; i < half; ++i) {
+        const float low = x[i], high = x[i + half];
+        float cosine, sine;
+        fattni_fp8_angle(position, j->frequency[i], &cosine, &sine);
+        x[i] = fattni_fp8_turn_low(low, high, cosine, sine);
+        x[i + half] = fattni_fp8_turn_high(low, high, cosine, sine);
+    }
+}
+
+/* A row of q or k of a sequence, turned and rotated if the call says so. */
+static void load_rotated(const job *j, bool of_q, const fattni_sequence *s, int64_t h, int64_t row, float *x) {
+    const fattni_problem *const p = j->p;
+    const int64_t D = p->D;
+    load_row(of_q ? &p->q : &p->k, s, h, (of_q ? s->q0 : s->k0) + row, D, x);
+    if (j->to->rope_base > 0) turn(j, p->k_pos0 + (of_q ? s->diagonal : 0) + row, x);
     if (!j->rotates) return;
     for (int64_t d = 0; d < D; ++d) x[d] *= j->sign[d];
     for (int64_t step = 1; step < D; step *= 2)
@@ -81,7 +96,7 @@ static void sum_chunk(void *arg, int64_t task, int thread) {
     for (int64_t d = 0; d < all; ++d) sum[d] = 0, min[d] = INFINITY, max[d] = -INFINITY;
     for (int64_t row = c * CHUNK; row < end; ++row) {
         float x[WIDTH];
-        load_rotated(j, &p->k, &s, g, s.k0 + row, x);
+        load_rotated(j, false, &s, g, row, x);
         add_row(x, p->D, sum, min, max);
         load_row(&p->v, &s, g, s.k0 + row, p->Dv, x);
         add_row(x, p->Dv, sum + p->D, min + p->D, max + p->D);
@@ -142,7 +157,7 @@ static void write_chunk(const job *j, int64_t b, int64_t g, int64_t c) {
     for (int64_t row = begin; row < end; ++row) {
         float x[WIDTH];
         uint8_t *const k8 = fattni_at(&j->to->k, s.batch, g, s.k0 + row);
-        load_rotated(j, &p->k, &s, g, s.k0 + row, x);
+        load_rotated(j, false, &s, g, row, x);
         for (int64_t d = 0; d < p->D; ++d) k8[d] = fattni_float_to_e4m3((x[d] - mean[d]) * inverse[0]);
         load_row(&p->v, &s, g, s.k0 + row, p->Dv, x);
         const int64_t column = column_of(row - begin);
@@ -177,7 +192,7 @@ static void write_rows(const job *j, int64_t b, int64_t h, int64_t block) {
     for (int64_t i = block * ROWS_PER_TASK; i < end; ++i) {
         const int64_t row = s.q0 + i;
         float x[WIDTH], most = 0;
-        load_rotated(j, &p->q, &s, h, row, x);
+        load_rotated(j, true, &s, h, i, x);
         for (int64_t d = 0; d < p->D; ++d) most = fmaxf(most, fabsf(x[d]));
         most = fmaxf(most, SMALLEST);
         const float inverse = LARGEST / most;
@@ -233,6 +248,8 @@ fattn_status fattni_fp8_quantize_cpu(fattn_ctx *ctx, const fattni_problem *p, co
     job j = {.p = p, .to = to, .rotates = p->flags & FATTN_FP8_HADAMARD};
     j.chunks = fattni_max(fattni_ceil_div(p->Sk, CHUNK), 1), j.blocks = fattni_ceil_div(p->Sq, ROWS_PER_TASK);
     if (j.rotates) draw_signs(&j);
+    for (int64_t i = 0; to->rope_base > 0 && i < p->D / 2; ++i)
+        j.frequency[i] = fattni_fp8_frequency((double)to->rope_base, i, p->D / 2);
     const int64_t of_keys = p->B * p->Hkv * j.chunks;
     fattni_parallel(ctx, of_keys, sum_chunk, &j);
     fattni_parallel(ctx, p->B * p->Hkv, reduce, &j);

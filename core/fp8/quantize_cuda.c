@@ -4,12 +4,15 @@
 #include "core/cuda/device.h"
 #include "core/cuda/launch.h"
 #include "core/fp8/fp8.h"
+#include "core/fp8/rope.h"
 
 #include <math.h>
 
 extern void fattn_fp8_statistics(fattni_fp8_args);
 extern void fattn_fp8_scales(fattni_fp8_args);
 extern void fattn_fp8_codes(fattni_fp8_args);
+extern void fattn_fp8_statistics_rope(fattni_fp8_args);
+extern void fattn_fp8_codes_rope(fattni_fp8_args);
 extern void fattn_fp8_means(fattni_fp8_args);
 _Static_assert(sizeof(fattni_fp8_args) <= 4096, "the limit of a kernel's argument");
 _Static_assert((int)FATTNI_FP8_KEYS == (int)FATTNI_FP8_CHUNK, "one number");
@@ -47,9 +50,14 @@ fattn_status fattni_fp8_quantize_cuda(fattn_ctx *ctx, const fattni_problem *p, c
     if (blocks > INT32_MAX || 2 * planes * x.chunks > INT32_MAX)
         return fattn_ctx_fail(ctx, FATTN_E_UNSUPPORTED, "FP8: B=%lld Hq=%lld Sq=%lld Sk=%lld: more than 2^31-1 blocks",
                               (long long)p->B, (long long)p->Hq, (long long)p->Sq, (long long)p->Sk);
-    FATTNI_TRY(FATTNI_START(ctx, fattn_fp8_statistics, parts, FATTNI_FP8_THREADS, &x));
+    const bool turns = to->rope_base > 0;
+    for (int64_t d = 0; turns && d < p->D; ++d)
+        x.frequency[d % 8][d / 8] = fattni_fp8_frequency((double)to->rope_base, d % (p->D / 2), p->D / 2);
+    FATTNI_TRY(turns ? FATTNI_START(ctx, fattn_fp8_statistics_rope, parts, FATTNI_FP8_THREADS, &x)
+                     : FATTNI_START(ctx, fattn_fp8_statistics, parts, FATTNI_FP8_THREADS, &x));
     FATTNI_TRY(FATTNI_START(ctx, fattn_fp8_scales, planes, FATTNI_FP8_CHANNELS, &x));
-    FATTNI_TRY(fattni_cuda_start(ctx, "fattn_fp8_codes", (fattni_cuda_any)fattn_fp8_codes, blocks, FATTNI_FP8_THREADS,
-                                 shared, &x));
+    FATTNI_TRY(fattni_cuda_start(ctx, turns ? "fattn_fp8_codes_rope" : "fattn_fp8_codes",
+                                 (fattni_cuda_any)(turns ? fattn_fp8_codes_rope : fattn_fp8_codes), blocks,
+                                 FATTNI_FP8_THREADS, shared, &x));
     return FATTNI_START(ctx, fattn_fp8_means, planes, FATTNI_FP8_CHANNELS / 2, &x);
 }

@@ -35,7 +35,7 @@
    addresses and strides that are multiples of 16 bytes, last dimensions contiguous in all. */
 struct fattn_fp8 {
     uint32_t struct_size;
-    uint32_t reserved;     /* 0 */
+    float rope_base;       /* of fattn_fp8_quantize, which fattn_fp8_layout sets to 0: q and k as they are */
     fattn_tensor q8;       /* [B,Hq,Sq,D] F8E4M3 */
     fattn_tensor k8;       /* [B,Hkv,Sk,D] F8E4M3 */
     fattn_tensor v8;       /* [B,Hkv,Dv,columns] F8E4M3 */
@@ -57,9 +57,17 @@ FATTN_API FATTN_CHECKED fattn_status fattn_fp8_layout(fattn_ctx *ctx, const fatt
 /* Fills io->fp8, which fattn_fp8_layout has made for the same params, shapes and lengths. The codes are the same on the
    CPU and on a GPU. With FATTN_FP8_HADAMARD q and k - mean(k) are first multiplied by the Hadamard matrix of size D,
    divided by sqrt(D), whose columns have random signs from params.rng: products stay, outliers spread over all channels
-   (QuIP, Chee et al. 2023). D is a power of two of 16 or more then. Enqueue only; capturable. A later
-   fattn_attention_fwd with io->fp8 reads the copies; one without makes its own in the workspace. Errors: as above, and
-   ARG, DEVICE, SHAPE for what io->fp8 holds. */
+   (QuIP, Chee et al. 2023). D is a power of two of 16 or more then.
+
+   With io->fp8->rope_base, finite and above 0, q and k are turned before that as by fattn_op_rope: row i by the angles
+   of position i' + off, key j by those of j' (fattn/attention.h), the positions of the mask. They are turned in F32 and
+   not rounded to their dtype; D is a multiple of 16. Cosines and sines are off by 1e-7 and the same on the CPU and on a
+   GPU, so that scores are those of fattn_op_rope's F32 results but for their last bits. Forward does not look at
+   rope_base. Backward, also with FATTN_FP8_RENEW, computes from the q and k of its own call: give it turned ones.
+
+   Enqueue only; capturable. A later fattn_attention_fwd with io->fp8 reads the copies; one without makes its own in the
+   workspace, without rope. Errors: as above, and ARG, DEVICE, SHAPE for what io->fp8 holds; ARG for a rope_base that is
+   none, SHAPE for a D that is no multiple of 16 beside it. */
 FATTN_API FATTN_CHECKED fattn_status fattn_fp8_quantize(fattn_ctx *ctx, const fattn_attention_params *p,
                                                         const fattn_attention_io *io);
 

@@ -5,6 +5,7 @@
 #include "tiles.h"
 
 #include "core/cpu/tile.h"
+#include "core/fp8/rope.h"
 #include "core/tensor/philox.h"
 
 #include <criterion/criterion.h>
@@ -136,6 +137,83 @@ Test(fp8, copies_are_those_of_the_definition) {
         }
         fp8_numbers_free(&got), fp8_numbers_free(&want);
         fp8_free(&copies);
+        attention_free(a);
+        fattn_ctx_destroy(ctx);
+    }
+}
+
+/* Turns q and k, as the quantiser does, bit by bit (`exactly`), or in double. */
+static void turn(attention *a, float base, bool exactly) {
+    const bool top_left = a->c.flags & (FATTN_CAUSAL_TOP_LEFT | FATTN_TOP_LEFT);
+    for (int m = 0; m < 2; ++m) {
+        const fattn_tensor *const t = &a->t[m ? T_K : T_Q];
+        const int64_t half = t->shape[3] / 2, off = m || top_left ? 0 : a->c.Sk - a->c.Sq;
+        for (int64_t n = 0; n < fattn_tensor_numel(t); ++n) {
+            int64_t at[FATTN_MAX_DIMS] = {0}, other[FATTN_MAX_DIMS];
+            attention_index(t, n, at);
+            if (at[3] >= half) continue;
+            memcpy(other, at, sizeof at), other[3] += half;
+            const int64_t position = (m ? a->c.k_pos0 : a->c.q_pos0) + off + at[2];
+            const double u = attention_get(t, at), v = attention_get(t, other);
+            float c, s;
+            fattni_fp8_angle(position, fattni_fp8_frequency((double)base, at[3], half), &c, &s);
+            const double angle = (double)position * pow((double)base, -(double)at[3] / (double)half);
+            const double low = exactly ? (double)fmaf((float)u, c, -((float)v * s)) : u * cos(angle) - v * sin(angle),
+                         high = exactly ? (double)fmaf((float)u, s, (float)v * c) : u * sin(angle) + v * cos(angle);
+            attention_set(t, at, low), attention_set(t, other, high);
+        }
+    }
+}
+
+/* With rope_base the copies of q and k, of any dtype, are bit by bit those of F32 tensors that were turned before; to a
+   code beside it those of rotations in double. Positions are those of the mask. Forward takes them as they are. */
+Test(fp8, turned_copies_are_those_of_turned_rows) {
+    static const int64_t sizes[][3] = {{70, 70, 64}, {33, 200, 128}, {130, 40, 48}, {1, 17, 16}, {20, 300, 256}};
+    for (int n = 0; n < 30; ++n) {
+        const int64_t *const size = sizes[n % 5];
+        const float base = n % 4 ? 10000 : 500;
+        const attention_case c = {.name = "turned",
+                                  .B = 2,
+                                  .Hq = 4,
+                                  .Hkv = 2,
+                                  .Sq = size[0],
+                                  .Sk = size[1],
+                                  .D = size[2],
+                                  .dtype = dtypes[n % 3],
+                                  .wide = true,
+                                  .q_pos0 = n % 2 * 1000,
+                                  .k_pos0 = n % 3 * 70,
+                                  .flags = FATTN_FP8 |
+                                           (n % 4 == 1   ? FATTN_CAUSAL
+                                            : n % 4 == 2 ? FATTN_CAUSAL_TOP_LEFT
+                                                         : 0) |
+                                           (n % 7 < 3 && size[2] != 48 ? FATTN_FP8_HADAMARD : 0u)};
+        fattn_ctx *const ctx = context_of(n);
+        attention *const a = attention_new(ctx, &c);
+        fp8_copies got = fp8_quantize_turned(a, base);
+        for (int m = 0; m < 2; ++m) {
+            attention *const before = attention_twin(a, FATTN_F32);
+            turn(before, base, m == 0);
+            fp8_copies want = fp8_quantize(before);
+            cr_assert_eq(got.bytes, want.bytes);
+            if (m == 0) {
+                const size_t end = (size_t)((char *)want.fp8.partials.data - (char *)want.memory);
+                cr_assert_eq(memcmp(got.memory, want.memory, end), 0, "case %d", n);
+                fp8_forward(a, &got), fp8_forward(before, &want);
+                cr_assert_eq(memcmp(a->t[T_O].data, before->t[T_O].data, (size_t)(8 * c.Sq * c.D) * 4), 0);
+                cr_assert_eq(memcmp(a->t[T_LSE].data, before->t[T_LSE].data, (size_t)(8 * c.Sq) * 4), 0);
+            }
+            fp8_numbers x = fp8_numbers_read(a, &got), y = fp8_numbers_read(before, &want);
+            for (int64_t e = 0; e < 2 * 4 * c.Sq * c.D; ++e)
+                cr_assert(is_nearest(x.q8[e], y.q8[e], fabs(y.q8[e]) / 12 + 0x1p-9), "%g, not %g", x.q8[e], y.q8[e]);
+            for (int64_t e = 0; e < 2 * 2 * c.Sk * c.D; ++e)
+                cr_assert(is_nearest(x.k8[e], y.k8[e], fabs(y.k8[e]) / 12 + 0x1p-9), "%g, not %g", x.k8[e], y.k8[e]);
+            for (int64_t e = 0; e < 2 * 4 * c.Sq; ++e) cr_assert(close_to(x.q_scale[e], y.q_scale[e], 1e-6));
+            fp8_numbers_free(&x), fp8_numbers_free(&y);
+            fp8_free(&want);
+            attention_free(before);
+        }
+        fp8_free(&got);
         attention_free(a);
         fattn_ctx_destroy(ctx);
     }

@@ -34,7 +34,7 @@ double fp8_round(double x) {
     return r > 448 ? 448 : r < -448 ? -448 : r;
 }
 
-fp8_copies fp8_quantize(const attention *a) {
+fp8_copies fp8_quantize_turned(const attention *a, float rope_base) {
     fp8_copies c = {.fp8 = {.struct_size = 0}};
     cr_assert_eq(fattn_fp8_layout(a->ctx, &a->params, &a->io, NULL, &c.bytes, NULL), FATTN_OK, "%s: %s", a->c.name,
                  fattn_ctx_error(a->ctx));
@@ -43,12 +43,16 @@ fp8_copies fp8_quantize(const attention *a) {
     memset(c.memory, 0xff, c.bytes + FATTNI_ALIGN);
     cr_assert_eq(fattn_fp8_layout(a->ctx, &a->params, &a->io, c.memory, &c.bytes, &c.fp8), FATTN_OK, "%s: %s",
                  a->c.name, fattn_ctx_error(a->ctx));
+    cr_assert_eq(c.fp8.rope_base, 0);
+    c.fp8.rope_base = rope_base;
     fattn_attention_io io = a->io;
     io.fp8 = &c.fp8;
     cr_assert_eq(fattn_fp8_quantize(a->ctx, &a->params, &io), FATTN_OK, "%s: %s", a->c.name, fattn_ctx_error(a->ctx));
     for (size_t n = 0; n < FATTNI_ALIGN; ++n) cr_assert_eq(((unsigned char *)c.memory)[c.bytes + n], 0xff);
     return c;
 }
+
+fp8_copies fp8_quantize(const attention *a) { return fp8_quantize_turned(a, 0); }
 
 void fp8_forward(attention *a, const fp8_copies *copies) {
     a->io.fp8 = &copies->fp8;

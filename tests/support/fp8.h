@@ -13,8 +13,9 @@ typedef struct fp8_copies {
     void *memory;
     size_t bytes;
 } fp8_copies;
-/* By fattn_fp8_layout and fattn_fp8_quantize; a->io.fp8 is as before. */
-fp8_copies fp8_quantize(const attention *a);
+/* By fattn_fp8_layout and fattn_fp8_quantize, with this rope_base; a->io.fp8 is as before. */
+fp8_copies fp8_quantize_turned(const attention *a, float rope_base);
+fp8_copies fp8_quantize(const attention *a); /* without */
 /* fattn_attention_fwd that reads them. */
 void fp8_forward(attention *a, const fp8_copies *copies);
 void fp8_free(fp8_copies *c);

@@ -123,7 +123,7 @@ static void attention_types(void) {
     END(fattn_attention_io);
     STRUCT(fattn_fp8);
     FIELD(fattn_fp8, struct_size);
-    FIELD(fattn_fp8, reserved);
+    FIELD(fattn_fp8, rope_base);
     FIELD(fattn_fp8, q8);
     FIELD(fattn_fp8, k8);
     FIELD(fattn_fp8, v8);

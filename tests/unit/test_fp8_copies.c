@@ -2,6 +2,7 @@
 #include "fp8.h"
 
 #include "core/fp8/fp8.h"
+#include "core/fp8/rope.h"
 #include "core/tensor/numeric.h"
 #include "core/tensor/philox.h"
 
@@ -49,7 +50,7 @@ static void check_layout(const attention_case *c, int64_t Rq, int64_t Rk, int64_
                {&f->v_mean, FATTN_F32, 3, {B, Hkv, Dv}, Dv},
                {&f->partials, FATTN_F32, 4, {Bt, Hkv, chunks, sums}, sums}};
     size_t at = 0;
-    cr_assert(f->struct_size == sizeof *f && f->reserved == 0);
+    cr_assert(f->struct_size == sizeof *f && f->rope_base == 0);
     for (size_t n = 0; n < sizeof all / sizeof *all; ++n) {
         cr_assert(is_at(all[n].t, copies.memory, at, all[n].dtype, all[n].ndim, all[n].shape, all[n].pitch), "%s: %zu",
                   c->name, n);
@@ -107,9 +108,17 @@ static float load(const fattni_array *a, int64_t b, int64_t h, int64_t row, int6
     return (float)fattni_get(a, b, h, row, d);
 }
 
-/* A row of q or k. */
-static void load_row(const fattni_problem *p, const fattni_array *a, int64_t b, int64_t h, int64_t row, float *x) {
+/* A row of q or k at this position. */
+static void load_row(const fattni_problem *p, const fattni_array *a, int64_t b, int64_t h, int64_t row,
+                     int64_t position, float *x) {
     for (int64_t d = 0; d < p->D; ++d) x[d] = load(a, b, h, row, d);
+    for (int64_t d = 0, half = p->D / 2; p->fp8.rope_base > 0 && d < half; ++d) {
+        const float u = x[d], v = x[d + half];
+        float cosine, sine;
+        fattni_fp8_angle(position, fattni_fp8_frequency((double)p->fp8.rope_base, d, half), &cosine, &sine);
+        x[d] = fmaf(u, cosine, -(v * sine));
+        x[d + half] = fmaf(u, sine, v * cosine);
+    }
     if (!(p->flags & FATTN_FP8_HADAMARD)) return;
     for (int64_t d = 0; d < p->D; ++d) {
         const fattni_block counter = {{(uint32_t)(d / 128), 0, p->rng.stream, 0x48414441}};
@@ -153,7 +162,7 @@ static void restate_keys(const fattni_problem *p, const fattni_sequence *s, int6
                          float *k_mean) {
     const int64_t keys = s->band.Sk, first = p->packed ? s->k0 / 128 * 128 + 128 * s->b : 0;
     float *const x = malloc((size_t)(keys + 1) * FATTNI_MAX_HEAD_DIM * sizeof *x), most = 0;
-    for (int64_t j = 0; j < keys; ++j) load_row(p, &p->k, s->batch, g, s->k0 + j, x + j * p->D);
+    for (int64_t j = 0; j < keys; ++j) load_row(p, &p->k, s->batch, g, s->k0 + j, p->k_pos0 + j, x + j * p->D);
     for (int64_t d = 0; d < p->D; ++d) most = fmaxf(most, center_of(x + d, p->D, keys, &k_mean[d]));
     most = fmaxf(most, 1e-30f);
     put(&to->k_scale, s->b, g, 0, 0, most / 448);
@@ -176,10 +185,11 @@ static void restate_keys(const fattni_problem *p, const fattni_sequence *s, int6
     free(x);
 }
 
-static void restate_row(const fattni_problem *p, const fattni_sequence *s, int64_t h, int64_t row, const fattn_fp8 *to,
+static void restate_row(const fattni_problem *p, const fattni_sequence *s, int64_t h, int64_t i, const fattn_fp8 *to,
                         const float *k_mean) {
+    const int64_t row = s->q0 + i, off = p->flags & FATTN_CAUSAL_TOP_LEFT ? 0 : s->band.Sk - s->band.Sq;
     float x[FATTNI_MAX_HEAD_DIM], most = 0, lane[32] = {0};
-    load_row(p, &p->q, s->batch, h, row, x);
+    load_row(p, &p->q, s->batch, h, row, p->q_pos0 + i + off, x);
     for (int64_t d = 0; d < p->D; ++d) most = fmaxf(most, fabsf(x[d]));
     most = fmaxf(most, 1e-30f);
     put(&to->q_scale, s->batch, h, row, 0, most / 448);
@@ -191,20 +201,21 @@ static void restate_row(const fattni_problem *p, const fattni_sequence *s, int64
     put(&to->q_shift, s->batch, h, row, 0, lane[0]);
 }
 
-static void check_bits(const attention_case *c, int threads) {
+static void check_bits(const attention_case *c, int threads, float rope_base) {
     fattn_ctx *const ctx = attention_context(threads);
     attention *const a = attention_new(ctx, c);
-    fp8_copies got = fp8_quantize(a), want = fp8_quantize(a);
+    fp8_copies got = fp8_quantize_turned(a, rope_base), want = fp8_quantize(a);
     memset(want.memory, 0xff, want.bytes);
     fattni_problem p;
     cr_assert_eq(fattni_problem_init(ctx, &a->params, &a->io, FATTNI_FWD, true, &p), FATTN_OK);
+    p.fp8.rope_base = rope_base;
     for (int64_t b = 0; b < p.B; ++b) {
         const fattni_sequence s = fattni_sequence_of(&p, b);
         for (int64_t g = 0; g < p.Hkv; ++g) {
             float k_mean[FATTNI_MAX_HEAD_DIM];
             restate_keys(&p, &s, g, &want.fp8, k_mean);
             for (int64_t h = g * p.group; h < (g + 1) * p.group; ++h)
-                for (int64_t i = 0; i < s.band.Sq; ++i) restate_row(&p, &s, h, s.q0 + i, &want.fp8, k_mean);
+                for (int64_t i = 0; i < s.band.Sq; ++i) restate_row(&p, &s, h, i, &want.fp8, k_mean);
         }
     }
     const size_t end = (size_t)((char *)want.fp8.partials.data - (char *)want.memory);
@@ -219,7 +230,7 @@ static void check_bits(const attention_case *c, int threads) {
 Test(fp8_copies, bits) {
     static const fattn_dtype dtypes[3] = {FATTN_BF16, FATTN_F32, FATTN_F16};
     static const int64_t dims[][2] = {{1, 3}, {16, 16}, {40, 64}, {64, 40}, {96, 96}, {128, 128}, {256, 256}, {255, 7}};
-    for (int n = 0; n < 24; ++n) {
+    for (int n = 0; n < 48; ++n) {
         attention_case c = {"padded",
                             .B = 3,
                             .Hq = 4,
@@ -232,9 +243,28 @@ Test(fp8_copies, bits) {
                             .length_k = {129, 300, 0}};
         c.dtype = dtypes[n % 3], c.D = dims[n % 8][0], c.Dv = dims[n % 8][1];
         c.layout = n % 4 < 2 ? LAYOUT_BSHD : LAYOUT_PITCH;
-        if ((c.D & (c.D - 1)) == 0 && c.D >= 16 && n < 16) c.flags |= FATTN_FP8_HADAMARD;
-        check_bits(&c, 1 + n % 3);
+        if ((c.D & (c.D - 1)) == 0 && c.D >= 16 && n % 24 < 16) c.flags |= FATTN_FP8_HADAMARD;
+        if (n % 5 == 0) c.flags |= FATTN_CAUSAL_TOP_LEFT;
+        c.q_pos0 = n % 7 * 100, c.k_pos0 = n % 3 * 1000;
+        check_bits(&c, 1 + n % 3, n >= 24 && c.D % 16 == 0 ? 10000 : 0);
     }
+}
+
+/* Against libm: an angle of position 2^29 has 24 bits behind the point in double, times a turn. */
+Test(fp8_copies, angles) {
+    static const double bases[] = {10000, 500000, 0.5};
+    for (int b = 0; b < 3; ++b)
+        for (int64_t half = 8; half <= 128; half *= 2)
+            for (int64_t i = 0; i < half; ++i)
+                for (int64_t at = -3000; at <= 1 << 29; at += at < 3000 ? 1 : at / 7) {
+                    const double angle = (double)at * pow(bases[b], -(double)i / (double)half);
+                    const double most = 1e-7 + 2e-16 * fabs(angle) + 1e-16 * fabs((double)at);
+                    float cosine, sine;
+                    fattni_fp8_angle(at, fattni_fp8_frequency(bases[b], i, half), &cosine, &sine);
+                    cr_assert(fabs((double)cosine - cos(angle)) <= most && fabs((double)sine - sin(angle)) <= most,
+                              "base %g, pair %d of %d, position %d: %g, %g", bases[b], (int)i, (int)half, (int)at,
+                              (double)cosine, (double)sine);
+                }
 }
 
 /* ---- what is refused ---- */
@@ -331,7 +361,11 @@ Test(fp8_refused, features) {
 
 Test(fp8_refused, copies) {
     REFUSED(false, FATTN_E_ABI, "fattn_fp8: struct_size is 0", c.fp8.struct_size = 0);
-    REFUSED(false, FATTN_E_ARG, "fp8: a reserved field is not zero", c.fp8.reserved = 1);
+    REFUSED(false, FATTN_E_ARG, "fp8.rope_base: -1 is not finite and positive", c.fp8.rope_base = -1);
+    REFUSED(false, FATTN_E_ARG, "fp8.rope_base: inf is not", c.fp8.rope_base = INFINITY);
+    REFUSED(false, FATTN_E_ARG, "nan is not finite", c.fp8.rope_base = NAN);
+    REFUSED(false, FATTN_E_SHAPE, "fp8.rope_base: 10000, but D=24 is not a multiple of 16",
+            (c.fp8.rope_base = 10000, c.q = c.k = c.v = c.o = tensor(FATTN_BF16, 4, (const int64_t[]){2, 2, 16, 24})));
     static const char *const names[9] = {"q8",      "k8",      "v8",     "q_scale", "q_shift",
                                          "k_scale", "v_scale", "v_mean", "partials"};
     for (int n = 0; n < 9; ++n) {
@@ -386,7 +420,7 @@ Test(fp8_refused, arguments) {
     cr_assert_str_eq(fattn_ctx_error(ctx), "fp8_quantize: params.flags lacks FATTN_FP8");
     cr_assert_eq(fattn_fp8_layout(ctx, &c.p, &c.io, NULL, &bytes, NULL), FATTN_E_ARG);
     cr_assert_str_eq(fattn_ctx_error(ctx), "fp8_layout: params.flags lacks FATTN_FP8");
-    const fattn_fp8 nonsense = {.reserved = 7};
+    const fattn_fp8 nonsense = {.rope_base = -7};
     fattn_attention_plan plan = {.struct_size = sizeof plan};
     c.io.fp8 = &nonsense;
     cr_assert_eq(fattn_attention_query(ctx, &c.p, &c.io, &plan), FATTN_OK, "without the flag it is not read");
@@ -449,7 +483,7 @@ Test(fp8_refused, backward_ignores_the_flag) {
     call c;
     fill(&c);
     c.io.d_o = &c.o, c.io.dq = &c.lse; /* of a wrong shape */
-    c.fp8.reserved = 1;
+    c.fp8.rope_base = -1;
     c.p.softcap = 2;
     cr_assert_eq(fattn_attention_bwd(ctx, &c.p, &c.io), FATTN_E_SHAPE);
     cr_assert(strstr(fattn_ctx_error(ctx), "dq"), "%s", fattn_ctx_error(ctx));

@@ -15,19 +15,25 @@ __thread uint32_t words_of_values[WORDS_BYTES / 4];
 #include "core/fp8/quantize.cu"
 
 static fattni_fp8_args args_of_run;
-static void run_statistics(void) { emulated_fp8_statistics(args_of_run); }
-static void run_scales(void) { emulated_fp8_scales(args_of_run); }
-static void run_codes(void) { emulated_fp8_codes(args_of_run); }
-static void run_means(void) { emulated_fp8_means(args_of_run); }
+/* By the end of a name; _codes_rope before _codes, which is a part of it. */
+static const struct run {
+    const char *name;
+    void (*kernel)(void);
+} runs[] = {
+    {"_statistics_rope", [] { emulated_fp8_statistics_rope(args_of_run); }},
+    {"_statistics", [] { emulated_fp8_statistics(args_of_run); }},
+    {"_scales", [] { emulated_fp8_scales(args_of_run); }},
+    {"_codes_rope", [] { emulated_fp8_codes_rope(args_of_run); }},
+    {"_codes", [] { emulated_fp8_codes(args_of_run); }},
+    {"_means", [] { emulated_fp8_means(args_of_run); }},
+};
 
 extern "C" fattn_status emulated_start(fattn_ctx *, const char *name, void (*)(void), int64_t grid, int block,
                                        size_t bytes, const void *a) {
     if (bytes > WORDS_BYTES) machine_fail("more shared memory than a CTA needs");
     args_of_run = *(const fattni_fp8_args *)a;
-    void (*const run)(void) = strstr(name, "_statistics") ? run_statistics
-                              : strstr(name, "_scales")   ? run_scales
-                              : strstr(name, "_codes")    ? run_codes
-                                                          : run_means;
-    for (int64_t n = 0; n < grid; ++n) machine_run((int)(grid - 1 - n), 1, block, (unsigned)n, run);
+    const run *r = runs;
+    while (!strstr(name, r->name)) ++r;
+    for (int64_t n = 0; n < grid; ++n) machine_run((int)(grid - 1 - n), 1, block, (unsigned)n, r->kernel);
     return FATTN_OK;
 }

@@ -12,13 +12,13 @@
 fattn_status emulated_quantize(fattn_ctx *ctx, const fattni_problem *p, const fattni_fp8 *to);
 
 /* All elements of the copies but scratch, also those that no sequence has. */
-static void check(const attention_case *c) {
+static void check(const attention_case *c, float rope_base) {
     fattn_ctx *const cpu = attention_context(1), *const gpu = attention_context(1);
     fattni_device_ops ops = *gpu->ops;
     ops.fp8_quantize = emulated_quantize;
     gpu->ops = &ops;
     attention *const a = attention_new(cpu, c), *const b = attention_new(gpu, c);
-    fp8_copies want = fp8_quantize(a), got = fp8_quantize(b);
+    fp8_copies want = fp8_quantize_turned(a, rope_base), got = fp8_quantize_turned(b, rope_base);
     static const char *const names[8] = {"q8", "k8", "v8", "q_scale", "q_shift", "k_scale", "v_scale", "v_mean"};
     for (int n = 0; n < 8; ++n) {
         const fattn_tensor *const w = &want.fp8.q8 + n, *const g = &got.fp8.q8 + n;
@@ -58,12 +58,13 @@ enum { CASES = sizeof cases / sizeof *cases };
 Test(emulated_fp8, copies_have_the_bits_of_the_cpu, .timeout = 300) {
     static const fattn_dtype dtypes[3] = {FATTN_BF16, FATTN_F32, FATTN_F16};
     static const enum layout layouts[4] = {LAYOUT_BHSD, LAYOUT_BSHD, LAYOUT_PITCH, LAYOUT_REVERSED};
-    for (int n = 0; n < 2 * CASES; ++n) {
-        attention_case c = cases[n / 2];
+    for (int n = 0; n < 4 * CASES; ++n) {
+        attention_case c = cases[n / 4];
         c.dtype = dtypes[n % 3];
         if (c.layout == LAYOUT_BHSD) c.layout = layouts[n % 4];
         c.flags |= FATTN_FP8;
         if (n % 2 && c.D >= 16 && (c.D & (c.D - 1)) == 0) c.flags |= FATTN_FP8_HADAMARD;
-        check(&c);
+        c.q_pos0 = n % 5 * 100, c.k_pos0 = n % 3 * 1000;
+        check(&c, n % 4 >= 2 && c.D % 16 == 0 ? 10000 : 0);
     }
 }
