@@ -114,7 +114,7 @@ static const distribution distributions[] = {
 
 Test(fp8_accuracy, by_distribution, .timeout = 900) {
     fattn_ctx *const ctx = attention_context(0);
-    for (size_t n = 0; n < sizeof distributions / sizeof *distributions; n += thinned(4))
+    for (size_t n = 0; n < sizeof distributions / sizeof *distributions; n += THINNED(4))
         for (int rotated = 0; rotated < 2; ++rotated) {
             const distribution *const x = &distributions[n];
             const attention_case c = {x->name,
@@ -347,9 +347,9 @@ Test(fp8_accuracy, gradients_by_distribution, .timeout = 900) {
                 {"channel means", NULL, channels, half_more, 0},
                 {"large q", thrice, NULL, NULL, 0}};
     static const enum tensor_id gradients[3] = {T_DQ, T_DK, T_DV};
-    const int64_t N = 2048 / thinned(4);
+    const int64_t N = 2048 / THINNED(4);
     fattn_ctx *const ctx = attention_context(0);
-    for (size_t n = 0; n < sizeof rows / sizeof *rows; n += thinned(5)) {
+    for (size_t n = 0; n < sizeof rows / sizeof *rows; n += THINNED(5)) {
         const attention_case c = {rows[n].name,
                                   .B = 1,
                                   .Hq = 1,

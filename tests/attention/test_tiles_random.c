@@ -5,4 +5,4 @@
 
 #include <criterion/criterion.h>
 
-Test(tiles_random, first_200) { tiles_check_random(0, 200 / thinned(4)); }
+Test(tiles_random, first_200) { tiles_check_random(0, 200 / THINNED(4)); }
