@@ -1,4 +1,5 @@
 /* The CPU's bits do not depend on the number of threads, nor on the run. */
+#include "thinned.h"
 #include "tiles.h"
 
 #include <criterion/criterion.h>
@@ -26,7 +27,7 @@ static void check(const attention_case *c) {
 }
 
 Test(determinism, shapes) {
-    for (int n = 0; n < attention_shape_count; ++n) {
+    for (int n = 0; n < attention_shape_count; n += THINNED(7)) {
         const attention_case c = tiles_case(n, dtypes[n % 4]);
         check(&c);
     }
@@ -34,7 +35,7 @@ Test(determinism, shapes) {
 
 /* Several column blocks, window, accumulation, few heads and many. */
 Test(determinism, long_sequences) {
-    for (int n = 0; n < 8; ++n) {
+    for (int n = 0; n < 8; n += THINNED(3)) {
         const attention_case c = {.name = "long",
                                   .dtype = dtypes[n % 4],
                                   .B = 1,
@@ -53,7 +54,7 @@ Test(determinism, long_sequences) {
 }
 
 Test(determinism, features) {
-    for (int n = 0; n < attention_feature_count; ++n) {
+    for (int n = 0; n < attention_feature_count; n += THINNED(5)) {
         attention_case c = attention_features[n];
         if (n % 2) c = tiles_enlarge(&attention_features[n], n / 2);
         c.name = attention_features[n].name;
@@ -64,7 +65,7 @@ Test(determinism, features) {
 }
 
 Test(determinism, flash1) {
-    for (int n = 0; n < attention_shape_count; ++n) {
+    for (int n = 0; n < attention_shape_count; n += THINNED(7)) {
         attention_case c = tiles_case(n, dtypes[n % 4]);
         c.algorithm = FATTN_ALGO_FLASH1;
         check(&c);
@@ -85,7 +86,7 @@ Test(determinism, under_load) {
     fattn_ctx *const one = attention_context(1), *const many = attention_context(13);
     attention *const want = attention_new(one, &c), *const got = attention_new(many, &c);
     attention_run(want, LIBRARY);
-    for (int n = 0; n < 50; ++n) {
+    for (int n = 0; n < 50; n += THINNED(10)) {
         attention_run(got, LIBRARY);
         attention_same_bits(want, got);
     }

@@ -1,5 +1,6 @@
 /* FATTN_EXACT_DELTA: what forward saves, what backward makes of it, and how exact gradients become. */
 #include "key_means.h"
+#include "thinned.h"
 #include "tiles.h"
 
 #include "core/attention/o_rest.h"
@@ -50,7 +51,7 @@ static double exact_o(const attention *a, const int64_t *at) {
 /* O and L have the bits that they have without the flag, and the exact O is that of a call with an o in F32, up to half
    a unit, or one where rounding took off half a last place. A subnormal F16 knows less. */
 Test(exact_delta, forward_saves_what_rounding_takes_off) {
-    for (int n = 0; n < MANY; ++n) {
+    for (int n = 0; n < MANY; n += THINNED(11)) {
         char name[32];
         fattn_ctx *const ctx = context_of(n);
         attention_case c = case_of(n, name, sizeof name);
@@ -100,7 +101,7 @@ static void *in_f32(attention *a, enum tensor_id id) {
 /* The same bits as without the flag, from the exact O in F32. With a softcap, so that keys are not centred: beside an o
    in F32 they are not, for then delta is exact. */
 Test(exact_delta, backward_is_that_of_the_exact_o) {
-    for (int n = 0; n < MANY; ++n) {
+    for (int n = 0; n < MANY; n += THINNED(11)) {
         char name[32];
         fattn_ctx *const ctx = context_of(n);
         attention_case c = case_of(n, name, sizeof name);
@@ -293,7 +294,7 @@ static void check_without(const attention_case *c, double key, double value, boo
 Test(exact_delta, means_of_keys_and_values_cost_nothing) {
     fattn_ctx *const ctx = attention_context(2);
     static const double keys[] = {1, 3, 10}, values[] = {0.5, 10};
-    for (int n = 0; n < ACCURACY_CASES; ++n) {
+    for (int n = 0; n < ACCURACY_CASES; n += THINNED(3)) {
         attention_case c = accuracy_cases[n];
         c.dtype = narrow[n % 2];
         c.D = n % 3 ? 64 : 40;
@@ -301,7 +302,7 @@ Test(exact_delta, means_of_keys_and_values_cost_nothing) {
         const attention_case rounded = c;
         c.flags |= FATTN_EXACT_DELTA;
         const gradient_errors none = key_means_errors(ctx, &c, 0, 0, LIBRARY, NULL);
-        for (int m = 0; m < 6; ++m) {
+        for (int m = 0; m < 6; m += THINNED(5)) {
             const double key = keys[m / 2], value = values[m % 2];
             const gradient_errors with = key_means_errors(ctx, &c, key, value, LIBRARY, NULL);
             const gradient_errors without = key_means_errors(ctx, &rounded, key, value, LIBRARY, NULL);

@@ -1,6 +1,7 @@
 /* How far FATTN_FP8 is from fp64 on the original inputs: by distribution, beside an emulation in fp64; and hard cases
    that other libraries have failed. */
 #include "fp8.h"
+#include "thinned.h"
 
 #include "core/attention/ref.h"
 #include "core/tensor/normal.h"
@@ -111,7 +112,7 @@ static const distribution distributions[] = {
 
 Test(fp8_accuracy, by_distribution, .timeout = 900) {
     fattn_ctx *const ctx = attention_context(0);
-    for (size_t n = 0; n < sizeof distributions / sizeof *distributions; ++n)
+    for (size_t n = 0; n < sizeof distributions / sizeof *distributions; n += THINNED(4))
         for (int rotated = 0; rotated < 2; ++rotated) {
             const distribution *const x = &distributions[n];
             const attention_case c = {x->name,
@@ -320,7 +321,6 @@ static void put_row_major(attention *a, enum tensor_id id, const double *x) {
    the emulation's O and L, and 1.1 times that: what L is off by in a few rows makes most of it where numbers have
    outliers. Errors in percent, as norms; NUMERICS.md has them. */
 Test(fp8_accuracy, gradients_by_distribution, .timeout = 900) {
-    enum { N = 2048 };
     static const struct {
         const char *name;
         change *q, *k, *v;
@@ -332,8 +332,9 @@ Test(fp8_accuracy, gradients_by_distribution, .timeout = 900) {
                 {"channel means", NULL, channels, half_more, 0},
                 {"large q", thrice, NULL, NULL, 0}};
     static const enum tensor_id gradients[3] = {T_DQ, T_DK, T_DV};
+    const int64_t N = 2048 / THINNED(4);
     fattn_ctx *const ctx = attention_context(0);
-    for (size_t n = 0; n < sizeof rows / sizeof *rows; ++n) {
+    for (size_t n = 0; n < sizeof rows / sizeof *rows; n += THINNED(5)) {
         const attention_case c = {rows[n].name,
                                   .B = 1,
                                   .Hq = 1,

@@ -2,6 +2,7 @@
    number of threads. Pages are shuffled; what is not in use holds NaN, or -1 in the table. */
 #include "attention.h"
 #include "pages.h"
+#include "thinned.h"
 
 #include <criterion/criterion.h>
 #include <math.h>
@@ -118,7 +119,7 @@ static attention_case shape(int n) {
 }
 
 static void walk(int first, int count) {
-    for (int n = first; n < first + count; ++n) {
+    for (int n = first; n < first + count; n += THINNED(5)) {
         char name[32];
         attention_case c = shape(n);
         snprintf(name, sizeof name, "pages %d", n);
@@ -131,7 +132,7 @@ Test(pages, more_shapes) { walk(36, 36); }
 
 /* Every feature of forward, with many keys. */
 static void features(int first, int step) {
-    for (int n = first; n < attention_feature_count; n += step) {
+    for (int n = first; n < attention_feature_count; n += step * THINNED(2)) {
         attention_case c = attention_features[n];
         if (c.lengths == LENGTHS_PACKED || c.Sk == 0) continue;
         char name[64];

@@ -1,5 +1,6 @@
 /* Forward of few rows: keys in parts of 512, on every instruction set against the reference, and bits that depend
    neither on the batch nor on threads. Rows past a sequence's keys hold NaN (attention.h). */
+#include "thinned.h"
 #include "tiles.h"
 
 #include "fwd/cpu/fwd_parts.h"
@@ -47,7 +48,7 @@ static attention_case shape(int n) {
 }
 
 static void walk(int first, int count) {
-    for (int n = first; n < first + count; ++n) {
+    for (int n = first; n < first + count; n += THINNED(3)) {
         char name[32];
         attention_case c = shape(n);
         snprintf(name, sizeof name, "parts %d", n);
@@ -81,7 +82,7 @@ static attention_case ragged(int n) {
     return c;
 }
 Test(parts, ragged_batches) {
-    for (int n = 0; n < 20; ++n) {
+    for (int n = 0; n < 20; n += THINNED(3)) {
         const attention_case c = ragged(n);
         tiles_check_forward(&c);
     }
@@ -102,7 +103,7 @@ static attention_case with_long_keys(const attention_case *given, int n) {
 }
 
 static void features(int first, int step) {
-    for (int n = first; n < attention_feature_count; n += step) {
+    for (int n = first; n < attention_feature_count; n += step * THINNED(3)) {
         char name[64];
         attention_case c = with_long_keys(&attention_features[n], n);
         snprintf(name, sizeof name, "%s, parts", attention_features[n].name);
@@ -118,7 +119,7 @@ Test(parts, each_other_feature) { features(1, 2); }
 
 /* Windows and positions leave whole parts, and rows, without a key. */
 Test(parts, empty_parts_and_rows) {
-    for (int n = 0; n < 24; ++n) {
+    for (int n = 0; n < 24; n += THINNED(5)) {
         const attention_case c = {.name = "empty parts",
                                   .dtype = dtypes[n % 4],
                                   .B = 1,
@@ -223,7 +224,7 @@ static void check_bits(const attention *one, const attention *all, int64_t b, en
 
 Test(parts, a_sequence_alone_and_in_any_batch) {
     for (int isa = FATTNI_ISA_BASELINE; isa <= FATTNI_ISA_AMXFP16; ++isa)
-        for (int n = 0; n < 16; ++n) {
+        for (int n = 0; n < 16; n += THINNED(3)) {
             fattn_ctx *const ctx = attention_context_isa(1 + n % 3, isa), *const other = attention_context_isa(2, isa);
             if (!ctx || !other) continue;
             attention_case c = ragged(n);
@@ -253,7 +254,7 @@ Test(parts, a_sequence_alone_and_in_any_batch) {
 Test(parts, any_number_of_threads) {
     static const int counts[] = {2, 3, 7};
     fattn_ctx *const single = attention_context(1);
-    for (int n = 0; n < 24; ++n) {
+    for (int n = 0; n < 24; n += THINNED(5)) {
         attention_case c = n % 3 ? shape(n) : ragged(n);
         if (n % 3 == 1) c.dropout_p = 0.25f;
         if (n % 3 == 2) c.alibi = true;
@@ -279,7 +280,7 @@ Test(parts, runs_repeat) {
     fattn_ctx *const one = attention_context(1), *const many = attention_context(7);
     attention *const want = attention_new(one, &c), *const got = attention_new(many, &c);
     attention_forward(want, LIBRARY);
-    for (int n = 0; n < 250; ++n) {
+    for (int n = 0; n < 250; n += THINNED(10)) {
         attention_forward(got, LIBRARY);
         attention_same_bits(want, got);
     }

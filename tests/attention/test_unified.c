@@ -1,5 +1,6 @@
 /* FATTN_UNIFIED_MAX: results within the bounds of calls without it, whatever the maximum is, on every instruction set;
    parts whose sums leave their range are computed with maxima; what is refused; backward. */
+#include "thinned.h"
 #include "tiles.h"
 
 #include <criterion/criterion.h>
@@ -40,11 +41,11 @@ static void check(int n, attention_case c) {
 }
 
 Test(unified, shapes) {
-    for (int n = 0; n < 3 * MAXIMA; ++n) check(n, shape(n));
+    for (int n = 0; n < 3 * MAXIMA; n += THINNED(7)) check(n, shape(n));
 }
 
 Test(unified, features) {
-    for (int n = 0; n < 30; ++n) {
+    for (int n = 0; n < 30; n += THINNED(5)) {
         attention_case c = shape(n + 7);
         c.unified_max = maxima[n / 3 % MAXIMA];
         if (n % 6 == 0) c.bias = BIAS | BIAS_MASKS | BIAS_OVER_H;

@@ -1,5 +1,6 @@
 /* sum, mean, softmax. */
 #include "opcheck.h"
+#include "thinned.h"
 
 #include <criterion/criterion.h>
 
@@ -82,7 +83,7 @@ static op_case reducing(bool is_mean) {
 /* Every set of dimensions of [3,2,4,5], kept or not, in both orders. */
 Test(reduce, sets) {
     for (int set = 0; set < 16; ++set)
-        for (int how = 0; how < 4; ++how) {
+        for (int how = set % THINNED(4); how < 4; how += THINNED(4)) {
             now.ndim = 4, now.n = 0, now.keep = how & 1;
             memcpy(now.shape, (int64_t[]){3, 2, 4, 5}, 4 * sizeof(int64_t));
             for (int d = 0; d < 4; ++d)
@@ -116,7 +117,7 @@ Test(reduce, few_elements) {
 /* Many tasks and parts, and more sums, and more terms of each, than a cell has. */
 Test(reduce, large) {
     static const int64_t shapes[][3] = {{70, 301, 9}, {1, 3, 40001}, {3, 40001, 1}};
-    for (int i = 0; i < 3 * 8; ++i) {
+    for (int i = 0; i < 3 * 8; i += THINNED(5)) {
         now.ndim = 3, now.n = 0, now.keep = 0;
         memcpy(now.shape, shapes[i / 8], sizeof shapes[0]);
         for (int d = 0; d < 3; ++d)

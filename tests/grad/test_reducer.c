@@ -1,5 +1,6 @@
 /* Gradients that are summed over ranks under backward, and AdamW whose state the ranks divide: bits as without. */
 #include "ranks.h"
+#include "thinned.h"
 
 #include <fattn/optim.h>
 #include <fattn/parallel.h>
@@ -160,7 +161,7 @@ static fattn_status reduce(rank_call *c) {
 Test(reducer, same_bits_as_all_reduce) {
     static const int64_t buckets[] = {1, 5000, 90000, 0};
     for (int k = 0; k < KINDS; ++k)
-        for (size_t n = 0; n < sizeof buckets / sizeof *buckets; ++n)
+        for (size_t n = (size_t)k % THINNED(4); n < sizeof buckets / sizeof *buckets; n += THINNED(4))
             for
                 EACH_SIZE(i) {
                     settings o = {kinds[k], buckets[n]};
@@ -247,7 +248,7 @@ static fattn_status aside(rank_call *c) {
 Test(reducer, batches_are_added_like_ranks) {
     static const int cases[][2] = {{1, 8}, {2, 4}, {4, 2}, {8, 1}, {1, 7}, {1, 3}, {3, 2}};
     for (int k = 0; k < 3; ++k)
-        for (size_t i = 0; i < sizeof cases / sizeof *cases; ++i) {
+        for (size_t i = (size_t)k % THINNED(3); i < sizeof cases / sizeof *cases; i += THINNED(3)) {
             batches o = {{kinds[k], i % 2 ? 90000 : 1}, cases[i][1]};
             expect_ranks(cases[i][0], NULL, aside, &o);
         }
