@@ -9,7 +9,7 @@
 static const fattn_dtype dtypes[4] = {FATTN_F64, FATTN_F32, FATTN_F16, FATTN_BF16};
 static const enum layout layouts[4] = {LAYOUT_BHSD, LAYOUT_BSHD, LAYOUT_PITCH, LAYOUT_REVERSED};
 
-/* Once through all shapes, with other head dimensions and masks for each dtype; thinned, every shape for two of them. */
+/* Once through all shapes, with other head dimensions and masks for each dtype; thinned, each shape for two of them. */
 static void walk(int first, fattn_dtype dtype) {
     char name[32];
     for (int n = first + first % THINNED(2); n < first + attention_shape_count; n += THINNED(2)) {
