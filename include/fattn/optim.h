@@ -36,11 +36,12 @@ typedef struct fattn_loss_scale_state {
 
 /* How 16-bit parameters keep what an update changes. By default each has an F32 master, which is updated, and the value
    is the master rounded to nearest, or, as llm.c has it, stochastically: the first updates, which are below half of the
-   distance to the next number, then show in the values at once instead of when they have added up. Without masters, 4 bytes per parameter less, an update is computed in F32 from the
-   value, and rounded: to nearest, it has no effect as long as it is below half of the distance to the next number (in
-   BF16 2^-9 of the parameter); stochastically, up with a probability equal to the fraction of that distance, so that
-   its expected value is exact and small updates add up (Gupta et al. 2015, arXiv 1502.02551). Infinities and NaN, and
-   numbers beyond the largest finite one, are rounded to nearest: chance makes no infinity.
+   distance to the next number, then show in the values at once instead of when they have added up. Without masters, 4
+   bytes per parameter less, an update is computed in F32 from the value, and rounded: to nearest, it has no effect as
+   long as it is below half of the distance to the next number (in BF16 2^-9 of the parameter); stochastically, up with
+   a probability equal to the fraction of that distance, so that its expected value is exact and small updates add up
+   (Gupta et al. 2015, arXiv 1502.02551). Infinities and NaN, and numbers beyond the largest finite one, are rounded to
+   nearest: chance makes no infinity.
 
    The random bits are a function of (seed, step count, index of the parameter, element), by Philox: the same on every
    device and on any number of threads and ranks, and after a resume those of an uninterrupted run. The seed may also be
