@@ -79,8 +79,8 @@ typedef struct fattni_bwd_sm90_args {
 } fattni_bwd_sm90_args;
 
 /* Divides a backward call whose schedule, padded_rows and row_block are set into work items, one for each `cluster` of
-   `ctas` CTAs. Where one head group is all there is, nothing runs beside its rows, and all CTAs share them. The counters
-   follow next_tile in memory. */
+   `ctas` CTAs. Where one head group is all there is, nothing runs beside its rows, and all CTAs share them. The
+   counters follow next_tile in memory. */
 enum { FATTNI_COUNTERS = 3 };
 static inline void fattni_schedule_backward(fattni_bwd_sm90_args *s, int32_t cluster, int32_t ctas) {
     const fattni_attention_args *const a = &s->bwd.a;

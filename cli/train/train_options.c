@@ -64,8 +64,8 @@ const cli_option train_table[] = {
      "attention (FATTN_EXACT_DELTA; not with standard)"},
     {"rounding", CLI_CHOICE, FIELD(rounding), "R", 0, 0, "masters|stochastic|nearest|stochastic-masters",
      "of updated 16-bit weights: F32 masters to nearest; or without masters, 4 bytes less per parameter, "
-     "stochastically, so that small updates add up, or to nearest, which loses them; or F32 masters, stochastically, as llm.c does; "
-     "masters unless given"},
+     "stochastically, so that small updates add up, or to nearest, which loses them; or F32 masters, "
+     "stochastically, as llm.c does; masters unless given"},
     {"fp8", CLI_FLAG, FIELD(fp8), NULL, 0, 0, NULL,
      "in training attention multiplies 8-bit copies of queries, keys and values in forward (FATTN_FP8, without an "
      "exact delta): on a CPU to see what that does, on a Hopper GPU for speed; not with standard or dropout"},

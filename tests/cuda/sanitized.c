@@ -106,7 +106,7 @@ int main(int argc, char **argv) {
                 a.dtype = dtypes[t];
                 if (t == 4) a.flags |= FATTN_TF32;
                 if (!has_kernels(ctx, &a) || (factors[f][0] == 3 && t > 1)) continue; /* 192: of 16 bits */
-                if (factors[f][0] == 3) a.flags &= ~(uint32_t)FATTN_FP8_HADAMARD; /* for powers of two */
+                if (factors[f][0] == 3) a.flags &= ~(uint32_t)FATTN_FP8_HADAMARD;     /* for powers of two */
                 if (a.Dv == 0) a.Dv = a.D;
                 a.D *= factors[f][0], a.Dv *= factors[f][1];
                 call *const c = call_new(ctx, &a);

@@ -138,9 +138,9 @@ static const kind kinds[] = {
     {FATTN_BF16, FATTN_F32}, {FATTN_BF16, FATTN_BF16}, {FATTN_F16, FATTN_F32}, {FATTN_F16, FATTN_F16}};
 enum { KINDS = sizeof kinds / sizeof *kinds };
 
-/* An F32 parameter that begins a step with the 16-bit number, or with FOLLOWS only the first step, with the same moments and gradients, ends as the number
-   before its rounding. That is done here, with the random bits that the header describes: bit for bit, and so are the
-   moments. Clipping, decay and rates are in it. */
+/* An F32 parameter that begins a step with the 16-bit number, or with FOLLOWS only the first step, with the same
+   moments and gradients, ends as the number before its rounding. That is done here, with the random bits that the
+   header describes: bit for bit, and so are the moments. Clipping, decay and rates are in it. */
 static void against_f32(int rule, const kind *k, uint32_t flags) {
     model narrow, wide;
     optimizer a, b;

@@ -110,7 +110,8 @@ def refuses():
     for rounding in ("stochastic", "nearest"):
         fattn(*TINY, "--rounding", rounding, "--checkpoint", "-", code=2,
               says=f"--rounding {rounding} is for --dtype bf16 and f16: weights in f32 have no masters")
-    fattn(*TINY, "--dtype", "bf16", "--rounding", "up", "--checkpoint", "-", code=2, says="masters|stochastic|nearest|stochastic-masters")
+    fattn(*TINY, "--dtype", "bf16", "--rounding", "up", "--checkpoint", "-", code=2,
+          says="masters|stochastic|nearest|stochastic-masters")
 
 
 with tempfile.TemporaryDirectory() as folder:
