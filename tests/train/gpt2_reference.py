@@ -100,11 +100,11 @@ def loss_and_gradients(p, ids, targets, V, L, NH, keep=exact):
         a = keep(a)
         o, att = attention(keep(a @ w["attn.c_attn.weight"].T + w["attn.c_attn.bias"]), NH)
         o = keep(o)
-        x = keep(x + keep(o @ w["attn.c_proj.weight"].T + w["attn.c_proj.bias"]))
+        x = keep(x + o @ w["attn.c_proj.weight"].T + w["attn.c_proj.bias"]) # the residual is part of the product
         b, n2 = norm(x, w["ln_2.weight"], w["ln_2.bias"])
         b = keep(b)
         h = keep(b @ w["mlp.c_fc.weight"].T + w["mlp.c_fc.bias"])
-        x = keep(x + keep(keep(gelu(h)) @ w["mlp.c_proj.weight"].T + w["mlp.c_proj.bias"]))
+        x = keep(x + keep(gelu(h)) @ w["mlp.c_proj.weight"].T + w["mlp.c_proj.bias"])
         saved.append((w, a, n1, o, att, b, n2, h))
     y, nf = norm(x, p["ln_f.weight"], p["ln_f.bias"])
     y = keep(y)
