@@ -13,6 +13,7 @@ static index1 blockDim;
 #include <vector>
 
 enum { ROWS = 3, MOST_WIDTH = 1100 };
+__thread uint4 loss_row[MOST_WIDTH / FATTNI_PACK];
 
 static fattni_loss_args args;
 static void rows_f32(void) { fattn_loss_rows_f32(args); }
@@ -26,7 +27,7 @@ static void put(void *p, int32_t dtype, int64_t i, double x) {
         store_f32(p, dtype, i, (float)x);
 }
 
-static int check(int32_t dtype, int64_t V, int64_t width, int pack) {
+static int check(int32_t dtype, int64_t V, int64_t width, int pack, bool keeps) {
     static std::mt19937 random(1);
     static std::normal_distribution<double> normal;
     alignas(16) static double x[ROWS * MOST_WIDTH];
@@ -50,7 +51,7 @@ static int check(int32_t dtype, int64_t V, int64_t width, int pack) {
     args.logits.p = args.d.p = x, args.logits.dtype = args.d.dtype = dtype;
     args.id = target, args.kept = &kept, args.loss = loss, args.state = state;
     args.rows = args.all = ROWS, args.V = V, args.width = width, args.ignore = -1, args.fresh = args.gradients = 1;
-    args.pack = pack, args.dtype = dtype;
+    args.pack = pack, args.dtype = dtype, args.keeps = keeps;
     const int64_t packs = (width + pack - 1) / pack;
     const int threads = packs > 64 ? 128 : packs > 32 ? 64 : 32;
     blockDim.x = (unsigned)threads;
@@ -71,8 +72,8 @@ static int check(int32_t dtype, int64_t V, int64_t width, int pack) {
                              : dtype == FATTN_F32  ? "f32"
                              : dtype == FATTN_BF16 ? "bf16"
                                                    : "f16";
-    printf("%s, %d of %d columns, %d at once: %.1e of %.1e, padding %g: %s\n", name, (int)V, (int)width, pack, worst,
-           most, padding, good ? "ok" : "WRONG");
+    printf("%s, %d of %d columns, %d at once%s: %.1e of %.1e, padding %g: %s\n", name, (int)V, (int)width, pack,
+           keeps ? ", kept" : "", worst, most, padding, good ? "ok" : "WRONG");
     return !good;
 }
 
@@ -82,6 +83,8 @@ int main(void) {
     int wrong = 0;
     for (const int32_t dtype : {FATTN_F32, FATTN_BF16, FATTN_F16, FATTN_F64})
         for (size_t n = 0; n < sizeof sizes / sizeof *sizes; ++n)
-            for (const int pack : {1, (int)FATTNI_PACK}) wrong += check(dtype, sizes[n][0], sizes[n][1], pack);
+            for (const int pack : {1, (int)FATTNI_PACK})
+                for (int keeps = 0; keeps <= (dtype == FATTN_BF16 && pack > 1); ++keeps)
+                    wrong += check(dtype, sizes[n][0], sizes[n][1], pack, keeps);
     return wrong != 0;
 }
