@@ -76,6 +76,7 @@ typedef struct fattni_bwd_sm90_args {
     int32_t items, head_groups;
     /* Work items of a head group's rows, for each of both kinds; into how many a head is divided; heads in one. */
     int32_t row_items, row_chunks, row_heads, rows_at_once; /* the last: of an item, a multiple of the row block */
+    int32_t rows_beside; /* of row_items, before and after a main loop: none where there is one head group */
 } fattni_bwd_sm90_args;
 
 /* Divides a backward call whose schedule, padded_rows and row_block are set into work items, one for each `cluster` of
@@ -97,7 +98,9 @@ static inline void fattni_schedule_backward(fattni_bwd_sm90_args *s, int32_t clu
     s->row_heads = s->row_heads < FATTNI_WORK_ITEM_HEADS ? s->row_heads : FATTNI_WORK_ITEM_HEADS;
     s->row_items = s->row_chunks * ((heads + s->row_heads - 1) / s->row_heads);
     s->row_items = (s->row_items + cluster - 1) / cluster;
-    s->items = (1 + FATTNI_LAG) * s->row_items + s->head_groups * (2 * s->row_items + head_group * s->schedule.blocks);
+    s->rows_beside = s->head_groups > 1 ? s->row_items : 0;
+    s->items = (1 + (s->head_groups < FATTNI_LAG ? s->head_groups : FATTNI_LAG)) * s->row_items +
+               s->head_groups * (2 * s->rows_beside + head_group * s->schedule.blocks);
 }
 
 #endif

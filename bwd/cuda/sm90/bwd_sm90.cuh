@@ -432,13 +432,16 @@ DEVICE void main_loop(const fattni_bwd_sm90_args *p, const task *t, int number, 
 
 /* ---- loops over work items ---- */
 
-/* The producer claims a work item when all loads of the last one have been issued. One thread. */
+/* The producer claims a work item when all loads of the last one have been issued; where only rows of postprocess are
+   left, when the last one is done, so that all CTAs share them. One thread. */
 DEVICE void produce(const fattni_bwd_sm90_args *p, uint32_t shared) {
     for (int n = 0, steps_before = 0, phases = 0;; ++n) { /* phases: kv_phase, and 2: of PREPROCESS */
         work_item x = {NOTHING, 0, 0};
         task t = {0};
+        int number = 0;
         while (x.kind == NOTHING) {
-            x = work_item_of(p, atomicAdd(p->schedule.next_tile, 1));
+            number = atomicAdd(p->schedule.next_tile, 1);
+            x = work_item_of(p, number);
             if (x.kind == MAINLOOP) t = task_of(p, &x);
             if (x.kind == MAINLOOP && !p->progress && t.j0 >= t.s.Sk) x.kind = NOTHING;
         }
@@ -449,6 +452,8 @@ DEVICE void produce(const fattni_bwd_sm90_args *p, uint32_t shared) {
         write_work(shared, n, &x, &t);
         mbarrier_arrive(ELEMENT_ADDRESS(shared, work_full, n & 1));
         if (x.kind == END) return;
+        if (x.kind == POSTPROCESS && number >= last_rows(p))
+            mbarrier_wait(ELEMENT_ADDRESS(shared, work_empty, n & 1), (uint32_t)(n >> 1 & 1));
         if (x.kind != MAINLOOP) continue;
         load(p, &t, shared);
         steps_before = (steps_before + t.steps) & 3, phases ^= t.steps > 0;

@@ -11,9 +11,10 @@
    MAINLOOP      a key block and all its row blocks (bwd_sm90.cuh, bwd_sm90_cluster.cuh)
    POSTPROCESS   dq = dq_scale * accumulator for some rows
 
-   so that accumulators stay in L2: those of RING head groups, each in the place of an earlier one. Work items are
-   claimed in this order and wait only for earlier ones, so there is no deadlock. Three counters per head group say what
-   is done. Where `progress` is NULL all work items are MAINLOOP, and the two kernels do the rest.
+   (of one head group: preprocess, main loop, postprocess), so that accumulators stay in L2: those of RING head groups,
+   each in the place of an earlier one. Work items are claimed in this order and wait only for earlier ones, so there is
+   no deadlock. Three counters per head group say what is done. Where `progress` is NULL all work items are MAINLOOP,
+   and the two kernels do the rest.
 
    Include after what bwd_sm90_common.cuh asks for, and SLICE: floats of an accumulator's row block that 128 threads
    added. Tile c of 8 columns of thread x is float4 number c * 128 + x. */
@@ -73,24 +74,32 @@ DEVICE int dq_additions(const fattni_bwd_sm90_args *p, int head_group) {
     return 2 * heads_of_group(p, head_group) * p->schedule.blocks;
 }
 
+/* Work items of one g of the loop. */
+DEVICE int items_of_round(const fattni_bwd_sm90_args *p) {
+    return 2 * p->rows_beside + p->schedule.head_group * p->schedule.blocks;
+}
+/* The first of the work items at the end, which are POSTPROCESS. */
+DEVICE int last_rows(const fattni_bwd_sm90_args *p) { return p->row_items + p->head_groups * items_of_round(p); }
+
 /* Work item `number` of the call. */
 DEVICE work_item work_item_of(const fattni_bwd_sm90_args *p, int number) {
-    const int rows = p->row_items, keys = p->schedule.head_group * p->schedule.blocks, round = 2 * rows + keys;
+    const int rows = p->row_items, keys = p->schedule.head_group * p->schedule.blocks, round = items_of_round(p),
+              beside = p->rows_beside;
     work_item x = {number < p->items ? MAINLOOP : END, 0, number};
     if (!p->progress || x.kind == END) return x;
     if (number < rows) {
         x.kind = PREPROCESS;
-    } else if (number - rows < p->head_groups * round) {
+    } else if (number < last_rows(p)) {
         const int head_group = (number - rows) / round, rest = (number - rows) % round;
-        x.kind = rest < rows ? PREPROCESS : rest < rows + keys ? MAINLOOP : POSTPROCESS;
+        x.kind = rest < beside ? PREPROCESS : rest < beside + keys ? MAINLOOP : POSTPROCESS;
         x.head_group = x.kind == PREPROCESS ? head_group + 1 : x.kind == POSTPROCESS ? head_group - LAG : head_group;
         x.number = x.kind == PREPROCESS ? rest
-                   : x.kind == MAINLOOP ? head_group * keys + rest - rows
-                                        : rest - rows - keys;
+                   : x.kind == MAINLOOP ? head_group * keys + rest - beside
+                                        : rest - beside - keys;
     } else {
-        const int rest = number - rows - p->head_groups * round;
+        const int rest = number - last_rows(p);
         x.kind = POSTPROCESS;
-        x.head_group = p->head_groups - LAG + rest / rows;
+        x.head_group = max(p->head_groups - LAG, 0) + rest / rows;
         x.number = rest % rows;
     }
     const int exists =
