@@ -49,14 +49,16 @@ typedef struct fattni_sum_args {
     int32_t dtype, reserved; /* of x and y; 0: they differ */
 } fattni_sum_args;
 
-/* d (+)= factor times the sum over parts of partial[part * stride + e], e < grid.count. */
+/* d (+)= factor times the sum over parts of partial[part * stride + e], e < grid.count; for one d or two. */
 typedef struct fattni_parts_args {
-    fattni_grid grid;
-    fattni_operand d;
-    const double *partial;
+    struct {
+        fattni_grid grid;
+        fattni_operand d;
+        const double *partial;
+        int32_t fresh, blocks;
+    } of[2];
     int64_t parts, stride;
     double factor;
-    int32_t fresh, reserved;
 } fattni_parts_args;
 
 enum { FATTNI_NORM_PACKS = 4 }; /* of a lane, where a warp holds a row */
@@ -166,9 +168,15 @@ int32_t fattni_common_dtype(const fattni_operand *const *t, int n);
 /* d (+)= f(x, y, z), t = {d, x, y, z} or fewer; value is FATTNI_FILL's or FATTNI_SCALE's. */
 fattn_status fattni_cuda_each(fattn_ctx *ctx, enum fattni_element what, const fattn_tensor *const *t, int operands,
                               bool fresh, double value);
-/* d (+)= factor times the sum of `parts` partial results, `stride` apart, one per element of d. */
-fattn_status fattni_cuda_add_parts(fattn_ctx *ctx, const fattn_tensor *d, bool fresh, const double *partial,
-                                   int64_t parts, int64_t stride, double factor);
+/* d (+)= factor times the sum of `parts` partial results, `stride` apart, one per element of d; for n of at most 2 d in
+   one launch. */
+typedef struct fattni_part_sum {
+    const fattn_tensor *d;
+    const double *partial;
+    bool fresh;
+} fattni_part_sum;
+fattn_status fattni_cuda_add_parts(fattn_ctx *ctx, const fattni_part_sum *of, int n, int64_t parts, int64_t stride,
+                                   double factor);
 #endif
 
 #endif

@@ -49,6 +49,7 @@ DEVICE double norm_of(const fattni_optimizer_part *p, int64_t begin, int64_t end
 /* partial[chunk] = the norm of g over a chunk. */
 extern "C" __global__ void __launch_bounds__(ROW_THREADS)
     fattn_optimizer_norm(const __grid_constant__ fattni_optimizer_args a) {
+    begin_grid();
     int64_t i, end;
     const fattni_optimizer_part *const p = part_of(&a, &i, &end);
     if (p->frozen) end = i; /* since creation: there may be no gradient */
@@ -59,12 +60,14 @@ extern "C" __global__ void __launch_bounds__(ROW_THREADS)
 /* One block: the norm of all, then what the step will do. */
 extern "C" __global__ void __launch_bounds__(ROW_THREADS)
     fattn_optimizer_begin(const __grid_constant__ fattni_optimizer_args a) {
+    begin_grid();
     const fattni_optimizer_part norms = {.grad = a.partial, .grad_dtype = FATTN_F64};
     const double norm = norm_of(&norms, 0, a.chunks);
     if (threadIdx.x == 0) fattni_optimizer_begin(a.state, norm, a.limit, a.beta1, a.beta2, &a.scaling);
 }
 
 extern "C" __global__ void fattn_optimizer_set(const __grid_constant__ fattni_optimizer_args a) {
+    begin_grid();
     fattni_optimizer_apply(a.state, &a.change);
 }
 
@@ -75,6 +78,7 @@ extern "C" __global__ void fattn_optimizer_set(const __grid_constant__ fattni_op
 
 extern "C" __global__ void __launch_bounds__(ROW_THREADS)
     fattn_adamw_update_f64(const __grid_constant__ fattni_optimizer_args a) {
+    begin_grid();
     int64_t i, end;
     const fattni_optimizer_part *const p = part_of(&a, &i, &end);
     const fattni_optimizer_rule_f64 r = rule_f64(&a, p);
@@ -111,6 +115,7 @@ DEVICE uint2 round_stochastic(const float x[4], const fattni_optimizer_part *p, 
    none, are one thread's. */
 extern "C" __global__ void __launch_bounds__(ROW_THREADS)
     fattn_adamw_update_f32(const __grid_constant__ fattni_optimizer_args a) {
+    begin_grid();
     int64_t i, end;
     const fattni_optimizer_part *const p = part_of(&a, &i, &end);
     if (p->frozen) return;

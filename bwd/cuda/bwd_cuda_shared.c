@@ -130,5 +130,5 @@ fattn_status fattni_bwd_cuda_huge(fattn_ctx *ctx, const fattni_problem *p, const
     const size_t most = fattni_cuda_most_shared(ctx);
     const size_t shared = after->shared > most ? most : after->shared > k->shared ? after->shared : k->shared;
     FATTNI_TRY(fattni_cuda_ready(ctx, k));
-    return fattni_cuda_start_early(ctx, k->name, k->stub, fattni_min(tasks, ctx->gpu.sms), k->threads, shared, bwd);
+    return fattni_cuda_start(ctx, k->name, k->stub, fattni_min(tasks, ctx->gpu.sms), k->threads, shared, bwd);
 }

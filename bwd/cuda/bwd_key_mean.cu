@@ -15,6 +15,7 @@
    One CTA of 64 to 512 threads per (sequence, key head). It also zeroes the counters of the call. */
 #include "bwd/cuda/bwd_workspace.cuh"
 #include "core/device/load_8.cuh"
+#include "core/ptx/grid.h"
 
 enum { MOST_THREADS = 512, MOST_WARPS = MOST_THREADS / 32, STRIDE = 8, FEWEST = 64, AT_ONCE = 8, MAX_D = 256 };
 
@@ -37,6 +38,7 @@ DEVICE float rounded(float x, int kind) {
 
 extern "C" __global__ void __launch_bounds__(MOST_THREADS)
     fattn_bwd_key_mean(const __grid_constant__ fattni_bwd_args args) {
+    begin_grid();
     const fattni_bwd_args *const bwd = &args;
     const fattni_attention_args *const a = &args.a;
     extern __shared__ float sums[]; /* [warps][D], and of squares */

@@ -4,6 +4,7 @@
 #include "bwd/cuda/bwd_blocks.cuh"
 #include "bwd/cuda/bwd_workspace.cuh"
 #include "core/device/quad.cuh"
+#include "core/ptx/grid.h"
 
 /* x to dq, or added to it. */
 DEVICE void store_dq(const fattni_bwd_args *bwd, int64_t at, float x) {
@@ -30,6 +31,7 @@ DEVICE float4 with_mean(const fattni_bwd_args *bwd, float4 x, const float *mean,
 
 /* One CTA per row block, with as many threads as added to it: thread x stores what thread x added. */
 extern "C" __global__ void __launch_bounds__(256) fattn_bwd_postprocess(const __grid_constant__ fattni_bwd_args args) {
+    begin_grid();
     const fattni_bwd_args *const bwd = &args;
     const fattni_attention_args *const a = &args.a;
     const int BM = bwd->row_block;

@@ -7,6 +7,7 @@
 #include "bwd/cuda/bwd_blocks.cuh"
 #include "bwd/cuda/bwd_workspace.cuh"
 #include "core/device/half_types.cuh"
+#include "core/ptx/grid.h"
 #include "core/device/load_8.cuh"
 
 enum { THREADS = 256 };
@@ -34,6 +35,7 @@ DEVICE void store_8(const fattni_bwd_args *bwd, int64_t at, const float x[8]) {
 
 extern "C" __global__ void __launch_bounds__(THREADS, 3)
     fattn_bwd_preprocess(const __grid_constant__ fattni_bwd_args args) {
+    begin_grid();
     const fattni_bwd_args *const bwd = &args;
     const fattni_attention_args *const a = &args.a;
     const int BM = bwd->row_block, blocks = (a->Sq + BM - 1) / BM;
@@ -128,6 +130,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 3)
 
 /* Zeroes d_bias, which the main kernel adds to. */
 extern "C" __global__ void __launch_bounds__(THREADS) fattn_bwd_zero(const __grid_constant__ fattni_bwd_args args) {
+    begin_grid();
     const fattni_bwd_args *const bwd = &args;
     const fattni_attention_args *const a = &args.a;
     const int64_t first = (int64_t)blockIdx.x * THREADS + threadIdx.x;

@@ -5,6 +5,7 @@
 #include "bwd/cuda/bwd_workspace.cuh"
 #include "core/attention/huge.h"
 #include "core/device/float_types.cuh"
+#include "core/ptx/grid.h"
 
 enum { THREADS = 256, WARPS = THREADS / 32 };
 
@@ -22,6 +23,7 @@ DEVICE real block_sum(real x) {
 /* delta = rowsum(dO * O) - dL unless it is given, dQ = 0 unless it is added to, and this row
    block's part of dsink. One CTA per row block of one (sequence, head), one warp per row. */
 extern "C" __global__ void __launch_bounds__(THREADS) K_ROWS_NAME(const __grid_constant__ fattni_bwd_args args) {
+    begin_grid();
     const fattni_bwd_args *const bwd = &args;
     const fattni_attention_args *const a = &args.a;
     const int BM = bwd->row_block, blocks = (a->Sq + BM - 1) / BM;
@@ -68,6 +70,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) K_ROWS_NAME(const __grid_c
 
 /* dsink from its parts, one CTA per head. */
 extern "C" __global__ void __launch_bounds__(THREADS) K_SINK_NAME(const __grid_constant__ fattni_bwd_args args) {
+    begin_grid();
     const fattni_bwd_args *const bwd = &args;
     const fattni_attention_args *const a = &args.a;
     const int h = (int)blockIdx.x;

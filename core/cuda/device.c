@@ -294,10 +294,6 @@ static fattn_status start(fattn_ctx *ctx, const char *name, fattni_cuda_any kern
 
 fattn_status fattni_cuda_start(fattn_ctx *ctx, const char *name, fattni_cuda_any kernel, int64_t grid, int block,
                                size_t shared, const void *args) {
-    return start(ctx, name, kernel, grid, block, shared, args, false, 1);
-}
-fattn_status fattni_cuda_start_early(fattn_ctx *ctx, const char *name, fattni_cuda_any kernel, int64_t grid, int block,
-                                     size_t shared, const void *args) {
     return start(ctx, name, kernel, grid, block, shared, args, true, 1);
 }
 fattn_status fattni_cuda_start_clusters(fattn_ctx *ctx, const char *name, fattni_cuda_any kernel, int64_t grid,

@@ -16,14 +16,11 @@ void fattni_cuda_leave(const fattn_ctx *ctx, bool entered);
 
 /* All kernel launches, on the context's device and stream. grid and block are one-dimensional, so that the
    only grid limit is 2^31 - 1; with grid 0 nothing is launched. A kernel has one argument, a struct that is
-   passed by value: `args` points to it. */
+   passed by value: `args` points to it. Where the device supports it this is a programmatic dependent launch: CTAs may
+   start before the kernel before it on the stream has completed, and wait for that themselves (core/ptx/grid.h). */
 fattn_status fattni_cuda_start(fattn_ctx *ctx, const char *name, fattni_cuda_any kernel, int64_t grid, int block,
                                size_t shared, const void *args);
-/* The same as a programmatic dependent launch, where the device supports it: CTAs may start before the kernel before it
-   on the stream has completed, and wait for its writes themselves (core/ptx/grid.h). */
-fattn_status fattni_cuda_start_early(fattn_ctx *ctx, const char *name, fattni_cuda_any kernel, int64_t grid, int block,
-                                     size_t shared, const void *args);
-/* The same in clusters of `cluster` CTAs, which divides grid; from sm_90 on. */
+/* The same for a kernel that does not wait, in clusters of `cluster` CTAs, which divides grid; above 1 from sm_90 on. */
 fattn_status fattni_cuda_start_clusters(fattn_ctx *ctx, const char *name, fattni_cuda_any kernel, int64_t grid,
                                         int cluster, int block, size_t shared, const void *args);
 #define FATTNI_START(ctx, kernel, grid, block, args)                                                                   \

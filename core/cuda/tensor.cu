@@ -1,5 +1,6 @@
 /* Copies with conversion, normal numbers and dropout masks: a thread per element or Philox block. */
 #include "core/cuda/tensor.h"
+#include "core/ptx/grid.h"
 #include "core/tensor/normal.h"
 
 static __device__ inline int64_t thread_number() { return (int64_t)blockIdx.x * FATTNI_GRID_THREADS + threadIdx.x; }
@@ -41,6 +42,7 @@ static __device__ inline void copy_element(const fattni_copy_args *a, int64_t to
 
 extern "C" __global__ void __launch_bounds__(FATTNI_GRID_THREADS)
     fattn_copy(const __grid_constant__ fattni_copy_args a) {
+    begin_grid();
     const int64_t n = thread_number();
     if (n >= a.grid.count) return;
     int64_t offset[FATTNI_GRID_OPERANDS];
@@ -71,6 +73,7 @@ static __device__ inline void store_four(void *p, int32_t t, int64_t four, float
    once more, without effect (F64 has more than twice the bits). */
 extern "C" __global__ void __launch_bounds__(FATTNI_GRID_THREADS)
     fattn_copy_fours(const __grid_constant__ fattni_copy_args a) {
+    begin_grid();
     const int64_t n = thread_number();
     if (n >= a.grid.count) return;
     int64_t offset[FATTNI_GRID_OPERANDS];
@@ -85,6 +88,7 @@ extern "C" __global__ void __launch_bounds__(FATTNI_GRID_THREADS)
 
 extern "C" __global__ void __launch_bounds__(FATTNI_GRID_THREADS)
     fattn_copies(const __grid_constant__ fattni_copies_args a) {
+    begin_grid();
     int k = 0;
     while (k + 1 < a.n && a.first_block[k + 1] <= (int64_t)blockIdx.x) ++k;
     const fattni_grid *const g = &a.grid[k];
@@ -109,6 +113,7 @@ extern "C" __global__ void __launch_bounds__(FATTNI_GRID_THREADS)
 
 extern "C" __global__ void __launch_bounds__(FATTNI_GRID_THREADS)
     fattn_normal(const __grid_constant__ fattni_normal_args a) {
+    begin_grid();
     const int64_t n = thread_number();
     if (n >= a.grid.count) return;
     int64_t offset[FATTNI_GRID_OPERANDS];
@@ -119,6 +124,7 @@ extern "C" __global__ void __launch_bounds__(FATTNI_GRID_THREADS)
 /* One warp per 16 x 16 patch: a lane's block is rows {i, i+8} by columns {j, j+1, j+8, j+9}. */
 extern "C" __global__ void __launch_bounds__(FATTNI_GRID_THREADS)
     fattn_mask(const __grid_constant__ fattni_mask_args a) {
+    begin_grid();
     const int64_t patch = thread_number() / 32, plane = patch / a.patches_k / a.patches_q;
     const int lane = (int)threadIdx.x % 32;
     if (plane >= a.planes) return;

@@ -4,6 +4,7 @@
 
 #include "core/attention/o_rest.h"
 #include "core/device/sequence.cuh"
+#include "core/ptx/grid.h"
 #include "core/ptx/mma.h"
 
 #include <fattn/attention.h>

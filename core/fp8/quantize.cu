@@ -9,6 +9,7 @@
 #include "core/fp8/rest.h"
 #include "core/fp8/rope.h"
 #include "core/ptx/f8.h"
+#include "core/ptx/grid.h"
 #include "core/tensor/philox.h"
 
 enum {
@@ -180,10 +181,12 @@ DEVICE void add_chunk(const fattni_fp8_args *x, const uint64_t (*frequency)[CHAN
 }
 extern "C" __global__ void __launch_bounds__(THREADS)
     fattn_fp8_statistics(const __grid_constant__ fattni_fp8_args args) {
+    begin_grid();
     add_chunk(&args, NULL);
 }
 extern "C" __global__ void __launch_bounds__(THREADS)
     fattn_fp8_statistics_rope(const __grid_constant__ fattni_fp8_args args) {
+    begin_grid();
     __shared__ frequencies frequency;
     load_frequencies(frequency, &args);
     add_chunk(&args, frequency);
@@ -192,6 +195,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 /* One CTA per key head of a sequence, a thread per channel of k and v. The first chunk's partials become what
    fattn_fp8_codes reads: means in place of sums, 448 / largest magnitude in place of minima. */
 extern "C" __global__ void __launch_bounds__(CHANNELS) fattn_fp8_scales(const __grid_constant__ fattni_fp8_args args) {
+    begin_grid();
     const fattni_fp8_args *const x = &args;
     const fattni_attention_args *const a = &x->a;
     const place at = place_of((int)blockIdx.x, a->Hkv, 1);
@@ -353,10 +357,12 @@ DEVICE void write_codes(const fattni_fp8_args *x, const uint64_t (*frequency)[CH
         code_values(x, place_of(number - of_k, x->a.Hkv, x->chunks), (uint32_t(*)[PITCH])words);
 }
 extern "C" __global__ void __launch_bounds__(THREADS, 3) fattn_fp8_codes(const __grid_constant__ fattni_fp8_args args) {
+    begin_grid();
     write_codes(&args, NULL);
 }
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
     fattn_fp8_codes_rope(const __grid_constant__ fattni_fp8_args args) {
+    begin_grid();
     __shared__ frequencies frequency;
     load_frequencies(frequency, &args);
     write_codes(&args, frequency);
@@ -364,6 +370,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
 
 /* One CTA per key head of a sequence, a thread per channel: v_mean. */
 extern "C" __global__ void __launch_bounds__(VALUES) fattn_fp8_means(const __grid_constant__ fattni_fp8_args args) {
+    begin_grid();
     const fattni_fp8_args *const x = &args;
     const fattni_attention_args *const a = &x->a;
     const place at = place_of((int)blockIdx.x, a->Hkv, 1);

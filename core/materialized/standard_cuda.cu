@@ -17,6 +17,7 @@ DEVICE int locate(const fattni_dense_args *x, int64_t n, int64_t *row, int64_t *
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) fattn_gather(const __grid_constant__ fattni_dense_args x) {
+    begin_grid();
     const int64_t n = (int64_t)blockIdx.x * THREADS + threadIdx.x;
     if (n >= (int64_t)x.a.B * x.heads * x.rows * x.width) return;
     int64_t row, at;
@@ -31,6 +32,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) fattn_gather(const __grid_
 #include "core/device/for_each_real.inc"
 
 extern "C" __global__ void __launch_bounds__(THREADS) fattn_scatter(const __grid_constant__ fattni_dense_args x) {
+    begin_grid();
     const int64_t n = (int64_t)blockIdx.x * THREADS + threadIdx.x;
     if (n >= (int64_t)x.a.B * x.heads * x.rows * x.width) return;
     if (x.dense_dtype == FATTN_F64)

@@ -1,6 +1,7 @@
 #include "fwd/cuda/fwd_pages.h"
 
 #include "core/device/sequence.cuh"
+#include "core/ptx/grid.h"
 
 DEVICE void copy_unit(const fattni_pages_args *a, int which, int64_t to, int64_t from) {
     const void *const x = a->from[which].p;
@@ -16,6 +17,7 @@ DEVICE void copy_unit(const fattni_pages_args *a, int which, int64_t to, int64_t
 /* Threads are in the order of the copy: sequence, head, key, unit. */
 extern "C" __global__ void __launch_bounds__(FATTNI_PAGES_THREADS)
     fattn_gather_pages(const __grid_constant__ fattni_pages_args a) {
+    begin_grid();
     int64_t n = (int64_t)blockIdx.x * FATTNI_PAGES_THREADS + threadIdx.x;
     if (n >= a.threads) return;
     const int v = n >= a.k_threads;

@@ -164,19 +164,22 @@ static fattn_status reduce(fattn_ctx *ctx, const fattn_tensor *d, bool fresh, co
         FATTNI_TRY(FATTNI_START_REAL(ctx, d->dtype, sum, blocks, ROW_THREADS, &a));
     }
     if (a.parts == 1) return FATTN_OK;
-    return fattni_cuda_add_parts(ctx, d, fresh, workspace, a.parts, a.kept.count, factor);
+    return fattni_cuda_add_parts(ctx, &(fattni_part_sum){d, workspace, fresh}, 1, a.parts, a.kept.count, factor);
 }
 
-fattn_status fattni_cuda_add_parts(fattn_ctx *ctx, const fattn_tensor *d, bool fresh, const double *partial,
-                                   int64_t parts, int64_t stride, double factor) {
-    const fattni_parts_args a = {.grid = fattni_grid_of(&d, 1),
-                                 .d = fattni_operand_of(d),
-                                 .partial = partial,
-                                 .parts = parts,
-                                 .stride = stride,
-                                 .factor = factor,
-                                 .fresh = fresh};
-    return FATTNI_START_REAL(ctx, d->dtype, add_parts, fattni_ceil_div(a.grid.count, 32), FATTNI_PARTS_THREADS, &a);
+fattn_status fattni_cuda_add_parts(fattn_ctx *ctx, const fattni_part_sum *of, int n, int64_t parts, int64_t stride,
+                                   double factor) {
+    fattni_parts_args a = {.parts = parts, .stride = stride, .factor = factor};
+    int64_t blocks = 0;
+    for (int k = 0; k < n; ++k) {
+        const fattni_grid grid = fattni_grid_of(&of[k].d, 1);
+        const int64_t own = fattni_ceil_div(grid.count, 32);
+        a.of[k].grid = grid, a.of[k].d = fattni_operand_of(of[k].d);
+        a.of[k].partial = of[k].partial, a.of[k].fresh = of[k].fresh;
+        a.of[k].blocks = (int32_t)fattni_min(own, INT32_MAX); /* with more, the launch fails */
+        blocks += own;
+    }
+    return FATTNI_START_REAL(ctx, of->d->dtype, add_parts, blocks, FATTNI_PARTS_THREADS, &a);
 }
 
 const fattni_element_code fattni_elements_cuda = {fill, accumulate, each, reduce_workspace, reduce};

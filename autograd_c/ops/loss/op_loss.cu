@@ -34,6 +34,7 @@ DEVICE double row_sum(double x) {
 /* One block: kept = how many of all targets are not ignored. */
 extern "C" __global__ void __launch_bounds__(FATTNI_LOSS_THREADS)
     fattn_loss_count(const __grid_constant__ fattni_loss_args a) {
+    begin_grid();
     double kept = 0;
 #pragma unroll 8
     for (int64_t row = threadIdx.x; row < a.all; row += FATTNI_LOSS_THREADS) kept += target_of(&a, row) != a.ignore;
@@ -44,6 +45,7 @@ extern "C" __global__ void __launch_bounds__(FATTNI_LOSS_THREADS)
 /* One block: out = the mean of the rows' losses; without any row 0. */
 extern "C" __global__ void __launch_bounds__(FATTNI_LOSS_THREADS)
     fattn_loss_mean(const __grid_constant__ fattni_loss_args a) {
+    begin_grid();
     double sum = 0;
 #pragma unroll 8
     for (int64_t row = threadIdx.x; row < a.all; row += FATTNI_LOSS_THREADS) sum += a.loss[row];

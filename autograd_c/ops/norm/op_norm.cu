@@ -123,6 +123,7 @@ DEVICE void rows_back(const fattni_norm_args *a, int packs, bool centred, int32_
 
 #define ROWS_BACK(name, packs, centred)                                                                                \
     extern "C" __global__ void __launch_bounds__(ROW_THREADS) name(const __grid_constant__ fattni_norm_args a) {       \
+        begin_grid();                                                                                                  \
         if (a.dtype == FATTN_BF16)                                                                                     \
             rows_back(&a, packs, centred, FATTN_BF16);                                                                 \
         else                                                                                                           \

@@ -131,11 +131,12 @@ static fattn_status backward(fattn_op_call *c) {
         if (rows) FATTNI_TRY(start_rows(c->ctx, holder, true, &a));
         if (sums) FATTNI_TRY(sums_back(c, &a));
     }
-    for (int which = 0; which < 2 && sums; ++which)
+    fattni_part_sum of[2];
+    int n = 0;
+    for (int which = 0; which < 2; ++which)
         if (d[which] && d[which]->data)
-            FATTNI_TRY(fattni_cuda_add_parts(c->ctx, d[which], c->d_in_fresh[GAIN + which], a.partial + which * a.C,
-                                             a.parts, 2 * a.C, 1));
-    return FATTN_OK;
+            of[n++] = (fattni_part_sum){d[which], a.partial + which * a.C, c->d_in_fresh[GAIN + which]};
+    return n ? fattni_cuda_add_parts(c->ctx, of, n, a.parts, 2 * a.C, 1) : FATTN_OK;
 }
 
 const fattni_code fattni_norm_cuda = {plan, forward, backward};

@@ -66,6 +66,7 @@ static inline uint16_t half_of(uint32_t pair, int high) { return (uint16_t)(high
 /* ---- acquire, global, ldmatrix, mma ---- */
 
 static inline void grid_dependency_wait(void) {}
+static inline void begin_grid(void) {}
 static inline void store_global_2_if(void *to, uint2 x, int condition) {
     if ((uintptr_t)to % 8 && condition) machine_fail("a store is not aligned to 8 bytes");
     if (condition) memcpy(to, &x, 8);
