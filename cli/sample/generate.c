@@ -89,6 +89,12 @@ static fattn_status run_one(generator *g, const fattn_tensor *ids, fattn_tensor 
     return s ? s : fattn_graph_launch(g->ctx, g->graph);
 }
 
+static bool all_finite(const float *x, int64_t n) {
+    int bad = 0;
+    for (int64_t i = 0; i < n; ++i) bad |= !(fabsf(x[i]) < INFINITY);
+    return !bad;
+}
+
 /* Computes the symbols of the window that the cache lacks, and the logits after them. */
 static fattn_status compute(generator *g) {
     const int64_t done = model_cache_tokens(g->cache), vocab = model_get_config(g->m)->vocab;
@@ -101,7 +107,8 @@ static fattn_status compute(generator *g) {
     const fattn_tensor ids = fattn_tensor_view(row.data, FATTN_I32, (fattn_device)row.device, row.device_id, 2, shape);
     s = done > 0 && done + 1 == g->n ? run_one(g, &ids, &logits) : run(g, g->tape, &ids, &logits);
     if (!s) s = device_read(g->ctx, &logits, g->logits);
-    for (int64_t i = 0; !s && i < vocab; ++i)
+    const bool right = s || all_finite(g->logits, vocab);
+    for (int64_t i = 0; !right && !s && i < vocab; ++i)
         if (!isfinite(g->logits[i]))
             s = fattn_ctx_fail(g->ctx, FATTN_E_MISMATCH, "after %lld tokens the logit of token %lld is %g",
                                (long long)g->count, (long long)i, (double)g->logits[i]);

@@ -4,34 +4,52 @@
 
 #include <math.h>
 #include <stdbool.h>
+#include <string.h>
 
 /* ---- the most likely symbols ---- */
 
-/* A heap of symbols, the most likely one at its root. */
+/* A heap of symbols, the most likely one at its root, or the least likely one. */
 typedef struct heap {
     const float *logits;
     int32_t *at;
     int64_t n;
+    bool least_first;
 } heap;
 
 static bool is_likelier(const float *logits, int64_t a, int64_t b) {
     return logits[a] > logits[b] || (logits[a] == logits[b] && a < b);
 }
 
+static bool comes_first(const heap *h, int64_t a, int64_t b) {
+    return h->least_first ? is_likelier(h->logits, b, a) : is_likelier(h->logits, a, b);
+}
+
 static void sift_down(heap *h, int64_t i) {
     const int32_t symbol = h->at[i];
     for (int64_t child; (child = 2 * i + 1) < h->n; i = child) {
-        if (child + 1 < h->n && is_likelier(h->logits, h->at[child + 1], h->at[child])) child += 1;
-        if (!is_likelier(h->logits, h->at[child], symbol)) break;
+        if (child + 1 < h->n && comes_first(h, h->at[child + 1], h->at[child])) child += 1;
+        if (!comes_first(h, h->at[child], symbol)) break;
         h->at[i] = h->at[child];
     }
     h->at[i] = symbol;
 }
 
-static heap heap_of(const float *logits, int64_t n, int32_t *scratch) {
-    heap h = {logits, scratch, n};
-    for (int64_t i = 0; i < n; ++i) scratch[i] = (int32_t)i;
-    for (int64_t i = n / 2; i-- > 0;) sift_down(&h, i);
+static void order(heap *h) {
+    for (int64_t i = h->n / 2; i-- > 0;) sift_down(h, i);
+}
+
+/* Of the k most likely of n symbols. */
+static heap heap_of(const float *logits, int64_t n, int64_t k, int32_t *scratch) {
+    heap h = {logits, scratch, k, true};
+    for (int64_t i = 0; i < k; ++i) scratch[i] = (int32_t)i;
+    if (k < n) order(&h);
+    for (int64_t i = k; i < n; ++i)
+        if (logits[i] > logits[scratch[0]]) { /* of equal ones the first is the more likely */
+            scratch[0] = (int32_t)i;
+            sift_down(&h, 0);
+        }
+    h.least_first = false;
+    order(&h);
     return h;
 }
 
@@ -48,14 +66,14 @@ static int64_t least_kept(const float *logits, int64_t n, const sample_options *
     const bool nucleus = o->top_p > 0 && o->top_p < 1;
     double mass = 0, sum = 0;
     int32_t last = 0;
-    heap h = heap_of(logits, n, scratch);
+    heap h = heap_of(logits, n, k, scratch);
     for (int64_t i = 0; i < k && k < n; ++i) {
         last = pop(&h);
         mass += exp(((double)logits[last] - (double)highest) / o->temperature);
     }
     if (!nucleus) return last;
     for (int64_t i = 0; i < n && k == n; ++i) mass += exp(((double)logits[i] - (double)highest) / o->temperature);
-    h = heap_of(logits, n, scratch);
+    if (k < n) h = heap_of(logits, n, k, scratch);
     for (int64_t i = 0; i < k && sum < o->top_p * mass; ++i) {
         last = pop(&h);
         sum += exp(((double)logits[last] - (double)highest) / o->temperature);
@@ -63,10 +81,28 @@ static int64_t least_kept(const float *logits, int64_t n, const sample_options *
     return last;
 }
 
-int64_t sample_choose(const float *logits, int64_t n, const sample_options *o, int64_t number, int32_t *scratch) {
+/* Integers in the order of floats, 0 and -0 the same: so that maxima of them are vector instructions. */
+static int32_t ordered(float x) {
+    int32_t bits;
+    x += 0.0f;
+    memcpy(&bits, &x, sizeof bits);
+    return bits ^ (bits >> 31 & INT32_MAX);
+}
+
+/* The first of the largest. */
+static int64_t likeliest(const float *logits, int64_t n) {
+    int32_t most = INT32_MIN;
+    for (int64_t i = 0; i < n; ++i) {
+        const int32_t x = ordered(logits[i]);
+        most = x > most ? x : most;
+    }
     int64_t best = 0;
-    for (int64_t i = 1; i < n; ++i)
-        if (logits[i] > logits[best]) best = i;
+    while (ordered(logits[best]) != most) ++best;
+    return best;
+}
+
+int64_t sample_choose(const float *logits, int64_t n, const sample_options *o, int64_t number, int32_t *scratch) {
+    const int64_t best = likeliest(logits, n);
     if (o->temperature <= 0) return best;
     const bool all = (o->top_k <= 0 || o->top_k >= n) && (o->top_p <= 0 || o->top_p >= 1);
     const int64_t last = all ? 0 : least_kept(logits, n, o, logits[best], scratch);

@@ -18,7 +18,7 @@
 struct fattni_cuda_blas {
     void *library;
     cublasHandle_t handle;
-    struct fattni_cuda_tuned *tuned; /* NULL: no FATTN_CTX_TUNE, or no cuBLASLt */
+    struct fattni_cuda_tuned *tuned; /* NULL: no cuBLASLt */
 #define X(name, symbol) __typeof__(symbol) *name;
     FUNCTIONS(X)
 #undef X
@@ -61,7 +61,6 @@ fattn_status fattni_cuda_blas_open(fattn_ctx *ctx) {
         fattni_cuda_blas_close(ctx);
         return FATTN_OK;
     }
-    if (!(ctx->flags & FATTN_CTX_TUNE)) return FATTN_OK;
     return fattni_cuda_tuned_open(ctx, ctx->gpu.blas->handle, &ctx->gpu.blas->tuned);
 }
 
@@ -110,7 +109,8 @@ static fattn_status clear(fattn_ctx *ctx, const fattni_cuda_gemm *g) {
 static fattn_status multiply(fattn_ctx *ctx, const fattni_cuda_gemm *g, void *workspace, bool *added) {
     struct fattni_cuda_blas *const b = ctx->gpu.blas;
     bool done = false;
-    if (b->tuned) FATTNI_TRY(fattni_cuda_tuned_multiply(ctx, b->tuned, g, workspace, &done));
+    const bool by_lt = ctx->flags & FATTN_CTX_TUNE || g->row || g->from;
+    if (b->tuned && by_lt) FATTNI_TRY(fattni_cuda_tuned_multiply(ctx, b->tuned, g, workspace, &done));
     if (g->row || g->from) *added = done;
     if (done || g->row || g->from) return FATTN_OK;
 

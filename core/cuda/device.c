@@ -297,8 +297,8 @@ fattn_status fattni_cuda_start(fattn_ctx *ctx, const char *name, fattni_cuda_any
     return start(ctx, name, kernel, grid, block, shared, args, true, 1);
 }
 fattn_status fattni_cuda_start_clusters(fattn_ctx *ctx, const char *name, fattni_cuda_any kernel, int64_t grid,
-                                        int cluster, int block, size_t shared, const void *args) {
-    return start(ctx, name, kernel, grid, block, shared, args, false, cluster);
+                                        int cluster, int block, size_t shared, const void *args, bool waits) {
+    return start(ctx, name, kernel, grid, block, shared, args, waits, cluster);
 }
 
 fattn_status fattni_cuda_move(fattn_ctx *ctx, void *dst, const void *src, size_t bytes) {

@@ -20,9 +20,10 @@ void fattni_cuda_leave(const fattn_ctx *ctx, bool entered);
    start before the kernel before it on the stream has completed, and wait for that themselves (core/ptx/grid.h). */
 fattn_status fattni_cuda_start(fattn_ctx *ctx, const char *name, fattni_cuda_any kernel, int64_t grid, int block,
                                size_t shared, const void *args);
-/* The same for a kernel that does not wait, in clusters of `cluster` CTAs, which divides grid; above 1 from sm_90 on. */
+/* The same in clusters of `cluster` CTAs, which divides grid, above 1 from sm_90 on; `waits`: as above, otherwise the
+   launch is none of these. */
 fattn_status fattni_cuda_start_clusters(fattn_ctx *ctx, const char *name, fattni_cuda_any kernel, int64_t grid,
-                                        int cluster, int block, size_t shared, const void *args);
+                                        int cluster, int block, size_t shared, const void *args, bool waits);
 #define FATTNI_START(ctx, kernel, grid, block, args)                                                                   \
     fattni_cuda_start(ctx, #kernel, (fattni_cuda_any)(kernel), grid, block, 0, args)
 /* Enqueued like a kernel. A copy between host and device may wait for the stream. */

@@ -21,8 +21,8 @@
     X(set_wish, cublasLtMatmulPreferenceSetAttribute)                                                                  \
     X(delete_wish, cublasLtMatmulPreferenceDestroy)
 
-/* A timing is the sum of RUNS runs after one warm-up. */
-enum { CANDIDATES = 8, RUNS = 3, FIRST_CAPACITY = 32, ALIGNMENT = 16 };
+/* A timing is the sum of RUNS runs after one warm-up. At most MOST_CHOICES are kept. */
+enum { CANDIDATES = 8, RUNS = 3, FIRST_CAPACITY = 32, MOST_CHOICES = 512, ALIGNMENT = 16 };
 
 /* The key of a choice; without padding, since it is compared with memcmp. */
 typedef struct shape {
@@ -43,7 +43,7 @@ struct fattni_cuda_tuned {
     cublasLtHandle_t handle;
     cudaEvent_t begin, end;
     choice *choices;
-    int count, capacity;
+    int count, capacity, oldest;
 #define X(name, symbol) __typeof__(symbol) *name;
     FUNCTIONS(X)
 #undef X
@@ -196,12 +196,15 @@ static float measure(const fattn_ctx *ctx, const struct fattni_cuda_tuned *t, co
     return time;
 }
 
+static bool times_candidates(const fattn_ctx *ctx) { return ctx->flags & FATTN_CTX_TUNE; }
+
 static void choose(const fattn_ctx *ctx, const struct fattni_cuda_tuned *t, const fattni_cuda_gemm *g, void *workspace,
                    choice *c) {
     cublasLtMatmulHeuristicResult_t found[CANDIDATES];
     const int count = describe(t, g, c) ? 0 : ask(t, c, found);
     float best = -1;
-    for (int n = 0; n < count; ++n) {
+    if (!times_candidates(ctx) && count > 0) c->algorithm = found[0].algo, c->usable = true;
+    for (int n = 0; n < count && times_candidates(ctx); ++n) {
         choice candidate = *c;
         candidate.algorithm = found[n].algo;
         const float time = measure(ctx, t, &candidate, g, workspace);
@@ -224,6 +227,20 @@ static fattn_status reserve(fattn_ctx *ctx, struct fattni_cuda_tuned *t) {
     return FATTN_OK;
 }
 
+/* An empty choice, in the place of the oldest where there are many. */
+static fattn_status add_choice(fattn_ctx *ctx, struct fattni_cuda_tuned *t, choice **out) {
+    if (t->count == MOST_CHOICES) {
+        *out = &t->choices[t->oldest];
+        t->oldest = (t->oldest + 1) % MOST_CHOICES;
+        forget(t, *out);
+    } else {
+        FATTNI_TRY(reserve(ctx, t));
+        *out = &t->choices[t->count++];
+    }
+    memset(*out, 0, sizeof **out);
+    return FATTN_OK;
+}
+
 /* NULL: there is no choice yet, and none can be made now. */
 static fattn_status find(fattn_ctx *ctx, struct fattni_cuda_tuned *t, const fattni_cuda_gemm *g, void *workspace,
                          const choice **out) {
@@ -234,10 +251,9 @@ static fattn_status find(fattn_ctx *ctx, struct fattni_cuda_tuned *t, const fatt
     if (*out) return FATTN_OK;
     enum cudaStreamCaptureStatus capturing = cudaStreamCaptureStatusNone;
     FATTNI_TRY(fattni_cuda_check(ctx, cudaStreamIsCapturing(ctx->stream, &capturing), "cudaStreamIsCapturing"));
-    if (capturing != cudaStreamCaptureStatusNone) return FATTN_OK;
-    FATTNI_TRY(reserve(ctx, t));
-    choice *const c = &t->choices[t->count++];
-    memset(c, 0, sizeof *c);
+    if (capturing != cudaStreamCaptureStatusNone && times_candidates(ctx)) return FATTN_OK;
+    choice *c;
+    FATTNI_TRY(add_choice(ctx, t, &c));
     c->of = wanted;
     choose(ctx, t, g, workspace, c);
     *out = c;

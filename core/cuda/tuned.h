@@ -1,6 +1,7 @@
-/* The fastest of cuBLASLt's candidates for each product, for contexts with FATTN_CTX_TUNE.
+/* Products by cuBLASLt, which adds a row or a matrix inside the product: its first candidate or, in contexts with
+   FATTN_CTX_TUNE, the fastest one.
 
-   cuBLAS's heuristic choice is up to a third slower than the best one for shapes of a training step. Here
+   cuBLAS's heuristic choice is up to a third slower than the best one for shapes of a training step. With TUNE
    the first call of a shape times its candidates, waits for the device, and keeps the fastest; later calls
    only enqueue. The choice depends on measured times, so roundings may differ from run to run. */
 #ifndef FATTNI_CORE_CUDA_TUNED_H
@@ -15,7 +16,7 @@ struct fattni_cuda_tuned;
 fattn_status fattni_cuda_tuned_open(fattn_ctx *ctx, void *handle, struct fattni_cuda_tuned **out);
 void fattni_cuda_tuned_close(fattn_ctx *ctx, struct fattni_cuda_tuned *t); /* NULL is allowed */
 /* As fattni_cuda_multiply, for a product that is not empty. *done is false when nothing was enqueued: no
-   candidate supports the shape, or it is new while the stream is being captured. */
+   candidate supports the shape, or it is new, to be timed, while the stream is being captured. */
 fattn_status fattni_cuda_tuned_multiply(fattn_ctx *ctx, struct fattni_cuda_tuned *t, const fattni_cuda_gemm *g,
                                         void *workspace, bool *done);
 

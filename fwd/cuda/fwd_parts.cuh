@@ -23,6 +23,7 @@
 #include "core/attention/unified.h"
 #include "core/device/describe.cuh"
 #include "core/device/mma16_tile.cuh"
+#include "core/ptx/grid.h"
 #include "core/ptx/relaxed.h"
 #if K_ARCH == 90
 #include "core/ptx/cluster.h"
@@ -309,6 +310,7 @@ DEVICE void add_results(shared_memory *smem, const fattni_fwd_parts_args *x, con
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS) K_NAME(const __grid_constant__ fattni_fwd_parts_args x) {
+    begin_grid();
     extern __shared__ __align__(1024) unsigned char memory[];
     shared_memory *const smem = (shared_memory *)memory;
     const fattni_attention_args &a = x.a;

@@ -52,8 +52,8 @@ FATTN_API fattn_var fattn_use(fattn_tape *t, fattn_param *p);          /* gradie
    is ARG on the CPU; on a GPU, where checking would need a synchronisation, its row or the loss becomes NaN. */
 FATTN_API fattn_var fattn_op_linear(fattn_tape *t, fattn_var x, fattn_var w,
                                     fattn_var bias); /* x [..,K] w [N,K] bias [N] or {0}: x w^T + b */
-/* residual + x w^T + b; the residual has the product's shape. A GPU's context with FATTN_CTX_TUNE adds it inside the
-   product; without cuBLASLt's help, and where a CPU multiplies BF16 as it is, x w^T + b is rounded first. */
+/* residual + x w^T + b; the residual has the product's shape. A GPU adds it inside the product; without cuBLASLt's
+   help, and where a CPU multiplies BF16 as it is, x w^T + b is rounded first. */
 FATTN_API fattn_var fattn_op_linear_residual(fattn_tape *t, fattn_var x, fattn_var w, fattn_var bias,
                                              fattn_var residual);
 FATTN_API fattn_var fattn_op_matmul(fattn_tape *t, fattn_var a, fattn_var b, int trans_a,
