@@ -48,7 +48,7 @@ fattn_status fattn_fp8_layout(fattn_ctx *ctx, const fattn_attention_params *p, c
                        .v8 = tensor_of(ctx, &at.v, 4),
                        .q_scale = tensor_of(ctx, &at.q_scale, 3),
                        .q_shift = tensor_of(ctx, &at.q_shift, 3),
-                       .k_scale = tensor_of(ctx, &at.k_scale, 2),
+                       .k_scale = tensor_of(ctx, &at.k_scale, call.p.flags & FATTN_FP8_INT8 ? 3 : 2),
                        .v_scale = tensor_of(ctx, &at.v_scale, 3),
                        .v_mean = tensor_of(ctx, &at.v_mean, 3),
                        .partials = tensor_of(ctx, &at.partials, 4)};

@@ -33,14 +33,14 @@ static void free_results(results *r) { free(r->o), free(r->lse); }
 static results emulated(const attention *a) {
     const results r = {fp8_values(a, T_O), fp8_values(a, T_LSE)};
     fp8_numbers n = fp8_numbers_of(a);
-    fp8_model(a, &n, r.o, r.lse);
+    fp8_model(a, &n, r.o, r.lse, NULL);
     fp8_numbers_free(&n);
     return r;
 }
 
 static results exact(attention *a) {
     const uint32_t flags = a->c.flags;
-    a->c.flags &= ~(uint32_t)(FATTN_FP8 | FATTN_FP8_HADAMARD);
+    a->c.flags &= ~(uint32_t)(FATTN_FP8 | FATTN_FP8_HADAMARD | FATTN_FP8_INT8);
     attention *const twin = attention_twin(a, FATTN_F64);
     a->c.flags = flags;
     attention_forward(twin, REFERENCE);
@@ -368,7 +368,7 @@ Test(fp8_accuracy, gradients_by_distribution, .timeout = 900) {
             if (rows[n].v) apply(all[m], T_V, rows[n].v);
         }
         results emulation = emulated(a);
-        a->c.flags &= ~(uint32_t)(FATTN_FP8 | FATTN_FP8_HADAMARD);
+        a->c.flags &= ~(uint32_t)(FATTN_FP8 | FATTN_FP8_HADAMARD | FATTN_FP8_INT8);
         attention *const want = attention_twin(a, FATTN_F64), *const model = attention_twin(a, FATTN_F64);
         for (int m = 0; m < 3; ++m) attention_run(all[m], LIBRARY);
         attention_run(want, LIBRARY), attention_forward(model, LIBRARY);
