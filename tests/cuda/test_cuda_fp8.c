@@ -124,21 +124,22 @@ static attention_case copies_case(int n) {
 
 Test(cuda_fp8, copies_have_the_bits_of_the_cpu, .timeout = 600) {
     fattn_ctx *const gpu = hopper_or_skip(), *const cpu = attention_context(0);
-    for (int n = 0; n < 300; ++n) {
-        const attention_case c = copies_case(n);
+    for (int n = 0; n < 600; ++n) {
+        attention_case c = copies_case(n);
+        if (n >= 300) c.flags |= FATTN_FP8_INT8;
         check_copies(gpu, cpu, &c, n % 4 < 2 && c.D % 16 == 0 ? 10000 : 0);
     }
     static const int64_t nothing[][2] = {{0, 5}, {5, 0}, {0, 0}};
-    for (int n = 0; n < 3; ++n) {
+    for (int n = 0; n < 6; ++n) {
         const attention_case c = {.name = "nothing",
                                   .B = 2,
                                   .Hq = 2,
-                                  .Sq = nothing[n][0],
-                                  .Sk = nothing[n][1],
+                                  .Sq = nothing[n / 2][0],
+                                  .Sk = nothing[n / 2][1],
                                   .D = 64,
                                   .dtype = FATTN_BF16,
-                                  .flags = FATTN_FP8};
-        check_copies(gpu, cpu, &c, n ? 500 : 0);
+                                  .flags = FATTN_FP8 | (n % 2 ? FATTN_FP8_INT8 : 0u)};
+        check_copies(gpu, cpu, &c, n / 2 ? 500 : 0);
     }
     fattn_ctx_destroy(cpu);
     fattn_ctx_destroy(gpu);
@@ -924,6 +925,10 @@ Test(cuda_fp8, calls_that_are_refused) {
     refused(gpu, fattn_attention_query(gpu, &c->params, &c->io, &plan), FATTN_E_UNSUPPORTED, "dropout");
     c->params = given, c->params.algorithm = FATTN_ALGO_STANDARD;
     refused(gpu, fattn_attention_query(gpu, &c->params, &c->io, &plan), FATTN_E_UNSUPPORTED, "STANDARD");
+    c->params = given, c->params.flags |= FATTN_FP8_INT8;
+    refused(gpu, fattn_attention_query(gpu, &c->params, &c->io, &plan), FATTN_E_UNSUPPORTED,
+            "has no kernel for FATTN_FP8_INT8");
+    refused(gpu, fattn_attention_fwd(gpu, &c->params, &c->io), FATTN_E_UNSUPPORTED, "FATTN_FP8_INT8");
     c->params = given;
     c->io.workspace_bytes = c->plan.fwd_workspace - 1;
     refused(gpu, fattn_attention_fwd(gpu, &c->params, &c->io), FATTN_E_WORKSPACE, "bytes needed");
