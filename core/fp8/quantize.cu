@@ -264,8 +264,8 @@ DEVICE void magnitudes_of(float most[ROWS_AT_ONCE], warp_magnitudes of_warps, in
     }
 }
 
-/* FATTN_FP8_INT8: codes and scales of rows of k, as below, turned and rotated; first: this thread's. Elements of k_scale
-   go on to the end of the sequence's last chunk. */
+/* FATTN_FP8_INT8: codes and scales of rows of k, as below, turned and rotated; first: this thread's. Elements of
+   k_scale go on to the end of the sequence's last chunk. */
 DEVICE void code_integer_keys(const fattni_fp8_args *x, const place at, const sequence *s, float (*y)[8],
                               const float mean[8], int first) {
     __shared__ warp_magnitudes of_warps;
@@ -345,7 +345,8 @@ DEVICE void code_rows(const fattni_fp8_args *x, const place at, int of_q, const 
         store_codes(codes, y[n], largest / most, c, a->D, integers);
         if (lane != 0) continue;
         const int64_t i = row0 + row;
-        ((float *)x->q_scale.p)[s.batch * x->q_scale.b + at.h * x->q_scale.h + i * x->q_scale.row] = most / largest;
+        ((float *)x->q_scale.p)[s.batch * x->q_scale.b + at.h * x->q_scale.h + i * x->q_scale.row] =
+            integers ? fmaf(0.0f, shift, most / largest) : most / largest; /* with a NaN, which no integer is */
         ((float *)x->q_shift.p)[s.batch * x->q_shift.b + at.h * x->q_shift.h + i * x->q_shift.row] = shift;
     }
     if (integers && !of_q) code_integer_keys(x, at, &s, y, mean, first);

@@ -241,8 +241,11 @@ static void write_rows(const job *j, int64_t b, int64_t h, int64_t block) {
         for (int64_t d = 0; d < p->D; ++d) most = fmaxf(most, fabsf(x[d]));
         most = fmaxf(most, SMALLEST);
         write_row(j, x, largest / most, fattni_at(&j->to->q, s.batch, h, row));
-        ((float *)scale->p)[s.batch * scale->s[0] + h * scale->s[1] + row * scale->s[2]] = most / largest;
-        ((float *)shift->p)[s.batch * shift->s[0] + h * shift->s[1] + row * shift->s[2]] = shift_of(x, mean, p->D);
+        /* Integers have no NaN: the scale has that of q and of the keys' mean instead. */
+        const float of_mean = shift_of(x, mean, p->D), q_scale = most / largest;
+        ((float *)scale->p)[s.batch * scale->s[0] + h * scale->s[1] + row * scale->s[2]] =
+            j->integers ? fmaf(0, of_mean, q_scale) : q_scale;
+        ((float *)shift->p)[s.batch * shift->s[0] + h * shift->s[1] + row * shift->s[2]] = of_mean;
     }
 }
 

@@ -598,15 +598,16 @@ Test(fp8, workspace) {
     fattn_ctx_destroy(ctx);
 }
 
-/* A NaN is not lost: of a row of q in its results, of k in those of the head, of v in its channel. */
+/* A NaN or an infinity is not lost: of a row of q in its results, of k in those of the head, of v in its channel. */
 Test(fp8, nan) {
     fattn_ctx *const ctx = attention_context(1);
-    const attention_case c = {
-        "nan", .B = 1, .Hq = 2, .Sq = 9, .Sk = 140, .D = 64, .dtype = FATTN_BF16, .flags = FATTN_FP8};
-    for (int n = 0; n < 3; ++n) {
+    attention_case c = {"nan", .B = 1, .Hq = 2, .Sq = 9, .Sk = 140, .D = 64, .dtype = FATTN_BF16};
+    for (int m = 0; m < 12; ++m) {
+        const int n = m % 3;
+        c.flags = FATTN_FP8 | (m / 3 % 2 ? FATTN_FP8_INT8 : 0u);
         attention *const a = attention_new(ctx, &c);
         const int64_t bad[4] = {0, 1, 5, 7};
-        attention_set(&a->t[n], bad, NAN);
+        attention_set(&a->t[n], bad, m / 6 ? -INFINITY : NAN);
         attention_forward(a, LIBRARY);
         for (int64_t h = 0; h < 2; ++h)
             for (int64_t i = 0; i < 9; ++i)

@@ -32,7 +32,8 @@ double fp8_code(uint32_t flags, double x);
 double fp8_largest(uint32_t flags);
 
 /* Codes as numbers, and what they are multiplied by, all row-major: q8 [B,Hq,Sq,D], k8 [B,Hkv,Sk,D],
-   v8 [B,Hkv,Sk,Dv], k_scale [B,Hkv,Sk] for each key, others as in fattn/fp8.h. Before rounding, too: q, k, v over their scales. */
+   v8 [B,Hkv,Sk,Dv], k_scale [B,Hkv,Sk] for each key, others as in fattn/fp8.h. Before rounding, too: q, k, v over their
+   scales. */
 typedef struct fp8_numbers {
     double *q8, *k8, *v8, *q, *k, *v;
     double *q_scale, *q_shift, *k_scale, *v_scale, *v_mean, *k_mean;
