@@ -24,6 +24,7 @@ void report_start(session *s) {
     json_text(&s->log, "task", task_names[s->o.task]);
     json_bool(&s->log, "fp8", s->o.fp8);
     json_bool(&s->log, "fp8_renew", s->o.fp8_renew);
+    json_bool(&s->log, "fp8_int8", s->o.fp8_int8);
     json_text(&s->log, "rounding", train_roundings[s->o.rounding]);
     json_bool(&s->log, "graph", s->graphs);
     json_int(&s->log, "parameters", model_size(s->r.model));
@@ -263,7 +264,7 @@ void report_header(const session *s) {
     else if (o->device == ON_CUDA)
         printf("steps: op by op (%s)\n", o->no_graph ? "--no-graph" : trainer_why_no_graph(&s->r));
     if (o->fp8)
-        printf("attention: on 8-bit copies in training (FATTN_FP8)%s\n",
+        printf("attention: on 8-bit copies in training (FATTN_FP8%s)%s\n", o->fp8_int8 ? ", FATTN_FP8_INT8" : "",
                o->fp8_renew ? ", again without them for backward (FATTN_FP8_RENEW)" : "");
     if (o->init) printf("begun with %s, after step %lld\n", o->init, (long long)s->r.step);
     if (s->setup->from)

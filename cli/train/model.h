@@ -26,7 +26,7 @@ typedef struct model_config {
                                          of parameters are F32 */
     bool frozen;                      /* parameters without gradients: a model that is not trained */
     bool fp8;                         /* in training: FATTN_FP8; not with STANDARD or dropout */
-    bool fp8_renew;                   /* with fp8: FATTN_FP8_RENEW */
+    bool fp8_renew, fp8_int8;         /* with fp8: FATTN_FP8_RENEW, FATTN_FP8_INT8 */
     float dropout;                    /* of attention weights, in training */
     uint64_t seed;                    /* of initialisation and dropout */
 } model_config;

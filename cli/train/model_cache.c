@@ -174,7 +174,7 @@ fattn_var model_attend(const model *m, fattn_tape *t, fattn_var q, fattn_var k, 
     const fattn_attention_params params = {
         .struct_size = sizeof params,
         .flags = FATTN_CAUSAL | (exact_delta ? FATTN_EXACT_DELTA : 0) | (fp8 ? FATTN_FP8 : 0) |
-                 (fp8 && c->fp8_renew ? FATTN_FP8_RENEW : 0),
+                 (fp8 && c->fp8_renew ? FATTN_FP8_RENEW : 0) | (fp8 && c->fp8_int8 ? FATTN_FP8_INT8 : 0),
         .algorithm = c->algorithm,
         .dropout_p = pass->training ? c->dropout : 0,
         .rng = {.seed = c->seed, .stream = (uint32_t)layer},

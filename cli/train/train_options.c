@@ -72,6 +72,9 @@ const cli_option train_table[] = {
     {"fp8-renew", CLI_FLAG, FIELD(fp8_renew), NULL, 0, 0, NULL,
      "with --fp8: backward computes attention again in the dtype first, so that its gradients are exact for it "
      "(FATTN_FP8_RENEW); costs a forward pass of the dtype"},
+    {"fp8-int8", CLI_FLAG, FIELD(fp8_int8), NULL, 0, 0, NULL,
+     "with --fp8: copies of queries and keys are integers, for scores that are three times as exact "
+     "(FATTN_FP8_INT8); on a CPU"},
     {"loss-scale", CLI_TEXT, FIELD(loss_scale), "S", 0, 0, NULL,
      "of f16: a fixed number, or auto: 65536 at first, half after gradients that overflow, twice after 2000 "
      "steps that do not; auto unless given"},
@@ -390,6 +393,7 @@ static int check_dtype(const train_options *o, bool by_preset) {
     if (o->fp8 && o->dropout > 0)
         return cli_fail(CLI_USAGE, "--fp8 with --dropout %g: attention on 8-bit copies has no dropout", o->dropout);
     if (o->fp8_renew && !o->fp8) return cli_fail(CLI_USAGE, "--fp8-renew needs --fp8");
+    if (o->fp8_int8 && !o->fp8) return cli_fail(CLI_USAGE, "--fp8-int8 needs --fp8");
     if (!scale_of(o->loss_scale, &scale))
         return cli_fail(CLI_USAGE, "--loss-scale %s is neither auto nor a number in 2^-%d to 2^%d", o->loss_scale,
                         LOSS_SCALE_LOG2, LOSS_SCALE_LOG2);
@@ -521,6 +525,7 @@ model_config train_model_config(const train_options *o, int64_t vocab) {
         .dtype = train_dtype(o->dtype),
         .fp8 = o->fp8,
         .fp8_renew = o->fp8_renew,
+        .fp8_int8 = o->fp8_int8,
         .dropout = (float)o->dropout,
         .seed = (uint64_t)o->seed,
     };

@@ -16,7 +16,7 @@ static const int64_t MAX_ROWS = (int64_t)1 << 48;     /* of all heads: sizes in 
 static const uint32_t known_flags = FATTN_CAUSAL | FATTN_CAUSAL_TOP_LEFT | FATTN_WINDOW | FATTN_DETERMINISTIC |
                                     FATTN_TF32 | FATTN_MERGE | FATTN_EXACT_DELTA | FATTN_TOP_LEFT | FATTN_ACC_DQ |
                                     FATTN_ACC_DK | FATTN_ACC_DV | FATTN_ACC_DBIAS | FATTN_ACC_DSINK | FATTN_FP8 |
-                                    FATTN_FP8_HADAMARD | FATTN_UNIFIED_MAX | FATTN_FP8_RENEW;
+                                    FATTN_FP8_HADAMARD | FATTN_UNIFIED_MAX | FATTN_FP8_RENEW | FATTN_FP8_INT8;
 
 /* Dtype sets as bit masks. */
 #define BIT(dtype) (1u << (dtype))
@@ -79,6 +79,8 @@ static fattn_status take_params(fattn_ctx *ctx, const fattn_attention_params *p,
         return fattn_ctx_fail(ctx, FATTN_E_ARG, "flags: FATTN_FP8_HADAMARD is given without FATTN_FP8");
     if ((p->flags & FATTN_FP8_RENEW) && !(p->flags & FATTN_FP8))
         return fattn_ctx_fail(ctx, FATTN_E_ARG, "flags: FATTN_FP8_RENEW is given without FATTN_FP8");
+    if ((p->flags & FATTN_FP8_INT8) && !(p->flags & FATTN_FP8))
+        return fattn_ctx_fail(ctx, FATTN_E_ARG, "flags: FATTN_FP8_INT8 is given without FATTN_FP8");
     if (p->algorithm < FATTN_ALGO_AUTO || p->algorithm > FATTN_ALGO_FLASH2)
         return fattn_ctx_fail(ctx, FATTN_E_ARG, "algorithm: %d is not in %d..%d", p->algorithm, FATTN_ALGO_AUTO,
                               FATTN_ALGO_FLASH2);
@@ -161,11 +163,11 @@ static fattn_status take_sizes(fattn_ctx *ctx, const fattn_attention_params *par
         if (qkv[n]->ndim != 4)
             return fattn_ctx_fail(ctx, FATTN_E_SHAPE, "%s: has %d dimensions, must have 4: [B,H,S,D]", names[n],
                                   qkv[n]->ndim);
-        if (qkv[n]->dtype == FATTN_F8E4M3)
+        if (fattni_is_code(qkv[n]->dtype))
             return fattn_ctx_fail(ctx, FATTN_E_DTYPE,
-                                  "%s: dtype f8e4m3; attention makes 8-bit copies of f32, f16 or bf16 itself, with "
+                                  "%s: dtype %s; attention makes 8-bit copies of f32, f16 or bf16 itself, with "
                                   "FATTN_FP8 (fattn/fp8.h)",
-                                  names[n]);
+                                  names[n], fattn_dtype_name((fattn_dtype)qkv[n]->dtype));
         if (!(FLOATS & BIT(qkv[n]->dtype)))
             return fattn_ctx_fail(ctx, FATTN_E_DTYPE, "%s: dtype %s is not a float type", names[n],
                                   fattn_dtype_name((fattn_dtype)qkv[n]->dtype));
@@ -315,6 +317,7 @@ static fattn_status take_fp8(fattn_ctx *ctx, const fattn_fp8 *given, fattni_prob
                               (double)known.rope_base, (long long)p->D);
     const fattni_fp8 want = fattni_fp8_lay_out(p, NULL);
     fattni_fp8 got = {.rope_base = known.rope_base};
+    const bool by_32_keys = p->flags & FATTN_FP8_INT8;
     const struct {
         const char *name;
         const fattn_tensor *t;
@@ -326,7 +329,7 @@ static fattn_status take_fp8(fattn_ctx *ctx, const fattn_fp8 *given, fattni_prob
                {"fp8.v8", &known.v8, &want.v, &got.v, 4},
                {"fp8.q_scale", &known.q_scale, &want.q_scale, &got.q_scale, 3},
                {"fp8.q_shift", &known.q_shift, &want.q_shift, &got.q_shift, 3},
-               {"fp8.k_scale", &known.k_scale, &want.k_scale, &got.k_scale, 2},
+               {"fp8.k_scale", &known.k_scale, &want.k_scale, &got.k_scale, by_32_keys ? 3 : 2},
                {"fp8.v_scale", &known.v_scale, &want.v_scale, &got.v_scale, 3},
                {"fp8.v_mean", &known.v_mean, &want.v_mean, &got.v_mean, 3},
                {"fp8.partials", &known.partials, &want.partials, &got.partials, 4}};
@@ -336,18 +339,24 @@ static fattn_status take_fp8(fattn_ctx *ctx, const fattn_fp8 *given, fattni_prob
         const int last = all[n].ndim - 1;
         const expect e = {
             all[n].name, all[n].ndim, {w->n[0], w->n[1], w->n[2], w->n[3]}, BIT(w->dtype), .output = true};
+        if (w->dtype != all[n].t->dtype && fattni_is_code(w->dtype) && fattni_is_code(all[n].t->dtype))
+            return fattn_ctx_fail(ctx, FATTN_E_DTYPE, "%s: dtype %s, but %s FATTN_FP8_INT8 it is %s", e.name,
+                                  fattn_dtype_name((fattn_dtype)all[n].t->dtype), by_32_keys ? "with" : "without",
+                                  fattn_dtype_name((fattn_dtype)w->dtype));
         FATTNI_TRY(take(ctx, all[n].t, &e, a));
         if (!a->empty && a->n[last] > 1 && a->s[last] != 1)
             return fattn_ctx_fail(ctx, FATTN_E_SHAPE, "%s: stride[%d] is %lld, must be 1", e.name, last,
                                   (long long)a->s[last]);
         a->s[last] = 1;
-        if (w->dtype != FATTN_F8E4M3 || a->empty) continue;
+        const bool copied = fattni_is_code(w->dtype) || (by_32_keys && a == &got.k_scale); /* in bulk, by kernels */
+        if (!copied || a->empty) continue;
+        const int64_t unit = 16 / (int64_t)fattn_dtype_size((fattn_dtype)w->dtype);
         if ((uintptr_t)a->p % 16)
             return fattn_ctx_fail(ctx, FATTN_E_ARG, "%s: data %p is not aligned to 16 bytes", e.name, a->p);
         for (int d = 0; d < last; ++d)
-            if (a->s[d] < 0 || a->s[d] % 16)
-                return fattn_ctx_fail(ctx, FATTN_E_SHAPE, "%s: stride[%d] is %lld, not a positive multiple of 16",
-                                      e.name, d, (long long)a->s[d]);
+            if (a->s[d] < 0 || a->s[d] % unit)
+                return fattn_ctx_fail(ctx, FATTN_E_SHAPE, "%s: stride[%d] is %lld, not a positive multiple of %lld",
+                                      e.name, d, (long long)a->s[d], (long long)unit);
     }
     p->fp8 = got;
     return FATTN_OK;
@@ -480,7 +489,7 @@ fattn_status fattni_problem_init(fattn_ctx *ctx, const fattn_attention_params *p
 }
 
 void fattni_forget_fp8(fattni_problem *p) {
-    p->flags &= ~(uint32_t)(FATTN_FP8 | FATTN_FP8_HADAMARD);
+    p->flags &= ~(uint32_t)(FATTN_FP8 | FATTN_FP8_HADAMARD | FATTN_FP8_INT8);
     p->fp8 = (fattni_fp8){0};
     if (p->flags & FATTN_FP8_RENEW) (void)fattni_fp8_renew(p, NULL);
 }

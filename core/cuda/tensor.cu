@@ -30,7 +30,7 @@ static __device__ inline void copy_element(const fattni_copy_args *a, int64_t to
         ((uint64_t *)a->to)[to] = ((const uint64_t *)a->from)[from];
     else if (t == f && (t == FATTN_F32 || t == FATTN_I32))
         ((uint32_t *)a->to)[to] = ((const uint32_t *)a->from)[from];
-    else if (t == f && t != FATTN_U8 && t != FATTN_F8E4M3)
+    else if (t == f && t != FATTN_U8 && t != FATTN_F8E4M3 && t != FATTN_I8)
         ((uint16_t *)a->to)[to] = ((const uint16_t *)a->from)[from];
     else if (t == f)
         ((uint8_t *)a->to)[to] = ((const uint8_t *)a->from)[from];

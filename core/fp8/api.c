@@ -10,7 +10,9 @@ static fattn_status prepare(fattn_ctx *ctx, const char *who, const fattn_attenti
                             const fattn_attention_io *io, bool running, fattni_call *call) {
     FATTNI_TRY(fattni_problem_init(ctx, p, io, FATTNI_FWD, running, &call->p));
     if (!(call->p.flags & FATTN_FP8)) return fattn_ctx_fail(ctx, FATTN_E_ARG, "%s: params.flags lacks FATTN_FP8", who);
-    return fattni_pick(ctx, fattni_fwd_table, &call->p, &call->kernel, &call->plan);
+    fattni_problem known = call->p; /* copies for FATTN_FP8_INT8 are made on every device that has FATTN_FP8 */
+    known.flags &= ~(uint32_t)FATTN_FP8_INT8;
+    return fattni_pick(ctx, fattni_fwd_table, &known, &call->kernel, &call->plan);
 }
 
 static fattn_tensor tensor_of(const fattn_ctx *ctx, const fattni_array *a, int ndim) {
@@ -48,7 +50,7 @@ fattn_status fattn_fp8_layout(fattn_ctx *ctx, const fattn_attention_params *p, c
                        .v8 = tensor_of(ctx, &at.v, 4),
                        .q_scale = tensor_of(ctx, &at.q_scale, 3),
                        .q_shift = tensor_of(ctx, &at.q_shift, 3),
-                       .k_scale = tensor_of(ctx, &at.k_scale, 2),
+                       .k_scale = tensor_of(ctx, &at.k_scale, call.p.flags & FATTN_FP8_INT8 ? 3 : 2),
                        .v_scale = tensor_of(ctx, &at.v_scale, 3),
                        .v_mean = tensor_of(ctx, &at.v_mean, 3),
                        .partials = tensor_of(ctx, &at.partials, 4)};

@@ -14,6 +14,16 @@ static inline int64_t fattni_fp8_first_chunk(const fattni_problem *p, const fatt
     return p->packed ? s->k0 / FATTNI_FP8_CHUNK + s->b : 0;
 }
 
+/* Of q8, k8 and v8. */
+static inline bool fattni_is_code(int32_t dtype) { return dtype == FATTN_F8E4M3 || dtype == FATTN_I8; }
+
+/* FATTN_FP8_INT8: keys that share a scale, and those that an element of k_scale is for. */
+enum { FATTNI_FP8_SCALED_KEYS = 32, FATTNI_FP8_KEYS_OF_SCALE = 8 };
+/* The element of k_scale's row for key j of a sequence. */
+static inline int64_t fattni_fp8_scale_of(const fattni_problem *p, const fattni_sequence *s, int64_t j) {
+    return (fattni_fp8_first_chunk(p, s) * FATTNI_FP8_CHUNK + j) / FATTNI_FP8_KEYS_OF_SCALE;
+}
+
 /* Copies in memory that begins at `memory`, and its bytes. Rows of q8 and k8 are padded to multiples of 16 bytes.
    partials: [batch][Hkv][chunk][3][D + Dv], the sum, minimum and maximum of each channel of k, then of v; the latter's
    maxima give their place to sums of fattni_fp8_rest (rest.h). */

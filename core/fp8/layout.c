@@ -18,7 +18,7 @@ static fattni_array append(char *memory, size_t *end, fattn_dtype dtype, int ndi
     for (int d = ndim - 1; d >= 0; --d) {
         a.s[d] = a.n[d] > 1 || d == ndim - 1 ? run : 0;
         run *= a.n[d];
-        if (d == ndim - 1 && dtype == FATTN_F8E4M3) run = fattni_round_up(run, 16);
+        if (d == ndim - 1 && fattni_is_code((int32_t)dtype)) run = fattni_round_up(run, 16);
     }
     a.empty = run == 0;
     *end += (size_t)fattni_round_up(run * (int64_t)fattn_dtype_size(dtype), FATTNI_ALIGN);
@@ -27,15 +27,17 @@ static fattni_array append(char *memory, size_t *end, fattn_dtype dtype, int ndi
 
 static fattni_fp8 lay_out(const fattni_problem *p, void *memory, size_t *bytes) {
     const int64_t Bt = p->packed ? 1 : p->B, chunks = fattni_fp8_chunks(p), columns = chunks * FATTNI_FP8_CHUNK;
-    const fattn_dtype code = FATTN_F8E4M3, real = FATTN_F32;
+    const bool by_32_keys = p->flags & FATTN_FP8_INT8;
+    const fattn_dtype e4m3 = FATTN_F8E4M3, code = by_32_keys ? FATTN_I8 : e4m3, real = FATTN_F32;
     fattni_fp8 out = {.rope_base = 0};
     *bytes = 0;
     out.q = append(memory, bytes, code, 4, Bt, p->Hq, p->rows_q, p->D);
     out.k = append(memory, bytes, code, 4, Bt, p->Hkv, p->rows_k, p->D);
-    out.v = append(memory, bytes, code, 4, Bt, p->Hkv, p->Dv, columns);
+    out.v = append(memory, bytes, e4m3, 4, Bt, p->Hkv, p->Dv, columns);
     out.q_scale = append(memory, bytes, real, 3, Bt, p->Hq, p->rows_q, 0);
     out.q_shift = append(memory, bytes, real, 3, Bt, p->Hq, p->rows_q, 0);
-    out.k_scale = append(memory, bytes, real, 2, p->B, p->Hkv, 0, 0);
+    out.k_scale = by_32_keys ? append(memory, bytes, real, 3, Bt, p->Hkv, columns / FATTNI_FP8_KEYS_OF_SCALE, 0)
+                             : append(memory, bytes, real, 2, p->B, p->Hkv, 0, 0);
     out.v_scale = append(memory, bytes, real, 3, p->B, p->Hkv, p->Dv, 0);
     out.v_mean = append(memory, bytes, real, 3, p->B, p->Hkv, p->Dv, 0);
     out.partials = append(memory, bytes, real, 4, Bt, p->Hkv, chunks, 3 * (p->D + p->Dv));

@@ -19,11 +19,14 @@ enum {
     ROWS_AT_ONCE = FATTNI_FP8_ROWS,
     KEYS = FATTNI_FP8_KEYS,
     PITCH = FATTNI_FP8_PITCH,
-    AT_ONCE = 8
+    AT_ONCE = 8,
+    SCALED = FATTNI_FP8_SCALED,
+    OF_ELEMENT = FATTNI_FP8_KEYS_OF_ELEMENT
 };
 static_assert((int)FATTNI_FP8_KIND_F32 == (int)KIND_F32 && (int)THREADS == (int)VALUES, "one number");
 #define LEAST_MAX 1e-30f
 #define LARGEST_CODE 448.0f
+#define LARGEST_INTEGER 127.0f
 
 /* Block n of a sequence's head; plane counts heads of all sequences. */
 typedef struct place {
@@ -222,20 +225,82 @@ extern "C" __global__ void __launch_bounds__(CHANNELS) fattn_fp8_scales(const __
     if (c >= all) return;
     const float largest = fmaxf(c < a->D ? k_most : most, LEAST_MAX);
     if (chunks > 0) partials[c] = mean, partials[all + c] = LARGEST_CODE / largest;
-    if (c == 0) ((float *)x->k_scale.p)[at.b * x->k_scale.b + at.h * x->k_scale.h] = largest / LARGEST_CODE;
+    if (c == 0 && !x->integers)
+        ((float *)x->k_scale.p)[at.b * x->k_scale.b + at.h * x->k_scale.h] = largest / LARGEST_CODE;
     if (d < 0) return;
     ((float *)x->v_scale.p)[at.b * x->v_scale.b + at.h * x->v_scale.h + d] = largest / LARGEST_CODE;
 }
 
+DEVICE uint32_t pack_integers(float x0, float x1, float x2, float x3) {
+    const uint32_t low = (uint8_t)fattni_float_to_i8(x0) | (uint32_t)(uint8_t)fattni_float_to_i8(x1) << 8;
+    const uint32_t high = (uint8_t)fattni_float_to_i8(x2) | (uint32_t)(uint8_t)fattni_float_to_i8(x3) << 8;
+    return low | high << 16;
+}
+
 /* Eight codes; rows are padded to multiples of 16 bytes. */
-DEVICE void store_codes(char *to, const float y[8], float factor, int c, int width) {
-    const uint2 codes = make_uint2(pack_e4m3(y[0] * factor, y[1] * factor, y[2] * factor, y[3] * factor),
-                                   pack_e4m3(y[4] * factor, y[5] * factor, y[6] * factor, y[7] * factor));
+DEVICE void store_codes(char *to, const float y[8], float factor, int c, int width, bool integers) {
+    float z[8];
+#pragma unroll
+    for (int e = 0; e < 8; ++e) z[e] = __fmul_rn(y[e], factor);
+    const uint2 codes = integers
+                            ? make_uint2(pack_integers(z[0], z[1], z[2], z[3]), pack_integers(z[4], z[5], z[6], z[7]))
+                            : make_uint2(pack_e4m3(z[0], z[1], z[2], z[3]), pack_e4m3(z[4], z[5], z[6], z[7]));
     if (c < width) *(uint2 *)(to + c) = codes;
 }
 
+/* Magnitudes of whole warps' rows, of the CTA's rows n * (its groups) + group of the call: [n][warp]. */
+typedef float warp_magnitudes[ROWS_AT_ONCE][THREADS / 32];
+/* FATTN_FP8_INT8: most[n], the largest magnitude of the SCALED keys of row n, at least LEAST_MAX, of all threads of the
+   CTA. A warp's rows n are 32 / lanes neighbours, so that a scale has `lanes` numbers of warps. */
+DEVICE void magnitudes_of(float most[ROWS_AT_ONCE], warp_magnitudes of_warps, int lanes) {
+#pragma unroll
+    for (int n = 0; n < ROWS_AT_ONCE; ++n) {
+        for (int step = 16; step > 0; step /= 2) most[n] = fmaxf(most[n], __shfl_xor_sync(ALL_LANES, most[n], step));
+        if (threadIdx.x % 32 == 0) of_warps[n][threadIdx.x / 32] = most[n];
+    }
+    __syncthreads();
+#pragma unroll
+    for (int n = 0; n < ROWS_AT_ONCE; ++n) {
+        const int place = n * (THREADS / 32) + (int)threadIdx.x / 32;
+        most[n] = (&of_warps[0][0])[place / lanes * lanes + (int)threadIdx.x % lanes];
+        for (int step = 1; step < lanes; step *= 2) most[n] = fmaxf(most[n], __shfl_xor_sync(ALL_LANES, most[n], step));
+        most[n] = fmaxf(most[n], LEAST_MAX);
+    }
+}
+
+/* FATTN_FP8_INT8: codes and scales of rows of k, as below, turned and rotated; first: this thread's. Elements of
+   k_scale go on to the end of the sequence's last chunk. */
+DEVICE void code_integer_keys(const fattni_fp8_args *x, const place at, const sequence *s, float (*y)[8],
+                              const float mean[8], int first) {
+    __shared__ warp_magnitudes of_warps;
+    const int lanes = x->lanes_k, lane = (int)threadIdx.x % lanes, groups = THREADS / lanes, c = 8 * lane;
+    const int scaled = (max(s->Sk, 1) + KEYS - 1) / KEYS * KEYS;
+    float *const scale = (float *)x->k_scale.p + s->batch * x->k_scale.b + at.h * x->k_scale.h +
+                         (int64_t)first_chunk(&x->a, s, at.b) * (KEYS / OF_ELEMENT);
+    float most[ROWS_AT_ONCE];
+#pragma unroll
+    for (int n = 0; n < ROWS_AT_ONCE; ++n) {
+        most[n] = 0.0f;
+#pragma unroll
+        for (int e = 0; e < 8; ++e) {
+            y[n][e] -= mean[e];
+            if (first + n * groups < s->Sk) most[n] = fmaxf(most[n], fabsf(y[n][e]));
+        }
+    }
+    magnitudes_of(most, of_warps, lanes);
+#pragma unroll
+    for (int n = 0; n < ROWS_AT_ONCE; ++n) {
+        const int row = first + n * groups;
+        char *const codes = (char *)x->k8.p + s->batch * x->k8.b + at.h * x->k8.h + (int64_t)(s->k0 + row) * x->k8.row;
+        if (row < s->Sk) store_codes(codes, y[n], LARGEST_INTEGER / most[n], c, x->a.D, true);
+        if (lane == 0 && row % OF_ELEMENT == 0 && row < scaled) scale[row / OF_ELEMENT] = most[n] / LARGEST_INTEGER;
+    }
+}
+
 /* Codes of rows of q (`of_q`) or k: ROWS_AT_ONCE rows, the CTA's rows apart, by each group of lanes. */
-DEVICE void code_rows(const fattni_fp8_args *x, const place at, int of_q, const uint64_t (*frequency)[CHANNELS / 16]) {
+DEVICE void code_rows(const fattni_fp8_args *x, const place at, int of_q, const uint64_t (*frequency)[CHANNELS / 16],
+                      bool integers) {
+    const float largest = integers ? LARGEST_INTEGER : LARGEST_CODE;
     const fattni_attention_args *const a = &x->a;
     const sequence s = sequence_of(a, at.b);
     const int lanes = x->lanes_k, lane = (int)threadIdx.x % lanes, group = (int)threadIdx.x / lanes,
@@ -263,9 +328,10 @@ DEVICE void code_rows(const fattni_fp8_args *x, const place at, int of_q, const 
         char *const codes =
             (char *)to->p + s.batch * to->b + at.h * to->h + (int64_t)(row0 + row) * to->row; /* bytes */
         if (!of_q) {
+            if (integers) continue;
 #pragma unroll
             for (int e = 0; e < 8; ++e) y[n][e] -= mean[e];
-            if (row < rows) store_codes(codes, y[n], k_factor, c, a->D);
+            if (row < rows) store_codes(codes, y[n], k_factor, c, a->D, false);
             continue;
         }
         float most = 0.0f, shift = 0.0f;
@@ -280,13 +346,14 @@ DEVICE void code_rows(const fattni_fp8_args *x, const place at, int of_q, const 
         }
         most = fmaxf(most, LEAST_MAX);
         if (row >= rows) continue;
-        store_codes(codes, y[n], LARGEST_CODE / most, c, a->D);
+        store_codes(codes, y[n], largest / most, c, a->D, integers);
         if (lane != 0) continue;
         const int64_t i = row0 + row;
         ((float *)x->q_scale.p)[s.batch * x->q_scale.b + at.h * x->q_scale.h + i * x->q_scale.row] =
-            most / LARGEST_CODE;
+            integers ? fmaf(0.0f, shift, most / largest) : most / largest; /* with a NaN, which no integer is */
         ((float *)x->q_shift.p)[s.batch * x->q_shift.b + at.h * x->q_shift.h + i * x->q_shift.row] = shift;
     }
+    if (integers && !of_q) code_integer_keys(x, at, &s, y, mean, first);
 }
 
 /* A chunk of V^T, of zeros where there are no keys: a thread takes 8 channels of the four keys that share a word of
@@ -345,27 +412,39 @@ DEVICE void code_values(const fattni_fp8_args *x, const place at, uint32_t (*wor
 }
 
 /* Blocks of q, of k, of v. */
-DEVICE void write_codes(const fattni_fp8_args *x, const uint64_t (*frequency)[CHANNELS / 16]) {
+DEVICE void write_codes(const fattni_fp8_args *x, const uint64_t (*frequency)[CHANNELS / 16], bool integers) {
     extern __shared__ uint32_t words[];
     int number = (int)blockIdx.x;
     const int of_q = x->q_blocks * x->a.Hq * x->a.B, of_k = x->k_blocks * x->a.Hkv * x->a.B;
     if (number < of_q)
-        code_rows(x, place_of(number, x->a.Hq, x->q_blocks), 1, frequency);
+        code_rows(x, place_of(number, x->a.Hq, x->q_blocks), 1, frequency, integers);
     else if ((number -= of_q) < of_k)
-        code_rows(x, place_of(number, x->a.Hkv, x->k_blocks), 0, frequency);
+        code_rows(x, place_of(number, x->a.Hkv, x->k_blocks), 0, frequency, integers);
     else
         code_values(x, place_of(number - of_k, x->a.Hkv, x->chunks), (uint32_t(*)[PITCH])words);
 }
 extern "C" __global__ void __launch_bounds__(THREADS, 3) fattn_fp8_codes(const __grid_constant__ fattni_fp8_args args) {
     begin_grid();
-    write_codes(&args, NULL);
+    write_codes(&args, NULL, false);
+}
+extern "C" __global__ void __launch_bounds__(THREADS, 3)
+    fattn_fp8_codes_int8(const __grid_constant__ fattni_fp8_args args) {
+    begin_grid();
+    write_codes(&args, NULL, true);
 }
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
     fattn_fp8_codes_rope(const __grid_constant__ fattni_fp8_args args) {
     begin_grid();
     __shared__ frequencies frequency;
     load_frequencies(frequency, &args);
-    write_codes(&args, frequency);
+    write_codes(&args, frequency, false);
+}
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
+    fattn_fp8_codes_int8_rope(const __grid_constant__ fattni_fp8_args args) {
+    begin_grid();
+    __shared__ frequencies frequency;
+    load_frequencies(frequency, &args);
+    write_codes(&args, frequency, true);
 }
 
 /* One CTA per key head of a sequence, a thread per channel: v_mean. */

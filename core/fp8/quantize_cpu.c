@@ -8,15 +8,21 @@
 #include <math.h>
 #include <string.h>
 
-enum { CHUNK = FATTNI_FP8_CHUNK, WIDTH = FATTNI_MAX_HEAD_DIM, ROWS_PER_TASK = 64, LANES = 32 };
+enum {
+    CHUNK = FATTNI_FP8_CHUNK,
+    SCALED = FATTNI_FP8_SCALED_KEYS,
+    WIDTH = FATTNI_MAX_HEAD_DIM,
+    ROWS_PER_TASK = 64,
+    LANES = 32
+};
 
-static const float LARGEST = 448.0f, SMALLEST = 1e-30f; /* of E4M3; of what is scaled */
+static const float LARGEST = 448.0f, LARGEST_INTEGER = 127.0f, SMALLEST = 1e-30f; /* codes; of what is scaled */
 
 typedef struct job {
     const fattni_problem *p;
     const fattni_fp8 *to;
-    int64_t chunks, blocks; /* of the longest sequence: of keys, of rows of q */
-    bool rotates;
+    int64_t chunks, blocks;        /* of the longest sequence: of keys, of rows of q */
+    bool rotates, integers;        /* FATTN_FP8_HADAMARD, FATTN_FP8_INT8 */
     float sign[WIDTH], root;       /* of the Hadamard matrix, 1 / sqrt(D) */
     uint64_t frequency[WIDTH / 2]; /* with rope_base */
 } job;
@@ -135,6 +141,7 @@ static void reduce(void *arg, int64_t task, int thread) {
         v_scale[d - p->D] = scaled / LARGEST;
         inverse[d] = LARGEST / scaled;
     }
+    if (j->integers) return; /* scales of k come with its codes */
     k_most = fmaxf(k_most, SMALLEST);
     ((float *)to->k_scale.p)[b * to->k_scale.s[0] + g * to->k_scale.s[1]] = k_most / LARGEST;
     inverse[0] = LARGEST / k_most;
@@ -143,22 +150,60 @@ static void reduce(void *arg, int64_t task, int thread) {
 /* Of a sequence's key j (include/fattn/fp8.h). */
 static int64_t column_of(int64_t j) { return j / 16 * 16 + j % 8 / 2 * 4 + j / 8 % 2 * 2 + j % 2; }
 
+/* Codes of a row of q or k, of numbers times `inverse`. */
+static void write_row(const job *j, const float *x, float inverse, void *codes) {
+    uint8_t *const e4m3 = codes;
+    int8_t *const integers = codes;
+    if (j->integers)
+        for (int64_t d = 0; d < j->p->D; ++d) integers[d] = fattni_float_to_i8(x[d] * inverse);
+    else
+        for (int64_t d = 0; d < j->p->D; ++d) e4m3[d] = fattni_float_to_e4m3(x[d] * inverse);
+}
+
+/* k - mean, up to SCALED rows from `begin` on; their largest magnitude. */
+static float center_keys(const job *j, const fattni_sequence *s, int64_t g, int64_t begin, int64_t end,
+                         float (*x)[WIDTH]) {
+    const float *const mean = partials_of(j, s, g, 0);
+    float most = 0;
+    for (int64_t row = begin; row < end; ++row, ++x) {
+        load_rotated(j, false, s, g, row, *x);
+        for (int64_t d = 0; d < j->p->D; ++d) (*x)[d] -= mean[d];
+        for (int64_t d = 0; d < j->p->D; ++d) most = fmaxf(most, fabsf((*x)[d]));
+    }
+    return most;
+}
+
+/* A chunk of k. With integers also k_scale, of all its keys, whether they exist or not. */
+static void write_keys(const job *j, const fattni_sequence *s, int64_t g, int64_t begin) {
+    const fattni_problem *const p = j->p;
+    const fattni_array *const scale = &j->to->k_scale;
+    const float inverse = partials_of(j, s, g, 0)[p->D + p->Dv];
+    for (int64_t row = begin; row < begin + CHUNK; row += SCALED) {
+        const int64_t end = fattni_min(row + SCALED, s->band.Sk);
+        float x[SCALED][WIDTH];
+        const float most = fmaxf(center_keys(j, s, g, row, end, x), SMALLEST);
+        for (int64_t i = row; i < end; ++i)
+            write_row(j, x[i - row], j->integers ? LARGEST_INTEGER / most : inverse,
+                      fattni_at(&j->to->k, s->batch, g, s->k0 + i));
+        float *const of_keys = (float *)scale->p + s->batch * scale->s[0] + g * scale->s[1];
+        for (int64_t i = row; j->integers && i < row + SCALED; i += FATTNI_FP8_KEYS_OF_SCALE)
+            of_keys[fattni_fp8_scale_of(p, s, i)] = most / LARGEST_INTEGER;
+    }
+}
+
 static void write_chunk(const job *j, int64_t b, int64_t g, int64_t c) {
     const fattni_problem *const p = j->p;
     const fattni_sequence s = fattni_sequence_of(p, b);
     const int64_t begin = c * CHUNK, end = fattni_min(begin + CHUNK, s.band.Sk);
     if (begin >= end && c > 0) return; /* the first chunk of a sequence without keys is 0 */
-    const float *const mean = partials_of(j, &s, g, 0), *const inverse = mean + p->D + p->Dv;
-    const float *const v_mean = mean + p->D, *const v_inverse = inverse + p->D;
+    const float *const v_mean = partials_of(j, &s, g, 0) + p->D, *const v_inverse = v_mean + p->D + p->Dv;
     int32_t *const rests = rests_of(j, &s, g, c);
     uint8_t v8[WIDTH][CHUNK];
     memset(rests, 0, (size_t)p->Dv * sizeof *rests);
     memset(v8, 0, (size_t)p->Dv * CHUNK);
+    write_keys(j, &s, g, begin);
     for (int64_t row = begin; row < end; ++row) {
         float x[WIDTH];
-        uint8_t *const k8 = fattni_at(&j->to->k, s.batch, g, s.k0 + row);
-        load_rotated(j, false, &s, g, row, x);
-        for (int64_t d = 0; d < p->D; ++d) k8[d] = fattni_float_to_e4m3((x[d] - mean[d]) * inverse[0]);
         load_row(&p->v, &s, g, s.k0 + row, p->Dv, x);
         const int64_t column = column_of(row - begin);
         for (int64_t d = 0; d < p->Dv; ++d) {
@@ -187,7 +232,7 @@ static void write_rows(const job *j, int64_t b, int64_t h, int64_t block) {
     const fattni_problem *const p = j->p;
     const fattni_sequence s = fattni_sequence_of(p, b);
     const fattni_array *const scale = &j->to->q_scale, *const shift = &j->to->q_shift;
-    const float *const mean = partials_of(j, &s, h / p->group, 0);
+    const float *const mean = partials_of(j, &s, h / p->group, 0), largest = j->integers ? LARGEST_INTEGER : LARGEST;
     const int64_t end = fattni_min((block + 1) * ROWS_PER_TASK, s.band.Sq);
     for (int64_t i = block * ROWS_PER_TASK; i < end; ++i) {
         const int64_t row = s.q0 + i;
@@ -195,11 +240,12 @@ static void write_rows(const job *j, int64_t b, int64_t h, int64_t block) {
         load_rotated(j, true, &s, h, i, x);
         for (int64_t d = 0; d < p->D; ++d) most = fmaxf(most, fabsf(x[d]));
         most = fmaxf(most, SMALLEST);
-        const float inverse = LARGEST / most;
-        uint8_t *const q8 = fattni_at(&j->to->q, s.batch, h, row);
-        for (int64_t d = 0; d < p->D; ++d) q8[d] = fattni_float_to_e4m3(x[d] * inverse);
-        ((float *)scale->p)[s.batch * scale->s[0] + h * scale->s[1] + row * scale->s[2]] = most / LARGEST;
-        ((float *)shift->p)[s.batch * shift->s[0] + h * shift->s[1] + row * shift->s[2]] = shift_of(x, mean, p->D);
+        write_row(j, x, largest / most, fattni_at(&j->to->q, s.batch, h, row));
+        /* Integers have no NaN: the scale has that of q and of the keys' mean instead. */
+        const float of_mean = shift_of(x, mean, p->D), q_scale = most / largest;
+        ((float *)scale->p)[s.batch * scale->s[0] + h * scale->s[1] + row * scale->s[2]] =
+            j->integers ? fmaf(0, of_mean, q_scale) : q_scale;
+        ((float *)shift->p)[s.batch * shift->s[0] + h * shift->s[1] + row * shift->s[2]] = of_mean;
     }
 }
 
@@ -245,7 +291,7 @@ static void draw_signs(job *j) {
 }
 
 fattn_status fattni_fp8_quantize_cpu(fattn_ctx *ctx, const fattni_problem *p, const fattni_fp8 *to) {
-    job j = {.p = p, .to = to, .rotates = p->flags & FATTN_FP8_HADAMARD};
+    job j = {.p = p, .to = to, .rotates = p->flags & FATTN_FP8_HADAMARD, .integers = p->flags & FATTN_FP8_INT8};
     j.chunks = fattni_max(fattni_ceil_div(p->Sk, CHUNK), 1), j.blocks = fattni_ceil_div(p->Sq, ROWS_PER_TASK);
     if (j.rotates) draw_signs(&j);
     for (int64_t i = 0; to->rope_base > 0 && i < p->D / 2; ++i)

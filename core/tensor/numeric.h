@@ -79,6 +79,12 @@ FATTNI_INLINE uint8_t fattni_float_to_e4m3(float x) {
     return (uint8_t)(sign | (fattni_float_bits(aligned) - 0x46800000u));
 }
 
+/* In -127..127, round to nearest even. Adding 1.5 2^23 leaves the integer in the low bits. NaN is -127. */
+FATTNI_INLINE int8_t fattni_float_to_i8(float x) {
+    const float above = x > -127.0f ? x : -127.0f, inside = above < 127.0f ? above : 127.0f;
+    return (int8_t)(uint8_t)fattni_float_bits(inside + 0x1.8p23f);
+}
+
 /* Double to float by round-to-odd, so that the rounding to a 16-bit or 8-bit type that follows gives the same
    as one rounding from double. */
 FATTNI_INLINE float fattni_double_to_float_odd(double x) {
@@ -99,6 +105,7 @@ FATTNI_INLINE double fattni_load(const void *p, int32_t t, int64_t i) {
     case FATTN_BF16: return (double)fattni_bf16_to_float(((const uint16_t *)p)[i]);
     case FATTN_I32: return (double)((const int32_t *)p)[i];
     case FATTN_F8E4M3: return (double)fattni_e4m3_to_float(((const uint8_t *)p)[i]);
+    case FATTN_I8: return ((const int8_t *)p)[i];
     default: return (double)((const uint8_t *)p)[i];
     }
 }
@@ -123,6 +130,7 @@ FATTNI_INLINE void fattni_store(void *p, int32_t t, int64_t i, double x) {
     case FATTN_BF16: ((uint16_t *)p)[i] = fattni_float_to_bf16(fattni_double_to_float_odd(x)); break;
     case FATTN_I32: ((int32_t *)p)[i] = (int32_t)fattni_clamp_integer(x, -2147483648.0, 2147483647.0); break;
     case FATTN_F8E4M3: ((uint8_t *)p)[i] = fattni_float_to_e4m3(fattni_double_to_float_odd(x)); break;
+    case FATTN_I8: ((int8_t *)p)[i] = (int8_t)fattni_clamp_integer(x, -128.0, 127.0); break;
     default: ((uint8_t *)p)[i] = (uint8_t)fattni_clamp_integer(x, 0.0, 255.0); break;
     }
 }

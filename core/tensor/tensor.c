@@ -13,7 +13,8 @@ size_t fattn_dtype_size(fattn_dtype t) {
     case FATTN_F16:
     case FATTN_BF16: return 2;
     case FATTN_U8:
-    case FATTN_F8E4M3: return 1;
+    case FATTN_F8E4M3:
+    case FATTN_I8: return 1;
     default: return 0;
     }
 }
@@ -27,6 +28,7 @@ const char *fattn_dtype_name(fattn_dtype t) {
     case FATTN_I32: return "i32";
     case FATTN_U8: return "u8";
     case FATTN_F8E4M3: return "f8e4m3";
+    case FATTN_I8: return "i8";
     default: return "?";
     }
 }

@@ -8,19 +8,47 @@
 #include <math.h>
 #include <stdio.h>
 
-void fattni_fwd_fp8_load_q(const fattni_fwd_rows *r) {
+/* FATTN_FP8_INT8: a row of codes times its scale. */
+static void load_integers(int64_t D, const int8_t *codes, float scale, float *x) {
+    for (int64_t d = 0; d < D; ++d) x[d] = (float)codes[d] * scale;
+}
+
+static void load_q_integers(const fattni_fwd_rows *r, float *x) {
+    const fattni_problem *const p = r->p;
+    const int64_t row = r->seq->q0 + r->i0;
+    for (int64_t i = 0; i < r->rows; ++i, x += p->D)
+        load_integers(p->D, fattni_at(&p->fp8.q, r->seq->batch, r->h, row + i),
+                      (float)fattni_get(&p->fp8.q_scale, r->seq->batch, r->h, row + i, 0), x);
+}
+
+static void load_k_integers(const fattni_problem *p, const fattni_sequence *seq, int64_t g, fattni_range keys,
+                            float *x) {
+    for (int64_t j = keys.begin; j < keys.end; ++j, x += p->D)
+        load_integers(p->D, fattni_at(&p->fp8.k, seq->batch, g, seq->k0 + j),
+                      (float)fattni_get(&p->fp8.k_scale, seq->batch, g, fattni_fp8_scale_of(p, seq, j), 0), x);
+}
+
+/* Scales are those of k, too. */
+static void load_q_e4m3(const fattni_fwd_rows *r, float *x) {
     const fattni_problem *const p = r->p;
     const fattni_sequence *const seq = r->seq;
     const fattni_array *const q = &p->fp8.q;
     const int64_t row = seq->q0 + r->i0;
     const double k_scale = fattni_get(&p->fp8.k_scale, seq->b, r->h / p->group, 0, 0);
-    float *const x = r->room.key; /* no keys are there yet */
     r->k->load_e4m3(r->rows, p->D, fattni_at(q, seq->batch, r->h, row), q->s[2], x, p->D);
     for (int64_t i = 0; i < r->rows; ++i) {
         const float scale = (float)(fattni_get(&p->fp8.q_scale, seq->batch, r->h, row + i, 0) * k_scale);
         for (int64_t d = 0; d < p->D; ++d) x[i * p->D + d] *= scale;
     }
-    r->k->load_packed(r->rows, p->D, FATTN_F32, x, p->D, r->q);
+}
+
+void fattni_fwd_fp8_load_q(const fattni_fwd_rows *r) {
+    float *const x = r->room.key; /* no keys are there yet */
+    if (r->p->flags & FATTN_FP8_INT8)
+        load_q_integers(r, x);
+    else
+        load_q_e4m3(r, x);
+    r->k->load_packed(r->rows, r->p->D, FATTN_F32, x, r->p->D, r->q);
 }
 
 fattni_fwd_keys fattni_fwd_fp8_load_keys(const fattni_problem *p, const fattni_cpu_kernels *k,
@@ -29,7 +57,10 @@ fattni_fwd_keys fattni_fwd_fp8_load_keys(const fattni_problem *p, const fattni_c
     const fattni_array *const k8 = &p->fp8.k, *const v8 = &p->fp8.v;
     const int64_t count = keys.end - keys.begin, first = fattni_fp8_first_chunk(p, seq) * FATTNI_FP8_CHUNK;
     const uint8_t *const v = fattni_at(v8, seq->batch, g, 0);
-    k->load_e4m3(count, p->D, fattni_at(k8, seq->batch, g, seq->k0 + keys.begin), k8->s[2], room->key, p->D);
+    if (p->flags & FATTN_FP8_INT8)
+        load_k_integers(p, seq, g, keys, room->key);
+    else
+        k->load_e4m3(count, p->D, fattni_at(k8, seq->batch, g, seq->k0 + keys.begin), k8->s[2], room->key, p->D);
     k->load_e4m3_columns(count, p->Dv, v + first + keys.begin, v8->s[2], room->value, p->Dv);
     return (fattni_fwd_keys){room->key, room->value, p->D, p->Dv};
 }

@@ -1,8 +1,9 @@
 /* What differs in a block of rows (fwd_row_block.c) that computes on 8-bit copies. Its problem is that of F32 tensors,
    with p->fp8 present and FATTN_FP8 among its flags.
 
-   S = (q_scale k_scale q8).k8 in F32, where the first factor is Q^T; P, relative to the maximum so far, is rounded to
-   E4M3 in units of 1/64, as a GPU does; at the end O = v_scale O + v_mean, L = L + scale q_shift, and a sink. */
+   S = (q_scale k_scale q8).k8 in F32, where the first factor is Q^T, with FATTN_FP8_INT8 (q_scale q8).(k_scale k8).
+   P, relative to the maximum so far, is rounded to E4M3 in units of 1/64, as a GPU does; at the end
+   O = v_scale O + v_mean, L = L + scale q_shift, and a sink. */
 #ifndef FATTNI_FWD_CPU_FWD_FP8_H
 #define FATTNI_FWD_CPU_FWD_FP8_H
 

@@ -34,7 +34,8 @@ enum {
     FATTN_FP8_HADAMARD = 1u << 14, /* beside it: copies of q and k are rotated first */
     FATTN_UNIFIED_MAX = 1u << 15,  /* forward of few rows, to compare: exp(s - unified_max) without maxima, see
                                     fattn_attention_fwd; backward ignores it */
-    FATTN_FP8_RENEW = 1u << 16     /* beside FATTN_FP8: backward reads no O and L, it computes them in q's dtype */
+    FATTN_FP8_RENEW = 1u << 16,    /* beside FATTN_FP8: backward reads no O and L, it computes them in q's dtype */
+    FATTN_FP8_INT8 = 1u << 17      /* beside FATTN_FP8: copies of q and k are integers, k has a scale per 32 keys */
 };
 
 /* Auto is the fastest that supports the call. The others are for comparison: same inputs, same

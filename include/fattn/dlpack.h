@@ -25,6 +25,7 @@ static inline fattn_dtype fattn_dtype_from_dlpack(DLDataType t) {
     if (t.code == kDLBfloat && t.bits == 16) return FATTN_BF16;
     if (t.code == kDLInt && t.bits == 32) return FATTN_I32;
     if (t.code == kDLUInt && t.bits == 8) return FATTN_U8;
+    if (t.code == kDLInt && t.bits == 8) return FATTN_I8;
 #ifdef FATTN_DLPACK_F8E4M3
     if (t.code == FATTN_DLPACK_F8E4M3 && t.bits == 8) return FATTN_F8E4M3;
 #endif
@@ -73,10 +74,10 @@ FATTN_CHECKED static inline fattn_status fattn_tensor_to_dlpack(const fattn_tens
     out->device.device_type = t->device == FATTN_CUDA ? kDLCUDA : kDLCPU;
     out->device.device_id = t->device_id;
     out->ndim = t->ndim;
-    out->dtype.code = (uint8_t)(t->dtype == FATTN_BF16  ? kDLBfloat
-                                : t->dtype == FATTN_I32 ? kDLInt
-                                : t->dtype == FATTN_U8  ? kDLUInt
-                                                        : kDLFloat);
+    out->dtype.code = (uint8_t)(t->dtype == FATTN_BF16                          ? kDLBfloat
+                                : t->dtype == FATTN_I32 || t->dtype == FATTN_I8 ? kDLInt
+                                : t->dtype == FATTN_U8                          ? kDLUInt
+                                                                                : kDLFloat);
 #ifdef FATTN_DLPACK_F8E4M3
     if (t->dtype == FATTN_F8E4M3) out->dtype.code = FATTN_DLPACK_F8E4M3;
 #endif

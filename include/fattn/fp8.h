@@ -9,11 +9,18 @@
    rounding (SageAttention, Zhang et al. 2024), and long sums of the tensor core, which keep 13 bits, stay right.
    P is rounded to E4M3, too. Sums are F32.
 
-   On Hopper GPUs (sm_90); the CPU computes the same by emulation, and other GPUs are UNSUPPORTED. q, k and v are F16,
-   BF16 or F32, o theirs or F32. Masks, windows, lengths, packed batches, GQA and sinks are those of other calls;
-   softcap, ALiBi, bias, dropout, pages, FATTN_MERGE and FATTN_EXACT_DELTA beside it are UNSUPPORTED, as are F64 and
-   algorithms STANDARD and FLASH1. q, k and v must be finite: a NaN among the keys in use reaches every row of its head
-   through their means. NUMERICS.md, section on FP8, says how far results are off.
+   With FATTN_FP8_INT8 codes of q and k are integers in -127..127, the nearest ones, ties to even, for Q K^T in
+   integers (SageAttention). A scale is the largest magnitude, at least 1e-30, divided by 127: of a row of q, and of
+   32 keys of a sequence, 32 n to 32 n + 31 counted from its first, so that a large key costs only those beside it.
+   Steps are uniform: S of normal numbers is off by a third of what it is with E4M3, L by a fourth. v8, P and all
+   else are as without it.
+
+   On Hopper GPUs (sm_90); the CPU computes the same by emulation, and other GPUs are UNSUPPORTED. For FATTN_FP8_INT8
+   GPUs make copies, and forward is UNSUPPORTED on them. q, k and v are F16, BF16 or F32, o theirs or F32. Masks,
+   windows, lengths, packed batches, GQA and sinks are those of other calls; softcap, ALiBi, bias, dropout, pages,
+   FATTN_MERGE and FATTN_EXACT_DELTA beside it are UNSUPPORTED, as are F64 and algorithms STANDARD and FLASH1. q, k
+   and v must be finite: a NaN among the keys in use reaches every row of its head through their means. NUMERICS.md,
+   section on FP8, says how far results are off.
 
    Backward ignores the flag: it computes in q's dtype from the original tensors, with the O and L of this forward.
    Where these are far off, exp(s - L) does not sum to 1 over the keys and delta does not belong to it. With
@@ -31,17 +38,23 @@
 /* The copies of one call. Dimension 0 of k_scale, v_scale and v_mean counts sequences. Of v8 a sequence's columns
    begin at 0, packed at cu_seqlens_k[b] rounded down to a multiple of 128, plus 128 b; key 16 a + 8 b + 2 t + c
    (b, c in 0..1, t in 0..3) is column 16 a + 4 t + 2 b + c, the order in which the tensor core multiplies. Columns past
-   a sequence's length, up to a multiple of 128 and at least 128, are 0. In a call q8, k8 and v8 may lie anywhere with
-   addresses and strides that are multiples of 16 bytes, last dimensions contiguous in all. */
+   a sequence's length, up to a multiple of 128 and at least 128, are 0.
+
+   With FATTN_FP8_INT8 dimension 0 of k_scale is that of v8, and a sequence's elements begin at an eighth of the
+   place of its columns. Element c from there is the scale of keys 8 c to 8 c + 7: the four of 32 keys are equal.
+   Where none of the 32 exists, up to a multiple of 128 keys and at least 128, it is 1e-30 / 127.
+
+   In a call q8, k8 and v8, with FATTN_FP8_INT8 k_scale, too, may lie anywhere with addresses and strides that are
+   multiples of 16 bytes, last dimensions contiguous in all. */
 struct fattn_fp8 {
     uint32_t struct_size;
     float rope_base;       /* of fattn_fp8_quantize, which fattn_fp8_layout sets to 0: q and k as they are */
-    fattn_tensor q8;       /* [B,Hq,Sq,D] F8E4M3 */
-    fattn_tensor k8;       /* [B,Hkv,Sk,D] F8E4M3 */
+    fattn_tensor q8;       /* [B,Hq,Sq,D] F8E4M3; FATTN_FP8_INT8: I8 */
+    fattn_tensor k8;       /* [B,Hkv,Sk,D] F8E4M3; FATTN_FP8_INT8: I8 */
     fattn_tensor v8;       /* [B,Hkv,Dv,columns] F8E4M3 */
-    fattn_tensor q_scale;  /* [B,Hq,Sq] F32 */
+    fattn_tensor q_scale;  /* [B,Hq,Sq] F32; FATTN_FP8_INT8: NaN where q_shift is not finite */
     fattn_tensor q_shift;  /* [B,Hq,Sq] F32: q.mean(k) */
-    fattn_tensor k_scale;  /* [B,Hkv] F32 */
+    fattn_tensor k_scale;  /* [B,Hkv] F32; FATTN_FP8_INT8: [B,Hkv,columns/8] */
     fattn_tensor v_scale;  /* [B,Hkv,Dv] F32 */
     fattn_tensor v_mean;   /* [B,Hkv,Dv] F32: mean(v - v_scale v8) */
     fattn_tensor partials; /* [B,Hkv,chunks of 128 keys,3(D+Dv)] F32: scratch of fattn_fp8_quantize */

@@ -12,7 +12,8 @@ typedef enum fattn_dtype {
     FATTN_BF16,
     FATTN_I32,
     FATTN_U8,
-    FATTN_F8E4M3 /* 4 exponent, 3 fraction bits, largest 448, no infinity: in copies and fattn/fp8.h */
+    FATTN_F8E4M3, /* 4 exponent, 3 fraction bits, largest 448, no infinity: in copies and fattn/fp8.h */
+    FATTN_I8      /* in copies and fattn/fp8.h */
 } fattn_dtype;
 
 typedef struct fattn_tensor {

@@ -11,6 +11,7 @@
 #include "plans.h"
 
 #include <criterion/criterion.h>
+#include <fattn/fp8.h>
 #include <string.h>
 
 static const fattn_dtype dtypes[4] = {FATTN_BF16, FATTN_F16, FATTN_F32, FATTN_F64};
@@ -448,6 +449,31 @@ Test(host_side, fp8_renewed) {
     cr_assert_eq(fattni_prepare(&small, &x.p, &x.io, FATTNI_BWD, fattni_bwd_table, &call), FATTN_E_UNSUPPORTED);
     cr_assert(strstr(fattn_ctx_error(&small), "FATTN_FP8_RENEW: fattn_fwd_standard_cuda stores N x N, "), "%s",
               fattn_ctx_error(&small));
+}
+
+/* FATTN_FP8_INT8: copies are laid out where FATTN_FP8 has a kernel; forward has none. */
+Test(host_side, fp8_integers) {
+    static const int archs[2] = {90, 80};
+    for (int n = 0; n < 2; ++n) {
+        fattn_ctx *const ctx = planner(archs[n]);
+        fattn_tensor extra[3];
+        shapes x;
+        size_t bytes = 0;
+        fattn_fp8 copies;
+        fattn_attention_plan plan = {.struct_size = sizeof plan};
+        describe_call(&x, extra, FATTN_BF16, 100, 300, 128, 0, false);
+        x.p.flags |= FATTN_FP8 | FATTN_FP8_INT8;
+        cr_assert_eq(fattn_attention_query(ctx, &x.p, &x.io, &plan), FATTN_E_UNSUPPORTED);
+        cr_assert(strstr(fattn_ctx_error(ctx), n ? "needs a Hopper GPU" : "has no kernel for FATTN_FP8_INT8"), "%s",
+                  fattn_ctx_error(ctx));
+        cr_assert_eq(fattn_fp8_layout(ctx, &x.p, &x.io, NULL, &bytes, NULL), n ? FATTN_E_UNSUPPORTED : FATTN_OK);
+        if (n == 0) {
+            cr_assert_eq(fattn_fp8_layout(ctx, &x.p, &x.io, place(60), &bytes, &copies), FATTN_OK);
+            cr_assert(copies.q8.dtype == FATTN_I8 && copies.k8.dtype == FATTN_I8 && copies.v8.dtype == FATTN_F8E4M3);
+            cr_assert(copies.k_scale.ndim == 3 && copies.k_scale.shape[2] == 3 * 128 / 8);
+        }
+        fattn_ctx_destroy(ctx);
+    }
 }
 
 /* FATTN_UNIFIED_MAX: BF16, few rows, no feature of a general kernel; else the reason. */

@@ -124,21 +124,22 @@ static attention_case copies_case(int n) {
 
 Test(cuda_fp8, copies_have_the_bits_of_the_cpu, .timeout = 600) {
     fattn_ctx *const gpu = hopper_or_skip(), *const cpu = attention_context(0);
-    for (int n = 0; n < 300; ++n) {
-        const attention_case c = copies_case(n);
+    for (int n = 0; n < 600; ++n) {
+        attention_case c = copies_case(n);
+        if (n >= 300) c.flags |= FATTN_FP8_INT8;
         check_copies(gpu, cpu, &c, n % 4 < 2 && c.D % 16 == 0 ? 10000 : 0);
     }
     static const int64_t nothing[][2] = {{0, 5}, {5, 0}, {0, 0}};
-    for (int n = 0; n < 3; ++n) {
+    for (int n = 0; n < 6; ++n) {
         const attention_case c = {.name = "nothing",
                                   .B = 2,
                                   .Hq = 2,
-                                  .Sq = nothing[n][0],
-                                  .Sk = nothing[n][1],
+                                  .Sq = nothing[n / 2][0],
+                                  .Sk = nothing[n / 2][1],
                                   .D = 64,
                                   .dtype = FATTN_BF16,
-                                  .flags = FATTN_FP8};
-        check_copies(gpu, cpu, &c, n ? 500 : 0);
+                                  .flags = FATTN_FP8 | (n % 2 ? FATTN_FP8_INT8 : 0u)};
+        check_copies(gpu, cpu, &c, n / 2 ? 500 : 0);
     }
     fattn_ctx_destroy(cpu);
     fattn_ctx_destroy(gpu);
@@ -161,12 +162,12 @@ static double largest_of(const double *x, int64_t n) {
 /* By what part e^x is larger than 1; finite, so that 0 of it is 0. */
 static double growth(double x) { return fmin(expm1(x), 1e30); }
 
-/* score: room for Sk numbers; k_most: the largest code of the head's keys. */
+/* score: room for Sk numbers; k_most: the largest number of the head's keys, a code times its scale. */
 static void model_row(const fattni_problem *p, const fattni_sequence *s, int64_t h, int64_t i, const fp8_numbers *n,
                       double k_most, double *score, row_model *m) {
     const int64_t g = h / p->group, head = s->b * p->Hkv + g, row = (s->batch * p->Hq + h) * p->rows_q + s->q0 + i;
     const int64_t key0 = (s->batch * p->Hkv + g) * p->rows_k + s->k0, Sk = s->band.Sk;
-    const double *const q = n->q8 + row * p->D, unit = p->scale * n->q_scale[row] * n->k_scale[head];
+    const double *const q = n->q8 + row * p->D, unit = p->scale * n->q_scale[row];
     const double steps = ceil((double)p->D / 32), shift = p->scale * n->q_shift[row];
     const double u = p->o.dtype == FATTN_BF16 ? 0x1p-8 : p->o.dtype == FATTN_F16 ? 0x1p-11 : 0x1p-22;
     double max = -INFINITY, sum = 0, size = unit * largest_of(q, p->D) * k_most;
@@ -177,7 +178,7 @@ static void model_row(const fattni_problem *p, const fattni_sequence *s, int64_t
         score[j] = -INFINITY;
         if (!fattni_visible(&s->band, i, j)) continue;
         for (int64_t d = 0; d < p->D; ++d) dot += q[d] * n->k8[(key0 + j) * p->D + d];
-        score[j] = unit * dot;
+        score[j] = unit * n->k_scale[key0 + j] * dot;
         max = fmax(max, score[j]);
         size = fmax(size, fabs(score[j]));
     }
@@ -245,8 +246,10 @@ static void compare(attention *got, attention *cpu, bool structured) {
     for (int64_t b = 0; b < p.B; ++b)
         for (int64_t h = 0; h < p.Hq; ++h) {
             const fattni_sequence s = fattni_sequence_of(&p, b);
-            const int64_t key0 = ((s.batch * p.Hkv + h / p.group) * p.rows_k + s.k0) * p.D;
-            const double k_most = largest_of(numbers.k8 + key0, s.band.Sk * p.D);
+            const int64_t key0 = (s.batch * p.Hkv + h / p.group) * p.rows_k + s.k0;
+            double k_most = 0;
+            for (int64_t j = key0; j < key0 + s.band.Sk; ++j)
+                k_most = fmax(k_most, numbers.k_scale[j] * largest_of(numbers.k8 + j * p.D, p.D));
             for (int64_t i = (b * p.Hq + h) % step; i < s.band.Sq; i += step, ++rows) {
                 row_model m;
                 model_row(&p, &s, h, i, &numbers, k_most, score, &m);
@@ -922,6 +925,10 @@ Test(cuda_fp8, calls_that_are_refused) {
     refused(gpu, fattn_attention_query(gpu, &c->params, &c->io, &plan), FATTN_E_UNSUPPORTED, "dropout");
     c->params = given, c->params.algorithm = FATTN_ALGO_STANDARD;
     refused(gpu, fattn_attention_query(gpu, &c->params, &c->io, &plan), FATTN_E_UNSUPPORTED, "STANDARD");
+    c->params = given, c->params.flags |= FATTN_FP8_INT8;
+    refused(gpu, fattn_attention_query(gpu, &c->params, &c->io, &plan), FATTN_E_UNSUPPORTED,
+            "has no kernel for FATTN_FP8_INT8");
+    refused(gpu, fattn_attention_fwd(gpu, &c->params, &c->io), FATTN_E_UNSUPPORTED, "FATTN_FP8_INT8");
     c->params = given;
     c->io.workspace_bytes = c->plan.fwd_workspace - 1;
     refused(gpu, fattn_attention_fwd(gpu, &c->params, &c->io), FATTN_E_WORKSPACE, "bytes needed");

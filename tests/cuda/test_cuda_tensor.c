@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { CELLS = 1 << 16, LAYOUTS = 5, DTYPES = 7 };
+enum { CELLS = 1 << 16, LAYOUTS = 5, DTYPES = 8 };
 
 /* Two contexts, and a buffer on either side with one tensor in it. */
 typedef struct pair {
@@ -68,8 +68,8 @@ static void pair_free(pair *p) {
 
 Test(cuda_tensor, copy, .timeout = 200) {
     fattn_ctx *const gpu = device_or_skip(), *const cpu = attention_context(0);
-    static const fattn_dtype types[DTYPES] = {FATTN_F64, FATTN_F32, FATTN_F16,   FATTN_BF16,
-                                              FATTN_I32, FATTN_U8,  FATTN_F8E4M3};
+    static const fattn_dtype types[DTYPES] = {FATTN_F64, FATTN_F32, FATTN_F16,    FATTN_BF16,
+                                              FATTN_I32, FATTN_U8,  FATTN_F8E4M3, FATTN_I8};
     for (int n = 0; n < 2 * DTYPES * DTYPES * LAYOUTS * (LAYOUTS - 1) * 3; ++n) {
         const int way = n % 3, to = n / 3 % (LAYOUTS - 1), from = n / 12 % LAYOUTS;
         const fattn_dtype a = types[n / 60 % DTYPES], b = types[n / 60 / DTYPES % DTYPES];

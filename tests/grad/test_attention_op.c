@@ -390,9 +390,9 @@ static void same_numbers(const fattn_tensor *x, const fattn_tensor *y) {
 Test(attention_op, fp8) {
     static const fattn_dtype types[3] = {FATTN_F32, FATTN_F16, FATTN_BF16};
     const int64_t shape[3][4] = {{1, HEADS, ROWS, WIDE}, {1, HEADS, ROWS, WIDE}, {1, HEADS, ROWS, WIDE}};
-    for (int n = 0; n < 6; ++n) {
+    for (int n = 0; n < 12; ++n) {
         const fattn_dtype type = types[n % 3];
-        const bool renews = n / 3;
+        const bool renews = n / 3 % 2;
         begin(type, shape);
         fattn_tensor weights = like(&params[0].value, type, 4), want_o = like(&weights, type, 4);
         fattn_tensor want_l = like(&weights, FATTN_F32, 3), o, l, d[3], room;
@@ -400,6 +400,7 @@ Test(attention_op, fp8) {
         for (int i = 0; i < 3; ++i) d[i] = like(&weights, type, 4);
         fattn_attention_params p = {.struct_size = sizeof p, .flags = FATTN_CAUSAL | FATTN_FP8 | FATTN_FP8_HADAMARD};
         if (renews) p.flags |= FATTN_FP8_RENEW;
+        if (n >= 6) p.flags |= FATTN_FP8_INT8;
         const fattn_attention_vars x = use_all();
         fattn_var lse;
         const fattn_var out = fattn_op_attention_ex(tape, &x, &p, &lse);

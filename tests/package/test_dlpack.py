@@ -12,7 +12,7 @@ fattn = c.CDLL(os.path.join(lib, "libfattn.so"))
 bridge = c.CDLL(os.path.join(lib, "libtest_dlpack_bridge.so"))
 
 OK, ARG, ABI, SHAPE, DTYPE, DEVICE = 0, 1, 2, 3, 4, 5
-F64, F32, F16, BF16, I32, U8, F8E4M3 = 1, 2, 3, 4, 5, 6, 7
+F64, F32, F16, BF16, I32, U8, F8E4M3, I8 = 1, 2, 3, 4, 5, 6, 7, 8
 MAX_DIMS = 5
 
 
@@ -92,7 +92,7 @@ class Dlpack(unittest.TestCase):
         return out
 
     def test_dtypes(self):
-        codes = {"f8": F64, "f4": F32, "f2": F16, "i4": I32, "u1": U8}
+        codes = {"f8": F64, "f4": F32, "f2": F16, "i4": I32, "u1": U8, "i1": I8}
         for name, code in codes.items():
             array = np.arange(6).reshape(2, 3).astype(name)
             t, keep = imported(array)
@@ -188,7 +188,7 @@ class Dlpack(unittest.TestCase):
             self.assertEqual((t.device, t.device_id, t.dtype), want + (BF16,))
 
     def test_export(self):
-        for name in ("f8", "f4", "f2", "i4", "u1"):
+        for name in ("f8", "f4", "f2", "i4", "u1", "i1"):
             base = np.arange(24).reshape(4, 6).astype(name)
             for view in (base, base.T, base[::2, ::3], base[:0]):
                 t, keep = imported(view)

@@ -34,6 +34,11 @@ double fp8_round(double x) {
     return r > 448 ? 448 : r < -448 ? -448 : r;
 }
 
+double fp8_code(uint32_t flags, double x) {
+    return flags & FATTN_FP8_INT8 ? fmax(-127, fmin(127, rint(x))) : fp8_round(x);
+}
+double fp8_largest(uint32_t flags) { return flags & FATTN_FP8_INT8 ? 127 : 448; }
+
 fp8_copies fp8_quantize_turned(const attention *a, float rope_base) {
     fp8_copies c = {.fp8 = {.struct_size = 0}};
     cr_assert_eq(fattn_fp8_layout(a->ctx, &a->params, &a->io, NULL, &c.bytes, NULL), FATTN_OK, "%s: %s", a->c.name,
@@ -81,7 +86,7 @@ static fp8_numbers numbers_new(const fattni_problem *p, int64_t Bt) {
                          .v8 = numbers(Rk * p->Dv),
                          .q_scale = numbers(Rq),
                          .q_shift = numbers(Rq),
-                         .k_scale = numbers(heads),
+                         .k_scale = numbers(Rk),
                          .v_scale = numbers(heads * p->Dv),
                          .v_mean = numbers(heads * p->Dv)};
 }
@@ -112,7 +117,7 @@ static void rotate(const fattni_problem *p, double *x) {
 static void quantize_keys(const fattni_problem *p, int64_t b, int64_t g, fp8_numbers *n) {
     const fattni_sequence s = fattni_sequence_of(p, b);
     const int64_t D = p->D, Dv = p->Dv, head = b * p->Hkv + g, row0 = (s.batch * p->Hkv + g) * p->rows_k + s.k0;
-    double *const k_mean = n->k_mean + head * D, *const v_mean = n->v_mean + head * Dv, most = 1e-30;
+    double *const k_mean = n->k_mean + head * D, *const v_mean = n->v_mean + head * Dv;
     for (int64_t d = 0; d < D; ++d) k_mean[d] = 0;
     for (int64_t d = 0; d < Dv; ++d) v_mean[d] = 0;
     for (int64_t j = 0; j < s.band.Sk; ++j) {
@@ -123,9 +128,14 @@ static void quantize_keys(const fattni_problem *p, int64_t b, int64_t g, fp8_num
         for (int64_t d = 0; d < D; ++d) k_mean[d] += k[d] / (double)s.band.Sk;
         for (int64_t d = 0; d < Dv; ++d) v_mean[d] += v[d] / (double)s.band.Sk;
     }
-    for (int64_t j = 0; j < s.band.Sk; ++j)
-        for (int64_t d = 0; d < D; ++d) most = fmax(most, fabs(n->k[(row0 + j) * D + d] -= k_mean[d]));
-    n->k_scale[head] = most / 448;
+    const int64_t together = p->flags & FATTN_FP8_INT8 ? 32 : s.band.Sk; /* keys of a scale */
+    for (int64_t first = 0; first < s.band.Sk; first += together) {
+        const int64_t end = fattni_min(first + together, s.band.Sk);
+        double most = 1e-30;
+        for (int64_t j = first; j < end; ++j)
+            for (int64_t d = 0; d < D; ++d) most = fmax(most, fabs(n->k[(row0 + j) * D + d] -= k_mean[d]));
+        for (int64_t j = first; j < end; ++j) n->k_scale[row0 + j] = most / fp8_largest(p->flags);
+    }
     for (int64_t d = 0; d < Dv; ++d) {
         double in_channel = 1e-30;
         for (int64_t j = 0; j < s.band.Sk; ++j)
@@ -135,7 +145,7 @@ static void quantize_keys(const fattni_problem *p, int64_t b, int64_t g, fp8_num
     for (int64_t j = 0; j < s.band.Sk; ++j) {
         for (int64_t d = 0; d < D; ++d) {
             const int64_t at = (row0 + j) * D + d;
-            n->k8[at] = fp8_round(n->k[at] /= n->k_scale[head]);
+            n->k8[at] = fp8_code(p->flags, n->k[at] /= n->k_scale[row0 + j]);
         }
         for (int64_t d = 0; d < Dv; ++d) {
             const int64_t at = (row0 + j) * Dv + d;
@@ -154,9 +164,9 @@ static void quantize_rows(const fattni_problem *p, int64_t b, int64_t h, fp8_num
         for (int64_t d = 0; d < D; ++d) q[d] = fattni_get(&p->q, s.batch, h, s.q0 + i, d);
         rotate(p, q);
         for (int64_t d = 0; d < D; ++d) most = fmax(most, fabs(q[d])), shift += q[d] * k_mean[d];
-        n->q_scale[row0 + i] = most / 448;
+        n->q_scale[row0 + i] = most / fp8_largest(p->flags);
         n->q_shift[row0 + i] = shift;
-        for (int64_t d = 0; d < D; ++d) n->q8[(row0 + i) * D + d] = fp8_round(q[d] /= most / 448);
+        for (int64_t d = 0; d < D; ++d) n->q8[(row0 + i) * D + d] = fp8_code(p->flags, q[d] /= n->q_scale[row0 + i]);
     }
 }
 
@@ -184,12 +194,13 @@ fp8_numbers fp8_numbers_read(const attention *a, const fp8_copies *copies) {
         const int64_t first = p.packed ? s.k0 / 128 * 128 + 128 * b : 0;
         for (int64_t g = 0; g < p.Hkv; ++g) {
             const int64_t head = b * p.Hkv + g, row0 = (s.batch * p.Hkv + g) * p.rows_k + s.k0;
-            n.k_scale[head] = fp8_get(&f->k_scale, b, g, 0, 0);
             for (int64_t d = 0; d < p.Dv; ++d) {
                 n.v_scale[head * p.Dv + d] = fp8_get(&f->v_scale, b, g, d, 0);
                 n.v_mean[head * p.Dv + d] = fp8_get(&f->v_mean, b, g, d, 0);
             }
             for (int64_t j = 0; j < s.band.Sk; ++j) {
+                n.k_scale[row0 + j] = p.flags & FATTN_FP8_INT8 ? fp8_get(&f->k_scale, s.batch, g, (first + j) / 8, 0)
+                                                               : fp8_get(&f->k_scale, b, g, 0, 0);
                 for (int64_t d = 0; d < p.D; ++d) n.k8[(row0 + j) * p.D + d] = fp8_get(&f->k8, s.batch, g, s.k0 + j, d);
                 for (int64_t d = 0; d < p.Dv; ++d)
                     n.v8[(row0 + j) * p.Dv + d] = fp8_get(&f->v8, s.batch, g, d, first + fp8_column(j));
@@ -207,32 +218,40 @@ fp8_numbers fp8_numbers_read(const attention *a, const fp8_copies *copies) {
 }
 
 static void model_row(const fattni_problem *p, const fattni_sequence *s, int64_t h, int64_t i, const fp8_numbers *n,
-                      double *o, double *lse) {
+                      double *o, double *lse, double *ties) {
     enum { TILE = 64 };
     const int64_t g = h / p->group, head = s->b * p->Hkv + g, row = (s->batch * p->Hq + h) * p->rows_q + s->q0 + i;
     const int64_t key0 = (s->batch * p->Hkv + g) * p->rows_k + s->k0;
-    const double *const q = n->q8 + row * p->D, scale = p->scale * n->q_scale[row] * n->k_scale[head];
-    double max = -INFINITY, sum = 0, acc[FATTNI_MAX_HEAD_DIM] = {0};
+    const double *const q = n->q8 + row * p->D, scale = p->scale * n->q_scale[row];
+    double max = -INFINITY, sum = 0, acc[FATTNI_MAX_HEAD_DIM] = {0}, other[FATTNI_MAX_HEAD_DIM] = {0};
     for (int64_t j0 = 0; j0 < s->band.Sk; j0 += TILE) {
-        double score[TILE], top = max;
+        double score[TILE], far[TILE], top = max;
         for (int64_t j = j0; j < j0 + TILE; ++j) {
-            double dot = 0;
+            double dot = 0, size = 0;
             score[j - j0] = -INFINITY;
             if (!fattni_visible(&s->band, i, j)) continue;
-            for (int64_t d = 0; d < p->D; ++d) dot += q[d] * n->k8[(key0 + j) * p->D + d];
-            score[j - j0] = scale * dot;
+            for (int64_t d = 0; d < p->D; ++d) {
+                const double x = q[d] * n->k8[(key0 + j) * p->D + d];
+                dot += x, size += fabs(x);
+            }
+            score[j - j0] = scale * n->k_scale[key0 + j] * dot;
+            far[j - j0] = 0x1p-22 * (1 + scale * n->k_scale[key0 + j] * size);
             top = fmax(top, score[j - j0]);
         }
         if (top == -INFINITY) continue;
         const double decay = exp(max - top);
         max = top;
         sum *= decay;
-        for (int64_t d = 0; d < p->Dv; ++d) acc[d] *= decay;
+        for (int64_t d = 0; d < p->Dv; ++d) acc[d] *= decay, other[d] *= decay;
         for (int64_t j = j0; j < j0 + TILE; ++j) {
             if (score[j - j0] == -INFINITY) continue;
             const double e = exp(score[j - j0] - max), rounded = fp8_round(64 * e) / 64;
             sum += e;
-            for (int64_t d = 0; d < p->Dv; ++d) acc[d] += rounded * n->v8[(key0 + j) * p->Dv + d];
+            const double up = fp8_round(64 * e * (1 + far[j - j0])), down = fp8_round(64 * e * (1 - far[j - j0]));
+            for (int64_t d = 0; d < p->Dv; ++d) {
+                const double v = n->v8[(key0 + j) * p->Dv + d];
+                acc[d] += rounded * v, other[d] += (up - down) / 64 * fabs(v);
+            }
         }
     }
     const double sink = p->sink.present ? fattni_get(&p->sink, h, 0, 0, 0) : -INFINITY;
@@ -242,11 +261,12 @@ static void model_row(const fattni_problem *p, const fattni_sequence *s, int64_t
     *lse = all;
     for (int64_t d = 0; d < p->Dv; ++d) {
         const int64_t at = head * p->Dv + d;
+        if (ties) ties[d] = sum > 0 ? other[d] * n->v_scale[at] / sum * exp(L - all) : 0;
         o[d] = sum > 0 ? (acc[d] * n->v_scale[at] / sum + n->v_mean[at]) * exp(L - all) : 0;
     }
 }
 
-void fp8_model(const attention *a, const fp8_numbers *n, double *o, double *lse) {
+void fp8_model(const attention *a, const fp8_numbers *n, double *o, double *lse, double *ties) {
     int64_t Bt;
     const fattni_problem p = problem_of(a, &Bt);
     for (int64_t i = 0; i < Bt * p.Hq * p.rows_q; ++i) lse[i] = NAN;
@@ -256,7 +276,7 @@ void fp8_model(const attention *a, const fp8_numbers *n, double *o, double *lse)
         for (int64_t h = 0; h < p.Hq; ++h)
             for (int64_t i = 0; i < s.band.Sq; ++i) {
                 const int64_t row = (s.batch * p.Hq + h) * p.rows_q + s.q0 + i;
-                model_row(&p, &s, h, i, n, o + row * p.Dv, lse + row);
+                model_row(&p, &s, h, i, n, o + row * p.Dv, lse + row, ties ? ties + row * p.Dv : NULL);
             }
     }
 }

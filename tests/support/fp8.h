@@ -26,9 +26,14 @@ double fp8_get(const fattn_tensor *t, int64_t n0, int64_t n1, int64_t n2, int64_
 int64_t fp8_column(int64_t j);
 /* The nearest E4M3 number; ties to even, beyond 448 it is 448. */
 double fp8_round(double x);
+/* The nearest code of q or k: that, or with FATTN_FP8_INT8 the integer in -127..127; ties to even. */
+double fp8_code(uint32_t flags, double x);
+/* The largest. */
+double fp8_largest(uint32_t flags);
 
 /* Codes as numbers, and what they are multiplied by, all row-major: q8 [B,Hq,Sq,D], k8 [B,Hkv,Sk,D],
-   v8 [B,Hkv,Sk,Dv], others as in fattn/fp8.h. Before rounding, too: q, k, v over their scales. */
+   v8 [B,Hkv,Sk,Dv], k_scale [B,Hkv,Sk] for each key, others as in fattn/fp8.h. Before rounding, too: q, k, v over their
+   scales. */
 typedef struct fp8_numbers {
     double *q8, *k8, *v8, *q, *k, *v;
     double *q_scale, *q_shift, *k_scale, *v_scale, *v_mean, *k_mean;
@@ -38,8 +43,9 @@ fp8_numbers fp8_numbers_read(const attention *a, const fp8_copies *copies); /* t
 void fp8_numbers_free(fp8_numbers *n);
 
 /* Forward in double on these, with P rounded relative to the maximum so far, by tiles of 64 keys. o as T_O, lse as
-   T_LSE, row-major; elements not in use are NaN. */
-void fp8_model(const attention *a, const fp8_numbers *n, double *o, double *lse);
+   T_LSE, row-major; elements not in use are NaN. ties, as o unless it is NULL: by what O changes where every 64 P that
+   lies at a tie, up to errors of F32 in its score, is rounded the other way. */
+void fp8_model(const attention *a, const fp8_numbers *n, double *o, double *lse, double *ties);
 
 /* 100 |x - want| / |want|, as norms over what is in use of tensor id. */
 double fp8_error(const attention *a, enum tensor_id id, const double *x, const double *want);

@@ -46,6 +46,7 @@ def usage(folder):
     run(*TINY, *off, "--fp8", "--dropout", "0.1", code=2,
         says="--fp8 with --dropout 0.1: attention on 8-bit copies has")
     run(*TINY, *off, "--fp8-renew", code=2, says="--fp8-renew needs --fp8")
+    run(*TINY, *off, "--fp8-int8", code=2, says="--fp8-int8 needs --fp8")
     tokens = ["--task", "tokens", "--vocab", "50", "--layers", "1", "--channels", "16", "--heads", "2", "--context",
               "16", "--batch", "2", "--checkpoint", "-"]
     run("--task", "shards", code=2, says="--data PATTERN")

@@ -48,6 +48,20 @@ def renews():
     print("renewed", off)
 
 
+def with_integers():
+    """--fp8-int8: another run than with --fp8 alone, within the same bounds, also beside --fp8-renew."""
+    run = ["--dtype", "bf16", "--steps", "20", "--checkpoint", "-"]
+    logs = [train("log.jsonl", *run, *options) for options in
+            ([], ["--fp8"], ["--fp8", "--fp8-int8"], ["--fp8", "--fp8-int8", "--fp8-renew"])]
+    assert [start["fp8_int8"] for start, _, _ in logs] == [False, False, True, True]
+    assert "(FATTN_FP8, FATTN_FP8_INT8)" in logs[2][2] and "INT8" not in logs[1][2], logs[2][2]
+    plain, fp8, integers, renewed = (steps for _, steps, _ in logs)
+    for other in (integers, renewed):
+        off = max(abs(other[s]["loss"] / plain[s]["loss"] - 1) for s in plain)
+        assert 0 < off <= 0.043 and other[1]["loss"] != fp8[1]["loss"], off
+    assert integers[1]["loss"] == renewed[1]["loss"], (integers, renewed)
+
+
 def goes_on():
     """A run that is cut goes on bitwise, with the flag; one without it may go on with it."""
     run = ["--dtype", "bf16", "--checkpoint-every", "5", "--steps", "10"]
@@ -76,6 +90,7 @@ with tempfile.TemporaryDirectory() as folder:
     os.chdir(folder)
     follows()
     renews()
+    with_integers()
     goes_on()
     evaluates_in_the_dtype()
 sys.exit(0)

@@ -35,20 +35,23 @@ static void check_layout(const attention_case *c, int64_t Rq, int64_t Rk, int64_
     const fattn_fp8 *const f = &copies.fp8;
     const int64_t B = c->B, Bt = c->lengths == LENGTHS_PACKED ? 1 : B, Hq = a->c.Hq, Hkv = a->c.Hkv, D = a->c.D,
                   Dv = a->c.Dv, padded = (D + 15) / 16 * 16, columns = 128 * chunks, sums = 3 * (D + Dv);
+    const bool integers = c->flags & FATTN_FP8_INT8;
+    const fattn_dtype code = integers ? FATTN_I8 : FATTN_F8E4M3;
     const struct {
         const fattn_tensor *t;
         fattn_dtype dtype;
         int ndim;
         int64_t shape[4], pitch;
-    } all[] = {{&f->q8, FATTN_F8E4M3, 4, {Bt, Hq, Rq, D}, padded},
-               {&f->k8, FATTN_F8E4M3, 4, {Bt, Hkv, Rk, D}, padded},
-               {&f->v8, FATTN_F8E4M3, 4, {Bt, Hkv, Dv, columns}, columns},
-               {&f->q_scale, FATTN_F32, 3, {Bt, Hq, Rq}, Rq},
-               {&f->q_shift, FATTN_F32, 3, {Bt, Hq, Rq}, Rq},
-               {&f->k_scale, FATTN_F32, 2, {B, Hkv}, Hkv},
-               {&f->v_scale, FATTN_F32, 3, {B, Hkv, Dv}, Dv},
-               {&f->v_mean, FATTN_F32, 3, {B, Hkv, Dv}, Dv},
-               {&f->partials, FATTN_F32, 4, {Bt, Hkv, chunks, sums}, sums}};
+    } all[] = {
+        {&f->q8, code, 4, {Bt, Hq, Rq, D}, padded},
+        {&f->k8, code, 4, {Bt, Hkv, Rk, D}, padded},
+        {&f->v8, FATTN_F8E4M3, 4, {Bt, Hkv, Dv, columns}, columns},
+        {&f->q_scale, FATTN_F32, 3, {Bt, Hq, Rq}, Rq},
+        {&f->q_shift, FATTN_F32, 3, {Bt, Hq, Rq}, Rq},
+        {&f->k_scale, FATTN_F32, integers ? 3 : 2, {integers ? Bt : B, Hkv, columns / 8}, integers ? columns / 8 : Hkv},
+        {&f->v_scale, FATTN_F32, 3, {B, Hkv, Dv}, Dv},
+        {&f->v_mean, FATTN_F32, 3, {B, Hkv, Dv}, Dv},
+        {&f->partials, FATTN_F32, 4, {Bt, Hkv, chunks, sums}, sums}};
     size_t at = 0;
     cr_assert(f->struct_size == sizeof *f && f->rope_base == 0);
     for (size_t n = 0; n < sizeof all / sizeof *all; ++n) {
@@ -64,10 +67,10 @@ static void check_layout(const attention_case *c, int64_t Rq, int64_t Rk, int64_
     fattn_ctx_destroy(ctx);
 }
 
-Test(fp8_copies, lie_one_after_the_other) {
+static void check_layouts(uint32_t flags) {
     attention_case c = {
-        "padded",          .B = 2, .Hq = 4, .Hkv = 2, .Sq = 7, .Sk = 129, .D = 40, .Dv = 24, .dtype = FATTN_BF16,
-        .flags = FATTN_FP8};
+        "padded",      .B = 2, .Hq = 4, .Hkv = 2, .Sq = 7, .Sk = 129, .D = 40, .Dv = 24, .dtype = FATTN_BF16,
+        .flags = flags};
     check_layout(&c, 7, 129, 2);
     c.Sk = 128, c.D = 64, c.dtype = FATTN_F32;
     check_layout(&c, 7, 128, 1);
@@ -83,11 +86,16 @@ Test(fp8_copies, lie_one_after_the_other) {
                          .Sk = 200,
                          .D = 16,
                          .dtype = FATTN_F16,
-                         .flags = FATTN_FP8,
+                         .flags = flags,
                          .lengths = LENGTHS_PACKED,
                          .length_q = {9, 0, 2},
                          .length_k = {200, 1, 130}};
     check_layout(&c, 1 + 11 + 2, 1 + 331 + 2, 334 / 128 + 3); /* with rows of no sequence before and after */
+}
+
+Test(fp8_copies, lie_one_after_the_other) {
+    check_layouts(FATTN_FP8);
+    check_layouts(FATTN_FP8 | FATTN_FP8_INT8);
 }
 
 /* Columns of neighbouring sequences are apart, however their lengths lie to the chunks. */
@@ -152,7 +160,9 @@ static void put(const fattn_tensor *t, int64_t n0, int64_t n1, int64_t n2, int64
     const int64_t at[4] = {n0, n1, n2, n3};
     int64_t offset = 0;
     for (int d = 0; d < t->ndim; ++d) offset += at[d] * t->stride[d];
-    if (t->dtype == FATTN_F8E4M3)
+    if (t->dtype == FATTN_I8)
+        ((int8_t *)t->data)[offset] = (int8_t)rintf(x);
+    else if (t->dtype == FATTN_F8E4M3)
         ((uint8_t *)t->data)[offset] = fattni_float_to_e4m3(x);
     else
         ((float *)t->data)[offset] = x;
@@ -161,14 +171,24 @@ static void put(const fattn_tensor *t, int64_t n0, int64_t n1, int64_t n2, int64
 static void restate_keys(const fattni_problem *p, const fattni_sequence *s, int64_t g, const fattn_fp8 *to,
                          float *k_mean) {
     const int64_t keys = s->band.Sk, first = p->packed ? s->k0 / 128 * 128 + 128 * s->b : 0;
-    float *const x = malloc((size_t)(keys + 1) * FATTNI_MAX_HEAD_DIM * sizeof *x), most = 0;
+    float *const x = malloc((size_t)(keys + 1) * FATTNI_MAX_HEAD_DIM * sizeof *x), of_head = 0;
+    const bool integers = p->flags & FATTN_FP8_INT8;
     for (int64_t j = 0; j < keys; ++j) load_row(p, &p->k, s->batch, g, s->k0 + j, p->k_pos0 + j, x + j * p->D);
-    for (int64_t d = 0; d < p->D; ++d) most = fmaxf(most, center_of(x + d, p->D, keys, &k_mean[d]));
-    most = fmaxf(most, 1e-30f);
-    put(&to->k_scale, s->b, g, 0, 0, most / 448);
-    for (int64_t j = 0; j < keys; ++j)
+    for (int64_t d = 0; d < p->D; ++d) of_head = fmaxf(of_head, center_of(x + d, p->D, keys, &k_mean[d]));
+    of_head = fmaxf(of_head, 1e-30f);
+    if (!integers) put(&to->k_scale, s->b, g, 0, 0, of_head / 448);
+    for (int64_t j = 0; j < (keys ? (keys + 127) / 128 * 128 : 128) && integers; j += 8) {
+        float most = 1e-30f;
+        for (int64_t i = j / 32 * 32; i < j / 32 * 32 + 32 && i < keys; ++i)
+            for (int64_t d = 0; d < p->D; ++d) most = fmaxf(most, fabsf(x[i * p->D + d] - k_mean[d]));
+        put(&to->k_scale, s->batch, g, (first + j) / 8, 0, most / 127);
+        for (int64_t i = j; i < j + 8 && i < keys; ++i)
+            for (int64_t d = 0; d < p->D; ++d)
+                put(&to->k8, s->batch, g, s->k0 + i, d, (x[i * p->D + d] - k_mean[d]) * (127 / most));
+    }
+    for (int64_t j = 0; j < keys && !integers; ++j)
         for (int64_t d = 0; d < p->D; ++d)
-            put(&to->k8, s->batch, g, s->k0 + j, d, (x[j * p->D + d] - k_mean[d]) * (448 / most));
+            put(&to->k8, s->batch, g, s->k0 + j, d, (x[j * p->D + d] - k_mean[d]) * (448 / of_head));
     for (int64_t d = 0; d < p->Dv; ++d) {
         float mean;
         for (int64_t j = 0; j < keys; ++j) x[j] = load(&p->v, s->batch, g, s->k0 + j, d);
@@ -189,11 +209,12 @@ static void restate_row(const fattni_problem *p, const fattni_sequence *s, int64
                         const float *k_mean) {
     const int64_t row = s->q0 + i, off = p->flags & FATTN_CAUSAL_TOP_LEFT ? 0 : s->band.Sk - s->band.Sq;
     float x[FATTNI_MAX_HEAD_DIM], most = 0, lane[32] = {0};
+    const float largest = p->flags & FATTN_FP8_INT8 ? 127 : 448;
     load_row(p, &p->q, s->batch, h, row, p->q_pos0 + i + off, x);
     for (int64_t d = 0; d < p->D; ++d) most = fmaxf(most, fabsf(x[d]));
     most = fmaxf(most, 1e-30f);
-    put(&to->q_scale, s->batch, h, row, 0, most / 448);
-    for (int64_t d = 0; d < p->D; ++d) put(&to->q8, s->batch, h, row, d, x[d] * (448 / most));
+    put(&to->q_scale, s->batch, h, row, 0, most / largest);
+    for (int64_t d = 0; d < p->D; ++d) put(&to->q8, s->batch, h, row, d, x[d] * (largest / most));
     for (int t = 0; t < 32; ++t)
         for (int64_t d = 8 * t; d < 8 * t + 8 && d < p->D; ++d) lane[t] = fmaf(x[d], k_mean[d], lane[t]);
     for (int step = 1; step < 32; step *= 2)
@@ -229,8 +250,8 @@ static void check_bits(const attention_case *c, int threads, float rope_base) {
 /* The recipe in the simplest loops: every bit of the copies, and nothing else is written. */
 Test(fp8_copies, bits) {
     static const fattn_dtype dtypes[3] = {FATTN_BF16, FATTN_F32, FATTN_F16};
-    static const int64_t dims[][2] = {{1, 3}, {16, 16}, {40, 64}, {64, 40}, {96, 96}, {128, 128}, {256, 256}, {255, 7}};
-    for (int n = 0; n < 48; ++n) {
+    static const int64_t dims[][2] = {{1, 3}, {16, 16}, {40, 64}, {64, 40}, {80, 96}, {128, 128}, {256, 256}, {255, 7}};
+    for (int n = 0; n < 96; ++n) {
         attention_case c = {"padded",
                             .B = 3,
                             .Hq = 4,
@@ -245,9 +266,117 @@ Test(fp8_copies, bits) {
         c.layout = n % 4 < 2 ? LAYOUT_BSHD : LAYOUT_PITCH;
         if ((c.D & (c.D - 1)) == 0 && c.D >= 16 && n % 24 < 16) c.flags |= FATTN_FP8_HADAMARD;
         if (n % 5 == 0) c.flags |= FATTN_CAUSAL_TOP_LEFT;
+        if (n >= 48) c.flags |= FATTN_FP8_INT8;
         c.q_pos0 = n % 7 * 100, c.k_pos0 = n % 3 * 1000;
-        check_bits(&c, 1 + n % 3, n >= 24 && c.D % 16 == 0 ? 10000 : 0);
+        check_bits(&c, 1 + n % 3, n % 48 >= 24 && c.D % 16 == 0 ? 10000 : 0);
     }
+}
+
+/* Row i of q or k becomes what `to` says of channel 0, and 0 in others. */
+static void fill_channel_0(const attention *a, enum tensor_id id, double (*to)(int64_t row)) {
+    int64_t at[FATTN_MAX_DIMS] = {0};
+    for (int64_t n = 0; n < fattn_tensor_numel(&a->t[id]); ++n) {
+        attention_index(&a->t[id], n, at);
+        attention_set(&a->t[id], at, at[3] ? 0 : to(at[2]));
+    }
+}
+
+/* Of 64 keys, whose mean is 0 and whose largest is 127 among each 32: code = rint. */
+static double ties(int64_t row) {
+    const double sizes[16] = {127, 0.5, 1.5, 2.5, 126.5, 125.5, 3.5, 4.5, 0, 1, 63.5, 64.5, 0.25, 0.75, 100.5, 101.5};
+    return row % 2 ? -sizes[row / 2 % 16] : sizes[row / 2 % 16];
+}
+static double zero(int64_t row) {
+    (void)row;
+    return 0;
+}
+static double seven(int64_t row) {
+    (void)row;
+    return 7;
+}
+
+static attention *new_64_keys(fattn_ctx *ctx) {
+    const attention_case c = {"64 keys",
+                              .B = 1,
+                              .Hq = 1,
+                              .Sq = 64,
+                              .Sk = 64,
+                              .D = 16,
+                              .dtype = FATTN_F32,
+                              .flags = FATTN_FP8 | FATTN_FP8_INT8};
+    return attention_new(ctx, &c);
+}
+
+Test(fp8_copies, integers_at_ties) {
+    fattn_ctx *const ctx = attention_context(1);
+    attention *const a = new_64_keys(ctx);
+    fill_channel_0(a, T_Q, ties), fill_channel_0(a, T_K, ties);
+    fp8_copies copies = fp8_quantize(a);
+    for (int64_t i = 0; i < 64; ++i) {
+        const double x = ties(i), q = fp8_get(&copies.fp8.q8, 0, 0, i, 0), k = fp8_get(&copies.fp8.k8, 0, 0, i, 0);
+        cr_assert_eq(k, rint(x), "%g of %g", k, x);
+        cr_assert_eq(q, x == 0 ? 0 : copysign(127, x), "%g of %g", q, x);
+    }
+    for (int64_t e = 0; e < 16; ++e)
+        cr_assert_eq(fp8_get(&copies.fp8.k_scale, 0, 0, e, 0), e < 8 ? 1 : (double)(1e-30f / 127));
+    fp8_free(&copies);
+    attention_free(a);
+    fattn_ctx_destroy(ctx);
+}
+
+/* Rows of zeros, and keys that are their mean: codes of 0, and the least scale. */
+Test(fp8_copies, integers_of_nothing) {
+    fattn_ctx *const ctx = attention_context(1);
+    attention *const a = new_64_keys(ctx);
+    fill_channel_0(a, T_Q, zero), fill_channel_0(a, T_K, seven);
+    fp8_copies copies = fp8_quantize(a);
+    for (int64_t i = 0; i < 64; ++i) {
+        cr_assert_eq(fp8_get(&copies.fp8.q_scale, 0, 0, i, 0), (double)(1e-30f / 127));
+        for (int64_t d = 0; d < 16; ++d)
+            cr_assert(fp8_get(&copies.fp8.q8, 0, 0, i, d) == 0 && fp8_get(&copies.fp8.k8, 0, 0, i, d) == 0);
+    }
+    for (int64_t e = 0; e < 16; ++e) cr_assert_eq(fp8_get(&copies.fp8.k_scale, 0, 0, e, 0), (double)(1e-30f / 127));
+    fp8_forward(a, &copies);
+    for (int64_t i = 0; i < 64; ++i) cr_assert_eq(attention_get(&a->t[T_LSE], (int64_t[4]){0, 0, i}), (double)logf(64));
+    fp8_free(&copies);
+    attention_free(a);
+    fattn_ctx_destroy(ctx);
+}
+
+/* Two large keys, whose mean is 0, change the scale and the codes of their 32 keys and of no other. */
+Test(fp8_copies, outliers_cost_32_keys) {
+    enum { KEYS = 300, D = 16 };
+    fattn_ctx *const ctx = attention_context(1);
+    const attention_case c = {"outliers",
+                              .B = 1,
+                              .Hq = 1,
+                              .Sq = 1,
+                              .Sk = KEYS,
+                              .D = D,
+                              .dtype = FATTN_F32,
+                              .flags = FATTN_FP8 | FATTN_FP8_INT8};
+    attention *const a = attention_new(ctx, &c);
+    for (int64_t j = 0; j < KEYS; ++j) /* integers: sums are exact */
+        for (int64_t d = 0; d < D; ++d) {
+            const int64_t at[4] = {0, 0, j, d};
+            attention_set(&a->t[T_K], at, rint(8 * attention_get(&a->t[T_K], at)));
+        }
+    fp8_copies before = fp8_quantize(a);
+    const int64_t large[2][4] = {{0, 0, 129, 3}, {0, 0, 158, 3}};
+    for (int n = 0; n < 2; ++n)
+        attention_set(&a->t[T_K], large[n], attention_get(&a->t[T_K], large[n]) + (n ? -4096 : 4096));
+    fp8_copies after = fp8_quantize(a);
+    for (int64_t j = 0; j < KEYS; ++j) {
+        const bool theirs = j / 32 == 129 / 32;
+        const double x = fp8_get(&before.fp8.k_scale, 0, 0, j / 8, 0), y = fp8_get(&after.fp8.k_scale, 0, 0, j / 8, 0);
+        cr_assert(theirs ? y > 50 * x && y < 34 : y == x && x > 0.1 && x < 1, "key %d: %g, before %g", (int)j, y, x);
+        for (int64_t d = 0; d < D && !theirs; ++d)
+            cr_assert_eq(fp8_get(&after.fp8.k8, 0, 0, j, d), fp8_get(&before.fp8.k8, 0, 0, j, d));
+    }
+    cr_assert(fp8_get(&after.fp8.k8, 0, 0, 129, 3) + fp8_get(&after.fp8.k8, 0, 0, 158, 3) <= 1);
+    fp8_free(&before), fp8_free(&after);
+    attention_free(a);
+    fattn_ctx_destroy(ctx);
 }
 
 /* Against libm: an angle of position 2^29 has 24 bits behind the point in double, times a turn. */
@@ -333,6 +462,7 @@ static void fill(call *c) {
 Test(fp8_refused, features) {
     REFUSED(true, FATTN_E_ARG, "FATTN_FP8_HADAMARD is given without FATTN_FP8", c.p.flags = FATTN_FP8_HADAMARD);
     REFUSED(true, FATTN_E_ARG, "FATTN_FP8_RENEW is given without FATTN_FP8", c.p.flags = FATTN_FP8_RENEW);
+    REFUSED(true, FATTN_E_ARG, "FATTN_FP8_INT8 is given without FATTN_FP8", c.p.flags = FATTN_FP8_INT8);
     REFUSED(true, FATTN_E_UNSUPPORTED, "FATTN_FP8 has no softcap", c.p.softcap = 2);
     REFUSED(true, FATTN_E_UNSUPPORTED, "FATTN_FP8 has no ALiBi", c.io.alibi = &c.slopes);
     REFUSED(true, FATTN_E_UNSUPPORTED, "FATTN_FP8 has no bias", c.io.bias = &c.bias);
@@ -347,6 +477,7 @@ Test(fp8_refused, features) {
     REFUSED(true, FATTN_E_UNSUPPORTED, "FATTN_FP8 has no F64: q, k and v are f32, f16 or bf16",
             c.q.dtype = c.k.dtype = c.v.dtype = c.o.dtype = c.lse.dtype = FATTN_F64);
     REFUSED(true, FATTN_E_DTYPE, "k: dtype f8e4m3; attention makes 8-bit copies", c.k.dtype = FATTN_F8E4M3);
+    REFUSED(true, FATTN_E_DTYPE, "q: dtype i8; attention makes 8-bit copies", c.q.dtype = FATTN_I8);
     REFUSED(true, FATTN_E_UNSUPPORTED, "needs a D that is a power of two of 16..256",
             (c.p.flags |= FATTN_FP8_HADAMARD, c.q.shape[3] = c.k.shape[3] = 12));
     REFUSED(true, FATTN_E_UNSUPPORTED, "needs a D that is a power of two of 16..256",
@@ -386,6 +517,40 @@ Test(fp8_refused, copies) {
         REFUSED(false, FATTN_E_SHAPE, "not a positive multiple of 16", ONE.stride[1] = -ONE.stride[1]);
 #undef ONE
     }
+}
+
+static void lay_out_integers(call *c) {
+    c->p.flags |= FATTN_FP8_INT8, c->io.fp8 = NULL;
+    cr_assert_eq(fattn_fp8_layout(ctx, &c->p, &c->io, NULL, &c->bytes, NULL), FATTN_OK, "%s", fattn_ctx_error(ctx));
+    cr_assert_eq(fattn_fp8_layout(ctx, &c->p, &c->io, memory, &c->bytes, &c->fp8), FATTN_OK);
+    c->io.fp8 = &c->fp8;
+}
+
+/* Copies of one kind where the flag names the other, and what FATTN_FP8_INT8 asks of k_scale. */
+Test(fp8_refused, integers) {
+    REFUSED(false, FATTN_E_DTYPE, "fp8.q8: dtype f8e4m3, but with FATTN_FP8_INT8 it is i8",
+            c.p.flags |= FATTN_FP8_INT8);
+    REFUSED(false, FATTN_E_DTYPE, "fp8.q8: dtype i8, but without FATTN_FP8_INT8 it is f8e4m3",
+            (lay_out_integers(&c), c.p.flags &= ~(uint32_t)FATTN_FP8_INT8));
+    REFUSED(false, FATTN_E_DTYPE, "fp8.k8: dtype f8e4m3, but with FATTN_FP8_INT8 it is i8",
+            (lay_out_integers(&c), c.fp8.k8.dtype = FATTN_F8E4M3));
+    REFUSED(false, FATTN_E_DTYPE, "fp8.v8: dtype i8, but with FATTN_FP8_INT8 it is f8e4m3",
+            (lay_out_integers(&c), c.fp8.v8.dtype = FATTN_I8));
+    REFUSED(false, FATTN_E_SHAPE, "fp8.k_scale: has 2 dimensions [2,2], must have 3",
+            (lay_out_integers(&c), c.fp8.k_scale = tensor(FATTN_F32, 2, (const int64_t[]){2, 2})));
+    REFUSED(false, FATTN_E_SHAPE, "fp8.k_scale: [2,2,4], but dimension 2 must be 16",
+            (lay_out_integers(&c), c.fp8.k_scale.shape[2] = 4));
+    REFUSED(false, FATTN_E_SHAPE, "fp8.k_scale: stride[2] is 2, must be 1",
+            (lay_out_integers(&c), c.fp8.k_scale.stride[2] = 2));
+    REFUSED(false, FATTN_E_ARG, "is not aligned to 16 bytes",
+            (lay_out_integers(&c), c.fp8.k_scale.data = (float *)c.fp8.k_scale.data + 2));
+    REFUSED(false, FATTN_E_SHAPE, "fp8.k_scale: stride[1] is 18, not a positive multiple of 4",
+            (lay_out_integers(&c), c.fp8.k_scale.stride[1] = 18));
+    REFUSED(false, FATTN_E_SHAPE, "fp8.k_scale: stride[0] is -32, not a positive multiple of 4",
+            (lay_out_integers(&c), c.fp8.k_scale.stride[0] = -32));
+    REFUSED(false, FATTN_E_ARG, "fp8.k8: data", (lay_out_integers(&c), c.fp8.k8.data = (char *)c.fp8.k8.data + 8));
+    REFUSED(false, FATTN_E_SHAPE, "fp8.q8: stride[2] is 24, not a positive multiple of 16",
+            (lay_out_integers(&c), c.fp8.q8.stride[2] = 24));
 }
 
 /* What only one of the calls takes. */

@@ -29,6 +29,7 @@ typedef union cell {
     uint16_t u16;
     int32_t i32;
     uint8_t u8;
+    int8_t i8;
 } cell; /* as large as the largest element */
 
 static uint16_t stored(int32_t dtype, double x) {
@@ -130,23 +131,29 @@ Test(numeric, integers_saturate_and_round_to_even) {
         const int32_t i = c.i32;
         fattni_store(&c, FATTN_U8, 0, values[n]);
         const uint8_t u = c.u8;
+        fattni_store(&c, FATTN_I8, 0, values[n]);
+        const int8_t s = c.i8;
         cr_assert_eq(i, (int32_t)rint(values[n]), "%g gave %d", values[n], i);
+        cr_assert_eq(s, (int8_t)fmin(127, fmax(-128, rint(values[n]))), "%g gave %d", values[n], s);
         cr_assert_eq(u, (uint8_t)fmin(255, fmax(0, rint(values[n]))), "%g gave %u", values[n], u);
     }
     static const struct {
         double x;
         int32_t i;
         uint8_t u;
+        int8_t s;
     } ends[] = {
-        {1e300, INT32_MAX, 255},
-        {-1e300, INT32_MIN, 0},
-        {INFINITY, INT32_MAX, 255},
-        {-INFINITY, INT32_MIN, 0},
-        {NAN, 0, 0},
-        {2147483647.4, INT32_MAX, 255},
-        {-2147483648.4, INT32_MIN, 0},
-        {255.5, 256, 255},
-        {-0.6, -1, 0},
+        {1e300, INT32_MAX, 255, 127},
+        {-1e300, INT32_MIN, 0, -128},
+        {INFINITY, INT32_MAX, 255, 127},
+        {-INFINITY, INT32_MIN, 0, -128},
+        {NAN, 0, 0, 0},
+        {2147483647.4, INT32_MAX, 255, 127},
+        {-2147483648.4, INT32_MIN, 0, -128},
+        {255.5, 256, 255, 127},
+        {-0.6, -1, 0, -1},
+        {126.5, 126, 126, 126},
+        {-127.6, -128, 0, -128},
     };
     for (size_t n = 0; n < sizeof ends / sizeof *ends; ++n) {
         cell c;
@@ -154,14 +161,30 @@ Test(numeric, integers_saturate_and_round_to_even) {
         const int32_t i = c.i32;
         fattni_store(&c, FATTN_U8, 0, ends[n].x);
         const uint8_t u = c.u8;
+        fattni_store(&c, FATTN_I8, 0, ends[n].x);
+        const int8_t s = c.i8;
         cr_assert_eq(i, ends[n].i, "%g gave %d", ends[n].x, i);
+        cr_assert_eq(s, ends[n].s, "%g gave %d", ends[n].x, s);
         cr_assert_eq(u, ends[n].u, "%g gave %u", ends[n].x, u);
     }
 }
 
+/* Codes of FATTN_FP8_INT8: all quarters, so also ties and numbers next to them. */
+Test(numeric, integer_codes) {
+    for (int n = -600; n <= 600; ++n)
+        for (int side = -1; side <= 1; ++side) {
+            const float x = (float)n / 4, y = side ? nextafterf(x, side < 0 ? -INFINITY : INFINITY) : x;
+            const int8_t got = fattni_float_to_i8(y);
+            cr_assert_eq(got, fmaxf(-127, fminf(127, rintf(y))), "%g gave %d", (double)y, got);
+        }
+    static const double ends[][2] = {{1e38, 127}, {-1e38, -127}, {INFINITY, 127}, {-INFINITY, -127}, {NAN, -127}};
+    for (int n = 0; n < 5; ++n) cr_assert_eq(fattni_float_to_i8((float)ends[n][0]), ends[n][1], "%g", ends[n][0]);
+}
+
 Test(numeric, load_and_store_index_by_element) {
-    static const int32_t dtypes[] = {FATTN_F64, FATTN_F32, FATTN_F16, FATTN_BF16, FATTN_I32, FATTN_U8, FATTN_F8E4M3};
-    for (size_t n = 0; n < 7; ++n) {
+    static const int32_t dtypes[] = {FATTN_F64, FATTN_F32, FATTN_F16,    FATTN_BF16,
+                                     FATTN_I32, FATTN_U8,  FATTN_F8E4M3, FATTN_I8};
+    for (size_t n = 0; n < sizeof dtypes / sizeof *dtypes; ++n) {
         double room[4] = {0};
         for (int i = 0; i < 4; ++i) fattni_store(room, dtypes[n], i, i + 3);
         for (int i = 0; i < 4; ++i) cr_assert_eq(fattni_load(room, dtypes[n], i), i + 3);

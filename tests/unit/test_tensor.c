@@ -17,7 +17,8 @@ static void close_context(void) {
 }
 TestSuite(tensor, .init = open_context, .fini = close_context);
 
-static const fattn_dtype dtypes[] = {FATTN_F64, FATTN_F32, FATTN_F16, FATTN_BF16, FATTN_I32, FATTN_U8, FATTN_F8E4M3};
+static const fattn_dtype dtypes[] = {FATTN_F64, FATTN_F32, FATTN_F16,    FATTN_BF16,
+                                     FATTN_I32, FATTN_U8,  FATTN_F8E4M3, FATTN_I8};
 enum { DTYPES = sizeof dtypes / sizeof *dtypes };
 #define SHAPE(...) ((const int64_t[]){__VA_ARGS__})
 
@@ -26,14 +27,14 @@ static fattn_tensor view(void *data, fattn_dtype t, int ndim, const int64_t *sha
 }
 
 Test(tensor, dtypes_have_sizes_and_names) {
-    static const size_t sizes[] = {8, 4, 2, 2, 4, 1, 1};
-    static const char *const names[] = {"f64", "f32", "f16", "bf16", "i32", "u8", "f8e4m3"};
+    static const size_t sizes[] = {8, 4, 2, 2, 4, 1, 1, 1};
+    static const char *const names[] = {"f64", "f32", "f16", "bf16", "i32", "u8", "f8e4m3", "i8"};
     for (int n = 0; n < DTYPES; ++n) {
         cr_assert_eq(fattn_dtype_size(dtypes[n]), sizes[n]);
         cr_assert_str_eq(fattn_dtype_name(dtypes[n]), names[n]);
     }
     cr_assert_eq(fattn_dtype_size((fattn_dtype)0), 0);
-    cr_assert_eq(fattn_dtype_size((fattn_dtype)8), 0);
+    cr_assert_eq(fattn_dtype_size((fattn_dtype)9), 0);
     cr_assert_str_eq(fattn_dtype_name((fattn_dtype)-1), "?");
 }
 
@@ -308,6 +309,9 @@ Test(tensor, every_error_of_a_tensor_argument) {
     t.dtype = FATTN_F8E4M3;
     REJECTED(FATTN_E_DTYPE, "f8e4m3, not f64", fattn_tensor_normal(ctx, &t, 0, 1, (fattn_rng){0}));
     REJECTED(FATTN_E_DTYPE, "dst is f8e4m3, not f64", fattn_tensor_add(ctx, &t, &t));
+    t.dtype = FATTN_I8;
+    REJECTED(FATTN_E_DTYPE, "i8, not f64", fattn_tensor_normal(ctx, &t, 0, 1, (fattn_rng){0}));
+    REJECTED(FATTN_E_DTYPE, "dst is i8, not f64", fattn_tensor_add(ctx, &t, &t));
     REJECTED(FATTN_E_ARG, "mean nan, std 1", fattn_tensor_normal(ctx, &to, NAN, 1, (fattn_rng){0}));
     REJECTED(FATTN_E_ARG, "mean 0, std -1", fattn_tensor_normal(ctx, &to, 0, -1, (fattn_rng){0}));
     REJECTED(FATTN_E_ARG, "mean 0, std inf", fattn_tensor_normal(ctx, &to, 0, INFINITY, (fattn_rng){0}));

@@ -10,7 +10,7 @@
 /* A call without keys multiplies nothing: the other row serves it. */
 static fattni_problem without_fp8(const fattni_problem *p) {
     fattni_problem plain = *p;
-    plain.flags &= ~(uint32_t)(FATTN_FP8 | FATTN_FP8_HADAMARD);
+    plain.flags &= ~(uint32_t)(FATTN_FP8 | FATTN_FP8_HADAMARD | FATTN_FP8_INT8);
     return plain;
 }
 
@@ -47,6 +47,7 @@ static const char *plan(const fattn_ctx *ctx, const fattni_problem *p, fattni_ke
     const char *const reason = fattni_cuda_why_unsupported(ctx, p);
     if (reason) return reason;
     if (ctx->gpu.arch != 90) return "needs a Hopper GPU (sm_90) for FATTN_FP8; the CPU emulates it";
+    if (p->flags & FATTN_FP8_INT8) return "has no kernel for FATTN_FP8_INT8; the CPU emulates it";
     if (p->Sk == 0 || p->rows_k == 0) {
         const fattni_problem plain = without_fp8(p);
         return fattni_fwd_cuda.plan(ctx, &plain, out);

@@ -15,7 +15,7 @@ __thread uint32_t words_of_values[WORDS_BYTES / 4];
 #include "core/fp8/quantize.cu"
 
 static fattni_fp8_args args_of_run;
-/* By the end of a name; _codes_rope before _codes, which is a part of it. */
+/* By a part of a name: longer ones come before those that are a part of them. */
 static const struct run {
     const char *name;
     void (*kernel)(void);
@@ -23,6 +23,8 @@ static const struct run {
     {"_statistics_rope", [] { emulated_fp8_statistics_rope(args_of_run); }},
     {"_statistics", [] { emulated_fp8_statistics(args_of_run); }},
     {"_scales", [] { emulated_fp8_scales(args_of_run); }},
+    {"_codes_int8_rope", [] { emulated_fp8_codes_int8_rope(args_of_run); }},
+    {"_codes_int8", [] { emulated_fp8_codes_int8(args_of_run); }},
     {"_codes_rope", [] { emulated_fp8_codes_rope(args_of_run); }},
     {"_codes", [] { emulated_fp8_codes(args_of_run); }},
     {"_means", [] { emulated_fp8_means(args_of_run); }},

@@ -47,6 +47,10 @@ static const attention_case cases[] = {
     {"wide values", .B = 1, .Hq = 1, .Sq = 20, .Sk = 128, .D = 16, .Dv = 192},
     {"d 40", .B = 2, .Hq = 1, .Sq = 33, .Sk = 140, .D = 40, .Dv = 96},
     {"d 17", .B = 1, .Hq = 2, .Sq = 33, .Sk = 140, .D = 17, .Dv = 59},
+    {"d 80, around 32 keys", .B = 3, .Hq = 1, .Sq = 31, .Sk = 97, .D = 80, .lengths = LENGTHS_PADDED_K,
+     .length_k = {31, 33, 97}},
+    {"d 128, around 32 keys", .B = 4, .Hq = 1, .Sq = 31, .Sk = 65, .D = 128, .lengths = LENGTHS_PACKED,
+     .length_q = {1, 1, 1, 1}, .length_k = {32, 0, 65, 1}},
     {"qkv", .B = 2, .Hq = 3, .Sq = 70, .Sk = 70, .D = 64, .layout = LAYOUT_QKV},
     {"padded", .B = 4, .Hq = 2, .Sq = 140, .Sk = 200, .D = 64, .Dv = 32, .lengths = LENGTHS_PADDED,
      .length_q = {140, 0, 1, 77}, .length_k = {127, 200, 0, 129}},
@@ -58,11 +62,11 @@ enum { CASES = sizeof cases / sizeof *cases };
 Test(emulated_fp8, copies_have_the_bits_of_the_cpu, .timeout = 300) {
     static const fattn_dtype dtypes[3] = {FATTN_BF16, FATTN_F32, FATTN_F16};
     static const enum layout layouts[4] = {LAYOUT_BHSD, LAYOUT_BSHD, LAYOUT_PITCH, LAYOUT_REVERSED};
-    for (int n = 0; n < 4 * CASES; ++n) {
-        attention_case c = cases[n / 4];
+    for (int n = 0; n < 8 * CASES; ++n) {
+        attention_case c = cases[n / 8];
         c.dtype = dtypes[n % 3];
         if (c.layout == LAYOUT_BHSD) c.layout = layouts[n % 4];
-        c.flags |= FATTN_FP8;
+        c.flags |= FATTN_FP8 | (n / 4 % 2 ? FATTN_FP8_INT8 : 0u);
         if (n % 2 && c.D >= 16 && (c.D & (c.D - 1)) == 0) c.flags |= FATTN_FP8_HADAMARD;
         c.q_pos0 = n % 5 * 100, c.k_pos0 = n % 3 * 1000;
         check(&c, n % 4 >= 2 && c.D % 16 == 0 ? 10000 : 0);
