@@ -12,6 +12,7 @@ Errors: O in percent, |O - O64| / |O64| as norms over rows spread over the seque
 One head of N rows and N keys, not causal; the reference is fp64 on the same bf16 q, k and v. Distributions:
   G  normal numbers                X  a thousandth of q, k, v has ten times the size beside it (FlashAttention-3's)
   B  four channels of K at +-10, V around 0.5    T  G with q three times as large    V  G with V around 1
+int8: FATTN_FP8_INT8, Q K^T of integers.
 Speed: 16384 tokens, hidden size 2048, as bench/peers.py; calls interleaved, medians of device times, TFLOP/s of
 4 B H N^2 d FLOP (half when causal). kernel: forward on copies that were made before; quantiser: makes them, in us;
 call: both, copies in the workspace; fa3, cudnn8: FP8 kernels on codes that were made before; bf16: ours; cudnn:
@@ -32,7 +33,7 @@ except ImportError:
 
 import peers
 
-FP8, HADAMARD = 1 << 13, 1 << 14
+FP8, HADAMARD, INT8 = 1 << 13, 1 << 14, 1 << 17
 FIELDS = ["q8", "k8", "v8", "q_scale", "q_shift", "k_scale", "v_scale", "v_mean", "partials"]
 
 
@@ -206,7 +207,7 @@ def exact(t, rows):
 
 
 def errors(library, fa3, dims):
-    names = ["bf16", "fp8", "fp8 rotated"] + (["fa3 fp8"] if fa3 else []) + (["cudnn fp8"] if cudnn else [])
+    names = ["bf16", "fp8", "fp8 rotated", "int8", "int8 rotated"] + (["fa3 fp8"] if fa3 else []) + (["cudnn fp8"] if cudnn else [])
     print("errors: O in %, L; " + ", ".join(names))
     for d in dims:
         for name, N, change in ROWS:
@@ -227,7 +228,8 @@ def errors(library, fa3, dims):
                         continue
                     o, lse = call.o(), call.lse
                 else:
-                    flags = {"bf16": 0, "fp8": FP8, "fp8 rotated": FP8 | HADAMARD}[way]
+                    flags = {"bf16": 0, "fp8": FP8, "fp8 rotated": FP8 | HADAMARD, "int8": FP8 | INT8,
+                             "int8 rotated": FP8 | INT8 | HADAMARD}[way]
                     call = library.prepare(flags, **t).fwd
                 if way != "cudnn fp8":
                     o.fill_(torch.nan)
@@ -262,6 +264,8 @@ def speed(library, fa3, dims, lengths, rounds):
                 copies = Copies(library, FP8 | flags, t)
                 calls = {"kernel": copies.call.fwd, "quantiser": copies.quantise,
                          "call": library.prepare(FP8 | flags, **t).fwd}
+                integers = Copies(library, FP8 | INT8 | flags, t)
+                calls |= {"int8 kernel": integers.call.fwd, "int8 quantiser": integers.quantise}
                 copies.call.fwd()
                 if fa3:
                     calls["fa3"] = Fa3(fa3, t, causal)
@@ -278,9 +282,11 @@ def speed(library, fa3, dims, lengths, rounds):
                 ms = peers.interleaved(calls, rounds)
                 rate = {n: 4e-9 * B * H * N * N * d / (2 if causal else 1) / x for n, x in ms.items()}
                 line = f"d{d:<4}{'causal' if causal else 'full':7}{N:<6} kernel {rate['kernel']:5.0f} call " \
-                       f"{rate['call']:5.0f} quantiser {1000 * ms['quantiser']:4.0f}"
+                       f"{rate['call']:5.0f} quantiser {1000 * ms['quantiser']:4.0f} int8 kernel " \
+                       f"{rate['int8 kernel']:5.0f} quantiser {1000 * ms['int8 quantiser']:4.0f}"
+                ratios.setdefault("int8 kernel over kernel", []).append(ms["kernel"] / ms["int8 kernel"])
                 for n in ms:
-                    if n in ("kernel", "call", "quantiser"):
+                    if n in ("kernel", "call", "quantiser", "int8 kernel", "int8 quantiser"):
                         continue
                     over = [ms[n] / ms["kernel"]] + ([ms[n] / ms["call"]] if n == "bf16" else [])
                     for which, r in zip(("kernel", "call"), over):

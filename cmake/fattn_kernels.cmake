@@ -30,6 +30,7 @@ set(dtype_tf32 FATTN_F32)
 set(dtype_f16 FATTN_F16)
 set(dtype_bf16 FATTN_BF16)
 set(dtype_f8 FATTN_F8E4M3)
+set(dtype_i8 FATTN_I8)
 set(n "([0-9]+)")
 set(w "([a-z0-9_]+)")
 set(d "([0-9]+|[0-9]+/[0-9]+)") # 192/128: of q and k, of v

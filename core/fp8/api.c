@@ -10,9 +10,7 @@ static fattn_status prepare(fattn_ctx *ctx, const char *who, const fattn_attenti
                             const fattn_attention_io *io, bool running, fattni_call *call) {
     FATTNI_TRY(fattni_problem_init(ctx, p, io, FATTNI_FWD, running, &call->p));
     if (!(call->p.flags & FATTN_FP8)) return fattn_ctx_fail(ctx, FATTN_E_ARG, "%s: params.flags lacks FATTN_FP8", who);
-    fattni_problem known = call->p; /* copies for FATTN_FP8_INT8 are made on every device that has FATTN_FP8 */
-    known.flags &= ~(uint32_t)FATTN_FP8_INT8;
-    return fattni_pick(ctx, fattni_fwd_table, &known, &call->kernel, &call->plan);
+    return fattni_pick(ctx, fattni_fwd_table, &call->p, &call->kernel, &call->plan);
 }
 
 static fattn_tensor tensor_of(const fattn_ctx *ctx, const fattni_array *a, int ndim) {

@@ -10,6 +10,7 @@
    wgmma_f8_ss_nN   E4M3 operands, A[64,32] B[32,N], both K-major in shared memory
    wgmma_f8_rs_nN   the same with A from registers: thread x has in a[0] row 16w + g, columns 4t to 4t + 3, in a[1]
                     those of row 16w + g + 8, in a[2] and a[3] the same rows' columns 16 + 4t to 16 + 4t + 3
+   wgmma_s8_ss_nN   as f8_ss with operands of signed bytes: d holds 32-bit integers, as they are in memory
 
    Thread x of the warpgroup, with warp w = x/32, g = x%32/4, t = x%4, holds in d[4i .. 4i+3] row 16w + g,
    columns 8i + 2t, 8i + 2t + 1, and the same of row 16w + g + 8. `accumulate` 0: D = A B.
@@ -54,6 +55,13 @@
 #define C64 C56, C8(56)
 #define C96 C64, C8(64), C8(72), C8(80), C8(88)
 #define C128 C96, C8(96), C8(104), C8(112), C8(120)
+
+#define I8(i)                                                                                                          \
+    "+r"(x[i]), "+r"(x[i + 1]), "+r"(x[i + 2]), "+r"(x[i + 3]), "+r"(x[i + 4]), "+r"(x[i + 5]), "+r"(x[i + 6]),        \
+        "+r"(x[i + 7])
+#define I32 I8(0), I8(8), I8(16), I8(24)
+#define I48 I32, I8(32), I8(40)
+#define I64 I48, I8(48), I8(56)
 
 #define O8(i)                                                                                                          \
     "=f"(d[i]), "=f"(d[i + 1]), "=f"(d[i + 2]), "=f"(d[i + 3]), "=f"(d[i + 4]), "=f"(d[i + 5]), "=f"(d[i + 6]),        \
@@ -108,6 +116,16 @@
                      : C##R                                                                                            \
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));                           \
     }
+#define WGMMA_S8(N, R, X, Y, Z)                                                                                        \
+    static __device__ __forceinline__ void wgmma_s8_ss_n##N(float *d, uint64_t a, uint64_t b, int accumulate) {        \
+        int x[R];                                                                                                      \
+        for (int i = 0; i < R; ++i) x[i] = __float_as_int(d[i]);                                                       \
+        asm volatile("{.reg .pred p;\nsetp.ne.b32 p, %" #Z ", 0;\n"                                                    \
+                     "wgmma.mma_async.sync.aligned.m64n" #N "k32.s32.s8.s8 {" T##R "}, %" #X ", %" #Y ", p;}"          \
+                     : I##R                                                                                            \
+                     : "l"(a), "l"(b), "r"(accumulate));                                                               \
+        for (int i = 0; i < R; ++i) d[i] = __int_as_float(x[i]);                                                       \
+    }
 #define WGMMA(N, R, W, X, Y, Z, U, V)                                                                                  \
     WGMMA_SHARED(ss, 0, 0, N, R, W, X, Y)                                                                              \
     WGMMA_SHARED(st, 0, 1, N, R, W, X, Y)                                                                              \
@@ -129,9 +147,13 @@ WGMMA_F8(64, 32, 32, 33, 34, 35, 36, 37)
 WGMMA_F8(96, 48, 48, 49, 50, 51, 52, 53)
 WGMMA_F8(128, 64, 64, 65, 66, 67, 68, 69)
 WGMMA_F8(256, 128, 128, 129, 130, 131, 132, 133)
+WGMMA_S8(64, 32, 32, 33, 34)
+WGMMA_S8(96, 48, 48, 49, 50)
+WGMMA_S8(128, 64, 64, 65, 66)
 
 #undef WGMMA
 #undef WGMMA_F8
+#undef WGMMA_S8
 #undef WGMMA_SHARED
 #undef WGMMA_NEW
 #undef WGMMA_REGISTERS

@@ -380,8 +380,9 @@ static attention_case feature_case(int n, int k) {
 Test(cuda_fp8, features, .timeout = 900) {
     fattn_ctx *const gpu = hopper_or_skip(), *const cpu = attention_context(0);
     for (int n = 0; n < FEATURES; ++n)
-        for (int k = 0; k < 4; ++k) {
-            const attention_case c = feature_case(n, k);
+        for (int k = 0; k < 8; ++k) {
+            attention_case c = feature_case(n, k % 4);
+            if (k >= 4) c.flags |= FATTN_FP8_INT8;
             check(cpu, &c);
         }
     print_used("features");
@@ -389,7 +390,7 @@ Test(cuda_fp8, features, .timeout = 900) {
     fattn_ctx_destroy(gpu);
 }
 
-/* Sequence lengths around all block sizes; every line of family sm90_f8 is chosen for some of these. */
+/* Sequence lengths around all block sizes; every line of families sm90_f8 and sm90_i8 is chosen for some of these. */
 Test(cuda_fp8, shapes_and_kernels, .timeout = 900) {
     static const int64_t lengths[] = {1, 63, 64, 65, 95, 96, 97, 127, 128, 129, 191, 192, 193, 255, 257, 385, 641};
     static const uint32_t masks[] = {0, FATTN_CAUSAL, FATTN_WINDOW};
@@ -397,25 +398,30 @@ Test(cuda_fp8, shapes_and_kernels, .timeout = 900) {
     fattn_ctx *const gpu = hopper_or_skip(), *const cpu = attention_context(0);
     bool chosen[MOST] = {false};
     for (int n = 0; n < 9 * LENGTHS; ++n) {
-        const attention_case c = {.name = "shape",
-                                  .B = 1,
-                                  .Hq = 2,
-                                  .Hkv = 1 + n % 2,
-                                  .Sq = lengths[n / 9],
-                                  .Sk = lengths[(n / 9 + 5 * n) % LENGTHS],
-                                  .D = head_dims[n % 3],
-                                  .dtype = n % 2 ? FATTN_BF16 : FATTN_F16,
-                                  .layout = n % 4 < 2 ? LAYOUT_BHSD : LAYOUT_BSHD,
-                                  .flags = FATTN_FP8 | masks[n / 3 % 3],
-                                  .window_left = 3 * n,
-                                  .window_right = n / 2};
-        check(cpu, &c);
-        for (int k = 0; k < MOST && fattni_fwd_cuda_kernels[k]; ++k)
-            chosen[k] |= strcmp(device_plan()->fwd_kernel, fattni_fwd_cuda_kernels[k]->name) == 0;
+        attention_case c = {.name = "shape",
+                            .B = 1,
+                            .Hq = 2,
+                            .Hkv = 1 + n % 2,
+                            .Sq = lengths[n / 9],
+                            .Sk = lengths[(n / 9 + 5 * n) % LENGTHS],
+                            .D = head_dims[n % 3],
+                            .dtype = n % 2 ? FATTN_BF16 : FATTN_F16,
+                            .layout = n % 4 < 2 ? LAYOUT_BHSD : LAYOUT_BSHD,
+                            .flags = FATTN_FP8 | masks[n / 3 % 3],
+                            .window_left = 3 * n,
+                            .window_right = n / 2};
+        for (int integers = 0; integers < 2; ++integers) {
+            if (integers) c.flags |= FATTN_FP8_INT8;
+            check(cpu, &c);
+            for (int k = 0; k < MOST && fattni_fwd_cuda_kernels[k]; ++k)
+                chosen[k] |= strcmp(device_plan()->fwd_kernel, fattni_fwd_cuda_kernels[k]->name) == 0;
+        }
     }
-    for (int k = 0; k < MOST && fattni_fwd_cuda_kernels[k]; ++k)
-        cr_assert(fattni_fwd_cuda_kernels[k]->dtype != FATTN_F8E4M3 || chosen[k], "%s was not chosen",
+    for (int k = 0; k < MOST && fattni_fwd_cuda_kernels[k]; ++k) {
+        const int32_t codes = fattni_fwd_cuda_kernels[k]->dtype;
+        cr_assert((codes != FATTN_F8E4M3 && codes != FATTN_I8) || chosen[k], "%s was not chosen",
                   fattni_fwd_cuda_kernels[k]->name);
+    }
     print_used("shapes");
     fattn_ctx_destroy(cpu);
     fattn_ctx_destroy(gpu);
@@ -435,11 +441,11 @@ Test(cuda_fp8, many_tiles, .timeout = 900) {
         {"long", .B = 1, .Hq = 2, .Hkv = 1, .Sq = 1100, .Sk = 8111},
         {"long, causal", .B = 1, .Hq = 2, .Hkv = 1, .Sq = 2100, .Sk = 4099, .flags = FATTN_CAUSAL},
     };
-    for (int n = 0; n < 18; ++n) {
-        attention_case c = cases[n / 3];
+    for (int n = 0; n < 36; ++n) {
+        attention_case c = cases[n / 6];
         c.D = head_dims[n % 3];
         c.dtype = n % 2 ? FATTN_F16 : FATTN_BF16;
-        c.flags |= FATTN_FP8;
+        c.flags |= FATTN_FP8 | (n / 3 % 2 ? FATTN_FP8_INT8 : 0u);
         check(cpu, &c);
     }
     print_used("many tiles");
@@ -511,7 +517,7 @@ Test(cuda_fp8, structured_inputs, .timeout = 900) {
     fattn_ctx *const gpu = hopper_or_skip(), *const cpu = attention_context(0);
     static const uint32_t masks[] = {0, FATTN_CAUSAL};
     static const double rises[] = {1, 5, 12, 60};
-    for (int n = 0; n < 12; ++n) {
+    for (int n = 0; n < 24; ++n) {
         attention_case c = {.B = 1,
                             .Hq = 2,
                             .Hkv = 1,
@@ -520,7 +526,8 @@ Test(cuda_fp8, structured_inputs, .timeout = 900) {
                             .D = head_dims[n % 3],
                             .dtype = dtypes[n % 3],
                             .wide = n % 4 == 1,
-                            .flags = FATTN_FP8 | masks[n / 3 % 2] | (n / 6 ? FATTN_FP8_HADAMARD : 0u)};
+                            .flags = FATTN_FP8 | masks[n / 3 % 2] | (n / 6 % 2 ? FATTN_FP8_HADAMARD : 0u) |
+                                     (n / 12 ? FATTN_FP8_INT8 : 0u)};
         c.name = "means", check_changed(cpu, &c, add_means, false);
         c.name = "outliers", check_changed(cpu, &c, add_outliers, true);
         c.name = "alike keys", check_changed(cpu, &c, alike_keys, true);
@@ -542,7 +549,7 @@ Test(cuda_fp8, structured_inputs, .timeout = 900) {
 Test(cuda_fp8, equal_values_are_exact, .timeout = 200) {
     fattn_ctx *const gpu = hopper_or_skip(), *const cpu = attention_context(0);
     static const double values[3] = {1, -0.75, 384};
-    for (int n = 0; n < 12; ++n) {
+    for (int n = 0; n < 24; ++n) {
         attention_case c = {.name = "equal values",
                             .B = 2,
                             .Hq = 2,
@@ -551,7 +558,7 @@ Test(cuda_fp8, equal_values_are_exact, .timeout = 200) {
                             .D = head_dims[n % 4],
                             .dtype = dtypes[n % 3],
                             .wide = n % 4 == 1,
-                            .flags = FATTN_FP8 | (n % 2 ? FATTN_CAUSAL : 0u)};
+                            .flags = FATTN_FP8 | (n % 2 ? FATTN_CAUSAL : 0u) | (n / 12 ? FATTN_FP8_INT8 : 0u)};
         if (n % 5 == 3) c.flags |= FATTN_WINDOW, c.window_left = 100, c.window_right = 100;
         attention *const a = attention_new(cpu, &c);
         fill(a, T_V, values[n % 3]);
@@ -575,7 +582,7 @@ Test(cuda_fp8, one_hot_keys_and_columns, .timeout = 200) {
     enum { N = 300 };
     fattn_ctx *const gpu = hopper_or_skip(), *const cpu = attention_context(0);
     static const float scales[] = {0, 1, 1000, 1e6f};
-    for (int n = 0; n < 24; ++n) {
+    for (int n = 0; n < 48; ++n) {
         const float scale = scales[n % 4];
         const attention_case c = {.name = "one hot",
                                   .B = 1,
@@ -585,9 +592,10 @@ Test(cuda_fp8, one_hot_keys_and_columns, .timeout = 200) {
                                   .Sk = N,
                                   .D = head_dims[n / 4 % 3],
                                   .dtype = FATTN_BF16,
-                                  .wide = n / 12,
+                                  .wide = n / 12 % 2,
                                   .scale = scale,
-                                  .flags = FATTN_FP8 | (scale > 0 ? 0u : FATTN_WINDOW)};
+                                  .flags =
+                                      FATTN_FP8 | (scale > 0 ? 0u : FATTN_WINDOW) | (n / 24 ? FATTN_FP8_INT8 : 0u)};
         attention *const a = attention_new(cpu, &c);
         fill(a, T_V, 0);
         for (int64_t i = 0; i < N; ++i) {
@@ -618,16 +626,16 @@ Test(cuda_fp8, one_hot_keys_and_columns, .timeout = 200) {
 Test(cuda_fp8, sinks_at_the_ends) {
     fattn_ctx *const gpu = hopper_or_skip(), *const cpu = attention_context(0);
     static const double sinks[4] = {-INFINITY, INFINITY, 0.5, 80};
-    for (int n = 0; n < 3; ++n) {
+    for (int n = 0; n < 6; ++n) {
         const attention_case c = {.name = "sinks",
                                   .B = 1,
                                   .Hq = 4,
                                   .Sq = 200,
                                   .Sk = 130, /* the first 70 rows see no key */
-                                  .D = head_dims[n],
-                                  .dtype = dtypes[n],
+                                  .D = head_dims[n % 3],
+                                  .dtype = dtypes[n % 3],
                                   .sink = true,
-                                  .flags = FATTN_FP8 | FATTN_CAUSAL};
+                                  .flags = FATTN_FP8 | FATTN_CAUSAL | (n / 3 ? FATTN_FP8_INT8 : 0u)};
         attention *const got = attention_new(cpu, &c), *const emulated = attention_new(cpu, &c);
         for (int64_t h = 0; h < 4; ++h)
             attention_set(&got->t[T_SINK], &h, sinks[h]), attention_set(&emulated->t[T_SINK], &h, sinks[h]);
@@ -676,6 +684,7 @@ static attention_case random_case(int n) {
     c.layout = cases_below(&r, 2) ? LAYOUT_BHSD : layouts[cases_below(&r, 4)];
     c.algorithm = cases_below(&r, 2) ? FATTN_ALGO_AUTO : FATTN_ALGO_FLASH2;
     if (is_power(c.D) && cases_below(&r, 2)) c.flags |= FATTN_FP8_HADAMARD;
+    if (cases_below(&r, 2)) c.flags |= FATTN_FP8_INT8;
     return c;
 }
 
@@ -708,8 +717,9 @@ static void forget_gradients(attention *a) {
 /* Copies in the workspace, of the caller, and both in a graph; the workspace shrinks by the copies. */
 Test(cuda_fp8, explicit_copies_and_graphs, .timeout = 600) {
     fattn_ctx *const gpu = hopper_or_skip(), *const cpu = attention_context(0);
-    for (int n = 0; n < FEATURES; ++n) {
-        const attention_case c = feature_case(n, n % 4);
+    for (int n = 0; n < 2 * FEATURES; ++n) {
+        attention_case c = feature_case(n / 2, n / 2 % 4);
+        if (n % 2) c.flags |= FATTN_FP8_INT8;
         attention *a[4];
         size_t workspace[2], bytes;
         for (int k = 0; k < 4; ++k) {
@@ -773,8 +783,10 @@ static call *busy_call(fattn_ctx *ctx, int n, uint32_t flags) {
 
 Test(cuda_fp8, repeats_have_the_same_bits, .timeout = 200) {
     fattn_ctx *const gpu = hopper_or_skip(), *const few = context(NULL, 2);
-    for (int n = 0; n < BUSY_CASES; ++n) {
-        call *const x = busy_call(gpu, n, 0), *const y = busy_call(few, n, 0);
+    for (int m = 0; m < 2 * BUSY_CASES; ++m) {
+        const int n = m / 2;
+        const uint32_t flags = m % 2 ? FATTN_FP8_INT8 : 0;
+        call *const x = busy_call(gpu, n, flags), *const y = busy_call(few, n, flags);
         call_forward(x), call_forward(y);
         const uint64_t first = call_bits(x, CALL_O, CALL_LSE);
         cr_assert_eq(call_bits(y, CALL_O, CALL_LSE), first, "%s: other bits on two SMs", busy_cases[n].name);
@@ -792,8 +804,9 @@ Test(cuda_fp8, repeats_have_the_same_bits, .timeout = 200) {
 /* Each launch reads the inputs of its time. */
 Test(cuda_fp8, a_graph_replays, .timeout = 200) {
     fattn_ctx *const gpu = hopper_or_skip();
-    for (int n = 0; n < BUSY_CASES; ++n) {
-        call *const x = busy_call(gpu, n, 0);
+    for (int m = 0; m < 2 * BUSY_CASES; ++m) {
+        const int n = m / 2;
+        call *const x = busy_call(gpu, n, m % 2 ? FATTN_FP8_INT8 : 0);
         fattn_graph *graph;
         uint64_t bits[2];
         double *const q[2] = {call_read(x, CALL_Q), call_read(x, CALL_Q)};
@@ -925,10 +938,6 @@ Test(cuda_fp8, calls_that_are_refused) {
     refused(gpu, fattn_attention_query(gpu, &c->params, &c->io, &plan), FATTN_E_UNSUPPORTED, "dropout");
     c->params = given, c->params.algorithm = FATTN_ALGO_STANDARD;
     refused(gpu, fattn_attention_query(gpu, &c->params, &c->io, &plan), FATTN_E_UNSUPPORTED, "STANDARD");
-    c->params = given, c->params.flags |= FATTN_FP8_INT8;
-    refused(gpu, fattn_attention_query(gpu, &c->params, &c->io, &plan), FATTN_E_UNSUPPORTED,
-            "has no kernel for FATTN_FP8_INT8");
-    refused(gpu, fattn_attention_fwd(gpu, &c->params, &c->io), FATTN_E_UNSUPPORTED, "FATTN_FP8_INT8");
     c->params = given;
     c->io.workspace_bytes = c->plan.fwd_workspace - 1;
     refused(gpu, fattn_attention_fwd(gpu, &c->params, &c->io), FATTN_E_WORKSPACE, "bytes needed");

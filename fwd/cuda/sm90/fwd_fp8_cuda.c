@@ -28,10 +28,11 @@ static int64_t idle_rows(const fattni_problem *p, const fattni_cuda_kernel *k) {
 
 /* The first line that fits, unless a later one with smaller blocks saves a sixteenth of the rows. */
 static const fattni_cuda_kernel *choose(const fattn_ctx *ctx, const fattni_problem *p) {
+    const int32_t codes = p->flags & FATTN_FP8_INT8 ? FATTN_I8 : FATTN_F8E4M3;
     const int variant = maps_o(p) ? fattni_cuda_variant_of(p, false) : FATTNI_VARIANT_BANDED;
     const fattni_cuda_kernel *best = NULL;
     for (const fattni_cuda_kernel *const *k = fattni_fwd_cuda_kernels; *k; ++k) {
-        if ((*k)->dtype != FATTN_F8E4M3 || (*k)->variant != variant || p->D > (*k)->D || p->Dv > (*k)->Dv ||
+        if ((*k)->dtype != codes || (*k)->variant != variant || p->D > (*k)->D || p->Dv > (*k)->Dv ||
             !fattni_cuda_has_code(*k, ctx) || (*k)->shared > ctx->gpu.shared_limit)
             continue;
         if (!best || ((*k)->D == best->D && 16 * (idle_rows(p, best) - idle_rows(p, *k)) > p->Sq)) best = *k;
@@ -47,7 +48,6 @@ static const char *plan(const fattn_ctx *ctx, const fattni_problem *p, fattni_ke
     const char *const reason = fattni_cuda_why_unsupported(ctx, p);
     if (reason) return reason;
     if (ctx->gpu.arch != 90) return "needs a Hopper GPU (sm_90) for FATTN_FP8; the CPU emulates it";
-    if (p->flags & FATTN_FP8_INT8) return "has no kernel for FATTN_FP8_INT8; the CPU emulates it";
     if (p->Sk == 0 || p->rows_k == 0) {
         const fattni_problem plain = without_fp8(p);
         return fattni_fwd_cuda.plan(ctx, &plain, out);

@@ -35,10 +35,14 @@
 
    F8          operands are E4M3 codes (fwd_sm90_f8.cuh, fwd_sm90_scales.cuh): half the bytes, V transposed by the
                quantiser, a scale per row of Q. A second warp of the producer loads scales.
+   INT8        beside F8: Q and K are integers (fwd_sm90_i8.cuh), with scales of K per 32 keys.
 
    Instances: fwd_kernels.def. Macros in: cmake/instance.cu.in. */
 #ifndef F8
 #define F8 0 /* E4M3 operands: fwd_sm90_f8.cuh */
+#endif
+#ifndef INT8
+#define INT8 0 /* of Q and K: integers, fwd_sm90_i8.cuh */
 #endif
 #define HAS_BIAS (K_D <= 128)
 #include "core/device/describe.cuh"
@@ -101,6 +105,7 @@ tile_slot;
 typedef struct shared_memory {
     unsigned char q[Q_STAGES][Q_BYTES], k[KV_STAGES][K_BYTES], v[KV_STAGES][V_BYTES];
     unsigned char o[STAGED_O ? BM / 16 : 0][O_BYTES]; /* of each warp */
+    __align__(16) float k_scales[INT8 ? SCALE_STAGES : 0][BN / KEYS_OF_SCALE];
     uint64_t q_full[2], q_empty[2];
     uint64_t k_full[KV_STAGES], k_empty[KV_STAGES], v_full[KV_STAGES], v_empty[KV_STAGES];
     uint64_t q_panel_full[3][2]; /* Q_BY_PANELS: of panels 1, 2 and 3 */
@@ -190,12 +195,29 @@ DEVICE void broadcast_tile(tile *t, sequence *s) {
 /* Coordinates of a block of K and V in their tensor maps. */
 typedef struct key_location {
     int row, k_head, k_batch, v_row, v_head, v_batch; /* v_row: with F8 a column of V^T */
+    key_scales scales;                                /* INT8 */
 } key_location;
+DEVICE key_location location_of(const fattni_fwd_sm90_args *p, const tile *t, const sequence *s) {
+    const int g = t->h / p->a.group, begin = (t->first + t->blocks - 1) * BN;
+    const int column = F8 && BANDS && p->a.cu_seqlens_k.p ? first_column(s->k0, t->b) : s->k0;
+    const key_location at = {s->k0 + begin,
+                             g * p->k_step.head,
+                             s->batch * p->k_step.batch,
+                             column + begin,
+                             g * p->v_step.head,
+                             s->batch * p->v_step.batch,
+                             key_scales_of(&p->f8.k_scale, s, g, column)};
+    return at;
+}
 
 DEVICE void load_k(const fattni_fwd_sm90_args *p, uint32_t shared, uint32_t kv, const key_location *at) {
     mbarrier_wait(k_empty(shared, kv), kv_parity(kv) ^ 1);
     if (!is_leader()) return;
-    mbarrier_expect(k_full(shared, kv), K_BYTES);
+    const int scales = INT8 ? bytes_of_scales(&at->scales, at->v_row) : 0;
+    mbarrier_expect(k_full(shared, kv), K_BYTES + scales);
+    if (INT8)
+        bulk_load(ELEMENT_ADDRESS(shared, k_scales, kv % SCALE_STAGES), at->scales.of_0 + at->v_row / KEYS_OF_SCALE,
+                  scales, k_full(shared, kv));
     for (int x = 0; x < INPUTS; ++x)
         tma_load(ELEMENT_ADDRESS(shared, k, kv % KV_STAGES) + x * BN * ROW, &p->k, k_full(shared, kv), COLUMNS * x,
                  at->row, at->k_head, at->k_batch);
@@ -241,7 +263,7 @@ DEVICE int next_number(const fattni_fwd_sm90_args *p, int number) {
 DEVICE void produce(const fattni_fwd_sm90_args *p, uint32_t shared, shared_memory *smem) {
     int number = (int)blockIdx.x;
     uint32_t kv = 0; /* key blocks loaded */
-    key_location last = {0, 0, 0, 0, 0, 0};
+    key_location last = {0, 0, 0, 0, 0, 0, {0, 0}};
     for (int n = 0;; ++n) {
         if (Q_STAGES > 1) mbarrier_wait(q_empty(shared, part_of(n, 0)), q_parity(n) ^ 1);
         sequence s = whole_sequence(&p->a, 0, CAUSAL);
@@ -257,12 +279,7 @@ DEVICE void produce(const fattni_fwd_sm90_args *p, uint32_t shared, shared_memor
             if (kv > 0) load_v(p, shared, kv - 1, &last);
             if (t.blocks) {
                 broadcast_tile(&t, &s);
-                const key_location first = {s.k0 + (t.first + t.blocks - 1) * BN,
-                                            t.h / p->a.group * p->k_step.head,
-                                            s.batch * p->k_step.batch,
-                                            0,
-                                            0,
-                                            0};
+                const key_location first = location_of(p, &t, &s);
                 load_k(p, shared, kv, &first);
             }
         }
@@ -282,13 +299,8 @@ DEVICE void produce(const fattni_fwd_sm90_args *p, uint32_t shared, shared_memor
                 mbarrier_arrive(q_full(shared, part));
         }
         if (t.blocks == 0) break;
-        const int g = t.h / p->a.group, rightmost = t.first + t.blocks - 1;
-        key_location at = {s.k0 + rightmost * BN,
-                           g * p->k_step.head,
-                           s.batch * p->k_step.batch,
-                           (F8 && BANDS && p->a.cu_seqlens_k.p ? first_column(s.k0, t.b) : s.k0) + rightmost * BN,
-                           g * p->v_step.head,
-                           s.batch * p->v_step.batch};
+        const int rightmost = t.first + t.blocks - 1;
+        key_location at = location_of(p, &t, &s);
         int next = 0;
         for (int j = rightmost; j >= t.first; --j, ++kv) {
             if (j == t.first) next = next_number(p, number); /* not earlier: the counter hands out the longest first */
@@ -351,7 +363,7 @@ DEVICE void scores(float s[BN / 2], uint64_t q, uint64_t k, int add, uint32_t sh
             if (await) mbarrier_wait(q_panel_full(shared, part, e / 4), parity);
             wgmma_fence();
         }
-        PASTE(PRODUCT(ss), K_BN)(s, q + advance_columns(e, BM), k + advance_columns(e, BN), e > 0 ? 1 : add);
+        PASTE(PRODUCT_S, K_BN)(s, q + advance_columns(e, BM), k + advance_columns(e, BN), e > 0 ? 1 : add);
     }
 }
 /* O (+)= P V. */
@@ -406,6 +418,11 @@ DEVICE float log2_score(float x, const logit_scale *logits, int e, enum softmax_
     if (F8) return __fmul_rn(x, logits->row_unit[e]);
     return GENERAL ? fmaf(x, logits->unit, logits->base[e]) : __fmul_rn(x, logits->unit);
 }
+/* The largest of this thread's scores in row e, in units of log2. */
+DEVICE float largest_score(const float s[BN / 2], const logit_scale *logits, int e, enum softmax_path path) {
+    if (INT8 && path == FAST_PATH) return largest_of_sums(s, logits, e);
+    return log2_score(path == EXACT_PATH ? maximum(s, e) : positive_maximum(s, e), logits, e, path);
+}
 /* m of row e becomes the maximum of m and `high`, which is the same in the lane quad. */
 DEVICE void update_max(row_state *r, float high, int e, enum softmax_path path) {
     const float m = fmaxf(r->m[e], high);
@@ -428,7 +445,10 @@ DEVICE void exponentials(float s[BN / 2], row_state *r, const logit_scale *logit
 #pragma unroll
     for (int n = 0; n < BN / 4; ++n) {
         float *const x = s + n / 2 * 4 + 2 * e + n % 2;
-        *x = exp2_approx(fmaf(*x, path == CAPPED_PATH ? cap_factor(*x, logits) : unit_of(logits, e), base));
+        const float unit = path == CAPPED_PATH         ? cap_factor(*x, logits)
+                           : INT8 && path == FAST_PATH ? sum_unit(logits, e, n / 2)
+                                                       : unit_of(logits, e);
+        *x = exp2_approx(fmaf(*x, unit, INT8 && path == FAST_PATH ? fmaf(-ORIGIN, unit, base) : base));
         sum[n % 2] += *x;
     }
     r->l[e] += sum[0] + sum[1];
@@ -494,8 +514,7 @@ DEVICE int softmax(uint32_t p[P_WORDS], float s[BN / 2], float o[DV / 2], row_st
                    enum softmax_path path, pipeline_state pipe, const dropout *dropping, const epilogue_state *last_o,
                    shared_memory *smem) {
     const int k_arrived = mbarrier_test(pipe.k_full, pipe.k_parity);
-    const float high[2] = {log2_score(path == EXACT_PATH ? maximum(s, 0) : positive_maximum(s, 0), logits, 0, path),
-                           log2_score(path == EXACT_PATH ? maximum(s, 1) : positive_maximum(s, 1), logits, 1, path)};
+    const float high[2] = {largest_score(s, logits, 0, path), largest_score(s, logits, 1, path)};
     r->alpha[0] = 1.0f;
     if (ROWS_TOGETHER) r->alpha[1] = 1.0f;
     const int above = high[0] > r->m[0] + r->threshold || (ROWS_TOGETHER && high[1] > r->m[1] + r->threshold);
@@ -604,9 +623,10 @@ DEVICE void consume(const fattni_fwd_sm90_args *p, uint32_t shared, shared_memor
     if (t.blocks == 0) return;
     alibi_ramp ramp = tile_ramp(a, slot_of(smem, 0), &t, consumer);
     if (alibi) begin_scores(s, ramp.slope, ramp.corner - (t.first + t.blocks - 1) * BN, offset);
+    if (INT8) begin_sums(s);
     mbarrier_wait(k_full(shared, 0), 0);
     wgmma_fence();
-    scores(s, q_rows, k_keys, alibi, shared, part_of(0, consumer), 0, 1);
+    scores(s, q_rows, k_keys, INT8 || alibi, shared, part_of(0, consumer), 0, 1);
     wgmma_commit();
     wgmma_wait(0);
     PIN(s, BN / 2);
@@ -627,6 +647,7 @@ DEVICE void consume(const fattni_fwd_sm90_args *p, uint32_t shared, shared_memor
         const int first = j == t.first + t.blocks - 1, last = j == t.first;
         const pipeline_state pipe = {
             k_full(shared, kv + 1), kv_parity(kv + 1), v_empty(shared, kv - 1), !last, kv > 0, shifted, p->zero};
+        if (INT8) read_key_scales(&linear, smem->k_scales[kv % SCALE_STAGES]);
         if (alibi) {
             find_base(&linear, ramp.slope, ramp.corner - j * BN, offset);
             fast_end = any_below(&r, linear.base) ? 0 : unmasked.end;
@@ -649,6 +670,7 @@ DEVICE void consume(const fattni_fwd_sm90_args *p, uint32_t shared, shared_memor
                                            F8 ? &smem->scales[(n - 1) % TILE_SLOTS] : 0};
             const int column = j * BN + thread % 4 * 2, row = current.i0 + row0;
 
+            if (INT8 && !shifted) scale_sums(s, &linear);
             if (terms && !shifted) {
                 const sequence seq = read_sequence(a, slot_of(smem, n), current.b);
                 general_scores((float(*)[4])s, 0, BN / 8, 0, a, &seq, slope_of(a, current.h), current.b, current.h, row,
@@ -685,6 +707,7 @@ DEVICE void consume(const fattni_fwd_sm90_args *p, uint32_t shared, shared_memor
             j = t.first + t.blocks - 1;
         }
         if (alibi) begin_scores(s, ramp.slope, ramp.corner - j * BN, offset);
+        if (INT8) begin_sums(s);
         if (PRODUCTS_TOGETHER) {
             mbarrier_wait(v_full(shared, kv - 1), kv_parity(kv - 1));
             if (!first) rescale(o, &r);
@@ -692,8 +715,8 @@ DEVICE void consume(const fattni_fwd_sm90_args *p, uint32_t shared, shared_memor
         named_barrier_sync(order_barrier, ORDER_THREADS);
         wgmma_fence();
         /* After the last tile the result is garbage that nothing reads. */
-        scores(s, q_rows + stage * (Q_BYTES >> 4), k_keys + kv % KV_STAGES * (K_BYTES >> 4), alibi, shared, part,
-               q_parity(n + 1), last && t.blocks);
+        scores(s, q_rows + stage * (Q_BYTES >> 4), k_keys + kv % KV_STAGES * (K_BYTES >> 4), INT8 || alibi, shared,
+               part, q_parity(n + 1), last && t.blocks);
         wgmma_commit();
         if (!PRODUCTS_TOGETHER) {
             mbarrier_wait(v_full(shared, kv - 1), kv_parity(kv - 1));

@@ -13,7 +13,8 @@
    unit x + cubic x^3 + quintic x^5. */
 typedef struct logit_scale {
     float unit, base[2], cubic, quintic;
-    float row_unit[2]; /* F8: in place of unit */
+    float row_unit[2];              /* F8: in place of unit */
+    float key_unit[(BN + 31) / 32]; /* INT8: of 32 keys, beside row_unit */
 } logit_scale;
 /* The latter divided by x. */
 DEVICE float cap_factor(float x, const logit_scale *logits) {

@@ -7,6 +7,9 @@
                end at 448. Accumulators of O and l have that factor, too, until a tile ends.
    V^T         D rows of V_COLUMNS keys to a panel. The keys' order within 16 (fp8.h) is that in which a thread has P.
 
+   INT8        sums of S begin at ORIGIN, so that their bits are those of the float ORIGIN + sum: integers need no
+               conversion, and are in the order of floats. Scales of 32 keys come with K, by bulk copies.
+
    Include after TILE_SLOTS is defined. */
 #ifndef FATTNI_FWD_CUDA_SM90_FWD_SM90_SCALES_H
 #define FATTNI_FWD_CUDA_SM90_FWD_SM90_SCALES_H
@@ -15,6 +18,11 @@
 #include "core/ptx/cp_async.h"
 #include "core/ptx/f8.h"
 
+#if INT8
+#define PRODUCT_S wgmma_s8_ss_n
+#else
+#define PRODUCT_S PRODUCT(ss)
+#endif
 #if F8
 #define PRODUCT(kind) wgmma_f8_##kind##_n
 #define P_LOG2 6.0f
@@ -27,8 +35,11 @@
 
 enum {
     V_COLUMNS = FATTNI_FWD_F8_KEYS(BN),
-    P_WORDS = F8 ? BN / 8 : BN / 4 /* of a thread's P */
+    P_WORDS = F8 ? BN / 8 : BN / 4, /* of a thread's P */
+    KEYS_OF_SCALE = 8,              /* INT8: of an element of k_scale; four are equal */
+    SCALE_STAGES = 4                /* INT8: blocks whose scales are kept: K of a block is released before them */
 };
+static_assert(!INT8 || BN % 32 == 0, "keys of a scale");
 
 /* Of a tile. */
 typedef struct __align__(16) tile_scales {
@@ -58,13 +69,67 @@ DEVICE void load_scales(const fattni_fwd_sm90_args *p, tile_scales *to, const se
     load_line(to->q_shift, (const float *)f->q_shift.p + shift, f->q_shift.row, BM, s->Sq - i0);
     load_line(to->v_scale, (const float *)f->v_scale.p + b * f->v_scale.b + g * f->v_scale.h, 1, DV, p->a.Dv);
     load_line(to->v_mean, (const float *)f->v_mean.p + b * f->v_mean.b + g * f->v_mean.h, 1, DV, p->a.Dv);
-    if (threadIdx.x % 32 == 0)
+    if (!INT8 && threadIdx.x % 32 == 0)
         cp_async_4(shared_address(&to->k_scale), (const float *)f->k_scale.p + b * f->k_scale.b + g * f->k_scale.h, 4);
 }
 
+/* ---- INT8 ---- */
+
+#define ORIGIN 12582912.0f /* 1.5 2^23: sums of up to 256 products of codes stay within 2^22 of it */
+
+/* Scales of a key head: where those of column 0 of v8 are, and the column at which a sequence's end. */
+typedef struct key_scales {
+    const float *of_0;
+    int end;
+} key_scales;
+DEVICE key_scales key_scales_of(const fattni_view *k_scale, const sequence *s, int g, int first_column) {
+    key_scales x = {0, 0};
+    if (!INT8) return x;
+    x.of_0 = (const float *)k_scale->p + s->batch * k_scale->b + g * k_scale->h;
+    x.end = first_column + max((s->Sk + 127) / 128, 1) * 128;
+    return x;
+}
+/* Of a block's scales, those that there are: the last block may reach beyond them. */
+DEVICE int bytes_of_scales(const key_scales *x, int column) {
+    return min((int)BN, x->end - column) / KEYS_OF_SCALE * 4;
+}
+DEVICE void read_key_scales(logit_scale *to, const float *scales) {
+#pragma unroll
+    for (int n = 0; n < BN / 32; ++n) to->key_unit[n] = ((const volatile float *)scales)[n * (32 / KEYS_OF_SCALE)];
+}
+
+DEVICE void begin_sums(float s[BN / 2]) {
+#pragma unroll
+    for (int n = 0; n < BN / 2; ++n) s[n] = ORIGIN;
+    PIN(s, BN / 2); /* before the fence */
+}
+/* Sums become products of k as scaled. */
+DEVICE void scale_sums(float s[BN / 2], const logit_scale *logits) {
+#pragma unroll
+    for (int n = 0; n < BN / 2; ++n) s[n] = (s[n] - ORIGIN) * logits->key_unit[n / 16];
+}
+/* The unit of a sum, of row e and 8 keys, number n. */
+DEVICE float sum_unit(const logit_scale *logits, int e, int n) { return logits->row_unit[e] * logits->key_unit[n / 4]; }
+/* The largest of this thread's scores in row e, in units of log2. */
+DEVICE float largest_of_sums(const float s[BN / 2], const logit_scale *logits, int e) {
+    float high = -INFINITY;
+#pragma unroll
+    for (int g = 0; g < BN / 32; ++g) {
+        const float *const x = s + 16 * g + 2 * e; /* two of each 8 keys */
+        int most = max(__float_as_int(x[0]), __float_as_int(x[1]));
+#pragma unroll
+        for (int n = 4; n < 16; n += 4) most = __vimax3_s32(most, __float_as_int(x[n]), __float_as_int(x[n + 1]));
+        const float unit = sum_unit(logits, e, 4 * g);
+        high = fmaxf(high, fmaf(__int_as_float(most), unit, -ORIGIN * unit));
+    }
+    return high;
+}
+
+/* ---- scales of rows and channels ---- */
+
 /* The units of a thread's two rows. */
 DEVICE void read_units(logit_scale *to, const tile_scales *scales, int row0, float scale_log2) {
-    const float unit = ((const volatile tile_scales *)scales)->k_scale * scale_log2;
+    const float unit = (INT8 ? 1.0f : ((const volatile tile_scales *)scales)->k_scale) * scale_log2;
 #pragma unroll
     for (int e = 0; e < 2; ++e) to->row_unit[e] = ((const volatile tile_scales *)scales)->q_scale[row0 + 8 * e] * unit;
 }

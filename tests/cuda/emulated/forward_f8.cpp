@@ -1,4 +1,4 @@
-/* A kernel of family sm90_f8 on the host, one line of fwd_kernels.def per program (K_INSTANCE), on random codes and
+/* A kernel of family sm90_f8 or sm90_i8 on the host, one line of fwd_kernels.def per program (K_INSTANCE), on random codes and
    scales against the formulas of include/fattn/fp8.h in double: layouts, masks, lengths, schedule. Codes that lie
    beyond a sequence are NaN, and so is what v8 has after the columns that are 0. */
 #include "fields.h"
@@ -31,14 +31,20 @@ typedef struct codes {
         return (((size_t)b * (size_t)heads + (size_t)h) * (size_t)rows + (size_t)i) * (size_t)pitch + (size_t)d;
     }
     double get(int b, int h, int i, int d) const { return float_of_e4m3.of[x[at(b, h, i, d)]]; }
+    double integer(int b, int h, int i, int d) const { return (int8_t)x[at(b, h, i, d)]; }
+    double of_qk(int b, int h, int i, int d) const { return INT8 ? integer(b, h, i, d) : get(b, h, i, d); }
 } codes;
-static codes codes_of(int batches, int heads, int rows, int D, float size) {
+/* Of q and k. */
+static uint8_t code_of(float x) {
+    return INT8 ? (uint8_t)(int8_t)rintf(fminf(fmaxf(x, -127.0f), 127.0f)) : (uint8_t)pack_e4m3(x, 0, 0, 0);
+}
+static codes codes_of(int batches, int heads, int rows, int D, float size, uint8_t (*code)(float)) {
     codes c = {batches, heads, rows, D, (D + 15) / 16 * 16, {}};
     c.x.assign(c.at(batches, 0, 0, 0), NAN_CODE);
     for (int b = 0; b < batches; ++b)
         for (int h = 0; h < heads; ++h)
             for (int i = 0; i < rows; ++i)
-                for (int d = 0; d < D; ++d) c.x[c.at(b, h, i, d)] = (uint8_t)pack_e4m3(size * normal(), 0, 0, 0);
+                for (int d = 0; d < D; ++d) c.x[c.at(b, h, i, d)] = code(size * normal());
     return c;
 }
 static CUtensorMap map_of_codes(const codes *c, int columns, int rows) {
@@ -70,26 +76,35 @@ static int column_of(const problem *p, const sequence *s, int b, int j) {
     const int first = p->args.a.cu_seqlens_k.p ? s->k0 / CHUNK * CHUNK + CHUNK * b : 0;
     return first + j / 16 * 16 + j % 8 / 2 * 4 + j / 8 % 2 * 2 + j % 2;
 }
+/* INT8: where key j's scale is. */
+static size_t scale_of(const problem *p, const sequence *s, int b, int h, int j) {
+    const int first = column_of(p, s, b, 0);
+    return ((size_t)s->batch * (size_t)p->k.heads + (size_t)h) * (size_t)(p->v.pitch / KEYS_OF_SCALE) +
+           (size_t)((first + j) / KEYS_OF_SCALE);
+}
 static void randomise(std::vector<float> *x, size_t n, float low, float high) {
     std::uniform_real_distribution<float> draw(low, high);
     for (size_t i = 0; i < n; ++i) x->push_back(draw(generator));
 }
 
+static uint8_t e4m3_of(float x) { return (uint8_t)pack_e4m3(x, 0, 0, 0); }
+
 /* Column 0 of the codes gives scores that grow, or all of them. */
-static void raise_scores(problem *p, const test_case *c) {
+static void raise_scores(problem *p, const test_case *c, float k_size) {
+    const float largest = INT8 ? 127.0f : 448.0f;
     for (int h = 0; h < c->Hq; ++h)
         for (int i = 0; i < p->q.rows; ++i)
             for (int d = 0; d < (c->far ? c->D : 1); ++d)
-                p->q.x[p->q.at(0, h, i, d)] = (uint8_t)pack_e4m3(d ? 0.0f : c->far ? 1.0f : 448.0f, 0, 0, 0);
+                p->q.x[p->q.at(0, h, i, d)] = code_of(d ? 0.0f : c->far ? 1.0f : largest);
     for (int h = 0; h < c->Hkv; ++h)
         for (int j = 0; j < p->k.rows; ++j)
             for (int d = 0; d < (c->far ? c->D : 1); ++d) {
-                const float grown = c->growth * (float)(p->k.rows - j) / (float)p->k.rows, code = 8 / 448.0f * 64;
-                const float high = c->far == 1   ? (j < 20 ? 16.0f : (float)(j % 3) / 8)
+                const float grown = c->growth * (float)(p->k.rows - j) / (float)p->k.rows, code = k_size / largest * 64;
+                const float high = c->far == 1   ? (j < 20 ? 16.0f : (float)(j % 3) / (INT8 ? 1 : 8))
                                    : c->far == 2 ? -16.0f - (float)(j % 5)
                                                  : 16.0f - (float)(j / 100);
                 const float x = d ? 0.0f : c->far ? high : 0.6931f * grown * sqrtf((float)c->D) * code;
-                p->k.x[p->k.at(0, h, j, d)] = (uint8_t)pack_e4m3(x, 0, 0, 0);
+                p->k.x[p->k.at(0, h, j, d)] = code_of(x);
             }
 }
 
@@ -99,11 +114,11 @@ static void set_up(problem *p, const test_case *c) {
     if (c->packed || c->padded) p->of = lengths_of(c->B, c->length_q, c->length_k);
     if (c->packed) rows_q = p->of.cu_q.back() + 5, rows_k = p->of.cu_k.back() + 7;
     const int columns = c->packed ? (rows_k / CHUNK + c->B) * CHUNK : (c->Sk + CHUNK - 1) / CHUNK * CHUNK;
-    const float k_size = c->growth > 0 ? 8 : 64;
-    p->q = codes_of(batches, c->Hq, rows_q, c->D, 64);
-    p->k = codes_of(batches, c->Hkv, rows_k, c->D, k_size);
-    p->v = codes_of(batches, c->Hkv, c->Dv, columns, 64);
-    if (c->growth > 0 || c->far) raise_scores(p, c);
+    const float k_size = INT8 ? (c->growth > 0 ? 0.25f : 40.0f) : c->growth > 0 ? 8.0f : 64.0f;
+    p->q = codes_of(batches, c->Hq, rows_q, c->D, INT8 ? 40 : 64, code_of);
+    p->k = codes_of(batches, c->Hkv, rows_k, c->D, k_size, code_of);
+    p->v = codes_of(batches, c->Hkv, c->Dv, columns, 64, e4m3_of);
+    if (c->growth > 0 || c->far) raise_scores(p, c, k_size);
 
     memset(&p->args, 0, sizeof p->args);
     fattni_attention_args *const a = &p->args.a;
@@ -123,7 +138,10 @@ static void set_up(problem *p, const test_case *c) {
     const size_t rows = row_of(p, batches, 0, 0), heads = (size_t)(c->B * c->Hkv);
     randomise(&p->q_scale, rows, c->far ? 1.0f / 64 : 0.5f / 64, c->far ? 1.0f / 64 : 1.5f / 64);
     randomise(&p->q_shift, rows, -5, 5);
-    randomise(&p->k_scale, heads, 1 / k_size, 1 / k_size);
+    if (INT8)
+        p->k_scale.assign((size_t)(batches * c->Hkv) * (size_t)(columns / KEYS_OF_SCALE), NAN);
+    else
+        randomise(&p->k_scale, heads, 1 / k_size, 1 / k_size);
     randomise(&p->v_scale, heads * (size_t)c->Dv, 0.5f / 64, 2.0f / 64);
     randomise(&p->v_mean, heads * (size_t)c->Dv, -2, 2);
     for (int h = 0; h < c->Hq; ++h) p->sinks.push_back(3.0f - 2.0f * (float)h);
@@ -137,6 +155,14 @@ static void set_up(problem *p, const test_case *c) {
                     used[at] = 1;
                     if (j >= s.Sk) p->v.x[at] = 0;
                 }
+        const int groups = max((s.Sk + CHUNK - 1) / CHUNK, 1) * CHUNK / 32;
+        std::uniform_real_distribution<float> draw(c->growth > 0 || c->far ? 1.0f : 0.5f,
+                                                   c->growth > 0 || c->far ? 1.0f : 1.5f);
+        for (int h = 0; h < c->Hkv && INT8; ++h)
+            for (int n = 0; n < groups; ++n) {
+                float *const of_32 = &p->k_scale[scale_of(p, &s, b, h, 32 * n)];
+                for (int e = 0; e < 4; ++e) of_32[e] = e ? of_32[0] : draw(generator) / k_size;
+            }
         const int end_q = c->packed ? p->of.cu_q.back() : s.Sq, end_k = c->packed ? p->of.cu_k.back() : s.Sk;
         for (int h = 0; h < c->Hq; ++h)
             for (int i = end_q; i < rows_q; ++i) {
@@ -166,7 +192,9 @@ static void set_up(problem *p, const test_case *c) {
     const fattni_line sinks = {p->sinks.data(), 1};
     if (c->sink) a->sink = sinks;
     const fattni_view q_scale = {p->q_scale.data(), lse.b, lse.h, 1, 0},
-                      q_shift = {p->q_shift.data(), lse.b, lse.h, 1, 0}, k_scale = {p->k_scale.data(), c->Hkv, 1, 0, 0},
+                      q_shift = {p->q_shift.data(), lse.b, lse.h, 1, 0},
+                      k_scale = {p->k_scale.data(), INT8 ? c->Hkv * columns / KEYS_OF_SCALE : c->Hkv,
+                                 INT8 ? columns / KEYS_OF_SCALE : 1, INT8, 0},
                       v_scale = {p->v_scale.data(), c->Hkv * c->Dv, c->Dv, 1, 0},
                       v_mean = {p->v_mean.data(), c->Hkv * c->Dv, c->Dv, 1, 0};
     const fattni_f8_args f8 = {q_scale, q_shift, k_scale, v_scale, v_mean};
@@ -197,16 +225,17 @@ static void compare_row(problem *p, const sequence *s, int b, int h, int i, erro
     const fattni_attention_args *const a = &p->args.a;
     const int g = h / a->group, row = s->q0 + i, head = b * a->Hkv + g;
     const size_t at = row_of(p, s->batch, h, row), width = (size_t)a->Dv;
-    const double unit = (double)a->scale * p->q_scale[at] * p->k_scale[(size_t)head], half_unit = a->o_f32 ? 0x1p-22
-                                                                                                  : a->kind == KIND_BF16
-                                                                                                      ? 0x1p-8
-                                                                                                      : 0x1p-11;
+    const double q_unit = (double)a->scale * p->q_scale[at], half_unit = a->o_f32               ? 0x1p-22
+                                                                         : a->kind == KIND_BF16 ? 0x1p-8
+                                                                                                : 0x1p-11;
     const int begin = max(0, i + s->lo), end = min(s->Sk, i + s->hi + 1);
     std::vector<double> score((size_t)max(end, 0)), sums(width), squares(width), sizes(width), all(width);
-    double top = -INFINITY, sum = 0;
+    double top = -INFINITY, sum = 0, largest_unit = 0;
     for (int j = begin; j < end; ++j) {
         double x = 0;
-        for (int d = 0; d < a->D; ++d) x += p->q.get(s->batch, h, row, d) * p->k.get(s->batch, g, s->k0 + j, d);
+        for (int d = 0; d < a->D; ++d) x += p->q.of_qk(s->batch, h, row, d) * p->k.of_qk(s->batch, g, s->k0 + j, d);
+        const double unit = q_unit * p->k_scale[INT8 ? scale_of(p, s, b, g, j) : (size_t)head];
+        largest_unit = fmax(largest_unit, unit);
         score[(size_t)j] = unit * x;
         top = fmax(top, unit * x);
     }
@@ -233,8 +262,11 @@ static void compare_row(problem *p, const sequence *s, int b, int h, int i, erro
         e->expected += scale * scale * 0.0265 * 0.0265 * squares[d] + half_unit * half_unit * want * want / 3;
         p->o[at * width + d] = UNWRITTEN;
     }
-    /* A score is a float sum of D terms and is rounded twice; floats of that size. */
-    const double by = p->lse[at] == L ? 0 : fabs(p->lse[at] - L) / (32 * 0x1p-24 * fmax(8, fmax(fabs(L), fabs(top))));
+    /* A score is a float sum of D terms and is rounded twice; floats of that size. INT8: what is added to a sum of
+       integers, ORIGIN in its unit, is rounded, too. */
+    const double rounding = INT8 && fabs(top) < 1e6 ? 2 * largest_unit : 0;
+    const double by =
+        p->lse[at] == L ? 0 : fabs(p->lse[at] - L) / (32 * 0x1p-24 * fmax(8, fmax(fabs(L), fabs(top))) + rounding);
     if (!(by <= e->worst_L)) e->worst_L = by;
     p->lse[at] = UNWRITTEN;
     ++e->rows;

@@ -395,11 +395,14 @@ static const struct float_of_e4m3 {
     }
 } float_of_e4m3;
 static inline uint32_t row_bytes_of(uint64_t descriptor) { return 256u >> (descriptor >> 62); }
-/* 32 codes of row x. */
-static inline void operand_codes(float *to, uint64_t descriptor, int x) {
+/* Byte k of row x. */
+static inline uint8_t operand_byte(uint64_t descriptor, int x, int k) {
     const uint32_t row = row_bytes_of(descriptor), rows8 = (uint32_t)(descriptor >> 32 & 0x3fff) << 4;
     const uint32_t at = operand_start(descriptor) + (uint32_t)x / 8 * rows8 + (uint32_t)x % 8 * row;
-    for (uint32_t k = 0; k < 32; ++k) to[k] = float_of_e4m3.of[memory[swizzled_rows(at + k, row)]];
+    return memory[swizzled_rows(at + (uint32_t)k, row)];
+}
+static inline void operand_codes(float *to, uint64_t descriptor, int x) {
+    for (int k = 0; k < 32; ++k) to[k] = float_of_e4m3.of[operand_byte(descriptor, x, k)];
 }
 static inline void product_of_codes(int N, float *d, uint64_t a, const uint32_t *registers, uint64_t b,
                                     int accumulate) {
@@ -423,11 +426,23 @@ static inline void product_of_codes(int N, float *d, uint64_t a, const uint32_t 
             }
         }
 }
+/* The same of signed bytes; d holds 32-bit integers. */
+static inline void product_of_integers(int N, float *d, uint64_t a, uint64_t b, int accumulate) {
+    const int lane = (int)threadIdx.x % 32, g = lane / 4, t = lane % 4, warp = (int)threadIdx.x / 32 % 4;
+    for (int i = 0; i < N / 8; ++i)
+        for (int e = 0; e < 4; ++e) {
+            int32_t x = accumulate ? __float_as_int(d[4 * i + e]) : 0;
+            for (int k = 0; k < 32; ++k)
+                x += (int8_t)operand_byte(a, 16 * warp + g + e / 2 * 8, k) *
+                     (int8_t)operand_byte(b, 8 * i + 2 * t + e % 2, k);
+            d[4 * i + e] = __int_as_float(x);
+        }
+}
 /* A product of two operands in shared memory takes place when its thread waits for it, the latest time at which the
    tensor cores may read them. */
 typedef struct queued_product {
     int N, accumulate, a_mn_major, b_mn_major, end_of_group;
-    int codes;
+    enum { HALVES, CODES, INTEGERS } of;
     float *d;
     uint64_t a, b;
 } queued_product;
@@ -436,7 +451,7 @@ static thread_local int groups[MOST_THREADS];
 
 static inline void queue_product(int N, float *d, uint64_t a, uint64_t b, int accumulate, int a_mn_major,
                                  int b_mn_major) {
-    const queued_product p = {N, accumulate, a_mn_major, b_mn_major, 0, 0, d, a, b};
+    const queued_product p = {N, accumulate, a_mn_major, b_mn_major, 0, queued_product::HALVES, d, a, b};
     products[threadIdx.x].push_back(p);
 }
 #define WGMMA_SHARED(KIND, A, B, N)                                                                                    \
@@ -462,16 +477,24 @@ WGMMA(192)
 WGMMA(256)
 #define WGMMA_F8(N)                                                                                                    \
     static inline void wgmma_f8_ss_n##N(float *d, uint64_t a, uint64_t b, int accumulate) {                            \
-        const queued_product p = {N, accumulate, 0, 0, 0, 1, d, a, b};                                                 \
+        const queued_product p = {N, accumulate, 0, 0, 0, queued_product::CODES, d, a, b};                             \
         products[threadIdx.x].push_back(p);                                                                            \
     }                                                                                                                  \
     static inline void wgmma_f8_rs_n##N(float *d, const uint32_t *a, uint64_t b, int accumulate) {                     \
         product_of_codes(N, d, 0, a, b, accumulate);                                                                   \
     }
+#define WGMMA_S8(N)                                                                                                    \
+    static inline void wgmma_s8_ss_n##N(float *d, uint64_t a, uint64_t b, int accumulate) {                            \
+        const queued_product p = {N, accumulate, 0, 0, 0, queued_product::INTEGERS, d, a, b};                          \
+        products[threadIdx.x].push_back(p);                                                                            \
+    }
 WGMMA_F8(64)
 WGMMA_F8(96)
 WGMMA_F8(128)
 WGMMA_F8(256)
+WGMMA_S8(64)
+WGMMA_S8(96)
+WGMMA_S8(128)
 static inline void wgmma_fence(void) {}
 static inline void wgmma_commit(void) {
     std::deque<queued_product> *const queue = &products[threadIdx.x];
@@ -488,8 +511,10 @@ static inline void wgmma_wait(int left) {
     while (groups[threadIdx.x] > left) {
         const queued_product p = queue->front();
         queue->pop_front();
-        if (p.codes)
+        if (p.of == queued_product::CODES)
             product_of_codes(p.N, p.d, p.a, NULL, p.b, p.accumulate);
+        else if (p.of == queued_product::INTEGERS)
+            product_of_integers(p.N, p.d, p.a, p.b, p.accumulate);
         else
             product(p.N, p.d, p.a, NULL, p.b, p.accumulate, p.a_mn_major, p.b_mn_major);
         groups[threadIdx.x] -= p.end_of_group;
