@@ -74,7 +74,7 @@ const cli_option train_table[] = {
      "(FATTN_FP8_RENEW); costs a forward pass of the dtype"},
     {"fp8-int8", CLI_FLAG, FIELD(fp8_int8), NULL, 0, 0, NULL,
      "with --fp8: copies of queries and keys are integers, for scores that are three times as exact "
-     "(FATTN_FP8_INT8); on a CPU"},
+     "(FATTN_FP8_INT8)"},
     {"loss-scale", CLI_TEXT, FIELD(loss_scale), "S", 0, 0, NULL,
      "of f16: a fixed number, or auto: 65536 at first, half after gradients that overflow, twice after 2000 "
      "steps that do not; auto unless given"},
