@@ -207,7 +207,8 @@ def exact(t, rows):
 
 
 def errors(library, fa3, dims):
-    names = ["bf16", "fp8", "fp8 rotated", "int8", "int8 rotated"] + (["fa3 fp8"] if fa3 else []) + (["cudnn fp8"] if cudnn else [])
+    names = ["bf16", "fp8", "fp8 rotated", "int8", "int8 rotated"] + (["fa3 fp8"] if fa3 else []) + \
+        (["cudnn fp8"] if cudnn else [])
     print("errors: O in %, L; " + ", ".join(names))
     for d in dims:
         for name, N, change in ROWS:

@@ -4,8 +4,8 @@
 #define FATTNI_CORE_PTX_GRID_H
 
 /* Waits until the stream's previous kernel has ended and its writes are visible. A kernel launched by
-   fattni_cuda_start must call it before it reads or writes memory; in others it returns at once. Before sm_90 kernels do
-   not overlap. */
+   fattni_cuda_start must call it before it reads or writes memory; in others it returns at once. Before sm_90 kernels
+   do not overlap. */
 static __device__ __forceinline__ void grid_dependency_wait(void) {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");

@@ -2,8 +2,9 @@
    that fill packs, warps and chunks and sizes that do not. One process without forks; losses are only
    checked for NaN. Returns 77 without a device.
 
-   initcheck does not track bulk copies, which cuBLAS uses in 16 bits where rows are multiples of 16 bytes, and racecheck
-   ends with an internal error in such kernels: with the argument "initcheck" or "racecheck" those runs are left out. */
+   initcheck does not track bulk copies, which cuBLAS uses in 16 bits where rows are multiples of 16 bytes, and
+   racecheck ends with an internal error in such kernels: with the argument "initcheck" or "racecheck" those runs are
+   left out. */
 #include <fattn/fattn.h>
 
 #include <math.h>

@@ -1,6 +1,6 @@
-/* A kernel of family sm90_f8 or sm90_i8 on the host, one line of fwd_kernels.def per program (K_INSTANCE), on random codes and
-   scales against the formulas of include/fattn/fp8.h in double: layouts, masks, lengths, schedule. Codes that lie
-   beyond a sequence are NaN, and so is what v8 has after the columns that are 0. */
+/* A kernel of family sm90_f8 or sm90_i8 on the host, one line of fwd_kernels.def per program (K_INSTANCE), on random
+   codes and scales against the formulas of include/fattn/fp8.h in double: layouts, masks, lengths, schedule. Codes that
+   lie beyond a sequence are NaN, and so is what v8 has after the columns that are 0. */
 #include "fields.h"
 
 #include K_INSTANCE
