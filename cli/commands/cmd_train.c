@@ -296,7 +296,8 @@ static int set_up(train_setup *s) {
 static ranks_device device_of(const train_options *o) {
     const trainer_config config = train_trainer_config(o);
     return (ranks_device){.device = o->device,
-                          .flags = o->deterministic ? FATTN_CTX_DETERMINISTIC : FATTN_CTX_TUNE,
+                          .flags = (o->deterministic ? FATTN_CTX_DETERMINISTIC : FATTN_CTX_TUNE) |
+                                   (o->tf32 ? FATTN_CTX_TF32 : 0u),
                           .threads = o->threads,
                           .own_gpus = o->gpus > 0,
                           .sums = trainer_sums(&config, (int)o->ranks)};

@@ -22,6 +22,7 @@ void report_start(session *s) {
         if (p->type == CLI_TEXT && *(char *const *)field) json_text(&s->log, p->name, *(char *const *)field);
     }
     json_text(&s->log, "task", task_names[s->o.task]);
+    json_bool(&s->log, "tf32", s->o.tf32);
     json_bool(&s->log, "fp8", s->o.fp8);
     json_bool(&s->log, "fp8_renew", s->o.fp8_renew);
     json_bool(&s->log, "fp8_int8", s->o.fp8_int8);
@@ -263,6 +264,7 @@ void report_header(const session *s) {
         printf("steps: %s CUDA graph, after the first one\n", s->r.config.passes > 1 ? "each pass one" : "each one");
     else if (o->device == ON_CUDA)
         printf("steps: op by op (%s)\n", o->no_graph ? "--no-graph" : trainer_why_no_graph(&s->r));
+    if (o->tf32 && o->device == ON_CUDA) printf("products: of operands rounded to TF32\n");
     if (o->fp8)
         printf("attention: on 8-bit copies in training (FATTN_FP8%s)%s\n", o->fp8_int8 ? ", FATTN_FP8_INT8" : "",
                o->fp8_renew ? ", again without them for backward (FATTN_FP8_RENEW)" : "");

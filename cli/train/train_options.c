@@ -62,6 +62,8 @@ const cli_option train_table[] = {
     {"dtype", CLI_CHOICE, FIELD(dtype), "T", 0, 0, "f32|bf16|f16",
      "of weights and activations; 16 bits have F32 masters and gradients, and an exact delta in "
      "attention (FATTN_EXACT_DELTA; not with standard)"},
+    {"tf32", CLI_FLAG, FIELD(tf32), NULL, 0, 0, NULL,
+     "of f32: a GPU rounds operands of products to TF32, 10 bits of fraction (FATTN_CTX_TF32); a CPU does not"},
     {"rounding", CLI_CHOICE, FIELD(rounding), "R", 0, 0, "masters|stochastic|nearest|stochastic-masters",
      "of updated 16-bit weights: F32 masters to nearest; or without masters, 4 bytes less per parameter, "
      "stochastically, so that small updates add up, or to nearest, which loses them; or F32 masters, "
@@ -388,6 +390,7 @@ static int check_dtype(const train_options *o, bool by_preset) {
     if (o->rounding != ROUNDING_MASTERS && o->dtype == IN_F32)
         return cli_fail(CLI_USAGE, "--rounding %s is for --dtype bf16 and f16: weights in f32 have no masters",
                         train_roundings[o->rounding]);
+    if (o->tf32 && o->dtype != IN_F32) return cli_fail(CLI_USAGE, "--tf32 needs --dtype f32");
     if (o->fp8 && o->algorithm == 1)
         return cli_fail(CLI_USAGE, "--fp8 needs --algorithm flash: standard has no 8-bit copies");
     if (o->fp8 && o->dropout > 0)

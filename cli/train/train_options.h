@@ -10,7 +10,7 @@ enum { IN_F32, IN_BF16, IN_F16 }; /* dtype */
 
 typedef struct train_options {
     int preset, task, arch, algorithm, device, dtype, schedule, rounding;
-    bool deterministic, overwrite, zero, fp8, fp8_renew, fp8_int8, no_graph;
+    bool deterministic, overwrite, zero, fp8, fp8_renew, fp8_int8, no_graph, tf32;
     const char *loss_scale, *text, *data, *val, *tokenizer, *hellaswag, *init, *checkpoint, *resume, *json, *plot,
         *prompt;
     int64_t vocab, layers, channels, heads, kv_heads, mlp, context, batch;

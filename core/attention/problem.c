@@ -107,7 +107,8 @@ static fattn_status take_params(fattn_ctx *ctx, const fattn_attention_params *p,
     if ((p->flags & FATTN_UNIFIED_MAX) && !isfinite(p->unified_max))
         return fattn_ctx_fail(ctx, FATTN_E_ARG, "unified_max: %g is not finite", (double)p->unified_max);
     out->unified_max = (double)p->unified_max;
-    out->flags = p->flags | (ctx->flags & FATTN_CTX_DETERMINISTIC ? FATTN_DETERMINISTIC : 0u);
+    out->flags = p->flags | (ctx->flags & FATTN_CTX_DETERMINISTIC ? FATTN_DETERMINISTIC : 0u) |
+                 (ctx->flags & FATTN_CTX_TF32 ? FATTN_TF32 : 0u);
     out->algorithm = p->algorithm;
     out->scale = (double)p->scale;
     out->softcap = (double)p->softcap;

@@ -126,7 +126,8 @@ static fattn_status add_all(fattni_cp_call *c) {
 /* Without FATTN_MERGE, 16 bits and TF32 centre keys, where dQ is computed: dK and dV would then be those of other
    calls. */
 static uint32_t uncentred(const fattni_cp_call *c) {
-    const bool rounds = fattn_dtype_size(c->dtype) == 2 || (c->p.flags & FATTN_TF32);
+    const bool tf32 = (c->p.flags & FATTN_TF32) || (c->cp->ctx->flags & FATTN_CTX_TF32);
+    const bool rounds = fattn_dtype_size(c->dtype) == 2 || tf32;
     return rounds ? FATTN_MERGE : 0;
 }
 

@@ -52,6 +52,9 @@ enum {
                                 call asks Linux to let the process use AMX; from then on sigaltstack refuses stacks
                                 smaller than getauxval(AT_MINSIGSTKSZ), 12 KB. If a thread has a smaller one before,
                                 AMX is refused, and the log says so */
+    FATTN_CTX_TF32 = 1u << 4,          /* F32 on a GPU may round operands of products to TF32: as if every call on this
+                                context had FATTN_TF32, and the tape's matrix products, too. On the CPU it changes
+                                nothing */
     FATTN_CTX_PLAN_ONLY = 1u << 3      /* a GPU that this machine need not have, of architecture arch_cap (75, 80, 86,
                                 87, 89, 90, 100, 103, 120 or 121): fattn_attention_query says which kernels would run
                                 there and the memory that they need. Everything that allocates or runs is

@@ -440,6 +440,52 @@ Test(cuda_tape, added_rows) {
     }
 }
 
+/* FATTN_CTX_TF32: a product is off by what rounding both operands to 10 bits of fraction costs, 2^-11 each at most, and
+   by more than sums in F32 are; with a bias and without, so that cuBLAS and cuBLASLt both multiply. */
+Test(cuda_tape, tf32_products) {
+    enum { M = 96, N = 136, K = 512 };
+    for (int tuned = 0; tuned < 2; ++tuned) {
+        pair p = pair_or_skip(FATTN_CTX_TF32 | (tuned ? FATTN_CTX_TUNE : 0u));
+        static float x[M * K], w[N * K], b[N], y[M * N];
+        const int64_t shapes[4][2] = {{M, K}, {N, K}, {N, 0}, {M, N}};
+        float *const host[4] = {x, w, b, y};
+        fattn_tensor here[4], there[3];
+        for (int i = 0; i < 4; ++i)
+            here[i] = fattn_tensor_view(host[i], FATTN_F32, FATTN_CPU, 0, i == 2 ? 1 : 2, shapes[i]);
+        for (int i = 0; i < 3; ++i) {
+            MUST(p.cpu, fattn_tensor_normal(p.cpu, &here[i], 0, 1, (fattn_rng){.seed = 5, .stream = (uint32_t)i}));
+            MUST(p.gpu, fattn_tensor_alloc(p.gpu, FATTN_F32, here[i].ndim, shapes[i], &there[i]));
+            MUST(p.gpu, fattn_tensor_copy(p.gpu, &there[i], &here[i]));
+        }
+        for (int biased = 0; biased < 2; ++biased) {
+            fattn_tape *t;
+            fattn_tensor value;
+            MUST(p.gpu, fattn_tape_create(p.gpu, &t));
+            const fattn_var in[2] = {fattn_input(t, &there[0]), fattn_input(t, &there[1])}, none = {0};
+            const fattn_var bias = biased ? fattn_input(t, &there[2]) : none;
+            MUST(p.gpu, fattn_tape_value(t, fattn_op_linear(t, in[0], in[1], bias), &value));
+            MUST(p.gpu, fattn_tensor_copy(p.gpu, &here[3], &value));
+            fattn_tape_destroy(t);
+            double off = 0;
+            for (int i = 0; i < M; ++i)
+                for (int j = 0; j < N; ++j) {
+                    double sum = biased ? (double)b[j] : 0, sizes = 0;
+                    for (int k = 0; k < K; ++k) {
+                        const double product = (double)x[i * K + k] * (double)w[j * K + k];
+                        sum += product, sizes += fabs(product);
+                    }
+                    const double error = fabs((double)y[i * N + j] - sum);
+                    cr_assert(error <= sizes * 1.01 * 0x1p-10, "row %d, column %d: error %g, sizes %g", i, j, error,
+                              sizes);
+                    off = fmax(off, error / sizes);
+                }
+            cr_assert(off > 0x1p-20, "no operand was rounded: the largest error is %g", off);
+        }
+        for (int i = 0; i < 3; ++i) fattn_tensor_free(p.gpu, &there[i]);
+        pair_free(&p);
+    }
+}
+
 /* ---- numbers near the ends of their types ---- */
 
 Test(cuda_tape, extremes, .timeout = 100) {

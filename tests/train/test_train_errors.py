@@ -45,6 +45,7 @@ def usage(folder):
     run(*TINY, *off, "--fp8", "--algorithm", "standard", code=2, says="--fp8 needs --algorithm flash")
     run(*TINY, *off, "--fp8", "--dropout", "0.1", code=2,
         says="--fp8 with --dropout 0.1: attention on 8-bit copies has")
+    run(*TINY, *off, "--tf32", "--dtype", "bf16", code=2, says="--tf32 needs --dtype f32")
     run(*TINY, *off, "--fp8-renew", code=2, says="--fp8-renew needs --fp8")
     run(*TINY, *off, "--fp8-int8", code=2, says="--fp8-int8 needs --fp8")
     tokens = ["--task", "tokens", "--vocab", "50", "--layers", "1", "--channels", "16", "--heads", "2", "--context",

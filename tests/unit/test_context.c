@@ -115,7 +115,7 @@ Test(context, every_error) {
     rejected((fattn_ctx_options){.device = 7}, FATTN_E_ARG, "device: 7");
     rejected((fattn_ctx_options){.device_id = 2}, FATTN_E_ARG, "not device_id 2");
     rejected((fattn_ctx_options){.stream = stream}, FATTN_E_ARG, "device_id 0 with a stream");
-    rejected((fattn_ctx_options){.flags = 20}, FATTN_E_ARG, "unknown flags 0x14");
+    rejected((fattn_ctx_options){.flags = 36}, FATTN_E_ARG, "unknown flags 0x24");
     rejected((fattn_ctx_options){.flags = FATTN_CTX_DETERMINISTIC | FATTN_CTX_TUNE}, FATTN_E_ARG, "exclude each other");
     rejected((fattn_ctx_options){.reserved = 5}, FATTN_E_ARG, "reserved field 5");
     rejected((fattn_ctx_options){.cpu_threads = -1}, FATTN_E_ARG, "negative cpu_threads -1");

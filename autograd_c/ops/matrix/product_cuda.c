@@ -25,6 +25,7 @@ static fattn_status run(fattn_ctx *ctx, const fattni_batched_product *p, void *w
                                 .c_dtype = g->dtype,
                                 .trans_a = g->trans_a,
                                 .trans_b = g->trans_b,
+                                .tf32 = ctx->flags & FATTN_CTX_TF32,
                                 .batches = p->c.count,
                                 .M = g->M,
                                 .N = g->N,
