@@ -40,8 +40,8 @@ fattn_status fattn_ctx_create(const fattn_ctx_options *opt, fattn_ctx **out) {
                  o.stream ? " with a stream" : "");
         return fail_create(&o, FATTN_E_ARG, text);
     }
-    const uint32_t known = FATTN_CTX_DETERMINISTIC | FATTN_CTX_TUNE | FATTN_CTX_F32_PRODUCTS | FATTN_CTX_PLAN_ONLY |
-                           FATTN_CTX_TF32;
+    const uint32_t known =
+        FATTN_CTX_DETERMINISTIC | FATTN_CTX_TUNE | FATTN_CTX_F32_PRODUCTS | FATTN_CTX_PLAN_ONLY | FATTN_CTX_TF32;
     if (o.flags & ~known || o.reserved) {
         snprintf(text, sizeof text, "unknown flags 0x%x or non-zero reserved field %d", o.flags, o.reserved);
         return fail_create(&o, FATTN_E_ARG, text);
