@@ -1,7 +1,7 @@
 #include "core/cuda/blas.h"
 
 #include "core/cuda/launch.h"
-#include "core/cuda/tuned.h"
+#include "core/cuda/blas_lt.h"
 
 #include <cublas_v2.h>
 #include <dlfcn.h>
@@ -18,7 +18,7 @@
 struct fattni_cuda_blas {
     void *library;
     cublasHandle_t handle;
-    struct fattni_cuda_tuned *tuned; /* NULL: no cuBLASLt */
+    struct fattni_cuda_lt *lt; /* NULL: no cuBLASLt */
 #define X(name, symbol) __typeof__(symbol) *name;
     FUNCTIONS(X)
 #undef X
@@ -61,13 +61,13 @@ fattn_status fattni_cuda_blas_open(fattn_ctx *ctx) {
         fattni_cuda_blas_close(ctx);
         return FATTN_OK;
     }
-    return fattni_cuda_tuned_open(ctx, ctx->gpu.blas->handle, &ctx->gpu.blas->tuned);
+    return fattni_cuda_lt_open(ctx, ctx->gpu.blas->handle, &ctx->gpu.blas->lt);
 }
 
 void fattni_cuda_blas_close(fattn_ctx *ctx) {
     struct fattni_cuda_blas *const b = ctx->gpu.blas;
     if (!b) return;
-    fattni_cuda_tuned_close(ctx, b->tuned);
+    fattni_cuda_lt_close(ctx, b->lt);
     if (b->handle) b->destroy(b->handle);
     if (b->library) dlclose(b->library);
     fattni_host_free(ctx, b, sizeof *b);
@@ -109,8 +109,9 @@ static fattn_status clear(fattn_ctx *ctx, const fattni_cuda_gemm *g) {
 static fattn_status multiply(fattn_ctx *ctx, const fattni_cuda_gemm *g, void *workspace, bool *added) {
     struct fattni_cuda_blas *const b = ctx->gpu.blas;
     bool done = false;
+    /* Untimed it is for what it adds, and cuBLAS chooses for other products. */
     const bool by_lt = ctx->flags & FATTN_CTX_TUNE || g->row || g->from;
-    if (b->tuned && by_lt) FATTNI_TRY(fattni_cuda_tuned_multiply(ctx, b->tuned, g, workspace, &done));
+    if (b->lt && by_lt) FATTNI_TRY(fattni_cuda_lt_multiply(ctx, b->lt, g, workspace, &done));
     if (g->row || g->from) *added = done;
     if (done || g->row || g->from) return FATTN_OK;
 

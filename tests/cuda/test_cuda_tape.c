@@ -404,7 +404,7 @@ static double largest_of(const fattn_tensor *t) {
     return most;
 }
 
-/* A bias is a part of a tuned product, or added to before; rows are in packs, or one by one; their gradients are sums
+/* A bias is a part of a product (cuBLASLt), or of F64 added to before; rows are in packs, or one by one; their gradients are sums
    of columns. Bounds of check_wide; in BF16 results are rounded four times on the way, and a rounding of a logit, which
    may be another on each device, is a relative error of its probability. */
 static void check_biased(const pair *p, int64_t N, fattn_dtype dtype) {

@@ -4,20 +4,20 @@
    cuBLAS's heuristic choice is up to a third slower than the best one for shapes of a training step. With TUNE
    the first call of a shape times its candidates, waits for the device, and keeps the fastest; later calls
    only enqueue. The choice depends on measured times, so roundings may differ from run to run. */
-#ifndef FATTNI_CORE_CUDA_TUNED_H
-#define FATTNI_CORE_CUDA_TUNED_H
+#ifndef FATTNI_CORE_CUDA_BLAS_LT_H
+#define FATTNI_CORE_CUDA_BLAS_LT_H
 
 #include "core/cuda/blas.h"
 
-struct fattni_cuda_tuned;
+struct fattni_cuda_lt;
 
 /* handle: a cublasHandle_t, which can be used as a cublasLtHandle_t. *out is NULL without cuBLASLt; the only
    error is NOMEM. */
-fattn_status fattni_cuda_tuned_open(fattn_ctx *ctx, void *handle, struct fattni_cuda_tuned **out);
-void fattni_cuda_tuned_close(fattn_ctx *ctx, struct fattni_cuda_tuned *t); /* NULL is allowed */
+fattn_status fattni_cuda_lt_open(fattn_ctx *ctx, void *handle, struct fattni_cuda_lt **out);
+void fattni_cuda_lt_close(fattn_ctx *ctx, struct fattni_cuda_lt *t); /* NULL is allowed */
 /* As fattni_cuda_multiply, for a product that is not empty. *done is false when nothing was enqueued: no
    candidate supports the shape, or it is new, to be timed, while the stream is being captured. */
-fattn_status fattni_cuda_tuned_multiply(fattn_ctx *ctx, struct fattni_cuda_tuned *t, const fattni_cuda_gemm *g,
-                                        void *workspace, bool *done);
+fattn_status fattni_cuda_lt_multiply(fattn_ctx *ctx, struct fattni_cuda_lt *t, const fattni_cuda_gemm *g,
+                                     void *workspace, bool *done);
 
 #endif

@@ -1,4 +1,4 @@
-#include "core/cuda/tuned.h"
+#include "core/cuda/blas_lt.h"
 
 #include "core/cuda/launch.h"
 
@@ -38,7 +38,7 @@ typedef struct choice {
     cublasLtMatmulAlgo_t algorithm;
 } choice;
 
-struct fattni_cuda_tuned {
+struct fattni_cuda_lt {
     void *library;
     cublasLtHandle_t handle;
     cudaEvent_t begin, end;
@@ -53,7 +53,7 @@ struct fattni_cuda_tuned {
 #define TEXT(x) TEXT_OF(x)
 #define SONAME "libcublasLt.so." TEXT(CUBLAS_VER_MAJOR)
 
-static bool load(struct fattni_cuda_tuned *t) {
+static bool load(struct fattni_cuda_lt *t) {
     t->library = dlopen(SONAME, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
     if (!t->library) return false;
     const struct {
@@ -72,7 +72,7 @@ static bool load(struct fattni_cuda_tuned *t) {
     return cudaEventCreate(&t->begin) == cudaSuccess && cudaEventCreate(&t->end) == cudaSuccess;
 }
 
-fattn_status fattni_cuda_tuned_open(fattn_ctx *ctx, void *handle, struct fattni_cuda_tuned **out) {
+fattn_status fattni_cuda_lt_open(fattn_ctx *ctx, void *handle, struct fattni_cuda_lt **out) {
     void *p;
     *out = NULL;
     FATTNI_TRY(fattni_host_alloc(ctx, sizeof **out, &p));
@@ -80,19 +80,19 @@ fattn_status fattni_cuda_tuned_open(fattn_ctx *ctx, void *handle, struct fattni_
     *out = p;
     (*out)->handle = handle;
     if (load(*out)) return FATTN_OK;
-    fattni_cuda_tuned_close(ctx, *out);
+    fattni_cuda_lt_close(ctx, *out);
     *out = NULL;
     return FATTN_OK;
 }
 
-static void forget(struct fattni_cuda_tuned *t, choice *c) {
+static void forget(struct fattni_cuda_lt *t, choice *c) {
     if (c->product) t->delete_product(c->product);
     if (c->a) t->delete_matrix(c->a);
     if (c->b) t->delete_matrix(c->b);
     if (c->c) t->delete_matrix(c->c);
 }
 
-void fattni_cuda_tuned_close(fattn_ctx *ctx, struct fattni_cuda_tuned *t) {
+void fattni_cuda_lt_close(fattn_ctx *ctx, struct fattni_cuda_lt *t) {
     if (!t) return;
     for (int n = 0; n < t->count; ++n) forget(t, &t->choices[n]);
     if (t->begin) cudaEventDestroy(t->begin);
@@ -123,9 +123,8 @@ static shape shape_of(const fattni_cuda_gemm *g) {
                    .stride_c = g->stride_c};
 }
 
-static cublasStatus_t matrix(const struct fattni_cuda_tuned *t, const fattni_cuda_gemm *g, fattn_dtype dtype,
-                             int64_t rows, int64_t columns, int64_t pitch, int64_t stride,
-                             cublasLtMatrixLayout_t *out) {
+static cublasStatus_t matrix(const struct fattni_cuda_lt *t, const fattni_cuda_gemm *g, fattn_dtype dtype, int64_t rows,
+                             int64_t columns, int64_t pitch, int64_t stride, cublasLtMatrixLayout_t *out) {
     const int32_t batches = (int32_t)g->batches;
     cublasStatus_t s = t->new_matrix(out, fattni_cuda_blas_type(dtype), (uint64_t)rows, (uint64_t)columns, pitch);
     if (!s && batches > 1) s = t->set_matrix(*out, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &batches, sizeof batches);
@@ -133,12 +132,12 @@ static cublasStatus_t matrix(const struct fattni_cuda_tuned *t, const fattni_cud
     return s;
 }
 
-static cublasStatus_t point_to_row(const struct fattni_cuda_tuned *t, const choice *c, const fattni_cuda_gemm *g) {
+static cublasStatus_t point_to_row(const struct fattni_cuda_lt *t, const choice *c, const fattni_cuda_gemm *g) {
     return t->set_product(c->product, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &g->row, sizeof g->row);
 }
 
 /* C^T = op(B)^T op(A)^T */
-static cublasStatus_t describe(const struct fattni_cuda_tuned *t, const fattni_cuda_gemm *g, choice *c) {
+static cublasStatus_t describe(const struct fattni_cuda_lt *t, const fattni_cuda_gemm *g, choice *c) {
     const cublasOperation_t first = g->trans_b ? CUBLAS_OP_T : CUBLAS_OP_N;
     const cublasOperation_t second = g->trans_a ? CUBLAS_OP_T : CUBLAS_OP_N;
     cublasStatus_t s = t->new_product(
@@ -154,7 +153,7 @@ static cublasStatus_t describe(const struct fattni_cuda_tuned *t, const fattni_c
     return s;
 }
 
-static int ask(const struct fattni_cuda_tuned *t, const choice *c, cublasLtMatmulHeuristicResult_t out[CANDIDATES]) {
+static int ask(const struct fattni_cuda_lt *t, const choice *c, cublasLtMatmulHeuristicResult_t out[CANDIDATES]) {
     const uint64_t workspace = FATTNI_CUDA_BLAS_WORKSPACE;
     const uint32_t alignment = ALIGNMENT;
     static const cublasLtMatmulPreferenceAttributes_t aligned[] = {
@@ -170,7 +169,7 @@ static int ask(const struct fattni_cuda_tuned *t, const choice *c, cublasLtMatmu
     return s ? 0 : found;
 }
 
-static cublasStatus_t run(const fattn_ctx *ctx, const struct fattni_cuda_tuned *t, const choice *c,
+static cublasStatus_t run(const fattn_ctx *ctx, const struct fattni_cuda_lt *t, const choice *c,
                           const fattni_cuda_gemm *g, float alpha, void *workspace) {
     const void *const from = g->from ? g->from : g->c;
     const float beta = g->from ? 1.0f : (float)g->beta;
@@ -182,8 +181,8 @@ static cublasStatus_t run(const fattn_ctx *ctx, const struct fattni_cuda_tuned *
 
 /* Milliseconds; below 0 when it fails. With beta != 0, alpha is the smallest number, so that a timing does
    not change C. */
-static float measure(const fattn_ctx *ctx, const struct fattni_cuda_tuned *t, const choice *c,
-                     const fattni_cuda_gemm *g, void *workspace) {
+static float measure(const fattn_ctx *ctx, const struct fattni_cuda_lt *t, const choice *c, const fattni_cuda_gemm *g,
+                     void *workspace) {
     const float alpha = g->beta != 0 ? FLT_MIN / 8388608 : (float)g->alpha;
     float time = -1;
     for (int n = 0; n <= RUNS; ++n) {
@@ -198,7 +197,7 @@ static float measure(const fattn_ctx *ctx, const struct fattni_cuda_tuned *t, co
 
 static bool times_candidates(const fattn_ctx *ctx) { return ctx->flags & FATTN_CTX_TUNE; }
 
-static void choose(const fattn_ctx *ctx, const struct fattni_cuda_tuned *t, const fattni_cuda_gemm *g, void *workspace,
+static void choose(const fattn_ctx *ctx, const struct fattni_cuda_lt *t, const fattni_cuda_gemm *g, void *workspace,
                    choice *c) {
     cublasLtMatmulHeuristicResult_t found[CANDIDATES];
     const int count = describe(t, g, c) ? 0 : ask(t, c, found);
@@ -215,7 +214,7 @@ static void choose(const fattn_ctx *ctx, const struct fattni_cuda_tuned *t, cons
     }
 }
 
-static fattn_status reserve(fattn_ctx *ctx, struct fattni_cuda_tuned *t) {
+static fattn_status reserve(fattn_ctx *ctx, struct fattni_cuda_lt *t) {
     if (t->count < t->capacity) return FATTN_OK;
     const int capacity = t->capacity ? 2 * t->capacity : FIRST_CAPACITY;
     void *p;
@@ -228,7 +227,7 @@ static fattn_status reserve(fattn_ctx *ctx, struct fattni_cuda_tuned *t) {
 }
 
 /* An empty choice, in the place of the oldest where there are many. */
-static fattn_status add_choice(fattn_ctx *ctx, struct fattni_cuda_tuned *t, choice **out) {
+static fattn_status add_choice(fattn_ctx *ctx, struct fattni_cuda_lt *t, choice **out) {
     if (t->count == MOST_CHOICES) {
         *out = &t->choices[t->oldest];
         t->oldest = (t->oldest + 1) % MOST_CHOICES;
@@ -242,7 +241,7 @@ static fattn_status add_choice(fattn_ctx *ctx, struct fattni_cuda_tuned *t, choi
 }
 
 /* NULL: there is no choice yet, and none can be made now. */
-static fattn_status find(fattn_ctx *ctx, struct fattni_cuda_tuned *t, const fattni_cuda_gemm *g, void *workspace,
+static fattn_status find(fattn_ctx *ctx, struct fattni_cuda_lt *t, const fattni_cuda_gemm *g, void *workspace,
                          const choice **out) {
     const shape wanted = shape_of(g);
     *out = NULL;
@@ -262,8 +261,8 @@ static fattn_status find(fattn_ctx *ctx, struct fattni_cuda_tuned *t, const fatt
 
 static bool is_aligned(const void *p) { return (uintptr_t)p % ALIGNMENT == 0; }
 
-fattn_status fattni_cuda_tuned_multiply(fattn_ctx *ctx, struct fattni_cuda_tuned *t, const fattni_cuda_gemm *g,
-                                        void *workspace, bool *done) {
+fattn_status fattni_cuda_lt_multiply(fattn_ctx *ctx, struct fattni_cuda_lt *t, const fattni_cuda_gemm *g,
+                                     void *workspace, bool *done) {
     const choice *c = NULL;
     *done = false;
     if (g->dtype == FATTN_F64 || g->batches > INT32_MAX || !is_aligned(g->a) || !is_aligned(g->b) ||
