@@ -404,9 +404,9 @@ static double largest_of(const fattn_tensor *t) {
     return most;
 }
 
-/* A bias is a part of a product (cuBLASLt), or of F64 added to before; rows are in packs, or one by one; their gradients are sums
-   of columns. Bounds of check_wide; in BF16 results are rounded four times on the way, and a rounding of a logit, which
-   may be another on each device, is a relative error of its probability. */
+/* A bias is a part of a product (cuBLASLt), or of F64 added to before; rows are in packs, or one by one; their
+   gradients are sums of columns. Bounds of check_wide; in BF16 results are rounded four times on the way, and a
+   rounding of a logit, which may be another on each device, is a relative error of its probability. */
 static void check_biased(const pair *p, int64_t N, fattn_dtype dtype) {
     fattn_tensor got[8], want[8];
     fattn_tensor in[] = {normal(p->gpu, 1, 3, (int64_t[]){2, 250, 40}), normal(p->gpu, 2, 2, (int64_t[]){N, 40}),
