@@ -147,11 +147,14 @@ def a_rank_fails(with_mpi):
           "--steps", 100, code=1, once="fattn train: ")
 
 
+PATIENT = {"OMPI_MCA_odls_base_sigkill_timeout": "4"} # a busy machine needs more than mpirun's second to save
+
+
 def interrupted(undisturbed, with_mpi):
     """All stop after the same step, which is saved."""
     for way, how in ways(with_mpi):
         for number in (signal.SIGINT, signal.SIGTERM)[:1 if how else 2]:
-            p = begin("stopped", *way, "--zero", "--json", "stopped.jsonl", **how)
+            p = begin("stopped", *way, "--zero", "--json", "stopped.jsonl", **how, **PATIENT)
             p.send_signal(number)
             said = finish(p, None if how else 130, once="interrupted after step", timeout=20)
             step = steps_in("stopped")[-1]
