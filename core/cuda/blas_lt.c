@@ -202,8 +202,11 @@ static void choose(const fattn_ctx *ctx, const struct fattni_cuda_lt *t, const f
     cublasLtMatmulHeuristicResult_t found[CANDIDATES];
     const int count = describe(t, g, c) ? 0 : ask(t, c, found);
     float best = -1;
-    if (!times_candidates(ctx) && count > 0) c->algorithm = found[0].algo, c->usable = true;
-    for (int n = 0; n < count && times_candidates(ctx); ++n) {
+    if (!times_candidates(ctx)) {
+        if (count > 0) c->algorithm = found[0].algo, c->usable = true;
+        return;
+    }
+    for (int n = 0; n < count; ++n) {
         choice candidate = *c;
         candidate.algorithm = found[n].algo;
         const float time = measure(ctx, t, &candidate, g, workspace);

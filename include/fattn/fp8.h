@@ -13,7 +13,7 @@
    integers (SageAttention). A scale is the largest magnitude, at least 1e-30, divided by 127: of a row of q, and of
    32 keys of a sequence, 32 n to 32 n + 31 counted from its first, so that a large key costs only those beside it.
    Steps are uniform: S of normal numbers is off by a third of what it is with E4M3, L by a fourth. v8, P and all
-   else are as without it. On a GPU forward takes 2 to 18 percent longer than with E4M3.
+   else are as without it.
 
    On Hopper GPUs (sm_90); the CPU computes the same by emulation, and other GPUs are UNSUPPORTED. q, k and v are F16,
    BF16 or F32, o theirs or F32. Masks, windows, lengths, packed batches, GQA and sinks are those of other calls;
