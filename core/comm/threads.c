@@ -40,6 +40,7 @@ struct fattn_world {
     int size, joined_device; /* fattn_device of the ranks, 0 before the first */
     char failure[TEXT];      /* "" while all is well */
     bool *joined, *left;     /* [size] */
+    int *waits_for;          /* [size]: a rank, or -1 */
     mailbox *boxes;          /* [size][size]: from, to */
 };
 
@@ -73,7 +74,8 @@ fattn_status fattn_world_create(int ranks, fattn_world **out) {
     w->joined = calloc(2 * n, sizeof *w->joined);
     w->boxes = calloc(n * n, sizeof *w->boxes);
     pthread_condattr_t clock;
-    bool ok = w->joined && w->boxes && pthread_condattr_init(&clock) == 0;
+    w->waits_for = malloc(n * sizeof *w->waits_for);
+    bool ok = w->joined && w->boxes && w->waits_for && pthread_condattr_init(&clock) == 0;
     if (ok) {
         ok = pthread_condattr_setclock(&clock, CLOCK_MONOTONIC) == 0 && pthread_cond_init(&w->changed, &clock) == 0;
         pthread_condattr_destroy(&clock);
@@ -85,10 +87,12 @@ fattn_status fattn_world_create(int ranks, fattn_world **out) {
     if (!ok) {
         free(w->joined);
         free(w->boxes);
+        free(w->waits_for);
         free(w);
         return FATTN_E_NOMEM;
     }
     w->left = w->joined + n;
+    for (int p = 0; p < ranks; ++p) w->waits_for[p] = -1;
     *out = w;
     return FATTN_OK;
 }
@@ -99,6 +103,7 @@ void fattn_world_destroy(fattn_world *w) {
     pthread_cond_destroy(&w->changed);
     free(w->joined);
     free(w->boxes);
+    free(w->waits_for);
     free(w);
 }
 
@@ -133,14 +138,25 @@ static fattn_status failed(rank_state *r, fattn_ctx *ctx) {
     return fattn_ctx_fail(ctx, FATTN_E_COMM, "%s", text);
 }
 
+/* Under the lock. A rank that waits itself is not to blame, but the one that it waits for, whoever's time ends first;
+   unless they wait in a circle. */
+static void blame(rank_state *r, int peer) {
+    fattn_world *const w = r->world;
+    int blamed = peer, waiting = r->rank, n = 0;
+    for (; n < w->size && w->waits_for[blamed] >= 0; ++n) waiting = blamed, blamed = w->waits_for[blamed];
+    if (n == w->size) blamed = peer, waiting = r->rank;
+    fail_world(w, "rank %d %s within %g s, rank %d waits for it", blamed,
+               w->joined[blamed] ? "does not answer" : "has not joined", r->time_limit, waiting);
+}
+
 /* Under the lock: waits for a change, at most until `end`; false when the world has failed, which a rank that has left
    or does not answer makes it. */
 static bool wait_for(rank_state *r, int peer, const struct timespec *end) {
     fattn_world *const w = r->world;
     if (!w->failure[0] && w->left[peer]) fail_world(w, "rank %d has left, rank %d waits for it", peer, r->rank);
-    if (!w->failure[0] && pthread_cond_timedwait(&w->changed, &w->lock, end) == ETIMEDOUT)
-        fail_world(w, "rank %d %s within %g s, rank %d waits for it", peer,
-                   w->joined[peer] ? "does not answer" : "has not joined", r->time_limit, r->rank);
+    w->waits_for[r->rank] = peer;
+    if (!w->failure[0] && pthread_cond_timedwait(&w->changed, &w->lock, end) == ETIMEDOUT) blame(r, peer);
+    w->waits_for[r->rank] = -1;
     return !w->failure[0];
 }
 

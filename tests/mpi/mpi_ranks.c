@@ -65,14 +65,15 @@ static void failures(void) {
     static const int64_t lengths[] = {32, 50000}; /* short ones are sent at once, long ones wait for the receiver */
     for (int i = 0; i < 2; ++i)
         for (int at_fault = 0; at_fault < size; at_fault += size - 1) {
-            const comm_fault f = {.rank = at_fault, .sleeps = 3, .n = lengths[i]};
+            const comm_fault f = {.rank = at_fault, .sleeps = 2, .n = lengths[i]};
             expect_failure("shape", fails_by_shape, f, 60, FATTN_E_COMM, "rank #");
             expect_failure("argument", fails_by_argument, f, 60, FATTN_E_SHAPE, "rank #: x: is not row-major");
             expect_failure("leaves", fails_by_leaving, f, 60, FATTN_OK, "rank # has left");
             expect_failure("aborts", fails_by_aborting, f, 60, FATTN_E_COMM, "rank #: the file is missing");
             expect_failure("agreement", fails_to_agree, f, 60, FATTN_E_COMM, "on rank #");
-            if (at_fault > 0)
-                expect_failure("sleeps", fails_to_answer, f, 1, FATTN_E_COMM, "rank # does not answer within 1 s");
+            expect_failure("sleeps", fails_to_answer, f, 1, FATTN_E_COMM, "rank # does not answer within 1 s");
+            if (i == 0)
+                expect_failure("chain", fails_in_a_chain, f, 1, FATTN_E_COMM, "rank # does not answer within 1 s");
         }
 }
 

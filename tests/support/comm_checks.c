@@ -308,6 +308,20 @@ fattn_status fails_to_answer(rank_call *c) {
     return fattn_comm_all_reduce(c->comm, &t);
 }
 
+/* Each rank waits for the one before it, the one behind the rank at fault half a time limit later than the others. */
+fattn_status fails_in_a_chain(rank_call *c) {
+    const comm_fault *const f = c->arg;
+    const int behind = (c->rank - f->rank + c->size) % c->size;
+    const bool late = behind == 1 && c->size > 2;
+    const struct timespec pause = {.tv_sec = behind ? 0 : f->sleeps, .tv_nsec = late ? f->sleeps * 200000000L : 0};
+    fattn_tensor t;
+    TRY(new_tensor(c, FATTN_F32, elements(c), &t));
+    TRY(put_numbers(c, &t));
+    nanosleep(&pause, NULL);
+    if (behind) TRY(fattn_comm_send_receive(c->comm, NULL, 0, &t, (c->rank + c->size - 1) % c->size));
+    return behind == c->size - 1 ? FATTN_OK : fattn_comm_send_receive(c->comm, &t, (c->rank + 1) % c->size, NULL, 0);
+}
+
 fattn_status fails_by_aborting(rank_call *c) {
     fattn_tensor t;
     TRY(new_tensor(c, FATTN_F32, elements(c), &t));

@@ -23,6 +23,7 @@ fattn_status fails_by_shape(rank_call *c);     /* COMM: "expects" */
 fattn_status fails_by_argument(rank_call *c);  /* SHAPE: "x: is not row-major" */
 fattn_status fails_by_leaving(rank_call *c);   /* OK: "rank R has left" */
 fattn_status fails_to_answer(rank_call *c);    /* COMM: "rank R does not answer within" */
+fattn_status fails_in_a_chain(rank_call *c);   /* as before; each rank waits for the next, the last one first */
 fattn_status fails_by_aborting(rank_call *c);  /* COMM: "rank R: the file is missing" */
 fattn_status fails_by_many_open(rank_call *c); /* of 1 rank, STATE: "8 exchanges are open" */
 

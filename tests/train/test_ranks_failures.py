@@ -180,9 +180,9 @@ def killed(undisturbed):
 def stopped(undisturbed):
     """A process that stops, but does not end, makes the others end after the time limit."""
     for processes, victim in ((2, 0), (4, 3)):
-        p = begin("stopped", "--time-limit", 3, processes=processes)
+        p = begin("stopped", "--time-limit", 6, processes=processes)
         os.kill(children(p)[victim], signal.SIGSTOP)
-        finish(p, None, once=f"rank {victim} does not answer within 3 s", timeout=30)
+        finish(p, None, once=f"rank {victim} does not answer within 6 s", timeout=40)
         if steps_in("stopped")[-1] < END[1]:
             goes_on("stopped", undisturbed)
 

@@ -50,6 +50,15 @@ Test(comm, a_rank_does_not_answer) {
     const ranks_options o = {.time_limit = 0.3};
     expect_failures(3, &o, fails_to_answer, of(0), FATTN_E_COMM, "rank 0 does not answer within 0.3 s");
 }
+Test(comm, a_rank_does_not_answer_the_one_that_others_wait_for) {
+    const ranks_options o = {.time_limit = 0.3};
+    for (int at_fault = 0; at_fault < 4; ++at_fault) {
+        char text[64];
+        snprintf(text, sizeof text, "rank %d does not answer within 0.3 s, rank %d waits", at_fault,
+                 (at_fault + 1) % 4);
+        expect_failures(4, &o, fails_in_a_chain, of(at_fault), FATTN_E_COMM, text);
+    }
+}
 Test(comm, a_rank_does_not_come) {
     const ranks_options o = {.time_limit = 0.3, .absent = 2};
     expect_failures(3, &o, check_agreement, of(1), FATTN_OK, "rank 1 has not joined");

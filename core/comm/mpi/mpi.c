@@ -1,23 +1,28 @@
 /* Ranks that are processes of MPI. A message is sent when its receiver has asked for it, with its length, while both
    finish the exchange: so lengths that differ are found before anything is sent, and nothing is under way for an
    exchange that is not being finished. Such requests are one kind of notice. A failure is another: each rank that fails
-   tells it to all, so that it comes before any notice that follows from it. The last notice says that its sender has
-   left. */
+   tells it to all, so that it comes before any notice that follows from it. A rank that waits long tells for which rank:
+   when one waits for another that waits for a third, the third is to blame, whoever's time ends first. The last notice
+   says that its sender has left. */
 #include "core/base/internal.h" /* macros and inline functions only */
 
 #include <mpi.h>
 
 #include <fattn/mpi.h>
 #include <limits.h>
+#include <math.h>
 #include <sched.h>
 #include <stdio.h>
 #include <string.h>
 
 enum { MOST_OPEN = 8, TEXT = 384, DATA = 1, NOTICE = 2 };
 
-/* ASKS: for a message, by its number, counted from 1 for each pair of ranks, and its bytes. FAILS: with a text. LEAVES:
-   after so many messages to the receiver of the notice, and from it. */
-enum { ASKS = 1, FAILS, LEAVES };
+/* ASKS: for a message, by its number, counted from 1 for each pair of ranks, and its bytes. FAILS: with a text. WAITS:
+   for a rank. LEAVES: after so many messages to the receiver of the notice, and from it. */
+enum { ASKS = 1, FAILS, WAITS, LEAVES };
+
+/* Of the time limit: a rank that waits tells it this often; what another has told holds twice as long. */
+static const double TELL_EVERY = 0.125;
 
 typedef struct header {
     int64_t kind, values[2];
@@ -41,8 +46,10 @@ typedef struct peer {
     int64_t asked, asked_bytes; /* its last request */
     bool left;
     int64_t last_sent, last_received; /* by it, when it has left */
-    header last;                      /* notice to it */
-    MPI_Request fails, leaves;        /* notices to it */
+    int waits_for;                    /* told at told_at */
+    double told_at;
+    header last, awaited;             /* notices to it */
+    MPI_Request fails, leaves, waits; /* notices to it */
     transfer transfers[MOST_OPEN];
 } peer;
 
@@ -107,6 +114,8 @@ static fattn_status take_notices(rank_state *r, fattn_ctx *ctx) {
             q->asked = values[0], q->asked_bytes = values[1];
         else if (n.header.kind == FAILS)
             end_group(r, n.text);
+        else if (n.header.kind == WAITS)
+            q->waits_for = (int)values[0], q->told_at = MPI_Wtime();
         else
             q->left = true, q->last_sent = values[0], q->last_received = values[1];
     }
@@ -206,8 +215,28 @@ static fattn_status advance(rank_state *r, fattn_ctx *ctx, int slot, int *missin
     return FATTN_OK;
 }
 
+static void tell_waits(rank_state *r, int missing) {
+    for (int p = 0; p < r->size; ++p) {
+        peer *const q = &r->peers[p];
+        if (p == r->rank || test(&q->waits) != MPI_SUCCESS || is_active(q->waits)) continue;
+        q->awaited = (header){WAITS, {missing}};
+        MPI_Isend(&q->awaited, sizeof q->awaited, MPI_BYTE, p, NOTICE, r->comm, &q->waits);
+    }
+}
+
+/* A rank that waits itself is not to blame, but the one that it waits for; unless they wait in a circle. */
+static fattn_status does_not_answer(rank_state *r, fattn_ctx *ctx, int missing) {
+    const double oldest = MPI_Wtime() - 2 * TELL_EVERY * r->time_limit;
+    int blamed = missing, waiting = r->rank, n = 0;
+    for (; n < r->size && r->peers[blamed].told_at > oldest; ++n) waiting = blamed, blamed = r->peers[blamed].waits_for;
+    if (n == r->size || blamed == r->rank) blamed = missing, waiting = r->rank;
+    return fattn_ctx_fail(ctx, FATTN_E_COMM, "rank %d does not answer within %g s, rank %d waits for it", blamed,
+                          r->time_limit, waiting);
+}
+
 static fattn_status complete(rank_state *r, fattn_ctx *ctx, int slot) {
-    const double end = MPI_Wtime() + r->time_limit;
+    const double since = MPI_Wtime();
+    double next = since + TELL_EVERY * r->time_limit;
     for (int p = 0; p < r->size; ++p) FATTNI_TRY(ask(r, ctx, p, transfer_of(r, slot, p)));
     for (;;) {
         int missing;
@@ -215,9 +244,12 @@ static fattn_status complete(rank_state *r, fattn_ctx *ctx, int slot) {
         if (r->failure.text[0]) return fattn_ctx_fail(ctx, FATTN_E_COMM, "%s", r->failure.text);
         FATTNI_TRY(advance(r, ctx, slot, &missing));
         if (missing < 0) return FATTN_OK;
-        if (MPI_Wtime() > end)
-            return fattn_ctx_fail(ctx, FATTN_E_COMM, "rank %d does not answer within %g s, rank %d waits for it",
-                                  missing, r->time_limit, r->rank);
+        const double now = MPI_Wtime();
+        if (now > since + r->time_limit) return does_not_answer(r, ctx, missing);
+        if (now > next) {
+            tell_waits(r, missing);
+            next = now + TELL_EVERY * r->time_limit;
+        }
         sched_yield();
     }
 }
@@ -271,6 +303,7 @@ static void wait_for_all(rank_state *r, fattn_ctx *ctx, bool *left, bool *taken)
             *left &= q->left;
             *taken &= test(&q->fails) == MPI_SUCCESS && !is_active(q->fails);
             *taken &= test(&q->leaves) == MPI_SUCCESS && !is_active(q->leaves);
+            *taken &= test(&q->waits) == MPI_SUCCESS && !is_active(q->waits);
             for (int n = 0; n < MOST_OPEN; ++n) *taken &= !is_active(q->transfers[n].asks);
         }
         if (fails || (*left && *taken)) return;
@@ -390,7 +423,8 @@ fattn_status fattn_comm_mpi(fattn_ctx *ctx, MPI_Comm comm, const fattn_comm_opti
     *r = (rank_state){.memory = memory, .time_limit = time_limit, .rank = rank, .size = size};
     for (int p = 0; p < size; ++p) {
         peer *const q = &r->peers[p];
-        *q = (peer){.fails = MPI_REQUEST_NULL, .leaves = MPI_REQUEST_NULL};
+        *q = (peer){
+            .told_at = -HUGE_VAL, .fails = MPI_REQUEST_NULL, .leaves = MPI_REQUEST_NULL, .waits = MPI_REQUEST_NULL};
         for (int n = 0; n < MOST_OPEN; ++n)
             q->transfers[n] =
                 (transfer){.sends = MPI_REQUEST_NULL, .receives = MPI_REQUEST_NULL, .asks = MPI_REQUEST_NULL};
