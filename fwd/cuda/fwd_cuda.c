@@ -103,8 +103,7 @@ static row_split row_split_of(const fattn_ctx *ctx, const fattni_problem *p, con
     if (ctx->gpu.arch == 90 && is_half(p)) return s;
     const fattni_attention_args a = fattni_cuda_args_of(p);
     const int keys = fattni_fwd_most_keys(&a, a.Sk, k->BM, k->BN);
-    const int parts =
-        fattni_fwd_parts_of(keys, fattni_fwd_keys_of_part(keys, (int)(blocks * p->Hq), least_part(p), k->BN));
+    const int parts = fattni_fwd_most_parts(keys, (int)(blocks * p->Hq), least_part(p), k->BN, p->packed || p->padded);
     if (parts > 1) s.adder = adder_of(ctx, p);
     if (!s.adder) return s;
     s.parts = parts, s.ctas *= parts;

@@ -34,14 +34,24 @@ FATTNI_FWD_SPLIT int fattni_fwd_most_keys(const fattni_attention_args *a, int Sk
     const int64_t band = (int64_t)a->left + a->right + BM + BN;
     return a->left < FATTNI_FAR && a->right < FATTNI_FAR && band < Sk ? (int)band : Sk;
 }
-/* Keys of a part, a multiple of BN, where each of `blocks` row blocks of all heads sees so many; and the parts. */
+/* Into how many parts at most each of `blocks` row blocks of all heads is split. */
+FATTNI_FWD_SPLIT int fattni_fwd_parts_wanted(int blocks) {
+    return blocks < FATTNI_SPLIT_CTAS ? FATTNI_SPLIT_CTAS / blocks : 1;
+}
+/* Keys of a part, a multiple of BN, where each of these row blocks sees so many; and the parts. */
 FATTNI_FWD_SPLIT int fattni_fwd_keys_of_part(int keys, int blocks, int least, int BN) {
-    const int most = blocks < FATTNI_SPLIT_CTAS ? FATTNI_SPLIT_CTAS / blocks : 1;
-    const int part = keys / most + (keys % most != 0);
+    const int most = fattni_fwd_parts_wanted(blocks), part = keys / most + (keys % most != 0);
     return ((part > least ? part : least) + BN - 1) / BN * BN;
 }
 FATTNI_FWD_SPLIT int fattni_fwd_parts_of(int keys, int part) {
     return keys > part ? keys / part + (keys % part != 0) : 1;
+}
+/* Parts in a call whose longest sequence has so many keys, at most. ragged: others have fewer keys, but may have more
+   parts: of 32 parts wanted of 8192 keys each has 256, of 8208 keys 26 have 320. */
+FATTNI_FWD_SPLIT int fattni_fwd_most_parts(int keys, int blocks, int least, int BN, int ragged) {
+    if (!ragged) return fattni_fwd_parts_of(keys, fattni_fwd_keys_of_part(keys, blocks, least, BN));
+    const int most = fattni_fwd_parts_wanted(blocks), parts = fattni_fwd_parts_of(keys, (least + BN - 1) / BN * BN);
+    return parts < most ? parts : most;
 }
 
 #endif

@@ -7,6 +7,7 @@
 #include "bwd/cuda/bwd_cuda.h"
 #include "fwd/cuda/fwd_cuda.h"
 #include "fwd/cuda/fwd_parts.h"
+#include "fwd/cuda/fwd_split.h"
 #include "core/attention/kernel.h"
 #include "plans.h"
 
@@ -295,33 +296,33 @@ Test(host_side, every_architecture_has_kernels) {
     }
 }
 
-/* Hopper's forward for head_dim up to 192: V has a width of its own, and where O cannot be stored by its tensor map the
-   banded kernel runs, if the plain one knows no other way. */
-Test(host_side, hopper_forward_of_head_dim_192) {
+/* Hopper's kernels for head_dim up to 192: V has a width of its own; and where O cannot be stored by its tensor map the
+   banded forward runs, if the plain one knows no other way. */
+Test(host_side, hopper_of_head_dim_192) {
     enum { FULL, CAUSAL, WINDOW, SOFTCAP, WIDE, WIDE_CAUSAL };
     static const struct {
         int64_t D, Dv;
         int call;
-        const char *fwd;
+        const char *fwd, *bwd;
     } calls[] = {
-        {192, 128, FULL, "d192_v128_full_128x128"},
-        {192, 128, CAUSAL, "d192_v128_causal_128x128"},
-        {192, 128, WINDOW, "d192_v128_banded_128x128"},
-        {192, 128, SOFTCAP, "d192_v128_general_128x112"},
-        {192, 128, WIDE, "d192_v128_banded_128x128"},
-        {192, 128, WIDE_CAUSAL, "d192_v128_banded_128x128"},
-        {136, 8, CAUSAL, "d192_v128_causal_128x128"},
-        {192, 136, FULL, "d192_full_128x112"},
-        {192, 192, CAUSAL, "d192_causal_128x112"},
-        {192, 192, WINDOW, "d192_banded_128x112"},
-        {192, 192, SOFTCAP, "d192_general_128x112"},
-        {192, 192, WIDE, "d192_full_128x112"},
-        {128, 192, FULL, "d192_full_128x112"},
-        {128, 128, CAUSAL, "d128_causal_128x128"},
-        {200, 128, FULL, "d256_full_128x80"},
-        {192, 200, CAUSAL, "d256_short_128x64"},
-        {96, 80, FULL, "d96_full_128x128"},
-        {256, 256, WIDE_CAUSAL, "d256_causal_128x80"},
+        {192, 128, FULL, "d192_v128_full_128x128", "d192_v128_full_64x64"},
+        {192, 128, CAUSAL, "d192_v128_causal_128x128", "d192_v128_causal_64x64"},
+        {192, 128, WINDOW, "d192_v128_banded_128x128", "d192_v128_banded_64x64"},
+        {192, 128, SOFTCAP, "d192_v128_general_128x112", "d192_v128_capped_64x64"},
+        {192, 128, WIDE, "d192_v128_banded_128x128", "d192_v128_full_64x64"},
+        {192, 128, WIDE_CAUSAL, "d192_v128_banded_128x128", "d192_v128_causal_64x64"},
+        {136, 8, CAUSAL, "d192_v128_causal_128x128", "d192_v128_causal_64x64"},
+        {192, 136, FULL, "d192_full_128x112", "d256_full_64x64"},
+        {192, 192, CAUSAL, "d192_causal_128x112", "d256_causal_64x64"},
+        {192, 192, WINDOW, "d192_banded_128x112", "d256_banded_64x64"},
+        {192, 192, SOFTCAP, "d192_general_128x112", "d256_capped_64x64"},
+        {192, 192, WIDE, "d192_full_128x112", "d256_full_64x64"},
+        {128, 192, FULL, "d192_full_128x112", "d256_full_64x64"},
+        {128, 128, CAUSAL, "d128_causal_128x128", "d128_causal_64x128"},
+        {200, 128, FULL, "d256_full_128x80", "d256_full_64x64"},
+        {192, 200, CAUSAL, "d256_short_128x64", "d256_causal_64x64"},
+        {96, 80, FULL, "d96_full_128x128", "d96_full_64x128"},
+        {256, 256, WIDE_CAUSAL, "d256_causal_128x80", "d256_causal_64x64"},
     };
     for (int arch = 80; arch <= 90; arch += 10)
         for (size_t n = 0; n < 2 * sizeof calls / sizeof *calls; ++n) {
@@ -344,6 +345,8 @@ Test(host_side, hopper_forward_of_head_dim_192) {
                          (long long)D, (long long)Dv, plan.fwd_kernel);
             const fattni_cuda_kernel *const bwd = kernel_called(fattni_bwd_cuda_kernels, plan.bwd_kernel);
             cr_assert(bwd->D >= D && bwd->Dv >= Dv, "%s", bwd->name);
+            cr_assert_eq(strstr(bwd->name, calls[n / 2].bwd) != NULL && bwd->arch == 90, arch == 90,
+                         "sm_%d, %lld, %lld: %s", arch, (long long)D, (long long)Dv, bwd->name);
             fattn_ctx_destroy(ctx);
         }
 }
@@ -621,7 +624,8 @@ Test(host_side, parts_do_not_depend_on_the_batch) {
     }
 }
 
-/* Of sequences with lengths of their own the parts have the room that the longest ones need. */
+/* Of sequences with lengths of their own any may have most parts, not only the longest: 8208 keys may have fewer than
+   8192. */
 Test(host_side, parts_of_ragged_batches) {
     fattn_ctx *const ctx = planner(80);
     for (int type = 0; type < TYPES; ++type)
@@ -641,8 +645,20 @@ Test(host_side, parts_of_ragged_batches) {
             }
             const fattn_attention_plan ragged = plan_of(ctx, &y);
             cr_assert_str_eq(whole.fwd_kernel, ragged.fwd_kernel);
-            cr_assert_eq(whole.fwd_workspace, ragged.fwd_workspace);
             cr_assert_gt(whole.fwd_workspace, 0);
+            const fattni_cuda_kernel *const k = kernel_called(fattni_fwd_cuda_kernels, ragged.fwd_kernel);
+            const int blocks = (int)((Sq + k->BM - 1) / k->BM * 6), least = type < TYPE_TF32    ? 256
+                                                                            : type == TYPE_TF32 ? 512
+                                                                                                : 1024;
+            const size_t result = result_bytes(k, (fattn_dtype)x.t[Q].dtype, Sq, 64);
+            const int room = (int)(ragged.fwd_workspace / result) / blocks / (int)B;
+            int most = 0;
+            for (int keys = 1; keys <= Sk; ++keys) {
+                const int parts = fattni_fwd_parts_of(keys, fattni_fwd_keys_of_part(keys, blocks, least, k->BN));
+                most = parts > most ? parts : most;
+            }
+            cr_assert_geq(room, most, "%s: %d", k->name, most);
+            cr_assert_leq(room, most + 1, "%s: %d", k->name, most);
         }
     fattn_ctx_destroy(ctx);
 }

@@ -444,6 +444,10 @@ static const test_case cases[] = {
      .length_q = {50, 200, 133}, .length_k = {71, 130, 350}, .half_o = 1, .exact = 1},
     {CASE("exact, padded, window", 2, 1, 1, 300, 250, K_D, K_DV, 0, 120, 90), .padded = 1, .length_q = {50, 300},
      .length_k = {250, 71}, .half_o = 1, .exact = 1},
+#if !HOPPER && !FEW
+    {CASE("the longest sequence has fewer parts", 2, 32, 1, 1, 8 * K_BN + 1, K_D, K_DV, 0, -1, -1), .padded = 1,
+     .length_q = {1, 1}, .length_k = {8 * K_BN, 8 * K_BN + 1}},
+#endif
     {CASE("no keys", 2, 1, 1, 100, 150, K_D, K_DV, 0, -1, -1), .packed = 1, .length_q = {100, 50},
      .length_k = {0, 150}},
     {CASE("padded", 2, 2, 1, 300, 250, K_D, K_DV, 1, -1, -1), .padded = 1, .length_q = {50, 300}, .length_k = {250, 71},

@@ -58,7 +58,8 @@ static int run_forward(const fattni_attention_args *a, int least_part) {
     split_args.BM = K_BM, split_args.BN = K_BN;
     std::vector<part_type> results;
     if (least_part > 0) {
-        split_args.parts = fattni_fwd_parts_of(keys, fattni_fwd_keys_of_part(keys, blocks * a->Hq, least_part, K_BN));
+        const int ragged = a->cu_seqlens_q.p || a->seqlens_q.p || a->seqlens_k.p;
+        split_args.parts = fattni_fwd_most_parts(keys, blocks * a->Hq, least_part, K_BN, ragged);
         split_args.rows = min(a->Sq, K_BM), split_args.width = (a->Dv + 7) / 8 * 8;
         split_args.step = (split_args.rows * (split_args.width + 2) + 7) / 8 * 8;
         results.assign((size_t)(a->B * split_args.parts * a->Hq * blocks * split_args.step), (part_type)NAN);

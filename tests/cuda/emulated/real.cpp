@@ -242,6 +242,8 @@ static const test_case cases[] = {
     {CASE("far scores", 1, 2, 2, 20, 6 * K_BN + 5, K_D, K_D, 1, 0, -1, -1), .far = 1},
     {CASE("far scores, sink, merge", 1, 1, 1, 20, 6 * K_BN + 5, K_D, K_D, 1, 1, 3 * K_BN, -1), .sink = 1, .merge = 1,
      .far = 1},
+    {CASE("the longest sequence has fewer parts", 2, 32, 1, 1, 16 * K_BN + 1, K_D, K_D, 1, 0, -1, -1), .padded = 1,
+     .length_q = {1, 1}, .length_k = {16 * K_BN, 16 * K_BN + 1}},
 #endif
 };
 
