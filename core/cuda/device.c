@@ -70,10 +70,10 @@ static fattn_status set_limit(fattn_ctx *ctx, const char *name, fattni_cuda_any 
         ctx, cudaFuncSetAttribute(pointer_of(kernel), cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes), name);
 }
 
-fattn_status fattni_cuda_allow_shared(fattn_ctx *ctx, const char *name, fattni_cuda_any kernel, size_t bytes) {
+fattn_status fattni_cuda_allow_shared(fattn_ctx *ctx, const char *name, fattni_cuda_any kernel) {
     bool entered;
     FATTNI_TRY(fattni_cuda_enter(ctx, &entered));
-    const fattn_status s = set_limit(ctx, name, kernel, bytes);
+    const fattn_status s = set_limit(ctx, name, kernel, ctx->gpu.shared_of_device - STATIC_SHARED);
     fattni_cuda_leave(ctx, entered);
     return s;
 }

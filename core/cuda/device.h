@@ -8,9 +8,9 @@
 
 /* Dynamic shared memory that a block may have, with 1 KiB reserved for static shared memory. */
 size_t fattni_cuda_most_shared(const fattn_ctx *ctx);
-/* Lets launches of a kernel have so many bytes of dynamic shared memory, for all contexts of a process on this device:
-   it must be the same number each time. */
-fattn_status fattni_cuda_allow_shared(fattn_ctx *ctx, const char *name, fattni_cuda_any kernel, size_t bytes);
+/* Lets launches of a kernel have as much dynamic shared memory as the device has, whatever the context is capped to:
+   the limit is one for all contexts of a process. */
+fattn_status fattni_cuda_allow_shared(fattn_ctx *ctx, const char *name, fattni_cuda_any kernel);
 
 /* fattni_device_ops.dropout_mask (core/base/device.h). */
 fattn_status fattni_cuda_mask(fattn_ctx *ctx, const fattni_problem *p, uint8_t *keep, const int64_t stride[4],

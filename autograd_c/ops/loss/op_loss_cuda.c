@@ -25,7 +25,7 @@ static fattn_status start_rows(fattn_ctx *ctx, fattn_dtype real, fattni_loss_arg
     a->keeps = a->gradients && a->dtype == FATTN_BF16 && a->pack == FATTNI_PACK && row <= most;
     if (!a->keeps) return FATTNI_START_REAL(ctx, real, loss_rows, a->rows, threads_of(a), a);
     const fattni_cuda_any kernel = (fattni_cuda_any)fattn_loss_rows_f32;
-    FATTNI_TRY(fattni_cuda_allow_shared(ctx, "loss_rows", kernel, most));
+    FATTNI_TRY(fattni_cuda_allow_shared(ctx, "loss_rows", kernel));
     return fattni_cuda_start(ctx, "loss_rows", kernel, a->rows, threads_of(a), row, a);
 }
 
