@@ -1,6 +1,7 @@
 /* DESCRIBE_KERNEL(type of the kernel's argument, bytes of dynamic shared memory, CTAs of a cluster) is the last line of
-   a kernel's file. It defines <name>_description, which the host finds through the pass's list of kernels. The other
-   fields come from the kernel's line in that list, by the macros of cmake/instance.cu.in. */
+   a kernel's file; DESCRIBE_KERNEL_THAT_WAITS of one that begins with begin_grid. It defines <name>_description, which
+   the host finds through the pass's list of kernels. The other fields come from the kernel's line in that list, by the
+   macros of cmake/instance.cu.in. */
 #ifndef FATTNI_CORE_DEVICE_DESCRIBE_H
 #define FATTNI_CORE_DEVICE_DESCRIBE_H
 
@@ -11,7 +12,7 @@
 #define TEXT_OF_(x) #x
 #define TEXT_OF(x) TEXT_OF_(x)
 
-#define DESCRIBE_KERNEL(args, shared_bytes, ctas_of_cluster)                                                           \
+#define DESCRIBE_(args, shared_bytes, ctas_of_cluster, waits)                                                          \
     extern "C" __attribute__((visibility("hidden"))) const fattni_cuda_kernel DESCRIPTION_OF(K_NAME) = {               \
         TEXT_OF(K_NAME),                                                                                               \
         (fattni_cuda_any)K_NAME,                                                                                       \
@@ -26,6 +27,10 @@
         K_BM,                                                                                                          \
         K_BN,                                                                                                          \
         32 * K_WARPS,                                                                                                  \
-        ctas_of_cluster}
+        ctas_of_cluster,                                                                                               \
+        waits}
+#define DESCRIBE_KERNEL(args, shared_bytes, ctas_of_cluster) DESCRIBE_(args, shared_bytes, ctas_of_cluster, 0)
+#define DESCRIBE_KERNEL_THAT_WAITS(args, shared_bytes, ctas_of_cluster)                                                \
+    DESCRIBE_(args, shared_bytes, ctas_of_cluster, 1)
 
 #endif

@@ -476,4 +476,4 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS) K_NAME(const __gri
     }
 }
 
-DESCRIBE_KERNEL(fattni_fwd_parts_args, SHARED_BYTES, 1);
+DESCRIBE_KERNEL_THAT_WAITS(fattni_fwd_parts_args, SHARED_BYTES, 1);

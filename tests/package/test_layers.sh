@@ -110,16 +110,29 @@ if [ -s "$work/twice" ]; then
     status=1
 fi
 
-# Kernels that fattni_cuda_start launches wait for the kernel before them; of attention (K_NAME) those of few rows do
-# (core/cuda/kernels.c), the others are launched otherwise.
-find autograd_c core fwd bwd -name '*.cu' -o -name '*.inc' -o -name '*.cuh' | xargs awk '
+# Kernels that fattni_cuda_start launches wait for the kernel before them; of attention (K_NAME) those that say so in
+# their description, the others are launched otherwise.
+waiting=$(grep -rl '^DESCRIBE_KERNEL_THAT_WAITS(' fwd bwd | tr '\n' ' ')
+[ -n "$waiting" ] || { echo 'no attention kernel waits: this test looks for another name'; status=1; }
+find autograd_c core fwd bwd -name '*.cu' -o -name '*.inc' -o -name '*.cuh' | xargs awk -v waiting=" $waiting" '
 /__global__/ { head = ""; inside = 1 }
 inside { head = head $0 }
-inside && /\{ *\\?$/ { inside = 0; all += 1; if (head !~ /K_NAME/ || FILENAME ~ /fwd_parts/) next_line = FNR + 1; next }
+inside && /\{ *\\?$/ {
+    inside = 0; all += 1
+    if (head !~ /K_NAME/ || index(waiting, " " FILENAME " ")) next_line = FNR + 1
+    next
+}
 FNR == next_line && !/begin_grid\(\);/ { print FILENAME ":" FNR ": a kernel without begin_grid()"; bad = 1 }
 FNR == next_line { next_line = 0; begun += 1 }
 END { if (begun < 50 || all <= begun) { print "kernels were not found: " begun " of " all; bad = 1 } exit bad }' ||
     status=1
+# Those of huge rows wait in has_tasks, before all that reads or writes the device's memory.
+grep -l __global__ bwd/cuda/huge/*.cuh > "$work/huge"
+[ -s "$work/huge" ] || { echo 'no kernels of huge rows: this test looks in another folder'; status=1; }
+xargs awk 'FNR == 1 { inside = 0 } /__global__/ { inside = 1 } inside && /has_tasks/ { waits[FILENAME] = 1 }
+inside && /(args\.|->|run_tasks)/ && !waits[FILENAME] { print FILENAME ":" FNR ": before has_tasks"; bad = 1 }
+END { for (n = 1; n < ARGC; ++n) if (!waits[ARGV[n]]) { print ARGV[n] ": no has_tasks"; bad = 1 } exit bad }' \
+    < "$work/huge" || status=1
 
 nm --defined-only --extern-only "$FATTN_BUILD/lib/libfattn_internal.a" 2> /dev/null |
     awk '$2 ~ /[TDRBC]/ { print $3 }' | sort > "$work/names"
