@@ -21,12 +21,16 @@ static atomic_bool interrupted; /* lock-free: a signal handler sets it, any thre
 static _Thread_local char *kept;
 static _Thread_local size_t kept_bytes;
 
+static void (*before)(void *); /* a message is printed */
+static void *before_arg;
+
 int cli_fail(int code, const char *format, ...) {
     va_list arguments;
     va_start(arguments, format);
     if (kept) {
         if (code) vsnprintf(kept, kept_bytes, format, arguments);
     } else {
+        if (before) before(before_arg);
         fflush(stdout);
         fprintf(stderr, "%s: ", speaker);
         vfprintf(stderr, format, arguments);
@@ -34,6 +38,11 @@ int cli_fail(int code, const char *format, ...) {
     }
     va_end(arguments);
     return code;
+}
+
+void cli_before_messages(void (*f)(void *), void *arg) {
+    before = f;
+    before_arg = arg;
 }
 
 void cli_keep_messages(char *to, size_t bytes) {
@@ -61,6 +70,11 @@ void cli_catch_interrupts(void) {
 }
 
 bool cli_interrupted(void) { return atomic_load(&interrupted); }
+
+void cli_release_interrupts(void) {
+    signal(SIGINT, SIG_DFL);
+    signal(SIGTERM, SIG_DFL);
+}
 
 bool cli_make_parents(const char *path) {
     char folder[PATH_MAX];

@@ -60,6 +60,8 @@ bool cli_in_range(const cli_option *o, const void *field);
 
 /* Prints "fattn check: <error message>" on standard error; returns `code`. */
 int cli_fail(int code, const char *format, ...) FATTN_PRINTF(2, 3);
+/* f(arg) is called before each error message that is printed from now on, as to end a line; NULL: nothing is. */
+void cli_before_messages(void (*f)(void *arg), void *arg);
 /* The same for a library call that returned s: what, the context's error message, the status' name. */
 int cli_status(const fattn_ctx *ctx, fattn_status s, const char *what);
 /* From now on the calling thread prints no error messages: the last one, of a code that is not CLI_OK, is kept in `to`.
@@ -71,6 +73,7 @@ bool cli_keeps_messages(void);
    ends the process. Commands that do not call this end at the first. */
 void cli_catch_interrupts(void);
 bool cli_interrupted(void);
+void cli_release_interrupts(void); /* from now on they end the process again */
 
 /* Creates the folders above path. False with errno when that fails. */
 bool cli_make_parents(const char *path);

@@ -3,12 +3,11 @@
 #include "cli/base/device.h"
 #include "cli/commands/train_session.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-
-enum { WARM_STEPS = 5 };
 
 bool wants_checkpoints(const session *s) { return strcmp(s->o.checkpoint, "-") != 0; }
 
@@ -51,6 +50,9 @@ static int evaluate(session *s, int64_t sequences) {
     if (!status) status = trainer_note(&s->r, &s->last);
     if (status) return rank_failed(s->rank, status, "evaluation");
     report_evaluation(s, "eval");
+    if (!isfinite(s->last.loss))
+        return cli_fail(CLI_FAILURE, "the loss on held-out data after step %lld is %g: lower --lr?",
+                        (long long)s->r.step, s->last.loss);
     const bool asks = s->examples.n > 0 && s->r.step > s->first_step && s->r.step > s->asked_step;
     const int code = asks ? ask_examples(s) : CLI_OK;
     if (code) return code;
@@ -89,6 +91,8 @@ static int take_step(session *s) {
     return code;
 }
 
+static void end_bar(void *bar) { progress_end(bar); }
+
 /* Until the budget is used, the target is reached, or a signal interrupts: after the same step on all ranks. */
 static int learn(session *s) {
     trainer *r = &s->r;
@@ -107,7 +111,7 @@ static int learn(session *s) {
     if (leads) progress_end(&s->bar);
     if (settled) return settled;
     /* save prints its error message; where all ranks take part, none does after a failure of one */
-    if (!saved && (!code || !s->o.zero)) saved = save(s);
+    if (!saved && (!code || (!s->o.zero && r->step > s->first_step))) saved = save(s);
     return code ? code : saved;
 }
 
@@ -226,6 +230,12 @@ static int set_up_rank(session *s) {
     config.rank = s->rank;
     const fattn_status status = trainer_create(&s->r, s->rank->ctx, s->task, &shape, &config);
     if (status) return rank_failed(s->rank, status, "model");
+    const int64_t counted = trainer_counted_batch(s->task, &shape);
+    if (o->target > 0 && o->batch > counted)
+        return cli_fail(CLI_USAGE,
+                        "--target: of batches of %lld x %lld tokens with %lld symbols right answers are not counted; "
+                        "--batch %lld would be counted, --target 0 needs none",
+                        (long long)o->batch, (long long)o->context, (long long)s->task->vocab, (long long)counted);
     if (setup->from && !checkpoint_restore(setup->from, &s->r)) return CLI_FAILURE;
     if (o->init && !gpt2_start_load(&setup->start, &s->r, o->task == TASK_SHARDS)) return CLI_FAILURE;
     const history *h = &s->r.history;
@@ -249,8 +259,15 @@ static int run_rank(rank *k, void *arg) {
         if (rank_leads(k)) report_header(&s);
         report_start(&s);
         cli_catch_interrupts();
-        if (rank_leads(k)) progress_begin(&s.bar, stderr, "step", s.r.step, s.r.step + 1);
+        if (rank_leads(k)) {
+            progress_begin(&s.bar, stderr, "step", s.r.step, s.r.step + 1);
+            cli_before_messages(end_bar, &s.bar);
+        }
         code = learn(&s);
+        if (rank_leads(k)) {
+            cli_before_messages(NULL, NULL);
+            progress_end(&s.bar);
+        }
         if (!code && trainer_interrupted(&s.r)) {
             code = CLI_INTERRUPTED;
             if (rank_leads(k) && s.o.plot && s.r.step > 0 && !report_plot(&s, NULL, 0)) code = CLI_FAILURE;
@@ -258,6 +275,7 @@ static int run_rank(rank *k, void *arg) {
                      wants_checkpoints(&s) ? "; continue with --resume " : "",
                      wants_checkpoints(&s) ? s.o.checkpoint : "");
         } else if (!code) {
+            if (rank_leads(k)) cli_release_interrupts(); /* nothing is left to be saved */
             code = summarize(&s);
         }
     }

@@ -87,7 +87,8 @@ void report_progress(session *s) {
     if (s->bar.total <= r->step && !over) s->bar.total = r->step + 1;
     if (!progress_due(&s->bar, r->step)) return;
     char rate[32], memory[32], right[32] = "", scale[64] = "";
-    if (s->o.task == TASK_RECALL) snprintf(right, sizeof right, " right %.1f%%", 100 * s->last.right);
+    if (s->o.task == TASK_RECALL && !isnan(s->last.right))
+        snprintf(right, sizeof right, " right %.1f%%", 100 * s->last.right);
     if (trainer_is_scaled(r))
         snprintf(scale, sizeof scale, " scale %g skipped %lld", (double)r->scaling.scale,
                  (long long)r->scaling.skipped_steps);
@@ -140,9 +141,13 @@ bool report_plot(session *s, const plot_level *levels, int n_levels) {
 static int summarize_recall(session *s) {
     char queries[32];
     const double pairs = (double)(s->o.context / 4);
-    printf("recall: %.2f %% of %s answers right on unseen sequences (guessing among the "
-           "values in sight: %.1f %%), loss %.4f\n",
-           100 * s->last.right, text_of_count((double)s->last.targets, queries), 100 / pairs, s->last.loss);
+    text_of_count((double)s->last.targets, queries);
+    if (isnan(s->last.right))
+        printf("recall: loss %.4f of %s answers on unseen sequences\n", s->last.loss, queries);
+    else
+        printf("recall: %.2f %% of %s answers right on unseen sequences (guessing among the "
+               "values in sight: %.1f %%), loss %.4f\n",
+               100 * s->last.right, queries, 100 / pairs, s->last.loss);
     const plot_level levels[] = {{"no idea", log((double)s->task->vocab)}, {"values in sight", log(pairs)}};
     if (s->o.plot && !report_plot(s, levels, 2)) return CLI_FAILURE;
     if (s->o.target <= 0 || s->last.right >= s->o.target) return CLI_OK;
@@ -194,10 +199,14 @@ static int summarize_speed(session *s) {
     char rate[32], memory[32];
     const train_options *o = &s->o;
     const double tokens = (double)((s->r.step - s->warm_step) * trainer_sequences(&s->r) * o->context);
-    const double time = s->r.elapsed - s->warm_elapsed, speed = time > 0 ? tokens / time : 0;
+    const double time = s->r.elapsed - s->warm_elapsed, speed = time > 0 && tokens > 0 ? tokens / time : NAN;
     const double work = 6.0 * (double)model_size(s->r.model) + 7.0 * (double)(o->layers * o->context * o->channels);
-    printf("tokens: %s per second, %.1f TFLOP/s, peak memory %s\n", text_of_count(speed, rate), 1e-12 * work * speed,
-           text_of_bytes((double)fattn_ctx_mem(s->rank->ctx).peak, memory));
+    text_of_bytes((double)fattn_ctx_mem(s->rank->ctx).peak, memory);
+    if (isnan(speed))
+        printf("tokens: no speed before step %d, peak memory %s\n", WARM_STEPS + 1, memory);
+    else
+        printf("tokens: %s per second, %.1f TFLOP/s, peak memory %s\n", text_of_count(speed, rate),
+               1e-12 * work * speed, memory);
     json_begin(&s->log);
     json_text(&s->log, "event", "speed");
     json_real(&s->log, "tokens_per_second", speed);
@@ -245,9 +254,9 @@ void report_header(const session *s) {
                text_of_count((double)text_corpus(s->task)->train.n, train),
                text_of_count((double)text_corpus(s->task)->held_out.n, held_out));
     else if (o->task == TASK_SHARDS)
-        printf("shards: %s, %s tokens; %lld tokens a step, %lld steps\n", o->data,
+        printf("shards: %s, %s tokens; %lld tokens a step, %g %s\n", o->data,
                text_of_count((double)shards_tokens(s->task), train), (long long)(trainer_sequences(&s->r) * o->context),
-               (long long)o->steps);
+               o->steps > 0 ? (double)o->steps : o->seconds, o->steps > 0 ? "steps" : "seconds");
     else if (o->task == TASK_TOKENS)
         printf("task: random tokens out of %lld\n", (long long)s->task->vocab);
     else

@@ -10,6 +10,8 @@
 #include "cli/train/durable.h"
 #include "cli/train/train_options.h"
 
+enum { WARM_STEPS = 5 }; /* before speed is measured */
+
 /* What the ranks of a process read together. */
 typedef struct train_setup {
     train_options o;

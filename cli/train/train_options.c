@@ -361,8 +361,8 @@ static bool scale_of(const char *text, double *scale) {
     return *end == 0 && *scale >= ldexp(1, -LOSS_SCALE_LOG2) && *scale <= ldexp(1, LOSS_SCALE_LOG2);
 }
 
-/* A step's tokens are passes, which the ranks divide. */
-static int check_passes(const train_options *o) {
+/* A step's tokens are passes, which the ranks divide. A resumed run keeps them. */
+static int check_passes(const train_options *o, bool resumed) {
     const int64_t pass = o->batch * o->context, unit = pass * o->ranks, fits = o->total_batch / unit * unit;
     char smaller[40] = "";
     if (o->total_batch % pass != 0)
@@ -370,6 +370,14 @@ static int check_passes(const train_options *o) {
                         "--total-batch %lld is not a multiple of --batch %lld x --context %lld = %lld tokens",
                         (long long)o->total_batch, (long long)o->batch, (long long)o->context, (long long)pass);
     if (o->total_batch == fits) return CLI_OK;
+    int64_t ranks = o->ranks;
+    while (o->total_batch / pass % ranks != 0) ranks -= 1;
+    if (resumed)
+        return cli_fail(CLI_USAGE,
+                        "a step of this run has %lld passes of --batch %lld x --context %lld, which %lld ranks cannot "
+                        "divide: --ranks %lld can",
+                        (long long)(o->total_batch / pass), (long long)o->batch, (long long)o->context,
+                        (long long)o->ranks, (long long)ranks);
     if (fits > 0) snprintf(smaller, sizeof smaller, "%lld or ", (long long)fits);
     return cli_fail(CLI_USAGE,
                     "a step of --total-batch %lld tokens has %lld passes of --batch %lld x --context %lld, which %lld "
@@ -403,7 +411,7 @@ static int check_dtype(const train_options *o, bool by_preset) {
     return CLI_OK;
 }
 
-static int check(const train_options *o, bool preset_dtype) {
+static int check(const train_options *o, bool preset_dtype, bool resumed) {
     const bool shards = o->task == TASK_SHARDS;
     if (shards && !o->data) return cli_fail(CLI_USAGE, "--task shards needs files of tokens: --data PATTERN");
     if (shards && !o->val) return cli_fail(CLI_USAGE, "--task shards needs held-out tokens: --val PATTERN");
@@ -413,6 +421,8 @@ static int check(const train_options *o, bool preset_dtype) {
     if (o->task == TASK_TEXT && !o->text) return cli_fail(CLI_USAGE, "--task text needs a --text");
     if (shards && o->sample > 0 && !o->tokenizer)
         return cli_fail(CLI_USAGE, "--sample needs the tokens' text: --tokenizer FILE");
+    if (!shards && o->task != TASK_TEXT && o->sample > 0)
+        return cli_fail(CLI_USAGE, "--sample %lld needs --task text or shards", (long long)o->sample);
     if (!shards && o->hellaswag) return cli_fail(CLI_USAGE, "--hellaswag needs --task shards");
     if (!shards && o->tokenizer) return cli_fail(CLI_USAGE, "--tokenizer needs --task shards");
     if (!shards && o->sample > 0 && (!o->prompt || !*o->prompt))
@@ -440,11 +450,14 @@ static int check(const train_options *o, bool preset_dtype) {
     } else if (o->channels % o->heads != 0 || o->channels / o->heads % 2 != 0)
         return cli_fail(CLI_USAGE, "--channels %lld --heads %lld: channels/heads must be an even number",
                         (long long)o->channels, (long long)o->heads);
+    if (o->channels / o->heads > 256)
+        return cli_fail(CLI_USAGE, "--channels %lld --heads %lld: channels/heads are %lld, 256 are possible",
+                        (long long)o->channels, (long long)o->heads, (long long)(o->channels / o->heads));
     if (o->heads % o->kv_heads != 0)
         return cli_fail(CLI_USAGE, "--heads %lld is not a multiple of --kv-heads %lld", (long long)o->heads,
                         (long long)o->kv_heads);
     if (!output_differ(o->json, o->plot)) return CLI_USAGE;
-    const int passes = check_passes(o);
+    const int passes = check_passes(o, resumed);
     if (passes) return passes;
     const bool epoch = shards && o->seconds == 0; /* steps are counted when the files are known */
     if (o->steps == 0 && o->seconds == 0 && !epoch)
@@ -484,11 +497,12 @@ int train_options_complete(train_options *o, checkpoint *from) {
         const int dtype = o->dtype == UNSET ? stored.dtype : o->dtype;
         if (dtype != IN_F16) stored.loss_scale = NULL; /* the run goes on in a type that has none */
         if (dtype == IN_F32) stored.rounding = ROUNDING_MASTERS;
+        if (dtype != IN_F32) stored.tf32 = false;
         /* What older versions, which had one rank, stored. */
         if (stored.total_batch == 0) stored.total_batch = stored.batch * stored.context;
         if (o->total_batch == 0) o->total_batch = stored.batch * stored.context * o->ranks;
         const int code = take_missing(o, &stored, true);
-        return code ? code : check(o, false);
+        return code ? code : check(o, false, true);
     }
     if (o->task == UNSET && o->data) o->task = TASK_SHARDS;
     const bool preset_dtype = o->preset != UNSET && o->dtype == UNSET;
@@ -506,7 +520,7 @@ int train_options_complete(train_options *o, checkpoint *from) {
     take_missing(o, &defaults[o->task], false);
     /* The number is stored: a run that goes on with other ranks keeps it. */
     if (o->total_batch == 0) o->total_batch = o->batch * o->context * o->ranks;
-    return check(o, preset_dtype);
+    return check(o, preset_dtype, false);
 }
 
 fattn_dtype train_dtype(int choice) {

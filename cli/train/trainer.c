@@ -7,7 +7,7 @@
 #include <stdlib.h>
 
 /* Logits of a batch that are copied to the host: up to 256 MiB. With more, an evaluation has only the loss. */
-static const size_t MOST_LOGITS = 1 << 26;
+enum { MOST_LOGITS = 1 << 26 };
 
 /* Behind the losses in `news`: rank 0's clock, and how many ranks have been interrupted. */
 enum { CLOCK, INTERRUPTS, NEWS };
@@ -23,6 +23,10 @@ static fattn_loss_scale_options loss_scale(const trainer_config *c) {
         o.interval = 0;
     }
     return o;
+}
+
+int64_t trainer_counted_batch(const task *t, const model_config *config) {
+    return MOST_LOGITS / (t->context * model_columns(config));
 }
 
 /* This rank's passes of a step. */
@@ -61,9 +65,10 @@ static fattn_status create_parts(trainer *r, const model_config *config) {
     if (!s) s = model_create(r->ctx, config, &r->model);
     if (!s) s = fattn_tape_create(r->ctx, &r->tape);
     if (!s) s = batch_feed_create(r->ctx, r->config.batch, r->task->context, &r->feed);
-    const size_t logits = (size_t)(r->config.batch * r->task->context * model_columns(config));
-    if (logits <= MOST_LOGITS) r->logits = malloc(logits * sizeof *r->logits);
-    if (!s && !r->logits && logits <= MOST_LOGITS)
+    const int64_t most = trainer_counted_batch(r->task, config), batch = r->config.batch;
+    const size_t logits = (size_t)(batch * r->task->context * model_columns(config));
+    if (batch <= most) r->logits = malloc(logits * sizeof *r->logits);
+    if (!s && !r->logits && batch <= most)
         s = fattn_ctx_fail(r->ctx, FATTN_E_NOMEM, "no memory for the logits of a batch");
     if (!s) s = create_reducer(r);
     if (s) return s;
@@ -363,6 +368,25 @@ static int64_t held_out(const trainer *r, int64_t i, int64_t n) {
     return r->task->in_order ? i : i * r->task->held_out / n;
 }
 
+/* Adds the model's own mean loss over the first `rows` sequences of the batch `to`; which targets are right is not
+   known. Those of the others are ignored. */
+static fattn_status add_loss(trainer *r, batch_place *to, int64_t rows, evaluation *e) {
+    const batch_feed *const b = &r->feed;
+    const int64_t n = rows * r->task->context, all = r->config.batch * r->task->context;
+    int64_t targets = 0;
+    double loss = 0;
+    for (int64_t i = n; i < all; ++i) to->targets[i] = TASK_IGNORE;
+    for (int64_t i = 0; i < n; ++i) targets += to->targets[i] != TASK_IGNORE;
+    fattn_status s = send_batch(r, 0);
+    fattn_tape_reset(r->tape);
+    if (!s && targets > 0)
+        s = fattn_tape_item(r->tape, model_test_loss(r->model, r->tape, &b->ids, &b->targets), &loss);
+    e->loss += loss * (double)targets;
+    e->right = NAN;
+    e->targets += targets;
+    return s;
+}
+
 /* Adds what the batch of held-out sequences `first` and on says, of n in all, to the sums in e. */
 static fattn_status evaluate_batch(trainer *r, int64_t first, int64_t n, evaluation *e) {
     const int64_t size = r->config.batch, rows = first + size < n ? size : n - first;
@@ -373,17 +397,10 @@ static fattn_status evaluate_batch(trainer *r, int64_t first, int64_t n, evaluat
     to->cursor = BATCH_NONE;
     for (int64_t row = 0; row < size; ++row) /* the last batch repeats its first sequence */
         put_sequence(r, to, row, r->task->test, held_out(r, first + (row < rows ? row : 0), n));
+    if (!r->logits) return add_loss(r, to, rows, e);
     s = send_batch(r, 0);
     if (s) return s;
     fattn_tape_reset(r->tape);
-    if (!r->logits) {
-        double loss;
-        s = fattn_tape_item(r->tape, model_test_loss(r->model, r->tape, &b->ids, &b->targets), &loss);
-        if (s) return s;
-        e->loss += loss * (double)(size * r->task->context);
-        e->targets += size * r->task->context;
-        return FATTN_OK;
-    }
     fattn_tensor view;
     s = fattn_tape_value(r->tape, model_logits(r->model, r->tape, &b->ids), &view);
     if (!s) s = device_read(r->ctx, &view, r->logits);

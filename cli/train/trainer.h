@@ -132,9 +132,11 @@ const char *trainer_why_no_graph(const trainer *r);
 
 typedef struct evaluation {
     double loss;  /* mean -log p, nats */
-    double right; /* share of the targets that are the model's first choice; 0 without logits */
+    double right; /* share of the targets that are the model's first choice; NaN: not counted */
     int64_t targets;
 } evaluation;
+/* The largest batch of which an evaluation counts right answers: its logits are copied to the host. */
+int64_t trainer_counted_batch(const task *t, const model_config *config);
 /* On `count` of the task's held-out sequences, evenly spaced or, if the task says so, the first; all when count is
    larger. Collective: ranks divide the batches, whose sums are added in one order. */
 fattn_status trainer_evaluate(trainer *r, int64_t count, evaluation *out);

@@ -1,9 +1,9 @@
 /* Ranks that are processes of MPI. A message is sent when its receiver has asked for it, with its length, while both
    finish the exchange: so lengths that differ are found before anything is sent, and nothing is under way for an
    exchange that is not being finished. Such requests are one kind of notice. A failure is another: each rank that fails
-   tells it to all, so that it comes before any notice that follows from it. A rank that waits long tells for which rank:
-   when one waits for another that waits for a third, the third is to blame, whoever's time ends first. The last notice
-   says that its sender has left. */
+   tells it to all, so that it comes before any notice that follows from it. A rank that waits for long tells for which
+   rank: when one waits for another that waits for a third, the third is to blame, whoever's time ends first. The last
+   notice says that its sender has left. */
 #include "core/base/internal.h" /* macros and inline functions only */
 
 #include <mpi.h>
