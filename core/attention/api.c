@@ -33,6 +33,7 @@ fattn_status fattn_attention_query(fattn_ctx *ctx, const fattn_attention_params 
         .lse_bytes = rows * fattn_dtype_size((fattn_dtype)fwd->lse.dtype),
         .materialized_bytes = times(matrix, fattn_dtype_size(fwd->dtype) + (fwd->drop_T ? 1 : 0)),
     };
+    _Static_assert(sizeof plan.fwd_kernel == sizeof f.plan.name, "as long");
     memcpy(plan.fwd_kernel, f.plan.name, sizeof plan.fwd_kernel);
     memcpy(plan.bwd_kernel, b.plan.name, sizeof plan.bwd_kernel);
     memcpy(out, &plan, size < sizeof plan ? size : sizeof plan);

@@ -8,7 +8,7 @@
 typedef struct fattni_kernel_plan {
     size_t workspace, saved; /* bytes */
     bool deterministic;
-    char name[48];
+    char name[64];         /* as in fattn_attention_plan */
     const void *choice[2]; /* private to the row: the kernel instances that it will launch */
 } fattni_kernel_plan;
 

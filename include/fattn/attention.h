@@ -128,7 +128,7 @@ typedef struct fattn_attention_plan {
     size_t saved_bytes;                  /* of io.saved: 0 but for STANDARD and EXACT_DELTA */
     size_t lse_bytes;                    /* L */
     size_t materialized_bytes;           /* what N x N storage would take: P, and the keep mask */
-    char fwd_kernel[48], bwd_kernel[48]; /* "fattn_bwd_sm90a_bf16_d128_causal" */
+    char fwd_kernel[64], bwd_kernel[64]; /* "fattn_bwd_sm90_bf16_d128_causal_64x128" */
 } fattn_attention_plan;
 
 /* Pure: reads shapes and strides only, no data. d_o may be NULL here; when no gradient tensor is

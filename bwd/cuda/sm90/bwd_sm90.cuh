@@ -40,8 +40,12 @@ enum {
     GENERAL = K_VARIANT >= FATTNI_VARIANT_GENERAL,
     CAPPED = K_VARIANT == FATTNI_VARIANT_CAPPED,
     PANELS = (D + 63) / 64,
+    V_PANELS = PANELS,
+    HALF = 32 * PANELS,
+    V_HALF = HALF,
     KEY_BYTES = BN * PANELS * 128,
     ROW_BYTES = BM * PANELS * 128,
+    D_O_BYTES = ROW_BYTES,
     DS_BYTES = BN * BM * 2,
     BEGINS_WITH_L = FATTNI_BEGINS_WITH_L(!GENERAL, D, BM),
     LSE_AHEAD = GENERAL || BEGINS_WITH_L ? 0 : 3, /* of lse2: tiles of 8 rows that are loaded a step before */
@@ -58,7 +62,7 @@ static_assert(D == 64 ? BM == 128 : D % 16 == 0 && BM == 64, "two slices of dQ")
 
 /* A work item and its task, as the producer passes them to the other warps. */
 typedef struct work_slot {
-    uint4 steps; /* j0, from, to, (steps_before, kv_phase, steps) */
+    uint4 steps; /* j0, from, stride, (steps_before, kv_phase, steps) */
     uint4 item;  /* kind, head_group, number; accumulator_shift, or PREPROCESS: round */
     uint4 head;  /* b, hk */
 } work_slot;
@@ -113,7 +117,7 @@ DEVICE sequence read_sequence(const fattni_attention_args *a, uint32_t from, int
 }
 DEVICE void write_work(uint32_t shared, int n, const work_item *x, const task *t) {
     const uint32_t slot = slot_at(shared, n);
-    const uint32_t steps[4] = {(uint32_t)t->j0, (uint32_t)t->from, (uint32_t)t->to,
+    const uint32_t steps[4] = {(uint32_t)t->j0, (uint32_t)t->from, (uint32_t)t->stride,
                                (uint32_t)(t->steps_before | t->kv_phase << 2 | t->steps << 3)},
                    item[4] = {(uint32_t)x->kind, (uint32_t)x->head_group, (uint32_t)x->number,
                               (uint32_t)t->accumulator_shift},
@@ -176,7 +180,7 @@ DEVICE void load_keys(const fattni_bwd_sm90_args *p, const task *t, int centred,
 DEVICE void load(const fattni_bwd_sm90_args *p, const task *t, uint32_t shared) {
     const int centred = wait_preprocessed(p, t);
     row_cursor at = first_rows(t, p->bwd.a.group);
-    for (int n = 0; n < t->steps; ++n, next_rows(&at, t)) {
+    for (int n = 0; n < t->steps; ++n, next_rows(&at, t, p->bwd.a.group)) {
         const step s = step_at(&at, t, n);
         const int64_t row = padded_row(&p->bwd, t, &s);
         load_q(p, t, &s, row, shared);
@@ -194,7 +198,7 @@ DEVICE void add_dq(const fattni_bwd_sm90_args *p, const task *t, uint32_t shared
     __syncwarp();
     if (t->steps) named_barrier_arrive(DQ_EMPTY + consumer, 160);
     row_cursor at = first_rows(t, a->group);
-    for (int n = 0; n < t->steps; ++n, next_rows(&at, t)) {
+    for (int n = 0; n < t->steps; ++n, next_rows(&at, t, a->group)) {
         const step s = step_at(&at, t, n);
         asm volatile("" : "+r"(consumer)); /* hides it: addresses are recomputed, 40 registers do not hold them */
         if (leader && bwd->dq_semaphore) wait_dq_semaphore_of_step(dq_semaphore_of_step(bwd, t, &s), t, &s);
@@ -323,12 +327,12 @@ DEVICE void main_loop(const fattni_bwd_sm90_args *p, const task *t, int number, 
     if (BANDS && t->j0 + BN > t->s.Sk && t->steps)
         clear_tails(MEMBER_ADDRESS(shared, k), MEMBER_ADDRESS(shared, v), BN, t->s.Sk - t->j0);
     if (t->steps && load_shared_word(MEMBER_ADDRESS(shared, centred))) {
-        centre_tile(MEMBER_ADDRESS(shared, k), PANELS, K_PANEL, memory->key_mean);
+        centre_tile(MEMBER_ADDRESS(shared, k), PANELS, K_PANEL, 64 * PANELS, memory->key_mean);
         named_barrier_sync(CLEARED, 256);
     }
     if (LSE_AHEAD) load_lse2_ahead(ahead, t, 0, shared, memory, threadIdx.x);
     row_cursor rows = first_rows(t, a->group);
-    for (int n = 0; n < t->steps; ++n, next_rows(&rows, t)) {
+    for (int n = 0; n < t->steps; ++n, next_rows(&rows, t, a->group)) {
         uint32_t thread = threadIdx.x % 128;
         asm volatile("" : "+r"(number), "+r"(thread)); /* hides them: what depends on them is recomputed */
         const int key = first_key(t, consumer, thread), row0 = (int)(thread % 4 * 2);
@@ -427,7 +431,8 @@ DEVICE void main_loop(const fattni_bwd_sm90_args *p, const task *t, int number, 
     uint32_t thread = threadIdx.x % 128;
     asm volatile("" : "+r"(thread));
     const int key = first_key(&done, consumer, thread);
-    store_dv_dk(bwd, &done, key, 0, D, dv, dk);
+    store_dv(bwd, &done, key, 0, D, dv);
+    store_dk(bwd, &done, key, 0, D, dk);
 }
 
 /* ---- loops over work items ---- */

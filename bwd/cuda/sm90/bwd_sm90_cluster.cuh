@@ -25,6 +25,7 @@
 
 enum {
     D = K_D,
+    DV = K_DV,
     BM = K_BM,
     BN = K_BN,
     THREADS = 32 * K_WARPS,
@@ -33,23 +34,30 @@ enum {
     BANDS = K_VARIANT >= FATTNI_VARIANT_BANDED,
     GENERAL = K_VARIANT >= FATTNI_VARIANT_GENERAL,
     CAPPED = K_VARIANT == FATTNI_VARIANT_CAPPED,
-    PANELS = D / 64,
-    KEY_BYTES = BN * D * 2,
-    ROW_BYTES = BM * D * 2,
+    /* Half of the columns are a unit of work, and begin with a panel of their own: of head_dim 192 a half has one and
+       a half. A consumer has half of the columns of dK and dV, a CTA those of dQ. */
+    HALF = D / 2,
+    V_HALF = DV / 2,
+    PANELS = 2 * ((HALF + 63) / 64), /* of Q and K */
+    V_PANELS = 2 * ((V_HALF + 63) / 64),
+    KEY_BYTES = BN * PANELS * 128,
+    VALUE_BYTES = BN * V_PANELS * 128,
+    ROW_BYTES = BM * PANELS * 128,
+    D_O_BYTES = BM * V_PANELS * 128,
     TILE_BYTES = BM * BN * 2,
-    COLUMNS = D / 2,                     /* of dV and dK for a consumer, of dQ for a CTA */
-    SLICE = BM * COLUMNS,                /* floats of a row block's accumulator that a CTA adds */
-    DQ_COLUMNS = GENERAL ? 64 : COLUMNS, /* at a time: what the dQ warpgroup has registers for */
-    DQ_PAUSE = GENERAL ? 0 : 90,         /* cycles between two reductions of a warp */
-    DQ_REGISTERS = GENERAL ? 72 : 104,
-    CONSUMER_REGISTERS = GENERAL ? 208 : 192
+    SLICE = BM * HALF,                                  /* floats of a row block's accumulator that a CTA adds */
+    DQ_COLUMNS = GENERAL && HALF % 64 == 0 ? 64 : HALF, /* at a time: what the dQ warpgroup has registers for */
+    DQ_PAUSE = GENERAL ? 0 : 90,                        /* cycles between two reductions of a warp */
+    DQ_REGISTERS = GENERAL && D == 256 ? 72 : 104,
+    CONSUMER_REGISTERS = GENERAL && D == 256 ? 208 : 192
 };
-static_assert(BN == 64 && BM == 64 && D == 256 && K_WARPS == 16, "the division of labour");
+static_assert(BN == 64 && BM == 64 && K_WARPS == 16, "the division of labour");
+static_assert((D == 256 && DV == 256) || (D == 192 && DV == 128), "columns of a product");
 
 typedef struct shared_memory {
-    half_type k[BN * D], v[BN * D];
-    half_type other_k[BN * D / 2]; /* of the other CTA: the columns of dQ that this CTA has */
-    half_type q[2][BM * D], d_o[1][BM * D];
+    half_type k[BN * PANELS * 64], v[BN * V_PANELS * 64];
+    half_type other_k[BN * PANELS * 32]; /* of the other CTA: the columns of dQ that this CTA has */
+    half_type q[2][BM * PANELS * 64], d_o[1][BM * V_PANELS * 64];
     half_type p[2][BN * BM]; /* P^T; GENERAL: two stages, else P rounded and what was rounded off */
     half_type ds[2][BN * BM], other_ds[2][BN * BM]; /* dS^T, and the other CTA's */
     float lse2[2][BM], delta[1][BM];
@@ -104,19 +112,20 @@ DEVICE void load(const fattni_bwd_sm90_args *p, const task *t, uint32_t shared) 
     const int key = t->s.k0 + t->j0, other_key = t->s.k0 + (t->j0 ^ BN);
     const int k_head = t->hk * p->k_step.head, k_batch = t->s.batch * p->k_step.batch;
     mbarrier_expect(MEMBER_ADDRESS(shared, k_full), KEY_BYTES + KEY_BYTES / 2);
-    load_panels(MEMBER_ADDRESS(shared, k), &p->k, MEMBER_ADDRESS(shared, k_full), PANELS, BN, key, k_head, k_batch);
+    load_halves(MEMBER_ADDRESS(shared, k), &p->k, MEMBER_ADDRESS(shared, k_full), PANELS, HALF, BN, key, k_head,
+                k_batch);
     for (int x = 0; x < PANELS / 2; ++x)
         tma_load(MEMBER_ADDRESS(shared, other_k) + x * BN * 128, &p->k, MEMBER_ADDRESS(shared, k_full),
-                 64 * (PANELS / 2 * cta() + x), other_key, k_head, k_batch);
+                 HALF * cta() + 64 * x, other_key, k_head, k_batch);
     store_shared_word(MEMBER_ADDRESS(shared, centred), (uint32_t)wait_preprocessed(p, t)); /* before Q is full */
     row_cursor at = first_rows(t, p->bwd.a.group);
-    for (int n = 0; n < t->steps; ++n, next_rows(&at, t)) {
+    for (int n = 0; n < t->steps; ++n, next_rows(&at, t, p->bwd.a.group)) {
         const step s = step_at(&at, t, n);
         const int64_t row = padded_row(&p->bwd, t, &s);
         load_q(p, t, &s, row, shared);
         if (n == 0) {
-            mbarrier_expect(MEMBER_ADDRESS(shared, v_full), KEY_BYTES);
-            load_panels(MEMBER_ADDRESS(shared, v), &p->v, MEMBER_ADDRESS(shared, v_full), PANELS, BN, key,
+            mbarrier_expect(MEMBER_ADDRESS(shared, v_full), VALUE_BYTES);
+            load_halves(MEMBER_ADDRESS(shared, v), &p->v, MEMBER_ADDRESS(shared, v_full), V_PANELS, V_HALF, BN, key,
                         t->hk * p->v_step.head, t->s.batch * p->v_step.batch);
         }
         load_d_o(p, t, &s, row, 0, (uint32_t)(n & 1), shared); /* one stage */
@@ -129,7 +138,7 @@ DEVICE void wait_dq_semaphores(const fattni_bwd_sm90_args *p, const task *t, uin
     const fattni_attention_args *const a = &p->bwd.a;
     if (p->progress) wait_counter(p, t->head_group, PREPROCESSED, p->row_items * CTAS);
     row_cursor at = first_rows(t, a->group);
-    for (int n = 0; n < t->steps; ++n, next_rows(&at, t)) {
+    for (int n = 0; n < t->steps; ++n, next_rows(&at, t, a->group)) {
         const step s = step_at(&at, t, n);
         wait_dq_semaphore_of_step(dq_semaphore_of_step(bwd, t, &s), t, &s);
         /* The last grant has been used. */
@@ -162,6 +171,10 @@ DEVICE void dq_product(float x[DQ_COLUMNS / 2], uint32_t ds, uint32_t keys, uint
                 wgmma_tt_new_n128(x, a, b);
             else if (DQ_COLUMNS == 128)
                 wgmma_tt_n128(x, a, b, 1);
+            else if (DQ_COLUMNS == 96 && part + e == 0)
+                wgmma_tt_new_n96(x, a, b);
+            else if (DQ_COLUMNS == 96)
+                wgmma_tt_n96(x, a, b, 1);
             else if (part + e == 0)
                 wgmma_tt_new_n64(x, a, b);
             else
@@ -184,7 +197,7 @@ DEVICE void add_dq(const fattni_bwd_sm90_args *p, const task *t, uint32_t shared
     mbarrier_wait(MEMBER_ADDRESS(shared, k_full), 0);
     if (is_centred(t, MEMBER_ADDRESS(shared, v_full), memory)) named_barrier_sync(CENTRED, 384);
     row_cursor at = first_rows(t, a->group);
-    for (int n = 0; n < t->steps; ++n, next_rows(&at, t)) {
+    for (int n = 0; n < t->steps; ++n, next_rows(&at, t, a->group)) {
         const step s = step_at(&at, t, n);
         const uint32_t ds = MEMBER_ADDRESS(shared, ds) + s.stage * TILE_BYTES,
                        empty = ELEMENT_ADDRESS(shared, ds_empty, s.stage);
@@ -193,7 +206,7 @@ DEVICE void add_dq(const fattni_bwd_sm90_args *p, const task *t, uint32_t shared
         float *to = accumulator_at(bwd, t, &s) + cta() * SLICE + (threadIdx.x & 127) * 4;
         mbarrier_wait(ELEMENT_ADDRESS(shared, ds_full, s.stage), s.parity);
 #pragma unroll 1
-        for (int columns = DQ_COLUMNS; columns <= COLUMNS; columns += DQ_COLUMNS) {
+        for (int columns = DQ_COLUMNS; columns <= HALF; columns += DQ_COLUMNS) {
             float dq[DQ_COLUMNS / 2];
             wgmma_fence();
             dq_product(dq, ds, keys, other_keys);
@@ -202,7 +215,7 @@ DEVICE void add_dq(const fattni_bwd_sm90_args *p, const task *t, uint32_t shared
                 mbarrier_wait(MEMBER_ADDRESS(shared, dq_granted), (uint32_t)(n & 1));
             wgmma_wait(0);
             PIN(dq, DQ_COLUMNS / 2);
-            if (columns == COLUMNS) {
+            if (columns == HALF) {
                 arrive_once_per_warp(empty);
                 if (threadIdx.x % 32 == 0) cluster_arrive(cluster_address(empty, other_cta()));
             }
@@ -240,6 +253,24 @@ DEVICE void send_ds(uint32_t shared, int stage) {
 /* This thread's first key of dK and dV; the second is 8 keys on. */
 DEVICE int first_key(const task *t) { return t->j0 + (int)threadIdx.x / 32 % 4 * 16 + (int)threadIdx.x % 32 / 4; }
 
+/* 16 `step` columns further in a K-major operand of `rows` rows, whose second half begins with column `half`. */
+DEVICE uint32_t advance_halves(int step, int half, int panels, int rows) {
+    return step / (half / 16) * (panels * (rows * 4)) + advance_columns(step % (half / 16), rows);
+}
+/* dK or dV += X^T rows: 64 keys x half of the columns, over BM. */
+DEVICE void accumulate(float *x, int columns, uint64_t left, uint64_t rows) {
+#pragma unroll
+    for (int e = 0; e < BM / 16; ++e) {
+        const uint64_t a = left + advance_columns(e, BN), b = rows + advance_rows(e);
+        if (columns == 128)
+            wgmma_st_n128(x, a, b, 1);
+        else if (columns == 96)
+            wgmma_st_n96(x, a, b, 1);
+        else
+            wgmma_st_n64(x, a, b, 1);
+    }
+}
+
 /* main_loop: adds a task to dK and dV, nothing where it has no steps. */
 #if K_VARIANT >= FATTNI_VARIANT_GENERAL
 #include "bwd/cuda/sm90/bwd_sm90_cluster_general.cuh"
@@ -249,18 +280,22 @@ DEVICE int first_key(const task *t) { return t->j0 + (int)threadIdx.x / 32 % 4 *
 
 DEVICE void consume(const fattni_bwd_sm90_args *p, const task *t, uint32_t shared, const shared_memory *memory,
                     int consumer) {
-    float dk[COLUMNS / 2], dv[COLUMNS / 2];
+    float dk[HALF / 2], dv[V_HALF / 2];
 #pragma unroll
-    for (int i = 0; i < COLUMNS / 2; ++i) dk[i] = dv[i] = 0.0f;
+    for (int i = 0; i < HALF / 2; ++i) dk[i] = 0.0f;
+#pragma unroll
+    for (int i = 0; i < V_HALF / 2; ++i) dv[i] = 0.0f;
     if (is_centred(t, ELEMENT_ADDRESS(shared, q_full, 0), memory)) {
         const float *const mean = key_mean_of(&p->bwd, t->b, t->hk);
         mbarrier_wait(MEMBER_ADDRESS(shared, k_full), 0);
-        centre_tile(MEMBER_ADDRESS(shared, k), PANELS, 64, mean);
-        centre_tile(MEMBER_ADDRESS(shared, other_k), PANELS / 2, 64, mean + cta() * COLUMNS);
+        centre_tile(MEMBER_ADDRESS(shared, k), PANELS / 2, 64, HALF, mean);
+        centre_tile(MEMBER_ADDRESS(shared, k) + KEY_BYTES / 2, PANELS / 2, 64, HALF, mean + HALF);
+        centre_tile(MEMBER_ADDRESS(shared, other_k), PANELS / 2, 64, HALF, mean + cta() * HALF);
         named_barrier_sync(CENTRED, 384);
     }
     main_loop(&p->bwd, t, shared, memory, consumer, dk, dv);
-    store_dv_dk(&p->bwd, t, first_key(t), consumer * COLUMNS, COLUMNS, dv, dk);
+    store_dv(&p->bwd, t, first_key(t), consumer * V_HALF, V_HALF, dv);
+    store_dk(&p->bwd, t, first_key(t), consumer * HALF, HALF, dk);
 }
 
 extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREADS, 1)

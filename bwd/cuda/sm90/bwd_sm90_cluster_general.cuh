@@ -14,16 +14,12 @@
 enum { ROWS = BM / 2 };               /* of S, for a consumer */
 enum { DS_WRITTEN = 1, CLEARED = 2 }; /* named barriers */
 
-/* x = A B^T: 64 keys x this consumer's rows, over D. */
-DEVICE void keys_by_rows(float x[ROWS / 2], uint64_t keys, uint64_t rows) {
+/* x = A B^T: 64 keys x this consumer's rows, over 2 `half` columns. */
+DEVICE void keys_by_rows(float x[ROWS / 2], int half, int panels, uint64_t keys, uint64_t rows) {
     wgmma_ss_new_n32(x, keys, rows);
 #pragma unroll
-    for (int e = 1; e < D / 16; ++e) wgmma_ss_n32(x, keys + advance_columns(e, BN), rows + advance_columns(e, BM), 1);
-}
-/* dV or dK += X^T rows: 64 keys x this consumer's columns, over BM. */
-DEVICE void accumulate(float x[COLUMNS / 2], uint64_t left, uint64_t rows) {
-#pragma unroll
-    for (int e = 0; e < BM / 16; ++e) wgmma_st_n128(x, left + advance_columns(e, BN), rows + advance_rows(e), 1);
+    for (int e = 1; e < half / 8; ++e)
+        wgmma_ss_n32(x, keys + advance_halves(e, half, panels, BN), rows + advance_halves(e, half, panels, BM), 1);
 }
 /* Where this thread's part of S^T begins: row row0 of a row block, and this key. */
 typedef struct part {
@@ -35,16 +31,16 @@ DEVICE void clear(uint32_t tile, int panels, int rows, int from) {
     clear_rows(tile, panels, rows, max(0, from), (int)threadIdx.x - 128, 256);
 }
 /* Zeroes the step's Q or dO beyond the sequence. */
-DEVICE void clear_rows_of(const task *t, const step *s, uint32_t tile) {
+DEVICE void clear_rows_of(const task *t, const step *s, uint32_t tile, int panels) {
     if (s->i0 + BM <= t->s.Sq) return;
-    clear(tile, PANELS, BM, t->s.Sq - s->i0);
+    clear(tile, panels, BM, t->s.Sq - s->i0);
     named_barrier_sync(CLEARED, 256);
 }
 DEVICE void clear_keys(const task *t, uint32_t shared) {
     const int j0 = t->j0, other = j0 ^ BN;
     if (max(j0, other) + BN <= t->s.Sk) return;
     clear(MEMBER_ADDRESS(shared, k), PANELS, BN, t->s.Sk - j0);
-    clear(MEMBER_ADDRESS(shared, v), PANELS, BN, t->s.Sk - j0);
+    clear(MEMBER_ADDRESS(shared, v), V_PANELS, BN, t->s.Sk - j0);
     clear(MEMBER_ADDRESS(shared, other_k), PANELS / 2, BN, t->s.Sk - other);
     named_barrier_sync(CLEARED, 256);
 }
@@ -91,21 +87,21 @@ DEVICE void score_gradients_of(float s[ROWS / 2], float dp[ROWS / 2], const uint
     if (threadIdx.x == 128) send_ds(shared, now->stage);
 }
 
-DEVICE void add_to_dv(float dv[COLUMNS / 2], uint32_t base, int stage, uint32_t half_at) {
+DEVICE void add_to_dv(float dv[V_HALF / 2], uint32_t base, int stage, int consumer) {
     wgmma_fence();
-    accumulate(dv, operand_descriptor(MEMBER_ADDRESS(base, p) + stage * TILE_BYTES, 0),
-               operand_descriptor(MEMBER_ADDRESS(base, d_o[0]) + half_at, BM * 128));
+    accumulate(dv, V_HALF, operand_descriptor(MEMBER_ADDRESS(base, p) + stage * TILE_BYTES, 0),
+               operand_descriptor(MEMBER_ADDRESS(base, d_o[0]) + consumer * (D_O_BYTES / 2), BM * 128));
     wgmma_commit();
 }
 
 DEVICE void main_loop(const fattni_bwd_args *bwd, const task *t, uint32_t shared, const shared_memory *memory,
-                      int consumer, float dk[COLUMNS / 2], float dv[COLUMNS / 2]) {
+                      int consumer, float dk[HALF / 2], float dv[V_HALF / 2]) {
     const fattni_attention_args *const a = &bwd->a;
     const part thread_part = {consumer, consumer * ROWS + (int)threadIdx.x % 32 % 4 * 2, first_key(t)};
     const part *const mine = &thread_part;
     if (!t->steps) return;
-    const uint32_t rows_at = consumer * (ROWS * 128);            /* of Q and dO: this consumer's rows */
-    const uint32_t half_at = consumer * (PANELS / 2 * BM * 128); /* and its columns */
+    const uint32_t rows_at = consumer * (ROWS * 128);    /* of Q and dO: this consumer's rows */
+    const uint32_t half_at = consumer * (ROW_BYTES / 2); /* of Q: its columns */
     float s[ROWS / 2], dp[ROWS / 2];
     uint32_t keep[1];
     row_cursor rows = first_rows(t, a->group);
@@ -115,12 +111,12 @@ DEVICE void main_loop(const fattni_bwd_args *bwd, const task *t, uint32_t shared
     mbarrier_wait(MEMBER_ADDRESS(shared, q_full[0]), 0);
     mbarrier_wait(MEMBER_ADDRESS(shared, do_full[0]), 0);
     clear_keys(t, shared);
-    clear_rows_of(t, &now, MEMBER_ADDRESS(shared, q[0]));
-    clear_rows_of(t, &now, MEMBER_ADDRESS(shared, d_o[0]));
+    clear_rows_of(t, &now, MEMBER_ADDRESS(shared, q[0]), PANELS);
+    clear_rows_of(t, &now, MEMBER_ADDRESS(shared, d_o[0]), V_PANELS);
     wgmma_fence();
-    keys_by_rows(s, operand_descriptor(MEMBER_ADDRESS(shared, k), 0),
+    keys_by_rows(s, HALF, PANELS, operand_descriptor(MEMBER_ADDRESS(shared, k), 0),
                  operand_descriptor(MEMBER_ADDRESS(shared, q[0]) + rows_at, 0));
-    keys_by_rows(dp, operand_descriptor(MEMBER_ADDRESS(shared, v), 0),
+    keys_by_rows(dp, V_HALF, V_PANELS, operand_descriptor(MEMBER_ADDRESS(shared, v), 0),
                  operand_descriptor(MEMBER_ADDRESS(shared, d_o[0]) + rows_at, 0));
     wgmma_commit();
     wgmma_wait(0);
@@ -128,50 +124,51 @@ DEVICE void main_loop(const fattni_bwd_args *bwd, const task *t, uint32_t shared
     PIN(dp, ROWS / 2);
     probabilities_of(s, keep, a, t, &now, mine, memory);
     score_gradients_of(s, dp, keep, bwd, t, &now, mine, shared, memory);
-    PIN(dv, COLUMNS / 2);
-    add_to_dv(dv, shared, 0, half_at);
+    PIN(dv, V_HALF / 2);
+    add_to_dv(dv, shared, 0, consumer);
 
     for (int n = 0; n + 1 < t->steps; ++n) {
-        next_rows(&rows, t);
+        next_rows(&rows, t, a->group);
         const step next = step_at(&rows, t, n + 1);
         uint32_t base = shared;
         asm volatile("" : "+r"(base)); /* hides it: descriptors are recomputed, kept from above the loop they spill */
         const uint32_t q = MEMBER_ADDRESS(base, q) + now.stage * ROW_BYTES,
                        next_q = MEMBER_ADDRESS(base, q) + next.stage * ROW_BYTES;
         wgmma_wait(0); /* dO is released before the next products are issued */
-        PIN(dv, COLUMNS / 2);
+        PIN(dv, V_HALF / 2);
         arrive_once_per_warp(MEMBER_ADDRESS(base, do_empty[0]));
         mbarrier_wait(ELEMENT_ADDRESS(base, q_full, next.stage), next.parity);
-        clear_rows_of(t, &next, next_q);
+        clear_rows_of(t, &next, next_q, PANELS);
         wgmma_fence();
-        accumulate(dk, operand_descriptor(MEMBER_ADDRESS(base, ds) + now.stage * TILE_BYTES, 0),
+        accumulate(dk, HALF, operand_descriptor(MEMBER_ADDRESS(base, ds) + now.stage * TILE_BYTES, 0),
                    operand_descriptor(q + half_at, BM * 128));
-        keys_by_rows(s, operand_descriptor(MEMBER_ADDRESS(base, k), 0), operand_descriptor(next_q + rows_at, 0));
+        keys_by_rows(s, HALF, PANELS, operand_descriptor(MEMBER_ADDRESS(base, k), 0),
+                     operand_descriptor(next_q + rows_at, 0));
         wgmma_commit();
         wgmma_wait(0);
         PIN(s, ROWS / 2);
-        PIN(dk, COLUMNS / 2);
+        PIN(dk, HALF / 2);
         arrive_once_per_warp(ELEMENT_ADDRESS(base, q_empty, now.stage));
         probabilities_of(s, keep, a, t, &next, mine, memory);
         mbarrier_wait(MEMBER_ADDRESS(base, do_full[0]), (n + 1) & 1);
-        clear_rows_of(t, &next, MEMBER_ADDRESS(base, d_o[0]));
+        clear_rows_of(t, &next, MEMBER_ADDRESS(base, d_o[0]), V_PANELS);
         wgmma_fence();
-        keys_by_rows(dp, operand_descriptor(MEMBER_ADDRESS(base, v), 0),
+        keys_by_rows(dp, V_HALF, V_PANELS, operand_descriptor(MEMBER_ADDRESS(base, v), 0),
                      operand_descriptor(MEMBER_ADDRESS(base, d_o[0]) + rows_at, 0));
         wgmma_commit();
         wgmma_wait(0);
         PIN(dp, ROWS / 2);
         score_gradients_of(s, dp, keep, bwd, t, &next, mine, base, memory);
-        add_to_dv(dv, base, next.stage, half_at);
+        add_to_dv(dv, base, next.stage, consumer);
         now = next;
     }
     wgmma_fence();
-    accumulate(dk, operand_descriptor(MEMBER_ADDRESS(shared, ds) + now.stage * TILE_BYTES, 0),
+    accumulate(dk, HALF, operand_descriptor(MEMBER_ADDRESS(shared, ds) + now.stage * TILE_BYTES, 0),
                operand_descriptor(MEMBER_ADDRESS(shared, q) + now.stage * ROW_BYTES + half_at, BM * 128));
     wgmma_commit();
     wgmma_wait(0);
-    PIN(dv, COLUMNS / 2);
-    PIN(dk, COLUMNS / 2);
+    PIN(dv, V_HALF / 2);
+    PIN(dk, HALF / 2);
 }
 
 #endif

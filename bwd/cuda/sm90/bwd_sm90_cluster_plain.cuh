@@ -9,19 +9,25 @@
 /* Named barriers: of one consumer's warps, and of both consumers. */
 enum { P_STORED = 1, P_WRITTEN = 2, DS_STORED = 3, DS_WRITTEN = 4 };
 
-/* x = A B^T: 64 keys x 64 rows, over D. */
-DEVICE void keys_by_rows(float x[BM / 2], uint32_t keys, uint32_t rows) {
+/* x = A B^T: 64 keys x 64 rows, over 2 `half` columns. */
+DEVICE void keys_by_rows(float x[BM / 2], int half, int panels, uint32_t keys, uint32_t rows) {
     const uint64_t left = operand_descriptor(keys, 0), right = operand_descriptor(rows, 0);
     wgmma_ss_new_n64(x, left, right);
 #pragma unroll
-    for (int e = 1; e < D / 16; ++e) wgmma_ss_n64(x, left + advance_columns(e, BN), right + advance_columns(e, BM), 1);
+    for (int e = 1; e < half / 8; ++e)
+        wgmma_ss_n64(x, left + advance_halves(e, half, panels, BN), right + advance_halves(e, half, panels, BM), 1);
 }
-/* dV or dK += X^T rows: 64 keys x a consumer's half of the columns, over BM. */
-DEVICE void accumulate(float x[COLUMNS / 2], uint32_t tile, uint32_t rows, int half) {
-    const uint64_t left = operand_descriptor(tile, 0),
-                   right = operand_descriptor(rows + half * (ROW_BYTES / 2), BM * 128);
-#pragma unroll
-    for (int e = 0; e < BM / 16; ++e) wgmma_st_n128(x, left + advance_columns(e, BN), right + advance_rows(e), 1);
+DEVICE void scores_of(float s[BM / 2], uint32_t base, int stage) {
+    keys_by_rows(s, HALF, PANELS, MEMBER_ADDRESS(base, k), MEMBER_ADDRESS(base, q) + stage * ROW_BYTES);
+}
+/* A consumer's half of the columns. */
+DEVICE void add_to_dv(float dv[V_HALF / 2], uint32_t base, int half) {
+    accumulate(dv, V_HALF, operand_descriptor(MEMBER_ADDRESS(base, p[0]), 0),
+               operand_descriptor(MEMBER_ADDRESS(base, d_o[0]) + half * (D_O_BYTES / 2), BM * 128));
+}
+DEVICE void add_to_dk(float dk[HALF / 2], uint32_t base, int stage, int half) {
+    accumulate(dk, HALF, operand_descriptor(MEMBER_ADDRESS(base, ds) + stage * TILE_BYTES, 0),
+               operand_descriptor(MEMBER_ADDRESS(base, q) + stage * ROW_BYTES + half * (ROW_BYTES / 2), BM * 128));
 }
 
 /* Where this thread stores or loads matrices of its warp's 16 keys in a tile [BN][BM]: chunk 0 of 8 rows (lanes 0-15)
@@ -64,7 +70,7 @@ DEVICE void store_p(float s[BM / 2], const float2 lse2[BM / 2], const fattni_att
 
 /* The first consumer. */
 DEVICE void main_loop_of_p(const fattni_attention_args *a, const task *t, uint32_t shared, const shared_memory *memory,
-                           float dk[COLUMNS / 2], float dv[COLUMNS / 2]) {
+                           float dk[HALF / 2], float dv[V_HALF / 2]) {
     float s[BM / 2];
     float2 lse2[BM / 2]; /* every fourth, as `statistics` has it */
     row_cursor rows = first_rows(t, a->group);
@@ -72,58 +78,56 @@ DEVICE void main_loop_of_p(const fattni_attention_args *a, const task *t, uint32
     mbarrier_wait(MEMBER_ADDRESS(shared, k_full), 0);
     mbarrier_wait(MEMBER_ADDRESS(shared, q_full[0]), 0);
     wgmma_fence();
-    keys_by_rows(s, MEMBER_ADDRESS(shared, k), MEMBER_ADDRESS(shared, q[0]));
+    scores_of(s, shared, 0);
     wgmma_commit();
     wgmma_wait(0);
     PIN(s, BM / 2);
     store_p(s, statistics(memory->lse2[0], first_row((int)threadIdx.x)), a, t, &now, 0, shared);
     for (int n = 0; n + 1 < t->steps; ++n) {
-        next_rows(&rows, t);
+        next_rows(&rows, t, a->group);
         const step next = step_at(&rows, t, n + 1);
         uint32_t base = shared;
         asm volatile("" : "+r"(base)); /* hides it: descriptors are recomputed, kept from above the loop they spill */
         mbarrier_wait(MEMBER_ADDRESS(base, do_full[0]), n & 1);
-        PIN(dv, COLUMNS / 2);
+        PIN(dv, V_HALF / 2);
         wgmma_fence();
-        accumulate(dv, MEMBER_ADDRESS(base, p[0]), MEMBER_ADDRESS(base, d_o[0]), 0);
+        add_to_dv(dv, base, 0);
         wgmma_commit();
         wgmma_wait(0);
-        PIN(dv, COLUMNS / 2);
+        PIN(dv, V_HALF / 2);
         arrive_once_per_warp(MEMBER_ADDRESS(base, do_empty[0]));
         mbarrier_wait(ELEMENT_ADDRESS(base, q_full, next.stage), next.parity);
         const float2 *const from = statistics(memory->lse2[next.stage], first_row((int)threadIdx.x));
 #pragma unroll /* before the products are issued: beside them loads are slow */
         for (int i = 0; i < BM / 2; i += 4) lse2[i] = from[i];
         wgmma_fence();
-        keys_by_rows(s, MEMBER_ADDRESS(base, k), MEMBER_ADDRESS(base, q) + next.stage * ROW_BYTES);
+        scores_of(s, base, next.stage);
         wgmma_commit();
         named_barrier_sync(DS_WRITTEN, 256);
         wgmma_fence();
-        accumulate(dk, MEMBER_ADDRESS(base, ds) + now.stage * TILE_BYTES,
-                   MEMBER_ADDRESS(base, q) + now.stage * ROW_BYTES, 0);
+        add_to_dk(dk, base, now.stage, 0);
         wgmma_commit();
         wgmma_wait(1);
         PIN(s, BM / 2);
         store_p(s, lse2, a, t, &next, n + 1, base);
         wgmma_wait(0);
-        PIN(dk, COLUMNS / 2);
+        PIN(dk, HALF / 2);
         arrive_once_per_warp(ELEMENT_ADDRESS(base, q_empty, now.stage));
         now = next;
     }
     mbarrier_wait(MEMBER_ADDRESS(shared, do_full[0]), t->steps - 1 & 1);
-    PIN(dv, COLUMNS / 2);
+    PIN(dv, V_HALF / 2);
     wgmma_fence();
-    accumulate(dv, MEMBER_ADDRESS(shared, p[0]), MEMBER_ADDRESS(shared, d_o[0]), 0);
+    add_to_dv(dv, shared, 0);
     wgmma_commit();
     named_barrier_sync(DS_WRITTEN, 256);
-    PIN(dk, COLUMNS / 2);
+    PIN(dk, HALF / 2);
     wgmma_fence();
-    accumulate(dk, MEMBER_ADDRESS(shared, ds) + now.stage * TILE_BYTES,
-               MEMBER_ADDRESS(shared, q) + now.stage * ROW_BYTES, 0);
+    add_to_dk(dk, shared, now.stage, 0);
     wgmma_commit();
     wgmma_wait(0);
-    PIN(dv, COLUMNS / 2);
-    PIN(dk, COLUMNS / 2);
+    PIN(dv, V_HALF / 2);
+    PIN(dk, HALF / 2);
 }
 
 /* dS of step n from dP, after whose product that of dV has been issued, and P; stored here and in the other CTA. On
@@ -166,8 +170,7 @@ DEVICE void store_ds(float dp[BM / 2], int n, int stage, uint32_t shared, const 
 }
 
 /* The second. */
-DEVICE void main_loop_of_ds(uint32_t shared, const shared_memory *memory, float dk[COLUMNS / 2],
-                            float dv[COLUMNS / 2]) {
+DEVICE void main_loop_of_ds(uint32_t shared, const shared_memory *memory, float dk[HALF / 2], float dv[V_HALF / 2]) {
     float dp[BM / 2];
     mbarrier_wait(MEMBER_ADDRESS(shared, v_full), 0);
     for (int n = 0; n < ((const volatile shared_memory *)memory)->steps; ++n) {
@@ -177,27 +180,27 @@ DEVICE void main_loop_of_ds(uint32_t shared, const shared_memory *memory, float 
         asm volatile("" : "+r"(base), "+r"(thread));
         mbarrier_wait(MEMBER_ADDRESS(base, do_full[0]), n & 1);
         wgmma_fence();
-        keys_by_rows(dp, MEMBER_ADDRESS(base, v), MEMBER_ADDRESS(base, d_o[0]));
+        keys_by_rows(dp, V_HALF, V_PANELS, MEMBER_ADDRESS(base, v), MEMBER_ADDRESS(base, d_o[0]));
         wgmma_commit();
         named_barrier_sync(P_WRITTEN, 256);
-        PIN(dv, COLUMNS / 2);
+        PIN(dv, V_HALF / 2);
         wgmma_fence();
-        accumulate(dv, MEMBER_ADDRESS(base, p[0]), MEMBER_ADDRESS(base, d_o[0]), 1);
+        add_to_dv(dv, base, 1);
         wgmma_commit();
         store_ds(dp, n, stage, base, memory, thread);
-        PIN(dv, COLUMNS / 2);
+        PIN(dv, V_HALF / 2);
         mbarrier_wait(ELEMENT_ADDRESS(base, q_full, stage), n >> 1 & 1);
         wgmma_fence();
-        accumulate(dk, MEMBER_ADDRESS(base, ds) + stage * TILE_BYTES, MEMBER_ADDRESS(base, q) + stage * ROW_BYTES, 1);
+        add_to_dk(dk, base, stage, 1);
         wgmma_commit();
         wgmma_wait(0);
-        PIN(dk, COLUMNS / 2);
+        PIN(dk, HALF / 2);
         arrive_once_per_warp(ELEMENT_ADDRESS(base, q_empty, stage));
     }
 }
 
 DEVICE void main_loop(const fattni_bwd_args *bwd, const task *t, uint32_t shared, const shared_memory *memory,
-                      int consumer, float dk[COLUMNS / 2], float dv[COLUMNS / 2]) {
+                      int consumer, float dk[HALF / 2], float dv[V_HALF / 2]) {
     if (t->steps && consumer == 0)
         main_loop_of_p(&bwd->a, t, shared, memory, dk, dv);
     else if (t->steps)

@@ -4,7 +4,9 @@
    D, BM, BN, CTAS      head_dim, tile, CTAs of a cluster: these have neighbouring key blocks and the same row blocks
    CAUSAL, GENERAL      of the variant
    BANDS                it has windows and lengths
-   PANELS, ROW_BYTES    panels of 64 columns, and bytes, of a tile of Q or dO
+   PANELS, ROW_BYTES    panels of 64 columns, and bytes, of a tile of Q
+   V_PANELS, D_O_BYTES  the same of dO
+   HALF, V_HALF         columns where the second half of the panels begins, of Q and of dO
    shared_memory        a struct with the tiles q[stages], d_o[stages], the floats lse2[stages][BM],
                         delta[stages][BM], mean_search search, and the mbarriers k_full, v_full, keys_empty, q_full[2],
                         q_empty[2], do_full[2], do_empty[2], dq_added, dq_added_seen
@@ -42,11 +44,11 @@ typedef struct work_item {
 } work_item;
 
 /* A MAINLOOP work item: keys [j0, j0 + BN) of (b, hk), and for each head of the group the row blocks that see one of
-   the cluster's keys, from the one at row `from` to the one at row `to`. The last rows come first, so that all CTAs of
-   a head start at the same ones, and with a deterministic dQ wait little at the start. Short sequences without it begin
-   with the first rows, so that CTAs start at different ones. */
+   the cluster's keys, from the one at row `from` on. The last rows come first, so that all CTAs of a head start at the
+   same ones, and with a deterministic dQ wait little at the start. Short sequences without it begin with the first
+   rows, so that CTAs start at different ones. */
 typedef struct task {
-    int b, hk, j0, from, to, steps; /* steps: row blocks of all heads of the group */
+    int b, hk, j0, from, stride, steps; /* stride: BM or -BM; steps: row blocks of all heads of the group */
     int head_group;
     int accumulator_shift; /* head h adds to the dQ accumulator of head h + accumulator_shift; not when packed */
     int steps_before;      /* of this CTA's earlier tasks, modulo 4: stages continue from task to task */
@@ -74,12 +76,13 @@ DEVICE task task_of(const fattni_bwd_sm90_args *p, const work_item *x) {
     const int first = begin / BM, last = (end - 1) / BM,
               upwards = !bwd->dq_semaphore && p->schedule.blocks <= FATTNI_SHORT_BLOCKS;
     t.from = (upwards ? first : last) * BM;
-    t.to = (upwards ? last : first) * BM;
+    t.stride = upwards ? BM : -BM;
     t.steps = (last - first + 1) * a->group;
     return t;
 }
-/* The row block of a query head that belongs to a step of the task. Advanced without branches: whatever stands before
-   a step's first product delays all of it. */
+/* The row block of a query head that belongs to a step of the task: a row block of all heads of the group, then the
+   next row block. So tasks of different lengths that start at the same rows stay at the same rows, and what they add to
+   dQ stays in L2. Advanced without branches: whatever stands before a step's first product delays all of it. */
 typedef struct row_cursor {
     int h, i0;
 } row_cursor;
@@ -87,10 +90,10 @@ DEVICE row_cursor first_rows(const task *t, int group) {
     const row_cursor x = {t->hk * group, t->from};
     return x;
 }
-DEVICE void next_rows(row_cursor *x, const task *t) {
-    const int last = x->i0 == t->to; /* of its head */
-    x->i0 = last ? t->from : x->i0 + (t->from <= t->to ? BM : -BM);
-    x->h += last;
+DEVICE void next_rows(row_cursor *x, const task *t, int group) {
+    const int first_head = t->hk * group, last = x->h == first_head + group - 1;
+    x->i0 += last ? t->stride : 0;
+    x->h = last ? first_head : x->h + 1;
 }
 /* Step n of the task: its rows, and the stage and parity of their tiles. */
 typedef struct step {
@@ -142,7 +145,7 @@ DEVICE void report_dq_added(const step *s, uint32_t shared) {
 DEVICE void post_dq_semaphores(const fattni_bwd_args *bwd, const task *t, uint32_t shared) {
     const fattni_attention_args *const a = &bwd->a;
     row_cursor at = first_rows(t, a->group);
-    for (int n = 0; n < t->steps; ++n, next_rows(&at, t)) {
+    for (int n = 0; n < t->steps; ++n, next_rows(&at, t, a->group)) {
         const step s = step_at(&at, t, n);
         mbarrier_wait(MEMBER_ADDRESS(shared, dq_added), (uint32_t)s.stage);
         mbarrier_arrive(MEMBER_ADDRESS(shared, dq_added_seen));
@@ -152,13 +155,21 @@ DEVICE void post_dq_semaphores(const fattni_bwd_args *bwd, const task *t, uint32
 
 /* ---- the producer ---- */
 
+/* load_panels where the second half of the panels begins with column `half`. */
+DEVICE void load_halves(uint32_t to, const CUtensorMap *map, uint32_t bar, int panels, int half, int rows, int row,
+                        int head, int batch) {
+    for (int x = 0; x < panels; ++x) {
+        const int first = half == 32 * panels ? 64 * x : x / (panels / 2) * half + x % (panels / 2) * 64;
+        tma_load(to + x * rows * 128, map, bar, first, row, head, batch);
+    }
+}
 /* Q and lse2 of a step, whose rows begin at padded row `at`, to its stage. */
 DEVICE void load_q(const fattni_bwd_sm90_args *p, const task *t, const step *s, int64_t at, uint32_t shared) {
     const uint32_t full = ELEMENT_ADDRESS(shared, q_full, s->stage);
     mbarrier_wait(ELEMENT_ADDRESS(shared, q_empty, s->stage), s->parity ^ 1);
     mbarrier_expect(full, ROW_BYTES + BM * 4);
-    load_panels(ELEMENT_ADDRESS(shared, q, s->stage), &p->q, full, PANELS, BM, t->s.q0 + s->i0, s->h * p->q_step.head,
-                t->s.batch * p->q_step.batch);
+    load_halves(ELEMENT_ADDRESS(shared, q, s->stage), &p->q, full, PANELS, HALF, BM, t->s.q0 + s->i0,
+                s->h * p->q_step.head, t->s.batch * p->q_step.batch);
     bulk_load(ELEMENT_ADDRESS(shared, lse2, s->stage), p->bwd.lse2 + at, BM * 4, full);
 }
 /* dO and delta, to a stage and phase of their own: bwd_sm90_cluster.cuh has one stage. */
@@ -166,8 +177,8 @@ DEVICE void load_d_o(const fattni_bwd_sm90_args *p, const task *t, const step *s
                      uint32_t parity, uint32_t shared) {
     const uint32_t full = ELEMENT_ADDRESS(shared, do_full, stage);
     mbarrier_wait(ELEMENT_ADDRESS(shared, do_empty, stage), parity ^ 1);
-    mbarrier_expect(full, ROW_BYTES + BM * 4);
-    load_panels(ELEMENT_ADDRESS(shared, d_o, stage), &p->d_o, full, PANELS, BM, t->s.q0 + s->i0,
+    mbarrier_expect(full, D_O_BYTES + BM * 4);
+    load_halves(ELEMENT_ADDRESS(shared, d_o, stage), &p->d_o, full, V_PANELS, V_HALF, BM, t->s.q0 + s->i0,
                 s->h * p->d_o_step.head, t->s.batch * p->d_o_step.batch);
     bulk_load(ELEMENT_ADDRESS(shared, delta, stage), p->bwd.delta + at, BM * 4, full);
 }
@@ -188,12 +199,13 @@ DEVICE void subtract_8(uint32_t address, const float m[8]) {
     store_shared_words(address, pairs);
 }
 
-/* A tile of K, which has arrived, less the mean of the head's keys, in place; panel x begins with column x * `step`. By
-   256 threads, who must meet at a barrier before wgmma reads it. */
-DEVICE void centre_tile(uint32_t tile, int panels, int step, const float *mean) {
+/* A tile of K, which has arrived, less the mean of the head's keys, in place; panel x begins with column x * `step`,
+   and what comes after column `columns` is left. By 256 threads, who must meet at a barrier before wgmma reads it. */
+DEVICE void centre_tile(uint32_t tile, int panels, int step, int columns, const float *mean) {
     const int thread = (int)threadIdx.x % 256, chunk = thread % 8 ^ thread / 8 % 8; /* of each row that it has */
 #pragma unroll 1
     for (int x = 0; x < panels; ++x) {
+        if (columns % 64 && step * x + 8 * chunk >= columns) continue;
         const float4 low = *(const float4 *)(mean + step * x + 8 * chunk),
                      high = *(const float4 *)(mean + step * x + 8 * chunk + 4);
         const float m[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
@@ -284,10 +296,12 @@ DEVICE void store_keys(const fattni_view *view, const task *t, int key, int colu
     }
 }
 /* dV and dK of this thread's two keys. */
-DEVICE void store_dv_dk(const fattni_bwd_args *bwd, const task *t, int key, int column0, int columns, const float *dv,
-                        const float *dk) {
+DEVICE void store_dv(const fattni_bwd_args *bwd, const task *t, int key, int column0, int columns, const float *dv) {
     const fattni_attention_args *const a = &bwd->a;
     store_keys(&bwd->dv, t, key, column0, columns, dv, scale_of_dv(bwd), a->Dv, bwd->dv_f32, a->flags & FATTN_ACC_DV);
+}
+DEVICE void store_dk(const fattni_bwd_args *bwd, const task *t, int key, int column0, int columns, const float *dk) {
+    const fattni_attention_args *const a = &bwd->a;
     store_keys(&bwd->dk, t, key, column0, columns, dk, bwd->dk_scale, a->D, bwd->dk_f32, a->flags & FATTN_ACC_DK);
 }
 

@@ -32,6 +32,7 @@ typedef struct test_case {
 static const float SOFTCAP = 0.8f; /* of kernels that always have one */
 enum { ROW_OF_MEANS = 256 };
 static int width_of(const test_case *c) { return c->D - (c->odd ? 5 : 0); }
+static int v_width_of(const test_case *c) { return width_of(c) - K_D + K_DV; }
 
 /* Everything a call reads and writes, and what should come out. */
 typedef struct problem {
@@ -46,15 +47,15 @@ typedef struct problem {
 } problem;
 
 static void set_up(problem *p, const test_case *c) {
-    const int D = width_of(c);
+    const int D = width_of(c), Dv = v_width_of(c);
     const int batches = c->packed ? 1 : c->B;
     int rows_q = c->Sq, rows_k = c->Sk;
     if (c->packed || c->padded) p->of = lengths_of(c->B, c->length_q, c->length_k);
     if (c->packed) rows_q = p->of.cu_q.back() + 5, rows_k = p->of.cu_k.back() + 7;
     p->q = random_field(batches, c->Hq, rows_q, D);
-    p->d_o = random_field(batches, c->Hq, rows_q, D);
+    p->d_o = random_field(batches, c->Hq, rows_q, Dv);
     p->k = random_field(batches, c->Hkv, rows_k, D);
-    p->v = random_field(batches, c->Hkv, rows_k, D);
+    p->v = random_field(batches, c->Hkv, rows_k, Dv);
     for (size_t n = 0; n < p->k.x.size() && c->mean; ++n)
         if (n % (size_t)D % 5 == 0) p->k.x[n] = half_of(pack_half(value_of(p->k.x[n]) + (float)c->mean, 0), 0);
     for (uint16_t &x : p->v.x)
@@ -65,7 +66,7 @@ static void set_up(problem *p, const test_case *c) {
         spoil_rows(&p->q, b, end_q), spoil_rows(&p->d_o, b, end_q);
         spoil_rows(&p->k, b, end_k), spoil_rows(&p->v, b, end_k);
     }
-    p->o = p->dq = p->q, p->dk = p->k, p->dv = p->v;
+    p->o = p->d_o, p->dq = p->q, p->dk = p->k, p->dv = p->v;
     for (field *f : {&p->dq, &p->dk, &p->dv})
         for (uint16_t &x : f->x) x = OF_HUGE_ROWS ? 0 : UNTOUCHED;
     for (int h = 0; h < c->Hq; ++h) p->slopes.push_back(h % 2 ? -0.03f : 0.05f + 0.1f * (float)h);
@@ -77,7 +78,7 @@ static void set_up(problem *p, const test_case *c) {
     fattni_bwd_args *const bwd = &p->args.bwd;
     fattni_attention_args *const a = &bwd->a;
     a->B = c->B, a->Hq = c->Hq, a->Hkv = c->Hkv, a->group = c->Hq / c->Hkv;
-    a->Sq = c->Sq, a->Sk = c->Sk, a->D = a->Dv = D, a->rows_q = rows_q, a->rows_k = rows_k;
+    a->Sq = c->Sq, a->Sk = c->Sk, a->D = D, a->Dv = Dv, a->rows_q = rows_q, a->rows_k = rows_k;
     a->left = c->left < 0 ? FATTNI_FAR : c->left;
     a->right = c->causal ? 0 : c->right < 0 ? FATTNI_FAR : c->right;
     a->shift = a->q_pos0 = c->q_pos0;
@@ -93,7 +94,7 @@ static void set_up(problem *p, const test_case *c) {
     a->q = view_of(&p->q), a->k = view_of(&p->k), a->v = view_of(&p->v), a->o = view_of(&p->o),
     bwd->d_o = view_of(&p->d_o);
     bwd->dq = view_of(&p->dq), bwd->dk = view_of(&p->dk), bwd->dv = view_of(&p->dv);
-    const int64_t pitch = FATTNI_O_REST_PITCH(D), head = rows_q * pitch;
+    const int64_t pitch = FATTNI_O_REST_PITCH(Dv), head = rows_q * pitch;
     p->o_rest.assign((size_t)(batches * c->Hq * head), 0);
     const fattni_view o_rest = {p->o_rest.data(), batches > 1 ? c->Hq * head : 0, head, pitch, 1};
     if (c->exact) a->o_rest = o_rest;
@@ -159,7 +160,7 @@ static void set_up(problem *p, const test_case *c) {
 /* One row of the formulas: its L and delta to the kernel, its share to what is wanted. */
 static void expect_row(problem *p, const sequence *s, int b, int h, int i) {
     const fattni_attention_args *const a = &p->args.bwd.a;
-    const int hk = h / a->group, D = a->D, row = s->q0 + i;
+    const int hk = h / a->group, D = a->D, Dv = a->Dv, row = s->q0 + i;
     const dropout_plane plane = dropout_plane_of(a, b, h);
     std::vector<double> score(s->Sk), dp(s->Sk), slope(s->Sk);
     std::vector<int> keep(s->Sk);
@@ -167,10 +168,8 @@ static void expect_row(problem *p, const sequence *s, int b, int h, int i) {
     double sum = 0, delta = 0, top = -INFINITY;
     for (int j = begin; j < end; ++j) {
         double x = 0, y = 0;
-        for (int d = 0; d < D; ++d) {
-            x += p->q.get(s->batch, h, row, d) * p->k.get(s->batch, hk, s->k0 + j, d);
-            y += p->d_o.get(s->batch, h, row, d) * p->v.get(s->batch, hk, s->k0 + j, d);
-        }
+        for (int d = 0; d < D; ++d) x += p->q.get(s->batch, h, row, d) * p->k.get(s->batch, hk, s->k0 + j, d);
+        for (int d = 0; d < Dv; ++d) y += p->d_o.get(s->batch, h, row, d) * p->v.get(s->batch, hk, s->k0 + j, d);
         x *= a->scale;
         const double t = a->softcap > 0 ? tanh(x / a->softcap) : 0;
         slope[j] = 1 - t * t;
@@ -188,14 +187,14 @@ static void expect_row(problem *p, const sequence *s, int b, int h, int i) {
     for (int j = begin; j < end; ++j) delta += exp(score[j] - L) * dp[j];
     if (p->args.progress) {
         const size_t at = (size_t)((b * a->Hq + h) * a->Sq + i);
-        for (int d = 0; d < D; ++d) {
+        for (int d = 0; d < Dv; ++d) {
             double o = 0;
             for (int j = begin; j < end; ++j)
                 o += keep[j] ? exp(score[j] - L) * a->keep_scale * p->v.get(s->batch, hk, s->k0 + j, d) : 0;
             const uint16_t rounded = half_of(pack_half((float)o, 0), 0);
             const int32_t rest = fattni_o_rest(__float_as_uint((float)o), __float_as_uint(value_of(rounded)), O_REST);
             p->o.x[p->o.at(b, h, i, d)] = rounded;
-            p->o_rest[((size_t)(b * a->Hq + h) * (size_t)a->Sq + (size_t)i) * FATTNI_O_REST_PITCH((size_t)D) +
+            p->o_rest[((size_t)(b * a->Hq + h) * (size_t)a->Sq + (size_t)i) * FATTNI_O_REST_PITCH((size_t)Dv) +
                       (size_t)d] = (int8_t)rest;
         }
         p->lse[at] = (float)L;
@@ -217,9 +216,9 @@ static void expect_row(problem *p, const sequence *s, int b, int h, int i) {
         for (int d = 0; d < D; ++d) {
             p->want_dq[p->q.at(s->batch, h, row, d)] += dX * p->k.get(s->batch, hk, s->k0 + j, d);
             p->want_dk[p->k.at(s->batch, hk, s->k0 + j, d)] += a->scale * dX * p->q.get(s->batch, h, row, d);
-            if (keep[j])
-                p->want_dv[p->v.at(s->batch, hk, s->k0 + j, d)] += P * a->keep_scale * p->d_o.get(s->batch, h, row, d);
         }
+        for (int d = 0; d < Dv && keep[j]; ++d)
+            p->want_dv[p->v.at(s->batch, hk, s->k0 + j, d)] += P * a->keep_scale * p->d_o.get(s->batch, h, row, d);
     }
 }
 /* As bwd/cuda/bwd_preprocess.cu leaves the workspace: rows beyond the end have L = inf, delta = 0. Or as it was. */
@@ -319,8 +318,14 @@ static int check(const test_case *c) {
                 for (int d = 0; d < a->D; ++d) {
                     const size_t at = p.k.at(s.batch, h, s.k0 + j, d);
                     add(&dk, value_of(p.dk.x[at]), p.want_dk[at]);
+                    p.dk.x[at] = UNTOUCHED;
+                }
+        for (int h = 0; h < c->Hkv; ++h)
+            for (int j = 0; j < s.Sk; ++j)
+                for (int d = 0; d < a->Dv; ++d) {
+                    const size_t at = p.v.at(s.batch, h, s.k0 + j, d);
                     add(&dv, value_of(p.dv.x[at]), p.want_dv[at]);
-                    p.dk.x[at] = p.dv.x[at] = UNTOUCHED;
+                    p.dv.x[at] = UNTOUCHED;
                 }
     }
     for (size_t n = 0; n < p.d_bias.size(); ++n) add(&d_bias, p.d_bias[n], p.want_d_bias[n]);
