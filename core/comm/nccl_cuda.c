@@ -4,6 +4,7 @@
 #include "core/comm/lane.h"
 #include "core/comm/nccl.h"
 #include "core/cuda/launch.h"
+#include "core/cuda/library.h"
 
 #include <cuda_runtime_api.h>
 #include <dlfcn.h>
@@ -53,27 +54,17 @@ typedef struct library {
 } library;
 
 static fattn_status load(fattn_ctx *ctx, library *l) {
-    const struct {
-        const char *symbol;
-        void *to;
-    } wanted[] = {
+    const fattni_symbol wanted[] = {
 #define X(result, name, symbol, arguments) {#symbol, &l->name},
         FUNCTIONS(X)
 #undef X
     };
-    /* Never unloaded: NCCL keeps threads and state of the driver until the process ends. */
-    l->file = dlopen(FATTNI_NCCL_FILE, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
-    if (!l->file) return fattn_ctx_fail(ctx, FATTN_E_UNSUPPORTED, "NCCL (" FATTNI_NCCL_FILE ") was not found");
-    for (size_t n = 0; n < sizeof wanted / sizeof wanted[0]; ++n) {
-        void *const f = dlsym(l->file, wanted[n].symbol);
-        if (!f) {
-            dlclose(l->file);
-            return fattn_ctx_fail(ctx, FATTN_E_UNSUPPORTED,
-                                  "NCCL (" FATTNI_NCCL_FILE ") has no %s: it is older than 2.14", wanted[n].symbol);
-        }
-        memcpy(wanted[n].to, &f, sizeof f); /* ISO C does not convert it to a function pointer */
-    }
-    return FATTN_OK;
+    const char *missing;
+    l->file = fattni_library_open(FATTNI_NCCL_FILE, wanted, sizeof wanted / sizeof *wanted, &missing);
+    if (l->file) return FATTN_OK;
+    if (!missing) return fattn_ctx_fail(ctx, FATTN_E_UNSUPPORTED, "NCCL (" FATTNI_NCCL_FILE ") was not found");
+    return fattn_ctx_fail(ctx, FATTN_E_UNSUPPORTED, "NCCL (" FATTNI_NCCL_FILE ") has no %s: it is older than 2.14",
+                          missing);
 }
 
 /* ---- state ---- */

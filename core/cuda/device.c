@@ -1,7 +1,7 @@
 #include "core/cuda/device.h"
 
 #include "core/base/device.h"
-#include "core/cuda/blas.h"
+#include "core/cuda/blas/blas.h"
 #include "core/cuda/driver.h"
 #include "core/cuda/graph.h"
 #include "core/cuda/kernels.h"

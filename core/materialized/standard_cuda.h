@@ -43,7 +43,7 @@ typedef struct fattni_dense_args {
 } fattni_dense_args;
 
 #ifndef __CUDACC__
-#include "core/cuda/blas.h"
+#include "core/cuda/blas/blas.h"
 #include "core/materialized/standard.h"
 
 const char *fattni_cuda_standard_why_unsupported(const fattn_ctx *ctx, const fattni_problem *p);

@@ -2,8 +2,9 @@
    before anything is enqueued, and which CUDA context is current. The contexts are fakes; nothing calls
    CUDA. */
 #include "core/base/device.h"
-#include "core/cuda/blas.h"
+#include "core/cuda/blas/blas.h"
 #include "core/cuda/driver.h"
+#include "core/cuda/library.h"
 #include "bwd/cuda/bwd_cuda.h"
 #include "fwd/cuda/fwd_cuda.h"
 #include "fwd/cuda/fwd_parts.h"
@@ -12,6 +13,7 @@
 #include "plans.h"
 
 #include <criterion/criterion.h>
+#include <dlfcn.h>
 #include <fattn/fp8.h>
 #include <string.h>
 
@@ -196,6 +198,23 @@ Test(host_side, grids_are_rejected_before_anything_is_written) {
     x.p.algorithm = FATTN_ALGO_STANDARD;
     rejected(&ctx, &x, FATTNI_FWD, FATTN_E_UNSUPPORTED, "more blocks than");
     rejected(&ctx, &x, FATTNI_BWD, FATTN_E_UNSUPPORTED, "more blocks than");
+}
+
+/* ---- libraries that are looked for ---- */
+
+Test(host_side, libraries_are_looked_for) {
+    double (*cosine)(double) = NULL;
+    void (*absent)(void) = NULL;
+    const char *missing = "";
+    const fattni_symbol cos_alone = {"cos", &cosine}, both[] = {{"cos", &cosine}, {"no_such_function", &absent}};
+    void *const library = fattni_library_open("libm.so.6", &cos_alone, 1, &missing);
+    cr_assert(library && !missing && cosine && cosine(0) == 1);
+    cr_assert_eq(dlclose(library), 0);
+    cr_assert_eq(cosine(0), 1); /* it is still there */
+    cr_assert_null(fattni_library_open("libm.so.6", both, 2, &missing));
+    cr_assert_str_eq(missing, "no_such_function");
+    cr_assert_null(fattni_library_open("libno_such_library.so.1", &cos_alone, 1, &missing));
+    cr_assert_null(missing);
 }
 
 /* ---- every architecture ---- */

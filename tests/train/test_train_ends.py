@@ -28,13 +28,14 @@ def evaluation(*options):
 
 def large_batches():
     """The loss of a batch of more than 2^26 logits is that of its targets; which are right is not known."""
-    recall = ["--task", "recall", *SMALL, "--channels", "4", "--context", "512", "--steps", "1", "--eval-sequences", "3",
-              "--target", "0"]
+    recall = ["--task", "recall", *SMALL, "--channels", "4", "--context", "512", "--steps", "1",
+              "--eval-sequences", "3", "--target", "0"]
     large, small = (evaluation(*recall, "--batch", n) for n in ("260", "4"))
     assert large["val_targets"] == small["val_targets"] > 0, (large, small)
     assert abs(large["val_loss"] - small["val_loss"]) < 1e-5 * small["val_loss"], (large, small)
     assert large["val_accuracy"] is None and small["val_accuracy"] is not None, (large, small)
-    run("train", *recall[:-2], "--batch", "260", code=2, says="--target: of batches of 260 x 512 tokens with 512 symbols")
+    run("train", *recall[:-2], "--batch", "260", code=2,
+        says="--target: of batches of 260 x 512 tokens with 512 symbols")
 
 
 def no_numbers():

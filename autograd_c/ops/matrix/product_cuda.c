@@ -1,7 +1,7 @@
 /* Products through cuBLAS: all batches in one call. */
 #include "autograd_c/ops/matrix/product.h"
 #include "autograd_c/ops/op_cuda.h"
-#include "core/cuda/blas.h"
+#include "core/cuda/blas/blas.h"
 
 static size_t workspace_of(const fattn_ctx *ctx, fattn_dtype operands, const fattni_gemm *first, int64_t batches) {
     (void)ctx, (void)operands, (void)first, (void)batches;

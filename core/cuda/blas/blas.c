@@ -1,7 +1,8 @@
-#include "core/cuda/blas.h"
+#include "core/cuda/blas/blas.h"
 
 #include "core/cuda/launch.h"
-#include "core/cuda/blas_lt.h"
+#include "core/cuda/library.h"
+#include "core/cuda/blas/blas_lt.h"
 
 #include <cublas_v2.h>
 #include <dlfcn.h>
@@ -28,28 +29,15 @@ struct fattni_cuda_blas {
 #define TEXT(x) TEXT_OF(x)
 #define SONAME "libcublas.so." TEXT(CUBLAS_VER_MAJOR)
 
-/* dlsym returns an object pointer, which ISO C does not convert to a function pointer. */
-static bool look_up(struct fattni_cuda_blas *b) {
-    const struct {
-        const char *symbol;
-        void *to;
-    } wanted[] = {
+static bool load(struct fattni_cuda_blas *b) {
+    const fattni_symbol wanted[] = {
 #define X(name, symbol) {#symbol, &b->name},
         FUNCTIONS(X)
 #undef X
     };
-    for (size_t n = 0; n < sizeof wanted / sizeof wanted[0]; ++n) {
-        void *const f = dlsym(b->library, wanted[n].symbol);
-        if (!f) return false;
-        memcpy(wanted[n].to, &f, sizeof f);
-    }
-    return true;
-}
-
-static bool load(struct fattni_cuda_blas *b) {
-    /* Never unloaded: cuBLAS keeps state in the driver until the process ends. */
-    b->library = dlopen(SONAME, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
-    return b->library && look_up(b) && b->create(&b->handle) == CUBLAS_STATUS_SUCCESS;
+    const char *missing;
+    b->library = fattni_library_open(SONAME, wanted, sizeof wanted / sizeof *wanted, &missing);
+    return b->library && b->create(&b->handle) == CUBLAS_STATUS_SUCCESS;
 }
 
 fattn_status fattni_cuda_blas_open(fattn_ctx *ctx) {

@@ -7,7 +7,7 @@
 #ifndef FATTNI_CORE_CUDA_BLAS_LT_H
 #define FATTNI_CORE_CUDA_BLAS_LT_H
 
-#include "core/cuda/blas.h"
+#include "core/cuda/blas/blas.h"
 
 struct fattni_cuda_lt;
 

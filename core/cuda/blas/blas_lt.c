@@ -1,6 +1,7 @@
-#include "core/cuda/blas_lt.h"
+#include "core/cuda/blas/blas_lt.h"
 
 #include "core/cuda/launch.h"
+#include "core/cuda/library.h"
 
 #include <cublasLt.h>
 #include <cuda_runtime_api.h>
@@ -54,22 +55,14 @@ struct fattni_cuda_lt {
 #define SONAME "libcublasLt.so." TEXT(CUBLAS_VER_MAJOR)
 
 static bool load(struct fattni_cuda_lt *t) {
-    t->library = dlopen(SONAME, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
-    if (!t->library) return false;
-    const struct {
-        const char *symbol;
-        void *to;
-    } wanted[] = {
+    const fattni_symbol wanted[] = {
 #define X(name, symbol) {#symbol, &t->name},
         FUNCTIONS(X)
 #undef X
     };
-    for (size_t n = 0; n < sizeof wanted / sizeof wanted[0]; ++n) {
-        void *const f = dlsym(t->library, wanted[n].symbol);
-        if (!f) return false;
-        memcpy(wanted[n].to, &f, sizeof f);
-    }
-    return cudaEventCreate(&t->begin) == cudaSuccess && cudaEventCreate(&t->end) == cudaSuccess;
+    const char *missing;
+    t->library = fattni_library_open(SONAME, wanted, sizeof wanted / sizeof *wanted, &missing);
+    return t->library && cudaEventCreate(&t->begin) == cudaSuccess && cudaEventCreate(&t->end) == cudaSuccess;
 }
 
 fattn_status fattni_cuda_lt_open(fattn_ctx *ctx, void *handle, struct fattni_cuda_lt **out) {
