@@ -130,16 +130,17 @@ static bool is_fused(fattn_ctx *ctx, const attention_case *c) {
 /* The kernels of sm_80, and TF32's: STANDARD leaves the mean in. */
 Test(cuda_attention, keys_with_means, .timeout = 400) {
     fattn_ctx *const ctx = device_or_skip(), *const cpu = attention_context(0), *const sm80 = device_context(80);
-    static const int64_t head_dims[] = {64, 128, 80, 256, 96};
+    static const int64_t head_dims[] = {64, 128, 80, 256, 96, 192};
     device_use(sm80);
     for (int n = 0; n < key_means_case_count; ++n)
-        for (int k = 0; k < 5 && mine(n); ++k) {
+        for (int k = 0; k < 6 && mine(n); ++k) {
             attention_case c = key_means_cases[n];
             c.D = c.Dv = head_dims[k];
+            if (k == 5) c.Dv = 128; /* kernels of their own */
             c.dtype = half_type((n + k) % 3);
             key_means_check(cpu, &c, 3, ON_DEVICE, device_run);
             c.dtype = FATTN_F32, c.flags |= FATTN_TF32;
-            if (k == n % 5 && is_fused(sm80, &c)) key_means_check(cpu, &c, 3, ON_DEVICE, device_run);
+            if (k == n % 6 && is_fused(sm80, &c)) key_means_check(cpu, &c, 3, ON_DEVICE, device_run);
         }
     fattn_ctx_destroy(sm80);
     fattn_ctx_destroy(cpu);
@@ -149,11 +150,12 @@ Test(cuda_attention, keys_with_means, .timeout = 400) {
 /* Hopper's kernels centre channels of four standard deviations and more. */
 Test(cuda_attention, keys_with_large_means, .timeout = 400) {
     fattn_ctx *const ctx = device_or_skip(), *const cpu = attention_context(0);
-    static const int64_t head_dims[] = {64, 128, 80, 256, 96};
+    static const int64_t head_dims[] = {64, 128, 80, 256, 96, 192};
     for (int n = 0; n < key_means_case_count; ++n)
-        for (int k = 0; k < 5 && mine(n); ++k) {
+        for (int k = 0; k < 6 && mine(n); ++k) {
             attention_case c = key_means_cases[n];
             c.D = c.Dv = head_dims[k];
+            if (k == 5) c.Dv = 128; /* kernels of their own */
             c.dtype = half_type((n + k) % 3);
             key_means_check(cpu, &c, 10, ON_DEVICE, device_run);
         }
@@ -525,6 +527,26 @@ Test(cuda_attention, split_keys, .timeout = 400) {
         check_real(&c, n % 2 ? FATTN_F64 : FATTN_F32);
         check_tf32(cpu, &c);
     }
+    fattn_ctx_destroy(cpu);
+    fattn_ctx_destroy(ctx);
+}
+
+/* A part is a multiple of a tile of keys: 8192 keys of 8 heads have 32 parts of 256, 8208 have 26 of 320. */
+Test(cuda_attention, split_keys_of_which_the_longest_has_fewer_parts, .timeout = 400) {
+    fattn_ctx *const ctx = device_or_skip(), *const cpu = attention_context(0), *const sm80 = device_context(80);
+    for (int n = 0; n < 4; ++n) {
+        const int32_t most = n / 2 ? 32784 : 8208;
+        if (!mine(n)) continue;
+        attention_case c = {.name = "fewer parts", .B = 3, .Hq = 8, .Hkv = 8, .Sq = 17, .Sk = most, .D = 64, .Dv = 64};
+        c.lengths = n % 2 ? LENGTHS_PACKED : LENGTHS_PADDED;
+        for (int b = 0; b < 3; ++b) c.length_q[b] = 17, c.length_k[b] = b == 1 ? most : most - 16;
+        device_use(n / 2 ? sm80 : ctx);
+        if (n / 2)
+            check(cpu, &c, FATTN_BF16);
+        else
+            check_real(&c, FATTN_F32);
+    }
+    fattn_ctx_destroy(sm80);
     fattn_ctx_destroy(cpu);
     fattn_ctx_destroy(ctx);
 }
