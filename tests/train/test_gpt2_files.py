@@ -295,6 +295,23 @@ def both_directions():
     assert not os.path.exists("other.bin")
 
 
+def a_log_is_no_input():
+    """eval --json: neither a file that it reads, nor one that it has nothing for."""
+    words = ["eval", "model.bin", "--val", "t_val_*.bin", "--tokenizer", "t_tokenizer.bin", "--sequences", "4"]
+    for path in ("model.bin", "./t_val_000000.bin", "t_tokenizer.bin"):
+        size = os.path.getsize(path)
+        fattn(*words, "--json", path, code=2, says=f"--json {path} is the input ")
+        assert os.path.getsize(path) == size, path
+    with open("res.json", "w") as f:
+        f.write("old\n")
+    done = subprocess.run([FATTN, *words, "--device", "cuda", "--json", "res.json"], capture_output=True, timeout=120)
+    with open("res.json") as f:
+        assert done.returncode == 0 or f.read() == "old\n", done
+    fattn(*words, "--json", "res.json")
+    with open("res.json") as f:
+        assert [e["event"] for e in map(json.loads, f)] == ["eval"]
+
+
 def permutations(samples_of, seed=42):
     """llm.c's loader, from NumPy's generator: (files' order, samples' order, generator's words) at each file."""
     random = np.random.RandomState(seed)
@@ -427,7 +444,7 @@ def full_disks():
 def main():
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
-        for test in (tokens_of_bytes, byte_pairs, both_directions, damaged, full_disks):
+        for test in (tokens_of_bytes, byte_pairs, both_directions, a_log_is_no_input, damaged, full_disks):
             test()
             print(test.__name__, "passed")
         os.chdir("/")
