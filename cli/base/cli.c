@@ -188,8 +188,9 @@ bool cli_in_range(const cli_option *o, const void *field) {
     return false;
 }
 
-/* "a whole number from 1 to 1024" */
-static const char *expectation(const cli_option *o, char *buffer, size_t size) {
+/* "a whole number from 1 to 1024". An upper bound that only keeps numbers exact is left out, unless the text is a
+   number above it; NULL: there is no text. */
+static const char *expectation(const cli_option *o, const char *text, char *buffer, size_t size) {
     const double unbounded = 9e15;
     const char *kind = o->type == CLI_INTS  ? "whole numbers (512,1000 or 512..8192, doubling)"
                        : o->type == CLI_INT ? "a whole number"
@@ -198,10 +199,10 @@ static const char *expectation(const cli_option *o, char *buffer, size_t size) {
         snprintf(buffer, size, "something");
     else if (o->type == CLI_CHOICE)
         snprintf(buffer, size, "one of %s", o->choices);
-    else if (o->max >= unbounded)
+    else if (o->max >= unbounded && !(text && strtod(text, NULL) > o->max))
         snprintf(buffer, size, "%s, at least %.15g", kind, o->min);
     else
-        snprintf(buffer, size, "%s from %.15g to %.15g", kind, o->min, o->max);
+        snprintf(buffer, size, "%s from %.16g to %.16g", kind, o->min, o->max);
     return buffer;
 }
 
@@ -245,7 +246,7 @@ static void print_command_help(const cli_command *c) {
         if (o->type == CLI_CHOICE) printf(": %s", o->choices);
         print_default(o, (const char *)c->defaults + o->offset);
         if (o->type == CLI_INT || o->type == CLI_REAL || o->type == CLI_INTS)
-            printf("\n  %-22s   %s", "", expectation(o, expected, sizeof expected));
+            printf("\n  %-22s   %s", "", expectation(o, NULL, expected, sizeof expected));
         putchar('\n');
     }
     printf("  %-22s this text\n", "--help");
@@ -287,11 +288,11 @@ static bool take_option(const cli_command *c, int argc, char **argv, int *i, voi
     if (o->type != CLI_FLAG && !value) value = *i + 1 < argc ? argv[++*i] : NULL;
     char expected[160];
     if (o->type != CLI_FLAG && !value) {
-        cli_fail(CLI_USAGE, "--%s needs a value: %s", o->name, expectation(o, expected, sizeof expected));
+        cli_fail(CLI_USAGE, "--%s needs a value: %s", o->name, expectation(o, NULL, expected, sizeof expected));
         return false;
     }
     if (!take_value(o, value, (char *)options + o->offset)) {
-        cli_fail(CLI_USAGE, "--%s: \"%s\" is not %s", o->name, value, expectation(o, expected, sizeof expected));
+        cli_fail(CLI_USAGE, "--%s: \"%s\" is not %s", o->name, value, expectation(o, value, expected, sizeof expected));
         return false;
     }
     return true;

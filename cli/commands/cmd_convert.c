@@ -4,9 +4,11 @@
 #include "cli/commands/gpt2_run.h"
 #include "cli/train/durable.h"
 
+#include <errno.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 typedef struct conversion {
     train_options o;
@@ -74,10 +76,17 @@ static int write_run(conversion *c, bool bf16) {
     loader *const l = c->o.task == TASK_SHARDS ? shards_loader(c->task) : NULL;
     char done[LLMC_PATH + 64];
     if (l) loader_go(l, c->r.cursor / c->o.batch);
-    snprintf(done, sizeof done, "%s/DONE_%08lld", c->to, (long long)c->r.step);
-    if (!may_write(c, done) || !llmc_run_write(c->to, &c->r, bf16, l)) return CLI_FAILURE;
+    const long long step = (long long)c->r.step, newest = (long long)llmc_run_newest(c->to);
+    if (newest > step && !c->o.overwrite)
+        return cli_fail(CLI_FAILURE,
+                        "%s has DONE_%08lld, and readers would take that instead of step %lld: name another folder, or "
+                        "remove later steps with --overwrite",
+                        c->to, newest, step);
+    snprintf(done, sizeof done, "%s/DONE_%08lld", c->to, step);
+    if (!may_write(c, done) || !llmc_run_write(c->to, &c->r, bf16, l) || !llmc_run_remove_after(c->to, step))
+        return CLI_FAILURE;
     printf("%s: model (%s), state%s and DONE of step %lld\n", c->to, bf16 ? "bf16" : "f32",
-           l ? "" : " (at the start of its data: the run had no shards)", (long long)c->r.step);
+           l ? "" : " (at the start of its data: the run had no shards)", step);
     return CLI_OK;
 }
 
@@ -101,6 +110,16 @@ static int from_checkpoint(conversion *c, checkpoint *from) {
 
 /* ---- from llm.c ---- */
 
+/* Removes what checkpoint_save has left beside the new checkpoint: the latest earlier one, of another run. */
+static bool remove_earlier(const char *folder) {
+    char names[CHECKPOINT_NAMES], path[LLMC_PATH];
+    const char *const earlier = checkpoint_after(folder, -1, names) > 1 ? strchr(names, ' ') : NULL; /* newest first */
+    if (!earlier || snprintf(path, sizeof path, "%s/%s", folder, earlier + 1) >= LLMC_PATH || unlink(path) == 0)
+        return true;
+    cli_fail(CLI_FAILURE, "cannot remove %s: %s", path, strerror(errno));
+    return false;
+}
+
 static int write_checkpoint(const conversion *c) {
     char names[CHECKPOINT_NAMES];
     durable_lock lock = {0};
@@ -109,8 +128,8 @@ static int write_checkpoint(const conversion *c) {
     if (!c->o.overwrite && checkpoint_after(c->to, -1, names) > 0)
         code = cli_fail(CLI_FAILURE, "%s has checkpoints: %s; remove them with --overwrite, or name another folder",
                         c->to, names);
-    if (!code && c->o.overwrite && !checkpoint_remove_after(c->to, -1)) code = CLI_FAILURE;
-    if (!code && !checkpoint_save(c->to, train_table, &c->o, train_not_stored, &c->r)) code = CLI_FAILURE;
+    if (!code && (!checkpoint_save(c->to, train_table, &c->o, train_not_stored, &c->r) || !remove_earlier(c->to)))
+        code = CLI_FAILURE;
     durable_release(&lock);
     if (!code)
         printf("%s: checkpoint of step %lld, %lld parameters; go on with fattn train --resume %s\n", c->to,
@@ -150,8 +169,11 @@ static int run(const void *options, int n_operands, char *const *operands) {
     conversion c = {.o = *(const train_options *)options};
     if (n_operands != 2) return cli_fail(CLI_USAGE, "two operands are needed: FROM TO");
     c.from = operands[0], c.to = operands[1];
+    const bool stored = is_checkpoint(c.from);
+    if ((stored || ends_with(c.to, ".bin")) && c.o.dtype == IN_F16)
+        return cli_fail(CLI_USAGE, "--dtype f16: llm.c's models are f32 or bf16");
     int code;
-    if (is_checkpoint(c.from)) {
+    if (stored) {
         checkpoint *const from = checkpoint_open(c.from);
         code = from ? from_checkpoint(&c, from) : CLI_FAILURE;
         checkpoint_close(from);
@@ -174,8 +196,8 @@ const cli_command cmd_convert = {
                "\n"
                "Values are F32 (a bf16 run's masters); bf16 rounds them to nearest. A checkpoint\n"
                "gets its options from here: those of fattn train. --data must name the files that\n"
-               "a folder's run reads, with its --batch and --context. What is there is replaced only\n"
-               "with --overwrite.",
+               "a folder's run reads, with its --batch and --context. What is there is replaced, and\n"
+               "later steps in a folder are removed, only with --overwrite.",
     .options = train_table,
     .defaults = &train_unset,
     .size = sizeof train_unset,

@@ -53,6 +53,16 @@ typedef struct evaluating {
     char why[DEVICE_MESSAGE];
 } evaluating;
 
+/* Whether --json is none of the files that are read. */
+static bool spares_inputs(const evaluating *e) {
+    const eval_options *const o = &e->o;
+    const shards *const val = o->val ? shards_loader(e->task)->files : NULL;
+    bool ok = output_spares(o->json, e->start.model) && output_spares(o->json, o->hellaswag) &&
+              output_spares(o->json, o->tokenizer);
+    for (int64_t i = 0; ok && val && i < val->n; ++i) ok = output_spares(o->json, val->at[i].path);
+    return ok;
+}
+
 static int set_up(evaluating *e, const char *path) {
     eval_options *const o = &e->o;
     if (o->sample > 0 && !o->tokenizer) return cli_fail(CLI_USAGE, "--sample needs the tokens' text: --tokenizer FILE");
@@ -70,7 +80,9 @@ static int set_up(evaluating *e, const char *path) {
                         (long long)m->vocab);
     e->task =
         o->val ? shards_task(o->val, o->val, o->batch, o->context, m->vocab) : tokens_open(0, o->context, m->vocab);
-    if (!e->task || !json_open(&e->log, o->json, false)) return CLI_FAILURE;
+    if (!e->task) return CLI_FAILURE;
+    if (!spares_inputs(e)) return CLI_USAGE;
+    if (!json_open(&e->log, o->json, false)) return CLI_FAILURE;
     const int code = device_open(o->device, 0, o->threads, e->why, &e->ctx);
     if (code) return code;
     const model_config shape = {.arch = ARCH_GPT2,

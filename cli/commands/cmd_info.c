@@ -11,18 +11,22 @@
 enum { MESSAGE_BYTES = 512 };
 
 struct options {
-    int64_t rows, head_dim, threads, arch;
+    int64_t rows, head_dim, threads;
+    int arch;
     bool causal;
 };
 
-static const struct options defaults = {.rows = 1024, .head_dim = 64};
+static const struct options defaults = {.rows = 1024, .head_dim = 64, .arch = -1};
+
+/* Those of FATTN_CTX_PLAN_ONLY. */
+static const int archs[] = {75, 80, 86, 87, 89, 90, 100, 103, 120, 121};
 
 static const cli_option table[] = {
     {"n", CLI_INT, offsetof(struct options, rows), "N", 0, 1e9, NULL, "kernels: sequence length"},
     {"d", CLI_INT, offsetof(struct options, head_dim), "D", 1, 256, NULL, "kernels: head dimension"},
     {"causal", CLI_FLAG, offsetof(struct options, causal), NULL, 0, 0, NULL, "kernels: causal mask"},
     {"threads", CLI_INT, offsetof(struct options, threads), "T", 0, 1024, NULL, "CPU threads; 0: OpenMP's choice"},
-    {"arch", CLI_INT, offsetof(struct options, arch), "CC", 75, 121, NULL,
+    {"arch", CLI_CHOICE, offsetof(struct options, arch), "CC", 0, 0, "75|80|86|87|89|90|100|103|120|121",
      "kernels of a GPU of this architecture, as 89 for sm_89, which need not be here"},
     {0}};
 
@@ -110,7 +114,7 @@ static void print_kernels(fattn_ctx *ctx, const struct options *o) {
                        text_of_bytes((double)l.plan.saved_bytes, saved),
                        text_of_bytes((double)l.plan.bwd_workspace, workspace));
             else
-                printf("%s\n", s == FATTN_E_UNSUPPORTED && !o->arch ? "not supported" : fattn_ctx_error(ctx));
+                printf("%s\n", s == FATTN_E_UNSUPPORTED && o->arch < 0 ? "not supported" : fattn_ctx_error(ctx));
         }
     }
 }
@@ -121,11 +125,11 @@ static int run(const void *options, int n_operands, char *const *operands) {
     print_build();
     print_cpu();
     char why[MESSAGE_BYTES] = "";
-    fattn_ctx *const cuda = open_device(FATTN_CUDA, 0, (int)o->arch, why);
-    if (!cuda && o->arch) return CLI_FAILURE;
+    fattn_ctx *const cuda = open_device(FATTN_CUDA, 0, o->arch < 0 ? 0 : archs[o->arch], why);
+    if (!cuda && o->arch >= 0) return CLI_FAILURE;
     if (cuda) print_kernels(cuda, o);
     fattn_ctx_destroy(cuda);
-    if (o->arch) return CLI_OK;
+    if (o->arch >= 0) return CLI_OK;
     fattn_ctx *const cpu = open_device(FATTN_CPU, (int)o->threads, 0, why);
     if (!cpu) return CLI_FAILURE;
     print_kernels(cpu, o);

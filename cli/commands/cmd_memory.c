@@ -19,6 +19,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -204,8 +205,10 @@ static void measure_in_child(kind what, const struct options *o, int64_t n, int 
     fflush(NULL);
     int ends[2];
     if (pipe(ends) != 0) return;
-    const pid_t child = fork();
+    const pid_t self = getpid(), child = fork();
     if (child == 0) {
+        /* It ends with its parent, which may have ended before it asked for that. */
+        if (prctl(PR_SET_PDEATHSIG, SIGKILL) != 0 || getppid() != self) _exit(1);
         close(ends[0]);
         end_first();
         reading here = *r;

@@ -6,10 +6,13 @@
 #include "cli/train/durable.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <glob.h>
 #include <stddef.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 typedef struct tokens_options {
@@ -21,7 +24,7 @@ typedef struct tokens_options {
 } tokens_options;
 
 enum { SPLIT_FILE, SPLIT_PARAGRAPH, SPLIT_LINE };
-enum { PATH_BYTES = 4096, AT_ONCE = 1 << 16, NARROW_TOKENS = 1 << 16 };
+enum { PATH_BYTES = 4096, NAME_BYTES = 64, AT_ONCE = 1 << 16, NARROW_TOKENS = 1 << 16 };
 static const int64_t LARGEST = (int64_t)1 << 32; /* bytes of a file */
 
 #define FIELD(name) offsetof(tokens_options, name)
@@ -30,10 +33,11 @@ static const cli_option table[] = {
     {"tokenizer", CLI_TEXT, FIELD(tokenizer), "FILE", 0, 0, NULL,
      "llm.c's tokenizer file; without it tokens are bytes"},
     {"val", CLI_REAL, FIELD(val), "V", 0, 1, NULL, "share of the tokens, the first ones, that is held out"},
-    {"shard", CLI_INT, FIELD(shard), "N", 2, 2147483647, NULL, "tokens of a file"},
+    {"shard", CLI_INT, FIELD(shard), "N", 2, 2147483647, NULL,
+     "tokens of a file; less than half of that at the end joins the file before"},
     {"split", CLI_CHOICE, FIELD(split), "S", 0, 0, "file|paragraph|line",
      "what a document is; the end-of-text token precedes each"},
-    {"overwrite", CLI_FLAG, FIELD(overwrite), NULL, 0, 0, NULL, "remove files of this prefix that are there"},
+    {"overwrite", CLI_FLAG, FIELD(overwrite), NULL, 0, 0, NULL, "replace files of this prefix that are there"},
     {NULL}};
 static const tokens_options defaults = {.out = "tokens", .val = 0.1, .shard = 100000000};
 
@@ -67,15 +71,17 @@ static unsigned char *read_text(const char *path, int64_t *size) {
     return NULL;
 }
 
-/* The end of the document that begins at `begin`: a line with its end, a paragraph with the blank lines after it. */
+/* The end of the document that begins at `begin`: a line with its end, a paragraph with the blank lines around it. */
 static int64_t document_end(const unsigned char *text, int64_t n, int64_t begin, int split) {
-    if (split == SPLIT_FILE) return n;
-    for (int64_t i = begin; i < n; ++i) {
-        if (text[i] != '\n') continue;
-        if (split == SPLIT_LINE) return i + 1;
-        int64_t end = i + 1;
-        while (end < n && text[end] == '\n') ++end;
-        if (end > i + 1) return end;
+    bool has_text = false, ended = false;
+    for (int64_t line = begin, next; split != SPLIT_FILE && line < n; line = next) {
+        const unsigned char *const newline = memchr(text + line, '\n', (size_t)(n - line));
+        next = newline ? newline - text + 1 : n;
+        if (split == SPLIT_LINE) return next;
+        const bool blank = text[line] == '\n' || (text[line] == '\r' && (next - line == 1 || text[line + 1] == '\n'));
+        if (ended && !blank) return line;
+        has_text = has_text || !blank;
+        ended = has_text && blank;
     }
     return n;
 }
@@ -92,30 +98,130 @@ static bool add_file(const tokenizer *t, const char *path, int split, token_list
     return ok;
 }
 
-/* ---- writing ---- */
+/* ---- what is written ---- */
 
-/* PREFIX split into a folder and the beginning of names. */
-static bool name_of(const char *prefix, const char *rest, char folder[PATH_BYTES], char name[PATH_BYTES]) {
-    const char *const slash = strrchr(prefix, '/');
-    const int a = snprintf(folder, PATH_BYTES, "%.*s", slash ? (int)(slash - prefix + (slash == prefix)) : 1,
-                           slash ? prefix : ".");
-    const int b = snprintf(name, PATH_BYTES, "%s%s", slash ? slash + 1 : prefix, rest);
-    if (a < PATH_BYTES && b < PATH_BYTES) return true;
-    cli_fail(CLI_FAILURE, "--out has %zu bytes, less than %d are possible", strlen(prefix), PATH_BYTES);
+/* Files number 0..val_shards-1 have held-out tokens, the train_shards after them tokens to train on; then comes the
+   tokenizer, unless one was given. */
+typedef struct token_files {
+    const tokens_options *o;
+    const tokenizer *t;
+    const uint32_t *token;
+    int64_t val_tokens, train_tokens;
+    int64_t val_shards, train_shards, n;
+    char folder[PATH_BYTES - NAME_BYTES];
+    const char *base; /* the last part of --out */
+} token_files;
+
+/* Shards of n tokens. A rest of less than half a shard joins the shard before it: it may be shorter than a batch. A
+   single token has no target and is left out. */
+static int64_t shards_of(const tokens_options *o, int64_t n) {
+    const int64_t whole = n / o->shard, rest = n % o->shard;
+    const bool joins = whole > 0 && 2 * rest < o->shard && o->shard + rest <= INT32_MAX;
+    return whole + (rest > 1 && !joins);
+}
+
+/* What follows --out in the name of file number k. */
+static const char *rest_of(const token_files *f, int64_t k, char rest[NAME_BYTES]) {
+    if (k < f->val_shards + f->train_shards)
+        snprintf(rest, NAME_BYTES, "_%s_%06lld.bin", k < f->val_shards ? "val" : "train", (long long)k);
+    else
+        snprintf(rest, NAME_BYTES, "_tokenizer.bin");
+    return rest;
+}
+
+static void path_of(const token_files *f, int64_t k, char path[PATH_BYTES]) {
+    char rest[NAME_BYTES];
+    snprintf(path, PATH_BYTES, "%s%s", f->o->out, rest_of(f, k, rest));
+}
+
+/* Where file number k waits until all are written. */
+static void waiting_path_of(const token_files *f, int64_t k, char path[PATH_BYTES]) {
+    snprintf(path, PATH_BYTES, "%s/unfinished-%ld-of-%lld.tmp", f->folder, (long)getpid(), (long long)k);
+}
+
+/* The tokens of file number k, and where they begin. */
+static int64_t tokens_of(const token_files *f, int64_t k, const uint32_t **token) {
+    if (k == f->val_shards + f->train_shards) return f->t->n;
+    const bool trains = k >= f->val_shards;
+    const int64_t i = k - (trains ? f->val_shards : 0), first = i * f->o->shard;
+    const int64_t left = (trains ? f->train_tokens : f->val_tokens) - first;
+    *token = f->token + (trains ? f->val_tokens : 0) + first;
+    return i + 1 < (trains ? f->train_shards : f->val_shards) || left > INT32_MAX ? f->o->shard : left;
+}
+
+static bool plan(token_files *f, const tokens_options *o, const tokenizer *t, const token_list *l) {
+    const char *const slash = strrchr(o->out, '/');
+    *f = (token_files){.o = o, .t = t, .token = l->token, .base = slash ? slash + 1 : o->out};
+    if (strlen(o->out) > PATH_BYTES - 2 * NAME_BYTES) {
+        cli_fail(CLI_FAILURE, "--out has %zu bytes, %d are possible", strlen(o->out), PATH_BYTES - 2 * NAME_BYTES);
+        return false;
+    }
+    snprintf(f->folder, sizeof f->folder, "%.*s", slash ? (int)(slash - o->out + (slash == o->out)) : 1,
+             slash ? o->out : ".");
+    f->val_tokens = (int64_t)(o->val * (double)l->n);
+    f->train_tokens = l->n - f->val_tokens;
+    f->val_shards = shards_of(o, f->val_tokens);
+    f->train_shards = shards_of(o, f->train_tokens);
+    f->n = f->val_shards + f->train_shards + !o->tokenizer;
+    return true;
+}
+
+/* ---- files of an earlier call ---- */
+
+/* --out with its own * ? [ and \ as they are, and what follows, as a pattern of glob(3). */
+static void pattern_of(const char *out, const char *rest, char pattern[2 * PATH_BYTES]) {
+    char *to = pattern;
+    for (; *out; *to++ = *out++)
+        if (strchr("*?[\\", *out)) *to++ = '\\';
+    strcpy(to, rest);
+}
+
+/* They would be read together with the new ones. */
+static void find_old(const token_files *f, glob_t *found) {
+    static const char *const rests[] = {"_train_*.bin", "_val_*.bin"};
+    char pattern[2 * PATH_BYTES];
+    for (int k = 0; k < 2; ++k) {
+        pattern_of(f->o->out, rests[k], pattern);
+        (void)glob(pattern, k ? GLOB_APPEND : 0, NULL, found);
+    }
+}
+
+static bool may_write(const token_files *f, const glob_t *old) {
+    char path[PATH_BYTES] = "";
+    struct stat status;
+    if (f->o->overwrite) return true;
+    if (!f->o->tokenizer) path_of(f, f->n - 1, path);
+    const char *const there = old->gl_pathc > 0 ? old->gl_pathv[0] : *path && lstat(path, &status) == 0 ? path : NULL;
+    if (!there) return true;
+    cli_fail(CLI_FAILURE, "%s is there: name another --out, or remove these files with --overwrite", there);
     return false;
 }
 
-static bool write_shard(const char *prefix, const char *rest, const uint32_t *token, int64_t n, bool narrow) {
-    char folder[PATH_BYTES], name[PATH_BYTES];
-    unsigned char header[LLMC_HEADER_BYTES], *const bytes = malloc(4 * AT_ONCE);
-    durable_stream s;
-    if (!bytes) cli_fail(CLI_FAILURE, "no memory for a buffer");
-    if (!bytes || !name_of(prefix, rest, folder, name)) {
-        free(bytes);
-        return false;
+static bool is_new(const token_files *f, const char *path) {
+    char same[PATH_BYTES];
+    const int64_t k = strtoll(strrchr(path, '_') + 1, NULL, 10);
+    if (k < 0 || k >= f->val_shards + f->train_shards) return false;
+    path_of(f, k, same);
+    return strcmp(path, same) == 0;
+}
+
+static bool remove_old(const token_files *f, const glob_t *old) {
+    bool ok = true;
+    for (size_t i = 0; i < old->gl_pathc; ++i) {
+        if (is_new(f, old->gl_pathv[i]) || unlink(old->gl_pathv[i]) == 0) continue;
+        cli_fail(CLI_FAILURE, "cannot remove %s: %s", old->gl_pathv[i], strerror(errno));
+        ok = false;
     }
+    return ok;
+}
+
+/* ---- writing ---- */
+
+static bool put_shard(durable_stream *s, const uint32_t *token, int64_t n, bool narrow) {
+    unsigned char header[LLMC_HEADER_BYTES], *const bytes = malloc(4 * AT_ONCE);
+    if (!bytes) cli_fail(CLI_FAILURE, "no memory for a buffer");
     llmc_header(header, (const int32_t[]){narrow ? LLMC_TOKENS : LLMC_TOKENS_32, narrow ? 1 : 7, (int32_t)n}, 3);
-    bool ok = durable_begin(&s, folder, name) && durable_append(&s, header, sizeof header);
+    bool ok = bytes && durable_append(s, header, sizeof header);
     for (int64_t done = 0; ok && done < n; done += AT_ONCE) {
         const int64_t part = n - done < AT_ONCE ? n - done : AT_ONCE;
         const int size = narrow ? 2 : 4;
@@ -125,66 +231,108 @@ static bool write_shard(const char *prefix, const char *rest, const uint32_t *to
             else
                 llmc_put_u32(bytes + i * size, token[done + i]);
         }
-        ok = durable_append(&s, bytes, (size_t)(part * size));
+        ok = durable_append(s, bytes, (size_t)(part * size));
     }
     free(bytes);
-    ok = durable_end(&s, ok) && ok;
-    if (ok) printf("%s%s: %lld tokens\n", prefix, rest, (long long)n);
     return ok;
 }
 
-/* Shards of one part, numbered on from *number. A last one of a single token has no target and is left out. */
-static bool write_part(const tokens_options *o, const char *part, const uint32_t *token, int64_t n, bool narrow,
-                       int *number) {
-    bool ok = true;
-    for (int64_t first = 0; ok && first + 1 < n; first += o->shard, *number += 1) {
-        char rest[64];
-        snprintf(rest, sizeof rest, "_%s_%06d.bin", part, *number);
-        ok = write_shard(o->out, rest, token + first, n - first < o->shard ? n - first : o->shard, narrow);
-    }
+/* Under the name with which it waits; an error message has the later one. */
+static bool write_file(const token_files *f, int64_t k) {
+    char name[PATH_BYTES], rest[NAME_BYTES];
+    const uint32_t *token = NULL;
+    const int64_t n = tokens_of(f, k, &token);
+    durable_stream s;
+    snprintf(name, sizeof name, "%s%s", f->base, rest_of(f, k, rest));
+    const bool ok = durable_begin(&s, f->folder, name) &&
+                    (token ? put_shard(&s, token, n, f->t->n <= NARROW_TOKENS) : tokenizer_put(f->t, &s));
+    waiting_path_of(f, k, s.path);
+    return durable_end(&s, ok) && ok;
+}
+
+/* New names are on the disk when their folder is. */
+static bool sync_folder(const char *folder) {
+    const int file = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    const bool ok = file >= 0 && fsync(file) == 0;
+    if (file >= 0) close(file);
     return ok;
 }
 
-/* Files of an earlier call would be read together with the new ones. */
-static bool clear(const tokens_options *o) {
-    static const char *const rests[] = {"_train_*.bin", "_val_*.bin"};
-    bool ok = true;
-    for (int k = 0; ok && k < 2; ++k) {
-        char pattern[PATH_BYTES];
-        glob_t found = {0};
-        if (snprintf(pattern, sizeof pattern, "%s%s", o->out, rests[k]) >= PATH_BYTES) continue;
-        const bool any = glob(pattern, 0, NULL, &found) == 0 && found.gl_pathc > 0;
-        if (any && !o->overwrite) {
-            cli_fail(CLI_FAILURE, "%s is there: name another --out, or remove these files with --overwrite",
-                     found.gl_pathv[0]);
-            ok = false;
-        }
-        for (size_t i = 0; ok && any && i < found.gl_pathc; ++i) {
-            if (unlink(found.gl_pathv[i]) == 0) continue;
-            cli_fail(CLI_FAILURE, "cannot remove %s: %s", found.gl_pathv[i], strerror(errno));
-            ok = false;
-        }
-        globfree(&found);
+/* Gives all files their names. */
+static bool place(const token_files *f) {
+    char waiting[PATH_BYTES], path[PATH_BYTES];
+    for (int64_t k = 0; k < f->n; ++k) {
+        waiting_path_of(f, k, waiting);
+        path_of(f, k, path);
+        if (rename(waiting, path) == 0 && (k + 1 < f->n || sync_folder(f->folder))) continue;
+        cli_fail(CLI_FAILURE, "cannot write %s: %s", path, strerror(errno));
+        return false;
     }
-    return ok;
+    return true;
+}
+
+static bool write_files(const token_files *f) {
+    int64_t written = 0;
+    while (written < f->n && write_file(f, written)) ++written;
+    if (written == f->n && place(f)) return true;
+    for (int64_t k = 0; k < written; ++k) {
+        char waiting[PATH_BYTES];
+        waiting_path_of(f, k, waiting);
+        unlink(waiting);
+    }
+    return false;
+}
+
+/* ---- what is printed ---- */
+
+/* A word of a command line, in quotes where a shell needs them. */
+static void print_word(const char *before, const char *word) {
+    fputs(before, stdout);
+    const bool plain =
+        word[strspn(word, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-+./,:@%=")] == 0;
+    if (plain) {
+        fputs(word, stdout);
+        return;
+    }
+    putchar('\'');
+    for (; *word; ++word) {
+        if (*word == '\'')
+            fputs("'\\''", stdout);
+        else
+            putchar(*word);
+    }
+    putchar('\'');
+}
+
+static void print_files(const token_files *f) {
+    char path[PATH_BYTES], pattern[2 * PATH_BYTES];
+    for (int64_t k = 0; k < f->n; ++k) {
+        const uint32_t *token;
+        path_of(f, k, path);
+        printf("%s: %lld tokens\n", path, (long long)tokens_of(f, k, &token));
+    }
+    if (f->val_shards == 0 || f->train_shards == 0) {
+        printf("train: there are no files of %s tokens; fattn train needs --data and --val\n",
+               f->val_shards ? "training" : "held-out");
+        return;
+    }
+    pattern_of(f->o->out, "_train_*.bin", pattern);
+    print_word("train: fattn train --data ", pattern);
+    pattern_of(f->o->out, "_val_*.bin", pattern);
+    print_word(" --val ", pattern);
+    print_word(" --tokenizer ", f->o->tokenizer ? f->o->tokenizer : path);
+    putchar('\n');
 }
 
 static bool write_all(const tokens_options *o, const tokenizer *t, const token_list *l) {
-    const bool narrow = t->n <= NARROW_TOKENS;
-    const int64_t val = (int64_t)(o->val * (double)l->n);
-    int number = 0;
-    if (!clear(o) || !write_part(o, "val", l->token, val, narrow, &number) ||
-        !write_part(o, "train", l->token + val, l->n - val, narrow, &number))
-        return false;
-    if (!o->tokenizer) {
-        char folder[PATH_BYTES], name[PATH_BYTES];
-        if (!name_of(o->out, "_tokenizer.bin", folder, name) || !tokenizer_write(t, folder, name)) return false;
-        printf("%s_tokenizer.bin: %lld tokens\n", o->out, (long long)t->n);
-    }
-    const char *const file = o->tokenizer ? o->tokenizer : "_tokenizer.bin";
-    printf("train: fattn train --data '%s_train_*.bin' --val '%s_val_*.bin' --tokenizer %s%s\n", o->out, o->out,
-           o->tokenizer ? "" : o->out, file);
-    return true;
+    token_files f;
+    glob_t old = {0};
+    if (!plan(&f, o, t, l)) return false;
+    find_old(&f, &old);
+    const bool ok = may_write(&f, &old) && write_files(&f) && remove_old(&f, &old);
+    globfree(&old);
+    if (ok) print_files(&f);
+    return ok;
 }
 
 static int run(const void *options, int n_operands, char *const *operands) {

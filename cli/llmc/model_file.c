@@ -7,9 +7,11 @@
 #include "core/tensor/numeric.h"
 
 #include <dirent.h>
+#include <errno.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 /* Parameters before the blocks, of a block and after them: model_gpt2.c's, in the order of the files' tensors. */
 enum { BEFORE = 2, OF_BLOCK = 12, AFTER = 2, NAME_BYTES = 64 };
@@ -198,16 +200,21 @@ bool llmc_model_read(const char *path, trainer *r) {
     return ok;
 }
 
-bool llmc_model_write(const char *folder, const char *name, const trainer *r, bool bf16) {
+/* Everything but durable_end. */
+static bool put_model(durable_stream *s, const char *folder, const char *name, const trainer *r, bool bf16) {
     const model_config *const c = model_get_config(r->model);
     unsigned char header[LLMC_HEADER_BYTES];
-    durable_stream s;
     llmc_header(header,
                 (const int32_t[]){LLMC_MODEL, bf16 ? 5 : 3, (int32_t)c->positions, (int32_t)c->vocab, c->layers,
                                   c->heads, (int32_t)c->channels, (int32_t)model_columns(c)},
                 8);
-    const bool ok = durable_begin(&s, folder, name) && durable_append(&s, header, sizeof header) &&
-                    write_all(&s, bf16 ? BF16_BYTES : F32_BYTES, r, VALUES);
+    return durable_begin(s, folder, name) && durable_append(s, header, sizeof header) &&
+           write_all(s, bf16 ? BF16_BYTES : F32_BYTES, r, VALUES);
+}
+
+bool llmc_model_write(const char *folder, const char *name, const trainer *r, bool bf16) {
+    durable_stream s;
+    const bool ok = put_model(&s, folder, name, r, bf16);
     return durable_end(&s, ok) && ok;
 }
 
@@ -321,24 +328,32 @@ static bool write_loader(durable_stream *s, const loader *l) {
     return ok && durable_append(s, g, sizeof g);
 }
 
-bool llmc_state_write(const char *folder, const char *name, const trainer *r, const loader *l) {
+/* Everything but durable_end. l: at the run's place; NULL: a run without shuffled files, at its start. */
+static bool put_state(durable_stream *s, const char *folder, const char *name, const trainer *r, const loader *l) {
     unsigned char header[LLMC_HEADER_BYTES];
-    durable_stream s;
     llmc_header(header, (const int32_t[]){LLMC_STATE, 1, 1, 0, 1, l != NULL, 0, 0, 0, 0, (int32_t)r->step}, 11);
     llmc_put_u64(header + RNG, FIRST_RNG);
     llmc_put_u64(header + RNG_OF_UPDATE, FIRST_RNG);
     if (l) llmc_put_u64(header + SHARD, (uint64_t)l->shard), llmc_put_u64(header + SAMPLE, (uint64_t)l->sample);
-    const bool ok = durable_begin(&s, folder, name) && durable_append(&s, header, sizeof header) &&
-                    write_all(&s, F32_BYTES, r, FATTN_ADAM_M) && write_all(&s, F32_BYTES, r, FATTN_ADAM_V) &&
-                    write_all(&s, F32_BYTES, r, VALUES) && (!l || write_loader(&s, l));
-    return durable_end(&s, ok) && ok;
+    return durable_begin(s, folder, name) && durable_append(s, header, sizeof header) &&
+           write_all(s, F32_BYTES, r, FATTN_ADAM_M) && write_all(s, F32_BYTES, r, FATTN_ADAM_V) &&
+           write_all(s, F32_BYTES, r, VALUES) && (!l || write_loader(s, l));
 }
 
 /* ---- runs ---- */
 
+/* False after an error message; a file that is not there is no error. */
+static bool remove_from(const char *folder, const char *name) {
+    char path[LLMC_PATH];
+    if (snprintf(path, sizeof path, "%s/%s", folder, name) >= LLMC_PATH || unlink(path) == 0 || errno == ENOENT)
+        return true;
+    cli_fail(CLI_FAILURE, "cannot remove %s: %s", path, strerror(errno));
+    return false;
+}
+
 bool llmc_run_write(const char *folder, const trainer *r, bool bf16, const loader *l) {
     char model_name[NAME_BYTES], state_name[NAME_BYTES], done_name[NAME_BYTES];
-    durable_stream done;
+    durable_stream weights, state = {.file = -1}, done;
     const long long step = (long long)r->step;
     if (step > 99999999) {
         cli_fail(CLI_FAILURE, "step %lld has more digits than llm.c's names, 8", step);
@@ -347,20 +362,41 @@ bool llmc_run_write(const char *folder, const trainer *r, bool bf16, const loade
     snprintf(model_name, sizeof model_name, "model_%08lld.bin", step);
     snprintf(state_name, sizeof state_name, "state_%08lld_00000.bin", step);
     snprintf(done_name, sizeof done_name, "DONE_%08lld", step);
-    return llmc_model_write(folder, model_name, r, bf16) && llmc_state_write(folder, state_name, r, l) &&
-           durable_begin(&done, folder, done_name) && durable_end(&done, true);
+    bool ok = put_model(&weights, folder, model_name, r, bf16) && put_state(&state, folder, state_name, r, l);
+    ok = ok && remove_from(folder, done_name); /* an older model and this state are no checkpoint */
+    ok = durable_end(&weights, ok) && ok;
+    ok = durable_end(&state, ok) && ok;
+    return ok && durable_begin(&done, folder, done_name) && durable_end(&done, true);
 }
 
-bool llmc_run_find(const char *folder, char model_path[LLMC_PATH], char state_path[LLMC_PATH]) {
-    long long newest = -1;
+int64_t llmc_run_newest(const char *folder) {
+    int64_t newest = -1;
     DIR *d = opendir(folder);
     for (struct dirent *e; d && (e = readdir(d));) {
         char *end;
         if (strncmp(e->d_name, "DONE_", 5) != 0) continue;
-        const long long step = strtoll(e->d_name + 5, &end, 10);
+        const int64_t step = strtoll(e->d_name + 5, &end, 10);
         if (end == e->d_name + 13 && !*end && step > newest) newest = step;
     }
     if (d) closedir(d);
+    return newest;
+}
+
+bool llmc_run_remove_after(const char *folder, int64_t step) {
+    for (long long at; (at = (long long)llmc_run_newest(folder)) > step;) {
+        char name[NAME_BYTES];
+        snprintf(name, sizeof name, "DONE_%08lld", at); /* first: then the step does not count */
+        if (!remove_from(folder, name)) return false;
+        snprintf(name, sizeof name, "model_%08lld.bin", at);
+        if (!remove_from(folder, name)) return false;
+        snprintf(name, sizeof name, "state_%08lld_00000.bin", at);
+        if (!remove_from(folder, name)) return false;
+    }
+    return true;
+}
+
+bool llmc_run_find(const char *folder, char model_path[LLMC_PATH], char state_path[LLMC_PATH]) {
+    const long long newest = (long long)llmc_run_newest(folder);
     if (newest < 0) return false;
     return snprintf(model_path, LLMC_PATH, "%s/model_%08lld.bin", folder, newest) < LLMC_PATH &&
            snprintf(state_path, LLMC_PATH, "%s/state_%08lld_00000.bin", folder, newest) < LLMC_PATH;

@@ -28,11 +28,14 @@ bool llmc_model_write(const char *folder, const char *name, const trainer *r, bo
 /* Fills masters, or the values that have none (if the file has masters, else they stay), moments, step counts, and the
    cursor. l: the loader of the task's training files; NULL: the data does not matter. False after an error message. */
 bool llmc_state_read(const char *path, trainer *r, loader *l);
-/* l: at the run's place; NULL: a run without shuffled files, at its start. */
-bool llmc_state_write(const char *folder, const char *name, const trainer *r, const loader *l);
-
-/* Writes model_STEP.bin, state_STEP_00000.bin and, when both are on the disk, DONE_STEP. */
+/* Writes model_STEP.bin, state_STEP_00000.bin and, when both are on the disk, DONE_STEP. l: at the run's place; NULL: a
+   run without shuffled files, at its start. False after an error message; what could not be written whole, as on a full
+   disk, has replaced nothing. */
 bool llmc_run_write(const char *folder, const trainer *r, bool bf16, const loader *l);
+/* The newest step with a DONE file, which readers take; -1: there is none. */
+int64_t llmc_run_newest(const char *folder);
+/* Removes the DONE files of later steps, their models and states. False after an error message. */
+bool llmc_run_remove_after(const char *folder, int64_t step);
 /* The paths of the newest model and state with a DONE file; false, without an error message, when there is none. */
 enum { LLMC_PATH = 4096 };
 bool llmc_run_find(const char *folder, char model_path[LLMC_PATH], char state_path[LLMC_PATH]);

@@ -111,18 +111,17 @@ bool tokenizer_of_bytes(tokenizer *t) {
     return ok;
 }
 
-bool tokenizer_write(const tokenizer *t, const char *folder, const char *name) {
+bool tokenizer_put(const tokenizer *t, durable_stream *s) {
     unsigned char header[LLMC_HEADER_BYTES];
-    durable_stream s;
     llmc_header(header, (const int32_t[]){LLMC_TOKENIZER, VERSION, (int32_t)t->n, t->end}, 4);
-    bool ok = durable_begin(&s, folder, name) && durable_append(&s, header, sizeof header);
+    bool ok = durable_append(s, header, sizeof header);
     for (int64_t i = 0; ok && i < t->n; ++i) {
         int64_t length;
         const unsigned char *const text = tokenizer_text(t, i, &length);
         const unsigned char size = (unsigned char)length;
-        ok = durable_append(&s, &size, 1) && durable_append(&s, text, (size_t)length);
+        ok = durable_append(s, &size, 1) && durable_append(s, text, (size_t)length);
     }
-    return durable_end(&s, ok) && ok;
+    return ok;
 }
 
 void tokenizer_free(tokenizer *t) {

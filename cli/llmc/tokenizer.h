@@ -5,6 +5,8 @@
 #ifndef FATTNI_CLI_LLMC_TOKENIZER_H
 #define FATTNI_CLI_LLMC_TOKENIZER_H
 
+#include "cli/train/durable.h"
+
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -21,7 +23,8 @@ typedef struct tokenizer {
 bool tokenizer_read(tokenizer *t, const char *path);
 /* 256 bytes, and <|endoftext|> as number 256. False after an error message. */
 bool tokenizer_of_bytes(tokenizer *t);
-bool tokenizer_write(const tokenizer *t, const char *folder, const char *name);
+/* Appends the file's bytes to a stream that has begun. False after an error message. */
+bool tokenizer_put(const tokenizer *t, durable_stream *s);
 void tokenizer_free(tokenizer *t);
 
 /* The bytes of a token in 0..n-1. */

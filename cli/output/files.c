@@ -38,12 +38,14 @@ FILE *input_open(const char *path) {
 
 bool output_is_stdout(const char *path) { return path && strcmp(path, "-") == 0; }
 
-bool output_differ(const char *json, const char *plot) {
+static bool is_same(const struct stat *x, const struct stat *y) {
+    return S_ISREG(x->st_mode) && x->st_dev == y->st_dev && x->st_ino == y->st_ino;
+}
+
+bool output_spares(const char *json, const char *input) {
     struct stat x, y;
-    bool same = json && plot && strcmp(json, plot) == 0;
-    if (json && plot && stat(json, &x) == 0 && stat(plot, &y) == 0)
-        same = same || (S_ISREG(x.st_mode) && x.st_dev == y.st_dev && x.st_ino == y.st_ino);
-    if (same) cli_fail(CLI_USAGE, "--json and --plot are both %s: name two files", json);
+    const bool same = json && input && stat(json, &x) == 0 && stat(input, &y) == 0 && is_same(&x, &y);
+    if (same) cli_fail(CLI_USAGE, "--json %s is the input %s: name another file", json, input);
     return !same;
 }
 
@@ -56,10 +58,7 @@ static FILE *take_stdout(void) {
 }
 
 static FILE *open_file(output *o, output_mode mode) {
-    const int flags = O_WRONLY | O_CREAT | O_CLOEXEC | O_NOCTTY |
-                      (mode == OUTPUT_REPLACE  ? O_TRUNC
-                       : mode == OUTPUT_APPEND ? O_APPEND
-                                               : 0);
+    const int flags = O_WRONLY | O_CREAT | O_CLOEXEC | O_NOCTTY | (mode == OUTPUT_APPEND ? O_APPEND : 0);
     if (!cli_make_parents(o->path)) return NULL;
     int number = open(o->path, flags | O_EXCL, 0666);
     o->made = number >= 0;
@@ -84,9 +83,32 @@ static bool is_regular(const output *o, struct stat *status) {
     return fstat(fileno(o->file), status) == 0 && S_ISREG(status->st_mode);
 }
 
+/* Whether two names, of which neither is a file yet, would be one: they are made and, being empty, removed. */
+static bool would_be_same(const char *a, const char *b) {
+    output x = {.path = a}, y = {.path = b};
+    struct stat of_x, of_y;
+    x.file = open_file(&x, OUTPUT_LATER);
+    y.file = x.file ? open_file(&y, OUTPUT_LATER) : NULL;
+    const bool same = y.file && is_regular(&x, &of_x) && is_regular(&y, &of_y) && is_same(&of_x, &of_y);
+    output_close(&x);
+    output_close(&y);
+    return same;
+}
+
+bool output_differ(const char *json, const char *plot) {
+    struct stat x, y;
+    bool same = json && plot && strcmp(json, plot) == 0;
+    if (json && plot && !same && !output_is_stdout(json) && !output_is_stdout(plot)) {
+        const bool new_json = stat(json, &x) != 0, new_plot = stat(plot, &y) != 0;
+        same = new_json && new_plot ? would_be_same(json, plot) : !new_json && !new_plot && is_same(&x, &y);
+    }
+    if (same) cli_fail(CLI_USAGE, "--json and --plot are both %s: name two files", json);
+    return !same;
+}
+
 void output_restart(output *o) {
     struct stat status;
-    if (!is_regular(o, &status)) return;
+    if (output_is_stdout(o->path) || !is_regular(o, &status)) return;
     rewind(o->file);
     if (ftruncate(fileno(o->file), 0) != 0 && !o->error) o->error = errno;
 }

@@ -9,9 +9,8 @@
    NULL after an error message. */
 FILE *input_open(const char *path);
 
-/* An existing file is emptied at once, appended to, or kept until output_restart: for results that are
-   written after long work. */
-typedef enum output_mode { OUTPUT_REPLACE, OUTPUT_APPEND, OUTPUT_LATER } output_mode;
+/* An existing file is appended to, or kept until output_restart: until there is something to replace it with. */
+typedef enum output_mode { OUTPUT_APPEND, OUTPUT_LATER } output_mode;
 
 typedef struct output {
     FILE *file; /* NULL: no output */
@@ -24,12 +23,14 @@ typedef struct output {
 /* Opens a file for writing and creates the folders above it. path NULL: no output. "-": standard output; the
    program's own text goes to standard error from now on. False after an error message. */
 bool output_open(output *o, const char *path, output_mode mode);
-void output_restart(output *o); /* empties the file */
+void output_restart(output *o); /* empties the file; standard output may hold what others wrote, and stays */
 /* False after an error message, when this or, by o->error, an earlier write failed: a full disk is an error.
    A file that was created here and is still empty is removed. True if there is no output, or it is closed. */
 bool output_close(output *o);
 bool output_is_stdout(const char *path); /* "-"; NULL is none */
 /* Two outputs of a command (NULL = none) must be different files. False after an error message. */
 bool output_differ(const char *json, const char *plot);
+/* A log (NULL = none) must not be a file that the command reads. False after an error message. */
+bool output_spares(const char *json, const char *input);
 
 #endif

@@ -10,8 +10,8 @@
 #include <unistd.h>
 
 bool json_open(json *j, const char *path, bool append) {
-    *j = (json){0};
-    return output_open(&j->to, path, append ? OUTPUT_APPEND : OUTPUT_REPLACE);
+    *j = (json){.replaces = !append};
+    return output_open(&j->to, path, append ? OUTPUT_APPEND : OUTPUT_LATER);
 }
 
 /* Bytes of the log up to the first line that has a later step or is incomplete. */
@@ -89,6 +89,8 @@ static void put_key(json *j, const char *key) {
 }
 
 void json_begin(json *j) {
+    if (j->replaces && j->to.file) output_restart(&j->to);
+    j->replaces = false;
     j->first = true;
     put(j, "{");
 }

@@ -9,10 +9,11 @@
 typedef struct json {
     output to; /* to.file NULL: no log, all calls do nothing */
     bool first;
+    bool replaces; /* the first line replaces what the file holds */
 } json;
 
-/* path NULL = no log, "-" = standard output; see output_open. append keeps what the file holds. False
-   after an error message. */
+/* path NULL = no log, "-" = standard output; see output_open. append keeps what the file holds; else the first line
+   replaces it: a command that logs nothing leaves it as it is. False after an error message. */
 bool json_open(json *j, const char *path, bool append);
 /* The log of a run that resumes after `step`: the first line of a later step, or an incomplete last line, and
    all lines after it are removed. may_cut false: a log with such lines is an error. False after an error

@@ -1,10 +1,14 @@
 """The results of check, memory and bench: small runs, whose JSON lines are compared."""
+import contextlib
+import glob
 import json
 import os
+import select
 import shutil
 import subprocess
 import sys
 import tempfile
+import time
 import xml.etree.ElementTree
 
 import h5py
@@ -157,6 +161,30 @@ def memory_is_as_predicted():
                       ("standard", 4096): "no fit", ("flash", 4096): "measured"}, states
 
 
+def has_child(pid):
+    for path in glob.glob("/proc/[0-9]*/stat"):
+        with contextlib.suppress(OSError), open(path) as f:
+            if int(f.read().rsplit(")", 1)[1].split()[1]) == pid:
+                return True
+    return False
+
+
+def memory_ends_with_its_child():
+    """A command that is killed leaves no process that measures on: all ends of the pipe are closed."""
+    read, write = os.pipe()
+    command = subprocess.Popen([FATTN, "memory", "--n", "1000000", "--d", "2", "--heads", "1", "--layers", "0",
+                                "--limit", "1000"], stdout=subprocess.DEVNULL, pass_fds=[write])
+    os.close(write)
+    time.sleep(1) # the row that stores N x N is not started; the other one takes minutes
+    until = time.monotonic() + 20
+    while not has_child(command.pid):
+        assert time.monotonic() < until and command.poll() is None, command
+    command.kill()
+    command.wait()
+    assert select.select([read], [], [], 20)[0], "the measuring process is still there"
+    os.close(read)
+
+
 def bench_measures():
     fattn("bench", "attention", "--n", "64,128", "--heads", "1", "--repeat", "2", "--causal",
           "--json", "bench.json")
@@ -219,7 +247,7 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
         for test in (check_passes, check_in_f32, check_lists, check_finds_installed_fixtures, check_fails,
-                     memory_is_as_predicted, bench_measures, bench_on_a_gpu,
+                     memory_is_as_predicted, memory_ends_with_its_child, bench_measures, bench_on_a_gpu,
                      full_disks_are_failures):
             test()
             print("ok", test.__name__)

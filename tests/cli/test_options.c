@@ -14,6 +14,7 @@ typedef struct options {
     const char *file;
     int choice;
     cli_list sizes;
+    int64_t seed;
 } options;
 
 static const options defaults = {.count = 7, .rate = 0.5, .choice = 1, .sizes = {2, {512, 1024}}};
@@ -24,6 +25,7 @@ static const cli_option table[] = {{"flag", CLI_FLAG, FIELD(flag), NULL, 0, 0, N
                                    {"file", CLI_TEXT, FIELD(file), "FILE", 0, 0, NULL, "a file"},
                                    {"choice", CLI_CHOICE, FIELD(choice), "C", 0, 0, "red|green|blue", "a colour"},
                                    {"sizes", CLI_INTS, FIELD(sizes), "N,...", 1, 1e6, NULL, "sizes"},
+                                   {"seed", CLI_INT, FIELD(seed), "N", 0, 9e15, NULL, "a number"},
                                    {0}};
 
 static options seen; /* the options that run received; each test has its own process */
@@ -126,6 +128,10 @@ Test(options, wrong_values_are_named) {
         {"plain --sizes 1..1000000,1..1000000", "is not"},
         {"plain --flag=1", "--flag takes no value, not \"1\""},
         {"plain --file=", "--file: \"\" is not"},
+        {"plain --seed -1", "--seed: \"-1\" is not a whole number, at least 0"},
+        {"plain --seed x", "\"x\" is not a whole number, at least 0"},
+        {"plain --seed 9000000000000001", "is not a whole number from 0 to 9000000000000000"},
+        {"plain --seed 18446744073709551615", "is not a whole number from 0 to 9000000000000000"},
         {"plain --other 1", "unknown option --other; see fattn plain --help"},
         {"plain -c", "unknown option -c"},
         {"plain extra", "unexpected \"extra\""},

@@ -68,6 +68,29 @@ Test(json, lines, .init = make_folder, .fini = remove_folder) {
     cr_assert(strstr(text, "}\n{}\n"), "appended");
 }
 
+/* A log that is not appended to replaces the old one with its first line. */
+Test(json, keeps_an_existing_file_until_its_first_line, .init = make_folder, .fini = remove_folder) {
+    json j;
+    char text[64];
+    for (int lines = 0; lines <= 2; ++lines) {
+        output o;
+        cr_assert(output_open(&o, in_folder("log"), OUTPUT_LATER));
+        output_restart(&o);
+        fputs("a longer line than those that replace it\n", o.file);
+        cr_assert(output_close(&o));
+        cr_assert(json_open(&j, in_folder("log"), false));
+        for (int i = 0; i < lines; ++i) {
+            json_begin(&j);
+            cr_assert(json_end(&j));
+        }
+        cr_assert(json_close(&j));
+        read_file(in_folder("log"), text, sizeof text);
+        cr_assert_str_eq(text, lines == 0   ? "a longer line than those that replace it\n"
+                               : lines == 1 ? "{}\n"
+                                            : "{}\n{}\n");
+    }
+}
+
 /* Names of files are bytes; a log is UTF-8. */
 Test(json, invalid_utf8_is_replaced, .init = make_folder, .fini = remove_folder) {
     static const char *const cases[][2] = {
@@ -98,7 +121,7 @@ Test(output, keeps_an_existing_file_until_it_restarts, .init = make_folder, .fin
     cr_assert(output_open(&o, in_folder("log"), OUTPUT_LATER));
     cr_assert(output_close(&o) && output_close(&o));
     cr_assert_neq(access(in_folder("log"), F_OK), 0, "nothing was written");
-    cr_assert(output_open(&o, in_folder("log"), OUTPUT_REPLACE));
+    cr_assert(output_open(&o, in_folder("log"), OUTPUT_LATER));
     fputs("a longer one", o.file);
     cr_assert(output_close(&o));
     cr_assert(output_open(&o, in_folder("log"), OUTPUT_LATER));
@@ -143,8 +166,12 @@ Test(output, two_are_two_files, .init = make_folder, .fini = remove_folder) {
     cr_assert(output_differ("/dev/null", "/dev/stdout"));
     cr_assert_not(output_differ("-", "-"));
     cr_assert_not(output_differ(path, path));
-    cr_assert(output_open(&o, path, OUTPUT_REPLACE));
+    cr_assert_not(output_differ(path, longer), "of one file that is not there yet");
+    cr_assert_neq(access(path, F_OK), 0, "nor is it made");
+    cr_assert(output_open(&o, path, OUTPUT_LATER));
     cr_assert_not(output_differ(path, longer), "of one file");
+    cr_assert(output_spares(NULL, path) && output_spares(path, NULL) && output_spares(path, in_folder("p.svg")));
+    cr_assert_not(output_spares(longer, path));
     cr_assert(output_close(&o));
 }
 

@@ -89,6 +89,44 @@ def what_was_there_stays():
             xml.etree.ElementTree.parse(path)
 
 
+def a_log_stays_until_its_first_line():
+    """Commands that fail before it, or have nothing to log."""
+    for words in (["check", "nosuch"], ["check", "--list"], ["bench", "cake"],
+                  ["bench", "--device", "cuda", "--n", "64", "--d", "64", "--repeat", "1"]):
+        with open("res.json", "w") as f:
+            f.write('{"old": 1}\n')
+        done = subprocess.run([FATTN, *words, "--json", "res.json"], capture_output=True, text=True, timeout=60)
+        with open("res.json") as f:
+            kept = f.read() == '{"old": 1}\n'
+        assert kept or (words[0] == "bench" and done.returncode == 0), (words, done) # a GPU
+    run(*QUICK["check"], "--json", "res.json")
+    with open("res.json") as f:
+        assert "old" not in f.read()
+
+
+def one_file_by_two_names():
+    """Of which neither is there yet, in a folder that is not, either; nothing is made of them."""
+    os.mkdir("real")
+    os.symlink("real", "link")
+    for command in PLOTS:
+        for log, plot in (("one.log", "./one.log"), (f"real/{command}/one", f"link/{command}/one")):
+            done = run(*QUICK[command], "--json", log, "--plot", plot, code=2)
+            assert f"both {log}" in done.stderr and not os.path.exists(log), done
+        run(*QUICK[command], "--json", f"real/{command}/one", "--plot", f"link/{command}/two")
+
+
+def what_standard_output_holds_stays():
+    """A shell's >>, also to a plot or a log."""
+    for option in ("--plot", "--json"):
+        with open("appended", "w") as f:
+            f.write("before\n")
+        with open("appended", "a") as f:
+            assert subprocess.run([FATTN, *QUICK["memory"], option, "-"], stdout=f,
+                                  stderr=subprocess.DEVNULL).returncode == 0
+        with open("appended") as f:
+            assert f.read().startswith("before\n" + ("<" if option == "--plot" else "{")), option
+
+
 def a_plot_that_failed_is_not_named():
     done = run(*QUICK["train"], "--plot", "/dev/full", "--json", "kept.jsonl", code=1)
     assert done.stderr.count("cannot write /dev/full") == 1, done
@@ -125,6 +163,7 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
         for test in (dash_is_standard_output, unwritable_is_known_before, what_was_there_stays,
+                     a_log_stays_until_its_first_line, one_file_by_two_names, what_standard_output_holds_stays,
                      a_plot_that_failed_is_not_named, a_limit_on_sizes_is_a_full_disk,
                      closed_streams_are_not_files):
             test()

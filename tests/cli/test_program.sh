@@ -46,11 +46,15 @@ done
 expect 0 'kernels for B 1, H 8, N 77, d 32, causal' info --n 77 --d 32 --causal
 expect 0 'fattn_bwd_cpu' info
 expect 2 '--arch: "60"' info --arch 60
+expect 2 '--arch: "76" is not one of 75|80|86|87|89|90|100|103|120|121' info --arch 76
+if "$fattn" info --arch 76 2> out.txt | grep -q .; then
+    echo 'FAIL: fattn info --arch 76 prints on standard output'
+    failed=1
+fi
 if "$fattn" info --arch 89 2>&1 | grep -q 'built without CUDA'; then
     expect 1 'it supports the CPU only' info --arch 89
 else
     expect 0 'plans for sm_89, 99 KiB of shared memory' info --arch 89
-    expect 1 'arch_cap 77 is none of 75' info --arch 77
 fi
 expect 2 '--d: "257" is not a whole number from 1 to 256' info --d 257
 expect 2 'unexpected "more"' info more

@@ -3,6 +3,7 @@ here once more, with NumPy."""
 import json
 import os
 import resource
+import shlex
 import shutil
 import signal
 import struct
@@ -71,6 +72,77 @@ def tokens_of_bytes():
     fattn("tokens", "missing", "--out", "x", code=1, says="No such file")
     fattn("tokens", "text", "missing", "--out", "x", code=1, says="No such file")
     assert not [n for n in os.listdir(".") if n.startswith("x")]
+
+
+def documents(*paths):
+    return sum(int((shard(p) == 256).sum()) for p in paths)
+
+
+def paragraphs():
+    """Lines end with \\n or \\r\\n; blank ones before the first paragraph are part of it."""
+    for name, text in (("lf", "a\nb\n\nc\n\n\nd"), ("crlf", "a\r\nb\r\n\r\nc\r\n\r\n\r\nd\r"),
+                       ("leading", "\n\r\na\nb\n\n\r\nc\n\nd\n\n\r"), ("cr", "a\n\n\rb\n\nc\n\n")):
+        with open(name, "w", newline="") as f:
+            f.write(text)
+        fattn("tokens", name, "--out", "p/" + name, "--split", "paragraph", "--val", "0")
+        tokens = shard(f"p/{name}_train_000000.bin")
+        assert tokens[0] == 256 and bytes(tokens[tokens != 256].astype(np.uint8)) == text.encode(), name
+        assert documents(f"p/{name}_train_000000.bin") == 3, (name, tokens)
+    with open("blank", "w") as f:
+        f.write("\n\n\n")
+    fattn("tokens", "blank", "--out", "p/blank", "--split", "paragraph", "--val", "0")
+    assert list(shard("p/blank_train_000000.bin")) == [256, 10, 10, 10]
+
+
+def a_rest_joins():
+    """The shard before it, if it is shorter than half of one; the order of the tokens stays."""
+    with open("1999", "wb") as f: # and the document's first token
+        f.write(bytes(i % 251 for i in range(1999)))
+    for n, sizes in ((1000, [1000, 1000]), (1400, [2000]), (1333, [1333, 667]), (1334, [2000]), (801, [801, 1199]),
+                     (800, [800, 800, 400]), (1999, [2000]), (2000, [2000]), (2147483647, [2000])):
+        fattn("tokens", "1999", "--out", "s/s", "--val", "0", "--shard", str(n), "--overwrite")
+        names = sorted(x for x in os.listdir("s") if "train" in x)
+        parts = [shard("s/" + x) for x in names]
+        assert names == [f"s_train_{i:06d}.bin" for i in range(len(sizes))], (n, names)
+        assert [len(p) for p in parts] == sizes, (n, [len(p) for p in parts])
+        assert np.array_equal(np.concatenate(parts), [256, *(i % 251 for i in range(1999))]), n
+
+
+def files_of_other_prefixes_stay():
+    """--out is a name, not a pattern; and a tokenizer that is there is not replaced unasked."""
+    os.mkdir("other")
+    for out in ("other/r1", "other/r2", "other/*"):
+        fattn("tokens", "text", "--out", out)
+    before = sorted(os.listdir("other"))
+    for out in ("other/r[12]", "other/?2", "other/*", "other/r\\1"):
+        fattn("tokens", "text", "--out", out, "--overwrite")
+    after = os.listdir("other")
+    assert set(before) < set(after) and len(after) == 3 * 6, after
+    fattn("tokens", "text", "--out", "other/?2", code=1, says="other/?2_train_000001.bin is there")
+    for n in ("train_000001", "val_000000"):
+        os.remove(f"other/r1_{n}.bin")
+    with open("other/r1_tokenizer.bin", "w") as f:
+        f.write("precious")
+    fattn("tokens", "text", "--out", "other/r1", code=1, says="other/r1_tokenizer.bin is there: name another --out")
+    fattn("tokens", "text", "--out", "other/r1", "--tokenizer", "t_tokenizer.bin")
+    with open("other/r1_tokenizer.bin") as f:
+        assert f.read() == "precious"
+    fattn("tokens", "text", "--out", "other/r1", "--overwrite")
+    assert header("other/r1_tokenizer.bin")[0] == 20240328
+
+
+def the_printed_command_runs():
+    for out in ("my dir/t", "it's [a] b*c?\\d/t $x", "plain/t"):
+        line = [x for x in fattn("tokens", "text", "--out", out).splitlines() if x.startswith("train: fattn ")][0]
+        fattn(*shlex.split(line)[2:], *SIZES, "--steps", "1", "--checkpoint", "-", says="1 steps")
+    assert line.endswith(" --tokenizer plain/t_tokenizer.bin"), line
+    for share, part in ("0", "held-out"), ("1", "training"):
+        said = fattn("tokens", "text", "--out", "part" + share, "--val", share,
+                     says=f"train: there are no files of {part} tokens")
+        assert "--data '" not in said, said
+    with open("tiny", "w") as f:
+        f.write("ab")
+    fattn("tokens", "tiny", "--out", "tiny", says="there are no files of held-out tokens")
 
 
 def kind(c):
@@ -259,6 +331,10 @@ def both_directions():
     assert sorted(os.listdir("run")) == ["DONE_00000006", "model_00000006.bin", "state_00000006_00000.bin"]
     assert os.path.getsize("run/DONE_00000006") == 0
     state_of_a_run("run/state_00000006_00000.bin", 6)
+    for words in (["model.bin", "f16.bin"], ["ours", "f16.bin"], ["ours", "f16"]):
+        fattn("convert", *words, "--dtype", "f16", code=2, says="--dtype f16: llm.c's models are f32 or bf16")
+    assert not [n for n in os.listdir(".") if n.startswith("f16")]
+    fattn("convert", "model.bin", "f16", "--dtype", "f16")
 
     # Going on from each of them ends with the same bits.
     whole = losses("a.jsonl")
@@ -293,6 +369,36 @@ def both_directions():
           "--context", "8", "--batch", "2", "--steps", "1", "--checkpoint", "other")
     fattn("convert", "other", "other.bin", code=1, says="--arch fattn: llm.c has GPT-2 only")
     assert not os.path.exists("other.bin")
+
+
+def later_steps():
+    """Readers of an llm.c folder take the newest DONE: an earlier step cannot be added."""
+    fattn("convert", "ours", "steps")
+    before = sorted(os.listdir("steps"))
+    fattn("convert", "ours/step-000000006.h5", "steps", code=1,
+          says="steps has DONE_00000009, and readers would take that instead of step 6")
+    assert sorted(os.listdir("steps")) == before
+    fattn("convert", "ours/step-000000006.h5", "steps", "--overwrite")
+    assert sorted(os.listdir("steps")) == [n.replace("9", "6") for n in before], os.listdir("steps")
+    fattn("convert", "ours", "steps")
+    assert len(os.listdir("steps")) == 6
+
+
+def a_log_is_no_input():
+    """eval --json: neither a file that it reads, nor one that it has nothing for."""
+    words = ["eval", "model.bin", "--val", "t_val_*.bin", "--tokenizer", "t_tokenizer.bin", "--sequences", "4"]
+    for path in ("model.bin", "./t_val_000000.bin", "t_tokenizer.bin"):
+        size = os.path.getsize(path)
+        fattn(*words, "--json", path, code=2, says=f"--json {path} is the input ")
+        assert os.path.getsize(path) == size, path
+    with open("res.json", "w") as f:
+        f.write("old\n")
+    done = subprocess.run([FATTN, *words, "--device", "cuda", "--json", "res.json"], capture_output=True, timeout=120)
+    with open("res.json") as f:
+        assert done.returncode == 0 or f.read() == "old\n", done
+    fattn(*words, "--json", "res.json")
+    with open("res.json") as f:
+        assert [e["event"] for e in map(json.loads, f)] == ["eval"]
 
 
 def permutations(samples_of, seed=42):
@@ -404,13 +510,17 @@ def damaged():
           says="wrong.bin, offset 1224: token 257, the vocabulary has 0..256")
 
 
+def contents(folder):
+    return {name: open(os.path.join(folder, name), "rb").read() for name in os.listdir(folder)}
+
+
 def full_disks():
     """Nothing is left behind, and what was there stays."""
     os.mkdir("full")
     fattn("tokens", "text", "--out", "full/t", code=1, says="cannot write full/t_", limit=1000)
     fattn("convert", "ours", "full/m.bin", code=1, says="cannot write full/m.bin: File too large", limit=100000)
     fattn("convert", "ours", "full", code=1, says="cannot write full/state_", limit=os.path.getsize("model.bin"))
-    assert os.listdir("full") == ["model_00000009.bin"], os.listdir("full") # without DONE it does not count
+    assert os.listdir("full") == []
     fattn("train", "--init", "full", *DATA, code=1, says="no finished checkpoint")
     with open("model.bin", "rb") as f:
         before = f.read()
@@ -418,6 +528,25 @@ def full_disks():
           says="cannot write ./model.bin: File too large", limit=1000)
     with open("model.bin", "rb") as f:
         assert f.read() == before
+    # What was to be overwritten stays: tokens of one that fits and one that does not, a run, checkpoints.
+    fattn("tokens", "text", "--out", "full/t")
+    fattn("convert", "ours/step-000000006.h5", "full")
+    shutil.copy("ours/step-000000009.h5", "full")
+    old = contents("full")
+    fattn("tokens", "text", "--out", "full/t", "--val", "0.2", "--overwrite", code=1, says="cannot write full/t_train_",
+          limit=10000)
+    fattn("convert", "ours/step-000000006.h5", "full", "--dtype", "bf16", "--overwrite", code=1,
+          says="cannot write full/state_", limit=os.path.getsize("model.bin"))
+    fattn("convert", "half.bin", "full", "--overwrite", code=1, says="cannot write full/step-", limit=1000)
+    assert contents("full") == old
+    fattn("tokens", "text", "--out", "full/t", "--val", "0.2", "--shard", "9000", "--overwrite")
+    fattn("tokens", "text", "--out", "full/t", "--val", "0.2", "--overwrite")
+    assert sorted(n for n in os.listdir("full") if n[0] == "t") == sorted(n for n in old if n[0] == "t")
+    fattn("convert", "half.bin", "full", "--overwrite")
+    assert [n for n in os.listdir("full") if n.endswith("h5")] == ["step-000000000.h5"]
+    shutil.copy("ours/step-000000006.h5", "full") # a checkpoint of a later step replaces the earlier ones, too
+    fattn("convert", "steps", "full", *SIZES, *DATA, "--steps", "9", "--overwrite")
+    assert [n for n in os.listdir("full") if n.endswith("h5")] == ["step-000000009.h5"], os.listdir("full")
     open("file", "w").close()
     fattn("convert", "model.bin", "file/m.bin", code=1, says="cannot write file/m.bin: Not a directory")
     fattn("tokens", "text", "--out", "file/t", code=1, says="cannot write file/t_")
@@ -427,7 +556,8 @@ def full_disks():
 def main():
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
-        for test in (tokens_of_bytes, byte_pairs, both_directions, damaged, full_disks):
+        for test in (tokens_of_bytes, paragraphs, a_rest_joins, files_of_other_prefixes_stay, the_printed_command_runs,
+                     byte_pairs, both_directions, later_steps, a_log_is_no_input, damaged, full_disks):
             test()
             print(test.__name__, "passed")
         os.chdir("/")
