@@ -45,6 +45,7 @@ enum {
     ROW_BYTES = BM * PANELS * 128,
     D_O_BYTES = BM * V_PANELS * 128,
     TILE_BYTES = BM * BN * 2,
+    DO_STAGES = D == 256 ? 1 : 2,                       /* as many as there is memory for */
     SLICE = BM * HALF,                                  /* floats of a row block's accumulator that a CTA adds */
     DQ_COLUMNS = GENERAL && HALF % 64 == 0 ? 64 : HALF, /* at a time: what the dQ warpgroup has registers for */
     DQ_PAUSE = GENERAL ? 0 : 90,                        /* cycles between two reductions of a warp */
@@ -57,11 +58,12 @@ static_assert((D == 256 && DV == 256) || (D == 192 && DV == 128), "columns of a 
 typedef struct shared_memory {
     half_type k[BN * PANELS * 64], v[BN * V_PANELS * 64];
     half_type other_k[BN * PANELS * 32]; /* of the other CTA: the columns of dQ that this CTA has */
-    half_type q[2][BM * PANELS * 64], d_o[1][BM * V_PANELS * 64];
+    half_type q[2][BM * PANELS * 64], d_o[DO_STAGES][BM * V_PANELS * 64];
     half_type p[2][BN * BM]; /* P^T; GENERAL: two stages, else P rounded and what was rounded off */
     half_type ds[2][BN * BM], other_ds[2][BN * BM]; /* dS^T, and the other CTA's */
-    float lse2[2][BM], delta[1][BM];
-    uint64_t k_full, v_full, q_full[2], q_empty[2], do_full[2], do_empty[2]; /* the second of dO's is unused */
+    float lse2[2][BM], delta[DO_STAGES][BM];
+    uint64_t k_full, v_full, q_full[2], q_empty[2], do_full[2],
+        do_empty[2]; /* of one stage of dO the second is unused */
     uint64_t ds_full[2], ds_empty[2], keys_empty, dq_added, dq_added_seen, dq_granted; /* keys_empty is unused */
     mean_search search;
     int32_t steps, centred, reserved[2]; /* steps: of the task; the second consumer has no register for them */
@@ -89,6 +91,10 @@ static_assert(offsetof(shared_memory, v) % 1024 == 0 && offsetof(shared_memory, 
    other code of. */
 DEVICE int cta(void) { return (int)blockIdx.x % CTAS; }
 DEVICE uint32_t other_cta(void) { return (uint32_t)cta() ^ 1; }
+
+/* Where dO and delta of step n are, and the parity of their mbarriers. */
+DEVICE int do_stage(int n) { return DO_STAGES > 1 ? n & 1 : 0; }
+DEVICE uint32_t do_parity(int n) { return (uint32_t)(DO_STAGES > 1 ? n >> 1 & 1 : n & 1); }
 
 /* init_barriers, the mbarriers of dS and dQ, and a cluster barrier: after it the other CTA may arrive. 4 warps of each
    CTA release a stage of dS. */
@@ -128,7 +134,7 @@ DEVICE void load(const fattni_bwd_sm90_args *p, const task *t, uint32_t shared) 
             load_halves(MEMBER_ADDRESS(shared, v), &p->v, MEMBER_ADDRESS(shared, v_full), V_PANELS, V_HALF, BN, key,
                         t->hk * p->v_step.head, t->s.batch * p->v_step.batch);
         }
-        load_d_o(p, t, &s, row, 0, (uint32_t)(n & 1), shared); /* one stage */
+        load_d_o(p, t, &s, row, do_stage(n), do_parity(n), shared);
     }
 }
 

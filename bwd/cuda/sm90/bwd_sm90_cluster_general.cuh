@@ -77,7 +77,7 @@ DEVICE void score_gradients_of(float s[ROWS / 2], float dp[ROWS / 2], const uint
     const origin at = origin_of(a, t, now, mine);
     uint32_t pr[ROWS / 4], ds[ROWS / 4];
     general_gradients(pr, ds, s, dp, ROWS, statistics(memory->lse2[now->stage], mine->row0),
-                      statistics(memory->delta[0], mine->row0), keep, bwd, &t->s, &at,
+                      statistics(memory->delta[do_stage(now->stage)], mine->row0), keep, bwd, &t->s, &at,
                       crosses_edge(&t->s, now->i0, t->j0));
     store_part(MEMBER_ADDRESS(shared, p) + now->stage * TILE_BYTES, mine->consumer, pr);
     mbarrier_wait(ELEMENT_ADDRESS(shared, ds_empty, now->stage), now->parity ^ 1);
@@ -90,7 +90,8 @@ DEVICE void score_gradients_of(float s[ROWS / 2], float dp[ROWS / 2], const uint
 DEVICE void add_to_dv(float dv[V_HALF / 2], uint32_t base, int stage, int consumer) {
     wgmma_fence();
     accumulate(dv, V_HALF, operand_descriptor(MEMBER_ADDRESS(base, p) + stage * TILE_BYTES, 0),
-               operand_descriptor(MEMBER_ADDRESS(base, d_o[0]) + consumer * (D_O_BYTES / 2), BM * 128));
+               operand_descriptor(MEMBER_ADDRESS(base, d_o) + do_stage(stage) * D_O_BYTES + consumer * (D_O_BYTES / 2),
+                                  BM * 128));
     wgmma_commit();
 }
 
@@ -136,7 +137,7 @@ DEVICE void main_loop(const fattni_bwd_args *bwd, const task *t, uint32_t shared
                        next_q = MEMBER_ADDRESS(base, q) + next.stage * ROW_BYTES;
         wgmma_wait(0); /* dO is released before the next products are issued */
         PIN(dv, V_HALF / 2);
-        arrive_once_per_warp(MEMBER_ADDRESS(base, do_empty[0]));
+        arrive_once_per_warp(ELEMENT_ADDRESS(base, do_empty, do_stage(n)));
         mbarrier_wait(ELEMENT_ADDRESS(base, q_full, next.stage), next.parity);
         clear_rows_of(t, &next, next_q, PANELS);
         wgmma_fence();
@@ -150,11 +151,12 @@ DEVICE void main_loop(const fattni_bwd_args *bwd, const task *t, uint32_t shared
         PIN(dk, HALF / 2);
         arrive_once_per_warp(ELEMENT_ADDRESS(base, q_empty, now.stage));
         probabilities_of(s, keep, a, t, &next, mine, memory);
-        mbarrier_wait(MEMBER_ADDRESS(base, do_full[0]), (n + 1) & 1);
-        clear_rows_of(t, &next, MEMBER_ADDRESS(base, d_o[0]), V_PANELS);
+        const uint32_t next_d_o = MEMBER_ADDRESS(base, d_o) + do_stage(n + 1) * D_O_BYTES;
+        mbarrier_wait(ELEMENT_ADDRESS(base, do_full, do_stage(n + 1)), do_parity(n + 1));
+        clear_rows_of(t, &next, next_d_o, V_PANELS);
         wgmma_fence();
         keys_by_rows(dp, V_HALF, V_PANELS, operand_descriptor(MEMBER_ADDRESS(base, v), 0),
-                     operand_descriptor(MEMBER_ADDRESS(base, d_o[0]) + rows_at, 0));
+                     operand_descriptor(next_d_o + rows_at, 0));
         wgmma_commit();
         wgmma_wait(0);
         PIN(dp, ROWS / 2);

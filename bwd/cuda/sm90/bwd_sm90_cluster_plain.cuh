@@ -21,9 +21,9 @@ DEVICE void scores_of(float s[BM / 2], uint32_t base, int stage) {
     keys_by_rows(s, HALF, PANELS, MEMBER_ADDRESS(base, k), MEMBER_ADDRESS(base, q) + stage * ROW_BYTES);
 }
 /* A consumer's half of the columns. */
-DEVICE void add_to_dv(float dv[V_HALF / 2], uint32_t base, int half) {
+DEVICE void add_to_dv(float dv[V_HALF / 2], uint32_t base, int stage, int half) {
     accumulate(dv, V_HALF, operand_descriptor(MEMBER_ADDRESS(base, p[0]), 0),
-               operand_descriptor(MEMBER_ADDRESS(base, d_o[0]) + half * (D_O_BYTES / 2), BM * 128));
+               operand_descriptor(MEMBER_ADDRESS(base, d_o) + stage * D_O_BYTES + half * (D_O_BYTES / 2), BM * 128));
 }
 DEVICE void add_to_dk(float dk[HALF / 2], uint32_t base, int stage, int half) {
     accumulate(dk, HALF, operand_descriptor(MEMBER_ADDRESS(base, ds) + stage * TILE_BYTES, 0),
@@ -47,7 +47,8 @@ DEVICE void store_p(float s[BM / 2], const float2 lse2[BM / 2], const fattni_att
         mask_band(s, BM, &t->s, now->i0, row0, t->j0, key);
     else
         mask_edge(s, BM, crosses_edge(&t->s, now->i0, t->j0), a->Sk, t->s.hi, now->i0, row0, key);
-    mbarrier_wait(MEMBER_ADDRESS(shared, do_empty[0]), n & 1 ^ 1); /* both consumers' dV has read the last P */
+    /* Both consumers' dV has read the last P. */
+    mbarrier_wait(ELEMENT_ADDRESS(shared, do_empty, do_stage(n - 1)), do_parity(n - 1));
     const uint32_t to = matrices_at(MEMBER_ADDRESS(shared, p[0]), (int)threadIdx.x);
 #pragma unroll
     for (int i = 0; i < BM / 16; ++i) {
@@ -88,14 +89,14 @@ DEVICE void main_loop_of_p(const fattni_attention_args *a, const task *t, uint32
         const step next = step_at(&rows, t, n + 1);
         uint32_t base = shared;
         asm volatile("" : "+r"(base)); /* hides it: descriptors are recomputed, kept from above the loop they spill */
-        mbarrier_wait(MEMBER_ADDRESS(base, do_full[0]), n & 1);
+        mbarrier_wait(ELEMENT_ADDRESS(base, do_full, do_stage(n)), do_parity(n));
         PIN(dv, V_HALF / 2);
         wgmma_fence();
-        add_to_dv(dv, base, 0);
+        add_to_dv(dv, base, do_stage(n), 0);
         wgmma_commit();
         wgmma_wait(0);
         PIN(dv, V_HALF / 2);
-        arrive_once_per_warp(MEMBER_ADDRESS(base, do_empty[0]));
+        arrive_once_per_warp(ELEMENT_ADDRESS(base, do_empty, do_stage(n)));
         mbarrier_wait(ELEMENT_ADDRESS(base, q_full, next.stage), next.parity);
         const float2 *const from = statistics(memory->lse2[next.stage], first_row((int)threadIdx.x));
 #pragma unroll /* before the products are issued: beside them loads are slow */
@@ -115,10 +116,10 @@ DEVICE void main_loop_of_p(const fattni_attention_args *a, const task *t, uint32
         arrive_once_per_warp(ELEMENT_ADDRESS(base, q_empty, now.stage));
         now = next;
     }
-    mbarrier_wait(MEMBER_ADDRESS(shared, do_full[0]), t->steps - 1 & 1);
+    mbarrier_wait(ELEMENT_ADDRESS(shared, do_full, do_stage(t->steps - 1)), do_parity(t->steps - 1));
     PIN(dv, V_HALF / 2);
     wgmma_fence();
-    add_to_dv(dv, shared, 0);
+    add_to_dv(dv, shared, do_stage(t->steps - 1), 0);
     wgmma_commit();
     named_barrier_sync(DS_WRITTEN, 256);
     PIN(dk, HALF / 2);
@@ -133,7 +134,7 @@ DEVICE void main_loop_of_p(const fattni_attention_args *a, const task *t, uint32
 /* dS of step n from dP, after whose product that of dV has been issued, and P; stored here and in the other CTA. On
    return dV is done, too. */
 DEVICE void store_ds(float dp[BM / 2], int n, int stage, uint32_t shared, const shared_memory *memory, int thread) {
-    const float2 *const delta = statistics(memory->delta[0], first_row(thread));
+    const float2 *const delta = statistics(memory->delta[do_stage(n)], first_row(thread));
     const uint32_t from = matrices_at(MEMBER_ADDRESS(shared, p[0]), thread),
                    to = from + (int)(offsetof(shared_memory, ds) - offsetof(shared_memory, p)) + stage * TILE_BYTES;
     uint32_t ds[BM / 4];
@@ -162,7 +163,7 @@ DEVICE void store_ds(float dp[BM / 2], int n, int stage, uint32_t shared, const 
 #pragma unroll
     for (int i = 0; i < BM / 16; ++i) stmatrix_x4(to ^ 32 * i, ds + 4 * i);
     /* After dS, which needs delta: a load that is still in flight may complete after an arrival. */
-    arrive_once_per_warp(MEMBER_ADDRESS(shared, do_empty[0]));
+    arrive_once_per_warp(ELEMENT_ADDRESS(shared, do_empty, do_stage(n)));
     async_proxy_fence();
     named_barrier_sync(DS_STORED, 128);
     named_barrier_arrive(DS_WRITTEN, 256);
@@ -178,14 +179,15 @@ DEVICE void main_loop_of_ds(uint32_t shared, const shared_memory *memory, float 
         uint32_t base = shared;
         int thread = (int)threadIdx.x;
         asm volatile("" : "+r"(base), "+r"(thread));
-        mbarrier_wait(MEMBER_ADDRESS(base, do_full[0]), n & 1);
+        mbarrier_wait(ELEMENT_ADDRESS(base, do_full, do_stage(n)), do_parity(n));
         wgmma_fence();
-        keys_by_rows(dp, V_HALF, V_PANELS, MEMBER_ADDRESS(base, v), MEMBER_ADDRESS(base, d_o[0]));
+        keys_by_rows(dp, V_HALF, V_PANELS, MEMBER_ADDRESS(base, v),
+                     MEMBER_ADDRESS(base, d_o) + do_stage(n) * D_O_BYTES);
         wgmma_commit();
         named_barrier_sync(P_WRITTEN, 256);
         PIN(dv, V_HALF / 2);
         wgmma_fence();
-        add_to_dv(dv, base, 1);
+        add_to_dv(dv, base, do_stage(n), 1);
         wgmma_commit();
         store_ds(dp, n, stage, base, memory, thread);
         PIN(dv, V_HALF / 2);
