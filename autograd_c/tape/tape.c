@@ -120,9 +120,16 @@ fattn_var fattn_input(fattn_tape *t, const fattn_tensor *x) {
     return (fattn_var){t->count};
 }
 
+static const char *name_of(const fattn_param *p) { return p->name ? p->name : "param"; }
+
+static fattn_status misfit_of_grad(fattn_ctx *ctx, const fattn_param *p) {
+    return fattn_ctx_fail(ctx, FATTN_E_DTYPE, "%s: the value is %s, the gradient %s", name_of(p),
+                          fattn_dtype_name((fattn_dtype)p->value.dtype), fattn_dtype_name((fattn_dtype)p->grad.dtype));
+}
+
 fattn_status fattni_check_param(fattn_ctx *ctx, const fattn_param *p) {
     if (!p) return fattn_ctx_fail(ctx, FATTN_E_ARG, "param is NULL");
-    const char *name = p->name ? p->name : "param";
+    const char *const name = name_of(p);
     FATTNI_TRY(fattni_check_tensor(ctx, name, &p->value));
     if (!is_float(p->value.dtype))
         return fattn_ctx_fail(ctx, FATTN_E_DTYPE, "%s: %s cannot be a parameter", name,
@@ -130,10 +137,7 @@ fattn_status fattni_check_param(fattn_ctx *ctx, const fattn_param *p) {
     const bool frozen = p->flags & FATTN_PARAM_FROZEN;
     if (!frozen) {
         FATTNI_TRY(fattni_check_tensor(ctx, name, &p->grad));
-        if (p->grad.dtype != p->value.dtype && p->grad.dtype != FATTN_F32)
-            return fattn_ctx_fail(ctx, FATTN_E_DTYPE, "%s: the value is %s, the gradient %s", name,
-                                  fattn_dtype_name((fattn_dtype)p->value.dtype),
-                                  fattn_dtype_name((fattn_dtype)p->grad.dtype));
+        if (p->grad.dtype != p->value.dtype && p->grad.dtype != FATTN_F32) return misfit_of_grad(ctx, p);
         bool same = p->grad.ndim == p->value.ndim;
         for (int d = 0; same && d < p->value.ndim; ++d) same = p->grad.shape[d] == p->value.shape[d];
         char a[96], b[96];
@@ -149,6 +153,9 @@ fattn_status fattni_check_param(fattn_ctx *ctx, const fattn_param *p) {
 fattn_var fattn_use(fattn_tape *t, fattn_param *p) {
     if (!t || t->status || check_idle(t, "use")) return (fattn_var){0};
     fattn_status s = fattni_check_param(t->ctx, p);
+    /* Optimizers take F32 gradients of F64 values, no op adds to them. */
+    if (!s && !(p->flags & FATTN_PARAM_FROZEN) && p->value.dtype == FATTN_F64 && p->grad.dtype != FATTN_F64)
+        s = misfit_of_grad(t->ctx, p);
     if (!s) s = reserve(t, 1);
     if (fattni_tape_fail(t, s)) return (fattn_var){0};
     fattni_variable *v = add_variable(t, &p->value);

@@ -15,8 +15,9 @@ typedef struct fattn_var {
 } fattn_var; /* index on its tape; 0 = none or failed */
 enum { FATTN_PARAM_FROZEN = 1u << 0, FATTN_PARAM_NO_DECAY = 1u << 1 };
 typedef struct fattn_param {  /* outlives the steps; the caller owns both tensors */
-    fattn_tensor value, grad; /* row-major; grad: value's shape and dtype, or F32; the caller zeroes
-                                 it at first, fattn_adamw_step after each use */
+    fattn_tensor value, grad; /* row-major; grad: value's shape and dtype, or F32 beside 16 bits (an
+                                 optimizer takes it beside F64, too); the caller zeroes it at first,
+                                 fattn_adamw_step after each use */
     const char *name;
     uint32_t flags, reserved;
 } fattn_param;
