@@ -73,6 +73,7 @@ fattn_status fattn_adamw_set_loss_scale(fattn_adamw *a, const fattn_loss_scale_s
 fattn_reducer *fattn_adamw_owners(const fattn_adamw *a) { return a ? a->o.owners : NULL; }
 uint32_t fattn_adamw_flags(const fattn_adamw *a) { return a ? a->o.rule.flags : 0; }
 uint64_t fattn_adamw_seed(const fattn_adamw *a) { return a ? a->o.rule.seed : 0; }
+fattn_param *fattn_adamw_param(const fattn_adamw *a, int i) { return fattni_optimizer_param(a ? &a->o : NULL, i); }
 
 /* What is here of a state: all of it, or this rank's elements. */
 static fattn_status state_of(fattn_adamw *a, int i, fattn_adam_state which, fattn_tensor *view) {

@@ -285,6 +285,10 @@ fattn_status fattni_optimizer_set_scale(fattni_optimizer *a, const fattn_loss_sc
 
 /* ---- views ---- */
 
+fattn_param *fattni_optimizer_param(const fattni_optimizer *a, int i) {
+    return a && i >= 0 && i < a->n ? a->slots[i].param : NULL;
+}
+
 const fattni_optimizer_slot *fattni_optimizer_slot_of(fattni_optimizer *a, int i, const fattn_tensor *view,
                                                       fattn_status *s) {
     *s = FATTN_OK;

@@ -78,6 +78,8 @@ fattn_status fattni_optimizer_get_scale(fattni_optimizer *a, fattn_loss_scale_st
 fattn_status fattni_optimizer_set_scale(fattni_optimizer *a, const fattn_loss_scale_state *s);
 fattn_status fattni_optimizer_grad_norm(fattni_optimizer *a, double *out);
 fattn_status fattni_optimizer_norm_view(fattni_optimizer *a, fattn_tensor *view);
+/* params[i]; NULL: there is none. */
+fattn_param *fattni_optimizer_param(const fattni_optimizer *a, int i);
 /* Slot i, or NULL after an error message. */
 const fattni_optimizer_slot *fattni_optimizer_slot_of(fattni_optimizer *a, int i, const fattn_tensor *view,
                                                       fattn_status *s);

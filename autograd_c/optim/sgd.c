@@ -60,6 +60,8 @@ fattn_status fattn_sgd_get_step(fattn_sgd *s, int64_t *t) { return fattni_optimi
 fattn_status fattn_sgd_set_step(fattn_sgd *s, int64_t t) { return fattni_optimizer_set_step(s ? &s->o : NULL, t); }
 uint32_t fattn_sgd_flags(const fattn_sgd *s) { return s ? s->o.rule.flags : 0; }
 uint64_t fattn_sgd_seed(const fattn_sgd *s) { return s ? s->o.rule.seed : 0; }
+float fattn_sgd_momentum(const fattn_sgd *s) { return s ? (float)s->o.rule.beta1 : 0; }
+fattn_param *fattn_sgd_param(const fattn_sgd *s, int i) { return fattni_optimizer_param(s ? &s->o : NULL, i); }
 
 fattn_status fattn_sgd_state(fattn_sgd *s, int i, fattn_sgd_tensor which, fattn_tensor *view) {
     if (!s) return FATTN_E_ARG;

@@ -60,6 +60,7 @@ struct fattn_reducer {
     exchange open[MOST_OPEN];
     int64_t opened, closed; /* exchanges, of all time */
     int started, added;     /* buckets of this pass */
+    bool passed;            /* there is a pass that has not been finished */
 };
 
 /* ---- shares ---- */
@@ -247,6 +248,7 @@ fattn_status fattn_reducer_create(fattn_ctx *ctx, fattn_comm *comm, const fattn_
 static void abandon(fattn_reducer *r) {
     while (r->closed < r->opened) (void)fattni_comm_finish(r->comm, r->open[r->closed++ % MOST_OPEN].request);
     r->started = r->added = 0;
+    r->passed = false;
     r->batches = 0;
 }
 
@@ -285,7 +287,7 @@ static fattn_status check_slots(const fattn_reducer *r) {
 }
 
 fattn_status fattni_reducer_check_idle(const fattn_reducer *r, const char *who) {
-    if (r->started == 0) return FATTN_OK;
+    if (!r->passed) return FATTN_OK;
     return fattn_ctx_fail(r->ctx, FATTN_E_STATE, "%s: the backward pass before has no fattn_reducer_finish", who);
 }
 
@@ -457,6 +459,7 @@ static fattn_status backward(fattn_reducer *r, fattn_tape *t, fattn_var scalar, 
     FATTNI_TRY(check_slots(r));
     for (int i = 0; i < r->n; ++i) r->slots[i].uses = 0;
     for (int k = 0; k < r->n_buckets; ++k) r->buckets[k].waiting = 0;
+    r->passed = true;
     t->reducer = r->size > 1 ? r : NULL;
     const fattn_status s = seed ? fattn_tape_backward_from(t, scalar, seed) : fattn_tape_backward(t, scalar);
     t->reducer = NULL;
@@ -477,6 +480,7 @@ static fattn_status finish(fattn_reducer *r) {
     FATTNI_TRY(advance(r));
     FATTNI_TRY(finish_all(r));
     r->started = r->added = 0;
+    r->passed = false;
     r->batches = 0;
     return FATTN_OK;
 }

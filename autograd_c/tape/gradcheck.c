@@ -26,7 +26,7 @@ typedef struct checker {
     fattn_gradcheck_options opt;
     fattn_tape *tape;
     fattn_dtype dtype;      /* of the differentiable inputs */
-    fattn_param *params;    /* [n] row-major copies in F64; data NULL for integers */
+    fattn_param *params;    /* [n] row-major copies in F64; dtype 0 for integers */
     fattn_param *narrow;    /* [n] the same in dtype, with gradients; F64: params */
     fattn_var *in;          /* [n] */
     fattn_tensor cotangent; /* as y in dtype, row-major */
@@ -69,7 +69,7 @@ static fattn_status evaluate(checker *k, fattn_param *params, bool with_gradient
     fattn_tape_reset(k->tape);
     for (int i = 0; i < k->n; ++i) {
         params[i].flags = with_gradient ? 0 : FATTN_PARAM_FROZEN;
-        k->in[i] = params[i].value.data ? fattn_use(k->tape, &params[i]) : fattn_input(k->tape, &k->inputs[i]);
+        k->in[i] = params[i].value.dtype ? fattn_use(k->tape, &params[i]) : fattn_input(k->tape, &k->inputs[i]);
     }
     *out = k->fn(k->tape, k->in, k->n, k->user);
     FATTNI_TRY(fattn_tape_status(k->tape));
@@ -293,7 +293,7 @@ static fattn_status run(checker *k) {
     FATTNI_TRY(fattn_tape_create(k->ctx, &k->tape));
     FATTNI_TRY(analytic(k));
     for (int i = 0; i < k->n; ++i)
-        if (k->params[i].value.data) FATTNI_TRY(check_input(k, i));
+        if (k->params[i].value.dtype) FATTNI_TRY(check_input(k, i));
     return FATTN_OK;
 }
 

@@ -120,9 +120,16 @@ fattn_var fattn_input(fattn_tape *t, const fattn_tensor *x) {
     return (fattn_var){t->count};
 }
 
+static const char *name_of(const fattn_param *p) { return p->name ? p->name : "param"; }
+
+static fattn_status misfit_of_grad(fattn_ctx *ctx, const fattn_param *p) {
+    return fattn_ctx_fail(ctx, FATTN_E_DTYPE, "%s: the value is %s, the gradient %s", name_of(p),
+                          fattn_dtype_name((fattn_dtype)p->value.dtype), fattn_dtype_name((fattn_dtype)p->grad.dtype));
+}
+
 fattn_status fattni_check_param(fattn_ctx *ctx, const fattn_param *p) {
     if (!p) return fattn_ctx_fail(ctx, FATTN_E_ARG, "param is NULL");
-    const char *name = p->name ? p->name : "param";
+    const char *const name = name_of(p);
     FATTNI_TRY(fattni_check_tensor(ctx, name, &p->value));
     if (!is_float(p->value.dtype))
         return fattn_ctx_fail(ctx, FATTN_E_DTYPE, "%s: %s cannot be a parameter", name,
@@ -130,10 +137,7 @@ fattn_status fattni_check_param(fattn_ctx *ctx, const fattn_param *p) {
     const bool frozen = p->flags & FATTN_PARAM_FROZEN;
     if (!frozen) {
         FATTNI_TRY(fattni_check_tensor(ctx, name, &p->grad));
-        if (p->grad.dtype != p->value.dtype && p->grad.dtype != FATTN_F32)
-            return fattn_ctx_fail(ctx, FATTN_E_DTYPE, "%s: the value is %s, the gradient %s", name,
-                                  fattn_dtype_name((fattn_dtype)p->value.dtype),
-                                  fattn_dtype_name((fattn_dtype)p->grad.dtype));
+        if (p->grad.dtype != p->value.dtype && p->grad.dtype != FATTN_F32) return misfit_of_grad(ctx, p);
         bool same = p->grad.ndim == p->value.ndim;
         for (int d = 0; same && d < p->value.ndim; ++d) same = p->grad.shape[d] == p->value.shape[d];
         char a[96], b[96];
@@ -149,6 +153,9 @@ fattn_status fattni_check_param(fattn_ctx *ctx, const fattn_param *p) {
 fattn_var fattn_use(fattn_tape *t, fattn_param *p) {
     if (!t || t->status || check_idle(t, "use")) return (fattn_var){0};
     fattn_status s = fattni_check_param(t->ctx, p);
+    /* Optimizers take F32 gradients of F64 values, no op adds to them. */
+    if (!s && !(p->flags & FATTN_PARAM_FROZEN) && p->value.dtype == FATTN_F64 && p->grad.dtype != FATTN_F64)
+        s = misfit_of_grad(t->ctx, p);
     if (!s) s = reserve(t, 1);
     if (fattni_tape_fail(t, s)) return (fattn_var){0};
     fattni_variable *v = add_variable(t, &p->value);
@@ -194,8 +201,9 @@ static fattn_status check_def(fattn_ctx *ctx, const fattn_op_def *def, const fat
     FATTNI_TRY(fattni_take_struct(ctx, "fattn_op_def", def, known, sizeof *known));
     if (!known->name) known->name = "op";
     if (!known->infer) return fattn_ctx_fail(ctx, FATTN_E_ARG, "%s: infer is NULL", known->name);
-    if (known->flags &
-        ~(uint32_t)(FATTN_OP_MAY_VIEW | FATTN_OP_PASS_GRAD | FATTN_OP_PASS_GRAD_LAST | FATTN_OP_F32_ON_CPU))
+    const uint32_t flags =
+        FATTN_OP_MAY_VIEW | FATTN_OP_PASS_GRAD | FATTN_OP_PASS_GRAD_LAST | FATTN_OP_F32_ON_CPU | FATTN_OP_COLLECTIVE;
+    if (known->flags & ~flags)
         return fattn_ctx_fail(ctx, FATTN_E_ARG, "%s: unknown flags 0x%x", known->name, known->flags);
     if (known->n_out < 1 || known->n_out > MAX_OPERANDS || n_in < 0 || n_in > MAX_OPERANDS)
         return fattn_ctx_fail(ctx, FATTN_E_ARG, "%s: %d inputs (must be 0..%d), %d outputs (must be 1..%d)",
@@ -354,13 +362,14 @@ static fattn_status run_forward(fattn_tape *t, fattni_node *n) {
             v->wants_grad = x->wants_grad;
         } else {
             v->wants_grad = wants_grad && is_float(y->dtype);
-            n->wants_backward = n->wants_backward || (v->wants_grad && n->def.backward);
+            /* Without a backward: a view, but for its lack of elements; what is behind it may be reached. */
+            n->wants_backward = n->wants_backward || v->wants_grad;
         }
     }
     fattn_status s = FATTN_OK;
     if (c->saved_bytes) s = fattni_tape_block_take(t, &t->values, c->saved_bytes, &n->saved);
     if (!s) s = grow_workspace(t, c->fwd_workspace);
-    if (!s && owns) {
+    if (!s && (owns || (n->def.flags & FATTN_OP_COLLECTIVE && n->def.forward))) {
         c->saved = n->saved ? n->saved->p : NULL;
         c->workspace = c->fwd_workspace ? t->workspace : NULL;
         s = forward(t, n);
@@ -416,17 +425,44 @@ static fattn_status open_inputs(fattn_tape *t, fattni_node *n) {
     return FATTN_OK;
 }
 
-static fattn_status run_back(fattn_tape *t, fattni_node *n) {
-    fattn_op_call *c = &n->call;
+/* The gradient of an output that a collective op's backward gets: on every rank, or on none. */
+static fattn_status read_collective(fattn_tape *t, int32_t id, fattn_tensor *d) {
+    uint8_t fresh;
+    if (d->data || !t->variables[id].reached) return FATTN_OK;
+    FATTNI_TRY(fattni_grad_open(t, id, d, &fresh));
+    if (d->data) return fattni_fill(t->ctx, d, 0, fresh); /* what consumed it has no elements here */
+    d->data = t->ctx;                                     /* any address: there is no element */
+    return FATTN_OK;
+}
+
+/* d_out, and whether backward runs: where a gradient was written, or, of a collective op, where it would be if nothing
+   were empty. */
+static fattn_status open_outputs(fattn_tape *t, fattni_node *n, bool *runs) {
+    const fattn_op_call *c = &n->call;
     bool reached = false;
+    *runs = false;
     for (int o = 0; o < c->n_out; ++o) {
         const int32_t id = n->first_out + o;
         n->d_out[o] = c->out[o];
         n->d_out[o].data = NULL;
-        if (t->variables[id].base == id) FATTNI_TRY(fattni_grad_read(t, id, &n->d_out[o]));
-        reached = reached || n->d_out[o].data;
+        if (t->variables[id].base != id) continue;
+        FATTNI_TRY(fattni_grad_read(t, id, &n->d_out[o]));
+        if (n->def.flags & FATTN_OP_COLLECTIVE) FATTNI_TRY(read_collective(t, id, &n->d_out[o]));
+        reached = reached || t->variables[id].reached;
+        *runs = *runs || (n->d_out[o].data && n->def.backward);
     }
-    if (!reached) {
+    for (int i = 0; i < c->n_in && reached; ++i) {
+        const fattni_variable *const x = &t->variables[n->in[i]];
+        if (n->in[i] && x->wants_grad) t->variables[x->base].reached = true;
+    }
+    return FATTN_OK;
+}
+
+static fattn_status run_back(fattn_tape *t, fattni_node *n) {
+    fattn_op_call *c = &n->call;
+    bool runs;
+    FATTNI_TRY(open_outputs(t, n, &runs));
+    if (!runs) {
         fattni_tape_block_give(t, n->saved);
         return FATTN_OK;
     }
@@ -501,6 +537,7 @@ static fattn_status backward(fattn_tape *t, fattn_var scalar, const fattn_tensor
     uint8_t fresh;
     if (from) FATTNI_TRY(check_seed(t->ctx, &v->value, from, &given));
     t->ran_back = true;
+    t->variables[v->base].reached = true;
     FATTNI_TRY(fattni_grad_open(t, scalar.id, &seed, &fresh));
     FATTNI_TRY(from ? fattni_accumulate(t->ctx, &seed, &given, fresh) : fattni_fill(t->ctx, &seed, 1, fresh));
     if (t->reducer) FATTNI_TRY(begin_reduction(t));

@@ -245,6 +245,7 @@ fattn_status fattni_grad_open(fattn_tape *t, int32_t id, fattn_tensor *d, uint8_
     *d = v->value;
     d->data = NULL;
     *fresh = 0;
+    if (base->is_param) d->dtype = base->grad.dtype;
     if (!v->wants_grad || fattn_tensor_numel(&v->value) == 0) return FATTN_OK;
     if (!base->grad.data) {
         FATTNI_TRY(fattni_tape_block_take(t, &t->grads, grad_bytes(base), &base->memory));

@@ -69,6 +69,7 @@ typedef struct fattni_variable {
     bool is_param;  /* grad belongs to the caller and is always added to */
     const fattn_param *param;
     /* of bases only */
+    bool reached;              /* by the backward in progress: has a gradient, or would have one if it had elements */
     fattn_tensor grad;         /* data NULL before the first writer and after release */
     fattni_tape_block *memory; /* of grad; NULL for a parameter */
     fattni_cover cover;

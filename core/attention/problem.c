@@ -72,7 +72,7 @@ static fattn_status require(fattn_ctx *ctx, const char *name, const fattn_tensor
 static fattn_status take_params(fattn_ctx *ctx, const fattn_attention_params *p, fattni_problem *out) {
     if (p->flags & ~known_flags)
         return fattn_ctx_fail(ctx, FATTN_E_ARG, "flags: unknown bits 0x%x", p->flags & ~known_flags);
-    if (p->rng.reserved) return fattn_ctx_fail(ctx, FATTN_E_ARG, "params: a reserved field is not zero");
+    if (p->rng.reserved) return fattn_ctx_fail(ctx, FATTN_E_ARG, "params: rng.reserved is %u, not 0", p->rng.reserved);
     if ((p->flags & FATTN_CAUSAL) && (p->flags & FATTN_CAUSAL_TOP_LEFT))
         return fattn_ctx_fail(ctx, FATTN_E_ARG, "flags: FATTN_CAUSAL and FATTN_CAUSAL_TOP_LEFT exclude each other");
     if ((p->flags & FATTN_FP8_HADAMARD) && !(p->flags & FATTN_FP8))
@@ -445,7 +445,7 @@ fattn_status fattni_problem_init(fattn_ctx *ctx, const fattn_attention_params *p
     if (params)
         FATTNI_TRY(fattni_take_struct(ctx, "fattn_attention_params", params, &known_params, sizeof known_params));
     FATTNI_TRY(fattni_take_struct(ctx, "fattn_attention_io", io, &known_io, sizeof known_io));
-    if (known_io.reserved) return fattn_ctx_fail(ctx, FATTN_E_ARG, "io: a reserved field is not zero");
+    if (known_io.reserved) return fattn_ctx_fail(ctx, FATTN_E_ARG, "io: reserved is %u, not 0", known_io.reserved);
     fattni_problem p = {.pass = pass};
     FATTNI_TRY(take_params(ctx, &known_params, &p));
     FATTNI_TRY(take_sizes(ctx, &known_params, &known_io, &p));

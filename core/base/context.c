@@ -2,6 +2,7 @@
 #include "core/base/device.h"
 
 #include <stdarg.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -22,6 +23,8 @@ fattn_status fattn_ctx_create(const fattn_ctx_options *opt, fattn_ctx **out) {
     fattn_ctx_options o = {.struct_size = sizeof o};
     fattn_ctx scratch = {0}; /* takes fattni_take_struct's error message */
     if (opt) {
+        if (opt->struct_size >= offsetof(fattn_ctx_options, log_user) + sizeof opt->log_user)
+            scratch.log = opt->log, scratch.log_user = opt->log_user;
         const fattn_status s = fattni_take_struct(&scratch, "fattn_ctx_options", opt, &o, sizeof o);
         if (s != FATTN_OK) return s;
     }

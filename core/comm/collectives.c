@@ -1,5 +1,6 @@
 /* Collective calls, made of exchanges and of additions in a fixed order. */
 #include "core/comm/comm.h"
+#include "core/tensor/spans.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -92,15 +93,29 @@ static fattn_status check_ratio(fattn_comm *c, const fattn_tensor *in, const fat
                           (long long)m, (long long)(n * ratio), c->size);
 }
 
+static fattni_span span_of(const char *name, const fattn_tensor *t) {
+    return fattni_span_of(name, t->data, fattn_dtype_size((fattn_dtype)t->dtype), t->ndim, t->shape, t->stride);
+}
+
+/* What is sent while results arrive must not be overwritten. */
+static fattn_status check_apart(fattn_comm *c, const fattn_tensor *in, const fattn_tensor *out) {
+    if (fattn_tensor_numel(in) == 0) return FATTN_OK;
+    const fattni_span spans[] = {span_of("out", out), span_of("in", in)};
+    return fattni_check_spans(c->ctx, spans, 1, 2);
+}
+
 static fattn_status all_gather(fattn_comm *c, const fattn_tensor *in, const fattn_tensor *out) {
     envelopes e;
     FATTNI_TRY(check_ratio(c, in, out, c->size));
-    FATTNI_TRY(open_envelopes(c, &e));
     const size_t part = bytes_of(in);
+    const bool in_place = in->data == at(out->data, (size_t)c->rank * part);
+    if (!in_place) FATTNI_TRY(check_apart(c, in, out));
+    FATTNI_TRY(open_envelopes(c, &e));
     for (int r = 0; r < c->size; ++r) {
         e.sends[r].data = in->data, e.sends[r].bytes = part;
         e.receives[r].data = at(out->data, (size_t)r * part), e.receives[r].bytes = part;
     }
+    if (in_place) e.sends[c->rank].bytes = e.receives[c->rank].bytes = 0;
     return exchange_all(c, &e);
 }
 
@@ -111,6 +126,7 @@ static fattn_status all_to_all(fattn_comm *c, const fattn_tensor *in, const fatt
     if (in->ndim < 1 || in->shape[0] != c->size)
         return fattn_ctx_fail(c->ctx, FATTN_E_SHAPE, "in: dimension 0 is %lld, not the %d ranks",
                               in->ndim < 1 ? 0ll : (long long)in->shape[0], c->size);
+    FATTNI_TRY(check_apart(c, in, out));
     FATTNI_TRY(open_envelopes(c, &e));
     for (int r = 0; r < c->size; ++r) {
         e.sends[r].data = at(in->data, (size_t)r * part), e.sends[r].bytes = part;

@@ -5,6 +5,7 @@
 #include <fattn/check.h>
 
 #include <math.h>
+#include <stdio.h>
 #include <string.h>
 
 /* A few roundings of a value of size 1: two correct computations may differ by that much. */
@@ -142,10 +143,12 @@ fattn_status fattn_compare(fattn_ctx *ctx, const fattn_tensor *got, const fattn_
     r.passed = r.failed == 0 && aligned;
     memcpy(out, &r, report_size < sizeof r ? report_size : sizeof r);
     if (r.passed) return FATTN_OK;
+    char limit[40] = "";
+    if (!aligned) snprintf(limit, sizeof limit, ", above its limit %.3g", cosine);
     return fattn_ctx_fail(ctx, FATTN_E_MISMATCH,
                           "compare: %lld of %lld differ (%lld non-finite), largest error %.3g, got "
-                          "%.9g want %.9g at [%lld,%lld,%lld,%lld], cosine distance %.3g",
+                          "%.9g want %.9g at [%lld,%lld,%lld,%lld], cosine distance %.3g%s",
                           (long long)r.failed, (long long)r.checked, (long long)r.nonfinite, r.max_abs, r.worst_got,
                           r.worst_want, (long long)r.worst_at[0], (long long)r.worst_at[1], (long long)r.worst_at[2],
-                          (long long)r.worst_at[3], r.cosine);
+                          (long long)r.worst_at[3], r.cosine, limit);
 }

@@ -68,7 +68,8 @@ fattn_tensor fattn_tensor_slice(const fattn_tensor *t, int dim, int64_t begin, i
     begin = fattni_max(0, fattni_min(begin, t->shape[dim]));
     end = fattni_max(begin, fattni_min(end, t->shape[dim]));
     v.shape[dim] = end - begin;
-    if (begin > 0 && fattn_tensor_numel(t) > 0) /* strides of empty tensors are not read */
+    /* Strides of empty tensors are not read; an empty part stays where t is, not behind its end. */
+    if (begin > 0 && fattn_tensor_numel(&v) > 0)
         v.data = (char *)t->data + begin * t->stride[dim] * (int64_t)fattn_dtype_size((fattn_dtype)t->dtype);
     return v;
 }

@@ -28,7 +28,7 @@ typedef struct fattn_checkpoint {
     int32_t n;
     fattn_param *const *params; /* [n], each with a name of its own: 1 to 63 characters out of A-Z a-z 0-9 _ - . that do
                                    not begin with a dot */
-    fattn_adamw *adamw;         /* made for the same params in this order; NULL: none */
+    fattn_adamw *adamw;         /* made for exactly these params in this order, else ARG; NULL: none */
     fattn_sgd *sgd;             /* the same; not both */
     int64_t step;               /* the caller's count of steps, 0 or more: written by save, set by load */
 } fattn_checkpoint;
@@ -53,7 +53,7 @@ FATTN_API FATTN_CHECKED fattn_status fattn_checkpoint_load(fattn_ctx *ctx, const
    and reads that before it has a model: save is create and write, load is open and read. The file is in memory; what
    happens on the disk after open does not matter. Statuses are those of save and load, and ARG for NULL. */
 typedef struct fattn_checkpoint_file fattn_checkpoint_file;
-/* A file with all of c in it; *out is NULL on the ranks that get none. */
+/* A file with all of c in it; *out is NULL on the ranks that get none, and after a failure. */
 FATTN_API FATTN_CHECKED fattn_status fattn_checkpoint_create(fattn_ctx *ctx, const fattn_checkpoint *c,
                                                              fattn_checkpoint_file **out);
 FATTN_API FATTN_CHECKED fattn_status fattn_checkpoint_write(fattn_ctx *ctx, const fattn_checkpoint_file *f,

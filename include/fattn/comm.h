@@ -120,10 +120,10 @@ FATTN_API void fattn_comm_abort(fattn_comm *c, const char *text);
 /* send to rank `to`, receive from rank `from`; either may be NULL, its rank is then not read. No overlap. */
 FATTN_API FATTN_CHECKED fattn_status fattn_comm_send_receive(fattn_comm *c, const fattn_tensor *send, int to,
                                                              const fattn_tensor *receive, int from);
-/* out [size, ...in]: out[r] is rank r's in. */
+/* out [size, ...in]: out[r] is rank r's in. `in` may be out[this rank]; else they do not overlap: ARG. */
 FATTN_API FATTN_CHECKED fattn_status fattn_comm_all_gather(fattn_comm *c, const fattn_tensor *in,
                                                            const fattn_tensor *out);
-/* in, out [size, ...]: out[r] here is in[this rank] there. */
+/* in, out [size, ...]: out[r] here is in[this rank] there. They do not overlap: ARG. */
 FATTN_API FATTN_CHECKED fattn_status fattn_comm_all_to_all(fattn_comm *c, const fattn_tensor *in,
                                                            const fattn_tensor *out);
 /* x of rank `root` on every rank. */
@@ -139,7 +139,7 @@ FATTN_API FATTN_CHECKED fattn_status fattn_comm_reduce_scatter(fattn_comm *c, co
 /* Returns when every rank has called it; a GPU's stream has not. */
 FATTN_API FATTN_CHECKED fattn_status fattn_comm_barrier(fattn_comm *c);
 /* FATTN_OK if every rank has the same n integers, else FATTN_E_COMM on all: "tokens is 64 on rank 1, 32 on rank 0".
-   names [n]. Waits for the device. */
+   names [n]; n in 1..32, else ARG. Waits for the device. */
 FATTN_API FATTN_CHECKED fattn_status fattn_comm_agree(fattn_comm *c, const char *const *names, const int64_t *values,
                                                       int n);
 

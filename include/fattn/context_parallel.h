@@ -78,7 +78,8 @@ FATTN_API FATTN_CHECKED fattn_status fattn_cp_bwd(fattn_cp *cp, const fattn_atte
 FATTN_API fattn_cp_form fattn_cp_form_of(const fattn_cp *cp, int64_t Hq, int64_t Hkv, const fattn_attention_params *p);
 
 /* fattn_op_attention_ex over cp, which must outlive the tape's graph. x: q, k, v, alibi, sink, rng_step; the rest
-   absent. Every rank records the same ops; backward is collective, too. The gradient of a sink is this rank's share. */
+   absent. Every rank records the same ops, one without rows, too; backward is collective, too. The gradient of a sink
+   is this rank's share. */
 FATTN_API fattn_var fattn_op_attention_cp(fattn_tape *t, fattn_cp *cp, const fattn_attention_vars *x,
                                           const fattn_attention_params *p, fattn_var *lse);
 

@@ -49,7 +49,8 @@ FATTN_API FATTN_CHECKED fattn_status fattn_fixture_get_text(fattn_fixture *f, co
 FATTN_API FATTN_CHECKED fattn_status fattn_fixture_put_text(fattn_fixture *f, const char *path, const char *attr,
                                                             const char *text);
 /* Reads and writes the attributes of /cases/<name> as params: one attribute per field, the seed as a
-   64-bit integer. Set out->struct_size. IO when one is absent or does not fit its field. */
+   64-bit integer; unified_max only if it is not 0. Set out->struct_size. IO when another one is absent or one does not
+   fit its field. */
 FATTN_API FATTN_CHECKED fattn_status fattn_fixture_params(fattn_fixture *f, const char *name,
                                                           fattn_attention_params *out);
 FATTN_API FATTN_CHECKED fattn_status fattn_fixture_put_params(fattn_fixture *f, const char *name,

@@ -112,6 +112,7 @@ FATTN_API FATTN_CHECKED fattn_status fattn_adamw_set_state(fattn_adamw *a, int i
 FATTN_API fattn_reducer *fattn_adamw_owners(const fattn_adamw *a); /* that of the options, as are these */
 FATTN_API uint32_t fattn_adamw_flags(const fattn_adamw *a);
 FATTN_API uint64_t fattn_adamw_seed(const fattn_adamw *a);
+FATTN_API fattn_param *fattn_adamw_param(const fattn_adamw *a, int i); /* params[i]; NULL: i is not in 0..n-1 */
 FATTN_API FATTN_CHECKED fattn_status fattn_adamw_get_step(fattn_adamw *a, int64_t *t);
 /* t in 0..2^53: the integers that a double represents. */
 FATTN_API FATTN_CHECKED fattn_status fattn_adamw_set_step(fattn_adamw *a, int64_t t);
@@ -149,6 +150,8 @@ typedef enum fattn_sgd_tensor { FATTN_SGD_MOMENTUM = 1, FATTN_SGD_MASTER } fattn
 FATTN_API FATTN_CHECKED fattn_status fattn_sgd_state(fattn_sgd *s, int i, fattn_sgd_tensor which, fattn_tensor *view);
 FATTN_API uint32_t fattn_sgd_flags(const fattn_sgd *s);
 FATTN_API uint64_t fattn_sgd_seed(const fattn_sgd *s);
+FATTN_API float fattn_sgd_momentum(const fattn_sgd *s); /* of the options; 0: there is no u */
+FATTN_API fattn_param *fattn_sgd_param(const fattn_sgd *s, int i);
 /* Of the updates so far, which stochastic rounding counts; as AdamW's. */
 FATTN_API FATTN_CHECKED fattn_status fattn_sgd_get_step(fattn_sgd *s, int64_t *t);
 FATTN_API FATTN_CHECKED fattn_status fattn_sgd_set_step(fattn_sgd *s, int64_t t);

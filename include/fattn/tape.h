@@ -15,8 +15,9 @@ typedef struct fattn_var {
 } fattn_var; /* index on its tape; 0 = none or failed */
 enum { FATTN_PARAM_FROZEN = 1u << 0, FATTN_PARAM_NO_DECAY = 1u << 1 };
 typedef struct fattn_param {  /* outlives the steps; the caller owns both tensors */
-    fattn_tensor value, grad; /* row-major; grad: value's shape and dtype, or F32; the caller zeroes
-                                 it at first, fattn_adamw_step after each use */
+    fattn_tensor value, grad; /* row-major; grad: value's shape and dtype, or F32 beside 16 bits (an
+                                 optimizer takes it beside F64, too); the caller zeroes it at first,
+                                 fattn_adamw_step after each use */
     const char *name;
     uint32_t flags, reserved;
 } fattn_param;
@@ -165,7 +166,12 @@ enum {
                                      of 16-bit tensors; what these write is rounded once. An infer that takes the
                                      flag out of its call's flags gets the 16-bit tensors themselves; their gradients
                                      may then be F32 */
-    FATTN_OP_PASS_GRAD_LAST = 1u << 3 /* FATTN_OP_PASS_GRAD for the last input alone */
+    FATTN_OP_PASS_GRAD_LAST = 1u << 3, /* FATTN_OP_PASS_GRAD for the last input alone */
+    FATTN_OP_COLLECTIVE = 1u << 4      /* the op exchanges with other ranks, which record the same ops, some of them
+                                          maybe without elements: forward runs even if all outputs are empty. Backward
+                                          runs, and d_out[o].data is not NULL, where on ranks with elements a gradient
+                                          reaches an output; of an empty one data is not read. d_in[i].data is NULL
+                                          for an empty input, wanted or not, and d_in_fresh may differ between ranks */
 };
 typedef struct fattn_op_def {
     uint32_t struct_size, attr_size; /* attr_size bytes of attr are copied onto the tape */
@@ -174,7 +180,7 @@ typedef struct fattn_op_def {
     const char *name;
     fattn_status (*infer)(fattn_op_call *c);    /* checks, shapes and sizes; reads no element */
     fattn_status (*forward)(fattn_op_call *c);  /* NULL: all outputs are views; called unless they
-                                                   all are views or empty */
+                                                   all are views or empty (but FATTN_OP_COLLECTIVE) */
     fattn_status (*backward)(fattn_op_call *c); /* NULL: gradients pass through views only */
 } fattn_op_def;
 /* Records and runs def; its name and functions must outlive the tape's graph. Outputs have

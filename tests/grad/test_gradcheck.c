@@ -352,6 +352,29 @@ static fattn_var linear(fattn_tape *t, const fattn_var *in, int n_in, void *user
 
 /* Among 3000 gradients of about 6e4 some are below 100: their rounding errors are those of the large terms of their
    sums. */
+/* An input without elements has no coordinates, in either dtype. */
+static fattn_var concat_graph(fattn_tape *t, const fattn_var *in, int n_in, void *user) {
+    (void)user;
+    return fattn_op_concat(t, in, n_in, 0);
+}
+
+Test(gradcheck, empty_inputs) {
+    float x[4] = {1, 2, 3, 4};
+    double y[4] = {1, 2, 3, 4};
+    for (int n = 0; n < 2; ++n) {
+        const fattn_dtype dtype = n ? FATTN_F64 : FATTN_F32;
+        const fattn_tensor in[] = {
+            fattn_tensor_view(n ? (void *)y : x, dtype, FATTN_CPU, 0, 2, (const int64_t[]){2, 2}),
+            fattn_tensor_view(NULL, dtype, FATTN_CPU, 0, 2, (const int64_t[]){0, 2})};
+        fattn_report r = {.struct_size = sizeof r};
+        cr_assert_eq(fattn_gradcheck(ctx, concat_graph, NULL, in, 2, NULL, &r), FATTN_OK, "%s", fattn_ctx_error(ctx));
+        cr_assert(r.passed && r.checked == 4);
+        cr_assert_eq(fattn_gradcheck(ctx, concat_graph, NULL, &in[1], 1, NULL, &r), FATTN_OK, "%s",
+                     fattn_ctx_error(ctx));
+        cr_assert(r.passed && r.checked == 0);
+    }
+}
+
 Test(gradcheck, f32_rounds_in_units_of_the_largest_gradient) {
     enum { N = 40, K = 600 };
     static float x[ROWS * K], w[N * K];

@@ -267,6 +267,25 @@ Test(shape, a_stride_of_0_is_copied) {
     cr_assert_eq(data_of(fattn_op_slice(tape, in, 0, 1, 2)), row, "one row of it is a view");
 }
 
+/* Nothing, anywhere in a view with gaps: at its end, too. */
+Test(shape, empty_slices_of_views) {
+    double value[12] = {0}, grad[12] = {0};
+    const int64_t shape[] = {4, 3};
+    fattn_param p = {.value = fattn_tensor_view(value, FATTN_F64, FATTN_CPU, 0, 2, shape),
+                     .grad = fattn_tensor_view(grad, FATTN_F64, FATTN_CPU, 0, 2, shape)};
+    for (int64_t begin = 0; begin <= 4; ++begin) {
+        const fattn_var x = fattn_use(tape, &p), left = fattn_op_slice(tape, x, 1, 0, 2);
+        const fattn_var none = fattn_op_slice(tape, left, 0, begin, begin);
+        const fattn_var last = fattn_op_slice(tape, fattn_op_slice(tape, left, 0, 1, 4), 1, 2, 2);
+        const fattn_var y = fattn_op_concat(tape, (const fattn_var[]){none, left}, 2, 0);
+        const fattn_var sums[] = {fattn_op_sum(tape, y, NULL, 0, 0), fattn_op_sum(tape, last, NULL, 0, 0)};
+        cr_assert_eq(fattn_tape_backward(tape, fattn_op_add(tape, sums[0], sums[1])), FATTN_OK, "%s",
+                     fattn_ctx_error(ctx));
+        for (int e = 0; e < 12; ++e) cr_assert_eq(grad[e], e % 3 < 2 ? (double)(begin + 1) : 0);
+        fattn_tape_reset(tape);
+    }
+}
+
 /* Two halves of one product, used by one op and joined again: each gradient arrives once. */
 Test(shape, halves_and_their_gradients) {
     double value[12], grad[12] = {0};

@@ -464,6 +464,24 @@ static fattn_status twice(rank_call *c, model *m, fattn_tape *t, fattn_reducer *
 }
 static fattn_status unfinished(rank_call *c) { return with_reducer(c, PARAMS, 1, twice); }
 
+/* The same on one rank, where nothing is exchanged. */
+static fattn_status twice_alone(rank_call *c, model *m, fattn_tape *t, fattn_reducer *r) {
+    int32_t ids[ROWS] = {0};
+    const int64_t rows = ROWS;
+    const fattn_tensor in = fattn_tensor_view(ids, FATTN_I32, FATTN_CPU, 0, 1, &rows);
+    for (int i = 0; i < 2; ++i) {
+        TRY(fattn_reducer_backward(r, t, loss_of(t, m, &in), NULL));
+        fattn_tape_reset(t);
+        if (i == 0) TRY(fattn_reducer_finish(r));
+    }
+    CHECK(fattn_reducer_backward(r, t, loss_of(t, m, &in), NULL) == FATTN_E_STATE);
+    CHECK(strstr(fattn_ctx_error(c->ctx), "has no fattn_reducer_finish"));
+    return FATTN_OK;
+}
+static fattn_status unfinished_alone(rank_call *c) { return with_reducer(c, PARAMS, 1, twice_alone); }
+
+Test(reducer, one_rank_finishes_passes_too) { expect_ranks(1, NULL, unfinished_alone, NULL); }
+
 static fattn_status moves(rank_call *c, model *m, fattn_tape *t, fattn_reducer *r) {
     (void)t;
     if (c->rank == 1) m->p[UP].grad.data = (char *)m->p[UP].grad.data + sizeof(float);

@@ -115,6 +115,13 @@ fattn_status check_all_gather(rank_call *c) {
     TRY(fattn_comm_all_gather(c->comm, &a, &b));
     TRY(get(c, out, &b));
     for (int i = 0; i < 5 * c->size; ++i) CHECK(out[i] == 100 * (i / 5) + i % 5);
+    memset(out, 0, sizeof out);
+    memcpy(out + 5 * c->rank, in, sizeof in);
+    TRY(put(c, &b, out));
+    const fattn_tensor own = part_of(&b, 5 * c->rank, 5); /* at its own place */
+    TRY(fattn_comm_all_gather(c->comm, &own, &b));
+    TRY(get(c, out, &b));
+    for (int i = 0; i < 5 * c->size; ++i) CHECK(out[i] == 100 * (i / 5) + i % 5);
     const fattn_tensor nothing = part_of(&a, 0, 0);
     TRY(fattn_comm_all_gather(c->comm, &nothing, &nothing));
     return fattn_comm_barrier(c->comm);
@@ -289,6 +296,16 @@ fattn_status fails_by_argument(rank_call *c) {
     if (is_at_fault(c)) t.shape[0] /= 2, t.stride[0] = 2;
     TRY(fattn_comm_all_reduce(c->comm, &t));
     return fattn_comm_barrier(c->comm);
+}
+
+fattn_status fails_by_overlap(rank_call *c) {
+    fattn_tensor t;
+    TRY(new_tensor(c, FATTN_F32, 3 * c->size + 3, &t));
+    const int64_t shape[2] = {c->size, 3};
+    const fattn_tensor in = fattn_tensor_view(t.data, FATTN_F32, (fattn_device)t.device, t.device_id, 2, shape);
+    fattn_tensor out = in;
+    if (!is_at_fault(c)) TRY(new_tensor(c, FATTN_F32, 3 * c->size, &out));
+    return fattn_comm_all_to_all(c->comm, &in, &out);
 }
 
 fattn_status fails_by_leaving(rank_call *c) {

@@ -45,6 +45,10 @@ Test(comm, other_shapes) { expect_failures(4, NULL, fails_by_shape, of(2), FATTN
 Test(comm, bad_argument_of_one_rank) {
     expect_failures(3, NULL, fails_by_argument, of(1), FATTN_E_SHAPE, "x: is not row-major");
 }
+Test(comm, overlap) {
+    expect_failures(3, NULL, fails_by_overlap, of(2), FATTN_E_ARG, "out and in overlap");
+    expect_failures(1, NULL, fails_by_overlap, of(0), FATTN_E_ARG, "out and in overlap");
+}
 Test(comm, a_rank_leaves) { expect_failures(4, NULL, fails_by_leaving, of(3), FATTN_OK, "rank 3 has left"); }
 Test(comm, a_rank_does_not_answer) {
     const ranks_options o = {.time_limit = 0.3};

@@ -95,6 +95,8 @@ Test(compare, a_common_factor_fails_by_cosine) {
     const fattn_tolerance both = {.atol = 1e-9, .rtol = 0.02, .cosine = 4e-5};
     cr_assert_eq(fattn_compare(ctx, &got, &want, NULL, 0, both, &r), FATTN_E_MISMATCH);
     cr_assert_eq(r.failed, 0, "no single element fails");
+    cr_assert(strstr(fattn_ctx_error(ctx), "cosine distance 4.95e-05, above its limit 4e-05"), "%s",
+              fattn_ctx_error(ctx));
 }
 
 /* |got - want| <= factor * max|baseline - want| + floor. */

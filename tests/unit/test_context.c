@@ -2,6 +2,7 @@
 #include <criterion/criterion.h>
 #include <fattn/fattn.h>
 
+#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -60,8 +61,16 @@ Test(context, abi_rule) {
     fattn_ctx_destroy(ctx);
     newer.future = 1;
     cr_assert_eq(fattn_ctx_create(&newer.o, &ctx), FATTN_E_ABI);
+    char text[256] = ""; /* there is no context to keep the message */
+    newer.o.log = keep_text, newer.o.log_user = text;
+    cr_assert_eq(fattn_ctx_create(&newer.o, &ctx), FATTN_E_ABI);
+    cr_assert(strstr(text, "it is older than the header"), "%s", text);
+    text[0] = 0;
+    newer.o.struct_size = (uint32_t)offsetof(fattn_ctx_options, log_user) + 4; /* log_user is not there */
+    cr_assert_eq(fattn_ctx_create(&newer.o, &ctx), FATTN_E_ABI);
     newer.o.struct_size = 0;
     cr_assert_eq(fattn_ctx_create(&newer.o, &ctx), FATTN_E_ABI);
+    cr_assert_str_eq(text, "");
 }
 
 static void *fail_large(void *user, size_t bytes, size_t align, fattn_stream s) {

@@ -110,8 +110,8 @@ Test(problem, structs) {
              c.p.struct_size = 20);
     REJECTED(FATTN_E_ABI, "fattn_attention_io: struct_size 12 is not the size of any version",
              c.io.struct_size = 12); /* half of a pointer */
-    REJECTED(FATTN_E_ARG, "io: a reserved field", c.io.reserved = 1);
-    REJECTED(FATTN_E_ARG, "params: a reserved field", c.p.rng.reserved = 1);
+    REJECTED(FATTN_E_ARG, "io: reserved is 1, not 0", c.io.reserved = 1);
+    REJECTED(FATTN_E_ARG, "params: rng.reserved is 7, not 0", c.p.rng.reserved = 7);
     cr_assert_eq(fattn_attention_fwd(ctx, NULL, NULL), FATTN_E_ARG);
     cr_assert_str_eq(fattn_ctx_error(ctx), "io: NULL");
     cr_assert_eq(fattn_attention_fwd(NULL, NULL, NULL), FATTN_E_ARG);

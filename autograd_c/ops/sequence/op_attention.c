@@ -3,8 +3,9 @@
 
    infer validates the call and chooses its kernel; forward runs what infer prepared. o is laid out
    [B,S,H,D], so that merging the heads is a view. Gradients go straight to where the
-   tape wants them, d_in_fresh 0 being a FATTN_ACC flag. */
-#include "autograd_c/ops/op_device.h"
+   tape wants them, d_in_fresh 0 being a FATTN_ACC flag; that of a bias of another dtype than L, in which it is
+   computed, through the workspace. */
+#include "autograd_c/ops/ops.h"
 #include "autograd_c/tape/tape_nodes.h"
 #include "core/attention/kernel.h"
 
@@ -19,6 +20,7 @@ static const uint32_t accumulate_flags = FATTN_ACC_DQ | FATTN_ACC_DK | FATTN_ACC
 typedef struct attribute {
     fattn_attention_params params;
     fattni_call forward; /* made by infer; outputs and memory have no addresses yet */
+    size_t workspace;    /* of the attention's backward, where that of the op begins */
 } attribute;
 
 static const fattn_tensor *if_given(const fattn_tensor *t) { return t->dtype ? t : NULL; }
@@ -71,13 +73,25 @@ static fattn_status check(const fattn_op_call *c) {
     return FATTN_OK;
 }
 
-/* A row of zeros at the end of backward's workspace, where the host's are out of reach. */
+/* A row of zeros in backward's workspace, where the host's are out of reach. */
 static size_t zeros_room(const fattn_op_call *c) {
     return c->ctx->device == FATTN_CPU ? 0 : FATTNI_MAX_HEAD_DIM * sizeof(double);
 }
 
 /* Backward will see the same set of gradients as the query that plans for it. */
 static bool will_write(const fattn_op_call *c, int i) { return c->wanted[i] && fattn_tensor_numel(&c->in[i]) > 0; }
+
+/* The gradient of the bias is computed in L's dtype, row-major at the end of backward's workspace, and added to the
+   tape's from there. */
+static bool converts_bias(const fattn_op_call *c) {
+    return will_write(c, BIAS) && c->in[BIAS].dtype != c->out[LSE].dtype;
+}
+
+static fattn_tensor converted_bias(const fattn_op_call *c, void *data) {
+    fattn_tensor d = fattni_row_major(&c->in[BIAS], data);
+    d.dtype = c->out[LSE].dtype;
+    return d;
+}
 
 /* The tape's copy, which is this op's to write. */
 static attribute *attribute_of(const fattn_op_call *c) {
@@ -109,13 +123,16 @@ static fattn_status infer(fattn_op_call *c) {
     if (will_write(c, Q)) io.dq = &d[Q];
     if (will_write(c, K)) io.dk = &d[K];
     if (will_write(c, V)) io.dv = &d[V];
+    if (converts_bias(c)) d[BIAS] = converted_bias(c, c->in[BIAS].data);
     if (will_write(c, BIAS)) io.d_bias = &d[BIAS];
     if (will_write(c, SINK)) io.d_sink = &d[SINK];
     attribute *const own = attribute_of(c);
     fattni_call b;
     FATTNI_TRY(fattni_prepare_both(c->ctx, &own->params, &io, &own->forward, &b));
     c->fwd_workspace = own->forward.plan.workspace;
-    c->bwd_workspace = b.plan.workspace + zeros_room(c);
+    own->workspace = b.plan.workspace;
+    c->bwd_workspace = fattni_room(own->workspace) + fattni_room(zeros_room(c));
+    if (converts_bias(c)) c->bwd_workspace += fattni_tensor_bytes(&d[BIAS]);
     c->saved_bytes = own->forward.plan.saved;
     return FATTN_OK;
 }
@@ -137,14 +154,18 @@ static fattn_status backward(fattn_op_call *c) {
     memset(no_d_o.stride, 0, sizeof no_d_o.stride);
     no_d_o.stride[3] = 1;
     memcpy(&no_d_o.data, &(const void *){zeros}, sizeof no_d_o.data); /* only read */
-    const size_t room = zeros_room(c), workspace = c->bwd_workspace - room;
+    const attribute *const own = c->attr;
+    void *workspace = c->workspace;
+    fattni_carve(&workspace, own->workspace);
+    const size_t room = zeros_room(c);
+    void *const row = fattni_carve(&workspace, room);
     if (room && !c->d_out[O].data) {
-        no_d_o.data = (char *)c->workspace + workspace;
-        FATTNI_TRY(c->ctx->ops->zero_rows(c->ctx, no_d_o.data, room, room, 1));
+        no_d_o.data = row;
+        FATTNI_TRY(c->ctx->ops->zero_rows(c->ctx, row, room, room, 1));
     }
 
     fattn_attention_io io = forward_io(c);
-    io.workspace_bytes = workspace;
+    io.workspace_bytes = own->workspace;
     io.d_o = c->d_out[O].data ? &c->d_out[O] : &no_d_o;
     io.d_lse = if_data(&c->d_out[LSE]);
     io.dq = if_data(&c->d_in[Q]);
@@ -158,16 +179,21 @@ static fattn_status backward(fattn_op_call *c) {
         uint32_t accumulate;
     } gradients[] = {
         {Q, FATTN_ACC_DQ}, {K, FATTN_ACC_DK}, {V, FATTN_ACC_DV}, {BIAS, FATTN_ACC_DBIAS}, {SINK, FATTN_ACC_DSINK}};
-    fattn_attention_params p = attribute_of(c)->params;
+    fattn_attention_params p = own->params;
+    const bool converts = c->d_in[BIAS].data && converts_bias(c);
+    const fattn_tensor bias = converts ? converted_bias(c, workspace) : c->d_in[BIAS];
+    if (converts) io.d_bias = &bias;
+    if (converts && has_lengths(c)) FATTNI_TRY(fattni_fill(c->ctx, &bias, 0, true));
     for (size_t n = 0; n < sizeof gradients / sizeof *gradients; ++n) {
         const int i = gradients[n].input;
-        if (!c->d_in[i].data) continue;
+        if (!c->d_in[i].data || (i == BIAS && converts)) continue;
         if (!c->d_in_fresh[i])
             p.flags |= gradients[n].accumulate;
         else if (has_lengths(c))
             FATTNI_TRY(fattni_fill(c->ctx, &c->d_in[i], 0, true));
     }
-    return fattn_attention_bwd(c->ctx, &p, &io);
+    FATTNI_TRY(fattn_attention_bwd(c->ctx, &p, &io));
+    return converts ? fattni_accumulate(c->ctx, &c->d_in[BIAS], &bias, c->d_in_fresh[BIAS]) : FATTN_OK;
 }
 
 static const fattn_op_def attention = {

@@ -2,8 +2,7 @@
    nothing beyond them. Memory is that of the fattn_cp. */
 #include "autograd_c/ops/op_device.h"
 #include "autograd_c/tape/tape_nodes.h"
-
-#include <fattn/context_parallel.h>
+#include "core/context_parallel/cp.h"
 
 #include <string.h>
 
@@ -68,6 +67,16 @@ static fattn_status forward(fattn_op_call *c) {
     return fattn_cp_fwd(a->cp, &a->params, &io);
 }
 
+/* Some rank has no rows. There the tape tells nothing of which gradients are written first; so all are added to. */
+static bool has_idle_ranks(const fattn_cp *cp) {
+    for (int r = 0; r < cp->comm->size; ++r)
+        if (fattni_cp_rows_of(cp, r) == 0) return true;
+    return false;
+}
+
+/* The gradient of input i, on every rank or on none. */
+static const fattn_tensor *if_wanted(const fattn_op_call *c, int i) { return c->wanted[i] ? &c->d_in[i] : NULL; }
+
 static fattn_status backward(fattn_op_call *c) {
     const attribute *const a = c->attr;
     fattn_attention_io io = io_of(c);
@@ -79,17 +88,20 @@ static fattn_status backward(fattn_op_call *c) {
     if (!c->d_out[O].data) FATTNI_TRY(c->ctx->ops->zero_rows(c->ctx, c->workspace, ZEROS, ZEROS, 1));
     io.d_o = c->d_out[O].data ? &c->d_out[O] : &no_d_o;
     io.d_lse = if_data(&c->d_out[LSE]);
-    io.dq = if_data(&c->d_in[Q]);
-    io.dk = if_data(&c->d_in[K]);
-    io.dv = if_data(&c->d_in[V]);
-    io.d_sink = if_data(&c->d_in[SINK]);
+    io.dq = if_wanted(c, Q);
+    io.dk = if_wanted(c, K);
+    io.dv = if_wanted(c, V);
+    io.d_sink = if_wanted(c, SINK);
     static const struct {
         int input;
         uint32_t accumulate;
     } gradients[] = {{Q, FATTN_ACC_DQ}, {K, FATTN_ACC_DK}, {V, FATTN_ACC_DV}, {SINK, FATTN_ACC_DSINK}};
+    const bool always_add = has_idle_ranks(a->cp);
     for (size_t n = 0; n < sizeof gradients / sizeof *gradients; ++n) {
         const int i = gradients[n].input;
-        if (c->d_in[i].data && !c->d_in_fresh[i]) p.flags |= gradients[n].accumulate;
+        if (!c->wanted[i] || (c->d_in_fresh[i] && !always_add)) continue;
+        if (c->d_in_fresh[i]) FATTNI_TRY(fattni_fill(c->ctx, &c->d_in[i], 0, true));
+        p.flags |= gradients[n].accumulate;
     }
     return fattn_cp_bwd(a->cp, &p, &io);
 }
@@ -98,6 +110,7 @@ static const fattn_op_def attention_cp = {
     .struct_size = sizeof attention_cp,
     .attr_size = sizeof(attribute),
     .n_out = OUTPUTS,
+    .flags = FATTN_OP_COLLECTIVE,
     .name = "attention_cp",
     .infer = infer,
     .forward = forward,
