@@ -14,10 +14,10 @@ typedef struct row_result {
 DEVICE row_result finish_row(const fattni_attention_args *a, real top, real sum, int h, real old_L) {
     row_result row = {sum != 0 ? 1 / sum : (real)0, sum != 0 ? top + log(sum) : -(real)INFINITY, 0};
     if (a->sink.p) {
-        const real sink = real_at(&a->sink, h), both = fmax(top, sink);
+        const real sink = real_at(&a->sink, h), both = top > sink ? top : sink; /* NaN if it is */
         if (sink == (real)INFINITY) {
             row.scale = 0, row.L = sink;
-        } else if (both > -(real)INFINITY) {
+        } else if (both != -(real)INFINITY) {
             const real weight = exp(top - both), total = sum * weight + exp(sink - both);
             row.scale = weight / total;
             row.L = both + log(total);

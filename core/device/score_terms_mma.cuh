@@ -244,7 +244,7 @@ typedef struct row_result {
 DEVICE row_result general_row(const fattni_attention_args *a, row_result row, float top, float sum, int h,
                               const float *old_lse) {
     const float sink = a->sink.p ? float_at(&a->sink, h) : -INFINITY;
-    if (sink > -INFINITY) {
+    if (sink != -INFINITY) {
         const float above = fmaf(sink - row.shift, LOG2E, -top); /* one rounding, of the difference */
         if (sink == INFINITY || above > FATTNI_FAR_SCORE) {      /* O = 0, and L is the sink */
             row.scale = 0.0f, row.L = 0.0f, row.shift = sink;

@@ -61,7 +61,7 @@ DEVICE row_result end_of_row(const fattni_attention_args *a, int general, float 
                              int h, const float *old_lse) {
     const int far = is_far(m * unit);
     const float top = far ? 0.0f : m * unit;
-    row_result row = {sum > 0 ? 1.0f / sum : 0.0f, top * LN2 + logf(sum), 0.0f, far ? m * scale : 0.0f};
+    row_result row = {sum == 0 ? 0.0f : 1.0f / sum, top * LN2 + logf(sum), 0.0f, far ? m * scale : 0.0f};
     if (!(sum > 0) && sum == sum) row.L = -INFINITY;
     if (general) row = general_row(a, row, top, sum, h, old_lse);
     row.L += row.shift;

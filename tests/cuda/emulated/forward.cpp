@@ -31,7 +31,7 @@ typedef struct test_case {
     int B, Hq, Hkv, Sq, Sk, D, Dv;
     int causal, left, right; /* window: -1 is unbounded */
     float softcap, dropout;
-    int alibi, bias, sink, merge, q_pos0;
+    int alibi, bias, sink, merge, q_pos0; /* sink 2: NaN */
     int packed, padded;
     int length_q[3], length_k[3];
     float q_factor; /* of all scores */
@@ -111,7 +111,7 @@ static void set_up(problem *p, const test_case *c) {
     }
     for (int h = 0; h < c->Hq; ++h) {
         p->slopes.push_back(h < 2 ? 0.05f + 0.7f * (float)h : -0.01f);
-        p->sinks.push_back(3.0f - 2.0f * (float)h);
+        p->sinks.push_back(c->sink == 2 ? NAN : 3.0f - 2.0f * (float)h);
     }
     for (int n = 0; n < (c->bias ? c->Hq * c->Sq * c->Sk : 0); ++n) p->bias.push_back(normal());
     const size_t rows = row_of_o(p, batches, 0, 0);
@@ -332,6 +332,12 @@ static int check(const test_case *c, int least_part) {
         p.o[n] = __uint_as_float(
             fattni_o_exact(__float_as_uint(rounded), p.o_rest[(size_t)(row * pitch) + n % (size_t)c->Dv], O_REST));
     }
+    if (c->sink == 2) {
+        size_t numbers = 0;
+        for (size_t n = 0; n < p.lse.size(); ++n) numbers += !isnan(p.lse[n]) || !isnan(p.o[n * (size_t)c->Dv]);
+        printf("%s d %d: O or L is a number in %zu rows: %s\n", c->name, K_D, numbers, numbers ? "WRONG" : "ok");
+        return numbers != 0;
+    }
     int late = 0;
     for (int i = 0; i < c->Sq && c->far == 5; ++i) late += isnan(p.lse[i]) && isnan(p.o[(size_t)(i * c->Dv)]);
     error o = {0, 0};
@@ -385,6 +391,8 @@ static const test_case cases[] = {
      .length_k = {450, 3, 129}},
     {CASE("sink, merge", 1, 4, 2, 3, 400, K_D, K_DV, 0, -1, -1), .sink = 1, .merge = 1},
     {CASE("exact", 2, 4, 2, 3, 400, K_D, K_DV - 13, 0, -1, -1), .half_o = 1, .exact = 1},
+    {CASE("NaN sink", 1, 2, 1, 3, 400, K_D, K_DV, 0, -1, -1), .sink = 2},
+    {CASE("NaN sink, rows without keys", 1, 2, 1, 9, 4, K_D, K_DV, 1, -1, -1), .sink = 2},
 #if K_VARIANT == FATTNI_VARIANT_FEW_GENERAL
     {CASE("softcap", 1, 4, 2, 5, 700, K_D, K_DV, 1, -1, -1), .softcap = 5},
     {CASE("alibi", 1, 2, 1, 20, 529, K_D, K_DV, 1, -1, -1), .alibi = 1},
@@ -435,6 +443,7 @@ static const test_case cases[] = {
     {CASE("causal window", 1, 1, 1, 300, 500, K_D, K_DV, 1, 130, -1), .half_o = 1},
     {CASE("window beyond the keys", 1, 1, 1, 300, 100, K_D, K_DV, 0, 20, 10)},
     {CASE("sink", 1, 2, 1, 140, 200, K_D, K_DV, 1, -1, -1), .sink = 1},
+    {CASE("NaN sink, some rows without keys", 1, 2, 1, 140, 70, K_D, K_DV, 1, -1, -1), .sink = 2},
     {CASE("merge", 1, 2, 1, 200, 200, K_D, K_DV, 1, -1, -1), .merge = 1},
     {CASE("packed", 3, 1, 1, 300, 250, K_D, K_DV, 1, -1, -1), .packed = 1, .length_q = {300, 0, 33},
      .length_k = {171, 4, 250}, .half_o = 1},
