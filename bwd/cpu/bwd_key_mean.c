@@ -11,9 +11,10 @@
 
 enum { STRIDE = 8, FEWEST = 64 };
 
-bool fattni_bwd_may_centre_keys(const fattni_problem *p) {
-    return fattni_is_narrow(p) && fattni_real(p) != (fattn_dtype)p->o.dtype && p->dq.present && !p->delta.present &&
-           !(p->flags & FATTN_MERGE) && !(p->softcap > 0);
+bool fattni_bwd_may_centre_keys(const fattni_problem *p, const fattni_cpu_kernels *k) {
+    const bool rounds = k->round || fattni_real(p) != (fattn_dtype)p->o.dtype; /* dS, or the O of delta */
+    return fattni_is_narrow(p) && rounds && p->dq.present && !p->delta.present && !(p->flags & FATTN_MERGE) &&
+           !(p->softcap > 0);
 }
 
 const float *fattni_bwd_key_mean(const fattni_bwd *w, int64_t b, int64_t g) {

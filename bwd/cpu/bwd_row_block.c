@@ -112,7 +112,7 @@ fattni_bwd fattni_bwd_plan(const fattn_ctx *ctx, const fattni_problem *p) {
     if (!p->delta.present) fattni_append(&w.shared_bytes, per_row);
     w.max = fattni_append(&w.shared_bytes, per_row);
     w.log_sum = fattni_append(&w.shared_bytes, per_row);
-    w.centred = fattni_bwd_may_centre_keys(p);
+    w.centred = fattni_bwd_may_centre_keys(p, w.k);
     const size_t means = w.centred ? (size_t)pairs * (size_t)(p->D + 1) : 0;
     w.key_mean = fattni_append(&w.shared_bytes, means * sizeof(float));
     const size_t blocks = w.chained ? (size_t)(p->B * p->Hq * w.row_blocks) : 0;

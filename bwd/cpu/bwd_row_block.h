@@ -88,9 +88,9 @@ typedef struct fattni_bwd_rows {
 fattni_bwd_rows fattni_bwd_pack(const fattni_bwd *w, const fattni_sequence *seq, int64_t b, int64_t h, int64_t i0,
                                 int64_t n, char *scratch);
 
-/* Whether the call is one whose keys are centred, unless it has huge rows: 16 bits, o too; o and lse of no other keys,
-   so that a row of dS sums to a known number; no softcap, whose scores need the keys themselves. */
-bool fattni_bwd_may_centre_keys(const fattni_problem *p);
+/* Whether the call is one whose keys are centred, unless it has huge rows: 16 bits, in o or in products; o and lse of
+   no other keys, so that a row of dS sums to a known number; no softcap, whose scores need the keys themselves. */
+bool fattni_bwd_may_centre_keys(const fattni_problem *p, const fattni_cpu_kernels *k);
 /* Finds the mean of one head of one sequence, if w->centred. */
 void fattni_bwd_find_key_mean(const fattni_bwd *w, int64_t b, int64_t g);
 /* D floats; NULL where keys are used as they are. */

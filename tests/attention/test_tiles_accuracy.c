@@ -131,6 +131,18 @@ Test(tiles_accuracy, keys_with_means) {
     fattn_ctx_destroy(ctx);
 }
 
+/* O has not been rounded, but products may be. */
+Test(tiles_accuracy, keys_with_means_beside_an_o_of_f32) {
+    fattn_ctx *const ctx = attention_context(2);
+    for (int n = 0; n < 2 * key_means_case_count; n += THINNED(7)) {
+        attention_case c = key_means_cases[n / 2];
+        c.dtype = n % 2 ? FATTN_BF16 : FATTN_F16;
+        c.D = 64, c.wide = true;
+        key_means_check(ctx, &c, 10, LIBRARY, NULL);
+    }
+    fattn_ctx_destroy(ctx);
+}
+
 /* L, a natural logarithm, is correct to a few roundings of a float, also with 16-bit inputs. */
 Test(tiles_accuracy, l_is_exact_to_f32) {
     fattn_ctx *const ctx = attention_context(2);
