@@ -20,17 +20,19 @@ typedef struct layout {
     size_t scratch;      /* the threads' areas start here */
     size_t q, k, v, d_o; /* in a thread's area: copies of rows that a BLAS cannot take in place */
     size_t x;            /* [ROWS,Sk] scores again, with a softcap */
-    size_t P;            /* [Sk] a row of P, when it is stored in 16 bits */
-    size_t dropped;      /* [ROWS,ROWS] keep P, with dropout or from 16 bits */
+    size_t P;            /* [Sk] a row of P, where it is copied (copies_P) */
+    size_t dropped;      /* [ROWS,ROWS] keep P, likewise */
     size_t grad;         /* [ROWS,D] of dq or dk */
     size_t dv;           /* [ROWS,Dv] */
     size_t sums;         /* [max_k] doubles: one row of d_bias */
     size_t thread;       /* bytes of one area */
 } layout;
 
+/* Whether products read a copy of P: from 16 bits, with dropout, or of a part of the keys. */
+static bool copies_P(const fattni_problem *p) { return fattni_is_narrow(p) || p->drop_T || (p->flags & FATTN_MERGE); }
+
 static layout layout_of(const fattni_problem *p) {
     const size_t element = fattn_dtype_size(fattni_real(p));
-    const bool narrow = fattni_is_narrow(p);
     const int64_t rows = FATTNI_STANDARD_ROWS, planes = p->B * p->Hq;
     layout l = {0};
     l.dP = fattni_standard_reserve(&l.scratch, planes * p->Sq * p->Sk, element);
@@ -42,8 +44,8 @@ static layout layout_of(const fattni_problem *p) {
     l.v = fattni_standard_reserve(&l.thread, v ? 0 : p->Sk * p->Dv, element);
     l.d_o = fattni_standard_reserve(&l.thread, p->Sq * p->Dv, element); /* a query may lack d_o */
     l.x = fattni_standard_reserve(&l.thread, p->softcap > 0 ? rows * p->Sk : 0, element);
-    l.P = fattni_standard_reserve(&l.thread, narrow ? p->Sk : 0, element);
-    l.dropped = fattni_standard_reserve(&l.thread, p->drop_T || narrow ? rows * rows : 0, element);
+    l.P = fattni_standard_reserve(&l.thread, copies_P(p) ? p->Sk : 0, element);
+    l.dropped = fattni_standard_reserve(&l.thread, copies_P(p) ? rows * rows : 0, element);
     l.grad = fattni_standard_reserve(&l.thread, rows * p->D, element);
     l.dv = fattni_standard_reserve(&l.thread, rows * p->Dv, element);
     l.sums = fattni_standard_reserve(&l.thread, p->bias.present ? fattni_max(p->max_k, 1) : 0, sizeof(double));
@@ -101,12 +103,17 @@ static int64_t bias_blocks(const fattni_problem *p) {
     return fattni_ceil_div(fattni_distinct(&p->d_bias, 2), FATTNI_STANDARD_ROWS);
 }
 
-/* dv += (keep P)^T dO/(1-p) for one query head; P's element `at` is of the block's first key. */
-static void add_value_gradients(const job *w, int thread, const part *x, int64_t at, fattni_matrix d_o, void *dv) {
+/* The tasks that compute with elements. */
+#define BODY "bwd/materialized/bwd_standard.inc"
+#include "core/base/for_each_real.inc"
+
+/* dv += (keep P)^T dO/(1-p) for query head h; P's element `at` is of the block's first key. */
+static void add_value_gradients(const job *w, int thread, const part *x, int64_t h, int64_t at, fattni_matrix d_o,
+                                void *dv) {
     const fattni_problem *const p = w->p;
     const int64_t Sq = x->seq.band.Sq;
     const uint8_t *const mask = fattni_standard_mask(p);
-    if (!mask && !fattni_is_narrow(p)) {
+    if (!copies_P(p)) {
         const fattni_matrix P = {stored_P(p, at), p->Sk};
         fattni_standard_add_at_b(w->k, x->count, p->Dv, Sq, 1, P, d_o, dv);
         return;
@@ -118,6 +125,7 @@ static void add_value_gradients(const job *w, int thread, const part *x, int64_t
         const fattni_matrix rows_of_d_o = {(const char *)d_o.p + (size_t)(i * d_o.ld) * real, d_o.ld};
         fattni_standard_drop(w->k, p->dtype, stored_P(p, first), mask ? mask + first : NULL, p->Sk, rows, x->count,
                              dropped);
+        (w->k->dtype == FATTN_F64 ? scale_rows_f64 : scale_rows_f32)(p, &x->seq, x->b, h, i, rows, x->count, dropped);
         fattni_standard_add_at_b(w->k, x->count, p->Dv, rows, p->keep_scale, (fattni_matrix){dropped, x->count},
                                  rows_of_d_o, dv);
     }
@@ -146,17 +154,13 @@ static void key_gradients(void *arg, int64_t task, int thread) {
         if (p->dv.present) {
             const fattni_matrix d_o = fattni_standard_rows(w->k, &p->d_o, batch, h, x.seq.q0, Sq, p->Dv,
                                                            in_scratch(w, thread, w->layout.d_o));
-            add_value_gradients(w, thread, &x, at, d_o, dv);
+            add_value_gradients(w, thread, &x, h, at, d_o, dv);
         }
     }
     const int64_t row = x.seq.k0 + x.begin;
     if (p->dk.present) put(w, &p->dk, p->flags & FATTN_ACC_DK, batch, x.h, row, x.count, p->D, dk);
     if (p->dv.present) put(w, &p->dv, p->flags & FATTN_ACC_DV, batch, x.h, row, x.count, p->Dv, dv);
 }
-
-/* The tasks that compute with elements. */
-#define BODY "bwd/materialized/bwd_standard.inc"
-#include "core/base/for_each_real.inc"
 
 static const char *plan(const fattn_ctx *ctx, const fattni_problem *p, fattni_kernel_plan *out) {
     const char *const reason = fattni_standard_why_unsupported(p);

@@ -17,7 +17,7 @@ FATTNI_STANDARD_KERNEL(bwd_standard_sink, fattni_bwd_standard_args);
 
 /* Byte offsets in the workspace. */
 typedef struct layout {
-    size_t blas, dP, X, dX, d_o, gradient, delta, bytes;
+    size_t blas, dP, X, dX, d_o, gradient, delta, P, bytes; /* P: of a part of the keys, without dropout */
     fattni_standard_input_layout in;
 } layout;
 
@@ -36,6 +36,7 @@ static layout layout_of(const fattni_problem *p) {
     l.d_o = fattni_standard_reserve(&l.bytes, rows * p->Dv, element);
     l.gradient = fattni_standard_reserve(&l.bytes, fattni_max(of_q, fattni_max(of_k, of_v)), real);
     l.delta = fattni_standard_reserve(&l.bytes, rows, real);
+    l.P = fattni_standard_reserve(&l.bytes, (p->flags & FATTN_MERGE) && !p->drop_T ? matrix : 0, element);
     return l;
 }
 
@@ -72,6 +73,7 @@ static fattn_status run(fattn_ctx *ctx, const fattni_problem *p, const fattni_ke
     x.dX = p->dtype == real ? x.dP : w + l.dX;
     x.delta = w + l.delta;
     x.x.dropped = in.dropped;
+    if ((p->flags & FATTN_MERGE) && !p->drop_T) x.x.dropped = w + l.P;
     FATTNI_TRY(fattni_standard_rows_by_keys(ctx, p, p->Dv, 1, d_o.dense, in.v.dense, x.dP, blas));
     FATTNI_TRY(FATTNI_STANDARD_START(ctx, p, bwd_standard_rows, rows, &x));
     if (p->d_bias.present) FATTNI_TRY(bias_gradient(ctx, p, &x));

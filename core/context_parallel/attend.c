@@ -24,6 +24,10 @@ fattn_status fattni_cp_call_attention(const fattni_cp_call *c, bool backward, co
     fattni_call call;
     FATTNI_TRY(fattni_prepare(ctx, p, io, backward ? FATTNI_BWD : FATTNI_FWD,
                               backward ? fattni_bwd_table : fattni_fwd_table, &call));
+    if (call.plan.saved)
+        return fattn_ctx_fail(ctx, FATTN_E_UNSUPPORTED,
+                              "cp: %s stores N x N, which no rank has; this device has no fused kernel for the call",
+                              call.plan.name);
     call.p.workspace_bytes = call.plan.workspace;
     FATTNI_TRY(fattni_cp_room(c->cp, FATTNI_CP_WORKSPACE, call.plan.workspace, &call.p.workspace));
     return fattni_run(ctx, &call);

@@ -47,6 +47,9 @@ bool fattni_cuda_is_fused(const fattn_ctx *ctx, const fattni_problem *p) {
 }
 
 const char *fattni_cuda_why_no_kernel(const fattni_problem *p) {
+    if (p->page && (p->dtype == FATTN_F32 || p->dtype == FATTN_F64))
+        return "has no fused kernel for this dtype and head_dim in this device's shared memory, and "
+               "FATTN_ALGO_STANDARD has no pages";
     return p->dtype == FATTN_F32 || p->dtype == FATTN_F64
                ? "has no fused kernel for this dtype and head_dim in this device's shared memory; "
                  "FATTN_ALGO_STANDARD and AUTO need none"

@@ -1,6 +1,7 @@
 #include "core/materialized/standard.h"
 
 #include "core/cpu/gemm_cpu.h"
+#include "core/cpu/scores.h"
 
 #include <stdio.h>
 
@@ -17,10 +18,14 @@ static size_t bytes_of_P(const fattni_problem *p) {
     return (size_t)fattni_standard_at(p, p->B, 0, 0) * fattn_dtype_size(p->dtype);
 }
 
-void fattni_standard_plan(const fattni_problem *p, const char *family, size_t workspace, fattni_kernel_plan *out) {
+static size_t bytes_before_L(const fattni_problem *p) {
     const size_t mask = p->drop_T ? (size_t)fattni_standard_at(p, p->B, 0, 0) : 0;
+    return (bytes_of_P(p) + mask + sizeof(double) - 1) / sizeof(double) * sizeof(double);
+}
+
+void fattni_standard_plan(const fattni_problem *p, const char *family, size_t workspace, fattni_kernel_plan *out) {
     out->workspace = workspace;
-    out->saved = bytes_of_P(p) + mask;
+    out->saved = bytes_before_L(p) + (size_t)(p->B * p->Hq * p->Sq) * fattn_dtype_size(fattni_real(p));
     out->deterministic = true;
     snprintf(out->name, sizeof out->name, "%s_%s", family, fattn_dtype_name(p->dtype));
 }
@@ -28,6 +33,8 @@ void fattni_standard_plan(const fattni_problem *p, const char *family, size_t wo
 uint8_t *fattni_standard_mask(const fattni_problem *p) {
     return p->drop_T ? (uint8_t *)p->saved + bytes_of_P(p) : NULL;
 }
+
+void *fattni_standard_L(const fattni_problem *p) { return (char *)p->saved + bytes_before_L(p); }
 
 /* ---- on the CPU ---- */
 

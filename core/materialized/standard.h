@@ -1,7 +1,8 @@
 /* FATTN_ALGO_STANDARD, attention that stores S and P [B,Hq,Sq,Sk]: what forward and backward share.
 
    io.saved holds P [B,Hq,Sq,Sk] in q's dtype; with dropout the keep mask follows, [B,Hq,Sq,Sk]
-   bytes. Rows and keys past the end of a sequence are not written. 16-bit inputs are copied to
+   bytes; then L [B,Hq,Sq] as forward left it, to which P is relative: backward of a part of the keys
+   (FATTN_MERGE) has the L of all. Rows and keys past the end of a sequence are not written. 16-bit inputs are copied to
    floats and all is computed in those: only what backward reads of P has been rounded. */
 #ifndef FATTNI_CORE_MATERIALIZED_STANDARD_H
 #define FATTNI_CORE_MATERIALIZED_STANDARD_H
@@ -21,6 +22,8 @@ static inline int64_t fattni_standard_at(const fattni_problem *p, int64_t b, int
 
 /* The keep mask, or NULL without dropout. */
 uint8_t *fattni_standard_mask(const fattni_problem *p);
+/* L [B,Hq,Sq], reals. */
+void *fattni_standard_L(const fattni_problem *p);
 
 /* Appends count elements to a workspace of *bytes; returns their offset. */
 static inline size_t fattni_standard_reserve(size_t *bytes, int64_t count, size_t element) {

@@ -20,6 +20,7 @@ static int64_t most_threads(const fattni_problem *p) {
 const char *fattni_cuda_standard_why_unsupported(const fattn_ctx *ctx, const fattni_problem *p) {
     if (p->algorithm == FATTN_ALGO_AUTO && fattni_cuda_is_fused(ctx, p)) return "is for calls without fused kernels";
     const char *reason = fattni_cuda_why_unsupported(ctx, p);
+    if (!reason && p->page) reason = "has no pages";
     if (!reason) reason = fattni_cuda_blas_missing(ctx);
     if (!reason) reason = fattni_standard_why_unsupported(p);
     if (reason) return reason;
@@ -38,6 +39,7 @@ fattni_standard_args fattni_standard_args_of(const fattni_problem *p) {
         .bias_dtype = p->bias.dtype,
         .P = p->saved,
         .keep = p->saved ? fattni_standard_mask(p) : NULL,
+        .L = p->saved ? fattni_standard_L(p) : NULL,
     };
 }
 

@@ -21,6 +21,7 @@ typedef struct fattni_standard_args {
     void *S;       /* REAL: scale q.k, then exp(s - max); the place of P when that is REAL, too */
     void *P;       /* dtype */
     uint8_t *keep; /* NULL without dropout */
+    void *L;       /* REAL [B Hq Sq]: to which P is relative */
     void *dropped; /* dtype: keep P */
     void *kept;    /* REAL [B Hq Sq]: what a merge leaves of the old o; NULL without */
     void *o_scale; /* REAL [B Hq Sq]: sum of P over sum of the rounded P, which cancels the rounding
