@@ -54,6 +54,7 @@ enum {
     SPLIT_ROWS = BM > 64,
     COLUMNS = D > 96 || SPLIT_ROWS ? 64 : 48,
     REPEATED = SPLIT_ROWS ? 0 : 2 * COLUMNS - D,
+    SKIPS_ABSENT = BANDS && !GENERAL,   /* tiles of packed sequences; there is no register for it beside features */
     SLICE = 64 * COLUMNS,               /* floats */
     K_PANEL = D % 64 ? D - COLUMNS : 64 /* columns from panel to panel of K */
 };
@@ -437,9 +438,33 @@ DEVICE void main_loop(const fattni_bwd_sm90_args *p, const task *t, int number, 
 
 /* ---- loops over work items ---- */
 
+/* Packed sequences are of many lengths, and most of the work items of the longest one's are of none of the others. So
+   their work items are numbered one sequence after the other, in each of them as in position_of, with so many heads at
+   once as have as many work items as the longest sequence's would. A CTA's numbers rise: it looks for the sequence from
+   its last one on. */
+typedef struct packed_cursor {
+    int b, first, blocks; /* of the sequence; its first number; -1, 0, 0 at the start */
+} packed_cursor;
+/* Gives 0 if there is no such work item. */
+DEVICE int find_packed(packed_cursor *c, position *at, const fattni_bwd_sm90_args *p, int number) {
+    const fattni_attention_args *const a = &p->bwd.a;
+    while (number - c->first >= c->blocks * a->Hkv) {
+        c->first += c->blocks * a->Hkv;
+        if (++c->b == a->B) return 0;
+        c->blocks = (sequence_of(a, c->b).Sk + BN - 1) / BN;
+    }
+    const int most = p->schedule.head_group * p->schedule.blocks / c->blocks, rest = number - c->first,
+              group = rest / (most * c->blocks), in_group = rest % (most * c->blocks),
+              heads = min(most, a->Hkv - group * most);
+    at->plane = c->b * a->Hkv + group * most + in_group % heads;
+    at->block = in_group / heads;
+    return 1;
+}
+
 /* The producer claims a work item when all loads of the last one have been issued; where only rows of postprocess are
    left, when the last one is done, so that all CTAs share them. One thread. */
 DEVICE void produce(const fattni_bwd_sm90_args *p, uint32_t shared) {
+    packed_cursor packed = {-1, 0, 0};
     for (int n = 0, steps_before = 0, phases = 0;; ++n) { /* phases: kv_phase, and 2: of PREPROCESS */
         work_item x = {NOTHING, 0, 0};
         task t = {0};
@@ -447,7 +472,14 @@ DEVICE void produce(const fattni_bwd_sm90_args *p, uint32_t shared) {
         while (x.kind == NOTHING) {
             number = atomicAdd(p->schedule.next_tile, 1);
             x = work_item_of(p, number);
-            if (x.kind == MAINLOOP) t = task_of(p, &x);
+            if (x.kind == MAINLOOP) {
+                position at = {0, 0};
+                if (!SKIPS_ABSENT || !p->bwd.a.cu_seqlens_k.p)
+                    at = position_of_task(p, x.number);
+                else if (!find_packed(&packed, &at, p, number))
+                    x.kind = END;
+                if (x.kind == MAINLOOP) t = task_at(p, &x, &at);
+            }
             if (x.kind == MAINLOOP && !p->progress && t.j0 >= t.s.Sk) x.kind = NOTHING;
         }
         if (x.kind == MAINLOOP) prefetch_keys(p, &t);

@@ -322,7 +322,8 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
     }
     if (x.kind == POSTPROCESS) postprocess(&p, &x, (int)threadIdx.x, THREADS);
     if (x.kind != MAINLOOP) return;
-    const task t = task_of(&p, &x);
+    const position at = position_of_task(&p, x.number);
+    const task t = task_at(&p, &x, &at);
     if (GENERAL && !p.progress && (t.j0 & ~BN) >= t.s.Sk) return;
     if (!GENERAL && threadIdx.x == 0) ((volatile shared_memory *)memory)->steps = t.steps;
     init_cluster_barriers(shared);

@@ -56,17 +56,20 @@ typedef struct task {
     sequence s;
 } task;
 
-DEVICE task task_of(const fattni_bwd_sm90_args *p, const work_item *x) {
+/* Where MAINLOOP work item `number` is. Below a diagonal the first keys have most rows; with a deterministic dQ they
+   add first. */
+DEVICE position position_of_task(const fattni_bwd_sm90_args *p, int number) {
+    const int by_head_group = CAUSAL || p->bwd.dq_semaphore != 0 || (BANDS && p->bwd.a.right < FATTNI_FAR);
+    return position_of(&p->schedule, number, by_head_group);
+}
+DEVICE task task_at(const fattni_bwd_sm90_args *p, const work_item *x, const position *at) {
     const fattni_bwd_args *const bwd = &p->bwd;
     const fattni_attention_args *const a = &p->bwd.a;
-    /* Below a diagonal the first keys have most rows; with a deterministic dQ they add first. */
-    const int by_head_group = CAUSAL || bwd->dq_semaphore != 0 || (BANDS && a->right < FATTNI_FAR);
-    const position at = position_of(&p->schedule, x->number, by_head_group);
-    const int j0 = at.block * (CTAS * BN);
-    task t = {at.plane / a->Hkv, at.plane % a->Hkv, j0 + (int)blockIdx.x % CTAS * BN, 0, 0, 0};
-    const int accumulator = p->progress ? x->head_group % FATTNI_RING * p->schedule.head_group + at.plane -
+    const int j0 = at->block * (CTAS * BN);
+    task t = {at->plane / a->Hkv, at->plane % a->Hkv, j0 + (int)blockIdx.x % CTAS * BN, 0, 0, 0};
+    const int accumulator = p->progress ? x->head_group % FATTNI_RING * p->schedule.head_group + at->plane -
                                               x->head_group * p->schedule.head_group
-                                        : at.plane;
+                                        : at->plane;
     t.head_group = x->head_group;
     t.accumulator_shift = (accumulator - t.hk) * a->group;
     t.s = BANDS ? sequence_of(a, t.b) : whole_sequence(a, t.b, CAUSAL);
