@@ -224,7 +224,7 @@ bool llmc_model_write(const char *folder, const char *name, const trainer *r, bo
    of the recurrence. */
 enum { STEP = 40, RNG = 80, RNG_OF_UPDATE = 88, SHARD = 120, SAMPLE = 128 };
 enum { GENERATOR = 8 + 4 + 4 + 4 * MT19937_WORDS + 8 };
-static const uint64_t FIRST_RNG = 13371337; /* of llm.c's stochastic rounding, which this program does not use */
+static const uint64_t FIRST_RNG = 13371337; /* of llm.c's generator for stochastic rounding; ours is Philox */
 
 /* The orders and the generator at an offset to the end of the file. The caller frees both orders. */
 static bool read_loader(llmc_file *f, int64_t offset, loader_state *s, int32_t *orders[2]) {

@@ -1,4 +1,4 @@
-/* Functions of one or two elements, and sums over what broadcasts: element.h says which. */
+/* Functions of one or two elements, and sums over what broadcasts: elementwise.h says which. */
 #include "autograd_c/ops/elementwise/elementwise.h"
 #include "autograd_c/ops/op_cuda.h"
 
