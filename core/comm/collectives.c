@@ -308,6 +308,17 @@ static fattn_status agree(fattn_comm *c, const char *const *names, const int64_t
     return s;
 }
 
+fattn_status fattni_comm_least(fattn_comm *c, int64_t value, int64_t *least) {
+    int64_t *all;
+    const size_t bytes = (size_t)c->size * sizeof *all;
+    FATTNI_TRY(fattni_host_alloc(c->ctx, bytes, (void **)&all));
+    const fattn_status s = gather_integers(c, &value, 1, all);
+    if (!s) *least = all[0];
+    for (int r = 1; r < c->size && !s; ++r) *least = fattni_min(*least, all[r]);
+    fattni_host_free(c->ctx, all, bytes);
+    return s;
+}
+
 static fattn_status barrier(fattn_comm *c) {
     envelopes e;
     void *p;
