@@ -23,7 +23,14 @@
    Bits. With FATTN_DETERMINISTIC o, lse, dq, dk and dv of ULYSSES and of ALL_GATHER do not depend on the number of
    ranks, nor on the layout; packed batches: of ULYSSES. ULYSSES gives those of fattn_attention_fwd and _bwd on one
    device. ALL_GATHER gives them, too, but in 16 bits and TF32 where the keys have a mean: there it does not centre them
-   (NUMERICS.md, section 1).
+   (NUMERICS.md, section 1). Two cases are excepted, where kernels choose by the size of their call, and a rank's call
+   has fewer rows, heads or keys than that of one device:
+   - Keys that a GPU splits: F32, TF32, F64, and before Hopper 16 bits. A forward call of few row blocks, over all
+     heads, adds parts of its keys (at most 64 blocks and more than 256 keys, of TF32 512; in 16 bits 32 and 1024:
+     fwd/README.md, "Small grids"). Where a rank's call is one, o, lse and all gradients depend on the number of ranks,
+     those of ALL_GATHER also on the layout.
+   - F16 from N = 8192 on, where P is rounded (CUDA, 16-bit products of a CPU): dk and dv of ALL_GATHER. P is scaled by
+     a power of two that follows from the keys of a call, here those of a chunk (NUMERICS.md, section 1).
    A RING gives the same bits in every run, others for another number of ranks. */
 #ifndef FATTN_CONTEXT_PARALLEL_H
 #define FATTN_CONTEXT_PARALLEL_H
