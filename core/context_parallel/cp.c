@@ -54,12 +54,7 @@ void fattn_cp_positions(const fattn_cp *cp, int32_t *positions) {
 /* ---- memory ---- */
 
 fattn_status fattni_cp_room(fattn_cp *cp, enum fattni_cp_use use, size_t bytes, void **out) {
-    if (bytes > cp->bytes[use]) {
-        fattni_free(cp->ctx, cp->memory[use], cp->bytes[use]);
-        cp->memory[use] = NULL, cp->bytes[use] = 0;
-        FATTNI_TRY(fattni_alloc(cp->ctx, bytes, &cp->memory[use]));
-        cp->bytes[use] = bytes;
-    }
+    FATTNI_TRY(fattni_comm_grow(cp->ctx, &cp->memory[use], &cp->bytes[use], bytes));
     *out = cp->memory[use];
     return FATTN_OK;
 }
