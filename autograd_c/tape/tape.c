@@ -168,14 +168,16 @@ fattn_var fattn_use(fattn_tape *t, fattn_param *p) {
     return (fattn_var){t->count};
 }
 
-/* One block is shared by all calls. */
+/* One block is shared by all calls. While a graph is recorded it stays, and this fails: recorded ops may use it. */
 static fattn_status grow_workspace(fattn_tape *t, size_t bytes) {
+    void *grown;
     if (bytes <= t->workspace_bytes) return FATTN_OK;
-    fattni_free(t->ctx, t->workspace, t->workspace_bytes);
-    t->workspace = NULL;
-    t->workspace_bytes = 0;
-    FATTNI_TRY(fattni_alloc(t->ctx, bytes, &t->workspace));
-    t->workspace_bytes = bytes;
+    if (!t->ctx->recording) {
+        fattni_free(t->ctx, t->workspace, t->workspace_bytes);
+        t->workspace = NULL, t->workspace_bytes = 0;
+    }
+    FATTNI_TRY(fattni_alloc(t->ctx, bytes, &grown));
+    t->workspace = grown, t->workspace_bytes = bytes;
     return FATTN_OK;
 }
 

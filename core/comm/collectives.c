@@ -67,6 +67,18 @@ static fattn_status exchange_all(fattn_comm *c, envelopes *e) {
 
 /* ---- moves ---- */
 
+static fattni_span span_of(const char *name, const fattn_tensor *t) {
+    return fattni_span_of(name, t->data, fattn_dtype_size((fattn_dtype)t->dtype), t->ndim, t->shape, t->stride);
+}
+
+/* What is sent while results arrive must not be overwritten. */
+static fattn_status check_apart(fattn_comm *c, const char *out_name, const fattn_tensor *out, const char *in_name,
+                                const fattn_tensor *in) {
+    if (fattn_tensor_numel(in) == 0 || fattn_tensor_numel(out) == 0) return FATTN_OK;
+    const fattni_span spans[] = {span_of(out_name, out), span_of(in_name, in)};
+    return fattni_check_spans(c->ctx, spans, 1, 2);
+}
+
 static fattn_status send_receive(fattn_comm *c, const fattn_tensor *send, int to, const fattn_tensor *receive,
                                  int from) {
     fattn_message s = {0}, r = {0};
@@ -80,6 +92,7 @@ static fattn_status send_receive(fattn_comm *c, const fattn_tensor *send, int to
         FATTNI_TRY(check_peer(c, "from", from));
         r = (fattn_message){.data = receive->data, .bytes = bytes_of(receive), .peer = from};
     }
+    if (send && receive) FATTNI_TRY(check_apart(c, "receive", receive, "send", send));
     return exchange(c, &s, 1, &r, 1);
 }
 
@@ -93,23 +106,12 @@ static fattn_status check_ratio(fattn_comm *c, const fattn_tensor *in, const fat
                           (long long)m, (long long)(n * ratio), c->size);
 }
 
-static fattni_span span_of(const char *name, const fattn_tensor *t) {
-    return fattni_span_of(name, t->data, fattn_dtype_size((fattn_dtype)t->dtype), t->ndim, t->shape, t->stride);
-}
-
-/* What is sent while results arrive must not be overwritten. */
-static fattn_status check_apart(fattn_comm *c, const fattn_tensor *in, const fattn_tensor *out) {
-    if (fattn_tensor_numel(in) == 0) return FATTN_OK;
-    const fattni_span spans[] = {span_of("out", out), span_of("in", in)};
-    return fattni_check_spans(c->ctx, spans, 1, 2);
-}
-
 static fattn_status all_gather(fattn_comm *c, const fattn_tensor *in, const fattn_tensor *out) {
     envelopes e;
     FATTNI_TRY(check_ratio(c, in, out, c->size));
     const size_t part = bytes_of(in);
     const bool in_place = in->data == at(out->data, (size_t)c->rank * part);
-    if (!in_place) FATTNI_TRY(check_apart(c, in, out));
+    if (!in_place) FATTNI_TRY(check_apart(c, "out", out, "in", in));
     FATTNI_TRY(open_envelopes(c, &e));
     for (int r = 0; r < c->size; ++r) {
         e.sends[r].data = in->data, e.sends[r].bytes = part;
@@ -126,7 +128,7 @@ static fattn_status all_to_all(fattn_comm *c, const fattn_tensor *in, const fatt
     if (in->ndim < 1 || in->shape[0] != c->size)
         return fattn_ctx_fail(c->ctx, FATTN_E_SHAPE, "in: dimension 0 is %lld, not the %d ranks",
                               in->ndim < 1 ? 0ll : (long long)in->shape[0], c->size);
-    FATTNI_TRY(check_apart(c, in, out));
+    FATTNI_TRY(check_apart(c, "out", out, "in", in));
     FATTNI_TRY(open_envelopes(c, &e));
     for (int r = 0; r < c->size; ++r) {
         e.sends[r].data = at(in->data, (size_t)r * part), e.sends[r].bytes = part;
@@ -304,6 +306,17 @@ static fattn_status agree(fattn_comm *c, const char *const *names, const int64_t
         if (all[i] != all[i % n])
             s = fattn_ctx_fail(c->ctx, FATTN_E_COMM, "%s is %lld on rank %d, %lld on rank 0", names[i % n],
                                (long long)all[i], i / n, (long long)all[i % n]);
+    fattni_host_free(c->ctx, all, bytes);
+    return s;
+}
+
+fattn_status fattni_comm_least(fattn_comm *c, int64_t value, int64_t *least) {
+    int64_t *all;
+    const size_t bytes = (size_t)c->size * sizeof *all;
+    FATTNI_TRY(fattni_host_alloc(c->ctx, bytes, (void **)&all));
+    const fattn_status s = gather_integers(c, &value, 1, all);
+    if (!s) *least = all[0];
+    for (int r = 1; r < c->size && !s; ++r) *least = fattni_min(*least, all[r]);
     fattni_host_free(c->ctx, all, bytes);
     return s;
 }

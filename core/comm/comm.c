@@ -97,13 +97,20 @@ fattn_status fattni_comm_finish(fattn_comm *c, void *request) {
     return fattni_comm_end(c, c->transport.finish(c->transport.state, c->ctx, request));
 }
 
-fattn_status fattni_comm_scratch(fattn_comm *c, size_t bytes, void **out) {
-    if (bytes > c->scratch_bytes) {
-        fattni_free(c->ctx, c->scratch, c->scratch_bytes);
-        c->scratch = NULL, c->scratch_bytes = 0;
-        FATTNI_TRY(fattni_alloc(c->ctx, bytes, &c->scratch));
-        c->scratch_bytes = bytes;
+fattn_status fattni_comm_grow(fattn_ctx *ctx, void **p, size_t *have, size_t bytes) {
+    void *grown;
+    if (bytes <= *have) return FATTN_OK;
+    if (!ctx->recording) {
+        fattni_free(ctx, *p, *have);
+        *p = NULL, *have = 0;
     }
+    FATTNI_TRY(fattni_alloc(ctx, bytes, &grown));
+    *p = grown, *have = bytes;
+    return FATTN_OK;
+}
+
+fattn_status fattni_comm_scratch(fattn_comm *c, size_t bytes, void **out) {
+    FATTNI_TRY(fattni_comm_grow(c->ctx, &c->scratch, &c->scratch_bytes, bytes));
     *out = c->scratch;
     return FATTN_OK;
 }

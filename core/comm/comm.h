@@ -26,6 +26,13 @@ fattn_status fattni_comm_start(fattn_comm *c, const fattn_message *sends, int n_
 fattn_status fattni_comm_finish(fattn_comm *c, void *request);
 fattn_status fattni_comm_end(fattn_comm *c, fattn_status s);
 
+/* The least of the ranks' values, on all. Collective; waits for the device. */
+fattn_status fattni_comm_least(fattn_comm *c, int64_t value, int64_t *least);
+
+/* Makes the block *p of *have bytes at least as large as asked for; its content is lost. While a graph is recorded only
+   what is there can be used: STATE, and the block stays, which recorded work may use. */
+fattn_status fattni_comm_grow(fattn_ctx *ctx, void **p, size_t *have, size_t bytes);
+
 /* Scratch memory on the device, valid until the next call of it. */
 fattn_status fattni_comm_scratch(fattn_comm *c, size_t bytes, void **out);
 

@@ -14,8 +14,8 @@
 
 enum { MOST_RANKS = 1024, TEXT = 384 };
 
-/* A message on its way. POSTED: in the mailbox. TAKEN: the receiver copies, and will mark it. DONE: `reader` is set, or
-   NULL when the copy failed. */
+/* A message on its way. POSTED: in the mailbox. TAKEN: the receiver copies, and will mark it. DONE: nothing more is
+   copied; `reader` is set until the sender has enqueued its wait for what has been, also after a failure. */
 enum post_state { POSTED, TAKEN, DONE };
 
 typedef struct post {
@@ -24,7 +24,6 @@ typedef struct post {
     int peer, slot;
     const fattni_lane *lane, *reader; /* the sender's, the receiver's */
     int reader_slot;
-    int *reader_waits; /* counts the posts of the reader's slot whose sender has not enqueued its wait for them */
     enum post_state state;
 } post;
 
@@ -40,7 +39,9 @@ struct fattn_world {
     int size, joined_device; /* fattn_device of the ranks, 0 before the first */
     char failure[TEXT];      /* "" while all is well */
     bool *joined, *left;     /* [size] */
+    bool *closed;            /* [size]: the rank's lane is no more */
     int *waits_for;          /* [size]: a rank, or -1 */
+    int *waits;              /* [size][FATTNI_LANE_SLOTS]: posts whose `reader` is this slot of this rank */
     mailbox *boxes;          /* [size][size]: from, to */
 };
 
@@ -48,7 +49,6 @@ typedef struct request {
     fattn_message *receives;
     post *posts; /* the sends */
     int n_receives, n_posts;
-    int waits; /* post.reader_waits of its receives */
 } request;
 
 typedef struct rank_state {
@@ -71,11 +71,11 @@ fattn_status fattn_world_create(int ranks, fattn_world **out) {
     fattn_world *const w = calloc(1, sizeof *w);
     if (!w) return FATTN_E_NOMEM;
     w->size = ranks;
-    w->joined = calloc(2 * n, sizeof *w->joined);
+    w->joined = calloc(3 * n, sizeof *w->joined);
     w->boxes = calloc(n * n, sizeof *w->boxes);
     pthread_condattr_t clock;
-    w->waits_for = malloc(n * sizeof *w->waits_for);
-    bool ok = w->joined && w->boxes && w->waits_for && pthread_condattr_init(&clock) == 0;
+    w->waits = calloc(n * (1 + FATTNI_LANE_SLOTS), sizeof *w->waits);
+    bool ok = w->joined && w->boxes && w->waits && pthread_condattr_init(&clock) == 0;
     if (ok) {
         ok = pthread_condattr_setclock(&clock, CLOCK_MONOTONIC) == 0 && pthread_cond_init(&w->changed, &clock) == 0;
         pthread_condattr_destroy(&clock);
@@ -87,11 +87,12 @@ fattn_status fattn_world_create(int ranks, fattn_world **out) {
     if (!ok) {
         free(w->joined);
         free(w->boxes);
-        free(w->waits_for);
+        free(w->waits);
         free(w);
         return FATTN_E_NOMEM;
     }
-    w->left = w->joined + n;
+    w->left = w->joined + n, w->closed = w->left + n;
+    w->waits_for = w->waits + n * FATTNI_LANE_SLOTS;
     for (int p = 0; p < ranks; ++p) w->waits_for[p] = -1;
     *out = w;
     return FATTN_OK;
@@ -103,11 +104,12 @@ void fattn_world_destroy(fattn_world *w) {
     pthread_cond_destroy(&w->changed);
     free(w->joined);
     free(w->boxes);
-    free(w->waits_for);
+    free(w->waits);
     free(w);
 }
 
 static mailbox *box_of(fattn_world *w, int from, int to) { return &w->boxes[from * w->size + to]; }
+static int *waits_of(fattn_world *w, int rank, int slot) { return &w->waits[rank * FATTNI_LANE_SLOTS + slot]; }
 
 static struct timespec deadline(double seconds) {
     struct timespec t;
@@ -162,34 +164,42 @@ static bool wait_for(rank_state *r, int peer, const struct timespec *end) {
 
 /* ---- the transport ---- */
 
-/* Returns when no peer copies from this rank any more: the caller may then free what it has sent. */
+/* Under the lock, so that the reader's lane stays: what is enqueued from now on runs after the reader's copies, and the
+   sender needs nothing more of it. A lane that is closed has none that still run. */
+static fattn_status follow_reader(rank_state *r, post *p) {
+    fattn_world *const w = r->world;
+    const fattni_lane *const reader = p->reader;
+    p->reader = NULL;
+    if (!reader || w->closed[p->peer]) return FATTN_OK;
+    int *const waits = waits_of(w, p->peer, p->reader_slot);
+    if (--*waits == 0) pthread_cond_broadcast(&w->changed);
+    return r->ops->follow(&r->lane, reader, p->reader_slot);
+}
+
+/* Under the lock, the world has failed or all posts are done: what the request has sent may be freed on the context's
+   stream. After a failure no post is taken any more; one that has been taken is marked as soon as its copy ends. */
+static void settle(rank_state *r, request *q) {
+    for (int n = 0; n < q->n_posts; ++n) {
+        while (q->posts[n].state == TAKEN) pthread_cond_wait(&r->world->changed, &r->world->lock);
+        (void)follow_reader(r, &q->posts[n]); /* of a failure the first error is told */
+    }
+}
+
+/* The caller may then free what it has sent. */
 static void abort_world(void *state, const char *text) {
     rank_state *const r = state;
     fattn_world *const w = r->world;
     pthread_mutex_lock(&w->lock);
     fail_world(w, "rank %d: %s", r->rank, text);
-    for (int n = 0; n < FATTNI_LANE_SLOTS; ++n)
-        for (int i = 0; i < r->requests[n].n_posts; ++i)
-            while (r->requests[n].posts[i].state == TAKEN) pthread_cond_wait(&w->changed, &w->lock);
+    for (int n = 0; n < FATTNI_LANE_SLOTS; ++n) settle(r, &r->requests[n]);
     pthread_mutex_unlock(&w->lock);
 }
 
-/* Under the lock: the sender needs nothing more of the reader. */
-static void release_reader(fattn_world *w, post *p) {
-    if (p->reader && --*p->reader_waits == 0) pthread_cond_broadcast(&w->changed);
-    p->reader = NULL;
-}
-
-/* The request's memory and buffers are no longer used by others. After a failure no post is taken any more; one that
-   has been taken is marked as soon as its copy ends. */
+/* The request's memory and buffers are no longer used by others. */
 static void close_request(rank_state *r, request *q) {
-    fattn_world *const w = r->world;
-    pthread_mutex_lock(&w->lock);
-    for (int n = 0; n < q->n_posts; ++n) {
-        while (q->posts[n].state == TAKEN) pthread_cond_wait(&w->changed, &w->lock);
-        release_reader(w, &q->posts[n]);
-    }
-    pthread_mutex_unlock(&w->lock);
+    pthread_mutex_lock(&r->world->lock);
+    settle(r, q);
+    pthread_mutex_unlock(&r->world->lock);
     free(q->receives);
     free(q->posts);
     q->receives = NULL, q->posts = NULL;
@@ -203,6 +213,7 @@ static fattn_status open_request(fattn_ctx *ctx, request *q, const rank_state *r
     if (!q->posts || !q->receives) {
         free(q->posts);
         free(q->receives);
+        q->receives = NULL, q->posts = NULL;
         return fattn_ctx_fail(ctx, FATTN_E_NOMEM, "no memory for %d messages", n_sends + n_receives);
     }
     if (n_receives) memcpy(q->receives, receives, (size_t)n_receives * sizeof *receives);
@@ -215,11 +226,12 @@ static fattn_status open_request(fattn_ctx *ctx, request *q, const rank_state *r
 }
 
 /* Until the senders have enqueued their waits for the slot's last copies, its event must not be recorded anew. */
-static fattn_status reuse_slot(rank_state *r, fattn_ctx *ctx, const request *q) {
+static fattn_status reuse_slot(rank_state *r, fattn_ctx *ctx, int slot) {
     fattn_world *const w = r->world;
+    const int *const waits = waits_of(w, r->rank, slot);
     const struct timespec end = deadline(r->time_limit);
     pthread_mutex_lock(&w->lock);
-    while (q->waits > 0 && !w->failure[0])
+    while (*waits > 0 && !w->failure[0])
         if (pthread_cond_timedwait(&w->changed, &w->lock, &end) == ETIMEDOUT)
             fail_world(w, "a rank that rank %d has received from does not answer within %g s", r->rank, r->time_limit);
     if (w->failure[0]) return failed(r, ctx);
@@ -235,7 +247,7 @@ static fattn_status start(void *state, fattn_ctx *ctx, const fattn_message *send
         return fattn_ctx_fail(ctx, FATTN_E_STATE, "%d exchanges are open, no more are possible", FATTNI_LANE_SLOTS);
     const int slot = (int)(r->started % FATTNI_LANE_SLOTS);
     request *const q = &r->requests[slot];
-    FATTNI_TRY(reuse_slot(r, ctx, q));
+    FATTNI_TRY(reuse_slot(r, ctx, slot));
     FATTNI_TRY(r->ops->begin(&r->lane, slot));
     FATTNI_TRY(open_request(ctx, q, r, slot, sends, n_sends, receives, n_receives));
     pthread_mutex_lock(&w->lock);
@@ -278,14 +290,15 @@ static fattn_status receive_all(rank_state *r, fattn_ctx *ctx, request *q, int s
     if (!taken) return fattn_ctx_fail(ctx, FATTN_E_NOMEM, "no memory for %d messages", q->n_receives);
     fattn_status s = FATTN_OK;
     for (int n = 0; n < q->n_receives && !s; ++n) s = receive(r, ctx, slot, &q->receives[n], end, &taken[n]);
-    if (!s) s = r->ops->end(&r->lane, slot);
+    /* Copies that are enqueued must end before this rank frees their targets, and the senders what was copied. */
+    const fattn_status ended = taken[0] ? r->ops->end(&r->lane, slot) : FATTN_OK;
+    if (!s) s = ended;
     pthread_mutex_lock(&w->lock);
     for (int n = 0; n < q->n_receives && taken[n]; ++n) {
-        if (!s) {
+        if (!ended) {
             taken[n]->reader = &r->lane;
             taken[n]->reader_slot = slot;
-            taken[n]->reader_waits = &q->waits;
-            q->waits += 1;
+            *waits_of(w, r->rank, slot) += 1;
         }
         taken[n]->state = DONE;
     }
@@ -301,10 +314,7 @@ static fattn_status follow(rank_state *r, fattn_ctx *ctx, post *p, const struct 
     pthread_mutex_lock(&w->lock);
     while (p->state != DONE && wait_for(r, p->peer, end)) {}
     if (w->failure[0]) return failed(r, ctx);
-    pthread_mutex_unlock(&w->lock);
-    const fattn_status s = p->reader ? r->ops->follow(&r->lane, p->reader, p->reader_slot) : FATTN_OK;
-    pthread_mutex_lock(&w->lock);
-    release_reader(w, p);
+    const fattn_status s = follow_reader(r, p);
     pthread_mutex_unlock(&w->lock);
     return s;
 }
@@ -333,8 +343,9 @@ static void close_rank(void *state, fattn_ctx *ctx) {
     pthread_cond_broadcast(&w->changed);
     int status = 0;
     for (int n = 0; n < FATTNI_LANE_SLOTS; ++n)
-        while (r->requests[n].waits > 0 && status != ETIMEDOUT)
+        while (*waits_of(w, r->rank, n) > 0 && !w->failure[0] && status != ETIMEDOUT)
             status = pthread_cond_timedwait(&w->changed, &w->lock, &end);
+    w->closed[r->rank] = true; /* senders that come later need not wait: fattn_comm_destroy asks for ended copies */
     pthread_mutex_unlock(&w->lock);
     r->ops->close(&r->lane);
     fattni_host_free(ctx, r, sizeof *r);

@@ -34,7 +34,7 @@ fattn_status fattni_cp_call_attention(const fattni_cp_call *c, bool backward, co
 }
 
 int64_t fattni_cp_full_parts(const fattni_cp_call *c, int64_t heads, int64_t rows) {
-    return c->B * heads * (rows / 128) / (7 * fattni_max(1, c->cp->ctx->gpu.sms));
+    return c->B * heads * (rows / 128) / (7 * fattni_max(1, c->cp->sms));
 }
 
 /* Some row of the q rows from position i on may see some key of the k rows from j on. */

@@ -54,12 +54,7 @@ void fattn_cp_positions(const fattn_cp *cp, int32_t *positions) {
 /* ---- memory ---- */
 
 fattn_status fattni_cp_room(fattn_cp *cp, enum fattni_cp_use use, size_t bytes, void **out) {
-    if (bytes > cp->bytes[use]) {
-        fattni_free(cp->ctx, cp->memory[use], cp->bytes[use]);
-        cp->memory[use] = NULL, cp->bytes[use] = 0;
-        FATTNI_TRY(fattni_alloc(cp->ctx, bytes, &cp->memory[use]));
-        cp->bytes[use] = bytes;
-    }
+    FATTNI_TRY(fattni_comm_grow(cp->ctx, &cp->memory[use], &cp->bytes[use], bytes));
     *out = cp->memory[use];
     return FATTN_OK;
 }
@@ -143,7 +138,8 @@ static fattn_status fill(fattn_cp *cp, const fattn_cp_options *o) {
         FATTNI_TRY(fattn_tensor_alloc(ctx, FATTN_I32, 1, &n, &cp->cu_seqlens));
         FATTNI_TRY(fattn_tensor_copy(ctx, &cp->cu_seqlens, &host));
     }
-    return agree(cp, o);
+    FATTNI_TRY(agree(cp, o));
+    return fattni_comm_least(cp->comm, ctx->gpu.sms, &cp->sms);
 }
 
 fattn_status fattn_cp_create(fattn_comm *comm, const fattn_cp_options *opt, fattn_cp **out) {
@@ -268,7 +264,7 @@ fattn_cp_form fattn_cp_form_of(const fattn_cp *cp, int64_t Hq, int64_t Hkv, cons
     const bool deterministic = (flags & FATTN_DETERMINISTIC) || (cp->ctx->flags & FATTN_CTX_DETERMINISTIC);
     const int64_t t = cp->N / cp->comm->size, tiles = Hkv / cp->comm->size * (cp->N / 128); /* of keys, of ULYSSES */
     if (Hkv % cp->comm->size == 0)
-        return tiles < 2 * cp->ctx->gpu.sms && !cp->packed && !deterministic ? FATTN_CP_ALL_GATHER : FATTN_CP_ULYSSES;
+        return tiles < 2 * cp->sms && !cp->packed && !deterministic ? FATTN_CP_ALL_GATHER : FATTN_CP_ULYSSES;
     return cp->packed || deterministic || t * Hq < 4096 * Hkv ? FATTN_CP_ALL_GATHER : FATTN_CP_RING;
 }
 

@@ -33,6 +33,7 @@ struct fattn_cp {
     int64_t N;
     int n_sequences; /* at least 1 */
     bool packed;
+    int64_t sms;             /* of the rank that has the fewest: ranks must choose the same; 0 on the CPU */
     int32_t *starts;         /* [n_sequences + 1], host */
     fattn_tensor cu_seqlens; /* the same on the device, when packed */
     int32_t longest;         /* sequence */

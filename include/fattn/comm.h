@@ -117,7 +117,8 @@ FATTN_API void fattn_comm_abort(fattn_comm *c, const char *text);
 
 /* Errors of all: ARG, SHAPE, DTYPE, DEVICE, of this rank's arguments, which end the group, too; COMM; NOMEM. */
 
-/* send to rank `to`, receive from rank `from`; either may be NULL, its rank is then not read. No overlap. */
+/* send to rank `to`, receive from rank `from`; either may be NULL, its rank is then not read. They do not
+   overlap: ARG. */
 FATTN_API FATTN_CHECKED fattn_status fattn_comm_send_receive(fattn_comm *c, const fattn_tensor *send, int to,
                                                              const fattn_tensor *receive, int from);
 /* out [size, ...in]: out[r] is rank r's in. `in` may be out[this rank]; else they do not overlap: ARG. */

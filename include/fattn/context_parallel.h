@@ -14,15 +14,23 @@
    ULYSSES     ranks exchange rows for heads (Jacobs et al., arXiv 2309.14509): each computes Hq / size heads of the
                whole sequence, with the kernels and in the memory of one device. size must divide Hkv.
    AUTO        ULYSSES where it can, but ALL_GATHER on a GPU that a rank's key heads do not fill: N Hkv / size below 256
-               for each SM. Where size does not divide Hkv ALL_GATHER for packed batches, for DETERMINISTIC, and where t
-               is too short for a ring to hide its transfers: below 4096 Hkv / Hq rows; else RING. A ring is never the
-               choice where another form can be: a rank has no mean of all keys, so that dq of 16-bit keys with means is
-               as far off as without centring (NUMERICS.md, section 1).
+               for each SM of the rank that has the fewest. Where size does not divide Hkv ALL_GATHER for packed
+               batches, for DETERMINISTIC, and where t is too short for a ring to hide its transfers: below
+               4096 Hkv / Hq rows; else RING. A ring is never the choice where another form can be: a rank has no mean
+               of all keys, so that dq of 16-bit keys with means is as far off as without centring (NUMERICS.md,
+               section 1).
 
    Bits. With FATTN_DETERMINISTIC o, lse, dq, dk and dv of ULYSSES and of ALL_GATHER do not depend on the number of
    ranks, nor on the layout; packed batches: of ULYSSES. ULYSSES gives those of fattn_attention_fwd and _bwd on one
    device. ALL_GATHER gives them, too, but in 16 bits and TF32 where the keys have a mean: there it does not centre them
-   (NUMERICS.md, section 1).
+   (NUMERICS.md, section 1). Two cases are excepted, where kernels choose by the size of their call, and a rank's call
+   has fewer rows, heads or keys than that of one device:
+   - Keys that a GPU splits: F32, TF32, F64, and before Hopper 16 bits. A forward call of few row blocks, over all
+     heads, adds parts of its keys (at most 64 blocks and more than 256 keys, of TF32 512; in 16 bits 32 and 1024:
+     fwd/README.md, "Small grids"). Where a rank's call is one, o, lse and all gradients depend on the number of ranks,
+     those of ALL_GATHER also on the layout.
+   - F16 from N = 8192 on, where P is rounded (CUDA, 16-bit products of a CPU): dk and dv of ALL_GATHER. P is scaled by
+     a power of two that follows from the keys of a call, here those of a chunk (NUMERICS.md, section 1).
    A RING gives the same bits in every run, others for another number of ranks. */
 #ifndef FATTN_CONTEXT_PARALLEL_H
 #define FATTN_CONTEXT_PARALLEL_H
@@ -44,8 +52,8 @@ typedef struct fattn_cp_options {
                                   copied. B of the tensors is 1 then */
 } fattn_cp_options;
 
-/* Collective: the ranks must agree on the options, else FATTN_E_COMM on all. comm and its context are borrowed. ARG,
-   ABI, NOMEM. */
+/* Collective: the ranks must agree on the options, else FATTN_E_COMM on all; their GPUs may differ. comm and its
+   context are borrowed. ARG, ABI, NOMEM. */
 FATTN_API FATTN_CHECKED fattn_status fattn_cp_create(fattn_comm *comm, const fattn_cp_options *opt, fattn_cp **out);
 FATTN_API void fattn_cp_destroy(fattn_cp *cp); /* NULL is allowed */
 

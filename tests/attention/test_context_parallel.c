@@ -1,4 +1,6 @@
 /* Attention over ranks against the same call on one device: every form, layout and feature, 1 to 16 ranks. */
+#include "core/context_parallel/cp.h"
+
 #include "cp.h"
 #include "ranks.h"
 #include "thinned.h"
@@ -278,6 +280,25 @@ Test(context_parallel, ranks_must_agree) {
         cr_assert_not_null(strstr(calls[r].error, "rows is 35 on rank 1, 34 on rank 0"), "%s", calls[r].error);
     }
 }
+
+/* GPUs of different sizes: the ranks must choose the same form, and as many groups, or their messages differ. On the
+   CPU the number of SMs is 0; here the ranks pretend to have some. */
+static fattn_status chooses_with_other_ranks(rank_call *r) {
+    const fattn_cp_options o = {.struct_size = sizeof o, .rows = 4096};
+    fattn_cp *cp;
+    r->ctx->gpu.sms = r->rank == 1 ? 16 : 132;
+    fattn_status s = fattn_cp_create(r->comm, &o, &cp);
+    if (s) return s;
+    const fattni_cp_call c = {.cp = cp, .B = 1};
+    static const char *const names[] = {"form", "parts", "form of 16 SMs", "parts of 16 SMs"};
+    const int64_t form = fattn_cp_form_of(cp, 12, 12, NULL), parts = fattni_cp_full_parts(&c, 12, 4096);
+    const int64_t values[] = {form, parts, form == FATTN_CP_ULYSSES, parts == 3};
+    s = fattn_comm_agree(r->comm, names, values, 4);
+    fattn_cp_destroy(cp);
+    r->ctx->gpu.sms = 0;
+    return !s && !(values[2] && values[3]) ? FATTN_E_MISMATCH : s;
+}
+Test(context_parallel, ranks_with_different_gpus) { expect_ranks(3, NULL, chooses_with_other_ranks, NULL); }
 
 /* One rank fails in the middle of a ring: the others must not wait for it. */
 static fattn_status leaves_ring(rank_call *r) {

@@ -308,6 +308,15 @@ fattn_status fails_by_overlap(rank_call *c) {
     return fattn_comm_all_to_all(c->comm, &in, &out);
 }
 
+fattn_status fails_by_sending(rank_call *c) {
+    fattn_tensor t;
+    TRY(new_tensor(c, FATTN_F32, 12, &t));
+    TRY(put_numbers(c, &t));
+    const fattn_tensor out = part_of(&t, 0, 6), in = part_of(&t, is_at_fault(c) ? 5 : 6, 6);
+    TRY(fattn_comm_send_receive(c->comm, &out, (c->rank + 1) % c->size, &in, (c->rank + c->size - 1) % c->size));
+    return fattn_comm_barrier(c->comm);
+}
+
 fattn_status fails_by_leaving(rank_call *c) {
     fattn_tensor t;
     TRY(new_tensor(c, FATTN_F32, elements(c), &t));

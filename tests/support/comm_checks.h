@@ -22,6 +22,7 @@ fattn_status fails_to_agree(rank_call *c);     /* COMM: "tokens is 7 on rank R, 
 fattn_status fails_by_shape(rank_call *c);     /* COMM: "expects" */
 fattn_status fails_by_argument(rank_call *c);  /* SHAPE: "x: is not row-major" */
 fattn_status fails_by_overlap(rank_call *c);   /* ARG: "out and in overlap" */
+fattn_status fails_by_sending(rank_call *c);   /* ARG: "receive and send overlap" */
 fattn_status fails_by_leaving(rank_call *c);   /* OK: "rank R has left" */
 fattn_status fails_to_answer(rank_call *c);    /* COMM: "rank R does not answer within" */
 fattn_status fails_in_a_chain(rank_call *c);   /* as before; each rank waits for the next, the last one first */

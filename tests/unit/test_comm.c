@@ -48,6 +48,8 @@ Test(comm, bad_argument_of_one_rank) {
 Test(comm, overlap) {
     expect_failures(3, NULL, fails_by_overlap, of(2), FATTN_E_ARG, "out and in overlap");
     expect_failures(1, NULL, fails_by_overlap, of(0), FATTN_E_ARG, "out and in overlap");
+    expect_failures(3, NULL, fails_by_sending, of(1), FATTN_E_ARG, "receive and send overlap");
+    expect_failures(1, NULL, fails_by_sending, of(0), FATTN_E_ARG, "receive and send overlap");
 }
 Test(comm, a_rank_leaves) { expect_failures(4, NULL, fails_by_leaving, of(3), FATTN_OK, "rank 3 has left"); }
 Test(comm, a_rank_does_not_answer) {

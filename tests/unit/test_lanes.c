@@ -1,0 +1,147 @@
+/* How threads.c orders copies: with lanes that keep account instead of a GPU's streams. Its symbols here take the place
+   of the library's, also for run_ranks. */
+#define _POSIX_C_SOURCE 200809L /* clocks, nanosleep */
+#define fattni_lane_ops_of lane_ops_of
+#include "core/comm/threads.c"
+#undef fattni_lane_ops_of
+
+#include "comm_checks.h"
+
+#include <criterion/criterion.h>
+#include <stdatomic.h>
+#include <stddef.h>
+
+enum { MOST = 4, N = 8 };
+
+/* Of each rank, written by it alone. */
+static struct {
+    _Atomic(const fattni_lane *) lane;
+    bool closed;
+    int copies_from[MOST];
+    int copies, ordered; /* ordered: so many come before what is enqueued on the context's stream */
+    int followed[MOST];  /* waits for the copies of that rank */
+    int followed_closed; /* waits for a lane that is no more */
+} ranks[MOST];
+
+static int rank_of(const fattni_lane *l) {
+    int r = 0;
+    while (r < MOST && ranks[r].lane != l) ++r; /* by the address: the lane may be no more */
+    cr_assert(r < MOST);
+    return r;
+}
+
+static fattn_status open_lane(fattni_lane *l) {
+    const rank_state *const r = (const rank_state *)((const char *)l - offsetof(rank_state, lane));
+    ranks[r->rank].lane = l;
+    return FATTN_OK;
+}
+
+static void close_lane(fattni_lane *l) { ranks[rank_of(l)].closed = true; }
+
+static fattn_status begin(fattni_lane *l, int slot) {
+    (void)l, (void)slot;
+    return FATTN_OK;
+}
+
+static fattn_status copy(fattni_lane *l, int slot, void *dst, const fattni_lane *from, int from_slot, const void *src,
+                         size_t bytes) {
+    (void)slot, (void)from_slot;
+    memmove(dst, src, bytes);
+    ranks[rank_of(l)].copies += 1;
+    ranks[rank_of(l)].copies_from[rank_of(from)] += 1;
+    return FATTN_OK;
+}
+
+static fattn_status end(fattni_lane *l, int slot) {
+    (void)slot;
+    ranks[rank_of(l)].ordered = ranks[rank_of(l)].copies;
+    return FATTN_OK;
+}
+
+static fattn_status follow_lane(fattni_lane *l, const fattni_lane *reader, int reader_slot) {
+    (void)reader_slot;
+    ranks[rank_of(l)].followed[rank_of(reader)] += 1;
+    ranks[rank_of(l)].followed_closed += ranks[rank_of(reader)].closed;
+    return FATTN_OK;
+}
+
+const fattni_lane_ops *lane_ops_of(fattn_device device) {
+    static const fattni_lane_ops ops = {open_lane, close_lane, begin, copy, end, follow_lane};
+    (void)device;
+    return &ops;
+}
+
+static void pause_for(double seconds) {
+    const struct timespec t = {.tv_sec = (time_t)seconds, .tv_nsec = (long)(1e9 * (seconds - (double)(time_t)seconds))};
+    nanosleep(&t, NULL);
+}
+
+static float sent[MOST][N], received[MOST][MOST * N];
+
+/* Rank 1 receives and leaves; the time limit later rank 0 finishes what it has sent. */
+static fattn_status finishes_late(rank_call *c) {
+    fattn_message m = {.data = c->rank ? received[1] : sent[0], .bytes = sizeof sent[0], .peer = 1 - c->rank};
+    void *opened;
+    FATTNI_TRY(fattni_comm_start(c->comm, &m, c->rank == 0, &m, c->rank == 1, &opened));
+    if (c->rank == 0) pause_for(1);
+    return fattni_comm_finish(c->comm, opened);
+}
+
+Test(lanes, a_receiver_leaves_before_its_sender_follows) {
+    const ranks_options o = {.time_limit = 0.3};
+    memset(ranks, 0, sizeof ranks);
+    for (int i = 0; i < N; ++i) sent[0][i] = (float)(i + 1);
+    expect_ranks(2, &o, finishes_late, NULL);
+    cr_assert_arr_eq(received[1], sent[0], sizeof sent[0]);
+    cr_assert_eq(ranks[0].followed_closed, 0);
+}
+
+/* The last rank does not take part. The others' lanes stay open for a while. */
+static fattn_status fails_halfway(rank_call *c) {
+    const int64_t n = N, all = N * c->size;
+    const fattn_tensor in = fattn_tensor_view(sent[c->rank], FATTN_F32, FATTN_CPU, 0, 1, &n);
+    const fattn_tensor out = fattn_tensor_view(received[c->rank], FATTN_F32, FATTN_CPU, 0, 1, &all);
+    if (c->rank == c->size - 1) {
+        pause_for(1.5);
+        return FATTN_E_COMM;
+    }
+    const fattn_status s = fattn_comm_all_gather(c->comm, &in, &out);
+    pause_for(0.5);
+    return s;
+}
+
+Test(lanes, copies_of_a_failed_exchange_are_waited_for) {
+    const ranks_options o = {.time_limit = 0.3};
+    rank_call calls[3];
+    memset(ranks, 0, sizeof ranks);
+    run_ranks(3, &o, fails_halfway, NULL, calls);
+    for (int r = 0; r < 2; ++r) {
+        cr_assert_eq(calls[r].status, FATTN_E_COMM);
+        cr_assert_eq(ranks[r].copies, 2);
+        cr_assert_eq(ranks[r].ordered, 2, "rank %d may free what is still written", r);
+        for (int from = 0; from < 2; ++from)
+            cr_assert_eq(ranks[from].followed[r], ranks[r].copies_from[from], "rank %d may free what %d still reads",
+                         from, r);
+        cr_assert_eq(ranks[r].followed_closed, 0);
+    }
+}
+
+/* The same when a rank fails by itself while messages are open that others have received. */
+static fattn_status aborts(rank_call *c) {
+    fattn_message m = {.data = c->rank ? received[1] : sent[0], .bytes = sizeof sent[0], .peer = 1 - c->rank};
+    void *opened;
+    FATTNI_TRY(fattni_comm_start(c->comm, &m, c->rank == 0, &m, c->rank == 1, &opened));
+    pause_for(c->rank ? 0 : 0.2);
+    if (c->rank == 0) fattn_comm_abort(c->comm, "no");
+    const int followed = ranks[0].followed[1];
+    if (c->rank == 0) return followed == 1 ? FATTN_OK : FATTN_E_MISMATCH;
+    FATTNI_TRY(fattni_comm_finish(c->comm, opened));
+    pause_for(0.4);
+    return FATTN_OK;
+}
+
+Test(lanes, an_abort_waits_for_readers) {
+    memset(ranks, 0, sizeof ranks);
+    expect_ranks(2, NULL, aborts, NULL);
+    cr_assert_eq(ranks[0].followed_closed, 0);
+}
