@@ -16,6 +16,7 @@
 
 fattn_status fattni_cuda_check(fattn_ctx *ctx, int error, const char *what) {
     if (error == cudaSuccess) return FATTN_OK;
+    cudaGetLastError(); /* the error message is ctx's: the caller's next check of CUDA's own need not find it again */
     return fattn_ctx_fail(ctx, FATTN_E_CUDA, "%s: %s", what, cudaGetErrorString((cudaError_t)error));
 }
 

@@ -45,10 +45,7 @@ fattn_status fattni_cuda_graph_end(fattn_ctx *ctx, fattn_graph **out) {
     if (!error) error = cudaGraphInstantiate(&run, graph, 0);
     if (graph) cudaGraphDestroy(graph);
     fattn_status s = FATTN_OK;
-    if (error) {
-        cudaGetLastError(); /* clears the pending error */
-        s = fattni_cuda_check(ctx, error, "graph: what was enqueued cannot be recorded");
-    }
+    if (error) s = fattni_cuda_check(ctx, error, "graph: what was enqueued cannot be recorded");
     if (!s) s = fattni_host_alloc(ctx, sizeof **out, &memory);
     if (s && run) cudaGraphExecDestroy(run);
     fattni_cuda_leave(ctx, entered);

@@ -210,7 +210,7 @@ extern "C" __global__ void __launch_bounds__(CHANNELS) fattn_fp8_scales(const __
     if (c < all && chunks > 0) {
 #pragma unroll 8
         for (int n = 0; n < chunks; ++n) {
-            const float *const from = partials + (int64_t)n * 3 * all + c;
+            const float *const from = partials + n * x->partials.row + c;
             total += from[0];
             low = fminf(low, from[all]), high = fmaxf(high, from[2 * all]);
         }
@@ -454,12 +454,12 @@ extern "C" __global__ void __launch_bounds__(VALUES) fattn_fp8_means(const __gri
     const fattni_attention_args *const a = &x->a;
     const place at = place_of((int)blockIdx.x, a->Hkv, 1);
     const sequence s = sequence_of(a, at.b);
-    const int d = (int)threadIdx.x, chunks = (s.Sk + KEYS - 1) / KEYS, chunk_words = 3 * (a->D + a->Dv);
+    const int d = (int)threadIdx.x, chunks = (s.Sk + KEYS - 1) / KEYS;
     if (d >= a->Dv) return;
     const int *const from = rests_of(x, &s, at.b, at.h, 0) + d;
     int64_t rests = 0;
 #pragma unroll 8
-    for (int n = 0; n < chunks; ++n) rests += from[(int64_t)n * chunk_words];
+    for (int n = 0; n < chunks; ++n) rests += from[n * x->partials.row];
     const float scale = ((const float *)x->v_scale.p)[at.b * x->v_scale.b + at.h * x->v_scale.h + d];
     ((float *)x->v_mean.p)[at.b * x->v_mean.b + at.h * x->v_mean.h + d] =
         chunks > 0 ? fattni_fp8_mean(partials_of(x, &s, at.b, at.h, 0)[a->D + d], scale, rests, s.Sk) : 0.0f;

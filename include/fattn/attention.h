@@ -96,7 +96,7 @@ typedef struct fattn_attention_io {
     const fattn_tensor *dq, *dk, *dv; /* as q, k, v; same dtype or F32; NULL = not wanted */
     const fattn_tensor *d_bias;       /* as bias, reduced over its broadcast dimensions; F32 (F64) */
     const fattn_tensor *d_sink;       /* as sink */
-    void *saved;                      /* from forward to backward: STANDARD's P, or FATTN_EXACT_DELTA's bytes */
+    void *saved;                      /* from forward to backward: STANDARD's P and L, or FATTN_EXACT_DELTA's bytes */
     size_t saved_bytes;
     void *workspace; /* used during the call only; 256-byte aligned */
     size_t workspace_bytes;
@@ -169,7 +169,9 @@ FATTN_API FATTN_CHECKED fattn_status fattn_attention_bwd(fattn_ctx *ctx, const f
                                                          const fattn_attention_io *io);
 
 /* keep[b,h,i,j], U8 [B,Hq,Sq,Sk] (packed: [Nseq,Hq,max_q,max_k]): the dropout bits that fwd and bwd
-   use for these params and shapes; other masks are not applied. N x N bytes: meant for tests. */
+   use for these params and shapes, 1 = kept, any strides but 0; other masks are not applied. io: as for forward, no
+   element is read but rng_step. N x N bytes: meant for tests. Errors: those of forward's arguments, and DTYPE, SHAPE,
+   DEVICE for keep. */
 FATTN_API FATTN_CHECKED fattn_status fattn_dropout_mask(fattn_ctx *ctx, const fattn_attention_params *p,
                                                         const fattn_attention_io *io, const fattn_tensor *keep);
 

@@ -92,6 +92,10 @@ FATTN_API fattn_device fattn_ctx_device(const fattn_ctx *ctx);
    sm_90, 132 SMs, 139.8 GiB, 227 KiB of shared memory per block, driver for CUDA 13.0" or "avx512, 16 threads". A
    device that does not answer is FATTN_E_CUDA. */
 FATTN_API FATTN_CHECKED fattn_status fattn_ctx_describe(fattn_ctx *ctx, char *text, size_t bytes);
+/* Later calls enqueue on s; 0 is the default stream. It orders nothing: a context's tape, optimizer and scratch memory
+   are those of before, so let s wait for the old stream's work first (cudaEventRecord, cudaStreamWaitEvent, or
+   fattn_ctx_sync before this call). The caller destroys a stream after its work and another set_stream. ARG: a stream
+   on the CPU. */
 FATTN_API FATTN_CHECKED fattn_status fattn_ctx_set_stream(fattn_ctx *ctx, fattn_stream s);
 /* Blocks until all enqueued work is done; reports asynchronous faults. A no-op on the CPU. */
 FATTN_API FATTN_CHECKED fattn_status fattn_ctx_sync(fattn_ctx *ctx);

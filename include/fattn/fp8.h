@@ -77,9 +77,10 @@ FATTN_API FATTN_CHECKED fattn_status fattn_fp8_layout(fattn_ctx *ctx, const fatt
    GPU, so that scores are those of fattn_op_rope's F32 results but for their last bits. Forward does not look at
    rope_base. Backward, also with FATTN_FP8_RENEW, computes from the q and k of its own call: give it turned ones.
 
-   Enqueue only; capturable. A later fattn_attention_fwd with io->fp8 reads the copies; one without makes its own in the
-   workspace, without rope. Errors: as above, and ARG, DEVICE, SHAPE for what io->fp8 holds; ARG for a rope_base that is
-   none, SHAPE for a D that is no multiple of 16 beside it. */
+   Of q8 and k8 bytes after D, up to a multiple of 8, may be written, too. Enqueue only; capturable. A later
+   fattn_attention_fwd with io->fp8 reads the copies; one without makes its own in the workspace, without rope. Errors:
+   as above, and ARG, DEVICE, SHAPE for what io->fp8 holds; ARG for a rope_base that is none, SHAPE for a D that is no
+   multiple of 16 beside it. */
 FATTN_API FATTN_CHECKED fattn_status fattn_fp8_quantize(fattn_ctx *ctx, const fattn_attention_params *p,
                                                         const fattn_attention_io *io);
 

@@ -75,7 +75,9 @@ FATTN_API void fattn_adamw_defaults(fattn_adamw_options *opt); /* fills opt->str
    or a seed without stochastic rounding; NOMEM. */
 FATTN_API FATTN_CHECKED fattn_status fattn_adamw_create(fattn_ctx *ctx, const fattn_adamw_options *opt,
                                                         fattn_param *const *params, int n, fattn_adamw **out);
-/* lr, the step count and the loss scale are in device memory, so that captured graphs replay correctly. */
+/* For the steps enqueued from here on, and for replays of captured ones: lr, the step count and the loss scale are in
+   device memory. Enqueued; recorded in a graph, it sets this lr in every replay. ARG unless lr is finite and at least
+   0. */
 FATTN_API FATTN_CHECKED fattn_status fattn_adamw_set_lr(fattn_adamw *a, float lr);
 /* Clip, update, zero the gradients: g = gradient / loss scale; g *= min(1, max_grad_norm/|g|); p *= 1 -
    lr*weight_decay unless NO_DECAY; m = beta1 m + (1-beta1) g; v = beta2 v + (1-beta2) g^2; p -= lr (m/(1-beta1^t)) /
@@ -134,7 +136,7 @@ typedef struct fattn_sgd_options {
 /* As fattn_adamw_create, with the same learning rate until set. */
 FATTN_API FATTN_CHECKED fattn_status fattn_sgd_create(fattn_ctx *ctx, const fattn_sgd_options *opt,
                                                       fattn_param *const *params, int n, fattn_sgd **out);
-FATTN_API FATTN_CHECKED fattn_status fattn_sgd_set_lr(fattn_sgd *s, float lr); /* in device memory, as AdamW's */
+FATTN_API FATTN_CHECKED fattn_status fattn_sgd_set_lr(fattn_sgd *s, float lr); /* as AdamW's */
 /* Clip, update, zero the gradients: g = gradient / loss scale; g *= min(1, max_grad_norm/|g|); g += weight_decay p
    unless NO_DECAY; u = momentum u + g, from u = 0; p -= lr u, with nesterov p -= lr (g + momentum u) (Sutskever et al.
    2013). Steps are skipped, and the loss scale changes, as in fattn_adamw_step. */

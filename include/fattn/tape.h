@@ -44,8 +44,9 @@ FATTN_API FATTN_CHECKED fattn_status fattn_tape_grad(fattn_tape *t, fattn_var v,
 FATTN_API FATTN_CHECKED fattn_status fattn_tape_keep_grad(fattn_tape *t, fattn_var v);
 FATTN_API FATTN_CHECKED fattn_status fattn_tape_item(fattn_tape *t, fattn_var v, double *out); /* syncs */
 
-FATTN_API fattn_var fattn_input(fattn_tape *t, const fattn_tensor *x); /* no gradient; not copied */
-FATTN_API fattn_var fattn_use(fattn_tape *t, fattn_param *p);          /* gradient is added into p->grad */
+/* No gradient; not copied: its elements must stay until backward has run, or the reset. */
+FATTN_API fattn_var fattn_input(fattn_tape *t, const fattn_tensor *x);
+FATTN_API fattn_var fattn_use(fattn_tape *t, fattn_param *p); /* gradient is added into p->grad */
 
 /* After a failure every op returns {0} and does nothing: check once, at backward. [..] = any leading dimensions.
    Floating dtypes must agree unless stated otherwise: F64, F32, F16 or BF16. The last two are computed in F32 and
@@ -61,7 +62,7 @@ FATTN_API fattn_var fattn_op_matmul(fattn_tape *t, fattn_var a, fattn_var b, int
                                     int trans_b);                          /* [..,M,K] x [..,K,N], same leading dims */
 FATTN_API fattn_var fattn_op_add(fattn_tape *t, fattn_var a, fattn_var b); /* b broadcasts to a */
 FATTN_API fattn_var fattn_op_mul(fattn_tape *t, fattn_var a, fattn_var b); /* b broadcasts to a */
-FATTN_API fattn_var fattn_op_gelu(fattn_tape *t, fattn_var x);             /* tanh form */
+FATTN_API fattn_var fattn_op_gelu(fattn_tape *t, fattn_var x);             /* tanh form (arXiv 1606.08415) */
 FATTN_API fattn_var fattn_op_silu(fattn_tape *t, fattn_var x);             /* x * sigmoid(x) */
 FATTN_API fattn_var fattn_op_relu(fattn_tape *t, fattn_var x);             /* max(x, 0); slope 0 at 0; NaN stays */
 FATTN_API fattn_var fattn_op_tanh(fattn_tape *t, fattn_var x);
@@ -83,16 +84,21 @@ FATTN_API fattn_var fattn_op_softmax(fattn_tape *t, fattn_var x);
    number, the same on every device and in backward. rng.stream is the call site. step: an I32 scalar, or {0} for 0;
    read when the op runs, so that a captured graph draws new masks once it has changed. */
 FATTN_API fattn_var fattn_op_dropout(fattn_tape *t, fattn_var x, float p, fattn_rng rng, fattn_var step);
-FATTN_API fattn_var fattn_op_layernorm(fattn_tape *t, fattn_var x, fattn_var gain, fattn_var bias,
-                                       float eps); /* over the last dimension; bias may be {0} */
+/* Over the last dimension of x [..,C], whose elements must be contiguous; gain and bias [C], bias may be {0}.
+   layernorm (Ba et al., arXiv 1607.06450): (x - mean) / sqrt(mean((x - mean)^2) + eps) gain + bias.
+   rmsnorm (Zhang and Sennrich, arXiv 1910.07467): x / sqrt(mean(x^2) + eps) gain. ARG: eps is not finite or below 0. */
+FATTN_API fattn_var fattn_op_layernorm(fattn_tape *t, fattn_var x, fattn_var gain, fattn_var bias, float eps);
 FATTN_API fattn_var fattn_op_rmsnorm(fattn_tape *t, fattn_var x, fattn_var gain, float eps);
-FATTN_API fattn_var fattn_op_embedding(fattn_tape *t, fattn_var table, fattn_var ids); /* [V,C], I32 [..] -> [..,C] */
-FATTN_API fattn_var fattn_op_rope(fattn_tape *t, fattn_var x, float base,
-                                  int64_t position); /* [B,H,S,D], halves rotated; row 0 at position */
+/* Row ids[..] of table [V,C], whose rows must be contiguous: ids I32 [..] -> [..,C]. At most 2^31 - 1 ids. */
+FATTN_API fattn_var fattn_op_embedding(fattn_tape *t, fattn_var table, fattn_var ids);
+/* Rotary positions (Su et al., arXiv 2104.09864) of x [B,H,S,D], D even: row s turns the pair (x[i], x[i + D/2]) by
+   (position + s) base^(-2i/D). ARG: base is not finite or not above 0. */
+FATTN_API fattn_var fattn_op_rope(fattn_tape *t, fattn_var x, float base, int64_t position);
 /* The same with row s at positions[s], I32 [S]: rows that do not follow each other (fattn/context_parallel.h). */
 FATTN_API fattn_var fattn_op_rope_at(fattn_tape *t, fattn_var x, float base, fattn_var positions);
 FATTN_API fattn_var fattn_op_heads(fattn_tape *t, fattn_var x, int first, int n,
-                                   int head_dim);               /* [B,S,C] -> [B,n,S,head_dim], a view */
+                                   int head_dim);               /* [B,S,C] -> [B,n,S,head_dim], a view of the columns
+                                                                   from first*head_dim on; ARG if some are missing */
 FATTN_API fattn_var fattn_op_merge(fattn_tape *t, fattn_var x); /* [B,H,S,D] -> [B,S,H*D] */
 /* The shape of a variable, any dtype. These are views, except as stated: nothing is copied, and their gradient is
    written into x's. An x whose elements share addresses (an input with a stride of 0) is copied. Ops that need
@@ -117,6 +123,8 @@ typedef struct fattn_attention_vars {                                    /* abse
 } fattn_attention_vars;
 FATTN_API fattn_var fattn_op_attention_ex(fattn_tape *t, const fattn_attention_vars *x, const fattn_attention_params *p,
                                           fattn_var *lse); /* lse: NULL, or a variable with gradient */
+/* x in another floating dtype, rounded to nearest, ties to even; in its own a view of x, or a row-major copy where its
+   elements are not. The gradient is cast back. DTYPE: one of them is an integer. */
 FATTN_API fattn_var fattn_op_cast(fattn_tape *t, fattn_var x, fattn_dtype to);
 /* Mean of -log softmax(logits)[target] over the rows with target != ignore; no such row: 0.
    logits [..,V], target I32 [..]; the result is a scalar, F32 (F64 for F64 logits). */

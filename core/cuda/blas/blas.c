@@ -29,7 +29,8 @@ struct fattni_cuda_blas {
 #define TEXT(x) TEXT_OF(x)
 #define SONAME "libcublas.so." TEXT(CUBLAS_VER_MAJOR)
 
-static bool load(struct fattni_cuda_blas *b) {
+/* CUBLAS_STATUS_SUCCESS also without the library. */
+static cublasStatus_t load(struct fattni_cuda_blas *b) {
     const fattni_symbol wanted[] = {
 #define X(name, symbol) {#symbol, &b->name},
         FUNCTIONS(X)
@@ -37,7 +38,7 @@ static bool load(struct fattni_cuda_blas *b) {
     };
     const char *missing;
     b->library = fattni_library_open(SONAME, wanted, sizeof wanted / sizeof *wanted, &missing);
-    return b->library && b->create(&b->handle) == CUBLAS_STATUS_SUCCESS;
+    return b->library ? b->create(&b->handle) : CUBLAS_STATUS_SUCCESS;
 }
 
 fattn_status fattni_cuda_blas_open(fattn_ctx *ctx) {
@@ -45,7 +46,8 @@ fattn_status fattni_cuda_blas_open(fattn_ctx *ctx) {
     FATTNI_TRY(fattni_host_alloc(ctx, sizeof(struct fattni_cuda_blas), &p));
     memset(p, 0, sizeof(struct fattni_cuda_blas));
     ctx->gpu.blas = p;
-    if (!load(ctx->gpu.blas)) {
+    ctx->gpu.blas_status = (int)load(ctx->gpu.blas);
+    if (!ctx->gpu.blas->handle) {
         fattni_cuda_blas_close(ctx);
         return FATTN_OK;
     }
@@ -63,7 +65,12 @@ void fattni_cuda_blas_close(fattn_ctx *ctx) {
 }
 
 const char *fattni_cuda_blas_missing(const fattn_ctx *ctx) {
-    return ctx->gpu.blas || ctx->flags & FATTN_CTX_PLAN_ONLY ? NULL : "needs cuBLAS (" SONAME "), which was not found";
+    if (ctx->gpu.blas || ctx->flags & FATTN_CTX_PLAN_ONLY) return NULL;
+    switch (ctx->gpu.blas_status) {
+    case CUBLAS_STATUS_SUCCESS: return "needs cuBLAS (" SONAME "), which was not found";
+    case CUBLAS_STATUS_ALLOC_FAILED: return "needs cuBLAS, for which the GPU had no memory when the context was made";
+    default: return "needs cuBLAS (" SONAME "), which did not start: cublasCreate failed when the context was made";
+    }
 }
 
 int fattni_cuda_blas_type(fattn_dtype t) {

@@ -23,7 +23,7 @@ typedef struct fattni_cuda_gemm {
     const void *from; /* NULL, or a matrix that lies as C does, apart from it: added to it, beta is 0; likewise */
 } fattni_cuda_gemm;
 
-/* Opens the context's handle, which is NULL when cuBLAS is not found: that is not an error. */
+/* Opens the context's handle, which is NULL when cuBLAS is not found or does not start: that is not an error. */
 fattn_status fattni_cuda_blas_open(fattn_ctx *ctx);
 void fattni_cuda_blas_close(fattn_ctx *ctx); /* NULL is allowed */
 /* NULL, or why this context has no matrix products: the end of an error message. */
