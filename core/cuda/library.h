@@ -4,6 +4,10 @@
 
 #include <stddef.h>
 
+/* The file of a major version, a number: "libcublas.so.13". */
+#define FATTNI_LIBRARY_FILE(name, version) FATTNI_LIBRARY_FILE_(name, version)
+#define FATTNI_LIBRARY_FILE_(name, version) name ".so." #version
+
 typedef struct fattni_symbol {
     const char *name;
     void *to; /* the address of a function pointer */

@@ -25,9 +25,7 @@ struct fattni_cuda_blas {
 #undef X
 };
 
-#define TEXT_OF(x) #x
-#define TEXT(x) TEXT_OF(x)
-#define SONAME "libcublas.so." TEXT(CUBLAS_VER_MAJOR)
+#define SONAME FATTNI_LIBRARY_FILE("libcublas", CUBLAS_VER_MAJOR)
 
 /* CUBLAS_STATUS_SUCCESS also without the library. */
 static cublasStatus_t load(struct fattni_cuda_blas *b) {

@@ -50,9 +50,7 @@ struct fattni_cuda_lt {
 #undef X
 };
 
-#define TEXT_OF(x) #x
-#define TEXT(x) TEXT_OF(x)
-#define SONAME "libcublasLt.so." TEXT(CUBLAS_VER_MAJOR)
+#define SONAME FATTNI_LIBRARY_FILE("libcublasLt", CUBLAS_VER_MAJOR)
 
 static bool load(struct fattni_cuda_lt *t) {
     const fattni_symbol wanted[] = {
