@@ -2,6 +2,7 @@
 """Shapes off the usual table (bench/peers.py): libfattn beside FlashAttention-3, cuDNN and FlashAttention-2.
 
     python3 bench/shapes.py --library libfattn.so --fa3 libfa3.so [--rows REGEX] [--rounds 7] [--passes fwd,bwd]
+        [--before OLD.so]
 
 A row: group, dtype, head_dim (of q and k / of v), mask, batches or packed sequences, heads (of q / of k), rows x keys,
 then per pass TFLOP/s of each library, `best` (ours over the fastest peer) and our kernel. Only visible pairs (row, key)
@@ -15,7 +16,8 @@ prints before its first figure, without the padding: --rows matches it.
 fa3: FlashAttention-3's kernels with the arguments that its own dispatch chooses (bench/fa3.cu), those that the library
 has. cudnn: PyTorch's backend, packed rows by its operator. fa2: PyTorch's operator, which has windows, packed rows and
 a causal mask that ends at the last key. A peer that refuses a row, or whose O or dQ is more than 0.02 off ours, has
-"-"; --why lists the reasons. Calls interleaved, medians of device times."""
+"-"; --why lists the reasons. before: another build of libfattn, in brackets ours over it. Calls interleaved, medians of
+device times."""
 import argparse
 import dataclasses
 import re
@@ -274,10 +276,11 @@ def peers_of(names, fa3, row, t, sums, why):
     return found
 
 
-def measure(library, names, fa3, row, device, passes, rounds, why):
+def measure(library, before, names, fa3, row, device, passes, rounds, why):
     """By pass: (TFLOP/s by library, ours over the best peer, ours over plain, kernel); missing ones are None."""
     t, sums = tensors(row, device), sums_of(row, device)
     call = our_call(library, row, t, sums)
+    before_call = our_call(before, row, t, sums) if before else None
     call.fwd()
     call.bwd()
     others = peers_of(names, fa3, row, t, sums, why)
@@ -293,11 +296,13 @@ def measure(library, names, fa3, row, device, passes, rounds, why):
         calls = {"ours": getattr(call, which), **{n: c[i] for n, c in others.items() if c[i]}}
         if base:
             calls["plain"] = getattr(base_call, which)
+        if before_call:
+            calls["before"] = getattr(before_call, which)
         ms = peers.interleaved(calls, rounds)
         each = 2 * row.H * (row.d + dv if which == "fwd" else 3 * row.d + 2 * dv) * 1e-9
         work, plain = row.pairs() * each, base.pairs() * each / ms.pop("plain") if base else None
         rate = {n: work / x for n, x in ms.items()}
-        fastest = max((x for n, x in rate.items() if n != "ours"), default=None)
+        fastest = max((x for n, x in rate.items() if n not in ("ours", "before")), default=None)
         result[which] = (rate, fastest and rate["ours"] / fastest, plain and rate["ours"] / plain,
                          getattr(call.plan, which + "_kernel").decode())
     return result
@@ -307,6 +312,8 @@ def print_row(row, result, names):
     line = f"{row.name:44}"
     for which, (rate, best, plain, kernel) in result.items():
         line += f" | {which} ours {rate['ours']:4.0f}"
+        if "before" in rate:
+            line += f" before {rate['before']:4.0f} ({rate['ours'] / rate['before']:.2f})"
         for n in names:
             line += f" {n} {rate[n]:4.0f}" if n in rate else f" {n}    -"
         line += f" best {best:5.2f}" if best else " best     -"
@@ -342,6 +349,7 @@ def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     p.add_argument("--library", default="build/release/lib/libfattn.so")
     p.add_argument("--fa3", metavar="LIBRARY", help="FlashAttention-3's kernels (bench/fa3.sh)")
+    p.add_argument("--before", metavar="LIBRARY", help="another build of libfattn, timed beside this one")
     p.add_argument("--rows", metavar="REGEX", default="", help="only rows whose name has a match")
     p.add_argument("--rounds", type=int, default=7)
     p.add_argument("--passes", default="fwd,bwd", help="of fwd, bwd")
@@ -359,12 +367,13 @@ def main():
     torch.manual_seed(0)
     begin = time.time()
     library, fa3 = peers.Library(a.library, peers.CUDA, quiet=True), peers.Fa3(a.fa3) if a.fa3 else None
+    before = peers.Library(a.before, peers.CUDA, quiet=True) if a.before else None
     names = [n for n in a.peers if n != "fa3" or fa3]
     print(f"{torch.cuda.get_device_name()}, PyTorch {torch.__version__}, cuDNN {torch.backends.cudnn.version()}; "
           f"TFLOP/s, {len(rows)} rows, {a.rounds} rounds")
     done, why = [], []
     for row in rows:
-        done.append((row, measure(library, names, fa3, row, "cuda", passes, a.rounds, why)))
+        done.append((row, measure(library, before, names, fa3, row, "cuda", passes, a.rounds, why)))
         print_row(*done[-1], names)
     summary(done, [n for n in PASSES if n in passes])
     if a.why:

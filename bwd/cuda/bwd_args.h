@@ -47,6 +47,8 @@ enum { FATTNI_RING = 5, FATTNI_LAG = 2 };
 #define FATTNI_ROWS_AT_ONCE(D) ((D) > 128 ? 256 : (D) > 64 ? 512 : 1024)
 /* A call with at most so many key blocks per head, those of a cluster counted as one, is short. */
 enum { FATTNI_SHORT_BLOCKS = 8 };
+/* Query heads of a group from which on a task has each row block of all of them before the next one. */
+enum { FATTNI_BY_ROWS = 8 };
 
 /* In shared memory of Hopper's kernels: requests for means of keys (bwd_sm90_scheduler.cuh), one for each key head that
    a work item of rows has: where its keys are (two words), how many to take, how far apart; its plane, whether the mean
@@ -63,6 +65,9 @@ typedef struct mean_search {
 
 /* Kernels whose S starts with -L / scale instead of 0 (bwd_sm90.cuh says why). `plain`: FULL, CAUSAL or BANDED. */
 #define FATTNI_BEGINS_WITH_L(plain, D, BM) ((plain) && (D) <= 128 && (BM) == 64)
+
+/* Most key blocks of a head of packed sequences. */
+#define FATTNI_PACKED_BLOCKS(rows_k, BN, B) ((rows_k) / (BN) + (B))
 
 /* Of Hopper's kernels. schedule.next_tile counts work items (bwd_sm90_scheduler.cuh). */
 typedef struct fattni_bwd_sm90_args {
@@ -88,7 +93,7 @@ static inline void fattni_schedule_backward(fattni_bwd_sm90_args *s, int32_t clu
     const int32_t head_group = s->schedule.head_group, heads = head_group * a->group;
     int32_t rows = FATTNI_ROWS_AT_ONCE(s->bwd.D_padded);
     s->progress = s->schedule.next_tile + 1;
-    s->head_groups = (a->B * a->Hkv + head_group - 1) / head_group;
+    s->head_groups = (s->schedule.planes + head_group - 1) / head_group;
     while (s->head_groups == 1 && rows % (2 * s->bwd.row_block) == 0 &&
            2 * (int64_t)heads * s->bwd.padded_rows <= (int64_t)ctas * rows)
         rows /= 2;

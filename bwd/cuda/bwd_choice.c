@@ -32,13 +32,26 @@ static bool sm90_supports_aligned(const fattni_problem *p) {
     return sm90_supports(&aligned);
 }
 
+bool fattni_bwd_sm90_packs(const fattni_cuda_kernel *k) {
+    return k->variant == FATTNI_VARIANT_BANDED && k->cluster == 1;
+}
+int64_t fattni_bwd_sm90_blocks(const fattni_problem *p, const fattni_cuda_kernel *k) {
+    if (p->packed && fattni_bwd_sm90_packs(k)) return FATTNI_PACKED_BLOCKS(p->rows_k, k->BN, p->B);
+    return fattni_ceil_div(p->Sk, (int64_t)k->BN * k->cluster);
+}
+int64_t fattni_bwd_sm90_planes(const fattni_problem *p, const fattni_cuda_kernel *k) {
+    return p->Hkv * (p->packed && fattni_bwd_sm90_packs(k) ? 1 : p->B);
+}
+
 /* Whether all counts fit 32 bits. fattni_schedule_backward makes at most 7 row work items for each row block of a head,
-   none when packed, and 2 work items for each tile, 1 with clusters of two. A task has one step for each row block of a
-   head group. */
+   of packed sequences only where they follow each other, and 2 work items for each tile, 1 with clusters of two. A task
+   has one step for each row block of a head group. */
 static bool counts_fit(const fattni_problem *p, const fattni_cuda_kernel *k) {
-    const int64_t blocks = fattni_ceil_div(p->Sk, (int64_t)k->BN * k->cluster);
-    const int64_t rows = fattni_ceil_div(p->Sq, k->BM) * (p->packed ? p->group : p->Hq * p->B);
-    return fattni_sm90_counts(blocks, p->Hkv * p->B) && rows <= 1 << 26;
+    const int64_t blocks = fattni_ceil_div(p->Sq, k->BM), heads = p->packed ? p->group : p->Hq * p->B;
+    const int64_t packed =
+        p->packed && fattni_bwd_sm90_packs(k) ? (fattni_ceil_div(p->rows_q, k->BM) + p->B) * p->Hq : 0;
+    return fattni_sm90_counts(fattni_bwd_sm90_blocks(p, k), fattni_bwd_sm90_planes(p, k)) &&
+           fattni_max(blocks * heads, packed) <= 1 << 26;
 }
 
 /* Hopper has separate kernels for a softcap (CAPPED). Its BANDED clusters do not clear what is beyond a sequence. */

@@ -85,11 +85,15 @@ static const char *plan(const fattn_ctx *ctx, const fattni_problem *p, fattni_ke
 
 /* ---- Hopper ---- */
 
-/* Whether the main kernel can also do preprocess and postprocess: 16-bit tensors with 16-byte accesses, not packed, dq
-   overwritten, delta not given, no dsink. */
+/* Whether the main kernel can also do preprocess and postprocess: 16-bit tensors with 16-byte accesses, dq overwritten,
+   delta not given, no dsink. Of packed sequences where they are long on average: rows of short ones are most of the
+   work, and kernels of their own have more of them in flight. */
+enum { LONG_ROWS = 1024 };
 static bool does_rows(const fattni_cuda_kernel *k, const fattni_bwd_args *x) {
+    const bool packed = x->a.cu_seqlens_q.p,
+               can = !packed || (fattni_bwd_sm90_packs(k) && x->a.rows_q / LONG_ROWS >= x->a.B);
     return is_sm90(k) && x->vector_gradients && !x->a.o_f32 && !x->d_o_f32 && !x->dq_f32 && !x->given_delta.p &&
-           !x->d_sink.p && !x->a.cu_seqlens_q.p && !(x->a.flags & FATTN_ACC_DQ);
+           !x->d_sink.p && can && !(x->a.flags & FATTN_ACC_DQ);
 }
 
 static fattn_status make_maps(fattn_ctx *ctx, const fattni_problem *p, const fattni_cuda_kernel *k,
@@ -116,13 +120,13 @@ static int64_t head_group_of(const fattn_ctx *ctx, const fattni_problem *p, cons
 fattn_status fattni_bwd_sm90_args_of(fattn_ctx *ctx, const fattni_problem *p, const fattni_cuda_kernel *k,
                                      const fattni_bwd_args *bwd, void *counters, bool rows, fattni_bwd_sm90_args *x) {
     const fattni_problem mapped = bwd->d_o_copy.p ? with_copy(p, &bwd->d_o_copy) : *p;
-    const int64_t blocks = fattni_ceil_div(p->Sk, (int64_t)k->BN * k->cluster);
+    const int64_t blocks = fattni_bwd_sm90_blocks(p, k), planes = fattni_bwd_sm90_planes(p, k);
     bool entered;
     *x = (fattni_bwd_sm90_args){.bwd = *bwd};
     FATTNI_TRY(fattni_cuda_enter(ctx, &entered)); /* encoding a tensor map needs a current context */
     const fattn_status s = make_maps(ctx, &mapped, k, x);
     fattni_cuda_leave(ctx, entered);
-    x->schedule = fattni_sm90_schedule_of(blocks, p->Hkv * p->B, head_group_of(ctx, p, k, blocks));
+    x->schedule = fattni_sm90_schedule_of(blocks, planes, head_group_of(ctx, p, k, blocks));
     x->schedule.next_tile = counters;
     x->items = x->schedule.tiles;
     if (rows) fattni_schedule_backward(x, k->cluster, ctx->gpu.sms);
@@ -184,7 +188,7 @@ static fattn_status run(fattn_ctx *ctx, const fattni_problem *p, const fattni_ke
     fattni_bwd_sm90_args s;
     if (is_sm90(k)) /* steps that may fail come before those that write */
         FATTNI_TRY(fattni_bwd_sm90_args_of(ctx, p, k, &main, (char *)p->workspace + l.counters, rows, &s));
-    FATTNI_TRY(fattni_bwd_cuda_zero_counters(ctx, p, &x, l.huge.zero, l.bytes, x.key_mean && !rows));
+    FATTNI_TRY(fattni_bwd_cuda_zero_counters(ctx, p, &x, l.huge.zero, l.bytes, x.key_mean && (!rows || p->packed)));
     FATTNI_TRY(fattni_bwd_cuda_zero(ctx, p, &x));
     if (!rows) FATTNI_TRY(FATTNI_START(ctx, fattn_bwd_preprocess, row_grid, 256, &x));
     FATTNI_TRY(is_sm90(k) ? launch_sm90(ctx, k, &s) : fattni_cuda_launch(ctx, k, key_grid, &main, sizeof main));

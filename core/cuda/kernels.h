@@ -37,8 +37,9 @@ fattn_status fattni_cuda_ready(fattn_ctx *ctx, const fattni_cuda_kernel *k);
 /* Launches an attention kernel; args_bytes, the size of the struct that args points to, must equal the kernel's. */
 fattn_status fattni_cuda_launch(fattn_ctx *ctx, const fattni_cuda_kernel *k, int64_t grid, const void *args,
                                 size_t args_bytes);
-/* The same in clusters of a size that the kernel does not fix; it divides grid. */
+/* The same in clusters of a size that the kernel does not fix; it divides grid. shared: bytes of dynamic shared memory,
+   at most k->shared. */
 fattn_status fattni_cuda_launch_clusters(fattn_ctx *ctx, const fattni_cuda_kernel *k, int64_t grid, int cluster,
-                                         const void *args, size_t args_bytes);
+                                         size_t shared, const void *args, size_t args_bytes);
 
 #endif

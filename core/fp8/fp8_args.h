@@ -6,13 +6,13 @@
 
 enum {
     FATTNI_FP8_THREADS = 256,
-    FATTNI_FP8_CHANNELS = 512,                  /* of k and v, at most: threads of fattn_fp8_scales */
-    FATTNI_FP8_ROWS = 4,                        /* of q or k that lanes take at once */
-    FATTNI_FP8_KEYS = 128,                      /* of a partial sum: FATTNI_FP8_CHUNK */
-    FATTNI_FP8_PITCH = FATTNI_FP8_KEYS / 4 + 1, /* words of a channel of V^T in shared memory */
-    FATTNI_FP8_SCALED = 32,                     /* keys of a scale: FATTNI_FP8_SCALED_KEYS */
-    FATTNI_FP8_KEYS_OF_ELEMENT = 8,             /* of k_scale: FATTNI_FP8_KEYS_OF_SCALE */
-    FATTNI_FP8_KIND_F32 = 2                     /* KIND_F32: a.kind of F32 q, k and v */
+    FATTNI_FP8_CHANNELS = 512,              /* of k and v, at most: threads of fattn_fp8_scales */
+    FATTNI_FP8_ROWS = 4,                    /* of q or k that lanes take at once */
+    FATTNI_FP8_KEYS = 128,                  /* of a partial sum: FATTNI_FP8_CHUNK */
+    FATTNI_FP8_WORDS = FATTNI_FP8_KEYS / 4, /* of a channel of V^T in shared memory */
+    FATTNI_FP8_SCALED = 32,                 /* keys of a scale: FATTNI_FP8_SCALED_KEYS */
+    FATTNI_FP8_KEYS_OF_ELEMENT = 8,         /* of k_scale: FATTNI_FP8_KEYS_OF_SCALE */
+    FATTNI_FP8_KIND_F32 = 2                 /* KIND_F32: a.kind of F32 q, k and v */
 };
 
 typedef struct fattni_fp8_args {

@@ -22,9 +22,9 @@ _Static_assert((int)FATTNI_FP8_SCALED == (int)FATTNI_FP8_SCALED_KEYS, "one numbe
 _Static_assert((int)FATTNI_FP8_KEYS_OF_ELEMENT == (int)FATTNI_FP8_KEYS_OF_SCALE, "one number");
 _Static_assert(FATTNI_FP8_ROWS *FATTNI_FP8_THREADS / 32 % FATTNI_FP8_SCALED == 0, "rows of a CTA: whole scales");
 
-/* Lanes of 8 channels, a power of two. */
+/* Lanes of 8 channels, a power of two; four rows are added up by as many lanes or more. */
 static int32_t lanes_of(int64_t width) {
-    int32_t lanes = 1;
+    int32_t lanes = FATTNI_FP8_ROWS;
     while (8 * lanes < width) lanes *= 2;
     return lanes;
 }
@@ -54,7 +54,7 @@ fattn_status fattni_fp8_quantize_cuda(fattn_ctx *ctx, const fattni_problem *p, c
     const int64_t planes = p->B * p->Hkv, items = FATTNI_FP8_THREADS / fattni_max(x.lanes_k, x.lanes_v),
                   parts = fattni_ceil_div(2 * planes * x.chunks, items),
                   blocks = x.q_blocks * p->Hq * p->B + (x.k_blocks + x.chunks) * planes;
-    const size_t shared = (size_t)x.lanes_v * 8 * FATTNI_FP8_PITCH * sizeof(uint32_t);
+    const size_t shared = (size_t)x.lanes_v * 8 * FATTNI_FP8_WORDS * sizeof(uint32_t);
     if (blocks > INT32_MAX || 2 * planes * x.chunks > INT32_MAX)
         return fattn_ctx_fail(ctx, FATTN_E_UNSUPPORTED, "FP8: B=%lld Hq=%lld Sq=%lld Sk=%lld: more than 2^31-1 blocks",
                               (long long)p->B, (long long)p->Hq, (long long)p->Sq, (long long)p->Sk);

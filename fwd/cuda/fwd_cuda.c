@@ -257,8 +257,18 @@ static fattn_status run_sm90(fattn_ctx *ctx, const fattni_problem *p, const fatt
     return fattni_cuda_launch(ctx, k, grid_of(ctx, p, k), &x, sizeof x);
 }
 
+/* Stages of K and V of so many CTAs; no more than a call of few keys can use, and few in larger clusters, which would
+   need as many SMs side by side. */
+static int32_t stages_of(const fattn_ctx *ctx, const fattni_problem *p, const fattni_cuda_kernel *k, int64_t cluster,
+                         int64_t ctas) {
+    if (k->arch < 90 || p->Sk <= FATTNI_FEW_STAGES * k->BN || ctas > ctx->gpu.sms || cluster > 2)
+        return FATTNI_FEW_STAGES;
+    return 2 * ctas <= ctx->gpu.sms ? FATTNI_FEW_STAGES_OF_HALF : FATTNI_FEW_STAGES_OF_ONE;
+}
+
 static fattn_status run_parts(fattn_ctx *ctx, const fattni_problem *p, const fattni_cuda_kernel *k) {
     const split s = split_of(p, k);
+    const int64_t ctas = s.all_tiles * s.parts;
     const fattni_fwd_parts_args x = {.a = fattni_cuda_args_of(p),
                                      .page_table = fattni_cuda_view_of(&p->page_table),
                                      .pages = (int32_t)p->k.n[0],
@@ -271,12 +281,14 @@ static fattn_status run_parts(fattn_ctx *ctx, const fattni_problem *p, const fat
                                      .cluster = (int32_t)s.cluster,
                                      .rows = (int32_t)s.rows,
                                      .width = (int32_t)s.width,
+                                     .stages = stages_of(ctx, p, k, s.cluster, ctas),
                                      .counters = fattni_cuda_parts_counters((int)s.parts),
                                      .unified_max = (float)(p->unified_max / p->scale),
                                      .arrived = p->workspace,
                                      .results = (float *)((char *)p->workspace + s.results)};
     if (s.results) FATTNI_TRY(fattni_cuda_zero(ctx, x.arrived, s.results));
-    return fattni_cuda_launch_clusters(ctx, k, s.all_tiles * s.parts, (int)s.cluster, &x, sizeof x);
+    const size_t stage = (size_t)(4 * k->BN * k->D); /* bytes: K and V */
+    return fattni_cuda_launch_clusters(ctx, k, ctas, (int)s.cluster, (size_t)x.stages * stage, &x, sizeof x);
 }
 
 static fattn_status run(fattn_ctx *ctx, const fattni_problem *p, const fattni_kernel_plan *plan) {

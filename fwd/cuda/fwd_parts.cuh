@@ -10,7 +10,8 @@
    Rows        of the heads of a group, 16 in a tile (fwd_parts.h).
    Threads     WARPS warps; each has all rows, and keys of its own in every block, which it loads itself, without
                waiting for the others. Fragments as in fwd_mma16.cuh.
-   Shared      STAGES blocks of K and V, swizzled (core/device/mma16_tile.cuh); at the end the warps' results.
+   Shared      blocks of K and V, as many as the call has stages, swizzled (core/device/mma16_tile.cuh); at the end the
+               warps' results.
    Code        K and V are usually not in L2, and with them the code is pushed out of it: what runs once, in particular
                all that comes after the keys, is written to be short.
    Variants    few: windows, lengths, sink, merge; few_general: every feature, as uniform branches; few_unified: as
@@ -39,7 +40,8 @@ enum {
     THREADS = 32 * WARPS,
     GENERAL = K_VARIANT == FATTNI_VARIANT_FEW_GENERAL,
     UNIFIED = K_VARIANT == FATTNI_VARIANT_FEW_UNIFIED,
-    STAGES = 2,
+    MOST_STAGES = K_ARCH == 90 ? FATTNI_FEW_STAGES_OF_HALF : FATTNI_FEW_STAGES,
+    STAGE_BYTES = 4 * BN * D,
     WARP_KEYS = BN / WARPS,
     PIECE = 16, /* keys, at most those of a page */
     PIECES = WARP_KEYS / PIECE,
@@ -48,24 +50,18 @@ enum {
     RESULT = BM * (D + 2) /* most floats of a result: O, maxima, sums */
 };
 
+/* After the keys, and in their place. */
 typedef struct shared_memory {
-    union {
-        struct {
-            uint16_t k[STAGES][BN][D], v[STAGES][BN][D]; /* tiles */
-        };
-        struct {
-            float of_warps[WARPS * RESULT], of_cta[RESULT]; /* results; their rows may be fewer and shorter */
-            float weights[FATTNI_PARTS_ADDED][BM];          /* of results that are added up */
-            float scales[BM];                               /* of rows of O, at the end */
-            float old_weights[BM];                          /* of an O that is there (MERGE) */
-            int64_t places[BM];                             /* of rows in o */
-        };
-    };
+    float of_warps[WARPS * RESULT], of_cta[RESULT]; /* results; their rows may be fewer and shorter */
+    float weights[FATTNI_PARTS_ADDED][BM];          /* of results that are added up */
+    float scales[BM];                               /* of rows of O, at the end */
+    float old_weights[BM];                          /* of an O that is there (MERGE) */
+    int64_t places[BM];                             /* of rows in o */
 } shared_memory;
-enum { SHARED_BYTES = sizeof(shared_memory) };
+enum { SHARED_BYTES = MOST_STAGES * STAGE_BYTES }; /* of a stage: a block of K, and of V */
 static_assert(BM == 16 && D % 64 == 0 && WARP_KEYS % PIECE == 0, "tile shape");
 static_assert((int)WARPS <= (int)FATTNI_PARTS_ADDED, "weights");
-static_assert(SHARED_BYTES == 8 * BN * D, "results take the place of keys");
+static_assert((int)sizeof(shared_memory) <= FATTNI_FEW_STAGES * STAGE_BYTES, "results take the place of keys");
 
 /* The work of a CTA. */
 typedef struct key_part {
@@ -158,10 +154,19 @@ DEVICE void load_piece(uint32_t tile, const half_type *rows, int64_t row, int va
     const int lane = (int)threadIdx.x & 31, chunk = lane % CHUNKS, row0 = lane / CHUNKS;
     if (vector) {
         const half_type *from = rows + row0 * row + chunk * 8;
-        if (chunk * 8 >= width) valid = 0;
+        const uint32_t to = tile + tile_offset(D, row0, chunk);
+        const int bytes = chunk * 8 < width ? 16 : 0;
+        if (valid >= PIECE) { /* few instructions: a warp has few others to do meanwhile */
 #pragma unroll
-        for (int i = row0; i - row0 < PIECE; i += AT_ONCE, from += AT_ONCE * row)
-            cp_async_16(tile + tile_offset(D, i, chunk), i < valid ? from : rows, i < valid ? 16 : 0);
+            for (int i = 0; i < PIECE; i += AT_ONCE, from += AT_ONCE * row)
+                cp_async_16((to ^ (uint32_t)(i & 7) << 4) + (uint32_t)(i * D * 2), from, bytes);
+            return;
+        }
+#pragma unroll 1
+        for (int i = 0; i < PIECE; i += AT_ONCE, from += AT_ONCE * row) {
+            const int inside = row0 + i < valid ? bytes : 0;
+            cp_async_16((to ^ (uint32_t)(i & 7) << 4) + (uint32_t)(i * D * 2), inside ? from : rows, inside);
+        }
         return;
     }
 #pragma unroll 1
@@ -182,6 +187,16 @@ DEVICE void load_keys(uint32_t tile, const fattni_fwd_parts_args *x, const half_
                    width, x->a.vector_qkv);
     }
     cp_async_commit();
+}
+
+/* Until the oldest of the groups of copies is done, of the K and V of all stages. */
+DEVICE void wait_oldest(int stages) {
+    if (MOST_STAGES >= FATTNI_FEW_STAGES_OF_HALF && stages == FATTNI_FEW_STAGES_OF_HALF)
+        cp_async_wait(2 * FATTNI_FEW_STAGES_OF_HALF - 1);
+    else if (MOST_STAGES >= FATTNI_FEW_STAGES_OF_ONE && stages == FATTNI_FEW_STAGES_OF_ONE)
+        cp_async_wait(2 * FATTNI_FEW_STAGES_OF_ONE - 1);
+    else
+        cp_async_wait(2 * FATTNI_FEW_STAGES - 1);
 }
 
 /* Whether this warp's results with the unified maximum can be used. */
@@ -330,24 +345,24 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS) K_NAME(const __gri
     const int batch = x.page_table.p ? 0 : s.batch;
     const half_type *const k = (const half_type *)a.k.p + batch * a.k.b + hk * a.k.h + (int64_t)s.k0 * a.k.row;
     const half_type *const v = (const half_type *)a.v.p + batch * a.v.b + hk * a.v.h + (int64_t)s.k0 * a.v.row;
-    const uint32_t k_tile = MEMBER_ADDRESS(shared, k) + (uint32_t)(keys0 * D * 2),
-                   v_tile = MEMBER_ADDRESS(shared, v) + (uint32_t)(keys0 * D * 2);
-    const uint32_t stage_bytes = BN * D * 2, k_lane = lane_8(k_tile, D), v_lane = lane_16(v_tile, D);
+    const uint32_t k_tile = shared + (uint32_t)(keys0 * D * 2), v_tile = k_tile + STAGE_BYTES / 2,
+                   k_lane = lane_8(k_tile, D), v_lane = lane_16(v_tile, D);
+    const int stages = MOST_STAGES > FATTNI_FEW_STAGES ? x.stages : (int)FATTNI_FEW_STAGES;
 
     /* From scores to units of log2: general_scores scales them, where it is called. */
     const float unit = GENERAL ? LOG2E : a.scale * LOG2E, base = __fmul_rn(x.unified_max, unit);
     int unified = UNIFIED && first < w.end && !is_far(base); /* else with maxima */
     float o[COLUMN_TILES][4], m[2], l[2];
     for (;;) {
-        /* K and V of block n, one group each, even if it is empty. */
+        /* K and V of a block, one group each, even if it is empty. */
         int page[PIECES] = {0};
 #pragma unroll 1
-        for (int n = 0; n < STAGES; ++n) {
+        for (int n = 0; n < stages; ++n) {
             find_pages(page, &x, w.b, first + n * BN, w.end);
-            load_keys(k_tile + n * stage_bytes, &x, k, a.k.b, a.k.row, page, first + n * BN, w.end, a.D);
-            load_keys(v_tile + n * stage_bytes, &x, v, a.v.b, a.v.row, page, first + n * BN, w.end, a.Dv);
+            load_keys(k_tile + n * STAGE_BYTES, &x, k, a.k.b, a.k.row, page, first + n * BN, w.end, a.D);
+            load_keys(v_tile + n * STAGE_BYTES, &x, v, a.v.b, a.v.row, page, first + n * BN, w.end, a.Dv);
         }
-        find_pages(page, &x, w.b, first + STAGES * BN, w.end);
+        find_pages(page, &x, w.b, first + stages * BN, w.end);
 
         uint32_t q[D / 16][4];
         int row[2], h = w.h0;
@@ -363,15 +378,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS) K_NAME(const __gri
         float rounded[2] = {0.0f, 0.0f}; /* sums of rounded P */
         m[0] = m[1] = -INFINITY, l[0] = l[1] = 0.0f;
         clear(o, COLUMN_TILES);
-        for (int n = 0, j = first; j < w.end; ++n, j += BN) {
-            const uint32_t stage = (uint32_t)(n % STAGES) * stage_bytes;
-            cp_async_wait(2 * STAGES - 1);
-            __syncwarp(); /* this warp's K of block n has arrived */
+        uint32_t stage = 0; /* bytes from the first one */
+        for (int j = first; j < w.end; j += BN) {
+            wait_oldest(stages);
+            __syncwarp(); /* this warp's K of the block has arrived */
 
             float p[KEY_TILES][4];
             product_fragments_nt(p, KEY_TILES, D / 16, q, k_lane + stage, 0, D);
             __syncwarp(); /* and has been read */
-            load_keys(k_tile + stage, &x, k, a.k.b, a.k.row, page, j + STAGES * BN, w.end, a.D);
+            load_keys(k_tile + stage, &x, k, a.k.b, a.k.row, page, j + stages * BN, w.end, a.D);
             if (GENERAL) general_scores(p, 0, KEY_TILES, 0, &a, &s, slope_of(&a, h), w.b, h, row[0], j + 2 * t);
             if (j < w.first_seen || j + WARP_KEYS > w.end_seen)
 #pragma unroll
@@ -404,12 +419,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS) K_NAME(const __gri
             uint32_t p_rows[KEY_TILES / 2][4];
             to_fragments(p_rows, p, KEY_TILES / 2);
             if (UNIFIED) add_rounded(rounded, p_rows);
-            cp_async_wait(2 * STAGES - 1);
-            __syncwarp(); /* V of block n */
+            wait_oldest(stages);
+            __syncwarp(); /* V of the block */
             product_fragments_nn(o, COLUMN_TILES, KEY_TILES / 2, p_rows, v_lane + stage, D);
             __syncwarp();
-            load_keys(v_tile + stage, &x, v, a.v.b, a.v.row, page, j + STAGES * BN, w.end, a.Dv);
-            find_pages(page, &x, w.b, j + (STAGES + 1) * BN, w.end);
+            load_keys(v_tile + stage, &x, v, a.v.b, a.v.row, page, j + stages * BN, w.end, a.Dv);
+            find_pages(page, &x, w.b, j + (stages + 1) * BN, w.end);
+            stage = stage == (uint32_t)(stages - 1) * STAGE_BYTES ? 0 : stage + STAGE_BYTES;
         }
         if (!UNIFIED || !unified) break;
         cp_async_wait(0);

@@ -15,8 +15,13 @@
 #endif
 
 enum {
-    FATTNI_FEW_ROWS = 16,  /* most rows of a head */
-    FATTNI_PARTS_ADDED = 8 /* results that are added up by one CTA */
+    FATTNI_FEW_ROWS = 16,   /* most rows of a head */
+    FATTNI_PARTS_ADDED = 8, /* results that are added up by one CTA */
+    /* Stages of K and V: of grids that fill the GPU, and on Hopper, where memory's latency would show otherwise, of
+       those with a CTA for each SM, and for every second one. Bits do not depend on them. */
+    FATTNI_FEW_STAGES = 2,
+    FATTNI_FEW_STAGES_OF_ONE = 3,
+    FATTNI_FEW_STAGES_OF_HALF = 6
 };
 
 /* n / by for 0 <= n < 2^31, by a multiplication (Granlund and Montgomery 1994). */
@@ -77,6 +82,7 @@ typedef struct fattni_fwd_parts_args {
     fattni_divider tiles, parts; /* bounds: tiles of rows per tile_heads heads, parts per tile, a multiple of cluster */
     int32_t cluster;     /* CTAs that add up their results in shared memory, 1 to FATTNI_PARTS_ADDED; 8 if parts > 8 */
     int32_t rows, width; /* of a part's result: rows of a tile, Dv rounded up to 8 */
+    int32_t stages;      /* FATTNI_FEW_STAGES... */
     int32_t counters;    /* of a tile: fattni_cuda_parts_counters(parts) */
     float unified_max;   /* FEW_UNIFIED: in place of maxima of q.k */
     int32_t *arrived;    /* [B, heads, tiles, counters], 0 before the launch */

@@ -118,7 +118,7 @@ Test(cuda_standard, graph) {
     fattn_ctx_destroy(gpu);
 }
 
-/* The plan counts P and the mask, and what N x N takes. */
+/* The plan counts P, the mask and L, and what N x N takes. */
 Test(cuda_standard, plan) {
     fattn_ctx *const gpu = device_or_skip();
     const int64_t q[4] = {2, 4, 100, 16}, L[3] = {2, 4, 100};
@@ -128,13 +128,13 @@ Test(cuda_standard, plan) {
     fattn_attention_params p = {.struct_size = sizeof p, .algorithm = FATTN_ALGO_STANDARD};
     fattn_attention_plan plan = {.struct_size = sizeof plan};
     cr_assert_eq(fattn_attention_query(gpu, &p, &io, &plan), FATTN_OK, "%s", fattn_ctx_error(gpu));
-    cr_assert_eq(plan.saved_bytes, 2u * 4 * 100 * 100 * 2);
-    cr_assert_eq(plan.saved_bytes, plan.materialized_bytes);
+    cr_assert_eq(plan.materialized_bytes, 2u * 4 * 100 * 100 * 2);
+    cr_assert_eq(plan.saved_bytes, plan.materialized_bytes + 2u * 4 * 100 * 4);
     cr_assert_eq(plan.deterministic, 1u);
     const size_t without = plan.fwd_workspace;
     p.dropout_p = 0.5f;
     cr_assert_eq(fattn_attention_query(gpu, &p, &io, &plan), FATTN_OK);
-    cr_assert_eq(plan.saved_bytes, 2u * 4 * 100 * 100 * 3);
+    cr_assert_eq(plan.saved_bytes, 2u * 4 * 100 * (100 * 3 + 4));
     cr_assert_eq(plan.fwd_workspace, without + 2 * 4 * 100 * 100 * 2); /* keep P: whole 256s */
     cr_assert(strstr(plan.fwd_kernel, "standard_cuda_bf16"), "%s", plan.fwd_kernel);
     fattn_ctx_destroy(gpu);

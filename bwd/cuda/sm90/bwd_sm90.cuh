@@ -54,7 +54,7 @@ enum {
     SPLIT_ROWS = BM > 64,
     COLUMNS = D > 96 || SPLIT_ROWS ? 64 : 48,
     REPEATED = SPLIT_ROWS ? 0 : 2 * COLUMNS - D,
-    SKIPS_ABSENT = BANDS && !GENERAL,   /* tiles of packed sequences; there is no register for it beside features */
+    PACKS = BANDS && !GENERAL,          /* there is no register for it beside features */
     SLICE = 64 * COLUMNS,               /* floats */
     K_PANEL = D % 64 ? D - COLUMNS : 64 /* columns from panel to panel of K */
 };
@@ -63,7 +63,7 @@ static_assert(D == 64 ? BM == 128 : D % 16 == 0 && BM == 64, "two slices of dQ")
 
 /* A work item and its task, as the producer passes them to the other warps. */
 typedef struct work_slot {
-    uint4 steps; /* j0, from, stride, (steps_before, kv_phase, steps) */
+    uint4 steps; /* j0, from, last, (steps_before, kv_phase, steps) */
     uint4 item;  /* kind, head_group, number; accumulator_shift, or PREPROCESS: round */
     uint4 head;  /* b, hk */
 } work_slot;
@@ -118,7 +118,7 @@ DEVICE sequence read_sequence(const fattni_attention_args *a, uint32_t from, int
 }
 DEVICE void write_work(uint32_t shared, int n, const work_item *x, const task *t) {
     const uint32_t slot = slot_at(shared, n);
-    const uint32_t steps[4] = {(uint32_t)t->j0, (uint32_t)t->from, (uint32_t)t->stride,
+    const uint32_t steps[4] = {(uint32_t)t->j0, (uint32_t)t->from, (uint32_t)t->last,
                                (uint32_t)(t->steps_before | t->kv_phase << 2 | t->steps << 3)},
                    item[4] = {(uint32_t)x->kind, (uint32_t)x->head_group, (uint32_t)x->number,
                               (uint32_t)t->accumulator_shift},
@@ -181,7 +181,7 @@ DEVICE void load_keys(const fattni_bwd_sm90_args *p, const task *t, int centred,
 DEVICE void load(const fattni_bwd_sm90_args *p, const task *t, uint32_t shared) {
     const int centred = wait_preprocessed(p, t);
     row_cursor at = first_rows(t, p->bwd.a.group);
-    for (int n = 0; n < t->steps; ++n, next_rows(&at, t, p->bwd.a.group)) {
+    for (int n = 0; n < t->steps; ++n, next_rows(&at, t, &p->bwd.a)) {
         const step s = step_at(&at, t, n);
         const int64_t row = padded_row(&p->bwd, t, &s);
         load_q(p, t, &s, row, shared);
@@ -199,7 +199,7 @@ DEVICE void add_dq(const fattni_bwd_sm90_args *p, const task *t, uint32_t shared
     __syncwarp();
     if (t->steps) named_barrier_arrive(DQ_EMPTY + consumer, 160);
     row_cursor at = first_rows(t, a->group);
-    for (int n = 0; n < t->steps; ++n, next_rows(&at, t, a->group)) {
+    for (int n = 0; n < t->steps; ++n, next_rows(&at, t, a)) {
         const step s = step_at(&at, t, n);
         asm volatile("" : "+r"(consumer)); /* hides it: addresses are recomputed, 40 registers do not hold them */
         if (leader && bwd->dq_semaphore) wait_dq_semaphore_of_step(dq_semaphore_of_step(bwd, t, &s), t, &s);
@@ -333,7 +333,7 @@ DEVICE void main_loop(const fattni_bwd_sm90_args *p, const task *t, int number, 
     }
     if (LSE_AHEAD) load_lse2_ahead(ahead, t, 0, shared, memory, threadIdx.x);
     row_cursor rows = first_rows(t, a->group);
-    for (int n = 0; n < t->steps; ++n, next_rows(&rows, t, a->group)) {
+    for (int n = 0; n < t->steps; ++n, next_rows(&rows, t, a)) {
         uint32_t thread = threadIdx.x % 128;
         asm volatile("" : "+r"(number), "+r"(thread)); /* hides them: what depends on them is recomputed */
         const int key = first_key(t, consumer, thread), row0 = (int)(thread % 4 * 2);
@@ -438,26 +438,30 @@ DEVICE void main_loop(const fattni_bwd_sm90_args *p, const task *t, int number, 
 
 /* ---- loops over work items ---- */
 
-/* Packed sequences are of many lengths, and most of the work items of the longest one's are of none of the others. So
-   their work items are numbered one sequence after the other, in each of them as in position_of, with so many heads at
-   once as have as many work items as the longest sequence's would. A CTA's numbers rise: it looks for the sequence from
-   its last one on. */
+/* Packed sequences are of many lengths: most key blocks that the longest one has are of none of the others. So those of
+   a head group (without `progress` of all heads) are numbered one sequence after the other, in each of them as in
+   position_of, with so many heads at once as have as many as a head group. A CTA's numbers rise: it looks for the
+   sequence from its last one on, of the next head group from there or from the first one on. */
 typedef struct packed_cursor {
-    int b, first, blocks; /* of the sequence; its first number; -1, 0, 0 at the start */
+    int b, first, blocks; /* a sequence, key blocks before it and of it; -1, 0, 0 at the start */
 } packed_cursor;
-/* Gives 0 if there is no such work item. */
-DEVICE int find_packed(packed_cursor *c, position *at, const fattni_bwd_sm90_args *p, int number) {
+/* Gives 0 if there is no key block with this number. */
+DEVICE int find_packed(packed_cursor *c, position *at, const fattni_bwd_sm90_args *p, const work_item *x) {
     const fattni_attention_args *const a = &p->bwd.a;
-    while (number - c->first >= c->blocks * a->Hkv) {
-        c->first += c->blocks * a->Hkv;
-        if (++c->b == a->B) return 0;
-        c->blocks = (sequence_of(a, c->b).Sk + BN - 1) / BN;
+    const int group = p->schedule.head_group, items = group * p->schedule.blocks;
+    const int progress = p->progress != 0;
+    const int all = progress ? heads_of_group(p, x->head_group) : a->Hkv, head0 = progress ? x->head_group * group : 0,
+              number = progress ? x->number - x->head_group * items : x->number;
+    if (number < c->first * all) c->b = -1, c->first = c->blocks = 0; /* of the next head group */
+    while (number >= (c->first + c->blocks) * all) {
+        if (c->b + 1 == a->B) return 0;
+        c->first += c->blocks;
+        c->blocks = (sequence_of(a, ++c->b).Sk + BN - 1) / BN;
     }
-    const int most = p->schedule.head_group * p->schedule.blocks / c->blocks, rest = number - c->first,
-              group = rest / (most * c->blocks), in_group = rest % (most * c->blocks),
-              heads = min(most, a->Hkv - group * most);
-    at->plane = c->b * a->Hkv + group * most + in_group % heads;
-    at->block = in_group / heads;
+    const int most = min(items / c->blocks, all), rest = number - c->first * all, part = rest / (most * c->blocks),
+              in_part = rest % (most * c->blocks), heads = min(most, all - part * most);
+    at->plane = c->b * a->Hkv + head0 + part * most + in_part % heads;
+    at->block = in_part / heads;
     return 1;
 }
 
@@ -472,15 +476,17 @@ DEVICE void produce(const fattni_bwd_sm90_args *p, uint32_t shared) {
         while (x.kind == NOTHING) {
             number = atomicAdd(p->schedule.next_tile, 1);
             x = work_item_of(p, number);
-            if (x.kind == MAINLOOP) {
-                position at = {0, 0};
-                if (!SKIPS_ABSENT || !p->bwd.a.cu_seqlens_k.p)
-                    at = position_of_task(p, x.number);
-                else if (!find_packed(&packed, &at, p, number))
-                    x.kind = END;
-                if (x.kind == MAINLOOP) t = task_at(p, &x, &at);
+            if (x.kind != MAINLOOP) continue;
+            position at = {0, 0};
+            if (!packs(&p->bwd)) {
+                at = position_of_task(p, x.number);
+            } else if (!find_packed(&packed, &at, p, &x)) {
+                if (p->progress) add_release(counter_of(p, x.head_group, DQ_ADDITIONS), 2);
+                x.kind = p->progress ? NOTHING : END;
+                continue;
             }
-            if (x.kind == MAINLOOP && !p->progress && t.j0 >= t.s.Sk) x.kind = NOTHING;
+            t = task_at(p, &x, &at);
+            if (!p->progress && t.j0 >= t.s.Sk) x.kind = NOTHING;
         }
         if (x.kind == MAINLOOP) prefetch_keys(p, &t);
         t.steps_before = steps_before, t.kv_phase = phases & 1;

@@ -32,6 +32,7 @@ enum {
     CTAS = 2,
     CAUSAL = K_VARIANT == FATTNI_VARIANT_CAUSAL,
     BANDS = K_VARIANT >= FATTNI_VARIANT_BANDED,
+    PACKS = 0,
     GENERAL = K_VARIANT >= FATTNI_VARIANT_GENERAL,
     CAPPED = K_VARIANT == FATTNI_VARIANT_CAPPED,
     /* Half of the columns are a unit of work, and begin with a panel of their own: of head_dim 192 a half has one and
@@ -125,7 +126,7 @@ DEVICE void load(const fattni_bwd_sm90_args *p, const task *t, uint32_t shared) 
                  HALF * cta() + 64 * x, other_key, k_head, k_batch);
     store_shared_word(MEMBER_ADDRESS(shared, centred), (uint32_t)wait_preprocessed(p, t)); /* before Q is full */
     row_cursor at = first_rows(t, p->bwd.a.group);
-    for (int n = 0; n < t->steps; ++n, next_rows(&at, t, p->bwd.a.group)) {
+    for (int n = 0; n < t->steps; ++n, next_rows(&at, t, &p->bwd.a)) {
         const step s = step_at(&at, t, n);
         const int64_t row = padded_row(&p->bwd, t, &s);
         load_q(p, t, &s, row, shared);
@@ -144,7 +145,7 @@ DEVICE void wait_dq_semaphores(const fattni_bwd_sm90_args *p, const task *t, uin
     const fattni_attention_args *const a = &p->bwd.a;
     if (p->progress) wait_counter(p, t->head_group, PREPROCESSED, p->row_items * CTAS);
     row_cursor at = first_rows(t, a->group);
-    for (int n = 0; n < t->steps; ++n, next_rows(&at, t, a->group)) {
+    for (int n = 0; n < t->steps; ++n, next_rows(&at, t, a)) {
         const step s = step_at(&at, t, n);
         wait_dq_semaphore_of_step(dq_semaphore_of_step(bwd, t, &s), t, &s);
         /* The last grant has been used. */
@@ -203,7 +204,7 @@ DEVICE void add_dq(const fattni_bwd_sm90_args *p, const task *t, uint32_t shared
     mbarrier_wait(MEMBER_ADDRESS(shared, k_full), 0);
     if (is_centred(t, MEMBER_ADDRESS(shared, v_full), memory)) named_barrier_sync(CENTRED, 384);
     row_cursor at = first_rows(t, a->group);
-    for (int n = 0; n < t->steps; ++n, next_rows(&at, t, a->group)) {
+    for (int n = 0; n < t->steps; ++n, next_rows(&at, t, a)) {
         const step s = step_at(&at, t, n);
         const uint32_t ds = MEMBER_ADDRESS(shared, ds) + s.stage * TILE_BYTES,
                        empty = ELEMENT_ADDRESS(shared, ds_empty, s.stage);

@@ -129,7 +129,7 @@ DEVICE void main_loop(const fattni_bwd_args *bwd, const task *t, uint32_t shared
     add_to_dv(dv, shared, 0, consumer);
 
     for (int n = 0; n + 1 < t->steps; ++n) {
-        next_rows(&rows, t, a->group);
+        next_rows(&rows, t, a);
         const step next = step_at(&rows, t, n + 1);
         uint32_t base = shared;
         asm volatile("" : "+r"(base)); /* hides it: descriptors are recomputed, kept from above the loop they spill */

@@ -85,7 +85,7 @@ DEVICE void main_loop_of_p(const fattni_attention_args *a, const task *t, uint32
     PIN(s, BM / 2);
     store_p(s, statistics(memory->lse2[0], first_row((int)threadIdx.x)), a, t, &now, 0, shared);
     for (int n = 0; n + 1 < t->steps; ++n) {
-        next_rows(&rows, t, a->group);
+        next_rows(&rows, t, a);
         const step next = step_at(&rows, t, n + 1);
         uint32_t base = shared;
         asm volatile("" : "+r"(base)); /* hides it: descriptors are recomputed, kept from above the loop they spill */

@@ -4,6 +4,7 @@
    D, BM, BN, CTAS      head_dim, tile, CTAs of a cluster: these have neighbouring key blocks and the same row blocks
    CAUSAL, GENERAL      of the variant
    BANDS                it has windows and lengths
+   PACKS                packed sequences of a head group follow each other (bwd_sm90.cuh, find_packed)
    PANELS, ROW_BYTES    panels of 64 columns, and bytes, of a tile of Q
    V_PANELS, D_O_BYTES  the same of dO
    HALF, V_HALF         columns where the second half of the panels begins, of Q and of dO
@@ -48,13 +49,15 @@ typedef struct work_item {
    same ones, and with a deterministic dQ wait little at the start. Short sequences without it begin with the first
    rows, so that CTAs start at different ones. */
 typedef struct task {
-    int b, hk, j0, from, stride, steps; /* stride: BM or -BM; steps: row blocks of all heads of the group */
+    int b, hk, j0, from, last, steps; /* last: row of a head's last step; steps: row blocks of all heads of the group */
     int head_group;
-    int accumulator_shift; /* head h adds to the dQ accumulator of head h + accumulator_shift; not when packed */
+    int accumulator_shift; /* head h adds to the dQ accumulator of head h + accumulator_shift; packed: where PACKS */
     int steps_before;      /* of this CTA's earlier tasks, modulo 4: stages continue from task to task */
     int kv_phase;          /* parity of K's and V's mbarriers */
     sequence s;
 } task;
+
+DEVICE int packs(const fattni_bwd_args *bwd) { return PACKS && bwd->a.cu_seqlens_k.p != 0; }
 
 /* Where MAINLOOP work item `number` is. Below a diagonal the first keys have most rows; with a deterministic dQ they
    add first. */
@@ -67,25 +70,25 @@ DEVICE task task_at(const fattni_bwd_sm90_args *p, const work_item *x, const pos
     const fattni_attention_args *const a = &p->bwd.a;
     const int j0 = at->block * (CTAS * BN);
     task t = {at->plane / a->Hkv, at->plane % a->Hkv, j0 + (int)blockIdx.x % CTAS * BN, 0, 0, 0};
-    const int accumulator = p->progress ? x->head_group % FATTNI_RING * p->schedule.head_group + at->plane -
-                                              x->head_group * p->schedule.head_group
-                                        : at->plane;
+    const int group = p->schedule.head_group, plane = packs(bwd) ? t.hk : at->plane, /* of the schedule */
+        accumulator = p->progress ? x->head_group % FATTNI_RING * group + plane - x->head_group * group : plane;
     t.head_group = x->head_group;
     t.accumulator_shift = (accumulator - t.hk) * a->group;
     t.s = BANDS ? sequence_of(a, t.b) : whole_sequence(a, t.b, CAUSAL);
     const int keys = min(CTAS * BN, t.s.Sk - j0);
-    const int begin = max(0, j0 - t.s.hi), end = BANDS ? min(j0 + keys - t.s.lo, t.s.Sq) : t.s.Sq;
+    const int begin = max(0, j0 - t.s.hi), blocks = (a->Sk + CTAS * BN - 1) / (CTAS * BN),
+              end = BANDS ? min(j0 + keys - t.s.lo, t.s.Sq) : t.s.Sq;
     if (begin >= end || keys <= 0) return t;
-    const int first = begin / BM, last = (end - 1) / BM,
-              upwards = !bwd->dq_semaphore && p->schedule.blocks <= FATTNI_SHORT_BLOCKS;
-    t.from = (upwards ? first : last) * BM;
-    t.stride = upwards ? BM : -BM;
+    const int first = begin / BM, last = (end - 1) / BM, upwards = !bwd->dq_semaphore && blocks <= FATTNI_SHORT_BLOCKS;
+    t.from = (upwards ? first : last) * BM, t.last = (upwards ? last : first) * BM;
     t.steps = (last - first + 1) * a->group;
     return t;
 }
-/* The row block of a query head that belongs to a step of the task: a row block of all heads of the group, then the
-   next row block. So tasks of different lengths that start at the same rows stay at the same rows, and what they add to
-   dQ stays in L2. Advanced without branches: whatever stands before a step's first product delays all of it. */
+/* The row block of a query head that belongs to a step of the task: all row blocks of a head, then the next head. Of
+   FATTNI_BY_ROWS heads or more a row block of all heads, then the next row block, since tasks of different lengths are
+   at different heads soon: then what is added to dQ would not stay in L2. Not with windows, whose tasks have the same
+   length, nor where there is no register for it: beside features, and in clusters. Advanced without branches: whatever
+   stands before a step's first product delays all of it. */
 typedef struct row_cursor {
     int h, i0;
 } row_cursor;
@@ -93,10 +96,12 @@ DEVICE row_cursor first_rows(const task *t, int group) {
     const row_cursor x = {t->hk * group, t->from};
     return x;
 }
-DEVICE void next_rows(row_cursor *x, const task *t, int group) {
-    const int first_head = t->hk * group, last = x->h == first_head + group - 1;
-    x->i0 += last ? t->stride : 0;
-    x->h = last ? first_head : x->h + 1;
+DEVICE void next_rows(row_cursor *x, const task *t, const fattni_attention_args *a) {
+    const int by_rows = !GENERAL && CTAS == 1 && a->group >= FATTNI_BY_ROWS && (!BANDS || a->left == FATTNI_FAR);
+    const int ends = by_rows ? x->h == (t->hk + 1) * a->group - 1 : x->i0 == t->last;
+    const int next = x->i0 + (t->from <= t->last ? BM : -BM);
+    x->i0 = by_rows ? (ends ? next : x->i0) : ends ? t->from : next;
+    x->h = by_rows && ends ? t->hk * a->group : x->h + (by_rows || ends);
 }
 /* Step n of the task: its rows, and the stage and parity of their tiles. */
 typedef struct step {
@@ -123,8 +128,8 @@ DEVICE int64_t padded_row(const fattni_bwd_args *bwd, const task *t, const step 
 DEVICE float *accumulator_at(const fattni_bwd_args *bwd, const task *t, const step *s) {
     const fattni_attention_args *const a = &bwd->a;
     const int packed = BANDS && a->cu_seqlens_q.p != 0;
-    const int64_t row =
-        packed ? padded_row(bwd, t, s) : (int64_t)(t->accumulator_shift + s->h) * bwd->padded_rows + s->i0;
+    const int64_t head = t->accumulator_shift + (packed ? 0 : s->h);
+    const int64_t row = (PACKS || !packed ? head * bwd->padded_rows : 0) + (packed ? padded_row(bwd, t, s) : s->i0);
     return bwd->dq_accumulator + row * D;
 }
 
@@ -148,7 +153,7 @@ DEVICE void report_dq_added(const step *s, uint32_t shared) {
 DEVICE void post_dq_semaphores(const fattni_bwd_args *bwd, const task *t, uint32_t shared) {
     const fattni_attention_args *const a = &bwd->a;
     row_cursor at = first_rows(t, a->group);
-    for (int n = 0; n < t->steps; ++n, next_rows(&at, t, a->group)) {
+    for (int n = 0; n < t->steps; ++n, next_rows(&at, t, a)) {
         const step s = step_at(&at, t, n);
         mbarrier_wait(MEMBER_ADDRESS(shared, dq_added), (uint32_t)s.stage);
         mbarrier_arrive(MEMBER_ADDRESS(shared, dq_added_seen));

@@ -14,7 +14,7 @@
    (of one head group: preprocess, main loop, postprocess), so that accumulators stay in L2: those of RING head groups,
    each in the place of an earlier one. Work items are claimed in this order and wait only for earlier ones, so there is
    no deadlock. Three counters per head group say what is done. Where `progress` is NULL all work items are MAINLOOP,
-   and the two kernels do the rest.
+   and the two kernels do the rest. Where packed sequences follow each other (packs) a head group has all of them.
 
    Include after what bwd_sm90_common.cuh asks for, and SLICE: floats of an accumulator's row block that 128 threads
    added. Tile c of 8 columns of thread x is float4 number c * 128 + x. */
@@ -62,13 +62,13 @@ DEVICE void count_work_item(const fattni_bwd_sm90_args *p, int head_group, int w
 }
 /* One thread: until all rows of a task's head group are preprocessed. Returns whether its keys are centred. */
 DEVICE int wait_preprocessed(const fattni_bwd_sm90_args *p, const task *t) {
-    if (p->progress && !wait_counter(p, t->head_group, PREPROCESSED, p->row_items * CTAS)) return 0;
+    if (p->progress && !wait_counter(p, t->head_group, PREPROCESSED, p->row_items * CTAS)) return 0; /* HAS_MEANS */
     return key_mean_of(&p->bwd, t->b, t->hk) != 0;
 }
 
 /* Key heads of a head group; the last group may have fewer than the others. */
 DEVICE int heads_of_group(const fattni_bwd_sm90_args *p, int head_group) {
-    return min(p->schedule.head_group, p->bwd.a.B * p->bwd.a.Hkv - head_group * p->schedule.head_group);
+    return min(p->schedule.head_group, p->schedule.planes - head_group * p->schedule.head_group);
 }
 DEVICE int dq_additions(const fattni_bwd_sm90_args *p, int head_group) {
     return 2 * heads_of_group(p, head_group) * p->schedule.blocks;
@@ -122,6 +122,30 @@ DEVICE row_range rows_of_item(const fattni_bwd_sm90_args *p, const work_item *x)
     s.end = min(s.begin + p->rows_at_once, rows);
     return s;
 }
+/* Where rows of a row block are: row i of a head's padded rows is row i + shift of its buffers, up to `end`. */
+typedef struct row_place {
+    int b, shift, end;
+} row_place;
+static_assert(!PACKS || D <= 128, "rows that a warp has at once are in one row block");
+/* All lanes of a warp ask for the same row block, that of row i0. b: of rows that are not packed; end: at most. */
+DEVICE row_place place_of_rows(const fattni_bwd_args *bwd, int b, int i0, int end) {
+    row_place x = {b, 0, end};
+    if (!packs(bwd)) return x;
+    const fattni_attention_args *const a = &bwd->a;
+    const int block = i0 / BM, lane = (int)threadIdx.x % 32;
+    x.b = 0;                             /* its first block is number q0 / BM + b, as row_base has it */
+    for (int count = a->B; count > 1;) { /* sequences from x.b on that may have it: each lane asks for one in `step` */
+        const int step = (count + 31) / 32, n = lane * step;
+        const int q0 = n < count ? max(0, min(integer_at(&a->cu_seqlens_q, x.b + n), a->rows_q)) : 0;
+        const int before = n < count && q0 / BM + x.b + n <= block;
+        const int last = max(0, __popc(__ballot_sync(ALL_LANES, before)) - 1) * step;
+        x.b += last, count = min(step, count - last);
+    }
+    const sequence s = sequence_of(a, x.b);
+    const int first = (s.q0 / BM + x.b) * BM;
+    x.shift = s.q0 - first, x.end = i0 < first ? 0 : min(end, first + s.Sq);
+    return x;
+}
 /* Query head number `head` of a head group. */
 typedef struct query_head {
     int b, h;
@@ -131,7 +155,11 @@ DEVICE query_head head_of(const fattni_bwd_sm90_args *p, int head_group, int hea
     const query_head at = {plane / p->bwd.a.Hkv, plane % p->bwd.a.Hkv * p->bwd.a.group + head % p->bwd.a.group};
     return at;
 }
-DEVICE int sequence_rows(const fattni_attention_args *a, int b) { return BANDS ? sequence_of(a, b).Sq : a->Sq; }
+/* Of sequence b; packed: of the buffers, see place_of_rows. */
+DEVICE int sequence_rows(const fattni_bwd_args *bwd, int b) {
+    const fattni_attention_args *const a = &bwd->a;
+    return packs(bwd) ? bwd->padded_rows : BANDS ? sequence_of(a, b).Sq : a->Sq;
+}
 DEVICE float *accumulator_of(const fattni_bwd_sm90_args *p, int head_group, int head) {
     const int64_t place = (int64_t)(head_group % RING) * p->schedule.head_group * p->bwd.a.group + head;
     return p->bwd.dq_accumulator + place * p->bwd.padded_rows * D;
@@ -147,8 +175,11 @@ enum { FEWEST_KEYS = 32, MOST_KEYS = 512, KEYS_AT_ONCE = 32, SAMPLE_BYTES = (KEY
 enum { NO_MORE = -1 }; /* instead of a number of requests */
 static_assert(offsetof(shared_memory, search) % 16 == 0, "requests are read 16 bytes at a time");
 
-/* Whether the kernel finds means of keys itself; with a softcap there are none. */
-DEVICE int searches(const fattni_bwd_sm90_args *p) { return !CAPPED && p->progress && p->bwd.key_mean; }
+/* Whether the kernel finds means of keys itself. Not of packed sequences, of which a row range may have many: then
+   bwd_key_mean.cu runs before. With a softcap there are none. */
+DEVICE int searches(const fattni_bwd_sm90_args *p) {
+    return !CAPPED && p->progress && p->bwd.key_mean && !packs(&p->bwd);
+}
 
 /* Key number n of the sample: of each `stride` keys another one, so that no period of them shows. */
 DEVICE int sampled_key(int n, int stride) { return n * stride + n * 5 % stride; }
@@ -290,8 +321,8 @@ DEVICE float dot_8(const uint4 *x, const uint4 *y, const uint2 *rest, int has_re
 
 /* What keys with a mean need beside delta and lse2, for rows of one head; after these (store_mean_terms). LANES share a
    row, and load AT_ONCE rows before they use them; lane n has row n's result. */
-DEVICE void preprocess_means(const fattni_bwd_args *bwd, const query_head *at, const float *mean, int64_t base,
-                             const row_range *s, int end, int thread, int threads) {
+DEVICE void preprocess_means(const fattni_bwd_args *bwd, const query_head *at, int64_t base, const row_range *s,
+                             int end, int thread, int threads) {
     enum { LANES = D > 128 ? 32 : D > 64 ? 16 : 8, AT_ONCE = LANES == 16 ? 16 : 8 };
     const fattni_attention_args *const a = &bwd->a;
     const int lane = thread % LANES, column = lane * 8;
@@ -299,18 +330,21 @@ DEVICE void preprocess_means(const fattni_bwd_args *bwd, const query_head *at, c
     const float *const lse = (const float *)a->lse.p + at->b * a->lse.b + at->h * a->lse.h;
     const float *const d_lse = (const float *)bwd->d_lse.p + at->b * bwd->d_lse.b + at->h * bwd->d_lse.h;
     const float sink = BANDS && a->sink.p ? float_at(&a->sink, at->h) : -INFINITY;
-    const float4 low = *(const float4 *)(mean + column), high = *(const float4 *)(mean + column + 4);
-    const float m[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
     __syncwarp();
     named_barrier_sync(ROWS_DONE, threads); /* delta and lse2 are stored */
     for (int first = s->begin; first < s->end; first += threads / LANES * AT_ONCE) {
         const int i0 = first + thread / LANES * AT_ONCE;
+        const row_place place = place_of_rows(bwd, at->b, i0, end);
+        const float *const mean = key_mean_of(bwd, place.b, at->h / a->group);
+        if (!mean) continue;
+        const float4 low = *(const float4 *)(mean + column), high = *(const float4 *)(mean + column + 4);
+        const float m[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
         uint4 rows[AT_ONCE];
         float q_mean = 0.0f;
 #pragma unroll
         for (int n = 0; n < AT_ONCE; ++n) {
-            const int inside = i0 + n < end && column < a->D;
-            rows[n] = inside ? *(const uint4 *)(q + (i0 + n) * a->q.row) : make_uint4(0, 0, 0, 0);
+            const int inside = i0 + n < place.end && column < a->D;
+            rows[n] = inside ? *(const uint4 *)(q + (i0 + n + place.shift) * a->q.row) : make_uint4(0, 0, 0, 0);
         }
 #pragma unroll
         for (int n = 0; n < AT_ONCE; ++n) {
@@ -326,10 +360,10 @@ DEVICE void preprocess_means(const fattni_bwd_args *bwd, const query_head *at, c
             for (int step = LANES / 2; step > 0; step /= 2) sum += __shfl_xor_sync(ALL_LANES, sum, step);
             if (lane == n) q_mean = sum;
         }
-        const int row = i0 + lane;
-        if (lane < AT_ONCE && row < s->end)
-            store_mean_terms(bwd, base + row, row < end ? lse[row * a->lse.row] : INFINITY, q_mean, sink,
-                             row < end && bwd->d_lse.p ? d_lse[row * bwd->d_lse.row] : 0.0f);
+        const int i = i0 + lane, row = i + place.shift, inside = i < place.end;
+        if (lane < AT_ONCE && i < s->end)
+            store_mean_terms(bwd, base + i, inside ? lse[row * a->lse.row] : INFINITY, q_mean, sink,
+                             inside && bwd->d_lse.p ? d_lse[row * bwd->d_lse.row] : 0.0f);
     }
 }
 
@@ -348,11 +382,12 @@ DEVICE void preprocess_rows(const fattni_bwd_args *bwd, const query_head *at, fl
     const float *const d_lse = (const float *)bwd->d_lse.p + at->b * bwd->d_lse.b + at->h * bwd->d_lse.h;
     for (int first = s->begin; first < s->end; first += at_once * groups) {
         const int i0 = first + thread / LANES * at_once;
+        const row_place place = place_of_rows(bwd, at->b, i0, end);
         uint4 left[MOST], right[MOST];
         uint2 rest[MOST];
 #pragma unroll
         for (int n = 0; n < at_once; ++n) {
-            const int i = i0 + n, inside = i < end && column < a->Dv;
+            const int i = i0 + n + place.shift, inside = i0 + n < place.end && column < a->Dv;
             left[n] = inside ? *(const uint4 *)(o + i * a->o.row) : make_uint4(0, 0, 0, 0);
             right[n] = inside ? *(const uint4 *)(d_o + i * bwd->d_o.row) : make_uint4(0, 0, 0, 0);
             if (has_rest) rest[n] = inside ? *(const uint2 *)(o_rest + i * a->o_rest.row) : make_uint2(0, 0);
@@ -360,7 +395,7 @@ DEVICE void preprocess_rows(const fattni_bwd_args *bwd, const query_head *at, fl
         for (int n = (first - s->begin) * (D / 4) + thread;
              n < (min(first + at_once * groups, s->end) - s->begin) * (D / 4); n += threads)
             zero[n] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-        const int row = i0 + lane, inside = row < end && lane < at_once;
+        const int i = i0 + lane, row = i + place.shift, inside = i < place.end && lane < at_once;
         const float L = inside ? lse[row * a->lse.row] : INFINITY;
         float delta = 0.0f;
         if (inside && bwd->d_lse.p) delta -= d_lse[row * bwd->d_lse.row];
@@ -371,7 +406,7 @@ DEVICE void preprocess_rows(const fattni_bwd_args *bwd, const query_head *at, fl
             for (int step = LANES / 2; step > 0; step /= 2) sum += __shfl_xor_sync(ALL_LANES, sum, step);
             if (lane == n) delta += sum;
         }
-        if (row < s->end && lane < at_once) store_statistics(bwd, base + row, L, delta);
+        if (i < s->end && lane < at_once) store_statistics(bwd, base + i, L, delta);
     }
 }
 
@@ -387,8 +422,21 @@ DEVICE head_rows rows_of_head(const fattni_bwd_sm90_args *p, const work_item *x,
     head_rows r = {head_of(p, x->head_group, head)};
     r.accumulator = (float4 *)(accumulator_of(p, x->head_group, head) + (int64_t)s->begin * D);
     r.base = ((int64_t)r.at.b * a->Hq + r.at.h) * p->bwd.padded_rows;
-    r.end = min(s->end, sequence_rows(a, r.at.b));
+    r.end = min(s->end, sequence_rows(&p->bwd, r.at.b));
     return r;
+}
+
+/* No key block has added to rows of one head. */
+DEVICE void zero_semaphores(const fattni_bwd_args *bwd, const query_head *at, const row_range *s, int thread,
+                            int threads) {
+    const fattni_attention_args *const a = &bwd->a;
+    const int blocks = (a->Sq + BM - 1) / BM;
+    for (int i0 = s->begin + thread / 32 * BM; i0 < s->end; i0 += threads / 32 * BM) {
+        const row_place place = place_of_rows(bwd, at->b, i0, sequence_rows(bwd, at->b));
+        const int row = packs(bwd) ? i0 + place.shift - sequence_of(a, place.b).q0 : i0;
+        if (i0 < place.end && thread % 32 == 0)
+            bwd->dq_semaphore[((int64_t)place.b * a->Hq + at->h) * blocks + row / BM] = 0;
+    }
 }
 
 /* By `threads`, while another warp finds means of keys. round: address of the parity of how many PREPROCESS work items
@@ -407,9 +455,7 @@ DEVICE void preprocess(const fattni_bwd_sm90_args *p, const work_item *x, uint32
             preprocess_rows(bwd, &r.at, r.accumulator, r.base, &s, r.end, thread, threads, ROWS_WITH_REST, 1);
         else
             preprocess_rows(bwd, &r.at, r.accumulator, r.base, &s, r.end, thread, threads, ROWS_AT_A_TIME, 0);
-        if (bwd->dq_semaphore) /* no key block has added */
-            for (int i0 = s.begin + thread * BM; i0 < min(s.end, a->Sq); i0 += threads * BM)
-                bwd->dq_semaphore[((int64_t)r.at.b * a->Hq + r.at.h) * ((a->Sq + BM - 1) / BM) + i0 / BM] = 0;
+        if (bwd->dq_semaphore) zero_semaphores(bwd, &r.at, &s, thread, threads);
     }
     int has_means = 0;
     if (searches(p)) {
@@ -418,10 +464,15 @@ DEVICE void preprocess(const fattni_bwd_sm90_args *p, const work_item *x, uint32
         for (int head = s.head; head < s.last; ++head)
             if (found_mean(shared, head / a->group - s.head / a->group)) {
                 const head_rows r = rows_of_head(p, x, &s, head);
-                const float *const mean = key_mean_of(bwd, r.at.b, r.at.h / a->group);
-                preprocess_means(bwd, &r.at, mean, r.base, &s, r.end, thread, threads);
+                preprocess_means(bwd, &r.at, r.base, &s, r.end, thread, threads);
                 has_means = 1;
             }
+    } else if (packs(bwd) && bwd->key_mean) {
+        for (int head = s.head; head < s.last; ++head) {
+            const head_rows r = rows_of_head(p, x, &s, head);
+            preprocess_means(bwd, &r.at, r.base, &s, r.end, thread, threads);
+        }
+        has_means = 1;
     }
     count_work_item(p, x->head_group, PREPROCESSED, thread, threads, has_means);
 }
@@ -431,15 +482,22 @@ DEVICE void preprocess(const fattni_bwd_sm90_args *p, const work_item *x, uint32
 /* Tiles of 8 columns in a slice of a row block; of head_dim 80 the second slice has fewer. */
 DEVICE int tiles_of(int part, int most) { return BM > 64 || part == 0 ? most : min(most, D / 8 - most); }
 
-/* To accumulators of the rows of one head dq_of_mean times the mean of the keys. Each thread changes those that it
-   will read. Padded row `row` is the first. */
-DEVICE void add_mean(const fattni_bwd_args *bwd, float4 *accumulators, const float *mean, int64_t row, int slices,
+/* To accumulators of `slices` slices of rows of one head, from row i0 on, dq_of_mean times the mean of the keys. Each
+   thread changes those that it will read. */
+DEVICE void add_mean(const fattni_bwd_args *bwd, const query_head *at, float4 *accumulators, int i0, int slices,
                      int thread, int threads) {
     enum { TILES = SLICE / 512 };
+    const int64_t row = ((int64_t)at->b * bwd->a.Hq + at->h) * bwd->padded_rows + i0;
+    const float *mean = key_mean_of(bwd, at->b, at->h / bwd->a.group);
+    if (!packs(bwd) && !mean) return;
     for (int slice = thread / 128; slice < slices; slice += threads / 128) {
-        const int part = slice % 2, tiles = tiles_of(part, TILES);
+        const int first = slice / 2 * BM, part = slice % 2, tiles = tiles_of(part, TILES);
+        if (packs(bwd)) {
+            mean = key_mean_of(bwd, place_of_rows(bwd, 0, i0 + first, bwd->padded_rows).b, at->h / bwd->a.group);
+            if (!mean) continue;
+        }
         const int column = (BM > 64 ? 0 : part * (TILES * 8)) + thread % 4 * 2;
-        const int64_t i = row + slice / 2 * BM + (BM > 64 ? 64 * part : 0) + thread % 128 / 32 * 16 + thread % 32 / 4;
+        const int64_t i = row + first + (BM > 64 ? 64 * part : 0) + thread % 128 / 32 * 16 + thread % 32 / 4;
         const float sum = bwd->dq_of_mean[i], sum8 = bwd->dq_of_mean[i + 8];
         float4 *const tile = accumulators + (slice / 2 * (BM * D) + part * SLICE) / 4 + thread % 128;
 #pragma unroll
@@ -467,12 +525,10 @@ DEVICE void postprocess(const fattni_bwd_sm90_args *p, const work_item *x, int t
         const float4 *const from =
             (const float4 *)(accumulator_of(p, x->head_group, head) + (int64_t)s.begin * D) + thread % 128;
         half_type *const to = (half_type *)bwd->dq.p + at.b * bwd->dq.b + at.h * bwd->dq.h;
-        const int rows = sequence_rows(a, at.b);
+        const int rows = sequence_rows(bwd, at.b);
         if (bwd->dq_of_mean) {
-            const float *const mean = key_mean_of(bwd, at.b, at.h / a->group);
             float4 *const begin = (float4 *)(accumulator_of(p, x->head_group, head) + (int64_t)s.begin * D);
-            const int64_t row = ((int64_t)at.b * a->Hq + at.h) * bwd->padded_rows + s.begin;
-            if (mean) add_mean(bwd, begin, mean, row, slices, thread, threads);
+            add_mean(bwd, &at, begin, s.begin, slices, thread, threads);
         }
         for (int first = thread / 128; first < slices; first += AT_ONCE * groups) {
             float4 y[AT_ONCE][TILES];
@@ -488,10 +544,11 @@ DEVICE void postprocess(const fattni_bwd_sm90_args *p, const work_item *x, int t
 #pragma unroll
             for (int n = 0; n < AT_ONCE; ++n) {
                 const int slice = first + n * groups, part = slice % PARTS;
-                const int i = s.begin + slice / PARTS * BM + row + (BM > 64 ? 64 * part : 0);
+                const int i0 = s.begin + slice / PARTS * BM, i = i0 + row + (BM > 64 ? 64 * part : 0);
+                const row_place place = place_of_rows(bwd, at.b, i0, rows);
                 const int column = (BM > 64 ? 0 : part * (TILES * 8)) + t % 2 * 8;
-                const int width = slice < slices && i < rows ? min(a->D, column + 8 * tiles_of(part, TILES)) : 0;
-                half_type *const to_row = to + i * bwd->dq.row + column;
+                const int width = slice < slices && i < place.end ? min(a->D, column + 8 * tiles_of(part, TILES)) : 0;
+                half_type *const to_row = to + (i + place.shift) * bwd->dq.row + column;
 #pragma unroll
                 for (int c = 0; c < TILES; c += 2) { /* lane t of a quad: tile c + t % 2, row 8 (t / 2) */
                     uint32_t r[4];

@@ -8,6 +8,8 @@
 
 /* Hopper's kernels can prepare rows and finish dQ, need aligned tensors, and have others for a softcap. */
 #define HOPPER (K_ARCH == 90)
+/* Its kernels in which packed sequences follow each other, and may prepare their rows. */
+#define PACKED_ROWS (HOPPER && K_VARIANT == FATTNI_VARIANT_BANDED && K_D <= 128)
 /* The kernels of huge rows add to dq, dk and dv what the others leave out. */
 #define OF_HUGE_ROWS (K_VARIANT == FATTNI_VARIANT_HUGE)
 #if !HOPPER
@@ -121,8 +123,8 @@ static void set_up(problem *p, const test_case *c) {
         bwd->key_mean = p->key_mean.data(), bwd->key_mean_used = p->key_mean_used.data();
         bwd->key_mean_pitch = ROW_OF_MEANS, bwd->centres_keys = HOPPER;
         if (!HOPPER) bwd->dq_of_mean = p->dq_of_mean.data();
-        if (c->rows) {                              /* the kernel finds the means */
-            bwd->dq_of_mean = p->dq_of_mean.data(); /* of dL */
+        if (c->rows) bwd->dq_of_mean = p->dq_of_mean.data(); /* of dL */
+        if (c->rows && !c->packed) {                         /* the kernel finds the means */
             p->key_mean.assign(p->key_mean.size(), NAN), p->key_mean_used.assign(p->key_mean_used.size(), 0);
         }
     }
@@ -131,15 +133,17 @@ static void set_up(problem *p, const test_case *c) {
     p->args.k = map_of(&p->k, K_BN), p->args.v = map_of(&p->v, K_BN);
     const fattni_map_step step = {1, batches > 1};
     p->args.q_step = p->args.k_step = p->args.v_step = p->args.d_o_step = step;
-    p->args.schedule.blocks = (c->Sk + CTAS * K_BN - 1) / (CTAS * K_BN);
-    p->args.schedule.planes = c->Hkv * c->B;
+    const bool packed = c->packed && PACKED_ROWS;
+    p->args.schedule.blocks =
+        packed ? FATTNI_PACKED_BLOCKS(rows_k, K_BN, c->B) : (c->Sk + CTAS * K_BN - 1) / (CTAS * K_BN);
+    p->args.schedule.planes = packed ? c->Hkv : c->Hkv * c->B;
     p->args.schedule.tiles = p->args.schedule.blocks * p->args.schedule.planes;
     p->args.schedule.head_group = c->rows ? c->rows : 2;
     p->args.items = p->args.schedule.tiles;
     p->counters.assign((size_t)(1 + FATTNI_COUNTERS * c->B * c->Hkv), 0);
     p->args.schedule.next_tile = p->counters.data();
-    p->lse.assign((size_t)(c->B * c->Hq * c->Sq), -INFINITY), p->d_lse.resize(p->lse.size());
-    const fattni_view lse = {p->lse.data(), (int64_t)c->Hq * c->Sq, c->Sq, 1, 1};
+    p->lse.assign((size_t)(batches * c->Hq * rows_q), -INFINITY), p->d_lse.resize(p->lse.size());
+    const fattni_view lse = {p->lse.data(), (int64_t)c->Hq * rows_q, rows_q, 1, 1};
     if (OF_HUGE_ROWS) {
         a->lse = lse;
         p->huge = {1, 0, 0}, p->huge_blocks.resize(rows), p->huge_sink.resize(rows);
@@ -157,6 +161,10 @@ static void set_up(problem *p, const test_case *c) {
     p->want_d_bias.resize(p->bias.size());
 }
 
+/* Row i of a sequence in lse and d_lse. */
+static size_t row_of_lse(const fattni_attention_args *a, const sequence *s, int h, int i) {
+    return (size_t)(s->batch * a->Hq + h) * (size_t)a->rows_q + (size_t)(s->q0 + i);
+}
 /* One row of the formulas: its L and delta to the kernel, its share to what is wanted. */
 static void expect_row(problem *p, const sequence *s, int b, int h, int i) {
     const fattni_attention_args *const a = &p->args.bwd.a;
@@ -186,16 +194,15 @@ static void expect_row(problem *p, const sequence *s, int b, int h, int i) {
     const double L = top + log(sum);
     for (int j = begin; j < end; ++j) delta += exp(score[j] - L) * dp[j];
     if (p->args.progress) {
-        const size_t at = (size_t)((b * a->Hq + h) * a->Sq + i);
+        const size_t at = row_of_lse(a, s, h, i);
         for (int d = 0; d < Dv; ++d) {
             double o = 0;
             for (int j = begin; j < end; ++j)
                 o += keep[j] ? exp(score[j] - L) * a->keep_scale * p->v.get(s->batch, hk, s->k0 + j, d) : 0;
             const uint16_t rounded = half_of(pack_half((float)o, 0), 0);
             const int32_t rest = fattni_o_rest(__float_as_uint((float)o), __float_as_uint(value_of(rounded)), O_REST);
-            p->o.x[p->o.at(b, h, i, d)] = rounded;
-            p->o_rest[((size_t)(b * a->Hq + h) * (size_t)a->Sq + (size_t)i) * FATTNI_O_REST_PITCH((size_t)Dv) +
-                      (size_t)d] = (int8_t)rest;
+            p->o.x[p->o.at(s->batch, h, row, d)] = rounded;
+            p->o_rest[at * FATTNI_O_REST_PITCH((size_t)Dv) + (size_t)d] = (int8_t)rest;
         }
         p->lse[at] = (float)L;
         delta -= p->d_lse[at];
@@ -207,7 +214,7 @@ static void expect_row(problem *p, const sequence *s, int b, int h, int i) {
         for (int d = 0; d < D && mean; ++d) q_mean += p->q.get(s->batch, h, row, d) * mean[d];
         if (mean) store_mean_terms(&p->args.bwd, at, (float)L, (float)q_mean, -INFINITY, 0);
         p->delta[at] = (float)delta;
-        p->lse[(size_t)((b * a->Hq + h) * a->Sq + i)] = (float)L;
+        p->lse[row_of_lse(a, s, h, i)] = (float)L;
     }
     if (OF_HUGE_ROWS && !FATTNI_IS_HUGE(L)) return;
     for (int j = begin; j < end; ++j) {
@@ -387,6 +394,53 @@ static const test_case cases[] = {
     {"narrow window, means, with rows", 1, 2, 1, 300, 170, K_D, 0, 20, 5, 0, 0, 0, 0, 0, 0, 0, {}, {}, 1, 100},
     {"dropout, means, with rows", 1, 2, 1, 200, 300, K_D, 0, -1, -1, 0.3f, 0, 0, 0, 0, 0, 0, {}, {}, 1, 100},
     {"dropout, exact, means, with rows", 1, 2, 1, 200, 300, K_D, 0, -1, -1, 0.3f, 0, 0, 0, 0, 0, 0, {}, {}, 1, 100, 1},
+#endif
+#if PACKED_ROWS
+    {"packed, with rows", 3, 4, 2, 140, 150, K_D, 1, -1, -1, 0, 0, 0, 0, 0, 1, 0, {140, 0, 33}, {71, 4, 150}, 1},
+    {"packed, full, with rows", 3, 2, 2, 140, 300, K_D, 0, -1, -1, 0, 0, 0, 0, 0, 1, 0, {3, 140, 66}, {300, 0, 5}, 2},
+    {"packed, window, means, with rows, deterministic",
+     3,
+     2,
+     1,
+     260,
+     260,
+     K_D,
+     1,
+     70,
+     -1,
+     0,
+     0,
+     0,
+     0,
+     1,
+     1,
+     0,
+     {260, 50, 129},
+     {260, 70, 129},
+     1,
+     100},
+    {"packed, exact, means, with rows",
+     3,
+     1,
+     1,
+     80,
+     150,
+     K_D - 8,
+     0,
+     -1,
+     -1,
+     0,
+     0,
+     0,
+     0,
+     0,
+     1,
+     0,
+     {50, 80, 33},
+     {71, 130, 150},
+     2,
+     100,
+     1},
 #endif
     {"window, deterministic", 1, 1, 1, 300, 300, K_D, 0, 40, 70, 0, 0, 0, 0, 1},
     {"window, alibi, with rows", 1, 4, 2, 200, 300, K_D, 0, 50, 21, 0, 1, 0, 0, 0, 0, 0, {}, {}, 1},

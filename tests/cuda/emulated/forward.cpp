@@ -246,6 +246,9 @@ static void run(const problem *p, fattni_fwd_parts_args x) {
     x.tiles = fattni_divider_of(per_head), x.parts = fattni_divider_of(parts);
     x.unified_max = unified_max / a->scale;
     x.rows = min(heads * a->Sq, K_BM), x.width = (a->Dv + 7) / 8 * 8;
+    static int runs; /* all numbers of stages */
+    static const int stages[] = {FATTNI_FEW_STAGES_OF_HALF, FATTNI_FEW_STAGES, FATTNI_FEW_STAGES_OF_ONE};
+    x.stages = stages[runs++ % 3];
     x.counters = fattni_cuda_parts_counters(parts);
     std::vector<int32_t> arrived((size_t)(tiles * x.counters));
     std::vector<float> results((size_t)(tiles * parts * x.rows * (x.width + 2)), NAN);

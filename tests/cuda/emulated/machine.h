@@ -137,6 +137,13 @@ static inline uint32_t __shfl_xor_sync(uint32_t, uint32_t x, int mask) {
 static inline float __shfl_xor_sync(uint32_t, float x, int mask) {
     return __int_as_float((int)__shfl_xor_sync(0, (uint32_t)__float_as_int(x), mask));
 }
+static inline uint32_t __ballot_sync(uint32_t, int x) {
+    const int *const all = machine_gather(&x);
+    uint32_t bits = 0;
+    for (int lane = 0; lane < 32; ++lane) bits |= (uint32_t)(all[lane] != 0) << lane;
+    return bits;
+}
+static inline int __popc(uint32_t x) { return __builtin_popcount(x); }
 static inline int __any_sync(uint32_t, int x) {
     const int *const all = machine_gather(&x);
     int any = 0;
