@@ -154,19 +154,10 @@ DEVICE void load_piece(uint32_t tile, const half_type *rows, int64_t row, int va
     const int lane = (int)threadIdx.x & 31, chunk = lane % CHUNKS, row0 = lane / CHUNKS;
     if (vector) {
         const half_type *from = rows + row0 * row + chunk * 8;
-        const uint32_t to = tile + tile_offset(D, row0, chunk);
-        const int bytes = chunk * 8 < width ? 16 : 0;
-        if (valid >= PIECE) { /* few instructions: a warp has few others to do meanwhile */
+        if (chunk * 8 >= width) valid = 0;
 #pragma unroll
-            for (int i = 0; i < PIECE; i += AT_ONCE, from += AT_ONCE * row)
-                cp_async_16((to ^ (uint32_t)(i & 7) << 4) + (uint32_t)(i * D * 2), from, bytes);
-            return;
-        }
-#pragma unroll 1
-        for (int i = 0; i < PIECE; i += AT_ONCE, from += AT_ONCE * row) {
-            const int inside = row0 + i < valid ? bytes : 0;
-            cp_async_16((to ^ (uint32_t)(i & 7) << 4) + (uint32_t)(i * D * 2), inside ? from : rows, inside);
-        }
+        for (int i = row0; i - row0 < PIECE; i += AT_ONCE, from += AT_ONCE * row)
+            cp_async_16(tile + tile_offset(D, i, chunk), i < valid ? from : rows, i < valid ? 16 : 0);
         return;
     }
 #pragma unroll 1
