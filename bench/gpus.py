@@ -10,14 +10,15 @@ moves    messages of 64 KB to 512 MB between ranks, by copy engines (threads) an
 bits     o, lse, dq, dk, dv on 1, 2, 4 ... ranks: bits beside one rank's, errors against F64 (bench/ranks.c)
 speed    attention over the GPUs beside one GPU, with and without transfers
 peers    the same by PyTorch (bench/peers_ranks.py)
-train    GPT-2 124M, 64 sequences a GPU: tokens per second beside one GPU; losses, which with --deterministic must be
-         those of one GPU bit for bit
+train    GPT-2 124M, 64 sequences a GPU: tokens per second, and their share of the sum of those of each GPU alone,
+         medians of 3 rounds; losses, which with --deterministic must be those of one GPU bit for bit
 faults   a rank that is killed, one that stops, one with another batch: what is said, and after how long
 """
 import json
 import os
 import pathlib
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -62,14 +63,15 @@ def build_ranks(build, folder):
 # ---- training ----
 
 class Training:
-    """A run of fattn train on some GPUs, by threads or by mpirun; its log."""
+    """A run of fattn train on some GPUs, by threads or by mpirun, or on one of them; its log."""
 
-    def __init__(self, fattn, folder, gpus, *options, mpi=False):
+    def __init__(self, fattn, folder, gpus, *options, mpi=False, device=None):
         self.log = folder / "log.jsonl"
         ranks = ("--device", "cuda") if mpi else ("--gpus", str(gpus))
         command = (*(("mpirun", "-n", str(gpus)) if mpi else ()), str(fattn), *TRAIN, *ranks, *options, "--json",
                    str(self.log), "--overwrite")
-        done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **MPI}, check=False)
+        one = {} if device is None else {"CUDA_VISIBLE_DEVICES": str(device)}
+        done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **MPI, **one}, check=False)
         self.error = "" if done.returncode == 0 else (done.stderr.strip().splitlines() or ["?"])[-1]
         events = [json.loads(line) for line in self.log.read_text().splitlines()] if not self.error else []
         self.losses = [e["loss"] for e in events if e["event"] == "step"]
@@ -78,24 +80,27 @@ class Training:
 
 
 def train(fattn, folder, gpus):
-    ways = [("one GPU", 1, (), False), ("threads, copy engines", gpus, (), False),
-            ("the same, --zero", gpus, ("--zero",), False), ("mpirun, NCCL", gpus, (), True)]
+    alone = [(f"GPU {n} alone", 1, (), False, n) for n in range(gpus)]
+    ways = [("threads, copy engines", gpus, (), False, None), ("the same, --zero", gpus, ("--zero",), False, None),
+            ("mpirun, NCCL", gpus, (), True, None)]
+    runs = {way[0]: [] for way in alone + ways}
+    for _ in range(3):
+        for name, n, options, mpi, device in alone + ways:
+            if not runs[name] or not runs[name][-1].error:
+                runs[name].append(Training(fattn, folder, n, "--steps", "30", *options, mpi=mpi, device=device))
+    speed = {name: statistics.median(r.speed for r in each) for name, each in runs.items()}
     print(f"{'':<24} {'GPUs':>4} {'tokens/s':>10} {'eff.':>6} {'GiB':>5}")
-    one = None
-    for name, n, options, mpi in ways:
-        run = Training(fattn, folder, n, "--steps", "30", *options, mpi=mpi)
-        if run.error:
-            print(f"{name:<24} {n:>4} failed: {run.error}")
-            continue
-        one = one or run.speed
-        line = f"{name:<24} {n:>4} {run.speed:>10.0f} {run.speed / (n * one):>6.3f} {run.peak / 2**30:>5.1f}"
-        print(line, flush=True)
+    for name, n, *_ in alone + ways:
+        last = runs[name][-1]
+        share = f"{speed[name] / sum(speed[a[0]] for a in alone):>6.3f}" if n > 1 else f"{'':>6}"
+        print(f"{name:<24} {n:>4} " + (f"failed: {last.error}" if last.error else
+                                       f"{speed[name]:>10.0f} {share} {last.peak / 2**30:>5.1f}"), flush=True)
     passes = max(2, gpus)
     print(f"\n--deterministic, {passes} passes of 64 x 1024 tokens a step, 10 steps: losses beside one GPU's")
     options = ("--steps", "10", "--deterministic", "--total-batch", str(passes * 65536))
     truth = Training(fattn, folder, 1, *options)
     print(f"{'one GPU':<24} {truth.error or ' '.join(f'{x:.6f}' for x in truth.losses)}")
-    for name, n, more, mpi in ways[1:]:
+    for name, n, more, mpi, _ in ways:
         run = Training(fattn, folder, n, *options, *more, mpi=mpi)
         same = "the same bits" if run.losses == truth.losses and truth.losses else f"OTHER: {run.losses}"
         print(f"{name:<24} {run.error or same}", flush=True)

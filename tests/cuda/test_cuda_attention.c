@@ -187,6 +187,35 @@ Test(cuda_attention, long_keys_with_means, .timeout = 400) {
     fattn_ctx_destroy(ctx);
 }
 
+/* Packed sequences that are long on average: Hopper's backward prepares their rows and finishes dQ in one kernel. */
+Test(cuda_attention, long_packed_sequences, .timeout = 400) {
+    fattn_ctx *const ctx = device_or_skip(), *const cpu = attention_context(0);
+#define PACKED .lengths = LENGTHS_PACKED
+    static const attention_case cases[] = {
+        {"two", .B = 2, .Hq = 2, .Hkv = 1, .Sq = 1500, .Sk = 900, PACKED, .length_q = {1500, 600},
+         .length_k = {500, 900}},
+        {"eight heads of a group", .B = 1, .Hq = 8, .Hkv = 1, .Sq = 1030, .Sk = 400, PACKED, .length_q = {1030},
+         .length_k = {400}, .flags = FATTN_CAUSAL},
+        {"an empty one, sink", .B = 3, .Hq = 3, .Hkv = 3, .Sq = 2200, .Sk = 700, PACKED, .length_q = {900, 0, 2200},
+         .length_k = {700, 50, 600}, .flags = FATTN_CAUSAL, .sink = true},
+        {"window, deterministic", .B = 2, .Hq = 2, .Hkv = 1, .Sq = 1500, .Sk = 1500, PACKED, .length_q = {601, 1500},
+         .length_k = {601, 1500}, .flags = FATTN_WINDOW | FATTN_DETERMINISTIC, .window_left = 300, .window_right = 0},
+        {"without keys, d_lse", .B = 2, .Hq = 1, .Hkv = 1, .Sq = 1600, .Sk = 800, PACKED, .length_q = {1600, 500},
+         .length_k = {0, 800}, .d_lse = true},
+    };
+    static const int64_t head_dims[] = {64, 128, 40, 104};
+    for (int n = 0; n < 5; ++n)
+        for (int k = 0; k < 2 && mine(n); ++k) {
+            attention_case c = cases[n];
+            c.D = c.Dv = head_dims[n % 2 * 2 + k];
+            check(cpu, &c, half_type((n + k) % 3));
+            c.dtype = half_type((n + k) % 3);
+            if (n < 4) key_means_check(cpu, &c, 10, ON_DEVICE, device_run);
+        }
+    fattn_ctx_destroy(cpu);
+    fattn_ctx_destroy(ctx);
+}
+
 /* FATTN_EXACT_DELTA: means of K and V cost neither dQ nor dK anything, but what forward's roundings of P leave in O:
    of a row with few keys they do not sum to 0, and V's mean multiplies them, half of 2^-9 (F16: 2^-12) or less. Without
    the flag O's own rounding does that in every row. */
