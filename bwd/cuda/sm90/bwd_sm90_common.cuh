@@ -87,8 +87,8 @@ DEVICE task task_at(const fattni_bwd_sm90_args *p, const work_item *x, const pos
 /* The row block of a query head that belongs to a step of the task: all row blocks of a head, then the next head. Of
    FATTNI_BY_ROWS heads or more a row block of all heads, then the next row block, since tasks of different lengths are
    at different heads soon: then what is added to dQ would not stay in L2. Not with windows, whose tasks have the same
-   length, nor where there is no register for it: beside features, and in clusters. Advanced without branches: whatever
-   stands before a step's first product delays all of it. */
+   length, nor of head_dim 64, where it gains nothing, nor where there is no register for it: beside features, and in
+   clusters. Advanced without branches: whatever stands before a step's first product delays all of it. */
 typedef struct row_cursor {
     int h, i0;
 } row_cursor;
@@ -97,7 +97,8 @@ DEVICE row_cursor first_rows(const task *t, int group) {
     return x;
 }
 DEVICE void next_rows(row_cursor *x, const task *t, const fattni_attention_args *a) {
-    const int by_rows = !GENERAL && CTAS == 1 && a->group >= FATTNI_BY_ROWS && (!BANDS || a->left == FATTNI_FAR);
+    const int by_rows =
+        !GENERAL && CTAS == 1 && D > 64 && a->group >= FATTNI_BY_ROWS && (!BANDS || a->left == FATTNI_FAR);
     const int ends = by_rows ? x->h == (t->hk + 1) * a->group - 1 : x->i0 == t->last;
     const int next = x->i0 + (t->from <= t->last ? BM : -BM);
     x->i0 = by_rows ? (ends ? next : x->i0) : ends ? t->from : next;
