@@ -481,8 +481,11 @@ DEVICE void produce(const fattni_bwd_sm90_args *p, uint32_t shared) {
             if (!packs(&p->bwd)) {
                 at = position_of_task(p, x.number);
             } else if (!find_packed(&packed, &at, p, &x)) {
-                if (p->progress) add_release(counter_of(p, x.head_group, DQ_ADDITIONS), 2);
                 x.kind = p->progress ? NOTHING : END;
+                if (!p->progress) continue;
+                /* As all do that add: who waits for them also waits for the rows. */
+                wait_counter(p, x.head_group, PREPROCESSED, p->row_items);
+                add_release(counter_of(p, x.head_group, DQ_ADDITIONS), 2);
                 continue;
             }
             t = task_at(p, &x, &at);

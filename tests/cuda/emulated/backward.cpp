@@ -397,6 +397,7 @@ static const test_case cases[] = {
 #endif
 #if PACKED_ROWS
     {"packed, with rows", 3, 4, 2, 140, 150, K_D, 1, -1, -1, 0, 0, 0, 0, 0, 1, 0, {140, 0, 33}, {71, 4, 150}, 1},
+    {"packed, no keys, with rows", 2, 2, 1, 72, 1, K_D, 0, -1, -1, 0, 0, 0, 0, 0, 1, 0, {64, 72}, {0, 0}, 1},
     {"packed, full, with rows", 3, 2, 2, 140, 300, K_D, 0, -1, -1, 0, 0, 0, 0, 0, 1, 0, {3, 140, 66}, {300, 0, 5}, 2},
     {"packed, window, means, with rows, deterministic",
      3,
