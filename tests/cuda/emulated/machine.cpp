@@ -19,7 +19,7 @@ enum {
     BARRIERS = 16,
     STACK_BYTES = 256 * 1024,
     LONGEST_PAUSE = 1000,
-    MOST_IDLE_ROUNDS = 4000,
+    MOST_IDLE_ROUNDS = 100000, /* a CTA may wait for long computations of another one */
     MOST_CTAS = 8,
     MOST_ROUNDS = 256 /* of a CTA before another one, on average */
 };
