@@ -97,7 +97,7 @@ DEVICE void load_rows(float (*y)[8], const char *const *rows, call_type t, int c
 }
 /* Eight floats of partials from channel c on, 0 from `width` on. */
 DEVICE void load_partials(float y[8], const float *from, int c, int width, call_type t) {
-    if (t.vector && c < width) { /* widths are multiples of 8 */
+    if (t.vector && c + 8 <= width) {
         const float4 low = *(const float4 *)(from + c), high = *(const float4 *)(from + c + 4);
         y[0] = low.x, y[1] = low.y, y[2] = low.z, y[3] = low.w;
         y[4] = high.x, y[5] = high.y, y[6] = high.z, y[7] = high.w;

@@ -62,7 +62,7 @@ DEVICE void count_work_item(const fattni_bwd_sm90_args *p, int head_group, int w
 }
 /* One thread: until all rows of a task's head group are preprocessed. Returns whether its keys are centred. */
 DEVICE int wait_preprocessed(const fattni_bwd_sm90_args *p, const task *t) {
-    if (p->progress && !wait_counter(p, t->head_group, PREPROCESSED, p->row_items * CTAS)) return 0; /* HAS_MEANS */
+    if (p->progress && !wait_counter(p, t->head_group, PREPROCESSED, p->row_items * CTAS)) return 0; /* no means */
     return key_mean_of(&p->bwd, t->b, t->hk) != 0;
 }
 

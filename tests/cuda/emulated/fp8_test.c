@@ -46,6 +46,8 @@ static const attention_case cases[] = {
     {"d 256", .B = 1, .Hq = 2, .Hkv = 1, .Sq = 40, .Sk = 150, .D = 256},
     {"wide values", .B = 1, .Hq = 1, .Sq = 20, .Sk = 128, .D = 16, .Dv = 192},
     {"d 40", .B = 2, .Hq = 1, .Sq = 33, .Sk = 140, .D = 40, .Dv = 96},
+    /* F32 in multiples of 16 bytes, not of 8 channels; of one key nothing is left beside the means of v. */
+    {"d 20, one key", .B = 1, .Hq = 2, .Sq = 3, .Sk = 1, .D = 20, .Dv = 44},
     {"d 17", .B = 1, .Hq = 2, .Sq = 33, .Sk = 140, .D = 17, .Dv = 59},
     {"d 80, around 32 keys", .B = 3, .Hq = 1, .Sq = 31, .Sk = 97, .D = 80, .lengths = LENGTHS_PADDED_K,
      .length_k = {31, 33, 97}},
