@@ -113,9 +113,11 @@ FATTN_API fattn_var fattn_op_slice(fattn_tape *t, fattn_var x, int dim, int64_t 
                                    int64_t end); /* elements begin..end-1 along dim; ARG if they are not all there */
 FATTN_API fattn_var fattn_op_concat(fattn_tape *t, const fattn_var *x, int n,
                                     int dim); /* 1..64 of one dtype, one after the other along dim: a copy */
+/* -> o, laid out [B,S,H,D]. With FATTN_FP8 in p->flags the op makes the 8-bit copies and keeps none; q and k come from
+   fattn_op_rope, if at all, and not from rope_base (fattn/fp8.h), since backward reads turned ones, too. */
 FATTN_API fattn_var fattn_op_attention(fattn_tape *t, fattn_var q, fattn_var k, fattn_var v,
-                                       const fattn_attention_params *p); /* -> o, laid out [B,S,H,D] */
-typedef struct fattn_attention_vars {                                    /* absent = {0} */
+                                       const fattn_attention_params *p);
+typedef struct fattn_attention_vars { /* absent = {0} */
     uint32_t struct_size, reserved;
     fattn_var q, k, v, bias, alibi, sink, seqlens_q, seqlens_k, cu_seqlens_q, cu_seqlens_k;
     fattn_var rng_step; /* I32 scalar, of dropout: read when forward and backward run, as fattn_op_dropout's */
