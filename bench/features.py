@@ -1,13 +1,17 @@
 """What a feature costs: libfattn's TFLOP/s with it over those of the plain call, in one run, interleaved.
 
     python3 bench/features.py --library build/release/lib/libfattn.so [--lengths 4096] [--dims 64 128 256]
+        [--cases bias] [--peers efficient cudnn]
 
 bf16, 16384 tokens, hidden size 2048. Only pairs (row, key) that are visible count as work. `causal` rows
-are relative to the plain causal call, the others to the plain full one. Needs PyTorch for its tensors."""
+are relative to the plain causal call, the others to the plain full one. A bias is [1,H,N,N] in bf16, for all sequences
+of the batch; dbias: its gradient is asked for, too. --peers: PyTorch's backends with the same bias. Needs PyTorch for
+its tensors."""
 import argparse
 import statistics
 
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import peers
 
@@ -60,6 +64,9 @@ def cases(B, H, N, d, device):
     yield "dropout", "plain", 0, {"dropout_p": 0.1}, {}, full
     yield "dropout causal", "plain causal", C, {"dropout_p": 0.1}, {}, causal
     yield "bias", "plain", 0, {}, {"bias": bias}, full
+    yield "bias causal", "plain causal", C, {}, {"bias": bias}, causal
+    d_bias = torch.zeros(1, H, N, N, device=device).expand(B, H, N, N)
+    yield "bias, dbias", "plain", 0, {}, {"bias": bias, "d_bias": d_bias}, full
     yield "deterministic", "plain", DETERMINISTIC, {}, {}, full
     yield "deterministic causal", "plain causal", C | DETERMINISTIC, {}, {}, causal
 
@@ -76,6 +83,34 @@ def call_of(library, B, H, N, d, device, flags, params, tensors):
     return library.prepare(flags, params, **t, **tensors)
 
 
+BACKENDS = {"efficient": SDPBackend.EFFICIENT_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}
+
+
+def peer_calls(backend, B, H, N, d, device, tensors):
+    """Forward and backward of PyTorch's call with this bias; None where the backend refuses it."""
+    def new():
+        return torch.randn(B, N, H, d, device=device, dtype=torch.bfloat16).transpose(1, 2).requires_grad_()
+    inputs = [new(), new(), new()]
+    bias = tensors["bias"][:1].detach().clone().requires_grad_("d_bias" in tensors)
+    d_o = new().detach()
+
+    def forward():
+        with sdpa_kernel(BACKENDS[backend]):
+            return torch.nn.functional.scaled_dot_product_attention(*inputs, attn_mask=bias.expand(B, H, N, N))
+    wanted = inputs + [bias] if "d_bias" in tensors else inputs
+    try:
+        out = forward()
+        torch.autograd.grad(out, wanted, d_o, retain_graph=True)
+    except RuntimeError as error:
+        print(f"{backend} d{d} refuses: {str(error).splitlines()[0][:100]}", flush=True)
+        return None
+
+    def only_forward():
+        with torch.no_grad():
+            forward()
+    return {"fwd": only_forward, "bwd": lambda: torch.autograd.grad(out, wanted, d_o, retain_graph=True)}
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--library", required=True)
@@ -83,6 +118,8 @@ def main():
     parser.add_argument("--lengths", type=int, nargs="*", default=[4096])
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--passes", nargs="*", default=["fwd", "bwd"], choices=["fwd", "bwd"])
+    parser.add_argument("--cases", nargs="*", help="only these beside the plain ones, by the start of their names")
+    parser.add_argument("--peers", nargs="*", default=[], choices=list(BACKENDS), help="beside calls with a bias")
     a = parser.parse_args()
     library = peers.Library(a.library, peers.CUDA)
     torch.manual_seed(0)
@@ -90,14 +127,21 @@ def main():
         for N in a.lengths:
             B, H = 16384 // N, 2048 // d
             rows = []
+            beside = {}  # calls of peers
             for name, base, flags, params, tensors, pairs in cases(B, H, N, d, "cuda"):
+                if a.cases is not None and base and not any(name.startswith(x) for x in a.cases):
+                    continue
                 rows.append((name, base, pairs, call_of(library, B, H, N, d, "cuda", flags, params, tensors)))
+                for peer in a.peers if name in ("bias", "bias, dbias") else []:
+                    if calls := peer_calls(peer, B, H, N, d, "cuda", tensors):
+                        beside[name, peer] = calls
             for which in a.passes:
                 calls = {r[0]: getattr(r[3], which) for r in rows
                          if which == "bwd" or not r[0].startswith("deterministic")}
                 for r in rows:
                     if which == "bwd":
                         r[3].fwd()
+                calls |= {key: value[which] for key, value in beside.items()}
                 times = peers.interleaved(calls, a.rounds)
                 rate = {r[0]: (4 if which == "fwd" else 10) * H * d * r[2] / times[r[0]] / 1e9
                         for r in rows if r[0] in calls}
@@ -106,7 +150,9 @@ def main():
                         continue
                     kernel = getattr(call.plan, which + "_kernel").decode()
                     share = f"{rate[name] / rate[base]:6.2f}" if base else "      "
-                    print(f"{which} d{d:<4}N {N:<6}{name:22}{rate[name]:7.0f} TFLOP/s {share}  {kernel}",
+                    ratios = "".join(f"  {peer} {times[name, peer] / times[name]:.2f}x"
+                                     for x, peer in beside if x == name)
+                    print(f"{which} d{d:<4}N {N:<6}{name:22}{rate[name]:7.0f} TFLOP/s {share}  {kernel}{ratios}",
                           flush=True)
 
 

@@ -61,8 +61,8 @@ class Plan(C.Structure):
     _fields_ = [("struct_size", C.c_uint32), ("deterministic", C.c_uint32),
                 ("fwd_workspace", C.c_size_t), ("bwd_workspace", C.c_size_t),
                 ("saved_bytes", C.c_size_t), ("lse_bytes", C.c_size_t),
-                ("materialized_bytes", C.c_size_t), ("fwd_kernel", C.c_char * 48),
-                ("bwd_kernel", C.c_char * 48)]
+                ("materialized_bytes", C.c_size_t), ("fwd_kernel", C.c_char * 64),
+                ("bwd_kernel", C.c_char * 64)]
 
 
 class CtxOptions(C.Structure):

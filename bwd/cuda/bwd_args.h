@@ -72,9 +72,10 @@ typedef struct mean_search {
 /* Of Hopper's kernels. schedule.next_tile counts work items (bwd_sm90_scheduler.cuh). */
 typedef struct fattni_bwd_sm90_args {
     CUtensorMap q, k, v, d_o; /* {d, row, head, batch}, boxes of 64 columns */
+    CUtensorMap bias;         /* BIASED: {column, row, head, batch}, boxes of 64 columns and a row block */
     fattni_bwd_args bwd;
     fattni_sm90_schedule schedule;
-    fattni_map_step q_step, k_step, v_step, d_o_step;
+    fattni_map_step q_step, k_step, v_step, d_o_step, bias_step;
     /* FATTNI_COUNTERS for each head group, 0 at the start, where the kernel also does the work of bwd_preprocess.cu and
        bwd_postprocess.cu; else NULL: then all work items are MAINLOOP. */
     int32_t *progress;

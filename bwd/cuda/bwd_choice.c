@@ -54,10 +54,20 @@ static bool counts_fit(const fattni_problem *p, const fattni_cuda_kernel *k) {
            fattni_max(blocks * heads, packed) <= 1 << 26;
 }
 
+/* Whether DBIAS kernels, which write each element once, can do what the call asks of dbias: what shares an element also
+   shares the bias. */
+static bool dbias_fits(const fattni_problem *p) {
+    const int64_t n[4] = {p->B, p->Hq, p->max_q, p->max_k};
+    for (int d = 0; d < 4 && p->d_bias.present; ++d)
+        if (p->d_bias.s[d] == 0 && n[d] > 1 && (d > 1 || p->bias.s[d] != 0)) return false;
+    return true;
+}
+
 /* Hopper has separate kernels for a softcap (CAPPED). Its BANDED clusters do not clear what is beyond a sequence. */
 static bool matches(const fattni_cuda_kernel *k, const fattni_problem *p, int variant) {
     switch (k->variant) {
     case FATTNI_VARIANT_CAPPED: return p->softcap > 0 && p->softcap <= FATTNI_LARGE_CAP;
+    case FATTNI_VARIANT_BIASED: return fattni_sm90_stages_bias(p) && dbias_fits(p);
     case FATTNI_VARIANT_BANDED: return variant == k->variant && (k->cluster == 1 || !(p->packed || p->padded));
     case FATTNI_VARIANT_GENERAL: return k->arch != 90 || !(p->softcap > 0);
     default: return k->variant == variant;

@@ -101,6 +101,8 @@ static fattn_status make_maps(fattn_ctx *ctx, const fattni_problem *p, const fat
     FATTNI_TRY(fattni_sm90_map(ctx, &p->q, p->dtype, p->D, k->BM, &x->q, &x->q_step));
     FATTNI_TRY(fattni_sm90_map(ctx, &p->k, p->dtype, p->D, k->BN, &x->k, &x->k_step));
     FATTNI_TRY(fattni_sm90_map(ctx, &p->v, p->dtype, p->Dv, k->BN, &x->v, &x->v_step));
+    if (k->variant == FATTNI_VARIANT_BIASED)
+        FATTNI_TRY(fattni_sm90_map(ctx, &p->bias, p->dtype, p->max_k, k->BM, &x->bias, &x->bias_step));
     return fattni_sm90_map(ctx, &p->d_o, p->dtype, p->Dv, k->BM, &x->d_o, &x->d_o_step);
 }
 
@@ -137,6 +139,21 @@ fattn_status fattni_bwd_sm90_args_of(fattn_ctx *ctx, const fattni_problem *p, co
 static fattn_status launch_sm90(fattn_ctx *ctx, const fattni_cuda_kernel *k, const fattni_bwd_sm90_args *x) {
     const int64_t grid = k->cluster == 1 ? fattni_min(x->items, ctx->gpu.sms) : (int64_t)x->items * k->cluster;
     return fattni_cuda_launch(ctx, k, grid, x, sizeof *x);
+}
+
+/* After a BIASED kernel, which leaves dbias to one of its own (bwd_sm90_dbias.cuh), or NULL. */
+static const fattni_cuda_kernel *dbias_kernel_of(const fattn_ctx *ctx, const fattni_problem *p,
+                                                 const fattni_cuda_kernel *k) {
+    if (k->variant != FATTNI_VARIANT_BIASED || !p->d_bias.present) return NULL;
+    for (const fattni_cuda_kernel *const *x = fattni_bwd_cuda_kernels; *x; ++x)
+        if ((*x)->variant == FATTNI_VARIANT_DBIAS && fattni_cuda_can_run(*x, ctx, p)) return *x;
+    return NULL;
+}
+
+static fattn_status launch_dbias(fattn_ctx *ctx, const fattni_cuda_kernel *k, const fattni_bwd_sm90_args *x) {
+    const int64_t *const n = x->bwd.d_bias_n;
+    const int64_t tiles = n[0] * n[1] * fattni_ceil_div(n[2], k->BM) * fattni_ceil_div(n[3], k->BN);
+    return fattni_cuda_launch(ctx, k, fattni_min(tiles, ctx->gpu.sms), x, sizeof *x);
 }
 
 /* ---- the call ---- */
@@ -186,13 +203,15 @@ static fattn_status run(fattn_ctx *ctx, const fattni_problem *p, const fattni_ke
     fattni_bwd_args main = x; /* reads the copy of dO */
     if (x.d_o_copy.p) main.d_o = x.d_o_copy;
     fattni_bwd_sm90_args s;
+    const fattni_cuda_kernel *const dbias = dbias_kernel_of(ctx, p, k);
     if (is_sm90(k)) /* steps that may fail come before those that write */
         FATTNI_TRY(fattni_bwd_sm90_args_of(ctx, p, k, &main, (char *)p->workspace + l.counters, rows, &s));
     FATTNI_TRY(fattni_bwd_cuda_zero_counters(ctx, p, &x, l.huge.zero, l.bytes, x.key_mean && (!rows || p->packed)));
-    FATTNI_TRY(fattni_bwd_cuda_zero(ctx, p, &x));
+    if (!dbias) FATTNI_TRY(fattni_bwd_cuda_zero(ctx, p, &x)); /* that overwrites all of it */
     if (!rows) FATTNI_TRY(FATTNI_START(ctx, fattn_bwd_preprocess, row_grid, 256, &x));
     FATTNI_TRY(is_sm90(k) ? launch_sm90(ctx, k, &s) : fattni_cuda_launch(ctx, k, key_grid, &main, sizeof main));
     if (p->dq.present && !rows) FATTNI_TRY(FATTNI_START(ctx, fattn_bwd_postprocess, row_grid, x.dq_threads, &x));
+    if (dbias) FATTNI_TRY(launch_dbias(ctx, dbias, &s));
     FATTNI_TRY(fattni_bwd_cuda_huge(ctx, p, huge, k, &main));
     return fattni_bwd_cuda_sink(ctx, p, &x);
 }

@@ -6,12 +6,11 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* The variant: masks and features that a kernel supports. Not an enum: kernels compare them in #if. FULL, CAUSAL: that
-   mask and nothing else. SHORT: causal, at most FATTNI_SHORT_ROWS rows; its smaller BM wastes less at the diagonal.
-   BANDED: windows, lengths, sink, merge. GENERAL: also softcap, ALiBi, bias, dropout. CAPPED: general with a softcap.
-   HUGE: all, but only for huge rows (core/attention/huge.h). FEW, FEW_GENERAL: as BANDED and GENERAL, only for few
-   rows, whose keys are split (fwd/cuda/fwd_parts.h); FEW_UNIFIED: as FEW, with FATTN_UNIFIED_MAX. ADD: adds up results
-   of parts (fwd/cuda/fwd_split.h). */
+/* The variant: masks and features of a kernel. Not an enum: kernels compare them in #if. FULL, CAUSAL: that mask alone.
+   SHORT: causal, at most FATTNI_SHORT_ROWS rows; its smaller BM wastes less at the diagonal. BANDED: windows, lengths,
+   sink, merge. GENERAL: also softcap, ALiBi, bias, dropout. CAPPED: general with a softcap. BIASED: banded with a bias
+   of rows that TMA loads; DBIAS: its gradient. HUGE: all, for huge rows (core/attention/huge.h). FEW, FEW_GENERAL,
+   FEW_UNIFIED: as BANDED, GENERAL, with FATTN_UNIFIED_MAX, for few rows (fwd/cuda/fwd_parts.h). ADD: fwd_split.h. */
 #define FATTNI_VARIANT_FULL 0
 #define FATTNI_VARIANT_CAUSAL 1
 #define FATTNI_VARIANT_SHORT 2
@@ -23,8 +22,9 @@
 #define FATTNI_VARIANT_FEW_GENERAL 8
 #define FATTNI_VARIANT_ADD 9
 #define FATTNI_VARIANT_FEW_UNIFIED 10
+#define FATTNI_VARIANT_BIASED 11
+#define FATTNI_VARIANT_DBIAS 12
 enum { FATTNI_SHORT_ROWS = 1024 };
-
 typedef void (*fattni_cuda_any)(void); /* a kernel's host stub, of any argument type */
 
 typedef struct fattni_cuda_kernel {

@@ -16,6 +16,11 @@ bool fattni_sm90_maps_inputs(const fattni_problem *p) {
            fattni_sm90_maps(&p->k, p->D) && fattni_sm90_maps(&p->v, p->Dv);
 }
 
+bool fattni_sm90_stages_bias(const fattni_problem *p) {
+    return p->bias.present && p->bias.dtype == (int32_t)p->dtype && fattni_sm90_maps(&p->bias, p->max_k) &&
+           (p->bias.s[2] != 0 || p->max_q <= 1) && !(p->softcap > 0 || p->alibi.present || p->drop_T);
+}
+
 /* How a map reads elements. */
 typedef struct element {
     CUtensorMapDataType type;

@@ -11,6 +11,10 @@ bool fattni_sm90_maps(const fattni_array *a, int64_t width);
 /* The same for q, k and v, which must not be empty. */
 bool fattni_sm90_maps_inputs(const fattni_problem *p);
 
+/* Whether a call is one for BIASED kernels: a 16-bit bias that a tensor map can describe, of q's dtype, and no other
+   feature that is not BANDED's. */
+bool fattni_sm90_stages_bias(const fattni_problem *p);
+
 /* {width, rows, heads, batches} of `a`, boxes of 64 columns and `box` rows. Host work only; in the context's CUDA
    context (fattni_cuda_enter). */
 fattn_status fattni_sm90_map(fattn_ctx *ctx, const fattni_array *a, fattn_dtype dtype, int64_t width, int box,

@@ -2,10 +2,12 @@
 #ifndef FATTNI_FWD_CUDA_FWD_ARGS_H
 #define FATTNI_FWD_CUDA_FWD_ARGS_H
 
+#include "core/cuda/kernel.h"
 #include "core/cuda/sm90_args.h"
 
-/* Rows of one load of Q: above head_dim 128 those of one consumer warpgroup. */
-#define FATTNI_FWD_SM90_Q_ROWS(D, BM) ((D) > 128 ? 64 : (BM))
+/* Rows of one load of Q: those of one consumer warpgroup above head_dim 128 and, beside a bias in shared memory, 64. */
+#define FATTNI_FWD_SM90_Q_ROWS(variant, D, BM)                                                                         \
+    ((D) > 128 || ((variant) == FATTNI_VARIANT_BIASED && (D) > 64) ? 64 : (BM))
 
 /* Whether shared memory has room for O. Kernels for plain masks then store it by its tensor map alone. */
 #define FATTNI_FWD_SM90_STAGES_O(DV, BN) ((DV) <= 128 || (BN) <= 64)
@@ -23,9 +25,10 @@ typedef struct fattni_f8_args {
 
 typedef struct fattni_fwd_sm90_args {
     CUtensorMap q, k, v, o; /* {d, row, head, batch}, boxes of 64 columns; o: of the 16 rows of a warp */
+    CUtensorMap bias;       /* BIASED: {column, row, head, batch}, boxes of 64 columns and 64 rows */
     fattni_attention_args a;
     fattni_sm90_schedule schedule;
-    fattni_map_step q_step, k_step, v_step, o_step;
+    fattni_map_step q_step, k_step, v_step, o_step, bias_step;
     int32_t o_by_tma;  /* whether O has a map */
     float scale_log2;  /* scale times log2 e: read from constant memory, it takes no register */
     uint32_t zero;     /* 0, which the compiler does not know (fwd_sm90.cuh) */

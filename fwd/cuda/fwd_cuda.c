@@ -17,6 +17,7 @@ typedef struct traits {
     int variant;
     bool sm90;    /* the Hopper kernels support it */
     bool maps_o;  /* O has a tensor map */
+    bool biased;  /* the bias has one, and there is no other general feature */
     bool few;     /* few rows, whose keys are split */
     bool unified; /* FATTN_UNIFIED_MAX */
 } traits;
@@ -26,11 +27,12 @@ static int64_t tile_heads_of(const fattni_problem *p) {
     return p->alibi.present || p->bias.present || p->drop_T ? 1 : p->group;
 }
 
-/* o is stored with 16-byte accesses, unless it is F32; positions must be multiples of dropout's 16 x 16 blocks; beyond
-   head_dim 128 there are no registers left for a bias. */
+/* Beyond head_dim 128 Hopper's general kernels have no registers left for a bias. */
+static bool has_bias(const fattni_cuda_kernel *k) { return k->D <= 128; }
+
+/* o is stored with 16-byte accesses, unless it is F32; positions must be multiples of dropout's 16 x 16 blocks. */
 static bool sm90_supports(const fattni_problem *p) {
     if (p->drop_T && ((p->q_pos0 | p->k_pos0) & 15)) return false;
-    if (p->bias.present && fattni_max(p->D, p->Dv) > 128) return false;
     return fattni_sm90_maps_inputs(p) && (p->o.dtype == FATTN_F32 || fattni_cuda_vector(&p->o, p->Dv));
 }
 
@@ -38,6 +40,7 @@ static traits traits_of(const fattn_ctx *ctx, const fattni_problem *p) {
     return (traits){.variant = fattni_cuda_variant_of(p, p->flags & FATTN_MERGE),
                     .sm90 = ctx->gpu.arch == 90 && sm90_supports(p),
                     .maps_o = p->o.dtype == (int32_t)p->dtype && fattni_sm90_maps(&p->o, p->Dv),
+                    .biased = fattni_sm90_stages_bias(p),
                     .few = p->Sq <= FATTNI_FEW_ROWS && tile_heads_of(p) * p->Sq <= INT32_MAX, /* rows are ints */
                     .unified = p->flags & FATTN_UNIFIED_MAX};
 }
@@ -60,7 +63,8 @@ static bool matches(const fattni_cuda_kernel *k, const fattni_problem *p, const 
     case FATTNI_VARIANT_FEW_GENERAL: return t->few;
     case FATTNI_VARIANT_SHORT: return t->variant == FATTNI_VARIANT_CAUSAL && p->Sq <= FATTNI_SHORT_ROWS;
     case FATTNI_VARIANT_BANDED: return t->variant != FATTNI_VARIANT_GENERAL;
-    case FATTNI_VARIANT_GENERAL: return true;
+    case FATTNI_VARIANT_BIASED: return t->biased;
+    case FATTNI_VARIANT_GENERAL: return k->arch != 90 || !p->bias.present || has_bias(k);
     default: return k->variant == t->variant;
     }
 }
@@ -220,7 +224,9 @@ static const char *plan(const fattn_ctx *ctx, const fattni_problem *p, fattni_ke
 
 static fattn_status make_maps(fattn_ctx *ctx, const fattni_problem *p, const fattni_cuda_kernel *k,
                               fattni_fwd_sm90_args *x) {
-    const int q_rows = FATTNI_FWD_SM90_Q_ROWS(k->D, k->BM);
+    const int q_rows = FATTNI_FWD_SM90_Q_ROWS(k->variant, k->D, k->BM);
+    if (k->variant == FATTNI_VARIANT_BIASED)
+        FATTNI_TRY(fattni_sm90_map(ctx, &p->bias, p->dtype, p->max_k, 64, &x->bias, &x->bias_step));
     FATTNI_TRY(fattni_sm90_map(ctx, &p->q, p->dtype, p->D, q_rows, &x->q, &x->q_step));
     FATTNI_TRY(fattni_sm90_map(ctx, &p->k, p->dtype, p->D, k->BN, &x->k, &x->k_step));
     FATTNI_TRY(fattni_sm90_map(ctx, &p->v, p->dtype, p->Dv, k->BN, &x->v, &x->v_step));

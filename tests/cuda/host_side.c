@@ -409,6 +409,39 @@ Test(host_side, hopper_backward_variants) {
     }
 }
 
+/* Which kernels take a bias on Hopper: biased ones of rows that tensor maps can describe, in q's dtype and without
+   other general features. */
+Test(host_side, hopper_with_bias) {
+    enum { PLAIN, SHARED, PADDED, ODD_ROWS, ONE_ROW, WIDE, ALIBI, CAPPED, DROPPED, CALLS };
+    for (int n = 0; n < 2 * 4 * CALLS; ++n) {
+        const fattn_dtype dtype = dtypes[n % 2];
+        const int64_t D = (const int64_t[]){40, 128, 192, 256}[n / 2 % 4], Sk = 1000;
+        const int call = n / 8;
+        fattn_ctx *const ctx = planner(90);
+        fattn_attention_plan plan = {.struct_size = sizeof plan};
+        shapes x;
+        describe(&x, dtype, 4, 1000, Sk, D);
+        const int64_t shape[4] = {1, call == SHARED ? 1 : 4, call == ONE_ROW ? 1 : 1000, Sk};
+        fattn_tensor bias = fattn_tensor_view(place(50), call == WIDE ? FATTN_F32 : dtype, FATTN_CUDA, 0, 4, shape),
+                     head = fattn_tensor_view(place(51), FATTN_F32, FATTN_CUDA, 0, 1, (int64_t[]){4}),
+                     length = fattn_tensor_view(place(52), FATTN_I32, FATTN_CUDA, 0, 1, (int64_t[]){1});
+        if (call == ODD_ROWS) bias.stride[2] += 4, bias.stride[1] = 1000 * bias.stride[2];
+        x.io.bias = &bias;
+        if (call == ALIBI) x.io.alibi = &head;
+        if (call == PADDED) x.io.seqlens_k = &length;
+        if (call == CAPPED) x.p.softcap = 30;
+        if (call == DROPPED) x.p.dropout_p = 0.1f;
+        cr_assert_eq(fattn_attention_query(ctx, &x.p, &x.io, &plan), FATTN_OK, "%s", fattn_ctx_error(ctx));
+        const bool biased = call <= PADDED;
+        cr_assert_eq(strstr(plan.fwd_kernel, "biased") != NULL, biased, "%d: %s", call, plan.fwd_kernel);
+        cr_assert_eq(strstr(plan.bwd_kernel, "biased") != NULL, biased, "%d: %s", call, plan.bwd_kernel);
+        /* Other forward kernels for Hopper above head_dim 128 would leave a bias out. */
+        cr_assert_eq(strstr(plan.fwd_kernel, "sm90") != NULL, biased || D <= 128, "%d: %s", call, plan.fwd_kernel);
+        cr_assert(strstr(plan.bwd_kernel, "sm90"), "%d: %s", call, plan.bwd_kernel);
+        fattn_ctx_destroy(ctx);
+    }
+}
+
 /* Few rows of 16 bits have their keys split, on every device, whatever the features and the batch. */
 Test(host_side, few_rows) {
     for (int n = 0; n < ARCHITECTURES; ++n) {

@@ -19,6 +19,7 @@ static const attention_case cases[] = {
     {SHAPE, .name = "window", .flags = FATTN_WINDOW, .window_left = 100, .window_right = 7, .softcap = 5, .alibi = true,
      .sink = true},
     {SHAPE, .name = "dropout", .dropout_p = 0.2f},
+    {.B = 2, .Hq = 4, .Hkv = 2, .Sq = 330, .Sk = 528, .name = "bias", .bias = BIAS | BIAS_OVER_B},
     {.B = 4,
      .Hq = 4,
      .Sq = 330,

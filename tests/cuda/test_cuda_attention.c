@@ -120,6 +120,68 @@ Test(cuda_attention, shapes, .timeout = 400) {
     fattn_ctx_destroy(ctx);
 }
 
+/* A bias that Hopper's biased kernels load by TMA, and for others, whose rows are no multiple of 16 bytes; shared by
+   sequences or heads, with and without its gradient's sums. */
+Test(cuda_attention, biases, .timeout = 400) {
+    fattn_ctx *const ctx = device_or_skip(), *const cpu = attention_context(0);
+    static const attention_case cases[] = {
+        {.name = "bias", .B = 1, .Hq = 2, .Sq = 300, .Sk = 520, .bias = BIAS},
+        {.name = "bias over b", .B = 3, .Hq = 2, .Hkv = 1, .Sq = 261, .Sk = 264, .bias = BIAS | BIAS_OVER_B},
+        {.name = "bias over b and h", .B = 2, .Hq = 4, .Sq = 130, .Sk = 72, .bias = BIAS | BIAS_OVER_B | BIAS_OVER_H},
+        {.name = "bias, causal", .B = 2, .Hq = 2, .Sq = 400, .Sk = 336, .flags = FATTN_CAUSAL, .bias = BIAS},
+        {.name = "bias, window",
+         .B = 2,
+         .Hq = 1,
+         .Sq = 500,
+         .Sk = 504,
+         .flags = FATTN_WINDOW,
+         .window_left = 100,
+         .window_right = 60,
+         .bias = BIAS | BIAS_OVER_B},
+        {.name = "bias, deterministic",
+         .B = 1,
+         .Hq = 2,
+         .Sq = 300,
+         .Sk = 304,
+         .flags = FATTN_CAUSAL | FATTN_DETERMINISTIC,
+         .bias = BIAS},
+        {.name = "bias, sink, padded",
+         .B = 3,
+         .Hq = 2,
+         .Hkv = 1,
+         .Sq = 280,
+         .Sk = 400,
+         .flags = FATTN_CAUSAL,
+         .lengths = LENGTHS_PADDED,
+         .length_q = {280, 0, 131},
+         .length_k = {71, 40, 400},
+         .sink = true,
+         .bias = BIAS | BIAS_OVER_B},
+        {.name = "bias, packed",
+         .B = 3,
+         .Hq = 2,
+         .Sq = 300,
+         .Sk = 320,
+         .flags = FATTN_CAUSAL,
+         .lengths = LENGTHS_PACKED,
+         .length_q = {300, 0, 133},
+         .length_k = {171, 4, 320},
+         .bias = BIAS},
+        {.name = "bias, d_lse", .B = 1, .Hq = 1, .Sq = 200, .Sk = 160, .bias = BIAS, .d_lse = true},
+        {.name = "bias of odd rows", .B = 2, .Hq = 2, .Sq = 300, .Sk = 301, .bias = BIAS | BIAS_OVER_B},
+        {.name = "bias of one row", .B = 2, .Hq = 2, .Sq = 300, .Sk = 304, .bias = BIAS | BIAS_OVER_I},
+        {.name = "bias of one column", .B = 2, .Hq = 2, .Sq = 300, .Sk = 304, .bias = BIAS | BIAS_OVER_J},
+    };
+    for (size_t n = 0; n < sizeof cases / sizeof *cases; ++n)
+        for (int k = 0; k < 6 && mine((int)n); ++k) {
+            attention_case c = cases[n];
+            c.D = (const int64_t[]){64, 128, 40, 96, 256, 192}[k], c.Dv = k == 2 ? 64 : k == 5 ? 128 : c.D;
+            check(cpu, &c, (n + (size_t)k) % 2 ? FATTN_BF16 : FATTN_F16);
+        }
+    fattn_ctx_destroy(cpu);
+    fattn_ctx_destroy(ctx);
+}
+
 static bool is_fused(fattn_ctx *ctx, const attention_case *c) {
     call *const x = call_new(ctx, c);
     const bool fused = !strstr(x->plan.bwd_kernel, "standard");

@@ -19,7 +19,9 @@
                and dV are stored.
    Rounding    P and dS to the input dtype, accumulation fp32; scale is applied to dK here, to dQ in postprocess.
    Variants    BANDED has windows, lengths and sink, GENERAL also ALiBi, bias and dropout, CAPPED also a softcap: these
-               two have other steps from S to dS (bwd_sm90_general.cuh). FULL and CAUSAL have none of them.
+               two have other steps from S to dS (bwd_sm90_general.cuh). FULL and CAUSAL have none of them. BIASED is
+               BANDED with a bias, of which a step's tile is loaded beside Q and dO; bwd_sm90_dbias.cuh has its gradient.
+   Bias        in natural units: S becomes scale S + bias, and lse2 is in units of log2 (bwd_sm90_bias.cuh).
    Centring    Where the keys of a head have a mean (bwd_key_mean.cu) K in shared memory is less it, and lse2 is less
                its part of S.
    dQ order    FATTN_DETERMINISTIC: the adding warps wait for the key blocks before theirs (bwd_dq_semaphore.cuh).
@@ -37,8 +39,9 @@ enum {
     CTAS = 1,
     CAUSAL = K_VARIANT == FATTNI_VARIANT_CAUSAL,
     BANDS = K_VARIANT >= FATTNI_VARIANT_BANDED,
-    GENERAL = K_VARIANT >= FATTNI_VARIANT_GENERAL,
     CAPPED = K_VARIANT == FATTNI_VARIANT_CAPPED,
+    GENERAL = K_VARIANT == FATTNI_VARIANT_GENERAL || CAPPED,
+    BIASED = K_VARIANT == FATTNI_VARIANT_BIASED,
     PANELS = (D + 63) / 64,
     V_PANELS = PANELS,
     HALF = 32 * PANELS,
@@ -47,16 +50,16 @@ enum {
     ROW_BYTES = BM * PANELS * 128,
     D_O_BYTES = ROW_BYTES,
     DS_BYTES = BN * BM * 2,
-    BEGINS_WITH_L = FATTNI_BEGINS_WITH_L(!GENERAL, D, BM),
-    LSE_AHEAD = GENERAL || BEGINS_WITH_L ? 0 : 3, /* of lse2: tiles of 8 rows that are loaded a step before */
+    BEGINS_WITH_L = FATTNI_BEGINS_WITH_L(!GENERAL && !BIASED, D, BM),
+    LSE_AHEAD = GENERAL || BIASED || BEGINS_WITH_L ? 0 : 3, /* of lse2: tiles of 8 rows that are loaded a step before */
     /* dQ: a consumer has half of 128 rows, or of 64 rows half of the columns. The halves of head_dim 80 are 48 columns
        and overlap in REPEATED; K's second panel starts with the second half. */
     SPLIT_ROWS = BM > 64,
     COLUMNS = D > 96 || SPLIT_ROWS ? 64 : 48,
     REPEATED = SPLIT_ROWS ? 0 : 2 * COLUMNS - D,
-    PACKS = BANDS && !GENERAL,          /* there is no register for it beside features */
-    SLICE = 64 * COLUMNS,               /* floats */
-    K_PANEL = D % 64 ? D - COLUMNS : 64 /* columns from panel to panel of K */
+    PACKS = BANDS && !GENERAL && !BIASED, /* there is no register for it beside features */
+    SLICE = 64 * COLUMNS,                 /* floats */
+    K_PANEL = D % 64 ? D - COLUMNS : 64   /* columns from panel to panel of K */
 };
 static_assert(BN == 128 && K_WARPS == 12, "two consumers of 64 keys");
 static_assert(D == 64 ? BM == 128 : D % 16 == 0 && BM == 64, "two slices of dQ");
@@ -71,11 +74,13 @@ typedef struct shared_memory {
     half_type k[BN * PANELS * 64], v[BN * PANELS * 64];
     half_type q[2][BM * PANELS * 64], d_o[2][BM * PANELS * 64];
     half_type ds[2][BN * BM];
+    half_type bias[BIASED ? BM * BN : 0];
     float dq[BM * D];
     float lse2[2][BM], delta[2][BM];
     float key_mean[PANELS * 64]; /* where K is centred */
     uint64_t k_full, v_full, q_full[2], q_empty[2], do_full[2], do_empty[2];
     uint64_t work_full[2], work_empty[2], keys_empty, dq_added, dq_added_seen;
+    uint64_t bias_full[BIASED], bias_empty[BIASED];
     work_slot work[2];
     mean_search search;
     int32_t centred, reserved[3]; /* centred: the task's K is less its mean */
@@ -88,12 +93,13 @@ static_assert(SHARED_BYTES <= 227 * 1024, "shared memory");
 enum { DS_WRITTEN = 1, DQ_FULL = 2, DQ_EMPTY = 4, CLEARED = 6, ROWS_DONE = 7 };
 
 #include "bwd/cuda/sm90/bwd_sm90_general.cuh"
+#include "bwd/cuda/sm90/bwd_sm90_bias.cuh"
 #include "bwd/cuda/sm90/bwd_sm90_scheduler.cuh"
 
 static_assert(SAMPLE_BYTES <= 2 * DS_BYTES, "a sample of keys takes the place of dS");
 static_assert(offsetof(shared_memory, v) % 1024 == 0 && offsetof(shared_memory, q) % 1024 == 0 &&
                   offsetof(shared_memory, d_o) % 1024 == 0 && offsetof(shared_memory, ds) % 1024 == 0 &&
-                  ROW_BYTES % 1024 == 0 && DS_BYTES % 1024 == 0,
+                  offsetof(shared_memory, bias) % 1024 == 0 && ROW_BYTES % 1024 == 0 && DS_BYTES % 1024 == 0,
               "swizzled tiles");
 
 /* ---- work items, from the producer to the other warps ---- */
@@ -187,6 +193,7 @@ DEVICE void load(const fattni_bwd_sm90_args *p, const task *t, uint32_t shared) 
         load_q(p, t, &s, row, shared);
         if (n == 0) load_keys(p, t, centred, shared);
         load_d_o(p, t, &s, row, s.stage, s.parity, shared);
+        if (BIASED) load_bias(p, t, &s, shared); /* last: it waits longest */
     }
 }
 
@@ -364,6 +371,9 @@ DEVICE void main_loop(const fattni_bwd_sm90_args *p, const task *t, int number, 
         wgmma_wait(1);
         PIN(s, BM / 2);
         const int edge = crosses_edge(&t->s, now.i0, t->j0);
+        if (BIASED)
+            add_bias_tile(s, BM, MEMBER_ADDRESS(shared, bias) + consumer * (BM * 128), a->scale, t->s.Sq - now.i0, &now,
+                          shared, thread);
         if (GENERAL) {
             general_probabilities(s, BM, lse2, a, &t->s, &at, edge);
         } else {
@@ -378,7 +388,7 @@ DEVICE void main_loop(const fattni_bwd_sm90_args *p, const task *t, int number, 
             } else {
 #pragma unroll
                 for (int i = LSE_AHEAD; i < BM / 8; ++i) ahead[4 * i] = lse2[4 * i];
-                exponentials((float(*)[4])s, BM / 8, unit, ahead);
+                exponentials((float(*)[4])s, BM / 8, BIASED ? LOG2E : unit, ahead);
             }
             PIN(s, BM / 2);
             /* Again: ptxas moves the wait for dP up to the last branch. */
@@ -571,6 +581,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) K_NAME(const __grid_con
     const int role = __shfl_sync(ALL_LANES, (int)threadIdx.x / 128, 0);
     const int warp = (int)threadIdx.x / 32;
     init_barriers(shared, 2);
+    if (BIASED) init_bias_barriers(shared);
     init_work_slots(shared, p.bwd.dq_semaphore != 0);
     __syncthreads();
     if (role == 0) {

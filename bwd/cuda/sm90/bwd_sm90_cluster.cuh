@@ -35,6 +35,7 @@ enum {
     PACKS = 0,
     GENERAL = K_VARIANT >= FATTNI_VARIANT_GENERAL,
     CAPPED = K_VARIANT == FATTNI_VARIANT_CAPPED,
+    BIASED = K_VARIANT == FATTNI_VARIANT_BIASED, /* and GENERAL, by its division of labour */
     /* Half of the columns are a unit of work, and begin with a panel of their own: of head_dim 192 a half has one and
        a half. A consumer has half of the columns of dK and dV, a CTA those of dQ. */
     HALF = D / 2,
@@ -47,6 +48,7 @@ enum {
     D_O_BYTES = BM * V_PANELS * 128,
     TILE_BYTES = BM * BN * 2,
     DO_STAGES = D == 256 ? 1 : 2,                       /* as many as there is memory for */
+    P_STAGES = BIASED ? 1 : 2,                          /* the same */
     SLICE = BM * HALF,                                  /* floats of a row block's accumulator that a CTA adds */
     DQ_COLUMNS = GENERAL && HALF % 64 == 0 ? 64 : HALF, /* at a time: what the dQ warpgroup has registers for */
     DQ_PAUSE = GENERAL ? 0 : 90,                        /* cycles between two reductions of a warp */
@@ -60,11 +62,13 @@ typedef struct shared_memory {
     half_type k[BN * PANELS * 64], v[BN * V_PANELS * 64];
     half_type other_k[BN * PANELS * 32]; /* of the other CTA: the columns of dQ that this CTA has */
     half_type q[2][BM * PANELS * 64], d_o[DO_STAGES][BM * V_PANELS * 64];
-    half_type p[2][BN * BM]; /* P^T; GENERAL: two stages, else P rounded and what was rounded off */
+    half_type p[P_STAGES][BN * BM]; /* P^T; GENERAL: stages, else P rounded and what was rounded off */
+    half_type bias[BIASED ? BM * BN : 0];
     half_type ds[2][BN * BM], other_ds[2][BN * BM]; /* dS^T, and the other CTA's */
     float lse2[2][BM], delta[DO_STAGES][BM];
     uint64_t k_full, v_full, q_full[2], q_empty[2], do_full[2],
         do_empty[2]; /* of one stage of dO the second is unused */
+    uint64_t bias_full[BIASED], bias_empty[BIASED];
     uint64_t ds_full[2], ds_empty[2], keys_empty, dq_added, dq_added_seen, dq_granted; /* keys_empty is unused */
     mean_search search;
     int32_t steps, centred, reserved[2]; /* steps: of the task; the second consumer has no register for them */
@@ -78,14 +82,16 @@ static_assert(SHARED_BYTES <= 227 * 1024, "shared memory");
 /* Named barriers; 1 to 4 are the consumers'. */
 enum { DQ_READY = 5, CENTRED = 6, ROWS_DONE = 7 };
 
+#include "bwd/cuda/sm90/bwd_sm90_bias.cuh"
 #include "bwd/cuda/sm90/bwd_sm90_scheduler.cuh"
 #include "core/ptx/clock.h"
 #include "core/ptx/cluster.h"
 
 static_assert(offsetof(shared_memory, v) % 1024 == 0 && offsetof(shared_memory, other_k) % 1024 == 0 &&
                   offsetof(shared_memory, q) % 1024 == 0 && offsetof(shared_memory, d_o) % 1024 == 0 &&
-                  offsetof(shared_memory, p) % 1024 == 0 && offsetof(shared_memory, ds) % 1024 == 0 &&
-                  offsetof(shared_memory, other_ds) % 1024 == 0 && ROW_BYTES % 1024 == 0 && TILE_BYTES % 1024 == 0,
+                  offsetof(shared_memory, p) % 1024 == 0 && offsetof(shared_memory, bias) % 1024 == 0 &&
+                  offsetof(shared_memory, ds) % 1024 == 0 && offsetof(shared_memory, other_ds) % 1024 == 0 &&
+                  ROW_BYTES % 1024 == 0 && TILE_BYTES % 1024 == 0,
               "swizzled tiles");
 
 /* Stages of tiles are addressed by MEMBER_ADDRESS + stage * bytes: ELEMENT_ADDRESS adds in an order that ptxas makes
@@ -101,6 +107,7 @@ DEVICE uint32_t do_parity(int n) { return (uint32_t)(DO_STAGES > 1 ? n >> 1 & 1 
    CTA release a stage of dS. */
 DEVICE void init_cluster_barriers(uint32_t shared) {
     init_barriers(shared, 4);
+    if (BIASED) init_bias_barriers(shared);
     if (threadIdx.x == 0) {
         for (int n = 0; n < 2; ++n) {
             mbarrier_init(ELEMENT_ADDRESS(shared, ds_full, n), 1);
@@ -136,6 +143,7 @@ DEVICE void load(const fattni_bwd_sm90_args *p, const task *t, uint32_t shared) 
                         t->hk * p->v_step.head, t->s.batch * p->v_step.batch);
         }
         load_d_o(p, t, &s, row, do_stage(n), do_parity(n), shared);
+        if (BIASED) load_bias(p, t, &s, shared); /* last: it waits longest */
     }
 }
 

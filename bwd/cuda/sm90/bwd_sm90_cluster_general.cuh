@@ -1,4 +1,4 @@
-/* The consumers of bwd_sm90_cluster.cuh in GENERAL and CAPPED instances. Here dS may need more of a score than P (the
+/* The consumers of bwd_sm90_cluster.cuh in GENERAL, CAPPED and BIASED instances. Here dS may need more of a score than P (the
    derivative of its cap, a dropped element), so each consumer has all that belongs to a score, and P is ready only when
    dP is: of S^T and dP^T a consumer has all 64 keys and half of the 64 rows; P^T and dS^T are put together in shared
    memory; of dV and dK it has half of the columns. The dQ warpgroup does one panel of columns at a time: the consumers
@@ -62,8 +62,15 @@ DEVICE origin origin_of(const fattni_attention_args *a, const task *t, const ste
 
 /* S to P, in CAPPED to tanh (bwd_sm90_general.cuh), and dropout's bits. */
 DEVICE void probabilities_of(float s[ROWS / 2], uint32_t keep[1], const fattni_attention_args *a, const task *t,
-                             const step *now, const part *mine, const shared_memory *memory) {
+                             const step *now, const part *mine, uint32_t shared, const shared_memory *memory) {
     const origin at = origin_of(a, t, now, mine);
+    if (BIASED) {
+        add_bias_tile(s, ROWS, MEMBER_ADDRESS(shared, bias) + mine->consumer * (ROWS * 128), a->scale,
+                      t->s.Sq - now->i0 - mine->consumer * ROWS, now, shared, threadIdx.x);
+        exponentials((float(*)[4])s, ROWS / 8, LOG2E, statistics(memory->lse2[now->stage], mine->row0));
+        if (crosses_edge(&t->s, now->i0, t->j0)) mask_outside((float(*)[4])s, ROWS / 8, &t->s, at.i, at.j);
+        return;
+    }
     if (a->drop_T) keep_rows(keep, ROWS, a, &at);
     general_probabilities(s, ROWS, statistics(memory->lse2[now->stage], mine->row0), a, &t->s, &at,
                           crosses_edge(&t->s, now->i0, t->j0));
@@ -76,10 +83,14 @@ DEVICE void score_gradients_of(float s[ROWS / 2], float dp[ROWS / 2], const uint
     const fattni_attention_args *const a = &bwd->a;
     const origin at = origin_of(a, t, now, mine);
     uint32_t pr[ROWS / 4], ds[ROWS / 4];
-    general_gradients(pr, ds, s, dp, ROWS, statistics(memory->lse2[now->stage], mine->row0),
-                      statistics(memory->delta[do_stage(now->stage)], mine->row0), keep, bwd, &t->s, &at,
-                      crosses_edge(&t->s, now->i0, t->j0));
-    store_part(MEMBER_ADDRESS(shared, p) + now->stage * TILE_BYTES, mine->consumer, pr);
+    if (BIASED) {
+        round_pairs(pr, s, ROWS / 2);
+        score_gradients(ds, s, dp, ROWS, statistics(memory->delta[do_stage(now->stage)], mine->row0));
+    } else
+        general_gradients(pr, ds, s, dp, ROWS, statistics(memory->lse2[now->stage], mine->row0),
+                          statistics(memory->delta[do_stage(now->stage)], mine->row0), keep, bwd, &t->s, &at,
+                          crosses_edge(&t->s, now->i0, t->j0));
+    store_part(MEMBER_ADDRESS(shared, p) + now->stage % P_STAGES * TILE_BYTES, mine->consumer, pr);
     mbarrier_wait(ELEMENT_ADDRESS(shared, ds_empty, now->stage), now->parity ^ 1);
     store_part(MEMBER_ADDRESS(shared, ds) + now->stage * TILE_BYTES, mine->consumer, ds);
     async_proxy_fence();
@@ -89,7 +100,7 @@ DEVICE void score_gradients_of(float s[ROWS / 2], float dp[ROWS / 2], const uint
 
 DEVICE void add_to_dv(float dv[V_HALF / 2], uint32_t base, int stage, int consumer) {
     wgmma_fence();
-    accumulate(dv, V_HALF, operand_descriptor(MEMBER_ADDRESS(base, p) + stage * TILE_BYTES, 0),
+    accumulate(dv, V_HALF, operand_descriptor(MEMBER_ADDRESS(base, p) + stage % P_STAGES * TILE_BYTES, 0),
                operand_descriptor(MEMBER_ADDRESS(base, d_o) + do_stage(stage) * D_O_BYTES + consumer * (D_O_BYTES / 2),
                                   BM * 128));
     wgmma_commit();
@@ -123,7 +134,7 @@ DEVICE void main_loop(const fattni_bwd_args *bwd, const task *t, uint32_t shared
     wgmma_wait(0);
     PIN(s, ROWS / 2);
     PIN(dp, ROWS / 2);
-    probabilities_of(s, keep, a, t, &now, mine, memory);
+    probabilities_of(s, keep, a, t, &now, mine, shared, memory);
     score_gradients_of(s, dp, keep, bwd, t, &now, mine, shared, memory);
     PIN(dv, V_HALF / 2);
     add_to_dv(dv, shared, 0, consumer);
@@ -150,7 +161,7 @@ DEVICE void main_loop(const fattni_bwd_args *bwd, const task *t, uint32_t shared
         PIN(s, ROWS / 2);
         PIN(dk, HALF / 2);
         arrive_once_per_warp(ELEMENT_ADDRESS(base, q_empty, now.stage));
-        probabilities_of(s, keep, a, t, &next, mine, memory);
+        probabilities_of(s, keep, a, t, &next, mine, base, memory);
         const uint32_t next_d_o = MEMBER_ADDRESS(base, d_o) + do_stage(n + 1) * D_O_BYTES;
         mbarrier_wait(ELEMENT_ADDRESS(base, do_full, do_stage(n + 1)), do_parity(n + 1));
         clear_rows_of(t, &next, next_d_o, V_PANELS);
@@ -160,6 +171,8 @@ DEVICE void main_loop(const fattni_bwd_args *bwd, const task *t, uint32_t shared
         wgmma_commit();
         wgmma_wait(0);
         PIN(dp, ROWS / 2);
+        if (P_STAGES == 1) /* both consumers' dV has read the last P */
+            mbarrier_wait(ELEMENT_ADDRESS(base, do_empty, do_stage(n)), do_parity(n));
         score_gradients_of(s, dp, keep, bwd, t, &next, mine, base, memory);
         add_to_dv(dv, base, next.stage, consumer);
         now = next;

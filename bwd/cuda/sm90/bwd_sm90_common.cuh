@@ -4,6 +4,7 @@
    D, BM, BN, CTAS      head_dim, tile, CTAs of a cluster: these have neighbouring key blocks and the same row blocks
    CAUSAL, GENERAL      of the variant
    BANDS                it has windows and lengths
+   BIASED               it has a bias in shared memory
    PACKS                packed sequences of a head group follow each other (bwd_sm90.cuh, find_packed)
    PANELS, ROW_BYTES    panels of 64 columns, and bytes, of a tile of Q
    V_PANELS, D_O_BYTES  the same of dO
@@ -17,6 +18,7 @@
 
 #include "bwd/cuda/bwd_dq_semaphore.cuh"
 #include "bwd/cuda/bwd_workspace.cuh"
+#include "bwd/cuda/sm90/bwd_sm90_centre.cuh"
 #include "core/device/sm90_tile.cuh"
 
 /* 8 consumer warps release a stage; `dq_adders` warps or threads add the dQ of a step. A CTA barrier must follow. */
@@ -65,13 +67,27 @@ DEVICE position position_of_task(const fattni_bwd_sm90_args *p, int number) {
     const int by_head_group = CAUSAL || p->bwd.dq_semaphore != 0 || (BANDS && p->bwd.a.right < FATTNI_FAR);
     return position_of(&p->schedule, number, by_head_group);
 }
+/* Where plane n of the schedule is: the heads of a sequence follow each other or, where sequences share a bias, which
+   then stays in L2, the sequences of a head. */
+typedef struct key_head {
+    int b, hk;
+} key_head;
+DEVICE key_head key_head_of(const fattni_bwd_sm90_args *p, int plane) {
+    const fattni_attention_args *const a = &p->bwd.a;
+    const int by_head = BIASED && !p->bias_step.batch;
+    const key_head x = {by_head ? plane % a->B : plane / a->Hkv, by_head ? plane / a->B : plane % a->Hkv};
+    return x;
+}
 DEVICE task task_at(const fattni_bwd_sm90_args *p, const work_item *x, const position *at) {
     const fattni_bwd_args *const bwd = &p->bwd;
     const fattni_attention_args *const a = &p->bwd.a;
     const int j0 = at->block * (CTAS * BN);
-    task t = {at->plane / a->Hkv, at->plane % a->Hkv, j0 + (int)blockIdx.x % CTAS * BN, 0, 0, 0};
+    const key_head key = key_head_of(p, at->plane);
+    task t = {key.b, key.hk, j0 + (int)blockIdx.x % CTAS * BN, 0, 0, 0};
     const int group = p->schedule.head_group, plane = packs(bwd) ? t.hk : at->plane, /* of the schedule */
-        accumulator = p->progress ? x->head_group % FATTNI_RING * group + plane - x->head_group * group : plane;
+        accumulator = p->progress ? x->head_group % FATTNI_RING * group + plane - x->head_group * group
+                      : BIASED    ? t.b * a->Hkv + t.hk
+                                  : plane;
     t.head_group = x->head_group;
     t.accumulator_shift = (accumulator - t.hk) * a->group;
     t.s = BANDS ? sequence_of(a, t.b) : whole_sequence(a, t.b, CAUSAL);
@@ -193,36 +209,6 @@ DEVICE void load_d_o(const fattni_bwd_sm90_args *p, const task *t, const step *s
 }
 
 /* ---- consumers ---- */
-
-/* Eight elements in shared memory less m[0..7]; differences that F16 does not hold become its largest number. */
-DEVICE void subtract_8(uint32_t address, const float m[8]) {
-    uint32_t pairs[4];
-    load_shared_4(pairs, address);
-#pragma unroll
-    for (int e = 0; e < 4; ++e) {
-        const float2 y = unpack(pairs[e]);
-        float low = y.x - m[2 * e], high = y.y - m[2 * e + 1];
-        if (!K_BF16) low = fminf(fmaxf(low, -65504.0f), 65504.0f), high = fminf(fmaxf(high, -65504.0f), 65504.0f);
-        pairs[e] = pack(low, high);
-    }
-    store_shared_words(address, pairs);
-}
-
-/* A tile of K, which has arrived, less the mean of the head's keys, in place; panel x begins with column x * `step`,
-   and what comes after column `columns` is left. By 256 threads, who must meet at a barrier before wgmma reads it. */
-DEVICE void centre_tile(uint32_t tile, int panels, int step, int columns, const float *mean) {
-    const int thread = (int)threadIdx.x % 256, chunk = thread % 8 ^ thread / 8 % 8; /* of each row that it has */
-#pragma unroll 1
-    for (int x = 0; x < panels; ++x) {
-        if (columns % 64 && step * x + 8 * chunk >= columns) continue;
-        const float4 low = *(const float4 *)(mean + step * x + 8 * chunk),
-                     high = *(const float4 *)(mean + step * x + 8 * chunk + 4);
-        const float m[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
-#pragma unroll
-        for (int at = 0; at < BN * 128; at += 256 * 16) subtract_8(tile + x * BN * 128 + at + thread * 16, m);
-    }
-    async_proxy_fence();
-}
 
 /* A stage of lse2 or delta, from row0 on: element 4n has rows row0 + 8n and row0 + 8n + 1. */
 DEVICE const float2 *statistics(const float rows[BM], int row0) { return (const float2 *)rows + row0 / 2; }

@@ -152,7 +152,8 @@ typedef struct query_head {
 } query_head;
 DEVICE query_head head_of(const fattni_bwd_sm90_args *p, int head_group, int head) {
     const int plane = head_group * p->schedule.head_group + head / p->bwd.a.group;
-    const query_head at = {plane / p->bwd.a.Hkv, plane % p->bwd.a.Hkv * p->bwd.a.group + head % p->bwd.a.group};
+    const key_head key = key_head_of(p, plane);
+    const query_head at = {key.b, key.hk * p->bwd.a.group + head % p->bwd.a.group};
     return at;
 }
 /* Of sequence b; packed: of the buffers, see place_of_rows. */

@@ -65,7 +65,7 @@ static const char *plan(const fattn_ctx *ctx, const fattni_problem *p, fattni_ke
 static fattn_status make_maps(fattn_ctx *ctx, const fattni_problem *p, const fattni_fp8 *copies,
                               const fattni_cuda_kernel *k, fattni_fwd_sm90_args *x) {
     const int columns = FATTNI_FWD_F8_COLUMNS(k->D), keys = FATTNI_FWD_F8_KEYS(k->BN);
-    const int q_rows = FATTNI_FWD_SM90_Q_ROWS(k->D, k->BM);
+    const int q_rows = FATTNI_FWD_SM90_Q_ROWS(k->variant, k->D, k->BM);
     FATTNI_TRY(fattni_sm90_map_codes(ctx, &copies->q, p->D, columns, q_rows, &x->q, &x->q_step));
     FATTNI_TRY(fattni_sm90_map_codes(ctx, &copies->k, p->D, columns, k->BN, &x->k, &x->k_step));
     FATTNI_TRY(fattni_sm90_map_codes(ctx, &copies->v, copies->v.n[3], keys, k->D, &x->v, &x->v_step));

@@ -28,7 +28,8 @@
                kernels of d 256), and otherwise from registers, 16 bytes per thread.
    Rounding    P to the input dtype before P V, unscaled; everything else fp32.
    Variants    full, causal and short have no other feature; banded has windows, lengths, sink and merge, general
-               also softcap, ALiBi, bias and dropout, as uniform branches.
+               also softcap, ALiBi, bias and dropout, as uniform branches. biased is banded with a bias, whose tile
+               is loaded beside K and V, one stage with the rows of each consumer.
    ALiBi       is what the accumulators of S start from; beside a softcap or a bias it is added to S instead.
    Softcap     of small scores: a polynomial whose last multiplication is the exponent's multiply-add; otherwise, and
                beside other terms, general_scores.
@@ -48,7 +49,7 @@
 #include "core/device/describe.cuh"
 #include "fwd/cuda/fwd_args.h"
 #include "core/ptx/thread.h"
-#include "core/device/sm90_tile.cuh"
+#include "core/device/sm90_bias.cuh"
 
 enum {
     D = K_D,   /* columns of Q and K */
@@ -60,27 +61,30 @@ enum {
     CAUSAL = K_VARIANT == FATTNI_VARIANT_CAUSAL || K_VARIANT == FATTNI_VARIANT_SHORT,
     BANDS = K_VARIANT >= FATTNI_VARIANT_BANDED,
     GENERAL = K_VARIANT == FATTNI_VARIANT_GENERAL,
-    COUNTED = CAUSAL || BANDS,                 /* tiles come from the counter */
-    PANELS = (DV + 63) / 64,                   /* of V and O */
-    ROW = F8 ? FATTNI_FWD_F8_COLUMNS(D) : 128, /* bytes of a row of a panel of Q and K */
-    INPUTS = F8 ? D / ROW : (D + 63) / 64,     /* panels of Q and K, */
-    COLUMNS = F8 ? ROW : 64,                   /* their columns */
-    STEP = F8 ? 32 : 16,                       /* depth of a product */
-    Q_STAGES = D > 128 ? 1 : 2,
+    BIASED = K_VARIANT == FATTNI_VARIANT_BIASED,
+    COUNTED = CAUSAL || BANDS,                         /* tiles come from the counter */
+    PANELS = (DV + 63) / 64,                           /* of V and O */
+    ROW = F8 ? FATTNI_FWD_F8_COLUMNS(D) : 128,         /* bytes of a row of a panel of Q and K */
+    INPUTS = F8 ? D / ROW : (D + 63) / 64,             /* panels of Q and K, */
+    COLUMNS = F8 ? ROW : 64,                           /* their columns */
+    STEP = F8 ? 32 : 16,                               /* depth of a product */
+    Q_ROWS = FATTNI_FWD_SM90_Q_ROWS(K_VARIANT, D, BM), /* of one load */
+    Q_STAGES = Q_ROWS < BM ? 1 : 2,
     KV_STAGES = 2,
     Q_BY_PANELS = Q_STAGES == 1 && !GENERAL, /* a barrier for each panel of Q; general has no registers for that */
     ROWS_TOGETHER = D <= (F8 ? 128 : 64),    /* softmax of both rows at once: P V of the block before is over by then */
     PRODUCTS_TOGETHER =
         D > 128 && !F8, /* S and P V are issued without a pause in between: they fill the time of a block */
-    Q_ROWS = FATTNI_FWD_SM90_Q_ROWS(D, BM), /* of one load */
     Q_BYTES = INPUTS * BM * ROW,
     K_BYTES = INPUTS * BN * ROW,
     V_BYTES = F8 ? DV * BN : PANELS * BN * 128,
-    STAGED_O = F8 || FATTNI_FWD_SM90_STAGES_O(DV, BN), /* O is stored through shared memory; otherwise that is full */
+    STAGED_O = F8 || (FATTNI_FWD_SM90_STAGES_O(DV, BN) &&
+                      !(BIASED && DV > 128)), /* O is stored through shared memory; otherwise that is full */
     O_PARTS = D > 128 ? 2 : 1,
-    O_PANELS = PANELS / O_PARTS,   /* parts of O go through its buffer one after the other */
-    O_BYTES = O_PANELS * 16 * 128, /* of a warp */
-    TILE_SLOTS = 4                 /* a tile is stored when the next but one may have been announced */
+    O_PANELS = PANELS / O_PARTS,       /* parts of O go through its buffer one after the other */
+    O_BYTES = O_PANELS * 16 * 128,     /* of a warp */
+    BIAS_BYTES = BN / 64 * (64 * 128), /* of a consumer */
+    TILE_SLOTS = 4                     /* a tile is stored when the next but one may have been announced */
 };
 
 /* Named barriers; 0 is __syncthreads. Each consumer has its own, at + consumer. ORDER_BARRIER is the warpgroup order
@@ -104,11 +108,13 @@ tile_slot;
    two stages or, where it has one stage, for the rows of the two consumers. */
 typedef struct shared_memory {
     unsigned char q[Q_STAGES][Q_BYTES], k[KV_STAGES][K_BYTES], v[KV_STAGES][V_BYTES];
-    unsigned char o[STAGED_O ? BM / 16 : 0][O_BYTES]; /* of each warp */
+    unsigned char o[STAGED_O ? BM / 16 : 0][O_BYTES];       /* of each warp */
+    unsigned char bias[BIASED ? CONSUMERS : 0][BIAS_BYTES]; /* of each consumer's rows */
     __align__(16) float k_scales[INT8 ? SCALE_STAGES : 0][BN / KEYS_OF_SCALE];
     uint64_t q_full[2], q_empty[2];
     uint64_t k_full[KV_STAGES], k_empty[KV_STAGES], v_full[KV_STAGES], v_empty[KV_STAGES];
     uint64_t q_panel_full[3][2]; /* Q_BY_PANELS: of panels 1, 2 and 3 */
+    uint64_t bias_full[BIASED ? CONSUMERS : 0], bias_empty[BIASED ? CONSUMERS : 0];
     tile_slot tiles[TILE_SLOTS];
     int64_t lse[TILE_SLOTS]; /* element of lse at which the tile's rows begin */
     float shifts[BM];        /* what a row's scores are relative to (shift_row) */
@@ -118,7 +124,7 @@ enum { SHARED_BYTES = sizeof(shared_memory) };
 static_assert(BM == 64 * CONSUMERS && BN % 16 == 0 && D % 16 == 0 && DV % 16 == 0, "tile shape");
 static_assert(offsetof(shared_memory, k) % 1024 == 0 && offsetof(shared_memory, v) % 1024 == 0 &&
                   offsetof(shared_memory, o) % 1024 == 0 && K_BYTES % 1024 == 0 && V_BYTES % 1024 == 0 &&
-                  O_BYTES % 1024 == 0,
+                  O_BYTES % 1024 == 0 && (!BIASED || (offsetof(shared_memory, bias) % 1024 == 0 && BN % 64 == 0)),
               "swizzled tiles start at multiples of 1024");
 static_assert(SHARED_BYTES <= 227 * 1024, "shared memory");
 static_assert(!STAGED_O || O_PARTS * O_PANELS == PANELS, "parts of O");
@@ -153,6 +159,8 @@ DEVICE tile tile_of(const fattni_fwd_sm90_args *p, int number, sequence *s) {
     const position at = position_of(&p->schedule, number, COUNTED);
     const int block = COUNTED ? p->schedule.blocks - 1 - at.block : at.block; /* the last rows see most keys */
     tile t = {block * BM, at.plane % p->a.Hq, at.plane / p->a.Hq, 0, 0};
+    if (BIASED && !p->bias_step.batch) /* sequences that share a bias follow each other: it stays in L2 */
+        t.h = at.plane / p->a.B, t.b = at.plane % p->a.B;
     *s = BANDS ? sequence_of(&p->a, t.b) : whole_sequence(&p->a, t.b, CAUSAL);
     if (BANDS && t.i0 >= s->Sq) return t;
     const int end = COUNTED ? min(s->Sk, t.i0 + BM + s->hi) : s->Sk;
@@ -235,6 +243,19 @@ DEVICE void load_v(const fattni_fwd_sm90_args *p, uint32_t shared, uint32_t kv, 
         load_panels(to, &p->v, v_full(shared, kv), PANELS, BN, at->v_row, at->v_head, at->v_batch);
 }
 
+/* The bias of block j of a tile, block kv of all, once its consumers have read that of the block before. */
+DEVICE void load_bias(const fattni_fwd_sm90_args *p, uint32_t shared, uint32_t kv, const tile *t, int j) {
+    for (int c = 0; c < CONSUMERS; ++c) {
+        const uint32_t full = ELEMENT_ADDRESS(shared, bias_full, c);
+        mbarrier_wait(ELEMENT_ADDRESS(shared, bias_empty, c), (kv & 1) ^ 1);
+        if (!is_leader()) continue;
+        mbarrier_expect(full, BIAS_BYTES);
+        for (int x = 0; x < BN / 64; ++x)
+            tma_load(ELEMENT_ADDRESS(shared, bias, c) + x * (64 * 128), &p->bias, full, j * BN + 64 * x, t->i0 + 64 * c,
+                     t->h * p->bias_step.head, t->b * p->bias_step.batch);
+    }
+}
+
 /* By lane 0. */
 DEVICE void load_q(const fattni_fwd_sm90_args *p, uint32_t shared, int part, int row, int head, int batch) {
     const uint32_t to = MEMBER_ADDRESS(shared, q) + part * (Q_STAGES > 1 ? Q_BYTES : Q_ROWS * ROW);
@@ -307,6 +328,7 @@ DEVICE void produce(const fattni_fwd_sm90_args *p, uint32_t shared, shared_memor
             const int loaded = Q_STAGES == 1 && j == rightmost; /* before Q */
             if (!loaded) load_k(p, shared, kv, &at);
             if (kv > 0 && !loaded) load_v(p, shared, kv - 1, &last);
+            if (BIASED) load_bias(p, shared, kv, &t, j); /* last: it waits longest */
             last = at;
             at.row -= BN, at.v_row -= BN;
         }
@@ -371,6 +393,14 @@ DEVICE void accumulate(float o[DV / 2], const uint32_t p[P_WORDS], uint64_t v, i
 #pragma unroll
     for (int e = 0; e < BN / STEP; ++e)
         PASTE(PRODUCT(rs), K_DV)(o, p + 4 * e, v + (F8 ? advance_keys(e) : advance_rows(e)), e > 0 ? 1 : add);
+}
+
+/* S becomes scale S + bias, scores in natural units: the bias of block kv. */
+DEVICE void add_bias_tile(float s[BN / 2], uint32_t shared, uint32_t kv, int consumer, float scale) {
+    mbarrier_wait(ELEMENT_ADDRESS(shared, bias_full, consumer), kv & 1);
+    const uint32_t loaded =
+        add_bias_rows(s, BN, ELEMENT_ADDRESS(shared, bias, consumer), 64 * 128, scale, reload_thread_index());
+    arrive_once_per_warp(after_load(ELEMENT_ADDRESS(shared, bias_empty, consumer), loaded));
 }
 
 /* Masked scores become -inf. Column 8i + e of the thread is visible to its first row where low <= 8i + e <= high, to
@@ -606,7 +636,7 @@ DEVICE void consume(const fattni_fwd_sm90_args *p, uint32_t shared, shared_memor
     const int fast = !GENERAL || !(a->bias.p || a->drop_T || (a->alibi.p && terms) || a->softcap > FATTNI_LARGE_CAP),
               capped = fast && terms;
     const float inner = capped ? __fdividef(a->scale, a->softcap) : 0.0f;
-    logit_scale linear = {terms ? LOG2E : p->scale_log2, {0.0f, 0.0f}, 0.0f, 0.0f};
+    logit_scale linear = {BIASED || terms ? LOG2E : p->scale_log2, {0.0f, 0.0f}, 0.0f, 0.0f};
     const uint64_t q_rows = row_descriptor(MEMBER_ADDRESS(shared, q) + consumer * 64 * ROW, ROW),
                    k_keys = row_descriptor(MEMBER_ADDRESS(shared, k), ROW),
                    v_keys = F8 ? row_descriptor(MEMBER_ADDRESS(shared, v), V_COLUMNS)
@@ -648,6 +678,7 @@ DEVICE void consume(const fattni_fwd_sm90_args *p, uint32_t shared, shared_memor
         const pipeline_state pipe = {
             k_full(shared, kv + 1), kv_parity(kv + 1), v_empty(shared, kv - 1), !last, kv > 0, shifted, p->zero};
         if (INT8) read_key_scales(&linear, smem->k_scales[kv % SCALE_STAGES]);
+        if (BIASED && !shifted) add_bias_tile(s, shared, kv, consumer, a->scale);
         if (alibi) {
             find_base(&linear, ramp.slope, ramp.corner - j * BN, offset);
             fast_end = any_below(&r, linear.base) ? 0 : unmasked.end;
@@ -773,6 +804,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) K_NAME(const __grid_con
             mbarrier_init(q_empty(shared, n), Q_STAGES > 1 ? 4 * CONSUMERS : 4); /* warps that read it */
             mbarrier_init(k_empty(shared, n), 4 * CONSUMERS);
             mbarrier_init(v_empty(shared, n), 4 * CONSUMERS);
+        }
+        for (int c = 0; c < CONSUMERS && BIASED; ++c) {
+            mbarrier_init(ELEMENT_ADDRESS(shared, bias_full, c), 1);
+            mbarrier_init(ELEMENT_ADDRESS(shared, bias_empty, c), 4);
         }
         mbarrier_init_fence();
     }

@@ -51,9 +51,9 @@ DEVICE o_scale finish_rows(const fattni_attention_args *a, const volatile tile_s
         float *const row_lse = to + 8 * e * a->lse.row;
         const int inside = i + 8 * e < Sq;
         if (has_shifts(r))
-            result.shift = smem->shifts[row0 + 8 * e] * (F8                                 ? logits->row_unit[e] * LN2
-                                                         : GENERAL && logits->unit == LOG2E ? 1.0f
-                                                                                            : a->scale);
+            result.shift = smem->shifts[row0 + 8 * e] * (F8 ? logits->row_unit[e] * LN2
+                                                         : BIASED || (GENERAL && logits->unit == LOG2E) ? 1.0f
+                                                                                                        : a->scale);
         if (F8) result.shift = fmaf(scales->q_shift[row0 + 8 * e], a->scale, result.shift);
         if (BANDS) {
             result = general_row(a, result, r->m[e] - P_LOG2, sum[e], from->h, inside ? row_lse : 0);

@@ -10,9 +10,13 @@
 #define HOPPER (K_ARCH == 90)
 /* Its kernels in which packed sequences follow each other, and may prepare their rows. */
 #define PACKED_ROWS (HOPPER && K_VARIANT == FATTNI_VARIANT_BANDED && K_D <= 128)
+/* The kernel of dbias has no other results, and reads lse2 and delta; that of dq, dk and dv leaves it out. */
+#define OF_DBIAS (K_VARIANT == FATTNI_VARIANT_DBIAS)
+#define ROW_BLOCK (OF_DBIAS && K_D > 64 ? 64 : K_BM) /* of the kernel of dq, whose tensor maps it has */
+#define KEY_BLOCK (OF_DBIAS && K_D > 128 ? 64 : K_BN)
 /* The kernels of huge rows add to dq, dk and dv what the others leave out. */
 #define OF_HUGE_ROWS (K_VARIANT == FATTNI_VARIANT_HUGE)
-#if !HOPPER
+#if !HOPPER || OF_DBIAS
 enum { CTAS = 1 };
 #endif
 
@@ -40,6 +44,7 @@ static int v_width_of(const test_case *c) { return width_of(c) - K_D + K_DV; }
 typedef struct problem {
     field q, k, v, o, d_o, dq, dk, dv;
     std::vector<int8_t> o_rest;
+    std::vector<uint16_t> half_bias;
     std::vector<float> key_mean, dq_of_mean, slopes, bias, d_bias, lse, d_lse, lse2, delta, accumulator;
     std::vector<int32_t> key_mean_used, dq_semaphore, counters, huge, huge_blocks;
     std::vector<float> huge_max, huge_log_sum, huge_sink;
@@ -74,7 +79,7 @@ static void set_up(problem *p, const test_case *c) {
     for (int h = 0; h < c->Hq; ++h) p->slopes.push_back(h % 2 ? -0.03f : 0.05f + 0.1f * (float)h);
     for (int n = 0; n < (c->bias ? c->Hq * c->Sq * c->Sk : 0); ++n)
         p->bias.push_back(normal() - (OF_HUGE_ROWS && n / c->Sk % 3 ? 4096 : 0));
-    p->d_bias.resize(p->bias.size());
+    p->d_bias.assign(p->bias.size(), OF_DBIAS ? NAN : 0);
 
     memset(&p->args, 0, sizeof p->args);
     fattni_bwd_args *const bwd = &p->args.bwd;
@@ -105,9 +110,15 @@ static void set_up(problem *p, const test_case *c) {
     give_lengths(a, &p->of, c->packed, c->padded);
     const fattni_view bias = {p->bias.data(), 0, (int64_t)c->Sq * c->Sk, c->Sk, 1};
     if (c->bias) a->bias = bwd->d_bias = bias, bwd->d_bias.p = p->d_bias.data(), a->bias_f32 = 1;
+#if STAGED_BIAS
+    const fattni_map_step one_batch = {1, 0};
+    p->args.bias = bias_map_of(&p->bias, &p->half_bias, c->Hq, c->Sq, c->Sk, ROW_BLOCK), p->args.bias_step = one_batch;
+    const int64_t stored[4] = {1, c->Hq, c->Sq, c->Sk};
+    memcpy(bwd->d_bias_n, stored, sizeof stored);
+#endif
 
-    bwd->row_block = K_BM, bwd->D_padded = K_D;
-    bwd->padded_rows = ((c->packed ? rows_q + c->B * K_BM : c->Sq) + K_BM - 1) / K_BM * K_BM;
+    bwd->row_block = ROW_BLOCK, bwd->D_padded = K_D;
+    bwd->padded_rows = ((c->packed ? rows_q + c->B * ROW_BLOCK : c->Sq) + ROW_BLOCK - 1) / ROW_BLOCK * ROW_BLOCK;
     const size_t rows = (size_t)bwd->padded_rows * (size_t)(c->Hq * batches);
     p->lse2.assign(rows + 4, NAN), p->delta.assign(rows + 4, NAN);
     p->accumulator.assign(rows * K_D, NAN);
@@ -129,8 +140,8 @@ static void set_up(problem *p, const test_case *c) {
         }
     }
 
-    p->args.q = map_of(&p->q, K_BM), p->args.d_o = map_of(&p->d_o, K_BM);
-    p->args.k = map_of(&p->k, K_BN), p->args.v = map_of(&p->v, K_BN);
+    p->args.q = map_of(&p->q, ROW_BLOCK), p->args.d_o = map_of(&p->d_o, ROW_BLOCK);
+    p->args.k = map_of(&p->k, KEY_BLOCK), p->args.v = map_of(&p->v, KEY_BLOCK);
     const fattni_map_step step = {1, batches > 1};
     p->args.q_step = p->args.k_step = p->args.v_step = p->args.d_o_step = step;
     const bool packed = c->packed && PACKED_ROWS;
@@ -234,7 +245,7 @@ static void expect(problem *p) {
     for (int b = 0; b < a->B; ++b) {
         const sequence s = sequence_of(a, b);
         for (int h = 0; h < a->Hq; ++h)
-            for (int i = 0; i < (s.Sq + K_BM - 1) / K_BM * K_BM; ++i) {
+            for (int i = 0; i < (s.Sq + ROW_BLOCK - 1) / ROW_BLOCK * ROW_BLOCK; ++i) {
                 const int64_t at = row_base(&p->args.bwd, &s, b, h) + i;
                 for (int d = 0; d < K_D && !p->args.progress; ++d)
                     p->lse2[at] = p->args.bwd.lse_factor * INFINITY, p->delta[at] = 0, p->accumulator[at * K_D + d] = 0;
@@ -308,7 +319,7 @@ static int check(const test_case *c) {
     run_all(&p);
     const fattni_attention_args *const a = &p.args.bwd.a;
     error dq = {0, 0}, dk = {0, 0}, dv = {0, 0}, d_bias = {0, 0};
-    for (int b = 0; b < c->B; ++b) {
+    for (int b = 0; b < c->B && !OF_DBIAS; ++b) {
         const sequence s = sequence_of(a, b);
         for (int h = 0; h < c->Hq; ++h)
             for (int i = 0; i < s.Sq; ++i)
@@ -335,7 +346,8 @@ static int check(const test_case *c) {
                     p.dv.x[at] = UNTOUCHED;
                 }
     }
-    for (size_t n = 0; n < p.d_bias.size(); ++n) add(&d_bias, p.d_bias[n], p.want_d_bias[n]);
+    for (size_t n = 0; n < p.d_bias.size() && K_VARIANT != FATTNI_VARIANT_BIASED; ++n)
+        add(&d_bias, p.d_bias[n], p.want_d_bias[n]);
     int beyond = 0;
     for (const field *f : {&p.dq, &p.dk, &p.dv})
         for (uint16_t x : f->x) beyond += x != UNTOUCHED && !(OF_HUGE_ROWS && x == 0);
@@ -347,7 +359,7 @@ static int check(const test_case *c) {
     return !good;
 }
 
-static const test_case cases[] = {
+static test_case cases[] = {
 #if OF_HUGE_ROWS
     {"huge", 1, 2, 1, 70, 90, K_D, 0, -1, -1, 0, 0, 1},
     {"huge, causal, odd head", 1, 1, 1, 70, 80, K_D, 1, -1, -1, 0, 0, 1, 0, 0, 0, 0, {}, {}, 0, 0, 0, 1},
@@ -492,13 +504,16 @@ static const test_case cases[] = {
 
 static bool runs(const test_case *c) {
     if (!HOPPER) return !c->rows;
-    const bool terms = c->dropout > 0 || c->alibi || c->bias, lengths = c->packed || c->padded;
+    const bool terms = c->dropout > 0 || c->alibi || (c->bias && !STAGED_BIAS), lengths = c->packed || c->padded;
+    if (STAGED_BIAS && (terms || (OF_DBIAS && c->rows))) return false;
     return !c->odd && !(c->softcap > 0) && !(K_VARIANT == FATTNI_VARIANT_BANDED && (terms || (K_D > 128 && lengths)));
 }
 
 int main(void) {
     int wrong = 0;
-    for (size_t n = 0; n < sizeof cases / sizeof *cases; ++n)
-        if (runs(&cases[n])) wrong += check(&cases[n]);
+    for (test_case &x : cases) {
+        x.bias |= STAGED_BIAS;
+        if (runs(&x)) wrong += check(&x);
+    }
     return wrong != 0;
 }

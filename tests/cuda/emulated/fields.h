@@ -50,6 +50,25 @@ static inline CUtensorMap map_of(field *f, int box) {
     return map;
 }
 
+#define STAGED_BIAS (K_VARIANT == FATTNI_VARIANT_BIASED || K_VARIANT == FATTNI_VARIANT_DBIAS)
+/* The map of a copy of bias [heads][rows][columns] in 16 bits, whose rows are padded to 16 bytes; bias is rounded. */
+static inline CUtensorMap bias_map_of(std::vector<float> *bias, std::vector<uint16_t> *copy, int heads, int rows,
+                                      int columns, int box) {
+    const size_t pitch = (size_t)(columns + 7) / 8 * 8;
+    copy->assign((size_t)(heads * rows) * pitch, NAN_BITS);
+    for (size_t n = 0; n < bias->size(); ++n) {
+        uint16_t *const x = &(*copy)[n / (size_t)columns * pitch + n % (size_t)columns];
+        *x = half_of(pack_half((*bias)[n], 0), 0);
+        (*bias)[n] = value_of(*x);
+    }
+    const int64_t row = 2 * (int64_t)pitch, head = row * rows;
+    const plain_map plain = {(const char *)copy->data(), columns, rows, heads, 1, row, head, 0, box};
+    CUtensorMap map;
+    memset(&map, 0, sizeof map);
+    memcpy(&map, &plain, sizeof plain);
+    return map;
+}
+
 /* Lengths of a batch, as packed and as padded calls get them. */
 typedef struct lengths {
     std::vector<int32_t> cu_q, cu_k, q, k;

@@ -201,7 +201,7 @@ static void set_up(problem *p, const test_case *c) {
     p->args.f8 = f8;
 
     const int box = K_D < 128 ? K_D : 128, keys = K_BN % 128 == 0 ? 128 : K_BN % 64 == 0 ? 64 : 32;
-    p->args.q = map_of_codes(&p->q, box, FATTNI_FWD_SM90_Q_ROWS(K_D, K_BM));
+    p->args.q = map_of_codes(&p->q, box, FATTNI_FWD_SM90_Q_ROWS(K_VARIANT, K_D, K_BM));
     p->args.k = map_of_codes(&p->k, box, K_BN), p->args.v = map_of_codes(&p->v, keys, K_D);
     const fattni_map_step step = {1, batches > 1};
     p->args.q_step = p->args.k_step = p->args.v_step = p->args.o_step = step;

@@ -17,6 +17,7 @@
 #endif
 
 #define FATTNI_CORE_PTX_ACQUIRE_H
+#define FATTNI_CORE_PTX_AFTER_LOADS_H
 #define FATTNI_CORE_PTX_CLOCK_H
 #define FATTNI_CORE_PTX_CLUSTER_H
 #define FATTNI_CORE_PTX_F8_H
@@ -204,6 +205,8 @@ static inline void cluster_copy(uint32_t to, uint32_t from, int bytes, uint32_t 
         mbarrier_complete(full, bytes);
     });
 }
+
+static inline uint32_t after_load(uint32_t address, uint32_t) { return address; }
 
 /* ---- TMA: a tensor map here is its description ---- */
 
