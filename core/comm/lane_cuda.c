@@ -22,7 +22,10 @@ static fattn_status checked(fattn_ctx *ctx, cudaError_t error, const char *what)
 }
 
 static fattn_status make(fattn_ctx *ctx, lane_state *s) {
-    FATTNI_TRY(checked(ctx, cudaStreamCreateWithFlags(&s->copies, cudaStreamNonBlocking), "cudaStreamCreate"));
+    int least, most;
+    FATTNI_TRY(checked(ctx, cudaDeviceGetStreamPriorityRange(&least, &most), "cudaDeviceGetStreamPriorityRange"));
+    /* What others wait for comes before what else could run. */
+    FATTNI_TRY(checked(ctx, cudaStreamCreateWithPriority(&s->copies, cudaStreamNonBlocking, most), "cudaStreamCreate"));
     for (int n = 0; n < FATTNI_LANE_SLOTS; ++n) {
         cudaEvent_t *const two[2] = {&s->begun[n], &s->ended[n]};
         for (int i = 0; i < 2; ++i)

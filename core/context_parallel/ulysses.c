@@ -17,30 +17,45 @@ typedef struct flow {
     int n_in, first_out, n;
     int d_lse, dq, dk, dv; /* places; 0: there is none */
     int groups;
+    int64_t unit; /* groups have multiples of so many key heads */
     bool at_once; /* all inputs are on their way from the beginning */
     int streams;  /* groups are on these by turns */
     fattn_stream main;
 } flow;
 
-/* Tiles of 128 rows, or keys, that a group has at least for each SM, and streams for groups by turns: as measured on
-   two H200, where backward gains nothing from a second stream. Never so few tiles that a kernel splits keys, which
-   gives other bits: at most 64 blocks of rows. */
-enum { FORWARD_TILES = 2, BACKWARD_TILES = 7, FORWARD_STREAMS = FATTNI_CP_STREAMS, BACKWARD_STREAMS = 1 };
+/* Groups, and streams that they are on by turns, as measured on two H200: backward gains nothing from a second stream,
+   nor from more groups. */
+enum { FORWARD_GROUPS = FATTNI_CP_GROUPS, BACKWARD_GROUPS = 4 };
+enum { FORWARD_STREAMS = FATTNI_CP_STREAMS, BACKWARD_STREAMS = 1 };
+/* A group never has so few tiles that a kernel splits keys, which gives other bits: at most 64 blocks of rows. */
 enum { FEWEST_SMS = 48 };
 
-/* On a GPU as many as leave each group enough tiles to fill it. On the CPU, where nothing moves meanwhile, up to
+/* The fewest key heads that fill a GPU evenly. Under a causal mask the tiles of a head go from long to short, and a CTA
+   that has had a short one of the first head gets a long one of the next: that takes two tiles for each SM, or so many
+   times as many. */
+static int64_t even_heads(const fattni_cp_call *c, bool backward) {
+    const int64_t rows = !backward && c->D <= 64 ? 192 : 128; /* of a tile, on Hopper; backward: keys */
+    const int64_t tiles = c->B * (backward ? 1 : c->Hq / c->Hkv) * fattni_ceil_div(c->cp->N, rows);
+    const int64_t wanted = 2 * fattni_max(c->cp->sms, FEWEST_SMS);
+    return fattni_ceil_div(wanted - wanted / 16, fattni_max(1, tiles));
+}
+
+/* On a GPU groups of a multiple of even_heads, the last with the rest. On the CPU, where nothing moves meanwhile, up to
    three: the same order of moves. */
-static int groups_of(const fattni_cp_call *c, bool backward) {
-    const int64_t heads = c->Hkv / c->cp->comm->size, of_tiles = backward ? heads : c->Hq / c->cp->comm->size;
-    const int64_t fewest = (backward ? BACKWARD_TILES : FORWARD_TILES) * fattni_max(c->cp->sms, FEWEST_SMS);
-    if (c->cp->groups) return (int)fattni_min(heads, c->cp->groups);
-    if (c->cp->ctx->ops->on_host) return (int)fattni_min(heads, 3);
-    const int64_t n = c->B * of_tiles * (c->cp->N / 128) / fewest;
-    return (int)fattni_max(1, fattni_min(fattni_min(heads, FATTNI_CP_GROUPS), n));
+static void choose_groups(flow *f, bool backward) {
+    const fattni_cp_call *const c = f->c;
+    const int64_t heads = c->Hkv / c->cp->comm->size;
+    const bool fills = !c->cp->groups && !c->cp->ctx->ops->on_host;
+    const int64_t most = c->cp->groups ? c->cp->groups : !fills ? 3 : backward ? BACKWARD_GROUPS : FORWARD_GROUPS;
+    f->unit = fills ? even_heads(c, backward) : 1;
+    f->groups = (int)fattni_max(1, fattni_min(most, heads / f->unit));
 }
 
 /* A rank's key heads of group g. */
-static int64_t first_head(const flow *f, int g) { return f->c->Hkv / f->c->cp->comm->size * g / f->groups; }
+static int64_t first_head(const flow *f, int g) {
+    const int64_t heads = f->c->Hkv / f->c->cp->comm->size;
+    return g == f->groups ? heads : heads / f->unit * g / f->groups * f->unit;
+}
 
 static int add(flow *f, const fattn_tensor *t) {
     const fattn_cp *const cp = f->c->cp;
@@ -172,7 +187,7 @@ static fattn_status join_streams(flow *f) {
 
 static fattn_status flow_through(flow *f, bool backward) {
     moves m = {.started = 0};
-    f->groups = groups_of(f->c, backward);
+    choose_groups(f, backward);
     f->at_once = f->c->cp->comm->start_parts != NULL;
     fattni_cp_move own = move_of(f, 0, f->n_in, 0, 0);
     own.heads = f->c->Hkv / f->c->cp->comm->size;
