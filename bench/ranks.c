@@ -4,14 +4,15 @@
 
    bits    o, lse, dq, dk, dv on 1, 2, 4, ... ranks: their bits beside one rank's with FATTN_DETERMINISTIC, and the
            relative error against F64 on the CPU without
-   speed   time of forward and backward, of one rank and of all: whole; "compute", with a transport that moves nothing;
-           "moves", the bytes of a ring's steps alone. Efficiency: one rank's time for the whole sequence over ranks
-           times theirs, from 1 where the GPUs are as many as the ranks
+   speed   time of forward and backward, of one rank and of all: whole; "compute", without moves: of ULYSSES each rank's
+           heads in one call, of the others with a transport that moves nothing, but with copies to messages and from
+           them; "moves", the bytes of a ring's steps alone. Efficiency: one rank's time for the whole sequence over
+           ranks times theirs, from 1 where the GPUs are as many as the ranks
    moves   a message to the next rank and one from the last at the same time, of 64 KB to 512 MB
 
    cc -O2 -std=c11 -Iinclude -I/usr/local/cuda/include bench/ranks.c -o ranks -Lbuild/release/lib -lfattn \
       -L/usr/local/cuda/lib64 -lcudart_static -ldl -lrt -lpthread -lm -Wl,-rpath,build/release/lib
-   ./ranks bits|speed|moves RANKS TRANSPORT [N...] [HqxHkvxD...] [sms=SMs for the kernels of several ranks] */
+   ./ranks bits|speed|moves RANKS TRANSPORT [N...] [HqxHkvxD...] [sms=SMs for the kernels of several ranks] [FORM] */
 #include <cuda_runtime_api.h>
 #include <fattn/fattn.h>
 #include <math.h>
@@ -24,7 +25,7 @@
 
 enum { MOST_RANKS = 16, MOST_LENGTHS = 16, MOST_MODELS = 16, ROUNDS = 3 };
 
-static int gpus, sm_limit;
+static int gpus, sm_limit, only_form; /* of speed; 0: all */
 static bool by_nccl;
 
 static double now(void) {
@@ -123,8 +124,8 @@ typedef struct shape {
     fattn_dtype dtype;
     uint32_t flags;
     int form;
-    bool stubbed; /* the transport moves nothing */
-    int calls;    /* to time */
+    bool stubbed, alone; /* the transport moves nothing; no transport, ranks have calls of their own */
+    int calls;           /* to time */
 } shape;
 
 enum { Q, K, V, D_O, O, LSE, DQ, DK, DV, TENSORS };
@@ -372,9 +373,14 @@ static fattn_status time_rank(rank *r) {
     const fattn_cp_options o = {.struct_size = sizeof o, .form = s->form, .rows = s->N};
     const fattn_attention_params p = {.struct_size = sizeof p, .flags = s->flags};
     fattn_comm *comm = r->comm;
+    fattn_world *world = NULL;
     fattn_cp *filler, *cp;
     fattn_tensor t[TENSORS];
-    TRY(fattn_cp_create(r->comm, &o, &filler));
+    if (s->alone) {
+        TRY(fattn_world_create(1, &world));
+        TRY(fattn_comm_join(r->ctx, world, 0, NULL, &comm));
+    }
+    TRY(fattn_cp_create(comm, &o, &filler));
     for (int i = 0; i < TENSORS; ++i) {
         TRY(tensor(r, i, fattn_cp_rows(filler), &t[i]));
         if (i <= D_O) TRY(fill(r, filler, i, &t[i]));
@@ -390,7 +396,8 @@ static fattn_status time_rank(rank *r) {
     fattn_cp_destroy(cp);
     fattn_cp_destroy(filler);
     for (int i = 0; i < TENSORS; ++i) fattn_tensor_free(r->ctx, &t[i]);
-    if (s->stubbed) fattn_comm_destroy(comm);
+    if (comm != r->comm) fattn_comm_destroy(comm);
+    fattn_world_destroy(world);
     return FATTN_OK;
 }
 
@@ -434,11 +441,14 @@ static int speed(int ranks, const model *models, int n_models, const int64_t *le
             s.form = FATTN_CP_ULYSSES;
             if (!time_on(&s, 1, &one)) return 1;
             for (int form = FATTN_CP_RING; form <= FATTN_CP_ULYSSES; ++form) {
-                s.form = form, s.stubbed = false;
+                s.form = form;
+                if (only_form && form != only_form) continue;
                 if (form == FATTN_CP_ULYSSES && s.Hkv % ranks) continue;
                 if (!time_on(&s, ranks, &whole)) return 1;
-                s.stubbed = true;
-                if (!time_on(&s, ranks, &compute_only)) return 1;
+                shape still = s;
+                still.alone = form == FATTN_CP_ULYSSES, still.stubbed = !still.alone;
+                if (still.alone) still.Hq /= ranks, still.Hkv /= ranks;
+                if (!time_on(&still, ranks, &compute_only)) return 1;
                 char name[32];
                 snprintf(name, sizeof name, "%lld/%lld x %lld", (long long)s.Hq, (long long)s.Hkv, (long long)s.D);
                 printf("%-12s %7lld %-10s | %8.3f %8.3f | %8.3f %8.3f | %8.3f %8.3f | %8.3f | %6.3f\n", name,
@@ -510,6 +520,9 @@ int main(int argc, char **argv) {
         long long x[3];
         const int given = sscanf(argv[i], "%lldx%lldx%lld", &x[0], &x[1], &x[2]);
         if (sscanf(argv[i], "sms=%d", &sm_limit) == 1) continue;
+        for (int f = FATTN_CP_RING; f <= FATTN_CP_ULYSSES; ++f)
+            if (!strcmp(argv[i], forms[f])) only_form = f;
+        if (only_form && !strcmp(argv[i], forms[only_form])) continue;
         if (given == 3 && !own_m) m = 0, own_m = true;
         if (given == 1 && !own_n) n = 0, own_n = true;
         ok = (given == 3 && m < MOST_MODELS) || (given == 1 && n < MOST_LENGTHS);
@@ -518,8 +531,8 @@ int main(int argc, char **argv) {
     }
     if (!ok) {
         fprintf(stderr,
-                "usage: ranks bits|speed|moves RANKS threads|nccl [N...] [HqxHkvxD...] [sms=N]; at most %d "
-                "ranks\n",
+                "usage: ranks bits|speed|moves RANKS threads|nccl [N...] [HqxHkvxD...] [sms=N] "
+                "[ring|all-gather|ulysses]; at most %d ranks\n",
                 MOST_RANKS);
         return 2;
     }

@@ -21,7 +21,8 @@ SMS = 132
 
 
 def measured():
-    """(Hq, Hkv, d) -> {N: {form: {"one", "whole", "compute": (forward, backward)}}}, s, on two GPUs."""
+    """Of code that formed up to 4 groups of heads, of at least 7 tiles for each SM, and copied tensors to messages.
+    (Hq, Hkv, d) -> {N: {form: {"one", "whole", "compute": (forward, backward)}}}, s, on two GPUs."""
     text = (HERE / "results/ranks_h100.txt").read_text().split("== beside PyTorch")[0]
     number = r" +([\d.]+)"
     got = {}

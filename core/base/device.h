@@ -69,6 +69,12 @@ typedef struct fattni_device_ops {
     fattn_status (*mark_set)(fattn_ctx *ctx, void *event);
     fattn_status (*mark_wait)(fattn_ctx *ctx, void *event);
     void (*mark_destroy)(fattn_ctx *ctx, void *event);
+
+    /* Streams beside the context's; all NULL without streams. order: what is enqueued on `then` from now on runs after
+       what `first` has. */
+    fattn_status (*stream_create)(fattn_ctx *ctx, fattn_stream *out);
+    fattn_status (*stream_order)(fattn_ctx *ctx, fattn_stream first, fattn_stream then);
+    void (*stream_destroy)(fattn_ctx *ctx, fattn_stream s);
 } fattni_device_ops;
 
 /* NULL: this build has no code for the device. */

@@ -93,6 +93,26 @@ fattn_status fattni_comm_start(fattn_comm *c, const fattn_message *sends, int n_
     return fattni_comm_end(c, status);
 }
 
+static int take_parts(const fattni_parts *given, int n, fattni_parts *kept) {
+    int count = 0;
+    for (int i = 0; i < n; ++i)
+        if (given[i].n > 0) kept[count++] = given[i];
+    return count;
+}
+
+fattn_status fattni_comm_start_parts(fattn_comm *c, const fattni_parts *sends, int n_sends,
+                                     const fattni_parts *receives, int n_receives, void **request) {
+    *request = NULL;
+    if (c->failed)
+        return fattn_ctx_fail(c->ctx, FATTN_E_COMM, "the communicator has failed before: %.400s", c->failure);
+    fattni_parts *kept;
+    FATTNI_TRY(fattni_host_alloc(c->ctx, (size_t)(n_sends + n_receives + 1) * sizeof *kept, (void **)&kept));
+    const int s = take_parts(sends, n_sends, kept), r = take_parts(receives, n_receives, kept + n_sends);
+    const fattn_status status = c->start_parts(c->transport.state, c->ctx, kept, s, kept + n_sends, r, request);
+    fattni_host_free(c->ctx, kept, (size_t)(n_sends + n_receives + 1) * sizeof *kept);
+    return fattni_comm_end(c, status);
+}
+
 fattn_status fattni_comm_finish(fattn_comm *c, void *request) {
     return fattni_comm_end(c, c->transport.finish(c->transport.state, c->ctx, request));
 }

@@ -6,9 +6,22 @@
 
 #include <fattn/comm.h>
 
+/* Tensors to a rank or from it that a transport moves from where they lie to where they shall lie. */
+typedef struct fattni_parts {
+    const fattn_tensor *t; /* [n]: none empty; the receiver's have the sender's shapes and dtypes, not its strides */
+    int n;
+    int32_t peer;
+    bool exposed; /* the receiver's: nothing else runs meanwhile, so that SMs may copy, too */
+} fattni_parts;
+
+/* As start of fattn_transport, with parts for messages; at most one of them goes from one rank to another. */
+typedef fattn_status fattni_start_parts(void *state, fattn_ctx *ctx, const fattni_parts *sends, int n_sends,
+                                        const fattni_parts *receives, int n_receives, void **request);
+
 struct fattn_comm {
     fattn_ctx *ctx;
     fattn_transport transport;
+    fattni_start_parts *start_parts; /* NULL: the transport moves only messages */
     int rank, size;
     bool failed; /* a call of this rank has failed: the group has ended */
     void *scratch;
@@ -23,6 +36,9 @@ fattn_status fattni_comm_options(fattn_ctx *ctx, const fattn_comm_options *opt, 
    ended; so it has after fattni_comm_end with a status that is not FATTN_OK, which it returns. */
 fattn_status fattni_comm_start(fattn_comm *c, const fattn_message *sends, int n_sends, const fattn_message *receives,
                                int n_receives, void **request);
+/* The same with parts, where the communicator has start_parts; those without tensors are dropped. */
+fattn_status fattni_comm_start_parts(fattn_comm *c, const fattni_parts *sends, int n_sends,
+                                     const fattni_parts *receives, int n_receives, void **request);
 fattn_status fattni_comm_finish(fattn_comm *c, void *request);
 fattn_status fattni_comm_end(fattn_comm *c, fattn_status s);
 

@@ -15,11 +15,14 @@ typedef struct fattni_lane {
 typedef struct fattni_lane_ops {
     fattn_status (*open)(fattni_lane *l);
     void (*close)(fattni_lane *l);
-    /* What is enqueued on the context's stream so far comes before the slot's copies and before the peers'. */
+    /* What is enqueued on the context's stream so far comes before the slot's copies and before the peers'. Copies of
+       slots that have begun before do not wait for it. */
     fattn_status (*begin)(fattni_lane *l, int slot);
-    /* dst here = src of a peer, which has begun its exchange in its slot. */
-    fattn_status (*copy)(fattni_lane *l, int slot, void *dst, const fattni_lane *from, int from_slot, const void *src,
-                         size_t bytes);
+    /* The copies from now on are the slot's, of a peer, which has begun its exchange in its slot. */
+    fattn_status (*await)(fattni_lane *l, int slot, const fattni_lane *from, int from_slot);
+    /* dst[i] here = src[i] there, i < n: of equal shapes, at most 4 dimensions, and dtypes, not empty. */
+    fattn_status (*copy)(fattni_lane *l, const fattn_tensor *dst, const fattni_lane *from, const fattn_tensor *src,
+                         int n, bool exposed);
     /* After the slot's copies: what is enqueued from now on runs after them. */
     fattn_status (*end)(fattni_lane *l, int slot);
     /* What is enqueued from now on runs after the copies of a peer, which has ended its exchange in its slot. */

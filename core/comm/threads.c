@@ -19,8 +19,7 @@ enum { MOST_RANKS = 1024, TEXT = 384 };
 enum post_state { POSTED, TAKEN, DONE };
 
 typedef struct post {
-    const void *data;
-    size_t bytes;
+    fattni_parts parts;
     int peer, slot;
     const fattni_lane *lane, *reader; /* the sender's, the receiver's */
     int reader_slot;
@@ -46,8 +45,9 @@ struct fattn_world {
 };
 
 typedef struct request {
-    fattn_message *receives;
-    post *posts; /* the sends */
+    fattni_parts *receives;
+    post *posts;           /* the sends */
+    fattn_tensor *tensors; /* of both */
     int n_receives, n_posts;
 } request;
 
@@ -195,33 +195,51 @@ static void abort_world(void *state, const char *text) {
     pthread_mutex_unlock(&w->lock);
 }
 
+static void free_request(request *q) {
+    free(q->receives);
+    free(q->posts);
+    free(q->tensors);
+    *q = (request){NULL};
+}
+
 /* The request's memory and buffers are no longer used by others. */
 static void close_request(rank_state *r, request *q) {
     pthread_mutex_lock(&r->world->lock);
     settle(r, q);
     pthread_mutex_unlock(&r->world->lock);
-    free(q->receives);
-    free(q->posts);
-    q->receives = NULL, q->posts = NULL;
-    q->n_receives = q->n_posts = 0;
+    free_request(q);
 }
 
-static fattn_status open_request(fattn_ctx *ctx, request *q, const rank_state *r, int slot, const fattn_message *sends,
-                                 int n_sends, const fattn_message *receives, int n_receives) {
-    q->posts = calloc((size_t)n_sends + 1, sizeof *q->posts);
-    q->receives = calloc((size_t)n_receives + 1, sizeof *q->receives);
-    if (!q->posts || !q->receives) {
-        free(q->posts);
-        free(q->receives);
-        q->receives = NULL, q->posts = NULL;
+static size_t tensors_of(const fattni_parts *p, int n) {
+    size_t count = 0;
+    for (int i = 0; i < n; ++i) count += (size_t)p[i].n;
+    return count;
+}
+
+/* The same parts, with the tensors at *at, which moves on. */
+static fattni_parts keep(const fattni_parts *p, fattn_tensor **at) {
+    const fattni_parts kept = {.t = *at, .n = p->n, .peer = p->peer, .exposed = p->exposed};
+    memcpy(*at, p->t, (size_t)p->n * sizeof *p->t);
+    *at += p->n;
+    return kept;
+}
+
+static fattn_status open_request(fattn_ctx *ctx, request *q, const rank_state *r, int slot, const fattni_parts *sends,
+                                 int n_sends, const fattni_parts *receives, int n_receives) {
+    *q = (request){.posts = calloc((size_t)n_sends + 1, sizeof *q->posts),
+                   .receives = calloc((size_t)n_receives + 1, sizeof *q->receives),
+                   .tensors =
+                       calloc(tensors_of(sends, n_sends) + tensors_of(receives, n_receives) + 1, sizeof *q->tensors)};
+    if (!q->posts || !q->receives || !q->tensors) {
+        free_request(q);
         return fattn_ctx_fail(ctx, FATTN_E_NOMEM, "no memory for %d messages", n_sends + n_receives);
     }
-    if (n_receives) memcpy(q->receives, receives, (size_t)n_receives * sizeof *receives);
+    fattn_tensor *at = q->tensors;
     q->n_posts = n_sends;
     q->n_receives = n_receives;
     for (int n = 0; n < n_sends; ++n)
-        q->posts[n] = (post){
-            .data = sends[n].data, .bytes = sends[n].bytes, .peer = sends[n].peer, .slot = slot, .lane = &r->lane};
+        q->posts[n] = (post){.parts = keep(&sends[n], &at), .peer = sends[n].peer, .slot = slot, .lane = &r->lane};
+    for (int n = 0; n < n_receives; ++n) q->receives[n] = keep(&receives[n], &at);
     return FATTN_OK;
 }
 
@@ -239,8 +257,8 @@ static fattn_status reuse_slot(rank_state *r, fattn_ctx *ctx, int slot) {
     return FATTN_OK;
 }
 
-static fattn_status start(void *state, fattn_ctx *ctx, const fattn_message *sends, int n_sends,
-                          const fattn_message *receives, int n_receives, void **out) {
+static fattn_status start_parts(void *state, fattn_ctx *ctx, const fattni_parts *sends, int n_sends,
+                                const fattni_parts *receives, int n_receives, void **out) {
     rank_state *const r = state;
     fattn_world *const w = r->world;
     if (r->started - r->finished == FATTNI_LANE_SLOTS)
@@ -262,8 +280,63 @@ static fattn_status start(void *state, fattn_ctx *ctx, const fattn_message *send
     return FATTN_OK;
 }
 
+/* A message is a row of bytes. */
+static void as_parts(const fattn_ctx *ctx, const fattn_message *m, int n, fattn_tensor *t, fattni_parts *out) {
+    for (int i = 0; i < n; ++i) {
+        const int64_t bytes = (int64_t)m[i].bytes;
+        t[i] = fattn_tensor_view(m[i].data, FATTN_U8, ctx->device, ctx->device_id, 1, &bytes);
+        out[i] = (fattni_parts){.t = &t[i], .n = 1, .peer = m[i].peer};
+    }
+}
+
+static fattn_status start(void *state, fattn_ctx *ctx, const fattn_message *sends, int n_sends,
+                          const fattn_message *receives, int n_receives, void **out) {
+    const size_t n = (size_t)(n_sends + n_receives) + 1;
+    fattn_tensor *const t = calloc(n, sizeof *t);
+    fattni_parts *const parts = calloc(n, sizeof *parts);
+    fattn_status s;
+    if (t && parts) {
+        as_parts(ctx, sends, n_sends, t, parts);
+        as_parts(ctx, receives, n_receives, t + n_sends, parts + n_sends);
+        s = start_parts(state, ctx, parts, n_sends, parts + n_sends, n_receives, out);
+    } else {
+        s = fattn_ctx_fail(ctx, FATTN_E_NOMEM, "no memory for %d messages", n_sends + n_receives);
+    }
+    free(t);
+    free(parts);
+    return s;
+}
+
+static size_t bytes_of(const fattni_parts *p) {
+    size_t bytes = 0;
+    for (int i = 0; i < p->n; ++i)
+        bytes += (size_t)fattn_tensor_numel(&p->t[i]) * fattn_dtype_size((fattn_dtype)p->t[i].dtype);
+    return bytes;
+}
+
+static bool fit(const fattni_parts *a, const fattni_parts *b) {
+    bool same = a->n == b->n;
+    for (int i = 0; i < a->n && same; ++i) {
+        same = a->t[i].ndim == b->t[i].ndim && a->t[i].dtype == b->t[i].dtype;
+        for (int k = 0; k < a->t[i].ndim && same; ++k) same = a->t[i].shape[k] == b->t[i].shape[k];
+    }
+    return same;
+}
+
+/* Under the lock: false if the peer sends something else, which the world fails with. */
+static bool check_post(rank_state *r, const post *p, const fattni_parts *m) {
+    const size_t sent = bytes_of(&p->parts), expected = bytes_of(m);
+    if (sent != expected)
+        fail_world(r->world, "rank %d sends %zu bytes where rank %d expects %zu: their shapes or dtypes differ",
+                   m->peer, sent, r->rank, expected);
+    else if (!fit(&p->parts, m))
+        fail_world(r->world, "rank %d sends %zu bytes as rank %d expects, but their shapes or dtypes differ", m->peer,
+                   sent, r->rank);
+    return !r->world->failure[0];
+}
+
 /* Waits for the peer's post and copies it. */
-static fattn_status receive(rank_state *r, fattn_ctx *ctx, int slot, const fattn_message *m, const struct timespec *end,
+static fattn_status receive(rank_state *r, fattn_ctx *ctx, int slot, const fattni_parts *m, const struct timespec *end,
                             post **taken) {
     fattn_world *const w = r->world;
     mailbox *const box = box_of(w, m->peer, r->rank);
@@ -271,16 +344,13 @@ static fattn_status receive(rank_state *r, fattn_ctx *ctx, int slot, const fattn
     while (box->sent == box->taken && wait_for(r, m->peer, end)) {}
     if (w->failure[0]) return failed(r, ctx);
     post *const p = box->posts[box->taken % FATTNI_LANE_SLOTS];
-    if (p->bytes != m->bytes) {
-        fail_world(w, "rank %d sends %zu bytes where rank %d expects %zu: their shapes or dtypes differ", m->peer,
-                   p->bytes, r->rank, m->bytes);
-        return failed(r, ctx);
-    }
+    if (!check_post(r, p, m)) return failed(r, ctx);
     box->taken += 1;
     p->state = TAKEN;
     *taken = p;
     pthread_mutex_unlock(&w->lock);
-    return r->ops->copy(&r->lane, slot, m->data, p->lane, p->slot, p->data, p->bytes);
+    FATTNI_TRY(r->ops->await(&r->lane, slot, p->lane, p->slot));
+    return r->ops->copy(&r->lane, m->t, p->lane, p->parts.t, m->n, m->exposed);
 }
 
 static fattn_status receive_all(rank_state *r, fattn_ctx *ctx, request *q, int slot, const struct timespec *end) {
@@ -407,6 +477,9 @@ fattn_status fattn_comm_join(fattn_ctx *ctx, fattn_world *w, int rank, const fat
                                .abort = abort_world,
                                .close = close_rank};
     s = fattn_comm_create(ctx, &t, out);
-    if (s) close_rank(r, ctx);
+    if (s)
+        close_rank(r, ctx);
+    else
+        (*out)->start_parts = start_parts;
     return s;
 }

@@ -29,7 +29,7 @@ fattn_status fattni_cp_call_attention(const fattni_cp_call *c, bool backward, co
                               "cp: %s stores N x N, which no rank has; this device has no fused kernel for the call",
                               call.plan.name);
     call.p.workspace_bytes = call.plan.workspace;
-    FATTNI_TRY(fattni_cp_room(c->cp, FATTNI_CP_WORKSPACE, call.plan.workspace, &call.p.workspace));
+    FATTNI_TRY(fattni_cp_room(c->cp, FATTNI_CP_WORKSPACE + c->cp->on_stream, call.plan.workspace, &call.p.workspace));
     return fattni_run(ctx, &call);
 }
 

@@ -119,6 +119,9 @@ static fattn_status agree(const fattn_cp *cp, const fattn_cp_options *o) {
 
 static size_t most_pairs(const fattn_cp *cp) { return (size_t)(FATTNI_CP_TENSORS * FATTNI_CP_CHUNKS * cp->comm->size); }
 
+static size_t parts_bytes(const fattn_cp *cp) { return 2 * (size_t)cp->comm->size * sizeof *cp->parts; }
+static size_t tensors_bytes(const fattn_cp *cp) { return 2 * most_pairs(cp) * sizeof *cp->tensors; }
+
 static fattn_status fill(fattn_cp *cp, const fattn_cp_options *o) {
     fattn_ctx *const ctx = cp->ctx;
     const int64_t n = cp->n_sequences + 1;
@@ -131,6 +134,8 @@ static fattn_status fill(fattn_cp *cp, const fattn_cp_options *o) {
     }
     FATTNI_TRY(fattni_host_alloc(ctx, 2 * (size_t)cp->comm->size * sizeof *cp->messages, (void **)&cp->messages));
     FATTNI_TRY(fattni_host_alloc(ctx, most_pairs(cp) * sizeof *cp->pairs, (void **)&cp->pairs));
+    FATTNI_TRY(fattni_host_alloc(ctx, parts_bytes(cp), (void **)&cp->parts));
+    FATTNI_TRY(fattni_host_alloc(ctx, tensors_bytes(cp), (void **)&cp->tensors));
     FATTNI_TRY(fattni_alloc(ctx, sizeof(double), &cp->zero));
     FATTNI_TRY(ctx->ops->zero_rows(ctx, cp->zero, 0, sizeof(double), 1));
     if (cp->packed) {
@@ -178,6 +183,10 @@ void fattn_cp_destroy(fattn_cp *cp) {
     for (int i = 0; i < FATTNI_CP_USES; ++i) fattni_free(ctx, cp->memory[i], cp->bytes[i]);
     fattn_tensor_free(ctx, &cp->cu_seqlens);
     fattni_free(ctx, cp->zero, sizeof(double));
+    for (int i = 0; i < FATTNI_CP_STREAMS; ++i)
+        if (cp->side[i]) ctx->ops->stream_destroy(ctx, cp->side[i]);
+    fattni_host_free(ctx, cp->tensors, tensors_bytes(cp));
+    fattni_host_free(ctx, cp->parts, parts_bytes(cp));
     fattni_host_free(ctx, cp->pairs, most_pairs(cp) * sizeof *cp->pairs);
     fattni_host_free(ctx, cp->messages, 2 * (size_t)cp->comm->size * sizeof *cp->messages);
     fattni_host_free(ctx, cp->starts, ((size_t)cp->n_sequences + 1) * sizeof *cp->starts);

@@ -7,10 +7,11 @@
 #include <fattn/context_parallel.h>
 
 /* Memory that stays from call to call, one buffer for each use. */
-enum { FATTNI_CP_MOVES = 4, FATTNI_CP_TENSORS = 10 }; /* moves that are open at a time; tensors of one */
+enum { FATTNI_CP_GROUPS = 8, FATTNI_CP_STREAMS = 2 }; /* at most: groups of heads of ULYSSES, streams that compute */
+enum { FATTNI_CP_MOVES = 2 * FATTNI_CP_GROUPS, FATTNI_CP_TENSORS = 10 }; /* moves with buffers; tensors of one */
 enum fattni_cp_use {
-    FATTNI_CP_WORKSPACE, /* of the attention calls */
-    FATTNI_CP_SEND,      /* one for each open move */
+    FATTNI_CP_WORKSPACE,                                      /* of the attention calls, one for each stream */
+    FATTNI_CP_SEND = FATTNI_CP_WORKSPACE + FATTNI_CP_STREAMS, /* one for each move */
     FATTNI_CP_RECEIVE = FATTNI_CP_SEND + FATTNI_CP_MOVES,
     FATTNI_CP_WHOLE = FATTNI_CP_RECEIVE + FATTNI_CP_MOVES, /* whole sequences */
     FATTNI_CP_RESULT,                                      /* gradients or outputs before they are converted */
@@ -41,6 +42,13 @@ struct fattn_cp {
     fattn_message *messages; /* [2][size]: sends, receives */
     fattni_copy_pair *pairs; /* [FATTNI_CP_TENSORS][size][FATTNI_CP_CHUNKS], of which n_pairs are to be copied */
     int n_pairs;
+    fattni_parts *parts;   /* [2][size], as messages */
+    fattn_tensor *tensors; /* [2][size][FATTNI_CP_TENSORS][FATTNI_CP_CHUNKS]: of the parts */
+    int n_tensors;
+    fattn_stream
+        side[FATTNI_CP_STREAMS]; /* streams beside the context's, which is not among them; NULL: not yet made */
+    int groups;                  /* of tests: ULYSSES forms so many, at most its heads; 0: it chooses */
+    int on_stream;               /* 0: attention calls run on the context's stream, else on side[it] */
     void *memory[FATTNI_CP_USES];
     size_t bytes[FATTNI_CP_USES];
 };
@@ -100,13 +108,17 @@ typedef struct fattni_cp_move {
     bool by_heads;
     int64_t head, heads;
     int slot;       /* 0..FATTNI_CP_MOVES-1: each open move has its own */
+    bool exposed;   /* nothing else runs meanwhile */
     char *received; /* the rest is of moves.c */
+    bool unpacks;   /* what comes lies in `received` first */
     void *request;
 } fattni_cp_move;
-/* Begins to move, after what is enqueued now; moves are finished in the order of their starts. */
+/* Begins to move, after what is enqueued now; moves are finished in the order of their starts. What the rank itself has
+   of the whole is copied by own_to_whole. */
 fattn_status fattni_cp_start_to_whole(fattni_cp_move *m);
+fattn_status fattni_cp_own_to_whole(fattni_cp_move *m);
 fattn_status fattni_cp_finish_to_whole(fattni_cp_move *m);
-/* By heads. */
+/* By heads; the rank's own rows, too. */
 fattn_status fattni_cp_start_to_rows(fattni_cp_move *m);
 fattn_status fattni_cp_finish_to_rows(fattni_cp_move *m);
 

@@ -1,11 +1,13 @@
 /* ULYSSES: heads of whole sequences. Every rank's tensors go to Hq / size query heads and Hkv / size key heads of all
    rows, and the results back; between, the call is that of one device. On one rank nothing moves.
 
-   A rank's heads are computed in groups: on a GPU the next one's tensors come while one is computed, and the results of
-   the one before leave. */
+   A rank's heads are computed in groups: on a GPU other groups' tensors come and leave while one is computed. Where the
+   transport moves parts, which need no copies before or after, all groups' tensors are on their way from the beginning,
+   and results leave as they are there. Else there are buffers for two groups: the next one's tensors come while one is
+   computed, and the results of the one before leave. */
 #include "core/context_parallel/cp.h"
 
-enum { Q, K, V, O, LSE, D_O, D_LSE, INPUTS, MOST_GROUPS = 4 };
+enum { Q, K, V, O, LSE, D_O, D_LSE, INPUTS };
 
 /* A call over ranks: its tensors as this rank's rows and as whole sequences of this rank's heads. Those from first_out
    on return to rows. */
@@ -15,19 +17,45 @@ typedef struct flow {
     int n_in, first_out, n;
     int d_lse, dq, dk, dv; /* places; 0: there is none */
     int groups;
+    int64_t unit; /* groups have multiples of so many key heads */
+    bool at_once; /* all inputs are on their way from the beginning */
+    int streams;  /* groups are on these by turns */
+    fattn_stream main;
 } flow;
 
-/* On a GPU as many as leave each group enough tiles to fill it. On the CPU, where nothing moves meanwhile, two: the
-   same order of moves. */
-static int groups_of(const fattni_cp_call *c, bool backward) {
-    const int64_t heads = c->Hkv / c->cp->comm->size, of_tiles = backward ? heads : c->Hq / c->cp->comm->size;
-    if (c->cp->ctx->ops->on_host) return heads > 1 ? 2 : 1;
-    const int64_t n = fattni_cp_full_parts(c, of_tiles, c->cp->N);
-    return (int)fattni_max(1, fattni_min(fattni_min(heads, MOST_GROUPS), n));
+/* Groups, and streams that they are on by turns, as measured on two H200: backward gains nothing from a second stream,
+   nor from more groups. */
+enum { FORWARD_GROUPS = FATTNI_CP_GROUPS, BACKWARD_GROUPS = 4 };
+enum { FORWARD_STREAMS = FATTNI_CP_STREAMS, BACKWARD_STREAMS = 1 };
+/* A group never has so few tiles that a kernel splits keys, which gives other bits: at most 64 blocks of rows. */
+enum { FEWEST_SMS = 48 };
+
+/* The fewest key heads that fill a GPU evenly. Under a causal mask the tiles of a head go from long to short, and a CTA
+   that has had a short one of the first head gets a long one of the next: that takes two tiles for each SM, or so many
+   times as many. */
+static int64_t even_heads(const fattni_cp_call *c, bool backward) {
+    const int64_t rows = !backward && c->D <= 64 ? 192 : 128; /* of a tile, on Hopper; backward: keys */
+    const int64_t tiles = c->B * (backward ? 1 : c->Hq / c->Hkv) * fattni_ceil_div(c->cp->N, rows);
+    const int64_t wanted = 2 * fattni_max(c->cp->sms, FEWEST_SMS);
+    return fattni_ceil_div(wanted - wanted / 16, fattni_max(1, tiles));
+}
+
+/* On a GPU groups of a multiple of even_heads, the last with the rest. On the CPU, where nothing moves meanwhile, up to
+   three: the same order of moves. */
+static void choose_groups(flow *f, bool backward) {
+    const fattni_cp_call *const c = f->c;
+    const int64_t heads = c->Hkv / c->cp->comm->size;
+    const bool fills = !c->cp->groups && !c->cp->ctx->ops->on_host;
+    const int64_t most = c->cp->groups ? c->cp->groups : !fills ? 3 : backward ? BACKWARD_GROUPS : FORWARD_GROUPS;
+    f->unit = fills ? even_heads(c, backward) : 1;
+    f->groups = (int)fattni_max(1, fattni_min(most, heads / f->unit));
 }
 
 /* A rank's key heads of group g. */
-static int64_t first_head(const flow *f, int g) { return f->c->Hkv / f->c->cp->comm->size * g / f->groups; }
+static int64_t first_head(const flow *f, int g) {
+    const int64_t heads = f->c->Hkv / f->c->cp->comm->size;
+    return g == f->groups ? heads : heads / f->unit * g / f->groups * f->unit;
+}
 
 static int add(flow *f, const fattn_tensor *t) {
     const fattn_cp *const cp = f->c->cp;
@@ -86,27 +114,91 @@ static fattn_status run(const flow *f, bool backward, int g) {
     return fattni_cp_call_attention(c, backward, &p, &io);
 }
 
-/* Moves are finished in the order of their starts: those of group 0 and 1, then by turns results and inputs. */
-static fattn_status flow_through(flow *f, bool backward) {
-    fattni_cp_move in[2], out[2];
+/* The moves of a call. `finished` of the results have been. */
+typedef struct moves {
+    fattni_cp_move in[FATTNI_CP_GROUPS], out[FATTNI_CP_GROUPS];
+    int started, finished;
+} moves;
+
+static fattn_status start_inputs(flow *f, moves *m, int groups) {
+    for (; m->started < fattni_min(groups, f->groups); ++m->started) {
+        const int g = m->started;
+        m->in[g] = move_of(f, 0, f->n_in, g, f->at_once ? g : g % 2);
+        m->in[g].exposed = g == 0;
+        FATTNI_TRY(fattni_cp_start_to_whole(&m->in[g]));
+    }
+    return FATTN_OK;
+}
+
+static fattn_status finish_results(const flow *f, moves *m, int groups) {
+    for (; f->n > f->first_out && m->finished < groups; ++m->finished)
+        FATTNI_TRY(fattni_cp_finish_to_rows(&m->out[m->finished]));
+    return FATTN_OK;
+}
+
+/* Moves must be finished in the order of their starts: all inputs, then all results; or those of group 0 and 1, then by
+   turns results and inputs. */
+static fattn_status compute_groups(flow *f, moves *m, bool backward) {
+    fattn_ctx *const ctx = f->c->cp->ctx;
     const int n_out = f->n - f->first_out;
-    f->groups = groups_of(f->c, backward);
-    FATTNI_TRY(fattni_cp_wholes(f->c, f->whole, f->n));
-    in[0] = move_of(f, 0, f->n_in, 0, 0);
-    FATTNI_TRY(fattni_cp_start_to_whole(&in[0]));
     for (int g = 0; g < f->groups; ++g) {
-        if (g + 1 < f->groups) {
-            in[(g + 1) % 2] = move_of(f, 0, f->n_in, g + 1, (g + 1) % 2);
-            FATTNI_TRY(fattni_cp_start_to_whole(&in[(g + 1) % 2]));
-        }
-        FATTNI_TRY(fattni_cp_finish_to_whole(&in[g % 2]));
+        if (!f->at_once) FATTNI_TRY(start_inputs(f, m, g + 2));
+        f->c->cp->on_stream = g % f->streams;
+        ctx->stream = g % f->streams ? f->c->cp->side[g % f->streams] : f->main;
+        FATTNI_TRY(fattni_cp_finish_to_whole(&m->in[g]));
         FATTNI_TRY(run(f, backward, g));
         if (n_out == 0) continue;
-        if (g > 0) FATTNI_TRY(fattni_cp_finish_to_rows(&out[(g - 1) % 2]));
-        out[g % 2] = move_of(f, f->first_out, n_out, g, 2 + g % 2);
-        FATTNI_TRY(fattni_cp_start_to_rows(&out[g % 2]));
+        if (!f->at_once) FATTNI_TRY(finish_results(f, m, g));
+        m->out[g] = move_of(f, f->first_out, n_out, g, f->at_once ? FATTNI_CP_GROUPS + g : 2 + g % 2);
+        m->out[g].exposed = g + 1 == f->groups;
+        FATTNI_TRY(fattni_cp_start_to_rows(&m->out[g]));
     }
-    return n_out ? fattni_cp_finish_to_rows(&out[(f->groups - 1) % 2]) : FATTN_OK;
+    return FATTN_OK;
+}
+
+/* A kernel's last tiles leave SMs idle, which those of the next group's kernel fill if it is on another stream; not
+   where kernels may have only some SMs. */
+static fattn_status fork_streams(flow *f, bool backward) {
+    fattn_cp *const cp = f->c->cp;
+    fattn_ctx *const ctx = cp->ctx;
+    f->main = ctx->stream;
+    f->streams = 1;
+    if (!ctx->ops->stream_create || !f->at_once || ctx->sm_limit > 0) return FATTN_OK;
+    for (; f->streams < fattni_min(f->groups, backward ? BACKWARD_STREAMS : FORWARD_STREAMS); ++f->streams) {
+        fattn_stream *const side = &cp->side[f->streams];
+        if (!*side) FATTNI_TRY(ctx->ops->stream_create(ctx, side));
+        FATTNI_TRY(ctx->ops->stream_order(ctx, f->main, *side));
+    }
+    return FATTN_OK;
+}
+
+/* After failures, too: the caller frees memory on its own stream. */
+static fattn_status join_streams(flow *f) {
+    fattn_cp *const cp = f->c->cp;
+    fattn_status s = FATTN_OK;
+    cp->on_stream = 0;
+    cp->ctx->stream = f->main;
+    for (int i = 1; i < f->streams; ++i) {
+        const fattn_status joined = cp->ctx->ops->stream_order(cp->ctx, cp->side[i], f->main);
+        if (!s) s = joined;
+    }
+    return s;
+}
+
+static fattn_status flow_through(flow *f, bool backward) {
+    moves m = {.started = 0};
+    choose_groups(f, backward);
+    f->at_once = f->c->cp->comm->start_parts != NULL;
+    fattni_cp_move own = move_of(f, 0, f->n_in, 0, 0);
+    own.heads = f->c->Hkv / f->c->cp->comm->size;
+    FATTNI_TRY(fattni_cp_wholes(f->c, f->whole, f->n));
+    FATTNI_TRY(start_inputs(f, &m, f->at_once ? f->groups : 1));
+    FATTNI_TRY(fattni_cp_own_to_whole(&own)); /* while the first group's are under way */
+    fattn_status s = fork_streams(f, backward);
+    if (!s) s = compute_groups(f, &m, backward);
+    const fattn_status joined = join_streams(f);
+    if (!s) s = joined;
+    return s ? s : finish_results(f, &m, f->groups);
 }
 
 /* On one rank: the call as it is, with the sequences' lengths. */

@@ -369,4 +369,7 @@ const fattni_device_ops fattni_cuda_device = {
     .mark_set = fattni_cuda_mark_set,
     .mark_wait = fattni_cuda_mark_wait,
     .mark_destroy = fattni_cuda_mark_destroy,
+    .stream_create = fattni_cuda_stream_create,
+    .stream_order = fattni_cuda_stream_order,
+    .stream_destroy = fattni_cuda_stream_destroy,
 };

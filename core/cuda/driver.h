@@ -12,6 +12,7 @@
     X(device_of_current, cuCtxGetDevice)                                                                               \
     X(device, cuDeviceGet)                                                                                             \
     X(retain, cuDevicePrimaryCtxRetain)                                                                                \
+    X(attribute_of, cuPointerGetAttribute)                                                                             \
     X(encode, cuTensorMapEncodeTiled)
 
 struct fattni_cuda_driver {

@@ -55,3 +55,30 @@ void fattni_cuda_mark_destroy(fattn_ctx *ctx, void *event) {
     cudaEventDestroy(event);
     fattni_cuda_leave(ctx, entered);
 }
+
+fattn_status fattni_cuda_stream_create(fattn_ctx *ctx, fattn_stream *out) {
+    bool entered;
+    FATTNI_TRY(fattni_cuda_enter(ctx, &entered));
+    const cudaError_t error = cudaStreamCreateWithFlags(out, cudaStreamNonBlocking);
+    fattni_cuda_leave(ctx, entered);
+    return fattni_cuda_check(ctx, error, "cudaStreamCreateWithFlags");
+}
+
+fattn_status fattni_cuda_stream_order(fattn_ctx *ctx, fattn_stream first, fattn_stream then) {
+    bool entered;
+    cudaEvent_t event = NULL;
+    FATTNI_TRY(fattni_cuda_enter(ctx, &entered));
+    cudaError_t error = cudaEventCreateWithFlags(&event, cudaEventDisableTiming);
+    if (!error) error = cudaEventRecord(event, first);
+    if (!error) error = cudaStreamWaitEvent(then, event, 0);
+    if (event) cudaEventDestroy(event); /* its memory stays until the wait is over */
+    fattni_cuda_leave(ctx, entered);
+    return fattni_cuda_check(ctx, error, "cudaStreamWaitEvent");
+}
+
+void fattni_cuda_stream_destroy(fattn_ctx *ctx, fattn_stream s) {
+    bool entered;
+    if (fattni_cuda_enter(ctx, &entered) != FATTN_OK) entered = false; /* free all the same */
+    cudaStreamDestroy(s);
+    fattni_cuda_leave(ctx, entered);
+}

@@ -42,10 +42,11 @@ FATTN_API FATTN_CHECKED fattn_status fattn_world_create(int ranks, fattn_world *
 FATTN_API void fattn_world_destroy(fattn_world *w); /* NULL is allowed */
 /* Rank `rank` of w, once for each. The contexts must be on the same kind of device. opt may be NULL. No call waits for
    the others here; a rank that never comes makes the others' first call fail: FATTN_E_COMM. On GPUs data moves by the
-   copy engines; the first communicator of a GPU lets the other GPUs read its memory pool, for which it waits for that
-   GPU, where no other thread should begin work meanwhile. On failure *out is NULL. ARG: rank is not in 0..ranks-1, or
-   the options are not as described; ABI; STATE: that rank is taken, or ctx is for plans only; DEVICE: another kind of
-   device; COMM: the world has failed; NOMEM; CUDA. */
+   copy engines, and where attention over ranks would wait for them by kernels, from memory of the other GPU that
+   kernels can read: of cudaMalloc, or of a pool that lets them. The first communicator of a GPU lets the other GPUs
+   read its memory pool, for which it waits for that GPU, where no other thread should begin work meanwhile. On failure
+   *out is NULL. ARG: rank is not in 0..ranks-1, or the options are not as described; ABI; STATE: that rank is taken, or
+   ctx is for plans only; DEVICE: another kind of device; COMM: the world has failed; NOMEM; CUDA. */
 FATTN_API FATTN_CHECKED fattn_status fattn_comm_join(fattn_ctx *ctx, fattn_world *w, int rank,
                                                      const fattn_comm_options *opt, fattn_comm **out);
 

@@ -104,6 +104,81 @@ static void exact(int form) {
 Test(context_parallel, ulysses_has_the_bits_of_one_device) { exact(FATTN_CP_ULYSSES); }
 Test(context_parallel, all_gather_has_the_bits_of_one_device) { exact(FATTN_CP_ALL_GATHER); }
 
+/* ULYSSES: any number of groups of heads, moved as parts or as messages, of tensors whose rows are runs or not, gives
+   the bits of one device; so it does when gradients are not asked for. */
+#define BF16_CAUSAL .dtype = FATTN_BF16, .flags = FATTN_CAUSAL
+static const cp_case group_cases[] = {
+    {"10 heads", .B = 1, .Hq = 10, .Hkv = 10, .N = 131, .D = 32, BF16_CAUSAL},
+    {"GQA, two of a batch", .B = 2, .Hq = 30, .Hkv = 10, .N = 130, .D = 16, BF16_CAUSAL},
+    {"heads last", .B = 2, .Hq = 12, .Hkv = 6, .N = 130, .D = 16, BF16_CAUSAL, .heads_last = true},
+    {"accumulate, heads last", .B = 2, .Hq = 10, .Hkv = 10, .N = 70, .D = 8, .dtype = FATTN_F32, .heads_last = true,
+     .flags = FATTN_CAUSAL | FATTN_ACC_DQ | FATTN_ACC_DK | FATTN_ACC_DV},
+    {"all", .B = 1, .Hq = 12, .Hkv = 6, .N = 135, .D = 16, .Dv = 24, .dtype = FATTN_F32, .flags = FATTN_CAUSAL,
+     .dropout_p = 0.2f, .alibi = true, .sink = true, .d_lse = true, .rng_step = true},
+    {"packed", .B = 1, .Hq = 10, .Hkv = 10, .N = 140, .D = 16, BF16_CAUSAL, .n_sequences = 4,
+     .lengths = {7, 0, 101, 32}},
+    {"rows of some ranks only", .B = 1, .Hq = 10, .Hkv = 10, .N = 20, .D = 16, BF16_CAUSAL},
+};
+
+static void expect_groups(const cp_case *given, int groups, int layout, uint32_t without, const cp_result *want) {
+    cp_case c = *given;
+    c.flags |= FATTN_DETERMINISTIC, c.groups = groups, c.without = without;
+    for (int messages = 0; messages < 2; ++messages) {
+        c.messages = messages;
+        cp_result got = cp_run(&c, FATTN_CPU, 2, FATTN_CP_ULYSSES, layout);
+        for (int i = CP_O; i <= CP_DV; ++i)
+            cr_assert((without & 1u << i) || cp_same(&got, want, i), "%s, %d groups, %s, layout %d: %s has other bits",
+                      c.name, groups, messages ? "messages" : "parts", layout, cp_names[i]);
+        cp_free(&got);
+    }
+}
+
+Test(context_parallel, groups_of_heads_have_the_bits_of_one_device) {
+    static const int some[] = {1, 3, FATTNI_CP_GROUPS};
+    EACH(n, group_cases) {
+        cp_result want = cp_whole(&group_cases[n], FATTN_CPU, 0);
+        for (size_t i = n % THINNED(3); i < 3; i += THINNED(3))
+            expect_groups(&group_cases[n], some[i], (int)(n + i) % 2, 0, &want);
+        cp_free(&want);
+    }
+}
+
+Test(context_parallel, groups_of_heads_without_some_gradients) {
+    const uint32_t q = 1u << CP_DQ, k = 1u << CP_DK, v = 1u << CP_DV, some[] = {q, k, v, q | k, k | v, q | k | v};
+    for (int n = 2; n < 4; ++n) {
+        cp_result want = cp_whole(&group_cases[n], FATTN_CPU, 0);
+        EACH(i, some) expect_groups(&group_cases[n], 3, 0, some[i], &want);
+        cp_free(&want);
+    }
+}
+
+/* As many bytes, of other shapes. */
+static fattn_status turns_shapes(rank_call *r) {
+    const fattn_cp_options o = {.struct_size = sizeof o, .form = FATTN_CP_ULYSSES, .rows = 80};
+    static const int64_t shapes[2][4] = {{1, 4, 40, 8}, {1, 8, 40, 4}};
+    const int64_t *const shape = shapes[r->rank];
+    float x[4][4 * 40 * 8] = {{0}}, lse[8 * 40];
+    fattn_tensor t[4];
+    fattn_cp *cp;
+    for (int i = 0; i < 4; ++i) t[i] = fattn_tensor_view(x[i], FATTN_F32, FATTN_CPU, 0, 4, shape);
+    const fattn_tensor l = fattn_tensor_view(lse, FATTN_F32, FATTN_CPU, 0, 3, shape);
+    const fattn_attention_io io = {.struct_size = sizeof io, .q = &t[0], .k = &t[1], .v = &t[2], .o = &t[3], .lse = &l};
+    fattn_status s = fattn_cp_create(r->comm, &o, &cp);
+    if (s) return s;
+    cp->groups = 1;
+    s = fattn_cp_fwd(cp, NULL, &io);
+    fattn_cp_destroy(cp);
+    return s;
+}
+Test(context_parallel, other_shapes_of_as_many_bytes_are_refused) {
+    rank_call calls[2];
+    run_ranks(2, NULL, turns_shapes, NULL, calls);
+    for (int r = 0; r < 2; ++r) {
+        cr_assert_eq(calls[r].status, FATTN_E_COMM, "%s", calls[r].error);
+        cr_assert_not_null(strstr(calls[r].error, "shapes or dtypes differ"), "%s", calls[r].error);
+    }
+}
+
 /* Keys with a mean: on one device they are centred, by ULYSSES, too; ALL_GATHER does not, on any number of ranks. */
 Test(context_parallel, bits_with_key_means) {
     const cp_case c = {"key means",

@@ -157,13 +157,13 @@ static const cp_case exact_cases[] = {
 };
 
 /* Deterministic: the bits of one device. */
-static void exact(int form) {
+static void exact(const cp_case *given, int n_cases, int form, int least_ranks) {
     int bad = 0; /* in all cases, so that one run shows them all */
-    for (size_t n = 0; n < sizeof exact_cases / sizeof *exact_cases; ++n) {
-        cp_case c = exact_cases[n];
+    for (int n = 0; n < n_cases; ++n) {
+        cp_case c = given[n];
         c.flags |= FATTN_DETERMINISTIC;
         cp_result want = cp_whole(&c, FATTN_CUDA, 0);
-        for (int ranks = 1; ranks <= 4; ranks *= 2) {
+        for (int ranks = least_ranks; ranks <= 4 && c.Hkv % ranks == 0; ranks *= 2) {
             cp_result got = cp_run(&c, FATTN_CUDA, ranks, form, ranks == 2);
             for (int i = CP_O; i <= CP_DV; ++i)
                 if (!cp_same(&got, &want, i)) {
@@ -177,8 +177,32 @@ static void exact(int form) {
     }
     cr_assert_eq(bad, 0, "%d results have other bits", bad);
 }
-Test(cuda_ranks, ulysses_has_the_bits_of_one_device) { exact(FATTN_CP_ULYSSES); }
-Test(cuda_ranks, all_gather_has_the_bits_of_one_device) { exact(FATTN_CP_ALL_GATHER); }
+#define COUNT(x) ((int)(sizeof(x) / sizeof *(x)))
+Test(cuda_ranks, ulysses_has_the_bits_of_one_device) { exact(exact_cases, COUNT(exact_cases), FATTN_CP_ULYSSES, 1); }
+Test(cuda_ranks, all_gather_has_the_bits_of_one_device) {
+    exact(exact_cases, COUNT(exact_cases), FATTN_CP_ALL_GATHER, 1);
+}
+
+/* A rank computes its heads in groups while others' tensors move. */
+static const cp_case group_cases[] = {
+    {"5 heads in 3 groups", .B = 1, .Hq = 10, .Hkv = 10, .N = 1500, .D = 64, .dtype = FATTN_BF16, .groups = 3,
+     .flags = FATTN_CAUSAL},
+    {"8 groups", .B = 1, .Hq = 16, .Hkv = 16, .N = 1500, .D = 128, .dtype = FATTN_BF16, .groups = 8,
+     .flags = FATTN_CAUSAL},
+    {"GQA", .B = 2, .Hq = 18, .Hkv = 6, .N = 1300, .D = 128, .dtype = FATTN_BF16, .groups = 2, .flags = FATTN_CAUSAL},
+    {"heads last, ACC", .B = 2, .Hq = 12, .Hkv = 12, .N = 900, .D = 64, .dtype = FATTN_F16, .groups = 8,
+     .flags = FATTN_CAUSAL | FATTN_ACC_DQ | FATTN_ACC_DK | FATTN_ACC_DV, .heads_last = true, .wide = true},
+    {"all", .B = 1, .Hq = 16, .Hkv = 8, .N = 1500, .D = 64, .dtype = FATTN_BF16, .groups = 8, .flags = FATTN_CAUSAL,
+     .dropout_p = 0.1f, .alibi = true, .sink = true, .d_lse = true, .key_means = true},
+    {"f32", .B = 1, .Hq = 8, .Hkv = 8, .N = 9000, .D = 64, .dtype = FATTN_F32, .groups = 2, .flags = FATTN_CAUSAL},
+    {"window", .B = 1, .Hq = 8, .Hkv = 8, .N = 1500, .D = 64, .dtype = FATTN_BF16, .groups = 8,
+     .flags = FATTN_CAUSAL | FATTN_WINDOW, .window_left = 300},
+    {"packed", .B = 1, .Hq = 8, .Hkv = 4, .N = 1500, .D = 64, .dtype = FATTN_BF16, .groups = 8, .flags = FATTN_CAUSAL,
+     .n_sequences = 5, .lengths = {7, 0, 981, 1, 511}},
+};
+Test(cuda_ranks, groups_of_heads_have_the_bits_of_one_device) {
+    for (int n = 0; n < 3; ++n) exact(group_cases, COUNT(group_cases), FATTN_CP_ULYSSES, 2);
+}
 
 Test(cuda_ranks, all_gather_has_the_same_bits_with_key_means) {
     const cp_case c = {"key means",

@@ -2,6 +2,7 @@
 
 #include "ranks.h"
 
+#include "core/context_parallel/cp.h"
 #include "core/tensor/numeric.h"
 
 #include <criterion/criterion.h>
@@ -206,6 +207,9 @@ static fattn_status call_ranks(rank_call *r, fattn_cp *cp, call_tensors *t) {
     for (int i = 0; i < INPUTS; ++i)
         TRY(i <= D_LSE ? fattn_cp_take(cp, &s->in[i], 2, &t->in[i]) : fattn_tensor_copy(r->ctx, &t->in[i], &s->in[i]));
     const fattn_attention_params p = params_of(c);
+    if (c->without & 1u << CP_DQ) t->io.dq = NULL;
+    if (c->without & 1u << CP_DK) t->io.dk = NULL;
+    if (c->without & 1u << CP_DV) t->io.dv = NULL;
     TRY(fattn_cp_fwd(cp, &p, &t->io));
     TRY(fattn_cp_bwd(cp, &p, &t->io));
     const size_t allocs = fattn_ctx_mem(r->ctx).allocs, live = fattn_ctx_mem(r->ctx).live;
@@ -242,7 +246,9 @@ static fattn_status on_rank(rank_call *r) {
                                 .cu_seqlens = c->n_sequences ? starts : NULL};
     fattn_cp *cp;
     call_tensors t;
+    if (c->messages) r->comm->start_parts = NULL;
     TRY(fattn_cp_create(r->comm, &o, &cp));
+    cp->groups = c->groups;
     open_call(r->ctx, c, dtype_of(c), fattn_cp_rows(cp), &t);
     fattn_status status = call_ranks(r, cp, &t);
     const fattn_status synced = fattn_ctx_sync(r->ctx);

@@ -16,9 +16,12 @@ typedef struct cp_case {
     int32_t window_left, window_right;
     float softcap, dropout_p;
     bool alibi, sink, d_lse, rng_step;
-    bool wide;       /* gradients and o in F32 beside 16 bits */
-    bool heads_last; /* q, k, v, o as [B,N,H,D] in memory */
-    bool key_means;  /* four channels of K at 10 */
+    bool wide;        /* gradients and o in F32 beside 16 bits */
+    bool heads_last;  /* q, k, v, o as [B,N,H,D] in memory */
+    bool key_means;   /* four channels of K at 10 */
+    int groups;       /* of heads that ULYSSES forms at most; 0 = it chooses */
+    bool messages;    /* ranks move messages only */
+    uint32_t without; /* bits 1 << CP_DQ, CP_DK, CP_DV: gradients that ranks do not ask for */
     int n_sequences;
     int32_t lengths[CP_MOST_SEQUENCES]; /* of a packed batch; their sum is N */
 } cp_case;
