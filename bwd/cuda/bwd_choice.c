@@ -74,19 +74,32 @@ static bool matches(const fattni_cuda_kernel *k, const fattni_problem *p, int va
     }
 }
 
+/* mma16 to head_dim 64 has the registers for three CTAs per SM. Where shared memory has room for two, as on an A100,
+   mma16_mid is faster, which has the registers for two (bench/results/cards_h200.txt). */
+static bool is_crowded(const fattn_ctx *ctx, const fattni_cuda_kernel *k) {
+    const bool plain = k->variant == FATTNI_VARIANT_FULL || k->variant == FATTNI_VARIANT_CAUSAL;
+    const size_t ctas = (ctx->gpu.shared_limit + 1024) / (k->shared + 1024);
+    return plain && k->arch != 90 && k->dtype != FATTN_F32 && k->D == 64 && k->threads == 128 && k->shared > 60 << 10 &&
+           ctas < 3;
+}
+
 static fattni_bwd_choice choose(const fattn_ctx *ctx, const fattni_problem *p) {
     fattni_bwd_choice c = {0};
     const int variant = fattni_cuda_variant_of(p, false);
-    const fattni_cuda_kernel *sm90 = NULL;
+    const fattni_cuda_kernel *sm90 = NULL, *crowded = NULL;
     for (const fattni_cuda_kernel *const *k = fattni_bwd_cuda_kernels; *k; ++k) {
         if (!fattni_cuda_can_run(*k, ctx, p)) continue;
         if ((*k)->variant == FATTNI_VARIANT_HUGE) {
             if (!c.huge) c.huge = *k;
         } else if (matches(*k, p, variant)) {
             if ((*k)->arch == 90 && !sm90 && counts_fit(p, *k)) sm90 = *k;
-            if ((*k)->arch != 90) c.portable = fattni_cuda_prefer(ctx, c.portable, *k);
+            if (is_crowded(ctx, *k))
+                crowded = *k;
+            else if ((*k)->arch != 90)
+                c.portable = fattni_cuda_prefer(ctx, c.portable, *k);
         }
     }
+    if (!c.portable) c.portable = crowded;
     c.aligned = sm90 && sm90_supports_aligned(p) ? sm90 : c.portable;
     c.main = sm90 && sm90_supports(p) ? sm90 : c.portable;
     return c;

@@ -9,21 +9,6 @@
 DEVICE const half_type *half_row_at(const fattni_view *v, const sequence *s, int head, int64_t row) {
     return (const half_type *)v->p + s->batch * v->b + head * v->h + row * v->row;
 }
-/* Q and dO of the row block at i0. */
-DEVICE void load_q(uint32_t tile, const fattni_bwd_args *bwd, const sequence *s, int h, int i0) {
-    const fattni_attention_args *const a = &bwd->a;
-    load_tile(tile, PITCH, BM, THREADS, half_row_at(&a->q, s, h, s->q0 + i0), a->q.row, s->Sq - i0, a->D,
-              a->vector_qkv);
-}
-DEVICE void load_do(uint32_t tile, const fattni_bwd_args *bwd, const sequence *s, int h, int i0) {
-    const fattni_attention_args *const a = &bwd->a;
-    load_tile(tile, PITCH, BM, THREADS, half_row_at(&bwd->d_o, s, h, s->q0 + i0), bwd->d_o.row, s->Sq - i0, a->Dv,
-              a->vector_qkv);
-}
-DEVICE void load_rows(uint32_t q_tile, uint32_t do_tile, const fattni_bwd_args *bwd, const sequence *s, int h, int i0) {
-    load_q(q_tile, bwd, s, h, i0);
-    load_do(do_tile, bwd, s, h, i0);
-}
 /* K and V of the key block at j0. */
 DEVICE void load_keys(uint32_t k_tile, uint32_t v_tile, const fattni_attention_args *a, const sequence *s, int hk,
                       int j0) {

@@ -16,6 +16,9 @@
                bwd_postprocess.cu.
 
    Instances: bwd_kernels.def. Macros in: cmake/instance.cu.in. */
+#if K_D == 128 || K_VARIANT == FATTNI_VARIANT_GENERAL
+#define XOR_COLUMNS 256
+#endif
 enum { KEY_TILES = 2 };
 #include "bwd/cuda/bwd_mma16_warp.cuh"
 
@@ -50,26 +53,28 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS) K_NAME(const __gri
     clear(dk, KEY_TILES * COLUMN_TILES);
     clear(dv, KEY_TILES * COLUMN_TILES);
 
+    const int64_t base = row_base(bwd, &s, b, 0); /* padded row */
+    row_block now, next = {rows.head, rows.first * BM};
     if (steps > 0) {
-        const row_block first = row_block_of(&rows, 0);
         load_keys(k_tile, v_tile, a, &s, hk, j0);
-        load_rows(q_tiles, do_tiles, bwd, &s, first.h, first.i0);
-        load_statistics(MEMBER_ADDRESS(shared, rows), bwd, row_base(bwd, &s, b, first.h) + first.i0);
+        load_q(q_tiles, bwd, &s, &next);
+        load_do(do_tiles, bwd, &s, &next);
+        load_statistics(MEMBER_ADDRESS(shared, rows), bwd, base, &next);
         cp_async_commit();
     }
     const int has_mean = w.dq_column0 == 0 && key_mean_of(bwd, b, hk);
 
     for (int step = 0; step < steps; ++step) {
-        const row_block now = row_block_of(&rows, step);
+        go_on(&now, &next, &rows, step);
         const tile_position at = {b, now.h, now.i0, j0, keys};
         const uint32_t stage = (uint32_t)(step & 1) * TILE_M, q_tile = q_tiles + stage, do_tile = do_tiles + stage;
         cp_async_wait(0);
         __syncthreads(); /* this step's tiles have arrived; all warps are done with the last one's */
         if (step + 1 < steps) {
-            const row_block next = row_block_of(&rows, step + 1);
             const uint32_t other = (uint32_t)TILE_M - stage;
-            load_rows(q_tiles + other, do_tiles + other, bwd, &s, next.h, next.i0);
-            load_statistics(ELEMENT_ADDRESS(shared, rows, (step + 1) & 1), bwd, row_base(bwd, &s, b, next.h) + next.i0);
+            load_q(q_tiles + other, bwd, &s, &next);
+            load_do(do_tiles + other, bwd, &s, &next);
+            load_statistics(ELEMENT_ADDRESS(shared, rows, (step + 1) & 1), bwd, base, &next);
             cp_async_commit();
         }
 
@@ -85,9 +90,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS) K_NAME(const __gri
 
         product_nn(dv, 2, COLUMN_TILES, BM, lane_16(p_tile, P_PITCH), w.key0, P_PITCH, 0, lane_16(do_tile, PITCH),
                    w.column0, PITCH);
-        add_dq(ds_tile, k_tile, bwd, &s, &w, &at, has_mean);
+        float dq[2 * DQ_TILES][4];
+        product_dq(dq, ds_tile, 0, k_tile, &w);
+        if (K_CTAS > 2) add_dq(dq, ds_tile, 0, bwd, &s, &w, &at, padded_row(bwd, base, &now), has_mean);
         product_nn(dk, 2, COLUMN_TILES, BM, lane_16(ds_tile, P_PITCH), w.key0, P_PITCH, 0, lane_16(q_tile, PITCH),
                    w.column0, PITCH);
+        if (K_CTAS <= 2) add_dq(dq, ds_tile, 0, bwd, &s, &w, &at, padded_row(bwd, base, &now), has_mean);
     }
 
     cp_async_wait(0);

@@ -45,25 +45,26 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS) K_NAME(const __gri
     clear(dv, COLUMN_TILES);
 
     uint32_t v[STEPS_D][4];
+    const int64_t base = row_base(bwd, &s, b, 0); /* padded row */
+    row_block now, next = {rows.head, rows.first * BM};
     if (steps > 0) {
-        const row_block first = row_block_of(&rows, 0);
         load_keys(k_tile, q_tiles, a, &s, hk, j0);
-        load_do(do_tile, bwd, &s, first.h, first.i0);
+        load_do(do_tile, bwd, &s, &next);
         cp_async_commit();
         cp_async_wait(0);
         __syncthreads();
 #pragma unroll
         for (int n = 0; n < STEPS_D; ++n) load_a(v[n], lane_16(q_tiles, PITCH), PITCH, w.key0, 16 * n);
         __syncthreads(); /* all warps have read V: Q takes its place */
-        load_q(q_tiles, bwd, &s, first.h, first.i0);
-        load_statistics(MEMBER_ADDRESS(shared, rows), bwd, row_base(bwd, &s, b, first.h) + first.i0);
+        load_q(q_tiles, bwd, &s, &next);
+        load_statistics(MEMBER_ADDRESS(shared, rows), bwd, base, &next);
         cp_async_commit();
         cp_async_commit(); /* of dO, which has arrived */
     }
     const int has_mean = w.dq_column0 == 0 && key_mean_of(bwd, b, hk);
 
     for (int step = 0; step < steps; ++step) {
-        const row_block now = row_block_of(&rows, step), next = row_block_of(&rows, step + 1);
+        go_on(&now, &next, &rows, step);
         const tile_position at = {b, now.h, now.i0, j0, keys};
         const uint32_t stage = (uint32_t)(step & 1) * TILE_M, q_tile = q_tiles + stage;
         float p[1][ROW_TILES][4], ds[1][ROW_TILES][4];
@@ -77,11 +78,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS) K_NAME(const __gri
         cp_async_wait(0);
         __syncthreads(); /* dO has arrived */
         if (step + 1 < steps) {
-            load_q(q_tiles + ((uint32_t)TILE_M - stage), bwd, &s, next.h, next.i0);
-            load_statistics(ELEMENT_ADDRESS(shared, rows, (step + 1) & 1), bwd, row_base(bwd, &s, b, next.h) + next.i0);
+            load_q(q_tiles + ((uint32_t)TILE_M - stage), bwd, &s, &next);
+            load_statistics(ELEMENT_ADDRESS(shared, rows, (step + 1) & 1), bwd, base, &next);
         }
         cp_async_commit();
-        product_fragments_nt(ds[0], ROW_TILES, STEPS_D, v, lane_8(do_tile, PITCH), 0, PITCH);
+        product_fragments_nt(ds[0], 1, ROW_TILES, STEPS_D, v, lane_8(do_tile, PITCH), 0, PITCH);
         score_gradients(ds, p, 0, keep, bwd, &s, &w, &at, tiles->rows[step & 1].delta);
         store_transposed(ds_tile, ds, w.key0, 0);
 
@@ -91,9 +92,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS) K_NAME(const __gri
         product_fragments_nn(dv, COLUMN_TILES, STEPS, p_rows, lane_16(do_tile, PITCH), PITCH);
         product_fragments_nn(dk, COLUMN_TILES, STEPS, ds_rows, lane_16(q_tile, PITCH), PITCH);
         __syncthreads(); /* dS is in shared memory, and all warps have read dO */
-        if (step + 1 < steps) load_do(do_tile, bwd, &s, next.h, next.i0);
+        if (step + 1 < steps) load_do(do_tile, bwd, &s, &next);
         cp_async_commit();
-        add_dq(ds_tile, k_tile, bwd, &s, &w, &at, has_mean);
+        float dq[2 * DQ_TILES][4];
+        product_dq(dq, ds_tile, 0, k_tile, &w);
+        add_dq(dq, ds_tile, 0, bwd, &s, &w, &at, padded_row(bwd, base, &now), has_mean);
     }
 
     cp_async_wait(0);

@@ -11,6 +11,9 @@
 
    Instances: bwd_kernels.def. Macros in: cmake/instance.cu.in. */
 enum { V_IN_REGISTERS = K_BN * K_D <= 64 * 128, KEY_TILES = V_IN_REGISTERS ? 1 : 2 };
+#if K_VARIANT == FATTNI_VARIANT_GENERAL && K_BM == 64
+#define XOR_COLUMNS 256
+#endif
 #include "bwd/cuda/bwd_mma16_warp.cuh"
 
 typedef struct shared_memory {
@@ -62,10 +65,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS) K_NAME(const __gri
     clear(dv, KEY_TILES * COLUMN_TILES);
 
     uint32_t v[V_IN_REGISTERS ? D / 16 : 1][4];
+    const int64_t base = row_base(bwd, &s, b, 0); /* padded row */
+    row_block now, next = {rows.head, rows.first * BM};
     if (steps > 0) {
-        const row_block first = row_block_of(&rows, 0);
         load_keys(k_tile, v_tile, a, &s, hk, j0);
-        load_q(q_tile, bwd, &s, first.h, first.i0);
+        load_q(q_tile, bwd, &s, &next);
         cp_async_commit();
         if (V_IN_REGISTERS) {
             cp_async_wait(0);
@@ -75,14 +79,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS) K_NAME(const __gri
                 if (V_IN_REGISTERS) load_a(v[n], lane_16(v_tile, PITCH), PITCH, w.key0, 16 * n);
             __syncthreads(); /* all warps have read V: dO takes its place */
         }
-        load_do(do_tile, bwd, &s, first.h, first.i0);
-        load_statistics(MEMBER_ADDRESS(shared, rows), bwd, row_base(bwd, &s, b, first.h) + first.i0);
+        load_do(do_tile, bwd, &s, &next);
+        load_statistics(MEMBER_ADDRESS(shared, rows), bwd, base, &next);
         cp_async_commit();
     }
     const int has_mean = w.dq_column0 == 0 && key_mean_of(bwd, b, hk);
 
     for (int step = 0; step < steps; ++step) {
-        const row_block now = row_block_of(&rows, step), next = row_block_of(&rows, step + 1);
+        go_on(&now, &next, &rows, step);
         const tile_position at = {b, now.h, now.i0, j0, keys};
         float p[KEY_TILES][ROW_TILES][4], ds[KEY_TILES][ROW_TILES][4], tanhs[KEY_TILES][ROW_TILES][4];
         keep_bits keep;
@@ -102,7 +106,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS) K_NAME(const __gri
             product_nt(ds[0], KEY_TILES, ROW_TILES, D, lane_16(v_tile, PITCH), w.key0, lane_8(do_tile, PITCH), w.row0,
                        PITCH);
         } else if (ROW_TILES > 1) {
-            product_fragments_nt(ds[0], ROW_TILES, D / 16, v, lane_8(do_tile, PITCH), w.row0, PITCH);
+            product_fragments_nt(ds[0], 1, ROW_TILES, D / 16, v, lane_8(do_tile, PITCH), w.row0, PITCH);
         } else {
             clear(ds[0], ROW_TILES);
             product_of_8_rows(ds[0][0], v, 0, 0, do_tile, w.row0);
@@ -114,8 +118,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS) K_NAME(const __gri
         __syncthreads(); /* all warps have read P and dO */
         store_transposed(p_tile, ds, w.key0, w.row0);
         if (step + 1 < steps) {
-            load_do(do_tile, bwd, &s, next.h, next.i0);
-            load_statistics(ELEMENT_ADDRESS(shared, rows, (step + 1) & 1), bwd, row_base(bwd, &s, b, next.h) + next.i0);
+            load_do(do_tile, bwd, &s, &next);
+            load_statistics(ELEMENT_ADDRESS(shared, rows, (step + 1) & 1), bwd, base, &next);
             cp_async_commit();
         }
         __syncthreads(); /* dS is in shared memory */
@@ -123,10 +127,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS) K_NAME(const __gri
                    lane_16(q_tile, PITCH), w.column0, PITCH);
         __syncthreads(); /* all warps have read Q */
         if (step + 1 < steps) {
-            load_q(q_tile, bwd, &s, next.h, next.i0);
+            load_q(q_tile, bwd, &s, &next);
             cp_async_commit();
         }
-        add_dq(p_tile, k_tile, bwd, &s, &w, &at, has_mean);
+        float dq[2 * DQ_TILES][4];
+        product_dq(dq, p_tile, 0, k_tile, &w);
+        add_dq(dq, p_tile, 0, bwd, &s, &w, &at, padded_row(bwd, base, &now), has_mean);
     }
 
     store_gradients(dk, dv, q_tile, do_tile, bwd, &s, &w, hk, j0, keys);

@@ -60,9 +60,33 @@ typedef struct tile_position {
 
 #include "bwd/cuda/bwd_load16.cuh"
 
-/* lse2 and delta of the row block at padded row `at` to shared memory. */
-DEVICE void load_statistics(uint32_t rows, const fattni_bwd_args *bwd, int64_t at) {
+/* From one step to the next: its row block becomes `now`. By counting, as row_block_of divides, which takes as long as
+   a product; but with features registers are short. */
+DEVICE void go_on(row_block *now, row_block *next, const row_blocks *rows, int step) {
+    if (GENERAL) {
+        *now = row_block_of(rows, step), *next = row_block_of(rows, step + 1);
+        return;
+    }
+    *now = *next;
+    next->i0 += BM;
+    if (next->i0 == (rows->first + rows->count) * BM) next->h++, next->i0 = rows->first * BM;
+}
+/* The first padded row of a row block. base: row_base of head 0. */
+DEVICE int64_t padded_row(const fattni_bwd_args *bwd, int64_t base, const row_block *x) {
+    return base + (int64_t)x->h * bwd->padded_rows + x->i0;
+}
+/* Loads of its tiles, and of its lse2 and delta. */
+DEVICE void load_q(uint32_t tile, const fattni_bwd_args *bwd, const sequence *s, const row_block *x) {
+    load_tile(tile, PITCH, BM, THREADS, half_row_at(&bwd->a.q, s, x->h, s->q0 + x->i0), bwd->a.q.row, s->Sq - x->i0,
+              bwd->a.D, bwd->a.vector_qkv);
+}
+DEVICE void load_do(uint32_t tile, const fattni_bwd_args *bwd, const sequence *s, const row_block *x) {
+    load_tile(tile, PITCH, BM, THREADS, half_row_at(&bwd->d_o, s, x->h, s->q0 + x->i0), bwd->d_o.row, s->Sq - x->i0,
+              bwd->a.Dv, bwd->a.vector_qkv);
+}
+DEVICE void load_statistics(uint32_t rows, const fattni_bwd_args *bwd, int64_t base, const row_block *x) {
     const int n = (int)threadIdx.x * 4;
+    const int64_t at = padded_row(bwd, base, x);
     if (n < BM)
         cp_async_16(rows + 4 * n, bwd->lse2 + at + n, 16);
     else if (n < 2 * BM)
@@ -237,20 +261,23 @@ DEVICE void score_gradients(float ds[KEY_TILES][ROW_TILES][4], const float p[KEY
     }
 }
 
-/* dQ += dS K of this block, to the accumulator. */
-DEVICE void add_dq(uint32_t ds_tile, uint32_t k_tile, const fattni_bwd_args *bwd, const sequence *s, const warp_part *w,
-                   const tile_position *at, int has_mean) {
-    float dq[2 * DQ_TILES][4];
+/* This warp's part of dS K. ds_column: where dS^T begins in its tile. */
+DEVICE void product_dq(float dq[2 * DQ_TILES][4], uint32_t ds_tile, int ds_column, uint32_t k_tile,
+                       const warp_part *w) {
     clear(dq, 2 * DQ_TILES);
-    product_nn(dq, 2, DQ_TILES, BN, lane_8(ds_tile, P_PITCH), w->dq_row0, P_PITCH, 1, lane_16(k_tile, PITCH),
-               w->dq_column0, PITCH);
+    product_nn(dq, 2, DQ_TILES, BN, lane_8(ds_tile, P_PITCH), ds_column + w->dq_row0, P_PITCH, 1,
+               lane_16(k_tile, PITCH), w->dq_column0, PITCH);
+}
+/* dQ += dS K of this block, to the accumulator. Its branches come after all products of a step, so that these are
+   scheduled together. */
+DEVICE void add_dq(const float dq[2 * DQ_TILES][4], uint32_t ds_tile, int ds_column, const fattni_bwd_args *bwd,
+                   const sequence *s, const warp_part *w, const tile_position *at, int64_t padded, int has_mean) {
     if (!bwd->dq_accumulator) return;
-    const int64_t row = row_base(bwd, s, at->b, at->h) + at->i0;
-    float *const to = bwd->dq_accumulator + row * D;
+    float *const to = bwd->dq_accumulator + padded * D;
     wait_dq_semaphore(bwd, s, at->b, at->h, at->i0, at->j0, BN);
 #pragma unroll
     for (int c = 0; c < 2 * DQ_TILES; ++c) reduce_add_4(to + dq_offset(c), dq[c]);
-    if (has_mean) subtract_sums(bwd->dq_of_mean + row + w->dq_row0, ds_tile, w->dq_row0);
+    if (has_mean) subtract_sums(bwd->dq_of_mean + padded + w->dq_row0, ds_tile, ds_column + w->dq_row0);
     post_dq_semaphore(bwd, at->b, at->h, at->i0);
 }
 

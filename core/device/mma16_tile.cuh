@@ -6,6 +6,10 @@
 #ifndef FATTNI_CORE_DEVICE_MMA16_TILE_H
 #define FATTNI_CORE_DEVICE_MMA16_TILE_H
 
+#ifndef XOR_COLUMNS
+#define XOR_COLUMNS 64
+#endif
+
 #include "core/device/sequence.cuh"
 #include "core/device/half_types.cuh"
 #include "core/ptx/cp_async.h"
@@ -59,8 +63,10 @@ DEVICE void load_tile(uint32_t tile, int columns, int rows, int threads, const h
 
 /* The address that this lane gives to ldmatrix in a tile of `columns`: row lane%16 and chunk lane/16, or row
    lane%8 + 8 (lane/16) and chunk lane/8%2. The first is for A fragments of a row-major tile and B fragments of a
-   transposed one, the second for the other two. fragment_at moves it: by an even number of chunks along a row with one
-   XOR, by a multiple of 8 rows with an addition. Tiles start at multiples of 512. */
+   transposed one, the second for the other two. fragment_at moves it by an even number of chunks along a row and a
+   multiple of 8 rows: an XOR for the place among 64 columns, so that four registers serve all of a row, and a sum that
+   ldmatrix takes as its offset. Where these registers are lacking, XOR_COLUMNS 256 computes each address instead.
+   Moves along a row add up if their places among 64 columns have no bit in common. Tiles start at multiples of 512. */
 DEVICE uint32_t lane_16(uint32_t tile, int columns) {
     const int lane = (int)threadIdx.x & 31;
     return tile + tile_offset(columns, lane & 15, lane >> 4);
@@ -70,7 +76,8 @@ DEVICE uint32_t lane_8(uint32_t tile, int columns) {
     return tile + tile_offset(columns, (lane & 7) + ((lane >> 4) << 3), (lane >> 3) & 1);
 }
 DEVICE uint32_t fragment_at(uint32_t lane_address, int columns, int row, int column) {
-    return (lane_address ^ (uint32_t)(column * 2)) + (uint32_t)(row * columns * 2);
+    const int within = column % XOR_COLUMNS;
+    return (lane_address ^ (uint32_t)(within * 2)) + (uint32_t)((row * columns + column - within) * 2);
 }
 
 /* A[m][k] = tile[row + m][column + k], 16 x 16; lane_16. */
@@ -100,26 +107,25 @@ DEVICE void clear(float (*x)[4], int tiles) {
         for (int e = 0; e < 4; ++e) x[n][e] = 0.0f;
 }
 
-/* x = A B^T over `depth`: rows a_row.. of one tile (lane_16) and b_row.. of another (lane_8). */
-DEVICE void product_nt(float (*x)[4], int row_tiles, int column_tiles, int depth, uint32_t a_lane, int a_row,
-                       uint32_t b_lane, int b_row, int columns) {
+/* x += A B^T over `depth`: rows a_row.. of one tile (lane_16) and b_row.. of another (lane_8). */
+DEVICE void add_product_nt(float (*x)[4], int row_tiles, int column_tiles, int depth, uint32_t a_lane, int a_row,
+                           int a_columns, uint32_t b_lane, int b_row, int b_columns) {
     const int steps = depth / 16, pairs = column_tiles / 2;
     uint32_t a[2][2][4], b[2][4];
+    a_lane = fragment_at(a_lane, a_columns, a_row, 0), b_lane = fragment_at(b_lane, b_columns, b_row, 0);
 #pragma unroll
-    for (int r = 0; r < row_tiles; ++r) load_a(a[0][r], a_lane, columns, a_row + 16 * r, 0);
-    load_b(b[0], b_lane, columns, b_row, 0);
-    clear(x, row_tiles * column_tiles);
+    for (int r = 0; r < row_tiles; ++r) load_a(a[0][r], a_lane, a_columns, 16 * r, 0);
+    load_b(b[0], b_lane, b_columns, 0, 0);
 #pragma unroll
     for (int step = 0; step < steps; ++step)
 #pragma unroll
         for (int n = 0; n < pairs; ++n) {
             const int at = step * pairs + n, next = at + 1;
-            if (next < steps * pairs)
-                load_b(b[next & 1], b_lane, columns, b_row + 16 * (next % pairs), 16 * (next / pairs));
+            if (next < steps * pairs) load_b(b[next & 1], b_lane, b_columns, 16 * (next % pairs), 16 * (next / pairs));
             if (n == 0 && step + 1 < steps)
 #pragma unroll
                 for (int r = 0; r < row_tiles; ++r)
-                    load_a(a[(step + 1) & 1][r], a_lane, columns, a_row + 16 * r, 16 * (step + 1));
+                    load_a(a[(step + 1) & 1][r], a_lane, a_columns, 16 * r, 16 * (step + 1));
 #pragma unroll
             for (int r = 0; r < row_tiles; ++r) {
                 mma(x[r * column_tiles + 2 * n], a[step & 1][r], b[at & 1][0], b[at & 1][1]);
@@ -127,13 +133,22 @@ DEVICE void product_nt(float (*x)[4], int row_tiles, int column_tiles, int depth
             }
         }
 }
+/* x = A B^T, of tiles as wide as each other. */
+DEVICE void product_nt(float (*x)[4], int row_tiles, int column_tiles, int depth, uint32_t a_lane, int a_row,
+                       uint32_t b_lane, int b_row, int columns) {
+    clear(x, row_tiles * column_tiles);
+    add_product_nt(x, row_tiles, column_tiles, depth, a_lane, a_row, columns, b_lane, b_row, columns);
+}
 
-/* x += A B over `depth`, B[k][n] = b tile[k][b_column + n] (lane_16). A[m][k] = a tile[a_at + m][k]
-   (lane_16), or transposed a tile[k][a_at + m] (lane_8). */
+/* x += A B over `depth`, B[k][n] = b tile[k][b_column + n] (lane_16), b_column a multiple of the columns of x.
+   A[m][k] = a tile[a_at + m][k] (lane_16), or transposed a tile[k][a_at + m] (lane_8), a_at a multiple of the rows
+   of x. */
 DEVICE void product_nn(float (*x)[4], int row_tiles, int column_tiles, int depth, uint32_t a_lane, int a_at,
                        int a_columns, int transposed, uint32_t b_lane, int b_column, int b_columns) {
     const int steps = depth / 16, pairs = column_tiles / 2;
     uint32_t a[2][2][4], b[2][4];
+    a_lane = fragment_at(a_lane, a_columns, transposed ? 0 : a_at, transposed ? a_at : 0);
+    if ((column_tiles & (column_tiles - 1)) == 0) b_lane = fragment_at(b_lane, b_columns, 0, b_column), b_column = 0;
     load_b_trans(b[0], b_lane, b_columns, 0, b_column);
 #pragma unroll
     for (int step = 0; step <= steps; ++step) {
@@ -141,9 +156,9 @@ DEVICE void product_nn(float (*x)[4], int row_tiles, int column_tiles, int depth
 #pragma unroll
             for (int r = 0; r < row_tiles; ++r) {
                 if (transposed)
-                    load_a_trans(a[step & 1][r], a_lane, a_columns, 16 * step, a_at + 16 * r);
+                    load_a_trans(a[step & 1][r], a_lane, a_columns, 16 * step, 16 * r);
                 else
-                    load_a(a[step & 1][r], a_lane, a_columns, a_at + 16 * r, 16 * step);
+                    load_a(a[step & 1][r], a_lane, a_columns, 16 * r, 16 * step);
             }
         if (step == 0) continue;
 #pragma unroll
@@ -171,21 +186,26 @@ DEVICE void to_fragments(uint32_t (*a)[4], const float (*x)[4], int steps) {
         }
 }
 
-/* x = A B^T over 16 `steps`: 16 rows of A as fragments, rows b_row.. of a tile (lane_8). */
-DEVICE void product_fragments_nt(float (*x)[4], int column_tiles, int steps, const uint32_t (*a)[4], uint32_t b_lane,
-                                 int b_row, int columns) {
+/* x = A B^T over 16 `steps`: row_tiles of A as fragments, `steps` of each, rows b_row.. of a tile (lane_8). */
+DEVICE void product_fragments_nt(float (*x)[4], int row_tiles, int column_tiles, int steps, const uint32_t (*a)[4],
+                                 uint32_t b_lane, int b_row, int columns) {
     const int pairs = column_tiles / 2;
     uint32_t b[2][4];
-    load_b(b[0], b_lane, columns, b_row, 0);
-    clear(x, column_tiles);
+    b_lane = fragment_at(b_lane, columns, b_row, 0);
+    load_b(b[0], b_lane, columns, 0, 0);
+    clear(x, row_tiles * column_tiles);
 #pragma unroll
-    for (int at = 0; at < steps * pairs; ++at) {
-        const int n = at % pairs, next = at + 1;
-        if (next < steps * pairs)
-            load_b(b[next & 1], b_lane, columns, b_row + 16 * (next % pairs), 16 * (next / pairs));
-        mma(x[2 * n], a[at / pairs], b[at & 1][0], b[at & 1][1]);
-        mma(x[2 * n + 1], a[at / pairs], b[at & 1][2], b[at & 1][3]);
-    }
+    for (int step = 0; step < steps; ++step)
+#pragma unroll
+        for (int n = 0; n < pairs; ++n) {
+            const int at = step * pairs + n, next = at + 1;
+            if (next < steps * pairs) load_b(b[next & 1], b_lane, columns, 16 * (next % pairs), 16 * (next / pairs));
+#pragma unroll
+            for (int r = 0; r < row_tiles; ++r) {
+                mma(x[r * column_tiles + 2 * n], a[r * steps + step], b[at & 1][0], b[at & 1][1]);
+                mma(x[r * column_tiles + 2 * n + 1], a[r * steps + step], b[at & 1][2], b[at & 1][3]);
+            }
+        }
 }
 
 /* x += A B over 16 `steps`: 16 rows of A as fragments, B[k][n] = b tile[k][n] (lane_16). */

@@ -14,14 +14,19 @@
                parts of keys (TAKES_PARTS, fwd_split.h); full and causal have none of them.
 
    Instances: fwd_kernels.def. Macros in: cmake/instance.cu.in. */
+#ifndef K_LEAN
+#define K_LEAN 0
+#endif
+/* Where registers are short: of lean kernels not on sm_80 to sm_90. */
+#if (K_D == 128 && K_BN > 32) || K_VARIANT == FATTNI_VARIANT_GENERAL ||                                                \
+    (K_LEAN && defined __CUDA_ARCH__ && (__CUDA_ARCH__ < 800 || __CUDA_ARCH__ >= 1200))
+#define XOR_COLUMNS 256
+#endif
 #include "core/device/describe.cuh"
 #include "fwd/cuda/fwd_row_block.cuh"
 #include "fwd/cuda/fwd_softmax.cuh"
 #include "core/device/mma16_tile.cuh"
 
-#ifndef K_LEAN
-#define K_LEAN 0
-#endif
 /* Parts of keys take registers: the others would spill more. */
 #define TAKES_PARTS (K_VARIANT == FATTNI_VARIANT_GENERAL && (K_D <= 128 || K_WARPS == 8))
 #if TAKES_PARTS
@@ -137,7 +142,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS) K_NAME(const __gri
         __syncthreads();
 #pragma unroll
         for (int n = 0; n < D / 16; ++n)
-            if (LEAN) load_a(q_rows[n], q_lane, PITCH, 0, 16 * n);
+            if (LEAN) load_a(q_rows[n], lane_16(q_tile, PITCH), PITCH, row0, 16 * n);
         __syncthreads(); /* all warps have read Q: K and V take its place */
     }
     if (block >= first)
@@ -154,7 +159,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS) K_NAME(const __gri
 
         float p[ROW_TILES][KEY_TILES][4];
         if (LEAN)
-            product_fragments_nt(p[0], KEY_TILES, D / 16, q_rows, k_lane, 0, PITCH);
+            product_fragments_nt(p[0], 1, KEY_TILES, D / 16, q_rows, k_lane, 0, PITCH);
         else
             product_nt(&p[0][0], ROW_TILES, KEY_TILES, D, q_lane, 0, k_lane, 0, PITCH);
         if (GENERAL)

@@ -23,6 +23,7 @@
    Instances: fwd_kernels.def. Macros in: cmake/instance.cu.in. */
 #include "core/attention/unified.h"
 #include "core/device/describe.cuh"
+#define XOR_COLUMNS 256
 #include "core/device/mma16_tile.cuh"
 #include "core/ptx/grid.h"
 #include "core/ptx/relaxed.h"
@@ -375,7 +376,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS) K_NAME(const __gri
             __syncwarp(); /* this warp's K of the block has arrived */
 
             float p[KEY_TILES][4];
-            product_fragments_nt(p, KEY_TILES, D / 16, q, k_lane + stage, 0, D);
+            product_fragments_nt(p, 1, KEY_TILES, D / 16, q, k_lane + stage, 0, D);
             __syncwarp(); /* and has been read */
             load_keys(k_tile + stage, &x, k, a.k.b, a.k.row, page, j + stages * BN, w.end, a.D);
             if (GENERAL) general_scores(p, 0, KEY_TILES, 0, &a, &s, slope_of(&a, h), w.b, h, row[0], j + 2 * t);

@@ -12,16 +12,21 @@ DEVICE float weight_of(float m, float top, float unit) {
     return is_far(base) ? exp2_approx(__fmul_rn(m - top, unit)) : exp2_approx(__fmul_rn(m, unit) - base);
 }
 
+/* The maximum of row g, or g + 8 (half), and `top`. */
+DEVICE float maximum_of(const float (*p)[4], int tiles, int half, float top) {
+#pragma unroll
+    for (int n = 0; n < tiles; ++n) top = fmaxf(top, fmaxf(p[n][2 * half], p[n][2 * half + 1]));
+    return quad_max(top);
+}
+
 /* Scores become P, relative to the rows' maxima so far, m; l: sums of this thread's P. Gives whether a maximum rose;
-   correction: 2^(old - new maximum), for O. */
-DEVICE int online_softmax(float (*p)[4], int tiles, float m[2], float l[2], float correction[2], float unit) {
+   correction: 2^(old - new maximum), for O. tops: the new maxima, or NULL if they are those of m and these scores. */
+DEVICE int softmax_below(float (*p)[4], int tiles, const float *tops, float m[2], float l[2], float correction[2],
+                         float unit) {
     int rose = 0;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-        float top = m[half];
-#pragma unroll
-        for (int n = 0; n < tiles; ++n) top = fmaxf(top, fmaxf(p[n][2 * half], p[n][2 * half + 1]));
-        top = quad_max(top);
+        const float top = tops ? tops[half] : maximum_of(p, tiles, half, m[half]);
         rose |= top != m[half];
         float base = top == -INFINITY ? 0.0f : __fmul_rn(top, unit), shift = 0.0f;
         if (is_far(base)) { /* the difference comes before the product */
@@ -42,6 +47,9 @@ DEVICE int online_softmax(float (*p)[4], int tiles, float m[2], float l[2], floa
         l[half] = l[half] * correction[half] + sum;
     }
     return rose;
+}
+DEVICE int online_softmax(float (*p)[4], int tiles, float m[2], float l[2], float correction[2], float unit) {
+    return softmax_below(p, tiles, 0, m, l, correction, unit);
 }
 
 /* Scores become P, relative to `base` in units of log2: no maxima. */

@@ -315,6 +315,32 @@ Test(host_side, every_architecture_has_kernels) {
     }
 }
 
+/* Which kernels the tables of bench/results/cards_h200.txt are of. */
+Test(host_side, kernels_by_shared_memory) {
+    static const struct {
+        int arch;
+        int64_t D;
+        const char *fwd, *bwd;
+    } calls[] = {{80, 64, "mma16_bf16_d64_full_128x128", "mma16_mid_bf16_d64_full_64x64"},
+                 {80, 128, "mma16_bf16_d128_full_128x64", "mma16_bf16_d128_full_64x128"},
+                 {80, 256, "mma16_pairs_bf16_d256_full_128x64", "mma16_mid_bf16_d256_full_64x64"},
+                 {89, 64, "mma16_bf16_d64_full_128x128", "mma16_mid_bf16_d64_full_64x64"},
+                 {89, 128, "mma16_bf16_d128_full_128x32", "mma16_keys_bf16_d128_full_64x128"},
+                 {89, 256, "mma16_lean_bf16_d256_full_128x64", "mma16_mid_bf16_d256_full_32x64"},
+                 {100, 64, "mma16_bf16_d64_full_128x128", "mma16_bf16_d64_full_64x64"},
+                 {100, 256, "mma16_bf16_d256_full_64x64", "mma16_bf16_d256_full_64x64"}};
+    for (size_t n = 0; n < sizeof calls / sizeof *calls; ++n) {
+        fattn_ctx *const ctx = planner(calls[n].arch);
+        shapes x;
+        fattn_attention_plan plan = {.struct_size = sizeof plan};
+        describe(&x, FATTN_BF16, 4, 4096, 4096, calls[n].D);
+        cr_assert_eq(fattn_attention_query(ctx, &x.p, &x.io, &plan), FATTN_OK, "%s", fattn_ctx_error(ctx));
+        cr_assert_str_eq(plan.fwd_kernel + strlen("fattn_fwd_"), calls[n].fwd, "sm_%d", calls[n].arch);
+        cr_assert_str_eq(plan.bwd_kernel + strlen("fattn_bwd_"), calls[n].bwd, "sm_%d", calls[n].arch);
+        fattn_ctx_destroy(ctx);
+    }
+}
+
 /* Hopper's kernels for head_dim up to 192: V has a width of its own; and where O cannot be stored by its tensor map the
    banded forward runs, if the plain one knows no other way. */
 Test(host_side, hopper_of_head_dim_192) {
