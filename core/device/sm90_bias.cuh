@@ -6,7 +6,7 @@
 #include "core/ptx/after_loads.h"
 
 /* S becomes scale S + bias, scores in natural units: the 64 rows at `tile` of panels that are `panel` bytes apart.
-   s: a thread's part of 64 x `columns`, which is what ldmatrix gives. Returns something of all loads, for after_load. */
+   s: a thread's part of 64 x `columns`, which is what ldmatrix gives. Returns a value of all loads, for after_load. */
 DEVICE uint32_t add_bias_rows(float *s, int columns, uint32_t tile, int panel, float scale, int thread) {
     const int lane = thread % 32;
     const uint32_t rows = tile + (uint32_t)(thread % 128 / 32 * 16 + lane % 16) * 128;

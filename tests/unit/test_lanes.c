@@ -43,12 +43,20 @@ static fattn_status begin(fattni_lane *l, int slot) {
     return FATTN_OK;
 }
 
-static fattn_status copy(fattni_lane *l, int slot, void *dst, const fattni_lane *from, int from_slot, const void *src,
-                         size_t bytes) {
-    (void)slot, (void)from_slot;
-    memmove(dst, src, bytes);
-    ranks[rank_of(l)].copies += 1;
-    ranks[rank_of(l)].copies_from[rank_of(from)] += 1;
+static fattn_status await(fattni_lane *l, int slot, const fattni_lane *from, int from_slot) {
+    (void)l, (void)slot, (void)from, (void)from_slot;
+    return FATTN_OK;
+}
+
+static fattn_status copy(fattni_lane *l, const fattn_tensor *dst, const fattni_lane *from, const fattn_tensor *src,
+                         int n, bool exposed) {
+    (void)exposed;
+    for (int i = 0; i < n; ++i) { /* here all are runs */
+        const size_t bytes = (size_t)fattn_tensor_numel(&src[i]) * fattn_dtype_size((fattn_dtype)src[i].dtype);
+        memmove(dst[i].data, src[i].data, bytes);
+        ranks[rank_of(l)].copies += 1;
+        ranks[rank_of(l)].copies_from[rank_of(from)] += 1;
+    }
     return FATTN_OK;
 }
 
@@ -66,7 +74,7 @@ static fattn_status follow_lane(fattni_lane *l, const fattni_lane *reader, int r
 }
 
 const fattni_lane_ops *lane_ops_of(fattn_device device) {
-    static const fattni_lane_ops ops = {open_lane, close_lane, begin, copy, end, follow_lane};
+    static const fattni_lane_ops ops = {open_lane, close_lane, begin, await, copy, end, follow_lane};
     (void)device;
     return &ops;
 }

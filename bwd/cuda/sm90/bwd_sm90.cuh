@@ -20,7 +20,7 @@
    Rounding    P and dS to the input dtype, accumulation fp32; scale is applied to dK here, to dQ in postprocess.
    Variants    BANDED has windows, lengths and sink, GENERAL also ALiBi, bias and dropout, CAPPED also a softcap: these
                two have other steps from S to dS (bwd_sm90_general.cuh). FULL and CAUSAL have none of them. BIASED is
-               BANDED with a bias, of which a step's tile is loaded beside Q and dO; bwd_sm90_dbias.cuh has its gradient.
+               BANDED with a bias, of which a step's tile is loaded beside Q and dO; its gradient: bwd_sm90_dbias.cuh.
    Bias        in natural units: S becomes scale S + bias, and lse2 is in units of log2 (bwd_sm90_bias.cuh).
    Centring    Where the keys of a head have a mean (bwd_key_mean.cu) K in shared memory is less it, and lse2 is less
                its part of S.

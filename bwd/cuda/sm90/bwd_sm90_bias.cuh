@@ -29,7 +29,7 @@ DEVICE void load_bias(const fattni_bwd_sm90_args *p, const task *t, const step *
                  s->h * p->bias_step.head, t->b * p->bias_step.batch);
 }
 
-/* S becomes scale S + bias, scores in natural units: of 64 keys and the `rows` rows at `tile`, from row `end` on 0, where
+/* S becomes scale S + bias, in natural units: of 64 keys and the `rows` rows at `tile`, from row `end` on 0, where
    the sequence has ended and the bias may be anything. */
 DEVICE void add_bias_tile(float *s, int rows, uint32_t tile, float scale, int end, const step *now, uint32_t shared,
                           uint32_t thread) {

@@ -1,4 +1,4 @@
-/* The consumers of bwd_sm90_cluster.cuh in GENERAL, CAPPED and BIASED instances. Here dS may need more of a score than P (the
+/* The consumers of bwd_sm90_cluster.cuh in GENERAL, CAPPED and BIASED. Here dS may need more of a score than P (the
    derivative of its cap, a dropped element), so each consumer has all that belongs to a score, and P is ready only when
    dP is: of S^T and dP^T a consumer has all 64 keys and half of the 64 rows; P^T and dS^T are put together in shared
    memory; of dV and dK it has half of the columns. The dQ warpgroup does one panel of columns at a time: the consumers

@@ -44,19 +44,16 @@ DEVICE void general_probabilities(float *raw, int columns, const float2 *lse2, c
                                   const sequence *s, const origin *at, int edge) {
     float(*const x)[4] = (float(*)[4])raw;
     const int tiles = columns / 8, terms = has_terms(a);
-    const float factor = CAPPED ? a->scale / a->softcap : a->scale;
+    if (CAPPED) {
+        cap(x, tiles, __fdividef(a->scale, a->softcap), 1.0f);
+        return;
+    }
+    const float factor = a->scale;
     if (terms)
 #pragma unroll
         for (int n = 0; n < tiles; ++n)
 #pragma unroll
             for (int e = 0; e < 4; ++e) x[n][e] *= factor;
-    if (CAPPED) {
-#pragma unroll
-        for (int n = 0; n < tiles; ++n)
-#pragma unroll
-            for (int e = 0; e < 4; ++e) x[n][e] = tanh_of(x[n][e]);
-        return;
-    }
     if (terms) add_terms(x, tiles, 1, a, s, at->slope, at->b, at->h, at->i, at->j);
     exponentials(x, tiles, terms ? LOG2E : factor * LOG2E, lse2);
     if (edge) mask_outside(x, tiles, s, at->i, at->j);

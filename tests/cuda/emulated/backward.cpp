@@ -239,7 +239,7 @@ static void expect_row(problem *p, const sequence *s, int b, int h, int i) {
             p->want_dv[p->v.at(s->batch, hk, s->k0 + j, d)] += P * a->keep_scale * p->d_o.get(s->batch, h, row, d);
     }
 }
-/* As bwd/cuda/bwd_preprocess.cu leaves the workspace: rows beyond the end have L = inf, delta = 0. Or as it was. */
+/* As bwd/cuda/rows/bwd_preprocess.cu leaves the workspace: rows beyond the end have L = inf, delta = 0. Or as it was. */
 static void expect(problem *p) {
     const fattni_attention_args *const a = &p->args.bwd.a;
     for (int b = 0; b < a->B; ++b) {
@@ -265,7 +265,7 @@ static void run_all(const problem *p) { /* two CTAs share the tasks */
     machine_run(0, 2, 32 * K_WARPS, 0, run_kernel);
 }
 #elif HOPPER
-/* dQ(i, d) without its scale, where bwd/cuda/bwd_postprocess.cu finds it: two parts, each in wgmma's order. */
+/* dQ(i, d) without its scale, where bwd/cuda/rows/bwd_postprocess.cu finds it: two parts, each in wgmma's order. */
 static float accumulated(const problem *p, int64_t base, int i, int d) {
     const int i0 = i / K_BM * K_BM, r = i - i0;
     const int by_rows = K_BM > 64, width = by_rows ? 64 : K_D % 64 ? 48 : K_D / 2;

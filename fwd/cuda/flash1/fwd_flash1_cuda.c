@@ -1,6 +1,6 @@
 /* FATTN_ALGO_FLASH1, forward on the device (kernel: fwd_flash1.cu). Its backward is that of FLASH2: the
    first paper's loops over column blocks, too. */
-#include "fwd/cuda/fwd_flash1_cuda.h"
+#include "fwd/cuda/flash1/fwd_flash1_cuda.h"
 
 #include "core/cuda/device.h"
 

@@ -3,7 +3,7 @@
    memory once per tile. A warp takes a row; a lane a key of the tile (Q K^T) or columns of O (P V).
 
    Dynamic shared memory, sized by the host: K tile [keys][D+1], V tile [keys][Dv], one row of Q per warp [D]. */
-#include "fwd/cuda/fwd_flash1_cuda.h"
+#include "fwd/cuda/flash1/fwd_flash1_cuda.h"
 
 #include "core/device/any_dtype.cuh"
 #include "core/tensor/philox.h"
@@ -12,5 +12,5 @@ enum { FLASH1_THREADS = 256, FLASH1_WARPS = FLASH1_THREADS / 32 };
 
 extern __shared__ double flash1_tiles[];
 
-#define BODY "fwd/cuda/fwd_flash1_head.inc"
+#define BODY "fwd/cuda/flash1/fwd_flash1_head.inc"
 #include "core/device/for_each_real.inc"
