@@ -34,6 +34,7 @@ fwd/ref            core/attention
 fwd/cpu            core/base core/attention core/cpu core/fp8
 fwd/cuda           core/*
 fwd/cuda/sm90      core/* fwd/cuda
+fwd/cuda/flash1    core/* fwd/cuda
 fwd/materialized   core/* fwd/cpu fwd/cuda
 bwd                core/base core/attention
 bwd/ref            core/attention
@@ -41,6 +42,7 @@ bwd/cpu            core/base core/attention core/cpu
 bwd/cuda           core/*
 bwd/cuda/sm90      core/* bwd/cuda
 bwd/cuda/huge      core/* bwd/cuda
+bwd/cuda/rows      core/* bwd/cuda
 bwd/materialized   core/* bwd/cpu bwd/cuda
 autograd_c/fixture core/base core/tensor core/files
 autograd_c/optim   core/* autograd_c/*

@@ -239,7 +239,7 @@ static void expect_row(problem *p, const sequence *s, int b, int h, int i) {
             p->want_dv[p->v.at(s->batch, hk, s->k0 + j, d)] += P * a->keep_scale * p->d_o.get(s->batch, h, row, d);
     }
 }
-/* As bwd/cuda/rows/bwd_preprocess.cu leaves the workspace: rows beyond the end have L = inf, delta = 0. Or as it was. */
+/* As bwd_preprocess.cu leaves the workspace: rows beyond the end have L = inf, delta = 0. Or as it was. */
 static void expect(problem *p) {
     const fattni_attention_args *const a = &p->args.bwd.a;
     for (int b = 0; b < a->B; ++b) {
