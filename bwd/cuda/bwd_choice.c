@@ -24,12 +24,12 @@ static bool sm90_supports(const fattni_problem *p) {
            can_store(&p->dk, p->D, p->flags & FATTN_ACC_DK) && can_store(&p->dv, p->Dv, p->flags & FATTN_ACC_DV);
 }
 
-static bool sm90_supports_aligned(const fattni_problem *p) {
-    fattni_problem aligned = *p;
-    fattni_array *const all[] = {&aligned.q,   &aligned.k,  &aligned.v,  &aligned.o,
-                                 &aligned.d_o, &aligned.dq, &aligned.dk, &aligned.dv};
+/* The problem at addresses that allow every kernel. */
+static fattni_problem aligned_of(const fattni_problem *p) {
+    fattni_problem x = *p;
+    fattni_array *const all[] = {&x.q, &x.k, &x.v, &x.o, &x.d_o, &x.dq, &x.dk, &x.dv, &x.bias};
     for (size_t n = 0; n < sizeof all / sizeof all[0]; ++n) all[n]->p = NULL;
-    return sm90_supports(&aligned);
+    return x;
 }
 
 bool fattni_bwd_sm90_packs(const fattni_cuda_kernel *k) {
@@ -83,16 +83,26 @@ static bool is_crowded(const fattn_ctx *ctx, const fattni_cuda_kernel *k) {
            ctas < 3;
 }
 
+/* The Hopper kernel of a call, or NULL. */
+static const fattni_cuda_kernel *sm90_of(const fattn_ctx *ctx, const fattni_problem *p, int variant) {
+    if (!sm90_supports(p)) return NULL;
+    for (const fattni_cuda_kernel *const *k = fattni_bwd_cuda_kernels; *k; ++k)
+        if ((*k)->arch == 90 && (*k)->variant != FATTNI_VARIANT_HUGE && fattni_cuda_can_run(*k, ctx, p) &&
+            matches(*k, p, variant) && counts_fit(p, *k))
+            return *k;
+    return NULL;
+}
+
 static fattni_bwd_choice choose(const fattn_ctx *ctx, const fattni_problem *p) {
     fattni_bwd_choice c = {0};
     const int variant = fattni_cuda_variant_of(p, false);
-    const fattni_cuda_kernel *sm90 = NULL, *crowded = NULL;
+    const fattni_problem aligned = aligned_of(p);
+    const fattni_cuda_kernel *crowded = NULL;
     for (const fattni_cuda_kernel *const *k = fattni_bwd_cuda_kernels; *k; ++k) {
         if (!fattni_cuda_can_run(*k, ctx, p)) continue;
         if ((*k)->variant == FATTNI_VARIANT_HUGE) {
             if (!c.huge) c.huge = *k;
         } else if (matches(*k, p, variant)) {
-            if ((*k)->arch == 90 && !sm90 && counts_fit(p, *k)) sm90 = *k;
             if (is_crowded(ctx, *k))
                 crowded = *k;
             else if ((*k)->arch != 90)
@@ -100,8 +110,9 @@ static fattni_bwd_choice choose(const fattn_ctx *ctx, const fattni_problem *p) {
         }
     }
     if (!c.portable) c.portable = crowded;
-    c.aligned = sm90 && sm90_supports_aligned(p) ? sm90 : c.portable;
-    c.main = sm90 && sm90_supports(p) ? sm90 : c.portable;
+    c.aligned = sm90_of(ctx, &aligned, variant), c.main = sm90_of(ctx, p, variant);
+    if (!c.aligned) c.aligned = c.portable;
+    if (!c.main) c.main = c.portable;
     return c;
 }
 

@@ -71,11 +71,11 @@ static const char *plan(const fattn_ctx *ctx, const fattni_problem *p, fattni_ke
     fattni_bwd_choice c;
     const char *const reason = fattni_bwd_cuda_choose(ctx, p, &c);
     if (reason) return reason;
-    const fattni_cuda_kernel *const either[] = {c.aligned, c.portable};
-    for (int n = 0; n < 2; ++n) {
-        if (!either[n] || (n && either[1] == either[0])) continue;
-        const layout l = layout_of(p, either[n], c.huge);
-        if (either[n] == c.main && l.padded_rows > INT32_MAX)
+    const fattni_cuda_kernel *const any[] = {c.aligned, c.portable, c.main}; /* by addresses */
+    for (int n = 0; n < 3; ++n) {
+        if (!any[n]) continue;
+        const layout l = layout_of(p, any[n], c.huge);
+        if (any[n] == c.main && l.padded_rows > INT32_MAX)
             return "pads the rows of packed sequences to more than 2^31-1";
         if (l.bytes > out->workspace) out->workspace = l.bytes;
     }

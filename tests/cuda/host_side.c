@@ -439,14 +439,19 @@ Test(host_side, hopper_backward_variants) {
    other general features. */
 Test(host_side, hopper_with_bias) {
     enum { PLAIN, SHARED, PADDED, ODD_ROWS, ONE_ROW, WIDE, ALIBI, CAPPED, DROPPED, CALLS };
-    for (int n = 0; n < 2 * 4 * CALLS; ++n) {
+    for (int n = 0; n < 2 * 5 * CALLS; ++n) {
         const fattn_dtype dtype = dtypes[n % 2];
-        const int64_t D = (const int64_t[]){40, 128, 192, 256}[n / 2 % 4], Sk = 1000;
-        const int call = n / 8;
+        const int64_t D = (const int64_t[]){40, 128, 192, 256, 192}[n / 2 % 5], Sk = 1000;
+        const int call = n / 10;
         fattn_ctx *const ctx = planner(90);
         fattn_attention_plan plan = {.struct_size = sizeof plan};
         shapes x;
         describe(&x, dtype, 4, 1000, Sk, D);
+        static const int of_v[] = {V, DV, O, D_O};
+        for (int i = 0; i < 4 && n / 2 % 5 == 4;
+             ++i) /* V of 128 beside that: kernels of other sizes for other addresses */
+            x.t[of_v[i]] =
+                fattn_tensor_view(place(of_v[i]), dtype, FATTN_CUDA, 0, 4, (int64_t[]){1, 4, i < 2 ? Sk : 1000, 128});
         const int64_t shape[4] = {1, call == SHARED ? 1 : 4, call == ONE_ROW ? 1 : 1000, Sk};
         fattn_tensor bias = fattn_tensor_view(place(50), call == WIDE ? FATTN_F32 : dtype, FATTN_CUDA, 0, 4, shape),
                      head = fattn_tensor_view(place(51), FATTN_F32, FATTN_CUDA, 0, 1, (int64_t[]){4}),
@@ -461,6 +466,12 @@ Test(host_side, hopper_with_bias) {
         const bool biased = call <= PADDED;
         cr_assert_eq(strstr(plan.fwd_kernel, "biased") != NULL, biased, "%d: %s", call, plan.fwd_kernel);
         cr_assert_eq(strstr(plan.bwd_kernel, "biased") != NULL, biased, "%d: %s", call, plan.bwd_kernel);
+        const size_t workspace = plan.bwd_workspace;
+        bias.data = (char *)bias.data + fattn_dtype_size((fattn_dtype)bias.dtype);
+        fattn_attention_plan elsewhere = {.struct_size = sizeof elsewhere};
+        cr_assert_eq(fattn_attention_query(ctx, &x.p, &x.io, &elsewhere), FATTN_OK, "%s", fattn_ctx_error(ctx));
+        cr_assert(!strstr(elsewhere.bwd_kernel, "biased"), "%d: %s", call, elsewhere.bwd_kernel);
+        cr_assert_eq(elsewhere.bwd_workspace, workspace, "%d: at other addresses", call);
         /* Other forward kernels for Hopper above head_dim 128 would leave a bias out. */
         cr_assert_eq(strstr(plan.fwd_kernel, "sm90") != NULL, biased || D <= 128, "%d: %s", call, plan.fwd_kernel);
         cr_assert(strstr(plan.bwd_kernel, "sm90"), "%d: %s", call, plan.bwd_kernel);
