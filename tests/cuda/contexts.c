@@ -1,4 +1,5 @@
 #include "contexts.h"
+#include "device.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -55,4 +56,14 @@ attention_case wide_case(int n) {
     if (n / 4 == 4) c.Sq = 200, c.Sk = 330, c.flags |= FATTN_CAUSAL;
     if (n / 4 == 5) c.flags |= FATTN_CAUSAL_TOP_LEFT, c.alibi = true;
     return c;
+}
+
+fattn_ctx *hopper_or_skip(void) {
+    fattn_ctx *const ctx = context_or_skip();
+    if (ctx->gpu.arch != 90) {
+        fattn_ctx_destroy(ctx);
+        cr_skip_test("the device is not sm_90, or capped");
+    }
+    device_use(ctx);
+    return ctx;
 }

@@ -14,6 +14,8 @@ void must(cudaError_t e, const char *what);
 fattn_ctx *context_of(fattn_stream stream, int sm_limit, int arch_cap);
 fattn_ctx *context(fattn_stream stream, int sm_limit);
 fattn_ctx *context_or_skip(void);
+/* The same; skips unless it is sm_90, and not capped. Calls of attention_* run on it (device_use). */
+fattn_ctx *hopper_or_skip(void);
 
 /* BF16, F32, F64, F16 */
 extern const fattn_dtype all_dtypes[4];
