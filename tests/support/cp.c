@@ -235,7 +235,9 @@ static fattn_status call_ranks(rank_call *r, fattn_cp *cp, call_tensors *t) {
 
 static fattn_status on_rank(rank_call *r) {
     const shared *const s = r->arg;
-    const cp_case *const c = s->c;
+    cp_case own = *s->c;
+    if (own.mixed) own.heads_last = r->rank % 2;
+    const cp_case *const c = &own;
     int32_t starts[CP_MOST_SEQUENCES + 1];
     starts_of(c, starts);
     const fattn_cp_options o = {.struct_size = sizeof o,

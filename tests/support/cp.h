@@ -18,6 +18,7 @@ typedef struct cp_case {
     bool alibi, sink, d_lse, rng_step;
     bool wide;        /* gradients and o in F32 beside 16 bits */
     bool heads_last;  /* q, k, v, o as [B,N,H,D] in memory */
+    bool mixed;       /* that on odd ranks alone */
     bool key_means;   /* four channels of K at 10 */
     int groups;       /* of heads that ULYSSES forms at most; 0 = it chooses */
     bool messages;    /* ranks move messages only */
