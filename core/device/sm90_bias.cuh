@@ -5,6 +5,15 @@
 #include "core/device/sm90_tile.cuh"
 #include "core/ptx/after_loads.h"
 
+/* Two tiles of S become scale S + bias; x: the bias, as ldmatrix gives four matrices of it. */
+DEVICE void scale_and_add(float s[8], const uint32_t x[4], float scale) {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+        const float2 y = unpack(x[e]);
+        s[2 * e] = fmaf(s[2 * e], scale, y.x);
+        s[2 * e + 1] = fmaf(s[2 * e + 1], scale, y.y);
+    }
+}
 /* S becomes scale S + bias, scores in natural units: the 64 rows at `tile` of panels that are `panel` bytes apart.
    s: a thread's part of 64 x `columns`, which is what ldmatrix gives. Returns a value of all loads, for after_load. */
 DEVICE uint32_t add_bias_rows(float *s, int columns, uint32_t tile, int panel, float scale, int thread) {
@@ -16,12 +25,7 @@ DEVICE uint32_t add_bias_rows(float *s, int columns, uint32_t tile, int panel, f
         uint32_t x[4];
         ldmatrix_x4(x, rows + n / 8 * panel + (uint32_t)((n % 8 + lane / 16) ^ lane % 8) * 16);
         loaded |= x[0];
-#pragma unroll
-        for (int e = 0; e < 4; ++e) {
-            const float2 y = unpack(x[e]);
-            s[4 * n + 2 * e] = fmaf(s[4 * n + 2 * e], scale, y.x);
-            s[4 * n + 2 * e + 1] = fmaf(s[4 * n + 2 * e + 1], scale, y.y);
-        }
+        scale_and_add(s + 4 * n, x, scale);
     }
     return loaded;
 }

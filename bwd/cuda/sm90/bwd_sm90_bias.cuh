@@ -10,7 +10,7 @@
 #define FATTNI_BWD_CUDA_SM90_BWD_SM90_BIAS_H
 
 #include "bwd/cuda/sm90/bwd_sm90_common.cuh"
-#include "core/ptx/after_loads.h"
+#include "core/device/sm90_bias.cuh"
 
 DEVICE void init_bias_barriers(uint32_t shared) {
     if (threadIdx.x > 0) return;
@@ -42,12 +42,7 @@ DEVICE void add_bias_tile(float *s, int rows, uint32_t tile, float scale, int en
         uint32_t x[4];
         ldmatrix_x4_trans(x, from + n * 1024);
         loaded |= x[0];
-#pragma unroll
-        for (int e = 0; e < 4; ++e) {
-            const float2 y = unpack(x[e]);
-            s[4 * n + 2 * e] = fmaf(s[4 * n + 2 * e], scale, y.x);
-            s[4 * n + 2 * e + 1] = fmaf(s[4 * n + 2 * e + 1], scale, y.y);
-        }
+        scale_and_add(s + 4 * n, x, scale);
     }
     arrive_once_per_warp(after_load(MEMBER_ADDRESS(shared, bias_empty), loaded));
     if (end >= rows) return;

@@ -112,7 +112,8 @@ static void set_up(problem *p, const test_case *c) {
     if (c->bias) a->bias = bwd->d_bias = bias, bwd->d_bias.p = p->d_bias.data(), a->bias_f32 = 1;
 #if STAGED_BIAS
     const fattni_map_step one_batch = {1, 0};
-    p->args.bias = bias_map_of(&p->bias, &p->half_bias, c->Hq, c->Sq, c->Sk, ROW_BLOCK), p->args.bias_step = one_batch;
+    p->args.bias = bias_map_of(&p->bias, &p->half_bias, c->Hq, c->Sq, c->Sk, ROW_BLOCK, true),
+    p->args.bias_step = one_batch;
     const int64_t stored[4] = {1, c->Hq, c->Sq, c->Sk};
     memcpy(bwd->d_bias_n, stored, sizeof stored);
 #endif

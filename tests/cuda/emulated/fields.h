@@ -53,10 +53,12 @@ static inline CUtensorMap map_of(field *f, int box) {
 #define STAGED_BIAS (K_VARIANT == FATTNI_VARIANT_BIASED || K_VARIANT == FATTNI_VARIANT_DBIAS)
 /* The map of a copy of bias [heads][rows][columns] in 16 bits, whose rows are padded to 16 bytes; bias is rounded. */
 static inline CUtensorMap bias_map_of(std::vector<float> *bias, std::vector<uint16_t> *copy, int heads, int rows,
-                                      int columns, int box) {
+                                      int columns, int box, bool masks) {
     const size_t pitch = (size_t)(columns + 7) / 8 * 8;
     copy->assign((size_t)(heads * rows) * pitch, NAN_BITS);
     for (size_t n = 0; n < bias->size(); ++n) {
+        const size_t j = n % (size_t)columns % 16; /* two keys of 16 are masked, as far as F16 goes alike */
+        if (masks && (j == 5 || j == 9)) (*bias)[n] = j == 5 ? -1e9f : -INFINITY;
         uint16_t *const x = &(*copy)[n / (size_t)columns * pitch + n % (size_t)columns];
         *x = half_of(pack_half((*bias)[n], 0), 0);
         (*bias)[n] = value_of(*x);

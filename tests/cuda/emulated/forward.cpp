@@ -169,7 +169,8 @@ static void set_up(problem *p, const test_case *c) {
     if (c->bias) a->bias = bias, a->bias_f32 = 1;
     const fattni_map_step one_batch = {1, 0};
     if (STAGED_BIAS)
-        p->args.bias = bias_map_of(&p->bias, &p->half_bias, c->Hq, c->Sq, c->Sk, 64), p->args.bias_step = one_batch;
+        p->args.bias = bias_map_of(&p->bias, &p->half_bias, c->Hq, c->Sq, c->Sk, 64, !special),
+        p->args.bias_step = one_batch;
 
     p->args.q = map_of(&p->q, FATTNI_FWD_SM90_Q_ROWS(K_VARIANT, K_D, K_BM));
     p->args.k = map_of(&p->k, K_BN), p->args.v = map_of(&p->v, K_BN);
