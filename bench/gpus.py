@@ -11,9 +11,10 @@ bits     o, lse, dq, dk, dv on 1, 2, 4 ... ranks: bits beside one rank's, errors
 speed    attention over the GPUs beside one GPU, with and without transfers
 peers    the same by PyTorch (bench/peers_ranks.py)
 train    GPT-2 124M, 64 sequences a GPU: tokens per second, and their share of the sum of those of each GPU alone,
-         medians of 3 rounds; losses, which with --deterministic must be those of one GPU bit for bit
+         medians of 3 rounds; "at once" is each alone, but all GPUs at the same time; losses, which with --deterministic must be those of one GPU bit for bit
 faults   a rank that is killed, one that stops, one with another batch: what is said, and after how long
 """
+import concurrent.futures
 import json
 import os
 import pathlib
@@ -79,12 +80,24 @@ class Training:
         self.speed, self.peak = speed["tokens_per_second"], speed["peak_bytes"]
 
 
+def at_once(fattn, folder, gpus):
+    """Runs that know nothing of each other: what GPUs of one machine take from each other."""
+    def run(n):
+        own = folder / f"gpu{n}"
+        own.mkdir(exist_ok=True)
+        return Training(fattn, own, 1, "--steps", "30", device=n)
+    with concurrent.futures.ThreadPoolExecutor(gpus) as pool:
+        return list(pool.map(run, range(gpus)))
+
+
 def train(fattn, folder, gpus):
     alone = [(f"GPU {n} alone", 1, (), False, n) for n in range(gpus)]
     ways = [("threads, copy engines", gpus, (), False, None), ("the same, --zero", gpus, ("--zero",), False, None),
             ("mpirun, NCCL", gpus, (), True, None)]
     runs = {way[0]: [] for way in alone + ways}
+    together = []
     for _ in range(3):
+        together.append(sum(r.speed for r in at_once(fattn, folder, gpus)))
         for name, n, options, mpi, device in alone + ways:
             if not runs[name] or not runs[name][-1].error:
                 runs[name].append(Training(fattn, folder, n, "--steps", "30", *options, mpi=mpi, device=device))
@@ -95,6 +108,8 @@ def train(fattn, folder, gpus):
         share = f"{speed[name] / sum(speed[a[0]] for a in alone):>6.3f}" if n > 1 else f"{'':>6}"
         print(f"{name:<24} {n:>4} " + (f"failed: {last.error}" if last.error else
                                        f"{speed[name]:>10.0f} {share} {last.peak / 2**30:>5.1f}"), flush=True)
+    rate = statistics.median(together)
+    print(f"{'at once':<24} {gpus:>4} {rate:>10.0f} {rate / sum(speed[a[0]] for a in alone):>6.3f}", flush=True)
     passes = max(2, gpus)
     print(f"\n--deterministic, {passes} passes of 64 x 1024 tokens a step, 10 steps: losses beside one GPU's")
     options = ("--steps", "10", "--deterministic", "--total-batch", str(passes * 65536))

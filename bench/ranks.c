@@ -6,7 +6,8 @@
            relative error against F64 on the CPU without
    speed   time of forward and backward, of one rank and of all: whole; "compute", without moves: of ULYSSES each rank's
            heads in one call, of the others with a transport that moves nothing, but with copies to messages and from
-           them; "moves", the bytes of a ring's steps alone. Efficiency: one rank's time for the whole sequence over
+           them; "moves", the bytes of a ring's steps alone. ULYSSES twice: backward moves its inputs, or has what
+           forward saved of them. Efficiency: one rank's time for the whole sequence over
            ranks times theirs, from 1 where the GPUs are as many as the ranks
    moves   a message to the next rank and one from the last at the same time, of 64 KB to 512 MB
 
@@ -125,6 +126,7 @@ typedef struct shape {
     uint32_t flags;
     int form;
     bool stubbed, alone; /* the transport moves nothing; no transport, ranks have calls of their own */
+    bool saves;          /* backward has what forward saved */
     int calls;           /* to time */
 } shape;
 
@@ -375,7 +377,7 @@ static fattn_status time_rank(rank *r) {
     fattn_comm *comm = r->comm;
     fattn_world *world = NULL;
     fattn_cp *filler, *cp;
-    fattn_tensor t[TENSORS];
+    fattn_tensor t[TENSORS], saved = {0};
     if (s->alone) {
         TRY(fattn_world_create(1, &world));
         TRY(fattn_comm_join(r->ctx, world, 0, NULL, &comm));
@@ -388,7 +390,12 @@ static fattn_status time_rank(rank *r) {
     if (s->stubbed) TRY(stub(r, &comm));
     const fattn_status made = fattn_cp_create(comm, &o, &cp);
     if (made) return made;
-    const fattn_attention_io io = io_of(t);
+    fattn_attention_io io = io_of(t);
+    if (s->saves) {
+        TRY(fattn_cp_saved(cp, &p, &io, &io.saved_bytes));
+        TRY(fattn_tensor_alloc(r->ctx, FATTN_U8, 1, (const int64_t[]){(int64_t)io.saved_bytes}, &saved));
+        io.saved = saved.data;
+    }
     TRY(timed(r, cp, false, &p, &io, out->rounds[FWD]));
     TRY(timed(r, cp, true, &p, &io, out->rounds[BWD]));
     if (r->size > 1) TRY(time_moves(r, fattn_cp_rows(filler), out->rounds[MOVES]));
@@ -396,6 +403,7 @@ static fattn_status time_rank(rank *r) {
     fattn_cp_destroy(cp);
     fattn_cp_destroy(filler);
     for (int i = 0; i < TENSORS; ++i) fattn_tensor_free(r->ctx, &t[i]);
+    fattn_tensor_free(r->ctx, &saved);
     if (comm != r->comm) fattn_comm_destroy(comm);
     fattn_world_destroy(world);
     return FATTN_OK;
@@ -440,20 +448,22 @@ static int speed(int ranks, const model *models, int n_models, const int64_t *le
             times one, whole, compute_only;
             s.form = FATTN_CP_ULYSSES;
             if (!time_on(&s, 1, &one)) return 1;
-            for (int form = FATTN_CP_RING; form <= FATTN_CP_ULYSSES; ++form) {
-                s.form = form;
+            for (int way = FATTN_CP_RING; way <= FATTN_CP_ULYSSES + 1; ++way) {
+                const int form = way < FATTN_CP_ULYSSES ? way : FATTN_CP_ULYSSES;
+                s.form = form, s.saves = way > FATTN_CP_ULYSSES;
                 if (only_form && form != only_form) continue;
                 if (form == FATTN_CP_ULYSSES && s.Hkv % ranks) continue;
                 if (!time_on(&s, ranks, &whole)) return 1;
                 shape still = s;
+                still.saves = false;
                 still.alone = form == FATTN_CP_ULYSSES, still.stubbed = !still.alone;
                 if (still.alone) still.Hq /= ranks, still.Hkv /= ranks;
                 if (!time_on(&still, ranks, &compute_only)) return 1;
                 char name[32];
                 snprintf(name, sizeof name, "%lld/%lld x %lld", (long long)s.Hq, (long long)s.Hkv, (long long)s.D);
                 printf("%-12s %7lld %-10s | %8.3f %8.3f | %8.3f %8.3f | %8.3f %8.3f | %8.3f | %6.3f\n", name,
-                       (long long)s.N, forms[form], 1e3 * one.fwd, 1e3 * one.bwd, 1e3 * whole.fwd, 1e3 * whole.bwd,
-                       1e3 * compute_only.fwd, 1e3 * compute_only.bwd, 1e3 * whole.moves,
+                       (long long)s.N, s.saves ? "saved" : forms[form], 1e3 * one.fwd, 1e3 * one.bwd, 1e3 * whole.fwd,
+                       1e3 * whole.bwd, 1e3 * compute_only.fwd, 1e3 * compute_only.bwd, 1e3 * whole.moves,
                        (one.fwd + one.bwd) / (parallel * (whole.fwd + whole.bwd)));
                 fflush(stdout);
             }

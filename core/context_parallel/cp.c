@@ -92,6 +92,9 @@ static fattn_status check_options(fattn_ctx *ctx, const fattn_cp_options *o) {
     if (o->layout < FATTN_CP_ZIGZAG || o->layout > FATTN_CP_CONTIGUOUS)
         return fattn_ctx_fail(ctx, FATTN_E_ARG, "cp: layout %d is not in %d..%d", o->layout, FATTN_CP_ZIGZAG,
                               FATTN_CP_CONTIGUOUS);
+    if (o->save < 0 || o->save > 1 || o->reserved)
+        return fattn_ctx_fail(ctx, FATTN_E_ARG, "cp: save %d is not 0 or 1, or reserved %d is not 0", o->save,
+                              o->reserved);
     if (o->rows < 0 || o->rows > MOST_ROWS)
         return fattn_ctx_fail(ctx, FATTN_E_ARG, "cp: rows %lld is not in 0..2^29", (long long)o->rows);
     if (o->n_sequences < 0 || (o->n_sequences > 0) != (o->cu_seqlens != NULL))
@@ -112,9 +115,9 @@ static fattn_status check_options(fattn_ctx *ctx, const fattn_cp_options *o) {
 static fattn_status agree(const fattn_cp *cp, const fattn_cp_options *o) {
     uint64_t hash = 14695981039346656037u;
     for (int i = 0; i <= cp->n_sequences; ++i) hash = (hash ^ (uint32_t)cp->starts[i]) * 1099511628211u;
-    static const char *const names[] = {"form", "layout", "rows", "n_sequences", "a hash of cu_seqlens"};
-    const int64_t values[] = {o->form, o->layout, o->rows, o->n_sequences, (int64_t)(hash >> 1)};
-    return fattn_comm_agree(cp->comm, names, values, 5);
+    static const char *const names[] = {"form", "layout", "rows", "n_sequences", "a hash of cu_seqlens", "save"};
+    const int64_t values[] = {o->form, o->layout, o->rows, o->n_sequences, (int64_t)(hash >> 1), o->save};
+    return fattn_comm_agree(cp->comm, names, values, 6);
 }
 
 static size_t most_pairs(const fattn_cp *cp) { return (size_t)(FATTNI_CP_TENSORS * FATTNI_CP_CHUNKS * cp->comm->size); }
@@ -165,6 +168,7 @@ fattn_status fattn_cp_create(fattn_comm *comm, const fattn_cp_options *opt, fatt
                      .ctx = ctx,
                      .form = o.form,
                      .layout = o.layout,
+                     .save = o.save,
                      .N = o.rows,
                      .n_sequences = o.cu_seqlens ? o.n_sequences : 1,
                      .packed = o.cu_seqlens != NULL};
@@ -317,8 +321,8 @@ static fattn_status check_io(fattn_ctx *ctx, const fattn_cp *cp, const fattn_att
         return fattn_ctx_fail(
             ctx, FATTN_E_UNSUPPORTED,
             "cp: bias, lengths, pages, 8-bit copies and delta cannot be given; lengths are those of fattn_cp_create");
-    if (io->workspace || io->workspace_bytes || io->saved || io->saved_bytes)
-        return fattn_ctx_fail(ctx, FATTN_E_ARG, "cp: workspace and saved must be NULL, it has memory of its own");
+    if (io->workspace || io->workspace_bytes)
+        return fattn_ctx_fail(ctx, FATTN_E_ARG, "cp: workspace must be NULL, it has memory of its own");
     return FATTN_OK;
 }
 
@@ -348,6 +352,31 @@ static fattn_status prepare(fattn_cp *cp, const fattn_attention_params *p, const
     return FATTN_OK;
 }
 
+/* Keeps the caller's saved for the form: the attention calls that it makes have none. */
+static fattn_status take_saved(fattni_cp_call *c) {
+    fattn_ctx *const ctx = c->cp->ctx;
+    const size_t needed = fattni_cp_saved_bytes(c->cp, c->form, &c->io);
+    if (c->io.saved && (uintptr_t)c->io.saved % FATTNI_ALIGN)
+        return fattn_ctx_fail(ctx, FATTN_E_WORKSPACE, "cp: saved %p is not aligned to %d bytes", c->io.saved,
+                              FATTNI_ALIGN);
+    if (c->io.saved && c->io.saved_bytes < needed)
+        return fattn_ctx_fail(ctx, FATTN_E_WORKSPACE, "cp: saved has %zu bytes, %zu are needed", c->io.saved_bytes,
+                              needed);
+    c->saved = needed ? c->io.saved : NULL;
+    c->io.saved = NULL, c->io.saved_bytes = 0;
+    return FATTN_OK;
+}
+
+fattn_status fattn_cp_saved(fattn_cp *cp, const fattn_attention_params *p, const fattn_attention_io *io,
+                            size_t *bytes) {
+    fattni_cp_call c;
+    if (!cp) return FATTN_E_ARG;
+    if (!bytes) return fattn_ctx_fail(cp->ctx, FATTN_E_ARG, "cp: bytes is NULL");
+    FATTNI_TRY(prepare(cp, p, io, false, &c));
+    *bytes = fattni_cp_saved_bytes(cp, c.form, &c.io);
+    return FATTN_OK;
+}
+
 static fattn_status run(fattn_cp *cp, const fattn_attention_params *p, const fattn_attention_io *io, bool backward) {
     static fattn_status (*const forms[][2])(fattni_cp_call *) = {
         [FATTN_CP_RING] = {fattni_cp_ring_fwd, fattni_cp_ring_bwd},
@@ -355,6 +384,7 @@ static fattn_status run(fattn_cp *cp, const fattn_attention_params *p, const fat
         [FATTN_CP_ULYSSES] = {fattni_cp_ulysses_fwd, fattni_cp_ulysses_bwd}};
     fattni_cp_call c;
     FATTNI_TRY(prepare(cp, p, io, backward, &c));
+    FATTNI_TRY(take_saved(&c));
     return forms[c.form][backward](&c);
 }
 

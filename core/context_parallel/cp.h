@@ -31,6 +31,7 @@ struct fattn_cp {
     fattn_comm *comm;
     fattn_ctx *ctx;
     int form, layout;
+    bool save; /* of the op */
     int64_t N;
     int n_sequences; /* at least 1 */
     bool packed;
@@ -62,6 +63,7 @@ typedef struct fattni_cp_call {
     fattn_dtype dtype, wide;         /* of q; of what is summed: F32 (F64) */
     int64_t B, Hq, Hkv, D, Dv, rows; /* rows: of this rank */
     bool causal, deterministic;
+    void *saved; /* of the caller: io has none */
 } fattni_cp_call;
 
 fattn_status fattni_cp_room(fattn_cp *cp, enum fattni_cp_use use, size_t bytes, void **out);
@@ -133,6 +135,8 @@ fattn_status fattni_cp_own_rows(const fattni_cp_call *c, const fattn_tensor *who
 fattn_tensor fattni_cp_rows_4d(const fattn_tensor *t);
 /* Gives the tensors, of which only data is not set, memory for whole sequences. */
 fattn_status fattni_cp_wholes(const fattni_cp_call *c, fattn_tensor *whole, int n);
+/* The bytes of such tensors, each from a multiple of FATTNI_ALIGN on; with memory, their data, too. */
+size_t fattni_cp_lay_out(fattn_tensor *whole, int n, void *memory);
 
 /* ---- the forms ---- */
 
@@ -142,6 +146,8 @@ fattn_status fattni_cp_gather_fwd(fattni_cp_call *c);
 fattn_status fattni_cp_gather_bwd(fattni_cp_call *c);
 fattn_status fattni_cp_ulysses_fwd(fattni_cp_call *c);
 fattn_status fattni_cp_ulysses_bwd(fattni_cp_call *c);
+/* The bytes of io.saved that a call of this form uses; of the tensors only dtypes and shapes are read. */
+size_t fattni_cp_saved_bytes(const fattn_cp *cp, fattn_cp_form form, const fattn_attention_io *io);
 
 /* to (+)= from, any dtypes and strides; t = 0. */
 fattn_status fattni_cp_store(fattn_cp *cp, const fattn_tensor *to, const fattn_tensor *from, bool add);

@@ -374,15 +374,19 @@ fattn_tensor fattni_cp_rows_4d(const fattn_tensor *t) {
     return x;
 }
 
-fattn_status fattni_cp_wholes(const fattni_cp_call *c, fattn_tensor *whole, int n) {
+size_t fattni_cp_lay_out(fattn_tensor *whole, int n, void *memory) {
     size_t total = 0;
-    for (int i = 0; i < n; ++i) total += (size_t)fattni_round_up((int64_t)fattni_cp_bytes(&whole[i]), FATTNI_ALIGN);
-    void *p;
-    FATTNI_TRY(fattni_cp_room(c->cp, FATTNI_CP_WHOLE, total, &p));
     for (int i = 0; i < n; ++i) {
         const size_t bytes = fattni_cp_bytes(&whole[i]);
-        whole[i].data = bytes ? p : NULL;
-        p = (char *)p + (size_t)fattni_round_up((int64_t)bytes, FATTNI_ALIGN);
+        whole[i].data = bytes && memory ? (char *)memory + total : NULL;
+        total += (size_t)fattni_round_up((int64_t)bytes, FATTNI_ALIGN);
     }
+    return total;
+}
+
+fattn_status fattni_cp_wholes(const fattni_cp_call *c, fattn_tensor *whole, int n) {
+    void *p;
+    FATTNI_TRY(fattni_cp_room(c->cp, FATTNI_CP_WHOLE, fattni_cp_lay_out(whole, n, NULL), &p));
+    fattni_cp_lay_out(whole, n, p);
     return FATTN_OK;
 }

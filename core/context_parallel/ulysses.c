@@ -8,13 +8,14 @@
 #include "core/context_parallel/cp.h"
 
 enum { Q, K, V, O, LSE, D_O, D_LSE, INPUTS };
+enum { SAVED = LSE + 1 }; /* the first of these */
 
-/* A call over ranks: its tensors as this rank's rows and as whole sequences of this rank's heads. Those from first_out
-   on return to rows. */
+/* A call over ranks: its tensors as this rank's rows and as whole sequences of this rank's heads. Those from first_in
+   to n_in - 1 move, those before are in `saved`; those from first_out on return to rows. */
 typedef struct flow {
     const fattni_cp_call *c;
     fattn_tensor local[INPUTS + 3], whole[INPUTS + 3];
-    int n_in, first_out, n;
+    int first_in, n_in, first_out, n;
     int d_lse, dq, dk, dv; /* places; 0: there is none */
     int groups;
     int64_t unit; /* groups have multiples of so many key heads */
@@ -57,14 +58,28 @@ static int64_t first_head(const flow *f, int g) {
     return g == f->groups ? heads : heads / f->unit * g / f->groups * f->unit;
 }
 
+/* Rows as [B,H,rows,W]: what a rank's heads of all rows are, without data. */
+static fattn_tensor whole_of(const fattn_cp *cp, const fattn_tensor *rows) {
+    const int64_t shape[4] = {rows->shape[0], rows->shape[1] / cp->comm->size, cp->N, rows->shape[3]};
+    return fattni_cp_view(cp, NULL, (fattn_dtype)rows->dtype, 4, shape);
+}
+
 static int add(flow *f, const fattn_tensor *t) {
-    const fattn_cp *const cp = f->c->cp;
     const int at = f->n++;
-    fattn_tensor *const local = &f->local[at];
-    *local = fattni_cp_rows_4d(t);
-    const int64_t shape[4] = {f->c->B, local->shape[1] / cp->comm->size, cp->N, local->shape[3]};
-    f->whole[at] = fattni_cp_view(cp, NULL, (fattn_dtype)t->dtype, 4, shape);
+    f->local[at] = fattni_cp_rows_4d(t);
+    f->whole[at] = whole_of(f->c->cp, &f->local[at]);
     return at;
+}
+
+size_t fattni_cp_saved_bytes(const fattn_cp *cp, fattn_cp_form form, const fattn_attention_io *io) {
+    const fattn_tensor *const tensors[SAVED] = {io->q, io->k, io->v, io->o, io->lse};
+    fattn_tensor whole[SAVED];
+    if (form != FATTN_CP_ULYSSES || cp->comm->size == 1) return 0;
+    for (int i = 0; i < SAVED; ++i) {
+        const fattn_tensor rows = fattni_cp_rows_4d(tensors[i]);
+        whole[i] = whole_of(cp, &rows);
+    }
+    return fattni_cp_lay_out(whole, SAVED, NULL);
 }
 
 static fattni_cp_move move_of(const flow *f, int first, int n, int g, int slot) {
@@ -123,7 +138,7 @@ typedef struct moves {
 static fattn_status start_inputs(flow *f, moves *m, int groups) {
     for (; m->started < fattni_min(groups, f->groups); ++m->started) {
         const int g = m->started;
-        m->in[g] = move_of(f, 0, f->n_in, g, f->at_once ? g : g % 2);
+        m->in[g] = move_of(f, f->first_in, f->n_in - f->first_in, g, f->at_once ? g : g % 2);
         m->in[g].exposed = g == 0;
         FATTNI_TRY(fattni_cp_start_to_whole(&m->in[g]));
     }
@@ -189,9 +204,11 @@ static fattn_status flow_through(flow *f, bool backward) {
     moves m = {.started = 0};
     choose_groups(f, backward);
     f->at_once = f->c->cp->comm->start_parts != NULL;
-    fattni_cp_move own = move_of(f, 0, f->n_in, 0, 0);
+    fattni_cp_move own = move_of(f, f->first_in, f->n_in - f->first_in, 0, 0);
     own.heads = f->c->Hkv / f->c->cp->comm->size;
-    FATTNI_TRY(fattni_cp_wholes(f->c, f->whole, f->n));
+    const int kept = f->c->saved ? SAVED : 0;
+    fattni_cp_lay_out(f->whole, kept, f->c->saved);
+    FATTNI_TRY(fattni_cp_wholes(f->c, f->whole + kept, f->n - kept));
     FATTNI_TRY(start_inputs(f, &m, f->at_once ? f->groups : 1));
     FATTNI_TRY(fattni_cp_own_to_whole(&own)); /* while the first group's are under way */
     fattn_status s = fork_streams(f, backward);
@@ -222,7 +239,7 @@ fattn_status fattni_cp_ulysses_fwd(fattni_cp_call *c) {
 
 fattn_status fattni_cp_ulysses_bwd(fattni_cp_call *c) {
     const fattn_attention_io *const io = &c->io;
-    flow f = {.c = c};
+    flow f = {.c = c, .first_in = c->saved ? D_O : Q};
     if (c->cp->comm->size == 1) return run_alone(c, true);
     if (io->d_sink && !(c->p.flags & FATTN_ACC_DSINK))
         FATTNI_TRY(fattni_cp_zero(c->cp, io->d_sink)); /* the other ranks' heads */

@@ -50,6 +50,8 @@ typedef struct fattn_cp_options {
     int64_t rows;              /* N: 0..2^29, of each sequence of the batch */
     const int32_t *cu_seqlens; /* [n_sequences + 1], host: 0 = first <= second <= ... <= last = N; NULL = not packed;
                                   copied. B of the tensors is 1 then */
+    int32_t save;              /* 1: fattn_op_attention_cp has io.saved, see below; else 0 */
+    int32_t reserved;          /* 0 */
 } fattn_cp_options;
 
 /* Collective: the ranks must agree on the options, else FATTN_E_COMM on all; their GPUs may differ. comm and its
@@ -71,8 +73,8 @@ FATTN_API FATTN_CHECKED fattn_status fattn_cp_gather(fattn_cp *cp, const fattn_t
 
 /* As fattn_attention_fwd and _bwd, of this rank's rows: io has q, k, v, o, lse, for backward also d_o and any of d_lse,
    dq, dk, dv; alibi, sink and d_sink [Hq], whole on every rank; rng_step. d_sink is this rank's share: the gradient is
-   the sum over the ranks. Everything else in io must be NULL or 0: memory comes from the context and is kept by cp; a
-   call of the same shapes as before allocates nothing. Collective: shapes, dtypes, flags and params must agree; each
+   the sum over the ranks. Everything else in io but saved must be NULL or 0: memory comes from the context and is kept
+   by cp; a call of the same shapes as before allocates nothing. Collective: shapes, dtypes, flags and params must agree; each
    rank checks its own, and what is sent must have the length that is expected, else FATTN_E_COMM on all.
    Masks, windows, ALiBi and dropout are those of the whole sequence: the same dropout bits as on one device.
    params: q_pos0, k_pos0 and max_seqlen are 0; FATTN_MERGE, FATTN_EXACT_DELTA, FATTN_FP8 and STANDARD are UNSUPPORTED,
@@ -82,12 +84,19 @@ FATTN_API FATTN_CHECKED fattn_status fattn_cp_fwd(fattn_cp *cp, const fattn_atte
                                                   const fattn_attention_io *io);
 FATTN_API FATTN_CHECKED fattn_status fattn_cp_bwd(fattn_cp *cp, const fattn_attention_params *p,
                                                   const fattn_attention_io *io);
+/* io.saved, which may be NULL, but on all ranks or on none; 256-byte aligned. ULYSSES leaves in it what forward moved:
+   q, k, v, o and lse of this rank's heads and all rows, as many bytes as those of its rows. Backward with the same saved
+   moves d_o and d_lse alone, and reads nothing of the tensors that are there; the bits are the same. WORKSPACE: it has
+   fewer bytes. Other forms leave it as it is.
+   *bytes: of saved for a call with this io and these params; 0 where nothing would be saved. Not collective. */
+FATTN_API FATTN_CHECKED fattn_status fattn_cp_saved(fattn_cp *cp, const fattn_attention_params *p,
+                                                    const fattn_attention_io *io, size_t *bytes);
 /* The form that a call with these heads and params takes: of AUTO, the choice. */
 FATTN_API fattn_cp_form fattn_cp_form_of(const fattn_cp *cp, int64_t Hq, int64_t Hkv, const fattn_attention_params *p);
 
 /* fattn_op_attention_ex over cp, which must outlive the tape's graph. x: q, k, v, alibi, sink, rng_step; the rest
    absent. Every rank records the same ops, one without rows, too; backward is collective, too. The gradient of a sink
-   is this rank's share. */
+   is this rank's share. With options.save the tape keeps what fattn_cp_saved says until backward. */
 FATTN_API fattn_var fattn_op_attention_cp(fattn_tape *t, fattn_cp *cp, const fattn_attention_vars *x,
                                           const fattn_attention_params *p, fattn_var *lse);
 

@@ -125,12 +125,13 @@ static const cp_case group_cases[] = {
 static void expect_groups(const cp_case *given, int groups, int layout, uint32_t without, const cp_result *want) {
     cp_case c = *given;
     c.flags |= FATTN_DETERMINISTIC, c.groups = groups, c.without = without;
-    for (int messages = 0; messages < 2; ++messages) {
-        c.messages = messages;
+    for (int way = 0; way < 4; ++way) {
+        c.messages = way % 2, c.saves = way / 2;
         cp_result got = cp_run(&c, FATTN_CPU, 2, FATTN_CP_ULYSSES, layout);
         for (int i = CP_O; i <= CP_DV; ++i)
-            cr_assert((without & 1u << i) || cp_same(&got, want, i), "%s, %d groups, %s, layout %d: %s has other bits",
-                      c.name, groups, messages ? "messages" : "parts", layout, cp_names[i]);
+            cr_assert((without & 1u << i) || cp_same(&got, want, i),
+                      "%s, %d groups, %s%s, layout %d: %s has other bits", c.name, groups,
+                      c.messages ? "messages" : "parts", c.saves ? ", saved" : "", layout, cp_names[i]);
         cp_free(&got);
     }
 }
@@ -304,11 +305,25 @@ static void with_workspace(fattn_attention_params *p, fattn_attention_io *io, fa
     (void)p;
     io->workspace = t->data;
 }
+static void with_small_saved(fattn_attention_params *p, fattn_attention_io *io, fattn_tensor *t) {
+    static _Alignas(256) char bytes[2];
+    (void)p, (void)t;
+    io->saved = bytes, io->saved_bytes = 1;
+}
+static void with_odd_saved(fattn_attention_params *p, fattn_attention_io *io, fattn_tensor *t) {
+    with_small_saved(p, io, t);
+    io->saved = (char *)io->saved + 1;
+}
 static const refusal refusals[] = {
-    {"FATTN_MERGE", FATTN_E_UNSUPPORTED, with_merge}, {"FATTN_FP8", FATTN_E_UNSUPPORTED, with_fp8},
-    {"q_pos0 3", FATTN_E_ARG, with_position},         {"bias", FATTN_E_UNSUPPORTED, with_bias},
-    {"STANDARD", FATTN_E_UNSUPPORTED, with_standard}, {"with 17 rows in dimension 2", FATTN_E_SHAPE, with_rows},
+    {"FATTN_MERGE", FATTN_E_UNSUPPORTED, with_merge},
+    {"FATTN_FP8", FATTN_E_UNSUPPORTED, with_fp8},
+    {"q_pos0 3", FATTN_E_ARG, with_position},
+    {"bias", FATTN_E_UNSUPPORTED, with_bias},
+    {"STANDARD", FATTN_E_UNSUPPORTED, with_standard},
+    {"with 17 rows in dimension 2", FATTN_E_SHAPE, with_rows},
     {"workspace", FATTN_E_ARG, with_workspace},
+    {"saved has 1 bytes, 5632 are needed", FATTN_E_WORKSPACE, with_small_saved},
+    {"is not aligned to 256 bytes", FATTN_E_WORKSPACE, with_odd_saved},
 };
 
 static fattn_status refused(rank_call *r) {
@@ -340,6 +355,42 @@ Test(context_parallel, refusals) {
             cr_assert_not_null(strstr(calls[r].error, f.text), "%s", calls[r].error);
         }
     }
+}
+
+/* A rank alone has what forward saved: the other waits for inputs that do not come. */
+static fattn_status saves_alone(rank_call *r) {
+    const fattn_cp_options o = {.struct_size = sizeof o, .form = FATTN_CP_ULYSSES, .rows = 80};
+    fattn_cp *cp;
+    fattn_status s = fattn_cp_create(r->comm, &o, &cp);
+    if (s) return s;
+    static _Alignas(256) char saved[2][1 << 16];
+    static const int64_t shape[4] = {1, 4, 40, 8};
+    float x[8][4 * 40 * 8] = {{0}}, lse[4 * 40];
+    fattn_tensor t[8];
+    for (int i = 0; i < 8; ++i) t[i] = fattn_tensor_view(x[i], FATTN_F32, FATTN_CPU, 0, 4, shape);
+    const fattn_tensor l = fattn_tensor_view(lse, FATTN_F32, FATTN_CPU, 0, 3, shape);
+    fattn_attention_io io = {.struct_size = sizeof io,
+                             .q = &t[0],
+                             .k = &t[1],
+                             .v = &t[2],
+                             .o = &t[3],
+                             .lse = &l,
+                             .d_o = &t[4],
+                             .dq = &t[5],
+                             .dk = &t[6],
+                             .dv = &t[7]};
+    io.saved = saved[r->rank], io.saved_bytes = sizeof saved[0];
+    s = fattn_cp_fwd(cp, NULL, &io);
+    if (r->rank == 1) io.saved = NULL, io.saved_bytes = 0;
+    if (!s) s = fattn_cp_bwd(cp, NULL, &io);
+    fattn_cp_destroy(cp);
+    return s;
+}
+Test(context_parallel, all_ranks_save_or_none) {
+    rank_call calls[2];
+    const ranks_options limit = {.time_limit = 10};
+    run_ranks(2, &limit, saves_alone, NULL, calls);
+    for (int r = 0; r < 2; ++r) cr_assert_eq(calls[r].status, FATTN_E_COMM, "%s", calls[r].error);
 }
 
 static fattn_status disagrees(rank_call *r) {

@@ -12,18 +12,21 @@ TestSuite(attention_cp, .init = open_tape, .fini = close_tape);
 Test(attention_cp, gradients_of_one_rank) {
     for (int loss = 1; loss <= 3; ++loss) {
         int64_t n;
-        double *const want = cp_op(FATTN_CPU, 1, FATTN_CP_ULYSSES, loss, &n);
+        double *const want = cp_op(FATTN_CPU, 1, FATTN_CP_ULYSSES, false, loss, &n);
         double largest = 0;
         for (int64_t i = 0; i < n; ++i) largest = fmax(largest, fabs(want[i]));
         cr_assert_gt(largest, 1);
         for (int form = FATTN_CP_RING; form <= FATTN_CP_ULYSSES; ++form)
             for (int ranks = 2; ranks <= 4; ++ranks) {
                 if (form == FATTN_CP_ULYSSES && ranks == 3) continue; /* 4 heads */
-                double *const got = cp_op(FATTN_CPU, ranks, form, loss, &n);
-                for (int64_t i = 0; i < n; ++i)
-                    cr_assert_leq(fabs(got[i] - want[i]), 1e-13 * largest, "loss %d, form %d, %d ranks: [%lld]", loss,
-                                  form, ranks, (long long)i);
-                free(got);
+                for (int save = 0; save < 2; ++save) {
+                    double *const got = cp_op(FATTN_CPU, ranks, form, save, loss, &n);
+                    for (int64_t i = 0; i < n; ++i)
+                        cr_assert_leq(fabs(got[i] - want[i]), 1e-13 * largest,
+                                      "loss %d, form %d, %d ranks, save %d: [%lld]", loss, form, ranks, save,
+                                      (long long)i);
+                    free(got);
+                }
             }
         free(want);
     }

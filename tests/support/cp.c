@@ -201,6 +201,29 @@ typedef struct shared {
         if (try_status) return try_status;                                                                             \
     } while (0)
 
+/* io.saved of a call, which some forms use. */
+static fattn_status open_saved(rank_call *r, fattn_cp *cp, const fattn_attention_params *p, call_tensors *t,
+                               fattn_tensor *saved) {
+    size_t bytes;
+    TRY(fattn_cp_saved(cp, p, &t->io, &bytes));
+    TRY(fattn_tensor_alloc(r->ctx, FATTN_U8, 1, (const int64_t[]){(int64_t)bytes}, saved));
+    t->io.saved = saved->data, t->io.saved_bytes = bytes;
+    return FATTN_OK;
+}
+
+/* Backward reads none of these. */
+static fattn_status forget(rank_call *r, call_tensors *t) {
+    double nan = NAN;
+    const fattn_tensor *const read[] = {&t->in[Q], &t->in[K], &t->in[V], &t->out[CP_O], &t->out[CP_LSE]};
+    for (int i = 0; i < 5; ++i) {
+        fattn_tensor nans = *read[i];
+        memset(nans.stride, 0, sizeof nans.stride);
+        nans.data = &nan, nans.dtype = FATTN_F64, nans.device = FATTN_CPU, nans.device_id = 0;
+        TRY(fattn_tensor_copy(r->ctx, read[i], &nans));
+    }
+    return FATTN_OK;
+}
+
 static fattn_status call_ranks(rank_call *r, fattn_cp *cp, call_tensors *t) {
     const shared *const s = r->arg;
     const cp_case *const c = s->c;
@@ -210,8 +233,13 @@ static fattn_status call_ranks(rank_call *r, fattn_cp *cp, call_tensors *t) {
     if (c->without & 1u << CP_DQ) t->io.dq = NULL;
     if (c->without & 1u << CP_DK) t->io.dk = NULL;
     if (c->without & 1u << CP_DV) t->io.dv = NULL;
+    fattn_tensor saved = {0};
+    if (c->saves) TRY(open_saved(r, cp, &p, t, &saved));
     TRY(fattn_cp_fwd(cp, &p, &t->io));
+    if (t->io.saved_bytes) TRY(forget(r, t));
     TRY(fattn_cp_bwd(cp, &p, &t->io));
+    if (t->io.saved_bytes)
+        for (int i = Q; i <= V; ++i) TRY(fattn_cp_take(cp, &s->in[i], 2, &t->in[i]));
     const size_t allocs = fattn_ctx_mem(r->ctx).allocs, live = fattn_ctx_mem(r->ctx).live;
     TRY(fattn_cp_fwd(cp, &p, &t->io));
     if (r->ctx && fattn_ctx_device(r->ctx) == FATTN_CUDA && fattn_ctx_mem(r->ctx).allocs != allocs)
@@ -230,6 +258,7 @@ static fattn_status call_ranks(rank_call *r, fattn_cp *cp, call_tensors *t) {
         fattn_tensor_free(r->ctx, &whole);
         TRY(status);
     }
+    fattn_tensor_free(r->ctx, &saved);
     return FATTN_OK;
 }
 
@@ -309,6 +338,7 @@ enum { OP_N = 150, OP_H = 4, OP_D = 8, OP_PARAMS = 4 };
 
 typedef struct op_run {
     int form, loss;
+    bool save;
     double *out;
 } op_run;
 
@@ -390,7 +420,7 @@ static fattn_status op_step(rank_call *r, fattn_cp *cp, fattn_tape *t) {
 
 static fattn_status op_on_rank(rank_call *r) {
     const op_run *const run = r->arg;
-    const fattn_cp_options o = {.struct_size = sizeof o, .form = run->form, .rows = OP_N};
+    const fattn_cp_options o = {.struct_size = sizeof o, .form = run->form, .rows = OP_N, .save = run->save};
     fattn_cp *cp;
     fattn_tape *t;
     TRY(fattn_cp_create(r->comm, &o, &cp));
@@ -401,8 +431,8 @@ static fattn_status op_on_rank(rank_call *r) {
     return status ? status : synced;
 }
 
-double *cp_op(fattn_device device, int ranks, int form, int loss, int64_t *n) {
-    op_run run = {.form = form, .loss = loss, .out = calloc((size_t)op_size(), sizeof(double))};
+double *cp_op(fattn_device device, int ranks, int form, bool save, int loss, int64_t *n) {
+    op_run run = {.form = form, .loss = loss, .save = save, .out = calloc((size_t)op_size(), sizeof(double))};
     cr_assert_not_null(run.out);
     const ranks_options o = {.device = device, .streams = device == FATTN_CUDA ? cp_streams : NULL};
     expect_ranks(ranks, &o, op_on_rank, &run);

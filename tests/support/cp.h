@@ -22,6 +22,7 @@ typedef struct cp_case {
     bool key_means;   /* four channels of K at 10 */
     int groups;       /* of heads that ULYSSES forms at most; 0 = it chooses */
     bool messages;    /* ranks move messages only */
+    bool saves;       /* backward has what forward saved; q, k, v, o, lse are NaN then */
     uint32_t without; /* bits 1 << CP_DQ, CP_DK, CP_DV: gradients that ranks do not ask for */
     int n_sequences;
     int32_t lengths[CP_MOST_SEQUENCES]; /* of a packed batch; their sum is N */
@@ -47,7 +48,8 @@ double cp_error(const cp_result *got, const cp_result *want, int i);
 bool cp_same(const cp_result *a, const cp_result *b, int i);
 
 /* The op on a tape: rope at the ranks' positions, attention with a sink, a loss of o, of lse, or of both (1, 2, 3). The
-   gradients of q, k, v of the whole sequence and of the sink, and the loss, as doubles, in one array of *n; F64. */
-double *cp_op(fattn_device device, int ranks, int form, int loss, int64_t *n);
+   gradients of q, k, v of the whole sequence and of the sink, and the loss, as doubles, in one array of *n; F64. save:
+   as in fattn_cp_options. */
+double *cp_op(fattn_device device, int ranks, int form, bool save, int loss, int64_t *n);
 
 #endif

@@ -298,6 +298,8 @@ static void tape_types(void) {
     FIELD(fattn_cp_options, n_sequences);
     FIELD(fattn_cp_options, rows);
     FIELD(fattn_cp_options, cu_seqlens);
+    FIELD(fattn_cp_options, save);
+    FIELD(fattn_cp_options, reserved);
     END(fattn_cp_options);
     STRUCT(fattn_schedule);
     FIELD(fattn_schedule, struct_size);

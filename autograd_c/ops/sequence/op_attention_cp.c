@@ -1,5 +1,5 @@
 /* Attention over the ranks of a communicator as an op: inputs q, k, v, alibi, sink, rng_step, outputs o and L. Keeps
-   nothing beyond them. Memory is that of the fattn_cp. */
+   nothing beyond them, but with options.save what fattn_cp_saved says. Other memory is that of the fattn_cp. */
 #include "autograd_c/ops/op_device.h"
 #include "autograd_c/tape/tape_nodes.h"
 #include "core/context_parallel/cp.h"
@@ -17,6 +17,20 @@ typedef struct attribute {
 
 static const fattn_tensor *if_given(const fattn_tensor *t) { return t->dtype ? t : NULL; }
 static const fattn_tensor *if_data(const fattn_tensor *t) { return t->data ? t : NULL; }
+
+static fattn_attention_io io_of(const fattn_op_call *c) {
+    return (fattn_attention_io){.struct_size = sizeof(fattn_attention_io),
+                                .q = &c->in[Q],
+                                .k = &c->in[K],
+                                .v = &c->in[V],
+                                .o = &c->out[O],
+                                .lse = &c->out[LSE],
+                                .alibi = if_given(&c->in[ALIBI]),
+                                .sink = if_given(&c->in[SINK]),
+                                .rng_step = if_given(&c->in[RNG_STEP]),
+                                .saved = c->saved,
+                                .saved_bytes = c->saved_bytes};
+}
 
 /* What fattn_cp_fwd would refuse for its shapes it refuses itself, when it runs. */
 static fattn_status infer(fattn_op_call *c) {
@@ -46,19 +60,10 @@ static fattn_status infer(fattn_op_call *c) {
     memcpy(c->out[LSE].shape, (int64_t[]){B, H, S}, 3 * sizeof(int64_t));
     memcpy(c->out[LSE].stride, (int64_t[]){H * S, S, 1}, 3 * sizeof(int64_t));
     c->bwd_workspace = ZEROS;
+    const fattn_attention_io io = io_of(c);
+    const fattn_cp_form form = fattn_cp_form_of(a->cp, H, c->in[K].shape[1], &a->params);
+    if (a->cp->save) c->saved_bytes = fattni_cp_saved_bytes(a->cp, form, &io);
     return FATTN_OK;
-}
-
-static fattn_attention_io io_of(const fattn_op_call *c) {
-    return (fattn_attention_io){.struct_size = sizeof(fattn_attention_io),
-                                .q = &c->in[Q],
-                                .k = &c->in[K],
-                                .v = &c->in[V],
-                                .o = &c->out[O],
-                                .lse = &c->out[LSE],
-                                .alibi = if_given(&c->in[ALIBI]),
-                                .sink = if_given(&c->in[SINK]),
-                                .rng_step = if_given(&c->in[RNG_STEP])};
 }
 
 static fattn_status forward(fattn_op_call *c) {
