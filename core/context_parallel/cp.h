@@ -120,8 +120,9 @@ typedef struct fattni_cp_move {
 fattn_status fattni_cp_start_to_whole(fattni_cp_move *m);
 fattn_status fattni_cp_own_to_whole(fattni_cp_move *m);
 fattn_status fattni_cp_finish_to_whole(fattni_cp_move *m);
-/* By heads; the rank's own rows, too. */
+/* By heads; what the rank itself has of its rows is copied by own_to_rows. */
 fattn_status fattni_cp_start_to_rows(fattni_cp_move *m);
+fattn_status fattni_cp_own_to_rows(fattni_cp_move *m);
 fattn_status fattni_cp_finish_to_rows(fattni_cp_move *m);
 
 /* All heads of each rank's `local` [n] to every rank's `whole`. */

@@ -322,7 +322,11 @@ static fattn_status scatter(fattni_cp_move *m) {
 fattn_status fattni_cp_start_to_rows(fattni_cp_move *m) {
     fattn_cp *const cp = m->c->cp;
     m->unpacks = !cp->comm->start_parts || !in_runs(m);
-    FATTNI_TRY(scatter(m));
+    return scatter(m);
+}
+
+fattn_status fattni_cp_own_to_rows(fattni_cp_move *m) {
+    fattn_cp *const cp = m->c->cp;
     for (int i = 0; i < m->n; ++i) {
         const fattn_tensor whole = whole_part(m, i), own = local_part(m, i, cp->comm->rank);
         list_rows(cp, cp->comm->rank, &own, &whole, false);
