@@ -21,7 +21,7 @@ typedef struct traits {
     bool biased;  /* the bias has one, and there is no other general feature */
     bool few;     /* few rows, whose keys are split */
     bool unified; /* FATTN_UNIFIED_MAX */
-    bool crowded; /* few rows and keys, and more tiles than SMs */
+    bool crowded; /* few rows, not many keys, and more tiles than SMs */
 } traits;
 
 /* Heads whose rows share tiles, where keys are split. */
@@ -45,7 +45,7 @@ static traits traits_of(const fattn_ctx *ctx, const fattni_problem *p) {
                     .biased = fattni_sm90_stages_bias(p),
                     .few = p->Sq <= FATTNI_FEW_ROWS && tile_heads_of(p) * p->Sq <= INT32_MAX, /* rows are ints */
                     .unified = p->flags & FATTN_UNIFIED_MAX,
-                    .crowded = p->Sk <= FATTNI_DECODE_LEAST && p->B * p->Hkv > ctx->gpu.sms};
+                    .crowded = p->Sk <= (p->D > 64 ? 256 : 2048) && p->B * p->Hkv > ctx->gpu.sms};
 }
 
 static int64_t blocks_of(const fattni_problem *p, const fattni_cuda_kernel *k) { return fattni_ceil_div(p->Sq, k->BM); }

@@ -45,7 +45,8 @@ enum {
     PANELS = D / 64, /* chunks that it has of a row of V */
     TILES = D / 16,
     HALVES = BM / 8,
-    AHEAD = K_CTAS == 1 && BM * D < 2048 ? 2048 / BM / D : 1, /* tiles of 16 keys of a warp whose loads are in flight */
+    AT_ONCE = 2048 / BM / D / K_CTAS,
+    AHEAD = AT_ONCE > 1 ? AT_ONCE : 1, /* tiles of 16 keys of a warp whose loads are in flight */
     KEPT = FATTNI_DECODE_KEPT,
     FOURS = BM * D > 1024 ? 2 : 1 /* columns that a thread adds up, by four */
 };
@@ -212,8 +213,8 @@ DEVICE void add_keys(float o[HALVES][TILES][4], float m[HALVES], float l[HALVES]
     for (int h = 0; h < HALVES; ++h) {
         float correction;
         if (__any_sync(ALL_LANES, softmax_of_keys(p[h], &m[h], &l[h], &correction, unit))) {
-            const float first = __shfl_sync(ALL_LANES, correction, 8 * t),
-                        second = __shfl_sync(ALL_LANES, correction, 8 * t + 4);
+            const float first = __shfl_sync(ALL_LANES, correction, 8 * t, 32),
+                        second = __shfl_sync(ALL_LANES, correction, 8 * t + 4, 32);
 #pragma unroll
             for (int c = 0; c < TILES; ++c)
 #pragma unroll
@@ -325,7 +326,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS) K_NAME(const __gri
     const int seen = w.end - w.begin, parts = seen > w.keys ? (seen + w.keys - 1) / w.keys : 1;
     const int together = x.cluster > 1 && parts > 1; /* the cluster's parts are sent to its first CTA */
     if (together) {
-        if (threadIdx.x == 0 && w.part % SLOTS == 0) {
+        if (threadIdx.x == 0 && w.part % SLOTS == 0 && w.part < parts) {
             mbarrier_init(full, 1);
             mbarrier_expect(full, min(parts - w.part, (int)SLOTS) * x.rows * (int)((D + 2) * sizeof(float)));
             mbarrier_init_fence();

@@ -175,7 +175,10 @@ static inline void mbarrier_arrive_at(mbarrier *b, int bytes) {
     b->bytes += bytes;
     mbarrier_settle(b);
 }
-static inline void mbarrier_expect(uint32_t bar, int bytes) { mbarrier_arrive_at(mbarrier_at(bar), bytes); }
+static inline void mbarrier_expect(uint32_t bar, int bytes) {
+    if (bytes < 0 || bytes >= 1 << 20) machine_fail("an mbarrier does not count so many bytes");
+    mbarrier_arrive_at(mbarrier_at(bar), bytes);
+}
 static inline void mbarrier_arrive(uint32_t bar) { mbarrier_expect(bar, 0); }
 static inline void mbarrier_arrive_if(uint32_t bar, int condition) {
     if (condition) mbarrier_arrive(bar);
