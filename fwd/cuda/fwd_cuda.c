@@ -21,6 +21,7 @@ typedef struct traits {
     bool biased;  /* the bias has one, and there is no other general feature */
     bool few;     /* few rows, whose keys are split */
     bool unified; /* FATTN_UNIFIED_MAX */
+    bool vector;  /* rows are loaded in vectors */
     bool crowded; /* few rows, not many keys, and more tiles than SMs */
 } traits;
 
@@ -45,6 +46,7 @@ static traits traits_of(const fattn_ctx *ctx, const fattni_problem *p) {
                     .biased = fattni_sm90_stages_bias(p),
                     .few = p->Sq <= FATTNI_FEW_ROWS && tile_heads_of(p) * p->Sq <= INT32_MAX, /* rows are ints */
                     .unified = p->flags & FATTN_UNIFIED_MAX,
+                    .vector = fattni_cuda_args_of(p).vector_qkv,
                     .crowded = p->Sk <= (p->D > 64 ? 256 : 2048) && p->B * p->Hkv > ctx->gpu.sms};
 }
 
@@ -62,16 +64,17 @@ static bool decodes(const fattni_cuda_kernel *k) {
 }
 static bool is_short(const fattni_cuda_kernel *k) { return strstr(k->name, "_decode_short_"); }
 static bool fits_row(const fattni_array *a) { return a->s[2] >= 0 && a->s[2] < 1 << 30; }
-static bool can_decode(const fattni_problem *p, const fattni_cuda_kernel *k) {
+static bool can_decode(const fattni_problem *p, const fattni_cuda_kernel *k, const traits *t) {
     if (k->BM == 8 && k->D <= 128 && tile_heads_of(p) * p->Sq > 8) return false;
-    return p->D == k->D && p->Dv == k->Dv && fattni_cuda_args_of(p).vector_qkv && fits_row(&p->k) && fits_row(&p->v);
+    if (is_short(k) && !t->crowded) return false;
+    return p->D == k->D && p->Dv == k->Dv && t->vector && fits_row(&p->k) && fits_row(&p->v);
 }
 
 static bool matches(const fattni_cuda_kernel *k, const fattni_problem *p, const traits *t) {
     if (k->arch == 90 && !t->maps_o && k->variant < FATTNI_VARIANT_BANDED && FATTNI_FWD_SM90_STAGES_O(k->Dv, k->BN))
         return false; /* these store O only by its tensor map; the banded ones do not need it */
     if (t->unified != (k->variant == FATTNI_VARIANT_FEW_UNIFIED)) return false;
-    if (decodes(k) && (!can_decode(p, k) || (is_short(k) && !t->crowded))) return false;
+    if (decodes(k) && !can_decode(p, k, t)) return false;
     switch (k->variant) {
     case FATTNI_VARIANT_ADD: return false;
     case FATTNI_VARIANT_FEW_UNIFIED:

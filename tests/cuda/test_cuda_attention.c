@@ -552,6 +552,23 @@ Test(cuda_attention, few_rows_alone_or_in_a_batch, .timeout = 400) {
                                   .length_k = {9000, 1, 4097, 130, 777}};
         check_alone(ctx, &c, false, "_few_");
     }
+    for (int n = 0; n < 6 && mine(0); ++n) { /* more tiles than SMs, alone fewer: other kernels, and parts of a CTA */
+        const int64_t most = n % 2 ? 256 : 2000;
+        const attention_case c = {.name = "alone, of many heads",
+                                  .B = 5,
+                                  .Hq = n < 2   ? 64
+                                        : n < 4 ? 256
+                                                : 1024,
+                                  .Hkv = 64,
+                                  .Sq = 1,
+                                  .Sk = most,
+                                  .D = n % 2 ? 128 : 64,
+                                  .dtype = half_type(n % 3 != 1),
+                                  .lengths = LENGTHS_PADDED,
+                                  .length_q = {1, 1, 1, 1, 1},
+                                  .length_k = {(int32_t)most, 1, 256, 130, 77}};
+        check_alone(ctx, &c, false, "_few_");
+    }
     fattn_ctx_destroy(ctx);
 }
 
