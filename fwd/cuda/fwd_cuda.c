@@ -7,6 +7,7 @@
 #include "fwd/cuda/fwd_pages.h"
 #include "fwd/cuda/fwd_parts.h"
 #include "fwd/cuda/fwd_split.h"
+#include "fwd/cuda/sm90/fwd_decode.h"
 
 #include <string.h>
 
@@ -20,6 +21,8 @@ typedef struct traits {
     bool biased;  /* the bias has one, and there is no other general feature */
     bool few;     /* few rows, whose keys are split */
     bool unified; /* FATTN_UNIFIED_MAX */
+    bool vector;  /* rows are loaded in vectors */
+    bool crowded; /* few rows, not many keys, and more tiles than SMs */
 } traits;
 
 /* Heads whose rows share tiles, where keys are split. */
@@ -42,7 +45,9 @@ static traits traits_of(const fattn_ctx *ctx, const fattni_problem *p) {
                     .maps_o = p->o.dtype == (int32_t)p->dtype && fattni_sm90_maps(&p->o, p->Dv),
                     .biased = fattni_sm90_stages_bias(p),
                     .few = p->Sq <= FATTNI_FEW_ROWS && tile_heads_of(p) * p->Sq <= INT32_MAX, /* rows are ints */
-                    .unified = p->flags & FATTN_UNIFIED_MAX};
+                    .unified = p->flags & FATTN_UNIFIED_MAX,
+                    .vector = fattni_cuda_args_of(p).vector_qkv,
+                    .crowded = p->Sk <= (p->D > 64 ? 256 : 2048) && p->B * p->Hkv > ctx->gpu.sms};
 }
 
 static int64_t blocks_of(const fattni_problem *p, const fattni_cuda_kernel *k) { return fattni_ceil_div(p->Sq, k->BM); }
@@ -52,10 +57,24 @@ static bool is_few(const fattni_cuda_kernel *k) {
            k->variant == FATTNI_VARIANT_FEW_UNIFIED;
 }
 
+/* Those of fwd_decode.cuh, which load rows in vectors and have no other head_dim than their own; up to 128 in tiles of
+   16 rows, too. */
+static bool decodes(const fattni_cuda_kernel *k) {
+    return is_few(k) && k->args_bytes == sizeof(fattni_fwd_decode_args);
+}
+static bool is_short(const fattni_cuda_kernel *k) { return strstr(k->name, "_decode_short_"); }
+static bool fits_row(const fattni_array *a) { return a->s[2] >= 0 && a->s[2] < 1 << 30; }
+static bool can_decode(const fattni_problem *p, const fattni_cuda_kernel *k, const traits *t) {
+    if (k->BM == 8 && k->D <= 128 && tile_heads_of(p) * p->Sq > 8) return false;
+    if (is_short(k) && !t->crowded) return false;
+    return p->D == k->D && p->Dv == k->Dv && t->vector && fits_row(&p->k) && fits_row(&p->v);
+}
+
 static bool matches(const fattni_cuda_kernel *k, const fattni_problem *p, const traits *t) {
     if (k->arch == 90 && !t->maps_o && k->variant < FATTNI_VARIANT_BANDED && FATTNI_FWD_SM90_STAGES_O(k->Dv, k->BN))
         return false; /* these store O only by its tensor map; the banded ones do not need it */
     if (t->unified != (k->variant == FATTNI_VARIANT_FEW_UNIFIED)) return false;
+    if (decodes(k) && !can_decode(p, k, t)) return false;
     switch (k->variant) {
     case FATTNI_VARIANT_ADD: return false;
     case FATTNI_VARIANT_FEW_UNIFIED:
@@ -155,17 +174,20 @@ typedef struct split {
     size_t results, workspace; /* bytes: of the counters, which come first; of all */
 } split;
 
+/* That a tile sees, at most. */
+static int64_t most_keys(const fattni_problem *p) {
+    const bool causal = p->flags & (FATTN_CAUSAL | FATTN_CAUSAL_TOP_LEFT);
+    const int64_t left = p->window_left, right = causal ? 0 : p->window_right;
+    return left < p->Sk && right < p->Sk ? fattni_min(p->Sk, left + right + p->Sq + 16) : p->Sk;
+}
+
 static split split_of(const fattni_problem *p, const fattni_cuda_kernel *k) {
     split s = {.tile_heads = tile_heads_of(p), .cluster = 1};
     const int64_t heads = p->Hq / s.tile_heads, rows = s.tile_heads * p->Sq;
     s.tiles = fattni_ceil_div(rows, k->BM), s.all_tiles = p->B * heads * s.tiles;
     const bool ragged = p->packed || p->padded; /* a sequence with fewer tiles has more parts of its keys */
     const int64_t tiles = fattni_max(heads * (ragged ? 1 : s.tiles), 1);
-    const bool causal = p->flags & (FATTN_CAUSAL | FATTN_CAUSAL_TOP_LEFT);
-    const int64_t left = p->window_left, right = causal ? 0 : p->window_right;
-    int64_t keys = p->Sk; /* that a tile sees, at most */
-    if (left < p->Sk && right < p->Sk) keys = fattni_min(keys, left + right + p->Sq + 16);
-    s.parts = fattni_clamp(fattni_ceil_div(keys, fattni_cuda_least_part(k->D)), 1,
+    s.parts = fattni_clamp(fattni_ceil_div(most_keys(p), fattni_cuda_least_part(k->D)), 1,
                            fattni_cuda_most_parts((int)fattni_min(tiles, INT32_MAX), k->D));
     while (k->arch == 90 && s.cluster < fattni_min(s.parts, FATTNI_PARTS_ADDED)) s.cluster *= 2;
     s.parts = fattni_round_up(s.parts, s.cluster);
@@ -178,14 +200,52 @@ static split split_of(const fattni_problem *p, const fattni_cuda_kernel *k) {
     return s;
 }
 
+/* The same for fwd_decode.cuh, where a CTA has `each` parts, so that there is no more than one CTA for each SM, and
+   `parts` are CTAs of a tile. */
+static split decode_of(const fattn_ctx *ctx, const fattni_problem *p, const fattni_cuda_kernel *k, int32_t *each) {
+    split s = {.tile_heads = tile_heads_of(p), .cluster = 1};
+    const int64_t heads = p->Hq / s.tile_heads, rows = s.tile_heads * p->Sq;
+    s.tiles = fattni_ceil_div(rows, k->BM), s.all_tiles = p->B * heads * s.tiles;
+    const bool ragged = p->packed || p->padded; /* a sequence with fewer tiles has more parts of its keys */
+    const int64_t tiles = fattni_clamp(heads * (ragged ? 1 : s.tiles), 1, INT32_MAX), keys = most_keys(p);
+    const int64_t most = (int64_t)1 << fattni_decode_log2_parts((int)keys, (int)tiles);
+    s.rows = fattni_min(rows, k->BM);
+    s.parts = fattni_min(most, fattni_ceil_div(keys, FATTNI_DECODE_LEAST));
+    while (s.cluster < fattni_min(s.parts, FATTNI_DECODE_SLOTS)) s.cluster *= 2;
+    *each = 1;
+    if (most > FATTNI_DECODE_SLOTS) {
+        s.parts = most;
+        s.results = (size_t)fattni_round_up(s.all_tiles * (int64_t)sizeof(int32_t), FATTNI_ALIGN);
+        s.workspace = s.results;
+        s.workspace += (size_t)(s.all_tiles * FATTNI_DECODE_GROUPS * s.rows * (k->D + 2)) * sizeof(float);
+        return s;
+    }
+    while (s.cluster > 1 && s.all_tiles * s.cluster > ctx->gpu.sms) s.cluster /= 2, *each *= 2;
+    s.parts = s.cluster;
+    return s;
+}
+
 /* Of a kernel that is launched once. */
 static int64_t grid_of(const fattn_ctx *ctx, const fattni_problem *p, const fattni_cuda_kernel *k) {
     if (is_few(k)) {
-        const split s = split_of(p, k);
+        int32_t each;
+        const split s = decodes(k) ? decode_of(ctx, p, k, &each) : split_of(p, k);
         return s.all_tiles * s.parts;
     }
     const int64_t tiles = blocks_of(p, k) * p->Hq * p->B;
     return k->arch == 90 ? fattni_min(tiles, ctx->gpu.sms) : tiles;
+}
+
+/* At any addresses, which choose between kernels of the same variant. */
+static size_t workspace_of_few(const fattn_ctx *ctx, const fattni_problem *p, const fattni_cuda_kernel *chosen) {
+    size_t bytes = 0;
+    for (const fattni_cuda_kernel *const *k = fattni_fwd_cuda_kernels; *k; ++k) {
+        int32_t each;
+        if ((*k)->variant != chosen->variant || !fattni_cuda_can_run(*k, ctx, p)) continue;
+        const size_t own = (decodes(*k) ? decode_of(ctx, p, *k, &each) : split_of(p, *k)).workspace;
+        if (own > bytes) bytes = own;
+    }
+    return bytes;
 }
 
 static const char *plan(const fattn_ctx *ctx, const fattni_problem *p, fattni_kernel_plan *out) {
@@ -210,7 +270,7 @@ static const char *plan(const fattn_ctx *ctx, const fattni_problem *p, fattni_ke
     out->deterministic = true;
     strncpy(out->name, k->name, sizeof out->name - 1);
     if (is_few(k))
-        out->workspace = split_of(p, k).workspace;
+        out->workspace = workspace_of_few(ctx, p, k);
     else if (s.adder)
         out->workspace = (size_t)(s.ctas * s.step) * (p->dtype == FATTN_F64 ? sizeof(double) : sizeof(float));
     else if (ctx->gpu.arch == 90) /* the tile counter of the persistent kernels, always: addresses may choose them */
@@ -272,6 +332,28 @@ static int32_t stages_of(const fattn_ctx *ctx, const fattni_problem *p, const fa
     return 2 * ctas <= ctx->gpu.sms ? FATTNI_FEW_STAGES_OF_HALF : FATTNI_FEW_STAGES_OF_ONE;
 }
 
+static fattn_status run_decode(fattn_ctx *ctx, const fattni_problem *p, const fattni_cuda_kernel *k) {
+    fattni_fwd_decode_args z = {.k_row = (uint32_t)p->k.s[2] * 2, .v_row = (uint32_t)p->v.s[2] * 2};
+    const split s = decode_of(ctx, p, k, &z.each);
+    z.x = (fattni_fwd_parts_args){.a = fattni_cuda_args_of(p),
+                                  .page_table = fattni_cuda_view_of(&p->page_table),
+                                  .pages = (int32_t)p->k.n[0],
+                                  .page_log2 = fattni_page_log2(p),
+                                  .page_mask = (int32_t)(p->page - 1),
+                                  .tile_heads = fattni_divider_of((int32_t)s.tile_heads),
+                                  .heads = fattni_divider_of((int32_t)(p->Hq / s.tile_heads)),
+                                  .tiles = fattni_divider_of((int32_t)fattni_max(s.tiles, 1)),
+                                  .parts = fattni_divider_of((int32_t)s.parts),
+                                  .cluster = (int32_t)s.cluster,
+                                  .rows = (int32_t)s.rows,
+                                  .arrived = p->workspace,
+                                  .results = (float *)((char *)p->workspace + s.results)};
+    if (s.results) FATTNI_TRY(fattni_cuda_zero(ctx, z.x.arrived, s.results));
+    z.kept = fattni_decode_keeps(k->D, k->BM, z.each, (int)s.rows);
+    const size_t shared = (size_t)FATTNI_DECODE_SHARED(k->D, k->BM, s.rows * (z.kept ? z.each : 1), s.rows);
+    return fattni_cuda_launch_clusters(ctx, k, s.all_tiles * s.parts, (int)s.cluster, shared, &z, sizeof z);
+}
+
 static fattn_status run_parts(fattn_ctx *ctx, const fattni_problem *p, const fattni_cuda_kernel *k) {
     const split s = split_of(p, k);
     const int64_t ctas = s.all_tiles * s.parts;
@@ -299,6 +381,7 @@ static fattn_status run_parts(fattn_ctx *ctx, const fattni_problem *p, const fat
 
 static fattn_status run(fattn_ctx *ctx, const fattni_problem *p, const fattni_kernel_plan *plan) {
     const fattni_cuda_kernel *const k = plan->choice[0], *const adder = plan->choice[1];
+    if (decodes(k)) return run_decode(ctx, p, k);
     if (is_few(k)) return run_parts(ctx, p, k);
     fattni_problem dense;
     if (p->page) {

@@ -10,6 +10,11 @@
 
 #define FEW (K_VARIANT >= FATTNI_VARIANT_FEW && !STAGED_BIAS)
 #define HOPPER (K_ARCH == 90 && !FEW)
+#ifdef FATTNI_FWD_CUDA_SM90_FWD_DECODE_H
+#define DECODE 1 /* fwd_decode.cuh, which has one head_dim */
+#else
+#define DECODE 0
+#endif
 #define IN_PARTS 0
 #if !HOPPER
 #include "core/device/dropout.cuh"
@@ -235,7 +240,11 @@ static int run_all(problem *p, int) {
     return 1;
 }
 #elif FEW
+#if DECODE
+static const fattni_fwd_decode_args *args_of_run;
+#else
 static const fattni_fwd_parts_args *args_of_run;
+#endif
 static void run_kernel(void) { K_NAME(*args_of_run); }
 /* As fwd_cuda.c splits keys, with a larger bound of their parts; CTAs run in another order than that of their
    numbers. */
@@ -243,22 +252,39 @@ static void run(const problem *p, fattni_fwd_parts_args x) {
     const fattni_attention_args *const a = &p->args.a;
     const int heads = a->alibi.p || a->bias.p || a->drop_T ? 1 : a->group;
     const int per_head = (heads * a->Sq + K_BM - 1) / K_BM, tiles = a->B * a->Hq / heads * per_head;
+    static int runs;
+#if DECODE /* with one to all parts of a cluster in a CTA */
+    const int most = 1 << fattni_decode_log2_parts(a->Sk, a->Hq / heads);
+    int parts = most > FATTNI_DECODE_SLOTS ? most : FATTNI_DECODE_SLOTS >> runs % 4;
+    x.cluster = min(parts, (int)FATTNI_DECODE_SLOTS);
+    const int results_of_tile = FATTNI_DECODE_GROUPS * min(heads * a->Sq, K_BM) * (K_D + 2);
+#else
     int parts = a->Sk / fattni_cuda_least_part(K_D) + 1;
     x.cluster = 1;
     while (K_ARCH == 90 && x.cluster < FATTNI_PARTS_ADDED && x.cluster < parts) x.cluster *= 2;
     parts = (parts + x.cluster - 1) / x.cluster * x.cluster;
+#endif
     x.tile_heads = fattni_divider_of(heads), x.heads = fattni_divider_of(a->Hq / heads);
     x.tiles = fattni_divider_of(per_head), x.parts = fattni_divider_of(parts);
     x.unified_max = unified_max / a->scale;
     x.rows = min(heads * a->Sq, K_BM), x.width = (a->Dv + 7) / 8 * 8;
-    static int runs; /* all numbers of stages */
     static const int stages[] = {FATTNI_FEW_STAGES_OF_HALF, FATTNI_FEW_STAGES, FATTNI_FEW_STAGES_OF_ONE};
     x.stages = stages[runs++ % 3];
     x.counters = fattni_cuda_parts_counters(parts);
-    std::vector<int32_t> arrived((size_t)(tiles * x.counters));
-    std::vector<float> results((size_t)(tiles * parts * x.rows * (x.width + 2)), NAN);
+    std::vector<int32_t> arrived((size_t)(tiles * x.counters + tiles));
+#if !DECODE
+    const int results_of_tile = parts * x.rows * (x.width + 2);
+#endif
+    std::vector<float> results((size_t)(tiles * results_of_tile), NAN);
     x.arrived = arrived.data(), x.results = results.data();
+#if DECODE
+    const int each = max(FATTNI_DECODE_SLOTS / parts, 1);
+    const fattni_fwd_decode_args z = {x, (uint32_t)a->k.row * 2, (uint32_t)a->v.row * 2,
+                                      fattni_decode_keeps(K_D, K_BM, each, x.rows), each};
+    args_of_run = &z;
+#else
     args_of_run = &x;
+#endif
     std::vector<int> order((size_t)(tiles * parts / x.cluster));
     for (size_t n = 0; n < order.size(); ++n) order[n] = (int)n * x.cluster;
     std::shuffle(order.begin(), order.end(), std::minstd_rand(7));
@@ -388,6 +414,11 @@ static test_case cases[] = {
     {CASE("one row", 2, 2, 2, 1, 900, K_D, K_DV, 0, -1, -1), .half_o = 1},
     {CASE("a group of rows", 1, 6, 2, 1, 1500, K_D, K_DV - 16, 0, -1, -1)},
     {CASE("ten parts", 1, 3, 1, 1, 10 * 65536 / K_D - 77, K_D, K_DV, 1, -1, -1)},
+#if DECODE
+    {CASE("clusters", 1, 3, 1, 1, 8500, K_D, K_DV, 1, -1, -1), .half_o = 1},
+    {CASE("clusters, padded", 2, 1, 1, 9, 9000, K_D, K_DV, 1, -1, -1), .padded = 1, .length_q = {9, 2},
+     .length_k = {1100, 9000}},
+#endif
     {CASE("groups, causal", 2, 6, 2, 5, 700, K_D - 8, K_DV, 1, -1, -1), .half_o = 1},
     {CASE("several tiles, window", 1, 5, 1, 9, 500, K_D, K_DV, 0, 130, 20)},
     {CASE("window past parts", 1, 2, 1, 3, 1300, K_D, K_DV, 0, 40, 10)},
@@ -502,6 +533,7 @@ static int check_all(void) {
     for (test_case &x : cases) {
         const int n = (int)(&x - cases);
         x.bias |= STAGED_BIAS;
+        if (DECODE) x.D = K_D, x.Dv = K_DV;
         for (int split = 0; split < (IN_PARTS ? 2 : 1); ++split) /* keys whole, and in parts of a block or three */
             if (!(EMULATED_F16 && x.far))                        /* F16 has no numbers as far */
                 wrong += check(&x, split ? (n % 2 ? 1 : 3) * K_BN : 0);

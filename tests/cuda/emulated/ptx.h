@@ -19,17 +19,20 @@
 #define FATTNI_CORE_PTX_ACQUIRE_H
 #define FATTNI_CORE_PTX_AFTER_LOADS_H
 #define FATTNI_CORE_PTX_CLOCK_H
+#define FATTNI_CORE_PTX_CLUSTER_BARRIER_H
 #define FATTNI_CORE_PTX_CLUSTER_H
 #define FATTNI_CORE_PTX_F8_H
 #define FATTNI_CORE_PTX_GLOBAL_H
 #define FATTNI_CORE_PTX_GRID_H
 #define FATTNI_CORE_PTX_LDMATRIX_H
+#define FATTNI_CORE_PTX_LOAD_ONCE_H
 #define FATTNI_CORE_PTX_MBARRIER_H
 #define FATTNI_CORE_PTX_MMA_H
 #define FATTNI_CORE_PTX_RELAXED_H
 #define FATTNI_SM80 1
 #define FATTNI_CORE_PTX_SHARED_H
 #define FATTNI_CORE_PTX_STMATRIX_H
+#define FATTNI_CORE_PTX_STORE_ASYNC_H
 #define FATTNI_CORE_PTX_THREAD_H
 #define FATTNI_CORE_PTX_TMA_H
 #define FATTNI_CORE_PTX_WGMMA_H
@@ -67,6 +70,7 @@ static inline uint16_t half_of(uint32_t pair, int high) { return (uint16_t)(high
 /* ---- acquire, global, ldmatrix, mma ---- */
 
 static inline void grid_dependency_wait(void) {}
+static inline void grid_dependents_start(void) {}
 static inline void begin_grid(void) {}
 static inline void store_global_2_if(void *to, uint2 x, int condition) {
     if ((uintptr_t)to % 8 && condition) machine_fail("a store is not aligned to 8 bytes");
@@ -75,6 +79,11 @@ static inline void store_global_2_if(void *to, uint2 x, int condition) {
 static inline void store_global_4_if(void *to, const uint32_t x[4], int condition) {
     if (condition) memcpy(to, x, 16);
 }
+static inline void load_once_4(uint32_t x[4], const void *from) {
+    if ((uintptr_t)from % 16) machine_fail("a load is not aligned to 16 bytes");
+    memcpy(x, from, 16);
+}
+static inline void grid_dependency_wait_after(uint64_t) {}
 static inline float load_relaxed(const float *p) { return *p; }
 static inline float2 load_relaxed_2(const float *p) { return make_float2(p[0], p[1]); }
 static inline int load_acquire(const int32_t *p) {
@@ -166,7 +175,10 @@ static inline void mbarrier_arrive_at(mbarrier *b, int bytes) {
     b->bytes += bytes;
     mbarrier_settle(b);
 }
-static inline void mbarrier_expect(uint32_t bar, int bytes) { mbarrier_arrive_at(mbarrier_at(bar), bytes); }
+static inline void mbarrier_expect(uint32_t bar, int bytes) {
+    if (bytes < 0 || bytes >= 1 << 20) machine_fail("an mbarrier does not count so many bytes");
+    mbarrier_arrive_at(mbarrier_at(bar), bytes);
+}
 static inline void mbarrier_arrive(uint32_t bar) { mbarrier_expect(bar, 0); }
 static inline void mbarrier_arrive_if(uint32_t bar, int condition) {
     if (condition) mbarrier_arrive(bar);
@@ -189,6 +201,8 @@ static inline void named_barrier_arrive(int id, int threads) { machine_arrive(id
 /* ---- clusters: the high byte of a cluster address is the CTA's rank ---- */
 
 static inline void cluster_sync(void) { machine_meet_cluster(); }
+static inline void cluster_arrive_started(void) {} /* threads that do not wait have ended */
+static inline void cluster_wait_started(void) { machine_meet_cluster(); }
 static inline uint32_t cluster_address(uint32_t address, uint32_t rank) { return address | rank << 24; }
 static inline const void *cluster_pointer(const void *p, uint32_t rank) {
     return machine_memory((int)rank) + ((const unsigned char *)p - memory);
@@ -204,6 +218,20 @@ static inline void cluster_copy(uint32_t to, uint32_t from, int bytes, uint32_t 
         memcpy(target, source, (size_t)bytes);
         mbarrier_complete(full, bytes);
     });
+}
+
+static inline void store_async_bytes(uint32_t to, const void *from, size_t bytes, uint32_t bar) {
+    unsigned char *const target = cluster_at(to), *const full = cluster_at(bar);
+    std::vector<unsigned char> copy((const unsigned char *)from, (const unsigned char *)from + bytes);
+    machine_later([=] {
+        memcpy(target, copy.data(), bytes);
+        mbarrier_complete(full, (int)bytes);
+    });
+}
+static inline void store_async(uint32_t to, float x, uint32_t bar) { store_async_bytes(to, &x, sizeof x, bar); }
+static inline void store_async_4(uint32_t to, float4 x, uint32_t bar) {
+    if (to % 16) machine_fail("a store to another CTA is not aligned to 16 bytes");
+    store_async_bytes(to, &x, sizeof x, bar);
 }
 
 static inline uint32_t after_load(uint32_t address, uint32_t) { return address; }
