@@ -2,6 +2,7 @@
    huge rows, dsink. Most calls of the Hopper kernels have no separate preprocess and postprocess: the main kernel does
    their work. */
 #include "bwd/cuda/bwd_cuda.h"
+#include "bwd/cuda/rows/padded_blocks.h"
 #include "core/cuda/sm90.h"
 
 #include <math.h>
@@ -198,7 +199,9 @@ static fattn_status run(fattn_ctx *ctx, const fattni_problem *p, const fattni_ke
     fattni_bwd_args x = args_of(p, k, &l);
     fattni_bwd_cuda_huge_args(p, huge, &l.huge, &x);
     fattni_bwd_cuda_key_mean_args(p, huge, &l.key_mean, &x);
-    const int64_t row_grid = fattni_bwd_cuda_row_grid(p, k), key_grid = fattni_bwd_cuda_key_grid(p, k);
+    const int64_t row_grid =
+                      FATTNI_BY_PADDED_BLOCKS(&x) ? FATTNI_PADDED_BLOCKS(&x) * p->Hq : fattni_bwd_cuda_row_grid(p, k),
+                  key_grid = fattni_bwd_cuda_key_grid(p, k);
     const bool rows = does_rows(k, &x);
     fattni_bwd_args main = x; /* reads the copy of dO */
     if (x.d_o_copy.p) main.d_o = x.d_o_copy;

@@ -1,9 +1,9 @@
 /* After the main kernel: dq = dq_scale * accumulator, from fragment order to the caller's layout. Of keys with a
    mean dq_of_mean times that is added (bwd_key_mean.cu). */
 #define K_BF16 1
-#include "bwd/cuda/bwd_blocks.cuh"
 #include "bwd/cuda/bwd_workspace.cuh"
 #include "core/device/quad.cuh"
+#include "bwd/cuda/rows/padded_blocks.h"
 #include "core/ptx/grid.h"
 
 /* x to dq, or added to it. */
@@ -35,10 +35,10 @@ extern "C" __global__ void __launch_bounds__(256) fattn_bwd_postprocess(const __
     const fattni_bwd_args *const bwd = &args;
     const fattni_attention_args *const a = &args.a;
     const int BM = bwd->row_block;
-    const block_position at = block_at(blockIdx.x, a->Sq, BM, a->Hq);
+    const block_position at = row_block_at(bwd);
     const int b = at.b, h = at.h, i0 = at.first;
     const sequence s = sequence_of(a, b);
-    if (i0 >= s.Sq) return;
+    if (i0 < 0 || i0 >= s.Sq) return;
     const int thread = (int)threadIdx.x, warp = thread / 32, t = thread % 4;
     /* Warps side by side have equal parts of the columns; of 80 and 96 columns the first has 48. */
     const int row_warps = BM / bwd->dq_warp_rows;

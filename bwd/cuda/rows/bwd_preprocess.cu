@@ -4,13 +4,13 @@
 
    One CTA per row block of one (sequence, head). A group of 8, 16 or 32 lanes has a row. */
 #define K_BF16 1
-#include "bwd/cuda/bwd_blocks.cuh"
 #include "bwd/cuda/bwd_workspace.cuh"
+#include "bwd/cuda/rows/padded_blocks.h"
 #include "core/device/half_types.cuh"
 #include "core/ptx/grid.h"
 #include "core/device/load_8.cuh"
 
-enum { THREADS = 256 };
+enum { THREADS = 256, AT_ONCE = 4 };
 
 /* Eight elements of O, more exact by their rest (o_rest.h). Beyond Dv d_o is 0. */
 DEVICE void add_rest_8(float x[8], const int8_t *from, int kind) {
@@ -33,65 +33,107 @@ DEVICE void store_8(const fattni_bwd_args *bwd, int64_t at, const float x[8]) {
     *(uint4 *)((uint16_t *)bwd->d_o_copy.p + at) = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
 }
 
+/* This lane's part of a row's dO * O, of any types; its d_o is copied where that is wanted. */
+DEVICE float product_of_row(const fattni_bwd_args *bwd, const sequence *s, int h, int i, int lane) {
+    const fattni_attention_args *const a = &bwd->a;
+    if (bwd->given_delta.p && !bwd->d_o_copy.p) return 0.0f;
+    const int kind_o = a->o_f32 ? KIND_F32 : a->kind, kind_do = bwd->d_o_f32 ? KIND_F32 : a->kind;
+    const size_t size_o = kind_o == KIND_F32 ? 4 : 2, size_do = kind_do == KIND_F32 ? 4 : 2;
+    const int64_t row = s->q0 + i;
+    const char *const o = (const char *)a->o.p + (s->batch * a->o.b + h * a->o.h + row * a->o.row) * (int64_t)size_o;
+    const char *const d_o =
+        (const char *)bwd->d_o.p + (s->batch * bwd->d_o.b + h * bwd->d_o.h + row * bwd->d_o.row) * (int64_t)size_do;
+    float x[8], y[8], sum = 0.0f;
+    load_8(x, o, kind_o, 8 * lane, a->Dv, bwd->vector_gradients);
+    if (a->o_rest.p && 8 * lane < a->Dv)
+        add_rest_8(
+            x, (const int8_t *)a->o_rest.p + s->batch * a->o_rest.b + h * a->o_rest.h + row * a->o_rest.row + 8 * lane,
+            kind_o);
+    load_8(y, d_o, kind_do, 8 * lane, a->Dv, bwd->vector_gradients);
+#pragma unroll
+    for (int e = 0; e < 8; ++e) sum += x[e] * y[e];
+    if (bwd->d_o_copy.p && 8 * lane < bwd->D_padded)
+        store_8(bwd, s->batch * bwd->d_o_copy.b + h * bwd->d_o_copy.h + row * bwd->d_o_copy.row + 8 * lane, y);
+    return sum;
+}
+/* The sum over neighbouring lanes, in all of them. */
+DEVICE float sum_of_lanes(float x, int lanes) {
+    for (int step = lanes / 2; step > 0; step /= 2) x += __shfl_xor_sync(0xffffffffu, x, step);
+    return x;
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS, 3)
     fattn_bwd_preprocess(const __grid_constant__ fattni_bwd_args args) {
     begin_grid();
     const fattni_bwd_args *const bwd = &args;
     const fattni_attention_args *const a = &args.a;
     const int BM = bwd->row_block, blocks = (a->Sq + BM - 1) / BM;
-    const block_position at = block_at(blockIdx.x, a->Sq, BM, a->Hq);
+    const block_position at = row_block_at(bwd);
     const int b = at.b, h = at.h, i0 = at.first;
     const sequence s = sequence_of(a, b);
-    if (bwd->dq_semaphore && threadIdx.x == 0) bwd->dq_semaphore[blockIdx.x] = 0;
     float *const sink_part = (float *)bwd->sink_parts + ((int64_t)h * a->B + b) * blocks + (unsigned)at.index;
-    if (i0 >= s.Sq) {
+    if (i0 < 0 || i0 >= s.Sq) {
         if (bwd->d_sink.p && threadIdx.x == 0) *sink_part = 0.0f;
         return;
     }
+    if (bwd->dq_semaphore && threadIdx.x == 0) bwd->dq_semaphore[((int64_t)b * a->Hq + h) * blocks + at.index] = 0;
     const int64_t base = row_base(bwd, &s, b, h) + i0;
     const int lanes = bwd->D_padded > 128 ? 32 : bwd->D_padded > 64 ? 16 : 8;
     const int group = (int)threadIdx.x / lanes, lane = (int)threadIdx.x % lanes;
-    const int kind_o = a->o_f32 ? KIND_F32 : a->kind, kind_do = bwd->d_o_f32 ? KIND_F32 : a->kind;
     const float *const mean = key_mean_of(bwd, b, h / a->group);
     const float sink = a->sink.p ? float_at(&a->sink, h) : -INFINITY;
-    const size_t size_o = kind_o == KIND_F32 ? 4 : 2, size_do = kind_do == KIND_F32 ? 4 : 2;
-
+    /* Rows that a group of lanes loads before it uses them; lane n has row n's result. */
+    const int groups = THREADS / lanes;
+    const int quick =
+        bwd->vector_gradients && !a->o_f32 && !bwd->d_o_f32 && !a->o_rest.p && !bwd->given_delta.p && a->Dv % 8 == 0;
     float sink_gradient = 0.0f;
-    for (int r = group; r < BM; r += THREADS / lanes) {
-        const int i = i0 + r;
-        float sum = 0.0f;
-        if (i < s.Sq && (!bwd->given_delta.p || bwd->d_o_copy.p)) {
-            const int64_t row = s.q0 + i;
-            const char *const o =
-                (const char *)a->o.p + (s.batch * a->o.b + h * a->o.h + row * a->o.row) * (int64_t)size_o;
-            const char *const d_o = (const char *)bwd->d_o.p +
-                                    (s.batch * bwd->d_o.b + h * bwd->d_o.h + row * bwd->d_o.row) * (int64_t)size_do;
-            float x[8], y[8];
-            load_8(x, o, kind_o, 8 * lane, a->Dv, bwd->vector_gradients);
-            if (a->o_rest.p && 8 * lane < a->Dv)
-                add_rest_8(x,
-                           (const int8_t *)a->o_rest.p + s.batch * a->o_rest.b + h * a->o_rest.h + row * a->o_rest.row +
-                               8 * lane,
-                           kind_o);
-            load_8(y, d_o, kind_do, 8 * lane, a->Dv, bwd->vector_gradients);
+    for (int first = group; first - group < BM; first += AT_ONCE * groups) {
+        float sum = 0.0f, q_mean = 0.0f; /* of row `first` + lane * groups */
+        if (quick) {
+            uint4 left[AT_ONCE], right[AT_ONCE];
 #pragma unroll
-            for (int e = 0; e < 8; ++e) sum += x[e] * y[e];
-            if (bwd->d_o_copy.p && 8 * lane < bwd->D_padded)
-                store_8(bwd, s.batch * bwd->d_o_copy.b + h * bwd->d_o_copy.h + row * bwd->d_o_copy.row + 8 * lane, y);
+            for (int n = 0; n < AT_ONCE; ++n) {
+                const int r = first + n * groups, inside = r < BM && i0 + r < s.Sq && 8 * lane < a->Dv;
+                const int64_t row = s.q0 + i0 + r;
+                const uint16_t *const o = (const uint16_t *)a->o.p + s.batch * a->o.b + h * a->o.h + 8 * lane;
+                const uint16_t *const d_o =
+                    (const uint16_t *)bwd->d_o.p + s.batch * bwd->d_o.b + h * bwd->d_o.h + 8 * lane;
+                left[n] = inside ? *(const uint4 *)(o + row * a->o.row) : make_uint4(0, 0, 0, 0);
+                right[n] = inside ? *(const uint4 *)(d_o + row * bwd->d_o.row) : make_uint4(0, 0, 0, 0);
+            }
+#pragma unroll
+            for (int n = 0; n < AT_ONCE; ++n) {
+                float x[8], y[8], product = 0.0f;
+                convert_8(x, (const uint16_t *)(left + n), a->kind);
+                convert_8(y, (const uint16_t *)(right + n), a->kind);
+#pragma unroll
+                for (int e = 0; e < 8; ++e) product += x[e] * y[e];
+                product = sum_of_lanes(product, lanes);
+                if (lane == n) sum = product;
+            }
         }
-        for (int step = lanes / 2; step > 0; step /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);
-        float q_mean = 0.0f;
-        if (mean) {
+#pragma unroll 1
+        for (int n = 0; n < AT_ONCE && !quick; ++n) {
+            const int r = first + n * groups;
+            const float product = r < BM && i0 + r < s.Sq ? product_of_row(bwd, &s, h, i0 + r, lane) : 0.0f;
+            const float all = sum_of_lanes(product, lanes);
+            if (lane == n) sum = all;
+        }
+#pragma unroll 1
+        for (int n = 0; n < AT_ONCE && mean; ++n) {
+            const int i = i0 + first + n * groups, inside = first + n * groups < BM && i < s.Sq && 8 * lane < a->D;
             const int64_t row = s.batch * a->q.b + h * a->q.h + (int64_t)(s.q0 + i) * a->q.row;
-            float q[8];
-            if (i < s.Sq && 8 * lane < a->D) {
+            float q[8], product = 0.0f;
+            if (inside) {
                 load_8(q, (const half_type *)a->q.p + row, a->kind, 8 * lane, a->D, a->vector_qkv);
 #pragma unroll
-                for (int e = 0; e < 8; ++e) q_mean += q[e] * mean[8 * lane + e];
+                for (int e = 0; e < 8; ++e) product += q[e] * mean[8 * lane + e];
             }
-            for (int step = lanes / 2; step > 0; step /= 2) q_mean += __shfl_xor_sync(0xffffffffu, q_mean, step);
+            const float all = sum_of_lanes(product, lanes);
+            if (lane == n) q_mean = all;
         }
-        if (lane != 0) continue;
+        const int r = first + lane * groups, i = i0 + r;
+        if (lane >= AT_ONCE || r >= BM) continue;
         float L = INFINITY, d_lse = 0.0f;
         if (i < s.Sq) {
             const int64_t row = s.q0 + i;

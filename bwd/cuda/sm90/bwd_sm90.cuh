@@ -297,6 +297,16 @@ DEVICE void clear_tails(uint32_t tile0, uint32_t tile1, int rows, int from) {
     named_barrier_sync(CLEARED, 256);
 }
 
+/* Zeroes what step n's tiles of Q and dO have beyond the sequence's last row, once they are there. Called in the step
+   before, beside dK: no instruction of it is between the arrival of Q and S. */
+DEVICE void clear_rows_ahead(const task *t, const row_cursor *rows, int n, uint32_t shared) {
+    if (!BANDS || n == t->steps || rows->i0 + BM <= t->s.Sq) return;
+    const step s = step_at(rows, t, n);
+    mbarrier_wait(ELEMENT_ADDRESS(shared, q_full, s.stage), s.parity);
+    mbarrier_wait(ELEMENT_ADDRESS(shared, do_full, s.stage), s.parity);
+    clear_tails(ELEMENT_ADDRESS(shared, q, s.stage), ELEMENT_ADDRESS(shared, d_o, s.stage), BM, t->s.Sq - s.i0);
+}
+
 /* The first LSE_AHEAD tiles of step n's lse2, once its Q has arrived. */
 DEVICE void load_lse2_ahead(float2 *ahead, const task *t, int n, uint32_t shared, const shared_memory *memory,
                             uint32_t thread) {
@@ -340,7 +350,8 @@ DEVICE void main_loop(const fattni_bwd_sm90_args *p, const task *t, int number, 
     }
     if (LSE_AHEAD) load_lse2_ahead(ahead, t, 0, shared, memory, threadIdx.x);
     row_cursor rows = first_rows(t, a->group);
-    for (int n = 0; n < t->steps; ++n, next_rows(&rows, t, a)) {
+    clear_rows_ahead(t, &rows, 0, shared);
+    for (int n = 0; n < t->steps; ++n) {
         uint32_t thread = threadIdx.x % 128;
         asm volatile("" : "+r"(number), "+r"(thread)); /* hides them: what depends on them is recomputed */
         const int key = first_key(t, consumer, thread), row0 = (int)(thread % 4 * 2);
@@ -349,10 +360,6 @@ DEVICE void main_loop(const fattni_bwd_sm90_args *p, const task *t, int number, 
         const float2 *const lse2 = statistics(memory->lse2[now.stage], row0);
         const float2 *const delta = statistics(memory->delta[now.stage], row0);
         mbarrier_wait(ELEMENT_ADDRESS(shared, q_full, now.stage), now.parity);
-        if (BANDS && now.i0 + BM > t->s.Sq) {
-            mbarrier_wait(ELEMENT_ADDRESS(shared, do_full, now.stage), now.parity);
-            clear_tails(q, d_o, BM, t->s.Sq - now.i0);
-        }
         if (BEGINS_WITH_L) begin_rows(s, lse2);
         wgmma_fence();
         keys_by_rows(s, k_keys, K_PANEL, operand_descriptor(q, 0), BEGINS_WITH_L);
@@ -377,10 +384,10 @@ DEVICE void main_loop(const fattni_bwd_sm90_args *p, const task *t, int number, 
         if (GENERAL) {
             general_probabilities(s, BM, lse2, a, &t->s, &at, edge);
         } else {
-            if (BANDS)
-                mask_band(s, BM, &t->s, now.i0, row0, t->j0, key);
-            else
+            if (!BANDS)
                 mask_edge(s, BM, edge, a->Sk, t->s.hi, now.i0, row0, key);
+            else if (edge)
+                mask_band(s, BM, &t->s, now.i0, row0, t->j0, key);
             if (BEGINS_WITH_L) {
 #pragma unroll
                 for (int e = 0; e < BM / 2; ++e) s[e] = exp2_approx(s[e] * unit);
@@ -431,6 +438,8 @@ DEVICE void main_loop(const fattni_bwd_sm90_args *p, const task *t, int number, 
                 store_shared_4(dq_to(shared, consumer, thread) + i * 2048, dq + 4 * i);
         async_proxy_fence();
         named_barrier_arrive(DQ_FULL + consumer, 160);
+        next_rows(&rows, t, a);
+        clear_rows_ahead(t, &rows, n + 1, shared);
         wgmma_wait(0); /* dK */
         PIN_INTEGERS(ds, BM / 4);
         arrive_once_per_warp(ELEMENT_ADDRESS(shared, q_empty, now.stage));
