@@ -11,7 +11,8 @@ bits     o, lse, dq, dk, dv on 1, 2, 4 ... ranks: bits beside one rank's, errors
 speed    attention over the GPUs beside one GPU, with and without transfers
 peers    the same by PyTorch (bench/peers_ranks.py)
 train    GPT-2 124M, 64 sequences a GPU: tokens per second, and their share of the sum of those of each GPU alone,
-         medians of 3 rounds; "at once" is each alone, but all GPUs at the same time; losses, which with --deterministic must be those of one GPU bit for bit
+         medians of 3 rounds; "at once" is each alone, but all GPUs at the same time; losses, which with
+         --deterministic must be those of one GPU bit for bit
 faults   a rank that is killed, one that stops, one with another batch: what is said, and after how long
 """
 import concurrent.futures

@@ -2,7 +2,7 @@
    huge rows, dsink. Most calls of the Hopper kernels have no separate preprocess and postprocess: the main kernel does
    their work. */
 #include "bwd/cuda/bwd_cuda.h"
-#include "bwd/cuda/rows/padded_blocks.h"
+#include "bwd/cuda/bwd_padded_blocks.h"
 #include "core/cuda/sm90.h"
 
 #include <math.h>

@@ -7,7 +7,7 @@
 #include "fwd/cuda/fwd_pages.h"
 #include "fwd/cuda/fwd_parts.h"
 #include "fwd/cuda/fwd_split.h"
-#include "fwd/cuda/sm90/fwd_decode.h"
+#include "fwd/cuda/fwd_decode.h"
 
 #include <string.h>
 

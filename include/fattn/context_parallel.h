@@ -74,8 +74,8 @@ FATTN_API FATTN_CHECKED fattn_status fattn_cp_gather(fattn_cp *cp, const fattn_t
 /* As fattn_attention_fwd and _bwd, of this rank's rows: io has q, k, v, o, lse, for backward also d_o and any of d_lse,
    dq, dk, dv; alibi, sink and d_sink [Hq], whole on every rank; rng_step. d_sink is this rank's share: the gradient is
    the sum over the ranks. Everything else in io but saved must be NULL or 0: memory comes from the context and is kept
-   by cp; a call of the same shapes as before allocates nothing. Collective: shapes, dtypes, flags and params must agree; each
-   rank checks its own, and what is sent must have the length that is expected, else FATTN_E_COMM on all.
+   by cp; a call of the same shapes as before allocates nothing. Collective: shapes, dtypes, flags and params must
+   agree; each rank checks its own, and what is sent must have the length that is expected, else FATTN_E_COMM on all.
    Masks, windows, ALiBi and dropout are those of the whole sequence: the same dropout bits as on one device.
    params: q_pos0, k_pos0 and max_seqlen are 0; FATTN_MERGE, FATTN_EXACT_DELTA, FATTN_FP8 and STANDARD are UNSUPPORTED,
    as are bias and padded lengths (pack them). Errors: those of attention; UNSUPPORTED: ULYSSES, when size does not
@@ -85,9 +85,9 @@ FATTN_API FATTN_CHECKED fattn_status fattn_cp_fwd(fattn_cp *cp, const fattn_atte
 FATTN_API FATTN_CHECKED fattn_status fattn_cp_bwd(fattn_cp *cp, const fattn_attention_params *p,
                                                   const fattn_attention_io *io);
 /* io.saved, which may be NULL, but on all ranks or on none; 256-byte aligned. ULYSSES leaves in it what forward moved:
-   q, k, v, o and lse of this rank's heads and all rows, as many bytes as those of its rows. Backward with the same saved
-   moves d_o and d_lse alone, and reads nothing of the tensors that are there; the bits are the same. WORKSPACE: it has
-   fewer bytes. Other forms leave it as it is.
+   q, k, v, o and lse of this rank's heads and all rows, as many bytes as those of its rows. Backward with the same
+   saved moves d_o and d_lse alone, and reads nothing of the tensors that are there; the bits are the same. WORKSPACE:
+   it has fewer bytes. Other forms leave it as it is.
    *bytes: of saved for a call with this io and these params; 0 where nothing would be saved. Not collective. */
 FATTN_API FATTN_CHECKED fattn_status fattn_cp_saved(fattn_cp *cp, const fattn_attention_params *p,
                                                     const fattn_attention_io *io, size_t *bytes);

@@ -9,7 +9,7 @@
 #include "fwd/cuda/fwd_cuda.h"
 #include "fwd/cuda/fwd_parts.h"
 #include "fwd/cuda/fwd_split.h"
-#include "fwd/cuda/sm90/fwd_decode.h"
+#include "fwd/cuda/fwd_decode.h"
 #include "core/attention/kernel.h"
 #include "plans.h"
 

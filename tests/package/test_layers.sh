@@ -114,7 +114,8 @@ if [ -s "$work/twice" ]; then
 fi
 
 # Kernels that fattni_cuda_start launches wait for the kernel before them; of attention (K_NAME) those that say so in
-# their description, the others are launched otherwise.
+# their description, the others are launched otherwise. Some wait only when they have computed addresses: they load and
+# store nothing before.
 waiting=$(grep -rl '^DESCRIBE_KERNEL_THAT_WAITS(' fwd bwd | tr '\n' ' ')
 [ -n "$waiting" ] || { echo 'no attention kernel waits: this test looks for another name'; status=1; }
 find autograd_c core fwd bwd -name '*.cu' -o -name '*.inc' -o -name '*.cuh' | xargs awk -v waiting=" $waiting" '
@@ -125,9 +126,14 @@ inside && /\{ *\\?$/ {
     if (head !~ /K_NAME/ || index(waiting, " " FILENAME " ")) next_line = FNR + 1
     next
 }
+FNR == 1 { early = 0 }
+early && /grid_dependency_wait_after\(/ { early = 0; late += 1 }
+early && /(load|store)[a-z0-9_]*\(/ { print FILENAME ":" FNR ": before grid_dependency_wait_after()"; bad = 1 }
+FNR == next_line && /grid_dependents_start\(\);/ { early = 1; starts += 1; begun += 1; next_line = 0; next }
 FNR == next_line && !/begin_grid\(\);/ { print FILENAME ":" FNR ": a kernel without begin_grid()"; bad = 1 }
 FNR == next_line { next_line = 0; begun += 1 }
-END { if (begun < 50 || all <= begun) { print "kernels were not found: " begun " of " all; bad = 1 } exit bad }' ||
+END { if (starts != late) { print "a kernel that starts early does not wait"; bad = 1 }
+    if (begun < 50 || all <= begun) { print "kernels were not found: " begun " of " all; bad = 1 } exit bad }' ||
     status=1
 # Those of huge rows wait in has_tasks, before all that reads or writes the device's memory.
 grep -l __global__ bwd/cuda/huge/*.cuh > "$work/huge"

@@ -31,7 +31,7 @@
 #include "core/ptx/shared.h"
 #include "core/ptx/store_async.h"
 #include "fwd/cuda/fwd_softmax.cuh"
-#include "fwd/cuda/sm90/fwd_decode.h"
+#include "fwd/cuda/fwd_decode.h"
 
 enum {
     D = K_D,

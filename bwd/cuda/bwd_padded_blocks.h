@@ -2,8 +2,8 @@
    sequences of many lengths most row blocks that the longest one has are of none of the others. So where that is less,
    there is one CTA per row block of the workspace instead, which finds its sequence; not with dsink, which has a part
    for every row block. */
-#ifndef FATTNI_BWD_CUDA_ROWS_PADDED_BLOCKS_H
-#define FATTNI_BWD_CUDA_ROWS_PADDED_BLOCKS_H
+#ifndef FATTNI_BWD_CUDA_BWD_PADDED_BLOCKS_H
+#define FATTNI_BWD_CUDA_BWD_PADDED_BLOCKS_H
 
 #include "bwd/cuda/bwd_args.h"
 

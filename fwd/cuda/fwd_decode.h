@@ -2,8 +2,8 @@
 
    The parts of a sequence follow from its own rows, keys and mask and from the number of heads; how many of them a CTA
    computes, one after the other, does not show in the bits. Plain C and C++: device code includes it, too. */
-#ifndef FATTNI_FWD_CUDA_SM90_FWD_DECODE_H
-#define FATTNI_FWD_CUDA_SM90_FWD_DECODE_H
+#ifndef FATTNI_FWD_CUDA_FWD_DECODE_H
+#define FATTNI_FWD_CUDA_FWD_DECODE_H
 
 #include "fwd/cuda/fwd_parts.h"
 
