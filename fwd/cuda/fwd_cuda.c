@@ -332,22 +332,27 @@ static int32_t stages_of(const fattn_ctx *ctx, const fattni_problem *p, const fa
     return 2 * ctas <= ctx->gpu.sms ? FATTNI_FEW_STAGES_OF_HALF : FATTNI_FEW_STAGES_OF_ONE;
 }
 
+/* What both kernels of few rows read. */
+static fattni_fwd_parts_args parts_args_of(const fattni_problem *p, const split *s) {
+    return (fattni_fwd_parts_args){.a = fattni_cuda_args_of(p),
+                                   .page_table = fattni_cuda_view_of(&p->page_table),
+                                   .pages = (int32_t)p->k.n[0],
+                                   .page_log2 = fattni_page_log2(p),
+                                   .page_mask = (int32_t)(p->page - 1),
+                                   .tile_heads = fattni_divider_of((int32_t)s->tile_heads),
+                                   .heads = fattni_divider_of((int32_t)(p->Hq / s->tile_heads)),
+                                   .tiles = fattni_divider_of((int32_t)fattni_max(s->tiles, 1)),
+                                   .parts = fattni_divider_of((int32_t)s->parts),
+                                   .cluster = (int32_t)s->cluster,
+                                   .rows = (int32_t)s->rows,
+                                   .arrived = p->workspace,
+                                   .results = (float *)((char *)p->workspace + s->results)};
+}
+
 static fattn_status run_decode(fattn_ctx *ctx, const fattni_problem *p, const fattni_cuda_kernel *k) {
     fattni_fwd_decode_args z = {.k_row = (uint32_t)p->k.s[2] * 2, .v_row = (uint32_t)p->v.s[2] * 2};
     const split s = decode_of(ctx, p, k, &z.each);
-    z.x = (fattni_fwd_parts_args){.a = fattni_cuda_args_of(p),
-                                  .page_table = fattni_cuda_view_of(&p->page_table),
-                                  .pages = (int32_t)p->k.n[0],
-                                  .page_log2 = fattni_page_log2(p),
-                                  .page_mask = (int32_t)(p->page - 1),
-                                  .tile_heads = fattni_divider_of((int32_t)s.tile_heads),
-                                  .heads = fattni_divider_of((int32_t)(p->Hq / s.tile_heads)),
-                                  .tiles = fattni_divider_of((int32_t)fattni_max(s.tiles, 1)),
-                                  .parts = fattni_divider_of((int32_t)s.parts),
-                                  .cluster = (int32_t)s.cluster,
-                                  .rows = (int32_t)s.rows,
-                                  .arrived = p->workspace,
-                                  .results = (float *)((char *)p->workspace + s.results)};
+    z.x = parts_args_of(p, &s);
     if (s.results) FATTNI_TRY(fattni_cuda_zero(ctx, z.x.arrived, s.results));
     z.kept = fattni_decode_keeps(k->D, k->BM, z.each, (int)s.rows);
     const size_t shared = (size_t)FATTNI_DECODE_SHARED(k->D, k->BM, s.rows * (z.kept ? z.each : 1), s.rows);
@@ -357,23 +362,10 @@ static fattn_status run_decode(fattn_ctx *ctx, const fattni_problem *p, const fa
 static fattn_status run_parts(fattn_ctx *ctx, const fattni_problem *p, const fattni_cuda_kernel *k) {
     const split s = split_of(p, k);
     const int64_t ctas = s.all_tiles * s.parts;
-    const fattni_fwd_parts_args x = {.a = fattni_cuda_args_of(p),
-                                     .page_table = fattni_cuda_view_of(&p->page_table),
-                                     .pages = (int32_t)p->k.n[0],
-                                     .page_log2 = fattni_page_log2(p),
-                                     .page_mask = (int32_t)(p->page - 1),
-                                     .tile_heads = fattni_divider_of((int32_t)s.tile_heads),
-                                     .heads = fattni_divider_of((int32_t)(p->Hq / s.tile_heads)),
-                                     .tiles = fattni_divider_of((int32_t)fattni_max(s.tiles, 1)),
-                                     .parts = fattni_divider_of((int32_t)s.parts),
-                                     .cluster = (int32_t)s.cluster,
-                                     .rows = (int32_t)s.rows,
-                                     .width = (int32_t)s.width,
-                                     .stages = stages_of(ctx, p, k, s.cluster, ctas),
-                                     .counters = fattni_cuda_parts_counters((int)s.parts),
-                                     .unified_max = (float)(p->unified_max / p->scale),
-                                     .arrived = p->workspace,
-                                     .results = (float *)((char *)p->workspace + s.results)};
+    fattni_fwd_parts_args x = parts_args_of(p, &s);
+    x.width = (int32_t)s.width, x.stages = stages_of(ctx, p, k, s.cluster, ctas);
+    x.counters = fattni_cuda_parts_counters((int)s.parts);
+    x.unified_max = (float)(p->unified_max / p->scale);
     if (s.results) FATTNI_TRY(fattni_cuda_zero(ctx, x.arrived, s.results));
     const size_t stage = (size_t)(4 * k->BN * k->D); /* bytes: K and V */
     return fattni_cuda_launch_clusters(ctx, k, ctas, (int)s.cluster, (size_t)x.stages * stage, &x, sizeof x);

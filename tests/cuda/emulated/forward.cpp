@@ -10,7 +10,7 @@
 
 #define FEW (K_VARIANT >= FATTNI_VARIANT_FEW && !STAGED_BIAS)
 #define HOPPER (K_ARCH == 90 && !FEW)
-#ifdef FATTNI_FWD_CUDA_SM90_FWD_DECODE_H
+#ifdef FATTNI_DECODE_SHARED
 #define DECODE 1 /* fwd_decode.cuh, which has one head_dim */
 #else
 #define DECODE 0
