@@ -7,8 +7,8 @@
    speed   time of forward and backward, of one rank and of all: whole; "compute", without moves: of ULYSSES each rank's
            heads in one call, of the others with a transport that moves nothing, but with copies to messages and from
            them; "moves", the bytes of a ring's steps alone. ULYSSES twice: backward moves its inputs, or has what
-           forward saved of them. Efficiency: one rank's time for the whole sequence over
-           ranks times theirs, from 1 where the GPUs are as many as the ranks
+           forward saved of them. "one": one rank's time for the whole sequence, the harmonic mean of each GPU's alone.
+           Efficiency: that over ranks times theirs, from 1 where the GPUs are as many as the ranks
    moves   a message to the next rank and one from the last at the same time, of 64 KB to 512 MB
 
    cc -O2 -std=c11 -Iinclude -I/usr/local/cuda/include bench/ranks.c -o ranks -Lbuild/release/lib -lfattn \
@@ -26,7 +26,7 @@
 
 enum { MOST_RANKS = 16, MOST_LENGTHS = 16, MOST_MODELS = 16, ROUNDS = 3 };
 
-static int gpus, sm_limit, only_form; /* of speed; 0: all */
+static int gpus, first_gpu, sm_limit, only_form; /* first_gpu: rank 0's. only_form: of speed; 0: all */
 static bool by_nccl;
 
 static double now(void) {
@@ -54,11 +54,11 @@ typedef struct rank {
 
 static void *work(void *arg) {
     rank *const r = arg;
-    cudaSetDevice(r->number % gpus);
+    cudaSetDevice((first_gpu + r->number) % gpus);
     cudaStreamCreateWithFlags(&r->stream, cudaStreamNonBlocking);
     const fattn_ctx_options o = {.struct_size = sizeof o,
                                  .device = FATTN_CUDA,
-                                 .device_id = r->number % gpus,
+                                 .device_id = (first_gpu + r->number) % gpus,
                                  .sm_limit = r->size > 1 ? sm_limit : 0,
                                  .stream = (fattn_stream)r->stream};
     r->status = fattn_ctx_create(&o, &r->ctx);
@@ -422,6 +422,19 @@ static bool time_on(const shape *s, int ranks, times *out) {
     return true;
 }
 
+/* One rank on each GPU, one GPU after the other: of the mean of their rates. */
+static bool time_one(const shape *s, int parallel, times *out) {
+    double fwd = 0, bwd = 0;
+    for (first_gpu = 0; first_gpu < parallel; ++first_gpu) {
+        times t;
+        if (!time_on(s, 1, &t)) return false;
+        fwd += 1 / t.fwd, bwd += 1 / t.bwd;
+    }
+    first_gpu = 0;
+    *out = (times){parallel / fwd, parallel / bwd, 0};
+    return true;
+}
+
 typedef struct model {
     int64_t Hq, Hkv, D;
 } model;
@@ -447,7 +460,7 @@ static int speed(int ranks, const model *models, int n_models, const int64_t *le
             s.calls = calls_for(&s);
             times one, whole, compute_only;
             s.form = FATTN_CP_ULYSSES;
-            if (!time_on(&s, 1, &one)) return 1;
+            if (!time_one(&s, parallel, &one)) return 1;
             for (int way = FATTN_CP_RING; way <= FATTN_CP_ULYSSES + 1; ++way) {
                 const int form = way < FATTN_CP_ULYSSES ? way : FATTN_CP_ULYSSES;
                 s.form = form, s.saves = way > FATTN_CP_ULYSSES;

@@ -58,9 +58,9 @@ struct fattn_reducer {
     size_t aside_bytes; /* of a level: 16-byte aligned buckets */
     int64_t batches;    /* set aside in this step */
     exchange open[MOST_OPEN];
-    int64_t opened, closed; /* exchanges, of all time */
-    int started, added;     /* buckets of this pass */
-    bool passed;            /* there is a pass that has not been finished */
+    int64_t opened, fetched, closed; /* exchanges, of all time; fetched: whose copies are enqueued */
+    int started, added;              /* buckets of this pass */
+    bool passed;                     /* there is a pass that has not been finished */
 };
 
 /* ---- shares ---- */
@@ -247,6 +247,7 @@ fattn_status fattn_reducer_create(fattn_ctx *ctx, fattn_comm *comm, const fattn_
 /* The group has ended: the transport lets go of all buffers. */
 static void abandon(fattn_reducer *r) {
     while (r->closed < r->opened) (void)fattni_comm_finish(r->comm, r->open[r->closed++ % MOST_OPEN].request);
+    r->fetched = r->closed;
     r->started = r->added = 0;
     r->passed = false;
     r->batches = 0;
@@ -339,12 +340,20 @@ static fattn_message message(void *data, int64_t begin, int64_t end, size_t size
         .data = (char *)data + (size_t)begin * size, .bytes = (size_t)(end - begin) * size, .peer = peer};
 }
 
+/* Where receivers copy, they do not wait until they finish. */
+static fattn_status fetch(fattn_reducer *r, int64_t past) {
+    for (; r->comm->receive && r->fetched < past; ++r->fetched)
+        FATTNI_TRY(fattni_comm_receive(r->comm, r->open[r->fetched % MOST_OPEN].request, false));
+    return FATTN_OK;
+}
+
+/* The exchange before is fetched: its peers' threads have begun it by now, or almost. */
 static fattn_status start(fattn_reducer *r, int bucket_number, bool adds) {
     exchange *const e = &r->open[r->opened % MOST_OPEN];
     *e = (exchange){.bucket = bucket_number, .adds = adds};
     FATTNI_TRY(fattni_comm_start(r->comm, r->messages, r->size, r->messages + r->size, r->size, &e->request));
     r->opened += 1;
-    return FATTN_OK;
+    return fetch(r, r->opened - 1);
 }
 
 static bool is_narrow(const bucket *b) { return fattn_dtype_size(b->dtype) == 2; }
@@ -399,6 +408,7 @@ static fattn_status start_gather(fattn_reducer *r, int number, void *data, size_
 static fattn_status finish_oldest(fattn_reducer *r) {
     const exchange e = r->open[r->closed++ % MOST_OPEN];
     FATTNI_TRY(fattni_comm_finish(r->comm, e.request));
+    r->fetched = fattni_max(r->fetched, r->closed);
     if (!e.adds) return FATTN_OK;
     const bucket *const b = &r->buckets[e.bucket];
     const size_t size = fattn_dtype_size(b->dtype);
@@ -409,6 +419,7 @@ static fattn_status finish_oldest(fattn_reducer *r) {
 }
 
 static fattn_status finish_all(fattn_reducer *r) {
+    FATTNI_TRY(fetch(r, r->opened));
     while (r->closed < r->opened) FATTNI_TRY(finish_oldest(r));
     return FATTN_OK;
 }

@@ -248,26 +248,35 @@ static fattn_status backward(trainer *r, int64_t pass, fattn_var loss) {
     return s || !r->config.tree || last ? s : fattn_reducer_set_aside(r->reducer);
 }
 
-/* Adds the gradient of batch number `pass` of the step; *share = its share of the loss. */
-static fattn_status add_gradient(trainer *r, int64_t pass, double *share) {
+/* Enqueues what adds the gradient of batch number `pass` of the step. */
+static fattn_status add_gradient(trainer *r, int64_t pass, fattn_var *loss) {
     fattn_status s = trainer_prepare(r, pass);
     if (!s) s = trainer_send(r, pass);
     if (s) return s;
     fattn_tape_reset(r->tape);
-    const fattn_var loss = trainer_pass_loss(r);
-    s = backward(r, pass, loss);
+    *loss = trainer_pass_loss(r);
+    s = backward(r, pass, *loss);
     if (!s && r->reducer && is_last(r, pass)) s = fattn_reducer_finish(r->reducer);
-    if (!s) s = trainer_prepare(r, pass + 1); /* overlaps with the GPU's work */
-    return s ? s : fattn_tape_item(r->tape, loss, share);
+    return s ? s : trainer_prepare(r, pass + 1); /* overlaps with the GPU's work */
 }
 
-/* The gradient of a step and its loss, on all ranks. */
-static fattn_status add_gradients(trainer *r, double *loss) {
-    const int64_t passes = r->config.passes, past = r->first_pass + r->own_passes;
-    double *const news = r->news;
+/* The step's gradient, and the shares of the loss of all passes but the last, whose loss is on the tape. */
+static fattn_status add_gradients(trainer *r, fattn_var *last) {
+    const int64_t past = r->first_pass + r->own_passes;
     fattn_status s = FATTN_OK;
-    for (int64_t i = 0; i < passes + NEWS; ++i) news[i] = 0;
-    for (int64_t pass = r->first_pass; !s && pass < past; ++pass) s = add_gradient(r, pass, &news[pass]);
+    for (int64_t i = 0; i < r->config.passes + NEWS; ++i) r->news[i] = 0;
+    for (int64_t pass = r->first_pass; !s && pass < past; ++pass) {
+        s = add_gradient(r, pass, last);
+        if (!s && pass + 1 < past) s = fattn_tape_item(r->tape, *last, &r->news[pass]);
+    }
+    return s;
+}
+
+/* The loss of the step, on all ranks. */
+static fattn_status share_news(trainer *r, fattn_var last, double *loss) {
+    const int64_t passes = r->config.passes;
+    double *const news = r->news;
+    fattn_status s = fattn_tape_item(r->tape, last, &news[r->first_pass + r->own_passes - 1]);
     if (trainer_leads(r)) news[passes + CLOCK] = seconds_now() - r->origin;
     news[passes + INTERRUPTS] = cli_interrupted();
     if (!s && r->config.rank) s = rank_share(r->config.rank, news, passes + NEWS);
@@ -301,13 +310,16 @@ fattn_status trainer_note_step(trainer *r, double loss) {
     return s;
 }
 
-/* Each op is enqueued by itself, and the loss is known before the update. */
+/* Each op is enqueued by itself. The update does not wait for the loss on the host: where that is NaN, gradients are,
+   and the update leaves the parameters as they are. */
 static fattn_status step_by_ops(trainer *r, double lr) {
+    fattn_var last;
     double loss = 0;
-    fattn_status s = add_gradients(r, &loss);
-    if (!s) s = trainer_check_loss(r, loss);
+    fattn_status s = add_gradients(r, &last);
     if (!s) s = fattn_adamw_set_lr(r->adamw, (float)lr);
     if (!s) s = fattn_adamw_step(r->adamw);
+    if (!s) s = share_news(r, last, &loss);
+    if (!s) s = trainer_check_loss(r, loss);
     if (!s) s = fattn_adamw_grad_norm(r->adamw, &r->grad_norm);
     if (!s) s = trainer_read_scale(r);
     r->lr = lr;

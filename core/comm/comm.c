@@ -113,6 +113,14 @@ fattn_status fattni_comm_start_parts(fattn_comm *c, const fattni_parts *sends, i
     return fattni_comm_end(c, status);
 }
 
+fattn_status fattni_comm_receive(fattn_comm *c, void *request, bool waits) {
+    return fattni_comm_end(c, c->receive(c->transport.state, c->ctx, request, waits));
+}
+
+fattn_status fattni_comm_finish_parts(fattn_comm *c, void *const *requests, int n) {
+    return fattni_comm_end(c, c->finish_parts(c->transport.state, c->ctx, requests, n));
+}
+
 fattn_status fattni_comm_finish(fattn_comm *c, void *request) {
     return fattni_comm_end(c, c->transport.finish(c->transport.state, c->ctx, request));
 }

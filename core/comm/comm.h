@@ -18,10 +18,18 @@ typedef struct fattni_parts {
 typedef fattn_status fattni_start_parts(void *state, fattn_ctx *ctx, const fattni_parts *sends, int n_sends,
                                         const fattni_parts *receives, int n_receives, void **request);
 
+/* Enqueues the copies of what the request receives, which else finish does, in the order of starts; if it waits, what
+   is enqueued from now on runs after them. To finish it remains. */
+typedef fattn_status fattni_receive(void *state, fattn_ctx *ctx, void *request, bool waits);
+/* finish of all of these, in the order of their starts: with fewer waits on the device than one after the other. */
+typedef fattn_status fattni_finish_parts(void *state, fattn_ctx *ctx, void *const *requests, int n);
+
 struct fattn_comm {
     fattn_ctx *ctx;
     fattn_transport transport;
-    fattni_start_parts *start_parts; /* NULL: the transport moves only messages */
+    fattni_start_parts *start_parts; /* NULL: the transport moves only messages; so, too: */
+    fattni_receive *receive;
+    fattni_finish_parts *finish_parts;
     int rank, size;
     bool failed; /* a call of this rank has failed: the group has ended */
     void *scratch;
@@ -39,6 +47,9 @@ fattn_status fattni_comm_start(fattn_comm *c, const fattn_message *sends, int n_
 /* The same with parts, where the communicator has start_parts; those without tensors are dropped. */
 fattn_status fattni_comm_start_parts(fattn_comm *c, const fattni_parts *sends, int n_sends,
                                      const fattni_parts *receives, int n_receives, void **request);
+/* Where there is start_parts; also of messages. */
+fattn_status fattni_comm_receive(fattn_comm *c, void *request, bool waits);
+fattn_status fattni_comm_finish_parts(fattn_comm *c, void *const *requests, int n);
 fattn_status fattni_comm_finish(fattn_comm *c, void *request);
 fattn_status fattni_comm_end(fattn_comm *c, fattn_status s);
 

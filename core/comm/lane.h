@@ -23,9 +23,10 @@ typedef struct fattni_lane_ops {
     /* dst[i] here = src[i] there, i < n: of equal shapes, at most 4 dimensions, and dtypes, not empty. */
     fattn_status (*copy)(fattni_lane *l, const fattn_tensor *dst, const fattni_lane *from, const fattn_tensor *src,
                          int n, bool exposed);
-    /* After the slot's copies: what is enqueued from now on runs after them. */
+    /* After the slot's copies. */
     fattn_status (*end)(fattni_lane *l, int slot);
-    /* What is enqueued from now on runs after the copies of a peer, which has ended its exchange in its slot. */
+    /* What is enqueued from now on runs after the copies of a lane, perhaps this one, which has ended that slot's, and
+       after its copies before. */
     fattn_status (*follow)(fattni_lane *l, const fattni_lane *reader, int reader_slot);
 } fattni_lane_ops;
 

@@ -49,6 +49,7 @@ typedef struct request {
     post *posts;           /* the sends */
     fattn_tensor *tensors; /* of both */
     int n_receives, n_posts;
+    bool received, copied; /* the copies are enqueued, if there are any; there are */
 } request;
 
 typedef struct rank_state {
@@ -164,16 +165,17 @@ static bool wait_for(rank_state *r, int peer, const struct timespec *end) {
 
 /* ---- the transport ---- */
 
-/* Under the lock, so that the reader's lane stays: what is enqueued from now on runs after the reader's copies, and the
-   sender needs nothing more of it. A lane that is closed has none that still run. */
-static fattn_status follow_reader(rank_state *r, post *p) {
+/* Under the lock, so that the reader's lane stays: what is enqueued from now on runs after the reader's copies, unless
+   it `will` run after later ones of that reader, and the sender needs nothing more of it. A lane that is closed has
+   none that still run. */
+static fattn_status follow_reader(rank_state *r, post *p, bool will) {
     fattn_world *const w = r->world;
     const fattni_lane *const reader = p->reader;
     p->reader = NULL;
     if (!reader || w->closed[p->peer]) return FATTN_OK;
     int *const waits = waits_of(w, p->peer, p->reader_slot);
     if (--*waits == 0) pthread_cond_broadcast(&w->changed);
-    return r->ops->follow(&r->lane, reader, p->reader_slot);
+    return will ? FATTN_OK : r->ops->follow(&r->lane, reader, p->reader_slot);
 }
 
 /* Under the lock, the world has failed or all posts are done: what the request has sent may be freed on the context's
@@ -181,7 +183,7 @@ static fattn_status follow_reader(rank_state *r, post *p) {
 static void settle(rank_state *r, request *q) {
     for (int n = 0; n < q->n_posts; ++n) {
         while (q->posts[n].state == TAKEN) pthread_cond_wait(&r->world->changed, &r->world->lock);
-        (void)follow_reader(r, &q->posts[n]); /* of a failure the first error is told */
+        (void)follow_reader(r, &q->posts[n], false); /* of a failure the first error is told */
     }
 }
 
@@ -209,6 +211,8 @@ static void close_request(rank_state *r, request *q) {
     pthread_mutex_unlock(&r->world->lock);
     free_request(q);
 }
+
+static int slot_of(const rank_state *r, const request *q) { return (int)(q - r->requests); }
 
 static size_t tensors_of(const fattni_parts *p, int n) {
     size_t count = 0;
@@ -353,19 +357,23 @@ static fattn_status receive(rank_state *r, fattn_ctx *ctx, int slot, const fattn
     return r->ops->copy(&r->lane, m->t, p->lane, p->parts.t, m->n, m->exposed);
 }
 
-static fattn_status receive_all(rank_state *r, fattn_ctx *ctx, request *q, int slot, const struct timespec *end) {
+/* Once, and the device's stream does not wait. */
+static fattn_status receive_all(rank_state *r, fattn_ctx *ctx, request *q, const struct timespec *end) {
+    const int slot = slot_of(r, q);
     fattn_world *const w = r->world;
-    if (q->n_receives == 0) return FATTN_OK;
+    if (q->n_receives == 0 || q->received) return FATTN_OK;
+    q->received = true;
     post **const taken = calloc((size_t)q->n_receives, sizeof(post *));
     if (!taken) return fattn_ctx_fail(ctx, FATTN_E_NOMEM, "no memory for %d messages", q->n_receives);
     fattn_status s = FATTN_OK;
     for (int n = 0; n < q->n_receives && !s; ++n) s = receive(r, ctx, slot, &q->receives[n], end, &taken[n]);
     /* Copies that are enqueued must end before this rank frees their targets, and the senders what was copied. */
     const fattn_status ended = taken[0] ? r->ops->end(&r->lane, slot) : FATTN_OK;
+    q->copied = taken[0] && !ended;
     if (!s) s = ended;
     pthread_mutex_lock(&w->lock);
     for (int n = 0; n < q->n_receives && taken[n]; ++n) {
-        if (!ended) {
+        if (q->copied) {
             taken[n]->reader = &r->lane;
             taken[n]->reader_slot = slot;
             *waits_of(w, r->rank, slot) += 1;
@@ -378,29 +386,76 @@ static fattn_status receive_all(rank_state *r, fattn_ctx *ctx, request *q, int s
     return s;
 }
 
+/* What is enqueued from now on runs after the copies so far, also where a later one has failed. */
+static fattn_status follow_own(rank_state *r, const request *last, fattn_status s) {
+    const fattn_status followed = last ? r->ops->follow(&r->lane, &r->lane, slot_of(r, last)) : FATTN_OK;
+    return s ? s : followed;
+}
+
+static fattn_status receive_early(void *state, fattn_ctx *ctx, void *opened, bool waits) {
+    rank_state *const r = state;
+    request *const q = opened;
+    const struct timespec end = deadline(r->time_limit);
+    const fattn_status s = receive_all(r, ctx, q, &end);
+    return follow_own(r, q->copied && (waits || s) ? q : NULL, s);
+}
+
 /* Waits until the peer has copied the post. */
-static fattn_status follow(rank_state *r, fattn_ctx *ctx, post *p, const struct timespec *end) {
+static fattn_status wait_until_done(rank_state *r, fattn_ctx *ctx, const post *p, const struct timespec *end) {
     fattn_world *const w = r->world;
     pthread_mutex_lock(&w->lock);
     while (p->state != DONE && wait_for(r, p->peer, end)) {}
     if (w->failure[0]) return failed(r, ctx);
-    const fattn_status s = follow_reader(r, p);
     pthread_mutex_unlock(&w->lock);
+    return FATTN_OK;
+}
+
+/* Of two posts for one reader, which copies in the order of its requests, the later one's copies are the last. */
+static bool posts_to(const request *q, int peer) {
+    for (int n = 0; n < q->n_posts; ++n)
+        if (q->posts[n].peer == peer) return true;
+    return false;
+}
+
+static fattn_status follow_readers(rank_state *r, void *const *opened, int n) {
+    fattn_status s = FATTN_OK;
+    pthread_mutex_lock(&r->world->lock);
+    for (int i = 0; i < n; ++i) {
+        request *const q = opened[i];
+        for (int k = 0; k < q->n_posts; ++k) {
+            bool will = q->posts[k].peer == r->rank; /* follow_own has */
+            for (int later = i + 1; later < n && !will; ++later) will = posts_to(opened[later], q->posts[k].peer);
+            const fattn_status followed = follow_reader(r, &q->posts[k], will);
+            if (!s) s = followed;
+        }
+    }
+    pthread_mutex_unlock(&r->world->lock);
     return s;
 }
 
-static fattn_status finish(void *state, fattn_ctx *ctx, void *opened) {
+static fattn_status finish_parts(void *state, fattn_ctx *ctx, void *const *opened, int n) {
     rank_state *const r = state;
-    request *const q = opened;
-    const int slot = (int)(q - r->requests);
     const struct timespec end = deadline(r->time_limit);
-    fattn_status s = receive_all(r, ctx, q, slot, &end);
-    for (int n = 0; n < q->n_posts && !s; ++n) s = follow(r, ctx, &q->posts[n], &end);
-    if (s) abort_world(r, fattn_ctx_error(ctx)); /* so that no post of this request is taken from now on */
-    close_request(r, q);
-    r->finished += 1;
+    const request *last = NULL;
+    fattn_status s = FATTN_OK;
+    for (int i = 0; i < n && !s; ++i) {
+        request *const q = opened[i];
+        s = receive_all(r, ctx, q, &end);
+        if (q->copied) last = q;
+    }
+    s = follow_own(r, last, s);
+    for (int i = 0; i < n && !s; ++i) {
+        const request *const q = opened[i];
+        for (int k = 0; k < q->n_posts && !s; ++k) s = wait_until_done(r, ctx, &q->posts[k], &end);
+    }
+    if (!s) s = follow_readers(r, opened, n);
+    if (s) abort_world(r, fattn_ctx_error(ctx)); /* so that no post of these requests is taken from now on */
+    for (int i = 0; i < n; ++i) close_request(r, opened[i]);
+    r->finished += n;
     return s;
 }
+
+static fattn_status finish(void *state, fattn_ctx *ctx, void *opened) { return finish_parts(state, ctx, &opened, 1); }
 
 static void close_rank(void *state, fattn_ctx *ctx) {
     rank_state *const r = state;
@@ -480,6 +535,6 @@ fattn_status fattn_comm_join(fattn_ctx *ctx, fattn_world *w, int rank, const fat
     if (s)
         close_rank(r, ctx);
     else
-        (*out)->start_parts = start_parts;
+        (*out)->start_parts = start_parts, (*out)->receive = receive_early, (*out)->finish_parts = finish_parts;
     return s;
 }

@@ -7,7 +7,7 @@
 #include <fattn/context_parallel.h>
 
 /* Memory that stays from call to call, one buffer for each use. */
-enum { FATTNI_CP_GROUPS = 8, FATTNI_CP_STREAMS = 2 }; /* at most: groups of heads of ULYSSES, streams that compute */
+enum { FATTNI_CP_GROUPS = 4, FATTNI_CP_STREAMS = 2 }; /* at most: groups of heads of ULYSSES, streams that compute */
 enum { FATTNI_CP_MOVES = 2 * FATTNI_CP_GROUPS, FATTNI_CP_TENSORS = 10 }; /* moves with buffers; tensors of one */
 enum fattni_cp_use {
     FATTNI_CP_WORKSPACE,                                      /* of the attention calls, one for each stream */
@@ -48,7 +48,7 @@ struct fattn_cp {
     int n_tensors;
     fattn_stream
         side[FATTNI_CP_STREAMS]; /* streams beside the context's, which is not among them; NULL: not yet made */
-    int groups;                  /* of tests: ULYSSES forms so many, at most its heads; 0: it chooses */
+    int groups;                  /* of tests: ULYSSES forms so many, if it can; 0: it chooses */
     int on_stream;               /* 0: attention calls run on the context's stream, else on side[it] */
     void *memory[FATTNI_CP_USES];
     size_t bytes[FATTNI_CP_USES];
@@ -124,6 +124,10 @@ fattn_status fattni_cp_finish_to_whole(fattni_cp_move *m);
 fattn_status fattni_cp_start_to_rows(fattni_cp_move *m);
 fattn_status fattni_cp_own_to_rows(fattni_cp_move *m);
 fattn_status fattni_cp_finish_to_rows(fattni_cp_move *m);
+/* Where the transport moves parts. The tensors are in the whole for what is enqueued from now on; to finish remains. */
+fattn_status fattni_cp_receive_whole(fattni_cp_move *m);
+/* Finishes all: first those to whole sequences, then those to rows. */
+fattn_status fattni_cp_finish_all(fattni_cp_move *to_whole, int n_to_whole, fattni_cp_move *to_rows, int n_to_rows);
 
 /* All heads of each rank's `local` [n] to every rank's `whole`. */
 fattn_status fattni_cp_to_whole(const fattni_cp_call *c, const fattn_tensor *local, int n, const fattn_tensor *whole);

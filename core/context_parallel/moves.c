@@ -228,6 +228,10 @@ fattn_status fattni_cp_start_to_whole(fattni_cp_move *m) {
     return start(m, count);
 }
 
+fattn_status fattni_cp_receive_whole(fattni_cp_move *m) {
+    return m->request ? fattni_comm_receive(m->c->cp->comm, m->request, true) : FATTN_OK;
+}
+
 fattn_status fattni_cp_finish_to_whole(fattni_cp_move *m) {
     fattn_cp *const cp = m->c->cp;
     size_t at = 0;
@@ -334,9 +338,8 @@ fattn_status fattni_cp_own_to_rows(fattni_cp_move *m) {
     return copy_list(cp);
 }
 
-fattn_status fattni_cp_finish_to_rows(fattni_cp_move *m) {
+static fattn_status unpack_rows(fattni_cp_move *m) {
     fattn_cp *const cp = m->c->cp;
-    FATTNI_TRY(finish(m));
     for (int r = 0; r < cp->comm->size; ++r)
         for (int i = 0; i < m->n && m->unpacks && r != cp->comm->rank; ++i) {
             const fattn_tensor from = message_part(m, i, m->c->rows, received_from(m, r), NULL);
@@ -344,6 +347,23 @@ fattn_status fattni_cp_finish_to_rows(fattni_cp_move *m) {
             list(cp, &to, &from);
         }
     return copy_list(cp);
+}
+
+fattn_status fattni_cp_finish_to_rows(fattni_cp_move *m) {
+    FATTNI_TRY(finish(m));
+    return unpack_rows(m);
+}
+
+fattn_status fattni_cp_finish_all(fattni_cp_move *to_whole, int n_to_whole, fattni_cp_move *to_rows, int n_to_rows) {
+    void *requests[FATTNI_CP_MOVES];
+    int n = 0;
+    for (int i = 0; i < n_to_whole + n_to_rows; ++i) {
+        const fattni_cp_move *const m = i < n_to_whole ? &to_whole[i] : &to_rows[i - n_to_whole];
+        if (m->request) requests[n++] = m->request;
+    }
+    if (n) FATTNI_TRY(fattni_comm_finish_parts(to_whole[0].c->cp->comm, requests, n));
+    for (int i = 0; i < n_to_rows; ++i) FATTNI_TRY(unpack_rows(&to_rows[i]));
+    return FATTN_OK;
 }
 
 fattn_status fattni_cp_sum_rows(const fattni_cp_call *c, const fattn_tensor *whole, int n, const fattn_tensor *local,

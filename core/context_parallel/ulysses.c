@@ -3,8 +3,8 @@
 
    A rank's heads are computed in groups: on a GPU other groups' tensors come and leave while one is computed. Where the
    transport moves parts, which need no copies before or after, all groups' tensors are on their way from the beginning,
-   and results leave as they are there. Else there are buffers for two groups: the next one's tensors come while one is
-   computed, and the results of the one before leave. */
+   results leave as they are there, and the call's stream waits once for all that has left. Else there are buffers for
+   two groups: the next one's tensors come while one is computed, and the results of the one before leave. */
 #include "core/context_parallel/cp.h"
 
 enum { Q, K, V, O, LSE, D_O, D_LSE, INPUTS };
@@ -18,15 +18,13 @@ typedef struct flow {
     int first_in, n_in, first_out, n;
     int d_lse, dq, dk, dv; /* places; 0: there is none */
     int groups;
-    int64_t unit; /* groups have multiples of so many key heads */
-    bool at_once; /* all inputs are on their way from the beginning */
-    int streams;  /* groups are on these by turns */
+    int64_t first_head[FATTNI_CP_GROUPS + 1]; /* of each group, among the rank's key heads; the last: their number */
+    bool at_once;                             /* all inputs are on their way from the beginning */
+    int streams;                              /* groups are on these by turns */
     fattn_stream main;
 } flow;
 
-/* Groups, and streams that they are on by turns, as measured on two H200: backward gains nothing from more groups, and
-   loses up to 5 % by a second stream. */
-enum { FORWARD_GROUPS = FATTNI_CP_GROUPS, BACKWARD_GROUPS = 4 };
+/* Streams that groups are on by turns, as measured on two H200: backward loses up to 5 % by a second one. */
 enum { FORWARD_STREAMS = FATTNI_CP_STREAMS, BACKWARD_STREAMS = 1 };
 /* A group never has so few tiles that a kernel splits keys, which gives other bits: at most 64 blocks of rows. */
 enum { FEWEST_SMS = 48 };
@@ -41,21 +39,36 @@ static int64_t even_heads(const fattni_cp_call *c, bool backward) {
     return fattni_ceil_div(wanted - wanted / 16, fattni_max(1, tiles));
 }
 
-/* On a GPU groups of a multiple of even_heads, the last with the rest. On the CPU, where nothing moves meanwhile, up to
-   three: the same order of moves. */
-static void choose_groups(flow *f, bool backward) {
-    const fattni_cp_call *const c = f->c;
-    const int64_t heads = c->Hkv / c->cp->comm->size;
-    const bool fills = !c->cp->groups && !c->cp->ctx->ops->on_host;
-    const int64_t most = c->cp->groups ? c->cp->groups : !fills ? 3 : backward ? BACKWARD_GROUPS : FORWARD_GROUPS;
-    f->unit = fills ? even_heads(c, backward) : 1;
-    f->groups = (int)fattni_max(1, fattni_min(most, heads / f->unit));
+/* `units` of heads as n groups of about the same size. */
+static void split_evenly(flow *f, int64_t units, int64_t n, int64_t unit) {
+    f->groups = (int)n;
+    for (int64_t g = 0; g < n; ++g) f->first_head[g] = units * g / n * unit;
 }
 
-/* A rank's key heads of group g. */
-static int64_t first_head(const flow *f, int g) {
-    const int64_t heads = f->c->Hkv / f->c->cp->comm->size;
-    return g == f->groups ? heads : heads / f->unit * g / f->groups * f->unit;
+/* What the first group needs and the last one gives moves while nothing is computed: these have one unit each, and what
+   is between is one group. Of two groups the larger one moves less. */
+static void split_small_ends(flow *f, int64_t units, int64_t unit) {
+    const bool less_comes = f->n_in - f->first_in < f->n - f->first_out;
+    f->groups = units > 3 ? 3 : 2;
+    f->first_head[0] = 0;
+    f->first_head[1] = f->groups == 2 && less_comes ? (units - 1) * unit : unit;
+    if (f->groups == 3) f->first_head[2] = (units - 1) * unit;
+}
+
+/* On a GPU groups are multiples of even_heads, the last has the rest; forward, whose kernels overlap, has many, and
+   backward few, because each costs some twenty microseconds. On the CPU, where nothing moves meanwhile, up to three:
+   the same order of moves. */
+static void choose_groups(flow *f, bool backward) {
+    const fattn_cp *const cp = f->c->cp;
+    const int64_t heads = f->c->Hkv / cp->comm->size;
+    const bool fills = !cp->groups && !cp->ctx->ops->on_host;
+    const int64_t unit = fills ? even_heads(f->c, backward) : 1, units = fattni_max(1, heads / unit);
+    const int64_t most = cp->groups ? cp->groups : fills ? FATTNI_CP_GROUPS : 3;
+    if (fills && backward && units > 1)
+        split_small_ends(f, units, unit);
+    else
+        split_evenly(f, units, fattni_min(fattni_min(most, FATTNI_CP_GROUPS), units), unit);
+    f->first_head[f->groups] = heads;
 }
 
 /* Rows as [B,H,rows,W]: what a rank's heads of all rows are, without data. */
@@ -83,14 +96,14 @@ size_t fattni_cp_saved_bytes(const fattn_cp *cp, fattn_cp_form form, const fattn
 }
 
 static fattni_cp_move move_of(const flow *f, int first, int n, int g, int slot) {
-    const int64_t head = first_head(f, g);
+    const int64_t head = f->first_head[g];
     return (fattni_cp_move){.c = f->c,
                             .local = f->local + first,
                             .whole = f->whole + first,
                             .n = n,
                             .by_heads = true,
                             .head = head,
-                            .heads = first_head(f, g + 1) - head,
+                            .heads = f->first_head[g + 1] - head,
                             .slot = slot};
 }
 
@@ -111,7 +124,7 @@ static void take_heads(const fattni_cp_call *c, int64_t first, int64_t n, fattn_
 /* One device's call, of group g. */
 static fattn_status run(const flow *f, bool backward, int g) {
     const fattni_cp_call *const c = f->c;
-    const int64_t head = first_head(f, g), heads = first_head(f, g + 1) - head, group = c->Hq / c->Hkv;
+    const int64_t head = f->first_head[g], heads = f->first_head[g + 1] - head, group = c->Hq / c->Hkv;
     fattn_attention_params p = c->p;
     fattn_attention_io io = c->io;
     fattn_tensor of_heads[3], t[INPUTS + 3];
@@ -145,6 +158,12 @@ static fattn_status start_inputs(flow *f, moves *m, int groups) {
     return FATTN_OK;
 }
 
+static fattn_status start_results(flow *f, moves *m, int g) {
+    m->out[g] = move_of(f, f->first_out, f->n - f->first_out, g, f->at_once ? FATTNI_CP_GROUPS + g : 2 + g % 2);
+    m->out[g].exposed = g + 1 == f->groups;
+    return fattni_cp_start_to_rows(&m->out[g]);
+}
+
 static fattn_status finish_results(const flow *f, moves *m, int groups) {
     for (; f->n > f->first_out && m->finished < groups; ++m->finished)
         FATTNI_TRY(fattni_cp_finish_to_rows(&m->out[m->finished]));
@@ -155,18 +174,15 @@ static fattn_status finish_results(const flow *f, moves *m, int groups) {
    turns results and inputs. */
 static fattn_status compute_groups(flow *f, moves *m, bool backward) {
     fattn_ctx *const ctx = f->c->cp->ctx;
-    const int n_out = f->n - f->first_out;
     for (int g = 0; g < f->groups; ++g) {
         if (!f->at_once) FATTNI_TRY(start_inputs(f, m, g + 2));
         f->c->cp->on_stream = g % f->streams;
         ctx->stream = g % f->streams ? f->c->cp->side[g % f->streams] : f->main;
-        FATTNI_TRY(fattni_cp_finish_to_whole(&m->in[g]));
+        FATTNI_TRY(f->at_once ? fattni_cp_receive_whole(&m->in[g]) : fattni_cp_finish_to_whole(&m->in[g]));
         FATTNI_TRY(run(f, backward, g));
-        if (n_out == 0) continue;
+        if (f->n == f->first_out) continue;
         if (!f->at_once) FATTNI_TRY(finish_results(f, m, g));
-        m->out[g] = move_of(f, f->first_out, n_out, g, f->at_once ? FATTNI_CP_GROUPS + g : 2 + g % 2);
-        m->out[g].exposed = g + 1 == f->groups;
-        FATTNI_TRY(fattni_cp_start_to_rows(&m->out[g]));
+        FATTNI_TRY(start_results(f, m, g));
     }
     return FATTN_OK;
 }
@@ -201,15 +217,15 @@ static fattn_status join_streams(flow *f) {
 }
 
 static fattn_status flow_through(flow *f, bool backward) {
+    const int n_out = f->n - f->first_out, kept = f->c->saved ? SAVED : 0;
     moves m = {.started = 0};
     choose_groups(f, backward);
     f->at_once = f->c->cp->comm->start_parts != NULL;
-    fattni_cp_move own = move_of(f, f->first_in, f->n_in - f->first_in, 0, 0);
-    fattni_cp_move own_results = move_of(f, f->first_out, f->n - f->first_out, 0, 0);
-    own.heads = own_results.heads = f->c->Hkv / f->c->cp->comm->size;
-    const int kept = f->c->saved ? SAVED : 0;
     fattni_cp_lay_out(f->whole, kept, f->c->saved);
     FATTNI_TRY(fattni_cp_wholes(f->c, f->whole + kept, f->n - kept));
+    fattni_cp_move own = move_of(f, f->first_in, f->n_in - f->first_in, 0, 0);
+    fattni_cp_move own_results = move_of(f, f->first_out, n_out, 0, 0);
+    own.heads = own_results.heads = f->first_head[f->groups];
     FATTNI_TRY(start_inputs(f, &m, f->at_once ? f->groups : 1));
     FATTNI_TRY(fattni_cp_own_to_whole(&own)); /* while the first group's are under way */
     fattn_status s = fork_streams(f, backward);
@@ -217,7 +233,9 @@ static fattn_status flow_through(flow *f, bool backward) {
     const fattn_status joined = join_streams(f);
     if (!s) s = joined;
     if (!s) s = fattni_cp_own_to_rows(&own_results); /* while the last group's leave: not between two kernels */
-    return s ? s : finish_results(f, &m, f->groups);
+    if (s) return s;
+    return f->at_once ? fattni_cp_finish_all(m.in, f->groups, m.out, n_out ? f->groups : 0)
+                      : finish_results(f, &m, f->groups);
 }
 
 /* On one rank: the call as it is, with the sequences' lengths. */

@@ -76,18 +76,20 @@ static fattn_status convert(fattn_ctx *ctx, const fattn_tensor *dst, const fattn
     return dst->dtype == src->dtype ? fattni_cuda_copy_pairs(ctx, &alone, 1) : convert_elements(ctx, &a);
 }
 
-static fattn_status start_copies(fattn_ctx *ctx, fattni_copies_args *a, int64_t *blocks) {
-    const int64_t all = *blocks;
-    *blocks = 0;
+static fattn_status start_copies(fattn_ctx *ctx, fattni_copies_args *a, int64_t most_blocks) {
     if (a->n == 0) return FATTN_OK;
-    const fattn_status s = FATTNI_START(ctx, fattn_copies, all, FATTNI_GRID_THREADS, a);
-    a->n = 0;
+    const int64_t grid = fattni_min(a->blocks, most_blocks);
+    const fattn_status s = FATTNI_START(ctx, fattn_copies, grid, FATTNI_GRID_THREADS, a);
+    a->n = 0, a->blocks = 0;
     return s;
 }
 
 fattn_status fattni_cuda_copy_pairs(fattn_ctx *ctx, const fattni_copy_pair *pairs, int n) {
+    return fattni_cuda_copy_pairs_on(ctx, pairs, n, INT32_MAX);
+}
+
+fattn_status fattni_cuda_copy_pairs_on(fattn_ctx *ctx, const fattni_copy_pair *pairs, int n, int64_t blocks) {
     fattni_copies_args a = {.n = 0};
-    int64_t blocks = 0;
     for (int i = 0; i < n; ++i) {
         const fattn_tensor *const to = &pairs[i].to, *const from = &pairs[i].from, *const t[] = {to, from};
         const size_t size = fattn_dtype_size((fattn_dtype)to->dtype);
@@ -102,12 +104,12 @@ fattn_status fattni_cuda_copy_pairs(fattn_ctx *ctx, const fattni_copy_pair *pair
             continue;
         }
         const int64_t more = blocks_of_pieces(&one.grid);
-        if (a.n == FATTNI_COPIES || blocks + more > INT32_MAX) FATTNI_TRY(start_copies(ctx, &a, &blocks));
-        a.grid[a.n] = one.grid, a.to[a.n] = to->data, a.from[a.n] = from->data, a.first_block[a.n] = blocks;
+        if (a.n == FATTNI_COPIES) FATTNI_TRY(start_copies(ctx, &a, blocks));
+        a.grid[a.n] = one.grid, a.to[a.n] = to->data, a.from[a.n] = from->data, a.first_block[a.n] = a.blocks;
         a.n += 1;
-        blocks += more;
+        a.blocks += more;
     }
-    return start_copies(ctx, &a, &blocks);
+    return start_copies(ctx, &a, blocks);
 }
 
 fattn_status fattni_cuda_add(fattn_ctx *ctx, const fattn_tensor *dst, const fattn_tensor *src) {

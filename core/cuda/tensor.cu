@@ -86,13 +86,11 @@ extern "C" __global__ void __launch_bounds__(FATTNI_GRID_THREADS)
     store_four(a.to, a.to_dtype, offset[0], x);
 }
 
-extern "C" __global__ void __launch_bounds__(FATTNI_GRID_THREADS)
-    fattn_copies(const __grid_constant__ fattni_copies_args a) {
-    begin_grid();
+static __device__ inline void copy_block(const fattni_copies_args &a, int64_t block) {
     int k = 0;
-    while (k + 1 < a.n && a.first_block[k + 1] <= (int64_t)blockIdx.x) ++k;
+    while (k + 1 < a.n && a.first_block[k + 1] <= block) ++k;
     const fattni_grid *const g = &a.grid[k];
-    const int64_t first = ((int64_t)blockIdx.x - a.first_block[k]) * (FATTNI_GRID_THREADS * FATTNI_COPY_PIECES);
+    const int64_t first = (block - a.first_block[k]) * (FATTNI_GRID_THREADS * FATTNI_COPY_PIECES);
     const int64_t nowhere = INT64_MIN; /* rows that run backwards have offsets below 0 */
     uint4 piece[FATTNI_COPY_PIECES];
     int64_t to[FATTNI_COPY_PIECES];
@@ -109,6 +107,12 @@ extern "C" __global__ void __launch_bounds__(FATTNI_GRID_THREADS)
 #pragma unroll
     for (int i = 0; i < FATTNI_COPY_PIECES; ++i)
         if (to[i] != nowhere) ((uint4 *)a.to[k])[to[i]] = piece[i];
+}
+
+extern "C" __global__ void __launch_bounds__(FATTNI_GRID_THREADS)
+    fattn_copies(const __grid_constant__ fattni_copies_args a) {
+    begin_grid();
+    for (int64_t block = blockIdx.x; block < a.blocks; block += gridDim.x) copy_block(a, block);
 }
 
 extern "C" __global__ void __launch_bounds__(FATTNI_GRID_THREADS)

@@ -187,17 +187,17 @@ Test(cuda_ranks, all_gather_has_the_bits_of_one_device) {
 static const cp_case group_cases[] = {
     {"5 heads in 3 groups", .B = 1, .Hq = 10, .Hkv = 10, .N = 1500, .D = 64, .dtype = FATTN_BF16, .groups = 3,
      .flags = FATTN_CAUSAL},
-    {"8 groups", .B = 1, .Hq = 16, .Hkv = 16, .N = 1500, .D = 128, .dtype = FATTN_BF16, .groups = 8,
+    {"4 groups", .B = 1, .Hq = 16, .Hkv = 16, .N = 1500, .D = 128, .dtype = FATTN_BF16, .groups = 4,
      .flags = FATTN_CAUSAL},
     {"GQA", .B = 2, .Hq = 18, .Hkv = 6, .N = 1300, .D = 128, .dtype = FATTN_BF16, .groups = 2, .flags = FATTN_CAUSAL},
-    {"heads last, ACC", .B = 2, .Hq = 12, .Hkv = 12, .N = 900, .D = 64, .dtype = FATTN_F16, .groups = 8,
+    {"heads last, ACC", .B = 2, .Hq = 12, .Hkv = 12, .N = 900, .D = 64, .dtype = FATTN_F16, .groups = 4,
      .flags = FATTN_CAUSAL | FATTN_ACC_DQ | FATTN_ACC_DK | FATTN_ACC_DV, .heads_last = true, .wide = true},
-    {"all", .B = 1, .Hq = 16, .Hkv = 8, .N = 1500, .D = 64, .dtype = FATTN_BF16, .groups = 8, .flags = FATTN_CAUSAL,
+    {"all", .B = 1, .Hq = 16, .Hkv = 8, .N = 1500, .D = 64, .dtype = FATTN_BF16, .groups = 4, .flags = FATTN_CAUSAL,
      .dropout_p = 0.1f, .alibi = true, .sink = true, .d_lse = true, .key_means = true},
     {"f32", .B = 1, .Hq = 8, .Hkv = 8, .N = 9000, .D = 64, .dtype = FATTN_F32, .groups = 2, .flags = FATTN_CAUSAL},
-    {"window", .B = 1, .Hq = 8, .Hkv = 8, .N = 1500, .D = 64, .dtype = FATTN_BF16, .groups = 8,
+    {"window", .B = 1, .Hq = 8, .Hkv = 8, .N = 1500, .D = 64, .dtype = FATTN_BF16, .groups = 4,
      .flags = FATTN_CAUSAL | FATTN_WINDOW, .window_left = 300},
-    {"packed", .B = 1, .Hq = 8, .Hkv = 4, .N = 1500, .D = 64, .dtype = FATTN_BF16, .groups = 8, .flags = FATTN_CAUSAL,
+    {"packed", .B = 1, .Hq = 8, .Hkv = 4, .N = 1500, .D = 64, .dtype = FATTN_BF16, .groups = 4, .flags = FATTN_CAUSAL,
      .n_sequences = 5, .lengths = {7, 0, 981, 1, 511}},
 };
 Test(cuda_ranks, groups_of_heads_have_the_bits_of_one_device) {
