@@ -13,29 +13,4 @@
      FATTNI_PADDED_BLOCKS(x) < ((int64_t)(x)->a.Sq + (x)->row_block - 1) / (x)->row_block * (x)->a.B)
 #define FATTNI_PADDED_BLOCKS(x) ((int64_t)(x)->padded_rows / (x)->row_block)
 
-#ifdef __CUDACC__
-#include "bwd/cuda/bwd_blocks.cuh"
-
-/* Where this CTA's row block is. All threads of a warp ask. */
-DEVICE block_position row_block_at(const fattni_bwd_args *bwd) {
-    const fattni_attention_args *const a = &bwd->a;
-    const int BM = bwd->row_block;
-    if (!FATTNI_BY_PADDED_BLOCKS(bwd)) return block_at(blockIdx.x, a->Sq, BM, a->Hq);
-    const unsigned blocks = (unsigned)FATTNI_PADDED_BLOCKS(bwd);
-    const int block = (int)(blockIdx.x % blocks), lane = (int)threadIdx.x % 32;
-    block_position x = {0, (int)(blockIdx.x / blocks), 0, 0};
-    int before = 0;                      /* row blocks before those of sequence b: q0 / BM + b, as row_base has it */
-    for (int count = a->B; count > 0;) { /* sequences from b on that may have it: each lane asks for one in `step` */
-        const int step = (count + 31) / 32, n = lane * step;
-        const int q0 = n < count ? max(0, min(integer_at(&a->cu_seqlens_q, x.b + n), a->rows_q)) : 0;
-        const int first = q0 / BM + x.b + n;
-        const int found = max(0, __popc(__ballot_sync(0xffffffffu, n < count && first <= block)) - 1);
-        before = __shfl_sync(0xffffffffu, first, found);
-        x.b += found * step, count = step > 1 ? min(step, count - found * step) : 0;
-    }
-    x.index = block - before, x.first = x.index * BM;
-    return x;
-}
-#endif
-
 #endif

@@ -3,7 +3,7 @@
 #define K_BF16 1
 #include "bwd/cuda/bwd_workspace.cuh"
 #include "core/device/quad.cuh"
-#include "bwd/cuda/bwd_padded_blocks.h"
+#include "bwd/cuda/rows/bwd_row_block_at.cuh"
 #include "core/ptx/grid.h"
 
 /* x to dq, or added to it. */

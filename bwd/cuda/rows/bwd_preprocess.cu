@@ -5,7 +5,7 @@
    One CTA per row block of one (sequence, head). A group of 8, 16 or 32 lanes has a row. */
 #define K_BF16 1
 #include "bwd/cuda/bwd_workspace.cuh"
-#include "bwd/cuda/bwd_padded_blocks.h"
+#include "bwd/cuda/rows/bwd_row_block_at.cuh"
 #include "core/device/half_types.cuh"
 #include "core/ptx/grid.h"
 #include "core/device/load_8.cuh"
