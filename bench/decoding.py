@@ -98,6 +98,7 @@ def main():
     p.add_argument("--beside", metavar="LIBRARY", nargs="*", default=[], help="other builds of libfattn, by file name")
     p.add_argument("--arch-cap", type=int, default=0)
     p.add_argument("--peers", nargs="*", default=["fa2", "cudnn"], help="of fa2, cudnn, efficient")
+    p.add_argument("--fa3", metavar="LIBRARY", help="FlashAttention-3's split kernels (bench/fa3.sh)")
     p.add_argument("--unified", metavar="MAX", type=float, nargs="*", default=[], help="of FATTN_UNIFIED_MAX")
     p.add_argument("--dims", type=int, nargs="*", default=[128])
     p.add_argument("--groups", type=int, nargs="*", default=[1, 4, 8])
@@ -110,6 +111,7 @@ def main():
     torch.cuda.set_stream(stream)
     libraries = {n: peers.Library(path, peers.CUDA, arch_cap=a.arch_cap, stream=stream.cuda_stream)
                  for n, path in [("ours", a.library)] + [(pathlib.Path(x).stem, x) for x in a.beside]}
+    fa3 = peers.Fa3(a.fa3) if a.fa3 else None
     print(torch.cuda.get_device_name())
     check(libraries["ours"], a.unified)
     x = torch.ones(1 << 30, device="cuda", dtype=torch.float32)
@@ -133,7 +135,13 @@ def main():
                             each = [torch_call(t, name) for t in sets]
                             if all(each):
                                 calls[name] = each
+                        if fa3:
+                            pairs = [fa3.few_queries(t, stream.cuda_stream) for t in sets]
+                            if all(run for run, _ in pairs):
+                                calls["fa3"] = [run for run, _ in pairs]
                         times = interleaved(calls, stream, 11)
+                        if "fa3" in calls and not peers.relative(pairs[0][1], sets[0]["o"].double()) < 1e-2:
+                            print("fa3 computes something else here")
                         line = f"d{d:<4} Sq{Sq:<3} group {group:<3} B{B:<3} keys {Sk:<7}"
                         for n, ms in times.items():
                             line += f" {n} {ms * 1e3:7.1f} us"

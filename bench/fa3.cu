@@ -5,15 +5,17 @@
        -DPASS=fwd or bwd
        -DHEAD_DIM=64, 96, 128, 192, 256 and -DHEAD_DIM_V, which differs only in 192/128: what they round to
        -DDTYPE=bf16 or f16
-       -DKIND=a sum of 1 (GQA), 2 (a window), 4 (packed: varlen)
+       -DKIND=a sum of 1 (GQA), 2 (a window), 4 (packed: varlen), or 8 (forward: keys split for few queries)
 
    with one function fa3_<PASS>_<HEAD_DIM>_<HEAD_DIM_V>_<DTYPE>_<KIND>. What their kernels take from run time in
-   flash_api.cpp (mha_fwd and mha_bwd with num_splits 1, as their flash_attn_func calls them) is set here. */
+   flash_api.cpp (mha_fwd and mha_bwd with num_splits 1, as their flash_attn_func calls them; of KIND 8 with their own
+   choice, all sequences being of one length) is set here. */
 #include "static_switch.h"
 
 #define GQA_KIND (KIND & 1)
 #define LOCAL_KIND (KIND >> 1 & 1)
 #define VARLEN_KIND (KIND >> 2 & 1)
+#define SPLIT_KIND (KIND >> 3 & 1)
 
 /* Their switches, by the name of the constant that each declares: one value in this object, but for the causal mask
    and for clusters. */
@@ -66,6 +68,7 @@
 #define JOIN(a, b) JOIN_(a, b)
 #define FORWARD JOIN(IS_, PASS)
 #if FORWARD
+#include "flash_fwd_combine_launch_template.h"
 #include "flash_fwd_launch_template.h"
 #include "heuristics.h"
 #else
@@ -84,13 +87,15 @@ enum { Q, K, V, O, DO, DQ, DK, DV, TENSORS };
    total_q, total_k: rows. left, right: the window, less than 0 without bound; neither: the mask is full or causal.
    Both passes: lse [B,H,Sq], packed [H,total_q]. Forward: counters, 4 B + 17 ints.
    Backward, R rows of q and P of k: lse2, delta [R,H]; dq_sums [R,H,HEAD_DIM]; dk_sums, dv_sums [P,Hkv,HEAD_DIM]
-   (GQA); counters, B H ints per 64 of Sq. R = B (Sq + 128), packed total_q + 128 (B + 1); P the same of k. */
+   (GQA); counters, B H ints per 64 of Sq. R = B (Sq + 128), packed total_q + 128 (B + 1); P the same of k.
+   KIND 8: o_parts, lse_parts, 128 of o and lse in F32. */
 struct Fa3 {
     void *tensor[TENSORS];
     int64_t stride[TENSORS][3];
     float *lse, *lse2, *delta, *dq_sums, *dk_sums, *dv_sums;
     int *counters, *cu_seqlens_q, *cu_seqlens_k;
     int B, H, Hkv, Sq, Sk, total_q, total_k, d, dv, causal, left, right;
+    float *o_parts, *lse_parts;
 };
 
 static int rounded(int n, int step) { return (n + step - 1) / step * step; }
@@ -126,9 +131,41 @@ static void describe(Flash_fwd_params *p, const Fa3 *a) {
 extern "C" int NAME(fwd, JOIN(WITHOUT_GQA_, KIND))(const Fa3 *a, cudaStream_t stream);
 #endif
 
+#if SPLIT_KIND
+extern "C" int NAME(fwd, 0)(const Fa3 *a, cudaStream_t stream);
+extern "C" int NAME(fwd, 1)(const Fa3 *a, cudaStream_t stream);
+
+/* get_num_splits of flash_api.cpp. */
+static int splits_of(const Flash_fwd_params *p) {
+    const auto tile = tile_size_fwd_sm90(HEAD_DIM, HEAD_DIM_V, p->is_causal, p->is_local);
+    const int rows = p->seqlen_q * (p->h / p->h_k), BM = std::get<0>(tile), BN = std::get<1>(tile);
+    const int row_blocks = rounded(rows, BM) / BM, key_bytes = p->seqlen_k * (p->d + p->dv) * 2;
+    return num_splits_heuristic(p->b * p->h_k * row_blocks, p->num_sm, rounded(p->seqlen_k, BN) / BN, row_blocks,
+                                key_bytes, p->is_causal, 128);
+}
+
+static void describe_parts(Flash_fwd_params *p, const Fa3 *a) {
+    p->pack_gqa = true;
+    p->oaccum_ptr = a->o_parts, p->softmax_lseaccum_ptr = a->lse_parts;
+    p->lseaccum_head_stride = p->seqlen_q, p->lseaccum_batch_stride = (int64_t)p->h * p->seqlen_q;
+    p->lseaccum_split_stride = p->b * p->lseaccum_batch_stride;
+    p->oaccum_row_stride = p->dv, p->oaccum_head_stride = (int64_t)p->dv * p->lseaccum_head_stride;
+    p->oaccum_batch_stride = p->dv * p->lseaccum_batch_stride;
+    p->oaccum_split_stride = p->dv * p->lseaccum_split_stride;
+}
+#endif
+
 extern "C" int NAME(fwd, KIND)(const Fa3 *a, cudaStream_t stream) {
     Flash_fwd_params p = {};
     describe(&p, a);
+#if SPLIT_KIND
+    p.num_splits = splits_of(&p);
+    if (p.num_splits == 1) return p.h == p.h_k ? NAME(fwd, 0)(a, stream) : NAME(fwd, 1)(a, stream);
+    describe_parts(&p, a);
+    run_mha_fwd_<90, DTYPE, HEAD_DIM, HEAD_DIM_V, true, false, false, true>(p, stream);
+    run_mha_fwd_combine_<DTYPE, float, HEAD_DIM_V <= 64 ? 64 : 128>(p, stream, true);
+    return (int)cudaGetLastError();
+#endif
 #if GQA_KIND
     const int BM = std::get<0>(tile_size_fwd_sm90(HEAD_DIM, HEAD_DIM_V, p.is_causal, p.is_local));
     p.pack_gqa = should_pack_gqa(p.cu_seqlens_q, p.seqlen_q, p.h / p.h_k, BM);

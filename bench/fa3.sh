@@ -3,7 +3,7 @@
 #
 #     bench/fa3.sh FLASH_ATTENTION CUTLASS FOLDER [REGEX]
 #
-# The first two are checkouts of their repository and of the CUTLASS commit it names. The folder keeps 40 objects,
+# The first two are checkouts of their repository and of the CUTLASS commit it names. The folder keeps 42 objects,
 # each of which takes minutes. With REGEX only objects whose names (such as bwd_128_128_bf16_4) match are compiled; the
 # library has all that are there. An object that is newer than its source is not compiled again.
 set -eu
@@ -36,8 +36,10 @@ compile prepare "$attention/hopper/flash_prepare_scheduler.cu"
 for pass in bwd fwd; do
     packed="4 5"
     if [ $pass = fwd ]; then packed=; fi
-    kinds 128 128 bf16 "2 1 0 3 $packed"
-    kinds 64 64 bf16 "2 1 0 3 $packed"
+    split=
+    if [ $pass = fwd ]; then split=8; fi
+    kinds 128 128 bf16 "2 1 0 3 $packed $split"
+    kinds 64 64 bf16 "2 1 0 3 $packed $split"
     kinds 192 128 bf16 "0 ${packed%5}"
     for d in 256 192 96; do kinds $d $d bf16 "0 1"; done
     for d in 64 128; do kinds $d $d f16 "0"; done

@@ -255,7 +255,8 @@ class Fa3Call(C.Structure):
                 [(n, C.c_void_p) for n in ("lse", "lse2", "delta", "dq_sums", "dk_sums", "dv_sums", "counters",
                                            "cu_seqlens_q", "cu_seqlens_k")] +
                 [(n, C.c_int32) for n in ("B", "H", "Hkv", "Sq", "Sk", "total_q", "total_k", "d", "dv", "causal",
-                                          "left", "right")])
+                                          "left", "right")] +
+                [(n, C.c_void_p) for n in ("o_parts", "lse_parts")])
 
 
 class Fa3:
@@ -316,6 +317,35 @@ class Fa3:
         if not forward:
             results["o"].copy_(t["o"]), results["lse"].copy_(t["lse"])
         return forward, backward, results
+
+    def few_queries(self, t, stream):
+        """Forward without a mask on [B,H,S,D] tensors, with keys split as their flash_attn_func does, and o. None
+        where the library lacks it."""
+        B, H, Sq, d = t["q"].shape
+        Hkv, Sk = t["k"].shape[1:3]
+        function = self.function(f"fa3_fwd_{d}_{d}_bf16_8")
+        if not function:
+            return None, None
+
+        def new(*shape, dtype=torch.float32):
+            return torch.empty(shape, dtype=dtype, device=t["q"].device)
+        o, parts = torch.empty_like(t["q"]), 128 if B * Hkv < 128 else 1  # where heads fill the GPU it splits nothing
+        space = dict(lse=new(B, H, Sq), counters=new(64 * B * H, dtype=torch.int32),
+                     o_parts=new(parts, B, H, Sq, d), lse_parts=new(parts, B, H, Sq))
+        call = Fa3Call(B=B, H=H, Hkv=Hkv, Sq=Sq, Sk=Sk, total_q=B * Sq, total_k=B * Sk, d=d, dv=d, causal=0, left=-1,
+                       right=-1)
+        for n, x in space.items():
+            setattr(call, n, x.data_ptr())
+        for i, x in enumerate((t["q"], t["k"], t["v"], o)):
+            call.tensor[i] = x.data_ptr()
+            call.stride[i][:] = (x.stride(0), x.stride(2), x.stride(1))
+
+        def run():
+            status = function(C.byref(call), C.c_void_p(stream))
+            if status:
+                raise RuntimeError(f"FlashAttention-3: CUDA error {status}")
+        run.keep = t, space
+        return run, o
 
 
 def bench(library, device, a):

@@ -34,6 +34,13 @@ static inline uint32_t draw_word(draws *d) {
     return d->block.w[d->used++];
 }
 
+/* Word number n from the beginning, where d is what draws_at gave. */
+static inline uint32_t draw_word_at(const draws *d, uint64_t n) {
+    fattni_block counter = d->counter;
+    counter.w[0] += (uint32_t)(n / 4);
+    return fattni_philox(d->seed, counter).w[n % 4];
+}
+
 /* Uniform in 0..n-1, n > 0, without bias: multiply and reject (Lemire 2019). */
 static inline uint32_t draw_below(draws *d, uint32_t n) {
     const uint32_t threshold = (0u - n) % n;

@@ -6,79 +6,10 @@
 #include <stdbool.h>
 #include <string.h>
 
-/* ---- the most likely symbols ---- */
-
-/* A heap of symbols, the most likely one at its root, or the least likely one. */
-typedef struct heap {
-    const float *logits;
-    int32_t *at;
-    int64_t n;
-    bool least_first;
-} heap;
+enum { BLOCK = 64 };
 
 static bool is_likelier(const float *logits, int64_t a, int64_t b) {
     return logits[a] > logits[b] || (logits[a] == logits[b] && a < b);
-}
-
-static bool comes_first(const heap *h, int64_t a, int64_t b) {
-    return h->least_first ? is_likelier(h->logits, b, a) : is_likelier(h->logits, a, b);
-}
-
-static void sift_down(heap *h, int64_t i) {
-    const int32_t symbol = h->at[i];
-    for (int64_t child; (child = 2 * i + 1) < h->n; i = child) {
-        if (child + 1 < h->n && comes_first(h, h->at[child + 1], h->at[child])) child += 1;
-        if (!comes_first(h, h->at[child], symbol)) break;
-        h->at[i] = h->at[child];
-    }
-    h->at[i] = symbol;
-}
-
-static void order(heap *h) {
-    for (int64_t i = h->n / 2; i-- > 0;) sift_down(h, i);
-}
-
-/* Of the k most likely of n symbols. */
-static heap heap_of(const float *logits, int64_t n, int64_t k, int32_t *scratch) {
-    heap h = {logits, scratch, k, true};
-    for (int64_t i = 0; i < k; ++i) scratch[i] = (int32_t)i;
-    if (k < n) order(&h);
-    for (int64_t i = k; i < n; ++i)
-        if (logits[i] > logits[scratch[0]]) { /* of equal ones the first is the more likely */
-            scratch[0] = (int32_t)i;
-            sift_down(&h, 0);
-        }
-    h.least_first = false;
-    order(&h);
-    return h;
-}
-
-static int32_t pop(heap *h) {
-    const int32_t top = h->at[0];
-    h->at[0] = h->at[--h->n];
-    if (h->n > 0) sift_down(h, 0);
-    return top;
-}
-
-/* The least likely symbol that top_k and top_p leave. */
-static int64_t least_kept(const float *logits, int64_t n, const sample_options *o, float highest, int32_t *scratch) {
-    const int64_t k = o->top_k > 0 && o->top_k < n ? o->top_k : n;
-    const bool nucleus = o->top_p > 0 && o->top_p < 1;
-    double mass = 0, sum = 0;
-    int32_t last = 0;
-    heap h = heap_of(logits, n, k, scratch);
-    for (int64_t i = 0; i < k && k < n; ++i) {
-        last = pop(&h);
-        mass += exp(((double)logits[last] - (double)highest) / o->temperature);
-    }
-    if (!nucleus) return last;
-    for (int64_t i = 0; i < n && k == n; ++i) mass += exp(((double)logits[i] - (double)highest) / o->temperature);
-    if (k < n) h = heap_of(logits, n, k, scratch);
-    for (int64_t i = 0; i < k && sum < o->top_p * mass; ++i) {
-        last = pop(&h);
-        sum += exp(((double)logits[last] - (double)highest) / o->temperature);
-    }
-    return last;
 }
 
 /* Integers in the order of floats, 0 and -0 the same: so that maxima of them are vector instructions. */
@@ -101,26 +32,113 @@ static int64_t likeliest(const float *logits, int64_t n) {
     return best;
 }
 
+/* ---- those that top_k and top_p leave ---- */
+
+static void swap(int32_t *a, int32_t *b) {
+    const int32_t x = *a;
+    *a = *b, *b = x;
+}
+
+/* Moves those of at[0..n-1] that are likelier than the one in the middle to the front, that one behind them. Returns
+   its place. */
+static int64_t divide(const float *logits, int32_t *at, int64_t n) {
+    int64_t front = 0;
+    swap(&at[n / 2], &at[n - 1]);
+    for (int64_t i = 0; i < n - 1; ++i)
+        if (is_likelier(logits, at[i], at[n - 1])) swap(&at[front++], &at[i]);
+    swap(&at[front], &at[n - 1]);
+    return front;
+}
+
+/* Moves the k most likely of at[0..n-1] to the front. */
+static void select_likeliest(const float *logits, int32_t *at, int64_t n, int64_t k) {
+    while (n > k && k > 0) {
+        const int64_t front = divide(logits, at, n), passed = front < k ? front + 1 : 0;
+        n = front < k ? n - passed : front;
+        at += passed, k -= passed;
+    }
+}
+
+/* Of n symbols those that are not below the k likeliest, a superset of these that is not much larger: none of them is
+   below k blocks' maxima. Returns how many are in `at`. */
+static int64_t candidates(const float *logits, int64_t n, int64_t k, int32_t *at) {
+    const int64_t blocks = n / BLOCK;
+    float least = -INFINITY;
+    int64_t count = 0;
+    if (k <= blocks / 2) {
+        for (int64_t b = 0; b < blocks; ++b) at[b] = (int32_t)(b * BLOCK + likeliest(logits + b * BLOCK, BLOCK));
+        select_likeliest(logits, at, blocks, k);
+        least = INFINITY;
+        for (int64_t b = 0; b < k; ++b) least = fminf(least, logits[at[b]]);
+    }
+    for (int64_t i = 0; i < n; ++i)
+        if (logits[i] >= least) at[count++] = (int32_t)i;
+    return count;
+}
+
+static double weight(const float *logits, int64_t i, float highest, double temperature) {
+    return exp(((double)logits[i] - (double)highest) / temperature);
+}
+
+/* Moves the likeliest of at[0..n-1] whose weights first sum to `wanted` to the front. Returns how many they are. */
+static int64_t select_mass(const float *logits, int32_t *at, int64_t n, double wanted, float highest,
+                           double temperature) {
+    int64_t kept = 0;
+    while (n > 0 && wanted > 0) {
+        const int64_t front = divide(logits, at, n);
+        double sum = 0;
+        for (int64_t i = 0; i < front; ++i) sum += weight(logits, at[i], highest, temperature);
+        if (sum >= wanted) {
+            n = front;
+            continue;
+        }
+        wanted -= sum + weight(logits, at[front], highest, temperature);
+        kept += front + 1, at += front + 1, n -= front + 1;
+    }
+    return kept;
+}
+
+/* Returns how many are left; they are in `at`. */
+static int64_t keep(const float *logits, int64_t n, const sample_options *o, float highest, int32_t *at) {
+    const int64_t k = o->top_k > 0 && o->top_k < n ? o->top_k : n;
+    select_likeliest(logits, at, candidates(logits, n, k, at), k);
+    if (!(o->top_p > 0 && o->top_p < 1)) return k;
+    double mass = 0;
+    for (int64_t i = 0; i < k; ++i) mass += weight(logits, at[i], highest, o->temperature);
+    return select_mass(logits, at, k, o->top_p * mass, highest, o->temperature);
+}
+
+/* ---- the choice ---- */
+
+/* Gumbel's trick: the index of the largest logit/temperature - log(-log u) has this distribution. */
+typedef struct contest {
+    const float *logits;
+    double temperature, top; /* top: the largest logit */
+    int64_t chosen;
+    double highest;
+} contest;
+
+static void enter(contest *c, int64_t i, uint32_t word) {
+    const double u = word * 0x1p-32 + 0x1p-33; /* in (0, 1) */
+    const double scaled = ((double)c->logits[i] - c->top) / c->temperature, y = scaled - c->highest;
+    /* Most cannot win, which takes no logarithm to see: e^y < 1 / (1 - y + y^2 / 2) below 0, and -log u > 1 - u. */
+    if (y < 0 && (1 - u) * (1 - y + y * y / 2) > 1) return;
+    const double score = scaled - log(-log(u));
+    if (score < c->highest || (score == c->highest && i > c->chosen)) return;
+    c->highest = score;
+    c->chosen = i;
+}
+
 int64_t sample_choose(const float *logits, int64_t n, const sample_options *o, int64_t number, int32_t *scratch) {
     const int64_t best = likeliest(logits, n);
     if (o->temperature <= 0) return best;
-    const bool all = (o->top_k <= 0 || o->top_k >= n) && (o->top_p <= 0 || o->top_p >= 1);
-    const int64_t last = all ? 0 : least_kept(logits, n, o, logits[best], scratch);
+    contest c = {logits, o->temperature, (double)logits[best], best, -INFINITY};
     draws d = draws_at(o->seed, RANDOM_SAMPLE, (uint64_t)number);
-    /* Gumbel's trick: the index of the largest logit/temperature - log(-log u) has this distribution. */
-    int64_t chosen = best;
-    double highest = -INFINITY;
-    for (int64_t i = 0; i < n; ++i) {
-        const double u = draw_unit(&d) + 0x1p-33; /* in (0, 1) */
-        if (!all && is_likelier(logits, last, i)) continue;
-        const double scaled = ((double)logits[i] - (double)logits[best]) / o->temperature, y = scaled - highest;
-        /* Most cannot win, which takes no logarithm to see: e^y < 1 / (1 - y + y^2 / 2) below 0, and -log u > 1 - u. */
-        if (y < 0 && (1 - u) * (1 - y + y * y / 2) > 1) continue;
-        const double score = scaled - log(-log(u));
-        if (score > highest) {
-            highest = score;
-            chosen = i;
-        }
+    if ((o->top_k <= 0 || o->top_k >= n) && (o->top_p <= 0 || o->top_p >= 1)) {
+        for (int64_t i = 0; i < n; ++i) enter(&c, i, draw_word(&d));
+        return c.chosen;
     }
-    return chosen;
+    const int64_t kept = keep(logits, n, o, logits[best], scratch);
+    for (int64_t i = 0; i < kept; ++i) enter(&c, scratch[i], draw_word_at(&d, (uint64_t)scratch[i]));
+    return c.chosen;
 }

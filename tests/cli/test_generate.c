@@ -252,6 +252,42 @@ static unsigned chosen(const float *logits, int64_t n, sample_options o) {
     return bits;
 }
 
+/* The number of symbols that come before i. */
+static int64_t place_of(const float *logits, int64_t n, int64_t i) {
+    int64_t before = 0;
+    for (int64_t j = 0; j < n; ++j) before += logits[j] > logits[i] || (logits[j] == logits[i] && j < i);
+    return before;
+}
+
+/* Many symbols, among them equal ones, at a temperature at which all that are left are drawn. */
+Test(generate, top_k_and_top_p_of_many_symbols) {
+    enum { N = 1500, DRAWS = 2000 };
+    float logits[N];
+    int32_t scratch[N], at[N];
+    bool drawn[N];
+    for (int64_t i = 0; i < N; ++i) logits[i] = (float)(i * 7919 % 1009) / 1000 + (i % 64 == 5 ? 1.0f : 0.0f);
+    for (int64_t i = 0; i < N; ++i) at[place_of(logits, N, i)] = (int32_t)i;
+    double mass = 0, sum = 0;
+    for (int64_t i = 0; i < N; ++i) mass += exp((double)logits[i] / 8);
+    int64_t nucleus = 0;
+    while (sum < 0.02 * mass) sum += exp((double)logits[at[nucleus++]] / 8);
+    const struct {
+        sample_options o;
+        int64_t left;
+    } cases[] = {{{.temperature = 8, .top_k = 1}, 1},
+                 {{.temperature = 8, .top_k = 11}, 11},
+                 {{.temperature = 8, .top_k = 40}, 40},
+                 {{.temperature = 8, .top_p = 0.02}, nucleus},
+                 {{.temperature = 8, .top_k = 11, .top_p = 0.999999}, 11}};
+    for (size_t c = 0; c < sizeof cases / sizeof *cases; ++c) {
+        memset(drawn, 0, sizeof drawn);
+        for (int64_t i = 0; i < DRAWS; ++i) drawn[sample_choose(logits, N, &cases[c].o, i, scratch)] = true;
+        for (int64_t i = 0; i < N; ++i)
+            cr_assert_eq(drawn[at[i]], i < cases[c].left, "case %zu: symbol %d, number %lld of the likeliest", c, at[i],
+                         (long long)i);
+    }
+}
+
 Test(generate, top_k_and_top_p_leave_the_likeliest) {
     const float p[] = {logf(0.15f), logf(0.5f), logf(0.05f), logf(0.3f)}, equal[] = {1, 1, 1, 1, 1};
     cr_assert_eq(chosen(p, 4, (sample_options){0}), 0xf);
