@@ -98,14 +98,38 @@ static int64_t select_mass(const float *logits, int32_t *at, int64_t n, double w
     return kept;
 }
 
+/* Nats below the likeliest symbol in steps of 1/16; what is further below is in the last one. */
+enum { STEPS_OF_NAT = 16, STEPS = 1024 };
+static int step_of(double below) { return (int)fmin(below * STEPS_OF_NAT, STEPS - 1); }
+
+/* select_mass of all symbols at[0..n-1], `part` of their weights: whole steps are kept, of one step some. */
+static int64_t keep_mass(const float *logits, int32_t *at, int64_t n, double part, float highest, double temperature) {
+    double mass[STEPS] = {0}, wanted = 0;
+    int64_t kept = 0, some = 0;
+    int last = 0;
+    for (int64_t i = 0; i < n; ++i) {
+        const double below = ((double)highest - (double)logits[at[i]]) / temperature;
+        mass[step_of(below)] += exp(-below);
+    }
+    for (int k = 0; k < STEPS; ++k) wanted += part * mass[k];
+    while (last < STEPS - 1 && wanted > mass[last]) wanted -= mass[last++];
+    for (int64_t i = 0; i < n; ++i) {
+        const int k = step_of(((double)highest - (double)logits[at[i]]) / temperature);
+        if (k > last) continue;
+        swap(&at[i], &at[kept + some]);
+        if (k < last)
+            swap(&at[kept + some], &at[kept]), kept += 1;
+        else
+            some += 1;
+    }
+    return kept + select_mass(logits, at + kept, some, wanted, highest, temperature);
+}
+
 /* Returns how many are left; they are in `at`. */
 static int64_t keep(const float *logits, int64_t n, const sample_options *o, float highest, int32_t *at) {
     const int64_t k = o->top_k > 0 && o->top_k < n ? o->top_k : n;
     select_likeliest(logits, at, candidates(logits, n, k, at), k);
-    if (!(o->top_p > 0 && o->top_p < 1)) return k;
-    double mass = 0;
-    for (int64_t i = 0; i < k; ++i) mass += weight(logits, at[i], highest, o->temperature);
-    return select_mass(logits, at, k, o->top_p * mass, highest, o->temperature);
+    return o->top_p > 0 && o->top_p < 1 ? keep_mass(logits, at, k, o->top_p, highest, o->temperature) : k;
 }
 
 /* ---- the choice ---- */
