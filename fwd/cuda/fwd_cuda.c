@@ -71,10 +71,12 @@ static bool fits_row(const fattni_array *a) { return a->s[2] >= 0 && a->s[2] < 1
 static bool suits_small(const fattni_cuda_kernel *k, const fattni_problem *p, const traits *t) {
     return k->D > 64 ? t->tiles > t->sms && p->Sk <= 2048 : t->tiles > 2 * t->sms && p->Sk <= 1024;
 }
+/* Keys for which two CTAs with few registers are faster than others. */
+static int most_short(const fattni_cuda_kernel *k) { return k->D > 64 ? FATTNI_DECODE_FEW : k->BM == 8 ? 1024 : 2048; }
 static bool can_decode(const fattni_problem *p, const fattni_cuda_kernel *k, const traits *t) {
     if (k->BM == 8 && k->D <= 128 && tile_heads_of(p) * p->Sq > 8) return false;
     if (is_small(k) && !suits_small(k, p, t)) return false;
-    if (is_short(k) && !(t->tiles > t->sms && p->Sk <= (p->D > 64 ? FATTNI_DECODE_FEW : 2048))) return false;
+    if (is_short(k) && !(t->tiles > t->sms && p->Sk <= most_short(k))) return false;
     return p->D == k->D && p->Dv == k->Dv && t->vector && fits_row(&p->k) && fits_row(&p->v);
 }
 
