@@ -27,6 +27,7 @@ typedef struct fattni_gpu {
     size_t shared_limit;     /* of a block, capped by arch_cap */
     size_t shared_of_device; /* not capped */
     size_t l2_bytes;
+    int clusters[9]; /* of so many CTAs that run at the same time, plus 1 (fattni_cuda_clusters); 0: unknown */
     struct fattni_cuda_blas *blas; /* NULL: cuBLAS was not found, or did not start */
     int blas_status;               /* a cublasStatus_t: how it started */
     struct fattni_cuda_driver *driver;

@@ -124,6 +124,28 @@ fattn_status fattni_cuda_ready(fattn_ctx *ctx, const fattni_cuda_kernel *k) {
     return s;
 }
 
+fattn_status fattni_cuda_clusters(fattn_ctx *ctx, const fattni_cuda_kernel *k, int cluster, int *count) {
+    int *const known = &ctx->gpu.clusters[cluster];
+    if (*known == 0) {
+        bool entered;
+        FATTNI_TRY(fattni_cuda_enter(ctx, &entered));
+        cudaLaunchAttribute size = {.id = cudaLaunchAttributeClusterDimension,
+                                    .val.clusterDim = {(unsigned)cluster, 1, 1}};
+        const cudaLaunchConfig_t config = {.gridDim = {(unsigned)cluster, 1, 1}, /* a multiple */
+                                           .blockDim = {(unsigned)k->threads, 1, 1},
+                                           .dynamicSmemBytes = k->shared,
+                                           .attrs = &size,
+                                           .numAttrs = 1};
+        int most = 0;
+        const cudaError_t error = cudaOccupancyMaxActiveClusters(&most, pointer_of(k->stub), &config);
+        fattni_cuda_leave(ctx, entered);
+        FATTNI_TRY(fattni_cuda_check(ctx, error, "cudaOccupancyMaxActiveClusters"));
+        *known = most + 1;
+    }
+    *count = *known - 1;
+    return FATTN_OK;
+}
+
 static fattn_status read_properties(fattn_ctx *ctx) {
     int major = 0, minor = 0, sms = 0, shared = 0, l2 = 0;
     const int id = ctx->device_id;

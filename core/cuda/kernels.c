@@ -66,15 +66,15 @@ size_t fattni_cuda_shared_of(int arch) {
 }
 
 fattn_status fattni_cuda_launch_clusters(fattn_ctx *ctx, const fattni_cuda_kernel *k, int64_t grid, int cluster,
-                                         size_t shared, const void *args, size_t args_bytes) {
+                                         int threads, size_t shared, const void *args, size_t args_bytes) {
     if (args_bytes != k->args_bytes)
         return fattn_ctx_fail(ctx, FATTN_E_STATE, "%s has %zu bytes of arguments, not %zu", k->name, k->args_bytes,
                               args_bytes);
     FATTNI_TRY(fattni_cuda_ready(ctx, k));
-    return fattni_cuda_start_clusters(ctx, k->name, k->stub, grid, cluster, k->threads, shared, args, k->waits);
+    return fattni_cuda_start_clusters(ctx, k->name, k->stub, grid, cluster, threads, shared, args, k->waits);
 }
 
 fattn_status fattni_cuda_launch(fattn_ctx *ctx, const fattni_cuda_kernel *k, int64_t grid, const void *args,
                                 size_t args_bytes) {
-    return fattni_cuda_launch_clusters(ctx, k, grid, 1, k->shared, args, args_bytes);
+    return fattni_cuda_launch_clusters(ctx, k, grid, 1, k->threads, k->shared, args, args_bytes);
 }

@@ -37,9 +37,11 @@ fattn_status fattni_cuda_ready(fattn_ctx *ctx, const fattni_cuda_kernel *k);
 /* Launches an attention kernel; args_bytes, the size of the struct that args points to, must equal the kernel's. */
 fattn_status fattni_cuda_launch(fattn_ctx *ctx, const fattni_cuda_kernel *k, int64_t grid, const void *args,
                                 size_t args_bytes);
-/* The same in clusters of a size that the kernel does not fix; it divides grid. shared: bytes of dynamic shared memory,
-   at most k->shared. */
+/* The same in clusters of a size that the kernel does not fix; it divides grid. threads: of a CTA, at most k->threads.
+   shared: bytes of dynamic shared memory, at most k->shared. */
 fattn_status fattni_cuda_launch_clusters(fattn_ctx *ctx, const fattni_cuda_kernel *k, int64_t grid, int cluster,
-                                         size_t shared, const void *args, size_t args_bytes);
+                                         int threads, size_t shared, const void *args, size_t args_bytes);
+/* How many clusters of 2 to 8 CTAs, one on an SM, the device runs at the same time. k: of which an SM has one CTA. */
+fattn_status fattni_cuda_clusters(fattn_ctx *ctx, const fattni_cuda_kernel *k, int cluster, int *count);
 
 #endif

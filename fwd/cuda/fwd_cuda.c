@@ -16,13 +16,14 @@
 /* The properties of a call that kernels are chosen by. */
 typedef struct traits {
     int variant;
-    bool sm90;    /* the Hopper kernels support it */
-    bool maps_o;  /* O has a tensor map */
-    bool biased;  /* the bias has one, and there is no other general feature */
-    bool few;     /* few rows, whose keys are split */
-    bool unified; /* FATTN_UNIFIED_MAX */
-    bool vector;  /* rows are loaded in vectors */
-    bool crowded; /* few rows, not many keys, and more tiles than SMs */
+    bool sm90;     /* the Hopper kernels support it */
+    bool maps_o;   /* O has a tensor map */
+    bool biased;   /* the bias has one, and there is no other general feature */
+    bool few;      /* few rows, whose keys are split */
+    bool unified;  /* FATTN_UNIFIED_MAX */
+    bool vector;   /* rows are loaded in vectors */
+    int64_t tiles; /* of few rows, at least */
+    int64_t sms;
 } traits;
 
 /* Heads whose rows share tiles, where keys are split. */
@@ -47,7 +48,8 @@ static traits traits_of(const fattn_ctx *ctx, const fattni_problem *p) {
                     .few = p->Sq <= FATTNI_FEW_ROWS && tile_heads_of(p) * p->Sq <= INT32_MAX, /* rows are ints */
                     .unified = p->flags & FATTN_UNIFIED_MAX,
                     .vector = fattni_cuda_args_of(p).vector_qkv,
-                    .crowded = p->Sk <= (p->D > 64 ? 256 : 2048) && p->B * p->Hkv > ctx->gpu.sms};
+                    .tiles = p->B * p->Hkv,
+                    .sms = ctx->gpu.sms};
 }
 
 static int64_t blocks_of(const fattni_problem *p, const fattni_cuda_kernel *k) { return fattni_ceil_div(p->Sq, k->BM); }
@@ -63,10 +65,18 @@ static bool decodes(const fattni_cuda_kernel *k) {
     return is_few(k) && k->args_bytes == sizeof(fattni_fwd_decode_args);
 }
 static bool is_short(const fattni_cuda_kernel *k) { return strstr(k->name, "_decode_short_"); }
+static bool is_small(const fattni_cuda_kernel *k) { return strstr(k->name, "_decode_small_"); }
 static bool fits_row(const fattni_array *a) { return a->s[2] >= 0 && a->s[2] < 1 << 30; }
+/* More tiles than fit on the GPU at once, of so few keys that it counts what a CTA does while it loads nothing. */
+static bool suits_small(const fattni_cuda_kernel *k, const fattni_problem *p, const traits *t) {
+    return k->D > 64 ? t->tiles > t->sms && p->Sk <= 2048 : t->tiles > 2 * t->sms && p->Sk <= 1024;
+}
+/* Keys for which two CTAs with few registers are faster than others. */
+static int most_short(const fattni_cuda_kernel *k) { return k->D > 64 ? FATTNI_DECODE_FEW : k->BM == 8 ? 1024 : 2048; }
 static bool can_decode(const fattni_problem *p, const fattni_cuda_kernel *k, const traits *t) {
     if (k->BM == 8 && k->D <= 128 && tile_heads_of(p) * p->Sq > 8) return false;
-    if (is_short(k) && !t->crowded) return false;
+    if (is_small(k) && !suits_small(k, p, t)) return false;
+    if (is_short(k) && !(t->tiles > t->sms && p->Sk <= most_short(k))) return false;
     return p->D == k->D && p->Dv == k->Dv && t->vector && fits_row(&p->k) && fits_row(&p->v);
 }
 
@@ -200,36 +210,30 @@ static split split_of(const fattni_problem *p, const fattni_cuda_kernel *k) {
     return s;
 }
 
-/* The same for fwd_decode.cuh, where a CTA has `each` parts, so that there is no more than one CTA for each SM, and
-   `parts` are CTAs of a tile. */
-static split decode_of(const fattn_ctx *ctx, const fattni_problem *p, const fattni_cuda_kernel *k, int32_t *each) {
+/* The same for fwd_decode.cuh: parts at most. A tile's parts are CTAs of one cluster, or of several, or of none; where
+   there is no single one, results are added up through memory. */
+static split decode_of(const fattn_ctx *ctx, const fattni_problem *p, const fattni_cuda_kernel *k) {
+    enum { IN_MEMORY = 4096 }; /* keys for which a second launch pays */
     split s = {.tile_heads = tile_heads_of(p), .cluster = 1};
     const int64_t heads = p->Hq / s.tile_heads, rows = s.tile_heads * p->Sq;
     s.tiles = fattni_ceil_div(rows, k->BM), s.all_tiles = p->B * heads * s.tiles;
-    const bool ragged = p->packed || p->padded; /* a sequence with fewer tiles has more parts of its keys */
-    const int64_t tiles = fattni_clamp(heads * (ragged ? 1 : s.tiles), 1, INT32_MAX), keys = most_keys(p);
-    const int64_t most = (int64_t)1 << fattni_decode_log2_parts((int)keys, (int)tiles);
+    const bool ragged = p->packed || p->padded; /* a sequence with fewer rows has more parts of its keys */
+    const int64_t keys = most_keys(p);
     s.rows = fattni_min(rows, k->BM);
-    s.parts = fattni_min(most, fattni_ceil_div(keys, FATTNI_DECODE_LEAST));
-    while (s.cluster < fattni_min(s.parts, FATTNI_DECODE_SLOTS)) s.cluster *= 2;
-    *each = 1;
-    if (most > FATTNI_DECODE_SLOTS) {
-        s.parts = most;
-        s.results = (size_t)fattni_round_up(s.all_tiles * (int64_t)sizeof(int32_t), FATTNI_ALIGN);
-        s.workspace = s.results;
-        s.workspace += (size_t)(s.all_tiles * FATTNI_DECODE_GROUPS * s.rows * (k->D + 2)) * sizeof(float);
+    s.parts = fattni_decode_most_parts((int)keys, (int)fattni_clamp(heads, 1, FATTNI_DECODE_MANY_HEADS),
+                                       ragged ? 1 : (int)rows, k->BM, k->D);
+    if (heads < FATTNI_DECODE_MANY_HEADS && s.parts > FATTNI_DECODE_SLOTS)
+        s.cluster = FATTNI_DECODE_SLOTS;
+    else if (keys < IN_MEMORY || 2 * s.all_tiles > ctx->gpu.sms)
         return s;
-    }
-    while (s.cluster > 1 && s.all_tiles * s.cluster > ctx->gpu.sms) s.cluster /= 2, *each *= 2;
-    s.parts = s.cluster;
+    s.workspace = (size_t)(s.all_tiles * FATTNI_DECODE_GROUPS * s.rows * (k->D + 2)) * sizeof(float);
     return s;
 }
 
 /* Of a kernel that is launched once. */
 static int64_t grid_of(const fattn_ctx *ctx, const fattni_problem *p, const fattni_cuda_kernel *k) {
     if (is_few(k)) {
-        int32_t each;
-        const split s = decodes(k) ? decode_of(ctx, p, k, &each) : split_of(p, k);
+        const split s = decodes(k) ? decode_of(ctx, p, k) : split_of(p, k);
         return s.all_tiles * s.parts;
     }
     const int64_t tiles = blocks_of(p, k) * p->Hq * p->B;
@@ -240,9 +244,8 @@ static int64_t grid_of(const fattn_ctx *ctx, const fattni_problem *p, const fatt
 static size_t workspace_of_few(const fattn_ctx *ctx, const fattni_problem *p, const fattni_cuda_kernel *chosen) {
     size_t bytes = 0;
     for (const fattni_cuda_kernel *const *k = fattni_fwd_cuda_kernels; *k; ++k) {
-        int32_t each;
         if ((*k)->variant != chosen->variant || !fattni_cuda_can_run(*k, ctx, p)) continue;
-        const size_t own = (decodes(*k) ? decode_of(ctx, p, *k, &each) : split_of(p, *k)).workspace;
+        const size_t own = (decodes(*k) ? decode_of(ctx, p, *k) : split_of(p, *k)).workspace;
         if (own > bytes) bytes = own;
     }
     return bytes;
@@ -349,14 +352,52 @@ static fattni_fwd_parts_args parts_args_of(const fattni_problem *p, const split 
                                    .results = (float *)((char *)p->workspace + s->results)};
 }
 
+/* Shares out the parts of fwd_decode.cuh: s->parts become CTAs of a tile, s->cluster of them a cluster. All CTAs run at
+   the same time, one on an SM. Where clusters would not, as GPCs differ in size, results meet in memory, or a CTA has
+   more parts. */
+static fattn_status share_parts(fattn_ctx *ctx, const fattni_cuda_kernel *k, split *s, int32_t *each) {
+    const int64_t parts = s->parts;
+    *each = 1;
+    if (s->cluster > 1) return FATTN_OK; /* several clusters */
+    for (;; ++*each) {
+        int fit = 0;
+        s->parts = s->cluster = fattni_ceil_div(parts, *each);
+        if (s->parts == 1) return FATTN_OK;
+        if (s->all_tiles * s->parts > ctx->gpu.sms) continue;
+        if (s->cluster <= FATTNI_DECODE_SLOTS) FATTNI_TRY(fattni_cuda_clusters(ctx, k, (int)s->cluster, &fit));
+        if (s->all_tiles <= fit) return FATTN_OK;
+        if (s->workspace) {
+            s->cluster = 1;
+            return FATTN_OK;
+        }
+    }
+}
+
 static fattn_status run_decode(fattn_ctx *ctx, const fattni_problem *p, const fattni_cuda_kernel *k) {
+    enum { STREAMS = 8, FEW_STREAMS = 4, ADDING_WARPS = 4 };
     fattni_fwd_decode_args z = {.k_row = (uint32_t)p->k.s[2] * 2, .v_row = (uint32_t)p->v.s[2] * 2};
-    const split s = decode_of(ctx, p, k, &z.each);
+    split s = decode_of(ctx, p, k);
+    const int64_t parts = s.parts;
+    FATTNI_TRY(share_parts(ctx, k, &s, &z.each));
     z.x = parts_args_of(p, &s);
-    if (s.results) FATTNI_TRY(fattni_cuda_zero(ctx, z.x.arrived, s.results));
+    z.ctas = (int32_t)s.parts;
     z.kept = fattni_decode_keeps(k->D, k->BM, z.each, (int)s.rows);
-    const size_t shared = (size_t)FATTNI_DECODE_SHARED(k->D, k->BM, s.rows * (z.kept ? z.each : 1), s.rows);
-    return fattni_cuda_launch_clusters(ctx, k, s.all_tiles * s.parts, (int)s.cluster, shared, &z, sizeof z);
+    z.slots = z.kept ? (int32_t)parts : s.cluster > 1 ? (int32_t)(fattni_min(parts, z.each * s.cluster) - z.each) : 0;
+    /* Four warps that are busy, unless they would take turns to add up rows. */
+    const bool full = s.all_tiles > ctx->gpu.sms;
+    const bool few = p->Sk <= FATTNI_DECODE_FEW && k->BM * k->D <= 1024 && (full || s.rows * k->D <= 512);
+    z.streams = few ? FEW_STREAMS : STREAMS;
+    z.warps = few ? FEW_STREAMS : k->threads / 32;
+    /* Wide rows of all of the call at once are read no sooner if they are asked for twice. */
+    z.prefetch = !p->page && !p->packed && !p->padded && !(few && full && k->D > 64);
+    const int64_t results = s.rows * (z.streams * (z.kept ? z.each : 1) + z.slots) + (3 * s.rows + 1) / 2;
+    FATTNI_TRY(fattni_cuda_launch_clusters(ctx, k, s.all_tiles * s.parts, (int)s.cluster, 32 * z.warps,
+                                           (size_t)FATTNI_DECODE_SHARED(k->D, k->BM, (int)results), &z, sizeof z));
+    if (s.parts == s.cluster) return FATTN_OK;
+    const int64_t adding = fattni_ceil_div(s.rows * k->D, 128); /* warps of a tile: four columns of a thread */
+    z.adds = 1, z.warps = (int32_t)fattni_min(adding, ADDING_WARPS);
+    z.x.parts = fattni_divider_of((int32_t)fattni_ceil_div(adding, z.warps));
+    return fattni_cuda_launch_clusters(ctx, k, s.all_tiles * z.x.parts.by, 1, 32 * z.warps, 0, &z, sizeof z);
 }
 
 static fattn_status run_parts(fattn_ctx *ctx, const fattni_problem *p, const fattni_cuda_kernel *k) {
@@ -368,7 +409,8 @@ static fattn_status run_parts(fattn_ctx *ctx, const fattni_problem *p, const fat
     x.unified_max = (float)(p->unified_max / p->scale);
     if (s.results) FATTNI_TRY(fattni_cuda_zero(ctx, x.arrived, s.results));
     const size_t stage = (size_t)(4 * k->BN * k->D); /* bytes: K and V */
-    return fattni_cuda_launch_clusters(ctx, k, ctas, (int)s.cluster, (size_t)x.stages * stage, &x, sizeof x);
+    return fattni_cuda_launch_clusters(ctx, k, ctas, (int)s.cluster, k->threads, (size_t)x.stages * stage, &x,
+                                       sizeof x);
 }
 
 static fattn_status run(fattn_ctx *ctx, const fattni_problem *p, const fattni_kernel_plan *plan) {

@@ -8,41 +8,77 @@
 #include "fwd/cuda/fwd_parts.h"
 
 enum {
-    FATTNI_DECODE_LEAST = 128,         /* keys of a part: 16 for each warp; twice as many of more than 8 rows */
+    FATTNI_DECODE_LEAST = 128,    /* keys of a part: 16 of each stream */
+    FATTNI_DECODE_FEWEST = 4,     /* rows: of more, parts have twice as many */
+    FATTNI_DECODE_FEW_KEYS = 512, /* or of a sequence with more */
+    FATTNI_DECODE_MANY_HEADS = 5, /* groups of heads: fewer have more parts, in several clusters */
+    FATTNI_DECODE_LONG = 8192,    /* keys of a sequence that has MOST parts, at least, and times head_dim: */
+    FATTNI_DECODE_LONG_SIZE = 1 << 20,
+    FATTNI_DECODE_FEW = 64,            /* keys of a call: four streams have these */
     FATTNI_DECODE_LEAST_OF_MANY = 512, /* where there are more parts than a cluster's */
-    FATTNI_DECODE_SLOTS = 8,           /* parts that a cluster adds up */
-    FATTNI_DECODE_GROUPS = 16,         /* most results of clusters that are added up through memory */
+    FATTNI_DECODE_SLOTS = 8,           /* most CTAs of a cluster, and parts that it adds up where there are several */
+    FATTNI_DECODE_MOST = 16,           /* parts of a long sequence, where there is one cluster, or none */
+    FATTNI_DECODE_MOST_SIZE = 1024,    /* rows x head_dim of results, of which shared memory holds so many */
+    FATTNI_DECODE_GROUPS = 16,         /* most results that are added up through memory: of clusters, or of parts */
     FATTNI_DECODE_KEPT = 32 /* rows of a CTA's parts whose results of warps are kept, to be added up together */
 };
-/* Bytes of shared memory: fragments of Q, statistics, an mbarrier, and O of 8 warps for `kept` rows and of 8 parts for
-   `rows`. */
-#define FATTNI_DECODE_SHARED(D, BM, kept, rows)                                                                        \
-    (2 * (BM) * (D) + 64 * FATTNI_DECODE_KEPT + 64 * (BM) + 16 + 32 * ((kept) + (rows)) * (D))
+/* Bytes of shared memory: fragments of Q, statistics, an mbarrier, and `results` rows of O. */
+#define FATTNI_DECODE_SHARED(D, BM, results)                                                                           \
+    (2 * (BM) * (D) + 64 * FATTNI_DECODE_KEPT + 8 * FATTNI_DECODE_MOST * (BM) + 16 + 4 * (results) * (D))
 /* Whether it has room for the results of so many parts. */
 FATTNI_FWD_PARTS int fattni_decode_keeps(int D, int BM, int each, int rows) {
-    return each > 1 && each * rows <= FATTNI_DECODE_KEPT && (each + 1) * rows <= 2 * BM && D <= 128;
+    return each > 1 && each <= FATTNI_DECODE_SLOTS && each * rows <= FATTNI_DECODE_KEPT &&
+           (each + 1) * rows <= 2 * BM && D <= 128;
 }
 
 typedef struct fattni_fwd_decode_args {
     fattni_fwd_parts_args x;
     uint32_t k_row, v_row; /* bytes from key to key */
     int32_t kept;          /* results of warps are added up when all parts of the CTA are computed */
-    int32_t each;          /* parts of a CTA: cluster x each = FATTNI_DECODE_SLOTS or fewer; 1 with several clusters */
+    int32_t ctas;     /* of a tile: a cluster, or several, or each for itself; the last two's results meet in memory */
+    int32_t each;     /* parts of a CTA; 1 with several clusters */
+    int32_t slots;    /* results of parts that a cluster's first CTA has room for */
+    int32_t streams;  /* that have keys: 8 or, of few keys, 4 */
+    int32_t warps;    /* of a CTA */
+    int32_t prefetch; /* the first keys' addresses do not depend on the stream's previous kernel */
+    int32_t adds;     /* the launch that adds up results in memory: x.parts is CTAs of a tile's rows */
 } fattni_fwd_decode_args;
 
-/* log2 of the most parts of a tile's keys, where a sequence has `tiles` tiles of rows. More than a cluster's only in
-   long sequences. */
+/* Whether the keys of a sequence, which has rows for `heads` groups of heads that share tiles, are split into up to
+   MOST parts. */
+FATTNI_FWD_PARTS int fattni_decode_is_long(int keys, int heads, int rows, int BM, int D) {
+    return heads >= FATTNI_DECODE_MANY_HEADS && keys >= FATTNI_DECODE_LONG && keys >= FATTNI_DECODE_LONG_SIZE / D &&
+           (rows < BM ? rows : BM) * D <= FATTNI_DECODE_MOST_SIZE;
+}
+/* log2 of the most parts of a tile's keys in others of `tiles` tiles. More than SLOTS only where these are many. */
 FATTNI_FWD_PARTS int fattni_decode_log2_parts(int keys, int tiles) {
     int log2 = tiles > 4 ? 3 : tiles > 2 ? 5 : tiles > 1 ? 6 : 7;
     while (log2 > 3 && keys < FATTNI_DECODE_LEAST_OF_MANY << log2) --log2;
     return log2;
 }
+/* The least keys of a part: two tiles of each warp's, but one where there are so few keys that their latency counts. */
+FATTNI_FWD_PARTS int fattni_decode_least_part(int keys, int rows) {
+    return rows > FATTNI_DECODE_FEWEST || keys > FATTNI_DECODE_FEW_KEYS ? 2 * FATTNI_DECODE_LEAST : FATTNI_DECODE_LEAST;
+}
 /* Keys of a part, a multiple of 16; rows: of the sequence, of heads that share tiles. */
-FATTNI_FWD_PARTS int fattni_decode_keys_of_part(int keys, int tiles, int rows) {
-    const int log2 = fattni_decode_log2_parts(keys, tiles);
-    const int part = (((keys + (1 << log2) - 1) >> log2) + 15) & ~15;
-    const int least = rows > 8 ? 2 * FATTNI_DECODE_LEAST : FATTNI_DECODE_LEAST;
+FATTNI_FWD_PARTS int fattni_decode_keys_of_part(int keys, int heads, int rows, int BM, int D) {
+    const int log2 = fattni_decode_log2_parts(keys, heads * ((rows + BM - 1) / BM));
+    int part = (keys + (1 << log2) - 1) >> log2;
+    if (fattni_decode_is_long(keys, heads, rows, BM, D)) part = (keys + FATTNI_DECODE_MOST - 1) / FATTNI_DECODE_MOST;
+    part = (part + 15) & ~15;
+    const int least = fattni_decode_least_part(keys, rows);
     return part > least ? part : least;
+}
+/* The most parts of a tile that sees at most so many keys, of a sequence with at least so many rows. */
+FATTNI_FWD_PARTS int fattni_decode_most_parts(int keys, int heads, int rows, int BM, int D) {
+    const int log2 = fattni_decode_log2_parts(keys, heads * ((rows + BM - 1) / BM));
+    if (log2 > 3) return 1 << log2;
+    if (fattni_decode_is_long(keys, heads, rows, BM, D)) return FATTNI_DECODE_MOST;
+    const int few = keys < FATTNI_DECODE_FEW_KEYS ? keys : FATTNI_DECODE_FEW_KEYS;
+    const int of_few = fattni_cuda_parts_of(few, fattni_decode_least_part(few, rows)),
+              of_all = fattni_cuda_parts_of(keys, fattni_decode_least_part(keys, rows));
+    const int parts = of_few > of_all ? of_few : of_all;
+    return parts < FATTNI_DECODE_SLOTS ? parts : FATTNI_DECODE_SLOTS;
 }
 
 #endif

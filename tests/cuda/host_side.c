@@ -755,18 +755,23 @@ Test(host_side, parts_of_ragged_batches) {
     fattn_ctx_destroy(ctx);
 }
 
-/* The same of few rows on Hopper, where the host takes as bounds: the parts of the call's keys and fewest tiles; a
-   cluster's if there are no more; and what clusters leave. */
+/* The same of few rows on Hopper, where the host takes as a bound the parts of the call's keys and fewest rows. */
 Test(host_side, parts_of_few_rows) {
-    static const int lengths[] = {1, 128, 129, 700, 1024, 1025, 8191, 8192, 8193, 33000, 70000, 300000};
-    for (int n = 0; n < 12 * 7 * 2; ++n) {
-        const int most = lengths[n % 12], tiles = 1 + n / 12 % 7, rows = n / 84 ? 9 : 1;
-        const int room = 1 << fattni_decode_log2_parts(most, 1), in_cluster = (most + 127) / 128;
-        cr_assert_leq(room, FATTNI_DECODE_SLOTS * FATTNI_DECODE_GROUPS);
-        for (int keys = 1; keys <= most; keys += 1 + keys / 500) {
-            const int part = fattni_decode_keys_of_part(keys, tiles, rows), parts = (keys + part - 1) / part;
-            cr_assert(part % 16 == 0 && part >= 128 && parts <= room, "%d of %d keys in parts of %d", keys, most, part);
-            cr_assert(room > FATTNI_DECODE_SLOTS || parts <= in_cluster, "%d of %d keys", keys, most);
+    static const int lengths[] = {1,    128,  129,  500,   700,   1024,  1025,  2050,
+                                  8191, 8192, 8193, 16384, 33000, 70000, 300000};
+    for (int n = 0; n < 15 * 9 * 3; ++n) {
+        const int most = lengths[n % 15], heads = 1 + n / 15 % 9, D = 64 << n / 135, BM = n % 2 ? 16 : 8;
+        for (int few = 1; few <= 16; few += 5) {
+            const int room = fattni_decode_most_parts(most, heads, few, BM, D);
+            cr_assert(room >= 1 && room <= FATTNI_DECODE_SLOTS * FATTNI_DECODE_GROUPS);
+            cr_assert(heads < FATTNI_DECODE_MANY_HEADS || room <= FATTNI_DECODE_MOST);
+            for (int rows = few; rows <= 20; rows += 3)
+                for (int keys = 1; keys <= most; keys += 1 + keys / 100) {
+                    const int part = fattni_decode_keys_of_part(keys, heads, rows, BM, D),
+                              parts = fattni_cuda_parts_of(keys, part);
+                    cr_assert(part % 16 == 0 && part >= FATTNI_DECODE_LEAST && parts <= room,
+                              "%d of %d keys in parts of %d", keys, most, part);
+                }
         }
     }
 }

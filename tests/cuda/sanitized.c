@@ -80,6 +80,7 @@ static const attention_case cases[] = {
     {.name = "few rows", .B = 1, .Hq = 4, .Hkv = 2, .Sq = 2, .Sk = 2500, .D = 64, .flags = FATTN_CAUSAL, .sink = true},
     {.name = "split", .B = 1, .Hq = 2, .Hkv = 1, .Sq = 33, .Sk = 4150, .D = 64, .flags = FATTN_CAUSAL, .sink = true},
     {.name = "few rows, general", .B = 1, .Hq = 2, .Sq = 5, .Sk = 1200, .D = 64, .alibi = true, .dropout_p = 0.2f},
+    {.name = "few rows, many keys", .B = 1, .Hq = 12, .Hkv = 6, .Sq = 1, .Sk = 8500, .D = 64},
     {.name = "few rows, a batch", .B = 70, .Hq = 2, .Sq = 1, .Sk = 600, .D = 64},
     {.name = "few rows, a batch, 16", .B = 70, .Hq = 16, .Hkv = 2, .Sq = 2, .Sk = 600, .D = 64},
     {.name = "few rows and keys, a batch", .B = 70, .Hq = 2, .Sq = 1, .Sk = 100, .D = 64},

@@ -552,6 +552,21 @@ Test(cuda_attention, few_rows_alone_or_in_a_batch, .timeout = 400) {
                                   .length_k = {9000, 1, 4097, 130, 777}};
         check_alone(ctx, &c, false, "_few_");
     }
+    for (int n = 0; n < 8 && mine(0); ++n) { /* parts that meet in clusters, in memory, in their CTA */
+        const attention_case c = {.name = "alone, long",
+                                  .B = 5,
+                                  .Hq = n % 2 ? 40 : 8,
+                                  .Hkv = 8,
+                                  .Sq = n % 4 == 2 ? 3 : 1,
+                                  .Sk = 20000,
+                                  .D = head_dims[n % 3],
+                                  .dtype = half_type(n % 3 != 1),
+                                  .flags = FATTN_CAUSAL,
+                                  .lengths = LENGTHS_PADDED,
+                                  .length_q = {1, 1, n % 4 == 2 ? 3 : 1, 1, 1},
+                                  .length_k = {20000, 9000, 16384, 8191, 600}};
+        check_alone(ctx, &c, false, "_decode_");
+    }
     for (int n = 0; n < 6 && mine(0); ++n) { /* more tiles than SMs, alone fewer: other kernels, and parts of a CTA */
         const int64_t most = n % 2 ? 256 : 2000;
         const attention_case c = {.name = "alone, of many heads",

@@ -6,10 +6,11 @@
 
    Tensors     q, o [b,h,i,d], k, v [b,g,j,d], lse [b,h,i]; d is D, in rows at multiples of 16 bytes.
    Rows        of the heads of a group, 8 or 16 in a tile. What 16 have they have in two halves: the bits of 8.
-   Keys        in parts (fwd_decode.h), of which a CTA has one or several, in turn. Warp w has keys 16 w .. 16 w + 15 of
-               every BN of a part, with a maximum, a sum and O of its own. These are added up in the order of the warps,
-               then those of the parts, in shared memory of the cluster's first CTA, then those of clusters, through
-               memory. The order is fixed: results repeat bitwise.
+   Keys        in parts (fwd_decode.h), of which a CTA has one or several, in turn. Stream w has keys 16 w .. 16 w + 15
+               of every BN of a part, with a maximum, a sum and O of its own; a warp has one, or two in turn. They are
+               added up in the order of the streams, then the parts, one by one: by their CTA, or by the first of the
+               cluster, which the others send theirs to, or by a second launch, from memory. So are those of several
+               clusters. The order does not depend on where it is done: results repeat bitwise, in every batch.
    Fragments   lane 4 g + t. K is B: keys g and g + 8 of 16, chunks (of 8 columns) t + 4 c, of which words 0, 1 and 2, 3
                are steps of the sum. Q is A: row g with the words of the first step, in the place of row g + 8 those of
                the second. V is A of O^T: keys 2t, 2t + 1, 2t + 8, 2t + 9, chunks g + 8 c, words paired by key;
@@ -27,7 +28,6 @@
 #include "core/ptx/load_once.h"
 #include "core/ptx/ldmatrix.h"
 #include "core/ptx/mbarrier.h"
-#include "core/ptx/relaxed.h"
 #include "core/ptx/shared.h"
 #include "core/ptx/store_async.h"
 #include "fwd/cuda/fwd_softmax.cuh"
@@ -37,45 +37,48 @@ enum {
     D = K_D,
     BM = K_BM,
     BN = K_BN,
-    WARPS = K_WARPS,
-    THREADS = 32 * WARPS,
+    STREAMS = 8, /* of keys: those of a warp */
+    THREADS = 32 * K_WARPS,
     GROUPS = FATTNI_DECODE_GROUPS,
     SLOTS = FATTNI_DECODE_SLOTS,
+    MOST = FATTNI_DECODE_MOST,
     CHUNKS = D / 32, /* that a lane has of a row of K or Q */
     PANELS = D / 64, /* chunks that it has of a row of V */
     TILES = D / 16,
     HALVES = BM / 8,
-    AT_ONCE = 2048 / BM / D / K_CTAS,
+    AT_ONCE = 16384 / BM / D / (K_WARPS * K_CTAS),
     AHEAD = AT_ONCE > 1 ? AT_ONCE : 1, /* tiles of 16 keys of a warp whose loads are in flight */
-    KEPT = FATTNI_DECODE_KEPT,
-    FOURS = BM * D > 1024 ? 2 : 1 /* columns that a thread adds up, by four */
+    KEPT = FATTNI_DECODE_KEPT
 };
 
 /* Results: m and l of their rows, and rows of O, [row][result][D]. As many rows as the call's tiles have: what shared
    memory leaves over is L1, through which all loads in flight pass. */
 typedef struct shared_memory {
-    uint4 q[HALVES][CHUNKS][32];                      /* A fragments, by lanes */
-    float m_warps[KEPT][WARPS], l_warps[KEPT][WARPS]; /* of warps: rows of one part, or of all of the CTA's */
-    float m_slots[BM][SLOTS], l_slots[BM][SLOTS];     /* of parts, in the cluster's first CTA */
-    uint64_t full, unused;                            /* mbarrier: these have arrived */
-    float o[2 * BM * WARPS * D];                      /* of warps, then of parts in slots */
+    uint4 q[HALVES][CHUNKS][32];                          /* A fragments, by lanes */
+    float m_warps[KEPT][STREAMS], l_warps[KEPT][STREAMS]; /* of streams: rows of a part, or of all the CTA's */
+    float m_slots[BM][MOST], l_slots[BM][MOST];           /* of parts, in the cluster's first CTA */
+    uint64_t full, unused;                                /* mbarrier: these have arrived */
+    float o[(STREAMS + MOST) * BM * D]; /* of streams; the CTA's sum and its statistics; of parts, in slots */
 } shared_memory;
 enum { SHARED_BYTES = sizeof(shared_memory) };
-static_assert(BM % 8 == 0 && (int)HALVES * (int)CHUNKS <= (int)WARPS, "loads of Q");
-static_assert((int)BN == 16 * (int)WARPS && (int)BN == (int)FATTNI_DECODE_LEAST && (int)WARPS == (int)SLOTS, "shape");
-static_assert(offsetof(shared_memory, o) == FATTNI_DECODE_SHARED(D, BM, 0, 0), "the host's");
+static_assert(BM % 8 == 0 && (int)HALVES * (int)CHUNKS <= (int)K_WARPS, "loads of Q");
+static_assert((int)BN == 16 * (int)STREAMS && (int)BN == (int)FATTNI_DECODE_LEAST, "shape");
+static_assert(offsetof(shared_memory, o) == FATTNI_DECODE_SHARED(D, BM, 0), "the host's");
 
 /* Where the columns are that this thread adds up, among the rows of O: number f of FOURS. */
-#define FOUR_OF(f) (4 * ((int)threadIdx.x + (f)*THREADS))
+#define FOUR_OF(f) (4 * ((int)threadIdx.x + (f)*32 * z->warps))
 /* The same in results of which there are `of`. */
 #define RESULT_OF(four, of) ((four) / D * (of)*D + (four) % D)
+/* Columns of row r of a warp's results are exchanged by XOR, so that lanes store to different banks. */
+#define EXCHANGED(r) (((r)&2) << 1 | ((r)&4) << 2)
 
 /* The work of a CTA. */
 typedef struct key_part {
     int b, hk, h0, r0, rows;  /* rows [r0, r0 + rows) of heads h0 .. h0 + tile_heads - 1, which share key head hk */
     int begin, end, keys;     /* of the tile; of a part */
     int first_seen, end_seen; /* all rows see [first_seen, end_seen) */
-    int tile, part;           /* tile: of all of the call; part: the first of this CTA */
+    int tile, cta;            /* of all tiles of the call; of the tile's CTAs */
+    int part, first;          /* the first part of this CTA, and of its cluster */
     sequence s;
 } key_part;
 
@@ -84,7 +87,8 @@ DEVICE int find_part(const fattni_fwd_decode_args *z, key_part *w) {
     const fattni_fwd_parts_args *const x = &z->x;
     const fattni_attention_args *const a = &x->a;
     int n = (int)blockIdx.x;
-    w->part = fattni_divide(&n, &x->parts) * z->each;
+    const int cta = fattni_divide(&n, &x->parts);
+    w->cta = cta, w->part = cta * z->each, w->first = z->ctas > x->cluster ? w->part & ~(SLOTS - 1) : 0;
     w->tile = n;
     const int tile = fattni_divide(&n, &x->tiles);
     w->hk = fattni_divide(&n, &x->heads), w->h0 = w->hk * (int)x->tile_heads.by, w->b = n;
@@ -96,7 +100,7 @@ DEVICE int find_part(const fattni_fwd_decode_args *z, key_part *w) {
     const int first = fattni_divided(w->r0, &x->tile_heads), last = fattni_divided(w->r0 + w->rows - 1, &x->tile_heads);
     w->begin = max(0, min(first + w->s.lo, w->s.Sk)) & ~15;
     w->end = max(w->begin, min(last + 1 + w->s.hi, w->s.Sk));
-    w->keys = fattni_decode_keys_of_part(w->end - w->begin, (int)x->heads.by * ((rows + BM - 1) / BM), rows);
+    w->keys = fattni_decode_keys_of_part(w->end - w->begin, (int)x->heads.by, rows, BM, D);
     w->first_seen = last + w->s.lo, w->end_seen = min(w->end, first + 1 + w->s.hi);
     return 1;
 }
@@ -225,57 +229,92 @@ DEVICE void add_keys(float o[HALVES][TILES][4], float m[HALVES], float l[HALVES]
     add_values(o, v, weights);
 }
 
-/* A warp's result, in rows row0.. of the results: m and l of row first + g, O^T of 8 rows. */
-DEVICE void store_result(shared_memory *smem, int row0, int first, const float (*o)[4], float m, float l, int rows) {
-    const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x & 31, g = lane / 4, t = lane % 4;
+/* The result of one of `streams`, in rows row0.. of the results: m and l of row first + g, O^T of 8 rows. */
+DEVICE void store_result(shared_memory *smem, int streams, int stream, int row0, int first, const float (*o)[4],
+                         float m, float l, int rows) {
+    const int lane = (int)threadIdx.x & 31, g = lane / 4, t = lane % 4;
     if (t == 0 && first + g < rows)
-        smem->m_warps[row0 + first + g][warp] = m, smem->l_warps[row0 + first + g][warp] = l;
+        smem->m_warps[row0 + first + g][stream] = m, smem->l_warps[row0 + first + g][stream] = l;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
         const int row = first + 2 * t + r;
         if (row >= rows) break;
-        float *const columns = smem->o + ((row0 + row) * WARPS + warp) * D + 8 * g;
+        float *const columns = smem->o + ((row0 + row) * streams + stream) * D;
+        const int column = 8 * g ^ EXCHANGED(row);
 #pragma unroll
         for (int c = 0; c < D / 8; c += 4) {
             float x[4];
 #pragma unroll
             for (int e = 0; e < 4; ++e) x[e] = o[(c + e) % TILES][(c + e) / TILES * 2 + r];
-            *(float4 *)(columns + c / 8 * 64 + c % 8) = make_float4(x[0], x[1], x[2], x[3]);
+            *(float4 *)(columns + c / 8 * 64 + (column ^ c % 8)) = make_float4(x[0], x[1], x[2], x[3]);
         }
     }
 }
 
-/* Four columns of a row: the sum of `count` results, `most` at most, in their order. m, l: of the row; o: of the first
-   result. */
+/* Four columns of a row of results, and its statistics. */
 typedef struct row_sum {
     float4 o;
     float m, l;
 } row_sum;
-DEVICE row_sum add_up(const float *m, const float *l, const float *o, int count, int most, int in_memory, float unit) {
+/* weight_of, and without branches. */
+DEVICE float weight_at(float m, float top, float unit) {
+    const float base = top == -INFINITY ? 0.0f : __fmul_rn(top, unit);
+    return exp2_approx(is_far(base) ? __fmul_rn(m - top, unit) : __fmul_rn(m, unit) - base);
+}
+/* The sum of warps' results. m, l: of the row; o: of the first result. */
+DEVICE row_sum add_up(const float *m, const float *l, const float *o, int count, float unit) {
     row_sum x = {make_float4(0, 0, 0, 0), -INFINITY, 0.0f};
-    float maxima[FATTNI_DECODE_GROUPS];
+    float maxima[STREAMS];
 #pragma unroll
-    for (int n = 0; n < most; ++n) {
+    for (int n = 0; n < STREAMS; ++n) {
         maxima[n] = -INFINITY;
-        if (n < count) maxima[n] = in_memory ? load_relaxed(m + n) : m[n];
+        if (n < count) maxima[n] = m[n];
         x.m = fmaxf(x.m, maxima[n]);
     }
 #pragma unroll
-    for (int n = 0; n < most; ++n) {
+    for (int n = 0; n < STREAMS; ++n) {
         if (n >= count) continue;
-        const float weight = weight_of(maxima[n], x.m, unit);
-        float4 y;
-        if (in_memory) {
-            const float2 low = load_relaxed_2(o + n * D), high = load_relaxed_2(o + n * D + 2);
-            y = make_float4(low.x, low.y, high.x, high.y);
-        } else {
-            y = *(const float4 *)(o + n * D);
-        }
-        x.l = fmaf(weight, in_memory ? load_relaxed(l + n) : l[n], x.l);
+        const float weight = weight_at(maxima[n], x.m, unit);
+        const float4 y = *(const float4 *)(o + n * D);
+        x.l = fmaf(weight, l[n], x.l);
         x.o.x = fmaf(weight, y.x, x.o.x), x.o.y = fmaf(weight, y.y, x.o.y);
         x.o.z = fmaf(weight, y.z, x.o.z), x.o.w = fmaf(weight, y.w, x.o.w);
     }
     return x;
+}
+/* Adds the part after x to it. */
+DEVICE void add_part(row_sum *x, const row_sum *y, float unit) {
+    const float top = fmaxf(x->m, y->m), weight = weight_at(fminf(x->m, y->m), top, unit);
+    const float old = x->m < top ? weight : 1.0f, own = y->m < top ? weight : 1.0f;
+    x->m = top, x->l = fmaf(own, y->l, x->l * old);
+    x->o.x = fmaf(own, y->o.x, x->o.x * old), x->o.y = fmaf(own, y->o.y, x->o.y * old);
+    x->o.z = fmaf(own, y->o.z, x->o.z * old), x->o.w = fmaf(own, y->o.w, x->o.w * old);
+}
+/* Adds parts `from`..count - 1 to x, in their order; part 0 is all that there is so far. m, l: of the row; o: of the
+   part 0. Eight are loaded at a time. */
+DEVICE void add_parts(row_sum *x, const float *m, const float *l, const float *o, int from, int count, float unit) {
+#pragma unroll 1
+    for (int first = 0; first < count; first += 8) {
+        row_sum y[8];
+#pragma unroll
+        for (int n = 0; n < 8; n += 4) {
+            if (first + n >= count) break;
+            const float4 m4 = *(const float4 *)(m + first + n), l4 = *(const float4 *)(l + first + n);
+            y[n].m = m4.x, y[n + 1].m = m4.y, y[n + 2].m = m4.z, y[n + 3].m = m4.w;
+            y[n].l = l4.x, y[n + 1].l = l4.y, y[n + 2].l = l4.z, y[n + 3].l = l4.w;
+        }
+#pragma unroll
+        for (int n = 0; n < 8; ++n)
+            if (first + n < count) y[n].o = *(const float4 *)(o + (first + n) * D);
+#pragma unroll
+        for (int n = 0; n < 8; ++n) {
+            if (first + n >= count) break;
+            if (first + n < from)
+                *x = y[n];
+            else
+                add_part(x, &y[n], unit);
+        }
+    }
 }
 
 /* What O of row r is multiplied by, and L. */
@@ -309,34 +348,112 @@ DEVICE void store_end(const fattni_fwd_parts_args *x, const key_part *w, const r
     *(uint32_t *)((int8_t *)a->o_rest.p + place_of(x, w, &a->o_rest, r) + d) = rest;
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS) K_NAME(const __grid_constant__ fattni_fwd_decode_args z) {
+/* Columns `four` of the tile are ready in `sum`. All threads of a warp call this, and above head_dim 128 of a CTA. */
+DEVICE void finish(const fattni_fwd_parts_args *x, const key_part *w, const row_sum *sum, int four, float unit) {
+    row_result end;
+    if (four < w->rows * D) end = end_of(x, w, sum, four / D, unit);
+    if (D > 128) /* all threads of a row have read the old L */
+        __syncthreads();
+    else
+        __syncwarp();
+    if (four < w->rows * D) store_end(x, w, sum, &end, four / D, four % D);
+}
+
+/* Where results that go through memory lie: maxima, sums and O, [row][GROUPS]. */
+DEVICE float *results_of(const fattni_fwd_parts_args *x, const key_part *w) {
+    return x->results + (int64_t)w->tile * (x->rows * GROUPS * (D + 2));
+}
+
+DEVICE void store_to_memory(const fattni_fwd_parts_args *x, const key_part *w, const row_sum *sum, int r, int d,
+                            int n) {
+    float *const results = results_of(x, w), *const m = results + r * GROUPS + n;
+    const int all_m = x->rows * GROUPS;
+    if (d == 0) m[0] = sum->m, m[all_m] = sum->l;
+    *(float4 *)(results + 2 * all_m + (r * GROUPS + n) * D + d) = sum->o;
+}
+
+/* Adds a part to what this thread has added up in shared memory. */
+DEVICE void add_to_sum(const float *so_far, const fattni_fwd_parts_args *x, int four, row_sum *sum, float unit) {
+    const float2 statistics = *(const float2 *)(so_far + x->rows * D + four / 2);
+    row_sum all = {*(const float4 *)(so_far + four), statistics.x, statistics.y};
+    add_part(&all, sum, unit), *sum = all;
+}
+
+/* Parts of a tile's keys. */
+DEVICE int parts_of(const key_part *w) {
+    const int seen = w->end - w->begin;
+    return seen > w->keys ? (seen + w->keys - 1) / w->keys : 1;
+}
+/* Whether results of clusters, or of CTAs that are in none, meet in memory. */
+DEVICE int meet_in_memory(const fattni_fwd_decode_args *z, int parts) {
+    return z->ctas > z->x.cluster && parts > (z->x.cluster > 1 ? (int)SLOTS : z->each);
+}
+
+/* The second launch of a call whose results meet in memory. Inline, its code would lie in the way of the others'. */
+static __device__ __noinline__ void add_results(const fattni_fwd_decode_args *z) {
+    const fattni_fwd_parts_args *const x = &z->x;
+    key_part w;
+    const int some = find_part(z, &w), parts = some ? parts_of(&w) : 0;
+    grid_dependency_wait();
+    if (!some || !meet_in_memory(z, parts)) return;
+    const int count = x->cluster > 1 ? (parts + SLOTS - 1) / SLOTS : parts;
+    const int four = FOUR_OF(w.cta), r = four / D, all_m = x->rows * GROUPS;
+    const float *const results = results_of(x, &w);
+    const float unit = x->a.scale * LOG2E;
+    row_sum sum;
+    if (four < w.rows * D)
+        add_parts(&sum, results + r * GROUPS, results + all_m + r * GROUPS,
+                  results + 2 * all_m + RESULT_OF(four, GROUPS), 1, count, unit);
+    finish(x, &w, &sum, four, unit);
+}
+
+#define NEXT_TURN()                                                                                                    \
+    do {                                                                                                               \
+        if (++ahead < turns)                                                                                           \
+            start += 16 * K_WARPS;                                                                                     \
+        else                                                                                                           \
+            ahead = 0, start = limit + 16 * warp, limit = min(limit + w.keys, end);                                    \
+        next = start;                                                                                                  \
+    } while (0)
+
+extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS)
+    K_NAME(const __grid_constant__ fattni_fwd_decode_args args) {
     grid_dependents_start();
     extern __shared__ __align__(1024) unsigned char memory[];
     shared_memory *const smem = (shared_memory *)memory;
-    const fattni_fwd_parts_args &x = z.x;
+    const fattni_fwd_decode_args *const z = &args;
+    const fattni_fwd_parts_args &x = args.x;
     const fattni_attention_args &a = x.a;
     const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32, g = lane / 4, t = lane % 4;
     const int mask = x.page_mask;
     const uint32_t shared = shared_address(memory), full = MEMBER_ADDRESS(shared, full);
+    if (z->adds) {
+        add_results(z);
+        return;
+    }
     key_part w;
-    if (!find_part(&z, &w)) {
+    if (!find_part(z, &w)) {
         grid_dependency_wait();
         return;
     }
-    const int seen = w.end - w.begin, parts = seen > w.keys ? (seen + w.keys - 1) / w.keys : 1;
+    const int parts = parts_of(&w), to_memory = meet_in_memory(z, parts);
     const int together = x.cluster > 1 && parts > 1; /* the cluster's parts are sent to its first CTA */
+    const int in_cluster = to_memory ? min(parts - w.first, (int)SLOTS) : parts;
+    const int keeps = z->kept && parts > 1, own = keeps ? 0 : z->each; /* parts that are in no slot */
+    const int sent = together ? max(in_cluster - own, 0) : 0;
+    const int passes_on = together ? keeps || w.part != w.first : to_memory;
     if (together) {
-        if (threadIdx.x == 0 && w.part % SLOTS == 0 && w.part < parts) {
+        if (threadIdx.x == 0 && w.part == w.first && sent > 0) {
             mbarrier_init(full, 1);
-            mbarrier_expect(full, min(parts - w.part, (int)SLOTS) * x.rows * (int)((D + 2) * sizeof(float)));
+            mbarrier_expect(full, sent * x.rows * (int)((D + 2) * sizeof(float)));
             mbarrier_init_fence();
         }
         cluster_arrive_started();
     }
     const int batch = x.page_table.p ? 0 : w.s.batch;
-    const char *const k_head = (const char *)a.k.p + (batch * a.k.b + w.hk * a.k.h) * 2 + (int64_t)w.s.k0 * z.k_row;
-    const char *const v_head = (const char *)a.v.p + (batch * a.v.b + w.hk * a.v.h) * 2 + (int64_t)w.s.k0 * z.v_row;
-    const int begin = w.begin + w.part * w.keys, end = min(w.end, begin + z.each * w.keys), last = w.end - 1;
+    const char *const k_head = (const char *)a.k.p + (batch * a.k.b + w.hk * a.k.h) * 2 + (int64_t)w.s.k0 * z->k_row;
+    const char *const v_head = (const char *)a.v.p + (batch * a.v.b + w.hk * a.v.h) * 2 + (int64_t)w.s.k0 * z->v_row;
+    const int begin = w.begin + w.part * w.keys, end = min(w.end, begin + z->each * w.keys), last = w.end - 1;
     const int chunk = warp % CHUNKS, half = warp / CHUNKS; /* of Q, which this warp loads */
     const half_type *const q_row = (const half_type *)a.q.p + place_of(&x, &w, &a.q, min(8 * half + g, w.rows - 1));
     const char *from_q = (const char *)q_row + 16 * (t + 4 * chunk), *from_k[2], *from_v[4];
@@ -346,7 +463,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS) K_NAME(const __gri
     int j = begin + 16 * warp, end_of_part = min(begin + w.keys, end);
     uint32_t k[AHEAD][2][CHUNKS][4], v[AHEAD][4][PANELS][4];
     int page[AHEAD] = {0};
-    find_k(from_k, k_head, z.k_row, j, last, mask), find_v(from_v, v_head, z.v_row, j, last, mask);
+    find_k(from_k, k_head, z->k_row, j, last, mask), find_v(from_v, v_head, z->v_row, j, last, mask);
+    if (z->prefetch && j < end) { /* rows of K by 16 lanes, of V by the others */
+        const uint64_t key = (uint64_t)(uint32_t)min(j + lane % 16, last);
+        const char *const first = lane < 16 ? k_head + key * z->k_row : v_head + key * z->v_row;
+#pragma unroll
+        for (int c = 0; c < 2 * D; c += 128) prefetch_line(first + c);
+    }
     uint64_t all = (uint64_t)from_q;
 #pragma unroll
     for (int n = 0; n < 6; ++n) all |= (uint64_t)(n < 2 ? from_k[n] : from_v[n - 2]);
@@ -355,14 +478,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS) K_NAME(const __gri
         if (together) cluster_wait_started();
         return;
     }
-    const int of_slots = x.rows * (z.kept ? z.each : 1) * (WARPS * D); /* where they begin in smem->o */
+    /* Where the CTA's sum and slots begin in smem->o. */
+    const int of_sum = x.rows * (z->kept ? z->each : 1) * (z->streams * D), of_slots = of_sum + x.rows * D * 3 / 2;
     uint32_t q[4];
     if (half < HALVES) load_once_4(q, from_q);
     if (j < end) {
         if (x.page_table.p) {
             const int64_t at = page_of(&x, w.b, j);
-            find_k(from_k, k_head + at * a.k.b * 2, z.k_row, j, last, mask);
-            find_v(from_v, v_head + at * a.v.b * 2, z.v_row, j, last, mask);
+            find_k(from_k, k_head + at * a.k.b * 2, z->k_row, j, last, mask);
+            find_v(from_v, v_head + at * a.v.b * 2, z->v_row, j, last, mask);
         }
         load_k(k[0], from_k), load_v(v[0], from_v);
     }
@@ -371,12 +495,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS) K_NAME(const __gri
         const int key = j + u * BN;
         if (key >= end_of_part) break;
         const int64_t at = page_of(&x, w.b, key);
-        find_k(from_k, k_head + at * a.k.b * 2, z.k_row, key, last, mask), load_k(k[u], from_k);
-        find_v(from_v, v_head + at * a.v.b * 2, z.v_row, key, last, mask), load_v(v[u], from_v);
+        find_k(from_k, k_head + at * a.k.b * 2, z->k_row, key, last, mask), load_k(k[u], from_k);
+        find_v(from_v, v_head + at * a.v.b * 2, z->v_row, key, last, mask), load_v(v[u], from_v);
     }
-    /* The keys after those, of this part, or the first of the next one, which ends at `limit`. */
-    int next = j + AHEAD * BN, limit = end_of_part;
-    if (next >= limit) next = limit + 16 * warp, limit = min(limit + w.keys, end);
+    /* The keys after those: of this turn, or the first of the next one, which are from `start` to `limit`. A turn is a
+       stream's keys of a part. */
+    const int turns = K_WARPS == STREAMS ? 1 : z->streams / K_WARPS;
+    int next = j + AHEAD * BN, limit = end_of_part, start = j, ahead = 0, stays = next < limit;
+    if (!stays) NEXT_TURN();
 #pragma unroll
     for (int u = 0; u < AHEAD; ++u)
         if (next + u * BN < limit) page[u] = page_of(&x, w.b, next + u * BN);
@@ -385,8 +511,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS) K_NAME(const __gri
     const float unit = a.scale * LOG2E;
     __syncthreads();
 
+    int n = 0, added = 0, turn = 0; /* n: this part; added: parts whose streams' results are added up */
 #pragma unroll 1
-    for (int n = 0, added = 0;; ++n) { /* added: parts whose warps' results are added up */
+    for (;;) {
         float o[HALVES][TILES][4], m[HALVES], l[HALVES];
 #pragma unroll
         for (int h = 0; h < HALVES; ++h) {
@@ -394,8 +521,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS) K_NAME(const __gri
 #pragma unroll
             for (int c = 0; c < 4 * TILES; ++c) o[h][c / 4][c % 4] = 0.0f;
         }
+        int goes_on = j < end_of_part;
 #pragma unroll 1
-        while (j < end_of_part) {
+        while (goes_on) {
 #pragma unroll
             for (int u = 0; u < AHEAD; ++u) {
                 const int now = j + u * BN, inside = u == 0 || now < end_of_part, then = next + u * BN,
@@ -405,7 +533,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS) K_NAME(const __gri
                 if (inside)
 #pragma unroll
                     for (int h = 0; h < HALVES; ++h) scores_of(p[h], k[u], q_lane + 512 * CHUNKS * h);
-                if (more) find_k(from_k, k_head + at * a.k.b * 2, z.k_row, then, last, mask), load_k(k[u], from_k);
+                if (more) find_k(from_k, k_head + at * a.k.b * 2, z->k_row, then, last, mask), load_k(k[u], from_k);
                 if (inside) {
                     if (now < w.first_seen || now + 16 > w.end_seen)
 #pragma unroll
@@ -413,98 +541,79 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS) K_NAME(const __gri
                             hide(p[h], row[h] + w.s.lo - now, min(row[h] + w.s.hi, last) - now);
                     add_keys(o, m, l, p, v[u], unit);
                 }
-                if (more) find_v(from_v, v_head + at * a.v.b * 2, z.v_row, then, last, mask), load_v(v[u], from_v);
+                if (more) find_v(from_v, v_head + at * a.v.b * 2, z->v_row, then, last, mask), load_v(v[u], from_v);
             }
-            j = next, next = j + AHEAD * BN;
-            if (next >= limit) next = limit + 16 * warp, limit = min(limit + w.keys, end);
+            goes_on = stays, j = next, next = j + AHEAD * BN, stays = next < limit;
+            if (!stays) NEXT_TURN();
 #pragma unroll
             for (int u = 0; u < AHEAD; ++u)
                 if (next + u * BN < limit) page[u] = page_of(&x, w.b, next + u * BN);
         }
-        const int row0 = (n - added) * x.rows, is_last = n + 1 == z.each || w.part + n + 1 == parts;
-        if (!z.kept && n > 0) __syncthreads(); /* the last part's results have been read */
+        if (!z->kept && n > 0 && turn == 0) __syncthreads(); /* the last part's results have been read */
 #pragma unroll
-        for (int h = 0; h < HALVES; ++h) store_result(smem, row0, 8 * h, o[h], m[h], quad_sum(l[h]), x.rows);
-        end_of_part = min(end_of_part + w.keys, end);
-        if (z.kept && !is_last) continue;
+        for (int h = 0; h < HALVES; ++h)
+            store_result(smem, z->streams, turn * K_WARPS + warp, (n - added) * x.rows, 8 * h, o[h], m[h],
+                         quad_sum(l[h]), x.rows);
+        if (turns > 1 && ++turn < turns) continue;
+        turn = 0, end_of_part = min(end_of_part + w.keys, end);
+        const int is_last = n + 1 == z->each || w.part + n + 1 == parts;
+        if (z->kept && !is_last) {
+            ++n;
+            continue;
+        }
         __syncthreads();
-        if (parts == 1) break;
         if (together && added == 0) cluster_wait_started(); /* so that its first CTA has */
+        if (is_last && !passes_on && !keeps) break;
 #pragma unroll 1
-        for (int four = FOUR_OF(0); four < (n + 1 - added) * x.rows * D; four += 4 * THREADS) {
+        for (int four = FOUR_OF(0); four < (n + 1 - added) * x.rows * D; four += 128 * z->warps) {
             const int row = four / D, part = n == added ? 0 : row / x.rows, r = row - part * x.rows;
-            const int slot = (w.part + added + part) % SLOTS, at = of_slots + (r * SLOTS + slot) * D + four % D;
-            const row_sum sum =
-                add_up(smem->m_warps[row], smem->l_warps[row], smem->o + RESULT_OF(four, WARPS), WARPS, WARPS, 0, unit);
-            if (together) { /* to the cluster's first CTA */
+            const int number = w.part + added + part, slot = number - w.first - own,
+                      at = of_slots + (r * z->slots + slot) * D + four % D;
+            row_sum sum = add_up(smem->m_warps[row], smem->l_warps[row],
+                                 smem->o + (RESULT_OF(four, z->streams) ^ EXCHANGED(r)), z->streams, unit);
+            if (passes_on && together) {
                 const uint32_t bar = cluster_address(full, 0);
                 if (four % D == 0) {
                     store_async(cluster_address(shared_address(&smem->m_slots[r][slot]), 0), sum.m, bar);
                     store_async(cluster_address(shared_address(&smem->l_slots[r][slot]), 0), sum.l, bar);
                 }
                 store_async_4(cluster_address(ELEMENT_ADDRESS(shared, o, at), 0), sum.o, bar);
-            } else {
+            } else if (passes_on) {
+                store_to_memory(&x, &w, &sum, r, four % D, number);
+            } else if (keeps) {
                 if (four % D == 0) smem->m_slots[r][slot] = sum.m, smem->l_slots[r][slot] = sum.l;
                 *(float4 *)(smem->o + at) = sum.o;
+            } else {
+                if (n > 0) add_to_sum(smem->o + of_sum, &x, four, &sum, unit);
+                *(float4 *)(smem->o + of_sum + four) = sum.o;
+                *(float2 *)(smem->o + of_sum + x.rows * D + four / 2) = make_float2(sum.m, sum.l);
             }
         }
         if (is_last) break;
-        added = n + 1;
+        added = ++n;
     }
-
-    if (together) {
-        if (w.part % SLOTS) return;
-        mbarrier_wait(full, 0);
-    } else if (parts > 1) {
-        __syncthreads();
-    }
-    row_sum sums[FOURS];
-    const int count = parts > 1 ? min(parts - w.part, (int)SLOTS) : (int)WARPS;
-#pragma unroll
-    for (int f = 0; f < FOURS; ++f) {
+    if (passes_on && (!together || w.part != w.first)) return;
+    if (!together && keeps) __syncthreads();
+#pragma unroll 1
+    for (int f = 0; f * 128 * z->warps < x.rows * D; ++f) {
         const int four = FOUR_OF(f), r = four / D;
-        if (four >= x.rows * D) break;
-        sums[f] =
-            add_up(parts > 1 ? smem->m_slots[r] : smem->m_warps[r], parts > 1 ? smem->l_slots[r] : smem->l_warps[r],
-                   smem->o + (parts > 1 ? of_slots : 0) + RESULT_OF(four, SLOTS), count, SLOTS, 0, unit);
+        row_sum sum;
+        if (four < x.rows * D) {
+            if (!keeps) {
+                sum = add_up(smem->m_warps[r], smem->l_warps[r], smem->o + (RESULT_OF(four, z->streams) ^ EXCHANGED(r)),
+                             z->streams, unit);
+                if (n > 0) add_to_sum(smem->o + of_sum, &x, four, &sum, unit);
+            }
+            if (sent > 0) mbarrier_wait(full, 0);
+            if (keeps || sent > 0)
+                add_parts(&sum, smem->m_slots[r], smem->l_slots[r], smem->o + of_slots + RESULT_OF(four, z->slots),
+                          keeps, keeps ? in_cluster : sent, unit);
+        }
+        if (!to_memory)
+            finish(&x, &w, &sum, four, unit);
+        else if (four < x.rows * D)
+            store_to_memory(&x, &w, &sum, r, four % D, w.part / SLOTS);
     }
-    if (parts > SLOTS) { /* clusters: the last one to finish adds up */
-        const int groups = (parts + SLOTS - 1) / SLOTS, group = w.part / SLOTS, all_m = x.rows * GROUPS;
-        float *const results = x.results + (int64_t)w.tile * (all_m * (D + 2));
-#pragma unroll
-        for (int f = 0; f < FOURS; ++f) {
-            const int four = FOUR_OF(f), m = four / D * GROUPS + group;
-            if (four >= x.rows * D) break;
-            if (four % D == 0) results[m] = sums[f].m, results[all_m + m] = sums[f].l;
-            *(float4 *)(results + 2 * all_m + RESULT_OF(four, GROUPS) + group * D) = sums[f].o;
-        }
-        __syncthreads();
-        int is_last = 0;
-        if (threadIdx.x == 0) {
-            __threadfence();
-            is_last = atomicAdd(&x.arrived[w.tile], 1) == groups - 1;
-            __threadfence();
-        }
-        if (!__syncthreads_or(is_last)) return;
-#pragma unroll
-        for (int f = 0; f < FOURS; ++f) {
-            const int four = FOUR_OF(f);
-            if (four >= x.rows * D) break;
-            const float *const m = results + four / D * GROUPS;
-            sums[f] = add_up(m, m + all_m, results + 2 * all_m + RESULT_OF(four, GROUPS), groups, GROUPS, 1, unit);
-        }
-    }
-    row_result ends[FOURS];
-#pragma unroll
-    for (int f = 0; f < FOURS; ++f)
-        if (FOUR_OF(f) < w.rows * D) ends[f] = end_of(&x, &w, &sums[f], FOUR_OF(f) / D, unit);
-    if (D > 128) /* all threads of a row have read the old L */
-        __syncthreads();
-    else
-        __syncwarp();
-#pragma unroll
-    for (int f = 0; f < FOURS; ++f)
-        if (FOUR_OF(f) < w.rows * D) store_end(&x, &w, &sums[f], &ends[f], FOUR_OF(f) / D, FOUR_OF(f) % D);
 }
 
 DESCRIBE_KERNEL_THAT_WAITS(fattni_fwd_decode_args, SHARED_BYTES, 1);

@@ -253,10 +253,14 @@ static void run(const problem *p, fattni_fwd_parts_args x) {
     const int heads = a->alibi.p || a->bias.p || a->drop_T ? 1 : a->group;
     const int per_head = (heads * a->Sq + K_BM - 1) / K_BM, tiles = a->B * a->Hq / heads * per_head;
     static int runs;
-#if DECODE /* with one to all parts of a cluster in a CTA */
-    const int most = 1 << fattni_decode_log2_parts(a->Sk, a->Hq / heads);
-    int parts = most > FATTNI_DECODE_SLOTS ? most : FATTNI_DECODE_SLOTS >> runs % 4;
-    x.cluster = min(parts, (int)FATTNI_DECODE_SLOTS);
+#if DECODE /* with one to all parts in a CTA, and CTAs in clusters or not */
+    const int most = fattni_decode_most_parts(a->Sk, a->Hq / heads, 1, K_BM, K_D);
+    const int several = most > FATTNI_DECODE_SLOTS && a->Hq / heads < FATTNI_DECODE_MANY_HEADS;
+    const int is_long = most > FATTNI_DECODE_SLOTS && !several;
+    static const int parts_of_cta[] = {2, 16, 3, 2, 8, 5, 4, 7};
+    const int each = several ? 1 : parts_of_cta[runs % 8] - !is_long;
+    int parts = (most + each - 1) / each;
+    x.cluster = several ? (int)FATTNI_DECODE_SLOTS : most > 4 && runs % 3 ? 1 : parts;
     const int results_of_tile = FATTNI_DECODE_GROUPS * min(heads * a->Sq, K_BM) * (K_D + 2);
 #else
     int parts = a->Sk / fattni_cuda_least_part(K_D) + 1;
@@ -278,9 +282,11 @@ static void run(const problem *p, fattni_fwd_parts_args x) {
     std::vector<float> results((size_t)(tiles * results_of_tile), NAN);
     x.arrived = arrived.data(), x.results = results.data();
 #if DECODE
-    const int each = max(FATTNI_DECODE_SLOTS / parts, 1);
-    const fattni_fwd_decode_args z = {x, (uint32_t)a->k.row * 2, (uint32_t)a->v.row * 2,
-                                      fattni_decode_keeps(K_D, K_BM, each, x.rows), each};
+    const int kept = fattni_decode_keeps(K_D, K_BM, each, x.rows);
+    fattni_fwd_decode_args z = {x, (uint32_t)a->k.row * 2, (uint32_t)a->v.row * 2, kept, parts, each};
+    z.slots = kept ? most : x.cluster > 1 ? min(most, each * x.cluster) - each : 0;
+    z.streams = a->Sk <= 64 && K_BM * K_D <= 1024 ? 4 : 8, z.warps = z.streams == 4 ? 4 : K_WARPS;
+    z.prefetch = !x.page_table.p && !a->seqlens_q.p && !a->seqlens_k.p && !a->cu_seqlens_q.p;
     args_of_run = &z;
 #else
     args_of_run = &x;
@@ -288,7 +294,18 @@ static void run(const problem *p, fattni_fwd_parts_args x) {
     std::vector<int> order((size_t)(tiles * parts / x.cluster));
     for (size_t n = 0; n < order.size(); ++n) order[n] = (int)n * x.cluster;
     std::shuffle(order.begin(), order.end(), std::minstd_rand(7));
-    for (int n : order) machine_run(n, x.cluster, 32 * K_WARPS, (unsigned)n, run_kernel);
+#if DECODE
+    int threads = 32 * z.warps;
+#else
+    const int threads = 32 * K_WARPS;
+#endif
+    for (int n : order) machine_run(n, x.cluster, threads, (unsigned)n, run_kernel);
+#if DECODE
+    z.adds = 1, z.warps = 2, threads = 64;
+    z.x.parts = fattni_divider_of((x.rows * K_D + 255) / 256);
+    if (parts > x.cluster)
+        for (int n = 0; n < tiles * (int)z.x.parts.by; ++n) machine_run(n, 1, threads, (unsigned)n, run_kernel);
+#endif
 }
 
 /* The same keys in pages of 16 << log2, in any order; what no sequence uses is NaN, and pages that it lacks are -1. */
@@ -415,6 +432,10 @@ static test_case cases[] = {
     {CASE("a group of rows", 1, 6, 2, 1, 1500, K_D, K_DV - 16, 0, -1, -1)},
     {CASE("ten parts", 1, 3, 1, 1, 10 * 65536 / K_D - 77, K_D, K_DV, 1, -1, -1)},
 #if DECODE
+    {CASE("long", 1, 5, 5, 1, 8300, K_D, K_DV, 0, -1, -1), .half_o = 1},
+    {CASE("long, sink, merge", 1, 10, 5, 2, 16500, K_D, K_DV, 1, -1, -1), .sink = 1, .merge = 1},
+    {CASE("long, padded, group", 2, 15, 5, 1, 8900, K_D, K_DV, 1, -1, -1), .padded = 1, .length_q = {1, 1},
+     .length_k = {8900, 900}},
     {CASE("clusters", 1, 3, 1, 1, 8500, K_D, K_DV, 1, -1, -1), .half_o = 1},
     {CASE("clusters, padded", 2, 1, 1, 9, 9000, K_D, K_DV, 1, -1, -1), .padded = 1, .length_q = {9, 2},
      .length_k = {1100, 9000}},

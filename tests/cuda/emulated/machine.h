@@ -24,6 +24,7 @@
 #undef __shared__
 #define __align__(n)
 #define __cluster_dims__(...)
+#define __noinline__
 #define __global__
 #define __grid_constant__
 #define __launch_bounds__(...)
