@@ -5,6 +5,8 @@ add_compile_options(
 if(CMAKE_C_COMPILER_ID MATCHES "Clang") # -Wconversion as in gcc; omp simd is only a hint
   add_compile_options(-Wno-sign-conversion -Wno-pass-failed)
 endif()
+# Nobody reads errno after a function of libm: without it a square root is an instruction, and one of vectors in loops.
+add_compile_options("$<$<COMPILE_LANGUAGE:C>:-fno-math-errno>")
 if(FATTN_WERROR)
   add_compile_options("$<$<COMPILE_LANGUAGE:C,CXX>:-Werror>")
 endif()

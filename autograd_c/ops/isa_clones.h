@@ -1,6 +1,7 @@
-/* Loops (fattni_loop, ops.h) that are worth the widest vectors of the CPU: one function, cloned
-   for each instruction set of core/cpu/isa.h. FATTNI_LOOPS_BY_ISA(f) makes f_by_isa[], indexed
-   by enum fattni_isa, from a loop f that was defined as `static FATTNI_CLONED void f(...)`. */
+/* Loops (fattni_loop, ops.h) and tasks (fattni_task) that are worth the widest vectors of the CPU: one function, cloned
+   for each instruction set of core/cpu/isa.h. FATTNI_LOOPS_BY_ISA(f) makes f_by_isa[], indexed by enum fattni_isa, from
+   a loop f that was defined as `static FATTNI_CLONED void f(...)`, FATTNI_TASKS_BY_ISA(f) the same from a task. What
+   they call is FATTNI_CLONED, too. Compilers do not reorder sums: a sum has FATTNI_LANES partial sums side by side. */
 #ifndef FATTNI_AUTOGRAD_OPS_ISA_CLONES_H
 #define FATTNI_AUTOGRAD_OPS_ISA_CLONES_H
 
@@ -13,17 +14,24 @@
 #define FATTNI_CLONED inline
 #endif
 
-#define FATTNI_LOOP_CLONE(f, isa)                                                                                      \
-    FATTNI_TARGET_##isa static void f##_##isa(void *const *p, const int64_t *step, int64_t n, const void *a) {         \
-        f(p, step, n, a);                                                                                              \
-    }
-#define FATTNI_LOOP_CLONES(f)                                                                                          \
-    FATTNI_LOOP_CLONE(f, baseline)                                                                                     \
-    FATTNI_LOOP_CLONE(f, avx2)                                                                                         \
-    FATTNI_LOOP_CLONE(f, avx512)                                                                                       \
-    static const fattni_loop f##_by_isa[] = {                                                                          \
+enum { FATTNI_LANES = 16 };
+static FATTNI_CLONED double fattni_sum_of_lanes(double *lane) {
+    for (int l = 0; l < 8; ++l) lane[l] += lane[l + 8];
+    for (int l = 0; l < 4; ++l) lane[l] += lane[l + 4];
+    return (lane[0] + lane[2]) + (lane[1] + lane[3]);
+}
+
+#define FATTNI_CLONE(f, isa, parameters, arguments)                                                                    \
+    FATTNI_TARGET_##isa static void f##_##isa parameters { f arguments; }
+#define FATTNI_CLONES(type, f, parameters, arguments)                                                                  \
+    FATTNI_CLONE(f, baseline, parameters, arguments)                                                                   \
+    FATTNI_CLONE(f, avx2, parameters, arguments)                                                                       \
+    FATTNI_CLONE(f, avx512, parameters, arguments)                                                                     \
+    static const type f##_by_isa[] = {                                                                                 \
         [FATTNI_ISA_BASELINE] = f##_baseline, [FATTNI_ISA_AVX2] = f##_avx2,  [FATTNI_ISA_AVX512] = f##_avx512,         \
         [FATTNI_ISA_AVX512BF16] = f##_avx512, [FATTNI_ISA_AMX] = f##_avx512, [FATTNI_ISA_AMXFP16] = f##_avx512};
-#define FATTNI_LOOPS_BY_ISA(f) FATTNI_LOOP_CLONES(f) /* so that f may be a macro */
+#define FATTNI_LOOPS_BY_ISA(f)                                                                                         \
+    FATTNI_CLONES(fattni_loop, f, (void *const *p, const int64_t *step, int64_t n, const void *a), (p, step, n, a))
+#define FATTNI_TASKS_BY_ISA(f) FATTNI_CLONES(fattni_task, f, (void *arg, int64_t task, int thread), (arg, task, thread))
 
 #endif

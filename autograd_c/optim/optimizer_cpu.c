@@ -1,5 +1,6 @@
 /* AdamW and SGD on the CPU. Partial sums are combined in the order of the chunks, so bits never depend on the number
    of threads. */
+#include "autograd_c/ops/isa_clones.h"
 #include "autograd_c/optim/optimizer.h"
 #include "core/tensor/stochastic_rounding.h"
 
@@ -78,7 +79,7 @@ typedef struct update_job {
     bool skip; /* the norm is not finite: only zero the gradients */
 } update_job;
 
-static void update_f32(const rule *r, float *p, const float *g, float *m, float *v, int64_t n) {
+static FATTNI_CLONED void update_f32(const rule *r, float *p, const float *g, float *m, float *v, int64_t n) {
     const float factor = (float)r->factor, shrink = (float)r->shrink, rate = (float)r->rate, eps = (float)r->eps,
                 beta1 = (float)r->beta1, beta2 = (float)r->beta2, rest1 = (float)(1 - r->beta1),
                 rest2 = (float)(1 - r->beta2), correction2 = (float)r->correction2;
@@ -90,7 +91,7 @@ static void update_f32(const rule *r, float *p, const float *g, float *m, float 
     }
 }
 
-static void update_f64(const rule *r, double *p, const double *g, double *m, double *v, int64_t n) {
+static FATTNI_CLONED void update_f64(const rule *r, double *p, const double *g, double *m, double *v, int64_t n) {
     for (int64_t i = 0; i < n; ++i) {
         const double x = r->factor * g[i];
         m[i] = r->beta1 * m[i] + (1 - r->beta1) * x;
@@ -100,7 +101,7 @@ static void update_f64(const rule *r, double *p, const double *g, double *m, dou
 }
 
 /* m NULL: no momentum. */
-static void sgd_f32(const rule *r, float *p, const float *g, float *m, int64_t n) {
+static FATTNI_CLONED void sgd_f32(const rule *r, float *p, const float *g, float *m, int64_t n) {
     const float factor = (float)r->factor, lr = (float)r->lr, decay = (float)r->decay, momentum = (float)r->beta1;
     for (int64_t i = 0; i < n; ++i) {
         const float x = factor * g[i] + decay * p[i];
@@ -109,7 +110,7 @@ static void sgd_f32(const rule *r, float *p, const float *g, float *m, int64_t n
     }
 }
 
-static void sgd_f64(const rule *r, double *p, const double *g, double *m, int64_t n) {
+static FATTNI_CLONED void sgd_f64(const rule *r, double *p, const double *g, double *m, int64_t n) {
     for (int64_t i = 0; i < n; ++i) {
         const double x = r->factor * g[i] + r->decay * p[i];
         if (m) m[i] = r->beta1 * m[i] + x;
@@ -143,7 +144,7 @@ static void store_block(const rule *r, const slot *s, int64_t begin, const float
 /* Moments and arithmetic are F32, or F64 for F64 values. Gradients of another dtype are converted, too large ones
    bounded, of which the norm tells whether there may be any; 16-bit values follow their masters, or are converted, too.
    */
-static void update_piece(const rule *r, const piece *part) {
+static FATTNI_CLONED void update_piece(const rule *r, const piece *part) {
     const slot *s = part->slot;
     const fattn_tensor *value = &s->param->value, *grad = &s->param->grad;
     const bool wide = value->dtype == FATTN_F64;
@@ -177,7 +178,7 @@ static void update_piece(const rule *r, const piece *part) {
     }
 }
 
-static void run_update(void *arg, int64_t chunk, int thread) {
+static FATTNI_CLONED void run_update(void *arg, int64_t chunk, int thread) {
     (void)thread;
     const update_job *job = arg;
     const piece part = piece_of(job->a, chunk);
@@ -188,6 +189,8 @@ static void run_update(void *arg, int64_t chunk, int thread) {
     const size_t size = fattn_dtype_size((fattn_dtype)grad->dtype);
     memset((char *)grad->data + (size_t)part.begin * size, 0, (size_t)(part.end - part.begin) * size);
 }
+
+FATTNI_TASKS_BY_ISA(run_update)
 
 static fattn_status step(fattni_optimizer *a) {
     fattni_parallel(a->ctx, a->chunks, chunk_norm, a);
@@ -214,7 +217,7 @@ static fattn_status step(fattni_optimizer *a) {
     job.decayed = job.plain;
     job.decayed.shrink = 1 - a->own.lr * o->weight_decay;
     job.decayed.decay = o->weight_decay;
-    fattni_parallel(a->ctx, a->chunks, run_update, &job);
+    fattni_parallel(a->ctx, a->chunks, run_update_by_isa[a->ctx->isa], &job);
     return FATTN_OK;
 }
 

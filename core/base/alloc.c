@@ -1,12 +1,26 @@
 /* All heap allocation of the library, and its counters. */
+#if defined(__linux__)
+#define _DEFAULT_SOURCE /* madvise */
+#endif
 #include "core/base/device.h"
 
 #include <stdlib.h>
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
 
+enum { HUGE_PAGE = 1 << 21, LARGE = 2 * HUGE_PAGE };
+
+/* Blocks of a product touch many pages: where Linux has huge ones for those who ask, large memory asks. */
 static void *host_alloc(void *user, size_t bytes, size_t align, fattn_stream s) {
     (void)user, (void)s;
+    if (bytes >= LARGE) align = HUGE_PAGE;
     if (bytes > (size_t)PTRDIFF_MAX - align) return NULL;
-    return aligned_alloc(align, (bytes + align - 1) / align * align);
+    void *const p = aligned_alloc(align, (bytes + align - 1) / align * align);
+#ifdef MADV_HUGEPAGE
+    if (p && bytes >= LARGE) (void)madvise(p, bytes / HUGE_PAGE * HUGE_PAGE, MADV_HUGEPAGE);
+#endif
+    return p;
 }
 
 static void host_free(void *user, void *p, size_t bytes, fattn_stream s) {

@@ -5,9 +5,10 @@
 
 /* Sizes of a block of C, largest first: large enough for OpenBLAS to run at full speed, small
    enough that a small transformer still has work for 16 threads. With few blocks K is split as
-   well (split-K), into parts long enough to pay for the packing of a block. */
-static const struct { int64_t rows, columns; } block_sizes[] = {{256, 512}, {256, 256}, {128, 128}};
-enum { BLOCK_SIZES = 3, ENOUGH_BLOCKS = 16, LEAST_K = 512 };
+   well (split-K), into parts long enough to pay for the packing of a block, before blocks become
+   smaller: with small ones each operand is packed more often. */
+static const struct { int64_t rows, columns; } block_sizes[] = {{256, 512}, {256, 256}, {128, 256}, {128, 128}};
+enum { BLOCK_SIZES = 4, ENOUGH_TASKS = 16, LEAST_K = 512 };
 
 typedef struct blocking {
     int64_t rows, columns; /* of a block */
@@ -16,16 +17,18 @@ typedef struct blocking {
     int64_t parts;         /* of K */
 } blocking;
 
-static blocking blocking_of(const fattni_gemm *g) {
+/* splits: K may be split. */
+static blocking blocking_of(const fattni_gemm *g, bool splits) {
     blocking s = {.parts = 1};
-    for (int i = 0; i < BLOCK_SIZES && s.blocks < ENOUGH_BLOCKS; ++i) {
+    if (g->M <= 0 || g->N <= 0) return s;
+    for (int i = 0; i < BLOCK_SIZES && s.blocks * s.parts < ENOUGH_TASKS; ++i) {
         s.rows = block_sizes[i].rows;
         s.columns = block_sizes[i].columns;
         s.across = fattni_ceil_div(g->N, s.columns);
         s.blocks = fattni_ceil_div(g->M, s.rows) * s.across;
+        if (splits && !g->row && !g->onto)
+            s.parts = fattni_max(1, fattni_min(fattni_ceil_div(ENOUGH_TASKS, s.blocks), g->K / LEAST_K));
     }
-    if (s.blocks > 0 && s.blocks < ENOUGH_BLOCKS && !g->row)
-        s.parts = fattni_max(1, fattni_min(ENOUGH_BLOCKS / s.blocks, g->K / LEAST_K));
     return s;
 }
 
@@ -33,12 +36,26 @@ static void *at(const fattni_gemm *g, const void *p, int64_t element) {
     return (char *)p + element * (int64_t)fattn_dtype_size(g->dtype);
 }
 
+/* C as it is before the product is added to it: row, onto or their sum. */
+static void begin_rows(const fattni_gemm *g) {
+    const size_t bytes = (size_t)g->N * fattn_dtype_size(g->dtype);
+    const blasint N = (blasint)g->N;
+    for (int64_t m = 0; m < g->M; ++m) {
+        void *const c = at(g, g->c, m * g->ldc);
+        memcpy(c, g->onto ? at(g, g->onto, m * g->ldc) : g->row, bytes);
+        if (!g->onto || !g->row) continue;
+        if (g->dtype == FATTN_F64)
+            cblas_daxpy(N, 1.0, g->row, 1, c, 1);
+        else
+            cblas_saxpy(N, 1.0f, g->row, 1, c, 1);
+    }
+}
+
 void fattni_gemm_task(const fattni_gemm *g) {
     if (g->M <= 0 || g->N <= 0) return;
     double beta = g->beta;
-    if (g->row) {
-        const size_t bytes = (size_t)g->N * fattn_dtype_size(g->dtype);
-        for (int64_t m = 0; m < g->M; ++m) memcpy(at(g, g->c, m * g->ldc), g->row, bytes);
+    if (g->row || g->onto) {
+        begin_rows(g);
         beta = 1;
     }
     const CBLAS_TRANSPOSE ta = g->trans_a ? CblasTrans : CblasNoTrans;
@@ -61,13 +78,14 @@ static fattni_gemm block_of(const fattni_gemm *g, const blocking *s, int64_t blo
     part.b = at(g, g->b, n * (g->trans_b ? g->ldb : 1));
     part.c = at(g, g->c, m * g->ldc + n);
     if (g->row) part.row = at(g, g->row, n);
+    if (g->onto) part.onto = at(g, g->onto, m * g->ldc + n);
     return part;
 }
 
-int64_t fattni_gemm_blocks(const fattni_gemm *g) { return blocking_of(g).blocks; }
+int64_t fattni_gemm_blocks(const fattni_gemm *g) { return blocking_of(g, false).blocks; }
 
 void fattni_gemm_block(const fattni_gemm *g, int64_t block) {
-    const blocking s = blocking_of(g);
+    const blocking s = blocking_of(g, false);
     const fattni_gemm part = block_of(g, &s, block);
     fattni_gemm_task(&part);
 }
@@ -129,14 +147,14 @@ static void sum_parts(void *arg, int64_t task, int thread) {
 }
 
 size_t fattni_gemm_workspace(const fattni_gemm *g) {
-    const blocking s = blocking_of(g);
+    const blocking s = blocking_of(g, true);
     if (s.parts < 2) return 0;
     return (size_t)(s.parts * g->M * g->N) * fattn_dtype_size(g->dtype);
 }
 
 void fattni_gemm_cpu(const fattn_ctx *ctx, const fattni_gemm *g) {
-    job j = {.g = g, .s = blocking_of(g)};
-    if (j.s.parts > 1 && g->workspace) {
+    job j = {.g = g, .s = blocking_of(g, g->workspace != NULL)};
+    if (j.s.parts > 1) {
         fattni_parallel(ctx, j.s.parts * j.s.blocks, run_part, &j);
         fattni_parallel(ctx, fattni_ceil_div(g->M, ROWS_PER_SUM), sum_parts, &j);
     } else {

@@ -16,8 +16,9 @@ typedef struct fattni_gemm {
     const void *b;
     void *c;
     int64_t lda, ldb, ldc;
-    const void *row; /* [N] added to every row of C, needs beta 0; NULL: none */
-    void *workspace; /* fattni_gemm_workspace bytes; NULL: K is never split */
+    const void *row;  /* [N] added to every row of C, needs beta 0; NULL: none */
+    const void *onto; /* [M,N] of C's pitch, apart from C: added to it, needs beta 0; NULL: none */
+    void *workspace;  /* fattni_gemm_workspace bytes; NULL: K is never split */
 } fattni_gemm;
 
 /* Bytes with which fattni_gemm_cpu sums a long K over a small C in several tasks: a weight gradient

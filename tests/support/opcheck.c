@@ -23,13 +23,15 @@ static void release(void *user, void *p, size_t bytes, fattn_stream s) {
     free(p);
 }
 
-static fattn_ctx *context(int threads) {
+static fattn_ctx *capped(int threads, int isa) {
     const fattn_ctx_options o = {
-        .struct_size = sizeof o, .cpu_threads = threads, .allocator = {poisoned, release, NULL}};
+        .struct_size = sizeof o, .cpu_threads = threads, .arch_cap = isa, .allocator = {poisoned, release, NULL}};
     fattn_ctx *ctx;
     cr_assert_eq(fattn_ctx_create(&o, &ctx), FATTN_OK);
     return ctx;
 }
+
+static fattn_ctx *context(int threads) { return capped(threads, 0); }
 
 static int64_t offset_of(const fattn_tensor *t, int64_t e) {
     int64_t offset = 0;
@@ -215,8 +217,7 @@ static fattn_tensor kept(const fattn_tensor *t) {
     return copy;
 }
 
-op_result op_run(const op_case *c, op_surrounding how, fattn_dtype dtype, int threads) {
-    fattn_ctx *ctx = context(threads);
+static op_result run_in(fattn_ctx *ctx, const op_case *c, op_surrounding how, fattn_dtype dtype) {
     fattn_tape *t;
     cr_assert_eq(fattn_tape_create(ctx, &t), FATTN_OK);
     fattn_param p[OPCHECK_INPUTS] = {{.flags = 0}};
@@ -259,6 +260,10 @@ op_result op_run(const op_case *c, op_surrounding how, fattn_dtype dtype, int th
     cr_assert_eq(fattn_ctx_mem(ctx).live, 0);
     fattn_ctx_destroy(ctx);
     return r;
+}
+
+op_result op_run(const op_case *c, op_surrounding how, fattn_dtype dtype, int threads) {
+    return run_in(context(threads), c, how, dtype);
 }
 
 void op_release(op_result *r) {
@@ -383,9 +388,9 @@ static void same_bits(const op_case *c, const fattn_tensor *a, const fattn_tenso
 void opcheck_threads(const op_case *c) {
     for (int wide = 0; wide < 2; ++wide) {
         const fattn_dtype dtype = wide ? FATTN_F64 : FATTN_F32;
-        op_result one = op_run(c, OP_FRESH, dtype, 1);
-        for (int threads = 2; threads <= 3; ++threads) {
-            op_result more = op_run(c, OP_FRESH, dtype, threads);
+        op_result one = run_in(capped(1, 1), c, OP_FRESH, dtype);
+        for (int n = 2; n <= 3; ++n) {
+            op_result more = run_in(capped(n, n), c, OP_FRESH, dtype);
             same_bits(c, &one.y, &more.y);
             for (int i = 0; i < c->n; ++i) same_bits(c, &one.d[i], &more.d[i]);
             op_release(&more);

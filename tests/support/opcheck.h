@@ -57,7 +57,7 @@ void op_release(op_result *r);
 void opcheck_values(const op_case *c);    /* F64 against the references, in every surrounding */
 void opcheck_gradients(const op_case *c); /* against central differences, in every surrounding */
 void opcheck_f32(const op_case *c);       /* values and gradients against F64 */
-void opcheck_threads(const op_case *c);   /* equal bits on 1, 2 and 3 threads, both dtypes */
+void opcheck_threads(const op_case *c);   /* equal bits on 1, 2 and 3 threads without AVX2, with it, with AVX-512 */
 void opcheck(const op_case *c);           /* all four */
 
 /* An op that must fail, on inputs of given dtypes and shapes, without a gradient. */

@@ -9,7 +9,7 @@
 Test(alloc, memory_is_aligned_writable_and_counted) {
     fattn_ctx *ctx;
     cr_assert_eq(fattn_ctx_create(NULL, &ctx), FATTN_OK);
-    static const size_t sizes[] = {1, 8, 255, 256, 257, 1 << 20};
+    static const size_t sizes[] = {1, 8, 255, 256, 257, 1 << 20, (5 << 20) + 1};
     enum { COUNT = sizeof sizes / sizeof *sizes };
     void *blocks[COUNT];
     size_t live = 0;

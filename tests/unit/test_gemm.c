@@ -52,7 +52,7 @@ static void *matrix(fattn_dtype t, int64_t rows, int64_t pitch, int64_t seed) {
 /* One product; c is [M, N + 3], its last three columns must not change. */
 typedef struct product {
     fattni_gemm g;
-    void *a, *b, *c, *row, *workspace;
+    void *a, *b, *c, *row, *onto, *workspace;
 } product;
 
 static product make(fattn_dtype t, const shape *s, bool ta, bool tb, double beta, bool row, bool split) {
@@ -60,7 +60,8 @@ static product make(fattn_dtype t, const shape *s, bool ta, bool tb, double beta
     product p = {.a = matrix(t, ta ? s->K : s->M, lda, 1),
                  .b = matrix(t, tb ? s->N : s->K, ldb, 2),
                  .c = matrix(t, s->M, ldc, 3),
-                 .row = matrix(t, 1, s->N, 4)};
+                 .row = matrix(t, 1, s->N, 4),
+                 .onto = matrix(t, s->M, ldc, 5)};
     p.g = (fattni_gemm){.dtype = t,
                         .trans_a = ta,
                         .trans_b = tb,
@@ -81,7 +82,7 @@ static product make(fattn_dtype t, const shape *s, bool ta, bool tb, double beta
     return p;
 }
 
-static void drop(product *p) { free(p->a), free(p->b), free(p->c), free(p->row), free(p->workspace); }
+static void drop(product *p) { free(p->a), free(p->b), free(p->c), free(p->row), free(p->onto), free(p->workspace); }
 
 /* Each of K products and sums, and the few operations after them, rounds once. */
 static void check(const product *p, const void *before) {
@@ -99,6 +100,7 @@ static void check(const product *p, const void *before) {
             double want = g->alpha * sum;
             if (g->beta != 0) want += g->beta * get(before, g->dtype, m * g->ldc + n);
             if (g->row) want += get(g->row, g->dtype, n);
+            if (g->onto) want += get(g->onto, g->dtype, m * g->ldc + n);
             const double got = get(g->c, g->dtype, m * g->ldc + n);
             const double bound = ((double)g->K + 4) * eps * (size + 2);
             cr_assert(fabs(got - want) <= bound, "%s %lldx%lldx%lld %d%d: [%lld,%lld] is %g, not %g",
@@ -114,13 +116,15 @@ static void check(const product *p, const void *before) {
 Test(gemm, agrees_with_sums_in_double) {
     static const struct {
         double beta;
-        bool row, split;
-    } modes[] = {{0, true, false}, {0, false, true}, {1, false, false}, {0.5, false, true}};
+        bool row, onto, split;
+    } modes[] = {{0, true, false, false},   {0, false, false, true}, {1, false, false, false},
+                 {0.5, false, false, true}, {0, true, true, false},  {0, false, true, false}};
     fattn_ctx *ctx = context(2);
     for (int i = 0; i < SHAPES * 8; ++i) {
         const fattn_dtype t = i & 4 ? FATTN_F64 : FATTN_F32;
-        for (int k = 0; k < 4; ++k) {
+        for (size_t k = 0; k < sizeof modes / sizeof *modes; ++k) {
             product p = make(t, &shapes[i / 8], i & 1, i & 2, modes[k].beta, modes[k].row, modes[k].split);
+            if (modes[k].onto) p.g.onto = p.onto;
             void *before = matrix(t, p.g.M, p.g.ldc, 3);
             fattni_gemm_cpu(ctx, &p.g);
             check(&p, before);

@@ -1,6 +1,6 @@
 /* On the CPU: loops over the elements of several tensors at once, and sums over broadcast dimensions. */
 #include "core/tensor/numeric.h"
-#include "autograd_c/ops/ops.h"
+#include "autograd_c/ops/isa_clones.h"
 
 #include <string.h>
 
@@ -165,16 +165,6 @@ static fattn_status accumulate(fattn_ctx *ctx, const fattn_tensor *d, const fatt
     return FATTN_OK;
 }
 
-static void reduce_f32_task(void *arg, int64_t task, int thread) {
-    (void)thread;
-    reduce_f32(arg, task);
-}
-
-static void reduce_f64_task(void *arg, int64_t task, int thread) {
-    (void)thread;
-    reduce_f64(arg, task);
-}
-
 static void run_reduction(const fattn_ctx *ctx, const grid *g, int32_t dtype, reduction s) {
     s.kept.count = s.reduced.count = 1;
     s.width = s.run = s.length = 1;
@@ -193,7 +183,8 @@ static void run_reduction(const fattn_ctx *ctx, const grid *g, int32_t dtype, re
     const int64_t work = fattni_min(s.width, CELL) * fattni_ceil_div(s.length, s.parts);
     s.cells_per_task = fattni_max(1, ELEMENTS_PER_TASK / fattni_max(1, work));
     s.tasks_per_part = fattni_ceil_div(cells, s.cells_per_task);
-    fattni_parallel(ctx, s.tasks_per_part * s.parts, dtype == FATTN_F64 ? reduce_f64_task : reduce_f32_task, &s);
+    const fattni_task *const run = dtype == FATTN_F64 ? reduce_f64_by_isa : reduce_f32_by_isa;
+    fattni_parallel(ctx, s.tasks_per_part * s.parts, run[ctx->isa], &s);
 }
 
 /* A few sums over much are cut in parts. */

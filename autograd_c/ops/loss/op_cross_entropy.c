@@ -4,6 +4,7 @@
    kept rows, and of each row its maximum and the sum of exp(x - max): unlike their joint logarithm
    they keep the gradient exact when logits are large. */
 #include "autograd_c/ops/exp.h"
+#include "autograd_c/ops/isa_clones.h"
 #include "autograd_c/ops/loss/op_loss.h"
 #include "autograd_c/ops/loss/targets.h"
 
@@ -68,7 +69,7 @@ static fattn_status forward_cpu(fattn_op_call *c) {
     j.kept[0] = (double)kept;
     j.loss = c->workspace;
     const bool wide = c->out[0].dtype == FATTN_F64;
-    fattni_parallel(c->ctx, tasks, wide ? forward_f64 : forward_f32, &j);
+    fattni_parallel(c->ctx, tasks, (wide ? forward_f64_by_isa : forward_f32_by_isa)[c->ctx->isa], &j);
     double loss = 0;
     for (int64_t i = 0; i < tasks; ++i) loss += j.loss[i];
     if (kept > 0) loss /= (double)kept;
@@ -86,7 +87,8 @@ static fattn_status backward_cpu(fattn_op_call *c) {
     const double d = wide ? *(const double *)c->d_out[0].data : (double)*(const float *)c->d_out[0].data;
     j.dx = fattni_rows_of(&c->d_in[LOGITS]);
     j.weight = j.kept[0] > 0 ? d / j.kept[0] : 0;
-    fattni_parallel(c->ctx, fattni_ceil_div(j.x.count, j.rows_per_task), wide ? backward_f64 : backward_f32, &j);
+    fattni_parallel(c->ctx, fattni_ceil_div(j.x.count, j.rows_per_task),
+                    (wide ? backward_f64_by_isa : backward_f32_by_isa)[c->ctx->isa], &j);
     return FATTN_OK;
 }
 

@@ -12,6 +12,7 @@
    then logits, dx and dw are F32, and G is two BF16 matrices of equal size, G rounded and what that leaves, so that
    its products lose 2^-16 of a term where BF16 alone would lose 2^-8. */
 #include "autograd_c/ops/exp.h"
+#include "autograd_c/ops/isa_clones.h"
 #include "autograd_c/ops/loss/op_loss.h"
 #include "autograd_c/ops/loss/targets.h"
 #include "core/cpu/gemm_bf16.h"
@@ -164,13 +165,15 @@ static void scale_bf16(void *const *p, const int64_t *step, int64_t n, const voi
 }
 
 /* The rows of a chunk, G in two parts. */
-static void rows_bf16(void *arg, int64_t task, int thread) {
+static FATTNI_CLONED void rows_bf16(void *arg, int64_t task, int thread) {
     const job *const j = arg;
     const int64_t each = j->p->rows_per_task * j->p->V;
     rows_f32(arg, task, thread);
     const int64_t n = fattni_min(each, j->rows * j->p->V - task * each), first = task * each;
     fattni_bf16_split((const float *)j->at.logits + first, j->at.high + first, j->at.low + first, n);
 }
+
+FATTNI_TASKS_BY_ISA(rows_bf16)
 
 /* The loss of one chunk, summed; its gradients into what is saved. */
 static fattn_status run_chunk(fattn_ctx *ctx, job *j, void *workspace, double *loss) {
@@ -179,7 +182,8 @@ static fattn_status run_chunk(fattn_ctx *ctx, job *j, void *workspace, double *l
     products_of(p, j->begin, j->rows, &j->at, &q);
     FATTNI_TRY(fattni_product_run(ctx, &q.forward, workspace));
     const int64_t tasks = fattni_ceil_div(j->rows, p->rows_per_task);
-    fattni_parallel(ctx, tasks, p->real == FATTN_F64 ? rows_f64 : p->splits ? rows_bf16 : rows_f32, j);
+    const fattni_task *const run = p->splits ? rows_bf16_by_isa : rows_f32_by_isa;
+    fattni_parallel(ctx, tasks, (p->real == FATTN_F64 ? rows_f64_by_isa : run)[ctx->isa], j);
     for (int64_t i = 0; i < tasks; ++i) *loss += j->loss[i];
     if (p->want_dx) FATTNI_TRY(multiply_g(ctx, p, &q.to_dx, &q.g, &j->at, workspace));
     if (p->want_dw) FATTNI_TRY(multiply_g(ctx, p, &q.to_dw, &q.g, &j->at, workspace));

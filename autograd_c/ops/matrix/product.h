@@ -13,4 +13,11 @@ typedef struct fattni_batched_product {
     const fattn_tensor *onto; /* added to C; NULL: none, or the caller adds it */
 } fattni_batched_product;
 
+/* What is added has C's dtype and strides, for a BLAS that begins with it. */
+static inline bool fattni_onto_lies_as_c(const fattni_batched_product *p) {
+    bool same = p->onto && p->c.count == 1 && p->onto->dtype == p->to->dtype && p->onto->ndim == p->to->ndim;
+    for (int d = 0; same && d < p->to->ndim; ++d) same = p->to->shape[d] == 1 || p->onto->stride[d] == p->to->stride[d];
+    return same;
+}
+
 #endif

@@ -30,7 +30,10 @@ static fattn_status run(fattn_ctx *ctx, const fattni_batched_product *p, void *w
         return fattni_bf16_multiply(ctx, &(fattni_bf16_products){p->first, p->a, p->b, p->c}, workspace);
     if (p->c.count == 1) {
         fattni_gemm g = p->first;
-        g.workspace = fattni_carve(&workspace, fattni_gemm_workspace(&g));
+        const size_t bytes = fattni_gemm_workspace(&g);
+        *onto_added = bytes == 0 && fattni_onto_lies_as_c(p); /* parts of K begin with 0 */
+        if (*onto_added) g.onto = p->onto->data;
+        g.workspace = fattni_carve(&workspace, bytes);
         fattni_gemm_cpu(ctx, &g);
     } else {
         job j = {.p = p, .blocks = fattni_gemm_blocks(&p->first)};

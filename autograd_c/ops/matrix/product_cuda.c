@@ -10,13 +10,6 @@ static size_t workspace_of(const fattn_ctx *ctx, fattn_dtype operands, const fat
 
 static int64_t batch_stride(const fattni_rows *r) { return r->count > 1 ? r->stride[0] : 0; }
 
-/* What is added lies as C does. */
-static bool lies_as_c(const fattni_batched_product *p) {
-    bool same = p->c.count == 1 && p->onto->dtype == p->to->dtype && p->onto->ndim == p->to->ndim;
-    for (int d = 0; d < p->to->ndim && same; ++d) same = p->to->shape[d] == 1 || p->onto->stride[d] == p->to->stride[d];
-    return same;
-}
-
 /* A row that is added to every row is a part of the product, or what C holds before; onto is a part of it, or left to
    the caller. */
 static fattn_status run(fattn_ctx *ctx, const fattni_batched_product *p, void *workspace, bool *onto_added) {
@@ -44,7 +37,7 @@ static fattn_status run(fattn_ctx *ctx, const fattni_batched_product *p, void *w
                                 .row = g->row};
     bool added = false;
     *onto_added = false;
-    if (p->onto && lies_as_c(p)) {
+    if (fattni_onto_lies_as_c(p)) {
         product.from = p->onto->data;
         FATTNI_TRY(fattni_cuda_multiply(ctx, &product, workspace, onto_added));
         if (*onto_added) return FATTN_OK;

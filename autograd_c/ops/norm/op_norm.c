@@ -8,7 +8,7 @@
    dgain = sum over rows of dy h, dbias = sum of dy. Saves mean (layernorm) and r of each row. Sums
    of a row are in double; dgain and dbias are summed within a block of rows first, in x's type. */
 #include "autograd_c/ops/norm/op_norm.h"
-#include "autograd_c/ops/ops.h"
+#include "autograd_c/ops/isa_clones.h"
 
 #include <math.h>
 #include <string.h>
@@ -82,7 +82,7 @@ static void plan_cpu(fattn_op_call *c) {
 static fattn_status forward_cpu(fattn_op_call *c) {
     job j = job_of(c);
     fattni_parallel(c->ctx, fattni_ceil_div(j.x.count, j.rows_per_task),
-                    c->out[0].dtype == FATTN_F64 ? forward_f64 : forward_f32, &j);
+                    (c->out[0].dtype == FATTN_F64 ? forward_f64_by_isa : forward_f32_by_isa)[c->ctx->isa], &j);
     return FATTN_OK;
 }
 
@@ -92,7 +92,8 @@ static fattn_status backward_cpu(fattn_op_call *c) {
     const bool wide = c->out[0].dtype == FATTN_F64;
     const fattn_tensor *dgain = &c->d_in[GAIN], *dbias = c->n_in > BIAS ? &c->d_in[BIAS] : NULL;
     if (dgain->data || (dbias && dbias->data)) j.partial = c->workspace;
-    fattni_parallel(c->ctx, fattni_ceil_div(j.x.count, j.rows_per_task), wide ? backward_f64 : backward_f32, &j);
+    fattni_parallel(c->ctx, fattni_ceil_div(j.x.count, j.rows_per_task),
+                    (wide ? backward_f64_by_isa : backward_f32_by_isa)[c->ctx->isa], &j);
     for (int which = 0; which < 2; ++which) {
         const fattn_tensor *d = which == 0 ? dgain : dbias;
         if (!d || !d->data) continue;

@@ -3,8 +3,8 @@
 
    Backward: dx = y (dy - sum of dy y). Saves nothing: y is at hand. Sums of a row are in double. */
 #include "autograd_c/ops/exp.h"
+#include "autograd_c/ops/isa_clones.h"
 #include "autograd_c/ops/norm/op_softmax.h"
-#include "autograd_c/ops/ops.h"
 
 #include <math.h>
 
@@ -30,20 +30,21 @@ static fattn_status infer(fattn_op_call *c) {
 
 static void plan_cpu(fattn_op_call *c) { (void)c; }
 
-static void run(fattn_op_call *c, fattni_task f32, fattni_task f64) {
+static void run(fattn_op_call *c, const fattni_task *f32, const fattni_task *f64) {
     job j = {.c = c, .x = fattni_rows_of(&c->in[0]), .y = fattni_rows_of(&c->out[0])};
     if (c->d_in) j.dx = fattni_rows_of(&c->d_in[0]);
     j.rows_per_task = fattni_max(1, ELEMENTS_PER_TASK / fattni_max(1, j.y.columns));
-    fattni_parallel(c->ctx, fattni_ceil_div(j.y.count, j.rows_per_task), c->out[0].dtype == FATTN_F64 ? f64 : f32, &j);
+    fattni_parallel(c->ctx, fattni_ceil_div(j.y.count, j.rows_per_task),
+                    (c->out[0].dtype == FATTN_F64 ? f64 : f32)[c->ctx->isa], &j);
 }
 
 static fattn_status forward_cpu(fattn_op_call *c) {
-    run(c, forward_f32, forward_f64);
+    run(c, forward_f32_by_isa, forward_f64_by_isa);
     return FATTN_OK;
 }
 
 static fattn_status backward_cpu(fattn_op_call *c) {
-    if (c->d_in[0].data) run(c, backward_f32, backward_f64);
+    if (c->d_in[0].data) run(c, backward_f32_by_isa, backward_f64_by_isa);
     return FATTN_OK;
 }
 
