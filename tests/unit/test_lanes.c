@@ -17,9 +17,11 @@ enum { MOST = 4, N = 8 };
 static struct {
     _Atomic(const fattni_lane *) lane;
     bool closed;
-    int copies_from[MOST];
-    int copies, ordered; /* ordered: so many come before what is enqueued on the context's stream */
-    int followed[MOST];  /* waits for the copies of that rank */
+    int copies, copies_from[MOST];
+    int ended[FATTNI_LANE_SLOTS], ended_from[FATTNI_LANE_SLOTS][MOST]; /* of these, before a slot's end */
+    int ordered;         /* so many own copies come before what is enqueued on the context's stream */
+    int followed[MOST];  /* and so many by that rank of what this one has sent */
+    int waits;           /* for other lanes */
     int followed_closed; /* waits for a lane that is no more */
 } ranks[MOST];
 
@@ -61,15 +63,18 @@ static fattn_status copy(fattni_lane *l, const fattn_tensor *dst, const fattni_l
 }
 
 static fattn_status end(fattni_lane *l, int slot) {
-    (void)slot;
-    ranks[rank_of(l)].ordered = ranks[rank_of(l)].copies;
+    const int r = rank_of(l);
+    ranks[r].ended[slot] = ranks[r].copies;
+    memcpy(ranks[r].ended_from[slot], ranks[r].copies_from, sizeof ranks[r].copies_from);
     return FATTN_OK;
 }
 
 static fattn_status follow_lane(fattni_lane *l, const fattni_lane *reader, int reader_slot) {
-    (void)reader_slot;
-    ranks[rank_of(l)].followed[rank_of(reader)] += 1;
-    ranks[rank_of(l)].followed_closed += ranks[rank_of(reader)].closed;
+    const int me = rank_of(l), other = rank_of(reader);
+    ranks[me].followed_closed += ranks[other].closed;
+    ranks[me].waits += other != me;
+    ranks[me].followed[other] = ranks[other].ended_from[reader_slot][me];
+    if (other == me) ranks[me].ordered = ranks[me].ended[reader_slot];
     return FATTN_OK;
 }
 
@@ -134,6 +139,34 @@ Test(lanes, copies_of_a_failed_exchange_are_waited_for) {
     }
 }
 
+/* Rank 0 receives from rank 1, and waits for rank 2 in vain. It sends nothing, also not to itself. */
+static fattn_status receives_half(rank_call *c) {
+    const size_t bytes = N * sizeof(float);
+    const fattn_message out = {.data = sent[1], .bytes = bytes, .peer = 0};
+    const fattn_message in[] = {{.data = received[0], .bytes = bytes, .peer = 1},
+                                {.data = received[0] + N, .bytes = bytes, .peer = 2}};
+    void *opened;
+    if (c->rank == 2) {
+        pause_for(1);
+        return FATTN_E_COMM;
+    }
+    FATTNI_TRY(fattni_comm_start(c->comm, &out, c->rank == 1, in, c->rank == 0 ? 2 : 0, &opened));
+    const fattn_status s = fattni_comm_finish(c->comm, opened);
+    pause_for(0.2);
+    return s;
+}
+
+Test(lanes, copies_before_a_failed_one_are_waited_for) {
+    const ranks_options o = {.time_limit = 0.3};
+    rank_call calls[3];
+    memset(ranks, 0, sizeof ranks);
+    run_ranks(3, &o, receives_half, NULL, calls);
+    cr_assert_eq(calls[0].status, FATTN_E_COMM);
+    cr_assert_eq(ranks[0].copies, 1);
+    cr_assert_eq(ranks[0].ordered, 1, "rank 0 may free what is still written");
+    cr_assert_eq(ranks[1].followed[0], 1, "rank 1 may free what 0 still reads");
+}
+
 /* The same when a rank fails by itself while messages are open that others have received. */
 static fattn_status aborts(rank_call *c) {
     fattn_message m = {.data = c->rank ? received[1] : sent[0], .bytes = sizeof sent[0], .peer = 1 - c->rank};
@@ -152,4 +185,33 @@ Test(lanes, an_abort_waits_for_readers) {
     memset(ranks, 0, sizeof ranks);
     expect_ranks(2, NULL, aborts, NULL);
     cr_assert_eq(ranks[0].followed_closed, 0);
+}
+
+/* Three messages each way. The first one's copy is enqueued early and not waited for, the second one's is. */
+static fattn_status finishes_together(rank_call *c) {
+    const int me = c->rank, other = 1 - me;
+    void *opened[3];
+    for (int i = 0; i < 3; ++i) {
+        const fattn_message out = {.data = &sent[me][i], .bytes = sizeof(float), .peer = other};
+        const fattn_message in = {.data = &received[me][i], .bytes = sizeof(float), .peer = other};
+        FATTNI_TRY(fattni_comm_start(c->comm, &out, 1, &in, 1, &opened[i]));
+    }
+    FATTNI_TRY(fattni_comm_receive(c->comm, opened[0], false));
+    if (ranks[me].copies != 1 || ranks[me].ordered != 0) return FATTN_E_MISMATCH;
+    FATTNI_TRY(fattni_comm_receive(c->comm, opened[1], true));
+    if (ranks[me].copies != 2 || ranks[me].ordered != 2) return FATTN_E_MISMATCH;
+    return fattni_comm_finish_parts(c->comm, opened, 3);
+}
+
+Test(lanes, exchanges_that_are_finished_together_wait_once) {
+    memset(ranks, 0, sizeof ranks);
+    for (int i = 0; i < N; ++i) sent[0][i] = (float)(i + 1), sent[1][i] = (float)-i;
+    expect_ranks(2, NULL, finishes_together, NULL);
+    for (int r = 0; r < 2; ++r) {
+        cr_assert_arr_eq(received[r], sent[1 - r], 3 * sizeof(float));
+        cr_assert_eq(ranks[r].copies, 3);
+        cr_assert_eq(ranks[r].ordered, 3);
+        cr_assert_eq(ranks[r].followed[1 - r], 3, "rank %d may free what %d still reads", r, 1 - r);
+        cr_assert_eq(ranks[r].waits, 1);
+    }
 }
