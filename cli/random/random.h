@@ -49,7 +49,4 @@ static inline uint32_t draw_below(draws *d, uint32_t n) {
     return (uint32_t)(product >> 32);
 }
 
-/* Uniform in [0, 1), 32 bits. */
-static inline double draw_unit(draws *d) { return draw_word(d) * 0x1p-32; }
-
 #endif

@@ -128,6 +128,7 @@ fattn_status fattni_cuda_clusters(fattn_ctx *ctx, const fattni_cuda_kernel *k, i
     int *const known = &ctx->gpu.clusters[cluster];
     if (*known == 0) {
         bool entered;
+        FATTNI_TRY(fattni_cuda_ready(ctx, k)); /* its limit of shared memory counts */
         FATTNI_TRY(fattni_cuda_enter(ctx, &entered));
         cudaLaunchAttribute size = {.id = cudaLaunchAttributeClusterDimension,
                                     .val.clusterDim = {(unsigned)cluster, 1, 1}};

@@ -11,7 +11,7 @@
 /* Of fattni_device_ops (core/base/device.h). */
 fattn_status fattni_cuda_copy(fattn_ctx *ctx, const fattn_tensor *dst, const fattn_tensor *src);
 fattn_status fattni_cuda_copy_pairs(fattn_ctx *ctx, const fattni_copy_pair *pairs, int n);
-/* The same by kernels of at most so many blocks. */
+/* The same, what consists of pieces of 16 bytes by kernels of at most so many blocks. */
 fattn_status fattni_cuda_copy_pairs_on(fattn_ctx *ctx, const fattni_copy_pair *pairs, int n, int64_t blocks);
 fattn_status fattni_cuda_add(fattn_ctx *ctx, const fattn_tensor *dst, const fattn_tensor *src);
 fattn_status fattni_cuda_normal(fattn_ctx *ctx, const fattn_tensor *dst, double mean, double std, fattn_rng rng);

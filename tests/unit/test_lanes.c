@@ -123,11 +123,15 @@ static fattn_status fails_halfway(rank_call *c) {
     return s;
 }
 
-Test(lanes, copies_of_a_failed_exchange_are_waited_for) {
+static void run_three(fattn_status (*function)(rank_call *c), rank_call calls[3]) {
     const ranks_options o = {.time_limit = 0.3};
-    rank_call calls[3];
     memset(ranks, 0, sizeof ranks);
-    run_ranks(3, &o, fails_halfway, NULL, calls);
+    run_ranks(3, &o, function, NULL, calls);
+}
+
+Test(lanes, copies_of_a_failed_exchange_are_waited_for) {
+    rank_call calls[3];
+    run_three(fails_halfway, calls);
     for (int r = 0; r < 2; ++r) {
         cr_assert_eq(calls[r].status, FATTN_E_COMM);
         cr_assert_eq(ranks[r].copies, 2);
@@ -157,10 +161,8 @@ static fattn_status receives_half(rank_call *c) {
 }
 
 Test(lanes, copies_before_a_failed_one_are_waited_for) {
-    const ranks_options o = {.time_limit = 0.3};
     rank_call calls[3];
-    memset(ranks, 0, sizeof ranks);
-    run_ranks(3, &o, receives_half, NULL, calls);
+    run_three(receives_half, calls);
     cr_assert_eq(calls[0].status, FATTN_E_COMM);
     cr_assert_eq(ranks[0].copies, 1);
     cr_assert_eq(ranks[0].ordered, 1, "rank 0 may free what is still written");
