@@ -1,7 +1,8 @@
 /* Loops (fattni_loop, ops.h) and tasks (fattni_task) that are worth the widest vectors of the CPU: one function, cloned
    for each instruction set of core/cpu/isa.h. FATTNI_LOOPS_BY_ISA(f) makes f_by_isa[], indexed by enum fattni_isa, from
    a loop f that was defined as `static FATTNI_CLONED void f(...)`, FATTNI_TASKS_BY_ISA(f) the same from a task. What
-   they call is FATTNI_CLONED, too. Compilers do not reorder sums: a sum has partial ones side by side, FATTNI_LANES of a row. */
+   they call is FATTNI_CLONED, too. Compilers do not reorder sums: a sum has partial ones side by side, of a row
+   FATTNI_LANES. */
 #ifndef FATTNI_AUTOGRAD_OPS_ISA_CLONES_H
 #define FATTNI_AUTOGRAD_OPS_ISA_CLONES_H
 
