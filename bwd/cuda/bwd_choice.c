@@ -1,5 +1,6 @@
 /* Which kernel of bwd_kernels.def runs a call. */
 #include "bwd/cuda/bwd_cuda.h"
+#include "bwd/cuda/bwd_short.h"
 #include "core/cuda/sm90.h"
 
 #include <string.h>
@@ -63,9 +64,29 @@ static bool dbias_fits(const fattni_problem *p) {
     return true;
 }
 
+/* Whether a CTA for each head keeps the SMs busy: up to 256 keys always; beyond, a head takes as long as several key
+   blocks, and the last wave of CTAs must not be mostly empty (bench/HOPPER.md, 2.9). */
+static bool fills_sms(const fattn_ctx *ctx, const fattni_problem *p) {
+    const int64_t heads = p->B * p->Hq, places = fattni_ceil_div(heads, ctx->gpu.sms) * ctx->gpu.sms;
+    return p->Sk <= 256 || 5 * heads >= 3 * places;
+}
+/* Short causal rows as SHORT kernels know them (bwd_sm90_short.cuh): they find delta, and store dK and dV by TMA. */
+static bool is_short(const fattn_ctx *ctx, const fattni_problem *p, int variant) {
+    const fattni_array *const all[] = {&p->q, &p->k, &p->dq, &p->dk, &p->v, &p->o, &p->d_o, &p->dv};
+    if (variant != FATTNI_VARIANT_CAUSAL || p->group > 1 || p->Sq != p->Sk || p->Sk > FATTNI_SHORT_KEYS ||
+        p->q_pos0 != p->k_pos0 || p->d_lse.present || p->delta.present || p->has_o_rest ||
+        (p->flags & (FATTN_MERGE | FATTN_ACC_DQ | FATTN_ACC_DK | FATTN_ACC_DV)) || !fills_sms(ctx, p))
+        return false;
+    for (int n = 0; n < 8; ++n)
+        if (!all[n]->present || all[n]->dtype != (int32_t)p->dtype || !fattni_cuda_vector(all[n], n < 4 ? p->D : p->Dv))
+            return false;
+    return fattni_sm90_maps(&p->dk, p->D) && fattni_sm90_maps(&p->dv, p->Dv);
+}
+
 /* Hopper has separate kernels for a softcap (CAPPED). Its BANDED clusters do not clear what is beyond a sequence. */
-static bool matches(const fattni_cuda_kernel *k, const fattni_problem *p, int variant) {
+static bool matches(const fattn_ctx *ctx, const fattni_cuda_kernel *k, const fattni_problem *p, int variant) {
     switch (k->variant) {
+    case FATTNI_VARIANT_SHORT: return is_short(ctx, p, variant);
     case FATTNI_VARIANT_CAPPED: return p->softcap > 0 && p->softcap <= FATTNI_LARGE_CAP;
     case FATTNI_VARIANT_BIASED: return fattni_sm90_stages_bias(p) && dbias_fits(p);
     case FATTNI_VARIANT_BANDED: return variant == k->variant && (k->cluster == 1 || !(p->packed || p->padded));
@@ -88,7 +109,7 @@ static const fattni_cuda_kernel *sm90_of(const fattn_ctx *ctx, const fattni_prob
     if (!sm90_supports(p)) return NULL;
     for (const fattni_cuda_kernel *const *k = fattni_bwd_cuda_kernels; *k; ++k)
         if ((*k)->arch == 90 && (*k)->variant != FATTNI_VARIANT_HUGE && fattni_cuda_can_run(*k, ctx, p) &&
-            matches(*k, p, variant) && counts_fit(p, *k))
+            matches(ctx, *k, p, variant) && counts_fit(p, *k))
             return *k;
     return NULL;
 }
@@ -102,7 +123,7 @@ static fattni_bwd_choice choose(const fattn_ctx *ctx, const fattni_problem *p) {
         if (!fattni_cuda_can_run(*k, ctx, p)) continue;
         if ((*k)->variant == FATTNI_VARIANT_HUGE) {
             if (!c.huge) c.huge = *k;
-        } else if (matches(*k, p, variant)) {
+        } else if (matches(ctx, *k, p, variant)) {
             if (is_crowded(ctx, *k))
                 crowded = *k;
             else if ((*k)->arch != 90)

@@ -436,6 +436,44 @@ Test(host_side, hopper_backward_variants) {
     }
 }
 
+/* Short causal rows: a CTA has all key blocks of a head, where these keep the SMs busy. */
+Test(host_side, hopper_short_rows) {
+    enum { PLAIN, ORDERED, FULL, GROUPED, LONGER, ADDS, EXACT, D_LSE };
+    static const struct {
+        int64_t B, N, D;
+        int call;
+        bool is_short;
+    } calls[] = {
+        {1, 1, 64, PLAIN, true},       {8, 256, 32, PLAIN, true},    {64, 256, 64, PLAIN, true},
+        {1, 256, 64, ORDERED, true},   {20, 257, 64, PLAIN, true},   {33, 512, 64, PLAIN, true},
+        {1, 257, 64, PLAIN, false},    {34, 512, 64, PLAIN, false},  {48, 512, 64, PLAIN, true},
+        {64, 513, 64, PLAIN, false},   {64, 256, 72, PLAIN, false},  {64, 256, 64, FULL, false},
+        {64, 256, 64, GROUPED, false}, {64, 256, 64, LONGER, false}, {64, 256, 64, ADDS, false},
+        {64, 256, 64, EXACT, false},   {64, 256, 64, D_LSE, false},
+    };
+    for (size_t n = 0; n < 2 * sizeof calls / sizeof *calls; ++n) {
+        const int call = calls[n / 2].call;
+        const int64_t B = calls[n / 2].B, N = calls[n / 2].N, D = calls[n / 2].D;
+        fattn_ctx *const ctx = planner(90);
+        fattn_attention_plan plan = {.struct_size = sizeof plan};
+        shapes x;
+        describe(&x, dtypes[n % 2], 4, N, call == LONGER ? N + 1 : N, D);
+        static const int of_keys[] = {K, V, DK, DV};
+        for (int t = 0; t < TENSORS; ++t) x.t[t].shape[0] = B;
+        x.lse.shape[0] = B, ctx->gpu.sms = 132;
+        for (int t = 0; t < 4 && call == GROUPED; ++t) x.t[of_keys[t]].shape[1] = 2;
+        fattn_tensor d_lse = fattn_tensor_view(place(50), FATTN_F32, FATTN_CUDA, 0, 3, (int64_t[]){B, 4, N});
+        if (call == D_LSE) x.io.d_lse = &d_lse;
+        x.p.flags = call == FULL ? 0 : FATTN_CAUSAL;
+        x.p.flags |= call == ORDERED ? FATTN_DETERMINISTIC : call == ADDS ? FATTN_ACC_DQ : 0;
+        x.p.flags |= call == EXACT ? FATTN_EXACT_DELTA : 0;
+        cr_assert_eq(fattn_attention_query(ctx, &x.p, &x.io, &plan), FATTN_OK, "%s", fattn_ctx_error(ctx));
+        cr_assert_eq(strstr(plan.bwd_kernel, "_d64_short_128x128") != NULL, calls[n / 2].is_short,
+                     "%lld, %lld, call %d: %s", (long long)B, (long long)N, call, plan.bwd_kernel);
+        fattn_ctx_destroy(ctx);
+    }
+}
+
 /* Which kernels take a bias on Hopper: biased ones of rows that tensor maps can describe, in q's dtype and without
    other general features. */
 Test(host_side, hopper_with_bias) {

@@ -24,11 +24,12 @@
    Bias        in natural units: S becomes scale S + bias, and lse2 is in units of log2 (bwd_sm90_bias.cuh).
    Centring    Where the keys of a head have a mean (bwd_key_mean.cu) K in shared memory is less it, and lse2 is less
                its part of S.
+   Short       SHORT is CAUSAL for few keys, with heads in place of work items (bwd_sm90_short.cuh).
    dQ order    FATTN_DETERMINISTIC: the adding warps wait for the key blocks before theirs (bwd_dq_semaphore.cuh).
 
    Instances: bwd_kernels.def. Macros in: cmake/instance.cu.in. */
 #include "core/device/describe.cuh"
-#include "bwd/cuda/bwd_args.h"
+#include "bwd/cuda/bwd_short.h"
 #include "core/device/sm90_tile.cuh"
 
 enum {
@@ -37,7 +38,8 @@ enum {
     BN = K_BN,
     THREADS = 32 * K_WARPS,
     CTAS = 1,
-    CAUSAL = K_VARIANT == FATTNI_VARIANT_CAUSAL,
+    SHORT = K_VARIANT == FATTNI_VARIANT_SHORT,
+    CAUSAL = K_VARIANT == FATTNI_VARIANT_CAUSAL || SHORT,
     BANDS = K_VARIANT >= FATTNI_VARIANT_BANDED,
     CAPPED = K_VARIANT == FATTNI_VARIANT_CAPPED,
     GENERAL = K_VARIANT == FATTNI_VARIANT_GENERAL || CAPPED,
@@ -50,6 +52,8 @@ enum {
     ROW_BYTES = BM * PANELS * 128,
     D_O_BYTES = ROW_BYTES,
     DS_BYTES = BN * BM * 2,
+    DS_STAGES = SHORT ? 1 : 2,
+    DQ_BLOCKS = SHORT ? FATTNI_SHORT_KEYS / BM - 1 : 1, /* row blocks of dQ in shared memory */
     BEGINS_WITH_L = FATTNI_BEGINS_WITH_L(!GENERAL && !BIASED, D, BM),
     LSE_AHEAD = GENERAL || BIASED || BEGINS_WITH_L ? 0 : 3, /* of lse2: tiles of 8 rows that are loaded a step before */
     /* dQ: a consumer has half of 128 rows, or of 64 rows half of the columns. The halves of head_dim 80 are 48 columns
@@ -73,14 +77,15 @@ typedef struct work_slot {
 typedef struct shared_memory {
     half_type k[BN * PANELS * 64], v[BN * PANELS * 64];
     half_type q[2][BM * PANELS * 64], d_o[2][BM * PANELS * 64];
-    half_type ds[2][BN * BM];
+    half_type ds[DS_STAGES][BN * BM];
     half_type bias[BIASED ? BM * BN : 0];
-    float dq[BM * D];
+    float dq[DQ_BLOCKS * BM * D];
     float lse2[2][BM], delta[2][BM];
     float key_mean[PANELS * 64]; /* where K is centred */
     uint64_t k_full, v_full, q_full[2], q_empty[2], do_full[2], do_empty[2];
     uint64_t work_full[2], work_empty[2], keys_empty, dq_added, dq_added_seen;
     uint64_t bias_full[BIASED], bias_empty[BIASED];
+    uint64_t ds_empty[SHORT], rows_full[SHORT];
     work_slot work[2];
     mean_search search;
     int32_t centred, reserved[3]; /* centred: the task's K is less its mean */
@@ -90,13 +95,13 @@ enum { SHARED_BYTES = sizeof(shared_memory) };
 static_assert(SHARED_BYTES <= 227 * 1024, "shared memory");
 
 /* Named barriers; DQ_FULL and DQ_EMPTY one per consumer. */
-enum { DS_WRITTEN = 1, DQ_FULL = 2, DQ_EMPTY = 4, CLEARED = 6, ROWS_DONE = 7 };
+enum { DS_WRITTEN = 1, DQ_FULL = 2, DQ_EMPTY = 4, CLEARED = 6, ROWS_DONE = 7, MEAN_FOUND = 8 };
 
 #include "bwd/cuda/sm90/bwd_sm90_general.cuh"
 #include "bwd/cuda/sm90/bwd_sm90_bias.cuh"
 #include "bwd/cuda/sm90/bwd_sm90_scheduler.cuh"
 
-static_assert(SAMPLE_BYTES <= 2 * DS_BYTES, "a sample of keys takes the place of dS");
+static_assert(SHORT || SAMPLE_BYTES <= 2 * DS_BYTES, "a sample of keys takes the place of dS");
 static_assert(offsetof(shared_memory, v) % 1024 == 0 && offsetof(shared_memory, q) % 1024 == 0 &&
                   offsetof(shared_memory, d_o) % 1024 == 0 && offsetof(shared_memory, ds) % 1024 == 0 &&
                   offsetof(shared_memory, bias) % 1024 == 0 && ROW_BYTES % 1024 == 0 && DS_BYTES % 1024 == 0,
@@ -290,6 +295,13 @@ DEVICE uint32_t dq_to(uint32_t shared, int consumer, uint32_t thread) {
     return MEMBER_ADDRESS(shared, dq) + consumer * (SLICE - REPEATED * 64) * 4 + thread * 16;
 }
 
+#if K_VARIANT == FATTNI_VARIANT_SHORT
+#include "bwd/cuda/sm90/bwd_sm90_short.cuh"
+typedef fattni_bwd_short_args kernel_args;
+#else
+typedef fattni_bwd_sm90_args kernel_args;
+#endif
+
 /* Zeroes rows [from, rows) of two tiles that have arrived. Both consumers. */
 DEVICE void clear_tails(uint32_t tile0, uint32_t tile1, int rows, int from) {
     clear_rows(tile0, PANELS, rows, from, (int)threadIdx.x - 128, 256);
@@ -322,8 +334,14 @@ DEVICE void load_lse2_ahead(float2 *ahead, const task *t, int n, uint32_t shared
 }
 
 /* dK, dV and this consumer's part of dQ of a task, the CTA's work item `number`. */
-DEVICE void main_loop(const fattni_bwd_sm90_args *p, const task *t, int number, uint32_t shared,
-                      const shared_memory *memory, int consumer) {
+DEVICE void main_loop(const kernel_args *args, const task *t, int number, uint32_t shared, const shared_memory *memory,
+                      int consumer) {
+#if K_VARIANT == FATTNI_VARIANT_SHORT
+    const fattni_bwd_sm90_args *const p = &args->s;
+    if (number > 0) release_stored_keys(shared);
+#else
+    const fattni_bwd_sm90_args *const p = args;
+#endif
     const fattni_bwd_args *const bwd = &p->bwd;
     const fattni_attention_args *const a = &p->bwd.a;
     const float unit = a->scale * LOG2E;
@@ -409,9 +427,13 @@ DEVICE void main_loop(const fattni_bwd_sm90_args *p, const task *t, int number, 
             if (!BEGINS_WITH_L) round_pairs(pr, s, BM / 2); /* there were no registers for pr before */
             score_gradients(ds, s, dp, BM, delta);
         }
+#if K_VARIANT == FATTNI_VARIANT_SHORT
+        wait_ds_empty(now.stage + number, shared);
+#endif
+        const int ds_stage = SHORT ? 0 : now.stage;
 #pragma unroll
         for (int i = 0; i < BM / 16; ++i)
-            stmatrix_x4_trans(ds_to(shared, consumer, thread) + now.stage * DS_BYTES + i * 2048, ds + 4 * i);
+            stmatrix_x4_trans(ds_to(shared, consumer, thread) + ds_stage * DS_BYTES + i * 2048, ds + 4 * i);
 
         /* dV is issued before the proxy fence, so that the fence costs nothing. */
         wgmma_fence();
@@ -420,7 +442,7 @@ DEVICE void main_loop(const fattni_bwd_sm90_args *p, const task *t, int number, 
         async_proxy_fence();
         named_barrier_sync(DS_WRITTEN, 256);
         wgmma_fence();
-        dq_product(dq, operand_descriptor(ELEMENT_ADDRESS(shared, ds, now.stage) + ds_rows, 0), k_depth);
+        dq_product(dq, operand_descriptor(ELEMENT_ADDRESS(shared, ds, ds_stage) + ds_rows, 0), k_depth);
         wgmma_commit();
         wgmma_wait(1); /* dV */
         PIN_INTEGERS(pr, BM / 4);
@@ -430,6 +452,11 @@ DEVICE void main_loop(const fattni_bwd_sm90_args *p, const task *t, int number, 
         wgmma_commit();
         if (LSE_AHEAD) load_lse2_ahead(ahead, t, n + 1, shared, memory, thread);
         wgmma_wait(1); /* dQ */
+#if K_VARIANT == FATTNI_VARIANT_SHORT
+        PIN(dq, COLUMNS / 2);
+        release_ds(shared);
+        keep_dq(p, number, t, &now, shared, consumer, thread, dq);
+#else
         named_barrier_sync(DQ_EMPTY + consumer, 160);
         PIN(dq, COLUMNS / 2);
 #pragma unroll
@@ -438,6 +465,7 @@ DEVICE void main_loop(const fattni_bwd_sm90_args *p, const task *t, int number, 
                 store_shared_4(dq_to(shared, consumer, thread) + i * 2048, dq + 4 * i);
         async_proxy_fence();
         named_barrier_arrive(DQ_FULL + consumer, 160);
+#endif
         next_rows(&rows, t, a);
         clear_rows_ahead(t, &rows, n + 1, shared);
         wgmma_wait(0); /* dK */
@@ -446,6 +474,11 @@ DEVICE void main_loop(const fattni_bwd_sm90_args *p, const task *t, int number, 
     }
     PIN(dk, D / 2);
     PIN(dv, D / 2);
+#if K_VARIANT == FATTNI_VARIANT_SHORT
+    const task done = short_task(p, number);
+    arrive_once_per_warp(MEMBER_ADDRESS(shared, keys_empty));
+    store_keys_of_task(args, &done, number, shared, consumer, dk, dv);
+#else
     const task done = read_task(a, shared, number);
     if (done.steps) arrive_once_per_warp(MEMBER_ADDRESS(shared, keys_empty));
     uint32_t thread = threadIdx.x % 128;
@@ -453,8 +486,10 @@ DEVICE void main_loop(const fattni_bwd_sm90_args *p, const task *t, int number, 
     const int key = first_key(&done, consumer, thread);
     store_dv(bwd, &done, key, 0, D, dv);
     store_dk(bwd, &done, key, 0, D, dk);
+#endif
 }
 
+#if K_VARIANT != FATTNI_VARIANT_SHORT
 /* ---- loops over work items ---- */
 
 /* Packed sequences are of many lengths: most key blocks that the longest one has are of none of the others. So those of
@@ -584,16 +619,55 @@ DEVICE void consume(const fattni_bwd_sm90_args *p, uint32_t shared, const shared
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1) K_NAME(const __grid_constant__ fattni_bwd_sm90_args p) {
+#else
+
+/* ---- heads, in SHORT kernels ---- */
+
+DEVICE void init_short(uint32_t shared) {
+    if (threadIdx.x > 0) return;
+    mbarrier_init(MEMBER_ADDRESS(shared, ds_empty), 8);
+    mbarrier_init(MEMBER_ADDRESS(shared, rows_full), 8);
+    mbarrier_init_fence();
+}
+DEVICE void run_short(const fattni_bwd_short_args *args, uint32_t shared, const shared_memory *memory, int role) {
+    const fattni_bwd_sm90_args *const p = &args->s;
+    const int blocks = p->schedule.blocks, count = planes_of_cta(p) * blocks;
+    if (role == 0) {
+        registers_lower(40);
+        for (int number = 0; threadIdx.x == 0 && number < count; ++number) {
+            const task t = short_task(p, number);
+            load_short(p, &t, number, shared);
+        }
+        if (threadIdx.x >= 32) look_ahead(p, shared);
+    } else {
+        registers_raise(232);
+        for (int number = -1; number < count; ++number) {
+            const int next = number + 1;
+            if (next % blocks == 0 && next < count) prepare_rows(p, plane_of(next / blocks), shared);
+            if (number < 0) continue;
+            const task t = short_task(p, number);
+            main_loop(args, &t, number, shared, memory, role - 1);
+        }
+        if (is_leader()) bulk_wait();
+    }
+}
+#endif
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1) K_NAME(const __grid_constant__ kernel_args p) {
     extern __shared__ __align__(1024) unsigned char memory[];
     const uint32_t shared = shared_address(memory);
     const int role = __shfl_sync(ALL_LANES, (int)threadIdx.x / 128, 0);
-    const int warp = (int)threadIdx.x / 32;
     init_barriers(shared, 2);
     if (BIASED) init_bias_barriers(shared);
+#if K_VARIANT == FATTNI_VARIANT_SHORT
+    init_short(shared);
+    __syncthreads();
+    run_short(&p, shared, (const shared_memory *)memory, role);
+#else
     init_work_slots(shared, p.bwd.dq_semaphore != 0);
     __syncthreads();
     if (role == 0) {
+        const int warp = (int)threadIdx.x / 32;
         registers_lower(40);
         if (threadIdx.x == 0)
             produce(&p, shared);
@@ -605,6 +679,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) K_NAME(const __grid_con
         registers_raise(232);
         consume(&p, shared, (const shared_memory *)memory, role - 1);
     }
+#endif
 }
 
-DESCRIBE_KERNEL(fattni_bwd_sm90_args, SHARED_BYTES, CTAS);
+DESCRIBE_KERNEL(kernel_args, SHARED_BYTES, CTAS);

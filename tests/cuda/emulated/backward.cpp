@@ -16,6 +16,8 @@
 #define KEY_BLOCK (OF_DBIAS && K_D > 128 ? 64 : K_BN)
 /* The kernels of huge rows add to dq, dk and dv what the others leave out. */
 #define OF_HUGE_ROWS (K_VARIANT == FATTNI_VARIANT_HUGE)
+/* Prepares rows, of calls without dL, and finishes dQ; its work items are heads. */
+#define OF_SHORT_ROWS (K_VARIANT == FATTNI_VARIANT_SHORT)
 #if !HOPPER || OF_DBIAS
 enum { CTAS = 1 };
 #endif
@@ -51,6 +53,7 @@ typedef struct problem {
     lengths of; /* the sequences */
     std::vector<double> want_dq, want_dk, want_dv, want_d_bias;
     fattni_bwd_sm90_args args;
+    CUtensorMap dk_map, dv_map; /* boxes that SHORT kernels store */
 } problem;
 
 static void set_up(problem *p, const test_case *c) {
@@ -135,14 +138,15 @@ static void set_up(problem *p, const test_case *c) {
         bwd->key_mean = p->key_mean.data(), bwd->key_mean_used = p->key_mean_used.data();
         bwd->key_mean_pitch = ROW_OF_MEANS, bwd->centres_keys = HOPPER;
         if (!HOPPER) bwd->dq_of_mean = p->dq_of_mean.data();
-        if (c->rows) bwd->dq_of_mean = p->dq_of_mean.data(); /* of dL */
-        if (c->rows && !c->packed) {                         /* the kernel finds the means */
+        if (c->rows && !OF_SHORT_ROWS) bwd->dq_of_mean = p->dq_of_mean.data(); /* of dL */
+        if (c->rows && !c->packed) {                                           /* the kernel finds the means */
             p->key_mean.assign(p->key_mean.size(), NAN), p->key_mean_used.assign(p->key_mean_used.size(), 0);
         }
     }
 
     p->args.q = map_of(&p->q, ROW_BLOCK), p->args.d_o = map_of(&p->d_o, ROW_BLOCK);
     p->args.k = map_of(&p->k, KEY_BLOCK), p->args.v = map_of(&p->v, KEY_BLOCK);
+    p->dk_map = map_of(&p->dk, 16), p->dv_map = map_of(&p->dv, 16);
     const fattni_map_step step = {1, batches > 1};
     p->args.q_step = p->args.k_step = p->args.v_step = p->args.d_o_step = step;
     const bool packed = c->packed && PACKED_ROWS;
@@ -164,8 +168,8 @@ static void set_up(problem *p, const test_case *c) {
         bwd->huge_max = p->huge_max.data(), bwd->huge_log_sum = p->huge_log_sum.data(), bwd->huge_block = K_BM;
     }
     if (c->rows) {
-        for (float &x : p->d_lse) x = normal();
-        a->lse = bwd->d_lse = lse, bwd->d_lse.p = p->d_lse.data();
+        for (float &x : p->d_lse) x = OF_SHORT_ROWS ? 0 : normal();
+        a->lse = bwd->d_lse = lse, bwd->d_lse.p = OF_SHORT_ROWS ? NULL : p->d_lse.data();
         fattni_schedule_backward(&p->args, CTAS, c->rows > 1 ? 132 : 2); /* few rows in a work item, or many */
         p->dq_semaphore.assign(p->dq_semaphore.size(), 1);
     }
@@ -205,7 +209,7 @@ static void expect_row(problem *p, const sequence *s, int b, int h, int i) {
     if (sum == 0) return;
     const double L = top + log(sum);
     for (int j = begin; j < end; ++j) delta += exp(score[j] - L) * dp[j];
-    if (p->args.progress) {
+    if (p->args.progress) { /* with rows */
         const size_t at = row_of_lse(a, s, h, i);
         for (int d = 0; d < Dv; ++d) {
             double o = 0;
@@ -276,10 +280,20 @@ static float accumulated(const problem *p, int64_t base, int i, int d) {
                           column % 2];
 }
 
-static const fattni_bwd_sm90_args *args_of_run;
+#if OF_SHORT_ROWS
+typedef fattni_bwd_short_args hopper_args;
+#else
+typedef fattni_bwd_sm90_args hopper_args;
+#endif
+static const hopper_args *args_of_run;
 static void run_kernel(void) { K_NAME(*args_of_run); }
 static void run_all(const problem *p) {
+#if OF_SHORT_ROWS
+    const fattni_bwd_short_args args = {p->args, p->dk_map, p->dv_map, p->args.k_step, p->args.v_step};
+    args_of_run = &args;
+#else
     args_of_run = &p->args;
+#endif
     if (CTAS == 1) /* two CTAs share the work items */
         machine_run(0, 2, 32 * K_WARPS, 0, run_kernel);
     for (int n = 0; n < p->args.items && CTAS > 1; ++n)
@@ -379,6 +393,14 @@ static test_case cases[] = {
     {"full, means, with rows", 1, 4, 2, 150, 140, K_D, 0, -1, -1, 0, 0, 0, 0, 0, 0, 0, {}, {}, 1, 100},
     {"full, exact, means, with rows", 1, 4, 2, 150, 140, K_D, 0, -1, -1, 0, 0, 0, 0, 0, 0, 0, {}, {}, 1, 100, 1},
     {"full, many heads", 6, 1, 1, 70, 50, K_D - 8, 0, -1, -1, 0, 0, 0, 0, 0, 0, 0, {}, {}, 1},
+#elif K_VARIANT == FATTNI_VARIANT_SHORT
+    {"short, one block", 1, 2, 2, 100, 100, K_D, 1, -1, -1, 0, 0, 0, 0, 0, 0, 0, {}, {}, 1},
+    {"short, two blocks", 1, 3, 3, 256, 256, K_D, 1, -1, -1, 0, 0, 0, 0, 0, 0, 0, {}, {}, 1},
+    {"short, narrow heads", 2, 3, 3, 300, 300, K_D - 32, 1, -1, -1, 0, 0, 0, 0, 0, 0, 0, {}, {}, 1},
+    {"short, four blocks", 1, 2, 2, 500, 500, K_D - 8, 1, -1, -1, 0, 0, 0, 0, 0, 0, 0, {}, {}, 1},
+    {"short, means", 2, 3, 3, 200, 200, K_D, 1, -1, -1, 0, 0, 0, 0, 0, 0, 0, {}, {}, 1, 100},
+    {"short, few keys, means", 1, 4, 4, 20, 20, K_D, 1, -1, -1, 0, 0, 0, 0, 0, 0, 0, {}, {}, 1, 100},
+    {"short, deterministic", 2, 2, 2, 130, 130, K_D, 1, -1, -1, 0, 0, 0, 0, 1, 0, 0, {}, {}, 1},
 #elif K_VARIANT == FATTNI_VARIANT_CAUSAL
     {"causal", 1, 2, 1, 200, 150, K_D, 1, -1, -1},
     {"causal, odd head", 1, 1, 1, 100, 70, K_D, 1, -1, -1, 0, 0, 0, 0, 0, 0, 0, {}, {}, 0, 0, 0, 1},

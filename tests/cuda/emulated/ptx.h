@@ -295,7 +295,7 @@ typedef struct stored_box {
     uint32_t from;
     int column, row, head, batch;
 } stored_box;
-static std::vector<stored_box> stores_of_thread[1024];
+static thread_local std::vector<stored_box> stores_of_thread[1024]; /* of a CTA */
 static inline void tma_store(const CUtensorMap *map, uint32_t from, int column, int row, int head, int batch) {
     stored_box box = {{}, from, column, row, head, batch};
     memcpy(&box.map, map, sizeof box.map);

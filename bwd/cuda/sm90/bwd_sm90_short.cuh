@@ -1,0 +1,290 @@
+/* Short causal rows (SHORT): as many rows as keys, at most FATTNI_SHORT_KEYS, one query head per key head, 16-bit
+   tensors with 16-byte accesses. A CTA takes all key blocks of a head, one after the other, and then another head, at
+   a fixed stride. So dQ needs no accumulator in global memory and no order between CTAs: each thread of a consumer has
+   its part of dQ in shared memory, where it adds, and stores it when the diagonal's key block, a row block's last one,
+   is added. Row block 0 has only that one.
+
+   The consumers find lse2 and delta of a head's rows before the last key block of the head before, so that the copies
+   to shared memory are there in time. Warps 1 to 3 bring what they read to L2, and warp 3 finds the mean of the keys.
+
+   Include where bwd_sm90_scheduler.cuh is included. */
+#ifndef FATTNI_BWD_CUDA_SM90_BWD_SM90_SHORT_H
+#define FATTNI_BWD_CUDA_SM90_BWD_SM90_SHORT_H
+
+#include "core/ptx/load_once.h"
+
+static_assert(BM == BN && CTAS == 1 && BM * D * (FATTNI_SHORT_KEYS / BM - 1) == sizeof(((shared_memory *)0)->dq) / 4,
+              "dQ of all row blocks but the first");
+
+/* Head number n of the CTA, a plane of the schedule; how many it has. */
+DEVICE int plane_of(int n) { return (int)blockIdx.x + n * (int)gridDim.x; }
+DEVICE int planes_of_cta(const fattni_bwd_sm90_args *p) {
+    return (p->schedule.planes - (int)blockIdx.x + (int)gridDim.x - 1) / (int)gridDim.x;
+}
+
+/* Key block `number` of the CTA. */
+DEVICE task short_task(const fattni_bwd_sm90_args *p, int number) {
+    const fattni_attention_args *const a = &p->bwd.a;
+    const int blocks = p->schedule.blocks, n = number / blocks, j = number % blocks, plane = plane_of(n);
+    task t = {plane / a->Hkv, plane % a->Hkv, j * BN, j * BM, (blocks - 1) * BM, blocks - j};
+    t.steps_before = (n * (blocks * (blocks + 1) / 2) + j * blocks - j * (j - 1) / 2) & 3;
+    t.kv_phase = number & 1;
+    const sequence whole = {a->Sq, a->Sk, 0, 0, t.b, 0, -FATTNI_FAR, 0}; /* row i sees keys up to i */
+    t.s = whole;
+    asm volatile("" : "+r"(t.j0), "+r"(t.from), "+r"(t.last), "+r"(t.steps), "+r"(t.steps_before));
+    return t;
+}
+
+/* ---- rows and means of a head ---- */
+
+/* lse2 and delta of rows. 8 lanes share a row, and load AT_ONCE rows before they use them; lane n has row n's
+   result. */
+DEVICE void find_statistics(const fattni_bwd_args *bwd, const query_head *at, int thread, int threads) {
+    enum { LANES = 8, AT_ONCE = 8 };
+    const fattni_attention_args *const a = &bwd->a;
+    const int lane = thread % LANES, column = lane * 8;
+    const half_type *const o = (const half_type *)a->o.p + at->b * a->o.b + at->h * a->o.h + column;
+    const half_type *const d_o = (const half_type *)bwd->d_o.p + at->b * bwd->d_o.b + at->h * bwd->d_o.h + column;
+    const float *const lse = (const float *)a->lse.p + at->b * a->lse.b + at->h * a->lse.h;
+    const int64_t base = ((int64_t)at->b * a->Hq + at->h) * bwd->padded_rows;
+#pragma unroll 1
+    for (int i0 = thread / LANES * AT_ONCE; i0 < bwd->padded_rows; i0 += threads / LANES * AT_ONCE) {
+        uint4 left[AT_ONCE], right[AT_ONCE];
+#pragma unroll
+        for (int n = 0; n < AT_ONCE; ++n) {
+            const int inside = i0 + n < a->Sq && column < a->Dv;
+            left[n] = inside ? *(const uint4 *)(o + (i0 + n) * a->o.row) : make_uint4(0, 0, 0, 0);
+            right[n] = inside ? *(const uint4 *)(d_o + (i0 + n) * bwd->d_o.row) : make_uint4(0, 0, 0, 0);
+        }
+        const int i = i0 + lane;
+        const float L = lane < AT_ONCE && i < a->Sq ? lse[i * a->lse.row] : INFINITY;
+        float delta = 0.0f;
+#pragma unroll
+        for (int n = 0; n < AT_ONCE; ++n) {
+            float sum = dot_8(left + n, right + n, 0, 0);
+#pragma unroll
+            for (int step = LANES / 2; step > 0; step /= 2) sum += __shfl_xor_sync(ALL_LANES, sum, step);
+            if (lane == n) delta = sum;
+        }
+        if (lane < AT_ONCE && i < bwd->padded_rows) store_statistics(bwd, base + i, L, delta);
+    }
+}
+
+/* After that, of keys with a mean: lse2 lacks the mean's part of S. */
+DEVICE void centre_rows(const fattni_bwd_args *bwd, const query_head *at, const float *mean, int thread, int threads) {
+    const fattni_attention_args *const a = &bwd->a;
+    const half_type *const q = (const half_type *)a->q.p + at->b * a->q.b + at->h * a->q.h;
+    const float *const lse = (const float *)a->lse.p + at->b * a->lse.b + at->h * a->lse.h;
+    const int64_t base = ((int64_t)at->b * a->Hq + at->h) * bwd->padded_rows;
+    const int lane = thread % 8, column = lane * 8;
+#pragma unroll 1
+    for (int i0 = 0; i0 < a->Sq; i0 += threads / 8) {
+        const int i = i0 + thread / 8;
+        float sum = 0.0f;
+        if (i < a->Sq && column < a->D) {
+            const uint4 x = *(const uint4 *)(q + i * a->q.row + column);
+            const uint32_t pairs[4] = {x.x, x.y, x.z, x.w};
+#pragma unroll
+            for (int e = 0; e < 4; ++e) {
+                const float2 y = unpack(pairs[e]), m = *(const float2 *)(mean + column + 2 * e);
+                sum += y.x * m.x;
+                sum += y.y * m.y;
+            }
+        }
+#pragma unroll
+        for (int step = 4; step > 0; step /= 2) sum += __shfl_xor_sync(ALL_LANES, sum, step);
+        if (lane == 0 && i < a->Sq) store_mean_terms(bwd, base + i, lse[i * a->lse.row], sum, -INFINITY, 0.0f);
+    }
+}
+
+/* The mean of the keys of a head, from the same sample as find_means takes. One warp; a lane has a pair of channels,
+   and loads AT_ONCE keys before it uses them. Beyond D it has the first pair. */
+DEVICE void find_mean(const fattni_bwd_args *bwd, int plane) {
+    enum { AT_ONCE = 8 };
+    const fattni_attention_args *const a = &bwd->a;
+    const int lane = (int)threadIdx.x % 32, count = min(a->Sk, (int)FEWEST_KEYS), stride = a->Sk / count;
+    const int inside = 2 * lane < a->D;
+    const half_type *const k =
+        (const half_type *)a->k.p + plane / a->Hkv * a->k.b + plane % a->Hkv * a->k.h + (inside ? 2 * lane : 0);
+    const float2 origin = unpack(*(const uint32_t *)k);
+    float2 sum = {0.0f, 0.0f}, square = {0.0f, 0.0f};
+#pragma unroll 1
+    for (int n0 = 0; n0 < count; n0 += AT_ONCE) {
+        uint32_t pairs[AT_ONCE];
+#pragma unroll
+        for (int n = 0; n < AT_ONCE; ++n)
+            pairs[n] = *(const uint32_t *)(k + sampled_key(min(n0 + n, count - 1), stride) * a->k.row);
+#pragma unroll
+        for (int n = 0; n < AT_ONCE; ++n) {
+            const float2 y = unpack(pairs[n]);
+            const float low = n0 + n < count ? y.x - origin.x : 0.0f, high = n0 + n < count ? y.y - origin.y : 0.0f;
+            sum.x += low, sum.y += high;
+            square.x += low * low, square.y += high * high;
+        }
+    }
+    const float low = inside ? mean_of(origin.x, sum.x, square.x, count) : 0.0f,
+                high = inside ? mean_of(origin.y, sum.y, square.y, count) : 0.0f;
+    *((float2 *)(bwd->key_mean + (int64_t)plane * bwd->key_mean_pitch) + lane) = make_float2(low, high);
+    const int use = __any_sync(ALL_LANES, low != 0.0f || high != 0.0f);
+    if (lane == 0) bwd->key_mean_used[plane] = use;
+    async_proxy_fence_global(); /* the producer has it copied */
+    __syncwarp();
+}
+
+/* Rows of a tensor of a head to L2. */
+DEVICE void prefetch_rows(const fattni_view *x, int b, int h, int rows, int thread, int threads) {
+    const half_type *const from = (const half_type *)x->p + b * x->b + h * x->h;
+#pragma unroll 1
+    for (int i = thread; i < rows; i += threads) prefetch_line(from + i * x->row);
+}
+/* Warps 1 to 3: a head's tensors to L2 and its keys' mean, once the rows of the head before are prepared. */
+DEVICE void look_ahead(const fattni_bwd_sm90_args *p, uint32_t shared) {
+    const fattni_attention_args *const a = &p->bwd.a;
+    const int thread = (int)threadIdx.x - 32, planes = planes_of_cta(p);
+    for (int n = 0; n < planes; ++n) {
+        const int plane = plane_of(n), b = plane / a->Hkv, h = plane % a->Hkv;
+        if (n > 0) {
+            mbarrier_wait(MEMBER_ADDRESS(shared, rows_full), (uint32_t)(n - 1) & 1);
+            if (thread < 64) {
+                prefetch_rows(&a->o, b, h, a->Sq, thread, 64);
+                prefetch_rows(&p->bwd.d_o, b, h, a->Sq, thread, 64);
+                prefetch_rows(&a->k, b, h, a->Sk, thread, 64);
+                prefetch_rows(&a->v, b, h, a->Sk, thread, 64);
+                prefetch_rows(&a->q, b, h, a->Sq, thread, 64);
+            }
+        }
+        __syncwarp();
+        if (thread >= 64 && p->bwd.key_mean) find_mean(&p->bwd, plane);
+        __syncwarp();
+        named_barrier_arrive(MEAN_FOUND, 352);
+    }
+}
+/* Consumers: the rows of a head, for the main loop. */
+DEVICE void prepare_rows(const fattni_bwd_sm90_args *p, int plane, uint32_t shared) {
+    const fattni_bwd_args *const bwd = &p->bwd;
+    const query_head at = {plane / bwd->a.Hkv, plane % bwd->a.Hkv};
+    const int thread = (int)threadIdx.x - 128;
+    find_statistics(bwd, &at, thread, 256);
+    __syncwarp();
+    named_barrier_sync(MEAN_FOUND, 352);
+    const float *const mean = key_mean_of(bwd, at.b, at.h);
+    if (mean) centre_rows(bwd, &at, mean, thread, 256);
+    async_proxy_fence_global(); /* the producer has them copied */
+    __syncwarp();
+    arrive_once_per_warp(MEMBER_ADDRESS(shared, rows_full));
+}
+
+/* ---- producer ---- */
+
+/* What key block `number` reads. Its tiles are asked for before its head's rows are prepared. */
+DEVICE void load_short(const fattni_bwd_sm90_args *p, const task *t, int number, uint32_t shared) {
+    const uint32_t k_full = MEMBER_ADDRESS(shared, k_full), v_full = MEMBER_ADDRESS(shared, v_full);
+    row_cursor at = first_rows(t, 1);
+    for (int n = 0; n < t->steps; ++n, next_rows(&at, t, &p->bwd.a)) {
+        const step s = step_at(&at, t, n);
+        const uint32_t q_full = ELEMENT_ADDRESS(shared, q_full, s.stage),
+                       do_full = ELEMENT_ADDRESS(shared, do_full, s.stage);
+        mbarrier_wait(ELEMENT_ADDRESS(shared, q_empty, s.stage), s.parity ^ 1);
+        load_panels(ELEMENT_ADDRESS(shared, q, s.stage), &p->q, q_full, PANELS, BM, s.i0, s.h * p->q_step.head,
+                    t->b * p->q_step.batch);
+        if (n == 0) {
+            mbarrier_wait(MEMBER_ADDRESS(shared, keys_empty), (uint32_t)t->kv_phase ^ 1);
+            load_panels(MEMBER_ADDRESS(shared, k), &p->k, k_full, PANELS, BN, t->j0, t->hk * p->k_step.head,
+                        t->b * p->k_step.batch);
+            mbarrier_expect(v_full, KEY_BYTES);
+            load_panels(MEMBER_ADDRESS(shared, v), &p->v, v_full, PANELS, BN, t->j0, t->hk * p->v_step.head,
+                        t->b * p->v_step.batch);
+        }
+        mbarrier_wait(ELEMENT_ADDRESS(shared, do_empty, s.stage), s.parity ^ 1);
+        load_panels(ELEMENT_ADDRESS(shared, d_o, s.stage), &p->d_o, do_full, PANELS, BM, s.i0, s.h * p->d_o_step.head,
+                    t->b * p->d_o_step.batch);
+        if (n == 0 && t->j0 == 0) {
+            mbarrier_wait(MEMBER_ADDRESS(shared, rows_full), (uint32_t)(number / p->schedule.blocks) & 1);
+            async_proxy_fence_global();
+        }
+        const int64_t row = padded_row(&p->bwd, t, &s);
+        mbarrier_expect(q_full, ROW_BYTES + BM * 4);
+        bulk_load(ELEMENT_ADDRESS(shared, lse2, s.stage), p->bwd.lse2 + row, BM * 4, q_full);
+        if (n == 0) {
+            const float *const mean = key_mean_of(&p->bwd, t->b, t->hk);
+            store_shared_word(MEMBER_ADDRESS(shared, centred), mean != 0);
+            mbarrier_expect(k_full, KEY_BYTES + (mean ? PANELS * 256 : 0));
+            if (mean) bulk_load(MEMBER_ADDRESS(shared, key_mean), mean, PANELS * 256, k_full);
+        }
+        mbarrier_expect(do_full, D_O_BYTES + BM * 4);
+        bulk_load(ELEMENT_ADDRESS(shared, delta, s.stage), p->bwd.delta + row, BM * 4, do_full);
+    }
+}
+
+/* ---- consumers ---- */
+
+/* dS has one buffer, which dK and dV of a task are stored from, too. Use number n of it, of a CTA's steps and tasks, is
+   after all consumer warps have arrived n times. */
+DEVICE void wait_ds_empty(int n, uint32_t shared) {
+    mbarrier_wait(MEMBER_ADDRESS(shared, ds_empty), (uint32_t)(n & 1) ^ 1);
+}
+DEVICE void release_ds(uint32_t shared) { arrive_once_per_warp(MEMBER_ADDRESS(shared, ds_empty)); }
+/* Once dK and dV of the task before have been read. */
+DEVICE void release_stored_keys(uint32_t shared) {
+    if (is_leader()) bulk_wait_read();
+    __syncwarp();
+    release_ds(shared);
+}
+/* 16 keys of a warp, times `scale`, to their part of the buffer. */
+DEVICE void stage_keys(uint32_t to, const float x[32], float scale) {
+    const int lane = (int)threadIdx.x % 32;
+#pragma unroll
+    for (int n = 0; n < 4; ++n) { /* 16 columns */
+        uint32_t r[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) r[i] = pack(x[8 * n + 2 * i] * scale, x[8 * n + 2 * i + 1] * scale);
+        stmatrix_x4(to + lane % 16 * 128 + swizzled_chunk(2 * n + lane / 16, lane % 8), r);
+    }
+}
+/* dK and dV of a task, by TMA, while the next one begins. */
+DEVICE void store_keys_of_task(const fattni_bwd_short_args *p, const task *t, int number, uint32_t shared, int consumer,
+                               const float dk[32], const float dv[32]) {
+    const int warp = (int)threadIdx.x % 128 / 32, key = t->j0 + 64 * consumer + 16 * warp;
+    const uint32_t to = MEMBER_ADDRESS(shared, ds) + consumer * 16384 + warp * 2048;
+    wait_ds_empty(t->steps_before + number + t->steps, shared);
+    stage_keys(to, dv, scale_of_dv(&p->s.bwd));
+    stage_keys(to + 8192, dk, p->s.bwd.dk_scale);
+    async_proxy_fence();
+    __syncwarp();
+    if (is_leader()) {
+        tma_store(&p->dv, to, 0, key, t->hk * p->dv_step.head, t->b * p->dv_step.batch);
+        tma_store(&p->dk, to + 8192, 0, key, t->hk * p->dk_step.head, t->b * p->dk_step.batch);
+        bulk_commit();
+    }
+    __syncwarp();
+}
+
+/* dQ of a step, without scale: of 64 rows, to what earlier key blocks gave. */
+DEVICE void keep_dq(const fattni_bwd_sm90_args *p, int number, const task *t, const step *now, uint32_t shared,
+                    int consumer, uint32_t thread, float dq[32]) {
+    const fattni_bwd_args *const bwd = &p->bwd;
+    const uint32_t kept = dq_to(shared, consumer, thread) + (uint32_t)(now->i0 / BM - 1) * (BM * D * 4);
+    if (t->j0 > 0) {
+#pragma unroll
+        for (int c = 0; c < 8; ++c) {
+            uint32_t x[4];
+            load_shared_4(x, kept + c * 2048);
+#pragma unroll
+            for (int e = 0; e < 4; ++e) dq[4 * c + e] += __uint_as_float(x[e]);
+        }
+    }
+    if (now->i0 > t->j0) {
+#pragma unroll
+        for (int c = 0; c < 8; ++c) store_shared_4(kept + c * 2048, dq + 4 * c);
+    } else {
+        const int row = now->i0 + 64 * consumer + (int)(thread / 32 * 16 + thread % 32 / 4);
+        const task here = short_task(p, number); /* again: there are no registers to keep it */
+        half_type *const to = (half_type *)bwd->dq.p + here.b * bwd->dq.b + here.hk * bwd->dq.h;
+#pragma unroll
+        for (int e = 0; e < 2; ++e)
+            store_row(to + (row + 8 * e) * bwd->dq.row, dq + 2 * e, D / 8, bwd->dq_scale, row + 8 * e < bwd->a.Sq,
+                      bwd->a.D, 0, 0);
+    }
+}
+
+#endif
