@@ -4,8 +4,8 @@
    its part of dQ in shared memory, where it adds, and stores it when the diagonal's key block, a row block's last one,
    is added. Row block 0 has only that one.
 
-   The consumers find lse2 and delta of a head's rows before the last key block of the head before, so that the copies
-   to shared memory are there in time. Warps 1 to 3 bring what they read to L2, and warp 3 finds the mean of the keys.
+   The consumers find lse2 and delta of a head's rows, before the last key block of the head before, so that the copies
+   to shared memory are there in time. Warps 1 to 3 bring O and dO to L2, and find the mean of a head's keys.
 
    Include where bwd_sm90_scheduler.cuh is included. */
 #ifndef FATTNI_BWD_CUDA_SM90_BWD_SM90_SHORT_H
@@ -31,16 +31,18 @@ DEVICE task short_task(const fattni_bwd_sm90_args *p, int number) {
     t.kv_phase = number & 1;
     const sequence whole = {a->Sq, a->Sk, 0, 0, t.b, 0, -FATTNI_FAR, 0}; /* row i sees keys up to i */
     t.s = whole;
+    /* Hides them: they are kept, not what they are made of. */
     asm volatile("" : "+r"(t.j0), "+r"(t.from), "+r"(t.last), "+r"(t.steps), "+r"(t.steps_before));
     return t;
 }
 
 /* ---- rows and means of a head ---- */
 
-/* lse2 and delta of rows. 8 lanes share a row, and load AT_ONCE rows before they use them; lane n has row n's
-   result. */
-DEVICE void find_statistics(const fattni_bwd_args *bwd, const query_head *at, int thread, int threads) {
-    enum { LANES = 8, AT_ONCE = 8 };
+/* lse2 and delta of a head's padded rows. 8 lanes share a row, and load AT_ONCE rows before they use them; lane n has
+   row n's result. */
+DEVICE void find_statistics(const fattni_bwd_args *bwd, const query_head *at) {
+    enum { LANES = 8, AT_ONCE = 8, GROUPS = 256 / LANES };
+    const int thread = (int)threadIdx.x - 128;
     const fattni_attention_args *const a = &bwd->a;
     const int lane = thread % LANES, column = lane * 8;
     const half_type *const o = (const half_type *)a->o.p + at->b * a->o.b + at->h * a->o.h + column;
@@ -48,16 +50,16 @@ DEVICE void find_statistics(const fattni_bwd_args *bwd, const query_head *at, in
     const float *const lse = (const float *)a->lse.p + at->b * a->lse.b + at->h * a->lse.h;
     const int64_t base = ((int64_t)at->b * a->Hq + at->h) * bwd->padded_rows;
 #pragma unroll 1
-    for (int i0 = thread / LANES * AT_ONCE; i0 < bwd->padded_rows; i0 += threads / LANES * AT_ONCE) {
+    for (int i0 = thread / LANES * AT_ONCE; i0 < bwd->padded_rows; i0 += GROUPS * AT_ONCE) {
         uint4 left[AT_ONCE], right[AT_ONCE];
 #pragma unroll
         for (int n = 0; n < AT_ONCE; ++n) {
-            const int inside = i0 + n < a->Sq && column < a->Dv;
-            left[n] = inside ? *(const uint4 *)(o + (i0 + n) * a->o.row) : make_uint4(0, 0, 0, 0);
-            right[n] = inside ? *(const uint4 *)(d_o + (i0 + n) * bwd->d_o.row) : make_uint4(0, 0, 0, 0);
+            const int i = i0 + n, inside = i < a->Sq && column < a->Dv;
+            left[n] = inside ? *(const uint4 *)(o + i * a->o.row) : make_uint4(0, 0, 0, 0);
+            right[n] = inside ? *(const uint4 *)(d_o + i * bwd->d_o.row) : make_uint4(0, 0, 0, 0);
         }
         const int i = i0 + lane;
-        const float L = lane < AT_ONCE && i < a->Sq ? lse[i * a->lse.row] : INFINITY;
+        const float L = i < a->Sq ? lse[i * a->lse.row] : INFINITY;
         float delta = 0.0f;
 #pragma unroll
         for (int n = 0; n < AT_ONCE; ++n) {
@@ -66,22 +68,25 @@ DEVICE void find_statistics(const fattni_bwd_args *bwd, const query_head *at, in
             for (int step = LANES / 2; step > 0; step /= 2) sum += __shfl_xor_sync(ALL_LANES, sum, step);
             if (lane == n) delta = sum;
         }
-        if (lane < AT_ONCE && i < bwd->padded_rows) store_statistics(bwd, base + i, L, delta);
+        store_statistics(bwd, base + i, L, delta);
     }
+    __syncwarp();
 }
 
 /* After that, of keys with a mean: lse2 lacks the mean's part of S. */
-DEVICE void centre_rows(const fattni_bwd_args *bwd, const query_head *at, const float *mean, int thread, int threads) {
+DEVICE void centre_rows(const fattni_bwd_args *bwd, const query_head *at, const float *mean) {
+    const int thread = (int)threadIdx.x - 128;
     const fattni_attention_args *const a = &bwd->a;
     const half_type *const q = (const half_type *)a->q.p + at->b * a->q.b + at->h * a->q.h;
     const float *const lse = (const float *)a->lse.p + at->b * a->lse.b + at->h * a->lse.h;
     const int64_t base = ((int64_t)at->b * a->Hq + at->h) * bwd->padded_rows;
     const int lane = thread % 8, column = lane * 8;
+    named_barrier_sync(ROWS_DONE, 256);
 #pragma unroll 1
-    for (int i0 = 0; i0 < a->Sq; i0 += threads / 8) {
-        const int i = i0 + thread / 8;
+    for (int i0 = 0; i0 < a->Sq; i0 += 32) {
+        const int i = i0 + thread / 8, inside = i < a->Sq;
         float sum = 0.0f;
-        if (i < a->Sq && column < a->D) {
+        if (inside && column < a->D) {
             const uint4 x = *(const uint4 *)(q + i * a->q.row + column);
             const uint32_t pairs[4] = {x.x, x.y, x.z, x.w};
 #pragma unroll
@@ -93,82 +98,84 @@ DEVICE void centre_rows(const fattni_bwd_args *bwd, const query_head *at, const 
         }
 #pragma unroll
         for (int step = 4; step > 0; step /= 2) sum += __shfl_xor_sync(ALL_LANES, sum, step);
-        if (lane == 0 && i < a->Sq) store_mean_terms(bwd, base + i, lse[i * a->lse.row], sum, -INFINITY, 0.0f);
+        if (lane == 0 && inside) store_mean_terms(bwd, base + i, lse[i * a->lse.row], sum, -INFINITY, 0.0f);
     }
+    __syncwarp();
 }
 
-/* The mean of the keys of a head, from the same sample as find_means takes. One warp; a lane has a pair of channels,
-   and loads AT_ONCE keys before it uses them. Beyond D it has the first pair. */
-DEVICE void find_mean(const fattni_bwd_args *bwd, int plane) {
-    enum { AT_ONCE = 8 };
+/* The mean of the keys of a head, from the same sample as find_means takes, by warps 1 to 3: each has a third of the
+   keys, a lane a pair of channels. Beyond D it reads the first pair. Sums meet in the accumulator of dQ, which nothing
+   else uses. */
+DEVICE void find_mean(const fattni_bwd_args *bwd, int plane, int thread) {
+    enum { WARPS = 3, PART = (FEWEST_KEYS + WARPS - 1) / WARPS };
     const fattni_attention_args *const a = &bwd->a;
-    const int lane = (int)threadIdx.x % 32, count = min(a->Sk, (int)FEWEST_KEYS), stride = a->Sk / count;
+    const int lane = thread % 32, warp = thread / 32, count = min(a->Sk, (int)FEWEST_KEYS), stride = a->Sk / count;
     const int inside = 2 * lane < a->D;
     const half_type *const k =
         (const half_type *)a->k.p + plane / a->Hkv * a->k.b + plane % a->Hkv * a->k.h + (inside ? 2 * lane : 0);
+    float4 *const parts = (float4 *)bwd->dq_accumulator + (int64_t)blockIdx.x * (32 * WARPS) + lane;
     const float2 origin = unpack(*(const uint32_t *)k);
-    float2 sum = {0.0f, 0.0f}, square = {0.0f, 0.0f};
-#pragma unroll 1
-    for (int n0 = 0; n0 < count; n0 += AT_ONCE) {
-        uint32_t pairs[AT_ONCE];
+    float4 sums = make_float4(0.0f, 0.0f, 0.0f, 0.0f); /* of two channels, and of their squares */
+    uint32_t pairs[PART];
 #pragma unroll
-        for (int n = 0; n < AT_ONCE; ++n)
-            pairs[n] = *(const uint32_t *)(k + sampled_key(min(n0 + n, count - 1), stride) * a->k.row);
+    for (int n = 0; n < PART; ++n)
+        pairs[n] = *(const uint32_t *)(k + sampled_key(min(warp * PART + n, count - 1), stride) * a->k.row);
 #pragma unroll
-        for (int n = 0; n < AT_ONCE; ++n) {
-            const float2 y = unpack(pairs[n]);
-            const float low = n0 + n < count ? y.x - origin.x : 0.0f, high = n0 + n < count ? y.y - origin.y : 0.0f;
-            sum.x += low, sum.y += high;
-            square.x += low * low, square.y += high * high;
-        }
+    for (int n = 0; n < PART; ++n) {
+        const float2 y = unpack(pairs[n]);
+        const int counts = warp * PART + n < count;
+        const float low = counts ? y.x - origin.x : 0.0f, high = counts ? y.y - origin.y : 0.0f;
+        sums.x += low, sums.y += high;
+        sums.z += low * low, sums.w += high * high;
     }
-    const float low = inside ? mean_of(origin.x, sum.x, square.x, count) : 0.0f,
-                high = inside ? mean_of(origin.y, sum.y, square.y, count) : 0.0f;
-    *((float2 *)(bwd->key_mean + (int64_t)plane * bwd->key_mean_pitch) + lane) = make_float2(low, high);
-    const int use = __any_sync(ALL_LANES, low != 0.0f || high != 0.0f);
-    if (lane == 0) bwd->key_mean_used[plane] = use;
-    async_proxy_fence_global(); /* the producer has it copied */
+    parts[32 * warp] = sums;
+    __syncwarp();
+    named_barrier_sync(MEAN_PARTS, 32 * WARPS);
+    if (warp == WARPS - 1) {
+#pragma unroll
+        for (int n = 0; n < WARPS - 1; ++n) {
+            const float4 x = parts[32 * n];
+            sums.x += x.x, sums.y += x.y, sums.z += x.z, sums.w += x.w;
+        }
+        const float low = inside ? mean_of(origin.x, sums.x, sums.z, count) : 0.0f,
+                    high = inside ? mean_of(origin.y, sums.y, sums.w, count) : 0.0f;
+        *((float2 *)(bwd->key_mean + (int64_t)plane * bwd->key_mean_pitch) + lane) = make_float2(low, high);
+        const int use = __any_sync(ALL_LANES, low != 0.0f || high != 0.0f);
+        if (lane == 0) bwd->key_mean_used[plane] = use;
+        async_proxy_fence_global(); /* the producer has it copied */
+    }
     __syncwarp();
 }
 
 /* Rows of a tensor of a head to L2. */
-DEVICE void prefetch_rows(const fattni_view *x, int b, int h, int rows, int thread, int threads) {
+DEVICE void prefetch_rows(const fattni_view *x, int b, int h, int rows, int thread) {
     const half_type *const from = (const half_type *)x->p + b * x->b + h * x->h;
 #pragma unroll 1
-    for (int i = thread; i < rows; i += threads) prefetch_line(from + i * x->row);
+    for (int i = thread; i < rows; i += 96) prefetch_line(from + i * x->row);
 }
-/* Warps 1 to 3: a head's tensors to L2 and its keys' mean, once the rows of the head before are prepared. */
+/* Warps 1 to 3: the mean of a head's keys, and its O and dO to L2, once those of the head before are read. */
 DEVICE void look_ahead(const fattni_bwd_sm90_args *p, uint32_t shared) {
     const fattni_attention_args *const a = &p->bwd.a;
     const int thread = (int)threadIdx.x - 32, planes = planes_of_cta(p);
     for (int n = 0; n < planes; ++n) {
         const int plane = plane_of(n), b = plane / a->Hkv, h = plane % a->Hkv;
-        if (n > 0) {
-            mbarrier_wait(MEMBER_ADDRESS(shared, rows_full), (uint32_t)(n - 1) & 1);
-            if (thread < 64) {
-                prefetch_rows(&a->o, b, h, a->Sq, thread, 64);
-                prefetch_rows(&p->bwd.d_o, b, h, a->Sq, thread, 64);
-                prefetch_rows(&a->k, b, h, a->Sk, thread, 64);
-                prefetch_rows(&a->v, b, h, a->Sk, thread, 64);
-                prefetch_rows(&a->q, b, h, a->Sq, thread, 64);
-            }
-        }
+        if (n > 0) mbarrier_wait(MEMBER_ADDRESS(shared, mean_seen), (uint32_t)(n - 1) & 1);
         __syncwarp();
-        if (thread >= 64 && p->bwd.key_mean) find_mean(&p->bwd, plane);
-        __syncwarp();
+        if (p->bwd.key_mean) find_mean(&p->bwd, plane, thread);
         named_barrier_arrive(MEAN_FOUND, 352);
+        if (n == 0) continue; /* they are loaded already */
+        prefetch_rows(&a->o, b, h, a->Sq, thread);
+        prefetch_rows(&p->bwd.d_o, b, h, a->Sq, thread);
     }
 }
 /* Consumers: the rows of a head, for the main loop. */
-DEVICE void prepare_rows(const fattni_bwd_sm90_args *p, int plane, uint32_t shared) {
-    const fattni_bwd_args *const bwd = &p->bwd;
+DEVICE void prepare_rows(const fattni_bwd_args *bwd, int plane, uint32_t shared) {
     const query_head at = {plane / bwd->a.Hkv, plane % bwd->a.Hkv};
-    const int thread = (int)threadIdx.x - 128;
-    find_statistics(bwd, &at, thread, 256);
-    __syncwarp();
+    find_statistics(bwd, &at);
     named_barrier_sync(MEAN_FOUND, 352);
+    arrive_once_per_warp(MEMBER_ADDRESS(shared, mean_seen));
     const float *const mean = key_mean_of(bwd, at.b, at.h);
-    if (mean) centre_rows(bwd, &at, mean, thread, 256);
+    if (mean) centre_rows(bwd, &at, mean);
     async_proxy_fence_global(); /* the producer has them copied */
     __syncwarp();
     arrive_once_per_warp(MEMBER_ADDRESS(shared, rows_full));
@@ -230,7 +237,7 @@ DEVICE void release_stored_keys(uint32_t shared) {
     __syncwarp();
     release_ds(shared);
 }
-/* 16 keys of a warp, times `scale`, to their part of the buffer. */
+/* A warp's 16 keys, times `scale`, to a tile in shared memory. */
 DEVICE void stage_keys(uint32_t to, const float x[32], float scale) {
     const int lane = (int)threadIdx.x % 32;
 #pragma unroll
@@ -259,10 +266,9 @@ DEVICE void store_keys_of_task(const fattni_bwd_short_args *p, const task *t, in
     __syncwarp();
 }
 
-/* dQ of a step, without scale: of 64 rows, to what earlier key blocks gave. */
+/* dQ of a step, without scale: of 64 rows, to what earlier key blocks gave, and after the diagonal's to the caller. */
 DEVICE void keep_dq(const fattni_bwd_sm90_args *p, int number, const task *t, const step *now, uint32_t shared,
                     int consumer, uint32_t thread, float dq[32]) {
-    const fattni_bwd_args *const bwd = &p->bwd;
     const uint32_t kept = dq_to(shared, consumer, thread) + (uint32_t)(now->i0 / BM - 1) * (BM * D * 4);
     if (t->j0 > 0) {
 #pragma unroll
@@ -276,15 +282,16 @@ DEVICE void keep_dq(const fattni_bwd_sm90_args *p, int number, const task *t, co
     if (now->i0 > t->j0) {
 #pragma unroll
         for (int c = 0; c < 8; ++c) store_shared_4(kept + c * 2048, dq + 4 * c);
-    } else {
-        const int row = now->i0 + 64 * consumer + (int)(thread / 32 * 16 + thread % 32 / 4);
-        const task here = short_task(p, number); /* again: there are no registers to keep it */
-        half_type *const to = (half_type *)bwd->dq.p + here.b * bwd->dq.b + here.hk * bwd->dq.h;
-#pragma unroll
-        for (int e = 0; e < 2; ++e)
-            store_row(to + (row + 8 * e) * bwd->dq.row, dq + 2 * e, D / 8, bwd->dq_scale, row + 8 * e < bwd->a.Sq,
-                      bwd->a.D, 0, 0);
+        return;
     }
+    const fattni_bwd_args *const bwd = &p->bwd;
+    const task here = short_task(p, number); /* again: there are no registers to keep it */
+    const int row = now->i0 + 64 * consumer + (int)(thread / 32 * 16 + thread % 32 / 4);
+    half_type *const to = (half_type *)bwd->dq.p + here.b * bwd->dq.b + here.hk * bwd->dq.h;
+#pragma unroll
+    for (int e = 0; e < 2; ++e)
+        store_row(to + (row + 8 * e) * bwd->dq.row, dq + 2 * e, D / 8, bwd->dq_scale, row + 8 * e < bwd->a.Sq, bwd->a.D,
+                  0, 0);
 }
 
 #endif
