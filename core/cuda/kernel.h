@@ -7,7 +7,7 @@
 #include <stdint.h>
 
 /* The variant: masks and features of a kernel. Not an enum: kernels compare them in #if. FULL, CAUSAL: that mask alone.
-   SHORT: causal, at most FATTNI_SHORT_ROWS rows; its smaller BM wastes less at the diagonal. BANDED: windows, lengths,
+   SHORT: causal, few rows: to FATTNI_SHORT_ROWS, with a smaller BM; backward: bwd_short.h. BANDED: windows, lengths,
    sink, merge. GENERAL: also softcap, ALiBi, bias, dropout. CAPPED: general with a softcap. BIASED: banded with a bias
    of rows that TMA loads; DBIAS: its gradient. HUGE: all, for huge rows (core/attention/huge.h). FEW, FEW_GENERAL,
    FEW_UNIFIED: as BANDED, GENERAL, with FATTN_UNIFIED_MAX, for few rows (fwd/cuda/fwd_parts.h). ADD: fwd_split.h. */
