@@ -85,7 +85,7 @@ typedef struct shared_memory {
     uint64_t k_full, v_full, q_full[2], q_empty[2], do_full[2], do_empty[2];
     uint64_t work_full[2], work_empty[2], keys_empty, dq_added, dq_added_seen;
     uint64_t bias_full[BIASED], bias_empty[BIASED];
-    uint64_t ds_empty[SHORT], rows_full[SHORT], mean_seen[SHORT];
+    uint64_t ds_empty[SHORT], rows_full[2 * SHORT], mean_seen[SHORT];
     work_slot work[2];
     mean_search search;
     int32_t centred, reserved[3]; /* centred: the task's K is less its mean */
@@ -626,7 +626,7 @@ DEVICE void consume(const fattni_bwd_sm90_args *p, uint32_t shared, const shared
 DEVICE void init_short(uint32_t shared) {
     if (threadIdx.x > 0) return;
     mbarrier_init(MEMBER_ADDRESS(shared, ds_empty), 8);
-    mbarrier_init(MEMBER_ADDRESS(shared, rows_full), 8);
+    for (int n = 0; n < 2; ++n) mbarrier_init(ELEMENT_ADDRESS(shared, rows_full, n), 8);
     mbarrier_init(MEMBER_ADDRESS(shared, mean_seen), 8);
     mbarrier_init_fence();
 }
@@ -644,7 +644,7 @@ DEVICE void run_short(const fattni_bwd_short_args *args, uint32_t shared, const 
         registers_raise(232);
         for (int number = -1; number < count; ++number) {
             const int next = number + 1;
-            if (next % blocks == 0 && next < count) prepare_rows(&p->bwd, plane_of(next / blocks), shared);
+            if (next % blocks == 0 && next < count) prepare_rows(&p->bwd, next / blocks, shared);
             if (number < 0) continue;
             const task t = short_task(p, number);
             main_loop(args, &t, number, shared, memory, role - 1);

@@ -169,16 +169,18 @@ DEVICE void look_ahead(const fattni_bwd_sm90_args *p, uint32_t shared) {
     }
 }
 /* Consumers: the rows of a head, for the main loop. */
-DEVICE void prepare_rows(const fattni_bwd_args *bwd, int plane, uint32_t shared) {
+DEVICE void prepare_rows(const fattni_bwd_args *bwd, int n, uint32_t shared) {
+    const int plane = plane_of(n);
     const query_head at = {plane / bwd->a.Hkv, plane % bwd->a.Hkv};
     find_statistics(bwd, &at);
     named_barrier_sync(MEAN_FOUND, 352);
     arrive_once_per_warp(MEMBER_ADDRESS(shared, mean_seen));
     const float *const mean = key_mean_of(bwd, at.b, at.h);
     if (mean) centre_rows(bwd, &at, mean);
-    async_proxy_fence_global(); /* the producer has them copied */
+    named_barrier_sync(ROWS_DONE, 256); /* no warp is in the main loop while another prepares */
+    async_proxy_fence_global();         /* the producer has them copied */
     __syncwarp();
-    arrive_once_per_warp(MEMBER_ADDRESS(shared, rows_full));
+    arrive_once_per_warp(ELEMENT_ADDRESS(shared, rows_full, n & 1));
 }
 
 /* ---- producer ---- */
@@ -206,7 +208,8 @@ DEVICE void load_short(const fattni_bwd_sm90_args *p, const task *t, int number,
         load_panels(ELEMENT_ADDRESS(shared, d_o, s.stage), &p->d_o, do_full, PANELS, BM, s.i0, s.h * p->d_o_step.head,
                     t->b * p->d_o_step.batch);
         if (n == 0 && t->j0 == 0) {
-            mbarrier_wait(MEMBER_ADDRESS(shared, rows_full), (uint32_t)(number / p->schedule.blocks) & 1);
+            const int head = number / p->schedule.blocks; /* the next one's may be prepared, too */
+            mbarrier_wait(ELEMENT_ADDRESS(shared, rows_full, head & 1), (uint32_t)(head >> 1) & 1);
             async_proxy_fence_global();
         }
         const int64_t row = padded_row(&p->bwd, t, &s);
