@@ -257,8 +257,6 @@ fattn_status model_next_logits(model *m, fattn_tape *t, const fattn_tensor *ids,
     const fattn_var embedding = fattn_use(t, &m->params[EMBEDDING]);
     const fattn_var hidden = m->arch->trunk(m, t, ids, embedding, &pass);
     const fattn_var last = fattn_op_slice(t, hidden, 1, S - 1, S);
-    fattn_var y = fattn_op_linear(t, last, embedding, (fattn_var){0});
-    if (dtype_of(m) != FATTN_F32) y = fattn_op_cast(t, y, FATTN_F32);
-    status = fattn_tape_value(t, y, logits);
+    status = fattn_tape_value(t, fattn_op_linear(t, last, embedding, (fattn_var){0}), logits);
     return status ? status : model_cache_add(cache, S);
 }
