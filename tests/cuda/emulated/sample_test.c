@@ -12,23 +12,26 @@ fattn_status emulated_sample(fattn_ctx *ctx, const fattni_sample *a); /* fattni_
 static fattn_ctx *ctx;
 static fattni_device_ops ops;
 static const fattni_device_ops *cpu;
-static void begin(void) {
+static void use(int arch) {
     ctx = attention_context(1);
     cpu = ctx->ops, ops = *cpu;
     ops.sample = emulated_sample;
-    ctx->ops = &ops;
+    ctx->ops = &ops, ctx->gpu.arch = arch;
 }
 static void end(void) {
     ctx->ops = cpu;
     fattn_ctx_destroy(ctx);
 }
-TestSuite(emulated_sample, .init = begin, .fini = end);
 
-Test(emulated_sample, cases, .timeout = 300) {
-    for (int n = 0; n < SAMPLING_CASES; n += 3) sampling_check(ctx, n);
+/* Rows of one CTA, and of clusters where they are long. */
+static void walk(int arch, int first) {
+    use(arch);
+    for (int n = first; n < SAMPLING_CASES; n += 4) sampling_check(ctx, n);
+    sampling_check_large(ctx, first);
+    sampling_check_bad_rows(ctx);
+    end();
 }
-Test(emulated_sample, more_cases, .timeout = 300) {
-    for (int n = 1; n < SAMPLING_CASES; n += 3) sampling_check(ctx, n);
-    sampling_check_large(ctx, 0);
-}
-Test(emulated_sample, rows_without_a_choice, .timeout = 300) { sampling_check_bad_rows(ctx); }
+Test(emulated_sample, one_cta, .timeout = 300) { walk(80, 0); }
+Test(emulated_sample, one_cta_more, .timeout = 300) { walk(80, 1); }
+Test(emulated_sample, clusters, .timeout = 300) { walk(90, 2); }
+Test(emulated_sample, clusters_more, .timeout = 300) { walk(90, 3); }
