@@ -18,8 +18,12 @@ static const double LEAST_PRODUCT = 32 * 32 * 32;
 
 static fattn_status open(fattn_ctx *ctx) {
     if (ctx->bf16.opened) return FATTN_OK;
-    FATTNI_TRY(libraries[0]->open(ctx, &ctx->bf16));
     ctx->bf16.opened = true;
+    /* An arch_cap below AMX on a CPU with AMX keeps F32 products: oneDNN would use AMX. */
+    if (ctx->isa < FATTNI_ISA_AMX && fattni_cpu_isa() >= FATTNI_ISA_AMX) return FATTN_OK;
+    const fattn_status s = libraries[0]->open(ctx, &ctx->bf16);
+    ctx->bf16.opened = !s;
+    FATTNI_TRY(s);
     if (!ctx->bf16.engine && ctx->log) {
         char text[128];
         snprintf(text, sizeof text,
@@ -30,18 +34,12 @@ static fattn_status open(fattn_ctx *ctx) {
     return FATTN_OK;
 }
 
-/* An arch_cap below AMX on a CPU with AMX keeps F32 products: oneDNN would use AMX. */
-static bool multiplies_bf16(const fattn_ctx *ctx) {
-    return ctx->isa >= FATTNI_ISA_AMX ||
-           (ctx->isa == FATTNI_ISA_AVX512BF16 && fattni_cpu_isa() == FATTNI_ISA_AVX512BF16);
-}
-
 fattn_status fattni_bf16_takes(fattn_ctx *ctx, int64_t M, int64_t N, int64_t K, bool *takes) {
     *takes = false;
-    if (!libraries[0] || !multiplies_bf16(ctx) || ctx->flags & FATTN_CTX_F32_PRODUCTS) return FATTN_OK;
+    if (!libraries[0] || ctx->isa < FATTNI_ISA_AVX512BF16 || ctx->flags & FATTN_CTX_F32_PRODUCTS) return FATTN_OK;
     if ((double)M * (double)N * (double)K < LEAST_PRODUCT) return FATTN_OK;
     ctx->ops->use(ctx, FATTN_BF16);
-    if (!multiplies_bf16(ctx)) return FATTN_OK; /* the operating system has refused */
+    if (ctx->isa < FATTNI_ISA_AVX512BF16) return FATTN_OK; /* the operating system has refused */
     FATTNI_TRY(open(ctx));
     *takes = ctx->bf16.engine != NULL;
     return FATTN_OK;

@@ -3,6 +3,7 @@
    memory. */
 #include "suite.h"
 
+#include "autograd_c/ops/op_device.h"
 #include "core/base/internal.h"
 #include "core/cpu/with_onednn.h"
 #include "core/tensor/numeric.h"
@@ -323,4 +324,49 @@ Test(bf16, needs_less_memory_than_f32_products) {
     in_context(1, 0, FATTN_CTX_F32_PRODUCTS, &g, &r, &wide);
     in_context(1, 0, 0, &g, &r, &narrow);
     cr_assert_lt(narrow, wide);
+}
+
+/* Gradients that are added to others have the bits of a sum in double that is rounded once: numbers near each other's
+   ties, subnormal, infinite, not a number; neighbours and others. */
+Test(bf16, sums_of_gradients_are_rounded_once) {
+    enum { N = 1 << 16 };
+    static const fattn_dtype dtypes[][2] = {{FATTN_BF16, FATTN_BF16}, {FATTN_BF16, FATTN_F32}, {FATTN_F32, FATTN_BF16}};
+    static float d[N], x[N], old[N];
+    uint32_t state = 1;
+    for (int c = 0; c < 3 * 4; ++c) {
+        const fattn_dtype to = dtypes[c / 4][0], from = dtypes[c / 4][1];
+        const int64_t step = 1 + (c & 1), n = N / step;
+        const bool fresh = c & 2;
+        if (fresh && to != from) continue; /* a copy */
+        for (int i = 0; i < N; ++i) {
+            state = state * 1664525u + 1013904223u;
+            const uint32_t a = state ^ state >> 13;
+            state = state * 1664525u + 1013904223u;
+            /* of any size, of the same, of some of the other's last bits, or little more than a half of its last one */
+            const uint32_t below = i % 4 == 3 ? 8 : 0, bits = i % 8 == 7 ? 0x8000003fu : 0x807fffffu;
+            const uint32_t b = i % 2 ? (a & 0x7f800000u) - (below << 23) + (state & bits) : state;
+            if (to == FATTN_F32)
+                memcpy(&d[i], &a, sizeof a);
+            else
+                ((uint16_t *)d)[i] = (uint16_t)(a >> 16);
+            if (from == FATTN_F32)
+                memcpy(&x[i], &b, sizeof b);
+            else
+                ((uint16_t *)x)[i] = (uint16_t)(b >> 16);
+        }
+        memcpy(old, d, sizeof d);
+        fattn_tensor t = fattn_tensor_view(d, to, FATTN_CPU, 0, 1, &n);
+        fattn_tensor s = fattn_tensor_view(x, from, FATTN_CPU, 0, 1, &n);
+        t.stride[0] = s.stride[0] = step;
+        MUST(fattni_accumulate(ctx, &t, &s, fresh));
+        for (int64_t i = 0; i < n; ++i) {
+            const double a = fresh ? 0 : fattni_load(old, (int32_t)to, i * step);
+            const double b = fattni_load(x, (int32_t)from, i * step);
+            double rounded;
+            fattni_store(&rounded, (int32_t)to, 0, a + b);
+            const double want = fattni_load(&rounded, (int32_t)to, 0), got = fattni_load(d, (int32_t)to, i * step);
+            cr_assert(isnan(want) ? isnan(got) : got == want, "%s += %s, element %ld: %a + %a is %a, not %a",
+                      fattn_dtype_name(to), fattn_dtype_name(from), (long)i, a, b, got, want);
+        }
+    }
 }
