@@ -1,6 +1,6 @@
-/* linear, matmul and linear_cross_entropy on BF16 tensors that a CPU with AMX or AVX512-BF16 multiplies as they are: against F64 on
-   the same numbers, with bounds from the lengths of the sums; which path ran; bits for any number of threads;
-   memory. */
+/* linear, matmul and linear_cross_entropy on BF16 tensors that a CPU with AMX or AVX512-BF16 multiplies as they are:
+   against F64 on the same numbers, with bounds from the lengths of the sums; which path ran; bits for any number of
+   threads; memory. Sums of gradients. */
 #include "suite.h"
 
 #include "autograd_c/ops/op_device.h"
