@@ -34,7 +34,9 @@ typedef struct fattni_element_args {
     int32_t flat;  /* vector, and element n of every operand is number n in memory */
 } fattni_element_args;
 
-enum { FATTNI_BLOCK_COLUMNS = 32 * FATTNI_PACK }; /* that a block sums, where operands are rows side by side */
+/* Columns that a block sums, where operands are rows side by side: of a part of the rows, of all. */
+enum { FATTNI_BLOCK_COLUMNS = 32 * FATTNI_PACK, FATTNI_TALL_COLUMNS = 2 * FATTNI_PACK };
+enum { FATTNI_TALL_THREADS = 512 };
 enum { FATTNI_PARTS_THREADS = 1024 }; /* of a block that adds parts */
 
 /* d (+)= factor times the sum of x y over what d broadcasts: operands d, x, y. parts > 1: sums of each part to
