@@ -12,6 +12,8 @@ extern void fattn_adamw_update_f64(fattni_optimizer_args);
 extern void fattn_sgd_update_f32(fattni_optimizer_args);
 extern void fattn_sgd_update_f64(fattni_optimizer_args);
 
+_Static_assert(sizeof(fattni_optimizer_args) <= 4096, "the limit of a kernel's argument");
+
 enum { ROW_THREADS = 256 };
 
 static bool is_aligned(const void *p, size_t to) { return (uintptr_t)p % to == 0; }
