@@ -85,6 +85,11 @@ static fattn_var mlp(fattn_tape *t, const fattn_var *in, int n, void *user) {
     return fattn_op_mul(t, fattn_op_silu(t, y), fattn_op_rmsnorm(t, y, in[1], 1e-5f));
 }
 
+static fattn_var activated(fattn_tape *t, const fattn_var *in, int n, void *user) {
+    (void)n, (void)user;
+    return fattn_op_linear_gelu(t, in[0], in[1], in[2]);
+}
+
 static fattn_var attend(fattn_tape *t, const fattn_var *in, int n, void *user) {
     (void)n, (void)user;
     const fattn_attention_params p = {.struct_size = sizeof p, .flags = FATTN_CAUSAL, .algorithm = FATTN_ALGO_STANDARD};
@@ -163,6 +168,13 @@ Test(cuda_tape, differences) {
                              normal(g, 3, 1, (int64_t[]){12}),       normal(g, 4, 2, (int64_t[]){20, 12}),
                              normal(g, 5, 1, (int64_t[]){20}),       normal(g, 6, 2, (int64_t[]){12, 20})};
     check_gradient(&p, mlp, of_mlp, 6);
+    /* Rows in packs, whose sums are in parts; then rows that are not. */
+    fattn_tensor of_activated[] = {normal(g, 1, 2, (int64_t[]){70, 12}), normal(g, 2, 2, (int64_t[]){264, 12}),
+                                   normal(g, 3, 1, (int64_t[]){264})};
+    check_gradient(&p, activated, of_activated, 3);
+    fattn_tensor of_odd[] = {normal(g, 1, 3, (int64_t[]){2, 5, 12}), normal(g, 2, 2, (int64_t[]){21, 12}),
+                             normal(g, 3, 1, (int64_t[]){21})};
+    check_gradient(&p, activated, of_odd, 3);
     fattn_tensor of_attend[] = {normal(g, 7, 3, (int64_t[]){2, 6, 16})};
     check_gradient(&p, attend, of_attend, 1);
     fattn_tensor of_shapes[] = {normal(g, 7, 3, (int64_t[]){2, 6, 16})};
@@ -269,6 +281,9 @@ Test(cuda_tape, sixteen_bits) {
                              normal(g, 3, 1, (int64_t[]){24}),       normal(g, 4, 2, (int64_t[]){40, 24}),
                              normal(g, 5, 1, (int64_t[]){40}),       normal(g, 6, 2, (int64_t[]){24, 40})};
     check_narrow(&p, mlp, of_mlp, 6);
+    fattn_tensor of_activated[] = {normal(g, 1, 2, (int64_t[]){70, 24}), normal(g, 2, 2, (int64_t[]){264, 24}),
+                                   normal(g, 3, 1, (int64_t[]){264})};
+    check_narrow(&p, activated, of_activated, 3);
     fattn_tensor of_attend[] = {normal(g, 7, 3, (int64_t[]){2, 6, 16})};
     check_narrow(&p, attend, of_attend, 1);
     fattn_tensor of_shapes[] = {normal(g, 7, 3, (int64_t[]){2, 6, 16})};

@@ -21,7 +21,7 @@ extern "C" __global__ void __launch_bounds__(ROW_THREADS)
 }
 
 /* Rows of at most 1024 elements in float: a warp has one in the registers of its lanes. Pack n of lane l begins at
-   element (32 n + l) width; width is 4 or 8. width, packs, centred, as and early are literals where these are called. */
+   element (32 n + l) width, width 4 or 8. width, packs, centred, as and early are literals where these are called. */
 enum { MOST_WIDTH = 8, MOST_PACKS = 8, WARPS = ROW_THREADS / 32, MOST_WARPS = 12 };
 typedef struct raw_pack { /* as it lies in memory; 16 bits: a, 4 of them the first half of a */
     uint4 a, b;
@@ -157,8 +157,8 @@ DEVICE void norm_row(const fattni_norm_args *a, int64_t row, const raw_pack *raw
     }
 }
 
-/* early: gain and bias are read together with the row. loops: a warp has several rows, and one is on its way from memory
-   while the one before is computed. Every choice gives the same bits. */
+/* early: gain and bias are read together with the row. loops: a warp has several rows, and one is on its way from
+   memory while the one before is computed. Every choice gives the same bits. */
 DEVICE void norm_rows(const fattni_norm_args *a, int width, int packs, int32_t as, bool early, bool loops) {
     const int C = (int)a->C;
     const int64_t step = (int64_t)gridDim.x * WARPS, first = (int64_t)blockIdx.x * WARPS + threadIdx.x / 32;
