@@ -63,6 +63,14 @@ typedef struct fattni_parts_args {
     double factor;
 } fattni_parts_args;
 
+/* d = dy gelu'(x) of rows of `columns` elements side by side; partial[part][column]: sums over a part of the rows. */
+typedef struct fattni_gelu_back_args {
+    fattni_operand d, x, dy;
+    double *partial;
+    int64_t rows, columns, parts;
+    int32_t dtype, reserved; /* of all; 0: they differ */
+} fattni_gelu_back_args;
+
 enum { FATTNI_NORM_PACKS = 4 }; /* of a lane, where a warp holds a row */
 typedef struct fattni_norm_args {
     fattni_walk x, y, dx; /* y: output, and its gradient in backward */

@@ -107,6 +107,9 @@ typedef struct fattni_product {
     bool trans_a, trans_b, add;
     const void *row;          /* [N] added to every row of C, not with add; NULL: none */
     const fattn_tensor *onto; /* C's shape and dtype, apart from C: added to it, not with add; NULL: none */
+    const fattn_tensor
+        *gelu;       /* where gelu(C) goes: C itself, or as C apart from it; not with add or onto; NULL: none */
+    bool *activated; /* with gelu: whether it has been written; else the caller does it */
 } fattni_product;
 size_t fattni_product_workspace(const fattn_ctx *ctx, const fattni_product *p);
 fattn_status fattni_product_run(fattn_ctx *ctx, const fattni_product *p, void *workspace);

@@ -69,7 +69,7 @@ static fattn_var attend(const model *m, fattn_tape *t, fattn_param *p, fattn_var
 static fattn_var mlp(fattn_tape *t, fattn_param *p, fattn_var x) {
     const fattn_var none = {0};
     const fattn_var h = fattn_op_rmsnorm(t, x, fattn_use(t, &p[MLP_NORM]), NORM_EPS);
-    const fattn_var up = fattn_op_gelu(t, fattn_op_linear(t, h, fattn_use(t, &p[MLP_UP]), none));
+    const fattn_var up = fattn_op_linear_gelu(t, h, fattn_use(t, &p[MLP_UP]), none);
     return fattn_op_linear_residual(t, up, fattn_use(t, &p[MLP_DOWN]), none, x);
 }
 

@@ -286,4 +286,5 @@ static fattn_status reduce(fattn_ctx *ctx, const fattn_tensor *d, bool fresh, co
     return FATTN_OK;
 }
 
-const fattni_element_code fattni_elements_cpu = {fill, accumulate, each, reduce_workspace, reduce};
+const fattni_element_code fattni_elements_cpu = {
+    .fill = fill, .accumulate = accumulate, .each = each, .reduce_workspace = reduce_workspace, .reduce = reduce};
