@@ -66,6 +66,9 @@ static inline size_t fattni_widest_bytes(const fattn_tensor *t) {
 /* Loops over elements on the CPU (op_each.c). Operand k of a piece begins at p[k], step[k] elements apart. */
 enum { FATTNI_OPERANDS = 4 };
 typedef void (*fattni_loop)(void *const *p, const int64_t *step, int64_t n, const void *arg);
+/* f_by_isa[] of a loop f (core/base/isa_clones.h). */
+#define FATTNI_LOOPS_BY_ISA(f)                                                                                         \
+    FATTNI_CLONES(fattni_loop, f, (void *const *p, const int64_t *step, int64_t n, const void *a), (p, step, n, a))
 /* Runs `run` over the elements of t[0] in pieces. The others have its shape or broadcast to it:
    trailing dimensions aligned, 1 or missing repeats. */
 void fattni_each(const fattn_ctx *ctx, const fattn_tensor *const *t, int n, fattni_loop run, const void *arg);

@@ -1,6 +1,6 @@
 /* AdamW and SGD on the CPU. Partial sums are combined in the order of the chunks, so bits never depend on the number
    of threads. */
-#include "autograd_c/ops/isa_clones.h"
+#include "core/base/isa_clones.h"
 #include "autograd_c/optim/optimizer.h"
 #include "core/tensor/stochastic_rounding.h"
 

@@ -1,7 +1,7 @@
 #include "core/cpu/gemm_bf16.h"
 
 #include "core/base/device.h"
-#include "core/cpu/isa.h"
+#include "core/base/isa.h"
 #include "core/cpu/with_onednn.h"
 #include "core/tensor/numeric.h"
 

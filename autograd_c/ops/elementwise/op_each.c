@@ -1,6 +1,7 @@
 /* On the CPU: loops over the elements of several tensors at once, and sums over broadcast dimensions. */
 #include "core/tensor/numeric.h"
-#include "autograd_c/ops/isa_clones.h"
+#include "autograd_c/ops/ops.h"
+#include "core/base/isa_clones.h"
 
 #include <string.h>
 
