@@ -47,16 +47,19 @@ static fattn_status train(fattn_tape *t, fattn_adamw *opt, int step, double *los
     return s ? s : fattn_tape_item(t, l, loss);
 }
 
-/* The most likely character after a window of T. */
-static fattn_status predict(fattn_tape *t, int32_t *window, int32_t *best) {
+/* The most likely character after a window of T; with a temperature above 0 a random one. */
+static fattn_status predict(fattn_ctx *ctx, fattn_tape *t, int32_t *window, int32_t *next) {
     const fattn_tensor x = fattn_tensor_view(window, FATTN_I32, FATTN_CPU, 0, 2, (int64_t[]){1, T});
+    const fattn_tensor to = fattn_tensor_view(next, FATTN_I32, FATTN_CPU, 0, 1, (int64_t[]){1});
     fattn_var table;
     fattn_tensor logits;
     const fattn_var h = forward(t, &x, &table);
     const fattn_status s = fattn_tape_value(t, fattn_op_linear(t, h, table, (fattn_var){0}), &logits);
-    const float *last = s ? NULL : (const float *)logits.data + (T - 1) * V;
-    for (int32_t v = *best = 0; last && v < V; ++v) *best = last[v] > last[*best] ? v : *best;
-    return s;
+    if (s) return s;
+    float *const row = (float *)logits.data + (T - 1) * V;
+    const fattn_tensor last = fattn_tensor_view(row, FATTN_F32, FATTN_CPU, 0, 2, (int64_t[]){1, V});
+    const fattn_sample_io io = {.struct_size = sizeof io, .temperature = 0, .logits = &last, .tokens = &to};
+    return fattn_sample(ctx, &io);
 }
 
 int main(void) {
@@ -83,7 +86,7 @@ int main(void) {
     }
     int32_t ids[T + 160];
     for (int i = 0; i < T; ++i) ids[i] = text[i];
-    for (int i = T; i < T + 160 && !s; ++i) s = predict(tape, ids + i - T, &ids[i]);
+    for (int i = T; i < T + 160 && !s; ++i) s = predict(ctx, tape, ids + i - T, &ids[i]);
     for (int i = 0; i < T + 160 && !s; ++i) putchar(ids[i]);
     putchar('\n');
     if (s) fprintf(stderr, "%s: %s\n", fattn_status_name(s), fattn_ctx_error(ctx));

@@ -34,8 +34,10 @@ typedef struct fattni_element_args {
     int32_t flat;  /* vector, and element n of every operand is number n in memory */
 } fattni_element_args;
 
-enum { FATTNI_BLOCK_COLUMNS = 32 * FATTNI_PACK }; /* that a block sums, where operands are rows side by side */
-enum { FATTNI_PARTS_THREADS = 1024 };             /* of a block that adds parts */
+/* Columns that a block sums, where operands are rows side by side: of a part of the rows, of all. */
+enum { FATTNI_BLOCK_COLUMNS = 32 * FATTNI_PACK, FATTNI_TALL_COLUMNS = 2 * FATTNI_PACK };
+enum { FATTNI_TALL_THREADS = 512 };
+enum { FATTNI_PARTS_THREADS = 1024 }; /* of a block that adds parts */
 
 /* d (+)= factor times the sum of x y over what d broadcasts: operands d, x, y. parts > 1: sums of each part to
    partial[part][kept] instead. `lanes` threads share one sum. */
@@ -60,6 +62,14 @@ typedef struct fattni_parts_args {
     int64_t parts, stride;
     double factor;
 } fattni_parts_args;
+
+/* d = dy gelu'(x) of rows of `columns` elements side by side; partial[part][column]: sums over a part of the rows. */
+typedef struct fattni_gelu_back_args {
+    fattni_operand d, x, dy;
+    double *partial;
+    int64_t rows, columns, parts;
+    int32_t dtype, reserved; /* of all; 0: they differ */
+} fattni_gelu_back_args;
 
 enum { FATTNI_NORM_PACKS = 4 }; /* of a lane, where a warp holds a row */
 typedef struct fattni_norm_args {
@@ -115,6 +125,7 @@ typedef struct fattni_embedding_args {
 } fattni_embedding_args;
 
 enum { FATTNI_LOSS_THREADS = 640 }; /* of a row, at most */
+enum { FATTNI_LOSS_ROWS = 8 };      /* of a block, where a warp has a row */
 /* linear_cross_entropy's gradients in F16, before they are those of a mean and have the loss scale, in this unit: a
    probability has all bits from 2^-22 on, and a dx of twice a weight of 127 is finite. */
 enum { FATTNI_LOSS_UNIT = 256 };
@@ -131,9 +142,11 @@ typedef struct fattni_loss_args {
     int64_t first, rows, all, V; /* rows first..first+rows-1 of `all` */
     int64_t width;               /* columns of a row, V of them classes: the others' gradient is 0 */
     int32_t ignore, fresh, gradients;
-    int32_t pack;  /* elements of a thread at once: 1 or FATTNI_PACK */
-    int32_t dtype; /* of logits and d; 0: they differ */
-    int32_t keeps; /* BF16 rows stay in shared memory between their sum and their gradient */
+    int32_t pack;        /* elements of a thread at once: 1 or FATTNI_PACK */
+    int32_t dtype;       /* of logits and d; 0: they differ */
+    int32_t keeps;       /* BF16 rows stay in shared memory between their sum and their gradient */
+    int32_t fours;       /* targets lie one behind the other, in packs of four */
+    int32_t row_threads; /* of a row: 32, and FATTNI_LOSS_ROWS rows are a block, or a block */
 } fattni_loss_args;
 
 #ifdef __CUDACC__

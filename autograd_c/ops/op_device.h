@@ -42,6 +42,12 @@ typedef struct fattni_element_code {
     size_t (*reduce_workspace)(const fattn_tensor *d, const fattn_tensor *x);
     fattn_status (*reduce)(fattn_ctx *ctx, const fattn_tensor *d, bool fresh, const fattn_tensor *x,
                            const fattn_tensor *y, double factor, void *workspace);
+    /* Of a device that computes linear and gelu together (op_linear.c); NULL: they are two ops. d = dy gelu'(x) of one
+       shape, row-major but for dy; sums [N] (+)= the sum of its rows, NULL: not wanted. */
+    size_t (*gelu_back_workspace)(const fattn_tensor *sums, const fattn_tensor *x);
+    fattn_status (*gelu_back)(fattn_ctx *ctx, const fattn_tensor *d, const fattn_tensor *x, const fattn_tensor *dy,
+                              const fattn_tensor *sums, bool fresh, void *workspace);
+    fattn_status (*gelu)(fattn_ctx *ctx, const fattn_tensor *y, const fattn_tensor *x); /* y may be x */
 } fattni_element_code;
 
 /* What product.c needs of a BLAS. */

@@ -66,6 +66,9 @@ static inline size_t fattni_widest_bytes(const fattn_tensor *t) {
 /* Loops over elements on the CPU (op_each.c). Operand k of a piece begins at p[k], step[k] elements apart. */
 enum { FATTNI_OPERANDS = 4 };
 typedef void (*fattni_loop)(void *const *p, const int64_t *step, int64_t n, const void *arg);
+/* f_by_isa[] of a loop f (core/base/isa_clones.h). */
+#define FATTNI_LOOPS_BY_ISA(f)                                                                                         \
+    FATTNI_CLONES(fattni_loop, f, (void *const *p, const int64_t *step, int64_t n, const void *a), (p, step, n, a))
 /* Runs `run` over the elements of t[0] in pieces. The others have its shape or broadcast to it:
    trailing dimensions aligned, 1 or missing repeats. */
 void fattni_each(const fattn_ctx *ctx, const fattn_tensor *const *t, int n, fattni_loop run, const void *arg);
@@ -107,6 +110,9 @@ typedef struct fattni_product {
     bool trans_a, trans_b, add;
     const void *row;          /* [N] added to every row of C, not with add; NULL: none */
     const fattn_tensor *onto; /* C's shape and dtype, apart from C: added to it, not with add; NULL: none */
+    const fattn_tensor
+        *gelu;       /* where gelu(C) goes: C itself, or as C apart from it; not with add or onto; NULL: none */
+    bool *activated; /* with gelu: whether it has been written; else the caller does it */
 } fattni_product;
 size_t fattni_product_workspace(const fattn_ctx *ctx, const fattni_product *p);
 fattn_status fattni_product_run(fattn_ctx *ctx, const fattni_product *p, void *workspace);

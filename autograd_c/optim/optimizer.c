@@ -19,7 +19,7 @@ typedef fattni_optimizer_slot slot;
 /* A scale and its reciprocal are normal numbers. */
 static const float LEAST_SCALE = 0x1p-126f, MOST_SCALE = 0x1p126f;
 
-_Static_assert((int)FATTNI_SHARE_ELEMENTS == (int)FATTNI_OPTIMIZER_CHUNK, "a chunk has one owner");
+_Static_assert((int)FATTNI_SHARE_ELEMENTS % (int)FATTNI_OPTIMIZER_CHUNK == 0, "a chunk has one owner");
 
 static fattn_status zeros(fattn_ctx *ctx, fattn_dtype dtype, const fattn_tensor *like, fattn_tensor *out) {
     FATTNI_TRY(fattn_tensor_alloc(ctx, dtype, like->ndim, like->shape, out));

@@ -1,23 +1,39 @@
-/* AdamW and SGD on the device: norm of all parameters' chunks, one thread that decides, update. */
+/* AdamW and SGD on the device: norms of all parameters' chunks, what the step will do, update. */
 #include "autograd_c/optim/optimizer_cuda.h"
 
 #include "core/device/any_dtype.cuh"
 #include "core/tensor/stochastic_rounding.h"
 
-/* The parameter of this block's chunk, and the chunk's elements [begin, end) of it: none in a chunk of another rank. */
-DEVICE const fattni_optimizer_part *part_of(const fattni_optimizer_args *a, int64_t *begin, int64_t *end) {
-    const int64_t chunk = a->first_chunk + blockIdx.x;
-    int low = 0, high = a->parts - 1; /* the last one that begins at or before the chunk */
+/* The part of this block, and the block's number among its own. */
+DEVICE int part_of(const fattni_optimizer_args *a, int64_t *block) {
+    const int here = (int)blockIdx.x;
+    int low = 0, high = a->parts - 1; /* the last one that begins at or before the block */
     while (low < high) {
         const int middle = (low + high + 1) / 2;
-        if (a->part[middle].first_chunk <= chunk)
+        if (a->first[middle] <= here)
             low = middle;
         else
             high = middle - 1;
     }
-    const fattni_optimizer_part *const p = &a->part[low];
-    *begin = (chunk - p->first_chunk) * FATTNI_OPTIMIZER_CHUNK;
+    *block = here - a->first[low];
+    return low;
+}
+
+/* Of a launch for norms: the elements [begin, end) of this block's chunk, none in one of another rank. */
+DEVICE const fattni_optimizer_part *chunk_of(const fattni_optimizer_args *a, int64_t *begin, int64_t *end) {
+    int64_t chunk;
+    const fattni_optimizer_part *const p = &a->part[part_of(a, &chunk)];
+    *begin = chunk * FATTNI_OPTIMIZER_CHUNK;
     *end = *begin < p->begin ? *begin : min(p->end, *begin + FATTNI_OPTIMIZER_CHUNK);
+    return p;
+}
+
+/* Of an update: the elements [begin, end) of this block. */
+DEVICE const fattni_optimizer_part *piece_of(const fattni_optimizer_args *a, int64_t *begin, int64_t *end) {
+    int64_t piece;
+    const fattni_optimizer_part *const p = &a->part[part_of(a, &piece)];
+    *begin = p->begin + piece * FATTNI_OPTIMIZER_PIECE;
+    *end = min(p->end, *begin + FATTNI_OPTIMIZER_PIECE);
     return p;
 }
 
@@ -26,12 +42,12 @@ DEVICE double sum_squares(const fattni_optimizer_part *p, int64_t i, int64_t end
     const int64_t in_packs = p->packs && i < end ? end - end % 4 : i;
     const int64_t rest = in_packs;
     double sum = 0;
-#pragma unroll 4
+#pragma unroll 8
     for (i += 4 * threadIdx.x; i < in_packs; i += 4 * ROW_THREADS) {
         const float4 g = *(const float4 *)((const float *)p->grad + i);
         sum += (double)g.x * g.x + (double)g.y * g.y + (double)g.z * g.z + (double)g.w * g.w;
     }
-#pragma unroll 8
+#pragma unroll 4
     for (i = rest + threadIdx.x; i < end; i += ROW_THREADS) {
         const double g = load_f64(p->grad, p->grad_dtype, i) * factor;
         sum += g * g;
@@ -46,30 +62,74 @@ DEVICE double norm_of(const fattni_optimizer_part *p, int64_t begin, int64_t end
     return sqrt(sum_squares(p, begin, end, 1 / unit)) * unit;
 }
 
-/* partial[chunk] = the norm of g over a chunk. */
+/* Over the block: of the norms of all chunks, times factor. Volatile: of those that other blocks of the launch have
+   written, none may be in L1. */
+DEVICE double sum_norms(const fattni_optimizer_args *a, double factor) {
+    const volatile double *const norm = a->partial;
+    double sum = 0;
+#pragma unroll 8
+    for (int64_t chunk = threadIdx.x; chunk < a->chunks; chunk += ROW_THREADS) {
+        const double x = norm[chunk] * factor;
+        sum += x * x;
+    }
+    return block_sum_f64(sum);
+}
+
+/* By one block: the norm of all, then what the step will do. The powers take long, two warps make one each. */
+DEVICE void decide(const fattni_optimizer_args *a) {
+    __shared__ double power[2];
+    const double unit = FATTNI_OPTIMIZER_UNIT;
+    if (threadIdx.x == 0 || threadIdx.x == 32)
+        power[threadIdx.x / 32] = pow(threadIdx.x ? a->beta2 : a->beta1, (double)(a->state->step + 1));
+    double norm = sum_norms(a, 1);
+    norm = isfinite(norm) ? sqrt(norm) : sqrt(sum_norms(a, 1 / unit)) * unit;
+    if (threadIdx.x == 0) fattni_optimizer_begin(a->state, norm, a->limit, power[0], power[1], &a->scaling);
+}
+
+/* True in one block of a launch: all the others have written what they write. */
+DEVICE bool is_last_block(int32_t *arrived) {
+    __shared__ int32_t last;
+    if (threadIdx.x == 0) {
+        __threadfence();
+        last = atomicAdd(arrived, 1) == (int32_t)gridDim.x - 1;
+        if (last) *arrived = 0;
+        __threadfence();
+    }
+    __syncthreads();
+    return last;
+}
+
+/* partial[chunk] = the norm of g over a chunk; then, of the last launch, what begin does, in the same order whichever
+   block is the last. */
 extern "C" __global__ void __launch_bounds__(ROW_THREADS)
     fattn_optimizer_norm(const __grid_constant__ fattni_optimizer_args a) {
     begin_grid();
     int64_t i, end;
-    const fattni_optimizer_part *const p = part_of(&a, &i, &end);
+    const fattni_optimizer_part *const p = chunk_of(&a, &i, &end);
     if (p->frozen) end = i; /* since creation: there may be no gradient */
     const double norm = norm_of(p, i, end);
     if (threadIdx.x == 0) a.partial[a.first_chunk + blockIdx.x] = norm;
+    if (a.decides && is_last_block(&a.state->arrived)) decide(&a);
 }
 
-/* One block: the norm of all, then what the step will do. */
+/* One block, where no launch for norms decides. */
 extern "C" __global__ void __launch_bounds__(ROW_THREADS)
     fattn_optimizer_begin(const __grid_constant__ fattni_optimizer_args a) {
     begin_grid();
-    const fattni_optimizer_part norms = {.grad = a.partial, .grad_dtype = FATTN_F64};
-    const double norm = norm_of(&norms, 0, a.chunks);
-    if (threadIdx.x == 0) fattni_optimizer_begin(a.state, norm, a.limit, a.beta1, a.beta2, &a.scaling);
+    decide(&a);
 }
 
-extern "C" __global__ void fattn_optimizer_set(const __grid_constant__ fattni_optimizer_args a) {
+extern "C" __global__ void fattn_optimizer_set(const __grid_constant__ fattni_optimizer_set_args a) {
     begin_grid();
     fattni_optimizer_apply(a.state, &a.change);
 }
+
+/* Of an SM: registers for no more. One of sm_75 holds 1024 threads. */
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+enum { ADAMW_BLOCKS = 4 };
+#else
+enum { ADAMW_BLOCKS = 5 };
+#endif
 
 #define OPTIMIZER_MOST_f32 FATTNI_OPTIMIZER_MOST_F32
 #define OPTIMIZER_MOST_f64 FATTNI_OPTIMIZER_MOST_F64
@@ -80,9 +140,9 @@ extern "C" __global__ void __launch_bounds__(ROW_THREADS)
     fattn_adamw_update_f64(const __grid_constant__ fattni_optimizer_args a) {
     begin_grid();
     int64_t i, end;
-    const fattni_optimizer_part *const p = part_of(&a, &i, &end);
+    const fattni_optimizer_part *const p = piece_of(&a, &i, &end);
     const fattni_optimizer_rule_f64 r = rule_f64(&a, p);
-    if (!p->frozen) update_elements_f64(p, &r, i + threadIdx.x, end, ROW_THREADS, false);
+    update_elements_f64(p, &r, i + threadIdx.x, end, ROW_THREADS, false);
 }
 
 /* Four elements of a 16-bit value, from or to F32, rounded to nearest. */
@@ -111,41 +171,50 @@ DEVICE uint2 round_stochastic(const float x[4], const fattni_optimizer_part *p, 
     return make_uint2(h[0] | h[1] << 16, h[2] | h[3] << 16);
 }
 
-/* F32 moments: in packs of four where that is possible; the last elements of a parameter, which fill
-   none, are one thread's. */
-extern "C" __global__ void __launch_bounds__(ROW_THREADS)
+DEVICE void load_four(float x[4], const void *p, int64_t i) {
+    const float4 four = *(const float4 *)((const float *)p + i);
+    x[0] = four.x, x[1] = four.y, x[2] = four.z, x[3] = four.w;
+}
+/* An assignment becomes four stores. */
+DEVICE void store_four(void *p, int64_t i, const float x[4]) {
+    __stcg((float4 *)((float *)p + i), make_float4(x[0], x[1], x[2], x[3]));
+}
+/* F32 moments: a thread has one pack of four elements where that is possible; the last elements of a parameter, which
+   fill none, are one thread's. The pack is read beside the state, not after it. */
+extern "C" __global__ void __launch_bounds__(ROW_THREADS, ADAMW_BLOCKS)
     fattn_adamw_update_f32(const __grid_constant__ fattni_optimizer_args a) {
     begin_grid();
     int64_t i, end;
-    const fattni_optimizer_part *const p = part_of(&a, &i, &end);
-    if (p->frozen) return;
-    const fattni_optimizer_rule_f32 r = rule_f32(&a, p);
+    const fattni_optimizer_part *const p = piece_of(&a, &i, &end);
     if (!p->packs) {
+        const fattni_optimizer_rule_f32 r = rule_f32(&a, p);
         update_elements_f32(p, &r, i + threadIdx.x, end, ROW_THREADS, false);
         return;
     }
-    float *const wide = (float *)(p->master ? p->master : p->value); /* but for narrow values */
-#pragma unroll 2
-    for (i += 4 * threadIdx.x; i + 4 <= end; i += 4 * ROW_THREADS) {
-        if (!r.skip) {
-            float g[4], m[4], v[4], w[4];
-            *(float4 *)g = *(const float4 *)((const float *)p->grad + i);
-            *(float4 *)m = *(const float4 *)((const float *)p->m + i);
-            *(float4 *)v = *(const float4 *)((const float *)p->v + i);
-            if (p->narrow)
-                load_narrow(w, p, i);
-            else
-                *(float4 *)w = *(const float4 *)(wide + i);
-#pragma unroll
-            for (int e = 0; e < 4; ++e) update_one_f32(&r, g[e], &m[e], &v[e], &w[e]);
-            *(float4 *)((float *)p->m + i) = *(const float4 *)m;
-            *(float4 *)((float *)p->v + i) = *(const float4 *)v;
-            if (!p->narrow) *(float4 *)(wide + i) = *(const float4 *)w;
-            if (p->value_dtype == FATTN_BF16 || p->value_dtype == FATTN_F16)
-                *(uint2 *)((uint16_t *)p->value + i) =
-                    r.stochastic ? round_stochastic(w, p, &r, i) : round_nearest(w, p->value_dtype);
-        }
-        *(float4 *)((float *)p->grad + i) = make_float4(0, 0, 0, 0);
+    i += 4 * threadIdx.x;
+    if (i >= end) return;
+    if (i + 4 > end) {
+        const fattni_optimizer_rule_f32 r = rule_f32(&a, p);
+        update_elements_f32(p, &r, i, end, 1, false);
+        return;
     }
-    if (i < end) update_elements_f32(p, &r, i, min(end, i + 4), 1, false);
+    void *const wide = p->master ? p->master : p->value; /* but for narrow values */
+    float g[4], m[4], v[4], w[4];
+    load_four(g, p->grad, i), load_four(m, p->m, i), load_four(v, p->v, i);
+    if (p->narrow)
+        load_narrow(w, p, i);
+    else
+        load_four(w, wide, i);
+    const fattni_optimizer_rule_f32 r = rule_f32(&a, p);
+    if (!r.skip) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) update_one_f32(&r, g[e], &m[e], &v[e], &w[e]);
+        store_four(p->m, i, m), store_four(p->v, i, v);
+        if (!p->narrow) store_four(wide, i, w);
+        if (p->value_dtype == FATTN_BF16 || p->value_dtype == FATTN_F16)
+            *(uint2 *)((uint16_t *)p->value + i) =
+                r.stochastic ? round_stochastic(w, p, &r, i) : round_nearest(w, p->value_dtype);
+    }
+    const float zeros[4] = {0, 0, 0, 0};
+    store_four(p->grad, i, zeros);
 }

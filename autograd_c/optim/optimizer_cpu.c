@@ -1,6 +1,6 @@
 /* AdamW and SGD on the CPU. Partial sums are combined in the order of the chunks, so bits never depend on the number
    of threads. */
-#include "autograd_c/ops/isa_clones.h"
+#include "core/base/isa_clones.h"
 #include "autograd_c/optim/optimizer.h"
 #include "core/tensor/stochastic_rounding.h"
 
@@ -198,7 +198,8 @@ static fattn_status step(fattni_optimizer *a) {
     const fattn_tensor norms = fattn_tensor_view(a->partial, FATTN_F64, FATTN_CPU, 0, 1, &a->chunks);
     const fattni_optimizer_rule *const o = &a->rule;
     const double norm = norm_of(&norms, 0, a->chunks);
-    fattni_optimizer_begin(&a->own, norm, o->max_grad_norm, o->beta1, o->beta2, &o->scaling);
+    const double t = (double)(a->own.step + 1);
+    fattni_optimizer_begin(&a->own, norm, o->max_grad_norm, pow(o->beta1, t), pow(o->beta2, t), &o->scaling);
     update_job job = {.a = a, .skip = a->own.skip};
     job.plain = (rule){
         .a = a,

@@ -7,7 +7,7 @@
 
 #include <math.h>
 
-enum { FATTNI_OPTIMIZER_CHUNK = 16384 }; /* elements of a task; their sums are combined in order */
+enum { FATTNI_OPTIMIZER_CHUNK = 8192 }; /* elements of a task; their sums are combined in order */
 /* Step counts that a caller may set: pow takes them as they are, and none overflows when it goes on. */
 #define FATTNI_OPTIMIZER_STEPS ((int64_t)1 << 53)
 /* Squares of larger gradients, and v/(1-beta2^t) made of them, overflow: m and v see them as this. */
@@ -29,7 +29,7 @@ typedef struct fattni_optimizer_state {
     int64_t skip;            /* the norm is not finite: the step only zeroes the gradients */
     int64_t finite, skipped; /* steps: in a row, since the scale changed; of all */
     float scale;             /* of the loss, and so of the gradients, until the next step; 1: none */
-    int32_t reserved;
+    int32_t arrived;         /* on a GPU: blocks of a launch that have written their norms; 0 between launches */
 } fattni_optimizer_state;
 
 /* What a caller sets; what is negative stays as it is. */
@@ -59,15 +59,16 @@ FATTNI_INLINE void fattni_loss_scale_update(fattni_optimizer_state *s, const fat
     s->scale = s->scale * 2 < r->maximum ? s->scale * 2 : r->maximum;
 }
 
-/* Between norm, which is that of the scaled gradients, and update. limit 0: no clip. */
-FATTNI_INLINE void fattni_optimizer_begin(fattni_optimizer_state *s, double norm, double limit, double beta1,
-                                          double beta2, const fattni_loss_scaling *scaling) {
+/* Between norm, which is that of the scaled gradients, and update. limit 0: no clip. power1, power2: of the betas, to
+   the step that this becomes if it is not skipped; a skipped one does not use them. */
+FATTNI_INLINE void fattni_optimizer_begin(fattni_optimizer_state *s, double norm, double limit, double power1,
+                                          double power2, const fattni_loss_scaling *scaling) {
     s->norm = norm / (double)s->scale;
     s->skip = !(norm - norm == 0);
     if (!s->skip) s->step += 1;
     s->factor = (limit > 0 && s->norm > limit ? limit / s->norm : 1) / (double)s->scale;
-    s->rate = s->lr / (1 - pow(beta1, (double)s->step));
-    s->correction2 = 1 / (1 - pow(beta2, (double)s->step));
+    s->rate = s->lr / (1 - power1);
+    s->correction2 = 1 / (1 - power2);
     fattni_loss_scale_update(s, scaling);
 }
 

@@ -1,6 +1,7 @@
 #include "cli/commands/model_text.h"
 
 #include "cli/base/cli.h"
+#include "cli/output/progress.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -36,15 +37,30 @@ bool text_put(text_output *to, const unsigned char *bytes, int64_t n) {
     return fwrite(bytes + whole, 1, (size_t)(n - whole), stdout) == (size_t)(n - whole) && ok;
 }
 
+static bool put_symbol(text_output *to, const tokenizer *t, int32_t symbol) {
+    int64_t length = 1;
+    const unsigned char byte = (unsigned char)symbol, *const text = t ? tokenizer_text(t, symbol, &length) : &byte;
+    return text_put(to, text, length);
+}
+
+/* Symbols are chosen some at a time, as many as take a device about 20 ms. */
+enum { MOST_AT_ONCE = 64 };
+static const double AT_ONCE_SECONDS = 0.02;
+
 fattn_status text_continue(generator *g, const tokenizer *t, const sample_options *o, int64_t n, text_output *to,
                            int64_t *written) {
-    for (*written = 0; *written < n; ++*written) {
-        int32_t symbol;
-        const fattn_status s = generator_next(g, o, &symbol);
+    int32_t symbols[MOST_AT_ONCE];
+    int64_t some = 1;
+    for (*written = 0; *written < n;) {
+        const double begin = seconds_now();
+        if (some > n - *written) some = n - *written;
+        const fattn_status s = generator_next(g, o, some, symbols);
         if (s) return s;
-        int64_t length = 1;
-        const unsigned char byte = (unsigned char)symbol, *const text = t ? tokenizer_text(t, symbol, &length) : &byte;
-        if (!text_put(to, text, length)) break;
+        for (int64_t i = 0; i < some; ++i, ++*written)
+            if (!put_symbol(to, t, symbols[i])) return FATTN_OK;
+        const double seconds = seconds_now() - begin;
+        if (seconds < AT_ONCE_SECONDS / 2 && some < MOST_AT_ONCE) some *= 2;
+        if (seconds > AT_ONCE_SECONDS && some > 1) some /= 2;
     }
     return FATTN_OK;
 }

@@ -9,8 +9,15 @@
 #ifndef FATTNI_CLI_SAMPLE_GENERATE_H
 #define FATTNI_CLI_SAMPLE_GENERATE_H
 
-#include "cli/sample/sample.h"
 #include "cli/train/model.h"
+
+/* Applied in this order (fattn/sample.h). */
+typedef struct sample_options {
+    double temperature; /* divides the logits; 0 = always the most likely symbol */
+    int64_t top_k;      /* choose among the k most likely; 0 = among all */
+    double top_p;       /* of these among the likeliest whose probabilities first sum to it; 0 or 1 = among all */
+    uint64_t seed;
+} sample_options;
 
 typedef struct generator generator;
 /* Borrows ctx, m and t, and resets t with every pass over several tokens. ctx gets the error messages. */
@@ -24,7 +31,8 @@ fattn_status generator_begin(generator *g, const int32_t *symbols, int64_t n);
 fattn_status generator_logits(generator *g, const float **logits);
 /* Adds a symbol. It is computed when the next logits are asked for. */
 void generator_append(generator *g, int32_t symbol);
-/* Chooses the next symbol, the number of those before it being the draw's, and adds it. */
-fattn_status generator_next(generator *g, const sample_options *o, int32_t *symbol);
+/* Chooses the next n symbols, the number of those before each being its draw's, and adds them. On a GPU the host waits
+   once for all of them. MISMATCH as above, when symbols[] may have been written. */
+fattn_status generator_next(generator *g, const sample_options *o, int64_t n, int32_t *symbols);
 
 #endif

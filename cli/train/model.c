@@ -69,7 +69,7 @@ static fattn_var attend(const model *m, fattn_tape *t, fattn_param *p, fattn_var
 static fattn_var mlp(fattn_tape *t, fattn_param *p, fattn_var x) {
     const fattn_var none = {0};
     const fattn_var h = fattn_op_rmsnorm(t, x, fattn_use(t, &p[MLP_NORM]), NORM_EPS);
-    const fattn_var up = fattn_op_gelu(t, fattn_op_linear(t, h, fattn_use(t, &p[MLP_UP]), none));
+    const fattn_var up = fattn_op_linear_gelu(t, h, fattn_use(t, &p[MLP_UP]), none);
     return fattn_op_linear_residual(t, up, fattn_use(t, &p[MLP_DOWN]), none, x);
 }
 
@@ -257,8 +257,6 @@ fattn_status model_next_logits(model *m, fattn_tape *t, const fattn_tensor *ids,
     const fattn_var embedding = fattn_use(t, &m->params[EMBEDDING]);
     const fattn_var hidden = m->arch->trunk(m, t, ids, embedding, &pass);
     const fattn_var last = fattn_op_slice(t, hidden, 1, S - 1, S);
-    fattn_var y = fattn_op_linear(t, last, embedding, (fattn_var){0});
-    if (dtype_of(m) != FATTN_F32) y = fattn_op_cast(t, y, FATTN_F32);
-    status = fattn_tape_value(t, y, logits);
+    status = fattn_tape_value(t, fattn_op_linear(t, last, embedding, (fattn_var){0}), logits);
     return status ? status : model_cache_add(cache, S);
 }

@@ -68,9 +68,10 @@ fattn_status model_cache_create(model *m, model_cache **out);
 void model_cache_destroy(model_cache *cache); /* NULL is allowed; before the model */
 void model_cache_clear(model_cache *cache);
 int64_t model_cache_tokens(const model_cache *cache);
-/* The logits, F32 [1,1,model_columns], of the last of ids [1,S], which follow the cache's tokens and are added to them:
-   a view into t, valid until it is reset. The same as model_logits of all these tokens, within rounding. Not for
-   backward. After a failure, SHAPE when the tokens are more than the context among others, the cache must be cleared.
+/* The logits, [1,1,model_columns] of the model's dtype, of the last of ids [1,S], which follow the cache's tokens and
+   are added to them: a view into t, valid until it is reset. The same as model_logits of all these tokens, within
+   rounding. Not for backward. After a failure, SHAPE when the tokens are more than the context among others, the cache
+   must be cleared.
 
    One token behind others (S 1, the cache not empty) depends on device memory alone, and its work on nothing that
    changes from token to token: on a GPU it can be recorded (fattn/graph.h). Each launch then adds a token, except for

@@ -110,8 +110,8 @@ static fattn_var trunk(model *m, fattn_tape *t, const fattn_tensor *ids, fattn_v
         const fattn_var q = fattn_op_heads(t, qkv, 0, H, D), k = fattn_op_heads(t, qkv, H, H, D);
         const fattn_var o = model_attend(m, t, q, k, fattn_op_heads(t, qkv, 2 * H, H, D), 0, pass, layer);
         x = onto(t, x, fattn_op_merge(t, o), p, ATTN_PROJ);
-        const fattn_var h = fattn_op_gelu(t, linear(t, norm(t, x, p, LN_2), p, FC));
-        x = onto(t, x, h, p, FC_PROJ);
+        const fattn_var h = norm(t, x, p, LN_2);
+        x = onto(t, x, fattn_op_linear_gelu(t, h, fattn_use(t, &p[FC]), fattn_use(t, &p[FC + 1])), p, FC_PROJ);
     }
     return norm(t, x, m->params, m->n_params - AFTER_BLOCKS);
 }

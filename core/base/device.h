@@ -9,6 +9,7 @@
 
 struct fattni_problem;
 struct fattni_kv_append;
+struct fattni_sample;
 struct fattni_fp8;
 
 /* to = from: of equal shapes and dtypes, on the device, without overlap. */
@@ -51,6 +52,8 @@ typedef struct fattni_device_ops {
                                  int64_t rows, int64_t columns);
     /* fattn_kv_append; there is a sequence. */
     fattn_status (*kv_append)(fattn_ctx *ctx, const struct fattni_kv_append *a);
+    /* fattn_sample; there is a row. */
+    fattn_status (*sample)(fattn_ctx *ctx, const struct fattni_sample *a);
     /* Fills the 8-bit copies of a forward call with FATTN_FP8 (core/fp8/fp8.h); tensors may be empty. */
     fattn_status (*fp8_quantize)(fattn_ctx *ctx, const struct fattni_problem *p, const struct fattni_fp8 *to);
 

@@ -5,6 +5,7 @@
 #include "core/cpu/gemm_bf16.h"
 #include "core/fp8/fp8.h"
 #include "core/kv_cache/kv_append.h"
+#include "core/sampling/sample.h"
 #include "core/tensor/host.h"
 
 #include <stdio.h>
@@ -74,5 +75,6 @@ const fattni_device_ops fattni_cpu_device = {
     .zero_rows = fattni_host_zero_rows,
     .dropout_mask = fattni_host_mask,
     .kv_append = fattni_host_kv_append,
+    .sample = fattni_host_sample,
     .fp8_quantize = fattni_fp8_quantize_cpu,
 };

@@ -1,11 +1,12 @@
 #include "core/cpu/gemm_bf16.h"
 
 #include "core/base/device.h"
-#include "core/cpu/isa.h"
+#include "core/base/isa.h"
 #include "core/cpu/with_onednn.h"
 #include "core/tensor/numeric.h"
 
 #include <stdatomic.h>
+#include <stdio.h>
 #include <string.h>
 
 extern const fattni_bf16_library fattni_onednn;
@@ -17,20 +18,28 @@ static const double LEAST_PRODUCT = 32 * 32 * 32;
 
 static fattn_status open(fattn_ctx *ctx) {
     if (ctx->bf16.opened) return FATTN_OK;
-    FATTNI_TRY(libraries[0]->open(ctx, &ctx->bf16));
     ctx->bf16.opened = true;
-    if (!ctx->bf16.engine && ctx->log)
-        ctx->log(ctx->log_user, FATTN_LOG_WARN,
-                 "oneDNN does not use AMX in this process: linear and matmul of BF16 tensors multiply F32 numbers");
+    /* An arch_cap below AMX on a CPU with AMX keeps F32 products: oneDNN would use AMX. */
+    if (ctx->isa < FATTNI_ISA_AMX && fattni_cpu_isa() >= FATTNI_ISA_AMX) return FATTN_OK;
+    const fattn_status s = libraries[0]->open(ctx, &ctx->bf16);
+    ctx->bf16.opened = !s;
+    FATTNI_TRY(s);
+    if (!ctx->bf16.engine && ctx->log) {
+        char text[128];
+        snprintf(text, sizeof text,
+                 "oneDNN does not use %s in this process: linear and matmul of BF16 tensors multiply F32 numbers",
+                 ctx->isa >= FATTNI_ISA_AMX ? "AMX" : "AVX512-BF16");
+        ctx->log(ctx->log_user, FATTN_LOG_WARN, text);
+    }
     return FATTN_OK;
 }
 
 fattn_status fattni_bf16_takes(fattn_ctx *ctx, int64_t M, int64_t N, int64_t K, bool *takes) {
     *takes = false;
-    if (!libraries[0] || ctx->isa < FATTNI_ISA_AMX || ctx->flags & FATTN_CTX_F32_PRODUCTS) return FATTN_OK;
+    if (!libraries[0] || ctx->isa < FATTNI_ISA_AVX512BF16 || ctx->flags & FATTN_CTX_F32_PRODUCTS) return FATTN_OK;
     if ((double)M * (double)N * (double)K < LEAST_PRODUCT) return FATTN_OK;
     ctx->ops->use(ctx, FATTN_BF16);
-    if (ctx->isa < FATTNI_ISA_AMX) return FATTN_OK; /* the operating system has refused */
+    if (ctx->isa < FATTNI_ISA_AVX512BF16) return FATTN_OK; /* the operating system has refused */
     FATTNI_TRY(open(ctx));
     *takes = ctx->bf16.engine != NULL;
     return FATTN_OK;

@@ -1,6 +1,6 @@
-/* Products of BF16 matrices on CPUs with AMX, by a library for blocks of the result. Operands are multiplied as they
-   are, sums are F32, and each result is rounded once. Blocks and parts of K depend on the shape alone and a block is
-   computed by one thread: results are bitwise independent of the number of threads. */
+/* Products of BF16 matrices on CPUs with AMX, and AMD's with AVX512-BF16, by a library for blocks of the result.
+   Operands are multiplied as they are, sums are F32, and each result is rounded once. Blocks and parts of K depend on
+   the shape alone and a block is computed by one thread: results are bitwise independent of the number of threads. */
 #ifndef FATTNI_CORE_CPU_GEMM_BF16_H
 #define FATTNI_CORE_CPU_GEMM_BF16_H
 
@@ -9,8 +9,8 @@
 
 /* A library that multiplies blocks, on the calling thread. */
 typedef struct fattni_bf16_library {
-    /* engine stays NULL when the library does not use AMX in this process, and after a failure: NOMEM; UNSUPPORTED,
-       it has no such product. */
+    /* engine stays NULL when the library does not use the context's instructions in this process, and after a
+       failure: NOMEM; UNSUPPORTED, it has no such product. */
     fattn_status (*open)(fattn_ctx *ctx, fattni_bf16 *b);
     void (*close)(fattni_bf16 *b);
     /* c = op(a) op(b): a and b BF16, c F32; M, N, K above 0. False: the library has no memory. */
@@ -24,9 +24,9 @@ typedef struct fattni_bf16_products {
     fattni_rows a, b, c;
 } fattni_bf16_products;
 
-/* Whether products of this size are computed here: the context may use AMX, BF16 products are not forbidden by
-   FATTN_CTX_F32_PRODUCTS, a library is there, and the size is worth it. The first call for a context opens the
-   library. NOMEM, UNSUPPORTED. */
+/* Whether products of this size are computed here: the context may use AMX or AVX512-BF16, BF16 products are not
+   forbidden by FATTN_CTX_F32_PRODUCTS, a library is there, and the size is worth it. The first call for a context opens
+   the library. NOMEM, UNSUPPORTED. */
 fattn_status fattni_bf16_takes(fattn_ctx *ctx, int64_t M, int64_t N, int64_t K, bool *takes);
 /* By the shape, the number of products and the context's threads. */
 size_t fattni_bf16_workspace(const fattn_ctx *ctx, const fattni_gemm *first, int64_t count);

@@ -6,7 +6,10 @@
    packed blocks of its operands; README.md has their size. */
 #include "core/cpu/gemm_bf16.h"
 
+#include "core/tensor/numeric.h"
+
 #include <oneapi/dnnl/dnnl.h>
+#include <string.h>
 
 /* What differs between the versions: in 2 a description is a struct, in 3 an object. */
 #if DNNL_VERSION_MAJOR < 3
@@ -101,12 +104,13 @@ static void close_onednn(fattni_bf16 *o) {
 }
 
 /* A user may have capped it by ONEDNN_MAX_CPU_ISA. */
-static bool uses_amx(void) {
-    return (dnnl_get_effective_cpu_isa() & dnnl_cpu_isa_avx512_core_amx) == dnnl_cpu_isa_avx512_core_amx;
+static bool uses(int isa) {
+    const int wanted = isa >= FATTNI_ISA_AMX ? dnnl_cpu_isa_avx512_core_amx : dnnl_cpu_isa_avx512_core_bf16;
+    return ((int)dnnl_get_effective_cpu_isa() & wanted) == wanted;
 }
 
 static fattn_status open_onednn(fattn_ctx *ctx, fattni_bf16 *o) {
-    if (!uses_amx()) return FATTN_OK;
+    if (!uses(ctx->isa)) return FATTN_OK;
     const dnnl_status_t s = make_all(o);
     if (s == dnnl_success) return FATTN_OK;
     close_onednn(o);
@@ -128,7 +132,7 @@ static dnnl_status_t bind(const fattni_bf16 *o, const fattni_gemm *g, void *scra
     return dnnl_memory_create(&memory[MATRICES], needed, o->engine, scratch);
 }
 
-static bool multiply(const fattni_bf16 *o, const fattni_gemm *g, void *scratch) {
+static bool run(const fattni_bf16 *o, const fattni_gemm *g, void *scratch) {
     dnnl_memory_t memory[MATRICES + 1] = {NULL};
     dnnl_stream_t stream = NULL;
     dnnl_exec_arg_t list[MATRICES + 1] = {{.arg = 0}};
@@ -142,6 +146,31 @@ static bool multiply(const fattni_bf16 *o, const fattni_gemm *g, void *scratch) 
         if (memory[i]) dnnl_memory_destroy(memory[i]);
     if (stream) dnnl_stream_destroy(stream);
     return s == dnnl_success;
+}
+
+/* c += the terms of the last k. */
+static void add_last_terms(const fattni_gemm *g) {
+    const uint16_t *const a = (const uint16_t *)g->a + (g->K - 1) * (g->trans_a ? g->lda : 1);
+    const uint16_t *const b = (const uint16_t *)g->b + (g->K - 1) * (g->trans_b ? 1 : g->ldb);
+    const int64_t a_step = g->trans_a ? 1 : g->lda, b_step = g->trans_b ? g->ldb : 1;
+    for (int64_t m = 0; m < g->M; ++m) {
+        float *const c = (float *)g->c + m * g->ldc;
+        const float x = fattni_bf16_to_float(a[m * a_step]);
+        for (int64_t n = 0; n < g->N; ++n) c[n] += x * fattni_bf16_to_float(b[n * b_step]);
+    }
+}
+
+/* VDPBF16PS takes pairs of k. Beside the last one of an odd K oneDNN 2.6's code without AMX puts it once more, times 0:
+   infinity would become NaN. */
+static bool multiply(const fattni_bf16 *o, const fattni_gemm *g, void *scratch) {
+    if (g->K % 2 == 0 || uses(FATTNI_ISA_AMX)) return run(o, g, scratch);
+    fattni_gemm even = *g;
+    even.K -= 1;
+    if (even.K > 0 && !run(o, &even, scratch)) return false;
+    for (int64_t m = 0; m < g->M && even.K == 0; ++m)
+        memset((float *)g->c + m * g->ldc, 0, (size_t)g->N * sizeof(float));
+    add_last_terms(g);
+    return true;
 }
 
 const fattni_bf16_library fattni_onednn = {open_onednn, close_onednn, multiply};

@@ -9,6 +9,7 @@
 #include "core/cuda/tensor.h"
 #include "core/fp8/fp8.h"
 #include "core/kv_cache/kv_append.h"
+#include "core/sampling/sample.h"
 
 #include <cuda_runtime_api.h>
 #include <stdio.h>
@@ -381,6 +382,7 @@ const fattni_device_ops fattni_cuda_device = {
     .zero_rows = fattni_cuda_zero_rows,
     .dropout_mask = fattni_cuda_mask,
     .kv_append = fattni_cuda_kv_append,
+    .sample = fattni_cuda_sample,
     .fp8_quantize = fattni_fp8_quantize_cuda,
     .graph_begin = fattni_cuda_graph_begin,
     .graph_end = fattni_cuda_graph_end,

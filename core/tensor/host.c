@@ -1,5 +1,6 @@
 #include "core/tensor/host.h"
 
+#include "core/base/isa_clones.h"
 #include "core/tensor/normal.h"
 #include "core/tensor/rows.h"
 
@@ -11,23 +12,29 @@ typedef struct copy_job {
     const fattn_tensor *dst, *src;
     fattni_rows to, from;
     bool add;
+    int isa;
 } copy_job;
 
-/* Neighbours between F32 and BF16, without the way through double: its bits. False: other dtypes. */
-static bool convert(void *to, int32_t to_dtype, const void *from, int32_t from_dtype, int64_t n) {
-    if (to_dtype == FATTN_F32 && from_dtype == FATTN_BF16) {
-        float *const d = to;
-        const uint16_t *const x = from;
-        for (int64_t i = 0; i < n; ++i) d[i] = fattni_bf16_to_float(x[i]);
-        return true;
-    }
-    if (to_dtype == FATTN_BF16 && from_dtype == FATTN_F32) {
-        uint16_t *const d = to;
-        const float *const x = from;
-        for (int64_t i = 0; i < n; ++i) d[i] = fattni_float_to_bf16(x[i]);
-        return true;
-    }
-    return false;
+/* Neighbours between F32 and BF16, without the way through double: its bits. */
+static FATTNI_CLONED void widen(void *to, const void *from, int64_t n) {
+    for (int64_t i = 0; i < n; ++i) ((float *)to)[i] = fattni_bf16_to_float(((const uint16_t *)from)[i]);
+}
+static FATTNI_CLONED void narrow(void *to, const void *from, int64_t n) {
+    for (int64_t i = 0; i < n; ++i) ((uint16_t *)to)[i] = fattni_float_to_bf16(((const float *)from)[i]);
+}
+typedef void (*converter)(void *to, const void *from, int64_t n);
+FATTNI_CLONES(converter, widen, (void *to, const void *from, int64_t n), (to, from, n))
+FATTNI_CLONES(converter, narrow, (void *to, const void *from, int64_t n), (to, from, n))
+
+/* False: other dtypes. */
+static bool convert(int isa, void *to, int32_t to_dtype, const void *from, int32_t from_dtype, int64_t n) {
+    if (to_dtype == FATTN_F32 && from_dtype == FATTN_BF16)
+        widen_by_isa[isa](to, from, n);
+    else if (to_dtype == FATTN_BF16 && from_dtype == FATTN_F32)
+        narrow_by_isa[isa](to, from, n);
+    else
+        return false;
+    return true;
 }
 
 static void copy_rows(void *arg, int64_t task, int thread) {
@@ -51,7 +58,7 @@ static void copy_rows(void *arg, int64_t task, int thread) {
         }
         const size_t size_from = fattn_dtype_size((fattn_dtype)job->src->dtype);
         if (!job->add && step_to == 1 && step_from == 1 &&
-            convert((char *)job->dst->data + to * (int64_t)size, job->dst->dtype,
+            convert(job->isa, (char *)job->dst->data + to * (int64_t)size, job->dst->dtype,
                     (const char *)job->src->data + from * (int64_t)size_from, job->src->dtype, width))
             continue;
         if (job->add && job->dst->dtype == FATTN_F32 && job->src->dtype == FATTN_F32) {
@@ -70,7 +77,8 @@ static void copy_rows(void *arg, int64_t task, int thread) {
 }
 
 static fattn_status run_copy(const fattn_ctx *ctx, const fattn_tensor *dst, const fattn_tensor *src, bool add) {
-    copy_job job = {.dst = dst, .src = src, .to = fattni_rows_of(dst), .from = fattni_rows_of(src), .add = add};
+    copy_job job = {
+        .dst = dst, .src = src, .to = fattni_rows_of(dst), .from = fattni_rows_of(src), .add = add, .isa = ctx->isa};
     fattni_parallel(ctx, fattni_ceil_div(job.to.count, ROWS_PER_TASK), copy_rows, &job);
     return FATTN_OK;
 }

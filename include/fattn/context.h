@@ -47,7 +47,7 @@ enum {
                                 tensors on one with AMX-FP16 (beside AMX: Granite Rapids) are multiplied as they are:
                                 P and dS of attention are rounded to their dtype for the products with V, dO, K and Q,
                                 and sums are F32, as in all GPU kernels. Errors are those of a GPU, and AMX is two to
-                                three times as fast in BF16; and with AMX oneDNN multiplies the tape's BF16 tensors.
+                                three times as fast in BF16; and with either oneDNN multiplies the tape's BF16 tensors.
                                 Other CPUs always multiply F32 numbers. On a GPU: FATTN_E_UNSUPPORTED. The first such
                                 call asks Linux to let the process use AMX; from then on sigaltstack refuses stacks
                                 smaller than getauxval(AT_MINSIGSTKSZ), 12 KB. If a thread has a smaller one before,

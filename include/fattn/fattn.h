@@ -14,6 +14,7 @@
 #include <fattn/optim.h>
 #include <fattn/overlap.h>
 #include <fattn/parallel.h>
+#include <fattn/sample.h>
 #include <fattn/tape.h>
 #include <fattn/tensor.h>
 

@@ -58,6 +58,9 @@ FATTN_API fattn_var fattn_op_linear(fattn_tape *t, fattn_var x, fattn_var w,
    help, and where a CPU multiplies BF16 as it is, x w^T + b is rounded first. */
 FATTN_API fattn_var fattn_op_linear_residual(fattn_tape *t, fattn_var x, fattn_var w, fattn_var bias,
                                              fattn_var residual);
+/* gelu(x w^T + b), tanh form. On a GPU it is one op: with BF16, gelu is applied inside the product, to what is not
+   rounded yet; backward sums bias's gradient while it computes gelu's. On a CPU it is linear and gelu. */
+FATTN_API fattn_var fattn_op_linear_gelu(fattn_tape *t, fattn_var x, fattn_var w, fattn_var bias);
 FATTN_API fattn_var fattn_op_matmul(fattn_tape *t, fattn_var a, fattn_var b, int trans_a,
                                     int trans_b);                          /* [..,M,K] x [..,K,N], same leading dims */
 FATTN_API fattn_var fattn_op_add(fattn_tape *t, fattn_var a, fattn_var b); /* b broadcasts to a */

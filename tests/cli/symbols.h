@@ -10,7 +10,7 @@ static inline fattn_status generate_symbols(fattn_ctx *ctx, model *m, fattn_tape
     generator *g;
     fattn_status s = generator_create(ctx, m, t, &g);
     if (!s) s = generator_begin(g, symbols, n_prompt);
-    for (int64_t i = n_prompt; !s && i < n; ++i) s = generator_next(g, o, &symbols[i]);
+    if (!s) s = generator_next(g, o, n - n_prompt, symbols + n_prompt);
     generator_destroy(g);
     return s;
 }

@@ -1,5 +1,5 @@
 /* Generation with a cache of keys and values: the logits are those of the whole window, for every architecture, at
-   every prefix and beyond the context; the choice of a symbol. With FATTN_TEST_DEVICE=cuda on a GPU, where a token is a
+   every prefix and beyond the context. With FATTN_TEST_DEVICE=cuda on a GPU, where a token is a
    graph. */
 #include <criterion/criterion.h>
 
@@ -169,14 +169,33 @@ Test(generate, greedy_symbols_are_those_of_the_whole_window) {
     for (int i = 0; i < CONFIGS; ++i) {
         if (configs[i].dtype == FATTN_BF16) continue; /* logits of 8 bits have ties */
         create(&configs[i]);
-        int32_t symbols[CONTEXT] = {3, 1}, want[CONTEXT] = {3, 1}, scratch[VOCAB];
+        int32_t symbols[CONTEXT] = {3, 1}, want[CONTEXT] = {3, 1};
         float logits[VOCAB];
         for (int64_t n = 2; n < CONTEXT; ++n) {
             whole(want, n, logits);
-            want[n] = (int32_t)sample_choose(logits, VOCAB, &greedy, n, scratch);
+            for (int32_t v = 1; v < VOCAB; ++v)
+                if (logits[v] > logits[want[n]]) want[n] = v;
         }
         cr_assert_eq(generate_symbols(ctx, m, tape, &greedy, symbols, 2, CONTEXT), FATTN_OK);
         cr_assert_arr_eq(symbols, want, sizeof want, "model %d", i);
+        destroy();
+    }
+}
+
+/* Many at once, one by one, and some at a time, over several windows. */
+Test(generate, symbols_do_not_depend_on_how_many_are_asked_for) {
+    const sample_options o = {.temperature = 1, .top_k = 12, .top_p = 0.95, .seed = 4};
+    int32_t all[WORDS], some[WORDS];
+    for (int i = 0; i < CONFIGS; ++i) {
+        create(&configs[i]);
+        for (int64_t step = 1; step < WORDS; step = 2 * step + 1) {
+            int32_t *const to = step == 1 ? all : some;
+            to[0] = 1;
+            cr_assert_eq(generator_begin(g, to, 1), FATTN_OK);
+            for (int64_t n = 1; n < WORDS; n += step)
+                cr_assert_eq(generator_next(g, &o, n + step < WORDS ? step : WORDS - n, to + n), FATTN_OK);
+            cr_assert_arr_eq(to, all, sizeof all, "model %d, %lld at once", i, (long long)step);
+        }
         destroy();
     }
 }
@@ -201,13 +220,13 @@ Test(generate, memory_does_not_grow) {
         create(&configs[i]);
         int32_t symbol = 1;
         cr_assert_eq(generator_begin(g, &symbol, 1), FATTN_OK);
-        for (int n = 0; n < 3; ++n) cr_assert_eq(generator_next(g, &o, &symbol), FATTN_OK);
+        for (int n = 0; n < 3; ++n) cr_assert_eq(generator_next(g, &o, 1, &symbol), FATTN_OK);
         size_t before = fattn_ctx_mem(ctx).allocs;
-        for (int n = 4; n < CONTEXT; ++n) cr_assert_eq(generator_next(g, &o, &symbol), FATTN_OK);
+        for (int n = 4; n < CONTEXT; ++n) cr_assert_eq(generator_next(g, &o, 1, &symbol), FATTN_OK);
         cr_assert_eq(fattn_ctx_mem(ctx).allocs, before, "model %d", i);
-        for (int n = 0; n < CONTEXT; ++n) cr_assert_eq(generator_next(g, &o, &symbol), FATTN_OK);
+        for (int n = 0; n < CONTEXT; ++n) cr_assert_eq(generator_next(g, &o, 1, &symbol), FATTN_OK);
         before = fattn_ctx_mem(ctx).allocs;
-        for (int n = 0; n < 3 * CONTEXT; ++n) cr_assert_eq(generator_next(g, &o, &symbol), FATTN_OK);
+        for (int n = 0; n < 3 * CONTEXT; ++n) cr_assert_eq(generator_next(g, &o, 1, &symbol), FATTN_OK);
         cr_assert_eq(fattn_ctx_mem(ctx).allocs, before, "model %d", i);
         destroy();
     }
@@ -239,75 +258,4 @@ Test(generate, errors_name_the_numbers) {
     cr_assert_eq(device_write(ctx, &gain, &(float){INFINITY}), FATTN_OK);
     expect_error(generator_begin(g, symbols, 1), FATTN_E_MISMATCH, "after 1 tokens the logit of token 0 is");
     destroy();
-}
-
-/* ---- the choice ---- */
-
-/* Which of n symbols 2000 draws choose, as bits. */
-static unsigned chosen(const float *logits, int64_t n, sample_options o) {
-    int32_t scratch[8];
-    unsigned bits = 0;
-    if (o.temperature == 0) o.temperature = 1;
-    for (int64_t i = 0; i < 2000; ++i) bits |= 1u << sample_choose(logits, n, &o, i, scratch);
-    return bits;
-}
-
-/* The number of symbols that come before i. */
-static int64_t place_of(const float *logits, int64_t n, int64_t i) {
-    int64_t before = 0;
-    for (int64_t j = 0; j < n; ++j) before += logits[j] > logits[i] || (logits[j] == logits[i] && j < i);
-    return before;
-}
-
-/* Many symbols, among them equal ones, at a temperature at which all that are left are drawn. */
-Test(generate, top_k_and_top_p_of_many_symbols) {
-    enum { N = 1500, DRAWS = 2000 };
-    float logits[N];
-    int32_t scratch[N], at[N];
-    bool drawn[N];
-    for (int64_t i = 0; i < N; ++i) logits[i] = (float)(i * 7919 % 1009) / 1000 + (i % 64 == 5 ? 1.0f : 0.0f);
-    for (int64_t i = 0; i < N; ++i) at[place_of(logits, N, i)] = (int32_t)i;
-    double mass = 0, sum = 0;
-    for (int64_t i = 0; i < N; ++i) mass += exp((double)logits[i] / 8);
-    int64_t nucleus = 0;
-    while (sum < 0.02 * mass) sum += exp((double)logits[at[nucleus++]] / 8);
-    const struct {
-        sample_options o;
-        int64_t left;
-    } cases[] = {{{.temperature = 8, .top_k = 1}, 1},
-                 {{.temperature = 8, .top_k = 11}, 11},
-                 {{.temperature = 8, .top_k = 40}, 40},
-                 {{.temperature = 8, .top_p = 0.02}, nucleus},
-                 {{.temperature = 8, .top_k = 11, .top_p = 0.999999}, 11}};
-    for (size_t c = 0; c < sizeof cases / sizeof *cases; ++c) {
-        memset(drawn, 0, sizeof drawn);
-        for (int64_t i = 0; i < DRAWS; ++i) drawn[sample_choose(logits, N, &cases[c].o, i, scratch)] = true;
-        for (int64_t i = 0; i < N; ++i)
-            cr_assert_eq(drawn[at[i]], i < cases[c].left, "case %zu: symbol %d, number %lld of the likeliest", c, at[i],
-                         (long long)i);
-    }
-}
-
-Test(generate, top_k_and_top_p_leave_the_likeliest) {
-    const float p[] = {logf(0.15f), logf(0.5f), logf(0.05f), logf(0.3f)}, equal[] = {1, 1, 1, 1, 1};
-    cr_assert_eq(chosen(p, 4, (sample_options){0}), 0xf);
-    cr_assert_eq(chosen(p, 4, (sample_options){.top_p = 1}), 0xf);
-    cr_assert_eq(chosen(p, 4, (sample_options){.top_p = 1e-6}), 0x2);
-    cr_assert_eq(chosen(p, 4, (sample_options){.top_p = 0.49}), 0x2);
-    cr_assert_eq(chosen(p, 4, (sample_options){.top_p = 0.51}), 0xa);
-    cr_assert_eq(chosen(p, 4, (sample_options){.top_p = 0.79}), 0xa);
-    cr_assert_eq(chosen(p, 4, (sample_options){.top_p = 0.81}), 0xb);
-    cr_assert_eq(chosen(p, 4, (sample_options){.top_p = 0.96}), 0xf);
-    cr_assert_eq(chosen(p, 4, (sample_options){.top_k = 1}), 0x2);
-    cr_assert_eq(chosen(p, 4, (sample_options){.top_k = 3}), 0xb);
-    cr_assert_eq(chosen(p, 4, (sample_options){.top_k = 9}), 0xf);
-    /* Top-k first: of the two the first has 0.625. */
-    cr_assert_eq(chosen(p, 4, (sample_options){.top_k = 2, .top_p = 0.62}), 0x2);
-    cr_assert_eq(chosen(p, 4, (sample_options){.top_k = 2, .top_p = 0.63}), 0xa);
-    /* Temperature before both: square roots of 0.5 and 0.3 over those of all four have 0.38 and 0.29. */
-    cr_assert_eq(chosen(p, 4, (sample_options){.temperature = 2, .top_p = 0.37}), 0x2);
-    cr_assert_eq(chosen(p, 4, (sample_options){.temperature = 2, .top_p = 0.51}), 0xa);
-    cr_assert_eq(chosen(p, 4, (sample_options){.temperature = 2, .top_p = 0.7}), 0xb);
-    cr_assert_eq(chosen(equal, 5, (sample_options){.top_k = 2}), 0x3);
-    cr_assert_eq(chosen(equal, 5, (sample_options){.top_p = 0.41}), 0x7);
 }

@@ -147,24 +147,3 @@ Test(model, a_loss_that_is_not_finite_stops_the_run) {
     cr_assert_eq(r.step, 0);
     x[0] = old;
 }
-
-Test(sample, chooses_by_probability) {
-    enum { N = 4, DRAWS = 40000 };
-    const float logits[N] = {0, 1, 2, -1};
-    const sample_options o = {.temperature = 2, .seed = 5}, greedy = {.temperature = 0},
-                         two = {.temperature = 2, .top_k = 2, .seed = 5};
-    int count[N] = {0}, count_two[N] = {0};
-    int32_t scratch[N];
-    double p[N], sum = 0;
-    for (int i = 0; i < N; ++i) sum += p[i] = exp(logits[i] / 2);
-    for (int64_t i = 0; i < DRAWS; ++i) {
-        count[sample_choose(logits, N, &o, i, scratch)] += 1;
-        count_two[sample_choose(logits, N, &two, i, scratch)] += 1;
-    }
-    for (int i = 0; i < N; ++i) {
-        const double mean = DRAWS * p[i] / sum, sigma = sqrt(mean * (1 - p[i] / sum));
-        cr_assert_float_eq(count[i], mean, 5 * sigma, "symbol %d: %d, not %g", i, count[i], mean);
-    }
-    cr_assert(count_two[0] == 0 && count_two[3] == 0 && count_two[1] > 0);
-    cr_assert_eq(sample_choose(logits, N, &greedy, 0, scratch), 2);
-}

@@ -117,6 +117,7 @@ static fattn_var forward(run *r) {
     h = fattn_op_mul(t, h, fattn_op_reshape(t, part, 3, (const int64_t[]){B, r->n.S, r->n.hidden}));
     h = fattn_op_scale(t, fattn_op_mul(t, h, fattn_op_softmax(t, up)), 1.0 / 16); /* F16 ends at 65504 */
     h = fattn_op_swiglu(t, h, fattn_op_geglu(t, h, up));
+    h = fattn_op_add(t, h, fattn_op_linear_gelu(t, x, use(r, UP), use(r, UP_BIAS)));
     h = fattn_op_dropout(t, h, 0.1f, (fattn_rng){.seed = 4}, none);
     h = fattn_op_add(t, h, fattn_op_sum(t, up, (const int[]){1}, 1, 1));
     h = fattn_op_add(t, h, fattn_op_mean(t, up, NULL, 0, 0));

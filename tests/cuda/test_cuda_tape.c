@@ -85,6 +85,11 @@ static fattn_var mlp(fattn_tape *t, const fattn_var *in, int n, void *user) {
     return fattn_op_mul(t, fattn_op_silu(t, y), fattn_op_rmsnorm(t, y, in[1], 1e-5f));
 }
 
+static fattn_var activated(fattn_tape *t, const fattn_var *in, int n, void *user) {
+    (void)n, (void)user;
+    return fattn_op_linear_gelu(t, in[0], in[1], in[2]);
+}
+
 static fattn_var attend(fattn_tape *t, const fattn_var *in, int n, void *user) {
     (void)n, (void)user;
     const fattn_attention_params p = {.struct_size = sizeof p, .flags = FATTN_CAUSAL, .algorithm = FATTN_ALGO_STANDARD};
@@ -163,6 +168,13 @@ Test(cuda_tape, differences) {
                              normal(g, 3, 1, (int64_t[]){12}),       normal(g, 4, 2, (int64_t[]){20, 12}),
                              normal(g, 5, 1, (int64_t[]){20}),       normal(g, 6, 2, (int64_t[]){12, 20})};
     check_gradient(&p, mlp, of_mlp, 6);
+    /* Rows in packs, whose sums are in parts; then rows that are not. */
+    fattn_tensor of_activated[] = {normal(g, 1, 2, (int64_t[]){70, 12}), normal(g, 2, 2, (int64_t[]){264, 12}),
+                                   normal(g, 3, 1, (int64_t[]){264})};
+    check_gradient(&p, activated, of_activated, 3);
+    fattn_tensor of_odd[] = {normal(g, 1, 3, (int64_t[]){2, 5, 12}), normal(g, 2, 2, (int64_t[]){21, 12}),
+                             normal(g, 3, 1, (int64_t[]){21})};
+    check_gradient(&p, activated, of_odd, 3);
     fattn_tensor of_attend[] = {normal(g, 7, 3, (int64_t[]){2, 6, 16})};
     check_gradient(&p, attend, of_attend, 1);
     fattn_tensor of_shapes[] = {normal(g, 7, 3, (int64_t[]){2, 6, 16})};
@@ -269,6 +281,9 @@ Test(cuda_tape, sixteen_bits) {
                              normal(g, 3, 1, (int64_t[]){24}),       normal(g, 4, 2, (int64_t[]){40, 24}),
                              normal(g, 5, 1, (int64_t[]){40}),       normal(g, 6, 2, (int64_t[]){24, 40})};
     check_narrow(&p, mlp, of_mlp, 6);
+    fattn_tensor of_activated[] = {normal(g, 1, 2, (int64_t[]){70, 24}), normal(g, 2, 2, (int64_t[]){264, 24}),
+                                   normal(g, 3, 1, (int64_t[]){264})};
+    check_narrow(&p, activated, of_activated, 3);
     fattn_tensor of_attend[] = {normal(g, 7, 3, (int64_t[]){2, 6, 16})};
     check_narrow(&p, attend, of_attend, 1);
     fattn_tensor of_shapes[] = {normal(g, 7, 3, (int64_t[]){2, 6, 16})};
@@ -381,11 +396,50 @@ static void check_wide(pair *p, int heads, int width, fattn_dtype dtype) {
 
 Test(cuda_tape, large) {
     pair p = pair_or_skip(0);
-    static const int heads[][2] = {{8, 64},  {12, 86}, {5, 30},   {3, 8},    {33, 32}, {16, 64},
-                                   {25, 64}, {50, 64}, {128, 64}, {129, 64}, {3, 346}};
+    static const int heads[][2] = {{8, 64},   {12, 86},  {5, 30},  {3, 8},  {33, 32}, {16, 64}, {25, 64}, {50, 64},
+                                   {128, 64}, {129, 64}, {3, 346}, {2, 64}, {4, 64},  {6, 64},  {10, 64}, {12, 64}};
     for (size_t k = 0; k < sizeof heads / sizeof heads[0]; ++k) {
         check_wide(&p, heads[k][0], heads[k][1], FATTN_F32);
         check_wide(&p, heads[k][0], heads[k][1], FATTN_F64);
+    }
+    pair_free(&p);
+}
+
+static fattn_tensor normed(const pair *p, const fattn_tensor *x, const fattn_tensor *gain, const fattn_tensor *bias) {
+    fattn_tape *tape;
+    fattn_tensor y;
+    MUST(p->gpu, fattn_tape_create(p->gpu, &tape));
+    const fattn_var in[] = {fattn_input(tape, x), fattn_input(tape, gain), fattn_input(tape, bias)};
+    MUST(p->gpu, fattn_tape_value(tape, fattn_op_layernorm(tape, in[0], in[1], in[2], 1e-5f), &y));
+    const fattn_tensor host = to_host(p, &y);
+    fattn_tape_destroy(tape);
+    return host;
+}
+
+/* A row's bits do not depend on how many there are, which chooses the kernel above 512 columns, and the rows of a warp
+   below. */
+Test(cuda_tape, norm_of_few_rows) {
+    enum { ROWS = 5000, FEW = 3 };
+    static const fattn_dtype types[] = {FATTN_BF16, FATTN_F16, FATTN_F32};
+    static const int64_t columns[] = {128, 136, 384, 512, 520, 768, 1000, 1024};
+    pair p = pair_or_skip(0);
+    for (int n = 0; n < 24; ++n) {
+        const int64_t C = columns[n / 3], shapes[3][2] = {{ROWS, C}, {C}, {C}};
+        fattn_tensor in[3];
+        for (int i = 0; i < 3; ++i) {
+            fattn_tensor wide_one = normal(p.gpu, (uint32_t)i + 1, i ? 1 : 2, shapes[i]);
+            MUST(p.gpu, fattn_tensor_alloc(p.gpu, types[n % 3], i ? 1 : 2, shapes[i], &in[i]));
+            MUST(p.gpu, fattn_tensor_copy(p.gpu, &in[i], &wide_one));
+            fattn_tensor_free(p.gpu, &wide_one);
+        }
+        fattn_tensor first = in[0];
+        first.shape[0] = FEW;
+        fattn_tensor all = normed(&p, &in[0], &in[1], &in[2]), few = normed(&p, &first, &in[1], &in[2]);
+        cr_expect(memcmp(all.data, few.data, (size_t)(FEW * C) * sizeof(double)) == 0, "%s, %lld columns",
+                  fattn_dtype_name(types[n % 3]), (long long)C);
+        fattn_tensor_free(p.cpu, &all);
+        fattn_tensor_free(p.cpu, &few);
+        for (int i = 0; i < 3; ++i) fattn_tensor_free(p.gpu, &in[i]);
     }
     pair_free(&p);
 }

@@ -1,8 +1,9 @@
-/* linear, matmul and linear_cross_entropy on BF16 tensors that a CPU with AMX multiplies as they are: against F64 on
-   the same numbers, with bounds from the lengths of the sums; which path ran; bits for any number of threads;
-   memory. */
+/* linear, matmul and linear_cross_entropy on BF16 tensors that a CPU with AMX or AVX512-BF16 multiplies as they are:
+   against F64 on the same numbers, with bounds from the lengths of the sums; which path ran; bits for any number of
+   threads; memory. Sums of gradients. */
 #include "suite.h"
 
+#include "autograd_c/ops/op_device.h"
 #include "core/base/internal.h"
 #include "core/cpu/with_onednn.h"
 #include "core/tensor/numeric.h"
@@ -156,7 +157,7 @@ static void run(const graph *g, fattn_dtype dtype, fattn_dtype grad, double befo
         for (int64_t e = 0; e < count(g, i); ++e) r->d[i][e] = fattni_load(grads[i], (int32_t)grad, e);
 }
 
-static bool has_amx(void) { return ctx->isa >= FATTNI_ISA_AMX && built_in[0]; }
+static bool multiplies_bf16(void) { return ctx->isa >= FATTNI_ISA_AVX512BF16 && built_in[0]; }
 
 static void compare(const graph *g, const char *what, const double *got, const double *want, const double *sizes,
                     int64_t n, double unit, double of_size) {
@@ -179,7 +180,7 @@ Test(bf16, against_f64) {
         run(g, FATTN_F64, FATTN_F64, before, true, &sizes);
         const int64_t products = ctx->bf16.products;
         run(g, FATTN_BF16, grad, before, false, &got);
-        cr_assert_eq(ctx->bf16.products - products, has_amx() ? g->products : 0, "%s: %ld products", g->name,
+        cr_assert_eq(ctx->bf16.products - products, multiplies_bf16() ? g->products : 0, "%s: %ld products", g->name,
                      (long)(ctx->bf16.products - products));
         compare(g, "y", got.y, want.y, sizes.y, want.n, unit, 0);
         const double last = grad == FATTN_BF16 ? unit : 0x1p-24;
@@ -243,7 +244,7 @@ Test(bf16, linear_cross_entropy) {
         const double right = loss_of(i & 4 ? padded_head : head, FATTN_F64, FATTN_F64, before, want);
         const int64_t products = ctx->bf16.products;
         const double loss = loss_of(i & 4 ? padded_head : head, FATTN_BF16, grad, before, got);
-        cr_assert_eq(ctx->bf16.products - products, has_amx() ? 5 : 0);
+        cr_assert_eq(ctx->bf16.products - products, multiplies_bf16() ? 5 : 0);
         cr_assert(fabs(loss - right) <= 2 * e + 0x1p-24 * right, "%.9g, not %.9g", loss, right);
         for (int k = 0; k < 2; ++k)
             for (int64_t j = 0; j < n[k]; ++j)
@@ -262,7 +263,7 @@ Test(bf16, loss_alone) {
     const fattn_var v = fattn_input(tape, &rows);
     MUST(fattn_tape_item(tape, fattn_op_linear_cross_entropy(tape, v, v, fattn_input(tape, &target), -1), &loss));
     cr_assert_float_eq(loss, log(64), 1e-6);
-    cr_assert_eq(ctx->bf16.products, has_amx() ? 1 : 0);
+    cr_assert_eq(ctx->bf16.products, multiplies_bf16() ? 1 : 0);
 }
 
 /* The same program in a context of its own. */
@@ -306,7 +307,7 @@ Test(bf16, lower_instruction_sets) {
     size_t peak;
     for (int i = 0; i < GRAPHS; ++i) {
         in_context(2, 0, FATTN_CTX_F32_PRODUCTS, &graphs[i], &flagged, &peak);
-        in_context(2, FATTNI_ISA_AVX512BF16, 0, &graphs[i], &capped, &peak);
+        in_context(2, FATTNI_ISA_AVX512, 0, &graphs[i], &capped, &peak);
         cr_assert_eq(memcmp(flagged.y, capped.y, (size_t)flagged.n * sizeof *capped.y), 0, "%s", graphs[i].name);
         for (int k = 0; k < graphs[i].n; ++k)
             cr_assert_eq(memcmp(flagged.d[k], capped.d[k], (size_t)count(&graphs[i], k) * sizeof **capped.d), 0, "%s",
@@ -319,8 +320,53 @@ Test(bf16, needs_less_memory_than_f32_products) {
     static const graph g = {"linear", linear, 3, {2, 2, 1}, {{400, 300}, {200, 300}, {200}}, 400, 3};
     static results r;
     size_t wide, narrow;
-    if (!has_amx()) cr_skip("no AMX, or built without oneDNN");
+    if (!multiplies_bf16()) cr_skip("no instructions for it, or built without oneDNN");
     in_context(1, 0, FATTN_CTX_F32_PRODUCTS, &g, &r, &wide);
     in_context(1, 0, 0, &g, &r, &narrow);
     cr_assert_lt(narrow, wide);
+}
+
+/* Gradients that are added to others have the bits of a sum in double that is rounded once: numbers near each other's
+   ties, subnormal, infinite, not a number; neighbours and others. */
+Test(bf16, sums_of_gradients_are_rounded_once) {
+    enum { N = 1 << 16 };
+    static const fattn_dtype dtypes[][2] = {{FATTN_BF16, FATTN_BF16}, {FATTN_BF16, FATTN_F32}, {FATTN_F32, FATTN_BF16}};
+    static float d[N], x[N], old[N];
+    uint32_t state = 1;
+    for (int c = 0; c < 3 * 4; ++c) {
+        const fattn_dtype to = dtypes[c / 4][0], from = dtypes[c / 4][1];
+        const int64_t step = 1 + (c & 1), n = N / step;
+        const bool fresh = c & 2;
+        if (fresh && to != from) continue; /* a copy */
+        for (int i = 0; i < N; ++i) {
+            state = state * 1664525u + 1013904223u;
+            const uint32_t a = state ^ state >> 13;
+            state = state * 1664525u + 1013904223u;
+            /* of any size, of the same, of some of the other's last bits, or little more than a half of its last one */
+            const uint32_t below = i % 4 == 3 ? 8 : 0, bits = i % 8 == 7 ? 0x8000003fu : 0x807fffffu;
+            const uint32_t b = i % 2 ? (a & 0x7f800000u) - (below << 23) + (state & bits) : state;
+            if (to == FATTN_F32)
+                memcpy(&d[i], &a, sizeof a);
+            else
+                ((uint16_t *)d)[i] = (uint16_t)(a >> 16);
+            if (from == FATTN_F32)
+                memcpy(&x[i], &b, sizeof b);
+            else
+                ((uint16_t *)x)[i] = (uint16_t)(b >> 16);
+        }
+        memcpy(old, d, sizeof d);
+        fattn_tensor t = fattn_tensor_view(d, to, FATTN_CPU, 0, 1, &n);
+        fattn_tensor s = fattn_tensor_view(x, from, FATTN_CPU, 0, 1, &n);
+        t.stride[0] = s.stride[0] = step;
+        MUST(fattni_accumulate(ctx, &t, &s, fresh));
+        for (int64_t i = 0; i < n; ++i) {
+            const double a = fresh ? 0 : fattni_load(old, (int32_t)to, i * step);
+            const double b = fattni_load(x, (int32_t)from, i * step);
+            double rounded;
+            fattni_store(&rounded, (int32_t)to, 0, a + b);
+            const double want = fattni_load(&rounded, (int32_t)to, 0), got = fattni_load(d, (int32_t)to, i * step);
+            cr_assert(isnan(want) ? isnan(got) : got == want, "%s += %s, element %ld: %a + %a is %a, not %a",
+                      fattn_dtype_name(to), fattn_dtype_name(from), (long)i, a, b, got, want);
+        }
+    }
 }

@@ -3,6 +3,7 @@
 
 #include <criterion/criterion.h>
 
+#include <math.h>
 #include <stdlib.h>
 
 static fattn_var linear(fattn_tape *t, const fattn_var *in) { return fattn_op_linear(t, in[0], in[1], in[2]); }
@@ -102,6 +103,50 @@ Test(linear, onto_a_residual) {
                 .in = {{3, {R / half, half, K}}, {2, {N, K}}, {1, {N}, .absent = !bias}, {3, {R / half, half, N}}},
                 .any_strides = !bias,
                 .roundings = roundings(12)});
+        }
+}
+
+/* gelu(x w^T + b): the reference and its gradient from those of linear. */
+static fattn_var activated(fattn_tape *t, const fattn_var *in) { return fattn_op_linear_gelu(t, in[0], in[1], in[2]); }
+
+static double gelu_of(double x, double *slope) {
+    const double u = 0.7978845608028654 * (x + 0.044715 * x * x * x), y = tanh(u);
+    *slope = 0.5 * (1 + y) + 0.5 * x * (1 - y * y) * 0.7978845608028654 * (1 + 0.134145 * x * x);
+    return 0.5 * x * (1 + y);
+}
+
+static void activated_reference(const double *const *in, const int32_t *const *ids, double *y) {
+    double slope;
+    linear_reference(in, ids, y);
+    for (int64_t e = 0; e < R * N; ++e) y[e] = gelu_of(y[e], &slope);
+}
+
+static void activated_gradient(const double *const *in, const int32_t *const *ids, const double *dy, double *const *d) {
+    double z[128], slope;
+    cr_assert_leq(R * N, 128);
+    linear_reference(in, ids, z);
+    for (int64_t e = 0; e < R * N; ++e) {
+        gelu_of(z[e], &slope);
+        z[e] = dy[e] * slope;
+    }
+    linear_gradient(in, ids, z, d);
+}
+
+/* A slope of gelu has about as many roundings as a product of these sizes. */
+Test(linear, with_gelu) {
+    const int64_t sizes[][3] = {{6, 11, 7}, {1, 1, 1}, {6, 5, 1}};
+    for (int i = 0; i < 3; ++i)
+        for (int bias = 0; bias < 2; ++bias) {
+            R = sizes[i][0], N = sizes[i][1], K = sizes[i][2];
+            const int64_t half = R / 2 > 0 ? R / 2 : 1;
+            opcheck(&(op_case){.name = "linear",
+                               .graph = activated,
+                               .reference = activated_reference,
+                               .gradient = activated_gradient,
+                               .n = 3,
+                               .in = {{3, {R / half, half, K}}, {2, {N, K}}, {1, {N}, .absent = !bias}},
+                               .any_strides = !bias,
+                               .roundings = roundings(24)});
         }
 }
 

@@ -45,6 +45,7 @@ static int graph(fattn_var x, fattn_var w, fattn_var g, fattn_var ids, bool rows
     out[n++] = fattn_op_tanh(tape, x);
     out[n++] = fattn_op_scale(tape, h, 3);
     out[n++] = fattn_op_linear(tape, x, w, none);
+    out[n++] = fattn_op_linear_gelu(tape, x, w, none);
     out[n++] = fattn_op_linear_residual(tape, x, w, none, fattn_op_linear(tape, x, w, none));
     out[n++] = fattn_op_matmul(tape, x, x, 0, 1);
     out[n++] = fattn_op_matmul(tape, h, h, 1, 0);
@@ -60,7 +61,7 @@ static int graph(fattn_var x, fattn_var w, fattn_var g, fattn_var ids, bool rows
     out[n++] = fattn_op_linear_cross_entropy(tape, x, w, ids, -1);
     return n;
 }
-enum { OPS = 34 };
+enum { OPS = 35 };
 
 /* Runs the ops on x itself, or on a row-major copy of the same elements, and keeps their results. */
 static int results(const fattn_tensor *x, const fattn_tensor *w, const fattn_tensor *g, const fattn_tensor *ids,

@@ -20,8 +20,9 @@ core/tensor        core/base
 core/attention     core/base core/tensor core/fp8
 core/fp8           core/base core/tensor core/attention core/cuda core/device core/ptx
 core/kv_cache      core/base core/tensor core/cuda core/device
-core/cpu           core/base core/tensor core/attention core/kv_cache core/fp8
-core/cuda          core/base core/tensor core/attention core/kv_cache core/fp8 core/ptx core/cuda/blas
+core/sampling      core/base core/tensor core/cuda core/device core/ptx
+core/cpu           core/base core/tensor core/attention core/kv_cache core/sampling core/fp8
+core/cuda          core/base core/tensor core/attention core/kv_cache core/sampling core/fp8 core/ptx core/cuda/blas
 core/cuda/blas     core/base core/cuda
 core/ptx           -
 core/device        core/ptx core/tensor core/attention core/cuda

@@ -159,6 +159,17 @@ static void attention_types(void) {
     FIELD(fattn_kv_append_io, q);
     FIELD(fattn_kv_append_io, q_rotated);
     END(fattn_kv_append_io);
+    STRUCT(fattn_sample_io);
+    FIELD(fattn_sample_io, struct_size);
+    FIELD(fattn_sample_io, top_k);
+    FIELD(fattn_sample_io, temperature);
+    FIELD(fattn_sample_io, top_p);
+    FIELD(fattn_sample_io, rng);
+    FIELD(fattn_sample_io, logits);
+    FIELD(fattn_sample_io, draws);
+    FIELD(fattn_sample_io, draws_after);
+    FIELD(fattn_sample_io, tokens);
+    END(fattn_sample_io);
 }
 
 static void tape_types(void) {

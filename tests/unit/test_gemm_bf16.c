@@ -35,12 +35,14 @@ static fattn_ctx *context(int threads, int cap) {
     return ctx;
 }
 
+static bool multiplies(const fattn_ctx *ctx) { return ctx->isa >= FATTNI_ISA_AVX512BF16 && built_in[0]; }
+
 /* A context that multiplies BF16 numbers; skips the test where this build or this CPU does not. */
-static fattn_ctx *amx_context(int threads) {
+static fattn_ctx *bf16_context(int threads) {
     fattn_ctx *const ctx = context(threads, 0);
     bool takes;
     if (!built_in[0]) cr_skip("built without oneDNN");
-    if (ctx->isa < FATTNI_ISA_AMX) cr_skip("no AMX");
+    if (ctx->isa < FATTNI_ISA_AVX512BF16) cr_skip("neither AMX nor AMD's AVX512-BF16");
     cr_assert_eq(fattni_bf16_takes(ctx, 64, 64, 64, &takes), FATTN_OK);
     cr_assert(takes);
     return ctx;
@@ -134,7 +136,7 @@ static void check(const product *p, const char *what) {
 }
 
 Test(gemm_bf16, products) {
-    fattn_ctx *const ctx = amx_context(2);
+    fattn_ctx *const ctx = bf16_context(2);
     for (int i = 0; i < SHAPES * 32; ++i) {
         const shape *const s = &shapes[i / 32];
         const fattn_dtype t = i & 1 ? FATTN_F32 : FATTN_BF16;
@@ -152,9 +154,9 @@ Test(gemm_bf16, products) {
 /* Tasks depend on the shape alone, so the bits do not depend on the number of threads. */
 Test(gemm_bf16, bits_for_any_number_of_threads) {
     static const int threads[] = {2, 3, 5};
-    fattn_ctx *const one = amx_context(1);
+    fattn_ctx *const one = bf16_context(1);
     for (int n = 0; n < 3; ++n) {
-        fattn_ctx *const ctx = amx_context(threads[n]);
+        fattn_ctx *const ctx = bf16_context(threads[n]);
         for (int i = 0; i < SHAPES * 4; ++i) {
             product a = make(one, i & 1 ? FATTN_F32 : FATTN_BF16, &shapes[i / 4], i & 2, i & 2, i & 1, true);
             product b = make(ctx, i & 1 ? FATTN_F32 : FATTN_BF16, &shapes[i / 4], i & 2, i & 2, i & 1, true);
@@ -173,7 +175,7 @@ Test(gemm_bf16, bits_for_any_number_of_threads) {
 /* beta 0 does not read C. Infinity and NaN go where their terms do, and nowhere else. */
 Test(gemm_bf16, infinity_and_nan) {
     static const shape s = {1, 40, 70, 65};
-    fattn_ctx *const ctx = amx_context(2);
+    fattn_ctx *const ctx = bf16_context(2);
     for (int beta = 0; beta < 2; ++beta) {
         product p = make(ctx, FATTN_BF16, &s, false, false, beta, false);
         const fattni_gemm *const g = &p.p.first;
@@ -202,17 +204,18 @@ static bool takes(fattn_ctx *ctx, int64_t M, int64_t N, int64_t K) {
     return yes;
 }
 
-/* Only with AMX, which the context may forbid, and for sizes that gain. */
+/* Only with instructions for it, which the context may forbid, and for sizes that gain. */
 Test(gemm_bf16, chosen_by_context_and_size) {
     fattn_ctx *const best = context(1, 0);
-    const bool amx = best->isa >= FATTNI_ISA_AMX && built_in[0];
-    cr_assert_eq(takes(best, 32, 32, 32), amx);
-    cr_assert_eq(takes(best, 1, 768, 768), amx);
-    cr_assert_eq(takes(best, INT32_MAX, INT32_MAX, INT32_MAX), amx);
+    const bool some = multiplies(best);
+    cr_assert_eq(takes(best, 32, 32, 32), some);
+    cr_assert_eq(takes(best, 1, 768, 768), some);
+    cr_assert_eq(takes(best, INT32_MAX, INT32_MAX, INT32_MAX), some);
     cr_assert_not(takes(best, 32, 32, 31));
     cr_assert_not(takes(best, 1000, 0, 1000));
     fattn_ctx_destroy(best);
     for (int cap = FATTNI_ISA_BASELINE; cap < FATTNI_ISA_AMX; ++cap) {
+        if (cap == FATTNI_ISA_AVX512BF16 && fattni_cpu_isa() == cap) continue; /* no cap */
         fattn_ctx *const ctx = context(1, cap);
         cr_assert_not(takes(ctx, 512, 512, 512), "arch_cap %d", cap);
         cr_assert_null(ctx->bf16.engine);
@@ -226,7 +229,7 @@ Test(gemm_bf16, chosen_by_context_and_size) {
 }
 
 static void note(void *user, fattn_log level, const char *text) {
-    if (level == FATTN_LOG_WARN && strstr(text, "AMX")) ++*(int *)user;
+    if (level == FATTN_LOG_WARN && (strstr(text, "AMX") || strstr(text, "AVX512-BF16"))) ++*(int *)user;
 }
 
 /* Linux refuses AMX beside a signal stack that is too small for its registers: F32 products, and one warning. Neither a
@@ -247,14 +250,15 @@ Test(gemm_bf16, refused_by_the_operating_system) {
     fattn_ctx_destroy(ctx);
 }
 
-/* oneDNN was told not to use AMX: F32 products, and one warning. */
+/* oneDNN was told not to use AMX, or AVX512-BF16: F32 products, and one warning. */
 Test(gemm_bf16, capped_by_onednn) {
     int warnings = 0;
     const fattn_ctx_options o = {.struct_size = sizeof o, .log = note, .log_user = &warnings};
+    const char *const cap = fattni_cpu_isa() >= FATTNI_ISA_AMX ? "AVX512_CORE_BF16" : "AVX512_CORE";
     fattn_ctx *ctx;
-    cr_assert_eq(setenv("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16", 1), 0); /* read when oneDNN is first used */
+    cr_assert_eq(setenv("ONEDNN_MAX_CPU_ISA", cap, 1), 0); /* read when oneDNN is first used */
     cr_assert_eq(fattn_ctx_create(&o, &ctx), FATTN_OK);
-    if (ctx->isa < FATTNI_ISA_AMX || !built_in[0]) cr_skip("no AMX, or built without oneDNN");
+    if (!multiplies(ctx)) cr_skip("no instructions for it, or built without oneDNN");
     cr_assert_not(takes(ctx, 512, 512, 512));
     cr_assert_not(takes(ctx, 512, 512, 512));
     cr_assert_eq(warnings, 1);

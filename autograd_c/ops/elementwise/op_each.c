@@ -1,6 +1,7 @@
 /* On the CPU: loops over the elements of several tensors at once, and sums over broadcast dimensions. */
 #include "core/tensor/numeric.h"
-#include "autograd_c/ops/isa_clones.h"
+#include "autograd_c/ops/ops.h"
+#include "core/base/isa_clones.h"
 
 #include <string.h>
 
@@ -134,6 +135,52 @@ static void accumulate_any(void *const *p, const int64_t *step, int64_t n, const
     }
 }
 
+/* BF16 neighbours, the same bits: the sum of two numbers of 8 bits that is near a tie is exact in F32. */
+static FATTNI_CLONED void accumulate_bf16(void *const *p, const int64_t *step, int64_t n, const void *arg) {
+    if (step[0] != 1 || step[1] != 1) {
+        accumulate_any(p, step, n, arg);
+        return;
+    }
+    const bool fresh = ((const int32_t *)arg)[2];
+    uint16_t *const d = p[0];
+    const uint16_t *const x = p[1];
+    for (int64_t i = 0; i < n; ++i)
+        d[i] = fattni_float_to_bf16(fresh ? 0.0f + fattni_bf16_to_float(x[i])
+                                          : fattni_bf16_to_float(d[i]) + fattni_bf16_to_float(x[i]));
+}
+FATTNI_LOOPS_BY_ISA(accumulate_bf16)
+
+/* a + b, rounded to odd (fattni_double_to_float_odd), so that a second rounding gives what one would. The error of
+   the sum is exact: Knuth's TwoSum. */
+static FATTNI_CLONED float sum_to_odd(float a, float b) {
+    const float sum = a + b, of_b = sum - a, error = (a - (sum - of_b)) + (b - of_b);
+    const uint32_t u = fattni_float_bits(sum), e = fattni_float_bits(error);
+    const uint32_t inexact = (e << 1) != 0, finite = (u & 0x7f800000u) != 0x7f800000u; /* without branches: vectors */
+    return fattni_bits_float(u + (inexact & finite & ~u & 1u) * (1u - ((u ^ e) >> 31 << 1)));
+}
+/* F32 to BF16, the same bits. */
+static FATTNI_CLONED void accumulate_narrowed(void *const *p, const int64_t *step, int64_t n, const void *arg) {
+    uint16_t *const d = p[0];
+    const float *const x = p[1];
+    if (step[0] == 1 && step[1] == 1)
+        for (int64_t i = 0; i < n; ++i) d[i] = fattni_float_to_bf16(sum_to_odd(fattni_bf16_to_float(d[i]), x[i]));
+    else
+        accumulate_any(p, step, n, arg);
+}
+FATTNI_LOOPS_BY_ISA(accumulate_narrowed)
+
+/* BF16 to F32. */
+static FATTNI_CLONED void accumulate_widened(void *const *p, const int64_t *step, int64_t n, const void *arg) {
+    float *const d = p[0];
+    const uint16_t *const x = p[1];
+    (void)arg;
+    if (step[0] == 1 && step[1] == 1)
+        for (int64_t i = 0; i < n; ++i) d[i] += fattni_bf16_to_float(x[i]);
+    else
+        for (int64_t i = 0; i < n; ++i) d[i * step[0]] += fattni_bf16_to_float(x[i * step[1]]);
+}
+FATTNI_LOOPS_BY_ISA(accumulate_widened)
+
 static void fill_any(void *const *p, const int64_t *step, int64_t n, const void *arg) {
     const filling *f = arg;
     for (int64_t i = 0; i < n; ++i)
@@ -154,7 +201,13 @@ static fattn_status accumulate(fattn_ctx *ctx, const fattn_tensor *d, const fatt
     const fattn_tensor *const t[] = {d, x};
     const int32_t any[] = {d->dtype, x->dtype, fresh};
     if (d->dtype != x->dtype && fresh) return fattn_tensor_copy(ctx, d, x);
-    if (d->dtype != x->dtype)
+    if (d->dtype == FATTN_BF16 && x->dtype == FATTN_BF16)
+        fattni_each(ctx, t, 2, accumulate_bf16_by_isa[ctx->isa], any);
+    else if (d->dtype == FATTN_F32 && x->dtype == FATTN_BF16)
+        fattni_each(ctx, t, 2, accumulate_widened_by_isa[ctx->isa], any);
+    else if (d->dtype == FATTN_BF16 && x->dtype == FATTN_F32)
+        fattni_each(ctx, t, 2, accumulate_narrowed_by_isa[ctx->isa], any);
+    else if (d->dtype != x->dtype)
         fattni_each(ctx, t, 2, accumulate_any, any);
     else if (d->dtype == FATTN_F64)
         fattni_each(ctx, t, 2, put_f64, &fresh);
@@ -234,4 +287,5 @@ static fattn_status reduce(fattn_ctx *ctx, const fattn_tensor *d, bool fresh, co
     return FATTN_OK;
 }
 
-const fattni_element_code fattni_elements_cpu = {fill, accumulate, each, reduce_workspace, reduce};
+const fattni_element_code fattni_elements_cpu = {
+    .fill = fill, .accumulate = accumulate, .each = each, .reduce_workspace = reduce_workspace, .reduce = reduce};

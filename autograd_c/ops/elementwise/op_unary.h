@@ -3,7 +3,8 @@
 #ifndef FATTNI_AUTOGRAD_OPS_ELEMENTWISE_OP_UNARY_H
 #define FATTNI_AUTOGRAD_OPS_ELEMENTWISE_OP_UNARY_H
 
-#include "autograd_c/ops/isa_clones.h"
+#include "autograd_c/ops/ops.h"
+#include "core/base/isa_clones.h"
 
 typedef struct fattni_unary {
     const char *name;

@@ -2,7 +2,8 @@
 #ifndef FATTNI_AUTOGRAD_OPS_GATED_OP_GATED_H
 #define FATTNI_AUTOGRAD_OPS_GATED_OP_GATED_H
 
-#include "autograd_c/ops/isa_clones.h"
+#include "autograd_c/ops/ops.h"
+#include "core/base/isa_clones.h"
 
 typedef struct fattni_gate {
     const char *name;

@@ -4,7 +4,8 @@
    kept rows, and of each row its maximum and the sum of exp(x - max): unlike their joint logarithm
    they keep the gradient exact when logits are large. */
 #include "autograd_c/ops/exp.h"
-#include "autograd_c/ops/isa_clones.h"
+#include "autograd_c/ops/ops.h"
+#include "core/base/isa_clones.h"
 #include "autograd_c/ops/loss/op_loss.h"
 #include "autograd_c/ops/loss/targets.h"
 

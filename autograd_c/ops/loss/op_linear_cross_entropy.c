@@ -12,7 +12,8 @@
    then logits, dx and dw are F32, and G is two BF16 matrices of equal size, G rounded and what that leaves, so that
    its products lose 2^-16 of a term where BF16 alone would lose 2^-8. */
 #include "autograd_c/ops/exp.h"
-#include "autograd_c/ops/isa_clones.h"
+#include "autograd_c/ops/ops.h"
+#include "core/base/isa_clones.h"
 #include "autograd_c/ops/loss/op_loss.h"
 #include "autograd_c/ops/loss/targets.h"
 #include "core/cpu/gemm_bf16.h"

@@ -19,11 +19,25 @@ DEVICE int32_t target_of(const fattni_loss_args *a, int64_t row) {
     return a->id[walk_offset(&a->target, row / a->target_columns) + row % a->target_columns * a->target_step];
 }
 
-/* Over the block, in one order; every thread gets the result. */
-DEVICE double row_sum(double x) {
+/* Where this thread's row stays: it writes and reads every row_threads'th pack. */
+DEVICE uint4 *kept_row(const fattni_loss_args *a) {
+    return a->row_threads == 32 ? loss_row + threadIdx.x / 32 * (a->width / FATTNI_PACK) : loss_row;
+}
+
+/* This thread's row, and its number among the row's. */
+DEVICE int64_t row_of(const fattni_loss_args *a, int *thread) {
+    *thread = (int)threadIdx.x;
+    if (a->row_threads > 32) return blockIdx.x;
+    *thread %= 32;
+    return (int64_t)blockIdx.x * FATTNI_LOSS_ROWS + threadIdx.x / 32;
+}
+
+/* Over the `threads` of a row, a warp's or a block's, in one order; every thread gets the result. */
+DEVICE double row_sum(double x, int threads) {
     __shared__ double part[32];
     const int lane = (int)threadIdx.x % 32;
     for (int step = 16; step > 0; step /= 2) x += __shfl_xor_sync(0xffffffffu, x, step);
+    if (threads == 32) return x;
     if (lane == 0) part[threadIdx.x / 32] = x;
     __syncthreads();
     x = lane < (int)blockDim.x / 32 ? part[lane] : 0;
@@ -35,11 +49,18 @@ DEVICE double row_sum(double x) {
 extern "C" __global__ void __launch_bounds__(FATTNI_LOSS_THREADS)
     fattn_loss_count(const __grid_constant__ fattni_loss_args a) {
     begin_grid();
-    double kept = 0;
+    const int64_t in_fours = a.fours ? a.all - a.all % 4 : 0;
+    int64_t kept = 0;
 #pragma unroll 8
-    for (int64_t row = threadIdx.x; row < a.all; row += FATTNI_LOSS_THREADS) kept += target_of(&a, row) != a.ignore;
-    kept = row_sum(kept);
-    if (threadIdx.x == 0) *a.kept = kept;
+    for (int64_t row = 4 * threadIdx.x; row < in_fours; row += 4 * FATTNI_LOSS_THREADS) {
+        const int4 t = *(const int4 *)(a.id + row);
+        kept += (t.x != a.ignore) + (t.y != a.ignore) + (t.z != a.ignore) + (t.w != a.ignore);
+    }
+#pragma unroll 8
+    for (int64_t row = in_fours + threadIdx.x; row < a.all; row += FATTNI_LOSS_THREADS)
+        kept += target_of(&a, row) != a.ignore;
+    const double all = row_sum((double)kept, FATTNI_LOSS_THREADS);
+    if (threadIdx.x == 0) *a.kept = all;
 }
 
 /* One block: out = the mean of the rows' losses; without any row 0. */
@@ -49,7 +70,7 @@ extern "C" __global__ void __launch_bounds__(FATTNI_LOSS_THREADS)
     double sum = 0;
 #pragma unroll 8
     for (int64_t row = threadIdx.x; row < a.all; row += FATTNI_LOSS_THREADS) sum += a.loss[row];
-    sum = row_sum(sum);
+    sum = row_sum(sum, FATTNI_LOSS_THREADS);
     if (threadIdx.x != 0) return;
     const double loss = *a.kept > 0 ? sum / *a.kept : sum;
     if (a.rest) *a.rest = *a.kept > 0 ? (float)(1 / (*a.kept * FATTNI_LOSS_UNIT)) : 0.0f;

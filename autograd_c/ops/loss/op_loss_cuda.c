@@ -18,15 +18,24 @@ static int threads_of(const fattni_loss_args *a) {
     return 32 * (int)fattni_max(1, fattni_ceil_div(fattni_ceil_div(packs, each), 32));
 }
 
+/* kernel's blocks of all rows; `shared` bytes for each row. */
+static fattn_status start(fattn_ctx *ctx, const char *name, fattni_cuda_any kernel, size_t shared,
+                          fattni_loss_args *a) {
+    a->row_threads = threads_of(a);
+    const int rows = a->row_threads == 32 ? FATTNI_LOSS_ROWS : 1; /* of a block */
+    return fattni_cuda_start(ctx, name, kernel, fattni_ceil_div(a->rows, rows), rows * a->row_threads,
+                             (size_t)rows * shared, a);
+}
+
 /* Losses, and gradients if they are wanted. Where an SM's shared memory holds two rows, they stay there. */
 static fattn_status start_rows(fattn_ctx *ctx, fattn_dtype real, fattni_loss_args *a) {
     enum { ELSE_SHARED = 2048 }; /* of a block at most: its sums, and what CUDA reserves */
     const size_t row = (size_t)a->width * sizeof(uint16_t), most = fattni_cuda_most_shared(ctx) / 2 - ELSE_SHARED;
     a->keeps = a->gradients && a->dtype == FATTN_BF16 && a->pack == FATTNI_PACK && row <= most;
-    if (!a->keeps) return FATTNI_START_REAL(ctx, real, loss_rows, a->rows, threads_of(a), a);
-    const fattni_cuda_any kernel = (fattni_cuda_any)fattn_loss_rows_f32;
-    FATTNI_TRY(fattni_cuda_allow_shared(ctx, "loss_rows", kernel));
-    return fattni_cuda_start(ctx, "loss_rows", kernel, a->rows, threads_of(a), row, a);
+    const fattni_cuda_any kernel =
+        real == FATTN_F64 ? (fattni_cuda_any)fattn_loss_rows_f64 : (fattni_cuda_any)fattn_loss_rows_f32;
+    if (a->keeps) FATTNI_TRY(fattni_cuda_allow_shared(ctx, "loss_rows", kernel));
+    return start(ctx, "loss_rows", kernel, a->keeps ? row : 0, a);
 }
 
 static fattni_loss_args targets_of(const fattn_op_call *c, const fattn_tensor *target) {
@@ -36,6 +45,7 @@ static fattni_loss_args targets_of(const fattn_op_call *c, const fattn_tensor *t
                               .target_step = rows.step,
                               .id = target->data,
                               .all = fattn_tensor_numel(target),
+                              .fours = fattni_is_row_major(target) && (uintptr_t)target->data % 16 == 0,
                               .ignore = *(const int32_t *)c->attr};
 }
 
@@ -78,7 +88,9 @@ static fattn_status backward_cross_entropy(fattn_op_call *c) {
     a.fresh = c->d_in_fresh[LOGITS];
     a.pack = fattni_rows_in_packs(&c->in[LOGITS]) && fattni_rows_in_packs(&c->d_in[LOGITS]) ? FATTNI_PACK : 1;
     a.dtype = fattni_common_dtype((const fattni_operand *[]){&a.logits, &a.d}, 2);
-    return FATTNI_START_REAL(c->ctx, a.logits.dtype, loss_back, a.rows, threads_of(&a), &a);
+    const fattni_cuda_any kernel =
+        a.logits.dtype == FATTN_F64 ? (fattni_cuda_any)fattn_loss_back_f64 : (fattni_cuda_any)fattn_loss_back_f32;
+    return start(c->ctx, "loss_back", kernel, 0, &a);
 }
 
 const fattni_code fattni_cross_entropy_cuda = {plan_cross_entropy, forward_cross_entropy, backward_cross_entropy};

@@ -91,7 +91,9 @@ fattn_status fattni_product_run(fattn_ctx *ctx, const fattni_product *p, void *w
                                   .b = batches(&b),
                                   .c = batches(&c),
                                   .to = &c,
-                                  .onto = direct ? p->onto : NULL};
+                                  .onto = direct ? p->onto : NULL,
+                                  .gelu = direct && p->gelu ? p->gelu->data : NULL,
+                                  .activated = p->activated};
     fattni_gemm *const g = &all.first;
     g->dtype = (fattn_dtype)c.dtype;
     as_matrix(&a, &flip_a, &g->lda);
@@ -102,6 +104,7 @@ fattn_status fattni_product_run(fattn_ctx *ctx, const fattni_product *p, void *w
     g->beta = direct && p->add;
     g->a = a.data, g->b = b.data, g->c = c.data;
     bool onto_added = false;
+    if (p->gelu) *p->activated = false;
     FATTNI_TRY(code_of(ctx)->run(ctx, &all, workspace, &onto_added));
     if (!direct) FATTNI_TRY(fattni_accumulate(ctx, p->c, &c, !p->add));
     return p->onto && !onto_added ? fattni_accumulate(ctx, p->c, p->onto, false) : FATTN_OK;

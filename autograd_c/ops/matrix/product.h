@@ -11,6 +11,8 @@ typedef struct fattni_batched_product {
     fattni_rows a, b, c;      /* row n: where the matrix of batch n begins */
     const fattn_tensor *to;   /* C */
     const fattn_tensor *onto; /* added to C; NULL: none, or the caller adds it */
+    void *gelu;               /* where gelu(C) goes, lying as C; NULL: none, or the caller writes it */
+    bool *activated;          /* fattni_product's */
 } fattni_batched_product;
 
 /* What is added has C's dtype and strides, for a BLAS that begins with it. */

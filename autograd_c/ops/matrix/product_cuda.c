@@ -10,8 +10,8 @@ static size_t workspace_of(const fattn_ctx *ctx, fattn_dtype operands, const fat
 
 static int64_t batch_stride(const fattni_rows *r) { return r->count > 1 ? r->stride[0] : 0; }
 
-/* A row that is added to every row is a part of the product, or what C holds before; onto is a part of it, or left to
-   the caller. */
+/* A row that is added to every row is a part of the product, or what C holds before; onto and gelu are a part of it, or
+   left to the caller. */
 static fattn_status run(fattn_ctx *ctx, const fattni_batched_product *p, void *workspace, bool *onto_added) {
     const fattni_gemm *const g = &p->first;
     fattni_cuda_gemm product = {.dtype = p->operands,
@@ -37,6 +37,12 @@ static fattn_status run(fattn_ctx *ctx, const fattni_batched_product *p, void *w
                                 .row = g->row};
     bool added = false;
     *onto_added = false;
+    if (p->gelu) {
+        product.gelu = p->gelu;
+        FATTNI_TRY(fattni_cuda_multiply(ctx, &product, workspace, p->activated));
+        if (*p->activated) return FATTN_OK;
+        product.gelu = NULL;
+    }
     if (fattni_onto_lies_as_c(p)) {
         product.from = p->onto->data;
         FATTNI_TRY(fattni_cuda_multiply(ctx, &product, workspace, onto_added));

@@ -8,7 +8,8 @@
    dgain = sum over rows of dy h, dbias = sum of dy. Saves mean (layernorm) and r of each row. Sums
    of a row are in double; dgain and dbias are summed within a block of rows first, in x's type. */
 #include "autograd_c/ops/norm/op_norm.h"
-#include "autograd_c/ops/isa_clones.h"
+#include "autograd_c/ops/ops.h"
+#include "core/base/isa_clones.h"
 
 #include <math.h>
 #include <string.h>

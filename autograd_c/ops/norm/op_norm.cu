@@ -14,126 +14,312 @@ enum { NORM_PACKS = FATTNI_NORM_PACKS };
 #define BODY "autograd_c/ops/norm/op_norm_cuda.inc"
 #include "core/device/for_each_real.inc"
 
-enum { BACK_COLUMNS = NORM_PACKS * 32 * FATTNI_PACK };
-static __shared__ float back_sums[2][BACK_COLUMNS]; /* one for all of rows_back's copies */
+extern "C" __global__ void __launch_bounds__(ROW_THREADS)
+    fattn_norm_warp_f64(const __grid_constant__ fattni_norm_args a) {
+    begin_grid();
+    norm_packs_f64(&a, 32, NORM_PACKS, 0);
+}
 
-/* What a lane reads of a row in packs of 16 bits, and the row's statistics. */
+/* Rows of at most 1024 elements in float: a warp has one in the registers of its lanes. Pack n of lane l begins at
+   element (32 n + l) width, width 4 or 8. width, packs, centred, as and early are literals where these are called. */
+enum { MOST_WIDTH = 8, MOST_PACKS = 8, WARPS = ROW_THREADS / 32, MOST_WARPS = 12 };
+typedef struct raw_pack { /* as it lies in memory; 16 bits: a, 4 of them the first half of a */
+    uint4 a, b;
+} raw_pack;
+
+DEVICE raw_pack fetch_raw(const fattni_operand *t, int64_t i, int width, int32_t as) {
+    raw_pack raw;
+    if ((as ? as : t->dtype) == FATTN_F32) {
+        const uint4 *const p = (const uint4 *)((const float *)t->p + i);
+        raw.a = p[0];
+        if (width == 8) raw.b = p[1];
+    } else if (width == 8) {
+        raw.a = *(const uint4 *)((const uint16_t *)t->p + i);
+    } else {
+        const uint2 half = *(const uint2 *)((const uint16_t *)t->p + i);
+        raw.a = make_uint4(half.x, half.y, 0, 0);
+    }
+    return raw;
+}
+DEVICE void values_of(float *x, const raw_pack *raw, const fattni_operand *t, int width, int32_t as) {
+    const uint32_t word[8] = {raw->a.x, raw->a.y, raw->a.z, raw->a.w, raw->b.x, raw->b.y, raw->b.z, raw->b.w};
+    const int32_t dtype = as ? as : t->dtype;
+    if (dtype == FATTN_F32) {
+#pragma unroll
+        for (int e = 0; e < width; ++e) x[e] = __uint_as_float(word[e]);
+    } else if (dtype == FATTN_BF16) { /* the upper half of a float */
+#pragma unroll
+        for (int e = 0; e < width; ++e) x[e] = __uint_as_float(e % 2 ? word[e / 2] & 0xffff0000u : word[e / 2] << 16);
+    } else {
+#pragma unroll
+        for (int e = 0; e < width; ++e) {
+            const __half2 pair = *(const __half2 *)&word[e / 2];
+            x[e] = e % 2 ? __high2float(pair) : __low2float(pair);
+        }
+    }
+}
+DEVICE void store_values(const fattni_operand *t, int64_t i, const float *x, int width, int32_t as) {
+    const int32_t dtype = as ? as : t->dtype;
+    if (dtype == FATTN_F32) {
+#pragma unroll
+        for (int e = 0; e < width; e += 4)
+            *(float4 *)((float *)t->p + i + e) = make_float4(x[e], x[e + 1], x[e + 2], x[e + 3]);
+        return;
+    }
+    uint32_t word[4];
+#pragma unroll
+    for (int e = 0; e < width; e += 2) {
+        if (dtype == FATTN_BF16) {
+            const __nv_bfloat162 pair = __floats2bfloat162_rn(x[e], x[e + 1]);
+            word[e / 2] = *(const uint32_t *)&pair;
+        } else {
+            const __half2 pair = __floats2half2_rn(x[e], x[e + 1]);
+            word[e / 2] = *(const uint32_t *)&pair;
+        }
+    }
+    if (width == 8)
+        *(uint4 *)((uint16_t *)t->p + i) = make_uint4(word[0], word[1], word[2], word[3]);
+    else
+        *(uint2 *)((uint16_t *)t->p + i) = make_uint2(word[0], word[1]);
+}
+
+/* The element where pack n of this lane begins. */
+DEVICE int pack_at(int n, int width) { return (n * 32 + (int)threadIdx.x % 32) * width; }
+DEVICE void fetch_row(raw_pack to[MOST_PACKS], const fattni_operand *t, int64_t row, int C, int width, int packs,
+                      int32_t as) {
+#pragma unroll
+    for (int n = 0; n < packs; ++n)
+        if (pack_at(n, width) < C) to[n] = fetch_raw(t, row + pack_at(n, width), width, as);
+}
+
+/* y of one row, from what is in raw. early: so are gain and bias. */
+DEVICE void norm_row(const fattni_norm_args *a, int64_t row, const raw_pack *raw, const raw_pack *gains,
+                     const raw_pack *biases, int width, int packs, int32_t as, bool early) {
+    const int C = (int)a->C;
+    float x[MOST_PACKS][MOST_WIDTH], unit = 1, eps = (float)a->eps, mean, square;
+#pragma unroll
+    for (int n = 0; n < packs; ++n) {
+        if (pack_at(n, width) < C)
+            values_of(x[n], &raw[n], &a->in, width, as);
+        else
+#pragma unroll
+            for (int e = 0; e < width; ++e) x[n][e] = 0;
+    }
+#pragma unroll 1
+    for (int time = 0;; ++time) {
+        float squares = 0;
+        mean = 0;
+        if (a->centred) {
+#pragma unroll
+            for (int n = 0; n < packs; ++n)
+#pragma unroll
+                for (int e = 0; e < width; ++e) mean += x[n][e];
+            mean = warp_sum_f32(mean) / (float)C;
+        }
+#pragma unroll
+        for (int n = 0; n < packs; ++n)
+#pragma unroll
+            for (int e = 0; e < width; ++e) {
+                const float d = pack_at(n, width) < C ? x[n][e] - mean : 0;
+                squares += d * d;
+            }
+        square = warp_sum_f32(squares) / (float)C + eps;
+        if (time == 1 || (unit = unit_for_f32(square)) == 1) break;
+        eps = (float)(a->eps * unit * unit);
+#pragma unroll
+        for (int n = 0; n < packs; ++n)
+#pragma unroll
+            for (int e = 0; e < width; ++e) x[n][e] *= unit;
+    }
+    const float r = 1 / sqrtf(square);
+    if (threadIdx.x % 32 == 0) {
+        ((float *)a->statistics)[row] = r * unit;
+        if (a->centred) ((float *)a->statistics)[a->rows + row] = mean * unit_back_f32(unit);
+    }
+    const int64_t y = walk_offset(&a->y, row);
+#pragma unroll
+    for (int n = 0; n < packs; ++n) {
+        const int i = pack_at(n, width);
+        if (i >= C) continue;
+        float gain[MOST_WIDTH], bias[MOST_WIDTH];
+        const raw_pack raw_gain = early ? gains[n] : fetch_raw(&a->gain, i, width, as);
+        values_of(gain, &raw_gain, &a->gain, width, as);
+        if (a->bias.p) {
+            const raw_pack raw_bias = early ? biases[n] : fetch_raw(&a->bias, i, width, as);
+            values_of(bias, &raw_bias, &a->bias, width, as);
+        }
+#pragma unroll
+        for (int e = 0; e < width; ++e) {
+            x[n][e] = (x[n][e] - mean) * r * gain[e];
+            if (a->bias.p) x[n][e] += bias[e];
+        }
+        store_values(&a->out, y + i, x[n], width, as);
+    }
+}
+
+/* early: gain and bias are read together with the row. loops: a warp has several rows, and one is on its way from
+   memory while the one before is computed. Every choice gives the same bits. */
+DEVICE void norm_rows(const fattni_norm_args *a, int width, int packs, int32_t as, bool early, bool loops) {
+    const int C = (int)a->C;
+    const int64_t step = (int64_t)gridDim.x * WARPS, first = (int64_t)blockIdx.x * WARPS + threadIdx.x / 32;
+    raw_pack next[MOST_PACKS], gains[MOST_PACKS], biases[MOST_PACKS];
+    if (first >= a->rows) return;
+    fetch_row(next, &a->in, walk_offset(&a->x, first), C, width, packs, as);
+    if (early) fetch_row(gains, &a->gain, 0, C, width, packs, as);
+    if (early && a->bias.p) fetch_row(biases, &a->bias, 0, C, width, packs, as);
+    if (!loops) {
+        norm_row(a, first, next, gains, biases, width, packs, as, early);
+        return;
+    }
+    for (int64_t row = first; row < a->rows; row += step) {
+        raw_pack now[MOST_PACKS];
+#pragma unroll
+        for (int n = 0; n < packs; ++n) now[n] = next[n];
+        if (row + step < a->rows) fetch_row(next, &a->in, walk_offset(&a->x, row + step), C, width, packs, as);
+        norm_row(a, row, now, gains, biases, width, packs, as, early);
+    }
+}
+
+enum { SUM_COLUMNS = ROW_THREADS / 2 };
+static __shared__ float back_sums[2][MOST_WARPS][2][SUM_COLUMNS]; /* one for all of rows_back's copies */
+
+/* What a lane reads of a row, and the row's statistics. */
 typedef struct back_row {
-    uint4 x[NORM_PACKS], dy[NORM_PACKS], dx[NORM_PACKS]; /* dx: what it holds before, unless fresh */
+    raw_pack x[MOST_PACKS], dy[MOST_PACKS], dx[MOST_PACKS]; /* dx: what it holds before, unless fresh */
     float r, mean;
 } back_row;
 
-DEVICE void fetch_back_row(back_row *to, const fattni_norm_args *a, int64_t row, int packs, bool centred) {
+DEVICE void fetch_back_row(back_row *to, const fattni_norm_args *a, int64_t row, int width, int packs, bool centred,
+                           int32_t as) {
+    const int C = (int)a->C;
     if (row >= a->rows) return;
-    const int64_t x = walk_offset(&a->x, row), y = walk_offset(&a->y, row), dx = walk_offset(&a->dx, row);
-#pragma unroll
-    for (int n = 0; n < packs; ++n) {
-        const int i = ((int)threadIdx.x % 32 + n * 32) * FATTNI_PACK;
-        if (i >= (int)a->C) continue;
-        to->x[n] = fetch_pack_f32(&a->in, x + i);
-        to->dy[n] = fetch_pack_f32(&a->out, y + i);
-        if (!a->fresh) to->dx[n] = fetch_pack_f32(&a->d_in, dx + i);
-    }
+    fetch_row(to->x, &a->in, walk_offset(&a->x, row), C, width, packs, as);
+    fetch_row(to->dy, &a->out, walk_offset(&a->y, row), C, width, packs, as);
+    if (!a->fresh) fetch_row(to->dx, &a->d_in, walk_offset(&a->dx, row), C, width, packs, as);
     to->r = ((const float *)a->statistics)[row];
     to->mean = centred ? ((const float *)a->statistics)[a->rows + row] : 0;
 }
 
-/* dx together with the sums over rows of dy h and, for layernorm, of dy: one pass over x and dy, a warp
-   per row at a time, float. Rows have at most 256 packs elements; packs, centred and as are literals where
-   this is called. Where all have 16 bits (as), a row is on its way from memory while the one before is computed. */
-DEVICE void rows_back(const fattni_norm_args *a, int packs, bool centred, int32_t as) {
-    enum { WARPS = ROW_THREADS / 32 };
-    const int C = (int)a->C, warp = (int)threadIdx.x / 32;
-    const int first = (int)threadIdx.x % 32 * FATTNI_PACK;
-    const int64_t step = (int64_t)gridDim.x * WARPS, first_row = (int64_t)blockIdx.x * WARPS + warp;
-    float d_gain[NORM_PACKS][FATTNI_PACK] = {{0}}, d_bias[NORM_PACKS][FATTNI_PACK] = {{0}};
-    back_row next;
-    if (as) fetch_back_row(&next, a, first_row, packs, centred);
-    for (int64_t row = first_row; row < a->rows; row += step) {
-        const int64_t x = walk_offset(&a->x, row), y = walk_offset(&a->y, row), dx = walk_offset(&a->dx, row);
-        float h[NORM_PACKS][FATTNI_PACK], g[NORM_PACKS][FATTNI_PACK], pack[FATTNI_PACK];
-        const back_row now = next;
-        if (as) fetch_back_row(&next, a, row + step, packs, centred);
+/* h and g = dy gain of pack n; dy as it is, too. */
+DEVICE void back_pack(const fattni_norm_args *a, const back_row *row, const raw_pack *gains, int n, int width,
+                      int32_t as, bool early, float *h, float *g, float *dy) {
+    float gain[MOST_WIDTH];
+    const raw_pack raw_gain = early ? gains[n] : fetch_raw(&a->gain, pack_at(n, width), width, as);
+    values_of(h, &row->x[n], &a->in, width, as);
+    values_of(dy, &row->dy[n], &a->out, width, as);
+    values_of(gain, &raw_gain, &a->gain, width, as);
 #pragma unroll
-        for (int n = 0; n < packs; ++n) {
-            const int i = first + n * 32 * FATTNI_PACK;
-            if (i >= C) continue;
-            if (as) {
-                unpack_f32(h[n], now.x[n], as);
-                unpack_f32(g[n], now.dy[n], as);
-            } else {
-                load_row_pack_f32(h[n], &a->in, x + i, 0);
-                load_row_pack_f32(g[n], &a->out, y + i, 0);
-            }
-        }
-        const float r = as ? now.r : ((const float *)a->statistics)[row];
-        const float mean = !centred ? 0 : as ? now.mean : ((const float *)a->statistics)[a->rows + row];
+    for (int e = 0; e < width; ++e) {
+        h[e] = normal_f32(h[e], row->mean * 0.5f, 2 * row->r);
+        g[e] = dy[e] * gain[e];
+    }
+}
+
+/* dx together with the sums over rows of dy h and, for layernorm, of dy: one pass over x and dy, a warp per row at a
+   time. early: a row is on its way from memory while the one before is computed, and gain is read once. */
+DEVICE void rows_back(const fattni_norm_args *a, int width, int packs, bool centred, int32_t as, bool early) {
+    const int C = (int)a->C, warp = (int)threadIdx.x / 32, warps = (int)blockDim.x / 32;
+    const int64_t step = (int64_t)gridDim.x * warps, first_row = (int64_t)blockIdx.x * warps + warp;
+    float d_gain[MOST_PACKS][MOST_WIDTH] = {{0}}, d_bias[MOST_PACKS][MOST_WIDTH] = {{0}};
+    float h[MOST_WIDTH], g[MOST_WIDTH], dy[MOST_WIDTH], old[MOST_WIDTH];
+    raw_pack gains[MOST_PACKS];
+    back_row next;
+    if (early) fetch_back_row(&next, a, first_row, width, packs, centred, as);
+    if (early) fetch_row(gains, &a->gain, 0, C, width, packs, as);
+    for (int64_t row = first_row; row < a->rows; row += step) {
+        back_row now = next;
+        fetch_back_row(early ? &next : &now, a, early ? row + step : row, width, packs, centred, as);
+        const int64_t dx = walk_offset(&a->dx, row);
         float g_mean = 0, gh_mean = 0;
 #pragma unroll
         for (int n = 0; n < packs; ++n) {
-            const int i = first + n * 32 * FATTNI_PACK;
-            if (i >= C) continue;
-            load_row_pack_f32(pack, &a->gain, i, as);
+            if (pack_at(n, width) >= C) continue;
+            back_pack(a, &now, gains, n, width, as, early, h, g, dy);
 #pragma unroll
-            for (int e = 0; e < FATTNI_PACK; ++e) {
-                h[n][e] = normal_f32(h[n][e], mean * 0.5f, 2 * r);
-                d_gain[n][e] += g[n][e] * h[n][e];
-                if (centred) d_bias[n][e] += g[n][e];
-                g[n][e] *= pack[e];
-                g_mean += g[n][e];
-                gh_mean += g[n][e] * h[n][e];
+            for (int e = 0; e < width; ++e) {
+                d_gain[n][e] += dy[e] * h[e];
+                if (centred) d_bias[n][e] += dy[e];
+                g_mean += g[e];
+                gh_mean += g[e] * h[e];
             }
         }
         g_mean = centred ? warp_sum_f32(g_mean) / (float)C : 0;
         gh_mean = warp_sum_f32(gh_mean) / (float)C;
 #pragma unroll
         for (int n = 0; n < packs; ++n) {
-            const int i = first + n * 32 * FATTNI_PACK;
-            if (i >= C) continue;
-            if (!a->fresh && as)
-                unpack_f32(pack, now.dx[n], as);
-            else if (!a->fresh)
-                load_row_pack_f32(pack, &a->d_in, dx + i, 0);
+            if (pack_at(n, width) >= C) continue;
+            back_pack(a, &now, gains, n, width, as, early, h, g, dy);
+            if (!a->fresh) values_of(old, &now.dx[n], &a->d_in, width, as);
 #pragma unroll
-            for (int e = 0; e < FATTNI_PACK; ++e) {
-                const float value = r * (g[n][e] - g_mean - h[n][e] * gh_mean);
-                pack[e] = a->fresh ? value : pack[e] + value;
+            for (int e = 0; e < width; ++e) {
+                const float value = now.r * (g[e] - g_mean - h[e] * gh_mean);
+                g[e] = a->fresh ? value : old[e] + value;
             }
-            store_pack_f32(&a->d_in, dx + i, pack, as);
+            store_values(&a->d_in, dx + pack_at(n, width), g, width, as);
         }
     }
-    for (int adding = 0; adding < WARPS; ++adding) { /* one warp after the other */
-        if (adding == warp)
-#pragma unroll
-            for (int n = 0; n < packs; ++n)
-#pragma unroll
-                for (int e = 0; e < FATTNI_PACK; ++e) {
-                    const int i = first + n * 32 * FATTNI_PACK + e;
-                    back_sums[0][i] = adding ? back_sums[0][i] + d_gain[n][e] : d_gain[n][e];
-                    if (centred) back_sums[1][i] = adding ? back_sums[1][i] + d_bias[n][e] : d_bias[n][e];
-                }
-        __syncthreads();
-    }
+    /* A thread adds a column of all warps, four of each lane at a time; the other buffer may still be read. */
+    const int which = (int)threadIdx.x / SUM_COLUMNS, column = (int)threadIdx.x % SUM_COLUMNS;
     double *const partial = a->partial + (int64_t)blockIdx.x * 2 * C;
-    for (int i = (int)threadIdx.x; i < C; i += ROW_THREADS) {
-        partial[i] = (double)back_sums[0][i];
-        if (centred) partial[C + i] = (double)back_sums[1][i];
-    }
+#pragma unroll
+    for (int n = 0; n < packs; ++n)
+#pragma unroll
+        for (int e = 0; e < width; e += 4) {
+            float(*const sums)[2][SUM_COLUMNS] = back_sums[(n * width + e) / 4 % 2];
+            const int own = (int)threadIdx.x % 32 * 4, i = (n * 32 + column / 4) * width + e + column % 4;
+            *(float4 *)&sums[warp][0][own] =
+                make_float4(d_gain[n][e], d_gain[n][e + 1], d_gain[n][e + 2], d_gain[n][e + 3]);
+            if (centred)
+                *(float4 *)&sums[warp][1][own] =
+                    make_float4(d_bias[n][e], d_bias[n][e + 1], d_bias[n][e + 2], d_bias[n][e + 3]);
+            __syncthreads();
+            if (i >= C || which > (centred ? 1 : 0)) continue;
+            float sum = sums[0][which][column];
+            for (int w = 1; w < warps; ++w) sum += sums[w][which][column];
+            partial[which * C + i] = (double)sum;
+        }
 }
 
-#define ROWS_BACK(name, packs, centred)                                                                                \
-    extern "C" __global__ void __launch_bounds__(ROW_THREADS) name(const __grid_constant__ fattni_norm_args a) {       \
+#define NORM_ROWS(name, width, packs, blocks, early, loops)                                                            \
+    extern "C" __global__ void __launch_bounds__(ROW_THREADS, blocks)                                                  \
+        name(const __grid_constant__ fattni_norm_args a) {                                                             \
         begin_grid();                                                                                                  \
         if (a.dtype == FATTN_BF16)                                                                                     \
-            rows_back(&a, packs, centred, FATTN_BF16);                                                                 \
+            norm_rows(&a, width, packs, FATTN_BF16, early, loops);                                                     \
+        else if (a.dtype == FATTN_F32 && (width) * (packs) <= 24)                                                      \
+            norm_rows(&a, width, packs, FATTN_F32, (early) && !(loops), false);                                        \
         else                                                                                                           \
-            rows_back(&a, packs, centred, 0);                                                                          \
+            norm_rows(&a, width, packs, 0, false, false);                                                              \
     }
-ROWS_BACK(fattn_rmsnorm_back1, 1, false)
-ROWS_BACK(fattn_rmsnorm_back2, 2, false)
-ROWS_BACK(fattn_rmsnorm_back3, 3, false)
-ROWS_BACK(fattn_rmsnorm_back4, 4, false)
-ROWS_BACK(fattn_layernorm_back1, 1, true)
-ROWS_BACK(fattn_layernorm_back2, 2, true)
-ROWS_BACK(fattn_layernorm_back3, 3, true)
-ROWS_BACK(fattn_layernorm_back4, 4, true)
+#define ROWS_BACK(name, width, packs, warps, blocks, centred)                                                          \
+    extern "C" __global__ void __launch_bounds__(32 * (warps), blocks)                                                 \
+        name(const __grid_constant__ fattni_norm_args a) {                                                             \
+        begin_grid();                                                                                                  \
+        if (a.dtype == FATTN_BF16)                                                                                     \
+            rows_back(&a, width, packs, centred, FATTN_BF16, true);                                                    \
+        else if (a.dtype == FATTN_F32)                                                                                 \
+            rows_back(&a, width, packs, centred, FATTN_F32, width *packs <= 8);                                        \
+        else                                                                                                           \
+            rows_back(&a, width, packs, centred, 0, false);                                                            \
+    }
+
+/* By the most columns. Packs of 4 where packs of 8 would leave half of the lanes idle. Where a lane has more than 16
+   elements, registers allow either many warps or early reads: few rows have kernels of their own. With 32 elements a
+   path of its own for F32 would cost the other paths a third of their warps. */
+NORM_ROWS(fattn_norm_rows128, 4, 1, 3, true, true)
+NORM_ROWS(fattn_norm_rows256, 8, 1, 3, true, true)
+NORM_ROWS(fattn_norm_rows384, 4, 3, 3, true, true)
+NORM_ROWS(fattn_norm_rows512, 8, 2, 2, true, true)
+NORM_ROWS(fattn_norm_rows768, 8, 3, 3, false, false)
+NORM_ROWS(fattn_norm_rows1024, 8, 4, 3, false, false)
+NORM_ROWS(fattn_norm_few768, 8, 3, 1, true, false)
+NORM_ROWS(fattn_norm_few1024, 8, 4, 1, true, false)
+#define BOTH_BACK(columns, width, packs, warps, blocks)                                                                \
+    ROWS_BACK(fattn_rmsnorm_back##columns, width, packs, warps, blocks, false)                                         \
+    ROWS_BACK(fattn_layernorm_back##columns, width, packs, warps, blocks, true)
+BOTH_BACK(128, 4, 1, 8, 2)
+BOTH_BACK(256, 8, 1, 8, 2)
+BOTH_BACK(384, 4, 3, 8, 2)
+BOTH_BACK(512, 8, 2, 12, 1)
+BOTH_BACK(768, 8, 3, 8, 1)
+BOTH_BACK(1024, 8, 4, 8, 1)

@@ -6,7 +6,7 @@
 
 FATTNI_KERNEL(norm, fattni_norm_args);
 FATTNI_KERNEL(norm_back, fattni_norm_args);
-FATTNI_KERNEL(norm_warp, fattni_norm_args);
+extern void fattn_norm_warp_f64(fattni_norm_args);
 FATTNI_KERNEL(norm_warp_back, fattni_norm_args);
 FATTNI_KERNEL(norm_block1, fattni_norm_args);
 FATTNI_KERNEL(norm_block2, fattni_norm_args);
@@ -16,16 +16,53 @@ FATTNI_KERNEL(norm_block2_back, fattni_norm_args);
 FATTNI_KERNEL(norm_block4_back, fattni_norm_args);
 FATTNI_KERNEL(norm_sums, fattni_norm_args);
 FATTNI_KERNEL(norm_pack_sums, fattni_norm_args);
-/* Of rows of at most so many warps' packs. */
-extern void fattn_rmsnorm_back1(fattni_norm_args), fattn_rmsnorm_back2(fattni_norm_args),
-    fattn_rmsnorm_back3(fattni_norm_args), fattn_rmsnorm_back4(fattni_norm_args),
-    fattn_layernorm_back1(fattni_norm_args), fattn_layernorm_back2(fattni_norm_args),
-    fattn_layernorm_back3(fattni_norm_args), fattn_layernorm_back4(fattni_norm_args);
+/* Of rows of at most so many columns, in float. */
+#define ROWS_KERNELS(X)                                                                                                \
+    X(128)                                                                                                             \
+    X(256)                                                                                                             \
+    X(384)                                                                                                             \
+    X(512)                                                                                                             \
+    X(768)                                                                                                             \
+    X(1024)
+#define X(columns)                                                                                                     \
+    extern void fattn_norm_rows##columns(fattni_norm_args), fattn_rmsnorm_back##columns(fattni_norm_args),             \
+        fattn_layernorm_back##columns(fattni_norm_args);
+ROWS_KERNELS(X)
+#undef X
+extern void fattn_norm_few768(fattni_norm_args), fattn_norm_few1024(fattni_norm_args);
 
 enum { X = FATTNI_NORM_X, GAIN = FATTNI_NORM_GAIN, BIAS = FATTNI_NORM_BIAS };
-enum { ROW_THREADS = 256, ROWS_OF_A_PART = 32, MOST_PARTS = 264 }; /* the last: two for each of a large GPU's SMs */
+enum { ROW_THREADS = 256, WARPS = ROW_THREADS / 32, ROWS_OF_A_PART = 16, FEW_ROWS = 1024 };
+/* Rows of a warp, in float, by their columns. */
+typedef struct warp_rows {
+    int64_t columns; /* at most */
+    void (*forward)(fattni_norm_args), (*few)(fattni_norm_args),
+        (*back[2])(fattni_norm_args); /* few: NULL: as others */
+    int32_t loops;                    /* blocks of an SM whose warps have several BF16 rows; 0: one row each */
+    int32_t back_threads;             /* of a block of back; rmsnorm's, layernorm's */
+    int64_t parts;                    /* blocks of back, at most: as many as a large GPU's SMs hold at a time */
+} warp_rows;
+#define BACK(columns)                                                                                                  \
+    { fattn_rmsnorm_back##columns, fattn_layernorm_back##columns }
+static const warp_rows all_warp_rows[] = {
+    {128, fattn_norm_rows128, NULL, BACK(128), 3, 256, 264},
+    {256, fattn_norm_rows256, NULL, BACK(256), 3, 256, 264},
+    {384, fattn_norm_rows384, NULL, BACK(384), 3, 256, 264},
+    {512, fattn_norm_rows512, NULL, BACK(512), 2, 384, 132},
+    {768, fattn_norm_rows768, fattn_norm_few768, BACK(768), 0, 256, 132},
+    {1024, fattn_norm_rows1024, fattn_norm_few1024, BACK(1024), 0, 256, 132},
+};
+#undef BACK
+enum { WARP_ROWS = sizeof all_warp_rows / sizeof *all_warp_rows };
+static const warp_rows *warp_rows_of(int64_t columns) {
+    int n = 0;
+    while (n < WARP_ROWS - 1 && columns > all_warp_rows[n].columns) ++n;
+    return &all_warp_rows[n];
+}
 
-static int64_t parts_of(int64_t rows) { return fattni_max(1, fattni_min(MOST_PARTS, rows / ROWS_OF_A_PART)); }
+static int64_t parts_of(int64_t rows, int64_t columns) {
+    return fattni_max(1, fattni_min(warp_rows_of(columns)->parts, rows / ROWS_OF_A_PART));
+}
 
 static void plan(fattn_op_call *c) {
     const fattni_norm *const n = c->attr;
@@ -33,7 +70,7 @@ static void plan(fattn_op_call *c) {
     const size_t real = c->in[X].dtype == FATTN_F64 ? sizeof(double) : sizeof(float);
     const bool sums = c->wanted[GAIN] || (c->n_in > BIAS && c->wanted[BIAS]);
     c->saved_bytes = (size_t)x.count * real * (n->centred ? 2 : 1);
-    if (sums) c->bwd_workspace = (size_t)(parts_of(x.count) * 2 * x.columns) * sizeof(double);
+    if (sums) c->bwd_workspace = (size_t)(parts_of(x.count, x.columns) * 2 * x.columns) * sizeof(double);
 }
 
 static fattni_norm_args args_of(const fattn_op_call *c) {
@@ -49,7 +86,7 @@ static fattni_norm_args args_of(const fattn_op_call *c) {
                               .eps = (double)n->eps,
                               .rows = x.count,
                               .C = x.columns,
-                              .parts = parts_of(x.count),
+                              .parts = parts_of(x.count, x.columns),
                               .centred = n->centred};
 }
 
@@ -70,20 +107,30 @@ static int32_t dtype_of(const fattni_norm_args *a) {
     return fattni_common_dtype((const fattni_operand *[]){&a->in, &a->out, &a->gain, &a->bias, &a->d_in}, 5);
 }
 
+/* y of rows that a warp holds in float. A warp takes several, where they are many and BF16. */
+static fattn_status start_warp_rows(fattn_ctx *ctx, const fattni_norm_args *a) {
+    const warp_rows *const w = warp_rows_of(a->C);
+    const bool few = w->few && a->rows <= FEW_ROWS;
+    int64_t blocks = fattni_ceil_div(a->rows, WARPS);
+    if (w->loops && a->dtype == FATTN_BF16) blocks = fattni_min(blocks, (int64_t)w->loops * ctx->gpu.sms);
+    return fattni_cuda_start(ctx, "norm", (fattni_cuda_any)(few ? w->few : w->forward), blocks, ROW_THREADS, 0, a);
+}
+
 /* y, or with `back` dx alone. */
 static fattn_status start_rows(fattn_ctx *ctx, enum holder holder, bool back, const fattni_norm_args *a) {
 #define BOTH(name)                                                                                                     \
     { fattn_##name##_f32, fattn_##name##_f64 }
     static void (*const kernels[][2][2])(fattni_norm_args) = {
-        [WARP] = {BOTH(norm_warp), BOTH(norm_warp_back)},
+        [WARP] = {{NULL, fattn_norm_warp_f64}, BOTH(norm_warp_back)},
         [BLOCK1] = {BOTH(norm_block1), BOTH(norm_block1_back)},
         [BLOCK2] = {BOTH(norm_block2), BOTH(norm_block2_back)},
         [BLOCK4] = {BOTH(norm_block4), BOTH(norm_block4_back)},
         [NOBODY] = {BOTH(norm), BOTH(norm_back)},
     };
 #undef BOTH
+    if (holder == WARP && !back && a->in.dtype != FATTN_F64) return start_warp_rows(ctx, a);
     const fattni_cuda_any kernel = (fattni_cuda_any)kernels[holder][back][a->in.dtype == FATTN_F64];
-    const int64_t blocks = holder == WARP ? fattni_ceil_div(a->rows, ROW_THREADS / 32) : a->rows;
+    const int64_t blocks = holder == WARP ? fattni_ceil_div(a->rows, WARPS) : a->rows;
     return fattni_cuda_start(ctx, back ? "norm_back" : "norm", kernel, blocks, ROW_THREADS, 0, a);
 }
 
@@ -104,12 +151,9 @@ static fattn_status sums_back(fattn_op_call *c, const fattni_norm_args *a) {
 
 /* dx and the sums over rows in one pass. */
 static fattn_status both_back(fattn_op_call *c, const fattni_norm_args *a) {
-    static void (*const kernels[2][FATTNI_NORM_PACKS])(fattni_norm_args) = {
-        {fattn_rmsnorm_back1, fattn_rmsnorm_back2, fattn_rmsnorm_back3, fattn_rmsnorm_back4},
-        {fattn_layernorm_back1, fattn_layernorm_back2, fattn_layernorm_back3, fattn_layernorm_back4}};
-    const int64_t packs = fattni_max(1, fattni_ceil_div(a->C, 32 * FATTNI_PACK));
-    return fattni_cuda_start(c->ctx, "norm_back", (fattni_cuda_any)kernels[a->centred != 0][packs - 1], a->parts,
-                             ROW_THREADS, 0, a);
+    const warp_rows *const w = warp_rows_of(a->C);
+    return fattni_cuda_start(c->ctx, "norm_back", (fattni_cuda_any)w->back[a->centred != 0], a->parts, w->back_threads,
+                             0, a);
 }
 
 static fattn_status backward(fattn_op_call *c) {

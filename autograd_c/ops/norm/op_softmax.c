@@ -3,7 +3,8 @@
 
    Backward: dx = y (dy - sum of dy y). Saves nothing: y is at hand. Sums of a row are in double. */
 #include "autograd_c/ops/exp.h"
-#include "autograd_c/ops/isa_clones.h"
+#include "autograd_c/ops/ops.h"
+#include "core/base/isa_clones.h"
 #include "autograd_c/ops/norm/op_softmax.h"
 
 #include <math.h>

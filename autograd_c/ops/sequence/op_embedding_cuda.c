@@ -7,6 +7,7 @@
 FATTNI_KERNEL(embedding, fattni_embedding_args);
 FATTNI_KERNEL(embedding_add, fattni_embedding_args);
 FATTNI_KERNEL(embedding_gather, fattni_embedding_args);
+extern void fattn_embedding_add4(fattni_embedding_args);
 
 enum { TABLE = FATTNI_EMBEDDING_TABLE, IDS = FATTNI_EMBEDDING_IDS, ROW_THREADS = 256 };
 
@@ -47,10 +48,12 @@ static fattn_status backward(fattn_op_call *c) {
     a.rows = fattni_operand_of(&c->d_out[0]);
     if (c->d_in_fresh[TABLE]) FATTNI_TRY(fattni_fill(c->ctx, d, 0, true));
     const bool wide = d->dtype == FATTN_F32 || d->dtype == FATTN_F64;
-    a.pack = pack_of(d, &c->d_out[0]);
-    if (wide && !(c->ctx->flags & FATTN_CTX_DETERMINISTIC))
-        return FATTNI_START_REAL(c->ctx, d->dtype, embedding_add, fattni_ceil_div(a.R * a.C, ROW_THREADS * a.pack),
-                                 ROW_THREADS, &a);
+    if (wide && !(c->ctx->flags & FATTN_CTX_DETERMINISTIC)) {
+        const bool fours = d->dtype == FATTN_F32 && pack_of(d, &c->d_out[0]) > 1;
+        const int64_t blocks = fattni_ceil_div(a.R * a.C, ROW_THREADS * (fours ? 4 : 1));
+        if (fours) return FATTNI_START(c->ctx, fattn_embedding_add4, blocks, ROW_THREADS, &a);
+        return FATTNI_START_REAL(c->ctx, d->dtype, embedding_add, blocks, ROW_THREADS, &a);
+    }
     return FATTNI_START_REAL(c->ctx, d->dtype, embedding_gather, a.C ? a.R : 0, ROW_THREADS, &a);
 }
 

@@ -99,14 +99,17 @@ static fattn_status clear(fattn_ctx *ctx, const fattni_cuda_gemm *g) {
     return FATTN_OK;
 }
 
+/* cuBLAS itself has products alone. */
+static bool needs_lt(const fattni_cuda_gemm *g) { return g->row || g->from || g->gelu; }
+
 static fattn_status multiply(fattn_ctx *ctx, const fattni_cuda_gemm *g, void *workspace, bool *added) {
     struct fattni_cuda_blas *const b = ctx->gpu.blas;
     bool done = false;
     /* Untimed it is for what it adds, and cuBLAS chooses for other products. */
-    const bool by_lt = ctx->flags & FATTN_CTX_TUNE || g->row || g->from;
+    const bool by_lt = ctx->flags & FATTN_CTX_TUNE || needs_lt(g);
     if (b->lt && by_lt) FATTNI_TRY(fattni_cuda_lt_multiply(ctx, b->lt, g, workspace, &done));
-    if (g->row || g->from) *added = done;
-    if (done || g->row || g->from) return FATTN_OK;
+    if (needs_lt(g)) *added = done;
+    if (done || needs_lt(g)) return FATTN_OK;
 
     /* Setting the stream resets the workspace, so both are set for each product, in this order. */
     FATTNI_TRY(blas_check(ctx, b->set_stream(b->handle, ctx->stream), "cublasSetStream"));
@@ -128,10 +131,10 @@ static fattn_status multiply(fattn_ctx *ctx, const fattni_cuda_gemm *g, void *wo
 
 fattn_status fattni_cuda_multiply(fattn_ctx *ctx, const fattni_cuda_gemm *g, void *workspace, bool *added) {
     bool entered;
-    if (g->row || g->from) *added = false;
+    if (needs_lt(g)) *added = false;
     if (!ctx->gpu.blas)
         return fattn_ctx_fail(ctx, FATTN_E_UNSUPPORTED, "a matrix product %s", fattni_cuda_blas_missing(ctx));
-    if (g->batches == 0 || g->M == 0 || g->N == 0 || (g->K == 0 && (g->row || g->from))) return FATTN_OK;
+    if (g->batches == 0 || g->M == 0 || g->N == 0 || (g->K == 0 && needs_lt(g))) return FATTN_OK;
     if (g->K == 0) return g->beta == 0 ? clear(ctx, g) : FATTN_OK;
     FATTNI_TRY(fattni_cuda_enter(ctx, &entered)); /* a handle belongs to a CUDA context */
     const fattn_status s = multiply(ctx, g, workspace, added);

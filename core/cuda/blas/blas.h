@@ -21,6 +21,8 @@ typedef struct fattni_cuda_gemm {
     double alpha, beta;
     const void *row;  /* NULL, or N elements of dtype: added to each row; see fattni_cuda_multiply */
     const void *from; /* NULL, or a matrix that lies as C does, apart from it: added to it, beta is 0; likewise */
+    void *gelu; /* NULL, or where gelu(C) goes, in its tanh form, lying as C does: apart from it, or C itself, which
+                         is not stored then; without from, beta is 0; likewise */
 } fattni_cuda_gemm;
 
 /* Opens the context's handle, which is NULL when cuBLAS is not found or does not start: that is not an error. */
@@ -31,8 +33,8 @@ const char *fattni_cuda_blas_missing(const fattn_ctx *ctx);
 int fattni_cuda_blas_type(fattn_dtype t); /* a cudaDataType_t */
 /* Bytes of cuBLAS's workspace, aligned: NVIDIA's recommendation for sm_90. */
 enum { FATTNI_CUDA_BLAS_WORKSPACE = 32 << 20 };
-/* Enqueues on the context's stream; no allocation, no synchronisation. With a row, or a matrix to add,
-   nothing may be enqueued: `added` is false then, and the caller adds them otherwise. NULL when there is neither. */
+/* Enqueues on the context's stream; no allocation, no synchronisation. With a row, a matrix to add, or
+   gelu, nothing may be enqueued: `added` is false then, and the caller does it otherwise. NULL when there is none. */
 fattn_status fattni_cuda_multiply(fattn_ctx *ctx, const fattni_cuda_gemm *g, void *workspace, bool *added);
 
 #endif

@@ -27,7 +27,7 @@ enum { CANDIDATES = 8, RUNS = 3, FIRST_CAPACITY = 32, MOST_CHOICES = 512, ALIGNM
 
 /* The key of a choice; without padding, since it is compared with memcmp. */
 typedef struct shape {
-    int64_t dtype, c_dtype, trans_a, trans_b, tf32, adds, row, from;
+    int64_t dtype, c_dtype, trans_a, trans_b, tf32, adds, row, from, gelu;
     int64_t batches, M, N, K, lda, ldb, ldc, stride_a, stride_b, stride_c;
 } shape;
 
@@ -93,6 +93,9 @@ void fattni_cuda_lt_close(fattn_ctx *ctx, struct fattni_cuda_lt *t) {
     fattni_host_free(ctx, t, sizeof *t);
 }
 
+enum { NO_GELU, GELU, GELU_AND_C };
+static int gelu_of(const fattni_cuda_gemm *g) { return !g->gelu ? NO_GELU : g->gelu == g->c ? GELU : GELU_AND_C; }
+
 static shape shape_of(const fattni_cuda_gemm *g) {
     return (shape){.dtype = g->dtype,
                    .c_dtype = g->c_dtype,
@@ -102,6 +105,7 @@ static shape shape_of(const fattni_cuda_gemm *g) {
                    .adds = g->beta != 0,
                    .row = g->row != NULL,
                    .from = g->from != NULL,
+                   .gelu = gelu_of(g),
                    .batches = g->batches,
                    .M = g->M,
                    .N = g->N,
@@ -123,8 +127,21 @@ static cublasStatus_t matrix(const struct fattni_cuda_lt *t, const fattni_cuda_g
     return s;
 }
 
-static cublasStatus_t point_to_row(const struct fattni_cuda_lt *t, const choice *c, const fattni_cuda_gemm *g) {
-    return t->set_product(c->product, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &g->row, sizeof g->row);
+/* What the product reads or writes beside its matrices. */
+static cublasStatus_t point(const struct fattni_cuda_lt *t, const choice *c, const fattni_cuda_gemm *g) {
+    cublasStatus_t s = CUBLAS_STATUS_SUCCESS;
+    if (g->row) s = t->set_product(c->product, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &g->row, sizeof g->row);
+    if (!s && gelu_of(g) == GELU_AND_C)
+        s = t->set_product(c->product, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, &g->c, sizeof g->c);
+    return s;
+}
+
+static cublasLtEpilogue_t epilogue_of(const fattni_cuda_gemm *g) { /* a row is a column of C^T */
+    switch (gelu_of(g)) {
+    case GELU: return g->row ? CUBLASLT_EPILOGUE_GELU_BIAS : CUBLASLT_EPILOGUE_GELU;
+    case GELU_AND_C: return g->row ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS : CUBLASLT_EPILOGUE_GELU_AUX;
+    default: return g->row ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
+    }
 }
 
 /* C^T = op(B)^T op(A)^T */
@@ -135,9 +152,12 @@ static cublasStatus_t describe(const struct fattni_cuda_lt *t, const fattni_cuda
         &c->product, g->dtype == FATTN_F32 && g->tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F, CUDA_R_32F);
     if (!s) s = t->set_product(c->product, CUBLASLT_MATMUL_DESC_TRANSA, &first, sizeof first);
     if (!s) s = t->set_product(c->product, CUBLASLT_MATMUL_DESC_TRANSB, &second, sizeof second);
-    const cublasLtEpilogue_t add_row = CUBLASLT_EPILOGUE_BIAS; /* of C^T a column */
-    if (!s && g->row) s = t->set_product(c->product, CUBLASLT_MATMUL_DESC_EPILOGUE, &add_row, sizeof add_row);
-    if (!s && g->row) s = point_to_row(t, c, g);
+    const cublasLtEpilogue_t epilogue = epilogue_of(g);
+    if (!s && epilogue != CUBLASLT_EPILOGUE_DEFAULT)
+        s = t->set_product(c->product, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue);
+    if (!s && gelu_of(g) == GELU_AND_C)
+        s = t->set_product(c->product, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, &g->ldc, sizeof g->ldc);
+    if (!s) s = point(t, c, g);
     if (!s) s = matrix(t, g, g->dtype, g->trans_b ? g->K : g->N, g->trans_b ? g->N : g->K, g->ldb, g->stride_b, &c->a);
     if (!s) s = matrix(t, g, g->dtype, g->trans_a ? g->M : g->K, g->trans_a ? g->K : g->M, g->lda, g->stride_a, &c->b);
     if (!s) s = matrix(t, g, g->c_dtype, g->N, g->M, g->ldc, g->stride_c, &c->c);
@@ -164,10 +184,11 @@ static cublasStatus_t run(const fattn_ctx *ctx, const struct fattni_cuda_lt *t, 
                           const fattni_cuda_gemm *g, float alpha, void *workspace) {
     const void *const from = g->from ? g->from : g->c;
     const float beta = g->from ? 1.0f : (float)g->beta;
-    const cublasStatus_t s = g->row ? point_to_row(t, c, g) : CUBLAS_STATUS_SUCCESS;
+    void *const to = g->gelu ? g->gelu : g->c;
+    const cublasStatus_t s = point(t, c, g);
     if (s) return s;
-    return t->multiply(t->handle, c->product, &alpha, g->b, c->a, g->a, c->b, &beta, from, c->c, g->c, c->c,
-                       &c->algorithm, workspace, FATTNI_CUDA_BLAS_WORKSPACE, ctx->stream);
+    return t->multiply(t->handle, c->product, &alpha, g->b, c->a, g->a, c->b, &beta, g->gelu ? to : from, c->c, to,
+                       c->c, &c->algorithm, workspace, FATTNI_CUDA_BLAS_WORKSPACE, ctx->stream);
 }
 
 /* Milliseconds; below 0 when it fails. With beta != 0, alpha is the smallest number, so that a timing does
@@ -261,6 +282,10 @@ fattn_status fattni_cuda_lt_multiply(fattn_ctx *ctx, struct fattni_cuda_lt *t, c
     *done = false;
     if (g->dtype == FATTN_F64 || g->batches > INT32_MAX || !is_aligned(g->a) || !is_aligned(g->b) ||
         !is_aligned(g->c) || !is_aligned(g->from))
+        return FATTN_OK;
+    /* Its gelu is as exact as BF16 needs; more is not promised. */
+    if (g->gelu && (g->batches > 1 || g->dtype != FATTN_BF16 || g->c_dtype != FATTN_BF16 ||
+                    g->ldc * (int64_t)sizeof(uint16_t) % ALIGNMENT || !is_aligned(g->gelu)))
         return FATTN_OK;
     if (g->row && (g->batches > 1 || g->c_dtype != g->dtype || !is_aligned(g->row))) return FATTN_OK;
     FATTNI_TRY(find(ctx, t, g, workspace, &c));

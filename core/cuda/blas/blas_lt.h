@@ -1,5 +1,5 @@
-/* Products by cuBLASLt, which adds a row or a matrix inside the product: its first candidate or, in contexts with
-   FATTN_CTX_TUNE, the fastest one.
+/* Products by cuBLASLt, which adds a row or a matrix, or applies gelu, inside the product: its first candidate or, in
+   contexts with FATTN_CTX_TUNE, the fastest one.
 
    cuBLAS's heuristic choice is up to a third slower than the best one for shapes of a training step. With TUNE
    the first call of a shape times its candidates, waits for the device, and keeps the fastest; later calls

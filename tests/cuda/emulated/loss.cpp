@@ -13,7 +13,7 @@ static index1 blockDim;
 #include <vector>
 
 enum { ROWS = 3, MOST_WIDTH = 1100 };
-__thread uint4 loss_row[MOST_WIDTH / FATTNI_PACK];
+__thread uint4 loss_row[4 * MOST_WIDTH / FATTNI_PACK];
 
 static fattni_loss_args args;
 static void rows_f32(void) { fattn_loss_rows_f32(args); }
@@ -54,9 +54,10 @@ static int check(int32_t dtype, int64_t V, int64_t width, int pack, bool keeps) 
     args.pack = pack, args.dtype = dtype, args.keeps = keeps;
     const int64_t packs = (width + pack - 1) / pack;
     const int threads = packs > 64 ? 128 : packs > 32 ? 64 : 32;
-    blockDim.x = (unsigned)threads;
-    for (int row = 0; row < ROWS; ++row)
-        machine_run(row, 1, threads, (unsigned)row, dtype == FATTN_F64 ? rows_f64 : rows_f32);
+    const int rows = threads == 32 ? FATTNI_LOSS_ROWS : 1; /* of a block; more than there are */
+    args.row_threads = threads, blockDim.x = (unsigned)(rows * threads);
+    for (int row = 0; row < ROWS; row += rows)
+        machine_run(row / rows, 1, rows * threads, (unsigned)row, dtype == FATTN_F64 ? rows_f64 : rows_f32);
     /* Rounding of the stored gradient, at most 1/2; of sums of V terms. */
     const double most = dtype == FATTN_F64 ? 1e-13 : dtype == FATTN_F32 ? 0x1p-24 * 16 : 0x1p-10;
     double worst = 0, padding = 0;

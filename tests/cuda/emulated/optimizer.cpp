@@ -13,9 +13,10 @@ static inline int64_t min(int64_t a, int64_t b) { return a < b ? a : b; }
 #undef __CUDACC__
 
 static fattni_optimizer_args args;
+static fattni_optimizer_set_args set_args;
 static void run_norm(void) { emulated_optimizer_norm(args); }
 static void run_begin(void) { emulated_optimizer_begin(args); }
-static void run_set(void) { emulated_optimizer_set(args); }
+static void run_set(void) { emulated_optimizer_set(set_args); }
 static void run_adamw_f32(void) { emulated_adamw_update_f32(args); }
 static void run_adamw_f64(void) { emulated_adamw_update_f64(args); }
 static void run_sgd_f32(void) { emulated_sgd_update_f32(args); }
@@ -32,15 +33,23 @@ static const struct {
 extern "C" fattn_status emulated_start(fattn_ctx *, const char *name, void (*)(void), int64_t grid, int block, size_t,
                                        const void *a) {
     void (*run)(void) = NULL;
-    args = *(const fattni_optimizer_args *)a;
     for (const auto &k : kernels)
         if (strstr(name, k.name)) run = k.run;
+    if (run == run_set)
+        set_args = *(const fattni_optimizer_set_args *)a;
+    else
+        args = *(const fattni_optimizer_args *)a;
     if (block == 1) run(); /* the machine has whole warps */
+    gridDim.x = (unsigned)grid;
     for (int64_t n = 0; n < grid && block > 1; ++n) machine_run((int)(grid - 1 - n), 1, block, (unsigned)n, run);
     return FATTN_OK;
 }
 extern "C" fattn_status emulated_move(fattn_ctx *, void *to, const void *from, size_t bytes) {
     memcpy(to, from, bytes);
+    return FATTN_OK;
+}
+extern "C" fattn_status emulated_zero(fattn_ctx *, void *p, size_t bytes) {
+    memset(p, 0, bytes);
     return FATTN_OK;
 }
 extern "C" fattn_status emulated_sync(fattn_ctx *) { return FATTN_OK; }

@@ -15,9 +15,14 @@ TestSuite(emulated_optimizer, .init = set_up, .fini = close_context, .timeout = 
 
 #define MUST(call) cr_assert_eq(call, FATTN_OK, "%s", fattn_ctx_error(ctx))
 
-/* Lengths around packs (4) and chunks (16384). Gradients and values of the last are not aligned: no packs. */
-enum { PARAMS = 6, FROZEN = 1, PLAIN = 3, CROOKED = 5 };
-static const int64_t lengths[PARAMS] = {1, 5, 16391, 700, 0, 130};
+/* Lengths around packs (4), pieces (1024) and chunks (8192), then short ones, more than a launch takes. Gradients and
+   values of CROOKED are not aligned: no packs. */
+enum { PARAMS = 64, FROZEN = 1, PLAIN = 3, CROOKED = 5 };
+static const int64_t first_lengths[] = {1, 5, 16391, 700, 0, 2178, 2047};
+static int64_t length_of(int i) {
+    const int first = sizeof first_lengths / sizeof *first_lengths;
+    return i < first ? first_lengths[i] : i % 7;
+}
 
 typedef struct kind {
     fattn_dtype value, grad;
@@ -46,13 +51,13 @@ typedef struct run {
 
 /* Elements of a tensor of one more: of CROOKED those from the second on. */
 static fattn_tensor part_of(const fattn_tensor *all, int i) {
-    return fattn_tensor_slice(all, 0, i == CROOKED, lengths[i] + (i == CROOKED));
+    return fattn_tensor_slice(all, 0, i == CROOKED, length_of(i) + (i == CROOKED));
 }
 
 static void run_new(run *r, const kind *k, bool is_sgd, bool is_emulated) {
     *r = (run){.adamw = NULL};
     for (int i = 0; i < PARAMS; ++i) {
-        const int64_t n = lengths[i] + 1;
+        const int64_t n = length_of(i) + 1;
         fattn_param *const p = r->list[i] = &r->p[i];
         MUST(fattn_tensor_alloc(ctx, k->value, 1, &n, &r->memory[2 * i]));
         MUST(fattn_tensor_alloc(ctx, k->grad, 1, &n, &r->memory[2 * i + 1]));

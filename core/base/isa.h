@@ -10,9 +10,9 @@
    Code exists once for each in one of two ways. A file per set defines ISA as one of these names
    and includes a body (core/cpu/tile.inc); from the file's own name, tile_avx2.c,
    cmake/fattn_flags.cmake knows the compiler's flags. A clone per set of a function has an
-   attribute instead (autograd_c/ops/isa_clones.h). */
-#ifndef FATTNI_CORE_CPU_ISA_H
-#define FATTNI_CORE_CPU_ISA_H
+   attribute instead (core/base/isa_clones.h). */
+#ifndef FATTNI_CORE_BASE_ISA_H
+#define FATTNI_CORE_BASE_ISA_H
 
 /* Bytes of a vector register. A wider vector would be taken apart in memory, 27 times slower. */
 #define FATTNI_VECTOR_BYTES_baseline 16

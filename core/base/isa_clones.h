@@ -1,13 +1,12 @@
-/* Loops (fattni_loop, ops.h) and tasks (fattni_task) that are worth the widest vectors of the CPU: one function, cloned
-   for each instruction set of core/cpu/isa.h. FATTNI_LOOPS_BY_ISA(f) makes f_by_isa[], indexed by enum fattni_isa, from
-   a loop f that was defined as `static FATTNI_CLONED void f(...)`, FATTNI_TASKS_BY_ISA(f) the same from a task. What
-   they call is FATTNI_CLONED, too. Compilers do not reorder sums: a sum has partial ones side by side, of a row
-   FATTNI_LANES. */
-#ifndef FATTNI_AUTOGRAD_OPS_ISA_CLONES_H
-#define FATTNI_AUTOGRAD_OPS_ISA_CLONES_H
+/* Code on the CPU that is worth the widest vectors: one function, cloned for each instruction set of core/base/isa.h.
+   FATTNI_TASKS_BY_ISA(f) makes f_by_isa[], indexed by enum fattni_isa, from a task (fattni_task) f that was defined as
+   `static FATTNI_CLONED void f(...)`; FATTNI_CLONES does so from any function without a result. What they call is
+   FATTNI_CLONED, too. Compilers do not reorder sums: a sum has partial ones side by side, of a row FATTNI_LANES. */
+#ifndef FATTNI_CORE_BASE_ISA_CLONES_H
+#define FATTNI_CORE_BASE_ISA_CLONES_H
 
-#include "autograd_c/ops/ops.h"
-#include "core/cpu/isa.h"
+#include "core/base/internal.h"
+#include "core/base/isa.h"
 
 #if defined(__GNUC__)
 #define FATTNI_CLONED inline __attribute__((always_inline))
@@ -31,8 +30,6 @@ static FATTNI_CLONED double fattni_sum_of_lanes(double *lane) {
     static const type f##_by_isa[] = {                                                                                 \
         [FATTNI_ISA_BASELINE] = f##_baseline, [FATTNI_ISA_AVX2] = f##_avx2,  [FATTNI_ISA_AVX512] = f##_avx512,         \
         [FATTNI_ISA_AVX512BF16] = f##_avx512, [FATTNI_ISA_AMX] = f##_avx512, [FATTNI_ISA_AMXFP16] = f##_avx512};
-#define FATTNI_LOOPS_BY_ISA(f)                                                                                         \
-    FATTNI_CLONES(fattni_loop, f, (void *const *p, const int64_t *step, int64_t n, const void *a), (p, step, n, a))
 #define FATTNI_TASKS_BY_ISA(f) FATTNI_CLONES(fattni_task, f, (void *arg, int64_t task, int thread), (arg, task, thread))
 
 #endif
