@@ -280,6 +280,7 @@ static const fattni_bwd_sm90_args *args_of_run;
 static void run_kernel(void) { K_NAME(*args_of_run); }
 static void run_all(const problem *p) {
     args_of_run = &p->args;
+    gridDim.x = CTAS == 1 ? 2 : 1;
     if (CTAS == 1) /* two CTAs share the work items */
         machine_run(0, 2, 32 * K_WARPS, 0, run_kernel);
     for (int n = 0; n < p->args.items && CTAS > 1; ++n)
