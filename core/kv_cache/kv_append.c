@@ -2,6 +2,7 @@
 #include "core/kv_cache/kv_append.h"
 
 #include "core/base/device.h"
+#include "core/tensor/rows.h"
 #include "core/tensor/spans.h"
 
 #include <fattn/kv_cache.h>
@@ -91,11 +92,6 @@ typedef struct expect {
     bool written;
 } expect;
 
-/* The stride of dimension d, 0 where there is one element. */
-static int64_t step(const fattn_tensor *t, int d) {
-    return t->shape[d] > 1 && fattn_tensor_numel(t) > 0 ? t->stride[d] : 0;
-}
-
 static fattn_status check(fattn_ctx *ctx, const fattn_tensor *t, const expect *e) {
     char text[96], want[96];
     FATTNI_TRY(fattni_check_tensor(ctx, e->name, t));
@@ -175,8 +171,8 @@ static fattn_status take_sizes(fattn_ctx *ctx, const fattn_kv_append_io *io, fat
 static fattni_kv_move move_of(const fattn_tensor *to, const fattn_tensor *from, bool turns, bool in_cache) {
     return (fattni_kv_move){.to = to->data,
                             .from = from->data,
-                            .to_stride = {step(to, 0), step(to, 1), step(to, 2)},
-                            .from_stride = {step(from, 0), step(from, 1), step(from, 2)},
+                            .to_stride = {fattni_step(to, 0), fattni_step(to, 1), fattni_step(to, 2)},
+                            .from_stride = {fattni_step(from, 0), fattni_step(from, 1), fattni_step(from, 2)},
                             .heads = from->shape[1],
                             .width = from->shape[3],
                             .turns = turns,
@@ -185,30 +181,24 @@ static fattni_kv_move move_of(const fattn_tensor *to, const fattn_tensor *from, 
 
 static bool same_place(const fattn_tensor *a, const fattn_tensor *b) {
     bool same = a->data == b->data;
-    for (int d = 0; d < 4; ++d) same = same && step(a, d) == step(b, d);
+    for (int d = 0; d < 4; ++d) same = same && fattni_step(a, d) == fattni_step(b, d);
     return same;
-}
-
-static void add_span(fattni_span *all, int *n, const char *name, const fattn_tensor *t) {
-    if (!t || fattn_tensor_numel(t) == 0) return;
-    const size_t size = fattn_dtype_size((fattn_dtype)t->dtype);
-    all[(*n)++] = fattni_span_of(name, t->data, size, t->ndim, t->shape, t->stride);
 }
 
 static fattn_status check_overlaps(fattn_ctx *ctx, const fattn_kv_append_io *io) {
     fattni_span all[10];
     int n = 0;
-    add_span(all, &n, "k_cache", io->k_cache);
-    add_span(all, &n, "v_cache", io->v_cache);
-    add_span(all, &n, "lengths_after", io->lengths_after);
-    add_span(all, &n, "q_rotated", io->q_rotated);
+    fattni_add_span(all, &n, "k_cache", io->k_cache);
+    fattni_add_span(all, &n, "v_cache", io->v_cache);
+    fattni_add_span(all, &n, "lengths_after", io->lengths_after);
+    fattni_add_span(all, &n, "q_rotated", io->q_rotated);
     const int written = n;
-    add_span(all, &n, "k", io->k);
-    add_span(all, &n, "v", io->v);
-    if (io->q && !same_place(io->q, io->q_rotated)) add_span(all, &n, "q", io->q);
-    add_span(all, &n, "lengths", io->lengths);
-    add_span(all, &n, "new_rows", io->new_rows);
-    add_span(all, &n, "page_table", io->page_table);
+    fattni_add_span(all, &n, "k", io->k);
+    fattni_add_span(all, &n, "v", io->v);
+    if (io->q && !same_place(io->q, io->q_rotated)) fattni_add_span(all, &n, "q", io->q);
+    fattni_add_span(all, &n, "lengths", io->lengths);
+    fattni_add_span(all, &n, "new_rows", io->new_rows);
+    fattni_add_span(all, &n, "page_table", io->page_table);
     return fattni_check_spans(ctx, all, written, n);
 }
 
@@ -240,13 +230,13 @@ static fattn_status take_tensors(fattn_ctx *ctx, const fattn_kv_append_io *io, f
         FATTNI_TRY(check(ctx, io->q_rotated, &rotated));
         a->move[2] = move_of(io->q_rotated, io->q, a->base > 0, false);
     }
-    a->lengths = io->lengths->data, a->lengths_step = step(io->lengths, 0);
-    if (io->new_rows) a->new_rows = io->new_rows->data, a->new_rows_step = step(io->new_rows, 0);
+    a->lengths = io->lengths->data, a->lengths_step = fattni_step(io->lengths, 0);
+    if (io->new_rows) a->new_rows = io->new_rows->data, a->new_rows_step = fattni_step(io->new_rows, 0);
     if (io->lengths_after)
-        a->lengths_after = io->lengths_after->data, a->lengths_after_step = step(io->lengths_after, 0);
+        a->lengths_after = io->lengths_after->data, a->lengths_after_step = fattni_step(io->lengths_after, 0);
     if (io->page_table) {
         a->page_table = io->page_table->data;
-        a->table_stride[0] = step(io->page_table, 0), a->table_stride[1] = step(io->page_table, 1);
+        a->table_stride[0] = fattni_step(io->page_table, 0), a->table_stride[1] = fattni_step(io->page_table, 1);
     }
     return FATTN_OK;
 }

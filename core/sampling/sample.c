@@ -2,6 +2,7 @@
 #include "core/sampling/sample.h"
 
 #include "core/base/device.h"
+#include "core/tensor/rows.h"
 #include "core/tensor/spans.h"
 
 #include <fattn/sample.h>
@@ -119,9 +120,6 @@ fattn_status fattni_host_sample(fattn_ctx *ctx, const fattni_sample *a) {
 
 /* ---- checks ---- */
 
-/* The stride of dimension d, 0 where there is one element. */
-static int64_t step(const fattn_tensor *t, int d) { return t->shape[d] > 1 ? t->stride[d] : 0; }
-
 static fattn_status check_row_of_I32(fattn_ctx *ctx, const char *name, const fattn_tensor *t, int64_t B, bool written) {
     char text[96];
     FATTNI_TRY(fattni_check_tensor(ctx, name, t));
@@ -163,22 +161,16 @@ static fattn_status check_tensors(fattn_ctx *ctx, const fattn_sample_io *io) {
     return check_row_of_I32(ctx, "tokens", io->tokens, x->shape[0], true);
 }
 
-static void add_span(fattni_span *all, int *n, const char *name, const fattn_tensor *t) {
-    if (!t || fattn_tensor_numel(t) == 0) return;
-    const size_t size = fattn_dtype_size((fattn_dtype)t->dtype);
-    all[(*n)++] = fattni_span_of(name, t->data, size, t->ndim, t->shape, t->stride);
-}
-
 static fattn_status check_overlaps(fattn_ctx *ctx, const fattn_sample_io *io) {
     const fattn_tensor *const draws = io->draws, *const after = io->draws_after;
-    const bool in_place = after && after->data == draws->data && step(after, 0) == step(draws, 0);
+    const bool in_place = after && after->data == draws->data && fattni_step(after, 0) == fattni_step(draws, 0);
     fattni_span all[4];
     int n = 0;
-    add_span(all, &n, "tokens", io->tokens);
-    add_span(all, &n, "draws_after", after);
+    fattni_add_span(all, &n, "tokens", io->tokens);
+    fattni_add_span(all, &n, "draws_after", after);
     const int written = n;
-    add_span(all, &n, "logits", io->logits);
-    if (!in_place) add_span(all, &n, "draws", draws);
+    fattni_add_span(all, &n, "logits", io->logits);
+    if (!in_place) fattni_add_span(all, &n, "draws", draws);
     return fattni_check_spans(ctx, all, written, n);
 }
 
@@ -196,11 +188,11 @@ fattn_status fattn_sample(fattn_ctx *ctx, const fattn_sample_io *given) {
                              .draws = draws ? draws->data : NULL,
                              .draws_after = after ? after->data : NULL,
                              .tokens = io.tokens->data,
-                             .row_stride = step(x, 0),
-                             .stride = step(x, 1),
-                             .draws_step = draws ? step(draws, 0) : 0,
-                             .draws_after_step = after ? step(after, 0) : 0,
-                             .tokens_step = step(io.tokens, 0),
+                             .row_stride = fattni_step(x, 0),
+                             .stride = fattni_step(x, 1),
+                             .draws_step = draws ? fattni_step(draws, 0) : 0,
+                             .draws_after_step = after ? fattni_step(after, 0) : 0,
+                             .tokens_step = fattni_step(io.tokens, 0),
                              .B = x->shape[0],
                              .V = V,
                              .top_k = io.top_k > 0 && io.top_k < V ? io.top_k : V,

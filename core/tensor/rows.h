@@ -4,6 +4,12 @@
 
 #include "core/base/internal.h"
 
+/* The stride of dimension d, 0 where there is one element, or the tensor has none: what callers leave there counts
+   for nothing. */
+static inline int64_t fattni_step(const fattn_tensor *t, int d) {
+    return t->shape[d] > 1 && fattn_tensor_numel(t) > 0 ? t->stride[d] : 0;
+}
+
 typedef struct fattni_rows {
     int64_t count, columns;
     int64_t step; /* from element to element of a row; 1 when a row has at most one */

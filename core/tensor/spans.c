@@ -28,6 +28,12 @@ fattni_span fattni_span_of(const char *name, const void *p, size_t element, int 
                          .dense = (uintptr_t)run_of(ndim, shape, stride) * element};
 }
 
+void fattni_add_span(fattni_span *all, int *n, const char *name, const fattn_tensor *t) {
+    if (!t || fattn_tensor_numel(t) == 0) return;
+    const size_t size = fattn_dtype_size((fattn_dtype)t->dtype);
+    all[(*n)++] = fattni_span_of(name, t->data, size, t->ndim, t->shape, t->stride);
+}
+
 /* Whether a dense end of a overlaps one of b. */
 static bool share_memory(const fattni_span *a, const fattni_span *b) {
     const uintptr_t of_a[2] = {a->begin, a->end - a->dense}, of_b[2] = {b->begin, b->end - b->dense};

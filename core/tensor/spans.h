@@ -14,6 +14,9 @@ typedef struct fattni_span {
 fattni_span fattni_span_of(const char *name, const void *p, size_t element, int ndim, const int64_t *shape,
                            const int64_t *stride);
 
+/* Appends a tensor's to all[*n]; nothing for NULL and for a tensor without elements. */
+void fattni_add_span(fattni_span *all, int *n, const char *name, const fattn_tensor *t);
+
 /* FATTN_E_ARG with both names and ranges when one of the first `written` shares memory with another one. The ranges
    of strided tensors may intersect: slices of one buffer are allowed. */
 fattn_status fattni_check_spans(fattn_ctx *ctx, const fattni_span *all, int written, int n);

@@ -201,19 +201,20 @@ void sampling_check_large(fattn_ctx *ctx, int n) {
     check(ctx, 21 * n + 1, sizes[n]);
 }
 
-void sampling_check_bad_rows(fattn_ctx *ctx) {
-    enum { B = 6, V = 70 };
-    const int64_t shape[2] = {B, V};
-    float x[B][V];
-    int32_t tokens[B];
-    for (int b = 0; b < B; ++b)
-        for (int i = 0; i < V; ++i) x[b][i] = b == 3 ? -INFINITY : (float)i;
-    x[0][69] = NAN;
-    x[1][0] = INFINITY;
-    x[2][40] = -NAN;
-    x[4][69] = -INFINITY; /* row 5 stays as it is */
+enum { BAD_ROWS = 6, LONG = 20000 };
+static void check_bad_rows(fattn_ctx *ctx, int32_t V) {
+    static float x[BAD_ROWS * LONG];
+    const int64_t shape[2] = {BAD_ROWS, V};
+    const int32_t want[BAD_ROWS] = {-1, -1, -1, -1, V - 2, V - 1};
+    int32_t tokens[BAD_ROWS];
+    for (int b = 0; b < BAD_ROWS; ++b)
+        for (int i = 0; i < V; ++i) x[b * V + i] = b == 3 ? -INFINITY : (float)i;
+    x[V - 1] = NAN;
+    x[V] = INFINITY;
+    x[2 * V + V / 2] = -NAN;
+    x[5 * V - 1] = -INFINITY; /* the last row stays as it is */
     const fattn_tensor host = fattn_tensor_view(x, FATTN_F32, FATTN_CPU, 0, 2, shape);
-    fattn_tensor logits, t = I32_of(ctx, B, NULL);
+    fattn_tensor logits, t = I32_of(ctx, BAD_ROWS, NULL);
     MUST(fattn_tensor_alloc(ctx, FATTN_F32, 2, shape, &logits));
     MUST(fattn_tensor_copy(ctx, &logits, &host));
     for (int n = 0; n < 3; ++n) {
@@ -225,9 +226,14 @@ void sampling_check_bad_rows(fattn_ctx *ctx) {
                                     .tokens = &t};
         MUST(fattn_sample(ctx, &io));
         read_I32(ctx, &t, tokens);
-        cr_assert_arr_eq(tokens, ((int32_t[B]){-1, -1, -1, -1, 68, 69}), sizeof tokens, "%d: %d %d %d %d %d %d", n,
-                         tokens[0], tokens[1], tokens[2], tokens[3], tokens[4], tokens[5]);
+        cr_assert_arr_eq(tokens, want, sizeof tokens, "%d, V %d: %d %d %d %d %d %d", n, V, tokens[0], tokens[1],
+                         tokens[2], tokens[3], tokens[4], tokens[5]);
     }
     fattn_tensor_free(ctx, &logits);
     fattn_tensor_free(ctx, &t);
+}
+
+void sampling_check_bad_rows(fattn_ctx *ctx) {
+    check_bad_rows(ctx, 70);
+    check_bad_rows(ctx, LONG);
 }

@@ -5,8 +5,9 @@ Bounds of F32: four times the distances that PyTorch, llm.c's CPU program and th
 a model of these sizes (logits 2.4e-6 of 3.5, losses 1.5e-6, gradients 1.4e-6 of a tensor's largest, parameters after
 ten steps 2e-5). The biases of the keys are left out after updates: their gradient is 0 in exact arithmetic, and AdamW
 turns its rounding into whole steps. 16 bits: four times the distance that the fp64 code has from itself when it stores
-weights and every op's result in their precision; gradients of parameters are F32 and not rounded. That of F16 has no
-range: with the loss scale no gradient gets too small."""
+weights and every op's result in their precision; gradients of parameters are F32 and not rounded. The loss is a mean
+over tokens, whose distances have either sign: four times what such a mean deviates by, their root mean square over the
+root of their number. F16 has no range: with the loss scale no gradient gets too small."""
 import os
 import subprocess
 import sys
@@ -90,11 +91,17 @@ def gradients_apart(a, b, p):
     return max(largest(a[n] - b[n]) / largest(b[n]) for n in p)
 
 
+def losses_of_tokens(logits, targets):
+    x = logits - logits.max(-1, keepdims=True)
+    return np.log(np.exp(x).sum(-1)) - x[(*np.indices(targets.shape), targets)]
+
+
 def bounds_of(keep, p, ids, targets):
-    logits, loss, g = reference.loss_and_gradients(p, ids, targets, V, L, NH)
-    rough_logits, rough_loss, rough_g = reference.loss_and_gradients(p, ids, targets, V, L, NH, keep)
-    return {"logits": 4 * largest(rough_logits - logits) / largest(logits), "losses": 4 * abs(rough_loss - loss),
-            "gradients": 4 * gradients_apart(rough_g, g, p)}
+    logits, _, g = reference.loss_and_gradients(p, ids, targets, V, L, NH)
+    rough_logits, _, rough_g = reference.loss_and_gradients(p, ids, targets, V, L, NH, keep)
+    apart = losses_of_tokens(rough_logits, targets) - losses_of_tokens(logits, targets)
+    return {"logits": 4 * largest(rough_logits - logits) / largest(logits),
+            "losses": 4 * np.sqrt((apart ** 2).mean() / apart.size), "gradients": 4 * gradients_apart(rough_g, g, p)}
 
 
 def check(folder, device, dtype, p, ids, targets, bounds, beta2, decay, clip):

@@ -24,10 +24,18 @@ def ways(with_mpi):
     return [(["--ranks", n], {}) for n in (2, 4)] + [([], {"processes": n}) for n in (2, 4) if with_mpi]
 
 
+def rank_of(pid):
+    """What mpirun has told the process: numbers of processes begin again at the largest one."""
+    with open(f"/proc/{pid}/environ", encoding="utf-8", errors="replace") as file:
+        told = dict(x.split("=", 1) for x in file.read().split("\0") if "=" in x)
+    return int(next(told[x] for x in ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK") if x in told))
+
+
 def children(process):
     """The ranks' processes, in their order."""
     listed = subprocess.run(["ps", "--ppid", str(process.pid), "-o", "pid=,comm="], capture_output=True, text=True)
-    return sorted(int(line.split()[0]) for line in listed.stdout.splitlines() if line.split()[1] == "fattn")
+    ranks = [int(line.split()[0]) for line in listed.stdout.splitlines() if line.split()[1] == "fattn"]
+    return sorted(ranks, key=rank_of)
 
 
 def begin(folder, *words, **how):

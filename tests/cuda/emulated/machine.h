@@ -39,7 +39,8 @@ extern __thread unsigned char memory[]; /* shared memory; its addresses are offs
 enum { MEMORY_BYTES = 227 * 1024, MOST_THREADS = 1024 };
 
 /* Runs `kernel` as a cluster of `ctas` CTAs, from blockIdx `block` on, of `threads` threads each. Shared memory starts
-   as 0xff in all bytes, which are NaN. Exits with an error message on a deadlock. `seed` chooses the order of warps. */
+   as 0xff in all bytes, which are NaN. Exits with an error message on a deadlock. `seed` chooses the order of warps,
+   together with the environment's EMULATED_SEED, a number. */
 void machine_run(int block, int ctas, int threads, unsigned seed, void (*kernel)(void));
 
 int machine_threads(void);

@@ -28,6 +28,7 @@ static void walk(int arch, int first) {
     use(arch);
     for (int n = first; n < SAMPLING_CASES; n += 4) sampling_check(ctx, n);
     sampling_check_large(ctx, first);
+    if (arch >= 90) sampling_check_large(ctx, 1); /* the likeliest of all */
     sampling_check_bad_rows(ctx);
     end();
 }
