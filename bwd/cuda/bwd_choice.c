@@ -74,7 +74,7 @@ static bool fills_sms(const fattn_ctx *ctx, const fattni_problem *p) {
 static bool is_short(const fattn_ctx *ctx, const fattni_problem *p, int variant) {
     const fattni_array *const all[] = {&p->q, &p->k, &p->dq, &p->dk, &p->v, &p->o, &p->d_o, &p->dv};
     if (variant != FATTNI_VARIANT_CAUSAL || p->group > 1 || p->Sq != p->Sk || p->Sk > FATTNI_SHORT_KEYS ||
-        p->q_pos0 != p->k_pos0 || p->d_lse.present || p->delta.present || p->has_o_rest ||
+        p->q_pos0 != p->k_pos0 || p->d_lse.present || p->delta.present ||
         (p->flags & (FATTN_MERGE | FATTN_ACC_DQ | FATTN_ACC_DK | FATTN_ACC_DV)) || !fills_sms(ctx, p))
         return false;
     for (int n = 0; n < 8; ++n)

@@ -449,7 +449,7 @@ Test(host_side, hopper_short_rows) {
         {1, 257, 64, PLAIN, false},    {34, 512, 64, PLAIN, false},  {48, 512, 64, PLAIN, true},
         {64, 513, 64, PLAIN, false},   {64, 256, 72, PLAIN, false},  {64, 256, 64, FULL, false},
         {64, 256, 64, GROUPED, false}, {64, 256, 64, LONGER, false}, {64, 256, 64, ADDS, false},
-        {64, 256, 64, EXACT, false},   {64, 256, 64, D_LSE, false},
+        {64, 256, 64, EXACT, true},    {64, 256, 64, D_LSE, false},
     };
     for (size_t n = 0; n < 2 * sizeof calls / sizeof *calls; ++n) {
         const int call = calls[n / 2].call;

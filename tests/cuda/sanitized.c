@@ -15,7 +15,13 @@ enum { SKIPPED = 77 };
 static const attention_case cases[] = {
     {.name = "full", .B = 1, .Hq = 2, .Hkv = 1, .Sq = 70, .Sk = 150, .D = 64},
     {.name = "causal", .B = 1, .Hq = 2, .Sq = 131, .Sk = 150, .D = 40, .flags = FATTN_CAUSAL},
-    {.name = "short", .B = 67, .Hq = 2, .Sq = 130, .Sk = 130, .D = 64, .flags = FATTN_CAUSAL}, /* more heads than SMs */
+    {.name = "short",
+     .B = 67,
+     .Hq = 2,
+     .Sq = 130,
+     .Sk = 130,
+     .D = 64,
+     .flags = FATTN_CAUSAL | FATTN_EXACT_DELTA}, /* more heads than SMs */
     {.name = "odd dims", .B = 1, .Hq = 1, .Sq = 67, .Sk = 65, .D = 59, .Dv = 33, .d_lse = true},
     {.name = "features",
      .B = 1,

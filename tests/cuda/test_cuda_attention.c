@@ -243,7 +243,8 @@ Test(cuda_attention, short_causal_rows, .timeout = 400) {
                                 .Sk = rows[n],
                                 .D = head_dims[k],
                                 .Dv = head_dims[k],
-                                .flags = FATTN_CAUSAL | (k == 1 ? FATTN_DETERMINISTIC : 0),
+                                .flags = FATTN_CAUSAL | (k == 1 ? FATTN_DETERMINISTIC : 0) |
+                                         ((n + k) % 3 ? FATTN_EXACT_DELTA : 0),
                                 .layout = n % 2 ? LAYOUT_BSHD : LAYOUT_PITCH};
             check(cpu, &c, (n + k) % 2 ? FATTN_F16 : FATTN_BF16);
             c.dtype = half_type(n % 2 == 0);

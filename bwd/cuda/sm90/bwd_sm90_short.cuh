@@ -40,30 +40,33 @@ DEVICE task short_task(const fattni_bwd_sm90_args *p, int number) {
 
 /* lse2 and delta of a head's padded rows. 8 lanes share a row, and load AT_ONCE rows before they use them; lane n has
    row n's result. */
-DEVICE void find_statistics(const fattni_bwd_args *bwd, const query_head *at) {
+DEVICE void find_statistics(const fattni_bwd_args *bwd, const query_head *at, int has_rest) {
     enum { LANES = 8, AT_ONCE = 8, GROUPS = 256 / LANES };
     const int thread = (int)threadIdx.x - 128;
     const fattni_attention_args *const a = &bwd->a;
     const int lane = thread % LANES, column = lane * 8;
     const half_type *const o = (const half_type *)a->o.p + at->b * a->o.b + at->h * a->o.h + column;
     const half_type *const d_o = (const half_type *)bwd->d_o.p + at->b * bwd->d_o.b + at->h * bwd->d_o.h + column;
+    const char *const o_rest = (const char *)a->o_rest.p + at->b * a->o_rest.b + at->h * a->o_rest.h + column;
     const float *const lse = (const float *)a->lse.p + at->b * a->lse.b + at->h * a->lse.h;
     const int64_t base = ((int64_t)at->b * a->Hq + at->h) * bwd->padded_rows;
 #pragma unroll 1
     for (int i0 = thread / LANES * AT_ONCE; i0 < bwd->padded_rows; i0 += GROUPS * AT_ONCE) {
         uint4 left[AT_ONCE], right[AT_ONCE];
+        uint2 rest[AT_ONCE];
 #pragma unroll
         for (int n = 0; n < AT_ONCE; ++n) {
             const int i = i0 + n, inside = i < a->Sq && column < a->Dv;
             left[n] = inside ? *(const uint4 *)(o + i * a->o.row) : make_uint4(0, 0, 0, 0);
             right[n] = inside ? *(const uint4 *)(d_o + i * bwd->d_o.row) : make_uint4(0, 0, 0, 0);
+            if (has_rest) rest[n] = inside ? *(const uint2 *)(o_rest + i * a->o_rest.row) : make_uint2(0, 0);
         }
         const int i = i0 + lane;
         const float L = i < a->Sq ? lse[i * a->lse.row] : INFINITY;
         float delta = 0.0f;
 #pragma unroll
         for (int n = 0; n < AT_ONCE; ++n) {
-            float sum = dot_8(left + n, right + n, 0, 0);
+            float sum = dot_8(left + n, right + n, rest + n, has_rest);
 #pragma unroll
             for (int step = LANES / 2; step > 0; step /= 2) sum += __shfl_xor_sync(ALL_LANES, sum, step);
             if (lane == n) delta = sum;
@@ -147,13 +150,13 @@ DEVICE void find_mean(const fattni_bwd_args *bwd, int plane, int thread) {
     __syncwarp();
 }
 
-/* Rows of a tensor of a head to L2. */
-DEVICE void prefetch_rows(const fattni_view *x, int b, int h, int rows, int thread) {
-    const half_type *const from = (const half_type *)x->p + b * x->b + h * x->h;
+/* Rows of a tensor of a head to L2; a row has one line, or part of it. */
+DEVICE void prefetch_rows(const fattni_view *x, int bytes, int b, int h, int rows, int thread) {
+    const char *const from = (const char *)x->p + (b * x->b + h * x->h) * bytes;
 #pragma unroll 1
-    for (int i = thread; i < rows; i += 96) prefetch_line(from + i * x->row);
+    for (int i = thread; i < rows; i += 96) prefetch_line(from + i * x->row * bytes);
 }
-/* Warps 1 to 3: the mean of a head's keys, and its O and dO to L2, once those of the head before are read. */
+/* Warps 1 to 3: the mean of a head's keys, and its O, its rest (o_rest.h) and dO to L2, once those of the head before are read. */
 DEVICE void look_ahead(const fattni_bwd_sm90_args *p, uint32_t shared) {
     const fattni_attention_args *const a = &p->bwd.a;
     const int thread = (int)threadIdx.x - 32, planes = planes_of_cta(p);
@@ -164,15 +167,19 @@ DEVICE void look_ahead(const fattni_bwd_sm90_args *p, uint32_t shared) {
         if (p->bwd.key_mean) find_mean(&p->bwd, plane, thread);
         named_barrier_arrive(MEAN_FOUND, 352);
         if (n == 0) continue; /* they are loaded already */
-        prefetch_rows(&a->o, b, h, a->Sq, thread);
-        prefetch_rows(&p->bwd.d_o, b, h, a->Sq, thread);
+        prefetch_rows(&a->o, 2, b, h, a->Sq, thread);
+        prefetch_rows(&p->bwd.d_o, 2, b, h, a->Sq, thread);
+        if (a->o_rest.p) prefetch_rows(&a->o_rest, 1, b, h, a->Sq, thread);
     }
 }
 /* Consumers: the rows of a head, for the main loop. */
 DEVICE void prepare_rows(const fattni_bwd_args *bwd, int n, uint32_t shared) {
     const int plane = plane_of(n);
     const query_head at = {plane / bwd->a.Hkv, plane % bwd->a.Hkv};
-    find_statistics(bwd, &at);
+    if (bwd->a.o_rest.p)
+        find_statistics(bwd, &at, 1);
+    else
+        find_statistics(bwd, &at, 0);
     named_barrier_sync(MEAN_FOUND, 352);
     arrive_once_per_warp(MEMBER_ADDRESS(shared, mean_seen));
     const float *const mean = key_mean_of(bwd, at.b, at.h);
