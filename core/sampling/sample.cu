@@ -120,7 +120,8 @@ DEVICE bool find_top(const fattni_sample_args *a, int64_t row, uint64_t *top) {
     return !bad && fattni_sample_logit(most) > -INFINITY;
 }
 
-/* As border_of of sample.c. A thread counts in a column of its own. */
+/* As border_of of sample.c. A thread counts in a column of its own. Where it has one chunk, logits and weights stay in
+   its registers from digit to digit. */
 DEVICE uint64_t border_of(const fattni_sample_args *a, int64_t row, float top, uint64_t least, bool by_weight,
                           uint64_t wanted) {
     __shared__ uint64_t column[BINS][THREADS];
@@ -128,7 +129,8 @@ DEVICE uint64_t border_of(const fattni_sample_args *a, int64_t row, float top, u
     const fattni_sample *const job = &a->job;
     const uint32_t V = (uint32_t)job->V;
     const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
-    uint64_t border = 0;
+    const bool once = (int64_t)V <= a->cluster * FATTNI_SAMPLE_CHUNK;
+    uint64_t border = 0, weight[AHEAD][4];
     float x[AHEAD][4];
     /* Digits from 29 to 31 down to -1 to 1, of which two bits exist, of each half of a place. */
 #pragma unroll 1
@@ -138,7 +140,8 @@ DEVICE uint64_t border_of(const fattni_sample_args *a, int64_t row, float top, u
 #pragma unroll
         for (int bin = 0; bin < BINS; ++bin) column[bin][threadIdx.x] = 0;
         for (uint32_t first = first_four(a); 4 * first < V; first += to_next_chunk(a)) {
-            load_fours(a, row, first, x);
+            const bool is_new = !once || digit == 0;
+            if (is_new) load_fours(a, row, first, x);
 #pragma unroll
             for (int n = 0; n < AHEAD; ++n)
 #pragma unroll
@@ -146,8 +149,8 @@ DEVICE uint64_t border_of(const fattni_sample_args *a, int64_t row, float top, u
                     const uint32_t i = token_of(first, n, e);
                     const uint64_t place = fattni_sample_place(x[n][e], i);
                     if (i >= V || place < least || (place ^ border) >> shift >> bits) continue;
-                    column[place >> shift & ((1 << bits) - 1)][threadIdx.x] +=
-                        by_weight ? fattni_sample_weight(job, x[n][e], top) : 1;
+                    if (by_weight && is_new) weight[n][e] = fattni_sample_weight(job, x[n][e], top);
+                    column[place >> shift & ((1 << bits) - 1)][threadIdx.x] += by_weight ? weight[n][e] : 1;
                 }
         }
         __syncthreads();
@@ -209,13 +212,15 @@ DEVICE int64_t winner_of(const fattni_sample_args *a, const fattni_contest *own)
     return c.chosen;
 }
 
-/* A score within SLACK of the exact one, of which the F32 roundings of logarithms and of `scaled` are less. */
+/* A score that is off by at most a third of slack_of. Near u = 1, -log u is a series: 2^-22, by which the logarithm may
+   be off, would be too much of it. */
 DEVICE float score_about(float scaled, uint32_t word) {
     const float rest = ((float)~word + 0.5f) * 0x1p-32f; /* 1 - u */
-    const float exponential = rest < 0.5f ? -log1pf(-rest) : -logf(((float)word + 0.5f) * 0x1p-32f);
-    return scaled - logf(exponential);
+    const float series = rest * (1 + rest * (0.5f + rest * (1 / 3.0f + rest * 0.25f)));
+    const float exponential = rest < 0x1p-5f ? series : -LN2 * log2_approx(((float)word + 0.5f) * 0x1p-32f);
+    return scaled - LN2 * log2_approx(exponential);
 }
-DEVICE double slack_of(float score) { return 1e-4 + 1e-5 * fabs((double)score); }
+DEVICE float slack_of(float score) { return 1e-4f + 1e-5f * fabsf(score); }
 
 DEVICE float most_of_block(float x) {
     __shared__ float part[WARPS];
@@ -227,15 +232,18 @@ DEVICE float most_of_block(float x) {
     return x;
 }
 
-/* Gumbel's contest of the tokens from `border` on: first about, then in double among the few that may win. */
+/* Gumbel's contest of the tokens from `border` on: first about, then in double by the threads that have one which may
+   win. */
 DEVICE int64_t hold_contest(const fattni_sample_args *a, int64_t row, float top, uint64_t border, int32_t draw) {
     const fattni_sample *const job = &a->job;
     const uint32_t V = (uint32_t)job->V;
+    const bool narrow = job->inverse > 0x1p-100 && job->inverse < 0x1p100; /* F32 has differences times it */
+    const float inverse = (float)job->inverse;
     fattni_contest c = {-INFINITY, job->V};
-    float x[AHEAD][4], most = -INFINITY;
+    float x[AHEAD][4], most = -INFINITY, enough = -INFINITY;
 #pragma unroll 1
     for (int exact = 0; exact < 2; ++exact) {
-        for (uint32_t first = first_four(a); 4 * first < V; first += to_next_chunk(a)) {
+        for (uint32_t first = first_four(a); 4 * first < V && most >= enough; first += to_next_chunk(a)) {
             load_fours(a, row, first, x);
 #pragma unroll
             for (int n = 0; n < AHEAD; ++n) {
@@ -249,17 +257,19 @@ DEVICE int64_t hold_contest(const fattni_sample_args *a, int64_t row, float top,
 #pragma unroll
                 for (uint32_t e = 0; e < 4; ++e) {
                     if (!(kept >> e & 1)) continue;
-                    const double scaled = fattni_sample_scaled(job, x[n][e], top);
-                    if (exact)
-                        fattni_contest_enter(&c, scaled, words.w[e], i + e);
-                    else
-                        most = fmaxf(most, score_about((float)scaled, words.w[e]));
+                    const float scaled =
+                        narrow ? (x[n][e] - top) * inverse : (float)fattni_sample_scaled(job, x[n][e], top);
+                    const float score = score_about(scaled, words.w[e]);
+                    if (!exact)
+                        most = fmaxf(most, score);
+                    else if (score >= enough)
+                        fattni_contest_enter(&c, fattni_sample_scaled(job, x[n][e], top), words.w[e], i + e);
                 }
             }
         }
         if (exact) break;
-        most = most_of_block(most);
-        c.highest = (double)most - slack_of(most);
+        const float highest = most_of_block(most);
+        enough = highest - slack_of(highest);
     }
     return winner_of(a, &c);
 }
