@@ -156,7 +156,8 @@ DEVICE void prefetch_rows(const fattni_view *x, int bytes, int b, int h, int row
 #pragma unroll 1
     for (int i = thread; i < rows; i += 96) prefetch_line(from + i * x->row * bytes);
 }
-/* Warps 1 to 3: the mean of a head's keys, and its O, its rest (o_rest.h) and dO to L2, once those of the head before are read. */
+/* Warps 1 to 3: the mean of a head's keys, and its O, the rest of O and dO to L2, once those of the head before are
+   read. */
 DEVICE void look_ahead(const fattni_bwd_sm90_args *p, uint32_t shared) {
     const fattni_attention_args *const a = &p->bwd.a;
     const int thread = (int)threadIdx.x - 32, planes = planes_of_cta(p);
