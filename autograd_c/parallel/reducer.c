@@ -48,7 +48,8 @@ struct fattn_reducer {
     slot *slots;
     bucket *buckets;
     int n, n_buckets;
-    int found; /* the slot that was looked up last */
+    int n_prompt; /* buckets before those of the late params */
+    int found;    /* the slot that was looked up last */
     int64_t *begins;
     fattn_message *messages; /* [2 size] */
     void **terms;            /* [size], of a sum */
@@ -136,12 +137,13 @@ static void make_buckets(fattn_reducer *r, const double *joined, int64_t most, i
         if (is_skipped(s->param)) continue;
         const fattn_dtype dtype = (fattn_dtype)s->param->grad.dtype;
         const int64_t more = s->count * (int64_t)fattn_dtype_size(dtype);
-        if (joined[i] == 0 || bytes + more > most || i + 1 == late) {
+        if (joined[i] == 0 || i + 1 == late || (i >= late && bytes + more > most)) {
             r->buckets[r->n_buckets++] = (bucket){.last = i, .dtype = dtype};
             bytes = 0;
         }
         bytes += more;
         s->bucket = r->n_buckets - 1;
+        if (i >= late) r->n_prompt = r->n_buckets;
         r->buckets[s->bucket].first = i;
     }
     for (int k = 0; k < r->n_buckets; ++k) {
@@ -429,13 +431,16 @@ static fattn_status finish_all(fattn_reducer *r) {
     return FATTN_OK;
 }
 
-/* Starts what is complete. What it finishes depends on the bucket's number alone, as on the other ranks. */
+/* Starts what is complete. What it finishes depends on the bucket's number alone, as on the other ranks. Before the late
+   buckets, which nothing hides, it finishes one more: its sums would travel between theirs. */
 static fattn_status advance(fattn_reducer *r) {
     for (; r->started < r->n_buckets && r->buckets[r->started].waiting == 0; r->started += 1) {
         FATTNI_TRY(add_aside(r, &r->buckets[r->started], LEVELS));
         if (r->size == 1) continue;
         FATTNI_TRY(start_sum(r, r->started));
-        while (r->added + LAG <= r->started) FATTNI_TRY(finish_oldest(r));
+        const bool late_next = r->started + 1 == r->n_prompt && r->n_prompt < r->n_buckets;
+        const int lag = late_next ? LAG - 1 : LAG;
+        while (r->added + lag <= r->started) FATTNI_TRY(finish_oldest(r));
     }
     return FATTN_OK;
 }

@@ -36,7 +36,7 @@ typedef struct fattn_reducer_options {
     uint32_t flags;       /* FATTN_REDUCE_* */
     int64_t bucket_bytes; /* 0 = 64 MB. A larger parameter is a bucket of its own */
     int32_t late;         /* so many of the first params get their gradients last of all, as embeddings do: they share
-                             no bucket with others, which would wait for them */
+                             a bucket, whatever its size, with no others, which would wait for them */
     uint32_t reserved;    /* 0 */
 } fattn_reducer_options;
 
