@@ -431,8 +431,8 @@ static fattn_status finish_all(fattn_reducer *r) {
     return FATTN_OK;
 }
 
-/* Starts what is complete. What it finishes depends on the bucket's number alone, as on the other ranks. Before the late
-   buckets, which nothing hides, it finishes one more: its sums would travel between theirs. */
+/* Starts what is complete. What it finishes depends on the bucket's number alone, as on the other ranks. Before the
+   late buckets, which nothing hides, it finishes one more: its sums would travel between theirs. */
 static fattn_status advance(fattn_reducer *r) {
     for (; r->started < r->n_buckets && r->buckets[r->started].waiting == 0; r->started += 1) {
         FATTNI_TRY(add_aside(r, &r->buckets[r->started], LEVELS));

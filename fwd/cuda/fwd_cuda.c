@@ -129,8 +129,8 @@ typedef struct row_split {
 } row_split;
 
 /* Few row blocks over many keys are split: by shapes alone, whatever the addresses, and without B. On Hopper not in 16
-   bits: its own kernels are twice as fast where a batch fills the GPU. Some heads of a call (rng_heads) are split as all
-   of them, whose bits ranks promise; but those of a ragged batch whose heads together are split have more parts. */
+   bits: its own kernels are twice as fast where a batch fills the GPU. Some heads of a call (rng_heads) are split as
+   all of them, whose bits ranks promise; but those of a ragged batch whose heads together are split have more parts. */
 static row_split row_split_of(const fattn_ctx *ctx, const fattni_problem *p, const fattni_cuda_kernel *k) {
     const int64_t blocks = blocks_of(p, k), few = is_half(p) ? 32 : FATTNI_SPLIT_CTAS / 4;
     const int64_t all_heads = fattni_max(p->Hq, p->rng_heads);
