@@ -48,7 +48,8 @@ struct fattn_reducer {
     slot *slots;
     bucket *buckets;
     int n, n_buckets;
-    int found; /* the slot that was looked up last */
+    int n_prompt; /* buckets before those of the late params */
+    int found;    /* the slot that was looked up last */
     int64_t *begins;
     fattn_message *messages; /* [2 size] */
     void **terms;            /* [size], of a sum */
@@ -129,19 +130,20 @@ static fattn_status agree_on_joins(fattn_reducer *r, double *joined) {
 }
 
 /* From the last param to the first. */
-static void make_buckets(fattn_reducer *r, const double *joined, int64_t most) {
+static void make_buckets(fattn_reducer *r, const double *joined, int64_t most, int late) {
     int64_t bytes = 0;
     for (int i = r->n - 1; i >= 0; --i) {
         slot *const s = &r->slots[i];
         if (is_skipped(s->param)) continue;
         const fattn_dtype dtype = (fattn_dtype)s->param->grad.dtype;
         const int64_t more = s->count * (int64_t)fattn_dtype_size(dtype);
-        if (joined[i] == 0 || bytes + more > most) {
+        if (joined[i] == 0 || i + 1 == late || (i >= late && bytes + more > most)) {
             r->buckets[r->n_buckets++] = (bucket){.last = i, .dtype = dtype};
             bytes = 0;
         }
         bytes += more;
         s->bucket = r->n_buckets - 1;
+        if (i >= late) r->n_prompt = r->n_buckets;
         r->buckets[s->bucket].first = i;
     }
     for (int k = 0; k < r->n_buckets; ++k) {
@@ -185,9 +187,10 @@ static int64_t digest_of(const fattn_reducer *r) {
     return (int64_t)(h >> 1);
 }
 
-static fattn_status fill(fattn_reducer *r, fattn_param *const *params, int64_t bucket_bytes) {
+static fattn_status fill(fattn_reducer *r, fattn_param *const *params, int64_t bucket_bytes, int late) {
     static const char *const names[] = {"the reducer's number of params", "the reducer's flags",
-                                        "the reducer's bucket_bytes", "the digest of the reducer's params"};
+                                        "the reducer's bucket_bytes", "the reducer's late",
+                                        "the digest of the reducer's params"};
     const size_t n = (size_t)r->n;
     FATTNI_TRY(fattni_host_alloc(r->ctx, (n + 1) * sizeof *r->slots, (void **)&r->slots));
     FATTNI_TRY(fattni_host_alloc(r->ctx, (n + 1) * sizeof *r->buckets, (void **)&r->buckets));
@@ -195,13 +198,13 @@ static fattn_status fill(fattn_reducer *r, fattn_param *const *params, int64_t b
     FATTNI_TRY(fattni_host_alloc(r->ctx, 2 * (size_t)r->size * sizeof *r->messages, (void **)&r->messages));
     FATTNI_TRY(fattni_host_alloc(r->ctx, (size_t)r->size * sizeof *r->terms, (void **)&r->terms));
     FATTNI_TRY(check_params(r, params));
-    const int64_t values[] = {r->n, r->to_owners, bucket_bytes, digest_of(r)};
-    FATTNI_TRY(fattn_comm_agree(r->comm, names, values, 4));
+    const int64_t values[] = {r->n, r->to_owners, bucket_bytes, late, digest_of(r)};
+    FATTNI_TRY(fattn_comm_agree(r->comm, names, values, 5));
     double *joined;
     FATTNI_TRY(fattni_host_alloc(r->ctx, (n + 1) * sizeof *joined, (void **)&joined));
     find_joins(r, joined);
     const fattn_status s = n ? agree_on_joins(r, joined) : FATTN_OK;
-    if (!s) make_buckets(r, joined, bucket_bytes);
+    if (!s) make_buckets(r, joined, bucket_bytes, late);
     fattni_host_free(r->ctx, joined, (n + 1) * sizeof *joined);
     FATTNI_TRY(s);
     for (int k = 0; r->size > 1 && k < r->n_buckets; ++k) {
@@ -223,9 +226,12 @@ fattn_status fattn_reducer_create(fattn_ctx *ctx, fattn_comm *comm, const fattn_
                               "reducer_create: comm is NULL or another context's, params is NULL, or n is %d", n);
     fattn_reducer_options o = {.struct_size = sizeof o};
     if (opt) FATTNI_TRY(fattni_take_struct(ctx, "fattn_reducer_options", opt, &o, sizeof o));
-    if (o.flags & ~(uint32_t)FATTN_REDUCE_TO_OWNERS || o.bucket_bytes < 0)
-        return fattn_ctx_fail(ctx, FATTN_E_ARG, "reducer_create: unknown flags 0x%x, or bucket_bytes %lld", o.flags,
-                              (long long)o.bucket_bytes);
+    if (o.flags & ~(uint32_t)FATTN_REDUCE_TO_OWNERS || o.bucket_bytes < 0 || o.late < 0 || o.late > n || o.reserved)
+        return fattn_ctx_fail(
+            ctx, FATTN_E_ARG,
+            "reducer_create: unknown flags 0x%x, bucket_bytes %lld, late %d of %d params, or reserved "
+            "is not 0",
+            o.flags, (long long)o.bucket_bytes, o.late, n);
     void *p;
     FATTNI_TRY(fattni_host_alloc(ctx, sizeof(fattn_reducer), &p));
     fattn_reducer *const r = p;
@@ -235,7 +241,8 @@ fattn_status fattn_reducer_create(fattn_ctx *ctx, fattn_comm *comm, const fattn_
                          .size = comm->size,
                          .to_owners = o.flags & FATTN_REDUCE_TO_OWNERS,
                          .n = n};
-    const fattn_status s = fattni_comm_end(comm, fill(r, params, o.bucket_bytes > 0 ? o.bucket_bytes : BUCKET_BYTES));
+    const int64_t bucket_bytes = o.bucket_bytes > 0 ? o.bucket_bytes : BUCKET_BYTES;
+    const fattn_status s = fattni_comm_end(comm, fill(r, params, bucket_bytes, o.late));
     if (s) {
         fattn_reducer_destroy(r);
         return s;
@@ -424,13 +431,16 @@ static fattn_status finish_all(fattn_reducer *r) {
     return FATTN_OK;
 }
 
-/* Starts what is complete. What it finishes depends on the bucket's number alone, as on the other ranks. */
+/* Starts what is complete. What it finishes depends on the bucket's number alone, as on the other ranks. Before the
+   late buckets, which nothing hides, it finishes one more: its sums would travel between theirs. */
 static fattn_status advance(fattn_reducer *r) {
     for (; r->started < r->n_buckets && r->buckets[r->started].waiting == 0; r->started += 1) {
         FATTNI_TRY(add_aside(r, &r->buckets[r->started], LEVELS));
         if (r->size == 1) continue;
         FATTNI_TRY(start_sum(r, r->started));
-        while (r->added + LAG <= r->started) FATTNI_TRY(finish_oldest(r));
+        const bool late_next = r->started + 1 == r->n_prompt && r->n_prompt < r->n_buckets;
+        const int lag = late_next ? LAG - 1 : LAG;
+        while (r->added + lag <= r->started) FATTNI_TRY(finish_oldest(r));
     }
     return FATTN_OK;
 }

@@ -87,7 +87,7 @@ static fattn_var trunk(model *m, fattn_tape *t, const fattn_tensor *ids, fattn_v
     return fattn_op_rmsnorm(t, x, fattn_use(t, &m->params[m->n_params - 1]), NORM_EPS);
 }
 
-static const model_arch model_shift = {count, shape, init, trunk};
+static const model_arch model_shift = {count, FIRST_BLOCK, shape, init, trunk};
 
 /* ---- parameters ---- */
 
@@ -199,6 +199,8 @@ fattn_param *const *model_params(const model *m, int *count) {
     *count = m->n_params;
     return m->list;
 }
+
+int model_late(const model *m) { return m->arch->late; }
 
 int64_t model_size(const model *m) {
     int64_t size = 0;

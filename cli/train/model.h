@@ -45,6 +45,7 @@ fattn_status model_create(fattn_ctx *ctx, const model_config *config, model **ou
 void model_destroy(model *m); /* NULL is allowed */
 const model_config *model_get_config(const model *m);
 fattn_param *const *model_params(const model *m, int *count);
+int model_late(const model *m);     /* so many of the first params get their gradients last of all (fattn/parallel.h) */
 int64_t model_size(const model *m); /* elements of all parameters */
 
 /* ids, targets: I32 [B,S], S <= context. The mean over targets >= 0 of -log p(target), a scalar.

@@ -116,4 +116,4 @@ static fattn_var trunk(model *m, fattn_tape *t, const fattn_tensor *ids, fattn_v
     return norm(t, x, m->params, m->n_params - AFTER_BLOCKS);
 }
 
-const model_arch model_gpt2 = {count, shape, init, trunk};
+const model_arch model_gpt2 = {count, FIRST_BLOCK, shape, init, trunk};

@@ -26,6 +26,7 @@ typedef struct model_pass {
 
 typedef struct model_arch {
     int (*count)(const model_config *c); /* of parameters; number 0 is the embedding */
+    int late;                            /* of the first, whose gradients backward completes with its last ops */
     param_shape (*shape)(const model_config *c, int index);
     /* Normal numbers for the parameters with std > 0; the others have their mean. */
     fattn_status (*init)(model *m);

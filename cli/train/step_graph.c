@@ -1,4 +1,5 @@
-/* A step as a CUDA graph: recorded, launched, and its results one step later. */
+/* A step as a CUDA graph: recorded, launched, and its results one step later; of several ranks op by op, and the
+   same. */
 #include "cli/train/trainer_parts.h"
 
 #include <math.h>
@@ -25,8 +26,9 @@ static fattn_status create_results(trainer *r, step_results *to) {
 fattn_status step_graph_create(trainer *r) {
     step_graph *const g = &r->graph;
     snprintf(g->why, sizeof g->why, "%s", reason(r));
+    g->by_ops = r->config.rank && r->config.rank->size > 1;
     fattn_status s = FATTN_OK;
-    if (g->why[0]) return s;
+    if (g->why[0] && !g->by_ops) return s;
     for (int i = 0; i < 2 && !s; ++i) s = create_results(r, &g->results[i]);
     return s ? s : fattn_adamw_norm_view(r->adamw, &g->norm);
 }
@@ -63,6 +65,7 @@ static fattn_status record(trainer *r) {
 
 bool step_graph_ready(trainer *r) {
     step_graph *const g = &r->graph;
+    if (g->by_ops) return true;
     if (g->why[0] || !g->warm) return false;
     if (g->graph || !record(r)) return true;
     snprintf(g->why, sizeof g->why, "%s", fattn_ctx_error(r->ctx));
@@ -91,9 +94,10 @@ static fattn_status collect(trainer *r) {
     const step_results *const from = &g->results[1 - g->next];
     fattn_status s = fattn_mark_wait(r->ctx, from->arrived);
     if (s) return s;
-    double loss = 0;
-    for (int64_t pass = 0; pass < r->config.passes; ++pass) loss += (double)((const float *)from->losses.data)[pass];
+    double loss;
     g->pending = false;
+    s = trainer_share_losses(r, from->losses.data, &loss);
+    if (s) return s;
     r->lr = from->lr;
     r->grad_norm = *(const double *)from->norm.data;
     r->scaling.scale = *(const float *)from->scale.data;
@@ -102,16 +106,34 @@ static fattn_status collect(trainer *r) {
     return s ? s : trainer_note_step(r, loss);
 }
 
+/* As run_pass. */
+static fattn_status enqueue_pass(trainer *r, int64_t pass, const step_results *to) {
+    const fattn_tensor loss = loss_at(to, pass);
+    fattn_var last;
+    fattn_tensor from;
+    fattn_status s = trainer_add_gradient(r, pass, &last);
+    if (!s) s = fattn_tape_value(r->tape, last, &from);
+    return s ? s : fattn_tensor_copy(r->ctx, &loss, &from);
+}
+
+/* All of a step but its results. */
+static fattn_status run_step(trainer *r, double lr, const step_results *to) {
+    const bool by_ops = r->graph.by_ops;
+    const int64_t past = r->first_pass + r->own_passes;
+    fattn_status s = fattn_adamw_set_lr(r->adamw, (float)lr);
+    for (int64_t pass = r->first_pass; !s && pass < past; ++pass)
+        s = by_ops ? enqueue_pass(r, pass, to) : run_pass(r, pass, to);
+    return s || (!by_ops && has_update(r)) ? s : fattn_adamw_step(r->adamw);
+}
+
 fattn_status step_graph_run(trainer *r, double lr) {
     step_graph *const g = &r->graph;
     step_results *const to = &g->results[g->next];
-    fattn_status s = fattn_adamw_set_lr(r->adamw, (float)lr);
-    for (int64_t pass = 0; !s && pass < r->config.passes; ++pass) s = run_pass(r, pass, to);
-    if (!s && !has_update(r)) s = fattn_adamw_step(r->adamw);
+    fattn_status s = run_step(r, lr, to);
     if (!s) s = fattn_tensor_copy(r->ctx, &to->norm, &g->norm);
     if (!s) s = fattn_tensor_copy(r->ctx, &to->scale, &r->scale);
     if (!s) s = fattn_mark_set(r->ctx, to->arrived);
-    if (!s) s = trainer_prepare(r, r->config.passes);
+    if (!s) s = trainer_prepare(r, r->first_pass + r->own_passes);
     if (!s && g->pending) s = collect(r);
     if (s) return s;
     to->lr = lr;

@@ -47,7 +47,8 @@ static fattn_status divide_passes(trainer *r) {
 static fattn_status create_reducer(trainer *r) {
     int n;
     fattn_param *const *const params = model_params(r->model, &n);
-    const fattn_reducer_options o = {.struct_size = sizeof o, .flags = r->config.zero ? FATTN_REDUCE_TO_OWNERS : 0};
+    const fattn_reducer_options o = {
+        .struct_size = sizeof o, .flags = r->config.zero ? FATTN_REDUCE_TO_OWNERS : 0, .late = model_late(r->model)};
     if (!trainer_sums(&r->config, ranks_of(r))) return FATTN_OK;
     return fattn_reducer_create(r->ctx, r->config.rank ? r->config.rank->comm : NULL, &o, params, n, &r->reducer);
 }
@@ -248,8 +249,7 @@ static fattn_status backward(trainer *r, int64_t pass, fattn_var loss) {
     return s || !r->config.tree || last ? s : fattn_reducer_set_aside(r->reducer);
 }
 
-/* Enqueues what adds the gradient of batch number `pass` of the step. */
-static fattn_status add_gradient(trainer *r, int64_t pass, fattn_var *loss) {
+fattn_status trainer_add_gradient(trainer *r, int64_t pass, fattn_var *loss) {
     fattn_status s = trainer_prepare(r, pass);
     if (!s) s = trainer_send(r, pass);
     if (s) return s;
@@ -264,22 +264,21 @@ static fattn_status add_gradient(trainer *r, int64_t pass, fattn_var *loss) {
 static fattn_status add_gradients(trainer *r, fattn_var *last) {
     const int64_t past = r->first_pass + r->own_passes;
     fattn_status s = FATTN_OK;
-    for (int64_t i = 0; i < r->config.passes + NEWS; ++i) r->news[i] = 0;
     for (int64_t pass = r->first_pass; !s && pass < past; ++pass) {
-        s = add_gradient(r, pass, last);
+        s = trainer_add_gradient(r, pass, last);
         if (!s && pass + 1 < past) s = fattn_tape_item(r->tape, *last, &r->news[pass]);
     }
     return s;
 }
 
-/* The loss of the step, on all ranks. */
-static fattn_status share_news(trainer *r, fattn_var last, double *loss) {
-    const int64_t passes = r->config.passes;
+fattn_status trainer_share_losses(trainer *r, const float *losses, double *loss) {
+    const int64_t passes = r->config.passes, first = r->first_pass, past = first + r->own_passes;
     double *const news = r->news;
-    fattn_status s = fattn_tape_item(r->tape, last, &news[r->first_pass + r->own_passes - 1]);
+    for (int64_t i = 0; i < passes + NEWS; ++i)
+        news[i] = i < first || i >= past ? 0 : losses ? (double)losses[i] : news[i];
     if (trainer_leads(r)) news[passes + CLOCK] = seconds_now() - r->origin;
     news[passes + INTERRUPTS] = cli_interrupted();
-    if (!s && r->config.rank) s = rank_share(r->config.rank, news, passes + NEWS);
+    const fattn_status s = r->config.rank ? rank_share(r->config.rank, news, passes + NEWS) : FATTN_OK;
     if (s) return s;
     *loss = 0;
     for (int64_t pass = 0; pass < passes; ++pass) *loss += news[pass];
@@ -310,15 +309,16 @@ fattn_status trainer_note_step(trainer *r, double loss) {
     return s;
 }
 
-/* Each op is enqueued by itself. The update does not wait for the loss on the host: where that is NaN, gradients are,
-   and the update leaves the parameters as they are. */
+/* One rank: each op is enqueued by itself. The update does not wait for the loss on the host: where that is NaN,
+   gradients are, and the update leaves the parameters as they are. */
 static fattn_status step_by_ops(trainer *r, double lr) {
     fattn_var last;
     double loss = 0;
     fattn_status s = add_gradients(r, &last);
     if (!s) s = fattn_adamw_set_lr(r->adamw, (float)lr);
     if (!s) s = fattn_adamw_step(r->adamw);
-    if (!s) s = share_news(r, last, &loss);
+    if (!s) s = fattn_tape_item(r->tape, last, &r->news[r->first_pass + r->own_passes - 1]);
+    if (!s) s = trainer_share_losses(r, NULL, &loss);
     if (!s) s = trainer_check_loss(r, loss);
     if (!s) s = fattn_adamw_grad_norm(r->adamw, &r->grad_norm);
     if (!s) s = trainer_read_scale(r);
@@ -341,7 +341,7 @@ fattn_status trainer_step(trainer *r) {
 fattn_status trainer_settle(trainer *r) {
     const bool waits = r->graph.pending;
     const fattn_status s = step_graph_settle(r);
-    if (!s && waits) r->elapsed = seconds_now() - r->origin;
+    if (!s && waits && ranks_of(r) == 1) r->elapsed = seconds_now() - r->origin;
     return s;
 }
 

@@ -66,6 +66,7 @@ typedef struct step_results {
    the batch, its number, the learning rate, AdamW's count, the loss scale. The results of a step are collected when
    the next one has been enqueued, so that the GPU never waits for the host. Functions: trainer_parts.h. */
 typedef struct step_graph {
+    bool by_ops;             /* ranks: each op is enqueued by itself, which exchanges need; the rest is the same */
     fattn_graph *graph;      /* NULL: not recorded, or forgotten since the tape has been used for something else */
     bool warm;               /* a step has run op by op */
     bool pending;            /* the last step's results have not been collected */
@@ -97,7 +98,7 @@ typedef struct trainer {
     double origin;                  /* monotonic clock minus elapsed */
     bool interrupted;               /* any rank, before the end of the last step */
     double lr, grad_norm;           /* of the last step of the history */
-    history history;                /* with a graph the last step's loss comes with the next step, or trainer_settle */
+    history history;                /* with a graph or ranks a step's loss comes with the next one, or trainer_settle */
 } trainer;
 
 /* Borrows ctx and t. On failure everything is freed, and ctx has the error message. */
@@ -119,10 +120,10 @@ fattn_status trainer_read_scale(trainer *r); /* into r->scaling */
 
 /* Batches forward and backward, AdamW; collective. What the task could not read is FATTN_E_ARG, a loss that is not
    finite, or the last of MOST_SKIPPED steps, FATTN_E_MISMATCH; the parameters are then those of the step before. With a
-   graph that is found out one step later, and the parameters may be those of any step since. What another rank has
-   failed with is FATTN_E_COMM. */
+   graph, or several ranks, that is found out one step later, and the parameters may be those of any step since. What
+   another rank has failed with is FATTN_E_COMM. */
 fattn_status trainer_step(trainer *r);
-/* Waits for what has been enqueued: the history then has every step. Errors as those of trainer_step. */
+/* Waits for what has been enqueued: the history then has every step. Collective. Errors as those of trainer_step. */
 fattn_status trainer_settle(trainer *r);
 /* Settles, and gives the tape away for other passes than those of a step: a graph that uses it is forgotten, and
    recorded anew by the next step. */

@@ -123,20 +123,25 @@ static bool takes_parts(const fattni_cuda_kernel *k) {
 /* How a kernel with one CTA per row block runs a call: the fields of fattni_fwd_split_args. */
 typedef struct row_split {
     int64_t parts, rows, width, step;
+    int least;                       /* keys of a part, at least */
     int64_t ctas;                    /* of the call */
     const fattni_cuda_kernel *adder; /* NULL: keys are not split */
 } row_split;
 
 /* Few row blocks over many keys are split: by shapes alone, whatever the addresses, and without B. On Hopper not in 16
-   bits: its own kernels are twice as fast where a batch fills the GPU. */
+   bits: its own kernels are twice as fast where a batch fills the GPU. Some heads of a call (rng_heads) are split as
+   all of them, whose bits ranks promise; but those of a ragged batch whose heads together are split have more parts. */
 static row_split row_split_of(const fattn_ctx *ctx, const fattni_problem *p, const fattni_cuda_kernel *k) {
     const int64_t blocks = blocks_of(p, k), few = is_half(p) ? 32 : FATTNI_SPLIT_CTAS / 4;
-    row_split s = {.parts = 1, .ctas = blocks * p->Hq * p->B};
-    if (!takes_parts(k) || s.ctas == 0 || blocks * p->Hq > few) return s;
+    const int64_t all_heads = fattni_max(p->Hq, p->rng_heads);
+    const bool ragged = p->packed || p->padded;
+    row_split s = {.parts = 1, .ctas = blocks * p->Hq * p->B, .least = least_part(p)};
+    if (!takes_parts(k) || s.ctas == 0 || blocks * all_heads > few) return s;
     if (ctx->gpu.arch == 90 && is_half(p)) return s;
     const fattni_attention_args a = fattni_cuda_args_of(p);
     const int keys = fattni_fwd_most_keys(&a, a.Sk, k->BM, k->BN);
-    const int parts = fattni_fwd_most_parts(keys, (int)(blocks * p->Hq), least_part(p), k->BN, p->packed || p->padded);
+    if (!ragged) s.least = fattni_fwd_keys_of_part(keys, (int)(blocks * all_heads), s.least, k->BN);
+    const int parts = fattni_fwd_most_parts(keys, (int)(blocks * p->Hq), s.least, k->BN, ragged);
     if (parts > 1) s.adder = adder_of(ctx, p);
     if (!s.adder) return s;
     s.parts = parts, s.ctas *= parts;
@@ -149,7 +154,7 @@ static fattni_fwd_split_args split_args_of(const fattn_ctx *ctx, const fattni_pr
     const row_split s = row_split_of(ctx, p, k);
     return (fattni_fwd_split_args){.a = fattni_cuda_args_of(p),
                                    .parts = (int32_t)s.parts,
-                                   .least_part = least_part(p),
+                                   .least_part = s.least,
                                    .BM = k->BM,
                                    .BN = k->BN,
                                    .rows = (int32_t)s.rows,

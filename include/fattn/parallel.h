@@ -35,6 +35,9 @@ typedef struct fattn_reducer_options {
     uint32_t struct_size;
     uint32_t flags;       /* FATTN_REDUCE_* */
     int64_t bucket_bytes; /* 0 = 64 MB. A larger parameter is a bucket of its own */
+    int32_t late;         /* so many of the first params get their gradients last of all, as embeddings do: they share
+                             a bucket, whatever its size, with no others, which would wait for them */
+    uint32_t reserved;    /* 0 */
 } fattn_reducer_options;
 
 /* Collective: the same options and shapes on every rank; opt may be NULL. Keeps comm and the pointers, which must

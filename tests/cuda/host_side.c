@@ -754,6 +754,32 @@ Test(host_side, parts_do_not_depend_on_the_batch) {
     }
 }
 
+/* Some heads of a call are split as the whole, whose bits ranks promise: into as many parts, or, like that, not. */
+Test(host_side, parts_of_some_heads) {
+    static const int64_t lengths[] = {100, 500, 1500, 4000};
+    for (int arch = 80; arch <= 90; arch += 10) {
+        fattn_ctx *const ctx = planner(arch);
+        int split = 0, wholes = 0;
+        for (int n = 0; n < TYPES * 4 * 3; ++n) {
+            const int64_t Sq = lengths[n % 4], Sk = n / 4 % 3 ? 9000 : Sq, Hq = n / 4 % 3 == 2 ? 2 : 8;
+            shapes whole, half;
+            describe_type(&whole, n / 12, 1, Hq, Sq, Sk, 64);
+            describe_type(&half, n / 12, 1, Hq / 2, Sq, Sk, 64);
+            half.p.rng_heads = (int32_t)Hq, half.p.rng_head0 = (int32_t)(Hq / 2);
+            const fattn_attention_plan all = plan_of(ctx, &whole), some = plan_of(ctx, &half);
+            cr_assert_str_eq(all.fwd_kernel, some.fwd_kernel);
+            const fattni_cuda_kernel *const k = kernel_called(fattni_fwd_cuda_kernels, all.fwd_kernel);
+            const bool takes_parts = all.fwd_workspace > FATTNI_ALIGN && k->args_bytes == sizeof(fattni_fwd_split_args);
+            cr_assert_eq(all.fwd_workspace, (takes_parts ? 2 : 1) * some.fwd_workspace, "%s, %lld rows: %zu, %zu bytes",
+                         k->name, (long long)Sq, all.fwd_workspace, some.fwd_workspace);
+            split += takes_parts;
+            wholes += !takes_parts;
+        }
+        cr_assert(split > 0 && wholes > 0, "arch %d: %d split, %d not", arch, split, wholes);
+        fattn_ctx_destroy(ctx);
+    }
+}
+
 /* Of sequences with lengths of their own any may have most parts, not only the longest: 8208 keys may have fewer than
    8192. */
 Test(host_side, parts_of_ragged_batches) {

@@ -115,6 +115,7 @@ static fattn_var loss_of(fattn_tape *t, model *m, const fattn_tensor *ids) {
 typedef struct settings {
     kind kind;
     int64_t bucket_bytes;
+    int late;
 } settings;
 
 static fattn_status compare(rank_call *c, model *a, model *b, fattn_tape *t, fattn_reducer *r) {
@@ -141,7 +142,8 @@ static fattn_status compare(rank_call *c, model *a, model *b, fattn_tape *t, fat
 
 static fattn_status reduce(rank_call *c) {
     const settings *const o = c->arg;
-    const fattn_reducer_options options = {.struct_size = sizeof options, .bucket_bytes = o->bucket_bytes};
+    const fattn_reducer_options options = {
+        .struct_size = sizeof options, .bucket_bytes = o->bucket_bytes, .late = o->late};
     model a = {.list = {0}}, b = {.list = {0}};
     fattn_tape *t = NULL;
     fattn_reducer *r = NULL;
@@ -164,7 +166,7 @@ Test(reducer, same_bits_as_all_reduce) {
         for (size_t n = (size_t)k % THINNED(4); n < sizeof buckets / sizeof *buckets; n += THINNED(4))
             for
                 EACH_SIZE(i) {
-                    settings o = {kinds[k], buckets[n]};
+                    settings o = {kinds[k], buckets[n], (int)((i + n) % 3 * 3)};
                     expect_ranks(sizes[i], NULL, reduce, &o);
                 }
 }
@@ -354,8 +356,10 @@ static fattn_status divided(rank_call *c) {
     const settings *const o = c->arg;
     fattn_loss_scale_options scale = {.struct_size = sizeof scale};
     fattn_loss_scale_defaults(&scale);
-    const fattn_reducer_options options = {
-        .struct_size = sizeof options, .flags = FATTN_REDUCE_TO_OWNERS, .bucket_bytes = o->bucket_bytes};
+    const fattn_reducer_options options = {.struct_size = sizeof options,
+                                           .flags = FATTN_REDUCE_TO_OWNERS,
+                                           .bucket_bytes = o->bucket_bytes,
+                                           .late = o->late};
     fattn_adamw_options adamw = adamw_options(&o->kind, &scale);
     model one = {.list = {0}}, two = {.list = {0}};
     fattn_reducer *r = NULL;
@@ -391,7 +395,7 @@ Test(reducer, divided_adamw_has_the_same_bits) {
         for (size_t n = 0; n < sizeof buckets / sizeof *buckets; ++n)
             for
                 EACH_SIZE(i) {
-                    settings o = {kinds[k], buckets[n]};
+                    settings o = {kinds[k], buckets[n], (int)((i + n) % 3 * 3)};
                     expect_ranks(sizes[i], NULL, divided, &o);
                 }
 }
@@ -510,6 +514,12 @@ static fattn_status arguments(rank_call *c) {
     CHECK(fattn_reducer_create(c->ctx, c->comm, NULL, m.list, 1, NULL) == FATTN_E_ARG);
     CHECK(fattn_reducer_create(c->ctx, c->comm, &o, m.list, PARAMS, &r) == FATTN_E_ARG);
     o.flags = 0, o.bucket_bytes = -1;
+    CHECK(fattn_reducer_create(c->ctx, c->comm, &o, m.list, PARAMS, &r) == FATTN_E_ARG);
+    o.bucket_bytes = 0, o.late = -1;
+    CHECK(fattn_reducer_create(c->ctx, c->comm, &o, m.list, PARAMS, &r) == FATTN_E_ARG);
+    o.late = PARAMS + 1;
+    CHECK(fattn_reducer_create(c->ctx, c->comm, &o, m.list, PARAMS, &r) == FATTN_E_ARG);
+    o.late = 0, o.reserved = 1;
     CHECK(fattn_reducer_create(c->ctx, c->comm, &o, m.list, PARAMS, &r) == FATTN_E_ARG);
     o.struct_size = 0;
     CHECK(fattn_reducer_create(c->ctx, c->comm, &o, m.list, PARAMS, &r) == FATTN_E_ABI && !r);

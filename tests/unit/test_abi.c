@@ -259,6 +259,8 @@ static void tape_types(void) {
     FIELD(fattn_reducer_options, struct_size);
     FIELD(fattn_reducer_options, flags);
     FIELD(fattn_reducer_options, bucket_bytes);
+    FIELD(fattn_reducer_options, late);
+    FIELD(fattn_reducer_options, reserved);
     END(fattn_reducer_options);
     CONSTANT(FATTN_REDUCE_TO_OWNERS);
     STRUCT(fattn_sgd_options);
