@@ -1,6 +1,6 @@
 /* fattn_sample on the device: a CTA or a cluster per row, which walks it once for the largest logit, once for each
-   digit of a border, and twice for the contest. Threads take fours of tokens, whose random words are one block of
-   Philox. */
+   digit of a border, and once for the contest; threads that may have its winner walk their part again. Threads take
+   fours of tokens, whose random words are one block of Philox. */
 #include "core/sampling/sample_args.h"
 
 #include "core/device/any_dtype.cuh"
