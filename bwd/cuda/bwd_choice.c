@@ -71,7 +71,7 @@ static bool fills_sms(const fattn_ctx *ctx, const fattni_problem *p) {
     return p->Sk <= 256 || 5 * heads >= 3 * places;
 }
 /* Short causal rows as SHORT kernels know them (bwd_sm90_short.cuh): they find delta, and store dK and dV by TMA. */
-static bool is_short(const fattn_ctx *ctx, const fattni_problem *p, int variant) {
+static bool has_short_rows(const fattn_ctx *ctx, const fattni_problem *p, int variant) {
     const fattni_array *const all[] = {&p->q, &p->k, &p->dq, &p->dk, &p->v, &p->o, &p->d_o, &p->dv};
     if (variant != FATTNI_VARIANT_CAUSAL || p->group > 1 || p->Sq != p->Sk || p->Sk > FATTNI_SHORT_KEYS ||
         p->q_pos0 != p->k_pos0 || p->d_lse.present || p->delta.present ||
@@ -86,7 +86,7 @@ static bool is_short(const fattn_ctx *ctx, const fattni_problem *p, int variant)
 /* Hopper has separate kernels for a softcap (CAPPED). Its BANDED clusters do not clear what is beyond a sequence. */
 static bool matches(const fattn_ctx *ctx, const fattni_cuda_kernel *k, const fattni_problem *p, int variant) {
     switch (k->variant) {
-    case FATTNI_VARIANT_SHORT: return is_short(ctx, p, variant);
+    case FATTNI_VARIANT_SHORT: return has_short_rows(ctx, p, variant);
     case FATTNI_VARIANT_CAPPED: return p->softcap > 0 && p->softcap <= FATTNI_LARGE_CAP;
     case FATTNI_VARIANT_BIASED: return fattni_sm90_stages_bias(p) && dbias_fits(p);
     case FATTNI_VARIANT_BANDED: return variant == k->variant && (k->cluster == 1 || !(p->packed || p->padded));
