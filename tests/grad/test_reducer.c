@@ -1,4 +1,5 @@
 /* Gradients that are summed over ranks under backward, and AdamW whose state the ranks divide: bits as without. */
+#include "core/comm/comm.h"
 #include "ranks.h"
 #include "thinned.h"
 
@@ -269,6 +270,149 @@ static fattn_status narrow_aside(rank_call *c) {
 }
 
 Test(reducer, gradients_of_16_bits_are_not_set_aside) { expect_ranks(1, NULL, narrow_aside, NULL); }
+
+/* ---- late params ---- */
+
+/* Four square matrices whose gradients lie side by side, of which the first LATE are late. */
+enum { MATRICES = 4, LATE = 2, SIDE = 16, MATRIX_BYTES = SIDE * SIDE * (int)sizeof(float) };
+
+/* A transport that hands exchanges to another communicator's and counts those of gradients. */
+typedef struct watcher {
+    const fattn_comm *below;
+    const char *grads;
+    int all, of_late, of_both;  /* exchanges so far: with gradients, with those of late params, with others', too */
+    int before_late, late_then; /* all and of_late, when backward comes to the late params */
+} watcher;
+
+static fattn_status watched_start(void *state, fattn_ctx *ctx, const fattn_message *sends, int n_sends,
+                                  const fattn_message *receives, int n_receives, void **request) {
+    watcher *const w = state;
+    const fattn_transport *const below = &w->below->transport;
+    const uintptr_t grads = (uintptr_t)w->grads;
+    bool late = false, prompt = false;
+    for (int i = 0; i < n_sends; ++i) {
+        const uintptr_t at = (uintptr_t)sends[i].data;
+        if (at < grads || at >= grads + MATRICES * MATRIX_BYTES) continue;
+        late |= at < grads + LATE * MATRIX_BYTES;
+        prompt |= at + sends[i].bytes > grads + LATE * MATRIX_BYTES;
+    }
+    w->all += late || prompt;
+    w->of_late += late;
+    w->of_both += late && prompt;
+    return below->start(below->state, ctx, sends, n_sends, receives, n_receives, request);
+}
+static fattn_status watched_finish(void *state, fattn_ctx *ctx, void *request) {
+    const fattn_transport *const below = &((const watcher *)state)->below->transport;
+    return below->finish(below->state, ctx, request);
+}
+static void watched_abort(void *state, const char *text) {
+    const fattn_transport *const below = &((const watcher *)state)->below->transport;
+    below->abort(below->state, text);
+}
+static void watched_close(void *state, fattn_ctx *ctx) { (void)state, (void)ctx; } /* below outlives it */
+
+/* y = x; its backward notes what has been exchanged. */
+static fattn_status mark_infer(fattn_op_call *c) {
+    c->out[0].ndim = c->in[0].ndim;
+    c->out[0].dtype = c->in[0].dtype;
+    memcpy(c->out[0].shape, c->in[0].shape, sizeof c->in[0].shape);
+    return FATTN_OK;
+}
+static fattn_status mark_forward(fattn_op_call *c) { return fattn_tensor_copy(c->ctx, &c->out[0], &c->in[0]); }
+static fattn_status mark_backward(fattn_op_call *c) {
+    watcher *const w = *(watcher *const *)c->attr;
+    w->before_late = w->all, w->late_then = w->of_late;
+    CHECK(c->d_in_fresh[0]);
+    return fattn_tensor_copy(c->ctx, &c->d_in[0], &c->d_out[0]);
+}
+static const fattn_op_def mark_def = {.struct_size = sizeof mark_def,
+                                      .attr_size = sizeof(watcher *),
+                                      .n_out = 1,
+                                      .name = "mark",
+                                      .infer = mark_infer,
+                                      .forward = mark_forward,
+                                      .backward = mark_backward};
+
+typedef struct late_case {
+    int64_t bucket_bytes;
+    int late;
+    int before_late, all; /* exchanges: before backward comes to the first LATE params, of a pass */
+} late_case;
+
+static fattn_status watched_pass(rank_call *c, const late_case *o, watcher *w, fattn_param *const *params,
+                                 fattn_tape *t, fattn_reducer *r) {
+    float x[ROWS * SIDE];
+    const fattn_var none = {0};
+    for (int i = 0; i < ROWS * SIDE; ++i) x[i] = (float)(c->rank + i % 7);
+    const fattn_tensor in = fattn_tensor_view(x, FATTN_F32, FATTN_CPU, 0, 2, (int64_t[]){ROWS, SIDE});
+    fattn_var h = fattn_input(t, &in);
+    for (int i = 0; i < MATRICES; ++i) {
+        if (i == LATE) h = fattn_op_custom(t, &mark_def, &h, 1, &w);
+        h = fattn_op_linear(t, h, fattn_use(t, params[i]), none);
+    }
+    TRY(fattn_reducer_backward(r, t, fattn_op_mean(t, h, NULL, 0, 0), NULL));
+    const int late_in_backward = w->of_late;
+    TRY(fattn_reducer_finish(r)); /* before checks, which else leave exchanges open */
+    CHECK(w->before_late == o->before_late && w->all == o->all);
+    if (!o->late) return FATTN_OK;
+    CHECK(w->late_then == 0 && late_in_backward == 1);
+    CHECK(w->of_late == 2 && w->of_both == 0); /* their parts and their sums, as of one bucket */
+    return FATTN_OK;
+}
+
+static fattn_status watched(rank_call *c) {
+    const late_case *const o = c->arg;
+    const fattn_reducer_options options = {
+        .struct_size = sizeof options, .bucket_bytes = o->bucket_bytes, .late = o->late};
+    const int64_t shape[2] = {SIDE, SIDE}, n = MATRICES * SIDE * SIDE;
+    fattn_tensor *const values = &c->tensors[c->n_tensors++], *const grads = &c->tensors[c->n_tensors++];
+    TRY(fattn_tensor_alloc(c->ctx, FATTN_F32, 1, &n, values));
+    TRY(fattn_tensor_alloc(c->ctx, FATTN_F32, 1, &n, grads));
+    TRY(fattn_tensor_normal(c->ctx, values, 0, 0.3, (fattn_rng){.seed = 5}));
+    TRY(fattn_tensor_normal(c->ctx, grads, 0, 0, (fattn_rng){.seed = 0}));
+    fattn_param p[MATRICES], *list[MATRICES];
+    for (int i = 0; i < MATRICES; ++i) {
+        void *const value = (char *)values->data + i * MATRIX_BYTES, *const grad =
+                                                                         (char *)grads->data + i * MATRIX_BYTES;
+        p[i] = (fattn_param){.value = fattn_tensor_view(value, FATTN_F32, FATTN_CPU, 0, 2, shape),
+                             .grad = fattn_tensor_view(grad, FATTN_F32, FATTN_CPU, 0, 2, shape),
+                             .name = "matrix"};
+        list[i] = &p[i];
+    }
+    watcher w = {.below = c->comm, .grads = grads->data};
+    const fattn_transport transport = {.struct_size = sizeof transport,
+                                       .rank = c->rank,
+                                       .size = c->size,
+                                       .devices = 1u << FATTN_CPU,
+                                       .name = "watcher",
+                                       .state = &w,
+                                       .start = watched_start,
+                                       .finish = watched_finish,
+                                       .abort = watched_abort,
+                                       .close = watched_close};
+    fattn_comm *comm = NULL;
+    fattn_tape *t = NULL;
+    fattn_reducer *r = NULL;
+    fattn_status s = fattn_comm_create(c->ctx, &transport, &comm);
+    if (!s) s = fattn_tape_create(c->ctx, &t);
+    if (!s) s = fattn_reducer_create(c->ctx, comm, &options, list, MATRICES, &r);
+    if (!s) s = watched_pass(c, o, &w, list, t, r);
+    fattn_reducer_destroy(r);
+    fattn_tape_destroy(t);
+    fattn_comm_destroy(comm);
+    return s;
+}
+
+/* Late params share one bucket, whatever its size, and no other param's sum waits for them: a bucket's parts are
+   exchanged before backward comes to them, and of the bucket before, if there is one, the sums, too. */
+Test(reducer, sums_do_not_wait_for_late_params) {
+    static const late_case cases[] = {{0, 0, 0, 2}, {1, 0, 2, 8}, {0, LATE, 1, 4}, {1, LATE, 3, 6}};
+    for (size_t n = 0; n < sizeof cases / sizeof *cases; ++n)
+        for (int size = 2; size <= 3; ++size) {
+            late_case o = cases[n];
+            expect_ranks(size, NULL, watched, &o);
+        }
+}
 
 /* ---- AdamW with owners ---- */
 
