@@ -22,8 +22,8 @@ void fattni_bwd_cuda_keep_choice(const fattni_bwd_choice *choice, const fattni_p
 /* The call's tensors; the workspace's fields are 0. */
 fattni_bwd_args fattni_bwd_args_of(const fattni_problem *p);
 
-/* Of a Hopper kernel: whether packed sequences follow each other (bwd_sm90.cuh, find_packed); most key blocks, those of
-   a cluster counted as one, of a sequence's head or, then, of a head; and how many of these there are. */
+/* Of a Hopper kernel: whether packed sequences follow each other (bwd_sm90_items.cuh, find_packed); most key blocks,
+   those of a cluster counted as one, of a sequence's head or, then, of a head; and how many of these there are. */
 bool fattni_bwd_sm90_packs(const fattni_cuda_kernel *k);
 int64_t fattni_bwd_sm90_blocks(const fattni_problem *p, const fattni_cuda_kernel *k);
 int64_t fattni_bwd_sm90_planes(const fattni_problem *p, const fattni_cuda_kernel *k);

@@ -5,7 +5,7 @@
    CAUSAL, GENERAL      of the variant
    BANDS                it has windows and lengths
    BIASED               it has a bias in shared memory
-   PACKS                packed sequences of a head group follow each other (bwd_sm90.cuh, find_packed)
+   PACKS                packed sequences of a head group follow each other (bwd_sm90_items.cuh, find_packed)
    PANELS, ROW_BYTES    panels of 64 columns, and bytes, of a tile of Q
    V_PANELS, D_O_BYTES  the same of dO
    HALF, V_HALF         columns where the second half of the panels begins, of Q and of dO

@@ -7,7 +7,7 @@
    The consumers find lse2 and delta of a head's rows, before the last key block of the head before, so that the copies
    to shared memory are there in time. Warps 1 to 3 bring O and dO to L2, and find the mean of a head's keys.
 
-   Include where bwd_sm90_scheduler.cuh is included. */
+   The end of bwd_sm90.cuh for these kernels. */
 #ifndef FATTNI_BWD_CUDA_SM90_BWD_SM90_SHORT_H
 #define FATTNI_BWD_CUDA_SM90_BWD_SM90_SHORT_H
 
@@ -15,6 +15,11 @@
 
 static_assert(BM == BN && CTAS == 1 && BM * D * (FATTNI_SHORT_KEYS / BM - 1) == sizeof(((shared_memory *)0)->dq) / 4,
               "dQ of all row blocks but the first");
+
+enum { AHEAD_WARPS = 3, AHEAD_THREADS = 32 * AHEAD_WARPS }; /* warps 1 to 3 */
+
+typedef fattni_bwd_short_args kernel_args;
+static_assert(offsetof(kernel_args, s) == 0, "store_keys finds the maps of dK and dV behind s");
 
 /* Head number n of the CTA, a plane of the schedule; how many it has. */
 DEVICE int plane_of(int n) { return (int)blockIdx.x + n * (int)gridDim.x; }
@@ -41,7 +46,7 @@ DEVICE task short_task(const fattni_bwd_sm90_args *p, int number) {
 /* lse2 and delta of a head's padded rows. 8 lanes share a row, and load AT_ONCE rows before they use them; lane n has
    row n's result. */
 DEVICE void find_statistics(const fattni_bwd_args *bwd, const query_head *at, int has_rest) {
-    enum { LANES = 8, AT_ONCE = 8, GROUPS = 256 / LANES };
+    enum { LANES = 8, AT_ONCE = 8, GROUPS = CONSUMER_THREADS / LANES };
     const int thread = (int)threadIdx.x - 128;
     const fattni_attention_args *const a = &bwd->a;
     const int lane = thread % LANES, column = lane * 8;
@@ -84,9 +89,9 @@ DEVICE void centre_rows(const fattni_bwd_args *bwd, const query_head *at, const 
     const float *const lse = (const float *)a->lse.p + at->b * a->lse.b + at->h * a->lse.h;
     const int64_t base = ((int64_t)at->b * a->Hq + at->h) * bwd->padded_rows;
     const int lane = thread % 8, column = lane * 8;
-    named_barrier_sync(ROWS_DONE, 256);
+    named_barrier_sync(ROWS_DONE, CONSUMER_THREADS);
 #pragma unroll 1
-    for (int i0 = 0; i0 < a->Sq; i0 += 32) {
+    for (int i0 = 0; i0 < a->Sq; i0 += CONSUMER_THREADS / 8) {
         const int i = i0 + thread / 8, inside = i < a->Sq;
         float sum = 0.0f;
         if (inside && column < a->D) {
@@ -110,13 +115,13 @@ DEVICE void centre_rows(const fattni_bwd_args *bwd, const query_head *at, const 
    keys, a lane a pair of channels. Beyond D it reads the first pair. Sums meet in the accumulator of dQ, which nothing
    else uses. */
 DEVICE void find_mean(const fattni_bwd_args *bwd, int plane, int thread) {
-    enum { WARPS = 3, PART = (FEWEST_KEYS + WARPS - 1) / WARPS };
+    enum { PART = (FEWEST_KEYS + AHEAD_WARPS - 1) / AHEAD_WARPS };
     const fattni_attention_args *const a = &bwd->a;
     const int lane = thread % 32, warp = thread / 32, count = min(a->Sk, (int)FEWEST_KEYS), stride = a->Sk / count;
     const int inside = 2 * lane < a->D;
     const half_type *const k =
         (const half_type *)a->k.p + plane / a->Hkv * a->k.b + plane % a->Hkv * a->k.h + (inside ? 2 * lane : 0);
-    float4 *const parts = (float4 *)bwd->dq_accumulator + (int64_t)blockIdx.x * (32 * WARPS) + lane;
+    float4 *const parts = (float4 *)bwd->dq_accumulator + (int64_t)blockIdx.x * AHEAD_THREADS + lane;
     const float2 origin = unpack(*(const uint32_t *)k);
     float4 sums = make_float4(0.0f, 0.0f, 0.0f, 0.0f); /* of two channels, and of their squares */
     uint32_t pairs[PART];
@@ -133,10 +138,10 @@ DEVICE void find_mean(const fattni_bwd_args *bwd, int plane, int thread) {
     }
     parts[32 * warp] = sums;
     __syncwarp();
-    named_barrier_sync(MEAN_PARTS, 32 * WARPS);
-    if (warp == WARPS - 1) {
+    named_barrier_sync(MEAN_PARTS, AHEAD_THREADS);
+    if (warp == AHEAD_WARPS - 1) {
 #pragma unroll
-        for (int n = 0; n < WARPS - 1; ++n) {
+        for (int n = 0; n < AHEAD_WARPS - 1; ++n) {
             const float4 x = parts[32 * n];
             sums.x += x.x, sums.y += x.y, sums.z += x.z, sums.w += x.w;
         }
@@ -154,7 +159,7 @@ DEVICE void find_mean(const fattni_bwd_args *bwd, int plane, int thread) {
 DEVICE void prefetch_rows(const fattni_view *x, int bytes, int b, int h, int rows, int thread) {
     const char *const from = (const char *)x->p + (b * x->b + h * x->h) * bytes;
 #pragma unroll 1
-    for (int i = thread; i < rows; i += 96) prefetch_line(from + i * x->row * bytes);
+    for (int i = thread; i < rows; i += AHEAD_THREADS) prefetch_line(from + i * x->row * bytes);
 }
 /* Warps 1 to 3: the mean of a head's keys, and its O, the rest of O and dO to L2, once those of the head before are
    read. */
@@ -166,7 +171,7 @@ DEVICE void look_ahead(const fattni_bwd_sm90_args *p, uint32_t shared) {
         if (n > 0) mbarrier_wait(MEMBER_ADDRESS(shared, mean_seen), (uint32_t)(n - 1) & 1);
         __syncwarp();
         if (p->bwd.key_mean) find_mean(&p->bwd, plane, thread);
-        named_barrier_arrive(MEAN_FOUND, 352);
+        named_barrier_arrive(MEAN_FOUND, AHEAD_THREADS + CONSUMER_THREADS);
         if (n == 0) continue; /* they are loaded already */
         prefetch_rows(&a->o, 2, b, h, a->Sq, thread);
         prefetch_rows(&p->bwd.d_o, 2, b, h, a->Sq, thread);
@@ -181,12 +186,12 @@ DEVICE void prepare_rows(const fattni_bwd_args *bwd, int n, uint32_t shared) {
         find_statistics(bwd, &at, 1);
     else
         find_statistics(bwd, &at, 0);
-    named_barrier_sync(MEAN_FOUND, 352);
+    named_barrier_sync(MEAN_FOUND, AHEAD_THREADS + CONSUMER_THREADS);
     arrive_once_per_warp(MEMBER_ADDRESS(shared, mean_seen));
     const float *const mean = key_mean_of(bwd, at.b, at.h);
     if (mean) centre_rows(bwd, &at, mean);
-    named_barrier_sync(ROWS_DONE, 256); /* no warp is in the main loop while another prepares */
-    async_proxy_fence_global();         /* the producer has them copied */
+    named_barrier_sync(ROWS_DONE, CONSUMER_THREADS); /* no warp is in the main loop while another prepares */
+    async_proxy_fence_global();                      /* the producer has them copied */
     __syncwarp();
     arrive_once_per_warp(ELEMENT_ADDRESS(shared, rows_full, n & 1));
 }
@@ -241,6 +246,10 @@ DEVICE void load_short(const fattni_bwd_sm90_args *p, const task *t, int number,
 DEVICE void wait_ds_empty(int n, uint32_t shared) {
     mbarrier_wait(MEMBER_ADDRESS(shared, ds_empty), (uint32_t)(n & 1) ^ 1);
 }
+DEVICE int ds_stage_of(const step *now, int number, uint32_t shared) {
+    wait_ds_empty(now->stage + number, shared);
+    return 0;
+}
 DEVICE void release_ds(uint32_t shared) { arrive_once_per_warp(MEMBER_ADDRESS(shared, ds_empty)); }
 /* Once dK and dV of the task before have been read. */
 DEVICE void release_stored_keys(uint32_t shared) {
@@ -260,26 +269,31 @@ DEVICE void stage_keys(uint32_t to, const float x[32], float scale) {
     }
 }
 /* dK and dV of a task, by TMA, while the next one begins. */
-DEVICE void store_keys_of_task(const fattni_bwd_short_args *p, const task *t, int number, uint32_t shared, int consumer,
-                               const float dk[32], const float dv[32]) {
-    const int warp = (int)threadIdx.x % 128 / 32, key = t->j0 + 64 * consumer + 16 * warp;
+DEVICE void store_keys(const fattni_bwd_sm90_args *p, int number, uint32_t shared, int consumer, const float dk[D / 2],
+                       const float dv[D / 2]) {
+    const kernel_args *const args = (const kernel_args *)p; /* which begins with it */
+    const task t = short_task(p, number);
+    arrive_once_per_warp(MEMBER_ADDRESS(shared, keys_empty));
+    const int warp = (int)threadIdx.x % 128 / 32, key = t.j0 + 64 * consumer + 16 * warp;
     const uint32_t to = MEMBER_ADDRESS(shared, ds) + consumer * 16384 + warp * 2048;
-    wait_ds_empty(t->steps_before + number + t->steps, shared);
-    stage_keys(to, dv, scale_of_dv(&p->s.bwd));
-    stage_keys(to + 8192, dk, p->s.bwd.dk_scale);
+    wait_ds_empty(t.steps_before + number + t.steps, shared);
+    stage_keys(to, dv, scale_of_dv(&p->bwd));
+    stage_keys(to + 8192, dk, p->bwd.dk_scale);
     async_proxy_fence();
     __syncwarp();
     if (is_leader()) {
-        tma_store(&p->dv, to, 0, key, t->hk * p->dv_step.head, t->b * p->dv_step.batch);
-        tma_store(&p->dk, to + 8192, 0, key, t->hk * p->dk_step.head, t->b * p->dk_step.batch);
+        tma_store(&args->dv, to, 0, key, t.hk * args->dv_step.head, t.b * args->dv_step.batch);
+        tma_store(&args->dk, to + 8192, 0, key, t.hk * args->dk_step.head, t.b * args->dk_step.batch);
         bulk_commit();
     }
     __syncwarp();
 }
 
 /* dQ of a step, without scale: of 64 rows, to what earlier key blocks gave, and after the diagonal's to the caller. */
-DEVICE void keep_dq(const fattni_bwd_sm90_args *p, int number, const task *t, const step *now, uint32_t shared,
-                    int consumer, uint32_t thread, float dq[32]) {
+DEVICE void pass_dq(const fattni_bwd_sm90_args *p, const task *t, const step *now, int number, uint32_t shared,
+                    int consumer, uint32_t thread, float dq[COLUMNS / 2]) {
+    PIN(dq, COLUMNS / 2);
+    release_ds(shared);
     const uint32_t kept = dq_to(shared, consumer, thread) + (uint32_t)(now->i0 / BM - 1) * (BM * D * 4);
     if (t->j0 > 0) {
 #pragma unroll
@@ -303,6 +317,48 @@ DEVICE void keep_dq(const fattni_bwd_sm90_args *p, int number, const task *t, co
     for (int e = 0; e < 2; ++e)
         store_row(to + (row + 8 * e) * bwd->dq.row, dq + 2 * e, D / 8, bwd->dq_scale, row + 8 * e < bwd->a.Sq, bwd->a.D,
                   0, 0);
+}
+
+/* ---- loops over heads ---- */
+
+DEVICE void init_short(uint32_t shared) {
+    if (threadIdx.x > 0) return;
+    mbarrier_init(MEMBER_ADDRESS(shared, ds_empty), 8);
+    for (int n = 0; n < 2; ++n) mbarrier_init(ELEMENT_ADDRESS(shared, rows_full, n), 8);
+    mbarrier_init(MEMBER_ADDRESS(shared, mean_seen), 8);
+    mbarrier_init_fence();
+}
+DEVICE void run_short(const fattni_bwd_sm90_args *p, uint32_t shared, const shared_memory *memory, int role) {
+    const int blocks = p->schedule.blocks, count = planes_of_cta(p) * blocks;
+    if (role == 0) {
+        registers_lower(40);
+        for (int number = 0; threadIdx.x == 0 && number < count; ++number) {
+            const task t = short_task(p, number);
+            load_short(p, &t, number, shared);
+        }
+        if (threadIdx.x >= 32) look_ahead(p, shared);
+    } else {
+        registers_raise(232);
+        for (int number = -1; number < count; ++number) {
+            const int next = number + 1;
+            if (next % blocks == 0 && next < count) prepare_rows(&p->bwd, next / blocks, shared);
+            if (number < 0) continue;
+            const task t = short_task(p, number);
+            if (number > 0) release_stored_keys(shared);
+            main_loop(p, &t, number, shared, memory, role - 1);
+        }
+        if (is_leader()) bulk_wait();
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1) K_NAME(const __grid_constant__ kernel_args p) {
+    extern __shared__ __align__(1024) unsigned char memory[];
+    const uint32_t shared = shared_address(memory);
+    const int role = __shfl_sync(ALL_LANES, (int)threadIdx.x / 128, 0);
+    init_barriers(shared, 2);
+    init_short(shared);
+    __syncthreads();
+    run_short(&p.s, shared, (const shared_memory *)memory, role);
 }
 
 #endif
