@@ -6,7 +6,7 @@
    tape wants them, d_in_fresh 0 being a FATTN_ACC flag; that of a bias of another dtype than L, in which it is
    computed, through the workspace. */
 #include "autograd_c/ops/ops.h"
-#include "autograd_c/tape/tape_nodes.h"
+#include "autograd_c/ops/sequence/op_attention.h"
 #include "core/attention/kernel.h"
 
 #include <string.h>
@@ -54,15 +54,33 @@ static bool has_lengths(const fattn_op_call *c) {
     return c->in[SEQLENS_Q].dtype || c->in[SEQLENS_K].dtype || c->in[CU_SEQLENS_Q].dtype;
 }
 
-static fattn_status check(const fattn_op_call *c) {
-    const fattn_attention_params *p = &((const attribute *)c->attr)->params;
+fattn_status fattni_check_qkv(const fattn_op_call *c, const char *op) {
     static const char *const names[] = {"q", "k", "v"};
     for (int i = Q; i <= V; ++i) {
-        if (!c->in[i].dtype) return fattn_ctx_fail(c->ctx, FATTN_E_ARG, "attention: %s is absent", names[i]);
+        if (!c->in[i].dtype) return fattn_ctx_fail(c->ctx, FATTN_E_ARG, "%s: %s is absent", op, names[i]);
         if (c->in[i].ndim != 4)
-            return fattn_ctx_fail(c->ctx, FATTN_E_SHAPE, "attention: %s has %d dimensions instead of 4: [B,H,S,D]",
+            return fattn_ctx_fail(c->ctx, FATTN_E_SHAPE, "%s: %s has %d dimensions instead of 4: [B,H,S,D]", op,
                                   names[i], c->in[i].ndim);
     }
+    return FATTN_OK;
+}
+
+void fattni_attention_outputs(fattn_op_call *c) {
+    const int64_t *const q = c->in[Q].shape, Dv = c->in[V].shape[3];
+    const int64_t B = q[0], H = q[1], S = q[2];
+    c->out[O].ndim = 4;
+    c->out[O].dtype = c->in[Q].dtype;
+    memcpy(c->out[O].shape, (int64_t[]){B, H, S, Dv}, 4 * sizeof(int64_t));
+    memcpy(c->out[O].stride, (int64_t[]){S * H * Dv, Dv, H * Dv, 1}, 4 * sizeof(int64_t));
+    c->out[LSE].ndim = 3;
+    c->out[LSE].dtype = c->in[Q].dtype == FATTN_F64 ? FATTN_F64 : FATTN_F32;
+    memcpy(c->out[LSE].shape, (int64_t[]){B, H, S}, 3 * sizeof(int64_t));
+    memcpy(c->out[LSE].stride, (int64_t[]){H * S, S, 1}, 3 * sizeof(int64_t));
+}
+
+static fattn_status check(const fattn_op_call *c) {
+    const fattn_attention_params *p = &((const attribute *)c->attr)->params;
+    FATTNI_TRY(fattni_check_qkv(c, "attention"));
     if (p->flags & (accumulate_flags | FATTN_MERGE))
         return fattn_ctx_fail(c->ctx, FATTN_E_ARG, "attention: flags 0x%x: MERGE and ACC_* are not for a tape's op",
                               p->flags);
@@ -102,16 +120,7 @@ static attribute *attribute_of(const fattn_op_call *c) {
 
 static fattn_status infer(fattn_op_call *c) {
     FATTNI_TRY(check(c));
-    const int64_t *const q = c->in[Q].shape, Dv = c->in[V].shape[3];
-    const int64_t B = q[0], H = q[1], S = q[2];
-    c->out[O].ndim = 4;
-    c->out[O].dtype = c->in[Q].dtype;
-    memcpy(c->out[O].shape, (int64_t[]){B, H, S, Dv}, 4 * sizeof(int64_t));
-    memcpy(c->out[O].stride, (int64_t[]){S * H * Dv, Dv, H * Dv, 1}, 4 * sizeof(int64_t));
-    c->out[LSE].ndim = 3;
-    c->out[LSE].dtype = c->in[Q].dtype == FATTN_F64 ? FATTN_F64 : FATTN_F32;
-    memcpy(c->out[LSE].shape, (int64_t[]){B, H, S}, 3 * sizeof(int64_t));
-    memcpy(c->out[LSE].stride, (int64_t[]){H * S, S, 1}, 3 * sizeof(int64_t));
+    fattni_attention_outputs(c);
 
     /* Nothing is read, but addresses are wanted: such multiples of 16 as the tape gives. */
     fattn_tensor o = c->out[O], lse = c->out[LSE], d[SINK + 1];

@@ -1,7 +1,7 @@
 /* Attention over the ranks of a communicator as an op: inputs q, k, v, alibi, sink, rng_step, outputs o and L. Keeps
    nothing beyond them, but with options.save what fattn_cp_saved says. Other memory is that of the fattn_cp. */
 #include "autograd_c/ops/op_device.h"
-#include "autograd_c/tape/tape_nodes.h"
+#include "autograd_c/ops/sequence/op_attention.h"
 #include "core/context_parallel/cp.h"
 
 #include <string.h>
@@ -35,13 +35,7 @@ static fattn_attention_io io_of(const fattn_op_call *c) {
 /* What fattn_cp_fwd would refuse for its shapes it refuses itself, when it runs. */
 static fattn_status infer(fattn_op_call *c) {
     const attribute *const a = c->attr;
-    static const char *const names[] = {"q", "k", "v"};
-    for (int i = Q; i <= V; ++i) {
-        if (!c->in[i].dtype) return fattn_ctx_fail(c->ctx, FATTN_E_ARG, "attention_cp: %s is absent", names[i]);
-        if (c->in[i].ndim != 4)
-            return fattn_ctx_fail(c->ctx, FATTN_E_SHAPE, "attention_cp: %s has %d dimensions instead of 4: [B,H,S,D]",
-                                  names[i], c->in[i].ndim);
-    }
+    FATTNI_TRY(fattni_check_qkv(c, "attention_cp"));
     const uint32_t accumulate = FATTN_ACC_DQ | FATTN_ACC_DK | FATTN_ACC_DV | FATTN_ACC_DBIAS | FATTN_ACC_DSINK;
     if (a->params.flags & accumulate)
         return fattn_ctx_fail(c->ctx, FATTN_E_ARG, "attention_cp: flags 0x%x: ACC_* are not for a tape's op",
@@ -49,19 +43,10 @@ static fattn_status infer(fattn_op_call *c) {
     if (c->wanted[ALIBI])
         return fattn_ctx_fail(c->ctx, FATTN_E_UNSUPPORTED,
                               "attention_cp: ALiBi slopes have no gradient: make them an input or a frozen parameter");
-    const int64_t *const q = c->in[Q].shape, Dv = c->in[V].shape[3];
-    const int64_t B = q[0], H = q[1], S = q[2];
-    c->out[O].ndim = 4;
-    c->out[O].dtype = c->in[Q].dtype;
-    memcpy(c->out[O].shape, (int64_t[]){B, H, S, Dv}, 4 * sizeof(int64_t));
-    memcpy(c->out[O].stride, (int64_t[]){S * H * Dv, Dv, H * Dv, 1}, 4 * sizeof(int64_t));
-    c->out[LSE].ndim = 3;
-    c->out[LSE].dtype = c->in[Q].dtype == FATTN_F64 ? FATTN_F64 : FATTN_F32;
-    memcpy(c->out[LSE].shape, (int64_t[]){B, H, S}, 3 * sizeof(int64_t));
-    memcpy(c->out[LSE].stride, (int64_t[]){H * S, S, 1}, 3 * sizeof(int64_t));
+    fattni_attention_outputs(c);
     c->bwd_workspace = ZEROS;
     const fattn_attention_io io = io_of(c);
-    const fattn_cp_form form = fattn_cp_form_of(a->cp, H, c->in[K].shape[1], &a->params);
+    const fattn_cp_form form = fattn_cp_form_of(a->cp, c->in[Q].shape[1], c->in[K].shape[1], &a->params);
     if (a->cp->save) c->saved_bytes = fattni_cp_saved_bytes(a->cp, form, &io);
     return FATTN_OK;
 }
