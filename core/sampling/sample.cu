@@ -40,8 +40,8 @@ DEVICE uint32_t first_four(const fattni_sample_args *a) {
 }
 DEVICE uint32_t to_next_chunk(const fattni_sample_args *a) { return (uint32_t)a->cluster * (AHEAD * THREADS); }
 
-/* Token e of a thread's four number n, counted from the four `first`. */
-DEVICE uint32_t token_of(uint32_t first, int n, int e) { return 4 * (first + (uint32_t)n * THREADS) + (uint32_t)e; }
+/* The first token of a thread's four number n, counted from the four `first`. */
+DEVICE uint32_t token_of(uint32_t first, int n) { return 4 * (first + (uint32_t)n * THREADS); }
 
 /* F32 or 16 bits, aligned. */
 DEVICE void load_four(const fattni_sample *job, int64_t i, float x[4]) {
@@ -61,7 +61,7 @@ DEVICE void load_fours(const fattni_sample_args *a, int64_t row, uint32_t first,
     const uint32_t V = (uint32_t)job->V;
 #pragma unroll
     for (int n = 0; n < AHEAD; ++n) {
-        const uint32_t i = token_of(first, n, 0);
+        const uint32_t i = token_of(first, n);
         if (a->fours && i + 4 <= V) {
             load_four(job, row + i, x[n]);
             continue;
@@ -69,6 +69,18 @@ DEVICE void load_fours(const fattni_sample_args *a, int64_t row, uint32_t first,
 #pragma unroll
         for (int e = 0; e < 4; ++e)
             if (i + e < V) x[n][e] = load_f32(job->logits, job->dtype, row + (int64_t)(i + e) * job->stride);
+    }
+}
+
+/* Calls see(n, i) for each four of this thread: number n of those at once, in x[n], from token i of the row on. Its
+   last tokens may be beyond the row. Without `loads` x is what the walk before has left, of a row of one chunk. */
+template <typename function>
+DEVICE void walk(const fattni_sample_args *a, int64_t row, bool loads, float x[AHEAD][4], function see) {
+    const uint32_t V = (uint32_t)a->job.V;
+    for (uint32_t first = first_four(a); 4 * first < V; first += to_next_chunk(a)) {
+        if (loads) load_fours(a, row, first, x);
+#pragma unroll
+        for (int n = 0; n < AHEAD; ++n) see(n, token_of(first, n));
     }
 }
 
@@ -85,19 +97,15 @@ DEVICE bool find_top(const fattni_sample_args *a, int64_t row, uint64_t *top) {
     uint64_t most = 0;
     int bad = 0;
     float x[AHEAD][4];
-    for (uint32_t first = first_four(a); 4 * first < V; first += to_next_chunk(a)) {
-        load_fours(a, row, first, x);
+    walk(a, row, true, x, [&](int n, uint32_t i) {
 #pragma unroll
-        for (int n = 0; n < AHEAD; ++n)
-#pragma unroll
-            for (int e = 0; e < 4; ++e) {
-                const uint32_t i = token_of(first, n, e);
-                if (i >= V) continue;
-                const uint64_t place = fattni_sample_place(x[n][e], i);
-                bad |= fattni_sample_is_bad(x[n][e]);
-                most = place > most ? place : most;
-            }
-    }
+        for (uint32_t e = 0; e < 4; ++e) {
+            if (i + e >= V) continue;
+            const uint64_t place = fattni_sample_place(x[n][e], i + e);
+            bad |= fattni_sample_is_bad(x[n][e]);
+            most = place > most ? place : most;
+        }
+    });
 #pragma unroll
     for (int step = 16; step > 0; step /= 2) {
         const uint64_t other = other_lane(most, step);
@@ -139,20 +147,16 @@ DEVICE uint64_t border_of(const fattni_sample_args *a, int64_t row, float top, u
         const int shift = half + (low < 0 ? 0 : low), bits = low < 0 ? BITS - 1 : BITS;
 #pragma unroll
         for (int bin = 0; bin < BINS; ++bin) column[bin][threadIdx.x] = 0;
-        for (uint32_t first = first_four(a); 4 * first < V; first += to_next_chunk(a)) {
-            const bool is_new = !once || digit == 0;
-            if (is_new) load_fours(a, row, first, x);
+        const bool is_new = !once || digit == 0;
+        walk(a, row, is_new, x, [&](int n, uint32_t i) {
 #pragma unroll
-            for (int n = 0; n < AHEAD; ++n)
-#pragma unroll
-                for (int e = 0; e < 4; ++e) {
-                    const uint32_t i = token_of(first, n, e);
-                    const uint64_t place = fattni_sample_place(x[n][e], i);
-                    if (i >= V || place < least || (place ^ border) >> shift >> bits) continue;
-                    if (by_weight && is_new) weight[n][e] = fattni_sample_weight(job, x[n][e], top);
-                    column[place >> shift & ((1 << bits) - 1)][threadIdx.x] += by_weight ? weight[n][e] : 1;
-                }
-        }
+            for (uint32_t e = 0; e < 4; ++e) {
+                const uint64_t place = fattni_sample_place(x[n][e], i + e);
+                if (i + e >= V || place < least || (place ^ border) >> shift >> bits) continue;
+                if (by_weight && is_new) weight[n][e] = fattni_sample_weight(job, x[n][e], top);
+                column[place >> shift & ((1 << bits) - 1)][threadIdx.x] += by_weight ? weight[n][e] : 1;
+            }
+        });
         __syncthreads();
         uint64_t sum = 0; /* of half of a bin's columns */
 #pragma unroll
@@ -243,30 +247,26 @@ DEVICE int64_t hold_contest(const fattni_sample_args *a, int64_t row, float top,
     float x[AHEAD][4], most = -INFINITY, enough = -INFINITY;
 #pragma unroll 1
     for (int exact = 0; exact < 2; ++exact) {
-        for (uint32_t first = first_four(a); 4 * first < V && most >= enough; first += to_next_chunk(a)) {
-            load_fours(a, row, first, x);
+        const auto enter = [&](int n, uint32_t i) {
+            uint32_t kept = 0;
 #pragma unroll
-            for (int n = 0; n < AHEAD; ++n) {
-                const uint32_t i = token_of(first, n, 0);
-                uint32_t kept = 0;
+            for (uint32_t e = 0; e < 4; ++e)
+                if (i + e < V && fattni_sample_place(x[n][e], i + e) >= border) kept |= 1u << e;
+            if (!kept) return;
+            const fattni_block words = fattni_philox(job->seed, fattni_sample_counter(job, draw, i / 4));
 #pragma unroll
-                for (uint32_t e = 0; e < 4; ++e)
-                    if (i + e < V && fattni_sample_place(x[n][e], i + e) >= border) kept |= 1u << e;
-                if (!kept) continue;
-                const fattni_block words = fattni_philox(job->seed, fattni_sample_counter(job, draw, i / 4));
-#pragma unroll
-                for (uint32_t e = 0; e < 4; ++e) {
-                    if (!(kept >> e & 1)) continue;
-                    const float scaled =
-                        narrow ? (x[n][e] - top) * inverse : (float)fattni_sample_scaled(job, x[n][e], top);
-                    const float score = score_about(scaled, words.w[e]);
-                    if (!exact)
-                        most = fmaxf(most, score);
-                    else if (score >= enough)
-                        fattni_contest_enter(&c, fattni_sample_scaled(job, x[n][e], top), words.w[e], i + e);
-                }
+            for (uint32_t e = 0; e < 4; ++e) {
+                if (!(kept >> e & 1)) continue;
+                const float scaled =
+                    narrow ? (x[n][e] - top) * inverse : (float)fattni_sample_scaled(job, x[n][e], top);
+                const float score = score_about(scaled, words.w[e]);
+                if (!exact)
+                    most = fmaxf(most, score);
+                else if (score >= enough)
+                    fattni_contest_enter(&c, fattni_sample_scaled(job, x[n][e], top), words.w[e], i + e);
             }
-        }
+        };
+        if (most >= enough) walk(a, row, true, x, enter);
         if (exact) break;
         const float highest = most_of_block(most);
         enough = highest - slack_of(highest);
