@@ -22,7 +22,7 @@ extern "C" __global__ void __launch_bounds__(ROW_THREADS)
 
 /* Rows of at most 1024 elements in float: a warp has one in the registers of its lanes. Pack n of lane l begins at
    element (32 n + l) width, width 4 or 8. width, packs, centred, as and early are literals where these are called. */
-enum { MOST_WIDTH = 8, MOST_PACKS = 8, WARPS = ROW_THREADS / 32, MOST_WARPS = 12 };
+enum { MOST_WIDTH = FATTNI_PACK, MOST_PACKS = 8, WARPS = ROW_THREADS / 32, MOST_WARPS = 12 };
 typedef struct raw_pack { /* as it lies in memory; 16 bits: a, 4 of them the first half of a */
     uint4 a, b;
 } raw_pack;
@@ -96,7 +96,8 @@ DEVICE void fetch_row(raw_pack to[MOST_PACKS], const fattni_operand *t, int64_t 
 DEVICE void norm_row(const fattni_norm_args *a, int64_t row, const raw_pack *raw, const raw_pack *gains,
                      const raw_pack *biases, int width, int packs, int32_t as, bool early) {
     const int C = (int)a->C;
-    float x[MOST_PACKS][MOST_WIDTH], unit = 1, eps = (float)a->eps, mean, square;
+    const float eps = (float)a->eps;
+    float x[MOST_PACKS][MOST_WIDTH], mean, r;
 #pragma unroll
     for (int n = 0; n < packs; ++n) {
         if (pack_at(n, width) < C)
@@ -105,37 +106,7 @@ DEVICE void norm_row(const fattni_norm_args *a, int64_t row, const raw_pack *raw
 #pragma unroll
             for (int e = 0; e < width; ++e) x[n][e] = 0;
     }
-#pragma unroll 1
-    for (int time = 0;; ++time) {
-        float squares = 0;
-        mean = 0;
-        if (a->centred) {
-#pragma unroll
-            for (int n = 0; n < packs; ++n)
-#pragma unroll
-                for (int e = 0; e < width; ++e) mean += x[n][e];
-            mean = warp_sum_f32(mean) / (float)C;
-        }
-#pragma unroll
-        for (int n = 0; n < packs; ++n)
-#pragma unroll
-            for (int e = 0; e < width; ++e) {
-                const float d = pack_at(n, width) < C ? x[n][e] - mean : 0;
-                squares += d * d;
-            }
-        square = warp_sum_f32(squares) / (float)C + eps;
-        if (time == 1 || (unit = unit_for_f32(square)) == 1) break;
-        eps = (float)(a->eps * unit * unit);
-#pragma unroll
-        for (int n = 0; n < packs; ++n)
-#pragma unroll
-            for (int e = 0; e < width; ++e) x[n][e] *= unit;
-    }
-    const float r = 1 / sqrtf(square);
-    if (threadIdx.x % 32 == 0) {
-        ((float *)a->statistics)[row] = r * unit;
-        if (a->centred) ((float *)a->statistics)[a->rows + row] = mean * unit_back_f32(unit);
-    }
+    find_moments_f32(a, row, x, C, 32, packs, width, eps, &mean, &r);
     const int64_t y = walk_offset(&a->y, row);
 #pragma unroll
     for (int n = 0; n < packs; ++n) {
