@@ -1,4 +1,4 @@
-/* The sizes of a query suffice for the call, on the CPU; tests/cuda/host_side.c tests the same for a GPU. */
+/* The sizes of a query suffice for the call, on the CPU; tests/cuda/host_launch.c tests the same for a GPU. */
 #include "attention.h"
 #include "plans.h"
 #include "thinned.h"

@@ -1,0 +1,489 @@
+/* What the CUDA backend's host code prepares for launches, tested without a GPU: sizes of workspaces, sizes that are
+   rejected before anything is enqueued, tensor maps and other arguments, and which CUDA context is current. Nothing
+   calls CUDA. */
+#include "bwd/cuda/bwd_cuda.h"
+#include "core/attention/kernel.h"
+#include "core/base/device.h"
+#include "core/cuda/blas/blas.h"
+#include "core/cuda/driver.h"
+#include "core/cuda/library.h"
+#include "fwd/cuda/fwd_cuda.h"
+#include "fwd/cuda/fwd_decode.h"
+#include "fwd/cuda/fwd_parts.h"
+#include "fwd/cuda/fwd_split.h"
+#include "host_calls.h"
+#include "plans.h"
+
+#include <criterion/criterion.h>
+#include <dlfcn.h>
+#include <string.h>
+
+/* A fake driver of one thread, with a stack of CUDA contexts. */
+enum { DEPTH = 8 };
+static struct {
+    CUcontext stack[DEPTH];
+    int depth, looks, encoded, stray;
+} driver_state;
+static CUcontext other(int n) { return (CUcontext)(uintptr_t)(4096 + n); }
+static CUcontext top(void) { return driver_state.depth ? driver_state.stack[driver_state.depth - 1] : NULL; }
+static CUresult get_current(CUcontext *out) {
+    driver_state.looks += 1;
+    *out = top();
+    return CUDA_SUCCESS;
+}
+static CUresult push(CUcontext c) {
+    cr_assert_lt(driver_state.depth, DEPTH);
+    driver_state.stack[driver_state.depth++] = c;
+    return CUDA_SUCCESS;
+}
+static CUresult pop(CUcontext *out) {
+    cr_assert_gt(driver_state.depth, 0);
+    *out = top();
+    driver_state.depth -= 1;
+    return CUDA_SUCCESS;
+}
+static CUresult encode(CUtensorMap *map, CUtensorMapDataType type, cuuint32_t rank, void *address,
+                       const cuuint64_t *extent, const cuuint64_t *stride, const cuuint32_t *box,
+                       const cuuint32_t *step, CUtensorMapInterleave interleave, CUtensorMapSwizzle swizzle,
+                       CUtensorMapL2promotion promotion, CUtensorMapFloatOOBfill fill) {
+    (void)map, (void)type, (void)rank, (void)address, (void)extent, (void)stride, (void)box, (void)step;
+    (void)interleave, (void)swizzle, (void)promotion, (void)fill;
+    driver_state.encoded += 1;
+    return top() == other(0) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT;
+}
+static struct fattni_cuda_driver driver = {.get_current = get_current, .push = push, .pop = pop, .encode = encode};
+
+static void *note_alloc(void *user, size_t bytes, size_t align, fattn_stream s) {
+    (void)user, (void)bytes, (void)align, (void)s;
+    driver_state.stray += top() != other(0);
+    return (void *)4096;
+}
+static void note_free(void *user, void *p, size_t bytes, fattn_stream s) {
+    (void)user, (void)p, (void)bytes, (void)s;
+    driver_state.stray += top() != other(0);
+}
+
+/* A GPU with Hopper's shared memory. */
+static fattn_ctx context_of(int arch) {
+    driver.context = other(0);
+    return (fattn_ctx){
+        .device = FATTN_CUDA,
+        .ops = fattni_device_ops_of(FATTN_CUDA),
+        .gpu = {.arch = arch, .sms = 132, .l2_bytes = (size_t)50 << 20, .shared_limit = 232448, .driver = &driver},
+        .allocator = {note_alloc, note_free, NULL}};
+}
+
+Test(host_launch, sizes_do_not_depend_on_addresses_or_d_o, .timeout = 120) {
+    for (int arch = 80; arch <= 90; arch += 10) {
+        fattn_ctx ctx = context_of(arch);
+        ctx.gpu.blas = (struct fattni_cuda_blas *)&driver; /* STANDARD checks that it is not NULL */
+        cr_assert_gt(plans_check(&ctx), 100000);
+    }
+}
+
+/* ---- the current CUDA context ---- */
+
+static void check_maps(fattn_ctx *ctx, int depth) {
+    shapes x;
+    describe(&x, FATTN_BF16, 2, 300, 300, 64);
+    for (int pass = FATTNI_FWD; pass <= FATTNI_BWD; ++pass) {
+        fattni_problem p;
+        fattni_fwd_sm90_args fwd;
+        fattni_bwd_sm90_args bwd;
+        fattni_bwd_choice choice;
+        cr_assert_eq(fattni_problem_init(ctx, &x.p, &x.io, (enum fattni_pass)pass, true, &p), FATTN_OK);
+        cr_assert(pass == FATTNI_FWD || !fattni_bwd_cuda_choose(ctx, &p, &choice));
+        const fattni_cuda_kernel *const k = pass == FATTNI_FWD ? fattni_fwd_cuda_choose(ctx, &p) : choice.main;
+        cr_assert(k && k->arch == 90);
+        fattni_bwd_args args = {0};
+        if (pass == FATTNI_BWD) args = fattni_bwd_args_of(&p);
+        driver_state.encoded = 0;
+        const fattn_status s = pass == FATTNI_FWD ? fattni_fwd_sm90_args_of(ctx, &p, k, &fwd)
+                                                  : fattni_bwd_sm90_args_of(ctx, &p, k, &args, place(0), false, &bwd);
+        cr_assert_eq(s, FATTN_OK, "%s", fattn_ctx_error(ctx));
+        cr_assert_eq(driver_state.encoded, 4);
+        cr_assert_eq(driver_state.depth, depth);
+    }
+}
+
+static void check_memory(fattn_ctx *ctx, int depth) {
+    fattn_tensor t;
+    cr_assert_eq(fattn_tensor_alloc(ctx, FATTN_F32, 1, (int64_t[]){77}, &t), FATTN_OK);
+    fattn_tensor_free(ctx, &t);
+    cr_assert_eq(driver_state.stray, 0);
+    cr_assert_eq(driver_state.depth, depth);
+}
+
+/* A thread without a CUDA context, with another one, with the right one. */
+Test(host_launch, calls_run_in_the_right_cuda_context) {
+    fattn_ctx ctx = context_of(90);
+    for (int n = 0; n < 3; ++n) {
+        if (n) push(other(n == 1));
+        const CUcontext before = top();
+        check_maps(&ctx, n);
+        check_memory(&ctx, n);
+        cr_assert_eq(top(), before);
+        bool entered, again;
+        cr_assert_eq(fattni_cuda_enter(&ctx, &entered), FATTN_OK);
+        cr_assert_eq(fattni_cuda_enter(&ctx, &again), FATTN_OK);
+        cr_assert(entered == (n < 2) && !again && top() == other(0));
+        fattni_cuda_leave(&ctx, again);
+        fattni_cuda_leave(&ctx, entered);
+        cr_assert_eq(top(), before);
+    }
+}
+
+/* ---- sizes ---- */
+
+/* Enqueuing queries the current CUDA context first: without such a query nothing was written. */
+static void rejected(fattn_ctx *ctx, const shapes *x, enum fattni_pass pass, fattn_status status, const char *says) {
+    fattn_attention_plan plan = {.struct_size = sizeof plan};
+    fattn_attention_io io = x->io;
+    io.workspace = place(1 << 10), io.workspace_bytes = (size_t)1 << 60;
+    io.saved = place(1 << 11), io.saved_bytes = (size_t)1 << 60;
+    driver_state.looks = 0;
+    cr_assert_eq(fattn_attention_query(ctx, &x->p, &io, &plan), status, "%s", fattn_ctx_error(ctx));
+    cr_assert_eq((pass == FATTNI_FWD ? fattn_attention_fwd : fattn_attention_bwd)(ctx, &x->p, &io), status);
+    cr_assert(strstr(fattn_ctx_error(ctx), says), "%s, not %s", fattn_ctx_error(ctx), says);
+    cr_assert_eq(driver_state.looks, 0);
+}
+
+/* More blocks than a grid has, in each algorithm and dtype, with a d_bias that would be cleared first. */
+Test(host_launch, grids_are_rejected_before_anything_is_written) {
+    for (int arch = 80; arch <= 90; arch += 10)
+        for (int n = 0; n < 4; ++n)
+            for (int algorithm = FATTN_ALGO_AUTO; algorithm <= FATTN_ALGO_FLASH2; ++algorithm) {
+                fattn_ctx ctx = context_of(arch);
+                ctx.gpu.blas = (struct fattni_cuda_blas *)&driver;
+                shapes x;
+                describe(&x, dtypes[n], 1 << 20, 1 << 20, 64, 8);
+                fattn_tensor bias[2];
+                for (int i = 0; i < 2; ++i)
+                    bias[i] = fattn_tensor_view(place(50 + i), (fattn_dtype)x.lse.dtype, FATTN_CUDA, 0, 4,
+                                                (int64_t[]){1, 1, 1, 1});
+                x.p.algorithm = algorithm;
+                x.io.bias = &bias[0], x.io.d_bias = &bias[1];
+                const bool standard = algorithm == FATTN_ALGO_STANDARD;
+                rejected(&ctx, &x, FATTNI_BWD, FATTN_E_UNSUPPORTED, standard ? "2^31-1 rows" : "2^31-1");
+                if (algorithm == FATTN_ALGO_FLASH1) continue; /* forward has a block for each head */
+                rejected(&ctx, &x, FATTNI_FWD, FATTN_E_UNSUPPORTED, "2^31-1");
+            }
+    fattn_ctx ctx = context_of(90);
+    ctx.gpu.blas = (struct fattni_cuda_blas *)&driver;
+    shapes x; /* few rows, but more elements of P and of K than 2^31-1 blocks have threads */
+    describe(&x, FATTN_F32, 1 << 12, 64, 1 << 28, 64);
+    x.p.algorithm = FATTN_ALGO_STANDARD;
+    rejected(&ctx, &x, FATTNI_FWD, FATTN_E_UNSUPPORTED, "more blocks than");
+    rejected(&ctx, &x, FATTNI_BWD, FATTN_E_UNSUPPORTED, "more blocks than");
+}
+
+/* ---- libraries that are looked for ---- */
+
+Test(host_launch, libraries_are_looked_for) {
+    double (*cosine)(double) = NULL;
+    void (*absent)(void) = NULL;
+    const char *missing = "";
+    const fattni_symbol cos_alone = {"cos", &cosine}, both[] = {{"cos", &cosine}, {"no_such_function", &absent}};
+    void *const library = fattni_library_open("libm.so.6", &cos_alone, 1, &missing);
+    cr_assert(library && !missing && cosine && cosine(0) == 1);
+    cr_assert_eq(dlclose(library), 0);
+    cr_assert_eq(cosine(0), 1); /* it is still there */
+    cr_assert_null(fattni_library_open("libm.so.6", both, 2, &missing));
+    cr_assert_str_eq(missing, "no_such_function");
+    cr_assert_null(fattni_library_open("libno_such_library.so.1", &cos_alone, 1, &missing));
+    cr_assert_null(missing);
+}
+
+/* Quotients by multiplication are those of division. */
+Test(host_launch, dividers) {
+    const int by[] = {1,        2, 3, 5, 7, 16, 17, 100, 127, 128, 641, 65535, 65536, 1000003, 1 << 30, INT32_MAX - 1,
+                      INT32_MAX};
+    for (size_t k = 0; k < sizeof by / sizeof *by; ++k) {
+        const fattni_divider d = fattni_divider_of(by[k]);
+        for (int64_t n = 0; n <= INT32_MAX; n += 1 + n / 97) {
+            const int64_t near = n / by[k] * by[k], tries[] = {n, near, near - 1, near + by[k] - 1};
+            for (int m = 0; m < 4; ++m) {
+                if (tries[m] < 0 || tries[m] > INT32_MAX) continue;
+                int quotient = (int)tries[m];
+                const int rest = fattni_divide(&quotient, &d);
+                cr_assert(quotient == tries[m] / by[k] && rest == tries[m] % by[k], "%lld / %d = %d, rest %d",
+                          (long long)tries[m], by[k], quotient, rest);
+            }
+        }
+    }
+}
+
+/* ---- small grids: keys in parts ---- */
+
+/* B sequences of H heads. */
+static void describe_batch(shapes *x, fattn_dtype dtype, int64_t B, int64_t H, int64_t Sq, int64_t Sk, int64_t D) {
+    describe(x, dtype, H, Sq, Sk, D);
+    for (int n = 0; n < TENSORS; ++n) x->t[n].shape[0] = B;
+    x->lse.shape[0] = B;
+}
+
+enum { TYPE_F32, TYPE_F64, TYPE_TF32, TYPE_F16, TYPE_BF16, TYPES };
+static void describe_type(shapes *x, int type, int64_t B, int64_t H, int64_t Sq, int64_t Sk, int64_t D) {
+    const fattn_dtype types[] = {FATTN_F32, FATTN_F64, FATTN_F32, FATTN_F16, FATTN_BF16};
+    describe_batch(x, types[type], B, H, Sq, Sk, D);
+    x->p.flags = type == TYPE_TF32 ? FATTN_TF32 : 0;
+}
+
+/* Bytes of one part's result. */
+static size_t result_bytes(const fattni_cuda_kernel *k, fattn_dtype dtype, int64_t Sq, int64_t Dv) {
+    const int64_t rows = fattni_min(Sq, k->BM), width = (Dv + 7) / 8 * 8;
+    return (size_t)((rows * (width + 2) + 7) / 8 * 8) * (dtype == FATTN_F64 ? 8 : 4);
+}
+
+/* Which calls are split, and into how many parts, from the workspace: a result for each row block and part. */
+Test(host_launch, small_grids_are_split) {
+    static const struct {
+        int64_t H, Sq, Sk;
+        int32_t window;           /* half of it to the left and half to the right; 0: none */
+        int64_t real, tf32, half; /* parts; 16 bits on Hopper: 1 */
+    } calls[] = {
+        {1, 1, 256, 0, 1, 1, 0},         {1, 1, 257, 0, 2, 1, 0},
+        {1, 1, 1000, 0, 4, 2, 0},        {4, 17, 1000, 0, 4, 2, 1},
+        {4, 64, 1025, 0, 0, 3, 2},       {4, 64, 4095, 0, 16, 8, 4},
+        {4, 64, 4096, 0, 16, 8, 4},      {1, 32, 1 << 20, 0, 256, 256, 256},
+        {4, 32, 1 << 20, 0, 64, 64, 64}, {32, 32, 65536, 0, 8, 8, 8},
+        {33, 32, 65536, 0, 7, 7, 1},     {64, 32, 65536, 0, 4, 4, 1},
+        {65, 32, 65536, 0, 1, 1, 1},     {4, 4096, 4096, 0, 1, 1, 1},
+        {2, 32, 65536, 2000, 0, 0, 3},   {2, 32, 65536, 40, 1, 1, 1},
+    };
+    for (int arch = 80; arch <= 90; arch += 10)
+        for (size_t n = 0; n < sizeof calls / sizeof *calls; ++n)
+            for (int type = 0; type < TYPES; ++type) {
+                fattn_ctx ctx = context_of(arch);
+                shapes x;
+                describe_type(&x, type, 1, calls[n].H, calls[n].Sq, calls[n].Sk, 64);
+                if (calls[n].window)
+                    x.p.flags |= FATTN_WINDOW, x.p.window_left = x.p.window_right = calls[n].window / 2;
+                const int64_t want = type < TYPE_TF32                  ? calls[n].real
+                                     : type == TYPE_TF32               ? calls[n].tf32
+                                     : arch < 90 || calls[n].half == 0 ? calls[n].half
+                                                                       : 1;
+                if (want == 0) continue; /* few rows, or a number that depends on BN and BM */
+                const fattn_attention_plan plan = plan_of(&ctx, &x);
+                const fattni_cuda_kernel *const k = kernel_called(fattni_fwd_cuda_kernels, plan.fwd_kernel);
+                const size_t one = arch == 90 ? FATTNI_ALIGN : 0; /* the counter of Hopper's kernels */
+                const int64_t blocks = (calls[n].Sq + k->BM - 1) / k->BM * calls[n].H;
+                const size_t result = result_bytes(k, (fattn_dtype)x.t[Q].dtype, calls[n].Sq, 64);
+                cr_assert_eq(plan.fwd_workspace, want == 1 ? one : (size_t)(blocks * want) * result,
+                             "sm_%d, call %zu, type %d, %s: %zu bytes, not %lld parts of %zu", arch, n, type, k->name,
+                             plan.fwd_workspace, (long long)want, result);
+                if (type >= TYPE_F16 && arch == 90) cr_assert_eq(k->arch == 90, want == 1, "call %zu: %s", n, k->name);
+            }
+}
+
+/* Kernel and parts of a sequence do not depend on their number, and the workspace is proportional to it. */
+Test(host_launch, parts_do_not_depend_on_the_batch) {
+    for (int n = 0; n < ARCHITECTURES; ++n) {
+        fattn_ctx *const ctx = planner(architectures[n]);
+        for (int m = 0; m < TYPES * 4 * 4 * 3; ++m) {
+            const int type = m % TYPES;
+            const int64_t Sq = (const int64_t[]){1, 20, 100, 700}[m / TYPES % 4],
+                          Sk = (const int64_t[]){100, 700, 5000, 100000}[m / (4 * TYPES) % 4],
+                          H = 1 + 3 * (m / (16 * TYPES));
+            if (type == TYPE_BF16 && architectures[n] < 80) continue;
+            shapes x;
+            describe_type(&x, type, 1, H, Sq, Sk, 128);
+            const fattn_attention_plan one = plan_of(ctx, &x);
+            describe_type(&x, type, 77, H, Sq, Sk, 128);
+            const fattn_attention_plan all = plan_of(ctx, &x);
+            const bool few =
+                strstr(one.fwd_kernel, "_few_") && strstr(all.fwd_kernel, "_few_"); /* with the same bits */
+            cr_assert(few || !strcmp(one.fwd_kernel, all.fwd_kernel), "%s, %s", one.fwd_kernel, all.fwd_kernel);
+            if (few || strstr(one.fwd_kernel, "standard")) continue;
+            const bool split = one.fwd_workspace > FATTNI_ALIGN;
+            cr_assert_eq(all.fwd_workspace, split ? 77 * one.fwd_workspace : one.fwd_workspace, "%s: %zu, %zu bytes",
+                         one.fwd_kernel, one.fwd_workspace, all.fwd_workspace);
+            for (int moved = 0; moved <= V; ++moved) { /* nor on addresses */
+                shapes y = x;
+                fattn_attention_io *const io = &y.io;
+                io->q = &y.t[Q], io->k = &y.t[K], io->v = &y.t[V], io->o = &y.t[O], io->lse = &y.lse;
+                y.t[moved].data = (char *)y.t[moved].data + fattn_dtype_size((fattn_dtype)y.t[moved].dtype);
+                cr_assert_eq(plan_of(ctx, &y).fwd_workspace, all.fwd_workspace);
+            }
+        }
+        fattn_ctx_destroy(ctx);
+    }
+}
+
+/* Some heads of a call are split as the whole, whose bits ranks promise: into as many parts, or, like that, not. */
+Test(host_launch, parts_of_some_heads) {
+    static const int64_t lengths[] = {100, 500, 1500, 4000};
+    for (int arch = 80; arch <= 90; arch += 10) {
+        fattn_ctx *const ctx = planner(arch);
+        int split = 0, wholes = 0;
+        for (int n = 0; n < TYPES * 4 * 3; ++n) {
+            const int64_t Sq = lengths[n % 4], Sk = n / 4 % 3 ? 9000 : Sq, Hq = n / 4 % 3 == 2 ? 2 : 8;
+            shapes whole, half;
+            describe_type(&whole, n / 12, 1, Hq, Sq, Sk, 64);
+            describe_type(&half, n / 12, 1, Hq / 2, Sq, Sk, 64);
+            half.p.rng_heads = (int32_t)Hq, half.p.rng_head0 = (int32_t)(Hq / 2);
+            const fattn_attention_plan all = plan_of(ctx, &whole), some = plan_of(ctx, &half);
+            cr_assert_str_eq(all.fwd_kernel, some.fwd_kernel);
+            const fattni_cuda_kernel *const k = kernel_called(fattni_fwd_cuda_kernels, all.fwd_kernel);
+            const bool takes_parts = all.fwd_workspace > FATTNI_ALIGN && k->args_bytes == sizeof(fattni_fwd_split_args);
+            cr_assert_eq(all.fwd_workspace, (takes_parts ? 2 : 1) * some.fwd_workspace, "%s, %lld rows: %zu, %zu bytes",
+                         k->name, (long long)Sq, all.fwd_workspace, some.fwd_workspace);
+            split += takes_parts;
+            wholes += !takes_parts;
+        }
+        cr_assert(split > 0 && wholes > 0, "arch %d: %d split, %d not", arch, split, wholes);
+        fattn_ctx_destroy(ctx);
+    }
+}
+
+/* Of sequences with lengths of their own any may have most parts, not only the longest: 8208 keys may have fewer than
+   8192. */
+Test(host_launch, parts_of_ragged_batches) {
+    fattn_ctx *const ctx = planner(80);
+    for (int type = 0; type < TYPES; ++type)
+        for (int packed = 0; packed < 2; ++packed) {
+            shapes x, y;
+            const int64_t B = 3, Sq = 150, Sk = 9000;
+            describe_type(&x, type, B, 6, Sq, Sk, 64);
+            const fattn_attention_plan whole = plan_of(ctx, &x);
+            describe_type(&y, type, packed ? 1 : B, 6, packed ? 400 : Sq, packed ? 20000 : Sk, 64);
+            const fattn_tensor lengths =
+                fattn_tensor_view(place(50), FATTN_I32, FATTN_CUDA, 0, 1, (int64_t[]){packed ? B + 1 : B});
+            if (packed) {
+                y.io.cu_seqlens_q = y.io.cu_seqlens_k = &lengths;
+                y.p.max_seqlen_q = (int32_t)Sq, y.p.max_seqlen_k = (int32_t)Sk;
+            } else {
+                y.io.seqlens_q = y.io.seqlens_k = &lengths;
+            }
+            const fattn_attention_plan ragged = plan_of(ctx, &y);
+            cr_assert_str_eq(whole.fwd_kernel, ragged.fwd_kernel);
+            cr_assert_gt(whole.fwd_workspace, 0);
+            const fattni_cuda_kernel *const k = kernel_called(fattni_fwd_cuda_kernels, ragged.fwd_kernel);
+            const int blocks = (int)((Sq + k->BM - 1) / k->BM * 6), least = type < TYPE_TF32    ? 256
+                                                                            : type == TYPE_TF32 ? 512
+                                                                                                : 1024;
+            const size_t result = result_bytes(k, (fattn_dtype)x.t[Q].dtype, Sq, 64);
+            const int room = (int)(ragged.fwd_workspace / result) / blocks / (int)B;
+            int most = 0;
+            for (int keys = 1; keys <= Sk; ++keys) {
+                const int parts = fattni_fwd_parts_of(keys, fattni_fwd_keys_of_part(keys, blocks, least, k->BN));
+                most = parts > most ? parts : most;
+            }
+            cr_assert_geq(room, most, "%s: %d", k->name, most);
+            cr_assert_leq(room, most + 1, "%s: %d", k->name, most);
+        }
+    fattn_ctx_destroy(ctx);
+}
+
+/* The same of few rows on Hopper, where the host takes as a bound the parts of the call's keys and fewest rows. */
+Test(host_launch, parts_of_few_rows) {
+    static const int lengths[] = {1,    128,  129,  500,   700,   1024,  1025,  2050,
+                                  8191, 8192, 8193, 16384, 33000, 70000, 300000};
+    for (int n = 0; n < 15 * 9 * 3; ++n) {
+        const int most = lengths[n % 15], heads = 1 + n / 15 % 9, D = 64 << n / 135, BM = n % 2 ? 16 : 8;
+        for (int few = 1; few <= 16; few += 5) {
+            const int room = fattni_decode_most_parts(most, heads, few, BM, D);
+            cr_assert(room >= 1 && room <= FATTNI_DECODE_SLOTS * FATTNI_DECODE_GROUPS);
+            cr_assert(heads < FATTNI_DECODE_MANY_HEADS || room <= FATTNI_DECODE_MOST);
+            for (int rows = few; rows <= 20; rows += 3)
+                for (int keys = 1; keys <= most; keys += 1 + keys / 100) {
+                    const int part = fattni_decode_keys_of_part(keys, heads, rows, BM, D),
+                              parts = fattni_cuda_parts_of(keys, part);
+                    cr_assert(part % 16 == 0 && part >= FATTNI_DECODE_LEAST && parts <= room,
+                              "%d of %d keys in parts of %d", keys, most, part);
+                }
+        }
+    }
+}
+
+/* More parts of all sequences than CUDA has blocks. */
+Test(host_launch, too_many_parts) {
+    fattn_ctx ctx = context_of(80);
+    for (int n = 0; n < 2; ++n) {
+        shapes x;
+        fattni_problem p;
+        const fattni_kernel *kernel;
+        fattni_kernel_plan plan = {0};
+        describe_batch(&x, FATTN_F32, (1 << 23) - 1 + n, 4, 1, 1 << 15, 8);
+        x.p.algorithm = FATTN_ALGO_FLASH2;
+        cr_assert_eq(fattni_problem_init(&ctx, &x.p, &x.io, FATTNI_FWD, false, &p), FATTN_OK);
+        const fattn_status s = fattni_pick(&ctx, fattni_fwd_table, &p, &kernel, &plan);
+        cr_assert_eq(s, n ? FATTN_E_UNSUPPORTED : FATTN_OK, "%s", fattn_ctx_error(&ctx));
+        cr_assert(n == 0 || strstr(fattn_ctx_error(&ctx), "2^31-1"), "%s", fattn_ctx_error(&ctx));
+    }
+}
+
+/* It plans, and does nothing else. */
+Test(host_launch, a_planner_has_no_device) {
+    fattn_ctx *const ctx = planner(89);
+    char text[128];
+    cr_assert_eq(fattn_ctx_describe(ctx, text, sizeof text), FATTN_OK);
+    cr_assert_str_eq(text, "plans for sm_89, 99 KiB of shared memory per block");
+    cr_assert_eq(fattn_ctx_describe(ctx, text, 6), FATTN_OK);
+    cr_assert_str_eq(text, "plans");
+    cr_assert_eq(fattn_ctx_describe(ctx, NULL, 6), FATTN_E_ARG);
+    fattn_tensor t;
+    cr_assert_eq(fattn_tensor_alloc(ctx, FATTN_F32, 1, (int64_t[]){77}, &t), FATTN_E_STATE);
+    cr_assert(strstr(fattn_ctx_error(ctx), "FATTN_CTX_PLAN_ONLY"), "%s", fattn_ctx_error(ctx));
+    cr_assert_eq(fattn_ctx_sync(ctx), FATTN_E_STATE);
+    shapes x;
+    describe(&x, FATTN_BF16, 2, 300, 300, 64);
+    x.io.workspace = place(40), x.io.workspace_bytes = (size_t)1 << 40;
+    cr_assert_eq(fattn_attention_fwd(ctx, &x.p, &x.io), FATTN_E_STATE);
+    cr_assert_eq(fattn_attention_bwd(ctx, &x.p, &x.io), FATTN_E_STATE);
+    fattn_ctx_destroy(ctx);
+    for (int arch = 0; arch < 130; ++arch) {
+        const fattn_ctx_options o = {
+            .struct_size = sizeof o, .flags = FATTN_CTX_PLAN_ONLY, .device = FATTN_CUDA, .arch_cap = arch};
+        bool known = false;
+        for (int n = 0; n < ARCHITECTURES; ++n) known |= architectures[n] == arch;
+        fattn_ctx *c;
+        cr_assert_eq(fattn_ctx_create(&o, &c), known ? FATTN_OK : FATTN_E_ARG, "%d", arch);
+        fattn_ctx_destroy(c);
+    }
+}
+
+Test(host_launch, many_packed_sequences) {
+    for (int n = 0; n < 2; ++n) {
+        fattn_ctx ctx = context_of(90);
+        shapes x;
+        describe(&x, dtypes[n], 2, 1000, 1000, 64);
+        const fattn_tensor lengths =
+            fattn_tensor_view(place(50), FATTN_I32, FATTN_CUDA, 0, 1, (int64_t[]){((int64_t)1 << 25) + 1});
+        x.io.cu_seqlens_q = x.io.cu_seqlens_k = &lengths;
+        x.p.max_seqlen_q = x.p.max_seqlen_k = 100;
+        rejected(&ctx, &x, FATTNI_BWD, FATTN_E_UNSUPPORTED, "pads the rows of packed sequences");
+    }
+}
+
+/* The longest rows and largest positions: diagonals and sums with them stay within 31 bits. */
+Test(host_launch, diagonals_of_far_positions) {
+    fattn_ctx ctx = context_of(90);
+    static const int64_t rows[] = {1, 100, 1 << 28}, places[] = {0, 1000, 1 << 29};
+    static const int32_t windows[] = {-1, 0, 5, 1 << 28, 1 << 29, (1 << 30) - 1, 1 << 30, INT32_MAX};
+    for (int m = 0; m < 3 * 3 * 3 * 3; ++m)
+        for (int w = 0; w < 64; ++w) {
+            shapes x;
+            fattni_problem p;
+            const int64_t Sq = rows[m % 3], Sk = rows[m / 3 % 3];
+            describe(&x, FATTN_BF16, 1, Sq, Sk, 64);
+            x.p.flags = FATTN_WINDOW;
+            x.p.q_pos0 = places[m / 9 % 3], x.p.k_pos0 = places[m / 27];
+            x.p.window_left = windows[w % 8], x.p.window_right = windows[w / 8];
+            cr_assert_eq(fattni_problem_init(&ctx, &x.p, &x.io, FATTNI_FWD, true, &p), FATTN_OK);
+            const fattni_attention_args a = fattni_cuda_args_of(&p);
+            const fattni_band want = fattni_sequence_of(&p, 0).band;
+            const int64_t diagonal = a.shift + Sk - Sq;
+            cr_assert_eq(a.shift, x.p.q_pos0 - x.p.k_pos0);
+            const int64_t lo = a.left == FATTNI_FAR ? -FATTNI_FAR : diagonal - a.left;
+            const int64_t hi = a.right == FATTNI_FAR ? FATTNI_FAR : diagonal + a.right;
+            /* Sums of a row and a diagonal, 256 rows and keys further on. */
+            cr_assert(lo >= -FATTNI_FAR && hi <= FATTNI_FAR && Sq + 512 + hi <= INT32_MAX, "%lld, %lld", (long long)lo,
+                      (long long)hi);
+            cr_assert(-hi + Sk + 512 <= INT32_MAX && lo + Sq + 512 <= INT32_MAX);
+            for (int n = 0; n < 4; ++n) { /* the first and the last row sees what it should */
+                const int64_t i = n % 2 ? Sq - 1 : 0, j = n / 2 ? Sk - 1 : 0;
+                cr_assert_eq(j >= i + lo && j <= i + hi, fattni_visible(&want, i, j));
+            }
+        }
+}
