@@ -203,8 +203,8 @@ static fattn_status check_def(fattn_ctx *ctx, const fattn_op_def *def, const fat
     FATTNI_TRY(fattni_take_struct(ctx, "fattn_op_def", def, known, sizeof *known));
     if (!known->name) known->name = "op";
     if (!known->infer) return fattn_ctx_fail(ctx, FATTN_E_ARG, "%s: infer is NULL", known->name);
-    const uint32_t flags =
-        FATTN_OP_MAY_VIEW | FATTN_OP_PASS_GRAD | FATTN_OP_PASS_GRAD_LAST | FATTN_OP_F32_ON_CPU | FATTN_OP_COLLECTIVE;
+    const uint32_t flags = FATTN_OP_MAY_VIEW | FATTN_OP_PASS_GRAD | FATTN_OP_PASS_GRAD_LAST | FATTN_OP_F32_ON_CPU |
+                           FATTN_OP_COLLECTIVE | FATTN_OP_COMPLETES_GRAD;
     if (known->flags & ~flags)
         return fattn_ctx_fail(ctx, FATTN_E_ARG, "%s: unknown flags 0x%x", known->name, known->flags);
     if (known->n_out < 1 || known->n_out > MAX_OPERANDS || n_in < 0 || n_in > MAX_OPERANDS)
@@ -437,6 +437,18 @@ static fattn_status read_collective(fattn_tape *t, int32_t id, fattn_tensor *d) 
     return FATTN_OK;
 }
 
+/* The gradient of out[0] for backward to complete, where one reaches another output. */
+static fattn_status open_completed(fattn_tape *t, fattni_node *n) {
+    const fattn_op_call *const c = &n->call;
+    uint8_t fresh = 0;
+    n->completes = false;
+    for (int o = 1; o < c->n_out; ++o) n->completes = n->completes || n->d_out[o].data;
+    n->completes = n->completes && n->def.backward && t->variables[n->first_out].base == n->first_out;
+    if (n->completes) FATTNI_TRY(fattni_grad_open(t, n->first_out, &n->d_out[0], &fresh));
+    n->call.d_out_fresh = fresh;
+    return FATTN_OK;
+}
+
 /* d_out, and whether backward runs: where a gradient was written, or, of a collective op, where it would be if nothing
    were empty. */
 static fattn_status open_outputs(fattn_tape *t, fattni_node *n, bool *runs) {
@@ -453,6 +465,7 @@ static fattn_status open_outputs(fattn_tape *t, fattni_node *n, bool *runs) {
         reached = reached || t->variables[id].reached;
         *runs = *runs || (n->d_out[o].data && n->def.backward);
     }
+    if (n->def.flags & FATTN_OP_COMPLETES_GRAD) FATTNI_TRY(open_completed(t, n));
     for (int i = 0; i < c->n_in && reached; ++i) {
         const fattni_variable *const x = &t->variables[n->in[i]];
         if (n->in[i] && x->wants_grad) t->variables[x->base].reached = true;

@@ -88,6 +88,7 @@ typedef struct fattni_node {
     const int32_t *in; /* ids [n_in] */
     int32_t first_out; /* id of the first output */
     bool wants_backward;
+    bool completes;             /* FATTN_OP_COMPLETES_GRAD: backward writes to d_out[0] */
     fattni_wide *wide;          /* NULL: the op sees the tape's own tensors */
     fattni_tape_block *saved;   /* memory of call.saved; NULL when there is none */
     fattn_op_call call;         /* as forward saw it; backward fills the rest */

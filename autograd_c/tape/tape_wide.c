@@ -96,7 +96,10 @@ fattn_status fattni_wide_open_backward(fattni_node *n) {
     for (int i = 0; i < c->n_in; ++i) FATTNI_TRY(read(c->ctx, &c->in[i], &at, &w->in[i]));
     for (int o = 0; o < c->n_out; ++o) {
         FATTNI_TRY(read(c->ctx, &c->out[o], &at, &w->out[o]));
-        FATTNI_TRY(read(c->ctx, &n->d_out[o], &at, &w->d_out[o]));
+        if (o == 0 && c->d_out_fresh)
+            w->d_out[0] = widened(&n->d_out[0], &at); /* there is nothing in it yet */
+        else
+            FATTNI_TRY(read(c->ctx, &n->d_out[o], &at, &w->d_out[o]));
     }
     for (int i = 0; i < c->n_in; ++i) {
         w->d_in[i] = n->d_in[i];
@@ -106,11 +109,14 @@ fattn_status fattni_wide_open_backward(fattni_node *n) {
         w->fresh[i] = 1;
     }
     w->call.d_out = w->d_out, w->call.d_in = w->d_in, w->call.d_in_fresh = w->fresh;
+    w->call.d_out_fresh = c->d_out_fresh;
     w->call.workspace = w->call.bwd_workspace ? at : NULL;
     return FATTN_OK;
 }
 
 fattn_status fattni_wide_close_backward(fattni_node *n) {
+    if (n->completes && is_narrow(&n->d_out[0]))
+        FATTNI_TRY(fattn_tensor_copy(n->call.ctx, &n->d_out[0], &n->wide->d_out[0]));
     for (int i = 0; i < n->call.n_in; ++i)
         if (!is_direct(n, i)) FATTNI_TRY(fattni_accumulate(n->call.ctx, &n->d_in[i], &n->wide->d_in[i], n->fresh[i]));
     return FATTN_OK;

@@ -165,7 +165,8 @@ typedef struct fattn_op_call {
     size_t saved_bytes;
     void *workspace; /* sized by infer; valid during one call; 256-byte aligned */
     size_t fwd_workspace, bwd_workspace;
-    const uint8_t *wanted; /* per input, from infer on, 1: backward must compute its gradient */
+    const uint8_t *wanted;          /* per input, from infer on, 1: backward must compute its gradient */
+    uint32_t d_out_fresh, reserved; /* FATTN_OP_COMPLETES_GRAD: 1: backward overwrites d_out[0]; 0: it adds */
 } fattn_op_call;
 enum {
     FATTN_OP_MAY_VIEW = 1u << 0,  /* an op with a forward may also return views */
@@ -180,11 +181,16 @@ enum {
                                      flag out of its call's flags gets the 16-bit tensors themselves; their gradients
                                      may then be F32 */
     FATTN_OP_PASS_GRAD_LAST = 1u << 3, /* FATTN_OP_PASS_GRAD for the last input alone */
-    FATTN_OP_COLLECTIVE = 1u << 4      /* the op exchanges with other ranks, which record the same ops, some of them
+    FATTN_OP_COLLECTIVE = 1u << 4,     /* the op exchanges with other ranks, which record the same ops, some of them
                                           maybe without elements: forward runs even if all outputs are empty. Backward
                                           runs, and d_out[o].data is not NULL, where on ranks with elements a gradient
                                           reaches an output; of an empty one data is not read. d_in[i].data is NULL
                                           for an empty input, wanted or not, and d_in_fresh may differ between ranks */
+    FATTN_OP_COMPLETES_GRAD = 1u << 5  /* the other outputs are computed from out[0], which is no view. Where a gradient
+                                          reaches one of them, d_out[0].data is not NULL and is written: backward adds
+                                          what reaches out[0] through them to what out[0]'s consumers have left there.
+                                          The sum is the gradient of out[0], also the one that FATTN_OP_PASS_GRAD passes
+                                          on. Where none does, d_out[0] is read as without the flag */
 };
 typedef struct fattn_op_def {
     uint32_t struct_size, attr_size; /* attr_size bytes of attr are copied onto the tape */

@@ -240,8 +240,8 @@ Test(tape_errors, bad_definitions_are_rejected) {
     failed(fattn_op_custom(tape, &d, &x, 1, &fine), FATTN_E_ARG, "infer");
     d = faulty_def, d.forward = NULL;
     failed(fattn_op_custom(tape, &d, &x, 1, &fine), FATTN_E_ARG, "no forward");
-    d = faulty_def, d.flags = 34;
-    failed(fattn_op_custom(tape, &d, &x, 1, &fine), FATTN_E_ARG, "flags 0x22");
+    d = faulty_def, d.flags = 66;
+    failed(fattn_op_custom(tape, &d, &x, 1, &fine), FATTN_E_ARG, "flags 0x42");
     d = faulty_def, d.n_out = 0;
     failed(fattn_op_custom(tape, &d, &x, 1, &fine), FATTN_E_ARG, "0 outputs");
     d.n_out = 65;

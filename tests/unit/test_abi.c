@@ -217,6 +217,8 @@ static void tape_types(void) {
     FIELD(fattn_op_call, fwd_workspace);
     FIELD(fattn_op_call, bwd_workspace);
     FIELD(fattn_op_call, wanted);
+    FIELD(fattn_op_call, d_out_fresh);
+    FIELD(fattn_op_call, reserved);
     END(fattn_op_call);
     STRUCT(fattn_op_def);
     FIELD(fattn_op_def, struct_size);
