@@ -51,14 +51,15 @@ typedef struct fattni_sum_args {
     int32_t dtype, reserved; /* of x and y; 0: they differ */
 } fattni_sum_args;
 
-/* d (+)= factor times the sum over parts of partial[part * stride + e], e < grid.count; for one d or two. */
+enum { FATTNI_PART_SUMS = 3 };
+/* d (+)= factor times the sum over parts of partial[part * stride + e], e < grid.count; for each d. */
 typedef struct fattni_parts_args {
     struct {
         fattni_grid grid;
         fattni_operand d;
         const double *partial;
         int32_t fresh, blocks;
-    } of[2];
+    } of[FATTNI_PART_SUMS];
     int64_t parts, stride;
     double factor;
 } fattni_parts_args;
@@ -76,7 +77,7 @@ typedef struct fattni_norm_args {
     fattni_walk x, y, dx; /* y: output, and its gradient in backward */
     fattni_operand in, out, gain, bias, d_in;
     void *statistics; /* REAL r[rows], mean[rows] */
-    double *partial;  /* [parts][2][C]: sums of dy h, and of dy */
+    double *partial;  /* [parts][2][C]: sums of dy h, and of dy; [parts][3][C]: of dx, too */
     double eps;
     int64_t rows, C, parts;
     int32_t centred, fresh;
@@ -181,8 +182,8 @@ int32_t fattni_common_dtype(const fattni_operand *const *t, int n);
 /* d (+)= f(x, y, z), t = {d, x, y, z} or fewer; value is FATTNI_FILL's or FATTNI_SCALE's. */
 fattn_status fattni_cuda_each(fattn_ctx *ctx, enum fattni_element what, const fattn_tensor *const *t, int operands,
                               bool fresh, double value);
-/* d (+)= factor times the sum of `parts` partial results, `stride` apart, one per element of d; for n of at most 2 d in
-   one launch. */
+/* d (+)= factor times the sum of `parts` partial results, `stride` apart, one per element of d; for n of at most
+   FATTNI_PART_SUMS d in one launch. */
 typedef struct fattni_part_sum {
     const fattn_tensor *d;
     const double *partial;

@@ -58,6 +58,11 @@ FATTN_API fattn_var fattn_op_linear(fattn_tape *t, fattn_var x, fattn_var w,
    help, and where a CPU multiplies BF16 as it is, x w^T + b is rounded first. */
 FATTN_API fattn_var fattn_op_linear_residual(fattn_tape *t, fattn_var x, fattn_var w, fattn_var bias,
                                              fattn_var residual);
+/* s, what linear_residual gives, and *normed = layernorm(s): one op with the bits of these two but for bias's gradient.
+   A GPU sums that while it computes s's, before this is rounded to 16 bits: of F32, F16 and BF16, up to 1024 columns in
+   multiples of 8. ARG: normed is NULL. */
+FATTN_API fattn_var fattn_op_linear_norm(fattn_tape *t, fattn_var x, fattn_var w, fattn_var bias, fattn_var residual,
+                                         fattn_var gain, fattn_var norm_bias, float eps, fattn_var *normed);
 /* gelu(x w^T + b), tanh form. On a GPU it is one op: with BF16, gelu is applied inside the product, to what is not
    rounded yet; backward sums bias's gradient while it computes gelu's. On a CPU it is linear and gelu. */
 FATTN_API fattn_var fattn_op_linear_gelu(fattn_tape *t, fattn_var x, fattn_var w, fattn_var bias);

@@ -107,7 +107,7 @@ static fattn_var forward(run *r) {
     const fattn_var k = fattn_op_rope(t, fattn_op_heads(t, qkv, H, H, D), 1e4f, 0);
     const fattn_var v = fattn_op_heads(t, qkv, 2 * H, H, D);
     const fattn_var a = fattn_op_merge(t, fattn_op_attention(t, q, k, v, &p));
-    x = fattn_op_add(t, x, fattn_op_linear(t, a, use(r, OUT), none));
+    x = fattn_op_linear_residual(t, a, use(r, OUT), none, x);
     h = fattn_op_layernorm(t, x, use(r, GAIN), use(r, BIAS), 1e-5f);
     const fattn_var up = fattn_op_linear(t, h, use(r, UP), use(r, UP_BIAS));
     h = fattn_op_mul(t, fattn_op_gelu(t, up), fattn_op_silu(t, up));
@@ -122,8 +122,9 @@ static fattn_var forward(run *r) {
     h = fattn_op_add(t, h, fattn_op_sum(t, up, (const int[]){1}, 1, 1));
     h = fattn_op_add(t, h, fattn_op_mean(t, up, NULL, 0, 0));
     h = fattn_op_add(t, h, fattn_op_relu(t, fattn_op_tanh(t, fattn_op_scale(t, up, 0.5))));
-    x = fattn_op_linear_residual(t, h, use(r, DOWN), none, x);
-    x = fattn_op_mul(t, x, use(r, SCALE));
+    fattn_var normed;
+    x = fattn_op_linear_norm(t, h, use(r, DOWN), use(r, BIAS), x, use(r, GAIN), use(r, BIAS), 1e-5f, &normed);
+    x = fattn_op_mul(t, fattn_op_add(t, x, normed), use(r, SCALE));
     const fattn_var targets = fattn_input(t, &r->targets);
     const fattn_var logits = fattn_op_linear(t, x, E, none);
     x = fattn_op_mul(t, fattn_op_rmsnorm(t, x, use(r, GAIN), 1e-5f), use(r, POSITION)); /* small */

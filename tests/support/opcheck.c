@@ -412,8 +412,8 @@ void opcheck_errors(const op_error *list, int count) {
         fattn_ctx *ctx = context(2);
         fattn_tape *t;
         cr_assert_eq(fattn_tape_create(ctx, &t), FATTN_OK);
-        fattn_tensor x[4];
-        fattn_var in[4] = {{0}};
+        fattn_tensor x[OPCHECK_INPUTS];
+        fattn_var in[OPCHECK_INPUTS] = {{0}};
         for (int i = 0; i < r->n; ++i) {
             if (!r->in[i].dtype) continue;
             cr_assert_eq(fattn_tensor_alloc(ctx, r->in[i].dtype, r->in[i].ndim, r->in[i].shape, &x[i]), FATTN_OK);

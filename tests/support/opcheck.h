@@ -7,7 +7,7 @@
 
 #include <stdbool.h>
 
-enum { OPCHECK_INPUTS = 4 };
+enum { OPCHECK_INPUTS = 6 };
 
 typedef struct op_input {
     int ndim;
@@ -71,7 +71,7 @@ typedef struct op_error {
         int ndim;
         int64_t shape[FATTN_MAX_DIMS];
         int32_t fill;
-    } in[4];
+    } in[OPCHECK_INPUTS];
 } op_error;
 void opcheck_errors(const op_error *r, int count);
 

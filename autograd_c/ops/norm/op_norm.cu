@@ -187,11 +187,14 @@ DEVICE void back_pack(const fattni_norm_args *a, const back_row *row, const raw_
 }
 
 /* dx together with the sums over rows of dy h and, for layernorm, of dy: one pass over x and dy, a warp per row at a
-   time. early: a row is on its way from memory while the one before is computed, and gain is read once. */
-DEVICE void rows_back(const fattni_norm_args *a, int width, int packs, bool centred, int32_t as, bool early) {
+   time. early: a row is on its way from memory while the one before is computed, and gain is read once. totals: dx is
+   summed, too, with what it holds before and not rounded. */
+DEVICE void rows_back(const fattni_norm_args *a, int width, int packs, bool centred, int32_t as, bool early,
+                      bool totals) {
     const int C = (int)a->C, warp = (int)threadIdx.x / 32, warps = (int)blockDim.x / 32;
     const int64_t step = (int64_t)gridDim.x * warps, first_row = (int64_t)blockIdx.x * warps + warp;
-    float d_gain[MOST_PACKS][MOST_WIDTH] = {{0}}, d_bias[MOST_PACKS][MOST_WIDTH] = {{0}};
+    float d_gain[MOST_PACKS][MOST_WIDTH] = {{0}}, d_bias[MOST_PACKS][MOST_WIDTH] = {{0}},
+          total[MOST_PACKS][MOST_WIDTH] = {{0}};
     float h[MOST_WIDTH], g[MOST_WIDTH], dy[MOST_WIDTH], old[MOST_WIDTH];
     raw_pack gains[MOST_PACKS];
     back_row next;
@@ -225,13 +228,14 @@ DEVICE void rows_back(const fattni_norm_args *a, int width, int packs, bool cent
             for (int e = 0; e < width; ++e) {
                 const float value = now.r * (g[e] - g_mean - h[e] * gh_mean);
                 g[e] = a->fresh ? value : old[e] + value;
+                if (totals) total[n][e] += g[e];
             }
             store_values(&a->d_in, dx + pack_at(n, width), g, width, as);
         }
     }
     /* A thread adds a column of all warps, four of each lane at a time; the other buffer may still be read. */
     const int which = (int)threadIdx.x / SUM_COLUMNS, column = (int)threadIdx.x % SUM_COLUMNS;
-    double *const partial = a->partial + (int64_t)blockIdx.x * 2 * C;
+    double *const partial = a->partial + (int64_t)blockIdx.x * (totals ? 3 : 2) * C;
 #pragma unroll
     for (int n = 0; n < packs; ++n)
 #pragma unroll
@@ -248,6 +252,22 @@ DEVICE void rows_back(const fattni_norm_args *a, int width, int packs, bool cent
             float sum = sums[0][which][column];
             for (int w = 1; w < warps; ++w) sum += sums[w][which][column];
             partial[which * C + i] = (double)sum;
+        }
+    if (!totals) return;
+    __syncthreads(); /* the first buffer may be the last one */
+#pragma unroll
+    for (int n = 0; n < packs; ++n)
+#pragma unroll
+        for (int e = 0; e < width; e += 4) {
+            float(*const sums)[2][SUM_COLUMNS] = back_sums[(n * width + e) / 4 % 2];
+            const int own = (int)threadIdx.x % 32 * 4, i = (n * 32 + column / 4) * width + e + column % 4;
+            *(float4 *)&sums[warp][0][own] =
+                make_float4(total[n][e], total[n][e + 1], total[n][e + 2], total[n][e + 3]);
+            __syncthreads();
+            if (i >= C || which > 0) continue;
+            float sum = sums[0][0][column];
+            for (int w = 1; w < warps; ++w) sum += sums[w][0][column];
+            partial[2 * C + i] = (double)sum;
         }
 }
 
@@ -267,11 +287,17 @@ DEVICE void rows_back(const fattni_norm_args *a, int width, int packs, bool cent
         name(const __grid_constant__ fattni_norm_args a) {                                                             \
         begin_grid();                                                                                                  \
         if (a.dtype == FATTN_BF16)                                                                                     \
-            rows_back(&a, width, packs, centred, FATTN_BF16, true);                                                    \
+            rows_back(&a, width, packs, centred, FATTN_BF16, true, false);                                             \
         else if (a.dtype == FATTN_F32)                                                                                 \
-            rows_back(&a, width, packs, centred, FATTN_F32, width *packs <= 8);                                        \
+            rows_back(&a, width, packs, centred, FATTN_F32, width *packs <= 8, false);                                 \
         else                                                                                                           \
-            rows_back(&a, width, packs, centred, 0, false);                                                            \
+            rows_back(&a, width, packs, centred, 0, false, false);                                                     \
+    }
+#define ROWS_BACK_SUM(name, width, packs, warps, blocks, as, early)                                                    \
+    extern "C" __global__ void __launch_bounds__(32 * (warps), blocks)                                                 \
+        name(const __grid_constant__ fattni_norm_args a) {                                                             \
+        begin_grid();                                                                                                  \
+        rows_back(&a, width, packs, true, as, early, true);                                                            \
     }
 
 /* By the most columns. Packs of 4 where packs of 8 would leave half of the lanes idle. Where a lane has more than 16
@@ -285,12 +311,17 @@ NORM_ROWS(fattn_norm_rows768, 8, 3, 3, false, false)
 NORM_ROWS(fattn_norm_rows1024, 8, 4, 3, false, false)
 NORM_ROWS(fattn_norm_few768, 8, 3, 1, true, false)
 NORM_ROWS(fattn_norm_few1024, 8, 4, 1, true, false)
-#define BOTH_BACK(columns, width, packs, warps, blocks)                                                                \
+/* layernorm_sum: layernorm_back with the third sum, a kernel for each type: one for all needs more registers, so fewer
+   warps. With as many warps as layernorm_back the first two sums have its bits. */
+#define ALL_BACK(columns, width, packs, warps, blocks)                                                                 \
     ROWS_BACK(fattn_rmsnorm_back##columns, width, packs, warps, blocks, false)                                         \
-    ROWS_BACK(fattn_layernorm_back##columns, width, packs, warps, blocks, true)
-BOTH_BACK(128, 4, 1, 8, 2)
-BOTH_BACK(256, 8, 1, 8, 2)
-BOTH_BACK(384, 4, 3, 8, 2)
-BOTH_BACK(512, 8, 2, 12, 1)
-BOTH_BACK(768, 8, 3, 8, 1)
-BOTH_BACK(1024, 8, 4, 8, 1)
+    ROWS_BACK(fattn_layernorm_back##columns, width, packs, warps, blocks, true)                                        \
+    ROWS_BACK_SUM(fattn_layernorm_sum##columns##_bf16, width, packs, warps, blocks, FATTN_BF16, width *packs <= 24)    \
+    ROWS_BACK_SUM(fattn_layernorm_sum##columns##_f16, width, packs, warps, blocks, FATTN_F16, width *packs <= 24)      \
+    ROWS_BACK_SUM(fattn_layernorm_sum##columns##_f32, width, packs, warps, blocks, FATTN_F32, width *packs <= 8)
+ALL_BACK(128, 4, 1, 8, 2)
+ALL_BACK(256, 8, 1, 8, 2)
+ALL_BACK(384, 4, 3, 8, 2)
+ALL_BACK(512, 8, 2, 12, 1)
+ALL_BACK(768, 8, 3, 8, 1)
+ALL_BACK(1024, 8, 4, 8, 1)

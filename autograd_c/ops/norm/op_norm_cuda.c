@@ -26,7 +26,8 @@ FATTNI_KERNEL(norm_pack_sums, fattni_norm_args);
     X(1024)
 #define X(columns)                                                                                                     \
     extern void fattn_norm_rows##columns(fattni_norm_args), fattn_rmsnorm_back##columns(fattni_norm_args),             \
-        fattn_layernorm_back##columns(fattni_norm_args);
+        fattn_layernorm_back##columns(fattni_norm_args), fattn_layernorm_sum##columns##_bf16(fattni_norm_args),        \
+        fattn_layernorm_sum##columns##_f16(fattni_norm_args), fattn_layernorm_sum##columns##_f32(fattni_norm_args);
 ROWS_KERNELS(X)
 #undef X
 extern void fattn_norm_few768(fattni_norm_args), fattn_norm_few1024(fattni_norm_args);
@@ -36,14 +37,16 @@ enum { ROW_THREADS = 256, WARPS = ROW_THREADS / 32, ROWS_OF_A_PART = 16, FEW_ROW
 /* Rows of a warp, in float, by their columns. */
 typedef struct warp_rows {
     int64_t columns; /* at most */
-    void (*forward)(fattni_norm_args), (*few)(fattni_norm_args),
-        (*back[2])(fattni_norm_args); /* few: NULL: as others */
-    int32_t loops;                    /* blocks of an SM whose warps have several BF16 rows; 0: one row each */
-    int32_t back_threads;             /* of a block of back; rmsnorm's, layernorm's */
-    int64_t parts;                    /* blocks of back, at most: as many as a large GPU's SMs hold at a time */
+    void (*forward)(fattni_norm_args), (*few)(fattni_norm_args), (*back[2])(fattni_norm_args),
+        (*sum[3])(fattni_norm_args); /* few: NULL: as others */
+    int32_t loops;                   /* blocks of an SM whose warps have several BF16 rows; 0: one row each */
+    int32_t back_threads;            /* of a block of back, rmsnorm's and layernorm's, and of sum */
+    int64_t parts;                   /* blocks of back, at most: as many as a large GPU's SMs hold at a time */
 } warp_rows;
 #define BACK(columns)                                                                                                  \
-    { fattn_rmsnorm_back##columns, fattn_layernorm_back##columns }
+    {fattn_rmsnorm_back##columns, fattn_layernorm_back##columns}, {                                                    \
+        fattn_layernorm_sum##columns##_bf16, fattn_layernorm_sum##columns##_f16, fattn_layernorm_sum##columns##_f32    \
+    }
 static const warp_rows all_warp_rows[] = {
     {128, fattn_norm_rows128, NULL, BACK(128), 3, 256, 264},
     {256, fattn_norm_rows256, NULL, BACK(256), 3, 256, 264},
@@ -70,7 +73,7 @@ static void plan(fattn_op_call *c) {
     const size_t real = c->in[X].dtype == FATTN_F64 ? sizeof(double) : sizeof(float);
     const bool sums = c->wanted[GAIN] || (c->n_in > BIAS && c->wanted[BIAS]);
     c->saved_bytes = (size_t)x.count * real * (n->centred ? 2 : 1);
-    if (sums) c->bwd_workspace = (size_t)(parts_of(x.count, x.columns) * 2 * x.columns) * sizeof(double);
+    if (sums) c->bwd_workspace = (size_t)(parts_of(x.count, x.columns) * (n->sum ? 3 : 2) * x.columns) * sizeof(double);
 }
 
 static fattni_norm_args args_of(const fattn_op_call *c) {
@@ -149,15 +152,17 @@ static fattn_status sums_back(fattn_op_call *c, const fattni_norm_args *a) {
     return FATTNI_START_REAL(c->ctx, a->in.dtype, norm_sums, blocks, ROW_THREADS, a);
 }
 
-/* dx and the sums over rows in one pass. */
-static fattn_status both_back(fattn_op_call *c, const fattni_norm_args *a) {
+/* dx and the sums over rows in one pass; with `third` also that of dx. */
+static fattn_status both_back(fattn_op_call *c, const fattni_norm_args *a, bool third) {
     const warp_rows *const w = warp_rows_of(a->C);
-    return fattni_cuda_start(c->ctx, "norm_back", (fattni_cuda_any)w->back[a->centred != 0], a->parts, w->back_threads,
-                             0, a);
+    const int type = a->dtype == FATTN_BF16 ? 0 : a->dtype == FATTN_F16 ? 1 : 2;
+    const fattni_cuda_any kernel = (fattni_cuda_any)(third ? w->sum[type] : w->back[a->centred != 0]);
+    return fattni_cuda_start(c->ctx, "norm_back", kernel, a->parts, w->back_threads, 0, a);
 }
 
 static fattn_status backward(fattn_op_call *c) {
     fattni_norm_args a = args_of(c);
+    fattni_norm_sum *const sum = ((const fattni_norm *)c->attr)->sum;
     const fattn_tensor *const d[] = {&c->d_in[GAIN], c->n_in > BIAS ? &c->d_in[BIAS] : NULL};
     const bool rows = c->d_in[X].data, sums = d[0]->data || (d[1] && d[1]->data);
     a.out = fattni_operand_of(&c->d_out[0]);
@@ -169,18 +174,23 @@ static fattn_status backward(fattn_op_call *c) {
     if (sums) a.partial = c->workspace;
     a.dtype = dtype_of(&a);
     const enum holder holder = rows ? holder_of(c, &c->d_out[0], &c->d_in[X]) : NOBODY;
-    if (rows && sums && a.in.dtype != FATTN_F64 && holder == WARP) {
-        FATTNI_TRY(both_back(c, &a));
+    const bool both = rows && sums && a.in.dtype != FATTN_F64 && holder == WARP, third = both && sum && a.dtype;
+    if (both) {
+        FATTNI_TRY(both_back(c, &a, third));
     } else {
         if (rows) FATTNI_TRY(start_rows(c->ctx, holder, true, &a));
         if (sums) FATTNI_TRY(sums_back(c, &a));
     }
-    fattni_part_sum of[2];
+    fattni_part_sum of[3];
     int n = 0;
     for (int which = 0; which < 2; ++which)
         if (d[which] && d[which]->data)
             of[n++] = (fattni_part_sum){d[which], a.partial + which * a.C, c->d_in_fresh[GAIN + which]};
-    return n ? fattni_cuda_add_parts(c->ctx, of, n, a.parts, 2 * a.C, 1) : FATTN_OK;
+    if (third) {
+        of[n++] = (fattni_part_sum){sum->d, a.partial + 2 * a.C, sum->fresh};
+        sum->done = true;
+    }
+    return n ? fattni_cuda_add_parts(c->ctx, of, n, a.parts, (third ? 3 : 2) * a.C, 1) : FATTN_OK;
 }
 
 const fattni_code fattni_norm_cuda = {plan, forward, backward};

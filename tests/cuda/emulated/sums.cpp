@@ -118,6 +118,39 @@ static int check_sums(int32_t dtype, int64_t rows, int64_t kept, int64_t parts, 
     return judge(is_tall ? "all rows" : parts > 1 ? "parts" : "one part", dtype, rows, kept, want, size, d.data());
 }
 
+/* Parts of n sums in one launch, a column each of the partial results' rows. */
+static int check_parts(int32_t dtype, int n, int64_t parts) {
+    static const int64_t kept[FATTNI_PART_SUMS] = {40, 8, 264};
+    const bool wide = dtype == FATTN_F64;
+    const int64_t stride = 320;
+    std::vector<double> partial, want[FATTNI_PART_SUMS], size;
+    draw(FATTN_F64, parts * stride, &partial);
+    std::vector<uint4> d[FATTNI_PART_SUMS];
+    memset(&parts_args, 0, sizeof parts_args);
+    parts_args.parts = parts, parts_args.stride = stride, parts_args.factor = 1;
+    int64_t first = 0, blocks = 0;
+    for (int k = 0; k < n; first += kept[k++]) {
+        d[k] = draw(wide ? FATTN_F64 : FATTN_F32, kept[k], &want[k]);
+        auto *const of = &parts_args.of[k];
+        of->grid.n = 1, of->grid.count = of->grid.shape[0] = kept[k], of->grid.stride[0][0] = 1;
+        of->d = {d[k].data(), wide ? FATTN_F64 : FATTN_F32, 0};
+        of->partial = partial.data() + first, of->fresh = k % 2;
+        of->blocks = (int32_t)((kept[k] + 31) / 32), blocks += of->blocks;
+        for (int64_t e = 0; e < kept[k]; ++e) {
+            if (of->fresh) want[k][(size_t)e] = 0;
+            for (int64_t part = 0; part < parts; ++part)
+                want[k][(size_t)e] += partial[(size_t)(part * stride + first + e)];
+        }
+    }
+    run(adds[wide], blocks, FATTNI_PARTS_THREADS);
+    int wrong = 0;
+    for (int k = 0; k < n; ++k) {
+        size.assign((size_t)kept[k], (double)parts);
+        wrong += judge("sums side by side", dtype, parts, kept[k], want[k], size, d[k].data());
+    }
+    return wrong;
+}
+
 /* how: 0 an element for each thread, 1 four, 2 in one order. */
 static int check_rows_by_id(int32_t dtype, int64_t rows, int64_t C, int how) {
     const int64_t V = 5;
@@ -157,6 +190,7 @@ int main(void) {
                 wrong += check_sums(dtype, 19, kept, 1, false, with_y, kept == 8);
                 wrong += check_sums(dtype, 331, kept, 5, false, with_y, kept != 8);
             }
+        for (int n = 1; n <= FATTNI_PART_SUMS; ++n) wrong += check_parts(dtype, n, 67);
         for (const int64_t C : {3, 8, 136})
             for (int how = 0; how < 3; ++how)
                 if (how != 1 || (C % 8 == 0 && dtype != FATTN_F64)) wrong += check_rows_by_id(dtype, 37, C, how);
