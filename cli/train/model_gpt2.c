@@ -90,12 +90,12 @@ static fattn_var linear(fattn_tape *t, fattn_var x, fattn_param *p, int weight) 
     return fattn_op_linear(t, x, fattn_use(t, &p[weight]), fattn_use(t, &p[weight + 1]));
 }
 
-static fattn_var onto(fattn_tape *t, fattn_var stream, fattn_var x, fattn_param *p, int weight) {
-    return fattn_op_linear_residual(t, x, fattn_use(t, &p[weight]), fattn_use(t, &p[weight + 1]), stream);
-}
-
-static fattn_var norm(fattn_tape *t, fattn_var x, fattn_param *p, int gain) {
-    return fattn_op_layernorm(t, x, fattn_use(t, &p[gain]), fattn_use(t, &p[gain + 1]), NORM_EPS);
+/* Adds linear(x) to the stream, and returns the norm of the sum. */
+static fattn_var onto(fattn_tape *t, fattn_var *stream, fattn_var x, fattn_param *linear_params, fattn_param *gain) {
+    fattn_var normed;
+    *stream = fattn_op_linear_norm(t, x, fattn_use(t, &linear_params[0]), fattn_use(t, &linear_params[1]), *stream,
+                                   fattn_use(t, &gain[0]), fattn_use(t, &gain[1]), NORM_EPS, &normed);
+    return normed;
 }
 
 static fattn_var trunk(model *m, fattn_tape *t, const fattn_tensor *ids, fattn_var embedding, const model_pass *pass) {
@@ -104,16 +104,18 @@ static fattn_var trunk(model *m, fattn_tape *t, const fattn_tensor *ids, fattn_v
     const fattn_tensor positions = model_positions(m, pass, ids->shape[1]);
     const fattn_var at = fattn_op_embedding(t, fattn_use(t, &m->params[WPE]), fattn_input(t, &positions)); /* [S,C] */
     fattn_var x = fattn_op_add(t, fattn_op_embedding(t, embedding, fattn_input(t, ids)), at);              /* [B,S,C] */
+    fattn_param *const blocks = &m->params[FIRST_BLOCK], *const ln_1 = &blocks[LN_1]; /* of no blocks: ln_f's */
+    fattn_var h = fattn_op_layernorm(t, x, fattn_use(t, &ln_1[0]), fattn_use(t, &ln_1[1]), NORM_EPS);
     for (int layer = 0; layer < c->layers; ++layer) {
-        fattn_param *p = &m->params[FIRST_BLOCK + layer * BLOCK_PARAMS];
-        const fattn_var qkv = linear(t, norm(t, x, p, LN_1), p, ATTN); /* [B,S,3C] */
+        fattn_param *const p = &blocks[layer * BLOCK_PARAMS];
+        const fattn_var qkv = linear(t, h, p, ATTN); /* [B,S,3C] */
         const fattn_var q = fattn_op_heads(t, qkv, 0, H, D), k = fattn_op_heads(t, qkv, H, H, D);
         const fattn_var o = model_attend(m, t, q, k, fattn_op_heads(t, qkv, 2 * H, H, D), 0, pass, layer);
-        x = onto(t, x, fattn_op_merge(t, o), p, ATTN_PROJ);
-        const fattn_var h = norm(t, x, p, LN_2);
-        x = onto(t, x, fattn_op_linear_gelu(t, h, fattn_use(t, &p[FC]), fattn_use(t, &p[FC + 1])), p, FC_PROJ);
+        h = onto(t, &x, fattn_op_merge(t, o), &p[ATTN_PROJ], &p[LN_2]);
+        const fattn_var up = fattn_op_linear_gelu(t, h, fattn_use(t, &p[FC]), fattn_use(t, &p[FC + 1]));
+        h = onto(t, &x, up, &p[FC_PROJ], &p[BLOCK_PARAMS + LN_1]); /* the next block's, or ln_f */
     }
-    return norm(t, x, m->params, m->n_params - AFTER_BLOCKS);
+    return h;
 }
 
 const model_arch model_gpt2 = {count, FIRST_BLOCK, shape, init, trunk};
