@@ -15,12 +15,10 @@ static __device__ __forceinline__ void cp_async_4(uint32_t to, const void *from,
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
 }
 static __device__ __forceinline__ void cp_async_commit(void) { asm volatile("cp.async.commit_group;" ::: "memory"); }
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 /* Arrives on an mbarrier when this thread's copies so far are complete. */
 static __device__ __forceinline__ void cp_async_arrive(uint32_t bar) {
     asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(bar) : "memory");
 }
-#endif
 /* Waits until at most the n newest groups are pending; n is a constant. */
 #define cp_async_wait(n) asm volatile("cp.async.wait_group %0;" ::"n"(n) : "memory")
 #else

@@ -1,6 +1,6 @@
 /* mbarriers, in shared memory, which count arrivals and transferred bytes (PTX ISA, "mbarrier"), and named barriers
    ("barrier"). An mbarrier completes one phase after the other; a wait is for the phase of a given parity, and a wait
-   for parity 1 on a new mbarrier returns at once. Needs sm_90. */
+   for parity 1 on a new mbarrier returns at once. Needs sm_90, but for init, arrive, test and named barriers: sm_80. */
 #ifndef FATTNI_CORE_PTX_MBARRIER_H
 #define FATTNI_CORE_PTX_MBARRIER_H
 

@@ -151,40 +151,49 @@ static inline uint32_t clock_now(void) {
     return cycles += 1000;
 }
 
-/* ---- mbarrier: {count, pending arrivals, bytes, phase} in the barrier's eight bytes ---- */
+/* ---- mbarrier: {count, pending arrivals, phase, words of 4 bytes} in the barrier's eight bytes ---- */
 
 typedef struct mbarrier {
-    uint8_t count, pending;
+    uint16_t count, pending;
     int8_t phase, reserved;
-    int32_t bytes;
+    int16_t words;
 } mbarrier;
 
 static inline mbarrier *mbarrier_at(uint32_t bar) { return (mbarrier *)(memory + bar); }
 static inline void mbarrier_settle(mbarrier *b) {
-    if (b->pending || b->bytes) return;
+    if (b->pending || b->words) return;
     b->pending = b->count;
     b->phase ^= 1;
 }
 static inline void mbarrier_init(uint32_t bar, int arrivals) {
-    const mbarrier fresh = {(uint8_t)arrivals, (uint8_t)arrivals, 0, 0, 0};
+    const mbarrier fresh = {(uint16_t)arrivals, (uint16_t)arrivals, 0, 0, 0};
     *mbarrier_at(bar) = fresh;
 }
 static inline void mbarrier_init_fence(void) {}
+static inline void mbarrier_add(mbarrier *b, int bytes) {
+    const int words = b->words + bytes / 4;
+    if (bytes % 4 || words != (int16_t)words) machine_fail("an mbarrier here does not count so many bytes");
+    b->words = (int16_t)words;
+}
 static inline void mbarrier_arrive_at(mbarrier *b, int bytes) {
     if (b->pending == 0) machine_fail("more arrivals than an mbarrier expects");
     --b->pending;
-    b->bytes += bytes;
+    mbarrier_add(b, bytes);
     mbarrier_settle(b);
 }
 static inline void mbarrier_expect(uint32_t bar, int bytes) {
-    if (bytes < 0 || bytes >= 1 << 20) machine_fail("an mbarrier does not count so many bytes");
+    if (bytes < 0) machine_fail("an mbarrier does not count such bytes");
     mbarrier_arrive_at(mbarrier_at(bar), bytes);
 }
 static inline void mbarrier_arrive(uint32_t bar) { mbarrier_expect(bar, 0); }
 static inline void mbarrier_arrive_if(uint32_t bar, int condition) {
     if (condition) mbarrier_arrive(bar);
 }
-static inline int mbarrier_test(uint32_t bar, uint32_t parity) { return mbarrier_at(bar)->phase != (int)parity; }
+static inline int mbarrier_test(uint32_t bar, uint32_t parity) {
+    const int complete = mbarrier_at(bar)->phase != (int)parity;
+    if (!complete) machine_yield(); /* who asks again lets others run */
+    return complete;
+}
 static inline void cp_async_arrive(uint32_t bar) { /* at once: the copies are complete, too */
     finish_copies();
     mbarrier_arrive(bar);
@@ -193,7 +202,7 @@ static inline void mbarrier_wait(uint32_t bar, uint32_t parity) {
     machine_wait(&mbarrier_at(bar)->phase, (int8_t)parity);
 }
 static inline void mbarrier_complete(void *bar, int bytes) {
-    ((mbarrier *)bar)->bytes -= bytes;
+    mbarrier_add((mbarrier *)bar, -bytes);
     mbarrier_settle((mbarrier *)bar);
 }
 static inline void named_barrier_sync(int id, int threads) { machine_meet(id, threads); }
