@@ -35,7 +35,7 @@ extern "C" __global__ void __launch_bounds__(256) fattn_bwd_postprocess(const __
     const fattni_bwd_args *const bwd = &args;
     const fattni_attention_args *const a = &args.a;
     const int BM = bwd->row_block;
-    const block_position at = row_block_at(bwd);
+    const block_position at = row_block_at(bwd, &bwd->dq);
     const int b = at.b, h = at.h, i0 = at.first;
     const sequence s = sequence_of(a, b);
     if (i0 < 0 || i0 >= s.Sq) return;

@@ -10,7 +10,11 @@
 #include "core/ptx/grid.h"
 #include "core/device/load_8.cuh"
 
-enum { THREADS = 256, AT_ONCE = 4 };
+#if defined __CUDA_ARCH__ && __CUDA_ARCH__ >= 1200 /* an SM holds 1536 threads, and four CTAs' registers spill */
+enum { THREADS = 256, CTAS = 3, AT_ONCE = 4 };
+#else
+enum { THREADS = 256, CTAS = 4, AT_ONCE = 4 };
+#endif
 
 /* Eight elements of O, more exact by their rest (o_rest.h). Beyond Dv d_o is 0. */
 DEVICE void add_rest_8(float x[8], const int8_t *from, int kind) {
@@ -62,13 +66,13 @@ DEVICE float sum_of_lanes(float x, int lanes) {
     return x;
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 3)
+extern "C" __global__ void __launch_bounds__(THREADS, CTAS)
     fattn_bwd_preprocess(const __grid_constant__ fattni_bwd_args args) {
     begin_grid();
     const fattni_bwd_args *const bwd = &args;
     const fattni_attention_args *const a = &args.a;
     const int BM = bwd->row_block, blocks = (a->Sq + BM - 1) / BM;
-    const block_position at = row_block_at(bwd);
+    const block_position at = row_block_at(bwd, &a->o);
     const int b = at.b, h = at.h, i0 = at.first;
     const sequence s = sequence_of(a, b);
     float *const sink_part = (float *)bwd->sink_parts + ((int64_t)h * a->B + b) * blocks + (unsigned)at.index;
@@ -78,6 +82,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 3)
     }
     if (bwd->dq_semaphore && threadIdx.x == 0) bwd->dq_semaphore[((int64_t)b * a->Hq + h) * blocks + at.index] = 0;
     const int64_t base = row_base(bwd, &s, b, h) + i0;
+    if (bwd->dq_accumulator) {
+        float4 *const zero = (float4 *)(bwd->dq_accumulator + base * bwd->D_padded);
+        for (int n = (int)threadIdx.x; n < BM * bwd->D_padded / 4; n += THREADS)
+            zero[n] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    }
     const int lanes = bwd->D_padded > 128 ? 32 : bwd->D_padded > 64 ? 16 : 8;
     const int group = (int)threadIdx.x / lanes, lane = (int)threadIdx.x % lanes;
     const float *const mean = key_mean_of(bwd, b, h / a->group);
@@ -164,10 +173,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 3)
             *sink_part = sum;
         }
     }
-    if (!bwd->dq_accumulator) return;
-    float4 *const zero = (float4 *)(bwd->dq_accumulator + base * bwd->D_padded);
-    for (int n = (int)threadIdx.x; n < BM * bwd->D_padded / 4; n += THREADS)
-        zero[n] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 }
 
 /* Zeroes d_bias, which the main kernel adds to. */

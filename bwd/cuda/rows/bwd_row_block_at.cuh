@@ -5,11 +5,18 @@
 #include "bwd/cuda/bwd_blocks.cuh"
 #include "bwd/cuda/bwd_padded_blocks.h"
 
-/* Where this CTA's row block is. All threads of a warp ask. */
-DEVICE block_position row_block_at(const fattni_bwd_args *bwd) {
+/* Where this CTA's row block is. `rows`: a tensor that it reads or writes; where a row's heads are side by side, so are
+   CTAs that have them: their short pieces share pages of memory. All threads of a warp ask. */
+DEVICE block_position row_block_at(const fattni_bwd_args *bwd, const fattni_view *rows) {
     const fattni_attention_args *const a = &bwd->a;
     const int BM = bwd->row_block;
-    if (!FATTNI_BY_PADDED_BLOCKS(bwd)) return block_at(blockIdx.x, a->Sq, BM, a->Hq);
+    if (!FATTNI_BY_PADDED_BLOCKS(bwd)) {
+        if (rows->h >= rows->row) return block_at(blockIdx.x, a->Sq, BM, a->Hq);
+        const int h = (int)(blockIdx.x % (unsigned)a->Hq);
+        block_position x = block_at(blockIdx.x / (unsigned)a->Hq, a->Sq, BM, 1);
+        x.h = h;
+        return x;
+    }
     const unsigned blocks = (unsigned)FATTNI_PADDED_BLOCKS(bwd);
     const int block = (int)(blockIdx.x % blocks), lane = (int)threadIdx.x % 32;
     block_position x = {0, (int)(blockIdx.x / blocks), 0, 0};
