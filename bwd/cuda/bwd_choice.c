@@ -96,7 +96,7 @@ static bool matches(const fattn_ctx *ctx, const fattni_cuda_kernel *k, const fat
 }
 
 /* mma16 to head_dim 64 has the registers for three CTAs per SM. Where shared memory has room for two, as on an A100,
-   mma16_mid is faster, which has the registers for two (bench/results/cards_h200.txt). */
+   mma16_ahead is faster, which has the registers for two (bench/results/cards_h200.txt). */
 static bool is_crowded(const fattn_ctx *ctx, const fattni_cuda_kernel *k) {
     const bool plain = k->variant == FATTNI_VARIANT_FULL || k->variant == FATTNI_VARIANT_CAUSAL;
     const size_t ctas = (ctx->gpu.shared_limit + 1024) / (k->shared + 1024);

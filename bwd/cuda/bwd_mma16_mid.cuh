@@ -6,12 +6,17 @@
    Threads     as bwd_mma16.cuh; a warp of blocks of 32 rows has 16 keys. Above head_dim 64 half of the warps compute
                S^T and the others dP^T, of 32 rows each, and then two share what both have: with 16 rows of both a warp
                would have fewer products per fragment that it loads.
-   Shared      struct shared_memory: dO has one stage, Q two where V's fragments are in registers (all, or all but the
-               last V_COLUMNS). V arrives, and dV leaves, by way of Q or its own tile.
+   Shared      struct shared_memory: dO has one stage, with K_AHEAD (bwd_mma16_ahead.cuh) two, Q two where V's
+               fragments are in registers (all, or all but the last V_COLUMNS). V arrives, and dV leaves, by way of Q or
+               its own tile.
    Registers   to head_dim 64 K's fragments, too; above, the first half of the warps has K's in place of V's.
-   Loads       dO of the next row block overlaps with dQ and dK, Q with all of this one; with one stage only with dQ.
+   Loads       dO of the next row block overlaps with dQ and dK, Q with all of this one; with one stage only with dQ;
+               with two stages both with all of it.
 
    Instances: bwd_kernels.def. Macros in: cmake/instance.cu.in. */
+#ifndef K_AHEAD
+#define K_AHEAD 0
+#endif
 enum { APART = K_D > 64, KEY_TILES = K_BM == 32 ? 1 : 2 };
 #include "bwd/cuda/bwd_mma16_warp.cuh"
 #include "core/ptx/mbarrier.h"
@@ -21,14 +26,17 @@ enum {
     V_COLUMNS = APART ? (BESIDE ? 64 : D) : 0, /* in shared memory */
     V_STEPS = (D - V_COLUMNS) / 16,            /* in registers */
     HELD = V_STEPS ? KEY_TILES * V_STEPS : 1,
-    Q_STAGES = V_STEPS ? 2 : 1
+    Q_STAGES = V_STEPS ? 2 : 1,
+    EARLY_Q = Q_STAGES == 2 && BN <= BM, /* V takes one tile of Q: the first Q arrives in the other */
+    DO_STAGES = K_AHEAD ? 2 : 1
 };
 static_assert(!GENERAL && ROW_TILES % 2 == 0, "S");
 static_assert(!APART || ROWS_PER_WARP == 16, "two warps share 32 rows");
 static_assert(BN <= Q_STAGES * BM, "V and dV fit into the tiles of Q");
+static_assert(DO_STAGES == 1 || Q_STAGES == 2, "what is ahead of dO");
 
 typedef struct shared_memory {
-    half_type k[BN * PITCH], q[Q_STAGES][BM * PITCH], d_o[BM * PITCH];
+    half_type k[BN * PITCH], q[Q_STAGES][BM * PITCH], d_o[DO_STAGES][BM * PITCH];
     half_type p[BN * P_PITCH], ds[BESIDE ? 0 : BN * P_PITCH]; /* transposed */
     half_type v[BN * V_COLUMNS];                              /* its last columns */
     row_statistics rows[2];
@@ -69,7 +77,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS) K_NAME(const __gri
     extern __shared__ __align__(128) unsigned char memory[];
     shared_memory *const tiles = (shared_memory *)memory;
     const uint32_t shared = shared_address(memory), k_tile = MEMBER_ADDRESS(shared, k),
-                   q_tiles = MEMBER_ADDRESS(shared, q), do_tile = MEMBER_ADDRESS(shared, d_o),
+                   q_tiles = MEMBER_ADDRESS(shared, q), do_tiles = MEMBER_ADDRESS(shared, d_o),
                    p_tile = MEMBER_ADDRESS(shared, p), v_tile = MEMBER_ADDRESS(shared, v),
                    ds_tile = BESIDE ? p_tile : MEMBER_ADDRESS(shared, ds);
     const int ds_column = BESIDE ? BM : 0;
@@ -93,7 +101,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS) K_NAME(const __gri
     row_block now, next = {rows.head, rows.first * BM};
     if (steps > 0) {
         load_keys(k_tile, V_STEPS ? q_tiles : v_tile, a, &s, hk, j0);
-        load_do(do_tile, bwd, &s, &next);
+        load_do(do_tiles, bwd, &s, &next);
+        if (EARLY_Q) load_q(q_tiles + TILE_M, bwd, &s, &next);
         if (V_STEPS && V_COLUMNS)
             load_tile(v_tile, V_COLUMNS, BN, THREADS, half_row_at(&a->v, &s, hk, s.k0 + j0) + (D - V_COLUMNS), a->v.row,
                       s.Sk - j0, a->Dv - (D - V_COLUMNS), a->vector_qkv);
@@ -110,7 +119,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS) K_NAME(const __gri
                 }
             __syncthreads(); /* all warps have read V: Q takes its place */
         }
-        load_q(q_tiles, bwd, &s, &next);
+        if (!EARLY_Q) load_q(q_tiles, bwd, &s, &next);
         load_statistics(MEMBER_ADDRESS(shared, rows), bwd, base, &next);
         cp_async_commit();
     }
@@ -119,13 +128,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS) K_NAME(const __gri
     for (int step = 0; step < steps; ++step) {
         go_on(&now, &next, &rows, step);
         const tile_position at = {b, now.h, now.i0, j0, keys};
-        const uint32_t stage = Q_STAGES == 2 ? (uint32_t)(step & 1) * TILE_M : 0, q_tile = q_tiles + stage;
+        const uint32_t stage = Q_STAGES == 2 ? (uint32_t)(step & 1 ^ EARLY_Q) * TILE_M : 0, q_tile = q_tiles + stage,
+                       do_tile = do_tiles + (DO_STAGES == 2 ? (uint32_t)(step & 1) * TILE_M : 0);
         float p[KEY_TILES][ROW_TILES][4], ds[KEY_TILES][ROW_TILES][4], dq[2 * DQ_TILES][4];
         keep_bits keep;
 
         cp_async_wait(0);
         __syncthreads(); /* Q and dO have arrived; all warps are done with P, dS and the last Q */
         if (step + 1 < steps) {
+            if (DO_STAGES == 2) load_do(do_tiles + (uint32_t)(~step & 1) * TILE_M, bwd, &s, &next);
             if (Q_STAGES == 2) load_q(q_tiles + ((uint32_t)TILE_M - stage), bwd, &s, &next);
             load_statistics(ELEMENT_ADDRESS(shared, rows, (step + 1) & 1), bwd, base, &next);
             cp_async_commit();
@@ -158,10 +169,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS) K_NAME(const __gri
 
         product_nn(dv, KEY_TILES, COLUMN_TILES, BM, lane_16(p_tile, P_PITCH), w.key0, P_PITCH, 0,
                    lane_16(do_tile, PITCH), w.column0, PITCH);
-        __syncthreads(); /* all warps have read dO */
-        if (step + 1 < steps) {
-            load_do(do_tile, bwd, &s, &next);
-            cp_async_commit();
+        if (DO_STAGES == 1) {
+            __syncthreads(); /* all warps have read dO */
+            if (step + 1 < steps) {
+                load_do(do_tile, bwd, &s, &next);
+                cp_async_commit();
+            }
         }
         const uint32_t ds_lane = fragment_at(lane_16(ds_tile, P_PITCH), P_PITCH, 0, ds_column);
         const int64_t padded = padded_row(bwd, base, &now);

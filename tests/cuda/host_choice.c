@@ -92,7 +92,7 @@ Test(host_choice, kernels_by_shared_memory) {
         int arch;
         int64_t D;
         const char *fwd, *bwd;
-    } calls[] = {{80, 64, "mma16_bf16_d64_full_128x128", "mma16_mid_bf16_d64_full_64x64"},
+    } calls[] = {{80, 64, "mma16_bf16_d64_full_128x128", "mma16_ahead_bf16_d64_full_64x64"},
                  {80, 128, "mma16_bf16_d128_full_128x64", "mma16_bf16_d128_full_64x128"},
                  {80, 256, "mma16_pairs_bf16_d256_full_128x64", "mma16_mid_bf16_d256_full_64x64"},
                  {89, 64, "mma16_bf16_d64_full_128x128", "mma16_mid_bf16_d64_full_64x64"},

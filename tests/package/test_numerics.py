@@ -60,7 +60,8 @@ column_of = {64: 0, 80: 1, 96: 1, 128: 2, 192: 3, 256: 4}
 for family, title, ways in (("sm90", "Hopper", ("forward", "backward")), ("mma16", "mma16", ("forward", "backward")),
                             ("mma16_lean", "mma16_lean", ("forward", "backward")),
                             ("mma16_pairs", "mma16_pairs", ("forward",)), ("mma16_keys", "mma16_keys", ("backward",)),
-                            ("mma16_mid", "mma16_mid", ("backward",)), ("parts", "few rows", ("forward",))):
+                            ("mma16_ahead", "mma16_ahead", ("backward",)), ("mma16_mid", "mma16_mid", ("backward",)),
+                            ("parts", "few rows", ("forward",))):
     for way in ways:
         row = re.search(rf"^\| {title} {way}[^|]*\|(.*)\|$", TEXT, re.M)
         check(row, f"no row of {title} {way}")
