@@ -5,7 +5,7 @@
                columns. Pairs do not wait for each other, so that one multiplies while another has its softmax.
    Shared      struct shared_memory. P goes from one division to the other by way of it. O is stored through Q's tile.
    Loads       cp.async, by halves: of K columns, of V keys. A half of the next block takes the place of one that all
-               warps have read, one product after this warp has, so that it seldom waits for the others.
+               warps have read, a product or more after this warp has, so that it seldom waits for the others.
 
    Instances: fwd_kernels.def. Macros in: cmake/instance.cu.in. */
 #include "core/device/describe.cuh"
@@ -154,13 +154,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS) K_NAME(const __gri
         if (sees)
             add_product_nt(p[0], ROW_TILES, KEY_TILES, D / 2, lane_16(ELEMENT_ADDRESS(shared, q, 0), D / 2), row0,
                            D / 2, lane_8(ELEMENT_ADDRESS(shared, k, 0), D / 2), key0, D / 2);
-        if (block < last) load_in_place(&a, &keys, shared, V1, parity ^ 1, j0);
+        if (block < last) load_in_place(&a, &keys, shared, V0, parity ^ 1, j0);
         wait_loaded(shared, K1, parity);
         give_back(shared, K0, p[ROW_TILES - 1][KEY_TILES - 1][0]);
         if (sees)
             add_product_nt(p[0], ROW_TILES, KEY_TILES, D / 2, lane_16(ELEMENT_ADDRESS(shared, q, 1), D / 2), row0,
                            D / 2, lane_8(ELEMENT_ADDRESS(shared, k, 1), D / 2), key0, D / 2);
         give_back(shared, K1, p[ROW_TILES - 1][KEY_TILES - 1][0]);
+        if (block < last) load_in_place(&a, &keys, shared, V1, parity ^ 1, j0);
         if (sees) {
             if (j0 + key0 + KEYS > min(i0 + row0 + 1 + s.hi, s.Sk)) {
 #pragma unroll
@@ -201,19 +202,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS) K_NAME(const __gri
             }
             named_barrier_sync(1 + pair, 64); /* P is there */
         }
-        if (block > first) load_in_place(&a, &keys, shared, K0, parity, j0 - BN);
         wait_loaded(shared, V0, parity);
         if (sees)
             product_nn(o, ROW_TILES, COLUMN_TILES, BN / 2, lane_16(p_tile, BN), row0, BN, 0,
                        lane_16(ELEMENT_ADDRESS(shared, v, 0), D), column0, D);
-        if (block > first) load_in_place(&a, &keys, shared, K1, parity, j0 - BN);
+        if (block > first) load_in_place(&a, &keys, shared, K0, parity, j0 - BN);
         wait_loaded(shared, V1, parity);
         give_back(shared, V0, o[ROW_TILES * COLUMN_TILES - 1][0]);
         if (sees)
             product_nn(o, ROW_TILES, COLUMN_TILES, BN / 2, lane_16(p_tile, BN) ^ (uint32_t)BN, row0, BN, 0,
                        lane_16(ELEMENT_ADDRESS(shared, v, 1), D), column0, D);
         give_back(shared, V1, o[ROW_TILES * COLUMN_TILES - 1][0]);
-        if (block > first) load_in_place(&a, &keys, shared, V0, parity, j0 - BN);
+        if (block > first) load_in_place(&a, &keys, shared, K1, parity, j0 - BN);
     }
 
     /* Row epilogue: O / l, L = m + ln l; a row without keys gives O = 0, L = -inf. */
