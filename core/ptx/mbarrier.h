@@ -1,6 +1,6 @@
 /* mbarriers, in shared memory, which count arrivals and transferred bytes (PTX ISA, "mbarrier"), and named barriers
    ("barrier"). An mbarrier completes one phase after the other; a wait is for the phase of a given parity, and a wait
-   for parity 1 on a new mbarrier returns at once. Needs sm_90, but for init, arrive, test and named barriers: sm_80. */
+   for parity 1 on a new mbarrier returns at once. Byte counts and clusters need sm_90, the rest sm_80. */
 #ifndef FATTNI_CORE_PTX_MBARRIER_H
 #define FATTNI_CORE_PTX_MBARRIER_H
 
@@ -69,7 +69,11 @@ static __device__ __forceinline__ int mbarrier_test(uint32_t bar, uint32_t parit
     return done;
 }
 static __device__ __forceinline__ void mbarrier_wait(uint32_t bar, uint32_t parity) {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
     while (!mbarrier_try(bar, parity)) {}
+#else /* no such wait: who asks again and again takes issue slots, too */
+    while (!mbarrier_test(bar, parity)) __nanosleep(20);
+#endif
     random_delay();
 }
 

@@ -65,21 +65,13 @@ DEVICE void load_half(const fattni_attention_args *a, const key_source *from, ui
         mbarrier_arrive(loaded);
 }
 
-/* Who asks again and again takes issue slots from warps that compute. */
-DEVICE void wait_for(uint32_t bar, uint32_t parity) {
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-    mbarrier_wait(bar, parity);
-#else
-    while (!mbarrier_test(bar, parity)) __nanosleep(20);
-#endif
-}
 DEVICE void wait_loaded(uint32_t shared, int half, uint32_t parity) {
-    wait_for(ELEMENT_ADDRESS(shared, loaded, half), parity);
+    mbarrier_wait(ELEMENT_ADDRESS(shared, loaded, half), parity);
 }
 /* In place of what all warps have read, of the block of `parity`. */
 DEVICE void load_in_place(const fattni_attention_args *a, const key_source *from, uint32_t shared, int half,
                           uint32_t parity, int j0) {
-    wait_for(ELEMENT_ADDRESS(shared, read, half), parity);
+    mbarrier_wait(ELEMENT_ADDRESS(shared, read, half), parity);
     load_half(a, from, shared, half, j0);
 }
 /* After the warp's last load from a half, of which `product` comes. All lanes arrive, as all have loaded. */

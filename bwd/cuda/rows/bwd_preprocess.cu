@@ -11,10 +11,11 @@
 #include "core/device/load_8.cuh"
 
 #if defined __CUDA_ARCH__ && __CUDA_ARCH__ >= 1200 /* an SM holds 1536 threads, and four CTAs' registers spill */
-enum { THREADS = 256, CTAS = 3, AT_ONCE = 4 };
+enum { CTAS = 3 };
 #else
-enum { THREADS = 256, CTAS = 4, AT_ONCE = 4 };
+enum { CTAS = 4 };
 #endif
+enum { THREADS = 256, AT_ONCE = 4 };
 
 /* Eight elements of O, more exact by their rest (o_rest.h). Beyond Dv d_o is 0. */
 DEVICE void add_rest_8(float x[8], const int8_t *from, int kind) {
