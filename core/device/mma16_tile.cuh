@@ -13,6 +13,7 @@
 #include "core/device/sequence.cuh"
 #include "core/device/half_types.cuh"
 #include "core/ptx/cp_async.h"
+#include "core/ptx/global.h"
 #include "core/ptx/ldmatrix.h"
 #include "core/ptx/shared.h"
 
@@ -246,19 +247,31 @@ DEVICE void store_rows(const void *accumulators, int row_tiles, int column_tiles
             store_shared_word(tile + tile_offset(columns, row + 8, c) + 4u * t, pack(x[2], x[3]));
         }
     __syncwarp();
-    const int chunks = columns / 8;
+    const int chunks = columns / 8, accesses = row_tiles * chunks / 2, at_once = accesses % 8 ? 4 : 8;
+    if (vector) {
+#pragma unroll
+        for (int first = 0; first < accesses; first += at_once) {
+            uint4 x[8];
+#pragma unroll
+            for (int n = 0; n < at_once; ++n) {
+                const int at = 32 * (first + n) + lane;
+                x[n] = load_chunk(tile + tile_offset(columns, row0 + at / chunks, at % chunks));
+            }
+#pragma unroll
+            for (int n = 0; n < at_once; ++n) {
+                const int at = 32 * (first + n) + lane, row = row0 + at / chunks, chunk = at % chunks;
+                store_global_4_if(out + row * pitch + chunk * 8, &x[n].x, row < rows && chunk * 8 < width);
+            }
+        }
+        return;
+    }
+#pragma unroll 1
     for (int at = lane; at < 16 * row_tiles * chunks; at += 32) {
         const int row = row0 + at / chunks, chunk = at % chunks;
         if (row >= rows || chunk * 8 >= width) continue;
         const uint4 x = load_chunk(tile + tile_offset(columns, row, chunk));
-        half_type *const to = out + row * pitch + chunk * 8;
-        if (vector) {
-            *(uint4 *)to = x;
-        } else {
-            const half_type *const element = (const half_type *)&x;
-            for (int e = 0; e < 8; ++e)
-                if (chunk * 8 + e < width) to[e] = element[e];
-        }
+        for (int e = 0; e < 8; ++e)
+            if (chunk * 8 + e < width) out[row * pitch + chunk * 8 + e] = ((const half_type *)&x)[e];
     }
 }
 

@@ -150,6 +150,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS) K_NAME(const __gri
                   a.vector_qkv);
     cp_async_commit();
 
+    if (!GENERAL) prefetch_next_q(&a, BM, PITCH, THREADS);
+
     for (; block >= first; --block) {
         const int j0 = block * BN;
         cp_async_wait(0);
@@ -225,38 +227,44 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS) K_NAME(const __gri
     const sequence own = TAKES_PARTS ? sequence_of(&a, b) : s; /* again: it takes no registers before */
     const fattni_fwd_split_args *const split = SPLIT_OF(args);
     float *const part = split ? (float *)split->results + result_of_part(split) : 0;
-    float *const lse = (float *)a.lse.p + own.batch * a.lse.b + h * a.lse.h;
+    const int end_tile = ROW_TILES == 2 ? t / 2 : 0,
+              end_i = row0 + 16 * end_tile + 8 * (t % 2) + g; /* this lane's row */
+    const int ends = t < 2 * ROW_TILES && end_i < rows;
+    float sums[ROW_TILES][2];
 #pragma unroll
-    for (int r = 0; r < ROW_TILES; ++r)
+    for (int r = 0; r < ROW_TILES; ++r) sums[r][0] = quad_sum(l[r][0]), sums[r][1] = quad_sum(l[r][1]);
+    const float maximum = of_own_row(m, ROW_TILES), sum = of_own_row(sums, ROW_TILES);
+    if (part) {
+        float *const maxima = part + split->rows * split->width;
+        if (ends) maxima[end_i] = maximum, maxima[split->rows + end_i] = sum;
+    } else {
+        float *const lse =
+            (float *)a.lse.p + own.batch * a.lse.b + h * a.lse.h + (int64_t)(own.q0 + i0 + end_i) * a.lse.row;
+        const row_result row =
+            end_of_row(&a, GENERAL, maximum, sum, unit, GENERAL ? 1.0f : a.scale, h, end_i < rows ? lse : 0);
+        if (GENERAL) __syncwarp(); /* all lanes of the row have read the old L */
+        if (ends) *lse = row.L;
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            const int i = row0 + 16 * r + g + 8 * half;
-            const float sum = quad_sum(l[r][half]);
-            if (part) {
-                float *const maxima = part + split->rows * split->width;
-                if (t == 0 && i < rows) maxima[i] = m[r][half], maxima[split->rows + i] = sum;
-                continue;
+        for (int r = 0; r < ROW_TILES; ++r)
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                const int i = row0 + 16 * r + g + 8 * half;
+                const float scale = __shfl_sync(ALL_LANES, row.scale, lane_of_row(r, half));
+#pragma unroll
+                for (int c = 0; c < COLUMN_TILES; ++c) o[r][c][2 * half] *= scale, o[r][c][2 * half + 1] *= scale;
+                if (GENERAL && (a.flags & FATTN_MERGE)) {
+                    const float keep_old = __shfl_sync(ALL_LANES, row.keep_old, lane_of_row(r, half));
+                    const float *const old =
+                        (const float *)a.o.p + own.batch * a.o.b + h * a.o.h + (int64_t)(own.q0 + i0 + i) * a.o.row;
+#pragma unroll
+                    for (int c = 0; c < COLUMN_TILES; ++c)
+#pragma unroll
+                        for (int e = 0; e < 2; ++e)
+                            if (i < rows && 8 * c + 2 * t + e < a.Dv && keep_old > 0)
+                                o[r][c][2 * half + e] += keep_old * old[8 * c + 2 * t + e];
+                }
             }
-            const row_result row = end_of_row(&a, GENERAL, m[r][half], sum, unit, GENERAL ? 1.0f : a.scale, h,
-                                              i < rows ? &lse[(int64_t)(own.q0 + i0 + i) * a.lse.row] : 0);
-#pragma unroll
-            for (int c = 0; c < COLUMN_TILES; ++c) {
-                o[r][c][2 * half] *= row.scale;
-                o[r][c][2 * half + 1] *= row.scale;
-            }
-            if (GENERAL && (a.flags & FATTN_MERGE) && i < rows) {
-                const float *const old =
-                    (const float *)a.o.p + own.batch * a.o.b + h * a.o.h + (int64_t)(own.q0 + i0 + i) * a.o.row;
-#pragma unroll
-                for (int c = 0; c < COLUMN_TILES; ++c)
-#pragma unroll
-                    for (int e = 0; e < 2; ++e)
-                        if (8 * c + 2 * t + e < a.Dv && row.keep_old > 0)
-                            o[r][c][2 * half + e] += row.keep_old * old[8 * c + 2 * t + e];
-            }
-            if (GENERAL) __syncwarp(); /* all threads of the row have read the old L */
-            if (t == 0 && i < rows) lse[(int64_t)(own.q0 + i0 + i) * a.lse.row] = row.L;
-        }
+    }
     if (part || a.o_f32) {
         float *const out =
             part ? part : (float *)a.o.p + own.batch * a.o.b + h * a.o.h + (int64_t)(own.q0 + i0) * a.o.row;

@@ -134,6 +134,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS) K_NAME(const __gri
                           min(a.D - D / 2 * half, D / 2), a.vector_qkv);
             load_half(&a, &keys, shared, half, block * BN);
         }
+    prefetch_next_q(&a, BM, D, THREADS);
 
     const int last = block;
     for (uint32_t parity = 0; block >= first; --block, parity ^= 1) {
@@ -211,30 +212,26 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS) K_NAME(const __gri
     /* Row epilogue: O / l, L = m + ln l; a row without keys gives O = 0, L = -inf. */
     cp_async_wait(0);
     __syncthreads();
+    const int end_i = row0 + 16 * (t / 2) + 8 * (t % 2) + g; /* this lane's row */
     float sums[ROW_TILES][2];
 #pragma unroll
-    for (int r = 0; r < ROW_TILES; ++r)
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            sums[r][half] = quad_sum(l[r][half]);
-            if (t == 0) tiles->halves[side][row0 + 16 * r + 8 * half + g] = sums[r][half];
-        }
+    for (int r = 0; r < ROW_TILES; ++r) sums[r][0] = quad_sum(l[r][0]), sums[r][1] = quad_sum(l[r][1]);
+    const float sum = of_own_row(sums, ROW_TILES);
+    tiles->halves[side][end_i] = sum;
     named_barrier_sync(1 + pair, 64); /* both warps' sums are there */
-    float *const lse = (float *)a.lse.p + s.batch * a.lse.b + h * a.lse.h;
+    const row_result row =
+        end_of_row(&a, 0, of_own_row(m, ROW_TILES), sum + tiles->halves[!side][end_i], unit, a.scale, h, 0);
+    if (side == 0 && end_i < rows)
+        ((float *)a.lse.p)[s.batch * a.lse.b + h * a.lse.h + (int64_t)(s.q0 + i0 + end_i) * a.lse.row] = row.L;
 #pragma unroll
-    for (int r = 0; r < ROW_TILES; ++r)
+    for (int n = 0; n < 2 * ROW_TILES; ++n) {
+        const float scale = __shfl_sync(ALL_LANES, row.scale, lane_of_row(n / 2, n % 2));
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            const int i = row0 + 16 * r + g + 8 * half;
-            const row_result row =
-                end_of_row(&a, 0, m[r][half], sums[r][half] + tiles->halves[!side][i], unit, a.scale, h, 0);
-#pragma unroll
-            for (int c = 0; c < COLUMN_TILES; ++c) {
-                o[r * COLUMN_TILES + c][2 * half] *= row.scale;
-                o[r * COLUMN_TILES + c][2 * half + 1] *= row.scale;
-            }
-            if (side == 0 && t == 0 && i < rows) lse[(int64_t)(s.q0 + i0 + i) * a.lse.row] = row.L;
+        for (int c = 0; c < COLUMN_TILES; ++c) {
+            float *const x = &o[n / 2 * COLUMN_TILES + c][n % 2 * 2];
+            x[0] *= scale, x[1] *= scale;
         }
+    }
     if (a.o_f32) {
         float *const out = (float *)a.o.p + s.batch * a.o.b + h * a.o.h + (int64_t)(s.q0 + i0) * a.o.row;
 #pragma unroll

@@ -4,6 +4,8 @@
 #define FATTNI_FWD_CUDA_FWD_ROW_BLOCK_H
 
 #include "core/device/sequence.cuh"
+#include "core/ptx/load_once.h"
+#include "core/ptx/sm_count.h"
 #include "fwd/cuda/fwd_split.h"
 
 typedef struct row_block {
@@ -32,12 +34,12 @@ DEVICE void narrow_to_part(row_block *x, int part, int keys, int BN) {
 /* Row blocks vary fastest, the last rows, which see most keys under a causal mask, first; then the heads of a group,
    whose K and V are in L2 by then; then parts. split: NULL where keys are not split. Gives 0 if the sequence has no
    such rows or the block no such part. */
-DEVICE int find_row_block(const fattni_attention_args *a, const fattni_fwd_split_args *split, int BM, int BN,
-                          row_block *x) {
-    const int blocks = (a->Sq + BM - 1) / BM, plane = (int)(blockIdx.x / (unsigned)blocks);
-    const int n = plane / a->Hq, part = split ? n % split->parts : 0;
-    x->h = plane % a->Hq, x->b = split ? n / split->parts : n;
-    x->i0 = (blocks - 1 - (int)(blockIdx.x % (unsigned)blocks)) * BM;
+DEVICE int row_block_of(unsigned cta, const fattni_attention_args *a, const fattni_fwd_split_args *split, int BM,
+                        int BN, row_block *x) {
+    const unsigned blocks = (unsigned)(a->Sq + BM - 1) / (unsigned)BM, plane = cta / blocks;
+    const int n = (int)(plane / (unsigned)a->Hq), part = split ? n % split->parts : 0;
+    x->h = (int)plane - n * a->Hq, x->b = split ? n / split->parts : n;
+    x->i0 = (int)((plane + 1) * blocks - 1 - cta) * BM;
     x->s = sequence_of(a, x->b);
     if (x->i0 >= x->s.Sq) return 0;
     x->rows = min(BM, x->s.Sq - x->i0);
@@ -47,6 +49,26 @@ DEVICE int find_row_block(const fattni_attention_args *a, const fattni_fwd_split
     if (part >= parts_of(x, keys, BN)) return 0;
     narrow_to_part(x, part, keys, BN);
     return 1;
+}
+DEVICE int find_row_block(const fattni_attention_args *a, const fattni_fwd_split_args *split, int BM, int BN,
+                          row_block *x) {
+    return row_block_of(blockIdx.x, a, split, BM, BN, x);
+}
+
+/* Q of the row block that probably follows on this SM, to L2: of 16-bit elements, D columns, by kernels that take all
+   registers, so that an SM has 256 threads. */
+DEVICE void prefetch_next_q(const fattni_attention_args *a, int BM, int D, int threads) {
+    const unsigned cta = blockIdx.x + sm_count() * (unsigned)(256 / threads);
+    row_block x;
+    if (cta >= gridDim.x || !row_block_of(cta, a, 0, BM, BM, &x)) return;
+    const char *const q =
+        (const char *)a->q.p + 2 * (x.s.batch * a->q.b + x.h * a->q.h + (int64_t)(x.s.q0 + x.i0) * a->q.row);
+    const int lines = D / 64;
+#pragma unroll
+    for (int at = 0; at < BM * lines; at += threads) {
+        const int row = (at + (int)threadIdx.x) / lines, line = (at + (int)threadIdx.x) % lines;
+        if (row < x.rows && 64 * line < a->D) prefetch_line(q + 2 * (row * a->q.row + 64 * line));
+    }
 }
 
 /* Where the CTA's part of O, maxima and sums goes, in elements of the results. */

@@ -31,6 +31,7 @@
 #define FATTNI_CORE_PTX_RELAXED_H
 #define FATTNI_SM80 1
 #define FATTNI_CORE_PTX_SHARED_H
+#define FATTNI_CORE_PTX_SM_COUNT_H
 #define FATTNI_CORE_PTX_STMATRIX_H
 #define FATTNI_CORE_PTX_STORE_ASYNC_H
 #define FATTNI_CORE_PTX_THREAD_H
@@ -144,6 +145,7 @@ static inline void reduce_add_4(float *p, const float x[4]) {
     for (int e = 0; e < 4; ++e) p[e] += x[e];
 }
 
+static inline uint32_t sm_count(void) { return 1; }
 static inline int reload_thread_index(void) { return (int)threadIdx.x; }
 
 static inline uint32_t clock_now(void) {
