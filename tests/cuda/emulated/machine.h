@@ -130,6 +130,9 @@ template <class T> static inline T __ldcg(const T *p) { return *p; }
 static inline uint32_t __shfl_sync(uint32_t, uint32_t x, int lane, int width = 32) {
     return machine_gather(&x)[(int)(threadIdx.x % 32) / width * width + lane % width];
 }
+static inline int __shfl_sync(uint32_t, int x, int lane, int width = 32) {
+    return (int)__shfl_sync(0, (uint32_t)x, lane, width);
+}
 static inline float __shfl_sync(uint32_t, float x, int lane, int width = 32) {
     return __int_as_float((int)__shfl_sync(0, (uint32_t)__float_as_int(x), lane, width));
 }
