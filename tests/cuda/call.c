@@ -1,5 +1,6 @@
 #include "call.h"
 
+#include <cuda_runtime_api.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -9,7 +10,11 @@ int call_arch(void) {
     const char *const arch = getenv("FATTN_TEST_ARCH");
     return arch ? atoi(arch) : 0;
 }
-bool call_has_bf16(void) { return !call_arch() || call_arch() >= 80; }
+bool call_has_bf16(void) {
+    int major = 0;
+    if (call_arch()) return call_arch() >= 80;
+    return cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0) != cudaSuccess || major >= 8;
+}
 
 void call_must(fattn_ctx *ctx, fattn_status s, const char *what) {
     if (s == FATTN_OK) return;

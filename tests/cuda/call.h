@@ -10,7 +10,7 @@
 #include <stddef.h>
 
 /* FATTN_TEST_ARCH of the environment, 75, 80, 86 or 89, or 0: for arch_cap, so that contexts have the kernels and the
-   shared memory of such a GPU. Whether it takes BF16. */
+   shared memory of such a GPU. Whether it, or device 0, takes BF16. */
 int call_arch(void);
 bool call_has_bf16(void);
 
