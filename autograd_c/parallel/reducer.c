@@ -349,7 +349,7 @@ static fattn_message message(void *data, int64_t begin, int64_t end, size_t size
 
 /* Where receivers copy, they do not wait until they finish. */
 static fattn_status fetch(fattn_reducer *r, int64_t past) {
-    for (; r->comm->receive && r->fetched < past; ++r->fetched)
+    for (; r->comm->parts && r->fetched < past; ++r->fetched)
         FATTNI_TRY(fattni_comm_receive(r->comm, r->open[r->fetched % MOST_OPEN].request, false));
     return FATTN_OK;
 }

@@ -108,17 +108,17 @@ fattn_status fattni_comm_start_parts(fattn_comm *c, const fattni_parts *sends, i
     fattni_parts *kept;
     FATTNI_TRY(fattni_host_alloc(c->ctx, (size_t)(n_sends + n_receives + 1) * sizeof *kept, (void **)&kept));
     const int s = take_parts(sends, n_sends, kept), r = take_parts(receives, n_receives, kept + n_sends);
-    const fattn_status status = c->start_parts(c->transport.state, c->ctx, kept, s, kept + n_sends, r, request);
+    const fattn_status status = c->parts->start(c->transport.state, c->ctx, kept, s, kept + n_sends, r, request);
     fattni_host_free(c->ctx, kept, (size_t)(n_sends + n_receives + 1) * sizeof *kept);
     return fattni_comm_end(c, status);
 }
 
 fattn_status fattni_comm_receive(fattn_comm *c, void *request, bool waits) {
-    return fattni_comm_end(c, c->receive(c->transport.state, c->ctx, request, waits));
+    return fattni_comm_end(c, c->parts->receive(c->transport.state, c->ctx, request, waits));
 }
 
 fattn_status fattni_comm_finish_parts(fattn_comm *c, void *const *requests, int n) {
-    return fattni_comm_end(c, c->finish_parts(c->transport.state, c->ctx, requests, n));
+    return fattni_comm_end(c, c->parts->finish(c->transport.state, c->ctx, requests, n));
 }
 
 fattn_status fattni_comm_finish(fattn_comm *c, void *request) {

@@ -14,22 +14,22 @@ typedef struct fattni_parts {
     bool exposed; /* the receiver's: nothing else runs meanwhile, so that SMs may copy, too */
 } fattni_parts;
 
-/* As start of fattn_transport, with parts for messages; at most one of them goes from one rank to another. */
-typedef fattn_status fattni_start_parts(void *state, fattn_ctx *ctx, const fattni_parts *sends, int n_sends,
-                                        const fattni_parts *receives, int n_receives, void **request);
-
-/* Enqueues the copies of what the request receives, which else finish does, in the order of starts; if it waits, what
-   is enqueued from now on runs after them. To finish it remains. */
-typedef fattn_status fattni_receive(void *state, fattn_ctx *ctx, void *request, bool waits);
-/* finish of all of these, in the order of their starts: with fewer waits on the device than one after the other. */
-typedef fattn_status fattni_finish_parts(void *state, fattn_ctx *ctx, void *const *requests, int n);
+/* What a transport that moves parts, too, has beside fattn_transport. */
+typedef struct fattni_parts_transport {
+    /* As start of fattn_transport, with parts for messages; at most one of them goes from one rank to another. */
+    fattn_status (*start)(void *state, fattn_ctx *ctx, const fattni_parts *sends, int n_sends,
+                          const fattni_parts *receives, int n_receives, void **request);
+    /* Enqueues the copies of what the request receives, which else finish does, in the order of starts; if it waits,
+       what is enqueued from now on runs after them. To finish it remains. */
+    fattn_status (*receive)(void *state, fattn_ctx *ctx, void *request, bool waits);
+    /* finish of all of these, in the order of their starts: with fewer waits on the device than one after the other. */
+    fattn_status (*finish)(void *state, fattn_ctx *ctx, void *const *requests, int n);
+} fattni_parts_transport;
 
 struct fattn_comm {
     fattn_ctx *ctx;
     fattn_transport transport;
-    fattni_start_parts *start_parts; /* NULL: the transport moves only messages; so, too: */
-    fattni_receive *receive;
-    fattni_finish_parts *finish_parts;
+    const fattni_parts_transport *parts; /* NULL: the transport moves only messages */
     int rank, size;
     bool failed; /* a call of this rank has failed: the group has ended */
     void *scratch;
@@ -44,10 +44,10 @@ fattn_status fattni_comm_options(fattn_ctx *ctx, const fattn_comm_options *opt, 
    ended; so it has after fattni_comm_end with a status that is not FATTN_OK, which it returns. */
 fattn_status fattni_comm_start(fattn_comm *c, const fattn_message *sends, int n_sends, const fattn_message *receives,
                                int n_receives, void **request);
-/* The same with parts, where the communicator has start_parts; those without tensors are dropped. */
+/* The same with parts, where the communicator moves them; those without tensors are dropped. */
 fattn_status fattni_comm_start_parts(fattn_comm *c, const fattni_parts *sends, int n_sends,
                                      const fattni_parts *receives, int n_receives, void **request);
-/* Where there is start_parts; also of messages. */
+/* Where the communicator moves parts; also of messages. */
 fattn_status fattni_comm_receive(fattn_comm *c, void *request, bool waits);
 fattn_status fattni_comm_finish_parts(fattn_comm *c, void *const *requests, int n);
 fattn_status fattni_comm_finish(fattn_comm *c, void *request);

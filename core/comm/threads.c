@@ -495,6 +495,9 @@ static fattn_status join(fattn_world *w, fattn_ctx *ctx, int rank) {
     return s;
 }
 
+static const fattni_parts_transport parts_transport = {
+    .start = start_parts, .receive = receive_early, .finish = finish_parts};
+
 fattn_status fattn_comm_join(fattn_ctx *ctx, fattn_world *w, int rank, const fattn_comm_options *opt,
                              fattn_comm **out) {
     if (!out) return FATTN_E_ARG;
@@ -535,6 +538,6 @@ fattn_status fattn_comm_join(fattn_ctx *ctx, fattn_world *w, int rank, const fat
     if (s)
         close_rank(r, ctx);
     else
-        (*out)->start_parts = start_parts, (*out)->receive = receive_early, (*out)->finish_parts = finish_parts;
+        (*out)->parts = &parts_transport;
     return s;
 }

@@ -106,7 +106,7 @@ static fattn_status start(fattni_cp_move *m, int count) {
     cp->n_tensors = 0;
     FATTNI_TRY(copy_list(cp));
     if (count == 0) return FATTN_OK;
-    if (cp->comm->start_parts)
+    if (cp->comm->parts)
         return fattni_comm_start_parts(cp->comm, cp->parts, count, cp->parts + size, count, &m->request);
     return fattni_comm_start(cp->comm, cp->messages, count, cp->messages + size, count, &m->request);
 }
@@ -206,7 +206,7 @@ fattn_status fattni_cp_start_to_whole(fattni_cp_move *m) {
     const fattni_cp_call *const c = m->c;
     fattn_cp *const cp = c->cp;
     const int size = cp->comm->size, me = cp->comm->rank;
-    if (cp->comm->start_parts) return start_parts_to_whole(m);
+    if (cp->comm->parts) return start_parts_to_whole(m);
     const size_t length = length_of(m, c->rows);
     size_t total = 0;
     for (int r = 0; r < size; ++r) total += r == me ? 0 : length_of(m, fattni_cp_rows_of(cp, r));
@@ -298,7 +298,7 @@ static fattn_status scatter(fattni_cp_move *m) {
     const fattni_cp_call *const c = m->c;
     fattn_cp *const cp = c->cp;
     const int size = cp->comm->size, me = cp->comm->rank;
-    if (cp->comm->start_parts) return start_parts_to_rows(m);
+    if (cp->comm->parts) return start_parts_to_rows(m);
     const size_t length = length_of(m, c->rows);
     size_t total = 0;
     for (int r = 0; r < size; ++r) total += r == me ? 0 : length_of(m, fattni_cp_rows_of(cp, r));
@@ -325,7 +325,7 @@ static fattn_status scatter(fattni_cp_move *m) {
 
 fattn_status fattni_cp_start_to_rows(fattni_cp_move *m) {
     fattn_cp *const cp = m->c->cp;
-    m->unpacks = !cp->comm->start_parts || !in_runs(m);
+    m->unpacks = !cp->comm->parts || !in_runs(m);
     return scatter(m);
 }
 

@@ -220,7 +220,7 @@ static fattn_status flow_through(flow *f, bool backward) {
     const int n_out = f->n - f->first_out, kept = f->c->saved ? SAVED : 0;
     moves m = {.started = 0};
     choose_groups(f, backward);
-    f->at_once = f->c->cp->comm->start_parts != NULL;
+    f->at_once = f->c->cp->comm->parts != NULL;
     fattni_cp_lay_out(f->whole, kept, f->c->saved);
     FATTNI_TRY(fattni_cp_wholes(f->c, f->whole + kept, f->n - kept));
     fattni_cp_move own = move_of(f, f->first_in, f->n_in - f->first_in, 0, 0);

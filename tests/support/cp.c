@@ -277,7 +277,7 @@ static fattn_status on_rank(rank_call *r) {
                                 .cu_seqlens = c->n_sequences ? starts : NULL};
     fattn_cp *cp;
     call_tensors t;
-    if (c->messages) r->comm->start_parts = NULL;
+    if (c->messages) r->comm->parts = NULL;
     TRY(fattn_cp_create(r->comm, &o, &cp));
     cp->groups = c->groups;
     open_call(r->ctx, c, dtype_of(c), fattn_cp_rows(cp), &t);
