@@ -62,6 +62,33 @@ DEVICE void load_tile(uint32_t tile, int columns, int rows, int threads, const h
     load_tile_by((int)threadIdx.x, threads, tile, columns, rows, base, pitch, valid, width, vector);
 }
 
+/* load_tile in two steps for GPUs without cp.async (before sm_80), with `holds`: between them a thread holds its chunks
+   of the tile in registers, held[rows * columns / 8 / threads], and other work runs while they come. Else, and without
+   16-byte accesses, the first step is all. */
+DEVICE void begin_tile(uint4 *held, int holds, uint32_t tile, int columns, int rows, int threads, const half_type *base,
+                       int64_t pitch, int valid, int width, int vector) {
+    if (!holds || !vector) {
+        load_tile(tile, columns, rows, threads, base, pitch, valid, width, vector);
+        return;
+    }
+    const int chunks = columns / 8, rows_at_once = threads / chunks;
+    const int chunk = (int)threadIdx.x % chunks, row0 = (int)threadIdx.x / chunks;
+#pragma unroll
+    for (int n = 0; n < rows / rows_at_once; ++n) {
+        const int row = row0 + n * rows_at_once;
+        held[n] = make_uint4(0, 0, 0, 0);
+        if (row < valid && chunk * 8 < width) held[n] = *(const uint4 *)(base + row * pitch + chunk * 8);
+    }
+}
+DEVICE void end_tile(const uint4 *held, int holds, uint32_t tile, int columns, int rows, int threads, int vector) {
+    if (!holds || !vector) return;
+    const int chunks = columns / 8, rows_at_once = threads / chunks;
+    const int chunk = (int)threadIdx.x % chunks, row0 = (int)threadIdx.x / chunks;
+#pragma unroll
+    for (int n = 0; n < rows / rows_at_once; ++n)
+        store_shared_words(tile + tile_offset(columns, row0 + n * rows_at_once, chunk), &held[n].x);
+}
+
 /* The address that this lane gives to ldmatrix in a tile of `columns`: row lane%16 and chunk lane/16, or row
    lane%8 + 8 (lane/16) and chunk lane/8%2. The first is for A fragments of a row-major tile and B fragments of a
    transposed one, the second for the other two. fragment_at moves it by an even number of chunks along a row and a

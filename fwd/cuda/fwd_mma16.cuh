@@ -8,7 +8,8 @@
                rows g, g+8 and columns 2t, 2t+1 of each 16x8 tile (g = lane/4, t = lane%4).
    Shared      struct shared_memory: Q, K, V, swizzled (core/device/mma16_tile.cuh). O is stored through Q's tile. With
                K_LEAN (fwd_mma16_lean.cuh) Q's fragments stay in registers, and K and V take its place.
-   Loads       cp.async: the load of V(n) overlaps Q K^T, that of K(n-1) softmax and P V.
+   Loads       cp.async: the load of V(n) overlaps Q K^T, that of K(n-1) softmax and P V. On sm_75, which has none,
+               registers take its place, where there are enough (HOLDS).
    Rounding    P to the input dtype before P V, unscaled; everything else fp32.
    Variants    general has window, softcap, ALiBi, bias, sink, dropout, lengths and merge as uniform branches, and
                parts of keys (TAKES_PARTS, fwd_split.h); full and causal have none of them.
@@ -48,7 +49,9 @@ enum {
     KEY_TILES = BN / 8,
     COLUMN_TILES = D / 8,
     CAUSAL = K_VARIANT == FATTNI_VARIANT_CAUSAL,
-    GENERAL = K_VARIANT == FATTNI_VARIANT_GENERAL
+    GENERAL = K_VARIANT == FATTNI_VARIANT_GENERAL,
+    HOLDS = !FATTNI_SM80 && !GENERAL && D <= 128,
+    HELD = BN * PITCH / 8 / THREADS /* chunks of K or V of a thread */
 };
 
 /* Tiles of 16-bit elements. */
@@ -145,9 +148,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS) K_NAME(const __gri
             if (LEAN) load_a(q_rows[n], lane_16(q_tile, PITCH), PITCH, row0, 16 * n);
         __syncthreads(); /* all warps have read Q: K and V take its place */
     }
+    uint4 held[HELD]; /* of K(n), and from its arrival on of V(n) */
     if (block >= first)
-        load_tile(k_tile, PITCH, BN, THREADS, k + (int64_t)block * BN * a.k.row, a.k.row, s.Sk - block * BN, a.D,
-                  a.vector_qkv);
+        begin_tile(held, HOLDS, k_tile, PITCH, BN, THREADS, k + (int64_t)block * BN * a.k.row, a.k.row,
+                   s.Sk - block * BN, a.D, a.vector_qkv);
     cp_async_commit();
 
     if (!GENERAL) prefetch_next_q(&a, BM, PITCH, THREADS);
@@ -155,8 +159,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS) K_NAME(const __gri
     for (; block >= first; --block) {
         const int j0 = block * BN;
         cp_async_wait(0);
+        end_tile(held, HOLDS, k_tile, PITCH, BN, THREADS, a.vector_qkv);
         __syncthreads(); /* K(n) has arrived, and all warps have read V(n+1) */
-        load_tile(v_tile, PITCH, BN, THREADS, v + (int64_t)j0 * a.v.row, a.v.row, s.Sk - j0, a.Dv, a.vector_qkv);
+        begin_tile(held, HOLDS, v_tile, PITCH, BN, THREADS, v + (int64_t)j0 * a.v.row, a.v.row, s.Sk - j0, a.Dv,
+                   a.vector_qkv);
         cp_async_commit();
 
         float p[ROW_TILES][KEY_TILES][4];
@@ -186,10 +192,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS) K_NAME(const __gri
         }
 
         cp_async_wait(0);
+        end_tile(held, HOLDS, v_tile, PITCH, BN, THREADS, a.vector_qkv);
         __syncthreads(); /* V(n) has arrived, and all warps have read K(n) */
         if (block > first)
-            load_tile(k_tile, PITCH, BN, THREADS, k + (int64_t)(j0 - BN) * a.k.row, a.k.row, s.Sk - (j0 - BN), a.D,
-                      a.vector_qkv);
+            begin_tile(held, HOLDS, k_tile, PITCH, BN, THREADS, k + (int64_t)(j0 - BN) * a.k.row, a.k.row,
+                       s.Sk - (j0 - BN), a.D, a.vector_qkv);
         cp_async_commit();
 
         float correction[ROW_TILES][2]; /* 2^(old - new maximum) */
