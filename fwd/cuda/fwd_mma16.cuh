@@ -59,7 +59,7 @@ typedef struct shared_memory {
     uint16_t q[LEAN ? 0 : BM][PITCH], k[BN][PITCH], v[BN][PITCH];
 } shared_memory;
 enum { SHARED_BYTES = sizeof(shared_memory) };
-static_assert(BM % (16 * WARPS) == 0 && BN % 16 == 0 && D % 16 == 0, "tile shape");
+static_assert(BM % (16 * WARPS) == 0 && ROW_TILES <= 2 && BN % 16 == 0 && D % 16 == 0, "tile shape");
 static_assert(BM * PITCH / 8 % THREADS == 0 && BN * PITCH / 8 % THREADS == 0, "each thread loads as much");
 static_assert(!LEAN || (ROW_TILES == 1 && BM <= 2 * BN), "Q and O pass through the tiles of K and V");
 static_assert(offsetof(shared_memory, k) % 512 == 0 && offsetof(shared_memory, v) % 512 == 0,
@@ -234,8 +234,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS) K_NAME(const __gri
     const sequence own = TAKES_PARTS ? sequence_of(&a, b) : s; /* again: it takes no registers before */
     const fattni_fwd_split_args *const split = SPLIT_OF(args);
     float *const part = split ? (float *)split->results + result_of_part(split) : 0;
-    const int end_tile = ROW_TILES == 2 ? t / 2 : 0,
-              end_i = row0 + 16 * end_tile + 8 * (t % 2) + g; /* this lane's row */
+    const int end_i = own_row(row0, ROW_TILES, g, t); /* this lane's row */
     const int ends = t < 2 * ROW_TILES && end_i < rows;
     float sums[ROW_TILES][2];
 #pragma unroll

@@ -212,7 +212,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS) K_NAME(const __gri
     /* Row epilogue: O / l, L = m + ln l; a row without keys gives O = 0, L = -inf. */
     cp_async_wait(0);
     __syncthreads();
-    const int end_i = row0 + 16 * (t / 2) + 8 * (t % 2) + g; /* this lane's row */
+    const int end_i = own_row(row0, ROW_TILES, g, t); /* this lane's row */
     float sums[ROW_TILES][2];
 #pragma unroll
     for (int r = 0; r < ROW_TILES; ++r) sums[r][0] = quad_sum(l[r][0]), sums[r][1] = quad_sum(l[r][1]);

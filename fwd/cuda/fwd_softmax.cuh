@@ -77,8 +77,12 @@ DEVICE row_result end_of_row(const fattni_attention_args *a, int general, float 
 }
 
 /* In the end each lane of a quad finishes one of its rows, where all of them would repeat the division and the
-   logarithm: lane t that of row tile t / 2 and half t % 2. With one row tile lanes 2 and 3 repeat what 0 and 1 do. */
+   logarithm: lane t that of row tile t / 2 and half t % 2. With one row tile, not two, lanes 2 and 3 repeat what 0 and
+   1 do. */
 DEVICE int lane_of_row(int tile, int half) { return ((int)threadIdx.x & 28) + 2 * tile + half; }
+DEVICE int own_row(int row0, int row_tiles, int g, int t) {
+    return row0 + 16 * (row_tiles == 2 ? t / 2 : 0) + 8 * (t % 2) + g;
+}
 DEVICE float of_own_row(const float (*x)[2], int row_tiles) {
     const int t = (int)threadIdx.x & 3, tile = row_tiles == 2 && t >= 2;
     const float even = tile ? x[row_tiles - 1][0] : x[0][0], odd = tile ? x[row_tiles - 1][1] : x[0][1];
