@@ -419,3 +419,69 @@ Test(host_choice, too_many_tiles_for_hopper) {
     }
     fattn_ctx_destroy(ctx);
 }
+
+/* Marks the kernel that a plan names. */
+static void mark(const fattni_cuda_kernel *const *list, bool *planned, const char *name) {
+    for (int n = 0; list[n]; ++n) planned[n] |= !strcmp(list[n]->name, name);
+}
+/* Names of kernels that no plan has named, but for those that run beside a planned one: of rows and sums that it leaves
+   out, and of bias's gradient. */
+static void add_unplanned(const fattni_cuda_kernel *const *list, const bool *planned, char *text, size_t size) {
+    for (int n = 0; list[n]; ++n) {
+        const char *const name = list[n]->name;
+        const bool beside = strstr(name, "_huge_") || strstr(name, "_add_parts") || strstr(name, "_sm90_dbias_");
+        if (!planned[n] && !beside && strlen(text) + strlen(name) + 2 < size) strcat(strcat(text, " "), name);
+    }
+}
+
+/* No kernel is built that no call would get. */
+Test(host_choice, every_kernel_is_planned) {
+    enum { KERNELS = 1000, DIMS = 8, SIZES = 12, FEATURES = 8 };
+    static const int64_t dims[DIMS][2] = {{59, 59},   {64, 64},   {80, 80},   {96, 96},
+                                          {128, 128}, {192, 128}, {192, 192}, {256, 256}}; /* D, Dv */
+    /* H, Sq, Sk; a planner counts one SM */
+    static const int64_t sizes[SIZES][3] = {{1, 1, 80},    {2, 1, 80},     {16, 4, 64},     {512, 1, 80},
+                                            {512, 16, 80}, {1, 1, 8192},   {16, 16, 8192},  {64, 100, 64},
+                                            {8, 512, 512}, {8, 1000, 512}, {8, 4096, 4096}, {8, 1, 1 << 20}};
+    static bool fwd[KERNELS], bwd[KERNELS];
+    for (int a = 0; a < ARCHITECTURES; ++a) {
+        fattn_ctx *const ctx = planner(architectures[a]);
+        for (int n = 0; n < DIMS * SIZES * 3 * FEATURES * 5; ++n) {
+            const int64_t *const d = dims[n % DIMS], *const size = sizes[n / DIMS % SIZES];
+            const int calls = n / (DIMS * SIZES), mask = calls % 3, feature = calls / 3 % FEATURES,
+                      type = calls / 3 / FEATURES;
+            const fattn_dtype dtype = dtypes[type % 4]; /* the fifth type is TF32 */
+            const uint32_t int8 = FATTN_FP8 | FATTN_FP8_INT8;
+            const int64_t bias[] = {1, size[0], size[1], size[2]};
+            shapes x;
+            fattn_attention_plan plan = {.struct_size = sizeof plan};
+            describe(&x, type == 4 ? FATTN_F32 : dtype, size[0], size[1], size[2], d[0]);
+            const int of_v[] = {V, O, D_O, DV};
+            for (int t = 0; t < 4; ++t) {
+                const fattn_tensor *const old = &x.t[of_v[t]];
+                const int64_t shape[] = {1, old->shape[1], old->shape[2], d[1]};
+                x.t[of_v[t]] = fattn_tensor_view(old->data, (fattn_dtype)old->dtype, FATTN_CUDA, 0, 4, shape);
+            }
+            x.p.flags = (mask == 1 ? FATTN_CAUSAL : mask == 2 ? FATTN_WINDOW : 0) | (type == 4 ? FATTN_TF32 : 0);
+            x.p.window_left = x.p.window_right = 100;
+            const fattn_tensor scores = fattn_tensor_view(place(50), (fattn_dtype)x.t[Q].dtype, FATTN_CUDA, 0, 4, bias);
+            const fattn_tensor sink =
+                fattn_tensor_view(place(51), (fattn_dtype)x.lse.dtype, FATTN_CUDA, 0, 1, bias + 1);
+            if (feature == 1) x.p.softcap = 30;
+            if (feature == 2) x.io.bias = &scores;
+            if (feature == 3) x.io.sink = &sink;
+            if (feature == 4) x.p.flags |= FATTN_UNIFIED_MAX;
+            if (feature == 5) x.p.flags |= FATTN_FP8;
+            if (feature == 6) x.p.flags |= int8;
+            if (feature == 7) x.p.dropout_p = 0.1f;
+            if (fattn_attention_query(ctx, &x.p, &x.io, &plan) != FATTN_OK) continue;
+            mark(fattni_fwd_cuda_kernels, fwd, plan.fwd_kernel);
+            mark(fattni_bwd_cuda_kernels, bwd, plan.bwd_kernel);
+        }
+        fattn_ctx_destroy(ctx);
+    }
+    char names[4000] = "";
+    add_unplanned(fattni_fwd_cuda_kernels, fwd, names, sizeof names);
+    add_unplanned(fattni_bwd_cuda_kernels, bwd, names, sizeof names);
+    cr_assert_str_eq(names, "", "%s", names);
+}

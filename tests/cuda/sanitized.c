@@ -1,6 +1,6 @@
 /* For compute-sanitizer: every kernel of this build once or twice, on sizes that end inside of
    tiles. One process without forks; results are only checked for NaN. An argument, 64 or 128, leaves out
-   wider heads, since racecheck is slow. Returns 77 without a device. */
+   wider heads, and a second one, as f16 or tf32, other types, since racecheck is slow. Returns 77 without a device. */
 #include "call.h"
 
 #include "core/base/internal.h"
@@ -132,6 +132,7 @@ static int64_t not_finite(call *c) {
 int main(int argc, char **argv) {
     const int64_t widest = argc > 1 ? atoll(argv[1]) : 256;
     static const fattn_dtype dtypes[] = {FATTN_BF16, FATTN_F16, FATTN_F32, FATTN_F64, FATTN_F32};
+    static const char *const names[] = {"bf16", "f16", "f32", "f64", "tf32"};
     static const int64_t factors[][2] = {{1, 1}, {2, 2}, {3, 2}, {3, 3}, {4, 4}}; /* D, Dv = 64, ..., 256 */
     const fattn_ctx_options o = {.struct_size = sizeof o, .device = FATTN_CUDA, .arch_cap = call_arch()};
     fattn_ctx *ctx;
@@ -141,7 +142,8 @@ int main(int argc, char **argv) {
     }
     int calls = 0;
     int64_t bad = 0;
-    for (int t = 0; t < 5; ++t)
+    for (int t = 0; t < 5; ++t) {
+        if (argc > 2 && strcmp(argv[2], names[t]) != 0) continue;
         for (int f = 0; f < 5 && 64 * factors[f][0] <= widest; ++f)
             for (size_t n = 0; n < sizeof cases / sizeof *cases; ++n) {
                 attention_case a = cases[n];
@@ -158,6 +160,7 @@ int main(int argc, char **argv) {
                 call_free(c);
                 ++calls;
             }
+    }
     fattn_ctx_destroy(ctx);
     printf("%d calls, %lld results are not finite\n", calls, (long long)bad);
     return bad != 0;
