@@ -5,6 +5,8 @@ find_package(Threads REQUIRED)
 find_package(PkgConfig REQUIRED)
 pkg_check_modules(OPENBLAS REQUIRED IMPORTED_TARGET openblas)
 find_path(RANDOM123_INCLUDE Random123/philox.h REQUIRED)
+# Its AES alone uses SSE, and for that every file would read all of the compiler's intrinsics.
+add_compile_definitions($<$<COMPILE_LANGUAGE:C,CXX>:R123_USE_SSE=0>)
 if(FATTN_BUILD_FIXTURE)
   pkg_check_modules(HDF5 REQUIRED IMPORTED_TARGET hdf5)
   pkg_check_modules(ZLIB REQUIRED IMPORTED_TARGET zlib)

@@ -186,6 +186,28 @@ DEVICE void back_pack(const fattni_norm_args *a, const back_row *row, const raw_
     }
 }
 
+/* Adds what the lanes of all warps have: x's sums to `to`, with `both` y's behind them. A thread adds a column, four of
+   each lane at a time; the other buffer may still be read. */
+DEVICE void add_warps(double *to, const float x[MOST_PACKS][MOST_WIDTH], const float y[MOST_PACKS][MOST_WIDTH], int C,
+                      int width, int packs, bool both) {
+    const int warp = (int)threadIdx.x / 32, warps = (int)blockDim.x / 32, own = (int)threadIdx.x % 32 * 4,
+              which = (int)threadIdx.x / SUM_COLUMNS, column = (int)threadIdx.x % SUM_COLUMNS;
+#pragma unroll
+    for (int n = 0; n < packs; ++n)
+#pragma unroll
+        for (int e = 0; e < width; e += 4) {
+            float(*const sums)[2][SUM_COLUMNS] = back_sums[(n * width + e) / 4 % 2];
+            const int i = (n * 32 + column / 4) * width + e + column % 4;
+            *(float4 *)&sums[warp][0][own] = make_float4(x[n][e], x[n][e + 1], x[n][e + 2], x[n][e + 3]);
+            if (both) *(float4 *)&sums[warp][1][own] = make_float4(y[n][e], y[n][e + 1], y[n][e + 2], y[n][e + 3]);
+            __syncthreads();
+            if (i >= C || which > (both ? 1 : 0)) continue;
+            float sum = sums[0][which][column];
+            for (int w = 1; w < warps; ++w) sum += sums[w][which][column];
+            to[which * C + i] = (double)sum;
+        }
+}
+
 /* dx together with the sums over rows of dy h and, for layernorm, of dy: one pass over x and dy, a warp per row at a
    time. early: a row is on its way from memory while the one before is computed, and gain is read once. totals: dx is
    summed, too, with what it holds before and not rounded. */
@@ -233,42 +255,11 @@ DEVICE void rows_back(const fattni_norm_args *a, int width, int packs, bool cent
             store_values(&a->d_in, dx + pack_at(n, width), g, width, as);
         }
     }
-    /* A thread adds a column of all warps, four of each lane at a time; the other buffer may still be read. */
-    const int which = (int)threadIdx.x / SUM_COLUMNS, column = (int)threadIdx.x % SUM_COLUMNS;
     double *const partial = a->partial + (int64_t)blockIdx.x * (totals ? 3 : 2) * C;
-#pragma unroll
-    for (int n = 0; n < packs; ++n)
-#pragma unroll
-        for (int e = 0; e < width; e += 4) {
-            float(*const sums)[2][SUM_COLUMNS] = back_sums[(n * width + e) / 4 % 2];
-            const int own = (int)threadIdx.x % 32 * 4, i = (n * 32 + column / 4) * width + e + column % 4;
-            *(float4 *)&sums[warp][0][own] =
-                make_float4(d_gain[n][e], d_gain[n][e + 1], d_gain[n][e + 2], d_gain[n][e + 3]);
-            if (centred)
-                *(float4 *)&sums[warp][1][own] =
-                    make_float4(d_bias[n][e], d_bias[n][e + 1], d_bias[n][e + 2], d_bias[n][e + 3]);
-            __syncthreads();
-            if (i >= C || which > (centred ? 1 : 0)) continue;
-            float sum = sums[0][which][column];
-            for (int w = 1; w < warps; ++w) sum += sums[w][which][column];
-            partial[which * C + i] = (double)sum;
-        }
+    add_warps(partial, d_gain, d_bias, C, width, packs, centred);
     if (!totals) return;
     __syncthreads(); /* the first buffer may be the last one */
-#pragma unroll
-    for (int n = 0; n < packs; ++n)
-#pragma unroll
-        for (int e = 0; e < width; e += 4) {
-            float(*const sums)[2][SUM_COLUMNS] = back_sums[(n * width + e) / 4 % 2];
-            const int own = (int)threadIdx.x % 32 * 4, i = (n * 32 + column / 4) * width + e + column % 4;
-            *(float4 *)&sums[warp][0][own] =
-                make_float4(total[n][e], total[n][e + 1], total[n][e + 2], total[n][e + 3]);
-            __syncthreads();
-            if (i >= C || which > 0) continue;
-            float sum = sums[0][0][column];
-            for (int w = 1; w < warps; ++w) sum += sums[w][0][column];
-            partial[2 * C + i] = (double)sum;
-        }
+    add_warps(partial + 2 * C, total, total, C, width, packs, false);
 }
 
 #define NORM_ROWS(name, width, packs, blocks, early, loops)                                                            \
@@ -282,22 +273,11 @@ DEVICE void rows_back(const fattni_norm_args *a, int width, int packs, bool cent
         else                                                                                                           \
             norm_rows(&a, width, packs, 0, false, false);                                                              \
     }
-#define ROWS_BACK(name, width, packs, warps, blocks, centred)                                                          \
+#define ROWS_BACK(name, width, packs, warps, blocks, centred, as, early, totals)                                       \
     extern "C" __global__ void __launch_bounds__(32 * (warps), blocks)                                                 \
         name(const __grid_constant__ fattni_norm_args a) {                                                             \
         begin_grid();                                                                                                  \
-        if (a.dtype == FATTN_BF16)                                                                                     \
-            rows_back(&a, width, packs, centred, FATTN_BF16, true, false);                                             \
-        else if (a.dtype == FATTN_F32)                                                                                 \
-            rows_back(&a, width, packs, centred, FATTN_F32, width *packs <= 8, false);                                 \
-        else                                                                                                           \
-            rows_back(&a, width, packs, centred, 0, false, false);                                                     \
-    }
-#define ROWS_BACK_SUM(name, width, packs, warps, blocks, as, early)                                                    \
-    extern "C" __global__ void __launch_bounds__(32 * (warps), blocks)                                                 \
-        name(const __grid_constant__ fattni_norm_args a) {                                                             \
-        begin_grid();                                                                                                  \
-        rows_back(&a, width, packs, true, as, early, true);                                                            \
+        rows_back(&a, width, packs, centred, as, early, totals);                                                       \
     }
 
 /* By the most columns. Packs of 4 where packs of 8 would leave half of the lanes idle. Where a lane has more than 16
@@ -311,15 +291,17 @@ NORM_ROWS(fattn_norm_rows768, 8, 3, 3, false, false)
 NORM_ROWS(fattn_norm_rows1024, 8, 4, 3, false, false)
 NORM_ROWS(fattn_norm_few768, 8, 3, 1, true, false)
 NORM_ROWS(fattn_norm_few1024, 8, 4, 1, true, false)
-/* layernorm_sum: layernorm_back with the third sum, a kernel for each type: one for all needs more registers, so fewer
-   warps. With as many warps as layernorm_back the first two sums have its bits. */
+/* layernorm_sum: layernorm_back with the third sum; as many warps give its first two sums the same bits. A kernel for
+   each type: one for all needs more registers, so fewer warps. */
+#define OF_TYPES(name, width, packs, warps, blocks, centred, early, totals)                                            \
+    ROWS_BACK(name##_bf16, width, packs, warps, blocks, centred, FATTN_BF16, early, totals)                            \
+    ROWS_BACK(name##_f16, width, packs, warps, blocks, centred, FATTN_F16, early, totals)                              \
+    ROWS_BACK(name##_f32, width, packs, warps, blocks, centred, FATTN_F32, width *packs <= 8, totals)
 #define ALL_BACK(columns, width, packs, warps, blocks)                                                                 \
-    ROWS_BACK(fattn_rmsnorm_back##columns, width, packs, warps, blocks, false)                                         \
-    ROWS_BACK(fattn_layernorm_back##columns, width, packs, warps, blocks, true)                                        \
-    ROWS_BACK_SUM(fattn_layernorm_sum##columns##_bf16, width, packs, warps, blocks, FATTN_BF16, width *packs <= 24)    \
-    ROWS_BACK_SUM(fattn_layernorm_sum##columns##_f16, width, packs, warps, blocks, FATTN_F16, width *packs <= 24)      \
-    ROWS_BACK_SUM(fattn_layernorm_sum##columns##_f32, width, packs, warps, blocks, FATTN_F32, width *packs <= 8)
-ALL_BACK(128, 4, 1, 8, 2)
+    OF_TYPES(fattn_rmsnorm_back##columns, width, packs, warps, blocks, false, true, false)                             \
+    OF_TYPES(fattn_layernorm_back##columns, width, packs, warps, blocks, true, true, false)                            \
+    OF_TYPES(fattn_layernorm_sum##columns, width, packs, warps, blocks, true, width *packs <= 24, true)
+ALL_BACK(128, 4, 1, 12, 2)
 ALL_BACK(256, 8, 1, 8, 2)
 ALL_BACK(384, 4, 3, 8, 2)
 ALL_BACK(512, 8, 2, 12, 1)

@@ -24,12 +24,13 @@ FATTNI_KERNEL(norm_pack_sums, fattni_norm_args);
     X(512)                                                                                                             \
     X(768)                                                                                                             \
     X(1024)
+#define OF_TYPES(name) name##_bf16(fattni_norm_args), name##_f16(fattni_norm_args), name##_f32(fattni_norm_args)
 #define X(columns)                                                                                                     \
-    extern void fattn_norm_rows##columns(fattni_norm_args), fattn_rmsnorm_back##columns(fattni_norm_args),             \
-        fattn_layernorm_back##columns(fattni_norm_args), fattn_layernorm_sum##columns##_bf16(fattni_norm_args),        \
-        fattn_layernorm_sum##columns##_f16(fattni_norm_args), fattn_layernorm_sum##columns##_f32(fattni_norm_args);
+    extern void fattn_norm_rows##columns(fattni_norm_args), OF_TYPES(fattn_rmsnorm_back##columns),                     \
+        OF_TYPES(fattn_layernorm_back##columns), OF_TYPES(fattn_layernorm_sum##columns);
 ROWS_KERNELS(X)
 #undef X
+#undef OF_TYPES
 extern void fattn_norm_few768(fattni_norm_args), fattn_norm_few1024(fattni_norm_args);
 
 enum { X = FATTNI_NORM_X, GAIN = FATTNI_NORM_GAIN, BIAS = FATTNI_NORM_BIAS };
@@ -37,18 +38,19 @@ enum { ROW_THREADS = 256, WARPS = ROW_THREADS / 32, ROWS_OF_A_PART = 16, FEW_ROW
 /* Rows of a warp, in float, by their columns. */
 typedef struct warp_rows {
     int64_t columns; /* at most */
-    void (*forward)(fattni_norm_args), (*few)(fattni_norm_args), (*back[2])(fattni_norm_args),
-        (*sum[3])(fattni_norm_args); /* few: NULL: as others */
-    int32_t loops;                   /* blocks of an SM whose warps have several BF16 rows; 0: one row each */
-    int32_t back_threads;            /* of a block of back, rmsnorm's and layernorm's, and of sum */
-    int64_t parts;                   /* blocks of back, at most: as many as a large GPU's SMs hold at a time */
+    void (*forward)(fattni_norm_args), (*few)(fattni_norm_args), (*rms_back[3])(fattni_norm_args),
+        (*layer_back[3])(fattni_norm_args), (*layer_sum[3])(fattni_norm_args); /* few: NULL: as others */
+    int32_t loops;        /* blocks of an SM whose warps have several BF16 rows; 0: one row each */
+    int32_t back_threads; /* of a block of back and sum; each has BF16, F16, F32 */
+    int64_t parts;        /* blocks of back, at most: as many as a large GPU's SMs hold at a time */
 } warp_rows;
+#define OF_TYPES(name)                                                                                                 \
+    { name##_bf16, name##_f16, name##_f32 }
 #define BACK(columns)                                                                                                  \
-    {fattn_rmsnorm_back##columns, fattn_layernorm_back##columns}, {                                                    \
-        fattn_layernorm_sum##columns##_bf16, fattn_layernorm_sum##columns##_f16, fattn_layernorm_sum##columns##_f32    \
-    }
+    OF_TYPES(fattn_rmsnorm_back##columns), OF_TYPES(fattn_layernorm_back##columns),                                    \
+        OF_TYPES(fattn_layernorm_sum##columns)
 static const warp_rows all_warp_rows[] = {
-    {128, fattn_norm_rows128, NULL, BACK(128), 3, 256, 264},
+    {128, fattn_norm_rows128, NULL, BACK(128), 3, 384, 264},
     {256, fattn_norm_rows256, NULL, BACK(256), 3, 256, 264},
     {384, fattn_norm_rows384, NULL, BACK(384), 3, 256, 264},
     {512, fattn_norm_rows512, NULL, BACK(512), 2, 384, 132},
@@ -56,6 +58,7 @@ static const warp_rows all_warp_rows[] = {
     {1024, fattn_norm_rows1024, fattn_norm_few1024, BACK(1024), 0, 256, 132},
 };
 #undef BACK
+#undef OF_TYPES
 enum { WARP_ROWS = sizeof all_warp_rows / sizeof *all_warp_rows };
 static const warp_rows *warp_rows_of(int64_t columns) {
     int n = 0;
@@ -152,12 +155,12 @@ static fattn_status sums_back(fattn_op_call *c, const fattni_norm_args *a) {
     return FATTNI_START_REAL(c->ctx, a->in.dtype, norm_sums, blocks, ROW_THREADS, a);
 }
 
-/* dx and the sums over rows in one pass; with `third` also that of dx. */
+/* dx and the sums over rows in one pass, where all tensors have one type; with `third` also that of dx. */
 static fattn_status both_back(fattn_op_call *c, const fattni_norm_args *a, bool third) {
     const warp_rows *const w = warp_rows_of(a->C);
+    void (*const *const kernels)(fattni_norm_args) = third ? w->layer_sum : a->centred ? w->layer_back : w->rms_back;
     const int type = a->dtype == FATTN_BF16 ? 0 : a->dtype == FATTN_F16 ? 1 : 2;
-    const fattni_cuda_any kernel = (fattni_cuda_any)(third ? w->sum[type] : w->back[a->centred != 0]);
-    return fattni_cuda_start(c->ctx, "norm_back", kernel, a->parts, w->back_threads, 0, a);
+    return fattni_cuda_start(c->ctx, "norm_back", (fattni_cuda_any)kernels[type], a->parts, w->back_threads, 0, a);
 }
 
 static fattn_status backward(fattn_op_call *c) {
@@ -174,7 +177,7 @@ static fattn_status backward(fattn_op_call *c) {
     if (sums) a.partial = c->workspace;
     a.dtype = dtype_of(&a);
     const enum holder holder = rows ? holder_of(c, &c->d_out[0], &c->d_in[X]) : NOBODY;
-    const bool both = rows && sums && a.in.dtype != FATTN_F64 && holder == WARP, third = both && sum && a.dtype;
+    const bool both = rows && sums && a.dtype && a.dtype != FATTN_F64 && holder == WARP, third = both && sum;
     if (both) {
         FATTNI_TRY(both_back(c, &a, third));
     } else {
