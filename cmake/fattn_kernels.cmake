@@ -1,7 +1,7 @@
-# One object per line of fwd_kernels.def and bwd_kernels.def: the line becomes a file of #defines that includes its
-# family's file (instance.cu.in). FATTN_KERNELS narrows the set, as in -DFATTN_KERNELS="d128;bf16": a name must contain
-# all of them; what a narrowed library lacks is not supported at run time. Without FATTN_CUDA_KERNELS nothing is linked;
-# some lines are compiled, so that every family stays sound.
+# One kernel per line of fwd_kernels.def and bwd_kernels.def: the line becomes a file of #defines that includes its
+# family's file (instance.cu.in); several are compiled together (fattn_bundles.cmake). FATTN_KERNELS narrows the set, as
+# in -DFATTN_KERNELS="d128;bf16": a name must contain all of them; what a narrowed library lacks is not supported at run
+# time. Without FATTN_CUDA_KERNELS nothing is linked; some lines are compiled, so that every family stays sound.
 option(FATTN_DELAYS "For tests: random delays at the barriers of the Hopper kernels" OFF)
 set(FATTN_KERNELS "" CACHE STRING "Build only kernels whose names contain all of these")
 set(kernel_words ${FATTN_KERNELS})
@@ -24,6 +24,7 @@ endforeach()
 if(architectures_90)
   set(architectures_90 90a-real)
 endif()
+include(fattn_bundles)
 set(dtype_f64 FATTN_F64)
 set(dtype_f32 FATTN_F32)
 set(dtype_tf32 FATTN_F32)
@@ -94,13 +95,14 @@ foreach(pass fwd bwd)
     endif()
     list(APPEND names ${K_NAME})
     if(wanted)
-      list(APPEND kernel_sources_${K_ARCH} ${instance})
+      fattn_bundle(kernel_sources_${K_ARCH} ${pass}_${K_FAMILY}_${dtype} ${K_NAME})
       string(APPEND kept "K(${K_NAME})\n")
     endif()
   endforeach()
   # The names, for fwd/cuda/fwd_kernels.c and bwd/cuda/bwd_kernels.c.
   file(CONFIGURE OUTPUT ${PROJECT_BINARY_DIR}/kernels/${pass}_kernel_names.def CONTENT "${kept}")
 endforeach()
+fattn_write_bundles()
 file(GLOB_RECURSE helper_kernels CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/core/*.cu
   ${PROJECT_SOURCE_DIR}/fwd/*.cu ${PROJECT_SOURCE_DIR}/bwd/*.cu ${PROJECT_SOURCE_DIR}/autograd_c/*.cu)
 
@@ -116,6 +118,14 @@ endforeach()
 if(FATTN_DELAYS AND TARGET fattn_kernels_sm90)
   target_compile_definitions(fattn_kernels_sm90 PRIVATE FATTN_DELAYS)
 endif()
+# Code for 12.x from 9.0's PTX is half as long and spills a fifth of what compute_120's own front end gives for these;
+# for attention kernels it spills more.
+set(architectures ${CMAKE_CUDA_ARCHITECTURES})
+if("90-real" IN_LIST architectures AND "120-real" IN_LIST architectures)
+  list(REMOVE_ITEM architectures 120-real)
+  target_compile_options(fattn_helper_kernels PRIVATE --generate-code=arch=compute_90,code=sm_120)
+endif()
+set_target_properties(fattn_helper_kernels PROPERTIES CUDA_ARCHITECTURES "${architectures}")
 # What is left out of the headers takes a quarter of a small kernel's compilation: of the 16-bit types kernels use only
 # the storage and the named conversions, of C++ not the special functions that libstdc++ adds to <cmath> since C++17.
 # An older standard instead changes kernels: it evaluates assignments in another order.

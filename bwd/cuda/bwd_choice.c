@@ -91,6 +91,7 @@ static bool matches(const fattn_ctx *ctx, const fattni_cuda_kernel *k, const fat
     case FATTNI_VARIANT_BIASED: return fattni_sm90_stages_bias(p) && dbias_fits(p);
     case FATTNI_VARIANT_BANDED: return variant == k->variant && (k->cluster == 1 || !(p->packed || p->padded));
     case FATTNI_VARIANT_GENERAL: return k->arch != 90 || !(p->softcap > 0);
+    case FATTNI_VARIANT_PLAIN: return variant == FATTNI_VARIANT_FULL || variant == FATTNI_VARIANT_CAUSAL;
     default: return k->variant == variant;
     }
 }
@@ -98,10 +99,8 @@ static bool matches(const fattn_ctx *ctx, const fattni_cuda_kernel *k, const fat
 /* mma16 to head_dim 64 has the registers for three CTAs per SM. Where shared memory has room for two, as on an A100,
    mma16_ahead is faster, which has the registers for two (bench/results/cards_h200.txt). */
 static bool is_crowded(const fattn_ctx *ctx, const fattni_cuda_kernel *k) {
-    const bool plain = k->variant == FATTNI_VARIANT_FULL || k->variant == FATTNI_VARIANT_CAUSAL;
     const size_t ctas = (ctx->gpu.shared_limit + 1024) / (k->shared + 1024);
-    return plain && k->arch != 90 && k->dtype != FATTN_F32 && k->D == 64 && k->threads == 128 && k->shared > 60 << 10 &&
-           ctas < 3;
+    return k->variant == FATTNI_VARIANT_PLAIN && k->D == 64 && k->threads == 128 && k->shared > 60 << 10 && ctas < 3;
 }
 
 /* The Hopper kernel of a call, or NULL. */

@@ -204,8 +204,8 @@ DEVICE void subtract_mean(real (*dq)[4], real *ds_tile, int row, int column, con
 extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS) K_NAME(const __grid_constant__ fattni_bwd_args args) {
     const fattni_bwd_args *const bwd = &args;
     const fattni_attention_args *const a = &args.a;
-    extern __shared__ __align__(128) unsigned char shared[];
-    shared_memory *const tiles = (shared_memory *)shared;
+    extern __shared__ __align__(128) unsigned char SHARED_MEMORY[];
+    shared_memory *const tiles = (shared_memory *)SHARED_MEMORY;
     real *const k_tile = tiles->k, *const v_tile = tiles->v, *const q_tile = tiles->q, *const do_tile = tiles->d_o,
                 *const ds_tile = tiles->ds, *const p_tile = tiles->p;
     const int key0 = key_of_warp(), warp = (int)threadIdx.x / 32;

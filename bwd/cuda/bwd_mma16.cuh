@@ -35,9 +35,9 @@ enum { SHARED_BYTES = sizeof(shared_memory), TILE_M = BM * PITCH * 2 /* bytes */
 extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS) K_NAME(const __grid_constant__ fattni_bwd_args args) {
     const fattni_bwd_args *const bwd = &args;
     const fattni_attention_args *const a = &args.a;
-    extern __shared__ __align__(128) unsigned char memory[];
-    const shared_memory *const tiles = (const shared_memory *)memory;
-    const uint32_t shared = shared_address(memory), k_tile = MEMBER_ADDRESS(shared, k),
+    extern __shared__ __align__(128) unsigned char SHARED_MEMORY[];
+    const shared_memory *const tiles = (const shared_memory *)SHARED_MEMORY;
+    const uint32_t shared = shared_address(SHARED_MEMORY), k_tile = MEMBER_ADDRESS(shared, k),
                    v_tile = MEMBER_ADDRESS(shared, v), q_tiles = MEMBER_ADDRESS(shared, q),
                    do_tiles = MEMBER_ADDRESS(shared, d_o), p_tile = MEMBER_ADDRESS(shared, p),
                    ds_tile = MEMBER_ADDRESS(shared, ds);

@@ -47,9 +47,9 @@ DEVICE void product_of_8_rows(float x[4], const uint32_t (*v)[4], uint32_t a_til
 extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS) K_NAME(const __grid_constant__ fattni_bwd_args args) {
     const fattni_bwd_args *const bwd = &args;
     const fattni_attention_args *const a = &args.a;
-    extern __shared__ __align__(128) unsigned char memory[];
-    const shared_memory *const tiles = (const shared_memory *)memory;
-    const uint32_t shared = shared_address(memory), k_tile = MEMBER_ADDRESS(shared, k),
+    extern __shared__ __align__(128) unsigned char SHARED_MEMORY[];
+    const shared_memory *const tiles = (const shared_memory *)SHARED_MEMORY;
+    const uint32_t shared = shared_address(SHARED_MEMORY), k_tile = MEMBER_ADDRESS(shared, k),
                    q_tile = MEMBER_ADDRESS(shared, q), do_tile = MEMBER_ADDRESS(shared, d_o),
                    p_tile = MEMBER_ADDRESS(shared, p), v_tile = V_IN_REGISTERS ? do_tile : MEMBER_ADDRESS(shared, v);
     const warp_part w = part_of_warp();

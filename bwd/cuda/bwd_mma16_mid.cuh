@@ -74,9 +74,9 @@ DEVICE void share(float p[KEY_TILES][ROW_TILES][4], float ds[KEY_TILES][ROW_TILE
 extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS) K_NAME(const __grid_constant__ fattni_bwd_args args) {
     const fattni_bwd_args *const bwd = &args;
     const fattni_attention_args *const a = &args.a;
-    extern __shared__ __align__(128) unsigned char memory[];
-    shared_memory *const tiles = (shared_memory *)memory;
-    const uint32_t shared = shared_address(memory), k_tile = MEMBER_ADDRESS(shared, k),
+    extern __shared__ __align__(128) unsigned char SHARED_MEMORY[];
+    shared_memory *const tiles = (shared_memory *)SHARED_MEMORY;
+    const uint32_t shared = shared_address(SHARED_MEMORY), k_tile = MEMBER_ADDRESS(shared, k),
                    q_tiles = MEMBER_ADDRESS(shared, q), do_tiles = MEMBER_ADDRESS(shared, d_o),
                    p_tile = MEMBER_ADDRESS(shared, p), v_tile = MEMBER_ADDRESS(shared, v),
                    ds_tile = BESIDE ? p_tile : MEMBER_ADDRESS(shared, ds);

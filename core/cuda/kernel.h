@@ -6,24 +6,26 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* The variant: masks and features of a kernel. Not an enum: kernels compare them in #if. FULL, CAUSAL: that mask alone.
-   SHORT: causal, few rows: to FATTNI_SHORT_ROWS, with a smaller BM; backward: bwd_short.h. BANDED: windows, lengths,
-   sink, merge. GENERAL: also softcap, ALiBi, bias, dropout. CAPPED: general with a softcap. BIASED: banded with a bias
-   of rows that TMA loads; DBIAS: its gradient. HUGE: all, for huge rows (core/attention/huge.h). FEW, FEW_GENERAL,
-   FEW_UNIFIED: as BANDED, GENERAL, with FATTN_UNIFIED_MAX, for few rows (fwd/cuda/fwd_parts.h). ADD: fwd_split.h. */
+/* The variant: masks and features of a kernel. Not an enum: kernels compare them in #if. FULL, CAUSAL: that mask alone;
+   PLAIN: both, told apart at run time. SHORT: causal, few rows: to FATTNI_SHORT_ROWS, with a smaller BM; backward:
+   bwd_short.h. BANDED: windows, lengths, sink, merge. GENERAL: also softcap, ALiBi, bias, dropout. CAPPED: general with
+   a softcap. BIASED: banded with a bias of rows that TMA loads; DBIAS: its gradient. HUGE: all, for huge rows
+   (core/attention/huge.h). FEW, FEW_GENERAL, FEW_UNIFIED: as BANDED, GENERAL, with FATTN_UNIFIED_MAX, for few rows
+   (fwd/cuda/fwd_parts.h). ADD: fwd_split.h. */
 #define FATTNI_VARIANT_FULL 0
 #define FATTNI_VARIANT_CAUSAL 1
-#define FATTNI_VARIANT_SHORT 2
-#define FATTNI_VARIANT_BANDED 3
-#define FATTNI_VARIANT_GENERAL 4
-#define FATTNI_VARIANT_CAPPED 5
-#define FATTNI_VARIANT_HUGE 6
-#define FATTNI_VARIANT_FEW 7
-#define FATTNI_VARIANT_FEW_GENERAL 8
-#define FATTNI_VARIANT_ADD 9
-#define FATTNI_VARIANT_FEW_UNIFIED 10
-#define FATTNI_VARIANT_BIASED 11
-#define FATTNI_VARIANT_DBIAS 12
+#define FATTNI_VARIANT_PLAIN 2
+#define FATTNI_VARIANT_SHORT 3
+#define FATTNI_VARIANT_BANDED 4
+#define FATTNI_VARIANT_GENERAL 5
+#define FATTNI_VARIANT_CAPPED 6
+#define FATTNI_VARIANT_HUGE 7
+#define FATTNI_VARIANT_FEW 8
+#define FATTNI_VARIANT_FEW_GENERAL 9
+#define FATTNI_VARIANT_ADD 10
+#define FATTNI_VARIANT_FEW_UNIFIED 11
+#define FATTNI_VARIANT_BIASED 12
+#define FATTNI_VARIANT_DBIAS 13
 enum { FATTNI_SHORT_ROWS = 1024 };
 typedef void (*fattni_cuda_any)(void); /* a kernel's host stub, of any argument type */
 

@@ -7,6 +7,15 @@
 
 #include "core/cuda/kernel.h"
 
+/* The name of a kernel's dynamic shared memory. Kernels that are compiled together (fattn_bundles.cmake) would
+   otherwise have one symbol in common, and each would be translated a little differently than alone, some with more
+   spills. */
+#ifndef SHARED_MEMORY
+#define SHARED_MEMORY_OF_(name) name##_shared_memory
+#define SHARED_MEMORY_OF(name) SHARED_MEMORY_OF_(name)
+#define SHARED_MEMORY SHARED_MEMORY_OF(K_NAME)
+#endif
+
 #define DESCRIPTION_OF_(name) name##_description
 #define DESCRIPTION_OF(name) DESCRIPTION_OF_(name)
 #define TEXT_OF_(x) #x

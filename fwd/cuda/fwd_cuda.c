@@ -94,6 +94,7 @@ static bool matches(const fattni_cuda_kernel *k, const fattni_problem *p, const 
     case FATTNI_VARIANT_BANDED: return t->variant != FATTNI_VARIANT_GENERAL;
     case FATTNI_VARIANT_BIASED: return t->biased;
     case FATTNI_VARIANT_GENERAL: return k->arch != 90 || !p->bias.present || has_bias(k);
+    case FATTNI_VARIANT_PLAIN: return t->variant == FATTNI_VARIANT_FULL || t->variant == FATTNI_VARIANT_CAUSAL;
     default: return k->variant == t->variant;
     }
 }

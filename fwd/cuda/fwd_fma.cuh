@@ -41,9 +41,9 @@ DEVICE real row_max(real x) {
 
 extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS)
     K_NAME(const __grid_constant__ fattni_fwd_split_args args) {
-    extern __shared__ __align__(128) unsigned char memory[];
+    extern __shared__ __align__(128) unsigned char SHARED_MEMORY[];
     const fattni_attention_args &a = args.a;
-    shared_memory *const smem = (shared_memory *)memory;
+    shared_memory *const smem = (shared_memory *)SHARED_MEMORY;
     real *const q_tile = smem->q, *const k_tile = smem->k, *const v_tile = smem->v, *const p_tile = smem->p,
                 *const factors = smem->factors, *const old_factors = smem->old_factors;
     const block mine = s_block(), out = block_of(D / (VECTOR * VECTORS), 1);

@@ -103,9 +103,9 @@ DEVICE void exchange_with_partner(real (*x)[4], int key_tiles, const real *p, re
 
 extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS)
     K_NAME(const __grid_constant__ fattni_fwd_split_args args) {
-    extern __shared__ __align__(128) unsigned char memory[];
+    extern __shared__ __align__(128) unsigned char SHARED_MEMORY[];
     const fattni_attention_args &a = args.a;
-    shared_memory *const smem = (shared_memory *)memory;
+    shared_memory *const smem = (shared_memory *)SHARED_MEMORY;
     real *const q_tile = smem->q, *const k_tile = smem->k, *const v_tile = smem->v;
     const int t = lane_of() % 4, row0 = row_of_warp(), column0 = part_of_warp() * (D / SPLIT);
 

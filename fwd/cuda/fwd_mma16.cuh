@@ -48,7 +48,6 @@ enum {
     ROW_TILES = BM / (16 * WARPS),
     KEY_TILES = BN / 8,
     COLUMN_TILES = D / 8,
-    CAUSAL = K_VARIANT == FATTNI_VARIANT_CAUSAL,
     GENERAL = K_VARIANT == FATTNI_VARIANT_GENERAL,
     HOLDS = !FATTNI_SM80 && !GENERAL && D <= 128,
     HELD = BN * PITCH / 8 / THREADS /* chunks of K or V of a thread */
@@ -96,13 +95,13 @@ DEVICE void accumulate(float o[ROW_TILES][COLUMN_TILES][4], const float p[ROW_TI
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS) K_NAME(const __grid_constant__ kernel_args args) {
-    extern __shared__ __align__(1024) unsigned char memory[];
+    extern __shared__ __align__(1024) unsigned char SHARED_MEMORY[];
 #if TAKES_PARTS
     const fattni_attention_args &a = args.a;
 #else
     const fattni_attention_args &a = args;
 #endif
-    const uint32_t shared = shared_address(memory), q_tile = MEMBER_ADDRESS(shared, q),
+    const uint32_t shared = shared_address(SHARED_MEMORY), q_tile = MEMBER_ADDRESS(shared, q),
                    k_tile = MEMBER_ADDRESS(shared, k), v_tile = MEMBER_ADDRESS(shared, v);
     const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
     const int g = lane / 4, t = lane % 4, row0 = warp * 16 * ROW_TILES;

@@ -93,9 +93,9 @@ DEVICE void store_p(uint32_t p_tile, const float p[ROW_TILES][KEY_TILES][4], int
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS) K_NAME(const __grid_constant__ fattni_attention_args a) {
-    extern __shared__ __align__(1024) unsigned char memory[];
-    shared_memory *const tiles = (shared_memory *)memory;
-    const uint32_t shared = shared_address(memory), p_tile = MEMBER_ADDRESS(shared, p);
+    extern __shared__ __align__(1024) unsigned char SHARED_MEMORY[];
+    shared_memory *const tiles = (shared_memory *)SHARED_MEMORY;
+    const uint32_t shared = shared_address(SHARED_MEMORY), p_tile = MEMBER_ADDRESS(shared, p);
     const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32, pair = warp / 2, side = warp % 2;
     const int g = lane / 4, t = lane % 4, row0 = 32 * pair, key0 = KEYS * side, column0 = COLUMNS * side;
 

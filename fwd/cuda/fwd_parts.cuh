@@ -318,10 +318,10 @@ DEVICE void add_results(shared_memory *smem, const fattni_fwd_parts_args *x, con
 
 extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS) K_NAME(const __grid_constant__ fattni_fwd_parts_args x) {
     begin_grid();
-    extern __shared__ __align__(1024) unsigned char memory[];
-    shared_memory *const smem = (shared_memory *)memory;
+    extern __shared__ __align__(1024) unsigned char SHARED_MEMORY[];
+    shared_memory *const smem = (shared_memory *)SHARED_MEMORY;
     const fattni_attention_args &a = x.a;
-    const uint32_t shared = shared_address(memory);
+    const uint32_t shared = shared_address(SHARED_MEMORY);
     const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32, t = lane % 4, keys0 = warp * WARP_KEYS;
     key_part w;
     if (!find_part(&x, &w)) return;

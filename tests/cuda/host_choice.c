@@ -92,14 +92,14 @@ Test(host_choice, kernels_by_shared_memory) {
         int arch;
         int64_t D;
         const char *fwd, *bwd;
-    } calls[] = {{80, 64, "mma16_bf16_d64_full_128x128", "mma16_ahead_bf16_d64_full_64x64"},
-                 {80, 128, "mma16_bf16_d128_full_128x64", "mma16_bf16_d128_full_64x128"},
-                 {80, 256, "mma16_pairs_bf16_d256_full_128x64", "mma16_mid_bf16_d256_full_64x64"},
-                 {89, 64, "mma16_bf16_d64_full_128x128", "mma16_mid_bf16_d64_full_64x64"},
-                 {89, 128, "mma16_bf16_d128_full_128x32", "mma16_keys_bf16_d128_full_64x128"},
-                 {89, 256, "mma16_lean_bf16_d256_full_128x64", "mma16_mid_bf16_d256_full_32x64"},
-                 {100, 64, "mma16_bf16_d64_full_128x128", "mma16_bf16_d64_full_64x64"},
-                 {100, 256, "mma16_bf16_d256_full_64x64", "mma16_bf16_d256_full_64x64"}};
+    } calls[] = {{80, 64, "mma16_bf16_d64_plain_128x128", "mma16_ahead_bf16_d64_plain_64x64"},
+                 {80, 128, "mma16_bf16_d128_plain_128x64", "mma16_bf16_d128_plain_64x128"},
+                 {80, 256, "mma16_pairs_bf16_d256_plain_128x64", "mma16_mid_bf16_d256_plain_64x64"},
+                 {89, 64, "mma16_bf16_d64_plain_128x128", "mma16_mid_bf16_d64_plain_64x64"},
+                 {89, 128, "mma16_bf16_d128_full_128x32", "mma16_keys_bf16_d128_plain_64x128"},
+                 {89, 256, "mma16_lean_bf16_d256_plain_128x64", "mma16_mid_bf16_d256_plain_32x64"},
+                 {100, 64, "mma16_bf16_d64_plain_128x128", "mma16_bf16_d64_plain_64x64"},
+                 {100, 256, "mma16_bf16_d256_plain_64x64", "mma16_bf16_d256_plain_64x64"}};
     for (size_t n = 0; n < sizeof calls / sizeof *calls; ++n) {
         fattn_ctx *const ctx = planner(calls[n].arch);
         shapes x;

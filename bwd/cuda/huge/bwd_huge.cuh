@@ -382,8 +382,8 @@ DEVICE void key_task(const fattni_bwd_args *bwd, cta_memory *m, int task) {
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS) K_NAME(const __grid_constant__ fattni_bwd_args args) {
-    extern __shared__ __align__(1024) unsigned char memory[];
-    cta_memory m = {shared_address(memory), (shared_memory *)memory};
+    extern __shared__ __align__(1024) unsigned char SHARED_MEMORY[];
+    cta_memory m = {shared_address(SHARED_MEMORY), (shared_memory *)SHARED_MEMORY};
     if (has_tasks(&args)) run_tasks(&args, &m);
 }
 

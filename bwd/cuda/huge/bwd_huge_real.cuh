@@ -232,8 +232,8 @@ DEVICE void key_task(const fattni_bwd_args *bwd, cta_memory *m, int task) {
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS) K_NAME(const __grid_constant__ fattni_bwd_args args) {
-    extern __shared__ __align__(128) unsigned char bytes[];
-    if (has_tasks(&args)) run_tasks(&args, (shared_memory *)bytes);
+    extern __shared__ __align__(128) unsigned char SHARED_MEMORY[];
+    if (has_tasks(&args)) run_tasks(&args, (shared_memory *)SHARED_MEMORY);
 }
 
 DESCRIBE_KERNEL(fattni_bwd_args, SHARED_BYTES, 1);

@@ -315,8 +315,8 @@ DEVICE void consume(const fattni_bwd_sm90_args *p, const task *t, uint32_t share
 
 extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREADS, 1)
     K_NAME(const __grid_constant__ fattni_bwd_sm90_args p) {
-    extern __shared__ __align__(1024) unsigned char memory[];
-    const uint32_t shared = shared_address(memory);
+    extern __shared__ __align__(1024) unsigned char SHARED_MEMORY[];
+    const uint32_t shared = shared_address(SHARED_MEMORY);
     const int role = __shfl_sync(ALL_LANES, (int)threadIdx.x / 128, 0);
     const work_item x = work_item_of(&p, (int)blockIdx.x / CTAS);
     if (x.kind == PREPROCESS) { /* the last warp finds means of keys */
@@ -334,7 +334,7 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
     const position at = position_of_task(&p, x.number);
     const task t = task_at(&p, &x, &at);
     if (GENERAL && !p.progress && (t.j0 & ~BN) >= t.s.Sk) return;
-    if (!GENERAL && threadIdx.x == 0) ((volatile shared_memory *)memory)->steps = t.steps;
+    if (!GENERAL && threadIdx.x == 0) ((volatile shared_memory *)SHARED_MEMORY)->steps = t.steps;
     init_cluster_barriers(shared);
     if (role == 0) {
         registers_lower(24);
@@ -346,10 +346,10 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
             post_dq_semaphores(&p.bwd, &t, shared);
     } else if (role == 3) {
         registers_lower((int)DQ_REGISTERS);
-        add_dq(&p, &t, shared, (const shared_memory *)memory);
+        add_dq(&p, &t, shared, (const shared_memory *)SHARED_MEMORY);
     } else {
         registers_raise((int)CONSUMER_REGISTERS);
-        consume(&p, &t, shared, (const shared_memory *)memory, role - 1);
+        consume(&p, &t, shared, (const shared_memory *)SHARED_MEMORY, role - 1);
     }
     cluster_sync(); /* neither exits while the other sends to it or reads from it */
 }

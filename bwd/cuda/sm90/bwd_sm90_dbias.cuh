@@ -246,8 +246,8 @@ DEVICE void consume(const fattni_bwd_sm90_args *p, uint32_t shared, int consumer
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) K_NAME(const __grid_constant__ fattni_bwd_sm90_args p) {
-    extern __shared__ __align__(1024) unsigned char memory[];
-    const uint32_t shared = shared_address(memory);
+    extern __shared__ __align__(1024) unsigned char SHARED_MEMORY[];
+    const uint32_t shared = shared_address(SHARED_MEMORY);
     const int role = __shfl_sync(ALL_LANES, (int)threadIdx.x / 128, 0);
     if (threadIdx.x == 0) {
         for (int n = 0; n < PAIRS; ++n) {

@@ -292,8 +292,8 @@ DEVICE void consume(const fattni_bwd_sm90_args *p, uint32_t shared, const shared
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) K_NAME(const __grid_constant__ kernel_args p) {
-    extern __shared__ __align__(1024) unsigned char memory[];
-    const uint32_t shared = shared_address(memory);
+    extern __shared__ __align__(1024) unsigned char SHARED_MEMORY[];
+    const uint32_t shared = shared_address(SHARED_MEMORY);
     const int role = __shfl_sync(ALL_LANES, (int)threadIdx.x / 128, 0);
     init_barriers(shared, 2);
     if (BIASED) init_bias_barriers(shared);
@@ -310,7 +310,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) K_NAME(const __grid_con
             search_and_post(&p, shared);
     } else {
         registers_raise(232);
-        consume(&p, shared, (const shared_memory *)memory, role - 1);
+        consume(&p, shared, (const shared_memory *)SHARED_MEMORY, role - 1);
     }
 }
 

@@ -352,13 +352,13 @@ DEVICE void run_short(const fattni_bwd_sm90_args *p, uint32_t shared, const shar
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) K_NAME(const __grid_constant__ kernel_args p) {
-    extern __shared__ __align__(1024) unsigned char memory[];
-    const uint32_t shared = shared_address(memory);
+    extern __shared__ __align__(1024) unsigned char SHARED_MEMORY[];
+    const uint32_t shared = shared_address(SHARED_MEMORY);
     const int role = __shfl_sync(ALL_LANES, (int)threadIdx.x / 128, 0);
     init_barriers(shared, 2);
     init_short(shared);
     __syncthreads();
-    run_short(&p.s, shared, (const shared_memory *)memory, role);
+    run_short(&p.s, shared, (const shared_memory *)SHARED_MEMORY, role);
 }
 
 #endif

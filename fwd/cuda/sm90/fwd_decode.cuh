@@ -419,14 +419,14 @@ static __device__ __noinline__ void add_results(const fattni_fwd_decode_args *z)
 extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS)
     K_NAME(const __grid_constant__ fattni_fwd_decode_args args) {
     grid_dependents_start();
-    extern __shared__ __align__(1024) unsigned char memory[];
-    shared_memory *const smem = (shared_memory *)memory;
+    extern __shared__ __align__(1024) unsigned char SHARED_MEMORY[];
+    shared_memory *const smem = (shared_memory *)SHARED_MEMORY;
     const fattni_fwd_decode_args *const z = &args;
     const fattni_fwd_parts_args &x = args.x;
     const fattni_attention_args &a = x.a;
     const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32, g = lane / 4, t = lane % 4;
     const int mask = x.page_mask;
-    const uint32_t shared = shared_address(memory), full = MEMBER_ADDRESS(shared, full);
+    const uint32_t shared = shared_address(SHARED_MEMORY), full = MEMBER_ADDRESS(shared, full);
     if (z->adds) {
         add_results(z);
         return;

@@ -790,6 +790,7 @@ DEVICE void consume(const fattni_fwd_sm90_args *p, uint32_t shared, shared_memor
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) K_NAME(const __grid_constant__ fattni_fwd_sm90_args p) {
+    /* Not SHARED_MEMORY: these kernels are translated as alone only where a file has one such symbol. */
     extern __shared__ __align__(1024) unsigned char memory[];
     shared_memory *const smem = (shared_memory *)memory;
     const uint32_t shared = shared_address(memory);

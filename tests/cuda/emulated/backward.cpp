@@ -382,7 +382,7 @@ static test_case cases[] = {
     {"huge, means", 1, 1, 1, 40, 130, K_D - 8, 0, 90, -1, 0, 0, 1, 0, 0, 0, 0, {}, {}, 0, 100},
     {"huge, all", 2, 1, 1, 70, 100, K_D - 8, 1, 60, -1, 0.2f, 1, 1, 16, 0, 0, 1, {60, 30}, {100, 81}, 0, 0, 0, 0, 3},
 #else
-#if K_VARIANT == FATTNI_VARIANT_FULL
+#if K_VARIANT == FATTNI_VARIANT_FULL || K_VARIANT == FATTNI_VARIANT_PLAIN
     {"full", 1, 2, 1, 150, 200, K_D, 0, -1, -1},
     {"full, odd head", 1, 2, 1, 100, 70, K_D, 0, -1, -1, 0, 0, 0, 0, 0, 0, 0, {}, {}, 0, 0, 0, 1},
     {"full, short rows, deterministic", 1, 1, 1, 70, 280, K_D - 8, 0, -1, -1, 0, 0, 0, 0, 1},
@@ -394,6 +394,16 @@ static test_case cases[] = {
     {"full, means, with rows", 1, 4, 2, 150, 140, K_D, 0, -1, -1, 0, 0, 0, 0, 0, 0, 0, {}, {}, 1, 100},
     {"full, exact, means, with rows", 1, 4, 2, 150, 140, K_D, 0, -1, -1, 0, 0, 0, 0, 0, 0, 0, {}, {}, 1, 100, 1},
     {"full, many heads", 6, 1, 1, 70, 50, K_D - 8, 0, -1, -1, 0, 0, 0, 0, 0, 0, 0, {}, {}, 1},
+#endif
+#if K_VARIANT == FATTNI_VARIANT_CAUSAL || K_VARIANT == FATTNI_VARIANT_PLAIN
+    {"causal", 1, 2, 1, 200, 150, K_D, 1, -1, -1},
+    {"causal, odd head", 1, 1, 1, 100, 70, K_D, 1, -1, -1, 0, 0, 0, 0, 0, 0, 0, {}, {}, 0, 0, 0, 1},
+    {"causal, short rows, deterministic", 2, 1, 1, 150, 280, K_D - 8, 1, -1, -1, 0, 0, 0, 0, 1},
+    {"causal, with rows", 1, 6, 3, 150, 140, K_D, 1, -1, -1, 0, 0, 0, 0, 0, 0, 0, {}, {}, 2},
+    {"causal, means, deterministic", 2, 1, 1, 150, 280, K_D - 8, 1, -1, -1, 0, 0, 0, 0, 1, 0, 0, {}, {}, 0, 50},
+    {"causal, means, with rows", 1, 6, 3, 150, 140, K_D, 1, -1, -1, 0, 0, 0, 0, 0, 0, 0, {}, {}, 2, 100},
+    {"causal, exact, means, with rows", 1, 6, 3, 150, 140, K_D, 1, -1, -1, 0, 0, 0, 0, 0, 0, 0, {}, {}, 2, 100, 1},
+    {"causal, with rows, deterministic", 2, 1, 1, 100, 280, K_D - 8, 1, -1, -1, 0, 0, 0, 0, 1, 0, 0, {}, {}, 1},
 #elif K_VARIANT == FATTNI_VARIANT_SHORT
     {"short, eleven heads, means", 1, 11, 11, 128, 128, K_D, 1, -1, -1, 0, 0, 0, 0, 0, 0, 0, {}, {}, 1, 100},
     {"short, one block", 1, 2, 2, 100, 100, K_D, 1, -1, -1, 0, 0, 0, 0, 0, 0, 0, {}, {}, 1},
@@ -404,16 +414,7 @@ static test_case cases[] = {
     {"short, few keys, means", 1, 4, 4, 20, 20, K_D, 1, -1, -1, 0, 0, 0, 0, 0, 0, 0, {}, {}, 1, 100},
     {"short, exact, means", 1, 3, 3, 150, 150, K_D, 1, -1, -1, 0, 0, 0, 0, 0, 0, 0, {}, {}, 1, 100, 1},
     {"short, deterministic", 2, 2, 2, 130, 130, K_D, 1, -1, -1, 0, 0, 0, 0, 1, 0, 0, {}, {}, 1},
-#elif K_VARIANT == FATTNI_VARIANT_CAUSAL
-    {"causal", 1, 2, 1, 200, 150, K_D, 1, -1, -1},
-    {"causal, odd head", 1, 1, 1, 100, 70, K_D, 1, -1, -1, 0, 0, 0, 0, 0, 0, 0, {}, {}, 0, 0, 0, 1},
-    {"causal, short rows, deterministic", 2, 1, 1, 150, 280, K_D - 8, 1, -1, -1, 0, 0, 0, 0, 1},
-    {"causal, with rows", 1, 6, 3, 150, 140, K_D, 1, -1, -1, 0, 0, 0, 0, 0, 0, 0, {}, {}, 2},
-    {"causal, means, deterministic", 2, 1, 1, 150, 280, K_D - 8, 1, -1, -1, 0, 0, 0, 0, 1, 0, 0, {}, {}, 0, 50},
-    {"causal, means, with rows", 1, 6, 3, 150, 140, K_D, 1, -1, -1, 0, 0, 0, 0, 0, 0, 0, {}, {}, 2, 100},
-    {"causal, exact, means, with rows", 1, 6, 3, 150, 140, K_D, 1, -1, -1, 0, 0, 0, 0, 0, 0, 0, {}, {}, 2, 100, 1},
-    {"causal, with rows, deterministic", 2, 1, 1, 100, 280, K_D - 8, 1, -1, -1, 0, 0, 0, 0, 1, 0, 0, {}, {}, 1},
-#else
+#elif K_VARIANT != FATTNI_VARIANT_FULL
     {"no feature", 1, 2, 1, 150, 200, K_D, 0, -1, -1},
     {"odd head", 1, 1, 1, 100, 70, K_D, 1, -1, -1, 0, 0, 0, 0, 0, 0, 0, {}, {}, 0, 0, 0, 1},
     {"softcap", 1, 1, 1, 100, 130, K_D, 1, -1, -1, 0, 0, 0, 0, 0, 0, 0, {}, {}, 0, 0, 0, 0, 0.8f},

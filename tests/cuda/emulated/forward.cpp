@@ -549,10 +549,12 @@ static test_case cases[] = {
 };
 #endif
 
-static int check_all(void) {
+static int check_all(int causal) {
     int wrong = 0;
     for (test_case &x : cases) {
         const int n = (int)(&x - cases);
+        if (causal && x.peak != 0) continue;
+        x.causal |= causal;
         x.bias |= STAGED_BIAS;
         if (DECODE) x.D = K_D, x.Dv = K_DV;
         for (int split = 0; split < (IN_PARTS ? 2 : 1); ++split) /* keys whole, and in parts of a block or three */
@@ -566,7 +568,7 @@ int main(void) {
     int wrong = 0;
     for (int n = 0; n < (K_VARIANT == FATTNI_VARIANT_FEW_UNIFIED ? 3 : 1); ++n) {
         unified_max = K_VARIANT == FATTNI_VARIANT_FEW_UNIFIED ? maxima[n] : 0;
-        wrong += check_all();
+        for (int causal = 0; causal < (K_VARIANT == FATTNI_VARIANT_PLAIN ? 2 : 1); ++causal) wrong += check_all(causal);
     }
     return wrong != 0;
 }

@@ -36,6 +36,7 @@ typedef struct index1 {
 extern __thread index1 threadIdx, blockIdx;
 extern index1 gridDim;
 extern __thread unsigned char memory[]; /* shared memory; its addresses are offsets */
+#define SHARED_MEMORY memory
 enum { MEMORY_BYTES = 227 * 1024, MOST_THREADS = 1024 };
 
 /* Runs `kernel` as a cluster of `ctas` CTAs, from blockIdx `block` on, of `threads` threads each. Shared memory starts

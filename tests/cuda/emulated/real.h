@@ -10,7 +10,6 @@
 #define FATTNI_CORE_PTX_MBARRIER_H
 #define FATTNI_CORE_PTX_MMA_H
 #define FATTNI_SM80 1
-#define shared memory /* what backward kernels call their shared memory */
 
 static inline int load_acquire(const int32_t *p) {
     machine_yield();
