@@ -8,8 +8,11 @@ set(bundles)
 # is appended to the list.
 macro(fattn_bundle sources group name)
   set(key ${sources}_${group}) # of one list of architectures
-  math(EXPR bundled_${key} "0${bundled_${key}} + 1")
-  math(EXPR number "(${bundled_${key}} - 1) / ${bundle_size}")
+  if(NOT DEFINED bundled_${key})
+    set(bundled_${key} 0)
+  endif()
+  math(EXPR number "${bundled_${key}} / ${bundle_size}")
+  math(EXPR bundled_${key} "${bundled_${key}} + 1")
   set(bundle ${PROJECT_BINARY_DIR}/kernels/bundle_${group}_${K_ARCH}_${number}.cu)
   if(NOT bundle IN_LIST bundles)
     list(APPEND bundles ${bundle})

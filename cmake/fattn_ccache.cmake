@@ -1,6 +1,6 @@
-# Compiles through ccache where it is installed, unless a launcher is set: all kernels take most of an hour on two slow
-# cores. Paths below the source folder do not count, so that a build folder in it shares its objects with those of
-# other clones.
+# Compiles through ccache where it is installed, unless a launcher is set: all kernels take ten minutes on two cores.
+# Paths below the source folder do not count, so that a build folder in it shares its objects with those of other
+# clones.
 option(FATTN_CCACHE "Compile through ccache, where it is installed" ${PROJECT_IS_TOP_LEVEL})
 if(FATTN_CCACHE)
   find_program(FATTN_CCACHE_PROGRAM ccache)
