@@ -103,11 +103,12 @@ foreach(pass fwd bwd)
   file(CONFIGURE OUTPUT ${PROJECT_BINARY_DIR}/kernels/${pass}_kernel_names.def CONTENT "${kept}")
 endforeach()
 fattn_write_bundles()
-file(GLOB_RECURSE helper_kernels CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/core/*.cu
-  ${PROJECT_SOURCE_DIR}/fwd/*.cu ${PROJECT_SOURCE_DIR}/bwd/*.cu ${PROJECT_SOURCE_DIR}/autograd_c/*.cu)
+file(GLOB_RECURSE helper_kernels CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/fwd/*.cu ${PROJECT_SOURCE_DIR}/bwd/*.cu)
+file(GLOB_RECURSE op_kernels CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/core/*.cu ${PROJECT_SOURCE_DIR}/autograd_c/*.cu)
 
-set(kernel_libraries fattn_helper_kernels)
+set(kernel_libraries fattn_helper_kernels fattn_op_kernels)
 add_library(fattn_helper_kernels OBJECT ${helper_kernels})
+add_library(fattn_op_kernels OBJECT ${op_kernels})
 foreach(oldest 75 80 90)
   if(kernel_sources_${oldest})
     add_library(fattn_kernels_sm${oldest} OBJECT ${kernel_sources_${oldest}})
@@ -118,14 +119,14 @@ endforeach()
 if(FATTN_DELAYS AND TARGET fattn_kernels_sm90)
   target_compile_definitions(fattn_kernels_sm90 PRIVATE FATTN_DELAYS)
 endif()
-# Code for 12.x from 9.0's PTX is half as long and spills a fifth of what compute_120's own front end gives for these;
-# for attention kernels it spills more.
+# Code for 12.x from 9.0's PTX is shorter and spills less than what compute_120's own front end gives for the ops;
+# attention and its helpers spill more.
 set(architectures ${CMAKE_CUDA_ARCHITECTURES})
 if("90-real" IN_LIST architectures AND "120-real" IN_LIST architectures)
   list(REMOVE_ITEM architectures 120-real)
-  target_compile_options(fattn_helper_kernels PRIVATE --generate-code=arch=compute_90,code=sm_120)
+  target_compile_options(fattn_op_kernels PRIVATE --generate-code=arch=compute_90,code=sm_120)
 endif()
-set_target_properties(fattn_helper_kernels PROPERTIES CUDA_ARCHITECTURES "${architectures}")
+set_target_properties(fattn_op_kernels PROPERTIES CUDA_ARCHITECTURES "${architectures}")
 # What is left out of the headers takes a quarter of a small kernel's compilation: of the 16-bit types kernels use only
 # the storage and the named conversions, of C++ not the special functions that libstdc++ adds to <cmath> since C++17.
 # An older standard instead changes kernels: it evaluates assignments in another order.
