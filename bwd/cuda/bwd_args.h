@@ -64,7 +64,7 @@ typedef struct mean_search {
 #define FATTNI_CENTRED 4.0f
 
 /* Kernels whose S starts with -L / scale instead of 0 (bwd_sm90.cuh says why). `plain`: FULL, CAUSAL or BANDED. */
-#define FATTNI_BEGINS_WITH_L(plain, D, BM) ((plain) && (D) <= 128 && (BM) == 64)
+#define FATTNI_BEGINS_WITH_L(plain, cluster, BM) ((plain) && (cluster) == 1 && (BM) == 64)
 
 /* Most key blocks of a head of packed sequences. */
 #define FATTNI_PACKED_BLOCKS(rows_k, BN, B) ((rows_k) / (BN) + (B))

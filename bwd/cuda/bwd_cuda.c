@@ -200,7 +200,7 @@ static fattni_bwd_args args_of(const fattni_problem *p, const fattni_cuda_kernel
     x.D_padded = k->D;
     x.lse2 = (float *)(workspace + l->lse2);
     x.lse_factor =
-        FATTNI_BEGINS_WITH_L(sm90 && is_plain(k), k->D, k->BM) ? (float)(-1 / p->scale) : 1.4426950408889634f;
+        FATTNI_BEGINS_WITH_L(sm90 && is_plain(k), k->cluster, k->BM) ? (float)(-1 / p->scale) : 1.4426950408889634f;
     scale_gradients(p, &x);
     x.delta = (float *)(workspace + l->delta);
     x.sink_parts = workspace + l->sink;

@@ -120,13 +120,13 @@ Test(host_choice, hopper_of_head_dim_192) {
         int call;
         const char *fwd, *bwd;
     } calls[] = {
-        {192, 128, FULL, "d192_v128_full_128x128", "d192_v128_full_64x64"},
-        {192, 128, CAUSAL, "d192_v128_causal_128x128", "d192_v128_causal_64x64"},
-        {192, 128, WINDOW, "d192_v128_banded_128x128", "d192_v128_banded_64x64"},
+        {192, 128, FULL, "d192_v128_full_128x128", "d192_v128_full_64x128"},
+        {192, 128, CAUSAL, "d192_v128_causal_128x128", "d192_v128_causal_64x128"},
+        {192, 128, WINDOW, "d192_v128_banded_128x128", "d192_v128_banded_64x128"},
         {192, 128, SOFTCAP, "d192_v128_general_128x112", "d192_v128_capped_64x64"},
-        {192, 128, WIDE, "d192_v128_banded_128x128", "d192_v128_full_64x64"},
-        {192, 128, WIDE_CAUSAL, "d192_v128_banded_128x128", "d192_v128_causal_64x64"},
-        {136, 8, CAUSAL, "d192_v128_causal_128x128", "d192_v128_causal_64x64"},
+        {192, 128, WIDE, "d192_v128_banded_128x128", "d192_v128_full_64x128"},
+        {192, 128, WIDE_CAUSAL, "d192_v128_banded_128x128", "d192_v128_causal_64x128"},
+        {136, 8, CAUSAL, "d192_v128_causal_128x128", "d192_v128_causal_64x128"},
         {192, 136, FULL, "d192_full_128x112", "d256_full_64x64"},
         {192, 192, CAUSAL, "d192_causal_128x112", "d256_causal_64x64"},
         {192, 192, WINDOW, "d192_banded_128x112", "d256_banded_64x64"},

@@ -1,5 +1,6 @@
-/* Backward attention for Hopper, head_dim up to 128 (beyond: bwd_sm90_cluster.cuh): TMA, wgmma. One persistent CTA per
-   SM claims work items: key blocks of BN keys, and the rows of pre- and postprocess (bwd_sm90_scheduler.cuh).
+/* Backward attention for Hopper, head_dim up to 128, and 192 with v of 128 (else: bwd_sm90_cluster.cuh): TMA, wgmma. One
+   persistent CTA per SM claims work items: key blocks of BN keys, and the rows of pre- and postprocess
+   (bwd_sm90_scheduler.cuh).
 
    For each row block: S^T = K Q^T, P = exp(S - L), dP^T = V dO^T, dS = P (dP - delta),
    dV += P^T dO, dK += dS^T Q, dQ += dS K.
@@ -24,6 +25,9 @@
    Centring    Where the keys of a head have a mean (bwd_key_mean.cu) K in shared memory is less it, and lse2 is less
                its part of S.
    Short       SHORT is CAUSAL for few keys, with heads in place of work items (bwd_sm90_short.cuh).
+   WIDE        Of head_dim 192 dK and dV take 160 registers of a thread. So dP is computed for half of the rows at a
+               time, each half beside the exponentials of the same rows, and of dQ a part while dV is not complete. dK
+               reads dS from shared memory, where dS has one stage.
    dQ order    FATTN_DETERMINISTIC: the adding warps wait for the key blocks before theirs (bwd_dq_semaphore.cuh).
 
    Instances: bwd_kernels.def. Macros in: cmake/instance.cu.in. */
@@ -33,10 +37,12 @@
 
 enum {
     D = K_D,
+    DV = K_DV,
     BM = K_BM,
     BN = K_BN,
     THREADS = 32 * K_WARPS,
     CTAS = 1,
+    WIDE = D > 128,
     SHORT = K_VARIANT == FATTNI_VARIANT_SHORT,
     CAUSAL = K_VARIANT == FATTNI_VARIANT_CAUSAL || SHORT,
     BANDS = K_VARIANT >= FATTNI_VARIANT_BANDED,
@@ -44,28 +50,36 @@ enum {
     GENERAL = K_VARIANT == FATTNI_VARIANT_GENERAL || CAPPED,
     BIASED = K_VARIANT == FATTNI_VARIANT_BIASED,
     PANELS = (D + 63) / 64,
-    V_PANELS = PANELS,
+    V_PANELS = (DV + 63) / 64,
     HALF = 32 * PANELS,
-    V_HALF = HALF,
+    V_HALF = 32 * V_PANELS,
     KEY_BYTES = BN * PANELS * 128,
+    VALUE_BYTES = BN * V_PANELS * 128,
     ROW_BYTES = BM * PANELS * 128,
-    D_O_BYTES = ROW_BYTES,
+    D_O_BYTES = BM * V_PANELS * 128,
     DS_BYTES = BN * BM * 2,
-    DS_STAGES = SHORT ? 1 : 2,
+    DS_STAGES = SHORT || WIDE ? 1 : 2,
+    DP_PARTS = WIDE ? 2 : 1,
+    DP_ROWS = BM / DP_PARTS,                            /* rows of dP that are there at a time */
     DQ_BLOCKS = SHORT ? FATTNI_SHORT_KEYS / BM - 1 : 1, /* row blocks of dQ in shared memory */
-    BEGINS_WITH_L = FATTNI_BEGINS_WITH_L(!GENERAL && !BIASED, D, BM),
+    BEGINS_WITH_L = FATTNI_BEGINS_WITH_L(!GENERAL && !BIASED, CTAS, BM),
     LSE_AHEAD = GENERAL || BIASED || BEGINS_WITH_L ? 0 : 3, /* of lse2: tiles of 8 rows that are loaded a step before */
     /* dQ: a consumer has half of 128 rows, or of 64 rows half of the columns. The halves of head_dim 80 are 48 columns
-       and overlap in REPEATED; K's second panel starts with the second half. */
+       and overlap in REPEATED; K's second panel starts with the second half. Those of head_dim 192 are the first or the
+       third panel and half of the second. */
     SPLIT_ROWS = BM > 64,
-    COLUMNS = D > 96 || SPLIT_ROWS ? 64 : 48,
+    COLUMNS = SPLIT_ROWS ? 64 : (D + 31) / 32 * 16,
+    APART = WIDE ? 32 : 0, /* of these, those of the second panel: a product of their own */
     REPEATED = SPLIT_ROWS ? 0 : 2 * COLUMNS - D,
     PACKS = BANDS && !GENERAL && !BIASED, /* there is no register for it beside features */
     SLICE = 64 * COLUMNS,                 /* floats */
-    K_PANEL = D % 64 ? D - COLUMNS : 64   /* columns from panel to panel of K */
+    K_PANEL = D % 64 ? D - COLUMNS : 64,  /* columns from panel to panel of K */
+    LOADER_REGISTERS = WIDE ? 24 : 40,    /* of warpgroup 0 */
+    CONSUMER_REGISTERS = WIDE ? 240 : 232
 };
 static_assert(BN == 128 && K_WARPS == 12, "two consumers of 64 keys");
 static_assert(D == 64 ? BM == 128 : D % 16 == 0 && BM == 64, "two slices of dQ");
+static_assert(WIDE ? D == 192 && DV == 128 && BEGINS_WITH_L : D == DV, "what there are registers for");
 
 /* A work item and its task, as the producer passes them to the other warps. */
 typedef struct work_slot {
@@ -74,8 +88,8 @@ typedef struct work_slot {
     uint4 head;  /* b, hk */
 } work_slot;
 typedef struct shared_memory {
-    half_type k[BN * PANELS * 64], v[BN * PANELS * 64];
-    half_type q[2][BM * PANELS * 64], d_o[2][BM * PANELS * 64];
+    half_type k[BN * PANELS * 64], v[BN * V_PANELS * 64];
+    half_type q[2][BM * PANELS * 64], d_o[2][BM * V_PANELS * 64];
     half_type ds[DS_STAGES][BN * BM];
     half_type bias[BIASED ? BM * BN : 0];
     float dq[DQ_BLOCKS * BM * D];
@@ -84,7 +98,7 @@ typedef struct shared_memory {
     uint64_t k_full, v_full, q_full[2], q_empty[2], do_full[2], do_empty[2];
     uint64_t work_full[2], work_empty[2], keys_empty, dq_added, dq_added_seen;
     uint64_t bias_full[BIASED], bias_empty[BIASED];
-    uint64_t ds_empty[SHORT], rows_full[2 * SHORT], mean_seen[SHORT];
+    uint64_t ds_empty[DS_STAGES == 1], rows_full[2 * SHORT], mean_seen[SHORT];
     work_slot work[2];
     mean_search search;
     int32_t centred, reserved[3]; /* centred: the task's K is less its mean */
@@ -109,15 +123,29 @@ static_assert(offsetof(shared_memory, v) % 1024 == 0 && offsetof(shared_memory, 
 /* ---- consumers ---- */
 
 /* advance_columns where the second panel starts at column `panel`. */
-DEVICE uint32_t advance_keys(int step, int panel) { return step < 4 ? step * 2 : BN * 8 + (step * 16 - panel) / 8; }
-/* x = A B^T, or x += A B^T: 64 keys x BM rows, over D. */
-DEVICE void keys_by_rows(float x[BM / 2], uint64_t keys, int panel, uint64_t rows, int add) {
+DEVICE uint32_t advance_keys(int step, int panel) {
+    return step < 4 || panel == 64 ? advance_columns(step, BN) : BN * 8 + (step * 16 - panel) / 8;
+}
+/* x = A B^T, or x += A B^T: 64 keys x `rows` rows, over `depth` columns. */
+DEVICE void keys_by_rows(float *x, int rows, int depth, uint64_t keys, int panel, uint64_t tile, int add) {
 #pragma unroll
-    for (int e = 0; e < D / 16; ++e)
-        if (e == 0 && !add)
-            PASTE(wgmma_ss_new_n, K_BM)(x, keys, rows);
+    for (int e = 0; e < depth / 16; ++e) {
+        const uint64_t left = keys + advance_keys(e, panel), right = tile + advance_columns(e, BM);
+        if (rows == 32 && e == 0 && !add)
+            wgmma_ss_new_n32(x, left, right);
+        else if (rows == 32)
+            wgmma_ss_n32(x, left, right, 1);
+        else if (e == 0 && !add)
+            PASTE(wgmma_ss_new_n, K_BM)(x, left, right);
         else
-            PASTE(wgmma_ss_n, K_BM)(x, keys + advance_keys(e, panel), rows + advance_columns(e, BM), 1);
+            PASTE(wgmma_ss_n, K_BM)(x, left, right, 1);
+    }
+}
+/* P of `count` elements of S that began with -L / scale. */
+DEVICE void probabilities(float *s, int count, float unit) {
+#pragma unroll
+    for (int e = 0; e < count; ++e) s[e] = exp2_approx(s[e] * unit);
+    PIN(s, count);
 }
 /* x = the rows' -L / scale, for both of this thread's keys. */
 DEVICE void begin_rows(float x[BM / 2], const float2 *lse2) {
@@ -129,19 +157,32 @@ DEVICE void begin_rows(float x[BM / 2], const float2 *lse2) {
     }
     PIN(x, BM / 2);
 }
-/* dV or dK += X^T rows: 64 keys x D, over BM. */
-DEVICE void accumulate(float x[D / 2], const uint32_t left[BM / 4], uint64_t rows) {
+/* dV += P^T dO: 64 keys x DV, over BM. */
+DEVICE void add_to_dv(float dv[DV / 2], const uint32_t pr[BM / 4], uint64_t d_o) {
 #pragma unroll
-    for (int e = 0; e < BM / 16; ++e) PASTE(wgmma_rs_n, K_D)(x, left + 4 * e, rows + advance_rows(e), 1);
+    for (int e = 0; e < BM / 16; ++e) PASTE(wgmma_rs_n, K_DV)(dv, pr + 4 * e, d_o + advance_rows(e), 1);
 }
-/* dQ = dS K: 64 x COLUMNS, over BN. */
-DEVICE void dq_product(float x[COLUMNS / 2], uint64_t ds, uint64_t keys) {
+/* dK += dS^T Q: 64 keys x D, over BM. dS from registers; WIDE: of shared memory, `ds_keys`. */
+DEVICE void add_to_dk(float dk[D / 2], const uint32_t *ds, uint64_t ds_keys, uint64_t q) {
+#pragma unroll
+    for (int e = 0; e < BM / 16; ++e)
+        if (WIDE)
+            PASTE(wgmma_tt_n, K_D)(dk, ds_keys + advance_rows(e), q + advance_rows(e), 1);
+        else
+            PASTE(wgmma_rs_n, K_D)(dk, ds + 4 * e, q + advance_rows(e), 1);
+}
+/* dQ = dS K: 64 x `columns`, over BN. */
+DEVICE void dq_product(float *x, int columns, uint64_t ds, uint64_t keys) {
 #pragma unroll
     for (int e = 0; e < BN / 16; ++e) {
         const uint64_t left = ds + advance_columns(e, BM), right = keys + advance_rows(e);
-        if (COLUMNS == 48 && e == 0)
+        if (columns == 32 && e == 0)
+            wgmma_st_new_n32(x, left, right);
+        else if (columns == 32)
+            wgmma_st_n32(x, left, right, 1);
+        else if (columns == 48 && e == 0)
             wgmma_st_new_n48(x, left, right);
-        else if (COLUMNS == 48)
+        else if (columns == 48)
             wgmma_st_n48(x, left, right, 1);
         else if (e == 0)
             wgmma_st_new_n64(x, left, right);
@@ -173,13 +214,28 @@ DEVICE int ds_stage_of(const step *now, int number, uint32_t shared);
 DEVICE void pass_dq(const fattni_bwd_sm90_args *p, const task *t, const step *now, int number, uint32_t shared,
                     int consumer, uint32_t thread, float dq[COLUMNS / 2]);
 DEVICE void store_keys(const fattni_bwd_sm90_args *p, int number, uint32_t shared, int consumer, const float dk[D / 2],
-                       const float dv[D / 2]);
+                       const float dv[DV / 2]);
 
-/* Zeroes rows [from, rows) of two tiles that have arrived. Both consumers. */
-DEVICE void clear_tails(uint32_t tile0, uint32_t tile1, int rows, int from) {
-    clear_rows(tile0, PANELS, rows, from, (int)threadIdx.x - 128, CONSUMER_THREADS);
-    clear_rows(tile1, PANELS, rows, from, (int)threadIdx.x - 128, CONSUMER_THREADS);
+/* Where dS has one stage: until its use number n, from 0 on, may begin; that the calling warp needs it no longer. */
+DEVICE void wait_ds_empty(int n, uint32_t shared) {
+    mbarrier_wait(MEMBER_ADDRESS(shared, ds_empty), (uint32_t)(n & 1) ^ 1);
+}
+DEVICE void release_ds(uint32_t shared) { arrive_once_per_warp(MEMBER_ADDRESS(shared, ds_empty)); }
+
+/* Zeroes rows [from, rows) of K and V, or Q and dO, that have arrived. Both consumers. */
+DEVICE void clear_tails(uint32_t k_or_q, uint32_t v_or_d_o, int rows, int from) {
+    clear_rows(k_or_q, PANELS, rows, from, (int)threadIdx.x - 128, CONSUMER_THREADS);
+    clear_rows(v_or_d_o, V_PANELS, rows, from, (int)threadIdx.x - 128, CONSUMER_THREADS);
     named_barrier_sync(CLEARED, CONSUMER_THREADS);
+}
+
+/* S = -inf where a row does not see a key. */
+DEVICE void hide(float s[BM / 2], const fattni_attention_args *a, const task *t, const step *now, int row0, int key) {
+    const int edge = crosses_edge(&t->s, now->i0, t->j0);
+    if (!BANDS)
+        mask_edge(s, BM, edge, a->Sk, t->s.hi, now->i0, row0, key);
+    else if (edge)
+        mask_band(s, BM, &t->s, now->i0, row0, t->j0, key);
 }
 
 /* Zeroes what step n's tiles of Q and dO have beyond the sequence's last row, once they are there. Called in the step
@@ -215,13 +271,16 @@ DEVICE void main_loop(const fattni_bwd_sm90_args *p, const task *t, int number, 
     const uint64_t k_keys = operand_descriptor(MEMBER_ADDRESS(shared, k) + consumer * 8192, 0);
     const uint64_t v_keys = operand_descriptor(MEMBER_ADDRESS(shared, v) + consumer * 8192, 0);
     const uint32_t ds_rows = SPLIT_ROWS ? consumer * 8192 : 0;
-    const uint32_t k_columns = SPLIT_ROWS ? 0 : consumer * (BN * 128);
+    const uint32_t k_columns = SPLIT_ROWS ? 0 : consumer * (WIDE ? 2 * BN * 128 : BN * 128);
     const uint64_t k_depth = operand_descriptor(MEMBER_ADDRESS(shared, k) + k_columns, 0);
-    float dk[D / 2], dv[D / 2], s[BM / 2], dp[BM / 2], dq[COLUMNS / 2];
-    uint32_t pr[BM / 4], ds[BM / 4]; /* P and dS, rounded */
-    float2 ahead[BM / 2] = {};       /* lse2, every fourth as `statistics` has it; LSE_AHEAD are loaded a step before */
+    const uint64_t k_apart = operand_descriptor(MEMBER_ADDRESS(shared, k) + BN * 128 + consumer * (APART * 2), 0);
+    float dk[D / 2], dv[DV / 2], s[BM / 2], dp[DP_ROWS / 2], dq[COLUMNS / 2];
+    uint32_t pr[BM / 4], ds[DP_ROWS / 4]; /* P and dS, rounded */
+    float2 ahead[BM / 2] = {}; /* lse2, every fourth as `statistics` has it; LSE_AHEAD are loaded a step before */
 #pragma unroll
-    for (int i = 0; i < D / 2; ++i) dk[i] = dv[i] = 0.0f;
+    for (int i = 0; i < D / 2; ++i) dk[i] = 0.0f;
+#pragma unroll
+    for (int i = 0; i < DV / 2; ++i) dv[i] = 0.0f;
 
     if (t->steps) {
         mbarrier_wait(MEMBER_ADDRESS(shared, k_full), (uint32_t)t->kv_phase);
@@ -247,11 +306,11 @@ DEVICE void main_loop(const fattni_bwd_sm90_args *p, const task *t, int number, 
         mbarrier_wait(ELEMENT_ADDRESS(shared, q_full, now.stage), now.parity);
         if (BEGINS_WITH_L) begin_rows(s, lse2);
         wgmma_fence();
-        keys_by_rows(s, k_keys, K_PANEL, operand_descriptor(q, 0), BEGINS_WITH_L);
+        keys_by_rows(s, BM, D, k_keys, K_PANEL, operand_descriptor(q, 0), BEGINS_WITH_L);
         wgmma_commit();
         mbarrier_wait(ELEMENT_ADDRESS(shared, do_full, now.stage), now.parity);
         wgmma_fence();
-        keys_by_rows(dp, v_keys, 64, operand_descriptor(d_o, 0), 0);
+        keys_by_rows(dp, DP_ROWS, DV, v_keys, 64, operand_descriptor(d_o, 0), 0);
         wgmma_commit();
 
         origin at = {t->b, now.h, now.i0 + row0, key, 0.0f};
@@ -269,50 +328,68 @@ DEVICE void main_loop(const fattni_bwd_sm90_args *p, const task *t, int number, 
         if (GENERAL) {
             general_probabilities(s, BM, lse2, a, &t->s, &at, edge);
         } else {
-            if (!BANDS)
-                mask_edge(s, BM, edge, a->Sk, t->s.hi, now.i0, row0, key);
-            else if (edge)
-                mask_band(s, BM, &t->s, now.i0, row0, t->j0, key);
+            hide(s, a, t, &now, row0, key);
             if (BEGINS_WITH_L) {
-#pragma unroll
-                for (int e = 0; e < BM / 2; ++e) s[e] = exp2_approx(s[e] * unit);
-                round_pairs(pr, s, BM / 2);
+                probabilities(s, DP_ROWS / 2, unit);
+                if (!WIDE) round_pairs(pr, s, BM / 2);
             } else {
 #pragma unroll
                 for (int i = LSE_AHEAD; i < BM / 8; ++i) ahead[4 * i] = lse2[4 * i];
                 exponentials((float(*)[4])s, BM / 8, BIASED ? LOG2E : unit, ahead);
+                PIN(s, BM / 2);
             }
-            PIN(s, BM / 2);
             /* Again: ptxas moves the wait for dP up to the last branch. */
             mbarrier_wait(ELEMENT_ADDRESS(shared, do_full, now.stage), now.parity);
         }
-        wgmma_wait(0);
-        PIN(dp, BM / 2);
-        if (GENERAL) {
-            general_gradients(pr, ds, s, dp, BM, lse2, delta, keep, bwd, &t->s, &at, edge);
-        } else {
-            if (!BEGINS_WITH_L) round_pairs(pr, s, BM / 2); /* there were no registers for pr before */
-            score_gradients(ds, s, dp, BM, delta);
-        }
-        const int ds_stage = ds_stage_of(&now, number, shared);
+        int ds_stage = 0;
 #pragma unroll
-        for (int i = 0; i < BM / 16; ++i)
-            stmatrix_x4_trans(ds_to(shared, consumer, thread) + ds_stage * DS_BYTES + i * 2048, ds + 4 * i);
+        for (int part = 0; part < DP_PARTS; ++part) {
+            const int row = part * DP_ROWS;
+            wgmma_wait(0);
+            PIN(dp, DP_ROWS / 2);
+            if (GENERAL) {
+                general_gradients(pr, ds, s, dp, BM, lse2, delta, keep, bwd, &t->s, &at, edge);
+            } else {
+                /* not before, where there were no registers for pr */
+                if (!BEGINS_WITH_L || WIDE) round_pairs(pr + row / 4, s + row / 2, DP_ROWS / 2);
+                score_gradients(ds, s + row / 2, dp, DP_ROWS, delta + row / 2);
+            }
+            if (part == 0) ds_stage = ds_stage_of(&now, number, shared);
+#pragma unroll
+            for (int i = 0; i < DP_ROWS / 16; ++i)
+                stmatrix_x4_trans(ds_to(shared, consumer, thread) + ds_stage * DS_BYTES + (row / 16 + i) * 2048,
+                                  ds + 4 * i);
+            if (part + 1 < DP_PARTS) { /* not before dS is stored: ptxas would let both parts overlap */
+                const int next = row + DP_ROWS;
+                wgmma_fence();
+                keys_by_rows(dp, DP_ROWS, DV, v_keys, 64, operand_descriptor(d_o, 0) + advance_rows(next / 16), 0);
+                wgmma_commit();
+                probabilities(s + next / 2, DP_ROWS / 2, unit);
+                mbarrier_wait(ELEMENT_ADDRESS(shared, do_full, now.stage), now.parity); /* as above */
+            }
+        }
 
         /* dV is issued before the proxy fence, so that the fence costs nothing. */
         wgmma_fence();
-        accumulate(dv, pr, operand_descriptor(d_o, BM * 128));
+        add_to_dv(dv, pr, operand_descriptor(d_o, BM * 128));
         wgmma_commit();
         async_proxy_fence();
         named_barrier_sync(DS_WRITTEN, CONSUMER_THREADS);
+        const uint32_t ds_tile = ELEMENT_ADDRESS(shared, ds, ds_stage);
         wgmma_fence();
-        dq_product(dq, operand_descriptor(ELEMENT_ADDRESS(shared, ds, ds_stage) + ds_rows, 0), k_depth);
+        /* WIDE: a part, while dV has the registers of P */
+        dq_product(WIDE ? dq + 32 : dq, WIDE ? APART : COLUMNS, operand_descriptor(ds_tile + ds_rows, 0),
+                   WIDE ? k_apart : k_depth);
         wgmma_commit();
         wgmma_wait(1); /* dV */
         PIN_INTEGERS(pr, BM / 4);
         arrive_once_per_warp(ELEMENT_ADDRESS(shared, do_empty, now.stage));
         wgmma_fence();
-        accumulate(dk, ds, operand_descriptor(q, BM * 128));
+        if (WIDE) {
+            dq_product(dq, COLUMNS - APART, operand_descriptor(ds_tile, 0), k_depth);
+            wgmma_commit();
+        }
+        add_to_dk(dk, ds, operand_descriptor(ds_tile + consumer * 8192, 0), operand_descriptor(q, BM * 128));
         wgmma_commit();
         if (LSE_AHEAD) load_lse2_ahead(ahead, t, n + 1, shared, memory, thread);
         wgmma_wait(1); /* dQ */
@@ -320,7 +397,8 @@ DEVICE void main_loop(const fattni_bwd_sm90_args *p, const task *t, int number, 
         next_rows(&rows, t, a);
         clear_rows_ahead(t, &rows, n + 1, shared);
         wgmma_wait(0); /* dK */
-        PIN_INTEGERS(ds, BM / 4);
+        PIN_INTEGERS(ds, DP_ROWS / 4);
+        if (WIDE) release_ds(shared);
         arrive_once_per_warp(ELEMENT_ADDRESS(shared, q_empty, now.stage));
     }
     PIN(dk, D / 2);

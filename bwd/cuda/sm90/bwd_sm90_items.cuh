@@ -4,7 +4,7 @@
 #ifndef FATTNI_BWD_CUDA_SM90_BWD_SM90_ITEMS_H
 #define FATTNI_BWD_CUDA_SM90_BWD_SM90_ITEMS_H
 
-static_assert(SAMPLE_BYTES <= 2 * DS_BYTES, "a sample of keys takes the place of dS");
+static_assert(SAMPLE_BYTES <= DS_STAGES * DS_BYTES, "a sample of keys takes the place of dS");
 
 typedef fattni_bwd_sm90_args kernel_args;
 enum { ADDER_THREADS = 128 + 32 }; /* a consumer, and the warp that adds its dQ */
@@ -18,6 +18,7 @@ DEVICE void init_work_slots(uint32_t shared, int deterministic) {
         /* warps: 8 of consumers, 2 that add dQ, one that posts semaphores */
         mbarrier_init(ELEMENT_ADDRESS(shared, work_empty, n), 10 + deterministic);
     }
+    if (DS_STAGES == 1) mbarrier_init(MEMBER_ADDRESS(shared, ds_empty), 8);
     mbarrier_init_fence();
     init_search(shared, 8);
 }
@@ -70,7 +71,7 @@ DEVICE void prefetch_keys(const fattni_bwd_sm90_args *p, const task *t) {
     const int key = t->s.k0 + t->j0;
     for (int x = 0; x < PANELS; ++x) {
         tma_prefetch(&p->k, K_PANEL * x, key, t->hk * p->k_step.head, t->s.batch * p->k_step.batch);
-        tma_prefetch(&p->v, 64 * x, key, t->hk * p->v_step.head, t->s.batch * p->v_step.batch);
+        if (x < V_PANELS) tma_prefetch(&p->v, 64 * x, key, t->hk * p->v_step.head, t->s.batch * p->v_step.batch);
     }
 }
 /* K and V, once those of the last task are released. */
@@ -85,8 +86,8 @@ DEVICE void load_keys(const fattni_bwd_sm90_args *p, const task *t, int centred,
     for (int x = 0; x < PANELS; ++x)
         tma_load(MEMBER_ADDRESS(shared, k) + x * BN * 128, &p->k, MEMBER_ADDRESS(shared, k_full), K_PANEL * x, key,
                  t->hk * p->k_step.head, t->s.batch * p->k_step.batch);
-    mbarrier_expect(MEMBER_ADDRESS(shared, v_full), KEY_BYTES);
-    load_panels(MEMBER_ADDRESS(shared, v), &p->v, MEMBER_ADDRESS(shared, v_full), PANELS, BN, key,
+    mbarrier_expect(MEMBER_ADDRESS(shared, v_full), VALUE_BYTES);
+    load_panels(MEMBER_ADDRESS(shared, v), &p->v, MEMBER_ADDRESS(shared, v_full), V_PANELS, BN, key,
                 t->hk * p->v_step.head, t->s.batch * p->v_step.batch);
 }
 
@@ -139,7 +140,16 @@ DEVICE void add_dq(const fattni_bwd_sm90_args *p, const task *t, uint32_t shared
 
 /* ---- consumers ---- */
 
-DEVICE int ds_stage_of(const step *now, int number, uint32_t shared) { return now->stage; }
+DEVICE int ds_stage_of(const step *now, int number, uint32_t shared) {
+    if (DS_STAGES == 1) wait_ds_empty(now->stage, shared);
+    return DS_STAGES == 1 ? 0 : now->stage;
+}
+/* Which tile of 8 columns of a consumer's part of dQ its accumulators 4i have: what is APART comes last in these, but
+   consumer 1 has it first in the part. */
+DEVICE int column_tile(int i, int consumer) {
+    if (!APART || consumer == 0) return i;
+    return i < (COLUMNS - APART) / 8 ? i + APART / 8 : i - (COLUMNS - APART) / 8;
+}
 /* To the warp that adds it. */
 DEVICE void pass_dq(const fattni_bwd_sm90_args *p, const task *t, const step *now, int number, uint32_t shared,
                     int consumer, uint32_t thread, float dq[COLUMNS / 2]) {
@@ -147,18 +157,19 @@ DEVICE void pass_dq(const fattni_bwd_sm90_args *p, const task *t, const step *no
     PIN(dq, COLUMNS / 2);
 #pragma unroll
     for (int i = 0; i < COLUMNS / 8; ++i)
-        if (i >= REPEATED / 8 || consumer == 0) store_shared_4(dq_to(shared, consumer, thread) + i * 2048, dq + 4 * i);
+        if (i >= REPEATED / 8 || consumer == 0)
+            store_shared_4(dq_to(shared, consumer, thread) + column_tile(i, consumer) * 2048, dq + 4 * i);
     async_proxy_fence();
     named_barrier_arrive(DQ_FULL + consumer, ADDER_THREADS);
 }
 DEVICE void store_keys(const fattni_bwd_sm90_args *p, int number, uint32_t shared, int consumer, const float dk[D / 2],
-                       const float dv[D / 2]) {
+                       const float dv[DV / 2]) {
     const task t = read_task(&p->bwd.a, shared, number); /* again: there are no registers to keep it */
     if (t.steps) arrive_once_per_warp(MEMBER_ADDRESS(shared, keys_empty));
     uint32_t thread = threadIdx.x % 128;
     asm volatile("" : "+r"(thread));
     const int key = first_key(&t, consumer, thread);
-    store_dv(&p->bwd, &t, key, 0, D, dv);
+    store_dv(&p->bwd, &t, key, 0, DV, dv);
     store_dk(&p->bwd, &t, key, 0, D, dk);
 }
 
@@ -301,7 +312,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) K_NAME(const __grid_con
     __syncthreads();
     if (role == 0) {
         const int warp = (int)threadIdx.x / 32;
-        registers_lower(40);
+        registers_lower((int)LOADER_REGISTERS);
         if (threadIdx.x == 0)
             produce(&p, shared);
         else if (warp == 1 || warp == 2)
@@ -309,7 +320,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) K_NAME(const __grid_con
         else if (warp == 3 && (searches(&p) || p.bwd.dq_semaphore))
             search_and_post(&p, shared);
     } else {
-        registers_raise(232);
+        registers_raise((int)CONSUMER_REGISTERS);
         consume(&p, shared, (const shared_memory *)SHARED_MEMORY, role - 1);
     }
 }

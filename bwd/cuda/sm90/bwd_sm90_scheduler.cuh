@@ -126,7 +126,7 @@ DEVICE row_range rows_of_item(const fattni_bwd_sm90_args *p, const work_item *x)
 typedef struct row_place {
     int b, shift, end;
 } row_place;
-static_assert(!PACKS || D <= 128, "rows that a warp has at once are in one row block");
+static_assert(!PACKS || CTAS == 1, "rows that a warp has at once are in one row block");
 /* All lanes of a warp ask for the same row block, that of row i0. b: of rows that are not packed; end: at most. */
 DEVICE row_place place_of_rows(const fattni_bwd_args *bwd, int b, int i0, int end) {
     row_place x = {b, 0, end};
@@ -338,7 +338,10 @@ DEVICE void preprocess_means(const fattni_bwd_args *bwd, const query_head *at, i
         const row_place place = place_of_rows(bwd, at->b, i0, end);
         const float *const mean = key_mean_of(bwd, place.b, at->h / a->group);
         if (!mean) continue;
-        const float4 low = *(const float4 *)(mean + column), high = *(const float4 *)(mean + column + 4);
+        const int has_mean = LANES <= 8 * PANELS || column < 64 * PANELS;
+        const float4 zero = make_float4(0.0f, 0.0f, 0.0f, 0.0f),
+                     low = has_mean ? *(const float4 *)(mean + column) : zero,
+                     high = has_mean ? *(const float4 *)(mean + column + 4) : zero;
         const float m[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
         uint4 rows[AT_ONCE];
         float q_mean = 0.0f;
@@ -370,7 +373,7 @@ DEVICE void preprocess_means(const fattni_bwd_args *bwd, const query_head *at, i
 
 /* lse2, delta and a zeroed accumulator for rows of one head. LANES share a row, and load `at_once` rows before they use
    them: one CTA of an SM must have enough loads in flight. Lane n has lse2 and delta of row n. */
-enum { ROWS_AT_A_TIME = D > 128 ? 9 : D > 64 ? 16 : 8, ROWS_WITH_REST = D > 128 ? 5 : 8 };
+enum { ROWS_AT_A_TIME = CTAS > 1 ? 9 : D > 64 ? 16 : 8, ROWS_WITH_REST = CTAS > 1 ? 5 : 8 };
 DEVICE void preprocess_rows(const fattni_bwd_args *bwd, const query_head *at, float4 *zero, int64_t base,
                             const row_range *s, int end, int thread, int threads, int at_once, int has_rest) {
     enum { LANES = D > 128 ? 32 : D > 64 ? 16 : 8, MOST = 16 };
@@ -514,7 +517,7 @@ DEVICE void add_mean(const fattni_bwd_args *bwd, const query_head *at, float4 *a
 
 DEVICE void postprocess(const fattni_bwd_sm90_args *p, const work_item *x, int thread, int threads) {
     /* Tiles of a slice at most; slices of a row block; slices loaded before they are used. */
-    enum { TILES = SLICE / 512, PARTS = 2, AT_ONCE = D > 128 ? 1 : 4 };
+    enum { TILES = SLICE / 512, PARTS = 2, AT_ONCE = CTAS > 1 ? 1 : D > 128 ? 2 : 4 };
     const fattni_bwd_args *const bwd = &p->bwd;
     const fattni_attention_args *const a = &p->bwd.a;
     const row_range s = rows_of_item(p, x);

@@ -243,14 +243,10 @@ DEVICE void load_short(const fattni_bwd_sm90_args *p, const task *t, int number,
 
 /* dS has one buffer, which dK and dV of a task are stored from, too. Use number n of it, of a CTA's steps and tasks, is
    after all consumer warps have arrived n times. */
-DEVICE void wait_ds_empty(int n, uint32_t shared) {
-    mbarrier_wait(MEMBER_ADDRESS(shared, ds_empty), (uint32_t)(n & 1) ^ 1);
-}
 DEVICE int ds_stage_of(const step *now, int number, uint32_t shared) {
     wait_ds_empty(now->stage + number, shared);
     return 0;
 }
-DEVICE void release_ds(uint32_t shared) { arrive_once_per_warp(MEMBER_ADDRESS(shared, ds_empty)); }
 /* Once dK and dV of the task before have been read. */
 DEVICE void release_stored_keys(uint32_t shared) {
     if (is_leader()) bulk_wait_read();

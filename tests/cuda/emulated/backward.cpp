@@ -9,7 +9,7 @@
 /* Hopper's kernels can prepare rows and finish dQ, need aligned tensors, and have others for a softcap. */
 #define HOPPER (K_ARCH == 90)
 /* Its kernels in which packed sequences follow each other, and may prepare their rows. */
-#define PACKED_ROWS (HOPPER && K_VARIANT == FATTNI_VARIANT_BANDED && K_D <= 128)
+#define PACKED_ROWS (HOPPER && K_VARIANT == FATTNI_VARIANT_BANDED && CTAS == 1)
 /* The kernel of dbias has no other results, and reads lse2 and delta; that of dq, dk and dv leaves it out. */
 #define OF_DBIAS (K_VARIANT == FATTNI_VARIANT_DBIAS)
 #define ROW_BLOCK (OF_DBIAS && K_D > 64 ? 64 : K_BM) /* of the kernel of dq, whose tensor maps it has */
@@ -94,7 +94,7 @@ static void set_up(problem *p, const test_case *c) {
     a->shift = a->q_pos0 = c->q_pos0;
     a->scale = 1 / sqrtf((float)D);
     bwd->lse_factor =
-        HOPPER && FATTNI_BEGINS_WITH_L(K_VARIANT < FATTNI_VARIANT_GENERAL, K_D, K_BM) ? -1 / a->scale : 1 / logf(2.0f);
+        HOPPER && FATTNI_BEGINS_WITH_L(K_VARIANT < FATTNI_VARIANT_GENERAL, CTAS, K_BM) ? -1 / a->scale : 1 / logf(2.0f);
     a->softcap = K_VARIANT == FATTNI_VARIANT_CAPPED ? SOFTCAP : c->softcap;
     a->vector_qkv = bwd->vector_gradients = !c->odd;
     a->drop_T = (uint32_t)lroundf(65536 * c->dropout);
@@ -533,7 +533,7 @@ static bool runs(const test_case *c) {
     if (!HOPPER) return !c->rows;
     const bool terms = c->dropout > 0 || c->alibi || (c->bias && !STAGED_BIAS), lengths = c->packed || c->padded;
     if (STAGED_BIAS && (terms || (OF_DBIAS && c->rows))) return false;
-    return !c->odd && !(c->softcap > 0) && !(K_VARIANT == FATTNI_VARIANT_BANDED && (terms || (K_D > 128 && lengths)));
+    return !c->odd && !(c->softcap > 0) && !(K_VARIANT == FATTNI_VARIANT_BANDED && (terms || (CTAS > 1 && lengths)));
 }
 
 int main(void) {
