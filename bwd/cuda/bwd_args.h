@@ -50,14 +50,10 @@ enum { FATTNI_SHORT_BLOCKS = 8 };
 /* Query heads of a group from which on a task has each row block of all of them before the next one. */
 enum { FATTNI_BY_ROWS = 8 };
 
-/* In shared memory of Hopper's kernels: requests for means of keys (bwd_sm90_scheduler.cuh), one for each key head that
-   a work item of rows has: where its keys are (two words), how many to take, how far apart; its plane, whether the mean
-   is used, and in the first how many requests there are. */
+/* Most heads of a PREPROCESS or POSTPROCESS work item. */
 enum { FATTNI_WORK_ITEM_HEADS = 8 };
-typedef struct mean_search {
-    alignas(16) uint32_t wanted[FATTNI_WORK_ITEM_HEADS][8];
-    uint64_t asked, answered, full; /* mbarriers: of the requests, of their results, of a sample of keys */
-} mean_search;
+/* Key heads of which a SEARCH work item of a cluster finds the means: one for each warp. */
+enum { FATTNI_SEARCH_WARPS = 32 };
 
 /* Hopper's kernels use K less its mean for S, too: of channels whose mean is so many standard deviations. Of these
    K - mean is exact in 16 bits for nearly all keys; a rounding of K is an error of S. */
@@ -82,18 +78,20 @@ typedef struct fattni_bwd_sm90_args {
     int32_t items, head_groups;
     /* Work items of a head group's rows, for each of both kinds; into how many a head is divided; heads in one. */
     int32_t row_items, row_chunks, row_heads, rows_at_once; /* the last: of an item, a multiple of the row block */
-    int32_t rows_beside; /* of row_items, before and after a main loop: none where there is one head group */
+    int32_t rows_beside;  /* of row_items, before and after a main loop: none where there is one head group */
+    int32_t finds_means;  /* whether the kernel finds means of keys itself */
+    int32_t search_items; /* in clusters: work items that do, before all others */
 } fattni_bwd_sm90_args;
 
 /* Divides a backward call whose schedule, padded_rows and row_block are set into work items, one for each `cluster` of
    `ctas` CTAs. Where one head group is all there is, nothing runs beside its rows, and all CTAs share them. The
-   counters follow next_tile in memory. */
-enum { FATTNI_COUNTERS = 3 };
+   counters follow next_tile and one for SEARCH in memory. */
+enum { FATTNI_COUNTERS = 4 };
 static inline void fattni_schedule_backward(fattni_bwd_sm90_args *s, int32_t cluster, int32_t ctas) {
     const fattni_attention_args *const a = &s->bwd.a;
     const int32_t head_group = s->schedule.head_group, heads = head_group * a->group;
     int32_t rows = FATTNI_ROWS_AT_ONCE(s->bwd.D_padded);
-    s->progress = s->schedule.next_tile + 1;
+    s->progress = s->schedule.next_tile + 2;
     s->head_groups = (s->schedule.planes + head_group - 1) / head_group;
     while (s->head_groups == 1 && rows % (2 * s->bwd.row_block) == 0 &&
            2 * (int64_t)heads * s->bwd.padded_rows <= (int64_t)ctas * rows)
@@ -105,7 +103,10 @@ static inline void fattni_schedule_backward(fattni_bwd_sm90_args *s, int32_t clu
     s->row_items = s->row_chunks * ((heads + s->row_heads - 1) / s->row_heads);
     s->row_items = (s->row_items + cluster - 1) / cluster;
     s->rows_beside = s->head_groups > 1 ? s->row_items : 0;
-    s->items = (1 + (s->head_groups < FATTNI_LAG ? s->head_groups : FATTNI_LAG)) * s->row_items +
+    s->finds_means = s->bwd.key_mean && !a->cu_seqlens_k.p;
+    s->search_items =
+        s->finds_means && cluster > 1 ? (s->schedule.planes + FATTNI_SEARCH_WARPS - 1) / FATTNI_SEARCH_WARPS : 0;
+    s->items = s->search_items + (1 + (s->head_groups < FATTNI_LAG ? s->head_groups : FATTNI_LAG)) * s->row_items +
                s->head_groups * (2 * s->rows_beside + head_group * s->schedule.blocks);
 }
 

@@ -41,9 +41,10 @@ static bool is_sm90(const fattni_cuda_kernel *k) { return k->arch == 90; }
    the accumulator: the same call at other addresses takes the CAUSAL kernel. */
 static bool is_short(const fattni_cuda_kernel *k) { return k->variant == FATTNI_VARIANT_SHORT; }
 static bool is_plain(const fattni_cuda_kernel *k) { return k->variant < FATTNI_VARIANT_GENERAL; }
-/* Global counters of the Hopper kernels: next_tile and the progress of each head group (bwd_sm90_scheduler.cuh). */
+/* Global counters of the Hopper kernels: next_tile, one for SEARCH, and the progress of each head group
+   (bwd_sm90_scheduler.cuh). */
 static size_t counter_bytes(int64_t head_groups) {
-    return (size_t)fattni_round_up((1 + FATTNI_COUNTERS * head_groups) * 4, FATTNI_ALIGN);
+    return (size_t)fattni_round_up((2 + FATTNI_COUNTERS * head_groups) * 4, FATTNI_ALIGN);
 }
 
 static size_t aligned(int64_t bytes) { return (size_t)fattni_round_up(bytes, FATTNI_ALIGN); }

@@ -1,5 +1,5 @@
-/* Backward attention for Hopper, head_dim up to 128, and 192 with v of 128 (else: bwd_sm90_cluster.cuh): TMA, wgmma. One
-   persistent CTA per SM claims work items: key blocks of BN keys, and the rows of pre- and postprocess
+/* Backward attention for Hopper, head_dim up to 128, and 192 with v of 128 (else: bwd_sm90_cluster.cuh): TMA, wgmma.
+   One persistent CTA per SM claims work items: key blocks of BN keys, and the rows of pre- and postprocess
    (bwd_sm90_scheduler.cuh).
 
    For each row block: S^T = K Q^T, P = exp(S - L), dP^T = V dO^T, dS = P (dP - delta),
@@ -84,7 +84,7 @@ static_assert(WIDE ? D == 192 && DV == 128 && BEGINS_WITH_L : D == DV, "what the
 /* A work item and its task, as the producer passes them to the other warps. */
 typedef struct work_slot {
     uint4 steps; /* j0, from, last, (steps_before, kv_phase, steps) */
-    uint4 item;  /* kind, head_group, number; accumulator_shift, or PREPROCESS: round */
+    uint4 item;  /* kind, head_group, number, accumulator_shift */
     uint4 head;  /* b, hk */
 } work_slot;
 typedef struct shared_memory {
@@ -100,7 +100,6 @@ typedef struct shared_memory {
     uint64_t bias_full[BIASED], bias_empty[BIASED];
     uint64_t ds_empty[DS_STAGES == 1], rows_full[2 * SHORT], mean_seen[SHORT];
     work_slot work[2];
-    mean_search search;
     int32_t centred, reserved[3]; /* centred: the task's K is less its mean */
     uint4 sequences[2];           /* BANDS: the tasks' Sq, Sk, q0, k0 */
 } shared_memory;

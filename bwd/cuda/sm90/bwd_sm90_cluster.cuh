@@ -56,6 +56,7 @@ enum {
     CONSUMER_REGISTERS = GENERAL && D == 256 ? 208 : 192
 };
 static_assert(BN == 64 && BM == 64 && K_WARPS == 16, "the division of labour");
+static_assert(FATTNI_SEARCH_WARPS == CTAS * K_WARPS, "warps of a cluster");
 static_assert((D == 256 && DV == 256) || (D == 192 && DV == 128), "columns of a product");
 
 typedef struct shared_memory {
@@ -70,7 +71,6 @@ typedef struct shared_memory {
         do_empty[2]; /* of one stage of dO the second is unused */
     uint64_t bias_full[BIASED], bias_empty[BIASED];
     uint64_t ds_full[2], ds_empty[2], keys_empty, dq_added, dq_added_seen, dq_granted; /* keys_empty is unused */
-    mean_search search;
     int32_t steps, centred, reserved[2]; /* steps: of the task; the second consumer has no register for them */
 } shared_memory;
 enum {
@@ -319,14 +319,12 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
     const uint32_t shared = shared_address(SHARED_MEMORY);
     const int role = __shfl_sync(ALL_LANES, (int)threadIdx.x / 128, 0);
     const work_item x = work_item_of(&p, (int)blockIdx.x / CTAS);
-    if (x.kind == PREPROCESS) { /* the last warp finds means of keys */
-        uint32_t parities = 0;
-        if (threadIdx.x == 0) init_search(shared, THREADS / 32 - 1);
-        __syncthreads();
-        if (threadIdx.x < THREADS - 32)
-            preprocess(&p, &x, shared, 0, (int)threadIdx.x, THREADS - 32);
-        else if (searches(&p))
-            find_means(&p.bwd, shared, MEMBER_ADDRESS(shared, k), &parities);
+    if (x.kind == SEARCH) {
+        search(&p, (x.number * CTAS + cta()) * K_WARPS + from_leader((int)threadIdx.x / 32));
+        return;
+    }
+    if (x.kind == PREPROCESS) {
+        preprocess(&p, &x, (int)threadIdx.x, THREADS);
         return;
     }
     if (x.kind == POSTPROCESS) postprocess(&p, &x, (int)threadIdx.x, THREADS);

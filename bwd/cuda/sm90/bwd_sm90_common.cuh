@@ -10,8 +10,8 @@
    V_PANELS, D_O_BYTES  the same of dO
    HALF, V_HALF         columns where the second half of the panels begins, of Q and of dO
    shared_memory        a struct with the tiles q[stages], d_o[stages], the floats lse2[stages][BM],
-                        delta[stages][BM], mean_search search, and the mbarriers k_full, v_full, keys_empty, q_full[2],
-                        q_empty[2], do_full[2], do_empty[2], dq_added, dq_added_seen
+                        delta[stages][BM], and the mbarriers k_full, v_full, keys_empty, q_full[2], q_empty[2],
+                        do_full[2], do_empty[2], dq_added, dq_added_seen
    ROWS_DONE            a named barrier, for work items of rows */
 #ifndef FATTNI_BWD_CUDA_SM90_BWD_SM90_COMMON_H
 #define FATTNI_BWD_CUDA_SM90_BWD_SM90_COMMON_H
@@ -41,7 +41,7 @@ DEVICE void init_barriers(uint32_t shared, int dq_adders) {
 
 /* What a CTA, or a cluster, does at a time: work item `number` of its kind (bwd_sm90_scheduler.cuh). NOTHING: the next
    one. */
-enum { MAINLOOP, PREPROCESS, POSTPROCESS, NOTHING, END };
+enum { MAINLOOP, SEARCH, PREPROCESS, POSTPROCESS, NOTHING, END };
 typedef struct work_item {
     int kind, head_group, number;
 } work_item;

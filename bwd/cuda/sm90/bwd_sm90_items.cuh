@@ -4,8 +4,6 @@
 #ifndef FATTNI_BWD_CUDA_SM90_BWD_SM90_ITEMS_H
 #define FATTNI_BWD_CUDA_SM90_BWD_SM90_ITEMS_H
 
-static_assert(SAMPLE_BYTES <= DS_STAGES * DS_BYTES, "a sample of keys takes the place of dS");
-
 typedef fattni_bwd_sm90_args kernel_args;
 enum { ADDER_THREADS = 128 + 32 }; /* a consumer, and the warp that adds its dQ */
 
@@ -20,7 +18,6 @@ DEVICE void init_work_slots(uint32_t shared, int deterministic) {
     }
     if (DS_STAGES == 1) mbarrier_init(MEMBER_ADDRESS(shared, ds_empty), 8);
     mbarrier_init_fence();
-    init_search(shared, 8);
 }
 DEVICE uint32_t slot_at(uint32_t shared, int n) { return ELEMENT_ADDRESS(shared, work, n & 1); }
 DEVICE sequence read_sequence(const fattni_attention_args *a, uint32_t from, int b) {
@@ -206,7 +203,7 @@ DEVICE int find_packed(packed_cursor *c, position *at, const fattni_bwd_sm90_arg
    left, when the last one is done, so that all CTAs share them. One thread. */
 DEVICE void produce(const fattni_bwd_sm90_args *p, uint32_t shared) {
     packed_cursor packed = {-1, 0, 0};
-    for (int n = 0, steps_before = 0, phases = 0;; ++n) { /* phases: kv_phase, and 2: of PREPROCESS */
+    for (int n = 0, steps_before = 0, kv_phase = 0;; ++n) {
         work_item x = {NOTHING, 0, 0};
         task t = {0};
         int number = 0;
@@ -229,8 +226,7 @@ DEVICE void produce(const fattni_bwd_sm90_args *p, uint32_t shared) {
             if (!p->progress && t.j0 >= t.s.Sk) x.kind = NOTHING;
         }
         if (x.kind == MAINLOOP) prefetch_keys(p, &t);
-        t.steps_before = steps_before, t.kv_phase = phases & 1;
-        if (x.kind == PREPROCESS) t.accumulator_shift = phases >> 1, phases ^= 2;
+        t.steps_before = steps_before, t.kv_phase = kv_phase;
         mbarrier_wait(ELEMENT_ADDRESS(shared, work_empty, n & 1), (uint32_t)(n >> 1 & 1) ^ 1);
         write_work(shared, n, &x, &t);
         mbarrier_arrive(ELEMENT_ADDRESS(shared, work_full, n & 1));
@@ -239,7 +235,7 @@ DEVICE void produce(const fattni_bwd_sm90_args *p, uint32_t shared) {
             mbarrier_wait(ELEMENT_ADDRESS(shared, work_empty, n & 1), (uint32_t)(n >> 1 & 1));
         if (x.kind != MAINLOOP) continue;
         load(p, &t, shared);
-        steps_before = (steps_before + t.steps) & 3, phases ^= t.steps > 0;
+        steps_before = (steps_before + t.steps) & 3, kv_phase ^= t.steps > 0;
     }
 }
 
@@ -257,23 +253,28 @@ DEVICE void add(const fattni_bwd_sm90_args *p, uint32_t shared, int consumer) {
         __syncwarp();
     }
 }
-/* Warp 3 finds means of keys. Where dQ is deterministic it also posts semaphores, and follows the work items. */
-DEVICE void search_and_post(const fattni_bwd_sm90_args *p, uint32_t shared) {
-    uint32_t parities = 0;
+/* Warp 3 finds means of keys: the CTAs share the heads, and are soon ahead of the rows that need them. */
+DEVICE void search_heads(const fattni_bwd_sm90_args *p) {
+    for (;;) {
+        int plane = 0;
+        if (is_leader()) plane = atomicAdd(p->schedule.next_tile + 1, 1);
+        plane = from_leader(plane);
+        if (plane >= p->schedule.planes) return;
+        search(p, plane);
+    }
+}
+/* Then it posts semaphores. */
+DEVICE void post(const fattni_bwd_sm90_args *p, uint32_t shared) {
     for (int n = 0;; ++n) {
-        if (p->bwd.dq_semaphore) {
-            const uint32_t slot = slot_at(shared, n);
-            mbarrier_wait(ELEMENT_ADDRESS(shared, work_full, n & 1), (uint32_t)(n >> 1 & 1));
-            const int kind = read_work(slot).kind;
-            const task t = read_task(&p->bwd.a, shared, n);
-            __syncwarp();
-            arrive_once_per_warp(ELEMENT_ADDRESS(shared, work_empty, n & 1));
-            if (kind == MAINLOOP && is_leader()) post_dq_semaphores(&p->bwd, &t, shared);
-            __syncwarp();
-            if (kind == END) return;
-            if (kind != PREPROCESS || !searches(p)) continue;
-        }
-        if (CAPPED || !find_means(&p->bwd, shared, MEMBER_ADDRESS(shared, ds), &parities)) return;
+        const uint32_t slot = slot_at(shared, n);
+        mbarrier_wait(ELEMENT_ADDRESS(shared, work_full, n & 1), (uint32_t)(n >> 1 & 1));
+        const int kind = read_work(slot).kind;
+        const task t = read_task(&p->bwd.a, shared, n);
+        __syncwarp();
+        arrive_once_per_warp(ELEMENT_ADDRESS(shared, work_empty, n & 1));
+        if (kind == MAINLOOP && is_leader()) post_dq_semaphores(&p->bwd, &t, shared);
+        __syncwarp();
+        if (kind == END) return;
     }
 }
 
@@ -284,16 +285,12 @@ DEVICE void consume(const fattni_bwd_sm90_args *p, uint32_t shared, const shared
         asm volatile("" : "+r"(thread)); /* hides it: what depends on it is recomputed */
         mbarrier_wait(ELEMENT_ADDRESS(shared, work_full, n & 1), (uint32_t)(n >> 1 & 1));
         const work_item x = read_work(slot);
-        if (x.kind == END) {
-            /* want_no_mean */
-            if (searches(p) && !p->bwd.dq_semaphore) arrive_once_per_warp(MEMBER_ADDRESS(shared, search.asked));
-            return;
-        }
+        if (x.kind == END) return;
         if (x.kind == MAINLOOP) {
             const task t = read_task(&p->bwd.a, shared, n);
             main_loop(p, &t, n, shared, memory, consumer);
         } else if (x.kind == PREPROCESS) {
-            preprocess(p, &x, shared, slot + offsetof(work_slot, item) + 12, thread, CONSUMER_THREADS);
+            preprocess(p, &x, thread, CONSUMER_THREADS);
         } else {
             postprocess(p, &x, thread, CONSUMER_THREADS);
         }
@@ -313,12 +310,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) K_NAME(const __grid_con
     if (role == 0) {
         const int warp = (int)threadIdx.x / 32;
         registers_lower((int)LOADER_REGISTERS);
-        if (threadIdx.x == 0)
-            produce(&p, shared);
-        else if (warp == 1 || warp == 2)
+        if (warp == 3) {
+            if (p.finds_means) search_heads(&p);
+            if (p.bwd.dq_semaphore) post(&p, shared);
+        } else if (warp > 0) {
             add(&p, shared, warp - 1);
-        else if (warp == 3 && (searches(&p) || p.bwd.dq_semaphore))
-            search_and_post(&p, shared);
+        } else if (threadIdx.x == 0) {
+            produce(&p, shared);
+        }
     } else {
         registers_raise((int)CONSUMER_REGISTERS);
         consume(&p, shared, (const shared_memory *)SHARED_MEMORY, role - 1);

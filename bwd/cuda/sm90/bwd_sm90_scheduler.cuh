@@ -3,18 +3,21 @@
    which takes as long as the products of short sequences. Here the key heads of a call are divided into head groups,
    whose work items are, in this order,
 
-       preprocess(0);
+       search; preprocess(0);
        for each head group g:  preprocess(g + 1), main loop(g), postprocess(g - LAG);
        postprocess of the last LAG head groups
 
-   PREPROCESS    lse2, delta and a zeroed accumulator for some rows; the mean of their keys
+   SEARCH        the means of some heads' keys
+   PREPROCESS    lse2, delta and a zeroed accumulator for some rows
    MAINLOOP      a key block and all its row blocks (bwd_sm90.cuh, bwd_sm90_cluster.cuh)
    POSTPROCESS   dq = dq_scale * accumulator for some rows
 
    (of one head group: preprocess, main loop, postprocess), so that accumulators stay in L2: those of RING head groups,
    each in the place of an earlier one. Work items are claimed in this order and wait only for earlier ones, so there is
-   no deadlock. Three counters per head group say what is done. Where `progress` is NULL all work items are MAINLOOP,
-   and the two kernels do the rest. Where packed sequences follow each other (packs) a head group has all of them.
+   no deadlock. (SEARCH has work items in clusters alone. In bwd_sm90.cuh a warp that is idle at the start does it in
+   each CTA: who waits for a mean waits for a CTA that runs.) Four counters per head group say what is done. Where
+   `progress` is NULL all work items are MAINLOOP, and the two kernels do the rest. Where packed sequences follow each
+   other (packs) a head group has all of them.
 
    Include after what bwd_sm90_common.cuh asks for, and SLICE: floats of an accumulator's row block that 128 threads
    added. Tile c of 8 columns of thread x is float4 number c * 128 + x. */
@@ -22,17 +25,19 @@
 #define FATTNI_BWD_CUDA_SM90_BWD_SM90_SCHEDULER_H
 
 #include "bwd/cuda/sm90/bwd_sm90_common.cuh"
+#include "core/ptx/relaxed.h"
 
 enum { RING = FATTNI_RING, LAG = FATTNI_LAG };
-enum { PREPROCESSED, DQ_ADDITIONS, POSTPROCESSED }; /* counters: of work items, but ADDITIONS of dq_additions() */
-enum { HAS_MEANS = 1 << 30 };                       /* set in PREPROCESSED: keys of the head group are centred */
+/* counters: of work items, but SEARCHED of key heads and ADDITIONS of dq_additions() */
+enum { SEARCHED, PREPROCESSED, DQ_ADDITIONS, POSTPROCESSED };
+enum { HAS_MEANS = 1 << 30 }; /* set in SEARCHED and PREPROCESSED: keys of the head group are centred */
 
 DEVICE int32_t *counter_of(const fattni_bwd_sm90_args *p, int head_group, int which) {
     return p->progress + head_group * FATTNI_COUNTERS + which;
 }
 
 /* One thread: until the counter is `count`. It, and others after a barrier, may then read what was counted. Returns
-   whether one of the work items has found a mean of keys. */
+   whether one of the work items had HAS_MEANS. */
 DEVICE int wait_counter(const fattni_bwd_sm90_args *p, int head_group, int which, int count) {
     int now;
     while (((now = load_acquire(counter_of(p, head_group, which))) & ~HAS_MEANS) < count) {}
@@ -78,17 +83,19 @@ DEVICE int dq_additions(const fattni_bwd_sm90_args *p, int head_group) {
 DEVICE int items_of_round(const fattni_bwd_sm90_args *p) {
     return 2 * p->rows_beside + p->schedule.head_group * p->schedule.blocks;
 }
-/* The first of the work items at the end, which are POSTPROCESS. */
+/* The first of the work items at the end, which are POSTPROCESS; those of SEARCH are not counted. */
 DEVICE int last_rows(const fattni_bwd_sm90_args *p) { return p->row_items + p->head_groups * items_of_round(p); }
 
-/* Work item `number` of the call. */
-DEVICE work_item work_item_of(const fattni_bwd_sm90_args *p, int number) {
+/* Work item `item` of the call. */
+DEVICE work_item work_item_of(const fattni_bwd_sm90_args *p, int item) {
     const int rows = p->row_items, keys = p->schedule.head_group * p->schedule.blocks, round = items_of_round(p),
-              beside = p->rows_beside;
-    work_item x = {number < p->items ? MAINLOOP : END, 0, number};
+              beside = p->rows_beside, number = item - p->search_items;
+    work_item x = {item < p->items ? MAINLOOP : END, 0, item};
     if (!p->progress || x.kind == END) return x;
-    if (number < rows) {
-        x.kind = PREPROCESS;
+    if (number < 0) {
+        x.kind = SEARCH;
+    } else if (number < rows) {
+        x.kind = PREPROCESS, x.number = number;
     } else if (number < last_rows(p)) {
         const int head_group = (number - rows) / round, rest = (number - rows) % round;
         x.kind = rest < beside ? PREPROCESS : rest < beside + keys ? MAINLOOP : POSTPROCESS;
@@ -168,22 +175,19 @@ DEVICE float *accumulator_of(const fattni_bwd_sm90_args *p, int head_group, int 
 
 /* ---- the mean of the keys ---- */
 
-/* What bwd_key_mean.cu does as a kernel, by one more warp in each PREPROCESS work item, for its own heads and from
-   fewer keys: 32 of a short sequence, of a long one 1 of 128, at most 512. All work items of a key head find the same
-   and store it. Keys come by bulk copies, for other loads wait for the stores that zero accumulators. A lane has a pair
-   of channels of each panel. */
-enum { FEWEST_KEYS = 32, MOST_KEYS = 512, KEYS_AT_ONCE = 32, SAMPLE_BYTES = (KEYS_AT_ONCE + 1) * PANELS * 128 };
-enum { NO_MORE = -1 }; /* instead of a number of requests */
-static_assert(offsetof(shared_memory, search) % 16 == 0, "requests are read 16 bytes at a time");
-
-/* Whether the kernel finds means of keys itself. Not of packed sequences, of which a row range may have many: then
-   bwd_key_mean.cu runs before. With a softcap there are none. */
-DEVICE int searches(const fattni_bwd_sm90_args *p) {
-    return !CAPPED && p->progress && p->bwd.key_mean && !packs(&p->bwd);
-}
+/* What bwd_key_mean.cu does as a kernel, from fewer keys: 32 of a short sequence, of a long one 1 of 128, at most 512.
+   A warp has a head, a lane a pair of channels of each panel. Not of packed sequences, of which a row range may have
+   many: then bwd_key_mean.cu runs before. */
+enum { FEWEST_KEYS = 32, MOST_KEYS = 512, KEYS_AT_ONCE = D > 128 ? 8 : 16 };
 
 /* Key number n of the sample: of each `stride` keys another one, so that no period of them shows. */
 DEVICE int sampled_key(int n, int stride) { return n * stride + n * 5 % stride; }
+/* n * 5 % stride of the next n. */
+DEVICE int next_rest(int rest, int stride) {
+    rest += 5;
+    while (rest >= stride) rest -= stride;
+    return rest;
+}
 /* The mean of a channel from sums over `count` keys relative to `origin`; 0 where it is not centred. */
 DEVICE float mean_of(float origin, float sum, float square, int count) {
     const float shift = sum / count, x = origin + shift, variance = fmaxf(square / count - shift * shift, 0.0f);
@@ -191,116 +195,68 @@ DEVICE float mean_of(float origin, float sum, float square, int count) {
     return use ? to_float(to_half(x)) : 0.0f; /* NaN: 0 */
 }
 
-/* All `threads`: asks find_means for the means of the keys of a row range. Memory for a sample is free. Each warp
-   writes a request. */
-DEVICE void want_means(const fattni_bwd_sm90_args *p, const work_item *x, const row_range *s, uint32_t shared,
-                       int thread) {
-    const fattni_attention_args *const a = &p->bwd.a;
-    const int last = (s->last - 1) / a->group, first = min(s->head / a->group, last);
-    const int wanted = s->head < s->last ? last - first + 1 : 0; /* no rows: a request for nothing */
-    const int n = min(thread / 32, last - first), writes = thread % 32 == 0 && thread / 32 <= last - first;
-    const query_head at = head_of(p, x->head_group, (first + n) * a->group);
-    const int Sk = BANDS ? sequence_of(a, at.b).Sk : a->Sk, hk = at.h / a->group;
-    const int count = min(Sk, max((int)FEWEST_KEYS, min(Sk / 128, (int)MOST_KEYS)));
-    const uint64_t k = (uint64_t)((const half_type *)a->k.p + at.b * a->k.b + hk * a->k.h);
-    const uint32_t from[4] = {(uint32_t)k, (uint32_t)(k >> 32), (uint32_t)count, count ? (uint32_t)(Sk / count) : 1},
-                   to[4] = {(uint32_t)(at.b * a->Hkv + hk), 0, (uint32_t)wanted, 0};
-    store_shared_words_if(MEMBER_ADDRESS(shared, search.wanted) + n * 32, from, writes);
-    store_shared_words_if(MEMBER_ADDRESS(shared, search.wanted) + n * 32 + 16, to, writes);
-    __syncwarp();
-    arrive_once_per_warp(MEMBER_ADDRESS(shared, search.asked));
-}
-/* Whether mean number n of the request is used. */
-DEVICE int found_mean(uint32_t shared, int n) {
-    return load_shared_word(MEMBER_ADDRESS(shared, search.wanted) + n * 32 + 20);
-}
-/* A request that is none, until the next one. One thread. */
-DEVICE void want_no_mean(uint32_t shared) {
-    store_shared_word(MEMBER_ADDRESS(shared, search.wanted) + 24, (uint32_t)NO_MORE);
-}
-
-/* Keys [n0, n0 + KEYS_AT_ONCE) of the sample, one per lane, and behind them key 0. One warp. */
-DEVICE void load_sample(const fattni_attention_args *a, const half_type *k, int n0, int count, int stride,
-                        uint32_t sample, uint32_t full) {
-    const int lane = (int)threadIdx.x % 32, bytes = a->D * 2;
-    if (lane == 0) {
-        mbarrier_expect(full, (min(count - n0, (int)KEYS_AT_ONCE) + 1) * bytes);
-        bulk_load(sample + KEYS_AT_ONCE * (PANELS * 128), k, bytes, full);
-    }
-    __syncwarp();
-    if (n0 + lane < count)
-        bulk_load(sample + lane * (PANELS * 128), k + sampled_key(n0 + lane, stride) * a->k.row, bytes, full);
-}
-/* This lane's channels of key 0, of panel x. */
-DEVICE float2 origin_of(uint32_t sample, int x) {
-    return unpack(load_shared_word(sample + (KEYS_AT_ONCE * PANELS + x) * 128 + (int)threadIdx.x % 32 * 4));
-}
-/* One thread, before a CTA barrier; `warps` call want_means. */
-DEVICE void init_search(uint32_t shared, int warps) {
-    mbarrier_init(MEMBER_ADDRESS(shared, search.asked), warps);
-    mbarrier_init(MEMBER_ADDRESS(shared, search.answered), 1);
-    mbarrier_init(MEMBER_ADDRESS(shared, search.full), 1);
-    mbarrier_init_fence();
-    want_no_mean(shared);
-}
-/* One warp, for others that want means of keys: stores these, and whether they are used. Returns whether to go on.
-   `sample`: where it puts keys. `parities`: of samples and, times 2, of requests; 0 at the start. */
-DEVICE int find_means(const fattni_bwd_args *bwd, uint32_t shared, uint32_t sample, uint32_t *parities) {
+/* The mean of the keys of a head, to memory; one warp. Returns whether it is used. */
+DEVICE int search_head(const fattni_bwd_args *bwd, const key_head *at) {
     const fattni_attention_args *const a = &bwd->a;
-    const int lane = (int)threadIdx.x % 32;
-    mbarrier_wait(MEMBER_ADDRESS(shared, search.asked), *parities >> 1);
-    __syncwarp();
-    const int wanted = (int)load_shared_word(MEMBER_ADDRESS(shared, search.wanted) + 24);
-    if (wanted == NO_MORE) return 0;
-    __syncwarp();
-    if (lane == 0) want_no_mean(shared);
+    const int lane = (int)threadIdx.x % 32, Sk = BANDS ? sequence_of(a, at->b).Sk : a->Sk;
+    const int count = min(Sk, max((int)FEWEST_KEYS, min(Sk / 128, (int)MOST_KEYS))), stride = count ? Sk / count : 1;
+    const int plane = at->b * a->Hkv + at->hk;
+    float2 *const mean = (float2 *)(bwd->key_mean + (int64_t)plane * bwd->key_mean_pitch) + lane;
+    int use = 0;
 #pragma unroll 1
-    for (int w = 0; w < wanted; ++w) {
-        const uint32_t request = MEMBER_ADDRESS(shared, search.wanted) + w * 32;
-        float2 sum[PANELS] = {}, square[PANELS] = {};
-        uint32_t from[4];
-        load_shared_4(from, request);
-        const half_type *const k = (const half_type *)((uint64_t)from[1] << 32 | from[0]);
-        const int count = (int)from[2], stride = (int)from[3];
+    for (int x = 0; x < PANELS; ++x) {
+        const int inside = x * 64 + lane * 2 < a->D && count > 0;
+        const half_type *const k =
+            (const half_type *)a->k.p + at->b * a->k.b + at->hk * a->k.h + (inside ? x * 64 + lane * 2 : 0);
+        const float2 origin = inside ? unpack(*(const uint32_t *)k) : make_float2(0.0f, 0.0f);
+        float2 sum = make_float2(0.0f, 0.0f), square = sum;
+        int rest = 0; /* of sampled_key */
 #pragma unroll 1
         for (int n0 = 0; n0 < count; n0 += KEYS_AT_ONCE) {
-            load_sample(a, k, n0, count, stride, sample, MEMBER_ADDRESS(shared, search.full));
-            mbarrier_wait(MEMBER_ADDRESS(shared, search.full), *parities & 1);
-            *parities ^= 1;
-#pragma unroll(PANELS == 2 ? 2 : 4)
-            for (int n = 0; n < min(count - n0, (int)KEYS_AT_ONCE); ++n)
+            uint32_t pairs[KEYS_AT_ONCE];
 #pragma unroll
-                for (int x = 0; x < PANELS; ++x) {
-                    const float2 y = unpack(load_shared_word(sample + (n * PANELS + x) * 128 + lane * 4));
-                    const float2 origin = origin_of(sample, x);
-                    const float low = y.x - origin.x, high = y.y - origin.y;
-                    sum[x].x += low, sum[x].y += high;
-                    square[x].x += low * low, square[x].y += high * high;
-                }
-            __syncwarp(); /* all lanes have read the keys */
-        }
-        const uint32_t plane = load_shared_word(request + 16);
-        float2 *const mean = (float2 *)(bwd->key_mean + (int64_t)plane * bwd->key_mean_pitch) + lane;
-        int use = 0;
+            for (int n = 0; n < KEYS_AT_ONCE; ++n) {
+                pairs[n] = n0 + n < count ? *(const uint32_t *)(k + ((n0 + n) * stride + rest) * a->k.row) : 0;
+                rest = next_rest(rest, stride);
+            }
 #pragma unroll
-        for (int x = 0; x < PANELS; ++x) {
-            const float2 origin = origin_of(sample, x);
-            const int inside = x * 64 + lane * 2 < a->D;
-            const float low = inside ? mean_of(origin.x, sum[x].x, square[x].x, count) : 0.0f,
-                        high = inside ? mean_of(origin.y, sum[x].y, square[x].y, count) : 0.0f;
-            mean[x * 32] = make_float2(low, high);
-            use |= low != 0.0f || high != 0.0f;
+            for (int n = 0; n < KEYS_AT_ONCE; ++n) {
+                const float2 y = unpack(pairs[n]);
+                const float low = n0 + n < count ? y.x - origin.x : 0.0f, high = n0 + n < count ? y.y - origin.y : 0.0f;
+                sum.x += low, sum.y += high;
+                square.x += low * low, square.y += high * high;
+            }
         }
-        use = __any_sync(ALL_LANES, use);
-        if (lane == 0) {
-            bwd->key_mean_used[plane] = use;
-            store_shared_word(request + 20, (uint32_t)use);
-        }
-        __syncwarp(); /* all lanes have read key 0 */
+        const float low = inside ? mean_of(origin.x, sum.x, square.x, count) : 0.0f,
+                    high = inside ? mean_of(origin.y, sum.y, square.y, count) : 0.0f;
+        mean[x * 32] = make_float2(low, high);
+        use |= low != 0.0f || high != 0.0f;
     }
-    *parities ^= 2;
-    arrive_once_per_warp(MEMBER_ADDRESS(shared, search.answered));
-    return 1;
+    use = __any_sync(ALL_LANES, use);
+    if (lane == 0) bwd->key_mean_used[plane] = use;
+    return use;
+}
+/* SEARCH: the mean of the keys of a plane of the schedule. One warp. */
+DEVICE void search(const fattni_bwd_sm90_args *p, int plane) {
+    if (plane < p->schedule.planes) {
+        const key_head at = key_head_of(p, plane);
+        const int use = search_head(&p->bwd, &at), head_group = plane / p->schedule.head_group;
+        async_proxy_fence_global(); /* the producer has the mean copied */
+        __syncwarp();
+        if (is_leader()) {
+            if (use) atomicOr(counter_of(p, head_group, SEARCHED), HAS_MEANS);
+            add_release(counter_of(p, head_group, SEARCHED), 1);
+        }
+    }
+    __syncwarp();
+}
+
+/* Whether keys of a head group have means, once that is known; `seen`: what SEARCHED was. The caller may then read
+   them. */
+DEVICE int group_has_means(const fattni_bwd_sm90_args *p, int head_group, int seen) {
+    const int heads = heads_of_group(p, head_group);
+    while ((seen & ~HAS_MEANS) < heads) seen = load_acquire(counter_of(p, head_group, SEARCHED));
+    return seen & HAS_MEANS ? load_acquire(counter_of(p, head_group, SEARCHED)) & HAS_MEANS : 0;
 }
 
 /* ---- preprocess ---- */
@@ -373,7 +329,7 @@ DEVICE void preprocess_means(const fattni_bwd_args *bwd, const query_head *at, i
 
 /* lse2, delta and a zeroed accumulator for rows of one head. LANES share a row, and load `at_once` rows before they use
    them: one CTA of an SM must have enough loads in flight. Lane n has lse2 and delta of row n. */
-enum { ROWS_AT_A_TIME = CTAS > 1 ? 9 : D > 64 ? 16 : 8, ROWS_WITH_REST = CTAS > 1 ? 5 : 8 };
+enum { ROWS_AT_A_TIME = CTAS == 1 && D > 64 ? 16 : 8, ROWS_WITH_REST = CTAS > 1 ? 4 : 8 };
 DEVICE void preprocess_rows(const fattni_bwd_args *bwd, const query_head *at, float4 *zero, int64_t base,
                             const row_range *s, int end, int thread, int threads, int at_once, int has_rest) {
     enum { LANES = D > 128 ? 32 : D > 64 ? 16 : 8, MOST = 16 };
@@ -443,14 +399,13 @@ DEVICE void zero_semaphores(const fattni_bwd_args *bwd, const query_head *at, co
     }
 }
 
-/* By `threads`, while another warp finds means of keys. round: address of the parity of how many PREPROCESS work items
-   the CTA had before; clusters have one. */
-DEVICE void preprocess(const fattni_bwd_sm90_args *p, const work_item *x, uint32_t shared, uint32_t round, int thread,
-                       int threads) {
+/* By `threads`. */
+DEVICE void preprocess(const fattni_bwd_sm90_args *p, const work_item *x, int thread, int threads) {
     const fattni_bwd_args *const bwd = &p->bwd;
     const fattni_attention_args *const a = &p->bwd.a;
     const row_range s = rows_of_item(p, x);
-    if (searches(p)) want_means(p, x, &s, shared, thread);
+    /* Mostly all heads are searched by now: then nobody waits for this load. */
+    const int seen = p->finds_means ? load_relaxed_integer(counter_of(p, x->head_group, SEARCHED)) : 0;
     if (x->head_group >= RING)
         wait_counter_all(p, x->head_group - RING, POSTPROCESSED, p->row_items * CTAS, thread, threads);
     for (int head = s.head; head < s.last; ++head) {
@@ -461,24 +416,15 @@ DEVICE void preprocess(const fattni_bwd_sm90_args *p, const work_item *x, uint32
             preprocess_rows(bwd, &r.at, r.accumulator, r.base, &s, r.end, thread, threads, ROWS_AT_A_TIME, 0);
         if (bwd->dq_semaphore) zero_semaphores(bwd, &r.at, &s, thread, threads);
     }
-    int has_means = 0;
-    if (searches(p)) {
-        mbarrier_wait(MEMBER_ADDRESS(shared, search.answered), CTAS > 1 ? 0 : load_shared_word(round));
-        __syncwarp();
-        for (int head = s.head; head < s.last; ++head)
-            if (found_mean(shared, head / a->group - s.head / a->group)) {
-                const head_rows r = rows_of_head(p, x, &s, head);
-                preprocess_means(bwd, &r.at, r.base, &s, r.end, thread, threads);
-                has_means = 1;
-            }
-    } else if (packs(bwd) && bwd->key_mean) {
-        for (int head = s.head; head < s.last; ++head) {
-            const head_rows r = rows_of_head(p, x, &s, head);
+    int means = packs(bwd) && bwd->key_mean;
+    if (p->finds_means) means = group_has_means(p, x->head_group, seen);
+    __syncwarp();
+    for (int head = s.head; head < s.last && means; ++head) {
+        const head_rows r = rows_of_head(p, x, &s, head);
+        if (packs(bwd) || key_mean_of(bwd, r.at.b, r.at.h / a->group))
             preprocess_means(bwd, &r.at, r.base, &s, r.end, thread, threads);
-        }
-        has_means = 1;
     }
-    count_work_item(p, x->head_group, PREPROCESSED, thread, threads, has_means);
+    count_work_item(p, x->head_group, PREPROCESSED, thread, threads, means);
 }
 
 /* ---- postprocess ---- */

@@ -111,7 +111,7 @@ DEVICE void centre_rows(const fattni_bwd_args *bwd, const query_head *at, const 
     __syncwarp();
 }
 
-/* The mean of the keys of a head, from the same sample as find_means takes, by warps 1 to 3: each has a third of the
+/* The mean of the keys of a head, from the same sample as search_head takes, by warps 1 to 3: each has a third of the
    keys, a lane a pair of channels. Beyond D it reads the first pair. Sums meet in the accumulator of dQ, which nothing
    else uses. */
 DEVICE void find_mean(const fattni_bwd_args *bwd, int plane, int thread) {

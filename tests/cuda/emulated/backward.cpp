@@ -156,7 +156,7 @@ static void set_up(problem *p, const test_case *c) {
     p->args.schedule.tiles = p->args.schedule.blocks * p->args.schedule.planes;
     p->args.schedule.head_group = c->rows ? c->rows : 2;
     p->args.items = p->args.schedule.tiles;
-    p->counters.assign((size_t)(1 + FATTNI_COUNTERS * c->B * c->Hkv), 0);
+    p->counters.assign((size_t)(2 + FATTNI_COUNTERS * c->B * c->Hkv), 0);
     p->args.schedule.next_tile = p->counters.data();
     p->lse.assign((size_t)(batches * c->Hq * rows_q), -INFINITY), p->d_lse.resize(p->lse.size());
     const fattni_view lse = {p->lse.data(), (int64_t)c->Hq * rows_q, rows_q, 1, 1};

@@ -90,6 +90,7 @@ static inline void load_once_4(uint32_t x[4], const void *from) {
 }
 static inline void prefetch_line(const void *) {}
 static inline void grid_dependency_wait_after(uint64_t) {}
+static inline int load_relaxed_integer(const int32_t *p) { return *p; }
 static inline float load_relaxed(const float *p) { return *p; }
 static inline float2 load_relaxed_2(const float *p) { return make_float2(p[0], p[1]); }
 static inline int load_acquire(const int32_t *p) {
