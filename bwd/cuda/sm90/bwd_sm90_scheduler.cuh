@@ -175,19 +175,14 @@ DEVICE float *accumulator_of(const fattni_bwd_sm90_args *p, int head_group, int 
 
 /* ---- the mean of the keys ---- */
 
-/* What bwd_key_mean.cu does as a kernel, from fewer keys: 32 of a short sequence, of a long one 1 of 128, at most 512.
-   A warp has a head, a lane a pair of channels of each panel. Not of packed sequences, of which a row range may have
-   many: then bwd_key_mean.cu runs before. */
+/* What bwd_key_mean.cu does as a kernel, from fewer keys: 32 of a short sequence, of a long one 1 of 128, at most 512,
+   in sixteens. A warp has a head, a lane a pair of channels of each panel. Calls of few heads wait for it: few
+   instructions for each key. Not of packed sequences, of which a row range may have many: then bwd_key_mean.cu runs
+   before. */
 enum { FEWEST_KEYS = 32, MOST_KEYS = 512, KEYS_AT_ONCE = D > 128 ? 8 : 16 };
 
 /* Key number n of the sample: of each `stride` keys another one, so that no period of them shows. */
 DEVICE int sampled_key(int n, int stride) { return n * stride + n * 5 % stride; }
-/* n * 5 % stride of the next n. */
-DEVICE int next_rest(int rest, int stride) {
-    rest += 5;
-    while (rest >= stride) rest -= stride;
-    return rest;
-}
 /* The mean of a channel from sums over `count` keys relative to `origin`; 0 where it is not centred. */
 DEVICE float mean_of(float origin, float sum, float square, int count) {
     const float shift = sum / count, x = origin + shift, variance = fmaxf(square / count - shift * shift, 0.0f);
@@ -199,7 +194,8 @@ DEVICE float mean_of(float origin, float sum, float square, int count) {
 DEVICE int search_head(const fattni_bwd_args *bwd, const key_head *at) {
     const fattni_attention_args *const a = &bwd->a;
     const int lane = (int)threadIdx.x % 32, Sk = BANDS ? sequence_of(a, at->b).Sk : a->Sk;
-    const int count = min(Sk, max((int)FEWEST_KEYS, min(Sk / 128, (int)MOST_KEYS))), stride = count ? Sk / count : 1;
+    const int most = min(Sk, max((int)FEWEST_KEYS, min(Sk / 128, (int)MOST_KEYS))), count = most & ~15,
+              stride = count ? Sk / count : 1, five = 5 % stride;
     const int plane = at->b * a->Hkv + at->hk;
     float2 *const mean = (float2 *)(bwd->key_mean + (int64_t)plane * bwd->key_mean_pitch) + lane;
     int use = 0;
@@ -210,19 +206,20 @@ DEVICE int search_head(const fattni_bwd_args *bwd, const key_head *at) {
             (const half_type *)a->k.p + at->b * a->k.b + at->hk * a->k.h + (inside ? x * 64 + lane * 2 : 0);
         const float2 origin = inside ? unpack(*(const uint32_t *)k) : make_float2(0.0f, 0.0f);
         float2 sum = make_float2(0.0f, 0.0f), square = sum;
-        int rest = 0; /* of sampled_key */
+        int key = 0, rest = 0; /* sampled_key is their sum */
 #pragma unroll 1
         for (int n0 = 0; n0 < count; n0 += KEYS_AT_ONCE) {
             uint32_t pairs[KEYS_AT_ONCE];
 #pragma unroll
             for (int n = 0; n < KEYS_AT_ONCE; ++n) {
-                pairs[n] = n0 + n < count ? *(const uint32_t *)(k + ((n0 + n) * stride + rest) * a->k.row) : 0;
-                rest = next_rest(rest, stride);
+                pairs[n] = *(const uint32_t *)(k + (key + rest) * a->k.row);
+                key += stride, rest += five;
+                if (rest >= stride) rest -= stride;
             }
 #pragma unroll
             for (int n = 0; n < KEYS_AT_ONCE; ++n) {
                 const float2 y = unpack(pairs[n]);
-                const float low = n0 + n < count ? y.x - origin.x : 0.0f, high = n0 + n < count ? y.y - origin.y : 0.0f;
+                const float low = y.x - origin.x, high = y.y - origin.y;
                 sum.x += low, sum.y += high;
                 square.x += low * low, square.y += high * high;
             }
