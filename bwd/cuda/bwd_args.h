@@ -4,8 +4,6 @@
 
 #include "core/cuda/sm90_args.h"
 
-#include <stdalign.h>
-
 typedef struct fattni_bwd_args {
     fattni_attention_args a;
     fattni_view d_o, d_lse, given_delta, dq, dk, dv, d_bias;

@@ -12,13 +12,6 @@ static __device__ __forceinline__ void store_shared_words(uint32_t address, cons
     asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3])
                  : "memory");
 }
-/* Without a branch, after which a warp would be divergent. */
-static __device__ __forceinline__ void store_shared_words_if(uint32_t address, const uint32_t x[4], int condition) {
-    asm volatile(
-        "{\n.reg .pred p;\nsetp.ne.s32 p, %5, 0;\n@p st.shared.v4.b32 [%0], {%1, %2, %3, %4};\n}" ::"r"(address),
-        "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3]), "r"(condition)
-        : "memory");
-}
 static __device__ __forceinline__ void load_shared_4(uint32_t x[4], uint32_t address) {
     asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
                  : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])

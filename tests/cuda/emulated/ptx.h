@@ -369,9 +369,6 @@ static inline void ldmatrix_x4_trans(uint32_t r[4], uint32_t address) {
     machine_meet_warp();
 }
 static inline void store_shared_4(uint32_t address, const float x[4]) { memcpy(memory + address, x, 16); }
-static inline void store_shared_words_if(uint32_t address, const uint32_t x[4], int condition) {
-    if (condition) memcpy(memory + address, x, 16);
-}
 static inline void store_shared_words(uint32_t address, const uint32_t x[4]) { memcpy(memory + address, x, 16); }
 static inline uint32_t pack_s8(int low, int high, uint32_t above) {
     const int x = min(max(low, -128), 127), y = min(max(high, -128), 127);
