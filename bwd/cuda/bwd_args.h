@@ -79,12 +79,18 @@ typedef struct fattni_bwd_sm90_args {
     int32_t rows_beside;  /* of row_items, before and after a main loop: none where there is one head group */
     int32_t finds_means;  /* whether the kernel finds means of keys itself */
     int32_t search_items; /* in clusters: work items that do, before all others */
+    /* A task may be divided: most_parts work items for each key block, of at most part_blocks row blocks (and all heads
+       of the group). dK and dV of all but a task's last part, and how many of them are stored; per task (b, hk, key
+       block). most_parts 1: tasks are whole. */
+    int32_t most_parts, part_blocks;
+    float *part_sums;
+    int32_t *parts_stored;
 } fattni_bwd_sm90_args;
 
 /* Divides a backward call whose schedule, padded_rows and row_block are set into work items, one for each `cluster` of
    `ctas` CTAs. Where one head group is all there is, nothing runs beside its rows, and all CTAs share them. The
    counters follow next_tile and one for SEARCH in memory. */
-enum { FATTNI_COUNTERS = 4 };
+enum { FATTNI_COUNTERS = 5 };
 static inline void fattni_schedule_backward(fattni_bwd_sm90_args *s, int32_t cluster, int32_t ctas) {
     const fattni_attention_args *const a = &s->bwd.a;
     const int32_t head_group = s->schedule.head_group, heads = head_group * a->group;

@@ -18,8 +18,10 @@ typedef struct layout {
     size_t lse2, delta, dq, d_o, sink, dq_semaphore; /* offsets; an absent part has size 0 */
     fattni_bwd_key_mean key_mean;
     size_t dq_of_mean;
+    fattni_bwd_parts parts;
+    size_t part_sums;
     fattni_bwd_huge huge;
-    size_t counters, bytes; /* counters: zeroed together with the end of `huge`, which precedes them */
+    size_t counters, parts_stored, bytes; /* both are zeroed together with the end of `huge`, which precedes them */
 } layout;
 
 /* An F32 d_o is copied to [B,Hq,rows,D] of the 16-bit dtype. */
@@ -54,8 +56,9 @@ static bool keeps_dq_of_mean(const fattni_problem *p, const fattni_cuda_kernel *
     return l->key_mean.present && (!is_sm90(k) || p->sink.present || p->d_lse.present);
 }
 
-static layout layout_of(const fattni_problem *p, const fattni_cuda_kernel *k, const fattni_cuda_kernel *huge) {
-    layout l = {0};
+static layout layout_of(const fattn_ctx *ctx, const fattni_problem *p, const fattni_cuda_kernel *k,
+                        const fattni_cuda_kernel *huge) {
+    layout l = {.parts = fattni_bwd_sm90_parts(ctx, p, k)};
     l.padded_rows = fattni_round_up(p->packed ? p->rows_q + p->B * k->BM : p->Sq, k->BM);
     l.rows = l.padded_rows * p->Hq * (p->packed ? 1 : p->B);
     const size_t vector = aligned(l.rows * 4);
@@ -67,9 +70,11 @@ static layout layout_of(const fattni_problem *p, const fattni_cuda_kernel *k, co
     l.dq_semaphore = l.sink + fattni_bwd_cuda_sink_bytes(p, k);
     l.key_mean = fattni_bwd_cuda_key_mean_parts(p, k, huge, l.dq_semaphore + fattni_bwd_cuda_semaphore_bytes(p, k));
     l.dq_of_mean = l.key_mean.end;
-    l.huge = fattni_bwd_cuda_huge_parts(p, huge, l.dq_of_mean + (keeps_dq_of_mean(p, k, &l) ? vector : 0), l.rows);
+    l.part_sums = l.dq_of_mean + (keeps_dq_of_mean(p, k, &l) ? vector : 0);
+    l.huge = fattni_bwd_cuda_huge_parts(p, huge, l.part_sums + l.parts.sums, l.rows);
     l.counters = l.huge.end;
-    l.bytes = l.counters + (is_sm90(k) ? counter_bytes(p->B * p->Hkv) : 0);
+    l.parts_stored = l.counters + (is_sm90(k) ? counter_bytes(p->B * p->Hkv) : 0);
+    l.bytes = l.parts_stored + l.parts.stored;
     return l;
 }
 
@@ -79,8 +84,8 @@ static const char *plan(const fattn_ctx *ctx, const fattni_problem *p, fattni_ke
     if (reason) return reason;
     const fattni_cuda_kernel *const any[] = {c.aligned, c.portable, c.main}; /* by addresses */
     for (int n = 0; n < 3; ++n) {
-        if (!any[n]) continue;
-        const layout l = layout_of(p, any[n], c.huge);
+        if (!any[n] || (n == 2 && any[2] == any[0])) continue;
+        const layout l = layout_of(ctx, p, any[n], c.huge);
         if (any[n] == c.main && l.padded_rows > INT32_MAX)
             return "pads the rows of packed sequences to more than 2^31-1";
         if (l.bytes > out->workspace) out->workspace = l.bytes;
@@ -126,7 +131,8 @@ static int64_t head_group_of(const fattn_ctx *ctx, const fattni_problem *p, cons
 }
 
 fattn_status fattni_bwd_sm90_args_of(fattn_ctx *ctx, const fattni_problem *p, const fattni_cuda_kernel *k,
-                                     const fattni_bwd_args *bwd, void *counters, bool rows, fattni_bwd_sm90_args *x) {
+                                     const fattni_bwd_parts *parts, const fattni_bwd_args *bwd, void *counters,
+                                     bool rows, fattni_bwd_sm90_args *x) {
     const fattni_problem mapped = bwd->d_o_copy.p ? with_copy(p, &bwd->d_o_copy) : *p;
     const int64_t blocks = fattni_bwd_sm90_blocks(p, k), planes = fattni_bwd_sm90_planes(p, k);
     bool entered;
@@ -134,9 +140,10 @@ fattn_status fattni_bwd_sm90_args_of(fattn_ctx *ctx, const fattni_problem *p, co
     FATTNI_TRY(fattni_cuda_enter(ctx, &entered)); /* encoding a tensor map needs a current context */
     const fattn_status s = make_maps(ctx, &mapped, k, x);
     fattni_cuda_leave(ctx, entered);
-    x->schedule = fattni_sm90_schedule_of(blocks, planes, head_group_of(ctx, p, k, blocks));
+    x->schedule = fattni_sm90_schedule_of(blocks * parts->most, planes, head_group_of(ctx, p, k, blocks));
     x->schedule.next_tile = counters;
     x->items = x->schedule.tiles;
+    x->most_parts = (int32_t)parts->most, x->part_blocks = (int32_t)parts->blocks;
     if (is_short(k))
         x->items = x->schedule.planes;
     else if (rows)
@@ -216,7 +223,7 @@ static fattni_bwd_args args_of(const fattni_problem *p, const fattni_cuda_kernel
 
 static fattn_status run(fattn_ctx *ctx, const fattni_problem *p, const fattni_kernel_plan *plan) {
     const fattni_cuda_kernel *const k = plan->choice[0], *const huge = plan->choice[1];
-    const layout l = layout_of(p, k, huge);
+    const layout l = layout_of(ctx, p, k, huge);
     fattni_bwd_args x = args_of(p, k, &l);
     fattni_bwd_cuda_huge_args(p, huge, &l.huge, &x);
     fattni_bwd_cuda_key_mean_args(p, huge, &l.key_mean, &x);
@@ -229,8 +236,12 @@ static fattn_status run(fattn_ctx *ctx, const fattni_problem *p, const fattni_ke
     fattni_bwd_short_args s; /* with maps of dk and dv where k is SHORT */
     const fattni_cuda_kernel *const dbias = dbias_kernel_of(ctx, p, k);
     if (is_sm90(k)) /* steps that may fail come before those that write */
-        FATTNI_TRY(fattni_bwd_sm90_args_of(ctx, p, k, &main, (char *)p->workspace + l.counters, rows, &s.s));
+        FATTNI_TRY(fattni_bwd_sm90_args_of(ctx, p, k, &l.parts, &main, (char *)p->workspace + l.counters, rows, &s.s));
     if (is_short(k)) FATTNI_TRY(map_short(ctx, p, &s));
+    if (is_sm90(k) && s.s.most_parts > 1) {
+        s.s.part_sums = (float *)((char *)p->workspace + l.part_sums);
+        s.s.parts_stored = (int32_t *)((char *)p->workspace + l.parts_stored);
+    }
     FATTNI_TRY(fattni_bwd_cuda_zero_counters(ctx, p, &x, l.huge.zero, l.bytes, x.key_mean && (!rows || p->packed)));
     if (!dbias) FATTNI_TRY(fattni_bwd_cuda_zero(ctx, p, &x)); /* that overwrites all of it */
     if (!rows) FATTNI_TRY(FATTNI_START(ctx, fattn_bwd_preprocess, row_grid, 256, &x));

@@ -28,10 +28,19 @@ bool fattni_bwd_sm90_packs(const fattni_cuda_kernel *k);
 int64_t fattni_bwd_sm90_blocks(const fattni_problem *p, const fattni_cuda_kernel *k);
 int64_t fattni_bwd_sm90_planes(const fattni_problem *p, const fattni_cuda_kernel *k);
 
+/* Parts of key blocks (bwd_parts.c): the most of a task, and the most row blocks of one; bytes of dK and dV of parts,
+   and of the counters of those that are stored, which are zero at the start. most 1: tasks are whole, both are 0. */
+typedef struct fattni_bwd_parts {
+    int64_t most, blocks;
+    size_t sums, stored;
+} fattni_bwd_parts;
+fattni_bwd_parts fattni_bwd_sm90_parts(const fattn_ctx *ctx, const fattni_problem *p, const fattni_cuda_kernel *k);
+
 /* For a Hopper kernel; encodes the tensor maps: host work only. counters: zeroed by the caller; rows: the kernel also
-   does the work of preprocess and postprocess. */
+   does the work of preprocess and postprocess. parts: whose memory the caller adds. */
 fattn_status fattni_bwd_sm90_args_of(fattn_ctx *ctx, const fattni_problem *p, const fattni_cuda_kernel *k,
-                                     const fattni_bwd_args *bwd, void *counters, bool rows, fattni_bwd_sm90_args *out);
+                                     const fattni_bwd_parts *parts, const fattni_bwd_args *bwd, void *counters,
+                                     bool rows, fattni_bwd_sm90_args *out);
 
 /* Blocks of rows and of keys of all heads: grids of the auxiliary kernels and of the main kernel. */
 int64_t fattni_bwd_cuda_row_grid(const fattni_problem *p, const fattni_cuda_kernel *k);

@@ -23,6 +23,7 @@ enum { FATTNI_MOST_THREADS = 4096 }; /* of a context: bounds the sizes of per-th
 typedef struct fattni_gpu {
     int arch;                /* 90 for sm_90, capped by arch_cap */
     int sms;                 /* capped by sm_limit */
+    int all_sms;             /* not capped: for choices that change bits */
     bool overlaps;           /* programmatic dependent launch is available (fattni_cuda_start) */
     size_t shared_limit;     /* of a block, capped by arch_cap */
     size_t shared_of_device; /* not capped */

@@ -171,6 +171,7 @@ static fattn_status read_properties(fattn_ctx *ctx) {
     const bool capped = ctx->arch_cap >= FATTNI_CUDA_OLDEST && ctx->arch_cap < arch;
     ctx->gpu.arch = capped ? ctx->arch_cap : arch;
     ctx->gpu.sms = ctx->sm_limit > 0 && ctx->sm_limit < sms ? ctx->sm_limit : sms;
+    ctx->gpu.all_sms = sms;
     ctx->gpu.shared_limit = ctx->gpu.shared_of_device = (size_t)shared;
     if (capped && fattni_cuda_shared_of(ctx->arch_cap) < ctx->gpu.shared_limit)
         ctx->gpu.shared_limit = fattni_cuda_shared_of(ctx->arch_cap);
@@ -226,6 +227,7 @@ static fattn_status plan_only(fattn_ctx *ctx) {
                               "100, 103, 120, 121",
                               ctx->arch_cap);
     ctx->gpu.sms = ctx->sm_limit > 0 ? ctx->sm_limit : 1;
+    ctx->gpu.all_sms = 132; /* of an H100 or H200: of others nothing depends on it */
     ctx->gpu.shared_limit = fattni_cuda_shared_of(ctx->gpu.arch);
     return FATTN_OK;
 }

@@ -66,11 +66,15 @@ static void note_free(void *user, void *p, size_t bytes, fattn_stream s) {
 /* A GPU with Hopper's shared memory. */
 static fattn_ctx context_of(int arch) {
     driver.context = other(0);
-    return (fattn_ctx){
-        .device = FATTN_CUDA,
-        .ops = fattni_device_ops_of(FATTN_CUDA),
-        .gpu = {.arch = arch, .sms = 132, .l2_bytes = (size_t)50 << 20, .shared_limit = 232448, .driver = &driver},
-        .allocator = {note_alloc, note_free, NULL}};
+    return (fattn_ctx){.device = FATTN_CUDA,
+                       .ops = fattni_device_ops_of(FATTN_CUDA),
+                       .gpu = {.arch = arch,
+                               .sms = 132,
+                               .all_sms = 132,
+                               .l2_bytes = (size_t)50 << 20,
+                               .shared_limit = 232448,
+                               .driver = &driver},
+                       .allocator = {note_alloc, note_free, NULL}};
 }
 
 Test(host_launch, sizes_do_not_depend_on_addresses_or_d_o, .timeout = 120) {
@@ -78,6 +82,46 @@ Test(host_launch, sizes_do_not_depend_on_addresses_or_d_o, .timeout = 120) {
         fattn_ctx ctx = context_of(arch);
         ctx.gpu.blas = (struct fattni_cuda_blas *)&driver; /* STANDARD checks that it is not NULL */
         cr_assert_gt(plans_check(&ctx), 100000);
+    }
+}
+
+/* ---- key blocks in parts ---- */
+
+/* Which calls are divided; sm_limit does not matter. */
+Test(host_launch, few_heads_are_divided) {
+    static const struct {
+        int64_t H, Sq, Sk, D, most, blocks;
+        uint32_t flags;
+    } calls[] = {
+        {16, 1024, 1024, 128, 2, 12, FATTN_CAUSAL},
+        {4, 4096, 4096, 128, 2, 47, FATTN_CAUSAL},
+        {1, 8192, 8192, 128, 3, 44, FATTN_CAUSAL},
+        {4, 1024, 1024, 128, 3, 6, 0},
+        {1, 2048, 2048, 96, 5, 7, 0},
+        {1, 4096, 4096, 64, 5, 7, FATTN_CAUSAL},
+        {1, 64, 1 << 14, 64, 1, 0, 0},
+        {1, 128, 128, 128, 1, 0, 0},
+        {16, 4096, 4096, 128, 1, 0, 0},
+        {64, 4096, 4096, 128, 1, 0, FATTN_CAUSAL},
+        {1, 8192, 8192, 256, 1, 0, FATTN_CAUSAL}, /* clusters */
+        {1, 8192, 8192, 128, 1, 0, FATTN_CAUSAL | FATTN_DETERMINISTIC},
+    };
+    for (size_t n = 0; n < 2 * sizeof calls / sizeof *calls; ++n) {
+        fattn_ctx ctx = context_of(90);
+        shapes x;
+        fattni_problem p;
+        fattni_bwd_choice choice;
+        if (n % 2) ctx.gpu.sms = 2;
+        describe(&x, FATTN_BF16, calls[n / 2].H, calls[n / 2].Sq, calls[n / 2].Sk, calls[n / 2].D);
+        x.p.flags = calls[n / 2].flags;
+        cr_assert_eq(fattni_problem_init(&ctx, &x.p, &x.io, FATTNI_BWD, true, &p), FATTN_OK);
+        cr_assert(!fattni_bwd_cuda_choose(&ctx, &p, &choice));
+        const fattni_bwd_parts parts = fattni_bwd_sm90_parts(&ctx, &p, choice.main);
+        cr_assert_eq(parts.most, calls[n / 2].most, "call %zu: %lld parts", n / 2, (long long)parts.most);
+        cr_assert_eq(parts.blocks, calls[n / 2].blocks, "call %zu: %lld row blocks", n / 2, (long long)parts.blocks);
+        const size_t others = (size_t)((parts.most - 1) * calls[n / 2].H * fattni_ceil_div(calls[n / 2].Sk, 128));
+        cr_assert_eq(parts.sums, others * 128 * (size_t)(choice.main->D + choice.main->Dv) * 4);
+        cr_assert(parts.sums < 50 << 20 && (parts.stored > 0) == (parts.most > 1));
     }
 }
 
@@ -91,6 +135,7 @@ static void check_maps(fattn_ctx *ctx, int depth) {
         fattni_fwd_sm90_args fwd;
         fattni_bwd_sm90_args bwd;
         fattni_bwd_choice choice;
+        const fattni_bwd_parts whole = {.most = 1};
         cr_assert_eq(fattni_problem_init(ctx, &x.p, &x.io, (enum fattni_pass)pass, true, &p), FATTN_OK);
         cr_assert(pass == FATTNI_FWD || !fattni_bwd_cuda_choose(ctx, &p, &choice));
         const fattni_cuda_kernel *const k = pass == FATTNI_FWD ? fattni_fwd_cuda_choose(ctx, &p) : choice.main;
@@ -98,8 +143,9 @@ static void check_maps(fattn_ctx *ctx, int depth) {
         fattni_bwd_args args = {0};
         if (pass == FATTNI_BWD) args = fattni_bwd_args_of(&p);
         driver_state.encoded = 0;
-        const fattn_status s = pass == FATTNI_FWD ? fattni_fwd_sm90_args_of(ctx, &p, k, &fwd)
-                                                  : fattni_bwd_sm90_args_of(ctx, &p, k, &args, place(0), false, &bwd);
+        const fattn_status s = pass == FATTNI_FWD
+                                   ? fattni_fwd_sm90_args_of(ctx, &p, k, &fwd)
+                                   : fattni_bwd_sm90_args_of(ctx, &p, k, &whole, &args, place(0), false, &bwd);
         cr_assert_eq(s, FATTN_OK, "%s", fattn_ctx_error(ctx));
         cr_assert_eq(driver_state.encoded, 4);
         cr_assert_eq(driver_state.depth, depth);

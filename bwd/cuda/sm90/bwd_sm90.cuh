@@ -72,9 +72,10 @@ enum {
     APART = WIDE ? 32 : 0, /* of these, those of the second panel: a product of their own */
     REPEATED = SPLIT_ROWS ? 0 : 2 * COLUMNS - D,
     PACKS = BANDS && !GENERAL && !BIASED, /* there is no register for it beside features */
-    SLICE = 64 * COLUMNS,                 /* floats */
-    K_PANEL = D % 64 ? D - COLUMNS : 64,  /* columns from panel to panel of K */
-    LOADER_REGISTERS = WIDE ? 24 : 40,    /* of warpgroup 0 */
+    DIVIDES = !SHORT,
+    SLICE = 64 * COLUMNS,                /* floats */
+    K_PANEL = D % 64 ? D - COLUMNS : 64, /* columns from panel to panel of K */
+    LOADER_REGISTERS = WIDE ? 24 : 40,   /* of warpgroup 0 */
     CONSUMER_REGISTERS = WIDE ? 240 : 232
 };
 static_assert(BN == 128 && K_WARPS == 12, "two consumers of 64 keys");
@@ -96,7 +97,7 @@ typedef struct shared_memory {
     float lse2[2][BM], delta[2][BM];
     float key_mean[PANELS * 64]; /* where K is centred */
     uint64_t k_full, v_full, q_full[2], q_empty[2], do_full[2], do_empty[2];
-    uint64_t work_full[2], work_empty[2], keys_empty, dq_added, dq_added_seen;
+    uint64_t work_full[2], work_empty[2], keys_empty, keys_staged, dq_added, dq_added_seen;
     uint64_t bias_full[BIASED], bias_empty[BIASED];
     uint64_t ds_empty[DS_STAGES == 1], rows_full[2 * SHORT], mean_seen[SHORT];
     work_slot work[2];
@@ -212,8 +213,8 @@ DEVICE uint32_t dq_to(uint32_t shared, int consumer, uint32_t thread) {
 DEVICE int ds_stage_of(const step *now, int number, uint32_t shared);
 DEVICE void pass_dq(const fattni_bwd_sm90_args *p, const task *t, const step *now, int number, uint32_t shared,
                     int consumer, uint32_t thread, float dq[COLUMNS / 2]);
-DEVICE void store_keys(const fattni_bwd_sm90_args *p, int number, uint32_t shared, int consumer, const float dk[D / 2],
-                       const float dv[DV / 2]);
+DEVICE void store_keys(const fattni_bwd_sm90_args *p, int number, uint32_t shared, int consumer, float dk[D / 2],
+                       float dv[DV / 2]);
 
 /* Where dS has one stage: until its use number n, from 0 on, may begin; that the calling warp needs it no longer. */
 DEVICE void wait_ds_empty(int n, uint32_t shared) {

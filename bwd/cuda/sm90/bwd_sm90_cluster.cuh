@@ -33,6 +33,7 @@ enum {
     CAUSAL = K_VARIANT == FATTNI_VARIANT_CAUSAL,
     BANDS = K_VARIANT >= FATTNI_VARIANT_BANDED,
     PACKS = 0,
+    DIVIDES = 0,
     GENERAL = K_VARIANT >= FATTNI_VARIANT_GENERAL,
     CAPPED = K_VARIANT == FATTNI_VARIANT_CAPPED,
     BIASED = K_VARIANT == FATTNI_VARIANT_BIASED, /* and GENERAL, by its division of labour */
@@ -106,7 +107,7 @@ DEVICE uint32_t do_parity(int n) { return (uint32_t)(DO_STAGES > 1 ? n >> 1 & 1 
 /* init_barriers, the mbarriers of dS and dQ, and a cluster barrier: after it the other CTA may arrive. 4 warps of each
    CTA release a stage of dS. */
 DEVICE void init_cluster_barriers(uint32_t shared) {
-    init_barriers(shared, 4);
+    init_barriers(shared, 4, 1);
     if (BIASED) init_bias_barriers(shared);
     if (threadIdx.x == 0) {
         for (int n = 0; n < 2; ++n) {
@@ -320,7 +321,7 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
     const int role = __shfl_sync(ALL_LANES, (int)threadIdx.x / 128, 0);
     const work_item x = work_item_of(&p, (int)blockIdx.x / CTAS);
     if (x.kind == SEARCH) {
-        search(&p, (x.number * CTAS + cta()) * K_WARPS + from_leader((int)threadIdx.x / 32));
+        search(&p, (x.number * CTAS + cta()) * K_WARPS + from_leader((int)threadIdx.x / 32), 0, 0);
         return;
     }
     if (x.kind == PREPROCESS) {

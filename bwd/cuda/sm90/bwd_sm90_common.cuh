@@ -6,6 +6,7 @@
    BANDS                it has windows and lengths
    BIASED               it has a bias in shared memory
    PACKS                packed sequences of a head group follow each other (bwd_sm90_items.cuh, find_packed)
+   DIVIDES              a task may be divided into parts (bwd_sm90_items.cuh, join_parts)
    PANELS, ROW_BYTES    panels of 64 columns, and bytes, of a tile of Q
    V_PANELS, D_O_BYTES  the same of dO
    HALF, V_HALF         columns where the second half of the panels begins, of Q and of dO
@@ -21,10 +22,11 @@
 #include "bwd/cuda/sm90/bwd_sm90_centre.cuh"
 #include "core/device/sm90_tile.cuh"
 
-/* 8 consumer warps release a stage; `dq_adders` warps or threads add the dQ of a step. A CTA barrier must follow. */
-DEVICE void init_barriers(uint32_t shared, int dq_adders) {
+/* 8 consumer warps release a stage; `dq_adders` warps or threads add the dQ of a step; K has `keys` arrivals. A CTA
+   barrier must follow. */
+DEVICE void init_barriers(uint32_t shared, int dq_adders, int keys) {
     if (threadIdx.x == 0) {
-        mbarrier_init(MEMBER_ADDRESS(shared, k_full), 1);
+        mbarrier_init(MEMBER_ADDRESS(shared, k_full), keys);
         mbarrier_init(MEMBER_ADDRESS(shared, v_full), 1);
         mbarrier_init(MEMBER_ADDRESS(shared, keys_empty), 8);
         mbarrier_init(MEMBER_ADDRESS(shared, dq_added), dq_adders);
@@ -56,6 +58,7 @@ typedef struct task {
     int accumulator_shift; /* head h adds to the dQ accumulator of head h + accumulator_shift; packed: where PACKS */
     int steps_before;      /* of this CTA's earlier tasks, modulo 4: stages continue from task to task */
     int kv_phase;          /* parity of K's and V's mbarriers */
+    int part, parts;       /* DIVIDES: it has row blocks of part 0 to parts - 1 of its keys'; parts 0: none */
     sequence s;
 } task;
 
@@ -81,13 +84,15 @@ DEVICE key_head key_head_of(const fattni_bwd_sm90_args *p, int plane) {
 DEVICE task task_at(const fattni_bwd_sm90_args *p, const work_item *x, const position *at) {
     const fattni_bwd_args *const bwd = &p->bwd;
     const fattni_attention_args *const a = &p->bwd.a;
-    const int j0 = at->block * (CTAS * BN);
+    const int most_parts = DIVIDES ? p->most_parts : 1, part = DIVIDES ? at->block % most_parts : 0;
+    const int j0 = at->block / most_parts * (CTAS * BN);
     const key_head key = key_head_of(p, at->plane);
     task t = {key.b, key.hk, j0 + (int)blockIdx.x % CTAS * BN, 0, 0, 0};
     const int group = p->schedule.head_group, plane = packs(bwd) ? t.hk : at->plane, /* of the schedule */
         accumulator = p->progress ? x->head_group % FATTNI_RING * group + plane - x->head_group * group
                       : BIASED    ? t.b * a->Hkv + t.hk
                                   : plane;
+    t.part = part, t.parts = part == 0;
     t.head_group = x->head_group;
     t.accumulator_shift = (accumulator - t.hk) * a->group;
     t.s = BANDS ? sequence_of(a, t.b) : whole_sequence(a, t.b, CAUSAL);
@@ -95,7 +100,14 @@ DEVICE task task_at(const fattni_bwd_sm90_args *p, const work_item *x, const pos
     const int begin = max(0, j0 - t.s.hi), blocks = (a->Sk + CTAS * BN - 1) / (CTAS * BN),
               end = BANDS ? min(j0 + keys - t.s.lo, t.s.Sq) : t.s.Sq;
     if (begin >= end || keys <= 0) return t;
-    const int first = begin / BM, last = (end - 1) / BM, upwards = !bwd->dq_semaphore && blocks <= FATTNI_SHORT_BLOCKS;
+    const int upwards = !bwd->dq_semaphore && blocks <= FATTNI_SHORT_BLOCKS;
+    int first = begin / BM, last = (end - 1) / BM;
+    if (DIVIDES && most_parts > 1) {
+        const int rows = last - first + 1, parts = min(most_parts, (rows + p->part_blocks - 1) / p->part_blocks);
+        t.parts = part < parts ? parts : 0;
+        last = first + rows * (part + 1) / parts - 1;
+        first += rows * part / parts;
+    }
     t.from = (upwards ? first : last) * BM, t.last = (upwards ? last : first) * BM;
     t.steps = (last - first + 1) * a->group;
     return t;

@@ -16,6 +16,7 @@ DEVICE void init_work_slots(uint32_t shared, int deterministic) {
         /* warps: 8 of consumers, 2 that add dQ, one that posts semaphores */
         mbarrier_init(ELEMENT_ADDRESS(shared, work_empty, n), 10 + deterministic);
     }
+    mbarrier_init(MEMBER_ADDRESS(shared, keys_staged), 1);
     if (DS_STAGES == 1) mbarrier_init(MEMBER_ADDRESS(shared, ds_empty), 8);
     mbarrier_init_fence();
 }
@@ -33,7 +34,7 @@ DEVICE void write_work(uint32_t shared, int n, const work_item *x, const task *t
                                (uint32_t)(t->steps_before | t->kv_phase << 2 | t->steps << 3)},
                    item[4] = {(uint32_t)x->kind, (uint32_t)x->head_group, (uint32_t)x->number,
                               (uint32_t)t->accumulator_shift},
-                   head[4] = {(uint32_t)t->b, (uint32_t)t->hk, 0, 0},
+                   head[4] = {(uint32_t)t->b, (uint32_t)t->hk, (uint32_t)t->part, (uint32_t)t->parts},
                    lengths[4] = {(uint32_t)t->s.Sq, (uint32_t)t->s.Sk, (uint32_t)t->s.q0, (uint32_t)t->s.k0};
     store_shared_words(slot + offsetof(work_slot, steps), steps);
     store_shared_words(slot + offsetof(work_slot, item), item);
@@ -57,6 +58,7 @@ DEVICE task read_task(const fattni_attention_args *a, uint32_t shared, int numbe
     load_shared_4(head, slot + offsetof(work_slot, head));
     t.head_group = item[1], t.accumulator_shift = item[3];
     t.b = t.s.batch = head[0], t.hk = head[1];
+    t.part = head[2], t.parts = head[3];
     if (BANDS) t.s = read_sequence(a, ELEMENT_ADDRESS(shared, sequences, number & 1), t.b);
     return t;
 }
@@ -72,14 +74,10 @@ DEVICE void prefetch_keys(const fattni_bwd_sm90_args *p, const task *t) {
     }
 }
 /* K and V, once those of the last task are released. */
-DEVICE void load_keys(const fattni_bwd_sm90_args *p, const task *t, int centred, uint32_t shared) {
-    const int key = t->s.k0 + t->j0, mean_bytes = centred ? PANELS * 256 : 0;
+DEVICE void load_keys(const fattni_bwd_sm90_args *p, const task *t, uint32_t shared) {
+    const int key = t->s.k0 + t->j0;
     mbarrier_wait(MEMBER_ADDRESS(shared, keys_empty), (uint32_t)t->kv_phase ^ 1);
-    store_shared_word(MEMBER_ADDRESS(shared, centred), (uint32_t)centred);
-    mbarrier_expect(MEMBER_ADDRESS(shared, k_full), KEY_BYTES + mean_bytes);
-    if (centred)
-        bulk_load(MEMBER_ADDRESS(shared, key_mean), key_mean_of(&p->bwd, t->b, t->hk), mean_bytes,
-                  MEMBER_ADDRESS(shared, k_full));
+    mbarrier_expect(MEMBER_ADDRESS(shared, k_full), KEY_BYTES);
     for (int x = 0; x < PANELS; ++x)
         tma_load(MEMBER_ADDRESS(shared, k) + x * BN * 128, &p->k, MEMBER_ADDRESS(shared, k_full), K_PANEL * x, key,
                  t->hk * p->k_step.head, t->s.batch * p->k_step.batch);
@@ -87,16 +85,28 @@ DEVICE void load_keys(const fattni_bwd_sm90_args *p, const task *t, int centred,
     load_panels(MEMBER_ADDRESS(shared, v), &p->v, MEMBER_ADDRESS(shared, v_full), V_PANELS, BN, key,
                 t->hk * p->v_step.head, t->s.batch * p->v_step.batch);
 }
+/* After that: whether K is centred, and its mean, as the second arrival on K's mbarrier. */
+DEVICE void load_mean(const fattni_bwd_sm90_args *p, const task *t, int centred, uint32_t shared) {
+    const int bytes = centred ? PANELS * 256 : 0;
+    store_shared_word(MEMBER_ADDRESS(shared, centred), (uint32_t)centred);
+    mbarrier_expect(MEMBER_ADDRESS(shared, k_full), bytes);
+    if (centred)
+        bulk_load(MEMBER_ADDRESS(shared, key_mean), key_mean_of(&p->bwd, t->b, t->hk), bytes,
+                  MEMBER_ADDRESS(shared, k_full));
+}
 
-/* All that a task reads. One thread. */
-DEVICE void load(const fattni_bwd_sm90_args *p, const task *t, uint32_t shared) {
+/* All that a task reads; keys of the CTA's first task before its rows are preprocessed. One thread. */
+DEVICE void load(const fattni_bwd_sm90_args *p, const task *t, int first, uint32_t shared) {
+    if (first && t->steps) load_keys(p, t, shared);
     const int centred = wait_preprocessed(p, t);
+    if (first && t->head_group && p->finds_means) group_has_means(p, 0, 0); /* warp 3 has used the buffer of dQ */
     row_cursor at = first_rows(t, p->bwd.a.group);
     for (int n = 0; n < t->steps; ++n, next_rows(&at, t, &p->bwd.a)) {
         const step s = step_at(&at, t, n);
         const int64_t row = padded_row(&p->bwd, t, &s);
         load_q(p, t, &s, row, shared);
-        if (n == 0) load_keys(p, t, centred, shared);
+        if (n == 0 && !first) load_keys(p, t, shared);
+        if (n == 0) load_mean(p, t, centred, shared);
         load_d_o(p, t, &s, row, s.stage, s.parity, shared);
         if (BIASED) load_bias(p, t, &s, shared); /* last: it waits longest */
     }
@@ -159,10 +169,59 @@ DEVICE void pass_dq(const fattni_bwd_sm90_args *p, const task *t, const step *no
     async_proxy_fence();
     named_barrier_arrive(DQ_FULL + consumer, ADDER_THREADS);
 }
-DEVICE void store_keys(const fattni_bwd_sm90_args *p, int number, uint32_t shared, int consumer, const float dk[D / 2],
-                       const float dv[DV / 2]) {
+/* x += what join_parts stored of a part, or stores it. */
+DEVICE void store_part(float4 *to, const float *x, int count) {
+#pragma unroll
+    for (int n = 0; n < count / 4; ++n)
+        __stcg(to + n * CONSUMER_THREADS, make_float4(x[4 * n], x[4 * n + 1], x[4 * n + 2], x[4 * n + 3]));
+}
+DEVICE void add_part(float *x, const float4 *from, int count) {
+    enum { AT_ONCE = 16 };
+#pragma unroll
+    for (int first = 0; first < count / 4; first += AT_ONCE) {
+        const int end = min(count / 4, first + AT_ONCE);
+        float4 y[AT_ONCE];
+#pragma unroll
+        for (int n = first; n < end; ++n) y[n - first] = __ldcg(from + n * CONSUMER_THREADS);
+#pragma unroll
+        for (int n = first; n < end; ++n) {
+            x[4 * n] += y[n - first].x, x[4 * n + 1] += y[n - first].y;
+            x[4 * n + 2] += y[n - first].z, x[4 * n + 3] += y[n - first].w;
+        }
+    }
+}
+/* Of a task in parts each part stores its dK and dV, in F32, and the last one adds them to its own, in their order: the
+   same bits in every call. It waits for parts that were claimed before it. Returns whether this is the last. */
+DEVICE int join_parts(const fattni_bwd_sm90_args *p, const task *t, float dk[D / 2], float dv[DV / 2]) {
+    enum { SIZE = BN * (D + DV) / 4, OF_DV = BN * D / 4 }; /* float4s */
+    const int thread = (int)threadIdx.x - 128, others = p->most_parts - 1;
+    const int64_t blocks = p->schedule.blocks / p->most_parts,
+                  at = (int64_t)(t->b * p->bwd.a.Hkv + t->hk) * blocks + t->j0 / BN;
+    float4 *sums = (float4 *)p->part_sums + at * others * SIZE + thread;
+    if (t->part + 1 < t->parts) {
+        sums += t->part * SIZE;
+        store_part(sums, dk, D / 2);
+        store_part(sums + OF_DV, dv, DV / 2);
+        named_barrier_sync(ROWS_DONE, CONSUMER_THREADS);
+        if (thread == 0) add_release(p->parts_stored + at, 1);
+        return 0;
+    }
+    if (thread == 0)
+        while (load_acquire(p->parts_stored + at) < t->parts - 1) {}
+    __syncwarp();
+    named_barrier_sync(ROWS_DONE, CONSUMER_THREADS);
+    /* Two loops: with one ptxas orders the main loop of head_dim 128 in another way, which is 1 % slower. */
+#pragma unroll 1
+    for (int part = 0; part + 1 < t->parts; ++part) add_part(dk, sums + part * SIZE, D / 2);
+#pragma unroll 1
+    for (int part = 0; part + 1 < t->parts; ++part) add_part(dv, sums + part * SIZE + OF_DV, DV / 2);
+    return 1;
+}
+DEVICE void store_keys(const fattni_bwd_sm90_args *p, int number, uint32_t shared, int consumer, float dk[D / 2],
+                       float dv[DV / 2]) {
     const task t = read_task(&p->bwd.a, shared, number); /* again: there are no registers to keep it */
     if (t.steps) arrive_once_per_warp(MEMBER_ADDRESS(shared, keys_empty));
+    if (t.parts > 1 && !join_parts(p, &t, dk, dv)) return;
     uint32_t thread = threadIdx.x % 128;
     asm volatile("" : "+r"(thread));
     const int key = first_key(&t, consumer, thread);
@@ -203,7 +262,7 @@ DEVICE int find_packed(packed_cursor *c, position *at, const fattni_bwd_sm90_arg
    left, when the last one is done, so that all CTAs share them. One thread. */
 DEVICE void produce(const fattni_bwd_sm90_args *p, uint32_t shared) {
     packed_cursor packed = {-1, 0, 0};
-    for (int n = 0, steps_before = 0, kv_phase = 0;; ++n) {
+    for (int n = 0, steps_before = 0, kv_phase = 0, first = 1;; ++n) {
         work_item x = {NOTHING, 0, 0};
         task t = {0};
         int number = 0;
@@ -223,7 +282,8 @@ DEVICE void produce(const fattni_bwd_sm90_args *p, uint32_t shared) {
                 continue;
             }
             t = task_at(p, &x, &at);
-            if (!p->progress && t.j0 >= t.s.Sk) x.kind = NOTHING;
+            if (t.parts == 0 && p->progress) add_release(counter_of(p, x.head_group, DQ_ADDITIONS), 2);
+            if (t.parts == 0 || (!p->progress && t.j0 >= t.s.Sk)) x.kind = NOTHING;
         }
         if (x.kind == MAINLOOP) prefetch_keys(p, &t);
         t.steps_before = steps_before, t.kv_phase = kv_phase;
@@ -234,7 +294,8 @@ DEVICE void produce(const fattni_bwd_sm90_args *p, uint32_t shared) {
         if (x.kind == POSTPROCESS && number >= last_rows(p))
             mbarrier_wait(ELEMENT_ADDRESS(shared, work_empty, n & 1), (uint32_t)(n >> 1 & 1));
         if (x.kind != MAINLOOP) continue;
-        load(p, &t, shared);
+        load(p, &t, first, shared);
+        first &= t.steps == 0;
         steps_before = (steps_before + t.steps) & 3, kv_phase ^= t.steps > 0;
     }
 }
@@ -253,14 +314,14 @@ DEVICE void add(const fattni_bwd_sm90_args *p, uint32_t shared, int consumer) {
         __syncwarp();
     }
 }
-/* Warp 3 finds means of keys: the CTAs share the heads, and are soon ahead of the rows that need them. */
-DEVICE void search_heads(const fattni_bwd_sm90_args *p) {
-    for (;;) {
-        int plane = 0;
-        if (is_leader()) plane = atomicAdd(p->schedule.next_tile + 1, 1);
+/* Warp 3 finds means of keys: the CTAs share the heads, and are soon ahead of the rows that need them. Its head of
+   the first head group has the buffer of dQ, so that the CTA's tasks must wait for the search of that group (load). */
+DEVICE void search_heads(const fattni_bwd_sm90_args *p, uint32_t shared, shared_memory *memory) {
+    half_type *staging = (int)blockIdx.x < p->schedule.head_group ? (half_type *)memory->dq : 0;
+    for (int plane = (int)blockIdx.x; plane < p->schedule.planes; staging = 0) {
+        search(p, plane, staging, MEMBER_ADDRESS(shared, keys_staged));
+        if (is_leader()) plane = (int)gridDim.x + atomicAdd(p->schedule.next_tile + 1, 1);
         plane = from_leader(plane);
-        if (plane >= p->schedule.planes) return;
-        search(p, plane);
     }
 }
 /* Then it posts semaphores. */
@@ -303,7 +364,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) K_NAME(const __grid_con
     extern __shared__ __align__(1024) unsigned char SHARED_MEMORY[];
     const uint32_t shared = shared_address(SHARED_MEMORY);
     const int role = __shfl_sync(ALL_LANES, (int)threadIdx.x / 128, 0);
-    init_barriers(shared, 2);
+    init_barriers(shared, 2, 2);
     if (BIASED) init_bias_barriers(shared);
     init_work_slots(shared, p.bwd.dq_semaphore != 0);
     __syncthreads();
@@ -311,7 +372,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) K_NAME(const __grid_con
         const int warp = (int)threadIdx.x / 32;
         registers_lower((int)LOADER_REGISTERS);
         if (warp == 3) {
-            if (p.finds_means) search_heads(&p);
+            if (p.finds_means) search_heads(&p, shared, (shared_memory *)SHARED_MEMORY);
             if (p.bwd.dq_semaphore) post(&p, shared);
         } else if (warp > 0) {
             add(&p, shared, warp - 1);

@@ -9,13 +9,13 @@
 
    SEARCH        the means of some heads' keys
    PREPROCESS    lse2, delta and a zeroed accumulator for some rows
-   MAINLOOP      a key block and all its row blocks (bwd_sm90.cuh, bwd_sm90_cluster.cuh)
+   MAINLOOP      a key block and all its row blocks, or a part of these (bwd_sm90.cuh, bwd_sm90_cluster.cuh)
    POSTPROCESS   dq = dq_scale * accumulator for some rows
 
    (of one head group: preprocess, main loop, postprocess), so that accumulators stay in L2: those of RING head groups,
    each in the place of an earlier one. Work items are claimed in this order and wait only for earlier ones, so there is
    no deadlock. (SEARCH has work items in clusters alone. In bwd_sm90.cuh a warp that is idle at the start does it in
-   each CTA: who waits for a mean waits for a CTA that runs.) Four counters per head group say what is done. Where
+   each CTA: who waits for a mean waits for a CTA that runs.) Five counters per head group say what is done. Where
    `progress` is NULL all work items are MAINLOOP, and the two kernels do the rest. Where packed sequences follow each
    other (packs) a head group has all of them.
 
@@ -29,20 +29,17 @@
 
 enum { RING = FATTNI_RING, LAG = FATTNI_LAG };
 /* counters: of work items, but SEARCHED of key heads and ADDITIONS of dq_additions() */
-enum { SEARCHED, PREPROCESSED, DQ_ADDITIONS, POSTPROCESSED };
-enum { HAS_MEANS = 1 << 30 }; /* set in SEARCHED and PREPROCESSED: keys of the head group are centred */
+enum { SEARCHED, PREPROCESSED, MEAN_TERMS, DQ_ADDITIONS, POSTPROCESSED };
+enum { HAS_MEANS = 1 << 30 }; /* set in SEARCHED: keys of the head group are centred. Then its rows have MEAN_TERMS */
 
 DEVICE int32_t *counter_of(const fattni_bwd_sm90_args *p, int head_group, int which) {
     return p->progress + head_group * FATTNI_COUNTERS + which;
 }
 
-/* One thread: until the counter is `count`. It, and others after a barrier, may then read what was counted. Returns
-   whether one of the work items had HAS_MEANS. */
-DEVICE int wait_counter(const fattni_bwd_sm90_args *p, int head_group, int which, int count) {
-    int now;
-    while (((now = load_acquire(counter_of(p, head_group, which))) & ~HAS_MEANS) < count) {}
+/* One thread: until the counter is `count`. It, and others after a barrier, may then read what was counted. */
+DEVICE void wait_counter(const fattni_bwd_sm90_args *p, int head_group, int which, int count) {
+    while (load_acquire(counter_of(p, head_group, which)) < count) {}
     async_proxy_fence_global();
-    return now & HAS_MEANS;
 }
 /* The same for all `threads`. */
 DEVICE void wait_counter_all(const fattni_bwd_sm90_args *p, int head_group, int which, int count, int thread,
@@ -57,20 +54,11 @@ DEVICE void count_dq_addition(const fattni_bwd_sm90_args *p, int head_group) {
     add_release(counter_of(p, head_group, DQ_ADDITIONS), 1);
 }
 /* All `threads`, after what they wrote for a work item of rows. */
-DEVICE void count_work_item(const fattni_bwd_sm90_args *p, int head_group, int which, int thread, int threads,
-                            int has_means) {
+DEVICE void count_work_item(const fattni_bwd_sm90_args *p, int head_group, int which, int thread, int threads) {
     async_proxy_fence_global();
     named_barrier_sync(ROWS_DONE, threads);
-    if (thread != 0) return;
-    if (has_means) atomicOr(counter_of(p, head_group, which), HAS_MEANS);
-    add_release(counter_of(p, head_group, which), 1);
+    if (thread == 0) add_release(counter_of(p, head_group, which), 1);
 }
-/* One thread: until all rows of a task's head group are preprocessed. Returns whether its keys are centred. */
-DEVICE int wait_preprocessed(const fattni_bwd_sm90_args *p, const task *t) {
-    if (p->progress && !wait_counter(p, t->head_group, PREPROCESSED, p->row_items * CTAS)) return 0; /* no means */
-    return key_mean_of(&p->bwd, t->b, t->hk) != 0;
-}
-
 /* Key heads of a head group; the last group may have fewer than the others. */
 DEVICE int heads_of_group(const fattni_bwd_sm90_args *p, int head_group) {
     return min(p->schedule.head_group, p->schedule.planes - head_group * p->schedule.head_group);
@@ -176,68 +164,114 @@ DEVICE float *accumulator_of(const fattni_bwd_sm90_args *p, int head_group, int 
 /* ---- the mean of the keys ---- */
 
 /* What bwd_key_mean.cu does as a kernel, from fewer keys: 32 of a short sequence, of a long one 1 of 128, at most 512,
-   in sixteens. A warp has a head, a lane a pair of channels of each panel. Calls of few heads wait for it: few
-   instructions for each key. Not of packed sequences, of which a row range may have many: then bwd_key_mean.cu runs
-   before. */
-enum { FEWEST_KEYS = 32, MOST_KEYS = 512, KEYS_AT_ONCE = D > 128 ? 8 : 16 };
+   in sixteens. A warp has a head, a lane 2 or 4 neighbouring channels. Not of packed sequences, of which a row range
+   may have many: then bwd_key_mean.cu runs before.
+
+   The first rows of a call wait for it, and load so much themselves that each load takes thousands of cycles. So all
+   keys are asked for at once where there is shared memory for STAGED_KEYS, and registers: not above head_dim 128. (By
+   bulk copies: with cp.async in a kernel ptxas puts dummy loads before the barriers of its main loop.) */
+enum {
+    FEWEST_KEYS = 32,
+    MOST_KEYS = 512,
+    STAGED_KEYS = 128,
+    CHANNEL_PAIRS = D > 64 && D <= 128 ? 2 : 1, /* of a lane */
+    KEYS_AT_ONCE = D > 128 ? 8 : 16 / CHANNEL_PAIRS
+};
 
 /* Key number n of the sample: of each `stride` keys another one, so that no period of them shows. */
 DEVICE int sampled_key(int n, int stride) { return n * stride + n * 5 % stride; }
-/* The mean of a channel from sums over `count` keys relative to `origin`; 0 where it is not centred. */
-DEVICE float mean_of(float origin, float sum, float square, int count) {
-    const float shift = sum / count, x = origin + shift, variance = fmaxf(square / count - shift * shift, 0.0f);
+/* The mean of a channel from the means of `count` numbers and of their squares; 0 where it is not centred. */
+DEVICE float mean_of(float x, float square, int count) {
+    const float variance = fmaxf(square - x * x, 0.0f);
     const int use = count >= 16 && fabsf(x) < INFINITY && x * x >= FATTNI_CENTRED * FATTNI_CENTRED * variance;
     return use ? to_float(to_half(x)) : 0.0f; /* NaN: 0 */
 }
 
-/* The mean of the keys of a head, to memory; one warp. Returns whether it is used. */
-DEVICE int search_head(const fattni_bwd_args *bwd, const key_head *at) {
+/* This lane's channels of a key; to sums of keys and of their squares. */
+DEVICE void load_channels(uint32_t pairs[CHANNEL_PAIRS], const half_type *from) {
+    if (CHANNEL_PAIRS == 1) {
+        pairs[0] = *(const uint32_t *)from;
+    } else {
+        const uint2 x = *(const uint2 *)from;
+        pairs[0] = x.x, pairs[CHANNEL_PAIRS - 1] = x.y;
+    }
+}
+DEVICE void add_channels(float *sum, float *square, const uint32_t pairs[CHANNEL_PAIRS]) {
+#pragma unroll
+    for (int e = 0; e < CHANNEL_PAIRS; ++e) {
+        const float2 y = unpack(pairs[e]);
+        sum[2 * e] += y.x, sum[2 * e + 1] += y.y;
+        square[2 * e] += y.x * y.x, square[2 * e + 1] += y.y * y.y;
+    }
+}
+
+/* The mean of the keys of a head, to memory; one warp. Returns whether it is used. `staging`: shared memory for
+   STAGED_KEYS, and an mbarrier, for one call; or NULL. */
+DEVICE int search_head(const fattni_bwd_args *bwd, const key_head *at, half_type *staging, uint32_t bar) {
     const fattni_attention_args *const a = &bwd->a;
     const int lane = (int)threadIdx.x % 32, Sk = BANDS ? sequence_of(a, at->b).Sk : a->Sk;
-    const int most = min(Sk, max((int)FEWEST_KEYS, min(Sk / 128, (int)MOST_KEYS))), count = most & ~15,
-              stride = count ? Sk / count : 1, five = 5 % stride;
+    const int most = min(Sk, max((int)FEWEST_KEYS, min(Sk / 128, (int)MOST_KEYS))), count = most & ~15;
+    const float weight = 1.0f / (float)count;
     const int plane = at->b * a->Hkv + at->hk;
-    float2 *const mean = (float2 *)(bwd->key_mean + (int64_t)plane * bwd->key_mean_pitch) + lane;
+    const half_type *head = (const half_type *)a->k.p + at->b * a->k.b + at->hk * a->k.h;
+    const int stride = count ? Sk / count : 1, five = 5 % stride, staged = D <= 128 && staging && count <= STAGED_KEYS;
     int use = 0;
+    if (staged) {
+        if (lane == 0) mbarrier_expect(bar, count * a->D * 2);
+        __syncwarp();
 #pragma unroll 1
-    for (int x = 0; x < PANELS; ++x) {
-        const int inside = x * 64 + lane * 2 < a->D && count > 0;
-        const half_type *const k =
-            (const half_type *)a->k.p + at->b * a->k.b + at->hk * a->k.h + (inside ? x * 64 + lane * 2 : 0);
-        const float2 origin = inside ? unpack(*(const uint32_t *)k) : make_float2(0.0f, 0.0f);
-        float2 sum = make_float2(0.0f, 0.0f), square = sum;
+        for (int n = lane; n < count; n += 32)
+            bulk_load(shared_address(staging + n * a->D), head + sampled_key(n, stride) * a->k.row, a->D * 2, bar);
+        __syncwarp();
+        mbarrier_wait(bar, 0);
+        head = staging;
+    }
+#pragma unroll 1
+    for (int pass = 0; pass < (PANELS + CHANNEL_PAIRS - 1) / CHANNEL_PAIRS; ++pass) {
+        const int channel = (pass * 32 + lane) * (2 * CHANNEL_PAIRS), inside = channel < a->D;
+        const half_type *const k = head + (inside ? channel : 0);
+        float sum[2 * CHANNEL_PAIRS] = {}, square[2 * CHANNEL_PAIRS] = {};
         int key = 0, rest = 0; /* sampled_key is their sum */
 #pragma unroll 1
-        for (int n0 = 0; n0 < count; n0 += KEYS_AT_ONCE) {
-            uint32_t pairs[KEYS_AT_ONCE];
+        for (int n0 = 0; n0 < count && staged; n0 += KEYS_AT_ONCE) {
+            uint32_t pairs[KEYS_AT_ONCE][CHANNEL_PAIRS];
+#pragma unroll
+            for (int n = 0; n < KEYS_AT_ONCE; ++n) load_channels(pairs[n], k + (n0 + n) * a->D);
+#pragma unroll
+            for (int n = 0; n < KEYS_AT_ONCE; ++n) add_channels(sum, square, pairs[n]);
+        }
+#pragma unroll 1
+        for (int n0 = 0; n0 < count && !staged; n0 += KEYS_AT_ONCE) {
+            uint32_t pairs[KEYS_AT_ONCE][CHANNEL_PAIRS];
 #pragma unroll
             for (int n = 0; n < KEYS_AT_ONCE; ++n) {
-                pairs[n] = *(const uint32_t *)(k + (key + rest) * a->k.row);
+                load_channels(pairs[n], k + (key + rest) * a->k.row);
                 key += stride, rest += five;
                 if (rest >= stride) rest -= stride;
             }
 #pragma unroll
-            for (int n = 0; n < KEYS_AT_ONCE; ++n) {
-                const float2 y = unpack(pairs[n]);
-                const float low = y.x - origin.x, high = y.y - origin.y;
-                sum.x += low, sum.y += high;
-                square.x += low * low, square.y += high * high;
-            }
+            for (int n = 0; n < KEYS_AT_ONCE; ++n) add_channels(sum, square, pairs[n]);
         }
-        const float low = inside ? mean_of(origin.x, sum.x, square.x, count) : 0.0f,
-                    high = inside ? mean_of(origin.y, sum.y, square.y, count) : 0.0f;
-        mean[x * 32] = make_float2(low, high);
-        use |= low != 0.0f || high != 0.0f;
+        if (channel >= 64 * PANELS) continue;
+        float2 *const mean = (float2 *)(bwd->key_mean + (int64_t)plane * bwd->key_mean_pitch + channel);
+#pragma unroll
+        for (int e = 0; e < 2 * CHANNEL_PAIRS; e += 2) {
+            const float low = inside ? mean_of(sum[e] * weight, square[e] * weight, count) : 0.0f,
+                        high = inside ? mean_of(sum[e + 1] * weight, square[e + 1] * weight, count) : 0.0f;
+            mean[e / 2] = make_float2(low, high);
+            use |= low != 0.0f || high != 0.0f;
+        }
     }
+    __syncwarp();
     use = __any_sync(ALL_LANES, use);
     if (lane == 0) bwd->key_mean_used[plane] = use;
     return use;
 }
 /* SEARCH: the mean of the keys of a plane of the schedule. One warp. */
-DEVICE void search(const fattni_bwd_sm90_args *p, int plane) {
+DEVICE void search(const fattni_bwd_sm90_args *p, int plane, half_type *staging, uint32_t bar) {
     if (plane < p->schedule.planes) {
         const key_head at = key_head_of(p, plane);
-        const int use = search_head(&p->bwd, &at), head_group = plane / p->schedule.head_group;
+        const int use = search_head(&p->bwd, &at, staging, bar), head_group = plane / p->schedule.head_group;
         async_proxy_fence_global(); /* the producer has the mean copied */
         __syncwarp();
         if (is_leader()) {
@@ -248,12 +282,27 @@ DEVICE void search(const fattni_bwd_sm90_args *p, int plane) {
     __syncwarp();
 }
 
-/* Whether keys of a head group have means, once that is known; `seen`: what SEARCHED was. The caller may then read
+/* SEARCHED at the time: mostly all heads are searched before it is asked for, and nobody waits for this load. */
+DEVICE int searched(const fattni_bwd_sm90_args *p, int head_group) {
+    return load_relaxed_integer(counter_of(p, head_group, SEARCHED));
+}
+/* Whether keys of a head group have means, once that is known; `seen`: what `searched` gave. The caller may then read
    them. */
 DEVICE int group_has_means(const fattni_bwd_sm90_args *p, int head_group, int seen) {
     const int heads = heads_of_group(p, head_group);
     while ((seen & ~HAS_MEANS) < heads) seen = load_acquire(counter_of(p, head_group, SEARCHED));
     return seen & HAS_MEANS ? load_acquire(counter_of(p, head_group, SEARCHED)) & HAS_MEANS : 0;
+}
+
+/* One thread: until all rows of a task's head group are preprocessed. Returns whether its keys are centred. */
+DEVICE int wait_preprocessed(const fattni_bwd_sm90_args *p, const task *t) {
+    if (p->progress) {
+        const int rows = p->row_items * CTAS, seen = p->finds_means ? searched(p, t->head_group) : 0;
+        wait_counter(p, t->head_group, PREPROCESSED, rows);
+        if (p->finds_means && !group_has_means(p, t->head_group, seen)) return 0;
+        if (p->finds_means) wait_counter(p, t->head_group, MEAN_TERMS, rows);
+    }
+    return key_mean_of(&p->bwd, t->b, t->hk) != 0;
 }
 
 /* ---- preprocess ---- */
@@ -401,8 +450,7 @@ DEVICE void preprocess(const fattni_bwd_sm90_args *p, const work_item *x, int th
     const fattni_bwd_args *const bwd = &p->bwd;
     const fattni_attention_args *const a = &p->bwd.a;
     const row_range s = rows_of_item(p, x);
-    /* Mostly all heads are searched by now: then nobody waits for this load. */
-    const int seen = p->finds_means ? load_relaxed_integer(counter_of(p, x->head_group, SEARCHED)) : 0;
+    const int seen = p->finds_means ? searched(p, x->head_group) : 0;
     if (x->head_group >= RING)
         wait_counter_all(p, x->head_group - RING, POSTPROCESSED, p->row_items * CTAS, thread, threads);
     for (int head = s.head; head < s.last; ++head) {
@@ -413,15 +461,18 @@ DEVICE void preprocess(const fattni_bwd_sm90_args *p, const work_item *x, int th
             preprocess_rows(bwd, &r.at, r.accumulator, r.base, &s, r.end, thread, threads, ROWS_AT_A_TIME, 0);
         if (bwd->dq_semaphore) zero_semaphores(bwd, &r.at, &s, thread, threads);
     }
-    int means = packs(bwd) && bwd->key_mean;
-    if (p->finds_means) means = group_has_means(p, x->head_group, seen);
-    __syncwarp();
-    for (int head = s.head; head < s.last && means; ++head) {
+    /* Of packed sequences means are known before. Else the search may still be at work; rows need not wait for it. */
+    const int known = packs(bwd) && bwd->key_mean;
+    if (!known) {
+        count_work_item(p, x->head_group, PREPROCESSED, thread, threads);
+        if (!p->finds_means || !group_has_means(p, x->head_group, seen)) return;
+    }
+    for (int head = s.head; head < s.last; ++head) {
         const head_rows r = rows_of_head(p, x, &s, head);
-        if (packs(bwd) || key_mean_of(bwd, r.at.b, r.at.h / a->group))
+        if (known || key_mean_of(bwd, r.at.b, r.at.h / a->group))
             preprocess_means(bwd, &r.at, r.base, &s, r.end, thread, threads);
     }
-    count_work_item(p, x->head_group, PREPROCESSED, thread, threads, means);
+    count_work_item(p, x->head_group, known ? PREPROCESSED : MEAN_TERMS, thread, threads);
 }
 
 /* ---- postprocess ---- */
@@ -511,7 +562,7 @@ DEVICE void postprocess(const fattni_bwd_sm90_args *p, const work_item *x, int t
             }
         }
     }
-    count_work_item(p, x->head_group, POSTPROCESSED, thread, threads, 0);
+    count_work_item(p, x->head_group, POSTPROCESSED, thread, threads);
 }
 
 #endif

@@ -122,7 +122,6 @@ DEVICE void find_mean(const fattni_bwd_args *bwd, int plane, int thread) {
     const half_type *const k =
         (const half_type *)a->k.p + plane / a->Hkv * a->k.b + plane % a->Hkv * a->k.h + (inside ? 2 * lane : 0);
     float4 *const parts = (float4 *)bwd->dq_accumulator + (int64_t)blockIdx.x * AHEAD_THREADS + lane;
-    const float2 origin = unpack(*(const uint32_t *)k);
     float4 sums = make_float4(0.0f, 0.0f, 0.0f, 0.0f); /* of two channels, and of their squares */
     uint32_t pairs[PART];
 #pragma unroll
@@ -132,7 +131,7 @@ DEVICE void find_mean(const fattni_bwd_args *bwd, int plane, int thread) {
     for (int n = 0; n < PART; ++n) {
         const float2 y = unpack(pairs[n]);
         const int counts = warp * PART + n < count;
-        const float low = counts ? y.x - origin.x : 0.0f, high = counts ? y.y - origin.y : 0.0f;
+        const float low = counts ? y.x : 0.0f, high = counts ? y.y : 0.0f;
         sums.x += low, sums.y += high;
         sums.z += low * low, sums.w += high * high;
     }
@@ -145,8 +144,9 @@ DEVICE void find_mean(const fattni_bwd_args *bwd, int plane, int thread) {
             const float4 x = parts[32 * n];
             sums.x += x.x, sums.y += x.y, sums.z += x.z, sums.w += x.w;
         }
-        const float low = inside ? mean_of(origin.x, sums.x, sums.z, count) : 0.0f,
-                    high = inside ? mean_of(origin.y, sums.y, sums.w, count) : 0.0f;
+        const float weight = 1.0f / (float)count;
+        const float low = inside ? mean_of(sums.x * weight, sums.z * weight, count) : 0.0f,
+                    high = inside ? mean_of(sums.y * weight, sums.w * weight, count) : 0.0f;
         *((float2 *)(bwd->key_mean + (int64_t)plane * bwd->key_mean_pitch) + lane) = make_float2(low, high);
         const int use = __any_sync(ALL_LANES, low != 0.0f || high != 0.0f);
         if (lane == 0) bwd->key_mean_used[plane] = use;
@@ -265,8 +265,8 @@ DEVICE void stage_keys(uint32_t to, const float x[32], float scale) {
     }
 }
 /* dK and dV of a task, by TMA, while the next one begins. */
-DEVICE void store_keys(const fattni_bwd_sm90_args *p, int number, uint32_t shared, int consumer, const float dk[D / 2],
-                       const float dv[D / 2]) {
+DEVICE void store_keys(const fattni_bwd_sm90_args *p, int number, uint32_t shared, int consumer, float dk[D / 2],
+                       float dv[D / 2]) {
     const kernel_args *const args = (const kernel_args *)p; /* which begins with it */
     const task t = short_task(p, number);
     arrive_once_per_warp(MEMBER_ADDRESS(shared, keys_empty));
@@ -351,7 +351,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) K_NAME(const __grid_con
     extern __shared__ __align__(1024) unsigned char SHARED_MEMORY[];
     const uint32_t shared = shared_address(SHARED_MEMORY);
     const int role = __shfl_sync(ALL_LANES, (int)threadIdx.x / 128, 0);
-    init_barriers(shared, 2);
+    init_barriers(shared, 2, 1);
     init_short(shared);
     __syncthreads();
     run_short(&p.s, shared, (const shared_memory *)SHARED_MEMORY, role);

@@ -35,6 +35,7 @@ typedef struct test_case {
     int exact; /* with rows: V has a mean of 100, and there is what rounding takes off O */
     int odd;   /* head_dim less 5: no accesses of 16 bytes */
     float softcap;
+    int parts; /* tasks are divided into up to so many, of as many row blocks each */
 } test_case;
 
 static const float SOFTCAP = 0.8f; /* of kernels that always have one */
@@ -49,7 +50,8 @@ typedef struct problem {
     std::vector<uint16_t> half_bias;
     std::vector<float> key_mean, dq_of_mean, slopes, bias, d_bias, lse, d_lse, lse2, delta, accumulator;
     std::vector<int32_t> key_mean_used, dq_semaphore, counters, huge, huge_blocks;
-    std::vector<float> huge_max, huge_log_sum, huge_sink;
+    std::vector<float> huge_max, huge_log_sum, huge_sink, part_sums;
+    std::vector<int32_t> parts_stored;
     lengths of; /* the sequences */
     std::vector<double> want_dq, want_dk, want_dv, want_d_bias;
     fattni_bwd_sm90_args args;
@@ -153,6 +155,12 @@ static void set_up(problem *p, const test_case *c) {
     p->args.schedule.blocks =
         packed ? FATTNI_PACKED_BLOCKS(rows_k, K_BN, c->B) : (c->Sk + CTAS * K_BN - 1) / (CTAS * K_BN);
     p->args.schedule.planes = packed ? c->Hkv : c->Hkv * c->B;
+    const int most_parts = c->parts ? c->parts : 1, tasks = p->args.schedule.blocks * p->args.schedule.planes;
+    const size_t sums = (size_t)tasks * (size_t)(most_parts - 1) * K_BN * (K_D + K_DV);
+    p->args.most_parts = most_parts, p->args.part_blocks = (c->Sq + K_BM * most_parts - 1) / (K_BM * most_parts);
+    p->part_sums.assign(sums, NAN), p->parts_stored.assign((size_t)tasks, 0);
+    p->args.part_sums = p->part_sums.data(), p->args.parts_stored = p->parts_stored.data();
+    p->args.schedule.blocks *= most_parts;
     p->args.schedule.tiles = p->args.schedule.blocks * p->args.schedule.planes;
     p->args.schedule.head_group = c->rows ? c->rows : 2;
     p->args.items = p->args.schedule.tiles;
@@ -370,8 +378,9 @@ static int check(const test_case *c) {
     const double most = 0x1p-8, most_bias = OF_HUGE_ROWS ? 0x1p-12 : 1e-5; /* a score of 4096 is rounded to 2^-12 */
     const int good = relative(&dq) < most && relative(&dk) < most && relative(&dv) < most &&
                      relative(&d_bias) < most_bias && !beyond;
-    printf("%s d %d: dq %.1e dk %.1e dv %.1e dbias %.1e, %d written beyond the end: %s\n", c->name, K_D, relative(&dq),
-           relative(&dk), relative(&dv), relative(&d_bias), beyond, good ? "ok" : "WRONG");
+    printf("%s%s d %d: dq %.1e dk %.1e dv %.1e dbias %.1e, %d written beyond the end: %s\n", c->name,
+           c->parts ? ", in parts" : "", K_D, relative(&dq), relative(&dk), relative(&dv), relative(&d_bias), beyond,
+           good ? "ok" : "WRONG");
     return !good;
 }
 
@@ -536,11 +545,18 @@ static bool runs(const test_case *c) {
     return !c->odd && !(c->softcap > 0) && !(K_VARIANT == FATTNI_VARIANT_BANDED && (terms || (CTAS > 1 && lengths)));
 }
 
+/* Kernels whose tasks may be divided; never where sequences are packed or dQ is summed in an order. */
+static bool divides(const test_case *c) {
+    return HOPPER && CTAS == 1 && !OF_SHORT_ROWS && !OF_DBIAS && !c->packed && !c->dq_semaphore;
+}
+
 int main(void) {
     int wrong = 0;
     for (test_case &x : cases) {
         x.bias |= STAGED_BIAS;
         if (runs(&x)) wrong += check(&x);
+        x.parts = 3;
+        if (runs(&x) && divides(&x)) wrong += check(&x);
     }
     return wrong != 0;
 }
