@@ -57,8 +57,8 @@ enum {
                                 nothing */
     FATTN_CTX_PLAN_ONLY = 1u << 3      /* a GPU that this machine need not have, of architecture arch_cap (75, 80, 86,
                                 87, 89, 90, 100, 103, 120 or 121): fattn_attention_query says which kernels would run
-                                there and the memory that they need. Everything that allocates or runs is
-                                FATTN_E_STATE */
+                                there and the memory that they need (90: with 132 SMs). Everything that allocates or
+                                runs is FATTN_E_STATE */
 };
 
 typedef struct fattn_ctx_options {
