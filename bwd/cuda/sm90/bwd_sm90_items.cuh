@@ -314,6 +314,7 @@ DEVICE void add(const fattni_bwd_sm90_args *p, uint32_t shared, int consumer) {
         __syncwarp();
     }
 }
+static_assert(D > 128 || STAGED_KEYS * D * sizeof(half_type) <= sizeof(((shared_memory *)0)->dq), "staged keys");
 /* Warp 3 finds means of keys: the CTAs share the heads, and are soon ahead of the rows that need them. Its head of
    the first head group has the buffer of dQ, so that the CTA's tasks must wait for the search of that group (load). */
 DEVICE void search_heads(const fattni_bwd_sm90_args *p, uint32_t shared, shared_memory *memory) {
