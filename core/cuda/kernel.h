@@ -6,11 +6,11 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* The variant: masks and features of a kernel. Not an enum: kernels compare them in #if. FULL, CAUSAL: that mask alone;
-   PLAIN: both, told apart at run time. SHORT: causal, few rows: to FATTNI_SHORT_ROWS, with a smaller BM; backward:
-   bwd_short.h. BANDED: windows, lengths, sink, merge. GENERAL: also softcap, ALiBi, bias, dropout. CAPPED: general with
-   a softcap. BIASED: banded with a bias of rows that TMA loads; DBIAS: its gradient. HUGE: all, for huge rows
-   (core/attention/huge.h). FEW, FEW_GENERAL, FEW_UNIFIED: as BANDED, GENERAL, with FATTN_UNIFIED_MAX, for few rows
+/* Masks and features of a kernel. Not an enum: kernels compare them in #if. FULL, CAUSAL: that mask alone; PLAIN: both,
+   told apart at run time. SHORT: causal, few rows: to FATTNI_SHORT_ROWS, with a smaller BM; backward: bwd_short.h.
+   BANDED: windows, lengths, sink, merge; PARTS: also divided keys. GENERAL: also softcap, ALiBi, bias, dropout. CAPPED:
+   general with a softcap. BIASED: banded with a bias of rows that TMA loads; DBIAS: its gradient. HUGE: all, for huge
+   rows (core/attention/huge.h). FEW, FEW_GENERAL, FEW_UNIFIED: as BANDED, GENERAL, with FATTN_UNIFIED_MAX, for few rows
    (fwd/cuda/fwd_parts.h). ADD: fwd_split.h. */
 #define FATTNI_VARIANT_FULL 0
 #define FATTNI_VARIANT_CAUSAL 1
@@ -26,6 +26,7 @@
 #define FATTNI_VARIANT_FEW_UNIFIED 11
 #define FATTNI_VARIANT_BIASED 12
 #define FATTNI_VARIANT_DBIAS 13
+#define FATTNI_VARIANT_PARTS 14
 enum { FATTNI_SHORT_ROWS = 1024 };
 typedef void (*fattni_cuda_any)(void); /* a kernel's host stub, of any argument type */
 

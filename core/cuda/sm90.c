@@ -2,6 +2,9 @@
 
 #include "core/cuda/device.h"
 #include "core/cuda/driver.h"
+#include "core/cuda/launch.h"
+
+void fattn_zero_counters(fattni_zero_args x);
 
 /* Dimension 2 is rows, which cannot broadcast. */
 bool fattni_sm90_maps(const fattni_array *a, int64_t width) {
@@ -71,4 +74,15 @@ fattni_sm90_schedule fattni_sm90_schedule_of(int64_t blocks, int64_t planes, int
                                   .blocks = (int32_t)blocks,
                                   .planes = (int32_t)planes,
                                   .head_group = (int32_t)fattni_min(head_group, planes)};
+}
+
+fattn_status fattni_sm90_start(fattn_ctx *ctx, const fattni_cuda_kernel *k, int64_t grid, const void *args,
+                               size_t args_bytes, int32_t *next_tile, int64_t count) {
+    if (count == 0) return fattni_cuda_launch(ctx, k, grid, args, args_bytes);
+    const fattni_zero_args zero = {next_tile, (int32_t)count};
+    FATTNI_TRY(fattni_cuda_ready(ctx, k));
+    /* Not itself started early: then what comes before it has ended when the kernel starts. */
+    FATTNI_TRY(fattni_cuda_start_clusters(ctx, "fattn_zero_counters", (fattni_cuda_any)fattn_zero_counters, 1, 1,
+                                          FATTNI_ZERO_THREADS, 0, &zero, false));
+    return fattni_cuda_start_clusters(ctx, k->name, k->stub, grid, 1, k->threads, k->shared, args, true);
 }

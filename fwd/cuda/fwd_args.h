@@ -3,6 +3,7 @@
 #define FATTNI_FWD_CUDA_FWD_ARGS_H
 
 #include "core/cuda/kernel.h"
+#include "core/cuda/divider.h"
 #include "core/cuda/sm90_args.h"
 
 /* Rows of one load of Q: those of one consumer warpgroup above head_dim 128 and, beside a bias in shared memory, 64. */
@@ -23,6 +24,13 @@ typedef struct fattni_f8_args {
     fattni_view v_scale, v_mean;  /* per channel of a key head */
 } fattni_f8_args;
 
+/* What a part of a row's keys gives, beside O. */
+typedef struct fattni_part_row {
+    float m, l;  /* what P is relative to, in units of log2; the sum of P */
+    float shift; /* what scores are relative to, before the scale (shift_row) */
+    float alignment;
+} fattni_part_row;
+
 typedef struct fattni_fwd_sm90_args {
     CUtensorMap q, k, v, o; /* {d, row, head, batch}, boxes of 64 columns; o: of the 16 rows of a warp */
     CUtensorMap bias;       /* BIASED: {column, row, head, batch}, boxes of 64 columns and 64 rows */
@@ -33,6 +41,13 @@ typedef struct fattni_fwd_sm90_args {
     float scale_log2;  /* scale times log2 e: read from constant memory, it takes no register */
     uint32_t zero;     /* 0, which the compiler does not know (fwd_sm90.cuh) */
     fattni_f8_args f8; /* zero for other kernels */
+    /* Row blocks whose keys are divided (fwd_sm90_parts.cuh). */
+    fattni_divider parts;       /* of a row block, at most; 1: none is divided */
+    fattni_divider part_blocks; /* key blocks of a part, at most */
+    fattni_divider planes, heads;
+    float *part_sums;           /* [row blocks of all heads, parts - 1, BM, DV]: O, in the order of registers */
+    fattni_part_row *part_rows; /* [row blocks, parts, BM] */
+    int32_t *parts_stored;      /* [row blocks]; 0 at the start */
 } fattni_fwd_sm90_args;
 
 #endif

@@ -86,11 +86,13 @@ static bool matches(const fattni_cuda_kernel *k, const fattni_problem *p, const 
     if (t->unified != (k->variant == FATTNI_VARIANT_FEW_UNIFIED)) return false;
     if (decodes(k) && !can_decode(p, k, t)) return false;
     switch (k->variant) {
-    case FATTNI_VARIANT_ADD: return false;
+    case FATTNI_VARIANT_ADD:
+    case FATTNI_VARIANT_PARTS: return false;
     case FATTNI_VARIANT_FEW_UNIFIED:
     case FATTNI_VARIANT_FEW: return t->few && t->variant != FATTNI_VARIANT_GENERAL;
     case FATTNI_VARIANT_FEW_GENERAL: return t->few;
-    case FATTNI_VARIANT_SHORT: return t->variant == FATTNI_VARIANT_CAUSAL && p->Sq <= FATTNI_SHORT_ROWS;
+    case FATTNI_VARIANT_SHORT: /* at head_dim 64 also for more rows (sooner) */
+        return t->variant == FATTNI_VARIANT_CAUSAL && (p->Sq <= FATTNI_SHORT_ROWS || k->D == 64);
     case FATTNI_VARIANT_BANDED: return t->variant != FATTNI_VARIANT_GENERAL;
     case FATTNI_VARIANT_BIASED: return t->biased;
     case FATTNI_VARIANT_GENERAL: return k->arch != 90 || !p->bias.present || has_bias(k);
@@ -164,22 +166,67 @@ static fattni_fwd_split_args split_args_of(const fattn_ctx *ctx, const fattni_pr
                                    .results = s.adder ? p->workspace : NULL};
 }
 
-const fattni_cuda_kernel *fattni_fwd_cuda_choose(const fattn_ctx *ctx, const fattni_problem *p) {
-    const traits t = traits_of(ctx, p);
+/* Rows times key blocks of the SM that ends last, about: with tiles of one length in rounds, others the longest
+   first. */
+static int64_t longest_work(const fattn_ctx *ctx, const fattni_problem *p, const fattni_cuda_kernel *k) {
+    const int64_t planes = p->Hq * p->B, sms = ctx->gpu.all_sms, blocks = fattni_ceil_div(p->Sk, k->BN);
+    if (k->variant == FATTNI_VARIANT_FULL) return fattni_ceil_div(blocks_of(p, k) * planes, sms) * blocks * k->BM;
+    const fattni_band band = fattni_sequence_of(p, 0).band;
+    int64_t longest = 0, all = 0;
+    for (int64_t i0 = 0; i0 < p->Sq; i0 += k->BM) {
+        const int64_t n = fattni_ceil_div(fattni_keys_of(&band, i0, i0 + k->BM).end, k->BN);
+        longest = fattni_max(longest, n), all += n * planes;
+    }
+    return fattni_max(longest, fattni_ceil_div(all, sms)) * k->BM;
+}
+/* Of two Hopper kernels the first; but of two for the same plain mask, one with tiles of fewer rows and 0.86 of the
+   other's rate, that with which the last SM ends sooner. */
+static const fattni_cuda_kernel *sooner(const fattn_ctx *ctx, const fattni_problem *p, const fattni_cuda_kernel *first,
+                                        const fattni_cuda_kernel *next) {
+    enum { ROUNDS = 8 }; /* of tiles, from which on the last one does not matter */
+    if (first->D != next->D || first->BM == next->BM || next->variant > FATTNI_VARIANT_CAUSAL) return first;
+    if (first->variant == FATTNI_VARIANT_SHORT && p->Sq <= FATTNI_SHORT_ROWS) return first;
+    const fattni_cuda_kernel *const less = first->BM < next->BM ? first : next, *const more =
+                                                                                    less == first ? next : first;
+    if (blocks_of(p, more) * p->Hq * p->B > ROUNDS * ctx->gpu.all_sms) return more;
+    return 8 * longest_work(ctx, p, less) < 7 * longest_work(ctx, p, more) ? less : more;
+}
+
+/* Hopper's kernel that divides keys and its parts, where that pays, at any addresses. */
+static void find_parts(const fattn_ctx *ctx, const fattni_problem *p, fattni_fwd_choice *x) {
+    x->parts.most = x->parts.blocks = 1;
+    if (ctx->gpu.arch != 90 || !is_half(p) || (p->flags & FATTN_UNIFIED_MAX) ||
+        fattni_cuda_variant_of(p, false) == FATTNI_VARIANT_GENERAL)
+        return;
+    for (const fattni_cuda_kernel *const *k = fattni_fwd_cuda_kernels; *k && !x->divides; ++k)
+        if ((*k)->variant == FATTNI_VARIANT_PARTS && fattni_cuda_can_run(*k, ctx, p)) x->divides = *k;
+    if (x->divides) x->parts = fattni_fwd_sm90_parts(ctx, p, x->divides);
+    if (x->parts.most == 1) x->divides = NULL;
+}
+
+static const fattni_cuda_kernel *choose(const fattn_ctx *ctx, const fattni_problem *p, const traits *t) {
     const fattni_cuda_kernel *sm90 = NULL, *best = NULL, *parts = NULL; /* best: of the others; parts: that take them */
     for (const fattni_cuda_kernel *const *k = fattni_fwd_cuda_kernels; *k; ++k) {
-        if ((*k)->arch == 90 && !is_few(*k) && !(t.sm90 && fattni_sm90_counts(blocks_of(p, *k), p->Hq * p->B)))
+        if ((*k)->arch == 90 && !is_few(*k) && !(t->sm90 && fattni_sm90_counts(blocks_of(p, *k), p->Hq * p->B)))
             continue;
-        if (!fattni_cuda_can_run(*k, ctx, p) || !matches(*k, p, &t)) continue;
+        if (!fattni_cuda_can_run(*k, ctx, p) || !matches(*k, p, t)) continue;
         if (is_few(*k)) return *k;
         if ((*k)->arch == 90)
-            sm90 = sm90 ? sm90 : *k;
+            sm90 = sm90 ? sooner(ctx, p, sm90, *k) : *k;
         else
             best = fattni_cuda_prefer(ctx, best, *k);
         if (takes_parts(*k)) parts = fattni_cuda_prefer(ctx, parts, *k);
     }
     if (parts && row_split_of(ctx, p, parts).adder) return parts;
     return sm90 ? sm90 : best;
+}
+
+fattni_fwd_choice fattni_fwd_cuda_choose(const fattn_ctx *ctx, const fattni_problem *p) {
+    const traits t = traits_of(ctx, p);
+    fattni_fwd_choice x = {0};
+    if (!t.few) find_parts(ctx, p, &x);
+    x.kernel = x.divides && t.sm90 ? x.divides : choose(ctx, p, &t);
+    return x;
 }
 
 /* Where keys of few rows are split: parts and tiles at most, and what they need of the workspace. */
@@ -257,10 +304,18 @@ static size_t workspace_of_few(const fattn_ctx *ctx, const fattni_problem *p, co
     return bytes;
 }
 
+/* The tile counter, and what parts need. */
+static size_t sm90_workspace(const fattni_problem *p, const fattni_fwd_choice *x) {
+    if (!x->divides) return FATTNI_ALIGN;
+    return FATTNI_ALIGN + fattni_fwd_parts_stored(p, x->divides, &x->parts) +
+           fattni_fwd_parts_rows(p, x->divides, &x->parts) + fattni_fwd_parts_sums(p, x->divides, &x->parts);
+}
+
 static const char *plan(const fattn_ctx *ctx, const fattni_problem *p, fattni_kernel_plan *out) {
     const char *const reason = fattni_cuda_why_unsupported(ctx, p);
     if (reason) return reason;
-    const fattni_cuda_kernel *k = fattni_fwd_cuda_choose(ctx, p);
+    fattni_fwd_choice choice = fattni_fwd_cuda_choose(ctx, p);
+    const fattni_cuda_kernel *k = choice.kernel;
     fattni_problem dense;
     size_t gathered = 0;
     if (p->page && !(k && is_few(k))) { /* only those have a page table */
@@ -268,7 +323,7 @@ static const char *plan(const fattn_ctx *ctx, const fattni_problem *p, fattni_ke
         if (too_many) return too_many;
         dense = fattni_without_pages(p, &gathered);
         p = &dense;
-        k = fattni_fwd_cuda_choose(ctx, p);
+        choice = fattni_fwd_cuda_choose(ctx, p), k = choice.kernel;
     }
     if (!k && (p->flags & FATTN_UNIFIED_MAX))
         return "takes FATTN_UNIFIED_MAX in BF16 only, with 16 rows at most, without softcap, ALiBi, bias and dropout";
@@ -276,14 +331,15 @@ static const char *plan(const fattn_ctx *ctx, const fattni_problem *p, fattni_ke
     const row_split s = row_split_of(ctx, p, k);
     out->choice[0] = k;
     out->choice[1] = s.adder;
+    if (k == choice.divides) out->parts[0] = choice.parts.most, out->parts[1] = choice.parts.blocks;
     out->deterministic = true;
     strncpy(out->name, k->name, sizeof out->name - 1);
     if (is_few(k))
         out->workspace = workspace_of_few(ctx, p, k);
     else if (s.adder)
         out->workspace = (size_t)(s.ctas * s.step) * (p->dtype == FATTN_F64 ? sizeof(double) : sizeof(float));
-    else if (ctx->gpu.arch == 90) /* the tile counter of the persistent kernels, always: addresses may choose them */
-        out->workspace = FATTNI_ALIGN;
+    else if (ctx->gpu.arch == 90) /* for the persistent kernels, always: addresses may choose them */
+        out->workspace = sm90_workspace(p, &choice);
     out->workspace += gathered;
     return fattni_cuda_why_grid_unsupported(s.adder ? fattni_max(s.ctas, grid_of(ctx, p, s.adder))
                                                     : grid_of(ctx, p, k));
@@ -311,25 +367,37 @@ int64_t fattni_fwd_head_group(const fattn_ctx *ctx, const fattni_problem *p, int
 }
 
 fattn_status fattni_fwd_sm90_args_of(fattn_ctx *ctx, const fattni_problem *p, const fattni_cuda_kernel *k,
-                                     fattni_fwd_sm90_args *out) {
+                                     const fattni_fwd_parts *parts, fattni_fwd_sm90_args *out) {
     bool entered;
     *out = (fattni_fwd_sm90_args){.a = fattni_cuda_args_of(p),
                                   .o_by_tma = p->o.dtype == (int32_t)p->dtype && fattni_sm90_maps(&p->o, p->Dv)};
     out->scale_log2 = out->a.scale * 1.4426950408889634f;
     out->schedule = fattni_sm90_schedule_of(blocks_of(p, k), p->Hq * p->B, fattni_fwd_head_group(ctx, p, 2));
+    out->schedule.tiles *= (int32_t)parts->most;
     out->schedule.next_tile = p->workspace;
+    char *const stored = (char *)p->workspace + FATTNI_ALIGN, *const rows =
+                                                                  stored + fattni_fwd_parts_stored(p, k, parts);
+    out->parts_stored = (int32_t *)stored, out->part_rows = (fattni_part_row *)rows;
+    out->part_sums = (float *)(rows + fattni_fwd_parts_rows(p, k, parts));
+    out->parts = fattni_divider_of((int32_t)parts->most);
+    out->part_blocks = fattni_divider_of((int32_t)parts->blocks);
+    out->planes = fattni_divider_of(out->schedule.planes), out->heads = fattni_divider_of((int32_t)p->Hq);
     FATTNI_TRY(fattni_cuda_enter(ctx, &entered)); /* encoding a tensor map needs a current context */
     const fattn_status s = make_maps(ctx, p, k, out);
     fattni_cuda_leave(ctx, entered);
     return s;
 }
 
-static fattn_status run_sm90(fattn_ctx *ctx, const fattni_problem *p, const fattni_cuda_kernel *k) {
+static fattn_status run_sm90(fattn_ctx *ctx, const fattni_problem *p, const fattni_cuda_kernel *k,
+                             const fattni_kernel_plan *plan) {
+    const fattni_fwd_parts parts = {fattni_max(plan->parts[0], 1), fattni_max(plan->parts[1], 1)};
     fattni_fwd_sm90_args x;
-    FATTNI_TRY(fattni_fwd_sm90_args_of(ctx, p, k, &x));
-    if (k->variant != FATTNI_VARIANT_FULL)
-        FATTNI_TRY(fattni_cuda_zero(ctx, x.schedule.next_tile, sizeof *x.schedule.next_tile));
-    return fattni_cuda_launch(ctx, k, grid_of(ctx, p, k), &x, sizeof x);
+    FATTNI_TRY(fattni_fwd_sm90_args_of(ctx, p, k, &parts, &x));
+    const int64_t grid = fattni_min(x.schedule.tiles, ctx->gpu.sms);
+    /* Up to the rows of parts; where each CTA has one tile, none. */
+    const int64_t counters = x.parts.by > 1 ? (int32_t *)x.part_rows - x.schedule.next_tile
+                                            : k->variant != FATTNI_VARIANT_FULL && x.schedule.tiles > grid;
+    return fattni_sm90_start(ctx, k, grid, &x, sizeof x, x.schedule.next_tile, counters);
 }
 
 /* Stages of K and V of so many CTAs; no more than a call of few keys can use, and few in larger clusters, which would
@@ -430,7 +498,7 @@ static fattn_status run(fattn_ctx *ctx, const fattni_problem *p, const fattni_ke
         FATTNI_TRY(fattni_gather_pages(ctx, p, &dense));
         p = &dense;
     }
-    if (k->arch == 90) return run_sm90(ctx, p, k);
+    if (k->arch == 90) return run_sm90(ctx, p, k, plan);
     const fattni_fwd_split_args x = split_args_of(ctx, p, k); /* others take its first member alone */
     FATTNI_TRY(fattni_cuda_launch(ctx, k, grid_of(ctx, p, k) * x.parts, &x,
                                   k->args_bytes < sizeof x ? k->args_bytes : sizeof x));

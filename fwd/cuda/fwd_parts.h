@@ -7,6 +7,7 @@
 #define FATTNI_FWD_CUDA_FWD_PARTS_H
 
 #include "core/cuda/args.h"
+#include "core/cuda/divider.h"
 
 #ifdef __CUDACC__
 #define FATTNI_FWD_PARTS static __host__ __device__ __forceinline__
@@ -23,26 +24,6 @@ enum {
     FATTNI_FEW_STAGES_OF_ONE = 3,
     FATTNI_FEW_STAGES_OF_HALF = 6
 };
-
-/* n / by for 0 <= n < 2^31, by a multiplication (Granlund and Montgomery 1994). */
-typedef struct fattni_divider {
-    uint32_t by, multiplier, shift;
-} fattni_divider;
-FATTNI_FWD_PARTS fattni_divider fattni_divider_of(int32_t by) {
-    fattni_divider d = {(uint32_t)by, 0, 31};
-    while ((uint64_t)1 << (d.shift - 31) < d.by) d.shift += 1;
-    d.multiplier = (uint32_t)(((uint64_t)1 << d.shift) / d.by + 1);
-    return d;
-}
-FATTNI_FWD_PARTS int fattni_divided(int n, const fattni_divider *d) {
-    return (int)((uint64_t)(uint32_t)n * d->multiplier >> d->shift);
-}
-/* n becomes n / by; gives n % by. */
-FATTNI_FWD_PARTS int fattni_divide(int *n, const fattni_divider *d) {
-    const int quotient = fattni_divided(*n, d), rest = *n - quotient * (int)d->by;
-    *n = quotient;
-    return rest;
-}
 
 /* Of a sequence that has `tiles` tiles of rows: the most parts of one tile's keys; and the least keys of a part, which
    are 256 KiB of K and V. D: of the kernel. */

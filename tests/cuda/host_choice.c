@@ -145,12 +145,12 @@ Test(host_choice, hopper_of_head_dim_192) {
             const int call = calls[n / 2].call;
             fattn_ctx *const ctx = planner(arch);
             shapes x;
-            describe(&x, dtypes[n % 2], 4, 1000, 1000, D);
+            describe(&x, dtypes[n % 2], 40, 1000, 1000, D);
             static const int of_v[] = {V, O, D_O, DV};
             for (int t = 0; t < 4; ++t)
                 x.t[of_v[t]] =
                     fattn_tensor_view(place(of_v[t]), call >= WIDE && of_v[t] == O ? FATTN_F32 : dtypes[n % 2],
-                                      FATTN_CUDA, 0, 4, (int64_t[]){1, 4, 1000, Dv});
+                                      FATTN_CUDA, 0, 4, (int64_t[]){1, 40, 1000, Dv});
             x.p.flags = call == CAUSAL || call == WIDE_CAUSAL ? FATTN_CAUSAL : call == WINDOW ? FATTN_WINDOW : 0;
             x.p.window_left = x.p.window_right = 100;
             x.p.softcap = call == SOFTCAP ? 30 : 0;
@@ -436,13 +436,14 @@ static void add_unplanned(const fattni_cuda_kernel *const *list, const bool *pla
 
 /* No kernel is built that no call would get. */
 Test(host_choice, every_kernel_is_planned) {
-    enum { KERNELS = 1000, DIMS = 8, SIZES = 12, FEATURES = 8 };
+    enum { KERNELS = 1000, DIMS = 8, SIZES = 14, FEATURES = 8 };
     static const int64_t dims[DIMS][2] = {{59, 59},   {64, 64},   {80, 80},   {96, 96},
                                           {128, 128}, {192, 128}, {192, 192}, {256, 256}}; /* D, Dv */
     /* H, Sq, Sk; a planner counts one SM */
-    static const int64_t sizes[SIZES][3] = {{1, 1, 80},    {2, 1, 80},     {16, 4, 64},     {512, 1, 80},
-                                            {512, 16, 80}, {1, 1, 8192},   {16, 16, 8192},  {64, 100, 64},
-                                            {8, 512, 512}, {8, 1000, 512}, {8, 4096, 4096}, {8, 1, 1 << 20}};
+    static const int64_t sizes[SIZES][3] = {{1, 1, 80},     {2, 1, 80},      {16, 4, 64},     {512, 1, 80},
+                                            {512, 16, 80},  {1, 1, 8192},    {16, 16, 8192},  {64, 100, 64},
+                                            {8, 512, 512},  {8, 1000, 512},  {8, 4096, 4096}, {8, 1, 1 << 20},
+                                            {1, 200, 8192}, {64, 4096, 4096}};
     static bool fwd[KERNELS], bwd[KERNELS];
     for (int a = 0; a < ARCHITECTURES; ++a) {
         fattn_ctx *const ctx = planner(architectures[a]);

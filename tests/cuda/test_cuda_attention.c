@@ -649,7 +649,7 @@ Test(cuda_attention, few_rows_repeat, .timeout = 400) {
 /* ---- small grids: keys of row blocks are split into parts ---- */
 
 /* Cases that are split in every dtype where they have enough keys: F32 and F64 more than 256, TF32 512, 16 bits 1024,
-   these not on Hopper. */
+   which Hopper divides in another way. */
 static const attention_case split_features[] = {
     {.name = "split"},
     {.name = "split, causal, sink", .flags = FATTN_CAUSAL, .sink = true},
@@ -712,7 +712,7 @@ Test(cuda_attention, split_keys_of_which_the_longest_has_fewer_parts, .timeout =
     fattn_ctx_destroy(ctx);
 }
 
-/* As sm_80: Hopper's own kernels do not split keys. */
+/* As sm_80: Hopper's own kernels divide them in another way (divided_keys). */
 Test(cuda_attention, split_keys_16_bits, .timeout = 400) {
     fattn_ctx *const ctx = device_or_skip(), *const cpu = attention_context(0), *const sm80 = device_context(80);
     device_use(sm80);
@@ -723,6 +723,50 @@ Test(cuda_attention, split_keys_16_bits, .timeout = 400) {
         check(cpu, &c, n % 3 ? FATTN_BF16 : FATTN_F16);
     }
     fattn_ctx_destroy(sm80);
+    fattn_ctx_destroy(cpu);
+    fattn_ctx_destroy(ctx);
+}
+
+static bool is_divided(fattn_ctx *ctx, const attention_case *c) {
+    attention_case without = *c;
+    without.flags &= ~(uint32_t)FATTN_MERGE; /* whose o is F32 */
+    call *const x = call_new(ctx, &without);
+    const bool divided = strstr(x->plan.fwd_kernel, "_parts_");
+    call_free(x);
+    return divided;
+}
+
+/* Hopper's: with softcap, ALiBi, bias, dropout and packed sequences row blocks are whole. */
+Test(cuda_attention, divided_keys, .timeout = 400) {
+    fattn_ctx *const ctx = device_or_skip(), *const cpu = attention_context(0);
+    static const int64_t queries[] = {17, 130, 300, 641, 200}, keys[] = {3001, 4111, 6000, 9001};
+    int divided = 0, cases = 0;
+    for (int n = 0; n < 4 * SPLIT_FEATURES && ctx->gpu.arch == 90; ++n) {
+        if (!mine(n)) continue;
+        attention_case c = split_case(n, queries[n % 5], keys[n / SPLIT_FEATURES]);
+        c.softcap = 0, c.alibi = false, c.bias = 0, c.dropout_p = 0;
+        if (c.lengths == LENGTHS_PACKED) c.lengths = LENGTHS_PADDED, c.window_left = 500, c.flags |= FATTN_WINDOW;
+        c.dtype = half_type(n % 3);
+        check(cpu, &c, c.dtype);
+        divided += is_divided(ctx, &c), ++cases;
+    }
+    cr_assert(5 * divided >= cases, "%d of %d", divided, cases);
+    for (int n = 0; n < 4 && mine(0) && ctx->gpu.arch == 90; ++n) {
+        attention_case c = {.name = "repeat",
+                            .B = 1,
+                            .Hq = 1 + n,
+                            .Hkv = 1 + n,
+                            .Sq = 1000,
+                            .Sk = 8000,
+                            .D = (const int64_t[]){64, 128, 192, 256}[n],
+                            .Dv = n == 2 ? 128 : 0, /* 0: as D */
+                            .flags = n % 2 ? FATTN_CAUSAL : 0,
+                            .dtype = half_type(n % 2)};
+        cr_assert(is_divided(ctx, &c));
+        check_repeats(ctx, &c, 250);
+        c.flags |= FATTN_DETERMINISTIC;
+        cr_assert(!is_divided(ctx, &c));
+    }
     fattn_ctx_destroy(cpu);
     fattn_ctx_destroy(ctx);
 }

@@ -99,9 +99,9 @@ static fattn_status run(fattn_ctx *ctx, const fattni_problem *p, const fattni_ke
     const fattn_status s = make_maps(ctx, p, &copies, k, &x);
     fattni_cuda_leave(ctx, entered);
     if (s) return s;
-    if (k->variant != FATTNI_VARIANT_FULL)
-        FATTNI_TRY(fattni_cuda_zero(ctx, x.schedule.next_tile, sizeof *x.schedule.next_tile));
-    return fattni_cuda_launch(ctx, k, fattni_min(tiles, ctx->gpu.sms), &x, sizeof x);
+    const int64_t grid = fattni_min(tiles, ctx->gpu.sms);
+    return fattni_sm90_start(ctx, k, grid, &x, sizeof x, x.schedule.next_tile,
+                             k->variant != FATTNI_VARIANT_FULL && tiles > grid);
 }
 
 const fattni_kernel fattni_fwd_fp8_cuda = {

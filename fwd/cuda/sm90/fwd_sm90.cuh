@@ -27,8 +27,9 @@
                16 rows of a warp at a time; above d 128 in two parts where shared memory has room (d 192/128, short
                kernels of d 256), and otherwise from registers, 16 bytes per thread.
    Rounding    P to the input dtype before P V, unscaled; everything else fp32.
-   Variants    full, causal and short have no other feature; banded has windows, lengths, sink and merge, general
-               also softcap, ALiBi, bias and dropout, as uniform branches. biased is banded with a bias, whose tile
+   Variants    full, causal and short have no other feature; banded has windows, lengths, sink and merge, parts also
+               row blocks whose keys are divided among tiles (fwd_sm90_parts.cuh), general
+               softcap, ALiBi, bias and dropout, as uniform branches. biased is banded with a bias, whose tile
                is loaded beside K and V, one stage with the rows of each consumer.
    ALiBi       is what the accumulators of S start from; beside a softcap or a bias it is added to S instead.
    Softcap     of small scores: a polynomial whose last multiplication is the exponent's multiply-add; otherwise, and
@@ -46,8 +47,10 @@
 #define INT8 0 /* of Q and K: integers, fwd_sm90_i8.cuh */
 #endif
 #define HAS_BIAS (K_D <= 128)
+#define TAKES_PARTS (K_VARIANT == FATTNI_VARIANT_PARTS)
 #include "core/device/describe.cuh"
 #include "fwd/cuda/fwd_args.h"
+#include "core/ptx/grid.h"
 #include "core/ptx/thread.h"
 #include "core/device/sm90_bias.cuh"
 
@@ -99,10 +102,20 @@ static_assert(CONSUMERS <= TAIL_BARRIER - ORDER_BARRIER, "named barriers");
 typedef struct __align__(32) tile_slot {
     int i0, h, b, blocks;  /* as in struct tile */
     int first, Sq, Sk, q0; /* BANDS: its first block; of its sequence */
+#if TAKES_PARTS
+    int part, parts;
+#endif
 }
 tile_slot;
 
 #include "fwd/cuda/sm90/fwd_sm90_scales.cuh"
+
+/* Parts that the consumers have stored, for the warp that tells other CTAs so (publish_parts). */
+typedef struct part_board {
+    uint64_t full, empty;
+    int row_block[2];   /* of an even and of an odd part; below 0: there are no more */
+    int count[BM / 16]; /* parts that a warp has stored */
+} part_board;
 
 /* Tiles of Q, K, V and O are panels of 64 columns (core/device/sm90_tile.cuh). Q has two barriers of each kind: for its
    two stages or, where it has one stage, for the rows of the two consumers. */
@@ -119,6 +132,9 @@ typedef struct shared_memory {
     int64_t lse[TILE_SLOTS]; /* element of lse at which the tile's rows begin */
     float shifts[BM];        /* what a row's scores are relative to (shift_row) */
     tile_scales scales[F8 ? TILE_SLOTS : 0];
+#if TAKES_PARTS
+    part_board parts;
+#endif
 } shared_memory;
 enum { SHARED_BYTES = sizeof(shared_memory) };
 static_assert(BM == 64 * CONSUMERS && BN % 16 == 0 && D % 16 == 0 && DV % 16 == 0, "tile shape");
@@ -152,20 +168,46 @@ DEVICE int part_of(int n, int consumer) { return Q_STAGES > 1 ? n % Q_STAGES : c
 typedef struct tile {
     int i0, h, b;
     int first, blocks; /* of keys; at least one, so that all roles agree; 0 = no tile is left */
+    int part, parts;   /* TAKES_PARTS */
 } tile;
 
-/* Also the tile's sequence. blocks = 0: the rows lie beyond its end. */
+#if TAKES_PARTS
+/* The last rows first, of each row block the parts one after the other, all heads side by side. Without divisions: the
+   first tile's loads wait for this. */
+DEVICE tile row_block_of(const fattni_fwd_sm90_args *p, int number) {
+    int plane = fattni_divide(&number, &p->planes);
+    const int part = fattni_divide(&number, &p->parts), h = fattni_divide(&plane, &p->heads);
+    const tile t = {(p->schedule.blocks - 1 - number) * BM, h, plane, 0, 0, part, 1};
+    return t;
+}
+/* From all keys of a row block to those of a part, in equal parts, of which the first has the last keys. */
+DEVICE void narrow_to_part(const fattni_fwd_sm90_args *p, tile *t) {
+    const int n = t->part, parts = min(fattni_divided(t->blocks - 1, &p->part_blocks) + 1, (int)p->parts.by);
+    const int each = t->blocks / parts, longer = t->blocks - parts * each, end = n * each + min(n, longer);
+    t->parts = parts, t->first += t->blocks - end;
+    t->blocks = n < parts ? each + (n < longer) : 0;
+    t->first -= t->blocks;
+}
+#endif
+/* Also the tile's sequence. blocks = 0: the rows lie beyond its end, or have no such part. */
 DEVICE tile tile_of(const fattni_fwd_sm90_args *p, int number, sequence *s) {
+#if TAKES_PARTS
+    tile t = row_block_of(p, number);
+#else
     const position at = position_of(&p->schedule, number, COUNTED);
     const int block = COUNTED ? p->schedule.blocks - 1 - at.block : at.block; /* the last rows see most keys */
-    tile t = {block * BM, at.plane % p->a.Hq, at.plane / p->a.Hq, 0, 0};
+    tile t = {block * BM, at.plane % p->a.Hq, at.plane / p->a.Hq, 0, 0, 0, 1};
     if (BIASED && !p->bias_step.batch) /* sequences that share a bias follow each other: it stays in L2 */
         t.h = at.plane / p->a.B, t.b = at.plane % p->a.B;
+#endif
     *s = BANDS ? sequence_of(&p->a, t.b) : whole_sequence(&p->a, t.b, CAUSAL);
     if (BANDS && t.i0 >= s->Sq) return t;
     const int end = COUNTED ? min(s->Sk, t.i0 + BM + s->hi) : s->Sk;
     if (BANDS) t.first = max(0, min(t.i0 + s->lo, end - 1)) / BN;
     t.blocks = max(1, (end + BN - 1) / BN - t.first);
+#if TAKES_PARTS
+    narrow_to_part(p, &t);
+#endif
     return t;
 }
 
@@ -176,10 +218,18 @@ DEVICE volatile int64_t *lse_of(shared_memory *smem, int n) { return &smem->lse[
 DEVICE void write_tile(volatile tile_slot *to, const tile *t, const sequence *s) {
     to->i0 = t->i0, to->h = t->h, to->b = t->b, to->blocks = t->blocks;
     if (BANDS) to->first = t->first, to->Sq = s->Sq, to->Sk = s->Sk, to->q0 = s->q0;
+#if TAKES_PARTS
+    to->part = t->part, to->parts = t->parts;
+#endif
 }
 DEVICE tile read_tile(const volatile tile_slot *from) {
-    const tile t = {from->i0, from->h, from->b, BANDS ? __shfl_sync(ALL_LANES, from->first, 0) : 0,
-                    __shfl_sync(ALL_LANES, from->blocks, 0)};
+    const tile t = {from->i0,
+                    from->h,
+                    from->b,
+                    BANDS ? __shfl_sync(ALL_LANES, from->first, 0) : 0,
+                    __shfl_sync(ALL_LANES, from->blocks, 0),
+                    0,
+                    1};
     return t;
 }
 DEVICE sequence read_sequence(const fattni_attention_args *a, const volatile tile_slot *from, int b) {
@@ -273,10 +323,14 @@ DEVICE void prefetch_q(const fattni_fwd_sm90_args *p, int row, int head, int bat
         for (int x = 0; x < INPUTS; ++x) tma_prefetch(&p->q, COLUMNS * x, row + y, head, batch);
 }
 
-/* The number of the tile after `number`, in lane 0. */
+/* The number of the tile after `number`, in lane 0. The counter may not be zero yet when the kernel starts, nor ever
+   where each CTA has one tile. */
 DEVICE int next_number(const fattni_fwd_sm90_args *p, int number) {
     if (!COUNTED) return (int)gridDim.x + number;
-    return is_leader() ? (int)gridDim.x + atomicAdd(p->schedule.next_tile, 1) : 0;
+    if (p->schedule.tiles <= (int)gridDim.x) return p->schedule.tiles;
+    if (!is_leader()) return 0;
+    grid_dependency_wait();
+    return (int)gridDim.x + atomicAdd(p->schedule.next_tile, 1);
 }
 
 /* Order of loads: K(0), K(1), V(0), K(2), V(1), ... over all tiles, as the consumers need them. Q comes before its
@@ -288,7 +342,7 @@ DEVICE void produce(const fattni_fwd_sm90_args *p, uint32_t shared, shared_memor
     for (int n = 0;; ++n) {
         if (Q_STAGES > 1) mbarrier_wait(q_empty(shared, part_of(n, 0)), q_parity(n) ^ 1);
         sequence s = whole_sequence(&p->a, 0, CAUSAL);
-        tile t = {0, 0, 0, 0, 0};
+        tile t = {0, 0, 0, 0, 0, 0, 1};
         if (number < p->schedule.tiles) t = tile_of(p, number, &s);
         while (BANDS && t.blocks == 0 && number < p->schedule.tiles) { /* skips tiles without rows */
             number = from_leader(next_number(p, number));
@@ -541,7 +595,7 @@ typedef struct pipeline_state {
    wait and computes the maxima again after it; the others return 0 after the wait, the caller shifts the rows and calls
    again. */
 DEVICE int softmax(uint32_t p[P_WORDS], float s[BN / 2], float o[DV / 2], row_state *r, const logit_scale *logits,
-                   enum softmax_path path, pipeline_state pipe, const dropout *dropping, const epilogue_state *last_o,
+                   enum softmax_path path, pipeline_state pipe, const dropout *dropping, epilogue_state *last_o,
                    shared_memory *smem) {
     const int k_arrived = mbarrier_test(pipe.k_full, pipe.k_parity);
     const float high[2] = {largest_score(s, logits, 0, path), largest_score(s, logits, 1, path)};
@@ -650,6 +704,9 @@ DEVICE void consume(const fattni_fwd_sm90_args *p, uint32_t shared, shared_memor
 
     mbarrier_wait(q_full(shared, part_of(0, consumer)), 0);
     tile t = read_tile(slot_of(smem, 0));
+#if TAKES_PARTS
+    if (t.blocks == 0) post_part(shared, smem, consumer * 4 + warp, -1);
+#endif
     if (t.blocks == 0) return;
     alibi_ramp ramp = tile_ramp(a, slot_of(smem, 0), &t, consumer);
     if (alibi) begin_scores(s, ramp.slope, ramp.corner - (t.first + t.blocks - 1) * BN, offset);
@@ -692,13 +749,15 @@ DEVICE void consume(const fattni_fwd_sm90_args *p, uint32_t shared, shared_memor
         } else {
             const tile current = read_tile(slot_of(smem, n)); /* again, so that it is not kept in registers */
             const int thread = reload_thread_index(), row0 = first_row(thread, consumer);
-            const epilogue_state last_o = {p,
-                                           slot_of(smem, n - 1),
-                                           shared,
-                                           row0,
-                                           first && n > 0,
-                                           last_scale,
-                                           F8 ? &smem->scales[(n - 1) % TILE_SLOTS] : 0};
+            epilogue_state last_o = {p,
+                                     slot_of(smem, n - 1),
+                                     shared,
+                                     row0,
+                                     first && n > 0,
+                                     last_scale,
+                                     F8 ? &smem->scales[(n - 1) % TILE_SLOTS] : 0,
+                                     TAKES_PARTS ? lse_of(smem, n - 1) : 0,
+                                     smem};
             const int column = j * BN + thread % 4 * 2, row = current.i0 + row0;
 
             if (INT8 && !shifted) scale_sums(s, &linear);
@@ -759,7 +818,7 @@ DEVICE void consume(const fattni_fwd_sm90_args *p, uint32_t shared, shared_memor
         wgmma_commit();
         named_barrier_arrive(next_order_barrier, ORDER_THREADS);
         if (last) {
-            last_scale = finish_rows(a, slot_of(smem, n), *lse_of(smem, n), first_row(reload_thread_index(), consumer),
+            last_scale = finish_rows(p, slot_of(smem, n), *lse_of(smem, n), first_row(reload_thread_index(), consumer),
                                      &r, &linear, smem, F8 ? &smem->scales[n % TILE_SLOTS] : 0);
             ++n;
             r = none;
@@ -777,15 +836,20 @@ DEVICE void consume(const fattni_fwd_sm90_args *p, uint32_t shared, shared_memor
     }
     wgmma_wait(0);
     PIN(o, DV / 2);
-    const epilogue_state last_o = {p,
-                                   slot_of(smem, n - 1),
-                                   shared,
-                                   first_row(reload_thread_index(), consumer),
-                                   1,
-                                   last_scale,
-                                   F8 ? &smem->scales[(n - 1) % TILE_SLOTS] : 0};
+    epilogue_state last_o = {p,
+                             slot_of(smem, n - 1),
+                             shared,
+                             first_row(reload_thread_index(), consumer),
+                             1,
+                             last_scale,
+                             F8 ? &smem->scales[(n - 1) % TILE_SLOTS] : 0,
+                             TAKES_PARTS ? lse_of(smem, n - 1) : 0,
+                             smem};
     begin_store(&last_o, o);
     end_store(&last_o, o);
+#if TAKES_PARTS
+    post_part(shared, smem, last_o.row0 / 16, -1);
+#endif
     if (STAGED_O && is_leader()) bulk_wait_read(); /* shared memory ends with the CTA */
 }
 
@@ -810,6 +874,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) K_NAME(const __grid_con
             mbarrier_init(ELEMENT_ADDRESS(shared, bias_full, c), 1);
             mbarrier_init(ELEMENT_ADDRESS(shared, bias_empty, c), 4);
         }
+#if TAKES_PARTS
+        mbarrier_init(MEMBER_ADDRESS(shared, parts.full), 4 * CONSUMERS);
+        mbarrier_init(MEMBER_ADDRESS(shared, parts.empty), 1);
+        for (int n = 0; n < BM / 16; ++n) smem->parts.count[n] = 0;
+#endif
         mbarrier_init_fence();
     }
     __syncthreads();
@@ -825,6 +894,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) K_NAME(const __grid_con
             produce(&p, shared, smem);
         else if (F8 && threadIdx.x < 64)
             produce_scales(&p, shared, smem);
+#if TAKES_PARTS
+        else if (threadIdx.x < 64)
+            publish_parts(&p, shared, smem);
+#endif
     } else {
         if (CONSUMERS == 3)
             registers_raise(160);

@@ -31,40 +31,60 @@ DEVICE float log2_of(float x) {
     const int exponent = (__float_as_int(x) - 0x3f3504f3) & 0xff800000; /* x = 2^k times 0.7 to 1.4 */
     return fmaf(0.0f, x, (float)(exponent >> 23)) + log2_approx(__int_as_float(__float_as_int(x) - exponent));
 }
-/* Row epilogue of a tile that has seen all its keys: stores L, gives the factors of O. A row without keys gives O = 0,
-   L = -inf. Both rows at once and in few instructions: the next tile's S is ready before they end. */
-DEVICE o_scale finish_rows(const fattni_attention_args *a, const volatile tile_slot *from, int64_t lse, int row0,
-                           const row_state *r, const logit_scale *logits, shared_memory *smem,
-                           const tile_scales *scales) {
+/* The end of a thread's two rows, which have seen all keys: stores L, gives the factors of O. sum: of P relative to m;
+   shift: what their scores are relative to, in natural units. A row without keys gives O = 0, L = -inf. Both rows at
+   once and in few instructions: the next tile's S is ready before they end. */
+DEVICE o_scale end_rows(const fattni_attention_args *a, const volatile tile_slot *from, int64_t lse, int row0,
+                        const float m[2], const float sum[2], const float shift[2], int shifted) {
     int Sq = a->Sq;
     if (BANDS) Sq = from->Sq; /* not by ?:, which would read a->Sq as volatile, too, from a copy */
     const int i = from->i0 + row0;
     float *const to = (float *)a->lse.p + lse + row0 * a->lse.row;
-    /* For both rows, which takes fewer instructions. */
-    const float too_large = fmaxf(r->m[0], r->m[1]) > LARGEST_MAX ? NAN : 0.0f;
-    const float sum[2] = {quad_sum(r->l[0]) + too_large, quad_sum(r->l[1]) + too_large};
     float scale[2], keep_old[2];
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
-        const float inverse = reciprocal_approx(sum[e]), L = fmaf(r->m[e], LN2, LN2 * (log2_of(sum[e]) - P_LOG2));
-        row_result result = {sum[e] == 0.0f ? 0.0f : inverse, sum[e] == 0.0f ? -INFINITY : L, 0.0f, 0.0f};
+        const float inverse = reciprocal_approx(sum[e]), L = fmaf(m[e], LN2, LN2 * (log2_of(sum[e]) - P_LOG2));
+        row_result result = {sum[e] == 0.0f ? 0.0f : inverse, sum[e] == 0.0f ? -INFINITY : L, 0.0f, shift[e]};
         float *const row_lse = to + 8 * e * a->lse.row;
         const int inside = i + 8 * e < Sq;
-        if (has_shifts(r))
-            result.shift = smem->shifts[row0 + 8 * e] * (F8 ? logits->row_unit[e] * LN2
-                                                         : BIASED || (GENERAL && logits->unit == LOG2E) ? 1.0f
-                                                                                                        : a->scale);
-        if (F8) result.shift = fmaf(scales->q_shift[row0 + 8 * e], a->scale, result.shift);
         if (BANDS) {
-            result = general_row(a, result, r->m[e] - P_LOG2, sum[e], from->h, inside ? row_lse : 0);
+            result = general_row(a, result, m[e] - P_LOG2, sum[e], from->h, inside ? row_lse : 0);
             __syncwarp(); /* all threads of the row have read the old L */
         }
-        if (BANDS || F8 || has_shifts(r)) result.L += result.shift;
+        if (BANDS || F8 || shifted) result.L += result.shift;
         scale[e] = result.scale, keep_old[e] = result.keep_old;
         if (F8) keep_old[e] = a->sink.p ? result.scale * sum[e] : sum[e] == 0.0f ? 0.0f : 1.0f;
         if (threadIdx.x % 4 == 0 && inside) *row_lse = result.L;
     }
     return o_scale_of(scale, keep_old);
+}
+#if TAKES_PARTS
+#include "fwd/cuda/sm90/fwd_sm90_parts.cuh"
+#endif
+/* Row epilogue of a tile that has seen all its keys. */
+DEVICE o_scale finish_rows(const fattni_fwd_sm90_args *p, const volatile tile_slot *from, int64_t lse, int row0,
+                           const row_state *r, const logit_scale *logits, shared_memory *smem,
+                           const tile_scales *scales) {
+    const fattni_attention_args *const a = &p->a;
+    /* For both rows, which takes fewer instructions. */
+    const float too_large = fmaxf(r->m[0], r->m[1]) > LARGEST_MAX ? NAN : 0.0f;
+    const float sum[2] = {quad_sum(r->l[0]) + too_large, quad_sum(r->l[1]) + too_large};
+    float shift[2] = {0.0f, 0.0f};
+#if TAKES_PARTS
+    if (from->parts > 1) {
+        store_rows(p, from, row0, r, sum, smem);
+        return 0.0f;
+    }
+#endif
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+        if (has_shifts(r))
+            shift[e] = smem->shifts[row0 + 8 * e] * (F8 ? logits->row_unit[e] * LN2
+                                                     : BIASED || (GENERAL && logits->unit == LOG2E) ? 1.0f
+                                                                                                    : a->scale);
+        if (F8) shift[e] = fmaf(scales->q_shift[row0 + 8 * e], a->scale, shift[e]);
+    }
+    return end_rows(a, from, lse, row0, r->m, sum, shift, has_shifts(r));
 }
 
 /* The store of the last tile's O. Two steps with other work in between: by stmatrix to this warp's buffer, and from
@@ -76,7 +96,9 @@ typedef struct epilogue_state {
     uint32_t shared;
     int row0, pending; /* pending: there is an O to store */
     o_scale scale;
-    const tile_scales *scales; /* F8 */
+    const tile_scales *scales;   /* F8 */
+    const volatile int64_t *lse; /* TAKES_PARTS */
+    shared_memory *smem;         /* TAKES_PARTS */
 } epilogue_state;
 DEVICE int by_tma(const epilogue_state *x) {
     if (!BANDS) return STAGED_O;
@@ -92,7 +114,7 @@ DEVICE void store_rest_of_row(const fattni_attention_args *a, const sequence *s,
 }
 /* Both rows, of an O that is stored by TMA. */
 DEVICE void store_rest_of_o(const epilogue_state *x, const float o[DV / 2]) {
-    const tile t = {x->from->i0, x->from->h, x->from->b, 0, 0};
+    const tile t = {x->from->i0, x->from->h, x->from->b, 0, 0, 0, 1};
     const sequence s = read_sequence(&x->p->a, x->from, t.b);
 #pragma unroll
     for (int e = 0; e < 2; ++e)
@@ -150,15 +172,19 @@ DEVICE void store_part(const epilogue_state *x, int part) {
     async_proxy_fence();
     __syncwarp();
     if (!is_leader()) return;
-    const tile t = {x->from->i0, x->from->h, x->from->b, 0, 0};
+    const tile t = {x->from->i0, x->from->h, x->from->b, 0, 0, 0, 1};
     const sequence s = read_sequence(&x->p->a, x->from, t.b);
     for (int n = 0; n < O_PANELS; ++n)
         tma_store(&x->p->o, o_of_warp(x) + n * 2048, 64 * (part * O_PANELS + n), s.q0 + t.i0 + x->row0 / 16 * 16,
                   t.h * x->p->o_step.head, s.batch * x->p->o_step.batch);
     bulk_commit();
 }
-DEVICE void begin_store(const epilogue_state *x, const float o[DV / 2]) {
+DEVICE void begin_store(epilogue_state *x, float o[DV / 2]) {
     if (!x->pending) return;
+#if TAKES_PARTS
+    if (x->from->parts > 1) join_parts(x->p, x->smem, x->shared, x->from, x->row0, *x->lse, &x->pending, &x->scale, o);
+    if (!x->pending) return;
+#endif
     if (STAGED_O && !BANDS && !F8 && x->p->a.o_rest.p) store_rest_of_o(x, o);
     if (!by_tma(x)) return;
     stage_part(x, o, 0);

@@ -8,14 +8,14 @@
 
 #include K_INSTANCE
 
-#define FEW (K_VARIANT >= FATTNI_VARIANT_FEW && !STAGED_BIAS)
+#define FEW (K_VARIANT >= FATTNI_VARIANT_FEW && !STAGED_BIAS && K_VARIANT != FATTNI_VARIANT_PARTS)
 #define HOPPER (K_ARCH == 90 && !FEW)
 #ifdef FATTNI_DECODE_SHARED
 #define DECODE 1 /* fwd_decode.cuh, which has one head_dim */
 #else
 #define DECODE 0
 #endif
-#define IN_PARTS 0
+#define IN_PARTS (K_VARIANT == FATTNI_VARIANT_PARTS)
 #if !HOPPER
 #include "core/device/dropout.cuh"
 #include "fwd/cuda/fwd_args.h"
@@ -183,6 +183,8 @@ static void set_up(problem *p, const test_case *c) {
     p->args.q_step = p->args.k_step = p->args.v_step = p->args.o_step = step;
     p->args.schedule.blocks = (c->Sq + K_BM - 1) / K_BM;
     p->args.schedule.planes = c->Hq * c->B;
+    p->args.parts = fattni_divider_of(1), p->args.part_blocks = fattni_divider_of(1 << 20);
+    p->args.planes = fattni_divider_of(c->Hq * c->B), p->args.heads = fattni_divider_of(c->Hq);
     p->args.schedule.tiles = p->args.schedule.blocks * p->args.schedule.planes;
     p->args.schedule.head_group = 2;
     p->next_tile = 0;
@@ -233,9 +235,26 @@ static void compare_row(problem *p, const sequence *s, int b, int h, int i, erro
 #if HOPPER
 static const fattni_fwd_sm90_args *args_of_run;
 static void run_kernel(void) { K_NAME(*args_of_run); }
-static int run_all(problem *p, int) {
-    args_of_run = &p->args;
-    gridDim.x = 2;
+/* Parts of `part` keys; one fewer than the longest row block has of these, if it has many. CTAs run one after the
+   other: parts, which wait for others, in one. */
+static int run_all(problem *p, int part) {
+    fattni_fwd_sm90_args *const x = &p->args;
+    args_of_run = x;
+    gridDim.x = part ? 1 : 2;
+    std::vector<int32_t> stored;
+    std::vector<float> sums;
+    std::vector<fattni_part_row> rows;
+    if (part) {
+        const int keys = (x->a.Sk + part - 1) / part, most = keys > 4 ? keys - 1 : keys,
+                  blocks = x->schedule.blocks * x->schedule.planes;
+        x->part_blocks = fattni_divider_of(part / K_BN), x->parts = fattni_divider_of(most);
+        x->schedule.tiles *= most;
+        stored.resize((size_t)blocks);
+        sums.resize((size_t)(blocks * (most - 1) * K_BM * K_DV), NAN);
+        rows.resize((size_t)(blocks * most * K_BM), {NAN, NAN, NAN, NAN});
+        x->parts_stored = stored.data(), x->part_sums = sums.data(), x->part_rows = rows.data();
+        printf("in up to %d parts, ", most);
+    }
     for (int n = 0; n < (int)gridDim.x; ++n) machine_run(n, 1, 32 * K_WARPS, (unsigned)n, run_kernel);
     return 1;
 }
