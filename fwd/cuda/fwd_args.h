@@ -31,23 +31,41 @@ typedef struct fattni_part_row {
     float alignment;
 } fattni_part_row;
 
+/* What tells a tile from its number, without divisions. */
+typedef struct fattni_fwd_order {
+    fattni_divider group, planes, last_planes; /* tiles of a head group; its planes, and those of the last one */
+    fattni_divider parts, heads;               /* parts of a row block, at most; 1: none is divided */
+    int32_t last;                              /* the last head group */
+} fattni_fwd_order;
+
 typedef struct fattni_fwd_sm90_args {
     CUtensorMap q, k, v, o; /* {d, row, head, batch}, boxes of 64 columns; o: of the 16 rows of a warp */
     CUtensorMap bias;       /* BIASED: {column, row, head, batch}, boxes of 64 columns and 64 rows */
     fattni_attention_args a;
     fattni_sm90_schedule schedule;
+    fattni_fwd_order order;
     fattni_map_step q_step, k_step, v_step, o_step, bias_step;
     int32_t o_by_tma;  /* whether O has a map */
     float scale_log2;  /* scale times log2 e: read from constant memory, it takes no register */
     uint32_t zero;     /* 0, which the compiler does not know (fwd_sm90.cuh) */
     fattni_f8_args f8; /* zero for other kernels */
     /* Row blocks whose keys are divided (fwd_sm90_parts.cuh). */
-    fattni_divider parts;       /* of a row block, at most; 1: none is divided */
     fattni_divider part_blocks; /* key blocks of a part, at most */
-    fattni_divider planes, heads;
     float *part_sums;           /* [row blocks of all heads, parts - 1, BM, DV]: O, in the order of registers */
     fattni_part_row *part_rows; /* [row blocks, parts, BM] */
     int32_t *parts_stored;      /* [row blocks]; 0 at the start */
 } fattni_fwd_sm90_args;
+
+/* in_groups: all but full kernels, which take a plane after the other. */
+FATTNI_DIVIDER fattni_fwd_order fattni_fwd_order_of(const fattni_sm90_schedule *s, int heads, int parts,
+                                                    int in_groups) {
+    const int each = in_groups ? s->head_group : 1, last = (s->planes - 1) / each;
+    fattni_fwd_order x;
+    x.group = fattni_divider_of(each * s->blocks * parts);
+    x.planes = fattni_divider_of(each), x.last_planes = fattni_divider_of(s->planes - last * each);
+    x.parts = fattni_divider_of(parts), x.heads = fattni_divider_of(heads);
+    x.last = last;
+    return x;
+}
 
 #endif

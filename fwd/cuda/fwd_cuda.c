@@ -372,16 +372,17 @@ fattn_status fattni_fwd_sm90_args_of(fattn_ctx *ctx, const fattni_problem *p, co
     *out = (fattni_fwd_sm90_args){.a = fattni_cuda_args_of(p),
                                   .o_by_tma = p->o.dtype == (int32_t)p->dtype && fattni_sm90_maps(&p->o, p->Dv)};
     out->scale_log2 = out->a.scale * 1.4426950408889634f;
-    out->schedule = fattni_sm90_schedule_of(blocks_of(p, k), p->Hq * p->B, fattni_fwd_head_group(ctx, p, 2));
+    const bool divided = parts->most > 1; /* few heads: in one group */
+    out->schedule = fattni_sm90_schedule_of(blocks_of(p, k), p->Hq * p->B,
+                                            divided ? p->Hq * p->B : fattni_fwd_head_group(ctx, p, 2));
+    out->order = fattni_fwd_order_of(&out->schedule, (int)p->Hq, (int)parts->most, k->variant != FATTNI_VARIANT_FULL);
     out->schedule.tiles *= (int32_t)parts->most;
     out->schedule.next_tile = p->workspace;
     char *const stored = (char *)p->workspace + FATTNI_ALIGN, *const rows =
                                                                   stored + fattni_fwd_parts_stored(p, k, parts);
     out->parts_stored = (int32_t *)stored, out->part_rows = (fattni_part_row *)rows;
     out->part_sums = (float *)(rows + fattni_fwd_parts_rows(p, k, parts));
-    out->parts = fattni_divider_of((int32_t)parts->most);
     out->part_blocks = fattni_divider_of((int32_t)parts->blocks);
-    out->planes = fattni_divider_of(out->schedule.planes), out->heads = fattni_divider_of((int32_t)p->Hq);
     FATTNI_TRY(fattni_cuda_enter(ctx, &entered)); /* encoding a tensor map needs a current context */
     const fattn_status s = make_maps(ctx, p, k, out);
     fattni_cuda_leave(ctx, entered);
@@ -395,8 +396,8 @@ static fattn_status run_sm90(fattn_ctx *ctx, const fattni_problem *p, const fatt
     FATTNI_TRY(fattni_fwd_sm90_args_of(ctx, p, k, &parts, &x));
     const int64_t grid = fattni_min(x.schedule.tiles, ctx->gpu.sms);
     /* Up to the rows of parts; where each CTA has one tile, none. */
-    const int64_t counters = x.parts.by > 1 ? (int32_t *)x.part_rows - x.schedule.next_tile
-                                            : k->variant != FATTNI_VARIANT_FULL && x.schedule.tiles > grid;
+    const int64_t counters = x.order.parts.by > 1 ? (int32_t *)x.part_rows - x.schedule.next_tile
+                                                  : k->variant != FATTNI_VARIANT_FULL && x.schedule.tiles > grid;
     return fattni_sm90_start(ctx, k, grid, &x, sizeof x, x.schedule.next_tile, counters);
 }
 

@@ -9,6 +9,7 @@
 #include "tiles.h"
 
 #include <criterion/criterion.h>
+#include <fattn/graph.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -736,6 +737,24 @@ static bool is_divided(fattn_ctx *ctx, const attention_case *c) {
     return divided;
 }
 
+/* Bits of launches of a graph, whose counters are zeroed each time. */
+static void check_graph(fattn_ctx *ctx, const attention_case *c) {
+    call *const x = call_new(ctx, c);
+    fattn_graph *g;
+    call_forward(x);
+    const uint64_t first = call_bits(x, CALL_O, CALL_LSE);
+    call_fill(x, CALL_O, NAN), call_fill(x, CALL_LSE, NAN);
+    cr_assert_eq(fattn_graph_begin(ctx), FATTN_OK, "%s", fattn_ctx_error(ctx));
+    call_forward(x);
+    cr_assert_eq(fattn_graph_end(ctx, &g), FATTN_OK, "%s", fattn_ctx_error(ctx));
+    for (int n = 0; n < 3; ++n) {
+        cr_assert_eq(fattn_graph_launch(ctx, g), FATTN_OK, "%s", fattn_ctx_error(ctx));
+        cr_assert_eq(call_bits(x, CALL_O, CALL_LSE), first, "%s, launch %d", x->plan.fwd_kernel, n);
+    }
+    fattn_graph_destroy(ctx, g);
+    call_free(x);
+}
+
 /* Hopper's: with softcap, ALiBi, bias, dropout and packed sequences row blocks are whole. */
 Test(cuda_attention, divided_keys, .timeout = 400) {
     fattn_ctx *const ctx = device_or_skip(), *const cpu = attention_context(0);
@@ -764,6 +783,7 @@ Test(cuda_attention, divided_keys, .timeout = 400) {
                             .dtype = half_type(n % 2)};
         cr_assert(is_divided(ctx, &c));
         check_repeats(ctx, &c, 250);
+        check_graph(ctx, &c);
         c.flags |= FATTN_DETERMINISTIC;
         cr_assert(!is_divided(ctx, &c));
     }

@@ -171,18 +171,26 @@ typedef struct tile {
     int part, parts;   /* TAKES_PARTS */
 } tile;
 
-#if TAKES_PARTS
-/* The last rows first, of each row block the parts one after the other, all heads side by side. Without divisions: the
-   first tile's loads wait for this. */
+/* The row block of a tile's number, and its part. Full: plane after plane. Others: in head groups, of each the last rows,
+   which see most keys, first; parts one after the other, planes side by side. */
 DEVICE tile row_block_of(const fattni_fwd_sm90_args *p, int number) {
-    int plane = fattni_divide(&number, &p->planes);
-    const int part = fattni_divide(&number, &p->parts), h = fattni_divide(&plane, &p->heads);
-    const tile t = {(p->schedule.blocks - 1 - number) * BM, h, plane, 0, 0, part, 1};
+    int block = fattni_divide(&number, &p->order.group), plane = number, part = 0;
+    if (COUNTED) {
+        const fattni_divider planes = number == p->order.last ? p->order.last_planes : p->order.planes;
+        plane = number * p->schedule.head_group + fattni_divide(&block, &planes);
+        if (TAKES_PARTS) part = fattni_divide(&block, &p->order.parts);
+        block = p->schedule.blocks - 1 - block;
+    }
+    tile t = {block * BM, 0, plane, 0, 0, part, 1};
+    t.h = fattni_divide(&t.b, &p->order.heads);
+    if (BIASED && !p->bias_step.batch) /* sequences that share a bias follow each other: it stays in L2 */
+        t.h = plane / p->a.B, t.b = plane % p->a.B;
     return t;
 }
+#if TAKES_PARTS
 /* From all keys of a row block to those of a part, in equal parts, of which the first has the last keys. */
 DEVICE void narrow_to_part(const fattni_fwd_sm90_args *p, tile *t) {
-    const int n = t->part, parts = min(fattni_divided(t->blocks - 1, &p->part_blocks) + 1, (int)p->parts.by);
+    const int n = t->part, parts = min(fattni_divided(t->blocks - 1, &p->part_blocks) + 1, (int)p->order.parts.by);
     const int each = t->blocks / parts, longer = t->blocks - parts * each, end = n * each + min(n, longer);
     t->parts = parts, t->first += t->blocks - end;
     t->blocks = n < parts ? each + (n < longer) : 0;
@@ -191,15 +199,7 @@ DEVICE void narrow_to_part(const fattni_fwd_sm90_args *p, tile *t) {
 #endif
 /* Also the tile's sequence. blocks = 0: the rows lie beyond its end, or have no such part. */
 DEVICE tile tile_of(const fattni_fwd_sm90_args *p, int number, sequence *s) {
-#if TAKES_PARTS
     tile t = row_block_of(p, number);
-#else
-    const position at = position_of(&p->schedule, number, COUNTED);
-    const int block = COUNTED ? p->schedule.blocks - 1 - at.block : at.block; /* the last rows see most keys */
-    tile t = {block * BM, at.plane % p->a.Hq, at.plane / p->a.Hq, 0, 0, 0, 1};
-    if (BIASED && !p->bias_step.batch) /* sequences that share a bias follow each other: it stays in L2 */
-        t.h = at.plane / p->a.B, t.b = at.plane % p->a.B;
-#endif
     *s = BANDS ? sequence_of(&p->a, t.b) : whole_sequence(&p->a, t.b, CAUSAL);
     if (BANDS && t.i0 >= s->Sq) return t;
     const int end = COUNTED ? min(s->Sk, t.i0 + BM + s->hi) : s->Sk;

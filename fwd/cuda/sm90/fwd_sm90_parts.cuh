@@ -20,11 +20,11 @@ DEVICE int number_of(const fattni_fwd_sm90_args *p, const volatile tile_slot *fr
 }
 /* Where a part stores row `row0` of its rows. */
 DEVICE fattni_part_row *row_of_part(const fattni_fwd_sm90_args *p, int row_block, int part, int row0) {
-    return p->part_rows + ((int64_t)row_block * (int)p->parts.by + part) * BM + row0;
+    return p->part_rows + ((int64_t)row_block * (int)p->order.parts.by + part) * BM + row0;
 }
 /* Where it stores this lane's O; float4s are 32 apart. */
 DEVICE float4 *sums_of_part(const fattni_fwd_sm90_args *p, int row_block, int part, int row0) {
-    const int64_t warps = ((int64_t)row_block * ((int)p->parts.by - 1) + part) * (BM / 16) + row0 / 16;
+    const int64_t warps = ((int64_t)row_block * ((int)p->order.parts.by - 1) + part) * (BM / 16) + row0 / 16;
     return (float4 *)p->part_sums + warps * (16 * DV / 4) + (int)threadIdx.x % 32;
 }
 

@@ -183,10 +183,10 @@ static void set_up(problem *p, const test_case *c) {
     p->args.q_step = p->args.k_step = p->args.v_step = p->args.o_step = step;
     p->args.schedule.blocks = (c->Sq + K_BM - 1) / K_BM;
     p->args.schedule.planes = c->Hq * c->B;
-    p->args.parts = fattni_divider_of(1), p->args.part_blocks = fattni_divider_of(1 << 20);
-    p->args.planes = fattni_divider_of(c->Hq * c->B), p->args.heads = fattni_divider_of(c->Hq);
+    p->args.part_blocks = fattni_divider_of(1 << 20);
     p->args.schedule.tiles = p->args.schedule.blocks * p->args.schedule.planes;
     p->args.schedule.head_group = 2;
+    p->args.order = fattni_fwd_order_of(&p->args.schedule, c->Hq, 1, K_VARIANT != FATTNI_VARIANT_FULL);
     p->next_tile = 0;
     p->args.schedule.next_tile = &p->next_tile;
 }
@@ -247,7 +247,7 @@ static int run_all(problem *p, int part) {
     if (part) {
         const int keys = (x->a.Sk + part - 1) / part, most = keys > 4 ? keys - 1 : keys,
                   blocks = x->schedule.blocks * x->schedule.planes;
-        x->part_blocks = fattni_divider_of(part / K_BN), x->parts = fattni_divider_of(most);
+        x->part_blocks = fattni_divider_of(part / K_BN), x->order = fattni_fwd_order_of(&x->schedule, x->a.Hq, most, 1);
         x->schedule.tiles *= most;
         stored.resize((size_t)blocks);
         sums.resize((size_t)(blocks * (most - 1) * K_BM * K_DV), NAN);
