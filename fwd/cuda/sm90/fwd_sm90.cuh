@@ -171,8 +171,8 @@ typedef struct tile {
     int part, parts;   /* TAKES_PARTS */
 } tile;
 
-/* The row block of a tile's number, and its part. Full: plane after plane. Others: in head groups, of each the last rows,
-   which see most keys, first; parts one after the other, planes side by side. */
+/* The row block of a tile's number, and its part. Full: plane after plane. Others: in head groups, of each first the
+   last rows, which see most keys; parts one after the other, planes side by side. */
 DEVICE tile row_block_of(const fattni_fwd_sm90_args *p, int number) {
     int block = fattni_divide(&number, &p->order.group), plane = number, part = 0;
     if (COUNTED) {
