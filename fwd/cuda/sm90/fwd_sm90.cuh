@@ -330,13 +330,18 @@ DEVICE int next_number(const fattni_fwd_sm90_args *p, int number) {
     if (p->schedule.tiles <= (int)gridDim.x) return p->schedule.tiles;
     if (!is_leader()) return 0;
     grid_dependency_wait();
-    return (int)gridDim.x + atomicAdd(p->schedule.next_tile, 1);
+    return (TAKES_PARTS ? 0 : (int)gridDim.x) + atomicAdd(p->schedule.next_tile, 1);
+}
+/* A CTA that waits for a part must not have a later tile than one that does not run yet, as it may be on a GPU that
+   another kernel has a part of: where CTAs have several tiles, all are counted. */
+DEVICE int first_number(const fattni_fwd_sm90_args *p) {
+    return TAKES_PARTS && p->schedule.tiles > (int)gridDim.x ? from_leader(next_number(p, 0)) : (int)blockIdx.x;
 }
 
 /* Order of loads: K(0), K(1), V(0), K(2), V(1), ... over all tiles, as the consumers need them. Q comes before its
    tile's first K; with one stage, where the consumers must have finished with the last tile's Q, after it. */
 DEVICE void produce(const fattni_fwd_sm90_args *p, uint32_t shared, shared_memory *smem) {
-    int number = (int)blockIdx.x;
+    int number = first_number(p);
     uint32_t kv = 0; /* key blocks loaded */
     key_location last = {0, 0, 0, 0, 0, 0, {0, 0}};
     for (int n = 0;; ++n) {

@@ -2,7 +2,7 @@
 
    A part has m, l and O of its keys. All but the last store O, and a counter tells how many have; the last one adds
    theirs to its own, in their order: with m = max(m1, m2), O = O1 exp(m1 - m) + O2 exp(m2 - m), l likewise. Then its
-   rows end as those of a tile that has all keys. It waits for parts whose tiles were started before it.
+   rows end as those of a tile that has all keys. It waits for parts whose tiles were started before it (first_number).
 
    The counter is for another warp: before it counts, what was stored must have arrived, for which the consumers' next
    softmax would wait.
