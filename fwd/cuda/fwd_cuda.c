@@ -186,8 +186,8 @@ static const fattni_cuda_kernel *sooner(const fattn_ctx *ctx, const fattni_probl
     enum { ROUNDS = 8 }; /* of tiles, from which on the last one does not matter */
     if (first->D != next->D || first->BM == next->BM || next->variant > FATTNI_VARIANT_CAUSAL) return first;
     if (first->variant == FATTNI_VARIANT_SHORT && p->Sq <= FATTNI_SHORT_ROWS) return first;
-    const fattni_cuda_kernel *const less = first->BM < next->BM ? first : next, *const more =
-                                                                                    less == first ? next : first;
+    const fattni_cuda_kernel *const less = first->BM < next->BM ? first : next;
+    const fattni_cuda_kernel *const more = less == first ? next : first;
     if (blocks_of(p, more) * p->Hq * p->B > ROUNDS * ctx->gpu.all_sms) return more;
     return 8 * longest_work(ctx, p, less) < 7 * longest_work(ctx, p, more) ? less : more;
 }
@@ -378,8 +378,8 @@ fattn_status fattni_fwd_sm90_args_of(fattn_ctx *ctx, const fattni_problem *p, co
     out->order = fattni_fwd_order_of(&out->schedule, (int)p->Hq, (int)parts->most, k->variant != FATTNI_VARIANT_FULL);
     out->schedule.tiles *= (int32_t)parts->most;
     out->schedule.next_tile = p->workspace;
-    char *const stored = (char *)p->workspace + FATTNI_ALIGN, *const rows =
-                                                                  stored + fattni_fwd_parts_stored(p, k, parts);
+    char *const stored = (char *)p->workspace + FATTNI_ALIGN;
+    char *const rows = stored + fattni_fwd_parts_stored(p, k, parts);
     out->parts_stored = (int32_t *)stored, out->part_rows = (fattni_part_row *)rows;
     out->part_sums = (float *)(rows + fattni_fwd_parts_rows(p, k, parts));
     out->part_blocks = fattni_divider_of((int32_t)parts->blocks);

@@ -289,6 +289,7 @@ Test(host_launch, few_row_blocks_are_divided) {
         {1, 2, 4096, 4096, 256, 3, 18, FATTN_CAUSAL},
         {2, 1, 4096, 4096, 256, 3, 18, FATTN_CAUSAL},
         {1, 4, 200, 1 << 14, 128, 16, 8, 0},
+        {1, 8, 24 * 128, 1 << 20, 128, 2, 4096, 0}, /* with more parts the workspace would be larger */
         {1, 128, 128, 128, 128, 1, 1, 0},
         {1, 16, 4096, 4096, 128, 1, 1, 0},
         {64, 1, 8192, 8192, 128, 1, 1, FATTN_CAUSAL},

@@ -8,7 +8,8 @@
    part takes to store its O, and what the last one takes to wait for the others and to add each; and what the kernel
    that divides takes more than the others, beside a sixteenth of all. */
 enum { STEP = 10, TILE = 30, STORE = 30, WAIT = 40, ADD = 6, START = 13 };
-enum { MOST_SMS = 256, MOST_BLOCKS = 3 * MOST_SMS / 2, MOST_PARTS = 16 };
+/* ROUNDS: of parts on all SMs, which bounds the workspace. */
+enum { MOST_SMS = 256, MOST_BLOCKS = 3 * MOST_SMS / 2, MOST_PARTS = 16, ROUNDS = 4 };
 
 /* A call's row blocks: of each of `planes` heads `count`, which see so many key blocks. */
 typedef struct row_blocks {
@@ -38,6 +39,7 @@ static int32_t end_of(const row_blocks *x, int32_t most, int32_t sms, int32_t *w
 static int32_t part_blocks(const row_blocks *x, int32_t sms) {
     int32_t work, best = x->longest, end = (end_of(x, best, sms, &work) - START) * 16 / 17;
     for (int32_t parts = 2; parts <= MOST_PARTS && parts <= x->longest; ++parts) {
+        if (parts * x->count * x->planes > ROUNDS * sms) break;
         const int32_t most = (x->longest + parts - 1) / parts, with = end_of(x, most, sms, &work);
         if (with < end) best = most, end = with;
         if (work >= end) break;
