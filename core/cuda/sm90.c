@@ -78,7 +78,8 @@ fattni_sm90_schedule fattni_sm90_schedule_of(int64_t blocks, int64_t planes, int
 
 fattn_status fattni_sm90_start(fattn_ctx *ctx, const fattni_cuda_kernel *k, int64_t grid, const void *args,
                                size_t args_bytes, int32_t *next_tile, int64_t count) {
-    if (count == 0) return fattni_cuda_launch(ctx, k, grid, args, args_bytes);
+    if (count == 1) FATTNI_TRY(fattni_cuda_zero(ctx, next_tile, sizeof *next_tile)); /* less work for the host */
+    if (count <= 1) return fattni_cuda_launch(ctx, k, grid, args, args_bytes);
     const fattni_zero_args zero = {next_tile, (int32_t)count};
     FATTNI_TRY(fattni_cuda_ready(ctx, k));
     /* Not itself started early: then what comes before it has ended when the kernel starts. */

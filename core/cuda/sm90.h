@@ -25,8 +25,8 @@ fattn_status fattni_sm90_map_codes(fattn_ctx *ctx, const fattni_array *a, int64_
 /* Tiles, blocks and planes of a call with `blocks` blocks in each of `planes` (b, h); the caller sets next_tile. */
 fattni_sm90_schedule fattni_sm90_schedule_of(int64_t blocks, int64_t planes, int64_t head_group);
 /* Starts a kernel whose first `count` counters at next_tile are zero when it passes grid_dependency_wait, which it does
-   not have to do before it reads the call's tensors: these kernels start while the counters are being zeroed. count 0:
-   it needs none. */
+   not have to do before it reads the call's tensors: it may start while more than one counter are being zeroed. count
+   0: it needs none. */
 fattn_status fattni_sm90_start(fattn_ctx *ctx, const fattni_cuda_kernel *k, int64_t grid, const void *args,
                                size_t args_bytes, int32_t *next_tile, int64_t count);
 /* Whether their numbers fit 32 bits. */
