@@ -28,7 +28,7 @@
                kernels of d 256), and otherwise from registers, 16 bytes per thread.
    Rounding    P to the input dtype before P V, unscaled; everything else fp32.
    Variants    full, causal and short have no other feature; banded has windows, lengths, sink and merge, parts also
-               row blocks whose keys are divided among tiles (fwd_sm90_parts.cuh), general
+               row blocks whose keys are divided among tiles (fwd_sm90_parts.cuh), general also
                softcap, ALiBi, bias and dropout, as uniform branches. biased is banded with a bias, whose tile
                is loaded beside K and V, one stage with the rows of each consumer.
    ALiBi       is what the accumulators of S start from; beside a softcap or a bias it is added to S instead.

@@ -37,6 +37,7 @@ DEVICE void store_rows(const fattni_fwd_sm90_args *p, const volatile tile_slot *
         const float shift = has_shifts(r) ? smem->shifts[row0 + 8 * e] : 0.0f;
         if (threadIdx.x % 4 == 0) __stcg((float4 *)(to + 8 * e), make_float4(r->m[e], sum[e], shift, 0.0f));
     }
+    __syncwarp(); /* join_parts reads them in all lanes */
 }
 
 DEVICE float4 load_of_part(const void *from) {
