@@ -13,7 +13,7 @@ typedef struct fattni_map_step {
 } fattni_map_step;
 
 typedef struct fattni_sm90_schedule {
-    int32_t *next_tile;    /* counts the tiles handed out beyond the first of each CTA; 0 at the start */
+    int32_t *next_tile;    /* counts tiles that are handed out, of some kernels not each CTA's first; 0 at the start */
     int32_t tiles, blocks; /* tiles of the call; tiles of one (b, h). A cluster's tiles count as one */
     int32_t planes;        /* the number of (b, h) */
     int32_t head_group;    /* planes that are scheduled together, so that their K and V (Q and dO) stay in L2 */

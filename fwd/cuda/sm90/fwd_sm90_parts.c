@@ -71,15 +71,15 @@ fattni_fwd_parts fattni_fwd_sm90_parts(const fattn_ctx *ctx, const fattni_proble
     return x;
 }
 
+static int64_t row_blocks_of(const fattni_problem *p, const fattni_cuda_kernel *k) {
+    return fattni_ceil_div(p->Sq, k->BM) * p->Hq * p->B;
+}
 size_t fattni_fwd_parts_stored(const fattni_problem *p, const fattni_cuda_kernel *k, const fattni_fwd_parts *x) {
-    const int64_t all = fattni_ceil_div(p->Sq, k->BM) * p->Hq * p->B;
-    return x->most > 1 ? (size_t)fattni_round_up(all * 4, FATTNI_ALIGN) : 0;
+    return x->most > 1 ? (size_t)fattni_round_up(row_blocks_of(p, k) * (int64_t)sizeof(int32_t), FATTNI_ALIGN) : 0;
 }
 size_t fattni_fwd_parts_rows(const fattni_problem *p, const fattni_cuda_kernel *k, const fattni_fwd_parts *x) {
-    const int64_t all = fattni_ceil_div(p->Sq, k->BM) * p->Hq * p->B;
-    return x->most > 1 ? (size_t)(all * x->most * k->BM) * sizeof(fattni_part_row) : 0;
+    return x->most > 1 ? (size_t)(row_blocks_of(p, k) * x->most * k->BM) * sizeof(fattni_part_row) : 0;
 }
 size_t fattni_fwd_parts_sums(const fattni_problem *p, const fattni_cuda_kernel *k, const fattni_fwd_parts *x) {
-    const int64_t all = fattni_ceil_div(p->Sq, k->BM) * p->Hq * p->B;
-    return (size_t)(all * (x->most - 1) * k->BM * k->Dv) * sizeof(float);
+    return (size_t)(row_blocks_of(p, k) * (x->most - 1) * k->BM * k->Dv) * sizeof(float);
 }
