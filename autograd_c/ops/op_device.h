@@ -15,6 +15,7 @@
 struct fattni_batched_product; /* autograd_c/ops/matrix/product.h */
 struct fattni_elements;        /* autograd_c/ops/ops.h */
 struct fattni_gemm;            /* core/cpu/gemm_cpu.h */
+struct fattni_row_norm;        /* autograd_c/ops/ops.h */
 
 typedef struct fattni_code {
     void (*plan)(fattn_op_call *c); /* at the end of infer: saved_bytes and workspaces */
@@ -55,6 +56,8 @@ typedef struct fattni_product_code {
     bool one_stride; /* leads from each matrix of a batch to the next, upwards; else they lie anywhere */
     /* Whether BF16 operands of an op with FATTN_OP_F32_ON_CPU are multiplied as they are; NULL: always. */
     fattn_status (*takes_bf16)(fattn_ctx *ctx, int64_t M, int64_t N, int64_t K, bool *takes);
+    /* Whether norm(x) w^T can be one product (fattni_product.norm), for one row x [1,K] and w [N,K]; NULL: never. */
+    bool (*takes_norm)(const fattn_tensor *x, const fattn_tensor *w, const struct fattni_row_norm *norm);
     size_t (*workspace)(const fattn_ctx *ctx, fattn_dtype operands, const struct fattni_gemm *first, int64_t batches);
     /* onto_added: whether p->onto is in C now; else the caller adds it. */
     fattn_status (*run)(fattn_ctx *ctx, const struct fattni_batched_product *p, void *workspace, bool *onto_added);

@@ -12,6 +12,10 @@
 #include "autograd_c/ops/op_device.h"
 #include "core/tensor/rows.h"
 
+/* Attribute of linear, linear_residual and linear_gelu. */
+typedef struct fattni_linear {
+    bool early; /* fattni_product's, of w */
+} fattni_linear;
 extern const fattn_op_def fattni_op_linear, fattni_op_matmul, fattni_op_add, fattni_op_mul, fattni_op_gelu,
     fattni_op_silu, fattni_op_layernorm, fattni_op_rmsnorm, fattni_op_embedding, fattni_op_rope, fattni_op_heads,
     fattni_op_merge, fattni_op_cast, fattni_op_cross_entropy, fattni_op_linear_cross_entropy, fattni_op_scale,
@@ -105,6 +109,12 @@ fattn_status fattni_choose_products(fattn_op_call *c, int64_t M, int64_t N, int6
 /* Products through OpenBLAS, oneDNN or cuBLAS (product.c). C[..,M,N] = op(A) op(B) (+ C or onto) over the same leading
    dimensions, any strides: what a BLAS cannot read or write in its place goes through the
    workspace, whose size depends on the device, shapes and strides alone. */
+/* The norm of a row x: ((x - mean) r) gain + bias, in x's dtype; mean is 0 unless it is centred (op_norm.c). */
+typedef struct fattni_row_norm {
+    const void *gain, *bias; /* bias NULL: none */
+    double eps;
+    bool centred;
+} fattni_row_norm;
 typedef struct fattni_product {
     const fattn_tensor *a, *b, *c;
     bool trans_a, trans_b, add;
@@ -113,6 +123,8 @@ typedef struct fattni_product {
     const fattn_tensor
         *gelu;       /* where gelu(C) goes: C itself, or as C apart from it; not with add or onto; NULL: none */
     bool *activated; /* with gelu: whether it has been written; else the caller does it */
+    bool early;      /* B may be read before the kernels before have ended; only where nothing of theirs writes it */
+    const fattni_row_norm *norm; /* in A's place its norm, where fattni_product_code.takes_norm says so; NULL: none */
 } fattni_product;
 size_t fattni_product_workspace(const fattn_ctx *ctx, const fattni_product *p);
 fattn_status fattni_product_run(fattn_ctx *ctx, const fattni_product *p, void *workspace);

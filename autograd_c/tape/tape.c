@@ -159,13 +159,18 @@ fattn_var fattn_use(fattn_tape *t, fattn_param *p) {
     if (!s) s = reserve(t, 1);
     if (fattni_tape_fail(t, s)) return (fattn_var){0};
     fattni_variable *v = add_variable(t, &p->value);
-    if (!(p->flags & FATTN_PARAM_FROZEN)) {
+    v->is_frozen = p->flags & FATTN_PARAM_FROZEN;
+    if (!v->is_frozen) {
         v->wants_grad = v->is_param = true;
         v->param = p;
         v->grad = p->grad;
         v->cover.all = true;
     }
     return (fattn_var){t->count};
+}
+
+bool fattni_tape_reads_early(const fattn_tape *t, fattn_var v) {
+    return t && t->ctx->recording && v.id >= 1 && v.id <= t->count && t->variables[v.id].is_frozen;
 }
 
 /* One block is shared by all calls. While a graph is recorded it stays, and this fails: recorded ops may use it. */

@@ -67,6 +67,7 @@ typedef struct fattni_variable {
     bool wants_grad;
     bool keep_grad; /* do not recycle the gradient */
     bool is_param;  /* grad belongs to the caller and is always added to */
+    bool is_frozen; /* a frozen parameter */
     const fattn_param *param;
     /* of bases only */
     bool reached;              /* by the backward in progress: has a gradient, or would have one if it had elements */
@@ -152,6 +153,9 @@ fattn_status fattni_grad_read(fattn_tape *t, int32_t id, fattn_tensor *d);
 fattn_status fattni_grad_pass(fattn_tape *t, int32_t from, int32_t to);
 /* After the producer's backward: releases the gradient's memory, unless it is kept. */
 void fattni_grad_release(fattn_tape *t, int32_t id);
+/* Whether kernels of a graph that is being recorded may read v before the kernels before them have ended
+   (FATTN_PARAM_FROZEN). False for what is no variable. */
+bool fattni_tape_reads_early(const fattn_tape *t, fattn_var v);
 /* Whether the gradients of two inputs may share an element. */
 bool fattni_grads_overlap(const fattn_tape *t, int32_t a, int32_t b);
 

@@ -58,8 +58,8 @@ static fattn_var attend(const model *m, fattn_tape *t, fattn_param *p, fattn_var
     const model_config *c = &m->config;
     const fattn_var none = {0};
     const int H = c->heads, G = c->kv_heads, D = (int)(c->channels / H);
-    const fattn_var h = fattn_op_rmsnorm(t, x, fattn_use(t, &p[ATTN_NORM]), NORM_EPS);
-    const fattn_var qkv = fattn_op_linear(t, h, fattn_use(t, &p[QKV]), none); /* [B,S,(H+2G)D] */
+    const fattn_var qkv = fattn_op_norm_linear(t, x, fattn_use(t, &p[ATTN_NORM]), none, NORM_EPS, fattn_use(t, &p[QKV]),
+                                               none, FATTN_NORM_RMS); /* [B,S,(H+2G)D] */
     const fattn_var q = fattn_op_heads(t, qkv, 0, H, D), k = fattn_op_heads(t, qkv, H, G, D);
     const fattn_var v = fattn_op_heads(t, qkv, H + G, G, D);
     const fattn_var o = fattn_op_merge(t, model_attend(m, t, q, k, v, ROPE_BASE, pass, layer)); /* [B,S,C] */
@@ -68,8 +68,8 @@ static fattn_var attend(const model *m, fattn_tape *t, fattn_param *p, fattn_var
 
 static fattn_var mlp(fattn_tape *t, fattn_param *p, fattn_var x) {
     const fattn_var none = {0};
-    const fattn_var h = fattn_op_rmsnorm(t, x, fattn_use(t, &p[MLP_NORM]), NORM_EPS);
-    const fattn_var up = fattn_op_linear_gelu(t, h, fattn_use(t, &p[MLP_UP]), none);
+    const fattn_var up = fattn_op_norm_linear(t, x, fattn_use(t, &p[MLP_NORM]), none, NORM_EPS,
+                                              fattn_use(t, &p[MLP_UP]), none, FATTN_NORM_RMS | FATTN_LINEAR_GELU);
     return fattn_op_linear_residual(t, up, fattn_use(t, &p[MLP_DOWN]), none, x);
 }
 

@@ -86,16 +86,39 @@ static fattn_status init(model *m) {
     return status;
 }
 
-static fattn_var linear(fattn_tape *t, fattn_var x, fattn_param *p, int weight) {
-    return fattn_op_linear(t, x, fattn_use(t, &p[weight]), fattn_use(t, &p[weight + 1]));
+/* The stream of residuals, and the norm of it that the next products take: computed together with the sum, of which
+   backward makes use, or, `late`, in generation, together with the product. */
+typedef struct stream {
+    fattn_tape *tape;
+    bool late;
+    fattn_var x, normed; /* normed: not when late */
+    fattn_param *norm;   /* gain and bias */
+} stream;
+
+/* x += linear(y). */
+static void add_linear(stream *s, fattn_var y, fattn_param *p, fattn_param *norm) {
+    fattn_tape *const t = s->tape;
+    const fattn_var w = fattn_use(t, &p[0]), bias = fattn_use(t, &p[1]);
+    s->norm = norm;
+    if (s->late)
+        s->x = fattn_op_linear_residual(t, y, w, bias, s->x);
+    else
+        s->x = fattn_op_linear_norm(t, y, w, bias, s->x, fattn_use(t, &norm[0]), fattn_use(t, &norm[1]), NORM_EPS,
+                                    &s->normed);
 }
 
-/* Adds linear(x) to the stream, and returns the norm of the sum. */
-static fattn_var onto(fattn_tape *t, fattn_var *stream, fattn_var x, fattn_param *linear_params, fattn_param *gain) {
-    fattn_var normed;
-    *stream = fattn_op_linear_norm(t, x, fattn_use(t, &linear_params[0]), fattn_use(t, &linear_params[1]), *stream,
-                                   fattn_use(t, &gain[0]), fattn_use(t, &gain[1]), NORM_EPS, &normed);
-    return normed;
+/* linear(norm(x)); flags: FATTN_LINEAR_GELU or 0. */
+static fattn_var linear_of_norm(const stream *s, fattn_param *p, uint32_t flags) {
+    fattn_tape *const t = s->tape;
+    const fattn_var w = fattn_use(t, &p[0]), bias = fattn_use(t, &p[1]);
+    if (!s->late) return flags ? fattn_op_linear_gelu(t, s->normed, w, bias) : fattn_op_linear(t, s->normed, w, bias);
+    return fattn_op_norm_linear(t, s->x, fattn_use(t, &s->norm[0]), fattn_use(t, &s->norm[1]), NORM_EPS, w, bias,
+                                flags);
+}
+
+static fattn_var norm_of(const stream *s) {
+    return fattn_op_layernorm(s->tape, s->x, fattn_use(s->tape, &s->norm[0]), fattn_use(s->tape, &s->norm[1]),
+                              NORM_EPS);
 }
 
 static fattn_var trunk(model *m, fattn_tape *t, const fattn_tensor *ids, fattn_var embedding, const model_pass *pass) {
@@ -103,19 +126,20 @@ static fattn_var trunk(model *m, fattn_tape *t, const fattn_tensor *ids, fattn_v
     const int H = c->heads, D = (int)(c->channels / H);
     const fattn_tensor positions = model_positions(m, pass, ids->shape[1]);
     const fattn_var at = fattn_op_embedding(t, fattn_use(t, &m->params[WPE]), fattn_input(t, &positions)); /* [S,C] */
-    fattn_var x = fattn_op_add(t, fattn_op_embedding(t, embedding, fattn_input(t, ids)), at);              /* [B,S,C] */
-    fattn_param *const blocks = &m->params[FIRST_BLOCK], *const ln_1 = &blocks[LN_1]; /* of no blocks: ln_f's */
-    fattn_var h = fattn_op_layernorm(t, x, fattn_use(t, &ln_1[0]), fattn_use(t, &ln_1[1]), NORM_EPS);
+    fattn_param *const blocks = &m->params[FIRST_BLOCK]; /* of no blocks: ln_f */
+    stream s = {.tape = t, .late = pass->cache, .norm = &blocks[LN_1]};
+    s.x = fattn_op_add(t, fattn_op_embedding(t, embedding, fattn_input(t, ids)), at); /* [B,S,C] */
+    if (!s.late) s.normed = norm_of(&s);
     for (int layer = 0; layer < c->layers; ++layer) {
         fattn_param *const p = &blocks[layer * BLOCK_PARAMS];
-        const fattn_var qkv = linear(t, h, p, ATTN); /* [B,S,3C] */
+        const fattn_var qkv = linear_of_norm(&s, &p[ATTN], 0); /* [B,S,3C] */
         const fattn_var q = fattn_op_heads(t, qkv, 0, H, D), k = fattn_op_heads(t, qkv, H, H, D);
         const fattn_var o = model_attend(m, t, q, k, fattn_op_heads(t, qkv, 2 * H, H, D), 0, pass, layer);
-        h = onto(t, &x, fattn_op_merge(t, o), &p[ATTN_PROJ], &p[LN_2]);
-        const fattn_var up = fattn_op_linear_gelu(t, h, fattn_use(t, &p[FC]), fattn_use(t, &p[FC + 1]));
-        h = onto(t, &x, up, &p[FC_PROJ], &p[BLOCK_PARAMS + LN_1]); /* the next block's, or ln_f */
+        add_linear(&s, fattn_op_merge(t, o), &p[ATTN_PROJ], &p[LN_2]);
+        add_linear(&s, linear_of_norm(&s, &p[FC], FATTN_LINEAR_GELU), &p[FC_PROJ],
+                   &p[BLOCK_PARAMS + LN_1]); /* the next block's, or ln_f */
     }
-    return h;
+    return s.late ? norm_of(&s) : s.normed;
 }
 
 const model_arch model_gpt2 = {count, FIRST_BLOCK, shape, init, trunk};

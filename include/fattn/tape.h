@@ -13,6 +13,8 @@ typedef struct fattn_tape fattn_tape;
 typedef struct fattn_var {
     int32_t id;
 } fattn_var; /* index on its tape; 0 = none or failed */
+/* FROZEN: no gradient, grad is not read. Nothing that is recorded into a fattn_graph may write the value of a frozen
+   parameter that ops of the same graph use: their kernels may read it before those before them have ended. */
 enum { FATTN_PARAM_FROZEN = 1u << 0, FATTN_PARAM_NO_DECAY = 1u << 1 };
 typedef struct fattn_param {  /* outlives the steps; the caller owns both tensors */
     fattn_tensor value, grad; /* row-major; grad: value's shape and dtype, or F32 beside 16 bits (an
@@ -63,9 +65,17 @@ FATTN_API fattn_var fattn_op_linear_residual(fattn_tape *t, fattn_var x, fattn_v
    multiples of 8. ARG: normed is NULL. */
 FATTN_API fattn_var fattn_op_linear_norm(fattn_tape *t, fattn_var x, fattn_var w, fattn_var bias, fattn_var residual,
                                          fattn_var gain, fattn_var norm_bias, float eps, fattn_var *normed);
-/* gelu(x w^T + b), tanh form. On a GPU it is one op: with BF16, gelu is applied inside the product, to what is not
-   rounded yet; backward sums bias's gradient while it computes gelu's. On a CPU it is linear and gelu. */
+/* gelu(x w^T + b), tanh form. On a GPU it is one op: with BF16, and of one row with all but F64, gelu is applied in the
+   product, to what is not rounded yet; backward sums bias's gradient while it computes gelu's. On a CPU it is linear and
+   gelu. */
 FATTN_API fattn_var fattn_op_linear_gelu(fattn_tape *t, fattn_var x, fattn_var w, fattn_var bias);
+/* linear(norm(x), w, bias), the norm being layernorm or, with FATTN_NORM_RMS and without norm_bias, rmsnorm; with
+   FATTN_LINEAR_GELU linear_gelu. These are the ops that it records, but for a row of F32, F16 or BF16 on a GPU whose
+   inputs want no gradients: up to 2048 columns in multiples of 8, in memory aligned to 16 bytes, are normalised inside
+   the product, with sums in another order. ARG: other flags; norm_bias with FATTN_NORM_RMS. */
+enum { FATTN_NORM_RMS = 1u << 0, FATTN_LINEAR_GELU = 1u << 1 };
+FATTN_API fattn_var fattn_op_norm_linear(fattn_tape *t, fattn_var x, fattn_var gain, fattn_var norm_bias, float eps,
+                                         fattn_var w, fattn_var bias, uint32_t flags);
 FATTN_API fattn_var fattn_op_matmul(fattn_tape *t, fattn_var a, fattn_var b, int trans_a,
                                     int trans_b);                          /* [..,M,K] x [..,K,N], same leading dims */
 FATTN_API fattn_var fattn_op_add(fattn_tape *t, fattn_var a, fattn_var b); /* b broadcasts to a */

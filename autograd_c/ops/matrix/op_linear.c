@@ -58,7 +58,12 @@ static fattn_status forward(fattn_op_call *c) {
     fattni_flat x = fattni_flatten(&c->in[X]);
     const fattni_flat y = fattni_flatten(&c->out[0]);
     FATTNI_TRY(fattni_flat_read(c->ctx, &x, &c->in[X], &workspace));
-    fattni_product p = {.a = &x.t, .b = &c->in[W], .c = &y.t, .trans_b = true, .row = c->in[BIAS].data};
+    fattni_product p = {.a = &x.t,
+                        .b = &c->in[W],
+                        .c = &y.t,
+                        .trans_b = true,
+                        .row = c->in[BIAS].data,
+                        .early = ((const fattni_linear *)c->attr)->early};
     if (c->n_in == RESIDUAL) return fattni_product_run(c->ctx, &p, workspace);
     const fattni_flat r = fattni_flatten(&c->in[RESIDUAL]);
     if (r.in_place) p.onto = &r.t;
@@ -125,7 +130,8 @@ static fattn_status forward_gelu(fattn_op_call *c) {
                               .trans_b = true,
                               .row = c->in[BIAS].data,
                               .gelu = &y.t,
-                              .activated = &activated};
+                              .activated = &activated,
+                              .early = ((const fattni_linear *)c->attr)->early};
     FATTNI_TRY(fattni_product_run(c->ctx, &p, workspace));
     return activated ? FATTN_OK : elements_of(c->ctx)->gelu(c->ctx, &y.t, &z);
 }
@@ -142,6 +148,7 @@ static fattn_status backward_gelu(fattn_op_call *c) {
 }
 
 const fattn_op_def fattni_op_linear = {.struct_size = sizeof(fattn_op_def),
+                                       .attr_size = sizeof(fattni_linear),
                                        .n_out = 1,
                                        .flags = FATTN_OP_F32_ON_CPU,
                                        .name = "linear",
@@ -150,6 +157,7 @@ const fattn_op_def fattni_op_linear = {.struct_size = sizeof(fattn_op_def),
                                        .backward = backward};
 
 static const fattn_op_def linear_residual = {.struct_size = sizeof(fattn_op_def),
+                                             .attr_size = sizeof(fattni_linear),
                                              .n_out = 1,
                                              .flags = FATTN_OP_F32_ON_CPU | FATTN_OP_PASS_GRAD_LAST,
                                              .name = "linear",
@@ -159,6 +167,7 @@ static const fattn_op_def linear_residual = {.struct_size = sizeof(fattn_op_def)
 
 /* Of a GPU: on a CPU they are two ops. */
 static const fattn_op_def linear_gelu = {.struct_size = sizeof(fattn_op_def),
+                                         .attr_size = sizeof(fattni_linear),
                                          .n_out = 1,
                                          .name = "linear_gelu",
                                          .infer = infer_gelu,
@@ -166,14 +175,17 @@ static const fattn_op_def linear_gelu = {.struct_size = sizeof(fattn_op_def),
                                          .backward = backward_gelu};
 
 fattn_var fattn_op_linear(fattn_tape *t, fattn_var x, fattn_var w, fattn_var bias) {
-    return fattn_op_custom(t, &fattni_op_linear, (fattn_var[]){x, w, bias}, 3, NULL);
+    return fattn_op_custom(t, &fattni_op_linear, (fattn_var[]){x, w, bias}, 3,
+                           &(fattni_linear){fattni_tape_reads_early(t, w)});
 }
 
 fattn_var fattn_op_linear_residual(fattn_tape *t, fattn_var x, fattn_var w, fattn_var bias, fattn_var residual) {
-    return fattn_op_custom(t, &linear_residual, (fattn_var[]){x, w, bias, residual}, 4, NULL);
+    return fattn_op_custom(t, &linear_residual, (fattn_var[]){x, w, bias, residual}, 4,
+                           &(fattni_linear){fattni_tape_reads_early(t, w)});
 }
 
 fattn_var fattn_op_linear_gelu(fattn_tape *t, fattn_var x, fattn_var w, fattn_var bias) {
     if (t && !elements_of(t->ctx)->gelu_back) return fattn_op_gelu(t, fattn_op_linear(t, x, w, bias));
-    return fattn_op_custom(t, &linear_gelu, (fattn_var[]){x, w, bias}, 3, NULL);
+    return fattn_op_custom(t, &linear_gelu, (fattn_var[]){x, w, bias}, 3,
+                           &(fattni_linear){fattni_tape_reads_early(t, w)});
 }

@@ -36,7 +36,9 @@ static void take_input(half *h, const fattn_op_call *c, int i) {
 
 static void take_linear(half *h, const fattn_op_call *c) {
     static const int inputs[] = {X, W, BIAS, RESIDUAL};
+    static const fattni_linear late = {false};
     take_output(h, c, SUM);
+    h->c.attr = &late;
     for (int k = 0; k < 4; ++k) take_input(h, c, inputs[k]);
 }
 

@@ -93,7 +93,9 @@ fattn_status fattni_product_run(fattn_ctx *ctx, const fattni_product *p, void *w
                                   .to = &c,
                                   .onto = direct ? p->onto : NULL,
                                   .gelu = direct && p->gelu ? p->gelu->data : NULL,
-                                  .activated = p->activated};
+                                  .activated = p->activated,
+                                  .early = p->early && b.data == p->b->data,
+                                  .norm = p->norm};
     fattni_gemm *const g = &all.first;
     g->dtype = (fattn_dtype)c.dtype;
     as_matrix(&a, &flip_a, &g->lda);

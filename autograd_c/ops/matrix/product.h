@@ -12,7 +12,9 @@ typedef struct fattni_batched_product {
     const fattn_tensor *to;   /* C */
     const fattn_tensor *onto; /* added to C; NULL: none, or the caller adds it */
     void *gelu;               /* where gelu(C) goes, lying as C; NULL: none, or the caller writes it */
-    bool *activated;          /* fattni_product's */
+    bool *activated;          /* fattni_product's, as are early and norm */
+    bool early;
+    const fattni_row_norm *norm;
 } fattni_batched_product;
 
 /* What is added has C's dtype and strides, for a BLAS that begins with it. */

@@ -1,5 +1,6 @@
-/* Products through cuBLAS: all batches in one call. */
+/* Products through cuBLAS: all batches in one call. Those with one row by a kernel of their own. */
 #include "autograd_c/ops/matrix/product.h"
+#include "autograd_c/ops/matrix/row_product.h"
 #include "autograd_c/ops/op_cuda.h"
 #include "core/cuda/blas/blas.h"
 
@@ -37,6 +38,13 @@ static fattn_status run(fattn_ctx *ctx, const fattni_batched_product *p, void *w
                                 .row = g->row};
     bool added = false;
     *onto_added = false;
+    if (fattni_cuda_is_row_product(&product, p->norm)) {
+        product.gelu = p->gelu;
+        if (p->gelu) *p->activated = true;
+        if (fattni_onto_lies_as_c(p)) product.from = p->onto->data, *onto_added = true;
+        return fattni_cuda_row_product(ctx, &product, p->early, p->norm);
+    }
+    if (p->norm) return fattn_ctx_fail(ctx, FATTN_E_STATE, "product: norm of what takes_norm refuses");
     if (p->gelu) {
         product.gelu = p->gelu;
         FATTNI_TRY(fattni_cuda_multiply(ctx, &product, workspace, p->activated));
@@ -59,4 +67,19 @@ static fattn_status run(fattn_ctx *ctx, const fattni_batched_product *p, void *w
     return fattni_cuda_multiply(ctx, &product, workspace, NULL);
 }
 
-const fattni_product_code fattni_products_cuda = {.one_stride = true, .workspace = workspace_of, .run = run};
+static bool takes_norm(const fattn_tensor *x, const fattn_tensor *w, const fattni_row_norm *norm) {
+    const fattni_cuda_gemm g = {.dtype = (fattn_dtype)x->dtype,
+                                .trans_b = true,
+                                .batches = 1,
+                                .M = 1,
+                                .N = w->shape[0],
+                                .K = w->shape[1],
+                                .a = x->data,
+                                .b = w->data,
+                                .ldb = w->stride[0],
+                                .alpha = 1};
+    return w->stride[1] == 1 && w->stride[0] >= w->shape[1] && fattni_cuda_is_row_product(&g, norm);
+}
+
+const fattni_product_code fattni_products_cuda = {
+    .one_stride = true, .takes_norm = takes_norm, .workspace = workspace_of, .run = run};

@@ -5,12 +5,6 @@
 
 enum { NORM_PACKS = FATTNI_NORM_PACKS };
 
-/* A row whose mean square is outside of (least, 1 / least) is scaled by unit or 1 / unit and
-   computed again. */
-#define NORM_LEAST_f32 0x1p-100f
-#define NORM_LEAST_f64 0x1p-900
-#define NORM_UNIT_f32 0x1p-100f
-#define NORM_UNIT_f64 0x1p-700
 #define BODY "autograd_c/ops/norm/op_norm_cuda.inc"
 #include "core/device/for_each_real.inc"
 
