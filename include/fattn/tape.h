@@ -66,8 +66,8 @@ FATTN_API fattn_var fattn_op_linear_residual(fattn_tape *t, fattn_var x, fattn_v
 FATTN_API fattn_var fattn_op_linear_norm(fattn_tape *t, fattn_var x, fattn_var w, fattn_var bias, fattn_var residual,
                                          fattn_var gain, fattn_var norm_bias, float eps, fattn_var *normed);
 /* gelu(x w^T + b), tanh form. On a GPU it is one op: with BF16, and of one row with all but F64, gelu is applied in the
-   product, to what is not rounded yet; backward sums bias's gradient while it computes gelu's. On a CPU it is linear and
-   gelu. */
+   product, to what is not rounded yet; backward sums bias's gradient while it computes gelu's. On a CPU it is linear
+   and gelu. */
 FATTN_API fattn_var fattn_op_linear_gelu(fattn_tape *t, fattn_var x, fattn_var w, fattn_var bias);
 /* linear(norm(x), w, bias), the norm being layernorm or, with FATTN_NORM_RMS and without norm_bias, rmsnorm; with
    FATTN_LINEAR_GELU linear_gelu. These are the ops that it records, but for a row of F32, F16 or BF16 on a GPU whose
