@@ -16,15 +16,10 @@ enum {
     BLOCKS_OF_AN_SM = 4 /* of this product and of the next, which wait */
 };
 
-DEVICE float warp_sum(float x) {
-#pragma unroll
-    for (int step = 16; step > 0; step /= 2) x += __shfl_xor_sync(0xffffffffu, x, step);
-    return x;
-}
 /* Over the block's first `lanes` threads, whole warps; the others are not here. */
 DEVICE float row_sum_f32(float x, int lanes) {
     __shared__ float part[WARPS];
-    x = warp_sum(x);
+    x = warp_sum_f32(x);
     named_barrier_sync(1, lanes); /* all have read the last call's parts */
     if (threadIdx.x % 32 == 0) part[threadIdx.x / 32] = x;
     named_barrier_sync(1, lanes);
@@ -89,7 +84,7 @@ DEVICE void load_packs(uint32_t to[AHEAD][4], const char *w, int p, int step, in
 DEVICE float add_lanes_and_warps(float sum, int sharing) {
     __shared__ float part[WARPS];
     const int warp = (int)threadIdx.x / 32;
-    sum = warp_sum(sum);
+    sum = warp_sum_f32(sum);
     if (sharing == 1) return sum;
     if (threadIdx.x % 32 == 0) part[warp] = sum;
     __syncthreads();

@@ -140,6 +140,9 @@ static inline float __shfl_sync(uint32_t, float x, int lane, int width = 32) {
 static inline uint32_t __shfl_xor_sync(uint32_t, uint32_t x, int mask) {
     return __shfl_sync(0, x, (int)(threadIdx.x % 32) ^ mask);
 }
+static inline double __shfl_xor_sync(uint32_t, double x, int mask) {
+    return machine_gather(&x)[(int)(threadIdx.x % 32) ^ mask];
+}
 static inline float __shfl_xor_sync(uint32_t, float x, int mask) {
     return __int_as_float((int)__shfl_xor_sync(0, (uint32_t)__float_as_int(x), mask));
 }

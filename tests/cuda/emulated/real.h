@@ -28,9 +28,6 @@ static inline void reduce_add_4(float *p, const float x[4]) {
     if ((uintptr_t)p % 16) machine_fail("a vector reduction is not aligned to 16 bytes");
     for (int e = 0; e < 4; ++e) p[e] += x[e];
 }
-static inline double __shfl_xor_sync(uint32_t, double x, int mask) {
-    return machine_gather(&x)[(int)(threadIdx.x % 32) ^ mask];
-}
 static inline float exp2_approx(float x) { return exp2f(x); }
 static inline float round_tf32(float x) { return __int_as_float((int)((__float_as_uint(x) + 0x1000u) & ~0x1fffu)); }
 

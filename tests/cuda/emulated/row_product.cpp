@@ -2,10 +2,6 @@
    row_product_cuda.c, which CMakeLists.txt compiles with that name. row_product_test.c has the tests. */
 #include "ptx.h"
 
-static inline double __shfl_xor_sync(uint32_t, double x, int mask) {
-    return machine_gather(&x)[(int)(threadIdx.x % 32) ^ mask];
-}
-
 #define shared memory /* what the kernel calls its dynamic shared memory */
 #define __CUDACC__
 #include "autograd_c/ops/matrix/row_product.cu"

@@ -4,10 +4,6 @@
 
 #include "core/tensor/philox.h"
 
-static inline double __shfl_xor_sync(uint32_t, double x, int mask) {
-    return machine_gather(&x)[(int)(threadIdx.x % 32) ^ mask];
-}
-
 #define shared memory /* what the kernel calls its dynamic shared memory */
 #define __CUDACC__
 #include "core/sampling/sample.cu"
