@@ -64,6 +64,10 @@ static bool is_few(const fattni_cuda_kernel *k) {
 static bool decodes(const fattni_cuda_kernel *k) {
     return is_few(k) && k->args_bytes == sizeof(fattni_fwd_decode_args);
 }
+/* Those of fwd_decode_rows.cuh, by tensor maps of K and V. */
+static bool decodes_rows(const fattni_cuda_kernel *k) {
+    return is_few(k) && k->args_bytes == sizeof(fattni_fwd_rows_args);
+}
 static bool is_short(const fattni_cuda_kernel *k) { return strstr(k->name, "_decode_short_"); }
 static bool is_small(const fattni_cuda_kernel *k) { return strstr(k->name, "_decode_small_"); }
 static bool fits_row(const fattni_array *a) { return a->s[2] >= 0 && a->s[2] < 1 << 30; }
@@ -80,11 +84,21 @@ static bool can_decode(const fattni_problem *p, const fattni_cuda_kernel *k, con
     return p->D == k->D && p->Dv == k->Dv && t->vector && fits_row(&p->k) && fits_row(&p->v);
 }
 
+static bool can_decode_rows(const fattni_problem *p, const fattni_cuda_kernel *k, const traits *t) {
+    const int64_t rows = tile_heads_of(p) * p->Sq;
+    if (rows <= 16 || (rows <= 64) != (k->BM == 64)) return false;
+    if (p->Sk < (rows > 32 ? 2048 : 4096)) return false; /* one sequence takes longer than in smaller tiles */
+    if (p->B == 0 || p->rows_k == 0) return false;       /* no tensor map is of nothing */
+    return p->D == k->D && p->Dv == k->Dv && t->vector && fattni_sm90_maps(&p->k, k->D) &&
+           fattni_sm90_maps(&p->v, k->D);
+}
+
 static bool matches(const fattni_cuda_kernel *k, const fattni_problem *p, const traits *t) {
     if (k->arch == 90 && !t->maps_o && k->variant < FATTNI_VARIANT_BANDED && FATTNI_FWD_SM90_STAGES_O(k->Dv, k->BN))
         return false; /* these store O only by its tensor map; the banded ones do not need it */
     if (t->unified != (k->variant == FATTNI_VARIANT_FEW_UNIFIED)) return false;
     if (decodes(k) && !can_decode(p, k, t)) return false;
+    if (decodes_rows(k) && !can_decode_rows(p, k, t)) return false;
     switch (k->variant) {
     case FATTNI_VARIANT_ADD:
     case FATTNI_VARIANT_PARTS: return false;
@@ -283,10 +297,38 @@ static split decode_of(const fattn_ctx *ctx, const fattni_problem *p, const fatt
     return s;
 }
 
+/* The same for fwd_decode_rows.cuh, where `parts` become CTAs of a tile, with `each` parts: one on an SM, if there is
+   one for each tile; otherwise they take tiles in turn. results: of a tile, that lie in memory. */
+typedef struct rows_split {
+    split s;
+    int32_t most, each, results;
+} rows_split;
+static rows_split rows_of(const fattn_ctx *ctx, const fattni_problem *p, const fattni_cuda_kernel *k) {
+    rows_split x = {.s = {.tile_heads = tile_heads_of(p), .cluster = 1}, .each = 1};
+    split *const s = &x.s;
+    const int64_t rows = s->tile_heads * p->Sq;
+    s->tiles = fattni_ceil_div(rows, k->BM), s->all_tiles = p->B * (p->Hq / s->tile_heads) * s->tiles;
+    s->rows = fattni_min(rows, k->BM);
+    const int64_t all_heads = fattni_max(p->Hq, p->rng_heads); /* of ranks together, whose bits are those of one */
+    x.most = fattni_rows_most_parts((int)fattni_min(all_heads / s->tile_heads, INT32_MAX));
+    const int keys = (int)most_keys(p);
+    /* Of those a tile has the most that sees this many keys, or fewer. */
+    s->parts = fattni_cuda_parts_of((int)fattni_min(keys, x.most * FATTNI_ROWS_LEAST), FATTNI_ROWS_LEAST);
+    while (x.each < s->parts && s->all_tiles * fattni_ceil_div(s->parts, x.each) > ctx->gpu.sms) ++x.each;
+    x.results = (int32_t)fattni_round_up(s->parts - x.each + 1, 4); /* statistics are read in vectors */
+    s->parts = fattni_ceil_div(s->parts, x.each);
+    if (s->parts > 1) s->workspace = (size_t)(s->all_tiles * x.results * s->rows * (k->D + 2)) * sizeof(float);
+    return x;
+}
+
+static split few_of(const fattn_ctx *ctx, const fattni_problem *p, const fattni_cuda_kernel *k) {
+    return decodes_rows(k) ? rows_of(ctx, p, k).s : decodes(k) ? decode_of(ctx, p, k) : split_of(p, k);
+}
+
 /* Of a kernel that is launched once. */
 static int64_t grid_of(const fattn_ctx *ctx, const fattni_problem *p, const fattni_cuda_kernel *k) {
     if (is_few(k)) {
-        const split s = decodes(k) ? decode_of(ctx, p, k) : split_of(p, k);
+        const split s = few_of(ctx, p, k);
         return s.all_tiles * s.parts;
     }
     const int64_t tiles = blocks_of(p, k) * p->Hq * p->B;
@@ -298,7 +340,7 @@ static size_t workspace_of_few(const fattn_ctx *ctx, const fattni_problem *p, co
     size_t bytes = 0;
     for (const fattni_cuda_kernel *const *k = fattni_fwd_cuda_kernels; *k; ++k) {
         if ((*k)->variant != chosen->variant || !fattni_cuda_can_run(*k, ctx, p)) continue;
-        const size_t own = (decodes(*k) ? decode_of(ctx, p, *k) : split_of(p, *k)).workspace;
+        const size_t own = few_of(ctx, p, *k).workspace;
         if (own > bytes) bytes = own;
     }
     return bytes;
@@ -475,6 +517,29 @@ static fattn_status run_decode(fattn_ctx *ctx, const fattni_problem *p, const fa
     return fattni_cuda_launch_clusters(ctx, k, s.all_tiles * z.x.parts.by, 1, 32 * z.warps, 0, &z, sizeof z);
 }
 
+static fattn_status run_rows(fattn_ctx *ctx, const fattni_problem *p, const fattni_cuda_kernel *k) {
+    const rows_split rows = rows_of(ctx, p, k);
+    const split *const s = &rows.s;
+    const int box = (int)(p->page ? fattni_min(p->page, k->BN) : k->BN);
+    fattni_fwd_rows_args z = {.x = parts_args_of(p, s),
+                              .items = (int32_t)(s->all_tiles * s->parts),
+                              .each = rows.each,
+                              .most = rows.most,
+                              .groups = rows.results,
+                              .ragged = p->page || p->packed || p->padded};
+    bool entered;
+    FATTNI_TRY(fattni_cuda_enter(ctx, &entered)); /* encoding a tensor map needs a current context */
+    fattn_status status = fattni_sm90_map(ctx, &p->k, p->dtype, k->D, box, &z.k, &z.k_step);
+    if (status == FATTN_OK) status = fattni_sm90_map(ctx, &p->v, p->dtype, k->D, box, &z.v, &z.v_step);
+    fattni_cuda_leave(ctx, entered);
+    FATTNI_TRY(status);
+    FATTNI_TRY(
+        fattni_cuda_launch_clusters(ctx, k, fattni_min(z.items, ctx->gpu.sms), 1, k->threads, k->shared, &z, sizeof z));
+    if (s->parts == 1) return FATTN_OK;
+    z.adds = 1, z.x.parts = fattni_divider_of((int32_t)fattni_ceil_div(s->rows * k->D, 4 * FATTNI_ROWS_ADDING));
+    return fattni_cuda_launch_clusters(ctx, k, s->all_tiles * z.x.parts.by, 1, FATTNI_ROWS_ADDING, 0, &z, sizeof z);
+}
+
 static fattn_status run_parts(fattn_ctx *ctx, const fattni_problem *p, const fattni_cuda_kernel *k) {
     const split s = split_of(p, k);
     const int64_t ctas = s.all_tiles * s.parts;
@@ -491,6 +556,7 @@ static fattn_status run_parts(fattn_ctx *ctx, const fattni_problem *p, const fat
 static fattn_status run(fattn_ctx *ctx, const fattni_problem *p, const fattni_kernel_plan *plan) {
     const fattni_cuda_kernel *const k = plan->choice[0], *const adder = plan->choice[1];
     if (decodes(k)) return run_decode(ctx, p, k);
+    if (decodes_rows(k)) return run_rows(ctx, p, k);
     if (is_few(k)) return run_parts(ctx, p, k);
     fattni_problem dense;
     if (p->page) {

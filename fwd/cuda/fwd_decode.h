@@ -5,6 +5,7 @@
 #ifndef FATTNI_FWD_CUDA_FWD_DECODE_H
 #define FATTNI_FWD_CUDA_FWD_DECODE_H
 
+#include "core/cuda/sm90_args.h"
 #include "fwd/cuda/fwd_parts.h"
 
 enum {
@@ -79,6 +80,36 @@ FATTNI_FWD_PARTS int fattni_decode_most_parts(int keys, int heads, int rows, int
               of_all = fattni_cuda_parts_of(keys, fattni_decode_least_part(keys, rows));
     const int parts = of_few > of_all ? of_few : of_all;
     return parts < FATTNI_DECODE_SLOTS ? parts : FATTNI_DECODE_SLOTS;
+}
+
+/* More rows (fwd_decode_rows.cuh): parts of a sequence's keys, so many that with one sequence about all SMs have some,
+   each with keys enough that to store its results costs little. */
+enum {
+    FATTNI_ROWS_LEAST = 512,  /* keys of a part, at least; parts are multiples of BLOCK */
+    FATTNI_ROWS_BLOCK = 128,  /* two of the kernel's */
+    FATTNI_ROWS_ADDING = 128, /* threads of a CTA that adds up results in memory */
+    FATTNI_ROWS_PARTS = 128   /* of all groups of heads of a sequence together, and of 8 and more groups' each 16 */
+};
+
+typedef struct fattni_fwd_rows_args {
+    CUtensorMap k, v; /* {d, key, head, batch or page}, boxes of 64 columns and 64 keys, or a page of fewer */
+    fattni_map_step k_step, v_step;
+    fattni_fwd_parts_args x;
+    int32_t items;  /* of the call: tiles x parts.by */
+    int32_t each;   /* parts of an item */
+    int32_t most;   /* parts of a tile, at most */
+    int32_t groups; /* results of a tile in memory, at most */
+    int32_t ragged; /* what lies beyond a sequence's last key need not be a number */
+    int32_t adds;   /* the launch that adds up results in memory: x.parts is CTAs of a tile's rows */
+} fattni_fwd_rows_args;
+
+/* The most parts of a tile's keys, of a sequence with so many groups of heads that share K and V. */
+FATTNI_FWD_PARTS int fattni_rows_most_parts(int heads) {
+    return heads >= 8 ? FATTNI_ROWS_PARTS / 8 : heads >= 4 ? FATTNI_ROWS_PARTS / 4 : FATTNI_ROWS_PARTS / heads;
+}
+FATTNI_FWD_PARTS int fattni_rows_keys_of_part(int keys, int most) {
+    const int part = (keys / most + (keys % most != 0) + FATTNI_ROWS_BLOCK - 1) / FATTNI_ROWS_BLOCK * FATTNI_ROWS_BLOCK;
+    return part > FATTNI_ROWS_LEAST ? part : FATTNI_ROWS_LEAST;
 }
 
 #endif

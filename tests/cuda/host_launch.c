@@ -524,6 +524,21 @@ Test(host_launch, parts_of_few_rows) {
     }
 }
 
+/* The same of fwd_decode_rows.cuh; a tile that sees all keys has no more parts than the host takes as a bound. */
+Test(host_launch, parts_of_rows_of_large_groups) {
+    for (int heads = 1; heads <= 40; ++heads) {
+        const int most = fattni_rows_most_parts(heads);
+        cr_assert(most >= FATTNI_ROWS_PARTS / 8 && most * (heads < 8 ? heads : 8) <= FATTNI_ROWS_PARTS);
+        for (int bound = 1; bound <= 300000; bound += 1 + bound / 7)
+            for (int keys = 1; keys <= bound; keys += 1 + keys / 50) {
+                const int part = fattni_rows_keys_of_part(keys, most), parts = fattni_cuda_parts_of(keys, part);
+                cr_assert(part % FATTNI_ROWS_BLOCK == 0 && part >= FATTNI_ROWS_LEAST && parts <= most &&
+                              parts <= fattni_cuda_parts_of(bound, FATTNI_ROWS_LEAST),
+                          "%d of %d keys in parts of %d", keys, bound, part);
+            }
+    }
+}
+
 /* More parts of all sequences than CUDA has blocks. */
 Test(host_launch, too_many_parts) {
     fattn_ctx ctx = context_of(80);

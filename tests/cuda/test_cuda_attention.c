@@ -458,6 +458,59 @@ Test(cuda_attention, few_rows, .timeout = 400) {
     fattn_ctx_destroy(ctx);
 }
 
+/* More rows of a group than decoding's smallest tiles have: calls whose CTAs have parts of a tile, or several tiles. */
+Test(cuda_attention, few_rows_of_large_groups, .timeout = 400) {
+    fattn_ctx *const ctx = device_or_skip(), *const cpu = attention_context(0);
+    static const int64_t queries[] = {3, 16, 5, 9, 12}, groups[] = {8, 4, 16, 2, 11, 25},
+                         keys[] = {1, 2048, 4096, 4097, 5001, 700, 7111, 9000};
+    static const attention_case features[] = {
+        {.name = "large groups"},
+        {.name = "large groups, causal, sink", .flags = FATTN_CAUSAL, .sink = true},
+        {.name = "large groups, window", .flags = FATTN_WINDOW, .window_left = 300, .window_right = 3},
+        {.name = "large groups, merge", .flags = FATTN_MERGE | FATTN_CAUSAL},
+        {.name = "large groups, padded", .flags = FATTN_CAUSAL, .lengths = LENGTHS_PADDED},
+        {.name = "large groups, packed", .sink = true, .lengths = LENGTHS_PACKED},
+    };
+    for (int n = 0; n < 8 * 6; ++n) {
+        if (!mine(n)) continue;
+        attention_case c = features[n % 6];
+        c.B = n % 5 == 2 ? 24 : 2, c.Sk = keys[n / 6], c.Sq = queries[n % 5], c.Hkv = 1 + n % 3 * (n % 3);
+        c.Hq = c.Hkv * groups[n / 2 % 6];
+        c.D = n / 3 % 2 ? 64 : 128;
+        c.layout = n % 3 ? LAYOUT_BHSD : LAYOUT_BSHD;
+        if (c.lengths != LENGTHS_NONE) {
+            c.B = 3;
+            for (int b = 0; b < 3; ++b) {
+                c.length_q[b] = (int32_t)(b == 1 ? c.Sq : c.Sq / (b + 1));
+                c.length_k[b] = (int32_t)(b == 2 ? c.Sk : c.Sk / (2 * b + 3));
+            }
+        }
+        check(cpu, &c, n % 4 ? FATTN_BF16 : FATTN_F16);
+    }
+    for (int n = 0; n < 8 && mine(0); ++n) { /* one tile of 64 rows, of 128, two; one sequence, and more than SMs */
+        const attention_case c = {.name = "large groups",
+                                  .B = n % 2 ? 40 : 1,
+                                  .Hq = (const int64_t[]){32, 64, 72, 24}[n / 2],
+                                  .Hkv = 8,
+                                  .Sq = 16,
+                                  .Sk = 5000,
+                                  .D = n % 4 < 2 ? 64 : 128,
+                                  .dtype = half_type(n % 3 != 1),
+                                  .wide = true};
+        call *const x = call_new(ctx, &c);
+        call_forward(x);
+        if (ctx->gpu.arch == 90) cr_assert(strstr(x->plan.fwd_kernel, "_decode_rows_"), "%s", x->plan.fwd_kernel);
+        const uint64_t bits = call_bits(x, CALL_O, CALL_LSE);
+        for (int m = 0; m < 100; ++m) {
+            call_forward(x);
+            cr_assert_eq(call_bits(x, CALL_O, CALL_LSE), bits, "%s, run %d", x->plan.fwd_kernel, m);
+        }
+        call_free(x);
+    }
+    fattn_ctx_destroy(cpu);
+    fattn_ctx_destroy(ctx);
+}
+
 /* With a maximum near the scores, and so far that parts are computed again; O differs in bits only where it is near. */
 Test(cuda_attention, unified_maximum, .timeout = 400) {
     fattn_ctx *const ctx = device_or_skip(), *const cpu = attention_context(0);
@@ -581,7 +634,8 @@ Test(cuda_attention, few_rows_alone_or_in_a_batch, .timeout = 400) {
                                   .lengths = LENGTHS_PADDED,
                                   .length_q = {1, 3, n % 2 ? 11 : 2, 2, n % 2 ? 16 : 1},
                                   .length_k = {9000, 1, 4097, 130, 777}};
-        check_alone(ctx, &c, false, "_few_");
+        const bool bounded = c.Sq * c.Hq / c.Hkv > 16; /* kernels follow from the bound of rows */
+        check_alone(ctx, &c, bounded, "_few_");
     }
     for (int n = 0; n < 8 && mine(0); ++n) { /* parts that meet in clusters, in memory, in their CTA */
         const attention_case c = {.name = "alone, long",

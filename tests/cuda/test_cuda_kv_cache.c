@@ -293,7 +293,7 @@ Test(cuda_pages, f64, .timeout = 300) { paged(FATTN_F64); }
 /* The sequence alone, and beside others. */
 Test(cuda_pages, long_keys, .timeout = 300) {
     fattn_ctx *const ctx = context_or_skip(), *const cpu = attention_context(0);
-    for (int n = 0; n < 8; ++n) {
+    for (int n = 0; n < 12; ++n) {
         attention_case c = {.name = "long keys",
                             .dtype = n % 2 ? FATTN_F16 : FATTN_BF16,
                             .B = 1 + n / 2 % 2 * 2,
@@ -307,10 +307,11 @@ Test(cuda_pages, long_keys, .timeout = 300) {
                             .length_q = {1, 1, 1},
                             .length_k = {39999, 100, 20000}};
         if (!has(c.dtype)) continue;
-        if (n % 4 == 0) c.flags |= FATTN_UNIFIED_MAX;
-        c.unified_max = n ? 90 : 1; /* far, near */
-        c.Sk = up(c.Sk, 64);
-        check_pages(ctx, cpu, &c, 64, 3);
+        if (n % 4 == 0 && n < 8) c.flags |= FATTN_UNIFIED_MAX;
+        if (n >= 8) c.Hq = 16, c.Sq = 7, c.length_q[2] = 7, c.D = n < 10 ? 64 : 128; /* rows of large groups */
+        c.unified_max = n ? 90 : 1;                                                  /* far, near */
+        c.Sk = up(c.Sk, 256);
+        check_pages(ctx, cpu, &c, n == 8 ? 16 : n == 11 ? 256 : 64, 3);
     }
     fattn_ctx_destroy(cpu);
     fattn_ctx_destroy(ctx);

@@ -20,17 +20,13 @@
 
    Instances: fwd_kernels.def. Macros in: cmake/instance.cu.in. */
 #include "core/device/describe.cuh"
-#include "core/device/sequence.cuh"
-#include "core/device/half_types.cuh"
 #include "core/ptx/cluster.h"
 #include "core/ptx/cluster_barrier.h"
-#include "core/ptx/grid.h"
 #include "core/ptx/load_once.h"
 #include "core/ptx/ldmatrix.h"
 #include "core/ptx/mbarrier.h"
 #include "core/ptx/shared.h"
 #include "core/ptx/store_async.h"
-#include "fwd/cuda/fwd_softmax.cuh"
 #include "fwd/cuda/fwd_decode.h"
 
 enum {
@@ -48,7 +44,8 @@ enum {
     HALVES = BM / 8,
     AT_ONCE = 16384 / BM / D / (K_WARPS * K_CTAS),
     AHEAD = AT_ONCE > 1 ? AT_ONCE : 1, /* tiles of 16 keys of a warp whose loads are in flight */
-    KEPT = FATTNI_DECODE_KEPT
+    KEPT = FATTNI_DECODE_KEPT,
+    ALIGNED = 16 /* the first key of a tile */
 };
 
 /* Results: m and l of their rows, and rows of O, [row][result][D]. As many rows as the call's tiles have: what shared
@@ -65,58 +62,22 @@ static_assert(BM % 8 == 0 && (int)HALVES * (int)CHUNKS <= (int)K_WARPS, "loads o
 static_assert((int)BN == 16 * (int)STREAMS && (int)BN == (int)FATTNI_DECODE_LEAST, "shape");
 static_assert(offsetof(shared_memory, o) == FATTNI_DECODE_SHARED(D, BM, 0), "the host's");
 
+#include "fwd/cuda/sm90/fwd_decode_parts.cuh"
+
 /* Where the columns are that this thread adds up, among the rows of O: number f of FOURS. */
 #define FOUR_OF(f) (4 * ((int)threadIdx.x + (f)*32 * z->warps))
-/* The same in results of which there are `of`. */
-#define RESULT_OF(four, of) ((four) / D * (of)*D + (four) % D)
 /* Columns of row r of a warp's results are exchanged by XOR, so that lanes store to different banks. */
 #define EXCHANGED(r) (((r)&2) << 1 | ((r)&4) << 2)
-
-/* The work of a CTA. */
-typedef struct key_part {
-    int b, hk, h0, r0, rows;  /* rows [r0, r0 + rows) of heads h0 .. h0 + tile_heads - 1, which share key head hk */
-    int begin, end, keys;     /* of the tile; of a part */
-    int first_seen, end_seen; /* all rows see [first_seen, end_seen) */
-    int tile, cta;            /* of all tiles of the call; of the tile's CTAs */
-    int part, first;          /* the first part of this CTA, and of its cluster */
-    sequence s;
-} key_part;
 
 /* Tiles of rows with the same keys run side by side. Gives 0 where the tile has no rows. */
 DEVICE int find_part(const fattni_fwd_decode_args *z, key_part *w) {
     const fattni_fwd_parts_args *const x = &z->x;
-    const fattni_attention_args *const a = &x->a;
     int n = (int)blockIdx.x;
     const int cta = fattni_divide(&n, &x->parts);
     w->cta = cta, w->part = cta * z->each, w->first = z->ctas > x->cluster ? w->part & ~(SLOTS - 1) : 0;
-    w->tile = n;
-    const int tile = fattni_divide(&n, &x->tiles);
-    w->hk = fattni_divide(&n, &x->heads), w->h0 = w->hk * (int)x->tile_heads.by, w->b = n;
-    if (a->seqlens_q.p || a->seqlens_k.p || a->cu_seqlens_q.p) grid_dependency_wait();
-    w->s = sequence_of(a, w->b);
-    const int rows = w->s.Sq * (int)x->tile_heads.by;
-    w->r0 = tile * BM, w->rows = min(BM, rows - w->r0);
-    if (w->rows <= 0) return 0;
-    const int first = fattni_divided(w->r0, &x->tile_heads), last = fattni_divided(w->r0 + w->rows - 1, &x->tile_heads);
-    w->begin = max(0, min(first + w->s.lo, w->s.Sk)) & ~15;
-    w->end = max(w->begin, min(last + 1 + w->s.hi, w->s.Sk));
-    w->keys = fattni_decode_keys_of_part(w->end - w->begin, (int)x->heads.by, rows, BM, D);
-    w->first_seen = last + w->s.lo, w->end_seen = min(w->end, first + 1 + w->s.hi);
-    return 1;
-}
-
-/* Row r of the tile: its place in a tensor, in elements. */
-DEVICE int64_t place_of(const fattni_fwd_parts_args *x, const key_part *w, const fattni_view *t, int r) {
-    int row = w->r0 + r;
-    const int h = w->h0 + fattni_divide(&row, &x->tile_heads);
-    return w->s.batch * t->b + h * t->h + (int64_t)(w->s.q0 + row) * t->row;
-}
-
-/* The page of keys from j on; 0 without pages. */
-DEVICE int page_of(const fattni_fwd_parts_args *x, int b, int j) {
-    if (!x->page_table.p) return 0;
-    const int page = ((const int32_t *)x->page_table.p + b * x->page_table.b)[(j >> x->page_log2) * x->page_table.h];
-    return (unsigned)page >= (unsigned)x->pages ? 0 : page;
+    const int rows = find_tile(x, n, w);
+    if (rows > 0) w->keys = fattni_decode_keys_of_part(w->end - w->begin, (int)x->heads.by, rows, BM, D);
+    return rows > 0;
 }
 
 /* Rows of K or V that this lane loads of 16 keys from j on; instead of those after `last` it once more, so that nothing
@@ -251,16 +212,6 @@ DEVICE void store_result(shared_memory *smem, int streams, int stream, int row0,
     }
 }
 
-/* Four columns of a row of results, and its statistics. */
-typedef struct row_sum {
-    float4 o;
-    float m, l;
-} row_sum;
-/* weight_of, and without branches. */
-DEVICE float weight_at(float m, float top, float unit) {
-    const float base = top == -INFINITY ? 0.0f : __fmul_rn(top, unit);
-    return exp2_approx(is_far(base) ? __fmul_rn(m - top, unit) : __fmul_rn(m, unit) - base);
-}
 /* The sum of warps' results. m, l: of the row; o: of the first result. */
 DEVICE row_sum add_up(const float *m, const float *l, const float *o, int count, float unit) {
     row_sum x = {make_float4(0, 0, 0, 0), -INFINITY, 0.0f};
@@ -282,96 +233,6 @@ DEVICE row_sum add_up(const float *m, const float *l, const float *o, int count,
     }
     return x;
 }
-/* Adds the part after x to it. */
-DEVICE void add_part(row_sum *x, const row_sum *y, float unit) {
-    const float top = fmaxf(x->m, y->m), weight = weight_at(fminf(x->m, y->m), top, unit);
-    const float old = x->m < top ? weight : 1.0f, own = y->m < top ? weight : 1.0f;
-    x->m = top, x->l = fmaf(own, y->l, x->l * old);
-    x->o.x = fmaf(own, y->o.x, x->o.x * old), x->o.y = fmaf(own, y->o.y, x->o.y * old);
-    x->o.z = fmaf(own, y->o.z, x->o.z * old), x->o.w = fmaf(own, y->o.w, x->o.w * old);
-}
-/* Adds parts `from`..count - 1 to x, in their order; part 0 is all that there is so far. m, l: of the row; o: of the
-   part 0. Eight are loaded at a time. */
-DEVICE void add_parts(row_sum *x, const float *m, const float *l, const float *o, int from, int count, float unit) {
-#pragma unroll 1
-    for (int first = 0; first < count; first += 8) {
-        row_sum y[8];
-#pragma unroll
-        for (int n = 0; n < 8; n += 4) {
-            if (first + n >= count) break;
-            const float4 m4 = *(const float4 *)(m + first + n), l4 = *(const float4 *)(l + first + n);
-            y[n].m = m4.x, y[n + 1].m = m4.y, y[n + 2].m = m4.z, y[n + 3].m = m4.w;
-            y[n].l = l4.x, y[n + 1].l = l4.y, y[n + 2].l = l4.z, y[n + 3].l = l4.w;
-        }
-#pragma unroll
-        for (int n = 0; n < 8; ++n)
-            if (first + n < count) y[n].o = *(const float4 *)(o + (first + n) * D);
-#pragma unroll
-        for (int n = 0; n < 8; ++n) {
-            if (first + n >= count) break;
-            if (first + n < from)
-                *x = y[n];
-            else
-                add_part(x, &y[n], unit);
-        }
-    }
-}
-
-/* What O of row r is multiplied by, and L. */
-DEVICE row_result end_of(const fattni_fwd_parts_args *x, const key_part *w, const row_sum *sum, int r, float unit) {
-    const fattni_attention_args *const a = &x->a;
-    int h = w->r0 + r;
-    h = w->h0 + fattni_divide(&h, &x->tile_heads);
-    const float *const lse = (const float *)a->lse.p + place_of(x, w, &a->lse, r);
-    return end_of_row(a, a->sink.p || a->flags & FATTN_MERGE, sum->m, sum->l, unit, a->scale, h, lse);
-}
-
-/* L of row r, and columns d .. d + 3 of its O. */
-DEVICE void store_end(const fattni_fwd_parts_args *x, const key_part *w, const row_sum *sum, const row_result *end,
-                      int r, int d) {
-    const fattni_attention_args *const a = &x->a;
-    if (d == 0) ((float *)a->lse.p)[place_of(x, w, &a->lse, r)] = end->L;
-    float o[4] = {sum->o.x * end->scale, sum->o.y * end->scale, sum->o.z * end->scale, sum->o.w * end->scale};
-    const int64_t at = place_of(x, w, &a->o, r) + d;
-    if (a->o_f32) {
-        float *const to = (float *)a->o.p + at;
-#pragma unroll
-        for (int e = 0; e < 4; ++e) {
-            if (a->flags & FATTN_MERGE && end->keep_old > 0) o[e] += end->keep_old * to[e];
-            to[e] = o[e];
-        }
-        return;
-    }
-    *(uint2 *)((half_type *)a->o.p + at) = make_uint2(pack(o[0], o[1]), pack(o[2], o[3]));
-    if (!a->o_rest.p) return;
-    const uint32_t rest = rest_pair(o[0], o[1], rest_pair(o[2], o[3], 0));
-    *(uint32_t *)((int8_t *)a->o_rest.p + place_of(x, w, &a->o_rest, r) + d) = rest;
-}
-
-/* Columns `four` of the tile are ready in `sum`. All threads of a warp call this, and above head_dim 128 of a CTA. */
-DEVICE void finish(const fattni_fwd_parts_args *x, const key_part *w, const row_sum *sum, int four, float unit) {
-    row_result end;
-    if (four < w->rows * D) end = end_of(x, w, sum, four / D, unit);
-    if (D > 128) /* all threads of a row have read the old L */
-        __syncthreads();
-    else
-        __syncwarp();
-    if (four < w->rows * D) store_end(x, w, sum, &end, four / D, four % D);
-}
-
-/* Where results that go through memory lie: maxima, sums and O, [row][GROUPS]. */
-DEVICE float *results_of(const fattni_fwd_parts_args *x, const key_part *w) {
-    return x->results + (int64_t)w->tile * (x->rows * GROUPS * (D + 2));
-}
-
-DEVICE void store_to_memory(const fattni_fwd_parts_args *x, const key_part *w, const row_sum *sum, int r, int d,
-                            int n) {
-    float *const results = results_of(x, w), *const m = results + r * GROUPS + n;
-    const int all_m = x->rows * GROUPS;
-    if (d == 0) m[0] = sum->m, m[all_m] = sum->l;
-    *(float4 *)(results + 2 * all_m + (r * GROUPS + n) * D + d) = sum->o;
-}
-
 /* Adds a part to what this thread has added up in shared memory. */
 DEVICE void add_to_sum(const float *so_far, const fattni_fwd_parts_args *x, int four, row_sum *sum, float unit) {
     const float2 statistics = *(const float2 *)(so_far + x->rows * D + four / 2);
@@ -379,32 +240,19 @@ DEVICE void add_to_sum(const float *so_far, const fattni_fwd_parts_args *x, int 
     add_part(&all, sum, unit), *sum = all;
 }
 
-/* Parts of a tile's keys. */
-DEVICE int parts_of(const key_part *w) {
-    const int seen = w->end - w->begin;
-    return seen > w->keys ? (seen + w->keys - 1) / w->keys : 1;
-}
 /* Whether results of clusters, or of CTAs that are in none, meet in memory. */
 DEVICE int meet_in_memory(const fattni_fwd_decode_args *z, int parts) {
     return z->ctas > z->x.cluster && parts > (z->x.cluster > 1 ? (int)SLOTS : z->each);
 }
 
 /* The second launch of a call whose results meet in memory. Inline, its code would lie in the way of the others'. */
-static __device__ __noinline__ void add_results(const fattni_fwd_decode_args *z) {
-    const fattni_fwd_parts_args *const x = &z->x;
+static __device__ __noinline__ void add_in_memory(const fattni_fwd_decode_args *z) {
     key_part w;
     const int some = find_part(z, &w), parts = some ? parts_of(&w) : 0;
     grid_dependency_wait();
     if (!some || !meet_in_memory(z, parts)) return;
-    const int count = x->cluster > 1 ? (parts + SLOTS - 1) / SLOTS : parts;
-    const int four = FOUR_OF(w.cta), r = four / D, all_m = x->rows * GROUPS;
-    const float *const results = results_of(x, &w);
-    const float unit = x->a.scale * LOG2E;
-    row_sum sum;
-    if (four < w.rows * D)
-        add_parts(&sum, results + r * GROUPS, results + all_m + r * GROUPS,
-                  results + 2 * all_m + RESULT_OF(four, GROUPS), 1, count, unit);
-    finish(x, &w, &sum, four, unit);
+    const int count = z->x.cluster > 1 ? (parts + SLOTS - 1) / SLOTS : parts;
+    add_results(&z->x, &w, count, GROUPS, FOUR_OF(w.cta));
 }
 
 #define NEXT_TURN()                                                                                                    \
@@ -428,7 +276,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS)
     const int mask = x.page_mask;
     const uint32_t shared = shared_address(SHARED_MEMORY), full = MEMBER_ADDRESS(shared, full);
     if (z->adds) {
-        add_results(z);
+        add_in_memory(z);
         return;
     }
     key_part w;
@@ -579,7 +427,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS)
                 }
                 store_async_4(cluster_address(ELEMENT_ADDRESS(shared, o, at), 0), sum.o, bar);
             } else if (passes_on) {
-                store_to_memory(&x, &w, &sum, r, four % D, number);
+                store_to_memory(&x, &w, &sum, r, four % D, number, GROUPS);
             } else if (keeps) {
                 if (four % D == 0) smem->m_slots[r][slot] = sum.m, smem->l_slots[r][slot] = sum.l;
                 *(float4 *)(smem->o + at) = sum.o;
@@ -612,7 +460,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS)
         if (!to_memory)
             finish(&x, &w, &sum, four, unit);
         else if (four < x.rows * D)
-            store_to_memory(&x, &w, &sum, r, four % D, w.part / SLOTS);
+            store_to_memory(&x, &w, &sum, r, four % D, w.part / SLOTS, GROUPS);
     }
 }
 

@@ -10,10 +10,13 @@
 
 #define FEW (K_VARIANT >= FATTNI_VARIANT_FEW && !STAGED_BIAS && K_VARIANT != FATTNI_VARIANT_PARTS)
 #define HOPPER (K_ARCH == 90 && !FEW)
+#define ROWS (FEW && K_BM > 16) /* fwd_decode_rows.cuh */
 #ifdef FATTNI_DECODE_SHARED
-#define DECODE 1 /* fwd_decode.cuh, which has one head_dim */
+#define DECODE (!ROWS) /* fwd_decode.cuh */
+#define ONE_HEAD_DIM 1
 #else
 #define DECODE 0
+#define ONE_HEAD_DIM 0
 #endif
 #define IN_PARTS (K_VARIANT == FATTNI_VARIANT_PARTS)
 #if !HOPPER
@@ -261,6 +264,16 @@ static int run_all(problem *p, int part) {
 #elif FEW
 #if DECODE
 static const fattni_fwd_decode_args *args_of_run;
+#elif ROWS
+static const fattni_fwd_rows_args *args_of_run;
+/* Of k or v, whose batches may be pages. */
+static CUtensorMap key_map(const fattni_view *of, int rows, int heads, int batches, int box) {
+    const plain_map plain = {(const char *)of->p, K_D, rows, heads, batches, 2 * of->row, 2 * of->h, 2 * of->b, box};
+    CUtensorMap map;
+    memset(&map, 0, sizeof map);
+    memcpy(&map, &plain, sizeof plain);
+    return map;
+}
 #else
 static const fattni_fwd_parts_args *args_of_run;
 #endif
@@ -281,6 +294,13 @@ static void run(const problem *p, fattni_fwd_parts_args x) {
     int parts = (most + each - 1) / each;
     x.cluster = several ? (int)FATTNI_DECODE_SLOTS : most > 4 && runs % 3 ? 1 : parts;
     const int results_of_tile = FATTNI_DECODE_GROUPS * min(heads * a->Sq, K_BM) * (K_D + 2);
+#elif ROWS /* with one to all parts in an item */
+    const int most = fattni_rows_most_parts(a->Hq / heads),
+              most_here = min(most, (a->Sk + FATTNI_ROWS_LEAST - 1) / FATTNI_ROWS_LEAST);
+    const int each = min(1 + runs % 4 * (runs % 4), most_here), groups = (most_here - each + 4) / 4 * 4;
+    const int parts = (most_here + each - 1) / each;
+    x.cluster = 1;
+    const int results_of_tile = groups * min(heads * a->Sq, K_BM) * (K_D + 2);
 #else
     int parts = a->Sk / fattni_cuda_least_part(K_D) + 1;
     x.cluster = 1;
@@ -295,7 +315,7 @@ static void run(const problem *p, fattni_fwd_parts_args x) {
     x.stages = stages[runs++ % 3];
     x.counters = fattni_cuda_parts_counters(parts);
     std::vector<int32_t> arrived((size_t)(tiles * x.counters + tiles));
-#if !DECODE
+#if !ONE_HEAD_DIM
     const int results_of_tile = parts * x.rows * (x.width + 2);
 #endif
     std::vector<float> results((size_t)(tiles * results_of_tile), NAN);
@@ -307,6 +327,22 @@ static void run(const problem *p, fattni_fwd_parts_args x) {
     z.streams = a->Sk <= 64 && K_BM * K_D <= 1024 ? 4 : 8, z.warps = z.streams == 4 ? 4 : K_WARPS;
     z.prefetch = !x.page_table.p && !a->seqlens_q.p && !a->seqlens_k.p && !a->cu_seqlens_q.p;
     args_of_run = &z;
+#elif ROWS
+    const int ragged = x.page_table.p || a->seqlens_k.p || a->cu_seqlens_k.p;
+    const int rows_k = x.page_table.p ? x.page_mask + 1 : a->rows_k, batches = x.page_table.p ? x.pages : a->B,
+              box = x.page_table.p ? min(rows_k, K_BN) : K_BN;
+    const CUtensorMap k_map = key_map(&x.a.k, rows_k, a->Hkv, x.a.k.b ? batches : 1, box),
+                      v_map = key_map(&x.a.v, rows_k, a->Hkv, x.a.v.b ? batches : 1, box);
+    const fattni_map_step step = {1, x.a.k.b != 0};
+    fattni_fwd_rows_args z = {k_map, v_map, step, step, x, tiles * parts, each, most, groups, ragged};
+    args_of_run = &z;
+    gridDim.x = (unsigned)max(1, min(z.items, 1 + runs % 3 * 2));
+    for (int n = (int)gridDim.x; n-- > 0;) machine_run(n, 1, 32 * K_WARPS, (unsigned)n, run_kernel);
+    z.adds = 1;
+    z.x.parts = fattni_divider_of((x.rows * K_D + 4 * FATTNI_ROWS_ADDING - 1) / (4 * FATTNI_ROWS_ADDING));
+    for (int n = 0; parts > 1 && n < tiles * (int)z.x.parts.by; ++n)
+        machine_run(n, 1, FATTNI_ROWS_ADDING, (unsigned)n, run_kernel);
+    return;
 #else
     args_of_run = &x;
 #endif
@@ -459,6 +495,13 @@ static test_case cases[] = {
     {CASE("clusters, padded", 2, 1, 1, 9, 9000, K_D, K_DV, 1, -1, -1), .padded = 1, .length_q = {9, 2},
      .length_k = {1100, 9000}},
 #endif
+#if ROWS
+    {CASE("two tiles", 1, 9, 1, 16, 1300, K_D, K_DV, 1, -1, -1), .half_o = 1},
+    {CASE("more parts, window", 2, 4, 2, 16, 3100, K_D, K_DV, 0, 2500, 3)},
+    {CASE("parts of two blocks more", 1, 16, 8, 3, 8300, K_D, K_DV, 0, -1, -1), .half_o = 1},
+    {CASE("parts, padded, merge", 2, 24, 2, 11, 2200, K_D, K_DV, 1, -1, -1), .merge = 1, .padded = 1,
+     .length_q = {11, 7}, .length_k = {2200, 1101}},
+#endif
     {CASE("groups, causal", 2, 6, 2, 5, 700, K_D - 8, K_DV, 1, -1, -1), .half_o = 1},
     {CASE("several tiles, window", 1, 5, 1, 9, 500, K_D, K_DV, 0, 130, 20)},
     {CASE("window past parts", 1, 2, 1, 3, 1300, K_D, K_DV, 0, 40, 10)},
@@ -575,7 +618,7 @@ static int check_all(int causal) {
         if (causal && x.peak != 0) continue;
         x.causal |= causal;
         x.bias |= STAGED_BIAS;
-        if (DECODE) x.D = K_D, x.Dv = K_DV;
+        if (ONE_HEAD_DIM) x.D = K_D, x.Dv = K_DV;
         for (int split = 0; split < (IN_PARTS ? 2 : 1); ++split) /* keys whole, and in parts of a block or three */
             if (!(EMULATED_F16 && x.far))                        /* F16 has no numbers as far */
                 wrong += check(&x, split ? (n % 2 ? 1 : 3) * K_BN : 0);

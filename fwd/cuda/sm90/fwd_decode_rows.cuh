@@ -1,0 +1,476 @@
+/* Forward attention of few rows on Hopper where they are too many for fwd_decode.cuh: more than 16 rows of the heads
+   that share K and V, in tiles of 64 or 128, so that K and V are read once.
+
+   S = Q K^T, P = exp(s - m), O = P V by wgmma, K and V through a ring in shared memory that TMA fills. What such a call
+   takes is the time to read K and V: the ring has all of shared memory, and the producer goes on to the CTA's next item
+   while the consumers end the last one.
+
+   Tensors     q, o [b,h,i,d], k, v [b,g,j,d] or pages [page,g,j,d], lse [b,h,i]; d is D; k and v with strides that
+               tensor maps can take.
+   Items       a tile's keys, or consecutive parts of them; item n of the call is CTA n % grid's. Parts (fwd_decode.h)
+               follow from the sequence's keys and the number of heads. The item with a tile's first part adds its parts
+               up in registers, the others' lie in memory, one by one, and a second launch adds all up, in their order:
+               which CTA computed a part does not show in the bits.
+   Warps       of the first warpgroup one loads K and V and one Q; the others compute. In a tile of 128 rows two own 64
+               each. In one of 64 they are one, or (head_dim 64, where one alone would take longer than memory) two,
+               which take turns at the blocks: at the end of a part the second one's sum is added to the first one's.
+   Pipeline    P V of block n - 1 runs beside the softmax of block n, S of block n + 1 beside O's rescaling.
+
+   Instances: fwd_kernels.def. Macros in: cmake/instance.cu.in. */
+#include "core/device/describe.cuh"
+#include "core/device/sm90_tile.cuh"
+#include "core/ptx/cp_async.h"
+#include "core/ptx/grid.h"
+#include "fwd/cuda/fwd_decode.h"
+
+enum {
+    D = K_D,
+    BM = K_BM,
+    BN = K_BN,
+    LOG2_BN = 6,
+    CONSUMERS = K_WARPS / 4 - 1, /* warpgroups */
+    TURNS = 64 * CONSUMERS > BM, /* they take turns at the blocks */
+    STEP = TURNS ? 2 : 1,        /* blocks, from one of a consumer's to its next */
+    THREADS = 32 * K_WARPS,
+    PANELS = D / 64,
+    Q_BYTES = PANELS * BM * 128,
+    KV_BYTES = PANELS * BN * 128,
+    SENT_BYTES = TURNS ? (D / 8 + 1) * 128 * 16 : 0, /* a consumer's sum */
+    STAGES = (226 * 1024 - 2 * Q_BYTES - SENT_BYTES) / (2 * KV_BYTES),
+    ALIGNED = BN /* the first key of a tile, so that a block has whole pages, or a part of one */
+};
+#include "fwd/cuda/sm90/fwd_decode_parts.cuh"
+
+typedef struct shared_memory {
+    unsigned char q[2][Q_BYTES], k[STAGES][KV_BYTES], v[STAGES][KV_BYTES]; /* panels (core/device/sm90_tile.cuh) */
+    float4 sent[TURNS ? D / 8 + 1 : 0][128];
+    uint64_t q_full[2], q_empty[2];
+    uint64_t k_full[STAGES], v_full[STAGES], empty[STAGES];
+} shared_memory;
+enum { SHARED_BYTES = sizeof(shared_memory) };
+static_assert((BM == 64 || BM == 64 * CONSUMERS) && CONSUMERS <= 2 && D % 64 == 0 && BN == 1 << LOG2_BN, "tile shape");
+static_assert(SHARED_BYTES <= 227 * 1024, "shared memory");
+
+/* Named barriers; 0 is __syncthreads. TAIL_BARRIER + consumer: its threads have cleared their part of V. Where two take
+   turns: SENT_BARRIER, the second one's sum is there; FREE_BARRIER, the first one has read it. */
+enum named_barrier { TAIL_BARRIER = 1, SENT_BARRIER = 3, FREE_BARRIER = 4 };
+
+/* A stage, of several that are used in turn, and the parity of the phase that is waited for. */
+typedef struct ring {
+    int stage;
+    uint32_t parity;
+} ring;
+DEVICE void advance(ring *x, int by, int stages) {
+    const int to = x->stage + by, turns = to / stages;
+    x->stage = to - turns * stages, x->parity ^= turns & 1;
+}
+
+/* Item n of the call. Gives 0 where its tile has no rows, or fewer parts. */
+DEVICE int find_item(const fattni_fwd_rows_args *z, int n, key_part *w) {
+    const fattni_fwd_parts_args *const x = &z->x;
+    w->cta = fattni_divide(&n, &x->parts), w->part = w->first = w->cta * z->each;
+    if (find_tile(x, n, w) == 0) return 0;
+    w->keys = fattni_rows_keys_of_part(w->end - w->begin, z->most);
+    if (w->part > 0 && w->part >= parts_of(w)) return 0;
+    return 1;
+}
+/* Keys of an item: [item_begin, item_end), of which the first is at a multiple of BN. */
+DEVICE int item_begin(const key_part *w) { return w->begin + w->part * w->keys; }
+DEVICE int item_end(const fattni_fwd_rows_args *z, const key_part *w) {
+    return min(w->end, item_begin(w) + z->each * w->keys);
+}
+
+/* ---- producers ---- */
+
+/* Loads K and V of the CTA's items. Pages of fewer than BN keys are loaded one by one. */
+DEVICE void produce_keys(const fattni_fwd_rows_args *z, uint32_t shared) {
+    const fattni_fwd_parts_args *const x = &z->x;
+    const int pages = x->page_table.p != 0, log2 = pages ? min(x->page_log2, LOG2_BN) : LOG2_BN;
+    ring at = {0, 1};
+    for (int n = (int)blockIdx.x; n < z->items; n += (int)gridDim.x) {
+        key_part w;
+        if (!find_item(z, n, &w)) continue;
+        const int begin = item_begin(&w), end = item_end(z, &w), k_head = w.hk * z->k_step.head,
+                  v_head = w.hk * z->v_step.head;
+        int page = 0; /* lane l's: that of the keys from (l << log2) on, among 32 times as many */
+        for (int j = begin; j < end; j += BN) {
+            const uint32_t k_full = ELEMENT_ADDRESS(shared, k_full, at.stage),
+                           v_full = ELEMENT_ADDRESS(shared, v_full, at.stage), k = ELEMENT_ADDRESS(shared, k, at.stage),
+                           v = ELEMENT_ADDRESS(shared, v, at.stage);
+            if (pages && ((j - begin) >> log2) % 32 == 0) {
+                const int key = j + ((int)threadIdx.x % 32 << log2);
+                page = key < end ? page_of(x, w.b, key) : 0;
+            }
+            mbarrier_wait(ELEMENT_ADDRESS(shared, empty, at.stage), at.parity);
+            if (is_leader()) mbarrier_expect(k_full, KV_BYTES), mbarrier_expect(v_full, KV_BYTES);
+            for (int y = 0; y < BN; y += 1 << log2) {
+                const int batch = pages ? __shfl_sync(ALL_LANES, page, ((j + y - begin) >> log2) % 32) : w.s.batch,
+                          row = (w.s.k0 + j + y) & x->page_mask;
+                if (!is_leader()) continue;
+                for (int c = 0; c < PANELS; ++c)
+                    tma_load(k + (c * BN + y) * 128, &z->k, k_full, 64 * c, row, k_head, batch * z->k_step.batch);
+                for (int c = 0; c < PANELS; ++c)
+                    tma_load(v + (c * BN + y) * 128, &z->v, v_full, 64 * c, row, v_head, batch * z->v_step.batch);
+            }
+            advance(&at, 1, STAGES);
+        }
+    }
+}
+
+/* Loads Q of the CTA's items: in a tile the rows of several heads lie next to each other. */
+DEVICE void produce_queries(const fattni_fwd_rows_args *z, uint32_t shared) {
+    enum { CHUNKS = D / 8 }; /* of a row */
+    const fattni_fwd_parts_args *const x = &z->x;
+    const int lane = (int)threadIdx.x % 32, chunk = lane % CHUNKS;
+    ring at = {0, 1};
+    for (int n = (int)blockIdx.x; n < z->items; n += (int)gridDim.x) {
+        key_part w;
+        if (!find_item(z, n, &w)) continue;
+        mbarrier_wait(ELEMENT_ADDRESS(shared, q_empty, at.stage), at.parity);
+        const uint32_t panel = ELEMENT_ADDRESS(shared, q, at.stage) + chunk / 8 * (BM * 128);
+        for (int r = lane / CHUNKS; r < BM; r += 32 / CHUNKS) {
+            const int inside = r < w.rows;
+            const half_type *const from = (const half_type *)x->a.q.p + place_of(x, &w, &x->a.q, inside ? r : 0);
+            cp_async_16(panel + r * 128 + swizzled_chunk(chunk % 8, r % 8), from + 8 * chunk, inside ? 16 : 0);
+        }
+        cp_async_commit();
+        cp_async_wait(0);
+        async_proxy_fence();
+        mbarrier_arrive(ELEMENT_ADDRESS(shared, q_full, at.stage));
+        advance(&at, 1, 2);
+    }
+}
+
+/* ---- consumers ---- */
+
+/* Of a part or several, a thread's two rows: m and l, and their columns of O in the order of wgmma's accumulators. */
+typedef struct rows_sum {
+    float m[2], l[2], o[D / 2];
+} rows_sum;
+DEVICE void clear_sum(rows_sum *x) {
+#pragma unroll
+    for (int e = 0; e < 2; ++e) x->m[e] = -INFINITY, x->l[e] = 0.0f;
+#pragma unroll
+    for (int i = 0; i < D / 2; ++i) x->o[i] = 0.0f;
+}
+/* Adds the part after x to it. */
+DEVICE void add_sum(rows_sum *x, const rows_sum *part, float unit) {
+    float old[2], own[2];
+#pragma unroll
+    for (int e = 0; e < 2; ++e) add_statistics(&x->m[e], &x->l[e], part->m[e], part->l[e], &old[e], &own[e], unit);
+#pragma unroll
+    for (int i = 0; i < D / 2; ++i) x->o[i] = fmaf(own[i / 2 % 2], part->o[i], x->o[i] * old[i / 2 % 2]);
+}
+
+/* Columns 8 n + 4 (t / 2) + 0 to 3 of one of the thread's rows, n = c in even lanes and c + 1 in odd ones. */
+DEVICE float4 four_of(const float o[D / 2], int c, int half) {
+    const int odd = (int)threadIdx.x & 1;
+    const float *const even_pair = o + 4 * c + 2 * half, *const odd_pair = even_pair + 4;
+    const float x = odd ? odd_pair[0] : even_pair[0], y = odd ? odd_pair[1] : even_pair[1],
+                u = __shfl_xor_sync(ALL_LANES, odd ? even_pair[0] : odd_pair[0], 1),
+                v = __shfl_xor_sync(ALL_LANES, odd ? even_pair[1] : odd_pair[1], 1);
+    return odd ? make_float4(u, v, x, y) : make_float4(x, y, u, v);
+}
+/* The column of four_of's first number. */
+DEVICE int column_of(int c) {
+    const int t = (int)threadIdx.x & 3;
+    return 8 * (c + t % 2) + t / 2 * 4;
+}
+/* A part's sum to memory, as result `slot`, of this thread's rows: `row` of the tile and eight more. */
+DEVICE void store_part(const fattni_fwd_rows_args *z, const key_part *w, const rows_sum *sum, int row, int slot) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half)
+#pragma unroll
+        for (int c = 0; c < D / 8; c += 2) {
+            const row_sum x = {four_of(sum->o, c, half), sum->m[half], sum->l[half]};
+            if (row + 8 * half < w->rows) store_to_memory(&z->x, w, &x, row + 8 * half, column_of(c), slot, z->groups);
+        }
+}
+/* The end of these rows. */
+DEVICE void store_rows(const fattni_fwd_rows_args *z, const key_part *w, const rows_sum *sum, int row) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        const int r = row + 8 * half, inside = r < w->rows;
+        row_sum x = {make_float4(0, 0, 0, 0), sum->m[half], sum->l[half]};
+        row_result end = {0, 0, 0, 0};
+        if (inside) end = end_of(&z->x, w, &x, r, z->x.a.scale * LOG2E);
+        __syncwarp(); /* all lanes of a row have read the old L */
+#pragma unroll
+        for (int c = 0; c < D / 8; c += 2) {
+            x.o = four_of(sum->o, c, half);
+            if (inside) store_end(&z->x, w, &x, &end, r, column_of(c));
+        }
+    }
+}
+
+/* The keys that this thread's rows see: from low to high. */
+typedef struct seen_keys {
+    int low[2], high[2];
+} seen_keys;
+DEVICE seen_keys seen_of(const fattni_fwd_parts_args *x, const key_part *w, int row) {
+    seen_keys seen;
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+        const int i = fattni_divided(w->r0 + row + 8 * e, &x->tile_heads);
+        seen.low[e] = i + w->s.lo, seen.high[e] = min(i + w->s.hi, w->end - 1);
+    }
+    return seen;
+}
+DEVICE void hide(float s[BN / 2], const seen_keys *seen, int j) {
+    const int column = j + 2 * ((int)threadIdx.x & 3);
+#pragma unroll
+    for (int i = 0; i < BN / 2; ++i) {
+        const int key = column + i / 4 * 8 + i % 2, e = i / 2 % 2;
+        if (key < seen->low[e] || key > seen->high[e]) s[i] = -INFINITY;
+    }
+}
+
+/* online_softmax (fwd_softmax.cuh) of the thread's two rows at once, with four sums and maxima of each that do not wait
+   for each other. */
+DEVICE int softmax_of_block(float s[BN / 2], rows_sum *sum, float correction[2], float unit) {
+    float high[2][4], sums[2][4], base[2], shift[2] = {0.0f, 0.0f};
+#pragma unroll
+    for (int i = 0; i < BN / 2; ++i) {
+        float *const to = &high[i / 2 % 2][i / 8 % 2 * 2 + i % 2];
+        *to = i < 16 && i % 8 / 4 == 0 ? s[i] : fmaxf(*to, s[i]);
+    }
+    int rose = 0;
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+        const float own = fmaxf(fmaxf(high[e][0], high[e][1]), fmaxf(high[e][2], high[e][3])),
+                    top = fmaxf(quad_max(own), sum->m[e]);
+        rose |= top != sum->m[e];
+        base[e] = top == -INFINITY ? 0.0f : __fmul_rn(top, unit);
+        if (is_far(base[e])) { /* the difference comes before the product */
+            base[e] = 0.0f, shift[e] = top;
+#pragma unroll
+            for (int i = 0; i < BN / 4; ++i) s[i / 2 * 4 + 2 * e + i % 2] -= top;
+        }
+        /* The product is rounded as base is, so that this is 2^0 where the maximum stays. */
+        correction[e] = exp2_approx(__fmul_rn(sum->m[e] - shift[e], unit) - base[e]);
+        sum->m[e] = top;
+    }
+#pragma unroll
+    for (int i = 0; i < BN / 2; ++i) {
+        float *const to = &sums[i / 2 % 2][i / 8 % 2 * 2 + i % 2];
+        s[i] = exp2_approx(fmaf(s[i], unit, -base[i / 2 % 2]));
+        *to = i < 16 && i % 8 / 4 == 0 ? s[i] : *to + s[i];
+    }
+#pragma unroll
+    for (int e = 0; e < 2; ++e)
+        sum->l[e] = fmaf(sum->l[e], correction[e], sums[e][0] + sums[e][1] + (sums[e][2] + sums[e][3]));
+    return rose;
+}
+
+/* Begins S of the block of that stage; where no block is left of the last one again, which nothing reads: wgmma behind
+   a branch would be serialised. */
+DEVICE void begin_scores(float s[BN / 2], uint64_t q, uint32_t shared, int stage) {
+    const uint64_t k = row_descriptor(MEMBER_ADDRESS(shared, k), 128) + stage * (KV_BYTES >> 4);
+    wgmma_fence();
+#pragma unroll
+    for (int e = 0; e < D / 16; ++e) wgmma_ss_n64(s, q + advance_columns(e, BM), k + advance_columns(e, BN), e > 0);
+    wgmma_commit();
+}
+
+/* What a consumer goes through its blocks with. */
+typedef struct block_state {
+    uint64_t q;   /* descriptor of its rows of Q */
+    ring at;      /* this block's stage */
+    int j, first; /* its first key; whether it is its part's first block */
+    int pending;  /* stage that is free when P V of the block before is over; -1: none */
+    seen_keys seen;
+} block_state;
+
+/* Call when P V of the block before is over. */
+DEVICE void free_stage(uint32_t shared, block_state *x) {
+    if (x->pending >= 0) arrive_once_per_warp(ELEMENT_ADDRESS(shared, empty, x->pending));
+    x->pending = -1;
+}
+
+/* One block more, whose S is complete in s, where that of the next one follows. */
+DEVICE void add_block(const fattni_fwd_rows_args *z, const key_part *w, uint32_t shared, block_state *x, rows_sum *sum,
+                      float s[BN / 2], int more) {
+    const ring at = x->at;
+    advance(&x->at, STEP, STAGES);
+    if (x->j < w->first_seen || x->j + BN > w->end_seen) hide(s, &x->seen, x->j);
+    float correction[2];
+    const int rose = softmax_of_block(s, sum, correction, z->x.a.scale * LOG2E);
+    wgmma_wait(0);
+    PIN(sum->o, D / 2);
+    uint32_t p[BN / 4]; /* in the registers of the block before's, which are read until now */
+#pragma unroll
+    for (int i = 0; i < BN / 4; ++i) p[i] = pack(s[2 * i], s[2 * i + 1]);
+    free_stage(shared, x);
+    if (more) mbarrier_wait(ELEMENT_ADDRESS(shared, k_full, x->at.stage), x->at.parity);
+    begin_scores(s, x->q, shared, more ? x->at.stage : at.stage);
+    if (__any_sync(ALL_LANES, rose && !x->first)) {
+#pragma unroll
+        for (int i = 0; i < D / 2; ++i) sum->o[i] *= correction[i / 2 % 2];
+    }
+    mbarrier_wait(ELEMENT_ADDRESS(shared, v_full, at.stage), at.parity);
+    if (z->ragged &&
+        x->j + BN > w->s.Sk) { /* beyond its end a sequence's buffer may hold anything, and 0 * NaN is NaN */
+        clear_rows(ELEMENT_ADDRESS(shared, v, at.stage), PANELS, BN, w->s.Sk - x->j, (int)threadIdx.x % 128, 128);
+        named_barrier_sync(TAIL_BARRIER + (int)threadIdx.x / 128 - 1, 128);
+    }
+    const uint64_t v = operand_descriptor(MEMBER_ADDRESS(shared, v), BN * 128) + at.stage * (KV_BYTES >> 4);
+    wgmma_fence();
+#pragma unroll
+    for (int e = 0; e < BN / 16; ++e)
+        PASTE(wgmma_rs_n, K_D)(sum->o, p + 4 * e, v + advance_rows(e), e > 0 || !x->first);
+    wgmma_commit();
+    wgmma_wait(1);
+    PIN(s, BN / 2);
+    x->pending = at.stage, x->first = 0, x->j += STEP * BN;
+}
+
+/* A part's blocks; s: as in add_block. */
+DEVICE void add_blocks(const fattni_fwd_rows_args *z, const key_part *w, uint32_t shared, block_state *x, rows_sum *sum,
+                       float s[BN / 2], int end_of_part, int end) {
+    x->first = 1;
+    clear_sum(sum);
+#pragma unroll 1
+    while (x->j < end_of_part) add_block(z, w, shared, x, sum, s, x->j + STEP * BN < end);
+    wgmma_wait(0);
+    PIN(sum->o, D / 2);
+    free_stage(shared, x);
+    sum->l[0] = quad_sum(sum->l[0]), sum->l[1] = quad_sum(sum->l[1]);
+}
+
+DEVICE void load_shared_floats(float x[4], uint32_t from) {
+    uint32_t y[4];
+    load_shared_4(y, from);
+#pragma unroll
+    for (int n = 0; n < 4; ++n) x[n] = __uint_as_float(y[n]);
+}
+
+/* Of consumers that take turns: the second one's sum of a part, which is added to the first one's, between threads that
+   have the same rows and columns. */
+DEVICE void send_sum(shared_memory *smem, const rows_sum *sum) {
+    const int thread = (int)threadIdx.x % 128;
+    named_barrier_sync(FREE_BARRIER, 256);
+#pragma unroll
+    for (int n = 0; n < D / 8; ++n)
+        smem->sent[n][thread] = make_float4(sum->o[4 * n], sum->o[4 * n + 1], sum->o[4 * n + 2], sum->o[4 * n + 3]);
+    smem->sent[D / 8][thread] = make_float4(sum->m[0], sum->m[1], sum->l[0], sum->l[1]);
+    named_barrier_arrive(SENT_BARRIER, 256);
+}
+DEVICE void receive_sum(uint32_t shared, rows_sum *sum, float unit) {
+    const uint32_t from = MEMBER_ADDRESS(shared, sent) + (uint32_t)threadIdx.x % 128 * 16;
+    named_barrier_sync(SENT_BARRIER, 256);
+    float y[4], old[2], own[2];
+    load_shared_floats(y, from + D / 8 * 2048);
+    add_statistics(&sum->m[0], &sum->l[0], y[0], y[2], &old[0], &own[0], unit);
+    add_statistics(&sum->m[1], &sum->l[1], y[1], y[3], &old[1], &own[1], unit);
+#pragma unroll
+    for (int n = 0; n < D / 8; n += 4) { /* four loads at a time: there are no registers for all */
+        float x[16];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) load_shared_floats(x + 4 * i, from + (n + i) * 2048);
+#pragma unroll
+        for (int i = 0; i < 16; ++i) sum->o[4 * n + i] = fmaf(own[i / 2 % 2], x[i], sum->o[4 * n + i] * old[i / 2 % 2]);
+        PIN(sum->o + 4 * n, 16);
+    }
+    named_barrier_arrive(FREE_BARRIER, 256);
+}
+
+DEVICE void consume(const fattni_fwd_rows_args *z, uint32_t shared, shared_memory *smem) {
+    const int consumer = __shfl_sync(ALL_LANES, (int)threadIdx.x / 128 - 1, 0), sends = TURNS && consumer == 1;
+    const int row0 = TURNS ? 0 : 64 * consumer,
+              row = row0 + (int)threadIdx.x % 128 / 32 * 16 + (int)threadIdx.x % 32 / 4;
+    const int first = TURNS ? consumer : 0; /* of its blocks */
+    const uint64_t q_rows = row_descriptor(MEMBER_ADDRESS(shared, q) + row0 * 128, 128);
+    const float unit = z->x.a.scale * LOG2E;
+    ring q_at = {0, 0}, at = {0, 0};
+    if (TURNS && !sends) named_barrier_arrive(FREE_BARRIER, 256);
+    for (int n = (int)blockIdx.x; n < z->items; n += (int)gridDim.x) {
+        key_part w;
+        if (!find_item(z, n, &w)) continue;
+        const int begin = item_begin(&w), end = item_end(z, &w), alone = parts_of(&w) <= z->each;
+        block_state x = {q_rows + q_at.stage * (Q_BYTES >> 4), at, begin + first * BN, 0, -1, seen_of(&z->x, &w, row)};
+        rows_sum all, part;
+        float s[BN / 2];
+        advance(&x.at, first, STAGES);
+        advance(&at, (end - begin + BN - 1) / BN, STAGES);
+        mbarrier_wait(ELEMENT_ADDRESS(shared, q_full, q_at.stage), q_at.parity);
+        clear_sum(&all);
+        if (x.j < end) {
+            mbarrier_wait(ELEMENT_ADDRESS(shared, k_full, x.at.stage), x.at.parity);
+            begin_scores(s, x.q, shared, x.at.stage);
+            wgmma_wait(0);
+            PIN(s, BN / 2);
+        }
+        for (int number = 0, j = begin; j < end; ++number, j += w.keys) {
+            const int end_of_part = min(j + w.keys, end);
+            add_blocks(z, &w, shared, &x, &part, s, end_of_part, end);
+            if (sends) {
+                if (end_of_part - j > BN) send_sum(smem, &part);
+                continue;
+            }
+            if (TURNS && end_of_part - j > BN) receive_sum(shared, &part, unit);
+            if (w.part > 0)
+                store_part(z, &w, &part, row, w.part + number - z->each + 1);
+            else if (number == 0)
+                all = part;
+            else
+                add_sum(&all, &part, unit);
+        }
+        arrive_once_per_warp(ELEMENT_ADDRESS(shared, q_empty, q_at.stage));
+        advance(&q_at, 1, 2);
+        if (w.part > 0 || sends) continue;
+        if (alone)
+            store_rows(z, &w, &all, row);
+        else
+            store_part(z, &w, &all, row, 0);
+    }
+    if (sends) named_barrier_sync(FREE_BARRIER, 256); /* so that each arrival has its wait */
+}
+
+/* The second launch of a call of which several CTAs have parts of a tile. */
+static __device__ __noinline__ void add_in_memory(const fattni_fwd_rows_args *z) {
+    key_part w;
+    int n = (int)blockIdx.x;
+    const int cta = fattni_divide(&n, &z->x.parts);
+    if (find_tile(&z->x, n, &w) == 0) return;
+    w.keys = fattni_rows_keys_of_part(w.end - w.begin, z->most);
+    const int parts = parts_of(&w);
+    if (parts <= z->each) return;
+    add_results(&z->x, &w, parts - z->each + 1, z->groups, 4 * (cta * FATTNI_ROWS_ADDING + (int)threadIdx.x));
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1) K_NAME(const __grid_constant__ fattni_fwd_rows_args args) {
+    begin_grid();
+    extern __shared__ __align__(1024) unsigned char SHARED_MEMORY[];
+    const fattni_fwd_rows_args *const z = &args;
+    const uint32_t shared = shared_address(SHARED_MEMORY);
+    const int role = __shfl_sync(ALL_LANES, (int)threadIdx.x / 128, 0);
+    if (z->adds) {
+        add_in_memory(z);
+        return;
+    }
+    if (threadIdx.x == 0) {
+        for (int n = 0; n < 2; ++n) {
+            mbarrier_init(ELEMENT_ADDRESS(shared, q_full, n), 32);
+            mbarrier_init(ELEMENT_ADDRESS(shared, q_empty, n), 4 * CONSUMERS);
+        }
+        for (int n = 0; n < STAGES; ++n) {
+            mbarrier_init(ELEMENT_ADDRESS(shared, k_full, n), 1);
+            mbarrier_init(ELEMENT_ADDRESS(shared, v_full, n), 1);
+            mbarrier_init(ELEMENT_ADDRESS(shared, empty, n), TURNS ? 4 : 4 * CONSUMERS);
+        }
+        mbarrier_init_fence();
+    }
+    __syncthreads();
+    if (role == 0) {
+        if (CONSUMERS > 1) registers_lower(40);
+        if (threadIdx.x < 32)
+            produce_keys(z, shared);
+        else if (threadIdx.x < 64)
+            produce_queries(z, shared);
+    } else {
+        if (CONSUMERS > 1) registers_raise(232);
+        consume(z, shared, (shared_memory *)SHARED_MEMORY);
+    }
+}
+
+DESCRIBE_KERNEL_THAT_WAITS(fattni_fwd_rows_args, SHARED_BYTES, 1);
