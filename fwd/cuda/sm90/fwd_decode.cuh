@@ -76,8 +76,9 @@ DEVICE int find_part(const fattni_fwd_decode_args *z, key_part *w) {
     const int cta = fattni_divide(&n, &x->parts);
     w->cta = cta, w->part = cta * z->each, w->first = z->ctas > x->cluster ? w->part & ~(SLOTS - 1) : 0;
     const int rows = find_tile(x, n, w);
-    if (rows > 0) w->keys = fattni_decode_keys_of_part(w->end - w->begin, (int)x->heads.by, rows, BM, D);
-    return rows > 0;
+    if (rows <= 0) return 0;
+    w->keys = fattni_decode_keys_of_part(w->end - w->begin, (int)x->heads.by, rows, BM, D);
+    return 1;
 }
 
 /* Rows of K or V that this lane loads of 16 keys from j on; instead of those after `last` it once more, so that nothing
