@@ -32,6 +32,7 @@ static const attention_case cases[] = {
      .length_q = {330, 0, 33, 200},
      .length_k = {330, 4, 80, 129}},
     {.B = 2, .Hq = 8, .Hkv = 2, .Sq = 3, .Sk = 9000, .name = "few rows"},
+    {.B = 2, .Hq = 32, .Hkv = 4, .Sq = 7, .Sk = 9000, .name = "rows of a group"},
     {.B = 2, .Hq = 8, .Hkv = 2, .Sq = 50, .Sk = 9000, .name = "split"},
 };
 
