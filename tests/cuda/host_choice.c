@@ -436,14 +436,15 @@ static void add_unplanned(const fattni_cuda_kernel *const *list, const bool *pla
 
 /* No kernel is built that no call would get. */
 Test(host_choice, every_kernel_is_planned) {
-    enum { KERNELS = 1000, DIMS = 8, SIZES = 14, FEATURES = 8 };
+    enum { KERNELS = 1000, DIMS = 8, SIZES = 16, FEATURES = 8 };
     static const int64_t dims[DIMS][2] = {{59, 59},   {64, 64},   {80, 80},   {96, 96},
                                           {128, 128}, {192, 128}, {192, 192}, {256, 256}}; /* D, Dv */
-    /* H, Sq, Sk; a planner counts one SM */
-    static const int64_t sizes[SIZES][3] = {{1, 1, 80},     {2, 1, 80},      {16, 4, 64},     {512, 1, 80},
-                                            {512, 16, 80},  {1, 1, 8192},    {16, 16, 8192},  {64, 100, 64},
-                                            {8, 512, 512},  {8, 1000, 512},  {8, 4096, 4096}, {8, 1, 1 << 20},
-                                            {1, 200, 8192}, {64, 4096, 4096}};
+    /* Heads of q, Sq, Sk, heads of k; a planner counts one SM */
+    static const int64_t sizes[SIZES][4] = {
+        {1, 1, 80, 1},      {2, 1, 80, 2},        {16, 4, 64, 16},    {512, 1, 80, 512},
+        {512, 16, 80, 512}, {1, 1, 8192, 1},      {16, 16, 8192, 16}, {64, 100, 64, 64},
+        {8, 512, 512, 8},   {8, 1000, 512, 8},    {8, 4096, 4096, 8}, {8, 1, 1 << 20, 8},
+        {1, 200, 8192, 1},  {64, 4096, 4096, 64}, {16, 4, 8192, 1},   {16, 16, 8192, 1}};
     static bool fwd[KERNELS], bwd[KERNELS];
     for (int a = 0; a < ARCHITECTURES; ++a) {
         fattn_ctx *const ctx = planner(architectures[a]);
@@ -457,7 +458,8 @@ Test(host_choice, every_kernel_is_planned) {
             shapes x;
             fattn_attention_plan plan = {.struct_size = sizeof plan};
             describe(&x, type == 4 ? FATTN_F32 : dtype, size[0], size[1], size[2], d[0]);
-            const int of_v[] = {V, O, D_O, DV};
+            const int of_k[] = {K, V, DK, DV}, of_v[] = {V, O, D_O, DV};
+            for (int t = 0; t < 4; ++t) x.t[of_k[t]].shape[1] = size[3];
             for (int t = 0; t < 4; ++t) {
                 const fattn_tensor *const old = &x.t[of_v[t]];
                 const int64_t shape[] = {1, old->shape[1], old->shape[2], d[1]};
