@@ -251,11 +251,11 @@ typedef struct split {
     size_t results, workspace; /* bytes: of the counters, which come first; of all */
 } split;
 
-/* That a tile sees, at most. */
-static int64_t most_keys(const fattni_problem *p) {
+/* That a tile sees, at most, from a multiple of `aligned` on. */
+static int64_t most_keys(const fattni_problem *p, int64_t aligned) {
     const bool causal = p->flags & (FATTN_CAUSAL | FATTN_CAUSAL_TOP_LEFT);
     const int64_t left = p->window_left, right = causal ? 0 : p->window_right;
-    return left < p->Sk && right < p->Sk ? fattni_min(p->Sk, left + right + p->Sq + 16) : p->Sk;
+    return left < p->Sk && right < p->Sk ? fattni_min(p->Sk, left + right + p->Sq + aligned) : p->Sk;
 }
 
 static split split_of(const fattni_problem *p, const fattni_cuda_kernel *k) {
@@ -264,7 +264,7 @@ static split split_of(const fattni_problem *p, const fattni_cuda_kernel *k) {
     s.tiles = fattni_ceil_div(rows, k->BM), s.all_tiles = p->B * heads * s.tiles;
     const bool ragged = p->packed || p->padded; /* a sequence with fewer tiles has more parts of its keys */
     const int64_t tiles = fattni_max(heads * (ragged ? 1 : s.tiles), 1);
-    s.parts = fattni_clamp(fattni_ceil_div(most_keys(p), fattni_cuda_least_part(k->D)), 1,
+    s.parts = fattni_clamp(fattni_ceil_div(most_keys(p, 16), fattni_cuda_least_part(k->D)), 1,
                            fattni_cuda_most_parts((int)fattni_min(tiles, INT32_MAX), k->D));
     while (k->arch == 90 && s.cluster < fattni_min(s.parts, FATTNI_PARTS_ADDED)) s.cluster *= 2;
     s.parts = fattni_round_up(s.parts, s.cluster);
@@ -285,7 +285,7 @@ static split decode_of(const fattn_ctx *ctx, const fattni_problem *p, const fatt
     const int64_t heads = p->Hq / s.tile_heads, rows = s.tile_heads * p->Sq;
     s.tiles = fattni_ceil_div(rows, k->BM), s.all_tiles = p->B * heads * s.tiles;
     const bool ragged = p->packed || p->padded; /* a sequence with fewer rows has more parts of its keys */
-    const int64_t keys = most_keys(p);
+    const int64_t keys = most_keys(p, 16);
     s.rows = fattni_min(rows, k->BM);
     s.parts = fattni_decode_most_parts((int)keys, (int)fattni_clamp(heads, 1, FATTNI_DECODE_MANY_HEADS),
                                        ragged ? 1 : (int)rows, k->BM, k->D);
@@ -311,7 +311,7 @@ static rows_split rows_of(const fattn_ctx *ctx, const fattni_problem *p, const f
     s->rows = fattni_min(rows, k->BM);
     const int64_t all_heads = fattni_max(p->Hq, p->rng_heads); /* of ranks together, whose bits are those of one */
     x.most = fattni_rows_most_parts((int)fattni_min(all_heads / s->tile_heads, INT32_MAX));
-    const int keys = (int)most_keys(p);
+    const int keys = (int)most_keys(p, k->BN);
     /* Of those a tile has the most that sees this many keys, or fewer. */
     s->parts = fattni_cuda_parts_of((int)fattni_min(keys, x.most * FATTNI_ROWS_LEAST), FATTNI_ROWS_LEAST);
     while (x.each < s->parts && s->all_tiles * fattni_ceil_div(s->parts, x.each) > ctx->gpu.sms) ++x.each;

@@ -476,7 +476,8 @@ Test(cuda_attention, few_rows_of_large_groups, .timeout = 400) {
         attention_case c = features[n % 6];
         c.B = 2, c.Sk = keys[n / 6], c.Sq = queries[n % 5], c.Hkv = 1 + n % 3 / 2;
         c.Hq = c.Hkv * groups[n / 2 % 6];
-        if (n == 21) c.B = 70, c.Hkv = 2, c.Hq = 6, c.Sq = 7; /* more tiles than SMs */
+        if (n == 26) c.Sk = 5001, c.Sq = 16, c.window_left = 2016, c.window_right = 0; /* begins in a block */
+        if (n == 21) c.B = 70, c.Hkv = 2, c.Hq = 6, c.Sq = 7;                          /* more tiles than SMs */
         c.D = n / 3 % 2 ? 64 : 128;
         c.layout = n % 3 ? LAYOUT_BHSD : LAYOUT_BSHD;
         if (c.lengths != LENGTHS_NONE) {

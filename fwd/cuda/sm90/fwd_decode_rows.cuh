@@ -68,7 +68,7 @@ DEVICE void advance(ring *x, int by, int stages) {
 /* Item n of the call. Gives 0 where its tile has no rows, or fewer parts. */
 DEVICE int find_item(const fattni_fwd_rows_args *z, int n, key_part *w) {
     const fattni_fwd_parts_args *const x = &z->x;
-    w->cta = fattni_divide(&n, &x->parts), w->part = w->first = w->cta * z->each;
+    w->cta = fattni_divide(&n, &x->parts), w->part = w->cta * z->each;
     if (find_tile(x, n, w) == 0) return 0;
     w->keys = fattni_rows_keys_of_part(w->end - w->begin, z->most);
     if (w->part > 0 && w->part >= parts_of(w)) return 0;

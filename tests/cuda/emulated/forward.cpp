@@ -295,8 +295,10 @@ static void run(const problem *p, fattni_fwd_parts_args x) {
     x.cluster = several ? (int)FATTNI_DECODE_SLOTS : most > 4 && runs % 3 ? 1 : parts;
     const int results_of_tile = FATTNI_DECODE_GROUPS * min(heads * a->Sq, K_BM) * (K_D + 2);
 #elif ROWS /* with one to all parts in an item */
+    const int banded = a->left != FATTNI_FAR && a->right != FATTNI_FAR;
+    const int keys = banded ? min(a->Sk, a->left + a->right + a->Sq + (int)ALIGNED) : a->Sk;
     const int most = fattni_rows_most_parts(a->Hq / heads),
-              most_here = min(most, (a->Sk + FATTNI_ROWS_LEAST - 1) / FATTNI_ROWS_LEAST);
+              most_here = min(most, (keys + FATTNI_ROWS_LEAST - 1) / FATTNI_ROWS_LEAST);
     const int each = min(1 + runs % 4 * (runs % 4), most_here), groups = (most_here - each + 4) / 4 * 4;
     const int parts = (most_here + each - 1) / each;
     x.cluster = 1;
@@ -498,6 +500,7 @@ static test_case cases[] = {
 #if ROWS
     {CASE("two tiles", 1, 9, 1, 16, 1300, K_D, K_DV, 1, -1, -1), .half_o = 1},
     {CASE("more parts, window", 2, 4, 2, 16, 3100, K_D, K_DV, 0, 2500, 3)},
+    {CASE("window that begins in a block", 1, 3, 1, 16, 2001, K_D, K_DV, 0, 992, 0)},
     {CASE("parts of two blocks more", 1, 16, 8, 3, 8300, K_D, K_DV, 0, -1, -1), .half_o = 1},
     {CASE("parts, padded, merge", 2, 24, 2, 11, 2200, K_D, K_DV, 1, -1, -1), .merge = 1, .padded = 1,
      .length_q = {11, 7}, .length_k = {2200, 1101}},
