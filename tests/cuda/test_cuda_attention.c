@@ -425,6 +425,16 @@ Test(cuda_attention, layouts, .timeout = 400) {
 
 /* ---- few rows: keys are split into parts ---- */
 
+/* Three of them to a case that is packed or padded; one sequence has all rows, another all keys. */
+static void give_lengths(attention_case *c) {
+    if (c->lengths == LENGTHS_NONE) return;
+    c->B = 3;
+    for (int b = 0; b < 3; ++b) {
+        c->length_q[b] = (int32_t)(b == 1 ? c->Sq : c->Sq / (b + 1));
+        c->length_k[b] = (int32_t)(b == 2 ? c->Sk : c->Sk / (2 * b + 3));
+    }
+}
+
 Test(cuda_attention, few_rows, .timeout = 400) {
     fattn_ctx *const ctx = device_or_skip(), *const cpu = attention_context(0);
     static const int64_t queries[] = {1, 2, 5, 16, 9, 3, 17}, groups[] = {1, 3, 8, 12, 5},
@@ -445,13 +455,7 @@ Test(cuda_attention, few_rows, .timeout = 400) {
         c.B = 2, c.Sk = keys[n / 8], c.Sq = queries[n % 7], c.Hkv = 1 + n % 2, c.Hq = c.Hkv * groups[n % 5];
         c.D = dims[n % 10], c.Dv = dims[n / 3 % 10];
         c.layout = n % 3 ? LAYOUT_BHSD : LAYOUT_BSHD;
-        if (c.lengths != LENGTHS_NONE) {
-            c.B = 3;
-            for (int b = 0; b < 3; ++b) {
-                c.length_q[b] = (int32_t)(b == 1 ? c.Sq : c.Sq / (b + 1));
-                c.length_k[b] = (int32_t)(b == 2 ? c.Sk : c.Sk / (2 * b + 3));
-            }
-        }
+        give_lengths(&c);
         check(cpu, &c, n % 3 ? FATTN_BF16 : FATTN_F16);
     }
     fattn_ctx_destroy(cpu);
@@ -480,13 +484,7 @@ Test(cuda_attention, few_rows_of_large_groups, .timeout = 400) {
         if (n == 21) c.B = 70, c.Hkv = 2, c.Hq = 6, c.Sq = 7;                          /* more tiles than SMs */
         c.D = n / 3 % 2 ? 64 : 128;
         c.layout = n % 3 ? LAYOUT_BHSD : LAYOUT_BSHD;
-        if (c.lengths != LENGTHS_NONE) {
-            c.B = 3;
-            for (int b = 0; b < 3; ++b) {
-                c.length_q[b] = (int32_t)(b == 1 ? c.Sq : c.Sq / (b + 1));
-                c.length_k[b] = (int32_t)(b == 2 ? c.Sk : c.Sk / (2 * b + 3));
-            }
-        }
+        give_lengths(&c);
         check(cpu, &c, n % 4 ? FATTN_BF16 : FATTN_F16);
     }
     for (int n = 0; n < 8 && mine(0); ++n) { /* one tile of 64 rows, of 128, two; one sequence, and more than SMs */
@@ -535,13 +533,7 @@ Test(cuda_attention, unified_maximum, .timeout = 400) {
         c.layout = n % 3 ? LAYOUT_BHSD : LAYOUT_BSHD;
         c.flags |= FATTN_UNIFIED_MAX;
         c.unified_max = maxima[n / 8];
-        if (c.lengths != LENGTHS_NONE) {
-            c.B = 3;
-            for (int b = 0; b < 3; ++b) {
-                c.length_q[b] = (int32_t)(b == 1 ? c.Sq : c.Sq / (b + 1));
-                c.length_k[b] = (int32_t)(b == 2 ? c.Sk : c.Sk / (2 * b + 3));
-            }
-        }
+        give_lengths(&c);
         check(cpu, &c, FATTN_BF16);
     }
     for (int n = 0; n < 6 && call_has_bf16() && mine(0); ++n) {
