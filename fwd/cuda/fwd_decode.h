@@ -86,13 +86,13 @@ FATTNI_FWD_PARTS int fattni_decode_most_parts(int keys, int heads, int rows, int
    each with keys enough that to store its results costs little. */
 enum {
     FATTNI_ROWS_LEAST = 512,  /* keys of a part, at least; parts are multiples of BLOCK */
-    FATTNI_ROWS_BLOCK = 128,  /* two of the kernel's */
+    FATTNI_ROWS_BLOCK = 128,  /* one of the kernels' blocks, or two */
     FATTNI_ROWS_ADDING = 128, /* threads of a CTA that adds up results in memory */
     FATTNI_ROWS_PARTS = 128   /* of all groups of heads of a sequence together, and of 8 and more groups' each 16 */
 };
 
 typedef struct fattni_fwd_rows_args {
-    CUtensorMap k, v; /* {d, key, head, batch or page}, boxes of 64 columns and 64 keys, or a page of fewer */
+    CUtensorMap k, v; /* {d, key, head, batch or page}, boxes of 64 columns and BN keys, or a page of fewer */
     fattni_map_step k_step, v_step;
     fattni_fwd_parts_args x;
     int32_t items;  /* of the call: tiles x parts.by */

@@ -11,9 +11,10 @@
                follow from the sequence's keys and the number of heads. The item with a tile's first part adds its parts
                up in registers, the others' lie in memory, one by one, and a second launch adds all up, in their order:
                which CTA computed a part does not show in the bits.
-   Warps       of the first warpgroup one loads K and V and one Q; the others compute. In a tile of 128 rows two own 64
-               each. In one of 64 they are one, or (head_dim 64, where one alone would take longer than memory) two,
-               which take turns at the blocks: at the end of a part the second one's sum is added to the first one's.
+   Warps       of the first warpgroup one loads K and V, or two load one each, and one loads Q; the others compute. In a
+               tile of 128 rows two own 64 each. In one of 64 they are one, or (head_dim 64, where one alone would take
+               longer than memory) two, which take turns at the blocks: at the end of a part the second one's sum is
+               added to the first one's.
    Pipeline    P V of block n - 1 runs beside the softmax of block n, S of block n + 1 beside O's rescaling.
 
    Instances: fwd_kernels.def. Macros in: cmake/instance.cu.in. */
@@ -27,7 +28,7 @@ enum {
     D = K_D,
     BM = K_BM,
     BN = K_BN,
-    LOG2_BN = 6,
+    LOG2_BN = BN == 128 ? 7 : 6,
     CONSUMERS = K_WARPS / 4 - 1, /* warpgroups */
     TURNS = 64 * CONSUMERS > BM, /* they take turns at the blocks */
     STEP = TURNS ? 2 : 1,        /* blocks, from one of a consumer's to its next */
@@ -37,7 +38,8 @@ enum {
     KV_BYTES = PANELS * BN * 128,
     SENT_BYTES = TURNS ? (D / 8 + 1) * 128 * 16 : 0, /* a consumer's sum */
     STAGES = (226 * 1024 - 2 * Q_BYTES - SENT_BYTES) / (2 * KV_BYTES),
-    ALIGNED = BN /* the first key of a tile, so that a block has whole pages, or a part of one */
+    PRODUCERS = STAGES < 3 ? 2 : 1, /* warps: of few stages V must not hold up K of a later block */
+    ALIGNED = BN                    /* the first key of a tile, so that a block has whole pages, or a part of one */
 };
 #include "fwd/cuda/sm90/fwd_decode_parts.cuh"
 
@@ -45,11 +47,12 @@ typedef struct shared_memory {
     unsigned char q[2][Q_BYTES], k[STAGES][KV_BYTES], v[STAGES][KV_BYTES]; /* panels (core/device/sm90_tile.cuh) */
     float4 sent[TURNS ? D / 8 + 1 : 0][128];
     uint64_t q_full[2], q_empty[2];
-    uint64_t k_full[STAGES], v_full[STAGES], empty[STAGES];
+    uint64_t k_full[STAGES], v_full[STAGES], k_empty[STAGES], v_empty[STAGES];
 } shared_memory;
 enum { SHARED_BYTES = sizeof(shared_memory) };
 static_assert((BM == 64 || BM == 64 * CONSUMERS) && CONSUMERS <= 2 && D % 64 == 0 && BN == 1 << LOG2_BN, "tile shape");
 static_assert(SHARED_BYTES <= 227 * 1024, "shared memory");
+static_assert(FATTNI_ROWS_BLOCK % (STEP * BN) == 0, "each part begins with the first consumer");
 
 /* Named barriers; 0 is __syncthreads. TAIL_BARRIER + consumer: its threads have cleared their part of V. Where two take
    turns: SENT_BARRIER, the second one's sum is there; FREE_BARRIER, the first one has read it. */
@@ -82,8 +85,8 @@ DEVICE int item_end(const fattni_fwd_rows_args *z, const key_part *w) {
 
 /* ---- producers ---- */
 
-/* Loads K and V of the CTA's items. Pages of fewer than BN keys are loaded one by one. */
-DEVICE void produce_keys(const fattni_fwd_rows_args *z, uint32_t shared) {
+/* Loads K and V of the CTA's items, or one of them. Pages of fewer than BN keys are loaded one by one. */
+DEVICE void produce_keys(const fattni_fwd_rows_args *z, uint32_t shared, int first, int last) {
     const fattni_fwd_parts_args *const x = &z->x;
     const int pages = x->page_table.p != 0, log2 = pages ? min(x->page_log2, LOG2_BN) : LOG2_BN;
     ring at = {0, 1};
@@ -101,16 +104,22 @@ DEVICE void produce_keys(const fattni_fwd_rows_args *z, uint32_t shared) {
                 const int key = j + ((int)threadIdx.x % 32 << log2);
                 page = key < end ? page_of(x, w.b, key) : 0;
             }
-            mbarrier_wait(ELEMENT_ADDRESS(shared, empty, at.stage), at.parity);
-            if (is_leader()) mbarrier_expect(k_full, KV_BYTES), mbarrier_expect(v_full, KV_BYTES);
-            for (int y = 0; y < BN; y += 1 << log2) {
-                const int batch = pages ? __shfl_sync(ALL_LANES, page, ((j + y - begin) >> log2) % 32) : w.s.batch,
-                          row = (w.s.k0 + j + y) & x->page_mask;
-                if (!is_leader()) continue;
-                for (int c = 0; c < PANELS; ++c)
-                    tma_load(k + (c * BN + y) * 128, &z->k, k_full, 64 * c, row, k_head, batch * z->k_step.batch);
-                for (int c = 0; c < PANELS; ++c)
-                    tma_load(v + (c * BN + y) * 128, &z->v, v_full, 64 * c, row, v_head, batch * z->v_step.batch);
+            for (int values = first; values <= last; ++values) {
+                const uint32_t full = values ? v_full : k_full;
+                mbarrier_wait(values ? ELEMENT_ADDRESS(shared, v_empty, at.stage)
+                                     : ELEMENT_ADDRESS(shared, k_empty, at.stage),
+                              at.parity);
+                if (is_leader()) mbarrier_expect(full, KV_BYTES);
+                for (int y = 0; y < BN; y += 1 << log2) {
+                    const int batch = pages ? __shfl_sync(ALL_LANES, page, ((j + y - begin) >> log2) % 32) : w.s.batch,
+                              row = (w.s.k0 + j + y) & x->page_mask;
+                    if (!is_leader()) continue;
+                    for (int c = 0; c < PANELS; ++c)
+                        if (values)
+                            tma_load(v + (c * BN + y) * 128, &z->v, full, 64 * c, row, v_head, batch * z->v_step.batch);
+                        else
+                            tma_load(k + (c * BN + y) * 128, &z->k, full, 64 * c, row, k_head, batch * z->k_step.batch);
+                }
             }
             advance(&at, 1, STAGES);
         }
@@ -262,13 +271,14 @@ DEVICE int softmax_of_block(float s[BN / 2], rows_sum *sum, float correction[2],
     return rose;
 }
 
-/* Begins S of the block of that stage; where no block is left of the last one again, which nothing reads: wgmma behind
-   a branch would be serialised. */
+/* Begins S of the block of that stage. Where no block is left it is the last one's, which may have other keys by now:
+   nothing reads that S, but wgmma behind a branch would be serialised. */
 DEVICE void begin_scores(float s[BN / 2], uint64_t q, uint32_t shared, int stage) {
     const uint64_t k = row_descriptor(MEMBER_ADDRESS(shared, k), 128) + stage * (KV_BYTES >> 4);
     wgmma_fence();
 #pragma unroll
-    for (int e = 0; e < D / 16; ++e) wgmma_ss_n64(s, q + advance_columns(e, BM), k + advance_columns(e, BN), e > 0);
+    for (int e = 0; e < D / 16; ++e)
+        PASTE(wgmma_ss_n, K_BN)(s, q + advance_columns(e, BM), k + advance_columns(e, BN), e > 0);
     wgmma_commit();
 }
 
@@ -283,7 +293,7 @@ typedef struct block_state {
 
 /* Call when P V of the block before is over. */
 DEVICE void free_stage(uint32_t shared, block_state *x) {
-    if (x->pending >= 0) arrive_once_per_warp(ELEMENT_ADDRESS(shared, empty, x->pending));
+    if (x->pending >= 0) arrive_once_per_warp(ELEMENT_ADDRESS(shared, v_empty, x->pending));
     x->pending = -1;
 }
 
@@ -321,6 +331,7 @@ DEVICE void add_block(const fattni_fwd_rows_args *z, const key_part *w, uint32_t
     wgmma_commit();
     wgmma_wait(1);
     PIN(s, BN / 2);
+    if (more) arrive_once_per_warp(ELEMENT_ADDRESS(shared, k_empty, x->at.stage));
     x->pending = at.stage, x->first = 0, x->j += STEP * BN;
 }
 
@@ -399,6 +410,7 @@ DEVICE void consume(const fattni_fwd_rows_args *z, uint32_t shared, shared_memor
             begin_scores(s, x.q, shared, x.at.stage);
             wgmma_wait(0);
             PIN(s, BN / 2);
+            arrive_once_per_warp(ELEMENT_ADDRESS(shared, k_empty, x.at.stage));
         }
         for (int number = 0, j = begin; j < end; ++number, j += w.keys) {
             const int end_of_part = min(j + w.keys, end);
@@ -456,16 +468,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) K_NAME(const __grid_con
         for (int n = 0; n < STAGES; ++n) {
             mbarrier_init(ELEMENT_ADDRESS(shared, k_full, n), 1);
             mbarrier_init(ELEMENT_ADDRESS(shared, v_full, n), 1);
-            mbarrier_init(ELEMENT_ADDRESS(shared, empty, n), TURNS ? 4 : 4 * CONSUMERS);
+            mbarrier_init(ELEMENT_ADDRESS(shared, k_empty, n), TURNS ? 4 : 4 * CONSUMERS);
+            mbarrier_init(ELEMENT_ADDRESS(shared, v_empty, n), TURNS ? 4 : 4 * CONSUMERS);
         }
         mbarrier_init_fence();
     }
     __syncthreads();
     if (role == 0) {
         if (CONSUMERS > 1) registers_lower(40);
-        if (threadIdx.x < 32)
-            produce_keys(z, shared);
-        else if (threadIdx.x < 64)
+        const int warp = __shfl_sync(ALL_LANES, (int)threadIdx.x / 32, 0);
+        if (warp < PRODUCERS)
+            produce_keys(z, shared, warp, PRODUCERS == 1 ? 1 : warp);
+        else if (warp == PRODUCERS)
             produce_queries(z, shared);
     } else {
         if (CONSUMERS > 1) registers_raise(232);
